@@ -1,0 +1,228 @@
+// Package nvml is the domain of the agent: GPUs that can be cut into instances, what the hardware offers, what stands,
+// and what is wished for. It holds values, the Driver interface and the placement solver.
+//
+// It knows no library: the Driver over NVIDIA's library is nvml/lib, and everything here builds without cgo.
+package nvml
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// UUID identifies a physical GPU for its whole life, as NVIDIA's library writes it: "GPU-" and a UUID.
+type UUID string
+
+// Span is a run of memory slices of one GPU.
+type Span struct {
+	Start int // first memory slice, from 0
+	Size  int // number of memory slices
+}
+
+// End is the first memory slice behind the span.
+func (s Span) End() int { return s.Start + s.Size }
+
+// Overlaps reports whether the two spans share a memory slice.
+func (s Span) Overlaps(t Span) bool { return s.Start < t.End() && t.Start < s.End() }
+
+// Profile is one kind of GPU instance that a GPU offers. All of it is read from the hardware.
+type Profile struct {
+	Name       string           // as NVIDIA's tools write it: "1g.10gb", "1g.10gb+me"
+	Slices     int              // compute slices, the 3 of "3g.40gb"
+	MemoryMiB  int              // memory of one instance
+	Max        int              // how many instances of it an empty GPU holds
+	Placements []Span           // where an instance may stand, in ascending order
+	Engines    Engines          // what one instance takes of the engines that a GPU has only a few of
+	Compute    []ComputeProfile // compute instances that an instance of it can be divided into, smallest first
+}
+
+// Engines counts the fixed-function engines of an instance, or of a whole GPU.
+type Engines struct {
+	Copy, Decoder, Encoder, JPEG, OFA int
+}
+
+// ComputeProfile is one kind of compute instance within a GPU instance.
+type ComputeProfile struct {
+	Name   string // "1c", "2c", …
+	Slices int    // compute slices of one
+	Max    int    // how many fit into one GPU instance
+}
+
+// Placed is one GPU instance at its place: what we want, or where something stands. It carries no identity, since
+// the driver hands out instance ids anew after each change. Values of Placed can be compared and used as map keys.
+type Placed struct {
+	Profile string // name of the GPU instance profile
+	Span
+	// Compute names the compute instances inside, ascending and joined by "+" ("1c+2c").
+	// Empty is the ordinary case: one compute instance that fills the GPU instance.
+	Compute string
+}
+
+// String writes the instance as people read it in plans and logs: "3g.40gb@4", "3g.40gb(1c+2c)@0".
+func (p Placed) String() string {
+	if p.Compute == "" {
+		return fmt.Sprintf("%s@%d", p.Profile, p.Start)
+	}
+	return fmt.Sprintf("%s(%s)@%d", p.Profile, p.Compute, p.Start)
+}
+
+// Devices are the names of the MIG devices that the instance makes available, one for each compute instance:
+// "3g.40gb", or "1c.3g.40gb" and "2c.3g.40gb" for one that is divided.
+func (p Placed) Devices() []string {
+	if p.Compute == "" {
+		return []string{p.Profile}
+	}
+	parts := strings.Split(p.Compute, "+")
+	for i, c := range parts {
+		parts[i] = c + "." + p.Profile
+	}
+	return parts
+}
+
+// Geometry is how one GPU is cut: its instances in ascending order of their place.
+type Geometry []Placed
+
+// String joins the instances by spaces; an uncut GPU is "-".
+func (g Geometry) String() string {
+	if len(g) == 0 {
+		return "-"
+	}
+	parts := make([]string, len(g))
+	for i, p := range g {
+		parts[i] = p.String()
+	}
+	return strings.Join(parts, " ")
+}
+
+// Sort puts the geometry into its canonical order.
+func (g Geometry) Sort() {
+	slices.SortFunc(g, ComparePlaced)
+}
+
+// ComparePlaced orders instances by place, then by name, so that every listing of them is the same.
+func ComparePlaced(a, b Placed) int {
+	return cmp.Or(cmp.Compare(a.Start, b.Start), cmp.Compare(a.Size, b.Size), cmp.Compare(a.Profile, b.Profile),
+		cmp.Compare(a.Compute, b.Compute))
+}
+
+// Instance is a GPU instance that exists.
+type Instance struct {
+	Placed
+	Devices   []Device  // its MIG devices, one for each compute instance; none if the instance is only half made
+	Processes []Process // processes with a context on it
+}
+
+// HalfMade reports whether the GPU instance has no compute instance, as a failed creation leaves it. No program can
+// use it, and no device plugin shows it.
+func (i Instance) HalfMade() bool { return len(i.Devices) == 0 }
+
+// Device is what a pod is given: a MIG device under the identity that kubelet and the device plugin use.
+type Device struct {
+	UUID    string // "MIG-" and a UUID
+	Profile string // "1g.10gb", "1c.3g.40gb"
+}
+
+// Process is a process that NVIDIA's library reports on a GPU or an instance.
+type Process struct {
+	PID     int
+	UsedMiB int // memory it holds on the GPU; 0 if the library does not say
+}
+
+// GPU is everything that one look at a GPU tells.
+type GPU struct {
+	UUID      UUID
+	Index     int    // its position among the node's GPUs in PCI order, which config files mean by "devices: [0]"
+	PCI       string // bus address, "0000:17:00.0"
+	DeviceID  uint32 // PCI device id over vendor id, 0x233010DE for an H100 80GB
+	Model     string // "NVIDIA H100 80GB HBM3"
+	MemoryMiB int
+
+	Capable bool // it can be cut into instances
+	Enabled bool // MIG mode is on now
+	Pending bool // MIG mode after the next reset; differs from Enabled while a reset is owed
+
+	Profiles  []Profile  // what it offers, whether or not MIG mode is on
+	Instances []Instance // what stands, in ascending order of place
+	Processes []Process  // processes on the GPU as a whole
+}
+
+// Geometry is how the GPU is cut now.
+func (g GPU) Geometry() Geometry {
+	var out Geometry
+	for _, i := range g.Instances {
+		out = append(out, i.Placed)
+	}
+	out.Sort()
+	return out
+}
+
+// MemorySlices is the number of memory slices that the GPU's profiles address, 0 if it offers none.
+func (g GPU) MemorySlices() int { return memorySlices(g.Profiles) }
+
+func memorySlices(profiles []Profile) int {
+	n := 0
+	for _, p := range profiles {
+		for _, at := range p.Placements {
+			n = max(n, at.End())
+		}
+	}
+	return n
+}
+
+// Profile finds a profile of the GPU by its name.
+func (g GPU) Profile(name string) (Profile, bool) {
+	for _, p := range g.Profiles {
+		if p.Name == name {
+			return p, true
+		}
+	}
+	return Profile{}, false
+}
+
+// Wish is what one GPU shall look like, as config files say it: by count, without places.
+type Wish struct {
+	MIG     bool           // MIG mode on
+	Devices map[string]int // count by name of the MIG device: "1g.10gb", "1c.3g.40gb"
+}
+
+// Event is news from the driver. It carries no state: it only says that it is worth looking again.
+type Event struct {
+	GPU  UUID
+	Kind EventKind
+	Xid  uint64 // NVIDIA's error number, for EventXid
+}
+
+// EventKind tells what an Event is about.
+type EventKind string
+
+// The kinds of events that a Driver reports.
+const (
+	EventXid EventKind = "xid"
+	EventECC EventKind = "ecc"
+)
+
+// Driver is everything the agent may do to this node's GPUs. The caller serialises calls.
+//
+// Every method returns when ctx ends, at the latest: a call into the driver that does not come back is left alone, and
+// the method returns ErrUnresponsive, as do all further calls until the driver answers again.
+// Errors are *Error and match one of the Err… values where the cause is one that callers decide by.
+type Driver interface {
+	// Snapshot reports every GPU of the node in PCI order. It changes nothing.
+	// With no driver loaded it returns ErrNoDriver, which may pass: the next call tries again from the start.
+	Snapshot(ctx context.Context) ([]GPU, error)
+	// SetMode requests MIG mode on or off. A nil error may leave the change pending until a reset: Snapshot tells.
+	SetMode(ctx context.Context, gpu UUID, on bool) error
+	// Create makes the GPU instance p and its compute instances at their place. What stands there already as wished
+	// is not an error. If a compute instance cannot be made, the GPU instance is removed again.
+	Create(ctx context.Context, gpu UUID, p Placed) error
+	// Destroy removes the GPU instance p and its compute instances. An absent one is not an error; one with a running
+	// process is ErrInUse, and stands as before.
+	Destroy(ctx context.Context, gpu UUID, p Placed) error
+	// Reset makes a pending mode change current, and destroys every instance of the GPU. A GPU with a client is ErrInUse;
+	// where a reset cannot be done at all, as in many virtual machines, it is ErrNotSupported.
+	Reset(ctx context.Context, gpu UUID) error
+	// Events delivers news until ctx ends, then closes the channel.
+	Events(ctx context.Context) (<-chan Event, error)
+}
