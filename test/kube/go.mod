@@ -4,7 +4,6 @@ go 1.26.0
 
 require (
 	github.com/spf13/cobra v1.10.2
-	go.etcd.io/etcd/server/v3 v3.7.0
 	k8s.io/component-base v0.37.1
 	k8s.io/kubectl v0.0.0
 	k8s.io/kubernetes v1.37.1
@@ -115,6 +114,7 @@ require (
 	go.etcd.io/etcd/client/pkg/v3 v3.7.0 // indirect
 	go.etcd.io/etcd/client/v3 v3.7.0 // indirect
 	go.etcd.io/etcd/pkg/v3 v3.7.0 // indirect
+	go.etcd.io/etcd/server/v3 v3.7.0 // indirect
 	go.etcd.io/raft/v3 v3.7.0 // indirect
 	go.opentelemetry.io/auto/sdk v1.2.1 // indirect
 	go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc v0.68.0 // indirect
@@ -223,3 +223,5 @@ replace (
 	k8s.io/sample-controller => k8s.io/sample-controller v0.37.1
 	k8s.io/streaming => k8s.io/streaming v0.37.1
 )
+
+tool go.etcd.io/etcd/server/v3
