@@ -1,0 +1,83 @@
+// Command sandbox runs a program in a mount namespace of its own, with files shown at other paths.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpuslice/gpuslice/test/sandbox"
+)
+
+func main() {
+	var binds, tmpfs []string
+	command := &cobra.Command{
+		Use:   "sandbox [--tmpfs dir]... [--bind source=target]... -- program [argument]...",
+		Short: "Run a program in a mount namespace of its own",
+		Example: `  sandbox --bind=$PWD/modules=/proc/modules -- cat /proc/modules
+  sandbox --tmpfs=/var/lib/kubelet -- ls /var/lib/kubelet`,
+		Args:          cobra.MinimumNArgs(1),
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o := sandbox.Options{Tmpfs: tmpfs}
+			for _, text := range binds {
+				m, err := sandbox.ParseMount(text)
+				if err != nil {
+					return err
+				}
+				o.Mounts = append(o.Mounts, m)
+			}
+			return become(cmd, o, args)
+		},
+	}
+	command.Flags().StringArrayVar(&binds, "bind", nil, "show the file or directory `source=target` at target")
+	command.Flags().StringArrayVar(&tmpfs, "tmpfs", nil, "make `dir` an empty directory")
+	command.Flags().SetInterspersed(false)
+
+	err := command.Execute()
+	var exit *exec.ExitError
+	switch {
+	case errors.As(err, &exit):
+		os.Exit(exit.ExitCode())
+	case err != nil:
+		fmt.Fprintf(os.Stderr, "sandbox: %v\n", err)
+		os.Exit(125)
+	}
+}
+
+// become enters the sandbox and replaces this process by the program. A user without the right to mount gets a child
+// process instead, since a running Go program cannot enter a user namespace.
+func become(cmd *cobra.Command, o sandbox.Options, args []string) error {
+	if !sandbox.Privileged() {
+		if err := sandbox.Possible(); err != nil {
+			return err
+		}
+		self, err := os.Executable()
+		if err != nil {
+			return fmt.Errorf("looking for the sandbox's own file: %w", err)
+		}
+		child := sandbox.Command(cmd.Context(), self, o, args[0], args[1:]...)
+		child.Stdin, child.Stdout, child.Stderr = os.Stdin, os.Stdout, os.Stderr
+		child.SysProcAttr.Pdeathsig = syscall.SIGKILL
+		runtime.LockOSThread() // the death of the starting thread, not of the process, kills the child
+		return child.Run()
+	}
+	program, err := exec.LookPath(args[0])
+	if err != nil {
+		return err
+	}
+	runtime.LockOSThread()
+	if err := sandbox.Enter(o); err != nil {
+		return err
+	}
+	if err := syscall.Exec(program, args, os.Environ()); err != nil { //nolint:gosec // running it is what this is for
+		return fmt.Errorf("running %s: %w", program, err)
+	}
+	return nil
+}
