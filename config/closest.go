@@ -1,0 +1,56 @@
+package config
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+)
+
+// suggestions bounds how many names a message suggests: more than three are a list, not a suggestion.
+const suggestions = 3
+
+// closest lists the known names that name may have been meant as, the nearest first. A third of the name may be wrong:
+// "all-1g.5gb", written for another model of GPU, is two edits away from "all-1g.10gb".
+func closest(name string, known []string) []string {
+	// A label cannot hold "+", so names have "." for it; people type what they see in NVIDIA's tools.
+	name = strings.ToLower(strings.ReplaceAll(name, "+", "."))
+	limit := max(2, len(name)/3)
+	type candidate struct {
+		name  string
+		edits int
+	}
+	var near []candidate
+	for _, k := range known {
+		if d := edits(name, strings.ToLower(k)); d <= limit {
+			near = append(near, candidate{k, d})
+		}
+	}
+	slices.SortStableFunc(near, func(a, b candidate) int { return cmp.Compare(a.edits, b.edits) })
+	var out []string
+	for _, c := range near[:min(len(near), suggestions)] {
+		out = append(out, c.name)
+	}
+	return out
+}
+
+// edits counts the insertions, deletions and replacements of bytes that turn a into b (Levenshtein's distance).
+func edits(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			above := row[j+1]
+			replace := diagonal
+			if a[i] != b[j] {
+				replace++
+			}
+			row[j+1] = min(above+1, row[j]+1, replace)
+			diagonal = above
+		}
+	}
+	return row[len(b)]
+}

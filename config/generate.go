@@ -1,0 +1,168 @@
+package config
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// balanced is how many instances of how many compute slices NVIDIA's generator puts on a GPU of so many slices.
+var balanced = map[int]map[int]int{
+	7: {1: 2, 2: 1, 3: 1},
+	4: {1: 2, 2: 1},
+}
+
+// Generate makes the configs that the node's own hardware suggests, under the names that NVIDIA's k8s-mig-manager gives
+// them: all-disabled, all-enabled, all-balanced, and for each profile that any GPU offers one that fills GPUs with it.
+// A "+" of a profile is "." in the name, since no label can hold it.
+//
+// The content is NVIDIA's too, except on nodes where some GPUs cannot do MIG. There, NVIDIA's rules ask for MIG on all
+// GPUs and its own tool finds them unmet forever; ours name the capable ones, and ask for MIG off on the others.
+func Generate(gpus []nvml.GPU) map[string]MIGConfig {
+	kinds, plain := kindsOf(gpus)
+
+	// rules makes a config of the rules for capable GPUs, which take their filter only where one is needed.
+	rules := func(capable ...MIGRule) MIGConfig {
+		if len(kinds)+len(plain) <= 1 {
+			for i := range capable {
+				capable[i].DeviceFilter = nil
+			}
+			return capable
+		}
+		if len(plain) > 0 {
+			capable = append(capable, MIGRule{DeviceFilter: plain, All: true})
+		}
+		return capable
+	}
+
+	configs := map[string]MIGConfig{"all-disabled": {{All: true}}}
+	enabled := MIGRule{All: true, MIG: true, Devices: map[string]int{}}
+	if len(kinds) == 0 {
+		configs["all-enabled"] = MIGConfig{enabled}
+		return configs
+	}
+	if len(plain) > 0 {
+		enabled.DeviceFilter = slices.Sorted(maps.Keys(kinds))
+	}
+	configs["all-enabled"] = rules(enabled)
+	if filled := balancedRules(kinds); len(filled) > 0 {
+		configs["all-balanced"] = rules(filled...)
+	}
+	for _, profile := range profileNames(kinds) {
+		configs["all-"+strings.ReplaceAll(profile, "+", ".")] = rules(fillingRules(kinds, profile)...)
+	}
+	return configs
+}
+
+// kindsOf lists the node's kinds of GPU by device filter: those that can do MIG with the profiles that every one of the
+// kind offers, and, sorted, those that cannot.
+func kindsOf(gpus []nvml.GPU) (capable map[string][]nvml.Profile, plain []string) {
+	capable = map[string][]nvml.Profile{}
+	for _, g := range gpus {
+		if !g.Capable {
+			continue
+		}
+		offered, seen := capable[FilterOf(g)]
+		if !seen {
+			offered = slices.Clone(g.Profiles)
+		}
+		capable[FilterOf(g)] = slices.DeleteFunc(offered, func(p nvml.Profile) bool {
+			_, ok := g.Profile(p.Name)
+			return !ok
+		})
+	}
+	for _, g := range gpus {
+		if _, ok := capable[FilterOf(g)]; !ok {
+			plain = append(plain, FilterOf(g))
+		}
+	}
+	slices.Sort(plain)
+	return capable, slices.Compact(plain)
+}
+
+func profileNames(kinds map[string][]nvml.Profile) []string {
+	var names []string
+	for _, profiles := range kinds {
+		for _, p := range profiles {
+			if room(p) > 0 {
+				names = append(names, p.Name)
+			}
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// fillingRules has one rule for each number of instances of the profile that fills a kind of GPU.
+func fillingRules(kinds map[string][]nvml.Profile, profile string) []MIGRule {
+	filters := map[int][]string{}
+	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
+		for _, p := range kinds[kind] {
+			if p.Name == profile && room(p) > 0 {
+				filters[room(p)] = append(filters[room(p)], kind)
+			}
+		}
+	}
+	var rules []MIGRule
+	for _, n := range slices.Sorted(maps.Keys(filters)) {
+		rules = append(rules, MIGRule{DeviceFilter: filters[n], All: true, MIG: true, Devices: map[string]int{profile: n}})
+	}
+	return rules
+}
+
+// balancedRules has one rule for each kind of GPU that offers what a balanced cut is made of.
+func balancedRules(kinds map[string][]nvml.Profile) []MIGRule {
+	var rules []MIGRule
+	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
+		if devices := balancedDevices(kinds[kind]); devices != nil {
+			rules = append(rules, MIGRule{DeviceFilter: []string{kind}, All: true, MIG: true, Devices: devices})
+		}
+	}
+	return rules
+}
+
+// balancedDevices is the balanced cut of a GPU with these profiles, nil if it has none. Profiles with attributes are not
+// considered; of those with the same number of compute slices, the one of which most fit is taken, which has the
+// least memory: 1g.10gb rather than 1g.20gb.
+func balancedDevices(profiles []nvml.Profile) map[string]int {
+	best := map[int]nvml.Profile{}
+	total := 0
+	for _, p := range profiles {
+		if strings.ContainsAny(p.Name, "+-") {
+			continue
+		}
+		total = max(total, p.Slices)
+		if have, ok := best[p.Slices]; !ok || room(p) > room(have) {
+			best[p.Slices] = p
+		}
+	}
+	devices := map[string]int{}
+	for size, n := range balanced[total] {
+		p, ok := best[size]
+		if !ok {
+			return nil
+		}
+		devices[p.Name] = n
+	}
+	if len(devices) == 0 {
+		return nil
+	}
+	return devices
+}
+
+// room is how many instances of the profile an empty GPU really holds: as many as the hardware says, and no more than
+// have a place, since NVIDIA's library counts wrongly on the A30 (mig-parted carries a table for it).
+func room(p nvml.Profile) int {
+	if len(p.Placements) == 0 {
+		return p.Max
+	}
+	places, end := 0, 0
+	for _, at := range p.Placements {
+		if at.Start >= end {
+			places, end = places+1, at.End()
+		}
+	}
+	return min(p.Max, places)
+}

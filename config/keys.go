@@ -1,0 +1,131 @@
+package config
+
+// Labels of the node that the agent reads.
+const (
+	// LabelMIGConfig names the MIG config that the node shall have. Without it the GPUs are left as they are.
+	LabelMIGConfig = "nvidia.com/mig.config"
+	// LabelDevicePluginConfig is the key of the device plugin's config that the node shall have.
+	LabelDevicePluginConfig = "nvidia.com/device-plugin.config"
+	// LabelProfile names a profile of our own catalog. If set, it wins over the two above.
+	LabelProfile = "gpuslice.io/profile"
+	// LabelMIGStrategy is how the device plugin presents MIG devices, as GPU feature discovery publishes it.
+	LabelMIGStrategy = "nvidia.com/mig.strategy"
+)
+
+// Labels of the node that the agent writes.
+const (
+	// LabelMIGConfigState says how far LabelMIGConfig has come, as one of the States, for tools that wait on it.
+	LabelMIGConfigState = "nvidia.com/mig.config.state"
+	// LabelOperandPrefix begins the labels by which NVIDIA's operator deploys its operands: they pause and resume them.
+	LabelOperandPrefix = "nvidia.com/gpu.deploy."
+)
+
+// State is a value of LabelMIGConfigState. The four are those of NVIDIA's k8s-mig-manager, and there are no others.
+type State string
+
+// The states of a change, as tools that wait for it know them.
+const (
+	// StatePending is written when a change is accepted, and stays until it ends.
+	StatePending State = "pending"
+	// StateRebooting is written while the change waits for the node to come back from a reboot.
+	StateRebooting State = "rebooting"
+	// StateSuccess is written when the capacity is proven.
+	StateSuccess State = "success"
+	// StateFailed is written when the wish is refused, or undone after a failure.
+	StateFailed State = "failed"
+)
+
+// Annotations of the node that people set.
+const (
+	// AnnotationHold, with any value, lets the agent start nothing new: what is begun is finished or undone.
+	AnnotationHold = "gpuslice.io/hold"
+	// AnnotationKeepCordoned, with any value, keeps the agent from lifting its cordon, whatever happens.
+	AnnotationKeepCordoned = "gpuslice.io/keep-cordoned"
+	// AnnotationForce lets one change ignore the maintenance window: the change's id, or ForceNow.
+	AnnotationForce = "gpuslice.io/force"
+)
+
+// ForceNow as the value of AnnotationForce means whatever change is wanted now.
+const ForceNow = "now"
+
+// Annotations of the node that the agent writes.
+const (
+	// AnnotationStatus is compact JSON for people and tools: desired, current, phase, geometry by GPU, blockers.
+	AnnotationStatus = "gpuslice.io/status"
+	// AnnotationJournal is what must be given back. It is there exactly while something is owed.
+	AnnotationJournal = "gpuslice.io/journal"
+)
+
+// TaintRepartitioning, with effect NoSchedule, fences the node while its GPUs change.
+const TaintRepartitioning = "gpuslice.io/repartitioning"
+
+// ConditionGPUPartitionReady is True when what the labels ask for is on the hardware and in the node's allocatable.
+const ConditionGPUPartitionReady = "GPUPartitionReady"
+
+// Reason is why the agent does, waits for, or refuses something. Conditions, events, metrics and logs share the
+// reasons, so that each can be searched by the words of any other.
+type Reason string
+
+// Reasons of a node at rest.
+const (
+	// ReasonNoWish is given when no label asks for anything: the GPUs are left as they are.
+	ReasonNoWish Reason = "NoWish"
+	// ReasonConverged is given when hardware and allocatable are as the labels ask.
+	ReasonConverged Reason = "Converged"
+	// ReasonHeld is given when a change is wanted and AnnotationHold stops it.
+	ReasonHeld Reason = "Held"
+)
+
+// Reasons why a wish is refused before anything is disturbed.
+const (
+	// ReasonUnknownConfig is given when no config of the catalog has the name that the label asks for.
+	ReasonUnknownConfig Reason = "UnknownConfig"
+	// ReasonInvalidCatalog is given when a ConfigMap cannot be read, or a config of it cannot be meant for this node.
+	ReasonInvalidCatalog Reason = "InvalidCatalog"
+	// ReasonImpossibleGeometry is given when a GPU cannot hold the instances that the config asks of it.
+	ReasonImpossibleGeometry Reason = "ImpossibleGeometry"
+	// ReasonNoCapableGPU is given when a config asks for MIG and no GPU that it names can do MIG.
+	ReasonNoCapableGPU Reason = "NoCapableGPU"
+)
+
+// Reasons while a change is under way, in the order of its steps.
+const (
+	// ReasonFencing is given while the node is being cordoned and tainted.
+	ReasonFencing Reason = "Fencing"
+	// ReasonEvicting is given while pods that hold what will change are leaving.
+	ReasonEvicting Reason = "Evicting"
+	// ReasonEvictionBlocked is given when a pod cannot be evicted now, as when its disruption budget is used up.
+	ReasonEvictionBlocked Reason = "EvictionBlocked"
+	// ReasonGPUInUse is given when a process that no pod accounts for holds what will change.
+	ReasonGPUInUse Reason = "GPUInUse"
+	// ReasonChangingMode is given while MIG mode is being turned on or off.
+	ReasonChangingMode Reason = "ChangingMode"
+	// ReasonResetRequired is given when a mode change is pending until a reset of the GPU, or a reboot.
+	ReasonResetRequired Reason = "ResetRequired"
+	// ReasonRepartitioning is given while instances are destroyed and created.
+	ReasonRepartitioning Reason = "Repartitioning"
+	// ReasonAwaitingCapacity is given while kubelet does not yet show the new devices.
+	ReasonAwaitingCapacity Reason = "AwaitingCapacity"
+	// ReasonCapacityMismatch is given when allocatable is still not what stands on the hardware at the deadline.
+	ReasonCapacityMismatch Reason = "CapacityMismatch"
+	// ReasonReleased is given when the node is uncordoned and nothing more is owed.
+	ReasonReleased Reason = "Released"
+)
+
+// Reasons when something went wrong.
+const (
+	// ReasonDriverNotLoaded is given while NVIDIA's driver or library is not there.
+	ReasonDriverNotLoaded Reason = "DriverNotLoaded"
+	// ReasonDriverUnresponsive is given while a call into the driver does not come back.
+	ReasonDriverUnresponsive Reason = "DriverUnresponsive"
+	// ReasonHardwareFailure is given when the driver refuses a step for a cause that waiting does not cure.
+	ReasonHardwareFailure Reason = "HardwareFailure"
+	// ReasonStepHadNoEffect is given when a step reported success again and again and is still needed.
+	ReasonStepHadNoEffect Reason = "StepHadNoEffect"
+	// ReasonRetrying is given when a step failed for a cause that may pass, and is tried again.
+	ReasonRetrying Reason = "Retrying"
+	// ReasonRollingBack is given while GPUs are brought back to what they were.
+	ReasonRollingBack Reason = "RollingBack"
+	// ReasonRolledBack is given when the change failed, and the GPUs are what they were before it.
+	ReasonRolledBack Reason = "RolledBack"
+)
