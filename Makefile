@@ -1,0 +1,74 @@
+# Everything a person or a CI system runs here. The tools it needs are Go modules, built by the Go command; nothing is
+# installed. What a target needs besides Go is said in its line.
+
+SHELL := /bin/bash -euo pipefail
+.DEFAULT_GOAL := help
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+IMAGE   ?= gpuslice/gpuslice-agent:$(VERSION)
+
+# -z lazy: NVIDIA's library is opened at run time, so its symbols are still unknown when the program starts.
+LDFLAGS := -s -w -X main.version=$(VERSION) -extldflags=-Wl,-z,lazy
+# go-nvml binds deprecated functions too, each of which the C compiler remarks on.
+export CGO_CFLAGS := -O2 -g -Wno-deprecated-declarations
+
+LINT    := go tool -modfile=test/tools/go.mod golangci-lint
+# Packages that start a control plane take most of a core each: two at a time.
+GOTEST  := go test -race -p 2 -timeout 15m
+MODULES  = $(shell git ls-files go.mod '*/go.mod' | xargs -n1 dirname)
+
+.PHONY: help
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## the programs, into bin/ (needs a C compiler)
+	go build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
+
+.PHONY: test
+test: test-nocgo test-binaries ## everything that needs no root: unit tests, and the agent against a real control plane
+	$(GOTEST) ./...
+
+.PHONY: test-nocgo
+test-nocgo: ## that all but the leaves builds without cgo
+	CGO_ENABLED=0 go build ./agent/... ./drain/... ./config ./nvml
+
+.PHONY: test-binaries
+test-binaries: ## Kubernetes, etcd and NVIDIA's programs, into the user's cache (10 minutes the first time)
+	go run ./test/binaries/cmd/binaries
+
+.PHONY: demo
+demo: ## watch a node with eight simulated GPUs being repartitioned, on a real control plane
+	go run ./test/demo
+
+.PHONY: generate
+generate: ## generated code
+	go generate ./...
+
+.PHONY: tidy
+tidy: ## go.mod and go.sum of every module
+	@for m in $(MODULES); do echo "tidy $$m"; (cd $$m && go mod tidy); done
+
+.PHONY: fmt
+fmt: ## format all Go code
+	$(LINT) fmt
+
+.PHONY: lint
+lint: ## golangci-lint, see .golangci.yml (the first run builds it, about a minute)
+	$(LINT) run ./...
+
+.PHONY: verify
+verify: ## generate, tidy, fmt and lint; fails if that changes a file
+	@before=$$(git status --porcelain && git diff HEAD | sha256sum); \
+	$(MAKE) --no-print-directory generate tidy fmt lint; \
+	after=$$(git status --porcelain && git diff HEAD | sha256sum); \
+	if [[ "$$before" != "$$after" ]]; then \
+		git --no-pager diff HEAD; git status --short; \
+		echo "verify: the files above are not as 'make generate tidy fmt' writes them: commit what it wrote" >&2; exit 1; \
+	fi
+
+.PHONY: image
+image: ## the container image, by docker or podman
+	@engine=$$(command -v docker || command -v podman) || { echo "image: needs docker or podman, neither is on PATH" >&2; exit 1; }; \
+	"$$engine" info >/dev/null 2>&1 || { echo "image: $$engine is installed but its engine does not answer: start it" >&2; exit 1; }; \
+	"$$engine" build --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD) -t $(IMAGE) .
