@@ -1,0 +1,112 @@
+package drain
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"go.uber.org/zap"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+)
+
+// blocked says which PodDisruptionBudget is in the way of a pod, and what it waits for.
+func (r *round) blocked(ctx context.Context, pod Pod, refusal error) Verdict {
+	budgets := r.matching(ctx, pod)
+	cause := budgetCause(refusal)
+	switch len(budgets) {
+	case 0:
+		name := budgetName(cause)
+		if name == "" {
+			return Verdict{State: Blocked, Message: cause}
+		}
+		name = pod.Namespace + "/" + name
+		return Verdict{State: Blocked, PDB: name, Message: fmt.Sprintf("PDB %s: %s", name, cause)}
+	case 1:
+		name := pod.Namespace + "/" + budgets[0].Name
+		return Verdict{State: Blocked, PDB: name, Message: fmt.Sprintf("PDB %s: %s", name, wants(&budgets[0], cause))}
+	default:
+		names := make([]string, len(budgets))
+		for i, b := range budgets {
+			names[i] = pod.Namespace + "/" + b.Name
+		}
+		all := strings.Join(names, ", ")
+		return Verdict{State: Blocked, PDB: all, Message: fmt.Sprintf(
+			"PDBs %s: the API server evicts no pod that more than one PodDisruptionBudget selects; change their selectors", all)}
+	}
+}
+
+// wants says what a budget waits for, or why it never lets a pod go. The API server's own words are the last resort,
+// since they repeat the name.
+func wants(b *policyv1.PodDisruptionBudget, cause string) string {
+	s := b.Status
+	sync := meta.FindStatusCondition(s.Conditions, policyv1.DisruptionAllowedCondition)
+	switch {
+	case s.ObservedGeneration < b.Generation:
+		return "was changed, and the controller manager has not counted its pods since"
+	case sync != nil && sync.Reason == policyv1.SyncFailedReason:
+		return "its pods cannot be counted: " + sync.Message
+	case s.ExpectedPods > 0 && s.DesiredHealthy >= s.ExpectedPods:
+		return fmt.Sprintf("needs %d healthy pods and has %d of %d: it never lets one go, until it is changed or there are more pods",
+			s.DesiredHealthy, s.CurrentHealthy, s.ExpectedPods)
+	case s.CurrentHealthy <= s.DesiredHealthy:
+		return fmt.Sprintf("needs %d healthy pods and has %d", s.DesiredHealthy, s.CurrentHealthy)
+	default:
+		return cause
+	}
+}
+
+// matching lists the budgets that select the pod. It is empty if they cannot be read, which costs no more than detail in
+// a message.
+func (r *round) matching(ctx context.Context, pod Pod) []policyv1.PodDisruptionBudget {
+	all, read := r.budgets[pod.Namespace]
+	if !read {
+		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+		defer cancel()
+		list, err := r.client.PolicyV1().PodDisruptionBudgets(pod.Namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			r.log.Debug("budgets not readable", zap.String("namespace", pod.Namespace), zap.Error(err))
+		} else {
+			all = list.Items
+		}
+		if r.budgets == nil {
+			r.budgets = map[string][]policyv1.PodDisruptionBudget{}
+		}
+		r.budgets[pod.Namespace] = all
+	}
+	var out []policyv1.PodDisruptionBudget
+	for _, b := range all {
+		// A selector that is not valid selects nothing, for the API server too.
+		if s, err := metav1.LabelSelectorAsSelector(b.Spec.Selector); err == nil && s.Matches(labels.Set(pod.Labels)) {
+			out = append(out, b)
+		}
+	}
+	return out
+}
+
+// budgetCause is what the API server says of the budget, or else of the whole.
+func budgetCause(err error) string {
+	var status apierrors.APIStatus
+	if errors.As(err, &status) && status.Status().Details != nil {
+		for _, c := range status.Status().Details.Causes {
+			if c.Type == policyv1.DisruptionBudgetCause {
+				return c.Message
+			}
+		}
+	}
+	return err.Error()
+}
+
+// budgetName finds the name in the API server's "The disruption budget api needs 2 healthy pods and has 2 currently".
+func budgetName(cause string) string {
+	rest, ok := strings.CutPrefix(cause, "The disruption budget ")
+	if !ok {
+		return ""
+	}
+	name, _, _ := strings.Cut(rest, " ")
+	return name
+}

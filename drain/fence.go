@@ -1,0 +1,216 @@
+package drain
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Fence keeps ordinary pods off a node while its GPUs change: a taint and a cordon, together with the journal of what
+// must be given back. Its methods change nothing. They return patches for the API server, of types.MergePatchType.
+//
+// Every patch is guarded by the node's UID and resourceVersion: the server refuses it with a conflict (409) if the
+// node is not the very one that was looked at. That is needed because a merge patch replaces the list of taints as a
+// whole, so an unguarded one would bring back a taint that somebody removed in between and lose one that somebody
+// added; and because a journal that says what was before is only true of the node it was read from.
+type Fence struct {
+	Taint           corev1.Taint // what keeps pods off; no other tool uses its key
+	JournalKey      string       // annotation that holds the journal
+	KeepCordonedKey string       // annotation by which people ask that the node stays cordoned; any value counts
+}
+
+// Raise writes the journal, the cordon and the taint in one patch, so that there is no moment at which a crash leaves
+// a cordon that nobody owns. Raising a fence that stands already is not an error. The journal must not be empty.
+func (f Fence) Raise(node *corev1.Node, journal string) ([]byte, error) {
+	p, err := f.recording(node, journal)
+	if err != nil {
+		return nil, fmt.Errorf("fencing node %s: %w", node.Name, err)
+	}
+	p.cordon(node)
+	p.taints(node, f.tainted(node))
+	return p.bytes()
+}
+
+// Record writes the journal alone: for a change that disrupts nobody, or to amend a journal. It must not be empty.
+func (f Fence) Record(node *corev1.Node, journal string) ([]byte, error) {
+	p, err := f.recording(node, journal)
+	if err != nil {
+		return nil, fmt.Errorf("recording the journal on node %s: %w", node.Name, err)
+	}
+	return p.bytes()
+}
+
+// Open takes the taint away and leaves the cordon and the journal. Daemons such as the device plugin can come back then:
+// the DaemonSet controller places no pod on a node with a NoSchedule taint that the pod does not tolerate, but it makes
+// its pods tolerate the taint of a cordon. Ordinary pods still stay away, also if somebody has lifted the cordon since
+// the fence was raised: it is put back in the same patch, for without the taint it is all that is left of the fence.
+func (f Fence) Open(node *corev1.Node) ([]byte, error) {
+	p, err := f.guarded(node)
+	if err != nil {
+		return nil, fmt.Errorf("opening the fence of node %s: %w", node.Name, err)
+	}
+	p.cordon(node)
+	p.taints(node, f.untainted(node))
+	return p.bytes()
+}
+
+// Lift takes the taint and the journal away, and the cordon too if uncordon is set and nobody asked to keep it, all in
+// one patch: a journal that outlives its cordon, or the reverse, would be read as work that is still to be done. Whether
+// the cordon is ours to lift is for the caller to say.
+func (f Fence) Lift(node *corev1.Node, uncordon bool) ([]byte, error) {
+	p, err := f.guarded(node)
+	if err != nil {
+		return nil, fmt.Errorf("lifting the fence of node %s: %w", node.Name, err)
+	}
+	if _, standing := node.Annotations[f.JournalKey]; standing {
+		p.Metadata.Annotations = map[string]*string{f.JournalKey: nil}
+	}
+	if _, keep := node.Annotations[f.KeepCordonedKey]; uncordon && !keep && node.Spec.Unschedulable {
+		p.spec()["unschedulable"] = false
+	}
+	p.taints(node, f.untainted(node))
+	return p.bytes()
+}
+
+// Stands reports whether the fence's taint is on the node.
+func (f Fence) Stands(node *corev1.Node) bool {
+	return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.MatchTaint(&f.Taint) })
+}
+
+// tainted is the node's taints with the fence's own. One that stands already is kept as it is, with its time; one of
+// our key that says something else, as another version may have left it, gives way.
+func (f Fence) tainted(node *corev1.Node) []corev1.Taint {
+	ours := f.Taint
+	for _, t := range node.Spec.Taints {
+		if t.MatchTaint(&f.Taint) && t.Value == f.Taint.Value {
+			ours = t
+		}
+	}
+	return append(f.untainted(node), ours)
+}
+
+func (f Fence) untainted(node *corev1.Node) []corev1.Taint {
+	return slices.DeleteFunc(slices.Clone(node.Spec.Taints), func(t corev1.Taint) bool { return t.Key == f.Taint.Key })
+}
+
+func (f Fence) recording(node *corev1.Node, journal string) (*patch, error) {
+	if journal == "" {
+		return nil, errors.New("the journal is empty, so nobody would know what to give back")
+	}
+	p, err := f.guarded(node)
+	if err != nil {
+		return nil, err
+	}
+	p.Metadata.Annotations = map[string]*string{f.JournalKey: &journal}
+	return p, nil
+}
+
+func (f Fence) guarded(node *corev1.Node) (*patch, error) {
+	switch {
+	case f.JournalKey == "" || f.Taint.Key == "" || f.Taint.Effect == "":
+		return nil, fmt.Errorf("the fence needs a journal key, a taint key and an effect, and has %q, %q and %q",
+			f.JournalKey, f.Taint.Key, f.Taint.Effect)
+	case node.UID == "" || node.ResourceVersion == "":
+		return nil, fmt.Errorf("the node was not read from the API server: its uid is %q and its resourceVersion %q",
+			node.UID, node.ResourceVersion)
+	}
+	p := &patch{}
+	p.Metadata.UID = string(node.UID)
+	p.Metadata.ResourceVersion = node.ResourceVersion
+	return p, nil
+}
+
+// patch is a JSON merge patch of a node (RFC 7386): what is absent stays as it is, and null removes.
+type patch struct {
+	Metadata struct {
+		UID             string             `json:"uid"`
+		ResourceVersion string             `json:"resourceVersion"`
+		Annotations     map[string]*string `json:"annotations,omitempty"`
+	} `json:"metadata"`
+	Spec map[string]any `json:"spec,omitempty"`
+}
+
+func (p *patch) spec() map[string]any {
+	if p.Spec == nil {
+		p.Spec = map[string]any{}
+	}
+	return p.Spec
+}
+
+// cordon leaves a cordon that stands alone, so that it keeps its owner in managedFields.
+func (p *patch) cordon(node *corev1.Node) {
+	if !node.Spec.Unschedulable {
+		p.spec()["unschedulable"] = true
+	}
+}
+
+func (p *patch) taints(node *corev1.Node, want []corev1.Taint) {
+	switch {
+	case slices.EqualFunc(node.Spec.Taints, want, sameTaint):
+	case len(want) == 0:
+		p.spec()["taints"] = nil
+	default:
+		p.spec()["taints"] = want
+	}
+}
+
+func sameTaint(a, b corev1.Taint) bool {
+	return a.MatchTaint(&b) && a.Value == b.Value && a.TimeAdded.Equal(b.TimeAdded)
+}
+
+func (p *patch) bytes() ([]byte, error) {
+	out, err := json.Marshal(p)
+	if err != nil {
+		return nil, fmt.Errorf("encoding the patch: %w", err)
+	}
+	return out, nil
+}
+
+// Cordoner tells who cordoned the node and since when it is cordoned; ok is false if it is not cordoned.
+//
+// Who is the manager that owns spec.unschedulable in the node's managedFields, by default the first part of its user
+// agent ("kubectl"); somebody who cordons a cordoned node again does not take it over. It is empty where the node was
+// read through a cache that drops managedFields. Since is the time of the taint that the control plane puts on a
+// cordoned node, or, until it is there, the time at which the manager last changed anything; zero if neither is known.
+func Cordoner(node *corev1.Node) (who string, since time.Time, ok bool) {
+	if !node.Spec.Unschedulable {
+		return "", time.Time{}, false
+	}
+	var managers []string
+	for _, m := range node.ManagedFields {
+		if !ownsCordon(m) {
+			continue
+		}
+		managers = append(managers, m.Manager)
+		if m.Time != nil && (since.IsZero() || m.Time.Time.Before(since)) {
+			since = m.Time.Time
+		}
+	}
+	for _, t := range node.Spec.Taints {
+		if t.Key == corev1.TaintNodeUnschedulable && t.TimeAdded != nil {
+			since = t.TimeAdded.Time
+		}
+	}
+	return strings.Join(managers, ", "), since, true
+}
+
+func ownsCordon(m metav1.ManagedFieldsEntry) bool {
+	if m.FieldsV1 == nil {
+		return false
+	}
+	var owned struct {
+		Spec map[string]json.RawMessage `json:"f:spec"`
+	}
+	// An entry in a form that is not known here names no owner that could be told.
+	if err := json.Unmarshal(m.FieldsV1.GetRawBytes(), &owned); err != nil {
+		return false
+	}
+	_, ok := owned.Spec["f:unschedulable"]
+	return ok
+}

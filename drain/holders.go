@@ -1,0 +1,169 @@
+package drain
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Pod is a pod of this node that has a GPU, or may have one.
+type Pod struct {
+	Namespace, Name string
+	UID             types.UID
+	Labels          map[string]string
+
+	Devices      []string         // GPU- and MIG- UUIDs that kubelet gave it, sorted; which share of one it has is cut off
+	DevicesKnown bool             // Devices is all of it; otherwise the pod counts as holding any device
+	Requests     map[string]int64 // nvidia.com/ resources that it asks for, as the scheduler counts them
+
+	Daemon      bool      // of a DaemonSet
+	Mirror      bool      // the image of a static pod, whose manifest is a file on the node
+	Terminating bool      // on its way out
+	GraceEnds   time.Time // when the grace of a terminating pod is over
+	Finalizers  []string  // what keeps a terminating pod from going, even when its containers have ended
+	Unlisted    bool      // kubelet still runs it, but the API server lists it no more (or not yet); without UID
+}
+
+// String is the pod's namespace and name, as people write them.
+func (p Pod) String() string { return p.Namespace + "/" + p.Name }
+
+// Holds reports whether the pod has one of the devices, or may have one: a pod whose devices are not known counts as
+// holding each of them. The devices are UUIDs; those of a GPU that is cut are its own and those of all its MIG devices.
+func (p Pod) Holds(devices map[string]bool) bool {
+	if !p.DevicesKnown {
+		return len(devices) > 0
+	}
+	return slices.ContainsFunc(p.Devices, func(d string) bool { return devices[d] })
+}
+
+// GPUPods picks the pods that have a GPU or may have one, sorted by namespace and name. Pods are all pods of the node,
+// whatever their phase. A pod that has succeeded or failed holds nothing: its containers have ended before kubelet says
+// so, while kubelet may go on listing its devices. Picked is a pod that
+//   - requests an nvidia.com/ resource in any container, be it an init, sidecar or ephemeral one;
+//   - has resource claims, whose devices kubelet names by driver and pool and not by UUID: they count as not known;
+//   - was given an nvidia.com/ device by kubelet. If the API server does not list it, as after a forced deletion, it is
+//     picked all the same: its containers may still run.
+//
+// Its devices are not known either if kubelet could not be asked (assigned is nil), if kubelet lists no device of a
+// resource that the pod requests, as between binding and admission, or if it lists one that is not named by UUID.
+func GPUPods(pods []corev1.Pod, assigned Assignments) []Pod {
+	var out []Pod
+	listed := map[types.NamespacedName]bool{}
+	for i := range pods {
+		pod := &pods[i]
+		name := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
+		listed[name] = true
+		if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+			continue
+		}
+		p := describe(pod)
+		claims := len(pod.Spec.ResourceClaims) > 0
+		if len(p.Requests) == 0 && !claims && len(assigned[name]) == 0 {
+			continue
+		}
+		p.assign(assigned[name])
+		p.DevicesKnown = p.DevicesKnown && !claims && assigned != nil
+		out = append(out, p)
+	}
+	for name, devices := range assigned {
+		if !listed[name] {
+			p := Pod{Namespace: name.Namespace, Name: name.Name, Terminating: true, Unlisted: true}
+			p.assign(devices)
+			out = append(out, p)
+		}
+	}
+	slices.SortFunc(out, func(a, b Pod) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	return out
+}
+
+func describe(pod *corev1.Pod) Pod {
+	p := Pod{
+		Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, Labels: pod.Labels,
+		Requests:    requests(&pod.Spec),
+		Terminating: pod.DeletionTimestamp != nil,
+		Finalizers:  pod.Finalizers,
+	}
+	if pod.DeletionTimestamp != nil {
+		p.GraceEnds = pod.DeletionTimestamp.Time
+	}
+	_, p.Mirror = pod.Annotations[corev1.MirrorPodAnnotationKey]
+	if owner := metav1.GetControllerOf(pod); owner != nil {
+		p.Daemon = owner.Kind == "DaemonSet" // of whichever API group: others than apps make them too
+	}
+	return p
+}
+
+// assign notes the devices, and whether they are all that the pod asked for.
+func (p *Pod) assign(devices map[string][]string) {
+	p.DevicesKnown = true
+	for resource := range p.Requests {
+		if len(devices[resource]) == 0 {
+			p.DevicesKnown = false
+		}
+	}
+	for _, ids := range devices {
+		for _, id := range ids {
+			// A device that is shared is offered as replicas, "<uuid>::<n>".
+			uuid, _, _ := strings.Cut(id, "::")
+			if !strings.HasPrefix(uuid, "GPU-") && !strings.HasPrefix(uuid, "MIG-") {
+				p.DevicesKnown = false
+				continue
+			}
+			p.Devices = append(p.Devices, uuid)
+		}
+	}
+	slices.Sort(p.Devices)
+	p.Devices = slices.Compact(p.Devices)
+}
+
+// requests adds up the nvidia.com/ resources of a pod as the scheduler does: sidecars run beside the containers, while
+// an ordinary init container runs alone with the sidecars that were started before it.
+func requests(spec *corev1.PodSpec) map[string]int64 {
+	running, peak := map[string]int64{}, map[string]int64{}
+	for _, c := range spec.InitContainers {
+		sidecar := c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
+		for name, n := range asked(c.Resources) {
+			peak[name] = max(peak[name], running[name]+n)
+			if sidecar {
+				running[name] += n
+			}
+		}
+	}
+	for _, c := range spec.Containers {
+		for name, n := range asked(c.Resources) {
+			running[name] += n
+		}
+	}
+	for _, c := range spec.EphemeralContainers {
+		for name, n := range asked(c.Resources) {
+			running[name] += n
+		}
+	}
+	for name, n := range running {
+		peak[name] = max(peak[name], n)
+	}
+	if len(peak) == 0 {
+		return nil
+	}
+	return peak
+}
+
+// asked is the larger of limit and request for each nvidia.com/ resource. The API server holds them equal.
+func asked(r corev1.ResourceRequirements) map[string]int64 {
+	out := map[string]int64{}
+	for _, list := range []corev1.ResourceList{r.Limits, r.Requests} {
+		for name, q := range list {
+			if strings.HasPrefix(string(name), resourcePrefix) && q.Value() > 0 {
+				out[string(name)] = max(out[string(name)], q.Value())
+			}
+		}
+	}
+	return out
+}
