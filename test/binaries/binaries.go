@@ -1,0 +1,243 @@
+// Package binaries builds the programs that tests and the demo start, and keeps them outside the checkout: Kubernetes,
+// etcd and NVIDIA's programs from modules of their own, the project's own programs from the root module.
+//
+// What is built once for a version of the sources is found again by every later process; processes that want the same at
+// the same moment build it once. The package knows how programs are built, never how they are run.
+package binaries
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// Builder builds what is not built yet. The zero value works within a checkout.
+type Builder struct {
+	Log   io.Writer // progress, a line each; nil for none
+	Root  string    // the checkout; "" looks for it from the working directory upwards
+	Cache string    // where results are kept; "" is gpuslice in the user's cache directory
+}
+
+// lazy leaves functions of the NVIDIA library unresolved until they are called: the programs start without it, and with
+// one that is older than they are.
+const lazy = "-extldflags=-Wl,-z,lazy"
+
+// Kube returns the directory of kube-apiserver, kube-controller-manager, kube-scheduler, kubectl and etcd. Building them
+// for the first time takes several minutes.
+func (b Builder) Kube(ctx context.Context) (dir string, err error) {
+	return b.cached(ctx, recipe{
+		name:   "kube",
+		module: "test/kube",
+		steps: []step{
+			{out: "kube", packages: []string{"."}, ldflags: []string{"-X k8s.io/component-base/version.gitVersion={{k8s.io/kubernetes}}"}},
+			{out: "etcd", packages: []string{"go.etcd.io/etcd/server/v3"}},
+		},
+		links: map[string][]string{"kube": {"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"}},
+	})
+}
+
+// DevicePlugin returns the directory of NVIDIA's nvidia-device-plugin, gpu-feature-discovery and config-manager.
+func (b Builder) DevicePlugin(ctx context.Context) (dir string, err error) {
+	const commands = "github.com/NVIDIA/k8s-device-plugin/cmd/"
+	return b.cached(ctx, recipe{
+		name:   "nvidia-device-plugin",
+		module: "test/nvidia/deviceplugin",
+		cgo:    true,
+		steps: []step{{
+			packages: []string{commands + "nvidia-device-plugin", commands + "gpu-feature-discovery", commands + "config-manager"},
+			ldflags: []string{
+				"-X github.com/NVIDIA/k8s-device-plugin/internal/info.version={{github.com/NVIDIA/k8s-device-plugin}}", lazy,
+			},
+		}},
+	})
+}
+
+// MigParted returns the directory of NVIDIA's nvidia-mig-parted and nvidia-mig-manager.
+func (b Builder) MigParted(ctx context.Context) (dir string, err error) {
+	const commands = "github.com/NVIDIA/mig-parted/cmd/"
+	return b.cached(ctx, recipe{
+		name:   "nvidia-mig-parted",
+		module: "test/nvidia/migparted",
+		cgo:    true,
+		steps: []step{{
+			packages: []string{commands + "nvidia-mig-parted", commands + "nvidia-mig-manager"},
+			ldflags: []string{
+				"-X github.com/NVIDIA/mig-parted/internal/info.version={{github.com/NVIDIA/mig-parted}}", lazy,
+			},
+		}},
+	})
+}
+
+// recipe says how the programs of a module of its own are built.
+type recipe struct {
+	name   string
+	module string // directory of the module, from the root of the checkout
+	cgo    bool
+	steps  []step
+	links  map[string][]string // file that was built -> further names for it
+}
+
+// step is one run of the compiler.
+type step struct {
+	out      string // name of the program; "" names each after its package
+	packages []string
+	ldflags  []string // {{module}} stands for the version of that module
+}
+
+// cached returns the directory with the results of r and builds it when it is not there.
+func (b Builder) cached(ctx context.Context, r recipe) (string, error) {
+	root, err := b.root()
+	if err != nil {
+		return "", err
+	}
+	cache, err := b.cache()
+	if err != nil {
+		return "", err
+	}
+	module := filepath.Join(root, r.module)
+	key, err := r.key(ctx, module)
+	if err != nil {
+		return "", fmt.Errorf("looking for changes of %s: %w", module, err)
+	}
+	dir := filepath.Join(cache, r.name+"-"+key)
+	unlock, err := b.lock(ctx, dir+".lock", r.name)
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	if _, err := os.Stat(dir); err == nil {
+		b.logf("%s: cached", r.name)
+		return dir, nil
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	partial, err := os.MkdirTemp(cache, ".building-"+r.name+"-")
+	if err != nil {
+		return "", fmt.Errorf("building %s: %w", r.name, err)
+	}
+	defer os.RemoveAll(partial) //nolint:errcheck // after success it is not there any more
+	if err := b.timed(r.name, func() error { return r.build(ctx, module, partial) }); err != nil {
+		return "", err
+	}
+	if err := os.Chmod(partial, 0o755); err != nil { //nolint:gosec // programs are for everybody
+		return "", fmt.Errorf("building %s: %w", r.name, err)
+	}
+	if err := os.Rename(partial, dir); err != nil {
+		return "", fmt.Errorf("building %s: %w", r.name, err)
+	}
+	return dir, nil
+}
+
+// key hashes everything that decides the result: sources, versions of what they require, compiler and flags.
+func (r recipe) key(ctx context.Context, module string) (string, error) {
+	hash := sha256.New()
+	err := filepath.WalkDir(module, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		if name := entry.Name(); name != "go.mod" && name != "go.sum" && filepath.Ext(name) != ".go" {
+			return nil
+		}
+		source, err := os.ReadFile(path) //nolint:gosec // within the checkout
+		if err != nil {
+			return err
+		}
+		name, err := filepath.Rel(module, path)
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(hash, "%s %d\n%s\n", name, len(source), source)
+		return err
+	})
+	if err != nil {
+		return "", err
+	}
+	version, err := run(ctx, module, nil, "version")
+	if err != nil {
+		return "", err
+	}
+	if _, err := fmt.Fprintf(hash, "%s\n%v\n%v\n%v\n", version, r.cgo, r.steps, r.links); err != nil {
+		return "", err
+	}
+	return hex.EncodeToString(hash.Sum(nil))[:hashLength], nil
+}
+
+func (r recipe) build(ctx context.Context, module, dir string) error {
+	environ := []string{"CGO_ENABLED=0"}
+	if r.cgo {
+		environ = []string{"CGO_ENABLED=1"}
+	}
+	for _, s := range r.steps {
+		ldflags, err := versions(ctx, module, strings.Join(append([]string{"-s", "-w"}, s.ldflags...), " "))
+		if err != nil {
+			return err
+		}
+		args := append([]string{
+			"build", "-trimpath", "-buildvcs=false", "-ldflags=" + ldflags, "-o", dir + "/" + s.out,
+		}, s.packages...)
+		if _, err := run(ctx, module, environ, args...); err != nil {
+			return err
+		}
+	}
+	for target, names := range r.links {
+		for _, name := range names {
+			if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// versions replaces {{module}} by the version that the go.mod in dir requires of it.
+func versions(ctx context.Context, dir, text string) (string, error) {
+	before, rest, found := strings.Cut(text, "{{")
+	if !found {
+		return text, nil
+	}
+	name, after, _ := strings.Cut(rest, "}}")
+	version, err := run(ctx, dir, nil, "list", "-m", "-f={{.Version}}", name)
+	if err != nil {
+		return "", fmt.Errorf("looking for the version of %s: %w", name, err)
+	}
+	return versions(ctx, dir, before+strings.TrimSpace(version)+after)
+}
+
+// timed runs a build and says how long it takes, also while it does.
+func (b Builder) timed(name string, build func() error) error {
+	start := time.Now()
+	b.logf("%s: building", name)
+	tick := time.NewTicker(30 * time.Second)
+	defer tick.Stop()
+	done := make(chan error, 1)
+	go func() { done <- build() }()
+	for {
+		select {
+		case <-tick.C:
+			b.logf("%s: still building after %s", name, time.Since(start).Round(time.Second))
+		case err := <-done:
+			took := time.Since(start).Round(100 * time.Millisecond)
+			if err != nil {
+				b.logf("%s: the build failed after %s", name, took)
+				return fmt.Errorf("building %s: %w", name, err)
+			}
+			b.logf("%s: built in %s", name, took)
+			return nil
+		}
+	}
+}
+
+func (b Builder) logf(format string, args ...any) {
+	if b.Log == nil {
+		return
+	}
+	_, _ = fmt.Fprintf(b.Log, format+"\n", args...) // progress that nobody can read stops no build
+}

@@ -1,0 +1,114 @@
+package binaries
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/gofrs/flock"
+)
+
+// hashLength is how many hexadecimal digits of a hash name a directory of the cache.
+const hashLength = 16
+
+var rootModule = regexp.MustCompile(`(?m)^module github\.com/gpuslice/gpuslice\s*$`)
+
+func (b Builder) root() (string, error) {
+	if b.Root != "" {
+		return filepath.Abs(b.Root)
+	}
+	start, err := os.Getwd()
+	if err != nil {
+		return "", fmt.Errorf("looking for the checkout: %w", err)
+	}
+	for dir := start; ; dir = filepath.Dir(dir) {
+		mod, err := os.ReadFile(filepath.Join(dir, "go.mod")) //nolint:gosec // the checkout's own
+		if err == nil && rootModule.Match(mod) {
+			return dir, nil
+		}
+		if dir == filepath.Dir(dir) {
+			return "", fmt.Errorf("neither %s nor a directory above it is a checkout of github.com/gpuslice/gpuslice: run this within one", start)
+		}
+	}
+}
+
+func (b Builder) cache() (string, error) {
+	dir := b.Cache
+	if dir == "" {
+		user, err := os.UserCacheDir()
+		if err != nil {
+			return "", fmt.Errorf("looking for the cache directory (set XDG_CACHE_HOME): %w", err)
+		}
+		dir = filepath.Join(user, "gpuslice")
+	}
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return "", fmt.Errorf("looking for the cache directory: %w", err)
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // programs are for everybody
+		return "", fmt.Errorf("making the cache directory: %w", err)
+	}
+	return dir, nil
+}
+
+// lock makes this the only process that builds what file stands for; it waits for others.
+func (b Builder) lock(ctx context.Context, file, name string) (unlock func(), err error) {
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil { //nolint:gosec // as the cache
+		return nil, fmt.Errorf("locking the build of %s: %w", name, err)
+	}
+	l := flock.New(file)
+	locked, err := l.TryLock()
+	if err == nil && !locked {
+		b.logf("%s: waiting for another process that builds it", name)
+		_, err = l.TryLockContext(ctx, 100*time.Millisecond)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("locking the build of %s with %s: %w", name, file, err)
+	}
+	return func() { _ = l.Unlock() }, nil // closing the file unlocks it in any case
+}
+
+// run starts the go command in dir and returns what it prints.
+func run(ctx context.Context, dir string, environ []string, args ...string) (string, error) {
+	var stdout, stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, "go", args...) //nolint:gosec // arguments are this package's own
+	cmd.Dir = dir
+	// Flags and workspaces of the user would change the result without changing its hash.
+	cmd.Env = append(append(os.Environ(), "GOFLAGS=", "GOWORK=off"), environ...)
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // lets go end its compilers
+	cmd.WaitDelay = 10 * time.Second
+	err := cmd.Run()
+	if errors.Is(err, exec.ErrNotFound) {
+		return "", fmt.Errorf("%w: install Go as go.mod asks for and put it on PATH", err)
+	}
+	if err != nil {
+		return "", fmt.Errorf("running go %s in %s: %w%s", args[0], dir, err, complaint(stderr.String()))
+	}
+	return stdout.String(), nil
+}
+
+// complaint is the end of what the compiler said, and what to do about the commonest cause.
+func complaint(stderr string) string {
+	var lines []string
+	for line := range strings.Lines(strings.TrimSpace(stderr)) {
+		if !strings.HasPrefix(line, "go: downloading ") {
+			lines = append(lines, strings.TrimRight(line, "\n"))
+		}
+	}
+	if len(lines) == 0 {
+		return ""
+	}
+	text := "\n" + strings.Join(lines[max(0, len(lines)-30):], "\n")
+	if strings.Contains(text, `C compiler "`) || strings.Contains(text, "cgo: C compiler") {
+		text += "\na C compiler is needed: on Debian, apt-get install gcc libc6-dev"
+	}
+	return text
+}

@@ -1,0 +1,68 @@
+// Command binaries builds what tests and the demo start, and prints where it is. What is built already is only found.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpuslice/gpuslice/test/binaries"
+)
+
+// target is something to build, by the name that people give.
+type target struct {
+	name  string
+	build func(context.Context) (string, error)
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	b := binaries.Builder{Log: os.Stderr}
+	targets := []target{
+		{"kube", b.Kube},
+		{"deviceplugin", b.DevicePlugin},
+		{"migparted", b.MigParted},
+		{"libnvidia-ml", b.LibNVML},
+	}
+	var names []string
+	for _, t := range targets {
+		names = append(names, t.name)
+	}
+	command := &cobra.Command{
+		Use:   "binaries [name]...",
+		Short: "Build what tests and the demo start, and print where it is",
+		Long: "Build what tests and the demo start, and print where it is.\n\nNames: " + strings.Join(names, ", ") +
+			"; or a main package of this module, such as ./test/sandbox/cmd/sandbox. Without a name: all but packages.",
+		SilenceUsage: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				args = names
+			}
+			for _, arg := range args {
+				build := func(ctx context.Context) (string, error) { return b.Tool(ctx, arg) }
+				if i := slices.IndexFunc(targets, func(t target) bool { return t.name == arg }); i >= 0 {
+					build = targets[i].build
+				} else if !strings.HasPrefix(arg, "./") {
+					return fmt.Errorf("%q is none of %s, and no package of this module (./…)", arg, strings.Join(names, ", "))
+				}
+				path, err := build(cmd.Context())
+				if err != nil {
+					return err
+				}
+				cmd.Println(path)
+			}
+			return nil
+		},
+	}
+	command.SetOut(os.Stdout)
+	if command.ExecuteContext(ctx) != nil {
+		stop()
+		os.Exit(1)
+	}
+}

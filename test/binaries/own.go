@@ -1,0 +1,123 @@
+package binaries
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// unused is how long a program of our own is kept that no process asks for any more: each edit makes a new one.
+const unused = 24 * time.Hour
+
+// LibNVML returns the simulated driver library as a file named libnvidia-ml.so.1, alone in its directory, so that the
+// directory can be put on LD_LIBRARY_PATH.
+func (b Builder) LibNVML(ctx context.Context) (file string, err error) {
+	const soname = "libnvidia-ml.so.1"
+	return b.own(ctx, "./test/gpusim/libnvidia-ml", soname,
+		"-buildmode=c-shared", "-ldflags=-s -w -extldflags=-Wl,-soname,"+soname)
+}
+
+// Tool returns the program of a main package of the root module, named from the root: "./cmd/gpuslice-agent".
+func (b Builder) Tool(ctx context.Context, pkg string) (file string, err error) {
+	return b.own(ctx, pkg, path.Base(pkg), "-ldflags=-s -w "+lazy)
+}
+
+// own builds a package of the root module, which the compiler does only when something changed, and puts the result
+// under a name made of its content: who started an earlier one keeps it.
+func (b Builder) own(ctx context.Context, pkg, name string, flags ...string) (string, error) {
+	root, err := b.root()
+	if err != nil {
+		return "", err
+	}
+	cache, err := b.cache()
+	if err != nil {
+		return "", err
+	}
+	checkout := sha256.Sum256([]byte(root + "\n" + pkg))
+	latest := filepath.Join(cache, "latest", hex.EncodeToString(checkout[:])[:hashLength], name)
+	unlock, err := b.lock(ctx, latest+".lock", name)
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	start := time.Now()
+	args := append([]string{"build", "-trimpath", "-buildvcs=false", "-o", latest}, flags...)
+	if _, err := run(ctx, root, nil, append(args, pkg)...); err != nil {
+		return "", fmt.Errorf("building %s: %w", pkg, err)
+	}
+	file, err := keep(cache, latest, name)
+	if err != nil {
+		return "", fmt.Errorf("keeping %s: %w", name, err)
+	}
+	b.logf("%s: up to date after %s", name, time.Since(start).Round(100*time.Millisecond))
+	return file, nil
+}
+
+// keep links the file into a directory named after its content, and drops directories of that name that are not used.
+func keep(cache, built, name string) (string, error) {
+	hash, err := hashOf(built)
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Join(cache, name+"-"+hash)
+	file := filepath.Join(dir, name)
+	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // programs are for everybody
+		return "", err
+	}
+	if err := os.Link(built, file); err != nil && !errors.Is(err, fs.ErrExist) {
+		return "", err
+	}
+	now := time.Now()
+	if err := os.Chtimes(dir, now, now); err != nil {
+		return "", err
+	}
+	return file, dropUnused(cache, name, now)
+}
+
+func dropUnused(cache, name string, now time.Time) error {
+	entries, err := os.ReadDir(cache)
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		hash, found := strings.CutPrefix(entry.Name(), name+"-")
+		if !found || len(hash) != hashLength || !entry.IsDir() {
+			continue
+		}
+		info, err := entry.Info()
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if now.Sub(info.ModTime()) > unused {
+			if err := os.RemoveAll(filepath.Join(cache, entry.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func hashOf(file string) (string, error) {
+	f, err := os.Open(file) //nolint:gosec // what was just built
+	if err != nil {
+		return "", err
+	}
+	defer f.Close() //nolint:errcheck // opened for reading
+	hash := sha256.New()
+	if _, err := io.Copy(hash, f); err != nil {
+		return "", err
+	}
+	return hex.EncodeToString(hash.Sum(nil))[:hashLength], nil
+}
