@@ -1,0 +1,608 @@
+package nvml_test
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	gocmp "github.com/google/go-cmp/cmp"
+
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+func TestSolve(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		gpu     nvml.GPU
+		wish    map[string]int
+		keep    string
+		destroy string
+		create  string
+	}{
+		{"an empty wish on an empty GPU is nothing to do", h100(), nil, "-", "-", "-"},
+		{
+			"an empty wish destroys everything", stand(h100(), "1g.10gb@0", "3g.40gb@4!"),
+			map[string]int{"1g.10gb": 0}, "-", "1g.10gb@0 3g.40gb@4", "-",
+		},
+		{
+			"a balanced wish stands lowest, smallest first", h100(),
+			map[string]int{"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}, "-", "-", "1g.10gb@0 1g.10gb@1 2g.20gb@2 3g.40gb@4",
+		},
+		{
+			"one 3g and two 2g on an A100 80GB fit only with the 3g behind", a100(),
+			map[string]int{"3g.40gb": 1, "2g.20gb": 2}, "-", "-", "2g.20gb@0 2g.20gb@2 3g.40gb@4",
+		},
+		{
+			"seven 1g on an A100 80GB fit", a100(), map[string]int{"1g.10gb": 7}, "-", "-",
+			"1g.10gb@0 1g.10gb@1 1g.10gb@2 1g.10gb@3 1g.10gb@4 1g.10gb@5 1g.10gb@6",
+		},
+		{
+			"three 2g and a 1g on an A100 80GB fit", a100(), map[string]int{"2g.20gb": 3, "1g.10gb": 1}, "-", "-",
+			"2g.20gb@0 2g.20gb@2 2g.20gb@4 1g.10gb@6",
+		},
+		{
+			"what stands as wanted is kept where it is", stand(h100(), "1g.10gb@5", "3g.40gb@0"),
+			map[string]int{"1g.10gb": 2, "3g.40gb": 1}, "3g.40gb@0 1g.10gb@5", "-", "1g.10gb@4",
+		},
+		{
+			"a 3g in the way of two 2g goes, since they fit in no other way", stand(a100(), "3g.40gb@0"),
+			map[string]int{"3g.40gb": 1, "2g.20gb": 2}, "-", "3g.40gb@0", "2g.20gb@0 2g.20gb@2 3g.40gb@4",
+		},
+		{
+			"many idle instances go before one busy one", stand(h100(), "3g.40gb@0!", "1g.10gb@4", "1g.10gb@5", "1g.10gb@6"),
+			map[string]int{"3g.40gb": 1, "1g.10gb": 3}, "3g.40gb@0 1g.10gb@4 1g.10gb@5 1g.10gb@6", "-", "-",
+		},
+		{
+			"the idle one of two equal instances goes", stand(h100(), "1g.10gb@0", "1g.10gb@6!"),
+			map[string]int{"1g.10gb": 1}, "1g.10gb@6", "1g.10gb@0", "-",
+		},
+		{
+			"a busy instance in the middle is worth giving up three idle ones",
+			stand(h100(), "1g.10gb@0", "1g.10gb@1", "1g.10gb@2", "1g.10gb@6!"),
+			map[string]int{"3g.40gb": 1, "1g.10gb": 1}, "1g.10gb@6", "1g.10gb@0 1g.10gb@1 1g.10gb@2", "3g.40gb@0",
+		},
+		{
+			"fewer instances go before fewer memory slices", stand(h100(), "1g.10gb@0", "1g.10gb@1", "2g.20gb@4"),
+			map[string]int{"3g.40gb": 1, "1g.10gb": 2}, "1g.10gb@0 1g.10gb@1", "2g.20gb@4", "3g.40gb@4",
+		},
+		{
+			"a half-made instance goes even where the same is wanted", stand(h100(), "3g.40gb@0?", "1g.10gb@4"),
+			map[string]int{"3g.40gb": 1, "1g.10gb": 1}, "1g.10gb@4", "3g.40gb@0", "3g.40gb@0",
+		},
+		{
+			"an instance divided in another way is not what is wanted", stand(h100(), "3g.40gb(1c+2c)@0"),
+			map[string]int{"3g.40gb": 1}, "-", "3g.40gb(1c+2c)@0", "3g.40gb@0",
+		},
+		{
+			"parts share as few instances as hold them", h100(),
+			map[string]int{"1c.3g.40gb": 2, "2c.3g.40gb": 2}, "-", "-", "3g.40gb(1c+2c)@0 3g.40gb(1c+2c)@4",
+		},
+		{
+			"parts are divided as it stands already", stand(h100(), "3g.40gb(1c+1c)@4"),
+			map[string]int{"1c.3g.40gb": 4}, "3g.40gb(1c+1c)@4", "-", "3g.40gb(1c+1c)@0",
+		},
+		{
+			"parts are divided as it stands already, unevenly too", stand(h100(), "3g.40gb(1c+1c+1c)@4"),
+			map[string]int{"1c.3g.40gb": 4}, "3g.40gb(1c+1c+1c)@4", "-", "3g.40gb(1c)@0",
+		},
+		{
+			"a part as large as its instance is the instance", stand(h100(), "3g.40gb@4"),
+			map[string]int{"3c.3g.40gb": 1, "1c.1g.10gb": 1}, "3g.40gb@4", "-", "1g.10gb@0",
+		},
+		{
+			"names may come as labels write them", h100(), map[string]int{"1g.10gb.me": 1, "1c.3g.40gb": 1},
+			"-", "-", "1g.10gb+me@0 3g.40gb(1c)@4",
+		},
+		{
+			"an A30 has its own places", stand(a30(), "1g.6gb@1!"), map[string]int{"2g.12gb": 1, "1g.6gb": 2},
+			"1g.6gb@1", "-", "1g.6gb@0 2g.12gb@2",
+		},
+		{
+			"an H200 has its own names", h200(), map[string]int{"4g.71gb": 1, "1g.35gb": 2}, "-", "-",
+			"4g.71gb@0 1g.35gb@4 1g.35gb@6",
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s, err := nvml.Solve(c.gpu, c.wish)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := []string{nvml.Geometry(s.Keep).String(), nvml.Geometry(s.Destroy).String(), nvml.Geometry(s.Create).String()}
+			if diff := gocmp.Diff([]string{c.keep, c.destroy, c.create}, got); diff != "" {
+				t.Errorf("keep, destroy, create (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestSolveExplainsTheImpossible(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		gpu  nvml.GPU
+		wish map[string]int
+		want string
+	}{
+		{
+			"memory", a100(), map[string]int{"3g.40gb": 2, "1g.10gb": 1},
+			"2x 3g.40gb take all 8 memory slices; 1g.10gb needs 1 more; possible: 2x 3g.40gb, or 1x 3g.40gb + 4x 1g.10gb",
+		},
+		{
+			"memory of several kinds", h100(), map[string]int{"3g.40gb": 1, "2g.20gb": 1, "1g.20gb": 2},
+			"1x 3g.40gb + 1x 2g.20gb + 1x 1g.20gb take all 8 memory slices; 1g.20gb needs 2 more; " +
+				"possible: 1x 3g.40gb + 1x 2g.20gb + 1x 1g.20gb, or 1x 3g.40gb + 2x 1g.20gb, or 2x 2g.20gb + 2x 1g.20gb",
+		},
+		{
+			"memory that parts do not take to the end", h100(), map[string]int{"4g.40gb": 1, "1c.3g.40gb": 4},
+			"1x 4g.40gb takes 4 of the 8 memory slices; 4x 1c.3g.40gb need 8; " +
+				"possible: 1x 4g.40gb + 3x 1c.3g.40gb, or 4x 1c.3g.40gb",
+		},
+		{
+			"a whole GPU and more", h100(), map[string]int{"7g.80gb": 1, "1g.10gb": 1},
+			"1x 7g.80gb takes all 8 memory slices; 1g.10gb needs 1 more; possible: 1x 7g.80gb, or 7x 1g.10gb",
+		},
+		{
+			"compute slices", h100(), map[string]int{"4g.40gb": 1, "2g.20gb": 2},
+			"1x 4g.40gb + 2x 2g.20gb need 8 compute slices, and NVIDIA H100 80GB HBM3 has 7; " +
+				"possible: 1x 4g.40gb + 1x 2g.20gb, or 3x 2g.20gb",
+		},
+		{
+			"an engine that the GPU has once", a30(), map[string]int{"2g.12gb+me": 1, "1g.6gb+me": 1},
+			"1x 2g.12gb+me + 1x 1g.6gb+me need 2 JPEG engines, and NVIDIA A30 has 1; possible: 1x 2g.12gb+me, or 1x 1g.6gb+me",
+		},
+		{
+			"too many of one", h100(), map[string]int{"1g.10gb.me": 2},
+			"at most 1x 1g.10gb+me fits, not 2; possible: 1x 1g.10gb+me",
+		},
+		{
+			"far too many of one", h100(), map[string]int{"1g.10gb": 1 << 62},
+			"at most 7x 1g.10gb fit, not 4611686018427387904; possible: 7x 1g.10gb",
+		},
+		{
+			"too many parts", h100(), map[string]int{"2c.3g.40gb": 3},
+			"at most 2x 2c.3g.40gb fit, not 3; possible: 2x 2c.3g.40gb",
+		},
+		{
+			"too many parts beside a whole one", h100(), map[string]int{"3g.40gb": 1, "2c.3g.40gb": 2},
+			"1x 3g.40gb + 2x 2c.3g.40gb need more than 2 instances of 3g.40gb, and at most 2 fit; " +
+				"possible: 1x 3g.40gb + 1x 2c.3g.40gb, or 2x 2c.3g.40gb",
+		},
+		{
+			"places", onlyApart(), map[string]int{"2g": 1, "3g": 1, "1g": 1},
+			"no arrangement of 1x 3g + 1x 2g fits: 3g can stand only at 0, 2g can stand only at 1 or 2; " +
+				"possible: 1x 3g + 2x 1g, or 1x 2g + 2x 1g",
+		},
+		{
+			"an unknown name", h100(), map[string]int{"9g.999gb": 1},
+			"unknown profile 9g.999gb: NVIDIA H100 80GB HBM3 offers " +
+				"1g.10gb, 1g.10gb+me, 1g.20gb, 2g.20gb, 3g.40gb, 4g.40gb, 7g.80gb",
+		},
+		{
+			"an unknown part", h100(), map[string]int{"4c.3g.40gb": 1},
+			"3g.40gb cannot be divided into 4c: it offers 1c, 2c, 3c",
+		},
+		{
+			"a part of an unknown profile", a30(), map[string]int{"1c.3g.40gb": 1},
+			"unknown profile 1c.3g.40gb: NVIDIA A30 offers 1g.6gb, 1g.6gb+me, 2g.12gb, 2g.12gb+me, 4g.24gb",
+		},
+		{
+			"a GPU that cannot be cut", nvml.GPU{Model: "NVIDIA L40S"}, map[string]int{"1g.10gb": 1},
+			"NVIDIA L40S cannot be cut into instances, so there is no 1g.10gb",
+		},
+		{"a negative count", h100(), map[string]int{"1g.10gb": -1}, "1g.10gb: -1 is not a count; give 0 or more"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := nvml.Solve(c.gpu, c.wish)
+			if impossible := new(nvml.Impossible); !errors.As(err, &impossible) {
+				t.Fatalf("got %v, want an *Impossible", err)
+			}
+			if diff := gocmp.Diff(c.want, err.Error()); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
+// onlyApart is a GPU with room enough for a 2g and a 3g, whose places always overlap.
+func onlyApart() nvml.GPU {
+	return nvml.GPU{Profiles: []nvml.Profile{
+		{Name: "1g", Slices: 1, Max: 2, Placements: []nvml.Span{{Start: 4, Size: 1}, {Start: 5, Size: 1}}},
+		{Name: "2g", Slices: 2, Max: 1, Placements: []nvml.Span{{Start: 1, Size: 2}, {Start: 2, Size: 2}}},
+		{Name: "3g", Slices: 3, Max: 1, Placements: []nvml.Span{{Start: 0, Size: 3}}},
+		{Name: "6g", Slices: 6, Max: 1, Placements: []nvml.Span{{Start: 0, Size: 6}}},
+	}}
+}
+
+func TestRestoreKeepsOnlyWhatStandsAtItsPlace(t *testing.T) {
+	g := stand(h100(), "1g.10gb@0", "1g.10gb@1?", "3g.40gb@4!")
+	target := nvml.Geometry{parsePlaced(g, "3g.40gb@4"), parsePlaced(g, "1g.10gb@1"), parsePlaced(g, "1g.10gb@2")}
+	s := nvml.Restore(g, target)
+	want := []string{"1g.10gb@1 1g.10gb@2 3g.40gb@4", "3g.40gb@4", "1g.10gb@0 1g.10gb@1", "1g.10gb@1 1g.10gb@2"}
+	got := []string{
+		s.Target.String(), nvml.Geometry(s.Keep).String(), nvml.Geometry(s.Destroy).String(), nvml.Geometry(s.Create).String(),
+	}
+	if diff := gocmp.Diff(want, got); diff != "" {
+		t.Errorf("target, keep, destroy, create (-want +got):\n%s", diff)
+	}
+	if target[0].Profile != "3g.40gb" {
+		t.Error("Restore has sorted its caller's target")
+	}
+}
+
+func TestEveryWishOnASevenSliceGPUIsSolvedAsByBruteForce(t *testing.T) {
+	if testing.Short() {
+		t.Skip("tries every wish")
+	}
+	fitting, refused := 0, 0
+	for _, empty := range []nvml.GPU{a100(), h100()} {
+		r := rand.New(rand.NewPCG(1, 2))
+		eachWish(empty, func(wish map[string]int) {
+			g := crowd(r, empty)
+			check(t, g, wish, &fitting, &refused)
+		})
+	}
+	t.Logf("%d wishes fit, %d do not", fitting, refused)
+	if fitting < 100 || refused < 100 {
+		t.Error("the wishes are too one-sided to prove anything")
+	}
+}
+
+// eachWish calls yield with every wish of undivided instances that does not ask for more of one than fits, nor for more
+// than seven in all.
+func eachWish(g nvml.GPU, yield func(map[string]int)) {
+	wish := map[string]int{}
+	var choose func(i, left int)
+	choose = func(i, left int) {
+		if i == len(g.Profiles) {
+			yield(maps.Clone(wish))
+			return
+		}
+		p := g.Profiles[i]
+		for n := 0; n <= min(p.Max, left); n++ {
+			wish[p.Name] = n
+			choose(i+1, left-n)
+		}
+		delete(wish, p.Name)
+	}
+	choose(0, 7)
+}
+
+func TestRandomWishesAreSolvedAsByBruteForce(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	fitting, refused := 0, 0
+	gpus := []nvml.GPU{a100(), h100(), h200(), a30(), onlyApart()}
+	for range 3000 {
+		empty := gpus[r.IntN(len(gpus))]
+		check(t, crowd(r, empty), randomWish(r, empty), &fitting, &refused)
+	}
+	t.Logf("%d wishes fit, %d do not", fitting, refused)
+	if fitting < 300 || refused < 300 {
+		t.Error("the wishes are too one-sided to prove anything")
+	}
+}
+
+func randomWish(r *rand.Rand, g nvml.GPU) map[string]int {
+	wish := map[string]int{}
+	for range 1 + r.IntN(3) {
+		p := g.Profiles[r.IntN(len(g.Profiles))]
+		name := p.Name
+		if len(p.Compute) > 1 && r.IntN(2) == 0 {
+			name = p.Compute[r.IntN(len(p.Compute))].Name + "." + name
+		}
+		wish[name] += 1 + r.IntN(3)
+	}
+	return wish
+}
+
+// check compares Solve with brute force, and proves that executing any part of the solution changes nothing about it.
+func check(t *testing.T, g nvml.GPU, wish map[string]int, fitting, refused *int) {
+	t.Helper()
+	want, possible := bruteForce(g, wish)
+	s, err := nvml.Solve(g, wish)
+	if possible != (err == nil) {
+		t.Fatalf("%v on %s with %v: possible is %v, Solve says %v", wish, g.Model, g.Geometry(), possible, err)
+	}
+	if err != nil {
+		*refused++
+		return
+	}
+	*fitting++
+	if diff := gocmp.Diff(want.String(), s.Target.String()); diff != "" {
+		t.Fatalf("%v on %s with %v (-brute force +Solve):\n%s", wish, g.Model, describe(g), diff)
+	}
+	if again, err := nvml.Solve(g, wish); err != nil || !gocmp.Equal(s, again) {
+		t.Fatalf("%v on %s: solved again it is %v, %v", wish, g.Model, again, err)
+	}
+	for part := range 1 << min(4, len(s.Destroy)+len(s.Create)) {
+		again, err := nvml.Solve(executed(g, s, part), wish)
+		if err != nil || !gocmp.Equal(s.Target, again.Target) {
+			t.Fatalf("%v on %s with %v: target %v becomes %v (%v) after part %b", wish, g.Model, describe(g), s.Target,
+				again.Target, err, part)
+		}
+	}
+}
+
+// executed is the GPU after the parts of a solution whose bits are set.
+func executed(g nvml.GPU, s nvml.Solution, part int) nvml.GPU {
+	g.Instances = slices.Clone(g.Instances)
+	for _, p := range s.Destroy {
+		if part&1 == 1 {
+			g.Instances = slices.DeleteFunc(g.Instances, func(i nvml.Instance) bool { return i.Placed == p })
+		}
+		part >>= 1
+	}
+	for _, p := range s.Create {
+		free := !slices.ContainsFunc(g.Instances, func(i nvml.Instance) bool { return i.Overlaps(p.Span) })
+		if part&1 == 1 && free {
+			g.Instances = append(g.Instances, instance(p))
+		}
+		part >>= 1
+	}
+	return g
+}
+
+func describe(g nvml.GPU) string {
+	var out []string
+	for _, i := range g.Instances {
+		s := i.String()
+		if i.HalfMade() {
+			s += "?"
+		}
+		if len(i.Processes) > 0 {
+			s += "!"
+		}
+		out = append(out, s)
+	}
+	return strings.Join(out, " ")
+}
+
+// bruteForce tries every division and every choice of places, and knows the rules only as they are written down.
+func bruteForce(g nvml.GPU, wish map[string]int) (nvml.Geometry, bool) {
+	var best nvml.Geometry
+	var bestCost []int
+	for _, instances := range divisions(g, wish) {
+		if !enough(g, instances) {
+			continue
+		}
+		eachPlacing(g, instances, nil, func(target nvml.Geometry) {
+			target = slices.Clone(target)
+			target.Sort()
+			c := cost(g, target)
+			order := cmp.Or(slices.Compare(c, bestCost), slices.CompareFunc(target, best, nvml.ComparePlaced))
+			if bestCost == nil || order < 0 {
+				best, bestCost = target, c
+			}
+		})
+	}
+	return best, bestCost != nil
+}
+
+// divisions is every list of instances, as profile and layout, that makes the wished devices available with the fewest
+// instances of each profile.
+func divisions(g nvml.GPU, wish map[string]int) [][]nvml.Placed {
+	out := [][]nvml.Placed{nil}
+	for _, p := range g.Profiles {
+		var whole []nvml.Placed
+		var parts []nvml.ComputeProfile
+		for range wish[p.Name] {
+			whole = append(whole, nvml.Placed{Profile: p.Name})
+		}
+		for _, c := range p.Compute {
+			for range wish[c.Name+"."+p.Name] {
+				if c.Slices == p.Slices {
+					whole = append(whole, nvml.Placed{Profile: p.Name})
+				} else {
+					parts = append(parts, c)
+				}
+			}
+		}
+		var next [][]nvml.Placed
+		for n := 0; n <= p.Max && len(next) == 0; n++ {
+			for _, bins := range binnings(p, parts, make([][]nvml.ComputeProfile, n)) {
+				for _, before := range out {
+					next = append(next, slices.Concat(before, whole, bins))
+				}
+			}
+		}
+		out = next
+	}
+	return out
+}
+
+// binnings puts each part into each bin, and gives the distinct outcomes with no bin empty or overfull.
+func binnings(p nvml.Profile, parts []nvml.ComputeProfile, bins [][]nvml.ComputeProfile) [][]nvml.Placed {
+	distinct := map[string][]nvml.Placed{}
+	var put func(i int)
+	put = func(i int) {
+		if i < len(parts) {
+			for b := range bins {
+				bins[b] = append(bins[b], parts[i])
+				put(i + 1)
+				bins[b] = bins[b][:len(bins[b])-1]
+			}
+			return
+		}
+		var out []nvml.Placed
+		for _, bin := range bins {
+			var names []string
+			used, count := 0, map[string]int{}
+			for _, c := range bin {
+				names, used = append(names, c.Name), used+c.Slices
+				if count[c.Name]++; count[c.Name] > c.Max {
+					return
+				}
+			}
+			if used == 0 || used > p.Slices {
+				return
+			}
+			out = append(out, nvml.Placed{Profile: p.Name, Compute: strings.Join(names, "+")})
+		}
+		slices.SortFunc(out, nvml.ComparePlaced)
+		distinct[fmt.Sprint(out)] = out
+	}
+	put(0)
+	return slices.Collect(maps.Values(distinct))
+}
+
+func enough(g nvml.GPU, instances []nvml.Placed) bool {
+	var largest nvml.Profile
+	for _, p := range g.Profiles {
+		if p.Slices > largest.Slices {
+			largest = p
+		}
+	}
+	count, compute, engines := map[string]int{}, 0, nvml.Engines{}
+	for _, i := range instances {
+		p, _ := g.Profile(i.Profile)
+		count[p.Name]++
+		compute += p.Slices
+		engines.Copy += p.Engines.Copy
+		engines.Decoder += p.Engines.Decoder
+		engines.JPEG += p.Engines.JPEG
+		engines.OFA += p.Engines.OFA
+		if count[p.Name] > p.Max {
+			return false
+		}
+	}
+	most := largest.Engines
+	return compute <= largest.Slices && engines.Copy <= most.Copy && engines.Decoder <= most.Decoder &&
+		engines.JPEG <= most.JPEG && engines.OFA <= most.OFA
+}
+
+func eachPlacing(g nvml.GPU, instances []nvml.Placed, placed nvml.Geometry, yield func(nvml.Geometry)) {
+	if len(instances) == 0 {
+		yield(placed)
+		return
+	}
+	p, _ := g.Profile(instances[0].Profile)
+	for _, at := range p.Placements {
+		if slices.ContainsFunc(placed, func(o nvml.Placed) bool { return o.Overlaps(at) }) {
+			continue
+		}
+		// Equal instances are interchangeable: try them in one order only.
+		if last := len(placed) - 1; last >= 0 && placed[last].Profile == p.Name &&
+			placed[last].Compute == instances[0].Compute && placed[last].Start > at.Start {
+			continue
+		}
+		eachPlacing(g, instances[1:], append(placed, nvml.Placed{Profile: p.Name, Span: at, Compute: instances[0].Compute}), yield)
+	}
+}
+
+// cost is busy instances destroyed, instances destroyed, memory slices destroyed.
+func cost(g nvml.GPU, target nvml.Geometry) []int {
+	c := make([]int, 3)
+	for _, i := range g.Instances {
+		if slices.Contains(target, i.Placed) && !i.HalfMade() {
+			continue
+		}
+		if len(i.Processes) > 0 {
+			c[0]++
+		}
+		c[1]++
+		c[2] += i.Size
+	}
+	return c
+}
+
+func TestWhatIsOfferedInsteadIsPossible(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 6))
+	offered := 0
+	for range 400 {
+		g := []nvml.GPU{a100(), h100(), a30()}[r.IntN(3)]
+		_, err := nvml.Solve(g, randomWish(r, g))
+		impossible := new(nvml.Impossible)
+		if !errors.As(err, &impossible) {
+			continue
+		}
+		if len(impossible.Possible) == 0 {
+			t.Errorf("%v offers nothing instead", err)
+		}
+		for _, s := range impossible.Possible {
+			offered++
+			if _, err := nvml.Solve(g, parseWish(t, s)); err != nil {
+				t.Errorf("%q is offered, but %v", s, err)
+			}
+		}
+	}
+	if offered < 100 {
+		t.Errorf("only %d offers were made", offered)
+	}
+}
+
+// parseWish reads "1x 3g.40gb + 4x 1g.10gb".
+func parseWish(t *testing.T, s string) map[string]int {
+	t.Helper()
+	wish := map[string]int{}
+	for _, line := range strings.Split(s, " + ") {
+		var n int
+		var name string
+		if _, err := fmt.Sscanf(line, "%dx %s", &n, &name); err != nil {
+			t.Fatalf("reading %q: %v", line, err)
+		}
+		wish[name] += n
+	}
+	return wish
+}
+
+func FuzzSolve(f *testing.F) {
+	f.Add(uint64(1), "3g.40gb", 2, "1g.10gb", 1)
+	f.Add(uint64(2), "1c.3g.40gb", 4, "1g.10gb.me", 1)
+	f.Add(uint64(3), "9g.999gb", -1, "", 0)
+	f.Fuzz(func(t *testing.T, seed uint64, name string, n int, other string, m int) {
+		r := rand.New(rand.NewPCG(seed, 0))
+		g := crowd(r, []nvml.GPU{a100(), h100(), a30(), sixteen()}[r.IntN(4)])
+		wish := map[string]int{name: n, other: m}
+		s, err := nvml.Solve(g, wish)
+		if err != nil {
+			if err.Error() == "" {
+				t.Error("an empty reason")
+			}
+			return
+		}
+		for i, p := range s.Target {
+			if i > 0 && s.Target[i-1].End() > p.Start {
+				t.Errorf("%v stands on %v", p, s.Target[i-1])
+			}
+		}
+		var devices int
+		for _, p := range s.Target {
+			devices += len(p.Devices())
+		}
+		if wanted := wish[name] + wish[other]; name != other && devices != wanted {
+			t.Errorf("%v has %d devices, want %d", s.Target, devices, wanted)
+		}
+		if got := len(s.Keep) + len(s.Destroy); got != len(g.Instances) {
+			t.Errorf("%d instances are kept or destroyed, of %d", got, len(g.Instances))
+		}
+		if got := len(s.Keep) + len(s.Create); got != len(s.Target) {
+			t.Errorf("%d instances are kept or created, of %d", got, len(s.Target))
+		}
+	})
+}
+
+func BenchmarkSolve(b *testing.B) {
+	for _, c := range []struct {
+		name string
+		gpu  nvml.GPU
+		wish map[string]int
+	}{
+		{"balanced on a full H100", stand(h100(), "3g.40gb@0!", "1g.10gb@4", "1g.10gb@5", "1g.10gb@6"), map[string]int{"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}},
+		{"impossible on an A100", a100(), map[string]int{"3g.40gb": 2, "1g.10gb": 1}},
+		{"eight kinds on sixteen slices", sixteen(), map[string]int{
+			"1g.6gb": 2, "1g.6gb+me": 2, "1g.6gb-me": 2, "1g.6gb+gfx": 2, "1g.12gb": 1, "2g.12gb": 1, "3g.24gb": 1,
+		}},
+		{"four kinds of one slice on sixteen", sixteen(), map[string]int{"1g.6gb": 4, "1g.6gb+me": 4, "1g.6gb-me": 4, "1g.6gb+gfx": 4}},
+		{"parts on sixteen slices", sixteen(), map[string]int{"1c.4g.24gb": 7, "2c.4g.24gb": 3}},
+		{"impossible on sixteen slices", sixteen(), map[string]int{"1g.6gb": 9, "1g.6gb+me": 4, "2g.12gb": 4, "3g.24gb": 1}},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			for b.Loop() {
+				_, _ = nvml.Solve(c.gpu, c.wish) // an impossible wish is as good a subject
+			}
+		})
+	}
+}
