@@ -1,0 +1,174 @@
+// Package migparted reads and writes the file format of NVIDIA's mig-parted, version v1, in which people keep their MIG
+// configs. It is the only package that knows the format, and it needs cgo, as NVIDIA's does.
+//
+// It knows no hardware: a profile that is well written may still be one that no GPU has.
+package migparted
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	spec "github.com/NVIDIA/mig-parted/api/spec/v1"
+	"github.com/NVIDIA/mig-parted/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// upstream serialises calls into mig-parted, which fills package variables without a lock when it checks a profile's
+// name (v0.14.4, pkg/types/nvdev.go). It loads no library for it.
+var upstream sync.Mutex
+
+// Parse reads a file of MIG configs. What mig-parted refuses is refused, and so is what it would silently ignore: a
+// filter that can match nothing, a negative index, a name that no label can hold, a field that is there twice.
+//
+// The error joins one *config.InvalidError for each mistake, in the order of names and rules. A file with a mistake has
+// no configs: half a catalog would let a label mean something else than its author sees.
+func Parse(text []byte) (map[string]config.MIGConfig, error) {
+	doc, err := yaml.YAMLToJSONStrict(text)
+	if err != nil {
+		return nil, fmt.Errorf("reading MIG configs as YAML: %w", err)
+	}
+	if string(doc) == "null" {
+		return nil, fmt.Errorf("reading MIG configs: the file is empty, and needs at least %q and %q", "version: v1", "mig-configs")
+	}
+	file, err := decode(doc)
+	if err != nil {
+		return nil, err
+	}
+
+	configs := map[string]config.MIGConfig{}
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(file.MigConfigs)) {
+		if err := checkName(name); err != nil {
+			errs = append(errs, err)
+		}
+		var rules config.MIGConfig
+		for i, written := range file.MigConfigs[name] {
+			rule, wrong := ruleOf(written)
+			for _, w := range wrong {
+				w.Config, w.Rule = name, i+1
+				errs = append(errs, w)
+			}
+			rules = append(rules, rule)
+		}
+		configs[name] = rules
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	return configs, nil
+}
+
+// Render writes configs as a file that mig-parted reads, and that Parse reads back as the same configs.
+func Render(configs map[string]config.MIGConfig) ([]byte, error) {
+	file := spec.Spec{Version: spec.Version, MigConfigs: map[string]spec.MigConfigSpecSlice{}}
+	for name, rules := range configs {
+		var written spec.MigConfigSpecSlice
+		for _, r := range rules {
+			w := spec.MigConfigSpec{MigEnabled: r.MIG, MigDevices: types.MigConfig{}, Devices: r.Indices}
+			maps.Copy(w.MigDevices, r.Devices)
+			if r.All {
+				w.Devices = "all"
+			}
+			if len(r.DeviceFilter) > 0 {
+				w.DeviceFilter = r.DeviceFilter
+			}
+			written = append(written, w)
+		}
+		file.MigConfigs[name] = written
+	}
+	text, err := yaml.Marshal(file)
+	if err != nil {
+		return nil, fmt.Errorf("writing MIG configs: %w", err)
+	}
+	return text, nil
+}
+
+// decode leaves the decision to mig-parted. Its messages do not say where a mistake is, so ours are given instead if the
+// mistake can be found again.
+func decode(doc []byte) (spec.Spec, error) {
+	upstream.Lock()
+	defer upstream.Unlock()
+
+	var file spec.Spec
+	refused := json.Unmarshal(doc, &file)
+	if refused == nil {
+		return file, nil
+	}
+	if errs := locate(doc); len(errs) > 0 {
+		return spec.Spec{}, errors.Join(errs...)
+	}
+	return spec.Spec{}, fmt.Errorf("reading MIG configs: %w", refused)
+}
+
+func checkName(name string) error {
+	wrong := &config.InvalidError{Field: "mig-configs", Value: strconv.Quote(name)}
+	if name == "" {
+		wrong.Want = "is empty: a label cannot ask for it"
+		return wrong
+	}
+	if problems := validation.IsValidLabelValue(name); len(problems) > 0 {
+		wrong.Want = "cannot be the value of a label, so no node could ask for it: write letters, digits, '-', '_' and '.'," +
+			" at most 63, beginning and ending with a letter or digit (NVIDIA writes '.' for the '+' of a profile)"
+		return wrong
+	}
+	return nil
+}
+
+// ruleOf turns a rule that mig-parted accepts into ours, with everything that is wrong about it.
+func ruleOf(written spec.MigConfigSpec) (config.MIGRule, []*config.InvalidError) {
+	rule := config.MIGRule{MIG: written.MigEnabled, All: written.MatchesAllDevices()}
+	var wrong []*config.InvalidError
+	refuse := func(field, value, want string) {
+		wrong = append(wrong, &config.InvalidError{Field: field, Value: value, Want: want})
+	}
+
+	switch filter := written.DeviceFilter.(type) {
+	case string:
+		if filter != "" {
+			rule.DeviceFilter = []string{filter}
+		}
+	case []string:
+		rule.DeviceFilter = filter
+	}
+	for _, f := range rule.DeviceFilter {
+		if strings.HasPrefix(f, ":") {
+			refuse("device-filter", strconv.Quote(f), `is a subsystem id, which mig-parted knows from v0.15 on and this agent does not: write a device id, "0x233010DE"`)
+		} else if _, err := config.DeviceID(f); err != nil {
+			refuse("device-filter", strconv.Quote(f), `is not of the form "0x233010DE", the PCI device id followed by the vendor id`)
+		}
+	}
+
+	if indices, ok := written.Devices.([]int); ok {
+		rule.Indices = indices
+		if len(indices) == 0 {
+			refuse("devices", "[]", `names no GPU: write "all" or a list of positions, [0, 1]`)
+		}
+		for _, i := range indices {
+			if i < 0 {
+				refuse("devices", strconv.Itoa(i), "is negative: the first GPU in PCI order is 0")
+			}
+		}
+	}
+
+	if written.MigEnabled {
+		rule.Devices = map[string]int{}
+	}
+	for _, name := range slices.Sorted(maps.Keys(written.MigDevices)) {
+		canonical, problem := profile(name)
+		if problem != "" {
+			refuse("mig-devices", strconv.Quote(name), problem)
+		} else if n := written.MigDevices[name]; n > 0 {
+			rule.Devices[canonical] += n
+		}
+	}
+	return rule, wrong
+}
