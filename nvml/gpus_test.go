@@ -36,7 +36,7 @@ func sevenSlices(model string, engines func(slices int, media, whole bool) nvml.
 func computeOf(slices int) []nvml.ComputeProfile {
 	var out []nvml.ComputeProfile
 	for _, n := range []int{1, 2, 3, 4, 7} {
-		if n <= slices {
+		if n <= slices && (n != 3 || slices != 4) {
 			out = append(out, nvml.ComputeProfile{Name: fmt.Sprintf("%dc", n), Slices: n, Max: slices / n})
 		}
 	}
@@ -173,7 +173,7 @@ func everyPlace(g nvml.GPU) []nvml.Placed {
 			layouts = append(layouts, "2c", "1c+2c", "1c+1c+1c")
 		}
 		if p.Slices >= 4 {
-			layouts = append(layouts, "3c", "1c+3c", "2c+2c")
+			layouts = append(layouts, "1c+1c+2c", "2c+2c")
 		}
 		for _, at := range p.Placements {
 			for _, l := range layouts {

@@ -139,6 +139,10 @@ type GPU struct {
 	Model     string // "NVIDIA H100 80GB HBM3"
 	MemoryMiB int
 
+	// Lost means that the GPU has fallen off the bus: what is known of it besides is from before, or nothing. What
+	// stands on it is not known, and every change to it is ErrLost.
+	Lost bool
+
 	Capable bool // it can be cut into instances
 	Enabled bool // MIG mode is on now
 	Pending bool // MIG mode after the next reset; differs from Enabled while a reset is owed
@@ -209,7 +213,7 @@ const (
 // the method returns ErrUnresponsive, as do all further calls until the driver answers again.
 // Errors are *Error and match one of the Err… values where the cause is one that callers decide by.
 type Driver interface {
-	// Snapshot reports every GPU of the node in PCI order. It changes nothing.
+	// Snapshot reports every GPU of the node in PCI order, those that are lost too. It changes nothing.
 	// With no driver loaded it returns ErrNoDriver, which may pass: the next call tries again from the start.
 	Snapshot(ctx context.Context) ([]GPU, error)
 	// SetMode requests MIG mode on or off. A nil error may leave the change pending until a reset: Snapshot tells.
