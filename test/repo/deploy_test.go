@@ -1,0 +1,217 @@
+package repo_test
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/kubernetes/scheme"
+	sigsyaml "sigs.k8s.io/yaml"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/migparted"
+)
+
+const (
+	base      = root + "/deploy/base"
+	namespace = "gpuslice" // of everything in deploy/ that has one
+)
+
+// manifest is one object of deploy/.
+type manifest struct {
+	file                  string
+	kind, namespace, name string
+	object                runtime.Object
+}
+
+// manifests reads the objects of deploy/, each into its type of k8s.io/api. A field that the type does not have, or
+// that is there twice, fails the test.
+func manifests(t *testing.T) []manifest {
+	t.Helper()
+	strict := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
+	var out []manifest
+	err := filepath.WalkDir(root+"/deploy", func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || filepath.Ext(path) != ".yaml" || filepath.Base(path) == "kustomization.yaml" {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		documents := yaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(text)))
+		for {
+			doc, err := documents.Read()
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			object, kind, err := strict.Decode(doc, nil, nil)
+			if err != nil {
+				t.Errorf("%s: %v", path, err)
+				continue
+			}
+			named, err := meta.Accessor(object)
+			if err != nil {
+				return err
+			}
+			out = append(out, manifest{
+				file: path, kind: kind.Kind, namespace: named.GetNamespace(), name: named.GetName(), object: object,
+			})
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(out) == 0 {
+		t.Fatal("deploy/ has no manifests")
+	}
+	return out
+}
+
+// the finds the only manifest of its type.
+func the[T runtime.Object](t *testing.T, name string) T {
+	t.Helper()
+	for _, m := range manifests(t) {
+		if object, ok := m.object.(T); ok && m.name == name {
+			return object
+		}
+	}
+	var none T
+	t.Fatalf("deploy/ has no %T %s", none, name)
+	return none
+}
+
+func TestManifestsDecodeStrictlyAndLieInOurNamespace(t *testing.T) {
+	clusterWide := []string{"Namespace", "ClusterRole", "ClusterRoleBinding"}
+	for _, m := range manifests(t) {
+		want := namespace
+		if slices.Contains(clusterWide, m.kind) {
+			want = ""
+		}
+		if m.namespace != want {
+			t.Errorf("%s: %s %s is in namespace %q, want %q", m.file, m.kind, m.name, m.namespace, want)
+		}
+	}
+}
+
+func TestKustomizationNamesEveryFileOfItsFolder(t *testing.T) {
+	text, err := os.ReadFile(base + "/kustomization.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var kustomization struct {
+		APIVersion string   `json:"apiVersion"`
+		Kind       string   `json:"kind"`
+		Namespace  string   `json:"namespace"`
+		Resources  []string `json:"resources"`
+	}
+	if err := sigsyaml.UnmarshalStrict(text, &kustomization); err != nil {
+		t.Fatal(err)
+	}
+	var files []string
+	paths, err := filepath.Glob(base + "/*.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range paths {
+		if name := filepath.Base(path); name != "kustomization.yaml" {
+			files = append(files, name)
+		}
+	}
+	slices.Sort(kustomization.Resources)
+	if diff := cmp.Diff(files, kustomization.Resources); diff != "" {
+		t.Errorf("resources (-files +kustomization.yaml):\n%s", diff)
+	}
+	if kustomization.Namespace != namespace {
+		t.Errorf("namespace is %q, want %q", kustomization.Namespace, namespace)
+	}
+}
+
+func TestSettingsAreTheDefaultsButForTheMIGConfigs(t *testing.T) {
+	got, err := config.Parse([]byte(the[*corev1.ConfigMap](t, "gpuslice-settings").Data["settings.yaml"]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := config.Default()
+	want.MIGConfigMap = config.ConfigMapKey{Namespace: namespace, Name: "gpuslice-mig-configs", Key: "config.yaml"}
+	bySelectorText := cmp.Comparer(func(a, b labels.Selector) bool { return a.String() == b.String() })
+	if diff := cmp.Diff(want, got, bySelectorText); diff != "" {
+		t.Errorf("deploy/base/configmap-settings.yaml says that it shows the defaults (-default +written):\n%s", diff)
+	}
+}
+
+func TestMIGConfigsAreReadByTheAgentsOwnParser(t *testing.T) {
+	settings, err := config.Parse([]byte(the[*corev1.ConfigMap](t, "gpuslice-settings").Data["settings.yaml"]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ref := settings.MIGConfigMap
+	text, ok := the[*corev1.ConfigMap](t, ref.Name).Data[ref.Key]
+	if !ok {
+		t.Fatalf("settings: migConfigMap names key %q, which ConfigMap %s does not have", ref.Key, ref.Name)
+	}
+	configs, err := migparted.Parse([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(configs) == 0 {
+		t.Error("there are none")
+	}
+}
+
+func TestTheAgentsPodMountsWhatItDeclares(t *testing.T) {
+	pod := the[*appsv1.DaemonSet](t, "gpuslice-agent").Spec.Template.Spec
+	mounts := map[string]corev1.VolumeMount{}
+	for _, m := range pod.Containers[0].VolumeMounts {
+		mounts[m.Name] = m
+	}
+	for _, v := range pod.Volumes {
+		m, ok := mounts[v.Name]
+		delete(mounts, v.Name)
+		switch {
+		case !ok:
+			t.Errorf("volume %s is not mounted", v.Name)
+		case v.HostPath != nil && !m.ReadOnly && v.Name != "dev":
+			t.Errorf("volume %s: %s of the host is mounted for writing", v.Name, v.HostPath.Path)
+		case v.ConfigMap != nil:
+			_ = the[*corev1.ConfigMap](t, v.ConfigMap.Name)
+		}
+	}
+	for name := range mounts {
+		t.Errorf("mount %s has no volume", name)
+	}
+	_ = the[*corev1.ServiceAccount](t, pod.ServiceAccountName)
+}
+
+func TestTheAgentsArgumentsLieUnderItsMounts(t *testing.T) {
+	container := the[*appsv1.DaemonSet](t, "gpuslice-agent").Spec.Template.Spec.Containers[0]
+	for _, arg := range container.Args {
+		_, path, ok := strings.Cut(arg, "=/")
+		if !ok {
+			continue
+		}
+		under := slices.ContainsFunc(container.VolumeMounts, func(m corev1.VolumeMount) bool {
+			return strings.HasPrefix("/"+path+"/", m.MountPath+"/")
+		})
+		if !under {
+			t.Errorf("argument %s: nothing is mounted there", arg)
+		}
+	}
+}

@@ -1,0 +1,242 @@
+package repo_test
+
+import (
+	"cmp"
+	"fmt"
+	"go/ast"
+	"go/constant"
+	"go/types"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	"golang.org/x/tools/go/packages"
+	rbacv1 "k8s.io/api/rbac/v1"
+)
+
+// grant is one verb on one resource, "patch nodes/status", with its API group unless that is the core one.
+type grant string
+
+func grantOf(verb, resource, group string) grant {
+	if group != "" {
+		resource += "." + group
+	}
+	return grant(verb + " " + resource)
+}
+
+// unseen are the grants that calls need which are not made through a typed client, with where they are made.
+// TestRawCallsToTheAPIServerAreKnown fails when a place is added.
+var unseen = map[grant]string{
+	"list nodes":           "agent.watchObjects",
+	"watch nodes":          "agent.watchObjects",
+	"list pods":            "agent.watchObjects",
+	"watch pods":           "agent.watchObjects",
+	"list configmaps":      "agent.watchObjects",
+	"watch configmaps":     "agent.watchObjects",
+	"create pods/eviction": "drain.request",
+	"create events":        "record.EventRecorder",
+	"patch events":         "record.EventRecorder, for an event that is there already",
+}
+
+// verbs of the methods of a typed client.
+var verbs = map[string]string{
+	"Get": "get", "List": "list", "Watch": "watch", "Create": "create", "Update": "update", "UpdateStatus": "update",
+	"Patch": "patch", "Apply": "patch", "ApplyStatus": "patch", "Delete": "delete", "DeleteCollection": "deletecollection",
+	"EvictV1": "create", "EvictV1beta1": "create", "Evict": "create",
+}
+
+func TestTheAgentMayDoWhatItsCodeCallsAndNothingElse(t *testing.T) {
+	used := map[grant]bool{}
+	for g := range unseen {
+		used[g] = true
+	}
+	forEachCall(t, func(_ string, info *types.Info, call *ast.CallExpr) {
+		if g, ok := typedCall(info, call); ok {
+			used[g] = true
+		}
+	})
+	given := map[grant]bool{}
+	for _, m := range manifests(t) {
+		var rules []rbacv1.PolicyRule
+		switch object := m.object.(type) {
+		case *rbacv1.ClusterRole:
+			rules = object.Rules
+		case *rbacv1.Role:
+			rules = object.Rules
+		}
+		for _, rule := range rules {
+			for _, group := range rule.APIGroups {
+				for _, resource := range rule.Resources {
+					for _, verb := range rule.Verbs {
+						given[grantOf(verb, resource, group)] = true
+					}
+				}
+			}
+		}
+	}
+	if diff := gocmp.Diff(slices.Sorted(maps.Keys(used)), slices.Sorted(maps.Keys(given))); diff != "" {
+		t.Errorf("deploy/base/rbac.yaml beside the calls of agent, drain and cmd (-called +granted):\n%s", diff)
+	}
+}
+
+func TestRawCallsToTheAPIServerAreKnown(t *testing.T) {
+	want := map[string]bool{}
+	for _, where := range unseen {
+		if !strings.HasPrefix(where, "record.") {
+			want[where] = true
+		}
+	}
+	got := map[string]bool{}
+	forEachCall(t, func(where string, info *types.Info, call *ast.CallExpr) {
+		method, receiver := methodOf(info, call)
+		if method == "RESTClient" && strings.HasPrefix(receiver.Pkg().Path(), "k8s.io/client-go/kubernetes/typed/") {
+			got[where] = true
+		}
+	})
+	if diff := gocmp.Diff(slices.Sorted(maps.Keys(want)), slices.Sorted(maps.Keys(got))); diff != "" {
+		t.Errorf("functions that take a raw REST client (-known +found); say in the table of unseen grants what they need:\n%s", diff)
+	}
+}
+
+// forEachCall visits each call of the packages that talk to the cluster, with the function it stands in.
+func forEachCall(t *testing.T, visit func(where string, info *types.Info, call *ast.CallExpr)) {
+	t.Helper()
+	loaded, err := packages.Load(&packages.Config{
+		Mode:    packages.NeedName | packages.NeedSyntax | packages.NeedTypes | packages.NeedTypesInfo | packages.NeedImports | packages.NeedExportFile,
+		Dir:     root,
+		Context: t.Context(),
+	}, "./agent/...", "./drain/...", "./cmd/...")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pkg := range loaded {
+		for _, err := range pkg.Errors {
+			t.Fatalf("loading %s: %v", pkg.PkgPath, err)
+		}
+		for _, file := range pkg.Syntax {
+			for _, decl := range file.Decls {
+				where := pkg.Name
+				if f, ok := decl.(*ast.FuncDecl); ok {
+					where += "." + f.Name.Name
+				}
+				ast.Inspect(decl, func(n ast.Node) bool {
+					if call, ok := n.(*ast.CallExpr); ok {
+						visit(where, pkg.TypesInfo, call)
+					}
+					return true
+				})
+			}
+		}
+	}
+}
+
+// methodOf names the method that is called, and the type that declares it. It is "" for anything but a method.
+func methodOf(info *types.Info, call *ast.CallExpr) (string, *types.TypeName) {
+	selector, ok := call.Fun.(*ast.SelectorExpr)
+	if !ok {
+		return "", nil
+	}
+	selection := info.Selections[selector]
+	if selection == nil {
+		return "", nil
+	}
+	named, ok := types.Unalias(selection.Recv()).(*types.Named)
+	if !ok || named.Obj().Pkg() == nil {
+		return "", nil
+	}
+	return selector.Sel.Name, named.Obj()
+}
+
+// typedCall tells which grant a call needs, if it is a call of client-go's typed clients: a method of
+// typed/core/v1.NodeInterface, say.
+func typedCall(info *types.Info, call *ast.CallExpr) (grant, bool) {
+	method, receiver := methodOf(info, call)
+	verb, ok := verbs[method]
+	if !ok {
+		return "", false
+	}
+	path, ok := strings.CutPrefix(receiver.Pkg().Path(), "k8s.io/client-go/kubernetes/typed/")
+	if !ok {
+		return "", false
+	}
+	kind, ok := strings.CutSuffix(receiver.Name(), "Interface")
+	if !ok {
+		return "", false
+	}
+	group := filepath.Dir(path)
+	if group == "core" {
+		group = ""
+	}
+	resource := strings.ToLower(kind) + "s"
+	switch {
+	case strings.HasSuffix(method, "Status"):
+		resource += "/status"
+	case strings.HasPrefix(method, "Evict"):
+		resource += "/eviction"
+	case method == "Patch":
+		for _, sub := range call.Args[min(5, len(call.Args)):] {
+			if v := info.Types[sub].Value; v != nil {
+				resource += "/" + constant.StringVal(v)
+			}
+		}
+	}
+	return grantOf(verb, resource, group), true
+}
+
+func TestRolesGrantNoWildcardAndNothingThatLeadsToMore(t *testing.T) {
+	for _, m := range manifests(t) {
+		var rules []rbacv1.PolicyRule
+		switch object := m.object.(type) {
+		case *rbacv1.ClusterRole:
+			rules = object.Rules
+		case *rbacv1.Role:
+			rules = object.Rules
+		}
+		for i, rule := range rules {
+			at := fmt.Sprintf("%s, rule %d", m.file, i+1)
+			for _, word := range slices.Concat(rule.APIGroups, rule.Resources, rule.Verbs, rule.NonResourceURLs) {
+				if strings.Contains(word, "*") {
+					t.Errorf("%s: %q is a wildcard", at, word)
+				}
+			}
+			for _, verb := range rule.Verbs {
+				if slices.Contains([]string{"bind", "escalate", "impersonate"}, verb) {
+					t.Errorf("%s: %q gives away more than it says", at, verb)
+				}
+			}
+			if slices.Contains(rule.Resources, "secrets") {
+				t.Errorf("%s: the agent needs no secrets", at)
+			}
+		}
+	}
+}
+
+func TestBindingsNameRolesAndAccountsThatAreThere(t *testing.T) {
+	have := map[string]bool{}
+	for _, m := range manifests(t) {
+		have[m.kind+"/"+m.name] = true
+	}
+	for _, m := range manifests(t) {
+		var role rbacv1.RoleRef
+		var subjects []rbacv1.Subject
+		switch object := m.object.(type) {
+		case *rbacv1.ClusterRoleBinding:
+			role, subjects = object.RoleRef, object.Subjects
+		case *rbacv1.RoleBinding:
+			role, subjects = object.RoleRef, object.Subjects
+		default:
+			continue
+		}
+		if !have[role.Kind+"/"+role.Name] {
+			t.Errorf("%s: there is no %s %s", m.file, role.Kind, role.Name)
+		}
+		for _, s := range subjects {
+			if !have[s.Kind+"/"+s.Name] || cmp.Or(s.Namespace, namespace) != namespace {
+				t.Errorf("%s: there is no %s %s/%s", m.file, s.Kind, s.Namespace, s.Name)
+			}
+		}
+	}
+}
