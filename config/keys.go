@@ -72,6 +72,8 @@ const (
 	ReasonNoWish Reason = "NoWish"
 	// ReasonConverged is given when hardware and allocatable are as the labels ask.
 	ReasonConverged Reason = "Converged"
+	// ReasonWithdrawn is given when the label is removed in the middle of a change, which is then undone.
+	ReasonWithdrawn Reason = "Withdrawn"
 	// ReasonHeld is given when a change is wanted and AnnotationHold stops it.
 	ReasonHeld Reason = "Held"
 )
@@ -114,6 +116,8 @@ const (
 
 // Reasons when something went wrong.
 const (
+	// ReasonJournalUnreadable is given when the journal is not one that this agent can read: it then touches nothing.
+	ReasonJournalUnreadable Reason = "JournalUnreadable"
 	// ReasonDriverNotLoaded is given while NVIDIA's driver or library is not there.
 	ReasonDriverNotLoaded Reason = "DriverNotLoaded"
 	// ReasonDriverUnresponsive is given while a call into the driver does not come back.

@@ -1,0 +1,110 @@
+package config
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+	"strconv"
+
+	strict "sigs.k8s.io/json"
+	"sigs.k8s.io/yaml"
+)
+
+// inputs is a settings file laid over the defaults, not yet checked. Values are as people wrote them, so that a message
+// can quote them.
+type inputs struct {
+	APIVersion    scalar             `json:"apiVersion"`
+	Kind          scalar             `json:"kind"`
+	NodeHeartbeat scalar             `json:"nodeHeartbeat"`
+	MIGStrategy   scalar             `json:"migStrategy"`
+	MIGConfigMap  configMapInputs    `json:"migConfigMap"`
+	DevicePlugin  devicePluginInputs `json:"devicePlugin"`
+	Timeouts      timeoutInputs      `json:"timeouts"`
+	Retry         retryInputs        `json:"retry"`
+}
+
+type configMapInputs struct {
+	Namespace scalar `json:"namespace"`
+	Name      scalar `json:"name"`
+	Key       scalar `json:"key"`
+}
+
+type devicePluginInputs struct {
+	PodSelector []scalar `json:"podSelector"`
+}
+
+type timeoutInputs struct {
+	DriverCall scalar `json:"driverCall"`
+	APICall    scalar `json:"apiCall"`
+	Capacity   scalar `json:"capacity"`
+	Drain      scalar `json:"drain"`
+}
+
+type retryInputs struct {
+	Failures scalar `json:"failures"`
+	First    scalar `json:"first"`
+	Longest  scalar `json:"longest"`
+	NoEffect scalar `json:"noEffect"`
+}
+
+// scalar is one value as it is written: text without its quotes, anything else as JSON.
+type scalar string
+
+// UnmarshalJSON accepts every value, since it is the checks that say what is allowed. A field without a value is as if it
+// were not there.
+func (s *scalar) UnmarshalJSON(raw []byte) error {
+	var text string
+	switch {
+	case string(raw) == "null":
+	case json.Unmarshal(raw, &text) == nil:
+		*s = scalar(text)
+	default:
+		*s = scalar(raw)
+	}
+	return nil
+}
+
+// inputsOf writes settings as a file would have them, to be overwritten by one. The kind of file is left for it to say.
+func inputsOf(s Settings) inputs {
+	in := inputs{
+		NodeHeartbeat: scalar(s.NodeHeartbeat.String()),
+		MIGStrategy:   scalar(s.MIGStrategy),
+		MIGConfigMap: configMapInputs{
+			Namespace: scalar(s.MIGConfigMap.Namespace), Name: scalar(s.MIGConfigMap.Name), Key: scalar(s.MIGConfigMap.Key),
+		},
+		Timeouts: timeoutInputs{
+			DriverCall: scalar(s.Timeouts.DriverCall.String()), APICall: scalar(s.Timeouts.APICall.String()),
+			Capacity: scalar(s.Timeouts.Capacity.String()), Drain: scalar(s.Timeouts.Drain.String()),
+		},
+		Retry: retryInputs{
+			Failures: scalar(strconv.Itoa(s.Retry.Failures)), First: scalar(s.Retry.First.String()),
+			Longest: scalar(s.Retry.Longest.String()), NoEffect: scalar(strconv.Itoa(s.Retry.NoEffect)),
+		},
+	}
+	for _, selector := range s.DevicePlugin.PodSelector {
+		in.DevicePlugin.PodSelector = append(in.DevicePlugin.PodSelector, scalar(selector.String()))
+	}
+	return in
+}
+
+// decode lays a settings file over the inputs. Fields that do not exist are returned as unknown; the rest is still read,
+// so that all that is wrong can be said at once.
+func (in *inputs) decode(text []byte) (unknown, err error) {
+	doc, err := yaml.YAMLToJSONStrict(text)
+	if err != nil {
+		return nil, fmt.Errorf("reading YAML: %w", err)
+	}
+	fields, err := strict.UnmarshalStrict(doc, in)
+	if mismatch, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		form := "mapping"
+		if mismatch.Type.Kind() == reflect.Slice {
+			form = "list"
+		}
+		return nil, &InvalidError{Field: mismatch.Field, Want: fmt.Sprintf("must be a %s, not a %s", form, mismatch.Value)}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading fields: %w", err)
+	}
+	return errors.Join(fields...), nil
+}

@@ -1,0 +1,282 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// The kind of the settings file.
+const (
+	SettingsAPIVersion = "gpuslice.io/v1alpha1"
+	SettingsKind       = "Settings"
+)
+
+// Settings is how the agent behaves on its node, whatever the labels ask for. All of it is checked.
+type Settings struct {
+	NodeHeartbeat time.Duration // how often a converged node is written to
+	MIGStrategy   MIGStrategy   // how the device plugin presents MIG devices
+	MIGConfigMap  ConfigMapKey  // people's own MIG configs; without a name there are only generated ones
+	DevicePlugin  DevicePlugin
+	Timeouts      Timeouts
+	Retry         Retry
+}
+
+// ConfigMapKey is a file in a ConfigMap.
+type ConfigMapKey struct {
+	Namespace string // empty for the agent's own
+	Name      string // empty for no file at all
+	Key       string
+}
+
+// DevicePlugin is how to recognise NVIDIA's device plugin.
+type DevicePlugin struct {
+	PodSelector []labels.Selector // its pod on the node matches at least one
+}
+
+// Timeouts bound each wait.
+type Timeouts struct {
+	DriverCall time.Duration // one call into the driver
+	APICall    time.Duration // one request to the API server
+	Capacity   time.Duration // until kubelet shows the new devices
+	Drain      time.Duration // until the pods that hold a GPU have left
+}
+
+// Retry is what happens to a step that fails for a cause that may pass.
+type Retry struct {
+	Failures int           // in a row, until the change is given up and undone
+	First    time.Duration // delay after the first failure; it doubles with each further one
+	Longest  time.Duration // delay that is not exceeded
+	NoEffect int           // how often a step may succeed and still be needed, until it is a fault
+}
+
+// MIGStrategy is how the device plugin presents MIG devices, in the plugin's own words.
+type MIGStrategy string
+
+// The strategies. Auto takes the plugin's from the node.
+const (
+	MIGStrategyAuto   MIGStrategy = "auto"
+	MIGStrategyNone   MIGStrategy = "none"
+	MIGStrategySingle MIGStrategy = "single"
+	MIGStrategyMixed  MIGStrategy = "mixed"
+)
+
+// On is the strategy on a node whose LabelMIGStrategy has the given value, which is empty where there is none.
+// Auto without a label is mixed: it is what clusters use that cut GPUs unevenly, and the label comes with GPU feature
+// discovery, which need not run.
+func (s MIGStrategy) On(label string) MIGStrategy {
+	if s != MIGStrategyAuto {
+		return s
+	}
+	switch found := MIGStrategy(label); found {
+	case MIGStrategyNone, MIGStrategySingle, MIGStrategyMixed:
+		return found
+	case MIGStrategyAuto:
+	}
+	return MIGStrategyMixed
+}
+
+// The defaults of the settings, and what bounds them.
+const (
+	// DefaultNodeHeartbeat: as often as kubelet itself writes to a node whose status does not change. Each write of a
+	// node goes to all who watch nodes.
+	DefaultNodeHeartbeat = 5 * time.Minute
+	minNodeHeartbeat     = 10 * time.Second // kubelet's own lease interval: more often tells nobody anything
+	maxNodeHeartbeat     = 24 * time.Hour
+
+	// DefaultMIGConfigMap and DefaultMIGConfigMapKey are what NVIDIA's GPU operator documents for custom configs.
+	DefaultMIGConfigMap    = "custom"
+	DefaultMIGConfigMapKey = "config.yaml"
+
+	// DefaultDriverCall: the slowest call known, a mode change on an A100, takes some 4 s, and a reset a few times that.
+	DefaultDriverCall = 30 * time.Second
+	// DefaultAPICall: an API server that needs longer is not there, and the next try may reach another one.
+	DefaultAPICall = 15 * time.Second
+	// DefaultCapacity: the plugin needs seconds for a few devices; with 56 on a node discovery has been seen to take
+	// minutes.
+	DefaultCapacity = 5 * time.Minute
+	// DefaultDrain: long enough for a disruption budget to free up after a rollout, short enough to be noticed the same
+	// day.
+	DefaultDrain = time.Hour
+
+	// DefaultFailures, with the delays below, gives a driver that is being restarted about ten minutes.
+	DefaultFailures   = 10
+	DefaultFirstDelay = 2 * time.Second
+	// DefaultLongestDelay: people who have cured the cause should not wait longer than it takes to look again.
+	DefaultLongestDelay = 2 * time.Minute
+	// DefaultNoEffect: once may be a reader that lags behind; three times in a row is no lag.
+	DefaultNoEffect = 3
+)
+
+// Default is the settings of an agent without a settings file.
+func Default() Settings {
+	return Settings{
+		NodeHeartbeat: DefaultNodeHeartbeat,
+		MIGStrategy:   MIGStrategyAuto,
+		MIGConfigMap:  ConfigMapKey{Name: DefaultMIGConfigMap, Key: DefaultMIGConfigMapKey},
+		DevicePlugin: DevicePlugin{PodSelector: []labels.Selector{
+			labels.SelectorFromSet(labels.Set{"app": "nvidia-device-plugin-daemonset"}),          // GPU operator
+			labels.SelectorFromSet(labels.Set{"app.kubernetes.io/name": "nvidia-device-plugin"}), // the plugin's Helm chart
+			labels.SelectorFromSet(labels.Set{"name": "nvidia-device-plugin-ds"}),                // the plugin's static manifest
+		}},
+		Timeouts: Timeouts{DriverCall: DefaultDriverCall, APICall: DefaultAPICall, Capacity: DefaultCapacity, Drain: DefaultDrain},
+		Retry:    Retry{Failures: DefaultFailures, First: DefaultFirstDelay, Longest: DefaultLongestDelay, NoEffect: DefaultNoEffect},
+	}
+}
+
+// Load reads a settings file.
+func Load(path string) (Settings, error) {
+	text, err := os.ReadFile(filepath.Clean(path))
+	if err != nil {
+		return Settings{}, fmt.Errorf("reading settings: %w", err)
+	}
+	s, err := Parse(text)
+	if err != nil {
+		return Settings{}, fmt.Errorf("reading settings from %s: %w", path, err)
+	}
+	return s, nil
+}
+
+// Parse reads settings from YAML. What is not written has its default; fields that do not exist are refused.
+// The error joins everything that is wrong: one *InvalidError for each value that is not allowed.
+func Parse(text []byte) (Settings, error) {
+	in := inputsOf(Default())
+	unknown, err := in.decode(text)
+	if err != nil {
+		return Settings{}, err
+	}
+	s, wrong := in.settings()
+	if err := errors.Join(unknown, wrong); err != nil {
+		return Settings{}, err
+	}
+	return s, nil
+}
+
+// settings checks the inputs, all of them, and makes settings of them.
+func (in inputs) settings() (Settings, error) {
+	var c checks
+	c.oneOf("apiVersion", in.APIVersion, SettingsAPIVersion)
+	c.oneOf("kind", in.Kind, SettingsKind)
+	s := Settings{
+		NodeHeartbeat: c.duration("nodeHeartbeat", in.NodeHeartbeat, minNodeHeartbeat, maxNodeHeartbeat),
+		MIGStrategy: MIGStrategy(c.oneOf("migStrategy", in.MIGStrategy,
+			string(MIGStrategyAuto), string(MIGStrategyNone), string(MIGStrategySingle), string(MIGStrategyMixed))),
+		MIGConfigMap: c.configMapKey("migConfigMap", in.MIGConfigMap),
+		DevicePlugin: DevicePlugin{PodSelector: c.selectors("devicePlugin.podSelector", in.DevicePlugin.PodSelector)},
+		Timeouts: Timeouts{
+			DriverCall: c.duration("timeouts.driverCall", in.Timeouts.DriverCall, time.Second, 10*time.Minute),
+			APICall:    c.duration("timeouts.apiCall", in.Timeouts.APICall, time.Second, 5*time.Minute),
+			Capacity:   c.duration("timeouts.capacity", in.Timeouts.Capacity, 10*time.Second, time.Hour),
+			Drain:      c.duration("timeouts.drain", in.Timeouts.Drain, time.Minute, 7*24*time.Hour),
+		},
+		Retry: Retry{
+			Failures: c.count("retry.failures", in.Retry.Failures, 1000),
+			First:    c.duration("retry.first", in.Retry.First, 100*time.Millisecond, time.Hour),
+			Longest:  c.duration("retry.longest", in.Retry.Longest, 100*time.Millisecond, time.Hour),
+			NoEffect: c.count("retry.noEffect", in.Retry.NoEffect, 1000),
+		},
+	}
+	if len(c) == 0 && s.Retry.Longest < s.Retry.First {
+		c.refuse("retry.longest", string(in.Retry.Longest), "is less than retry.first, "+s.Retry.First.String())
+	}
+	if len(c) > 0 {
+		return Settings{}, errors.Join(c...)
+	}
+	return s, nil
+}
+
+// checks collects what is wrong about the inputs. Each method gives the checked value, or zero if it is refused.
+type checks []error
+
+func (c *checks) refuse(field, value, want string) {
+	*c = append(*c, &InvalidError{Field: field, Value: strconv.Quote(value), Want: want})
+}
+
+func (c *checks) oneOf(field string, value scalar, allowed ...string) string {
+	if !slices.Contains(allowed, string(value)) {
+		c.refuse(field, string(value), "must be "+strings.Join(allowed, " or "))
+		return ""
+	}
+	return string(value)
+}
+
+func (c *checks) duration(field string, value scalar, least, most time.Duration) time.Duration {
+	d, err := time.ParseDuration(string(value))
+	switch {
+	case err != nil:
+		c.refuse(field, string(value), `must be a duration with its unit, like "90s" or "1h30m"`)
+	case d < least || d > most:
+		c.refuse(field, string(value), fmt.Sprintf("must be from %s to %s", short(least), short(most)))
+	default:
+		return d
+	}
+	return 0
+}
+
+func (c *checks) count(field string, value scalar, most int) int {
+	n, err := strconv.Atoi(string(value))
+	if err != nil || n < 1 || n > most {
+		c.refuse(field, string(value), fmt.Sprintf("must be a whole number from 1 to %d", most))
+		return 0
+	}
+	return n
+}
+
+func (c *checks) configMapKey(field string, in configMapInputs) ConfigMapKey {
+	k := ConfigMapKey{Namespace: string(in.Namespace), Name: string(in.Name), Key: string(in.Key)}
+	if k.Name == "" {
+		return ConfigMapKey{}
+	}
+	if k.Namespace != "" {
+		c.all(field+".namespace", k.Namespace, validation.IsDNS1123Label(k.Namespace))
+	}
+	c.all(field+".name", k.Name, validation.IsDNS1123Subdomain(k.Name))
+	c.all(field+".key", k.Key, validation.IsConfigMapKey(k.Key))
+	return k
+}
+
+func (c *checks) all(field, value string, problems []string) {
+	for _, p := range problems {
+		c.refuse(field, value, p)
+	}
+}
+
+func (c *checks) selectors(field string, in []scalar) []labels.Selector {
+	if len(in) == 0 {
+		*c = append(*c, &InvalidError{Field: field, Value: "[]", Want: "must have at least one label selector"})
+	}
+	var out []labels.Selector
+	for i, text := range in {
+		at := fmt.Sprintf("%s[%d]", field, i)
+		selector, err := labels.Parse(string(text))
+		switch {
+		case err != nil:
+			c.refuse(at, string(text), fmt.Sprintf(`must be a label selector, like "app=nvidia-device-plugin-daemonset": %v`, err))
+		case selector.Empty():
+			c.refuse(at, string(text), "matches every pod: name the labels of the device plugin's")
+		default:
+			out = append(out, selector)
+		}
+	}
+	return out
+}
+
+// short writes a duration without its zero parts: "10m", not "10m0s".
+func short(d time.Duration) string {
+	s := d.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
+}
