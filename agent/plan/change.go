@@ -1,0 +1,88 @@
+package plan
+
+import (
+	"errors"
+
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// change is what one GPU needs.
+type change struct {
+	steps       []Step
+	changesMode bool
+	takesAway   bool     // it destroys an instance or changes the mode: something that kubelet may give out goes
+	taken       []string // UUIDs, as kubelet knows them, of the devices that go
+}
+
+var errNotCapable = errors.New("it cannot be cut into instances; leave it out of the config by device-filter or by index")
+
+// changeOf compares one GPU with its target.
+func changeOf(gpu nvml.GPU, target Target) (change, error) {
+	if !gpu.Capable {
+		if target.MIG {
+			return change{}, errNotCapable
+		}
+		return change{}, nil
+	}
+	solution, err := solve(gpu, target)
+	if err != nil {
+		return change{}, err
+	}
+	c := change{changesMode: gpu.Enabled != target.MIG || gpu.Pending != target.MIG}
+	c.takesAway = c.changesMode || len(solution.Destroy) > 0
+	c.taken = taken(gpu, solution, c.changesMode)
+
+	step := Step{GPU: gpu.UUID, Index: gpu.Index}
+	for _, p := range solution.Destroy {
+		step := step
+		step.Kind, step.Instance = Destroy, p
+		c.steps = append(c.steps, step)
+	}
+	if gpu.Pending != target.MIG {
+		step := step
+		step.Kind, step.On = SetMode, target.MIG
+		c.steps = append(c.steps, step)
+	} else if gpu.Enabled != target.MIG {
+		// Asked for already, and still pending: the driver could not reset the GPU by itself.
+		step := step
+		step.Kind = Reset
+		c.steps = append(c.steps, step)
+	}
+	for _, p := range solution.Create {
+		step := step
+		step.Kind, step.Instance = Create, p
+		c.steps = append(c.steps, step)
+	}
+	return c, nil
+}
+
+func solve(gpu nvml.GPU, target Target) (nvml.Solution, error) {
+	if target.Undo {
+		return nvml.Restore(gpu, target.Exact), nil
+	}
+	if !target.MIG {
+		return nvml.Restore(gpu, nil), nil
+	}
+	return nvml.Solve(gpu, target.Devices)
+}
+
+// taken lists the devices that go: all of the GPU's when its mode changes, else those of the destroyed instances.
+func taken(gpu nvml.GPU, solution nvml.Solution, changesMode bool) []string {
+	goes := map[nvml.Placed]bool{}
+	for _, p := range solution.Destroy {
+		goes[p] = true
+	}
+	var out []string
+	if changesMode {
+		out = append(out, string(gpu.UUID))
+	}
+	for _, i := range gpu.Instances {
+		if !changesMode && !goes[i.Placed] {
+			continue
+		}
+		for _, d := range i.Devices {
+			out = append(out, d.UUID)
+		}
+	}
+	return out
+}

@@ -1,0 +1,215 @@
+// Package plan decides: it compares what was observed with what is desired and lists the steps between them.
+//
+// It is pure. It knows no Kubernetes client, no NVIDIA library, no clock and no file; whatever it decides by is in its
+// arguments. The agent performs the first step of a plan, observes afresh, and plans again, so a plan must be the same
+// whether the steps before it were done by this process or by one that was killed.
+package plan
+
+import (
+	"fmt"
+
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// Observed is what one look at the node found.
+type Observed struct {
+	GPUs     []nvml.GPU
+	Pods     []Pod // pods of the node that hold a GPU or a part of one, or may do so
+	Operands []Operand
+	Journal  bool // something is owed to the node
+	Fenced   bool // our taint keeps new pods away
+	Capacity Capacity
+}
+
+// Pod is a pod that may have to leave.
+type Pod struct {
+	Namespace, Name, UID string
+	Devices              []string // UUIDs of the GPUs and MIG devices that it was given
+	Known                bool     // Devices are certain; otherwise the pod counts as holding everything
+}
+
+// Operand is a device plugin pod of the node.
+type Operand struct {
+	Pod
+	Stale   bool // it read the layout of the GPUs before the change
+	Returns bool // it tolerates the fence, so that evicting it does not keep it away
+}
+
+// Capacity is how far the node's capacity agrees with the hardware.
+type Capacity struct {
+	Agreed int // looks in a row at which hardware, kubelet and node agreed
+}
+
+// Proof is the number of looks in a row at which everything must agree before a change counts as done: devices have
+// been seen to vanish again right after a plugin's first registration.
+const Proof = 2
+
+// Target is what one GPU shall become.
+type Target struct {
+	nvml.Wish
+	// Exact, if set, is the geometry with its places, as an undo wants it; Wish.Devices is then not used.
+	Exact nvml.Geometry
+	Undo  bool // Exact is meant, also when it is empty
+}
+
+// Desired is what the named GPUs shall become. GPUs that are not named are left alone.
+type Desired map[nvml.UUID]Target
+
+// Refused says that a wish cannot be fulfilled on a GPU. Nothing has been disturbed.
+type Refused struct {
+	Index int
+	GPU   nvml.UUID
+	Err   error
+}
+
+// Error names the GPU and the reason.
+func (r *Refused) Error() string { return fmt.Sprintf("GPU %d (%s): %v", r.Index, r.GPU, r.Err) }
+
+// Unwrap gives the reason, usually an *nvml.Impossible.
+func (r *Refused) Unwrap() error { return r.Err }
+
+// Make lists the steps from what was observed to what is desired. No steps means that the node is as desired, that
+// this is proven, and that nothing is owed to it. A wish that cannot be fulfilled is a *Refused error.
+func Make(seen Observed, want Desired) ([]Step, error) {
+	var changes []change
+	for _, gpu := range seen.GPUs {
+		target, named := want[gpu.UUID]
+		if !named {
+			continue
+		}
+		c, err := changeOf(gpu, target)
+		if err != nil {
+			return nil, &Refused{Index: gpu.Index, GPU: gpu.UUID, Err: err}
+		}
+		if len(c.steps) > 0 {
+			changes = append(changes, c)
+		}
+	}
+	if len(changes) == 0 {
+		return giveBack(seen), nil
+	}
+	return append(append(prepare(seen, changes), hardware(changes)...), after(seen, changes)...), nil
+}
+
+// prepare lists what must happen before the hardware is touched.
+func prepare(seen Observed, changes []change) []Step {
+	var steps []Step
+	taken := map[string]bool{}
+	takesAway, changesMode := false, false
+	for _, c := range changes {
+		takesAway = takesAway || c.takesAway
+		changesMode = changesMode || c.changesMode
+		for _, d := range c.taken {
+			taken[d] = true
+		}
+	}
+	// What stands idle may be given to a pod at any moment, so the fence goes up for whatever is taken away, held or not.
+	switch {
+	case takesAway && !(seen.Journal && seen.Fenced):
+		steps = append(steps, Step{Kind: Fence})
+	case !seen.Journal:
+		steps = append(steps, Step{Kind: Record})
+	}
+	if holders := holding(seen.Pods, taken); takesAway && len(holders) > 0 {
+		steps = append(steps, Step{Kind: Evict, Pods: holders})
+	}
+	// The plugin keeps the library open, which is a client that stands in the way of a reset.
+	if pausable := pausable(seen.Operands); changesMode && len(pausable) > 0 {
+		steps = append(steps, Step{Kind: PauseOperands, Pods: pausable})
+	}
+	return steps
+}
+
+func hardware(changes []change) []Step {
+	var steps []Step
+	for _, c := range changes {
+		steps = append(steps, c.steps...)
+	}
+	return steps
+}
+
+// after lists what follows the hardware's change, as far as it can be foreseen.
+func after(seen Observed, changes []change) []Step {
+	seen.Journal = true
+	changesMode := false
+	for _, c := range changes {
+		seen.Fenced = seen.Fenced || c.takesAway
+		changesMode = changesMode || c.changesMode
+	}
+	operands := seen.Operands
+	seen.Operands = nil
+	for _, o := range operands {
+		if changesMode && !o.Returns {
+			continue // paused before the change, and new after it
+		}
+		o.Stale = true
+		seen.Operands = append(seen.Operands, o)
+	}
+	seen.Capacity.Agreed = 0
+	return giveBack(seen)
+}
+
+// giveBack lists what is left once the hardware is as desired.
+func giveBack(seen Observed) []Step {
+	var steps []Step
+	if seen.Fenced {
+		steps = append(steps, Step{Kind: ResumeOperands})
+	}
+	var stale []Pod
+	for _, o := range seen.Operands {
+		if o.Stale {
+			stale = append(stale, o.Pod)
+		}
+	}
+	if seen.Journal && len(stale) > 0 {
+		steps = append(steps, Step{Kind: RestartOperands, Pods: stale})
+	}
+	if seen.Capacity.Agreed < needed(seen) {
+		steps = append(steps, Step{Kind: VerifyCapacity})
+	}
+	if seen.Journal {
+		steps = append(steps, Step{Kind: Release})
+	}
+	return steps
+}
+
+// needed is the number of agreeing looks that prove the capacity. A node to which nothing is owed was proven before;
+// there, one look tells whether it still holds.
+func needed(seen Observed) int {
+	if seen.Journal {
+		return Proof
+	}
+	return 1
+}
+
+func holding(pods []Pod, taken map[string]bool) []Pod {
+	var out []Pod
+	for _, p := range pods {
+		if p.holds(taken) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+func (p Pod) holds(taken map[string]bool) bool {
+	if !p.Known {
+		return true
+	}
+	for _, d := range p.Devices {
+		if taken[d] {
+			return true
+		}
+	}
+	return false
+}
+
+func pausable(operands []Operand) []Pod {
+	var out []Pod
+	for _, o := range operands {
+		if !o.Returns {
+			out = append(out, o.Pod)
+		}
+	}
+	return out
+}

@@ -1,0 +1,261 @@
+package plan_test
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/tools/txtar"
+
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+var update = flag.Bool("update", false, "rewrite the plans in testdata")
+
+// Each file of testdata is a sentence: what is seen of a node, what is wanted, and the plan.
+func TestPlans(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txtar")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no plans in testdata: %v", err)
+	}
+	for _, file := range files {
+		name := strings.TrimSuffix(filepath.Base(file), ".txtar")
+		t.Run(name, func(t *testing.T) {
+			archive, err := txtar.ParseFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(archive.Files) != 3 {
+				t.Fatalf("%s has %d parts, want seen, want and plan", file, len(archive.Files))
+			}
+			seen := parseSeen(t, string(archive.Files[0].Data))
+			steps, err := plan.Make(seen, parseWant(t, string(archive.Files[1].Data)))
+			got := text(steps, err)
+			if *update {
+				archive.Files[2].Data = []byte(got)
+				if err := os.WriteFile(file, txtar.Format(archive), 0o644); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			if diff := cmp.Diff(string(archive.Files[2].Data), got); diff != "" {
+				t.Errorf("plan (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func text(steps []plan.Step, err error) string {
+	if err != nil {
+		return "refused: " + err.Error() + "\n"
+	}
+	if len(steps) == 0 {
+		return "nothing to do\n"
+	}
+	var b strings.Builder
+	for _, s := range steps {
+		fmt.Fprintln(&b, s)
+	}
+	return b.String()
+}
+
+// parseSeen reads lines such as
+//
+//	gpu 0 on 1g.10gb@0 3g.40gb@4
+//	gpu 1 off pending-on
+//	pod web/a on 0/1g.10gb@0
+//	pod web/b on anything
+//	plugin kube-system/p stale returns
+//	journal fenced agreed=2
+func parseSeen(t *testing.T, text string) plan.Observed {
+	t.Helper()
+	var seen plan.Observed
+	for line := range strings.Lines(text) {
+		words := strings.Fields(line)
+		if len(words) == 0 {
+			continue
+		}
+		switch words[0] {
+		case "gpu":
+			seen.GPUs = append(seen.GPUs, parseGPU(t, words[1:]))
+		case "pod":
+			p := pod(words[1])
+			p.Known = words[3] != "anything"
+			if p.Known {
+				p.Devices = []string{device(words[3])}
+			}
+			seen.Pods = append(seen.Pods, p)
+		case "plugin":
+			seen.Operands = append(seen.Operands, plan.Operand{
+				Pod: pod(words[1]), Stale: slices.Contains(words, "stale"), Returns: slices.Contains(words, "returns"),
+			})
+		default:
+			seen.Journal = slices.Contains(words, "journal")
+			seen.Fenced = slices.Contains(words, "fenced")
+			for _, w := range words {
+				if n, ok := strings.CutPrefix(w, "agreed="); ok {
+					seen.Capacity.Agreed = number(t, n)
+				}
+			}
+		}
+	}
+	return seen
+}
+
+func pod(name string) plan.Pod {
+	namespace, name, _ := strings.Cut(name, "/")
+	return plan.Pod{Namespace: namespace, Name: name, UID: name}
+}
+
+// device names the whole GPU "GPU-0" or the MIG device "MIG-0/1g.10gb@0".
+func device(at string) string {
+	if strings.Contains(at, "/") {
+		return "MIG-" + at
+	}
+	return "GPU-" + at
+}
+
+func parseGPU(t *testing.T, words []string) nvml.GPU {
+	t.Helper()
+	gpu := nvml.GPU{
+		Index: number(t, words[0]), UUID: nvml.UUID("GPU-" + words[0]), Model: "NVIDIA H100 80GB HBM3",
+		Capable: words[1] != "plain", Enabled: words[1] == "on", Pending: words[1] == "on",
+	}
+	if !gpu.Capable {
+		return gpu
+	}
+	gpu.Profiles = h100()
+	for _, w := range words[2:] {
+		switch w {
+		case "pending-on":
+			gpu.Pending = true
+		case "pending-off":
+			gpu.Pending = false
+		default:
+			placed := parsePlaced(t, gpu, strings.TrimSuffix(w, "?"))
+			i := nvml.Instance{Placed: placed}
+			if !strings.HasSuffix(w, "?") { // a half-made one has no device
+				i.Devices = []nvml.Device{{UUID: device(words[0] + "/" + w), Profile: placed.Profile}}
+			}
+			gpu.Instances = append(gpu.Instances, i)
+		}
+	}
+	return gpu
+}
+
+func parsePlaced(t *testing.T, gpu nvml.GPU, text string) nvml.Placed {
+	t.Helper()
+	name, start, _ := strings.Cut(text, "@")
+	p, ok := gpu.Profile(name)
+	if !ok {
+		t.Fatalf("no profile %q", name)
+	}
+	return nvml.Placed{Profile: name, Span: nvml.Span{Start: number(t, start), Size: p.Placements[0].Size}}
+}
+
+// parseWant reads lines such as "gpu 0 on 1g.10gb=7", "gpu 1 off" and "gpu 2 exactly on 3g.40gb@0".
+func parseWant(t *testing.T, text string) plan.Desired {
+	t.Helper()
+	want := plan.Desired{}
+	for line := range strings.Lines(text) {
+		words := strings.Fields(line)
+		if len(words) == 0 {
+			continue
+		}
+		gpu := nvml.UUID("GPU-" + words[1])
+		if words[2] == "exactly" {
+			target := plan.Target{Wish: nvml.Wish{MIG: words[3] == "on"}, Undo: true}
+			for _, w := range words[4:] {
+				target.Exact = append(target.Exact, parsePlaced(t, nvml.GPU{Profiles: h100()}, w))
+			}
+			want[gpu] = target
+			continue
+		}
+		wish := nvml.Wish{MIG: words[2] == "on", Devices: map[string]int{}}
+		for _, w := range words[3:] {
+			name, n, _ := strings.Cut(w, "=")
+			wish.Devices[name] = number(t, n)
+		}
+		want[gpu] = plan.Target{Wish: wish}
+	}
+	return want
+}
+
+func number(t *testing.T, s string) int {
+	t.Helper()
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// h100 is an H100 80GB as NVML describes it, without the profiles of media engines.
+func h100() []nvml.Profile {
+	spans := func(size int, starts ...int) []nvml.Span {
+		var out []nvml.Span
+		for _, s := range starts {
+			out = append(out, nvml.Span{Start: s, Size: size})
+		}
+		return out
+	}
+	return []nvml.Profile{
+		{Name: "1g.10gb", Slices: 1, Max: 7, Placements: spans(1, 0, 1, 2, 3, 4, 5, 6)},
+		{Name: "1g.20gb", Slices: 1, Max: 4, Placements: spans(2, 0, 2, 4, 6)},
+		{Name: "2g.20gb", Slices: 2, Max: 3, Placements: spans(2, 0, 2, 4)},
+		{Name: "3g.40gb", Slices: 3, Max: 2, Placements: spans(4, 0, 4)},
+		{Name: "4g.40gb", Slices: 4, Max: 1, Placements: spans(4, 0)},
+		{Name: "7g.80gb", Slices: 7, Max: 1, Placements: spans(8, 0)},
+	}
+}
+
+// The agent performs the first step only and then plans anew. So planning from what the first step leaves must give
+// the rest of the same plan, whatever was planned.
+func TestTheRestOfAPlanIsThePlanOfTheRest(t *testing.T) {
+	seen := parseSeen(t, "gpu 0 on 1g.10gb@0 1g.10gb@1 2g.20gb@2 3g.40gb@4\ngpu 1 off\ngpu 2 on 7g.80gb@0\njournal fenced\n")
+	want := parseWant(t, "gpu 0 on 2g.20gb=2 1g.10gb=3\ngpu 1 on 1g.20gb=2 3g.40gb=1\ngpu 2 off\n")
+	steps, err := plan.Make(seen, want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for len(steps) > 0 && steps[0].TouchesGPU() {
+		rest := steps[1:]
+		seen.GPUs = withDevices(plan.Result(seen.GPUs, steps[:1]))
+		if steps, err = plan.Make(seen, want); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(text(rest, nil), text(steps, nil)); diff != "" {
+			t.Fatalf("after one step (-rest of the plan +new plan):\n%s", diff)
+		}
+	}
+}
+
+// withDevices gives new instances a device, as the driver does.
+func withDevices(gpus []nvml.GPU) []nvml.GPU {
+	for _, gpu := range gpus {
+		for i := range gpu.Instances {
+			at := &gpu.Instances[i]
+			if at.HalfMade() {
+				at.Devices = []nvml.Device{{UUID: fmt.Sprintf("MIG-%d/%s", gpu.Index, at.Placed), Profile: at.Profile}}
+			}
+		}
+	}
+	return gpus
+}
+
+func TestARefusalNamesTheGPUAndTheReason(t *testing.T) {
+	_, err := plan.Make(parseSeen(t, "gpu 3 on\n"), parseWant(t, "gpu 3 on 3g.40gb=2 1g.10gb=1\n"))
+	var refused *plan.Refused
+	var impossible *nvml.Impossible
+	if !errors.As(err, &refused) || !errors.As(err, &impossible) || refused.Index != 3 {
+		t.Fatalf("got %v, want a refusal of GPU 3 for an impossible geometry", err)
+	}
+}

@@ -1,0 +1,109 @@
+package plan
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// Kind names what a step does.
+type Kind string
+
+// The kinds of steps, in the order in which a plan holds them. Within the change of one GPU, instances are destroyed
+// before MIG mode is turned off and created after it is turned on.
+const (
+	// Record writes the journal, for a change that disrupts nobody.
+	Record Kind = "Record"
+	// Fence writes the journal, the cordon and the taint in one guarded update.
+	Fence Kind = "Fence"
+	// Evict asks the pods that hold what the plan takes away to leave, and is over when they are gone.
+	Evict Kind = "Evict"
+	// PauseOperands evicts the device plugin. The taint of the fence keeps it away until ResumeOperands.
+	PauseOperands Kind = "PauseOperands"
+	// SetMode turns MIG mode on or off, which may stay pending until Reset.
+	SetMode Kind = "SetMode"
+	// Reset makes a pending mode change current.
+	Reset Kind = "Reset"
+	// Destroy removes one instance.
+	Destroy Kind = "Destroy"
+	// Create makes one instance at its place.
+	Create Kind = "Create"
+	// ResumeOperands takes the taint away and leaves the cordon: pods of DaemonSets come back, others do not.
+	ResumeOperands Kind = "ResumeOperands"
+	// RestartOperands evicts a device plugin that started before the change, since it reads the layout only at its start.
+	RestartOperands Kind = "RestartOperands"
+	// VerifyCapacity is over when NVML, kubelet and the node's allocatable agree, twice in a row.
+	VerifyCapacity Kind = "VerifyCapacity"
+	// Release takes the journal, the taint and our cordon away in one guarded update.
+	Release Kind = "Release"
+)
+
+// Step is one idempotent action. A plan is a list of them.
+type Step struct {
+	Kind     Kind
+	GPU      nvml.UUID   // of SetMode, Reset, Destroy and Create
+	Index    int         // the same GPU by its position, as people name it
+	On       bool        // of SetMode
+	Instance nvml.Placed // of Destroy and Create
+	Pods     []Pod       // of Evict, PauseOperands and RestartOperands
+}
+
+// String writes the step as plans, logs and goldens show it.
+func (s Step) String() string {
+	switch s.Kind {
+	case Record:
+		return "record: journal"
+	case Fence:
+		return "fence: journal, cordon, taint"
+	case Evict:
+		return "evict " + names(s.Pods)
+	case PauseOperands:
+		return "pause device plugin " + names(s.Pods)
+	case SetMode:
+		return fmt.Sprintf("GPU %d: turn MIG %s", s.Index, onOff(s.On))
+	case Reset:
+		return fmt.Sprintf("GPU %d: reset", s.Index)
+	case Destroy:
+		return fmt.Sprintf("GPU %d: destroy %s", s.Index, s.Instance)
+	case Create:
+		return fmt.Sprintf("GPU %d: create %s", s.Index, s.Instance)
+	case ResumeOperands:
+		return "resume device plugin"
+	case RestartOperands:
+		return "restart device plugin " + names(s.Pods)
+	case VerifyCapacity:
+		return "verify capacity"
+	case Release:
+		return "release: give the node back"
+	default:
+		return string(s.Kind)
+	}
+}
+
+// TouchesGPU reports whether the step changes the hardware.
+func (s Step) TouchesGPU() bool {
+	switch s.Kind {
+	case SetMode, Reset, Destroy, Create:
+		return true
+	case Record, Fence, Evict, PauseOperands, ResumeOperands, RestartOperands, VerifyCapacity, Release:
+		return false
+	default:
+		return false
+	}
+}
+
+func onOff(on bool) string {
+	if on {
+		return "on"
+	}
+	return "off"
+}
+
+func names(pods []Pod) string {
+	out := make([]string, len(pods))
+	for i, p := range pods {
+		out[i] = p.Namespace + "/" + p.Name
+	}
+	return strings.Join(out, ", ")
+}
