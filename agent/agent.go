@@ -1,0 +1,135 @@
+// Package agent keeps the GPUs of one node as the node's labels ask.
+//
+// It observes the node, lets agent/plan decide, performs at most one step, reports, and looks again. It owns the loop,
+// the journal and everything that is written to the node object. It knows no NVIDIA library and no file format: the
+// driver and the parser are handed in.
+package agent
+
+import (
+	"context"
+	"time"
+
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/utils/clock"
+
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// FieldManager names the agent in the managedFields of what it writes.
+const FieldManager = "gpuslice-agent"
+
+// Kubelet answers which pod was given which device, and what may still be given out.
+type Kubelet interface {
+	Assignments(ctx context.Context) (drain.Assignments, error)
+	Allocatable(ctx context.Context) (map[string][]string, error)
+}
+
+// Options is what an Agent works with.
+type Options struct {
+	Node     string // name of the node it runs on; it never touches another
+	Client   kubernetes.Interface
+	Driver   nvml.Driver
+	Kubelet  Kubelet
+	Parse    func(data []byte) (map[string]config.MIGConfig, error) // reads a file in mig-parted's format
+	Settings config.Settings
+	Clock    clock.WithTicker
+	Events   record.EventRecorder
+	Log      *zap.Logger
+}
+
+// Agent keeps one node as its labels ask.
+type Agent struct {
+	node     string
+	client   kubernetes.Interface
+	driver   nvml.Driver
+	kubelet  Kubelet
+	parse    func(data []byte) (map[string]config.MIGConfig, error)
+	settings config.Settings
+	clock    clock.WithTicker
+	events   record.EventRecorder
+	log      *zap.Logger
+	evictor  *drain.Evictor
+	fence    drain.Fence
+
+	// All of the following may be lost at any moment: after a restart it is gathered anew.
+
+	attempts  map[string]int // errors in a row, by step
+	head      string         // the hardware step that was done last
+	repeats   int            // how often it headed the next plan again
+	agreed    int            // looks in a row at which the capacity was right
+	agreedAt  time.Time      // the last of them
+	verifying time.Time      // when the present wait for capacity began
+}
+
+// New makes an Agent. Nothing happens before Run.
+func New(o Options) *Agent {
+	return &Agent{
+		node: o.Node, client: o.Client, driver: o.Driver, kubelet: o.Kubelet, parse: o.Parse, settings: o.Settings,
+		clock: o.Clock, events: o.Events, log: o.Log,
+		evictor: drain.NewEvictor(o.Client, o.Clock, o.Log.Named("drain")),
+		fence: drain.Fence{
+			Taint:           corev1.Taint{Key: config.TaintRepartitioning, Effect: corev1.TaintEffectNoSchedule},
+			JournalKey:      config.AnnotationJournal,
+			KeepCordonedKey: config.AnnotationKeepCordoned,
+		},
+		attempts: map[string]int{},
+	}
+}
+
+// Run keeps the node as desired until ctx ends. A step that has begun is brought to its end first.
+func (a *Agent) Run(ctx context.Context) error {
+	wake := a.watch(ctx)
+	a.log.Info("watching", zap.String("node", a.node))
+	for {
+		// Cutting a step off in the middle gains nothing: each has a deadline, and a restart resumes anyway.
+		next := a.pass(context.WithoutCancel(ctx))
+		if ctx.Err() != nil {
+			a.log.Info("stopping", zap.String("node", a.node))
+			return nil
+		}
+		timer := a.clock.NewTimer(next)
+		select {
+		case <-ctx.Done():
+		case <-wake:
+		case <-timer.C():
+		}
+		timer.Stop()
+	}
+}
+
+// pass observes, decides, and performs at most one step. It returns how long the loop may sleep.
+// It is safe to be killed anywhere inside it.
+func (a *Agent) pass(ctx context.Context) time.Duration {
+	seen, err := a.observe(ctx)
+	if err != nil {
+		return a.conclude(ctx, seen, wish{}, nil, err)
+	}
+	want, err := a.desired(seen)
+	if err != nil && seen.journal == nil {
+		return a.conclude(ctx, seen, want, nil, err)
+	}
+	steps, refusal := plan.Make(seen.planned(), want.targets)
+	if refusal != nil {
+		err = a.refused(refusal)
+		if seen.journal == nil {
+			return a.conclude(ctx, seen, want, nil, err)
+		}
+	}
+	if err != nil || seen.givenUp(want) {
+		// Something was begun and its end is no longer wanted, or cannot be reached: back to what was before.
+		want.undo, want.why = true, err
+		if steps, refusal = plan.Make(seen.planned(), seen.journal.previous()); refusal != nil {
+			return a.conclude(ctx, seen, want, nil, a.refused(refusal))
+		}
+	}
+	if len(steps) == 0 {
+		return a.conclude(ctx, seen, want, nil, nil)
+	}
+	return a.conclude(ctx, seen, want, steps, a.execute(ctx, seen, want, steps))
+}

@@ -1,0 +1,137 @@
+package agent
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// proofInterval is the least time between two looks that both count as proof. A plugin that registers and fails right
+// after, or registers twice, does so within a second or two.
+const proofInterval = 2 * time.Second
+
+// Names of the resources that NVIDIA's device plugin registers.
+const (
+	resourceGPU       = "nvidia.com/gpu"
+	resourceMIGPrefix = "nvidia.com/mig-"
+	// sharedSuffix is added to a resource's name by the plugin's option renameByDefault.
+	sharedSuffix = ".shared"
+	// replicaSeparator precedes the number of a replica in a device id under time-slicing or MPS.
+	replicaSeparator = "::"
+)
+
+// resources maps the name of a resource to the sorted ids of its devices.
+type resources map[string][]string
+
+// expected lists what the device plugin makes of the GPUs under the strategy.
+func expected(gpus []nvml.GPU, strategy config.MIGStrategy) resources {
+	out := resources{}
+	for _, gpu := range gpus {
+		if !gpu.Enabled || strategy == config.MIGStrategyNone {
+			out[resourceGPU] = append(out[resourceGPU], string(gpu.UUID))
+			continue
+		}
+		for _, i := range gpu.Instances {
+			for _, d := range i.Devices {
+				name := resourceGPU
+				if strategy == config.MIGStrategyMixed {
+					name = resourceMIGPrefix + strings.ReplaceAll(d.Profile, "+", ".")
+				}
+				out[name] = append(out[name], d.UUID)
+			}
+		}
+	}
+	for _, ids := range out {
+		slices.Sort(ids)
+	}
+	return out
+}
+
+// String lists names and counts: "nvidia.com/mig-1g.10gb 16, nvidia.com/mig-3g.40gb 8".
+func (r resources) String() string {
+	if len(r) == 0 {
+		return "none"
+	}
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(r)) {
+		parts = append(parts, fmt.Sprintf("%s %d", name, len(r[name])))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// disagreements compares the hardware with what kubelet would give out and with what the node promises to the scheduler.
+// Nothing means that all three agree. Devices are compared by id, since equal counts of old ids prove nothing.
+func disagreements(hardware resources, kubelet resources, allocatable corev1.ResourceList) []string {
+	var out []string
+	seen := map[string]bool{}
+	for _, name := range slices.Sorted(maps.Keys(hardware)) {
+		offered := name
+		if _, ok := kubelet[name]; !ok && len(kubelet[name+sharedSuffix]) > 0 {
+			offered = name + sharedSuffix
+		}
+		seen[offered] = true
+		switch ids := physical(kubelet[offered]); {
+		case len(ids) != len(hardware[name]):
+			out = append(out, fmt.Sprintf("%s: the GPUs have %d, kubelet %d", name, len(hardware[name]), len(ids)))
+		case !slices.Equal(ids, hardware[name]):
+			out = append(out, fmt.Sprintf("%s: kubelet still has devices that no longer exist", name))
+		default:
+			if n := count(allocatable, offered); n != len(kubelet[offered]) {
+				out = append(out, fmt.Sprintf("%s: kubelet has %d, the node object %d", offered, len(kubelet[offered]), n))
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(kubelet)) {
+		if ours(name) && !seen[name] && len(kubelet[name]) > 0 {
+			seen[name] = true
+			out = append(out, fmt.Sprintf("%s: the GPUs have none, kubelet %d", name, len(kubelet[name])))
+		}
+	}
+	for name := range allocatable {
+		if n := count(allocatable, string(name)); ours(string(name)) && !seen[string(name)] && n > 0 {
+			out = append(out, fmt.Sprintf("%s: the GPUs have none, the node object %d", name, n))
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// ghosts lists resources that stay on the node object at 0 after their plugin went: kubelet never removes them.
+func ghosts(kubelet resources, allocatable corev1.ResourceList) []string {
+	var out []string
+	for name := range allocatable {
+		if ours(string(name)) && count(allocatable, string(name)) == 0 && len(kubelet[string(name)]) == 0 {
+			out = append(out, string(name))
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// ours reports whether the resource is one that NVIDIA's device plugin makes of GPUs. Other nvidia.com resources, such as
+// those of network devices, are none of our business.
+func ours(name string) bool {
+	return name == resourceGPU || name == resourceGPU+sharedSuffix || strings.HasPrefix(name, resourceMIGPrefix)
+}
+
+func count(list corev1.ResourceList, name string) int {
+	quantity := list[corev1.ResourceName(name)]
+	return int(quantity.Value())
+}
+
+// physical cuts the replica numbers off and leaves each device once.
+func physical(ids []string) []string {
+	out := make([]string, len(ids))
+	for i, id := range ids {
+		out[i], _, _ = strings.Cut(id, replicaSeparator)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}

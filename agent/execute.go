@@ -1,0 +1,290 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain"
+)
+
+// execute performs the first step. Each step is idempotent, and none waits: what takes time returns *Waiting, and the
+// next pass looks again.
+func (a *Agent) execute(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
+	step := steps[0]
+	began := a.clock.Now()
+	var err error
+	switch step.Kind {
+	case plan.Record:
+		err = a.record(ctx, seen, want)
+	case plan.Fence:
+		err = a.raise(ctx, seen, want, steps)
+	case plan.Evict, plan.PauseOperands, plan.RestartOperands:
+		err = a.evict(ctx, seen, want, step)
+	case plan.SetMode, plan.Reset, plan.Destroy, plan.Create:
+		err = a.change(ctx, want, step)
+	case plan.ResumeOperands:
+		err = a.patch(ctx, seen.node, a.fence.Open)
+	case plan.VerifyCapacity:
+		err = a.awaitCapacity(seen, want)
+	case plan.Release:
+		err = a.release(ctx, seen, want)
+	default:
+		err = &Stalled{Reason: config.ReasonHardwareFailure, Message: fmt.Sprintf("no way to perform step %q", step.Kind)}
+	}
+	if err == nil {
+		delete(a.attempts, step.String())
+		a.log.Info("step done", zap.Stringer("step", step), zap.Int("left", len(steps)-1), zap.Duration("took", a.clock.Since(began)))
+	}
+	return err
+}
+
+// record writes the journal of a change that disrupts nobody.
+func (a *Agent) record(ctx context.Context, seen observed, want wish) error {
+	text, err := a.journal(seen, want, false).encode()
+	if err != nil {
+		return err
+	}
+	return a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return a.fence.Record(node, text) })
+}
+
+// raise fences the node, once it is known that the pods that must leave may do so. A node that cannot be drained stays
+// schedulable.
+func (a *Agent) raise(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
+	for _, s := range steps {
+		if s.Kind != plan.Evict {
+			continue
+		}
+		api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
+		blocked := blockedOf(a.evictor.DryRun(api, seen.drained(s.Pods)))
+		cancel()
+		if len(blocked) > 0 {
+			return &Waiting{
+				Reason: config.ReasonEvictionBlocked, After: evictionRetry,
+				Message: "the node stays schedulable until these pods may be evicted: " + strings.Join(blocked, "; "),
+			}
+		}
+	}
+	text, err := a.journal(seen, want, true).encode()
+	if err != nil {
+		return err
+	}
+	if err := a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return a.fence.Raise(node, text) }); err != nil {
+		return err
+	}
+	a.eventf(seen.node, corev1.EventTypeNormal, config.ReasonFencing, "cordoned for the change to %s: %d steps", want.name, len(steps))
+	return nil
+}
+
+// journal is what a change that begins now owes to the node. One that is begun already keeps what it owes.
+func (a *Agent) journal(seen observed, want wish, cordon bool) *Journal {
+	j := seen.journal
+	if j == nil {
+		j = &Journal{
+			Version: journalVersion, Operation: uuid.NewString(), Target: want.name, Started: a.clock.Now().UTC().Truncate(time.Second),
+			BootID: seen.node.Status.NodeInfo.BootID, Previous: cuts(seen.gpus),
+		}
+	}
+	if cordon && !j.Cordoned {
+		j.Cordoned, j.WasUnschedulable = true, seen.node.Spec.Unschedulable
+	}
+	for _, pod := range seen.operands {
+		if !j.ranBefore(string(pod.UID)) {
+			j.Operands = append(j.Operands, string(pod.UID))
+		}
+	}
+	return j
+}
+
+// evict asks pods to leave and says which are still there. It never returns nil: only the next look can tell that they
+// are gone.
+func (a *Agent) evict(ctx context.Context, seen observed, want wish, step plan.Step) error {
+	api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
+	defer cancel()
+	verdicts := a.evictor.Evict(api, seen.drained(step.Pods))
+	after := evictionRetry
+	for _, v := range verdicts {
+		if v.State == drain.Requested {
+			a.log.Info("evicting", zap.String("pod", v.Pod.Namespace+"/"+v.Pod.Name), zap.String("for", want.name))
+			a.eventf(seen.node, corev1.EventTypeNormal, config.ReasonEvicting, "evicting pod %s/%s for the change to %s",
+				v.Pod.Namespace, v.Pod.Name, want.name)
+		}
+		if wait := v.RetryAt.Sub(a.clock.Now()); !v.RetryAt.IsZero() && wait > 0 {
+			after = min(after, wait)
+		}
+	}
+	blocked := blockedOf(verdicts)
+	if deadline := seen.journal.Started.Add(a.settings.Timeouts.Drain); a.clock.Now().After(deadline) && !want.undo {
+		return &Failure{
+			Wish: want.fingerprint, Reason: config.ReasonEvictionBlocked,
+			Message: fmt.Sprintf("pods still there at the deadline, %s after the change began: %s",
+				a.settings.Timeouts.Drain, strings.Join(describe(verdicts), "; ")),
+		}
+	}
+	if len(blocked) > 0 {
+		return &Waiting{Reason: config.ReasonEvictionBlocked, Message: strings.Join(blocked, "; "), After: after}
+	}
+	return &Waiting{Reason: config.ReasonEvicting, Message: "waiting for pods to leave: " + strings.Join(describe(verdicts), "; "), After: after}
+}
+
+// change performs a step on a GPU. A step that comes back again and again although it succeeds is a failure.
+func (a *Agent) change(ctx context.Context, want wish, step plan.Step) error {
+	if head := step.String(); head == a.head {
+		a.repeats++
+	} else {
+		a.head, a.repeats = head, 1
+	}
+	if a.repeats > a.settings.Retry.NoEffect {
+		return &Failure{
+			Wish: want.fingerprint, Reason: config.ReasonStepHadNoEffect,
+			Message: fmt.Sprintf("%s reported success %d times and had no effect", step, a.settings.Retry.NoEffect),
+		}
+	}
+	call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.DriverCall)
+	defer cancel()
+	switch step.Kind {
+	case plan.SetMode:
+		return a.driver.SetMode(call, step.GPU, step.On)
+	case plan.Reset:
+		return a.driver.Reset(call, step.GPU)
+	case plan.Destroy:
+		return a.driver.Destroy(call, step.GPU, step.Instance)
+	default:
+		return a.driver.Create(call, step.GPU, step.Instance)
+	}
+}
+
+// awaitCapacity says what is missing until the look that finds nothing.
+func (a *Agent) awaitCapacity(seen observed, want wish) error {
+	now := a.clock.Now()
+	if a.verifying.IsZero() {
+		a.verifying = now
+	}
+	if len(seen.capacity) == 0 {
+		return &Waiting{
+			Reason: config.ReasonAwaitingCapacity, After: proofInterval,
+			Message: "capacity is right; looking once more: " + expected(seen.gpus, seen.strategy).String(),
+		}
+	}
+	if seen.journal == nil {
+		return &Waiting{Reason: config.ReasonCapacityMismatch, Message: seen.blockers(), After: driverRetry}
+	}
+	waited := now.Sub(a.verifying)
+	if waited < a.settings.Timeouts.Capacity {
+		return &Waiting{Reason: config.ReasonAwaitingCapacity, Message: "waiting for kubelet and the device plugin: " + seen.blockers(), After: proofInterval}
+	}
+	if want.undo {
+		return &Stalled{
+			Reason: config.ReasonCapacityMismatch,
+			Message: fmt.Sprintf("the GPUs are as they were, but their capacity is not back after %s: %s; the node stays cordoned. "+
+				"See the device plugin's log on this node", waited.Round(time.Second), seen.blockers()),
+		}
+	}
+	return &Failure{
+		Wish: want.fingerprint, Reason: config.ReasonCapacityMismatch,
+		Message: fmt.Sprintf("no proof of capacity after %s: %s", waited.Round(time.Second), seen.blockers()),
+	}
+}
+
+// release gives the node back. That the change failed is written first: a restarted agent must not try it again.
+func (a *Agent) release(ctx context.Context, seen observed, want wish) error {
+	if undo := seen.journal.Undo; undo != nil && want.undo {
+		status := seen.status
+		status.Failed = undo
+		if err := a.patch(ctx, seen.node, func(*corev1.Node) ([]byte, error) { return status.patch() }); err != nil {
+			return fmt.Errorf("recording the failure: %w", err)
+		}
+		node, err := a.client.CoreV1().Nodes().Get(ctx, a.node, metav1.GetOptions{})
+		if err != nil {
+			return fmt.Errorf("reading node %s: %w", a.node, err)
+		}
+		seen.node = node
+	}
+	uncordon := seen.journal.Cordoned && !seen.journal.WasUnschedulable
+	err := a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return a.fence.Lift(node, uncordon) })
+	if err != nil {
+		return err
+	}
+	a.eventf(seen.node, corev1.EventTypeNormal, config.ReasonReleased, "node given back after %s, %s",
+		a.clock.Since(seen.journal.Started).Round(time.Second), expected(seen.gpus, seen.strategy))
+	return nil
+}
+
+// giveUp keeps a failure in the journal: from now on the way is back.
+func (a *Agent) giveUp(ctx context.Context, seen observed, failure *Failure) error {
+	j := *seen.journal
+	j.Undo = failure
+	text, err := j.encode()
+	if err != nil {
+		return err
+	}
+	a.head, a.repeats, a.verifying = "", 0, time.Time{}
+	clear(a.attempts)
+	return a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return a.fence.Record(node, text) })
+}
+
+// patch sends one guarded write of the node's metadata and spec.
+func (a *Agent) patch(ctx context.Context, node *corev1.Node, write func(*corev1.Node) ([]byte, error)) error {
+	body, err := write(node)
+	if err != nil {
+		return err
+	}
+	api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
+	defer cancel()
+	_, err = a.client.CoreV1().Nodes().Patch(api, node.Name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: FieldManager})
+	if err != nil {
+		return fmt.Errorf("patching node %s: %w", node.Name, err)
+	}
+	return nil
+}
+
+// drained finds the observed pods that the planner named.
+func (s observed) drained(pods []plan.Pod) []drain.Pod {
+	var out []drain.Pod
+	for _, p := range pods {
+		if i := slices.IndexFunc(s.holders, func(h drain.Pod) bool { return string(h.UID) == p.UID }); i >= 0 {
+			out = append(out, s.holders[i])
+			continue
+		}
+		out = append(out, drain.Pod{Namespace: p.Namespace, Name: p.Name, UID: types.UID(p.UID), Terminating: s.terminating(p.UID)})
+	}
+	return out
+}
+
+func (s observed) terminating(uid string) bool {
+	return slices.ContainsFunc(s.operands, func(p corev1.Pod) bool {
+		return string(p.UID) == uid && p.DeletionTimestamp != nil
+	})
+}
+
+func blockedOf(verdicts []drain.Verdict) []string {
+	var out []string
+	for _, v := range verdicts {
+		if v.State == drain.Blocked || v.State == drain.Failed {
+			out = append(out, describe([]drain.Verdict{v})...)
+		}
+	}
+	return out
+}
+
+func describe(verdicts []drain.Verdict) []string {
+	var out []string
+	for _, v := range verdicts {
+		text := v.Pod.Namespace + "/" + v.Pod.Name
+		if v.Message != "" {
+			text += ": " + v.Message
+		}
+		out = append(out, text)
+	}
+	return out
+}

@@ -1,0 +1,110 @@
+package agent
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// journalVersion is the version of the journal's format. A higher one was written by a newer agent.
+const journalVersion = 1
+
+// Journal is what must be given back to the node: an annotation that is written before the first change and goes in the
+// same write as the last one. It holds no progress; how far a change has come is observed, never remembered.
+//
+// It consists of types of this package alone, so that no library's update can make an old journal unreadable.
+type Journal struct {
+	Version          int       `json:"version"`
+	Operation        string    `json:"operation"`        // identifies this change in logs and events
+	Target           string    `json:"target"`           // the config that was asked for when it began
+	BootID           string    `json:"bootID"`           // the node's boot when it began
+	Started          time.Time `json:"started"`          // when it began
+	Cordoned         bool      `json:"cordoned"`         // the change has fenced the node
+	WasUnschedulable bool      `json:"wasUnschedulable"` // somebody had cordoned the node before us
+	Previous         []cut     `json:"previous"`         // how the GPUs were cut
+	Operands         []string  `json:"operands"`         // UIDs of the device plugin pods from before the change
+	Undo             *Failure  `json:"undo,omitempty"`   // the change has failed: back to Previous
+}
+
+// cut is how one GPU was cut.
+type cut struct {
+	GPU       nvml.UUID `json:"gpu"`
+	MIG       bool      `json:"mig"`
+	Instances []piece   `json:"instances,omitempty"`
+}
+
+// piece is one instance of a cut.
+type piece struct {
+	Profile string `json:"profile"`
+	Start   int    `json:"start"`
+	Size    int    `json:"size"`
+	Compute string `json:"compute,omitempty"`
+}
+
+// cuts records how the GPUs are cut now. Half-made instances are not worth giving back.
+func cuts(gpus []nvml.GPU) []cut {
+	var out []cut
+	for _, gpu := range gpus {
+		if !gpu.Capable {
+			continue
+		}
+		c := cut{GPU: gpu.UUID, MIG: gpu.Enabled}
+		for _, i := range gpu.Instances {
+			if !i.HalfMade() {
+				c.Instances = append(c.Instances, piece{i.Profile, i.Start, i.Size, i.Compute})
+			}
+		}
+		out = append(out, c)
+	}
+	return out
+}
+
+// previous is the journal's record as a target of the planner.
+func (j *Journal) previous() plan.Desired {
+	want := plan.Desired{}
+	for _, c := range j.Previous {
+		target := plan.Target{Wish: nvml.Wish{MIG: c.MIG}, Undo: true}
+		for _, p := range c.Instances {
+			target.Exact = append(target.Exact,
+				nvml.Placed{Profile: p.Profile, Span: nvml.Span{Start: p.Start, Size: p.Size}, Compute: p.Compute})
+		}
+		want[c.GPU] = target
+	}
+	return want
+}
+
+// ranBefore reports whether the pod was there before the change.
+func (j *Journal) ranBefore(uid string) bool {
+	for _, o := range j.Operands {
+		if o == uid {
+			return true
+		}
+	}
+	return false
+}
+
+func (j *Journal) encode() (string, error) {
+	b, err := json.Marshal(j)
+	if err != nil {
+		return "", fmt.Errorf("encoding the journal: %w", err)
+	}
+	return string(b), nil
+}
+
+// parseJournal reads the annotation; nil is the journal of a node to which nothing is owed.
+func parseJournal(annotation string) (*Journal, error) {
+	if annotation == "" {
+		return nil, nil
+	}
+	var j Journal
+	if err := json.Unmarshal([]byte(annotation), &j); err != nil {
+		return nil, fmt.Errorf("reading the journal: %w", err)
+	}
+	if j.Version < 1 || j.Version > journalVersion {
+		return nil, fmt.Errorf("reading the journal: version %d, this agent knows 1 to %d", j.Version, journalVersion)
+	}
+	return &j, nil
+}

@@ -1,0 +1,183 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// observed is one look at everything that decisions are made by.
+type observed struct {
+	node     *corev1.Node
+	journal  *Journal
+	status   Status // what we last told
+	gpus     []nvml.GPU
+	holders  []drain.Pod    // pods with a GPU or a part of one
+	operands []corev1.Pod   // device plugin pods
+	configs  *configMapFile // the administrator's MIG configs, nil if none are configured
+	kubelet  resources      // what kubelet would give out
+	capacity []string       // how hardware, kubelet and node disagree
+	agreed   int            // looks in a row without disagreement
+	strategy config.MIGStrategy
+	fenced   bool
+}
+
+// configMapFile is one key of a ConfigMap, as found.
+type configMapFile struct {
+	name   string // "ConfigMap namespace/name, key config.yaml"
+	data   []byte
+	absent bool  // there is no such ConfigMap, which is legal: it is optional
+	err    error // it has no such key
+}
+
+// observe looks at the node, its pods, kubelet, the ConfigMap and the GPUs. It changes nothing.
+// Node and pods are read from the API server, not from a cache: a stale cordon or pod list is how fences fail.
+func (a *Agent) observe(ctx context.Context) (observed, error) {
+	api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
+	defer cancel()
+	var seen observed
+	node, err := a.client.CoreV1().Nodes().Get(api, a.node, metav1.GetOptions{})
+	if err != nil {
+		return seen, fmt.Errorf("reading node %s: %w", a.node, err)
+	}
+	seen.node = node
+	seen.fenced = a.fence.Stands(node)
+	seen.status = parseStatus(node.Annotations[config.AnnotationStatus])
+	if seen.journal, err = parseJournal(node.Annotations[config.AnnotationJournal]); err != nil {
+		return seen, &Stalled{Reason: config.ReasonJournalUnreadable, Message: err.Error() +
+			"; nothing is changed. Run the agent that wrote it, or remove the annotation " + config.AnnotationJournal +
+			" and uncordon the node by hand"}
+	}
+	if seen.configs, err = a.configMap(api); err != nil {
+		return seen, err
+	}
+	pods, err := a.client.CoreV1().Pods(metav1.NamespaceAll).List(api, metav1.ListOptions{
+		FieldSelector: fields.OneTermEqualSelector("spec.nodeName", a.node).String(),
+	})
+	if err != nil {
+		return seen, fmt.Errorf("listing the pods of node %s: %w", a.node, err)
+	}
+	if seen.gpus, err = a.snapshot(ctx); err != nil {
+		return seen, err
+	}
+	a.observeKubelet(api, &seen, pods.Items)
+	return seen, nil
+}
+
+func (a *Agent) snapshot(ctx context.Context) ([]nvml.GPU, error) {
+	call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.DriverCall)
+	defer cancel()
+	return a.driver.Snapshot(call)
+}
+
+// configMap reads the administrator's MIG configs. That they are missing or broken is an observation, not an error:
+// the generated ones still work.
+func (a *Agent) configMap(ctx context.Context) (*configMapFile, error) {
+	ref := a.settings.MIGConfigMap
+	if ref.Name == "" {
+		return nil, nil
+	}
+	file := &configMapFile{name: fmt.Sprintf("ConfigMap %s/%s, key %s", ref.Namespace, ref.Name, ref.Key)}
+	object, err := a.client.CoreV1().ConfigMaps(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		file.absent = true
+		return file, nil
+	case err != nil:
+		return nil, fmt.Errorf("reading %s: %w", file.name, err)
+	}
+	data, ok := object.Data[ref.Key]
+	if !ok {
+		file.err = fmt.Errorf("%s: no such key; put the file there, or name its key in the settings", file.name)
+	}
+	file.data = []byte(data)
+	return file, nil
+}
+
+// observeKubelet sorts the pods into holders and operands, and compares the capacity. A kubelet that cannot be asked is
+// no error: pods then count as holding anything, and no capacity is proven.
+func (a *Agent) observeKubelet(ctx context.Context, seen *observed, pods []corev1.Pod) {
+	assigned, err := a.kubelet.Assignments(ctx)
+	if err == nil {
+		seen.kubelet, err = a.kubelet.Allocatable(ctx)
+	}
+	seen.holders = drain.GPUPods(pods, assigned)
+	seen.operands = a.operands(pods)
+	seen.strategy = a.settings.MIGStrategy.On(seen.node.Labels[config.LabelMIGStrategy])
+	if err != nil {
+		seen.capacity = []string{err.Error()}
+	} else {
+		seen.capacity = disagreements(expected(seen.gpus, seen.strategy), seen.kubelet, seen.node.Status.Allocatable)
+	}
+	now := a.clock.Now()
+	switch {
+	case len(seen.capacity) > 0:
+		a.agreed = 0
+	case a.agreed == 0 || now.Sub(a.agreedAt) >= proofInterval:
+		a.agreed++
+		a.agreedAt = now
+	}
+	seen.agreed = a.agreed
+}
+
+// operands picks the device plugin's pods.
+func (a *Agent) operands(pods []corev1.Pod) []corev1.Pod {
+	var out []corev1.Pod
+	for _, p := range pods {
+		if p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed &&
+			slices.ContainsFunc(a.settings.DevicePlugin.PodSelector, func(s labels.Selector) bool {
+				return s.Matches(labels.Set(p.Labels))
+			}) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// planned is what the planner needs of the look.
+func (s observed) planned() plan.Observed {
+	out := plan.Observed{
+		GPUs: s.gpus, Journal: s.journal != nil, Fenced: s.fenced, Capacity: plan.Capacity{Agreed: s.agreed},
+	}
+	for _, p := range s.holders {
+		out.Pods = append(out.Pods, plannedPod(p))
+	}
+	for _, p := range s.operands {
+		out.Operands = append(out.Operands, plan.Operand{
+			Pod:     plan.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID)},
+			Stale:   s.journal != nil && s.journal.ranBefore(string(p.UID)),
+			Returns: tolerates(p, config.TaintRepartitioning),
+		})
+	}
+	return out
+}
+
+func plannedPod(p drain.Pod) plan.Pod {
+	return plan.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), Devices: p.Devices, Known: p.DevicesKnown}
+}
+
+func tolerates(pod corev1.Pod, key string) bool {
+	return slices.ContainsFunc(pod.Spec.Tolerations, func(t corev1.Toleration) bool {
+		everything := t.Key == "" && t.Operator == corev1.TolerationOpExists
+		return (everything || t.Key == key) && (t.Effect == "" || t.Effect == corev1.TaintEffectNoSchedule)
+	})
+}
+
+// givenUp reports whether what is asked for is what the journal says cannot be done.
+func (s observed) givenUp(want wish) bool {
+	return s.journal != nil && s.journal.Undo != nil && s.journal.Undo.Wish == want.fingerprint
+}
+
+func (s observed) blockers() string { return strings.Join(s.capacity, "; ") }

@@ -1,0 +1,110 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// Delays between looks. Watches wake the loop earlier; these are for what cannot be watched.
+const (
+	// driverRetry is the pause before asking an absent or silent driver again: a driver upgrade takes minutes.
+	driverRetry = 5 * time.Second
+	// evictionRetry is the longest pause between two looks at pods that are leaving.
+	evictionRetry = 5 * time.Second
+	// inUseRetry is the pause before trying again what a process still holds.
+	inUseRetry = 2 * time.Second
+	// conflictRetry is the pause after somebody else wrote the node at the same moment.
+	conflictRetry = 100 * time.Millisecond
+)
+
+// Waiting says that something else has to happen first. The loop looks again after After, or when it is woken.
+type Waiting struct {
+	Reason  config.Reason
+	Message string
+	After   time.Duration
+}
+
+// Error is the message.
+func (w *Waiting) Error() string { return w.Message }
+
+// Stalled says that nothing more is done until the input changes: a label, a ConfigMap, a GPU.
+type Stalled struct {
+	Reason  config.Reason
+	Message string
+}
+
+// Error is the message.
+func (s *Stalled) Error() string { return s.Message }
+
+// Failure is a change that could not be done. It is kept on the node so that a restarted agent does not disturb the
+// node again for what has failed there before.
+type Failure struct {
+	Wish    string        `json:"wish"` // fingerprint of what was asked for; another wish is tried anew
+	Reason  config.Reason `json:"reason"`
+	Message string        `json:"message"`
+}
+
+// Error is the message.
+func (f *Failure) Error() string { return f.Message }
+
+// decision is what follows from one pass.
+type decision struct {
+	reason  config.Reason
+	message string
+	after   time.Duration // until the next look, if nothing wakes the loop; 0 means at once
+	stalled bool
+	failure *Failure // the change is given up, and undone
+}
+
+// decide is the one place where an error becomes a decision.
+func (a *Agent) decide(step plan.Step, wish string, err error) decision {
+	var waiting *Waiting
+	var stalled *Stalled
+	var failure *Failure
+	switch {
+	case errors.As(err, &waiting):
+		return decision{reason: waiting.Reason, message: waiting.Message, after: waiting.After}
+	case errors.As(err, &stalled):
+		return decision{reason: stalled.Reason, message: stalled.Message, after: a.settings.Retry.Longest, stalled: true}
+	case errors.As(err, &failure):
+		return decision{reason: failure.Reason, message: failure.Message, failure: failure}
+	case errors.Is(err, nvml.ErrNoDriver):
+		return decision{reason: config.ReasonDriverNotLoaded, message: err.Error() + "; waiting for the driver to be loaded", after: driverRetry}
+	case errors.Is(err, nvml.ErrUnresponsive):
+		return decision{
+			reason:  config.ReasonDriverUnresponsive,
+			message: err.Error() + "; nothing is done until it answers (a reboot may be needed)", after: driverRetry,
+		}
+	case apierrors.IsConflict(err):
+		return decision{reason: config.ReasonRepartitioning, message: "the node object changed meanwhile; looking again", after: conflictRetry}
+	case step.TouchesGPU() && errors.Is(err, nvml.ErrInUse):
+		return decision{
+			reason: config.ReasonGPUInUse, after: inUseRetry,
+			message: err.Error() + "; waiting for the processes that hold it (nvidia-smi lists them)",
+		}
+	}
+	a.attempts[step.String()]++
+	if n := a.attempts[step.String()]; step.TouchesGPU() && n >= a.settings.Retry.Failures {
+		return decision{failure: &Failure{
+			Wish: wish, Reason: config.ReasonHardwareFailure,
+			Message: fmt.Sprintf("%v; given up after %d attempts", err, n),
+		}}
+	}
+	return decision{reason: config.ReasonRetrying, message: err.Error() + "; trying again", after: a.backoff(step)}
+}
+
+// backoff doubles the pause with each attempt at the same step.
+func (a *Agent) backoff(step plan.Step) time.Duration {
+	pause := a.settings.Retry.First
+	for range a.attempts[step.String()] - 1 {
+		pause = min(2*pause, a.settings.Retry.Longest)
+	}
+	return pause
+}

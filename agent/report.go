@@ -1,0 +1,273 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// progressInterval is the least time between two reports that differ in nothing but how far a change has come.
+const progressInterval = time.Second
+
+// report is what one pass tells.
+type report struct {
+	phase   Phase
+	state   config.State           // empty: the label is left as it is
+	ready   corev1.ConditionStatus // of GPUPartitionReady
+	reason  config.Reason
+	message string
+}
+
+// conclude tells what the pass has found and done, and returns how long the loop may sleep. It is the only writer of the
+// state label, the status annotation, the condition and their events.
+func (a *Agent) conclude(ctx context.Context, seen observed, want wish, steps []plan.Step, err error) time.Duration {
+	if seen.node == nil {
+		a.log.Warn("looking at the node", zap.Error(err))
+		return a.decide(plan.Step{Kind: "Observe"}, "", err).after
+	}
+	var first plan.Step
+	if len(steps) > 0 {
+		first = steps[0]
+	}
+	if first.Kind != plan.VerifyCapacity {
+		a.verifying = time.Time{}
+	}
+	var d decision
+	if err != nil {
+		d = a.decide(first, want.fingerprint, err)
+	}
+	if d.failure != nil {
+		switch {
+		case want.undo || seen.journal == nil:
+			d = decision{
+				reason: d.failure.Reason, after: a.settings.Retry.Longest, stalled: true,
+				message: d.failure.Message + "; the way back fails too, and the node stays cordoned until a person looks at it",
+			}
+		default:
+			a.log.Warn("change given up", zap.String("target", want.name), zap.Error(err))
+			if err := a.giveUp(ctx, seen, d.failure); err != nil {
+				a.log.Warn("recording the failure", zap.Error(err))
+				return a.settings.Retry.First
+			}
+			a.eventf(seen.node, corev1.EventTypeWarning, d.failure.Reason, "%s: %s; going back to what was before", want.name, d.failure.Message)
+			return 0
+		}
+	}
+	r := a.reportOf(seen, want, steps, err, d)
+	if err := a.tell(ctx, seen, want, r, err == nil && len(steps) > 0); err != nil {
+		a.log.Warn("reporting", zap.Error(err))
+		return a.settings.Retry.First
+	}
+	return a.sleep(seen, steps, d, err)
+}
+
+// sleep is the time until the next look: at once after a step, else what the decision says, at the latest when the
+// heartbeat is due.
+func (a *Agent) sleep(seen observed, steps []plan.Step, d decision, err error) time.Duration {
+	if err == nil && len(steps) > 0 {
+		return 0
+	}
+	due := a.settings.NodeHeartbeat
+	if c := condition(seen.node); c != nil {
+		if age := a.clock.Since(c.LastHeartbeatTime.Time); age < due {
+			due -= age
+		}
+	}
+	if err == nil {
+		return due
+	}
+	return min(d.after, due)
+}
+
+// reportOf puts the pass into words.
+func (a *Agent) reportOf(seen observed, want wish, steps []plan.Step, err error, d decision) report {
+	switch {
+	case err == nil && len(steps) == 0 && want.name == "":
+		return report{
+			phase: PhaseIdle, ready: corev1.ConditionTrue, reason: config.ReasonNoWish,
+			message: fmt.Sprintf("no config is asked for by label %s; the GPUs are left as they are", config.LabelMIGConfig),
+		}
+	case err == nil && len(steps) == 0:
+		return report{
+			phase: PhaseIdle, ready: corev1.ConditionTrue, reason: config.ReasonConverged, state: config.StateSuccess,
+			message: a.converged(seen, want),
+		}
+	case err == nil:
+		reason, phase := progress(steps[0].Kind, want)
+		return report{
+			phase: phase, ready: corev1.ConditionFalse, reason: reason, state: config.StatePending,
+			message: fmt.Sprintf("%s: %s done, %d steps left", target(seen, want), steps[0], len(steps)-1),
+		}
+	case d.stalled:
+		return report{phase: PhaseStalled, ready: corev1.ConditionFalse, reason: d.reason, state: config.StateFailed, message: a.stalled(seen, want, d)}
+	case d.reason == config.ReasonDriverNotLoaded || d.reason == config.ReasonDriverUnresponsive:
+		return report{phase: PhaseWaiting, ready: corev1.ConditionUnknown, reason: d.reason, message: d.message}
+	}
+	r := report{phase: PhaseWaiting, ready: corev1.ConditionFalse, reason: d.reason, state: config.StatePending, message: d.message}
+	if len(steps) > 0 {
+		_, r.phase = progress(steps[0].Kind, want)
+		r.message = target(seen, want) + ": " + d.message
+	}
+	if want.name == "" && seen.journal == nil {
+		r.state = "" // nothing was asked for: what cannot be seen now is no matter of the label
+	}
+	return r
+}
+
+// target names what the steps lead to.
+func target(seen observed, want wish) string {
+	switch {
+	case want.undo && want.why != nil:
+		return fmt.Sprintf("going back to what was before, since %v", want.why)
+	case want.undo:
+		return fmt.Sprintf("going back to what was before %s, since %s", want.name, seen.journal.Undo.Message)
+	case want.name == "":
+		return "no config asked for"
+	default:
+		return want.name
+	}
+}
+
+// progress tells the reason and the phase of a plan that begins with the kind of step.
+func progress(kind plan.Kind, want wish) (config.Reason, Phase) {
+	reason, phase := config.ReasonRepartitioning, PhaseApplying
+	switch kind {
+	case plan.Record, plan.Fence:
+		reason, phase = config.ReasonFencing, PhaseDraining
+	case plan.Evict, plan.PauseOperands:
+		reason, phase = config.ReasonEvicting, PhaseDraining
+	case plan.SetMode, plan.Reset:
+		reason = config.ReasonChangingMode
+	case plan.Destroy, plan.Create:
+	case plan.ResumeOperands, plan.RestartOperands, plan.VerifyCapacity, plan.Release:
+		reason, phase = config.ReasonAwaitingCapacity, PhaseVerifying
+	}
+	if want.undo {
+		return config.ReasonRollingBack, PhaseRollingBack
+	}
+	return reason, phase
+}
+
+func (a *Agent) converged(seen observed, want wish) string {
+	text := fmt.Sprintf("%s: %s", want.name, expected(seen.gpus, seen.strategy))
+	if old := ghosts(seen.kubelet, seen.node.Status.Allocatable); len(old) > 0 {
+		text += fmt.Sprintf(" (kubelet keeps showing %s at 0, which is harmless)", strings.Join(old, ", "))
+	}
+	return text
+}
+
+func (a *Agent) stalled(seen observed, want wish, d decision) string {
+	text := d.message
+	if seen.status.Failed != nil && seen.status.Failed.Wish == want.fingerprint && seen.journal == nil {
+		text += fmt.Sprintf("; the GPUs are as they were before. To try again, remove the label %s and set it again", want.label)
+	}
+	return text
+}
+
+// tell writes what differs from what the node shows already.
+func (a *Agent) tell(ctx context.Context, seen observed, want wish, r report, underway bool) error {
+	old := condition(seen.node)
+	now := a.clock.Now()
+	if underway && old != nil && old.Reason == string(r.reason) && now.Sub(old.LastHeartbeatTime.Time) < progressInterval {
+		return nil
+	}
+	if err := a.tellMetadata(ctx, seen, want, r); err != nil {
+		return err
+	}
+	same := old != nil && old.Status == r.ready && old.Reason == string(r.reason) && old.Message == r.message
+	if same && now.Sub(old.LastHeartbeatTime.Time) < a.settings.NodeHeartbeat {
+		return nil
+	}
+	if err := a.tellCondition(ctx, old, r); err != nil {
+		return err
+	}
+	if same {
+		return nil
+	}
+	if old == nil || old.Reason != string(r.reason) {
+		a.log.Info(string(r.phase), zap.String("reason", string(r.reason)), zap.String("message", r.message))
+		if !underway {
+			a.eventf(seen.node, eventType(r), r.reason, "%s", r.message)
+		}
+	}
+	return nil
+}
+
+// tellMetadata writes the state label and the status annotation.
+func (a *Agent) tellMetadata(ctx context.Context, seen observed, want wish, r report) error {
+	status := Status{Desired: want.name, Phase: r.phase, Reason: r.reason, GPUs: statusGPUs(seen.gpus)}
+	if failed := seen.status.Failed; failed != nil && failed.Wish == want.fingerprint {
+		status.Failed = failed
+	}
+	text, err := status.encode()
+	if err != nil {
+		return err
+	}
+	labels, annotations := map[string]string{}, map[string]string{}
+	if r.state != "" && seen.node.Labels[config.LabelMIGConfigState] != string(r.state) {
+		labels[config.LabelMIGConfigState] = string(r.state)
+	}
+	if seen.node.Annotations[config.AnnotationStatus] != text {
+		annotations[config.AnnotationStatus] = text
+	}
+	if len(labels)+len(annotations) == 0 {
+		return nil
+	}
+	return a.patch(ctx, seen.node, func(*corev1.Node) ([]byte, error) { return metadataPatch(labels, annotations) })
+}
+
+// tellCondition writes our condition. A strategic merge patch leaves all other conditions alone.
+func (a *Agent) tellCondition(ctx context.Context, old *corev1.NodeCondition, r report) error {
+	now := metav1.NewTime(a.clock.Now())
+	c := corev1.NodeCondition{
+		Type: config.ConditionGPUPartitionReady, Status: r.ready, Reason: string(r.reason), Message: r.message,
+		LastHeartbeatTime: now, LastTransitionTime: now,
+	}
+	if old != nil && old.Status == r.ready {
+		c.LastTransitionTime = old.LastTransitionTime
+	}
+	body, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": []corev1.NodeCondition{c}}})
+	if err != nil {
+		return fmt.Errorf("encoding the condition: %w", err)
+	}
+	api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
+	defer cancel()
+	_, err = a.client.CoreV1().Nodes().Patch(api, a.node, types.StrategicMergePatchType, body,
+		metav1.PatchOptions{FieldManager: FieldManager}, "status")
+	if err != nil {
+		return fmt.Errorf("writing condition %s of node %s: %w", c.Type, a.node, err)
+	}
+	return nil
+}
+
+func condition(node *corev1.Node) *corev1.NodeCondition {
+	for i := range node.Status.Conditions {
+		if node.Status.Conditions[i].Type == config.ConditionGPUPartitionReady {
+			return &node.Status.Conditions[i]
+		}
+	}
+	return nil
+}
+
+// eventf records an event on the node, under the UID by which kubectl describe finds a node's events.
+func (a *Agent) eventf(node *corev1.Node, kind string, reason config.Reason, format string, args ...any) {
+	ref := &corev1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: node.Name, UID: types.UID(node.Name)}
+	a.events.Eventf(ref, kind, string(reason), format, args...)
+}
+
+func eventType(r report) string {
+	if r.ready == corev1.ConditionTrue || r.state == config.StatePending && r.reason != config.ReasonEvictionBlocked {
+		return corev1.EventTypeNormal
+	}
+	return corev1.EventTypeWarning
+}
