@@ -3,6 +3,7 @@ package drain_test
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -48,7 +49,15 @@ type server struct {
 func newServer(objects ...runtime.Object) *server {
 	s := &server{Clientset: fake.NewClientset(objects...)}
 	s.PrependReactor("create", "pods/eviction", func(action kubetesting.Action) (bool, runtime.Object, error) {
-		s.evictions = append(s.evictions, action.(kubetesting.CreateAction).GetObject().(*policyv1.Eviction))
+		create, ok := action.(kubetesting.CreateAction)
+		if !ok {
+			return true, nil, fmt.Errorf("action is a %T, want a create", action)
+		}
+		eviction, ok := create.GetObject().(*policyv1.Eviction)
+		if !ok {
+			return true, nil, fmt.Errorf("object is a %T, want a policy/v1 Eviction", create.GetObject())
+		}
+		s.evictions = append(s.evictions, eviction)
 		return true, nil, s.answer
 	})
 	return s
@@ -119,23 +128,33 @@ func TestEvictSaysWhatBecameOfEachRequest(t *testing.T) {
 		{"409 while nobody has the name", nil, conflict, drain.Gone, "", ""},
 		{"409 while the pod is still there", []runtime.Object{&same}, conflict, drain.Failed, "", "does not match"},
 		{
-			"429 of a budget", []runtime.Object{otherBudget(), budget("api", 2, 2, 3)}, refusal(needsTwo, 0),
+			"429 of a budget",
+			[]runtime.Object{otherBudget(), budget("api", 2, 2, 3)},
+			refusal(needsTwo, 0),
 			drain.Blocked, "team/api", "PDB team/api: needs 2 healthy pods and has 2",
 		},
 		{
-			"429 of a budget that never lets go", []runtime.Object{budget("api", 2, 2, 2)}, refusal(needsTwo, 0),
+			"429 of a budget that never lets go",
+			[]runtime.Object{budget("api", 2, 2, 2)},
+			refusal(needsTwo, 0),
 			drain.Blocked, "team/api", "PDB team/api: needs 2 healthy pods and has 2 of 2: it never lets one go",
 		},
 		{
-			"429 of a budget that was changed just now", []runtime.Object{uncounted}, refusal("The disruption budget api is still being processed by the server.", 10),
+			"429 of a budget that was changed just now",
+			[]runtime.Object{uncounted},
+			refusal("The disruption budget api is still being processed by the server.", 10),
 			drain.Blocked, "team/api", "has not counted its pods since",
 		},
 		{
-			"429 of a budget whose pods cannot be counted", []runtime.Object{unsynced}, refusal(needsTwo, 0),
+			"429 of a budget whose pods cannot be counted",
+			[]runtime.Object{unsynced},
+			refusal(needsTwo, 0),
 			drain.Blocked, "team/api", "cannot be counted: found no controllers",
 		},
 		{
-			"429 of a budget that has room again by the time it is read", []runtime.Object{budget("api", 2, 3, 3)}, refusal(needsTwo, 0),
+			"429 of a budget that has room again by the time it is read",
+			[]runtime.Object{budget("api", 2, 3, 3)},
+			refusal(needsTwo, 0),
 			drain.Blocked, "team/api", needsTwo,
 		},
 		{"429 of a budget that is gone by the time it is read", nil, refusal(needsTwo, 0), drain.Blocked, "team/api", needsTwo},
@@ -145,7 +164,9 @@ func TestEvictSaysWhatBecameOfEachRequest(t *testing.T) {
 		{"403 of a terminating namespace", nil, terminating, drain.Terminating, "", "namespace team is terminating"},
 		{"403 of permissions", nil, apierrors.NewForbidden(podResource, "a", errors.New("no")), drain.Failed, "", "forbidden"},
 		{
-			"500 of two budgets", []runtime.Object{budget("api", 1, 1, 1), budget("web", 1, 1, 1), otherBudget()}, severalBudgets,
+			"500 of two budgets",
+			[]runtime.Object{budget("api", 1, 1, 1), budget("web", 1, 1, 1), otherBudget()},
+			severalBudgets,
 			drain.Blocked, "team/api, team/web", "more than one PodDisruptionBudget",
 		},
 		{"500 of anything else", []runtime.Object{budget("api", 1, 1, 1)}, apierrors.NewInternalError(errors.New("webhook is down")), drain.Failed, "", "webhook is down"},

@@ -49,7 +49,7 @@ func DialKubelet(socket string) *Kubelet { return &Kubelet{socket: socket} }
 // answer before ctx ends; the Assignments are then nil.
 func (k *Kubelet) Assignments(ctx context.Context) (Assignments, error) {
 	var answer *podresources.ListPodResourcesResponse
-	err := k.call(ctx, func(client podresources.PodResourcesListerClient) (err error) {
+	err := k.call(func(client podresources.PodResourcesListerClient) (err error) {
 		answer, err = client.List(ctx, &podresources.ListPodResourcesRequest{})
 		return err
 	})
@@ -72,7 +72,7 @@ func (k *Kubelet) Assignments(ctx context.Context) (Assignments, error) {
 // Its error matches ErrKubeletUnavailable if kubelet does not answer before ctx ends.
 func (k *Kubelet) Allocatable(ctx context.Context) (map[string][]string, error) {
 	var answer *podresources.AllocatableResourcesResponse
-	err := k.call(ctx, func(client podresources.PodResourcesListerClient) (err error) {
+	err := k.call(func(client podresources.PodResourcesListerClient) (err error) {
 		answer, err = client.GetAllocatableResources(ctx, &podresources.AllocatableResourcesRequest{})
 		return err
 	})
@@ -112,13 +112,13 @@ func (a Assignments) add(pod types.NamespacedName, d *podresources.ContainerDevi
 	a[pod][d.GetResourceName()] = slices.Compact(ids)
 }
 
-func (k *Kubelet) call(ctx context.Context, ask func(podresources.PodResourcesListerClient) error) error {
+func (k *Kubelet) call(ask func(podresources.PodResourcesListerClient) error) error {
 	conn, err := k.connection()
 	if err != nil {
 		return err
 	}
 	err = ask(podresources.NewPodResourcesListerClient(conn))
-	switch status.Code(err) { //nolint:exhaustive // all other codes are kubelet's answer, and go to the caller as they are
+	switch status.Code(err) {
 	case codes.Unavailable:
 		// A connection that failed answers at once with its last failure for as long as gRPC backs off, up to two
 		// minutes. A restarted kubelet is back in seconds, so the next call shall try afresh.
