@@ -1,0 +1,241 @@
+// Package kubelet is a stand-in for the kubelet of a simulated GPU node. It owns what a real kubelet does towards the API
+// server and towards device plugins: the Node and its Lease, the device-plugin and PodResources gRPC services with the true
+// behaviour after a plugin goes away, the admission of pods, and the running and stopping of pods.
+//
+// There are no containers. A container whose image is known runs as a process of this machine in a sandbox; every other
+// one is only said to run. It must not know what the devices are: GPUs, MIG and the agent are strangers to it.
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+
+	"github.com/gpuslice/gpuslice/test/sandbox"
+)
+
+// TerminationDelayAnnotation on a pod without processes says how long it takes to end after it was told to: a duration,
+// bounded by the pod's grace period. Without it, Options.TerminationDelay holds.
+const TerminationDelayAnnotation = "kubelet.gpuslice.io/termination-delay"
+
+// maxSocketPath is the longest path of a Unix socket that Linux takes: sun_path without its terminating zero.
+const maxSocketPath = 107
+
+// Options say which node the kubelet stands for. Node, Dir and one of Config and Client are required.
+type Options struct {
+	Node   string               // name of the Node object
+	Dir    string               // what /var/lib/kubelet is on a real node; it outlives a kubelet. Short: sockets are in it
+	Config *rest.Config         // the API server; credentials of system:node:<name> suffice
+	Client kubernetes.Interface // instead of Config, where no process needs the address of the API server
+
+	Labels    map[string]string   // of the Node when it is made; an existing Node keeps its own, as with a real kubelet
+	Taints    []corev1.Taint      // likewise
+	Capacity  corev1.ResourceList // what is given is added to or replaces 64 cpu, 512Gi memory, 110 pods
+	Address   string              // InternalIP of the node and of pods with processes; 127.0.0.1 if empty
+	BootID    string              // a change of it from one Start to the next is a reboot: no container survived
+	MachineID string
+
+	Images        map[string]Image  // containers that run as processes, by the image that pods name
+	HostPaths     map[string]string // directory of the machine by the path prefix that hostPath volumes name; others are below Dir/root
+	SandboxBinary string            // cmd/sandbox, built; needed where Images are
+
+	Clock            clock.WithTicker // real time if nil
+	StatusPeriod     time.Duration    // between looks at the node's status; 10 s if 0
+	ReportAtOnce     bool             // devices that come and go are reported now, not with the next period
+	TerminationDelay time.Duration    // how long a pod without processes takes to end; 100 ms if 0
+	VolumeDelay      time.Duration    // from the change of a ConfigMap or Secret to the change of its files; 1 s if 0
+	RestartDelay     time.Duration    // before the first restart of an ended container; doubles up to 30 times; 1 s if 0
+	Log              *zap.Logger      // silent if nil
+
+	// OnAllocate is told of the devices of a pod that starts to run, OnFree when it has ended and no longer uses them.
+	// A pod that survived a Start is announced again. The ids are the device plugin's: under sharing, "UUID::n".
+	OnAllocate, OnFree func(pod *corev1.Pod, deviceIDs []string)
+}
+
+// Image is what runs for a container image: a program of this machine.
+type Image struct {
+	Path   string          `json:"path"`             // stands for the image's entrypoint, and for command[0] of a container
+	Env    []string        `json:"env,omitempty"`    // "KEY=value", as an image sets it; the pod's own comes after
+	Mounts []sandbox.Mount `json:"mounts,omitempty"` // what the image or its runtime brings, besides the pod's volumes
+}
+
+// Kubelet runs one simulated node until it is stopped.
+type Kubelet struct {
+	Options
+	client  kubernetes.Interface
+	devices *deviceTable
+	node    *nodeReporter
+	pods    *podWatch
+
+	stop    context.CancelFunc
+	stopped chan struct{} // closed when all is over
+
+	services sync.Mutex // held while the gRPC services start and stop
+	podAPI   *podResources
+}
+
+// Start registers the node and runs its kubelet until Stop, or until ctx ends. It returns when the Node exists, the sockets
+// are listening and the pods of the node are known.
+func Start(ctx context.Context, o Options) (*Kubelet, error) {
+	if err := o.complete(); err != nil {
+		return nil, err
+	}
+	client := o.Client
+	if client == nil {
+		config := rest.CopyConfig(o.Config)
+		config.QPS, config.Burst = 50, 100 // a kubelet's own
+		var err error
+		if client, err = kubernetes.NewForConfig(config); err != nil {
+			return nil, fmt.Errorf("connecting node %s to the API server: %w", o.Node, err)
+		}
+	}
+	run, stop := context.WithCancel(ctx)
+	k := &Kubelet{Options: o, client: client, stop: stop, stopped: make(chan struct{})}
+	k.devices = newDeviceTable(o.Dir, o.BootID, o.Clock, o.Log.Named("devices"))
+	k.node = newNodeReporter(k)
+	k.pods = newPodWatch(k)
+	if err := k.startServices(run); err != nil {
+		return nil, errors.Join(err, k.abandon())
+	}
+	if err := k.node.register(run); err != nil {
+		return nil, errors.Join(err, k.abandon())
+	}
+	if err := k.pods.start(run); err != nil {
+		return nil, errors.Join(err, k.abandon())
+	}
+	reporting := make(chan struct{})
+	go func() {
+		defer close(reporting)
+		k.node.run(run)
+	}()
+	go func() {
+		<-run.Done()
+		k.pods.stop()
+		<-reporting
+		if err := k.stopServices(); err != nil {
+			o.Log.Warn("services did not stop cleanly", zap.Error(err))
+		}
+		close(k.stopped)
+	}()
+	return k, nil
+}
+
+// Stop ends the processes of the node's pods and the kubelet itself. The Node, its pods and the record of their devices stay.
+func (k *Kubelet) Stop() {
+	k.stop()
+	<-k.stopped
+}
+
+// Restart is what `systemctl restart kubelet` does: the sockets are made anew, every device is gone from the node's status
+// until its plugin registers again, and running pods keep running on the devices they have.
+func (k *Kubelet) Restart(ctx context.Context) error {
+	if err := k.stopServices(); err != nil {
+		return err
+	}
+	if err := k.startServices(ctx); err != nil {
+		return err
+	}
+	return k.node.register(ctx)
+}
+
+// PodResourcesSocket is the path of the PodResources v1 service.
+func (k *Kubelet) PodResourcesSocket() string {
+	return filepath.Join(k.Dir, "pod-resources", "kubelet.sock")
+}
+
+// DevicePluginDir is the directory of the device plugins' sockets and of the Registration service's, kubelet.sock.
+func (k *Kubelet) DevicePluginDir() string { return k.devices.dir }
+
+// WaitResource returns when the node's status, as last written, has these numbers of the resource.
+func (k *Kubelet) WaitResource(ctx context.Context, name string, capacity, allocatable int64) error {
+	return k.node.await(ctx, name, capacity, allocatable)
+}
+
+func (k *Kubelet) startServices(ctx context.Context) error {
+	k.services.Lock()
+	defer k.services.Unlock()
+	if err := k.devices.start(ctx); err != nil {
+		return err
+	}
+	api, err := servePodResources(ctx, k.PodResourcesSocket(), k.devices, k.pods.active)
+	if err != nil {
+		return errors.Join(err, k.devices.stop())
+	}
+	k.podAPI = api
+	return nil
+}
+
+func (k *Kubelet) stopServices() error {
+	k.services.Lock()
+	defer k.services.Unlock()
+	if k.podAPI != nil {
+		k.podAPI.stop()
+		k.podAPI = nil
+	}
+	return k.devices.stop()
+}
+
+// abandon gives back what a Start that fails has begun.
+func (k *Kubelet) abandon() error {
+	k.stop()
+	k.pods.stop()
+	return k.stopServices()
+}
+
+func (o *Options) complete() error {
+	switch {
+	case o.Node == "":
+		return errors.New("starting a kubelet: Options.Node is empty: name the node")
+	case o.Config == nil && o.Client == nil:
+		return fmt.Errorf("starting the kubelet of %s: Options.Config is nil: say where the API server is", o.Node)
+	case !filepath.IsAbs(o.Dir):
+		return fmt.Errorf("starting the kubelet of %s: Options.Dir %q is not an absolute path", o.Node, o.Dir)
+	case len(o.Images) > 0 && o.SandboxBinary == "":
+		return fmt.Errorf("starting the kubelet of %s: Options.SandboxBinary is empty, yet Images are to be run", o.Node)
+	}
+	o.Address = orDefault(o.Address, "127.0.0.1")
+	o.MachineID = orDefault(o.MachineID, "machine-of-"+o.Node)
+	o.BootID = orDefault(o.BootID, "first-boot-of-"+o.Node)
+	o.StatusPeriod = orDefault(o.StatusPeriod, 10*time.Second)
+	o.TerminationDelay = orDefault(o.TerminationDelay, 100*time.Millisecond)
+	o.VolumeDelay = orDefault(o.VolumeDelay, time.Second)
+	o.RestartDelay = orDefault(o.RestartDelay, time.Second)
+	if o.Clock == nil {
+		o.Clock = clock.RealClock{}
+	}
+	if o.Log == nil {
+		o.Log = zap.NewNop()
+	}
+	paths := map[string]string{"/var/lib/kubelet": o.Dir}
+	for prefix, dir := range o.HostPaths {
+		paths[filepath.Clean(prefix)] = dir
+	}
+	o.HostPaths = paths
+	return os.MkdirAll(o.Dir, 0o755) //nolint:gosec // pods of any user look at the sockets, as on a real node
+}
+
+func orDefault[T comparable](value, otherwise T) T {
+	var zero T
+	if value == zero {
+		return otherwise
+	}
+	return value
+}
+
+// checkSocketPath reports a path that is too long to listen on or to connect to.
+func checkSocketPath(path string) error {
+	if len(path) > maxSocketPath {
+		return fmt.Errorf("socket path %s has %d bytes, and Linux takes %d: choose a shorter directory for the node", path, len(path), maxSocketPath)
+	}
+	return nil
+}

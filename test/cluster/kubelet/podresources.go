@@ -1,0 +1,122 @@
+package kubelet
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"google.golang.org/grpc"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
+)
+
+// podResources is the PodResources v1 service.
+type podResources struct {
+	podresourcesv1.UnimplementedPodResourcesListerServer
+	devices *deviceTable
+	active  func() []*corev1.Pod // pods that have not ended, as kubelet counts them
+	server  *grpc.Server
+	serving sync.WaitGroup
+}
+
+func servePodResources(ctx context.Context, socket string, devices *deviceTable, active func() []*corev1.Pod) (*podResources, error) {
+	dir := filepath.Dir(socket)
+	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // clients of any user look into it
+		return nil, fmt.Errorf("making the directory of PodResources: %w", err)
+	}
+	if err := removeSockets(dir); err != nil {
+		return nil, err
+	}
+	listener, err := listenUnix(ctx, socket)
+	if err != nil {
+		return nil, err
+	}
+	p := &podResources{devices: devices, active: active, server: grpc.NewServer()}
+	podresourcesv1.RegisterPodResourcesListerServer(p.server, p)
+	p.serving.Go(func() { _ = p.server.Serve(listener) }) // its only end is stop
+	return p, nil
+}
+
+func (p *podResources) stop() {
+	p.server.Stop()
+	p.serving.Wait()
+}
+
+// List tells which devices each active pod has. Pods without devices are listed too.
+func (p *podResources) List(context.Context, *podresourcesv1.ListPodResourcesRequest) (*podresourcesv1.ListPodResourcesResponse, error) {
+	answer := &podresourcesv1.ListPodResourcesResponse{}
+	for _, pod := range p.active() {
+		answer.PodResources = append(answer.PodResources, p.of(pod))
+	}
+	return answer, nil
+}
+
+// Get tells which devices one pod has.
+func (p *podResources) Get(_ context.Context, q *podresourcesv1.GetPodResourcesRequest) (*podresourcesv1.GetPodResourcesResponse, error) {
+	for _, pod := range p.active() {
+		if pod.Namespace == q.PodNamespace && pod.Name == q.PodName {
+			return &podresourcesv1.GetPodResourcesResponse{PodResources: p.of(pod)}, nil
+		}
+	}
+	return nil, fmt.Errorf("pod %s in namespace %s not found", q.PodName, q.PodNamespace)
+}
+
+// GetAllocatableResources tells the healthy devices, whether or not a pod has them.
+func (p *podResources) GetAllocatableResources(context.Context, *podresourcesv1.AllocatableResourcesRequest,
+) (*podresourcesv1.AllocatableResourcesResponse, error) {
+	t := p.devices
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	answer := &podresourcesv1.AllocatableResourcesResponse{}
+	for _, name := range sets.List(sets.KeySet(t.resources)) {
+		r := t.resources[name]
+		for _, id := range sets.List(r.healthy) {
+			numa, known := numaOf(r.devices[id])
+			answer.Devices = append(answer.Devices, entries(name, id, numa, known)...)
+		}
+	}
+	return answer, nil
+}
+
+func (p *podResources) of(pod *corev1.Pod) *podresourcesv1.PodResources {
+	answer := &podresourcesv1.PodResources{Name: pod.Name, Namespace: pod.Namespace}
+	for _, c := range append(sidecars(pod), pod.Spec.Containers...) {
+		of := &podresourcesv1.ContainerResources{Name: c.Name}
+		given := p.devices.given(pod.UID, c.Name)
+		for _, name := range sets.List(sets.KeySet(given)) {
+			for _, id := range given[name].IDs {
+				numa, known := given[name].NUMA[id]
+				of.Devices = append(of.Devices, entries(name, id, numa, known)...)
+			}
+		}
+		answer.Containers = append(answer.Containers, of)
+	}
+	return answer
+}
+
+// entries describes one device as kubelet does: an entry for each NUMA node, and none at all for an empty topology.
+func entries(name, id string, numa []int64, known bool) []*podresourcesv1.ContainerDevices {
+	if !known {
+		return []*podresourcesv1.ContainerDevices{{ResourceName: name, DeviceIds: []string{id}}}
+	}
+	var all []*podresourcesv1.ContainerDevices
+	for _, n := range numa {
+		all = append(all, &podresourcesv1.ContainerDevices{ResourceName: name, DeviceIds: []string{id},
+			Topology: &podresourcesv1.TopologyInfo{Nodes: []*podresourcesv1.NUMANode{{ID: n}}}})
+	}
+	return all
+}
+
+// sidecars are the init containers that run beside the others.
+func sidecars(pod *corev1.Pod) []corev1.Container {
+	var all []corev1.Container
+	for _, c := range pod.Spec.InitContainers {
+		if restartable(&c) {
+			all = append(all, c)
+		}
+	}
+	return all
+}

@@ -1,0 +1,208 @@
+package kubelet
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+	informers "k8s.io/client-go/informers/core/v1"
+	"k8s.io/client-go/tools/cache"
+)
+
+// listTimeout is how long a kubelet may wait for the first list of its pods.
+const listTimeout = 30 * time.Second
+
+// podWatch follows the pods that are bound to the node, and keeps a worker for each.
+type podWatch struct {
+	k   *Kubelet
+	log *zap.Logger
+
+	mu      sync.Mutex
+	workers map[types.UID]*worker
+	ips     int  // pod addresses given out so far
+	closed  bool // no more workers
+	work    sync.WaitGroup
+	cancel  context.CancelFunc
+}
+
+func newPodWatch(k *Kubelet) *podWatch {
+	return &podWatch{k: k, log: k.Log.Named("pods"), workers: map[types.UID]*worker{}}
+}
+
+// start lists the pods, gives back the devices of those that are gone, and follows the rest until ctx ends or stop.
+func (p *podWatch) start(ctx context.Context) error {
+	ctx, p.cancel = context.WithCancel(ctx)
+	informer := informers.NewFilteredPodInformer(p.k.client, metav1.NamespaceAll, 0, nil, func(o *metav1.ListOptions) {
+		o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", p.k.Node).String()
+	})
+	handler, err := informer.AddEventHandler(cache.ResourceEventHandlerDetailedFuncs{
+		AddFunc:    func(object any, initial bool) { p.seen(ctx, object, initial) },
+		UpdateFunc: func(_, object any) { p.seen(ctx, object, false) },
+		DeleteFunc: p.removed,
+	})
+	if err != nil {
+		return fmt.Errorf("watching the pods of node %s: %w", p.k.Node, err)
+	}
+	p.work.Go(func() { informer.RunWithContext(ctx) })
+	listing, cancel := context.WithTimeout(ctx, listTimeout)
+	defer cancel()
+	if !cache.WaitForCacheSync(listing.Done(), handler.HasSynced) {
+		return fmt.Errorf("listing the pods of node %s: no answer in %v", p.k.Node, listTimeout)
+	}
+	for _, gone := range p.k.devices.leftovers(p.knows) {
+		p.freed(gone)
+	}
+	return nil
+}
+
+// stop ends the processes of all pods and returns when they are dead.
+func (p *podWatch) stop() {
+	p.mu.Lock()
+	p.closed = true
+	p.mu.Unlock()
+	if p.cancel != nil {
+		p.cancel()
+	}
+	p.work.Wait()
+}
+
+func (p *podWatch) seen(ctx context.Context, object any, initial bool) {
+	pod, isPod := object.(*corev1.Pod)
+	if !isPod || pod.Spec.NodeName != p.k.Node {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if w := p.workers[pod.UID]; w != nil {
+		w.offer(pod)
+		return
+	}
+	if p.closed {
+		return
+	}
+	// Containers outlive a kubelet that was away, but not a reboot, and not a machine that is new.
+	survived := initial && pod.Status.Phase == corev1.PodRunning && !p.k.devices.recreated() && !p.k.devices.rebooted
+	w := newWorker(p, pod, survived)
+	p.workers[pod.UID] = w
+	p.work.Go(func() { w.run(ctx) })
+}
+
+func (p *podWatch) removed(object any) {
+	if last, isTombstone := object.(cache.DeletedFinalStateUnknown); isTombstone {
+		object = last.Obj
+	}
+	pod, isPod := object.(*corev1.Pod)
+	if !isPod {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if w := p.workers[pod.UID]; w != nil {
+		w.lost()
+		if w.hasEnded() {
+			delete(p.workers, pod.UID)
+		} // else it keeps its devices until its processes have ended, and done removes it
+	}
+}
+
+// done is told by a worker that it has nothing more to do. It stays known as long as its object exists.
+func (p *podWatch) done(w *worker) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if w.isRemoved() {
+		delete(p.workers, w.uid)
+	}
+}
+
+func (p *podWatch) knows(uid types.UID) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.workers[uid] != nil
+}
+
+// active are the pods that have not ended, by namespace and name.
+func (p *podWatch) active() []*corev1.Pod {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var pods []*corev1.Pod
+	for _, w := range p.workers {
+		if !w.hasEnded() {
+			pods = append(pods, w.latest())
+		}
+	}
+	slices.SortFunc(pods, func(a, b *corev1.Pod) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	return pods
+}
+
+// freed gives the pod's devices back, and says so.
+func (p *podWatch) freed(pod *corev1.Pod) {
+	ids := p.k.devices.free(pod.UID)
+	if len(ids) > 0 && p.k.OnFree != nil {
+		p.k.OnFree(pod, ids)
+	}
+}
+
+// address is the pod's IP: the node's own where processes run, since they listen on the machine itself.
+func (p *podWatch) address(pod *corev1.Pod, processes bool) string {
+	if pod.Spec.HostNetwork || processes {
+		return p.k.Address
+	}
+	if pod.Status.PodIP != "" {
+		return pod.Status.PodIP
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ips++
+	subnet := fnv.New32a()
+	_, _ = subnet.Write([]byte(p.k.Node)) // a hash takes everything
+	return fmt.Sprintf("10.%d.%d.%d", 128+subnet.Sum32()%128, p.ips/250%256, p.ips%250+1)
+}
+
+// WaitPod returns the pod of the node as soon as it is as wanted. It sees what the kubelet sees of it.
+func (k *Kubelet) WaitPod(ctx context.Context, namespace, name string, wanted func(*corev1.Pod) bool) (*corev1.Pod, error) {
+	found := make(chan *corev1.Pod, 1)
+	watch, cancel := context.WithCancel(ctx)
+	defer cancel()
+	informer := informers.NewFilteredPodInformer(k.client, namespace, 0, nil, func(o *metav1.ListOptions) {
+		o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", k.Node).String()
+	})
+	look := func(object any) {
+		if pod, isPod := object.(*corev1.Pod); isPod && pod.Name == name && pod.Spec.NodeName == k.Node && wanted(pod) {
+			select {
+			case found <- pod:
+			default:
+			}
+		}
+	}
+	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: look, UpdateFunc: func(_, o any) { look(o) }}); err != nil {
+		return nil, fmt.Errorf("waiting for pod %s/%s: %w", namespace, name, err)
+	}
+	go informer.RunWithContext(watch)
+	select {
+	case pod := <-found:
+		return pod, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("waiting for pod %s/%s on node %s: %w", namespace, name, k.Node, ctx.Err())
+	}
+}
+
+// newer reports whether b may replace a as what is known of a pod.
+func newer(a, b *corev1.Pod) bool {
+	order, err := resourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
+	return err != nil || order <= 0
+}
+
+var errKubeletStops = errors.New("kubelet stops")
