@@ -126,27 +126,32 @@ func (c Catalog) Wishes(name string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Wish, 
 // named lists the GPUs that the rule is about. A filter that lets none pass is normal, since configs are written for
 // fleets, and then the indices are about another node too.
 func (r MIGRule) named(gpus []nvml.GPU) ([]nvml.GPU, *InvalidError) {
-	passing := gpus
-	if len(r.DeviceFilter) > 0 {
-		var ids []uint32
-		for _, f := range r.DeviceFilter {
-			id, err := DeviceID(f)
-			if err != nil {
-				return nil, &InvalidError{Field: "device-filter", Value: strconv.Quote(f), Want: "is " + errNotDeviceID.Error()}
-			}
-			ids = append(ids, id)
-		}
-		passing = slices.DeleteFunc(slices.Clone(gpus), func(g nvml.GPU) bool { return !slices.Contains(ids, g.DeviceID) })
-	}
-	if r.All || len(passing) == 0 {
-		return passing, nil
+	passing, wrong := r.passing(gpus)
+	if wrong != nil || r.All || len(passing) == 0 {
+		return passing, wrong
 	}
 	for _, i := range r.Indices {
 		if !slices.ContainsFunc(gpus, func(g nvml.GPU) bool { return g.Index == i }) {
 			return nil, &InvalidError{Field: "devices", Value: strconv.Itoa(i), Want: "is not a GPU of this node, which has " + indices(gpus)}
 		}
 	}
-	return slices.DeleteFunc(slices.Clone(passing), func(g nvml.GPU) bool { return !slices.Contains(r.Indices, g.Index) }), nil
+	return slices.DeleteFunc(passing, func(g nvml.GPU) bool { return !slices.Contains(r.Indices, g.Index) }), nil
+}
+
+// passing lists the GPUs that pass the rule's filter.
+func (r MIGRule) passing(gpus []nvml.GPU) ([]nvml.GPU, *InvalidError) {
+	if len(r.DeviceFilter) == 0 {
+		return slices.Clone(gpus), nil
+	}
+	var ids []uint32
+	for _, f := range r.DeviceFilter {
+		id, err := DeviceID(f)
+		if err != nil {
+			return nil, &InvalidError{Field: "device-filter", Value: strconv.Quote(f), Want: "is " + errNotDeviceID.Error()}
+		}
+		ids = append(ids, id)
+	}
+	return slices.DeleteFunc(slices.Clone(gpus), func(g nvml.GPU) bool { return !slices.Contains(ids, g.DeviceID) }), nil
 }
 
 func asksForMIG(wishes map[nvml.UUID]nvml.Wish) bool {
@@ -158,23 +163,33 @@ func asksForMIG(wishes map[nvml.UUID]nvml.Wish) bool {
 	return false
 }
 
-// namesNothing explains why no rule of the config is about any GPU of the node.
+// namesNothing explains why no rule of the config is about any GPU of the node: it is for other kinds of GPU, or its
+// filters let through only GPUs at other positions.
 func namesNothing(name string, cfg MIGConfig, gpus []nvml.GPU) error {
 	if len(gpus) == 0 {
 		return &NoCapableGPUError{Config: name}
 	}
-	var filters []string
-	for _, r := range cfg {
-		filters = append(filters, r.DeviceFilter...)
-	}
-	var have []string
+	var have, filters, positions []string
 	for _, g := range gpus {
 		have = append(have, fmt.Sprintf("%s (%s)", FilterOf(g), g.Model))
 	}
 	slices.Sort(have)
+	here := "this node, which has " + strings.Join(slices.Compact(have), ", ")
+	for _, r := range cfg {
+		filters = append(filters, r.DeviceFilter...)
+		for _, i := range r.Indices {
+			positions = append(positions, strconv.Itoa(i))
+		}
+	}
+	anyHere := func(r MIGRule) bool { passing, _ := r.passing(gpus); return len(passing) > 0 }
+	if slices.ContainsFunc(cfg, anyHere) {
+		return &InvalidError{
+			Config: name, Field: "devices", Value: strings.Join(positions, ", "),
+			Want: "passes the filter of no rule on " + here,
+		}
+	}
 	return &InvalidError{
-		Config: name, Field: "device-filter", Value: strings.Join(filters, ", "),
-		Want: "is about no GPU of this node, which has " + strings.Join(slices.Compact(have), ", "),
+		Config: name, Field: "device-filter", Value: strings.Join(filters, ", "), Want: "is about no GPU of " + here,
 	}
 }
 

@@ -56,13 +56,18 @@ func (e *UnknownConfigError) Error() string {
 		fmt.Fprintf(&b, ": did you mean %s?", strings.Join(e.Close, " or "))
 	}
 	if len(e.Known) == 0 {
-		return b.String() + "; this node has none: none of its GPUs can do MIG, and the ConfigMap adds none"
+		return b.String() + ", and none is known for this node"
 	}
 	shown := slices.Clone(e.Known[:min(len(e.Known), namesShown)])
 	if more := len(e.Known) - len(shown); more > 0 {
 		shown = append(shown, fmt.Sprintf("and %d more", more))
 	}
-	fmt.Fprintf(&b, "; this node has %s", strings.Join(shown, ", "))
+	if len(e.Close) > 0 {
+		b.WriteString(" This node has ")
+	} else {
+		b.WriteString("; this node has ")
+	}
+	b.WriteString(strings.Join(shown, ", "))
 	return b.String()
 }
 
@@ -72,11 +77,14 @@ func (*UnknownConfigError) Reason() Reason { return ReasonUnknownConfig }
 // NoCapableGPUError means that a config asks for MIG on GPUs none of which can do it.
 type NoCapableGPUError struct {
 	Config string   // name of the MIG config
-	Models []string // the GPUs that it names, by model, sorted
+	Models []string // the GPUs that it names, by model, sorted; none if the node has no GPU
 }
 
 // Error names the models that are there instead.
 func (e *NoCapableGPUError) Error() string {
+	if len(e.Models) == 0 {
+		return fmt.Sprintf("config %q names no GPU, since this node has none", e.Config)
+	}
 	return fmt.Sprintf("config %q asks for MIG, and no GPU that it names can do MIG: %s; choose a config with mig-enabled false,"+
 		" or remove the label", e.Config, strings.Join(e.Models, ", "))
 }

@@ -114,6 +114,7 @@ const (
 	DefaultLongestDelay = 2 * time.Minute
 	// DefaultNoEffect: once may be a reader that lags behind; three times in a row is no lag.
 	DefaultNoEffect = 3
+	maxCount        = 1000 // more tries than anyone waits for
 )
 
 // Default is the settings of an agent without a settings file.
@@ -178,10 +179,10 @@ func (in inputs) settings() (Settings, error) {
 			Drain:      c.duration("timeouts.drain", in.Timeouts.Drain, time.Minute, 7*24*time.Hour),
 		},
 		Retry: Retry{
-			Failures: c.count("retry.failures", in.Retry.Failures, 1000),
+			Failures: c.count("retry.failures", in.Retry.Failures),
 			First:    c.duration("retry.first", in.Retry.First, 100*time.Millisecond, time.Hour),
 			Longest:  c.duration("retry.longest", in.Retry.Longest, 100*time.Millisecond, time.Hour),
-			NoEffect: c.count("retry.noEffect", in.Retry.NoEffect, 1000),
+			NoEffect: c.count("retry.noEffect", in.Retry.NoEffect),
 		},
 	}
 	if len(c) == 0 && s.Retry.Longest < s.Retry.First {
@@ -221,10 +222,10 @@ func (c *checks) duration(field string, value scalar, least, most time.Duration)
 	return 0
 }
 
-func (c *checks) count(field string, value scalar, most int) int {
+func (c *checks) count(field string, value scalar) int {
 	n, err := strconv.Atoi(string(value))
-	if err != nil || n < 1 || n > most {
-		c.refuse(field, string(value), fmt.Sprintf("must be a whole number from 1 to %d", most))
+	if err != nil || n < 1 || n > maxCount {
+		c.refuse(field, string(value), fmt.Sprintf("must be a whole number from 1 to %d", maxCount))
 		return 0
 	}
 	return n

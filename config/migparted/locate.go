@@ -132,7 +132,10 @@ func locateAmongFields(fields map[string]json.RawMessage, refused error) *config
 	enabled := string(fields["mig-enabled"]) == "true"
 	switch {
 	case enabled && (!given || string(devices) == "null"):
-		return &config.InvalidError{Field: "mig-devices", Want: "is missing, and needed where mig-enabled is true: for MIG mode without instances write {}"}
+		return &config.InvalidError{
+			Field: "mig-devices",
+			Want:  "is missing, and needed where mig-enabled is true: for MIG mode without instances write {}",
+		}
 	case !enabled && given:
 		return &config.InvalidError{Field: "mig-devices", Value: string(devices), Want: "cannot be had where mig-enabled is false"}
 	default:

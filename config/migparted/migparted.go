@@ -141,7 +141,8 @@ func ruleOf(written spec.MigConfigSpec) (config.MIGRule, []*config.InvalidError)
 	}
 	for _, f := range rule.DeviceFilter {
 		if strings.HasPrefix(f, ":") {
-			refuse("device-filter", strconv.Quote(f), `is a subsystem id, which mig-parted knows from v0.15 on and this agent does not: write a device id, "0x233010DE"`)
+			refuse("device-filter", strconv.Quote(f),
+				`is a subsystem id, which mig-parted knows from v0.15 on and this agent does not: write a device id, "0x233010DE"`)
 		} else if _, err := config.DeviceID(f); err != nil {
 			refuse("device-filter", strconv.Quote(f), `is not of the form "0x233010DE", the PCI device id followed by the vendor id`)
 		}

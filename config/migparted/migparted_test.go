@@ -269,6 +269,21 @@ func TestRenderedConfigsAreReadBackTheSame(t *testing.T) {
 	}
 }
 
+func TestGeneratedConfigsAreReadBackTheSame(t *testing.T) {
+	h100 := nvml.GPU{Model: "NVIDIA H100 80GB HBM3", DeviceID: 0x233010DE, Capable: true, Profiles: []nvml.Profile{
+		{Name: "1g.10gb", Slices: 1, Max: 7}, {Name: "1g.10gb+me", Slices: 1, Max: 1}, {Name: "7g.80gb", Slices: 7, Max: 1},
+	}}
+	generated := config.Generate([]nvml.GPU{h100, {Model: "Tesla T4", DeviceID: 0x1EB810DE, Index: 1}})
+	rendered, err := migparted.Render(generated)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := migparted.Parse(rendered)
+	if diff := cmp.Diff(generated, again); err != nil || diff != "" {
+		t.Errorf("error %v, rendered and read again (-generated +again):\n%s", err, diff)
+	}
+}
+
 func FuzzParse(f *testing.F) {
 	for _, file := range examples(f) {
 		f.Add(file.text)
@@ -314,38 +329,38 @@ type example struct {
 }
 
 // examples lists the MIG configs that come with mig-parted's module, whether as files or in ConfigMaps.
-func examples(t testing.TB) []example {
-	t.Helper()
-	out, err := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/mig-parted").Output()
+func examples(tb testing.TB) []example {
+	tb.Helper()
+	out, err := exec.CommandContext(tb.Context(), "go", "list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/mig-parted").Output()
 	if err != nil {
-		t.Fatalf("finding mig-parted's module: %v", err)
+		tb.Fatalf("finding mig-parted's module: %v", err)
 	}
 	dir := strings.TrimSpace(string(out))
 	var found []example
 	for _, name := range []string{"examples/config.yaml", "examples/dgx-station-80gb-config.yaml", "deployments/systemd/config-default.yaml"} {
-		found = append(found, example{name, read(t, filepath.Join(dir, name))})
+		found = append(found, example{name, read(tb, filepath.Join(dir, name))})
 	}
 	for _, name := range []string{"nvidia-mig-manager-example.yaml", "nvidia-mig-manager-example-hopper-blackwell.yaml"} {
-		for _, text := range configMaps(t, filepath.Join(dir, "deployments/container", name)) {
+		for _, text := range configMaps(tb, filepath.Join(dir, "deployments/container", name)) {
 			if strings.Contains(string(text), "mig-configs") {
 				found = append(found, example{name, text})
 			}
 		}
 	}
 	if len(found) != 5 {
-		t.Fatalf("%d examples in %s, want 5", len(found), dir)
+		tb.Fatalf("%d examples in %s, want 5", len(found), dir)
 	}
 	return found
 }
 
 // configMaps lists the values of all ConfigMaps in a file of several YAML documents.
-func configMaps(t testing.TB, path string) [][]byte {
-	t.Helper()
+func configMaps(tb testing.TB, path string) [][]byte {
+	tb.Helper()
 	var values [][]byte
-	for doc := range strings.SplitSeq(string(read(t, path)), "\n---\n") {
+	for doc := range strings.SplitSeq(string(read(tb, path)), "\n---\n") {
 		var cm corev1.ConfigMap
 		if err := yaml.Unmarshal([]byte(doc), &cm); err != nil {
-			t.Fatalf("reading %s: %v", path, err)
+			tb.Fatalf("reading %s: %v", path, err)
 		}
 		if cm.Kind != "ConfigMap" {
 			continue
@@ -357,11 +372,11 @@ func configMaps(t testing.TB, path string) [][]byte {
 	return values
 }
 
-func read(t testing.TB, path string) []byte {
-	t.Helper()
+func read(tb testing.TB, path string) []byte {
+	tb.Helper()
 	text, err := os.ReadFile(path)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return text
 }
