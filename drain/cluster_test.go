@@ -1,0 +1,421 @@
+package drain_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/clock"
+
+	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
+)
+
+// The tests in this file ask a real API server and controller manager what the fake clientset does not know: conflicts,
+// managed fields, disruption budgets and preconditions. There is no kubelet; the tests say what it would.
+
+func TestMain(m *testing.M) { clustertest.Main(m) }
+
+// eventually waits for the cluster's controllers to bring something about.
+func eventually(t *testing.T, what string, done func(context.Context) (bool, error)) {
+	t.Helper()
+	err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, 2*time.Minute, true, done)
+	if err != nil {
+		t.Fatalf("waiting until %s: %v", what, err)
+	}
+}
+
+// clusterNode makes a node that goes with the test.
+func clusterNode(t *testing.T, client kubernetes.Interface) *corev1.Node {
+	t.Helper()
+	n, err := client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{GenerateName: "drain-"}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := client.CoreV1().Nodes().Delete(context.Background(), n.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			t.Errorf("deleting node %s: %v", n.Name, err)
+		}
+	})
+	return n
+}
+
+func patchNode(t *testing.T, client kubernetes.Interface, name, manager, patch string) (*corev1.Node, error) {
+	t.Helper()
+	return client.CoreV1().Nodes().Patch(t.Context(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{FieldManager: manager})
+}
+
+func mustPatchNode(t *testing.T, client kubernetes.Interface, name, manager, patch string) *corev1.Node {
+	t.Helper()
+	n, err := patchNode(t, client, name, manager, patch)
+	if err != nil {
+		t.Fatalf("patching node %s with %s: %v", name, patch, err)
+	}
+	return n
+}
+
+func readNode(t *testing.T, client kubernetes.Interface, name string) *corev1.Node {
+	t.Helper()
+	n, err := client.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func TestClusterRefusesAFencePatchOfANodeThatHasChanged(t *testing.T) {
+	client := clustertest.Client(t)
+	for name, patch := range map[string]func(*corev1.Node) ([]byte, error){"Raise": raise, "Record": record, "Open": fence.Open, "Lift": lift} {
+		t.Run(name, func(t *testing.T) {
+			stale := clusterNode(t, client)
+			const theirs = `{"spec":{"taints":[{"key":"team","value":"ml","effect":"NoSchedule"}]}}`
+			changed := mustPatchNode(t, client, stale.Name, "somebody", theirs)
+
+			p, err := patch(stale)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := patchNode(t, client, stale.Name, "agent", string(p)); !apierrors.IsConflict(err) {
+				t.Errorf("error of a patch of a stale node is %v, want a conflict", err)
+			}
+			now := readNode(t, client, stale.Name)
+			if _, ours := now.Annotations[fence.JournalKey]; ours || now.Spec.Unschedulable || !slices.ContainsFunc(now.Spec.Taints, isForeign) {
+				t.Errorf("the refused patch changed the node: %v, annotations %v; it was %v", now.Spec, now.Annotations, changed.Spec)
+			}
+		})
+	}
+}
+
+func isForeign(t corev1.Taint) bool { return t.Key == foreignTaint.Key }
+
+func TestClusterRefusesAFencePatchOfANamesakeNode(t *testing.T) {
+	client := clustertest.Client(t)
+	n := clusterNode(t, client)
+	n.UID = "uid-of-another"
+	p, err := fence.Raise(n, "J")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := patchNode(t, client, n.Name, "agent", string(p)); !apierrors.IsConflict(err) {
+		t.Errorf("error of a patch of a namesake is %v, want a conflict", err)
+	}
+}
+
+func TestClusterFenceGoesUpAndDownAndLeavesForeignTaintsAlone(t *testing.T) {
+	client := clustertest.Client(t)
+	name := clusterNode(t, client).Name
+	mustPatchNode(t, client, name, "somebody", `{"spec":{"taints":[{"key":"team","value":"ml","effect":"NoSchedule"}]}}`)
+	for _, step := range []struct {
+		name             string
+		patch            func(*corev1.Node) ([]byte, error)
+		stands, cordoned bool
+		journal          string
+	}{
+		{"Raise", raise, true, true, "J"},
+		{"Record", func(n *corev1.Node) ([]byte, error) { return fence.Record(n, "K") }, true, true, "K"},
+		{"Open", fence.Open, false, true, "K"},
+		{"Lift", lift, false, false, ""},
+	} {
+		// The controllers put their own taints on the node meanwhile, so a patch may have to be made anew, as in the agent.
+		var now *corev1.Node
+		eventually(t, step.name+" is accepted", func(context.Context) (bool, error) {
+			p, err := step.patch(readNode(t, client, name))
+			if err != nil {
+				return false, err
+			}
+			now, err = patchNode(t, client, name, "agent", string(p))
+			if apierrors.IsConflict(err) {
+				return false, nil
+			}
+			return err == nil, err
+		})
+		if got := fence.Stands(now); got != step.stands || now.Spec.Unschedulable != step.cordoned || now.Annotations[fence.JournalKey] != step.journal {
+			t.Errorf("after %s: taint %v, cordon %v, journal %q; want %v, %v, %q", step.name,
+				got, now.Spec.Unschedulable, now.Annotations[fence.JournalKey], step.stands, step.cordoned, step.journal)
+		}
+		if !slices.ContainsFunc(now.Spec.Taints, isForeign) {
+			t.Errorf("after %s the foreign taint is gone: %v", step.name, now.Spec.Taints)
+		}
+	}
+}
+
+func TestClusterTellsWhoCordonedFirstAndSinceWhen(t *testing.T) {
+	client := clustertest.Client(t)
+	name := clusterNode(t, client).Name
+	before := time.Now().Add(-time.Second) // the API server's times have no fractions
+	n := mustPatchNode(t, client, name, "kubectl-cordon", `{"spec":{"unschedulable":true}}`)
+	if who, since, ok := drain.Cordoner(n); who != "kubectl-cordon" || since.Before(before) || !ok {
+		t.Errorf("just cordoned: Cordoner is %q since %v, %v; want kubectl-cordon since %v or later", who, since, ok, before)
+	}
+
+	var tainted metav1.Time
+	eventually(t, "the cordon's taint is there", func(context.Context) (bool, error) {
+		for _, taint := range readNode(t, client, name).Spec.Taints {
+			if taint.Key == corev1.TaintNodeUnschedulable && taint.TimeAdded != nil {
+				tainted = *taint.TimeAdded
+				return true, nil
+			}
+		}
+		return false, nil
+	})
+	mustPatchNode(t, client, name, "somebody-else", `{"spec":{"unschedulable":true}}`)
+	var fenced *corev1.Node
+	eventually(t, "the fence is raised", func(context.Context) (bool, error) {
+		p, err := fence.Raise(readNode(t, client, name), "J")
+		if err != nil {
+			return false, err
+		}
+		fenced, err = patchNode(t, client, name, "agent", string(p))
+		if apierrors.IsConflict(err) {
+			return false, nil
+		}
+		return err == nil, err
+	})
+	if who, since, ok := drain.Cordoner(fenced); who != "kubectl-cordon" || !since.Equal(tainted.Time) || !ok {
+		t.Errorf("cordoned again and fenced: Cordoner is %q since %v, %v; want kubectl-cordon since %v", who, since, ok, tainted)
+	}
+}
+
+// workload is a ReplicaSet of GPU pods on one node.
+type workload struct {
+	client    kubernetes.Interface
+	namespace string
+	labels    map[string]string
+}
+
+// run makes the workload and returns when its pods exist. None of them is ready.
+func run(t *testing.T, client kubernetes.Interface, replicas int32) workload {
+	t.Helper()
+	w := workload{client: client, namespace: clustertest.Namespace(t), labels: map[string]string{"app": "api"}}
+	spec := podSpec(clusterNode(t, client).Name)
+	_, err := client.AppsV1().ReplicaSets(w.namespace).Create(t.Context(), &appsv1.ReplicaSet{
+		ObjectMeta: metav1.ObjectMeta{Name: "api"},
+		Spec: appsv1.ReplicaSetSpec{
+			Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: w.labels},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: w.labels}, Spec: spec},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, fmt.Sprintf("%d pods exist", replicas), func(context.Context) (bool, error) {
+		return len(w.pods(t)) == int(replicas), nil
+	})
+	return w
+}
+
+func podSpec(node string) corev1.PodSpec {
+	return corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "main", Image: "none", Resources: limits(gpu, 1)}}}
+}
+
+func (w workload) pods(t *testing.T) []drain.Pod {
+	t.Helper()
+	list, err := w.client.CoreV1().Pods(w.namespace).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return drain.GPUPods(list.Items, nil)
+}
+
+// ready says what kubelet would say of a pod that runs and passes its probes.
+func ready(t *testing.T, client kubernetes.Interface, p drain.Pod) {
+	t.Helper()
+	const running = `{"status":{"phase":"Running","conditions":[{"type":"Ready","status":"True"}]}}`
+	_, err := client.CoreV1().Pods(p.Namespace).Patch(t.Context(), p.Name, types.StrategicMergePatchType, []byte(running), metav1.PatchOptions{}, "status")
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// guard makes a budget for the workload and waits until its healthy pods are counted.
+func (w workload) guard(t *testing.T, name string, minAvailable int, healthy int32) {
+	t.Helper()
+	atLeast := intstr.FromInt(minAvailable)
+	budgets := w.client.PolicyV1().PodDisruptionBudgets(w.namespace)
+	_, err := budgets.Create(t.Context(), &policyv1.PodDisruptionBudget{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       policyv1.PodDisruptionBudgetSpec{MinAvailable: &atLeast, Selector: &metav1.LabelSelector{MatchLabels: w.labels}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.counted(t, name, healthy)
+}
+
+func (w workload) counted(t *testing.T, name string, healthy int32) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("budget %s counts %d healthy pods", name, healthy), func(ctx context.Context) (bool, error) {
+		b, err := w.client.PolicyV1().PodDisruptionBudgets(w.namespace).Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return false, err
+		}
+		return b.Status.ObservedGeneration == b.Generation && b.Status.CurrentHealthy == healthy, nil
+	})
+}
+
+func evictor(client kubernetes.Interface) *drain.Evictor {
+	return drain.NewEvictor(client, clock.RealClock{}, zap.NewNop())
+}
+
+// outcome is what a person reads of verdicts.
+func outcome(verdicts []drain.Verdict) []string {
+	var out []string
+	for _, v := range verdicts {
+		out = append(out, strings.TrimSpace(string(v.State)+" "+v.Message))
+	}
+	return out
+}
+
+func TestClusterEvictsOnlyWhatTheBudgetLetsGo(t *testing.T) {
+	client := clustertest.Client(t)
+	w := run(t, client, 3)
+	pods := w.pods(t)
+	ready(t, client, pods[0])
+	ready(t, client, pods[1])
+	w.guard(t, "api", 2, 2)
+
+	blocked := fmt.Sprintf("Blocked PDB %s/api: needs 2 healthy pods and has 2", w.namespace)
+	if diff := cmp.Diff([]string{blocked}, outcome(evictor(client).DryRun(t.Context(), pods[:1]))); diff != "" {
+		t.Errorf("dry run with no room (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{blocked}, outcome(evictor(client).Evict(t.Context(), pods[:1]))); diff != "" {
+		t.Errorf("eviction with no room (-want +got):\n%s", diff)
+	}
+
+	ready(t, client, pods[2])
+	w.counted(t, "api", 3)
+	if diff := cmp.Diff([]string{"Requested", "Requested", "Requested"}, outcome(evictor(client).DryRun(t.Context(), pods))); diff != "" {
+		t.Errorf("dry run with room for one (-want +got):\n%s", diff)
+	}
+	for _, p := range w.pods(t) {
+		if p.Terminating {
+			t.Errorf("the dry run sent %s away", p)
+		}
+	}
+
+	verdicts := evictor(client).Evict(t.Context(), pods)
+	if got := verdicts[0].State; got != drain.Requested {
+		t.Errorf("eviction with room for one is %v, want Requested", outcome(verdicts[:1]))
+	}
+	for _, v := range verdicts[1:] {
+		if v.State != drain.Blocked || v.PDB != w.namespace+"/api" {
+			t.Errorf("eviction of a second pod is %v by %q, want Blocked by %s/api", outcome([]drain.Verdict{v}), v.PDB, w.namespace)
+		}
+	}
+	evicted, err := client.CoreV1().Pods(w.namespace).Get(t.Context(), pods[0].Name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if evicted.DeletionTimestamp == nil || *evicted.DeletionGracePeriodSeconds != corev1.DefaultTerminationGracePeriodSeconds {
+		t.Errorf("evicted pod is deleted at %v with grace %v, want it terminating with its own grace", evicted.DeletionTimestamp, evicted.DeletionGracePeriodSeconds)
+	}
+	if !slices.ContainsFunc(evicted.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.DisruptionTarget }) {
+		t.Errorf("evicted pod has conditions %v, want DisruptionTarget, which a Job's failure policy goes by", evicted.Status.Conditions)
+	}
+}
+
+func TestClusterBlocksAPodOfTwoBudgetsAndNamesBoth(t *testing.T) {
+	client := clustertest.Client(t)
+	w := run(t, client, 1)
+	pods := w.pods(t)
+	ready(t, client, pods[0])
+	w.guard(t, "one", 0, 1)
+	w.guard(t, "two", 0, 1)
+	got := evictor(client).Evict(t.Context(), pods)[0]
+	if want := w.namespace + "/one, " + w.namespace + "/two"; got.State != drain.Blocked || got.PDB != want {
+		t.Errorf("verdict is %v by %q, want Blocked by %q", outcome([]drain.Verdict{got}), got.PDB, want)
+	}
+}
+
+func TestClusterSaysWhichBudgetNeverLetsGo(t *testing.T) {
+	client := clustertest.Client(t)
+	w := run(t, client, 1)
+	pods := w.pods(t)
+	ready(t, client, pods[0])
+	w.guard(t, "strict", 1, 1)
+	want := fmt.Sprintf("Blocked PDB %s/strict: needs 1 healthy pods and has 1 of 1: it never lets one go, until it is changed or there are more pods", w.namespace)
+	if diff := cmp.Diff([]string{want}, outcome(evictor(client).Evict(t.Context(), pods))); diff != "" {
+		t.Errorf("eviction (-want +got):\n%s", diff)
+	}
+}
+
+func TestClusterLeavesARecreatedPodOfTheSameNameAlone(t *testing.T) {
+	client := clustertest.Client(t)
+	pods := client.CoreV1().Pods(clustertest.Namespace(t))
+	create := func() *corev1.Pod {
+		p, err := pods.Create(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "db-0"}, Spec: podSpec(clusterNode(t, client).Name)}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	former := drain.GPUPods([]corev1.Pod{*create()}, nil)
+	now := int64(0)
+	if err := pods.Delete(t.Context(), "db-0", metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"Gone"}, outcome(evictor(client).Evict(t.Context(), former))); diff != "" {
+		t.Errorf("eviction of a deleted pod (-want +got):\n%s", diff)
+	}
+
+	successor := create()
+	ready(t, client, drain.Pod{Namespace: successor.Namespace, Name: successor.Name})
+	for name, ask := range map[string]func(context.Context, []drain.Pod) []drain.Verdict{
+		"eviction": evictor(client).Evict, "dry run": evictor(client).DryRun,
+	} {
+		if diff := cmp.Diff([]string{"Gone another pod has its name now"}, outcome(ask(t.Context(), former))); diff != "" {
+			t.Errorf("%s of a pod that was replaced (-want +got):\n%s", name, diff)
+		}
+	}
+	after, err := pods.Get(t.Context(), "db-0", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if after.UID != successor.UID || after.DeletionTimestamp != nil {
+		t.Errorf("the successor is %s, deleted at %v; want %s, untouched", after.UID, after.DeletionTimestamp, successor.UID)
+	}
+}
+
+func TestClusterTakesPodsOfATerminatingNamespaceAlong(t *testing.T) {
+	client := clustertest.Client(t)
+	ns, err := client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "ending-"}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pods := client.CoreV1().Pods(ns.Name)
+	held := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "held", Finalizers: []string{"example.io/wait"}}, Spec: podSpec(clusterNode(t, client).Name)}
+	var created *corev1.Pod
+	eventually(t, "the namespace has the service account that pods run as", func(ctx context.Context) (bool, error) {
+		created, err = pods.Create(ctx, held, metav1.CreateOptions{})
+		if apierrors.IsForbidden(err) {
+			return false, nil
+		}
+		return err == nil, err
+	})
+	t.Cleanup(func() {
+		if _, err := pods.Patch(context.Background(), "held", types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil {
+			t.Errorf("letting the pod go: %v", err)
+		}
+	})
+	if err := client.CoreV1().Namespaces().Delete(t.Context(), ns.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"Terminating namespace " + ns.Name + " is terminating and takes its pods along"}
+	if diff := cmp.Diff(want, outcome(evictor(client).Evict(t.Context(), drain.GPUPods([]corev1.Pod{*created}, nil)))); diff != "" {
+		t.Errorf("eviction (-want +got):\n%s", diff)
+	}
+}
