@@ -1,0 +1,491 @@
+package gpusim
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// Driver gives the node's GPUs as the agent sees them, without go-nvml and without cgo.
+func (n *Node) Driver() nvml.Driver { return &driver{library: n.Library()} }
+
+// driver does by Library calls what the agent's real driver does by go-nvml calls, so a fault or a delay set for a
+// function befalls both in the same way.
+type driver struct {
+	library *Library
+
+	mu    sync.Mutex
+	stuck chan struct{} // closed when the call that outlived its context has come back; nil if there was none
+}
+
+// do runs one call to an end, or leaves it alone when ctx ends first: then it, and all calls until it is back, are
+// ErrUnresponsive.
+func (d *driver) do(ctx context.Context, op string, gpu nvml.UUID, call func() error) error {
+	unresponsive := &nvml.Error{Op: op, GPU: gpu, Err: nvml.ErrUnresponsive}
+	d.mu.Lock()
+	if d.stuck != nil {
+		select {
+		case <-d.stuck:
+			d.stuck = nil
+		default:
+			d.mu.Unlock()
+			return unresponsive
+		}
+	}
+	d.mu.Unlock()
+
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if r := d.library.Init(); r != Success {
+			err = failure(op, gpu, r)
+			return
+		}
+		err = call()
+		d.library.Shutdown() // it can only fail if a fault says so, and then the call is done all the same
+	}()
+	select {
+	case <-done:
+		return err
+	case <-ctx.Done():
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.stuck = done
+		return unresponsive
+	}
+}
+
+func failure(op string, gpu nvml.UUID, r Return) error {
+	if r == Success {
+		return nil
+	}
+	cause := map[Return]error{
+		InUse: nvml.ErrInUse, NotSupported: nvml.ErrNotSupported, NotFound: nvml.ErrNotFound, NoPermission: nvml.ErrPermission,
+		InsufficientResources: nvml.ErrNoRoom, ResetRequired: nvml.ErrResetRequired, GPUIsLost: nvml.ErrLost,
+		DriverNotLoaded: nvml.ErrNoDriver, LibraryNotFound: nvml.ErrNoDriver,
+	}
+	return &nvml.Error{Op: op, GPU: gpu, Code: r.String(), Err: cause[r]}
+}
+
+// Snapshot implements nvml.Driver.
+func (d *driver) Snapshot(ctx context.Context) ([]nvml.GPU, error) {
+	const op = "reading GPUs"
+	var out []nvml.GPU
+	err := d.do(ctx, op, "", func() error {
+		n, r := d.library.DeviceCount()
+		if r != Success {
+			return failure(op, "", r)
+		}
+		for i := range n {
+			g, r := d.snapshot(i)
+			if r != Success {
+				return failure(fmt.Sprintf("reading GPU %d", i), g.UUID, r)
+			}
+			out = append(out, g)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (d *driver) snapshot(index int) (nvml.GPU, Return) {
+	l := d.library
+	g := nvml.GPU{Index: index}
+	h, r := l.DeviceByIndex(index)
+	if r != Success {
+		return g, r
+	}
+	uuid, r1 := l.UUID(h)
+	name, r2 := l.Name(h)
+	pci, r3 := l.PCI(h)
+	memory, r4 := l.Memory(h)
+	if r := cmp.Or(r1, r2, r3, r4); r != Success {
+		return g, r
+	}
+	g.UUID, g.Model, g.PCI, g.DeviceID, g.MemoryMiB = nvml.UUID(uuid), name, pci.Address, pci.DeviceID, int(memory.Total>>20) //nolint:gosec // MiB
+	g.Enabled, g.Pending, r = l.MIGMode(h)
+	if r == Success {
+		g.Capable = true
+		if g.Profiles, r = d.profiles(h); r != Success {
+			return g, r
+		}
+		if g.Instances, r = d.instances(h); r != Success {
+			return g, r
+		}
+	} else if r != NotSupported {
+		return g, r
+	}
+	ps, r := l.Processes(h)
+	for _, p := range ps {
+		if p.GI == NoInstance {
+			g.Processes = append(g.Processes, describeProcess(p))
+		}
+	}
+	return g, r
+}
+
+func describeProcess(p Process) nvml.Process {
+	return nvml.Process{PID: p.PID, UsedMiB: int(p.Used >> 20)} //nolint:gosec // MiB
+}
+
+func (d *driver) profiles(h Device) ([]nvml.Profile, Return) {
+	var out []nvml.Profile
+	for kind := range knownKinds {
+		p, r := d.library.GPUInstanceProfile(h, kind)
+		if r == NotSupported {
+			continue
+		}
+		if r != Success {
+			return nil, r
+		}
+		places, r := d.library.Placements(h, p.ID)
+		if r != Success {
+			return nil, r
+		}
+		out = append(out, nvml.Profile{
+			Name: p.Name, Slices: p.Slices, MemoryMiB: p.MemoryMB, Max: p.Count, Placements: places, Engines: p.Engines,
+			Compute: d.computeProfiles(h, p.ID),
+		})
+	}
+	return out, Success
+}
+
+// computeProfiles are asked of an instance on hardware; the simulator knows them without one.
+func (d *driver) computeProfiles(h Device, id int) []nvml.ComputeProfile {
+	st, err := d.library.store.load()
+	if err != nil {
+		return nil
+	}
+	var out []nvml.ComputeProfile
+	m := st.GPUs[h.gpu].model()
+	for _, c := range m.computeProfiles(m.profile(id)) {
+		out = append(out, nvml.ComputeProfile{Name: fmt.Sprintf("%dc", c.Slices), Slices: c.Slices, Max: len(c.Starts)})
+	}
+	return out
+}
+
+// standing is an instance with the handles that destroy it.
+type standing struct {
+	nvml.Instance
+	handle  GPUInstance
+	compute []ComputeInstance
+}
+
+func (d *driver) instances(h Device) ([]nvml.Instance, Return) {
+	all, r := d.standing(h)
+	var out []nvml.Instance
+	for _, s := range all {
+		out = append(out, s.Instance)
+	}
+	return out, r
+}
+
+func (d *driver) standing(h Device) ([]standing, Return) {
+	l := d.library
+	var out []standing
+	for kind := range knownKinds {
+		p, r := l.GPUInstanceProfile(h, kind)
+		if r == NotSupported {
+			continue
+		}
+		if r != Success {
+			return nil, r
+		}
+		handles, r := l.GPUInstances(h, p.ID)
+		if r != Success {
+			return nil, r
+		}
+		for _, gi := range handles {
+			s, r := d.stands(gi, p)
+			if r != Success {
+				return nil, r
+			}
+			out = append(out, s)
+		}
+	}
+	slices.SortFunc(out, func(a, b standing) int { return nvml.ComparePlaced(a.Placed, b.Placed) })
+	return out, Success
+}
+
+func (d *driver) stands(gi GPUInstance, p GPUInstanceProfile) (standing, Return) {
+	l := d.library
+	s := standing{handle: gi}
+	facts, r := l.DescribeGPUInstance(gi)
+	if r != Success {
+		return s, r
+	}
+	s.Placed = nvml.Placed{Profile: p.Name, Span: facts.At}
+	var parts []string
+	full := false
+	for kind := range computeKinds {
+		cp, r := l.ComputeInstanceProfile(gi, kind, 0)
+		if r == NotSupported {
+			continue
+		}
+		if r != Success {
+			return s, r
+		}
+		cis, r := l.ComputeInstances(gi, cp.ID)
+		if r != Success {
+			return s, r
+		}
+		for _, ci := range cis {
+			dev, r := l.DescribeComputeInstance(ci)
+			if r != Success {
+				return s, r
+			}
+			uuid, r1 := l.UUID(dev.Device)
+			ps, r2 := l.Processes(dev.Device)
+			if r := cmp.Or(r1, r2); r != Success {
+				return s, r
+			}
+			s.compute = append(s.compute, ci)
+			s.Devices = append(s.Devices, nvml.Device{UUID: uuid, Profile: cp.Name})
+			for _, p := range ps {
+				s.Processes = append(s.Processes, describeProcess(p))
+			}
+			parts = append(parts, fmt.Sprintf("%dc", cp.Slices))
+			full = full || cp.Slices == p.Slices
+		}
+	}
+	if !full {
+		s.Compute = strings.Join(parts, "+") // kinds ascend, and so do the parts
+	}
+	return s, Success
+}
+
+// device finds a GPU for op.
+func (d *driver) device(op string, gpu nvml.UUID) (Device, error) {
+	h, r := d.library.DeviceByUUID(string(gpu))
+	return h, failure(op, gpu, r)
+}
+
+// SetMode implements nvml.Driver.
+func (d *driver) SetMode(ctx context.Context, gpu nvml.UUID, on bool) error {
+	op := map[bool]string{true: "turning MIG mode on", false: "turning MIG mode off"}[on]
+	return d.do(ctx, op, gpu, func() error {
+		h, err := d.device(op, gpu)
+		if err != nil {
+			return err
+		}
+		_, r := d.library.SetMIGMode(h, on) // what the activation says, Snapshot shows as a pending mode
+		return failure(op, gpu, r)
+	})
+}
+
+// Create implements nvml.Driver.
+func (d *driver) Create(ctx context.Context, gpu nvml.UUID, p nvml.Placed) error {
+	op := "creating " + p.String()
+	return d.do(ctx, op, gpu, func() error {
+		h, err := d.device(op, gpu)
+		if err != nil {
+			return err
+		}
+		return failure(op, gpu, d.create(h, p))
+	})
+}
+
+func (d *driver) create(h Device, p nvml.Placed) Return {
+	all, r := d.standing(h)
+	if r != Success {
+		return r
+	}
+	for _, s := range all {
+		switch {
+		case s.Profile != p.Profile || s.Span != p.Span:
+		case s.HalfMade():
+			return d.furnish(s.handle, p)
+		case s.Compute == p.Compute:
+			return Success
+		default:
+			return InsufficientResources // its compute slices are taken in another way
+		}
+	}
+	id, r := d.profileID(h, p.Profile)
+	if r != Success {
+		return r
+	}
+	gi, r := d.library.CreateGPUInstanceAt(h, id, p.Span)
+	if r != Success {
+		return r
+	}
+	if r := d.furnish(gi, p); r != Success {
+		d.library.DestroyGPUInstance(gi) // r is the news; a leftover shows as half made
+		return r
+	}
+	return Success
+}
+
+func (d *driver) profileID(h Device, name string) (int, Return) {
+	for kind := range knownKinds {
+		p, r := d.library.GPUInstanceProfile(h, kind)
+		switch {
+		case r == NotSupported:
+		case r != Success:
+			return 0, r
+		case p.Name == name:
+			return p.ID, Success
+		}
+	}
+	return 0, InvalidArgument
+}
+
+// furnish makes the compute instances of p, or none.
+func (d *driver) furnish(gi GPUInstance, p nvml.Placed) Return {
+	var made []ComputeInstance
+	for _, id := range d.wanted(gi, p) {
+		ci, r := d.library.CreateComputeInstance(gi, id)
+		if r != Success {
+			for _, m := range made {
+				d.library.DestroyComputeInstance(m) // r is the news
+			}
+			return r
+		}
+		made = append(made, ci)
+	}
+	return Success
+}
+
+// wanted are the ids of the compute instance profiles to create, the largest first, which leaves no gaps.
+func (d *driver) wanted(gi GPUInstance, p nvml.Placed) []int {
+	const unknown = -1
+	sizes := map[string]int{}
+	largest := unknown
+	for kind := range computeKinds {
+		if cp, r := d.library.ComputeInstanceProfile(gi, kind, 0); r == Success {
+			sizes[fmt.Sprintf("%dc", cp.Slices)] = cp.ID
+			largest = cp.ID
+		}
+	}
+	if p.Compute == "" {
+		return []int{largest}
+	}
+	var ids []int
+	for part := range strings.SplitSeq(p.Compute, "+") {
+		id, ok := sizes[part]
+		if !ok {
+			id = unknown
+		}
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	slices.Reverse(ids)
+	return ids
+}
+
+// Destroy implements nvml.Driver.
+func (d *driver) Destroy(ctx context.Context, gpu nvml.UUID, p nvml.Placed) error {
+	op := "destroying " + p.String()
+	return d.do(ctx, op, gpu, func() error {
+		h, err := d.device(op, gpu)
+		if err != nil {
+			return err
+		}
+		return failure(op, gpu, d.destroy(h, p))
+	})
+}
+
+func (d *driver) destroy(h Device, p nvml.Placed) Return {
+	all, r := d.standing(h)
+	if r != Success {
+		return r
+	}
+	for _, s := range all {
+		if s.Profile != p.Profile || s.Span != p.Span {
+			continue
+		}
+		if len(s.Processes) > 0 {
+			return InUse
+		}
+		for _, ci := range s.compute {
+			if r := d.library.DestroyComputeInstance(ci); r != Success && r != NotFound {
+				return r
+			}
+		}
+		if r := d.library.DestroyGPUInstance(s.handle); r != NotFound {
+			return r
+		}
+	}
+	return Success
+}
+
+// Reset implements nvml.Driver.
+func (d *driver) Reset(ctx context.Context, gpu nvml.UUID) error {
+	const op = "resetting"
+	return d.do(ctx, op, gpu, func() error {
+		h, err := d.device(op, gpu)
+		if err != nil {
+			return err
+		}
+		return failure(op, gpu, d.library.Reset(h))
+	})
+}
+
+// eventPatience is how long one wait for events takes.
+const eventPatience = time.Second
+
+// Events implements nvml.Driver.
+func (d *driver) Events(ctx context.Context) (<-chan nvml.Event, error) {
+	const op = "listening for events"
+	l := &Library{store: d.library.store} // it stays initialized, beside the calls of this driver
+	var set *EventSet
+	err := d.do(ctx, op, "", func() error {
+		if r := l.Init(); r != Success {
+			return failure(op, "", r)
+		}
+		var r Return
+		if set, r = l.NewEventSet(); r != Success {
+			return failure(op, "", r)
+		}
+		n, r := l.DeviceCount()
+		for i := 0; i < n && r == Success; i++ {
+			r = l.Register(Device{gpu: i}, EventXid|EventSingleBitECC|EventDoubleBitECC, set)
+			if r == GPUIsLost {
+				r = Success // the others still have news
+			}
+		}
+		return failure(op, "", r)
+	})
+	if err != nil {
+		return nil, err
+	}
+	out := make(chan nvml.Event)
+	go func() {
+		defer close(out)
+		for ctx.Err() == nil {
+			e, r := set.wait(ctx, eventPatience)
+			if r == Timeout {
+				continue
+			}
+			if r != Success {
+				return
+			}
+			select {
+			case out <- d.news(e):
+			case <-ctx.Done():
+			}
+		}
+	}()
+	return out, nil
+}
+
+func (d *driver) news(e Event) nvml.Event {
+	news := nvml.Event{Kind: nvml.EventECC}
+	if e.Type == EventXid {
+		news.Kind, news.Xid = nvml.EventXid, e.Data
+	}
+	if st, err := d.library.store.load(); err == nil {
+		news.GPU = nvml.UUID(st.GPUs[e.GPU].UUID)
+	}
+	return news
+}

@@ -1,0 +1,174 @@
+package gpusim
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Functions of the library by the names that Fail, Delay and Calls use: those of nvml.h without "nvml", "Device" and
+// version suffixes. Reset is not a function of NVML: it is what nvidia-smi and the bus do.
+const (
+	Init     = "Init"
+	Shutdown = "Shutdown"
+
+	GetDriverVersion     = "GetDriverVersion"
+	GetCount             = "GetCount"
+	GetHandleByIndex     = "GetHandleByIndex"
+	GetHandleByUUID      = "GetHandleByUUID"
+	GetHandleByPciBusId  = "GetHandleByPciBusId" //nolint:revive // NVML's spelling
+	GetHandleBySerial    = "GetHandleBySerial"
+	GetName              = "GetName"
+	GetUUID              = "GetUUID"
+	GetIndex             = "GetIndex"
+	GetMinorNumber       = "GetMinorNumber"
+	GetSerial            = "GetSerial"
+	GetPciInfo           = "GetPciInfo"
+	GetMemoryInfo        = "GetMemoryInfo"
+	GetStatic            = "GetStatic" // architecture, brand, compute capability and the like
+	GetPersistenceMode   = "GetPersistenceMode"
+	SetPersistenceMode   = "SetPersistenceMode"
+	GetComputeMode       = "GetComputeMode"
+	SetComputeMode       = "SetComputeMode"
+	GetRunningProcesses  = "GetRunningProcesses"
+	GetHealth            = "GetHealth" // ECC counters, remapped rows, recovery action
+	GetMigMode           = "GetMigMode"
+	SetMigMode           = "SetMigMode"
+	GetMaxMigDeviceCount = "GetMaxMigDeviceCount"
+
+	GetMigDeviceHandleByIndex = "GetMigDeviceHandleByIndex"
+	GetAttributes             = "GetAttributes"
+	GetInstanceIds            = "GetInstanceIds" //nolint:revive // NVML's spelling
+
+	GetGpuInstanceProfileInfo        = "GetGpuInstanceProfileInfo"
+	GetGpuInstancePossiblePlacements = "GetGpuInstancePossiblePlacements"
+	GetGpuInstanceRemainingCapacity  = "GetGpuInstanceRemainingCapacity"
+	GetGpuInstances                  = "GetGpuInstances"
+	GetGpuInstanceById               = "GetGpuInstanceById" //nolint:revive // NVML's spelling
+	CreateGpuInstance                = "CreateGpuInstance"
+	CreateGpuInstanceWithPlacement   = "CreateGpuInstanceWithPlacement"
+	GpuInstanceGetInfo               = "GpuInstanceGetInfo"
+	GpuInstanceDestroy               = "GpuInstanceDestroy"
+
+	GetComputeInstanceProfileInfo      = "GetComputeInstanceProfileInfo"
+	GetComputeInstanceRemaining        = "GetComputeInstanceRemainingCapacity"
+	GetComputeInstancePlacements       = "GetComputeInstancePossiblePlacements"
+	GetComputeInstances                = "GetComputeInstances"
+	GetComputeInstanceById             = "GetComputeInstanceById" //nolint:revive // NVML's spelling
+	CreateComputeInstance              = "CreateComputeInstance"
+	CreateComputeInstanceWithPlacement = "CreateComputeInstanceWithPlacement"
+	ComputeInstanceGetInfo             = "ComputeInstanceGetInfo"
+	ComputeInstanceDestroy             = "ComputeInstanceDestroy"
+
+	RegisterEvents = "RegisterEvents"
+	EventSetWait   = "EventSetWait"
+
+	Reset = "Reset"
+)
+
+var functions = []string{
+	Init, Shutdown, GetDriverVersion, GetCount, GetHandleByIndex, GetHandleByUUID, GetHandleByPciBusId, GetHandleBySerial,
+	GetName, GetUUID, GetIndex, GetMinorNumber, GetSerial, GetPciInfo, GetMemoryInfo, GetStatic, GetPersistenceMode,
+	SetPersistenceMode, GetComputeMode, SetComputeMode, GetRunningProcesses, GetHealth, GetMigMode, SetMigMode,
+	GetMaxMigDeviceCount, GetMigDeviceHandleByIndex, GetAttributes, GetInstanceIds, GetGpuInstanceProfileInfo,
+	GetGpuInstancePossiblePlacements, GetGpuInstanceRemainingCapacity, GetGpuInstances, GetGpuInstanceById,
+	CreateGpuInstance, CreateGpuInstanceWithPlacement, GpuInstanceGetInfo, GpuInstanceDestroy,
+	GetComputeInstanceProfileInfo, GetComputeInstanceRemaining, GetComputeInstancePlacements, GetComputeInstances,
+	GetComputeInstanceById, CreateComputeInstance, CreateComputeInstanceWithPlacement, ComputeInstanceGetInfo,
+	ComputeInstanceDestroy, RegisterEvents, EventSetWait, Reset,
+}
+
+func checkFunction(name string) error {
+	if slices.Contains(functions, name) {
+		return nil
+	}
+	return fmt.Errorf("function %q is not known: use one of %s", name, strings.Join(functions, ", "))
+}
+
+// Fault is what a function does instead of its work.
+type Fault struct {
+	// Return is the code that the call gives.
+	Return Return `json:"return,omitempty"`
+	// Activation is the second code of SetMigMode. With Return Success and an Activation that is not, the mode is
+	// left pending on GPUs that can have it so.
+	Activation Return `json:"activation,omitempty"`
+	// Hang lets the call wait until the fault is taken away, and then do its work.
+	Hang bool `json:"hang,omitempty"`
+	// Done lets the call do its work before it gives Return, as when an answer is lost.
+	Done bool `json:"done,omitempty"`
+	// After is how many calls go well first.
+	After int `json:"after,omitempty"`
+	// Times is how many calls fail after that: 0 is one, -1 all of them. A Hang is there until it is taken away.
+	Times int `json:"times,omitempty"`
+	// GPU limits the fault to calls about one GPU, by its UUID. It needs a function that is about a GPU.
+	GPU string `json:"gpu,omitempty"`
+}
+
+// strike finds what befalls a call, and counts it. The state is a writer's own copy.
+func (s *state) strike(function, gpu string) (Fault, bool) {
+	faults := s.Faults[function]
+	for i := range faults {
+		f := &faults[i]
+		if f.GPU != "" && f.GPU != gpu {
+			continue
+		}
+		if f.After > 0 {
+			f.After--
+			continue
+		}
+		hit := *f
+		switch {
+		case f.Hang || f.Times < 0:
+		case f.Times > 1:
+			f.Times--
+		default:
+			s.Faults[function] = slices.Delete(faults, i, i+1)
+		}
+		if len(s.Faults[function]) == 0 {
+			delete(s.Faults, function)
+		}
+		return hit, true
+	}
+	return Fault{}, false
+}
+
+// hangs reports whether a call would still hang.
+func (s *state) hangs(function, gpu string) bool {
+	return slices.ContainsFunc(s.Faults[function], func(f Fault) bool {
+		return f.Hang && f.After == 0 && (f.GPU == "" || f.GPU == gpu)
+	})
+}
+
+// lookInterval is how often a waiting call looks for changes made by other processes.
+const lookInterval = 20 * time.Millisecond
+
+// wait returns after d, or when the node is closed.
+func (s *store) wait(d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-s.closed:
+	}
+}
+
+// hang returns when the function's fault has been taken away, or the node is closed.
+func (s *store) hang(function, gpu string) {
+	for {
+		changed := s.change()
+		st, err := s.load()
+		if err != nil || !st.hangs(function, gpu) {
+			return
+		}
+		t := time.NewTimer(lookInterval)
+		select {
+		case <-changed:
+		case <-t.C:
+		case <-s.closed:
+			t.Stop()
+			return
+		}
+		t.Stop()
+	}
+}

@@ -1,0 +1,317 @@
+package gpusim
+
+import (
+	"errors"
+	"io/fs"
+	"sync/atomic"
+)
+
+// Library is NVML over a simulated node. Its methods answer as the functions of nvml.h do, with the same result codes in
+// the same situations; where a method gives values beside the code, they mean something only with Success.
+//
+// It is safe for concurrent use, and keeps nothing between calls but whether it is initialized.
+type Library struct {
+	store *store
+	refs  atomic.Int64
+}
+
+// Device is a handle: a GPU, or a MIG device on one. The zero value is the node's first GPU.
+type Device struct {
+	gpu int
+	mig string // UUID; empty for a GPU
+}
+
+// GPUInstance is a handle, good until the instance is destroyed.
+type GPUInstance struct {
+	gpu    int
+	serial uint64
+}
+
+// ComputeInstance is a handle, good until the instance is destroyed.
+type ComputeInstance struct {
+	gpu    int
+	serial uint64
+}
+
+// noGPU stands for the node as a whole.
+const noGPU = -1
+
+// OpenLibrary gives NVML over the node in dir. A node that is not there is DriverNotLoaded.
+func OpenLibrary(dir string) (*Library, Return) {
+	s, err := openStore(dir, nil)
+	if err != nil {
+		return nil, storeReturn(err)
+	}
+	return &Library{store: s}, Success
+}
+
+// Close lets go of the node. Calls that wait return.
+func (l *Library) Close() error { return l.store.close() }
+
+func storeReturn(err error) Return {
+	switch {
+	case err == nil:
+		return Success
+	case errors.Is(err, fs.ErrNotExist):
+		return DriverNotLoaded
+	case errors.Is(err, fs.ErrPermission):
+		return NoPermission
+	default:
+		return Unknown
+	}
+}
+
+// befall lets the delay and the fault of a call happen. It gives the fault that decides the call's result, if any.
+func (l *Library) befall(function string, gpu int) (Fault, bool) {
+	st, err := l.store.load()
+	if err != nil {
+		return Fault{Return: storeReturn(err)}, true
+	}
+	if d := st.Delays[function]; d > 0 {
+		l.store.wait(d)
+	}
+	if len(st.Faults[function]) == 0 {
+		return Fault{}, false
+	}
+	uuid := ""
+	if gpu >= 0 && gpu < len(st.GPUs) {
+		uuid = st.GPUs[gpu].UUID
+	}
+	var hit Fault
+	var struck bool
+	if err := l.store.update(func(s *state) bool {
+		hit, struck = s.strike(function, uuid)
+		return true
+	}); err != nil {
+		return Fault{Return: storeReturn(err)}, true
+	}
+	if struck && hit.Hang {
+		l.store.hang(function, uuid)
+		return Fault{}, false
+	}
+	return hit, struck
+}
+
+// read runs a function that changes nothing.
+func (l *Library) read(function string, gpu int, work func(*state) Return) Return {
+	if l.refs.Load() <= 0 {
+		return Uninitialized
+	}
+	fault, struck := l.befall(function, gpu)
+	if struck && !fault.Done {
+		return fault.Return
+	}
+	st, err := l.store.load()
+	if err != nil {
+		return storeReturn(err)
+	}
+	r := work(st)
+	if struck {
+		return fault.Return
+	}
+	return r
+}
+
+// write runs a function that changes the GPUs, and counts it. Work changes something only if it gives Success.
+func (l *Library) write(function string, gpu int, work func(*state) Return) Return {
+	return l.writeUnder(function, gpu, func(s *state, _ *Fault) Return { return work(s) })
+}
+
+// writeUnder is write for work that has its own way with a fault; it gets nil if there is none.
+func (l *Library) writeUnder(function string, gpu int, work func(*state, *Fault) Return) Return {
+	if l.refs.Load() <= 0 {
+		return Uninitialized
+	}
+	fault, struck := l.befall(function, gpu)
+	var r Return
+	err := l.store.update(func(s *state) bool {
+		if s.Calls == nil {
+			s.Calls = map[string]int{}
+		}
+		s.Calls[function]++
+		switch {
+		case !struck:
+			r = work(s, nil)
+		case fault.Done:
+			work(s, nil)
+			r = fault.Return
+		case fault.Return == Success:
+			r = work(s, &fault)
+		default:
+			r = fault.Return
+		}
+		return true
+	})
+	if err != nil {
+		return storeReturn(err)
+	}
+	return r
+}
+
+// gpuAt finds the GPU of a handle. A GPU that is lost answers nothing.
+func (s *state) gpuAt(n int) (*gpu, Return) {
+	if n < 0 || n >= len(s.GPUs) {
+		return nil, InvalidArgument
+	}
+	if s.GPUs[n].Health.Lost {
+		return nil, GPUIsLost
+	}
+	return s.GPUs[n], Success
+}
+
+// onGPU reads something that only a GPU has, and no MIG device.
+func (l *Library) onGPU(function string, d Device, work func(g *gpu) Return) Return {
+	return l.read(function, d.gpu, func(s *state) Return {
+		g, r := s.gpuAt(d.gpu)
+		switch {
+		case r != Success:
+			return r
+		case d.mig != "":
+			return InvalidArgument
+		}
+		return work(g)
+	})
+}
+
+// onDevice reads something that GPUs and MIG devices have; i and c are nil for a GPU.
+func (l *Library) onDevice(function string, d Device, work func(g *gpu, i *instance, c *compute) Return) Return {
+	return l.read(function, d.gpu, func(s *state) Return {
+		g, r := s.gpuAt(d.gpu)
+		switch {
+		case r != Success:
+			return r
+		case d.mig == "":
+			return work(g, nil, nil)
+		}
+		i, c := g.device(d.mig)
+		if c == nil {
+			return NotFound
+		}
+		return work(g, i, c)
+	})
+}
+
+// Init opens the library for use. It counts: each Init needs its Shutdown.
+func (l *Library) Init() Return {
+	l.refs.Add(1)
+	r := l.read(Init, noGPU, func(*state) Return { return Success })
+	if r != Success {
+		l.refs.Add(-1)
+	}
+	return r
+}
+
+// Shutdown undoes one Init.
+func (l *Library) Shutdown() Return {
+	r := l.read(Shutdown, noGPU, func(*state) Return { return Success })
+	if r == Success {
+		l.refs.Add(-1)
+	}
+	return r
+}
+
+// Versions are those of the driver, of NVML, and of CUDA times 1000.
+func (l *Library) Versions() (driver, nvml string, cuda int, r Return) {
+	r = l.read(GetDriverVersion, noGPU, func(s *state) Return {
+		driver, cuda = s.Driver, s.CUDA
+		nvml = "13." + s.Driver
+		return Success
+	})
+	return driver, nvml, cuda, r
+}
+
+// DeviceCount is the number of GPUs.
+func (l *Library) DeviceCount() (n int, r Return) {
+	r = l.read(GetCount, noGPU, func(s *state) Return {
+		n = len(s.GPUs)
+		return Success
+	})
+	return n, r
+}
+
+// DeviceByIndex finds a GPU by its place in PCI order.
+func (l *Library) DeviceByIndex(index int) (d Device, r Return) {
+	r = l.read(GetHandleByIndex, index, func(s *state) Return {
+		d = Device{gpu: index}
+		_, r := s.gpuAt(index)
+		return r
+	})
+	return d, r
+}
+
+// DeviceByUUID finds a GPU or a MIG device.
+func (l *Library) DeviceByUUID(uuid string) (d Device, r Return) {
+	r = l.read(GetHandleByUUID, noGPU, func(s *state) Return {
+		for n, g := range s.GPUs {
+			if g.UUID == uuid {
+				d = Device{gpu: n}
+				_, r := s.gpuAt(n)
+				return r
+			}
+			if _, c := g.device(uuid); c != nil {
+				d = Device{gpu: n, mig: uuid}
+				_, r := s.gpuAt(n)
+				return r
+			}
+		}
+		return NotFound
+	})
+	return d, r
+}
+
+// DeviceByPCI finds a GPU by its bus number; domain and device numbers are 0 on a simulated node.
+func (l *Library) DeviceByPCI(bus int) (d Device, r Return) {
+	r = l.read(GetHandleByPciBusId, noGPU, func(s *state) Return {
+		for n, g := range s.GPUs {
+			if g.Bus == bus {
+				d = Device{gpu: n}
+				_, r := s.gpuAt(n)
+				return r
+			}
+		}
+		return NotFound
+	})
+	return d, r
+}
+
+// DeviceBySerial finds a GPU by its board's serial number.
+func (l *Library) DeviceBySerial(serial string) (d Device, r Return) {
+	r = l.read(GetHandleBySerial, noGPU, func(s *state) Return {
+		for n, g := range s.GPUs {
+			if g.Serial == serial {
+				d = Device{gpu: n}
+				_, r := s.gpuAt(n)
+				return r
+			}
+		}
+		return NotFound
+	})
+	return d, r
+}
+
+// IsMIG tells a MIG device from a GPU.
+func (d Device) IsMIG() bool { return d.mig != "" }
+
+// Parent is the GPU that a MIG device is on. Other handles are NotFound, or InvalidArgument for a GPU.
+func (l *Library) Parent(d Device) (parent Device, r Return) {
+	r = l.onDevice(GetInstanceIds, d, func(_ *gpu, _ *instance, c *compute) Return {
+		if c == nil {
+			return InvalidArgument
+		}
+		parent = Device{gpu: d.gpu}
+		return Success
+	})
+	return parent, r
+}
+
+// InstanceIDs are the ids of a MIG device's GPU instance and compute instance.
+func (l *Library) InstanceIDs(d Device) (gi, ci int, r Return) {
+	r = l.onDevice(GetInstanceIds, d, func(_ *gpu, i *instance, c *compute) Return {
+		if c == nil {
+			return InvalidArgument
+		}
+		gi, ci = i.ID, c.ID
+		return Success
+	})
+	return gi, ci, r
+}

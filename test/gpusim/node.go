@@ -1,0 +1,366 @@
+package gpusim
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Node is one node's GPUs, in a directory. Any number of Nodes, in any number of processes, may be open on one
+// directory. Its methods are what happens to a node from outside; what programs do to it goes through Library.
+type Node struct {
+	library Library
+}
+
+// Create makes a node in dir, instead of the one that is there, and opens it. A test that runs in a bubble of
+// testing/synctest makes or opens its Node inside, and closes it inside.
+func Create(dir string, spec Spec) (*Node, error) {
+	if err := spec.check(); err != nil {
+		return nil, fmt.Errorf("creating node in %s: %w", dir, err)
+	}
+	s, err := openStore(dir, newState(spec))
+	if err != nil {
+		return nil, fmt.Errorf("creating node in %s: %w", dir, err)
+	}
+	return &Node{library: Library{store: s}}, nil
+}
+
+// Open opens the node that is in dir.
+func Open(dir string) (*Node, error) {
+	s, err := openStore(dir, nil)
+	if err != nil {
+		return nil, fmt.Errorf("opening node in %s: %w", dir, err)
+	}
+	return &Node{library: Library{store: s}}, nil
+}
+
+// Dir is the directory of the node.
+func (n *Node) Dir() string { return n.library.store.dir }
+
+// Close lets go of the node; calls that hang return. The directory stays.
+func (n *Node) Close() error { return n.library.Close() }
+
+// Library gives NVML over the node, not initialized yet.
+func (n *Node) Library() *Library { return &Library{store: n.library.store} }
+
+// update changes the state, or leaves it as it is if change fails.
+func (n *Node) update(doing string, change func(*state) error) error {
+	var failed error
+	err := n.library.store.update(func(s *state) bool {
+		failed = change(s)
+		return failed == nil
+	})
+	if err = errors.Join(failed, err); err != nil {
+		return fmt.Errorf("%s: %w", doing, err)
+	}
+	return nil
+}
+
+// Hold puts a process on a device, a GPU- or MIG- UUID, where it uses memory in MiB. The process need not exist: it stays
+// until it is released. A GPU in MIG mode takes no process but on its MIG devices.
+func (n *Node) Hold(device string, pid int, name string, usedMiB int) error {
+	return n.hold(device, process{PID: pid, Name: name, UsedMiB: usedMiB})
+}
+
+// HoldReal is Hold for a process of this machine: it holds the device no longer than it runs.
+func (n *Node) HoldReal(device string, pid int, name string, usedMiB int) error {
+	started := startTime(pid)
+	if started == 0 {
+		return fmt.Errorf("holding %s: process %d does not run", device, pid)
+	}
+	return n.hold(device, process{PID: pid, Name: name, UsedMiB: usedMiB, Started: started})
+}
+
+// HoldHidden puts a client of the driver on a GPU that has no CUDA context, as monitoring agents are: no list of
+// processes shows it, and yet the GPU cannot be reset.
+func (n *Node) HoldHidden(device string, pid int, name string) error {
+	return n.hold(device, process{PID: pid, Name: name, Hidden: true})
+}
+
+func (n *Node) hold(device string, p process) error {
+	return n.update("holding "+device, func(s *state) error {
+		if p.PID <= 0 || p.UsedMiB < 0 {
+			return fmt.Errorf("pid is %d and used memory %d MiB: neither may be negative, nor the pid 0", p.PID, p.UsedMiB)
+		}
+		for _, g := range s.GPUs {
+			_, c := g.device(device)
+			switch {
+			case c != nil:
+				p.MIG = device
+			case g.UUID != device:
+				continue
+			case g.Current && !p.Hidden:
+				return errors.New("the GPU is in MIG mode: hold one of its MIG devices")
+			}
+			g.Processes = append(g.Processes, &p)
+			return nil
+		}
+		return errors.New("no such device: use the UUID of a GPU or of a MIG device that exists")
+	})
+}
+
+// Release takes a process off all devices.
+func (n *Node) Release(pid int) error {
+	return n.update(fmt.Sprintf("releasing process %d", pid), func(s *state) error {
+		found := false
+		for _, g := range s.GPUs {
+			g.Processes = slices.DeleteFunc(g.Processes, func(p *process) bool {
+				found = found || p.PID == pid
+				return p.PID == pid
+			})
+		}
+		if !found {
+			return errors.New("it holds no device")
+		}
+		return nil
+	})
+}
+
+// Fail lets a function fail as the fault says, after those it already has. The zero Fault takes all faults of the function
+// away, and lets calls that hang go on.
+func (n *Node) Fail(function string, f Fault) error {
+	return n.update("setting a fault", func(s *state) error {
+		if err := checkFunction(function); err != nil {
+			return err
+		}
+		if f == (Fault{}) {
+			delete(s.Faults, function)
+			return nil
+		}
+		if s.Faults == nil {
+			s.Faults = map[string][]Fault{}
+		}
+		s.Faults[function] = append(s.Faults[function], f)
+		return nil
+	})
+}
+
+// Delay lets each call of a function take d before it does anything; 0 takes the delay away.
+func (n *Node) Delay(function string, d time.Duration) error {
+	return n.update("setting a delay", func(s *state) error {
+		if err := checkFunction(function); err != nil {
+			return err
+		}
+		if s.Delays == nil {
+			s.Delays = map[string]time.Duration{}
+		}
+		s.Delays[function] = d
+		if d <= 0 {
+			delete(s.Delays, function)
+		}
+		return nil
+	})
+}
+
+// Reset resets a GPU as nvidia-smi does, see Library.Reset.
+func (n *Node) Reset(gpuIndex int) error {
+	l := n.Library()
+	if r := l.Init(); r != Success {
+		return fmt.Errorf("resetting GPU %d: %s", gpuIndex, r.Text())
+	}
+	if r := l.Reset(Device{gpu: gpuIndex}); r != Success {
+		return fmt.Errorf("resetting GPU %d: %s", gpuIndex, r.Text())
+	}
+	return nil
+}
+
+// Reboot starts the node anew under a new boot id: no process and no instance is left, a pending mode is current, and
+// MIG mode is off on GPUs that do not keep it.
+func (n *Node) Reboot() error {
+	return n.update("rebooting", func(s *state) error {
+		s.BootID = identity(s.Seed, "boot", s.next())
+		s.forget()
+		return nil
+	})
+}
+
+// Reload unloads the driver and loads it again, which loses what a reboot loses. It is refused while a process holds
+// a GPU.
+func (n *Node) Reload() error {
+	return n.update("reloading the driver", func(s *state) error {
+		for i, g := range s.GPUs {
+			if ps := g.processes(func(*process) bool { return true }); len(ps) > 0 {
+				return fmt.Errorf("process %d holds GPU %d: release it first", ps[0].PID, i)
+			}
+		}
+		s.forget()
+		return nil
+	})
+}
+
+// Calls counts the calls of functions that change something, by function, whether they succeeded or not.
+func (n *Node) Calls() map[string]int {
+	st, err := n.library.store.load()
+	if err != nil {
+		return nil
+	}
+	return maps.Clone(st.Calls)
+}
+
+// ForgetCalls sets all counts to 0.
+func (n *Node) ForgetCalls() error {
+	return n.update("forgetting calls", func(s *state) error {
+		s.Calls = nil
+		return nil
+	})
+}
+
+// BootID is new after each Reboot.
+func (n *Node) BootID() string {
+	st, err := n.library.store.load()
+	if err != nil {
+		return ""
+	}
+	return st.BootID
+}
+
+// Xid reports an error of the driver about a GPU to all who listen.
+func (n *Node) Xid(gpuIndex int, xid uint64) error {
+	return n.event(gpuIndex, Event{Type: EventXid, Data: xid})
+}
+
+// ECC counts an uncorrectable memory error of a GPU and reports it to all who listen.
+func (n *Node) ECC(gpuIndex int) error {
+	return n.event(gpuIndex, Event{Type: EventDoubleBitECC})
+}
+
+func (n *Node) event(gpuIndex int, e Event) error {
+	return n.update("reporting an event", func(s *state) error {
+		if gpuIndex < 0 || gpuIndex >= len(s.GPUs) {
+			return noSuchGPU(gpuIndex, s)
+		}
+		if e.Type == EventDoubleBitECC {
+			s.GPUs[gpuIndex].Health.UncorrectableECC++
+		}
+		e.GPU, e.GI, e.CI = gpuIndex, NoInstance, NoInstance
+		s.emit(e)
+		return nil
+	})
+}
+
+func noSuchGPU(index int, s *state) error {
+	return fmt.Errorf("there is no GPU %d: use 0 to %d", index, len(s.GPUs)-1)
+}
+
+// SetHealth decides what a GPU reports about itself.
+func (n *Node) SetHealth(gpuIndex int, h Health) error {
+	return n.update("setting health", func(s *state) error {
+		if gpuIndex < 0 || gpuIndex >= len(s.GPUs) {
+			return noSuchGPU(gpuIndex, s)
+		}
+		s.GPUs[gpuIndex].Health = h
+		return nil
+	})
+}
+
+// UUIDs are the GPUs of the node, in order.
+func (n *Node) UUIDs() []string {
+	st, err := n.library.store.load()
+	if err != nil {
+		return nil
+	}
+	var out []string
+	for _, g := range st.GPUs {
+		out = append(out, g.UUID)
+	}
+	return out
+}
+
+// MIGDevice gives the UUID of a MIG device by the place of its GPU instance, for tests that hold it. It is the first
+// one if the instance is divided, and empty if there is none.
+func (n *Node) MIGDevice(gpuIndex, start int) string {
+	st, err := n.library.store.load()
+	if err != nil || gpuIndex < 0 || gpuIndex >= len(st.GPUs) {
+		return ""
+	}
+	for _, i := range st.GPUs[gpuIndex].Instances {
+		if i.Start == start && len(i.Compute) > 0 {
+			return i.Compute[0].UUID
+		}
+	}
+	return ""
+}
+
+// String shows the GPUs as text that is the same whenever they are, for tests to compare: no UUIDs, nothing that
+// differs from one creation to the next.
+func (n *Node) String() string {
+	st, err := n.library.store.load()
+	if err != nil {
+		return err.Error() + "\n"
+	}
+	var b strings.Builder
+	for i, g := range st.GPUs {
+		fmt.Fprintf(&b, "gpu %d %s%s%s\n", i, g.Model, g.describeMode(), g.Health.describe())
+		writeProcesses(&b, "  ", g.processes(func(p *process) bool { return p.MIG == "" }))
+		for _, i := range g.Instances {
+			fmt.Fprintf(&b, "  %s\n", g.describe(i))
+			for _, c := range i.Compute {
+				writeProcesses(&b, "    ", g.processes(on(c)))
+			}
+		}
+	}
+	return b.String()
+}
+
+func (g *gpu) describeMode() string {
+	word := map[bool]string{true: "on", false: "off"}
+	var out string
+	if g.model().Slices > 0 {
+		out += " mig=" + word[g.Current]
+		if g.Current != g.Pending {
+			out += " pending=" + word[g.Pending]
+		}
+	}
+	if g.ComputeMode != 0 {
+		out += fmt.Sprintf(" compute-mode=%d", g.ComputeMode)
+	}
+	return out
+}
+
+func (h Health) describe() string {
+	var out string
+	if h.Lost {
+		out += " lost"
+	}
+	if h.RecoveryAction != 0 {
+		out += fmt.Sprintf(" recovery-action=%d", h.RecoveryAction)
+	}
+	if h.RemapPending {
+		out += " remap-pending"
+	}
+	if h.RemapFailed {
+		out += " remap-failed"
+	}
+	return out
+}
+
+// describe writes an instance as nvml.Placed does: its compute instances only if they are not a single full one.
+func (g *gpu) describe(i *instance) string {
+	p := g.profileOf(i)
+	if len(i.Compute) == 0 {
+		return fmt.Sprintf("%s@%d half-made", p.Name, i.Start)
+	}
+	var parts []string
+	for _, c := range i.Compute {
+		parts = append(parts, fmt.Sprintf("%dc", computeSlices[c.Profile]))
+	}
+	if len(parts) == 1 && computeSlices[i.Compute[0].Profile] == p.Slices {
+		return fmt.Sprintf("%s@%d", p.Name, i.Start)
+	}
+	slices.Sort(parts)
+	return fmt.Sprintf("%s(%s)@%d", p.Name, strings.Join(parts, "+"), i.Start)
+}
+
+func writeProcesses(b *strings.Builder, indent string, ps []*process) {
+	slices.SortStableFunc(ps, func(a, b *process) int { return a.PID - b.PID })
+	for _, p := range ps {
+		if p.Hidden {
+			fmt.Fprintf(b, "%sclient %d %s\n", indent, p.PID, p.Name)
+			continue
+		}
+		fmt.Fprintf(b, "%sprocess %d %s %d MiB\n", indent, p.PID, p.Name, p.UsedMiB)
+	}
+}

@@ -1,0 +1,106 @@
+package gpusim
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"sigs.k8s.io/yaml"
+)
+
+// Spec describes a node to be simulated.
+type Spec struct {
+	Driver string    `json:"driver,omitempty"` // driver version; "580.159.04" if empty
+	CUDA   int       `json:"cuda,omitempty"`   // CUDA version times 1000; 13000 if 0
+	Seed   int64     `json:"seed,omitempty"`   // UUIDs are derived from it
+	GPUs   []GPUSpec `json:"gpus"`
+
+	// Latency "realistic" gives calls the durations that are seen on hardware; empty is none.
+	Latency string `json:"latency,omitempty"`
+	// Delays by function, over those of Latency, as Go writes durations: "1.5s".
+	Delays map[string]string `json:"delays,omitempty"`
+}
+
+// GPUSpec describes one or more equal GPUs.
+type GPUSpec struct {
+	Model       string `json:"model"`           // one of Models
+	Count       int    `json:"count,omitempty"` // 1 if 0
+	MIG         bool   `json:"mig,omitempty"`   // MIG mode is on from the start
+	Persistence *bool  `json:"persistence,omitempty"`
+	Passthrough bool   `json:"passthrough,omitempty"` // handed to a virtual machine: it cannot be reset from here
+}
+
+// maxGPUs is how many a node may have: NVIDIA's largest systems of one operating system image.
+const maxGPUs = 16
+
+// ParseSpec reads a Spec from YAML and checks it. Unknown keys are errors.
+func ParseSpec(text []byte) (Spec, error) {
+	var s Spec
+	if err := yaml.UnmarshalStrict(text, &s); err != nil {
+		return Spec{}, fmt.Errorf("reading node spec: %w", err)
+	}
+	if err := s.check(); err != nil {
+		return Spec{}, fmt.Errorf("checking node spec: %w", err)
+	}
+	return s, nil
+}
+
+func (s Spec) check() error {
+	n := 0
+	for i, g := range s.GPUs {
+		m, ok := models[g.Model]
+		if !ok {
+			return fmt.Errorf("gpus[%d].model %q is not known: use one of %s", i, g.Model, strings.Join(Models(), ", "))
+		}
+		if g.Count < 0 {
+			return fmt.Errorf("gpus[%d].count is %d: use 1 or more", i, g.Count)
+		}
+		if g.MIG && m.Slices == 0 {
+			return fmt.Errorf("gpus[%d].mig is true, but a %s has no MIG mode: leave it out", i, g.Model)
+		}
+		n += max(1, g.Count)
+	}
+	if n < 1 || n > maxGPUs {
+		return fmt.Errorf("gpus describes %d GPUs: describe 1 to %d", n, maxGPUs)
+	}
+	if s.Latency != "" && s.Latency != "realistic" {
+		return fmt.Errorf("latency is %q: use \"realistic\", or leave it out", s.Latency)
+	}
+	var errs []error
+	for name, text := range s.Delays {
+		errs = append(errs, checkFunction(name))
+		if d, err := time.ParseDuration(text); err != nil || d < 0 {
+			errs = append(errs, fmt.Errorf("delays.%s is %q: use a duration such as \"1.5s\"", name, text))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// delays are what the spec asks of each function, nil if nothing.
+func (s Spec) delays() map[string]time.Duration {
+	out := map[string]time.Duration{}
+	if s.Latency == "realistic" {
+		// As seen in public logs of A100 nodes, and measured on an H200 for the reads.
+		out[SetMigMode] = 4 * time.Second
+		out[GpuInstanceDestroy] = time.Second
+		out[CreateGpuInstance] = 100 * time.Millisecond
+		out[CreateGpuInstanceWithPlacement] = 100 * time.Millisecond
+		out[CreateComputeInstance] = 100 * time.Millisecond
+		out[CreateComputeInstanceWithPlacement] = 100 * time.Millisecond
+		out[ComputeInstanceDestroy] = 100 * time.Millisecond
+		out[Reset] = 5 * time.Second
+		out[Init] = 40 * time.Millisecond
+		out[GetMigMode] = 290 * time.Microsecond
+	}
+	for name, text := range s.Delays {
+		d, err := time.ParseDuration(text)
+		if err == nil { // check has seen it
+			out[name] = d
+		}
+	}
+	if len(out) == 0 {
+		return nil
+	}
+	return out
+}

@@ -1,0 +1,210 @@
+package gpusim
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Files of a node directory.
+const (
+	stateFile = "state.json"
+	lockFile  = "lock"      // flock for writers; its content is the generation
+	traceFile = "trace.log" // what the shared library was asked for and does not know
+)
+
+// store keeps the state of one node in a directory. A read that finds nothing new costs one look at a mapped word.
+//
+// The word counts up by two for each write, and is odd while one is under way: a writer that dies leaves it odd, and
+// the next one to look takes the lock and reads the file.
+type store struct {
+	dir        string
+	lock       *os.File
+	generation *uint64
+
+	mu      sync.Mutex // one writer or reloader in this process
+	current atomic.Pointer[snapshot]
+	closed  chan struct{}
+
+	watchers sync.Mutex
+	changed  chan struct{} // closed at each change made by this process
+}
+
+type snapshot struct {
+	generation uint64
+	*state
+}
+
+const wordSize = 8
+
+// openStore opens the node in dir. With first set, it creates it: a node that exists is replaced.
+func openStore(dir string, first *state) (*store, error) {
+	flags := os.O_RDWR
+	if first != nil {
+		flags |= os.O_CREATE
+		if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // other users' programs read it
+			return nil, err
+		}
+	}
+	lock, err := os.OpenFile(filepath.Join(dir, lockFile), flags, 0o666) //nolint:gosec // as above
+	if err != nil {
+		return nil, err
+	}
+	s := &store{dir: dir, lock: lock, closed: make(chan struct{}), changed: make(chan struct{})}
+	if err := s.start(first); err != nil {
+		return nil, errors.Join(err, lock.Close())
+	}
+	return s, nil
+}
+
+func (s *store) start(first *state) error {
+	if err := s.acquire(); err != nil {
+		return err
+	}
+	defer s.release()
+	if first != nil {
+		at, err := s.lock.Stat()
+		if err != nil {
+			return err
+		}
+		if at.Size() != wordSize {
+			if err := s.lock.Truncate(wordSize); err != nil {
+				return err
+			}
+		}
+	}
+	word, err := unix.Mmap(int(s.lock.Fd()), 0, wordSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED) //nolint:gosec // a descriptor
+	if err != nil {
+		return fmt.Errorf("mapping %s: %w", s.lock.Name(), err)
+	}
+	s.generation = (*uint64)(unsafe.Pointer(&word[0])) //nolint:gosec // the atomic word that all processes share
+	if first != nil {
+		return s.write(first)
+	}
+	return s.reload()
+}
+
+// close lets waiting calls go. The mapping stays: a call may still be looking at it, and it is one page.
+func (s *store) close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	select {
+	case <-s.closed:
+		return nil
+	default:
+		close(s.closed)
+		return s.lock.Close()
+	}
+}
+
+// load gives the newest state, not to be changed.
+func (s *store) load() (*state, error) {
+	if snap := s.current.Load(); snap != nil && snap.generation == atomic.LoadUint64(s.generation) {
+		return snap.state, nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.acquire(); err != nil {
+		return nil, err
+	}
+	defer s.release()
+	if err := s.reload(); err != nil {
+		return nil, err
+	}
+	return s.current.Load().state, nil
+}
+
+// update lets change work on a copy of the state and keeps the copy if it returns true. No other process is at it.
+func (s *store) update(change func(*state) bool) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.acquire(); err != nil {
+		return err
+	}
+	defer s.release()
+	if snap := s.current.Load(); snap == nil || snap.generation != atomic.LoadUint64(s.generation) {
+		if err := s.reload(); err != nil {
+			return err
+		}
+	}
+	next := s.current.Load().clone()
+	if !change(next) {
+		return nil
+	}
+	return s.write(next)
+}
+
+// reload reads the file. The caller holds the lock.
+func (s *store) reload() error {
+	text, err := os.ReadFile(filepath.Join(s.dir, stateFile))
+	if err != nil {
+		return err
+	}
+	st := &state{}
+	if err := json.Unmarshal(text, st); err != nil {
+		return fmt.Errorf("reading %s: %w", stateFile, err)
+	}
+	if st.Format != stateFormat {
+		return fmt.Errorf("reading %s: format is %d, this program knows %d: create the node anew", stateFile, st.Format, stateFormat)
+	}
+	g := atomic.LoadUint64(s.generation)
+	if g%2 == 1 { // a writer died; whichever file stands is whole
+		g++
+		atomic.StoreUint64(s.generation, g)
+	}
+	s.current.Store(&snapshot{g, st})
+	return nil
+}
+
+// write replaces the file. The caller holds the lock.
+func (s *store) write(st *state) error {
+	text, err := json.Marshal(st)
+	if err != nil {
+		return err
+	}
+	g := atomic.LoadUint64(s.generation) | 1
+	atomic.StoreUint64(s.generation, g)
+	name := filepath.Join(s.dir, stateFile)
+	if err := os.WriteFile(name+".new", text, 0o666); err != nil { //nolint:gosec // other users' programs read it
+		return err
+	}
+	if err := os.Rename(name+".new", name); err != nil {
+		return err
+	}
+	s.current.Store(&snapshot{g + 1, st})
+	atomic.StoreUint64(s.generation, g+1)
+	s.watchers.Lock()
+	defer s.watchers.Unlock()
+	close(s.changed)
+	s.changed = make(chan struct{})
+	return nil
+}
+
+// change gives a channel that is closed at the next change made through this store. Changes by other processes, or
+// through another store, have to be looked for.
+func (s *store) change() <-chan struct{} {
+	s.watchers.Lock()
+	defer s.watchers.Unlock()
+	return s.changed
+}
+
+func (s *store) acquire() error {
+	for {
+		err := unix.Flock(int(s.lock.Fd()), unix.LOCK_EX) //nolint:gosec // a descriptor
+		if !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
+func (s *store) release() {
+	// An error here means that the file is closed, and with it the lock is gone.
+	_ = unix.Flock(int(s.lock.Fd()), unix.LOCK_UN) //nolint:gosec // a descriptor
+}
