@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -25,6 +26,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/migparted"
+	"github.com/gpuslice/gpuslice/test/binaries"
 )
 
 const (
@@ -212,6 +214,24 @@ func TestTheAgentsArgumentsLieUnderItsMounts(t *testing.T) {
 		})
 		if !under {
 			t.Errorf("argument %s: nothing is mounted there", arg)
+		}
+	}
+}
+
+func TestTheAgentTakesTheArgumentsOfItsPod(t *testing.T) {
+	agent, err := binaries.Builder{}.Tool(t.Context(), "./cmd/gpuslice-agent")
+	if err != nil {
+		t.Fatal(err)
+	}
+	container := the[*appsv1.DaemonSet](t, "gpuslice-agent").Spec.Template.Spec.Containers[0]
+	// Flags are read in order, and a wrong one ends the program before it comes to the last.
+	help, err := exec.CommandContext(t.Context(), agent, append(container.Args, "--help")...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("gpuslice-agent %s --help: %v\n%s", strings.Join(container.Args, " "), err, help)
+	}
+	for _, env := range container.Env {
+		if env.ValueFrom != nil && !strings.Contains(string(help), env.Name) {
+			t.Errorf("the agent does not say that it reads %s from its environment:\n%s", env.Name, help)
 		}
 	}
 }
