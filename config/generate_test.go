@@ -112,6 +112,22 @@ all-disabled: off
 all-enabled: on
 `,
 		},
+		"for an RTX PRO 5000, which has no plain 2g profile to balance with": {
+			gpus: node(nvml.GPU{Model: "NVIDIA RTX PRO 5000 Blackwell", DeviceID: 0x2BB310DE, Capable: true, Profiles: []nvml.Profile{
+				profile("1g.12gb", 1, 1, 1, 0, 1, 2, 3),
+				profile("1g.12gb-me", 1, 3, 1, 0, 1, 2, 3),
+				profile("2g.24gb-me", 2, 1, 2, 0, 2),
+				profile("4g.48gb", 4, 1, 4, 0),
+			}}),
+			want: `
+all-1g.12gb: 1x1g.12gb
+all-1g.12gb-me: 3x1g.12gb-me
+all-2g.24gb-me: 1x2g.24gb-me
+all-4g.48gb: 1x4g.48gb
+all-disabled: off
+all-enabled: on
+`,
+		},
 		"for two kinds, with a filter on each rule and one rule for those of equal count": {
 			gpus: node(h100(), a100Small(), a100()),
 			want: `
