@@ -13,7 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// The tables below are from NVIDIA's MIG user guide; the H200's is what one answered.
+// The profiles below are from NVIDIA's MIG user guide; the H200's are what one answered. Device ids need only differ here.
 
 // sevenSlices is a GPU of the A100's shape. The names are 1g, 1g+me, 1g with double memory, 2g, 3g, 4g, 7g.
 func sevenSlices(id uint32, model string, names ...string) nvml.GPU {
@@ -64,7 +64,8 @@ func b200() nvml.GPU {
 	return sevenSlices(0x290110DE, "NVIDIA B200", "1g.23gb", "1g.23gb+me", "1g.45gb", "2g.45gb", "3g.90gb", "4g.90gb", "7g.180gb")
 }
 
-// a30 counts as NVIDIA's library does on this model: too much.
+// a30 counts more than it has places for. The library is known to count wrongly on this model (mig-parted v0.14.4 has a
+// table for it), not in which way.
 func a30() nvml.GPU {
 	return nvml.GPU{Model: "NVIDIA A30", DeviceID: 0x20B710DE, Capable: true, Profiles: []nvml.Profile{
 		profile("1g.6gb", 1, 7, 1, 0, 1, 2, 3),

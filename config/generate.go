@@ -153,7 +153,8 @@ func balancedDevices(profiles []nvml.Profile) map[string]int {
 }
 
 // room is how many instances of the profile an empty GPU really holds: as many as the hardware says, and no more than
-// have a place, since NVIDIA's library counts wrongly on the A30 (mig-parted carries a table for it).
+// have a place, since NVIDIA's library counts wrongly on the A30 (mig-parted v0.14.4 has a table for it). Where it counts
+// too little, all-<profile> asks for less than would fit.
 func room(p nvml.Profile) int {
 	if len(p.Placements) == 0 {
 		return p.Max
