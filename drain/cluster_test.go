@@ -47,30 +47,29 @@ func clusterNode(t *testing.T, client kubernetes.Interface) *corev1.Node {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := client.CoreV1().Nodes().Delete(context.Background(), n.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		if err := client.CoreV1().Nodes().Delete(context.WithoutCancel(t.Context()), n.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 			t.Errorf("deleting node %s: %v", n.Name, err)
 		}
 	})
 	return n
 }
 
-func patchNode(t *testing.T, client kubernetes.Interface, name, manager, patch string) (*corev1.Node, error) {
-	t.Helper()
-	return client.CoreV1().Nodes().Patch(t.Context(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{FieldManager: manager})
+func patchNode(ctx context.Context, client kubernetes.Interface, name, manager, patch string) (*corev1.Node, error) {
+	return client.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{FieldManager: manager})
 }
 
 func mustPatchNode(t *testing.T, client kubernetes.Interface, name, manager, patch string) *corev1.Node {
 	t.Helper()
-	n, err := patchNode(t, client, name, manager, patch)
+	n, err := patchNode(t.Context(), client, name, manager, patch)
 	if err != nil {
 		t.Fatalf("patching node %s with %s: %v", name, patch, err)
 	}
 	return n
 }
 
-func readNode(t *testing.T, client kubernetes.Interface, name string) *corev1.Node {
+func readNode(ctx context.Context, t *testing.T, client kubernetes.Interface, name string) *corev1.Node {
 	t.Helper()
-	n, err := client.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{})
+	n, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,10 +88,10 @@ func TestClusterRefusesAFencePatchOfANodeThatHasChanged(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := patchNode(t, client, stale.Name, "agent", string(p)); !apierrors.IsConflict(err) {
+			if _, err := patchNode(t.Context(), client, stale.Name, "agent", string(p)); !apierrors.IsConflict(err) {
 				t.Errorf("error of a patch of a stale node is %v, want a conflict", err)
 			}
-			now := readNode(t, client, stale.Name)
+			now := readNode(t.Context(), t, client, stale.Name)
 			if _, ours := now.Annotations[fence.JournalKey]; ours || now.Spec.Unschedulable || !slices.ContainsFunc(now.Spec.Taints, isForeign) {
 				t.Errorf("the refused patch changed the node: %v, annotations %v; it was %v", now.Spec, now.Annotations, changed.Spec)
 			}
@@ -102,15 +101,21 @@ func TestClusterRefusesAFencePatchOfANodeThatHasChanged(t *testing.T) {
 
 func isForeign(t corev1.Taint) bool { return t.Key == foreignTaint.Key }
 
-func TestClusterRefusesAFencePatchOfANamesakeNode(t *testing.T) {
+func TestClusterRefusesAFencePatchOfANodeThatWasReplacedByANamesake(t *testing.T) {
 	client := clustertest.Client(t)
-	n := clusterNode(t, client)
-	n.UID = "uid-of-another"
-	p, err := fence.Raise(n, "J")
+	former := clusterNode(t, client)
+	nodes := client.CoreV1().Nodes()
+	if err := nodes.Delete(t.Context(), former.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := nodes.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: former.Name}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	p, err := fence.Raise(former, "J")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := patchNode(t, client, n.Name, "agent", string(p)); !apierrors.IsConflict(err) {
+	if _, err := patchNode(t.Context(), client, former.Name, "agent", string(p)); !apierrors.IsConflict(err) {
 		t.Errorf("error of a patch of a namesake is %v, want a conflict", err)
 	}
 }
@@ -132,12 +137,12 @@ func TestClusterFenceGoesUpAndDownAndLeavesForeignTaintsAlone(t *testing.T) {
 	} {
 		// The controllers put their own taints on the node meanwhile, so a patch may have to be made anew, as in the agent.
 		var now *corev1.Node
-		eventually(t, step.name+" is accepted", func(context.Context) (bool, error) {
-			p, err := step.patch(readNode(t, client, name))
+		eventually(t, step.name+" is accepted", func(ctx context.Context) (bool, error) {
+			p, err := step.patch(readNode(ctx, t, client, name))
 			if err != nil {
 				return false, err
 			}
-			now, err = patchNode(t, client, name, "agent", string(p))
+			now, err = patchNode(ctx, client, name, "agent", string(p))
 			if apierrors.IsConflict(err) {
 				return false, nil
 			}
@@ -163,8 +168,8 @@ func TestClusterTellsWhoCordonedFirstAndSinceWhen(t *testing.T) {
 	}
 
 	var tainted metav1.Time
-	eventually(t, "the cordon's taint is there", func(context.Context) (bool, error) {
-		for _, taint := range readNode(t, client, name).Spec.Taints {
+	eventually(t, "the cordon's taint is there", func(ctx context.Context) (bool, error) {
+		for _, taint := range readNode(ctx, t, client, name).Spec.Taints {
 			if taint.Key == corev1.TaintNodeUnschedulable && taint.TimeAdded != nil {
 				tainted = *taint.TimeAdded
 				return true, nil
@@ -174,12 +179,12 @@ func TestClusterTellsWhoCordonedFirstAndSinceWhen(t *testing.T) {
 	})
 	mustPatchNode(t, client, name, "somebody-else", `{"spec":{"unschedulable":true}}`)
 	var fenced *corev1.Node
-	eventually(t, "the fence is raised", func(context.Context) (bool, error) {
-		p, err := fence.Raise(readNode(t, client, name), "J")
+	eventually(t, "the fence is raised", func(ctx context.Context) (bool, error) {
+		p, err := fence.Raise(readNode(ctx, t, client, name), "J")
 		if err != nil {
 			return false, err
 		}
-		fenced, err = patchNode(t, client, name, "agent", string(p))
+		fenced, err = patchNode(ctx, client, name, "agent", string(p))
 		if apierrors.IsConflict(err) {
 			return false, nil
 		}
@@ -212,8 +217,8 @@ func run(t *testing.T, client kubernetes.Interface, replicas int32) workload {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, fmt.Sprintf("%d pods exist", replicas), func(context.Context) (bool, error) {
-		return len(w.pods(t)) == int(replicas), nil
+	eventually(t, fmt.Sprintf("%d pods exist", replicas), func(ctx context.Context) (bool, error) {
+		return len(w.pods(ctx, t)) == int(replicas), nil
 	})
 	return w
 }
@@ -222,9 +227,9 @@ func podSpec(node string) corev1.PodSpec {
 	return corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "main", Image: "none", Resources: limits(gpu, 1)}}}
 }
 
-func (w workload) pods(t *testing.T) []drain.Pod {
+func (w workload) pods(ctx context.Context, t *testing.T) []drain.Pod {
 	t.Helper()
-	list, err := w.client.CoreV1().Pods(w.namespace).List(t.Context(), metav1.ListOptions{})
+	list, err := w.client.CoreV1().Pods(w.namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -283,7 +288,7 @@ func outcome(verdicts []drain.Verdict) []string {
 func TestClusterEvictsOnlyWhatTheBudgetLetsGo(t *testing.T) {
 	client := clustertest.Client(t)
 	w := run(t, client, 3)
-	pods := w.pods(t)
+	pods := w.pods(t.Context(), t)
 	ready(t, client, pods[0])
 	ready(t, client, pods[1])
 	w.guard(t, "api", 2, 2)
@@ -301,7 +306,7 @@ func TestClusterEvictsOnlyWhatTheBudgetLetsGo(t *testing.T) {
 	if diff := cmp.Diff([]string{"Requested", "Requested", "Requested"}, outcome(evictor(client).DryRun(t.Context(), pods))); diff != "" {
 		t.Errorf("dry run with room for one (-want +got):\n%s", diff)
 	}
-	for _, p := range w.pods(t) {
+	for _, p := range w.pods(t.Context(), t) {
 		if p.Terminating {
 			t.Errorf("the dry run sent %s away", p)
 		}
@@ -331,7 +336,7 @@ func TestClusterEvictsOnlyWhatTheBudgetLetsGo(t *testing.T) {
 func TestClusterBlocksAPodOfTwoBudgetsAndNamesBoth(t *testing.T) {
 	client := clustertest.Client(t)
 	w := run(t, client, 1)
-	pods := w.pods(t)
+	pods := w.pods(t.Context(), t)
 	ready(t, client, pods[0])
 	w.guard(t, "one", 0, 1)
 	w.guard(t, "two", 0, 1)
@@ -344,7 +349,7 @@ func TestClusterBlocksAPodOfTwoBudgetsAndNamesBoth(t *testing.T) {
 func TestClusterSaysWhichBudgetNeverLetsGo(t *testing.T) {
 	client := clustertest.Client(t)
 	w := run(t, client, 1)
-	pods := w.pods(t)
+	pods := w.pods(t.Context(), t)
 	ready(t, client, pods[0])
 	w.guard(t, "strict", 1, 1)
 	want := fmt.Sprintf("Blocked PDB %s/strict: needs 1 healthy pods and has 1 of 1: it never lets one go, until it is changed or there are more pods", w.namespace)
@@ -407,7 +412,7 @@ func TestClusterTakesPodsOfATerminatingNamespaceAlong(t *testing.T) {
 		return err == nil, err
 	})
 	t.Cleanup(func() {
-		if _, err := pods.Patch(context.Background(), "held", types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil {
+		if _, err := pods.Patch(context.WithoutCancel(t.Context()), "held", types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil {
 			t.Errorf("letting the pod go: %v", err)
 		}
 	})

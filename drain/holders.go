@@ -67,7 +67,7 @@ func GPUPods(pods []corev1.Pod, assigned Assignments) []Pod {
 			continue
 		}
 		p.assign(assigned[name])
-		p.DevicesKnown = p.DevicesKnown && !claims && assigned != nil
+		p.DevicesKnown = p.DevicesKnown && !claims
 		out = append(out, p)
 	}
 	for name, devices := range assigned {
