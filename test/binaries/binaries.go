@@ -123,11 +123,11 @@ func (b Builder) cached(ctx context.Context, r recipe) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("building %s: %w", r.name, err)
 	}
-	defer os.RemoveAll(partial) //nolint:errcheck // after success it is not there any more
+	defer os.RemoveAll(partial)
 	if err := b.timed(r.name, func() error { return r.build(ctx, module, partial) }); err != nil {
 		return "", err
 	}
-	if err := os.Chmod(partial, 0o755); err != nil { //nolint:gosec // programs are for everybody
+	if err := os.Chmod(partial, 0o755); err != nil {
 		return "", fmt.Errorf("building %s: %w", r.name, err)
 	}
 	if err := os.Rename(partial, dir); err != nil {
@@ -146,7 +146,7 @@ func (r recipe) key(ctx context.Context, module string) (string, error) {
 		if name := entry.Name(); name != "go.mod" && name != "go.sum" && filepath.Ext(name) != ".go" {
 			return nil
 		}
-		source, err := os.ReadFile(path) //nolint:gosec // within the checkout
+		source, err := os.ReadFile(path)
 		if err != nil {
 			return err
 		}

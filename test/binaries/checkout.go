@@ -29,7 +29,7 @@ func (b Builder) root() (string, error) {
 		return "", fmt.Errorf("looking for the checkout: %w", err)
 	}
 	for dir := start; ; dir = filepath.Dir(dir) {
-		mod, err := os.ReadFile(filepath.Join(dir, "go.mod")) //nolint:gosec // the checkout's own
+		mod, err := os.ReadFile(filepath.Join(dir, "go.mod"))
 		if err == nil && rootModule.Match(mod) {
 			return dir, nil
 		}
@@ -52,7 +52,7 @@ func (b Builder) cache() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("looking for the cache directory: %w", err)
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // programs are for everybody
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", fmt.Errorf("making the cache directory: %w", err)
 	}
 	return dir, nil
@@ -60,7 +60,7 @@ func (b Builder) cache() (string, error) {
 
 // lock makes this the only process that builds what file stands for; it waits for others.
 func (b Builder) lock(ctx context.Context, file, name string) (unlock func(), err error) {
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil { //nolint:gosec // as the cache
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 		return nil, fmt.Errorf("locking the build of %s: %w", name, err)
 	}
 	l := flock.New(file)
@@ -78,7 +78,7 @@ func (b Builder) lock(ctx context.Context, file, name string) (unlock func(), er
 // run starts the go command in dir and returns what it prints.
 func run(ctx context.Context, dir string, environ []string, args ...string) (string, error) {
 	var stdout, stderr bytes.Buffer
-	cmd := exec.CommandContext(ctx, "go", args...) //nolint:gosec // arguments are this package's own
+	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = dir
 	// Flags and workspaces of the user would change the result without changing its hash.
 	cmd.Env = append(append(os.Environ(), "GOFLAGS=", "GOWORK=off"), environ...)

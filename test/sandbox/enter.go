@@ -165,12 +165,12 @@ func sameKind(path string, dir bool) error {
 
 func create(path string, dir bool) error {
 	if dir {
-		return os.MkdirAll(path, 0o755) //nolint:gosec // as readable as what it stands for
+		return os.MkdirAll(path, 0o755)
 	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { //nolint:gosec // as above
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL, 0o644) //nolint:gosec // as above
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
 		return err
 	}
@@ -211,7 +211,7 @@ func (v *view) rebuild(dir string) error {
 	if err != nil {
 		return err
 	}
-	defer covered.Close() //nolint:errcheck // opened for reading
+	defer covered.Close()
 	info, err := covered.Stat()
 	if err != nil {
 		return err
@@ -243,7 +243,7 @@ func (v *view) rebuild(dir string) error {
 
 // show makes an entry of the covered directory visible in the tmpfs over it.
 func show(covered *os.File, dir string, entry fs.DirEntry) error {
-	at, path := int(covered.Fd()), filepath.Join(dir, entry.Name()) //nolint:gosec // a descriptor fits
+	at, path := int(covered.Fd()), filepath.Join(dir, entry.Name())
 	if entry.Type()&fs.ModeSymlink != 0 {
 		text := make([]byte, unix.PathMax)
 		n, err := unix.Readlinkat(at, entry.Name(), text)
@@ -275,7 +275,7 @@ func isProcRoot(dir string) (bool, error) {
 // rebuildProc moves the whole of proc aside and links each entry to it: "self" and the like mean another process for
 // each reader, so their text cannot be copied.
 func (v *view) rebuildProc(dir string, covered *os.File, entries []fs.DirEntry) error {
-	host, err := take(int(covered.Fd()), "", unix.AT_EMPTY_PATH) //nolint:gosec // a descriptor fits
+	host, err := take(int(covered.Fd()), "", unix.AT_EMPTY_PATH)
 	if err != nil {
 		return fmt.Errorf("taking %s: %w", dir, err)
 	}
@@ -284,7 +284,7 @@ func (v *view) rebuildProc(dir string, covered *os.File, entries []fs.DirEntry) 
 		return err
 	}
 	aside := filepath.Join(dir, hostProc)
-	if err := os.Mkdir(aside, 0o755); err != nil { //nolint:gosec // as readable as what it stands for
+	if err := os.Mkdir(aside, 0o755); err != nil {
 		return err
 	}
 	if err := host.attach(aside); err != nil {

@@ -110,7 +110,7 @@ func Possible() error {
 	if err != nil {
 		return fmt.Errorf("looking for a program to try a sandbox with: %w", err)
 	}
-	cmd := exec.CommandContext(context.Background(), probe) //nolint:contextcheck,forbidigo // the probe ends by itself at once
+	cmd := exec.Command(probe)
 	// With this flag the runtime also remounts / as private, so the probe tries a mount and not the namespaces alone.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 	if !Privileged() {

@@ -29,14 +29,14 @@ func TestMain(m *testing.M) {
 			log.Print(err)
 			return 1
 		}
-		defer os.RemoveAll(dir) //nolint:errcheck // a leftover in the temporary directory
+		defer os.RemoveAll(dir)
 		sandboxBinary = filepath.Join(dir, "sandbox")
 		build := exec.CommandContext(context.Background(), "go", "build", "-o", sandboxBinary, "./cmd/sandbox")
 		if out, err := build.CombinedOutput(); err != nil {
 			log.Printf("building cmd/sandbox: %v\n%s", err, out)
 			return 1
 		}
-		if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // nobody runs the binary too
+		if err := os.Chmod(dir, 0o755); err != nil {
 			log.Print(err)
 			return 1
 		}
@@ -50,15 +50,15 @@ func host(t *testing.T, files map[string]string) string {
 	dir := t.TempDir()
 	for name, text := range files {
 		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { //nolint:gosec // nobody reads it too
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil { //nolint:gosec // as above
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for _, d := range []string{filepath.Dir(dir), dir} {
-		if err := os.Chmod(d, 0o755); err != nil { //nolint:gosec // as above
+		if err := os.Chmod(d, 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -130,7 +130,7 @@ func TestAnUnprivilegedUserSeesTheSame(t *testing.T) {
 	for _, m := range o.Mounts {
 		args = append(args, "--bind="+m.Source+"="+m.Target)
 	}
-	cmd := exec.CommandContext(t.Context(), sandboxBinary, append(args, "--", "sh", "-ec", readAll)...) //nolint:gosec // the test's own
+	cmd := exec.CommandContext(t.Context(), sandboxBinary, append(args, "--", "sh", "-ec", readAll)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 	out, err := cmd.CombinedOutput()
 	if err != nil && strings.Contains(string(out), "no mount namespace") {

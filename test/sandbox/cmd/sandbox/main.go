@@ -76,7 +76,7 @@ func become(cmd *cobra.Command, o sandbox.Options, args []string) error {
 	if err := sandbox.Enter(o); err != nil {
 		return err
 	}
-	if err := syscall.Exec(program, args, os.Environ()); err != nil { //nolint:gosec // running it is what this is for
+	if err := syscall.Exec(program, args, os.Environ()); err != nil {
 		return fmt.Errorf("running %s: %w", program, err)
 	}
 	return nil
