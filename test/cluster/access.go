@@ -1,0 +1,88 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+)
+
+// Config returns how the administrator reaches the API server. The caller may change it.
+func (c *Cluster) Config() *rest.Config { return rest.CopyConfig(c.admin) }
+
+// ConfigFor returns how a user of that name in those groups reaches the API server. RBAC binds nobody but the system's
+// own users and groups, such as "system:node:gpu-1" of "system:nodes".
+func (c *Cluster) ConfigFor(user string, groups ...string) (*rest.Config, error) {
+	pair, err := c.authority.issue(userSubject(user, groups))
+	if err != nil {
+		return nil, err
+	}
+	config := c.anonymous()
+	config.CertData, config.KeyData = pair.cert, pair.key
+	return config, nil
+}
+
+// ServiceAccountConfig returns how pods of an existing service account reach the API server, for one hour.
+func (c *Cluster) ServiceAccountConfig(ctx context.Context, namespace, name string) (*rest.Config, error) {
+	client, err := kubernetes.NewForConfig(c.admin)
+	if err != nil {
+		return nil, fmt.Errorf("making a client for the API server: %w", err)
+	}
+	request, err := client.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("requesting a token of service account %s/%s: %w", namespace, name, err)
+	}
+	config := c.anonymous()
+	config.BearerToken = request.Status.Token
+	return config, nil
+}
+
+// anonymous is a config without credentials and without a limit on its requests.
+func (c *Cluster) anonymous() *rest.Config {
+	return &rest.Config{
+		Host:            fmt.Sprintf("https://127.0.0.1:%d", c.port),
+		TLSClientConfig: rest.TLSClientConfig{CAData: c.authority.cert},
+		QPS:             -1,
+	}
+}
+
+// Kubeconfig writes the administrator's kubeconfig to path.
+func (c *Cluster) Kubeconfig(path string) error { return WriteKubeconfig(path, c.admin) }
+
+// AdminKubeconfig is the path of a kubeconfig of the administrator that is there already.
+func (c *Cluster) AdminKubeconfig() string { return c.kubeconfigOf("admin") }
+
+// WriteKubeconfig writes what a config of this package holds as a kubeconfig, for programs.
+func WriteKubeconfig(path string, config *rest.Config) error {
+	const name = "gpuslice"
+	kubeconfig := clientcmdapi.Config{
+		Clusters: map[string]*clientcmdapi.Cluster{name: {
+			Server:                   config.Host,
+			CertificateAuthorityData: config.CAData,
+		}},
+		AuthInfos: map[string]*clientcmdapi.AuthInfo{name: {
+			ClientCertificateData: config.CertData,
+			ClientKeyData:         config.KeyData,
+			Token:                 config.BearerToken,
+		}},
+		Contexts:       map[string]*clientcmdapi.Context{name: {Cluster: name, AuthInfo: name}},
+		CurrentContext: name,
+	}
+	if err := clientcmd.WriteToFile(kubeconfig, path); err != nil {
+		return fmt.Errorf("writing kubeconfig %s: %w", path, err)
+	}
+	return nil
+}
+
+func writeFile(path string, content []byte) error {
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		return fmt.Errorf("writing a file of the control plane: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,176 @@
+package cluster
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+)
+
+// policy records everybody's requests but what the control plane reads, with the body where a test may want to see what
+// was written.
+const policy = `apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived, ResponseStarted]
+rules:
+- level: None
+  verbs: [get, list, watch]
+  users: [system:apiserver, system:kube-controller-manager, system:kube-scheduler]
+- level: None
+  verbs: [get, list, watch]
+  userGroups: ["system:serviceaccounts:kube-system"]
+- level: Request
+  verbs: [create, update, patch, delete]
+  resources:
+  - resources: [nodes, nodes/status, pods/eviction, events]
+  - group: events.k8s.io
+    resources: [events]
+- level: Metadata
+`
+
+// AuditEvent is a request that the API server has answered.
+type AuditEvent struct {
+	Time      time.Time // when it came in
+	User      string    // "system:serviceaccount:gpuslice:agent"
+	UserAgent string
+	Verb      string // "get", "patch", …
+	Resource  string // "nodes", or with its subresource "nodes/status"; "" for other paths
+	Namespace string
+	Name      string
+	URI       string
+	Code      int    // HTTP status of the answer
+	Body      string // JSON of what was sent, for writes of nodes, evictions and events
+}
+
+// Changes reports whether the request was one to change something, whatever came of it.
+func (e AuditEvent) Changes() bool {
+	switch e.Verb {
+	case "create", "update", "patch", "delete", "deletecollection":
+		return true
+	default:
+		return false
+	}
+}
+
+// String is the event in a line: "patch nodes/status gpu-1: 200".
+func (e AuditEvent) String() string {
+	object := e.Name
+	if e.Namespace != "" {
+		object = e.Namespace + "/" + e.Name
+	}
+	return strings.Join(strings.Fields(fmt.Sprintf("%s %s %s", e.Verb, e.Resource, object)), " ") + fmt.Sprintf(": %d", e.Code)
+}
+
+// AuditLog is the path of the API server's audit log: a JSON object a line, of audit.k8s.io/v1.
+func (c *Cluster) AuditLog() string { return c.file(auditLog) }
+
+// Writes returns the requests to change something that the user has made so far, in the order in which they were
+// answered, refused ones among them.
+func (c *Cluster) Writes(user string) ([]AuditEvent, error) {
+	return c.Requests(func(e AuditEvent) bool { return e.User == user && e.Changes() })
+}
+
+// Requests returns those of the requests answered so far that match.
+func (c *Cluster) Requests(match func(AuditEvent) bool) ([]AuditEvent, error) {
+	marker := uuid.NewString()
+	if err := c.mark(marker); err != nil {
+		return nil, fmt.Errorf("marking a place in the audit log: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	var events []AuditEvent
+	err := wait.PollUntilContextCancel(ctx, 10*time.Millisecond, true, func(context.Context) (bool, error) {
+		var err error
+		events, err = readAudit(c.AuditLog(), marker, match)
+		if errors.Is(err, io.ErrUnexpectedEOF) {
+			return false, nil
+		}
+		return err == nil, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("reading %s: %w", c.AuditLog(), err)
+	}
+	return events, nil
+}
+
+// mark makes a request that can be told from all others. An answer may reach the client before its event reaches the
+// log; what stands before the mark is complete.
+func (c *Cluster) mark(marker string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	client, err := kubernetes.NewForConfig(c.admin)
+	if err != nil {
+		return err
+	}
+	return client.RESTClient().Get().AbsPath("/version").Param("marker", marker).Do(ctx).Error()
+}
+
+// rawEvent is what is read of an event of audit.k8s.io/v1.
+type rawEvent struct {
+	RequestReceivedTimestamp time.Time
+	User                     struct{ Username string }
+	UserAgent                string
+	Verb                     string
+	RequestURI               string
+	ObjectRef                struct{ Resource, Subresource, Namespace, Name string }
+	ResponseStatus           struct{ Code int }
+	RequestObject            json.RawMessage
+}
+
+// readAudit returns the matching events before the marker, or io.ErrUnexpectedEOF when the marker is not there yet.
+func readAudit(path, marker string, match func(AuditEvent) bool) ([]AuditEvent, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var events []AuditEvent
+	for lines := bufio.NewReader(f); ; {
+		line, err := lines.ReadBytes('\n')
+		if errors.Is(err, io.EOF) {
+			return nil, io.ErrUnexpectedEOF
+		}
+		if err != nil {
+			return nil, err
+		}
+		if bytes.Contains(line, []byte(marker)) {
+			return events, nil
+		}
+		var raw rawEvent
+		if err := json.Unmarshal(line, &raw); err != nil {
+			return nil, err
+		}
+		if e := raw.event(); match(e) {
+			events = append(events, e)
+		}
+	}
+}
+
+func (r rawEvent) event() AuditEvent {
+	e := AuditEvent{
+		Time:      r.RequestReceivedTimestamp,
+		User:      r.User.Username,
+		UserAgent: r.UserAgent,
+		Verb:      r.Verb,
+		Resource:  r.ObjectRef.Resource,
+		Namespace: r.ObjectRef.Namespace,
+		Name:      r.ObjectRef.Name,
+		URI:       r.RequestURI,
+		Code:      r.ResponseStatus.Code,
+		Body:      string(r.RequestObject),
+	}
+	if r.ObjectRef.Subresource != "" {
+		e.Resource += "/" + r.ObjectRef.Subresource
+	}
+	return e
+}

@@ -1,0 +1,195 @@
+// Package cluster runs a real Kubernetes control plane on loopback for tests and the demo: etcd, kube-apiserver with RBAC
+// and NodeRestriction, kube-controller-manager and kube-scheduler, with certificates of its own.
+//
+// It starts no kubelet and knows no node: test/cluster/kubelet joins one. The processes end with Stop, or with the
+// process that started them, whatever ends it.
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/gpuslice/gpuslice/test/binaries"
+)
+
+// patience is how long a component may take to be ready. It takes seconds; a machine may be busy with other tests.
+const patience = 3 * time.Minute
+
+// Options say where a control plane lives. The zero value is fine for most.
+type Options struct {
+	Dir      string    // logs, certificates and etcd's data; "" is a temporary directory that Stop removes
+	Binaries string    // directory of the programs; "" builds them when they are not built yet, which takes minutes
+	Log      io.Writer // progress, a line each; nil for none
+}
+
+// Cluster is a control plane that runs.
+type Cluster struct {
+	dir        string
+	temporary  bool
+	binaries   string
+	port       int
+	authority  *authority
+	admin      *rest.Config
+	supervisor *supervisor
+	log        io.Writer
+	began      time.Time
+
+	stop    sync.Once
+	stopped error
+}
+
+// Start runs a control plane and returns when it serves: pods can be created in the default namespace. The context
+// bounds the start alone.
+func Start(ctx context.Context, o Options) (*Cluster, error) {
+	c := &Cluster{dir: o.Dir, binaries: o.Binaries, log: o.Log, began: time.Now()}
+	if c.log == nil {
+		c.log = io.Discard
+	}
+	if c.binaries == "" {
+		dir, err := binaries.Builder{Log: o.Log}.Kube(ctx)
+		if err != nil {
+			return nil, err
+		}
+		c.binaries = dir
+		c.began = time.Now()
+	}
+	if err := c.makeDir(); err != nil {
+		return nil, err
+	}
+	c.supervisor = newSupervisor(c.dir)
+	if err := c.start(ctx); err != nil {
+		err = fmt.Errorf("starting a control plane in %s: %w", c.dir, err)
+		c.temporary = c.temporary && ctx.Err() != nil // the logs say more than the error, unless the caller gave up
+		return nil, errors.Join(err, c.Stop())
+	}
+	return c, nil
+}
+
+func (c *Cluster) makeDir() (err error) {
+	if c.dir == "" {
+		c.temporary = true
+		if c.dir, err = os.MkdirTemp("", "gpuslice-cluster-"); err != nil {
+			return fmt.Errorf("making a directory for a control plane: %w", err)
+		}
+		return nil
+	}
+	if c.dir, err = filepath.Abs(c.dir); err != nil {
+		return fmt.Errorf("making a directory for a control plane: %w", err)
+	}
+	if err := os.MkdirAll(c.dir, 0o700); err != nil {
+		return fmt.Errorf("making a directory for a control plane: %w", err)
+	}
+	// A second start in the same directory is a new cluster: old data would hold tokens of other keys.
+	return os.RemoveAll(filepath.Join(c.dir, etcdData))
+}
+
+// start runs the components. The API server waits for etcd by itself, the others give up without an API server.
+func (c *Cluster) start(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	etcdPort, err := c.supervisor.reservePort()
+	if err != nil {
+		return err
+	}
+	if err := c.supervisor.start(c.etcd(etcdPort)); err != nil {
+		return err
+	}
+	if c.port, err = c.supervisor.reservePort(); err != nil {
+		return err
+	}
+	if err := c.writeCertificates(); err != nil {
+		return err
+	}
+	if err := c.ready(ctx, "etcd", etcdReady(etcdPort)); err != nil {
+		return err
+	}
+	if err := c.supervisor.start(c.apiServer(etcdPort)); err != nil {
+		return err
+	}
+	client, err := kubernetes.NewForConfig(c.admin)
+	if err != nil {
+		return fmt.Errorf("making a client for the API server: %w", err)
+	}
+	if err := c.ready(ctx, "kube-apiserver", func(ctx context.Context) error {
+		return client.RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
+	}); err != nil {
+		return err
+	}
+	for _, component := range []component{c.controllerManager(), c.scheduler()} {
+		if err := c.supervisor.start(component); err != nil {
+			return err
+		}
+	}
+	return c.ready(ctx, "kube-controller-manager", func(ctx context.Context) error {
+		_, err := client.CoreV1().ServiceAccounts(corev1.NamespaceDefault).Get(ctx, "default", metav1.GetOptions{})
+		return err
+	})
+}
+
+// ready waits until the check passes, and not longer than all components live.
+func (c *Cluster) ready(ctx context.Context, name string, check func(context.Context) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		if err := c.supervisor.wait(ctx); err != nil {
+			cancel(err)
+		}
+	}()
+	defer func() { cancel(nil); <-watched }()
+
+	last := errors.New("none")
+	err := wait.PollUntilContextCancel(ctx, 25*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		attempt, cancel := context.WithTimeout(ctx, 2*time.Second)
+		defer cancel()
+		if err := check(attempt); err != nil {
+			last = err
+			return false, nil
+		}
+		return true, nil
+	})
+	if err != nil {
+		if cause := context.Cause(ctx); !errors.Is(cause, ctx.Err()) {
+			return cause
+		}
+		return fmt.Errorf("waiting for %s (%w); its last answer: %w%s", name, err, last, c.supervisor.logEnd(name))
+	}
+	fmt.Fprintf(c.log, "%s: ready after %s\n", name, time.Since(c.began).Round(100*time.Millisecond))
+	return nil
+}
+
+// Wait returns nil when the context is done, or the reason why a component ended before, with the end of its log.
+func (c *Cluster) Wait(ctx context.Context) error {
+	return c.supervisor.wait(ctx)
+}
+
+// Stop ends the processes at once and removes a temporary directory. It reports a component that had ended by itself.
+// Calls after the first return the same.
+func (c *Cluster) Stop() error {
+	c.stop.Do(func() {
+		c.stopped = c.supervisor.stop()
+		if c.stopped == nil && c.temporary {
+			c.stopped = os.RemoveAll(c.dir)
+		}
+	})
+	return c.stopped
+}
+
+// Dir is where the logs, the certificates and the audit log are.
+func (c *Cluster) Dir() string { return c.dir }
+
+// Kubectl is the path of a kubectl of the control plane's version.
+func (c *Cluster) Kubectl() string { return filepath.Join(c.binaries, "kubectl") }

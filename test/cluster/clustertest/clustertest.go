@@ -1,0 +1,111 @@
+// Package clustertest gives the tests of a package one control plane, and each test a namespace in it.
+package clustertest
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/gpuslice/gpuslice/test/cluster"
+)
+
+// shared is the control plane of this test process: starting one takes as long as most tests together.
+var shared struct {
+	once    sync.Once
+	cluster *cluster.Cluster
+	err     error
+	stops   bool // Main runs and will stop it
+}
+
+// Main runs the tests of a package and stops the control plane if one of them started it. It is called from TestMain and
+// ends the process.
+func Main(m *testing.M) {
+	shared.stops = true
+	code := m.Run()
+	if shared.cluster != nil {
+		if err := shared.cluster.Stop(); err != nil {
+			fmt.Fprintf(os.Stderr, "stopping the control plane: %v\n", err)
+			code = max(code, 1)
+		}
+	}
+	os.Exit(code)
+}
+
+// Start returns the control plane of this package and starts it when this is the first test to ask. The programs are
+// built when they are not built yet, which takes minutes.
+func Start(t testing.TB) *cluster.Cluster {
+	t.Helper()
+	if !shared.stops {
+		t.Fatal("this package needs func TestMain(m *testing.M) { clustertest.Main(m) }, which stops the control plane")
+	}
+	shared.once.Do(func() {
+		shared.cluster, shared.err = cluster.Start(t.Context(), cluster.Options{Log: os.Stderr})
+	})
+	if shared.err != nil {
+		t.Fatal(shared.err)
+	}
+	return shared.cluster
+}
+
+// Client returns the administrator's client of the control plane.
+func Client(t testing.TB) kubernetes.Interface {
+	t.Helper()
+	client, err := kubernetes.NewForConfig(Start(t).Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+// Namespace makes a namespace in which pods can be created at once. It goes with the test.
+func Namespace(t testing.TB) string {
+	t.Helper()
+	client := Client(t)
+	namespace, err := client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: prefix(t.Name())},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatalf("creating a namespace: %v", err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 10*time.Second)
+		defer cancel()
+		// What is in it goes in the background, and the rest with the control plane.
+		if err := client.CoreV1().Namespaces().Delete(ctx, namespace.Name, metav1.DeleteOptions{}); err != nil {
+			t.Errorf("deleting namespace %s: %v", namespace.Name, err)
+		}
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	err = wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		_, err := client.CoreV1().ServiceAccounts(namespace.Name).Get(ctx, "default", metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return false, nil
+		}
+		return err == nil, err
+	})
+	if err != nil {
+		t.Fatalf("waiting for the service account that pods of namespace %s run as: %v", namespace.Name, err)
+	}
+	return namespace.Name
+}
+
+var unfit = regexp.MustCompile(`[^a-z0-9]+`)
+
+// prefix makes the start of a namespace's name from that of a test.
+func prefix(test string) string {
+	const room = 40
+	name := strings.Trim(unfit.ReplaceAllString(strings.ToLower(test), "-"), "-")
+	return strings.Trim(name[:min(len(name), room)], "-") + "-"
+}
