@@ -20,8 +20,10 @@ func sevenSlices(model string, engines func(slices int, media, whole bool) nvml.
 	}
 	g := nvml.GPU{UUID: "GPU-1", Model: model, Capable: true, Enabled: true, Pending: true}
 	add := func(name string, slices, most int, media bool, places []nvml.Span) {
-		g.Profiles = append(g.Profiles, nvml.Profile{Name: name, Slices: slices, Max: most, Placements: places,
-			Engines: engines(slices, media, slices == 7), Compute: computeOf(slices)})
+		g.Profiles = append(g.Profiles, nvml.Profile{
+			Name: name, Slices: slices, Max: most, Placements: places,
+			Engines: engines(slices, media, slices == 7), Compute: computeOf(slices),
+		})
 	}
 	add(names[0], 1, 7, false, at(1, 0, 1, 2, 3, 4, 5, 6))
 	add(names[1], 1, 1, true, at(1, 0, 1, 2, 3, 4, 5, 6))
@@ -93,13 +95,19 @@ func a30() nvml.GPU {
 	}
 	return nvml.GPU{UUID: "GPU-1", Model: "NVIDIA A30", Capable: true, Enabled: true, Pending: true, Profiles: []nvml.Profile{
 		{Name: "1g.6gb", Slices: 1, Max: 4, Placements: spans(1, 0, 1, 2, 3), Engines: nvml.Engines{Copy: 1}, Compute: computeOf(1)},
-		{Name: "1g.6gb+me", Slices: 1, Max: 1, Placements: spans(1, 0, 1, 2, 3),
-			Engines: nvml.Engines{Copy: 1, Decoder: 1, JPEG: 1, OFA: 1}, Compute: computeOf(1)},
+		{
+			Name: "1g.6gb+me", Slices: 1, Max: 1, Placements: spans(1, 0, 1, 2, 3),
+			Engines: nvml.Engines{Copy: 1, Decoder: 1, JPEG: 1, OFA: 1}, Compute: computeOf(1),
+		},
 		{Name: "2g.12gb", Slices: 2, Max: 2, Placements: spans(2, 0, 2), Engines: nvml.Engines{Copy: 2, Decoder: 2}, Compute: computeOf(2)},
-		{Name: "2g.12gb+me", Slices: 2, Max: 1, Placements: spans(2, 0, 2),
-			Engines: nvml.Engines{Copy: 2, Decoder: 2, JPEG: 1, OFA: 1}, Compute: computeOf(2)},
-		{Name: "4g.24gb", Slices: 4, Max: 1, Placements: spans(4, 0),
-			Engines: nvml.Engines{Copy: 4, Decoder: 4, JPEG: 1, OFA: 1}, Compute: computeOf(4)},
+		{
+			Name: "2g.12gb+me", Slices: 2, Max: 1, Placements: spans(2, 0, 2),
+			Engines: nvml.Engines{Copy: 2, Decoder: 2, JPEG: 1, OFA: 1}, Compute: computeOf(2),
+		},
+		{
+			Name: "4g.24gb", Slices: 4, Max: 1, Placements: spans(4, 0),
+			Engines: nvml.Engines{Copy: 4, Decoder: 4, JPEG: 1, OFA: 1}, Compute: computeOf(4),
+		},
 	}}
 }
 
@@ -110,8 +118,15 @@ func sixteen() nvml.GPU {
 		name               string
 		slices, size, step int
 	}{
-		{"1g.6gb", 1, 1, 1}, {"1g.6gb+me", 1, 1, 1}, {"1g.6gb-me", 1, 1, 1}, {"1g.6gb+gfx", 1, 1, 1},
-		{"1g.12gb", 1, 2, 1}, {"2g.12gb", 2, 2, 1}, {"3g.24gb", 3, 4, 2}, {"4g.24gb", 4, 4, 4}, {"8g.48gb", 8, 8, 8},
+		{"1g.6gb", 1, 1, 1},
+		{"1g.6gb+me", 1, 1, 1},
+		{"1g.6gb-me", 1, 1, 1},
+		{"1g.6gb+gfx", 1, 1, 1},
+		{"1g.12gb", 1, 2, 1},
+		{"2g.12gb", 2, 2, 1},
+		{"3g.24gb", 3, 4, 2},
+		{"4g.24gb", 4, 4, 4},
+		{"8g.48gb", 8, 8, 8},
 		{"16g.96gb", 16, 16, 16},
 	} {
 		prof := nvml.Profile{Name: p.name, Slices: p.slices, Max: 16 / p.size, Compute: computeOf(p.slices)}

@@ -27,83 +27,106 @@ func TestSolve(t *testing.T) {
 		{"an empty wish on an empty GPU is nothing to do", h100(), nil, "-", "-", "-"},
 		{
 			"an empty wish destroys everything", stand(h100(), "1g.10gb@0", "3g.40gb@4!"),
-			map[string]int{"1g.10gb": 0}, "-", "1g.10gb@0 3g.40gb@4", "-",
+			map[string]int{"1g.10gb": 0},
+			"-", "1g.10gb@0 3g.40gb@4", "-",
 		},
 		{
 			"a balanced wish stands lowest, smallest first", h100(),
-			map[string]int{"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}, "-", "-", "1g.10gb@0 1g.10gb@1 2g.20gb@2 3g.40gb@4",
+			map[string]int{"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1},
+			"-", "-", "1g.10gb@0 1g.10gb@1 2g.20gb@2 3g.40gb@4",
 		},
 		{
 			"one 3g and two 2g on an A100 80GB fit only with the 3g behind", a100(),
-			map[string]int{"3g.40gb": 1, "2g.20gb": 2}, "-", "-", "2g.20gb@0 2g.20gb@2 3g.40gb@4",
+			map[string]int{"3g.40gb": 1, "2g.20gb": 2},
+			"-", "-", "2g.20gb@0 2g.20gb@2 3g.40gb@4",
 		},
 		{
-			"seven 1g on an A100 80GB fit", a100(), map[string]int{"1g.10gb": 7}, "-", "-",
+			"seven 1g on an A100 80GB fit", a100(),
+			map[string]int{"1g.10gb": 7},
+			"-", "-",
 			"1g.10gb@0 1g.10gb@1 1g.10gb@2 1g.10gb@3 1g.10gb@4 1g.10gb@5 1g.10gb@6",
 		},
 		{
-			"three 2g and a 1g on an A100 80GB fit", a100(), map[string]int{"2g.20gb": 3, "1g.10gb": 1}, "-", "-",
+			"three 2g and a 1g on an A100 80GB fit", a100(),
+			map[string]int{"2g.20gb": 3, "1g.10gb": 1},
+			"-", "-",
 			"2g.20gb@0 2g.20gb@2 2g.20gb@4 1g.10gb@6",
 		},
 		{
 			"what stands as wanted is kept where it is", stand(h100(), "1g.10gb@5", "3g.40gb@0"),
-			map[string]int{"1g.10gb": 2, "3g.40gb": 1}, "3g.40gb@0 1g.10gb@5", "-", "1g.10gb@4",
+			map[string]int{"1g.10gb": 2, "3g.40gb": 1},
+			"3g.40gb@0 1g.10gb@5", "-", "1g.10gb@4",
 		},
 		{
 			"a 3g in the way of two 2g goes, since they fit in no other way", stand(a100(), "3g.40gb@0"),
-			map[string]int{"3g.40gb": 1, "2g.20gb": 2}, "-", "3g.40gb@0", "2g.20gb@0 2g.20gb@2 3g.40gb@4",
+			map[string]int{"3g.40gb": 1, "2g.20gb": 2},
+			"-", "3g.40gb@0", "2g.20gb@0 2g.20gb@2 3g.40gb@4",
 		},
 		{
 			"many idle instances go before one busy one", stand(h100(), "3g.40gb@0!", "1g.10gb@4", "1g.10gb@5", "1g.10gb@6"),
-			map[string]int{"3g.40gb": 1, "1g.10gb": 3}, "3g.40gb@0 1g.10gb@4 1g.10gb@5 1g.10gb@6", "-", "-",
+			map[string]int{"3g.40gb": 1, "1g.10gb": 3},
+			"3g.40gb@0 1g.10gb@4 1g.10gb@5 1g.10gb@6", "-", "-",
 		},
 		{
 			"the idle one of two equal instances goes", stand(h100(), "1g.10gb@0", "1g.10gb@6!"),
-			map[string]int{"1g.10gb": 1}, "1g.10gb@6", "1g.10gb@0", "-",
+			map[string]int{"1g.10gb": 1},
+			"1g.10gb@6", "1g.10gb@0", "-",
 		},
 		{
 			"a busy instance in the middle is worth giving up three idle ones",
 			stand(h100(), "1g.10gb@0", "1g.10gb@1", "1g.10gb@2", "1g.10gb@6!"),
-			map[string]int{"3g.40gb": 1, "1g.10gb": 1}, "1g.10gb@6", "1g.10gb@0 1g.10gb@1 1g.10gb@2", "3g.40gb@0",
+			map[string]int{"3g.40gb": 1, "1g.10gb": 1},
+			"1g.10gb@6", "1g.10gb@0 1g.10gb@1 1g.10gb@2", "3g.40gb@0",
 		},
 		{
 			"fewer instances go before fewer memory slices", stand(h100(), "1g.10gb@0", "1g.10gb@1", "2g.20gb@4"),
-			map[string]int{"3g.40gb": 1, "1g.10gb": 2}, "1g.10gb@0 1g.10gb@1", "2g.20gb@4", "3g.40gb@4",
+			map[string]int{"3g.40gb": 1, "1g.10gb": 2},
+			"1g.10gb@0 1g.10gb@1", "2g.20gb@4", "3g.40gb@4",
 		},
 		{
 			"a half-made instance goes even where the same is wanted", stand(h100(), "3g.40gb@0?", "1g.10gb@4"),
-			map[string]int{"3g.40gb": 1, "1g.10gb": 1}, "1g.10gb@4", "3g.40gb@0", "3g.40gb@0",
+			map[string]int{"3g.40gb": 1, "1g.10gb": 1},
+			"1g.10gb@4", "3g.40gb@0", "3g.40gb@0",
 		},
 		{
 			"an instance divided in another way is not what is wanted", stand(h100(), "3g.40gb(1c+2c)@0"),
-			map[string]int{"3g.40gb": 1}, "-", "3g.40gb(1c+2c)@0", "3g.40gb@0",
+			map[string]int{"3g.40gb": 1},
+			"-", "3g.40gb(1c+2c)@0", "3g.40gb@0",
 		},
 		{
 			"parts share as few instances as hold them", h100(),
-			map[string]int{"1c.3g.40gb": 2, "2c.3g.40gb": 2}, "-", "-", "3g.40gb(1c+2c)@0 3g.40gb(1c+2c)@4",
+			map[string]int{"1c.3g.40gb": 2, "2c.3g.40gb": 2},
+			"-", "-", "3g.40gb(1c+2c)@0 3g.40gb(1c+2c)@4",
 		},
 		{
 			"parts are divided as it stands already", stand(h100(), "3g.40gb(1c+1c)@4"),
-			map[string]int{"1c.3g.40gb": 4}, "3g.40gb(1c+1c)@4", "-", "3g.40gb(1c+1c)@0",
+			map[string]int{"1c.3g.40gb": 4},
+			"3g.40gb(1c+1c)@4", "-", "3g.40gb(1c+1c)@0",
 		},
 		{
 			"parts are divided as it stands already, unevenly too", stand(h100(), "3g.40gb(1c+1c+1c)@4"),
-			map[string]int{"1c.3g.40gb": 4}, "3g.40gb(1c+1c+1c)@4", "-", "3g.40gb(1c)@0",
+			map[string]int{"1c.3g.40gb": 4},
+			"3g.40gb(1c+1c+1c)@4", "-", "3g.40gb(1c)@0",
 		},
 		{
 			"a part as large as its instance is the instance", stand(h100(), "3g.40gb@4"),
-			map[string]int{"3c.3g.40gb": 1, "1c.1g.10gb": 1}, "3g.40gb@4", "-", "1g.10gb@0",
+			map[string]int{"3c.3g.40gb": 1, "1c.1g.10gb": 1},
+			"3g.40gb@4", "-", "1g.10gb@0",
 		},
 		{
-			"names may come as labels write them", h100(), map[string]int{"1g.10gb.me": 1, "1c.3g.40gb": 1},
+			"names may come as labels write them", h100(),
+			map[string]int{"1g.10gb.me": 1, "1c.3g.40gb": 1},
 			"-", "-", "1g.10gb+me@0 3g.40gb(1c)@4",
 		},
 		{
-			"an A30 has its own places", stand(a30(), "1g.6gb@1!"), map[string]int{"2g.12gb": 1, "1g.6gb": 2},
+			"an A30 has its own places", stand(a30(), "1g.6gb@1!"),
+			map[string]int{"2g.12gb": 1, "1g.6gb": 2},
 			"1g.6gb@1", "-", "1g.6gb@0 2g.12gb@2",
 		},
 		{
-			"an H200 has its own names", h200(), map[string]int{"4g.71gb": 1, "1g.35gb": 2}, "-", "-",
+			"an H200 has its own names", h200(),
+			map[string]int{"4g.71gb": 1, "1g.35gb": 2},
+			"-", "-",
 			"4g.71gb@0 1g.35gb@4 1g.35gb@6",
 		},
 	} {
@@ -128,69 +151,85 @@ func TestSolveExplainsTheImpossible(t *testing.T) {
 		want string
 	}{
 		{
-			"memory", a100(), map[string]int{"3g.40gb": 2, "1g.10gb": 1},
+			"memory", a100(),
+			map[string]int{"3g.40gb": 2, "1g.10gb": 1},
 			"2x 3g.40gb take all 8 memory slices; 1g.10gb needs 1 more; possible: 2x 3g.40gb, or 1x 3g.40gb + 4x 1g.10gb",
 		},
 		{
-			"memory of several kinds", h100(), map[string]int{"3g.40gb": 1, "2g.20gb": 1, "1g.20gb": 2},
+			"memory of several kinds", h100(),
+			map[string]int{"3g.40gb": 1, "2g.20gb": 1, "1g.20gb": 2},
 			"1x 3g.40gb + 1x 2g.20gb + 1x 1g.20gb take all 8 memory slices; 1g.20gb needs 2 more; " +
 				"possible: 1x 3g.40gb + 1x 2g.20gb + 1x 1g.20gb, or 1x 3g.40gb + 2x 1g.20gb, or 2x 2g.20gb + 2x 1g.20gb",
 		},
 		{
-			"memory that parts do not take to the end", h100(), map[string]int{"4g.40gb": 1, "1c.3g.40gb": 4},
+			"memory that parts do not take to the end", h100(),
+			map[string]int{"4g.40gb": 1, "1c.3g.40gb": 4},
 			"1x 4g.40gb takes 4 of the 8 memory slices; 4x 1c.3g.40gb need 8; " +
 				"possible: 1x 4g.40gb + 3x 1c.3g.40gb, or 4x 1c.3g.40gb",
 		},
 		{
-			"a whole GPU and more", h100(), map[string]int{"7g.80gb": 1, "1g.10gb": 1},
+			"a whole GPU and more", h100(),
+			map[string]int{"7g.80gb": 1, "1g.10gb": 1},
 			"1x 7g.80gb takes all 8 memory slices; 1g.10gb needs 1 more; possible: 1x 7g.80gb, or 7x 1g.10gb",
 		},
 		{
-			"compute slices", h100(), map[string]int{"4g.40gb": 1, "2g.20gb": 2},
+			"compute slices", h100(),
+			map[string]int{"4g.40gb": 1, "2g.20gb": 2},
 			"1x 4g.40gb + 2x 2g.20gb need 8 compute slices, and NVIDIA H100 80GB HBM3 has 7; " +
 				"possible: 1x 4g.40gb + 1x 2g.20gb, or 3x 2g.20gb",
 		},
 		{
-			"an engine that the GPU has once", a30(), map[string]int{"2g.12gb+me": 1, "1g.6gb+me": 1},
+			"an engine that the GPU has once", a30(),
+			map[string]int{"2g.12gb+me": 1, "1g.6gb+me": 1},
 			"1x 2g.12gb+me + 1x 1g.6gb+me need 2 JPEG engines, and NVIDIA A30 has 1; possible: 1x 2g.12gb+me, or 1x 1g.6gb+me",
 		},
 		{
-			"too many of one", h100(), map[string]int{"1g.10gb.me": 2},
+			"too many of one", h100(),
+			map[string]int{"1g.10gb.me": 2},
 			"at most 1x 1g.10gb+me fits, not 2; possible: 1x 1g.10gb+me",
 		},
 		{
-			"far too many of one", h100(), map[string]int{"1g.10gb": 1 << 62},
+			"far too many of one", h100(),
+			map[string]int{"1g.10gb": 1 << 62},
 			"at most 7x 1g.10gb fit, not 4611686018427387904; possible: 7x 1g.10gb",
 		},
 		{
-			"too many parts", h100(), map[string]int{"2c.3g.40gb": 3},
+			"too many parts", h100(),
+			map[string]int{"2c.3g.40gb": 3},
 			"at most 2x 2c.3g.40gb fit, not 3; possible: 2x 2c.3g.40gb",
 		},
 		{
-			"too many parts beside a whole one", h100(), map[string]int{"3g.40gb": 1, "2c.3g.40gb": 2},
+			"too many parts beside a whole one", h100(),
+			map[string]int{"3g.40gb": 1, "2c.3g.40gb": 2},
 			"1x 3g.40gb + 2x 2c.3g.40gb need more than 2 instances of 3g.40gb, and at most 2 fit; " +
 				"possible: 1x 3g.40gb + 1x 2c.3g.40gb, or 2x 2c.3g.40gb",
 		},
 		{
-			"places", onlyApart(), map[string]int{"2g": 1, "3g": 1, "1g": 1},
+			"places", onlyApart(),
+			map[string]int{"2g": 1, "3g": 1, "1g": 1},
 			"no arrangement of 1x 3g + 1x 2g fits: 3g can stand only at 0, 2g can stand only at 1 or 2; " +
 				"possible: 1x 3g + 2x 1g, or 1x 2g + 2x 1g",
 		},
 		{
-			"an unknown name", h100(), map[string]int{"9g.999gb": 1},
+			"an unknown name", h100(),
+			map[string]int{"9g.999gb": 1},
 			"unknown profile 9g.999gb: NVIDIA H100 80GB HBM3 offers " +
 				"1g.10gb, 1g.10gb+me, 1g.20gb, 2g.20gb, 3g.40gb, 4g.40gb, 7g.80gb",
 		},
 		{
-			"an unknown part", h100(), map[string]int{"4c.3g.40gb": 1},
+			"an unknown part", h100(),
+			map[string]int{"4c.3g.40gb": 1},
 			"3g.40gb cannot be divided into 4c: it offers 1c, 2c, 3c",
 		},
 		{
-			"a part of an unknown profile", a30(), map[string]int{"1c.3g.40gb": 1},
+			"a part of an unknown profile", a30(),
+			map[string]int{"1c.3g.40gb": 1},
 			"unknown profile 1c.3g.40gb: NVIDIA A30 offers 1g.6gb, 1g.6gb+me, 2g.12gb, 2g.12gb+me, 4g.24gb",
 		},
 		{
-			"a GPU that cannot be cut", nvml.GPU{Model: "NVIDIA L40S"}, map[string]int{"1g.10gb": 1},
+			"a GPU that cannot be cut",
+			nvml.GPU{Model: "NVIDIA L40S"},
+			map[string]int{"1g.10gb": 1},
 			"NVIDIA L40S cannot be cut into instances, so there is no 1g.10gb",
 		},
 		{"a negative count", h100(), map[string]int{"1g.10gb": -1}, "1g.10gb: -1 is not a count; give 0 or more"},
