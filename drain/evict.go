@@ -71,7 +71,7 @@ type attempt struct {
 
 // NewEvictor returns an Evictor that acts through client.
 func NewEvictor(client kubernetes.Interface, clock clock.PassiveClock, log *zap.Logger) *Evictor {
-	return &Evictor{client: client, clock: clock, log: log.Named("drain")}
+	return &Evictor{client: client, clock: clock, log: log}
 }
 
 // Evict asks for the eviction of each pod through policy/v1, under the pod's own grace, and returns one verdict for each
@@ -198,6 +198,8 @@ func (r *round) judge(ctx context.Context, pod Pod) (Verdict, time.Duration) {
 func (r *round) leaving(pod Pod) string {
 	late := r.now.Sub(pod.GraceEnds).Round(time.Second)
 	switch {
+	case pod.GraceEnds.IsZero():
+		return "terminating"
 	case late <= 0:
 		return fmt.Sprintf("terminating, with %s of its grace left", -late)
 	case len(pod.Finalizers) > 0:
