@@ -3,9 +3,11 @@ package binaries_test
 import (
 	"bytes"
 	"context"
+	"debug/elf"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -27,6 +29,15 @@ go 1.26.0
 package main
 
 func main() { println("first") }
+-- test/gpusim/libnvidia-ml/main.go --
+package main
+
+import "C"
+
+//export nvmlInit_v2
+func nvmlInit_v2() C.int { return 0 }
+
+func main() {}
 -- test/kube/go.mod --
 module example.com/kube
 
@@ -223,6 +234,33 @@ func TestAToolThatIsRunningIsNotReplacedByItsNextVersion(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{"first", "second"}, []string{output(t, first), output(t, second)}); diff != "" {
 		t.Errorf("what the two versions print (-want +got):\n%s", diff)
+	}
+}
+
+func TestTheDriverLibraryIsFoundUnderItsOwnName(t *testing.T) {
+	b, _ := newBuilder(t)
+	file, err := b.LibNVML(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	library, err := elf.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer library.Close()
+	soname, err := library.DynString(elf.DT_SONAME)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{filepath.Base(file)}, soname); diff != "" {
+		t.Errorf("soname of %s (-file name +soname):\n%s", file, diff)
+	}
+	symbols, err := library.DynamicSymbols()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.ContainsFunc(symbols, func(s elf.Symbol) bool { return s.Name == "nvmlInit_v2" && s.Section != elf.SHN_UNDEF }) {
+		t.Errorf("%s exports no nvmlInit_v2", file)
 	}
 }
 
