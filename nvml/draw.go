@@ -6,12 +6,14 @@ import (
 	"unicode/utf8"
 )
 
-// sliceWidth is the number of columns that one memory slice takes in a drawing, its left border included. It is the
-// same for all GPUs, so that drawings under one another can be compared.
-const sliceWidth = 8
+// drawingWidth is the number of columns of a drawing without its right border, or a little less where the memory slices
+// do not divide it.
+const drawingWidth = 64
 
-// Draw shows a GPU's memory slices on one line of text, cut as the geometry says: what stands (g.Geometry()) or what
-// shall stand. Each free memory slice is a dot:
+const border = "│"
+
+// Draw shows a GPU's memory slices on one line of text, all of the same width, cut as the geometry says: what stands
+// (g.Geometry()) or what shall stand. Each free memory slice is a dot:
 //
 //	│1g.10gb│1g.10gb│ 2g.20gb       │ 3g.40gb                       │
 //	│ 4g.40gb                       │1g.10gb│   ·       ·       ·   │
@@ -20,49 +22,45 @@ const sliceWidth = 8
 func Draw(g GPU, geometry Geometry) string {
 	slots := g.MemorySlices()
 	if slots == 0 {
-		return box("whole GPU", 8) + border
+		return box("whole GPU", drawingWidth) + border
 	}
+	width := max(2, drawingWidth/slots) // of one memory slice, its left border included
 	if !g.Enabled && len(geometry) == 0 {
-		return box("MIG off: whole GPU", slots) + border
+		return box("MIG off: whole GPU", slots*width) + border
 	}
 	ordered := slices.Clone(geometry)
 	ordered.Sort()
 	var b strings.Builder
 	at := 0
 	for _, p := range ordered {
-		b.WriteString(free(p.Start - at))
-		b.WriteString(box(label(p), p.Size))
+		b.WriteString(free(p.Start-at, width))
+		b.WriteString(box(label(p, p.Size*width-1), p.Size*width))
 		at = max(at, p.End())
 	}
-	b.WriteString(free(slots - at))
+	b.WriteString(free(slots-at, width))
 	return b.String() + border
 }
 
-const border = "│"
-
 // free draws a run of memory slices that no instance has.
-func free(size int) string {
+func free(size, width int) string {
 	if size <= 0 {
 		return ""
 	}
-	return border + strings.Repeat("   ·    ", size)[:size*(sliceWidth+len("·")-1)-1]
+	left := (width - 1) / 2
+	dot := strings.Repeat(" ", left) + "·" + strings.Repeat(" ", width-1-left)
+	return border + strings.TrimSuffix(strings.Repeat(dot, size), " ")
 }
 
-// box draws an instance without its right border. The name is set off from the border where there is room.
-func box(name string, size int) string {
-	width := size*sliceWidth - 1
-	if utf8.RuneCountInString(name)+2 <= width {
+// box draws an instance of so many columns, its left border included. The name is set off from it where there is room.
+func box(name string, width int) string {
+	if utf8.RuneCountInString(name)+3 <= width {
 		name = " " + name
 	}
-	if n := utf8.RuneCountInString(name); n < width {
-		name += strings.Repeat(" ", width-n)
-	}
-	return border + name
+	return border + name + strings.Repeat(" ", max(0, width-1-utf8.RuneCountInString(name)))
 }
 
-// label is the fullest form of an instance's name that fits into its memory slices.
-func label(p Placed) string {
-	width := p.Size*sliceWidth - 1
+// label is the fullest form of an instance's name that has no more than so many characters.
+func label(p Placed, width int) string {
 	size, attributes := p.Profile, ""
 	if i := strings.IndexAny(p.Profile, "+-"); i >= 0 {
 		size, attributes = p.Profile[:i], p.Profile[i:]
@@ -71,12 +69,13 @@ func label(p Placed) string {
 	short += attributes
 	forms := []string{p.Profile, short}
 	if p.Compute != "" {
-		forms = []string{p.Profile + "(" + p.Compute + ")", short + "(" + p.Compute + ")", p.Compute, p.Profile, short}
+		parts := "(" + p.Compute + ")"
+		forms = []string{p.Profile + parts, short + parts, p.Compute, p.Profile, short}
 	}
 	for _, f := range forms {
 		if utf8.RuneCountInString(f) <= width {
 			return f
 		}
 	}
-	return string([]rune(short)[:width-1]) + "…"
+	return string([]rune(short)[:max(0, width-1)]) + "…"
 }

@@ -124,10 +124,11 @@ func tooManyEngines(g GPU, groups []group) string {
 		{"JPEG", func(e Engines) int { return e.JPEG }},
 		{"OFA", func(e Engines) int { return e.OFA }},
 	} {
-		// The library does not say what the whole GPU has. It has at least what its best instance takes.
+		// The library does not say what the whole GPU has. It has at least what as many instances of a profile take
+		// as it holds; on some GPUs the largest one is said to take less than its parts do together.
 		total, need := 0, 0
 		for _, p := range g.Profiles {
-			total = max(total, engine.count(p.Engines))
+			total = max(total, p.Max*engine.count(p.Engines))
 		}
 		var takers []wanted
 		for _, gr := range groups {

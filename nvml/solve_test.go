@@ -488,28 +488,27 @@ func binnings(p nvml.Profile, parts []nvml.ComputeProfile, bins [][]nvml.Compute
 }
 
 func enough(g nvml.GPU, instances []nvml.Placed) bool {
-	var largest nvml.Profile
+	count, slices, most := map[string]int{}, 0, 0
+	var used, has nvml.Engines
 	for _, p := range g.Profiles {
-		if p.Slices > largest.Slices {
-			largest = p
-		}
+		most = max(most, p.Slices)
+		has.Copy = max(has.Copy, p.Max*p.Engines.Copy)
+		has.Decoder = max(has.Decoder, p.Max*p.Engines.Decoder)
+		has.JPEG = max(has.JPEG, p.Max*p.Engines.JPEG)
+		has.OFA = max(has.OFA, p.Max*p.Engines.OFA)
 	}
-	count, compute, engines := map[string]int{}, 0, nvml.Engines{}
 	for _, i := range instances {
 		p, _ := g.Profile(i.Profile)
-		count[p.Name]++
-		compute += p.Slices
-		engines.Copy += p.Engines.Copy
-		engines.Decoder += p.Engines.Decoder
-		engines.JPEG += p.Engines.JPEG
-		engines.OFA += p.Engines.OFA
-		if count[p.Name] > p.Max {
+		slices += p.Slices
+		used.Copy += p.Engines.Copy
+		used.Decoder += p.Engines.Decoder
+		used.JPEG += p.Engines.JPEG
+		used.OFA += p.Engines.OFA
+		if count[p.Name]++; count[p.Name] > p.Max {
 			return false
 		}
 	}
-	most := largest.Engines
-	return compute <= largest.Slices && engines.Copy <= most.Copy && engines.Decoder <= most.Decoder &&
-		engines.JPEG <= most.JPEG && engines.OFA <= most.OFA
+	return slices <= most && used.Copy <= has.Copy && used.Decoder <= has.Decoder && used.JPEG <= has.JPEG && used.OFA <= has.OFA
 }
 
 func eachPlacing(g nvml.GPU, instances []nvml.Placed, placed nvml.Geometry, yield func(nvml.Geometry)) {

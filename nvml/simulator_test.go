@@ -1,0 +1,104 @@
+package nvml_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"testing"
+
+	gocmp "github.com/google/go-cmp/cmp"
+
+	"github.com/gpuslice/gpuslice/nvml"
+	"github.com/gpuslice/gpuslice/test/gpusim"
+)
+
+// driverOf simulates one GPU with MIG mode on.
+func driverOf(t *testing.T, model string) (nvml.Driver, *gpusim.Node) {
+	t.Helper()
+	n, err := gpusim.Create(t.TempDir(), gpusim.Spec{GPUs: []gpusim.GPUSpec{{Model: model, MIG: true}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := n.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return n.Driver(), n
+}
+
+func look(t *testing.T, d nvml.Driver) nvml.GPU {
+	t.Helper()
+	gpus, err := d.Snapshot(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return gpus[0]
+}
+
+func modelsWithMIG() []string {
+	var out []string
+	for _, m := range gpusim.Models() {
+		if m != "T4" {
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+func TestAsManyAsTheHardwareSaysFitOfEachProfile(t *testing.T) {
+	for _, model := range modelsWithMIG() {
+		t.Run(model, func(t *testing.T) {
+			d, _ := driverOf(t, model)
+			g := look(t, d)
+			for _, p := range g.Profiles {
+				if _, err := nvml.Solve(g, map[string]int{p.Name: p.Max}); err != nil {
+					t.Errorf("%d of %s: %v", p.Max, p.Name, err)
+				}
+			}
+		})
+	}
+}
+
+// Each solution is carried out on simulated GPUs, which refuse what hardware refuses, and the next wish finds what it left.
+func TestSolutionsCanBeCarriedOutOnEveryModel(t *testing.T) {
+	r := rand.New(rand.NewPCG(7, 8))
+	for _, model := range modelsWithMIG() {
+		t.Run(model, func(t *testing.T) {
+			d, n := driverOf(t, model)
+			done, kept := 0, 0
+			for range 100 {
+				g := look(t, d)
+				s, err := nvml.Solve(g, randomWish(r, g))
+				if impossible := new(nvml.Impossible); errors.As(err, &impossible) {
+					continue
+				}
+				if err := carryOut(t.Context(), d, g.UUID, s); err != nil {
+					t.Fatalf("on the way from %v to %v: %v\n%v", g.Geometry(), s.Target, err, n)
+				}
+				if diff := gocmp.Diff(s.Target.String(), look(t, d).Geometry().String()); diff != "" {
+					t.Fatalf("from %v (-target +got):\n%s", g.Geometry(), diff)
+				}
+				done, kept = done+1, kept+len(s.Keep)
+			}
+			t.Logf("%d changes, %d instances kept", done, kept)
+			if done < 10 {
+				t.Errorf("only %d wishes could be had", done)
+			}
+		})
+	}
+}
+
+func carryOut(ctx context.Context, d nvml.Driver, gpu nvml.UUID, s nvml.Solution) error {
+	for _, p := range s.Destroy {
+		if err := d.Destroy(ctx, gpu, p); err != nil {
+			return err
+		}
+	}
+	for _, p := range s.Create {
+		if err := d.Create(ctx, gpu, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
