@@ -113,11 +113,7 @@ func Start(ctx context.Context, o Options) (*Kubelet, error) {
 	if err := k.pods.start(run); err != nil {
 		return nil, errors.Join(err, k.abandon())
 	}
-	reporting := make(chan struct{})
-	go func() {
-		defer close(reporting)
-		k.node.run(run)
-	}()
+	reporting := k.node.start(run)
 	go func() {
 		<-run.Done()
 		k.pods.stop()

@@ -60,12 +60,20 @@ func (n *nodeReporter) register(ctx context.Context) error {
 	return n.renewLease(ctx)
 }
 
-// run reports with every period, and with every change of devices if so asked, until ctx ends.
-func (n *nodeReporter) run(ctx context.Context) {
-	status := n.k.Clock.NewTicker(n.k.StatusPeriod)
-	defer status.Stop()
-	lease := n.k.Clock.NewTicker(leasePeriod)
-	defer lease.Stop()
+// start reports with every period, and with every change of devices if so asked, until ctx ends. The channel tells the end.
+func (n *nodeReporter) start(ctx context.Context) <-chan struct{} {
+	status, lease := n.k.Clock.NewTicker(n.k.StatusPeriod), n.k.Clock.NewTicker(leasePeriod)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer status.Stop()
+		defer lease.Stop()
+		n.run(ctx, status.C(), lease.C())
+	}()
+	return done
+}
+
+func (n *nodeReporter) run(ctx context.Context, status, lease <-chan time.Time) {
 	var devices <-chan struct{}
 	if n.k.ReportAtOnce {
 		devices = n.k.devices.watch()
@@ -78,9 +86,9 @@ func (n *nodeReporter) run(ctx context.Context) {
 		case <-devices:
 			devices = n.k.devices.watch() // before the report, so that no change falls between the two
 			n.logged(ctx, n.report(ctx, false))
-		case <-status.C():
+		case <-status:
 			n.logged(ctx, n.report(ctx, false))
-		case <-lease.C():
+		case <-lease:
 			n.logged(ctx, n.renewLease(ctx))
 		}
 	}
