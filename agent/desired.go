@@ -52,7 +52,7 @@ func (a *Agent) desired(seen observed) (wish, error) {
 		want.targets[gpu] = plan.Target{Wish: w}
 	}
 	want.fingerprint = fingerprint(want.name, wishes)
-	if failed := seen.status.Failed; failed != nil && failed.Wish == want.fingerprint && seen.journal == nil {
+	if failed := seen.failed(want); failed != nil && seen.journal == nil {
 		return want, &Stalled{Reason: failed.Reason, Message: failed.Message}
 	}
 	return want, nil

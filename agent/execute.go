@@ -18,6 +18,10 @@ import (
 	"github.com/gpuslice/gpuslice/drain"
 )
 
+// evictionsTimeout bounds one round of eviction requests. The API server may take 10 s for one when many fight over a
+// disruption budget.
+const evictionsTimeout = time.Minute
+
 // execute performs the first step. Each step is idempotent, and none waits: what takes time returns *Waiting, and the
 // next pass looks again.
 func (a *Agent) execute(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
@@ -34,7 +38,7 @@ func (a *Agent) execute(ctx context.Context, seen observed, want wish, steps []p
 	case plan.SetMode, plan.Reset, plan.Destroy, plan.Create:
 		err = a.change(ctx, want, step)
 	case plan.ResumeOperands:
-		err = a.patch(ctx, seen.node, a.fence.Open)
+		err = a.resume(ctx, seen)
 	case plan.VerifyCapacity:
 		err = a.awaitCapacity(seen, want)
 	case plan.Release:
@@ -65,8 +69,8 @@ func (a *Agent) raise(ctx context.Context, seen observed, want wish, steps []pla
 		if s.Kind != plan.Evict {
 			continue
 		}
-		api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
-		blocked := blockedOf(a.evictor.DryRun(api, seen.drained(s.Pods)))
+		all, cancel := context.WithTimeout(ctx, evictionsTimeout)
+		blocked := blockedOf(a.evictor.DryRun(all, seen.drained(s.Pods)))
 		cancel()
 		if len(blocked) > 0 {
 			return &Waiting{
@@ -109,15 +113,14 @@ func (a *Agent) journal(seen observed, want wish, cordon bool) *Journal {
 // evict asks pods to leave and says which are still there. It never returns nil: only the next look can tell that they
 // are gone.
 func (a *Agent) evict(ctx context.Context, seen observed, want wish, step plan.Step) error {
-	api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
+	// Each request has a deadline of its own; this one keeps a slow API server from holding up the loop for all pods.
+	all, cancel := context.WithTimeout(ctx, evictionsTimeout)
 	defer cancel()
-	verdicts := a.evictor.Evict(api, seen.drained(step.Pods))
+	verdicts := a.evictor.Evict(all, seen.drained(step.Pods))
 	after := evictionRetry
 	for _, v := range verdicts {
 		if v.State == drain.Requested {
-			a.log.Info("evicting", zap.String("pod", v.Pod.Namespace+"/"+v.Pod.Name), zap.String("for", want.name))
-			a.eventf(seen.node, corev1.EventTypeNormal, config.ReasonEvicting, "evicting pod %s/%s for the change to %s",
-				v.Pod.Namespace, v.Pod.Name, want.name)
+			a.eventf(seen.node, corev1.EventTypeNormal, config.ReasonEvicting, "evicting pod %s for the change to %s", v.Pod, want.name)
 		}
 		if wait := v.RetryAt.Sub(a.clock.Now()); !v.RetryAt.IsZero() && wait > 0 {
 			after = min(after, wait)
@@ -139,17 +142,24 @@ func (a *Agent) evict(ctx context.Context, seen observed, want wish, step plan.S
 
 // change performs a step on a GPU. A step that comes back again and again although it succeeds is a failure.
 func (a *Agent) change(ctx context.Context, want wish, step plan.Step) error {
-	if head := step.String(); head == a.head {
-		a.repeats++
-	} else {
-		a.head, a.repeats = head, 1
-	}
-	if a.repeats > a.settings.Retry.NoEffect {
+	if step.String() == a.head && a.repeats >= a.settings.Retry.NoEffect {
 		return &Failure{
 			Wish: want.fingerprint, Reason: config.ReasonStepHadNoEffect,
-			Message: fmt.Sprintf("%s reported success %d times and had no effect", step, a.settings.Retry.NoEffect),
+			Message: fmt.Sprintf("%s reported success %d times and had no effect", step, a.repeats),
 		}
 	}
+	if err := a.drive(ctx, step); err != nil {
+		return err
+	}
+	if step.String() != a.head {
+		a.head, a.repeats = step.String(), 0
+	}
+	a.repeats++
+	return nil
+}
+
+// drive makes the one call into the driver.
+func (a *Agent) drive(ctx context.Context, step plan.Step) error {
 	call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.DriverCall)
 	defer cancel()
 	switch step.Kind {
@@ -162,6 +172,21 @@ func (a *Agent) change(ctx context.Context, want wish, step plan.Step) error {
 	default:
 		return a.driver.Create(call, step.GPU, step.Instance)
 	}
+}
+
+// resume takes the taint away and leaves the cordon. An administrator who had cordoned the node before us and has
+// uncordoned it since wants it back: the journal is told, so that the end leaves no cordon.
+func (a *Agent) resume(ctx context.Context, seen observed) error {
+	if seen.journal != nil && seen.journal.WasUnschedulable && !seen.node.Spec.Unschedulable {
+		j := *seen.journal
+		j.WasUnschedulable = false
+		text, err := j.encode()
+		if err != nil {
+			return err
+		}
+		return a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return a.fence.Record(node, text) })
+	}
+	return a.patch(ctx, seen.node, a.fence.Open)
 }
 
 // awaitCapacity says what is missing until the look that finds nothing.
@@ -198,7 +223,7 @@ func (a *Agent) awaitCapacity(seen observed, want wish) error {
 
 // release gives the node back. That the change failed is written first: a restarted agent must not try it again.
 func (a *Agent) release(ctx context.Context, seen observed, want wish) error {
-	if undo := seen.journal.Undo; undo != nil && want.undo {
+	if undo := seen.journal.Undo; undo != nil && want.undo && seen.status.Failed == nil {
 		status := seen.status
 		status.Failed = undo
 		if err := a.patch(ctx, seen.node, func(*corev1.Node) ([]byte, error) { return status.patch() }); err != nil {
@@ -252,7 +277,9 @@ func (a *Agent) patch(ctx context.Context, node *corev1.Node, write func(*corev1
 func (s observed) drained(pods []plan.Pod) []drain.Pod {
 	var out []drain.Pod
 	for _, p := range pods {
-		if i := slices.IndexFunc(s.holders, func(h drain.Pod) bool { return string(h.UID) == p.UID }); i >= 0 {
+		if i := slices.IndexFunc(s.holders, func(h drain.Pod) bool {
+			return string(h.UID) == p.UID && h.Namespace == p.Namespace && h.Name == p.Name
+		}); i >= 0 {
 			out = append(out, s.holders[i])
 			continue
 		}
@@ -280,7 +307,7 @@ func blockedOf(verdicts []drain.Verdict) []string {
 func describe(verdicts []drain.Verdict) []string {
 	var out []string
 	for _, v := range verdicts {
-		text := v.Pod.Namespace + "/" + v.Pod.Name
+		text := v.Pod.String()
 		if v.Message != "" {
 			text += ": " + v.Message
 		}

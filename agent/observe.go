@@ -175,6 +175,17 @@ func tolerates(pod corev1.Pod, key string) bool {
 	})
 }
 
+// failed is the failure that is known of the wish: while it is being undone from the journal, after that from the status.
+func (s observed) failed(want wish) *Failure {
+	if s.givenUp(want) {
+		return s.journal.Undo
+	}
+	if f := s.status.Failed; f != nil && f.Wish == want.fingerprint {
+		return f
+	}
+	return nil
+}
+
 // givenUp reports whether what is asked for is what the journal says cannot be done.
 func (s observed) givenUp(want wish) bool {
 	return s.journal != nil && s.journal.Undo != nil && s.journal.Undo.Wish == want.fingerprint

@@ -168,7 +168,7 @@ func (a *Agent) converged(seen observed, want wish) string {
 
 func (a *Agent) stalled(seen observed, want wish, d decision) string {
 	text := d.message
-	if seen.status.Failed != nil && seen.status.Failed.Wish == want.fingerprint && seen.journal == nil {
+	if seen.failed(want) != nil && seen.journal == nil {
 		text += fmt.Sprintf("; the GPUs are as they were before. To try again, remove the label %s and set it again", want.label)
 	}
 	return text
@@ -206,7 +206,7 @@ func (a *Agent) tell(ctx context.Context, seen observed, want wish, r report, un
 // tellMetadata writes the state label and the status annotation.
 func (a *Agent) tellMetadata(ctx context.Context, seen observed, want wish, r report) error {
 	status := Status{Desired: want.name, Phase: r.phase, Reason: r.reason, GPUs: statusGPUs(seen.gpus)}
-	if failed := seen.status.Failed; failed != nil && failed.Wish == want.fingerprint {
+	if failed := seen.failed(want); failed != nil {
 		status.Failed = failed
 	}
 	text, err := status.encode()
