@@ -1,0 +1,261 @@
+package lib_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpuslice/gpuslice/nvml"
+	"github.com/gpuslice/gpuslice/test/gpusim"
+)
+
+// scenarios are played on the library and on the simulator's own Driver, which must tell and do the same. A line is a
+// step: "on 0", "off 0", "create 0 3g.40gb@4", "create 0 3g.40gb(1c+2c)@0", "destroy 0 3g.40gb@4", "reset 0",
+// "hold 0@4 4711", "hold 0 4711" (the whole GPU), "release 4711", "reboot", "fail Function ERROR_CODE".
+var scenarios = []struct {
+	name, spec, steps string
+}{
+	{"every model, as it comes", `gpus: [{model: A100-40GB}, {model: A100-80GB}, {model: A30}, {model: H100-80GB},
+		{model: H200}, {model: B200}, {model: RTX-PRO-6000}, {model: T4}]`, ``},
+	{"cut and uncut", "gpus: [{model: H200}]", `
+		on 0
+		create 0 3g.71gb@4
+		create 0 1g.18gb@0
+		create 0 1g.18gb+me@1
+		create 0 2g.35gb@2
+		create 0 1g.18gb@0
+		destroy 0 3g.71gb@4
+		destroy 0 3g.71gb@4
+		create 0 1g.35gb@6
+		off 0`},
+	{"divided instances", "gpus: [{model: A100-80GB, mig: true}]", `
+		create 0 3g.40gb(1c+2c)@0
+		create 0 4g.40gb(2c+2c)@0
+		create 0 3g.40gb(1c+1c+1c)@4
+		create 0 3g.40gb(1c+2c)@4
+		create 0 3g.40gb(1c+2c)@0
+		destroy 0 3g.40gb(1c+2c)@0
+		create 0 2g.20gb(1c)@0
+		destroy 0 2g.20gb(1c)@0
+		create 0 4g.40gb(1c+1c+2c)@0`},
+	{"what does not fit", "gpus: [{model: A100-80GB, mig: true}]", `
+		create 0 3g.40gb@0
+		create 0 4g.40gb@0
+		create 0 1g.10gb@1
+		create 0 3g.40gb@4
+		create 0 1g.10gb@6`},
+	{"nothing is created with the mode off", "gpus: [{model: H100-80GB}]", `
+		create 0 3g.40gb@0
+		destroy 0 3g.40gb@0`},
+	{"who holds an instance keeps it", "gpus: [{model: H100-80GB, mig: true}]", `
+		create 0 3g.40gb@0
+		create 0 3g.40gb@4
+		hold 0@4 4711
+		hold 0@4 4712
+		destroy 0 3g.40gb@4
+		destroy 0 3g.40gb@0
+		release 4711
+		destroy 0 3g.40gb@4
+		release 4712
+		destroy 0 3g.40gb@4`},
+	{"an Ampere GPU waits with the mode until it is free", "gpus: [{model: A100-40GB}, {model: A100-40GB}]", `
+		hold 1 4711
+		on 1
+		on 1
+		release 4711
+		reset 1
+		create 1 7g.40gb@0
+		hold 1@0 4712
+		off 1
+		release 4712
+		off 1
+		on 0`},
+	{"a pending change can be taken back", "gpus: [{model: A100-40GB}]", `
+		hold 0 4711
+		on 0
+		off 0
+		release 4711`},
+	{"a Hopper GPU does not take the mode while it is held", "gpus: [{model: H100-80GB}]", `
+		hold 0 4711
+		on 0
+		release 4711
+		on 0`},
+	{"in a virtual machine an Ampere GPU waits for the reboot", "gpus: [{model: A100-80GB, passthrough: true}]", `
+		on 0
+		reset 0
+		reboot
+		create 0 1g.10gb@3
+		reboot`},
+	{"a Hopper GPU forgets the mode", "gpus: [{model: H100-80GB, mig: true}]", `
+		create 0 1g.10gb@3
+		reboot`},
+	{"a GPU without MIG", "gpus: [{model: T4}]", `
+		hold 0 4711
+		on 0`},
+	{"a failed compute instance leaves nothing behind", "gpus: [{model: H100-80GB, mig: true}]", `
+		fail CreateComputeInstance ERROR_UNKNOWN
+		create 0 3g.40gb@0
+		create 0 3g.40gb@0`},
+	{"a half-made instance is seen, and is completed", "gpus: [{model: H100-80GB, mig: true}]", `
+		fail CreateComputeInstance ERROR_UNKNOWN
+		fail GpuInstanceDestroy ERROR_UNKNOWN
+		create 0 3g.40gb@0
+		create 0 3g.40gb@0`},
+	{"a half-made instance is seen, and is destroyed", "gpus: [{model: H100-80GB, mig: true}]", `
+		fail CreateComputeInstance ERROR_UNKNOWN
+		fail GpuInstanceDestroy ERROR_UNKNOWN
+		create 0 3g.40gb@0
+		destroy 0 3g.40gb@0`},
+	{"codes are told", "gpus: [{model: H100-80GB, mig: true}]", `
+		fail CreateGpuInstanceWithPlacement ERROR_NO_PERMISSION
+		create 0 3g.40gb@0
+		fail CreateGpuInstanceWithPlacement ERROR_RESET_REQUIRED
+		create 0 3g.40gb@0
+		fail CreateGpuInstanceWithPlacement ERROR_INSUFFICIENT_RESOURCES
+		create 0 3g.40gb@0
+		fail SetMigMode ERROR_NO_PERMISSION
+		off 0`},
+}
+
+func TestTheLibraryAndTheSimulatorsOwnDriverAgree(t *testing.T) {
+	for _, s := range scenarios {
+		t.Run(s.name, func(t *testing.T) {
+			onSimulator := nodeIn(t, t.TempDir(), s.spec)
+			want := play(t, onSimulator, onSimulator.Driver(), s.steps)
+			onLibrary := newNode(t, s.spec)
+			got := play(t, onLibrary, openDriver(t), s.steps)
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("-simulator's own Driver +library:\n%s", diff)
+			}
+		})
+	}
+}
+
+// chapter is one step of a scenario, what it answered, and how the GPUs looked after it.
+type chapter struct {
+	Step  string
+	Cause string
+	GPUs  []nvml.GPU
+	Node  string // as the simulator shows it
+}
+
+func play(t *testing.T, n *gpusim.Node, d nvml.Driver, steps string) []chapter {
+	t.Helper()
+	var out []chapter
+	for _, step := range append([]string{""}, strings.Split(strings.TrimSpace(steps), "\n")...) {
+		step = strings.TrimSpace(step)
+		err := perform(t, n, d, step)
+		gpus, lookErr := d.Snapshot(t.Context())
+		if lookErr != nil {
+			t.Fatalf("after %q: %v", step, lookErr)
+		}
+		for _, g := range gpus {
+			for _, i := range g.Instances {
+				for n := range i.Devices {
+					if !strings.HasPrefix(i.Devices[n].UUID, "MIG-") {
+						t.Errorf("after %q: device %v has no MIG UUID", step, i.Devices[n])
+					}
+					i.Devices[n].UUID = "" // it depends on the order in which compute instances were made
+				}
+			}
+		}
+		out = append(out, chapter{Step: step, Cause: causeOf(err), GPUs: gpus, Node: n.String()})
+	}
+	return out
+}
+
+func perform(t *testing.T, n *gpusim.Node, d nvml.Driver, step string) error {
+	t.Helper()
+	f := strings.Fields(step)
+	if len(f) == 0 {
+		return nil
+	}
+	number := func(i int) int {
+		x, err := strconv.Atoi(f[i])
+		if err != nil {
+			t.Fatalf("step %q: %v", step, err)
+		}
+		return x
+	}
+	gpu := func() nvml.UUID { return nvml.UUID(n.UUIDs()[number(1)]) }
+	must := func(err error) {
+		if err != nil {
+			t.Fatalf("step %q: %v", step, err)
+		}
+	}
+	switch f[0] {
+	case "on":
+		return d.SetMode(t.Context(), gpu(), true)
+	case "off":
+		return d.SetMode(t.Context(), gpu(), false)
+	case "create":
+		return d.Create(t.Context(), gpu(), placed(t, d, number(1), f[2]))
+	case "destroy":
+		return d.Destroy(t.Context(), gpu(), placed(t, d, number(1), f[2]))
+	case "reset":
+		return d.Reset(t.Context(), gpu())
+	case "hold":
+		index, start, onMIG := strings.Cut(f[1], "@")
+		f = append(f, index, start)
+		device := n.UUIDs()[number(3)]
+		if onMIG {
+			device = n.MIGDevice(number(3), number(4))
+		}
+		must(n.Hold(device, number(2), "holder", 512))
+	case "release":
+		must(n.Release(number(1)))
+	case "reboot":
+		must(n.Reboot())
+	case "fail":
+		code, err := gpusim.ParseReturn(f[2])
+		must(err)
+		must(n.Fail(f[1], gpusim.Fault{Return: code}))
+	default:
+		t.Fatalf("step %q: unknown", step)
+	}
+	return nil
+}
+
+// placed reads "3g.40gb(1c+2c)@0" with the size of the place from what the GPU offers.
+func placed(t *testing.T, d nvml.Driver, index int, s string) nvml.Placed {
+	t.Helper()
+	name, start, _ := strings.Cut(s, "@")
+	name, compute, _ := strings.Cut(name, "(")
+	gpus, err := d.Snapshot(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, ok := gpus[index].Profile(name)
+	if !ok {
+		t.Fatalf("%s is not offered by %s", name, gpus[index].Model)
+	}
+	at := slices.IndexFunc(p.Placements, func(s nvml.Span) bool { return fmt.Sprint(s.Start) == start })
+	if at < 0 {
+		t.Fatalf("%s has no place at %s", name, start)
+	}
+	return nvml.Placed{Profile: name, Span: p.Placements[at], Compute: strings.TrimSuffix(compute, ")")}
+}
+
+// causeOf is the part of an error that callers decide by, or the library's code if there is none.
+func causeOf(err error) string {
+	for _, cause := range []error{
+		nvml.ErrInUse, nvml.ErrNotSupported, nvml.ErrNotFound, nvml.ErrNoRoom, nvml.ErrResetRequired, nvml.ErrLost,
+		nvml.ErrPermission, nvml.ErrNoDriver, nvml.ErrUnresponsive,
+	} {
+		if errors.Is(err, cause) {
+			return cause.Error()
+		}
+	}
+	if e := new(nvml.Error); errors.As(err, &e) {
+		return e.Code
+	}
+	if err != nil {
+		return err.Error()
+	}
+	return ""
+}

@@ -1,0 +1,430 @@
+package lib_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpuslice/gpuslice/nvml"
+	"github.com/gpuslice/gpuslice/nvml/lib"
+	"github.com/gpuslice/gpuslice/test/gpusim"
+)
+
+func snapshot(t *testing.T, d nvml.Driver) []nvml.GPU {
+	t.Helper()
+	gpus, err := d.Snapshot(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return gpus
+}
+
+func expectError(t *testing.T, err, cause error, text string) {
+	t.Helper()
+	if e := new(nvml.Error); !errors.Is(err, cause) || !errors.As(err, &e) || !strings.Contains(err.Error(), text) {
+		t.Errorf("got %v, want a *nvml.Error for %q that says %q", err, cause, text)
+	}
+}
+
+func fail(t *testing.T, n *gpusim.Node, function string, f gpusim.Fault) {
+	t.Helper()
+	if err := n.Fail(function, f); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func create(t *testing.T, d nvml.Driver, g nvml.GPU, name string) nvml.Placed {
+	t.Helper()
+	p := placed(t, d, g.Index, name)
+	if err := d.Create(t.Context(), g.UUID, p); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func TestADriverThatIsInstalledLaterIsFound(t *testing.T) {
+	newNode(t, "gpus: [{model: H200}]")
+	root := t.TempDir()
+	d := lib.Open(lib.Options{DriverRoot: root})
+	_, err := d.Snapshot(t.Context())
+	expectError(t, err, nvml.ErrNoDriver, "there is no libnvidia-ml.so.1 under "+root)
+	install(t, root)
+	if gpus := snapshot(t, d); len(gpus) != 1 {
+		t.Errorf("got %d GPUs, want 1", len(gpus))
+	}
+}
+
+func TestALibraryThatCannotBeOpenedIsNoDriver(t *testing.T) {
+	file := t.TempDir() + "/libnvidia-ml.so.1"
+	if err := os.WriteFile(file, []byte("not a library"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := lib.Open(lib.Options{Library: file}).Snapshot(t.Context())
+	expectError(t, err, nvml.ErrNoDriver, file)
+}
+
+func TestADriverThatGoesAwayIsTriedAgain(t *testing.T) {
+	for _, c := range []struct {
+		function string
+		code     gpusim.Return
+	}{{gpusim.Init, gpusim.DriverNotLoaded}, {gpusim.GetCount, gpusim.Uninitialized}} {
+		t.Run(c.code.String(), func(t *testing.T) {
+			n := newNode(t, "gpus: [{model: H200}]")
+			d := openDriver(t)
+			if c.function != gpusim.Init {
+				snapshot(t, d)
+			}
+			fail(t, n, c.function, gpusim.Fault{Return: c.code})
+			_, err := d.Snapshot(t.Context())
+			expectError(t, err, nvml.ErrNoDriver, c.code.String())
+			snapshot(t, d)
+		})
+	}
+}
+
+func TestACallThatHangsIsLeftAloneUntilItIsBack(t *testing.T) {
+	n := newNode(t, "gpus: [{model: H200}]")
+	d := openDriver(t)
+	snapshot(t, d)
+	fail(t, n, gpusim.GetMigMode, gpusim.Fault{Hang: true})
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	_, err := d.Snapshot(ctx)
+	expectError(t, err, nvml.ErrUnresponsive, "context deadline exceeded")
+
+	// t.Context has no deadline: this returns only because the call before is still out.
+	_, err = d.Snapshot(t.Context())
+	expectError(t, err, nvml.ErrUnresponsive, "an earlier call has not come back")
+
+	fail(t, n, gpusim.GetMigMode, gpusim.Fault{})
+	eventually(t, func() bool {
+		_, err = d.Snapshot(t.Context())
+		return err == nil
+	})
+}
+
+// eventually waits for what another goroutine inside the driver does, of which nothing tells.
+func eventually(t *testing.T, done func() bool) {
+	t.Helper()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	limit := time.After(30 * time.Second)
+	for !done() {
+		select {
+		case <-tick.C:
+		case <-limit:
+			t.Fatal("it does not happen")
+		}
+	}
+}
+
+func TestACallThatIsGivenUpIsStillCompleted(t *testing.T) {
+	n := newNode(t, "gpus: [{model: H200, mig: true}]")
+	d := openDriver(t)
+	g := snapshot(t, d)[0]
+	p := placed(t, d, 0, "3g.71gb@4")
+	fail(t, n, gpusim.CreateGpuInstanceWithPlacement, gpusim.Fault{Hang: true})
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	expectError(t, d.Create(ctx, g.UUID, p), nvml.ErrUnresponsive, "creating 3g.71gb@4 on "+string(g.UUID))
+	fail(t, n, gpusim.CreateGpuInstanceWithPlacement, gpusim.Fault{})
+	var gpus []nvml.GPU
+	eventually(t, func() (done bool) {
+		var err error
+		gpus, err = d.Snapshot(t.Context())
+		return err == nil
+	})
+	if i := gpus[0].Instances; len(i) != 1 || i[0].HalfMade() {
+		t.Errorf("got instances %v, want 3g.71gb@4 made to the end", i)
+	}
+}
+
+func TestAnEndedContextCallsNothing(t *testing.T) {
+	n := newNode(t, "gpus: [{model: H200}]")
+	d := openDriver(t)
+	g := snapshot(t, d)[0]
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	expectError(t, d.SetMode(ctx, g.UUID, true), context.Canceled, "turning MIG mode on")
+	if calls := n.Calls()[gpusim.SetMigMode]; calls != 0 {
+		t.Errorf("SetMigMode was called %d times", calls)
+	}
+}
+
+func TestALostGPUIsToldOfAndHidesNoOther(t *testing.T) {
+	n := newNode(t, "gpus: [{model: H200, mig: true}, {model: H200, mig: true}]")
+	d := openDriver(t)
+	before := snapshot(t, d)
+	create(t, d, before[0], "3g.71gb@0")
+	create(t, d, before[1], "3g.71gb@0")
+	if err := n.SetHealth(0, gpusim.Health{Lost: true}); err != nil {
+		t.Fatal(err)
+	}
+	fresh := snapshot(t, openDriver(t))
+	if !fresh[0].Lost || fresh[0].UUID != "" || fresh[1].Lost {
+		t.Errorf("to a driver that knows nothing from before, it is %+v", fresh[0])
+	}
+	after := snapshot(t, d)
+	lost := before[0]
+	lost.Lost, lost.Capable, lost.Enabled, lost.Pending = true, true, false, false
+	after[0].Profiles, lost.Profiles = nil, nil // an instance has told of its compute profiles in between
+	if diff := cmp.Diff(lost, after[0]); diff != "" {
+		t.Errorf("the lost GPU (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff("3g.71gb@0", after[1].Geometry().String()); diff != "" || after[1].Lost {
+		t.Errorf("the other GPU (-want +got):\n%s", diff)
+	}
+	err := d.Create(t.Context(), before[0].UUID, nvml.Placed{Profile: "1g.18gb", Span: nvml.Span{Start: 4, Size: 1}})
+	expectError(t, err, nvml.ErrLost, "ERROR_GPU_IS_LOST")
+}
+
+func TestAnUnknownGPUOrProfileIsNamed(t *testing.T) {
+	newNode(t, "gpus: [{model: H200, mig: true}]")
+	d := openDriver(t)
+	expectError(t, d.Reset(t.Context(), "GPU-0"), nvml.ErrNotFound, "none of the node's 1 GPUs")
+	err := d.Create(t.Context(), snapshot(t, d)[0].UUID, nvml.Placed{Profile: "9g.9gb", Span: nvml.Span{Size: 1}})
+	expectError(t, err, nvml.ErrNotSupported, "the GPU offers no 9g.9gb")
+}
+
+func TestBothCodesOfAModeChangeCount(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		model   string
+		fault   gpusim.Fault
+		cause   string
+		pending bool
+	}{
+		{"the call fails", "A100-80GB", gpusim.Fault{Return: gpusim.NoPermission}, nvml.ErrPermission.Error(), false},
+		{"in use, noted", "A100-80GB", gpusim.Fault{Activation: gpusim.InUse}, "", true},
+		{"reset required, noted", "A100-80GB", gpusim.Fault{Activation: gpusim.ResetRequired}, "", true},
+		{"another reason, noted", "A100-80GB", gpusim.Fault{Activation: gpusim.Unknown}, "ERROR_UNKNOWN", true},
+		{"in use, not noted", "H200", gpusim.Fault{Activation: gpusim.InUse}, nvml.ErrInUse.Error(), false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			n := newNode(t, "gpus: [{model: "+c.model+"}]")
+			d := openDriver(t)
+			g := snapshot(t, d)[0]
+			fail(t, n, gpusim.SetMigMode, c.fault)
+			if got := causeOf(d.SetMode(t.Context(), g.UUID, true)); got != c.cause {
+				t.Errorf("got cause %q, want %q", got, c.cause)
+			}
+			if g = snapshot(t, d)[0]; g.Enabled || g.Pending != c.pending {
+				t.Errorf("enabled is %v and pending %v, want false and %v", g.Enabled, g.Pending, c.pending)
+			}
+		})
+	}
+}
+
+func TestResetMakesAPendingModeCurrentIfItCan(t *testing.T) {
+	for _, c := range []struct {
+		name, spec string
+		prepare    func(*testing.T, *gpusim.Node, nvml.Driver, nvml.GPU)
+		cause      error
+		text       string
+	}{
+		{
+			"held by a client without a process", "gpus: [{model: A100-80GB}]",
+			func(t *testing.T, n *gpusim.Node, d nvml.Driver, g nvml.GPU) {
+				t.Helper()
+				if err := errors.Join(n.HoldHidden(string(g.UUID), 99, "dcgm"), d.SetMode(t.Context(), g.UUID, true)); err != nil {
+					t.Fatal(err)
+				}
+			}, nvml.ErrInUse, "ERROR_IN_USE",
+		},
+		{
+			"in a virtual machine", "gpus: [{model: A100-80GB, passthrough: true}]",
+			func(t *testing.T, _ *gpusim.Node, d nvml.Driver, g nvml.GPU) {
+				t.Helper()
+				if err := d.SetMode(t.Context(), g.UUID, true); err != nil {
+					t.Fatal(err)
+				}
+			}, nvml.ErrNotSupported, "only a reboot",
+		},
+		{
+			"nothing pending", "gpus: [{model: A100-80GB}]",
+			func(*testing.T, *gpusim.Node, nvml.Driver, nvml.GPU) {}, nvml.ErrNotSupported, "no change is pending",
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			n := newNode(t, c.spec)
+			d := openDriver(t)
+			g := snapshot(t, d)[0]
+			c.prepare(t, n, d, g)
+			expectError(t, d.Reset(t.Context(), g.UUID), c.cause, c.text)
+		})
+	}
+}
+
+func TestADividedInstanceIsMadeWholeOrNotAtAll(t *testing.T) {
+	n := newNode(t, "gpus: [{model: A100-80GB, mig: true}]")
+	d := openDriver(t)
+	g := snapshot(t, d)[0]
+	p := placed(t, d, 0, "4g.40gb(1c+1c+2c)@0")
+	before := n.String()
+	fail(t, n, gpusim.CreateComputeInstanceWithPlacement, gpusim.Fault{Return: gpusim.InsufficientResources, After: 2})
+	expectError(t, d.Create(t.Context(), g.UUID, p), nvml.ErrNoRoom, "creating 4g.40gb(1c+1c+2c)@0")
+	if diff := cmp.Diff(before, n.String()); diff != "" {
+		t.Errorf("-before +after:\n%s", diff)
+	}
+}
+
+func TestAnInstanceThatCannotGoStandsAsBefore(t *testing.T) {
+	for _, c := range []struct {
+		name, function string
+		fault          gpusim.Fault
+	}{
+		{"its second compute instance is in use", gpusim.ComputeInstanceDestroy, gpusim.Fault{Return: gpusim.InUse, After: 1}},
+		{"the GPU instance is in use", gpusim.GpuInstanceDestroy, gpusim.Fault{Return: gpusim.InUse}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			n := newNode(t, "gpus: [{model: A100-80GB, mig: true}]")
+			d := openDriver(t)
+			g := snapshot(t, d)[0]
+			p := create(t, d, g, "4g.40gb(1c+1c+2c)@0")
+			before := n.String()
+			fail(t, n, c.function, c.fault)
+			expectError(t, d.Destroy(t.Context(), g.UUID, p), nvml.ErrInUse, "destroying 4g.40gb(1c+1c+2c)@0")
+			if diff := cmp.Diff(before, n.String()); diff != "" {
+				t.Errorf("-before +after:\n%s", diff)
+			}
+			if err := d.Destroy(t.Context(), g.UUID, p); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestABusyInstanceIsNotTouched(t *testing.T) {
+	n := newNode(t, "gpus: [{model: A100-80GB, mig: true}]")
+	d := openDriver(t)
+	g := snapshot(t, d)[0]
+	p := create(t, d, g, "3g.40gb(1c+2c)@4")
+	if err := n.Hold(n.MIGDevice(0, 4), 4711, "train", 100); err != nil {
+		t.Fatal(err)
+	}
+	expectError(t, d.Destroy(t.Context(), g.UUID, p), nvml.ErrInUse, "process 4711")
+	if calls := n.Calls(); calls[gpusim.ComputeInstanceDestroy]+calls[gpusim.GpuInstanceDestroy] != 0 {
+		t.Errorf("destroying was tried: %v", calls)
+	}
+}
+
+func TestNotBeingToldOfProcessesIsAnError(t *testing.T) {
+	n := newNode(t, "gpus: [{model: H200, mig: true}]")
+	d := openDriver(t)
+	g := snapshot(t, d)[0]
+	p := create(t, d, g, "3g.71gb@4")
+	fail(t, n, gpusim.GetRunningProcesses, gpusim.Fault{Return: gpusim.Unknown, Times: -1})
+	if _, err := d.Snapshot(t.Context()); err == nil {
+		t.Error("Snapshot tells of no processes where it does not know")
+	}
+	if err := d.Destroy(t.Context(), g.UUID, p); err == nil {
+		t.Error("Destroy goes on without knowing who is there")
+	}
+}
+
+func TestPartsThatFitOnlyInOneWayAreCreated(t *testing.T) {
+	newNode(t, "gpus: [{model: H200, mig: true}]")
+	d := openDriver(t)
+	g := snapshot(t, d)[0]
+	create(t, d, g, "7g.141gb(2c+2c+3c)@0")
+	if got := snapshot(t, d)[0].Geometry().String(); got != "7g.141gb(2c+2c+3c)@0" {
+		t.Errorf("got %s", got)
+	}
+}
+
+func TestDerivedNamesAreThoseThatAnH200GaveItself(t *testing.T) {
+	const total = 150754820096
+	for _, c := range []struct {
+		kind, slices int
+		memory       uint64
+		want         string
+	}{
+		{0, 1, 16384, "1g.18gb"},
+		{1, 2, 33280, "2g.35gb"},
+		{2, 3, 71424, "3g.71gb"},
+		{3, 4, 71424, "4g.71gb"},
+		{4, 7, 143360, "7g.141gb"},
+		{7, 1, 16384, "1g.18gb+me"},
+		{9, 1, 33280, "1g.35gb"},
+	} {
+		if got, err := lib.DeriveName(c.kind, c.slices, c.memory, total); got != c.want || err != nil {
+			t.Errorf("profile %d is named %q, %v; want %q", c.kind, got, err, c.want)
+		}
+	}
+	if got, err := lib.DeriveName(0, 5, 16384, total); err == nil {
+		t.Errorf("a profile of 5 slices is named %q", got)
+	}
+}
+
+func TestEventsComeUntilTheContextEnds(t *testing.T) {
+	n := newNode(t, "gpus: [{model: H200}, {model: H200}]")
+	d := openDriver(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	events, err := d.Events(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(n.Xid(1, 79), n.ECC(0)); err != nil {
+		t.Fatal(err)
+	}
+	want := []nvml.Event{
+		{GPU: nvml.UUID(n.UUIDs()[1]), Kind: nvml.EventXid, Xid: 79},
+		{GPU: nvml.UUID(n.UUIDs()[0]), Kind: nvml.EventECC},
+	}
+	if diff := cmp.Diff(want, []nvml.Event{<-events, <-events}); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	snapshot(t, d) // waiting for events does not keep others out
+	cancel()
+	for range events {
+		t.Error("an event after the context ended")
+	}
+}
+
+func TestEventsWithoutADriverSaySo(t *testing.T) {
+	_, err := lib.Open(lib.Options{DriverRoot: t.TempDir()}).Events(t.Context())
+	expectError(t, err, nvml.ErrNoDriver, "libnvidia-ml.so.1")
+}
+
+func BenchmarkSnapshot(b *testing.B) {
+	s, err := gpusim.ParseSpec([]byte("gpus: [{model: H100-80GB, count: 8, mig: true}]"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	n, err := gpusim.Create(os.Getenv(nodeDir), s)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer func() {
+		if err := n.Close(); err != nil {
+			b.Error(err)
+		}
+	}()
+	d := lib.Open(lib.Options{Library: os.Getenv(libraryFile)})
+	gpus, err := d.Snapshot(b.Context())
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, g := range gpus {
+		s, err := nvml.Solve(g, map[string]int{"1g.10gb": 7})
+		if err != nil {
+			b.Fatal(err)
+		}
+		for _, p := range s.Create {
+			if err := d.Create(b.Context(), g.UUID, p); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	for b.Loop() {
+		if _, err := d.Snapshot(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

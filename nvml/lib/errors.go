@@ -1,0 +1,73 @@
+package lib
+
+import (
+	"errors"
+	"fmt"
+
+	nv "github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// check turns a result code into an error that says what was being done, on which GPU, and what callers decide by.
+// Success is nil. Result codes are errors themselves in go-nvml, success included: none may leave this package.
+func check(op string, gpu nvml.UUID, ret nv.Return) error {
+	if ret == nv.SUCCESS {
+		return nil
+	}
+	return &nvml.Error{Op: op, GPU: gpu, Code: name(ret), Err: cause(ret)}
+}
+
+// cause is what callers decide by, or nil if nobody decides by the code.
+func cause(ret nv.Return) error {
+	switch ret {
+	case nv.ERROR_IN_USE:
+		return nvml.ErrInUse
+	case nv.ERROR_NOT_SUPPORTED, nv.ERROR_FUNCTION_NOT_FOUND:
+		return nvml.ErrNotSupported
+	case nv.ERROR_NOT_FOUND, nv.ERROR_GPU_NOT_FOUND:
+		return nvml.ErrNotFound
+	case nv.ERROR_INSUFFICIENT_RESOURCES: // also the answer for a place that is taken
+		return nvml.ErrNoRoom
+	case nv.ERROR_RESET_REQUIRED:
+		return nvml.ErrResetRequired
+	case nv.ERROR_GPU_IS_LOST:
+		return nvml.ErrLost
+	case nv.ERROR_NO_PERMISSION:
+		return nvml.ErrPermission
+	case nv.ERROR_UNINITIALIZED, nv.ERROR_DRIVER_NOT_LOADED, nv.ERROR_LIBRARY_NOT_FOUND, nv.ERROR_LIB_RM_VERSION_MISMATCH:
+		return nvml.ErrNoDriver
+	default:
+		return nil
+	}
+}
+
+// name is the code as nvml.h spells it. The library's own texts differ between versions and are of no use in a search.
+func name(ret nv.Return) string {
+	if int(ret) < len(names) {
+		return names[ret]
+	}
+	if ret == nv.ERROR_UNKNOWN {
+		return "ERROR_UNKNOWN"
+	}
+	return fmt.Sprintf("ERROR_%d", int(ret))
+}
+
+// names are the result codes by their number, which nvml.h promises never to change.
+var names = [...]string{
+	"SUCCESS", "ERROR_UNINITIALIZED", "ERROR_INVALID_ARGUMENT", "ERROR_NOT_SUPPORTED", "ERROR_NO_PERMISSION",
+	"ERROR_ALREADY_INITIALIZED", "ERROR_NOT_FOUND", "ERROR_INSUFFICIENT_SIZE", "ERROR_INSUFFICIENT_POWER",
+	"ERROR_DRIVER_NOT_LOADED", "ERROR_TIMEOUT", "ERROR_IRQ_ISSUE", "ERROR_LIBRARY_NOT_FOUND", "ERROR_FUNCTION_NOT_FOUND",
+	"ERROR_CORRUPTED_INFOROM", "ERROR_GPU_IS_LOST", "ERROR_RESET_REQUIRED", "ERROR_OPERATING_SYSTEM",
+	"ERROR_LIB_RM_VERSION_MISMATCH", "ERROR_IN_USE", "ERROR_MEMORY", "ERROR_NO_DATA", "ERROR_VGPU_ECC_NOT_SUPPORTED",
+	"ERROR_INSUFFICIENT_RESOURCES", "ERROR_FREQ_NOT_SUPPORTED", "ERROR_ARGUMENT_VERSION_MISMATCH", "ERROR_DEPRECATED",
+	"ERROR_NOT_READY", "ERROR_GPU_NOT_FOUND", "ERROR_INVALID_STATE", "ERROR_RESET_TYPE_NOT_SUPPORTED",
+}
+
+// fault is an error that no result code stands for.
+func fault(op string, gpu nvml.UUID, cause error, format string, args ...any) error {
+	return &nvml.Error{Op: op, GPU: gpu, Err: fmt.Errorf("%w: %s", cause, fmt.Sprintf(format, args...))}
+}
+
+// isUnsupported reports whether the GPU or the driver does not have what was asked for, rather than that asking failed.
+func isUnsupported(err error) bool { return errors.Is(err, nvml.ErrNotSupported) }

@@ -1,0 +1,137 @@
+package lib
+
+import (
+	"context"
+	"time"
+
+	nv "github.com/NVIDIA/go-nvml/pkg/nvml"
+	"go.uber.org/zap"
+
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+const (
+	// eventWait is how long one wait inside the library lasts: as long as it takes to notice that nobody listens any more.
+	eventWait = time.Second
+	// eventRetry is how long after a failed wait the events are registered anew, as after a reload of the driver.
+	eventRetry = 10 * time.Second
+)
+
+// watched are the kinds of events that are waited for, if the GPU has them.
+const watched = uint64(nv.EventTypeXidCriticalError | nv.EventTypeDoubleBitEccError)
+
+// Events implements nvml.Driver. It waits beside the other calls, which the library allows.
+func (d *Driver) Events(ctx context.Context) (<-chan nvml.Event, error) {
+	set, err := d.register(ctx)
+	if err != nil {
+		return nil, err
+	}
+	found := make(chan nvml.Event)
+	go d.wait(ctx, set, found)
+	out := make(chan nvml.Event)
+	go func() {
+		// A wait that does not come back must not keep the channel open, so that it is not the one to close it.
+		defer close(out)
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case e := <-found:
+				select {
+				case out <- e:
+				case <-ctx.Done():
+					return
+				}
+			}
+		}
+	}()
+	return out, nil
+}
+
+// register makes a set of the events of all GPUs.
+func (d *Driver) register(ctx context.Context) (nv.EventSet, error) {
+	var set nv.EventSet
+	err := d.call(ctx, "registering for events", "", func(_ context.Context, s *session) (err error) {
+		set, err = s.register()
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return set, nil
+}
+
+func (s *session) register() (nv.EventSet, error) {
+	n, ret := s.lib.DeviceGetCount()
+	if err := check("counting GPUs", "", ret); err != nil {
+		return nil, err
+	}
+	set, ret := s.lib.EventSetCreate()
+	if err := check("creating an event set", "", ret); err != nil {
+		return nil, err
+	}
+	for i := range n {
+		d, err := s.deviceAt(i)
+		if err != nil {
+			continue // a lost GPU has no more news; a Snapshot tells of it
+		}
+		supported, ret := d.GetSupportedEventTypes()
+		if ret != nv.SUCCESS || supported&watched == 0 {
+			continue
+		}
+		if err := check("registering for events", d.uuid, d.RegisterEvents(supported&watched, set)); err != nil && !isUnsupported(err) {
+			_ = set.Free() // the first error is the one to tell
+			return nil, err
+		}
+	}
+	return set, nil
+}
+
+// wait hands on events until ctx ends.
+func (d *Driver) wait(ctx context.Context, set nv.EventSet, found chan<- nvml.Event) {
+	for ctx.Err() == nil {
+		e, ret := set.Wait(uint32(eventWait / time.Millisecond))
+		switch ret {
+		case nv.ERROR_TIMEOUT:
+		case nv.SUCCESS:
+			select {
+			case found <- event(e):
+			case <-ctx.Done():
+			}
+		default:
+			d.log.Debug("waiting for events", zap.String("code", name(ret)))
+			_ = set.Free() // it is of no use any more, whatever the library says to it
+			if set = d.again(ctx); set == nil {
+				return
+			}
+		}
+	}
+	_ = set.Free() // nobody is left to tell
+}
+
+// again registers anew until it succeeds or ctx ends, when it gives nil.
+func (d *Driver) again(ctx context.Context) nv.EventSet {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(eventRetry):
+		}
+		set, err := d.register(ctx)
+		if err == nil {
+			return set
+		}
+		d.log.Debug("registering for events", zap.Error(err))
+	}
+}
+
+func event(e nv.EventData) nvml.Event {
+	out := nvml.Event{Kind: nvml.EventECC}
+	if e.EventType == nv.EventTypeXidCriticalError {
+		out.Kind, out.Xid = nvml.EventXid, e.EventData
+	}
+	if uuid, ret := e.Device.GetUUID(); ret == nv.SUCCESS {
+		out.GPU = nvml.UUID(uuid)
+	}
+	return out
+}

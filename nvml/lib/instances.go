@@ -1,0 +1,261 @@
+package lib
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	nv "github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// Create implements nvml.Driver.
+func (d *Driver) Create(ctx context.Context, gpu nvml.UUID, p nvml.Placed) error {
+	op := fmt.Sprintf("creating %v", p)
+	return d.call(ctx, op, gpu, func(_ context.Context, s *session) error {
+		dev, m, err := s.cut(op, gpu)
+		if err != nil {
+			return err
+		}
+		at := slices.IndexFunc(m.profiles, func(o profile) bool { return o.Name == p.Profile })
+		if at < 0 {
+			return fault(op, gpu, nvml.ErrNotSupported, "the GPU offers no %s", p.Profile)
+		}
+		standing, err := s.instances(dev, m)
+		if err != nil {
+			return err
+		}
+		var made instance
+		for _, i := range standing {
+			switch {
+			case !i.Overlaps(p.Span):
+			case i.Placed == p && !i.HalfMade():
+				return nil
+			case i.Profile == p.Profile && i.Span == p.Span && i.HalfMade():
+				made = i
+			default:
+				return fault(op, gpu, nvml.ErrNoRoom, "%v stands there", i.Placed)
+			}
+		}
+		if made.handle == nil {
+			if made, err = s.createInstance(op, dev, &m.profiles[at], p); err != nil {
+				return err
+			}
+		}
+		return s.divide(op, dev, made, p)
+	})
+}
+
+// Destroy implements nvml.Driver.
+func (d *Driver) Destroy(ctx context.Context, gpu nvml.UUID, p nvml.Placed) error {
+	op := fmt.Sprintf("destroying %v", p)
+	return d.call(ctx, op, gpu, func(_ context.Context, s *session) error {
+		dev, m, err := s.cut(op, gpu)
+		if err != nil {
+			return err
+		}
+		if mode, err := s.mode(dev); err != nil || !mode.current {
+			return err // with the mode off, nothing stands
+		}
+		standing, err := s.instances(dev, m)
+		if err != nil {
+			return err
+		}
+		if _, err := s.attribute(dev, standing); err != nil {
+			return err
+		}
+		// How an instance is divided is not asked: an earlier attempt may have left it with less.
+		at := slices.IndexFunc(standing, func(i instance) bool { return i.Profile == p.Profile && i.Span == p.Span })
+		if at < 0 {
+			return nil
+		}
+		i := standing[at]
+		if len(i.Processes) > 0 {
+			return fault(op, gpu, nvml.ErrInUse, "%s", pids(i.Processes))
+		}
+		return s.destroy(op, dev, i)
+	})
+}
+
+// cut finds a GPU that can be cut, and what it offers.
+func (s *session) cut(op string, gpu nvml.UUID) (device, *model, error) {
+	dev, _, err := s.capable(op, gpu)
+	if err != nil {
+		return device{}, nil, err
+	}
+	index, ret := dev.GetIndex()
+	if err := check("reading the index", gpu, ret); err != nil {
+		return device{}, nil, err
+	}
+	m, err := s.model(index, dev)
+	return dev, m, err
+}
+
+// createInstance makes a GPU instance without compute instances.
+func (s *session) createInstance(op string, d device, p *profile, at nvml.Placed) (instance, error) {
+	place := nv.GpuInstancePlacement{Start: uint32(at.Start), Size: uint32(at.Size)} //nolint:gosec // a memory slice
+	handle, ret := d.CreateGpuInstanceWithPlacement(&p.info, &place)
+	if err := check(op, d.uuid, ret); err != nil {
+		return instance{}, err
+	}
+	made := instance{handle: handle, profile: p}
+	made.Placed = nvml.Placed{Profile: p.Name, Span: at.Span}
+	return made, nil
+}
+
+// divide makes the compute instances of a GPU instance that has none, or removes the GPU instance.
+func (s *session) divide(op string, d device, i instance, p nvml.Placed) error {
+	err := s.askCompute(d, &i)
+	if err == nil {
+		err = s.createCompute(op, d, &i, p)
+	}
+	if err == nil {
+		return nil
+	}
+	for _, c := range slices.Backward(i.compute) {
+		if ret := c.handle.Destroy(); ret != nv.SUCCESS {
+			return errors.Join(err, check(fmt.Sprintf("removing a compute instance of %v again", p), d.uuid, ret))
+		}
+	}
+	if ret := i.handle.Destroy(); ret != nv.SUCCESS {
+		return errors.Join(err, check(fmt.Sprintf("removing the half-made %v again", p), d.uuid, ret))
+	}
+	return err
+}
+
+// createCompute makes the compute instances that p names, and notes them in i.
+func (s *session) createCompute(op string, d device, i *instance, p nvml.Placed) error {
+	parts, err := s.arrange(op, d, i, p)
+	if err != nil {
+		return err
+	}
+	for _, want := range parts {
+		c, err := s.createPart(op, d, i, want)
+		if err != nil {
+			return err
+		}
+		i.compute = append(i.compute, c)
+	}
+	return nil
+}
+
+// part is a compute instance that is wanted.
+type part struct {
+	info nv.ComputeInstanceProfileInfo
+	at   *nv.ComputeInstancePlacement // nil for wherever the driver likes
+}
+
+func (s *session) createPart(op string, d device, i *instance, want part) (compute, error) {
+	var handle nv.ComputeInstance
+	var ret nv.Return
+	if want.at != nil {
+		handle, ret = i.handle.CreateComputeInstanceWithPlacement(&want.info, want.at)
+	} else {
+		handle, ret = i.handle.CreateComputeInstance(&want.info)
+	}
+	return compute{handle: handle, slices: int(want.info.SliceCount), kind: want.info.Id}, check(op, d.uuid, ret)
+}
+
+// arrange finds what compute instances to make for p, and where. The driver places each one as if it were the last, so
+// that parts which fit together could block one another; how they fit is the question that nvml.Solve answers for GPUs.
+func (s *session) arrange(op string, d device, i *instance, p nvml.Placed) ([]part, error) {
+	if p.Compute == "" {
+		info, err := i.profile.computeInfo(op, d, fmt.Sprintf("%dc", i.profile.Slices))
+		return []part{{info: info}}, err
+	}
+	wanted := strings.Split(p.Compute, "+")
+	var parts []part
+	room := nvml.GPU{Model: i.profile.Name}
+	count := map[string]int{}
+	infos := map[string]nv.ComputeInstanceProfileInfo{}
+	for _, c := range wanted {
+		info, err := i.profile.computeInfo(op, d, c)
+		if err != nil {
+			return nil, err
+		}
+		parts = append(parts, part{info: info})
+		count[c]++
+		infos[c] = info
+	}
+	if !s.has("nvmlGpuInstanceGetComputeInstancePossiblePlacements") || !s.has("nvmlGpuInstanceCreateComputeInstanceWithPlacement") {
+		slices.Reverse(parts) // the largest first, which have the fewest places
+		return parts, nil
+	}
+	for _, c := range i.profile.Compute {
+		offer := nvml.Profile{Name: c.Name, Slices: c.Slices, Max: c.Max}
+		info, err := i.profile.computeInfo(op, d, c.Name)
+		if err != nil {
+			return nil, err
+		}
+		places, ret := i.handle.GetComputeInstancePossiblePlacements(&info)
+		if err := check("reading the placements of "+c.Name+"."+i.profile.Name, d.uuid, ret); err != nil {
+			return nil, err
+		}
+		for _, at := range places {
+			offer.Placements = append(offer.Placements, nvml.Span{Start: int(at.Start), Size: int(at.Size)})
+		}
+		room.Profiles = append(room.Profiles, offer)
+	}
+	solution, err := nvml.Solve(room, count)
+	if err != nil {
+		return nil, fault(op, d.uuid, nvml.ErrNoRoom, "%v", err)
+	}
+	parts = nil
+	for _, c := range solution.Target {
+		at := nv.ComputeInstancePlacement{Start: uint32(c.Start), Size: uint32(c.Size)} //nolint:gosec // a compute slice
+		parts = append(parts, part{info: infos[c.Profile], at: &at})
+	}
+	return parts, nil
+}
+
+// computeInfo finds a kind of compute instance by its name.
+func (p *profile) computeInfo(op string, d device, name string) (nv.ComputeInstanceProfileInfo, error) {
+	for _, info := range p.compute {
+		if fmt.Sprintf("%dc", info.SliceCount) == name {
+			return info, nil
+		}
+	}
+	return nv.ComputeInstanceProfileInfo{}, fault(op, d.uuid, nvml.ErrNotSupported, "%s cannot be divided into %s", p.Name, name)
+}
+
+// destroy removes an instance with its compute instances. If it cannot go, what was removed of it is made again.
+func (s *session) destroy(op string, d device, i instance) error {
+	for n, c := range i.compute {
+		if ret := c.handle.Destroy(); ret != nv.SUCCESS {
+			return errors.Join(check(op, d.uuid, ret), s.standAgain(d, &i, i.compute[:n]))
+		}
+	}
+	if ret := i.handle.Destroy(); ret != nv.SUCCESS {
+		return errors.Join(check(op, d.uuid, ret), s.standAgain(d, &i, i.compute))
+	}
+	return nil
+}
+
+// standAgain makes compute instances that were removed from an instance, at the places where they were.
+func (s *session) standAgain(d device, i *instance, gone []compute) error {
+	var errs []error
+	for _, c := range gone {
+		at := slices.IndexFunc(i.profile.compute, func(o nv.ComputeInstanceProfileInfo) bool { return o.Id == c.kind })
+		want := part{info: i.profile.compute[at]}
+		if s.has("nvmlGpuInstanceCreateComputeInstanceWithPlacement") {
+			want.at = &nv.ComputeInstancePlacement{Start: c.start, Size: uint32(c.slices)} //nolint:gosec // at most 8
+		}
+		_, err := s.createPart(fmt.Sprintf("making %v stand as before", i.Placed), d, i, want)
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func pids(processes []nvml.Process) string {
+	var out []string
+	for _, p := range processes {
+		out = append(out, fmt.Sprint(p.PID))
+	}
+	if len(out) == 1 {
+		return "process " + out[0]
+	}
+	return "processes " + strings.Join(out, ", ")
+}

@@ -1,0 +1,169 @@
+// Package lib is the Driver over NVIDIA's management library, libnvidia-ml.so.1. It owns everything about that library:
+// finding and opening it, handles and instance ids, result codes, which of its functions an older driver lacks, and calls
+// that do not come back.
+//
+// It is the only importer of go-nvml and go-nvlib, and needs cgo. It must not know what the agent wants of the GPUs.
+package lib
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+
+	"github.com/NVIDIA/go-nvml/pkg/dl"
+	nv "github.com/NVIDIA/go-nvml/pkg/nvml"
+	"go.uber.org/zap"
+
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+const libraryName = "libnvidia-ml.so.1"
+
+// folders are where drivers are installed, below the root of the file system that holds the driver.
+var folders = []string{
+	"usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "lib64", "lib/x86_64-linux-gnu",
+	"lib/aarch64-linux-gnu", "usr/lib", "lib", "usr/local/nvidia/lib64",
+}
+
+// Options say where NVIDIA's library is. The zero value takes what the dynamic loader finds.
+type Options struct {
+	// DriverRoot is the root of the file system that NVIDIA's driver is installed in, as seen from this process:
+	// "/run/nvidia/driver" where a container holds it. If it is empty or "/", the dynamic loader's own search comes first.
+	DriverRoot string
+	// Library is the path of the library itself, and wins over DriverRoot.
+	Library string
+	// Logger gets what goes well at debug level, and nothing else; nil is none.
+	Logger *zap.Logger
+}
+
+// Driver is nvml.Driver on the hardware. The library stays open for the life of the process: a driver that was replaced
+// by another version while it was open is ErrNoDriver until the process starts anew, as its parts do not fit together.
+type Driver struct {
+	options Options
+	log     *zap.Logger
+
+	slot chan struct{} // holds a token while a call is in the library
+	hung atomic.Bool   // that call was given up by its caller, and has not come back yet
+
+	session *session // nil while the library is not open; only for the holder of slot
+	known   memory   // what outlives a session; only for the holder of slot
+}
+
+var _ nvml.Driver = (*Driver)(nil)
+
+// Open prepares a Driver. It does not touch the library yet: a driver that is loaded later is found by the first call
+// after that, and a missing one is an ErrNoDriver of each call until then.
+func Open(o Options) *Driver {
+	log := o.Logger
+	if log == nil {
+		log = zap.NewNop()
+	}
+	return &Driver{options: o, log: log.Named("nvml"), slot: make(chan struct{}, 1), known: memory{}}
+}
+
+// call runs one operation with the library open, and returns when it is done or when ctx ends. An operation that is given
+// up goes on by itself, so that nothing is left half done; until it is back every call fails at once.
+func (d *Driver) call(ctx context.Context, op string, gpu nvml.UUID, f func(context.Context, *session) error) error {
+	if ctx.Err() != nil {
+		return &nvml.Error{Op: op, GPU: gpu, Err: ctx.Err()}
+	}
+	if d.hung.Load() {
+		return &nvml.Error{Op: op, GPU: gpu, Err: nvml.ErrUnresponsive, Code: "an earlier call has not come back"}
+	}
+	select {
+	case d.slot <- struct{}{}:
+	case <-ctx.Done():
+		return d.unanswered(ctx, op, gpu)
+	}
+	done := make(chan error, 1)
+	go func() {
+		// In this order: a caller that gives up between two of these lines finds the result, or has its mark taken away.
+		done <- d.inside(ctx, op, f)
+		d.hung.Store(false)
+		<-d.slot
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	d.hung.Store(true)
+	select {
+	case err := <-done: // it came back in the same moment
+		d.hung.Store(false)
+		return err
+	default:
+		return d.unanswered(ctx, op, gpu)
+	}
+}
+
+func (d *Driver) unanswered(ctx context.Context, op string, gpu nvml.UUID) error {
+	return &nvml.Error{Op: op, GPU: gpu, Err: nvml.ErrUnresponsive, Code: context.Cause(ctx).Error()}
+}
+
+// inside runs an operation for the holder of the slot.
+func (d *Driver) inside(ctx context.Context, op string, f func(context.Context, *session) error) error {
+	if d.session == nil {
+		s, err := d.open()
+		if err != nil {
+			return err
+		}
+		d.session = s
+	}
+	err := f(ctx, d.session)
+	if errors.Is(err, nvml.ErrNoDriver) {
+		d.log.Debug("driver is gone", zap.String("during", op))
+		d.session.close()
+		d.session = nil
+	}
+	return err
+}
+
+// open loads and initialises the library.
+func (d *Driver) open() (*session, error) {
+	path, err := d.options.find()
+	if err != nil {
+		return nil, &nvml.Error{Op: "looking for NVIDIA's library", Err: err}
+	}
+	// go-nvml binds functions once for the life of the process: the library must never be unmapped under them.
+	if err := dl.New(path, dl.RTLD_LAZY|dl.RTLD_GLOBAL|dl.RTLD_NODELETE).Open(); err != nil {
+		return nil, &nvml.Error{
+			Op: "opening NVIDIA's library", Err: fmt.Errorf("%w: %w", nvml.ErrNoDriver, err),
+			Code: name(nv.ERROR_LIBRARY_NOT_FOUND),
+		}
+	}
+	lib := nv.New(nv.WithLibraryPath(path))
+	if err := check("initialising NVIDIA's library", "", lib.Init()); err != nil {
+		return nil, err
+	}
+	d.log.Debug("library open", zap.String("path", path))
+	return &session{lib: lib, known: d.known}, nil
+}
+
+// find gives the path of the library, or its bare name for the dynamic loader to look up.
+func (o Options) find() (string, error) {
+	if o.Library != "" {
+		return o.Library, nil
+	}
+	own := o.DriverRoot == "" || filepath.Clean(o.DriverRoot) == "/"
+	if own && dl.New(libraryName, dl.RTLD_LAZY).Open() == nil {
+		return libraryName, nil
+	}
+	root := o.DriverRoot
+	if root == "" {
+		root = "/"
+	}
+	for _, folder := range folders {
+		path := filepath.Join(root, folder, libraryName)
+		if _, err := os.Stat(path); err == nil {
+			return path, nil
+		}
+	}
+	if own {
+		return libraryName, nil
+	}
+	return "", fmt.Errorf("%w: there is no %s under %s", nvml.ErrNoDriver, libraryName, root)
+}

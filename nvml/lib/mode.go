@@ -1,0 +1,118 @@
+package lib
+
+import (
+	"context"
+	"fmt"
+
+	nv "github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// mode is a GPU's MIG mode.
+type mode struct {
+	capable          bool
+	current, pending bool
+}
+
+func (s *session) mode(d device) (mode, error) {
+	if !s.has("nvmlDeviceGetMigMode") {
+		return mode{}, nil
+	}
+	current, pending, ret := d.GetMigMode()
+	err := check("reading MIG mode", d.uuid, ret)
+	if isUnsupported(err) {
+		return mode{}, nil
+	}
+	return mode{capable: true, current: current == nv.DEVICE_MIG_ENABLE, pending: pending == nv.DEVICE_MIG_ENABLE}, err
+}
+
+// SetMode implements nvml.Driver.
+func (d *Driver) SetMode(ctx context.Context, gpu nvml.UUID, on bool) error {
+	op := "turning MIG mode off"
+	if on {
+		op = "turning MIG mode on"
+	}
+	return d.call(ctx, op, gpu, func(_ context.Context, s *session) error {
+		dev, before, err := s.capable(op, gpu)
+		if err != nil || before.current == on && before.pending == on {
+			return err
+		}
+		activation, err := s.setMode(op, dev, on)
+		if err != nil || activation == nv.SUCCESS {
+			return err
+		}
+		after, err := s.mode(dev)
+		switch {
+		case err != nil:
+			return err
+		case after.current == on:
+			return nil
+		case after.pending == on && (activation == nv.ERROR_IN_USE || activation == nv.ERROR_RESET_REQUIRED):
+			return nil
+		default:
+			return check(op, gpu, activation)
+		}
+	})
+}
+
+// Reset implements nvml.Driver. The library has no call that resets a GPU as such, but setting the mode that is pending
+// does it, if nothing holds the GPU (nvmlDeviceSetMigMode in nvml.h: "may unbind or reset the device to activate the
+// requested mode"). Where resets are not exposed, as in virtual machines with a GPU passed through, it answers that one
+// is required, and only a reboot helps.
+func (d *Driver) Reset(ctx context.Context, gpu nvml.UUID) error {
+	const op = "resetting"
+	return d.call(ctx, op, gpu, func(_ context.Context, s *session) error {
+		dev, before, err := s.capable(op, gpu)
+		if err != nil {
+			return err
+		}
+		if before.current == before.pending {
+			return fault(op, gpu, nvml.ErrNotSupported, "NVIDIA's library resets a GPU only to change its MIG mode, and no change is pending")
+		}
+		activation, err := s.setMode(op, dev, before.pending)
+		if err != nil {
+			return err
+		}
+		after, err := s.mode(dev)
+		switch {
+		case err != nil:
+			return err
+		case after.current == after.pending:
+			return nil
+		case activation == nv.ERROR_RESET_REQUIRED:
+			return &nvml.Error{Op: op, GPU: gpu, Code: name(activation), Err: fmt.Errorf("%w: here only a reboot resets it", nvml.ErrNotSupported)}
+		case activation == nv.SUCCESS:
+			return fault(op, gpu, nvml.ErrInUse, "the mode is still pending")
+		default:
+			return check(op, gpu, activation)
+		}
+	})
+}
+
+// capable finds a GPU that can be cut, and its mode.
+func (s *session) capable(op string, gpu nvml.UUID) (device, mode, error) {
+	dev, err := s.device(op, gpu)
+	if err != nil {
+		return device{}, mode{}, err
+	}
+	m, err := s.mode(dev)
+	if err != nil {
+		return device{}, mode{}, err
+	}
+	if !m.capable {
+		return device{}, mode{}, fault(op, gpu, nvml.ErrNotSupported, "the GPU has no MIG mode")
+	}
+	return dev, m, nil
+}
+
+// setMode asks for a mode. The first of the library's two codes tells whether the mode could be made current, the second
+// whether it was taken at all.
+func (s *session) setMode(op string, d device, on bool) (activation nv.Return, err error) {
+	want := nv.DEVICE_MIG_DISABLE
+	if on {
+		want = nv.DEVICE_MIG_ENABLE
+	}
+	activation, ret := d.SetMigMode(want)
+	return activation, check(op, d.uuid, ret)
+}

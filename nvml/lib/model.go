@@ -1,0 +1,200 @@
+package lib
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	nvdev "github.com/NVIDIA/go-nvlib/pkg/nvlib/device"
+	nv "github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// model is what a GPU is and offers. None of it changes while the GPU is in the machine.
+type model struct {
+	uuid     nvml.UUID
+	pci      string
+	id       uint32
+	name     string
+	memory   uint64 // bytes
+	profiles []profile
+}
+
+// profile is a GPU instance profile with what the library asks back of it.
+type profile struct {
+	nvml.Profile
+	info    nv.GpuInstanceProfileInfo
+	compute []nv.ComputeInstanceProfileInfo // as an instance of it answered; nil before there was one
+}
+
+// model reads what a GPU is, once.
+func (s *session) model(index int, d device) (*model, error) {
+	if known := s.known[index]; known != nil && known.uuid == d.uuid {
+		return known, nil
+	}
+	m := &model{uuid: d.uuid}
+	var ret nv.Return
+	if m.name, ret = d.GetName(); ret != nv.SUCCESS {
+		return nil, check("reading the name", d.uuid, ret)
+	}
+	pci, ret := d.GetPciInfo()
+	if err := check("reading the PCI address", d.uuid, ret); err != nil {
+		return nil, err
+	}
+	m.pci = fmt.Sprintf("%04x:%02x:%02x.0", pci.Domain, pci.Bus, pci.Device)
+	m.id = pci.PciDeviceId
+	var err error
+	if m.memory, err = s.memory(d); err != nil {
+		return nil, err
+	}
+	if m.profiles, err = s.profiles(d, m.memory); err != nil {
+		return nil, err
+	}
+	s.known[index] = m
+	return m, nil
+}
+
+// memory is the GPU's memory in bytes.
+func (s *session) memory(d device) (uint64, error) {
+	if s.has("nvmlDeviceGetMemoryInfo_v2") {
+		if info, ret := d.GetMemoryInfo_v2(); ret == nv.SUCCESS {
+			return info.Total, nil
+		}
+	}
+	info, ret := d.GetMemoryInfo()
+	return info.Total, check("reading the memory size", d.uuid, ret)
+}
+
+// profiles reads what a GPU can be cut into, which it answers whether or not MIG mode is on.
+func (s *session) profiles(d device, memory uint64) ([]profile, error) {
+	if !s.has("nvmlDeviceGetGpuInstanceProfileInfo") {
+		return nil, nil
+	}
+	var out []profile
+	for kind := range nv.GPU_INSTANCE_PROFILE_COUNT {
+		info, ret := d.GetGpuInstanceProfileInfo(kind)
+		if ret == nv.ERROR_NOT_SUPPORTED || ret == nv.ERROR_INVALID_ARGUMENT { // the latter of a kind newer than the driver
+			continue
+		}
+		if err := check(fmt.Sprintf("reading profile %d", kind), d.uuid, ret); err != nil {
+			return nil, err
+		}
+		if info.InstanceCount == 0 || slices.ContainsFunc(out, func(p profile) bool { return p.info.Id == info.Id }) {
+			continue
+		}
+		p := profile{info: info, Profile: nvml.Profile{
+			Slices:    int(info.SliceCount),
+			MemoryMiB: int(info.MemorySizeMB), //nolint:gosec // a GPU's memory in MiB fits
+			Max:       int(info.InstanceCount),
+			Engines: nvml.Engines{
+				Copy: int(info.CopyEngineCount), Decoder: int(info.DecoderCount), Encoder: int(info.EncoderCount),
+				JPEG: int(info.JpegCount), OFA: int(info.OfaCount),
+			},
+			Compute: deriveCompute(int(info.SliceCount)),
+		}}
+		var err error
+		if p.Name, err = s.profileName(d, kind, info, memory); err != nil {
+			return nil, err
+		}
+		if p.Placements, err = placements(d, info, p.Name); err != nil {
+			return nil, err
+		}
+		out = append(out, p)
+	}
+	return out, nil
+}
+
+// profileName is the driver's own name of a profile. Drivers that do not tell have it derived as NVIDIA's tools do.
+func (s *session) profileName(d device, kind int, info nv.GpuInstanceProfileInfo, memory uint64) (string, error) {
+	if s.has("nvmlDeviceGetGpuInstanceProfileInfoV") {
+		if v, ret := d.GetGpuInstanceProfileInfoV(kind).V2(); ret == nv.SUCCESS {
+			if n := strings.TrimPrefix(text(v.Name[:]), "MIG "); n != "" {
+				return n, nil
+			}
+		}
+	}
+	n, err := deriveName(kind, info, memory)
+	if err != nil {
+		return "", fault("naming a profile", d.uuid, nvml.ErrNotSupported, "%v", err)
+	}
+	return n, nil
+}
+
+// deriveName is the name that NVIDIA's tools give a profile by its kind and its share of the GPU's memory in bytes.
+func deriveName(kind int, info nv.GpuInstanceProfileInfo, memory uint64) (string, error) {
+	whole, err := computeKind(int(info.SliceCount))
+	if err != nil {
+		return "", err
+	}
+	p, err := nvdev.New(nil).NewMigProfile(kind, whole, nv.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED, info.MemorySizeMB, memory)
+	if err != nil {
+		return "", err
+	}
+	return p.String(), nil
+}
+
+func placements(d device, info nv.GpuInstanceProfileInfo, profile string) ([]nvml.Span, error) {
+	list, ret := d.GetGpuInstancePossiblePlacements(&info)
+	if err := check("reading the placements of "+profile, d.uuid, ret); err != nil {
+		return nil, err
+	}
+	var out []nvml.Span
+	for _, p := range list {
+		out = append(out, nvml.Span{Start: int(p.Start), Size: int(p.Size)})
+	}
+	slices.SortFunc(out, func(a, b nvml.Span) int { return cmp.Compare(a.Start, b.Start) })
+	return out, nil
+}
+
+// deriveCompute is what an instance of so many slices can be divided into. The hardware tells only of an instance that
+// stands; until there is one, this is what those of all GPUs so far have in common.
+func deriveCompute(slices int) []nvml.ComputeProfile {
+	var out []nvml.ComputeProfile
+	for _, n := range []int{1, 2, 3, 4, slices} {
+		if n > slices || n == 3 && slices == 4 || len(out) > 0 && out[len(out)-1].Slices >= n {
+			continue
+		}
+		out = append(out, computeProfile(n, slices/n))
+	}
+	return out
+}
+
+func computeProfile(slices, most int) nvml.ComputeProfile {
+	return nvml.ComputeProfile{Name: fmt.Sprintf("%dc", slices), Slices: slices, Max: most}
+}
+
+// computeKind is the library's kind of compute instance of so many slices.
+func computeKind(slices int) (int, error) {
+	switch slices {
+	case 1:
+		return nv.COMPUTE_INSTANCE_PROFILE_1_SLICE, nil
+	case 2:
+		return nv.COMPUTE_INSTANCE_PROFILE_2_SLICE, nil
+	case 3:
+		return nv.COMPUTE_INSTANCE_PROFILE_3_SLICE, nil
+	case 4:
+		return nv.COMPUTE_INSTANCE_PROFILE_4_SLICE, nil
+	case 6:
+		return nv.COMPUTE_INSTANCE_PROFILE_6_SLICE, nil
+	case 7:
+		return nv.COMPUTE_INSTANCE_PROFILE_7_SLICE, nil
+	case 8:
+		return nv.COMPUTE_INSTANCE_PROFILE_8_SLICE, nil
+	default:
+		return 0, fmt.Errorf("there is no compute instance of %d slices", slices)
+	}
+}
+
+// text reads a C string.
+func text(chars []int8) string {
+	var b strings.Builder
+	for _, c := range chars {
+		if c == 0 {
+			break
+		}
+		b.WriteByte(byte(c)) //nolint:gosec // a char is a byte
+	}
+	return b.String()
+}

@@ -1,0 +1,91 @@
+package lib
+
+import (
+	"fmt"
+
+	nv "github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// session is the library while it is initialised. Handles live as long as it does.
+type session struct {
+	lib     nv.Interface
+	devices map[nvml.UUID]device
+	lacks   map[string]bool // functions, by whether the library lacks them
+	known   memory
+}
+
+// device is a GPU as the library knows it.
+type device struct {
+	nv.Device
+	uuid nvml.UUID
+}
+
+// memory is what was learnt of each GPU and cannot change: it spares some hundred calls with every look, and tells what a
+// lost GPU was. By position among the GPUs.
+type memory map[int]*model
+
+// close ends the session. The library answers nothing to a driver that is gone, so its result does not matter.
+func (s *session) close() { _ = s.lib.Shutdown() }
+
+// has reports whether the library has a function. go-nvml resolves functions when they are called, and a missing one
+// aborts the process: newer ones, and those that drivers before MIG lack, must be asked for first.
+func (s *session) has(function string) bool {
+	lacks, asked := s.lacks[function]
+	if !asked {
+		lacks = s.lib.Extensions().LookupSymbol(function) != nil
+		if s.lacks == nil {
+			s.lacks = map[string]bool{}
+		}
+		s.lacks[function] = lacks
+	}
+	return !lacks
+}
+
+// device finds a GPU. It does not look it up by UUID in the library, since that can take seconds on a full node.
+func (s *session) device(op string, uuid nvml.UUID) (device, error) {
+	if d, ok := s.devices[uuid]; ok {
+		return d, nil
+	}
+	n, ret := s.lib.DeviceGetCount()
+	if err := check("counting GPUs", "", ret); err != nil {
+		return device{}, err
+	}
+	for i := range n {
+		d, err := s.deviceAt(i)
+		if err == nil && d.uuid == uuid {
+			return d, nil
+		}
+		if known := s.known[i]; err != nil && known != nil && known.uuid == uuid {
+			return device{}, err
+		}
+	}
+	return device{}, fault(op, uuid, nvml.ErrNotFound, "none of the node's %d GPUs has this UUID", n)
+}
+
+// deviceAt gives the GPU at a position in PCI order.
+func (s *session) deviceAt(index int) (device, error) {
+	op := fmt.Sprintf("getting hold of GPU %d", index)
+	handle, ret := s.lib.DeviceGetHandleByIndex(index)
+	if err := check(op, s.known.uuid(index), ret); err != nil {
+		return device{}, err
+	}
+	uuid, ret := handle.GetUUID()
+	if err := check("reading the UUID of GPU "+fmt.Sprint(index), s.known.uuid(index), ret); err != nil {
+		return device{}, err
+	}
+	d := device{Device: handle, uuid: nvml.UUID(uuid)}
+	if s.devices == nil {
+		s.devices = map[nvml.UUID]device{}
+	}
+	s.devices[d.uuid] = d
+	return d, nil
+}
+
+func (m memory) uuid(index int) nvml.UUID {
+	if known := m[index]; known != nil {
+		return known.uuid
+	}
+	return ""
+}

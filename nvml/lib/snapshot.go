@@ -1,0 +1,311 @@
+package lib
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+
+	nv "github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+const mebibyte = 1 << 20
+
+// Snapshot implements nvml.Driver.
+func (d *Driver) Snapshot(ctx context.Context) ([]nvml.GPU, error) {
+	var out []nvml.GPU
+	err := d.call(ctx, "looking at the GPUs", "", func(ctx context.Context, s *session) (err error) {
+		out, err = s.snapshot(ctx)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (s *session) snapshot(ctx context.Context) ([]nvml.GPU, error) {
+	n, ret := s.lib.DeviceGetCount()
+	if err := check("counting GPUs", "", ret); err != nil {
+		return nil, err
+	}
+	var out []nvml.GPU
+	for i := range n {
+		if ctx.Err() != nil { // nobody waits for it any more
+			return nil, ctx.Err()
+		}
+		g, err := s.gpu(i)
+		if errors.Is(err, nvml.ErrLost) {
+			g, err = s.known.gpu(i), nil
+			g.Lost = true
+		}
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, g)
+	}
+	return out, nil
+}
+
+// gpu looks at one GPU.
+func (s *session) gpu(index int) (nvml.GPU, error) {
+	d, err := s.deviceAt(index)
+	if err != nil {
+		return nvml.GPU{}, err
+	}
+	m, err := s.model(index, d)
+	if err != nil {
+		return nvml.GPU{}, err
+	}
+	mode, err := s.mode(d)
+	if err != nil {
+		return nvml.GPU{}, err
+	}
+	var standing []instance
+	if mode.current {
+		if standing, err = s.instances(d, m); err != nil {
+			return nvml.GPU{}, err
+		}
+	}
+	rest, err := s.attribute(d, standing)
+	if err != nil {
+		return nvml.GPU{}, err
+	}
+	g := s.known.gpu(index) // after looking at the instances, which tells more of the profiles
+	g.Capable, g.Enabled, g.Pending, g.Processes = mode.capable, mode.current, mode.pending, rest
+	for _, i := range standing {
+		g.Instances = append(g.Instances, i.Instance)
+	}
+	return g, nil
+}
+
+// gpu is what is known of a GPU without looking at it.
+func (m memory) gpu(index int) nvml.GPU {
+	known := m[index]
+	if known == nil {
+		return nvml.GPU{Index: index}
+	}
+	g := nvml.GPU{
+		UUID: known.uuid, Index: index, PCI: known.pci, DeviceID: known.id, Model: known.name,
+		MemoryMiB: int(known.memory / mebibyte), //nolint:gosec // a GPU's memory in MiB fits
+		Capable:   len(known.profiles) > 0,
+	}
+	for _, p := range known.profiles {
+		p.Placements, p.Compute = slices.Clone(p.Placements), slices.Clone(p.Compute)
+		g.Profiles = append(g.Profiles, p.Profile)
+	}
+	return g
+}
+
+// instance is a GPU instance that stands, with its handles.
+type instance struct {
+	nvml.Instance
+	handle  nv.GpuInstance
+	id      uint32
+	profile *profile
+	compute []compute // in the order of Devices
+}
+
+// compute is a compute instance that stands.
+type compute struct {
+	handle nv.ComputeInstance
+	device nv.Device // the MIG device that it makes
+	uuid   string
+	slices int
+	start  uint32 // compute slice within the GPU instance
+	kind   uint32 // id of its profile
+}
+
+// instances finds what stands on a GPU, in order of place. It walks GPU instances rather than MIG devices: there is no
+// device of an instance that is only half made.
+func (s *session) instances(d device, m *model) ([]instance, error) {
+	var out []instance
+	for n := range m.profiles {
+		p := &m.profiles[n]
+		// The library writes as many handles as there are, so that a count it gives too small would be fatal.
+		info := p.info
+		info.InstanceCount = max(info.InstanceCount, 16)
+		handles, ret := d.GetGpuInstances(&info)
+		if err := check("listing the instances of "+p.Name, d.uuid, ret); err != nil {
+			return nil, err
+		}
+		for _, h := range handles {
+			i, err := s.instance(d, p, h)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, i)
+		}
+	}
+	slices.SortFunc(out, func(a, b instance) int { return nvml.ComparePlaced(a.Placed, b.Placed) })
+	return out, nil
+}
+
+// instance reads one GPU instance with its compute instances.
+func (s *session) instance(d device, p *profile, handle nv.GpuInstance) (instance, error) {
+	info, ret := handle.GetInfo()
+	if err := check("reading an instance of "+p.Name, d.uuid, ret); err != nil {
+		return instance{}, err
+	}
+	i := instance{handle: handle, id: info.Id, profile: p}
+	i.Profile = p.Name
+	i.Span = nvml.Span{Start: int(info.Placement.Start), Size: int(info.Placement.Size)}
+	if err := s.askCompute(d, &i); err != nil {
+		return instance{}, err
+	}
+	if err := readCompute(d, &i); err != nil {
+		return instance{}, err
+	}
+	i.describe()
+	return i, nil
+}
+
+// askCompute learns from an instance into what those of its profile can be divided, once.
+func (s *session) askCompute(d device, i *instance) error {
+	p := i.profile
+	if p.compute != nil {
+		return nil
+	}
+	var offered []nvml.ComputeProfile
+	var all []nv.ComputeInstanceProfileInfo
+	for kind := range nv.COMPUTE_INSTANCE_PROFILE_COUNT {
+		info, ret := i.handle.GetComputeInstanceProfileInfo(kind, nv.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
+		if ret == nv.ERROR_NOT_SUPPORTED || ret == nv.ERROR_INVALID_ARGUMENT {
+			continue
+		}
+		if err := check(fmt.Sprintf("reading compute profile %d of %s", kind, p.Name), d.uuid, ret); err != nil {
+			return err
+		}
+		all = append(all, info)
+		// The kinds from here on are variants of those before, which have no names of their own in configurations.
+		if kind < nv.COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1 && info.InstanceCount > 0 {
+			offered = append(offered, computeProfile(int(info.SliceCount), int(info.InstanceCount)))
+		}
+	}
+	slices.SortFunc(offered, func(a, b nvml.ComputeProfile) int { return cmp.Compare(a.Slices, b.Slices) })
+	p.compute, p.Compute = all, offered
+	return nil
+}
+
+// readCompute finds the compute instances of a GPU instance.
+func readCompute(d device, i *instance) error {
+	for _, info := range i.profile.compute {
+		roomy := info
+		roomy.InstanceCount = max(info.InstanceCount, 16)
+		handles, ret := i.handle.GetComputeInstances(&roomy)
+		if err := check(fmt.Sprintf("listing the compute instances of %v", i.Placed), d.uuid, ret); err != nil {
+			return err
+		}
+		for _, h := range handles {
+			about, ret := h.GetInfo()
+			if err := check(fmt.Sprintf("reading a compute instance of %v", i.Placed), d.uuid, ret); err != nil {
+				return err
+			}
+			uuid, ret := about.Device.GetUUID() // finding the device by its index can take seconds on a full node
+			if err := check(fmt.Sprintf("reading the UUID of a device of %v", i.Placed), d.uuid, ret); err != nil {
+				return err
+			}
+			i.compute = append(i.compute, compute{
+				handle: h, device: about.Device, uuid: uuid, slices: int(info.SliceCount), start: about.Placement.Start, kind: info.Id,
+			})
+		}
+	}
+	slices.SortFunc(i.compute, func(a, b compute) int {
+		return cmp.Or(cmp.Compare(a.slices, b.slices), cmp.Compare(a.start, b.start))
+	})
+	return nil
+}
+
+// describe says in the domain's terms how an instance is divided, and what devices that makes.
+func (i *instance) describe() {
+	i.Compute = layout(i.compute, i.profile.Slices)
+	i.Devices = nil
+	for n, c := range i.compute {
+		i.Devices = append(i.Devices, nvml.Device{UUID: c.uuid, Profile: i.Placed.Devices()[n]})
+	}
+}
+
+// layout names compute instances as nvml.Placed does.
+func layout(parts []compute, whole int) string {
+	if len(parts) == 1 && parts[0].slices == whole {
+		return ""
+	}
+	out := ""
+	for n, c := range parts {
+		if n > 0 {
+			out += "+"
+		}
+		out += fmt.Sprintf("%dc", c.slices)
+	}
+	return out
+}
+
+// attribute finds the processes of a GPU, gives those that are on an instance to it, and returns the others.
+func (s *session) attribute(d device, standing []instance) ([]nvml.Process, error) {
+	found, err := s.processes(d.Device, d.uuid, "the GPU")
+	if err != nil {
+		return nil, err
+	}
+	var rest []nvml.Process
+	for _, p := range found {
+		at := slices.IndexFunc(standing, func(i instance) bool { return i.id == p.GpuInstanceId })
+		if at < 0 {
+			rest = merge(rest, p)
+			continue
+		}
+		standing[at].Processes = merge(standing[at].Processes, p)
+	}
+	for n := range standing {
+		i := &standing[n]
+		for _, c := range i.compute {
+			found, err := s.processes(c.device, d.uuid, i.String())
+			if err != nil {
+				return nil, err
+			}
+			for _, p := range found {
+				i.Processes = merge(i.Processes, p)
+			}
+		}
+	}
+	return rest, nil
+}
+
+// processes lists what runs on a GPU or a MIG device, of whatever kind. Not being told is an error: nobody may take it
+// for nothing running.
+func (s *session) processes(d nv.Device, gpu nvml.UUID, on string) ([]nv.ProcessInfo, error) {
+	queries := []func() ([]nv.ProcessInfo, nv.Return){d.GetComputeRunningProcesses, d.GetGraphicsRunningProcesses}
+	if s.has("nvmlDeviceGetMPSComputeRunningProcesses_v3") {
+		queries = append(queries, d.GetMPSComputeRunningProcesses)
+	}
+	var out []nv.ProcessInfo
+	for _, query := range queries {
+		found, ret := query()
+		err := check("listing the processes on "+on, gpu, ret)
+		if isUnsupported(err) { // this kind of process cannot be there
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, found...)
+	}
+	return out, nil
+}
+
+// merge adds a process to a list in order of process id, once.
+func merge(list []nvml.Process, found nv.ProcessInfo) []nvml.Process {
+	p := nvml.Process{PID: int(found.Pid)}
+	if found.UsedGpuMemory != math.MaxUint64 { // what the library says for "I do not know"
+		p.UsedMiB = int(found.UsedGpuMemory / mebibyte) //nolint:gosec // a GPU's memory in MiB fits
+	}
+	at, there := slices.BinarySearchFunc(list, p, func(a, b nvml.Process) int { return cmp.Compare(a.PID, b.PID) })
+	if there {
+		list[at].UsedMiB = max(list[at].UsedMiB, p.UsedMiB)
+		return list
+	}
+	return slices.Insert(list, at, p)
+}
