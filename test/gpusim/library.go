@@ -315,3 +315,9 @@ func (l *Library) InstanceIDs(d Device) (gi, ci int, r Return) {
 	})
 	return gi, ci, r
 }
+
+// Initialized reports whether there has been an Init without its Shutdown.
+func (l *Library) Initialized() bool { return l.refs.Load() > 0 }
+
+// Present reports whether the node is still in its directory.
+func (l *Library) Present() bool { return l.store.present() }

@@ -104,6 +104,13 @@ func (s *store) close() error {
 	}
 }
 
+// present reports whether the directory still has the file that this store locks.
+func (s *store) present() bool {
+	mine, err1 := s.lock.Stat()
+	there, err2 := os.Stat(s.lock.Name())
+	return err1 == nil && err2 == nil && os.SameFile(mine, there)
+}
+
 // load gives the newest state, not to be changed.
 func (s *store) load() (*state, error) {
 	if snap := s.current.Load(); snap != nil && snap.generation == atomic.LoadUint64(s.generation) {
