@@ -1,0 +1,56 @@
+// Command gpuslice-agent keeps the GPUs of one Kubernetes node cut as the node's labels ask.
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+// version is set by the build.
+var version = "development"
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := command().ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "error:", err)
+		os.Exit(1)
+	}
+}
+
+// options are the flags that the subcommands share.
+type options struct {
+	node, namespace, kubeconfig, settings string
+	driverRoot, podResources              string
+	debug                                 bool
+}
+
+func command() *cobra.Command {
+	var o options
+	root := &cobra.Command{
+		Use:           "gpuslice-agent",
+		Short:         "Keeps the GPUs of one Kubernetes node cut as the node's labels ask",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	flags := root.PersistentFlags()
+	flags.StringVar(&o.node, "node", os.Getenv("NODE_NAME"), "name of the node this runs on (env NODE_NAME)")
+	flags.StringVar(&o.namespace, "namespace", cmp.Or(os.Getenv("POD_NAMESPACE"), "gpuslice"), "namespace of the agent's ConfigMaps (env POD_NAMESPACE)")
+	flags.StringVar(&o.kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"), "kubeconfig file; without it the pod's service account is used")
+	flags.StringVar(&o.settings, "settings", "", "settings file; without it the defaults hold")
+	flags.StringVar(&o.driverRoot, "driver-root", "/", "directory under which NVIDIA's driver is installed")
+	flags.StringVar(&o.podResources, "pod-resources", "/var/lib/kubelet/pod-resources/kubelet.sock", "kubelet's PodResources socket")
+	flags.BoolVar(&o.debug, "debug", false, "log observations too")
+	root.AddCommand(o.run(), o.plan(), &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Run:   func(cmd *cobra.Command, _ []string) { cmd.Println(version) },
+	})
+	return root
+}

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/utils/clock"
+
+	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/migparted"
+	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/nvml/lib"
+)
+
+var errNoNode = errors.New("flag --node is empty: name the node this runs on, or set NODE_NAME by the downward API")
+
+func (o *options) run() *cobra.Command {
+	return &cobra.Command{
+		Use:   "run",
+		Short: "Watch the node's labels and keep its GPUs as they ask",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			log, err := o.logger()
+			if err != nil {
+				return err
+			}
+			a, err := o.agent(log)
+			if err != nil {
+				return err
+			}
+			log.Info("starting", zap.String("version", version))
+			return a.Run(cmd.Context())
+		},
+	}
+}
+
+// agent wires the parts together.
+func (o *options) agent(log *zap.Logger) (*agent.Agent, error) {
+	if o.node == "" {
+		return nil, errNoNode
+	}
+	settings, err := o.load()
+	if err != nil {
+		return nil, err
+	}
+	client, err := o.client()
+	if err != nil {
+		return nil, err
+	}
+	// Events live as long as the process: they are told in the background, and lost with it.
+	events := record.NewBroadcaster()
+	events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")})
+	return agent.New(agent.Options{
+		Node: o.node, Client: client, Settings: settings, Log: log, Clock: clock.RealClock{},
+		Driver:  lib.Open(lib.Options{DriverRoot: o.driverRoot, Logger: log.Named("nvml")}),
+		Kubelet: drain.DialKubelet(o.podResources),
+		Parse:   migparted.Parse,
+		Events:  events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: agent.FieldManager, Host: o.node}),
+	}), nil
+}
+
+func (o *options) load() (config.Settings, error) {
+	settings := config.Default()
+	if o.settings != "" {
+		var err error
+		if settings, err = config.Load(o.settings); err != nil {
+			return config.Settings{}, err
+		}
+	}
+	settings.MIGConfigMap.Namespace = cmp.Or(settings.MIGConfigMap.Namespace, o.namespace)
+	return settings, nil
+}
+
+func (o *options) client() (kubernetes.Interface, error) {
+	load := rest.InClusterConfig
+	if o.kubeconfig != "" {
+		load = func() (*rest.Config, error) { return clientcmd.BuildConfigFromFlags("", o.kubeconfig) }
+	}
+	c, err := load()
+	if err != nil {
+		return nil, fmt.Errorf("finding the API server: %w", err)
+	}
+	c.UserAgent = agent.FieldManager + "/" + version
+	return kubernetes.NewForConfig(c)
+}
+
+func (o *options) logger() (*zap.Logger, error) {
+	c := zap.NewProductionConfig()
+	c.Sampling = nil // a line is a decision: none is dropped
+	c.EncoderConfig.EncodeTime = zapcore.RFC3339TimeEncoder
+	c.EncoderConfig.EncodeDuration = zapcore.StringDurationEncoder
+	if o.debug {
+		c.Level.SetLevel(zap.DebugLevel)
+	}
+	return c.Build()
+}
