@@ -151,7 +151,7 @@ func (p *plugin) prefer(ctx context.Context, available, mustInclude []string, si
 	}
 	answer, err := p.client.GetPreferredAllocation(ctx, &v1beta1.PreferredAllocationRequest{
 		ContainerRequests: []*v1beta1.ContainerPreferredAllocationRequest{{
-			AvailableDeviceIDs: available, MustIncludeDeviceIDs: mustInclude, AllocationSize: int32(size), //nolint:gosec // a count of devices
+			AvailableDeviceIDs: available, MustIncludeDeviceIDs: mustInclude, AllocationSize: int32(size),
 		}},
 	})
 	if err != nil {

@@ -24,7 +24,7 @@ type file struct {
 // writeAtomically makes the files appear in dir all at once, laid out as kubelet does: each state is a directory of its
 // own, "..data" links to the one that holds, and each file is a link through it. Unchanged files are not touched.
 func writeAtomically(dir string, files map[string]file) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // programs of any user read volumes
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
 	before, err := os.Readlink(filepath.Join(dir, dataLink))
@@ -38,7 +38,7 @@ func writeAtomically(dir string, files map[string]file) error {
 	if err != nil {
 		return err
 	}
-	if err := os.Chmod(state, 0o755); err != nil { //nolint:gosec // as above
+	if err := os.Chmod(state, 0o755); err != nil {
 		return err
 	}
 	for name, f := range files {
@@ -60,7 +60,7 @@ func writeAtomically(dir string, files map[string]file) error {
 
 func writeFile(dir, name string, f file) error {
 	path := filepath.Join(dir, filepath.Join("/", name))
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { //nolint:gosec // as above
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
 	if err := os.WriteFile(path, []byte(f.text), f.mode); err != nil {
@@ -105,7 +105,7 @@ func holds(dir string, files map[string]file) bool {
 		if err != nil {
 			return err
 		}
-		text, err := os.ReadFile(path) //nolint:gosec // a file of our own
+		text, err := os.ReadFile(path)
 		if err != nil {
 			return err
 		}

@@ -67,7 +67,7 @@ func (t *deviceTable) restore() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	path := filepath.Join(t.dir, checkpointFile)
-	text, err := os.ReadFile(path) //nolint:gosec // a file of our own
+	text, err := os.ReadFile(path)
 	var c checkpoint
 	switch {
 	case errors.Is(err, fs.ErrNotExist):

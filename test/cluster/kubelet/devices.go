@@ -48,7 +48,7 @@ type deviceTable struct {
 	existed   bool // there was a checkpoint
 
 	server *grpc.Server
-	life   context.Context //nolint:containedctx // ends with the service, which starts and stops many times
+	life   context.Context // ends with the service, which starts and stops many times
 	cancel context.CancelFunc
 	work   sync.WaitGroup
 }
@@ -82,7 +82,7 @@ func newDeviceTable(dir, bootID string, c clock.PassiveClock, log *zap.Logger) *
 // start reads the checkpoint, removes the sockets of the last run and listens for registrations. Plugins take the new
 // kubelet.sock as the sign to register again.
 func (t *deviceTable) start(ctx context.Context) error {
-	if err := os.MkdirAll(t.dir, 0o755); err != nil { //nolint:gosec // plugins of any user look into it
+	if err := os.MkdirAll(t.dir, 0o755); err != nil {
 		return fmt.Errorf("making the directory of device plugins: %w", err)
 	}
 	if err := t.restore(); err != nil {
@@ -147,7 +147,7 @@ type registration struct {
 }
 
 // Register connects to the plugin, and then follows its devices until it goes away.
-func (r registration) Register(ctx context.Context, q *v1beta1.RegisterRequest) (*v1beta1.Empty, error) {
+func (r registration) Register(ctx context.Context, q *v1beta1.RegisterRequest) (*v1beta1.Empty, error) { //nolint:contextcheck // the plugin stays when this call has returned
 	t := r.table
 	if q.Version != v1beta1.Version {
 		return nil, fmt.Errorf("registering %s: version %q is not %s, the only one supported", q.ResourceName, q.Version, v1beta1.Version)

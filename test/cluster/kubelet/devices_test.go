@@ -256,8 +256,10 @@ func TestReportsLeaveWhatOthersWroteIntoTheNode(t *testing.T) {
 	for _, c := range node.Status.Conditions {
 		conditions[c.Type] = c.Status
 	}
-	got := []any{node.Labels["pool"], node.Labels["theirs"], node.Annotations["theirs"], node.Spec.Unschedulable,
-		conditions["GPUPartitionReady"], conditions[corev1.NodeReady], node.Status.Capacity.Name("example.com/licence", "").Value()}
+	got := []any{
+		node.Labels["pool"], node.Labels["theirs"], node.Annotations["theirs"], node.Spec.Unschedulable,
+		conditions["GPUPartitionReady"], conditions[corev1.NodeReady], node.Status.Capacity.Name("example.com/licence", "").Value(),
+	}
 	want := []any{"gpu", "yes", "too", true, corev1.ConditionTrue, corev1.ConditionTrue, int64(7)}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("node after a report (-want +got):\n%s", diff)

@@ -24,7 +24,7 @@ type podResources struct {
 
 func servePodResources(ctx context.Context, socket string, devices *deviceTable, active func() []*corev1.Pod) (*podResources, error) {
 	dir := filepath.Dir(socket)
-	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // clients of any user look into it
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("making the directory of PodResources: %w", err)
 	}
 	if err := removeSockets(dir); err != nil {
@@ -104,8 +104,10 @@ func entries(name, id string, numa []int64, known bool) []*podresourcesv1.Contai
 	}
 	var all []*podresourcesv1.ContainerDevices
 	for _, n := range numa {
-		all = append(all, &podresourcesv1.ContainerDevices{ResourceName: name, DeviceIds: []string{id},
-			Topology: &podresourcesv1.TopologyInfo{Nodes: []*podresourcesv1.NUMANode{{ID: n}}}})
+		all = append(all, &podresourcesv1.ContainerDevices{
+			ResourceName: name, DeviceIds: []string{id},
+			Topology: &podresourcesv1.TopologyInfo{Nodes: []*podresourcesv1.NUMANode{{ID: n}}},
+		})
 	}
 	return all
 }

@@ -57,27 +57,23 @@ func (w *worker) fillStatus(pod *corev1.Pod) {
 	}
 }
 
-// phase sums up the containers. The caller holds w.mu.
+// phase sums up the containers. Sidecars do not count: a pod ends with its containers, whatever became of them. The
+// caller holds w.mu.
 func (w *worker) phase() corev1.PodPhase {
 	begun, failed, over := false, false, true
 	for _, c := range w.containers {
-		terminated := c.status.State.Terminated
-		begun = begun || (!c.init && (c.status.State.Running != nil || c.status.RestartCount > 0 || terminated != nil))
-		if c.init && !c.sidecar {
-			failed = failed || (w.ended && terminated != nil && terminated.ExitCode != 0)
-			continue
+		ended := c.status.State.Terminated
+		failed = failed || (!c.sidecar && ended != nil && ended.ExitCode != 0)
+		if !c.init {
+			begun = begun || ended != nil || c.status.State.Running != nil || c.status.RestartCount > 0
+			over = over && ended != nil
 		}
-		if c.sidecar {
-			continue // a pod ends with its containers, whatever became of the sidecars
-		}
-		over = over && terminated != nil
-		failed = failed || (terminated != nil && terminated.ExitCode != 0)
 	}
 	switch {
-	case w.ended && (failed || !over):
-		return corev1.PodFailed
-	case w.ended:
+	case w.ended && over && !failed:
 		return corev1.PodSucceeded
+	case w.ended:
+		return corev1.PodFailed
 	case begun:
 		return corev1.PodRunning
 	}

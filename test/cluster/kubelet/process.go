@@ -36,7 +36,7 @@ func (w *worker) runProcess(kill context.Context, stop <-chan struct{}, c *conta
 		w.set(c, func(s *corev1.ContainerStatus) { s.State = waiting("CreateContainerError", err.Error()) })
 		return 0, false
 	}
-	defer logFile.Close() //nolint:errcheck // the process has written into it, not we
+	defer logFile.Close() // the process has written into it, not we
 	cmd.Stdout, cmd.Stderr = logFile, logFile
 	ended, err := launch(cmd)
 	if err != nil {
@@ -133,11 +133,11 @@ func (w *worker) mounts(c *container) ([]sandbox.Mount, error) {
 func (w *worker) openLog(c *container) (*os.File, error) {
 	pod := w.latest()
 	dir := filepath.Join(w.k.Dir, "logs")
-	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // people read them
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("making the directory of logs: %w", err)
 	}
 	name := fmt.Sprintf("%s_%s_%s.log", pod.Namespace, pod.Name, c.spec.Name)
-	f, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644) //nolint:gosec // as above
+	f, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return nil, fmt.Errorf("opening the log of %s: %w", c.spec.Name, err)
 	}
@@ -169,7 +169,7 @@ func exitCode(cmd *exec.Cmd, err error) int32 {
 		return exitKilled
 	}
 	if status, isUnix := cmd.ProcessState.Sys().(syscall.WaitStatus); isUnix && status.Signaled() {
-		return 128 + int32(status.Signal()) //nolint:gosec // a signal number
+		return 128 + int32(status.Signal())
 	}
-	return int32(cmd.ProcessState.ExitCode()) //nolint:gosec // an exit status
+	return int32(cmd.ProcessState.ExitCode())
 }

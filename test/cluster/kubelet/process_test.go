@@ -129,8 +129,8 @@ func TestFilesOfAConfigMapFollowItsChanges(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	err := wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, func(context.Context) (bool, error) {
-		text, err := j.tryAsk(t, "reader", "/file?path=/etc/program/c.yaml")
+	err := wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		text, err := j.tryAsk(ctx, t, "reader", "/file?path=/etc/program/c.yaml")
 		return text == "new", ignoreStatus(err)
 	})
 	if err != nil {
@@ -139,7 +139,7 @@ func TestFilesOfAConfigMapFollowItsChanges(t *testing.T) {
 	if got := j.ask(t, "reader", "/file?path=/etc/program/..data/a.yaml"); got != "second" {
 		t.Errorf("after the change: %q", got)
 	}
-	if text, err := j.tryAsk(t, "reader", "/file?path=/etc/program/b.yaml"); err == nil {
+	if text, err := j.tryAsk(t.Context(), t, "reader", "/file?path=/etc/program/b.yaml"); err == nil {
 		t.Errorf("a file that left the ConfigMap still says %q", text)
 	}
 }
@@ -222,7 +222,7 @@ func TestReadinessFollowsTheProbe(t *testing.T) {
 		running(pod)
 		c := &pod.Spec.Containers[0]
 		c.Env = append(c.Env, corev1.EnvVar{Name: "LISTEN", Value: address.String()})
-		c.Ports = []corev1.ContainerPort{{Name: "health", ContainerPort: int32(address.Port)}} //nolint:gosec // a port
+		c.Ports = []corev1.ContainerPort{{Name: "health", ContainerPort: int32(address.Port)}}
 		c.ReadinessProbe = &corev1.Probe{PeriodSeconds: 1, FailureThreshold: 1, ProbeHandler: corev1.ProbeHandler{
 			HTTPGet: &corev1.HTTPGetAction{Path: "/ready", Port: intstr.FromString("health")},
 		}}
@@ -281,12 +281,12 @@ func TestProcessesDieWithTheKubeletThatRunsThem(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer unix.Close(watched) //nolint:errcheck // nothing was written
+	defer unix.Close(watched) // nothing was written
 	if err := node.Process.Signal(syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	_ = node.Wait()                                                                           // it was killed
-	ready, err := unix.Poll([]unix.PollFd{{Fd: int32(watched), Events: unix.POLLIN}}, 10_000) //nolint:gosec // a descriptor
+	_ = node.Wait() // it was killed
+	ready, err := unix.Poll([]unix.PollFd{{Fd: int32(watched), Events: unix.POLLIN}}, 10_000)
 	if err != nil || ready != 1 {
 		t.Errorf("process %d outlives its kubelet by 10 s (%v)", pid, err)
 		_ = unix.Kill(pid, unix.SIGKILL) // it may end just now

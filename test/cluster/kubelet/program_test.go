@@ -80,14 +80,14 @@ func program() {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
-		go func() { _ = http.Serve(listener, mux) }() //nolint:gosec // no timeouts needed
+		go func() { _ = http.Serve(listener, mux) }()
 	}
 	socket := filepath.Join("/run/program", os.Getenv(roleVariable))
 	_ = os.Remove(socket) // of the run before
 	listener, err := (&net.ListenConfig{}).Listen(context.Background(), "unix", socket)
 	if err == nil {
 		fmt.Println("listening")
-		err = http.Serve(listener, mux) //nolint:gosec // as above
+		err = http.Serve(listener, mux)
 	}
 	fmt.Fprintln(os.Stderr, err)
 	os.Exit(1)
@@ -138,20 +138,20 @@ func running(pod *corev1.Pod) {
 // ask puts a question to the program of the pod, as soon as it listens.
 func (j *joined) ask(t *testing.T, pod, question string) string {
 	t.Helper()
-	text, err := j.tryAsk(t, pod, question)
+	text, err := j.tryAsk(t.Context(), t, pod, question)
 	if err != nil {
 		t.Fatalf("asking the program of %s for %s: %v", pod, question, err)
 	}
 	return text
 }
 
-func (j *joined) tryAsk(t *testing.T, pod, question string) (string, error) {
+func (j *joined) tryAsk(ctx context.Context, t *testing.T, pod, question string) (string, error) {
 	t.Helper()
 	socket := filepath.Join(j.options.Dir, "root/run/program", pod)
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	}}}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	var text string
 	err := wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, func(ctx context.Context) (bool, error) {
@@ -161,9 +161,9 @@ func (j *joined) tryAsk(t *testing.T, pod, question string) (string, error) {
 		}
 		answer, err := client.Do(request)
 		if err != nil {
-			return strings.HasPrefix(question, "/exit") && strings.Contains(err.Error(), "EOF"), nil //nolint:nilerr // not yet listening
+			return strings.HasPrefix(question, "/exit") && strings.Contains(err.Error(), "EOF"), nil // not yet listening
 		}
-		defer answer.Body.Close() //nolint:errcheck // read to its end
+		defer answer.Body.Close() // read to its end
 		body, err := io.ReadAll(answer.Body)
 		if text = string(body); err == nil && answer.StatusCode != http.StatusOK {
 			err = fmt.Errorf("%s: %s", answer.Status, text)

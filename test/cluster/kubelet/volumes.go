@@ -176,7 +176,7 @@ func (v *volumes) write(ctx context.Context) error {
 		case volume.HostPath != nil:
 			err = makeHostPath(dir, volume.HostPath)
 		case volume.EmptyDir != nil:
-			err = os.MkdirAll(dir, 0o777) //nolint:gosec // as kubelet makes it
+			err = os.MkdirAll(dir, 0o777)
 		case len(sourcesOf(volume)) > 0:
 			var files map[string]file
 			if files, err = v.filesOf(ctx, pod, volume); err == nil {
@@ -218,7 +218,7 @@ func (v *volumes) source(m corev1.VolumeMount) (string, error) {
 		}
 		below := filepath.Join(dir, filepath.Join("/", m.SubPath))
 		if volume.EmptyDir != nil {
-			return below, os.MkdirAll(below, 0o777) //nolint:gosec // as kubelet makes it
+			return below, os.MkdirAll(below, 0o777)
 		}
 		return filepath.EvalSymlinks(below)
 	}
@@ -251,12 +251,12 @@ func makeHostPath(p string, volume *corev1.HostPathVolumeSource) error {
 	case err == nil:
 		return nil
 	case kind == corev1.HostPathUnset || kind == corev1.HostPathDirectoryOrCreate:
-		return os.MkdirAll(p, 0o755) //nolint:gosec // as kubelet makes it
+		return os.MkdirAll(p, 0o755)
 	case kind == corev1.HostPathFileOrCreate:
-		if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil { //nolint:gosec // as above
+		if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
 			return err
 		}
-		return os.WriteFile(p, nil, 0o644) //nolint:gosec // as above
+		return os.WriteFile(p, nil, 0o644)
 	}
 	return fmt.Errorf("hostPath %s is to be a %s that exists: %w", volume.Path, kind, err)
 }
@@ -281,7 +281,7 @@ func sourcesOf(volume corev1.Volume) []corev1.VolumeProjection {
 }
 
 func modeOf(volume corev1.Volume) os.FileMode {
-	mode := int32(corev1.ConfigMapVolumeSourceDefaultMode)
+	mode := corev1.ConfigMapVolumeSourceDefaultMode
 	for _, m := range []*int32{
 		orDefault(volume.Projected, &corev1.ProjectedVolumeSource{}).DefaultMode,
 		orDefault(volume.ConfigMap, &corev1.ConfigMapVolumeSource{}).DefaultMode,
@@ -292,7 +292,7 @@ func modeOf(volume corev1.Volume) os.FileMode {
 			mode = *m
 		}
 	}
-	return os.FileMode(mode) & os.ModePerm //nolint:gosec // nine bits of it
+	return os.FileMode(mode) & os.ModePerm
 }
 
 // filesOf collects the files of a volume by their path in it.
@@ -369,7 +369,7 @@ func modeOr(own *int32, mode os.FileMode) os.FileMode {
 	if own == nil {
 		return mode
 	}
-	return os.FileMode(*own) & os.ModePerm //nolint:gosec // nine bits of it
+	return os.FileMode(*own) & os.ModePerm
 }
 
 // token is a token of the pod's service account, bound to the pod and good for most of its life.
