@@ -59,12 +59,12 @@ type Agent struct {
 
 	// All of the following may be lost at any moment: after a restart it is gathered anew.
 
-	attempts  map[string]int // errors in a row, by step
-	head      string         // the hardware step that was done last
-	repeats   int            // how often it headed the next plan again
-	agreed    int            // looks in a row at which the capacity was right
-	agreedAt  time.Time      // the last of them
-	verifying time.Time      // when the present wait for capacity began
+	attempts  map[string]attempt // of steps that fail
+	head      string             // the hardware step that was done last
+	repeats   int                // how often it headed the next plan again
+	agreed    int                // looks in a row at which the capacity was right
+	agreedAt  time.Time          // the last of them
+	verifying time.Time          // when the present wait for capacity began
 }
 
 // New makes an Agent. Nothing happens before Run.
@@ -78,21 +78,17 @@ func New(o Options) *Agent {
 			JournalKey:      config.AnnotationJournal,
 			KeepCordonedKey: config.AnnotationKeepCordoned,
 		},
-		attempts: map[string]int{},
+		attempts: map[string]attempt{},
 	}
 }
 
 // Run keeps the node as desired until ctx ends. A step that has begun is brought to its end first.
-func (a *Agent) Run(ctx context.Context) error {
+func (a *Agent) Run(ctx context.Context) {
 	wake := a.watch(ctx)
 	a.log.Info("watching", zap.String("node", a.node))
-	for {
+	for ctx.Err() == nil {
 		// Cutting a step off in the middle gains nothing: each has a deadline, and a restart resumes anyway.
 		next := a.pass(context.WithoutCancel(ctx))
-		if ctx.Err() != nil {
-			a.log.Info("stopping", zap.String("node", a.node))
-			return nil
-		}
 		timer := a.clock.NewTimer(next)
 		select {
 		case <-ctx.Done():
@@ -101,6 +97,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		}
 		timer.Stop()
 	}
+	a.log.Info("stopping", zap.String("node", a.node))
 }
 
 // pass observes, decides, and performs at most one step. It returns how long the loop may sleep.
@@ -110,26 +107,25 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 	if err != nil {
 		return a.conclude(ctx, seen, wish{}, nil, err)
 	}
+	want, steps, err := a.plan(seen)
+	if err == nil && len(steps) > 0 {
+		err = a.execute(ctx, seen, want, steps)
+	}
+	return a.conclude(ctx, seen, want, steps, err)
+}
+
+// plan lists the steps to what the labels ask for; or, where that cannot be and something was begun already, the steps
+// back to what was before.
+func (a *Agent) plan(seen observed) (wish, []plan.Step, error) {
 	want, err := a.desired(seen)
-	if err != nil && seen.journal == nil {
-		return a.conclude(ctx, seen, want, nil, err)
+	var steps []plan.Step
+	if err == nil {
+		steps, err = plan.Make(seen.planned(), want.targets)
 	}
-	steps, refusal := plan.Make(seen.planned(), want.targets)
-	if refusal != nil {
-		err = a.refused(refusal)
-		if seen.journal == nil {
-			return a.conclude(ctx, seen, want, nil, err)
-		}
+	if seen.journal == nil || err == nil && !seen.givenUp(want) {
+		return want, steps, err
 	}
-	if err != nil || seen.givenUp(want) {
-		// Something was begun and its end is no longer wanted, or cannot be reached: back to what was before.
-		want.undo, want.why = true, err
-		if steps, refusal = plan.Make(seen.planned(), seen.journal.previous()); refusal != nil {
-			return a.conclude(ctx, seen, want, nil, a.refused(refusal))
-		}
-	}
-	if len(steps) == 0 {
-		return a.conclude(ctx, seen, want, nil, nil)
-	}
-	return a.conclude(ctx, seen, want, steps, a.execute(ctx, seen, want, steps))
+	want.undo, want.why = true, err
+	steps, err = plan.Make(seen.planned(), seen.journal.previous())
+	return want, steps, err
 }

@@ -34,6 +34,9 @@ type resources map[string][]string
 func expected(gpus []nvml.GPU, strategy config.MIGStrategy) resources {
 	out := resources{}
 	for _, gpu := range gpus {
+		if gpu.Lost {
+			continue
+		}
 		if !gpu.Enabled || strategy == config.MIGStrategyNone {
 			out[resourceGPU] = append(out[resourceGPU], string(gpu.UUID))
 			continue

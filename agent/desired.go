@@ -83,15 +83,6 @@ func reasonOf(err error) config.Reason {
 	return config.ReasonInvalidCatalog
 }
 
-// refused turns the planner's refusal into words.
-func (a *Agent) refused(err error) error {
-	var impossible *nvml.Impossible
-	if errors.As(err, &impossible) {
-		return &Stalled{Reason: config.ReasonImpossibleGeometry, Message: err.Error()}
-	}
-	return &Stalled{Reason: config.ReasonNoCapableGPU, Message: err.Error()}
-}
-
 func fingerprint(name string, wishes map[nvml.UUID]nvml.Wish) string {
 	h := sha256.New()
 	fmt.Fprint(h, name)

@@ -27,7 +27,10 @@ const evictionsTimeout = time.Minute
 func (a *Agent) execute(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
 	step := steps[0]
 	began := a.clock.Now()
-	var err error
+	err := a.tooEarly(step)
+	if err != nil {
+		return err
+	}
 	switch step.Kind {
 	case plan.Record:
 		err = a.record(ctx, seen, want)

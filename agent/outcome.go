@@ -68,11 +68,14 @@ func (a *Agent) decide(step plan.Step, wish string, err error) decision {
 	var waiting *Waiting
 	var stalled *Stalled
 	var failure *Failure
+	var refused *plan.Refused
 	switch {
 	case errors.As(err, &waiting):
 		return decision{reason: waiting.Reason, message: waiting.Message, after: waiting.After}
 	case errors.As(err, &stalled):
 		return decision{reason: stalled.Reason, message: stalled.Message, after: a.settings.Retry.Longest, stalled: true}
+	case errors.As(err, &refused):
+		return decision{reason: refusal(refused), message: err.Error(), after: a.settings.Retry.Longest, stalled: true}
 	case errors.As(err, &failure):
 		return decision{reason: failure.Reason, message: failure.Message, failure: failure}
 	case errors.Is(err, nvml.ErrNoDriver):
@@ -90,21 +93,54 @@ func (a *Agent) decide(step plan.Step, wish string, err error) decision {
 			message: err.Error() + "; waiting for the processes that hold it (nvidia-smi lists them)",
 		}
 	}
-	a.attempts[step.String()]++
-	if n := a.attempts[step.String()]; step.TouchesGPU() && n >= a.settings.Retry.Failures {
-		return decision{failure: &Failure{
-			Wish: wish, Reason: config.ReasonHardwareFailure,
-			Message: fmt.Sprintf("%v; given up after %d attempts", err, n),
-		}}
-	}
-	return decision{reason: config.ReasonRetrying, message: err.Error() + "; trying again", after: a.backoff(step)}
+	return a.retry(step, wish, err)
 }
 
-// backoff doubles the pause with each attempt at the same step.
-func (a *Agent) backoff(step plan.Step) time.Duration {
+// refusal is the reason why a wish cannot be.
+func refusal(err *plan.Refused) config.Reason {
+	var impossible *nvml.Impossible
+	switch {
+	case errors.As(err, &impossible):
+		return config.ReasonImpossibleGeometry
+	case errors.Is(err, nvml.ErrLost):
+		return config.ReasonHardwareFailure
+	default:
+		return config.ReasonNoCapableGPU
+	}
+}
+
+// attempt is what is known of a step that fails.
+type attempt struct {
+	failures int       // in a row
+	next     time.Time // not to be tried before, whatever wakes the loop
+	reason   string    // why it failed last
+}
+
+// retry lets a failed step be tried again after a pause that doubles each time, until its budget is used up.
+func (a *Agent) retry(step plan.Step, wish string, err error) decision {
+	tried := a.attempts[step.String()]
+	tried.failures++
+	tried.reason = err.Error()
 	pause := a.settings.Retry.First
-	for range a.attempts[step.String()] - 1 {
+	for range tried.failures - 1 {
 		pause = min(2*pause, a.settings.Retry.Longest)
 	}
-	return pause
+	tried.next = a.clock.Now().Add(pause)
+	a.attempts[step.String()] = tried
+	if step.TouchesGPU() && tried.failures >= a.settings.Retry.Failures {
+		return decision{failure: &Failure{
+			Wish: wish, Reason: config.ReasonHardwareFailure,
+			Message: fmt.Sprintf("%v; given up after %d attempts", err, tried.failures),
+		}}
+	}
+	return decision{reason: config.ReasonRetrying, message: tried.reason + "; trying again", after: pause}
+}
+
+// tooEarly is why the step must wait, if it failed a moment ago.
+func (a *Agent) tooEarly(step plan.Step) error {
+	tried, ok := a.attempts[step.String()]
+	if wait := tried.next.Sub(a.clock.Now()); ok && wait > 0 {
+		return &Waiting{Reason: config.ReasonRetrying, Message: tried.reason + "; trying again", After: wait}
+	}
+	return nil
 }

@@ -177,28 +177,29 @@ func (a *Agent) stalled(seen observed, want wish, d decision) string {
 // tell writes what differs from what the node shows already.
 func (a *Agent) tell(ctx context.Context, seen observed, want wish, r report, underway bool) error {
 	old := condition(seen.node)
-	now := a.clock.Now()
-	if underway && old != nil && old.Reason == string(r.reason) && now.Sub(old.LastHeartbeatTime.Time) < progressInterval {
+	if old == nil {
+		old = &corev1.NodeCondition{}
+	}
+	age := a.clock.Since(old.LastHeartbeatTime.Time)
+	news := old.Reason != string(r.reason)
+	if underway && !news && age < progressInterval {
 		return nil
 	}
 	if err := a.tellMetadata(ctx, seen, want, r); err != nil {
 		return err
 	}
-	same := old != nil && old.Status == r.ready && old.Reason == string(r.reason) && old.Message == r.message
-	if same && now.Sub(old.LastHeartbeatTime.Time) < a.settings.NodeHeartbeat {
+	same := !news && old.Status == r.ready && old.Message == r.message
+	if same && age < a.settings.NodeHeartbeat {
 		return nil
 	}
-	if err := a.tellCondition(ctx, old, r); err != nil {
+	if err := a.tellCondition(ctx, *old, r); err != nil {
 		return err
 	}
-	if same {
-		return nil
-	}
-	if old == nil || old.Reason != string(r.reason) {
+	if news {
 		a.log.Info(string(r.phase), zap.String("reason", string(r.reason)), zap.String("message", r.message))
-		if !underway {
-			a.eventf(seen.node, eventType(r), r.reason, "%s", r.message)
-		}
+	}
+	if news && !underway {
+		a.eventf(seen.node, eventType(r), r.reason, "%s", r.message)
 	}
 	return nil
 }
@@ -227,13 +228,13 @@ func (a *Agent) tellMetadata(ctx context.Context, seen observed, want wish, r re
 }
 
 // tellCondition writes our condition. A strategic merge patch leaves all other conditions alone.
-func (a *Agent) tellCondition(ctx context.Context, old *corev1.NodeCondition, r report) error {
+func (a *Agent) tellCondition(ctx context.Context, old corev1.NodeCondition, r report) error {
 	now := metav1.NewTime(a.clock.Now())
 	c := corev1.NodeCondition{
 		Type: config.ConditionGPUPartitionReady, Status: r.ready, Reason: string(r.reason), Message: r.message,
 		LastHeartbeatTime: now, LastTransitionTime: now,
 	}
-	if old != nil && old.Status == r.ready {
+	if old.Status == r.ready {
 		c.LastTransitionTime = old.LastTransitionTime
 	}
 	body, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": []corev1.NodeCondition{c}}})

@@ -56,7 +56,7 @@ const (
 	AnnotationJournal = "gpuslice.io/journal"
 )
 
-// TaintRepartitioning, with effect NoSchedule, fences the node while its GPUs change.
+// TaintRepartitioning with the effect NoSchedule fences the node while its GPUs change.
 const TaintRepartitioning = "gpuslice.io/repartitioning"
 
 // ConditionGPUPartitionReady is True when what the labels ask for is on the hardware and in the node's allocatable.

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"errors"
+	"fmt"
 
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -14,10 +15,16 @@ type change struct {
 	taken       []string // UUIDs, as kubelet knows them, of the devices that go
 }
 
-var errNotCapable = errors.New("it cannot be cut into instances; leave it out of the config by device-filter or by index")
+var (
+	errNotCapable = errors.New("it cannot be cut into instances; leave it out of the config by device-filter or by index")
+	errLost       = fmt.Errorf("%w; reboot the node, or leave the GPU out of the config by index", nvml.ErrLost)
+)
 
 // changeOf compares one GPU with its target.
 func changeOf(gpu nvml.GPU, target Target) (change, error) {
+	if gpu.Lost {
+		return change{}, errLost
+	}
 	if !gpu.Capable {
 		if target.MIG {
 			return change{}, errNotCapable

@@ -127,7 +127,7 @@ func parseGPU(t *testing.T, words []string) nvml.GPU {
 	t.Helper()
 	gpu := nvml.GPU{
 		Index: number(t, words[0]), UUID: nvml.UUID("GPU-" + words[0]), Model: "NVIDIA H100 80GB HBM3",
-		Capable: words[1] != "plain", Enabled: words[1] == "on", Pending: words[1] == "on",
+		Capable: words[1] != "plain", Lost: words[1] == "lost", Enabled: words[1] == "on", Pending: words[1] == "on",
 	}
 	if !gpu.Capable {
 		return gpu

@@ -50,7 +50,10 @@ func command() *cobra.Command {
 	root.AddCommand(o.run(), o.plan(), &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
-		Run:   func(cmd *cobra.Command, _ []string) { cmd.Println(version) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), version)
+			return err
+		},
 	})
 	return root
 }

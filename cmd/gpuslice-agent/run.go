@@ -41,7 +41,8 @@ func (o *options) run() *cobra.Command {
 				return err
 			}
 			log.Info("starting", zap.String("version", version))
-			return a.Run(cmd.Context())
+			a.Run(cmd.Context())
+			return nil
 		},
 	}
 }
