@@ -1,0 +1,84 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
+)
+
+// execute runs a command line and gives what it prints, and its error behind.
+func execute(c *cobra.Command, stdin string, args ...string) string {
+	var out bytes.Buffer
+	c.SetIn(strings.NewReader(stdin))
+	c.SetOut(&out)
+	c.SetErr(&bytes.Buffer{})
+	c.SetArgs(args)
+	if err := c.Execute(); err != nil {
+		fmt.Fprintf(&out, "error: %v\n", err)
+	}
+	return out.String()
+}
+
+func TestCommandsDoToANodeWhatTheySay(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "node")
+	t.Setenv("GPUSIM_NODE", dir)
+	for _, step := range []struct{ line, stdin, want string }{
+		{"show", "", "error: opening node in " + dir + ": open " + dir + "/lock: no such file or directory: make it with gpusim create\n"},
+		{"create -", "gpus: [{model: A100-80GB}, {model: T4}]", "gpu 0 A100-80GB mig=off\ngpu 1 T4\n"},
+		{"hold 0 77 --name dcgm --hidden", "", ""},
+		{"hold 1 78 --name trainer --used 20", "", ""},
+		{"health 1 --recovery-action 1 --remap-pending", "", ""},
+		{"show", "", "gpu 0 A100-80GB mig=off\n  client 77 dcgm\ngpu 1 T4 recovery-action=1 remap-pending\n  process 78 trainer 20 MiB\n"},
+		{"reset 0", "", "error: resetting GPU 0: In use by another client\n"},
+		{"release 78", "", ""},
+		{"release 78", "", "error: releasing process 78: it holds no device\n"},
+		{"reset 1", "", ""},
+		{"reload", "", "error: reloading the driver: process 77 holds GPU 0: release it first\n"},
+		{"show", "", "gpu 0 A100-80GB mig=off\n  client 77 dcgm\ngpu 1 T4\n"},
+		{"calls --forget", "", "Reset 2\n"},
+		{"calls", "", ""},
+		{"fail SetMigMode", "", "error: the fault does nothing: set --return, --activation or --hang, or --off to take faults away\n"},
+		{"fail SetMigMode --return in_use --after 2", "", ""},
+		{"fail SetMigMode --off", "", ""},
+		{"delay Init 1parsec", "", "error: DURATION is \"1parsec\": use one such as 1.5s\n"},
+		{"delay SetMigMode 1s", "", ""},
+		{"xid 0 79", "", ""},
+		{"ecc 2", "", "error: reporting an event: there is no GPU 2: use 0 to 1\n"},
+		{"reboot", "", ""},
+		{"show", "", "gpu 0 A100-80GB mig=off\ngpu 1 T4\n"},
+		{"render " + filepath.Join(dir, "host"), "", ""},
+	} {
+		if diff := cmp.Diff(step.want, execute(command(), step.stdin, strings.Fields(step.line)...)); diff != "" {
+			t.Errorf("gpusim %s (-want +got):\n%s", step.line, diff)
+		}
+	}
+}
+
+func TestNvidiaSMIDoesWhatNVIDIAsProgramsRunItFor(t *testing.T) {
+	t.Setenv("GPUSIM_NODE", t.TempDir())
+	execute(command(), "gpus: [{model: A100-80GB, count: 2}]", "create", "-")
+	for _, step := range []struct {
+		line string
+		want string
+	}{
+		{"-r -i 0000:07:00.0,00000000:15:00.0", "GPU 00000000:07:00.0 was successfully reset.\nGPU 00000000:15:00.0 was successfully reset.\n"},
+		{"-i 1 -c EXCLUSIVE_PROCESS", ""},
+		{"-i 2 -r", "error: no devices were found for [\"2\"]: use an index, a UUID or a PCI address\n"},
+		{"-i 1 -c SHARED", "error: compute mode is \"SHARED\": use DEFAULT, PROHIBITED or EXCLUSIVE_PROCESS\n"},
+	} {
+		if diff := cmp.Diff(step.want, execute(smi(), "", strings.Fields(step.line)...)); diff != "" {
+			t.Errorf("nvidia-smi %s (-want +got):\n%s", step.line, diff)
+		}
+	}
+	if diff := cmp.Diff("gpu 0 A100-80GB mig=off\ngpu 1 A100-80GB mig=off compute-mode=3\n", execute(command(), "", "show")); diff != "" {
+		t.Errorf("GPUs (-want +got):\n%s", diff)
+	}
+	if got := execute(smi(), "", "-L"); strings.Count(got, "NVIDIA A100-SXM4-80GB (UUID: GPU-") != 2 {
+		t.Errorf("nvidia-smi -L: got %s", got)
+	}
+}

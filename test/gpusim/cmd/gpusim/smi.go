@@ -1,0 +1,108 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpuslice/gpuslice/test/gpusim"
+)
+
+// smi is the part of nvidia-smi that mig-parted, mig-manager and the MPS control daemon run: a list, a reset, and the
+// compute mode.
+func smi() *cobra.Command {
+	c := &cli{dir: defaultDir()}
+	var ids []string
+	var mode string
+	var doList, doReset bool
+	cmd := &cobra.Command{
+		Use:          "nvidia-smi",
+		Short:        "List the simulated GPUs, reset them, or set their compute mode",
+		Args:         cobra.NoArgs,
+		SilenceUsage: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return c.on(func(n *gpusim.Node) error {
+				devices, err := choose(n, ids)
+				switch {
+				case err != nil:
+					return err
+				case doReset:
+					return each(n, devices, func(l *gpusim.Library, d gpusim.Device) error { return resetOne(cmd, l, d) })
+				case mode != "":
+					return each(n, devices, func(l *gpusim.Library, d gpusim.Device) error { return setComputeMode(l, d, mode) })
+				default:
+					return list(n, cmd.OutOrStdout())
+				}
+			})
+		},
+	}
+	cmd.Flags().BoolVarP(&doList, "list-gpus", "L", false, "list the devices")
+	cmd.Flags().BoolVarP(&doReset, "gpu-reset", "r", false, "reset the GPUs")
+	cmd.Flags().StringVarP(&mode, "compute-mode", "c", "", "0 or DEFAULT, 2 or PROHIBITED, 3 or EXCLUSIVE_PROCESS")
+	cmd.Flags().StringSliceVarP(&ids, "id", "i", nil, "GPUs by index, UUID or PCI address; all if none is given")
+	return cmd
+}
+
+// choose gives the indices of the GPUs that ids name.
+func choose(n *gpusim.Node, ids []string) ([]int, error) {
+	l := n.Library()
+	if r := l.Init(); r != gpusim.Success {
+		return nil, fmt.Errorf("finding GPUs: %s", r.Text())
+	}
+	var out []int
+	for i, uuid := range n.UUIDs() {
+		names := []string{strconv.Itoa(i), uuid}
+		if d, r := l.DeviceByIndex(i); r == gpusim.Success {
+			pci, _ := l.PCI(d)
+			names = append(names, pci.Address, "0000"+pci.Address)
+		}
+		if len(ids) == 0 || slices.ContainsFunc(ids, func(id string) bool { return slices.Contains(names, strings.ToLower(id)) || id == uuid }) {
+			out = append(out, i)
+		}
+	}
+	if len(out) == 0 {
+		return nil, fmt.Errorf("no devices were found for %q: use an index, a UUID or a PCI address", ids)
+	}
+	return out, nil
+}
+
+func each(n *gpusim.Node, devices []int, do func(*gpusim.Library, gpusim.Device) error) error {
+	l := n.Library()
+	if r := l.Init(); r != gpusim.Success {
+		return fmt.Errorf("opening the library: %s", r.Text())
+	}
+	for _, i := range devices {
+		d, r := l.DeviceByIndex(i)
+		if r != gpusim.Success {
+			return fmt.Errorf("finding GPU %d: %s", i, r.Text())
+		}
+		if err := do(l, d); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func resetOne(cmd *cobra.Command, l *gpusim.Library, d gpusim.Device) error {
+	pci, _ := l.PCI(d)
+	if r := l.Reset(d); r != gpusim.Success {
+		return fmt.Errorf("resetting GPU %s: %s", pci.Address, r.Text())
+	}
+	fmt.Fprintf(cmd.OutOrStdout(), "GPU 0000%s was successfully reset.\n", strings.ToUpper(pci.Address))
+	return nil
+}
+
+func setComputeMode(l *gpusim.Library, d gpusim.Device, mode string) error {
+	modes := map[string]uint32{"0": 0, "DEFAULT": 0, "2": 2, "PROHIBITED": 2, "3": 3, "EXCLUSIVE_PROCESS": 3}
+	m, ok := modes[mode]
+	if !ok {
+		return fmt.Errorf("compute mode is %q: use DEFAULT, PROHIBITED or EXCLUSIVE_PROCESS", mode)
+	}
+	if r := l.SetComputeMode(d, m); r != gpusim.Success {
+		return fmt.Errorf("setting the compute mode: %s", r.Text())
+	}
+	return nil
+}

@@ -1,0 +1,165 @@
+package gpusim
+
+import (
+	"encoding/binary"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// RenderHost writes into dir what the node shows of its GPUs beside NVML: parts of /proc and /sys, as NVIDIA's programs
+// read them. Mount the parts over the real ones in a mount namespace of the programs' own.
+//
+// Nothing of it changes with the instances: as on hardware, the list of minor numbers names all that could ever be.
+func (n *Node) RenderHost(dir string) error {
+	st, err := n.library.store.load()
+	if err != nil {
+		return fmt.Errorf("rendering the host: %w", err)
+	}
+	r := renderer{dir: dir}
+	r.proc(st)
+	for i, g := range st.GPUs {
+		r.gpu(i, g, st.Driver)
+	}
+	if r.err != nil {
+		return fmt.Errorf("rendering the host: %w", r.err)
+	}
+	return nil
+}
+
+// renderer writes files and keeps the first error.
+type renderer struct {
+	dir string
+	err error
+}
+
+func (r *renderer) write(name, text string) {
+	if r.err != nil {
+		return
+	}
+	name = filepath.Join(r.dir, name)
+	if r.err = os.MkdirAll(filepath.Dir(name), 0o755); r.err == nil { //nolint:gosec // as /proc and /sys are
+		r.err = os.WriteFile(name, []byte(text), 0o644) //nolint:gosec // as above
+	}
+}
+
+func (r *renderer) link(name, to string) {
+	if r.err != nil {
+		return
+	}
+	name = filepath.Join(r.dir, name)
+	if err := os.Remove(name); err != nil && !os.IsNotExist(err) {
+		r.err = err
+		return
+	}
+	r.err = os.Symlink(to, name)
+}
+
+// Major numbers of the driver's device files. Those of the capabilities and of UVM differ from boot to boot on hardware.
+const (
+	majorGPU  = 195
+	majorCaps = 235
+	majorUVM  = 236
+)
+
+func (r *renderer) proc(st *state) {
+	r.write("proc/modules", "nvidia_uvm 2101248 0 - Live 0x0000000000000000 (O)\n"+
+		"nvidia 14376960 2 nvidia_uvm, Live 0x0000000000000000 (O)\n")
+	r.write("proc/devices", fmt.Sprintf("Character devices:\n  1 mem\n%d nvidia\n%d nvidiactl\n%d nvidia-caps\n%d nvidia-uvm\n\nBlock devices:\n",
+		majorGPU, majorGPU, majorCaps, majorUVM))
+	r.write("proc/sys/kernel/random/boot_id", st.BootID+"\n")
+	r.write("proc/driver/nvidia/version", fmt.Sprintf(
+		"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  %s  Release Build  (gpusim)\nGCC version:  gcc version 12.2.0\n", st.Driver))
+	r.write("proc/driver/nvidia/params", fmt.Sprintf("ModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: %d\n", 0o666))
+	r.write("proc/driver/nvidia/capabilities/mig/config", capability(1, 0o400))
+	r.write("proc/driver/nvidia/capabilities/mig/monitor", capability(2, 0o444))
+	r.write("proc/driver/nvidia-caps/mig-minors", migMinors())
+}
+
+func capability(minor, mode int) string {
+	return fmt.Sprintf("DeviceFileMinor: %d\nDeviceFileMode: %d\nDeviceFileModify: 1\n", minor, mode)
+}
+
+// migMinors is the list of minor numbers under /dev/nvidia-caps. It is the same on every node: seen on a real H200.
+func migMinors() string {
+	const gpus, gis, cis = 32, 15, 8
+	var b strings.Builder
+	b.WriteString("config 1\nmonitor 2\n")
+	minor := 3
+	for g := range gpus {
+		for gi := range gis {
+			fmt.Fprintf(&b, "gpu%d/gi%d/access %d\n", g, gi, minor)
+			minor++
+			for ci := range cis {
+				fmt.Fprintf(&b, "gpu%d/gi%d/ci%d/access %d\n", g, gi, ci, minor)
+				minor++
+			}
+		}
+	}
+	return b.String()
+}
+
+func (r *renderer) gpu(index int, g *gpu, driver string) {
+	m := g.model()
+	r.write(fmt.Sprintf("proc/driver/nvidia/gpus/%s/information", g.address()), fmt.Sprintf(
+		"Model: \t\t %s\nIRQ:   \t\t 0\nGPU UUID: \t %s\nBus Type: \t PCIe\nBus Location: \t %s\nDevice Minor: \t %d\nGPU Firmware: \t %s\n",
+		m.Name, g.UUID, g.address(), index, driver))
+
+	sys := filepath.Join("sys/bus/pci/devices", g.address())
+	for name, text := range map[string]string{
+		"vendor":           hex(m.DeviceID&0xffff, 4),
+		"device":           hex(m.DeviceID>>16, 4),
+		"subsystem_vendor": hex(m.SubsystemID&0xffff, 4),
+		"subsystem_device": hex(m.SubsystemID>>16, 4),
+		"class":            hex(m.Class, 6),
+		"revision":         hex(0xa1, 2),
+		"numa_node":        strconv.Itoa(g.NUMA),
+		"resource":         resources(index),
+		"enable":           "1",
+		"reset":            "",
+		"reset_method":     "flr",
+		"local_cpulist":    "0-1",
+		"max_link_width":   "16",
+	} {
+		r.write(filepath.Join(sys, name), text+"\n")
+	}
+	r.write(filepath.Join(sys, "config"), configSpace(m))
+	r.write("sys/bus/pci/drivers/nvidia/module/version", driver+"\n")
+	r.link(filepath.Join(sys, "driver"), "../../drivers/nvidia")
+}
+
+func hex(n uint32, digits int) string { return fmt.Sprintf("0x%0*x", digits, n) }
+
+// resources are the memory regions of a GPU: registers of 16 MiB first, then two more, then nothing.
+func resources(index int) string {
+	base := uint64(0x3800_0000_0000) + uint64(index)<<40 //nolint:gosec // at most 16
+	lines := make([]string, 13)
+	for i := range lines {
+		lines[i] = "0x0000000000000000 0x0000000000000000 0x0000000000000000"
+	}
+	lines[0] = fmt.Sprintf("0x%016x 0x%016x 0x%016x", 0xa000_0000+(index<<24), 0xa0ff_ffff+(index<<24), 0x40200)
+	lines[1] = fmt.Sprintf("0x%016x 0x%016x 0x%016x", base, base+(1<<37)-1, 0x14220c)
+	lines[3] = fmt.Sprintf("0x%016x 0x%016x 0x%016x", base+(1<<38), base+(1<<38)+(1<<25)-1, 0x14220c)
+	return strings.Join(lines, "\n")
+}
+
+// configSpace is the PCI configuration of a GPU: its ids, and one capability, that of PCI Express.
+func configSpace(m *model) string {
+	const (
+		statusCapabilities = 0x10
+		firstCapability    = 0x40
+		express            = 0x10
+	)
+	b := make([]byte, 4096)
+	binary.LittleEndian.PutUint16(b[0x00:], uint16(m.DeviceID&0xffff)) //nolint:gosec // masked
+	binary.LittleEndian.PutUint16(b[0x02:], uint16(m.DeviceID>>16))    //nolint:gosec // the upper half
+	b[0x06] = statusCapabilities
+	binary.LittleEndian.PutUint32(b[0x08:], m.Class<<8|0xa1)
+	binary.LittleEndian.PutUint16(b[0x2c:], uint16(m.SubsystemID&0xffff)) //nolint:gosec // masked
+	binary.LittleEndian.PutUint16(b[0x2e:], uint16(m.SubsystemID>>16))    //nolint:gosec // the upper half
+	b[0x34] = firstCapability
+	b[firstCapability] = express
+	return string(b)
+}

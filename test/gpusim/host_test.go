@@ -1,0 +1,103 @@
+package gpusim_test
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/NVIDIA/go-nvlib/pkg/nvpci"
+	"github.com/google/go-cmp/cmp"
+)
+
+func render(t *testing.T, spec string) string {
+	t.Helper()
+	dir := t.TempDir()
+	must(t, node(t, spec).RenderHost(dir))
+	return dir
+}
+
+// The rule is the one that a real H200's file follows: 4,322 lines, counting up from 3.
+func TestMinorNumbersAreTheListOfARealNode(t *testing.T) {
+	f, err := os.Open(filepath.Join(render(t, "gpus: [{model: T4}]"), "proc/driver/nvidia-caps/mig-minors"))
+	must(t, err)
+	defer f.Close() //nolint:errcheck // only read
+	minors := map[string]int{}
+	lines := 0
+	for s := bufio.NewScanner(f); s.Scan(); lines++ {
+		var name string
+		var minor int
+		if _, err := fmt.Sscan(s.Text(), &name, &minor); err != nil {
+			t.Fatalf("line %q: %v", s.Text(), err)
+		}
+		minors[name] = minor
+	}
+	if lines != 4322 || len(minors) != lines {
+		t.Errorf("%d lines with %d names, want 4322 of both", lines, len(minors))
+	}
+	for g := range 32 {
+		for i := range 15 {
+			if got, want := minors[fmt.Sprintf("gpu%d/gi%d/access", g, i)], 3+135*g+9*i; got != want {
+				t.Errorf("gpu%d/gi%d: got %d, want %d", g, i, got, want)
+			}
+			for c := range 8 {
+				if got, want := minors[fmt.Sprintf("gpu%d/gi%d/ci%d/access", g, i, c)], 3+135*g+9*i+1+c; got != want {
+					t.Errorf("gpu%d/gi%d/ci%d: got %d, want %d", g, i, c, got, want)
+				}
+			}
+		}
+	}
+	if minors["config"] != 1 || minors["monitor"] != 2 {
+		t.Errorf("config is %d and monitor %d, want 1 and 2", minors["config"], minors["monitor"])
+	}
+}
+
+type quiet struct{}
+
+func (quiet) Warningf(string, ...any) {} // of a vfio-dev that real hosts do not have either
+
+func TestNvlibFindsTheGPUsOnTheBus(t *testing.T) {
+	dir := render(t, "gpus: [{model: A100-80GB}, {model: RTX-PRO-6000}, {model: T4, count: 2}]")
+	gpus, err := nvpci.New(nvpci.WithPCIDevicesRoot(filepath.Join(dir, "sys/bus/pci/devices")), nvpci.WithLogger(quiet{})).GetGPUs()
+	must(t, err)
+	var got []string
+	for _, g := range gpus {
+		config, err := g.Config.Read()
+		must(t, err)
+		caps, err := config.GetPCICapabilities()
+		must(t, err)
+		got = append(got, fmt.Sprintf("%s %04x:%04x %04x:%04x driver=%s numa=%d 3d=%v reset=%v bars=%d config=%04x caps=%d",
+			g.Address, g.Vendor, g.Device, g.SubsystemVendor, g.SubsystemDevice, g.Driver, g.NumaNode, g.Is3DController(),
+			g.IsResetAvailable(), len(g.Resources), config.GetDeviceID(), len(caps.Standard)))
+	}
+	want := []string{
+		"0000:07:00.0 10de:20b2 10de:147f driver=nvidia numa=0 3d=true reset=true bars=3 config=20b2 caps=1",
+		"0000:15:00.0 10de:2bb5 10de:204e driver=nvidia numa=0 3d=true reset=true bars=3 config=2bb5 caps=1",
+		"0000:23:00.0 10de:1eb8 10de:12a2 driver=nvidia numa=1 3d=true reset=true bars=3 config=1eb8 caps=1",
+		"0000:31:00.0 10de:1eb8 10de:12a2 driver=nvidia numa=1 3d=true reset=true bars=3 config=1eb8 caps=1",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("GPUs (-want +got):\n%s", diff)
+	}
+}
+
+func TestHostShowsTheLoadedDriver(t *testing.T) {
+	dir := render(t, "driver: 570.1.2\ngpus: [{model: H200}]")
+	for name, want := range map[string]string{
+		"proc/modules":                                     "nvidia 14376960",
+		"proc/driver/nvidia/version":                       "  570.1.2  ",
+		"proc/driver/nvidia/capabilities/mig/config":       "DeviceFileMinor: 1\nDeviceFileMode: 256\n",
+		"proc/driver/nvidia/capabilities/mig/monitor":      "DeviceFileMinor: 2\nDeviceFileMode: 292\n",
+		"proc/driver/nvidia/gpus/0000:07:00.0/information": "NVIDIA H200",
+		"proc/sys/kernel/random/boot_id":                   "-",
+		"sys/bus/pci/devices/0000:07:00.0/reset_method":    "flr",
+	} {
+		text, err := os.ReadFile(filepath.Join(dir, name)) //nolint:gosec // written by the test
+		must(t, err)
+		if !strings.Contains(string(text), want) {
+			t.Errorf("%s does not contain %q:\n%s", name, want, text)
+		}
+	}
+}
