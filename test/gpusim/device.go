@@ -91,8 +91,8 @@ const reservedMemory = 645 << 20
 func (l *Library) Memory(d Device) (m Memory, r Return) {
 	r = l.onDevice(GetMemoryInfo, d, func(g *gpu, i *instance, c *compute) Return {
 		if c != nil {
-			m.Total = uint64(g.profileOf(i).MemoryMB) << 20 //nolint:gosec // from a table
-			for _, other := range i.Compute {               // compute instances share the memory of their GPU instance
+			m.Total = uint64(g.profileOf(i).MemoryMB) << 20
+			for _, other := range i.Compute { // compute instances share the memory of their GPU instance
 				m.Used += used(g.processes(on(other)))
 			}
 		} else {
@@ -109,7 +109,7 @@ func (l *Library) Memory(d Device) (m Memory, r Return) {
 func used(ps []*process) uint64 {
 	var sum uint64
 	for _, p := range ps {
-		sum += uint64(p.UsedMiB) << 20 //nolint:gosec // Hold refuses less than 0
+		sum += uint64(p.UsedMiB) << 20
 	}
 	return sum
 }
@@ -271,7 +271,8 @@ func (g *gpu) setMode(on bool) (activation, r Return) {
 	}
 	clients := g.processes(func(*process) bool { return true })
 	if !g.model().resetsForMode() {
-		if slices.ContainsFunc(clients, func(p *process) bool { return !p.Hidden }) {
+		// A client without a context does not matter, unless it has a MIG device open.
+		if slices.ContainsFunc(clients, func(p *process) bool { return !p.Hidden || p.MIG != "" }) {
 			return InUse, InUse
 		}
 	} else {

@@ -112,7 +112,7 @@ func (d *driver) snapshot(index int) (nvml.GPU, Return) {
 	if r := cmp.Or(r1, r2, r3, r4); r != Success {
 		return g, r
 	}
-	g.UUID, g.Model, g.PCI, g.DeviceID, g.MemoryMiB = nvml.UUID(uuid), name, pci.Address, pci.DeviceID, int(memory.Total>>20) //nolint:gosec // MiB
+	g.UUID, g.Model, g.PCI, g.DeviceID, g.MemoryMiB = nvml.UUID(uuid), name, pci.Address, pci.DeviceID, int(memory.Total>>20)
 	g.Enabled, g.Pending, r = l.MIGMode(h)
 	if r == Success {
 		g.Capable = true
@@ -135,7 +135,7 @@ func (d *driver) snapshot(index int) (nvml.GPU, Return) {
 }
 
 func describeProcess(p Process) nvml.Process {
-	return nvml.Process{PID: p.PID, UsedMiB: int(p.Used >> 20)} //nolint:gosec // MiB
+	return nvml.Process{PID: p.PID, UsedMiB: int(p.Used >> 20)}
 }
 
 func (d *driver) profiles(h Device) ([]nvml.Profile, Return) {

@@ -69,7 +69,7 @@ func (l *Library) Register(d Device, types uint64, set *EventSet) Return {
 
 // Wait gives the next event, or Timeout after d.
 func (set *EventSet) Wait(d time.Duration) (Event, Return) {
-	return set.wait(context.Background(), d) //nolint:forbidigo // NVML knows no context; d ends the wait
+	return set.wait(context.Background(), d)
 }
 
 // wait is Wait that gives Timeout when ctx ends, too.

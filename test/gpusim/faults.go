@@ -17,7 +17,7 @@ const (
 	GetCount             = "GetCount"
 	GetHandleByIndex     = "GetHandleByIndex"
 	GetHandleByUUID      = "GetHandleByUUID"
-	GetHandleByPciBusId  = "GetHandleByPciBusId" //nolint:revive // NVML's spelling
+	GetHandleByPciBusId  = "GetHandleByPciBusId"
 	GetHandleBySerial    = "GetHandleBySerial"
 	GetName              = "GetName"
 	GetUUID              = "GetUUID"
@@ -39,13 +39,13 @@ const (
 
 	GetMigDeviceHandleByIndex = "GetMigDeviceHandleByIndex"
 	GetAttributes             = "GetAttributes"
-	GetInstanceIds            = "GetInstanceIds" //nolint:revive // NVML's spelling
+	GetInstanceIds            = "GetInstanceIds"
 
 	GetGpuInstanceProfileInfo        = "GetGpuInstanceProfileInfo"
 	GetGpuInstancePossiblePlacements = "GetGpuInstancePossiblePlacements"
 	GetGpuInstanceRemainingCapacity  = "GetGpuInstanceRemainingCapacity"
 	GetGpuInstances                  = "GetGpuInstances"
-	GetGpuInstanceById               = "GetGpuInstanceById" //nolint:revive // NVML's spelling
+	GetGpuInstanceById               = "GetGpuInstanceById"
 	CreateGpuInstance                = "CreateGpuInstance"
 	CreateGpuInstanceWithPlacement   = "CreateGpuInstanceWithPlacement"
 	GpuInstanceGetInfo               = "GpuInstanceGetInfo"
@@ -55,7 +55,7 @@ const (
 	GetComputeInstanceRemaining        = "GetComputeInstanceRemainingCapacity"
 	GetComputeInstancePlacements       = "GetComputeInstancePossiblePlacements"
 	GetComputeInstances                = "GetComputeInstances"
-	GetComputeInstanceById             = "GetComputeInstanceById" //nolint:revive // NVML's spelling
+	GetComputeInstanceById             = "GetComputeInstanceById"
 	CreateComputeInstance              = "CreateComputeInstance"
 	CreateComputeInstanceWithPlacement = "CreateComputeInstanceWithPlacement"
 	ComputeInstanceGetInfo             = "ComputeInstanceGetInfo"

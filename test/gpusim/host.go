@@ -40,8 +40,8 @@ func (r *renderer) write(name, text string) {
 		return
 	}
 	name = filepath.Join(r.dir, name)
-	if r.err = os.MkdirAll(filepath.Dir(name), 0o755); r.err == nil { //nolint:gosec // as /proc and /sys are
-		r.err = os.WriteFile(name, []byte(text), 0o644) //nolint:gosec // as above
+	if r.err = os.MkdirAll(filepath.Dir(name), 0o755); r.err == nil {
+		r.err = os.WriteFile(name, []byte(text), 0o644)
 	}
 }
 
@@ -134,7 +134,7 @@ func hex(n uint32, digits int) string { return fmt.Sprintf("0x%0*x", digits, n) 
 
 // resources are the memory regions of a GPU: registers of 16 MiB first, then two more, then nothing.
 func resources(index int) string {
-	base := uint64(0x3800_0000_0000) + uint64(index)<<40 //nolint:gosec // at most 16
+	base := uint64(0x3800_0000_0000) + uint64(index)<<40
 	lines := make([]string, 13)
 	for i := range lines {
 		lines[i] = "0x0000000000000000 0x0000000000000000 0x0000000000000000"
@@ -153,12 +153,12 @@ func configSpace(m *model) string {
 		express            = 0x10
 	)
 	b := make([]byte, 4096)
-	binary.LittleEndian.PutUint16(b[0x00:], uint16(m.DeviceID&0xffff)) //nolint:gosec // masked
-	binary.LittleEndian.PutUint16(b[0x02:], uint16(m.DeviceID>>16))    //nolint:gosec // the upper half
+	binary.LittleEndian.PutUint16(b[0x00:], uint16(m.DeviceID&0xffff))
+	binary.LittleEndian.PutUint16(b[0x02:], uint16(m.DeviceID>>16))
 	b[0x06] = statusCapabilities
 	binary.LittleEndian.PutUint32(b[0x08:], m.Class<<8|0xa1)
-	binary.LittleEndian.PutUint16(b[0x2c:], uint16(m.SubsystemID&0xffff)) //nolint:gosec // masked
-	binary.LittleEndian.PutUint16(b[0x2e:], uint16(m.SubsystemID>>16))    //nolint:gosec // the upper half
+	binary.LittleEndian.PutUint16(b[0x2c:], uint16(m.SubsystemID&0xffff))
+	binary.LittleEndian.PutUint16(b[0x2e:], uint16(m.SubsystemID>>16))
 	b[0x34] = firstCapability
 	b[firstCapability] = express
 	return string(b)

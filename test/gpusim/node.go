@@ -74,8 +74,8 @@ func (n *Node) HoldReal(device string, pid int, name string, usedMiB int) error 
 	return n.hold(device, process{PID: pid, Name: name, UsedMiB: usedMiB, Started: started})
 }
 
-// HoldHidden puts a client of the driver on a GPU that has no CUDA context, as monitoring agents are: no list of
-// processes shows it, and yet the GPU cannot be reset.
+// HoldHidden puts a client of the driver on a device that has no CUDA context, as monitoring agents are: no list of
+// processes shows it, and yet the GPU cannot be reset, nor a MIG device that it has open be destroyed.
 func (n *Node) HoldHidden(device string, pid int, name string) error {
 	return n.hold(device, process{PID: pid, Name: name, Hidden: true})
 }

@@ -197,7 +197,7 @@ func (s *state) next() uint64 {
 
 // identity derives a UUID from the seed and a number, so that the same walk gives the same identities.
 func identity(seed int64, kind string, n uint64) string {
-	b := binary.BigEndian.AppendUint64(nil, uint64(seed)) //nolint:gosec // any bits will do
+	b := binary.BigEndian.AppendUint64(nil, uint64(seed))
 	b = binary.BigEndian.AppendUint64(b, n)
 	return uuid.NewSHA1(uuid.NameSpaceOID, append(b, kind...)).String()
 }
@@ -220,7 +220,7 @@ func newState(spec Spec) *state {
 			n := len(s.GPUs)
 			s.GPUs = append(s.GPUs, &gpu{
 				Model:       gs.Model,
-				UUID:        "GPU-" + identity(spec.Seed, "gpu", uint64(n)), //nolint:gosec // an index
+				UUID:        "GPU-" + identity(spec.Seed, "gpu", uint64(n)),
 				Serial:      fmt.Sprintf("16529230%05d", n+1),
 				Bus:         0x07 + n*0x0e,
 				Passthrough: gs.Passthrough,

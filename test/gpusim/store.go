@@ -49,11 +49,11 @@ func openStore(dir string, first *state) (*store, error) {
 	flags := os.O_RDWR
 	if first != nil {
 		flags |= os.O_CREATE
-		if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // other users' programs read it
+		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return nil, err
 		}
 	}
-	lock, err := os.OpenFile(filepath.Join(dir, lockFile), flags, 0o666) //nolint:gosec // as above
+	lock, err := os.OpenFile(filepath.Join(dir, lockFile), flags, 0o666)
 	if err != nil {
 		return nil, err
 	}
@@ -80,11 +80,11 @@ func (s *store) start(first *state) error {
 			}
 		}
 	}
-	word, err := unix.Mmap(int(s.lock.Fd()), 0, wordSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED) //nolint:gosec // a descriptor
+	word, err := unix.Mmap(int(s.lock.Fd()), 0, wordSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return fmt.Errorf("mapping %s: %w", s.lock.Name(), err)
 	}
-	s.generation = (*uint64)(unsafe.Pointer(&word[0])) //nolint:gosec // the atomic word that all processes share
+	s.generation = (*uint64)(unsafe.Pointer(&word[0]))
 	if first != nil {
 		return s.write(first)
 	}
@@ -179,7 +179,7 @@ func (s *store) write(st *state) error {
 	g := atomic.LoadUint64(s.generation) | 1
 	atomic.StoreUint64(s.generation, g)
 	name := filepath.Join(s.dir, stateFile)
-	if err := os.WriteFile(name+".new", text, 0o666); err != nil { //nolint:gosec // other users' programs read it
+	if err := os.WriteFile(name+".new", text, 0o666); err != nil {
 		return err
 	}
 	if err := os.Rename(name+".new", name); err != nil {
@@ -204,7 +204,7 @@ func (s *store) change() <-chan struct{} {
 
 func (s *store) acquire() error {
 	for {
-		err := unix.Flock(int(s.lock.Fd()), unix.LOCK_EX) //nolint:gosec // a descriptor
+		err := unix.Flock(int(s.lock.Fd()), unix.LOCK_EX)
 		if !errors.Is(err, unix.EINTR) {
 			return err
 		}
@@ -213,5 +213,5 @@ func (s *store) acquire() error {
 
 func (s *store) release() {
 	// An error here means that the file is closed, and with it the lock is gone.
-	_ = unix.Flock(int(s.lock.Fd()), unix.LOCK_UN) //nolint:gosec // a descriptor
+	_ = unix.Flock(int(s.lock.Fd()), unix.LOCK_UN)
 }

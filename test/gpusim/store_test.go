@@ -60,7 +60,7 @@ func TestAWriterThatDiedInTheMiddleHarmsNobody(t *testing.T) {
 	n := node(t, one("A100-80GB"))
 	lock, err := os.OpenFile(filepath.Join(n.Dir(), "lock"), os.O_RDWR, 0)
 	must(t, err)
-	defer lock.Close() //nolint:errcheck // the test is over
+	defer lock.Close()
 	word := make([]byte, 8)
 	_, err = lock.ReadAt(word, 0)
 	must(t, err)
@@ -119,7 +119,7 @@ func BenchmarkSnapshotOfEightFullGPUs(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer n.Close() //nolint:errcheck // a benchmark
+	defer n.Close()
 	d := n.Driver()
 	for _, gpu := range n.UUIDs() {
 		for i := range 7 {

@@ -27,7 +27,7 @@ func run(ctx context.Context, to, what string, flags ...string) error {
 	const module = "github.com/gpuslice/gpuslice/test/gpusim"
 	args := append([]string{"build"}, flags...)
 	args = append(args, "-o", to, filepath.Join(module, what))
-	out, err := exec.CommandContext(ctx, "go", args...).CombinedOutput() //nolint:gosec // the arguments are ours
+	out, err := exec.CommandContext(ctx, "go", args...).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("building %s: %w: %s", what, err, out)
 	}

@@ -190,7 +190,7 @@ func TestEveryFunctionOfTheHeaderIsThere(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer library.Close() //nolint:errcheck // only read
+	defer library.Close()
 	symbols, err := library.DynamicSymbols()
 	if err != nil {
 		t.Fatal(err)
@@ -237,7 +237,7 @@ func TestManyProcessesAtOnceKeepTheStateWhole(t *testing.T) {
 	const workers, steps = 6, 40
 	done := make(chan error, workers)
 	for i := range workers {
-		c := exec.CommandContext(t.Context(), os.Args[0]) //nolint:gosec // this test
+		c := exec.CommandContext(t.Context(), os.Args[0])
 		c.Env = append(os.Environ(), workerVariable+"="+strconv.Itoa(steps), "GPUSIM_TEST_LIBRARY="+libraryPath, "GPUSIM_TEST_SEED="+strconv.Itoa(i))
 		go func() {
 			out, err := c.CombinedOutput()
@@ -269,7 +269,7 @@ func work() int {
 	l := nvml.New(nvml.WithLibraryPath(os.Getenv("GPUSIM_TEST_LIBRARY")))
 	steps, _ := strconv.Atoi(os.Getenv(workerVariable))
 	seed, _ := strconv.ParseUint(os.Getenv("GPUSIM_TEST_SEED"), 10, 64)
-	random := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // a walk
+	random := rand.New(rand.NewPCG(seed, 0))
 	var bad []string
 	check := func(doing string, r nvml.Return, also ...nvml.Return) bool {
 		if r != nvml.SUCCESS && !slices.Contains(also, r) {

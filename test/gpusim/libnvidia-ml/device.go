@@ -1,6 +1,6 @@
 package main
 
-import "C" // for the exports
+import "C"
 
 import (
 	"fmt"
@@ -25,7 +25,7 @@ func nvmlSystemGetNVMLVersion(to unsafe.Pointer, length uint32) int32 {
 //export nvmlSystemGetCudaDriverVersion
 func nvmlSystemGetCudaDriverVersion(to unsafe.Pointer) int32 {
 	_, _, cuda, r := lib().Versions()
-	return int32(put(to, int32(cuda), r)) //nolint:gosec // a version
+	return int32(put(to, int32(cuda), r))
 }
 
 //export nvmlSystemGetCudaDriverVersion_v2
@@ -45,7 +45,7 @@ func nvmlSystemGetProcessName(pid uint32, to unsafe.Pointer, length uint32) int3
 //export nvmlDeviceGetCount_v2
 func nvmlDeviceGetCount_v2(to unsafe.Pointer) int32 {
 	n, r := lib().DeviceCount()
-	return int32(put(to, uint32(n), r)) //nolint:gosec // at most 16
+	return int32(put(to, uint32(n), r))
 }
 
 //export nvmlDeviceGetCount
@@ -134,7 +134,7 @@ func nvmlDeviceGetSerial(device, to unsafe.Pointer, length uint32) int32 {
 func nvmlDeviceGetIndex(device, to unsafe.Pointer) int32 {
 	return on(device, func(d gpusim.Device) gpusim.Return {
 		n, r := lib().Index(d)
-		return put(to, uint32(n), r) //nolint:gosec // small
+		return put(to, uint32(n), r)
 	})
 }
 
@@ -142,7 +142,7 @@ func nvmlDeviceGetIndex(device, to unsafe.Pointer) int32 {
 func nvmlDeviceGetMinorNumber(device, to unsafe.Pointer) int32 {
 	return on(device, func(d gpusim.Device) gpusim.Return {
 		n, r := lib().Minor(d)
-		return put(to, uint32(n), r) //nolint:gosec // small
+		return put(to, uint32(n), r)
 	})
 }
 
@@ -157,7 +157,7 @@ type pciInfo struct {
 func nvmlDeviceGetPciInfo_v3(device, to unsafe.Pointer) int32 {
 	return on(device, func(d gpusim.Device) gpusim.Return {
 		pci, r := lib().PCI(d)
-		out := pciInfo{bus: uint32(pci.Bus), deviceID: pci.DeviceID, subSystems: pci.SubsystemID} //nolint:gosec // a byte
+		out := pciInfo{bus: uint32(pci.Bus), deviceID: pci.DeviceID, subSystems: pci.SubsystemID}
 		fill(out.legacyAddress[:], fmt.Sprintf("0000:%02X:00.0", pci.Bus))
 		fill(out.address[:], fmt.Sprintf("00000000:%02X:00.0", pci.Bus))
 		return put(to, out, r)
@@ -175,7 +175,7 @@ func nvmlDeviceGetPciInfoExt(device, to unsafe.Pointer) int32 {
 	return on(device, func(d gpusim.Device) gpusim.Return {
 		pci, r := lib().PCI(d)
 		out := pciInfoExt{
-			version: versionOf[pciInfoExt](1), bus: uint32(pci.Bus), deviceID: pci.DeviceID, subSystems: pci.SubsystemID, //nolint:gosec // a byte
+			version: versionOf[pciInfoExt](1), bus: uint32(pci.Bus), deviceID: pci.DeviceID, subSystems: pci.SubsystemID,
 			baseClass: pci.Class >> 16, subClass: pci.Class >> 8 & 0xff,
 		}
 		fill(out.address[:], fmt.Sprintf("00000000:%02X:00.0", pci.Bus))
@@ -186,7 +186,7 @@ func nvmlDeviceGetPciInfoExt(device, to unsafe.Pointer) int32 {
 // versionOf is NVML_STRUCT_VERSION: the size of a struct, and its version above.
 func versionOf[T any](version uint32) uint32 {
 	var v T
-	return uint32(unsafe.Sizeof(v)) | version<<24 //nolint:gosec // small
+	return uint32(unsafe.Sizeof(v)) | version<<24
 }
 
 // putVersioned is put for a struct that begins with its version, which the caller has set.
@@ -253,10 +253,10 @@ func nvmlDeviceGetBrand(device, to unsafe.Pointer) int32 {
 func nvmlDeviceGetCudaComputeCapability(device, major, minor unsafe.Pointer) int32 {
 	return on(device, func(d gpusim.Device) gpusim.Return {
 		s, r := lib().Static(d)
-		if r := put(major, int32(s.Major), r); r != gpusim.Success { //nolint:gosec // small
+		if r := put(major, int32(s.Major), r); r != gpusim.Success {
 			return r
 		}
-		return put(minor, int32(s.Minor), r) //nolint:gosec // small
+		return put(minor, int32(s.Minor), r)
 	})
 }
 
@@ -264,7 +264,7 @@ func nvmlDeviceGetCudaComputeCapability(device, major, minor unsafe.Pointer) int
 func nvmlDeviceGetNumGpuCores(device, to unsafe.Pointer) int32 {
 	return on(device, func(d gpusim.Device) gpusim.Return {
 		s, r := lib().Static(d)
-		return put(to, uint32(s.Cores), r) //nolint:gosec // some thousands
+		return put(to, uint32(s.Cores), r)
 	})
 }
 
@@ -272,7 +272,7 @@ func nvmlDeviceGetNumGpuCores(device, to unsafe.Pointer) int32 {
 func nvmlDeviceGetNumaNodeId(device, to unsafe.Pointer) int32 {
 	return on(device, func(d gpusim.Device) gpusim.Return {
 		s, r := lib().Static(d)
-		return put(to, uint32(s.NUMA), r) //nolint:gosec // small
+		return put(to, uint32(s.NUMA), r)
 	})
 }
 
@@ -315,14 +315,14 @@ func nvmlDeviceSetComputeMode(device unsafe.Pointer, mode uint32) int32 {
 	return on(device, func(d gpusim.Device) gpusim.Return { return lib().SetComputeMode(d, mode) })
 }
 
-// unlimited stands for "no instance" in 32 bits.
+// noInstance is gpusim.NoInstance as NVML writes it.
 const noInstance = 0xffffffff
 
 func instanceID(id int) uint32 {
 	if id == gpusim.NoInstance {
 		return noInstance
 	}
-	return uint32(id) //nolint:gosec // small
+	return uint32(id)
 }
 
 // processInfo is nvmlProcessInfo_t of versions 2 and 3.
@@ -343,7 +343,7 @@ func processes(device, count, array unsafe.Pointer) int32 {
 		ps, r := lib().Processes(d)
 		var out []processInfo
 		for _, p := range ps {
-			out = append(out, processInfo{uint32(p.PID), p.Used, instanceID(p.GI), instanceID(p.CI)}) //nolint:gosec // a pid
+			out = append(out, processInfo{uint32(p.PID), p.Used, instanceID(p.GI), instanceID(p.CI)})
 		}
 		return putProcesses(array, count, out, r)
 	})
@@ -352,7 +352,7 @@ func processes(device, count, array unsafe.Pointer) int32 {
 // putProcesses is putList, but here a missing array is one that is too small.
 func putProcesses[T any](array, count unsafe.Pointer, list []T, r gpusim.Return) gpusim.Return {
 	if count != nil && array == nil && r == gpusim.Success && len(list) > 0 {
-		*(*uint32)(count) = uint32(len(list)) //nolint:gosec // some
+		*(*uint32)(count) = uint32(len(list))
 		return gpusim.InsufficientSize
 	}
 	return putList(array, count, list, r)
@@ -374,7 +374,7 @@ func nvmlDeviceGetComputeRunningProcesses(device, count, array unsafe.Pointer) i
 		ps, r := lib().Processes(d)
 		var out []processInfoV1
 		for _, p := range ps {
-			out = append(out, processInfoV1{uint32(p.PID), p.Used}) //nolint:gosec // a pid
+			out = append(out, processInfoV1{uint32(p.PID), p.Used})
 		}
 		return putProcesses(array, count, out, r)
 	})

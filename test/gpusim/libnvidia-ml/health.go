@@ -1,6 +1,6 @@
 package main
 
-import "C" // for the exports
+import "C"
 
 import (
 	"time"
@@ -55,7 +55,7 @@ func nvmlDeviceGetRemappedRows(device, correctable, uncorrectable, pending, fail
 			v  uint32
 		}{
 			{correctable, 0},
-			{uncorrectable, uint32(h.RemappedRows)}, //nolint:gosec // some
+			{uncorrectable, uint32(h.RemappedRows)},
 			{pending, bit(h.RemapPending)},
 			{failed, bit(h.RemapFailed)},
 		} {
@@ -96,7 +96,7 @@ func nvmlDeviceGetFieldValues(device unsafe.Pointer, count int32, values unsafe.
 			f.timestamp = time.Now().UnixMicro()
 			f.result = uint32(gpusim.NotSupported)
 			if f.field == recoveryAction {
-				f.kind, f.result, f.value = unsignedInt, uint32(gpusim.Success), uint64(h.RecoveryAction) //nolint:gosec // small
+				f.kind, f.result, f.value = unsignedInt, uint32(gpusim.Success), uint64(h.RecoveryAction)
 			}
 		}
 		return gpusim.Success

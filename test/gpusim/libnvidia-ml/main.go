@@ -91,15 +91,24 @@ func nvmlInitWithFlags(uint32) int32 { return nvmlInit_v2() }
 func nvmlShutdown() int32 { return int32(lib().Shutdown()) }
 
 // errorTexts keeps the C strings that nvmlErrorString has given out.
-var errorTexts sync.Map
+var errorTexts struct {
+	mu sync.Mutex
+	of map[int32]*C.char
+}
 
 //export nvmlErrorString
 func nvmlErrorString(code int32) *C.char {
-	if text, ok := errorTexts.Load(code); ok {
-		return text.(*C.char)
+	errorTexts.mu.Lock()
+	defer errorTexts.mu.Unlock()
+	text, known := errorTexts.of[code]
+	if !known {
+		if errorTexts.of == nil {
+			errorTexts.of = map[int32]*C.char{}
+		}
+		text = C.CString(gpusim.Return(code).Text())
+		errorTexts.of[code] = text
 	}
-	text, _ := errorTexts.LoadOrStore(code, C.CString(gpusim.Return(code).Text()))
-	return text.(*C.char)
+	return text
 }
 
 // missed are the names that gpusimMissing has reported.
@@ -229,7 +238,7 @@ func putList[T any](array, count unsafe.Pointer, list []T, r gpusim.Return) gpus
 	}
 	n := (*uint32)(count)
 	room := *n
-	*n = uint32(len(list)) //nolint:gosec // a handful
+	*n = uint32(len(list))
 	switch {
 	case len(list) == 0:
 	case array == nil:

@@ -1,6 +1,6 @@
 package main
 
-import "C" // for the exports
+import "C"
 
 import (
 	"unsafe"
@@ -36,7 +36,7 @@ func nvmlDeviceSetMigMode(device unsafe.Pointer, mode uint32, activation unsafe.
 func nvmlDeviceGetMaxMigDeviceCount(device, to unsafe.Pointer) int32 {
 	return on(device, func(d gpusim.Device) gpusim.Return {
 		n, r := lib().MaxMIGDevices(d)
-		return put(to, uint32(n), r) //nolint:gosec // small
+		return put(to, uint32(n), r)
 	})
 }
 
@@ -93,7 +93,7 @@ func nvmlDeviceGetAttributes_v2(device, to unsafe.Pointer) int32 {
 		return put(to, attributes{
 			sms: u32(a.SMs), copies: u32(a.Engines.Copy), decoders: u32(a.Engines.Decoder), encoders: u32(a.Engines.Encoder),
 			jpegs: u32(a.Engines.JPEG), ofas: u32(a.Engines.OFA), gpuInstanceSlices: u32(a.Slices),
-			computeSlice: u32(a.ComputeSlices), memoryMB: uint64(a.MemoryMB), //nolint:gosec // from a table
+			computeSlice: u32(a.ComputeSlices), memoryMB: uint64(a.MemoryMB),
 		}, r)
 	})
 }
@@ -103,7 +103,7 @@ func nvmlDeviceGetAttributes(device, to unsafe.Pointer) int32 {
 	return nvmlDeviceGetAttributes_v2(device, to)
 }
 
-func u32(n int) uint32 { return uint32(n) } //nolint:gosec // counts from tables
+func u32(n int) uint32 { return uint32(n) }
 
 // profileInfo is nvmlGpuInstanceProfileInfo_t.
 type profileInfo struct {
@@ -139,7 +139,7 @@ func nvmlDeviceGetGpuInstanceProfileInfo(device unsafe.Pointer, kind uint32, to 
 		return put(to, profileInfo{
 			id: u32(p.ID), slices: u32(p.Slices), instances: u32(p.Count), sms: u32(p.SMs), copies: u32(e.Copy),
 			decoders: u32(e.Decoder), encoders: u32(e.Encoder), jpegs: u32(e.JPEG), opticals: u32(e.OFA),
-			memoryMB: uint64(p.MemoryMB), //nolint:gosec // from a table
+			memoryMB: uint64(p.MemoryMB),
 		}, r)
 	})
 }
@@ -167,7 +167,7 @@ func putProfile(to unsafe.Pointer, p gpusim.GPUInstanceProfile, r gpusim.Return)
 	v3 := profileInfoV3{
 		version: versionOf[profileInfoV3](3), id: u32(p.ID), slices: u32(p.Slices), instances: u32(p.Count), sms: u32(p.SMs),
 		copies: u32(e.Copy), decoders: u32(e.Decoder), encoders: u32(e.Encoder), jpegs: u32(e.JPEG), opticals: u32(e.OFA),
-		memoryMB: uint64(p.MemoryMB), //nolint:gosec // from a table
+		memoryMB: uint64(p.MemoryMB),
 	}
 	fill(v3.name[:], "MIG "+p.Name)
 	if p.Graphics {

@@ -60,7 +60,7 @@ func (c *cli) on(f func(*gpusim.Node) error) error {
 	if err != nil {
 		return fmt.Errorf("%w: make it with gpusim create", err)
 	}
-	defer n.Close() //nolint:errcheck // nothing is lost by it
+	defer n.Close()
 	return f(n)
 }
 
@@ -82,7 +82,7 @@ func (c *cli) create() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			defer n.Close() //nolint:errcheck // it is written
+			defer n.Close()
 			fmt.Fprint(cmd.OutOrStdout(), n)
 			return nil
 		},
@@ -93,7 +93,7 @@ func read(stdin io.Reader, name string) ([]byte, error) {
 	if name == "-" {
 		return io.ReadAll(stdin)
 	}
-	return os.ReadFile(name) //nolint:gosec // the user's file
+	return os.ReadFile(name)
 }
 
 func (c *cli) show() *cobra.Command {
