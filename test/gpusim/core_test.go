@@ -397,11 +397,26 @@ func TestEventsArrive(t *testing.T) {
 	})
 }
 
-func TestALostGPUAnswersNothing(t *testing.T) {
-	n := node(t, "gpus: [{model: H100-80GB}]")
-	must(t, n.SetHealth(0, gpusim.Health{Lost: true}))
-	if _, err := n.Driver().Snapshot(t.Context()); !errors.Is(err, nvml.ErrLost) {
-		t.Errorf("got %v, want %v", err, nvml.ErrLost)
+func TestALostGPUHidesNoOther(t *testing.T) {
+	n := node(t, "gpus: [{model: H100-80GB, count: 2}]")
+	d := n.Driver()
+	before, err := d.Snapshot(t.Context())
+	must(t, err)
+	must(t, n.SetHealth(1, gpusim.Health{Lost: true}))
+	want := slices.Clone(before)
+	want[1].Lost = true
+	got, err := d.Snapshot(t.Context())
+	must(t, err)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("GPUs (-want +got):\n%s", diff)
+	}
+	if err := d.SetMode(t.Context(), before[1].UUID, true); !errors.Is(err, nvml.ErrLost) {
+		t.Errorf("changing it: got %v, want %v", err, nvml.ErrLost)
+	}
+	fresh, err := n.Driver().Snapshot(t.Context())
+	must(t, err)
+	if diff := cmp.Diff(nvml.GPU{Index: 1, Lost: true}, fresh[1]); diff != "" {
+		t.Errorf("a GPU that was never seen well (-want +got):\n%s", diff)
 	}
 }
 

@@ -13,12 +13,15 @@ import (
 )
 
 // Driver gives the node's GPUs as the agent sees them, without go-nvml and without cgo.
-func (n *Node) Driver() nvml.Driver { return &driver{library: n.Library()} }
+func (n *Node) Driver() nvml.Driver {
+	return &driver{library: n.Library(), known: map[int]nvml.GPU{}}
+}
 
 // driver does by Library calls what the agent's real driver does by go-nvml calls, so a fault or a delay set for a
 // function befalls both in the same way.
 type driver struct {
 	library *Library
+	known   map[int]nvml.GPU // by index, what never changes about it: all that is left to say when it is lost
 
 	mu    sync.Mutex
 	stuck chan struct{} // closed when the call that outlived its context has come back; nil if there was none
@@ -85,6 +88,9 @@ func (d *driver) Snapshot(ctx context.Context) ([]nvml.GPU, error) {
 		}
 		for i := range n {
 			g, r := d.snapshot(i)
+			if r == GPUIsLost {
+				g, r = d.lost(i), Success
+			}
 			if r != Success {
 				return failure(fmt.Sprintf("reading GPU %d", i), g.UUID, r)
 			}
@@ -96,6 +102,12 @@ func (d *driver) Snapshot(ctx context.Context) ([]nvml.GPU, error) {
 		return nil, err
 	}
 	return out, nil
+}
+
+func (d *driver) lost(index int) nvml.GPU {
+	g := d.known[index]
+	g.Index, g.Lost = index, true
+	return g
 }
 
 func (d *driver) snapshot(index int) (nvml.GPU, Return) {
@@ -124,6 +136,10 @@ func (d *driver) snapshot(index int) (nvml.GPU, Return) {
 		}
 	} else if r != NotSupported {
 		return g, r
+	}
+	d.known[index] = nvml.GPU{
+		UUID: g.UUID, PCI: g.PCI, DeviceID: g.DeviceID, Model: g.Model, MemoryMiB: g.MemoryMiB, Capable: g.Capable,
+		Profiles: slices.Clone(g.Profiles),
 	}
 	ps, r := l.Processes(h)
 	for _, p := range ps {

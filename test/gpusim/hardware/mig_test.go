@@ -1,6 +1,7 @@
 package hardware_test
 
 import (
+	"bytes"
 	"debug/elf"
 	"fmt"
 	"math/rand/v2"
@@ -12,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/NVIDIA/go-nvlib/pkg/nvlib/device"
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -237,10 +239,9 @@ func TestManyProcessesAtOnceKeepTheStateWhole(t *testing.T) {
 	const workers, steps = 6, 40
 	done := make(chan error, workers)
 	for i := range workers {
-		c := exec.CommandContext(t.Context(), os.Args[0])
-		c.Env = append(os.Environ(), workerVariable+"="+strconv.Itoa(steps), "GPUSIM_TEST_LIBRARY="+libraryPath, "GPUSIM_TEST_SEED="+strconv.Itoa(i))
+		c, out := worker(t, steps, i)
 		go func() {
-			out, err := c.CombinedOutput()
+			err := c.Wait()
 			if err != nil {
 				err = fmt.Errorf("%w: %s", err, out)
 			}
@@ -261,6 +262,54 @@ func TestManyProcessesAtOnceKeepTheStateWhole(t *testing.T) {
 	}
 	if got := calls["CreateGpuInstance"]; got != workers*steps {
 		t.Errorf("%d creations were counted, want %d", got, workers*steps)
+	}
+}
+
+// worker starts a process that makes and undoes instances on the test's node.
+func worker(t *testing.T, steps, seed int) (*exec.Cmd, *bytes.Buffer) {
+	t.Helper()
+	out := &bytes.Buffer{}
+	c := exec.CommandContext(t.Context(), os.Args[0])
+	c.Env = append(os.Environ(), workerVariable+"="+strconv.Itoa(steps), "GPUSIM_TEST_LIBRARY="+libraryPath,
+		"GPUSIM_TEST_SEED="+strconv.Itoa(seed))
+	c.Stdout, c.Stderr = out, out
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return c, out
+}
+
+// What a killed process leaves is what a crash of a real one leaves: half-made instances at most, and nobody blocked.
+func TestKilledProcessesLeaveTheStateWhole(t *testing.T) {
+	_, n := load(t, "gpus: [{model: H100-80GB, count: 2, mig: true}]")
+	look := time.NewTicker(time.Millisecond)
+	defer look.Stop()
+	const kills = 10
+	for i := range kills {
+		c, _ := worker(t, 1<<30, i)
+		for before := n.Calls()["CreateGpuInstance"]; n.Calls()["CreateGpuInstance"] < before+5+i; {
+			<-look.C
+		}
+		if err := c.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Wait(); err == nil {
+			t.Error("the worker was not killed")
+		}
+		gpus, err := n.Driver().Snapshot(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, g := range gpus {
+			for _, p := range g.Instances {
+				if err := n.Driver().Destroy(t.Context(), g.UUID, p.Placed); err != nil {
+					t.Errorf("destroying what was left: %v", err)
+				}
+			}
+		}
+	}
+	if diff := cmp.Diff("gpu 0 H100-80GB mig=on\ngpu 1 H100-80GB mig=on\n", n.String()); diff != "" {
+		t.Errorf("GPUs (-want +got):\n%s", diff)
 	}
 }
 
