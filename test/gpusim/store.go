@@ -16,8 +16,7 @@ import (
 // Files of a node directory.
 const (
 	stateFile = "state.json"
-	lockFile  = "lock"      // flock for writers; its content is the generation
-	traceFile = "trace.log" // what the shared library was asked for and does not know
+	lockFile  = "lock" // flock for writers; its content is the generation
 )
 
 // store keeps the state of one node in a directory. A read that finds nothing new costs one look at a mapped word.
