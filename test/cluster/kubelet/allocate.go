@@ -274,15 +274,13 @@ func (t *deviceTable) given(pod types.UID, container string) map[string]*contain
 	return t.pods[pod].Containers[container]
 }
 
-// leftovers are pods on record that the predicate does not know.
-func (t *deviceTable) leftovers(known func(types.UID) bool) []*corev1.Pod {
+// owners are the pods on record, as far as the record knows them.
+func (t *deviceTable) owners() []*corev1.Pod {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var pods []*corev1.Pod
 	for uid, record := range t.pods {
-		if !known(uid) {
-			pods = append(pods, record.stub(uid))
-		}
+		pods = append(pods, record.stub(uid))
 	}
 	return pods
 }

@@ -304,6 +304,13 @@ func (t *deviceTable) recreated() bool {
 	return !t.existed
 }
 
+// isNew reports whether no container can have run under the last kubelet of this directory.
+func (t *deviceTable) isNew() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return !t.existed || t.rebooted
+}
+
 func isExtendedResource(name string) bool {
 	domain, _, found := strings.Cut(name, "/")
 	return found && domain != "kubernetes.io" && !strings.HasSuffix(domain, ".kubernetes.io") && !strings.HasPrefix(domain, "requests.")

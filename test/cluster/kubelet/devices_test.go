@@ -265,3 +265,80 @@ func TestReportsLeaveWhatOthersWroteIntoTheNode(t *testing.T) {
 		t.Errorf("node after a report (-want +got):\n%s", diff)
 	}
 }
+
+func TestAPodThatAsksForAGhostIsRejected(t *testing.T) {
+	l := startLone(t, kubelet.Options{})
+	p := servePlugin(t, l.DevicePluginDir(), "gpu.sock", gpu, "a")
+	l.expect(t, gpu, 1, 1)
+	p.stop()
+	l.expect(t, gpu, 1, 0)
+	l.clock.Step(5*time.Minute + time.Second)
+	l.expect(t, gpu, 0, 0)
+	l.pod(t, "late", wanting(gpu, 1))
+	rejected := l.until(t, "late", hasFailed)
+	if rejected.Status.Reason != "OutOf"+gpu {
+		t.Errorf("rejected for %s: %s", rejected.Status.Reason, rejected.Status.Message)
+	}
+}
+
+func TestAForcedDeletionFreesDevicesWhenThePodHasEnded(t *testing.T) {
+	told := &usage{more: make(chan struct{})}
+	l := startLone(t, kubelet.Options{OnFree: told.freed})
+	servePlugin(t, l.DevicePluginDir(), "gpu.sock", gpu, "GPU-a")
+	l.expect(t, gpu, 1, 1)
+	l.pod(t, "first", func(pod *corev1.Pod) {
+		wanting(gpu, 1)(pod)
+		pod.Annotations = map[string]string{kubelet.TerminationDelayAnnotation: "1h"}
+	})
+	l.until(t, "first", isReady)
+	if err := l.client.CoreV1().Pods("default").Delete(t.Context(), "first", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	// It is gone from the API server and still uses its GPU: what the scheduler sends now is refused.
+	l.pod(t, "early", wanting(gpu, 1))
+	l.until(t, "early", hasFailed)
+	l.passing(t, func() { told.await(t, "free first GPU-a") })
+	l.pod(t, "late", wanting(gpu, 1))
+	l.until(t, "late", isReady)
+}
+
+// passing lets time go by until f returns.
+func (l *lone) passing(t *testing.T, f func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f()
+	}()
+	for {
+		select {
+		case <-done:
+			return
+		case <-time.After(10 * time.Millisecond):
+			l.clock.Step(100 * time.Millisecond)
+		}
+	}
+}
+
+// pod makes a pod that is bound to the node.
+func (l *lone) pod(t *testing.T, name string, change func(*corev1.Pod)) {
+	t.Helper()
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid-" + name)}, Spec: corev1.PodSpec{
+		NodeName: "node-a", Containers: []corev1.Container{{Name: "main"}},
+	}}
+	change(pod)
+	if _, err := l.client.CoreV1().Pods("default").Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (l *lone) until(t *testing.T, name string, wanted func(*corev1.Pod) bool) *corev1.Pod {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	pod, err := l.WaitPod(ctx, "default", name, wanted)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pod
+}

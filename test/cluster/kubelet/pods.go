@@ -23,7 +23,7 @@ import (
 // listTimeout is how long a kubelet may wait for the first list of its pods.
 const listTimeout = 30 * time.Second
 
-// podWatch follows the pods that are bound to the node, and keeps a worker for each.
+// podWatch follows the pods that are bound to the node, and keeps a worker for each. Its lock comes before a worker's.
 type podWatch struct {
 	k   *Kubelet
 	log *zap.Logger
@@ -43,11 +43,13 @@ func newPodWatch(k *Kubelet) *podWatch {
 // start lists the pods, gives back the devices of those that are gone, and follows the rest until ctx ends or stop.
 func (p *podWatch) start(ctx context.Context) error {
 	ctx, p.cancel = context.WithCancel(ctx)
+	// Containers outlive a kubelet that was away, but not a reboot, and not a machine that is new.
+	survive := !p.k.devices.isNew()
 	informer := informers.NewFilteredPodInformer(p.k.client, metav1.NamespaceAll, 0, nil, func(o *metav1.ListOptions) {
 		o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", p.k.Node).String()
 	})
 	handler, err := informer.AddEventHandler(cache.ResourceEventHandlerDetailedFuncs{
-		AddFunc:    func(object any, initial bool) { p.seen(ctx, object, initial) },
+		AddFunc:    func(object any, initial bool) { p.seen(ctx, object, initial && survive) },
 		UpdateFunc: func(_, object any) { p.seen(ctx, object, false) },
 		DeleteFunc: p.removed,
 	})
@@ -60,8 +62,10 @@ func (p *podWatch) start(ctx context.Context) error {
 	if !cache.WaitForCacheSync(listing.Done(), handler.HasSynced) {
 		return fmt.Errorf("listing the pods of node %s: no answer in %v", p.k.Node, listTimeout)
 	}
-	for _, gone := range p.k.devices.leftovers(p.knows) {
-		p.freed(gone)
+	for _, pod := range p.k.devices.owners() {
+		if !p.knows(pod.UID) {
+			p.freed(pod)
+		}
 	}
 	return nil
 }
@@ -77,7 +81,7 @@ func (p *podWatch) stop() {
 	p.work.Wait()
 }
 
-func (p *podWatch) seen(ctx context.Context, object any, initial bool) {
+func (p *podWatch) seen(ctx context.Context, object any, survived bool) {
 	pod, isPod := object.(*corev1.Pod)
 	if !isPod || pod.Spec.NodeName != p.k.Node {
 		return
@@ -91,9 +95,7 @@ func (p *podWatch) seen(ctx context.Context, object any, initial bool) {
 	if p.closed {
 		return
 	}
-	// Containers outlive a kubelet that was away, but not a reboot, and not a machine that is new.
-	survived := initial && pod.Status.Phase == corev1.PodRunning && !p.k.devices.recreated() && !p.k.devices.rebooted
-	w := newWorker(p, pod, survived)
+	w := newWorker(p, pod, survived && pod.Status.Phase == corev1.PodRunning)
 	p.workers[pod.UID] = w
 	p.work.Go(func() { w.run(ctx) })
 }

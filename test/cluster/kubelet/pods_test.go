@@ -37,23 +37,39 @@ type joined struct {
 
 // usage records what OnAllocate and OnFree tell.
 type usage struct {
-	mu  sync.Mutex
-	of  map[string][]string // device ids by pod
-	log []string
+	mu   sync.Mutex
+	log  []string
+	more chan struct{} // closed and replaced with each line
 }
 
-func (u *usage) allocated(pod *corev1.Pod, ids []string) {
+func (u *usage) allocated(pod *corev1.Pod, ids []string) { u.note("allocate", pod, ids) }
+
+func (u *usage) freed(pod *corev1.Pod, ids []string) { u.note("free", pod, ids) }
+
+func (u *usage) note(what string, pod *corev1.Pod, ids []string) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.of[pod.Name] = ids
-	u.log = append(u.log, "allocate "+pod.Name+" "+strings.Join(ids, ","))
+	u.log = append(u.log, what+" "+pod.Name+" "+strings.Join(ids, ","))
+	close(u.more)
+	u.more = make(chan struct{})
 }
 
-func (u *usage) freed(pod *corev1.Pod, ids []string) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	delete(u.of, pod.Name)
-	u.log = append(u.log, "free "+pod.Name+" "+strings.Join(ids, ","))
+// await waits for a line.
+func (u *usage) await(t *testing.T, line string) {
+	t.Helper()
+	for {
+		u.mu.Lock()
+		found, more := slices.Contains(u.log, line), u.more
+		u.mu.Unlock()
+		if found {
+			return
+		}
+		select {
+		case <-more:
+		case <-time.After(30 * time.Second):
+			t.Fatalf("the hooks were not told %q", line)
+		}
+	}
 }
 
 func (u *usage) lines() []string {
@@ -66,7 +82,7 @@ func (u *usage) lines() []string {
 func join(t *testing.T, o kubelet.Options) *joined {
 	t.Helper()
 	plane := clustertest.Start(t)
-	j := &joined{admin: clustertest.Client(t), namespace: clustertest.Namespace(t), usage: &usage{of: map[string][]string{}}}
+	j := &joined{admin: clustertest.Client(t), namespace: clustertest.Namespace(t), usage: &usage{more: make(chan struct{})}}
 	o.Node = "node-" + j.namespace
 	o.Dir = shortDir(t)
 	credentials, err := plane.ConfigFor("system:node:"+o.Node, "system:nodes")
@@ -473,4 +489,33 @@ func TestTheSchedulerPlacesPodsOnTheNode(t *testing.T) {
 		pod.Spec.NodeName, pod.Spec.NodeSelector = "", map[string]string{"pool": filepath.Base(t.Name())}
 	})
 	j.until(t, "user", isReady)
+}
+
+func TestANodeIsLeasedByItsKubelet(t *testing.T) {
+	t.Parallel()
+	j := join(t, kubelet.Options{})
+	lease, err := j.admin.CoordinationV1().Leases("kube-node-lease").Get(t.Context(), j.options.Node, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if *lease.Spec.HolderIdentity != j.options.Node || time.Since(lease.Spec.RenewTime.Time) > time.Minute || len(lease.OwnerReferences) != 1 {
+		t.Errorf("lease %+v of %+v", lease.Spec, lease.OwnerReferences)
+	}
+}
+
+func TestInitContainersAndSidecarsOfAPodWithoutProcesses(t *testing.T) {
+	t.Parallel()
+	j := join(t, kubelet.Options{})
+	always := corev1.ContainerRestartPolicyAlways
+	j.pod(t, "inits", func(pod *corev1.Pod) {
+		pod.Spec.InitContainers = []corev1.Container{
+			{Name: "first", Image: "example.com/first"},
+			{Name: "beside", Image: "example.com/beside", RestartPolicy: &always},
+		}
+	})
+	pod := j.until(t, "inits", isReady)
+	inits := pod.Status.InitContainerStatuses
+	if len(inits) != 2 || inits[0].State.Terminated == nil || inits[1].State.Running == nil {
+		t.Errorf("init containers of a running pod: %+v", inits)
+	}
 }

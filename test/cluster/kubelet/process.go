@@ -75,7 +75,7 @@ func (w *worker) await(life context.Context, end func(), stop <-chan struct{}, c
 			w.log.Warn("liveness probe failed", zap.String("container", c.spec.Name), zap.Error(why))
 			unhealthy = nil
 			_ = cmd.Process.Signal(syscall.SIGTERM) // as above
-			timer := w.k.Clock.NewTimer(w.grace(life))
+			timer := w.k.Clock.NewTimer(w.grace())
 			defer timer.Stop()
 			grace = timer.C()
 		case <-grace:

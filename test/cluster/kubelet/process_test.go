@@ -15,10 +15,13 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/wait"
+	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/gpuslice/gpuslice/test/binaries"
 	"github.com/gpuslice/gpuslice/test/cluster"
@@ -248,6 +251,71 @@ func TestAnImageThatCannotStartIsReportedAndTriedAgain(t *testing.T) {
 	}
 	j.configMap(t, "later", nil)
 	j.until(t, "early", isReady)
+}
+
+func TestAPodWhoseInitContainerFailsNeverRuns(t *testing.T) {
+	t.Parallel()
+	j := joinWithProgram(t, kubelet.Options{})
+	j.pod(t, "init", func(pod *corev1.Pod) {
+		running(pod)
+		pod.Spec.RestartPolicy = corev1.RestartPolicyNever
+		pod.Spec.InitContainers, pod.Spec.Containers = pod.Spec.Containers, []corev1.Container{{Name: "after", Image: "example.com/after"}}
+	})
+	j.ask(t, "init", "/exit?code=5")
+	pod := j.until(t, "init", hasFailed)
+	if pod.Status.InitContainerStatuses[0].State.Terminated.ExitCode != 5 || pod.Status.ContainerStatuses[0].State.Waiting == nil {
+		t.Errorf("status after a failed init container: %+v", pod.Status)
+	}
+}
+
+func TestTokensAreRenewedBeforeTheyExpire(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	box, err := binaries.Builder{}.Tool(t.Context(), "./test/sandbox/cmd/sandbox")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, issued, now := shortDir(t), 0, time.Date(2026, 5, 4, 3, 2, 1, 0, time.UTC)
+	asked := make(chan int, 10)
+	l := startLone(t, kubelet.Options{Dir: dir, SandboxBinary: box, Images: map[string]kubelet.Image{programImage: {Path: self}}})
+	l.client.PrependReactor("create", "serviceaccounts", func(clienttesting.Action) (bool, runtime.Object, error) {
+		issued++
+		asked <- issued
+		return true, &authenticationv1.TokenRequest{Status: authenticationv1.TokenRequestStatus{
+			Token: "token-" + strconv.Itoa(issued), ExpirationTimestamp: metav1.NewTime(now.Add(time.Duration(issued) * time.Hour)),
+		}}, nil
+	})
+	l.pod(t, "holder", func(pod *corev1.Pod) {
+		pod.Spec.Volumes = []corev1.Volume{{Name: "token", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
+			Sources: []corev1.VolumeProjection{{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "token"}}},
+		}}}}
+		running(pod)
+	})
+	l.until(t, "holder", isReady)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if got := <-asked; got != 1 {
+		t.Fatalf("%d tokens were asked for", got)
+	}
+	l.clock.Step(47 * time.Minute) // not yet: the token is good for 60
+	if len(asked) != 0 {
+		t.Error("a token was renewed after 47 of its 60 minutes")
+	}
+	l.clock.Step(2 * time.Minute)
+	select {
+	case <-asked:
+	case <-ctx.Done():
+		t.Fatal("the token was not renewed")
+	}
+	file := filepath.Join(dir, "pods", "uid-holder", "volumes", "token", "token")
+	if err := wait.PollUntilContextCancel(ctx, 10*time.Millisecond, true, func(context.Context) (bool, error) {
+		text, err := os.ReadFile(file)
+		return string(text) == "token-2", err
+	}); err != nil {
+		t.Errorf("waiting for the second token in its file: %v", err)
+	}
 }
 
 // The command is tried as people run it, and then killed: nothing of the node may outlive it.

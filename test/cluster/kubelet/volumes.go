@@ -133,12 +133,8 @@ func (v *volumes) watchObjects(ctx context.Context) {
 		all = append(all, informers.NewFilteredSecretInformer(v.w.k.client, pod.Namespace, 0, nil, only(name)))
 	}
 	for _, informer := range all {
-		_, err := informer.AddEventHandler(cache.ResourceEventHandlerDetailedFuncs{
-			AddFunc: func(_ any, initial bool) {
-				if !initial {
-					v.poke()
-				}
-			},
+		_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+			AddFunc:    func(any) { v.poke() }, // also at the start: it may have changed since the files were made
 			UpdateFunc: func(_, _ any) { v.poke() },
 		})
 		if err != nil { // only of an informer that has stopped

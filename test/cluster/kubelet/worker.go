@@ -108,8 +108,9 @@ func (w *worker) admit(ctx context.Context) error {
 
 // live runs the pod's containers until they have ended, by themselves or because the pod is deleted.
 func (w *worker) live(ctx context.Context) error {
+	address := w.pods.address(w.latest(), w.hasProcesses())
 	w.mu.Lock()
-	w.address = w.pods.address(w.pod, w.hasProcesses())
+	w.address = address
 	w.mu.Unlock()
 
 	kill, killAll := context.WithCancel(context.WithoutCancel(ctx))
@@ -147,10 +148,10 @@ func (w *worker) live(ctx context.Context) error {
 // terminate tells the containers to end, and kills what is left when the grace period is over. A second deletion may
 // shorten it.
 func (w *worker) terminate(ctx context.Context, running <-chan struct{}, killAll func()) {
-	began, kubeletStops := w.k.Clock.Now(), ctx.Done()
+	began := w.k.Clock.Now()
 	close(w.stopping)
 	for {
-		timer := w.k.Clock.NewTimer(w.grace(ctx) - w.k.Clock.Since(began))
+		timer := w.k.Clock.NewTimer(w.grace() - w.k.Clock.Since(began))
 		select {
 		case <-running:
 			timer.Stop()
@@ -159,15 +160,33 @@ func (w *worker) terminate(ctx context.Context, running <-chan struct{}, killAll
 			killAll()
 			<-running
 			return
+		case <-ctx.Done():
+			timer.Stop()
+			w.abandon(running, killAll)
+			return
 		case <-w.wake:
-		case <-kubeletStops:
-			kubeletStops = nil // once is enough: the grace is computed anew
+			timer.Stop()
 		}
-		timer.Stop()
 	}
 }
 
-func (w *worker) grace(ctx context.Context) time.Duration {
+// abandon ends the processes since the kubelet stops, in real time: nobody moves a test's clock any more. Containers
+// without a process go on as far as anybody can tell.
+func (w *worker) abandon(running <-chan struct{}, killAll func()) {
+	if w.hasProcesses() {
+		timer := time.NewTimer(stopGrace)
+		defer timer.Stop()
+		select {
+		case <-running:
+			return
+		case <-timer.C:
+		}
+	}
+	killAll()
+	<-running
+}
+
+func (w *worker) grace() time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	grace := 30 * time.Second
@@ -177,10 +196,7 @@ func (w *worker) grace(ctx context.Context) time.Duration {
 	if seconds := w.pod.DeletionGracePeriodSeconds; seconds != nil {
 		grace = time.Duration(*seconds) * time.Second
 	}
-	switch {
-	case ctx.Err() != nil:
-		return min(grace, stopGrace)
-	case w.removed:
+	if w.removed {
 		return min(grace, removedGrace)
 	}
 	return grace
