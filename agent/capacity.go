@@ -57,6 +57,34 @@ func expected(gpus []nvml.GPU, strategy config.MIGStrategy) resources {
 	return out
 }
 
+// offered is what kubelet gives out of GPUs, leaving out names without devices.
+func offered(kubelet resources) resources {
+	out := resources{}
+	for name, ids := range kubelet {
+		if ours(name) && len(ids) > 0 {
+			out[name] = ids
+		}
+	}
+	return out
+}
+
+// namedBy gives the hardware's devices the names under which the node's plugin has them. Plugins before v0.20 leave out
+// what distinguishes a profile from its plain form: they offer a 1g.10gb+me as nvidia.com/mig-1g.10gb.
+func (r resources) namedBy(kubelet resources) resources {
+	out := resources{}
+	for name, ids := range r {
+		profile, plain := strings.CutPrefix(name, resourceMIGPrefix)
+		if end := strings.Index(profile, "gb"); plain && len(kubelet[name])+len(kubelet[name+sharedSuffix]) == 0 && end >= 0 {
+			name = resourceMIGPrefix + profile[:end+len("gb")]
+		}
+		out[name] = append(out[name], ids...)
+	}
+	for _, ids := range out {
+		slices.Sort(ids)
+	}
+	return out
+}
+
 // String lists names and counts: "nvidia.com/mig-1g.10gb 16, nvidia.com/mig-3g.40gb 8".
 func (r resources) String() string {
 	if len(r) == 0 {
@@ -73,21 +101,22 @@ func (r resources) String() string {
 // Nothing means that all three agree. Devices are compared by id, since equal counts of old ids prove nothing.
 func disagreements(hardware resources, kubelet resources, allocatable corev1.ResourceList) []string {
 	var out []string
+	hardware = hardware.namedBy(kubelet)
 	seen := map[string]bool{}
 	for _, name := range slices.Sorted(maps.Keys(hardware)) {
-		offered := name
-		if _, ok := kubelet[name]; !ok && len(kubelet[name+sharedSuffix]) > 0 {
-			offered = name + sharedSuffix
+		shown := name
+		if len(kubelet[name]) == 0 && len(kubelet[name+sharedSuffix]) > 0 {
+			shown = name + sharedSuffix
 		}
-		seen[offered] = true
-		switch ids := physical(kubelet[offered]); {
+		seen[shown] = true
+		switch ids := physical(kubelet[shown]); {
 		case len(ids) != len(hardware[name]):
 			out = append(out, fmt.Sprintf("%s: the GPUs have %d, kubelet %d", name, len(hardware[name]), len(ids)))
 		case !slices.Equal(ids, hardware[name]):
 			out = append(out, fmt.Sprintf("%s: kubelet still has devices that no longer exist", name))
 		default:
-			if n := count(allocatable, offered); n != len(kubelet[offered]) {
-				out = append(out, fmt.Sprintf("%s: kubelet has %d, the node object %d", offered, len(kubelet[offered]), n))
+			if n := count(allocatable, shown); n != len(kubelet[shown]) {
+				out = append(out, fmt.Sprintf("%s: kubelet has %d, the node object %d", shown, len(kubelet[shown]), n))
 			}
 		}
 	}

@@ -201,7 +201,7 @@ func (a *Agent) awaitCapacity(seen observed, want wish) error {
 	if len(seen.capacity) == 0 {
 		return &Waiting{
 			Reason: config.ReasonAwaitingCapacity, After: proofInterval,
-			Message: "capacity is right; looking once more: " + expected(seen.gpus, seen.strategy).String(),
+			Message: "capacity is right; looking once more: " + offered(seen.kubelet).String(),
 		}
 	}
 	if seen.journal == nil {
@@ -244,7 +244,7 @@ func (a *Agent) release(ctx context.Context, seen observed, want wish) error {
 		return err
 	}
 	a.eventf(seen.node, corev1.EventTypeNormal, config.ReasonReleased, "node given back after %s, %s",
-		a.clock.Since(seen.journal.Started).Round(time.Second), expected(seen.gpus, seen.strategy))
+		a.clock.Since(seen.journal.Started).Round(time.Second), offered(seen.kubelet))
 	return nil
 }
 

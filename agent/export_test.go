@@ -3,6 +3,11 @@ package agent
 import (
 	"context"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // Pass is one pass of the loop, for tests that are the loop themselves.
@@ -10,3 +15,8 @@ func (a *Agent) Pass(ctx context.Context) time.Duration { return a.pass(ctx) }
 
 // ParseJournal is how the journal is read.
 var ParseJournal = parseJournal
+
+// Disagreements is how the capacity is judged.
+func Disagreements(gpus []nvml.GPU, strategy config.MIGStrategy, kubelet map[string][]string, node corev1.ResourceList) []string {
+	return disagreements(expected(gpus, strategy), kubelet, node)
+}

@@ -159,7 +159,7 @@ func progress(kind plan.Kind, want wish) (config.Reason, Phase) {
 }
 
 func (a *Agent) converged(seen observed, want wish) string {
-	text := fmt.Sprintf("%s: %s", want.name, expected(seen.gpus, seen.strategy))
+	text := fmt.Sprintf("%s: %s", want.name, offered(seen.kubelet))
 	if old := ghosts(seen.kubelet, seen.node.Status.Allocatable); len(old) > 0 {
 		text += fmt.Sprintf(" (kubelet keeps showing %s at 0, which is harmless)", strings.Join(old, ", "))
 	}

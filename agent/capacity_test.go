@@ -1,0 +1,89 @@
+package agent_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+func TestCapacityIsProvenByDevicesAndNotByCounts(t *testing.T) {
+	whole := nvml.GPU{UUID: "GPU-a", Capable: true}
+	cut := nvml.GPU{UUID: "GPU-b", Capable: true, Enabled: true, Instances: []nvml.Instance{
+		{Devices: []nvml.Device{{UUID: "MIG-1", Profile: "1g.10gb"}}},
+		{Devices: []nvml.Device{{UUID: "MIG-2", Profile: "1g.10gb+me"}}},
+	}}
+	lost := nvml.GPU{UUID: "GPU-c", Lost: true}
+	for _, row := range []struct {
+		name     string
+		gpus     []nvml.GPU
+		strategy config.MIGStrategy
+		kubelet  string // "resource: id id; resource: id"
+		node     map[string]string
+		want     string // empty: all agree
+	}{
+		{"whole GPUs", []nvml.GPU{whole, lost}, config.MIGStrategyMixed, "gpu: GPU-a", map[string]string{"gpu": "1"}, ""},
+		{
+			"slices under their own names", []nvml.GPU{whole, cut}, config.MIGStrategyMixed,
+			"gpu: GPU-a; mig-1g.10gb: MIG-1; mig-1g.10gb.me: MIG-2",
+			map[string]string{"gpu": "1", "mig-1g.10gb": "1", "mig-1g.10gb.me": "1"}, "",
+		},
+		{
+			"a plugin that drops attributes from names", []nvml.GPU{cut}, config.MIGStrategyMixed,
+			"mig-1g.10gb: MIG-1 MIG-2", map[string]string{"mig-1g.10gb": "2"}, "",
+		},
+		{"slices as GPUs", []nvml.GPU{cut}, config.MIGStrategySingle, "gpu: MIG-1 MIG-2", map[string]string{"gpu": "2"}, ""},
+		{"strategy none", []nvml.GPU{cut}, config.MIGStrategyNone, "gpu: GPU-b", map[string]string{"gpu": "1"}, ""},
+		{
+			"shared GPUs", []nvml.GPU{whole}, config.MIGStrategyMixed, "gpu: GPU-a::0 GPU-a::1",
+			map[string]string{"gpu": "2"}, "",
+		},
+		{
+			"shared and renamed GPUs, and the old name at 0", []nvml.GPU{whole}, config.MIGStrategyMixed,
+			"gpu.shared: GPU-a::0 GPU-a::1", map[string]string{"gpu.shared": "2", "gpu": "0"}, "",
+		},
+		{
+			"equal counts of old devices", []nvml.GPU{whole}, config.MIGStrategyMixed, "gpu: GPU-old",
+			map[string]string{"gpu": "1"}, "nvidia.com/gpu: kubelet still has devices that no longer exist",
+		},
+		{
+			"a node object that lags behind", []nvml.GPU{whole}, config.MIGStrategyMixed, "gpu: GPU-a", nil,
+			"nvidia.com/gpu: kubelet has 1, the node object 0",
+		},
+		{
+			"a resource of a former plugin", []nvml.GPU{whole}, config.MIGStrategyMixed, "gpu: GPU-a",
+			map[string]string{"gpu": "1", "mig-3g.40gb": "2"}, "nvidia.com/mig-3g.40gb: the GPUs have none, the node object 2",
+		},
+		{
+			"a plugin that is away", []nvml.GPU{cut}, config.MIGStrategySingle, "", map[string]string{"gpu": "0"},
+			"nvidia.com/gpu: the GPUs have 2, kubelet 0",
+		},
+		{
+			"resources of other devices", []nvml.GPU{whole}, config.MIGStrategyMixed, "gpu: GPU-a; hostdev: pci-1",
+			map[string]string{"gpu": "1", "hostdev": "4"}, "",
+		},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			kubelet := map[string][]string{}
+			for part := range strings.SplitSeq(row.kubelet, "; ") {
+				if name, ids, ok := strings.Cut(part, ": "); ok {
+					kubelet["nvidia.com/"+name] = strings.Fields(ids)
+				}
+			}
+			allocatable := corev1.ResourceList{}
+			for name, n := range row.node {
+				allocatable[corev1.ResourceName("nvidia.com/"+name)] = resource.MustParse(n)
+			}
+			got := strings.Join(agent.Disagreements(row.gpus, row.strategy, kubelet, allocatable), "; ")
+			if diff := cmp.Diff(row.want, got); diff != "" {
+				t.Errorf("disagreements (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
