@@ -24,6 +24,13 @@ import (
 	"github.com/gpuslice/gpuslice/nvml/lib"
 )
 
+// A pass takes five requests or so, and a change some fifty passes. The limits are kubelet's own; client-go's default of 5 a
+// second would make each step take a second.
+const (
+	clientQPS   = 50
+	clientBurst = 100
+)
+
 var errNoNode = errors.New("flag --node is empty: name the node this runs on, or set NODE_NAME by the downward API")
 
 func (o *options) run() *cobra.Command {
@@ -93,6 +100,7 @@ func (o *options) client() (kubernetes.Interface, error) {
 	if err != nil {
 		return nil, fmt.Errorf("finding the API server: %w", err)
 	}
+	c.QPS, c.Burst = clientQPS, clientBurst
 	c.UserAgent = agent.FieldManager + "/" + version
 	return kubernetes.NewForConfig(c)
 }
