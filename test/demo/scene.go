@@ -1,0 +1,260 @@
+package main
+
+import (
+	"context"
+	_ "embed" // the workload's manifest
+	"errors"
+	"fmt"
+	"maps"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/gpuslice/gpuslice/nvml"
+	"github.com/gpuslice/gpuslice/test/cluster"
+	"github.com/gpuslice/gpuslice/test/gpusim"
+	"github.com/gpuslice/gpuslice/test/node"
+)
+
+// The nodes of the demo. The second one has room for the pods that must leave the first.
+const (
+	mainNode  = "gpu-1"
+	spareNode = "gpu-2"
+	namespace = "team-a"
+)
+
+// pollEvery is the pause between two looks at something that the demo waits for.
+const pollEvery = 200 * time.Millisecond
+
+//go:embed workload.yaml
+var workload string
+
+// scene is everything that runs for the demo.
+type scene struct {
+	options
+	out   *screen
+	parts node.Parts
+	dir   string
+	root  string // of the checkout
+
+	cluster *cluster.Cluster
+	client  kubernetes.Interface
+	nodes   []*node.Node
+}
+
+// setUp brings up the cluster, the nodes, NVIDIA's device plugin, the agent and the pods.
+func (s *scene) setUp(ctx context.Context) error {
+	s.out.section("Starting a cluster with two simulated GPU nodes")
+	began := time.Now()
+	var err error
+	s.cluster, err = cluster.Start(ctx, cluster.Options{Dir: filepath.Join(s.dir, "cluster"), Binaries: s.parts.Kube})
+	if err != nil {
+		return err
+	}
+	if s.client, err = kubernetes.NewForConfig(s.cluster.Config()); err != nil {
+		return fmt.Errorf("connecting to the cluster: %w", err)
+	}
+	s.out.line("etcd, kube-apiserver, kube-controller-manager, kube-scheduler: %.1fs", time.Since(began).Seconds())
+	for name, count := range map[string]int{mainNode: 8, spareNode: 4} {
+		if err := s.join(ctx, name, count); err != nil {
+			return err
+		}
+	}
+	if err := s.kubectl(ctx, "", "apply", "-f", filepath.Join(s.root, "test", "node", "manifests", "device-plugin.yaml")); err != nil {
+		return err
+	}
+	if err := s.kubectl(ctx, "", "apply", "-k", filepath.Join(s.root, "deploy", "base")); err != nil {
+		return err
+	}
+	for name, count := range map[string]int{mainNode: 8, spareNode: 4} {
+		if err := s.until(ctx, fmt.Sprintf("%d GPUs on %s", count, name), func(ctx context.Context) (bool, error) {
+			object, err := s.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+			return err == nil && quantity(object.Status.Allocatable, "nvidia.com/gpu") == count, err
+		}); err != nil {
+			return err
+		}
+	}
+	if err := s.kubectl(ctx, workload, "apply", "-f", "-"); err != nil {
+		return err
+	}
+	if err := s.until(ctx, "five running pods and an agent", s.settled); err != nil {
+		return err
+	}
+	s.out.line("NVIDIA's device plugin, the agent and the pods run: %.1fs", time.Since(began).Seconds())
+	return nil
+}
+
+func (s *scene) join(ctx context.Context, name string, gpus int) error {
+	spec, err := gpusim.ParseSpec(fmt.Appendf(nil, "gpus:\n- model: H100-80GB\n  count: %d\n", gpus))
+	if err != nil {
+		return err
+	}
+	n, err := node.Start(ctx, s.cluster, node.Options{
+		Name: name, Dir: filepath.Join(s.dir, name), GPUs: spec, Parts: s.parts,
+		Labels: map[string]string{corev1.LabelHostname: name, "nvidia.com/gpu.present": "true"},
+	})
+	if err != nil {
+		return err
+	}
+	s.nodes = append(s.nodes, n)
+	return nil
+}
+
+// settled reports whether all pods of the team run and the agent has said its first word on both nodes.
+func (s *scene) settled(ctx context.Context) (bool, error) {
+	pods, err := s.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return false, err
+	}
+	running := 0
+	for _, p := range pods.Items {
+		if p.Status.Phase == corev1.PodRunning {
+			running++
+		}
+	}
+	nodes, err := s.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return false, err
+	}
+	return running == 5 && !slices.ContainsFunc(nodes.Items, func(n corev1.Node) bool {
+		return ready(n.Status.Conditions) != corev1.ConditionTrue
+	}), nil
+}
+
+// change labels the node and shows what happens until the node is given back.
+func (s *scene) change(ctx context.Context) error {
+	before, err := s.picture(ctx, "Before")
+	if err != nil {
+		return err
+	}
+	s.out.section(fmt.Sprintf("kubectl label node %s nvidia.com/mig.config=%s", mainNode, s.config))
+	s.out.startClock()
+	if err := s.kubectl(ctx, "", "label", "node", mainNode, "nvidia.com/mig.config="+s.config); err != nil {
+		return err
+	}
+	if err := s.follow(ctx); err != nil {
+		return err
+	}
+	took := s.out.stopClock()
+	after, err := s.picture(ctx, "After")
+	if err != nil {
+		return err
+	}
+	if err := s.unharmed(before, after); err != nil {
+		return err
+	}
+	s.out.title(fmt.Sprintf("Done in %.1f s: the node is cut as asked, proven, and schedulable; CPU pods never noticed.", took.Seconds()))
+	return nil
+}
+
+// picture prints what kubelet offers, how the GPUs are cut, and which pods run where.
+func (s *scene) picture(ctx context.Context, when string) ([]corev1.Pod, error) {
+	s.out.section(when)
+	object, err := s.client.CoreV1().Nodes().Get(ctx, mainNode, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	gpus, err := s.nodes[s.index(mainNode)].GPUs.Driver().Snapshot(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, gpu := range gpus {
+		s.out.line("GPU %d  %s", gpu.Index, nvml.Draw(gpu, gpu.Geometry()))
+	}
+	s.out.line("allocatable of %s: %s", mainNode, offered(object.Status.Allocatable))
+	pods, err := s.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range pods.Items {
+		s.out.line("pod %-28s %s", p.Name, p.Spec.NodeName)
+	}
+	return pods.Items, nil
+}
+
+func (s *scene) index(name string) int {
+	return slices.IndexFunc(s.nodes, func(n *node.Node) bool { return n.Name == name })
+}
+
+// unharmed checks what the last line claims.
+func (s *scene) unharmed(before, after []corev1.Pod) error {
+	var errs []error
+	for _, b := range before {
+		stayed := slices.ContainsFunc(after, func(a corev1.Pod) bool { return a.UID == b.UID })
+		if strings.HasPrefix(b.Name, "web-") && !stayed {
+			errs = append(errs, fmt.Errorf("CPU pod %s had to leave", b.Name))
+		}
+	}
+	if len(after) != len(before) {
+		errs = append(errs, fmt.Errorf("%d pods before, %d after", len(before), len(after)))
+	}
+	return errors.Join(errs...)
+}
+
+// stay keeps everything up until ctx ends.
+func (s *scene) stay(ctx context.Context) {
+	s.out.section("Still up: Ctrl-C ends it")
+	s.out.line("%s --kubeconfig %s get nodes", s.cluster.Kubectl(), s.cluster.AdminKubeconfig())
+	<-ctx.Done()
+}
+
+// end stops everything that was started.
+func (s *scene) end() error {
+	for _, n := range s.nodes {
+		n.Kubelet.Stop()
+	}
+	if s.cluster == nil {
+		return nil
+	}
+	return s.cluster.Stop()
+}
+
+// kubectl does what the README tells people to do.
+func (s *scene) kubectl(ctx context.Context, stdin string, args ...string) error {
+	cmd := exec.CommandContext(ctx, s.cluster.Kubectl(), append([]string{"--kubeconfig", s.cluster.AdminKubeconfig()}, args...)...)
+	cmd.Stdin = strings.NewReader(stdin)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("kubectl %s: %w\n%s", strings.Join(args, " "), err, out)
+	}
+	return nil
+}
+
+// until waits for something, and says what for when it does not come.
+func (s *scene) until(ctx context.Context, what string, done wait.ConditionWithContextFunc) error {
+	if err := wait.PollUntilContextCancel(ctx, pollEvery, true, done); err != nil {
+		return fmt.Errorf("waiting for %s: %w", what, err)
+	}
+	return nil
+}
+
+func ready(conditions []corev1.NodeCondition) corev1.ConditionStatus {
+	for _, c := range conditions {
+		if c.Type == "GPUPartitionReady" {
+			return c.Status
+		}
+	}
+	return corev1.ConditionUnknown
+}
+
+func quantity(list corev1.ResourceList, name string) int {
+	q := list[corev1.ResourceName(name)]
+	return int(q.Value())
+}
+
+// offered lists the GPU resources as kubelet reports them, also those that it keeps at 0.
+func offered(list corev1.ResourceList) string {
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(list)) {
+		if strings.HasPrefix(string(name), "nvidia.com/") {
+			parts = append(parts, fmt.Sprintf("%s %d", name, quantity(list, string(name))))
+		}
+	}
+	return strings.Join(parts, ", ")
+}

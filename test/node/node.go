@@ -1,0 +1,166 @@
+// Package node assembles a whole simulated GPU node: simulated GPUs, the stand-in kubelet, NVIDIA's own device plugin on
+// the simulated library, and our agent. The demo shows one to people; the tests of this package put one through what
+// real nodes go through.
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/gpuslice/gpuslice/test/binaries"
+	"github.com/gpuslice/gpuslice/test/cluster"
+	"github.com/gpuslice/gpuslice/test/cluster/kubelet"
+	"github.com/gpuslice/gpuslice/test/gpusim"
+	"github.com/gpuslice/gpuslice/test/sandbox"
+)
+
+// Images that the node runs as processes; every other image is only said to run.
+const (
+	DevicePluginImage = "nvidia/k8s-device-plugin:v0.19.3"
+	AgentImage        = "gpuslice/gpuslice-agent:v0.1.0"
+)
+
+// Parts are the programs that a node consists of.
+type Parts struct {
+	Kube         string // directory of the control plane's programs and kubectl
+	DevicePlugin string // directory of NVIDIA's device plugin
+	LibNVML      string // the simulated library
+	Agent        string
+	Sandbox      string
+}
+
+// Build builds what is missing.
+func Build(ctx context.Context, b binaries.Builder) (Parts, error) {
+	var p Parts
+	for _, part := range []struct {
+		into  *string
+		build func(context.Context) (string, error)
+	}{
+		{&p.Kube, b.Kube},
+		{&p.DevicePlugin, b.DevicePlugin},
+		{&p.LibNVML, b.LibNVML},
+		{&p.Agent, func(ctx context.Context) (string, error) { return b.Tool(ctx, "./cmd/gpuslice-agent") }},
+		{&p.Sandbox, func(ctx context.Context) (string, error) { return b.Tool(ctx, "./test/sandbox/cmd/sandbox") }},
+	} {
+		var err error
+		if *part.into, err = part.build(ctx); err != nil {
+			return Parts{}, err
+		}
+	}
+	return p, nil
+}
+
+// Options say what node it is.
+type Options struct {
+	Name   string
+	Dir    string // of the node; short, since Unix sockets are in it
+	GPUs   gpusim.Spec
+	Labels map[string]string
+	Parts  Parts
+	Log    *zap.Logger // of the stand-in kubelet; silent if nil
+}
+
+// Node is a running simulated GPU node.
+type Node struct {
+	Name    string
+	Dir     string
+	GPUs    *gpusim.Node
+	Kubelet *kubelet.Kubelet
+	Parts   Parts
+
+	cluster *cluster.Cluster
+	client  kubernetes.Interface
+	mounts  []sandbox.Mount
+	env     []string
+	users   users
+}
+
+// Start brings up the node and joins it to the cluster. Its device plugin and agent come with DeployDevicePlugin and
+// DeployAgent, as with any node.
+func Start(ctx context.Context, c *cluster.Cluster, o Options) (*Node, error) {
+	sim := filepath.Join(o.Dir, "gpus")
+	gpus, err := gpusim.Create(sim, o.GPUs)
+	if err != nil {
+		return nil, fmt.Errorf("making the GPUs of node %s: %w", o.Name, err)
+	}
+	host := filepath.Join(o.Dir, "host")
+	if err := gpus.RenderHost(host); err != nil {
+		return nil, fmt.Errorf("rendering the host of node %s: %w", o.Name, err)
+	}
+	root := filepath.Join(o.Dir, "driver")
+	if err := install(o.Parts.LibNVML, filepath.Join(root, "usr", "lib64")); err != nil {
+		return nil, err
+	}
+	client, err := kubernetes.NewForConfig(c.Config())
+	if err != nil {
+		return nil, fmt.Errorf("connecting to the cluster: %w", err)
+	}
+	credentials, err := c.ConfigFor("system:node:"+o.Name, "system:nodes")
+	if err != nil {
+		return nil, fmt.Errorf("making credentials of node %s: %w", o.Name, err)
+	}
+	n := &Node{
+		Name: o.Name, Dir: o.Dir, GPUs: gpus, Parts: o.Parts, cluster: c, client: client,
+		mounts: []sandbox.Mount{{Source: filepath.Join(host, "proc", "driver"), Target: "/proc/driver"}},
+		env:    []string{"GPUSIM_NODE=" + sim},
+		users:  users{gpus: gpus, pids: map[string]int{}, next: firstPID},
+	}
+	library := "LD_LIBRARY_PATH=" + filepath.Join(root, "usr", "lib64")
+	n.Kubelet, err = kubelet.Start(ctx, kubelet.Options{
+		Node: o.Name, Dir: filepath.Join(o.Dir, "kubelet"), Config: credentials, Labels: o.Labels, Log: o.Log,
+		BootID: gpus.BootID(), SandboxBinary: o.Parts.Sandbox,
+		StatusPeriod: 10 * time.Second, ReportAtOnce: true,
+		HostPaths: map[string]string{
+			"/":                               root,
+			"/dev":                            "/dev",
+			"/var/lib/kubelet/device-plugins": filepath.Join(o.Dir, "kubelet", "device-plugins"),
+			"/var/lib/kubelet/pod-resources":  filepath.Join(o.Dir, "kubelet", "pod-resources"),
+		},
+		Images: map[string]kubelet.Image{
+			DevicePluginImage: {
+				Path: filepath.Join(o.Parts.DevicePlugin, "nvidia-device-plugin"),
+				Env:  append([]string{library}, n.env...), Mounts: n.mounts,
+			},
+			AgentImage: {Path: o.Parts.Agent, Env: n.env, Mounts: n.mounts},
+		},
+		OnAllocate: n.users.hold, OnFree: n.users.release,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("starting the kubelet of node %s: %w", o.Name, err)
+	}
+	return n, nil
+}
+
+// Stop ends the node and its processes, and takes it out of the cluster.
+func (n *Node) Stop(ctx context.Context) error {
+	n.Kubelet.Stop()
+	if err := n.client.CoreV1().Nodes().Delete(ctx, n.Name, metav1.DeleteOptions{}); err != nil {
+		return fmt.Errorf("deleting node %s: %w", n.Name, err)
+	}
+	return nil
+}
+
+// Object reads the Node.
+func (n *Node) Object(ctx context.Context) (*corev1.Node, error) {
+	return n.client.CoreV1().Nodes().Get(ctx, n.Name, metav1.GetOptions{})
+}
+
+// install puts the library where a driver root has it.
+func install(library, dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("making the driver root: %w", err)
+	}
+	if err := os.Symlink(library, filepath.Join(dir, "libnvidia-ml.so.1")); err != nil && !errors.Is(err, os.ErrExist) {
+		return fmt.Errorf("installing the simulated library: %w", err)
+	}
+	return nil
+}
