@@ -93,7 +93,21 @@ func (a *Agent) decide(step plan.Step, wish string, err error) decision {
 			message: err.Error() + "; waiting for the processes that hold it (nvidia-smi lists them)",
 		}
 	}
+	if step.TouchesGPU() && errors.Is(err, nvml.ErrNotSupported) {
+		return decision{failure: unsupported(step, wish, err)}
+	}
 	return a.retry(step, wish, err)
+}
+
+// unsupported is a step that will not work however often it is tried.
+func unsupported(step plan.Step, wish string, err error) *Failure {
+	if step.Kind == plan.Reset {
+		return &Failure{
+			Wish: wish, Reason: config.ReasonResetRequired,
+			Message: err.Error() + "; this GPU changes its mode at the node's next reboot only, as in many virtual machines",
+		}
+	}
+	return &Failure{Wish: wish, Reason: config.ReasonHardwareFailure, Message: err.Error()}
 }
 
 // refusal is the reason why a wish cannot be.

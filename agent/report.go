@@ -106,7 +106,7 @@ func (a *Agent) reportOf(seen observed, want wish, steps []plan.Step, err error,
 		reason, phase := progress(steps[0].Kind, want)
 		return report{
 			phase: phase, ready: corev1.ConditionFalse, reason: reason, state: config.StatePending,
-			message: fmt.Sprintf("%s: %s done, %d steps left", target(seen, want), steps[0], len(steps)-1),
+			message: fmt.Sprintf("%s: %d steps left; done: %s", target(seen, want), len(steps)-1, steps[0]),
 		}
 	case d.stalled:
 		return report{phase: PhaseStalled, ready: corev1.ConditionFalse, reason: d.reason, state: config.StateFailed, message: a.stalled(seen, want, d)}
@@ -146,9 +146,7 @@ func progress(kind plan.Kind, want wish) (config.Reason, Phase) {
 		reason, phase = config.ReasonFencing, PhaseDraining
 	case plan.Evict, plan.PauseOperands:
 		reason, phase = config.ReasonEvicting, PhaseDraining
-	case plan.SetMode, plan.Reset:
-		reason = config.ReasonChangingMode
-	case plan.Destroy, plan.Create:
+	case plan.SetMode, plan.Reset, plan.Destroy, plan.Create:
 	case plan.ResumeOperands, plan.RestartOperands, plan.VerifyCapacity, plan.Release:
 		reason, phase = config.ReasonAwaitingCapacity, PhaseVerifying
 	}

@@ -4,9 +4,7 @@ package config
 const (
 	// LabelMIGConfig names the MIG config that the node shall have. Without it the GPUs are left as they are.
 	LabelMIGConfig = "nvidia.com/mig.config"
-	// LabelDevicePluginConfig is the key of the device plugin's config that the node shall have.
-	LabelDevicePluginConfig = "nvidia.com/device-plugin.config"
-	// LabelProfile names a profile of our own catalog. If set, it wins over the two above.
+	// LabelProfile names a profile of our own catalog. If set, it wins over the one above.
 	LabelProfile = "gpuslice.io/profile"
 	// LabelMIGStrategy is how the device plugin presents MIG devices, as GPU feature discovery publishes it.
 	LabelMIGStrategy = "nvidia.com/mig.strategy"
@@ -16,19 +14,15 @@ const (
 const (
 	// LabelMIGConfigState says how far LabelMIGConfig has come, as one of the States, for tools that wait on it.
 	LabelMIGConfigState = "nvidia.com/mig.config.state"
-	// LabelOperandPrefix begins the labels by which NVIDIA's operator deploys its operands: they pause and resume them.
-	LabelOperandPrefix = "nvidia.com/gpu.deploy."
 )
 
-// State is a value of LabelMIGConfigState. The four are those of NVIDIA's k8s-mig-manager, and there are no others.
+// State is a value of LabelMIGConfigState. They are those of NVIDIA's k8s-mig-manager.
 type State string
 
 // The states of a change, as tools that wait for it know them.
 const (
 	// StatePending is written when a change is accepted, and stays until it ends.
 	StatePending State = "pending"
-	// StateRebooting is written while the change waits for the node to come back from a reboot.
-	StateRebooting State = "rebooting"
 	// StateSuccess is written when the capacity is proven.
 	StateSuccess State = "success"
 	// StateFailed is written when the wish is refused, or undone after a failure.
@@ -37,20 +31,13 @@ const (
 
 // Annotations of the node that people set.
 const (
-	// AnnotationHold, with any value, lets the agent start nothing new: what is begun is finished or undone.
-	AnnotationHold = "gpuslice.io/hold"
 	// AnnotationKeepCordoned, with any value, keeps the agent from lifting its cordon, whatever happens.
 	AnnotationKeepCordoned = "gpuslice.io/keep-cordoned"
-	// AnnotationForce lets one change ignore the maintenance window: the change's id, or ForceNow.
-	AnnotationForce = "gpuslice.io/force"
 )
-
-// ForceNow as the value of AnnotationForce means whatever change is wanted now.
-const ForceNow = "now"
 
 // Annotations of the node that the agent writes.
 const (
-	// AnnotationStatus is compact JSON for people and tools: desired, current, phase, geometry by GPU, blockers.
+	// AnnotationStatus is compact JSON for tools: what is asked for, the phase, and how each GPU is cut.
 	AnnotationStatus = "gpuslice.io/status"
 	// AnnotationJournal is what must be given back. It is there exactly while something is owed.
 	AnnotationJournal = "gpuslice.io/journal"
@@ -74,8 +61,6 @@ const (
 	ReasonConverged Reason = "Converged"
 	// ReasonWithdrawn is given when the label is removed in the middle of a change, which is then undone.
 	ReasonWithdrawn Reason = "Withdrawn"
-	// ReasonHeld is given when a change is wanted and AnnotationHold stops it.
-	ReasonHeld Reason = "Held"
 )
 
 // Reasons why a wish is refused before anything is disturbed.
@@ -100,11 +85,9 @@ const (
 	ReasonEvictionBlocked Reason = "EvictionBlocked"
 	// ReasonGPUInUse is given when a process that no pod accounts for holds what will change.
 	ReasonGPUInUse Reason = "GPUInUse"
-	// ReasonChangingMode is given while MIG mode is being turned on or off.
-	ReasonChangingMode Reason = "ChangingMode"
 	// ReasonResetRequired is given when a mode change is pending until a reset of the GPU, or a reboot.
 	ReasonResetRequired Reason = "ResetRequired"
-	// ReasonRepartitioning is given while instances are destroyed and created.
+	// ReasonRepartitioning is given while MIG mode is turned on or off and instances are destroyed and created.
 	ReasonRepartitioning Reason = "Repartitioning"
 	// ReasonAwaitingCapacity is given while kubelet does not yet show the new devices.
 	ReasonAwaitingCapacity Reason = "AwaitingCapacity"
@@ -130,6 +113,4 @@ const (
 	ReasonRetrying Reason = "Retrying"
 	// ReasonRollingBack is given while GPUs are brought back to what they were.
 	ReasonRollingBack Reason = "RollingBack"
-	// ReasonRolledBack is given when the change failed, and the GPUs are what they were before it.
-	ReasonRolledBack Reason = "RolledBack"
 )

@@ -21,6 +21,9 @@ import (
 // killAfter is the number of instances after which the agent is killed: in the middle of the second GPU.
 const killAfter = 6
 
+// logEvery is the pause between two looks at the agent's log.
+const logEvery = 50 * time.Millisecond
+
 // entry is a line of the agent's log, as far as the demo shows it.
 type entry struct {
 	Msg     string `json:"msg"`
@@ -33,7 +36,7 @@ type entry struct {
 func (s *scene) follow(ctx context.Context) error {
 	watching, cancel := context.WithCancel(ctx)
 	defer cancel()
-	pods, err := s.client.CoreV1().Pods(namespace).Watch(watching, metav1.ListOptions{})
+	pods, err := s.client.CoreV1().Pods(metav1.NamespaceAll).Watch(watching, metav1.ListOptions{})
 	if err != nil {
 		return fmt.Errorf("watching pods: %w", err)
 	}
@@ -44,7 +47,7 @@ func (s *scene) follow(ctx context.Context) error {
 		return err
 	}
 	f := &follower{scene: s, gpu: -1, state: map[string]string{}}
-	tick := time.NewTicker(pollEvery)
+	tick := time.NewTicker(logEvery)
 	defer tick.Stop()
 	for !f.released {
 		select {
@@ -138,6 +141,10 @@ func (f *follower) draw(ctx context.Context, step string) error {
 
 // pod shows what became of a pod.
 func (f *follower) pod(event string, pod *corev1.Pod) {
+	plugin := pod.Namespace == "kube-system" && pod.Spec.NodeName == mainNode
+	if pod.Namespace != namespace && !plugin {
+		return
+	}
 	state := ""
 	switch {
 	case event == "DELETED":

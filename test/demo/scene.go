@@ -33,6 +33,14 @@ const (
 // pollEvery is the pause between two looks at something that the demo waits for.
 const pollEvery = 200 * time.Millisecond
 
+// hardware are the GPUs of a node. A real H100 takes some seconds for a mode change; a second is enough to watch.
+const hardware = `
+delays: {SetMigMode: 1s, CreateGpuInstanceWithPlacement: 100ms}
+gpus:
+- model: H100-80GB
+  count: %d
+`
+
 //go:embed workload.yaml
 var workload string
 
@@ -92,7 +100,7 @@ func (s *scene) setUp(ctx context.Context) error {
 }
 
 func (s *scene) join(ctx context.Context, name string, gpus int) error {
-	spec, err := gpusim.ParseSpec(fmt.Appendf(nil, "gpus:\n- model: H100-80GB\n  count: %d\n", gpus))
+	spec, err := gpusim.ParseSpec(fmt.Appendf(nil, hardware, gpus))
 	if err != nil {
 		return err
 	}
