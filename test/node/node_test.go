@@ -147,7 +147,8 @@ mig-configs:
 		},
 		{
 			"a malformed ConfigMap", "all-balanced", "version: v1\nmig-configs:\n  broken:\n    - devices: sometimes\n",
-			config.ReasonInvalidCatalog, []string{"ConfigMap gpuslice/", "config.yaml"},
+			config.ReasonInvalidCatalog,
+			[]string{"ConfigMap gpuslice/", "config.yaml"},
 		},
 	} {
 		t.Run(row.name, func(t *testing.T) {

@@ -68,8 +68,7 @@ func newRig(t *testing.T, spec, settings string) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Unix sockets are in it, whose paths must be shorter than t.TempDir's.
-	dir, err := os.MkdirTemp("", "node-")
+	dir, err := os.MkdirTemp("", "node-") //nolint:usetesting // Unix sockets are in it: t.TempDir's paths are too long
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +80,7 @@ func newRig(t *testing.T, spec, settings string) *rig {
 		}
 	})
 	name := filepath.Base(dir)
-	n, err := node.Start(context.Background(), c, node.Options{Name: name, Dir: dir, GPUs: gpus, Parts: common.parts})
+	n, err := node.Start(t.Context(), c, node.Options{Name: name, Dir: dir, GPUs: gpus, Parts: common.parts})
 	if err != nil {
 		t.Fatal(err)
 	}
