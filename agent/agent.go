@@ -107,6 +107,7 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 	if err != nil {
 		return a.conclude(ctx, seen, wish{}, nil, err)
 	}
+	delete(a.attempts, look.String())
 	want, steps, err := a.plan(seen)
 	if err == nil && len(steps) > 0 {
 		err = a.execute(ctx, seen, want, steps)

@@ -232,3 +232,27 @@ func TestAModeThatNeedsARebootIsGivenUpAtOnce(t *testing.T) {
 		}
 	})
 }
+
+// Promise 10: the node is not kept for ever by a process that nobody ends.
+func TestAProcessThatStaysPastTheDeadlineIsNoReasonToKeepTheNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		before := w.gpus.String()
+		if err := w.gpus.Hold(string(w.snapshot()[1].UUID), 4711, "python", 1000); err != nil {
+			t.Fatal(err)
+		}
+		w.label("all-balanced")
+		began := time.Now()
+		w.settle(config.ReasonGPUInUse)
+		w.givenBack()
+		if took := time.Since(began); took < w.settings.Timeouts.Drain || took > w.settings.Timeouts.Drain+5*time.Minute {
+			t.Errorf("given back after %s, want %s", took, w.settings.Timeouts.Drain)
+		}
+		if err := w.gpus.Release(4711); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(before, w.gpus.String()); diff != "" {
+			t.Errorf("the GPUs are not as they were (-before +after):\n%s", diff)
+		}
+	})
+}

@@ -71,7 +71,9 @@ func (a *Agent) catalog(seen observed) (config.Catalog, error) {
 	if err != nil {
 		return config.Catalog{}, fmt.Errorf("%s: %w", seen.configs.name, err)
 	}
-	return config.Merge(generated, custom), nil
+	catalog := config.Merge(generated, custom)
+	catalog.Custom = seen.configs.name
+	return catalog, nil
 }
 
 // reasonOf is the reason that an error of the catalog carries.

@@ -130,7 +130,7 @@ func (a *Agent) evict(ctx context.Context, seen observed, want wish, step plan.S
 		}
 	}
 	blocked := blockedOf(verdicts)
-	if deadline := seen.journal.Started.Add(a.settings.Timeouts.Drain); a.clock.Now().After(deadline) && !want.undo {
+	if seen.overdue(a.clock.Now(), a.settings.Timeouts.Drain) && !want.undo {
 		return &Failure{
 			Wish: want.fingerprint, Reason: config.ReasonEvictionBlocked,
 			Message: fmt.Sprintf("pods still there at the deadline, %s after the change began: %s",
@@ -214,8 +214,8 @@ func (a *Agent) awaitCapacity(seen observed, want wish) error {
 	if want.undo {
 		return &Stalled{
 			Reason: config.ReasonCapacityMismatch,
-			Message: fmt.Sprintf("the GPUs are as they were, but their capacity is not back after %s: %s; the node stays cordoned. "+
-				"See the device plugin's log on this node", waited.Round(time.Second), seen.blockers()),
+			Message: fmt.Sprintf("the GPUs are as they were, but their capacity is not back after %s: %s; see the device plugin's log on this node",
+				waited.Round(time.Second), seen.blockers()),
 		}
 	}
 	return &Failure{
@@ -249,16 +249,22 @@ func (a *Agent) release(ctx context.Context, seen observed, want wish) error {
 }
 
 // giveUp keeps a failure in the journal: from now on the way is back.
-func (a *Agent) giveUp(ctx context.Context, seen observed, failure *Failure) error {
+func (a *Agent) giveUp(ctx context.Context, seen observed, want wish, failure *Failure) time.Duration {
 	j := *seen.journal
 	j.Undo = failure
 	text, err := j.encode()
+	if err == nil {
+		err = a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return a.fence.Record(node, text) })
+	}
 	if err != nil {
-		return err
+		a.log.Warn("recording the failure", zap.Error(err))
+		return a.settings.Retry.First
 	}
 	a.head, a.repeats, a.verifying = "", 0, time.Time{}
 	clear(a.attempts)
-	return a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return a.fence.Record(node, text) })
+	a.log.Warn("change given up", zap.String("target", want.name), zap.String("reason", string(failure.Reason)), zap.String("message", failure.Message))
+	a.eventf(seen.node, corev1.EventTypeWarning, failure.Reason, "%s: %s; going back to what was before", want.name, failure.Message)
+	return 0
 }
 
 // patch sends one guarded write of the node's metadata and spec.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -189,6 +190,11 @@ func (s observed) failed(want wish) *Failure {
 // givenUp reports whether what is asked for is what the journal says cannot be done.
 func (s observed) givenUp(want wish) bool {
 	return s.journal != nil && s.journal.Undo != nil && s.journal.Undo.Wish == want.fingerprint
+}
+
+// overdue reports whether the change that is under way began longer ago than the limit.
+func (s observed) overdue(now time.Time, limit time.Duration) bool {
+	return s.journal != nil && now.After(s.journal.Started.Add(limit))
 }
 
 func (s observed) blockers() string { return strings.Join(s.capacity, "; ") }

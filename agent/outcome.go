@@ -64,7 +64,7 @@ type decision struct {
 }
 
 // decide is the one place where an error becomes a decision.
-func (a *Agent) decide(step plan.Step, wish string, err error) decision {
+func (a *Agent) decide(seen observed, want wish, step plan.Step, err error) decision {
 	var waiting *Waiting
 	var stalled *Stalled
 	var failure *Failure
@@ -88,26 +88,37 @@ func (a *Agent) decide(step plan.Step, wish string, err error) decision {
 	case apierrors.IsConflict(err):
 		return decision{reason: config.ReasonRepartitioning, message: "the node object changed meanwhile; looking again", after: conflictRetry}
 	case step.TouchesGPU() && errors.Is(err, nvml.ErrInUse):
-		return decision{
-			reason: config.ReasonGPUInUse, after: inUseRetry,
-			message: err.Error() + "; waiting for the processes that hold it (nvidia-smi lists them)",
-		}
+		return a.inUse(seen, want, err)
+	case step.TouchesGPU() && errors.Is(err, nvml.ErrNotSupported):
+		return decision{failure: unsupported(step, want, err)}
 	}
-	if step.TouchesGPU() && errors.Is(err, nvml.ErrNotSupported) {
-		return decision{failure: unsupported(step, wish, err)}
+	return a.retry(step, want, err)
+}
+
+// inUse waits for processes that no pod accounts for, until the deadline for pods.
+func (a *Agent) inUse(seen observed, want wish, err error) decision {
+	if seen.overdue(a.clock.Now(), a.settings.Timeouts.Drain) && !want.undo {
+		return decision{failure: &Failure{
+			Wish: want.fingerprint, Reason: config.ReasonGPUInUse,
+			Message: fmt.Sprintf("%v, and still is %s after the change began; nvidia-smi on the node lists the processes",
+				err, a.settings.Timeouts.Drain),
+		}}
 	}
-	return a.retry(step, wish, err)
+	return decision{
+		reason: config.ReasonGPUInUse, after: inUseRetry,
+		message: err.Error() + "; waiting for the processes that hold it (nvidia-smi on the node lists them)",
+	}
 }
 
 // unsupported is a step that will not work however often it is tried.
-func unsupported(step plan.Step, wish string, err error) *Failure {
+func unsupported(step plan.Step, want wish, err error) *Failure {
 	if step.Kind == plan.Reset {
 		return &Failure{
-			Wish: wish, Reason: config.ReasonResetRequired,
+			Wish: want.fingerprint, Reason: config.ReasonResetRequired,
 			Message: err.Error() + "; this GPU changes its mode at the node's next reboot only, as in many virtual machines",
 		}
 	}
-	return &Failure{Wish: wish, Reason: config.ReasonHardwareFailure, Message: err.Error()}
+	return &Failure{Wish: want.fingerprint, Reason: config.ReasonHardwareFailure, Message: err.Error()}
 }
 
 // refusal is the reason why a wish cannot be.
@@ -131,7 +142,7 @@ type attempt struct {
 }
 
 // retry lets a failed step be tried again after a pause that doubles each time, until its budget is used up.
-func (a *Agent) retry(step plan.Step, wish string, err error) decision {
+func (a *Agent) retry(step plan.Step, want wish, err error) decision {
 	tried := a.attempts[step.String()]
 	tried.failures++
 	tried.reason = err.Error()
@@ -143,7 +154,7 @@ func (a *Agent) retry(step plan.Step, wish string, err error) decision {
 	a.attempts[step.String()] = tried
 	if step.TouchesGPU() && tried.failures >= a.settings.Retry.Failures {
 		return decision{failure: &Failure{
-			Wish: wish, Reason: config.ReasonHardwareFailure,
+			Wish: want.fingerprint, Reason: config.ReasonHardwareFailure,
 			Message: fmt.Sprintf("%v; given up after %d attempts", err, tried.failures),
 		}}
 	}

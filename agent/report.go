@@ -31,45 +31,39 @@ type report struct {
 // conclude tells what the pass has found and done, and returns how long the loop may sleep. It is the only writer of the
 // state label, the status annotation, the condition and their events.
 func (a *Agent) conclude(ctx context.Context, seen observed, want wish, steps []plan.Step, err error) time.Duration {
-	if seen.node == nil {
-		a.log.Warn("looking at the node", zap.Error(err))
-		return a.decide(plan.Step{Kind: "Observe"}, "", err).after
-	}
-	var first plan.Step
+	first := look
 	if len(steps) > 0 {
 		first = steps[0]
 	}
 	if first.Kind != plan.VerifyCapacity {
 		a.verifying = time.Time{}
 	}
+	if err == nil && len(steps) == 0 {
+		clear(a.attempts)
+	}
 	var d decision
 	if err != nil {
-		d = a.decide(first, want.fingerprint, err)
+		d = a.decide(seen, want, first, err)
 	}
-	if d.failure != nil {
-		switch {
-		case want.undo || seen.journal == nil:
-			d = decision{
-				reason: d.failure.Reason, after: a.settings.Retry.Longest, stalled: true,
-				message: d.failure.Message + "; the way back fails too, and the node stays cordoned until a person looks at it",
-			}
-		default:
-			a.log.Warn("change given up", zap.String("target", want.name), zap.Error(err))
-			if err := a.giveUp(ctx, seen, d.failure); err != nil {
-				a.log.Warn("recording the failure", zap.Error(err))
-				return a.settings.Retry.First
-			}
-			a.eventf(seen.node, corev1.EventTypeWarning, d.failure.Reason, "%s: %s; going back to what was before", want.name, d.failure.Message)
-			return 0
-		}
+	switch {
+	case seen.node == nil:
+		a.log.Warn("looking at the node", zap.Error(err))
+		return d.after
+	case d.failure != nil && seen.journal != nil && !want.undo:
+		return a.giveUp(ctx, seen, want, d.failure)
+	case d.failure != nil: // the way back fails too
+		d = decision{reason: d.failure.Reason, message: d.failure.Message, after: a.settings.Retry.Longest, stalled: true}
 	}
-	r := a.reportOf(seen, want, steps, err, d)
+	r := reportOf(seen, want, steps, err, d)
 	if err := a.tell(ctx, seen, want, r, err == nil && len(steps) > 0); err != nil {
 		a.log.Warn("reporting", zap.Error(err))
 		return a.settings.Retry.First
 	}
 	return a.sleep(seen, steps, d, err)
 }
+
+// look stands for a step where none was reached: the look at the node failed.
+var look = plan.Step{Kind: "Look"}
 
 // sleep is the time until the next look: at once after a step, else what the decision says, at the latest when the
 // heartbeat is due.
@@ -90,7 +84,7 @@ func (a *Agent) sleep(seen observed, steps []plan.Step, d decision, err error) t
 }
 
 // reportOf puts the pass into words.
-func (a *Agent) reportOf(seen observed, want wish, steps []plan.Step, err error, d decision) report {
+func reportOf(seen observed, want wish, steps []plan.Step, err error, d decision) report {
 	switch {
 	case err == nil && len(steps) == 0 && want.name == "":
 		return report{
@@ -100,7 +94,7 @@ func (a *Agent) reportOf(seen observed, want wish, steps []plan.Step, err error,
 	case err == nil && len(steps) == 0:
 		return report{
 			phase: PhaseIdle, ready: corev1.ConditionTrue, reason: config.ReasonConverged, state: config.StateSuccess,
-			message: a.converged(seen, want),
+			message: converged(seen, want),
 		}
 	case err == nil:
 		reason, phase := progress(steps[0].Kind, want)
@@ -109,7 +103,7 @@ func (a *Agent) reportOf(seen observed, want wish, steps []plan.Step, err error,
 			message: fmt.Sprintf("%s: %d steps left; done: %s", target(seen, want), len(steps)-1, steps[0]),
 		}
 	case d.stalled:
-		return report{phase: PhaseStalled, ready: corev1.ConditionFalse, reason: d.reason, state: config.StateFailed, message: a.stalled(seen, want, d)}
+		return report{phase: PhaseStalled, ready: corev1.ConditionFalse, reason: d.reason, state: config.StateFailed, message: stalled(seen, want, d)}
 	case d.reason == config.ReasonDriverNotLoaded || d.reason == config.ReasonDriverUnresponsive:
 		return report{phase: PhaseWaiting, ready: corev1.ConditionUnknown, reason: d.reason, message: d.message}
 	}
@@ -156,7 +150,7 @@ func progress(kind plan.Kind, want wish) (config.Reason, Phase) {
 	return reason, phase
 }
 
-func (a *Agent) converged(seen observed, want wish) string {
+func converged(seen observed, want wish) string {
 	text := fmt.Sprintf("%s: %s", want.name, offered(seen.kubelet))
 	if old := ghosts(seen.kubelet, seen.node.Status.Allocatable); len(old) > 0 {
 		text += fmt.Sprintf(" (kubelet keeps showing %s at 0, which is harmless)", strings.Join(old, ", "))
@@ -164,12 +158,15 @@ func (a *Agent) converged(seen observed, want wish) string {
 	return text
 }
 
-func (a *Agent) stalled(seen observed, want wish, d decision) string {
-	text := d.message
-	if seen.failed(want) != nil && seen.journal == nil {
-		text += fmt.Sprintf("; the GPUs are as they were before. To try again, remove the label %s and set it again", want.label)
+func stalled(seen observed, want wish, d decision) string {
+	switch {
+	case seen.journal != nil && seen.journal.Cordoned:
+		return d.message + "; the node stays cordoned until this is mended"
+	case seen.failed(want) != nil:
+		return d.message + fmt.Sprintf("; the GPUs are as they were before. To try again, remove the label %s and set it again", want.label)
+	default:
+		return d.message
 	}
-	return text
 }
 
 // tell writes what differs from what the node shows already.
