@@ -23,7 +23,8 @@ type wish struct {
 	why         error        // for another reason than a failure that the journal keeps
 }
 
-// desired turns labels into targets. Its errors are *Stalled: a bad wish is told and disturbs nothing.
+// desired turns labels into targets. A bad wish is a *Stalled error, which is told and disturbs nothing. Any error ends a
+// change that is under way.
 func (a *Agent) desired(seen observed) (wish, error) {
 	want := wish{label: config.LabelProfile, name: seen.node.Labels[config.LabelProfile]}
 	if want.name == "" {
@@ -31,10 +32,7 @@ func (a *Agent) desired(seen observed) (wish, error) {
 	}
 	if want.name == "" {
 		if seen.journal != nil {
-			return want, &Stalled{
-				Reason:  config.ReasonWithdrawn,
-				Message: fmt.Sprintf("the label %s was removed in the middle of the change to %s", config.LabelMIGConfig, seen.journal.Target),
-			}
+			return want, fmt.Errorf("the label %s was removed in the middle of the change to %s", config.LabelMIGConfig, seen.journal.Target)
 		}
 		return want, nil
 	}

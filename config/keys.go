@@ -59,8 +59,6 @@ const (
 	ReasonNoWish Reason = "NoWish"
 	// ReasonConverged is given when hardware and allocatable are as the labels ask.
 	ReasonConverged Reason = "Converged"
-	// ReasonWithdrawn is given when the label is removed in the middle of a change, which is then undone.
-	ReasonWithdrawn Reason = "Withdrawn"
 )
 
 // Reasons why a wish is refused before anything is disturbed.
