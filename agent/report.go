@@ -191,7 +191,7 @@ func (a *Agent) tell(ctx context.Context, seen observed, want wish, r report, un
 		return err
 	}
 	if news {
-		a.log.Info(string(r.phase), zap.String("reason", string(r.reason)), zap.String("message", r.message))
+		a.log.Info("telling", zap.String("phase", string(r.phase)), zap.String("reason", string(r.reason)), zap.String("message", r.message))
 	}
 	if news && !underway {
 		a.eventf(seen.node, eventType(r), r.reason, "%s", r.message)

@@ -2,6 +2,7 @@ package node_test
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -67,22 +68,22 @@ func TestALabelDrainsRepartitionsAndGivesTheNodeBack(t *testing.T) {
 // step or within it; the next agent must finish.
 func TestKilledAfterAnyStepItEndsTheSame(t *testing.T) {
 	t.Parallel()
-	steps := r8Steps(t, -1)
-	if len(steps) < 10 {
-		t.Fatalf("the change has %d steps: %v", len(steps), steps)
-	}
+	steps := change(t, -1)
 	t.Logf("the change has %d steps: %s", len(steps), strings.Join(steps, "; "))
-	for k := range len(steps) - 1 {
-		t.Run(strings.ReplaceAll(steps[k], "/", "_"), func(t *testing.T) {
+	if len(steps) != 1+2+2*5+2 { // fence; pod and plugin; mode and four instances of each GPU; plugin back, release
+		t.Fatalf("the change has %d steps", len(steps))
+	}
+	for k, step := range steps {
+		t.Run(fmt.Sprintf("step %d %s", k, strings.ReplaceAll(step, "/", " ")), func(t *testing.T) {
 			t.Parallel()
-			r8Steps(t, k)
+			change(t, k)
 		})
 	}
 }
 
-// r8Steps makes the change with a pod to evict, kills the agent after the step with number k (not at all if negative),
+// change cuts two GPUs while a pod holds one of them, kills the agent after the step with number k (not at all if negative),
 // starts another, and checks the end. It returns the steps that the first agent said were done.
-func r8Steps(t *testing.T, k int) []string {
+func change(t *testing.T, k int) []string {
 	t.Helper()
 	r := newRig(t, twoH100, "")
 	r.awaitOffered("nvidia.com/gpu", 2)

@@ -137,7 +137,7 @@ func (r *rig) end() {
 // process is a running agent.
 type process struct {
 	cmd   *exec.Cmd
-	steps chan string // each step that it says is done; closed when it ends
+	steps chan string // each step that it says is done, and each pod that it evicts; closed when it ends
 }
 
 // run starts the agent.
@@ -164,9 +164,13 @@ func (r *rig) run() *process {
 		defer log.Close()
 		lines := bufio.NewScanner(io.TeeReader(pipe, log))
 		for lines.Scan() {
-			var entry struct{ Msg, Step string }
-			if json.Unmarshal(lines.Bytes(), &entry) == nil && entry.Msg == "step done" {
+			var entry struct{ Msg, Step, Pod string }
+			switch err := json.Unmarshal(lines.Bytes(), &entry); {
+			case err != nil: // a line of the library's, not of the agent's
+			case entry.Msg == "step done":
 				p.steps <- entry.Step
+			case entry.Msg == "eviction requested":
+				p.steps <- "evict " + entry.Pod
 			}
 		}
 	}()
