@@ -80,6 +80,17 @@ func TestAHardwareFailureBringsBackWhatWas(t *testing.T) {
 			t.Errorf("the failed wish was tried again (-before +after):\n%s", diff)
 		}
 
+		// Not even when the driver has been away meanwhile.
+		if err := w.gpus.Fail(gpusim.Init, gpusim.Fault{Return: gpusim.DriverNotLoaded, Times: 4}); err != nil {
+			t.Fatal(err)
+		}
+		w.restart()
+		w.passes("a word about the driver", func() bool { return w.condition().Reason == string(config.ReasonDriverNotLoaded) })
+		w.settle(config.ReasonHardwareFailure)
+		if diff := cmp.Diff(calls, w.gpus.Calls()); diff != "" {
+			t.Errorf("the failed wish was tried again after the driver came back (-before +after):\n%s", diff)
+		}
+
 		// Withdrawn and set again, it is.
 		w.label("")
 		w.settle(config.ReasonNoWish)

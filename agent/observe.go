@@ -33,6 +33,7 @@ type observed struct {
 	agreed   int            // looks in a row without disagreement
 	strategy config.MIGStrategy
 	fenced   bool
+	whole    bool // all of it was seen; otherwise the look ended early with an error
 }
 
 // configMapFile is one key of a ConfigMap, as found.
@@ -74,6 +75,7 @@ func (a *Agent) observe(ctx context.Context) (observed, error) {
 		return seen, err
 	}
 	a.observeKubelet(api, &seen, pods.Items)
+	seen.whole = true
 	return seen, nil
 }
 

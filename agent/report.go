@@ -199,8 +199,12 @@ func (a *Agent) tell(ctx context.Context, seen observed, want wish, r report, un
 	return nil
 }
 
-// tellMetadata writes the state label and the status annotation.
+// tellMetadata writes the state label and the status annotation. A look that ended early has nothing to say there, and
+// must not wipe out what an earlier one said.
 func (a *Agent) tellMetadata(ctx context.Context, seen observed, want wish, r report) error {
+	if !seen.whole {
+		return nil
+	}
 	status := Status{Desired: want.name, Phase: r.phase, Reason: r.reason, GPUs: statusGPUs(seen.gpus)}
 	if failed := seen.failed(want); failed != nil {
 		status.Failed = failed
