@@ -3,6 +3,7 @@ package gpusim
 import (
 	"errors"
 	"io/fs"
+	"slices"
 	"sync/atomic"
 )
 
@@ -260,31 +261,24 @@ func (l *Library) DeviceByUUID(uuid string) (d Device, r Return) {
 }
 
 // DeviceByPCI finds a GPU by its bus number; domain and device numbers are 0 on a simulated node.
-func (l *Library) DeviceByPCI(bus int) (d Device, r Return) {
-	r = l.read(GetHandleByPciBusId, noGPU, func(s *state) Return {
-		for n, g := range s.GPUs {
-			if g.Bus == bus {
-				d = Device{gpu: n}
-				_, r := s.gpuAt(n)
-				return r
-			}
-		}
-		return NotFound
-	})
-	return d, r
+func (l *Library) DeviceByPCI(bus int) (Device, Return) {
+	return l.find(GetHandleByPciBusId, func(g *gpu) bool { return g.Bus == bus })
 }
 
 // DeviceBySerial finds a GPU by its board's serial number.
-func (l *Library) DeviceBySerial(serial string) (d Device, r Return) {
-	r = l.read(GetHandleBySerial, noGPU, func(s *state) Return {
-		for n, g := range s.GPUs {
-			if g.Serial == serial {
-				d = Device{gpu: n}
-				_, r := s.gpuAt(n)
-				return r
-			}
+func (l *Library) DeviceBySerial(serial string) (Device, Return) {
+	return l.find(GetHandleBySerial, func(g *gpu) bool { return g.Serial == serial })
+}
+
+func (l *Library) find(function string, is func(*gpu) bool) (d Device, r Return) {
+	r = l.read(function, noGPU, func(s *state) Return {
+		n := slices.IndexFunc(s.GPUs, is)
+		if n < 0 {
+			return NotFound
 		}
-		return NotFound
+		d = Device{gpu: n}
+		_, r := s.gpuAt(n)
+		return r
 	})
 	return d, r
 }

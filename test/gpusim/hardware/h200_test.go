@@ -11,30 +11,23 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpuslice/gpuslice/test/binaries"
 	"github.com/gpuslice/gpuslice/test/gpusim"
-	"github.com/gpuslice/gpuslice/test/gpusim/build"
 )
 
-// libraryPath is where TestMain has built the library. A process can load only one.
+// libraryPath is where TestMain has the library built. A process can load only one.
 var libraryPath string
 
 func TestMain(m *testing.M) {
 	if os.Getenv(workerVariable) != "" {
 		os.Exit(work())
 	}
-	os.Exit(func() int {
-		dir, err := os.MkdirTemp("", "gpusim")
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
-		defer os.RemoveAll(dir)
-		if libraryPath, err = build.Library(context.Background(), dir); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
-		return m.Run()
-	}())
+	var err error
+	if libraryPath, err = (binaries.Builder{}).LibNVML(context.Background()); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
 }
 
 // load makes a node and opens the library over it.

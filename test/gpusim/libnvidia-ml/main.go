@@ -2,13 +2,12 @@
 // itself, NVIDIA's device plugin, GPU feature discovery, mig-parted and mig-manager. It only translates C to Go and
 // back; every rule is in gpusim.
 //
-// Build it with
+// Package test/binaries builds it, as does the command
 //
-//	go build -buildmode=c-shared -ldflags '-extldflags=-Wl,-soname,libnvidia-ml.so.1' \
-//		-o DIR/libnvidia-ml.so.1 ./test/gpusim/libnvidia-ml
+//	go run ./test/binaries/cmd/binaries libnvidia-ml
 //
-// and run a program with LD_LIBRARY_PATH=DIR and GPUSIM_NODE set to the directory of a node, which `gpusim create` makes;
-// without GPUSIM_NODE it is /run/gpusim. No node there is NVML_ERROR_DRIVER_NOT_LOADED.
+// which prints where the file is. Run a program with LD_LIBRARY_PATH set to its directory and GPUSIM_NODE to that of a
+// node, which `gpusim create` makes; without GPUSIM_NODE it is /run/gpusim. No node there is NVML_ERROR_DRIVER_NOT_LOADED.
 //
 // Every function that nvml.h declares is there. One that the simulator does not know returns NVML_ERROR_FUNCTION_NOT_FOUND,
 // and leaves its name in the file trace.log of the node's directory, and on stderr if GPUSIM_TRACE is set.

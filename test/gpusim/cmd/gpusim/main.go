@@ -1,4 +1,4 @@
-// Gpusim makes a node of simulated GPUs, shows it, and does to it what people and misfortune do to a real one.
+// Command gpusim makes a node of simulated GPUs, shows it, and does to it what people and misfortune do to a real one.
 //
 // Under the name nvidia-smi it does the few things that NVIDIA's programs run nvidia-smi for.
 package main

@@ -17,7 +17,7 @@ func smi() *cobra.Command {
 	c := &cli{dir: defaultDir()}
 	var ids []string
 	var mode string
-	var doList, doReset bool
+	var doReset bool
 	cmd := &cobra.Command{
 		Use:          "nvidia-smi",
 		Short:        "List the simulated GPUs, reset them, or set their compute mode",
@@ -39,7 +39,7 @@ func smi() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().BoolVarP(&doList, "list-gpus", "L", false, "list the devices")
+	cmd.Flags().BoolP("list-gpus", "L", false, "list the devices, which it also does if nothing else is asked")
 	cmd.Flags().BoolVarP(&doReset, "gpu-reset", "r", false, "reset the GPUs")
 	cmd.Flags().StringVarP(&mode, "compute-mode", "c", "", "0 or DEFAULT, 2 or PROHIBITED, 3 or EXCLUSIVE_PROCESS")
 	cmd.Flags().StringSliceVarP(&ids, "id", "i", nil, "GPUs by index, UUID or PCI address; all if none is given")
