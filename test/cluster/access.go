@@ -52,10 +52,7 @@ func (c *Cluster) anonymous() *rest.Config {
 	}
 }
 
-// Kubeconfig writes the administrator's kubeconfig to path.
-func (c *Cluster) Kubeconfig(path string) error { return WriteKubeconfig(path, c.admin) }
-
-// AdminKubeconfig is the path of a kubeconfig of the administrator that is there already.
+// AdminKubeconfig is the path of the administrator's kubeconfig.
 func (c *Cluster) AdminKubeconfig() string { return c.kubeconfigOf("admin") }
 
 // WriteKubeconfig writes what a config of this package holds as a kubeconfig, for programs.

@@ -52,8 +52,8 @@ type AuditEvent struct {
 	Body      string // JSON of what was sent, for writes of nodes, evictions and events
 }
 
-// Changes reports whether the request was one to change something, whatever came of it.
-func (e AuditEvent) Changes() bool {
+// changes reports whether the request was one to change something, whatever came of it.
+func (e AuditEvent) changes() bool {
 	switch e.Verb {
 	case "create", "update", "patch", "delete", "deletecollection":
 		return true
@@ -71,13 +71,10 @@ func (e AuditEvent) String() string {
 	return strings.Join(strings.Fields(fmt.Sprintf("%s %s %s", e.Verb, e.Resource, object)), " ") + fmt.Sprintf(": %d", e.Code)
 }
 
-// AuditLog is the path of the API server's audit log: a JSON object a line, of audit.k8s.io/v1.
-func (c *Cluster) AuditLog() string { return c.file(auditLog) }
-
 // Writes returns the requests to change something that the user has made so far, in the order in which they were
 // answered, refused ones among them.
 func (c *Cluster) Writes(user string) ([]AuditEvent, error) {
-	return c.Requests(func(e AuditEvent) bool { return e.User == user && e.Changes() })
+	return c.Requests(func(e AuditEvent) bool { return e.User == user && e.changes() })
 }
 
 // Requests returns those of the requests answered so far that match.
@@ -88,17 +85,18 @@ func (c *Cluster) Requests(match func(AuditEvent) bool) ([]AuditEvent, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
+	path := c.file(auditLog)
 	var events []AuditEvent
 	err := wait.PollUntilContextCancel(ctx, 10*time.Millisecond, true, func(context.Context) (bool, error) {
 		var err error
-		events, err = readAudit(c.AuditLog(), marker, match)
+		events, err = readAudit(path, marker, match)
 		if errors.Is(err, io.ErrUnexpectedEOF) {
 			return false, nil
 		}
 		return err == nil, err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("reading %s: %w", c.AuditLog(), err)
+		return nil, fmt.Errorf("reading %s: %w", path, err)
 	}
 	return events, nil
 }

@@ -173,11 +173,7 @@ func TestTheAuditLogCountsTheWritesOfAUser(t *testing.T) {
 
 func TestKubectlWorksWithTheKubeconfig(t *testing.T) {
 	c := clustertest.Start(t)
-	path := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := c.Kubeconfig(path); err != nil {
-		t.Fatal(err)
-	}
-	out, err := exec.CommandContext(t.Context(), c.Kubectl(), "--kubeconfig="+path, "get", "namespace", "default", "-oname").CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), c.Kubectl(), "--kubeconfig="+c.AdminKubeconfig(), "get", "namespace", "default", "-oname").CombinedOutput()
 	if got := strings.TrimSpace(string(out)); err != nil || got != "namespace/default" {
 		t.Errorf("kubectl get namespace default: %q, %v", got, err)
 	}
