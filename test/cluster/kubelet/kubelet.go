@@ -7,6 +7,7 @@
 package kubelet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -199,13 +200,13 @@ func (o *Options) complete() error {
 	case len(o.Images) > 0 && o.SandboxBinary == "":
 		return fmt.Errorf("starting the kubelet of %s: Options.SandboxBinary is empty, yet Images are to be run", o.Node)
 	}
-	o.Address = orDefault(o.Address, "127.0.0.1")
-	o.MachineID = orDefault(o.MachineID, "machine-of-"+o.Node)
-	o.BootID = orDefault(o.BootID, "first-boot-of-"+o.Node)
-	o.StatusPeriod = orDefault(o.StatusPeriod, 10*time.Second)
-	o.TerminationDelay = orDefault(o.TerminationDelay, 100*time.Millisecond)
-	o.VolumeDelay = orDefault(o.VolumeDelay, time.Second)
-	o.RestartDelay = orDefault(o.RestartDelay, time.Second)
+	o.Address = cmp.Or(o.Address, "127.0.0.1")
+	o.MachineID = cmp.Or(o.MachineID, "machine-of-"+o.Node)
+	o.BootID = cmp.Or(o.BootID, "first-boot-of-"+o.Node)
+	o.StatusPeriod = cmp.Or(o.StatusPeriod, 10*time.Second)
+	o.TerminationDelay = cmp.Or(o.TerminationDelay, 100*time.Millisecond)
+	o.VolumeDelay = cmp.Or(o.VolumeDelay, time.Second)
+	o.RestartDelay = cmp.Or(o.RestartDelay, time.Second)
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
@@ -218,14 +219,6 @@ func (o *Options) complete() error {
 	}
 	o.HostPaths = paths
 	return os.MkdirAll(o.Dir, 0o755)
-}
-
-func orDefault[T comparable](value, otherwise T) T {
-	var zero T
-	if value == zero {
-		return otherwise
-	}
-	return value
 }
 
 // checkSocketPath reports a path that is too long to listen on or to connect to.

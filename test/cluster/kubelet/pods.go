@@ -3,7 +3,6 @@ package kubelet
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"hash/fnv"
 	"slices"
@@ -15,7 +14,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/resourceversion"
 	informers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/tools/cache"
 )
@@ -200,11 +198,3 @@ func (k *Kubelet) WaitPod(ctx context.Context, namespace, name string, wanted fu
 		return nil, fmt.Errorf("waiting for pod %s/%s on node %s: %w", namespace, name, k.Node, ctx.Err())
 	}
 }
-
-// newer reports whether b may replace a as what is known of a pod.
-func newer(a, b *corev1.Pod) bool {
-	order, err := resourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
-	return err != nil || order <= 0
-}
-
-var errKubeletStops = errors.New("kubelet stops")

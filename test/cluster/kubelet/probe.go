@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -87,13 +88,13 @@ func (w *worker) follow(ctx context.Context, c *container, p *corev1.Probe, chan
 		}
 		threshold := max(p.SuccessThreshold, 1)
 		if !passes {
-			threshold = orDefault(p.FailureThreshold, 3)
+			threshold = cmp.Or(p.FailureThreshold, 3)
 		}
 		if in == threshold || (in > threshold && !known) {
 			known = true
 			changed(passes, why)
 		}
-		if !w.sleep(ctx, time.Duration(orDefault(p.PeriodSeconds, 10))*time.Second) {
+		if !w.sleep(ctx, time.Duration(cmp.Or(p.PeriodSeconds, 10))*time.Second) {
 			return
 		}
 	}
@@ -101,13 +102,13 @@ func (w *worker) follow(ctx context.Context, c *container, p *corev1.Probe, chan
 
 // ask sends the probe's request once.
 func (w *worker) ask(ctx context.Context, c *container, p *corev1.Probe) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Duration(orDefault(p.TimeoutSeconds, 1))*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(cmp.Or(p.TimeoutSeconds, 1))*time.Second)
 	defer cancel()
 	port, err := portOf(c, p.HTTPGet.Port)
 	if err != nil {
 		return err
 	}
-	scheme, host := "http", orDefault(p.HTTPGet.Host, w.k.Address)
+	scheme, host := "http", cmp.Or(p.HTTPGet.Host, w.k.Address)
 	if p.HTTPGet.Scheme == corev1.URISchemeHTTPS {
 		scheme = "https"
 	}

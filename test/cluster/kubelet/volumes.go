@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -279,10 +280,10 @@ func sourcesOf(volume corev1.Volume) []corev1.VolumeProjection {
 func modeOf(volume corev1.Volume) os.FileMode {
 	mode := corev1.ConfigMapVolumeSourceDefaultMode
 	for _, m := range []*int32{
-		orDefault(volume.Projected, &corev1.ProjectedVolumeSource{}).DefaultMode,
-		orDefault(volume.ConfigMap, &corev1.ConfigMapVolumeSource{}).DefaultMode,
-		orDefault(volume.Secret, &corev1.SecretVolumeSource{}).DefaultMode,
-		orDefault(volume.DownwardAPI, &corev1.DownwardAPIVolumeSource{}).DefaultMode,
+		cmp.Or(volume.Projected, &corev1.ProjectedVolumeSource{}).DefaultMode,
+		cmp.Or(volume.ConfigMap, &corev1.ConfigMapVolumeSource{}).DefaultMode,
+		cmp.Or(volume.Secret, &corev1.SecretVolumeSource{}).DefaultMode,
+		cmp.Or(volume.DownwardAPI, &corev1.DownwardAPIVolumeSource{}).DefaultMode,
 	} {
 		if m != nil {
 			mode = *m
@@ -384,7 +385,7 @@ func (v *volumes) token(ctx context.Context, pod *corev1.Pod, volume string, s *
 	if s.Audience != "" {
 		request.Spec.Audiences = []string{s.Audience}
 	}
-	account := orDefault(pod.Spec.ServiceAccountName, "default")
+	account := cmp.Or(pod.Spec.ServiceAccountName, "default")
 	answer, err := v.w.k.client.CoreV1().ServiceAccounts(pod.Namespace).CreateToken(ctx, account, request, metav1.CreateOptions{})
 	if err != nil {
 		return "", fmt.Errorf("asking for a token of service account %s/%s: %w", pod.Namespace, account, err)

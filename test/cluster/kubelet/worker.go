@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 )
 
 const (
@@ -23,6 +24,9 @@ const (
 	// removedGrace is what processes are given when their pod is gone from the API server, as after a forced deletion.
 	removedGrace = 2 * time.Second
 )
+
+// errKubeletStops is how a pod's life ends that goes on under the next kubelet.
+var errKubeletStops = errors.New("kubelet stops")
 
 // worker leads one pod from its admission to the deletion of its object.
 type worker struct {
@@ -311,6 +315,12 @@ func (w *worker) take(pod *corev1.Pod) {
 	if newer(w.pod, pod) {
 		w.pod = pod
 	}
+}
+
+// newer reports whether b may replace a as what is known of a pod.
+func newer(a, b *corev1.Pod) bool {
+	order, err := resourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
+	return err != nil || order <= 0
 }
 
 // lost tells that the object is gone from the API server.

@@ -41,7 +41,7 @@ func command() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "kubelet --node NAME --dir DIR --kubeconfig FILE",
 		Short: "Be the kubelet of a simulated GPU node, until Ctrl-C",
-		Example: `  kubelet --node gpu-1 --dir /tmp/gpu-1 --kubeconfig node.kubeconfig --sandbox bin/sandbox --config images.yaml --gpusim gpus/
+		Example: `  kubelet --node gpu-1 --dir /run/gpu-1 --kubeconfig node.kubeconfig --sandbox bin/sandbox --config images.yaml --gpusim gpus/
 
   # images.yaml
   images:
