@@ -60,8 +60,7 @@ type Agent struct {
 	// All of the following may be lost at any moment: after a restart it is gathered anew.
 
 	attempts  map[string]attempt // of steps that fail
-	head      string             // the hardware step that was done last
-	repeats   int                // how often it headed the next plan again
+	done      map[string]int     // how often each step on the hardware has succeeded since a step of another kind
 	agreed    int                // looks in a row at which the capacity was right
 	agreedAt  time.Time          // the last of them
 	verifying time.Time          // when the present wait for capacity began
@@ -78,7 +77,7 @@ func New(o Options) *Agent {
 			JournalKey:      config.AnnotationJournal,
 			KeepCordonedKey: config.AnnotationKeepCordoned,
 		},
-		attempts: map[string]attempt{},
+		attempts: map[string]attempt{}, done: map[string]int{},
 	}
 }
 
@@ -121,12 +120,12 @@ func (a *Agent) plan(seen observed) (wish, []plan.Step, error) {
 	want, err := a.desired(seen)
 	var steps []plan.Step
 	if err == nil {
-		steps, err = plan.Make(seen.planned(), want.targets)
+		steps, err = plan.Make(seen.planned(want), want.targets)
 	}
 	if seen.journal == nil || err == nil && !seen.givenUp(want) {
 		return want, steps, err
 	}
 	want.undo, want.why = true, err
-	steps, err = plan.Make(seen.planned(), seen.journal.previous())
+	steps, err = plan.Make(seen.planned(want), seen.journal.previous(seen.gpus))
 	return want, steps, err
 }

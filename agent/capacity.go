@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -61,7 +62,7 @@ func expected(gpus []nvml.GPU, strategy config.MIGStrategy) resources {
 func offered(kubelet resources) resources {
 	out := resources{}
 	for name, ids := range kubelet {
-		if ours(name) && len(ids) > 0 {
+		if drain.GPUResource(name) && len(ids) > 0 {
 			out[name] = ids
 		}
 	}
@@ -121,13 +122,13 @@ func disagreements(hardware resources, kubelet resources, allocatable corev1.Res
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(kubelet)) {
-		if ours(name) && !seen[name] && len(kubelet[name]) > 0 {
+		if drain.GPUResource(name) && !seen[name] && len(kubelet[name]) > 0 {
 			seen[name] = true
 			out = append(out, fmt.Sprintf("%s: the GPUs have none, kubelet %d", name, len(kubelet[name])))
 		}
 	}
 	for name := range allocatable {
-		if n := count(allocatable, string(name)); ours(string(name)) && !seen[string(name)] && n > 0 {
+		if n := count(allocatable, string(name)); drain.GPUResource(string(name)) && !seen[string(name)] && n > 0 {
 			out = append(out, fmt.Sprintf("%s: the GPUs have none, the node object %d", name, n))
 		}
 	}
@@ -139,18 +140,12 @@ func disagreements(hardware resources, kubelet resources, allocatable corev1.Res
 func ghosts(kubelet resources, allocatable corev1.ResourceList) []string {
 	var out []string
 	for name := range allocatable {
-		if ours(string(name)) && count(allocatable, string(name)) == 0 && len(kubelet[string(name)]) == 0 {
+		if drain.GPUResource(string(name)) && count(allocatable, string(name)) == 0 && len(kubelet[string(name)]) == 0 {
 			out = append(out, string(name))
 		}
 	}
 	slices.Sort(out)
 	return out
-}
-
-// ours reports whether the resource is one that NVIDIA's device plugin makes of GPUs. Other nvidia.com resources, such as
-// those of network devices, are none of our business.
-func ours(name string) bool {
-	return name == resourceGPU || name == resourceGPU+sharedSuffix || strings.HasPrefix(name, resourceMIGPrefix)
 }
 
 func count(list corev1.ResourceList, name string) int {

@@ -33,7 +33,7 @@ func (a *Agent) execute(ctx context.Context, seen observed, want wish, steps []p
 	}
 	switch step.Kind {
 	case plan.Record:
-		err = a.record(ctx, seen, want)
+		err = a.record(ctx, seen, want, steps)
 	case plan.Fence:
 		err = a.raise(ctx, seen, want, steps)
 	case plan.Evict, plan.PauseOperands, plan.RestartOperands:
@@ -56,9 +56,9 @@ func (a *Agent) execute(ctx context.Context, seen observed, want wish, steps []p
 	return err
 }
 
-// record writes the journal of a change that disrupts nobody.
-func (a *Agent) record(ctx context.Context, seen observed, want wish) error {
-	text, err := a.journal(seen, want, false).encode()
+// record writes the journal without a fence: for a change that disrupts nobody, or to add to a journal that stands.
+func (a *Agent) record(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
+	text, err := a.journal(seen, want, steps).encode()
 	if err != nil {
 		return err
 	}
@@ -68,21 +68,14 @@ func (a *Agent) record(ctx context.Context, seen observed, want wish) error {
 // raise fences the node, once it is known that the pods that must leave may do so. A node that cannot be drained stays
 // schedulable.
 func (a *Agent) raise(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
-	for _, s := range steps {
-		if s.Kind != plan.Evict {
-			continue
-		}
-		all, cancel := context.WithTimeout(ctx, evictionsTimeout)
-		blocked := blockedOf(a.evictor.DryRun(all, seen.drained(s.Pods)))
-		cancel()
-		if len(blocked) > 0 {
-			return &Waiting{
-				Reason: config.ReasonEvictionBlocked, After: evictionRetry,
-				Message: "the node stays schedulable until these pods may be evicted: " + strings.Join(blocked, "; "),
-			}
+	if !want.undo {
+		if err := a.preflight(ctx, seen, steps); err != nil {
+			return err
 		}
 	}
-	text, err := a.journal(seen, want, true).encode()
+	j := a.journal(seen, want, steps)
+	j.Cordoned, j.WasUnschedulable = true, seen.foreignCordon()
+	text, err := j.encode()
 	if err != nil {
 		return err
 	}
@@ -93,17 +86,56 @@ func (a *Agent) raise(ctx context.Context, seen observed, want wish, steps []pla
 	return nil
 }
 
-// journal is what a change that begins now owes to the node. One that is begun already keeps what it owes.
-func (a *Agent) journal(seen observed, want wish, cordon bool) *Journal {
-	j := seen.journal
-	if j == nil {
-		j = &Journal{
-			Version: journalVersion, Operation: uuid.NewString(), Target: want.name, Started: a.clock.Now().UTC().Truncate(time.Second),
-			BootID: seen.node.Status.NodeInfo.BootID, Previous: cuts(seen.gpus),
+// preflight asks before the cordon whether the change can come to its end: whether the pods may be evicted, and whether
+// there is anybody to prove the capacity.
+func (a *Agent) preflight(ctx context.Context, seen observed, steps []plan.Step) error {
+	const before = "nothing is disturbed before "
+	if seen.deaf != nil {
+		return &Waiting{
+			Reason: config.ReasonKubeletUnavailable, After: evictionRetry,
+			Message: before + "kubelet says which pod has which device: " + seen.deaf.Error(),
 		}
 	}
-	if cordon && !j.Cordoned {
-		j.Cordoned, j.WasUnschedulable = true, seen.node.Spec.Unschedulable
+	if len(seen.operands) == 0 && len(offered(seen.kubelet)) == 0 && !seen.fenced { // our own taint keeps a plugin away
+		return &Waiting{
+			Reason: config.ReasonNoDevicePlugin, After: evictionRetry,
+			Message: before + "a device plugin runs here: none offers the GPUs to kubelet, and no pod of this node matches devicePlugin.podSelector of the settings",
+		}
+	}
+	for _, s := range steps {
+		if s.Kind != plan.Evict {
+			continue
+		}
+		all, cancel := context.WithTimeout(ctx, evictionsTimeout)
+		blocked := blockedOf(a.evictor.DryRun(all, seen.drained(s.Pods)))
+		cancel()
+		if len(blocked) > 0 {
+			return &Waiting{
+				Reason: config.ReasonEvictionBlocked, After: evictionRetry,
+				Message: before + "these pods may be evicted: " + strings.Join(blocked, "; "),
+			}
+		}
+	}
+	return nil
+}
+
+// journal is what the steps will owe to the node: what is owed already, and what they add.
+func (a *Agent) journal(seen observed, want wish, steps []plan.Step) *Journal {
+	j := &Journal{
+		Version: journalVersion, Operation: uuid.NewString(), BootID: seen.node.Status.NodeInfo.BootID,
+		Proven: len(seen.capacity) == 0,
+	}
+	if seen.journal != nil {
+		copied := *seen.journal
+		j = &copied
+	}
+	if !want.undo && j.Target != want.name { // the deadlines count for each target
+		j.Target, j.Started = want.name, a.clock.Now().UTC().Truncate(time.Second)
+	}
+	for _, gpu := range seen.gpus {
+		if slices.ContainsFunc(steps, func(s plan.Step) bool { return s.GPU == gpu.UUID && s.TouchesGPU() }) {
+			j.note(gpu)
+		}
 	}
 	for _, pod := range seen.operands {
 		if !j.ranBefore(string(pod.UID)) {
@@ -116,6 +148,14 @@ func (a *Agent) journal(seen observed, want wish, cordon bool) *Journal {
 // evict asks pods to leave and says which are still there. It never returns nil: only the next look can tell that they
 // are gone.
 func (a *Agent) evict(ctx context.Context, seen observed, want wish, step plan.Step) error {
+	overdue := step.Kind == plan.Evict && !want.undo && seen.overdue(a.clock.Now(), a.settings.Timeouts.Drain)
+	if seen.deaf != nil && step.Kind == plan.Evict && !overdue {
+		// Every pod counts as holding everything now, which is a reason to wait and not to evict them all.
+		return &Waiting{
+			Reason: config.ReasonKubeletUnavailable, After: evictionRetry,
+			Message: "nobody is evicted until kubelet says which pod has which device: " + seen.deaf.Error(),
+		}
+	}
 	// Each request has a deadline of its own; this one keeps a slow API server from holding up the loop for all pods.
 	all, cancel := context.WithTimeout(ctx, evictionsTimeout)
 	defer cancel()
@@ -130,7 +170,7 @@ func (a *Agent) evict(ctx context.Context, seen observed, want wish, step plan.S
 		}
 	}
 	blocked := blockedOf(verdicts)
-	if seen.overdue(a.clock.Now(), a.settings.Timeouts.Drain) && !want.undo {
+	if overdue {
 		return &Failure{
 			Wish: want.fingerprint, Reason: config.ReasonEvictionBlocked,
 			Message: fmt.Sprintf("pods still there at the deadline, %s after the change began: %s",
@@ -145,19 +185,16 @@ func (a *Agent) evict(ctx context.Context, seen observed, want wish, step plan.S
 
 // change performs a step on a GPU. A step that comes back again and again although it succeeds is a failure.
 func (a *Agent) change(ctx context.Context, want wish, step plan.Step) error {
-	if step.String() == a.head && a.repeats >= a.settings.Retry.NoEffect {
+	if n := a.done[step.String()]; n >= a.settings.Retry.NoEffect {
 		return &Failure{
 			Wish: want.fingerprint, Reason: config.ReasonStepHadNoEffect,
-			Message: fmt.Sprintf("%s reported success %d times and had no effect", step, a.repeats),
+			Message: fmt.Sprintf("%s reported success %d times and had no effect, or somebody else undoes it", step, n),
 		}
 	}
 	if err := a.drive(ctx, step); err != nil {
 		return err
 	}
-	if step.String() != a.head {
-		a.head, a.repeats = step.String(), 0
-	}
-	a.repeats++
+	a.done[step.String()]++
 	return nil
 }
 
@@ -178,9 +215,13 @@ func (a *Agent) drive(ctx context.Context, step plan.Step) error {
 }
 
 // resume takes the taint away and leaves the cordon. An administrator who had cordoned the node before us and has
-// uncordoned it since wants it back: the journal is told, so that the end leaves no cordon.
+// uncordoned it since wants it back: the journal is told, so that the end leaves no cordon. Without a journal nothing is
+// owed, and the taint is all that is ours.
 func (a *Agent) resume(ctx context.Context, seen observed) error {
-	if seen.journal != nil && seen.journal.WasUnschedulable && !seen.node.Spec.Unschedulable {
+	if seen.journal == nil {
+		return a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return a.fence.Lift(node, false) })
+	}
+	if seen.journal.WasUnschedulable && !seen.node.Spec.Unschedulable {
 		j := *seen.journal
 		j.WasUnschedulable = false
 		text, err := j.encode()
@@ -207,20 +248,19 @@ func (a *Agent) awaitCapacity(seen observed, want wish) error {
 	if seen.journal == nil {
 		return &Waiting{Reason: config.ReasonCapacityMismatch, Message: seen.blockers(), After: driverRetry}
 	}
-	waited := now.Sub(a.verifying)
-	if waited < a.settings.Timeouts.Capacity {
+	if now.Sub(a.verifying) < a.settings.Timeouts.Capacity {
 		return &Waiting{Reason: config.ReasonAwaitingCapacity, Message: "waiting for kubelet and the device plugin: " + seen.blockers(), After: proofInterval}
 	}
 	if want.undo {
 		return &Stalled{
 			Reason: config.ReasonCapacityMismatch,
 			Message: fmt.Sprintf("the GPUs are as they were, but their capacity is not back after %s: %s; see the device plugin's log on this node",
-				waited.Round(time.Second), seen.blockers()),
+				a.settings.Timeouts.Capacity, seen.blockers()),
 		}
 	}
 	return &Failure{
 		Wish: want.fingerprint, Reason: config.ReasonCapacityMismatch,
-		Message: fmt.Sprintf("no proof of capacity after %s: %s", waited.Round(time.Second), seen.blockers()),
+		Message: fmt.Sprintf("no proof of capacity after %s: %s", a.settings.Timeouts.Capacity, seen.blockers()),
 	}
 }
 
@@ -238,7 +278,7 @@ func (a *Agent) release(ctx context.Context, seen observed, want wish) error {
 		}
 		seen.node = node
 	}
-	uncordon := seen.journal.Cordoned && !seen.journal.WasUnschedulable
+	uncordon := seen.journal.Cordoned && !seen.foreignCordon()
 	err := a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return a.fence.Lift(node, uncordon) })
 	if err != nil {
 		return err
@@ -260,8 +300,9 @@ func (a *Agent) giveUp(ctx context.Context, seen observed, want wish, failure *F
 		a.log.Warn("recording the failure", zap.Error(err))
 		return a.settings.Retry.First
 	}
-	a.head, a.repeats, a.verifying = "", 0, time.Time{}
+	a.verifying = time.Time{}
 	clear(a.attempts)
+	clear(a.done)
 	a.log.Warn("change given up", zap.String("target", want.name), zap.String("reason", string(failure.Reason)), zap.String("message", failure.Message))
 	a.eventf(seen.node, corev1.EventTypeWarning, failure.Reason, "%s: %s; going back to what was before", want.name, failure.Message)
 	return 0
@@ -286,21 +327,20 @@ func (a *Agent) patch(ctx context.Context, node *corev1.Node, write func(*corev1
 func (s observed) drained(pods []plan.Pod) []drain.Pod {
 	var out []drain.Pod
 	for _, p := range pods {
-		if i := slices.IndexFunc(s.holders, func(h drain.Pod) bool {
-			return string(h.UID) == p.UID && h.Namespace == p.Namespace && h.Name == p.Name
-		}); i >= 0 {
+		named := func(pod drain.Pod) bool {
+			return string(pod.UID) == p.UID && pod.Namespace == p.Namespace && pod.Name == p.Name
+		}
+		if i := slices.IndexFunc(s.holders, named); i >= 0 {
 			out = append(out, s.holders[i])
 			continue
 		}
-		out = append(out, drain.Pod{Namespace: p.Namespace, Name: p.Name, UID: types.UID(p.UID), Terminating: s.terminating(p.UID)})
+		for i := range s.operands {
+			if pod := drain.Describe(&s.operands[i]); named(pod) {
+				out = append(out, pod)
+			}
+		}
 	}
 	return out
-}
-
-func (s observed) terminating(uid string) bool {
-	return slices.ContainsFunc(s.operands, func(p corev1.Pod) bool {
-		return string(p.UID) == uid && p.DeletionTimestamp != nil
-	})
 }
 
 func blockedOf(verdicts []drain.Verdict) []string {

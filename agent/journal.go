@@ -24,7 +24,8 @@ type Journal struct {
 	Started          time.Time `json:"started"`          // when it began
 	Cordoned         bool      `json:"cordoned"`         // the change has fenced the node
 	WasUnschedulable bool      `json:"wasUnschedulable"` // somebody had cordoned the node before us
-	Previous         []cut     `json:"previous"`         // how the GPUs were cut
+	Proven           bool      `json:"proven"`           // kubelet offered what the GPUs had when it began
+	Previous         []cut     `json:"previous"`         // how the GPUs that it changes were cut
 	Operands         []string  `json:"operands"`         // UIDs of the device plugin pods from before the change
 	Undo             *Failure  `json:"undo,omitempty"`   // the change has failed: back to Previous
 }
@@ -44,26 +45,32 @@ type piece struct {
 	Compute string `json:"compute,omitempty"`
 }
 
-// cuts records how the GPUs are cut now. Half-made instances are not worth giving back.
-func cuts(gpus []nvml.GPU) []cut {
-	var out []cut
-	for _, gpu := range gpus {
-		if !gpu.Capable {
-			continue
+// note adds how the GPU is cut, unless that is in the journal already. Half-made instances are not worth giving back.
+func (j *Journal) note(gpu nvml.GPU) {
+	if j.cuts()[gpu.UUID] {
+		return
+	}
+	c := cut{GPU: gpu.UUID, MIG: gpu.Enabled}
+	for _, i := range gpu.Instances {
+		if !i.HalfMade() {
+			c.Instances = append(c.Instances, piece{i.Profile, i.Start, i.Size, i.Compute})
 		}
-		c := cut{GPU: gpu.UUID, MIG: gpu.Enabled}
-		for _, i := range gpu.Instances {
-			if !i.HalfMade() {
-				c.Instances = append(c.Instances, piece{i.Profile, i.Start, i.Size, i.Compute})
-			}
-		}
-		out = append(out, c)
+	}
+	j.Previous = append(j.Previous, c)
+}
+
+// cuts are the GPUs whose former cut is in the journal.
+func (j *Journal) cuts() map[nvml.UUID]bool {
+	out := map[nvml.UUID]bool{}
+	for _, c := range j.Previous {
+		out[c.GPU] = true
 	}
 	return out
 }
 
-// previous is the journal's record as a target of the planner.
-func (j *Journal) previous() plan.Desired {
+// previous is the journal's record as a target of the planner. GPUs that were lost meanwhile are left out: the others
+// must not wait for them.
+func (j *Journal) previous(gpus []nvml.GPU) plan.Desired {
 	want := plan.Desired{}
 	for _, c := range j.Previous {
 		target := plan.Target{Wish: nvml.Wish{MIG: c.MIG}, Undo: true}
@@ -72,6 +79,11 @@ func (j *Journal) previous() plan.Desired {
 				nvml.Placed{Profile: p.Profile, Span: nvml.Span{Start: p.Start, Size: p.Size}, Compute: p.Compute})
 		}
 		want[c.GPU] = target
+	}
+	for _, gpu := range gpus {
+		if gpu.Lost {
+			delete(want, gpu.UUID)
+		}
 	}
 	return want
 }

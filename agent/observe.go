@@ -28,6 +28,7 @@ type observed struct {
 	holders  []drain.Pod    // pods with a GPU or a part of one
 	operands []corev1.Pod   // device plugin pods
 	configs  *configMapFile // the administrator's MIG configs, nil if none are configured
+	deaf     error          // kubelet does not answer: which pod has which device is not known
 	kubelet  resources      // what kubelet would give out
 	capacity []string       // how hardware, kubelet and node disagree
 	agreed   int            // looks in a row without disagreement
@@ -41,7 +42,7 @@ type configMapFile struct {
 	name   string // "ConfigMap namespace/name, key config.yaml"
 	data   []byte
 	absent bool  // there is no such ConfigMap, which is legal: it is optional
-	err    error // it has no such key
+	err    error // it may not be read, or has no such key
 }
 
 // observe looks at the node, its pods, kubelet, the ConfigMap and the GPUs. It changes nothing.
@@ -59,8 +60,8 @@ func (a *Agent) observe(ctx context.Context) (observed, error) {
 	seen.status = parseStatus(node.Annotations[config.AnnotationStatus])
 	if seen.journal, err = parseJournal(node.Annotations[config.AnnotationJournal]); err != nil {
 		return seen, &Stalled{Reason: config.ReasonJournalUnreadable, Message: err.Error() +
-			"; nothing is changed. Run the agent that wrote it, or remove the annotation " + config.AnnotationJournal +
-			" and uncordon the node by hand"}
+			"; nothing is changed. Run the agent that wrote it; or remove the annotation " + config.AnnotationJournal +
+			" and the taint " + config.TaintRepartitioning + ", and uncordon the node by hand"}
 	}
 	if seen.configs, err = a.configMap(api); err != nil {
 		return seen, err
@@ -74,7 +75,7 @@ func (a *Agent) observe(ctx context.Context) (observed, error) {
 	if seen.gpus, err = a.snapshot(ctx); err != nil {
 		return seen, err
 	}
-	a.observeKubelet(api, &seen, pods.Items)
+	a.observeKubelet(ctx, &seen, pods.Items)
 	seen.whole = true
 	return seen, nil
 }
@@ -98,6 +99,9 @@ func (a *Agent) configMap(ctx context.Context) (*configMapFile, error) {
 	case apierrors.IsNotFound(err):
 		file.absent = true
 		return file, nil
+	case apierrors.IsForbidden(err), apierrors.IsInvalid(err), apierrors.IsBadRequest(err):
+		file.err = fmt.Errorf("reading %s: %w", file.name, err)
+		return file, nil
 	case err != nil:
 		return nil, fmt.Errorf("reading %s: %w", file.name, err)
 	}
@@ -112,10 +116,13 @@ func (a *Agent) configMap(ctx context.Context) (*configMapFile, error) {
 // observeKubelet sorts the pods into holders and operands, and compares the capacity. A kubelet that cannot be asked is
 // no error: pods then count as holding anything, and no capacity is proven.
 func (a *Agent) observeKubelet(ctx context.Context, seen *observed, pods []corev1.Pod) {
-	assigned, err := a.kubelet.Assignments(ctx)
+	call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
+	defer cancel()
+	assigned, err := a.kubelet.Assignments(call)
 	if err == nil {
-		seen.kubelet, err = a.kubelet.Allocatable(ctx)
+		seen.kubelet, err = a.kubelet.Allocatable(call)
 	}
+	seen.deaf = err
 	seen.holders = drain.GPUPods(pods, assigned)
 	seen.operands = a.operands(pods)
 	seen.strategy = a.settings.MIGStrategy.On(seen.node.Labels[config.LabelMIGStrategy])
@@ -150,9 +157,12 @@ func (a *Agent) operands(pods []corev1.Pod) []corev1.Pod {
 }
 
 // planned is what the planner needs of the look.
-func (s observed) planned() plan.Observed {
-	out := plan.Observed{
-		GPUs: s.gpus, Journal: s.journal != nil, Fenced: s.fenced, Capacity: plan.Capacity{Agreed: s.agreed},
+func (s observed) planned(want wish) plan.Observed {
+	out := plan.Observed{GPUs: s.gpus, Fenced: s.fenced, Undo: want.undo, Capacity: plan.Capacity{Agreed: s.agreed}}
+	if j := s.journal; j != nil {
+		out.Journal = plan.Journal{
+			Owed: true, Other: !want.undo && j.Target != want.name, Cuts: j.cuts(), Proven: j.Proven,
+		}
 	}
 	for _, p := range s.holders {
 		out.Pods = append(out.Pods, plannedPod(p))
@@ -187,6 +197,35 @@ func (s observed) failed(want wish) *Failure {
 		return f
 	}
 	return nil
+}
+
+// kept is the failure that the status must go on telling: the one that is known of the wish, or, while nobody knows what
+// is wished because the catalog cannot be read, the last one.
+func (s observed) kept(want wish) *Failure {
+	if f := s.failed(want); f != nil {
+		return f
+	}
+	if want.name != "" && want.fingerprint == "" {
+		return s.status.Failed
+	}
+	return nil
+}
+
+// foreignCordon reports whether the node is cordoned by somebody else. Who has cordoned it is in managedFields; where
+// those are stripped, a cordon under our own taint is ours, unless the journal says that it was there before.
+func (s observed) foreignCordon() bool {
+	if !s.node.Spec.Unschedulable {
+		return false
+	}
+	who, _, ok := drain.Cordoner(s.node)
+	switch {
+	case ok && who != "":
+		return who != FieldManager
+	case s.journal != nil && s.journal.Cordoned:
+		return s.journal.WasUnschedulable
+	default:
+		return !s.fenced
+	}
 }
 
 // givenUp reports whether what is asked for is what the journal says cannot be done.

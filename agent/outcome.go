@@ -138,34 +138,40 @@ func refusal(err *plan.Refused) config.Reason {
 type attempt struct {
 	failures int       // in a row
 	next     time.Time // not to be tried before, whatever wakes the loop
-	reason   string    // why it failed last
+	told     decision  // what followed from it last
 }
 
 // retry lets a failed step be tried again after a pause that doubles each time, until its budget is used up.
 func (a *Agent) retry(step plan.Step, want wish, err error) decision {
 	tried := a.attempts[step.String()]
 	tried.failures++
-	tried.reason = err.Error()
 	pause := a.settings.Retry.First
 	for range tried.failures - 1 {
 		pause = min(2*pause, a.settings.Retry.Longest)
 	}
 	tried.next = a.clock.Now().Add(pause)
-	a.attempts[step.String()] = tried
+	tried.told = decision{reason: config.ReasonRetrying, message: err.Error() + "; trying again", after: pause}
 	if step.TouchesGPU() && tried.failures >= a.settings.Retry.Failures {
-		return decision{failure: &Failure{
+		failure := &Failure{
 			Wish: want.fingerprint, Reason: config.ReasonHardwareFailure,
-			Message: fmt.Sprintf("%v; given up after %d attempts", err, tried.failures),
-		}}
+			Message: fmt.Sprintf("%v; given up after %d attempts", err, a.settings.Retry.Failures),
+		}
+		tried.told = decision{failure: failure, reason: failure.Reason, message: failure.Message, stalled: true}
 	}
-	return decision{reason: config.ReasonRetrying, message: tried.reason + "; trying again", after: pause}
+	a.attempts[step.String()] = tried
+	return tried.told
 }
 
-// tooEarly is why the step must wait, if it failed a moment ago.
+// tooEarly is what was told when the step failed a moment ago, for as long as it must not be tried again.
 func (a *Agent) tooEarly(step plan.Step) error {
 	tried, ok := a.attempts[step.String()]
-	if wait := tried.next.Sub(a.clock.Now()); ok && wait > 0 {
-		return &Waiting{Reason: config.ReasonRetrying, Message: tried.reason + "; trying again", After: wait}
+	wait := tried.next.Sub(a.clock.Now())
+	switch {
+	case !ok || wait <= 0:
+		return nil
+	case tried.told.stalled:
+		return &Stalled{Reason: tried.told.reason, Message: tried.told.message}
+	default:
+		return &Waiting{Reason: tried.told.reason, Message: tried.told.message, After: wait}
 	}
-	return nil
 }

@@ -25,7 +25,7 @@ func (a *Agent) Preview(ctx context.Context, name string) (Preview, error) {
 	if err != nil {
 		return Preview{}, err
 	}
-	return preview(catalog, name, seen.planned())
+	return preview(catalog, name, seen.planned(wish{name: name}))
 }
 
 // PreviewOffline plans the named config on GPUs alone, as on a node that no cluster knows.

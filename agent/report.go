@@ -35,8 +35,11 @@ func (a *Agent) conclude(ctx context.Context, seen observed, want wish, steps []
 	if len(steps) > 0 {
 		first = steps[0]
 	}
-	if first.Kind != plan.VerifyCapacity {
+	if seen.whole && first.Kind != plan.VerifyCapacity {
 		a.verifying = time.Time{}
+	}
+	if seen.whole && !first.TouchesGPU() {
+		clear(a.done)
 	}
 	if err == nil && len(steps) == 0 {
 		clear(a.attempts)
@@ -87,10 +90,14 @@ func (a *Agent) sleep(seen observed, steps []plan.Step, d decision, err error) t
 func reportOf(seen observed, want wish, steps []plan.Step, err error, d decision) report {
 	switch {
 	case err == nil && len(steps) == 0 && want.name == "":
-		return report{
+		r := report{
 			phase: PhaseIdle, ready: corev1.ConditionTrue, reason: config.ReasonNoWish,
 			message: fmt.Sprintf("no config is asked for by label %s; the GPUs are left as they are", config.LabelMIGConfig),
 		}
+		if seen.node.Labels[config.LabelMIGConfigState] == string(config.StatePending) {
+			r.state = config.StateFailed // what was asked for has not come: tools that wait for it must not wait for ever
+		}
+		return r
 	case err == nil && len(steps) == 0:
 		return report{
 			phase: PhaseIdle, ready: corev1.ConditionTrue, reason: config.ReasonConverged, state: config.StateSuccess,
@@ -206,9 +213,7 @@ func (a *Agent) tellMetadata(ctx context.Context, seen observed, want wish, r re
 		return nil
 	}
 	status := Status{Desired: want.name, Phase: r.phase, Reason: r.reason, GPUs: statusGPUs(seen.gpus)}
-	if failed := seen.failed(want); failed != nil {
-		status.Failed = failed
-	}
+	status.Failed = seen.kept(want)
 	text, err := status.encode()
 	if err != nil {
 		return err

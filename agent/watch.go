@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"time"
 
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
@@ -25,7 +26,7 @@ func (a *Agent) watch(ctx context.Context) <-chan struct{} {
 	if ref := a.settings.MIGConfigMap; ref.Name != "" {
 		a.watchObjects(ctx, "configmaps", ref.Namespace, fields.OneTermEqualSelector("metadata.name", ref.Name), &corev1.ConfigMap{}, poke)
 	}
-	a.watchDriver(ctx, poke)
+	go a.watchDriver(ctx, poke)
 	return wake
 }
 
@@ -44,16 +45,23 @@ func (a *Agent) watchObjects(ctx context.Context, resource, namespace string, se
 	go informer.RunWithContext(ctx)
 }
 
-// watchDriver pokes at news of the GPUs. Without them the loop still looks at every heartbeat.
+// eventsRetry is the pause before asking again for the driver's news, which has none while it is not loaded.
+const eventsRetry = time.Minute
+
+// watchDriver pokes at news of the GPUs. It never holds up the loop, which looks at every heartbeat anyway.
 func (a *Agent) watchDriver(ctx context.Context, poke func()) {
-	news, err := a.driver.Events(ctx)
-	if err != nil {
-		a.log.Info("no news from the driver", zap.Error(err))
-		return
-	}
-	go func() {
-		for range news {
-			poke()
+	for ctx.Err() == nil {
+		news, err := a.driver.Events(ctx)
+		if err != nil {
+			a.log.Debug("no news from the driver", zap.Error(err))
+		} else {
+			for range news {
+				poke()
+			}
 		}
-	}()
+		select {
+		case <-ctx.Done():
+		case <-a.clock.After(eventsRetry):
+		}
+	}
 }

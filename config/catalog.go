@@ -99,7 +99,7 @@ func (c Catalog) Wishes(name string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Wish, 
 		}
 		for _, g := range named {
 			switch {
-			case g.Capable || !rule.MIG:
+			case g.Capable || g.Lost || !rule.MIG: // what a lost GPU could do is not known; that it is lost, the planner tells
 				wishes[g.UUID] = nvml.Wish{MIG: rule.MIG, Devices: maps.Clone(rule.Devices)}
 			case rule.All:
 				incapable = append(incapable, g)

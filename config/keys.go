@@ -81,6 +81,10 @@ const (
 	ReasonEvicting Reason = "Evicting"
 	// ReasonEvictionBlocked is given when a pod cannot be evicted now, as when its disruption budget is used up.
 	ReasonEvictionBlocked Reason = "EvictionBlocked"
+	// ReasonKubeletUnavailable is given while kubelet does not say which pod has which device.
+	ReasonKubeletUnavailable Reason = "KubeletUnavailable"
+	// ReasonNoDevicePlugin is given when nobody on the node offers its GPUs to kubelet, so that no change could be proven.
+	ReasonNoDevicePlugin Reason = "NoDevicePlugin"
 	// ReasonGPUInUse is given when a process that no pod accounts for holds what will change.
 	ReasonGPUInUse Reason = "GPUInUse"
 	// ReasonResetRequired is given when a mode change is pending until a reset of the GPU, or a reboot.

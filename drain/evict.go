@@ -196,16 +196,17 @@ func (r *round) judge(ctx context.Context, pod Pod) (Verdict, time.Duration) {
 
 // leaving says how long a terminating pod has left, or what may keep it.
 func (r *round) leaving(pod Pod) string {
-	late := r.now.Sub(pod.GraceEnds).Round(time.Second)
+	// Moments, not spans: a message that changes by itself would be written to the node again and again.
+	ends := pod.GraceEnds.UTC().Format(time.TimeOnly)
 	switch {
 	case pod.GraceEnds.IsZero():
 		return "terminating"
-	case late <= 0:
-		return fmt.Sprintf("terminating, with %s of its grace left", -late)
+	case r.now.Before(pod.GraceEnds):
+		return fmt.Sprintf("terminating, its grace ends at %sZ", ends)
 	case len(pod.Finalizers) > 0:
-		return fmt.Sprintf("terminating, %s past its grace, with finalizers %q", late, pod.Finalizers)
+		return fmt.Sprintf("terminating, its grace ended at %sZ, with finalizers %q", ends, pod.Finalizers)
 	default:
-		return fmt.Sprintf("terminating, %s past its grace", late)
+		return fmt.Sprintf("terminating, its grace ended at %sZ", ends)
 	}
 }
 

@@ -228,9 +228,9 @@ func TestEvictSendsNoRequestForPodsThatItCannotHurry(t *testing.T) {
 		state   drain.State
 		message string
 	}{
-		{leaving, drain.Terminating, "terminating, with 30s of its grace left"},
-		{late, drain.Terminating, "terminating, 2m0s past its grace"},
-		{stuck, drain.Terminating, `terminating, 2m0s past its grace, with finalizers ["example.io/wait"]`},
+		{leaving, drain.Terminating, "terminating, its grace ends at 12:00:30Z"},
+		{late, drain.Terminating, "terminating, its grace ended at 11:58:00Z"},
+		{stuck, drain.Terminating, `terminating, its grace ended at 11:58:00Z, with finalizers ["example.io/wait"]`},
 		{undated, drain.Terminating, "terminating"},
 		{unlisted, drain.Terminating, "the API server does not list it; kubelet still has its devices in use"},
 		{static, drain.Failed, "it is a static pod, which cannot be evicted: move its manifest out of kubelet's directory on the node"},

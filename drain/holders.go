@@ -19,7 +19,7 @@ type Pod struct {
 
 	Devices      []string         // GPU- and MIG- UUIDs that kubelet gave it, sorted; which share of one it has is cut off
 	DevicesKnown bool             // Devices is all of it; otherwise the pod counts as holding any device
-	Requests     map[string]int64 // nvidia.com/ resources that it asks for, as the scheduler counts them
+	Requests     map[string]int64 // GPU resources that it asks for, as the scheduler counts them
 
 	Daemon      bool      // of a DaemonSet
 	Mirror      bool      // the image of a static pod, whose manifest is a file on the node
@@ -41,10 +41,17 @@ func (p Pod) Holds(devices map[string]bool) bool {
 	return slices.ContainsFunc(p.Devices, func(d string) bool { return devices[d] })
 }
 
+// GPUResource reports whether NVIDIA's device plugin makes the resource of GPUs or of parts of them. Other nvidia.com/
+// resources, such as those of network devices, are none of our business.
+func GPUResource(name string) bool {
+	of, ok := strings.CutPrefix(name, resourcePrefix)
+	return ok && (of == "gpu" || of == "gpu.shared" || strings.HasPrefix(of, "mig-"))
+}
+
 // GPUPods picks the pods that have a GPU or may have one, sorted by namespace and name. Pods are all pods of the node,
 // whatever their phase. A pod that has succeeded or failed holds nothing: its containers have ended before kubelet says
 // so, while kubelet may go on listing its devices. Picked is a pod that
-//   - requests an nvidia.com/ resource in any container, be it an init, sidecar or ephemeral one;
+//   - requests a GPUResource in any container, be it an init, sidecar or ephemeral one;
 //   - has resource claims, whose devices kubelet names by driver and pool and not by UUID: they count as not known;
 //   - was given an nvidia.com/ device by kubelet. If the API server does not list it, as after a forced deletion, it is
 //     picked all the same: its containers may still run.
@@ -61,7 +68,7 @@ func GPUPods(pods []corev1.Pod, assigned Assignments) []Pod {
 		if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 			continue
 		}
-		p := describe(pod)
+		p := Describe(pod)
 		claims := len(pod.Spec.ResourceClaims) > 0
 		if len(p.Requests) == 0 && !claims && len(assigned[name]) == 0 {
 			continue
@@ -83,7 +90,8 @@ func GPUPods(pods []corev1.Pod, assigned Assignments) []Pod {
 	return out
 }
 
-func describe(pod *corev1.Pod) Pod {
+// Describe is the pod without what only kubelet knows of it: its devices.
+func Describe(pod *corev1.Pod) Pod {
 	p := Pod{
 		Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, Labels: pod.Labels,
 		Requests:    requests(&pod.Spec),
@@ -108,22 +116,23 @@ func (p *Pod) assign(devices map[string][]string) {
 			p.DevicesKnown = false
 		}
 	}
-	for _, ids := range devices {
+	for resource, ids := range devices {
 		for _, id := range ids {
 			// A device that is shared is offered as replicas, "<uuid>::<n>".
 			uuid, _, _ := strings.Cut(id, "::")
-			if !strings.HasPrefix(uuid, "GPU-") && !strings.HasPrefix(uuid, "MIG-") {
+			switch {
+			case strings.HasPrefix(uuid, "GPU-") || strings.HasPrefix(uuid, "MIG-"):
+				p.Devices = append(p.Devices, uuid)
+			case GPUResource(resource):
 				p.DevicesKnown = false
-				continue
 			}
-			p.Devices = append(p.Devices, uuid)
 		}
 	}
 	slices.Sort(p.Devices)
 	p.Devices = slices.Compact(p.Devices)
 }
 
-// requests adds up the nvidia.com/ resources of a pod as the scheduler does: sidecars run beside the containers, while
+// requests adds up the GPU resources of a pod as the scheduler does: sidecars run beside the containers, while
 // an ordinary init container runs alone with the sidecars that were started before it.
 func requests(spec *corev1.PodSpec) map[string]int64 {
 	running, peak := map[string]int64{}, map[string]int64{}
@@ -155,12 +164,12 @@ func requests(spec *corev1.PodSpec) map[string]int64 {
 	return peak
 }
 
-// asked is the larger of limit and request for each nvidia.com/ resource. The API server holds them equal.
+// asked is the larger of limit and request for each GPU resource. The API server holds them equal.
 func asked(r corev1.ResourceRequirements) map[string]int64 {
 	out := map[string]int64{}
 	for _, list := range []corev1.ResourceList{r.Limits, r.Requests} {
 		for name, q := range list {
-			if strings.HasPrefix(string(name), resourcePrefix) && q.Value() > 0 {
+			if GPUResource(string(name)) && q.Value() > 0 {
 				out[string(name)] = max(out[string(name)], q.Value())
 			}
 		}

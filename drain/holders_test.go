@@ -118,8 +118,12 @@ func TestGPUPodsFindsEveryPodThatMayHoldAGPU(t *testing.T) {
 			found([]string{"GPU-1"}, false, map[string]int64{gpu: 1, mig1g: 1}),
 		},
 		{
-			"has a device that is not named by UUID", pod("a", container(limits("nvidia.com/GH100", 1))), given("a", "nvidia.com/GH100", "0000:17:00.0"),
-			found(nil, false, map[string]int64{"nvidia.com/GH100": 1}),
+			"has a device that is not named by UUID", pod("a", container(limits(gpu, 1))), given("a", gpu, "0"),
+			found(nil, false, one),
+		},
+		{
+			"has a device that is no GPU", pod("a", container(limits("nvidia.com/hostdev", 1))), given("a", "nvidia.com/hostdev", "0000:17:00.0"),
+			found(nil, true, nil),
 		},
 		{"has a claim", pod("a", claiming), nothing, found(nil, false, nil)},
 		{"has a claim and a device", pod("a", claiming, container(limits(gpu, 1))), given("a", gpu, "GPU-1"), found([]string{"GPU-1"}, false, one)},

@@ -207,7 +207,8 @@ const (
 	EventECC EventKind = "ecc"
 )
 
-// Driver is everything the agent may do to this node's GPUs. The caller serialises calls.
+// Driver is everything the agent may do to this node's GPUs. The caller serialises calls, except that of Events, which may
+// come at any time.
 //
 // Every method returns when ctx ends, at the latest: a call into the driver that does not come back is left alone, and
 // the method returns ErrUnresponsive, as do all further calls until the driver answers again.

@@ -9,6 +9,7 @@ import (
 
 // change is what one GPU needs.
 type change struct {
+	gpu         nvml.UUID
 	steps       []Step
 	changesMode bool
 	takesAway   bool     // it destroys an instance or changes the mode: something that kubelet may give out goes
@@ -35,7 +36,7 @@ func changeOf(gpu nvml.GPU, target Target) (change, error) {
 	if err != nil {
 		return change{}, err
 	}
-	c := change{changesMode: gpu.Enabled != target.MIG || gpu.Pending != target.MIG}
+	c := change{gpu: gpu.UUID, changesMode: gpu.Enabled != target.MIG || gpu.Pending != target.MIG}
 	c.takesAway = c.changesMode || len(solution.Destroy) > 0
 	c.taken = taken(gpu, solution, c.changesMode)
 

@@ -16,9 +16,18 @@ type Observed struct {
 	GPUs     []nvml.GPU
 	Pods     []Pod // pods of the node that hold a GPU or a part of one, or may do so
 	Operands []Operand
-	Journal  bool // something is owed to the node
+	Journal  Journal
 	Fenced   bool // our taint keeps new pods away
+	Undo     bool // what is planned is the way back
 	Capacity Capacity
+}
+
+// Journal is what the planner needs to know of what is owed to the node.
+type Journal struct {
+	Owed   bool               // there is a journal
+	Other  bool               // it is about another target than the one that is planned
+	Cuts   map[nvml.UUID]bool // GPUs whose former cut it holds
+	Proven bool               // the capacity agreed with the hardware when the change began, and must do so again
 }
 
 // Pod is a pod that may have to leave.
@@ -31,7 +40,7 @@ type Pod struct {
 // Operand is a device plugin pod of the node.
 type Operand struct {
 	Pod
-	Stale   bool // it read the layout of the GPUs before the change
+	Stale   bool // the journal says that it read the layout of the GPUs before the change
 	Returns bool // it tolerates the fence, so that evicting it does not keep it away
 }
 
@@ -105,9 +114,9 @@ func prepare(seen Observed, changes []change) []Step {
 	}
 	// What stands idle may be given to a pod at any moment, so the fence goes up for whatever is taken away, held or not.
 	switch {
-	case takesAway && !(seen.Journal && seen.Fenced):
+	case takesAway && !(seen.Journal.Owed && seen.Fenced):
 		steps = append(steps, Step{Kind: Fence})
-	case !seen.Journal:
+	case incomplete(seen, changes):
 		steps = append(steps, Step{Kind: Record})
 	}
 	if holders := holding(seen.Pods, taken); takesAway && len(holders) > 0 {
@@ -120,6 +129,25 @@ func prepare(seen Observed, changes []change) []Step {
 	return steps
 }
 
+// incomplete reports whether the journal lacks something that the changes will owe: whatever is about to change must be
+// in it before the hardware is touched, and so must each plugin that has seen the hardware as it was.
+func incomplete(seen Observed, changes []change) bool {
+	if !seen.Journal.Owed || seen.Journal.Other {
+		return true
+	}
+	for _, c := range changes {
+		if !seen.Journal.Cuts[c.gpu] {
+			return true
+		}
+	}
+	for _, o := range seen.Operands {
+		if !o.Stale {
+			return true
+		}
+	}
+	return false
+}
+
 func hardware(changes []change) []Step {
 	var steps []Step
 	for _, c := range changes {
@@ -130,7 +158,7 @@ func hardware(changes []change) []Step {
 
 // after lists what follows the hardware's change, as far as it can be foreseen.
 func after(seen Observed, changes []change) []Step {
-	seen.Journal = true
+	seen.Journal.Owed = true
 	changesMode := false
 	for _, c := range changes {
 		seen.Fenced = seen.Fenced || c.takesAway
@@ -161,13 +189,13 @@ func giveBack(seen Observed) []Step {
 			stale = append(stale, o.Pod)
 		}
 	}
-	if seen.Journal && len(stale) > 0 {
+	if seen.Journal.Owed && len(stale) > 0 {
 		steps = append(steps, Step{Kind: RestartOperands, Pods: stale})
 	}
 	if seen.Capacity.Agreed < needed(seen) {
 		steps = append(steps, Step{Kind: VerifyCapacity})
 	}
-	if seen.Journal {
+	if seen.Journal.Owed {
 		steps = append(steps, Step{Kind: Release})
 	}
 	return steps
@@ -176,10 +204,14 @@ func giveBack(seen Observed) []Step {
 // needed is the number of agreeing looks that prove the capacity. A node to which nothing is owed was proven before;
 // there, one look tells whether it still holds.
 func needed(seen Observed) int {
-	if seen.Journal {
+	switch {
+	case !seen.Journal.Owed:
+		return 1
+	case seen.Undo && !seen.Journal.Proven:
+		return 0 // what was not there before cannot be given back
+	default:
 		return Proof
 	}
-	return 1
 }
 
 func holding(pods []Pod, taken map[string]bool) []Pod {

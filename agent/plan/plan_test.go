@@ -74,7 +74,7 @@ func text(steps []plan.Step, err error) string {
 //	pod web/a on 0/1g.10gb@0
 //	pod web/b on anything
 //	plugin kube-system/p stale returns
-//	journal fenced agreed=2
+//	journal fenced agreed=2 other unproven undo
 func parseSeen(t *testing.T, text string) plan.Observed {
 	t.Helper()
 	var seen plan.Observed
@@ -98,7 +98,14 @@ func parseSeen(t *testing.T, text string) plan.Observed {
 				Pod: pod(words[1]), Stale: slices.Contains(words, "stale"), Returns: slices.Contains(words, "returns"),
 			})
 		default:
-			seen.Journal = slices.Contains(words, "journal")
+			seen.Journal = plan.Journal{
+				Owed: slices.Contains(words, "journal"), Other: slices.Contains(words, "other"),
+				Proven: !slices.Contains(words, "unproven"), Cuts: map[nvml.UUID]bool{},
+			}
+			for _, gpu := range seen.GPUs {
+				seen.Journal.Cuts[gpu.UUID] = !slices.Contains(words, "without-"+string(gpu.UUID))
+			}
+			seen.Undo = slices.Contains(words, "undo")
 			seen.Fenced = slices.Contains(words, "fenced")
 			for _, w := range words {
 				if n, ok := strings.CutPrefix(w, "agreed="); ok {

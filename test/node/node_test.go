@@ -266,7 +266,7 @@ func TestABudgetIsAskedBeforeTheCordon(t *testing.T) {
 	r.label(config.LabelMIGConfig, "all-1g.10gb")
 	n := r.awaitReason(config.ReasonEvictionBlocked)
 	r.givenBack(n)
-	for _, say := range []string{"stays schedulable", namespace + "/guarded", "1"} {
+	for _, say := range []string{"nothing is disturbed before", namespace + "/guarded", "1"} {
 		if !strings.Contains(condition(n).Message, say) {
 			t.Errorf("the message does not say %q: %s", say, condition(n).Message)
 		}
