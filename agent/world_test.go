@@ -258,3 +258,16 @@ func (w *world) givenBack() {
 			n.Spec.Unschedulable, n.Spec.Taints, n.Annotations[config.AnnotationJournal])
 	}
 }
+
+// annotate sets an annotation of the node.
+func (w *world) annotate(key, value string) {
+	w.t.Helper()
+	n := w.node()
+	if n.Annotations == nil {
+		n.Annotations = map[string]string{}
+	}
+	n.Annotations[key] = value
+	if _, err := w.client.CoreV1().Nodes().Update(w.t.Context(), n, metav1.UpdateOptions{}); err != nil {
+		w.t.Fatal(err)
+	}
+}
