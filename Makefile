@@ -14,7 +14,8 @@ export CGO_CFLAGS := -O2 -g -Wno-deprecated-declarations
 
 LINT    := go tool -modfile=test/tools/go.mod golangci-lint
 # Packages that start a control plane take most of a core each: two at a time. Their tests mostly wait: eight at a time.
-GOTEST  := go test -race -p 2 -parallel 8 -timeout 20m
+# Tests run programs that the cache of test results does not know of, so nothing is taken from it.
+GOTEST  := go test -race -count=1 -p 2 -parallel 8 -timeout 20m
 MODULES  = $(shell git ls-files go.mod '*/go.mod' | xargs -n1 dirname)
 
 .PHONY: help

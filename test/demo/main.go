@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"syscall"
 	"time"
 
@@ -30,6 +29,9 @@ func main() {
 		os.Exit(1)
 	}
 }
+
+// manifests is what a user applies, as the README says.
+const manifests = "deploy/base"
 
 type options struct {
 	config string
@@ -57,6 +59,9 @@ func (o options) show(ctx context.Context) (err error) {
 	if err := sandbox.Possible(); err != nil {
 		return err
 	}
+	if _, err := os.Stat(manifests); err != nil {
+		return fmt.Errorf("run the demo from the root of the checkout: %w", err)
+	}
 	out := newScreen(os.Stdout)
 	out.title("gpuslice: eight simulated H100s, a real control plane, NVIDIA's own device plugin")
 	out.section("Building what is missing")
@@ -78,7 +83,7 @@ func (o options) show(ctx context.Context) (err error) {
 	}()
 	play, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	s := &scene{options: o, out: out, parts: parts, dir: dir, root: checkout()}
+	s := &scene{options: o, out: out, parts: parts, dir: dir}
 	defer func() { err = errors.Join(err, s.end()) }()
 	if err := s.setUp(play); err != nil {
 		return err
@@ -90,13 +95,4 @@ func (o options) show(ctx context.Context) (err error) {
 		s.stay(ctx)
 	}
 	return nil
-}
-
-// checkout is the root of the checkout: `make demo` and `go run ./test/demo` start there.
-func checkout() string {
-	dir, err := filepath.Abs(".")
-	if err != nil {
-		return "."
-	}
-	return dir
 }

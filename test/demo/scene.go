@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/cluster"
 	"github.com/gpuslice/gpuslice/test/gpusim"
@@ -29,6 +30,9 @@ const (
 	spareNode = "gpu-2"
 	namespace = "team-a"
 )
+
+// gpus is how many each node has.
+var gpus = map[string]int{mainNode: 8, spareNode: 4}
 
 // pollEvery is the pause between two looks at something that the demo waits for.
 const pollEvery = 200 * time.Millisecond
@@ -50,7 +54,6 @@ type scene struct {
 	out   *screen
 	parts node.Parts
 	dir   string
-	root  string // of the checkout
 
 	cluster *cluster.Cluster
 	client  kubernetes.Interface
@@ -70,18 +73,18 @@ func (s *scene) setUp(ctx context.Context) error {
 		return fmt.Errorf("connecting to the cluster: %w", err)
 	}
 	s.out.line("etcd, kube-apiserver, kube-controller-manager, kube-scheduler: %.1fs", time.Since(began).Seconds())
-	for name, count := range map[string]int{mainNode: 8, spareNode: 4} {
+	for name, count := range gpus {
 		if err := s.join(ctx, name, count); err != nil {
 			return err
 		}
 	}
-	if err := s.kubectl(ctx, "", "apply", "-f", filepath.Join(s.root, "test", "node", "manifests", "device-plugin.yaml")); err != nil {
+	if err := s.kubectl(ctx, "", "apply", "-f", "test/node/manifests/device-plugin.yaml"); err != nil {
 		return err
 	}
-	if err := s.kubectl(ctx, "", "apply", "-k", filepath.Join(s.root, "deploy", "base")); err != nil {
+	if err := s.kubectl(ctx, "", "apply", "-k", manifests); err != nil {
 		return err
 	}
-	for name, count := range map[string]int{mainNode: 8, spareNode: 4} {
+	for name, count := range gpus {
 		if err := s.until(ctx, fmt.Sprintf("%d GPUs on %s", count, name), func(ctx context.Context) (bool, error) {
 			object, err := s.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 			return err == nil && quantity(object.Status.Allocatable, "nvidia.com/gpu") == count, err
@@ -99,8 +102,8 @@ func (s *scene) setUp(ctx context.Context) error {
 	return nil
 }
 
-func (s *scene) join(ctx context.Context, name string, gpus int) error {
-	spec, err := gpusim.ParseSpec(fmt.Appendf(nil, hardware, gpus))
+func (s *scene) join(ctx context.Context, name string, count int) error {
+	spec, err := gpusim.ParseSpec(fmt.Appendf(nil, hardware, count))
 	if err != nil {
 		return err
 	}
@@ -244,7 +247,7 @@ func (s *scene) until(ctx context.Context, what string, done wait.ConditionWithC
 
 func ready(conditions []corev1.NodeCondition) corev1.ConditionStatus {
 	for _, c := range conditions {
-		if c.Type == "GPUPartitionReady" {
+		if c.Type == config.ConditionGPUPartitionReady {
 			return c.Status
 		}
 	}

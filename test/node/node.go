@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
@@ -20,6 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/cluster"
 	"github.com/gpuslice/gpuslice/test/cluster/kubelet"
 	"github.com/gpuslice/gpuslice/test/gpusim"
+	"github.com/gpuslice/gpuslice/test/gpusim/pods"
 	"github.com/gpuslice/gpuslice/test/sandbox"
 )
 
@@ -79,60 +79,50 @@ type Node struct {
 
 	cluster *cluster.Cluster
 	client  kubernetes.Interface
-	mounts  []sandbox.Mount
 	env     []string
-	users   users
 }
 
-// Start brings up the node and joins it to the cluster. Its device plugin and agent come with DeployDevicePlugin and
-// DeployAgent, as with any node.
+// Start brings up the node and joins it to the cluster. Its device plugin and agent come as DaemonSets, as on any node.
 func Start(ctx context.Context, c *cluster.Cluster, o Options) (*Node, error) {
 	sim := filepath.Join(o.Dir, "gpus")
 	gpus, err := gpusim.Create(sim, o.GPUs)
 	if err != nil {
 		return nil, fmt.Errorf("making the GPUs of node %s: %w", o.Name, err)
 	}
-	host := filepath.Join(o.Dir, "host")
-	if err := gpus.RenderHost(host); err != nil {
+	n := &Node{
+		Name: o.Name, Dir: o.Dir, GPUs: gpus, Parts: o.Parts, cluster: c, env: []string{"GPUSIM_NODE=" + sim},
+	}
+	if err := gpus.RenderHost(n.host()); err != nil {
 		return nil, fmt.Errorf("rendering the host of node %s: %w", o.Name, err)
 	}
-	root := filepath.Join(o.Dir, "driver")
-	if err := install(o.Parts.LibNVML, filepath.Join(root, "usr", "lib64")); err != nil {
+	if err := install(o.Parts.LibNVML, n.libraries()); err != nil {
 		return nil, err
 	}
-	client, err := kubernetes.NewForConfig(c.Config())
-	if err != nil {
+	if n.client, err = kubernetes.NewForConfig(c.Config()); err != nil {
 		return nil, fmt.Errorf("connecting to the cluster: %w", err)
 	}
 	credentials, err := c.ConfigFor("system:node:"+o.Name, "system:nodes")
 	if err != nil {
 		return nil, fmt.Errorf("making credentials of node %s: %w", o.Name, err)
 	}
-	n := &Node{
-		Name: o.Name, Dir: o.Dir, GPUs: gpus, Parts: o.Parts, cluster: c, client: client,
-		mounts: []sandbox.Mount{{Source: filepath.Join(host, "proc", "driver"), Target: "/proc/driver"}},
-		env:    []string{"GPUSIM_NODE=" + sim},
-		users:  users{gpus: gpus, pids: map[string]int{}, next: firstPID},
+	if o.Log == nil {
+		o.Log = zap.NewNop()
 	}
-	library := "LD_LIBRARY_PATH=" + filepath.Join(root, "usr", "lib64")
+	users := pods.Users{GPUs: gpus, Log: o.Log.Named("gpus")}
+	drivers := []sandbox.Mount{{Source: filepath.Join(n.host(), "proc", "driver"), Target: "/proc/driver"}}
 	n.Kubelet, err = kubelet.Start(ctx, kubelet.Options{
 		Node: o.Name, Dir: filepath.Join(o.Dir, "kubelet"), Config: credentials, Labels: o.Labels, Log: o.Log,
 		BootID: gpus.BootID(), SandboxBinary: o.Parts.Sandbox,
 		StatusPeriod: 10 * time.Second, ReportAtOnce: true,
-		HostPaths: map[string]string{
-			"/":                               root,
-			"/dev":                            "/dev",
-			"/var/lib/kubelet/device-plugins": filepath.Join(o.Dir, "kubelet", "device-plugins"),
-			"/var/lib/kubelet/pod-resources":  filepath.Join(o.Dir, "kubelet", "pod-resources"),
-		},
+		HostPaths: map[string]string{"/": n.DriverRoot(), "/dev": "/dev"},
 		Images: map[string]kubelet.Image{
 			DevicePluginImage: {
 				Path: filepath.Join(o.Parts.DevicePlugin, "nvidia-device-plugin"),
-				Env:  append([]string{library}, n.env...), Mounts: n.mounts,
+				Env:  append([]string{n.loaderPath()}, n.env...), Mounts: drivers,
 			},
-			AgentImage: {Path: o.Parts.Agent, Env: n.env, Mounts: n.mounts},
+			AgentImage: {Path: o.Parts.Agent, Env: n.env, Mounts: drivers},
 		},
-		OnAllocate: n.users.hold, OnFree: n.users.release,
+		OnAllocate: users.Hold, OnFree: users.Release,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("starting the kubelet of node %s: %w", o.Name, err)
@@ -149,9 +139,25 @@ func (n *Node) Stop(ctx context.Context) error {
 	return nil
 }
 
-// Object reads the Node.
-func (n *Node) Object(ctx context.Context) (*corev1.Node, error) {
-	return n.client.CoreV1().Nodes().Get(ctx, n.Name, metav1.GetOptions{})
+// DriverRoot is the directory under which the node's driver is installed.
+func (n *Node) DriverRoot() string { return filepath.Join(n.Dir, "driver") }
+
+func (n *Node) libraries() string { return filepath.Join(n.DriverRoot(), "usr", "lib64") }
+
+func (n *Node) loaderPath() string { return "LD_LIBRARY_PATH=" + n.libraries() }
+
+func (n *Node) host() string { return filepath.Join(n.Dir, "host") }
+
+// Sandbox is where a program of NVIDIA's sees the node's GPUs, driver and buses as its own.
+func (n *Node) Sandbox() sandbox.Options {
+	return sandbox.Options{
+		Mounts: []sandbox.Mount{
+			{Source: filepath.Join(n.host(), "proc", "driver"), Target: "/proc/driver"},
+			{Source: filepath.Join(n.host(), "proc", "modules"), Target: "/proc/modules"},
+			{Source: filepath.Join(n.host(), "sys", "bus", "pci"), Target: "/sys/bus/pci"},
+		},
+		Env: append([]string{n.loaderPath()}, n.env...),
+	}
 }
 
 // install puts the library where a driver root has it.

@@ -34,7 +34,7 @@ const (
 	oneA100 = "gpus:\n- model: A100-80GB\n  count: 1\n"
 )
 
-// The change of the demo on two GPUs instead of eight: MIG off, three pods with a GPU or a part of one do not fit, so two.
+// The change of the demo on two GPUs instead of eight.
 func TestALabelDrainsRepartitionsAndGivesTheNodeBack(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, twoH100, "")
@@ -516,18 +516,9 @@ func (r *rig) migParted() func(args ...string) (string, error) {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	host := filepath.Join(r.Dir, "host")
-	options := sandbox.Options{
-		Mounts: []sandbox.Mount{
-			{Source: filepath.Join(host, "proc", "driver"), Target: "/proc/driver"},
-			{Source: filepath.Join(host, "proc", "modules"), Target: "/proc/modules"},
-			{Source: filepath.Join(host, "sys", "bus", "pci"), Target: "/sys/bus/pci"},
-		},
-		Env: []string{"GPUSIM_NODE=" + r.GPUs.Dir(), "LD_LIBRARY_PATH=" + filepath.Join(r.Dir, "driver", "usr", "lib64")},
-	}
 	return func(args ...string) (string, error) {
 		var out strings.Builder
-		cmd := sandbox.Command(r.t.Context(), r.Parts.Sandbox, options, filepath.Join(dir, "nvidia-mig-parted"), args...)
+		cmd := sandbox.Command(r.t.Context(), r.Parts.Sandbox, r.Sandbox(), filepath.Join(dir, "nvidia-mig-parted"), args...)
 		cmd.Stdout, cmd.Stderr = &out, os.Stderr
 		err := cmd.Run()
 		return out.String(), err

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -80,7 +81,13 @@ func newRig(t *testing.T, spec, settings string) *rig {
 		}
 	})
 	name := filepath.Base(dir)
-	n, err := node.Start(t.Context(), c, node.Options{Name: name, Dir: dir, GPUs: gpus, Parts: common.parts})
+	logs := zap.NewDevelopmentConfig()
+	logs.OutputPaths = []string{filepath.Join(dir, "kubelet.log")}
+	log, err := logs.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := node.Start(t.Context(), c, node.Options{Name: name, Dir: dir, GPUs: gpus, Parts: common.parts, Log: log})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +151,7 @@ type process struct {
 func (r *rig) run() *process {
 	r.t.Helper()
 	cmd := exec.Command(r.Parts.Agent, "run", "--node", r.Name, "--kubeconfig", r.agents.kubeconfig,
-		"--settings", r.agents.settings, "--driver-root", filepath.Join(r.Dir, "driver"),
+		"--settings", r.agents.settings, "--driver-root", r.DriverRoot(),
 		"--pod-resources", r.Kubelet.PodResourcesSocket())
 	cmd.Env = append(os.Environ(), "GPUSIM_NODE="+r.GPUs.Dir())
 	pipe, err := cmd.StderrPipe()
@@ -234,7 +241,7 @@ func (r *rig) await(what string, done func(*corev1.Node) bool) *corev1.Node {
 	return nil
 }
 
-// awaitReason watches the node until GPUPartitionReady has the reason and the node has nothing more to expect.
+// awaitReason watches the node until GPUPartitionReady has the reason.
 func (r *rig) awaitReason(reason config.Reason) *corev1.Node {
 	r.t.Helper()
 	return r.await("reason "+string(reason), func(n *corev1.Node) bool {

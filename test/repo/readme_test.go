@@ -27,7 +27,11 @@ func TestTheREADMEExplainsEveryReason(t *testing.T) {
 			return true
 		}
 		found++
-		reason, err := strconv.Unquote(spec.Values[0].(*ast.BasicLit).Value)
+		literal, ok := spec.Values[0].(*ast.BasicLit)
+		if !ok {
+			t.Fatalf("%s is no literal", spec.Names[0].Name)
+		}
+		reason, err := strconv.Unquote(literal.Value)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -17,6 +17,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/test/cluster/kubelet"
+	"github.com/gpuslice/gpuslice/test/gpusim"
+	"github.com/gpuslice/gpuslice/test/gpusim/pods"
 )
 
 // file is what --config holds.
@@ -103,7 +105,13 @@ func complete(o *kubelet.Options, kubeconfig, config, gpus string) (err error) {
 	if gpus == "" {
 		return nil
 	}
-	return showPods(o, gpus)
+	simulated, err := gpusim.Open(gpus)
+	if err != nil {
+		return err
+	}
+	users := pods.Users{GPUs: simulated, Log: o.Log.Named("gpus")}
+	o.OnAllocate, o.OnFree = users.Hold, users.Release
+	return nil
 }
 
 func run(ctx context.Context, o kubelet.Options) error {

@@ -1,4 +1,4 @@
-package main
+package pods_test
 
 import (
 	"testing"
@@ -7,13 +7,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/gpuslice/gpuslice/test/cluster/kubelet"
 	"github.com/gpuslice/gpuslice/test/gpusim"
+	"github.com/gpuslice/gpuslice/test/gpusim/pods"
 )
 
 func TestAPodIsOneProcessOnItsDeviceHoweverOftenItsKubeletStarts(t *testing.T) {
-	dir := t.TempDir()
-	gpus, err := gpusim.Create(dir, gpusim.Spec{GPUs: []gpusim.GPUSpec{{Model: gpusim.Models()[0]}}})
+	gpus, err := gpusim.Create(t.TempDir(), gpusim.Spec{GPUs: []gpusim.GPUSpec{{Model: gpusim.Models()[0]}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -26,21 +25,14 @@ func TestAPodIsOneProcessOnItsDeviceHoweverOftenItsKubeletStarts(t *testing.T) {
 		return len(seen[0].Processes)
 	}
 	pod, ids := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "user", UID: "1"}}, []string{gpus.UUIDs()[0] + "::3"}
+	users := pods.Users{GPUs: gpus, Log: zap.NewNop()}
 	for range 2 { // the second is a kubelet that finds the pod running
-		o := kubelet.Options{Log: zap.NewNop()}
-		if err := showPods(&o, dir); err != nil {
-			t.Fatal(err)
-		}
-		o.OnAllocate(pod, ids)
+		users.Hold(pod, ids)
 		if n := processes(); n != 1 {
 			t.Errorf("%d processes on the GPU of one pod", n)
 		}
 	}
-	o := kubelet.Options{Log: zap.NewNop()}
-	if err := showPods(&o, dir); err != nil {
-		t.Fatal(err)
-	}
-	o.OnFree(pod, ids)
+	users.Release(pod, ids)
 	if n := processes(); n != 0 {
 		t.Errorf("%d processes on the GPU after its pod has ended", n)
 	}
