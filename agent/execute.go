@@ -266,7 +266,7 @@ func (a *Agent) awaitCapacity(seen observed, want wish) error {
 
 // release gives the node back. That the change failed is written first: a restarted agent must not try it again.
 func (a *Agent) release(ctx context.Context, seen observed, want wish) error {
-	if undo := seen.journal.Undo; undo != nil && want.undo && seen.status.Failed == nil {
+	if undo := seen.journal.Undo; undo != nil && want.undo && (seen.status.Failed == nil || seen.status.Failed.Wish != undo.Wish) {
 		status := seen.status
 		status.Failed = undo
 		if err := a.patch(ctx, seen.node, func(*corev1.Node) ([]byte, error) { return status.patch() }); err != nil {
