@@ -101,7 +101,10 @@ func leaving(steps []plan.Step, offline bool) string {
 		return "Pods were not looked at: leave out --offline to see which have to leave."
 	}
 	for _, s := range steps {
-		if s.Kind == plan.Evict {
+		switch {
+		case s.Kind == plan.Evict && len(s.Pods) == 1:
+			return "1 pod has to leave."
+		case s.Kind == plan.Evict:
 			return fmt.Sprintf("%d pods have to leave.", len(s.Pods))
 		}
 	}

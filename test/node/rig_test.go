@@ -150,9 +150,7 @@ type process struct {
 // run starts the agent.
 func (r *rig) run() *process {
 	r.t.Helper()
-	cmd := exec.Command(r.Parts.Agent, "run", "--node", r.Name, "--kubeconfig", r.agents.kubeconfig,
-		"--settings", r.agents.settings, "--driver-root", r.DriverRoot(),
-		"--pod-resources", r.Kubelet.PodResourcesSocket())
+	cmd := exec.Command(r.Parts.Agent, append([]string{"run"}, r.flags()...)...)
 	cmd.Env = append(os.Environ(), "GPUSIM_NODE="+r.GPUs.Dir())
 	pipe, err := cmd.StderrPipe()
 	if err != nil {
@@ -183,6 +181,14 @@ func (r *rig) run() *process {
 	}()
 	r.agents.running = p
 	return p
+}
+
+// flags tell the agent where it is.
+func (r *rig) flags() []string {
+	return []string{
+		"--node", r.Name, "--kubeconfig", r.agents.kubeconfig, "--settings", r.agents.settings,
+		"--driver-root", r.DriverRoot(), "--pod-resources", r.Kubelet.PodResourcesSocket(),
+	}
 }
 
 // kill ends the agent as the kernel does when memory runs out.
