@@ -35,14 +35,8 @@ func (a *Agent) conclude(ctx context.Context, seen observed, want wish, steps []
 	if len(steps) > 0 {
 		first = steps[0]
 	}
-	if seen.whole && first.Kind != plan.VerifyCapacity {
-		a.verifying = time.Time{}
-	}
-	if seen.whole && !first.TouchesGPU() {
-		clear(a.done)
-	}
-	if err == nil && len(steps) == 0 {
-		clear(a.attempts)
+	if seen.whole {
+		a.forget(first, err == nil && len(steps) == 0)
 	}
 	var d decision
 	if err != nil {
@@ -63,6 +57,19 @@ func (a *Agent) conclude(ctx context.Context, seen observed, want wish, steps []
 		return a.settings.Retry.First
 	}
 	return a.sleep(seen, steps, d, err)
+}
+
+// forget drops what was remembered of steps that are over.
+func (a *Agent) forget(first plan.Step, converged bool) {
+	if first.Kind != plan.VerifyCapacity {
+		a.verifying = time.Time{}
+	}
+	if !first.TouchesGPU() {
+		clear(a.done)
+	}
+	if converged {
+		clear(a.attempts)
+	}
 }
 
 // look stands for a step where none was reached: the look at the node failed.
