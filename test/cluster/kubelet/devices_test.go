@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	clocktesting "k8s.io/utils/clock/testing"
 
@@ -28,9 +29,11 @@ type lone struct {
 	clock  *clocktesting.FakeClock
 }
 
-func startLone(t *testing.T, o kubelet.Options) *lone {
+func startLone(t *testing.T, o kubelet.Options, reactors ...clienttesting.Reactor) *lone {
 	t.Helper()
-	l := &lone{client: fake.NewClientset(), clock: clocktesting.NewFakeClock(time.Date(2026, 5, 4, 3, 2, 1, 0, time.UTC))}
+	client := fake.NewClientset()
+	client.ReactionChain = append(reactors, client.ReactionChain...) // before anything runs: the chain has no lock
+	l := &lone{client: client, clock: clocktesting.NewFakeClock(time.Date(2026, 5, 4, 3, 2, 1, 0, time.UTC))}
 	o.Node, o.Client, o.Clock, o.ReportAtOnce = "node-a", l.client, l.clock, true
 	if o.Dir == "" {
 		o.Dir = shortDir(t)

@@ -279,14 +279,14 @@ func TestTokensAreRenewedBeforeTheyExpire(t *testing.T) {
 	}
 	dir, issued, now := shortDir(t), 0, time.Date(2026, 5, 4, 3, 2, 1, 0, time.UTC)
 	asked := make(chan int, 10)
-	l := startLone(t, kubelet.Options{Dir: dir, SandboxBinary: box, Images: map[string]kubelet.Image{programImage: {Path: self}}})
-	l.client.PrependReactor("create", "serviceaccounts", func(clienttesting.Action) (bool, runtime.Object, error) {
+	issue := &clienttesting.SimpleReactor{Verb: "create", Resource: "serviceaccounts", Reaction: func(clienttesting.Action) (bool, runtime.Object, error) {
 		issued++
 		asked <- issued
 		return true, &authenticationv1.TokenRequest{Status: authenticationv1.TokenRequestStatus{
 			Token: "token-" + strconv.Itoa(issued), ExpirationTimestamp: metav1.NewTime(now.Add(time.Duration(issued) * time.Hour)),
 		}}, nil
-	})
+	}}
+	l := startLone(t, kubelet.Options{Dir: dir, SandboxBinary: box, Images: map[string]kubelet.Image{programImage: {Path: self}}}, issue)
 	l.pod(t, "holder", func(pod *corev1.Pod) {
 		pod.Spec.Volumes = []corev1.Volume{{Name: "token", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
 			Sources: []corev1.VolumeProjection{{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "token"}}},
