@@ -110,7 +110,7 @@ func nvmlErrorString(code int32) *C.char {
 	return text
 }
 
-// missed are the names that gpusimMissing has reported.
+// missed are the names that gpusimMissing has reported, each for its node.
 var missed sync.Map
 
 // gpusimMissing is what the functions in stubs.c come to.
@@ -118,7 +118,7 @@ var missed sync.Map
 //export gpusimMissing
 func gpusimMissing(name *C.char) int32 {
 	function := C.GoString(name)
-	if _, known := missed.LoadOrStore(function, true); known {
+	if _, known := missed.LoadOrStore(nodeDir()+" "+function, true); known {
 		return int32(gpusim.FunctionNotFound)
 	}
 	line := fmt.Sprintf("%s[%d]: %s is not simulated\n", filepath.Base(os.Args[0]), os.Getpid(), function)
