@@ -39,8 +39,7 @@ func TestAnAgentThatForgetsEverythingAfterEachPassConverges(t *testing.T) {
 			if w.condition().Reason != string(config.ReasonAwaitingCapacity) {
 				w.restart() // proof takes two looks of one process
 			}
-			_, owed := w.node().Annotations[config.AnnotationJournal]
-			return w.condition().Reason == string(config.ReasonConverged) && !owed
+			return w.condition().Reason == string(config.ReasonConverged) && !w.owed()
 		})
 		w.givenBack()
 	})
@@ -124,11 +123,9 @@ func TestCapacityThatNeverComesIsUndone(t *testing.T) {
 func TestANewLabelInTheMiddleIsFollowedFromWhereTheNodeIs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.label("all-balanced")
-		w.passes("the first instance", func() bool { return len(w.snapshot()[0].Instances) == 1 })
+		w.begin("all-balanced")
 		w.label("all-3g.40gb")
-		w.passes("3g.40gb", func() bool { return strings.HasPrefix(w.condition().Message, "all-3g.40gb: nvidia.com/mig-3g.40gb 4") })
-		w.givenBack()
+		w.reach("all-3g.40gb")
 	})
 }
 
@@ -136,8 +133,7 @@ func TestNonsenseInTheMiddleIsUndone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		before := w.gpus.String()
-		w.label("all-balanced")
-		w.passes("the first instance", func() bool { return len(w.snapshot()[0].Instances) == 1 })
+		w.begin("all-balanced")
 		w.label("nonsense")
 		w.settle(config.ReasonUnknownConfig)
 		w.givenBack()
@@ -151,11 +147,7 @@ func TestNonsenseInTheMiddleIsUndone(t *testing.T) {
 func TestACordonFromBeforeStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		n := w.node()
-		n.Spec.Unschedulable = true
-		if _, err := w.client.CoreV1().Nodes().Update(t.Context(), n, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		w.cordon(true)
 		w.label("all-balanced")
 		w.settle(config.ReasonConverged)
 		if !w.node().Spec.Unschedulable {

@@ -57,11 +57,7 @@ func TestAChangeGoesOnAfterAReboot(t *testing.T) {
 						strings.HasPrefix(gpu.Geometry().String(), "1g.10gb")
 				})
 				w.reboot()
-				w.passes("all-balanced", func() bool {
-					c := w.condition()
-					return c.Reason == string(config.ReasonConverged) && strings.HasPrefix(c.Message, "all-balanced:")
-				})
-				w.givenBack()
+				w.reach("all-balanced")
 			})
 		})
 	}

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap/zaptest"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -38,6 +39,13 @@ type world struct {
 	offered  map[string][]string // what the plugin read when it started
 	started  int                 // plugin pods so far
 	broken   bool                // the plugin registers nothing
+	deaf     bool                // kubelet does not answer
+	grace    time.Duration       // how long an evicted pod takes to end
+
+	// What the next agent process is started with.
+
+	through func(nvml.Driver) nvml.Driver // what stands between it and the GPUs
+	file    map[string]config.MIGConfig   // what it reads in the administrator's ConfigMap
 }
 
 const nodeName = "gpu-1"
@@ -58,7 +66,7 @@ func newWorld(t *testing.T, models string) *world {
 		}
 	})
 	w := &world{
-		t: t, gpus: gpus, settings: config.Default(),
+		t: t, gpus: gpus, settings: config.Default(), through: func(d nvml.Driver) nvml.Driver { return d },
 		client: fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "node-uid", ResourceVersion: "1"}}),
 	}
 	w.settings.MIGConfigMap = config.ConfigMapKey{}
@@ -70,13 +78,31 @@ func newWorld(t *testing.T, models string) *world {
 // restart is the next agent process: it knows nothing of the one before.
 func (w *world) restart() {
 	w.agent = agent.New(agent.Options{
-		Node: nodeName, Client: w.client, Driver: w.gpus.Driver(), Kubelet: w, Settings: w.settings,
+		Node: nodeName, Client: w.client, Driver: w.through(w.gpus.Driver()), Kubelet: w, Settings: w.settings,
+		Parse: func([]byte) (map[string]config.MIGConfig, error) { return w.file, nil },
 		Clock: clock.RealClock{}, Events: &record.FakeRecorder{}, Log: zaptest.NewLogger(w.t),
 	})
 }
 
+// administer gives the cluster an administrator's file with the configs, and restarts the agent with it.
+func (w *world) administer(configs map[string]config.MIGConfig) {
+	w.t.Helper()
+	w.file = configs
+	w.settings.MIGConfigMap = config.ConfigMapKey{Namespace: "gpuslice", Name: "custom", Key: "config.yaml"}
+	_, err := w.client.CoreV1().ConfigMaps("gpuslice").Create(w.t.Context(), &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: "custom", Namespace: "gpuslice"}, Data: map[string]string{"config.yaml": "the file"},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.restart()
+}
+
 // Assignments is kubelet's answer: each pod has the device that its annotation names.
 func (w *world) Assignments(ctx context.Context) (drain.Assignments, error) {
+	if ctx.Err() != nil || w.deaf {
+		return nil, drain.ErrKubeletUnavailable
+	}
 	out := drain.Assignments{}
 	pods, err := w.client.CoreV1().Pods("").List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -91,9 +117,14 @@ func (w *world) Assignments(ctx context.Context) (drain.Assignments, error) {
 }
 
 // Allocatable is kubelet's answer: what the plugin registered.
-func (w *world) Allocatable(context.Context) (map[string][]string, error) { return w.offered, nil }
+func (w *world) Allocatable(ctx context.Context) (map[string][]string, error) {
+	if ctx.Err() != nil || w.deaf {
+		return nil, drain.ErrKubeletUnavailable
+	}
+	return w.offered, nil
+}
 
-// evict lets every pod go at once.
+// evict lets every pod go, at once or after its grace.
 func (w *world) evict(action k8stesting.Action) (bool, runtime.Object, error) {
 	if action.GetSubresource() != "eviction" {
 		return false, nil, nil
@@ -102,8 +133,45 @@ func (w *world) evict(action k8stesting.Action) (bool, runtime.Object, error) {
 	if !ok || eviction.DeleteOptions != nil && len(eviction.DeleteOptions.DryRun) > 0 {
 		return true, nil, nil
 	}
-	pods := corev1.SchemeGroupVersion.WithResource("pods")
-	return true, nil, w.client.Tracker().Delete(pods, eviction.Namespace, eviction.Name)
+	if w.grace > 0 {
+		return true, nil, w.terminate(eviction.Namespace, eviction.Name)
+	}
+	return true, nil, w.client.Tracker().Delete(podResource, eviction.Namespace, eviction.Name)
+}
+
+var podResource = corev1.SchemeGroupVersion.WithResource("pods")
+
+// terminate begins the end of a pod, which comes in the turn after its grace.
+func (w *world) terminate(namespace, name string) error {
+	object, err := w.client.Tracker().Get(podResource, namespace, name)
+	if err != nil {
+		return err
+	}
+	p, ok := object.(*corev1.Pod)
+	if !ok || p.DeletionTimestamp != nil {
+		return nil
+	}
+	p = p.DeepCopy()
+	end := metav1.NewTime(time.Now().Add(w.grace))
+	p.DeletionTimestamp = &end
+	return w.client.Tracker().Update(podResource, p, namespace)
+}
+
+// bury removes the pods whose grace is over.
+func (w *world) bury() {
+	w.t.Helper()
+	pods, err := w.client.CoreV1().Pods("").List(w.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, p := range pods.Items {
+		if p.DeletionTimestamp == nil || time.Now().Before(p.DeletionTimestamp.Time) || len(p.Finalizers) > 0 {
+			continue
+		}
+		if err := w.client.Tracker().Delete(podResource, p.Namespace, p.Name); err != nil {
+			w.t.Fatal(err)
+		}
+	}
 }
 
 // turn is what the cluster does between two passes: the DaemonSet controller starts a plugin where none is and no taint
@@ -111,6 +179,7 @@ func (w *world) evict(action k8stesting.Action) (bool, runtime.Object, error) {
 func (w *world) turn() {
 	w.t.Helper()
 	ctx := w.t.Context()
+	w.bury()
 	n := w.node()
 	fenced := slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == config.TaintRepartitioning })
 	plugins, err := w.client.CoreV1().Pods("kube-system").List(ctx, metav1.ListOptions{})
@@ -121,17 +190,7 @@ func (w *world) turn() {
 	case len(plugins.Items) == 0 && fenced:
 		w.offered = map[string][]string{}
 	case len(plugins.Items) == 0:
-		w.started++
-		name := fmt.Sprintf("plugin-%d", w.started)
-		_, err := w.client.CoreV1().Pods("kube-system").Create(ctx, &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), Labels: map[string]string{"name": "nvidia-device-plugin-ds"}},
-			Spec:       corev1.PodSpec{NodeName: nodeName},
-			Status:     corev1.PodStatus{Phase: corev1.PodRunning},
-		}, metav1.CreateOptions{})
-		if err != nil {
-			w.t.Fatal(err)
-		}
-		w.offered = w.devices()
+		w.startPlugin()
 	}
 	n.Status.Allocatable = corev1.ResourceList{}
 	for name, ids := range w.offered {
@@ -140,6 +199,67 @@ func (w *world) turn() {
 	if _, err := w.client.CoreV1().Nodes().UpdateStatus(ctx, n, metav1.UpdateOptions{}); err != nil {
 		w.t.Fatal(err)
 	}
+}
+
+// startPlugin is a new pod of the device plugin's DaemonSet, which reads the GPUs as they are.
+func (w *world) startPlugin(tolerations ...corev1.Toleration) {
+	w.t.Helper()
+	w.started++
+	name := fmt.Sprintf("plugin-%d", w.started)
+	_, err := w.client.CoreV1().Pods("kube-system").Create(w.t.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), Labels: map[string]string{"name": "nvidia-device-plugin-ds"}},
+		Spec:       corev1.PodSpec{NodeName: nodeName, Tolerations: tolerations},
+		Status:     corev1.PodStatus{Phase: corev1.PodRunning},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.offered = w.devices()
+}
+
+// pod runs a pod that kubelet has given the device.
+func (w *world) pod(name, device string, change ...func(*corev1.Pod)) {
+	w.t.Helper()
+	p := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "team", UID: types.UID(name), Annotations: map[string]string{"device": device}},
+		Spec: corev1.PodSpec{NodeName: nodeName, Containers: []corev1.Container{{Name: "c", Resources: corev1.ResourceRequirements{
+			Limits: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("1")},
+		}}}},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning},
+	}
+	for _, c := range change {
+		c(p)
+	}
+	if _, err := w.client.CoreV1().Pods(p.Namespace).Create(w.t.Context(), p, metav1.CreateOptions{}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// runs reports whether the pod is still there.
+func (w *world) runs(name string) bool {
+	w.t.Helper()
+	_, err := w.client.CoreV1().Pods("team").Get(w.t.Context(), name, metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		w.t.Fatal(err)
+	}
+	return err == nil
+}
+
+// fail lets a function of the GPUs' library fail more often than the agent tries.
+func (w *world) fail(function string) {
+	w.t.Helper()
+	if err := w.gpus.Fail(function, gpusim.Fault{Return: gpusim.Unknown, Times: w.settings.Retry.Failures}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// lose lets a GPU fall off the bus, or come back.
+func (w *world) lose(index int, lost bool) {
+	w.t.Helper()
+	if err := w.gpus.SetHealth(index, gpusim.Health{Lost: lost}); err != nil {
+		w.t.Fatal(err)
+	}
+	w.offered = w.devices()
 }
 
 // devices is what the plugin finds under the strategy mixed.
@@ -153,7 +273,7 @@ func (w *world) devices() map[string][]string {
 		return out // as the plugin without a driver
 	}
 	for _, gpu := range gpus {
-		if !gpu.Enabled {
+		if !gpu.Enabled && !gpu.Lost {
 			out["nvidia.com/gpu"] = append(out["nvidia.com/gpu"], string(gpu.UUID))
 		}
 		for _, i := range gpu.Instances {
@@ -184,16 +304,41 @@ func (w *world) node() *corev1.Node {
 	return n
 }
 
-func (w *world) label(value string) {
+// administrator is the field manager of whatever others than the agent write.
+const administrator = "kubectl-edit"
+
+// edit writes the node as others do.
+func (w *world) edit(change func(n *corev1.Node)) {
 	w.t.Helper()
 	n := w.node()
-	if n.Labels == nil {
-		n.Labels = map[string]string{}
-	}
-	n.Labels[config.LabelMIGConfig] = value
-	if _, err := w.client.CoreV1().Nodes().Update(w.t.Context(), n, metav1.UpdateOptions{}); err != nil {
+	change(n)
+	if _, err := w.client.CoreV1().Nodes().Update(w.t.Context(), n, metav1.UpdateOptions{FieldManager: administrator}); err != nil {
 		w.t.Fatal(err)
 	}
+}
+
+func (w *world) label(value string) {
+	w.t.Helper()
+	w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelMIGConfig, value) })
+}
+
+// annotate sets an annotation of the node.
+func (w *world) annotate(key, value string) {
+	w.t.Helper()
+	w.edit(func(n *corev1.Node) { metav1.SetMetaDataAnnotation(&n.ObjectMeta, key, value) })
+}
+
+// cordon is what an administrator does with kubectl.
+func (w *world) cordon(on bool) {
+	w.t.Helper()
+	w.edit(func(n *corev1.Node) { n.Spec.Unschedulable = on })
+}
+
+// owed reports whether there is a journal.
+func (w *world) owed() bool {
+	w.t.Helper()
+	_, owed := w.node().Annotations[config.AnnotationJournal]
+	return owed
 }
 
 func (w *world) condition() corev1.NodeCondition {
@@ -222,18 +367,25 @@ func (w *world) passes(what string, stop func() bool) {
 	}
 }
 
+// spend lets turns pass for at least d.
+func (w *world) spend(d time.Duration) {
+	w.t.Helper()
+	began := time.Now()
+	w.passes(d.String(), func() bool { return time.Since(began) >= d })
+}
+
+// begin asks for the config and lets turns pass until the first GPU has its first instance.
+func (w *world) begin(name string) {
+	w.t.Helper()
+	w.label(name)
+	w.passes("the first instance", func() bool { return len(w.snapshot()[0].Instances) == 1 })
+}
+
 // settle lets turns pass until the agent's word is one of the reasons, with nothing owed to the node.
 func (w *world) settle(reasons ...config.Reason) corev1.NodeCondition {
 	w.t.Helper()
 	w.passes(fmt.Sprint(reasons), func() bool {
-		c := w.condition()
-		_, owed := w.node().Annotations[config.AnnotationJournal]
-		for _, r := range reasons {
-			if c.Reason == string(r) && !owed {
-				return true
-			}
-		}
-		return false
+		return slices.Contains(reasons, config.Reason(w.condition().Reason)) && !w.owed()
 	})
 	return w.condition()
 }
@@ -242,6 +394,12 @@ func (w *world) settle(reasons ...config.Reason) corev1.NodeCondition {
 func (w *world) converge(name string) {
 	w.t.Helper()
 	w.label(name)
+	w.reach(name)
+}
+
+// reach lets turns pass until the node is as the config asks and given back.
+func (w *world) reach(name string) {
+	w.t.Helper()
 	w.passes(name, func() bool {
 		c := w.condition()
 		return c.Reason == string(config.ReasonConverged) && strings.HasPrefix(c.Message, name+":")
@@ -256,18 +414,5 @@ func (w *world) givenBack() {
 	if n.Spec.Unschedulable || len(n.Spec.Taints) > 0 || n.Annotations[config.AnnotationJournal] != "" {
 		w.t.Errorf("the node is not given back: unschedulable %t, taints %v, journal %q",
 			n.Spec.Unschedulable, n.Spec.Taints, n.Annotations[config.AnnotationJournal])
-	}
-}
-
-// annotate sets an annotation of the node.
-func (w *world) annotate(key, value string) {
-	w.t.Helper()
-	n := w.node()
-	if n.Annotations == nil {
-		n.Annotations = map[string]string{}
-	}
-	n.Annotations[key] = value
-	if _, err := w.client.CoreV1().Nodes().Update(w.t.Context(), n, metav1.UpdateOptions{}); err != nil {
-		w.t.Fatal(err)
 	}
 }

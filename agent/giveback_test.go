@@ -1,0 +1,233 @@
+package agent_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	k8stesting "k8s.io/client-go/testing"
+
+	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain"
+)
+
+// firstOnly are configs of an administrator's file that leave all GPUs but the first alone.
+var firstOnly = map[string]config.MIGConfig{
+	"first-1g": {{Indices: []int{0}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}},
+	"first-3g": {{Indices: []int{0}, MIG: true, Devices: map[string]int{"3g.40gb": 2}}},
+}
+
+// Whoever removes the journal by hand may forget the taint.
+func TestATaintThatNoJournalBelongsToIsTakenAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.edit(func(n *corev1.Node) {
+			n.Spec.Taints = []corev1.Taint{{Key: config.TaintRepartitioning, Effect: corev1.TaintEffectNoSchedule}}
+		})
+		w.settle(config.ReasonNoWish)
+		w.givenBack()
+	})
+}
+
+func TestAJournalThatIsRemovedByHandInTheMiddleDoesNotKeepTheNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.begin("all-1g.10gb")
+		w.edit(func(n *corev1.Node) { delete(n.Annotations, config.AnnotationJournal) })
+		w.reach("all-1g.10gb")
+	})
+}
+
+// Promise 6.
+func TestACordonFromBeforeThatIsLiftedInTheMiddleIsNotPutBack(t *testing.T) {
+	for _, row := range []struct {
+		name  string
+		until func(w *world) bool
+		then  string
+	}{
+		{"while the GPUs change", func(w *world) bool { return len(w.snapshot()[0].Instances) == 1 }, "all-1g.10gb"},
+		{"while the capacity is awaited, before another wish", func(w *world) bool {
+			return w.condition().Reason == string(config.ReasonAwaitingCapacity) && len(w.node().Spec.Taints) == 0
+		}, "all-3g.40gb"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				w.cordon(true)
+				w.label("all-1g.10gb")
+				w.passes("the middle", func() bool { return row.until(w) })
+				w.cordon(false)
+				w.converge(row.then)
+			})
+		})
+	}
+}
+
+// Promise 6.
+func TestACordonThatSomebodyTakesOverInTheMiddleStays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.edit(func(n *corev1.Node) { // from here on the client says who wrote what, as API servers do
+			n.ManagedFields = []metav1.ManagedFieldsEntry{{
+				Manager: "kubelet", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1", FieldsType: "FieldsV1",
+				FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:labels":{}}}`),
+			}}
+		})
+		w.begin("all-1g.10gb")
+		for _, want := range []struct {
+			who string
+			on  bool
+		}{{agent.FieldManager, true}, {"", false}, {administrator, true}} {
+			w.cordon(want.on)
+			if who, _, on := drain.Cordoner(w.node()); who != want.who || on != want.on {
+				t.Fatalf("cordoned %t by %q, want %t by %q", on, who, want.on, want.who)
+			}
+		}
+		w.settle(config.ReasonConverged)
+		if !w.node().Spec.Unschedulable {
+			t.Error("the administrator's cordon was lifted")
+		}
+		w.cordon(false)
+		w.givenBack()
+	})
+}
+
+// Promise 9. Such a plugin tolerates the fence, and has read the GPUs as they were.
+func TestAPluginThatIsReplacedInTheMiddleIsRestarted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.converge("all-1g.10gb")
+		if err := w.gpus.Hold(w.gpus.MIGDevice(0, 0), 4711, "python", 100); err != nil {
+			t.Fatal(err)
+		}
+		w.label("all-3g.40gb")
+		w.passes("a word about the process", func() bool { return w.condition().Reason == string(config.ReasonGPUInUse) })
+		plugins, err := w.client.CoreV1().Pods("kube-system").List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range plugins.Items {
+			if err := w.client.CoreV1().Pods(p.Namespace).Delete(t.Context(), p.Name, metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.startPlugin(corev1.Toleration{Operator: corev1.TolerationOpExists})
+		w.spend(10 * time.Second)
+		if err := w.gpus.Release(4711); err != nil {
+			t.Fatal(err)
+		}
+		w.reach("all-3g.40gb")
+	})
+}
+
+// The deadline is for pods that somebody works with. What is left then, a plugin's restart, is no reason to undo it all.
+func TestAPluginMayEndAfterTheDeadlineForPods(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.settings.Timeouts.Drain = 2 * time.Minute
+		w.restart()
+		w.converge("all-1g.10gb")
+		w.grace = 30 * time.Second
+		if err := w.gpus.Hold(w.gpus.MIGDevice(1, 0), 4711, "python", 100); err != nil {
+			t.Fatal(err)
+		}
+		w.label("all-3g.40gb")
+		began := time.Now()
+		w.spend(w.settings.Timeouts.Drain - 10*time.Second)
+		if err := w.gpus.Release(4711); err != nil {
+			t.Fatal(err)
+		}
+		w.reach("all-3g.40gb")
+		if took := time.Since(began); took < w.settings.Timeouts.Drain {
+			t.Errorf("the change took %s and never met the deadline", took)
+		}
+	})
+}
+
+func TestALabelThatIsSetBackWhileCapacityIsAwaitedIsFollowed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.converge("all-1g.10gb")
+		before := w.started
+		w.label("all-enabled") // destroys alone
+		w.passes("a new plugin that has nothing to offer", func() bool {
+			return w.condition().Reason == string(config.ReasonAwaitingCapacity) && w.started > before && len(w.offered) == 0
+		})
+		w.converge("all-1g.10gb") // creates alone
+	})
+}
+
+// Promise 9. One process makes many changes.
+func TestThePluginHasItsTimeInEachChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		for _, name := range []string{"all-1g.10gb", "all-3g.40gb"} {
+			w.begin(name)
+			w.broken = true
+			w.passes("a plugin with nothing to offer", func() bool {
+				return w.condition().Reason == string(config.ReasonAwaitingCapacity) && len(w.offered) == 0
+			})
+			w.spend(w.settings.Timeouts.Capacity - time.Minute)
+			w.broken = false
+			w.offered = w.devices()
+			w.reach(name)
+		}
+	})
+}
+
+// Promise 10. What was not offered before the change cannot be proven after its undo.
+func TestANodeWhosePluginNeverWorkedIsGivenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.broken = true
+		w.turn()
+		before := w.gpus.String()
+		w.label("all-1g.10gb")
+		w.settle(config.ReasonCapacityMismatch)
+		w.givenBack()
+		if state := w.node().Labels[config.LabelMIGConfigState]; state != string(config.StateFailed) {
+			t.Errorf("state label is %q, want failed", state)
+		}
+		if diff := cmp.Diff(before, w.gpus.String()); diff != "" {
+			t.Errorf("the GPUs are not as they were (-before +after):\n%s", diff)
+		}
+	})
+}
+
+// Promise 10.
+func TestAFileThatMayNoLongerBeReadDoesNotKeepTheNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.administer(firstOnly)
+		before := w.gpus.String()
+		w.begin("first-1g")
+		w.client.PrependReactor("get", "configmaps", func(k8stesting.Action) (bool, runtime.Object, error) {
+			return true, nil, apierrors.NewForbidden(corev1.Resource("configmaps"), "custom", nil)
+		})
+		w.settle(config.ReasonInvalidCatalog)
+		w.givenBack()
+		if diff := cmp.Diff(before, w.gpus.String()); diff != "" {
+			t.Errorf("the GPUs are not as they were (-before +after):\n%s", diff)
+		}
+	})
+}
+
+// Other tools wait for the label to leave "pending".
+func TestAWithdrawnWishIsNotPendingForEver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.begin("all-balanced")
+		w.label("")
+		w.settle(config.ReasonNoWish)
+		w.givenBack()
+		if state := w.node().Labels[config.LabelMIGConfigState]; state != string(config.StateFailed) {
+			t.Errorf("state label is %q, want failed", state)
+		}
+	})
+}
