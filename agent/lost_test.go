@@ -1,0 +1,90 @@
+package agent_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/test/gpusim"
+)
+
+// Promise 10.
+func TestALostGPUOutsideTheChangeDoesNotKeepTheNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.administer(firstOnly)
+		w.settle(config.ReasonNoWish) // a driver knows the UUIDs of lost GPUs that it has seen before alone
+		w.lose(1, true)
+		before := w.gpus.String()
+		w.fail(gpusim.CreateGpuInstanceWithPlacement)
+		w.label("first-1g")
+		w.settle(config.ReasonHardwareFailure)
+		w.givenBack()
+		if diff := cmp.Diff(before, w.gpus.String()); diff != "" {
+			t.Errorf("the GPUs are not as they were (-before +after):\n%s", diff)
+		}
+	})
+}
+
+// Promise 10. The other GPUs are as they were, and may be used.
+func TestAGPULostInTheMiddleDoesNotKeepTheNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.converge("all-3g.40gb")
+		w.label("all-1g.10gb")
+		w.passes("the second GPU's first instance", func() bool { return w.gpus.MIGDevice(1, 1) != "" })
+		w.lose(1, true)
+		w.settle(config.ReasonHardwareFailure)
+		w.givenBack()
+		if got, want := w.snapshot()[0].Geometry().String(), "3g.40gb@0 3g.40gb@4"; got != want {
+			t.Errorf("the GPU that is left is cut as %s, want %s", got, want)
+		}
+	})
+}
+
+// Promise 2. What the journal says was there before is not what stood on a GPU that could not be seen then.
+func TestAGPUThatComesBackDuringAnUndoIsLeftAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.administer(firstOnly)
+		w.converge("all-1g.10gb")
+		before := w.gpus.String()
+		w.lose(1, true)
+		w.fail(gpusim.CreateGpuInstanceWithPlacement)
+		w.label("first-3g")
+		w.passes("a journal", w.owed)
+		w.lose(1, false)
+		w.settle(config.ReasonHardwareFailure)
+		w.givenBack()
+		if diff := cmp.Diff(before, w.gpus.String()); diff != "" {
+			t.Errorf("the GPUs are not as they were (-before +after):\n%s", diff)
+		}
+	})
+}
+
+func TestALostGPUIsNoSuccessForTheNextAgentEither(t *testing.T) {
+	for _, row := range []struct{ name, config string }{
+		{"under a generated config", "all-1g.10gb"},
+		{"under a config of the file", "mine"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				w.administer(map[string]config.MIGConfig{"mine": {{All: true, MIG: true, Devices: map[string]int{"1g.10gb": 7}}}})
+				w.converge(row.config)
+				w.lose(1, true)
+				for _, agent := range []string{"the agent that has seen it well", "the next agent"} {
+					w.spend(time.Minute)
+					if c := w.condition(); c.Status != corev1.ConditionFalse || c.Reason != string(config.ReasonHardwareFailure) {
+						t.Errorf("%s says %s %s: %s", agent, c.Status, c.Reason, c.Message)
+					}
+					w.restart()
+				}
+			})
+		})
+	}
+}
