@@ -1,0 +1,65 @@
+package agent_test
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"go.uber.org/zap/zaptest"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/utils/clock"
+
+	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// mute is a driver that never comes back from the call by which events are asked for.
+type mute struct{ nvml.Driver }
+
+// Events returns when the agent ends.
+func (mute) Events(ctx context.Context) (<-chan nvml.Event, error) {
+	<-ctx.Done()
+	return nil, nvml.ErrUnresponsive
+}
+
+// Promise 14.
+func TestADriverThatHangsWhenAskedForEventsDoesNotHoldUpTheLoop(t *testing.T) {
+	w := newWorld(t, h100)
+	looks := make(chan struct{}, 1)
+	server := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/api/v1/nodes/"+nodeName {
+			select {
+			case looks <- struct{}{}:
+			default:
+			}
+		}
+		http.Error(rw, "not now", http.StatusInternalServerError)
+	}))
+	t.Cleanup(server.Close)
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := agent.New(agent.Options{
+		Node: nodeName, Client: client, Driver: mute{w.gpus.Driver()}, Kubelet: w, Settings: w.settings,
+		Clock: clock.RealClock{}, Events: &record.FakeRecorder{}, Log: zaptest.NewLogger(t),
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		a.Run(ctx)
+	}()
+	select {
+	case <-looks:
+	case <-ctx.Done():
+		t.Error("the agent does not look at its node")
+	}
+	cancel()
+	<-ended
+}
