@@ -71,8 +71,13 @@ type Refused struct {
 	Err   error
 }
 
-// Error names the GPU and the reason.
-func (r *Refused) Error() string { return fmt.Sprintf("GPU %d (%s): %v", r.Index, r.GPU, r.Err) }
+// Error names the GPU and the reason. A lost GPU that this driver has never seen well has no UUID.
+func (r *Refused) Error() string {
+	if r.GPU == "" {
+		return fmt.Sprintf("GPU %d: %v", r.Index, r.Err)
+	}
+	return fmt.Sprintf("GPU %d (%s): %v", r.Index, r.GPU, r.Err)
+}
 
 // Unwrap gives the reason, usually an *nvml.Impossible.
 func (r *Refused) Unwrap() error { return r.Err }
