@@ -231,6 +231,7 @@ func TestAConvergedAgentWritesItsHeartbeatAlone(t *testing.T) {
 			t.Errorf("a write that is no heartbeat: %s %s", w, w.Body)
 		}
 	}
+	t.Logf("%d writes in %s with a heartbeat of %s", len(beats), watched, heartbeat)
 	if n, want := len(beats), int(watched/heartbeat); n < want-1 || n > want {
 		t.Errorf("%d writes in %s, want %d: %v", n, watched, want, beats)
 	}
