@@ -479,14 +479,21 @@ func (r *rig) budget(namespace, app string, minAvailable int32) {
 	}
 }
 
+// configMap makes a ConfigMap with MIG configs. It goes with the test.
 func (r *rig) configMap(name, text string) {
 	r.t.Helper()
-	_, err := r.client.CoreV1().ConfigMaps("gpuslice").Create(r.t.Context(), &corev1.ConfigMap{
+	configMaps := r.client.CoreV1().ConfigMaps("gpuslice")
+	_, err := configMaps.Create(r.t.Context(), &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{"config.yaml": text},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		r.t.Fatal(err)
 	}
+	r.t.Cleanup(func() {
+		if err := configMaps.Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
+			r.t.Error(err)
+		}
+	})
 }
 
 func (r *rig) cordon() {
