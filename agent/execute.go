@@ -51,7 +51,8 @@ func (a *Agent) execute(ctx context.Context, seen observed, want wish, steps []p
 	}
 	if err == nil {
 		delete(a.attempts, step.String())
-		a.log.Info("step done", zap.Stringer("step", step), zap.Int("left", len(steps)-1), zap.Duration("took", a.clock.Since(began)))
+		a.log.Info("step done", zap.Stringer("step", step), zap.Int("left", len(steps)-1),
+			zap.Duration("took", a.clock.Since(began)), zap.String("operation", seen.operation()))
 	}
 	return err
 }
@@ -246,7 +247,7 @@ func (a *Agent) awaitCapacity(seen observed, want wish) error {
 		}
 	}
 	if seen.journal == nil {
-		return &Waiting{Reason: config.ReasonCapacityMismatch, Message: seen.blockers(), After: driverRetry}
+		return &Waiting{Reason: config.ReasonCapacityMismatch, Message: seen.blockers() + "; see the device plugin's log on this node", After: driverRetry}
 	}
 	if now.Sub(a.verifying) < a.settings.Timeouts.Capacity {
 		return &Waiting{Reason: config.ReasonAwaitingCapacity, Message: "waiting for kubelet and the device plugin: " + seen.blockers(), After: proofInterval}

@@ -18,7 +18,7 @@ const journalVersion = 1
 // It consists of types of this package alone, so that no library's update can make an old journal unreadable.
 type Journal struct {
 	Version          int       `json:"version"`
-	Operation        string    `json:"operation"`        // identifies this change in logs and events
+	Operation        string    `json:"operation"`        // identifies this change in the logs of all agents that work on it
 	Target           string    `json:"target"`           // the config that was asked for when it began
 	BootID           string    `json:"bootID"`           // the node's boot when it began
 	Started          time.Time `json:"started"`          // when it began

@@ -238,4 +238,12 @@ func (s observed) overdue(now time.Time, limit time.Duration) bool {
 	return s.journal != nil && now.After(s.journal.Started.Add(limit))
 }
 
+// operation identifies the change that is under way, across restarts of the agent; empty if there is none.
+func (s observed) operation() string {
+	if s.journal == nil {
+		return ""
+	}
+	return s.journal.Operation
+}
+
 func (s observed) blockers() string { return strings.Join(s.capacity, "; ") }
