@@ -134,6 +134,7 @@ type Process struct {
 type GPU struct {
 	UUID      UUID
 	Index     int    // its position among the node's GPUs in PCI order, which config files mean by "devices: [0]"
+	Minor     int    // the N of its device file /dev/nvidiaN, which need not be Index; -1 if the driver does not say
 	PCI       string // bus address, "0000:17:00.0"
 	DeviceID  uint32 // PCI device id over vendor id, 0x233010DE for an H100 80GB
 	Model     string // "NVIDIA H100 80GB HBM3"
@@ -146,6 +147,8 @@ type GPU struct {
 	Capable bool // it can be cut into instances
 	Enabled bool // MIG mode is on now
 	Pending bool // MIG mode after the next reset; differs from Enabled while a reset is owed
+
+	Persistent bool // persistence mode is on; false too where the driver does not say
 
 	Profiles  []Profile  // what it offers, whether or not MIG mode is on
 	Instances []Instance // what stands, in ascending order of place
@@ -228,6 +231,13 @@ type Driver interface {
 	// Reset makes a pending mode change current, and destroys every instance of the GPU. A GPU with a client is ErrInUse;
 	// where a reset cannot be done at all, as in many virtual machines, it is ErrNotSupported.
 	Reset(ctx context.Context, gpu UUID) error
+	// SetPersistence turns persistence mode on or off; what is as asked already is not an error, and a driver that does
+	// not have the mode is ErrNotSupported.
+	//
+	// The driver, or NVIDIA's persistence daemon, holds a GPU in persistence mode as any client does, so that a reset of
+	// it is ErrInUse: turning the mode off on that one GPU lets the reset pass. It does not survive a reboot, unless the
+	// daemon sets it again.
+	SetPersistence(ctx context.Context, gpu UUID, on bool) error
 	// Events delivers news until ctx ends, then closes the channel.
 	Events(ctx context.Context) (<-chan Event, error)
 }

@@ -16,7 +16,7 @@ import (
 
 // scenarios are played on the library and on the simulator's own Driver, which must tell and do the same. A line is a
 // step: "on 0", "off 0", "create 0 3g.40gb@4", "create 0 3g.40gb(1c+2c)@0", "destroy 0 3g.40gb@4", "reset 0",
-// "hold 0@4 4711", "hold 0 4711" (the whole GPU), "release 4711", "reboot", "fail Function ERROR_CODE".
+// "hold 0@4 4711", "hold 0 4711" (the whole GPU), "release 4711", "persist 0", "unpersist 0", "reboot", "fail Function ERROR_CODE".
 var scenarios = []struct {
 	name, spec, steps string
 }{
@@ -120,6 +120,16 @@ var scenarios = []struct {
 		create 0 3g.40gb@0
 		fail SetMigMode ERROR_NO_PERMISSION
 		off 0`},
+	{"persistence mode is set and seen", "gpus: [{model: A100-80GB, persistence: true}, {model: T4, persistence: false}]", `
+		persist 1
+		persist 1
+		unpersist 0
+		unpersist 0
+		fail SetPersistenceMode ERROR_NO_PERMISSION
+		persist 0`},
+	{"a driver without persistence mode", "gpus: [{model: H200}]", `
+		fail GetPersistenceMode ERROR_NOT_SUPPORTED
+		persist 0`},
 }
 
 func TestTheLibraryAndTheSimulatorsOwnDriverAgree(t *testing.T) {
@@ -193,6 +203,10 @@ func perform(t *testing.T, n *gpusim.Node, d nvml.Driver, step string) error {
 		return d.SetMode(t.Context(), gpu(), true)
 	case "off":
 		return d.SetMode(t.Context(), gpu(), false)
+	case "persist":
+		return d.SetPersistence(t.Context(), gpu(), true)
+	case "unpersist":
+		return d.SetPersistence(t.Context(), gpu(), false)
 	case "create":
 		return d.Create(t.Context(), gpu(), placed(t, d, number(1), f[2]))
 	case "destroy":

@@ -171,7 +171,7 @@ func TestALostGPUIsToldOfAndHidesNoOther(t *testing.T) {
 	}
 	after := snapshot(t, d)
 	lost := before[0]
-	lost.Lost, lost.Capable, lost.Enabled, lost.Pending = true, true, false, false
+	lost.Lost, lost.Capable, lost.Enabled, lost.Pending, lost.Persistent = true, true, false, false, false
 	after[0].Profiles, lost.Profiles = nil, nil // an instance has told of its compute profiles in between
 	if diff := cmp.Diff(lost, after[0]); diff != "" {
 		t.Errorf("the lost GPU (-want +got):\n%s", diff)
@@ -324,6 +324,25 @@ func TestNotBeingToldOfProcessesIsAnError(t *testing.T) {
 	}
 	if err := d.Destroy(t.Context(), g.UUID, p); err == nil {
 		t.Error("Destroy goes on without knowing who is there")
+	}
+}
+
+func TestALookDoesWithoutWhatOldDriversDoNotSay(t *testing.T) {
+	for _, code := range []gpusim.Return{gpusim.NotSupported, gpusim.FunctionNotFound} {
+		t.Run(code.String(), func(t *testing.T) {
+			n := newNode(t, "gpus: [{model: H200}, {model: H200, persistence: true}]")
+			if told := snapshot(t, openDriver(t))[1]; told.Minor != 1 || !told.Persistent {
+				t.Errorf("got minor number %d and persistence %t, want 1 and true", told.Minor, told.Persistent)
+			}
+			fail(t, n, gpusim.GetMinorNumber, gpusim.Fault{Return: code, Times: -1})
+			fail(t, n, gpusim.GetPersistenceMode, gpusim.Fault{Return: code, Times: -1})
+			d := openDriver(t)
+			g := snapshot(t, d)[1]
+			if g.Minor != -1 || g.Persistent {
+				t.Errorf("got minor number %d and persistence %t, want -1 and false", g.Minor, g.Persistent)
+			}
+			expectError(t, d.SetPersistence(t.Context(), g.UUID, true), nvml.ErrNotSupported, "persistence mode on GPU-")
+		})
 	}
 }
 

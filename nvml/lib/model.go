@@ -15,6 +15,7 @@ import (
 // model is what a GPU is and offers. None of it changes while the GPU is in the machine.
 type model struct {
 	uuid     nvml.UUID
+	minor    int // -1 if the driver does not say
 	pci      string
 	id       uint32
 	name     string
@@ -40,12 +41,15 @@ func (s *session) model(index int, d device) (*model, error) {
 		return nil, check("reading the name", d.uuid, ret)
 	}
 	pci, ret := d.GetPciInfo()
-	if err := check("reading the PCI address", d.uuid, ret); err != nil {
+	err := check("reading the PCI address", d.uuid, ret)
+	if err != nil {
 		return nil, err
 	}
 	m.pci = fmt.Sprintf("%04x:%02x:%02x.0", pci.Domain, pci.Bus, pci.Device)
 	m.id = pci.PciDeviceId
-	var err error
+	if m.minor, err = s.minor(d); err != nil {
+		return nil, err
+	}
 	if m.memory, err = s.memory(d); err != nil {
 		return nil, err
 	}
@@ -54,6 +58,19 @@ func (s *session) model(index int, d device) (*model, error) {
 	}
 	s.known[index] = m
 	return m, nil
+}
+
+// minor is the N of /dev/nvidiaN, or -1 where there is none, as without NVIDIA's kernel module for device files.
+func (s *session) minor(d device) (int, error) {
+	if !s.has("nvmlDeviceGetMinorNumber") {
+		return -1, nil
+	}
+	n, ret := d.GetMinorNumber()
+	err := check("reading the minor number", d.uuid, ret)
+	if isUnsupported(err) {
+		return -1, nil
+	}
+	return n, err
 }
 
 // memory is the GPU's memory in bytes.

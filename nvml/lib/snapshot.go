@@ -75,8 +75,13 @@ func (s *session) gpu(index int) (nvml.GPU, error) {
 	if err != nil {
 		return nvml.GPU{}, err
 	}
+	persistent, err := s.persistent(d)
+	if err != nil && !isUnsupported(err) {
+		return nvml.GPU{}, err
+	}
 	g := s.known.gpu(index) // after looking at the instances, which tells more of the profiles
 	g.Capable, g.Enabled, g.Pending, g.Processes = mode.capable, mode.current, mode.pending, rest
+	g.Persistent = persistent
 	for _, i := range standing {
 		g.Instances = append(g.Instances, i.Instance)
 	}
@@ -87,10 +92,10 @@ func (s *session) gpu(index int) (nvml.GPU, error) {
 func (m memory) gpu(index int) nvml.GPU {
 	known := m[index]
 	if known == nil {
-		return nvml.GPU{Index: index}
+		return nvml.GPU{Index: index, Minor: -1}
 	}
 	g := nvml.GPU{
-		UUID: known.uuid, Index: index, PCI: known.pci, DeviceID: known.id, Model: known.name,
+		UUID: known.uuid, Index: index, Minor: known.minor, PCI: known.pci, DeviceID: known.id, Model: known.name,
 		MemoryMiB: int(known.memory / mebibyte), //nolint:gosec // a GPU's memory in MiB fits
 		Capable:   len(known.profiles) > 0,
 	}

@@ -105,7 +105,10 @@ func (d *driver) Snapshot(ctx context.Context) ([]nvml.GPU, error) {
 }
 
 func (d *driver) lost(index int) nvml.GPU {
-	g := d.known[index]
+	g, seen := d.known[index]
+	if !seen {
+		g.Minor = -1
+	}
 	g.Index, g.Lost = index, true
 	return g
 }
@@ -125,6 +128,14 @@ func (d *driver) snapshot(index int) (nvml.GPU, Return) {
 		return g, r
 	}
 	g.UUID, g.Model, g.PCI, g.DeviceID, g.MemoryMiB = nvml.UUID(uuid), name, pci.Address, pci.DeviceID, int(memory.Total>>20)
+	if g.Minor, r = l.Minor(h); r == NotSupported {
+		g.Minor = -1
+	} else if r != Success {
+		return g, r
+	}
+	if g.Persistent, r = l.Persistence(h); r != Success && r != NotSupported {
+		return g, r
+	}
 	g.Enabled, g.Pending, r = l.MIGMode(h)
 	if r == Success {
 		g.Capable = true
@@ -138,7 +149,7 @@ func (d *driver) snapshot(index int) (nvml.GPU, Return) {
 		return g, r
 	}
 	d.known[index] = nvml.GPU{
-		UUID: g.UUID, PCI: g.PCI, DeviceID: g.DeviceID, Model: g.Model, MemoryMiB: g.MemoryMiB, Capable: g.Capable,
+		UUID: g.UUID, Minor: g.Minor, PCI: g.PCI, DeviceID: g.DeviceID, Model: g.Model, MemoryMiB: g.MemoryMiB, Capable: g.Capable,
 		Profiles: slices.Clone(g.Profiles),
 	}
 	ps, r := l.Processes(h)
@@ -444,6 +455,22 @@ func (d *driver) Reset(ctx context.Context, gpu nvml.UUID) error {
 			return err
 		}
 		return failure(op, gpu, d.library.Reset(h))
+	})
+}
+
+// SetPersistence implements nvml.Driver.
+func (d *driver) SetPersistence(ctx context.Context, gpu nvml.UUID, on bool) error {
+	op := map[bool]string{true: "turning persistence mode on", false: "turning persistence mode off"}[on]
+	return d.do(ctx, op, gpu, func() error {
+		h, err := d.device(op, gpu)
+		if err != nil {
+			return err
+		}
+		before, r := d.library.Persistence(h)
+		if r != Success || before == on {
+			return failure(op, gpu, r)
+		}
+		return failure(op, gpu, d.library.SetPersistence(h, on))
 	})
 }
 

@@ -24,10 +24,10 @@ type Spec struct {
 
 // GPUSpec describes one or more equal GPUs.
 type GPUSpec struct {
-	Model       string `json:"model"`           // one of Models
-	Count       int    `json:"count,omitempty"` // 1 if 0
-	MIG         bool   `json:"mig,omitempty"`   // MIG mode is on from the start
-	Persistence *bool  `json:"persistence,omitempty"`
+	Model       string `json:"model"`                 // one of Models
+	Count       int    `json:"count,omitempty"`       // 1 if 0
+	MIG         bool   `json:"mig,omitempty"`         // MIG mode is on from the start
+	Persistence bool   `json:"persistence,omitempty"` // in persistence mode from the start
 	Passthrough bool   `json:"passthrough,omitempty"` // handed to a virtual machine: it cannot be reset from here
 }
 

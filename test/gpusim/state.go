@@ -224,7 +224,7 @@ func newState(spec Spec) *state {
 				Serial:      fmt.Sprintf("16529230%05d", n+1),
 				Bus:         0x07 + n*0x0e,
 				Passthrough: gs.Passthrough,
-				Persistence: gs.Persistence == nil || *gs.Persistence,
+				Persistence: gs.Persistence,
 				Current:     gs.MIG,
 				Pending:     gs.MIG,
 			})

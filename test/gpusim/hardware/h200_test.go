@@ -69,7 +69,7 @@ func same[T any](t *testing.T, what string, want, got T, r nvml.Return) {
 	}
 }
 
-const h200 = "gpus: [{model: H200, passthrough: true}]"
+const h200 = "gpus: [{model: H200, passthrough: true, persistence: true}]"
 
 func TestH200AnswersWhatTheRealOneDid(t *testing.T) {
 	l, _ := load(t, h200)

@@ -1,0 +1,42 @@
+package lib
+
+import (
+	"context"
+
+	nv "github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// persistent reports whether a GPU is in persistence mode. A driver that has no such mode is ErrNotSupported.
+func (s *session) persistent(d device) (bool, error) {
+	const op = "reading persistence mode"
+	if !s.has("nvmlDeviceGetPersistenceMode") {
+		return false, check(op, d.uuid, nv.ERROR_FUNCTION_NOT_FOUND)
+	}
+	state, ret := d.GetPersistenceMode()
+	return state == nv.FEATURE_ENABLED, check(op, d.uuid, ret)
+}
+
+// SetPersistence implements nvml.Driver.
+func (d *Driver) SetPersistence(ctx context.Context, gpu nvml.UUID, on bool) error {
+	op, want := "turning persistence mode off", nv.FEATURE_DISABLED
+	if on {
+		op, want = "turning persistence mode on", nv.FEATURE_ENABLED
+	}
+	return d.call(ctx, op, gpu, func(_ context.Context, s *session) error {
+		dev, err := s.device(op, gpu)
+		if err != nil {
+			return err
+		}
+		// A change that is none is not asked for: a virtual machine may forbid to set what it lets be read.
+		before, err := s.persistent(dev)
+		if err != nil || before == on {
+			return err
+		}
+		if !s.has("nvmlDeviceSetPersistenceMode") {
+			return check(op, gpu, nv.ERROR_FUNCTION_NOT_FOUND)
+		}
+		return check(op, gpu, dev.SetPersistenceMode(want))
+	})
+}
