@@ -127,6 +127,24 @@ var scenarios = []struct {
 		unpersist 0
 		fail SetPersistenceMode ERROR_NO_PERMISSION
 		persist 0`},
+	{"persistence mode keeps the mode of an Ampere GPU pending", "gpus: [{model: A100-80GB, persistence: true}, {model: A30}]", `
+		on 0
+		reset 0
+		unpersist 0
+		reset 0
+		create 0 3g.40gb@4
+		persist 1
+		on 1
+		reset 1
+		reboot
+		unpersist 0
+		off 0`},
+	{"persistence mode does not matter to the mode of a Hopper GPU", "gpus: [{model: H200, persistence: true}]", `
+		on 0
+		create 0 3g.71gb@4
+		destroy 0 3g.71gb@4
+		off 0
+		reboot`},
 	{"a driver without persistence mode", "gpus: [{model: H200}]", `
 		fail GetPersistenceMode ERROR_NOT_SUPPORTED
 		persist 0`},

@@ -255,6 +255,52 @@ gpu 3 A100-40GB mig=on
 `)
 }
 
+func TestPersistenceModeKeepsAGPUFromBeingReset(t *testing.T) {
+	n := node(t, "gpus: [{model: A100-40GB, persistence: true}, {model: A100-40GB}, {model: H100-80GB, persistence: true}]")
+	l := library(t, n)
+	d := make([]gpusim.Device, 3)
+	for i := range d {
+		var r gpusim.Return
+		d[i], r = l.DeviceByIndex(i)
+		expectReturn(t, "finding", r, gpusim.Success)
+	}
+	expectReturn(t, "turning it on where no daemon does", l.SetPersistence(d[1], true), gpusim.Success)
+	for i, want := range []gpusim.Return{gpusim.InUse, gpusim.InUse, gpusim.Success} {
+		activation, r := l.SetMIGMode(d[i], true)
+		expectReturn(t, "setting the mode", r, gpusim.Success)
+		expectReturn(t, "activating the mode", activation, want)
+		expectReturn(t, "resetting", l.Reset(d[i]), gpusim.InUse)
+	}
+	expect(t, n, `
+gpu 0 A100-40GB mig=off pending=on persistence=on
+gpu 1 A100-40GB mig=off pending=on persistence=on
+gpu 2 H100-80GB mig=on persistence=on
+`)
+	for i := range d {
+		expectReturn(t, "turning it off", l.SetPersistence(d[i], false), gpusim.Success)
+	}
+	activation, r := l.SetMIGMode(d[0], true)
+	expectReturn(t, "setting the mode", r, gpusim.Success)
+	expectReturn(t, "activating the mode", activation, gpusim.Success)
+	expectReturn(t, "resetting", l.Reset(d[1]), gpusim.Success)
+	expect(t, n, `
+gpu 0 A100-40GB mig=on
+gpu 1 A100-40GB mig=on
+gpu 2 H100-80GB mig=on
+`)
+	for name, start := range map[string]func() error{"reboot": n.Reboot, "reload": n.Reload} {
+		expectReturn(t, "turning it on where no daemon does", l.SetPersistence(d[1], true), gpusim.Success)
+		expectReturn(t, "turning it off where the daemon turns it on", l.SetPersistence(d[0], false), gpusim.Success)
+		must(t, start())
+		t.Log("after a", name)
+		expect(t, n, `
+gpu 0 A100-40GB mig=on persistence=on
+gpu 1 A100-40GB mig=on
+gpu 2 H100-80GB mig=off persistence=on
+`)
+	}
+}
+
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
@@ -453,7 +499,11 @@ func TestRandomWalksKeepTheInvariants(t *testing.T) {
 				case act == 0:
 					_ = d.SetMode(t.Context(), gpu, r.IntN(4) > 0) // refusals are part of the walk
 				case act == 1:
-					_ = d.Reset(t.Context(), gpu)
+					if err := d.Reset(t.Context(), gpu); before.Persistent && !errors.Is(err, nvml.ErrInUse) {
+						t.Errorf("resetting a GPU in persistence mode: got %v, want %v", err, nvml.ErrInUse)
+					}
+				case act == 2 && r.IntN(3) == 0:
+					must(t, d.SetPersistence(t.Context(), gpu, !before.Persistent))
 				case act == 2 && r.IntN(10) == 0:
 					must(t, n.Reboot())
 				case act < 4 && len(before.Instances) > 0:

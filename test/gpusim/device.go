@@ -142,7 +142,8 @@ func (l *Library) Static(d Device) (f Static, r Return) {
 	return f, r
 }
 
-// Persistence reports whether the driver stays loaded without a client.
+// Persistence reports whether the driver keeps the GPU initialized without a client. It then holds the GPU itself: no
+// reset gets through.
 func (l *Library) Persistence(d Device) (on bool, r Return) {
 	r = l.onGPU(GetPersistenceMode, d, func(g *gpu) Return {
 		on = g.Persistence
@@ -243,8 +244,8 @@ func (l *Library) MIGMode(d Device) (current, pending bool, r Return) {
 }
 
 // SetMIGMode asks for MIG mode on or off. Hopper and later change it at once, or refuse while a CUDA process is there.
-// Ampere takes the wish and says by activation whether it has come true: InUse while anything holds the GPU,
-// ResetRequired where it cannot be reset from here.
+// Ampere takes the wish and says by activation whether it has come true: InUse while anything holds the GPU, persistence
+// mode included, and ResetRequired where it cannot be reset from here.
 func (l *Library) SetMIGMode(d Device, on bool) (activation, r Return) {
 	r = l.writeGPU(SetMigMode, d, func(_ *state, g *gpu, f *Fault) Return {
 		if g.model().Slices == 0 {
@@ -269,9 +270,9 @@ func (g *gpu) setMode(on bool) (activation, r Return) {
 		g.Pending = on // takes a pending change back
 		return Success, Success
 	}
-	clients := g.processes(func(*process) bool { return true })
 	if !g.model().resetsForMode() {
-		// A client without a context does not matter, unless it has a MIG device open.
+		// A client without a context does not matter, unless it has a MIG device open; nor does persistence mode.
+		clients := g.processes(func(*process) bool { return true })
 		if slices.ContainsFunc(clients, func(p *process) bool { return !p.Hidden || p.MIG != "" }) {
 			return InUse, InUse
 		}
@@ -280,7 +281,7 @@ func (g *gpu) setMode(on bool) (activation, r Return) {
 		switch {
 		case g.Passthrough:
 			return ResetRequired, Success
-		case len(clients) > 0:
+		case g.held():
 			return InUse, Success
 		}
 	}
@@ -356,7 +357,7 @@ func (l *Library) writeGPU(function string, d Device, work func(*state, *gpu, *F
 }
 
 // Reset resets a GPU, as nvidia-smi does: the pending mode becomes current, and every instance is gone. It is InUse while
-// anything holds the GPU, and NotSupported where the GPU is handed through to a virtual machine.
+// anything holds the GPU, persistence mode included, and NotSupported where the GPU is handed through to a virtual machine.
 func (l *Library) Reset(d Device) Return {
 	return l.writeUnder(Reset, d.gpu, func(s *state, _ *Fault) Return {
 		if d.gpu < 0 || d.gpu >= len(s.GPUs) || d.mig != "" {
@@ -368,7 +369,7 @@ func (l *Library) Reset(d Device) Return {
 			return NotSupported
 		case g.Health.Lost:
 			return GPUIsLost
-		case len(g.processes(func(*process) bool { return true })) > 0:
+		case g.held():
 			return InUse
 		}
 		g.Current, g.Instances = g.Pending, nil

@@ -84,7 +84,7 @@ func TestNvlibFindsTheGPUsOnTheBus(t *testing.T) {
 }
 
 func TestHostShowsTheLoadedDriver(t *testing.T) {
-	dir := render(t, "driver: 570.1.2\ngpus: [{model: H200}]")
+	dir := render(t, "driverVersion: 570.1.2\ngpus: [{model: H200}]")
 	for name, want := range map[string]string{
 		"proc/modules":                                     "nvidia 14376960",
 		"proc/driver/nvidia/version":                       "  570.1.2  ",

@@ -314,6 +314,9 @@ func (g *gpu) describeMode() string {
 			out += " pending=" + word[g.Pending]
 		}
 	}
+	if g.Persistence {
+		out += " persistence=on"
+	}
 	if g.ComputeMode != 0 {
 		out += fmt.Sprintf(" compute-mode=%d", g.ComputeMode)
 	}

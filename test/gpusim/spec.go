@@ -11,10 +11,10 @@ import (
 
 // Spec describes a node to be simulated.
 type Spec struct {
-	Driver string    `json:"driver,omitempty"` // driver version; "580.159.04" if empty
-	CUDA   int       `json:"cuda,omitempty"`   // CUDA version times 1000; 13000 if 0
-	Seed   int64     `json:"seed,omitempty"`   // UUIDs are derived from it
-	GPUs   []GPUSpec `json:"gpus"`
+	DriverVersion string    `json:"driverVersion,omitempty"` // "580.159.04" if empty
+	CUDA          int       `json:"cuda,omitempty"`          // CUDA version times 1000; 13000 if 0
+	Seed          int64     `json:"seed,omitempty"`          // UUIDs are derived from it
+	GPUs          []GPUSpec `json:"gpus"`
 
 	// Latency "realistic" gives calls the durations that are seen on hardware; empty is none.
 	Latency string `json:"latency,omitempty"`
@@ -27,7 +27,7 @@ type GPUSpec struct {
 	Model       string `json:"model"`                 // one of Models
 	Count       int    `json:"count,omitempty"`       // 1 if 0
 	MIG         bool   `json:"mig,omitempty"`         // MIG mode is on from the start
-	Persistence bool   `json:"persistence,omitempty"` // in persistence mode from the start
+	Persistence bool   `json:"persistence,omitempty"` // in persistence mode from each start of the driver, as its daemon has it
 	Passthrough bool   `json:"passthrough,omitempty"` // handed to a virtual machine: it cannot be reset from here
 }
 

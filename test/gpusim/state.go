@@ -39,6 +39,7 @@ type gpu struct {
 	NUMA        int    `json:"numa"`
 	Passthrough bool   `json:"passthrough,omitempty"`
 	Persistence bool   `json:"persistence,omitempty"`
+	Daemon      bool   `json:"daemon,omitempty"` // the persistence daemon turns it on whenever the driver starts
 	ComputeMode uint32 `json:"computeMode,omitempty"`
 
 	Current   bool        `json:"current,omitempty"` // MIG mode
@@ -125,6 +126,11 @@ func (g *gpu) processes(keep func(*process) bool) []*process {
 	return out
 }
 
+// held reports whether anything keeps the GPU from being reset. In persistence mode, the driver itself does.
+func (g *gpu) held() bool {
+	return g.Persistence || len(g.processes(func(*process) bool { return true })) > 0
+}
+
 // on selects the processes that hold a MIG device.
 func on(c *compute) func(*process) bool {
 	return func(p *process) bool { return p.MIG == c.UUID }
@@ -205,7 +211,7 @@ func identity(seed int64, kind string, n uint64) string {
 // newState is a node that has just booted for the first time.
 func newState(spec Spec) *state {
 	s := &state{
-		Format: stateFormat, Driver: spec.Driver, CUDA: spec.CUDA, Seed: spec.Seed,
+		Format: stateFormat, Driver: spec.DriverVersion, CUDA: spec.CUDA, Seed: spec.Seed,
 		Delays: spec.delays(), Calls: map[string]int{},
 	}
 	if s.Driver == "" {
@@ -225,6 +231,7 @@ func newState(spec Spec) *state {
 				Bus:         0x07 + n*0x0e,
 				Passthrough: gs.Passthrough,
 				Persistence: gs.Persistence,
+				Daemon:      gs.Persistence,
 				Current:     gs.MIG,
 				Pending:     gs.MIG,
 			})
@@ -236,8 +243,8 @@ func newState(spec Spec) *state {
 	return s
 }
 
-// forget drops what is lost when the driver starts anew: geometry and processes always, the mode where it is not kept
-// in the GPU itself.
+// forget drops what is lost when the driver starts anew: geometry and processes always, MIG mode where it is not kept in
+// the GPU itself, persistence mode where no daemon sets it again.
 func (s *state) forget() {
 	for _, g := range s.GPUs {
 		g.Instances, g.Processes = nil, nil
@@ -247,5 +254,6 @@ func (s *state) forget() {
 		g.Current = g.Pending
 		g.Health = Health{UncorrectableECC: g.Health.UncorrectableECC, RemappedRows: g.Health.RemappedRows, RemapFailed: g.Health.RemapFailed}
 		g.ComputeMode = 0
+		g.Persistence = g.Daemon
 	}
 }

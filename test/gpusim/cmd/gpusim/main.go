@@ -22,6 +22,7 @@ func main() {
 	c := command()
 	if filepath.Base(os.Args[0]) == "nvidia-smi" {
 		c = smi()
+		c.SetArgs(spell(os.Args[1:]))
 	}
 	if err := c.Execute(); err != nil {
 		os.Exit(1)

@@ -69,13 +69,20 @@ func TestNvidiaSMIDoesWhatNVIDIAsProgramsRunItFor(t *testing.T) {
 		{"-r -i 0000:07:00.0,00000000:15:00.0", "GPU 00000000:07:00.0 was successfully reset.\nGPU 00000000:15:00.0 was successfully reset.\n"},
 		{"-i 1 -c EXCLUSIVE_PROCESS", ""},
 		{"-i 2 -r", "error: no devices were found for [\"2\"]: use an index, a UUID or a PCI address\n"},
+		{"-pm 1 -i 1", "Enabled persistence mode for GPU 00000000:15:00.0.\nAll done.\n"},
+		{"-r -i 1", "error: resetting GPU 0000:15:00.0: In use by another client\n"},
+		{"--persistence-mode=DISABLED -i 1", "Disabled persistence mode for GPU 00000000:15:00.0.\nAll done.\n"},
+		{"-r -i 1", "GPU 00000000:15:00.0 was successfully reset.\n"},
+		{"-i 0 -pm 1", "Enabled persistence mode for GPU 00000000:07:00.0.\nAll done.\n"},
+		{"-pm yes", "error: persistence mode is \"yes\": use 0 or DISABLED, 1 or ENABLED\n"},
+		{"-i 1 -c EXCLUSIVE_PROCESS", ""},
 		{"-i 1 -c SHARED", "error: compute mode is \"SHARED\": use DEFAULT, PROHIBITED or EXCLUSIVE_PROCESS\n"},
 	} {
-		if diff := cmp.Diff(step.want, execute(smi(), "", strings.Fields(step.line)...)); diff != "" {
+		if diff := cmp.Diff(step.want, execute(smi(), "", spell(strings.Fields(step.line))...)); diff != "" {
 			t.Errorf("nvidia-smi %s (-want +got):\n%s", step.line, diff)
 		}
 	}
-	if diff := cmp.Diff("gpu 0 A100-80GB mig=off\ngpu 1 A100-80GB mig=off compute-mode=3\n", execute(command(), "", "show")); diff != "" {
+	if diff := cmp.Diff("gpu 0 A100-80GB mig=off persistence=on\ngpu 1 A100-80GB mig=off compute-mode=3\n", execute(command(), "", "show")); diff != "" {
 		t.Errorf("GPUs (-want +got):\n%s", diff)
 	}
 	if got := execute(smi(), "", "-L"); strings.Count(got, "NVIDIA A100-SXM4-80GB (UUID: GPU-") != 2 {

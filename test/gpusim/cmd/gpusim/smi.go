@@ -11,16 +11,28 @@ import (
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
-// smi is the part of nvidia-smi that mig-parted, mig-manager and the MPS control daemon run: a list, a reset, and the
-// compute mode.
+// spell writes the options that nvidia-smi begins with one dash, and which are more than one letter, as they are known
+// here.
+func spell(args []string) []string {
+	out := slices.Clone(args)
+	for i, a := range out {
+		if a == "-pm" {
+			out[i] = "--persistence-mode"
+		}
+	}
+	return out
+}
+
+// smi is the part of nvidia-smi that mig-parted, mig-manager, the MPS control daemon and operators run: a list, a reset,
+// the compute mode and persistence mode.
 func smi() *cobra.Command {
 	c := &cli{dir: defaultDir()}
 	var ids []string
-	var mode string
+	var mode, persistence string
 	var doReset bool
 	cmd := &cobra.Command{
 		Use:          "nvidia-smi",
-		Short:        "List the simulated GPUs, reset them, or set their compute mode",
+		Short:        "List the simulated GPUs, reset them, or set their compute mode or persistence mode",
 		Args:         cobra.NoArgs,
 		SilenceUsage: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -31,6 +43,8 @@ func smi() *cobra.Command {
 					return err
 				case doReset:
 					return each(n, devices, func(l *gpusim.Library, d gpusim.Device) error { return resetOne(cmd, l, d) })
+				case persistence != "":
+					return setPersistence(cmd, n, devices, persistence)
 				case mode != "":
 					return each(n, devices, func(l *gpusim.Library, d gpusim.Device) error { return setComputeMode(l, d, mode) })
 				default:
@@ -42,6 +56,7 @@ func smi() *cobra.Command {
 	cmd.Flags().BoolP("list-gpus", "L", false, "list the devices, which it also does if nothing else is asked")
 	cmd.Flags().BoolVarP(&doReset, "gpu-reset", "r", false, "reset the GPUs")
 	cmd.Flags().StringVarP(&mode, "compute-mode", "c", "", "0 or DEFAULT, 2 or PROHIBITED, 3 or EXCLUSIVE_PROCESS")
+	cmd.Flags().StringVar(&persistence, "persistence-mode", "", "0 or DISABLED, 1 or ENABLED; -pm says it too")
 	cmd.Flags().StringSliceVarP(&ids, "id", "i", nil, "GPUs by index, UUID or PCI address; all if none is given")
 	return cmd
 }
@@ -93,6 +108,27 @@ func resetOne(cmd *cobra.Command, l *gpusim.Library, d gpusim.Device) error {
 	}
 	fmt.Fprintf(cmd.OutOrStdout(), "GPU 0000%s was successfully reset.\n", strings.ToUpper(pci.Address))
 	return nil
+}
+
+func setPersistence(cmd *cobra.Command, n *gpusim.Node, devices []int, mode string) error {
+	modes := map[string]bool{"0": false, "DISABLED": false, "1": true, "ENABLED": true}
+	on, ok := modes[mode]
+	if !ok {
+		return fmt.Errorf("persistence mode is %q: use 0 or DISABLED, 1 or ENABLED", mode)
+	}
+	word := map[bool]string{false: "Disabled", true: "Enabled"}[on]
+	err := each(n, devices, func(l *gpusim.Library, d gpusim.Device) error {
+		pci, _ := l.PCI(d)
+		if r := l.SetPersistence(d, on); r != gpusim.Success {
+			return fmt.Errorf("setting persistence mode of GPU %s: %s", pci.Address, r.Text())
+		}
+		fmt.Fprintf(cmd.OutOrStdout(), "%s persistence mode for GPU 0000%s.\n", word, strings.ToUpper(pci.Address))
+		return nil
+	})
+	if err == nil {
+		fmt.Fprintln(cmd.OutOrStdout(), "All done.")
+	}
+	return err
 }
 
 func setComputeMode(l *gpusim.Library, d gpusim.Device, mode string) error {
