@@ -25,6 +25,7 @@ const (
 	GPUIsLost             Return = 15
 	ResetRequired         Return = 16
 	OperatingSystem       Return = 17
+	LibRMVersionMismatch  Return = 18
 	InUse                 Return = 19
 	NoMemory              Return = 20
 	InsufficientResources Return = 23
@@ -48,6 +49,7 @@ var returnTexts = map[Return][2]string{
 	GPUIsLost:             {"ERROR_GPU_IS_LOST", "GPU is lost"},
 	ResetRequired:         {"ERROR_RESET_REQUIRED", "GPU requires reset"},
 	OperatingSystem:       {"ERROR_OPERATING_SYSTEM", "The operating system has blocked the request."},
+	LibRMVersionMismatch:  {"ERROR_LIB_RM_VERSION_MISMATCH", "RM has detected an NVML/RM version mismatch."},
 	InUse:                 {"ERROR_IN_USE", "In use by another client"},
 	NoMemory:              {"ERROR_MEMORY", "Insufficient Memory"},
 	InsufficientResources: {"ERROR_INSUFFICIENT_RESOURCES", "Insufficient Resources"},

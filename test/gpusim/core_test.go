@@ -301,6 +301,37 @@ gpu 2 H100-80GB mig=off persistence=on
 	}
 }
 
+func TestALibraryIsOfNoUseToAnotherVersionOfTheDriver(t *testing.T) {
+	n := node(t, "driverVersion: 570.1.2\ngpus: [{model: A100-40GB, mig: true}, {model: H100-80GB, mig: true}]")
+	d, gpu := n.Driver(), nvml.UUID(n.UUIDs()[0])
+	must(t, d.Create(t.Context(), gpu, placed("3g.20gb@4:4")))
+	before, r := gpusim.OpenLibrary(n.Dir(), "")
+	expectReturn(t, "opening the library", r, gpusim.Success)
+	t.Cleanup(func() { must(t, before.Close()) })
+	expectReturn(t, "initializing it", before.Init(), gpusim.Success)
+	must(t, n.Upgrade("580.3.4"))
+	expect(t, n, "gpu 0 A100-40GB mig=on\ngpu 1 H100-80GB mig=off\n")
+
+	_, r = before.DeviceCount()
+	expectReturn(t, "reading", r, gpusim.LibRMVersionMismatch)
+	expectReturn(t, "writing", before.SetPersistence(gpusim.Device{}, true), gpusim.LibRMVersionMismatch)
+	expectReturn(t, "initializing it again", before.Init(), gpusim.LibRMVersionMismatch)
+	if err := d.SetPersistence(t.Context(), gpu, true); !errors.Is(err, nvml.ErrReplaced) {
+		t.Errorf("a driver from before: got %v, want %v", err, nvml.ErrReplaced)
+	}
+	must(t, n.Driver().SetPersistence(t.Context(), gpu, true))
+	after := library(t, n)
+	version, _, _, r := after.Versions()
+	expectReturn(t, "reading the version", r, gpusim.Success)
+	if version != "580.3.4" || n.DriverVersion() != version {
+		t.Errorf("the driver's version is %s and %s, want 580.3.4", version, n.DriverVersion())
+	}
+	must(t, n.Upgrade("570.1.2"))
+	_, r = before.DeviceCount()
+	expectReturn(t, "reading when the version is back", r, gpusim.Success)
+	must(t, d.SetPersistence(t.Context(), gpu, true))
+}
+
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
@@ -468,6 +499,7 @@ func TestALostGPUHidesNoOther(t *testing.T) {
 
 func TestSpecsAreRefusedWithTheReason(t *testing.T) {
 	for _, tt := range []struct{ spec, want string }{
+		{"driverVersion: new\ngpus: [{model: T4}]", `driverVersion is "new": use one such as "580.159.04"`},
 		{"gpus: [{model: A1000}]", `gpus[0].model "A1000" is not known`},
 		{"gpus: []", "gpus describes 0 GPUs"},
 		{"gpus: [{model: A30, count: 17}]", "gpus describes 17 GPUs"},

@@ -3,6 +3,7 @@ package gpusim
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -12,9 +13,12 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Driver gives the node's GPUs as the agent sees them, without go-nvml and without cgo.
+// Driver gives the node's GPUs as the agent sees them, without go-nvml and without cgo. It stands for a process that loads
+// the library now: after an Upgrade each of its calls is nvml.ErrReplaced, and only a Driver made after it is of use.
 func (n *Node) Driver() nvml.Driver {
-	return &driver{library: n.Library(), known: map[int]nvml.GPU{}}
+	l := n.Library()
+	l.version = n.DriverVersion()
+	return &driver{library: l, known: map[int]nvml.GPU{}}
 }
 
 // driver does by Library calls what the agent's real driver does by go-nvml calls, so a fault or a delay set for a
@@ -47,12 +51,7 @@ func (d *driver) do(ctx context.Context, op string, gpu nvml.UUID, call func() e
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if r := d.library.Init(); r != Success {
-			err = failure(op, gpu, r)
-			return
-		}
-		err = call()
-		d.library.Shutdown() // it can only fail if a fault says so, and then the call is done all the same
+		err = d.inside(op, gpu, call)
 	}()
 	select {
 	case <-done:
@@ -65,6 +64,20 @@ func (d *driver) do(ctx context.Context, op string, gpu nvml.UUID, call func() e
 	}
 }
 
+// inside runs one call with the library initialized.
+func (d *driver) inside(op string, gpu nvml.UUID, call func() error) error {
+	r := d.library.Init()
+	err := failure(op, gpu, r)
+	if err == nil {
+		err = call()
+		d.library.Shutdown() // it can only fail if a fault says so, and then the call is done all the same
+	}
+	if st, loadErr := d.library.store.load(); loadErr == nil && !d.library.fits(st) && errors.Is(err, nvml.ErrNoDriver) {
+		return &nvml.Error{Op: op, GPU: gpu, Code: LibRMVersionMismatch.String(), Err: nvml.ErrReplaced}
+	}
+	return err
+}
+
 func failure(op string, gpu nvml.UUID, r Return) error {
 	if r == Success {
 		return nil
@@ -72,7 +85,7 @@ func failure(op string, gpu nvml.UUID, r Return) error {
 	cause := map[Return]error{
 		InUse: nvml.ErrInUse, NotSupported: nvml.ErrNotSupported, NotFound: nvml.ErrNotFound, NoPermission: nvml.ErrPermission,
 		InsufficientResources: nvml.ErrNoRoom, ResetRequired: nvml.ErrResetRequired, GPUIsLost: nvml.ErrLost,
-		DriverNotLoaded: nvml.ErrNoDriver, LibraryNotFound: nvml.ErrNoDriver,
+		DriverNotLoaded: nvml.ErrNoDriver, LibraryNotFound: nvml.ErrNoDriver, LibRMVersionMismatch: nvml.ErrNoDriver,
 	}
 	return &nvml.Error{Op: op, GPU: gpu, Code: r.String(), Err: cause[r]}
 }
@@ -480,7 +493,7 @@ const eventPatience = time.Second
 // Events implements nvml.Driver.
 func (d *driver) Events(ctx context.Context) (<-chan nvml.Event, error) {
 	const op = "listening for events"
-	l := &Library{store: d.library.store} // it stays initialized, beside the calls of this driver
+	l := &Library{store: d.library.store, version: d.library.version} // it stays initialized, beside the calls of this driver
 	var set *EventSet
 	err := d.do(ctx, op, "", func() error {
 		if r := l.Init(); r != Success {

@@ -1,6 +1,7 @@
 package gpusim
 
 import (
+	"cmp"
 	"errors"
 	"io/fs"
 	"slices"
@@ -10,10 +11,12 @@ import (
 // Library is NVML over a simulated node. Its methods answer as the functions of nvml.h do, with the same result codes in
 // the same situations; where a method gives values beside the code, they mean something only with Success.
 //
-// It is safe for concurrent use, and keeps nothing between calls but whether it is initialized.
+// It is safe for concurrent use, and keeps nothing between calls but whether it is initialized. One that OpenLibrary gave
+// is a part of one version of the driver: all its calls are LibRMVersionMismatch while the node has another.
 type Library struct {
-	store *store
-	refs  atomic.Int64
+	store   *store
+	refs    atomic.Int64
+	version string // of the driver that it is a part of; an empty one fits them all
 }
 
 // Device is a handle: a GPU, or a MIG device on one. The zero value is the node's first GPU.
@@ -37,14 +40,25 @@ type ComputeInstance struct {
 // noGPU stands for the node as a whole.
 const noGPU = -1
 
-// OpenLibrary gives NVML over the node in dir. A node that is not there is DriverNotLoaded.
-func OpenLibrary(dir string) (*Library, Return) {
+// OpenLibrary gives NVML over the node in dir, as it comes with a version of the driver; empty is the one that the node has
+// now. A node that is not there is DriverNotLoaded.
+func OpenLibrary(dir, version string) (*Library, Return) {
 	s, err := openStore(dir, nil)
 	if err != nil {
 		return nil, storeReturn(err)
 	}
-	return &Library{store: s}, Success
+	st, err := s.load()
+	if err != nil {
+		return nil, storeReturn(errors.Join(err, s.close()))
+	}
+	return &Library{store: s, version: cmp.Or(version, st.Driver)}, Success
 }
+
+// Version is that of the driver which the library is a part of; empty for one that fits all.
+func (l *Library) Version() string { return l.version }
+
+// fits reports whether the library can talk to the driver that the node has.
+func (l *Library) fits(s *state) bool { return l.version == "" || l.version == s.Driver }
 
 // Close lets go of the node. Calls that wait return.
 func (l *Library) Close() error { return l.store.close() }
@@ -67,6 +81,9 @@ func (l *Library) befall(function string, gpu int) (Fault, bool) {
 	st, err := l.store.load()
 	if err != nil {
 		return Fault{Return: storeReturn(err)}, true
+	}
+	if !l.fits(st) {
+		return Fault{Return: LibRMVersionMismatch}, true
 	}
 	if d := st.Delays[function]; d > 0 {
 		l.store.wait(d)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -180,15 +181,42 @@ func (n *Node) Reboot() error {
 // Reload unloads the driver and loads it again, which loses what a reboot loses. It is refused while a process holds
 // a GPU.
 func (n *Node) Reload() error {
-	return n.update("reloading the driver", func(s *state) error {
-		for i, g := range s.GPUs {
-			if ps := g.processes(func(*process) bool { return true }); len(ps) > 0 {
-				return fmt.Errorf("process %d holds GPU %d: release it first", ps[0].PID, i)
-			}
+	return n.update("reloading the driver", (*state).reload)
+}
+
+func (s *state) reload() error {
+	for i, g := range s.GPUs {
+		if ps := g.processes(func(*process) bool { return true }); len(ps) > 0 {
+			return fmt.Errorf("process %d holds GPU %d: release it first", ps[0].PID, i)
 		}
-		s.forget()
-		return nil
+	}
+	s.forget()
+	return nil
+}
+
+// driverVersion is how NVIDIA numbers its drivers.
+var driverVersion = regexp.MustCompile(`^\d+\.\d+(\.\d+)?$`)
+
+// Upgrade replaces the driver by another version, which loses what Reload loses and is refused as that is. What a process
+// had loaded of the library answers LibRMVersionMismatch from then on, until the version is back. RenderHost has to be
+// called again for the new version to be seen in its files.
+func (n *Node) Upgrade(version string) error {
+	return n.update("replacing the driver", func(s *state) error {
+		if !driverVersion.MatchString(version) {
+			return fmt.Errorf("version is %q: use one such as \"580.159.04\"", version)
+		}
+		s.Driver = version
+		return s.reload()
 	})
+}
+
+// DriverVersion is that of the driver which is loaded.
+func (n *Node) DriverVersion() string {
+	st, err := n.library.store.load()
+	if err != nil {
+		return ""
+	}
+	return st.Driver
 }
 
 // Calls counts the calls of functions that change something, by function, whether they succeeded or not.

@@ -64,6 +64,9 @@ func (s Spec) check() error {
 	if n < 1 || n > maxGPUs {
 		return fmt.Errorf("gpus describes %d GPUs: describe 1 to %d", n, maxGPUs)
 	}
+	if s.DriverVersion != "" && !driverVersion.MatchString(s.DriverVersion) {
+		return fmt.Errorf("driverVersion is %q: use one such as \"580.159.04\"", s.DriverVersion)
+	}
 	if s.Latency != "" && s.Latency != "realistic" {
 		return fmt.Errorf("latency is %q: use \"realistic\", or leave it out", s.Latency)
 	}

@@ -40,6 +40,7 @@ var process struct {
 	mu      sync.Mutex
 	library *gpusim.Library // nil before the first nvmlInit that found a node
 	node    string          // directory that library is over
+	version string          // of the driver that this file is a part of: the one that the first node had
 }
 
 // nodeDir asks C, since a Go runtime sees only the environment that its program was started with.
@@ -68,14 +69,14 @@ func nvmlInit_v2() int32 {
 	defer process.mu.Unlock()
 	// The node is looked for anew, as the driver is: it may have come, gone, or been replaced since.
 	if dir := nodeDir(); process.library == nil || !process.library.Initialized() && (process.node != dir || !process.library.Present()) {
-		l, r := gpusim.OpenLibrary(dir)
+		l, r := gpusim.OpenLibrary(dir, process.version)
 		if r != gpusim.Success {
 			return int32(r)
 		}
 		if process.library != nil {
 			_ = process.library.Close() // of no more use either way
 		}
-		process.library, process.node = l, dir
+		process.library, process.node, process.version = l, dir, l.Version()
 	}
 	return int32(process.library.Init())
 }

@@ -49,8 +49,8 @@ func command() *cobra.Command {
 	}
 	root.PersistentFlags().StringVar(&c.dir, "node", defaultDir(), "directory of the node; GPUSIM_NODE says it too")
 	root.AddCommand(
-		c.create(), c.show(), c.hold(), c.release(), c.fail(), c.delay(), c.reset(), c.reboot(), c.reload(), c.calls(),
-		c.xid(), c.ecc(), c.health(), c.render(),
+		c.create(), c.show(), c.hold(), c.release(), c.fail(), c.delay(), c.reset(), c.reboot(), c.reload(), c.upgrade(),
+		c.calls(), c.xid(), c.ecc(), c.health(), c.render(),
 	)
 	return root
 }
@@ -326,6 +326,17 @@ func (c *cli) reload() *cobra.Command {
 		Short: "Unload the driver and load it again",
 		Args:  cobra.NoArgs,
 		RunE:  func(*cobra.Command, []string) error { return c.on((*gpusim.Node).Reload) },
+	}
+}
+
+func (c *cli) upgrade() *cobra.Command {
+	return &cobra.Command{
+		Use:   "upgrade VERSION",
+		Short: "Replace the driver by another version; what a process has loaded of the library is of no more use to it",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			return c.on(func(n *gpusim.Node) error { return n.Upgrade(args[0]) })
+		},
 	}
 }
 

@@ -39,6 +39,8 @@ func TestCommandsDoToANodeWhatTheySay(t *testing.T) {
 		{"release 78", "", "error: releasing process 78: it holds no device\n"},
 		{"reset 1", "", ""},
 		{"reload", "", "error: reloading the driver: process 77 holds GPU 0: release it first\n"},
+		{"upgrade 590.44.01", "", "error: replacing the driver: process 77 holds GPU 0: release it first\n"},
+		{"upgrade latest", "", "error: replacing the driver: version is \"latest\": use one such as \"580.159.04\"\n"},
 		{"show", "", "gpu 0 A100-80GB mig=off\n  client 77 dcgm\ngpu 1 T4\n"},
 		{"calls --forget", "", "Reset 2\n"},
 		{"calls", "", ""},
@@ -50,6 +52,7 @@ func TestCommandsDoToANodeWhatTheySay(t *testing.T) {
 		{"xid 0 79", "", ""},
 		{"ecc 2", "", "error: reporting an event: there is no GPU 2: use 0 to 1\n"},
 		{"reboot", "", ""},
+		{"upgrade 590.44.01", "", ""},
 		{"show", "", "gpu 0 A100-80GB mig=off\ngpu 1 T4\n"},
 		{"render " + filepath.Join(dir, "host"), "", ""},
 	} {
