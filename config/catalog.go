@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -11,16 +12,22 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// MIGConfig is one named wish for a node: rules in order; where several match a GPU the last one wins (as mig-parted does).
+// MIGConfig is one named wish for a node. In a file of mig-parted's format its rules may match the same GPU, and the last
+// one wins, as mig-parted has it; in a profile they may not.
 type MIGConfig []MIGRule
 
-// MIGRule says how the GPUs that it names shall be cut.
+// MIGRule says how the GPUs that it selects shall be cut. What selects is joined by "and": each list that is there must
+// have the GPU, and it is enough to be one of the list. The last two fields exist in our own catalog alone.
 type MIGRule struct {
 	DeviceFilter []string       // PCI device ids over vendor ids, "0x233010DE"; empty for any
-	All          bool           // every GPU that passes the filter
-	Indices      []int          // otherwise those at these positions in PCI order, if they pass the filter
+	All          bool           // every GPU of the filters; otherwise those that Indices, UUIDs and PCI name
+	Indices      []int          // positions in PCI order
 	MIG          bool           // MIG mode on
 	Devices      map[string]int // count by name of the MIG device; empty with MIG on is a GPU without instances
+
+	Models []string    // patterns of model names, "NVIDIA A100*", as path.Match has them; a filter like DeviceFilter
+	UUIDs  []nvml.UUID // in full
+	PCI    []string    // bus addresses in the form of nvml.GPU: "0000:17:00.0"
 }
 
 // DeviceID reads one entry of a device filter. The device id comes first, then the vendor's: 0x2330 and 0x10DE.
@@ -37,13 +44,16 @@ var errNotDeviceID = errors.New(`not of the form "0x233010DE", the PCI device id
 // FilterOf is the device filter entry that matches the GPU and all of its kind.
 func FilterOf(g nvml.GPU) string { return fmt.Sprintf("0x%X", g.DeviceID) }
 
-// Catalog is the MIG configs that a node can be asked for, by name.
+// Catalog is what a node can be asked for by name: MIG configs by both labels, profiles by LabelProfile alone, so that a
+// profile never changes what LabelMIGConfig means.
 type Catalog struct {
 	// Custom says where the configs that people wrote come from, for messages: "ConfigMap gpu-operator/custom".
 	Custom string
 
-	configs map[string]MIGConfig
-	custom  map[string]bool
+	configs  map[string]MIGConfig
+	custom   map[string]bool
+	profiles map[string]Profile
+	from     string // where the profiles come from
 }
 
 // Merge makes the catalog of a node. Where both have a config of the same name, the custom one wins.
@@ -57,16 +67,30 @@ func Merge(generated, custom map[string]MIGConfig) Catalog {
 	return c
 }
 
-// Names lists the configs, sorted.
+// WithProfiles is the catalog with these profiles in place of any that it had. They come from what from says, for
+// messages: "ConfigMap gpuslice/gpuslice-profiles".
+func (c Catalog) WithProfiles(from string, profiles map[string]Profile) Catalog {
+	c.profiles, c.from = maps.Clone(profiles), from
+	return c
+}
+
+// Names lists the MIG configs, which LabelMIGConfig may ask for, sorted.
 func (c Catalog) Names() []string { return slices.Sorted(maps.Keys(c.configs)) }
 
-// Config finds a config by its name.
+// ProfileNames lists what LabelProfile may ask for, sorted: the profiles and the MIG configs.
+func (c Catalog) ProfileNames() []string {
+	names := slices.AppendSeq(c.Names(), maps.Keys(c.profiles))
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// Config finds a MIG config by its name.
 func (c Catalog) Config(name string) (MIGConfig, bool) {
 	cfg, ok := c.configs[name]
 	return cfg, ok
 }
 
-// Source says where the config of that name comes from: the node's own hardware, or what Custom says.
+// Source says where the MIG config of that name comes from: the node's own hardware, or what Custom says.
 func (c Catalog) Source(name string) string {
 	if c.custom[name] {
 		return c.Custom
@@ -74,7 +98,15 @@ func (c Catalog) Source(name string) string {
 	return "hardware"
 }
 
-// Wishes is what the config of that name asks of each of the node's GPUs. GPUs that no rule names are not in the
+// ProfileSource says where that comes from which LabelProfile asks for by that name.
+func (c Catalog) ProfileSource(name string) string {
+	if _, ok := c.profiles[name]; ok {
+		return c.from
+	}
+	return c.Source(name)
+}
+
+// Wishes is what the MIG config of that name asks of each of the node's GPUs. GPUs that no rule names are not in the
 // result: they are to be left as they are. A GPU that cannot do MIG may be in it with MIG off, which it already is.
 //
 // An unknown name is an *UnknownConfigError; a config that asks for MIG where no GPU can do it is a
@@ -84,47 +116,113 @@ func (c Catalog) Wishes(name string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Wish, 
 	cfg, ok := c.configs[name]
 	if !ok {
 		known := c.Names()
-		return nil, &UnknownConfigError{Name: name, Close: closest(name, known), Known: known}
-	}
-
-	wishes := map[nvml.UUID]nvml.Wish{}
-	var incapable []nvml.GPU
-	var errs []error
-	for i, rule := range cfg {
-		named, err := rule.named(gpus)
-		if err != nil {
-			err.Config, err.Rule = name, i+1
-			errs = append(errs, err)
-			continue
-		}
-		for _, g := range named {
-			switch {
-			case g.Capable || g.Lost || !rule.MIG: // what a lost GPU could do is not known; that it is lost, the planner tells
-				wishes[g.UUID] = nvml.Wish{MIG: rule.MIG, Devices: maps.Clone(rule.Devices)}
-			case rule.All:
-				incapable = append(incapable, g)
-			default:
-				errs = append(errs, &InvalidError{
-					Config: name, Rule: i + 1, Field: "devices", Value: strconv.Itoa(g.Index),
-					Want: fmt.Sprintf("is a %s, which cannot do MIG: leave it out, or set mig-enabled to false for it", g.Model),
-				})
-			}
+		return nil, &UnknownConfigError{
+			Name: name, Close: closest(name, known), Known: known,
+			Profiles: closest(name, slices.Sorted(maps.Keys(c.profiles))),
 		}
 	}
-	if len(errs) > 0 {
-		return nil, errors.Join(errs...)
-	}
-	if len(incapable) > 0 && !asksForMIG(wishes) {
-		return nil, &NoCapableGPUError{Config: name, Models: models(incapable)}
-	}
-	if len(wishes) == 0 {
-		return nil, namesNothing(name, cfg, gpus)
-	}
-	return wishes, nil
+	return (&reading{config: name, gpus: gpus}).wishesOf(cfg)
 }
 
+// ProfileWishes is what LabelProfile asks for by that name: the profile, or if there is none the MIG config, whose rules
+// and errors are those of Wishes.
+//
+// A profile that selects no GPU of this node is a *NoSelectedGPUError. It is shared by the nodes of a pool, so that an
+// entry may select none, as long as another does. Two entries for one GPU are an *InvalidError.
+func (c Catalog) ProfileWishes(name string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Wish, error) {
+	if p, ok := c.profiles[name]; ok {
+		return (&reading{profile: name, gpus: gpus}).wishesOf(p.MIG)
+	}
+	if _, ok := c.configs[name]; ok {
+		return c.Wishes(name, gpus)
+	}
+	known := c.ProfileNames()
+	return nil, &UnknownConfigError{Profile: true, Name: name, Close: closest(name, known), Known: known}
+}
+
+// reading turns a config or a profile into wishes for the GPUs of one node.
+type reading struct {
+	config, profile string // the name of the one that it is
+	gpus            []nvml.GPU
+
+	wishes    map[nvml.UUID]nvml.Wish
+	rules     map[nvml.UUID]int // the rule that each wish comes from
+	incapable []nvml.GPU        // that rules ask MIG of, without naming them
+	errs      []error
+}
+
+func (r *reading) wishesOf(cfg MIGConfig) (map[nvml.UUID]nvml.Wish, error) {
+	r.wishes, r.rules = map[nvml.UUID]nvml.Wish{}, map[nvml.UUID]int{}
+	for i, rule := range cfg {
+		r.read(i+1, rule)
+	}
+	if len(r.errs) > 0 {
+		return nil, errors.Join(r.errs...)
+	}
+	if len(r.incapable) > 0 && !asksForMIG(r.wishes) {
+		return nil, &NoCapableGPUError{Config: r.config, Profile: r.profile, Models: models(r.incapable)}
+	}
+	if len(r.wishes) == 0 {
+		return nil, r.namesNothing(cfg)
+	}
+	return r.wishes, nil
+}
+
+// read adds what one rule asks for.
+func (r *reading) read(number int, rule MIGRule) {
+	named, wrong := rule.named(r.gpus)
+	if wrong != nil {
+		r.refuse(number, wrong)
+		return
+	}
+	for _, g := range named {
+		// What a lost GPU could do is not known; that it is lost, the planner tells.
+		incapable := rule.MIG && !g.Capable && !g.Lost
+		earlier, taken := r.rules[g.UUID]
+		switch {
+		case incapable && rule.All:
+			r.incapable = append(r.incapable, g)
+		case incapable && r.profile != "":
+			r.refuse(number, &InvalidError{
+				Field: "gpus", Value: nameOf(g),
+				Want: fmt.Sprintf("is a %s, which cannot do MIG: leave it out, or set enabled to false for it", g.Model),
+			})
+		case incapable:
+			r.refuse(number, &InvalidError{
+				Field: fieldDevices, Value: strconv.Itoa(g.Index),
+				Want: fmt.Sprintf("is a %s, which cannot do MIG: leave it out, or set mig-enabled to false for it", g.Model),
+			})
+		case taken && !g.Lost && r.profile != "":
+			r.refuse(number, &InvalidError{
+				Field: "gpus", Value: nameOf(g),
+				Want: fmt.Sprintf("is selected by mig entry %d already: a GPU may be in one entry of a profile only", earlier),
+			})
+		default:
+			r.wishes[g.UUID] = nvml.Wish{MIG: rule.MIG, Devices: maps.Clone(rule.Devices)}
+			r.rules[g.UUID] = number
+		}
+	}
+}
+
+func (r *reading) refuse(number int, wrong *InvalidError) {
+	wrong.Config, wrong.Profile, wrong.Rule = r.config, r.profile, number
+	if field, ok := inProfiles[wrong.Field]; ok && r.profile != "" {
+		wrong.Field = field
+	}
+	r.errs = append(r.errs, wrong)
+}
+
+// The fields of a rule, in mig-parted's format, that a node may turn out not to fit.
+const (
+	fieldDevices = "devices"
+	fieldFilter  = "device-filter"
+)
+
+// inProfiles is what those fields are in a profile.
+var inProfiles = map[string]string{fieldDevices: "gpus.index", fieldFilter: "gpus.deviceFilter"}
+
 // named lists the GPUs that the rule is about. A filter that lets none pass is normal, since configs are written for
-// fleets, and then the indices are about another node too.
+// fleets, and then the indices are about another node too; so is a UUID or an address that no GPU of this node has.
 func (r MIGRule) named(gpus []nvml.GPU) ([]nvml.GPU, *InvalidError) {
 	passing, wrong := r.passing(gpus)
 	if wrong != nil || r.All || len(passing) == 0 {
@@ -132,26 +230,40 @@ func (r MIGRule) named(gpus []nvml.GPU) ([]nvml.GPU, *InvalidError) {
 	}
 	for _, i := range r.Indices {
 		if !slices.ContainsFunc(gpus, func(g nvml.GPU) bool { return g.Index == i }) {
-			return nil, &InvalidError{Field: "devices", Value: strconv.Itoa(i), Want: "is not a GPU of this node, which has " + indices(gpus)}
+			return nil, &InvalidError{Field: fieldDevices, Value: strconv.Itoa(i), Want: "is not a GPU of this node, which has " + indices(gpus)}
 		}
 	}
-	return slices.DeleteFunc(passing, func(g nvml.GPU) bool { return !slices.Contains(r.Indices, g.Index) }), nil
+	return slices.DeleteFunc(passing, func(g nvml.GPU) bool { return !r.names(g) }), nil
 }
 
-// passing lists the GPUs that pass the rule's filter.
+// names reports whether every list by which the rule names single GPUs has this one.
+func (r MIGRule) names(g nvml.GPU) bool {
+	return has(r.Indices, g.Index) && has(r.UUIDs, g.UUID) && has(r.PCI, g.PCI) &&
+		len(r.Indices)+len(r.UUIDs)+len(r.PCI) > 0
+}
+
+// has reports whether the list, if there is one, has the value.
+func has[T comparable](list []T, value T) bool { return len(list) == 0 || slices.Contains(list, value) }
+
+// passing lists the GPUs that pass the rule's filters.
 func (r MIGRule) passing(gpus []nvml.GPU) ([]nvml.GPU, *InvalidError) {
-	if len(r.DeviceFilter) == 0 {
-		return slices.Clone(gpus), nil
-	}
 	var ids []uint32
 	for _, f := range r.DeviceFilter {
 		id, err := DeviceID(f)
 		if err != nil {
-			return nil, &InvalidError{Field: "device-filter", Value: strconv.Quote(f), Want: "is " + errNotDeviceID.Error()}
+			return nil, &InvalidError{Field: fieldFilter, Value: strconv.Quote(f), Want: "is " + errNotDeviceID.Error()}
 		}
 		ids = append(ids, id)
 	}
-	return slices.DeleteFunc(slices.Clone(gpus), func(g nvml.GPU) bool { return !slices.Contains(ids, g.DeviceID) }), nil
+	return slices.DeleteFunc(slices.Clone(gpus), func(g nvml.GPU) bool { return !has(ids, g.DeviceID) || !r.isModel(g.Model) }), nil
+}
+
+// isModel reports whether the name fits one of the patterns, if there are any.
+func (r MIGRule) isModel(name string) bool {
+	return len(r.Models) == 0 || slices.ContainsFunc(r.Models, func(pattern string) bool {
+		fits, err := path.Match(pattern, name)
+		return err == nil && fits
+	})
 }
 
 func asksForMIG(wishes map[nvml.UUID]nvml.Wish) bool {
@@ -163,34 +275,111 @@ func asksForMIG(wishes map[nvml.UUID]nvml.Wish) bool {
 	return false
 }
 
-// namesNothing explains why no rule of the config is about any GPU of the node: it is for other kinds of GPU, or its
-// filters let through only GPUs at other positions.
-func namesNothing(name string, cfg MIGConfig, gpus []nvml.GPU) error {
-	if len(gpus) == 0 {
-		return &NoCapableGPUError{Config: name}
+// namesNothing explains why no rule is about any GPU of the node: it is for other kinds of GPU, or its filters let
+// through only GPUs at other positions.
+func (r *reading) namesNothing(cfg MIGConfig) error {
+	if len(r.gpus) == 0 {
+		return &NoCapableGPUError{Config: r.config, Profile: r.profile}
+	}
+	if r.profile != "" {
+		return r.selectsNothing(cfg)
 	}
 	var have, filters, positions []string
-	for _, g := range gpus {
+	for _, g := range r.gpus {
 		have = append(have, fmt.Sprintf("%s (%s)", FilterOf(g), g.Model))
 	}
 	slices.Sort(have)
 	here := "this node, which has " + strings.Join(slices.Compact(have), ", ")
-	for _, r := range cfg {
-		filters = append(filters, r.DeviceFilter...)
-		for _, i := range r.Indices {
+	for _, rule := range cfg {
+		filters = append(filters, rule.DeviceFilter...)
+		for _, i := range rule.Indices {
 			positions = append(positions, strconv.Itoa(i))
 		}
 	}
-	anyHere := func(r MIGRule) bool { passing, _ := r.passing(gpus); return len(passing) > 0 }
+	anyHere := func(rule MIGRule) bool { passing, _ := rule.passing(r.gpus); return len(passing) > 0 }
 	if slices.ContainsFunc(cfg, anyHere) {
 		return &InvalidError{
-			Config: name, Field: "devices", Value: strings.Join(positions, ", "),
+			Config: r.config, Field: fieldDevices, Value: strings.Join(positions, ", "),
 			Want: "passes the filter of no rule on " + here,
 		}
 	}
 	return &InvalidError{
-		Config: name, Field: "device-filter", Value: strings.Join(filters, ", "), Want: "is about no GPU of " + here,
+		Config: r.config, Field: fieldFilter, Value: strings.Join(filters, ", "), Want: "is about no GPU of " + here,
 	}
+}
+
+// selectsNothing explains why no entry of a profile selects any GPU of the node.
+func (r *reading) selectsNothing(cfg MIGConfig) error {
+	wrong := &NoSelectedGPUError{Profile: r.profile}
+	by := map[string]bool{}
+	for _, rule := range cfg {
+		var parts []string
+		for _, s := range rule.selectors() {
+			by[s.field] = true
+			parts = append(parts, s.field+" "+shown(s.values, ", "))
+		}
+		if entry := strings.Join(parts, " and "); !slices.Contains(wrong.Selectors, entry) {
+			wrong.Selectors = append(wrong.Selectors, entry)
+		}
+	}
+	for _, g := range r.gpus {
+		if seen := describe(g, by); !slices.Contains(wrong.GPUs, seen) {
+			wrong.GPUs = append(wrong.GPUs, seen)
+		}
+	}
+	return wrong
+}
+
+// describe writes what is known of a GPU that these fields select by, so that equal GPUs are one line where they can be.
+func describe(g nvml.GPU, by map[string]bool) string {
+	if g.Lost {
+		return fmt.Sprintf("GPU %d (lost)", g.Index)
+	}
+	var also []string
+	if by["deviceFilter"] {
+		also = append(also, FilterOf(g))
+	}
+	if by["uuid"] {
+		also = append(also, string(g.UUID))
+	}
+	if by["pci"] {
+		also = append(also, g.PCI)
+	}
+	if by["index"] {
+		also = append(also, "index "+strconv.Itoa(g.Index))
+	}
+	if len(also) == 0 {
+		return g.Model
+	}
+	return fmt.Sprintf("%s (%s)", g.Model, strings.Join(also, ", "))
+}
+
+// selector is one field of the rule that selects GPUs, by the name that it has in a profile.
+type selector struct {
+	field  string
+	values []string
+}
+
+// selectors lists those that the rule has; none if it is for all GPUs.
+func (r MIGRule) selectors() []selector {
+	var uuids, positions []string
+	for _, u := range r.UUIDs {
+		uuids = append(uuids, string(u))
+	}
+	for _, i := range r.Indices {
+		positions = append(positions, strconv.Itoa(i))
+	}
+	return slices.DeleteFunc([]selector{
+		{"uuid", uuids}, {"pci", r.PCI}, {"index", positions}, {"model", r.Models}, {"deviceFilter", r.DeviceFilter},
+	}, func(s selector) bool { return len(s.values) == 0 })
+}
+
+// nameOf is a GPU by its position, and by its UUID if that is known.
+func nameOf(g nvml.GPU) string {
+	if g.UUID == "" {
+		return fmt.Sprintf("GPU %d", g.Index)
+	}
+	return fmt.Sprintf("GPU %d (%s)", g.Index, g.UUID)
 }
 
 func models(gpus []nvml.GPU) []string {

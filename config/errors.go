@@ -8,11 +8,12 @@ import (
 
 // InvalidError is one value that cannot be used, with where it stands and what is allowed there.
 type InvalidError struct {
-	Config string // name of the MIG config; empty outside of a catalog
-	Rule   int    // number of the rule in the config, from 1; 0 for the config as a whole
-	Field  string // as it is written in the file: "devices", "timeouts.drain"
-	Value  string // as it is written in the file; empty if there is none
-	Want   string // what is allowed, or what to do: "is not a GPU of this node: they are 0 to 7"
+	Config  string // name of the MIG config; empty outside of a catalog
+	Profile string // name of the profile of our own catalog, in place of Config
+	Rule    int    // number of the rule in the config, or of the entry in the profile, from 1; 0 for all of it
+	Field   string // as it is written in the file: "devices", "timeouts.drain"
+	Value   string // as it is written in the file; empty if there is none
+	Want    string // what is allowed, or what to do: "is not a GPU of this node: they are 0 to 7"
 }
 
 // Error names the place, the value and what is allowed.
@@ -21,8 +22,12 @@ func (e *InvalidError) Error() string {
 	if e.Config != "" {
 		at = append(at, fmt.Sprintf("config %q", e.Config))
 	}
+	rule := "rule"
+	if e.Profile != "" {
+		at, rule = append(at, fmt.Sprintf("profile %q", e.Profile)), "mig entry"
+	}
 	if e.Rule > 0 {
-		at = append(at, fmt.Sprintf("rule %d", e.Rule))
+		at = append(at, fmt.Sprintf("%s %d", rule, e.Rule))
 	}
 	if e.Field != "" {
 		at = append(at, e.Field)
@@ -37,57 +42,106 @@ func (e *InvalidError) Error() string {
 // Reason is ReasonInvalidCatalog.
 func (*InvalidError) Reason() Reason { return ReasonInvalidCatalog }
 
-// UnknownConfigError means that the catalog has no config of that name.
+// UnknownConfigError means that nothing has the name that a label asks for.
 type UnknownConfigError struct {
 	Name  string   // what was asked for
 	Close []string // names that it may have been meant as, the nearest first
-	Known []string // every name of the catalog, sorted
+	Known []string // every name that the label may have, sorted
+
+	// Profile is set where LabelProfile asked, whose names are those of the profiles and of the MIG configs.
+	Profile bool
+	// Profiles are those that may have been meant where LabelMIGConfig asked, which cannot ask for them; nearest first.
+	Profiles []string
 }
 
-// namesShown bounds the list of names in a message: a condition's message is read in a terminal's width, and the mixed
-// nodes with the longest catalogs have about 30 configs.
+// namesShown bounds lists in a message: a condition's message is read in a terminal's width, and the mixed nodes with the
+// longest catalogs have about 30 configs.
 const namesShown = 12
 
 // Error says what the name may have been meant as, and which names there are.
 func (e *UnknownConfigError) Error() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "no MIG config is named %q", e.Name)
-	if len(e.Close) > 0 {
-		fmt.Fprintf(&b, ": did you mean %s?", strings.Join(e.Close, " or "))
+	kind := "MIG config"
+	if e.Profile {
+		kind = "profile or MIG config"
+	}
+	fmt.Fprintf(&b, "no %s is named %q", kind, e.Name)
+	meant := e.meant()
+	if len(meant) > 0 {
+		fmt.Fprintf(&b, ": did you mean %s?", strings.Join(meant, " or "))
 	}
 	if len(e.Known) == 0 {
 		return b.String() + ", and none is known for this node"
 	}
-	shown := slices.Clone(e.Known[:min(len(e.Known), namesShown)])
-	if more := len(e.Known) - len(shown); more > 0 {
-		shown = append(shown, fmt.Sprintf("and %d more", more))
-	}
-	if len(e.Close) > 0 {
+	if len(meant) > 0 {
 		b.WriteString(" This node has ")
 	} else {
 		b.WriteString("; this node has ")
 	}
-	b.WriteString(strings.Join(shown, ", "))
+	b.WriteString(shown(e.Known, ", "))
 	return b.String()
+}
+
+// meant lists what the name may have been meant as, the profiles with the label that asks for them.
+func (e *UnknownConfigError) meant() []string {
+	meant := slices.Clone(e.Close)
+	for _, p := range e.Profiles {
+		profile := "the profile " + p + ", which the label " + LabelProfile + " asks for"
+		if p == e.Name {
+			return []string{profile}
+		}
+		meant = append(meant, profile)
+	}
+	return meant
+}
+
+// shown joins as many names as a message can hold.
+func shown(names []string, separator string) string {
+	first := slices.Clone(names[:min(len(names), namesShown)])
+	if more := len(names) - len(first); more > 0 {
+		first = append(first, fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(first, separator)
 }
 
 // Reason is ReasonUnknownConfig.
 func (*UnknownConfigError) Reason() Reason { return ReasonUnknownConfig }
 
-// NoCapableGPUError means that a config asks for MIG on GPUs none of which can do it.
+// NoCapableGPUError means that a config or profile asks for MIG on GPUs none of which can do it.
 type NoCapableGPUError struct {
-	Config string   // name of the MIG config
-	Models []string // the GPUs that it names, by model, sorted; none if the node has no GPU
+	Config  string   // name of the MIG config
+	Profile string   // name of the profile, in place of Config
+	Models  []string // the GPUs that it names, by model, sorted; none if the node has no GPU
 }
 
 // Error names the models that are there instead.
 func (e *NoCapableGPUError) Error() string {
-	if len(e.Models) == 0 {
-		return fmt.Sprintf("config %q names no GPU, since this node has none", e.Config)
+	subject, other := fmt.Sprintf("config %q", e.Config), "a config with mig-enabled false"
+	if e.Profile != "" {
+		subject, other = fmt.Sprintf("profile %q", e.Profile), "a profile with enabled false"
 	}
-	return fmt.Sprintf("config %q asks for MIG, and no GPU that it names can do MIG: %s; choose a config with mig-enabled false,"+
-		" or remove the label", e.Config, strings.Join(e.Models, ", "))
+	if len(e.Models) == 0 {
+		return subject + " names no GPU, since this node has none"
+	}
+	return fmt.Sprintf("%s asks for MIG, and no GPU that it names can do MIG: %s; choose %s, or remove the label",
+		subject, strings.Join(e.Models, ", "), other)
 }
 
 // Reason is ReasonNoCapableGPU.
 func (*NoCapableGPUError) Reason() Reason { return ReasonNoCapableGPU }
+
+// NoSelectedGPUError means that no entry of a profile selects a GPU of the node: the profile is for other nodes.
+type NoSelectedGPUError struct {
+	Profile   string   // its name
+	Selectors []string // what each entry selects by, without repetitions: "pci 0000:17:00.0 and model NVIDIA A100*"
+	GPUs      []string // what the node has instead: "NVIDIA H100 80GB HBM3 (0000:18:00.0)"
+}
+
+// Error says what was looked for, and what the node has.
+func (e *NoSelectedGPUError) Error() string {
+	return fmt.Sprintf("profile %q selects no GPU of this node: it is about %s; this node has %s",
+		e.Profile, shown(e.Selectors, ", or "), shown(e.GPUs, ", "))
+}
+
+// Reason is ReasonNoCapableGPU.
+func (*NoSelectedGPUError) Reason() Reason { return ReasonNoCapableGPU }

@@ -112,8 +112,8 @@ func locateInDevices(raw json.RawMessage) *config.InvalidError {
 	}
 	total := 0
 	for _, name := range slices.Sorted(maps.Keys(devices)) {
-		if _, problem := profile(name); problem != "" {
-			return &config.InvalidError{Field: field, Value: strconv.Quote(name), Want: problem}
+		if _, err := config.DeviceName(name); err != nil {
+			return &config.InvalidError{Field: field, Value: strconv.Quote(name), Want: err.Error()}
 		}
 		if n := devices[name]; n < 0 {
 			return &config.InvalidError{Field: field, Value: fmt.Sprintf("%q: %d", name, n), Want: "is negative"}

@@ -67,12 +67,16 @@ func Parse(text []byte) (map[string]config.MIGConfig, error) {
 	return configs, nil
 }
 
-// Render writes configs as a file that mig-parted reads, and that Parse reads back as the same configs.
+// Render writes configs as a file that mig-parted reads, and that Parse reads back as the same configs. A rule that
+// selects GPUs in a way that the format does not know, by UUID, PCI address or model, is an error.
 func Render(configs map[string]config.MIGConfig) ([]byte, error) {
 	file := spec.Spec{Version: spec.Version, MigConfigs: map[string]spec.MigConfigSpecSlice{}}
 	for name, rules := range configs {
 		var written spec.MigConfigSpecSlice
-		for _, r := range rules {
+		for i, r := range rules {
+			if len(r.UUIDs)+len(r.PCI)+len(r.Models) > 0 {
+				return nil, fmt.Errorf("writing MIG config %s: rule %d selects by UUID, PCI address or model, which mig-parted cannot", name, i+1)
+			}
 			w := spec.MigConfigSpec{MigEnabled: r.MIG, MigDevices: types.MigConfig{}, Devices: r.Indices}
 			maps.Copy(w.MigDevices, r.Devices)
 			if r.All {
@@ -164,9 +168,9 @@ func ruleOf(written spec.MigConfigSpec) (config.MIGRule, []*config.InvalidError)
 		rule.Devices = map[string]int{}
 	}
 	for _, name := range slices.Sorted(maps.Keys(written.MigDevices)) {
-		canonical, problem := profile(name)
-		if problem != "" {
-			refuse("mig-devices", strconv.Quote(name), problem)
+		canonical, err := config.DeviceName(name)
+		if err != nil {
+			refuse("mig-devices", strconv.Quote(name), err.Error())
 		} else if n := written.MigDevices[name]; n > 0 {
 			rule.Devices[canonical] += n
 		}

@@ -1,0 +1,368 @@
+package config
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"path"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+	strict "sigs.k8s.io/json"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// The kind of a file of profiles.
+const (
+	ProfilesAPIVersion = "gpuslice.io/v1alpha1"
+	ProfilesKind       = "Profiles"
+)
+
+// Profile is one named wish of our own catalog. All of it is checked, as far as that can be done without a node.
+type Profile struct {
+	Description string    // for people; may be empty
+	MIG         MIGConfig // no two rules may select the same GPU of a node
+}
+
+// ParseProfiles reads a file of profiles, our own catalog, by name. Fields that do not exist are refused.
+//
+// The error joins everything that is wrong: one *InvalidError for each value that is not allowed, in the order of names
+// and entries. A file with a mistake has no profiles: half a catalog would let a label mean something else than its
+// author sees.
+func ParseProfiles(text []byte) (map[string]Profile, error) {
+	doc, err := yaml.YAMLToJSONStrict(text)
+	if err != nil {
+		return nil, fmt.Errorf("reading profiles as YAML: %w", err)
+	}
+	if string(doc) == "null" {
+		return nil, fmt.Errorf("reading profiles: the file is empty, and needs at least %q, %q and %q",
+			"apiVersion: "+ProfilesAPIVersion, "kind: "+ProfilesKind, "profiles")
+	}
+	var c checks
+	var file catalogInputs
+	if c.mapping("file", doc, &file) {
+		c.oneOf("apiVersion", file.APIVersion, ProfilesAPIVersion)
+		c.oneOf("kind", file.Kind, ProfilesKind)
+	}
+	var written map[string]json.RawMessage
+	c.mapping("profiles", file.Profiles, &written)
+
+	profiles := map[string]Profile{}
+	for _, name := range slices.Sorted(maps.Keys(written)) {
+		c.labelValue("profiles", name)
+		profile, wrong := profileOf(written[name])
+		c.in(name, wrong)
+		profiles[name] = profile
+	}
+	if len(c) > 0 {
+		return nil, errors.Join(c...)
+	}
+	return profiles, nil
+}
+
+// catalogInputs is a file of profiles, not yet checked. What is inside each mapping is left as JSON, so that a value of
+// the wrong form hides nothing of its neighbours.
+type catalogInputs struct {
+	APIVersion scalar          `json:"apiVersion"`
+	Kind       scalar          `json:"kind"`
+	Profiles   json.RawMessage `json:"profiles"`
+}
+
+type profileInputs struct {
+	Description json.RawMessage `json:"description"`
+	MIG         json.RawMessage `json:"mig"`
+}
+
+type migEntryInputs struct {
+	GPUs      json.RawMessage `json:"gpus"`
+	Enabled   scalar          `json:"enabled"`
+	Instances json.RawMessage `json:"instances"`
+}
+
+type selectorInputs struct {
+	All          scalar    `json:"all"`
+	UUID         oneOrMore `json:"uuid"`
+	PCI          oneOrMore `json:"pci"`
+	Index        oneOrMore `json:"index"`
+	Model        oneOrMore `json:"model"`
+	DeviceFilter oneOrMore `json:"deviceFilter"`
+}
+
+// oneOrMore is a list, or one value that stands for a list of it. It is nil if it is not there.
+type oneOrMore []scalar
+
+// UnmarshalJSON accepts every value, as a scalar does.
+func (o *oneOrMore) UnmarshalJSON(raw []byte) error {
+	if absent(raw) {
+		return nil
+	}
+	list := []scalar{}
+	if json.Unmarshal(raw, &list) != nil {
+		list = make([]scalar, 1)
+		if err := list[0].UnmarshalJSON(raw); err != nil {
+			return err
+		}
+	}
+	*o = list
+	return nil
+}
+
+// absent reports whether a field has no value, which is as if it were not there.
+func absent(raw json.RawMessage) bool { return len(raw) == 0 || string(raw) == "null" }
+
+// profileOf checks one profile.
+func profileOf(raw json.RawMessage) (Profile, checks) {
+	var c checks
+	var in profileInputs
+	if absent(raw) {
+		raw = json.RawMessage("{}") // so that what it lacks is said
+	}
+	if !c.mapping("", raw, &in) {
+		return Profile{}, c
+	}
+	var p Profile
+	if !absent(in.Description) && json.Unmarshal(in.Description, &p.Description) != nil {
+		c.refuse("description", string(in.Description), "must be text")
+	}
+	var entries []json.RawMessage
+	if absent(in.MIG) || json.Unmarshal(in.MIG, &entries) != nil || len(entries) == 0 {
+		c = append(c, &InvalidError{Field: "mig", Want: `must be a list of at least one entry with "gpus" and "enabled"`})
+	}
+	for i, entry := range entries {
+		rule, wrong := migRuleOf(entry)
+		c.atEntry(i+1, wrong)
+		p.MIG = append(p.MIG, rule)
+	}
+	return p, c
+}
+
+// migRuleOf checks one entry of a profile's MIG part.
+func migRuleOf(raw json.RawMessage) (MIGRule, checks) {
+	var c checks
+	var in migEntryInputs
+	if !c.mapping("", raw, &in) {
+		return MIGRule{}, c
+	}
+	var gpus selectorInputs
+	var rule MIGRule
+	if absent(in.GPUs) {
+		c = append(c, &InvalidError{Field: "gpus", Want: "is missing: " + selectorForms})
+	} else if c.mapping("gpus", in.GPUs, &gpus) {
+		c.gpuSelectors(gpus, &rule)
+	}
+	rule.MIG = c.oneOf("enabled", in.Enabled, "true", "false") == "true"
+	switch {
+	case in.Enabled == "false" && !absent(in.Instances):
+		c = append(c, &InvalidError{Field: "instances", Want: "cannot be had where enabled is false"})
+	case in.Enabled == "true" && absent(in.Instances):
+		c = append(c, &InvalidError{
+			Field: "instances", Want: "is missing, and needed where enabled is true: for MIG mode without instances write {}",
+		})
+	case in.Enabled == "true":
+		rule.Devices = c.instances(in.Instances)
+	}
+	return rule, c
+}
+
+const selectorForms = "write all: true, or at least one of uuid, pci, index, model and deviceFilter"
+
+// gpuSelectors fills in what the rule selects GPUs by.
+func (c *checks) gpuSelectors(in selectorInputs, rule *MIGRule) {
+	rule.UUIDs = eachOf(c, "gpus.uuid", in.UUID, gpuUUID)
+	rule.PCI = eachOf(c, "gpus.pci", in.PCI, pciAddress)
+	rule.Indices = eachOf(c, "gpus.index", in.Index, position)
+	rule.Models = eachOf(c, "gpus.model", in.Model, modelPattern)
+	rule.DeviceFilter = eachOf(c, "gpus.deviceFilter", in.DeviceFilter, deviceFilter)
+
+	rule.All = in.UUID == nil && in.PCI == nil && in.Index == nil
+	selects := !rule.All || in.Model != nil || in.DeviceFilter != nil
+	switch {
+	case in.All == "" && !selects:
+		*c = append(*c, &InvalidError{Field: "gpus", Want: "selects no GPU: " + selectorForms})
+	case in.All != "" && in.All != "true":
+		c.refuse("gpus.all", string(in.All), "must be true, or left out")
+	case in.All == "true" && selects:
+		c.refuse("gpus.all", string(in.All), "must stand alone: leave it out where others select")
+	}
+}
+
+// instances checks counts by name of the MIG device. Two spellings of one device are added up.
+func (c *checks) instances(raw json.RawMessage) map[string]int {
+	var in map[string]scalar
+	if !c.mapping("instances", raw, &in) {
+		return nil
+	}
+	devices := map[string]int{}
+	for _, name := range slices.Sorted(maps.Keys(in)) {
+		device, err := DeviceName(name)
+		if err != nil {
+			c.refuse("instances", name, err.Error())
+			continue
+		}
+		devices[device] += c.count("instances."+name, in[name])
+	}
+	return devices
+}
+
+// eachOf reads the values of a selector, each in its one form, and refuses one that is there twice.
+func eachOf[T comparable](c *checks, field string, in oneOrMore, read func(string) (T, error)) []T {
+	if in != nil && len(in) == 0 {
+		*c = append(*c, &InvalidError{Field: field, Value: "[]", Want: "selects no GPU: give at least one, or leave it out"})
+	}
+	var out []T
+	for i, text := range in {
+		at := field
+		if len(in) > 1 {
+			at = fmt.Sprintf("%s[%d]", field, i)
+		}
+		value, err := read(string(text))
+		switch {
+		case err != nil:
+			c.refuse(at, string(text), err.Error())
+		case slices.Contains(out, value):
+			c.refuse(at, string(text), "is there twice")
+		default:
+			out = append(out, value)
+		}
+	}
+	return out
+}
+
+var (
+	uuidForm = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
+	pciForm  = regexp.MustCompile(`^(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([01][0-9a-f])\.([0-7])$`)
+
+	errNotUUID     = errors.New(`must be the whole UUID of a GPU, as nvidia-smi -L prints it: "GPU-8dcd427f-483b-b48f-d7e5-75fb19a52b76"`)
+	errMIGUUID     = errors.New("is a MIG device, which comes and goes: write the UUID of its GPU")
+	errNotPCI      = errors.New(`must be a PCI address: "0000:17:00.0", "00000000:17:00.0" or "17:00.0"`)
+	errNotPosition = fmt.Errorf("must be a position in PCI order, a whole number from 0 to %d", maxCount)
+	errNotPattern  = errors.New(`must be a model as nvidia-smi -L prints it, in which * stands for anything: "NVIDIA A100*"`)
+)
+
+func gpuUUID(text string) (nvml.UUID, error) {
+	id, isGPU := strings.CutPrefix(text, "GPU-")
+	id = strings.ToLower(id)
+	switch {
+	case strings.HasPrefix(text, "MIG-"):
+		return "", errMIGUUID
+	case !isGPU || !uuidForm.MatchString(id):
+		return "", errNotUUID
+	}
+	return nvml.UUID("GPU-" + id), nil
+}
+
+// pciAddress brings an address to the form of nvml.GPU, which is the kernel's: NVIDIA's tools write the domain in eight
+// digits, people often leave it out.
+func pciAddress(text string) (string, error) {
+	m := pciForm.FindStringSubmatch(strings.ToLower(text))
+	if m == nil {
+		return "", errNotPCI
+	}
+	domain, err := strconv.ParseUint("0"+m[1], 16, 32)
+	if err != nil {
+		return "", errNotPCI
+	}
+	return fmt.Sprintf("%04x:%s:%s.%s", domain, m[2], m[3], m[4]), nil
+}
+
+func position(text string) (int, error) {
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 0 || n > maxCount {
+		return 0, errNotPosition
+	}
+	return n, nil
+}
+
+func modelPattern(text string) (string, error) {
+	if _, err := path.Match(text, ""); err != nil || text == "" {
+		return "", errNotPattern
+	}
+	return text, nil
+}
+
+func deviceFilter(text string) (string, error) {
+	id, err := DeviceID(text)
+	if err != nil {
+		return "", fmt.Errorf("is %w", errNotDeviceID)
+	}
+	return FilterOf(nvml.GPU{DeviceID: id}), nil
+}
+
+// labelValue refuses a name that no node could ask for.
+func (c *checks) labelValue(field, name string) {
+	if read, ok := map[string]string{"true": "yes, on and true", "false": "no, off and false"}[name]; ok {
+		c.refuse(field, name, "is how YAML reads "+read+": choose another name")
+	}
+	if problems := validation.IsValidLabelValue(name); name == "" || len(problems) > 0 {
+		c.refuse(field, name, "cannot be the value of a label, so no node could ask for it: write letters, digits, '-', '_'"+
+			" and '.', at most 63, beginning and ending with a letter or digit")
+	}
+}
+
+// mapping reads a mapping and refuses fields that into does not have. Something else than a mapping is refused, and the
+// result is then false.
+func (c *checks) mapping(field string, raw json.RawMessage, into any) bool {
+	if absent(raw) {
+		return true
+	}
+	unknown, err := strict.UnmarshalStrict(raw, into)
+	if err != nil {
+		want := err.Error()
+		if mismatch, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+			want = "must be a mapping, not " + forms[mismatch.Value]
+		}
+		*c = append(*c, &InvalidError{Field: field, Want: want})
+		return false
+	}
+	for _, u := range unknown {
+		wrong := &InvalidError{Field: field, Want: u.Error()}
+		if at, ok := errors.AsType[strict.FieldError](u); ok {
+			wrong.Field = at.FieldPath()
+			if field != "" && field != "file" {
+				wrong.Field = field + "." + wrong.Field
+			}
+			wrong.Want = "is no field here: they are " + strings.Join(fieldsOf(into), ", ")
+		}
+		*c = append(*c, wrong)
+	}
+	return true
+}
+
+// forms is what people call what is not a mapping, by its name in JSON.
+var forms = map[string]string{"array": "a list", "string": "text", "number": "a number", "bool": "true or false"}
+
+// fieldsOf lists the names of a mapping's fields.
+func fieldsOf(into any) []string {
+	var names []string
+	for f := range reflect.TypeOf(into).Elem().Fields() {
+		names = append(names, f.Tag.Get("json"))
+	}
+	return names
+}
+
+// in adds what is wrong about a profile.
+func (c *checks) in(profile string, wrong checks) {
+	for _, err := range wrong {
+		if invalid, ok := errors.AsType[*InvalidError](err); ok {
+			invalid.Profile = profile
+		}
+		*c = append(*c, err)
+	}
+}
+
+// atEntry adds what is wrong about an entry of a profile.
+func (c *checks) atEntry(number int, wrong checks) {
+	for _, err := range wrong {
+		if invalid, ok := errors.AsType[*InvalidError](err); ok {
+			invalid.Rule = number
+		}
+		*c = append(*c, err)
+	}
+}

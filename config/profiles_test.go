@@ -1,0 +1,568 @@
+package config_test
+
+import (
+	"errors"
+	"maps"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+const profilesHead = "apiVersion: gpuslice.io/v1alpha1\nkind: Profiles\n"
+
+func TestProfilesInEveryForm(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("testdata", "profiles.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := config.ParseProfiles(text)
+	want := map[string]config.Profile{
+		"production-inference": {
+			Description: "Two sizes of instance on the GPUs that serve.",
+			MIG: config.MIGConfig{
+				{
+					UUIDs: []nvml.UUID{"GPU-8dcd427f-483b-b48f-d7e5-75fb19a52b76", "GPU-00000000-1111-2222-3333-444444444444"},
+					MIG:   true, Devices: map[string]int{"3g.40gb": 1, "2g.20gb": 2},
+				},
+				{PCI: []string{"0000:af:00.0", "0000:17:00.0", "10000:01:1f.7"}},
+			},
+		},
+		"by-position": {MIG: config.MIGConfig{
+			{
+				Indices: []int{0}, MIG: true,
+				Devices: map[string]int{"1g.10gb": 4, "1g.10gb+me": 1, "1g.24gb-me": 1, "4g.96gb+gfx": 1},
+			},
+			{
+				Indices: []int{1, 2}, Models: []string{"NVIDIA H100*"}, DeviceFilter: []string{"0x233010DE", "0x20B210DE"},
+				MIG: true, Devices: map[string]int{"1c.3g.40gb": 3, "3g.40gb": 2},
+			},
+		}},
+		"by-model": {MIG: config.MIGConfig{
+			{All: true, Models: []string{"NVIDIA A100*", "NVIDIA H?00 80GB HBM3"}, MIG: true, Devices: map[string]int{}},
+			{All: true, DeviceFilter: []string{"0x1EB810DE"}},
+		}},
+		"whole": {MIG: config.MIGConfig{{All: true}}},
+	}
+	if diff := cmp.Diff(want, got); err != nil || diff != "" {
+		t.Errorf("error %v, profiles (-want +got):\n%s", err, diff)
+	}
+}
+
+func TestProfilesMayBeNone(t *testing.T) {
+	for _, text := range []string{profilesHead, profilesHead + "profiles: {}", profilesHead + "profiles:"} {
+		got, err := config.ParseProfiles([]byte(text))
+		if err != nil || len(got) > 0 {
+			t.Errorf("%s: profiles %v, error %v", text, got, err)
+		}
+	}
+}
+
+func TestProfilesAreRefused(t *testing.T) {
+	entry := func(entry string) string {
+		return profilesHead + "profiles:\n  mine:\n    mig:\n      - " + entry + "\n"
+	}
+	tests := map[string]struct {
+		file string
+		want []string
+	}{
+		"in an empty file": {
+			file: "# nothing\n",
+			want: []string{`reading profiles: the file is empty, and needs at least "apiVersion: gpuslice.io/v1alpha1", "kind: Profiles" and "profiles"`},
+		},
+		"in a list": {
+			file: "- profiles",
+			want: []string{"file: must be a mapping, not a list"},
+		},
+		"in a file of MIG configs": {
+			file: "version: v1\nmig-configs: {}",
+			want: []string{
+				"mig-configs: is no field here: they are apiVersion, kind, profiles",
+				"version: is no field here: they are apiVersion, kind, profiles",
+				`apiVersion: "" must be gpuslice.io/v1alpha1`,
+				`kind: "" must be Profiles`,
+			},
+		},
+		"of another version": {
+			file: "apiVersion: gpuslice.io/v9\nkind: Settings\nprofiles: {}",
+			want: []string{`apiVersion: "gpuslice.io/v9" must be gpuslice.io/v1alpha1`, `kind: "Settings" must be Profiles`},
+		},
+		"in a list of profiles": {
+			file: profilesHead + "profiles: [{name: mine}]",
+			want: []string{"profiles: must be a mapping, not a list"},
+		},
+		"under names that no label can hold": {
+			file: profilesHead + `profiles: {"": {mig: [{gpus: {all: true}, enabled: false}]}, 1g.10gb+me: {mig: [{gpus: {all: true}, enabled: false}]}}`,
+			want: []string{
+				`profiles: "" cannot be the value of a label, so no node could ask for it: write letters, digits, '-', '_' and '.', at most 63,` +
+					` beginning and ending with a letter or digit`,
+				`profiles: "1g.10gb+me" cannot be the value of a label, so no node could ask for it: write letters, digits, '-', '_' and '.', at most 63,` +
+					` beginning and ending with a letter or digit`,
+			},
+		},
+		"under names that YAML reads as something else": {
+			file: profilesHead + `profiles: {off: {mig: [{gpus: {all: true}, enabled: false}]}}`,
+			want: []string{`profiles: "false" is how YAML reads no, off and false: choose another name`},
+		},
+		"that say nothing": {
+			file: profilesHead + "profiles: {mine: }",
+			want: []string{`profile "mine", mig: must be a list of at least one entry with "gpus" and "enabled"`},
+		},
+		"that are no mapping": {
+			file: profilesHead + "profiles: {mine: [], yours: all}",
+			want: []string{`profile "mine": must be a mapping, not a list`, `profile "yours": must be a mapping, not text`},
+		},
+		"with fields that do not exist": {
+			file: profilesHead + "profiles: {mine: {text: x, mig: [{gpu: {all: true}, gpus: {All: true}, enabled: false}]}}",
+			want: []string{
+				`profile "mine", text: is no field here: they are description, mig`,
+				`profile "mine", mig entry 1, gpu: is no field here: they are gpus, enabled, instances`,
+				`profile "mine", mig entry 1, gpus.All: is no field here: they are all, uuid, pci, index, model, deviceFilter`,
+				`profile "mine", mig entry 1, gpus: selects no GPU: write all: true, or at least one of uuid, pci, index, model and deviceFilter`,
+			},
+		},
+		"with a description that is no text, and no entries": {
+			file: profilesHead + "profiles: {mine: {description: [a], mig: []}}",
+			want: []string{
+				`profile "mine", description: "[\"a\"]" must be text`,
+				`profile "mine", mig: must be a list of at least one entry with "gpus" and "enabled"`,
+			},
+		},
+		"with entries of the wrong form, all at once": {
+			file: profilesHead + "profiles: {mine: {mig: [all, null, {gpus: all, enabled: true, instances: [1g.10gb]}]}}",
+			want: []string{
+				`profile "mine", mig entry 1: must be a mapping, not text`,
+				`profile "mine", mig entry 2, gpus: is missing: write all: true, or at least one of uuid, pci, index, model and deviceFilter`,
+				`profile "mine", mig entry 2, enabled: "" must be true or false`,
+				`profile "mine", mig entry 3, gpus: must be a mapping, not text`,
+				`profile "mine", mig entry 3, instances: must be a mapping, not a list`,
+			},
+		},
+		"with UUIDs that are not whole": {
+			file: entry("{gpus: {uuid: [GPU-8dcd427f, MIG-8dcd427f-483b-b48f-d7e5-75fb19a52b76, 8dcd427f-483b-b48f-d7e5-75fb19a52b76]}, enabled: false}"),
+			want: []string{
+				`profile "mine", mig entry 1, gpus.uuid[0]: "GPU-8dcd427f" must be the whole UUID of a GPU, as nvidia-smi -L prints it:` +
+					` "GPU-8dcd427f-483b-b48f-d7e5-75fb19a52b76"`,
+				`profile "mine", mig entry 1, gpus.uuid[1]: "MIG-8dcd427f-483b-b48f-d7e5-75fb19a52b76" is a MIG device, which comes and goes:` +
+					` write the UUID of its GPU`,
+				`profile "mine", mig entry 1, gpus.uuid[2]: "8dcd427f-483b-b48f-d7e5-75fb19a52b76" must be the whole UUID of a GPU,` +
+					` as nvidia-smi -L prints it: "GPU-8dcd427f-483b-b48f-d7e5-75fb19a52b76"`,
+			},
+		},
+		"with addresses that are none": {
+			file: entry(`{gpus: {pci: ["17:00", "000:17:00.0", "0000:17:20.0", "0000:17:00.8"]}, enabled: false}`),
+			want: []string{
+				`profile "mine", mig entry 1, gpus.pci[0]: "17:00" must be a PCI address: "0000:17:00.0", "00000000:17:00.0" or "17:00.0"`,
+				`profile "mine", mig entry 1, gpus.pci[1]: "000:17:00.0" must be a PCI address: "0000:17:00.0", "00000000:17:00.0" or "17:00.0"`,
+				`profile "mine", mig entry 1, gpus.pci[2]: "0000:17:20.0" must be a PCI address: "0000:17:00.0", "00000000:17:00.0" or "17:00.0"`,
+				`profile "mine", mig entry 1, gpus.pci[3]: "0000:17:00.8" must be a PCI address: "0000:17:00.0", "00000000:17:00.0" or "17:00.0"`,
+			},
+		},
+		"with values that are there twice, in whatever form": {
+			file: entry(`{gpus: {pci: ["17:00.0", "00000000:17:00.0"], index: [0, 1, 0]}, enabled: false}`),
+			want: []string{
+				`profile "mine", mig entry 1, gpus.pci[1]: "00000000:17:00.0" is there twice`,
+				`profile "mine", mig entry 1, gpus.index[2]: "0" is there twice`,
+			},
+		},
+		"with positions, patterns and ids that are none": {
+			file: entry(`{gpus: {index: [-1, 1.5], model: ["A[", ""], deviceFilter: H100}, enabled: false}`),
+			want: []string{
+				`profile "mine", mig entry 1, gpus.index[0]: "-1" must be a position in PCI order, a whole number from 0 to 1000`,
+				`profile "mine", mig entry 1, gpus.index[1]: "1.5" must be a position in PCI order, a whole number from 0 to 1000`,
+				`profile "mine", mig entry 1, gpus.model[0]: "A[" must be a model as nvidia-smi -L prints it, in which * stands for anything: "NVIDIA A100*"`,
+				`profile "mine", mig entry 1, gpus.model[1]: "" must be a model as nvidia-smi -L prints it, in which * stands for anything: "NVIDIA A100*"`,
+				`profile "mine", mig entry 1, gpus.deviceFilter: "H100" is not of the form "0x233010DE", the PCI device id followed by the vendor id`,
+			},
+		},
+		"with empty selectors": {
+			file: entry(`{gpus: {uuid: []}, enabled: false}`),
+			want: []string{`profile "mine", mig entry 1, gpus.uuid: [] selects no GPU: give at least one, or leave it out`},
+		},
+		"for all GPUs and then not": {
+			file: entry(`{gpus: {all: true, model: "NVIDIA A100*"}, enabled: false}`),
+			want: []string{`profile "mine", mig entry 1, gpus.all: "true" must stand alone: leave it out where others select`},
+		},
+		"for not all GPUs": {
+			file: entry(`{gpus: {all: false}, enabled: false}`),
+			want: []string{`profile "mine", mig entry 1, gpus.all: "false" must be true, or left out`},
+		},
+		"for instances with MIG off, and MIG on without saying which": {
+			file: entry("{gpus: {all: true}, enabled: false, instances: {}}") + "      - {gpus: {all: true}, enabled: true}",
+			want: []string{
+				`profile "mine", mig entry 1, instances: cannot be had where enabled is false`,
+				`profile "mine", mig entry 2, instances: is missing, and needed where enabled is true: for MIG mode without instances write {}`,
+			},
+		},
+		"for instances that cannot be": {
+			file: entry("{gpus: {all: true}, enabled: true, instances: {1g10gb: 1, 4c.3g.40gb: 1, 1g.10gb: 0, 2g.20gb: two, 3g.40gb: }}"),
+			want: []string{
+				`profile "mine", mig entry 1, instances.1g.10gb: "0" must be a whole number from 1 to 1000`,
+				`profile "mine", mig entry 1, instances: "1g10gb" is no name of a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"`,
+				`profile "mine", mig entry 1, instances.2g.20gb: "two" must be a whole number from 1 to 1000`,
+				`profile "mine", mig entry 1, instances.3g.40gb: "" must be a whole number from 1 to 1000`,
+				`profile "mine", mig entry 1, instances: "4c.3g.40gb" cannot be: a GPU instance of 3 slices has no room for a compute instance of 4`,
+			},
+		},
+		"in the order of names and entries": {
+			file: profilesHead + "profiles:\n  b: {mig: [{gpus: {all: true}, enabled: 1}]}\n" +
+				"  a: {mig: [{gpus: {all: true}, enabled: false}, {gpus: {index: x}, enabled: false}]}\nother: 1",
+			want: []string{
+				`other: is no field here: they are apiVersion, kind, profiles`,
+				`profile "a", mig entry 2, gpus.index: "x" must be a position in PCI order, a whole number from 0 to 1000`,
+				`profile "b", mig entry 1, enabled: "1" must be true or false`,
+			},
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			profiles, err := config.ParseProfiles([]byte(test.file))
+			if err == nil {
+				t.Fatalf("profiles %v, want an error", profiles)
+			}
+			if diff := cmp.Diff(test.want, strings.Split(err.Error(), "\n")); diff != "" {
+				t.Errorf("error (-want +got):\n%s", diff)
+			}
+			if profiles != nil {
+				t.Errorf("profiles beside the error: %v", profiles)
+			}
+		})
+	}
+
+	t.Run("when a field is there twice", func(t *testing.T) {
+		_, err := config.ParseProfiles([]byte(entry("{gpus: {all: true}, enabled: true, instances: {1g.10gb: 1, 1g.10gb: 2}}")))
+		if err == nil || !strings.Contains(err.Error(), `key "1g.10gb" already set in map`) {
+			t.Errorf("error %v does not name the field", err)
+		}
+	})
+}
+
+// renderProfiles writes profiles as a file.
+func renderProfiles(t *testing.T, profiles map[string]config.Profile) []byte {
+	t.Helper()
+	type object = map[string]any
+	written := object{}
+	for name, p := range profiles {
+		var entries []object
+		for _, rule := range p.MIG {
+			gpus := object{"uuid": rule.UUIDs, "pci": rule.PCI, "index": rule.Indices, "model": rule.Models, "deviceFilter": rule.DeviceFilter}
+			maps.DeleteFunc(gpus, func(_ string, values any) bool { return reflect.ValueOf(values).Len() == 0 })
+			if len(gpus) == 0 {
+				gpus["all"] = rule.All
+			}
+			e := object{"gpus": gpus, "enabled": rule.MIG}
+			if rule.MIG {
+				e["instances"] = rule.Devices
+			}
+			entries = append(entries, e)
+		}
+		written[name] = object{"description": p.Description, "mig": entries}
+	}
+	text, err := yaml.Marshal(object{"apiVersion": config.ProfilesAPIVersion, "kind": config.ProfilesKind, "profiles": written})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+func FuzzParseProfiles(f *testing.F) {
+	text, err := os.ReadFile(filepath.Join("testdata", "profiles.yaml"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(text)
+	for _, entry := range []string{
+		"{gpus: {all: true}, enabled: false}", "{gpus: {pci: 17:00.0, model: 'A*'}, enabled: true, instances: {1c.2g.10gb: 2}}",
+		"null", "[]", "{gpus: {index: [0, 1]}, enabled: true, instances: {1g.6gb+me.all: 1}}",
+	} {
+		f.Add([]byte(profilesHead + "profiles:\n  a:\n    mig: [" + entry + "]\n"))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		profiles, err := config.ParseProfiles(text)
+		if err != nil {
+			if profiles != nil {
+				t.Fatalf("profiles %v beside the error %v", profiles, err)
+			}
+			return
+		}
+		rendered := renderProfiles(t, profiles)
+		again, err := config.ParseProfiles(rendered)
+		if err != nil {
+			t.Fatalf("reading what was rendered: %v\n%s", err, rendered)
+		}
+		if diff := cmp.Diff(profiles, again); diff != "" {
+			t.Fatalf("rendered and read again (-first +again):\n%s", diff)
+		}
+	})
+}
+
+// The GPUs of a node under the names that they really have.
+const (
+	uuid0 = nvml.UUID("GPU-00000000-0000-0000-0000-000000000000")
+	uuid1 = nvml.UUID("GPU-11111111-1111-1111-1111-111111111111")
+	uuid2 = nvml.UUID("GPU-22222222-2222-2222-2222-222222222222")
+)
+
+// addressed is a node of at most three GPUs, with UUIDs and addresses.
+func addressed(gpus ...nvml.GPU) []nvml.GPU {
+	for i := range gpus {
+		gpus[i].Index = i
+		gpus[i].UUID = []nvml.UUID{uuid0, uuid1, uuid2}[i]
+		gpus[i].PCI = []string{"0000:17:00.0", "0000:65:00.0", "10000:ca:00.0"}[i]
+	}
+	return gpus
+}
+
+// profileWishes asks for a profile that has these entries.
+func profileWishes(t *testing.T, entries string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Wish, error) {
+	t.Helper()
+	profiles, err := config.ParseProfiles([]byte(profilesHead + "profiles:\n  mine:\n    mig:\n" +
+		strings.ReplaceAll(entries, "- {gpus", "    - {gpus")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return config.Merge(config.Generate(gpus), nil).WithProfiles("a test", profiles).ProfileWishes("mine", gpus)
+}
+
+func TestProfileWishes(t *testing.T) {
+	type wishes = map[nvml.UUID]nvml.Wish
+	cut := nvml.Wish{MIG: true, Devices: map[string]int{"3g.40gb": 2}}
+	const enabled = ", enabled: true, instances: {3g.40gb: 2}}\n"
+	tests := map[string]struct {
+		entries string
+		gpus    []nvml.GPU
+		want    wishes
+	}{
+		"by UUID are for that GPU, and leave the others alone": {
+			entries: "- {gpus: {uuid: " + string(uuid1) + "}" + enabled,
+			gpus:    addressed(h100(), h100(), h100()),
+			want:    wishes{uuid1: cut},
+		},
+		"by address are for the GPU there, in whatever form it is written": {
+			entries: `- {gpus: {pci: ["00000000:17:00.0", "00010000:CA:00.0"]}` + enabled,
+			gpus:    addressed(h100(), h100(), h100()),
+			want:    wishes{uuid0: cut, uuid2: cut},
+		},
+		"by model are for every GPU that the pattern fits": {
+			entries: `- {gpus: {model: ["NVIDIA A100*", "NVIDIA H100 80GB HBM3"]}` + enabled,
+			gpus:    addressed(h100(), h200(), a100()),
+			want:    wishes{uuid0: cut, uuid2: cut},
+		},
+		"by several selectors are for GPUs that all of them select": {
+			entries: `- {gpus: {index: [0, 1], model: "NVIDIA H100*", pci: ["17:00.0", "65:00.0", "ca:00.0"]}` + enabled,
+			gpus:    addressed(h100(), a100(), h100()),
+			want:    wishes{uuid0: cut},
+		},
+		"of entries for GPUs of other nodes are passed over": {
+			entries: `- {gpus: {uuid: GPU-33333333-3333-3333-3333-333333333333}` + enabled +
+				`- {gpus: {pci: "99:00.0"}` + enabled +
+				`- {gpus: {model: "NVIDIA B200", index: 7}` + enabled +
+				"- {gpus: {uuid: [GPU-33333333-3333-3333-3333-333333333333, " + string(uuid0) + "]}" + enabled,
+			gpus: addressed(h100(), h100()),
+			want: wishes{uuid0: cut},
+		},
+		"for all GPUs pass over those that cannot do MIG, which another entry may be about": {
+			entries: "- {gpus: {all: true}" + enabled + `- {gpus: {model: "Tesla T4"}, enabled: false}`,
+			gpus:    addressed(t4(), h100()),
+			want:    wishes{uuid0: {}, uuid1: cut},
+		},
+		"for a filter pass over GPUs that cannot do MIG": {
+			entries: `- {gpus: {deviceFilter: ["0x1EB810DE", "0x233010DE"]}` + enabled,
+			gpus:    addressed(t4(), h100()),
+			want:    wishes{uuid1: cut},
+		},
+		"for a lost GPU are kept, for the planner to tell": {
+			entries: "- {gpus: {uuid: " + string(uuid0) + "}" + enabled,
+			gpus:    addressed(nvml.GPU{Lost: true}, h100()),
+			want:    wishes{uuid0: cut},
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			got, err := profileWishes(t, test.entries, test.gpus)
+			if diff := cmp.Diff(test.want, got); err != nil || diff != "" {
+				t.Errorf("error %v, wishes (-want +got):\n%s", err, diff)
+			}
+		})
+	}
+}
+
+func TestProfileWishesAreRefused(t *testing.T) {
+	const enabled = ", enabled: true, instances: {3g.40gb: 2}}\n"
+	tests := map[string]struct {
+		entries string
+		gpus    []nvml.GPU
+		want    string
+		reason  config.Reason
+	}{
+		"when two entries select a GPU": {
+			entries: "- {gpus: {all: true}, enabled: false}\n- {gpus: {index: 1}" + enabled,
+			gpus:    addressed(h100(), h100()),
+			want: `profile "mine", mig entry 2, gpus: GPU 1 (` + string(uuid1) +
+				`) is selected by mig entry 1 already: a GPU may be in one entry of a profile only`,
+			reason: config.ReasonInvalidCatalog,
+		},
+		"when it is for GPUs of other nodes alone": {
+			entries: `- {gpus: {uuid: GPU-33333333-3333-3333-3333-333333333333}` + enabled + `- {gpus: {pci: "99:00.0", model: "NVIDIA H*"}` + enabled,
+			gpus:    addressed(h100(), h100(), nvml.GPU{Lost: true}),
+			want: `profile "mine" selects no GPU of this node: it is about uuid GPU-33333333-3333-3333-3333-333333333333,` +
+				` or pci 0000:99:00.0 and model NVIDIA H*; this node has NVIDIA H100 80GB HBM3 (` + string(uuid0) + `, 0000:17:00.0),` +
+				` NVIDIA H100 80GB HBM3 (` + string(uuid1) + `, 0000:65:00.0), GPU 2 (lost)`,
+			reason: config.ReasonNoCapableGPU,
+		},
+		"when it is for other models": {
+			entries: `- {gpus: {model: "NVIDIA A100*"}` + enabled + `- {gpus: {deviceFilter: "0x290110DE"}` + enabled,
+			gpus:    addressed(h100(), h100(), t4()),
+			want: `profile "mine" selects no GPU of this node: it is about model NVIDIA A100*, or deviceFilter 0x290110DE;` +
+				` this node has NVIDIA H100 80GB HBM3 (0x233010DE), Tesla T4 (0x1EB810DE)`,
+			reason: config.ReasonNoCapableGPU,
+		},
+		"when its positions are of other models": {
+			entries: `- {gpus: {index: 1, model: "NVIDIA H100*"}` + enabled,
+			gpus:    addressed(h100(), t4()),
+			want: `profile "mine" selects no GPU of this node: it is about index 1 and model NVIDIA H100*;` +
+				` this node has NVIDIA H100 80GB HBM3 (index 0), Tesla T4 (index 1)`,
+			reason: config.ReasonNoCapableGPU,
+		},
+		"for positions beyond the node's GPUs": {
+			entries: `- {gpus: {index: [0, 2]}` + enabled,
+			gpus:    addressed(h100(), h100()),
+			want:    `profile "mine", mig entry 1, gpus.index: 2 is not a GPU of this node, which has 0 to 1`,
+			reason:  config.ReasonInvalidCatalog,
+		},
+		"for MIG on GPUs that are named and cannot do it": {
+			entries: "- {gpus: {uuid: " + string(uuid0) + "}" + enabled + "- {gpus: {pci: 65:00.0}" + enabled + "- {gpus: {index: 2}" + enabled,
+			gpus:    addressed(t4(), t4(), h100()),
+			want: `profile "mine", mig entry 1, gpus: GPU 0 (` + string(uuid0) +
+				`) is a Tesla T4, which cannot do MIG: leave it out, or set enabled to false for it` + "\n" +
+				`profile "mine", mig entry 2, gpus: GPU 1 (` + string(uuid1) +
+				`) is a Tesla T4, which cannot do MIG: leave it out, or set enabled to false for it`,
+			reason: config.ReasonInvalidCatalog,
+		},
+		"for MIG on a model that cannot do it": {
+			entries: `- {gpus: {model: "Tesla*"}` + enabled,
+			gpus:    addressed(h100(), t4()),
+			want: `profile "mine" asks for MIG, and no GPU that it names can do MIG: Tesla T4;` +
+				` choose a profile with enabled false, or remove the label`,
+			reason: config.ReasonNoCapableGPU,
+		},
+		"on a node without GPUs": {
+			entries: `- {gpus: {all: true}, enabled: false}`,
+			want:    `profile "mine" names no GPU, since this node has none`,
+			reason:  config.ReasonNoCapableGPU,
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			wishes, err := profileWishes(t, test.entries, test.gpus)
+			if err == nil {
+				t.Fatalf("wishes %v, want an error", wishes)
+			}
+			if diff := cmp.Diff(test.want, err.Error()); diff != "" {
+				t.Errorf("error (-want +got):\n%s", diff)
+			}
+			var reasoned interface{ Reason() config.Reason }
+			if !errors.As(err, &reasoned) || reasoned.Reason() != test.reason {
+				t.Errorf("the reason of %v is not %s", err, test.reason)
+			}
+		})
+	}
+}
+
+func TestTheTwoLabelsLookInTheirOwnPlaces(t *testing.T) {
+	gpus := node(h100())
+	custom := map[string]config.MIGConfig{
+		"night":   {all(map[string]int{"7g.80gb": 1})},
+		"serving": {all(map[string]int{"2g.20gb": 3})},
+	}
+	profiles := map[string]config.Profile{
+		"night":                {MIG: config.MIGConfig{all(nil)}},
+		"all-balanced":         {MIG: config.MIGConfig{all(nil)}},
+		"production-inference": {MIG: config.MIGConfig{all(map[string]int{"3g.40gb": 2})}},
+	}
+	before := config.Merge(config.Generate(gpus), custom)
+	before.Custom = "ConfigMap gpuslice/mine"
+	catalog := before.WithProfiles("ConfigMap gpuslice/gpuslice-profiles", profiles)
+
+	for _, name := range before.Names() {
+		want, wantErr := before.Wishes(name, gpus)
+		got, err := catalog.Wishes(name, gpus)
+		if diff := cmp.Diff(want, got); err != nil || wantErr != nil || diff != "" {
+			t.Errorf("a profile changed the MIG config %s: %v, %v (-before +after):\n%s", name, wantErr, err, diff)
+		}
+	}
+	if !slices.Equal(before.Names(), catalog.Names()) {
+		t.Errorf("profiles are among the MIG configs: %v", catalog.Names())
+	}
+	if want := len(before.Names()) + 1; len(catalog.ProfileNames()) != want || !slices.IsSorted(catalog.ProfileNames()) {
+		t.Errorf("a profile may be %v, want %d names in order", catalog.ProfileNames(), want)
+	}
+	for name, want := range map[string]struct {
+		from string
+		wish nvml.Wish
+	}{
+		"night":                {"ConfigMap gpuslice/gpuslice-profiles", nvml.Wish{}},
+		"all-balanced":         {"ConfigMap gpuslice/gpuslice-profiles", nvml.Wish{}},
+		"production-inference": {"ConfigMap gpuslice/gpuslice-profiles", nvml.Wish{MIG: true, Devices: map[string]int{"3g.40gb": 2}}},
+		"serving":              {"ConfigMap gpuslice/mine", nvml.Wish{MIG: true, Devices: map[string]int{"2g.20gb": 3}}},
+		"all-1g.10gb":          {"hardware", nvml.Wish{MIG: true, Devices: map[string]int{"1g.10gb": 7}}},
+	} {
+		got, err := catalog.ProfileWishes(name, gpus)
+		if diff := cmp.Diff(map[nvml.UUID]nvml.Wish{"GPU-0": want.wish}, got); err != nil || diff != "" {
+			t.Errorf("%s: error %v, wishes (-want +got):\n%s", name, err, diff)
+		}
+		if from := catalog.ProfileSource(name); from != want.from {
+			t.Errorf("%s comes from %s, want %s", name, from, want.from)
+		}
+	}
+}
+
+func TestAnUnknownProfile(t *testing.T) {
+	gpus := node(h200())
+	catalog := config.Merge(config.Generate(gpus), nil).WithProfiles("a test", map[string]config.Profile{
+		"production-inference": {MIG: config.MIGConfig{all(nil)}}, "all-balance": {MIG: config.MIGConfig{all(nil)}},
+	})
+	const generated = `all-1g.18gb, all-1g.18gb.me, all-1g.35gb, all-2g.35gb, all-3g.71gb, all-4g.71gb, all-7g.141gb, all-balanced, all-disabled, all-enabled`
+	tests := map[string]struct {
+		ask  func(string, []nvml.GPU) (map[nvml.UUID]nvml.Wish, error)
+		name string
+		want string
+	}{
+		"is answered with the nearest of profiles and MIG configs": {
+			ask: catalog.ProfileWishes, name: "all-balancd",
+			want: `no profile or MIG config is named "all-balancd": did you mean all-balance or all-balanced?` +
+				` This node has all-1g.18gb, all-1g.18gb.me, all-1g.35gb, all-2g.35gb, all-3g.71gb, all-4g.71gb, all-7g.141gb, all-balance,` +
+				` all-balanced, all-disabled, all-enabled, production-inference`,
+		},
+		"where the other label asks for one is answered with the label that may": {
+			ask: catalog.Wishes, name: "production-inference",
+			want: `no MIG config is named "production-inference": did you mean the profile production-inference,` +
+				` which the label gpuslice.io/profile asks for? This node has ` + generated,
+		},
+		"where the other label asks for nearly one is answered with that": {
+			ask: catalog.Wishes, name: "production-inferense",
+			want: `no MIG config is named "production-inferense": did you mean the profile production-inference,` +
+				` which the label gpuslice.io/profile asks for? This node has ` + generated,
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			_, err := test.ask(test.name, gpus)
+			unknown, ok := errors.AsType[*config.UnknownConfigError](err)
+			if !ok {
+				t.Fatalf("error %v is not about an unknown config", err)
+			}
+			if diff := cmp.Diff(test.want, unknown.Error()); diff != "" {
+				t.Errorf("error (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
