@@ -217,14 +217,10 @@ func perform(t *testing.T, n *gpusim.Node, d nvml.Driver, step string) error {
 		}
 	}
 	switch f[0] {
-	case "on":
-		return d.SetMode(t.Context(), gpu(), true)
-	case "off":
-		return d.SetMode(t.Context(), gpu(), false)
-	case "persist":
-		return d.SetPersistence(t.Context(), gpu(), true)
-	case "unpersist":
-		return d.SetPersistence(t.Context(), gpu(), false)
+	case "on", "off":
+		return d.SetMode(t.Context(), gpu(), f[0] == "on")
+	case "persist", "unpersist":
+		return d.SetPersistence(t.Context(), gpu(), f[0] == "persist")
 	case "create":
 		return d.Create(t.Context(), gpu(), placed(t, d, number(1), f[2]))
 	case "destroy":
@@ -277,7 +273,7 @@ func placed(t *testing.T, d nvml.Driver, index int, s string) nvml.Placed {
 func causeOf(err error) string {
 	for _, cause := range []error{
 		nvml.ErrInUse, nvml.ErrNotSupported, nvml.ErrNotFound, nvml.ErrNoRoom, nvml.ErrResetRequired, nvml.ErrLost,
-		nvml.ErrPermission, nvml.ErrNoDriver, nvml.ErrUnresponsive,
+		nvml.ErrPermission, nvml.ErrNoDriver, nvml.ErrReplaced, nvml.ErrUnresponsive,
 	} {
 		if errors.Is(err, cause) {
 			return cause.Error()

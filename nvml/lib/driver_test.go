@@ -87,6 +87,29 @@ func TestADriverThatGoesAwayIsTriedAgain(t *testing.T) {
 	}
 }
 
+func TestADriverThatLosesAllGPUsIsOpenedAnew(t *testing.T) {
+	n := newNode(t, "gpus: [{model: H200}, {model: H200}]")
+	d := openDriver(t)
+	lose := func(gpu int) {
+		t.Helper()
+		if err := n.SetHealth(gpu, gpusim.Health{Lost: true}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fail(t, n, gpusim.Init, gpusim.Fault{Return: gpusim.Unknown, After: 1}) // the second Init is told of
+	lose(1)
+	snapshot(t, d)
+	snapshot(t, d)
+	lose(0)
+	snapshot(t, d)
+	if _, err := d.Snapshot(t.Context()); err == nil {
+		t.Error("the library was not initialised anew")
+	}
+	if gpus := snapshot(t, d); !gpus[0].Lost || !gpus[1].Lost || gpus[0].UUID != nvml.UUID(n.UUIDs()[0]) {
+		t.Errorf("got %+v", gpus)
+	}
+}
+
 func TestACallThatHangsIsLeftAloneUntilItIsBack(t *testing.T) {
 	n := newNode(t, "gpus: [{model: H200}]")
 	d := openDriver(t)

@@ -9,6 +9,9 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
+// errMismatch is an ErrNoDriver until Options.judge has found out more.
+var errMismatch = fmt.Errorf("%w: its kernel module and its library are of different versions", nvml.ErrNoDriver)
+
 // check turns a result code into an error that says what was being done, on which GPU, and what callers decide by.
 // Success is nil. Result codes are errors themselves in go-nvml, success included: none may leave this package.
 func check(op string, gpu nvml.UUID, ret nv.Return) error {
@@ -35,8 +38,10 @@ func cause(ret nv.Return) error {
 		return nvml.ErrLost
 	case nv.ERROR_NO_PERMISSION:
 		return nvml.ErrPermission
-	case nv.ERROR_UNINITIALIZED, nv.ERROR_DRIVER_NOT_LOADED, nv.ERROR_LIBRARY_NOT_FOUND, nv.ERROR_LIB_RM_VERSION_MISMATCH:
+	case nv.ERROR_UNINITIALIZED, nv.ERROR_DRIVER_NOT_LOADED, nv.ERROR_LIBRARY_NOT_FOUND:
 		return nvml.ErrNoDriver
+	case nv.ERROR_LIB_RM_VERSION_MISMATCH:
+		return errMismatch
 	default:
 		return nil
 	}

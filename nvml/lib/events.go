@@ -2,6 +2,7 @@ package lib
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	nv "github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -15,6 +16,8 @@ const (
 	eventWait = time.Second
 	// eventRetry is how long after a failed wait the events are registered anew, as after a reload of the driver.
 	eventRetry = 10 * time.Second
+	// registerWait is how long registering may take. Who asks for events gives the context of its own life, which ends no wait.
+	registerWait = 30 * time.Second
 )
 
 // watched are the kinds of events that are waited for, if the GPU has them.
@@ -50,9 +53,14 @@ func (d *Driver) Events(ctx context.Context) (<-chan nvml.Event, error) {
 
 // register makes a set of the events of all GPUs.
 func (d *Driver) register(ctx context.Context) (nv.EventSet, error) {
+	ctx, cancel := context.WithTimeout(ctx, registerWait)
+	defer cancel()
 	var set nv.EventSet
-	err := d.call(ctx, "registering for events", "", func(_ context.Context, s *session) (err error) {
+	err := d.call(ctx, "registering for events", "", func(ctx context.Context, s *session) (err error) {
 		set, err = s.register()
+		if err == nil && ctx.Err() != nil { // nobody waits for it any more
+			_ = set.Free()
+		}
 		return err
 	})
 	if err != nil {
@@ -72,6 +80,9 @@ func (s *session) register() (nv.EventSet, error) {
 	}
 	for i := range n {
 		d, err := s.deviceAt(i)
+		if errors.Is(err, nvml.ErrNoDriver) {
+			return nil, err // with it the set is gone
+		}
 		if err != nil {
 			continue // a lost GPU has no more news; a Snapshot tells of it
 		}
@@ -100,7 +111,9 @@ func (d *Driver) wait(ctx context.Context, set nv.EventSet, found chan<- nvml.Ev
 			}
 		default:
 			d.log.Debug("waiting for events", zap.String("code", name(ret)))
-			_ = set.Free() // it is of no use any more, whatever the library says to it
+			if !errors.Is(cause(ret), nvml.ErrNoDriver) { // with the driver the set is gone, and may not be touched again
+				_ = set.Free()
+			}
 			if set = d.again(ctx); set == nil {
 				return
 			}

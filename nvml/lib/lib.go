@@ -6,10 +6,10 @@
 package lib
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"sync/atomic"
 
@@ -39,8 +39,9 @@ type Options struct {
 	Logger *zap.Logger
 }
 
-// Driver is nvml.Driver on the hardware. The library stays open for the life of the process: a driver that was replaced
-// by another version while it was open is ErrNoDriver until the process starts anew, as its parts do not fit together.
+// Driver is nvml.Driver on the hardware. A driver that is unloaded is ErrNoDriver until it is loaded again in the same version;
+// then the next call finds it. One that is replaced by another version is ErrNoDriver while that goes on, and ErrReplaced
+// when its library is in place: only a new process can load that, see mapped.
 type Driver struct {
 	options Options
 	log     *zap.Logger
@@ -109,17 +110,17 @@ func (d *Driver) inside(ctx context.Context, op string, f func(context.Context, 
 	if d.session == nil {
 		s, err := d.open()
 		if err != nil {
-			return err
+			return d.options.judge(err)
 		}
 		d.session = s
 	}
 	err := f(ctx, d.session)
-	if errors.Is(err, nvml.ErrNoDriver) {
+	if errors.Is(err, nvml.ErrNoDriver) || d.session.useless {
 		d.log.Debug("driver is gone", zap.String("during", op))
 		d.session.close()
 		d.session = nil
 	}
-	return err
+	return d.options.judge(err)
 }
 
 // open loads and initialises the library.
@@ -135,6 +136,7 @@ func (d *Driver) open() (*session, error) {
 			Code: name(nv.ERROR_LIBRARY_NOT_FOUND),
 		}
 	}
+	remember(path)
 	lib := nv.New(nv.WithLibraryPath(path))
 	if err := check("initialising NVIDIA's library", "", lib.Init()); err != nil {
 		return nil, err
@@ -152,18 +154,21 @@ func (o Options) find() (string, error) {
 	if own && dl.New(libraryName, dl.RTLD_LAZY).Open() == nil {
 		return libraryName, nil
 	}
-	root := o.DriverRoot
-	if root == "" {
-		root = "/"
-	}
-	for _, folder := range folders {
-		path := filepath.Join(root, folder, libraryName)
-		if _, err := os.Stat(path); err == nil {
-			return path, nil
-		}
+	if path, found := below(cmp.Or(o.DriverRoot, "/")); found {
+		return path, nil
 	}
 	if own {
 		return libraryName, nil
 	}
-	return "", fmt.Errorf("%w: there is no %s under %s", nvml.ErrNoDriver, libraryName, root)
+	return "", fmt.Errorf("%w: there is no %s under %s", nvml.ErrNoDriver, libraryName, o.DriverRoot)
+}
+
+// below looks for the library in the file system at root.
+func below(root string) (path string, found bool) {
+	for _, folder := range folders {
+		if path := filepath.Join(root, folder, libraryName); exists(path) {
+			return path, true
+		}
+	}
+	return "", false
 }

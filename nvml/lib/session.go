@@ -14,6 +14,7 @@ type session struct {
 	devices map[nvml.UUID]device
 	lacks   map[string]bool // functions, by whether the library lacks them
 	known   memory
+	useless bool // it answers nothing but that the GPUs are lost; after a reload of the driver only a new one finds them
 }
 
 // device is a GPU as the library knows it.

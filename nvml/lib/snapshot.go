@@ -34,6 +34,7 @@ func (s *session) snapshot(ctx context.Context) ([]nvml.GPU, error) {
 		return nil, err
 	}
 	var out []nvml.GPU
+	lost := 0
 	for i := range n {
 		if ctx.Err() != nil { // nobody waits for it any more
 			return nil, ctx.Err()
@@ -42,12 +43,14 @@ func (s *session) snapshot(ctx context.Context) ([]nvml.GPU, error) {
 		if errors.Is(err, nvml.ErrLost) {
 			g, err = s.known.gpu(i), nil
 			g.Lost = true
+			lost++
 		}
 		if err != nil {
 			return nil, err
 		}
 		out = append(out, g)
 	}
+	s.useless = lost > 0 && lost == n
 	return out, nil
 }
 

@@ -528,16 +528,8 @@ func TestRandomWalksKeepTheInvariants(t *testing.T) {
 				before := gpus[0]
 				checkInvariants(t, before)
 				switch act := r.IntN(12); {
-				case act == 0:
-					_ = d.SetMode(t.Context(), gpu, r.IntN(4) > 0) // refusals are part of the walk
-				case act == 1:
-					if err := d.Reset(t.Context(), gpu); before.Persistent && !errors.Is(err, nvml.ErrInUse) {
-						t.Errorf("resetting a GPU in persistence mode: got %v, want %v", err, nvml.ErrInUse)
-					}
-				case act == 2 && r.IntN(3) == 0:
-					must(t, d.SetPersistence(t.Context(), gpu, !before.Persistent))
-				case act == 2 && r.IntN(10) == 0:
-					must(t, n.Reboot())
+				case act < 2 || act == 2 && r.IntN(3) == 0:
+					stepOfTheWhole(t, r, n, before)
 				case act < 4 && len(before.Instances) > 0:
 					pid++
 					if i := before.Instances[r.IntN(len(before.Instances))]; len(i.Devices) > 0 {
@@ -557,6 +549,24 @@ func TestRandomWalksKeepTheInvariants(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// stepOfTheWhole is a step of a walk that is about the GPU as such.
+func stepOfTheWhole(t *testing.T, r *rand.Rand, n *gpusim.Node, g nvml.GPU) {
+	t.Helper()
+	d := n.Driver()
+	switch act := r.IntN(20); {
+	case act == 0:
+		must(t, n.Reboot())
+	case act < 3:
+		must(t, d.SetPersistence(t.Context(), g.UUID, !g.Persistent))
+	case act < 11:
+		if err := d.Reset(t.Context(), g.UUID); g.Persistent && !errors.Is(err, nvml.ErrInUse) {
+			t.Errorf("resetting a GPU in persistence mode: got %v, want %v", err, nvml.ErrInUse)
+		}
+	default:
+		_ = d.SetMode(t.Context(), g.UUID, r.IntN(4) > 0) // refusals are part of the walk
 	}
 }
 

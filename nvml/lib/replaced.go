@@ -1,0 +1,99 @@
+package lib
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// mapped is the file of the library that this process works with.
+//
+// There is one for the life of the process: go-nvml leaves its calls to the dynamic linker, which binds each of them at its
+// first use to the library that was loaded first, and never again. When the driver is replaced by another version, that
+// library talks to a kernel module that is not its own, and answers every call with a mismatch. The new library would be
+// mapped beside it and nobody would call it: only a new process can.
+var mapped struct {
+	mu    sync.Mutex
+	place string      // path that leads to it, and will lead to the one of a driver that replaces it
+	file  os.FileInfo // as place led to it then; nil before there was one
+}
+
+// remember notes which file has been mapped from path, if it is the first.
+//
+// It asks what the path leads to and does not take device and inode from /proc/self/maps, which differ from those that a
+// path has on overlayfs and btrfs. An inode is not given to another file as long as this process has it mapped.
+func remember(path string) {
+	mapped.mu.Lock()
+	defer mapped.mu.Unlock()
+	if mapped.file != nil {
+		return
+	}
+	mapped.place = path
+	if path == libraryName {
+		mapped.place = foundByLoader()
+	}
+	if file, err := os.Stat(mapped.place); err == nil {
+		mapped.file = file
+	}
+}
+
+// foundByLoader is the path of the library that the dynamic loader has found by its bare name: in the folder of the file
+// that is mapped, by the name that each version has there.
+func foundByLoader() string {
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		return libraryName
+	}
+	// See proc_pid_maps(5): the path is the last field, and begins with the first slash. go-nvml's own way to ask, dl's Path,
+	// has the path written into a buffer of no bytes.
+	for line := range bytes.Lines(maps) {
+		_, path, found := bytes.Cut(bytes.TrimSpace(line), []byte("/"))
+		file := "/" + string(path)
+		if !found || !strings.HasPrefix(filepath.Base(file), strings.TrimSuffix(libraryName, ".1")) {
+			continue
+		}
+		if link := filepath.Join(filepath.Dir(file), libraryName); exists(link) {
+			return link
+		}
+		return file
+	}
+	return libraryName
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// judge decides what a mismatch of versions means. With another file where the library was, the new driver is complete, and
+// a new process will work with it. With the same file, or none, the driver is just being replaced.
+func (o Options) judge(err error) error {
+	if !errors.Is(err, errMismatch) || !o.replaced() {
+		return err
+	}
+	e := new(nvml.Error)
+	errors.As(err, &e)
+	return &nvml.Error{Op: e.Op, GPU: e.GPU, Code: e.Code, Err: nvml.ErrReplaced}
+}
+
+// replaced reports whether the library that is found now is another file than the one that is mapped.
+func (o Options) replaced() bool {
+	mapped.mu.Lock()
+	defer mapped.mu.Unlock()
+	place, err := o.find()
+	if err != nil || mapped.file == nil {
+		return false
+	}
+	if place == libraryName { // to the loader it is the one that it has loaded before, wherever that name leads now
+		if place = mapped.place; !exists(place) {
+			place, _ = below("/")
+		}
+	}
+	now, err := os.Stat(place)
+	return err == nil && !os.SameFile(now, mapped.file)
+}
