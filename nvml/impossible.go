@@ -100,10 +100,7 @@ func some(gr group, n int) []wanted {
 }
 
 func tooMuchCompute(g GPU, groups []group) string {
-	total, need := 0, 0
-	for _, p := range g.Profiles {
-		total = max(total, p.Slices)
-	}
+	total, need := budgetOf(g).compute, 0
 	for _, gr := range groups {
 		need += gr.instances() * gr.profile.Slices
 	}
@@ -114,6 +111,7 @@ func tooMuchCompute(g GPU, groups []group) string {
 }
 
 func tooManyEngines(g GPU, groups []group) string {
+	has := budgetOf(g).engines
 	for _, engine := range []struct {
 		name  string
 		count func(Engines) int
@@ -124,12 +122,7 @@ func tooManyEngines(g GPU, groups []group) string {
 		{"JPEG", func(e Engines) int { return e.JPEG }},
 		{"OFA", func(e Engines) int { return e.OFA }},
 	} {
-		// The library does not say what the whole GPU has. It has at least what as many instances of a profile take
-		// as it holds; on some GPUs the largest one is said to take less than its parts do together.
-		total, need := 0, 0
-		for _, p := range g.Profiles {
-			total = max(total, p.Max*engine.count(p.Engines))
-		}
+		total, need := engine.count(has), 0
 		var takers []wanted
 		for _, gr := range groups {
 			if n := engine.count(gr.profile.Engines); n > 0 {
@@ -151,7 +144,7 @@ func noPlace(g GPU, wish []wanted) string {
 	for i := range core {
 		for core[i].count > 0 {
 			core[i].count--
-			if _, ok := arrange(g, present(core)); ok {
+			if possible(g, present(core)) {
 				core[i].count++
 				break
 			}
@@ -187,59 +180,125 @@ func nearest(g GPU, wish []wanted) []string {
 	for i, w := range wish {
 		wish[i].count = min(w.count, 1+w.profile.Max*max(1, w.compute.Max)) // what is beyond fits in no case
 	}
-	fitting := subWishes(g, wish)
-	dropped := func(counts []int) int {
-		n := 0
-		for i, c := range counts {
-			n += wish[i].count - c
-		}
-		return n
-	}
-	slices.SortStableFunc(fitting, func(a, b []int) int {
-		return cmp.Or(cmp.Compare(dropped(a), dropped(b)), slices.Compare(b, a))
-	})
-	var largest [][]int
 	var out []string
-	for _, counts := range fitting {
-		if slices.ContainsFunc(largest, func(l []int) bool { return within(counts, l) }) {
+	for _, counts := range largestParts(g, wish, 3) {
+		out = append(out, lines(present(fillUp(g, wish, counts))))
+	}
+	return out
+}
+
+// largestParts gives so many choices of counts, none above the wish, that fit, and none of which is part of another. Those
+// that drop the fewest devices come first, and of these those that keep the most of the first lines.
+func largestParts(g GPU, wish []wanted, most int) [][]int {
+	p := parts{gpu: g, wish: wish, part: slices.Clone(wish), bounds: bounds(g, wish), most: most}
+	for i := range p.part {
+		p.part[i].count = 0
+	}
+	memory := g.MemorySlices()
+	for n := p.bounds[0][memory]; n > 0; n-- {
+		p.choose(0, n, memory)
+	}
+	return p.found
+}
+
+// parts is a search for the largest parts of a wish. It goes from many devices to few, so that what it finds is part of
+// nothing that comes later, and it is over after a few steps unless hardly anything fits.
+type parts struct {
+	gpu    GPU
+	wish   []wanted
+	part   []wanted // the wish with the counts chosen so far
+	bounds [][]int
+	most   int
+	found  [][]int
+}
+
+// choose decides on exactly n devices of the lines from i on. The memory slices are those that are left for the profile
+// of line i, less its undivided instances, and for all that follow.
+func (p *parts) choose(i, n, memory int) {
+	if len(p.found) == p.most || p.partOfAnother(i) {
+		return
+	}
+	if i == len(p.wish) {
+		p.found = append(p.found, counts(p.part))
+		return
+	}
+	for take := min(n, p.wish[i].count); take >= 0; take-- {
+		p.part[i].count = take
+		left := p.left(i, memory)
+		if left < 0 || take+p.bounds[i+1][left] < n {
 			continue
 		}
-		largest = append(largest, counts)
-		if s := lines(present(fillUp(g, wish, counts))); s != "" && !slices.Contains(out, s) {
-			out = append(out, s)
+		// More of a line never makes fit what does not fit with less.
+		if take == 0 || possible(p.gpu, present(p.part)) {
+			p.choose(i+1, n-take, left)
 		}
-		if len(out) == 3 {
-			break
+	}
+	p.part[i].count = 0
+}
+
+// left is the memory that the choice for line i leaves. The divided instances of a profile are counted behind the last
+// of its lines, since the parts of several lines may share one.
+func (p *parts) left(i, memory int) int {
+	w := p.part[i]
+	if w.whole() {
+		memory -= w.count * memorySize(w.profile)
+	}
+	if i+1 < len(p.part) && p.part[i+1].profile.Name == w.profile.Name {
+		return memory
+	}
+	for _, gr := range groupByProfile(linesOf(p.part[:i+1], w.profile)) {
+		memory -= gr.divided * memorySize(gr.profile)
+	}
+	return memory
+}
+
+// partOfAnother reports whether whatever is chosen of the lines from i on, all of it is in a part that was found.
+func (p *parts) partOfAnother(i int) bool {
+	all := append(counts(p.part[:i]), counts(p.wish[i:])...)
+	return slices.ContainsFunc(p.found, func(l []int) bool { return within(all, l) })
+}
+
+// bounds gives for each line and each number of memory slices how many devices of the lines from there on fit at most,
+// wherever they may stand.
+func bounds(g GPU, wish []wanted) [][]int {
+	total := g.MemorySlices()
+	out := make([][]int, len(wish)+1)
+	out[len(wish)] = make([]int, total+1)
+	for i, w := range slices.Backward(wish) {
+		out[i] = make([]int, total+1)
+		together, next := wish[i:i+1], i+1
+		if !w.whole() {
+			together = linesOf(wish[i:], w.profile)
+			next = i + len(together)
+		}
+		size := max(1, memorySize(w.profile))
+		for instances := 0; instances <= w.profile.Max && instances*size <= total; instances++ {
+			devices := atMost(together, instances)
+			for m := instances * size; m <= total; m++ {
+				out[i][m] = max(out[i][m], devices+out[next][m-instances*size])
+			}
 		}
 	}
 	return out
 }
 
-// subWishes is every choice of counts, none above the wish, that fits.
-func subWishes(g GPU, wish []wanted) [][]int {
-	var out [][]int
-	part := slices.Clone(wish)
-	for i := range part {
-		part[i].count = 0
+// atMost is how many devices of the lines, all of one profile, so many instances of it can hold at most.
+func atMost(together []wanted, instances int) int {
+	if together[0].whole() {
+		return min(together[0].count, instances)
 	}
-	var choose func(i int)
-	choose = func(i int) {
-		if i == len(part) {
-			out = append(out, counts(part))
-			return
-		}
-		// More of a line never makes fit what does not fit with less.
-		for n := 0; n <= wish[i].count; n++ {
-			part[i].count = n
-			if _, ok := arrange(g, present(part)); !ok {
-				break
-			}
-			choose(i + 1)
-		}
-		part[i].count = 0
+	n, room := 0, instances*together[0].profile.Slices
+	for _, w := range slices.Backward(together) { // the smallest first
+		take := min(w.count, instances*w.compute.Max, room/max(1, w.compute.Slices))
+		n += take
+		room -= take * w.compute.Slices
 	}
-	choose(0)
-	return out
+	return n
+}
+
+// linesOf are the lines of one profile.
+func linesOf(wish []wanted, p Profile) []wanted {
+	return slices.DeleteFunc(slices.Clone(wish), func(w wanted) bool { return w.profile.Name != p.Name })
 }
 
 // fillUp gives the memory slices of what was dropped from a wish to the lines of whole instances that kept all of theirs.
@@ -253,7 +312,7 @@ func fillUp(g GPU, wish []wanted, counts []int) []wanted {
 	for i := range out {
 		for counts[i] == wish[i].count && wish[i].whole() && memorySize(out[i].profile) <= freed {
 			out[i].count++
-			if _, ok := arrange(g, present(out)); !ok {
+			if !possible(g, present(out)) {
 				out[i].count--
 				break
 			}

@@ -11,9 +11,9 @@ type group struct {
 	profile    Profile
 	lines      []wanted
 	whole      int        // instances that are not divided
-	divided    int        // instances that hold the parts: as few as possible
-	layouts    [][]layout // the ways of dividing them: for each, the layouts and how many instances have one
+	divided    int        // the fewest instances that hold the parts
 	unpackable bool       // the parts fit into no number of instances that a GPU holds
+	layouts    [][]layout // the ways of dividing instances that are worth a look, see divisions
 }
 
 // layout is a number of instances that are divided alike.
@@ -24,7 +24,7 @@ type layout struct {
 
 func (g group) instances() int { return g.whole + g.divided }
 
-// groupByProfile collects the lines of a wish by their GPU instance profile, and packs their parts.
+// groupByProfile collects the lines of a wish by their GPU instance profile, and counts the instances.
 func groupByProfile(wish []wanted) []group {
 	var groups []group
 	for _, w := range wish {
@@ -43,28 +43,73 @@ func groupByProfile(wish []wanted) []group {
 
 // pack finds every way of dividing the fewest instances so that they hold all parts of the group.
 func (g *group) pack() {
-	var parts []wanted
-	total := 0
 	for _, w := range g.lines {
 		if w.whole() {
 			g.whole += w.count
-			continue
 		}
-		parts = append(parts, w)
-		total += min(w.count, 1+g.profile.Max*w.compute.Max) * w.compute.Slices
 	}
-	if len(parts) == 0 {
+	p := packingOf(*g)
+	if len(p.parts) == 0 {
 		return
 	}
-	slices.SortFunc(parts, func(a, b wanted) int { return cmp.Compare(a.compute.Slices, b.compute.Slices) })
-	p := packing{parts: parts, room: g.profile.Slices}
-	for n := (total + p.room - 1) / max(1, p.room); n <= g.profile.Max; n++ {
-		if p.fill(counts(parts), n, nil); len(p.found) > 0 {
-			g.divided, g.layouts = n, p.found
-			return
+	fewest := p.fewest(counts(p.parts), g.profile.Max)
+	if len(fewest) == 0 {
+		g.unpackable = true
+		return
+	}
+	g.divided = len(fewest[0])
+	for _, used := range fewest {
+		g.layouts = append(g.layouts, p.layouts(used))
+	}
+}
+
+// keep adds the ways of dividing instances that leave some as they stand, though fewer instances would do: two that
+// hold one part each are as good as one that holds both, if they are there already. The parts that those do not hold
+// go into the fewest instances, as in any arrangement that is best.
+func (g *group) keep(standing []Instance) {
+	p := packingOf(*g)
+	if len(p.parts) == 0 || g.unpackable {
+		return
+	}
+	var stand [][]int
+	for _, i := range standing {
+		if held, ok := p.holding(i.Compute); i.Profile == g.profile.Name && !i.HalfMade() && ok {
+			stand = append(stand, held)
 		}
 	}
-	g.unpackable = true
+	slices.SortFunc(stand, slices.Compare)
+	var choose func(at int, left []int, kept [][]int)
+	choose = func(at int, left []int, kept [][]int) {
+		if at == len(stand) {
+			for _, used := range p.fewest(left, g.profile.Max-len(kept)) {
+				if len(kept)+len(used) > g.divided {
+					g.layouts = append(g.layouts, p.layouts(slices.Concat(kept, used)))
+				}
+			}
+			return
+		}
+		next := at + 1
+		if rest, ok := without(left, stand[at]); ok {
+			choose(next, rest, append(kept, stand[at]))
+		}
+		for next < len(stand) && slices.Equal(stand[next], stand[at]) {
+			next++ // equal ones are interchangeable: none of these, once one is not kept
+		}
+		choose(next, left, kept)
+	}
+	choose(0, counts(p.parts), nil)
+}
+
+// without takes away what one instance holds; false if that is not all there.
+func without(left, held []int) ([]int, bool) {
+	rest := slices.Clone(left)
+	for i, n := range held {
+		rest[i] -= n
+		if rest[i] < 0 {
+			return nil, false
+		}
+	}
+	return rest, true
 }
 
 func counts(parts []wanted) []int {
@@ -77,10 +122,35 @@ func counts(parts []wanted) []int {
 
 // packing divides parts among instances of equal room.
 type packing struct {
-	parts []wanted
-	room  int     // compute slices of one instance
-	used  [][]int // what the instances divided so far hold: a count for each part
-	found [][]layout
+	parts []wanted // smallest first
+	room  int      // compute slices of one instance
+	used  [][]int  // what the instances divided so far hold: a count for each part
+	found [][][]int
+}
+
+func packingOf(g group) *packing {
+	p := &packing{room: g.profile.Slices}
+	for _, w := range g.lines {
+		if !w.whole() {
+			p.parts = append(p.parts, w)
+		}
+	}
+	slices.SortFunc(p.parts, func(a, b wanted) int { return cmp.Compare(a.compute.Slices, b.compute.Slices) })
+	return p
+}
+
+// fewest gives every way of dividing the parts left among as few instances as possible, and nothing if those are more
+// than most.
+func (p *packing) fewest(left []int, most int) [][][]int {
+	total := 0
+	for i, c := range left {
+		total += min(c, 1+most*p.parts[i].compute.Max) * p.parts[i].compute.Slices
+	}
+	p.found = nil
+	for n := (total + p.room - 1) / max(1, p.room); n <= most && len(p.found) == 0; n++ {
+		p.fill(left, n, nil)
+	}
+	return p.found
 }
 
 // fill divides the parts left among exactly n further instances, none of which holds more than the one before, so that
@@ -92,7 +162,7 @@ func (p *packing) fill(left []int, n int, before []int) {
 	}
 	switch {
 	case need == 0 && n == 0:
-		p.found = append(p.found, p.layouts())
+		p.found = append(p.found, slices.Clone(p.used))
 		return
 	case need < n || need > n*p.room:
 		return
@@ -101,10 +171,7 @@ func (p *packing) fill(left []int, n int, before []int) {
 		if before != nil && slices.Compare(held, before) > 0 {
 			return
 		}
-		rest := slices.Clone(left)
-		for i, c := range held {
-			rest[i] -= c
-		}
+		rest, _ := without(left, held) // it holds nothing but parts that are left
 		p.used = append(p.used, held)
 		p.fill(rest, n-1, held)
 		p.used = p.used[:len(p.used)-1]
@@ -127,22 +194,36 @@ func (p *packing) eachHolding(left, held []int, i, room int, yield func([]int)) 
 	held[i] = 0
 }
 
-// layouts writes what the instances hold as Placed.Compute does, equal ones counted.
-func (p *packing) layouts() []layout {
+// layouts writes what instances hold as Placed.Compute does, equal ones counted.
+func (p *packing) layouts(used [][]int) []layout {
 	var out []layout
-	for _, held := range p.used {
+	for _, held := range used {
 		var names []string
 		for i, n := range held {
 			names = append(names, slices.Repeat([]string{p.parts[i].compute.Name}, n)...)
 		}
 		compute := strings.Join(names, "+")
-		if last := len(out) - 1; last >= 0 && out[last].compute == compute {
-			out[last].count++
-			continue
+		at := slices.IndexFunc(out, func(l layout) bool { return l.compute == compute })
+		if at < 0 {
+			out = append(out, layout{compute: compute})
+			at = len(out) - 1
 		}
-		out = append(out, layout{compute: compute, count: 1})
+		out[at].count++
 	}
 	return out
+}
+
+// holding is the inverse of layouts for one instance; false if it is not divided, or holds what is no part of the wish.
+func (p *packing) holding(compute string) ([]int, bool) {
+	held := make([]int, len(p.parts))
+	for _, name := range strings.Split(compute, "+") {
+		at := slices.IndexFunc(p.parts, func(w wanted) bool { return w.compute.Name == name })
+		if at < 0 {
+			return nil, false
+		}
+		held[at]++
+	}
+	return held, true
 }
 
 // eachPacking calls yield with the instances that a wish comes to, once for every way of dividing them.

@@ -1,6 +1,7 @@
 package nvml
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 )
@@ -16,9 +17,9 @@ type Solution struct {
 // Solve finds places for the wanted MIG devices, counted by their names ("1g.10gb", "1c.3g.40gb").
 //
 // Of all arrangements that the GPU admits it takes the one that destroys the fewest busy instances, then the fewest
-// instances, then the fewest memory slices, then the one that stands lowest. The answer depends on nothing but the
-// arguments, and executing any part of it leaves the target of a further Solve the same, so that an interrupted change
-// is resumed and not begun anew.
+// instances, then the fewest memory slices, then the one with the fewest instances, then the one that stands lowest.
+// The answer depends on nothing but the arguments, and executing any part of it leaves the target of a further Solve
+// the same, so that an interrupted change is resumed and not begun anew.
 //
 // The error is *Impossible: the wish names what the GPU does not offer, or cannot stand on it however it is arranged.
 func Solve(g GPU, devices map[string]int) (Solution, error) {
@@ -56,21 +57,103 @@ func Restore(g GPU, target Geometry) Solution {
 // arrange gives the best geometry for a wish, or false if none fits.
 func arrange(g GPU, wish []wanted) (Geometry, bool) {
 	groups := groupByProfile(wish)
-	if excess(g, groups) != "" {
-		return nil, false
+	for i := range groups {
+		if groups[i].unpackable {
+			return nil, false
+		}
+		groups[i].keep(g.Instances)
 	}
+	all := budgetOf(g)
 	var best Geometry
 	worth, found := 0, false
 	eachPacking(groups, func(kinds []kind) {
-		target, w, ok := place(g, kinds)
-		if !ok || found && w < worth {
+		if !all.covers(kinds) {
 			return
 		}
-		if !found || w > worth || slices.CompareFunc(target, best, ComparePlaced) < 0 {
+		target, w, ok := place(g, kinds)
+		if !ok {
+			return
+		}
+		order := cmp.Or(cmp.Compare(worth, w), cmp.Compare(len(target), len(best)), slices.CompareFunc(target, best, ComparePlaced))
+		if !found || order < 0 {
 			best, worth, found = target, w, true
 		}
 	})
 	return best, found
+}
+
+// possible reports whether a wish has an arrangement at all, whatever stands. That is found sooner than the best one: how
+// instances are divided makes no difference, nor which of them stand where, if all can stand at the same places.
+func possible(g GPU, wish []wanted) bool {
+	var kinds, alike []kind
+	for _, gr := range groupByProfile(wish) {
+		if gr.unpackable {
+			return false
+		}
+		k := kind{profile: gr.profile, count: gr.instances()}
+		kinds = append(kinds, k)
+		at := slices.IndexFunc(alike, func(o kind) bool { return slices.Equal(o.profile.Placements, k.profile.Placements) })
+		if at < 0 {
+			alike = append(alike, k)
+		} else {
+			alike[at].count += k.count
+		}
+	}
+	if !budgetOf(g).covers(kinds) {
+		return false
+	}
+	_, _, ok := place(g, alike)
+	return ok
+}
+
+// budget is what a GPU has of everything that instances take wherever they stand.
+type budget struct {
+	memory, compute int // slices
+	engines         Engines
+}
+
+// budgetOf reads the budget off the profiles. The library does not say what engines the whole GPU has. It has at least
+// what as many instances of a profile take as it holds; on some GPUs the largest one is said to take less than its
+// parts do together.
+func budgetOf(g GPU) budget {
+	b := budget{memory: g.MemorySlices()}
+	for _, p := range g.Profiles {
+		all := p.Engines.times(p.Max)
+		b.compute = max(b.compute, p.Slices)
+		b.engines = Engines{
+			Copy: max(b.engines.Copy, all.Copy), Decoder: max(b.engines.Decoder, all.Decoder),
+			Encoder: max(b.engines.Encoder, all.Encoder), JPEG: max(b.engines.JPEG, all.JPEG), OFA: max(b.engines.OFA, all.OFA),
+		}
+	}
+	return b
+}
+
+// covers reports whether there is enough of everything for the instances, and none of a profile is too many.
+func (b budget) covers(kinds []kind) bool {
+	for i, k := range kinds {
+		n := k.count
+		for _, o := range kinds[:i] {
+			if o.profile.Name == k.profile.Name {
+				n += o.count
+			}
+		}
+		if n > k.profile.Max {
+			return false
+		}
+		b.memory -= k.count * memorySize(k.profile)
+		b.compute -= k.count * k.profile.Slices
+		takes := k.profile.Engines.times(k.count)
+		b.engines.Copy -= takes.Copy
+		b.engines.Decoder -= takes.Decoder
+		b.engines.Encoder -= takes.Encoder
+		b.engines.JPEG -= takes.JPEG
+		b.engines.OFA -= takes.OFA
+	}
+	return min(b.memory, b.compute, b.engines.Copy, b.engines.Decoder, b.engines.Encoder, b.engines.JPEG, b.engines.OFA) >= 0
+}
+
+func (e Engines) times(n int) Engines {
+	return Engines{Copy: n * e.Copy, Decoder: n * e.Decoder, Encoder: n * e.Encoder, JPEG: n * e.JPEG, OFA: n * e.OFA}
 }
 
 // kind is a number of equal instances that want places.

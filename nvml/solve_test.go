@@ -109,6 +109,22 @@ func TestSolve(t *testing.T) {
 			"3g.40gb(1c+1c+1c)@4", "-", "3g.40gb(1c)@0",
 		},
 		{
+			"parts stay in more instances than they need", stand(h100(), "3g.40gb(1c)@0!", "3g.40gb(1c)@4!"),
+			map[string]int{"1c.3g.40gb": 2},
+			"3g.40gb(1c)@0 3g.40gb(1c)@4", "-", "-",
+		},
+		{
+			"parts in more instances than there is room for come together",
+			stand(h100(), "3g.40gb(1c)@0", "3g.40gb(1c)@4!"),
+			map[string]int{"1c.3g.40gb": 2, "4g.40gb": 1},
+			"-", "3g.40gb(1c)@0 3g.40gb(1c)@4", "4g.40gb@0 3g.40gb(1c+1c)@4",
+		},
+		{
+			"missing parts cannot join an instance that stands", stand(h100(), "3g.40gb(1c)@0", "3g.40gb(1c+1c)@4"),
+			map[string]int{"1c.3g.40gb": 4},
+			"3g.40gb(1c)@0", "3g.40gb(1c+1c)@4", "3g.40gb(1c+1c+1c)@4",
+		},
+		{
 			"a part as large as its instance is the instance", stand(h100(), "3g.40gb@4"),
 			map[string]int{"3c.3g.40gb": 1, "1c.1g.10gb": 1},
 			"3g.40gb@4", "-", "1g.10gb@0",
@@ -420,8 +436,7 @@ func bruteForce(g nvml.GPU, wish map[string]int) (nvml.Geometry, bool) {
 	return best, bestCost != nil
 }
 
-// divisions is every list of instances, as profile and layout, that makes the wished devices available with the fewest
-// instances of each profile.
+// divisions is every list of instances, as profile and layout, that makes the wished devices available.
 func divisions(g nvml.GPU, wish map[string]int) [][]nvml.Placed {
 	out := [][]nvml.Placed{nil}
 	for _, p := range g.Profiles {
@@ -440,7 +455,7 @@ func divisions(g nvml.GPU, wish map[string]int) [][]nvml.Placed {
 			}
 		}
 		var next [][]nvml.Placed
-		for n := 0; n <= p.Max && len(next) == 0; n++ {
+		for n := range p.Max + 1 {
 			for _, bins := range binnings(p, parts, make([][]nvml.ComputeProfile, n)) {
 				for _, before := range out {
 					next = append(next, slices.Concat(before, whole, bins))
@@ -462,6 +477,9 @@ func binnings(p nvml.Profile, parts []nvml.ComputeProfile, bins [][]nvml.Compute
 				bins[b] = append(bins[b], parts[i])
 				put(i + 1)
 				bins[b] = bins[b][:len(bins[b])-1]
+				if len(bins[b]) == 0 {
+					break // one empty bin is as good as another
+				}
 			}
 			return
 		}
@@ -530,9 +548,9 @@ func eachPlacing(g nvml.GPU, instances []nvml.Placed, placed nvml.Geometry, yiel
 	}
 }
 
-// cost is busy instances destroyed, instances destroyed, memory slices destroyed.
+// cost is busy instances destroyed, instances destroyed, memory slices destroyed, instances in the end.
 func cost(g nvml.GPU, target nvml.Geometry) []int {
-	c := make([]int, 3)
+	c := []int{0, 0, 0, len(target)}
 	for _, i := range g.Instances {
 		if slices.Contains(target, i.Placed) && !i.HalfMade() {
 			continue
@@ -634,8 +652,25 @@ func BenchmarkSolve(b *testing.B) {
 			"1g.6gb": 2, "1g.6gb+me": 2, "1g.6gb-me": 2, "1g.6gb+gfx": 2, "1g.12gb": 1, "2g.12gb": 1, "3g.24gb": 1,
 		}},
 		{"four kinds of one slice on sixteen", sixteen(), map[string]int{"1g.6gb": 4, "1g.6gb+me": 4, "1g.6gb-me": 4, "1g.6gb+gfx": 4}},
+		{"six kinds on a crowded sixteen", stand(sixteen(), "1g.6gb+gfx@2", "2g.12gb@3!", "3g.24gb(1c+2c)@8", "1g.6gb-me@15!"), map[string]int{
+			"1g.6gb": 3, "1g.6gb+gfx": 3, "1g.6gb+me": 3, "1g.6gb-me": 3, "2g.12gb": 1, "1g.12gb": 1,
+		}},
 		{"parts on sixteen slices", sixteen(), map[string]int{"1c.4g.24gb": 7, "2c.4g.24gb": 3}},
-		{"impossible on sixteen slices", sixteen(), map[string]int{"1g.6gb": 9, "1g.6gb+me": 4, "2g.12gb": 4, "3g.24gb": 1}},
+		{"parts beside four kinds on sixteen", sixteen(), map[string]int{
+			"1c.2g.12gb": 2, "1g.6gb": 7, "1g.6gb+gfx": 1, "1g.6gb+me": 2, "1g.6gb-me": 4,
+		}},
+		{"four kinds on sixteen, impossible", sixteen(), map[string]int{"1g.6gb": 9, "1g.6gb+me": 4, "2g.12gb": 4, "3g.24gb": 1}},
+		{"ten kinds on sixteen, impossible", sixteen(), map[string]int{
+			"1g.6gb": 2, "1g.6gb+me": 2, "1g.6gb-me": 2, "1g.6gb+gfx": 2, "1g.12gb": 2, "2g.12gb": 2, "3g.24gb": 1, "4g.24gb": 1,
+			"8g.48gb": 1, "16g.96gb": 1,
+		}},
+		{"far too many of ten kinds on sixteen, impossible", sixteen(), map[string]int{
+			"1g.6gb": 99, "1g.6gb+me": 99, "1g.6gb-me": 99, "1g.6gb+gfx": 99, "1g.12gb": 99, "2g.12gb": 99, "3g.24gb": 99,
+			"4g.24gb": 99, "8g.48gb": 99, "16g.96gb": 99,
+		}},
+		{"parts and kinds on sixteen, impossible", sixteen(), map[string]int{
+			"1c.2g.12gb": 5, "1c.3g.24gb": 3, "1g.6gb": 5, "1g.6gb+gfx": 3, "1g.6gb+me": 4, "1g.6gb-me": 11, "2g.12gb": 2, "4g.24gb": 1,
+		}},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			for b.Loop() {
