@@ -16,7 +16,8 @@ import (
 
 // scenarios are played on the library and on the simulator's own Driver, which must tell and do the same. A line is a
 // step: "on 0", "off 0", "create 0 3g.40gb@4", "create 0 3g.40gb(1c+2c)@0", "destroy 0 3g.40gb@4", "reset 0",
-// "hold 0@4 4711", "hold 0 4711" (the whole GPU), "release 4711", "persist 0", "unpersist 0", "reboot", "fail Function ERROR_CODE".
+// "hold 0@4 4711", "hold 0 4711" (the whole GPU), "release 4711", "persist 0", "unpersist 0", "reboot", "fail Function ERROR_CODE", "lose
+// Function ERROR_CODE" (it does its work and fails all the same).
 var scenarios = []struct {
 	name, spec, steps string
 }{
@@ -111,6 +112,41 @@ var scenarios = []struct {
 		fail GpuInstanceDestroy ERROR_UNKNOWN
 		create 0 3g.40gb@0
 		destroy 0 3g.40gb@0`},
+	{"a half-made instance that cannot be completed is removed", "gpus: [{model: H100-80GB, mig: true}]", `
+		fail CreateComputeInstance ERROR_UNKNOWN
+		fail GpuInstanceDestroy ERROR_IN_USE
+		create 0 3g.40gb@0
+		fail CreateComputeInstance ERROR_INSUFFICIENT_RESOURCES
+		create 0 3g.40gb@0
+		create 0 3g.40gb@0`},
+	{"an answer that is lost leaves nothing behind that is not shown", "gpus: [{model: H100-80GB, mig: true}]", `
+		lose CreateComputeInstance ERROR_UNKNOWN
+		create 0 3g.40gb@0
+		lose CreateGpuInstanceWithPlacement ERROR_UNKNOWN
+		create 0 3g.40gb@0
+		destroy 0 3g.40gb@0
+		create 0 3g.40gb@4
+		lose ComputeInstanceDestroy ERROR_UNKNOWN
+		destroy 0 3g.40gb@4
+		lose GpuInstanceDestroy ERROR_UNKNOWN
+		destroy 0 3g.40gb@4
+		destroy 0 3g.40gb@4`},
+	{"an instance that cannot go stands as before", "gpus: [{model: H100-80GB, mig: true}]", `
+		create 0 3g.40gb@0
+		create 0 3g.40gb(1c+2c)@4
+		fail GpuInstanceDestroy ERROR_IN_USE
+		destroy 0 3g.40gb@0
+		fail ComputeInstanceDestroy ERROR_IN_USE
+		destroy 0 3g.40gb(1c+2c)@4
+		destroy 0 3g.40gb(1c+2c)@4
+		destroy 0 3g.40gb@0`},
+	{"an instance that neither goes nor stands as before is half made, and goes later", "gpus: [{model: H100-80GB, mig: true}]", `
+		create 0 3g.40gb@0
+		fail GpuInstanceDestroy ERROR_IN_USE
+		fail CreateComputeInstance ERROR_UNKNOWN
+		fail CreateComputeInstanceWithPlacement ERROR_UNKNOWN
+		destroy 0 3g.40gb@0
+		destroy 0 3g.40gb@0`},
 	{"codes are told", "gpus: [{model: H100-80GB, mig: true}]", `
 		fail CreateGpuInstanceWithPlacement ERROR_NO_PERMISSION
 		create 0 3g.40gb@0
@@ -122,10 +158,10 @@ var scenarios = []struct {
 		off 0`},
 	{"persistence mode is set and seen", "gpus: [{model: A100-80GB, persistence: true}, {model: T4, persistence: false}]", `
 		persist 1
-		persist 1
-		unpersist 0
 		unpersist 0
 		fail SetPersistenceMode ERROR_NO_PERMISSION
+		unpersist 0
+		persist 1
 		persist 0`},
 	{"persistence mode keeps the mode of an Ampere GPU pending", "gpus: [{model: A100-80GB, persistence: true}, {model: A30}]", `
 		on 0
@@ -239,10 +275,10 @@ func perform(t *testing.T, n *gpusim.Node, d nvml.Driver, step string) error {
 		must(n.Release(number(1)))
 	case "reboot":
 		must(n.Reboot())
-	case "fail":
+	case "fail", "lose":
 		code, err := gpusim.ParseReturn(f[2])
 		must(err)
-		must(n.Fail(f[1], gpusim.Fault{Return: code}))
+		must(n.Fail(f[1], gpusim.Fault{Return: code, Done: f[0] == "lose"}))
 	default:
 		t.Fatalf("step %q: unknown", step)
 	}

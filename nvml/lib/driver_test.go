@@ -296,6 +296,29 @@ func TestADividedInstanceIsMadeWholeOrNotAtAll(t *testing.T) {
 	}
 }
 
+func TestADividedInstanceThatCannotBeUndoneIsShownAndGoesLater(t *testing.T) {
+	n := newNode(t, "gpus: [{model: A100-80GB, mig: true}]")
+	d := openDriver(t)
+	g := snapshot(t, d)[0]
+	p := placed(t, d, 0, "4g.40gb(1c+1c+2c)@0")
+	fail(t, n, gpusim.CreateComputeInstanceWithPlacement, gpusim.Fault{Return: gpusim.InsufficientResources, After: 2})
+	fail(t, n, gpusim.ComputeInstanceDestroy, gpusim.Fault{Return: gpusim.InUse, After: 1})
+	err := d.Create(t.Context(), g.UUID, p)
+	expectError(t, err, nvml.ErrNoRoom, "then removing the half-made 4g.40gb@0 on "+string(g.UUID)+": in use")
+	if errors.Is(err, nvml.ErrInUse) {
+		t.Errorf("got %v, which says that what was asked for is in use", err)
+	}
+	if got := snapshot(t, d)[0].Geometry().String(); got != "4g.40gb(1c)@0" && got != "4g.40gb(2c)@0" {
+		t.Errorf("left are %s, want the GPU instance with one of its compute instances", got)
+	}
+	if err := d.Destroy(t.Context(), g.UUID, p); err != nil {
+		t.Error(err)
+	}
+	if got := snapshot(t, d)[0].Geometry(); len(got) > 0 {
+		t.Errorf("left are %v, want nothing", got)
+	}
+}
+
 func TestAnInstanceThatCannotGoStandsAsBefore(t *testing.T) {
 	for _, c := range []struct {
 		name, function string
@@ -319,6 +342,25 @@ func TestAnInstanceThatCannotGoStandsAsBefore(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+func TestAnInstanceThatNeitherGoesNorStandsAgainIsHalfMade(t *testing.T) {
+	n := newNode(t, "gpus: [{model: A100-80GB, mig: true}]")
+	d := openDriver(t)
+	g := snapshot(t, d)[0]
+	p := create(t, d, g, "3g.40gb@4")
+	fail(t, n, gpusim.GpuInstanceDestroy, gpusim.Fault{Return: gpusim.InUse})
+	fail(t, n, gpusim.CreateComputeInstanceWithPlacement, gpusim.Fault{Return: gpusim.InsufficientResources})
+	expectError(t, d.Destroy(t.Context(), g.UUID, p), nvml.ErrInUse, "then making 3g.40gb@4 stand as before")
+	if i := snapshot(t, d)[0].Instances; len(i) != 1 || !i[0].HalfMade() || i[0].Span != p.Span {
+		t.Fatalf("got instances %v, want a half-made 3g.40gb@4", i)
+	}
+	if err := d.Destroy(t.Context(), g.UUID, p); err != nil {
+		t.Error(err)
+	}
+	if i := snapshot(t, d)[0].Instances; len(i) > 0 {
+		t.Errorf("got instances %v, want none", i)
 	}
 }
 

@@ -115,15 +115,31 @@ func (s *session) divide(op string, d device, i instance, p nvml.Placed) error {
 	if err == nil {
 		return nil
 	}
-	for _, c := range slices.Backward(i.compute) {
-		if ret := c.handle.Destroy(); ret != nv.SUCCESS {
-			return errors.Join(err, check(fmt.Sprintf("removing a compute instance of %v again", p), d.uuid, ret))
+	return besides(err, undivide(d, i))
+}
+
+// undivide removes a GPU instance with whatever is inside of it: a call that has failed may have done its work.
+func undivide(d device, i instance) error {
+	op := fmt.Sprintf("removing the half-made %v", i.Placed)
+	i.compute = nil
+	if err := readCompute(d, &i); err != nil {
+		return err
+	}
+	for _, c := range i.compute {
+		if err := check(op, d.uuid, c.handle.Destroy()); err != nil {
+			return err
 		}
 	}
-	if ret := i.handle.Destroy(); ret != nv.SUCCESS {
-		return errors.Join(err, check(fmt.Sprintf("removing the half-made %v again", p), d.uuid, ret))
+	return check(op, d.uuid, i.handle.Destroy())
+}
+
+// besides adds to an error what went wrong when it was cleaned up after. Callers decide by the first alone: that an instance
+// could not be removed again, since it is in use, does not mean that what was asked for was.
+func besides(err, then error) error {
+	if then == nil {
+		return err
 	}
-	return err
+	return fmt.Errorf("%w; then %v", err, then) //nolint:errorlint // see above
 }
 
 // createCompute makes the compute instances that p names, and notes them in i.
@@ -221,15 +237,16 @@ func (p *profile) computeInfo(op string, d device, name string) (nv.ComputeInsta
 	return nv.ComputeInstanceProfileInfo{}, fault(op, d.uuid, nvml.ErrNotSupported, "%s cannot be divided into %s", p.Name, name)
 }
 
-// destroy removes an instance with its compute instances. If it cannot go, what was removed of it is made again.
+// destroy removes an instance with its compute instances. If it cannot go, what was removed of it is made again; what cannot
+// be made again is missing in the next Snapshot, and a later Destroy takes the rest.
 func (s *session) destroy(op string, d device, i instance) error {
 	for n, c := range i.compute {
 		if ret := c.handle.Destroy(); ret != nv.SUCCESS {
-			return errors.Join(check(op, d.uuid, ret), s.standAgain(d, &i, i.compute[:n]))
+			return besides(check(op, d.uuid, ret), s.standAgain(d, &i, i.compute[:n]))
 		}
 	}
 	if ret := i.handle.Destroy(); ret != nv.SUCCESS {
-		return errors.Join(check(op, d.uuid, ret), s.standAgain(d, &i, i.compute))
+		return besides(check(op, d.uuid, ret), s.standAgain(d, &i, i.compute))
 	}
 	return nil
 }

@@ -218,7 +218,12 @@ func (d *driver) computeProfiles(h Device, id int) []nvml.ComputeProfile {
 type standing struct {
 	nvml.Instance
 	handle  GPUInstance
-	compute []ComputeInstance
+	compute []standingCompute
+}
+
+type standingCompute struct {
+	handle  ComputeInstance
+	profile int // id
 }
 
 func (d *driver) instances(h Device) ([]nvml.Instance, Return) {
@@ -289,7 +294,7 @@ func (d *driver) stands(gi GPUInstance, p GPUInstanceProfile) (standing, Return)
 			if r := cmp.Or(r1, r2); r != Success {
 				return s, r
 			}
-			s.compute = append(s.compute, ci)
+			s.compute = append(s.compute, standingCompute{ci, cp.ID})
 			s.Devices = append(s.Devices, nvml.Device{UUID: uuid, Profile: cp.Name})
 			for _, p := range ps {
 				s.Processes = append(s.Processes, describeProcess(p))
@@ -344,7 +349,7 @@ func (d *driver) create(h Device, p nvml.Placed) Return {
 		switch {
 		case s.Profile != p.Profile || s.Span != p.Span:
 		case s.HalfMade():
-			return d.furnish(s.handle, p)
+			return d.furnishOrRemove(h, s.handle, p)
 		case s.Compute == p.Compute:
 			return Success
 		default:
@@ -359,11 +364,29 @@ func (d *driver) create(h Device, p nvml.Placed) Return {
 	if r != Success {
 		return r
 	}
-	if r := d.furnish(gi, p); r != Success {
-		d.library.DestroyGPUInstance(gi) // r is the news; a leftover shows as half made
-		return r
+	return d.furnishOrRemove(h, gi, p)
+}
+
+// furnishOrRemove completes a GPU instance, or removes it with whatever is inside. What is left of it then, Snapshot shows.
+func (d *driver) furnishOrRemove(h Device, gi GPUInstance, p nvml.Placed) Return {
+	failed := d.furnish(gi, p)
+	if failed == Success {
+		return Success
 	}
-	return Success
+	all, r := d.standing(h)
+	if r != Success {
+		return failed
+	}
+	for _, s := range all {
+		if s.handle != gi {
+			continue
+		}
+		for _, ci := range s.compute {
+			d.library.DestroyComputeInstance(ci.handle)
+		}
+		d.library.DestroyGPUInstance(gi)
+	}
+	return failed
 }
 
 func (d *driver) profileID(h Device, name string) (int, Return) {
@@ -380,18 +403,12 @@ func (d *driver) profileID(h Device, name string) (int, Return) {
 	return 0, InvalidArgument
 }
 
-// furnish makes the compute instances of p, or none.
+// furnish makes the compute instances of p.
 func (d *driver) furnish(gi GPUInstance, p nvml.Placed) Return {
-	var made []ComputeInstance
 	for _, id := range d.wanted(gi, p) {
-		ci, r := d.library.CreateComputeInstance(gi, id)
-		if r != Success {
-			for _, m := range made {
-				d.library.DestroyComputeInstance(m) // r is the news
-			}
+		if _, r := d.library.CreateComputeInstance(gi, id); r != Success {
 			return r
 		}
-		made = append(made, ci)
 	}
 	return Success
 }
@@ -447,16 +464,25 @@ func (d *driver) destroy(h Device, p nvml.Placed) Return {
 		if len(s.Processes) > 0 {
 			return InUse
 		}
-		for _, ci := range s.compute {
-			if r := d.library.DestroyComputeInstance(ci); r != Success && r != NotFound {
+		for n, ci := range s.compute {
+			if r := d.library.DestroyComputeInstance(ci.handle); r != Success && r != NotFound {
+				d.standAgain(s, s.compute[:n])
 				return r
 			}
 		}
-		if r := d.library.DestroyGPUInstance(s.handle); r != NotFound {
+		if r := d.library.DestroyGPUInstance(s.handle); r != Success && r != NotFound {
+			d.standAgain(s, s.compute)
 			return r
 		}
 	}
 	return Success
+}
+
+// standAgain makes what is gone of an instance that could not be destroyed. What cannot be made, Snapshot shows.
+func (d *driver) standAgain(s standing, gone []standingCompute) {
+	for _, ci := range gone {
+		d.library.CreateComputeInstance(s.handle, ci.profile)
+	}
 }
 
 // Reset implements nvml.Driver.
