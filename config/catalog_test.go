@@ -157,6 +157,32 @@ func TestWishes(t *testing.T) {
 			gpus: node(h100()),
 			want: wishes{"GPU-0": sevenOf10},
 		},
+		"by a filter of several kinds are for GPUs of each, and leave other kinds alone": {
+			config: config.MIGConfig{
+				{DeviceFilter: []string{"0x20B010DE", "0x233010DE"}, All: true, MIG: true, Devices: map[string]int{"1g.10gb": 4}},
+				all(map[string]int{"1g.10gb": 7}, "0x233010DE"),
+			},
+			gpus: node(a100Small(), h100(), h200(), a100Small()),
+			want: wishes{
+				"GPU-0": {MIG: true, Devices: map[string]int{"1g.10gb": 4}}, "GPU-1": sevenOf10,
+				"GPU-3": {MIG: true, Devices: map[string]int{"1g.10gb": 4}},
+			},
+		},
+		"by a position that is there twice are for that GPU once": {
+			config: config.MIGConfig{{Indices: []int{1, 1}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}},
+			gpus:   node(t4(), h100()),
+			want:   wishes{"GPU-1": sevenOf10},
+		},
+		"for MIG off by position are met by a GPU that cannot do MIG, beside others": {
+			config: config.MIGConfig{{Indices: []int{0}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}, {Indices: []int{1}}},
+			gpus:   node(a100(), t4(), h100()),
+			want:   wishes{"GPU-0": sevenOf10, "GPU-1": off},
+		},
+		"by no position at all are for no GPU": {
+			config: config.MIGConfig{{MIG: true, Devices: map[string]int{"1g.10gb": 7}}, {Indices: []int{0}}},
+			gpus:   node(h100(), h100()),
+			want:   wishes{"GPU-0": off},
+		},
 		"for all GPUs pass over those that cannot do MIG": {
 			config: config.MIGConfig{all(map[string]int{"1g.10gb": 7})},
 			gpus:   node(t4(), h100()),

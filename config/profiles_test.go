@@ -57,6 +57,37 @@ func TestProfilesInEveryForm(t *testing.T) {
 	}
 }
 
+// What people copy must work.
+func TestProfilesThatWeShowAreRead(t *testing.T) {
+	for _, show := range []struct{ file, from, to string }{
+		{filepath.Join("..", "README.md"), "metadata: {name: gpuslice-profiles,", "```"},
+		{filepath.Join("..", "deploy", "examples", "configmap-profiles.yaml"), "metadata:", ""},
+	} {
+		text, err := os.ReadFile(show.file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, manifest, found := strings.Cut(string(text), show.from)
+		if show.to != "" {
+			manifest, _, _ = strings.Cut(manifest, show.to)
+		}
+		var m struct{ Data map[string]string }
+		if err := yaml.Unmarshal([]byte(show.from+manifest), &m); err != nil || !found {
+			t.Fatalf("%s has no ConfigMap of profiles: %v", show.file, err)
+		}
+		profiles, err := config.ParseProfiles([]byte(m.Data["profiles.yaml"]))
+		if err != nil {
+			t.Fatalf("%s: %v", show.file, err)
+		}
+		merged := config.Merge(nil, nil).WithProfiles(show.file, profiles)
+		wishes, err := merged.ProfileWishes("production-inference", node(h100(), a100()))
+		want := nvml.Wish{MIG: true, Devices: map[string]int{"3g.40gb": 1, "2g.20gb": 2}}
+		if diff := cmp.Diff(map[nvml.UUID]nvml.Wish{"GPU-0": want, "GPU-1": want}, wishes); err != nil || diff != "" {
+			t.Errorf("%s: error %v, wishes (-want +got):\n%s", show.file, err, diff)
+		}
+	}
+}
+
 func TestProfilesMayBeNone(t *testing.T) {
 	for _, text := range []string{profilesHead, profilesHead + "profiles: {}", profilesHead + "profiles:"} {
 		got, err := config.ParseProfiles([]byte(text))
