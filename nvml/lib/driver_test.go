@@ -87,6 +87,20 @@ func TestADriverThatGoesAwayIsTriedAgain(t *testing.T) {
 	}
 }
 
+func TestGPUsAreLookedUpAnewAfterTheDriverWasAway(t *testing.T) {
+	before := newNode(t, "seed: 1\ngpus: [{model: H200}]")
+	d := openDriver(t)
+	snapshot(t, d)
+	old := nvml.UUID(before.UUIDs()[0])
+	n := newNode(t, "seed: 2\ngpus: [{model: H200}]") // the GPU was replaced in the meantime
+	fail(t, n, gpusim.GetMigMode, gpusim.Fault{Return: gpusim.Uninitialized})
+	expectError(t, d.SetMode(t.Context(), old, true), nvml.ErrNoDriver, "ERROR_UNINITIALIZED")
+	expectError(t, d.SetMode(t.Context(), old, true), nvml.ErrNotFound, "none of the node's 1 GPUs")
+	if err := d.SetMode(t.Context(), nvml.UUID(n.UUIDs()[0]), true); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestADriverThatLosesAllGPUsIsOpenedAnew(t *testing.T) {
 	n := newNode(t, "gpus: [{model: H200}, {model: H200}]")
 	d := openDriver(t)
@@ -474,6 +488,13 @@ func TestEventsComeUntilTheContextEnds(t *testing.T) {
 func TestEventsWithoutADriverSaySo(t *testing.T) {
 	_, err := lib.Open(lib.Options{DriverRoot: t.TempDir()}).Events(t.Context())
 	expectError(t, err, nvml.ErrNoDriver, "libnvidia-ml.so.1")
+}
+
+func TestADriverThatGoesAwayWhileEventsAreRegisteredIsToldOf(t *testing.T) {
+	n := newNode(t, "gpus: [{model: H200}, {model: H200}]")
+	fail(t, n, gpusim.GetHandleByIndex, gpusim.Fault{Return: gpusim.Uninitialized, After: 1})
+	_, err := openDriver(t).Events(t.Context())
+	expectError(t, err, nvml.ErrNoDriver, "ERROR_UNINITIALIZED")
 }
 
 func BenchmarkSnapshot(b *testing.B) {

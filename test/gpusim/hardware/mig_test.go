@@ -179,6 +179,44 @@ func TestNvlibWalksTheMIGDevicesOfEveryModel(t *testing.T) {
 	}
 }
 
+func TestALibraryAnswersNothingToADriverOfAnotherVersion(t *testing.T) {
+	const mismatch = nvml.ERROR_LIB_RM_VERSION_MISMATCH
+	t.Run("replaced while it is initialized", func(t *testing.T) {
+		l, n := load(t, "gpus: [{model: H200}]")
+		d, r := l.DeviceGetHandleByIndex(0)
+		expect(t, "handle", r, nvml.SUCCESS)
+		version := n.DriverVersion()
+		if err := n.Upgrade("590.44.01"); err != nil {
+			t.Fatal(err)
+		}
+		expect(t, "Init", l.Init(), mismatch)
+		_, r = l.DeviceGetCount()
+		expect(t, "count", r, mismatch)
+		_, r = d.GetUUID()
+		expect(t, "UUID", r, mismatch)
+		_, r = d.SetMigMode(nvml.DEVICE_MIG_ENABLE)
+		expect(t, "setting the mode", r, mismatch)
+		if err := n.Upgrade(version); err != nil {
+			t.Fatal(err)
+		}
+		_, r = d.GetUUID()
+		expect(t, "UUID when the version is back", r, nvml.SUCCESS)
+	})
+	t.Run("replaced while it is not", func(t *testing.T) {
+		s, err := gpusim.ParseSpec([]byte("driverVersion: 590.44.01\ngpus: [{model: H200}]"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := gpusim.Create(t.TempDir(), s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer n.Close()
+		t.Setenv("GPUSIM_NODE", n.Dir())
+		expect(t, "Init", nvml.New(nvml.WithLibraryPath(libraryPath)).Init(), mismatch)
+	})
+}
+
 func TestEveryFunctionOfTheHeaderIsThere(t *testing.T) {
 	dir, err := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/go-nvml").Output()
 	if err != nil {
