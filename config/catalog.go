@@ -17,7 +17,7 @@ import (
 type MIGConfig []MIGRule
 
 // MIGRule says how the GPUs that it selects shall be cut. What selects is joined by "and": each list that is there must
-// have the GPU, and it is enough to be one of the list. The last two fields exist in our own catalog alone.
+// have the GPU, and it is enough to be one of the list. The last three fields exist in our own catalog alone.
 type MIGRule struct {
 	DeviceFilter []string       // PCI device ids over vendor ids, "0x233010DE"; empty for any
 	All          bool           // every GPU of the filters; otherwise those that Indices, UUIDs and PCI name
@@ -222,24 +222,25 @@ const (
 var inProfiles = map[string]string{fieldDevices: "gpus.index", fieldFilter: "gpus.deviceFilter"}
 
 // named lists the GPUs that the rule is about. A filter that lets none pass is normal, since configs are written for
-// fleets, and then the indices are about another node too; so is a UUID or an address that no GPU of this node has.
+// fleets, and so is a UUID or an address that no GPU of this node has; the indices are about another node then, too.
 func (r MIGRule) named(gpus []nvml.GPU) ([]nvml.GPU, *InvalidError) {
-	passing, wrong := r.passing(gpus)
-	if wrong != nil || r.All || len(passing) == 0 {
-		return passing, wrong
+	named, wrong := r.passing(gpus)
+	if wrong != nil || r.All {
+		return named, wrong
+	}
+	if len(r.Indices)+len(r.UUIDs)+len(r.PCI) == 0 {
+		return nil, nil
+	}
+	named = slices.DeleteFunc(named, func(g nvml.GPU) bool { return !has(r.UUIDs, g.UUID) || !has(r.PCI, g.PCI) })
+	if len(named) == 0 {
+		return nil, nil
 	}
 	for _, i := range r.Indices {
 		if !slices.ContainsFunc(gpus, func(g nvml.GPU) bool { return g.Index == i }) {
 			return nil, &InvalidError{Field: fieldDevices, Value: strconv.Itoa(i), Want: "is not a GPU of this node, which has " + indices(gpus)}
 		}
 	}
-	return slices.DeleteFunc(passing, func(g nvml.GPU) bool { return !r.names(g) }), nil
-}
-
-// names reports whether every list by which the rule names single GPUs has this one.
-func (r MIGRule) names(g nvml.GPU) bool {
-	return has(r.Indices, g.Index) && has(r.UUIDs, g.UUID) && has(r.PCI, g.PCI) &&
-		len(r.Indices)+len(r.UUIDs)+len(r.PCI) > 0
+	return slices.DeleteFunc(named, func(g nvml.GPU) bool { return !has(r.Indices, g.Index) }), nil
 }
 
 // has reports whether the list, if there is one, has the value.

@@ -396,6 +396,7 @@ func TestProfileWishes(t *testing.T) {
 			entries: `- {gpus: {uuid: GPU-33333333-3333-3333-3333-333333333333}` + enabled +
 				`- {gpus: {pci: "99:00.0"}` + enabled +
 				`- {gpus: {model: "NVIDIA B200", index: 7}` + enabled +
+				`- {gpus: {pci: "99:00.0", index: 7}` + enabled +
 				"- {gpus: {uuid: [GPU-33333333-3333-3333-3333-333333333333, " + string(uuid0) + "]}" + enabled,
 			gpus: addressed(h100(), h100()),
 			want: wishes{uuid0: cut},
