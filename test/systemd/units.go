@@ -1,0 +1,382 @@
+package systemd
+
+import (
+	"cmp"
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/godbus/dbus/v5"
+)
+
+const (
+	systemdPath    = "/org/freedesktop/systemd1"
+	systemdManager = "org.freedesktop.systemd1.Manager"
+
+	noSuchUnit = "org.freedesktop.systemd1.NoSuchUnit"
+	noJob      = dbus.ObjectPath("/")
+)
+
+// Methods of systemd, for Fail and for reading Calls.
+const (
+	StartUnit    = systemdManager + ".StartUnit"
+	StopUnit     = systemdManager + ".StopUnit"
+	RestartUnit  = systemdManager + ".RestartUnit"
+	DaemonReload = systemdManager + ".Reload"
+)
+
+// Result is how a job ends.
+type Result string
+
+// What a job may come to; Never is none of systemd's: the job stays, until EndJobs.
+const (
+	Done       Result = "done"
+	Canceled   Result = "canceled"
+	Timeout    Result = "timeout"
+	Failed     Result = "failed"
+	Dependency Result = "dependency"
+	Skipped    Result = "skipped"
+	Never      Result = "never"
+)
+
+// Unit is what systemd tells of one. Empty fields have the usual values of a running service.
+type Unit struct {
+	Description   string
+	LoadState     string // "loaded", "not-found", "masked"
+	ActiveState   string // "active", "inactive", "failed", "activating", "deactivating"
+	SubState      string // follows from ActiveState where it is empty
+	UnitFileState string // "enabled", "disabled", "static"
+	Type          string // of a service: "simple", "oneshot", "notify"
+	PIDs          []uint32
+
+	// OnStart and OnStop are how such jobs end; empty is Done.
+	OnStart, OnStop Result
+}
+
+// units is what the simulated systemd knows. Host.mu guards all but the emitter.
+type units struct {
+	emitter
+	units   map[string]Unit
+	jobs    map[uint32]job // those that have not ended
+	lastJob uint32
+}
+
+// job is one that has begun.
+type job struct {
+	unit   string
+	starts bool
+}
+
+// missing is what systemd tells of a unit that it does not have.
+var missing = Unit{LoadState: "not-found", ActiveState: "inactive", SubState: "dead"}
+
+// complete fills in what a test left open.
+func (u Unit) complete() Unit {
+	fill := func(field *string, value string) {
+		if *field == "" {
+			*field = value
+		}
+	}
+	fill(&u.LoadState, "loaded")
+	fill(&u.ActiveState, "active")
+	fill(&u.UnitFileState, "enabled")
+	fill(&u.Type, "simple")
+	if u.SubState == "" {
+		u = u.in(u.ActiveState)
+	}
+	return u
+}
+
+// in is the unit in another state.
+func (u Unit) in(active string) Unit {
+	sub := map[string]string{
+		"active": "running", "inactive": "dead", "failed": "failed", "activating": "start", "deactivating": "stop-sigterm",
+	}
+	u.ActiveState, u.SubState = active, sub[active]
+	return u
+}
+
+// SetUnit adds a unit, or replaces it.
+func (h *Host) SetUnit(name string, u Unit) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.systemd.units[name] = u.complete()
+	h.change()
+}
+
+// Unit tells how a unit is. One that systemd does not have is "not-found".
+func (h *Host) Unit(name string) Unit {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.unit(name)
+}
+
+// EndJobs ends all jobs that hang.
+func (h *Host) EndJobs(result Result) {
+	h.mu.Lock()
+	ids := slices.Sorted(maps.Keys(h.systemd.jobs))
+	h.mu.Unlock()
+	for _, id := range ids {
+		h.endJob(id, result)
+	}
+}
+
+// unit needs mu.
+func (h *Host) unit(name string) Unit {
+	if u, ok := h.systemd.units[name]; ok {
+		return u
+	}
+	return missing
+}
+
+func (h *Host) systemdAnswers(r request) *reply {
+	method, ok := strings.CutPrefix(r.method, systemdManager+".")
+	switch {
+	case r.method == propertyGet, r.method == propertyGetAll:
+		return property(r, h.systemdProperties(r.path))
+	case !ok:
+		return refuse(unknownMethod, "Unknown method %s.", r.method)
+	case strings.HasPrefix(method, "List"):
+		return h.list(method, r.args)
+	case strings.HasSuffix(method, "Unit") && len(r.args) > 1:
+		return h.begin(method, r.args)
+	}
+	switch method {
+	case "Subscribe", "Unsubscribe", "Reload":
+		return done()
+	case "GetUnit", "LoadUnit", "GetUnitFileState", "ResetFailedUnit":
+		return h.ofUnit(method, r.args)
+	case "GetUnitByPID":
+		return h.byPID(r.args)
+	default:
+		return refuse(unknownMethod, "Unknown method %s.", r.method)
+	}
+}
+
+// systemdProperties are those of the manager, or of the unit at that path.
+func (h *Host) systemdProperties(at dbus.ObjectPath) map[string]map[string]any {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if at == systemdPath {
+		return map[string]map[string]any{systemdManager: {"Version": fmt.Sprint(h.options.Version), "SystemState": "running"}}
+	}
+	name := unescape(path.Base(string(at)))
+	u := h.unit(name)
+	return map[string]map[string]any{
+		"org.freedesktop.systemd1.Unit": {
+			"Id": name, "Description": u.Description, "LoadState": u.LoadState, "ActiveState": u.ActiveState,
+			"SubState": u.SubState, "UnitFileState": u.UnitFileState,
+		},
+		"org.freedesktop.systemd1.Service": {"Type": u.Type},
+	}
+}
+
+// status is systemd's struct (ssssssouso).
+type status struct {
+	Name, Description, LoadState, ActiveState, SubState, Following string
+	Path                                                           dbus.ObjectPath
+	JobID                                                          uint32
+	JobType                                                        string
+	JobPath                                                        dbus.ObjectPath
+}
+
+// list answers the methods that list units: all, those of some states, those whose names match, those that are named.
+func (h *Host) list(method string, args []any) *reply {
+	var states, names []string
+	var err error
+	switch method {
+	case "ListUnits":
+		err = dbus.Store(args)
+	case "ListUnitsFiltered":
+		err = dbus.Store(args, &states)
+	case "ListUnitsByPatterns":
+		err = dbus.Store(args, &states, &names)
+	case "ListUnitsByNames":
+		err = dbus.Store(args, &names)
+	default:
+		return refuse(unknownMethod, "Unknown method %s.", method)
+	}
+	if err != nil {
+		return refuse(invalidArgument, "%v", err)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if method != "ListUnitsByNames" {
+		names = h.matching(states, names)
+	}
+	out := make([]status, len(names))
+	for i, name := range names {
+		u := h.unit(name)
+		out[i] = status{
+			Name: name, Description: u.Description, LoadState: u.LoadState, ActiveState: u.ActiveState, SubState: u.SubState,
+			Path: unitPath(name), JobPath: noJob,
+		}
+	}
+	return done(out)
+}
+
+// matching needs mu.
+func (h *Host) matching(states, patterns []string) []string {
+	var out []string
+	for _, name := range slices.Sorted(maps.Keys(h.systemd.units)) {
+		u := h.systemd.units[name]
+		isIn := func(state string) bool { return state == u.ActiveState || state == u.LoadState || state == u.SubState }
+		matches := func(pattern string) bool {
+			ok, err := path.Match(pattern, name)
+			return ok && err == nil
+		}
+		if (len(states) == 0 || slices.ContainsFunc(states, isIn)) && (len(patterns) == 0 || slices.ContainsFunc(patterns, matches)) {
+			out = append(out, name)
+		}
+	}
+	return out
+}
+
+// ofUnit answers what is asked of one unit and begins no job.
+func (h *Host) ofUnit(method string, args []any) *reply {
+	var name string
+	if err := dbus.Store(args, &name); err != nil {
+		return refuse(invalidArgument, "%v", err)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	u, ok := h.systemd.units[name]
+	if !ok && method != "LoadUnit" {
+		return refuse(noSuchUnit, "Unit %s not loaded.", name)
+	}
+	switch method {
+	case "GetUnitFileState":
+		return done(u.UnitFileState)
+	case "ResetFailedUnit":
+		if u.ActiveState == "failed" {
+			h.systemd.units[name] = u.in("inactive")
+			h.change()
+		}
+		return done()
+	default:
+		return done(unitPath(name))
+	}
+}
+
+func (h *Host) byPID(args []any) *reply {
+	var pid uint32
+	if err := dbus.Store(args, &pid); err != nil {
+		return refuse(invalidArgument, "%v", err)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for name, u := range h.systemd.units {
+		if slices.Contains(u.PIDs, pid) {
+			return done(unitPath(name))
+		}
+	}
+	return refuse("org.freedesktop.systemd1.NoUnitForPID", "PID %d does not belong to any loaded unit.", pid)
+}
+
+// begin answers StartUnit and its like: the job comes at once, its end after the answer.
+func (h *Host) begin(method string, args []any) *reply {
+	var name, mode string
+	if err := dbus.Store(args, &name, &mode); err != nil {
+		return refuse(invalidArgument, "%v", err)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	u, ok := h.systemd.units[name]
+	if !ok || u.LoadState != "loaded" {
+		return refuse(noSuchUnit, "Unit %s not found.", name)
+	}
+	var j job
+	result := u.OnStart
+	switch method {
+	case "StartUnit", "RestartUnit":
+		j = job{unit: name, starts: true}
+	case "StopUnit":
+		j, result = job{unit: name}, u.OnStop
+	default:
+		return refuse(unknownMethod, "Unknown method %s.", method)
+	}
+	h.systemd.lastJob++
+	id := h.systemd.lastJob
+	h.systemd.jobs[id] = j
+	if j.starts && u.ActiveState != "active" {
+		h.systemd.units[name] = u.in("activating")
+	} else if !j.starts && u.ActiveState != "inactive" {
+		h.systemd.units[name] = u.in("deactivating")
+	}
+	h.change()
+	return &reply{body: []any{jobPath(id)}, after: func() {
+		if result != Never {
+			h.endJob(id, cmp.Or(result, Done))
+		}
+	}}
+}
+
+// endJob ends a job that has not ended, and tells everybody.
+func (h *Host) endJob(id uint32, result Result) {
+	h.mu.Lock()
+	j, ok := h.systemd.jobs[id]
+	if !ok {
+		h.mu.Unlock()
+		return
+	}
+	delete(h.systemd.jobs, id)
+	if u := h.unit(j.unit); u.LoadState == "loaded" {
+		h.systemd.units[j.unit] = u.after(j, result)
+	}
+	h.change()
+	h.mu.Unlock()
+	h.systemd.emit(systemdPath, systemdManager+".JobRemoved", id, jobPath(id), j.unit, string(result))
+}
+
+// after is the unit after a job.
+func (u Unit) after(j job, result Result) Unit {
+	switch {
+	case result == Failed:
+		return u.in("failed")
+	case result != Done: // it stays on its way
+		return u
+	case j.starts && u.Type != "oneshot":
+		return u.in("active")
+	default:
+		return u.in("inactive")
+	}
+}
+
+func jobPath(id uint32) dbus.ObjectPath {
+	return dbus.ObjectPath(fmt.Sprintf("%s/job/%d", systemdPath, id))
+}
+
+// unitPath is the object of a unit: every byte but ASCII letters and digits is written as _ and two hex digits, and so is
+// a digit at the beginning.
+func unitPath(name string) dbus.ObjectPath {
+	var b strings.Builder
+	b.WriteString(systemdPath + "/unit/")
+	for i := range len(name) {
+		c := name[i]
+		if isLetter := 'a' <= c|0x20 && c|0x20 <= 'z'; isLetter || (i > 0 && '0' <= c && c <= '9') {
+			b.WriteByte(c)
+			continue
+		}
+		fmt.Fprintf(&b, "_%02x", c)
+	}
+	return dbus.ObjectPath(b.String())
+}
+
+// unescape is the name of a unit, from the end of its path.
+func unescape(escaped string) string {
+	var out []byte
+	for i := 0; i < len(escaped); i++ {
+		if escaped[i] == '_' && i+2 < len(escaped) {
+			if b, err := hex.DecodeString(escaped[i+1 : i+3]); err == nil {
+				out = append(out, b...)
+				i += 2
+				continue
+			}
+		}
+		out = append(out, escaped[i])
+	}
+	return string(out)
+}
