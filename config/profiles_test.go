@@ -579,6 +579,11 @@ func TestAnUnknownProfile(t *testing.T) {
 			want: `no MIG config is named "production-inference": did you mean the profile production-inference,` +
 				` which the label gpuslice.io/profile asks for? This node has ` + generated,
 		},
+		"where the other label asks for one is answered with that alone, however near others are": {
+			ask: catalog.Wishes, name: "all-balance",
+			want: `no MIG config is named "all-balance": did you mean the profile all-balance,` +
+				` which the label gpuslice.io/profile asks for? This node has ` + generated,
+		},
 		"where the other label asks for nearly one is answered with that": {
 			ask: catalog.Wishes, name: "production-inferense",
 			want: `no MIG config is named "production-inferense": did you mean the profile production-inference,` +
