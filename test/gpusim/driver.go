@@ -403,41 +403,57 @@ func (d *driver) profileID(h Device, name string) (int, Return) {
 	return 0, InvalidArgument
 }
 
-// furnish makes the compute instances of p.
+// furnish makes the compute instances of p. Those of a divided instance get places of their own, since without one each
+// is placed as if it were the last: parts of 2, 2 and 3 slices fit into 7 only with the largest behind.
 func (d *driver) furnish(gi GPUInstance, p nvml.Placed) Return {
-	for _, id := range d.wanted(gi, p) {
-		if _, r := d.library.CreateComputeInstance(gi, id); r != Success {
+	room, ids, r := d.room(gi)
+	if r != Success {
+		return r
+	}
+	if p.Compute == "" {
+		largest := room.Profiles[len(room.Profiles)-1]
+		_, r := d.library.CreateComputeInstance(gi, ids[largest.Name])
+		return r
+	}
+	count := map[string]int{}
+	for part := range strings.SplitSeq(p.Compute, "+") {
+		if _, ok := ids[part]; !ok {
+			return InvalidArgument
+		}
+		count[part]++
+	}
+	solution, err := nvml.Solve(room, count)
+	if err != nil {
+		return InsufficientResources
+	}
+	for _, c := range solution.Target {
+		if _, r := d.library.CreateComputeInstanceAt(gi, ids[c.Profile], c.Span); r != Success {
 			return r
 		}
 	}
 	return Success
 }
 
-// wanted are the ids of the compute instance profiles to create, the largest first, which leaves no gaps.
-func (d *driver) wanted(gi GPUInstance, p nvml.Placed) []int {
-	const unknown = -1
-	sizes := map[string]int{}
-	largest := unknown
+// room is a GPU instance as if it were a GPU, with its compute instance profiles, smallest first, and their ids.
+func (d *driver) room(gi GPUInstance) (room nvml.GPU, ids map[string]int, r Return) {
+	ids = map[string]int{}
 	for kind := range computeKinds {
-		if cp, r := d.library.ComputeInstanceProfile(gi, kind, 0); r == Success {
-			sizes[fmt.Sprintf("%dc", cp.Slices)] = cp.ID
-			largest = cp.ID
+		cp, r := d.library.ComputeInstanceProfile(gi, kind, 0)
+		if r == NotSupported {
+			continue
 		}
-	}
-	if p.Compute == "" {
-		return []int{largest}
-	}
-	var ids []int
-	for part := range strings.SplitSeq(p.Compute, "+") {
-		id, ok := sizes[part]
-		if !ok {
-			id = unknown
+		if r != Success {
+			return room, nil, r
 		}
-		ids = append(ids, id)
+		places, r := d.library.ComputePlacements(gi, cp.ID)
+		if r != Success {
+			return room, nil, r
+		}
+		name := fmt.Sprintf("%dc", cp.Slices)
+		room.Profiles = append(room.Profiles, nvml.Profile{Name: name, Slices: cp.Slices, Max: cp.Count, Placements: places})
+		ids[name] = cp.ID
 	}
-	slices.Sort(ids)
-	slices.Reverse(ids)
-	return ids
+	return room, ids, Success
 }
 
 // Destroy implements nvml.Driver.
