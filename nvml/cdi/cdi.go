@@ -1,0 +1,184 @@
+// Package cdi keeps the node's CDI specs true to its GPUs. A container runtime that injects GPUs by CDI knows only the
+// devices that a spec names, and NVIDIA's tools write one when the driver is installed or the machine boots, not when MIG
+// instances come and go.
+//
+// Of a spec, only the devices follow from the geometry. These are generated anew by NVIDIA's own library, pkg/nvcdi of
+// nvidia-container-toolkit; everything else in the file (libraries, hooks, environment, entries of whole GPUs) stays as the
+// node's own toolkit wrote it. That toolkit may be older than the library here: nothing may come into the file, such as a
+// hook, that its programs do not know.
+//
+// It is a leaf: only commands and tests import it, since nvcdi needs cgo.
+package cdi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"go.uber.org/zap"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// Kinds of specs that are kept up to date. NVIDIA's device plugin and DRA driver have kinds of their own, and write them
+// themselves.
+const (
+	kindGPU        = "nvidia.com/gpu"            // by nvidia-ctk cdi generate, nvidia-cdi-refresh.service
+	kindManagement = "management.nvidia.com/gpu" // by the GPU operator's toolkit: every device file of the node
+)
+
+// Options say where things are, as seen from this process.
+type Options struct {
+	// Dirs are where CDI specs lie; /etc/cdi and /var/run/cdi if there are none. One that does not exist is empty.
+	Dirs []string
+	// DriverRoot is the root of the file system that NVIDIA's driver is installed in; "/" if empty.
+	DriverRoot string
+	// DevRoot is the directory whose dev holds the node's device files; DriverRoot if empty. What the container runtime
+	// calls that directory is read from each spec.
+	DevRoot string
+	// Library is the path of libnvidia-ml.so.1 itself, and wins over DriverRoot.
+	Library string
+	// Logger gets what NVIDIA's library says at debug level, and nothing else; nil is none.
+	Logger *zap.Logger
+}
+
+// Specs are the node's CDI specs. Its methods must not run at the same time as each other, nor as those of an nvml.Driver
+// other than Events.
+type Specs struct {
+	dirs       []string
+	driverRoot string
+	devRoot    string
+	library    string
+	log        *zap.Logger
+
+	slot chan struct{} // holds a token while a call is in NVIDIA's library
+}
+
+// New prepares Specs. It touches neither files nor NVIDIA's library yet.
+func New(o Options) *Specs {
+	s := &Specs{
+		dirs: o.Dirs, driverRoot: o.DriverRoot, devRoot: o.DevRoot, library: o.Library, log: o.Logger,
+		slot: make(chan struct{}, 1),
+	}
+	if len(s.dirs) == 0 {
+		s.dirs = []string{"/etc/cdi", "/var/run/cdi"}
+	}
+	if s.driverRoot == "" {
+		s.driverRoot = "/"
+	}
+	if s.devRoot == "" {
+		s.devRoot = s.driverRoot
+	}
+	s.devRoot = filepath.Clean(s.devRoot)
+	if s.log == nil {
+		s.log = zap.NewNop()
+	}
+	s.log = s.log.Named("cdi")
+	return s
+}
+
+// Stale gives the paths of those specs that do not describe the GPUs as they are, none where CDI is not in use. It only
+// reads files. An error names each spec that cannot be read, and says what to do; the others are told beside it.
+//
+// A lost GPU's instances are not known: specs are stale then only if they lack a device of another GPU.
+func (s *Specs) Stale(ctx context.Context, gpus []nvml.GPU) ([]string, error) {
+	stale, err := s.stale(ctx, gpus)
+	var paths []string
+	for _, f := range stale {
+		paths = append(paths, f.path)
+	}
+	return paths, err
+}
+
+// Write brings every stale spec up to date, each by one rename over the old file, in the format and with the kinds of
+// device names that it had. A spec that no device is left for gets NVIDIA's empty device "none", since one without devices
+// is not valid; when devices come back they are named by index and by UUID, as nvidia-ctk does by default.
+//
+// Device files of instances that are missing under DevRoot are made first, as nvidia-smi does.
+//
+// It returns when ctx ends, at the latest: a call into NVIDIA's library that does not come back is left alone, and
+// it and all further calls are nvml.ErrUnresponsive until it is back. Other errors name the spec and say what to do; it is
+// then as it was. Specs that are as they should be are not touched.
+func (s *Specs) Write(ctx context.Context, gpus []nvml.GPU) error {
+	stale, err := s.stale(ctx, gpus)
+	if len(stale) == 0 {
+		return err
+	}
+	if made := s.makeNodes(); made != nil {
+		return errors.Join(err, made)
+	}
+	for _, f := range stale {
+		if failed := s.rewrite(ctx, f, gpus); failed != nil {
+			err = errors.Join(err, fmt.Errorf("regenerating CDI spec %s: %w", f.path, failed))
+		}
+	}
+	return err
+}
+
+func (s *Specs) stale(ctx context.Context, gpus []nvml.GPU) ([]file, error) {
+	files, err := s.read()
+	var out []file
+	for _, f := range files {
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		fits, told := s.fits(f.spec, gpus)
+		switch {
+		case told != nil:
+			err = errors.Join(err, fmt.Errorf("comparing CDI spec %s with the GPUs: %w", f.path, told))
+		case !fits:
+			out = append(out, f)
+		}
+	}
+	return out, err
+}
+
+func (s *Specs) rewrite(ctx context.Context, f file, gpus []nvml.GPU) error {
+	devices, err := s.answer(ctx, func() ([]specs.Device, error) { return s.generate(f.spec, gpus) })
+	if err != nil {
+		return err
+	}
+	updated, err := f.with(devices)
+	if err != nil {
+		return err
+	}
+	// The GPUs may have changed since they were looked at, or NVIDIA's library may see them otherwise.
+	if fits, err := s.fits(updated, gpus); err != nil || !fits {
+		return errors.Join(err, fmt.Errorf("NVIDIA's library gives devices %s, which are not those of the GPUs as they were seen: look again",
+			strings.Join(names(updated), ", ")))
+	}
+	return f.replace(updated)
+}
+
+// answer waits for a call into NVIDIA's library, but not longer than ctx. Such a call only generates: when it comes back
+// late, nothing is written any more.
+func (s *Specs) answer(ctx context.Context, call func() ([]specs.Device, error)) ([]specs.Device, error) {
+	const op = "generating CDI devices"
+	if ctx.Err() != nil {
+		return nil, &nvml.Error{Op: op, Err: ctx.Err()}
+	}
+	select {
+	case s.slot <- struct{}{}:
+	default:
+		return nil, &nvml.Error{Op: op, Err: nvml.ErrUnresponsive, Code: "an earlier call has not come back"}
+	}
+	type result struct {
+		devices []specs.Device
+		err     error
+	}
+	done := make(chan result, 1)
+	go func() {
+		devices, err := call()
+		<-s.slot
+		done <- result{devices, err}
+	}()
+	select {
+	case r := <-done:
+		return r.devices, r.err
+	case <-ctx.Done():
+		return nil, &nvml.Error{Op: op, Err: nvml.ErrUnresponsive, Code: context.Cause(ctx).Error()}
+	}
+}
