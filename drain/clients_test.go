@@ -1,0 +1,763 @@
+package drain_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpuslice/gpuslice/drain"
+)
+
+const (
+	podUID  = "12345678-1234-5678-9abc-def012345678"
+	inSlice = "12345678_1234_5678_9abc_def012345678" // as systemd's names have it
+	hash    = "8a5a4c9f0ac7ffa7a0b6dbd0b9d3bdb1"     // a static pod's
+	id      = "3f2a9c51d0e7b86a4f1c2d3e4f5061728394a5b6c7d8e9f00112233445566778"
+	other   = "00000000000000000000000000000000000000000000000000000000000000aa"
+)
+
+// process is a process of a made process table.
+type process struct {
+	pid     int
+	command string
+	cgroup  string
+	files   []string         // where its open files lead
+	threads map[int][]string // the same of threads other than the first
+}
+
+// agentPID is the agent's own process in each made process table.
+const agentPID = 700
+
+// processTable writes a folder that looks like /proc, with the agent's process and the others.
+func processTable(t testing.TB, others ...process) drain.Processes {
+	t.Helper()
+	root := t.TempDir()
+	write := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatalf("making a process table: %v", err)
+		}
+	}
+	open := func(folder string, files []string) {
+		t.Helper()
+		write(os.MkdirAll(filepath.Join(folder, "fd"), 0o700))
+		for i, target := range files {
+			write(os.Symlink(target, filepath.Join(folder, "fd", strconv.Itoa(i))))
+		}
+	}
+	write(os.Symlink(strconv.Itoa(agentPID), filepath.Join(root, "self")))
+	write(os.WriteFile(filepath.Join(root, "uptime"), []byte("1.00 1.00\n"), 0o600))
+	for _, p := range append(others, process{pid: agentPID, command: "gpuslice-agent", files: []string{"/dev/null"}}) {
+		folder := filepath.Join(root, strconv.Itoa(p.pid))
+		open(folder, p.files)
+		write(os.WriteFile(filepath.Join(folder, "comm"), []byte(p.command+"\n"), 0o600))
+		write(os.WriteFile(filepath.Join(folder, "cgroup"), []byte(p.cgroup), 0o600))
+		open(filepath.Join(folder, "task", strconv.Itoa(p.pid)), nil)
+		for tid, files := range p.threads {
+			open(filepath.Join(folder, "task", strconv.Itoa(tid)), files)
+		}
+	}
+	return drain.Processes{Root: root}
+}
+
+func clientsOf(t *testing.T, p drain.Processes, minor int, reported ...int) []drain.Client {
+	t.Helper()
+	clients, err := p.Clients(t.Context(), minor, reported)
+	if err != nil {
+		t.Fatalf("Clients: %v", err)
+	}
+	return clients
+}
+
+func pids(clients []drain.Client) []int {
+	var out []int
+	for _, c := range clients {
+		out = append(out, c.PID)
+	}
+	return out
+}
+
+func TestClientsAreNamedWithWhatTheyBelongTo(t *testing.T) {
+	table := processTable(t,
+		process{
+			pid: 4711, command: "python",
+			cgroup: "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + inSlice + ".slice/cri-containerd-" + id + ".scope\n",
+			files:  []string{"/dev/null", "socket:[1]", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia3", "/dev/nvidia3", "/dev/nvidia-caps/nvidia-cap408"},
+		},
+		process{pid: 812, command: "nvidia-persiste", cgroup: "0::/system.slice/nvidia-persistenced.service\n", files: []string{"/dev/nvidia3"}},
+		process{pid: 5, command: "kworker/0:1"},
+		process{pid: 900, command: "bash", cgroup: "0::/user.slice/user-1000.slice/session-3.scope\n", files: []string{"/dev/pts/0"}},
+		process{pid: 901, command: "ends in NVML", cgroup: "0::/\n", files: []string{"/dev/null"}},
+	)
+	want := []drain.Client{
+		{PID: 812, Command: "nvidia-persiste", Owner: drain.Owner{Unit: "nvidia-persistenced.service"}, Sources: []drain.Source{"device file /dev/nvidia3"}},
+		{PID: 901, Command: "ends in NVML", Sources: []drain.Source{drain.SourceNVML}},
+		{
+			PID: 4711, Command: "python", Owner: drain.Owner{PodUID: podUID, Container: id},
+			// Capability 408 = 3 + 135 x 3 is that of GPU instance 0 of GPU 3.
+			Sources: []drain.Source{drain.SourceNVML, "device file /dev/nvidia3", "device file /dev/nvidia-caps/nvidia-cap408"},
+		},
+		{PID: 5000, Sources: []drain.Source{drain.SourceNVML}, Unlisted: true},
+	}
+	if diff := cmp.Diff(want, clientsOf(t, table, 3, 4711, 5000, 901, 4711)); diff != "" {
+		t.Errorf("Clients (-want +got):\n%s", diff)
+	}
+}
+
+func TestOnlyFilesOfTheGPUCount(t *testing.T) {
+	for _, c := range []struct {
+		file  string
+		minor int
+		holds bool
+	}{
+		{"/dev/nvidia3", 3, true},
+		{"/dev/nvidia3", 2, false},
+		{"/dev/nvidia13", 3, false},
+		{"/dev/nvidia3", 13, false},
+		{"/dev/nvidia3", -1, true}, // the driver does not say which minor the GPU has
+		{"/dev/nvidia3 (deleted)", 3, true},
+		{"/run/nvidia/driver/dev/nvidia3", 3, true}, // chroot into the driver's container
+		{"/dev/nvidiactl", 3, false},
+		{"/dev/nvidiactl", -1, false},
+		{"/dev/nvidia-uvm", 3, false},
+		{"/dev/nvidia-uvm-tools", 3, false},
+		{"/dev/nvidia-modeset", 3, false},
+		{"/dev/nvidia-modeset", -1, false},
+		{"/dev/nvidia-nvswitch3", 3, false},
+		{"/dev/nvidia-nvswitchctl", -1, false},
+		{"/home/anna/nvidia3", 3, false},
+		{"/dev/nvidia3/notes", 3, false},
+		{"/dev/nvidia-3", 3, false},
+		{"/dev/nvidia", 0, false},
+		{"socket:[3]", 3, false},
+		// 1 and 2 are MIG's config and monitor. Then come 135 for each GPU: mig-minors of driver 580 on an H200.
+		{"/dev/nvidia-caps/nvidia-cap1", 0, false},
+		{"/dev/nvidia-caps/nvidia-cap2", 0, false},
+		{"/dev/nvidia-caps/nvidia-cap2", -1, false},
+		{"/dev/nvidia-caps/nvidia-cap3", 0, true},    // gpu0/gi0/access 3
+		{"/dev/nvidia-caps/nvidia-cap137", 0, true},  // gpu0/gi14/ci7/access 137
+		{"/dev/nvidia-caps/nvidia-cap138", 0, false}, // gpu1/gi0/access 138
+		{"/dev/nvidia-caps/nvidia-cap138", 1, true},
+		{"/dev/nvidia-caps/nvidia-cap138", -1, true},
+		{"/dev/nvidia-caps/nvidia-cap4322", 31, true}, // gpu31/gi14/ci7/access 4322
+		{"/dev/nvidia-caps/nvidia-cap138 (deleted)", 1, true},
+		{"/dev/nvidia-caps/nvidia-caps", 0, false},
+		{"/dev/nvidia-cap3", 0, false},
+		{"/dev/nvidia-caps-imex-channels/channel0", 0, false},
+	} {
+		t.Run(fmt.Sprintf("%s of %d", c.file, c.minor), func(t *testing.T) {
+			clients := clientsOf(t, processTable(t, process{pid: 99, command: "python", files: []string{"/dev/null", c.file}}), c.minor)
+			if (len(clients) == 1) != c.holds {
+				t.Errorf("got clients %v, want that it holds the GPU: %t", clients, c.holds)
+			}
+		})
+	}
+}
+
+func TestTheDeviceNumberCountsMoreThanTheName(t *testing.T) {
+	devices := filepath.Join(t.TempDir(), "dev")
+	if err := os.Mkdir(devices, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	// GPU 2 under the name of GPU 0, as by docker run --device /dev/nvidia2:/dev/nvidia0.
+	file := filepath.Join(devices, "nvidia0")
+	if err := unix.Mknod(file, unix.S_IFCHR|0o600, int(unix.Mkdev(195, 2))); err != nil {
+		t.Skipf("device files cannot be made here: %v", err)
+	}
+	table := processTable(t, process{pid: 99, command: "python", files: []string{file}})
+	table.Devices = devices
+	if got := clientsOf(t, table, 0); len(got) != 0 {
+		t.Errorf("of GPU 0, got %v, want none", got)
+	}
+	want := []drain.Source{drain.Source("device file " + file)}
+	if got := clientsOf(t, table, 2); len(got) != 1 || !slices.Equal(got[0].Sources, want) {
+		t.Errorf("of GPU 2, got %v, want one with %v", got, want)
+	}
+}
+
+// When the first thread of a process has ended, Linux shows the files of the process only in its other threads.
+func TestAThreadHoldsAGPUForAProcessWhoseFirstThreadHasEnded(t *testing.T) {
+	clients := clientsOf(t, processTable(t,
+		process{pid: 99, command: "python", threads: map[int][]string{100: {"/dev/null"}, 101: {"/dev/null", "/dev/nvidia3"}}},
+		process{pid: 200, command: "python", threads: map[int][]string{201: {"/dev/nvidia2"}}},
+	), 3)
+	if diff := cmp.Diff([]int{99}, pids(clients)); diff != "" {
+		t.Errorf("clients (-want +got):\n%s", diff)
+	}
+}
+
+func TestTheAgentKnowsItself(t *testing.T) {
+	table := processTable(t, process{pid: 99, command: "gpuslice-agent", files: []string{"/dev/nvidia0"}})
+	if err := os.Symlink("/dev/nvidia0", filepath.Join(table.Root, strconv.Itoa(agentPID), "fd", "7")); err != nil {
+		t.Fatal(err)
+	}
+	clients := clientsOf(t, table, 0)
+	if len(clients) != 2 || clients[0].Self || !clients[1].Self {
+		t.Fatalf("got %+v, want another process of the same name, and the agent", clients)
+	}
+	if want, got := "pid 700 gpuslice-agent (the agent itself)", clients[1].String(); got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestANameThatAProcessGivesItselfIsFitForLogs(t *testing.T) {
+	clients := clientsOf(t, processTable(t, process{pid: 99, command: "a\x1b[31m\nb\xff\u202ec d", files: []string{"/dev/nvidia0"}}), 0)
+	if want := "pid 99 a?[31m?b??c d"; len(clients) != 1 || clients[0].String() != want {
+		t.Errorf("got %v, want %s", clients, want)
+	}
+}
+
+// replace puts a file where a folder, or nothing, was, so that it cannot be read as what it should be: an error for root
+// as well, whom permissions do not stop.
+func replace(t *testing.T, path string, by func(path string) error) {
+	t.Helper()
+	if err := os.RemoveAll(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := by(path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func asFile(path string) error   { return os.WriteFile(path, nil, 0o600) }
+func asFolder(path string) error { return os.Mkdir(path, 0o700) }
+
+func TestWhatCannotBeReadIsAnErrorThatNamesIt(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		path   string // below the process table
+		by     func(string) error
+		others []int // clients that are found all the same
+	}{
+		{"open files", "99/fd", asFile, []int{101}},
+		{"an open file", "99/fd/0", asFile, []int{101}},
+		{"threads of a process without files", "100/task", asFile, []int{99, 101}},
+		{"open files of a thread", "100/task/102/fd", asFile, []int{99, 101}},
+		{"a client's command", "99/comm", asFolder, []int{99, 101}},
+		{"a client's cgroup", "99/cgroup", asFolder, []int{99, 101}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			table := processTable(t,
+				process{pid: 99, command: "python", files: []string{"/dev/nvidia0"}},
+				process{pid: 100, command: "python", threads: map[int][]string{102: {"/dev/null"}}},
+				process{pid: 101, command: "python", files: []string{"/dev/nvidia0"}},
+			)
+			path := filepath.Join(table.Root, c.path)
+			replace(t, path, c.by)
+			clients, err := table.Clients(t.Context(), 0, nil)
+			if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "/dev/nvidia0") {
+				t.Errorf("got error %v, want one that names %s and the GPU", err, path)
+			}
+			if diff := cmp.Diff(c.others, pids(clients)); diff != "" {
+				t.Errorf("clients beside the error (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestMuchThatCannotBeReadIsOneShortError(t *testing.T) {
+	var many []process
+	for pid := 1000; pid < 1300; pid++ {
+		many = append(many, process{pid: pid})
+	}
+	table := processTable(t, many...)
+	for _, p := range many {
+		replace(t, filepath.Join(table.Root, strconv.Itoa(p.pid), "fd"), asFile)
+	}
+	_, err := table.Clients(t.Context(), 0, nil)
+	if err == nil || !strings.Contains(err.Error(), "(and 299 more)") || len(err.Error()) > 400 {
+		t.Errorf("got %v, want one of them, and the count of the others", err)
+	}
+}
+
+func TestAFolderThatIsNotTheHostsProcessTableIsAnError(t *testing.T) {
+	self := func(target string) drain.Processes {
+		root := t.TempDir()
+		if err := os.Symlink(target, filepath.Join(root, "self")); err != nil {
+			t.Fatal(err)
+		}
+		return drain.Processes{Root: root}
+	}
+	for _, c := range []struct {
+		name  string
+		table drain.Processes
+	}{
+		{"an empty folder", drain.Processes{Root: t.TempDir()}},
+		{"a folder that is not there", drain.Processes{Root: "/no/such/proc"}},
+		{"the agent's own PID namespace", self("1")},
+		{"something else", self("elsewhere")},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if clients, err := c.table.Clients(t.Context(), 0, []int{99}); err == nil || clients != nil {
+				t.Errorf("got %v and error %v, want an error alone", clients, err)
+			}
+		})
+	}
+}
+
+func TestProcessesThatEndMeanwhileAreNoError(t *testing.T) {
+	for _, missing := range []string{"99", "99/fd", "99/task", "99/comm"} {
+		t.Run(missing, func(t *testing.T) {
+			table := processTable(t,
+				process{pid: 99, command: "python", files: []string{"/dev/nvidia0"}, threads: map[int][]string{}},
+				process{pid: 101, command: "python", files: []string{"/dev/nvidia0"}},
+			)
+			if missing == "99/task" {
+				replace(t, filepath.Join(table.Root, "99/fd"), asFolder)
+			}
+			// A link to nowhere is listed and yet cannot be opened, as a process that ends after the table was listed.
+			replace(t, filepath.Join(table.Root, missing), func(path string) error { return os.Symlink("nowhere", path) })
+			if diff := cmp.Diff([]int{101}, pids(clientsOf(t, table, 0))); diff != "" {
+				t.Errorf("clients (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestAHostWithoutCgroupsStillHasClients(t *testing.T) {
+	table := processTable(t, process{pid: 99, command: "python", files: []string{"/dev/nvidia0"}})
+	if err := os.Remove(filepath.Join(table.Root, "99/cgroup")); err != nil {
+		t.Fatal(err)
+	}
+	want := []drain.Client{{PID: 99, Command: "python", Sources: []drain.Source{"device file /dev/nvidia0"}}}
+	if diff := cmp.Diff(want, clientsOf(t, table, 0)); diff != "" {
+		t.Errorf("Clients (-want +got):\n%s", diff)
+	}
+}
+
+func TestLookingForClientsEndsWithItsContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	table := processTable(t, process{pid: 99, command: "python", files: []string{"/dev/nvidia0"}})
+	if clients, err := table.Clients(ctx, 0, []int{99}); !errors.Is(err, context.Canceled) || clients != nil {
+		t.Errorf("got %v and error %v, want nothing but that the context has ended", clients, err)
+	}
+}
+
+// childWith starts a process that has the file open, until end is called or the test is over.
+func childWith(t *testing.T, file *os.File) (pid int, end func()) {
+	t.Helper()
+	child := exec.Command("cat")
+	child.ExtraFiles = []*os.File{file}
+	input, err := child.StdinPipe() // it reads until we close this
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	end = sync.OnceFunc(func() {
+		_ = input.Close()
+		if err := child.Wait(); err != nil {
+			t.Errorf("waiting for the child: %v", err)
+		}
+	})
+	t.Cleanup(end)
+	return child.Process.Pid, end
+}
+
+func TestClientsOfARealProcessTable(t *testing.T) {
+	devices := filepath.Join(t.TempDir(), "dev")
+	if err := os.Mkdir(devices, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.Create(filepath.Join(devices, "nvidia0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	child, end := childWith(t, file)
+	table := drain.Processes{Devices: devices}
+	sources := []drain.Source{drain.Source("device file " + file.Name())}
+	look := func(minor int) []drain.Client {
+		clients, err := table.Clients(t.Context(), minor, nil)
+		// Without CAP_SYS_PTRACE, which root need not have either, the files of others are not to be seen. Ours are.
+		if err != nil && !errors.Is(err, fs.ErrPermission) {
+			t.Fatalf("Clients: %v", err)
+		}
+		return clients
+	}
+	find := func(pid int) *drain.Client {
+		for _, c := range look(0) {
+			if c.PID == pid {
+				if !slices.Equal(c.Sources, sources) {
+					t.Errorf("pid %d was found by %q, want %q", pid, c.Sources, sources)
+				}
+				return &c
+			}
+		}
+		return nil
+	}
+	if c := find(child); c == nil || c.Command != "cat" || c.Self {
+		t.Errorf("the child has the file open; got %+v", c)
+	}
+	if c := find(os.Getpid()); c == nil || !c.Self {
+		t.Errorf("the test has the file open; got %+v", c)
+	}
+	if clients := look(1); len(clients) != 0 {
+		t.Errorf("nobody has a file of GPU 1 open; got %v", clients)
+	}
+	end()
+	if c := find(child); c != nil {
+		t.Errorf("the child has ended; got %+v", c)
+	}
+}
+
+// A path of more than a page is an error to read, and nobody's GPU.
+func TestAnOpenFileWithALongPathIsNoError(t *testing.T) {
+	folder, err := unix.Open(t.TempDir(), unix.O_DIRECTORY, 0)
+	for range 20 {
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := strings.Repeat("x", 250)
+		if err := unix.Mkdirat(folder, name, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		above := folder
+		folder, err = unix.Openat(above, name, unix.O_DIRECTORY, 0)
+		_ = unix.Close(above)
+	}
+	defer unix.Close(folder)
+	if _, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", folder)); !errors.Is(err, unix.ENAMETOOLONG) {
+		t.Skipf("this kernel shows long paths: %v", err)
+	}
+	// A table of the test's own process, since others may not be ours to look at.
+	table := drain.Processes{Root: t.TempDir()}
+	for link, target := range map[string]string{"self": strconv.Itoa(os.Getpid()), strconv.Itoa(os.Getpid()): fmt.Sprintf("/proc/%d", os.Getpid())} {
+		if err := os.Symlink(target, filepath.Join(table.Root, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if clients := clientsOf(t, table, 77); len(clients) != 0 {
+		t.Errorf("got %v, want none", clients)
+	}
+}
+
+func TestAnAgentThatMayNotLookAtAllProcessesSaysSo(t *testing.T) {
+	result := make(chan error)
+	go func() {
+		// The thread gives up its rights for good, and ends with this goroutine, which does not unlock it.
+		runtime.LockOSThread()
+		if os.Geteuid() == 0 {
+			const keep, nobody = ^uintptr(0), 65534
+			if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, keep, nobody, keep); errno != 0 {
+				result <- errno
+				return
+			}
+		}
+		_, err := drain.Processes{}.Clients(t.Context(), 0, nil)
+		result <- err
+	}()
+	err := <-result
+	if err == nil {
+		t.Skip("every process here is the user's own")
+	}
+	if !errors.Is(err, fs.ErrPermission) || !strings.Contains(err.Error(), "/proc/") || !strings.Contains(err.Error(), "CAP_SYS_PTRACE") {
+		t.Errorf("got %v, want the process that could not be looked at, and what the agent lacks", err)
+	}
+}
+
+// cgroups is what /proc/PID/cgroup says on real systems, in the order of the runtimes and drivers that write it.
+var cgroups = []struct {
+	name string
+	text string
+	want drain.Owner
+}{
+	// Kubelet's systemd driver with containerd (SystemdCgroup = true), cgroup v2: the default of kubeadm, GKE and EKS.
+	{
+		"containerd, systemd, v2, burstable",
+		"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + inSlice + ".slice/cri-containerd-" + id + ".scope\n",
+		drain.Owner{PodUID: podUID, Container: id},
+	},
+	{
+		"containerd, systemd, v2, besteffort",
+		"0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod" + inSlice + ".slice/cri-containerd-" + id + ".scope\n",
+		drain.Owner{PodUID: podUID, Container: id},
+	},
+	{
+		"containerd, systemd, v2, guaranteed",
+		"0::/kubepods.slice/kubepods-pod" + inSlice + ".slice/cri-containerd-" + id + ".scope\n",
+		drain.Owner{PodUID: podUID, Container: id},
+	},
+	// A static pod's UID is the MD5 of its manifest: kubelet, pkg/kubelet/config.
+	{
+		"containerd, systemd, v2, a static pod",
+		"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + hash + ".slice/cri-containerd-" + id + ".scope\n",
+		drain.Owner{PodUID: hash, Container: id},
+	},
+	// CRI-O with conmon; crun puts processes in a cgroup "container" below the scope when it delegates.
+	{
+		"CRI-O, systemd, v2",
+		"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + inSlice + ".slice/crio-" + id + ".scope\n",
+		drain.Owner{PodUID: podUID, Container: id},
+	},
+	{
+		"CRI-O with crun, systemd, v2",
+		"0::/kubepods.slice/kubepods-pod" + inSlice + ".slice/crio-" + id + ".scope/container\n",
+		drain.Owner{PodUID: podUID, Container: id},
+	},
+	{
+		"CRI-O's conmon in the pod's slice",
+		"0::/kubepods.slice/kubepods-pod" + inSlice + ".slice/crio-conmon-" + id + ".scope\n",
+		drain.Owner{PodUID: podUID, Container: id},
+	},
+	// cri-dockerd with Docker's systemd driver.
+	{
+		"cri-dockerd, systemd, v2",
+		"0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod" + inSlice + ".slice/docker-" + id + ".scope\n",
+		drain.Owner{PodUID: podUID, Container: id},
+	},
+	// Kubelet's cgroupfs driver: k3s, microk8s, minikube, and kubelet's own default.
+	{"cgroupfs, v2, burstable", "0::/kubepods/burstable/pod" + podUID + "/" + id + "\n", drain.Owner{PodUID: podUID, Container: id}},
+	{"cgroupfs, v2, guaranteed", "0::/kubepods/pod" + podUID + "/" + id + "\n", drain.Owner{PodUID: podUID, Container: id}},
+	{"cgroupfs, v2, a static pod", "0::/kubepods/burstable/pod" + hash + "/" + id + "\n", drain.Owner{PodUID: hash, Container: id}},
+	{"cgroupfs, v2, a static pod with a UID of its own", "0::/kubepods/besteffort/podmy-uid/" + id + "\n", drain.Owner{PodUID: "my-uid", Container: id}},
+	{"cgroupfs below another root (cgroupRoot: /node-b)", "0::/node-b/kubepods/besteffort/pod" + podUID + "/" + id + "\n", drain.Owner{PodUID: podUID, Container: id}},
+	{"a process in a pod and in no container of it", "0::/kubepods/besteffort/pod" + podUID + "\n", drain.Owner{PodUID: podUID}},
+	// Kubelet's systemd driver over containerd's cgroupfs driver: a frequent misconfiguration.
+	{
+		"containerd with the other driver than kubelet, v2",
+		"0::/system.slice/containerd.service/kubepods-burstable-pod" + inSlice + ".slice:cri-containerd:" + id + "\n",
+		drain.Owner{PodUID: podUID, Container: id},
+	},
+	{
+		"containerd with the other driver than kubelet, v1",
+		"5:devices:/kubepods-besteffort-pod" + inSlice + ".slice:cri-containerd:" + id + "\n",
+		drain.Owner{PodUID: podUID, Container: id},
+	},
+	// cgroup v1: a line for each hierarchy.
+	{
+		"cgroupfs, v1",
+		"12:memory:/kubepods/burstable/pod" + podUID + "/" + id + "\n" +
+			"11:cpu,cpuacct:/kubepods/burstable/pod" + podUID + "/" + id + "\n" +
+			"1:name=systemd:/kubepods/burstable/pod" + podUID + "/" + id + "\n",
+		drain.Owner{PodUID: podUID, Container: id},
+	},
+	// Ubuntu 20.04: the unified hierarchy is mounted beside v1, and runc leaves the process in containerd's unit there.
+	{
+		"cgroupfs, v1 with an unused v2",
+		"0::/system.slice/containerd.service\n12:rdma:/\n11:cpuset:/kubepods/pod" + podUID + "/" + id + "\n",
+		drain.Owner{PodUID: podUID, Container: id},
+	},
+	{
+		"CRI-O, systemd, v1, where one hierarchy has the pod alone",
+		"12:pids:/kubepods.slice/kubepods-pod" + inSlice + ".slice\n" +
+			"1:name=systemd:/kubepods.slice/kubepods-pod" + inSlice + ".slice/crio-" + id + ".scope\n0::/\n",
+		drain.Owner{PodUID: podUID, Container: id},
+	},
+	// kind: the node is a container, and kubelet's cgroupRoot is /kubelet (older) or kubelet.slice.
+	{
+		"kind, seen from its node",
+		"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/kubelet-kubepods-burstable-pod" + inSlice + ".slice/cri-containerd-" + id + ".scope\n",
+		drain.Owner{PodUID: podUID, Container: id},
+	},
+	{
+		"kind, seen from the machine",
+		"0::/system.slice/docker-" + other + ".scope/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod" + inSlice + ".slice/cri-containerd-" + id + ".scope\n",
+		drain.Owner{PodUID: podUID, Container: id},
+	},
+	{
+		"kind of old with cgroupfs, seen from the machine", "9:memory:/docker/" + other + "/kubelet/kubepods/besteffort/pod" + podUID + "/" + id + "\n",
+		drain.Owner{PodUID: podUID, Container: id},
+	},
+	// Containers and systemd inside a pod: what the cluster knows is the pod and its own container.
+	{
+		"docker in a pod", "0::/kubepods/burstable/pod" + podUID + "/" + id + "/docker/" + other + "\n",
+		drain.Owner{PodUID: podUID, Container: id},
+	},
+	{
+		"systemd in a pod",
+		"0::/kubepods.slice/kubepods-pod" + inSlice + ".slice/cri-containerd-" + id + ".scope/system.slice/dbus.service\n",
+		drain.Owner{PodUID: podUID, Container: id},
+	},
+	// The agent in a cgroup namespace, as containerd and CRI-O make on v2: paths begin at the agent's own container.
+	{
+		"another QoS class, from a namespace, systemd",
+		"0::/../../../kubepods-besteffort.slice/kubepods-besteffort-pod" + inSlice + ".slice/cri-containerd-" + id + ".scope\n",
+		drain.Owner{PodUID: podUID, Container: id},
+	},
+	{
+		"the same QoS class, from a namespace, systemd", "0::/../../kubepods-burstable-pod" + inSlice + ".slice/crio-" + id + ".scope\n",
+		drain.Owner{PodUID: podUID, Container: id},
+	},
+	{"the same QoS class, from a namespace, cgroupfs", "0::/../../pod" + podUID + "/" + id + "\n", drain.Owner{PodUID: podUID, Container: id}},
+	{"a static pod, from a namespace, cgroupfs", "0::/../../../burstable/pod" + hash + "/" + id + "\n", drain.Owner{PodUID: hash, Container: id}},
+	{"the agent's own pod, from a namespace", "0::/../cri-containerd-" + id + ".scope\n", drain.Owner{Container: id}},
+	{"the agent's own container, from a namespace", "0::/\n", drain.Owner{}},
+	{"a unit, from a namespace", "0::/../../../../system.slice/nvidia-persistenced.service\n", drain.Owner{Unit: "nvidia-persistenced.service"}},
+	{"the host's root, from a namespace", "0::/../../../..\n", drain.Owner{}},
+	// Containers without kubelet.
+	{"docker, systemd, v2", "0::/system.slice/docker-" + id + ".scope\n", drain.Owner{Container: id}},
+	{"docker, cgroupfs, v1", "4:memory:/docker/" + id + "\n0::/system.slice/containerd.service\n", drain.Owner{Container: id}},
+	{"podman as root", "0::/machine.slice/libpod-" + id + ".scope/container\n", drain.Owner{Container: id}},
+	{"podman as a user", "0::/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-" + id + ".scope\n", drain.Owner{Container: id}},
+	{"podman's own pod", "0::/machine.slice/machine-libpod_pod_" + other + ".slice/libpod-" + id + ".scope\n", drain.Owner{Container: id}},
+	{"podman, cgroupfs", "0::/podman/x\n", drain.Owner{}},
+	{"nerdctl, cgroupfs", "0::/default/" + id + "\n", drain.Owner{Container: id}},
+	// Kubelet without cgroups of pods (cgroupsPerQOS: false), containerd's systemd driver.
+	{"a pod without a cgroup", "0::/system.slice/cri-containerd-" + id + ".scope\n", drain.Owner{Container: id}},
+	{"LXC", "0::/lxc.payload.gpu1/system.slice/nvidia-persistenced.service\n", drain.Owner{}},
+	// systemd of the host.
+	{"a unit, v2", "0::/system.slice/nvidia-persistenced.service\n", drain.Owner{Unit: "nvidia-persistenced.service"}},
+	{
+		"a unit, v1",
+		"12:cpuset:/\n5:devices:/system.slice/nvidia-dcgm.service\n1:name=systemd:/system.slice/nvidia-dcgm.service\n0::/system.slice/nvidia-dcgm.service\n",
+		drain.Owner{Unit: "nvidia-dcgm.service"},
+	},
+	{"an instance of a unit", `0::/system.slice/system-nvidia\x2dmon.slice/nvidia-mon@0.service` + "\n", drain.Owner{Unit: "nvidia-mon@0.service"}},
+	{"a unit that divides its cgroup", "0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n", drain.Owner{Unit: "slurmstepd.scope"}},
+	{"containerd itself", "0::/system.slice/containerd.service\n", drain.Owner{Unit: "containerd.service"}},
+	{"a login session", "0::/user.slice/user-1000.slice/session-3.scope\n", drain.Owner{Unit: "session-3.scope"}},
+	{"an application of a desktop", "0::/user.slice/user-1000.slice/user@1000.service/app.slice/app-gnome-blender-4711.scope\n", drain.Owner{Unit: "user@1000.service"}},
+	{"a name that systemd escaped", "0::/system.slice/_cgroup.service\n", drain.Owner{Unit: "cgroup.service"}},
+	{"process 1", "0::/init.scope\n", drain.Owner{Unit: "init.scope"}},
+	{"a unit whose cgroup was removed", "0::/system.slice/nvidia-smi.service (deleted)\n", drain.Owner{Unit: "nvidia-smi.service"}},
+	{"a container whose cgroup was removed", "0::/kubepods/pod" + podUID + "/" + id + " (deleted)\n", drain.Owner{PodUID: podUID, Container: id}},
+	{"a slice alone", "0::/user.slice\n", drain.Owner{}},
+	// What cannot be understood.
+	{"nothing", "", drain.Owner{}},
+	{"no end of line", "0::/system.slice/a.service", drain.Owner{Unit: "a.service"}},
+	{"no path", "0:\n1:cpu\nnonsense\n", drain.Owner{}},
+	{"a path with colons", "0::/system.slice/a:b.service\n", drain.Owner{Unit: "a:b.service"}},
+}
+
+func TestParseCgroup(t *testing.T) {
+	for _, c := range cgroups {
+		t.Run(c.name, func(t *testing.T) {
+			if diff := cmp.Diff(c.want, drain.ParseCgroup(c.text)); diff != "" {
+				t.Errorf("ParseCgroup (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func FuzzParseCgroup(f *testing.F) {
+	for _, c := range cgroups {
+		f.Add(c.text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		got := drain.ParseCgroup(text)
+		if got.Unit != "" && (got.PodUID != "" || got.Container != "") {
+			t.Errorf("%+v is of a container and of a unit", got)
+		}
+		if strings.ContainsAny(string(got.PodUID)+got.Container+got.Unit, "/\n") {
+			t.Errorf("%+v has parts of a path or another line", got)
+		}
+		if n := len(got.Container); n != 0 && n != len(id) {
+			t.Errorf("container %q is no id", got.Container)
+		}
+		if more := drain.ParseCgroup("7:cpuset:/\n" + text); more != got {
+			t.Errorf("with a line that says nothing, got %+v, want %+v as without", more, got)
+		}
+		// Every name that is read fits a text for people.
+		_ = drain.NameClients([]drain.Client{{PID: 1, Owner: got}}, nil)
+	})
+}
+
+func TestNameClients(t *testing.T) {
+	trainer := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team-a", Name: "trainer-0", UID: podUID}}
+	static := corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "kube-system", Name: "monitor-node-1", UID: "ffffffff-0000-0000-0000-000000000000",
+		Annotations: map[string]string{"kubernetes.io/config.hash": hash},
+	}}
+	custom := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "own-uid-node-1", Annotations: map[string]string{"kubernetes.io/config.hash": "my_own-uid"}}}
+	plain := corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "team-b", Name: "plain", UID: "eeeeeeee-0000-0000-0000-000000000000"},
+		Status:     corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{ContainerID: ""}, {ContainerID: "containerd://" + other}}},
+	}
+	pods := []corev1.Pod{trainer, static, custom, plain}
+	for _, c := range []struct {
+		client drain.Client
+		want   string
+	}{
+		{drain.Client{PID: 4711, Command: "python", Owner: drain.Owner{PodUID: podUID, Container: id}}, "pid 4711 python of pod team-a/trainer-0"},
+		{drain.Client{PID: 12, Command: "dcgm-exporter", Owner: drain.Owner{PodUID: hash}}, "pid 12 dcgm-exporter of pod kube-system/monitor-node-1"},
+		{drain.Client{PID: 12, Command: "python", Owner: drain.Owner{PodUID: "my-own-uid"}}, "pid 12 python of pod kube-system/own-uid-node-1"},
+		{drain.Client{PID: 13, Command: "python", Owner: drain.Owner{Container: other}}, "pid 13 python of pod team-b/plain"},
+		// The pod's own word counts more than the container's.
+		{drain.Client{PID: 14, Command: "python", Owner: drain.Owner{PodUID: "0-0", Container: other}}, "pid 14 python (pod with UID 0-0)"},
+		{drain.Client{PID: 812, Command: "nvidia-persiste", Owner: drain.Owner{Unit: "nvidia-persistenced.service"}}, "pid 812 nvidia-persiste of nvidia-persistenced.service"},
+		{drain.Client{PID: 99, Command: "dcgm-exporter", Owner: drain.Owner{Container: id}}, "pid 99 dcgm-exporter (container 3f2a9c51d0e7)"},
+		{drain.Client{PID: 99, Command: "python"}, "pid 99 python"},
+		{drain.Client{PID: 99, Unlisted: true}, "pid 99 (reported by NVML, not in the process table)"},
+		{drain.Client{PID: 700, Command: "gpuslice-agent", Self: true, Owner: drain.Owner{PodUID: podUID}}, "pid 700 gpuslice-agent (the agent itself)"},
+	} {
+		t.Run(c.want, func(t *testing.T) {
+			if got := drain.NameClients([]drain.Client{c.client}, pods); len(got) != 1 || got[0] != c.want {
+				t.Errorf("got %q, want %q", got, c.want)
+			}
+		})
+	}
+	if got := drain.NameClients(nil, pods); len(got) != 0 {
+		t.Errorf("of no clients, got %q", got)
+	}
+	if want, got := "pid 4711 python (pod with UID "+podUID+")", fmt.Sprint(drain.Client{PID: 4711, Command: "python", Owner: drain.Owner{PodUID: podUID}}); got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestKnownProgramsHaveARemedy(t *testing.T) {
+	for _, program := range []string{
+		"nvidia-persistenced", "nv-fabricmanager", "nv-hostengine", "dcgm-exporter", "nvsm_core", "nvsm-api-gateway", "Xorg", "Xwayland",
+		"gdm-x-session", "gdm3", "gnome-shell", "nvidia-smi", "nvtop", "nvidia-device-plugin", "gpu-feature-discovery",
+		"nvidia-cuda-mps-server", "nvidia-cuda-mps-control", "nvidia-mig-manager",
+	} {
+		command := program[:min(len(program), 15)] // TASK_COMM_LEN is 16, with the final zero
+		if (drain.Client{Command: command}).Remedy() == "" {
+			t.Errorf("no remedy for %s, which shows as %s", program, command)
+		}
+	}
+	for _, command := range []string{"", "python", "nvidia", "Xo"} {
+		if got := (drain.Client{Command: command}).Remedy(); got != "" {
+			t.Errorf("%q has remedy %q, want none", command, got)
+		}
+	}
+}
+
+// A large node: 2,000 processes with 50 open files each, eight of which hold the GPU.
+func BenchmarkClients(b *testing.B) {
+	var processes []process
+	for pid := 1000; pid < 3000; pid++ {
+		processes = append(processes, process{pid: pid, command: "python", cgroup: "0::/kubepods/burstable/pod" + podUID + "/" + id + "\n"})
+	}
+	sockets := make([]string, 49)
+	for n := range sockets {
+		sockets[n] = fmt.Sprintf("socket:[%d]", 4026531840+n)
+	}
+	idle := process{pid: 5, files: slices.Concat(sockets, []string{"/dev/null"})}
+	holder := process{pid: 1000, command: "python", files: slices.Concat(sockets, []string{"/dev/nvidia3"})}
+	table := processTable(b, append([]process{idle, holder}, processes[1:]...)...)
+	// Symbolic links are costly to make: the processes share the folders of these two.
+	for _, p := range processes[1:] {
+		files, like := filepath.Join(table.Root, strconv.Itoa(p.pid), "fd"), idle
+		if p.pid%250 == 0 {
+			like = holder
+		}
+		if err := errors.Join(os.Remove(files), os.Symlink(filepath.Join(table.Root, strconv.Itoa(like.pid), "fd"), files)); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		clients, err := table.Clients(b.Context(), 3, nil)
+		if err != nil || len(clients) != 8 {
+			b.Fatalf("got %d clients and error %v, want 8", len(clients), err)
+		}
+	}
+}
