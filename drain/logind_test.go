@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -18,21 +19,25 @@ import (
 	"github.com/gpuslice/gpuslice/test/systemd/systemdtest"
 )
 
-// host is a bus with a logind, and the Logind that asks it. The test fails if that leaves a goroutine behind.
+// host is a bus with a logind, and the Logind that asks it. The test fails if that leaves a connection behind.
 func host(t *testing.T, o systemd.Options) (*systemd.Host, *drain.Logind) {
 	t.Helper()
-	noGoroutineStays(t)
 	h := systemdtest.Start(t, o)
+	noConnectionStays(t)
 	return h, &drain.Logind{Address: h.Address()}
 }
 
-// noGoroutineStays waits at the end of the test, when all buses are gone, until nobody talks D-Bus any more. A goroutine
-// that stays keeps it waiting until the tests' time is up; the stacks that are printed then show it.
-func noGoroutineStays(t *testing.T) {
+// noConnectionStays waits at the end of the test until no more goroutines talk D-Bus than do now. One that stays keeps it
+// waiting until the tests' time is up; the stacks that are printed then show it.
+func noConnectionStays(t *testing.T) {
 	t.Helper()
-	t.Cleanup(func() {
+	talking := func() int {
 		stacks := make([]byte, 1<<20)
-		for strings.Contains(string(stacks[:runtime.Stack(stacks, true)]), "godbus/dbus/v5.") {
+		return strings.Count(string(stacks[:runtime.Stack(stacks, true)]), "created by github.com/godbus/dbus/v5.")
+	}
+	before := talking()
+	t.Cleanup(func() {
+		for talking() > before {
 			runtime.Gosched()
 		}
 	})
@@ -93,8 +98,32 @@ func TestLogindDelaysAShutdownUntilItIsReleased(t *testing.T) {
 	if err := h.Wait(t.Context(), func() bool { return h.Reboots() == 1 }); err != nil {
 		t.Error(err)
 	}
-	release() // is no fault, and closes nobody else's descriptor
 	wantLocks(t, h, 0)
+}
+
+func TestLogindReleasesALockOnce(t *testing.T) {
+	_, logind := host(t, systemd.Options{})
+	release, err := logind.Inhibit(t.Context(), "once")
+	if err != nil {
+		t.Fatal(err)
+	}
+	release()
+	// One of these gets the number that the lock's descriptor had: the kernel gives the lowest.
+	var files []*os.File
+	for range 64 {
+		file, err := os.Open(os.DevNull)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		files = append(files, file)
+	}
+	release()
+	for _, file := range files {
+		if _, err := file.Stat(); err != nil {
+			t.Errorf("a descriptor that is not the lock's is closed: %v", err)
+		}
+	}
 }
 
 func TestLogindHoldsALockThatOutlivesItsBus(t *testing.T) {
@@ -171,6 +200,25 @@ func TestLogindThatRefusesSaysWhatToDo(t *testing.T) {
 	}
 }
 
+func TestLogindAnswersByNamesOfErrors(t *testing.T) {
+	h, logind := host(t, systemd.Options{})
+	for name, want := range map[string]error{
+		"org.freedesktop.DBus.Error.NoReply":            drain.ErrLogindSilent, // it died over the call
+		"org.freedesktop.DBus.Error.TimedOut":           drain.ErrLogindSilent,
+		"org.freedesktop.systemd1.NoSuchUnit":           drain.ErrNoLogind,
+		"org.freedesktop.login1.OperationInProgress":    drain.ErrShuttingDown,
+		"org.freedesktop.login1.BlockedByInhibitorLock": drain.ErrRebootInhibited,
+	} {
+		h.Fail(systemd.Reboot, systemd.Fault{Error: name, Message: "the reason"})
+		wantIs(t, logind.Reboot(t.Context()), want)
+	}
+	h.Fail(systemd.Reboot, systemd.Fault{Error: "org.freedesktop.DBus.Error.LimitsExceeded", Message: "too many calls"})
+	err := logind.Reboot(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "LimitsExceeded: too many calls") {
+		t.Errorf("error is %v, want what the bus said", err)
+	}
+}
+
 func TestLogindTellsBeforeThatItWouldNotReboot(t *testing.T) {
 	for answer, want := range map[string]error{
 		"no": drain.ErrLogindRefuses, "na": drain.ErrLogindRefuses, "challenge": drain.ErrLogindRefuses,
@@ -218,9 +266,9 @@ func TestLogindThatDoesNotExist(t *testing.T) {
 	}
 	left.SetUnlinkOnClose(false)
 	left.Close()
-	noGoroutineStays(t)
 	h := systemdtest.Start(t, systemd.Options{NoLogind: true})
 	masked := systemdtest.Start(t, systemd.Options{})
+	noConnectionStays(t)
 	masked.Fail(systemd.Inhibit, systemd.Fault{Error: "org.freedesktop.systemd1.UnitMasked", Message: "Unit is masked."})
 	for name, l := range map[string]*drain.Logind{
 		"no socket":                  {Address: "unix:path=" + dir + "/missing"},
@@ -309,7 +357,7 @@ func TestLogindThatAnswersTooLateLeavesNoLock(t *testing.T) {
 }
 
 func TestLogindOnABusThatNeverSpeaksIsLeft(t *testing.T) {
-	noGoroutineStays(t)
+	noConnectionStays(t)
 	path := filepath.Join(t.TempDir(), "silent")
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
 	if err != nil {
@@ -346,7 +394,7 @@ func TestLogindOnABusThatNeverSpeaksIsLeft(t *testing.T) {
 }
 
 func TestLogindOnABusThatTalksNonsense(t *testing.T) {
-	noGoroutineStays(t)
+	noConnectionStays(t)
 	path := filepath.Join(t.TempDir(), "nonsense")
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
 	if err != nil {
