@@ -24,8 +24,9 @@ const current = 257
 
 // Options of a host. The zero value has a logind and a systemd without units.
 type Options struct {
-	// Dir is where the bus keeps its socket, settings and log. Its path must be short. Empty means a temporary one,
-	// which Close removes.
+	// Dir is where the bus keeps its socket, settings and log; it is made where it is missing. Its path must be short.
+	// The socket has the name it has on a host, so "<root>/run/dbus" is a bus for programs that look for the host
+	// below a root, such as mig-manager by HOST_ROOT_MOUNT. Empty means a temporary one, which Close removes.
 	Dir string
 	// Version of systemd, which is what its answers differ by: 0 is 257. From 257 on, locks of mode "block" stop
 	// root's reboot too.
@@ -107,6 +108,8 @@ func Start(ctx context.Context, o Options) (*Host, error) {
 			return nil, fmt.Errorf("starting a system bus: %w", err)
 		}
 		h.dir, h.temporary = dir, true
+	} else if err := os.MkdirAll(h.dir, 0o750); err != nil {
+		return nil, fmt.Errorf("starting a system bus: %w", err)
 	}
 	if err := h.start(ctx); err != nil {
 		return nil, errors.Join(err, h.Close())
