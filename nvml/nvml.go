@@ -238,6 +238,9 @@ type Driver interface {
 	// it is ErrInUse: turning the mode off on that one GPU lets the reset pass. It does not survive a reboot, unless the
 	// daemon sets it again.
 	SetPersistence(ctx context.Context, gpu UUID, on bool) error
+	// Release lets go of the driver, so that it can be unloaded: the kernel keeps one that a process has open. The next
+	// Snapshot takes hold of it again, and so does what waits for events, after it.
+	Release(ctx context.Context) error
 	// Events delivers news until ctx ends, then closes the channel.
 	Events(ctx context.Context) (<-chan Event, error)
 }

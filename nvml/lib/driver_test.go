@@ -50,7 +50,7 @@ func create(t *testing.T, d nvml.Driver, g nvml.GPU, name string) nvml.Placed {
 func TestADriverThatIsInstalledLaterIsFound(t *testing.T) {
 	newNode(t, "gpus: [{model: H200}]")
 	root := t.TempDir()
-	d := lib.Open(lib.Options{DriverRoot: root})
+	d := releasing(t, lib.Open(lib.Options{DriverRoot: root}))
 	_, err := d.Snapshot(t.Context())
 	expectError(t, err, nvml.ErrNoDriver, "there is no libnvidia-ml.so.1 under "+root)
 	install(t, root)
@@ -495,6 +495,45 @@ func TestADriverThatGoesAwayWhileEventsAreRegisteredIsToldOf(t *testing.T) {
 	fail(t, n, gpusim.GetHandleByIndex, gpusim.Fault{Return: gpusim.Uninitialized, After: 1})
 	_, err := openDriver(t).Events(t.Context())
 	expectError(t, err, nvml.ErrNoDriver, "ERROR_UNINITIALIZED")
+}
+
+// The kernel does not unload a driver that a process has open: every initialisation is ended, and none is made by what
+// goes on in the background, until somebody looks at the GPUs again.
+func TestADriverThatIsReleasedIsNotHeldByAnything(t *testing.T) {
+	n := newNode(t, "gpus: [{model: H200}]")
+	d := openDriver(t)
+	snapshot(t, d)
+	news, err := d.Events(t.Context())
+	if err != nil || !held(t, n) {
+		t.Fatalf("error %v; while events are waited for, something has the driver open: %t", err, held(t, n))
+	}
+	if err := d.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Events(t.Context()); !errors.Is(err, nvml.ErrNoDriver) {
+		t.Errorf("asking for events: %v, want %v", err, nvml.ErrNoDriver)
+	}
+	if held(t, n) {
+		t.Error("something has the driver open")
+	}
+	select {
+	case _, open := <-news:
+		t.Errorf("events have come to an end, or one has come (%t)", open)
+	default:
+	}
+	snapshot(t, d)
+	if !held(t, n) {
+		t.Error("after another look nothing has the driver open")
+	}
+}
+
+func held(t *testing.T, n *gpusim.Node) bool {
+	t.Helper()
+	held, err := n.Held()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return held
 }
 
 func BenchmarkSnapshot(b *testing.B) {

@@ -3,6 +3,7 @@ package lib
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	nv "github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -51,15 +52,24 @@ func (d *Driver) Events(ctx context.Context) (<-chan nvml.Event, error) {
 	return out, nil
 }
 
+var errReleased = fmt.Errorf("%w: it is being replaced, and the agent has let go of it", nvml.ErrNoDriver)
+
 // register makes a set of the events of all GPUs.
 func (d *Driver) register(ctx context.Context) (nv.EventSet, error) {
 	ctx, cancel := context.WithTimeout(ctx, registerWait)
 	defer cancel()
+	if d.released.Load() {
+		return nil, &nvml.Error{Op: "registering for events", Err: errReleased}
+	}
 	var set nv.EventSet
 	err := d.call(ctx, "registering for events", "", func(ctx context.Context, s *session) (err error) {
 		set, err = s.register()
-		if err == nil && ctx.Err() != nil { // nobody waits for it any more
+		switch {
+		case err != nil:
+		case ctx.Err() != nil: // nobody waits for it any more
 			_ = set.Free()
+		default:
+			d.waits.Add(1)
 		}
 		return err
 	})
@@ -100,7 +110,19 @@ func (s *session) register() (nv.EventSet, error) {
 
 // wait hands on events until ctx ends.
 func (d *Driver) wait(ctx context.Context, set nv.EventSet, found chan<- nvml.Event) {
-	for ctx.Err() == nil {
+	for set != nil {
+		ret := d.listen(ctx, set, found)
+		if !errors.Is(cause(ret), nvml.ErrNoDriver) { // with the driver the set is gone, and may not be touched again
+			_ = set.Free()
+		}
+		d.waits.Done()
+		set = d.again(ctx)
+	}
+}
+
+// listen hands on the events of one set until the driver is let go, ctx ends, or the library fails.
+func (d *Driver) listen(ctx context.Context, set nv.EventSet, found chan<- nvml.Event) nv.Return {
+	for ctx.Err() == nil && !d.released.Load() {
 		e, ret := set.Wait(uint32(eventWait / time.Millisecond))
 		switch ret {
 		case nv.ERROR_TIMEOUT:
@@ -111,15 +133,10 @@ func (d *Driver) wait(ctx context.Context, set nv.EventSet, found chan<- nvml.Ev
 			}
 		default:
 			d.log.Debug("waiting for events", zap.String("code", name(ret)))
-			if !errors.Is(cause(ret), nvml.ErrNoDriver) { // with the driver the set is gone, and may not be touched again
-				_ = set.Free()
-			}
-			if set = d.again(ctx); set == nil {
-				return
-			}
+			return ret
 		}
 	}
-	_ = set.Free() // nobody is left to tell
+	return nv.SUCCESS
 }
 
 // again registers anew until it succeeds or ctx ends, when it gives nil.

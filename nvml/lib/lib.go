@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 
 	"github.com/NVIDIA/go-nvml/pkg/dl"
@@ -49,6 +50,9 @@ type Driver struct {
 	slot chan struct{} // holds a token while a call is in the library
 	hung atomic.Bool   // that call was given up by its caller, and has not come back yet
 
+	released atomic.Bool    // nothing may be opened before the next Snapshot
+	waits    sync.WaitGroup // waits for events, which have the library open beside the slot
+
 	session *session // nil while the library is not open; only for the holder of slot
 	known   memory   // what outlives a session; only for the holder of slot
 }
@@ -65,9 +69,27 @@ func Open(o Options) *Driver {
 	return &Driver{options: o, log: log.Named("nvml"), slot: make(chan struct{}, 1), known: memory{}}
 }
 
-// call runs one operation with the library open, and returns when it is done or when ctx ends. An operation that is given
-// up goes on by itself, so that nothing is left half done; until it is back every call fails at once.
+// call runs one operation with the library open.
 func (d *Driver) call(ctx context.Context, op string, gpu nvml.UUID, f func(context.Context, *session) error) error {
+	return d.alone(ctx, op, gpu, func() error { return d.inside(ctx, op, f) })
+}
+
+// Release implements nvml.Driver.
+func (d *Driver) Release(ctx context.Context) error {
+	d.released.Store(true)
+	return d.alone(ctx, "letting go of the driver", "", func() error {
+		d.waits.Wait() // at most as long as one wait lasts
+		if d.session != nil {
+			d.session.close()
+			d.session = nil
+		}
+		return nil
+	})
+}
+
+// alone runs one operation while no other runs, and returns when it is done or when ctx ends. An operation that is given
+// up goes on by itself, so that nothing is left half done; until it is back every call fails at once.
+func (d *Driver) alone(ctx context.Context, op string, gpu nvml.UUID, f func() error) error {
 	if ctx.Err() != nil {
 		return &nvml.Error{Op: op, GPU: gpu, Err: ctx.Err()}
 	}
@@ -82,7 +104,7 @@ func (d *Driver) call(ctx context.Context, op string, gpu nvml.UUID, f func(cont
 	done := make(chan error, 1)
 	go func() {
 		// In this order: a caller that gives up between two of these lines finds the result, or has its mark taken away.
-		done <- d.inside(ctx, op, f)
+		done <- f()
 		d.hung.Store(false)
 		<-d.slot
 	}()

@@ -2,12 +2,15 @@ package lib_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"syscall"
 	"testing"
+	"time"
 
+	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/nvml/lib"
 	"github.com/gpuslice/gpuslice/test/binaries"
 	"github.com/gpuslice/gpuslice/test/gpusim"
@@ -86,7 +89,20 @@ func nodeIn(t *testing.T, dir, spec string) *gpusim.Node {
 
 func openDriver(t *testing.T) *lib.Driver {
 	t.Helper()
-	return lib.Open(lib.Options{Library: os.Getenv(libraryFile)})
+	return releasing(t, lib.Open(lib.Options{Library: os.Getenv(libraryFile)}))
+}
+
+// releasing lets go of the library at the end of the test, which all tests of the process share. A driver that a test has
+// left hanging cannot do that.
+func releasing(t *testing.T, d *lib.Driver) *lib.Driver {
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute)
+		defer cancel()
+		if err := d.Release(ctx); err != nil && !errors.Is(err, nvml.ErrUnresponsive) {
+			t.Error(err)
+		}
+	})
+	return d
 }
 
 // install puts the simulated library where Debian has it in the file system at root.

@@ -18,6 +18,7 @@ const mebibyte = 1 << 20
 // Snapshot implements nvml.Driver.
 func (d *Driver) Snapshot(ctx context.Context) ([]nvml.GPU, error) {
 	var out []nvml.GPU
+	d.released.Store(false)
 	err := d.call(ctx, "looking at the GPUs", "", func(ctx context.Context, s *session) (err error) {
 		out, err = s.snapshot(ctx)
 		return err

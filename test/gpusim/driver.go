@@ -315,6 +315,9 @@ func (d *driver) device(op string, gpu nvml.UUID) (Device, error) {
 	return h, failure(op, gpu, r)
 }
 
+// Release implements nvml.Driver. Between two calls this one holds nothing.
+func (d *driver) Release(context.Context) error { return nil }
+
 // SetMode implements nvml.Driver.
 func (d *driver) SetMode(ctx context.Context, gpu nvml.UUID, on bool) error {
 	op := map[bool]string{true: "turning MIG mode on", false: "turning MIG mode off"}[on]

@@ -41,6 +41,7 @@ var process struct {
 	library *gpusim.Library // nil before the first nvmlInit that found a node
 	node    string          // directory that library is over
 	version string          // of the driver that this file is a part of: the one that the first node had
+	open    *os.File        // while the library is initialised: the kernel does not unload its driver
 }
 
 // nodeDir asks C, since a Go runtime sees only the environment that its program was started with.
@@ -78,7 +79,15 @@ func nvmlInit_v2() int32 {
 		}
 		process.library, process.node, process.version = l, dir, l.Version()
 	}
-	return int32(process.library.Init())
+	r := process.library.Init()
+	if r == gpusim.Success && process.open == nil {
+		open, err := gpusim.Hold(process.node)
+		if err != nil {
+			return int32(gpusim.OperatingSystem)
+		}
+		process.open = open
+	}
+	return int32(r)
 }
 
 //export nvmlInit
@@ -88,7 +97,16 @@ func nvmlInit() int32 { return nvmlInit_v2() }
 func nvmlInitWithFlags(uint32) int32 { return nvmlInit_v2() }
 
 //export nvmlShutdown
-func nvmlShutdown() int32 { return int32(lib().Shutdown()) }
+func nvmlShutdown() int32 {
+	r := lib().Shutdown()
+	process.mu.Lock()
+	defer process.mu.Unlock()
+	if process.open != nil && !process.library.Initialized() {
+		_ = process.open.Close() // with it goes the lock
+		process.open = nil
+	}
+	return int32(r)
+}
 
 // errorTexts keeps the C strings that nvmlErrorString has given out.
 var errorTexts struct {
