@@ -140,7 +140,7 @@ func TestOnlyFilesOfTheGPUCount(t *testing.T) {
 		{"/dev/nvidia-modeset", -1, false},
 		{"/dev/nvidia-nvswitch3", 3, false},
 		{"/dev/nvidia-nvswitchctl", -1, false},
-		{"/home/anna/nvidia3", 3, false},
+		{"/srv/anna/nvidia3", 3, false},
 		{"/dev/nvidia3/notes", 3, false},
 		{"/dev/nvidia-3", 3, false},
 		{"/dev/nvidia", 0, false},

@@ -21,6 +21,7 @@ import (
 // added; and because a journal that says what was before is only true of the node it was read from.
 type Fence struct {
 	Taint           corev1.Taint // what keeps pods off; no other tool uses its key
+	StartupKey      string       // taint of nodes that have just been registered, to be taken away once they are ready
 	JournalKey      string       // annotation that holds the journal
 	KeepCordonedKey string       // annotation by which people ask that the node stays cordoned; any value counts
 }
@@ -56,14 +57,24 @@ func (f Fence) Open(node *corev1.Node) ([]byte, error) {
 		return nil, fmt.Errorf("opening the fence of node %s: %w", node.Name, err)
 	}
 	p.cordon(node)
-	p.taints(node, f.untainted(node))
+	p.taints(node, f.opened(node))
 	return p.bytes()
 }
 
-// Lift takes the taint and the journal away, and the cordon too if uncordon is set and nobody asked to keep it, all in
+// Lift takes the taints and the journal away, and the cordon too if uncordon is set and nobody asked to keep it, all in
 // one patch: a journal that outlives its cordon, or the reverse, would be read as work that is still to be done. Whether
 // the cordon is ours to lift is for the caller to say.
 func (f Fence) Lift(node *corev1.Node, uncordon bool) ([]byte, error) {
+	return f.lift(node, uncordon, f.opened(node))
+}
+
+// LiftUnready is Lift for a node that has just been registered and could not be made ready: the startup taint keeps pods
+// away from it as before.
+func (f Fence) LiftUnready(node *corev1.Node, uncordon bool) ([]byte, error) {
+	return f.lift(node, uncordon, append(f.opened(node), corev1.Taint{Key: f.StartupKey, Effect: corev1.TaintEffectNoSchedule}))
+}
+
+func (f Fence) lift(node *corev1.Node, uncordon bool, taints []corev1.Taint) ([]byte, error) {
 	p, err := f.guarded(node)
 	if err != nil {
 		return nil, fmt.Errorf("lifting the fence of node %s: %w", node.Name, err)
@@ -74,13 +85,18 @@ func (f Fence) Lift(node *corev1.Node, uncordon bool) ([]byte, error) {
 	if _, keep := node.Annotations[f.KeepCordonedKey]; uncordon && !keep && node.Spec.Unschedulable {
 		p.spec()["unschedulable"] = false
 	}
-	p.taints(node, f.untainted(node))
+	p.taints(node, taints)
 	return p.bytes()
 }
 
 // Stands reports whether the fence's taint is on the node.
 func (f Fence) Stands(node *corev1.Node) bool {
 	return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.MatchTaint(&f.Taint) })
+}
+
+// Startup reports whether the node has the taint of one that has just been registered, whatever its effect.
+func (f Fence) Startup(node *corev1.Node) bool {
+	return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == f.StartupKey })
 }
 
 // tainted is the node's taints with the fence's own. One that stands already is kept as it is, with its time; one of
@@ -97,6 +113,11 @@ func (f Fence) tainted(node *corev1.Node) []corev1.Taint {
 
 func (f Fence) untainted(node *corev1.Node) []corev1.Taint {
 	return slices.DeleteFunc(slices.Clone(node.Spec.Taints), func(t corev1.Taint) bool { return t.Key == f.Taint.Key })
+}
+
+// opened is the node's taints without the fence's and without that of a node that has just been registered.
+func (f Fence) opened(node *corev1.Node) []corev1.Taint {
+	return slices.DeleteFunc(f.untainted(node), func(t corev1.Taint) bool { return t.Key == f.StartupKey })
 }
 
 func (f Fence) recording(node *corev1.Node, journal string) (*patch, error) {

@@ -90,6 +90,20 @@ func GPUPods(pods []corev1.Pod, assigned Assignments) []Pod {
 	return out
 }
 
+// Drainable picks the pods that have to leave before the node is rebooted: all but those that have ended, those of
+// DaemonSets, which come back to any node that is up, and static ones, which no API request can move.
+func Drainable(pods []corev1.Pod) []Pod {
+	var out []Pod
+	for i := range pods {
+		p := Describe(&pods[i])
+		ended := pods[i].Status.Phase == corev1.PodSucceeded || pods[i].Status.Phase == corev1.PodFailed
+		if !ended && !p.Daemon && !p.Mirror {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
 // Describe is the pod without what only kubelet knows of it: its devices.
 func Describe(pod *corev1.Pod) Pod {
 	p := Pod{
