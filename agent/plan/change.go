@@ -11,7 +11,9 @@ import (
 type change struct {
 	gpu         nvml.UUID
 	steps       []Step
+	later       []Step // what follows a reboot, if the change waits for one
 	changesMode bool
+	waits       bool     // the mode becomes current at a reboot only
 	takesAway   bool     // it destroys an instance or changes the mode: something that kubelet may give out goes
 	taken       []string // UUIDs, as kubelet knows them, of the devices that go
 }
@@ -22,7 +24,7 @@ var (
 )
 
 // changeOf compares one GPU with its target.
-func changeOf(gpu nvml.GPU, target Target) (change, error) {
+func (seen Observed) changeOf(gpu nvml.GPU, target Target) (change, error) {
 	if gpu.Lost {
 		return change{}, errLost
 	}
@@ -36,7 +38,14 @@ func changeOf(gpu nvml.GPU, target Target) (change, error) {
 	if err != nil {
 		return change{}, err
 	}
+	if seen.atReboot(gpu, target) {
+		return leftPending(gpu), nil
+	}
 	c := change{gpu: gpu.UUID, changesMode: gpu.Enabled != target.MIG || gpu.Pending != target.MIG}
+	c.waits = seen.Reboots.Needed && gpu.Enabled != target.MIG
+	if c.waits && !target.MIG && seen.Reboots.Policy == RebootNever && !target.Undo {
+		return change{}, ErrNeedsReboot
+	}
 	c.takesAway = c.changesMode || len(solution.Destroy) > 0
 	c.taken = taken(gpu, solution, c.changesMode)
 
@@ -50,18 +59,41 @@ func changeOf(gpu nvml.GPU, target Target) (change, error) {
 		step := step
 		step.Kind, step.On = SetMode, target.MIG
 		c.steps = append(c.steps, step)
-	} else if gpu.Enabled != target.MIG {
+	} else if gpu.Enabled != target.MIG && !c.waits {
 		// Asked for already, and still pending: the driver could not reset the GPU by itself.
-		step := step
-		step.Kind = Reset
-		c.steps = append(c.steps, step)
+		c.steps = append(c.steps, reset(gpu)...)
+	}
+	made := &c.steps
+	if c.waits {
+		made = &c.later
 	}
 	for _, p := range solution.Create {
 		step := step
 		step.Kind, step.Instance = Create, p
-		c.steps = append(c.steps, step)
+		*made = append(*made, step)
 	}
 	return c, nil
+}
+
+// leftPending asks for MIG mode and leaves the rest to the next reboot. Pods have to leave the GPU for it: the driver
+// resets a GPU that nobody holds, if it finds that it can after all.
+func leftPending(gpu nvml.GPU) change {
+	if gpu.Pending {
+		return change{}
+	}
+	return change{
+		gpu: gpu.UUID, changesMode: true, takesAway: true, taken: []string{string(gpu.UUID)},
+		steps: []Step{{Kind: SetMode, GPU: gpu.UUID, Index: gpu.Index, On: true}},
+	}
+}
+
+// reset makes a pending mode current. Persistence mode is a client of the GPU like any other, and given back afterwards.
+func reset(gpu nvml.GPU) []Step {
+	var steps []Step
+	if gpu.Persistent {
+		steps = append(steps, Step{Kind: SetPersistence, GPU: gpu.UUID, Index: gpu.Index})
+	}
+	return append(steps, Step{Kind: Reset, GPU: gpu.UUID, Index: gpu.Index})
 }
 
 func solve(gpu nvml.GPU, target Target) (nvml.Solution, error) {

@@ -7,6 +7,7 @@ package plan
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -18,16 +19,20 @@ type Observed struct {
 	Operands []Operand
 	Journal  Journal
 	Fenced   bool // our taint keeps new pods away
+	Startup  bool // the taint of a node that has just been registered keeps pods away until the capacity is proven
 	Undo     bool // what is planned is the way back
+	Reboots  Reboots
+	CDI      []string // CDI specs that describe other GPU instances than there are
 	Capacity Capacity
 }
 
 // Journal is what the planner needs to know of what is owed to the node.
 type Journal struct {
-	Owed   bool               // there is a journal
-	Other  bool               // it is about another target than the one that is planned
-	Cuts   map[nvml.UUID]bool // GPUs whose former cut it holds
-	Proven bool               // the capacity agreed with the hardware when the change began, and must do so again
+	Owed       bool               // there is a journal
+	Other      bool               // it is about another target than the one that is planned
+	Cuts       map[nvml.UUID]bool // GPUs whose former cut it holds
+	Persistent map[nvml.UUID]bool // those of them that were in persistence mode
+	Proven     bool               // the capacity agreed with the hardware when the change began, and must do so again
 }
 
 // Pod is a pod that may have to leave.
@@ -91,18 +96,29 @@ func Make(seen Observed, want Desired) ([]Step, error) {
 		if !named {
 			continue
 		}
-		c, err := changeOf(gpu, target)
+		c, err := seen.changeOf(gpu, target)
 		if err != nil {
 			return nil, &Refused{Index: gpu.Index, GPU: gpu.UUID, Err: err}
 		}
-		if len(c.steps) > 0 {
+		if len(c.steps) > 0 || c.waits {
 			changes = append(changes, c)
 		}
 	}
-	if len(changes) == 0 {
-		return giveBack(seen), nil
+	// Where nothing is asked for, nothing is written: what stands in a spec or a file is as others left it.
+	if len(want) == 0 && !seen.Journal.Owed {
+		seen.CDI = nil
 	}
-	return append(append(prepare(seen, changes), hardware(changes)...), after(seen, changes)...), nil
+	var steps []Step
+	switch {
+	case len(changes) > 0:
+		steps = slices.Concat(prepare(seen, changes), hardware(seen, changes), after(seen, changes))
+	case seen.Startup && len(want) > 0 && !seen.Journal.Owed:
+		seen.Journal.Owed, seen.Fenced = true, true
+		steps = append([]Step{{Kind: Fence}}, giveBack(seen)...)
+	default:
+		steps = giveBack(seen)
+	}
+	return append(steps, ask(seen, want)...), nil
 }
 
 // prepare lists what must happen before the hardware is touched.
@@ -119,7 +135,9 @@ func prepare(seen Observed, changes []change) []Step {
 	}
 	// What stands idle may be given to a pod at any moment, so the fence goes up for whatever is taken away, held or not.
 	switch {
-	case takesAway && !(seen.Journal.Owed && seen.Fenced):
+	// On a node that has just been registered it goes up for everything: behind it the startup taint can go, which would
+	// else keep away the device plugin that has to prove the capacity.
+	case (takesAway || seen.Startup) && !(seen.Journal.Owed && seen.Fenced):
 		steps = append(steps, Step{Kind: Fence})
 	case incomplete(seen, changes):
 		steps = append(steps, Step{Kind: Record})
@@ -153,18 +171,28 @@ func incomplete(seen Observed, changes []change) bool {
 	return false
 }
 
-func hardware(changes []change) []Step {
-	var steps []Step
+// hardware lists the changes of the GPUs. If any waits for a reboot, all that can be done before is done before, so that
+// one reboot is enough.
+func hardware(seen Observed, changes []change) []Step {
+	var steps, later []Step
+	waits := false
 	for _, c := range changes {
 		steps = append(steps, c.steps...)
+		later = append(later, c.later...)
+		waits = waits || c.waits
 	}
-	return steps
+	if !waits {
+		return steps
+	}
+	return slices.Concat(steps, reboot(seen), later)
 }
 
 // after lists what follows the hardware's change, as far as it can be foreseen.
 func after(seen Observed, changes []change) []Step {
 	seen.Journal.Owed = true
+	seen.Fenced = seen.Fenced || seen.Startup
 	changesMode := false
+	seen.GPUs = Result(seen.GPUs, hardware(seen, changes))
 	for _, c := range changes {
 		seen.Fenced = seen.Fenced || c.takesAway
 		changesMode = changesMode || c.changesMode
@@ -184,8 +212,11 @@ func after(seen Observed, changes []change) []Step {
 
 // giveBack lists what is left once the hardware is as desired.
 func giveBack(seen Observed) []Step {
-	var steps []Step
-	if seen.Fenced {
+	steps := persist(seen)
+	if len(seen.CDI) > 0 {
+		steps = append(steps, Step{Kind: RegenerateCDI, Files: seen.CDI})
+	}
+	if seen.Fenced || seen.Startup {
 		steps = append(steps, Step{Kind: ResumeOperands})
 	}
 	var stale []Pod
@@ -202,6 +233,17 @@ func giveBack(seen Observed) []Step {
 	}
 	if seen.Journal.Owed {
 		steps = append(steps, Step{Kind: Release})
+	}
+	return steps
+}
+
+// persist turns persistence mode on again where the journal says that it was on.
+func persist(seen Observed) []Step {
+	var steps []Step
+	for _, gpu := range seen.GPUs {
+		if seen.Journal.Persistent[gpu.UUID] && !gpu.Persistent && !gpu.Lost {
+			steps = append(steps, Step{Kind: SetPersistence, GPU: gpu.UUID, Index: gpu.Index, On: true})
+		}
 	}
 	return steps
 }

@@ -74,7 +74,9 @@ func text(steps []plan.Step, err error) string {
 //	pod web/a on 0/1g.10gb@0
 //	pod web/b on anything
 //	plugin kube-system/p stale returns
-//	journal fenced agreed=2 other unproven undo
+//	reboots needed delegate asked=us others=web/a,web/b
+//	cdi /var/run/cdi/nvidia.yaml
+//	journal fenced agreed=2 other unproven undo startup persistent
 func parseSeen(t *testing.T, text string) plan.Observed {
 	t.Helper()
 	var seen plan.Observed
@@ -97,16 +99,22 @@ func parseSeen(t *testing.T, text string) plan.Observed {
 			seen.Operands = append(seen.Operands, plan.Operand{
 				Pod: pod(words[1]), Stale: slices.Contains(words, "stale"), Returns: slices.Contains(words, "returns"),
 			})
+		case "reboots":
+			seen.Reboots = parseReboots(words[1:])
+		case "cdi":
+			seen.CDI = words[1:]
 		default:
 			seen.Journal = plan.Journal{
 				Owed: slices.Contains(words, "journal"), Other: slices.Contains(words, "other"),
-				Proven: !slices.Contains(words, "unproven"), Cuts: map[nvml.UUID]bool{},
+				Proven: !slices.Contains(words, "unproven"), Cuts: map[nvml.UUID]bool{}, Persistent: map[nvml.UUID]bool{},
 			}
 			for _, gpu := range seen.GPUs {
 				seen.Journal.Cuts[gpu.UUID] = !slices.Contains(words, "without-"+string(gpu.UUID))
+				seen.Journal.Persistent[gpu.UUID] = slices.Contains(words, "persistent")
 			}
 			seen.Undo = slices.Contains(words, "undo")
 			seen.Fenced = slices.Contains(words, "fenced")
+			seen.Startup = slices.Contains(words, "startup")
 			for _, w := range words {
 				if n, ok := strings.CutPrefix(w, "agreed="); ok {
 					seen.Capacity.Agreed = number(t, n)
@@ -115,6 +123,25 @@ func parseSeen(t *testing.T, text string) plan.Observed {
 		}
 	}
 	return seen
+}
+
+func parseReboots(words []string) plan.Reboots {
+	reboots := plan.Reboots{Needed: slices.Contains(words, "needed"), Policy: plan.RebootNever}
+	for _, w := range words {
+		switch policy := plan.RebootPolicy(w); policy {
+		case plan.RebootNever, plan.RebootDelegate, plan.RebootSelf:
+			reboots.Policy = policy
+		}
+		if by, ok := strings.CutPrefix(w, "asked="); ok {
+			reboots.Asked = plan.Asked(by)
+		}
+		if names, ok := strings.CutPrefix(w, "others="); ok {
+			for _, name := range strings.Split(names, ",") {
+				reboots.Others = append(reboots.Others, pod(name))
+			}
+		}
+	}
+	return reboots
 }
 
 func pod(name string) plan.Pod {
@@ -146,6 +173,8 @@ func parseGPU(t *testing.T, words []string) nvml.GPU {
 			gpu.Pending = true
 		case "pending-off":
 			gpu.Pending = false
+		case "persistent":
+			gpu.Persistent = true
 		default:
 			placed := parsePlaced(t, gpu, strings.TrimSuffix(w, "?"))
 			i := nvml.Instance{Placed: placed}

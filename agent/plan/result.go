@@ -14,6 +14,12 @@ func Result(gpus []nvml.GPU, steps []Step) []nvml.GPU {
 		out[i].Instances = slices.Clone(out[i].Instances)
 	}
 	for _, step := range steps {
+		if step.Kind == Reboot {
+			for i := range out {
+				out[i].Enabled, out[i].Instances = out[i].Pending, nil
+			}
+			continue
+		}
 		i := slices.IndexFunc(out, func(g nvml.GPU) bool { return g.UUID == step.GPU })
 		if i < 0 {
 			continue
@@ -34,7 +40,9 @@ func (s Step) applied(gpu nvml.GPU) nvml.GPU {
 	case Create:
 		gpu.Instances = append(gpu.Instances, nvml.Instance{Placed: s.Instance})
 		slices.SortFunc(gpu.Instances, func(a, b nvml.Instance) int { return nvml.ComparePlaced(a.Placed, b.Placed) })
-	case Record, Fence, Evict, PauseOperands, ResumeOperands, RestartOperands, VerifyCapacity, Release:
+	case SetPersistence:
+		gpu.Persistent = s.On
+	case Record, Fence, Evict, PauseOperands, AskReboot, Reboot, RegenerateCDI, ResumeOperands, RestartOperands, VerifyCapacity, Release:
 	}
 	return gpu
 }

@@ -23,12 +23,20 @@ const (
 	PauseOperands Kind = "PauseOperands"
 	// SetMode turns MIG mode on or off, which may stay pending until Reset.
 	SetMode Kind = "SetMode"
+	// SetPersistence turns persistence mode off before a Reset, which it stands in the way of, and on again after it.
+	SetPersistence Kind = "SetPersistence"
 	// Reset makes a pending mode change current.
 	Reset Kind = "Reset"
 	// Destroy removes one instance.
 	Destroy Kind = "Destroy"
 	// Create makes one instance at its place.
 	Create Kind = "Create"
+	// AskReboot asks for a reboot by the sentinel file, or withdraws what was asked.
+	AskReboot Kind = "AskReboot"
+	// Reboot reboots the node once for what is pending, or is over when somebody who was asked has done so.
+	Reboot Kind = "Reboot"
+	// RegenerateCDI writes the CDI specs anew that describe the GPUs as they were.
+	RegenerateCDI Kind = "RegenerateCDI"
 	// ResumeOperands takes the taint away and leaves the cordon: pods of DaemonSets come back, others do not.
 	ResumeOperands Kind = "ResumeOperands"
 	// RestartOperands evicts a device plugin that started before the change, since it reads the layout only at its start.
@@ -42,11 +50,12 @@ const (
 // Step is one idempotent action. A plan is a list of them.
 type Step struct {
 	Kind     Kind
-	GPU      nvml.UUID   // of SetMode, Reset, Destroy and Create
+	GPU      nvml.UUID   // of SetMode, SetPersistence, Reset, Destroy and Create
 	Index    int         // the same GPU by its position, as people name it
-	On       bool        // of SetMode
+	On       bool        // of SetMode, SetPersistence and AskReboot
 	Instance nvml.Placed // of Destroy and Create
 	Pods     []Pod       // of Evict, PauseOperands and RestartOperands
+	Files    []string    // of RegenerateCDI
 }
 
 // String writes the step as plans, logs and goldens show it.
@@ -62,12 +71,23 @@ func (s Step) String() string {
 		return "pause device plugin " + names(s.Pods)
 	case SetMode:
 		return fmt.Sprintf("GPU %d: turn MIG %s", s.Index, onOff(s.On))
+	case SetPersistence:
+		return fmt.Sprintf("GPU %d: turn persistence mode %s", s.Index, onOff(s.On))
 	case Reset:
 		return fmt.Sprintf("GPU %d: reset", s.Index)
 	case Destroy:
 		return fmt.Sprintf("GPU %d: destroy %s", s.Index, s.Instance)
 	case Create:
 		return fmt.Sprintf("GPU %d: create %s", s.Index, s.Instance)
+	case AskReboot:
+		if s.On {
+			return "ask for a reboot"
+		}
+		return "withdraw the request for a reboot"
+	case Reboot:
+		return "reboot the node"
+	case RegenerateCDI:
+		return "regenerate CDI spec " + strings.Join(s.Files, ", ")
 	case ResumeOperands:
 		return "resume device plugin"
 	case RestartOperands:
@@ -84,9 +104,9 @@ func (s Step) String() string {
 // TouchesGPU reports whether the step changes the hardware.
 func (s Step) TouchesGPU() bool {
 	switch s.Kind {
-	case SetMode, Reset, Destroy, Create:
+	case SetMode, SetPersistence, Reset, Destroy, Create:
 		return true
-	case Record, Fence, Evict, PauseOperands, ResumeOperands, RestartOperands, VerifyCapacity, Release:
+	case Record, Fence, Evict, PauseOperands, AskReboot, Reboot, RegenerateCDI, ResumeOperands, RestartOperands, VerifyCapacity, Release:
 		return false
 	default:
 		return false
