@@ -30,50 +30,79 @@ type Kubelet interface {
 	Allocatable(ctx context.Context) (map[string][]string, error)
 }
 
+// Host answers for the machine below the node. All of it may be missing: drain.ErrNoLogind.
+type Host interface {
+	// Inhibit keeps the host from shutting down until release is called. Once it is shutting down it is
+	// drain.ErrShuttingDown.
+	Inhibit(ctx context.Context, why string) (release func(), err error)
+	CanReboot(ctx context.Context) error
+	Reboot(ctx context.Context) error
+}
+
+// Specs are the CDI specs that tell container runtimes what GPUs and instances there are.
+type Specs interface {
+	// Stale names the specs that describe other instances than those that stand. Where no spec is in use there are none.
+	Stale(ctx context.Context, gpus []nvml.GPU) ([]string, error)
+	// Write writes those anew, each as a whole or not at all.
+	Write(ctx context.Context, gpus []nvml.GPU) error
+}
+
 // Options is what an Agent works with.
 type Options struct {
-	Node     string // name of the node it runs on; it never touches another
-	Client   kubernetes.Interface
-	Driver   nvml.Driver
-	Kubelet  Kubelet
-	Parse    func(data []byte) (map[string]config.MIGConfig, error) // reads a file in mig-parted's format
-	Settings config.Settings
-	Clock    clock.WithTicker
-	Events   record.EventRecorder
-	Log      *zap.Logger
+	Node      string // name of the node it runs on; it never touches another
+	Client    kubernetes.Interface
+	Driver    nvml.Driver
+	Kubelet   Kubelet
+	Host      Host
+	Specs     Specs
+	Processes drain.Processes
+	Parse     func(data []byte) (map[string]config.MIGConfig, error) // reads a file in mig-parted's format
+	Settings  config.Settings
+	Clock     clock.WithTicker
+	Events    record.EventRecorder
+	Log       *zap.Logger
 }
 
 // Agent keeps one node as its labels ask.
 type Agent struct {
-	node     string
-	client   kubernetes.Interface
-	driver   nvml.Driver
-	kubelet  Kubelet
-	parse    func(data []byte) (map[string]config.MIGConfig, error)
-	settings config.Settings
-	clock    clock.WithTicker
-	events   record.EventRecorder
-	log      *zap.Logger
-	evictor  *drain.Evictor
-	fence    drain.Fence
+	node      string
+	client    kubernetes.Interface
+	driver    nvml.Driver
+	kubelet   Kubelet
+	host      Host
+	specs     Specs
+	processes drain.Processes
+	sentinel  sentinel
+	parse     func(data []byte) (map[string]config.MIGConfig, error)
+	settings  config.Settings
+	clock     clock.WithTicker
+	events    record.EventRecorder
+	log       *zap.Logger
+	evictor   *drain.Evictor
+	fence     drain.Fence
 
 	// All of the following may be lost at any moment: after a restart it is gathered anew.
 
-	attempts  map[string]attempt // of steps that fail
-	done      map[string]int     // how often each step on the hardware has succeeded since a step of another kind
-	agreed    int                // looks in a row at which the capacity was right
-	agreedAt  time.Time          // the last of them
-	verifying time.Time          // when the present wait for capacity began
+	attempts     map[string]attempt // of steps that fail
+	done         map[string]int     // how often each step on the hardware has succeeded since a step of another kind
+	agreed       int                // looks in a row at which the capacity was right
+	agreedAt     time.Time          // the last of them
+	verifying    time.Time          // when the present wait for capacity began
+	specFailures int                // of writing CDI specs, in a row
+	specTrouble  string             // why CDI specs could not be looked at, the last time
+	replaced     bool               // the driver is another one than this process has loaded
 }
 
 // New makes an Agent. Nothing happens before Run.
 func New(o Options) *Agent {
 	return &Agent{
 		node: o.Node, client: o.Client, driver: o.Driver, kubelet: o.Kubelet, parse: o.Parse, settings: o.Settings,
+		host: o.Host, specs: o.Specs, processes: o.Processes, sentinel: sentinel{path: o.Settings.Reboot.Sentinel},
 		clock: o.Clock, events: o.Events, log: o.Log,
 		evictor: drain.NewEvictor(o.Client, o.Clock, o.Log.Named("drain")),
 		fence: drain.Fence{
 			Taint:           corev1.Taint{Key: config.TaintRepartitioning, Effect: corev1.TaintEffectNoSchedule},
+			StartupKey:      config.TaintNotReady,
 			JournalKey:      config.AnnotationJournal,
 			KeepCordonedKey: config.AnnotationKeepCordoned,
 		},
@@ -81,13 +110,18 @@ func New(o Options) *Agent {
 	}
 }
 
-// Run keeps the node as desired until ctx ends. A step that has begun is brought to its end first.
-func (a *Agent) Run(ctx context.Context) {
+// Run keeps the node as desired until ctx ends. A step that has begun is brought to its end first. The error is
+// nvml.ErrReplaced: NVIDIA's driver is another one than this process has loaded, and only a new process can go on.
+func (a *Agent) Run(ctx context.Context) error {
 	wake := a.watch(ctx)
 	a.log.Info("watching", zap.String("node", a.node))
 	for ctx.Err() == nil {
 		// Cutting a step off in the middle gains nothing: each has a deadline, and a restart resumes anyway.
 		next := a.pass(context.WithoutCancel(ctx))
+		if a.replaced {
+			a.log.Info("the driver was replaced", zap.String("node", a.node))
+			return nvml.ErrReplaced
+		}
 		timer := a.clock.NewTimer(next)
 		select {
 		case <-ctx.Done():
@@ -97,6 +131,7 @@ func (a *Agent) Run(ctx context.Context) {
 		timer.Stop()
 	}
 	a.log.Info("stopping", zap.String("node", a.node))
+	return nil
 }
 
 // pass observes, decides, and performs at most one step. It returns how long the loop may sleep.

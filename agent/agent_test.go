@@ -216,26 +216,6 @@ func TestForeignKeysAreLeftAlone(t *testing.T) {
 	})
 }
 
-// A GPU that cannot be reset here, as in a virtual machine, is not tried again and again.
-func TestAModeThatNeedsARebootIsGivenUpAtOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, "gpus:\n- model: A100-80GB\n  count: 1\n  passthrough: true\n")
-		before := w.gpus.String()
-		w.label("all-balanced")
-		c := w.settle(config.ReasonResetRequired)
-		w.givenBack()
-		if !strings.Contains(c.Message, "reboot") {
-			t.Errorf("the message does not say what to do: %s", c.Message)
-		}
-		if diff := cmp.Diff(before, w.gpus.String()); diff != "" {
-			t.Errorf("the GPU is not as it was (-before +after):\n%s", diff)
-		}
-		if n := w.gpus.Calls()[gpusim.SetMigMode]; n > 4 {
-			t.Errorf("the mode was set %d times", n)
-		}
-	})
-}
-
 // Promise 10: the node is not kept for ever by a process that nobody ends.
 func TestAProcessThatStaysPastTheDeadlineIsNoReasonToKeepTheNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

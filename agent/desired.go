@@ -32,18 +32,13 @@ func (a *Agent) desired(seen observed) (wish, error) {
 	}
 	if want.name == "" {
 		if seen.journal != nil {
-			return want, fmt.Errorf("the label %s was removed in the middle of the change to %s", config.LabelMIGConfig, seen.journal.Target)
+			return want, fmt.Errorf("the label that asked for %s was removed in the middle of the change", seen.journal.Target)
 		}
 		return want, nil
 	}
-	catalog, err := a.catalog(seen)
+	wishes, err := a.wishes(seen, want.label, want.name)
 	if err != nil {
-		// Even a generated name may mean something else once the file can be read: the file wins on equal names.
-		return want, &Stalled{Reason: config.ReasonInvalidCatalog, Message: err.Error()}
-	}
-	wishes, err := catalog.Wishes(want.name, seen.gpus)
-	if err != nil {
-		return want, &Stalled{Reason: reasonOf(err), Message: fmt.Sprintf("label %s=%s: %v", want.label, want.name, err)}
+		return want, err
 	}
 	want.targets = plan.Desired{}
 	for gpu, w := range wishes {
@@ -56,22 +51,64 @@ func (a *Agent) desired(seen observed) (wish, error) {
 	return want, nil
 }
 
-// catalog merges what the hardware offers with the administrator's file. The error says what is wrong with the file.
-func (a *Agent) catalog(seen observed) (config.Catalog, error) {
-	generated := config.Generate(seen.gpus)
-	if seen.configs == nil || seen.configs.absent {
-		return config.Merge(generated, nil), nil
-	}
-	if seen.configs.err != nil {
-		return config.Catalog{}, seen.configs.err
-	}
-	custom, err := a.parse(seen.configs.data)
+// wishes is what a label asks of each GPU. A name may mean something else once a file can be read that cannot be now, so
+// nothing is done by a catalog of which a part is missing.
+func (a *Agent) wishes(seen observed, label, name string) (map[nvml.UUID]nvml.Wish, error) {
+	catalog, err := a.catalog(seen, label)
 	if err != nil {
-		return config.Catalog{}, fmt.Errorf("%s: %w", seen.configs.name, err)
+		return nil, &Stalled{Reason: config.ReasonInvalidCatalog, Message: err.Error()}
 	}
-	catalog := config.Merge(generated, custom)
-	catalog.Custom = seen.configs.name
-	return catalog, nil
+	wishes, err := wishesOf(catalog, label, name, seen.gpus)
+	if err != nil {
+		return nil, &Stalled{Reason: reasonOf(err), Message: fmt.Sprintf("label %s=%s: %v", label, name, err)}
+	}
+	return wishes, nil
+}
+
+func wishesOf(catalog config.Catalog, label, name string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Wish, error) {
+	if label == config.LabelProfile {
+		return catalog.ProfileWishes(name, gpus)
+	}
+	return catalog.Wishes(name, gpus)
+}
+
+// catalog joins what the hardware offers with the administrator's files. The error says what is wrong with a file.
+func (a *Agent) catalog(seen observed, label string) (config.Catalog, error) {
+	var custom map[string]config.MIGConfig
+	from, err := seen.configs.read(func(data []byte) (err error) {
+		custom, err = a.parse(data)
+		return err
+	})
+	if err != nil {
+		return config.Catalog{}, err
+	}
+	catalog := config.Merge(config.Generate(seen.gpus), custom)
+	if custom != nil {
+		catalog.Custom = from
+	}
+	if label != config.LabelProfile {
+		return catalog, nil
+	}
+	var profiles map[string]config.Profile
+	from, err = seen.profiles.read(func(data []byte) (err error) {
+		profiles, err = config.ParseProfiles(data)
+		return err
+	})
+	return catalog.WithProfiles(from, profiles), err
+}
+
+// read parses the file, if there is one, and says where it comes from.
+func (f *configMapFile) read(parse func(data []byte) error) (from string, err error) {
+	switch {
+	case f == nil || f.absent:
+		return "", nil
+	case f.err != nil:
+		return f.name, f.err
+	}
+	if err := parse(f.data); err != nil {
+		return f.name, fmt.Errorf("%s: %w", f.name, err)
+	}
+	return f.name, nil
 }
 
 // reasonOf is the reason that an error of the catalog carries.

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // evictionsTimeout bounds one round of eviction requests. The API server may take 10 s for one when many fight over a
@@ -38,8 +39,14 @@ func (a *Agent) execute(ctx context.Context, seen observed, want wish, steps []p
 		err = a.raise(ctx, seen, want, steps)
 	case plan.Evict, plan.PauseOperands, plan.RestartOperands:
 		err = a.evict(ctx, seen, want, step)
-	case plan.SetMode, plan.Reset, plan.Destroy, plan.Create:
-		err = a.change(ctx, want, step)
+	case plan.SetMode, plan.SetPersistence, plan.Reset, plan.Destroy, plan.Create:
+		err = a.change(ctx, seen, want, step)
+	case plan.AskReboot:
+		err = a.ask(ctx, seen, want, step.On)
+	case plan.Reboot:
+		err = a.reboot(ctx, seen, want)
+	case plan.RegenerateCDI:
+		err = a.regenerate(ctx, seen.gpus)
 	case plan.ResumeOperands:
 		err = a.resume(ctx, seen)
 	case plan.VerifyCapacity:
@@ -59,11 +66,7 @@ func (a *Agent) execute(ctx context.Context, seen observed, want wish, steps []p
 
 // record writes the journal without a fence: for a change that disrupts nobody, or to add to a journal that stands.
 func (a *Agent) record(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
-	text, err := a.journal(seen, want, steps).encode()
-	if err != nil {
-		return err
-	}
-	return a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return a.fence.Record(node, text) })
+	return a.amend(ctx, seen, *a.journal(seen, want, steps))
 }
 
 // raise fences the node, once it is known that the pods that must leave may do so. A node that cannot be drained stays
@@ -75,7 +78,7 @@ func (a *Agent) raise(ctx context.Context, seen observed, want wish, steps []pla
 		}
 	}
 	j := a.journal(seen, want, steps)
-	j.Cordoned, j.WasUnschedulable = true, seen.foreignCordon()
+	j.Cordoned, j.WasUnschedulable, j.Startup = true, seen.foreignCordon(), j.Startup || seen.startup
 	text, err := j.encode()
 	if err != nil {
 		return err
@@ -97,7 +100,7 @@ func (a *Agent) preflight(ctx context.Context, seen observed, steps []plan.Step)
 			Message: before + "kubelet says which pod has which device: " + seen.deaf.Error(),
 		}
 	}
-	if len(seen.operands) == 0 && len(offered(seen.kubelet)) == 0 && !seen.fenced { // our own taint keeps a plugin away
+	if len(seen.operands) == 0 && len(offered(seen.kubelet)) == 0 && !seen.fenced && !seen.startup { // our own taints keep a plugin away
 		return &Waiting{
 			Reason: config.ReasonNoDevicePlugin, After: evictionRetry,
 			Message: before + "a device plugin runs here: none offers the GPUs to kubelet, and no pod of this node matches devicePlugin.podSelector of the settings",
@@ -184,35 +187,16 @@ func (a *Agent) evict(ctx context.Context, seen observed, want wish, step plan.S
 	return &Waiting{Reason: config.ReasonEvicting, Message: "waiting for pods to leave: " + strings.Join(describe(verdicts), "; "), After: after}
 }
 
-// change performs a step on a GPU. A step that comes back again and again although it succeeds is a failure.
-func (a *Agent) change(ctx context.Context, want wish, step plan.Step) error {
-	if n := a.done[step.String()]; n >= a.settings.Retry.NoEffect {
-		return &Failure{
-			Wish: want.fingerprint, Reason: config.ReasonStepHadNoEffect,
-			Message: fmt.Sprintf("%s reported success %d times and had no effect, or somebody else undoes it", step, n),
-		}
-	}
-	if err := a.drive(ctx, step); err != nil {
-		return err
-	}
-	a.done[step.String()]++
-	return nil
-}
-
-// drive makes the one call into the driver.
-func (a *Agent) drive(ctx context.Context, step plan.Step) error {
+// regenerate writes the CDI specs anew.
+func (a *Agent) regenerate(ctx context.Context, gpus []nvml.GPU) error {
 	call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.DriverCall)
 	defer cancel()
-	switch step.Kind {
-	case plan.SetMode:
-		return a.driver.SetMode(call, step.GPU, step.On)
-	case plan.Reset:
-		return a.driver.Reset(call, step.GPU)
-	case plan.Destroy:
-		return a.driver.Destroy(call, step.GPU, step.Instance)
-	default:
-		return a.driver.Create(call, step.GPU, step.Instance)
+	if err := a.specs.Write(call, gpus); err != nil {
+		a.specFailures++
+		return err
 	}
+	a.specFailures = 0
+	return nil
 }
 
 // resume takes the taint away and leaves the cordon. An administrator who had cordoned the node before us and has
@@ -225,11 +209,7 @@ func (a *Agent) resume(ctx context.Context, seen observed) error {
 	if seen.journal.WasUnschedulable && !seen.node.Spec.Unschedulable {
 		j := *seen.journal
 		j.WasUnschedulable = false
-		text, err := j.encode()
-		if err != nil {
-			return err
-		}
-		return a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return a.fence.Record(node, text) })
+		return a.amend(ctx, seen, j)
 	}
 	return a.patch(ctx, seen.node, a.fence.Open)
 }
@@ -265,13 +245,18 @@ func (a *Agent) awaitCapacity(seen observed, want wish) error {
 	}
 }
 
-// release gives the node back. That the change failed is written first: a restarted agent must not try it again.
+// release gives the node back. What only the journal knows is written first: a restarted agent must not try again what
+// has failed. A node that has just been registered and is not ready goes on keeping pods away.
 func (a *Agent) release(ctx context.Context, seen observed, want wish) error {
-	if undo := seen.journal.Undo; undo != nil && want.undo && (seen.status.Failed == nil || seen.status.Failed.Wish != undo.Wish) {
-		status := seen.status
-		status.Failed = undo
+	status := seen.status
+	failed := seen.journal.Undo
+	if failed != nil && want.undo && (status.Failed == nil || status.Failed.Wish != failed.Wish) {
+		status.Failed = failed
+	}
+	status.WithoutReset = seen.withoutReset()
+	if status.Failed != seen.status.Failed || status.WithoutReset != seen.status.WithoutReset {
 		if err := a.patch(ctx, seen.node, func(*corev1.Node) ([]byte, error) { return status.patch() }); err != nil {
-			return fmt.Errorf("recording the failure: %w", err)
+			return fmt.Errorf("recording what the journal knows and the node must go on telling: %w", err)
 		}
 		node, err := a.client.CoreV1().Nodes().Get(ctx, a.node, metav1.GetOptions{})
 		if err != nil {
@@ -280,7 +265,12 @@ func (a *Agent) release(ctx context.Context, seen observed, want wish) error {
 		seen.node = node
 	}
 	uncordon := seen.journal.Cordoned && !seen.foreignCordon()
-	err := a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return a.fence.Lift(node, uncordon) })
+	err := a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) {
+		if seen.journal.Startup && failed != nil && want.undo {
+			return a.fence.LiftUnready(node, uncordon)
+		}
+		return a.fence.Lift(node, uncordon)
+	})
 	if err != nil {
 		return err
 	}
@@ -293,11 +283,7 @@ func (a *Agent) release(ctx context.Context, seen observed, want wish) error {
 func (a *Agent) giveUp(ctx context.Context, seen observed, want wish, failure *Failure) time.Duration {
 	j := *seen.journal
 	j.Undo = failure
-	text, err := j.encode()
-	if err == nil {
-		err = a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return a.fence.Record(node, text) })
-	}
-	if err != nil {
+	if err := a.amend(ctx, seen, j); err != nil {
 		a.log.Warn("recording the failure", zap.Error(err))
 		return a.settings.Retry.First
 	}
@@ -307,6 +293,15 @@ func (a *Agent) giveUp(ctx context.Context, seen observed, want wish, failure *F
 	a.log.Warn("change given up", zap.String("target", want.name), zap.String("reason", string(failure.Reason)), zap.String("message", failure.Message))
 	a.eventf(seen.node, corev1.EventTypeWarning, failure.Reason, "%s: %s; going back to what was before", want.name, failure.Message)
 	return 0
+}
+
+// amend writes the journal anew.
+func (a *Agent) amend(ctx context.Context, seen observed, j Journal) error {
+	text, err := j.encode()
+	if err != nil {
+		return err
+	}
+	return a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return a.fence.Record(node, text) })
 }
 
 // patch sends one guarded write of the node's metadata and spec.
@@ -333,6 +328,10 @@ func (s observed) drained(pods []plan.Pod) []drain.Pod {
 		}
 		if i := slices.IndexFunc(s.holders, named); i >= 0 {
 			out = append(out, s.holders[i])
+			continue
+		}
+		if i := slices.IndexFunc(s.drainable, named); i >= 0 {
+			out = append(out, s.drainable[i])
 			continue
 		}
 		for i := range s.operands {

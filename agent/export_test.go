@@ -20,3 +20,6 @@ var ParseJournal = parseJournal
 func Disagreements(gpus []nvml.GPU, strategy config.MIGStrategy, kubelet map[string][]string, node corev1.ResourceList) []string {
 	return disagreements(expected(gpus, strategy), kubelet, node)
 }
+
+// Replaced reports whether the run ends, since the driver is another one than this process has loaded.
+func (a *Agent) Replaced() bool { return a.replaced }

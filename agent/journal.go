@@ -18,23 +18,28 @@ const journalVersion = 1
 // It consists of types of this package alone, so that no library's update can make an old journal unreadable.
 type Journal struct {
 	Version          int       `json:"version"`
-	Operation        string    `json:"operation"`        // identifies this change in the logs of all agents that work on it
-	Target           string    `json:"target"`           // the config that was asked for when it began
-	BootID           string    `json:"bootID"`           // the node's boot when it began
-	Started          time.Time `json:"started"`          // when it began
-	Cordoned         bool      `json:"cordoned"`         // the change has fenced the node
-	WasUnschedulable bool      `json:"wasUnschedulable"` // somebody had cordoned the node before us
-	Proven           bool      `json:"proven"`           // kubelet offered what the GPUs had when it began
-	Previous         []cut     `json:"previous"`         // how the GPUs that it changes were cut
-	Operands         []string  `json:"operands"`         // UIDs of the device plugin pods from before the change
-	Undo             *Failure  `json:"undo,omitempty"`   // the change has failed: back to Previous
+	Operation        string    `json:"operation"`              // identifies this change in the logs of all agents that work on it
+	Target           string    `json:"target"`                 // the config that was asked for when it began
+	BootID           string    `json:"bootID"`                 // the node's boot when it began
+	Started          time.Time `json:"started"`                // when it began
+	Cordoned         bool      `json:"cordoned"`               // the change has fenced the node
+	WasUnschedulable bool      `json:"wasUnschedulable"`       // somebody had cordoned the node before us
+	Proven           bool      `json:"proven"`                 // kubelet offered what the GPUs had when it began
+	Previous         []cut     `json:"previous"`               // how the GPUs that it changes were cut
+	Operands         []string  `json:"operands"`               // UIDs of the device plugin pods from before the change
+	Startup          bool      `json:"startup,omitempty"`      // the node had the taint of one that has just been registered
+	WithoutReset     string    `json:"withoutReset,omitempty"` // boot in which the driver has refused to reset a GPU
+	Reboots          []string  `json:"reboots,omitempty"`      // boots in which a reboot was asked for
+	RebootAsked      time.Time `json:"rebootAsked,omitzero"`   // when the last of them was
+	Undo             *Failure  `json:"undo,omitempty"`         // the change has failed: back to Previous
 }
 
 // cut is how one GPU was cut.
 type cut struct {
-	GPU       nvml.UUID `json:"gpu"`
-	MIG       bool      `json:"mig"`
-	Instances []piece   `json:"instances,omitempty"`
+	GPU        nvml.UUID `json:"gpu"`
+	MIG        bool      `json:"mig"`
+	Persistent bool      `json:"persistent,omitempty"` // it was in persistence mode
+	Instances  []piece   `json:"instances,omitempty"`
 }
 
 // piece is one instance of a cut.
@@ -50,7 +55,7 @@ func (j *Journal) note(gpu nvml.GPU) {
 	if j.cuts()[gpu.UUID] {
 		return
 	}
-	c := cut{GPU: gpu.UUID, MIG: gpu.Enabled}
+	c := cut{GPU: gpu.UUID, MIG: gpu.Enabled, Persistent: gpu.Persistent}
 	for _, i := range gpu.Instances {
 		if !i.HalfMade() {
 			c.Instances = append(c.Instances, piece{i.Profile, i.Start, i.Size, i.Compute})
@@ -64,6 +69,15 @@ func (j *Journal) cuts() map[nvml.UUID]bool {
 	out := map[nvml.UUID]bool{}
 	for _, c := range j.Previous {
 		out[c.GPU] = true
+	}
+	return out
+}
+
+// persistent are the GPUs that were in persistence mode.
+func (j *Journal) persistent() map[nvml.UUID]bool {
+	out := map[nvml.UUID]bool{}
+	for _, c := range j.Previous {
+		out[c.GPU] = c.Persistent
 	}
 	return out
 }

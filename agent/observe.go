@@ -3,10 +3,12 @@ package agent
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
 
+	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,20 +23,26 @@ import (
 
 // observed is one look at everything that decisions are made by.
 type observed struct {
-	node     *corev1.Node
-	journal  *Journal
-	status   Status // what we last told
-	gpus     []nvml.GPU
-	holders  []drain.Pod    // pods with a GPU or a part of one
-	operands []corev1.Pod   // device plugin pods
-	configs  *configMapFile // the administrator's MIG configs, nil if none are configured
-	deaf     error          // kubelet does not answer: which pod has which device is not known
-	kubelet  resources      // what kubelet would give out
-	capacity []string       // how hardware, kubelet and node disagree
-	agreed   int            // looks in a row without disagreement
-	strategy config.MIGStrategy
-	fenced   bool
-	whole    bool // all of it was seen; otherwise the look ended early with an error
+	node      *corev1.Node
+	journal   *Journal
+	status    Status // what we last told
+	gpus      []nvml.GPU
+	holders   []drain.Pod  // pods with a GPU or a part of one
+	drainable []drain.Pod  // pods that have to leave before a reboot
+	operands  []corev1.Pod // device plugin pods
+	pods      []corev1.Pod // all pods of the node
+	reboots   plan.Reboots
+	specs     []string       // CDI specs that describe other GPU instances than there are
+	configs   *configMapFile // the administrator's MIG configs, nil if none are configured
+	profiles  *configMapFile // our own catalog, nil if none is configured
+	deaf      error          // kubelet does not answer: which pod has which device is not known
+	kubelet   resources      // what kubelet would give out
+	capacity  []string       // how hardware, kubelet and node disagree
+	agreed    int            // looks in a row without disagreement
+	strategy  config.MIGStrategy
+	fenced    bool
+	startup   bool // the node has just been registered, with a taint that keeps pods away
+	whole     bool // all of it was seen; otherwise the look ended early with an error
 }
 
 // configMapFile is one key of a ConfigMap, as found.
@@ -56,14 +64,17 @@ func (a *Agent) observe(ctx context.Context) (observed, error) {
 		return seen, fmt.Errorf("reading node %s: %w", a.node, err)
 	}
 	seen.node = node
-	seen.fenced = a.fence.Stands(node)
+	seen.fenced, seen.startup = a.fence.Stands(node), a.fence.Startup(node)
 	seen.status = parseStatus(node.Annotations[config.AnnotationStatus])
 	if seen.journal, err = parseJournal(node.Annotations[config.AnnotationJournal]); err != nil {
 		return seen, &Stalled{Reason: config.ReasonJournalUnreadable, Message: err.Error() +
 			"; nothing is changed. Run the agent that wrote it; or remove the annotation " + config.AnnotationJournal +
 			" and the taint " + config.TaintRepartitioning + ", and uncordon the node by hand"}
 	}
-	if seen.configs, err = a.configMap(api); err != nil {
+	if seen.configs, err = a.configMap(api, a.settings.MIGConfigMap); err != nil {
+		return seen, err
+	}
+	if seen.profiles, err = a.configMap(api, a.settings.Profiles); err != nil {
 		return seen, err
 	}
 	pods, err := a.client.CoreV1().Pods(metav1.NamespaceAll).List(api, metav1.ListOptions{
@@ -72,12 +83,37 @@ func (a *Agent) observe(ctx context.Context) (observed, error) {
 	if err != nil {
 		return seen, fmt.Errorf("listing the pods of node %s: %w", a.node, err)
 	}
+	if err := a.makeWay(ctx, node); err != nil {
+		return seen, err
+	}
 	if seen.gpus, err = a.snapshot(ctx); err != nil {
 		return seen, err
 	}
+	seen.pods = pods.Items
 	a.observeKubelet(ctx, &seen, pods.Items)
+	a.observeReboots(&seen, pods.Items)
+	a.observeSpecs(ctx, &seen)
 	seen.whole = true
 	return seen, nil
+}
+
+// makeWay lets go of the driver while it is being upgraded: the kernel does not unload one that a process has open.
+func (a *Agent) makeWay(ctx context.Context, node *corev1.Node) error {
+	for _, key := range slices.Sorted(maps.Keys(node.Labels)) {
+		if !strings.HasPrefix(key, config.LabelOperandPrefix) || node.Labels[key] != config.PausedForDriverUpgrade {
+			continue
+		}
+		call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.DriverCall)
+		defer cancel()
+		if err := a.driver.Release(call); err != nil {
+			return err
+		}
+		return &Waiting{
+			Reason: config.ReasonDriverNotLoaded, After: driverRetry,
+			Message: fmt.Sprintf("the driver is being upgraded, as label %s=%s says; nothing is done until that is over", key, node.Labels[key]),
+		}
+	}
+	return nil
 }
 
 func (a *Agent) snapshot(ctx context.Context) ([]nvml.GPU, error) {
@@ -86,10 +122,9 @@ func (a *Agent) snapshot(ctx context.Context) ([]nvml.GPU, error) {
 	return a.driver.Snapshot(call)
 }
 
-// configMap reads the administrator's MIG configs. That they are missing or broken is an observation, not an error:
-// the generated ones still work.
-func (a *Agent) configMap(ctx context.Context) (*configMapFile, error) {
-	ref := a.settings.MIGConfigMap
+// configMap reads a file of the administrator. That it is missing or broken is an observation, not an error: the generated
+// configs still work.
+func (a *Agent) configMap(ctx context.Context, ref config.ConfigMapKey) (*configMapFile, error) {
 	if ref.Name == "" {
 		return nil, nil
 	}
@@ -142,6 +177,24 @@ func (a *Agent) observeKubelet(ctx context.Context, seen *observed, pods []corev
 	seen.agreed = a.agreed
 }
 
+// observeSpecs looks for CDI specs that describe what was. One that cannot be read is not ours to mend, and one that
+// cannot be written is no reason to keep the node: that is told once, and they are left alone.
+func (a *Agent) observeSpecs(ctx context.Context, seen *observed) {
+	stale, err := a.specs.Stale(ctx, seen.gpus)
+	givenUp := seen.journal == nil || seen.journal.Undo != nil
+	if err == nil && givenUp && a.specFailures >= a.settings.Retry.Failures {
+		stale, err = nil, fmt.Errorf("writing CDI specs failed %d times", a.specFailures)
+	}
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	if text != "" && text != a.specTrouble {
+		a.log.Warn("CDI specs are left alone", zap.Error(err))
+	}
+	seen.specs, a.specTrouble = stale, text
+}
+
 // operands picks the device plugin's pods.
 func (a *Agent) operands(pods []corev1.Pod) []corev1.Pod {
 	var out []corev1.Pod
@@ -158,10 +211,13 @@ func (a *Agent) operands(pods []corev1.Pod) []corev1.Pod {
 
 // planned is what the planner needs of the look.
 func (s observed) planned(want wish) plan.Observed {
-	out := plan.Observed{GPUs: s.gpus, Fenced: s.fenced, Undo: want.undo, Capacity: plan.Capacity{Agreed: s.agreed}}
+	out := plan.Observed{
+		GPUs: s.gpus, Fenced: s.fenced, Startup: s.startup, Undo: want.undo, Reboots: s.reboots, CDI: s.specs,
+		Capacity: plan.Capacity{Agreed: s.agreed},
+	}
 	if j := s.journal; j != nil {
 		out.Journal = plan.Journal{
-			Owed: true, Other: !want.undo && j.Target != want.name, Cuts: j.cuts(), Proven: j.Proven,
+			Owed: true, Other: !want.undo && j.Target != want.name, Cuts: j.cuts(), Persistent: j.persistent(), Proven: j.Proven,
 		}
 	}
 	for _, p := range s.holders {

@@ -61,6 +61,7 @@ type decision struct {
 	after   time.Duration // until the next look, if nothing wakes the loop; 0 means at once
 	stalled bool
 	failure *Failure // the change is given up, and undone
+	reboot  bool     // the GPU changes its mode at a reboot only: the plan is another one from now on
 }
 
 // decide is the one place where an error becomes a decision.
@@ -78,6 +79,8 @@ func (a *Agent) decide(seen observed, want wish, step plan.Step, err error) deci
 		return decision{reason: refusal(refused), message: err.Error(), after: a.settings.Retry.Longest, stalled: true}
 	case errors.As(err, &failure):
 		return decision{reason: failure.Reason, message: failure.Message, failure: failure}
+	case errors.Is(err, nvml.ErrReplaced):
+		return decision{reason: config.ReasonDriverNotLoaded, message: err.Error() + "; starting anew"}
 	case errors.Is(err, nvml.ErrNoDriver):
 		return decision{reason: config.ReasonDriverNotLoaded, message: err.Error() + "; waiting for the driver to be loaded", after: driverRetry}
 	case errors.Is(err, nvml.ErrUnresponsive):
@@ -89,8 +92,10 @@ func (a *Agent) decide(seen observed, want wish, step plan.Step, err error) deci
 		return decision{reason: config.ReasonRepartitioning, message: "the node object changed meanwhile; looking again", after: conflictRetry}
 	case step.TouchesGPU() && errors.Is(err, nvml.ErrInUse):
 		return a.inUse(seen, want, err)
+	case step.Kind == plan.Reset && errors.Is(err, nvml.ErrNotSupported):
+		return decision{reboot: true}
 	case step.TouchesGPU() && errors.Is(err, nvml.ErrNotSupported):
-		return decision{failure: unsupported(step, want, err)}
+		return decision{failure: &Failure{Wish: want.fingerprint, Reason: config.ReasonHardwareFailure, Message: err.Error()}}
 	}
 	return a.retry(step, want, err)
 }
@@ -100,25 +105,13 @@ func (a *Agent) inUse(seen observed, want wish, err error) decision {
 	if seen.overdue(a.clock.Now(), a.settings.Timeouts.Drain) && !want.undo {
 		return decision{failure: &Failure{
 			Wish: want.fingerprint, Reason: config.ReasonGPUInUse,
-			Message: fmt.Sprintf("%v, and still is %s after the change began; nvidia-smi on the node lists the processes",
-				err, a.settings.Timeouts.Drain),
+			Message: fmt.Sprintf("%v, and still is %s after the change began", err, a.settings.Timeouts.Drain),
 		}}
 	}
 	return decision{
 		reason: config.ReasonGPUInUse, after: inUseRetry,
-		message: err.Error() + "; waiting for the processes that hold it (nvidia-smi on the node lists them)",
+		message: err.Error() + "; waiting for that to end",
 	}
-}
-
-// unsupported is a step that will not work however often it is tried.
-func unsupported(step plan.Step, want wish, err error) *Failure {
-	if step.Kind == plan.Reset {
-		return &Failure{
-			Wish: want.fingerprint, Reason: config.ReasonResetRequired,
-			Message: err.Error() + "; this GPU changes its mode at the node's next reboot only, as in many virtual machines",
-		}
-	}
-	return &Failure{Wish: want.fingerprint, Reason: config.ReasonHardwareFailure, Message: err.Error()}
 }
 
 // refusal is the reason why a wish cannot be.
@@ -129,6 +122,8 @@ func refusal(err *plan.Refused) config.Reason {
 		return config.ReasonImpossibleGeometry
 	case errors.Is(err, nvml.ErrLost):
 		return config.ReasonHardwareFailure
+	case errors.Is(err, plan.ErrNeedsReboot):
+		return config.ReasonNeedsReboot
 	default:
 		return config.ReasonNoCapableGPU
 	}
@@ -151,7 +146,7 @@ func (a *Agent) retry(step plan.Step, want wish, err error) decision {
 	}
 	tried.next = a.clock.Now().Add(pause)
 	tried.told = decision{reason: config.ReasonRetrying, message: err.Error() + "; trying again", after: pause}
-	if step.TouchesGPU() && tried.failures >= a.settings.Retry.Failures {
+	if (step.TouchesGPU() || step.Kind == plan.RegenerateCDI) && tried.failures >= a.settings.Retry.Failures {
 		failure := &Failure{
 			Wish: want.fingerprint, Reason: config.ReasonHardwareFailure,
 			Message: fmt.Sprintf("%v; given up after %d attempts", err, a.settings.Retry.Failures),

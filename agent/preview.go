@@ -14,30 +14,30 @@ type Preview struct {
 	Steps         []plan.Step
 }
 
-// Preview plans the named config on the node as it is now, and changes nothing. The error is the refusal that the node's
-// condition would show.
-func (a *Agent) Preview(ctx context.Context, name string) (Preview, error) {
+// Preview plans what the label would ask for on the node as it is now, and changes nothing. The label is
+// config.LabelMIGConfig or config.LabelProfile. The error is the refusal that the node's condition would show.
+func (a *Agent) Preview(ctx context.Context, label, name string) (Preview, error) {
 	seen, err := a.observe(ctx)
 	if err != nil {
 		return Preview{}, err
 	}
-	catalog, err := a.catalog(seen)
+	wishes, err := a.wishes(seen, label, name)
 	if err != nil {
 		return Preview{}, err
 	}
-	return preview(catalog, name, seen.planned(wish{name: name}))
+	return preview(wishes, seen.planned(wish{name: name}))
 }
 
-// PreviewOffline plans the named config on GPUs alone, as on a node that no cluster knows.
-func PreviewOffline(catalog config.Catalog, name string, gpus []nvml.GPU) (Preview, error) {
-	return preview(catalog, name, plan.Observed{GPUs: gpus, Capacity: plan.Capacity{Agreed: plan.Proof}})
-}
-
-func preview(catalog config.Catalog, name string, seen plan.Observed) (Preview, error) {
-	wishes, err := catalog.Wishes(name, seen.GPUs)
+// PreviewOffline plans what the label would ask for on GPUs alone, as on a node that no cluster knows.
+func PreviewOffline(catalog config.Catalog, label, name string, gpus []nvml.GPU) (Preview, error) {
+	wishes, err := wishesOf(catalog, label, name, gpus)
 	if err != nil {
 		return Preview{}, err
 	}
+	return preview(wishes, plan.Observed{GPUs: gpus, Capacity: plan.Capacity{Agreed: plan.Proof}})
+}
+
+func preview(wishes map[nvml.UUID]nvml.Wish, seen plan.Observed) (Preview, error) {
 	want := plan.Desired{}
 	for gpu, w := range wishes {
 		want[gpu] = plan.Target{Wish: w}

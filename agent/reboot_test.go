@@ -1,15 +1,22 @@
 package agent_test
 
 import (
+	"errors"
+	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
 // reboot is the node after a reboot: the GPUs have lost what they lose, the plugin's pod is the same and reads them anew,
@@ -19,8 +26,194 @@ func (w *world) reboot() {
 	if err := w.gpus.Reboot(); err != nil {
 		w.t.Fatal(err)
 	}
+	w.boot()
 	w.offered = w.devices()
 	w.restart()
+}
+
+// passthrough is a virtual machine with two GPUs that its driver cannot reset.
+const passthrough = "gpus: [{model: A100-80GB, count: 2, passthrough: true}]"
+
+// modes lists current and pending MIG mode of each GPU.
+func (w *world) modes() string {
+	var out []string
+	for _, gpu := range w.snapshot() {
+		out = append(out, fmt.Sprintf("%t/%t", gpu.Enabled, gpu.Pending))
+	}
+	return strings.Join(out, " ")
+}
+
+func (w *world) asked() bool {
+	_, err := os.Stat(w.settings.Reboot.Sentinel)
+	return err == nil
+}
+
+// Where the driver cannot reset the GPUs, they are asked once, the node is given back, and the next reboot, whoever does
+// it, finishes the change.
+func TestAModeThatTakesARebootIsLeftPendingOnAllGPUsAndTheNodeIsGivenBack(t *testing.T) {
+	for _, policy := range []config.RebootPolicy{config.RebootNever, config.RebootDelegate} {
+		t.Run(string(policy), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, passthrough)
+				w.settings.Reboot.Policy = policy
+				w.restart()
+				w.label("all-balanced")
+				w.settle(config.ReasonNeedsReboot)
+				w.givenBack()
+				if got, want := w.modes(), "false/true false/true"; got != want {
+					t.Errorf("modes are %s, want %s", got, want)
+				}
+				w.passes("a word about both GPUs", func() bool { return strings.Contains(w.condition().Message, "GPUs 0, 1") })
+				w.spend(time.Hour)
+				w.restart()
+				w.spend(time.Hour)
+				if n := w.gpus.Calls()[gpusim.SetMigMode]; n > 3 {
+					t.Errorf("the mode was set %d times, want once for each GPU, and once to reset the first", n)
+				}
+				if w.asked() != (policy == config.RebootDelegate) || w.host.reboots != 0 {
+					t.Errorf("a reboot was asked for: %t, and done: %d", w.asked(), w.host.reboots)
+				}
+				w.reboot()
+				w.reach("all-balanced")
+				w.passes("the request to be withdrawn", func() bool { return !w.asked() })
+			})
+		})
+	}
+}
+
+// A GPU has to lose its instances before MIG mode is turned off: nothing is begun that nobody may finish.
+func TestMIGIsNotTurnedOffWhereNobodyMayReboot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, passthrough)
+		w.label("all-balanced")
+		w.settle(config.ReasonNeedsReboot)
+		w.reboot()
+		w.reach("all-balanced")
+		before := w.gpus.String()
+		w.label("all-disabled")
+		w.settle(config.ReasonNeedsReboot)
+		w.givenBack()
+		w.spend(time.Hour) // from now on it is known that GPUs are not reset here
+		if diff := cmp.Diff(before, w.gpus.String()); diff != "" {
+			t.Errorf("the GPUs are not as they were (-before +after):\n%s", diff)
+		}
+	})
+}
+
+func TestMIGIsTurnedOffByADelegatedRebootBehindTheFence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, passthrough)
+		w.settings.Reboot.Policy = config.RebootDelegate
+		w.restart()
+		w.label("all-1g.10gb")
+		w.settle(config.ReasonNeedsReboot)
+		w.reboot()
+		w.reach("all-1g.10gb")
+		w.label("all-disabled")
+		w.passes("the request", w.asked)
+		w.spend(w.settings.Timeouts.Reboot / 2)
+		if !w.node().Spec.Unschedulable || w.node().Labels[config.LabelMIGConfigState] != string(config.StateRebooting) {
+			t.Errorf("the node is not fenced, or its state is %s", w.node().Labels[config.LabelMIGConfigState])
+		}
+		w.reboot()
+		w.reach("all-disabled")
+		w.passes("the request to be withdrawn", func() bool { return !w.asked() })
+	})
+}
+
+// Promise 10, and once for each boot.
+func TestTheAgentRebootsTheNodeItselfAfterTheDrainAndOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, passthrough)
+		w.settings.Reboot.Policy = config.RebootSelf
+		w.restart()
+		w.pod("web", "", func(p *corev1.Pod) { p.Spec.Containers[0].Resources = corev1.ResourceRequirements{} })
+		w.pod("daemon", "", func(p *corev1.Pod) {
+			p.Spec.Containers[0].Resources = corev1.ResourceRequirements{}
+			p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "d", UID: "d", Controller: ptr.To(true)}}
+		})
+		w.grace = time.Minute
+		w.label("all-balanced")
+		w.passes("the reboot", func() bool { return w.host.reboots > 0 })
+		if w.runs("web") || !w.runs("daemon") {
+			t.Errorf("before the reboot, the pod of nobody runs: %t, that of a DaemonSet: %t", w.runs("web"), w.runs("daemon"))
+		}
+		w.restart()
+		w.spend(w.settings.Timeouts.Reboot / 2)
+		if w.host.reboots != 1 || w.host.held != 0 {
+			t.Errorf("%d reboots were asked for in one boot, with %d inhibitors held", w.host.reboots, w.host.held)
+		}
+		w.reboot()
+		w.reach("all-balanced")
+		if w.host.reboots != 1 {
+			t.Errorf("%d reboots, want 1", w.host.reboots)
+		}
+	})
+}
+
+// Promise 10.
+func TestARebootThatDoesNotHelpIsNotRepeated(t *testing.T) {
+	for name, boots := range map[string]bool{"since it changes nothing": true, "since it does not come": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, passthrough)
+				before := w.gpus.String()
+				w.settings.Reboot.Policy = config.RebootSelf
+				w.restart()
+				w.label("all-balanced")
+				w.passes("the reboot", func() bool { return w.host.reboots > 0 })
+				if boots {
+					w.boot()
+				}
+				w.settle(config.ReasonNeedsReboot)
+				w.givenBack()
+				w.spend(time.Hour)
+				if diff := cmp.Diff(before, w.gpus.String()); diff != "" || w.host.reboots != 1 {
+					t.Errorf("%d reboots, want 1; GPUs (-before +after):\n%s", w.host.reboots, diff)
+				}
+			})
+		})
+	}
+}
+
+// Promise 10.
+func TestARebootThatTheHostRefusesIsGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, passthrough)
+		before := w.gpus.String()
+		w.settings.Reboot.Policy = config.RebootSelf
+		w.host.refuses = errors.New("this host has no logind")
+		w.restart()
+		w.label("all-balanced")
+		c := w.settle(config.ReasonNeedsReboot)
+		w.givenBack()
+		if diff := cmp.Diff(before, w.gpus.String()); diff != "" || w.host.reboots != 0 || !strings.Contains(c.Message, "no logind") {
+			t.Errorf("message %q, %d reboots; GPUs (-before +after):\n%s", c.Message, w.host.reboots, diff)
+		}
+	})
+}
+
+// A change is not begun, nor gone on with, while the host is shutting down.
+func TestNoGPUIsTouchedWhileTheHostShutsDown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.begin("all-1g.10gb")
+		w.host.down = true
+		w.gpus.ForgetCalls()
+		before := w.gpus.String()
+		w.spend(time.Minute)
+		if c := w.condition(); c.Reason != string(config.ReasonShuttingDown) {
+			t.Errorf("the node says %s: %s", c.Reason, c.Message)
+		}
+		if diff := cmp.Diff(before, w.gpus.String()); diff != "" {
+			t.Errorf("the GPUs were touched (-before +after):\n%s", diff)
+		}
+		w.host.down = false
+		w.reach("all-1g.10gb")
+		if w.host.took < 16 || w.host.held != 0 {
+			t.Errorf("%d inhibitors were taken, %d are still held; want one for each step", w.host.took, w.host.held)
+		}
+	})
 }
 
 // Promise 8. An H100 loses its instances and MIG mode at a reboot, an A100 its instances alone.

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // progressInterval is the least time between two reports that differ in nothing but how far a change has come.
@@ -42,10 +44,13 @@ func (a *Agent) conclude(ctx context.Context, seen observed, want wish, steps []
 	if err != nil {
 		d = a.decide(seen, want, first, err)
 	}
+	a.replaced = errors.Is(err, nvml.ErrReplaced)
 	switch {
 	case seen.node == nil:
 		a.log.Warn("looking at the node", zap.Error(err))
 		return d.after
+	case d.reboot && seen.journal != nil:
+		return a.noteWithoutReset(ctx, seen, err)
 	case d.failure != nil && seen.journal != nil && !want.undo:
 		return a.giveUp(ctx, seen, want, d.failure)
 	case d.failure != nil: // the way back fails too
@@ -105,6 +110,11 @@ func reportOf(seen observed, want wish, steps []plan.Step, err error, d decision
 			r.state = config.StateFailed // what was asked for has not come: tools that wait for it must not wait for ever
 		}
 		return r
+	case err == nil && len(steps) == 0 && seen.atReboot(want) != "":
+		return report{
+			phase: PhaseWaiting, ready: corev1.ConditionFalse, reason: config.ReasonNeedsReboot, state: seen.rebootState(),
+			message: seen.atReboot(want),
+		}
 	case err == nil && len(steps) == 0:
 		return report{
 			phase: PhaseIdle, ready: corev1.ConditionTrue, reason: config.ReasonConverged, state: config.StateSuccess,
@@ -122,6 +132,9 @@ func reportOf(seen observed, want wish, steps []plan.Step, err error, d decision
 		return report{phase: PhaseWaiting, ready: corev1.ConditionUnknown, reason: d.reason, message: d.message}
 	}
 	r := report{phase: PhaseWaiting, ready: corev1.ConditionFalse, reason: d.reason, state: config.StatePending, message: d.message}
+	if d.reason == config.ReasonNeedsReboot {
+		r.state = config.StateRebooting
+	}
 	if len(steps) > 0 {
 		_, r.phase = progress(steps[0].Kind, want)
 		r.message = target(seen, want) + ": " + d.message
@@ -154,8 +167,10 @@ func progress(kind plan.Kind, want wish) (config.Reason, Phase) {
 		reason, phase = config.ReasonFencing, PhaseDraining
 	case plan.Evict, plan.PauseOperands:
 		reason, phase = config.ReasonEvicting, PhaseDraining
-	case plan.SetMode, plan.Reset, plan.Destroy, plan.Create:
-	case plan.ResumeOperands, plan.RestartOperands, plan.VerifyCapacity, plan.Release:
+	case plan.SetMode, plan.SetPersistence, plan.Reset, plan.Destroy, plan.Create:
+	case plan.AskReboot, plan.Reboot:
+		reason, phase = config.ReasonNeedsReboot, PhaseWaiting
+	case plan.RegenerateCDI, plan.ResumeOperands, plan.RestartOperands, plan.VerifyCapacity, plan.Release:
 		reason, phase = config.ReasonAwaitingCapacity, PhaseVerifying
 	}
 	if want.undo {
@@ -176,6 +191,8 @@ func stalled(seen observed, want wish, d decision) string {
 	switch {
 	case seen.journal != nil && seen.journal.Cordoned:
 		return d.message + "; the node stays cordoned until this is mended"
+	case seen.startup:
+		return d.message + "; the node keeps the taint " + config.TaintNotReady + " until this is mended"
 	case seen.failed(want) != nil:
 		return d.message + fmt.Sprintf("; the GPUs are as they were before. To try again, remove the label %s and set it again", want.label)
 	default:
@@ -220,7 +237,7 @@ func (a *Agent) tellMetadata(ctx context.Context, seen observed, want wish, r re
 		return nil
 	}
 	status := Status{Desired: want.name, Phase: r.phase, Reason: r.reason, GPUs: statusGPUs(seen.gpus)}
-	status.Failed = seen.kept(want)
+	status.Failed, status.WithoutReset = seen.kept(want), seen.withoutReset()
 	text, err := status.encode()
 	if err != nil {
 		return err

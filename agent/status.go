@@ -22,13 +22,16 @@ const (
 	PhaseStalled     Phase = "Stalled"
 )
 
-// Status is the annotation in which tools find what the condition says to people. Of it the agent reads back Failed alone.
+// Status is the annotation in which tools find what the condition says to people. Of it the agent reads back Failed and
+// WithoutReset alone.
 type Status struct {
 	Desired string        `json:"desired,omitempty"` // name of the config that is asked for
 	Phase   Phase         `json:"phase"`
 	Reason  config.Reason `json:"reason"`
 	GPUs    []StatusGPU   `json:"gpus,omitempty"`
 	Failed  *Failure      `json:"failed,omitempty"` // a wish that is not tried again until it is withdrawn
+	// WithoutReset is the boot in which the driver has refused to reset a GPU: until the next, a mode change takes a reboot.
+	WithoutReset string `json:"withoutReset,omitempty"`
 }
 
 // StatusGPU is how one GPU is cut.
@@ -51,7 +54,7 @@ func statusGPUs(gpus []nvml.GPU) []StatusGPU {
 	return out
 }
 
-// parseStatus reads our own last words. An unreadable one is as good as none: everything in it but Failed is observed.
+// parseStatus reads our own last words. An unreadable one is as good as none: all but those two are observed.
 func parseStatus(annotation string) Status {
 	var s Status
 	if err := json.Unmarshal([]byte(annotation), &s); err != nil {

@@ -10,6 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/gpuslice/gpuslice/config"
 )
 
 // watch wakes the loop when something may have changed. Wakes carry no data: they only say "look again".
@@ -23,7 +25,10 @@ func (a *Agent) watch(ctx context.Context) <-chan struct{} {
 	}
 	a.watchObjects(ctx, "nodes", metav1.NamespaceAll, fields.OneTermEqualSelector("metadata.name", a.node), &corev1.Node{}, poke)
 	a.watchObjects(ctx, "pods", metav1.NamespaceAll, fields.OneTermEqualSelector("spec.nodeName", a.node), &corev1.Pod{}, poke)
-	if ref := a.settings.MIGConfigMap; ref.Name != "" {
+	for _, ref := range []config.ConfigMapKey{a.settings.MIGConfigMap, a.settings.Profiles} {
+		if ref.Name == "" {
+			continue
+		}
 		a.watchObjects(ctx, "configmaps", ref.Namespace, fields.OneTermEqualSelector("metadata.name", ref.Name), &corev1.ConfigMap{}, poke)
 	}
 	go a.watchDriver(ctx, poke)

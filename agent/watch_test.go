@@ -53,7 +53,9 @@ func TestADriverThatHangsWhenAskedForEventsDoesNotHoldUpTheLoop(t *testing.T) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		a.Run(ctx)
+		if err := a.Run(ctx); err != nil {
+			t.Error(err)
+		}
 	}()
 	select {
 	case <-looks:

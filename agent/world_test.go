@@ -3,6 +3,7 @@ package agent_test
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -41,6 +42,9 @@ type world struct {
 	broken   bool                // the plugin registers nothing
 	deaf     bool                // kubelet does not answer
 	grace    time.Duration       // how long an evicted pod takes to end
+	boots    int                 // of the node, so far
+	host     host
+	specs    specs
 
 	// What the next agent process is started with.
 
@@ -69,7 +73,9 @@ func newWorld(t *testing.T, models string) *world {
 		t: t, gpus: gpus, settings: config.Default(), through: func(d nvml.Driver) nvml.Driver { return d },
 		client: fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "node-uid", ResourceVersion: "1"}}),
 	}
-	w.settings.MIGConfigMap = config.ConfigMapKey{}
+	w.settings.MIGConfigMap, w.settings.Profiles = config.ConfigMapKey{}, config.ConfigMapKey{}
+	w.settings.Reboot.Sentinel = filepath.Join(t.TempDir(), "reboot-required")
+	w.boot()
 	w.client.PrependReactor("create", "pods", w.evict)
 	w.restart()
 	return w
@@ -79,9 +85,83 @@ func newWorld(t *testing.T, models string) *world {
 func (w *world) restart() {
 	w.agent = agent.New(agent.Options{
 		Node: nodeName, Client: w.client, Driver: w.through(w.gpus.Driver()), Kubelet: w, Settings: w.settings,
+		Host: &w.host, Specs: &w.specs,
 		Parse: func([]byte) (map[string]config.MIGConfig, error) { return w.file, nil },
 		Clock: clock.RealClock{}, Events: &record.FakeRecorder{}, Log: zaptest.NewLogger(w.t),
 	})
+}
+
+// host is the machine below the node, as logind answers for it.
+type host struct {
+	down    bool  // it is shutting down
+	refuses error // to be rebooted
+	reboots int   // that were asked for
+	held    int   // inhibitors
+	took    int   // inhibitors so far
+}
+
+// Inhibit implements agent.Host.
+func (h *host) Inhibit(context.Context, string) (func(), error) {
+	if h.down {
+		return nil, drain.ErrShuttingDown
+	}
+	h.held++
+	h.took++
+	return func() { h.held-- }, nil
+}
+
+// CanReboot implements agent.Host.
+func (h *host) CanReboot(context.Context) error { return h.refuses }
+
+// Reboot implements agent.Host.
+func (h *host) Reboot(context.Context) error {
+	h.reboots++
+	return nil
+}
+
+// specs are the CDI specs of the node, by the geometry that they describe.
+type specs struct {
+	used      bool
+	describes string
+	broken    error
+	written   int
+}
+
+// Stale implements agent.Specs.
+func (s *specs) Stale(_ context.Context, gpus []nvml.GPU) ([]string, error) {
+	if s.used && s.describes != geometries(gpus) {
+		return []string{"/var/run/cdi/nvidia.yaml"}, nil
+	}
+	return nil, nil
+}
+
+// Write implements agent.Specs.
+func (s *specs) Write(_ context.Context, gpus []nvml.GPU) error {
+	if s.broken != nil {
+		return s.broken
+	}
+	s.describes = geometries(gpus)
+	s.written++
+	return nil
+}
+
+func geometries(gpus []nvml.GPU) string {
+	var out []string
+	for _, gpu := range gpus {
+		out = append(out, gpu.Geometry().String())
+	}
+	return strings.Join(out, "; ")
+}
+
+// boot gives the node the identity of its next boot.
+func (w *world) boot() {
+	w.t.Helper()
+	w.boots++
+	n := w.node()
+	n.Status.NodeInfo.BootID = fmt.Sprintf("boot-%d", w.boots)
+	if _, err := w.client.CoreV1().Nodes().UpdateStatus(w.t.Context(), n, metav1.UpdateOptions{}); err != nil {
+		w.t.Fatal(err)
+	}
 }
 
 // administer gives the cluster an administrator's file with the configs, and restarts the agent with it.
@@ -181,7 +261,9 @@ func (w *world) turn() {
 	ctx := w.t.Context()
 	w.bury()
 	n := w.node()
-	fenced := slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == config.TaintRepartitioning })
+	fenced := slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
+		return t.Key == config.TaintRepartitioning || t.Key == config.TaintNotReady
+	})
 	plugins, err := w.client.CoreV1().Pods("kube-system").List(ctx, metav1.ListOptions{})
 	if err != nil {
 		w.t.Fatal(err)

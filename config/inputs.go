@@ -19,7 +19,9 @@ type inputs struct {
 	NodeHeartbeat scalar             `json:"nodeHeartbeat"`
 	MIGStrategy   scalar             `json:"migStrategy"`
 	MIGConfigMap  configMapInputs    `json:"migConfigMap"`
+	Profiles      configMapInputs    `json:"profiles"`
 	DevicePlugin  devicePluginInputs `json:"devicePlugin"`
+	Reboot        rebootInputs       `json:"reboot"`
 	Timeouts      timeoutInputs      `json:"timeouts"`
 	Retry         retryInputs        `json:"retry"`
 }
@@ -34,11 +36,17 @@ type devicePluginInputs struct {
 	PodSelector []scalar `json:"podSelector"`
 }
 
+type rebootInputs struct {
+	Policy   scalar `json:"policy"`
+	Sentinel scalar `json:"sentinel"`
+}
+
 type timeoutInputs struct {
 	DriverCall scalar `json:"driverCall"`
 	APICall    scalar `json:"apiCall"`
 	Capacity   scalar `json:"capacity"`
 	Drain      scalar `json:"drain"`
+	Reboot     scalar `json:"reboot"`
 }
 
 type retryInputs struct {
@@ -70,12 +78,13 @@ func inputsOf(s Settings) inputs {
 	in := inputs{
 		NodeHeartbeat: scalar(s.NodeHeartbeat.String()),
 		MIGStrategy:   scalar(s.MIGStrategy),
-		MIGConfigMap: configMapInputs{
-			Namespace: scalar(s.MIGConfigMap.Namespace), Name: scalar(s.MIGConfigMap.Name), Key: scalar(s.MIGConfigMap.Key),
-		},
+		MIGConfigMap:  inputsOfKey(s.MIGConfigMap),
+		Profiles:      inputsOfKey(s.Profiles),
+		Reboot:        rebootInputs{Policy: scalar(s.Reboot.Policy), Sentinel: scalar(s.Reboot.Sentinel)},
 		Timeouts: timeoutInputs{
 			DriverCall: scalar(s.Timeouts.DriverCall.String()), APICall: scalar(s.Timeouts.APICall.String()),
 			Capacity: scalar(s.Timeouts.Capacity.String()), Drain: scalar(s.Timeouts.Drain.String()),
+			Reboot: scalar(s.Timeouts.Reboot.String()),
 		},
 		Retry: retryInputs{
 			Failures: scalar(strconv.Itoa(s.Retry.Failures)), First: scalar(s.Retry.First.String()),
@@ -86,6 +95,10 @@ func inputsOf(s Settings) inputs {
 		in.DevicePlugin.PodSelector = append(in.DevicePlugin.PodSelector, scalar(selector.String()))
 	}
 	return in
+}
+
+func inputsOfKey(k ConfigMapKey) configMapInputs {
+	return configMapInputs{Namespace: scalar(k.Namespace), Name: scalar(k.Name), Key: scalar(k.Key)}
 }
 
 // decode lays a settings file over the inputs. Fields that do not exist are returned as unknown; the rest is still read,

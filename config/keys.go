@@ -10,6 +10,13 @@ const (
 	LabelMIGStrategy = "nvidia.com/mig.strategy"
 )
 
+// Labels by which NVIDIA's GPU operator deploys its operands, and its driver manager pauses them before it unloads the
+// driver for an upgrade.
+const (
+	LabelOperandPrefix     = "nvidia.com/gpu.deploy."
+	PausedForDriverUpgrade = "paused-for-driver-upgrade"
+)
+
 // Labels of the node that the agent writes.
 const (
 	// LabelMIGConfigState says how far LabelMIGConfig has come, as one of the States, for tools that wait on it.
@@ -23,6 +30,8 @@ type State string
 const (
 	// StatePending is written when a change is accepted, and stays until it ends.
 	StatePending State = "pending"
+	// StateRebooting is written while a mode change waits for a reboot that has been asked for.
+	StateRebooting State = "rebooting"
 	// StateSuccess is written when the capacity is proven.
 	StateSuccess State = "success"
 	// StateFailed is written when the wish is refused, or undone after a failure.
@@ -43,8 +52,14 @@ const (
 	AnnotationJournal = "gpuslice.io/journal"
 )
 
-// TaintRepartitioning with the effect NoSchedule fences the node while its GPUs change.
-const TaintRepartitioning = "gpuslice.io/repartitioning"
+// Taints of the node, with the effect NoSchedule.
+const (
+	// TaintRepartitioning fences the node while its GPUs change.
+	TaintRepartitioning = "gpuslice.io/repartitioning"
+	// TaintNotReady is put on nodes by whoever registers them, to keep pods away until the GPUs are cut as the labels ask
+	// and their capacity is proven. The agent takes it away then.
+	TaintNotReady = "gpuslice.io/not-ready"
+)
 
 // ConditionGPUPartitionReady is True when what the labels ask for is on the hardware and in the node's allocatable.
 const ConditionGPUPartitionReady = "GPUPartitionReady"
@@ -87,8 +102,11 @@ const (
 	ReasonNoDevicePlugin Reason = "NoDevicePlugin"
 	// ReasonGPUInUse is given when a process that no pod accounts for holds what will change.
 	ReasonGPUInUse Reason = "GPUInUse"
-	// ReasonResetRequired is given when a mode change is pending until a reset of the GPU, or a reboot.
-	ReasonResetRequired Reason = "ResetRequired"
+	// ReasonNeedsReboot is given when a mode change is pending and only a reboot of the node makes it current, as in
+	// virtual machines that do not let the driver reset a GPU.
+	ReasonNeedsReboot Reason = "NeedsReboot"
+	// ReasonShuttingDown is given when the node is being shut down: no further change to a GPU is begun.
+	ReasonShuttingDown Reason = "ShuttingDown"
 	// ReasonRepartitioning is given while MIG mode is turned on or off and instances are destroyed and created.
 	ReasonRepartitioning Reason = "Repartitioning"
 	// ReasonAwaitingCapacity is given while kubelet does not yet show the new devices.

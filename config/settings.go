@@ -25,7 +25,9 @@ type Settings struct {
 	NodeHeartbeat time.Duration // how often a converged node is written to
 	MIGStrategy   MIGStrategy   // how the device plugin presents MIG devices
 	MIGConfigMap  ConfigMapKey  // people's own MIG configs; without a name there are only generated ones
+	Profiles      ConfigMapKey  // our own catalog; without a name there is none
 	DevicePlugin  DevicePlugin
+	Reboot        Reboot
 	Timeouts      Timeouts
 	Retry         Retry
 }
@@ -42,12 +44,32 @@ type DevicePlugin struct {
 	PodSelector []labels.Selector // its pod on the node matches at least one
 }
 
+// Reboot is what happens where a GPU changes its MIG mode only at a reboot of the node.
+type Reboot struct {
+	Policy   RebootPolicy
+	Sentinel string // path of the file by which RebootDelegate asks, as the agent sees it
+}
+
+// RebootPolicy says who reboots the node.
+type RebootPolicy string
+
+// The policies.
+const (
+	// RebootNever leaves it to people: the node says that it needs a reboot, and goes on as it can.
+	RebootNever RebootPolicy = "never"
+	// RebootDelegate asks by a sentinel file, which kured and others watch and answer with a drain and a reboot.
+	RebootDelegate RebootPolicy = "delegate"
+	// RebootSelf drains the node and reboots it through logind.
+	RebootSelf RebootPolicy = "self"
+)
+
 // Timeouts bound each wait.
 type Timeouts struct {
 	DriverCall time.Duration // one call into the driver
 	APICall    time.Duration // one request to the API server
 	Capacity   time.Duration // until kubelet shows the new devices
 	Drain      time.Duration // until the pods that hold a GPU have left
+	Reboot     time.Duration // until a reboot that was asked for has happened
 }
 
 // Retry is what happens to a step that fails for a cause that may pass.
@@ -96,6 +118,16 @@ const (
 	DefaultMIGConfigMap    = "custom"
 	DefaultMIGConfigMapKey = "config.yaml"
 
+	// DefaultProfiles and DefaultProfilesKey are where our own catalog is looked for, in the agent's namespace.
+	DefaultProfiles    = "gpuslice-profiles"
+	DefaultProfilesKey = "profiles.yaml"
+
+	// DefaultSentinel is the file that kured watches unless told otherwise, and that Debian's packages write.
+	DefaultSentinel = "/var/run/reboot-required"
+
+	// DefaultReboot: machines with many GPUs and much memory take a quarter of an hour to come up.
+	DefaultReboot = time.Hour
+
 	// DefaultDriverCall: the slowest call known, a mode change on an A100, takes some 4 s, and a reset a few times that.
 	DefaultDriverCall = 30 * time.Second
 	// DefaultAPICall: an API server that needs longer is not there, and the next try may reach another one.
@@ -123,13 +155,17 @@ func Default() Settings {
 		NodeHeartbeat: DefaultNodeHeartbeat,
 		MIGStrategy:   MIGStrategyAuto,
 		MIGConfigMap:  ConfigMapKey{Name: DefaultMIGConfigMap, Key: DefaultMIGConfigMapKey},
+		Profiles:      ConfigMapKey{Name: DefaultProfiles, Key: DefaultProfilesKey},
 		DevicePlugin: DevicePlugin{PodSelector: []labels.Selector{
 			labels.SelectorFromSet(labels.Set{"app": "nvidia-device-plugin-daemonset"}),          // GPU operator
 			labels.SelectorFromSet(labels.Set{"app.kubernetes.io/name": "nvidia-device-plugin"}), // the plugin's Helm chart
 			labels.SelectorFromSet(labels.Set{"name": "nvidia-device-plugin-ds"}),                // the plugin's static manifest
 		}},
-		Timeouts: Timeouts{DriverCall: DefaultDriverCall, APICall: DefaultAPICall, Capacity: DefaultCapacity, Drain: DefaultDrain},
-		Retry:    Retry{Failures: DefaultFailures, First: DefaultFirstDelay, Longest: DefaultLongestDelay, NoEffect: DefaultNoEffect},
+		Reboot: Reboot{Policy: RebootNever, Sentinel: DefaultSentinel},
+		Timeouts: Timeouts{
+			DriverCall: DefaultDriverCall, APICall: DefaultAPICall, Capacity: DefaultCapacity, Drain: DefaultDrain, Reboot: DefaultReboot,
+		},
+		Retry: Retry{Failures: DefaultFailures, First: DefaultFirstDelay, Longest: DefaultLongestDelay, NoEffect: DefaultNoEffect},
 	}
 }
 
@@ -171,12 +207,18 @@ func (in inputs) settings() (Settings, error) {
 		MIGStrategy: MIGStrategy(c.oneOf("migStrategy", in.MIGStrategy,
 			string(MIGStrategyAuto), string(MIGStrategyNone), string(MIGStrategySingle), string(MIGStrategyMixed))),
 		MIGConfigMap: c.configMapKey("migConfigMap", in.MIGConfigMap),
+		Profiles:     c.configMapKey("profiles", in.Profiles),
+		Reboot: Reboot{
+			Policy:   RebootPolicy(c.oneOf("reboot.policy", in.Reboot.Policy, string(RebootNever), string(RebootDelegate), string(RebootSelf))),
+			Sentinel: c.path("reboot.sentinel", in.Reboot.Sentinel),
+		},
 		DevicePlugin: DevicePlugin{PodSelector: c.selectors("devicePlugin.podSelector", in.DevicePlugin.PodSelector)},
 		Timeouts: Timeouts{
 			DriverCall: c.duration("timeouts.driverCall", in.Timeouts.DriverCall, time.Second, 10*time.Minute),
 			APICall:    c.duration("timeouts.apiCall", in.Timeouts.APICall, time.Second, 5*time.Minute),
 			Capacity:   c.duration("timeouts.capacity", in.Timeouts.Capacity, 10*time.Second, time.Hour),
 			Drain:      c.duration("timeouts.drain", in.Timeouts.Drain, time.Minute, 7*24*time.Hour),
+			Reboot:     c.duration("timeouts.reboot", in.Timeouts.Reboot, time.Minute, 30*24*time.Hour),
 		},
 		Retry: Retry{
 			Failures: c.count("retry.failures", in.Retry.Failures),
@@ -229,6 +271,14 @@ func (c *checks) count(field string, value scalar) int {
 		return 0
 	}
 	return n
+}
+
+func (c *checks) path(field string, value scalar) string {
+	p := string(value)
+	if !filepath.IsAbs(p) || filepath.Clean(p) != p {
+		c.refuse(field, p, `must be the absolute path of a file, like "/var/run/reboot-required"`)
+	}
+	return p
 }
 
 func (c *checks) configMapKey(field string, in configMapInputs) ConfigMapKey {

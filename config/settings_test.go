@@ -33,7 +33,9 @@ migStrategy: single
 migConfigMap: {namespace: gpu-operator, name: mine, key: mig.yaml}
 devicePlugin:
   podSelector: ["app in (a, b)"]
-timeouts: {driverCall: 1m, apiCall: 5s, capacity: 10m, drain: 1h30m}
+profiles: {name: pools, key: pools.yaml}
+reboot: {policy: delegate, sentinel: /host/run/reboot-required}
+timeouts: {driverCall: 1m, apiCall: 5s, capacity: 10m, drain: 1h30m, reboot: 24h}
 retry: {failures: 3, first: 1s, longest: 1m, noEffect: 5}
 `))
 		if err != nil {
@@ -47,9 +49,12 @@ retry: {failures: 3, first: 1s, longest: 1m, noEffect: 5}
 			NodeHeartbeat: 30 * time.Second,
 			MIGStrategy:   config.MIGStrategySingle,
 			MIGConfigMap:  config.ConfigMapKey{Namespace: "gpu-operator", Name: "mine", Key: "mig.yaml"},
+			Profiles:      config.ConfigMapKey{Name: "pools", Key: "pools.yaml"},
+			Reboot:        config.Reboot{Policy: config.RebootDelegate, Sentinel: "/host/run/reboot-required"},
 			DevicePlugin:  config.DevicePlugin{PodSelector: []labels.Selector{selector}},
 			Timeouts: config.Timeouts{
 				DriverCall: time.Minute, APICall: 5 * time.Second, Capacity: 10 * time.Minute, Drain: 90 * time.Minute,
+				Reboot: 24 * time.Hour,
 			},
 			Retry: config.Retry{Failures: 3, First: time.Second, Longest: time.Minute, NoEffect: 5},
 		}
@@ -109,6 +114,13 @@ func TestSettingsAreRefused(t *testing.T) {
 		"for fields that do not exist, and for values beside them": {
 			file: head + "nodeHeartBeat: 1m\ntimeouts: {drains: 1h, apiCall: 1h}\n",
 			want: []string{`unknown field "nodeHeartBeat"`, `unknown field "timeouts.drains"`, `timeouts.apiCall: "1h" must be from 1s to 5m`},
+		},
+		"for a reboot that nobody knows how to do": {
+			file: head + "reboot: {policy: always, sentinel: reboot-required}\n",
+			want: []string{
+				`reboot.policy: "always" must be never or delegate or self`,
+				`reboot.sentinel: "reboot-required" must be the absolute path of a file, like "/var/run/reboot-required"`,
+			},
 		},
 		"for a heartbeat that is too fast": {
 			file: head + "nodeHeartbeat: 9s\n",

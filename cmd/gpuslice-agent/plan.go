@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -20,55 +19,86 @@ import (
 
 var errNoName = errors.New("name what to plan by --mig-config or --profile, as the node's label would")
 
+// wanted is what the plan is for: what a label would ask for, and the files of configs to look in.
+type wanted struct {
+	name, profile          string
+	migConfigs, ownCatalog string
+	offline                bool
+}
+
+func (w wanted) label() (label, name string) {
+	if w.profile != "" {
+		return config.LabelProfile, w.profile
+	}
+	return config.LabelMIGConfig, w.name
+}
+
 func (o *options) plan() *cobra.Command {
-	var name, profile, file string
-	var offline bool
+	var w wanted
 	c := &cobra.Command{
 		Use:   "plan",
 		Short: "Print what a config would do to this node, or why it cannot be; changes nothing",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			wanted := cmp.Or(profile, name)
-			if wanted == "" {
+			_, name := w.label()
+			if name == "" {
 				return errNoName
 			}
-			preview, err := o.preview(cmd, wanted, file, offline)
+			preview, err := o.preview(cmd, w)
 			if err != nil {
-				return fmt.Errorf("%s cannot be: %w", wanted, err)
+				return fmt.Errorf("%s cannot be: %w", name, err)
 			}
-			return show(cmd.OutOrStdout(), wanted, preview, offline)
+			return show(cmd.OutOrStdout(), name, preview, w.offline)
 		},
 	}
-	c.Flags().StringVar(&name, "mig-config", "", "name of a MIG config, as in the label "+config.LabelMIGConfig)
-	c.Flags().StringVar(&profile, "profile", "", "name of a profile, as in the label "+config.LabelProfile+"; every MIG config is one")
-	c.Flags().BoolVar(&offline, "offline", false, "look at the GPUs alone; no cluster is asked")
-	c.Flags().StringVarP(&file, "file", "f", "", "with --offline: MIG configs in mig-parted's format, beside those of the hardware")
+	c.Flags().StringVar(&w.name, "mig-config", "", "name of a MIG config, as in the label "+config.LabelMIGConfig)
+	c.Flags().StringVar(&w.profile, "profile", "", "name of a profile, as in the label "+config.LabelProfile+"; every MIG config is one")
+	c.Flags().BoolVar(&w.offline, "offline", false, "look at the GPUs alone; no cluster is asked")
+	c.Flags().StringVarP(&w.migConfigs, "file", "f", "", "with --offline: MIG configs in mig-parted's format, beside those of the hardware")
+	c.Flags().StringVar(&w.ownCatalog, "profiles", "", "with --offline: profiles in gpuslice's format")
 	return c
 }
 
-func (o *options) preview(cmd *cobra.Command, name, file string, offline bool) (agent.Preview, error) {
-	if !offline {
+func (o *options) preview(cmd *cobra.Command, w wanted) (agent.Preview, error) {
+	label, name := w.label()
+	if !w.offline {
 		a, err := o.agent(zap.NewNop())
 		if err != nil {
 			return agent.Preview{}, err
 		}
-		return a.Preview(cmd.Context(), name)
+		return a.Preview(cmd.Context(), label, name)
 	}
 	gpus, err := lib.Open(lib.Options{DriverRoot: o.driverRoot, Logger: zap.NewNop()}).Snapshot(cmd.Context())
 	if err != nil {
 		return agent.Preview{}, err
 	}
-	var custom map[string]config.MIGConfig
-	if file != "" {
-		data, err := os.ReadFile(file)
-		if err != nil {
-			return agent.Preview{}, fmt.Errorf("reading the MIG configs: %w", err)
-		}
-		if custom, err = migparted.Parse(data); err != nil {
-			return agent.Preview{}, fmt.Errorf("%s: %w", file, err)
-		}
+	custom, err := read(w.migConfigs, migparted.Parse)
+	if err != nil {
+		return agent.Preview{}, err
 	}
-	return agent.PreviewOffline(config.Merge(config.Generate(gpus), custom), name, gpus)
+	profiles, err := read(w.ownCatalog, config.ParseProfiles)
+	if err != nil {
+		return agent.Preview{}, err
+	}
+	catalog := config.Merge(config.Generate(gpus), custom).WithProfiles(w.ownCatalog, profiles)
+	return agent.PreviewOffline(catalog, label, name, gpus)
+}
+
+// read parses a file, if one is named.
+func read[T any](path string, parse func([]byte) (T, error)) (T, error) {
+	var none T
+	if path == "" {
+		return none, nil
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return none, fmt.Errorf("reading configs: %w", err)
+	}
+	parsed, err := parse(data)
+	if err != nil {
+		return none, fmt.Errorf("%s: %w", path, err)
+	}
+	return parsed, nil
 }
 
 // show prints the GPUs before and after, and the steps between.

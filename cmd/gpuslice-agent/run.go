@@ -21,6 +21,8 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/migparted"
 	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/nvml"
+	"github.com/gpuslice/gpuslice/nvml/cdi"
 	"github.com/gpuslice/gpuslice/nvml/lib"
 )
 
@@ -48,8 +50,15 @@ func (o *options) run() *cobra.Command {
 				return err
 			}
 			log.Info("starting", zap.String("version", version))
-			a.Run(cmd.Context())
-			return nil
+			unlock, err := o.lock(cmd.Context(), log)
+			if err != nil {
+				return err
+			}
+			defer unlock()
+			if err := a.Run(cmd.Context()); !errors.Is(err, nvml.ErrReplaced) {
+				return err
+			}
+			return again(unlock)
 		},
 	}
 }
@@ -73,7 +82,8 @@ func (o *options) agent(log *zap.Logger) (*agent.Agent, error) {
 	return agent.New(agent.Options{
 		Node: o.node, Client: client, Settings: settings, Log: log, Clock: clock.RealClock{},
 		Driver:  lib.Open(lib.Options{DriverRoot: o.driverRoot, Logger: log.Named("nvml")}),
-		Kubelet: drain.DialKubelet(o.podResources),
+		Kubelet: drain.DialKubelet(o.podResources), Host: &drain.Logind{Address: o.systemBus}, Processes: drain.Processes{Root: o.procRoot},
+		Specs: cdi.New(cdi.Options{DriverRoot: o.driverRoot, DevRoot: "/", Logger: log}),
 		Parse:   migparted.Parse,
 		Events:  events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: agent.FieldManager, Host: o.node}),
 	}), nil
@@ -88,6 +98,7 @@ func (o *options) load() (config.Settings, error) {
 		}
 	}
 	settings.MIGConfigMap.Namespace = cmp.Or(settings.MIGConfigMap.Namespace, o.namespace)
+	settings.Profiles.Namespace = cmp.Or(settings.Profiles.Namespace, o.namespace)
 	return settings, nil
 }
 

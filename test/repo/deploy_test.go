@@ -146,13 +146,15 @@ func TestKustomizationNamesEveryFileOfItsFolder(t *testing.T) {
 	}
 }
 
-func TestSettingsAreTheDefaultsButForTheMIGConfigs(t *testing.T) {
+func TestSettingsAreTheDefaultsButForWhatTheyName(t *testing.T) {
 	got, err := config.Parse([]byte(the[*corev1.ConfigMap](t, "gpuslice-settings").Data["settings.yaml"]))
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := config.Default()
 	want.MIGConfigMap = config.ConfigMapKey{Namespace: namespace, Name: "gpuslice-mig-configs", Key: "config.yaml"}
+	want.Profiles.Namespace = namespace
+	want.Reboot.Sentinel = "/host/run/reboot-required"
 	bySelectorText := cmp.Comparer(func(a, b labels.Selector) bool { return a.String() == b.String() })
 	if diff := cmp.Diff(want, got, bySelectorText); diff != "" {
 		t.Errorf("deploy/base/configmap-settings.yaml says that it shows the defaults (-default +written):\n%s", diff)
@@ -179,6 +181,7 @@ func TestMIGConfigsAreReadByTheAgentsOwnParser(t *testing.T) {
 }
 
 func TestTheAgentsPodMountsWhatItDeclares(t *testing.T) {
+	written := []string{"dev", "run", "cdi-run", "cdi-etc"} // each says in the manifest what is written there
 	pod := the[*appsv1.DaemonSet](t, "gpuslice-agent").Spec.Template.Spec
 	mounts := map[string]corev1.VolumeMount{}
 	for _, m := range pod.Containers[0].VolumeMounts {
@@ -190,7 +193,7 @@ func TestTheAgentsPodMountsWhatItDeclares(t *testing.T) {
 		switch {
 		case !ok:
 			t.Errorf("volume %s is not mounted", v.Name)
-		case v.HostPath != nil && !m.ReadOnly && v.Name != "dev":
+		case v.HostPath != nil && !m.ReadOnly && !slices.Contains(written, v.Name):
 			t.Errorf("volume %s: %s of the host is mounted for writing", v.Name, v.HostPath.Path)
 		case v.ConfigMap != nil:
 			_ = the[*corev1.ConfigMap](t, v.ConfigMap.Name)

@@ -1,0 +1,137 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"go.uber.org/zap"
+
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// change performs a step on a GPU. A step that comes back again and again although it succeeds is a failure.
+func (a *Agent) change(ctx context.Context, seen observed, want wish, step plan.Step) error {
+	if n := a.done[step.String()]; n >= a.settings.Retry.NoEffect {
+		return &Failure{
+			Wish: want.fingerprint, Reason: config.ReasonStepHadNoEffect,
+			Message: fmt.Sprintf("%s reported success %d times and had no effect, or somebody else undoes it", step, n),
+		}
+	}
+	release, err := a.inhibit(ctx, step)
+	if err != nil {
+		return err
+	}
+	err = a.drive(ctx, step)
+	release()
+	switch {
+	case err == nil:
+		a.done[step.String()]++
+		return nil
+	case errors.Is(err, nvml.ErrInUse):
+		return a.heldBy(ctx, seen, step, err)
+	case step.Kind == plan.SetPersistence && step.On && errors.Is(err, nvml.ErrNotSupported):
+		return a.forgoPersistence(ctx, seen, step, err)
+	default:
+		return err
+	}
+}
+
+// drive makes the one call into the driver.
+func (a *Agent) drive(ctx context.Context, step plan.Step) error {
+	call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.DriverCall)
+	defer cancel()
+	switch step.Kind {
+	case plan.SetMode:
+		return a.driver.SetMode(call, step.GPU, step.On)
+	case plan.SetPersistence:
+		return a.driver.SetPersistence(call, step.GPU, step.On)
+	case plan.Reset:
+		return a.driver.Reset(call, step.GPU)
+	case plan.Destroy:
+		return a.driver.Destroy(call, step.GPU, step.Instance)
+	default:
+		return a.driver.Create(call, step.GPU, step.Instance)
+	}
+}
+
+// inhibit keeps the host from shutting down in the middle of the step, and the step from beginning while it is shutting
+// down. Without logind, as on many immutable hosts, there is nobody to ask; one that does not answer is not waited for.
+func (a *Agent) inhibit(ctx context.Context, step plan.Step) (release func(), err error) {
+	call, cancel := context.WithTimeout(ctx, hostTimeout)
+	defer cancel()
+	release, err = a.host.Inhibit(call, step.String())
+	switch {
+	case err == nil:
+		return release, nil
+	case errors.Is(err, drain.ErrShuttingDown):
+		return nil, &Waiting{
+			Reason: config.ReasonShuttingDown, After: rebootRetry,
+			Message: "the node is shutting down: no further change to a GPU is begun",
+		}
+	default:
+		a.log.Debug("no shutdown inhibitor", zap.Error(err))
+		return func() {}, nil
+	}
+}
+
+// heldBy adds to an error who holds the GPU. That nobody can be found is added too: a client that no list shows is what
+// people look for longest.
+func (a *Agent) heldBy(ctx context.Context, seen observed, step plan.Step, held error) error {
+	gpu, ok := seen.gpu(step.GPU)
+	if !ok {
+		return held
+	}
+	var reported []int // by NVML; a process of another instance does not hold this one
+	for _, p := range gpu.Processes {
+		reported = append(reported, p.PID)
+	}
+	for _, i := range gpu.Instances {
+		for _, p := range i.Processes {
+			if step.Kind != plan.Destroy || i.Placed == step.Instance {
+				reported = append(reported, p.PID)
+			}
+		}
+	}
+	clients, err := a.processes.Clients(ctx, gpu.Minor, reported)
+	if step.Kind == plan.Destroy && len(reported) > 0 {
+		clients = slices.DeleteFunc(clients, func(c drain.Client) bool { return !slices.Contains(reported, c.PID) })
+	}
+	names := drain.NameClients(clients, seen.pods)
+	switch {
+	case err != nil && len(names) == 0:
+		return fmt.Errorf("%w; who holds it is not known: %w", held, err)
+	case err != nil:
+		return fmt.Errorf("%w; held by %s, and perhaps by others: %w", held, strings.Join(names, ", "), err)
+	case len(names) == 0:
+		return fmt.Errorf("%w; no process of this node has GPU %d open, so that it is a part of the driver that holds it", held, gpu.Index)
+	default:
+		return fmt.Errorf("%w; held by %s", held, strings.Join(names, ", "))
+	}
+}
+
+// forgoPersistence strikes from the journal what cannot be given back. The GPU works as well without.
+func (a *Agent) forgoPersistence(ctx context.Context, seen observed, step plan.Step, err error) error {
+	a.log.Warn("persistence mode cannot be turned on again", zap.Int("gpu", step.Index), zap.Error(err))
+	j := *seen.journal
+	j.Previous = nil
+	for _, c := range seen.journal.Previous {
+		c.Persistent = c.Persistent && c.GPU != step.GPU
+		j.Previous = append(j.Previous, c)
+	}
+	return a.amend(ctx, seen, j)
+}
+
+func (s observed) gpu(uuid nvml.UUID) (nvml.GPU, bool) {
+	for _, gpu := range s.gpus {
+		if gpu.UUID == uuid {
+			return gpu, true
+		}
+	}
+	return nvml.GPU{}, false
+}

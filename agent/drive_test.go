@@ -1,0 +1,140 @@
+package agent_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
+	"github.com/gpuslice/gpuslice/test/gpusim"
+)
+
+// A persistent GPU is held by its own driver, which stands in the way of a reset.
+func TestPersistenceModeIsOffForAResetAndGivenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "gpus: [{model: A100-80GB, count: 2, persistence: true}]")
+		w.converge("all-balanced")
+		for _, gpu := range w.snapshot() {
+			if !gpu.Persistent || !gpu.Enabled {
+				t.Errorf("GPU %d: persistence mode is %t, MIG mode %t", gpu.Index, gpu.Persistent, gpu.Enabled)
+			}
+		}
+	})
+	t.Run("also when the change fails after the reset", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, "gpus: [{model: A100-80GB, count: 2, persistence: true}]")
+			before := w.gpus.String()
+			w.fail(gpusim.CreateGpuInstanceWithPlacement)
+			w.label("all-balanced")
+			w.settle(config.ReasonHardwareFailure)
+			w.givenBack()
+			if diff := cmp.Diff(before, w.gpus.String()); diff != "" {
+				t.Errorf("the GPUs are not as they were (-before +after):\n%s", diff)
+			}
+		})
+	})
+}
+
+// Who holds a GPU is said with what waits for it.
+func TestWhoHoldsTheGPUIsNamed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		if err := w.gpus.Hold(string(w.snapshot()[1].UUID), 4194305, "python", 1000); err != nil { // above the largest pid of Linux
+			t.Fatal(err)
+		}
+		w.label("all-balanced")
+		w.passes("a word about it", func() bool { return w.condition().Reason == string(config.ReasonGPUInUse) })
+		if c := w.condition(); !strings.Contains(c.Message, "4194305") {
+			t.Errorf("the message does not name the process: %s", c.Message)
+		}
+	})
+}
+
+func TestCDISpecsFollowTheGeometry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.specs = specs{used: true, describes: geometries(w.snapshot())}
+		w.converge("all-balanced")
+		if w.specs.describes != geometries(w.snapshot()) || w.specs.written != 1 {
+			t.Errorf("specs were written %d times and describe %s", w.specs.written, w.specs.describes)
+		}
+	})
+	t.Run("and a change is undone where they cannot", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, h100)
+			before := w.gpus.String()
+			w.specs = specs{used: true, describes: geometries(w.snapshot()), broken: errors.New("read-only file system")}
+			w.label("all-balanced")
+			c := w.settle(config.ReasonHardwareFailure)
+			w.givenBack()
+			if diff := cmp.Diff(before, w.gpus.String()); diff != "" || !strings.Contains(c.Message, "read-only") {
+				t.Errorf("message %q; GPUs (-before +after):\n%s", c.Message, diff)
+			}
+		})
+	})
+}
+
+// replaced is a driver of another version than the one that this process has loaded.
+type replaced struct{ nvml.Driver }
+
+func (replaced) Snapshot(context.Context) ([]nvml.GPU, error) { return nil, nvml.ErrReplaced }
+
+func (replaced) Events(context.Context) (<-chan nvml.Event, error) { return nil, nvml.ErrReplaced }
+
+func TestAReplacedDriverEndsTheRunSoThatANewProcessLoadsIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.through = func(d nvml.Driver) nvml.Driver { return replaced{d} }
+		w.restart()
+		w.agent.Pass(t.Context())
+		if c := w.condition(); c.Reason != string(config.ReasonDriverNotLoaded) {
+			t.Errorf("the node says %s: %s", c.Reason, c.Message)
+		}
+		if !w.agent.Replaced() {
+			t.Error("the run goes on")
+		}
+	})
+}
+
+// leaving is a driver that counts how often it was let go.
+type leaving struct {
+	nvml.Driver
+	released int
+	looks    int
+}
+
+func (d *leaving) Release(context.Context) error {
+	d.released++
+	return nil
+}
+
+func (d *leaving) Snapshot(ctx context.Context) ([]nvml.GPU, error) {
+	d.looks++
+	return d.Driver.Snapshot(ctx)
+}
+
+func TestTheAgentLetsGoOfADriverThatIsBeingUpgraded(t *testing.T) {
+	const plugin = config.LabelOperandPrefix + "device-plugin"
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		d := &leaving{Driver: w.gpus.Driver()}
+		w.through = func(nvml.Driver) nvml.Driver { return d }
+		w.restart()
+		w.converge("all-balanced")
+		before := d.looks
+		w.edit(func(n *corev1.Node) { n.Labels[plugin] = config.PausedForDriverUpgrade })
+		w.spend(time.Minute)
+		if c := w.condition(); d.released == 0 || d.looks != before || c.Status != corev1.ConditionUnknown {
+			t.Errorf("let go %d times, looked %d times more; the node says %s %s: %s", d.released, d.looks-before, c.Status, c.Reason, c.Message)
+		}
+		w.edit(func(n *corev1.Node) { n.Labels[plugin] = "true" })
+		w.reach("all-balanced")
+	})
+}
