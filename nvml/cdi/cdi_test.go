@@ -2,6 +2,7 @@ package cdi_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
@@ -153,6 +154,9 @@ func TestASpecFollowsTheGeometryAsNVIDIAsToolWouldWriteIt(t *testing.T) {
 			oracle := row.ctk.generate(w, filepath.Join(t.TempDir(), filepath.Base(path)))
 			if diff := cmp.Diff(oracle, w.spec(path)); diff != "" {
 				t.Errorf("it is not what nvidia-ctk gives (-nvidia-ctk +it):\n%s", diff)
+			}
+			if isJSON := json.Valid([]byte(w.text(path))); isJSON != strings.HasSuffix(path, ".json") {
+				t.Errorf("it is\n%s", w.text(path))
 			}
 			info, err := os.Stat(path)
 			must(t, err)
@@ -432,6 +436,9 @@ func TestALostGPUHidesNoOther(t *testing.T) {
 	must(t, w.makeAll())
 	path := filepath.Join(w.dirs[0], "nvidia.yaml")
 	ctk{}.generate(w, path)
+	must(t, w.node.SetHealth(1, gpusim.Health{Lost: true}))
+	w.stale()
+	must(t, w.node.SetHealth(1, gpusim.Health{}))
 	w.cut(0, "1g.10gb@0", "1g.10gb@1")
 	must(t, w.node.SetHealth(1, gpusim.Health{Lost: true}))
 	w.stale(path)
@@ -473,5 +480,59 @@ func TestTheAgentsOwnSessionGoesOn(t *testing.T) {
 	}
 	if _, err := driver.Snapshot(t.Context()); err != nil {
 		t.Error(err)
+	}
+}
+
+// As nvidia-ctk 1.14 writes it: names by index only, device files by path only, hooks of nvidia-ctk itself.
+const olderSpec = `---
+cdiVersion: 0.5.0
+containerEdits:
+  deviceNodes:
+  - path: /dev/nvidiactl
+  - path: /dev/nvidia-uvm
+  hooks:
+  - args: [nvidia-ctk, hook, update-ldcache, --folder, /usr/lib64]
+    hookName: createContainer
+    path: /usr/local/nvidia/toolkit/nvidia-ctk
+  mounts:
+  - containerPath: /usr/lib64/libcuda.so.525.60.13
+    hostPath: /usr/lib64/libcuda.so.525.60.13
+    options: [ro, nosuid, nodev, bind]
+  - containerPath: /usr/bin/nvidia-smi
+    hostPath: /usr/bin/nvidia-smi
+    options: [ro, nosuid, nodev, bind]
+devices:
+- containerEdits:
+    deviceNodes:
+    - path: /dev/nvidia1
+    - path: /dev/dri/card1
+    hooks:
+    - args: [nvidia-ctk, hook, create-symlinks, --link, "../card1::/dev/dri/by-path/pci-0000:16:00.0-card"]
+      hookName: createContainer
+      path: /usr/local/nvidia/toolkit/nvidia-ctk
+  name: "1"
+kind: nvidia.com/gpu
+`
+
+func TestOnlyTheDevicesThatChangedAreWrittenIntoAnOlderToolkitsSpec(t *testing.T) {
+	w := newWorld(t, twoH100)
+	path := filepath.Join(w.dirs[0], "nvidia.yaml")
+	must(t, os.WriteFile(path, []byte(olderSpec), 0o600))
+	w.stale()
+	want := w.spec(path)
+	w.cut(0, "3g.40gb@0")
+	w.stale(path)
+	w.write()
+	w.stale()
+	got := w.spec(path)
+	if n := names(got); !slices.Equal(n, []string{"0:0", "1"}) {
+		t.Fatalf("it names %q", n)
+	}
+	if nodes := got.Devices[0].ContainerEdits.DeviceNodes; len(nodes) != 3 || nodes[0].Path != "/dev/nvidia0" || nodes[0].HostPath != "" {
+		t.Errorf("the device files of the instance are %v", nodes)
+	}
+	got.Devices = got.Devices[1:]
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("all but the instance (-before +after):\n%s", diff)
 	}
 }
