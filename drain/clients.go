@@ -159,9 +159,6 @@ func (p Processes) devices(ctx context.Context, process string, minor int) ([]So
 		return nil, err
 	}
 	for _, tid := range threads {
-		if strconv.Itoa(tid) == filepath.Base(process) {
-			continue
-		}
 		if _, err := p.openFiles(ctx, filepath.Join(process, "task", strconv.Itoa(tid)), minor, &found); err != nil && !gone(err) {
 			return found, err
 		}

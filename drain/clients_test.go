@@ -597,6 +597,7 @@ var cgroups = []struct {
 		drain.Owner{PodUID: podUID, Container: id},
 	},
 	{"the same QoS class, from a namespace, cgroupfs", "0::/../../pod" + podUID + "/" + id + "\n", drain.Owner{PodUID: podUID, Container: id}},
+	{"a static pod of the same QoS class, from a namespace, cgroupfs", "0::/../../pod" + hash + "/" + id + "\n", drain.Owner{PodUID: hash, Container: id}},
 	{"a static pod, from a namespace, cgroupfs", "0::/../../../burstable/pod" + hash + "/" + id + "\n", drain.Owner{PodUID: hash, Container: id}},
 	{"the agent's own pod, from a namespace", "0::/../cri-containerd-" + id + ".scope\n", drain.Owner{Container: id}},
 	{"the agent's own container, from a namespace", "0::/\n", drain.Owner{}},
