@@ -310,6 +310,10 @@ func TestNoHookComesIntoASpecThatTheNodesToolkitDidNotWrite(t *testing.T) {
 				t.Errorf("with %q disabled, GPU 0 has %d hooks, want %d", row.disabled, len(d.ContainerEdits.Hooks), row.want)
 			}
 		}
+		oracle := ctk{disabled: row.disabled}.generate(w, filepath.Join(t.TempDir(), "oracle.yaml"))
+		if diff := cmp.Diff(oracle, w.spec(path)); diff != "" {
+			t.Errorf("with %q disabled, it is not what nvidia-ctk gives (-nvidia-ctk +it):\n%s", row.disabled, diff)
+		}
 		w.stale()
 	}
 }
