@@ -42,6 +42,10 @@ test-binaries: ## Kubernetes, etcd and NVIDIA's programs, into the user's cache 
 demo: ## watch a node with eight simulated GPUs being repartitioned, on a real control plane
 	go run ./test/demo
 
+.PHONY: bench
+bench: ## a table of figures: gpuslice beside NVIDIA's mig-parted and mig-manager, on the same simulated GPUs (needs dbus-daemon)
+	go run ./test/bench $(BENCHFLAGS)
+
 .PHONY: generate
 generate: ## generated code
 	go generate ./...

@@ -1,0 +1,204 @@
+package main
+
+import (
+	"maps"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpuslice/gpuslice/nvml"
+	"github.com/gpuslice/gpuslice/test/gpusim"
+)
+
+// begin gives the GPUs of a scenario as it begins, without latencies.
+func begin(t *testing.T, s scenario) (*gpusim.Node, []nvml.GPU) {
+	t.Helper()
+	spec := s.spec()
+	spec.Latency = ""
+	node, err := gpusim.Create(t.TempDir(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := node.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := prepare(t.Context(), node, s.start); err != nil {
+		t.Fatal(err)
+	}
+	if err := hold(t.Context(), node, s.users); err != nil {
+		t.Fatal(err)
+	}
+	return node, look(t, node)
+}
+
+func look(t *testing.T, node *gpusim.Node) []nvml.GPU {
+	t.Helper()
+	gpus, err := node.Driver().Snapshot(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return gpus
+}
+
+// A scenario that is written wrongly would measure something else than its name says.
+func TestScenariosBeginAsTheySay(t *testing.T) {
+	for _, s := range scenarios {
+		t.Run(s.name, func(t *testing.T) {
+			_, gpus := begin(t, s)
+			held := map[string]int{}
+			for i, gpu := range gpus {
+				if got := cuts(gpus)[i].Devices; !maps.Equal(got, s.start[i]) {
+					t.Errorf("GPU %d begins with %v, want %v", i, got, s.start[i])
+				}
+				for _, instance := range gpu.Instances {
+					held[instance.Profile] += len(instance.Processes)
+				}
+			}
+			for profile, n := range s.users {
+				if held[profile] != n {
+					t.Errorf("%d of %s are in use, want %d", held[profile], profile, n)
+				}
+			}
+			want, err := s.want(gpus)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, gpu := range gpus {
+				if _, err := nvml.Solve(gpu, want[i].Devices); err != nil {
+					t.Errorf("GPU %d cannot become %s: %v", i, want[i], err)
+				}
+			}
+			text, err := judge(s, success, gpus, gpus)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if done, noop := text == "as asked", strings.HasPrefix(s.name, "no-op"); done != noop {
+				t.Errorf("before anything was done it is judged: %s", text)
+			}
+		})
+	}
+}
+
+// What is lost is counted by identity: an instance that was made again in the same place is another one.
+func TestLossIsTold(t *testing.T) {
+	s := scenarios[1]
+	node, before := begin(t, s)
+	driver := node.Driver()
+	for _, instance := range before[0].Instances {
+		if instance.Profile != "1g.10gb" {
+			continue
+		}
+		if err := driver.Destroy(t.Context(), before[0].UUID, instance.Placed); err != nil {
+			t.Fatal(err)
+		}
+	}
+	again := nvml.Placed{Profile: "1g.10gb", Span: nvml.Span{Start: 4, Size: 1}}
+	if err := driver.Create(t.Context(), before[0].UUID, again); err != nil {
+		t.Fatal(err)
+	}
+	got, err := judge(s, "failed", before, look(t, node))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "failed, not as asked; GPU 0 is left with 1x 1g.10gb 1x 4g.40gb; 3 idle instances lost"; got != want {
+		t.Errorf("judged %q, want %q", got, want)
+	}
+}
+
+func TestAPendingModeIsToldThoughNothingIsLost(t *testing.T) {
+	s := scenarios[len(scenarios)-1]
+	node, before := begin(t, s)
+	if err := node.Driver().SetMode(t.Context(), before[0].UUID, true); err != nil {
+		t.Fatal(err)
+	}
+	got, err := judge(s, "failed", before, look(t, node))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "failed, not as asked; GPU 0 is left with a mode change that is pending; nothing lost"; got != want {
+		t.Errorf("judged %q, want %q", got, want)
+	}
+}
+
+func TestTimesAreThoseOfTheLastChange(t *testing.T) {
+	began := time.Now()
+	at := func(after time.Duration, state string, slices string) sample {
+		return sample{began.Add(after), &corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{labelState: state}},
+			Status: corev1.NodeStatus{Allocatable: corev1.ResourceList{
+				"nvidia.com/mig-1g.10gb": resource.MustParse(slices), "nvidia.com/gpu": resource.MustParse("0"), "cpu": resource.MustParse("64"),
+			}},
+		}}
+	}
+	want := map[string]int{"nvidia.com/mig-1g.10gb": 7}
+	for _, row := range []struct {
+		name        string
+		samples     []sample
+		said, ready time.Duration
+	}{
+		{
+			"capacity goes away and comes back after the program is done",
+			[]sample{
+				at(-time.Second, "", "7"), at(time.Second, "pending", "7"), at(2*time.Second, "pending", "0"),
+				at(3*time.Second, "success", "0"), at(4*time.Second, "success", "7"), at(5*time.Second, "success", "7"),
+			},
+			3 * time.Second, 4 * time.Second,
+		},
+		{
+			"nothing changes but the label",
+			[]sample{at(-time.Second, "", "7"), at(time.Second, "success", "7")},
+			time.Second, 0,
+		},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			said, ready := times(row.samples, began, want)
+			if said != row.said || ready != row.ready {
+				t.Errorf("said after %s and ready after %s, want %s and %s", said, ready, row.said, row.ready)
+			}
+		})
+	}
+}
+
+func TestCapacityIsWhatThePluginOffers(t *testing.T) {
+	gpus := []nvml.GPU{
+		{},
+		{Enabled: true},
+		{Enabled: true, Instances: []nvml.Instance{
+			{Devices: []nvml.Device{{Profile: "1g.10gb+me"}}},
+			{Devices: []nvml.Device{{Profile: "1c.3g.40gb"}, {Profile: "2c.3g.40gb"}}},
+		}},
+	}
+	want := map[string]int{
+		"nvidia.com/gpu": 1, "nvidia.com/mig-1g.10gb.me": 1, "nvidia.com/mig-1c.3g.40gb": 1, "nvidia.com/mig-2c.3g.40gb": 1,
+	}
+	if got := capacity(gpus); !maps.Equal(got, want) {
+		t.Errorf("capacity is %v, want %v", got, want)
+	}
+}
+
+func TestTheTableShowsMediansAndEveryOutcome(t *testing.T) {
+	reset := func(n int) map[string]int { return map[string]int{gpusim.Reset: n, gpusim.SetMigMode: 10 * n} }
+	rows := []row{
+		{scenario{name: "first"}, program{name: "tool"}, []result{
+			{calls: reset(3), said: 9 * time.Second, noNode: true, outcome: "as asked"},
+			{calls: reset(1), said: 1 * time.Second, noNode: true, outcome: "as asked"},
+			{calls: reset(2), said: 2 * time.Second, noNode: true, outcome: "failed"},
+		}},
+		{scenario{name: "first"}, program{name: "agent"}, []result{{ready: 500 * time.Millisecond, evicted: 4, outcome: "as asked"}}},
+	}
+	got := tabulate(rows, true)
+	for _, line := range []string{
+		"| first | tool | 20 | 2 | 2.0 s |  |  |  |  | 2 times: as asked<br/>1 times: failed |",
+		"|  | agent | 0 | 0 | 0.0 s | 0.5 s | 4 | 0 | 0 | as asked |",
+	} {
+		if !strings.Contains(got, line) {
+			t.Errorf("the table has no line %q:\n%s", line, got)
+		}
+	}
+}

@@ -1,0 +1,177 @@
+// Command bench holds gpuslice against NVIDIA's own tools, on the same simulated GPUs with the same latencies, in one run:
+// nvidia-mig-parted as an administrator runs it, NVIDIA's k8s-mig-manager, and the agent. It prints a table.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/gpuslice/gpuslice/test/binaries"
+	"github.com/gpuslice/gpuslice/test/incumbent"
+	"github.com/gpuslice/gpuslice/test/node"
+	"github.com/gpuslice/gpuslice/test/sandbox"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := command().ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "error:", err)
+		os.Exit(1)
+	}
+}
+
+// contender is a program that is ready to be measured.
+type contender interface {
+	// run takes a fresh machine in dir, which is short, through the scenario. The error is one of the bench, not of the
+	// program that is measured.
+	run(ctx context.Context, dir string, s scenario) (result, error)
+}
+
+type options struct {
+	repeat   int
+	parallel int
+	scenario string
+	program  string
+	markdown bool
+	keep     bool
+}
+
+func command() *cobra.Command {
+	var o options
+	c := &cobra.Command{
+		Use:           "bench",
+		Short:         "Measure gpuslice beside mig-parted and mig-manager",
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return o.bench(cmd.Context()) },
+	}
+	c.Flags().IntVar(&o.repeat, "repeat", 3, "runs of each program in each scenario")
+	c.Flags().IntVar(&o.parallel, "parallel", 6, "runs at the same time, each on a node of its own; they mostly wait")
+	c.Flags().StringVar(&o.scenario, "scenario", "", "only scenarios whose name matches this regular expression")
+	c.Flags().StringVar(&o.program, "program", "", "only programs whose name matches this regular expression")
+	c.Flags().BoolVar(&o.markdown, "markdown", false, "print the table as Markdown")
+	c.Flags().BoolVar(&o.keep, "keep", false, "keep the directory with the logs of all runs")
+	return c
+}
+
+func (o options) bench(ctx context.Context) (err error) {
+	if err := sandbox.Possible(); err != nil {
+		return err
+	}
+	if _, err := os.Stat("test/bench"); err != nil {
+		return fmt.Errorf("run the bench from the root of the checkout: %w", err)
+	}
+	rows, err := o.rows()
+	if err != nil {
+		return err
+	}
+	builder := binaries.Builder{Log: os.Stderr}
+	parts, err := node.Build(ctx, builder)
+	if err != nil {
+		return err
+	}
+	nvidia, err := incumbent.Build(ctx, builder)
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "bench-") // short: Unix sockets are in it
+	if err != nil {
+		return fmt.Errorf("making a directory for the bench: %w", err)
+	}
+	defer func() {
+		if err == nil && !o.keep {
+			err = os.RemoveAll(dir)
+		} else {
+			fmt.Fprintln(os.Stderr, "the logs are in", dir)
+		}
+	}()
+	st, err := setUp(ctx, dir, parts)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, st.cluster.Stop()) }()
+	began := time.Now()
+	if err := o.runAll(ctx, dir, rows, st, nvidia); err != nil {
+		return err
+	}
+	fmt.Println(tabulate(rows, o.markdown))
+	fmt.Printf("%s, %d CPUs, %d runs each, %d at the same time; all of it took %s.\n",
+		time.Now().Format(time.DateOnly), runtime.NumCPU(), o.repeat, o.parallel, time.Since(began).Round(time.Second))
+	return nil
+}
+
+// program is something that can be measured, in the order of the table.
+type program struct {
+	name string
+	on   func(*stage, incumbent.Programs) contender
+}
+
+var programs = []program{
+	{"mig-parted", func(_ *stage, p incumbent.Programs) contender { return tool{p} }},
+	{"mig-manager", migManager},
+	{"gpuslice", func(st *stage, _ incumbent.Programs) contender { return gpuslice(st) }},
+}
+
+// rows are those that are asked for, still without results.
+func (o options) rows() ([]row, error) {
+	scenarioMatch, err := regexp.Compile(o.scenario)
+	if err != nil {
+		return nil, fmt.Errorf("reading --scenario: %w", err)
+	}
+	programMatch, err := regexp.Compile(o.program)
+	if err != nil {
+		return nil, fmt.Errorf("reading --program: %w", err)
+	}
+	var rows []row
+	for _, s := range scenarios {
+		for _, p := range programs {
+			if scenarioMatch.MatchString(s.name) && programMatch.MatchString(p.name) {
+				rows = append(rows, row{scenario: s, program: p, runs: make([]result, o.repeat)})
+			}
+		}
+	}
+	if len(rows) == 0 || o.repeat < 1 {
+		return nil, errors.New("nothing to run: no scenario and program match, or --repeat is less than 1")
+	}
+	return rows, nil
+}
+
+// runAll fills in the results. The programs take turns, so that all of them see the machine as busy as it is.
+func (o options) runAll(ctx context.Context, dir string, rows []row, st *stage, p incumbent.Programs) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(o.parallel)
+	for i := range o.repeat {
+		for j, r := range rows {
+			group.Go(func() error {
+				if ctx.Err() != nil {
+					return ctx.Err()
+				}
+				at := filepath.Join(dir, fmt.Sprintf("n%d-%d", j, i))
+				if err := os.MkdirAll(at, 0o755); err != nil {
+					return fmt.Errorf("making a directory for a run: %w", err)
+				}
+				one, err := r.program.on(st, p).run(ctx, at, r.scenario)
+				if err != nil {
+					return fmt.Errorf("%s, %s: %w (%s)", r.scenario.name, r.program.name, err, at)
+				}
+				r.runs[i] = one
+				fmt.Fprintf(os.Stderr, "%s: %s: %s, %s\n", r.scenario.name, r.program.name, seconds(one.said), one.outcome)
+				return nil
+			})
+		}
+	}
+	return group.Wait()
+}

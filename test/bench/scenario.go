@@ -1,0 +1,114 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/migparted"
+	"github.com/gpuslice/gpuslice/nvml"
+	"github.com/gpuslice/gpuslice/test/gpusim"
+)
+
+// wish is the name of the config that every scenario asks for.
+const wish = "wish"
+
+// scenario is a state of a node's GPUs and a change that is asked for. It is a row of the table.
+type scenario struct {
+	name  string
+	gpus  []gpusim.GPUSpec
+	start []map[string]int // how each GPU is cut at first, as counts of profiles; nil is not at all
+	users map[string]int   // pods that hold an instance each, or processes where there are no pods, by its profile
+	rules string           // of the config, as mig-parted's file has them, in flow style
+}
+
+// scenarios are all rows, in the order of the table. Where mig-parted's format allows several ways to ask for the same,
+// the rules are those with which NVIDIA's tools do best.
+var scenarios = []scenario{
+	{
+		name:  "no-op: eight H100s are as asked",
+		gpus:  []gpusim.GPUSpec{{Model: "H100-80GB", Count: 8, MIG: true}},
+		start: repeat(8, map[string]int{"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}),
+		users: map[string]int{"3g.40gb": 8},
+		rules: `[{devices: all, mig-enabled: true, mig-devices: {1g.10gb: 2, 2g.20gb: 1, 3g.40gb: 1}}]`,
+	},
+	{
+		name:  "one H100 of eight: its three idle slices become one, its 4g stays in use",
+		gpus:  []gpusim.GPUSpec{{Model: "H100-80GB", Count: 8, MIG: true}},
+		start: append(repeat(1, map[string]int{"4g.40gb": 1, "1g.10gb": 3}), repeat(7, map[string]int{"3g.40gb": 2})...),
+		users: map[string]int{"4g.40gb": 1, "3g.40gb": 14},
+		rules: `[{devices: [0], mig-enabled: true, mig-devices: {4g.40gb: 1, 3g.40gb: 1}},
+		         {devices: [1, 2, 3, 4, 5, 6, 7], mig-enabled: true, mig-devices: {3g.40gb: 2}}]`,
+	},
+	{
+		name:  "one H100 of eight: what a pod uses has to be cut up",
+		gpus:  []gpusim.GPUSpec{{Model: "H100-80GB", Count: 8, MIG: true}},
+		start: append(repeat(1, map[string]int{"4g.40gb": 1, "1g.10gb": 3}), repeat(7, map[string]int{"3g.40gb": 2})...),
+		users: map[string]int{"4g.40gb": 1, "3g.40gb": 14},
+		rules: `[{devices: [0], mig-enabled: true, mig-devices: {1g.10gb: 7}},
+		         {devices: [1, 2, 3, 4, 5, 6, 7], mig-enabled: true, mig-devices: {3g.40gb: 2}}]`,
+	},
+	{
+		name:  "eight H100s: MIG off to all-1g",
+		gpus:  []gpusim.GPUSpec{{Model: "H100-80GB", Count: 8}},
+		start: repeat(8, nil),
+		rules: `[{devices: all, mig-enabled: true, mig-devices: {1g.10gb: 7}}]`,
+	},
+	{
+		name:  "two A30s and two H100s: all-1g to all-balanced",
+		gpus:  []gpusim.GPUSpec{{Model: "A30", Count: 2, MIG: true}, {Model: "H100-80GB", Count: 2, MIG: true}},
+		start: append(repeat(2, map[string]int{"1g.6gb": 4}), repeat(2, map[string]int{"1g.10gb": 7})...),
+		rules: `[{device-filter: "0x20B710DE", devices: all, mig-enabled: true, mig-devices: {1g.6gb: 2, 2g.12gb: 1}},
+		         {device-filter: "0x233010DE", devices: all, mig-enabled: true, mig-devices: {1g.10gb: 2, 2g.20gb: 1, 3g.40gb: 1}}]`,
+	},
+	{
+		name:  "one A100 of eight: MIG off to all-1g, the others in use",
+		gpus:  []gpusim.GPUSpec{{Model: "A100-80GB"}, {Model: "A100-80GB", Count: 7, MIG: true}},
+		start: append(repeat(1, nil), repeat(7, map[string]int{"3g.40gb": 2})...),
+		users: map[string]int{"3g.40gb": 14},
+		rules: `[{devices: [0], mig-enabled: true, mig-devices: {1g.10gb: 7}}]`,
+	},
+	{
+		name: "the same, in persistence mode",
+		gpus: []gpusim.GPUSpec{
+			{Model: "A100-80GB", Persistence: true}, {Model: "A100-80GB", Count: 7, MIG: true, Persistence: true},
+		},
+		start: append(repeat(1, nil), repeat(7, map[string]int{"3g.40gb": 2})...),
+		users: map[string]int{"3g.40gb": 14},
+		rules: `[{devices: [0], mig-enabled: true, mig-devices: {1g.10gb: 7}}]`,
+	},
+}
+
+func repeat(n int, devices map[string]int) []map[string]int {
+	out := make([]map[string]int, n)
+	for i := range out {
+		out[i] = devices
+	}
+	return out
+}
+
+// file is the scenario's config as NVIDIA's tools and our agent read it.
+func (s scenario) file() []byte {
+	return fmt.Appendf(nil, "version: v1\nmig-configs:\n  %s: %s\n", wish, s.rules)
+}
+
+// spec is the scenario's GPUs, whose calls take as long as on hardware.
+func (s scenario) spec() gpusim.Spec { return gpusim.Spec{GPUs: s.gpus, Latency: "realistic"} }
+
+// want is how the GPUs shall be cut in the end: as the config asks, and as they are where it does not name them.
+func (s scenario) want(before []nvml.GPU) ([]cut, error) {
+	configs, err := migparted.Parse(s.file())
+	if err != nil {
+		return nil, fmt.Errorf("reading the config of scenario %q: %w", s.name, err)
+	}
+	wishes, err := config.Merge(nil, configs).Wishes(wish, before)
+	if err != nil {
+		return nil, fmt.Errorf("reading the config of scenario %q: %w", s.name, err)
+	}
+	out := cuts(before)
+	for i, gpu := range before {
+		if w, named := wishes[gpu.UUID]; named {
+			out[i] = cut{MIG: w.MIG, Devices: w.Devices}
+		}
+	}
+	return out, nil
+}

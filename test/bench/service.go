@@ -1,0 +1,248 @@
+package main
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuslice/gpuslice/nvml"
+	"github.com/gpuslice/gpuslice/test/cluster"
+)
+
+// service is a program that watches a node's label and does as it says. The two of them differ in how they are started.
+type service struct {
+	*stage
+	// start runs the program on the node until stop. It returns when the program waits for the label.
+	start func(context.Context, *site) (stop func() error, err error)
+}
+
+// patience bounds a run from the label on. The longest takes about a minute.
+const patience = 2 * time.Minute
+
+func (sv service) run(ctx context.Context, dir string, s scenario) (r result, err error) {
+	at, err := sv.open(ctx, dir, s)
+	if err != nil {
+		return r, err
+	}
+	defer func() {
+		err = errors.Join(err, at.close(ctx))
+	}()
+	stop, err := sv.start(ctx, at)
+	if err != nil {
+		return r, err
+	}
+	defer func() {
+		err = errors.Join(err, stop())
+	}()
+	return at.measure(ctx)
+}
+
+// census is who and what is there at one moment.
+type census struct {
+	gpus           []nvml.GPU
+	users, plugins map[types.UID]string
+}
+
+func (at *site) count(ctx context.Context) (c census, err error) {
+	if c.gpus, err = at.GPUs.Driver().Snapshot(ctx); err != nil {
+		return c, fmt.Errorf("looking at the GPUs: %w", err)
+	}
+	if c.users, err = at.users(ctx); err != nil {
+		return c, err
+	}
+	c.plugins, err = at.plugins(ctx)
+	return c, err
+}
+
+// measure sets the label and looks, from outside and the same way for both programs, until all is over.
+func (at *site) measure(ctx context.Context) (r result, err error) {
+	before, err := at.count(ctx)
+	if err != nil {
+		return r, err
+	}
+	if err := at.GPUs.ForgetCalls(); err != nil {
+		return r, err
+	}
+	began := time.Now()
+	if err := at.label(ctx, labelConfig, wish); err != nil {
+		return r, err
+	}
+	over, err := at.awaitEnd(ctx)
+	if err != nil {
+		return r, err
+	}
+	r.calls = at.GPUs.Calls()
+	after, err := at.count(ctx)
+	if err != nil {
+		return r, err
+	}
+	if err := at.compare(&r, before, after); err != nil { //nolint:contextcheck // the audit log's reader has a deadline of its own
+		return r, err
+	}
+	samples := at.watch.since(began)
+	r.said, r.ready = times(samples, began, capacity(after.gpus))
+	last := samples[len(samples)-1].node
+	word := cmp.Or(last.Labels[labelState], "nothing said")
+	if r.outcome, err = judge(at.scenario, word, before.gpus, after.gpus); err != nil {
+		return r, err
+	}
+	if !over {
+		r.outcome += fmt.Sprintf("; not over after %s", patience)
+	}
+	if left := leftovers(last); len(left) > 0 {
+		r.outcome += "; node left " + strings.Join(left, ", ")
+	}
+	return r, nil
+}
+
+// awaitEnd waits until the program says that it is done, or has failed, and the node offers what its GPUs have. It is not
+// over if that takes too long, which is a result like others.
+func (at *site) awaitEnd(ctx context.Context) (over bool, err error) {
+	limited, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	err = at.watch.until(limited, "the end of the change", func(ctx context.Context, o *corev1.Node) (bool, error) {
+		if state := o.Labels[labelState]; state != success && state != failed {
+			return false, nil
+		}
+		return at.agrees(ctx, o)
+	})
+	if err != nil && (ctx.Err() != nil || limited.Err() == nil) {
+		return false, err
+	}
+	return err == nil, nil
+}
+
+// compare counts the pods that are there no more.
+func (at *site) compare(r *result, before, after census) error {
+	evicted, err := at.evicted()
+	if err != nil {
+		return err
+	}
+	for uid, name := range before.users {
+		switch {
+		case after.users[uid] != "":
+		case evicted[name]:
+			r.evicted++
+		default:
+			r.ended++
+		}
+	}
+	for uid := range before.plugins {
+		if after.plugins[uid] == "" {
+			r.plugins++
+		}
+	}
+	return nil
+}
+
+// times finds in the samples when the label came to its last value, and from when on the node offered what it should.
+func times(samples []sample, began time.Time, want map[string]int) (said, ready time.Duration) {
+	word, right := "", false
+	for _, s := range samples {
+		at := max(0, s.at.Sub(began))
+		if state := s.node.Labels[labelState]; state != word {
+			word, said = state, at
+		}
+		if now := maps.Equal(offered(s.node), want); now != right {
+			right, ready = now, at
+		}
+	}
+	return said, ready
+}
+
+// launch starts the program with its log in a file, and returns when the log has the text, if any. Stop ends it.
+func launch(ctx context.Context, cmd *exec.Cmd, log, text string) (stop func() error, err error) {
+	to, err := os.Create(log)
+	if err != nil {
+		return nil, fmt.Errorf("making a log: %w", err)
+	}
+	says, said, err := os.Pipe()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("making a log: %w", err), to.Close())
+	}
+	cmd.Stdout, cmd.Stderr = said, said
+	ended, err := start(cmd)
+	said.Close()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("starting %s: %w", cmd.Path, err), says.Close(), to.Close())
+	}
+	found := make(chan struct{})
+	if text == "" {
+		close(found)
+	}
+	read := make(chan error, 1)
+	go func() { read <- copyLines(to, says, text, found) }()
+	stop = func() error {
+		_ = cmd.Process.Kill() // it may be gone already
+		<-ended
+		return errors.Join(<-read, says.Close())
+	}
+	select {
+	case <-found:
+		return stop, nil
+	case <-ended:
+		return nil, errors.Join(fmt.Errorf("%s ended before it said %q: see %s", cmd.Path, text, log), stop())
+	case <-ctx.Done():
+		return nil, errors.Join(fmt.Errorf("waiting for %s to say %q: %w", cmd.Path, text, ctx.Err()), stop())
+	}
+}
+
+// start runs a program that ends with this process, whatever ends it. The channel is closed when it has ended.
+func start(cmd *exec.Cmd) (ended <-chan struct{}, err error) {
+	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
+	started, over := make(chan error), make(chan struct{})
+	go func() {
+		// The kernel sends Pdeathsig when the thread that started it ends: this goroutine keeps one until then.
+		runtime.LockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			_ = cmd.Wait() // that it was killed
+			close(over)
+		}
+	}()
+	return over, <-started
+}
+
+// copyLines writes what it reads until the end, and closes found at the first line that has the text.
+func copyLines(to io.WriteCloser, from io.Reader, text string, found chan struct{}) error {
+	waiting := text != ""
+	lines := bufio.NewReader(from)
+	for {
+		line, err := lines.ReadString('\n')
+		if _, err := io.WriteString(to, line); err != nil {
+			return errors.Join(err, to.Close())
+		}
+		if waiting && strings.Contains(line, text) {
+			waiting = false
+			close(found)
+		}
+		if err != nil { // the program has ended
+			return to.Close()
+		}
+	}
+}
+
+// kubeconfig writes one for a service account into the node's directory.
+func (at *site) kubeconfig(ctx context.Context, namespace, account string) (file string, err error) {
+	credentials, err := at.cluster.ServiceAccountConfig(ctx, namespace, account)
+	if err != nil {
+		return "", err
+	}
+	file = filepath.Join(at.Dir, account+".kubeconfig")
+	return file, cluster.WriteKubeconfig(file, credentials)
+}

@@ -1,0 +1,86 @@
+package main
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/jedib0t/go-pretty/v6/text"
+
+	"github.com/gpuslice/gpuslice/test/gpusim"
+)
+
+// row is one program in one scenario.
+type row struct {
+	scenario scenario
+	program  program
+	runs     []result
+}
+
+// notes say how the figures are to be read.
+const notes = `Figures are medians. Each run has a fresh simulated node, whose calls take as long as is reported of hardware: 4 s to set
+the MIG mode, 1 s to destroy a GPU instance, 0.1 s for each other call that makes or destroys something, 5 s for a reset.
+The control plane and the device plugin (v0.19.3) are real, the kubelet is a stand-in.
+
+mig-parted   v0.14.4, "nvidia-mig-parted apply" by itself. There is no cluster; processes hold the instances that pods hold
+             for the other two. It pauses nothing, drains nothing, and looks at nothing afterwards.
+mig-manager  v0.14.4, as the GPU Operator runs it where the driver is in a container. It pauses the operator's pods by labels
+             and waits for four kinds of them, a second at least for each; of these only the device plugin is there. It does
+             not cordon or drain, and says that it is done before the device plugin is back.
+gpuslice     asks kubelet who holds what, cordons the node, evicts who holds what goes, restarts the device plugin, and says
+             that it is done when GPUs, kubelet and node have agreed twice, two seconds apart.
+
+calls     of NVML functions that change something, those among them that failed; without resets, which are nvidia-smi's
+resets    of GPUs, those among them that were refused; what the driver does by itself within a mode change is none
+done      from the label, or the start of the command, until the program says that it is done or has failed
+capacity  from the label until the node offers what its GPUs have, for good; looked at from outside
+evicted   pods that held instances and left by the Eviction API
+ended     pods that held instances and ended in any other way
+restarts  of the device plugin`
+
+// tabulate renders all rows, for a terminal or as Markdown.
+func tabulate(rows []row, markdown bool) string {
+	w := table.NewWriter()
+	w.SetStyle(table.StyleLight)
+	w.Style().Format.Header = text.FormatDefault
+	w.AppendHeader(table.Row{"scenario", "by", "calls", "resets", "done", "capacity", "evicted", "ended", "restarts", "outcome"})
+	last := ""
+	for _, r := range rows {
+		name := r.scenario.name
+		if name == last {
+			name = ""
+		} else if last != "" {
+			w.AppendSeparator()
+		}
+		last = r.scenario.name
+		w.AppendRow(append(table.Row{name, r.program.name}, r.figures()...))
+	}
+	if markdown {
+		return w.RenderMarkdown() + "\n\n```text\n" + notes + "\n```"
+	}
+	w.SetColumnConfigs([]table.ColumnConfig{
+		{Name: "scenario", WidthMax: 34, WidthMaxEnforcer: text.WrapSoft},
+		{Name: "outcome", WidthMax: 44, WidthMaxEnforcer: text.WrapSoft},
+	})
+	return w.Render() + "\n" + notes
+}
+
+// figures are the medians of a row.
+func (r row) figures() table.Row {
+	out := table.Row{
+		median(r.runs, result.mutations),
+		median(r.runs, func(one result) int { return one.calls[gpusim.Reset] }),
+		seconds(median(r.runs, func(one result) time.Duration { return one.said })),
+	}
+	if r.runs[0].noNode {
+		return append(out, "", "", "", "", outcomes(r.runs))
+	}
+	return append(out,
+		seconds(median(r.runs, func(one result) time.Duration { return one.ready })),
+		median(r.runs, func(one result) int { return one.evicted }),
+		median(r.runs, func(one result) int { return one.ended }),
+		median(r.runs, func(one result) int { return one.plugins }),
+		outcomes(r.runs))
+}
+
+func seconds(d time.Duration) string { return fmt.Sprintf("%.1f s", d.Seconds()) }
