@@ -27,8 +27,9 @@ func main() {
 // options are the flags that the subcommands share.
 type options struct {
 	node, namespace, kubeconfig, settings string
-	driverRoot, podResources              string
+	driverRoot, devRoot, podResources     string
 	lockFile, procRoot, systemBus         string
+	specs                                 []string
 	debug                                 bool
 }
 
@@ -46,6 +47,8 @@ func command() *cobra.Command {
 	flags.StringVar(&o.kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"), "kubeconfig file; without it the pod's service account is used")
 	flags.StringVar(&o.settings, "settings", "", "settings file; without it the defaults hold")
 	flags.StringVar(&o.driverRoot, "driver-root", "/", "directory under which NVIDIA's driver is installed")
+	flags.StringVar(&o.devRoot, "dev-root", "/", "directory whose dev holds the node's device files")
+	flags.StringSliceVar(&o.specs, "cdi", nil, "directories of the CDI specs to keep up to date (default /etc/cdi,/var/run/cdi)")
 	flags.StringVar(&o.podResources, "pod-resources", "/var/lib/kubelet/pod-resources/kubelet.sock", "kubelet's PodResources socket")
 	flags.StringVar(&o.lockFile, "lock", "/run/gpuslice/agent.lock", "file by which agents of one machine keep out of each other's way")
 	flags.StringVar(&o.procRoot, "proc", "/proc", "the process table of the host")

@@ -98,6 +98,9 @@ func Start(ctx context.Context, c *cluster.Cluster, o Options) (*Node, error) {
 	if err := install(o.Parts.LibNVML, n.libraries()); err != nil {
 		return nil, err
 	}
+	if err := os.MkdirAll(filepath.Join(n.DriverRoot(), "run"), 0o755); err != nil { //nolint:gosec // as any machine's
+		return nil, fmt.Errorf("making the host of node %s: %w", o.Name, err)
+	}
 	if n.client, err = kubernetes.NewForConfig(c.Config()); err != nil {
 		return nil, fmt.Errorf("connecting to the cluster: %w", err)
 	}
@@ -141,6 +144,12 @@ func (n *Node) Stop(ctx context.Context) error {
 
 // DriverRoot is the directory under which the node's driver is installed.
 func (n *Node) DriverRoot() string { return filepath.Join(n.Dir, "driver") }
+
+// DevRoot is the directory whose dev holds the node's device files, of which there are only those of capabilities.
+func (n *Node) DevRoot() string { return n.host() }
+
+// SpecDir is where the node's CDI specs are, if a test puts any there.
+func (n *Node) SpecDir() string { return filepath.Join(n.DriverRoot(), "var", "run", "cdi") }
 
 func (n *Node) libraries() string { return filepath.Join(n.DriverRoot(), "usr", "lib64") }
 

@@ -188,6 +188,8 @@ func (r *rig) flags() []string {
 	return []string{
 		"--node", r.Name, "--kubeconfig", r.agents.kubeconfig, "--settings", r.agents.settings,
 		"--driver-root", r.DriverRoot(), "--pod-resources", r.Kubelet.PodResourcesSocket(),
+		"--lock", filepath.Join(r.Dir, "agent.lock"), "--system-bus", "unix:path=" + filepath.Join(r.Dir, "no-bus"),
+		"--cdi", r.SpecDir(), "--dev-root", r.DevRoot(),
 	}
 }
 
