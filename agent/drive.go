@@ -99,10 +99,17 @@ func (a *Agent) heldBy(ctx context.Context, seen observed, step plan.Step, held 
 		}
 	}
 	clients, err := a.processes.Clients(ctx, gpu.Minor, reported)
-	if step.Kind == plan.Destroy && len(reported) > 0 {
-		clients = slices.DeleteFunc(clients, func(c drain.Client) bool { return !slices.Contains(reported, c.PID) })
-	}
+	clients = slices.DeleteFunc(clients, func(c drain.Client) bool {
+		return c.Self || step.Kind == plan.Destroy && len(reported) > 0 && !slices.Contains(reported, c.PID)
+	})
 	names := drain.NameClients(clients, seen.pods)
+	said := map[string]bool{"": true}
+	for i, c := range clients {
+		if remedy := c.Remedy(); !said[remedy] {
+			names[i] += " (" + remedy + ")"
+			said[remedy] = true
+		}
+	}
 	switch {
 	case err != nil && len(names) == 0:
 		return fmt.Errorf("%w; who holds it is not known: %w", held, err)

@@ -34,7 +34,7 @@ migConfigMap: {namespace: gpu-operator, name: mine, key: mig.yaml}
 devicePlugin:
   podSelector: ["app in (a, b)"]
 profiles: {name: pools, key: pools.yaml}
-reboot: {policy: delegate, sentinel: /host/run/reboot-required}
+reboot: {policy: delegate, sentinel: /run/host/reboot-required}
 timeouts: {driverCall: 1m, apiCall: 5s, capacity: 10m, drain: 1h30m, reboot: 24h}
 retry: {failures: 3, first: 1s, longest: 1m, noEffect: 5}
 `))
@@ -50,7 +50,7 @@ retry: {failures: 3, first: 1s, longest: 1m, noEffect: 5}
 			MIGStrategy:   config.MIGStrategySingle,
 			MIGConfigMap:  config.ConfigMapKey{Namespace: "gpu-operator", Name: "mine", Key: "mig.yaml"},
 			Profiles:      config.ConfigMapKey{Name: "pools", Key: "pools.yaml"},
-			Reboot:        config.Reboot{Policy: config.RebootDelegate, Sentinel: "/host/run/reboot-required"},
+			Reboot:        config.Reboot{Policy: config.RebootDelegate, Sentinel: "/run/host/reboot-required"},
 			DevicePlugin:  config.DevicePlugin{PodSelector: []labels.Selector{selector}},
 			Timeouts: config.Timeouts{
 				DriverCall: time.Minute, APICall: 5 * time.Second, Capacity: 10 * time.Minute, Drain: 90 * time.Minute,
