@@ -1,0 +1,374 @@
+package geometry_test
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/migparted"
+	"github.com/gpuslice/gpuslice/nvml"
+	"github.com/gpuslice/gpuslice/nvml/lib"
+	"github.com/gpuslice/gpuslice/test/gpusim"
+	"github.com/gpuslice/gpuslice/test/incumbent"
+)
+
+// Random wishes, one after the other, each on what the one before left and with random processes on it.
+func TestRandomWalk(t *testing.T) {
+	for _, model := range modelsWithMIG() {
+		t.Run(model, func(t *testing.T) {
+			t.Parallel()
+			h := newHost(t, t.TempDir(), model, most)
+			walk(t, h, h.GPUs.Driver(), survey(t, model), (*wishes+most-1)/most)
+		})
+	}
+}
+
+// The same walk through NVIDIA's library. It is short, as each call of it looks at the GPU anew; that the two drivers do
+// the same, nvml/lib has tests for.
+func TestRandomWalkThroughTheLibrary(t *testing.T) {
+	const share = 10 // of the wishes
+	for _, model := range modelsWithMIG() {
+		t.Run(model, func(t *testing.T) {
+			h := newHost(t, filepath.Dir(os.Getenv(nodeDir)), model, most)
+			driver := lib.Open(lib.Options{Library: os.Getenv(libraryFile)})
+			walk(t, h, driver, survey(t, model), (*wishes/share+most-1)/most)
+		})
+	}
+}
+
+// walker takes the GPUs of one host from wish to wish.
+type walker struct {
+	t       *testing.T
+	host    *incumbent.Host
+	driver  nvml.Driver
+	atlas   atlas
+	random  *rand.Rand
+	holders map[int]string // what a process holds, by its pid
+	lastPID int
+	figures struct {
+		wishes, changed           int
+		kept, destroyed, created  int
+		busy, keptBusy, mustLeave int
+	}
+}
+
+func walk(t *testing.T, h *incumbent.Host, d nvml.Driver, a atlas, rounds int) {
+	t.Helper()
+	w := &walker{t: t, host: h, driver: d, atlas: a, random: newRandom(a.gpu.Model), holders: map[int]string{}}
+	for n := range rounds {
+		if w.round(); t.Failed() {
+			t.Fatalf("in round %d; run it again with -seed %d", n, *seed)
+		}
+	}
+	f := w.figures
+	t.Logf("seed %d: %d wishes, %d of them a change; %d instances kept, %d destroyed, %d created; %d busy ones, of which %d stayed and %d had to go",
+		*seed, f.wishes, f.changed, f.kept, f.destroyed, f.created, f.busy, f.keptBusy, f.mustLeave)
+	if rounds >= 10 && (f.kept == 0 || f.destroyed == 0 || f.keptBusy == 0 || f.mustLeave == 0) {
+		t.Error("the walk is too one-sided to prove anything")
+	}
+}
+
+// round gives every GPU a wish of its own, plans and carries out what it takes, and looks at everything.
+func (w *walker) round() {
+	w.t.Helper()
+	w.hold()
+	before := w.snapshot()
+	wishes := map[nvml.UUID]map[string]int{}
+	want := plan.Desired{}
+	for _, g := range before {
+		wishes[g.UUID] = w.draw(g)
+		want[g.UUID] = plan.Target{Wish: nvml.Wish{MIG: true, Devices: wishes[g.UUID]}}
+	}
+	steps, err := plan.Make(plan.Observed{GPUs: before, Pods: w.pods()}, want)
+	if err != nil {
+		w.t.Errorf("every wish can be had, but: %v\n%v", err, wishes)
+		return
+	}
+	w.judge(before, wishes, steps)
+	w.evict(before, steps)
+	if w.t.Failed() {
+		return
+	}
+	w.execute(steps)
+	after := w.snapshot()
+	w.compare(before, after, wishes, steps)
+	w.export(after, wishes)
+}
+
+// draw is a random wish for the GPU: sometimes what it has, sometimes one that is near to that, mostly any.
+func (w *walker) draw(g nvml.GPU) map[string]int {
+	has := devices(g)
+	draws := 1
+	switch w.random.IntN(10) {
+	case 0:
+		return has
+	case 1, 2, 3:
+		draws = 20
+	}
+	var nearest map[string]int
+	best := -1
+	for range draws {
+		wish := w.atlas.draw(w.random)
+		shared := 0
+		for name, n := range wish {
+			shared += min(n, has[name])
+		}
+		if shared > best {
+			nearest, best = wish, shared
+		}
+	}
+	return nearest
+}
+
+func (w *walker) snapshot() []nvml.GPU {
+	w.t.Helper()
+	gpus, err := w.driver.Snapshot(w.t.Context())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return gpus
+}
+
+// hold puts processes on some devices, and takes some of those away that are there from before.
+func (w *walker) hold() {
+	w.t.Helper()
+	for _, pid := range slices.Sorted(maps.Keys(w.holders)) {
+		if w.random.IntN(3) == 0 {
+			w.release(pid)
+		}
+	}
+	for _, g := range w.snapshot() {
+		for _, i := range g.Instances {
+			if w.random.IntN(4) > 0 {
+				continue
+			}
+			w.lastPID++
+			device := i.Devices[w.random.IntN(len(i.Devices))].UUID
+			if err := w.host.GPUs.Hold(device, w.lastPID, "trainer", 512); err != nil {
+				w.t.Fatal(err)
+			}
+			w.holders[w.lastPID] = device
+		}
+	}
+}
+
+func (w *walker) release(pid int) {
+	w.t.Helper()
+	if err := w.host.GPUs.Release(pid); err != nil {
+		w.t.Fatal(err)
+	}
+	delete(w.holders, pid)
+}
+
+// pods are the processes as the planner knows them.
+func (w *walker) pods() []plan.Pod {
+	var out []plan.Pod
+	for _, pid := range slices.Sorted(maps.Keys(w.holders)) {
+		out = append(out, plan.Pod{Namespace: "default", Name: strconv.Itoa(pid), UID: strconv.Itoa(pid), Devices: []string{w.holders[pid]}, Known: true})
+	}
+	return out
+}
+
+// judge compares what the plan destroys with what has to be destroyed.
+func (w *walker) judge(before []nvml.GPU, wishes map[nvml.UUID]map[string]int, steps []plan.Step) {
+	w.t.Helper()
+	for _, g := range before {
+		want, ok := w.atlas.cheapest(g, wishes[g.UUID])
+		if !ok {
+			w.t.Fatalf("%v was drawn from the atlas, and is not in it", wishes[g.UUID])
+		}
+		var got cost
+		for _, i := range doomed(g, steps) {
+			got.add(i)
+		}
+		if got != want {
+			w.t.Errorf("GPU %d from %v to %v: the plan destroys (busy, instances, memory slices) %v, and %v is enough:\n%v",
+				g.Index, g.Geometry(), wishes[g.UUID], got, want, steps)
+		}
+	}
+}
+
+// doomed are the instances of the GPU that the steps destroy.
+func doomed(g nvml.GPU, steps []plan.Step) []nvml.Instance {
+	var out []nvml.Instance
+	for _, s := range steps {
+		if s.Kind != plan.Destroy || s.GPU != g.UUID {
+			continue
+		}
+		for _, i := range g.Instances {
+			if i.Placed == s.Instance {
+				out = append(out, i)
+			}
+		}
+	}
+	return out
+}
+
+// evict takes the processes away that the plan names, which must be those on what it destroys and no others. All others
+// stay, and the simulator lets nobody destroy what they hold.
+func (w *walker) evict(before []nvml.GPU, steps []plan.Step) {
+	w.t.Helper()
+	var want, got []int
+	for _, g := range before {
+		for _, i := range doomed(g, steps) {
+			for _, p := range i.Processes {
+				want = append(want, p.PID)
+			}
+		}
+	}
+	for _, s := range steps {
+		if s.Kind != plan.Evict {
+			continue
+		}
+		for _, p := range s.Pods {
+			pid, err := strconv.Atoi(p.UID)
+			if err != nil {
+				w.t.Fatal(err)
+			}
+			got = append(got, pid)
+		}
+	}
+	slices.Sort(want)
+	slices.Sort(got)
+	if !slices.Equal(want, got) {
+		w.t.Errorf("on what goes are %v, and the plan evicts %v", want, got)
+	}
+	for _, pid := range got {
+		w.release(pid)
+	}
+}
+
+// execute carries out the steps, and has the calls counted that it takes.
+func (w *walker) execute(steps []plan.Step) {
+	w.t.Helper()
+	if err := w.host.GPUs.ForgetCalls(); err != nil {
+		w.t.Fatal(err)
+	}
+	for _, s := range steps {
+		var err error
+		switch {
+		case s.Kind == plan.Destroy:
+			err = w.driver.Destroy(w.t.Context(), s.GPU, s.Instance)
+		case s.Kind == plan.Create:
+			err = w.driver.Create(w.t.Context(), s.GPU, s.Instance)
+		case s.TouchesGPU():
+			err = fmt.Errorf("%v: no GPU changes its mode here", s)
+		}
+		if err != nil {
+			w.t.Errorf("%v: %v\n%v", s, err, w.host.GPUs)
+			return
+		}
+	}
+}
+
+// compare holds what stands now against the wishes, against what stood before, and against the calls that were made.
+func (w *walker) compare(before, after []nvml.GPU, wishes map[nvml.UUID]map[string]int, steps []plan.Step) {
+	w.t.Helper()
+	calls := map[string]int{}
+	for n, g := range after {
+		if diff := cmp.Diff(wishes[g.UUID], devices(g)); diff != "" {
+			w.t.Errorf("GPU %d (-wish +made):\n%s", g.Index, diff)
+		}
+		w.count(before[n], g, doomed(before[n], steps), calls)
+	}
+	got := w.host.GPUs.Calls()
+	// Either function makes a compute instance; which one depends on whether it needs a place of its own.
+	got[gpusim.CreateComputeInstance] += got[gpusim.CreateComputeInstanceWithPlacement]
+	delete(got, gpusim.CreateComputeInstanceWithPlacement)
+	for _, all := range []map[string]int{got, calls} {
+		maps.DeleteFunc(all, func(_ string, n int) bool { return n == 0 })
+	}
+	if diff := cmp.Diff(calls, got); diff != "" {
+		w.t.Errorf("calls (-destroyed and created +made):\n%s\n%v", diff, steps)
+	}
+}
+
+// count adds up the calls that one GPU's change takes, and checks that whatever was not to go is still the same instance.
+func (w *walker) count(before, after nvml.GPU, gone []nvml.Instance, calls map[string]int) {
+	w.t.Helper()
+	kept := 0
+	for _, i := range before.Instances {
+		if slices.ContainsFunc(gone, func(o nvml.Instance) bool { return o.Placed == i.Placed }) {
+			calls[gpusim.GpuInstanceDestroy]++
+			calls[gpusim.ComputeInstanceDestroy] += len(i.Devices)
+			w.figures.mustLeave += min(1, len(i.Processes))
+			continue
+		}
+		kept++
+		w.figures.keptBusy += min(1, len(i.Processes))
+		at := slices.IndexFunc(after.Instances, func(o nvml.Instance) bool { return o.Placed == i.Placed })
+		if at < 0 {
+			w.t.Errorf("GPU %d: %v is gone", before.Index, i.Placed)
+		} else if diff := cmp.Diff(i, after.Instances[at]); diff != "" {
+			w.t.Errorf("GPU %d: %v has been made anew, or has lost a process:\n%s", before.Index, i.Placed, diff)
+		}
+	}
+	for _, i := range after.Instances {
+		if !slices.ContainsFunc(before.Instances, func(o nvml.Instance) bool { return cmp.Equal(o.Devices, i.Devices) }) {
+			calls[gpusim.CreateGpuInstanceWithPlacement]++
+			calls[gpusim.CreateComputeInstance] += len(i.Devices)
+		}
+	}
+	w.figures.wishes++
+	w.figures.kept += kept
+	w.figures.destroyed += len(gone)
+	w.figures.created += len(after.Instances) - kept
+	w.figures.changed += min(1, len(gone)+len(after.Instances)-kept)
+	for _, i := range before.Instances {
+		w.figures.busy += min(1, len(i.Processes))
+	}
+}
+
+func devices(g nvml.GPU) map[string]int {
+	out := map[string]int{}
+	for _, i := range g.Instances {
+		for _, d := range i.Devices {
+			out[d.Profile]++
+		}
+	}
+	return out
+}
+
+// export asks NVIDIA's tool what it sees.
+func (w *walker) export(gpus []nvml.GPU, wishes map[nvml.UUID]map[string]int) {
+	w.t.Helper()
+	seen := exported(w.t, w.host, gpus)
+	for _, g := range gpus {
+		if diff := cmp.Diff(wishes[g.UUID], seen[g.UUID]); diff != "" {
+			w.t.Errorf("GPU %d with %v (-wish +nvidia-mig-parted export):\n%s", g.Index, g.Geometry(), diff)
+		}
+	}
+}
+
+// exported is what nvidia-mig-parted says that the GPUs have.
+func exported(t *testing.T, h *incumbent.Host, gpus []nvml.GPU) map[nvml.UUID]map[string]int {
+	t.Helper()
+	tool := h.Command(t.Context(), "nvidia-mig-parted", "export")
+	tool.Env = append(tool.Env, "GOGC=off") // it ends before there is anything to collect: a fifth of its time
+	out, err := tool.Output()
+	if err != nil {
+		t.Fatalf("nvidia-mig-parted export: %v", err)
+	}
+	configs, err := migparted.Parse(out)
+	if err != nil {
+		t.Fatalf("reading what nvidia-mig-parted exports: %v\n%s", err, out)
+	}
+	all, err := config.Merge(nil, configs).Wishes("current", gpus)
+	if err != nil {
+		t.Fatal(err)
+	}
+	devices := map[nvml.UUID]map[string]int{}
+	for gpu, wish := range all {
+		devices[gpu] = wish.Devices
+	}
+	return devices
+}
