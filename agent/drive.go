@@ -87,17 +87,7 @@ func (a *Agent) heldBy(ctx context.Context, seen observed, step plan.Step, held 
 	if !ok {
 		return held
 	}
-	var reported []int // by NVML; a process of another instance does not hold this one
-	for _, p := range gpu.Processes {
-		reported = append(reported, p.PID)
-	}
-	for _, i := range gpu.Instances {
-		for _, p := range i.Processes {
-			if step.Kind != plan.Destroy || i.Placed == step.Instance {
-				reported = append(reported, p.PID)
-			}
-		}
-	}
+	reported := reportedOn(gpu, step)
 	clients, err := a.processes.Clients(ctx, gpu.Minor, reported)
 	clients = slices.DeleteFunc(clients, func(c drain.Client) bool {
 		return c.Self || step.Kind == plan.Destroy && len(reported) > 0 && !slices.Contains(reported, c.PID)
@@ -120,6 +110,23 @@ func (a *Agent) heldBy(ctx context.Context, seen observed, step plan.Step, held 
 	default:
 		return fmt.Errorf("%w; held by %s", held, strings.Join(names, ", "))
 	}
+}
+
+// reportedOn lists the processes that the driver reports in the way of the step. A process of another instance does not
+// hold one that is to be destroyed.
+func reportedOn(gpu nvml.GPU, step plan.Step) []int {
+	var pids []int
+	for _, p := range gpu.Processes {
+		pids = append(pids, p.PID)
+	}
+	for _, i := range gpu.Instances {
+		for _, p := range i.Processes {
+			if step.Kind != plan.Destroy || i.Placed == step.Instance {
+				pids = append(pids, p.PID)
+			}
+		}
+	}
+	return pids
 }
 
 // forgoPersistence strikes from the journal what cannot be given back. The GPU works as well without.

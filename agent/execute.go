@@ -42,7 +42,7 @@ func (a *Agent) execute(ctx context.Context, seen observed, want wish, steps []p
 	case plan.SetMode, plan.SetPersistence, plan.Reset, plan.Destroy, plan.Create:
 		err = a.change(ctx, seen, want, step)
 	case plan.AskReboot:
-		err = a.ask(ctx, seen, want, step.On)
+		err = a.ask(seen, want, step.On)
 	case plan.Reboot:
 		err = a.reboot(ctx, seen, want)
 	case plan.RegenerateCDI:

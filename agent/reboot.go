@@ -63,7 +63,7 @@ func (a *Agent) noteWithoutReset(ctx context.Context, seen observed, err error) 
 }
 
 // ask writes the sentinel file, or removes it.
-func (a *Agent) ask(ctx context.Context, seen observed, want wish, on bool) error {
+func (a *Agent) ask(seen observed, want wish, on bool) error {
 	if !on {
 		return a.sentinel.withdraw()
 	}

@@ -199,7 +199,6 @@ func TestNoGPUIsTouchedWhileTheHostShutsDown(t *testing.T) {
 		w := newWorld(t, h100)
 		w.begin("all-1g.10gb")
 		w.host.down = true
-		w.gpus.ForgetCalls()
 		before := w.gpus.String()
 		w.spend(time.Minute)
 		if c := w.condition(); c.Reason != string(config.ReasonShuttingDown) {

@@ -101,25 +101,8 @@ func (a *Agent) sleep(seen observed, steps []plan.Step, d decision, err error) t
 // reportOf puts the pass into words.
 func reportOf(seen observed, want wish, steps []plan.Step, err error, d decision) report {
 	switch {
-	case err == nil && len(steps) == 0 && want.name == "":
-		r := report{
-			phase: PhaseIdle, ready: corev1.ConditionTrue, reason: config.ReasonNoWish,
-			message: fmt.Sprintf("no config is asked for by label %s; the GPUs are left as they are", config.LabelMIGConfig),
-		}
-		if seen.node.Labels[config.LabelMIGConfigState] == string(config.StatePending) {
-			r.state = config.StateFailed // what was asked for has not come: tools that wait for it must not wait for ever
-		}
-		return r
-	case err == nil && len(steps) == 0 && seen.atReboot(want) != "":
-		return report{
-			phase: PhaseWaiting, ready: corev1.ConditionFalse, reason: config.ReasonNeedsReboot, state: seen.rebootState(),
-			message: seen.atReboot(want),
-		}
 	case err == nil && len(steps) == 0:
-		return report{
-			phase: PhaseIdle, ready: corev1.ConditionTrue, reason: config.ReasonConverged, state: config.StateSuccess,
-			message: converged(seen, want),
-		}
+		return atRest(seen, want)
 	case err == nil:
 		reason, phase := progress(steps[0].Kind, want)
 		return report{
@@ -143,6 +126,30 @@ func reportOf(seen observed, want wish, steps []plan.Step, err error, d decision
 		r.state = "" // nothing was asked for: what cannot be seen now is no matter of the label
 	}
 	return r
+}
+
+// atRest puts into words that there is nothing to do.
+func atRest(seen observed, want wish) report {
+	if want.name == "" {
+		r := report{
+			phase: PhaseIdle, ready: corev1.ConditionTrue, reason: config.ReasonNoWish,
+			message: fmt.Sprintf("no config is asked for by label %s; the GPUs are left as they are", config.LabelMIGConfig),
+		}
+		if seen.node.Labels[config.LabelMIGConfigState] == string(config.StatePending) {
+			r.state = config.StateFailed // what was asked for has not come: tools that wait for it must not wait for ever
+		}
+		return r
+	}
+	if message := seen.atReboot(want); message != "" {
+		return report{
+			phase: PhaseWaiting, ready: corev1.ConditionFalse, reason: config.ReasonNeedsReboot, state: seen.rebootState(),
+			message: message,
+		}
+	}
+	return report{
+		phase: PhaseIdle, ready: corev1.ConditionTrue, reason: config.ReasonConverged, state: config.StateSuccess,
+		message: converged(seen, want),
+	}
 }
 
 // target names what the steps lead to.

@@ -25,14 +25,8 @@ var (
 
 // changeOf compares one GPU with its target.
 func (seen Observed) changeOf(gpu nvml.GPU, target Target) (change, error) {
-	if gpu.Lost {
-		return change{}, errLost
-	}
-	if !gpu.Capable {
-		if target.MIG {
-			return change{}, errNotCapable
-		}
-		return change{}, nil
+	if err := seen.refusal(gpu, target); err != nil || !gpu.Capable {
+		return change{}, err
 	}
 	solution, err := solve(gpu, target)
 	if err != nil {
@@ -42,37 +36,51 @@ func (seen Observed) changeOf(gpu nvml.GPU, target Target) (change, error) {
 		return leftPending(gpu), nil
 	}
 	c := change{gpu: gpu.UUID, changesMode: gpu.Enabled != target.MIG || gpu.Pending != target.MIG}
-	c.waits = seen.Reboots.Needed && gpu.Enabled != target.MIG
-	if c.waits && !target.MIG && seen.Reboots.Policy == RebootNever && !target.Undo {
-		return change{}, ErrNeedsReboot
-	}
+	c.waits = seen.waits(gpu, target)
 	c.takesAway = c.changesMode || len(solution.Destroy) > 0
 	c.taken = taken(gpu, solution, c.changesMode)
-
-	step := Step{GPU: gpu.UUID, Index: gpu.Index}
-	for _, p := range solution.Destroy {
-		step := step
-		step.Kind, step.Instance = Destroy, p
-		c.steps = append(c.steps, step)
-	}
-	if gpu.Pending != target.MIG {
-		step := step
-		step.Kind, step.On = SetMode, target.MIG
-		c.steps = append(c.steps, step)
-	} else if gpu.Enabled != target.MIG && !c.waits {
+	c.steps = instances(gpu, Destroy, solution.Destroy)
+	switch {
+	case gpu.Pending != target.MIG:
+		c.steps = append(c.steps, Step{Kind: SetMode, GPU: gpu.UUID, Index: gpu.Index, On: target.MIG})
+	case gpu.Enabled != target.MIG && !c.waits:
 		// Asked for already, and still pending: the driver could not reset the GPU by itself.
 		c.steps = append(c.steps, reset(gpu)...)
 	}
-	made := &c.steps
-	if c.waits {
-		made = &c.later
-	}
-	for _, p := range solution.Create {
-		step := step
-		step.Kind, step.Instance = Create, p
-		*made = append(*made, step)
+	if made := instances(gpu, Create, solution.Create); c.waits {
+		c.later = made
+	} else {
+		c.steps = append(c.steps, made...)
 	}
 	return c, nil
+}
+
+// waits reports whether the GPU changes its mode at a reboot only.
+func (seen Observed) waits(gpu nvml.GPU, target Target) bool {
+	return seen.Reboots.Needed && gpu.Enabled != target.MIG
+}
+
+// refusal is why the target cannot be, whatever its geometry.
+func (seen Observed) refusal(gpu nvml.GPU, target Target) error {
+	switch {
+	case gpu.Lost:
+		return errLost
+	case !gpu.Capable && target.MIG:
+		return errNotCapable
+	case gpu.Capable && !target.MIG && !target.Undo && seen.waits(gpu, target) && seen.Reboots.Policy == RebootNever:
+		return ErrNeedsReboot
+	default:
+		return nil
+	}
+}
+
+// instances lists the steps that destroy or create instances.
+func instances(gpu nvml.GPU, kind Kind, placed []nvml.Placed) []Step {
+	var out []Step
+	for _, p := range placed {
+		out = append(out, Step{Kind: kind, GPU: gpu.UUID, Index: gpu.Index, Instance: p})
+	}
+	return out
 }
 
 // leftPending asks for MIG mode and leaves the rest to the next reboot. Pods have to leave the GPU for it: the driver

@@ -60,6 +60,9 @@ type Step struct {
 
 // String writes the step as plans, logs and goldens show it.
 func (s Step) String() string {
+	if s.TouchesGPU() {
+		return fmt.Sprintf("GPU %d: %s", s.Index, s.onGPU())
+	}
 	switch s.Kind {
 	case Record:
 		return "record: journal"
@@ -69,16 +72,6 @@ func (s Step) String() string {
 		return "evict " + names(s.Pods)
 	case PauseOperands:
 		return "pause device plugin " + names(s.Pods)
-	case SetMode:
-		return fmt.Sprintf("GPU %d: turn MIG %s", s.Index, onOff(s.On))
-	case SetPersistence:
-		return fmt.Sprintf("GPU %d: turn persistence mode %s", s.Index, onOff(s.On))
-	case Reset:
-		return fmt.Sprintf("GPU %d: reset", s.Index)
-	case Destroy:
-		return fmt.Sprintf("GPU %d: destroy %s", s.Index, s.Instance)
-	case Create:
-		return fmt.Sprintf("GPU %d: create %s", s.Index, s.Instance)
 	case AskReboot:
 		if s.On {
 			return "ask for a reboot"
@@ -98,6 +91,21 @@ func (s Step) String() string {
 		return "release: give the node back"
 	default:
 		return string(s.Kind)
+	}
+}
+
+func (s Step) onGPU() string {
+	switch s.Kind {
+	case SetMode:
+		return "turn MIG " + onOff(s.On)
+	case SetPersistence:
+		return "turn persistence mode " + onOff(s.On)
+	case Reset:
+		return "reset"
+	case Destroy:
+		return "destroy " + s.Instance.String()
+	default:
+		return "create " + s.Instance.String()
 	}
 }
 

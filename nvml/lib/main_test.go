@@ -95,6 +95,7 @@ func openDriver(t *testing.T) *lib.Driver {
 // releasing lets go of the library at the end of the test, which all tests of the process share. A driver that a test has
 // left hanging cannot do that.
 func releasing(t *testing.T, d *lib.Driver) *lib.Driver {
+	t.Helper()
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute)
 		defer cancel()

@@ -13,11 +13,11 @@ const openFile = "open"
 
 // Hold notes that a process has the driver of the node in dir open, until the file is closed or the process ends.
 func Hold(dir string) (*os.File, error) {
-	f, err := os.OpenFile(filepath.Join(dir, openFile), os.O_RDWR|os.O_CREATE, 0o666) //nolint:gosec // users of all kinds have it open
+	f, err := os.OpenFile(filepath.Join(dir, openFile), os.O_RDWR|os.O_CREATE, 0o666)
 	if err != nil {
 		return nil, fmt.Errorf("opening the driver: %w", err)
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_SH); err != nil { //nolint:gosec // a file descriptor
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_SH); err != nil {
 		_ = f.Close() // the lock's error says enough
 		return nil, fmt.Errorf("opening the driver: %w", err)
 	}
@@ -31,9 +31,9 @@ func (n *Node) Held() (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	defer f.Close()                                          //nolint:errcheck // nothing was written
-	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) //nolint:gosec // a file descriptor
-	if err == unix.EWOULDBLOCK {                             //nolint:errorlint // Flock gives the bare number
+	defer f.Close()
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if err == unix.EWOULDBLOCK { //nolint:errorlint // Flock gives the bare number
 		return true, nil
 	}
 	if err != nil {

@@ -19,8 +19,8 @@ func TestACordonThatAnAdministratorTakesOverInTheMiddleStays(t *testing.T) {
 	r := newRig(t, twoH100, "")
 	r.awaitOffered("nvidia.com/gpu", 2)
 	r.runToTheMiddle("all-balanced")
-	r.kubectl("uncordon")
-	r.kubectl("cordon")
+	r.kubectl("uncordon", r.Name)
+	r.kubectl("cordon", r.Name)
 	r.stillInTheMiddle()
 
 	n := r.awaitConverged("all-balanced")
@@ -36,9 +36,9 @@ func TestACordonFromBeforeThatIsLiftedInTheMiddleIsNotPutBack(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, twoH100, "")
 	r.awaitOffered("nvidia.com/gpu", 2)
-	r.kubectl("cordon")
+	r.kubectl("cordon", r.Name)
 	r.runToTheMiddle("all-balanced")
-	r.kubectl("uncordon")
+	r.kubectl("uncordon", r.Name)
 	r.stillInTheMiddle()
 	r.givenBack(r.awaitConverged("all-balanced"))
 }
@@ -83,11 +83,13 @@ func (r *rig) stillInTheMiddle() {
 	r.t.Fatal("the change was over too soon")
 }
 
-// kubectl cordons or uncordons the node as an administrator does.
-func (r *rig) kubectl(command string) {
+// kubectl is what an administrator does.
+func (r *rig) kubectl(args ...string) string {
 	r.t.Helper()
-	cmd := exec.CommandContext(r.t.Context(), r.cluster.Kubectl(), "--kubeconfig", r.cluster.AdminKubeconfig(), command, r.Name)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		r.t.Fatalf("kubectl %s: %v\n%s", command, err, out)
+	args = append([]string{"--kubeconfig", r.cluster.AdminKubeconfig()}, args...)
+	out, err := exec.CommandContext(r.t.Context(), r.cluster.Kubectl(), args...).CombinedOutput()
+	if err != nil {
+		r.t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
 	}
+	return string(out)
 }

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"github.com/gpuslice/gpuslice/test/binaries"
 	"github.com/gpuslice/gpuslice/test/cluster"
@@ -80,6 +81,7 @@ type Node struct {
 	cluster *cluster.Cluster
 	client  kubernetes.Interface
 	env     []string
+	kubelet kubelet.Options
 }
 
 // Start brings up the node and joins it to the cluster. Its device plugin and agent come as DaemonSets, as on any node.
@@ -98,7 +100,7 @@ func Start(ctx context.Context, c *cluster.Cluster, o Options) (*Node, error) {
 	if err := install(o.Parts.LibNVML, n.libraries()); err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(filepath.Join(n.DriverRoot(), "run"), 0o755); err != nil { //nolint:gosec // as any machine's
+	if err := os.MkdirAll(filepath.Join(n.DriverRoot(), "run"), 0o755); err != nil {
 		return nil, fmt.Errorf("making the host of node %s: %w", o.Name, err)
 	}
 	if n.client, err = kubernetes.NewForConfig(c.Config()); err != nil {
@@ -111,12 +113,40 @@ func Start(ctx context.Context, c *cluster.Cluster, o Options) (*Node, error) {
 	if o.Log == nil {
 		o.Log = zap.NewNop()
 	}
-	users := pods.Users{GPUs: gpus, Log: o.Log.Named("gpus")}
+	n.kubelet = n.kubeletOptions(o, credentials)
+	if err := n.startKubelet(ctx); err != nil {
+		return nil, err
+	}
+	return n, nil
+}
+
+// Reboot ends everything that runs on the node and brings it up again. What runs beside it, such as an agent that a test has
+// started, is for the test to end before and to start after.
+func (n *Node) Reboot(ctx context.Context) error {
+	n.Kubelet.Stop()
+	if err := n.GPUs.Reboot(); err != nil {
+		return fmt.Errorf("rebooting node %s: %w", n.Name, err)
+	}
+	return n.startKubelet(ctx)
+}
+
+func (n *Node) startKubelet(ctx context.Context) error {
+	o := n.kubelet
+	o.BootID = n.GPUs.BootID()
+	var err error
+	if n.Kubelet, err = kubelet.Start(ctx, o); err != nil {
+		return fmt.Errorf("starting the kubelet of node %s: %w", n.Name, err)
+	}
+	return nil
+}
+
+func (n *Node) kubeletOptions(o Options, credentials *rest.Config) kubelet.Options {
+	users := pods.Users{GPUs: n.GPUs, Log: o.Log.Named("gpus")}
 	drivers := []sandbox.Mount{{Source: filepath.Join(n.host(), "proc", "driver"), Target: "/proc/driver"}}
-	n.Kubelet, err = kubelet.Start(ctx, kubelet.Options{
+	return kubelet.Options{
 		Node: o.Name, Dir: filepath.Join(o.Dir, "kubelet"), Config: credentials, Labels: o.Labels, Log: o.Log,
-		BootID: gpus.BootID(), SandboxBinary: o.Parts.Sandbox,
-		StatusPeriod: 10 * time.Second, ReportAtOnce: true,
+		SandboxBinary: o.Parts.Sandbox,
+		StatusPeriod:  10 * time.Second, ReportAtOnce: true,
 		HostPaths: map[string]string{"/": n.DriverRoot(), "/dev": "/dev"},
 		Images: map[string]kubelet.Image{
 			DevicePluginImage: {
@@ -126,11 +156,7 @@ func Start(ctx context.Context, c *cluster.Cluster, o Options) (*Node, error) {
 			AgentImage: {Path: o.Parts.Agent, Env: n.env, Mounts: drivers},
 		},
 		OnAllocate: users.Hold, OnFree: users.Release,
-	})
-	if err != nil {
-		return nil, fmt.Errorf("starting the kubelet of node %s: %w", o.Name, err)
 	}
-	return n, nil
 }
 
 // Stop ends the node and its processes, and takes it out of the cluster.

@@ -54,6 +54,7 @@ type rig struct {
 // agents is how to start the agent on this node.
 type agents struct {
 	kubeconfig, settings string
+	bus                  string // address of the host's system bus, which is none unless a test starts one
 	running              *process
 }
 
@@ -93,6 +94,7 @@ func newRig(t *testing.T, spec, settings string) *rig {
 	}
 	r := &rig{Node: n, t: t, client: clustertest.Client(t), cluster: c, agents: &agents{
 		kubeconfig: filepath.Join(dir, "agent.kubeconfig"), settings: filepath.Join(dir, "settings.yaml"),
+		bus: "unix:path=" + filepath.Join(dir, "no-bus"),
 	}}
 	t.Cleanup(r.end)
 	account, err := c.ServiceAccountConfig(t.Context(), "gpuslice", "gpuslice-agent")
@@ -188,7 +190,7 @@ func (r *rig) flags() []string {
 	return []string{
 		"--node", r.Name, "--kubeconfig", r.agents.kubeconfig, "--settings", r.agents.settings,
 		"--driver-root", r.DriverRoot(), "--pod-resources", r.Kubelet.PodResourcesSocket(),
-		"--lock", filepath.Join(r.Dir, "agent.lock"), "--system-bus", "unix:path=" + filepath.Join(r.Dir, "no-bus"),
+		"--lock", filepath.Join(r.Dir, "agent.lock"), "--system-bus", r.agents.bus,
 		"--cdi", r.SpecDir(), "--dev-root", r.DevRoot(),
 	}
 }
