@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -182,8 +183,8 @@ func (a *Agent) observeKubelet(ctx context.Context, seen *observed, pods []corev
 func (a *Agent) observeSpecs(ctx context.Context, seen *observed) {
 	stale, err := a.specs.Stale(ctx, seen.gpus)
 	givenUp := seen.journal == nil || seen.journal.Undo != nil
-	if err == nil && givenUp && a.specFailures >= a.settings.Retry.Failures {
-		stale, err = nil, fmt.Errorf("writing CDI specs failed %d times", a.specFailures)
+	if len(stale) > 0 && givenUp && a.specFailures >= a.settings.Retry.Failures {
+		stale, err = nil, errors.Join(err, fmt.Errorf("writing CDI specs failed %d times", a.specFailures))
 	}
 	text := ""
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 
 var fence = drain.Fence{
 	Taint:           corev1.Taint{Key: "example.io/repartitioning", Effect: corev1.TaintEffectNoSchedule},
+	StartupKey:      "example.io/not-ready",
 	JournalKey:      "example.io/journal",
 	KeepCordonedKey: "example.io/keep-cordoned",
 }
@@ -24,6 +25,7 @@ var (
 	foreignTaint  = corev1.Taint{Key: "team", Value: "ml", Effect: corev1.TaintEffectNoSchedule}
 	cordonTime    = metav1.NewTime(time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC))
 	cordonTaint   = corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule, TimeAdded: &cordonTime}
+	startupTaint  = corev1.Taint{Key: fence.StartupKey, Value: "registered", Effect: corev1.TaintEffectNoExecute}
 	outdatedTaint = corev1.Taint{Key: fence.Taint.Key, Value: "old", Effect: corev1.TaintEffectNoExecute}
 )
 
@@ -45,10 +47,11 @@ func annotated(key, value string) func(*corev1.Node) {
 	return func(n *corev1.Node) { metav1.SetMetaDataAnnotation(&n.ObjectMeta, key, value) }
 }
 
-func raise(n *corev1.Node) ([]byte, error)      { return fence.Raise(n, "J") }
-func record(n *corev1.Node) ([]byte, error)     { return fence.Record(n, "J") }
-func lift(n *corev1.Node) ([]byte, error)       { return fence.Lift(n, true) }
-func keepCordon(n *corev1.Node) ([]byte, error) { return fence.Lift(n, false) }
+func raise(n *corev1.Node) ([]byte, error)       { return fence.Raise(n, "J") }
+func record(n *corev1.Node) ([]byte, error)      { return fence.Record(n, "J") }
+func lift(n *corev1.Node) ([]byte, error)        { return fence.Lift(n, true) }
+func liftUnready(n *corev1.Node) ([]byte, error) { return fence.LiftUnready(n, true) }
+func keepCordon(n *corev1.Node) ([]byte, error)  { return fence.Lift(n, false) }
 
 func TestFencePatchesAreGuardedAndTouchOnlyWhatIsOurs(t *testing.T) {
 	const guard = `"uid":"u1","resourceVersion":"7"`
@@ -120,6 +123,21 @@ func TestFencePatchesAreGuardedAndTouchOnlyWhatIsOurs(t *testing.T) {
 			"keeps the time of the control plane's own taint", node(fenced, tainted(cordonTaint)), keepCordon,
 			`{"metadata":{` + guard + `,"annotations":{"example.io/journal":null}},"spec":{"taints":[` +
 				`{"key":"node.kubernetes.io/unschedulable","effect":"NoSchedule","timeAdded":"2026-03-01T12:00:00Z"}]}}`,
+		},
+		{
+			"keeps the startup taint when it raises", node(tainted(startupTaint)), raise,
+			`{"metadata":{` + guard + `,"annotations":{"example.io/journal":"J"}},` +
+				`"spec":{"taints":[{"key":"example.io/not-ready","value":"registered","effect":"NoExecute"},` +
+				`{"key":"example.io/repartitioning","effect":"NoSchedule"}],"unschedulable":true}}`,
+		},
+		{
+			"takes the startup taint away, whatever its effect, when it opens", node(fenced, tainted(startupTaint)), fence.Open,
+			`{"metadata":{` + guard + `},"spec":{"taints":null}}`,
+		},
+		{
+			"puts the startup taint back on a node that is not ready", node(annotated(fence.JournalKey, "J"), cordoned, tainted(foreignTaint)), liftUnready,
+			`{"metadata":{` + guard + `,"annotations":{"example.io/journal":null}},"spec":{"taints":[` +
+				`{"key":"team","value":"ml","effect":"NoSchedule"},{"key":"example.io/not-ready","effect":"NoSchedule"}],"unschedulable":false}}`,
 		},
 		{"lifts nothing off a node that is free", node(), lift, `{"metadata":{` + guard + `}}`},
 	} {

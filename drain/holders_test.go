@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	"github.com/gpuslice/gpuslice/drain"
 )
@@ -194,5 +195,32 @@ func TestPodHoldsWhatItWasGivenAndEverythingIfNobodyKnows(t *testing.T) {
 				t.Errorf("Holds is %v, want %v", got, c.want)
 			}
 		})
+	}
+}
+
+func TestDrainableIsWhateverAnAPIRequestMovesAway(t *testing.T) {
+	pod := func(name string, change func(*corev1.Pod)) corev1.Pod {
+		p := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name}}
+		change(&p)
+		return p
+	}
+	owned := func(kind string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			p.OwnerReferences = []metav1.OwnerReference{{Kind: kind, Name: "o", Controller: ptr.To(true)}}
+		}
+	}
+	var names []string
+	for _, p := range drain.Drainable([]corev1.Pod{
+		pod("alone", func(*corev1.Pod) {}),
+		pod("of-a-deployment", owned("ReplicaSet")),
+		pod("of-a-daemonset", owned("DaemonSet")),
+		pod("static", func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "hash"} }),
+		pod("ended", func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }),
+		pod("leaving", func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{} }),
+	}) {
+		names = append(names, p.Name)
+	}
+	if diff := cmp.Diff([]string{"alone", "of-a-deployment", "leaving"}, names); diff != "" {
+		t.Errorf("pods (-want +got):\n%s", diff)
 	}
 }
