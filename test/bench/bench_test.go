@@ -126,6 +126,20 @@ func TestAPendingModeIsToldThoughNothingIsLost(t *testing.T) {
 	}
 }
 
+func TestPersistenceModeThatIsNotGivenBackIsTold(t *testing.T) {
+	node, before := begin(t, scenarios[0])
+	if err := node.Driver().SetPersistence(t.Context(), before[3].UUID, true); err != nil {
+		t.Fatal(err)
+	}
+	got, err := judge(scenarios[0], success, before, look(t, node))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "as asked; persistence mode of GPU 3 is another"; got != want {
+		t.Errorf("judged %q, want %q", got, want)
+	}
+}
+
 func TestTimesAreThoseOfTheLastChange(t *testing.T) {
 	began := time.Now()
 	at := func(after time.Duration, state string, slices string) sample {

@@ -42,30 +42,39 @@ func judge(s scenario, word string, before, after []nvml.GPU) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	used, idle := gone(before, after)
 	got := cuts(after)
-	if slices.EqualFunc(got, want, cut.equal) {
-		if word != success {
-			return "as asked, but it says " + word, nil
+	text := "as asked"
+	switch right := slices.EqualFunc(got, want, cut.equal); {
+	case right && word != success:
+		text += ", but it says " + word
+	case !right:
+		text = word + ", not as asked"
+		for i := range got {
+			if !got[i].equal(want[i]) {
+				text += fmt.Sprintf("; GPU %d is left with %s", i, got[i])
+			}
 		}
-		return "as asked", nil
+		text += losses(before, after)
 	}
-	text := word + ", not as asked"
-	for i := range got {
-		if !got[i].equal(want[i]) {
-			text += fmt.Sprintf("; GPU %d is left with %s", i, got[i])
+	for i := range after {
+		if before[i].Persistent != after[i].Persistent {
+			text += fmt.Sprintf("; persistence mode of GPU %d is another", i)
 		}
 	}
-	if used+idle == 0 {
-		text += "; nothing lost"
-	}
+	return text, nil
+}
+
+// losses says how many instances from before are no more. It is for changes that have failed; others lose what they must.
+func losses(before, after []nvml.GPU) string {
+	used, idle := gone(before, after)
+	text := ""
 	if idle > 0 {
 		text += fmt.Sprintf("; %d idle instances lost", idle)
 	}
 	if used > 0 {
 		text += fmt.Sprintf("; %d instances lost that were in use", used)
 	}
-	return text, nil
+	return cmp.Or(text, "; nothing lost")
 }
 
 // What programs say at the end, in the label nvidia.com/mig.config.state. It is said here for those without a label too.
