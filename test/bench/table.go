@@ -26,7 +26,8 @@ mig-parted   v0.14.4, "nvidia-mig-parted apply" by itself. There is no cluster; 
              for the other two. It pauses nothing, drains nothing, and looks at nothing afterwards.
 mig-manager  v0.14.4, as the GPU Operator runs it where the driver is in a container. It pauses the operator's pods by labels
              and waits for four kinds of them, a second at least for each; of these only the device plugin is there. It does
-             not cordon or drain, and says that it is done before the device plugin is back.
+             not cordon or drain: NVIDIA asks for a node without GPU workloads. It says that it is done before the device
+             plugin is back.
 gpuslice     asks kubelet who holds what, cordons the node, evicts who holds what goes, restarts the device plugin, and says
              that it is done when GPUs, kubelet and node have agreed twice, two seconds apart.
 
