@@ -381,8 +381,14 @@ func TestFaultsBefallTheCallsTheyAreSetFor(t *testing.T) {
 	d, gpu := n.Driver(), nvml.UUID(n.UUIDs()[0])
 	must(t, n.Fail(gpusim.CreateGpuInstanceWithPlacement, gpusim.Fault{Return: gpusim.Unknown, After: 1}))
 	must(t, d.Create(t.Context(), gpu, placed("1g.10gb@0:1")))
+	if diff := cmp.Diff(map[string][]gpusim.Fault{gpusim.CreateGpuInstanceWithPlacement: {{Return: gpusim.Unknown}}}, n.Faults()); diff != "" {
+		t.Errorf("faults to come (-want +got):\n%s", diff)
+	}
 	if err := d.Create(t.Context(), gpu, placed("1g.10gb@1:1")); err == nil {
 		t.Error("the second call went well")
+	}
+	if left := n.Faults(); len(left) > 0 {
+		t.Errorf("faults to come are %v, want none", left)
 	}
 	must(t, d.Create(t.Context(), gpu, placed("1g.10gb@1:1")))
 

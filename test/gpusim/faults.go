@@ -79,6 +79,9 @@ var functions = []string{
 	ComputeInstanceDestroy, RegisterEvents, EventSetWait, Reset,
 }
 
+// Functions are the names of all functions.
+func Functions() []string { return slices.Clone(functions) }
+
 func checkFunction(name string) error {
 	if slices.Contains(functions, name) {
 		return nil

@@ -139,6 +139,15 @@ func (n *Node) Fail(function string, f Fault) error {
 	})
 }
 
+// Faults are those that are still to befall calls, by function, with as many calls to go as are left.
+func (n *Node) Faults() map[string][]Fault {
+	st, err := n.library.store.load()
+	if err != nil {
+		return nil
+	}
+	return st.clone().Faults
+}
+
 // Delay lets each call of a function take d before it does anything; 0 takes the delay away.
 func (n *Node) Delay(function string, d time.Duration) error {
 	return n.update("setting a delay", func(s *state) error {
