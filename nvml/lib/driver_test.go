@@ -572,3 +572,21 @@ func BenchmarkSnapshot(b *testing.B) {
 		}
 	}
 }
+
+// What a GPU offers is asked for once in the life of a process: an instance of a profile that it seems not to have would
+// never be seen.
+func TestWhatIsSaidNotToBeThereIsAskedForAgain(t *testing.T) {
+	for _, function := range []string{gpusim.GetGpuInstanceProfileInfo, gpusim.GetComputeInstanceProfileInfo, gpusim.GetPersistenceMode} {
+		for _, code := range []gpusim.Return{gpusim.NotSupported, gpusim.InvalidArgument} {
+			t.Run(function+" "+code.String(), func(t *testing.T) {
+				n := newNode(t, "gpus: [{model: A100-80GB, mig: true, persistence: true}]")
+				create(t, n.Driver(), snapshot(t, n.Driver())[0], "1g.10gb@0")
+				want := snapshot(t, openDriver(t))
+				fail(t, n, function, gpusim.Fault{Return: code})
+				if diff := cmp.Diff(want, snapshot(t, openDriver(t))); diff != "" {
+					t.Errorf("GPUs (-without the fault +with it):\n%s", diff)
+				}
+			})
+		}
+	}
+}

@@ -91,8 +91,8 @@ func (s *session) profiles(d device, memory uint64) ([]profile, error) {
 	}
 	var out []profile
 	for kind := range nv.GPU_INSTANCE_PROFILE_COUNT {
-		info, ret := d.GetGpuInstanceProfileInfo(kind)
-		if ret == nv.ERROR_NOT_SUPPORTED || ret == nv.ERROR_INVALID_ARGUMENT { // the latter of a kind newer than the driver
+		info, ret := twice(func() (nv.GpuInstanceProfileInfo, nv.Return) { return d.GetGpuInstanceProfileInfo(kind) })
+		if isAbsent(ret) {
 			continue
 		}
 		if err := check(fmt.Sprintf("reading profile %d", kind), d.uuid, ret); err != nil {

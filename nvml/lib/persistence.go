@@ -14,7 +14,7 @@ func (s *session) persistent(d device) (bool, error) {
 	if !s.has("nvmlDeviceGetPersistenceMode") {
 		return false, check(op, d.uuid, nv.ERROR_FUNCTION_NOT_FOUND)
 	}
-	state, ret := d.GetPersistenceMode()
+	state, ret := twice(d.GetPersistenceMode)
 	return state == nv.FEATURE_ENABLED, check(op, d.uuid, ret)
 }
 

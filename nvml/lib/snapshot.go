@@ -182,8 +182,10 @@ func (s *session) askCompute(d device, i *instance) error {
 	var offered []nvml.ComputeProfile
 	var all []nv.ComputeInstanceProfileInfo
 	for kind := range nv.COMPUTE_INSTANCE_PROFILE_COUNT {
-		info, ret := i.handle.GetComputeInstanceProfileInfo(kind, nv.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
-		if ret == nv.ERROR_NOT_SUPPORTED || ret == nv.ERROR_INVALID_ARGUMENT {
+		info, ret := twice(func() (nv.ComputeInstanceProfileInfo, nv.Return) {
+			return i.handle.GetComputeInstanceProfileInfo(kind, nv.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
+		})
+		if isAbsent(ret) {
 			continue
 		}
 		if err := check(fmt.Sprintf("reading compute profile %d of %s", kind, p.Name), d.uuid, ret); err != nil {
