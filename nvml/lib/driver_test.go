@@ -590,3 +590,28 @@ func TestWhatIsSaidNotToBeThereIsAskedForAgain(t *testing.T) {
 		}
 	}
 }
+
+func TestASingleNoToWhatTheGPUHasIsNotBelieved(t *testing.T) {
+	n := newNode(t, "gpus: [{model: A100-80GB, persistence: true}]")
+	d := openDriver(t)
+	gpu := snapshot(t, d)[0].UUID
+	if err := d.SetMode(t.Context(), gpu, true); err != nil { // pending, since persistence mode holds the GPU
+		t.Fatal(err)
+	}
+	for _, step := range []struct {
+		name, function string
+		do             func() error
+	}{
+		{"persistence mode off", gpusim.SetPersistenceMode, func() error { return d.SetPersistence(t.Context(), gpu, false) }},
+		{"reset", gpusim.SetMigMode, func() error { return d.Reset(t.Context(), gpu) }},
+		{"persistence mode on", gpusim.SetPersistenceMode, func() error { return d.SetPersistence(t.Context(), gpu, true) }},
+	} {
+		fail(t, n, step.function, gpusim.Fault{Return: gpusim.NotSupported})
+		if err := step.do(); err != nil {
+			t.Errorf("%s: %v", step.name, err)
+		}
+	}
+	if diff := cmp.Diff("gpu 0 A100-80GB mig=on persistence=on\n", n.String()); diff != "" {
+		t.Errorf("GPU (-want +got):\n%s", diff)
+	}
+}

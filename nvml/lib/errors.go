@@ -79,7 +79,9 @@ func isUnsupported(err error) bool { return errors.Is(err, nvml.ErrNotSupported)
 
 // isAbsent reports whether the library says that there is no such thing: as INVALID_ARGUMENT of one that is newer than the
 // driver.
-func isAbsent(ret nv.Return) bool { return ret == nv.ERROR_NOT_SUPPORTED || ret == nv.ERROR_INVALID_ARGUMENT }
+func isAbsent(ret nv.Return) bool {
+	return ret == nv.ERROR_NOT_SUPPORTED || ret == nv.ERROR_INVALID_ARGUMENT
+}
 
 // twice asks again for what is said not to be there, if it is something that callers remember for longer than one look. A
 // profile that was once overlooked would hide its instances, and a mode that was would not be given back.

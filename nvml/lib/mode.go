@@ -71,6 +71,9 @@ func (d *Driver) Reset(ctx context.Context, gpu nvml.UUID) error {
 			return fault(op, gpu, nvml.ErrNotSupported, "NVIDIA's library resets a GPU only to change its MIG mode, and no change is pending")
 		}
 		activation, err := s.setMode(op, dev, before.pending)
+		if isUnsupported(err) { // the GPU has taken this mode before, and nothing but a reboot is left if that is believed
+			activation, err = s.setMode(op, dev, before.pending)
+		}
 		if err != nil {
 			return err
 		}

@@ -37,6 +37,10 @@ func (d *Driver) SetPersistence(ctx context.Context, gpu nvml.UUID, on bool) err
 		if !s.has("nvmlDeviceSetPersistenceMode") {
 			return check(op, gpu, nv.ERROR_FUNCTION_NOT_FOUND)
 		}
-		return check(op, gpu, dev.SetPersistenceMode(want))
+		err = check(op, gpu, dev.SetPersistenceMode(want))
+		if isUnsupported(err) { // and yet it can be read: the mode is not given back if that is believed
+			err = check(op, gpu, dev.SetPersistenceMode(want))
+		}
+		return err
 	})
 }
