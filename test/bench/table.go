@@ -19,7 +19,8 @@ type row struct {
 
 // notes say how the figures are to be read.
 const notes = `Figures are medians. Each run has a fresh simulated node, whose calls take as long as is reported of hardware: 4 s to set
-the MIG mode, 1 s to destroy a GPU instance, 0.1 s for each other call that makes or destroys something, 5 s for a reset.
+the MIG mode, 1 s to destroy a GPU instance, 0.1 s for each other call that makes or destroys something, 5 s for a reset;
+as long also where a call is refused or changes nothing, for which there is no figure from hardware.
 The control plane and the device plugin (v0.19.3) are real, the kubelet is a stand-in.
 
 mig-parted   v0.14.4, "nvidia-mig-parted apply" by itself. There is no cluster; processes hold the instances that pods hold
