@@ -1,0 +1,382 @@
+//go:build cgo
+
+package agent_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap/zaptest"
+	"k8s.io/client-go/tools/record"
+	testclock "k8s.io/utils/clock/testing"
+
+	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
+	"github.com/gpuslice/gpuslice/nvml/lib"
+	"github.com/gpuslice/gpuslice/test/binaries"
+	"github.com/gpuslice/gpuslice/test/gpusim"
+)
+
+// Environment variables of these tests.
+const (
+	nodeDir     = "GPUSIM_NODE"         // read by the simulated library when it is loaded
+	libraryFile = "GPUSIM_LIBRARY"      // set in the processes that have one
+	allFaults   = "GPUSLICE_ALL_FAULTS" // not empty: no fault is left out
+)
+
+// elsewhere runs the test in a process of its own whose environment names the simulated node from its beginning, since
+// the library looks at no other. There, it returns false.
+func elsewhere(t *testing.T) bool {
+	t.Helper()
+	if os.Getenv(libraryFile) != "" {
+		return false
+	}
+	t.Parallel()
+	file, err := binaries.Builder{}.LibNVML(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var levels []string
+	for _, name := range strings.Split(t.Name(), "/") {
+		levels = append(levels, "^"+regexp.QuoteMeta(name)+"$")
+	}
+	c := exec.CommandContext(t.Context(), program, "-test.run="+strings.Join(levels, "/"))
+	c.Env = append(os.Environ(), nodeDir+"="+t.TempDir(), libraryFile+"="+file)
+	out, err := c.CombinedOutput()
+	if err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	t.Logf("%s", out)
+	return true
+}
+
+// library is the driver of the product over the simulated library, instead of the simulator's own.
+func library(nvml.Driver) nvml.Driver {
+	return lib.Open(lib.Options{Library: os.Getenv(libraryFile)})
+}
+
+// Error codes that the simulator does not give by itself.
+const (
+	insufficientPower gpusim.Return = 8
+	irqIssue          gpusim.Return = 11
+)
+
+// documented are the error codes that nvml.h says a function returns, in the version that go-nvml v0.13.4-0 comes with.
+// GetMemoryInfo, GetRunningProcesses and GetGpuInstanceProfileInfo stand for all forms of theirs. Of those that make and
+// destroy compute instances NOT_SUPPORTED is documented for GPU instances alone, which drivers do not go by.
+var documented = map[string][]gpusim.Return{
+	gpusim.Init:                               {gpusim.DriverNotLoaded, gpusim.NoPermission, gpusim.Unknown},
+	gpusim.GetCount:                           {gpusim.Uninitialized, gpusim.InvalidArgument, gpusim.Unknown},
+	gpusim.GetHandleByIndex:                   {gpusim.Uninitialized, gpusim.InvalidArgument, insufficientPower, gpusim.NoPermission, irqIssue, gpusim.GPUIsLost, gpusim.Unknown},
+	gpusim.GetUUID:                            {gpusim.Uninitialized, gpusim.InvalidArgument, gpusim.InsufficientSize, gpusim.NotSupported, gpusim.GPUIsLost, gpusim.Unknown},
+	gpusim.GetIndex:                           {gpusim.Uninitialized, gpusim.InvalidArgument, gpusim.GPUIsLost, gpusim.Unknown},
+	gpusim.GetName:                            {gpusim.Uninitialized, gpusim.InvalidArgument, gpusim.InsufficientSize, gpusim.GPUIsLost, gpusim.Unknown},
+	gpusim.GetMinorNumber:                     {gpusim.Uninitialized, gpusim.InvalidArgument, gpusim.NotSupported, gpusim.GPUIsLost, gpusim.Unknown},
+	gpusim.GetPciInfo:                         {gpusim.Uninitialized, gpusim.InvalidArgument, gpusim.GPUIsLost, gpusim.Unknown},
+	gpusim.GetMemoryInfo:                      {gpusim.Uninitialized, gpusim.NoPermission, gpusim.InvalidArgument, gpusim.GPUIsLost, gpusim.NotSupported, gpusim.Unknown},
+	gpusim.GetPersistenceMode:                 {gpusim.Uninitialized, gpusim.InvalidArgument, gpusim.NotSupported, gpusim.GPUIsLost, gpusim.Unknown},
+	gpusim.SetPersistenceMode:                 {gpusim.Uninitialized, gpusim.InvalidArgument, gpusim.NotSupported, gpusim.NoPermission, gpusim.GPUIsLost, gpusim.Unknown},
+	gpusim.GetRunningProcesses:                {gpusim.Uninitialized, gpusim.InsufficientSize, gpusim.NoPermission, gpusim.InvalidArgument, gpusim.GPUIsLost, gpusim.NotSupported, gpusim.Unknown},
+	gpusim.GetMigMode:                         {gpusim.Uninitialized, gpusim.InvalidArgument, gpusim.NotSupported, gpusim.Unknown},
+	gpusim.SetMigMode:                         {gpusim.ResetRequired, gpusim.InUse, gpusim.Uninitialized, gpusim.InvalidArgument, gpusim.NoPermission, gpusim.NotSupported},
+	gpusim.GetGpuInstanceProfileInfo:          {gpusim.Uninitialized, gpusim.InvalidArgument, gpusim.NotSupported, gpusim.NoPermission},
+	gpusim.GetGpuInstancePossiblePlacements:   {gpusim.Uninitialized, gpusim.InvalidArgument, gpusim.NotSupported, gpusim.NoPermission},
+	gpusim.GetGpuInstances:                    {gpusim.Uninitialized, gpusim.InvalidArgument, gpusim.NotSupported, gpusim.NoPermission},
+	gpusim.CreateGpuInstanceWithPlacement:     {gpusim.Uninitialized, gpusim.InvalidArgument, gpusim.NotSupported, gpusim.NoPermission, gpusim.InsufficientResources},
+	gpusim.GpuInstanceGetInfo:                 {gpusim.Uninitialized, gpusim.InvalidArgument, gpusim.NoPermission},
+	gpusim.GpuInstanceDestroy:                 {gpusim.Uninitialized, gpusim.InvalidArgument, gpusim.NotSupported, gpusim.NoPermission, gpusim.InUse},
+	gpusim.GetComputeInstanceProfileInfo:      {gpusim.Uninitialized, gpusim.InvalidArgument, gpusim.NotSupported, gpusim.NoPermission},
+	gpusim.GetComputeInstancePlacements:       {gpusim.Uninitialized, gpusim.InvalidArgument, gpusim.NotSupported, gpusim.NoPermission},
+	gpusim.GetComputeInstances:                {gpusim.Uninitialized, gpusim.InvalidArgument, gpusim.NotSupported, gpusim.NoPermission},
+	gpusim.CreateComputeInstance:              {gpusim.Uninitialized, gpusim.InvalidArgument, gpusim.NotSupported, gpusim.NoPermission, gpusim.InsufficientResources},
+	gpusim.CreateComputeInstanceWithPlacement: {gpusim.Uninitialized, gpusim.InvalidArgument, gpusim.NotSupported, gpusim.NoPermission, gpusim.InsufficientResources},
+	gpusim.ComputeInstanceGetInfo:             {gpusim.Uninitialized, gpusim.InvalidArgument, gpusim.NoPermission},
+	gpusim.ComputeInstanceDestroy:             {gpusim.Uninitialized, gpusim.InvalidArgument, gpusim.NotSupported, gpusim.NoPermission, gpusim.InUse},
+	gpusim.Shutdown:                           {gpusim.Uninitialized, gpusim.Unknown},
+}
+
+// anywhere are codes that any function may give when the driver, the GPU or the process is in trouble, documented or not.
+var anywhere = []gpusim.Return{
+	gpusim.Uninitialized, gpusim.DriverNotLoaded, gpusim.LibRMVersionMismatch, gpusim.GPUIsLost, gpusim.ResetRequired, gpusim.NotFound,
+	gpusim.Timeout, gpusim.OperatingSystem, gpusim.NoMemory, gpusim.Unknown,
+}
+
+// activations are the second codes of SetMigMode: why the mode is not current.
+var activations = []gpusim.Return{
+	gpusim.InUse, gpusim.ResetRequired, gpusim.NotSupported, gpusim.NoPermission, gpusim.GPUIsLost, gpusim.Timeout, gpusim.Unknown,
+}
+
+// mishap is a fault at a spot.
+type mishap struct {
+	spot
+	fault gpusim.Fault
+}
+
+func (m mishap) String() string {
+	out := fmt.Sprintf("%v %v", m.spot, m.fault.Return)
+	if m.fault.Return == gpusim.Success {
+		out = fmt.Sprintf("%v activation %v", m.spot, m.fault.Activation)
+	}
+	if m.fault.Done {
+		out += " done"
+	}
+	if m.fault.Times > 1 {
+		out += fmt.Sprintf(" %d times", m.fault.Times)
+	}
+	return out
+}
+
+// mishaps are the faults that a function is given at the spots where it is called. With all of them, each call of those
+// that change something fails with each code, as do the first, the middle and the last of those that only look; the other
+// calls fail with one. Without, each code that is documented for a change befalls its first call, and all other calls of
+// changes, and three of each kind of look, fail with one code, which is another from spot to spot.
+func mishaps(function string, spots []spot, failures int, all bool) []mishap {
+	codes := slices.Clone(anywhere)
+	for _, c := range documented[function] {
+		if !slices.Contains(codes, c) {
+			codes = append(codes, c)
+		}
+	}
+	changes := slices.Contains(changing, function)
+	chosen := spots
+	if !changes && !all {
+		chosen = pick(spots)
+	}
+	var out []mishap
+	for n, s := range chosen {
+		these := []gpusim.Return{codes[(7*n+len(spots))%len(codes)]}
+		switch {
+		case all && (changes || slices.Contains(pick(spots), s)):
+			these = codes
+		case changes && n == 0:
+			these = documented[function]
+		}
+		for _, code := range these {
+			out = append(out, mishap{s, gpusim.Fault{Return: code}})
+			if changes {
+				out = append(out, mishap{s, gpusim.Fault{Return: code, Done: true}})
+			}
+		}
+	}
+	if changes {
+		out = append(out, lasting(function, spots[0], codes, failures, all)...)
+	}
+	return out
+}
+
+// lasting are faults of a change that are there as long as the agent tries; and those of SetMigMode's second code, which
+// are as good as that.
+func lasting(function string, at spot, codes []gpusim.Return, failures int, all bool) []mishap {
+	var out []mishap
+	for n, code := range codes {
+		if all || n%5 == len(function)%5 {
+			out = append(out, mishap{at, gpusim.Fault{Return: code, Times: failures}})
+		}
+	}
+	if function == gpusim.SetMigMode {
+		for _, code := range activations {
+			out = append(out, mishap{at, gpusim.Fault{Activation: code}})
+		}
+	}
+	return out
+}
+
+// Promises 8 and 10. The whole change is made again for each fault.
+func TestEachCallOfTheLibraryFailsOnce(t *testing.T) {
+	for _, v := range ventures {
+		t.Run(v.name, func(t *testing.T) {
+			if elsewhere(t) {
+				return
+			}
+			var s stage
+			var spots *[]spot
+			failures := 0
+			synctest.Test(t, func(t *testing.T) {
+				w := v.prepare(t, os.Getenv(nodeDir))
+				w.through = library
+				spots = w.listen()
+				w.restart()
+				s = v.rehearse(t, w)
+				failures = w.settings.Retry.Failures
+			})
+			ends := tally{}
+			for _, function := range gpusim.Functions() {
+				at := of(function, *spots)
+				if len(at) == 0 {
+					continue
+				}
+				if documented[function] == nil {
+					t.Errorf("%s is called: what it may answer is not known", function)
+				}
+				for _, m := range mishaps(function, at, failures, os.Getenv(allFaults) != "") {
+					t.Run(m.String(), func(t *testing.T) {
+						got, took := v.suffer(t, s, m)
+						ends.add(m, got, took)
+					})
+				}
+			}
+			fmt.Print(ends)
+		})
+	}
+}
+
+// suffer makes the change with a fault in it.
+func (v venture) suffer(t *testing.T, s stage, m mishap) (out end, took time.Duration) {
+	t.Helper()
+	began := time.Now()
+	synctest.Test(t, func(t *testing.T) {
+		w := v.prepare(t, os.Getenv(nodeDir))
+		w.through = library
+		left := w.ambush(m.spot, m.fault)
+		w.restart()
+		w.label(v.wish)
+		out = v.conclude(w, s)
+		if m.fault.Times == 0 && len(*left) > 0 {
+			t.Errorf("the call was not made: %+v", *left)
+		}
+	})
+	return out, time.Since(began)
+}
+
+// tally counts the ends of changes, for the log.
+type tally map[end][]string
+
+func (n tally) add(m mishap, e end, took time.Duration) {
+	n[e] = append(n[e], fmt.Sprintf("%9s %v", took.Round(time.Millisecond), m))
+}
+
+// String gives the counts, the slowest run, and what came out as before.
+func (n tally) String() string {
+	all := slices.Concat(n[wished], n[previous])
+	slices.Sort(all)
+	return fmt.Sprintf("%d as wished, %d as before, slowest %s\n%s\n",
+		len(n[wished]), len(n[previous]), strings.TrimSpace(slices.Max(append(all, ""))), strings.Join(n[previous], "\n"))
+}
+
+// A GPU instance whose compute instance cannot be made is of no use to anybody; if it cannot be removed at once, it is later.
+func TestAHalfMadeInstanceDoesNotStay(t *testing.T) {
+	if elsewhere(t) {
+		return
+	}
+	v := ventures[slices.IndexFunc(ventures, func(v venture) bool { return v.name == "a H100 is cut" })]
+	var s stage
+	synctest.Test(t, func(t *testing.T) { s = v.rehearse(t, v.prepare(t, os.Getenv(nodeDir))) })
+	for _, row := range []struct {
+		name     string
+		times    int // that the compute instance cannot be made
+		restarts bool
+		end      end
+	}{
+		{"the compute instance is made later", 1, false, wished},
+		{"the compute instance is made by the next agent", 1, true, wished},
+		{"the compute instance cannot be made", config.DefaultFailures, false, previous},
+		{"the compute instance cannot be made, as the next agent finds out", config.DefaultFailures + 1, true, previous},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := v.prepare(t, os.Getenv(nodeDir))
+				w.through = library
+				w.restart()
+				w.strike(gpusim.CreateComputeInstance, gpusim.Fault{Return: gpusim.InsufficientResources, Times: row.times})
+				w.strike(gpusim.GpuInstanceDestroy, gpusim.Fault{Return: gpusim.InUse})
+				w.label(v.wish)
+				w.passes("half-made instance", func() bool { return strings.Contains(w.gpus.String(), "half-made") })
+				if row.restarts {
+					w.restart()
+				}
+				if got := v.conclude(w, s); got != row.end {
+					t.Errorf("it came out %s, want %s: %s", got, row.end, w.condition().Message)
+				}
+			})
+		})
+	}
+}
+
+// Promise 14. This is the only test here in which time is real, since no clock of a test can run while a call is in the
+// library: the agent's own pauses are on a clock that is stepped, and each hang costs one deadline.
+func TestACallOfTheLibraryThatHangsIsLeftAloneUntilItIsBack(t *testing.T) {
+	if elsewhere(t) {
+		return
+	}
+	functions := append(slices.Clone(changing), gpusim.Init, gpusim.GetMigMode, gpusim.GetGpuInstances, gpusim.GetRunningProcesses)
+	done := map[string]bool{}
+	for _, v := range ventures {
+		var s stage
+		var spots *[]spot
+		synctest.Test(t, func(t *testing.T) {
+			w := v.prepare(t, os.Getenv(nodeDir))
+			w.through = library
+			spots = w.listen()
+			w.restart()
+			s = v.rehearse(t, w)
+		})
+		for _, f := range functions {
+			if at := of(f, *spots); len(at) > 0 && !done[f] {
+				done[f] = true
+				t.Run(v.name+" "+at[len(at)/2].String(), func(t *testing.T) { v.waitReally(t, s, at[len(at)/2]) })
+			}
+		}
+	}
+}
+
+// waitReally makes the change with a call in the library that hangs and comes back.
+func (v venture) waitReally(t *testing.T, s stage, at spot) {
+	t.Helper()
+	w := v.prepare(t, os.Getenv(nodeDir))
+	w.settings.Timeouts.DriverCall = 2 * time.Second // longer than any call takes on a busy machine
+	w.through = library
+	w.hang(at)
+	c := testclock.NewFakeClock(time.Now())
+	w.agent = agent.New(agent.Options{
+		Node: nodeName, Client: w.client, Driver: w.through(w.gpus.Driver()), Kubelet: w, Settings: w.settings,
+		Host: &w.host, Specs: &w.specs,
+		Parse: func([]byte) (map[string]config.MIGConfig, error) { return w.file, nil },
+		Clock: c, Events: &record.FakeRecorder{}, Log: zaptest.NewLogger(t),
+	})
+	w.label(v.wish)
+	until := func(what string, stop func() bool) {
+		t.Helper()
+		for turns := 0; !stop(); turns++ {
+			if turns == 1000 {
+				t.Fatalf("no %s: %s", what, w.condition().Message)
+			}
+			w.turn()
+			c.Step(w.agent.Pass(t.Context()))
+		}
+	}
+	until("call that hangs", func() bool { return w.hangs(at.function) })
+	w.silent()
+	w.strike(at.function, gpusim.Fault{})
+	w.back()
+	until("end", func() bool { return w.outcome(v.wish) != "" })
+	w.turn()
+	v.check(w, s, w.outcome(v.wish))
+}
+
+// back lets the agent look until the driver answers again. Nothing tells when the library has let a call go.
+func (w *world) back() {
+	w.t.Helper()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	limit := time.After(30 * time.Second)
+	for w.condition().Reason == string(config.ReasonDriverUnresponsive) {
+		select {
+		case <-tick.C:
+			w.agent.Pass(w.t.Context())
+		case <-limit:
+			w.t.Fatal("the call does not come back")
+		}
+	}
+}

@@ -1,0 +1,578 @@
+package agent_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
+	"github.com/gpuslice/gpuslice/test/gpusim"
+)
+
+// venture is a change of a node's GPUs that something happens to.
+type venture struct {
+	name   string
+	models string           // of the simulated node
+	stands [][]nvml.Placed  // on each GPU before the change; its MIG mode is on if the models say so
+	config config.MIGConfig // what is asked for; nil for the generated one that wish names
+	wish   string
+}
+
+func placedAt(profile string, start, size int, compute string) nvml.Placed {
+	return nvml.Placed{Profile: profile, Span: nvml.Span{Start: start, Size: size}, Compute: compute}
+}
+
+// ventures are changes of every kind: between them they make every call that the driver has for a change.
+var ventures = []venture{
+	{
+		// Of the first GPU one instance is kept, and a divided one makes room for another and two whole ones.
+		name:   "a H100 is re-cut beside another",
+		models: "gpus: [{model: H100-80GB, count: 2, mig: true}]",
+		stands: [][]nvml.Placed{
+			{placedAt("3g.40gb", 0, 4, "1c+2c"), placedAt("3g.40gb", 4, 4, "")},
+			{placedAt("7g.80gb", 0, 8, "")},
+		},
+		config: config.MIGConfig{{Indices: []int{0}, MIG: true, Devices: map[string]int{"1c.2g.20gb": 2, "1g.10gb": 2, "3g.40gb": 1}}},
+		wish:   "mine",
+	},
+	{name: "a H100 is cut", models: "gpus: [{model: H100-80GB}]", wish: "all-balanced"},
+	{name: "an A100 is cut", models: "gpus: [{model: A100-80GB, persistence: true}]", wish: "all-balanced"},
+	{
+		name:   "an A100 is made whole",
+		models: "gpus: [{model: A100-80GB, persistence: true, mig: true}]",
+		stands: [][]nvml.Placed{{placedAt("3g.40gb", 4, 4, ""), placedAt("1g.10gb", 0, 1, "")}},
+		wish:   "all-disabled",
+	},
+}
+
+// prepare makes the world of the venture, with the node's GPUs in dir, up to the moment before its wish is told.
+func (v venture) prepare(t *testing.T, dir string) *world {
+	t.Helper()
+	w := newWorld(t, v.models)
+	if dir != "" {
+		spec, err := gpusim.ParseSpec([]byte(v.models))
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.open(gpusim.Create(dir, spec))
+	}
+	d := w.gpus.Driver()
+	for n, gpu := range w.snapshot() {
+		if n >= len(v.stands) {
+			break
+		}
+		for _, p := range v.stands[n] {
+			if err := d.Create(t.Context(), gpu.UUID, p); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := w.gpus.ForgetCalls(); err != nil {
+		t.Fatal(err)
+	}
+	w.restart()
+	if v.config != nil {
+		w.administer(map[string]config.MIGConfig{v.wish: v.config})
+	}
+	w.turn() // the device plugin has read what stands
+	for n := 1; n < len(v.stands); n++ {
+		w.pod(fmt.Sprintf("bystander-%d", n), w.gpus.MIGDevice(n, v.stands[n][0].Start))
+	}
+	return w
+}
+
+// open gives the world other GPUs.
+func (w *world) open(gpus *gpusim.Node, err error) {
+	w.t.Helper()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.gpus = gpus
+	w.t.Cleanup(func() {
+		if err := gpus.Close(); err != nil {
+			w.t.Error(err)
+		}
+	})
+}
+
+// end is how a change has come out.
+type end string
+
+const (
+	wished   end = "as wished"
+	previous end = "as before"
+)
+
+// outcome is the end that the node tells of, empty while there is none. What the node does not keep as a failure is tried again.
+func (w *world) outcome(wish string) end {
+	w.t.Helper()
+	if w.owed() {
+		return ""
+	}
+	c := w.condition()
+	var status struct {
+		Failed *struct{ Message string }
+	}
+	n := w.node()
+	if text := n.Annotations[config.AnnotationStatus]; text != "" {
+		if err := json.Unmarshal([]byte(text), &status); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	state := n.Labels[config.LabelMIGConfigState]
+	switch {
+	case c.Reason == string(config.ReasonConverged) && strings.HasPrefix(c.Message, wish+":") && state == string(config.StateSuccess):
+		return wished
+	case status.Failed != nil && c.Status == corev1.ConditionFalse && state == string(config.StateFailed):
+		return previous
+	default:
+		return ""
+	}
+}
+
+// stage is what a node looked like before a change, and what it looks like when nothing comes in between.
+type stage struct {
+	before, after string
+	kept          map[string]string // UUIDs of the MIG devices that the change has no business with, by GPU and place
+}
+
+func (w *world) devicesByPlace() map[string]string {
+	out := map[string]string{}
+	for _, gpu := range w.snapshot() {
+		for _, i := range gpu.Instances {
+			for n, d := range i.Devices {
+				out[fmt.Sprintf("GPU %d %v %d", gpu.Index, i, n)] = d.UUID
+			}
+		}
+	}
+	return out
+}
+
+// rehearse makes the change without anything in between.
+func (v venture) rehearse(t *testing.T, w *world) stage {
+	t.Helper()
+	s := stage{before: w.gpus.String(), kept: w.devicesByPlace()}
+	w.converge(v.wish)
+	s.after = w.gpus.String()
+	after := w.devicesByPlace()
+	maps.DeleteFunc(s.kept, func(place, uuid string) bool { return after[place] != uuid })
+	if s.before == s.after {
+		t.Fatal("nothing has changed")
+	}
+	return s
+}
+
+// conclude lets turns pass to the end of the change, checks that it is one, and that it stays.
+func (v venture) conclude(w *world, s stage) end {
+	w.t.Helper()
+	w.passes("end", func() bool { return w.outcome(v.wish) != "" })
+	got := w.outcome(v.wish)
+	w.spend(10 * time.Minute)
+	w.turn()
+	if again := w.outcome(v.wish); again != got {
+		w.t.Errorf("it came out %s, and ten minutes later %q: %s", got, again, w.condition().Message)
+	}
+	v.check(w, s, got)
+	return got
+}
+
+// check fails the test if the end is none: the GPUs are as wished or as before, whichever the node says, and nothing is
+// left of the change.
+func (v venture) check(w *world, s stage, got end) {
+	w.t.Helper()
+	want := map[end]string{wished: s.after, previous: s.before}[got]
+	if diff := cmp.Diff(want, w.gpus.String()); diff != "" {
+		w.t.Errorf("the node says %q, but the GPUs are not %s (-want +got):\n%s", w.condition().Message, got, diff)
+	}
+	now := w.devicesByPlace()
+	for place, uuid := range s.kept {
+		if now[place] != uuid {
+			w.t.Errorf("%s was made anew", place)
+		}
+	}
+	for n := 1; n < len(v.stands); n++ {
+		if name := fmt.Sprintf("bystander-%d", n); !w.runs(name) {
+			w.t.Errorf("pod %s on a GPU that does not change was evicted", name)
+		}
+	}
+	if diff := cmp.Diff(w.devices(), w.offered); diff != "" {
+		w.t.Errorf("the plugin does not offer what stands (-stands +offered):\n%s", diff)
+	}
+	if w.host.held != 0 {
+		w.t.Errorf("%d shutdown inhibitors are left", w.host.held)
+	}
+	w.givenBack()
+}
+
+// around is a driver with something that happens before and after each of its calls.
+type around struct {
+	nvml.Driver
+	before, after func()
+}
+
+// Snapshot implements nvml.Driver.
+func (d around) Snapshot(ctx context.Context) ([]nvml.GPU, error) {
+	d.before()
+	defer d.after()
+	return d.Driver.Snapshot(ctx)
+}
+
+// SetMode implements nvml.Driver.
+func (d around) SetMode(ctx context.Context, gpu nvml.UUID, on bool) error {
+	d.before()
+	defer d.after()
+	return d.Driver.SetMode(ctx, gpu, on)
+}
+
+// Create implements nvml.Driver.
+func (d around) Create(ctx context.Context, gpu nvml.UUID, p nvml.Placed) error {
+	d.before()
+	defer d.after()
+	return d.Driver.Create(ctx, gpu, p)
+}
+
+// Destroy implements nvml.Driver.
+func (d around) Destroy(ctx context.Context, gpu nvml.UUID, p nvml.Placed) error {
+	d.before()
+	defer d.after()
+	return d.Driver.Destroy(ctx, gpu, p)
+}
+
+// Reset implements nvml.Driver.
+func (d around) Reset(ctx context.Context, gpu nvml.UUID) error {
+	d.before()
+	defer d.after()
+	return d.Driver.Reset(ctx, gpu)
+}
+
+// SetPersistence implements nvml.Driver.
+func (d around) SetPersistence(ctx context.Context, gpu nvml.UUID, on bool) error {
+	d.before()
+	defer d.after()
+	return d.Driver.SetPersistence(ctx, gpu, on)
+}
+
+// spot is one call of the library, by the agent alone: the call of the driver that it is a part of, counted from the
+// start of the agent, and how many calls of the same function within that come before it.
+type spot struct {
+	function string
+	call     int
+	skip     int
+}
+
+func (s spot) String() string { return fmt.Sprintf("%s %d.%d", s.function, s.call, s.skip) }
+
+// never is a number of calls that no change makes.
+const never = 1 << 30
+
+// listen notes every call of the library that the agent makes from its next start on.
+func (w *world) listen() *[]spot {
+	w.t.Helper()
+	for _, f := range gpusim.Functions() {
+		w.strike(f, gpusim.Fault{After: never}) // counts the calls, whoever makes them
+	}
+	spots, call := &[]spot{}, 0
+	var before map[string][]gpusim.Fault
+	inner := w.through
+	w.through = func(d nvml.Driver) nvml.Driver {
+		return around{
+			Driver: inner(d),
+			before: func() { before = w.gpus.Faults() },
+			after: func() {
+				after := w.gpus.Faults()
+				for _, f := range gpusim.Functions() {
+					for n := range before[f][0].After - after[f][0].After {
+						*spots = append(*spots, spot{f, call, n})
+					}
+				}
+				call++
+			},
+		}
+	}
+	return spots
+}
+
+// strike sets a fault of a function of the GPUs' library; the zero one takes it away.
+func (w *world) strike(function string, f gpusim.Fault) {
+	w.t.Helper()
+	if err := w.gpus.Fail(function, f); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// ambush lets the fault befall the call at the spot, and as many calls after it as the fault has times, of the agent that
+// starts next. It befalls the agent alone: between its calls the fault is taken away, so that the plugin does not see it.
+// The result is the fault as it is left, for the caller to see that it struck.
+func (w *world) ambush(at spot, f gpusim.Fault) *[]gpusim.Fault {
+	f.After = at.skip
+	left, call := &[]gpusim.Fault{f}, 0
+	inner := w.through
+	w.through = func(d nvml.Driver) nvml.Driver {
+		return around{
+			Driver: inner(d),
+			before: func() {
+				if call < at.call {
+					return
+				}
+				for _, f := range *left {
+					w.strike(at.function, f)
+				}
+			},
+			after: func() {
+				if call++; call <= at.call {
+					return
+				}
+				*left = w.gpus.Faults()[at.function]
+				w.strike(at.function, gpusim.Fault{})
+			},
+		}
+	}
+	return left
+}
+
+// of are the spots of one function.
+func of(function string, spots []spot) []spot {
+	var out []spot
+	for _, s := range spots {
+		if s.function == function {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// pick chooses the first of the spots, the one in the middle, and the last.
+func pick(spots []spot) []spot {
+	if len(spots) < 3 {
+		return spots
+	}
+	return []spot{spots[0], spots[len(spots)/2], spots[len(spots)-1]}
+}
+
+// hang lets the call at the spot hang, of the agent that starts next, until strike takes that away.
+func (w *world) hang(at spot) {
+	call := 0
+	inner := w.through
+	w.through = func(d nvml.Driver) nvml.Driver {
+		return around{
+			Driver: inner(d),
+			before: func() {
+				if call == at.call {
+					w.strike(at.function, gpusim.Fault{Hang: true, After: at.skip})
+				}
+				call++
+			},
+			after: func() {},
+		}
+	}
+}
+
+// hangs reports whether a call hangs.
+func (w *world) hangs(function string) bool {
+	left := w.gpus.Faults()[function]
+	return len(left) > 0 && left[0].After == 0
+}
+
+// silent checks that the agent reports the driver that does not answer, and leaves all else as it is. No plugin may look
+// at the GPUs meanwhile: it would hang as well.
+func (w *world) silent() {
+	w.t.Helper()
+	gpus, calls, node := w.gpus.String(), w.gpus.Calls(), w.node()
+	for range 5 {
+		if c := w.condition(); c.Reason != string(config.ReasonDriverUnresponsive) || c.Status != corev1.ConditionUnknown {
+			w.t.Errorf("the node says %s %s: %s", c.Status, c.Reason, c.Message)
+		}
+		w.agent.Pass(w.t.Context())
+	}
+	now := w.node()
+	if diff := cmp.Diff(gpus, w.gpus.String()) + cmp.Diff(calls, w.gpus.Calls()) + cmp.Diff(node.Spec, now.Spec) +
+		cmp.Diff(node.Annotations, now.Annotations) + cmp.Diff(node.Labels, now.Labels); diff != "" {
+		w.t.Errorf("something was done while the driver was silent (-before +after):\n%s", diff)
+	}
+}
+
+// changing are the functions that change something. Their calls may do their work and fail all the same.
+var changing = []string{
+	gpusim.SetMigMode, gpusim.SetPersistenceMode, gpusim.CreateGpuInstanceWithPlacement, gpusim.GpuInstanceDestroy,
+	gpusim.CreateComputeInstance, gpusim.CreateComputeInstanceWithPlacement, gpusim.ComputeInstanceDestroy,
+}
+
+// Promise 14. Whether the call comes back, or nothing but a new process helps.
+func TestACallThatHangsIsReportedAndTheChangeGoesOnAfterIt(t *testing.T) {
+	for _, v := range ventures {
+		t.Run(v.name, func(t *testing.T) {
+			t.Parallel()
+			var s stage
+			var spots *[]spot
+			synctest.Test(t, func(t *testing.T) {
+				w := v.prepare(t, "")
+				spots = w.listen()
+				w.restart()
+				s = v.rehearse(t, w)
+			})
+			for n, function := range gpusim.Functions() {
+				picked := pick(of(function, *spots))
+				if len(picked) > 1 && !slices.Contains(changing, function) {
+					picked = picked[n%2 : n%2+1] // one look is as the other
+				}
+				for _, at := range picked {
+					n++
+					t.Run(at.String(), func(t *testing.T) { v.wait(t, s, at, n%2 == 0) })
+				}
+			}
+		})
+	}
+}
+
+// wait makes the change with a call that hangs, which comes back, or is left behind by a process that is no more.
+func (v venture) wait(t *testing.T, s stage, at spot, returns bool) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		w := v.prepare(t, "")
+		w.hang(at)
+		w.restart()
+		w.label(v.wish)
+		var took time.Duration
+		for turns := 0; !w.hangs(at.function); turns++ {
+			if turns == 1000 {
+				t.Fatal("the call is not made")
+			}
+			w.turn()
+			began := time.Now()
+			pause := w.agent.Pass(t.Context())
+			took = time.Since(began)
+			<-time.After(pause)
+		}
+		if took > w.settings.Timeouts.DriverCall {
+			t.Errorf("the call was given up after %s, want %s", took, w.settings.Timeouts.DriverCall)
+		}
+		w.silent()
+		if returns {
+			w.strike(at.function, gpusim.Fault{})
+			synctest.Wait()
+		} else {
+			w.replace(at.function)
+		}
+		v.conclude(w, s)
+	})
+}
+
+// replace ends the agent's process, with the call that hangs in it, and starts the next one.
+func (w *world) replace(hung string) {
+	w.t.Helper()
+	if err := w.gpus.Close(); err != nil {
+		w.t.Fatal(err)
+	}
+	synctest.Wait()
+	w.open(gpusim.Open(w.gpus.Dir()))
+	w.strike(hung, gpusim.Fault{})
+	w.through = func(d nvml.Driver) nvml.Driver { return d }
+	w.restart()
+}
+
+// astray is a driver that makes an instance elsewhere than it was told to, a number of times.
+type astray struct {
+	nvml.Driver
+	from, to nvml.Placed
+	times    *int
+}
+
+// Create implements nvml.Driver.
+func (d astray) Create(ctx context.Context, gpu nvml.UUID, p nvml.Placed) error {
+	if p == d.from && *d.times > 0 {
+		*d.times--
+		p = d.to
+	}
+	return d.Driver.Create(ctx, gpu, p)
+}
+
+func TestAnInstanceThatIsMadeElsewhereIsTakenOrMovedBack(t *testing.T) {
+	v := venture{
+		models: "gpus: [{model: H100-80GB, mig: true}]",
+		stands: [][]nvml.Placed{{placedAt("2g.20gb", 0, 2, ""), placedAt("3g.40gb", 4, 4, "")}},
+		config: config.MIGConfig{{All: true, MIG: true, Devices: map[string]int{"1g.10gb": 4, "3g.40gb": 1}}},
+		wish:   "mine",
+	}
+	for _, row := range []struct {
+		name     string
+		from, to nvml.Placed
+		fails    gpusim.Fault // of making the last one
+		end      end
+	}{
+		{"a wished one is where it can be", placedAt("1g.10gb", 0, 1, ""), placedAt("1g.10gb", 3, 1, ""), gpusim.Fault{}, wished},
+		{
+			"one of before must be where it was", placedAt("2g.20gb", 0, 2, ""), placedAt("2g.20gb", 2, 2, ""),
+			gpusim.Fault{Return: gpusim.NotSupported, After: 3},
+			previous,
+		},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := v.prepare(t, "")
+				times := 1
+				w.through = func(d nvml.Driver) nvml.Driver { return astray{d, row.from, row.to, &times} }
+				w.restart()
+				s := stage{before: w.gpus.String(), after: strings.Replace(w.gpus.String(),
+					"  2g.20gb@0\n", "  1g.10gb@0\n  1g.10gb@1\n  1g.10gb@2\n  1g.10gb@3\n", 1)}
+				w.strike(gpusim.CreateGpuInstanceWithPlacement, row.fails)
+				w.label(v.wish)
+				if got := v.conclude(w, s); got != row.end || times != 0 {
+					t.Errorf("it came out %s, want %s; %d instances have still to go astray", got, row.end, times)
+				}
+			})
+		})
+	}
+}
+
+// A GPU comes back as it was when it went: that of a reset is what reboots are tested with.
+func TestAGPUThatIsLostInTheMiddleAndComesBackIsBroughtToAnEnd(t *testing.T) {
+	v := venture{models: "gpus: [{model: H100-80GB, count: 2}]", wish: "all-balanced"}
+	var s stage
+	var spots *[]spot
+	synctest.Test(t, func(t *testing.T) {
+		w := v.prepare(t, "")
+		spots = w.listen()
+		w.restart()
+		s = v.rehearse(t, w)
+	})
+	last := (*spots)[len(*spots)-1].call
+	for at := 0; at < last; at += 2 {
+		for _, away := range []time.Duration{time.Second, time.Hour} {
+			if away == time.Hour && at%8 > 0 {
+				continue // which of them is lost for good makes no difference
+			}
+			t.Run(fmt.Sprintf("from call %d on, for %s", at, away), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					w := v.prepare(t, "")
+					call := 0
+					w.through = func(d nvml.Driver) nvml.Driver {
+						return around{d, func() {
+							if call == at {
+								w.lose(1, true)
+							}
+							call++
+						}, func() {}}
+					}
+					w.restart()
+					w.label(v.wish)
+					w.passes("loss", func() bool { return call > at })
+					w.spend(away)
+					w.lose(1, false)
+					if got := v.conclude(w, s); got != wished {
+						t.Errorf("it came out %s: %s", got, w.condition().Message)
+					}
+				})
+			})
+		}
+	}
+}
