@@ -132,6 +132,7 @@ func (a *Agent) journal(seen observed, want wish, steps []plan.Step) *Journal {
 	if seen.journal != nil {
 		copied := *seen.journal
 		j = &copied
+		j.Previous = slices.Clone(j.Previous)
 	}
 	if !want.undo && j.Target != want.name { // the deadlines count for each target
 		j.Target, j.Started = want.name, a.clock.Now().UTC().Truncate(time.Second)

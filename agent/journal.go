@@ -52,8 +52,11 @@ type piece struct {
 
 // note adds how the GPU is cut, unless that is in the journal already. Half-made instances are not worth giving back.
 func (j *Journal) note(gpu nvml.GPU) {
-	if j.cuts()[gpu.UUID] {
-		return
+	for i := range j.Previous {
+		if j.Previous[i].GPU == gpu.UUID { // persistence mode may have been turned on since; only we turn it off
+			j.Previous[i].Persistent = j.Previous[i].Persistent || gpu.Persistent
+			return
+		}
 	}
 	c := cut{GPU: gpu.UUID, MIG: gpu.Enabled, Persistent: gpu.Persistent}
 	for _, i := range gpu.Instances {

@@ -3,6 +3,7 @@ package plan
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -72,6 +73,11 @@ func (seen Observed) refusal(gpu nvml.GPU, target Target) error {
 	default:
 		return nil
 	}
+}
+
+// endsPersistence reports whether the GPU is taken out of persistence mode.
+func (c change) endsPersistence() bool {
+	return slices.ContainsFunc(c.steps, func(s Step) bool { return s.Kind == SetPersistence && !s.On })
 }
 
 // instances lists the steps that destroy or create instances.

@@ -159,7 +159,7 @@ func incomplete(seen Observed, changes []change) bool {
 		return true
 	}
 	for _, c := range changes {
-		if !seen.Journal.Cuts[c.gpu] {
+		if !seen.Journal.Cuts[c.gpu] || c.endsPersistence() && !seen.Journal.Persistent[c.gpu] {
 			return true
 		}
 	}
