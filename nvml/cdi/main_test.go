@@ -10,7 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	nv "github.com/NVIDIA/go-nvml/pkg/nvml"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/nvml"
@@ -200,7 +199,6 @@ func (w *world) cut(gpu int, geometry ...string) {
 			must(w.T, w.driver.Create(w.Context(), g.UUID, placed(w.T, g, p)))
 		}
 	}
-	w.kernel()
 }
 
 func placed(t *testing.T, g nvml.GPU, name string) nvml.Placed {
@@ -216,55 +214,6 @@ func placed(t *testing.T, g nvml.GPU, name string) nvml.Placed {
 	}
 	t.Fatalf("%s is no place on %s", name, g.Model)
 	return nvml.Placed{}
-}
-
-// kernel lists the capabilities of the instances that stand, as the driver does in /proc.
-func (w *world) kernel() {
-	w.Helper()
-	base := filepath.Join(os.Getenv(hostDir), "proc/driver/nvidia/capabilities")
-	for _, old := range w.glob(filepath.Join(base, "gpu*")) {
-		must(w.T, os.RemoveAll(old))
-	}
-	library := nv.New(nv.WithLibraryPath(os.Getenv(libraryFile)))
-	w.ok(library.Init())
-	defer func() { w.ok(library.Shutdown()) }()
-	count, ret := library.DeviceGetCount()
-	w.ok(ret)
-	for g := range count {
-		device, ret := library.DeviceGetHandleByIndex(g)
-		w.ok(ret)
-		most, ret := device.GetMaxMigDeviceCount()
-		w.ok(ret)
-		for m := range most {
-			mig, ret := device.GetMigDeviceHandleByIndex(m)
-			if ret == nv.ERROR_NOT_FOUND {
-				continue
-			}
-			w.ok(ret)
-			gi, ret := mig.GetGpuInstanceId()
-			w.ok(ret)
-			ci, ret := mig.GetComputeInstanceId()
-			w.ok(ret)
-			minor := 3 + 135*g + 9*gi
-			at := filepath.Join(base, fmt.Sprintf("gpu%d/mig/gi%d", g, gi))
-			w.capability(at, minor)
-			w.capability(filepath.Join(at, fmt.Sprintf("ci%d", ci)), minor+1+ci)
-		}
-	}
-}
-
-func (w *world) capability(dir string, minor int) {
-	w.Helper()
-	must(w.T, os.MkdirAll(dir, 0o755))
-	text := fmt.Sprintf("DeviceFileMinor: %d\nDeviceFileMode: %d\nDeviceFileModify: 1\n", minor, 0o444)
-	must(w.T, os.WriteFile(filepath.Join(dir, "access"), []byte(text), 0o600))
-}
-
-func (w *world) ok(ret nv.Return) {
-	w.Helper()
-	if ret != nv.SUCCESS {
-		w.Fatal(ret)
-	}
 }
 
 func (w *world) glob(pattern string) []string {

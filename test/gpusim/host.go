@@ -12,11 +12,28 @@ import (
 // RenderHost writes into dir what the node shows of its GPUs beside NVML: parts of /proc and /sys, as NVIDIA's programs
 // read them. Mount the parts over the real ones in a mount namespace of the programs' own.
 //
-// Nothing of it changes with the instances: as on hardware, the list of minor numbers names all that could ever be.
+// The capabilities of instances come and go there with the instances. The list of their minor numbers does not change: as
+// on hardware, it names all that could ever be.
 func (n *Node) RenderHost(dir string) error {
-	st, err := n.library.store.load()
+	dir, err := filepath.Abs(dir)
+	if err == nil {
+		err = os.MkdirAll(dir, 0o755)
+	}
 	if err != nil {
 		return fmt.Errorf("rendering the host: %w", err)
+	}
+	var st *state
+	if err := n.update("rendering the host", func(s *state) error {
+		s.Host, st = "", s // all capabilities are new to the directory
+		return nil
+	}); err != nil {
+		return err
+	}
+	if err := n.update("rendering the host", func(s *state) error {
+		s.Host, st = dir, s
+		return nil
+	}); err != nil {
+		return err
 	}
 	r := renderer{dir: dir}
 	r.proc(st)
@@ -76,6 +93,48 @@ func (r *renderer) proc(st *state) {
 	r.write("proc/driver/nvidia/capabilities/mig/config", capability(1, 0o400))
 	r.write("proc/driver/nvidia/capabilities/mig/monitor", capability(2, 0o444))
 	r.write("proc/driver/nvidia-caps/mig-minors", migMinors())
+}
+
+// capabilities are the minor numbers of the instances' device files, by their folders in /proc/driver/nvidia/capabilities.
+func (s *state) capabilities() map[string]int {
+	out := map[string]int{}
+	if s.Host == "" {
+		return out
+	}
+	for g, gpu := range s.GPUs {
+		for _, i := range gpu.Instances {
+			at, minor := fmt.Sprintf("gpu%d/mig/gi%d", g, i.ID), 3+135*g+9*i.ID
+			out[at] = minor
+			for _, c := range i.Compute {
+				out[fmt.Sprintf("%s/ci%d", at, c.ID)] = minor + 1 + c.ID
+			}
+		}
+	}
+	return out
+}
+
+// listCapabilities brings the files of the host from what was to what is. A host that its test has removed has none.
+func (s *state) listCapabilities(before *state) error {
+	if _, err := os.Stat(s.Host); err != nil {
+		return nil //nolint:nilerr // not rendered, or gone
+	}
+	base := filepath.Join(s.Host, "proc/driver/nvidia/capabilities")
+	was, is := before.capabilities(), s.capabilities()
+	for at := range was {
+		if _, stands := is[at]; stands {
+			continue
+		}
+		if err := os.RemoveAll(filepath.Join(base, at)); err != nil {
+			return fmt.Errorf("listing capabilities: %w", err)
+		}
+	}
+	r := renderer{dir: base}
+	for at, minor := range is {
+		if _, stood := was[at]; !stood {
+			r.write(filepath.Join(at, "access"), capability(minor, 0o444))
+		}
+	}
+	return r.err
 }
 
 func capability(minor, mode int) string {

@@ -26,6 +26,7 @@ type state struct {
 	Delays  map[string]time.Duration `json:"delays,omitempty"`
 	Calls   map[string]int           `json:"calls,omitempty"`
 	Events  []Event                  `json:"events,omitempty"` // the newest ones
+	Host    string                   `json:"host,omitempty"`   // where RenderHost has put the node's parts of /proc
 }
 
 // stateFormat is raised when an older program could not read the file.

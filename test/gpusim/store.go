@@ -140,11 +140,15 @@ func (s *store) update(change func(*state) bool) error {
 			return err
 		}
 	}
-	next := s.current.Load().clone()
+	before := s.current.Load()
+	next := before.clone()
 	if !change(next) {
 		return nil
 	}
-	return s.write(next)
+	if err := s.write(next); err != nil {
+		return err
+	}
+	return next.listCapabilities(before.state)
 }
 
 // reload reads the file. The caller holds the lock.

@@ -189,6 +189,7 @@ func (n *Node) Sandbox() sandbox.Options {
 		Mounts: []sandbox.Mount{
 			{Source: filepath.Join(n.host(), "proc", "driver"), Target: "/proc/driver"},
 			{Source: filepath.Join(n.host(), "proc", "modules"), Target: "/proc/modules"},
+			{Source: filepath.Join(n.host(), "proc", "devices"), Target: "/proc/devices"},
 			{Source: filepath.Join(n.host(), "sys", "bus", "pci"), Target: "/sys/bus/pci"},
 		},
 		Env: append([]string{n.loaderPath()}, n.env...),

@@ -28,6 +28,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 	"github.com/gpuslice/gpuslice/test/node"
+	"github.com/gpuslice/gpuslice/test/sandbox"
 )
 
 func TestMain(m *testing.M) { clustertest.Main(m) }
@@ -55,6 +56,7 @@ type rig struct {
 type agents struct {
 	kubeconfig, settings string
 	bus                  string // address of the host's system bus, which is none unless a test starts one
+	inSandbox            bool   // it sees the node's part of /proc, and not this machine's
 	running              *process
 }
 
@@ -152,7 +154,11 @@ type process struct {
 // run starts the agent.
 func (r *rig) run() *process {
 	r.t.Helper()
-	cmd := exec.Command(r.Parts.Agent, append([]string{"run"}, r.flags()...)...)
+	args := append([]string{"run"}, r.flags()...)
+	cmd := exec.Command(r.Parts.Agent, args...)
+	if r.agents.inSandbox {
+		cmd = sandbox.Command(context.Background(), r.Parts.Sandbox, r.Sandbox(), r.Parts.Agent, args...)
+	}
 	cmd.Env = append(os.Environ(), "GPUSIM_NODE="+r.GPUs.Dir())
 	pipe, err := cmd.StderrPipe()
 	if err != nil {
