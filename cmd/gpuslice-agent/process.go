@@ -16,12 +16,17 @@ import (
 // lockRetry is the pause before trying again for the lock of an agent that is still ending.
 const lockRetry = time.Second
 
+// held is the lock of this process. It is never unlocked, and kept from the garbage collector, which closes files that
+// nobody knows any more.
+var held *flock.Flock
+
 // lock waits until this is the only agent of the machine: during an update of the DaemonSet, or beside one that was
-// started by hand, two would undo each other's work. The lock goes with the process, however it ends. A call into the
-// driver that never comes back keeps its process alive, and the next agent out, which is what a hung driver needs.
-func (o *options) lock(ctx context.Context, log *zap.Logger) (unlock func(), err error) {
+// started by hand, two would undo each other's work. The lock goes with the process, however it ends, and not before: a
+// call into the driver that does not come back outlives the loop, and keeps its process and the lock until it does, which
+// is what a hung driver needs.
+func (o *options) lock(ctx context.Context, log *zap.Logger) error {
 	if err := os.MkdirAll(filepath.Dir(o.lockFile), 0o755); err != nil { //nolint:gosec // holds nothing but the lock
-		return nil, fmt.Errorf("locking this machine: %w; mount the folder, or name another by --lock", err)
+		return fmt.Errorf("locking this machine: %w; mount the folder, or name another by --lock", err)
 	}
 	file := flock.New(o.lockFile)
 	locked, err := file.TryLock()
@@ -31,21 +36,18 @@ func (o *options) lock(ctx context.Context, log *zap.Logger) (unlock func(), err
 	}
 	switch {
 	case ctx.Err() != nil:
-		return nil, errors.New("ended while waiting for another agent of this machine to end")
+		return errors.New("ended while waiting for another agent of this machine to end")
 	case err != nil || !locked:
-		return nil, fmt.Errorf("locking %s: %w", o.lockFile, err)
+		return fmt.Errorf("locking %s: %w", o.lockFile, err)
 	}
-	return func() {
-		if err := file.Unlock(); err != nil {
-			log.Warn("unlocking", zap.Error(err))
-		}
-	}, nil
+	held = file
+	return nil
 }
 
 // again replaces this process by a new one of the same program, with the same id: kubelet sees no restart. NVIDIA's library
-// cannot be exchanged within a process, since the dynamic loader binds its functions once.
-func again(unlock func()) error {
-	unlock()
+// cannot be exchanged within a process, since the dynamic loader binds its functions once. The kernel ends all threads
+// first, and waits for one that is in the driver; only then does it close the lock's file, and the new program locks anew.
+func again() error {
 	if err := syscall.Exec("/proc/self/exe", os.Args, os.Environ()); err != nil { //nolint:gosec // it is this very program
 		return fmt.Errorf("starting anew: %w", err)
 	}

@@ -50,15 +50,13 @@ func (o *options) run() *cobra.Command {
 				return err
 			}
 			log.Info("starting", zap.String("version", version))
-			unlock, err := o.lock(cmd.Context(), log)
-			if err != nil {
+			if err := o.lock(cmd.Context(), log); err != nil {
 				return err
 			}
-			defer unlock()
 			if err := a.Run(cmd.Context()); !errors.Is(err, nvml.ErrReplaced) {
 				return err
 			}
-			return again(unlock)
+			return again()
 		},
 	}
 }

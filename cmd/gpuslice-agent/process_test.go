@@ -1,0 +1,92 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/pprof"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gofrs/flock"
+
+	"github.com/gpuslice/gpuslice/test/binaries"
+	"github.com/gpuslice/gpuslice/test/gpusim"
+)
+
+// The loop ends with its context, and a call that hangs in the driver does not.
+func TestTheNextAgentIsKeptOutWhileACallIsInTheLibrary(t *testing.T) {
+	library, err := binaries.Builder{Log: os.Stderr}.LibNVML(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec, err := gpusim.ParseSpec([]byte("gpus:\n- model: A100-80GB\n  count: 1\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	gpus, err := gpusim.Create(t.TempDir(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer gpus.Close()
+	if err := gpus.Fail(gpusim.RegisterEvents, gpusim.Fault{Hang: true}); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("GPUSIM_NODE", gpus.Dir())
+	dir := t.TempDir()
+	lib64 := filepath.Join(dir, "usr", "lib64")
+	if err := os.MkdirAll(lib64, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(library, filepath.Join(lib64, "libnvidia-ml.so.1")); err != nil {
+		t.Fatal(err)
+	}
+	kubeconfig, lockFile := filepath.Join(dir, "kubeconfig"), filepath.Join(dir, "agent.lock")
+	config := `{"apiVersion":"v1","kind":"Config","clusters":[{"name":"c","cluster":{"server":"http://127.0.0.1:1"}}],` +
+		`"contexts":[{"name":"c","context":{"cluster":"c","user":"u"}}],"users":[{"name":"u","user":{}}],"current-context":"c"}`
+	if err := os.WriteFile(kubeconfig, []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() {
+		c := command()
+		c.SetArgs([]string{"run", "--node", "n", "--kubeconfig", kubeconfig, "--driver-root", dir, "--lock", lockFile})
+		ended <- c.ExecuteContext(ctx)
+	}()
+	for !inLibrary(t) {
+		select {
+		case err := <-ended:
+			t.Fatal("the agent has ended before a call hung:", err)
+		case <-time.After(10 * time.Millisecond): // the library does not say that somebody waits in it
+		}
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	runtime.GC() // which closes files that nobody knows any more
+	runtime.GC()
+	if !inLibrary(t) {
+		t.Fatal("the call has come back")
+	}
+	next := flock.New(lockFile)
+	defer next.Close()
+	if free, err := next.TryLock(); err != nil || free {
+		t.Errorf("the next agent may act: %t, %v", free, err)
+	}
+}
+
+// inLibrary reports whether a call of this process is in NVIDIA's library.
+func inLibrary(t *testing.T) bool {
+	t.Helper()
+	var stacks bytes.Buffer
+	if err := pprof.Lookup("goroutine").WriteTo(&stacks, 2); err != nil {
+		t.Fatal(err)
+	}
+	return strings.Contains(stacks.String(), "lib.(*Driver).alone.func")
+}
