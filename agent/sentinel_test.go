@@ -1,0 +1,112 @@
+package agent_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// delegating is a virtual machine whose reboots are left to whoever answers the sentinel file.
+func delegating(t *testing.T) *world {
+	t.Helper()
+	w := newWorld(t, passthrough)
+	w.settings.Reboot.Policy = config.RebootDelegate
+	w.restart()
+	return w
+}
+
+// many looks are more than any hour needs.
+const many = 1000
+
+func never() bool { return false }
+
+// looks lets turns pass for d, until stop is satisfied, or until there were many. It returns how many there were.
+func (w *world) looks(d time.Duration, stop func() bool) int {
+	w.t.Helper()
+	n := 0
+	for began := time.Now(); time.Since(began) < d && n < many && !stop(); n++ {
+		w.turn()
+		<-time.After(w.agent.Pass(w.t.Context()))
+	}
+	return n
+}
+
+// A hostPath that does not exist is made a directory.
+func TestWhatStandsInTheSentinelsPlaceAsksForNoRebootAndIsNamed(t *testing.T) {
+	for name, put := range map[string]func(path string) error{
+		"a directory":                  func(path string) error { return os.Mkdir(path, 0o755) },
+		"a link that leads to no file": func(path string) error { return os.Symlink("/nowhere/at/all", path) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := delegating(t)
+				path := w.settings.Reboot.Sentinel
+				if err := put(path); err != nil {
+					t.Fatal(err)
+				}
+				w.label("all-balanced")
+				told := func() bool { return strings.Contains(w.condition().Message, path+" is "+name) }
+				if w.looks(time.Hour, told); !told() {
+					t.Errorf("the node says %s", w.condition().Message)
+				}
+				if n := w.looks(time.Hour, never); n >= many {
+					t.Errorf("%d looks in less than an hour; the node says %s", n, w.condition().Message)
+				}
+			})
+		})
+	}
+}
+
+func TestASentinelThatCannotBeReadIsOfOthersAndStays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := delegating(t)
+		if err := os.Symlink("/proc/self/mem", w.settings.Reboot.Sentinel); err != nil { // a file whose beginning nobody can read
+			t.Fatal(err)
+		}
+		w.label("all-balanced")
+		w.settle(config.ReasonNeedsReboot)
+		if n := w.looks(time.Hour, never); n >= many {
+			t.Errorf("%d looks in less than an hour; the node says %s", n, w.condition().Message)
+		}
+		w.reboot()
+		w.reach("all-balanced")
+		w.spend(time.Hour)
+		if !w.asked() {
+			t.Error("the request of others is gone")
+		}
+	})
+}
+
+func TestTheSentinelIsThereAsAWholeOrNotAtAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := delegating(t)
+		path := w.settings.Reboot.Sentinel
+		folder := filepath.Dir(path)
+		half := filepath.Join(folder, "."+filepath.Base(path)+"."+agent.FieldManager)
+		if err := os.WriteFile(half, []byte("gpusl"), 0o600); err != nil { // an agent was killed while it wrote
+			t.Fatal(err)
+		}
+		w.label("all-balanced")
+		w.passes("the request", w.asked)
+		text, err := os.ReadFile(path)
+		if err != nil || !strings.HasPrefix(string(text), agent.FieldManager+":") || !strings.HasSuffix(string(text), "\n") {
+			t.Errorf("the request is %q, %v", text, err)
+		}
+		if is, err := os.Stat(path); err != nil || is.Mode().Perm()&0o444 != 0o444 {
+			t.Errorf("not everybody may read the request: %v, %v", is, err)
+		}
+		files, err := os.ReadDir(folder)
+		if err != nil || len(files) != 1 {
+			t.Errorf("the folder holds %v, %v; want the request alone", files, err)
+		}
+		w.reboot()
+		w.reach("all-balanced")
+		w.passes("the request to be withdrawn", func() bool { return !w.asked() })
+	})
+}
