@@ -24,7 +24,7 @@ func delegating(t *testing.T) *world {
 // many looks are more than any hour needs.
 const many = 1000
 
-func never() bool { return false }
+func endless() bool { return false }
 
 // looks lets turns pass for d, until stop is satisfied, or until there were many. It returns how many there were.
 func (w *world) looks(d time.Duration, stop func() bool) int {
@@ -55,7 +55,7 @@ func TestWhatStandsInTheSentinelsPlaceAsksForNoRebootAndIsNamed(t *testing.T) {
 				if w.looks(time.Hour, told); !told() {
 					t.Errorf("the node says %s", w.condition().Message)
 				}
-				if n := w.looks(time.Hour, never); n >= many {
+				if n := w.looks(time.Hour, endless); n >= many {
 					t.Errorf("%d looks in less than an hour; the node says %s", n, w.condition().Message)
 				}
 			})
@@ -71,7 +71,7 @@ func TestASentinelThatCannotBeReadIsOfOthersAndStays(t *testing.T) {
 		}
 		w.label("all-balanced")
 		w.settle(config.ReasonNeedsReboot)
-		if n := w.looks(time.Hour, never); n >= many {
+		if n := w.looks(time.Hour, endless); n >= many {
 			t.Errorf("%d looks in less than an hour; the node says %s", n, w.condition().Message)
 		}
 		w.reboot()
