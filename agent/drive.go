@@ -18,6 +18,9 @@ import (
 // change performs a step on a GPU. A step that comes back again and again although it succeeds is a failure.
 func (a *Agent) change(ctx context.Context, seen observed, want wish, step plan.Step) error {
 	if n := a.done[step.String()]; n >= a.settings.Retry.NoEffect {
+		if givesPersistence(step) {
+			return a.forgoPersistence(ctx, seen, step, fmt.Errorf("%s reported success %d times and had no effect", step, n))
+		}
 		return &Failure{
 			Wish: want.fingerprint, Reason: config.ReasonStepHadNoEffect,
 			Message: fmt.Sprintf("%s reported success %d times and had no effect, or somebody else undoes it", step, n),
@@ -33,10 +36,10 @@ func (a *Agent) change(ctx context.Context, seen observed, want wish, step plan.
 	case err == nil:
 		a.done[step.String()]++
 		return nil
+	case givesPersistence(step):
+		return a.persistenceRefused(ctx, seen, step, err)
 	case errors.Is(err, nvml.ErrInUse):
 		return a.heldBy(ctx, seen, step, err)
-	case step.Kind == plan.SetPersistence && step.On && errors.Is(err, nvml.ErrNotSupported):
-		return a.forgoPersistence(ctx, seen, step, err)
 	default:
 		return err
 	}
@@ -127,6 +130,28 @@ func reportedOn(gpu nvml.GPU, step plan.Step) []int {
 		}
 	}
 	return pids
+}
+
+// givesPersistence reports whether the step gives persistence mode back. A change that is finished is not undone, and no
+// node is kept, for want of it.
+func givesPersistence(step plan.Step) bool { return step.Kind == plan.SetPersistence && step.On }
+
+// persistenceRefused lets it be tried again until the budget is used up. All errors use it up but those that a driver
+// gives which is not there, or is another one: then everything has to wait.
+func (a *Agent) persistenceRefused(ctx context.Context, seen observed, step plan.Step, err error) error {
+	switch {
+	case errors.Is(err, nvml.ErrNoDriver), errors.Is(err, nvml.ErrReplaced):
+		return err
+	case errors.Is(err, nvml.ErrNotSupported), a.attempts[step.String()].failures+1 >= a.settings.Retry.Failures:
+		return a.forgoPersistence(ctx, seen, step, err)
+	case errors.Is(err, nvml.ErrUnresponsive):
+		tried := a.attempts[step.String()]
+		tried.failures++
+		a.attempts[step.String()] = tried
+		return err
+	default:
+		return errors.New(err.Error()) // without its kind: what is in use is waited for without a budget
+	}
 }
 
 // forgoPersistence strikes from the journal what cannot be given back. The GPU works as well without.

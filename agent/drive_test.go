@@ -42,6 +42,54 @@ func TestPersistenceModeIsOffForAResetAndGivenBack(t *testing.T) {
 	})
 }
 
+// obedient says yes to persistence mode and turns nothing on, as drivers of virtual machines do.
+type obedient struct{ nvml.Driver }
+
+func (d obedient) SetPersistence(ctx context.Context, gpu nvml.UUID, on bool) error {
+	if on {
+		return nil
+	}
+	return d.Driver.SetPersistence(ctx, gpu, on)
+}
+
+// unwilling refuses to turn persistence mode on.
+type unwilling struct {
+	nvml.Driver
+	why error
+}
+
+func (d unwilling) SetPersistence(ctx context.Context, gpu nvml.UUID, on bool) error {
+	if on {
+		return &nvml.Error{Op: "turning persistence mode on", GPU: gpu, Err: d.why}
+	}
+	return d.Driver.SetPersistence(ctx, gpu, on)
+}
+
+// The GPUs are as asked by then, and work as well without.
+func TestPersistenceModeThatCannotBeGivenBackUndoesNothingAndKeepsNoNode(t *testing.T) {
+	drivers := map[string]func(nvml.Driver) nvml.Driver{
+		"without effect": func(d nvml.Driver) nvml.Driver { return obedient{d} },
+	}
+	for _, why := range []error{nvml.ErrPermission, nvml.ErrInUse, nvml.ErrUnresponsive, nvml.ErrNotSupported, errors.New("unknown error")} {
+		drivers[why.Error()] = func(d nvml.Driver) nvml.Driver { return unwilling{d, why} }
+	}
+	for name, driver := range drivers {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, "gpus: [{model: A100-80GB, count: 2, persistence: true}]")
+				w.through = driver
+				w.restart()
+				w.converge("all-balanced")
+				for _, gpu := range w.snapshot() {
+					if gpu.Persistent || !gpu.Enabled {
+						t.Errorf("GPU %d: persistence mode is %t, MIG mode %t", gpu.Index, gpu.Persistent, gpu.Enabled)
+					}
+				}
+			})
+		})
+	}
+}
+
 // Who holds a GPU is said with what waits for it.
 func TestWhoHoldsTheGPUIsNamed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -146,7 +146,7 @@ func (a *Agent) retry(step plan.Step, want wish, err error) decision {
 	}
 	tried.next = a.clock.Now().Add(pause)
 	tried.told = decision{reason: config.ReasonRetrying, message: err.Error() + "; trying again", after: pause}
-	if (step.TouchesGPU() || step.Kind == plan.RegenerateCDI) && tried.failures >= a.settings.Retry.Failures {
+	if bounded(step) && tried.failures >= a.settings.Retry.Failures {
 		failure := &Failure{
 			Wish: want.fingerprint, Reason: config.ReasonHardwareFailure,
 			Message: fmt.Sprintf("%v; given up after %d attempts", err, a.settings.Retry.Failures),
@@ -155,6 +155,11 @@ func (a *Agent) retry(step plan.Step, want wish, err error) decision {
 	}
 	a.attempts[step.String()] = tried
 	return tried.told
+}
+
+// bounded reports whether the change is given up when the step goes on failing.
+func bounded(step plan.Step) bool {
+	return step.TouchesGPU() && !givesPersistence(step) || step.Kind == plan.RegenerateCDI
 }
 
 // tooEarly is what was told when the step failed a moment ago, for as long as it must not be tried again.
