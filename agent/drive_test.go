@@ -105,6 +105,69 @@ func TestWhoHoldsTheGPUIsNamed(t *testing.T) {
 	})
 }
 
+// flickering is a GPU in the way of which there is another short-lived process at each look, as of nvidia-smi in a loop.
+type flickering struct {
+	slow
+	pid, tries int
+}
+
+func (f *flickering) Snapshot(ctx context.Context) ([]nvml.GPU, error) {
+	gpus, err := f.slow.Snapshot(ctx)
+	for i := range gpus {
+		f.pid++
+		gpus[i].Processes = []nvml.Process{{PID: f.pid}}
+	}
+	return gpus, err
+}
+
+func (f *flickering) SetMode(_ context.Context, gpu nvml.UUID, _ bool) error {
+	f.tries++
+	return &nvml.Error{Op: "turning MIG mode on", GPU: gpu, Err: nvml.ErrInUse}
+}
+
+// Promise 12.
+func TestProcessesThatComeAndGoAreNoReasonToWriteAgainAndAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		f := &flickering{slow: slow{w.gpus.Driver(), time.Second}, pid: 4194304} // the largest pid of Linux
+		w.through = func(nvml.Driver) nvml.Driver { return f }
+		w.restart()
+		w.label("all-balanced")
+		w.passes("a word about it", func() bool { return w.condition().Reason == string(config.ReasonGPUInUse) })
+		first := w.condition().Message
+		const minutes = 10
+		if n := w.writes(minutes * time.Minute); n > minutes+1 {
+			t.Errorf("%d writes in %d minutes", n, minutes)
+		}
+		if w.condition().Message == first {
+			t.Errorf("who holds the GPU is not told any more; the node says %s", first)
+		}
+	})
+}
+
+// Each of the watches may wake the loop at any moment.
+func TestWhatIsInUseIsNotTriedAgainAtEachWake(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		f := &flickering{slow: slow{Driver: w.gpus.Driver()}, pid: 4194304}
+		w.through = func(nvml.Driver) nvml.Driver { return f }
+		w.restart()
+		w.label("all-balanced")
+		w.passes("a word about it", func() bool { return w.condition().Reason == string(config.ReasonGPUInUse) })
+		before := f.tries
+		for range 100 {
+			w.agent.Pass(t.Context())
+		}
+		if n := f.tries - before; n > 1 {
+			t.Errorf("%d tries at 100 looks in no time", n)
+		}
+		w.spend(time.Minute)
+		if f.tries == before {
+			t.Error("it was not tried again")
+		}
+	})
+}
+
 func TestCDISpecsFollowTheGeometry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)

@@ -20,6 +20,8 @@ const (
 	evictionRetry = 5 * time.Second
 	// inUseRetry is the pause before trying again what a process still holds.
 	inUseRetry = 2 * time.Second
+	// inUseNews is the least time between two words on who holds a GPU: people read it, and each is a write to the node.
+	inUseNews = time.Minute
 	// conflictRetry is the pause after somebody else wrote the node at the same moment.
 	conflictRetry = 100 * time.Millisecond
 )
@@ -91,7 +93,7 @@ func (a *Agent) decide(seen observed, want wish, step plan.Step, err error) deci
 	case apierrors.IsConflict(err):
 		return decision{reason: config.ReasonRepartitioning, message: "the node object changed meanwhile; looking again", after: conflictRetry}
 	case step.TouchesGPU() && errors.Is(err, nvml.ErrInUse):
-		return a.inUse(seen, want, err)
+		return a.inUse(seen, want, step, err)
 	case step.Kind == plan.Reset && errors.Is(err, nvml.ErrNotSupported):
 		return decision{reboot: true}
 	case step.TouchesGPU() && errors.Is(err, nvml.ErrNotSupported):
@@ -100,18 +102,27 @@ func (a *Agent) decide(seen observed, want wish, step plan.Step, err error) deci
 	return a.retry(step, want, err)
 }
 
-// inUse waits for processes that no pod accounts for, until the deadline for pods.
-func (a *Agent) inUse(seen observed, want wish, err error) decision {
-	if seen.overdue(a.clock.Now(), a.settings.Timeouts.Drain) && !want.undo {
+// inUse waits for processes that no pod accounts for, until the deadline for pods. Some come and go, as a monitor's do: who
+// it is that holds the GPU is not told anew each time.
+func (a *Agent) inUse(seen observed, want wish, step plan.Step, err error) decision {
+	now := a.clock.Now()
+	if seen.overdue(now, a.settings.Timeouts.Drain) && !want.undo {
 		return decision{failure: &Failure{
 			Wish: want.fingerprint, Reason: config.ReasonGPUInUse,
 			Message: fmt.Sprintf("%v, and still is %s after the change began", err, a.settings.Timeouts.Drain),
 		}}
 	}
-	return decision{
-		reason: config.ReasonGPUInUse, after: inUseRetry,
-		message: err.Error() + "; waiting for that to end",
+	tried := a.attempts[step.String()]
+	if tried.told.reason != config.ReasonGPUInUse || now.Sub(tried.toldAt) >= inUseNews {
+		tried.toldAt = now
+		tried.told = decision{
+			reason: config.ReasonGPUInUse, after: inUseRetry,
+			message: err.Error() + "; waiting for that to end",
+		}
 	}
+	tried.next = now.Add(inUseRetry)
+	a.attempts[step.String()] = tried
+	return tried.told
 }
 
 // refusal is the reason why a wish cannot be.
@@ -134,6 +145,7 @@ type attempt struct {
 	failures int       // in a row
 	next     time.Time // not to be tried before, whatever wakes the loop
 	told     decision  // what followed from it last
+	toldAt   time.Time // when that was news, of what is in use
 }
 
 // retry lets a failed step be tried again after a pause that doubles each time, until its budget is used up.
