@@ -90,6 +90,7 @@ type Agent struct {
 	verifying    time.Time          // when the present wait for capacity began
 	specFailures int                // of writing CDI specs, in a row
 	specTrouble  string             // why CDI specs could not be looked at, the last time
+	logindNext   time.Time          // a logind that has not answered is not asked before
 	replaced     bool               // the driver is another one than this process has loaded
 }
 
@@ -161,6 +162,9 @@ func (a *Agent) plan(seen observed) (wish, []plan.Step, error) {
 		return want, steps, err
 	}
 	want.undo, want.why = true, err
+	if a.specFailures >= a.settings.Retry.Failures { // on the way back they keep no node
+		seen.specs = nil
+	}
 	steps, err = plan.Make(seen.planned(want), seen.journal.previous(seen.gpus))
 	return want, steps, err
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -63,9 +64,17 @@ func (a *Agent) drive(ctx context.Context, step plan.Step) error {
 	}
 }
 
+// logindRetry is the pause before asking a logind again that has not answered in hostTimeout. Each step of a change asks,
+// and a node of 8 GPUs takes more than 50: it shall be no minutes slower, and logind be asked again once it may be mended.
+const logindRetry = 5 * time.Minute
+
 // inhibit keeps the host from shutting down in the middle of the step, and the step from beginning while it is shutting
 // down. Without logind, as on many immutable hosts, there is nobody to ask; one that does not answer is not waited for.
 func (a *Agent) inhibit(ctx context.Context, step plan.Step) (release func(), err error) {
+	nobody := func() {}
+	if a.clock.Now().Before(a.logindNext) {
+		return nobody, nil
+	}
 	call, cancel := context.WithTimeout(ctx, hostTimeout)
 	defer cancel()
 	release, err = a.host.Inhibit(call, step.String())
@@ -77,9 +86,13 @@ func (a *Agent) inhibit(ctx context.Context, step plan.Step) (release func(), er
 			Reason: config.ReasonShuttingDown, After: rebootRetry,
 			Message: "the node is shutting down: no further change to a GPU is begun",
 		}
+	case call.Err() != nil:
+		a.logindNext = a.clock.Now().Add(logindRetry)
+		a.log.Warn("logind does not answer: steps are not kept from a shutdown", zap.Duration("again", logindRetry), zap.Error(err))
+		return nobody, nil
 	default:
 		a.log.Debug("no shutdown inhibitor", zap.Error(err))
-		return func() {}, nil
+		return nobody, nil
 	}
 }
 
@@ -91,7 +104,9 @@ func (a *Agent) heldBy(ctx context.Context, seen observed, step plan.Step, held 
 		return held
 	}
 	reported := reportedOn(gpu, step)
-	clients, err := a.processes.Clients(ctx, gpu.Minor, reported)
+	search, cancel := context.WithTimeout(ctx, a.settings.Timeouts.DriverCall) // of a table with any number of processes
+	defer cancel()
+	clients, err := a.processes.Clients(search, gpu.Minor, reported)
 	clients = slices.DeleteFunc(clients, func(c drain.Client) bool {
 		return c.Self || step.Kind == plan.Destroy && len(reported) > 0 && !slices.Contains(reported, c.PID)
 	})

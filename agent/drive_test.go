@@ -192,6 +192,107 @@ func TestCDISpecsFollowTheGeometry(t *testing.T) {
 	})
 }
 
+// The way back may have no failure to tell, but be that of a wish that is gone.
+func TestCDISpecsThatCannotBeWrittenKeepNoNodeOnTheWayBack(t *testing.T) {
+	for name, edit := range map[string]func(n *corev1.Node){
+		"from a label that was removed": func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) },
+		"from a label without meaning":  func(n *corev1.Node) { n.Labels[config.LabelMIGConfig] = "nonsense" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				before := w.gpus.String()
+				w.specs = specs{used: true, describes: "what was before the agent", broken: errors.New("read-only file system")}
+				w.begin("all-1g.10gb")
+				w.edit(edit)
+				w.passes("an end of the undo", func() bool { return !w.owed() })
+				w.givenBack()
+				if diff := cmp.Diff(before, w.gpus.String()); diff != "" {
+					t.Errorf("the GPUs are not as they were (-before +after):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+// What has kept one change from its end is tried anew in the next: GPUs that no spec describes are of no use there.
+func TestAChangeDoesNotEndWithCDISpecsThatWereGivenUpBeforeIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.specs = specs{used: true, describes: geometries(w.snapshot()), broken: errors.New("read-only file system")}
+		w.label("all-balanced")
+		w.settle(config.ReasonHardwareFailure)
+		w.label("all-1g.10gb")
+		w.settle(config.ReasonHardwareFailure)
+		w.specs.broken = nil
+		w.converge("all-enabled")
+		if w.specs.describes != geometries(w.snapshot()) {
+			t.Errorf("the specs describe %s", w.specs.describes)
+		}
+	})
+}
+
+// Promise 14.
+func TestNothingThatDoesNotAnswerIsWaitedForWithoutADeadline(t *testing.T) {
+	t.Run("logind, which every step asks", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, "gpus: [{model: H100-80GB, count: 8}]")
+			w.host.silent = true
+			w.label("all-1g.10gb")
+			began := time.Now()
+			w.passes("the last instance", func() bool { return len(w.snapshot()[7].Instances) == 7 })
+			if took := time.Since(began); took > time.Minute {
+				t.Errorf("the change took %s of the bubble's time", took)
+			}
+			w.reach("all-1g.10gb")
+			w.host.silent = false
+			w.spend(10 * time.Minute)
+			w.converge("all-balanced")
+			if w.host.took == 0 {
+				t.Error("a logind that answers again is not asked")
+			}
+		})
+	})
+	t.Run("the disk of the CDI specs", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, h100)
+			w.specs.silent = true
+			w.converge("all-balanced")
+		})
+	})
+	t.Run("the process table", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, h100)
+			if err := w.gpus.Hold(string(w.snapshot()[1].UUID), 4194305, "python", 1000); err != nil {
+				t.Fatal(err)
+			}
+			w.through = func(d nvml.Driver) nvml.Driver { return patient{d} }
+			w.settings.Timeouts.DriverCall = 0
+			w.restart()
+			w.label("all-balanced")
+			w.passes("a word about it", func() bool { return w.condition().Reason == string(config.ReasonGPUInUse) })
+			if c := w.condition(); !strings.Contains(c.Message, context.DeadlineExceeded.Error()) {
+				t.Errorf("the search was not ended: %s", c.Message)
+			}
+		})
+	})
+}
+
+// patient is a driver for which no deadline counts.
+type patient struct{ nvml.Driver }
+
+func (d patient) Snapshot(ctx context.Context) ([]nvml.GPU, error) {
+	return d.Driver.Snapshot(context.WithoutCancel(ctx))
+}
+
+func (d patient) SetMode(ctx context.Context, gpu nvml.UUID, on bool) error {
+	return d.Driver.SetMode(context.WithoutCancel(ctx), gpu, on)
+}
+
+func (d patient) Create(ctx context.Context, gpu nvml.UUID, p nvml.Placed) error {
+	return d.Driver.Create(context.WithoutCancel(ctx), gpu, p)
+}
+
 // replaced is a driver of another version than the one that this process has loaded.
 type replaced struct{ nvml.Driver }
 

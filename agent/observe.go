@@ -181,7 +181,9 @@ func (a *Agent) observeKubelet(ctx context.Context, seen *observed, pods []corev
 // observeSpecs looks for CDI specs that describe what was. One that cannot be read is not ours to mend, and one that
 // cannot be written is no reason to keep the node: that is told once, and they are left alone.
 func (a *Agent) observeSpecs(ctx context.Context, seen *observed) {
-	stale, err := a.specs.Stale(ctx, seen.gpus)
+	call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.DriverCall)
+	defer cancel()
+	stale, err := a.specs.Stale(call, seen.gpus)
 	givenUp := seen.journal == nil || seen.journal.Undo != nil
 	if len(stale) > 0 && givenUp && a.specFailures >= a.settings.Retry.Failures {
 		stale, err = nil, errors.Join(err, fmt.Errorf("writing CDI specs failed %d times", a.specFailures))

@@ -93,6 +93,7 @@ func (w *world) restart() {
 
 // host is the machine below the node, as logind answers for it.
 type host struct {
+	silent  bool  // it does not answer
 	down    bool  // it is shutting down
 	refuses error // to be rebooted
 	reboots int   // that were asked for
@@ -101,7 +102,11 @@ type host struct {
 }
 
 // Inhibit implements agent.Host.
-func (h *host) Inhibit(context.Context, string) (func(), error) {
+func (h *host) Inhibit(ctx context.Context, _ string) (func(), error) {
+	if h.silent {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
 	if h.down {
 		return nil, drain.ErrShuttingDown
 	}
@@ -124,11 +129,16 @@ type specs struct {
 	used      bool
 	describes string
 	broken    error
+	silent    bool // they are in a folder of which the disk does not answer
 	written   int
 }
 
 // Stale implements agent.Specs.
-func (s *specs) Stale(_ context.Context, gpus []nvml.GPU) ([]string, error) {
+func (s *specs) Stale(ctx context.Context, gpus []nvml.GPU) ([]string, error) {
+	if s.silent {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
 	if s.used && s.describes != geometries(gpus) {
 		return []string{"/var/run/cdi/nvidia.yaml"}, nil
 	}
