@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"runtime/pprof"
@@ -17,8 +18,19 @@ import (
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
+// aloneKey says that the test has a process of its own, in which nothing else has loaded the library.
+const aloneKey = "GPUSLICE_TEST_ALONE"
+
 // The loop ends with its context, and a call that hangs in the driver does not.
 func TestTheNextAgentIsKeptOutWhileACallIsInTheLibrary(t *testing.T) {
+	if os.Getenv(aloneKey) == "" {
+		c := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.timeout=2m")
+		c.Env = append(os.Environ(), aloneKey+"=yes")
+		if out, err := c.CombinedOutput(); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+		return
+	}
 	library, err := binaries.Builder{Log: os.Stderr}.LibNVML(t.Context())
 	if err != nil {
 		t.Fatal(err)
