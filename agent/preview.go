@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"slices"
 
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
@@ -12,6 +13,8 @@ import (
 type Preview struct {
 	Before, After []nvml.GPU
 	Steps         []plan.Step
+	AtReboot      []nvml.GPU // that turn MIG mode on at the node's next reboot, whoever does it; the change goes on after it
+	Reboot        bool       // the steps wait for a reboot, or do it
 }
 
 // Preview plans what the label would ask for on the node as it is now, and changes nothing. The label is
@@ -46,5 +49,9 @@ func preview(wishes map[nvml.UUID]nvml.Wish, seen plan.Observed) (Preview, error
 	if err != nil {
 		return Preview{Before: seen.GPUs}, err
 	}
-	return Preview{Before: seen.GPUs, After: plan.Result(seen.GPUs, steps), Steps: steps}, nil
+	return Preview{
+		Before: seen.GPUs, After: plan.Result(seen.GPUs, steps), Steps: steps,
+		AtReboot: plan.AtReboot(seen, want),
+		Reboot:   slices.ContainsFunc(steps, func(s plan.Step) bool { return s.Kind == plan.Reboot }),
+	}, nil
 }

@@ -5,6 +5,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
@@ -108,13 +111,22 @@ func show(w io.Writer, name string, p agent.Preview, offline bool) error {
 		out.printf("GPU %d  %s  %s\n", gpu.Index, gpu.Model, gpu.UUID)
 		out.printf("  now   %s\n", nvml.Draw(gpu, gpu.Geometry()))
 		after := p.After[i]
-		if after.Enabled == gpu.Enabled && after.Geometry().String() == gpu.Geometry().String() {
+		waits := slices.ContainsFunc(p.AtReboot, func(g nvml.GPU) bool { return g.UUID == gpu.UUID })
+		switch {
+		case waits:
+			out.printf("  then  the same, until the node's next reboot\n")
+		case after.Enabled == gpu.Enabled && after.Geometry().String() == gpu.Geometry().String():
 			out.printf("  then  the same\n")
-			continue
+		default:
+			out.printf("  then  %s\n", nvml.Draw(after, after.Geometry()))
 		}
-		out.printf("  then  %s\n", nvml.Draw(after, after.Geometry()))
 	}
-	if len(p.Steps) == 0 {
+	waiting := atReboot(name, p)
+	switch {
+	case len(p.Steps) == 0 && waiting != "":
+		out.printf("\nNothing to do before that reboot. %s\n", waiting)
+		return out.err
+	case len(p.Steps) == 0:
 		out.printf("\nNothing to do: the GPUs are as %s asks.\n", name)
 		return out.err
 	}
@@ -123,22 +135,54 @@ func show(w io.Writer, name string, p agent.Preview, offline bool) error {
 		out.printf("%4d  %s\n", i+1, step)
 	}
 	out.printf("\n%s\n", leaving(p.Steps, offline))
+	if waiting != "" {
+		out.printf("%s\n", waiting)
+	}
 	return out.err
 }
 
+// atReboot says what waits for a reboot of the node; empty if nothing does.
+func atReboot(name string, p agent.Preview) string {
+	var indices []string
+	for _, gpu := range p.AtReboot {
+		indices = append(indices, strconv.Itoa(gpu.Index))
+	}
+	switch {
+	case len(indices) == 1:
+		return fmt.Sprintf("GPU %s turns MIG on at the node's next reboot; the change to %s goes on by itself after it.", indices[0], name)
+	case len(indices) > 1:
+		return fmt.Sprintf("GPUs %s turn MIG on at the node's next reboot; the change to %s goes on by itself after it.",
+			strings.Join(indices, ", "), name)
+	case p.Reboot:
+		return "The change takes a reboot of the node."
+	default:
+		return ""
+	}
+}
+
+// leaving counts the pods that have to leave, those of a drain for a reboot among them.
 func leaving(steps []plan.Step, offline bool) string {
 	if offline {
 		return "Pods were not looked at: leave out --offline to see which have to leave."
 	}
+	type key struct{ namespace, name, uid string }
+	pods := map[key]bool{}
 	for _, s := range steps {
-		switch {
-		case s.Kind == plan.Evict && len(s.Pods) == 1:
-			return "1 pod has to leave."
-		case s.Kind == plan.Evict:
-			return fmt.Sprintf("%d pods have to leave.", len(s.Pods))
+		if s.Kind != plan.Evict {
+			continue
+		}
+		for _, p := range s.Pods {
+			pods[key{p.Namespace, p.Name, p.UID}] = true
 		}
 	}
-	return "No pod has to leave."
+	switch len(pods) {
+	case 0:
+		return "No pod has to leave."
+	case 1:
+		return "1 pod has to leave."
+	default:
+		return fmt.Sprintf("%d pods have to leave.", len(pods))
+	}
 }
 
 // printer keeps the first error of many writes.

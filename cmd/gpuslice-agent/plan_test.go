@@ -11,6 +11,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/binaries"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
@@ -76,5 +79,47 @@ func TestPlanOffline(t *testing.T) {
 				t.Errorf("the plan changed the GPU (-before +after):\n%s", diff)
 			}
 		})
+	}
+}
+
+// Where the agent reboots the node, all pods leave, not only those of the first eviction.
+func TestAPlanCountsEachPodThatHasToLeaveOnce(t *testing.T) {
+	a, b, c := plan.Pod{Name: "a"}, plan.Pod{Name: "b"}, plan.Pod{Name: "c"}
+	for want, evictions := range map[string][][]plan.Pod{
+		"No pod has to leave.":  nil,
+		"1 pod has to leave.":   {{a}, {a}},
+		"3 pods have to leave.": {{a}, {b, a, c}},
+	} {
+		steps := []plan.Step{{Kind: plan.Fence}}
+		for _, pods := range evictions {
+			steps = append(steps, plan.Step{Kind: plan.Evict, Pods: pods}, plan.Step{Kind: plan.SetMode})
+		}
+		if got := leaving(steps, false); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
+func TestAPlanSaysWhatWaitsForAReboot(t *testing.T) {
+	gpus := []nvml.GPU{{Index: 0, UUID: "GPU-a"}, {Index: 1, UUID: "GPU-b"}}
+	reboot := []plan.Step{{Kind: plan.Reboot}}
+	for want, p := range map[string]agent.Preview{
+		"Nothing to do: the GPUs are as all-balanced asks.":                                   {},
+		"GPUs 0, 1 turn MIG on at the node's next reboot; the change to all-balanced goes on": {AtReboot: gpus},
+		"GPU 1 turns MIG on at the node's next reboot; the change to all-balanced goes on":    {AtReboot: gpus[1:], Steps: nil},
+		"The change takes a reboot of the node.":                                              {Steps: reboot, Reboot: true},
+	} {
+		p.Before, p.After = gpus, gpus
+		var out bytes.Buffer
+		if err := show(&out, "all-balanced", p, false); err != nil {
+			t.Fatal(err)
+		}
+		text := out.String()
+		if !strings.Contains(text, want) || len(p.AtReboot) > 0 && strings.Contains(text, "as all-balanced asks") {
+			t.Errorf("the plan does not say %q:\n%s", want, text)
+		}
+		if n := strings.Count(text, "the same, until the node's next reboot"); n != len(p.AtReboot) {
+			t.Errorf("%d GPUs are said to wait, want %d:\n%s", n, len(p.AtReboot), text)
+		}
 	}
 }
