@@ -18,7 +18,7 @@ const lockRetry = time.Second
 
 // held is the lock of this process. It is never unlocked, and kept from the garbage collector, which closes files that
 // nobody knows any more.
-var held *flock.Flock
+var held *flock.Flock //nolint:unused // that it is kept is its use
 
 // lock waits until this is the only agent of the machine: during an update of the DaemonSet, or beside one that was
 // started by hand, two would undo each other's work. The lock goes with the process, however it ends, and not before: a

@@ -24,11 +24,7 @@ const aloneKey = "GPUSLICE_TEST_ALONE"
 // The loop ends with its context, and a call that hangs in the driver does not.
 func TestTheNextAgentIsKeptOutWhileACallIsInTheLibrary(t *testing.T) {
 	if os.Getenv(aloneKey) == "" {
-		c := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.timeout=2m")
-		c.Env = append(os.Environ(), aloneKey+"=yes")
-		if out, err := c.CombinedOutput(); err != nil {
-			t.Errorf("%v: %s", err, out)
-		}
+		alone(t)
 		return
 	}
 	library, err := binaries.Builder{Log: os.Stderr}.LibNVML(t.Context())
@@ -56,17 +52,12 @@ func TestTheNextAgentIsKeptOutWhileACallIsInTheLibrary(t *testing.T) {
 	if err := os.Symlink(library, filepath.Join(lib64, "libnvidia-ml.so.1")); err != nil {
 		t.Fatal(err)
 	}
-	kubeconfig, lockFile := filepath.Join(dir, "kubeconfig"), filepath.Join(dir, "agent.lock")
-	config := `{"apiVersion":"v1","kind":"Config","clusters":[{"name":"c","cluster":{"server":"http://127.0.0.1:1"}}],` +
-		`"contexts":[{"name":"c","context":{"cluster":"c","user":"u"}}],"users":[{"name":"u","user":{}}],"current-context":"c"}`
-	if err := os.WriteFile(kubeconfig, []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kubeconfig, lockFile := nobodysKubeconfig(t), filepath.Join(dir, "agent.lock")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	ended := make(chan error, 1)
 	go func() {
-		c := command()
+		c := command() //nolint:contextcheck // it is given by ExecuteContext
 		c.SetArgs([]string{"run", "--node", "n", "--kubeconfig", kubeconfig, "--driver-root", dir, "--lock", lockFile})
 		ended <- c.ExecuteContext(ctx)
 	}()
@@ -91,6 +82,28 @@ func TestTheNextAgentIsKeptOutWhileACallIsInTheLibrary(t *testing.T) {
 	if free, err := next.TryLock(); err != nil || free {
 		t.Errorf("the next agent may act: %t, %v", free, err)
 	}
+}
+
+// alone runs the test in a process of its own.
+func alone(t *testing.T) {
+	t.Helper()
+	c := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.timeout=2m")
+	c.Env = append(os.Environ(), aloneKey+"=yes")
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// nobodysKubeconfig is the kubeconfig of an API server that does not answer.
+func nobodysKubeconfig(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	config := `{"apiVersion":"v1","kind":"Config","clusters":[{"name":"c","cluster":{"server":"http://127.0.0.1:1"}}],` +
+		`"contexts":[{"name":"c","context":{"cluster":"c","user":"u"}}],"users":[{"name":"u","user":{}}],"current-context":"c"}`
+	if err := os.WriteFile(path, []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 // inLibrary reports whether a call of this process is in NVIDIA's library.
