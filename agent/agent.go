@@ -7,6 +7,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"go.uber.org/zap"
@@ -91,6 +92,7 @@ type Agent struct {
 	specFailures int                // of writing CDI specs, in a row
 	specTrouble  string             // why CDI specs could not be looked at, the last time
 	logindNext   time.Time          // a logind that has not answered is not asked before
+	rebooting    bool               // this process has asked logind for a reboot
 	replaced     bool               // the driver is another one than this process has loaded
 }
 
@@ -143,6 +145,7 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 		return a.conclude(ctx, seen, wish{}, nil, err)
 	}
 	delete(a.attempts, look.String())
+	a.withdrawReboot(seen)
 	want, steps, err := a.plan(seen)
 	if err == nil && len(steps) > 0 {
 		err = a.execute(ctx, seen, want, steps)
@@ -156,10 +159,14 @@ func (a *Agent) plan(seen observed) (wish, []plan.Step, error) {
 	want, err := a.desired(seen)
 	var steps []plan.Step
 	if err == nil {
+		want.keepForeign(seen.journal)
 		steps, err = plan.Make(seen.planned(want), want.targets)
 	}
-	if seen.journal == nil || err == nil && !seen.givenUp(want) {
+	switch {
+	case seen.journal == nil || err == nil && !seen.givenUp(want):
 		return want, steps, err
+	case errors.Is(err, plan.ErrStillPending) && seen.journal.Undo == nil:
+		return want, nil, &Failure{Wish: want.fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}
 	}
 	want.undo, want.why = true, err
 	if a.specFailures >= a.settings.Retry.Failures { // on the way back they keep no node

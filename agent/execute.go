@@ -38,11 +38,18 @@ func (a *Agent) execute(ctx context.Context, seen observed, want wish, steps []p
 	case plan.Fence:
 		err = a.raise(ctx, seen, want, steps)
 	case plan.Evict, plan.PauseOperands, plan.RestartOperands:
-		err = a.evict(ctx, seen, want, step)
+		if len(steps) > 1 && steps[1].Kind == plan.Reboot {
+			err = a.mayReboot(ctx, seen, want)
+		}
+		if err == nil {
+			err = a.evict(ctx, seen, want, step)
+		}
 	case plan.SetMode, plan.SetPersistence, plan.Reset, plan.Destroy, plan.Create:
 		err = a.change(ctx, seen, want, step)
+	case plan.Park:
+		err = a.park(ctx, seen, want)
 	case plan.AskReboot:
-		err = a.ask(seen, want, step.On)
+		err = a.askForReboot(seen, want)
 	case plan.Reboot:
 		err = a.reboot(ctx, seen, want)
 	case plan.RegenerateCDI:
@@ -78,7 +85,13 @@ func (a *Agent) raise(ctx context.Context, seen observed, want wish, steps []pla
 		}
 	}
 	j := a.journal(seen, want, steps)
-	j.Cordoned, j.WasUnschedulable, j.Startup = true, seen.foreignCordon(), j.Startup || seen.startup
+	if !j.Cordoned { // the deadlines count from the fence
+		j.Started = a.now()
+	}
+	j.Cordoned, j.WasUnschedulable = true, seen.foreignCordon()
+	if seen.startup != nil {
+		j.Startup = &startup{Value: seen.startup.Value, Effect: string(seen.startup.Effect)}
+	}
 	text, err := j.encode()
 	if err != nil {
 		return err
@@ -100,7 +113,7 @@ func (a *Agent) preflight(ctx context.Context, seen observed, steps []plan.Step)
 			Message: before + "kubelet says which pod has which device: " + seen.deaf.Error(),
 		}
 	}
-	if len(seen.operands) == 0 && len(offered(seen.kubelet)) == 0 && !seen.fenced && !seen.startup { // our own taints keep a plugin away
+	if len(seen.operands) == 0 && len(offered(seen.kubelet)) == 0 && !seen.fenced && seen.startup == nil { // our own taints keep a plugin away
 		return &Waiting{
 			Reason: config.ReasonNoDevicePlugin, After: evictionRetry,
 			Message: before + "a device plugin runs here: none offers the GPUs to kubelet, and no pod of this node matches devicePlugin.podSelector of the settings",
@@ -135,7 +148,12 @@ func (a *Agent) journal(seen observed, want wish, steps []plan.Step) *Journal {
 		j.Previous = slices.Clone(j.Previous)
 	}
 	if !want.undo && j.Target != want.name { // the deadlines count for each target
-		j.Target, j.Started = want.name, a.clock.Now().UTC().Truncate(time.Second)
+		j.Target, j.Started = want.name, a.now()
+		j.NoReset, j.Reboots, j.RebootAsked = nil, nil, time.Time{}
+		clear(a.attempts)
+		if known := seen.refusal(); known != nil && known.Boot == seen.boot() {
+			j.NoReset = known
+		}
 	}
 	for _, gpu := range seen.gpus {
 		if slices.ContainsFunc(steps, func(s plan.Step) bool { return s.GPU == gpu.UUID && s.TouchesGPU() }) {
@@ -230,7 +248,9 @@ func (a *Agent) awaitCapacity(seen observed, want wish) error {
 	if seen.journal == nil {
 		return &Waiting{Reason: config.ReasonCapacityMismatch, Message: seen.blockers() + "; see the device plugin's log on this node", After: driverRetry}
 	}
-	if now.Sub(a.verifying) < a.settings.Timeouts.Capacity {
+	// A fresh node has nothing to go back to, and its first plugin may wait for a driver that is still being installed.
+	fresh := seen.journal.Startup != nil && !want.undo
+	if fresh || now.Sub(a.verifying) < a.settings.Timeouts.Capacity {
 		return &Waiting{Reason: config.ReasonAwaitingCapacity, Message: "waiting for kubelet and the device plugin: " + seen.blockers(), After: proofInterval}
 	}
 	if want.undo {
@@ -254,8 +274,8 @@ func (a *Agent) release(ctx context.Context, seen observed, want wish) error {
 	if failed != nil && want.undo && (status.Failed == nil || status.Failed.Wish != failed.Wish) {
 		status.Failed = failed
 	}
-	status.WithoutReset = seen.withoutReset()
-	if status.Failed != seen.status.Failed || status.WithoutReset != seen.status.WithoutReset {
+	status.NoReset = seen.refusal()
+	if status.Failed != seen.status.Failed || status.NoReset != seen.status.NoReset {
 		if err := a.patch(ctx, seen.node, func(*corev1.Node) ([]byte, error) { return status.patch() }); err != nil {
 			return fmt.Errorf("recording what the journal knows and the node must go on telling: %w", err)
 		}
@@ -267,8 +287,8 @@ func (a *Agent) release(ctx context.Context, seen observed, want wish) error {
 	}
 	uncordon := seen.journal.Cordoned && !seen.foreignCordon()
 	err := a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) {
-		if seen.journal.Startup && failed != nil && want.undo {
-			return a.fence.LiftUnready(node, uncordon)
+		if startup := seen.journal.Startup; startup != nil && want.undo && want.name != "" {
+			return a.fence.LiftUnready(node, uncordon, startup.taint())
 		}
 		return a.fence.Lift(node, uncordon)
 	})
@@ -295,6 +315,9 @@ func (a *Agent) giveUp(ctx context.Context, seen observed, want wish, failure *F
 	a.eventf(seen.node, corev1.EventTypeWarning, failure.Reason, "%s: %s; going back to what was before", want.name, failure.Message)
 	return 0
 }
+
+// now is the time as the journal holds it.
+func (a *Agent) now() time.Time { return a.clock.Now().UTC().Truncate(time.Second) }
 
 // amend writes the journal anew.
 func (a *Agent) amend(ctx context.Context, seen observed, j Journal) error {

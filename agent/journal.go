@@ -5,7 +5,10 @@ import (
 	"fmt"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -18,20 +21,20 @@ const journalVersion = 1
 // It consists of types of this package alone, so that no library's update can make an old journal unreadable.
 type Journal struct {
 	Version          int       `json:"version"`
-	Operation        string    `json:"operation"`              // identifies this change in the logs of all agents that work on it
-	Target           string    `json:"target"`                 // the config that was asked for when it began
-	BootID           string    `json:"bootID"`                 // the node's boot when it began
-	Started          time.Time `json:"started"`                // when it began
-	Cordoned         bool      `json:"cordoned"`               // the change has fenced the node
-	WasUnschedulable bool      `json:"wasUnschedulable"`       // somebody had cordoned the node before us
-	Proven           bool      `json:"proven"`                 // kubelet offered what the GPUs had when it began
-	Previous         []cut     `json:"previous"`               // how the GPUs that it changes were cut
-	Operands         []string  `json:"operands"`               // UIDs of the device plugin pods from before the change
-	Startup          bool      `json:"startup,omitempty"`      // the node had the taint of one that has just been registered
-	WithoutReset     string    `json:"withoutReset,omitempty"` // boot in which the driver has refused to reset a GPU
-	Reboots          []string  `json:"reboots,omitempty"`      // boots in which a reboot was asked for
-	RebootAsked      time.Time `json:"rebootAsked,omitzero"`   // when the last of them was
-	Undo             *Failure  `json:"undo,omitempty"`         // the change has failed: back to Previous
+	Operation        string    `json:"operation"`            // identifies this change in the logs of all agents that work on it
+	Target           string    `json:"target"`               // the config that was asked for when it began
+	BootID           string    `json:"bootID"`               // the node's boot when it began
+	Started          time.Time `json:"started"`              // when it began
+	Cordoned         bool      `json:"cordoned"`             // the change has fenced the node
+	WasUnschedulable bool      `json:"wasUnschedulable"`     // somebody had cordoned the node before us
+	Proven           bool      `json:"proven"`               // kubelet offered what the GPUs had when it began
+	Previous         []cut     `json:"previous"`             // how the GPUs that it changes were cut
+	Operands         []string  `json:"operands"`             // UIDs of the device plugin pods from before the change
+	Startup          *startup  `json:"startup,omitempty"`    // the taint that the node had been registered with
+	NoReset          *noReset  `json:"noReset,omitempty"`    // which GPUs the driver has refused to reset
+	Reboots          []string  `json:"reboots,omitempty"`    // boots in which a reboot was asked for
+	RebootAsked      time.Time `json:"rebootAsked,omitzero"` // when the last of them was
+	Undo             *Failure  `json:"undo,omitempty"`       // the change has failed: back to Previous
 }
 
 // cut is how one GPU was cut.
@@ -39,7 +42,24 @@ type cut struct {
 	GPU        nvml.UUID `json:"gpu"`
 	MIG        bool      `json:"mig"`
 	Persistent bool      `json:"persistent,omitempty"` // it was in persistence mode
+	Foreign    bool      `json:"foreign,omitempty"`    // nothing is asked of it, but a reboot of ours takes its instances away
 	Instances  []piece   `json:"instances,omitempty"`
+}
+
+// startup is the taint of a node that has just been registered, without its key.
+type startup struct {
+	Value  string `json:"value,omitempty"`
+	Effect string `json:"effect"`
+}
+
+func (s startup) taint() corev1.Taint {
+	return corev1.Taint{Key: config.TaintNotReady, Value: s.Value, Effect: corev1.TaintEffect(s.Effect)}
+}
+
+// noReset names the GPUs that the driver has refused to reset during one boot of the node.
+type noReset struct {
+	Boot string      `json:"boot"`
+	GPUs []nvml.UUID `json:"gpus"`
 }
 
 // piece is one instance of a cut.
@@ -90,12 +110,7 @@ func (j *Journal) persistent() map[nvml.UUID]bool {
 func (j *Journal) previous(gpus []nvml.GPU) plan.Desired {
 	want := plan.Desired{}
 	for _, c := range j.Previous {
-		target := plan.Target{Wish: nvml.Wish{MIG: c.MIG}, Undo: true}
-		for _, p := range c.Instances {
-			target.Exact = append(target.Exact,
-				nvml.Placed{Profile: p.Profile, Span: nvml.Span{Start: p.Start, Size: p.Size}, Compute: p.Compute})
-		}
-		want[c.GPU] = target
+		want[c.GPU] = c.target()
 	}
 	for _, gpu := range gpus {
 		if gpu.Lost {
@@ -103,6 +118,16 @@ func (j *Journal) previous(gpus []nvml.GPU) plan.Desired {
 		}
 	}
 	return want
+}
+
+// target is the cut as the planner brings it back.
+func (c cut) target() plan.Target {
+	target := plan.Target{Wish: nvml.Wish{MIG: c.MIG}, Undo: true}
+	for _, p := range c.Instances {
+		target.Exact = append(target.Exact,
+			nvml.Placed{Profile: p.Profile, Span: nvml.Span{Start: p.Start, Size: p.Size}, Compute: p.Compute})
+	}
+	return target
 }
 
 // ranBefore reports whether the pod was there before the change.

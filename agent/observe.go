@@ -42,8 +42,8 @@ type observed struct {
 	agreed    int            // looks in a row without disagreement
 	strategy  config.MIGStrategy
 	fenced    bool
-	startup   bool // the node has just been registered, with a taint that keeps pods away
-	whole     bool // all of it was seen; otherwise the look ended early with an error
+	startup   *corev1.Taint // of a node that has just been registered: it keeps pods away
+	whole     bool          // all of it was seen; otherwise the look ended early with an error
 }
 
 // configMapFile is one key of a ConfigMap, as found.
@@ -215,12 +215,12 @@ func (a *Agent) operands(pods []corev1.Pod) []corev1.Pod {
 // planned is what the planner needs of the look.
 func (s observed) planned(want wish) plan.Observed {
 	out := plan.Observed{
-		GPUs: s.gpus, Fenced: s.fenced, Startup: s.startup, Undo: want.undo, Reboots: s.reboots, CDI: s.specs,
+		GPUs: s.gpus, Fenced: s.fenced, Startup: s.startup != nil, Undo: want.undo, Reboots: s.reboots, CDI: s.specs,
 		Capacity: plan.Capacity{Agreed: s.agreed},
 	}
 	if j := s.journal; j != nil {
 		out.Journal = plan.Journal{
-			Owed: true, Other: !want.undo && j.Target != want.name, Cuts: j.cuts(), Persistent: j.persistent(), Proven: j.Proven,
+			Owed: true, Cordoned: j.Cordoned, Other: !want.undo && j.Target != want.name, Cuts: j.cuts(), Persistent: j.persistent(), Proven: j.Proven,
 		}
 	}
 	for _, p := range s.holders {

@@ -63,7 +63,7 @@ type decision struct {
 	after   time.Duration // until the next look, if nothing wakes the loop; 0 means at once
 	stalled bool
 	failure *Failure // the change is given up, and undone
-	reboot  bool     // the GPU changes its mode at a reboot only: the plan is another one from now on
+	noReset bool     // the GPU changes its mode at a reboot only: the plan is another one from now on
 }
 
 // decide is the one place where an error becomes a decision.
@@ -94,8 +94,8 @@ func (a *Agent) decide(seen observed, want wish, step plan.Step, err error) deci
 		return decision{reason: config.ReasonRepartitioning, message: "the node object changed meanwhile; looking again", after: conflictRetry}
 	case step.TouchesGPU() && errors.Is(err, nvml.ErrInUse):
 		return a.inUse(seen, want, step, err)
-	case step.Kind == plan.Reset && errors.Is(err, nvml.ErrNotSupported):
-		return decision{reboot: true}
+	case step.Kind == plan.Reset && errors.Is(err, nvml.ErrNotSupported) && seen.boot() != "":
+		return decision{noReset: true}
 	case step.TouchesGPU() && errors.Is(err, nvml.ErrNotSupported):
 		return decision{failure: &Failure{Wish: want.fingerprint, Reason: config.ReasonHardwareFailure, Message: err.Error()}}
 	}
@@ -171,7 +171,7 @@ func (a *Agent) retry(step plan.Step, want wish, err error) decision {
 
 // bounded reports whether the change is given up when the step goes on failing.
 func bounded(step plan.Step) bool {
-	return step.TouchesGPU() && !givesPersistence(step) || step.Kind == plan.RegenerateCDI
+	return step.TouchesGPU() && !givesPersistence(step) || step.Kind == plan.RegenerateCDI || step.Kind == plan.AskReboot
 }
 
 // tooEarly is what was told when the step failed a moment ago, for as long as it must not be tried again.

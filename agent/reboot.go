@@ -28,45 +28,63 @@ const (
 	maxRebootsUndo = 2
 )
 
-// observeReboots looks whether a mode change takes a reboot here, and what is known of one.
+// observeReboots looks which mode changes take a reboot here, and what is known of one.
 func (a *Agent) observeReboots(seen *observed, pods []corev1.Pod) {
+	boot := seen.boot()
+	known := seen.refusal()
 	seen.reboots = plan.Reboots{
-		Needed: seen.withoutReset() != "",
-		Policy: plan.RebootPolicy(a.settings.Reboot.Policy),
-		Asked:  a.sentinel.state(),
+		NoReset:   map[nvml.UUID]bool{},
+		Suspected: map[nvml.UUID]bool{},
+		Policy:    plan.RebootPolicy(a.settings.Reboot.Policy),
+		Asked:     a.sentinel.state(),
 	}
-	seen.drainable = drain.Drainable(pods)
+	if known != nil {
+		for _, gpu := range known.GPUs {
+			seen.reboots.Suspected[gpu] = true
+			seen.reboots.NoReset[gpu] = boot != "" && known.Boot == boot
+		}
+	}
+	j := seen.journal
+	seen.reboots.InVain = j != nil && j.NoReset != nil && boot != "" && j.NoReset.Boot != boot
+	for _, p := range pods {
+		// Pods that came behind the fence tolerate everything, and would come back as often as they are evicted.
+		if j != nil && j.Cordoned && p.CreationTimestamp.After(j.Started) {
+			continue
+		}
+		seen.drainable = append(seen.drainable, drain.Drainable([]corev1.Pod{p})...)
+	}
 	for _, p := range seen.drainable {
 		seen.reboots.Others = append(seen.reboots.Others, plannedPod(p))
 	}
 }
 
-// withoutReset is the boot in which the driver has refused to reset a GPU, if that is the present one.
-func (s observed) withoutReset() string {
-	boot := s.node.Status.NodeInfo.BootID
-	if boot != "" && (s.status.WithoutReset == boot || s.journal != nil && s.journal.WithoutReset == boot) {
-		return boot
+func (s observed) boot() string { return s.node.Status.NodeInfo.BootID }
+
+// refusal is what is known of GPUs that are not reset here, in this boot or in an earlier one; nil if nothing is.
+func (s observed) refusal() *noReset {
+	if s.journal != nil && s.journal.NoReset != nil {
+		return s.journal.NoReset
 	}
-	return ""
+	return s.status.NoReset
 }
 
-// noteWithoutReset keeps in the journal that GPUs are not reset here: from now on the way leads over a reboot.
-func (a *Agent) noteWithoutReset(ctx context.Context, seen observed, err error) time.Duration {
+// noteNoReset keeps in the journal that the GPU is not reset here: from now on its way leads over a reboot.
+func (a *Agent) noteNoReset(ctx context.Context, seen observed, gpu nvml.UUID, err error) time.Duration {
 	j := *seen.journal
-	j.WithoutReset = seen.node.Status.NodeInfo.BootID
+	j.NoReset = &noReset{Boot: seen.boot(), GPUs: []nvml.UUID{gpu}}
+	if known := seen.refusal(); known != nil && known.Boot == j.NoReset.Boot {
+		j.NoReset.GPUs = append(slices.Clone(known.GPUs), gpu)
+	}
 	if err := a.amend(ctx, seen, j); err != nil {
-		a.log.Warn("recording that GPUs are not reset here", zap.Error(err))
+		a.log.Warn("recording that a GPU is not reset here", zap.Error(err))
 		return a.settings.Retry.First
 	}
 	a.log.Info("a mode change takes a reboot here", zap.Error(err), zap.String("operation", j.Operation))
 	return 0
 }
 
-// ask writes the sentinel file, or removes it.
-func (a *Agent) ask(seen observed, want wish, on bool) error {
-	if !on {
-		return a.sentinel.withdraw()
-	}
+// askForReboot writes the sentinel file.
+func (a *Agent) askForReboot(seen observed, want wish) error {
 	if err := a.sentinel.ask(fmt.Sprintf("MIG mode of GPUs of node %s changes for %s at the next reboot", a.node, want.name)); err != nil {
 		return err
 	}
@@ -74,47 +92,108 @@ func (a *Agent) ask(seen observed, want wish, on bool) error {
 	return nil
 }
 
-// reboot asks for one reboot for the change, or does it, and waits for it. It never returns nil: only the next boot of the
-// node ends the step.
-func (a *Agent) reboot(ctx context.Context, seen observed, want wish) error {
-	j := *seen.journal
-	boot := seen.node.Status.NodeInfo.BootID
+// withdrawReboot removes our sentinel file as soon as no mode is pending, whatever is asked of the node by then: a reboot that
+// nobody needs would take the geometry of all GPUs away.
+func (a *Agent) withdrawReboot(seen observed) {
+	pending := slices.ContainsFunc(seen.gpus, func(gpu nvml.GPU) bool { return !gpu.Lost && gpu.Pending != gpu.Enabled })
+	if seen.reboots.Asked != plan.AskedByUs || pending && a.settings.Reboot.Policy == config.RebootDelegate {
+		return
+	}
+	if err := a.sentinel.withdraw(); err != nil {
+		a.log.Warn("a reboot is still asked for, and not needed", zap.Error(err))
+	}
+}
+
+// keepForeign gives the GPUs of which nothing is asked their instances back, which a reboot of ours has taken.
+func (want *wish) keepForeign(j *Journal) {
+	if j == nil || len(j.Reboots) == 0 {
+		return
+	}
+	for _, c := range j.Previous {
+		if _, asked := want.targets[c.GPU]; c.Foreign && !asked {
+			want.targets[c.GPU] = c.target()
+		}
+	}
+}
+
+// mayReboot reports why the node may not be rebooted for the change: nobody is evicted for a reboot that cannot be.
+func (a *Agent) mayReboot(ctx context.Context, seen observed, want wish) error {
 	limit := maxReboots
 	if want.undo {
 		limit = maxRebootsUndo
 	}
-	failed := func(format string, args ...any) error {
-		return &Failure{Wish: want.fingerprint, Reason: config.ReasonNeedsReboot, Message: fmt.Sprintf(format, args...)}
-	}
-	self := a.settings.Reboot.Policy == config.RebootSelf
+	var err error
 	switch {
 	case a.settings.Reboot.Policy == config.RebootNever:
-		return failed("%v", plan.ErrNeedsReboot)
-	case slices.Contains(j.Reboots, boot):
-		if waited := a.clock.Since(j.RebootAsked); waited > a.settings.Timeouts.Reboot {
-			return failed("the node has not been rebooted in the %s since that was asked for", a.settings.Timeouts.Reboot)
+		err = plan.ErrNeedsReboot
+	case !slices.Contains(seen.journal.Reboots, seen.boot()) && len(seen.journal.Reboots) >= limit:
+		err = plan.ErrStillPending
+	case a.settings.Reboot.Policy == config.RebootSelf:
+		call, cancel := context.WithTimeout(ctx, hostTimeout)
+		defer cancel()
+		err = a.host.CanReboot(call)
+	}
+	if err != nil {
+		return &Failure{Wish: want.fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}
+	}
+	return nil
+}
+
+// reboot asks for one reboot for the change, or does it, and waits for it. It never returns nil: only the next boot of the
+// node ends the step.
+func (a *Agent) reboot(ctx context.Context, seen observed, want wish) error {
+	j := *seen.journal
+	if slices.Contains(j.Reboots, seen.boot()) {
+		if a.clock.Since(j.RebootAsked) > a.settings.Timeouts.Reboot {
+			return &Failure{
+				Wish: want.fingerprint, Reason: config.ReasonNeedsReboot,
+				Message: fmt.Sprintf("the node has not been rebooted in the %s since that was asked for", a.settings.Timeouts.Reboot),
+			}
 		}
-		return a.awaitReboot(j)
-	case len(j.Reboots) >= limit:
-		return failed("MIG mode is still pending after a reboot of the node; see the kernel's log for messages of NVRM")
-	case self:
-		if err := a.host1(ctx, a.host.CanReboot); err != nil {
-			return failed("%v", err)
+		if a.rebooting || a.settings.Reboot.Policy != config.RebootSelf {
+			return a.awaitReboot(j)
 		}
 	}
-	// Once for each boot, whatever happens: it is written before it is done.
-	j.Reboots = append(slices.Clone(j.Reboots), boot)
-	j.RebootAsked = a.clock.Now().UTC().Truncate(time.Second)
-	if err := a.amend(ctx, seen, j); err != nil {
+	if err := a.mayReboot(ctx, seen, want); err != nil {
 		return err
 	}
-	if self {
-		a.eventf(seen.node, corev1.EventTypeNormal, config.ReasonNeedsReboot, "rebooting the node for %s: MIG mode is pending", want.name)
-		if err := a.host1(ctx, a.host.Reboot); err != nil && !errors.Is(err, context.DeadlineExceeded) {
-			return failed("%v", err)
+	if !slices.Contains(j.Reboots, seen.boot()) {
+		if err := a.noteReboot(ctx, seen, want, &j); err != nil {
+			return err
 		}
 	}
-	return a.awaitReboot(j)
+	if a.settings.Reboot.Policy != config.RebootSelf {
+		return a.awaitReboot(j)
+	}
+	// An agent that was killed before this line is followed by one that asks again, which does no harm: logind tells if it is
+	// rebooting already.
+	a.rebooting = true
+	call, cancel := context.WithTimeout(ctx, hostTimeout)
+	defer cancel()
+	err := a.host.Reboot(call)
+	if errors.Is(err, drain.ErrNoLogind) || errors.Is(err, drain.ErrLogindRefuses) || errors.Is(err, drain.ErrRebootInhibited) {
+		return &Failure{Wish: want.fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}
+	}
+	return a.awaitReboot(j) // any other error leaves open whether the host goes down
+}
+
+// noteReboot writes into the journal that a reboot is asked for in this boot, and what it takes from GPUs of which nothing is
+// asked.
+func (a *Agent) noteReboot(ctx context.Context, seen observed, want wish, j *Journal) error {
+	j.Reboots = append(slices.Clone(j.Reboots), seen.boot())
+	j.RebootAsked = a.clock.Now().UTC().Truncate(time.Second)
+	j.Previous = slices.Clone(j.Previous)
+	for _, gpu := range seen.gpus {
+		if _, asked := want.targets[gpu.UUID]; !asked && gpu.Enabled && !j.cuts()[gpu.UUID] {
+			j.note(gpu)
+			j.Previous[len(j.Previous)-1].Foreign = true
+		}
+	}
+	if err := a.amend(ctx, seen, *j); err != nil {
+		return err
+	}
+	a.eventf(seen.node, corev1.EventTypeNormal, config.ReasonNeedsReboot, "the node is to be rebooted for %s: MIG mode is pending", want.name)
+	return nil
 }
 
 func (a *Agent) awaitReboot(j Journal) error {
@@ -130,17 +209,32 @@ func (a *Agent) awaitReboot(j Journal) error {
 	}
 }
 
-// host1 makes one request of the host, with a deadline.
-func (a *Agent) host1(ctx context.Context, request func(context.Context) error) error {
-	call, cancel := context.WithTimeout(ctx, hostTimeout)
-	defer cancel()
-	return request(call)
+// park gives the node back until it is rebooted. The journal stays: the modes that are pending are taken back if the wish goes.
+func (a *Agent) park(ctx context.Context, seen observed, want wish) error {
+	j := *seen.journal
+	uncordon := j.Cordoned && !seen.foreignCordon()
+	j.Cordoned = false
+	text, err := j.encode()
+	if err != nil {
+		return err
+	}
+	var startup []corev1.Taint // no pods are wanted on what a fresh node is until then
+	if j.Startup != nil {
+		startup = append(startup, j.Startup.taint())
+	}
+	if err := a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) {
+		return a.fence.Park(node, text, uncordon, startup...)
+	}); err != nil {
+		return err
+	}
+	a.eventf(seen.node, corev1.EventTypeNormal, config.ReasonNeedsReboot, "node given back until it is rebooted for %s", want.name)
+	return nil
 }
 
-// atReboot tells what the next reboot will bring; empty if nothing waits for one.
-func (s observed) atReboot(want wish) string {
-	gpus := plan.AtReboot(s.planned(want), want.targets)
-	if len(gpus) == 0 || want.undo {
+// onAtReboot tells what the next reboot will bring; empty if nothing waits for one.
+func (s observed) onAtReboot(want wish) string {
+	gpus := plan.OnAtReboot(s.planned(want), want.targets)
+	if len(gpus) == 0 {
 		return ""
 	}
 	text := fmt.Sprintf("%s: %s MIG mode on at the node's next reboot, since this machine does not let the driver reset a GPU; "+

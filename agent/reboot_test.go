@@ -43,6 +43,28 @@ func (w *world) modes() string {
 	return strings.Join(out, " ")
 }
 
+// parked lets turns pass until the node waits for a reboot and is open, with a journal of what is owed.
+func (w *world) parked() {
+	w.t.Helper()
+	w.passes("an open node that waits for a reboot", func() bool {
+		c := w.condition()
+		return c.Reason == string(config.ReasonNeedsReboot) && strings.Contains(c.Message, "next reboot") && w.owed()
+	})
+	if n := w.node(); n.Spec.Unschedulable || len(n.Spec.Taints) > 0 {
+		w.t.Errorf("unschedulable is %t, taints are %v; want an open node", n.Spec.Unschedulable, n.Spec.Taints)
+	}
+}
+
+// needsReboot lets turns pass until the node says so and is open, parked or not.
+func (w *world) needsReboot() corev1.NodeCondition {
+	w.t.Helper()
+	w.passes("an open node that needs a reboot", func() bool {
+		n := w.node()
+		return w.condition().Reason == string(config.ReasonNeedsReboot) && !n.Spec.Unschedulable
+	})
+	return w.condition()
+}
+
 func (w *world) asked() bool {
 	_, err := os.Stat(w.settings.Reboot.Sentinel)
 	return err == nil
@@ -58,8 +80,7 @@ func TestAModeThatTakesARebootIsLeftPendingOnAllGPUsAndTheNodeIsGivenBack(t *tes
 				w.settings.Reboot.Policy = policy
 				w.restart()
 				w.label("all-balanced")
-				w.settle(config.ReasonNeedsReboot)
-				w.givenBack()
+				w.parked()
 				if got, want := w.modes(), "false/true false/true"; got != want {
 					t.Errorf("modes are %s, want %s", got, want)
 				}
@@ -67,8 +88,8 @@ func TestAModeThatTakesARebootIsLeftPendingOnAllGPUsAndTheNodeIsGivenBack(t *tes
 				w.spend(time.Hour)
 				w.restart()
 				w.spend(time.Hour)
-				if n := w.gpus.Calls()[gpusim.SetMigMode]; n > 3 {
-					t.Errorf("the mode was set %d times, want once for each GPU, and once to reset the first", n)
+				if n := w.gpus.Calls()[gpusim.SetMigMode]; n > 4 {
+					t.Errorf("the mode was set %d times, want twice for each GPU: to ask for it, and for a reset", n)
 				}
 				if w.asked() != (policy == config.RebootDelegate) || w.host.reboots != 0 {
 					t.Errorf("a reboot was asked for: %t, and done: %d", w.asked(), w.host.reboots)
@@ -86,7 +107,7 @@ func TestMIGIsNotTurnedOffWhereNobodyMayReboot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, passthrough)
 		w.label("all-balanced")
-		w.settle(config.ReasonNeedsReboot)
+		w.parked()
 		w.reboot()
 		w.reach("all-balanced")
 		before := w.gpus.String()
@@ -106,7 +127,7 @@ func TestMIGIsTurnedOffByADelegatedRebootBehindTheFence(t *testing.T) {
 		w.settings.Reboot.Policy = config.RebootDelegate
 		w.restart()
 		w.label("all-1g.10gb")
-		w.settle(config.ReasonNeedsReboot)
+		w.parked()
 		w.reboot()
 		w.reach("all-1g.10gb")
 		w.label("all-disabled")
@@ -162,6 +183,7 @@ func TestARebootThatDoesNotHelpIsNotRepeated(t *testing.T) {
 				w.restart()
 				w.label("all-balanced")
 				w.passes("the reboot", func() bool { return w.host.reboots > 0 })
+				w.host.down = false
 				if boots {
 					w.boot()
 				}

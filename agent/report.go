@@ -37,7 +37,9 @@ func (a *Agent) conclude(ctx context.Context, seen observed, want wish, steps []
 	if len(steps) > 0 {
 		first = steps[0]
 	}
-	if seen.whole {
+	if !seen.whole {
+		a.verifying = time.Time{} // what is not seen takes none of the time for capacity
+	} else {
 		a.forget(first, err == nil && len(steps) == 0)
 	}
 	var d decision
@@ -49,8 +51,8 @@ func (a *Agent) conclude(ctx context.Context, seen observed, want wish, steps []
 	case seen.node == nil:
 		a.log.Warn("looking at the node", zap.Error(err))
 		return d.after
-	case d.reboot && seen.journal != nil:
-		return a.noteWithoutReset(ctx, seen, err)
+	case d.noReset && seen.journal != nil:
+		return a.noteNoReset(ctx, seen, first.GPU, err)
 	case d.failure != nil && seen.journal != nil && !want.undo:
 		return a.giveUp(ctx, seen, want, d.failure)
 	case d.failure != nil: // the way back fails too
@@ -135,12 +137,12 @@ func atRest(seen observed, want wish) report {
 			phase: PhaseIdle, ready: corev1.ConditionTrue, reason: config.ReasonNoWish,
 			message: fmt.Sprintf("no config is asked for by label %s; the GPUs are left as they are", config.LabelMIGConfig),
 		}
-		if seen.node.Labels[config.LabelMIGConfigState] == string(config.StatePending) {
+		if state := config.State(seen.node.Labels[config.LabelMIGConfigState]); state == config.StatePending || state == config.StateRebooting {
 			r.state = config.StateFailed // what was asked for has not come: tools that wait for it must not wait for ever
 		}
 		return r
 	}
-	if message := seen.atReboot(want); message != "" {
+	if message := seen.onAtReboot(want); message != "" {
 		return report{
 			phase: PhaseWaiting, ready: corev1.ConditionFalse, reason: config.ReasonNeedsReboot, state: seen.rebootState(),
 			message: message,
@@ -175,7 +177,7 @@ func progress(kind plan.Kind, want wish) (config.Reason, Phase) {
 	case plan.Evict, plan.PauseOperands:
 		reason, phase = config.ReasonEvicting, PhaseDraining
 	case plan.SetMode, plan.SetPersistence, plan.Reset, plan.Destroy, plan.Create:
-	case plan.AskReboot, plan.Reboot:
+	case plan.Park, plan.AskReboot, plan.Reboot:
 		reason, phase = config.ReasonNeedsReboot, PhaseWaiting
 	case plan.RegenerateCDI, plan.ResumeOperands, plan.RestartOperands, plan.VerifyCapacity, plan.Release:
 		reason, phase = config.ReasonAwaitingCapacity, PhaseVerifying
@@ -198,7 +200,7 @@ func stalled(seen observed, want wish, d decision) string {
 	switch {
 	case seen.journal != nil && seen.journal.Cordoned:
 		return d.message + "; the node stays cordoned until this is mended"
-	case seen.startup:
+	case seen.startup != nil:
 		return d.message + "; the node keeps the taint " + config.TaintNotReady + " until this is mended"
 	case seen.failed(want) != nil:
 		return d.message + fmt.Sprintf("; the GPUs are as they were before. To try again, remove the label %s and set it again", want.label)
@@ -244,7 +246,7 @@ func (a *Agent) tellMetadata(ctx context.Context, seen observed, want wish, r re
 		return nil
 	}
 	status := Status{Desired: want.name, Phase: r.phase, Reason: r.reason, GPUs: statusGPUs(seen.gpus)}
-	status.Failed, status.WithoutReset = seen.kept(want), seen.withoutReset()
+	status.Failed, status.NoReset = seen.kept(want), seen.refusal()
 	text, err := status.encode()
 	if err != nil {
 		return err

@@ -23,15 +23,14 @@ const (
 )
 
 // Status is the annotation in which tools find what the condition says to people. Of it the agent reads back Failed and
-// WithoutReset alone.
+// NoReset alone.
 type Status struct {
 	Desired string        `json:"desired,omitempty"` // name of the config that is asked for
 	Phase   Phase         `json:"phase"`
 	Reason  config.Reason `json:"reason"`
 	GPUs    []StatusGPU   `json:"gpus,omitempty"`
-	Failed  *Failure      `json:"failed,omitempty"` // a wish that is not tried again until it is withdrawn
-	// WithoutReset is the boot in which the driver has refused to reset a GPU: until the next, a mode change takes a reboot.
-	WithoutReset string `json:"withoutReset,omitempty"`
+	Failed  *Failure      `json:"failed,omitempty"`  // a wish that is not tried again until it is withdrawn
+	NoReset *noReset      `json:"noReset,omitempty"` // GPUs that are not reset here: their mode changes at a reboot
 }
 
 // StatusGPU is how one GPU is cut.

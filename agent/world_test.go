@@ -83,12 +83,17 @@ func newWorld(t *testing.T, models string) *world {
 
 // restart is the next agent process: it knows nothing of the one before.
 func (w *world) restart() {
-	w.agent = agent.New(agent.Options{
+	w.agent = agent.New(w.optionsFor(&w.host))
+}
+
+// optionsFor is what the next agent process is started with, on the host.
+func (w *world) optionsFor(h agent.Host) agent.Options {
+	return agent.Options{
 		Node: nodeName, Client: w.client, Driver: w.through(w.gpus.Driver()), Kubelet: w, Settings: w.settings,
-		Host: &w.host, Specs: &w.specs,
+		Host: h, Specs: &w.specs,
 		Parse: func([]byte) (map[string]config.MIGConfig, error) { return w.file, nil },
 		Clock: clock.RealClock{}, Events: &record.FakeRecorder{}, Log: zaptest.NewLogger(w.t),
-	})
+	}
 }
 
 // host is the machine below the node, as logind answers for it.
@@ -120,7 +125,11 @@ func (h *host) CanReboot(context.Context) error { return h.refuses }
 
 // Reboot implements agent.Host.
 func (h *host) Reboot(context.Context) error {
+	if h.down {
+		return drain.ErrShuttingDown
+	}
 	h.reboots++
+	h.down = true
 	return nil
 }
 
@@ -167,6 +176,7 @@ func geometries(gpus []nvml.GPU) string {
 func (w *world) boot() {
 	w.t.Helper()
 	w.boots++
+	w.host.down = false
 	n := w.node()
 	n.Status.NodeInfo.BootID = fmt.Sprintf("boot-%d", w.boots)
 	if _, err := w.client.CoreV1().Nodes().UpdateStatus(w.t.Context(), n, metav1.UpdateOptions{}); err != nil {

@@ -65,21 +65,32 @@ func (f Fence) Open(node *corev1.Node) ([]byte, error) {
 // one patch: a journal that outlives its cordon, or the reverse, would be read as work that is still to be done. Whether
 // the cordon is ours to lift is for the caller to say.
 func (f Fence) Lift(node *corev1.Node, uncordon bool) ([]byte, error) {
-	return f.lift(node, uncordon, f.opened(node))
+	return f.lift(node, "", uncordon, f.opened(node))
 }
 
-// LiftUnready is Lift for a node that has just been registered and could not be made ready: the startup taint keeps pods
-// away from it as before.
-func (f Fence) LiftUnready(node *corev1.Node, uncordon bool) ([]byte, error) {
-	return f.lift(node, uncordon, append(f.opened(node), corev1.Taint{Key: f.StartupKey, Effect: corev1.TaintEffectNoSchedule}))
+// LiftUnready is Lift for a node that has just been registered and could not be made ready: its startup taint, which Open has
+// taken away, keeps pods away from it as before.
+func (f Fence) LiftUnready(node *corev1.Node, uncordon bool, startup corev1.Taint) ([]byte, error) {
+	return f.lift(node, "", uncordon, append(f.opened(node), startup))
 }
 
-func (f Fence) lift(node *corev1.Node, uncordon bool, taints []corev1.Taint) ([]byte, error) {
+// Park is Lift that leaves a journal: the node is given back, and something is still owed to it. A startup taint that is
+// given comes back too.
+func (f Fence) Park(node *corev1.Node, journal string, uncordon bool, startup ...corev1.Taint) ([]byte, error) {
+	if journal == "" {
+		return nil, fmt.Errorf("parking the change of node %s: the journal is empty, so nobody would know what to give back", node.Name)
+	}
+	return f.lift(node, journal, uncordon, append(f.opened(node), startup...))
+}
+
+func (f Fence) lift(node *corev1.Node, journal string, uncordon bool, taints []corev1.Taint) ([]byte, error) {
 	p, err := f.guarded(node)
 	if err != nil {
 		return nil, fmt.Errorf("lifting the fence of node %s: %w", node.Name, err)
 	}
-	if _, standing := node.Annotations[f.JournalKey]; standing {
+	if journal != "" {
+		p.Metadata.Annotations = map[string]*string{f.JournalKey: &journal}
+	} else if _, standing := node.Annotations[f.JournalKey]; standing {
 		p.Metadata.Annotations = map[string]*string{f.JournalKey: nil}
 	}
 	if _, keep := node.Annotations[f.KeepCordonedKey]; uncordon && !keep && node.Spec.Unschedulable {
@@ -94,9 +105,14 @@ func (f Fence) Stands(node *corev1.Node) bool {
 	return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.MatchTaint(&f.Taint) })
 }
 
-// Startup reports whether the node has the taint of one that has just been registered, whatever its effect.
-func (f Fence) Startup(node *corev1.Node) bool {
-	return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == f.StartupKey })
+// Startup gives the taint of a node that has just been registered, whatever its effect, or nil.
+func (f Fence) Startup(node *corev1.Node) *corev1.Taint {
+	for i, t := range node.Spec.Taints {
+		if t.Key == f.StartupKey {
+			return &node.Spec.Taints[i]
+		}
+	}
+	return nil
 }
 
 // tainted is the node's taints with the fence's own. One that stands already is kept as it is, with its time; one of

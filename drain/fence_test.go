@@ -50,7 +50,8 @@ func annotated(key, value string) func(*corev1.Node) {
 func raise(n *corev1.Node) ([]byte, error)       { return fence.Raise(n, "J") }
 func record(n *corev1.Node) ([]byte, error)      { return fence.Record(n, "J") }
 func lift(n *corev1.Node) ([]byte, error)        { return fence.Lift(n, true) }
-func liftUnready(n *corev1.Node) ([]byte, error) { return fence.LiftUnready(n, true) }
+func liftUnready(n *corev1.Node) ([]byte, error) { return fence.LiftUnready(n, true, startupTaint) }
+func park(n *corev1.Node) ([]byte, error) { return fence.Park(n, "J2", true) }
 func keepCordon(n *corev1.Node) ([]byte, error)  { return fence.Lift(n, false) }
 
 func TestFencePatchesAreGuardedAndTouchOnlyWhatIsOurs(t *testing.T) {
@@ -137,7 +138,11 @@ func TestFencePatchesAreGuardedAndTouchOnlyWhatIsOurs(t *testing.T) {
 		{
 			"puts the startup taint back on a node that is not ready", node(annotated(fence.JournalKey, "J"), cordoned, tainted(foreignTaint)), liftUnready,
 			`{"metadata":{` + guard + `,"annotations":{"example.io/journal":null}},"spec":{"taints":[` +
-				`{"key":"team","value":"ml","effect":"NoSchedule"},{"key":"example.io/not-ready","effect":"NoSchedule"}],"unschedulable":false}}`,
+				`{"key":"team","value":"ml","effect":"NoSchedule"},{"key":"example.io/not-ready","value":"registered","effect":"NoExecute"}],"unschedulable":false}}`,
+		},
+		{
+			"parks a change with a journal of what is still owed", node(fenced), park,
+			`{"metadata":{` + guard + `,"annotations":{"example.io/journal":"J2"}},"spec":{"taints":null,"unschedulable":false}}`,
 		},
 		{"lifts nothing off a node that is free", node(), lift, `{"metadata":{` + guard + `}}`},
 	} {

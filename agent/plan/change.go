@@ -33,10 +33,11 @@ func (seen Observed) changeOf(gpu nvml.GPU, target Target) (change, error) {
 	if err != nil {
 		return change{}, err
 	}
-	if seen.atReboot(gpu, target) {
-		return leftPending(gpu), nil
+	if seen.onAtReboot(gpu, target) {
+		return turnOnAtReboot(gpu), nil
 	}
-	c := change{gpu: gpu.UUID, changesMode: gpu.Enabled != target.MIG || gpu.Pending != target.MIG}
+	// Taking back a mode that was only pending disturbs nobody.
+	c := change{gpu: gpu.UUID, changesMode: gpu.Enabled != target.MIG}
 	c.waits = seen.waits(gpu, target)
 	c.takesAway = c.changesMode || len(solution.Destroy) > 0
 	c.taken = taken(gpu, solution, c.changesMode)
@@ -58,7 +59,7 @@ func (seen Observed) changeOf(gpu nvml.GPU, target Target) (change, error) {
 
 // waits reports whether the GPU changes its mode at a reboot only.
 func (seen Observed) waits(gpu nvml.GPU, target Target) bool {
-	return seen.Reboots.Needed && gpu.Enabled != target.MIG
+	return seen.Reboots.NoReset[gpu.UUID] && gpu.Enabled != target.MIG
 }
 
 // refusal is why the target cannot be, whatever its geometry.
@@ -68,7 +69,11 @@ func (seen Observed) refusal(gpu nvml.GPU, target Target) error {
 		return errLost
 	case !gpu.Capable && target.MIG:
 		return errNotCapable
-	case gpu.Capable && !target.MIG && !target.Undo && seen.waits(gpu, target) && seen.Reboots.Policy == RebootNever:
+	case !gpu.Capable || target.Undo:
+		return nil
+	case seen.Reboots.InVain && gpu.Pending == target.MIG && gpu.Enabled != target.MIG:
+		return ErrStillPending
+	case seen.Reboots.Policy == RebootNever && gpu.Enabled && !target.MIG && (seen.Reboots.NoReset[gpu.UUID] || seen.Reboots.Suspected[gpu.UUID]):
 		return ErrNeedsReboot
 	default:
 		return nil
@@ -89,9 +94,9 @@ func instances(gpu nvml.GPU, kind Kind, placed []nvml.Placed) []Step {
 	return out
 }
 
-// leftPending asks for MIG mode and leaves the rest to the next reboot. Pods have to leave the GPU for it: the driver
+// turnOnAtReboot asks for MIG mode and leaves the rest to the next reboot. Pods have to leave the GPU for it: the driver
 // resets a GPU that nobody holds, if it finds that it can after all.
-func leftPending(gpu nvml.GPU) change {
+func turnOnAtReboot(gpu nvml.GPU) change {
 	if gpu.Pending {
 		return change{}
 	}

@@ -29,6 +29,7 @@ type Observed struct {
 // Journal is what the planner needs to know of what is owed to the node.
 type Journal struct {
 	Owed       bool               // there is a journal
+	Cordoned   bool               // the change has fenced the node, and not given it back
 	Other      bool               // it is about another target than the one that is planned
 	Cuts       map[nvml.UUID]bool // GPUs whose former cut it holds
 	Persistent map[nvml.UUID]bool // those of them that were in persistence mode
@@ -108,17 +109,18 @@ func Make(seen Observed, want Desired) ([]Step, error) {
 	if len(want) == 0 && !seen.Journal.Owed {
 		seen.CDI = nil
 	}
-	var steps []Step
+	parks := len(OnAtReboot(seen, want)) > 0
 	switch {
 	case len(changes) > 0:
-		steps = slices.Concat(prepare(seen, changes), hardware(seen, changes), after(seen, changes))
+		return slices.Concat(prepare(seen, changes), hardware(seen, changes), giveBack(foreseen(seen, changes), parks)), nil
+	case parks && seen.Journal.Owed && !seen.Journal.Cordoned:
+		return askForReboot(seen), nil // parked
 	case seen.Startup && len(want) > 0 && !seen.Journal.Owed:
 		seen.Journal.Owed, seen.Fenced = true, true
-		steps = append([]Step{{Kind: Fence}}, giveBack(seen)...)
+		return append([]Step{{Kind: Fence}}, giveBack(seen, parks)...), nil
 	default:
-		steps = giveBack(seen)
+		return giveBack(seen, parks), nil
 	}
-	return append(steps, ask(seen, want)...), nil
 }
 
 // prepare lists what must happen before the hardware is touched.
@@ -187,8 +189,8 @@ func hardware(seen Observed, changes []change) []Step {
 	return slices.Concat(steps, reboot(seen), later)
 }
 
-// after lists what follows the hardware's change, as far as it can be foreseen.
-func after(seen Observed, changes []change) []Step {
+// foreseen is what will be seen after the hardware's change.
+func foreseen(seen Observed, changes []change) Observed {
 	seen.Journal.Owed = true
 	seen.Fenced = seen.Fenced || seen.Startup
 	changesMode := false
@@ -207,11 +209,11 @@ func after(seen Observed, changes []change) []Step {
 		seen.Operands = append(seen.Operands, o)
 	}
 	seen.Capacity.Agreed = 0
-	return giveBack(seen)
+	return seen
 }
 
-// giveBack lists what is left once the hardware is as desired.
-func giveBack(seen Observed) []Step {
+// giveBack lists what is left once the hardware is as desired, or as near to it as it comes before a reboot.
+func giveBack(seen Observed, parks bool) []Step {
 	steps := persist(seen)
 	if len(seen.CDI) > 0 {
 		steps = append(steps, Step{Kind: RegenerateCDI, Files: seen.CDI})
@@ -231,7 +233,10 @@ func giveBack(seen Observed) []Step {
 	if seen.Capacity.Agreed < needed(seen) {
 		steps = append(steps, Step{Kind: VerifyCapacity})
 	}
-	if seen.Journal.Owed {
+	switch {
+	case seen.Journal.Owed && parks:
+		steps = append(append(steps, Step{Kind: Park}), askForReboot(seen)...)
+	case seen.Journal.Owed:
 		steps = append(steps, Step{Kind: Release})
 	}
 	return steps

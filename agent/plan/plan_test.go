@@ -74,9 +74,9 @@ func text(steps []plan.Step, err error) string {
 //	pod web/a on 0/1g.10gb@0
 //	pod web/b on anything
 //	plugin kube-system/p stale returns
-//	reboots needed delegate asked=us others=web/a,web/b
+//	reboots no-reset-0 suspected-1 in-vain delegate asked=us others=web/a,web/b
 //	cdi /var/run/cdi/nvidia.yaml
-//	journal fenced agreed=2 other unproven undo startup persistent
+//	journal fenced parked agreed=2 other unproven undo startup persistent
 func parseSeen(t *testing.T, text string) plan.Observed {
 	t.Helper()
 	var seen plan.Observed
@@ -105,7 +105,7 @@ func parseSeen(t *testing.T, text string) plan.Observed {
 			seen.CDI = words[1:]
 		default:
 			seen.Journal = plan.Journal{
-				Owed: slices.Contains(words, "journal"), Other: slices.Contains(words, "other"),
+				Owed: slices.Contains(words, "journal"), Cordoned: !slices.Contains(words, "parked"), Other: slices.Contains(words, "other"),
 				Proven: !slices.Contains(words, "unproven"), Cuts: map[nvml.UUID]bool{}, Persistent: map[nvml.UUID]bool{},
 			}
 			for _, gpu := range seen.GPUs {
@@ -126,11 +126,20 @@ func parseSeen(t *testing.T, text string) plan.Observed {
 }
 
 func parseReboots(words []string) plan.Reboots {
-	reboots := plan.Reboots{Needed: slices.Contains(words, "needed"), Policy: plan.RebootNever}
+	reboots := plan.Reboots{
+		Policy: plan.RebootNever, NoReset: map[nvml.UUID]bool{},
+		Suspected: map[nvml.UUID]bool{}, InVain: slices.Contains(words, "in-vain"),
+	}
 	for _, w := range words {
 		switch policy := plan.RebootPolicy(w); policy {
 		case plan.RebootNever, plan.RebootDelegate, plan.RebootSelf:
 			reboots.Policy = policy
+		}
+		if gpu, ok := strings.CutPrefix(w, "no-reset-"); ok {
+			reboots.NoReset[nvml.UUID("GPU-"+gpu)] = true
+		}
+		if gpu, ok := strings.CutPrefix(w, "suspected-"); ok {
+			reboots.Suspected[nvml.UUID("GPU-"+gpu)] = true
 		}
 		if by, ok := strings.CutPrefix(w, "asked="); ok {
 			reboots.Asked = plan.Asked(by)

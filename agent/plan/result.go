@@ -42,7 +42,7 @@ func (s Step) applied(gpu nvml.GPU) nvml.GPU {
 		slices.SortFunc(gpu.Instances, func(a, b nvml.Instance) int { return nvml.ComparePlaced(a.Placed, b.Placed) })
 	case SetPersistence:
 		gpu.Persistent = s.On
-	case Record, Fence, Evict, PauseOperands, AskReboot, Reboot, RegenerateCDI, ResumeOperands, RestartOperands, VerifyCapacity, Release:
+	case Record, Fence, Evict, PauseOperands, Park, AskReboot, Reboot, RegenerateCDI, ResumeOperands, RestartOperands, VerifyCapacity, Release:
 	}
 	return gpu
 }

@@ -31,7 +31,9 @@ const (
 	Destroy Kind = "Destroy"
 	// Create makes one instance at its place.
 	Create Kind = "Create"
-	// AskReboot asks for a reboot by the sentinel file, or withdraws what was asked.
+	// Park uncordons the node and leaves the journal: what is left to do comes with the next reboot.
+	Park Kind = "Park"
+	// AskReboot asks for a reboot by the sentinel file.
 	AskReboot Kind = "AskReboot"
 	// Reboot reboots the node once for what is pending, or is over when somebody who was asked has done so.
 	Reboot Kind = "Reboot"
@@ -52,7 +54,7 @@ type Step struct {
 	Kind     Kind
 	GPU      nvml.UUID   // of SetMode, SetPersistence, Reset, Destroy and Create
 	Index    int         // the same GPU by its position, as people name it
-	On       bool        // of SetMode, SetPersistence and AskReboot
+	On       bool        // of SetMode and SetPersistence
 	Instance nvml.Placed // of Destroy and Create
 	Pods     []Pod       // of Evict, PauseOperands and RestartOperands
 	Files    []string    // of RegenerateCDI
@@ -72,11 +74,10 @@ func (s Step) String() string {
 		return "evict " + names(s.Pods)
 	case PauseOperands:
 		return "pause device plugin " + names(s.Pods)
+	case Park:
+		return "park: give the node back until it is rebooted"
 	case AskReboot:
-		if s.On {
-			return "ask for a reboot"
-		}
-		return "withdraw the request for a reboot"
+		return "ask for a reboot"
 	case Reboot:
 		return "reboot the node"
 	case RegenerateCDI:
@@ -114,7 +115,7 @@ func (s Step) TouchesGPU() bool {
 	switch s.Kind {
 	case SetMode, SetPersistence, Reset, Destroy, Create:
 		return true
-	case Record, Fence, Evict, PauseOperands, AskReboot, Reboot, RegenerateCDI, ResumeOperands, RestartOperands, VerifyCapacity, Release:
+	case Record, Fence, Evict, PauseOperands, Park, AskReboot, Reboot, RegenerateCDI, ResumeOperands, RestartOperands, VerifyCapacity, Release:
 		return false
 	default:
 		return false

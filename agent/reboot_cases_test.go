@@ -1,0 +1,650 @@
+package agent_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	k8stesting "k8s.io/client-go/testing"
+
+	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/nvml"
+	"github.com/gpuslice/gpuslice/test/gpusim"
+)
+
+// virtual is a virtual machine under the policy.
+
+func virtual(t *testing.T, policy config.RebootPolicy) *world {
+	w := newWorld(t, passthrough)
+	w.settings.Reboot.Policy = policy
+	w.restart()
+	return w
+}
+
+// cutAfterReboot brings the passthrough GPUs to all-1g.10gb by a reboot of nobody's.
+
+func (w *world) cutAfterReboot() {
+	w.t.Helper()
+	policy := w.settings.Reboot.Policy
+	w.settings.Reboot.Policy = config.RebootNever
+	w.restart()
+	w.label("all-1g.10gb")
+	w.needsReboot()
+	w.settings.Reboot.Policy = policy
+	w.reboot()
+	w.reach("all-1g.10gb")
+}
+
+// delegate: after a reboot that did not come the change is undone, but the sentinel stays.
+
+func TestTheRequestIsWithdrawnWhenTheRebootDoesNotCome(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := virtual(t, config.RebootDelegate)
+		w.cutAfterReboot()
+		w.label("all-disabled")
+		w.passes("the request", w.asked)
+		w.passes("the end of the undo", func() bool { return !w.owed() })
+		w.givenBack()
+		w.spend(time.Hour)
+		if w.asked() {
+			t.Errorf("the change was undone (%s), and the sentinel still asks for a reboot", w.condition().Message)
+			before := w.gpus.String()
+			w.reboot() // kured does what it is asked for
+			w.spend(time.Hour)
+			if diff := cmp.Diff(before, w.gpus.String()); diff != "" {
+				t.Errorf("after that reboot the node is open with %v; GPUs (-before +after):\n%s", w.node().Status.Allocatable, diff)
+			}
+		}
+	})
+}
+
+// The wish is withdrawn (or becomes nonsense) while MIG mode is left pending: mode and request must go too.
+
+func TestAPendingModeIsCancelledWithItsWish(t *testing.T) {
+	for name, edit := range map[string]func(n *corev1.Node){
+		"label removed":    func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) },
+		"label nonsense":   func(n *corev1.Node) { n.Labels[config.LabelMIGConfig] = "nonsense" },
+		"label impossible": func(n *corev1.Node) { n.Labels[config.LabelMIGConfig] = "all-1g.5gb" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := virtual(t, config.RebootDelegate)
+				before := w.gpus.String()
+				w.label("all-balanced")
+				w.needsReboot()
+				w.passes("the request", w.asked)
+				w.edit(edit)
+				w.spend(time.Hour)
+				if w.asked() {
+					t.Error("the sentinel still asks for a reboot")
+				}
+				w.reboot()
+				w.spend(time.Hour)
+				if diff := cmp.Diff(before, w.gpus.String()); diff != "" {
+					t.Errorf("%s %s: %s\nallocatable %v\nGPUs (-before +after):\n%s", w.condition().Status, w.condition().Reason, w.condition().Message, w.node().Status.Allocatable, diff)
+				}
+			})
+		})
+	}
+}
+
+// delegate, MIG off, sentinel cannot be written: the node must be given back.
+
+func TestASentinelThatCannotBeWrittenDoesNotKeepTheNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := virtual(t, config.RebootDelegate)
+		w.cutAfterReboot()
+		before := w.gpus.String()
+		w.settings.Reboot.Sentinel = filepath.Join(t.TempDir(), "not-mounted", "reboot-required")
+		w.restart()
+		w.label("all-disabled")
+		w.spend(12 * time.Hour)
+		w.givenBack()
+		if diff := cmp.Diff(before, w.gpus.String()); diff != "" {
+			t.Errorf("%s: %s\nGPUs (-before +after):\n%s", w.condition().Reason, w.condition().Message, diff)
+		}
+	})
+}
+
+// The path of the sentinel is a directory (as hostPath makes one) or a dangling link: no hot loop.
+
+// The agent dies between creating the sentinel and writing it: an empty file.
+
+// self, no logind: all pods of the node are evicted before that is noticed.
+
+func TestNobodyIsEvictedForARebootThatCannotBe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := virtual(t, config.RebootSelf)
+		w.host.refuses = errors.New("this host has no logind")
+		w.pod("web", "", func(p *corev1.Pod) { p.Spec.Containers[0].Resources = corev1.ResourceRequirements{} })
+		w.label("all-balanced")
+		w.needsReboot()
+		if !w.runs("web") {
+			t.Errorf("web was evicted for nothing: %s", w.condition().Message)
+		}
+	})
+}
+
+// goingDown is a host whose Reboot says that somebody was faster.
+
+type goingDown struct {
+	*host
+	err error
+}
+
+func (h goingDown) Reboot(ctx context.Context) error {
+	_ = h.host.Reboot(ctx)
+	return h.err
+}
+
+// self: somebody else reboots at the same moment, or the bus went away in the middle of the answer.
+
+func TestAHostThatGoesDownAnywayIsTheRebootThatWasAskedFor(t *testing.T) {
+	for _, err := range []error{drain.ErrShuttingDown, drain.ErrLogindSilent} {
+		t.Run(err.Error(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := virtual(t, config.RebootSelf)
+				w.agent = agent.New(w.optionsFor(goingDown{&w.host, err}))
+				w.label("all-balanced")
+				w.passes("the reboot", func() bool { return w.host.reboots > 0 })
+				w.host.down = true
+				w.spend(30 * time.Second)
+				w.host.down = false
+				w.reboot()
+				w.spend(6 * time.Hour)
+				if c := w.condition(); c.Reason != string(config.ReasonConverged) || w.host.reboots != 1 {
+					t.Errorf("%d reboots; %s: %s\n%s", w.host.reboots, c.Reason, c.Message, w.gpus)
+				}
+			})
+		})
+	}
+}
+
+// self: the agent is killed between the journal's write and the call to logind.
+
+func TestAnAgentKilledRightBeforeItRebootsDoesSoLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := virtual(t, config.RebootSelf)
+		dead := false
+		w.client.PrependReactor("patch", "nodes", func(a k8stesting.Action) (bool, runtime.Object, error) {
+			patch := a.(k8stesting.PatchAction)
+			if dead {
+				return true, nil, errors.New("the agent is dead")
+			}
+			if strings.Contains(string(patch.GetPatch()), `\"reboots\"`) {
+				dead = true
+			}
+			return false, nil, nil
+		})
+		w.label("all-balanced")
+		w.agent = agent.New(w.optionsFor(goingDown{&w.host, nil}))
+		w.passes("the write", func() bool { return dead })
+		dead, w.host.reboots, w.host.down = false, 0, false // the call never came
+		w.client.ReactionChain = w.client.ReactionChain[1:]
+		w.restart()
+		w.spend(3 * time.Hour)
+		if w.host.reboots == 0 {
+			t.Errorf("nobody was asked to reboot; %s: %s", w.condition().Reason, w.condition().Message)
+		}
+	})
+}
+
+// self: after the reboot, before the release, the label changes to what takes another reboot.
+
+func TestAnotherWishMayTakeARebootOfItsOwn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := virtual(t, config.RebootSelf)
+		w.label("all-balanced")
+		w.passes("the reboot", func() bool { return w.host.reboots == 1 })
+		w.reboot()
+		w.passes("an instance", func() bool { return len(w.snapshot()[0].Instances) > 0 })
+		w.label("all-disabled")
+		for range 3 {
+			n := w.host.reboots
+			w.passes("an end or a reboot", func() bool { return w.host.reboots > n || !w.owed() })
+			if w.host.reboots == n {
+				break
+			}
+			w.reboot()
+		}
+		w.spend(time.Hour)
+		if c := w.condition(); c.Reason != string(config.ReasonConverged) {
+			t.Errorf("%d reboots; %s: %s", w.host.reboots, c.Reason, c.Message)
+		}
+	})
+}
+
+// never: MIG off "refused before anything is destroyed".
+
+func TestMIGOffIsRefusedBeforeAnythingIsDestroyed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := virtual(t, config.RebootNever)
+		w.cutAfterReboot()
+		w.turn()
+		w.pod("innocent", w.snapshot()[0].Instances[0].Devices[0].UUID)
+		destroyed := w.gpus.Calls()[gpusim.GpuInstanceDestroy]
+		w.label("all-disabled")
+		w.needsReboot()
+		if n := w.gpus.Calls()[gpusim.GpuInstanceDestroy] - destroyed; n > 0 || !w.runs("innocent") {
+			t.Errorf("%d instances were destroyed; the pod runs: %t", n, w.runs("innocent"))
+		}
+		w.passes("an end", func() bool { return !w.owed() })
+		destroyed = w.gpus.Calls()[gpusim.GpuInstanceDestroy]
+		w.reboot()
+		w.needsReboot()
+		w.spend(time.Hour)
+		t.Logf("after the next reboot, %d destroyed once more", w.gpus.Calls()[gpusim.GpuInstanceDestroy]-destroyed)
+	})
+}
+
+// never, with an H100 beside: its mode needs no reset, and must still be possible to turn off.
+
+func TestAGPUThatNeedsNoResetIsTurnedOffBesideOneThatCannotBeReset(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "gpus: [{model: A100-80GB, passthrough: true}, {model: H100-80GB}]")
+		w.administer(map[string]config.MIGConfig{
+			"second-on":           {{Indices: []int{1}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}},
+			"first-on-second-off": {{Indices: []int{0}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}, {Indices: []int{1}}},
+		})
+		w.converge("second-on")
+		w.label("first-on-second-off")
+		w.parked()
+		if got := w.modes(); got != "false/true false/false" {
+			t.Errorf("modes %s; %s", got, w.condition().Message)
+		}
+	})
+}
+
+// Cancelling a pending mode takes nothing from anybody: no pod has to leave.
+
+func TestAPendingModeIsCancelledWithoutEvictions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := virtual(t, config.RebootNever)
+		w.label("all-balanced")
+		w.needsReboot()
+		w.passes("a word about both GPUs", func() bool { return strings.Contains(w.condition().Message, "GPUs 0, 1") })
+		w.turn()
+		w.pod("innocent", w.gpus.UUIDs()[0])
+		w.label("all-disabled")
+		w.reach("all-disabled")
+		if !w.runs("innocent") {
+			t.Error("the pod was evicted from a GPU that was and is whole")
+		}
+	})
+}
+
+// The preview of a config that waits for a reboot.
+
+// A fresh node that only a reboot makes what is asked for.
+
+func TestAFreshNodeThatWaitsForARebootKeepsItsTaint(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := virtual(t, config.RebootNever)
+		w.register()
+		w.label("all-balanced")
+		w.needsReboot()
+		w.spend(time.Hour)
+		if !w.keepsPodsAway() {
+			t.Errorf("the node is open with %v: %s", w.node().Status.Allocatable, w.condition().Message)
+		}
+	})
+}
+
+// A fresh node whose label is changed to nonsense in the middle.
+
+func TestAFreshNodeWhoseWishGoesBadInTheMiddleKeepsItsTaint(t *testing.T) {
+	for name, spoil := range map[string]func(w *world){
+		"nonsense": func(w *world) { w.label("nonsense") },
+		"lost":     func(w *world) { w.lose(1, true) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				w.register()
+				w.begin("all-1g.10gb")
+				spoil(w)
+				w.passes("an end", func() bool { return !w.owed() })
+				w.spend(time.Hour)
+				if !w.keepsPodsAway() {
+					t.Errorf("the node is open with %v; %s: %s", w.node().Status.Allocatable, w.condition().Reason, w.condition().Message)
+				}
+			})
+		})
+	}
+}
+
+// Persistence mode that cannot be turned on again for another reason than "not supported" keeps no node.
+
+// No boot id: Reset is not tried without a pause for ever.
+
+func TestWithoutABootIDTheHardwareIsNotAskedForEver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := virtual(t, config.RebootNever)
+		n := w.node()
+		n.Status.NodeInfo.BootID = ""
+		if _, err := w.client.CoreV1().Nodes().UpdateStatus(t.Context(), n, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.label("all-balanced")
+		for i, began := 0, time.Now(); time.Since(began) < time.Minute; i++ {
+			if i > 1000 {
+				t.Fatalf("1000 passes in %s, SetMigMode %d times; %s", time.Since(began), w.gpus.Calls()[gpusim.SetMigMode], w.condition().Message)
+			}
+			w.turn()
+			<-time.After(w.agent.Pass(t.Context()))
+		}
+	})
+}
+
+// flicker reports another short-lived process at each look, as nvidia-smi in a loop.
+
+type flicker struct {
+	slow
+	pid *int
+}
+
+func (f flicker) Snapshot(ctx context.Context) ([]nvml.GPU, error) {
+	gpus, err := f.slow.Snapshot(ctx)
+	for i := range gpus {
+		*f.pid++
+		gpus[i].Processes = []nvml.Process{{PID: *f.pid}}
+	}
+	return gpus, err
+}
+
+func (f flicker) SetMode(_ context.Context, gpu nvml.UUID, _ bool) error {
+	return &nvml.Error{Op: "turning MIG mode on", GPU: gpu, Err: nvml.ErrInUse}
+}
+
+// Promise 12: processes that come and go in the way are no reason to write at each look.
+
+// The policy is changed from delegate to self while the reboot is awaited.
+
+func TestAPolicyThatBecomesSelfRebootsTheNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := virtual(t, config.RebootDelegate)
+		w.cutAfterReboot()
+		w.label("all-disabled")
+		w.passes("the request", w.asked)
+		w.spend(5 * time.Minute)
+		w.settings.Reboot.Policy = config.RebootSelf
+		w.restart()
+		w.pod("web", "", func(p *corev1.Pod) { p.Spec.Containers[0].Resources = corev1.ResourceRequirements{} })
+		w.spend(30 * time.Minute)
+		if w.host.reboots == 0 {
+			t.Errorf("nobody reboots, and web runs: %t; %s", w.runs("web"), w.condition().Message)
+		}
+	})
+}
+
+// The policy is changed from delegate to never while the reboot is awaited: the request goes.
+
+func TestAPolicyThatBecomesNeverWithdrawsTheRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := virtual(t, config.RebootDelegate)
+		w.cutAfterReboot()
+		w.label("all-disabled")
+		w.passes("the request", w.asked)
+		w.settings.Reboot.Policy = config.RebootNever
+		w.restart()
+		w.passes("an end", func() bool { return !w.owed() })
+		w.spend(time.Hour)
+		if w.asked() {
+			t.Errorf("the sentinel still asks; %s", w.condition().Message)
+		}
+	})
+}
+
+// The label is removed (or goes bad) in the middle, and CDI specs cannot be written: the node must be given back.
+
+// self: GPUs that the config does not name lose their geometry by the agent's own reboot.
+
+func TestARebootByTheAgentTakesNothingFromOtherGPUs(t *testing.T) {
+	for _, policy := range []config.RebootPolicy{config.RebootSelf} {
+		t.Run(string(policy), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := virtual(t, config.RebootNever)
+				w.administer(map[string]config.MIGConfig{
+					"first-1g":  {{Indices: []int{0}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}},
+					"second-1g": {{Indices: []int{1}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}},
+				})
+				w.label("second-1g")
+				w.needsReboot()
+				w.reboot()
+				w.reach("second-1g")
+				w.settings.Reboot.Policy = policy
+				w.restart()
+				before := w.snapshot()[1].Geometry().String()
+				w.label("first-1g")
+				w.passes("the reboot", func() bool { return w.host.reboots > 0 })
+				w.reboot()
+				w.reach("first-1g")
+				w.spend(time.Hour)
+				if after := w.snapshot()[1].Geometry().String(); after != before {
+					t.Errorf("GPU 1, which no entry selects, was %q and is %q; %s: %s", before, after, w.condition().Reason, w.condition().Message)
+				}
+			})
+		})
+	}
+}
+
+// The state label after the wish for which a reboot was asked is withdrawn.
+
+func TestTheStateLabelDoesNotSayRebootingForEver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := virtual(t, config.RebootDelegate)
+		w.label("all-balanced")
+		w.needsReboot()
+		w.passes("the request", w.asked)
+		w.spend(time.Minute)
+		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) })
+		w.settle(config.ReasonNoWish)
+		w.spend(time.Hour)
+		if got := w.node().Labels[config.LabelMIGConfigState]; got == string(config.StateRebooting) {
+			t.Errorf("the state is %q for ever", got)
+		}
+	})
+}
+
+// M4.
+
+// A driver upgrade while the capacity is awaited, seen at the moment it is over.
+
+func TestADriverUpgradeDoesNotUseUpTheTimeForCapacity(t *testing.T) {
+	const plugin = config.LabelOperandPrefix + "device-plugin"
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.label("all-balanced")
+		w.passes("the wait for capacity", func() bool {
+			if len(w.snapshot()[1].Instances) == 4 {
+				w.broken = true // the plugin takes its time
+			}
+			return w.condition().Reason == string(config.ReasonAwaitingCapacity) && len(w.node().Spec.Taints) == 0 && w.broken
+		})
+		w.spend(10 * time.Second)
+		t.Log(w.condition().Reason, w.condition().Message)
+		w.edit(func(n *corev1.Node) { n.Labels[plugin] = config.PausedForDriverUpgrade })
+		w.spend(2 * w.settings.Timeouts.Capacity)
+		w.edit(func(n *corev1.Node) { n.Labels[plugin] = "true" })
+		w.spend(10 * time.Second) // the plugin starts
+		if c := w.condition(); strings.Contains(c.Message, "going back") {
+			t.Errorf("given up %s after the upgrade; %s: %s", 10*time.Second, c.Reason, c.Message)
+		}
+	})
+}
+
+// The startup taint with another effect comes back as it was.
+
+func TestTheStartupTaintOfANodeThatCannotBeMadeReadyIsAsItWas(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		was := corev1.Taint{Key: config.TaintNotReady, Value: "pool-a", Effect: corev1.TaintEffectNoExecute}
+		w.edit(func(n *corev1.Node) { n.Spec.Taints = append(n.Spec.Taints, was) })
+		w.fail("CreateGpuInstanceWithPlacement")
+		w.label("all-balanced")
+		w.settle(config.ReasonHardwareFailure)
+		if got := w.node().Spec.Taints; len(got) != 1 || got[0].Effect != was.Effect || got[0].Value != was.Value {
+			t.Errorf("taints are %v, want %v", got, was)
+		}
+	})
+}
+
+// "One that does not answer is not waited for."
+
+// self: a pod that tolerates every taint comes back at once, as replicas of system services do; it must not be evicted for ever.
+
+func TestAPodThatComesBackIsNotEvictedForAnHour(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := virtual(t, config.RebootSelf)
+		n := 0
+		spawn := func() {
+			n++
+			w.pod("dns-"+string(rune('a'+n%26))+"-"+time.Now().Format("150405"), "", func(p *corev1.Pod) {
+				p.Spec.Containers[0].Resources = corev1.ResourceRequirements{}
+				p.CreationTimestamp = metav1.Now()
+				p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+			})
+		}
+		w.label("all-balanced")
+		w.passes("an end", func() bool {
+			pods, _ := w.client.CoreV1().Pods("team").List(t.Context(), metav1.ListOptions{})
+			if len(pods.Items) == 0 && n < 50 {
+				spawn()
+			}
+			return n >= 50 || w.host.reboots > 0 || (n > 5 && !w.owed())
+		})
+		if n >= 50 {
+			t.Errorf("a pod that tolerates everything was evicted %d times; %s", n, w.condition().Message)
+		}
+	})
+}
+
+// An administrator opens the fresh node by hand in the middle: the taint is not put back.
+
+// A GPU is lost in the middle of the wait for a reboot: the other GPUs, whose pending mode is undone, are given back.
+
+func TestAGPULostWhileARebootIsAwaited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := virtual(t, config.RebootDelegate)
+		w.cutAfterReboot()
+		w.label("all-disabled")
+		w.passes("the request", w.asked)
+		w.lose(1, true)
+		w.spend(3 * time.Hour)
+		if w.owed() || w.asked() {
+			t.Errorf("owed %t, asked %t; %s: %s", w.owed(), w.asked(), w.condition().Reason, w.condition().Message)
+		}
+	})
+}
+
+// never: after a human's reboot that follows a refusal to turn MIG off, the geometry is there again.
+
+// The agent's own request for a reboot is not on a journal that says "undo".
+
+func TestTheRequestIsWithdrawnBeforeTheNodeIsGivenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := virtual(t, config.RebootDelegate)
+		w.cutAfterReboot()
+		w.label("all-disabled")
+		w.passes("the request", w.asked)
+		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) })
+		w.passes("the end of the undo", func() bool { return !w.owed() })
+		if w.asked() {
+			t.Error("the node is open to pods, and the sentinel asks for a reboot still")
+		}
+		w.spend(time.Minute)
+		t.Log("a minute later it asks:", w.asked())
+	})
+}
+
+// delegate, MIG on: a reboot that changes nothing is not asked for again and again, as it is not under self.
+
+func TestADelegatedRebootThatDoesNotHelpIsNotAskedForAgainAndAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := virtual(t, config.RebootDelegate)
+		w.label("all-balanced")
+		asked := 0
+		for range 6 {
+			w.spend(time.Hour)
+			if !w.asked() {
+				break
+			}
+			asked++
+			if err := os.Remove(w.settings.Reboot.Sentinel); err != nil { // /run is empty after a reboot
+				t.Fatal(err)
+			}
+			w.boot() // as kured does it; the mode is what it was
+			w.restart()
+		}
+		if asked > 2 {
+			t.Errorf("%d reboots were asked for, and none helped; %s", asked, w.condition().Message)
+		}
+	})
+}
+
+// A fresh node whose device plugin takes long to come, as its image is pulled and its driver validated.
+
+func TestAFreshNodeWaitsForItsFirstPlugin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.register()
+		w.broken = true
+		w.label("all-balanced")
+		w.spend(2 * w.settings.Timeouts.Capacity)
+		w.broken = false
+		w.offered = w.devices()
+		w.spend(6 * time.Hour)
+		if c := w.condition(); c.Reason != string(config.ReasonConverged) {
+			t.Errorf("%s: %s; taints %v", c.Reason, c.Message, w.node().Spec.Taints)
+		}
+	})
+}
+
+// never: somebody reboots the node in the middle of the attempt to turn MIG off, which nobody may finish.
+
+// The budget of a step is the wish's own: "another wish is tried anew".
+
+func TestAnotherWishHasABudgetOfItsOwn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		if err := w.gpus.Fail(gpusim.SetMigMode, gpusim.Fault{Return: gpusim.Unknown, Times: w.settings.Retry.Failures + 1}); err != nil {
+			t.Fatal(err)
+		}
+		w.label("all-1g.10gb")
+		w.passes("nearly all attempts", func() bool { return w.gpus.Calls()[gpusim.SetMigMode] == w.settings.Retry.Failures-1 })
+		w.label("all-balanced")
+		w.spend(time.Hour)
+		if c := w.condition(); c.Reason != string(config.ReasonConverged) {
+			t.Errorf("given up at the second failure of this wish; %s: %s", c.Reason, c.Message)
+		}
+	})
+}
+
+// Two of the node's A100s, of which one can be reset: under never, it is turned off although the other cannot be.
+
+func TestAGPUThatCanBeResetIsTurnedOffBesideOneThatCannot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "gpus: [{model: A100-80GB, passthrough: true}, {model: A100-80GB}]")
+		w.administer(map[string]config.MIGConfig{
+			"second-on":           {{Indices: []int{1}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}},
+			"first-on-second-off": {{Indices: []int{0}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}, {Indices: []int{1}}},
+		})
+		w.converge("second-on")
+		w.label("first-on-second-off")
+		w.needsReboot()
+		if got := w.modes(); got != "false/true false/false" {
+			t.Errorf("modes %s; %s", got, w.condition().Message)
+		}
+	})
+}
