@@ -70,7 +70,7 @@ func TestASentinelThatCannotBeReadIsOfOthersAndStays(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.label("all-balanced")
-		w.settle(config.ReasonNeedsReboot)
+		w.parked()
 		if n := w.looks(time.Hour, endless); n >= many {
 			t.Errorf("%d looks in less than an hour; the node says %s", n, w.condition().Message)
 		}
