@@ -38,12 +38,7 @@ func (a *Agent) execute(ctx context.Context, seen observed, want wish, steps []p
 	case plan.Fence:
 		err = a.raise(ctx, seen, want, steps)
 	case plan.Evict, plan.PauseOperands, plan.RestartOperands:
-		if len(steps) > 1 && steps[1].Kind == plan.Reboot {
-			err = a.mayReboot(ctx, seen, want)
-		}
-		if err == nil {
-			err = a.evict(ctx, seen, want, step)
-		}
+		err = a.evict(ctx, seen, want, steps)
 	case plan.SetMode, plan.SetPersistence, plan.Reset, plan.Destroy, plan.Create:
 		err = a.change(ctx, seen, want, step)
 	case plan.Park:
@@ -170,7 +165,13 @@ func (a *Agent) journal(seen observed, want wish, steps []plan.Step) *Journal {
 
 // evict asks pods to leave and says which are still there. It never returns nil: only the next look can tell that they
 // are gone.
-func (a *Agent) evict(ctx context.Context, seen observed, want wish, step plan.Step) error {
+func (a *Agent) evict(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
+	step := steps[0]
+	if len(steps) > 1 && steps[1].Kind == plan.Reboot {
+		if err := a.mayReboot(ctx, seen, want); err != nil {
+			return err
+		}
+	}
 	overdue := step.Kind == plan.Evict && !want.undo && seen.overdue(a.clock.Now(), a.settings.Timeouts.Drain)
 	if seen.deaf != nil && step.Kind == plan.Evict && !overdue {
 		// Every pod counts as holding everything now, which is a reason to wait and not to evict them all.

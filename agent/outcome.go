@@ -94,12 +94,19 @@ func (a *Agent) decide(seen observed, want wish, step plan.Step, err error) deci
 		return decision{reason: config.ReasonRepartitioning, message: "the node object changed meanwhile; looking again", after: conflictRetry}
 	case step.TouchesGPU() && errors.Is(err, nvml.ErrInUse):
 		return a.inUse(seen, want, step, err)
-	case step.Kind == plan.Reset && errors.Is(err, nvml.ErrNotSupported) && seen.boot() != "":
-		return decision{noReset: true}
 	case step.TouchesGPU() && errors.Is(err, nvml.ErrNotSupported):
-		return decision{failure: &Failure{Wish: want.fingerprint, Reason: config.ReasonHardwareFailure, Message: err.Error()}}
+		return unsupported(seen, want, step, err)
 	}
 	return a.retry(step, want, err)
+}
+
+// unsupported is a step that will not work however often it is tried. A reset may be done by a reboot instead, where it can
+// be told that one has happened.
+func unsupported(seen observed, want wish, step plan.Step, err error) decision {
+	if step.Kind == plan.Reset && seen.boot() != "" {
+		return decision{noReset: true}
+	}
+	return decision{failure: &Failure{Wish: want.fingerprint, Reason: config.ReasonHardwareFailure, Message: err.Error()}}
 }
 
 // inUse waits for processes that no pod accounts for, until the deadline for pods. Some come and go, as a monitor's do: who

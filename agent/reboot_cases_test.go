@@ -19,13 +19,12 @@ import (
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
-	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
 // virtual is a virtual machine under the policy.
-
 func virtual(t *testing.T, policy config.RebootPolicy) *world {
+	t.Helper()
 	w := newWorld(t, passthrough)
 	w.settings.Reboot.Policy = policy
 	w.restart()
@@ -33,7 +32,6 @@ func virtual(t *testing.T, policy config.RebootPolicy) *world {
 }
 
 // cutAfterReboot brings the passthrough GPUs to all-1g.10gb by a reboot of nobody's.
-
 func (w *world) cutAfterReboot() {
 	w.t.Helper()
 	policy := w.settings.Reboot.Policy
@@ -47,7 +45,6 @@ func (w *world) cutAfterReboot() {
 }
 
 // delegate: after a reboot that did not come the change is undone, but the sentinel stays.
-
 func TestTheRequestIsWithdrawnWhenTheRebootDoesNotCome(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootDelegate)
@@ -70,7 +67,6 @@ func TestTheRequestIsWithdrawnWhenTheRebootDoesNotCome(t *testing.T) {
 }
 
 // The wish is withdrawn (or becomes nonsense) while MIG mode is left pending: mode and request must go too.
-
 func TestAPendingModeIsCancelledWithItsWish(t *testing.T) {
 	for name, edit := range map[string]func(n *corev1.Node){
 		"label removed":    func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) },
@@ -100,7 +96,6 @@ func TestAPendingModeIsCancelledWithItsWish(t *testing.T) {
 }
 
 // delegate, MIG off, sentinel cannot be written: the node must be given back.
-
 func TestASentinelThatCannotBeWrittenDoesNotKeepTheNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootDelegate)
@@ -117,12 +112,7 @@ func TestASentinelThatCannotBeWrittenDoesNotKeepTheNode(t *testing.T) {
 	})
 }
 
-// The path of the sentinel is a directory (as hostPath makes one) or a dangling link: no hot loop.
-
-// The agent dies between creating the sentinel and writing it: an empty file.
-
-// self, no logind: all pods of the node are evicted before that is noticed.
-
+// self, no logind: that is noticed before anybody is evicted for the reboot.
 func TestNobodyIsEvictedForARebootThatCannotBe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootSelf)
@@ -137,7 +127,6 @@ func TestNobodyIsEvictedForARebootThatCannotBe(t *testing.T) {
 }
 
 // goingDown is a host whose Reboot says that somebody was faster.
-
 type goingDown struct {
 	*host
 	err error
@@ -149,7 +138,6 @@ func (h goingDown) Reboot(ctx context.Context) error {
 }
 
 // self: somebody else reboots at the same moment, or the bus went away in the middle of the answer.
-
 func TestAHostThatGoesDownAnywayIsTheRebootThatWasAskedFor(t *testing.T) {
 	for _, err := range []error{drain.ErrShuttingDown, drain.ErrLogindSilent} {
 		t.Run(err.Error(), func(t *testing.T) {
@@ -172,7 +160,6 @@ func TestAHostThatGoesDownAnywayIsTheRebootThatWasAskedFor(t *testing.T) {
 }
 
 // self: the agent is killed between the journal's write and the call to logind.
-
 func TestAnAgentKilledRightBeforeItRebootsDoesSoLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootSelf)
@@ -201,7 +188,6 @@ func TestAnAgentKilledRightBeforeItRebootsDoesSoLater(t *testing.T) {
 }
 
 // self: after the reboot, before the release, the label changes to what takes another reboot.
-
 func TestAnotherWishMayTakeARebootOfItsOwn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootSelf)
@@ -225,8 +211,7 @@ func TestAnotherWishMayTakeARebootOfItsOwn(t *testing.T) {
 	})
 }
 
-// never: MIG off "refused before anything is destroyed".
-
+// never: where a reset was refused before, MIG off is refused before anything is destroyed.
 func TestMIGOffIsRefusedBeforeAnythingIsDestroyed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootNever)
@@ -249,7 +234,6 @@ func TestMIGOffIsRefusedBeforeAnythingIsDestroyed(t *testing.T) {
 }
 
 // never, with an H100 beside: its mode needs no reset, and must still be possible to turn off.
-
 func TestAGPUThatNeedsNoResetIsTurnedOffBesideOneThatCannotBeReset(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "gpus: [{model: A100-80GB, passthrough: true}, {model: H100-80GB}]")
@@ -267,7 +251,6 @@ func TestAGPUThatNeedsNoResetIsTurnedOffBesideOneThatCannotBeReset(t *testing.T)
 }
 
 // Cancelling a pending mode takes nothing from anybody: no pod has to leave.
-
 func TestAPendingModeIsCancelledWithoutEvictions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootNever)
@@ -284,10 +267,7 @@ func TestAPendingModeIsCancelledWithoutEvictions(t *testing.T) {
 	})
 }
 
-// The preview of a config that waits for a reboot.
-
 // A fresh node that only a reboot makes what is asked for.
-
 func TestAFreshNodeThatWaitsForARebootKeepsItsTaint(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootNever)
@@ -302,7 +282,6 @@ func TestAFreshNodeThatWaitsForARebootKeepsItsTaint(t *testing.T) {
 }
 
 // A fresh node whose label is changed to nonsense in the middle.
-
 func TestAFreshNodeWhoseWishGoesBadInTheMiddleKeepsItsTaint(t *testing.T) {
 	for name, spoil := range map[string]func(w *world){
 		"nonsense": func(w *world) { w.label("nonsense") },
@@ -324,10 +303,7 @@ func TestAFreshNodeWhoseWishGoesBadInTheMiddleKeepsItsTaint(t *testing.T) {
 	}
 }
 
-// Persistence mode that cannot be turned on again for another reason than "not supported" keeps no node.
-
 // No boot id: Reset is not tried without a pause for ever.
-
 func TestWithoutABootIDTheHardwareIsNotAskedForEver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootNever)
@@ -347,30 +323,7 @@ func TestWithoutABootIDTheHardwareIsNotAskedForEver(t *testing.T) {
 	})
 }
 
-// flicker reports another short-lived process at each look, as nvidia-smi in a loop.
-
-type flicker struct {
-	slow
-	pid *int
-}
-
-func (f flicker) Snapshot(ctx context.Context) ([]nvml.GPU, error) {
-	gpus, err := f.slow.Snapshot(ctx)
-	for i := range gpus {
-		*f.pid++
-		gpus[i].Processes = []nvml.Process{{PID: *f.pid}}
-	}
-	return gpus, err
-}
-
-func (f flicker) SetMode(_ context.Context, gpu nvml.UUID, _ bool) error {
-	return &nvml.Error{Op: "turning MIG mode on", GPU: gpu, Err: nvml.ErrInUse}
-}
-
-// Promise 12: processes that come and go in the way are no reason to write at each look.
-
 // The policy is changed from delegate to self while the reboot is awaited.
-
 func TestAPolicyThatBecomesSelfRebootsTheNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootDelegate)
@@ -389,7 +342,6 @@ func TestAPolicyThatBecomesSelfRebootsTheNode(t *testing.T) {
 }
 
 // The policy is changed from delegate to never while the reboot is awaited: the request goes.
-
 func TestAPolicyThatBecomesNeverWithdrawsTheRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootDelegate)
@@ -406,10 +358,7 @@ func TestAPolicyThatBecomesNeverWithdrawsTheRequest(t *testing.T) {
 	})
 }
 
-// The label is removed (or goes bad) in the middle, and CDI specs cannot be written: the node must be given back.
-
-// self: GPUs that the config does not name lose their geometry by the agent's own reboot.
-
+// self: GPUs that the config does not name have their geometry again after the reboot.
 func TestARebootByTheAgentTakesNothingFromOtherGPUs(t *testing.T) {
 	for _, policy := range []config.RebootPolicy{config.RebootSelf} {
 		t.Run(string(policy), func(t *testing.T) {
@@ -440,7 +389,6 @@ func TestARebootByTheAgentTakesNothingFromOtherGPUs(t *testing.T) {
 }
 
 // The state label after the wish for which a reboot was asked is withdrawn.
-
 func TestTheStateLabelDoesNotSayRebootingForEver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootDelegate)
@@ -457,10 +405,7 @@ func TestTheStateLabelDoesNotSayRebootingForEver(t *testing.T) {
 	})
 }
 
-// M4.
-
 // A driver upgrade while the capacity is awaited, seen at the moment it is over.
-
 func TestADriverUpgradeDoesNotUseUpTheTimeForCapacity(t *testing.T) {
 	const plugin = config.LabelOperandPrefix + "device-plugin"
 	synctest.Test(t, func(t *testing.T) {
@@ -485,7 +430,6 @@ func TestADriverUpgradeDoesNotUseUpTheTimeForCapacity(t *testing.T) {
 }
 
 // The startup taint with another effect comes back as it was.
-
 func TestTheStartupTaintOfANodeThatCannotBeMadeReadyIsAsItWas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
@@ -500,10 +444,7 @@ func TestTheStartupTaintOfANodeThatCannotBeMadeReadyIsAsItWas(t *testing.T) {
 	})
 }
 
-// "One that does not answer is not waited for."
-
 // self: a pod that tolerates every taint comes back at once, as replicas of system services do; it must not be evicted for ever.
-
 func TestAPodThatComesBackIsNotEvictedForAnHour(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootSelf)
@@ -530,10 +471,7 @@ func TestAPodThatComesBackIsNotEvictedForAnHour(t *testing.T) {
 	})
 }
 
-// An administrator opens the fresh node by hand in the middle: the taint is not put back.
-
 // A GPU is lost in the middle of the wait for a reboot: the other GPUs, whose pending mode is undone, are given back.
-
 func TestAGPULostWhileARebootIsAwaited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootDelegate)
@@ -548,10 +486,7 @@ func TestAGPULostWhileARebootIsAwaited(t *testing.T) {
 	})
 }
 
-// never: after a human's reboot that follows a refusal to turn MIG off, the geometry is there again.
-
 // The agent's own request for a reboot is not on a journal that says "undo".
-
 func TestTheRequestIsWithdrawnBeforeTheNodeIsGivenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootDelegate)
@@ -569,7 +504,6 @@ func TestTheRequestIsWithdrawnBeforeTheNodeIsGivenBack(t *testing.T) {
 }
 
 // delegate, MIG on: a reboot that changes nothing is not asked for again and again, as it is not under self.
-
 func TestADelegatedRebootThatDoesNotHelpIsNotAskedForAgainAndAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootDelegate)
@@ -594,7 +528,6 @@ func TestADelegatedRebootThatDoesNotHelpIsNotAskedForAgainAndAgain(t *testing.T)
 }
 
 // A fresh node whose device plugin takes long to come, as its image is pulled and its driver validated.
-
 func TestAFreshNodeWaitsForItsFirstPlugin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
@@ -611,10 +544,7 @@ func TestAFreshNodeWaitsForItsFirstPlugin(t *testing.T) {
 	})
 }
 
-// never: somebody reboots the node in the middle of the attempt to turn MIG off, which nobody may finish.
-
 // The budget of a step is the wish's own: "another wish is tried anew".
-
 func TestAnotherWishHasABudgetOfItsOwn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
@@ -632,7 +562,6 @@ func TestAnotherWishHasABudgetOfItsOwn(t *testing.T) {
 }
 
 // Two of the node's A100s, of which one can be reset: under never, it is turned off although the other cannot be.
-
 func TestAGPUThatCanBeResetIsTurnedOffBesideOneThatCannot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "gpus: [{model: A100-80GB, passthrough: true}, {model: A100-80GB}]")

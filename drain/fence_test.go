@@ -51,7 +51,7 @@ func raise(n *corev1.Node) ([]byte, error)       { return fence.Raise(n, "J") }
 func record(n *corev1.Node) ([]byte, error)      { return fence.Record(n, "J") }
 func lift(n *corev1.Node) ([]byte, error)        { return fence.Lift(n, true) }
 func liftUnready(n *corev1.Node) ([]byte, error) { return fence.LiftUnready(n, true, startupTaint) }
-func park(n *corev1.Node) ([]byte, error) { return fence.Park(n, "J2", true) }
+func park(n *corev1.Node) ([]byte, error)        { return fence.Park(n, "J2", true) }
 func keepCordon(n *corev1.Node) ([]byte, error)  { return fence.Lift(n, false) }
 
 func TestFencePatchesAreGuardedAndTouchOnlyWhatIsOurs(t *testing.T) {
