@@ -51,7 +51,7 @@ func preview(wishes map[nvml.UUID]nvml.Wish, seen plan.Observed) (Preview, error
 	}
 	return Preview{
 		Before: seen.GPUs, After: plan.Result(seen.GPUs, steps), Steps: steps,
-		AtReboot: plan.AtReboot(seen, want),
+		AtReboot: plan.OnAtReboot(seen, want),
 		Reboot:   slices.ContainsFunc(steps, func(s plan.Step) bool { return s.Kind == plan.Reboot }),
 	}, nil
 }
