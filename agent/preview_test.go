@@ -12,7 +12,7 @@ func TestAPreviewTellsWhatWaitsForAReboot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, passthrough)
 		w.label("all-balanced")
-		w.settle(config.ReasonNeedsReboot)
+		w.parked()
 		w.passes("a word about both GPUs", func() bool { return strings.Contains(w.condition().Message, "GPUs 0, 1") })
 		p, err := w.agent.Preview(t.Context(), config.LabelMIGConfig, "all-balanced")
 		if err != nil {
@@ -28,7 +28,7 @@ func TestAPreviewTellsWhatWaitsForAReboot(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, passthrough)
 			w.label("all-balanced")
-			w.settle(config.ReasonNeedsReboot)
+			w.parked()
 			w.reboot()
 			w.reach("all-balanced")
 			w.settings.Reboot.Policy = config.RebootDelegate
