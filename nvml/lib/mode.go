@@ -19,7 +19,11 @@ func (s *session) mode(d device) (mode, error) {
 	if !s.has("nvmlDeviceGetMigMode") {
 		return mode{}, nil
 	}
-	current, pending, ret := d.GetMigMode()
+	var pending int
+	current, ret := twice(func() (current int, ret nv.Return) {
+		current, pending, ret = d.GetMigMode()
+		return current, ret
+	})
 	err := check("reading MIG mode", d.uuid, ret)
 	if isUnsupported(err) {
 		return mode{}, nil
