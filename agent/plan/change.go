@@ -85,6 +85,11 @@ func (c change) endsPersistence() bool {
 	return slices.ContainsFunc(c.steps, func(s Step) bool { return s.Kind == SetPersistence && !s.On })
 }
 
+// resets reports whether the GPU is reset.
+func (c change) resets() bool {
+	return slices.ContainsFunc(c.steps, func(s Step) bool { return s.Kind == Reset })
+}
+
 // instances lists the steps that destroy or create instances.
 func instances(gpu nvml.GPU, kind Kind, placed []nvml.Placed) []Step {
 	var out []Step

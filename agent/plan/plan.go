@@ -7,6 +7,7 @@ package plan
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/gpuslice/gpuslice/nvml"
@@ -17,7 +18,11 @@ type Observed struct {
 	GPUs     []nvml.GPU
 	Pods     []Pod // pods of the node that hold a GPU or a part of one, or may do so
 	Operands []Operand
+	Pauses   []Pause // operands that a label of the node deploys, in the order in which they are paused
+	Clients  []Pod   // pods without a GPU of their own that keep the library open, and stay away behind the fence
+	Units    []Unit  // of the host that keep GPUs open, in the order in which they are stopped
 	Journal  Journal
+	Orphaned bool // something of ours is on the node, and no journal says what
 	Fenced   bool // our taint keeps new pods away
 	Startup  bool // the taint of a node that has just been registered keeps pods away until the capacity is proven
 	Undo     bool // what is planned is the way back
@@ -34,6 +39,8 @@ type Journal struct {
 	Cuts       map[nvml.UUID]bool // GPUs whose former cut it holds
 	Persistent map[nvml.UUID]bool // those of them that were in persistence mode
 	Proven     bool               // the capacity agreed with the hardware when the change began, and must do so again
+	Paused     map[string]bool    // labels of operands of which it holds the former value
+	Stopped    map[string]bool    // units that it says were running
 }
 
 // Pod is a pod that may have to leave.
@@ -48,6 +55,23 @@ type Operand struct {
 	Pod
 	Stale   bool // the journal says that it read the layout of the GPUs before the change
 	Returns bool // it tolerates the fence, so that evicting it does not keep it away
+	ByLabel bool // it is one of Pauses
+}
+
+// Pause is an operand that runs where a label of the node says so, and goes when the label says otherwise. Operands that
+// somebody else has paused or switched off are not among them.
+type Pause struct {
+	Label  string
+	Plugin bool  // it is the device plugin
+	Paused bool  // by us; otherwise it is meant to run
+	Pods   []Pod // its pods on the node
+}
+
+// Unit is one of the host's systemd that is running or that the journal says was.
+type Unit struct {
+	Name   string
+	Active bool
+	Holds  bool // one of its processes computes on what the plan takes away
 }
 
 // Capacity is how far the node's capacity agrees with the hardware.
@@ -118,6 +142,9 @@ func Make(seen Observed, want Desired) ([]Step, error) {
 	case seen.Startup && len(want) > 0 && !seen.Journal.Owed:
 		seen.Journal.Owed, seen.Fenced = true, true
 		return append([]Step{{Kind: Fence}}, giveBack(seen, parks)...), nil
+	case seen.Orphaned && !seen.Journal.Owed:
+		seen.Journal.Owed = true
+		return append([]Step{{Kind: Adopt}}, giveBack(seen, parks)...), nil
 	default:
 		return giveBack(seen, parks), nil
 	}
@@ -126,36 +153,98 @@ func Make(seen Observed, want Desired) ([]Step, error) {
 // prepare lists what must happen before the hardware is touched.
 func prepare(seen Observed, changes []change) []Step {
 	var steps []Step
-	taken := map[string]bool{}
-	takesAway, changesMode := false, false
-	for _, c := range changes {
-		takesAway = takesAway || c.takesAway
-		changesMode = changesMode || c.changesMode
-		for _, d := range c.taken {
-			taken[d] = true
-		}
-	}
-	// What stands idle may be given to a pod at any moment, so the fence goes up for whatever is taken away, held or not.
+	d := disruptionOf(seen, changes)
 	switch {
-	// On a node that has just been registered it goes up for everything: behind it the startup taint can go, which would
-	// else keep away the device plugin that has to prove the capacity.
-	case (takesAway || seen.Startup) && !(seen.Journal.Owed && seen.Fenced):
+	case d.fences(seen):
 		steps = append(steps, Step{Kind: Fence})
 	case incomplete(seen, changes):
 		steps = append(steps, Step{Kind: Record})
 	}
-	if holders := holding(seen.Pods, taken); takesAway && len(holders) > 0 {
-		steps = append(steps, Step{Kind: Evict, Pods: holders})
+	if len(d.holders) > 0 {
+		steps = append(steps, Step{Kind: Evict, Pods: d.holders})
 	}
-	// The plugin keeps the library open, which is a client that stands in the way of a reset.
-	if pausable := pausable(seen.Operands); changesMode && len(pausable) > 0 {
-		steps = append(steps, Step{Kind: PauseOperands, Pods: pausable})
+	if d.takesAway {
+		steps = append(steps, pause(seen)...)
+	}
+	// The plugin keeps the library open, which is a client that stands in the way of a reset. So do others.
+	if away := slices.Concat(pausable(seen.Operands), seen.Clients); d.changesMode && len(away) > 0 {
+		steps = append(steps, Step{Kind: PauseOperands, Pods: away})
+	}
+	for _, u := range d.stops {
+		steps = append(steps, Step{Kind: StopUnits, Unit: u})
+	}
+	return steps
+}
+
+// disruption is what the changes take from whom.
+type disruption struct {
+	takesAway, changesMode bool
+	holders                []Pod    // that have to leave
+	stops                  []string // units that have to stop
+}
+
+func disruptionOf(seen Observed, changes []change) disruption {
+	var d disruption
+	taken := map[string]bool{}
+	resets := false
+	for _, c := range changes {
+		d.takesAway = d.takesAway || c.takesAway
+		d.changesMode = d.changesMode || c.changesMode
+		resets = resets || c.resets()
+		for _, device := range c.taken {
+			taken[device] = true
+		}
+	}
+	if d.takesAway {
+		d.holders = holding(seen.Pods, taken)
+	}
+	for _, u := range seen.Units {
+		// Only a reset minds who has a GPU open. Creating and destroying instances minds who computes on them.
+		if u.Active && (resets || u.Holds && d.takesAway) {
+			d.stops = append(d.stops, u.Name)
+		}
+	}
+	return d
+}
+
+// fences reports whether the fence has to go up. What stands idle may be given to a pod at any moment, so it goes up for
+// whatever is taken away, held or not; unless the device plugin can be sent away by its label: without a plugin kubelet
+// gives out no device, and pods without a GPU need not be kept from the node. On a node that has just been registered it
+// goes up for everything: behind it the startup taint can go, which would else keep away the device plugin that has to prove
+// the capacity.
+func (d disruption) fences(seen Observed) bool {
+	switch {
+	case seen.Journal.Owed && seen.Fenced:
+		return false
+	case seen.Startup:
+		return true
+	case !d.takesAway:
+		return false
+	default:
+		return len(d.holders) > 0 || !seen.pluginByLabel() || seen.Journal.Owed && seen.Journal.Cordoned
+	}
+}
+
+// pluginByLabel reports whether a label of the node sends the device plugin away.
+func (seen Observed) pluginByLabel() bool {
+	return slices.ContainsFunc(seen.Pauses, func(p Pause) bool { return p.Plugin }) &&
+		!slices.ContainsFunc(seen.Operands, func(o Operand) bool { return !o.ByLabel })
+}
+
+// pause lists the operands that are still there.
+func pause(seen Observed) []Step {
+	var steps []Step
+	for _, p := range seen.Pauses {
+		if !p.Paused || len(p.Pods) > 0 {
+			steps = append(steps, Step{Kind: PauseOperands, Label: p.Label, Pods: p.Pods})
+		}
 	}
 	return steps
 }
 
 // incomplete reports whether the journal lacks something that the changes will owe: whatever is about to change must be
-// in it before the hardware is touched, and so must each plugin that has seen the hardware as it was.
+// in it before the hardware is touched, and so must each plugin that has seen the hardware as it was, each label that is
+// about to be changed, and each unit that is about to be stopped.
 func incomplete(seen Observed, changes []change) bool {
 	if !seen.Journal.Owed || seen.Journal.Other {
 		return true
@@ -165,12 +254,10 @@ func incomplete(seen Observed, changes []change) bool {
 			return true
 		}
 	}
-	for _, o := range seen.Operands {
-		if !o.Stale {
-			return true
-		}
-	}
-	return false
+	d := disruptionOf(seen, changes)
+	return slices.ContainsFunc(seen.Operands, func(o Operand) bool { return !o.Stale }) ||
+		slices.ContainsFunc(seen.Pauses, func(p Pause) bool { return d.takesAway && !p.Paused && !seen.Journal.Paused[p.Label] }) ||
+		slices.ContainsFunc(d.stops, func(name string) bool { return !seen.Journal.Stopped[name] })
 }
 
 // hardware lists the changes of the GPUs. If any waits for a reboot, all that can be done before is done before, so that
@@ -191,22 +278,33 @@ func hardware(seen Observed, changes []change) []Step {
 
 // foreseen is what will be seen after the hardware's change.
 func foreseen(seen Observed, changes []change) Observed {
+	d := disruptionOf(seen, changes)
+	seen.Fenced = seen.Fenced || d.fences(seen)
 	seen.Journal.Owed = true
-	seen.Fenced = seen.Fenced || seen.Startup
-	changesMode := false
 	seen.GPUs = Result(seen.GPUs, hardware(seen, changes))
-	for _, c := range changes {
-		seen.Fenced = seen.Fenced || c.takesAway
-		changesMode = changesMode || c.changesMode
-	}
+	seen.Journal.Paused, seen.Journal.Stopped = maps.Clone(seen.Journal.Paused), maps.Clone(seen.Journal.Stopped)
 	operands := seen.Operands
 	seen.Operands = nil
 	for _, o := range operands {
-		if changesMode && !o.Returns {
+		if d.changesMode && !o.Returns && !o.ByLabel || d.takesAway && o.ByLabel {
 			continue // paused before the change, and new after it
 		}
 		o.Stale = true
 		seen.Operands = append(seen.Operands, o)
+	}
+	if d.takesAway {
+		seen.Pauses = slices.Clone(seen.Pauses)
+		for i := range seen.Pauses {
+			seen.Pauses[i].Paused, seen.Pauses[i].Pods = true, nil
+			owe(&seen.Journal.Paused, seen.Pauses[i].Label)
+		}
+	}
+	seen.Units = slices.Clone(seen.Units)
+	for i := range seen.Units {
+		if slices.Contains(d.stops, seen.Units[i].Name) {
+			seen.Units[i].Active = false
+			owe(&seen.Journal.Stopped, seen.Units[i].Name)
+		}
 	}
 	seen.Capacity.Agreed = 0
 	return seen
@@ -218,9 +316,7 @@ func giveBack(seen Observed, parks bool) []Step {
 	if len(seen.CDI) > 0 {
 		steps = append(steps, Step{Kind: RegenerateCDI, Files: seen.CDI})
 	}
-	if seen.Fenced || seen.Startup {
-		steps = append(steps, Step{Kind: ResumeOperands})
-	}
+	steps = append(steps, resume(seen)...)
 	var stale []Pod
 	for _, o := range seen.Operands {
 		if o.Stale {
@@ -238,6 +334,25 @@ func giveBack(seen Observed, parks bool) []Step {
 		steps = append(append(steps, Step{Kind: Park}), askForReboot(seen)...)
 	case seen.Journal.Owed:
 		steps = append(steps, Step{Kind: Release})
+	}
+	return steps
+}
+
+// resume brings back, in reverse, who was sent away.
+func resume(seen Observed) []Step {
+	var steps []Step
+	for _, u := range slices.Backward(seen.Units) {
+		if !u.Active && seen.Journal.Stopped[u.Name] {
+			steps = append(steps, Step{Kind: StartUnits, Unit: u.Name})
+		}
+	}
+	if seen.Fenced || seen.Startup {
+		steps = append(steps, Step{Kind: ResumeOperands})
+	}
+	for _, p := range slices.Backward(seen.Pauses) {
+		if p.Paused && (seen.Journal.Paused[p.Label] || seen.Orphaned) {
+			steps = append(steps, Step{Kind: ResumeOperands, Label: p.Label})
+		}
 	}
 	return steps
 }
@@ -288,10 +403,17 @@ func (p Pod) holds(taken map[string]bool) bool {
 	return false
 }
 
+func owe(what *map[string]bool, name string) {
+	if *what == nil {
+		*what = map[string]bool{}
+	}
+	(*what)[name] = true
+}
+
 func pausable(operands []Operand) []Pod {
 	var out []Pod
 	for _, o := range operands {
-		if !o.Returns {
+		if !o.Returns && !o.ByLabel {
 			out = append(out, o.Pod)
 		}
 	}

@@ -73,10 +73,13 @@ func text(steps []plan.Step, err error) string {
 //	gpu 1 off pending-on
 //	pod web/a on 0/1g.10gb@0
 //	pod web/b on anything
-//	plugin kube-system/p stale returns
+//	plugin kube-system/p stale returns by-label
+//	operand dcgm paused pods=gpu-operator/dcgm-1
+//	client monitoring/exporter
+//	unit nvsm.service active holds
 //	reboots no-reset-0 suspected-1 in-vain delegate asked=us others=web/a,web/b
 //	cdi /var/run/cdi/nvidia.yaml
-//	journal fenced parked agreed=2 other unproven undo startup persistent
+//	journal fenced parked agreed=2 other unproven undo startup persistent paused=dcgm stopped=nvsm.service orphaned
 func parseSeen(t *testing.T, text string) plan.Observed {
 	t.Helper()
 	var seen plan.Observed
@@ -98,6 +101,15 @@ func parseSeen(t *testing.T, text string) plan.Observed {
 		case "plugin":
 			seen.Operands = append(seen.Operands, plan.Operand{
 				Pod: pod(words[1]), Stale: slices.Contains(words, "stale"), Returns: slices.Contains(words, "returns"),
+				ByLabel: slices.Contains(words, "by-label"),
+			})
+		case "operand":
+			seen.Pauses = append(seen.Pauses, parsePause(words[1:]))
+		case "client":
+			seen.Clients = append(seen.Clients, pod(words[1]))
+		case "unit":
+			seen.Units = append(seen.Units, plan.Unit{
+				Name: words[1], Active: slices.Contains(words, "active"), Holds: slices.Contains(words, "holds"),
 			})
 		case "reboots":
 			seen.Reboots = parseReboots(words[1:])
@@ -112,6 +124,8 @@ func parseSeen(t *testing.T, text string) plan.Observed {
 				seen.Journal.Cuts[gpu.UUID] = !slices.Contains(words, "without-"+string(gpu.UUID))
 				seen.Journal.Persistent[gpu.UUID] = slices.Contains(words, "persistent")
 			}
+			seen.Journal.Paused, seen.Journal.Stopped = owed(words, "paused="), owed(words, "stopped=")
+			seen.Orphaned = slices.Contains(words, "orphaned")
 			seen.Undo = slices.Contains(words, "undo")
 			seen.Fenced = slices.Contains(words, "fenced")
 			seen.Startup = slices.Contains(words, "startup")
@@ -232,6 +246,32 @@ func parseWant(t *testing.T, text string) plan.Desired {
 		want[gpu] = plan.Target{Wish: wish}
 	}
 	return want
+}
+
+// parsePause reads an operand by the last part of its label; that of the device plugin is "device-plugin".
+func parsePause(words []string) plan.Pause {
+	p := plan.Pause{Label: words[0], Plugin: words[0] == "device-plugin", Paused: slices.Contains(words, "paused")}
+	for _, w := range words {
+		if list, ok := strings.CutPrefix(w, "pods="); ok {
+			for name := range strings.SplitSeq(list, ",") {
+				p.Pods = append(p.Pods, pod(name))
+			}
+		}
+	}
+	return p
+}
+
+// owed reads a list of what the journal holds.
+func owed(words []string, prefix string) map[string]bool {
+	out := map[string]bool{}
+	for _, w := range words {
+		if list, ok := strings.CutPrefix(w, prefix); ok {
+			for name := range strings.SplitSeq(list, ",") {
+				out[name] = true
+			}
+		}
+	}
+	return out
 }
 
 func number(t *testing.T, s string) int {

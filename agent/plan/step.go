@@ -15,12 +15,17 @@ type Kind string
 const (
 	// Record writes the journal, for a change that disrupts nobody.
 	Record Kind = "Record"
+	// Adopt writes a journal for what an agent has left on the node without one, so that it is given back like any change.
+	Adopt Kind = "Adopt"
 	// Fence writes the journal, the cordon and the taint in one guarded update.
 	Fence Kind = "Fence"
 	// Evict asks the pods that hold what the plan takes away to leave, and is over when they are gone.
 	Evict Kind = "Evict"
-	// PauseOperands evicts the device plugin. The taint of the fence keeps it away until ResumeOperands.
+	// PauseOperands sends away the operands that a label deploys by changing the label, and is over when they are gone. Without
+	// a label it evicts the device plugin and other clients of the library, which the taint of the fence keeps away.
 	PauseOperands Kind = "PauseOperands"
+	// StopUnits stops one unit of the host that keeps GPUs open.
+	StopUnits Kind = "StopUnits"
 	// SetMode turns MIG mode on or off, which may stay pending until Reset.
 	SetMode Kind = "SetMode"
 	// SetPersistence turns persistence mode off before a Reset, which it stands in the way of, and on again after it.
@@ -39,7 +44,10 @@ const (
 	Reboot Kind = "Reboot"
 	// RegenerateCDI writes the CDI specs anew that describe the GPUs as they were.
 	RegenerateCDI Kind = "RegenerateCDI"
-	// ResumeOperands takes the taint away and leaves the cordon: pods of DaemonSets come back, others do not.
+	// StartUnits starts one unit again.
+	StartUnits Kind = "StartUnits"
+	// ResumeOperands gives a label its former value again. Without a label it takes the taint away and leaves the cordon: pods
+	// of DaemonSets come back, others do not.
 	ResumeOperands Kind = "ResumeOperands"
 	// RestartOperands evicts a device plugin that started before the change, since it reads the layout only at its start.
 	RestartOperands Kind = "RestartOperands"
@@ -58,6 +66,8 @@ type Step struct {
 	Instance nvml.Placed // of Destroy and Create
 	Pods     []Pod       // of Evict, PauseOperands and RestartOperands
 	Files    []string    // of RegenerateCDI
+	Label    string      // of PauseOperands and ResumeOperands, where they work by label
+	Unit     string      // of StopUnits and StartUnits
 }
 
 // String writes the step as plans, logs and goldens show it.
@@ -68,12 +78,18 @@ func (s Step) String() string {
 	switch s.Kind {
 	case Record:
 		return "record: journal"
+	case Adopt:
+		return "adopt what was left: journal"
 	case Fence:
 		return "fence: journal, cordon, taint"
 	case Evict:
 		return "evict " + names(s.Pods)
-	case PauseOperands:
-		return "pause device plugin " + names(s.Pods)
+	case PauseOperands, ResumeOperands:
+		return s.onOperands()
+	case StopUnits:
+		return "stop unit " + s.Unit
+	case StartUnits:
+		return "start unit " + s.Unit
 	case Park:
 		return "park: give the node back until it is rebooted"
 	case AskReboot:
@@ -82,8 +98,6 @@ func (s Step) String() string {
 		return "reboot the node"
 	case RegenerateCDI:
 		return "regenerate CDI spec " + strings.Join(s.Files, ", ")
-	case ResumeOperands:
-		return "resume device plugin"
 	case RestartOperands:
 		return "restart device plugin " + names(s.Pods)
 	case VerifyCapacity:
@@ -92,6 +106,19 @@ func (s Step) String() string {
 		return "release: give the node back"
 	default:
 		return string(s.Kind)
+	}
+}
+
+func (s Step) onOperands() string {
+	switch {
+	case s.Kind == PauseOperands && s.Label != "":
+		return "pause " + s.Label
+	case s.Kind == PauseOperands:
+		return "pause device plugin " + names(s.Pods)
+	case s.Label != "":
+		return "resume " + s.Label
+	default:
+		return "resume device plugin"
 	}
 }
 
@@ -115,7 +142,8 @@ func (s Step) TouchesGPU() bool {
 	switch s.Kind {
 	case SetMode, SetPersistence, Reset, Destroy, Create:
 		return true
-	case Record, Fence, Evict, PauseOperands, Park, AskReboot, Reboot, RegenerateCDI, ResumeOperands, RestartOperands, VerifyCapacity, Release:
+	case Record, Adopt, Fence, Evict, PauseOperands, StopUnits, Park, AskReboot, Reboot, RegenerateCDI, StartUnits, ResumeOperands,
+		RestartOperands, VerifyCapacity, Release:
 		return false
 	default:
 		return false
