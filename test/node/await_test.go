@@ -1,0 +1,115 @@
+package node_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// await watches the node until done is satisfied with it.
+func (r *rig) await(what string, done func(*corev1.Node) bool) *corev1.Node {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(r.t.Context(), patience)
+	defer cancel()
+	var last *corev1.Node
+	for ctx.Err() == nil {
+		w, err := r.client.CoreV1().Nodes().Watch(ctx, metav1.ListOptions{
+			FieldSelector: fields.OneTermEqualSelector("metadata.name", r.Name).String(),
+		})
+		if err != nil {
+			break
+		}
+		for event := range w.ResultChan() {
+			object, ok := event.Object.(*corev1.Node)
+			if !ok {
+				break
+			}
+			last = object
+			if done(object) {
+				w.Stop()
+				return object
+			}
+		}
+		w.Stop()
+	}
+	r.t.Fatalf("waiting for %s: %v; the node says:\n%s", what, context.Cause(ctx), words(last))
+	return nil
+}
+
+// awaitReason watches the node until GPUPartitionReady has the reason.
+func (r *rig) awaitReason(reason config.Reason) *corev1.Node {
+	r.t.Helper()
+	return r.await("reason "+string(reason), func(n *corev1.Node) bool {
+		c := condition(n)
+		return c != nil && c.Reason == string(reason)
+	})
+}
+
+// awaitConverged watches the node until it is as the label asks, and given back.
+func (r *rig) awaitConverged(name string) *corev1.Node {
+	r.t.Helper()
+	return r.await("config "+name, func(n *corev1.Node) bool {
+		c := condition(n)
+		return c != nil && c.Status == corev1.ConditionTrue && strings.HasPrefix(c.Message, name+":") &&
+			n.Labels[config.LabelMIGConfigState] == string(config.StateSuccess)
+	})
+}
+
+// awaitOffered watches the node until kubelet offers so many of the resource.
+func (r *rig) awaitOffered(resource string, n int) {
+	r.t.Helper()
+	r.await(fmt.Sprintf("%s %d", resource, n), func(o *corev1.Node) bool { return offered(o)[resource] == n })
+}
+
+// givenBack fails the test if anything of a change is left on the node.
+func (r *rig) givenBack(n *corev1.Node) {
+	r.t.Helper()
+	if n.Spec.Unschedulable {
+		r.t.Error("the node is still cordoned")
+	}
+	for _, taint := range n.Spec.Taints {
+		if taint.Key == config.TaintRepartitioning {
+			r.t.Error("the node still has our taint")
+		}
+	}
+	if j, ok := n.Annotations[config.AnnotationJournal]; ok {
+		r.t.Errorf("the node still has a journal: %s", j)
+	}
+}
+
+func condition(n *corev1.Node) *corev1.NodeCondition {
+	for i := range n.Status.Conditions {
+		if n.Status.Conditions[i].Type == config.ConditionGPUPartitionReady {
+			return &n.Status.Conditions[i]
+		}
+	}
+	return nil
+}
+
+// offered is what the node has to give out of NVIDIA's resources, without those at 0.
+func offered(n *corev1.Node) map[string]int {
+	out := map[string]int{}
+	for name, q := range n.Status.Allocatable {
+		if strings.HasPrefix(string(name), "nvidia.com/") && !q.IsZero() {
+			out[string(name)] = int(q.Value())
+		}
+	}
+	return out
+}
+
+func words(n *corev1.Node) string {
+	if n == nil {
+		return "nothing"
+	}
+	c := condition(n)
+	if c == nil {
+		return fmt.Sprintf("no condition; allocatable %v", offered(n))
+	}
+	return fmt.Sprintf("%s=%s %s: %s; allocatable %v", c.Type, c.Status, c.Reason, c.Message, offered(n))
+}

@@ -1,0 +1,200 @@
+package node_test
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/gpuslice/gpuslice/nvml"
+	"github.com/gpuslice/gpuslice/test/binaries"
+	"github.com/gpuslice/gpuslice/test/cluster"
+	"github.com/gpuslice/gpuslice/test/sandbox"
+)
+
+// What a test does to a rig: with the hands of a user, of an administrator, or of fate.
+
+// label asks for a config.
+func (r *rig) label(key, value string) {
+	r.t.Helper()
+	body, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]any{key: value}}})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	_, err = r.client.CoreV1().Nodes().Patch(r.t.Context(), r.Name, types.MergePatchType, body, metav1.PatchOptions{})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *rig) snapshot() []nvml.GPU {
+	r.t.Helper()
+	gpus, err := r.GPUs.Driver().Snapshot(r.t.Context())
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return gpus
+}
+
+// cut makes instances on GPU 0 behind the agent's back.
+func (r *rig) cut(instances ...string) {
+	r.t.Helper()
+	driver := r.GPUs.Driver()
+	gpu := r.snapshot()[0]
+	if err := driver.SetMode(r.t.Context(), gpu.UUID, true); err != nil {
+		r.t.Fatal(err)
+	}
+	gpu = r.snapshot()[0]
+	for _, text := range instances {
+		name, start, _ := strings.Cut(text, "@")
+		p, ok := gpu.Profile(name)
+		i := slices.IndexFunc(p.Placements, func(s nvml.Span) bool { return start == string(rune('0'+s.Start)) })
+		if !ok || i < 0 {
+			r.t.Fatalf("no %s", text)
+		}
+		if err := driver.Create(r.t.Context(), gpu.UUID, nvml.Placed{Profile: name, Span: p.Placements[i]}); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+}
+
+// plugin is the device plugin's pod on the node.
+func (r *rig) plugin() *corev1.Pod {
+	r.t.Helper()
+	pods, err := r.client.CoreV1().Pods("kube-system").List(r.t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=" + r.Name})
+	if err != nil || len(pods.Items) == 0 {
+		r.t.Fatalf("no device plugin on node %s: %v", r.Name, err)
+	}
+	return &pods.Items[0]
+}
+
+func (r *rig) restartPlugin() {
+	r.t.Helper()
+	p := r.plugin()
+	if err := r.client.CoreV1().Pods(p.Namespace).Delete(r.t.Context(), p.Name, metav1.DeleteOptions{}); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *rig) pod(namespace, name string, limits map[string]string) *corev1.Pod {
+	r.t.Helper()
+	list := corev1.ResourceList{}
+	for resourceName, n := range limits {
+		list[corev1.ResourceName(resourceName)] = resource.MustParse(n)
+	}
+	grace := int64(2)
+	p, err := r.client.CoreV1().Pods(namespace).Create(r.t.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": name}},
+		Spec: corev1.PodSpec{
+			NodeSelector: map[string]string{corev1.LabelHostname: r.Name}, TerminationGracePeriodSeconds: &grace,
+			Containers: []corev1.Container{{Name: "c", Image: "team/app:1", Resources: corev1.ResourceRequirements{Limits: list}}},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return p
+}
+
+func (r *rig) awaitRunning(namespace, name string) {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(r.t.Context(), patience)
+	defer cancel()
+	w, err := r.client.CoreV1().Pods(namespace).Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer w.Stop()
+	var last corev1.PodStatus
+	for event := range w.ResultChan() {
+		p, ok := event.Object.(*corev1.Pod)
+		if !ok {
+			break
+		}
+		if last = p.Status; last.Phase == corev1.PodRunning {
+			return
+		}
+		if last.Phase == corev1.PodFailed {
+			break
+		}
+	}
+	r.t.Fatalf("pod %s/%s does not run: %s %s %s", namespace, name, last.Phase, last.Reason, last.Message)
+}
+
+func (r *rig) budget(namespace, app string, minAvailable int32) {
+	r.t.Helper()
+	n := intstr.FromInt32(minAvailable)
+	_, err := r.client.PolicyV1().PodDisruptionBudgets(namespace).Create(r.t.Context(), &policyv1.PodDisruptionBudget{
+		ObjectMeta: metav1.ObjectMeta{Name: app},
+		Spec: policyv1.PodDisruptionBudgetSpec{
+			MinAvailable: &n, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// configMap makes a ConfigMap with MIG configs. It goes with the test.
+func (r *rig) configMap(name, text string) {
+	r.t.Helper()
+	configMaps := r.client.CoreV1().ConfigMaps("gpuslice")
+	_, err := configMaps.Create(r.t.Context(), &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{"config.yaml": text},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() {
+		if err := configMaps.Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
+			r.t.Error(err)
+		}
+	})
+}
+
+func (r *rig) cordon() {
+	r.t.Helper()
+	cmd := exec.Command(r.cluster.Kubectl(), "--kubeconfig", r.cluster.AdminKubeconfig(), "cordon", r.Name)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		r.t.Fatalf("kubectl cordon: %v\n%s", err, out)
+	}
+}
+
+// writes are the requests by which agents changed something of this node, of the resource or of any if it is empty.
+func (r *rig) writes(resource string) []cluster.AuditEvent {
+	r.t.Helper()
+	all, err := r.cluster.Writes("system:serviceaccount:gpuslice:gpuslice-agent")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return slices.DeleteFunc(all, func(e cluster.AuditEvent) bool {
+		of := e.Name == r.Name || strings.Contains(e.Body, r.Name)
+		return !of || resource != "" && e.Resource != resource
+	})
+}
+
+// migParted gives NVIDIA's nvidia-mig-parted on this node.
+func (r *rig) migParted() func(args ...string) (string, error) {
+	r.t.Helper()
+	dir, err := binaries.Builder{Log: os.Stderr}.MigParted(r.t.Context())
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return func(args ...string) (string, error) {
+		var out strings.Builder
+		cmd := sandbox.Command(r.t.Context(), r.Parts.Sandbox, r.Sandbox(), filepath.Join(dir, "nvidia-mig-parted"), args...)
+		cmd.Stdout, cmd.Stderr = &out, os.Stderr
+		err := cmd.Run()
+		return out.String(), err
+	}
+}

@@ -1,0 +1,73 @@
+package node_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+
+	"github.com/gpuslice/gpuslice/test/sandbox"
+)
+
+// process is a running agent.
+type process struct {
+	cmd   *exec.Cmd
+	steps chan string // each step that it says is done, and each pod that it evicts; closed when it ends
+}
+
+// run starts the agent.
+func (r *rig) run() *process {
+	r.t.Helper()
+	args := append([]string{"run"}, r.flags()...)
+	cmd := exec.Command(r.Parts.Agent, args...)
+	if r.agents.inSandbox {
+		cmd = sandbox.Command(context.Background(), r.Parts.Sandbox, r.Sandbox(), r.Parts.Agent, args...)
+	}
+	cmd.Env = append(os.Environ(), "GPUSIM_NODE="+r.GPUs.Dir())
+	pipe, err := cmd.StderrPipe()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	log, err := os.OpenFile(filepath.Join(r.Dir, "agent.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		r.t.Fatal(err)
+	}
+	p := &process{cmd: cmd, steps: make(chan string, 1000)}
+	go func() {
+		defer close(p.steps)
+		defer log.Close()
+		lines := bufio.NewScanner(io.TeeReader(pipe, log))
+		for lines.Scan() {
+			var entry struct{ Msg, Step, Pod string }
+			switch err := json.Unmarshal(lines.Bytes(), &entry); {
+			case err != nil: // a line of the library's, not of the agent's
+			case entry.Msg == "step done":
+				p.steps <- entry.Step
+			case entry.Msg == "eviction requested":
+				p.steps <- "evict " + entry.Pod
+			}
+		}
+	}()
+	r.agents.running = p
+	return p
+}
+
+// kill ends the agent as the kernel does when memory runs out.
+func (r *rig) kill() {
+	r.t.Helper()
+	p := r.agents.running
+	r.agents.running = nil
+	if err := p.cmd.Process.Signal(syscall.SIGKILL); err != nil {
+		r.t.Fatal(err)
+	}
+	for range p.steps { // until its log is at an end
+	}
+	_ = p.cmd.Wait() // the error says that it was killed
+}
