@@ -22,6 +22,10 @@ type inputs struct {
 	Profiles      configMapInputs    `json:"profiles"`
 	DevicePlugin  devicePluginInputs `json:"devicePlugin"`
 	Reboot        rebootInputs       `json:"reboot"`
+	Drain         drainInputs        `json:"drain"`
+	Operands      list               `json:"operands"`
+	Units         list               `json:"units"`
+	Recover       recoverInputs      `json:"recover"`
 	Timeouts      timeoutInputs      `json:"timeouts"`
 	Retry         retryInputs        `json:"retry"`
 }
@@ -33,7 +37,7 @@ type configMapInputs struct {
 }
 
 type devicePluginInputs struct {
-	PodSelector []scalar `json:"podSelector"`
+	PodSelector list `json:"podSelector"`
 }
 
 type rebootInputs struct {
@@ -41,11 +45,33 @@ type rebootInputs struct {
 	Sentinel scalar `json:"sentinel"`
 }
 
+type drainInputs struct {
+	AfterDeadline scalar            `json:"afterDeadline"`
+	DeleteGrace   scalar            `json:"deleteGrace"`
+	UnmanagedPods scalar            `json:"unmanagedPods"`
+	EmptyDir      scalar            `json:"emptyDir"`
+	OnUncordon    scalar            `json:"onUncordon"`
+	Rules         []drainRuleInputs `json:"rules"` // without defaults, which the first rules of a file would be laid over
+	Clients       list              `json:"clients"`
+}
+
+type drainRuleInputs struct {
+	Namespaces list   `json:"namespaces"`
+	Selector   scalar `json:"selector"`
+	Action     scalar `json:"action"`
+	For        scalar `json:"for"`
+}
+
+type recoverInputs struct {
+	Adopt list `json:"adopt"`
+}
+
 type timeoutInputs struct {
 	DriverCall scalar `json:"driverCall"`
 	APICall    scalar `json:"apiCall"`
 	Capacity   scalar `json:"capacity"`
 	Drain      scalar `json:"drain"`
+	Unit       scalar `json:"unit"`
 	Reboot     scalar `json:"reboot"`
 }
 
@@ -73,6 +99,30 @@ func (s *scalar) UnmarshalJSON(raw []byte) error {
 	return nil
 }
 
+// list is a list of values as they are written. One in a file takes the place of the default's, also when it is empty.
+type list []scalar
+
+// UnmarshalJSON leaves a field without a value as if it were not there.
+func (l *list) UnmarshalJSON(raw []byte) error {
+	if string(raw) == "null" {
+		return nil
+	}
+	elements := []scalar{} // anew: decoding reuses what is there, and an element without a value would be the default's
+	if err := json.Unmarshal(raw, &elements); err != nil {
+		return err //nolint:wrapcheck // the decoder around it adds the field
+	}
+	*l = elements
+	return nil
+}
+
+func listOf(values []string) list {
+	var out list
+	for _, v := range values {
+		out = append(out, scalar(v))
+	}
+	return out
+}
+
 // inputsOf writes settings as a file would have them, to be overwritten by one. The kind of file is left for it to say.
 func inputsOf(s Settings) inputs {
 	in := inputs{
@@ -81,10 +131,16 @@ func inputsOf(s Settings) inputs {
 		MIGConfigMap:  inputsOfKey(s.MIGConfigMap),
 		Profiles:      inputsOfKey(s.Profiles),
 		Reboot:        rebootInputs{Policy: scalar(s.Reboot.Policy), Sentinel: scalar(s.Reboot.Sentinel)},
+		Drain: drainInputs{
+			AfterDeadline: scalar(s.Drain.AfterDeadline), DeleteGrace: scalar(s.Drain.DeleteGrace.String()),
+			UnmanagedPods: scalar(s.Drain.UnmanagedPods), EmptyDir: scalar(s.Drain.EmptyDir), OnUncordon: scalar(s.Drain.OnUncordon),
+		},
+		Operands: listOf(s.Operands),
+		Units:    listOf(s.Units),
 		Timeouts: timeoutInputs{
 			DriverCall: scalar(s.Timeouts.DriverCall.String()), APICall: scalar(s.Timeouts.APICall.String()),
 			Capacity: scalar(s.Timeouts.Capacity.String()), Drain: scalar(s.Timeouts.Drain.String()),
-			Reboot: scalar(s.Timeouts.Reboot.String()),
+			Unit: scalar(s.Timeouts.Unit.String()), Reboot: scalar(s.Timeouts.Reboot.String()),
 		},
 		Retry: retryInputs{
 			Failures: scalar(strconv.Itoa(s.Retry.Failures)), First: scalar(s.Retry.First.String()),

@@ -28,6 +28,10 @@ type Settings struct {
 	Profiles      ConfigMapKey  // our own catalog; without a name there is none
 	DevicePlugin  DevicePlugin
 	Reboot        Reboot
+	Drain         Drain
+	Operands      []string // labels by which NVIDIA's operands are paused, in this order
+	Units         []string // units of the host that are stopped for a reset, in this order
+	Recover       Recover
 	Timeouts      Timeouts
 	Retry         Retry
 }
@@ -69,6 +73,7 @@ type Timeouts struct {
 	APICall    time.Duration // one request to the API server
 	Capacity   time.Duration // until kubelet shows the new devices
 	Drain      time.Duration // until the pods that hold a GPU have left
+	Unit       time.Duration // until a unit of the host is stopped, or started
 	Reboot     time.Duration // until a reboot that was asked for has happened
 }
 
@@ -162,8 +167,15 @@ func Default() Settings {
 			labels.SelectorFromSet(labels.Set{"name": "nvidia-device-plugin-ds"}),                // the plugin's static manifest
 		}},
 		Reboot: Reboot{Policy: RebootNever, Sentinel: DefaultSentinel},
+		Drain: Drain{
+			AfterDeadline: AfterDeadlineUndo, DeleteGrace: DefaultDeleteGrace,
+			UnmanagedPods: DrainEvict, EmptyDir: DrainEvict, OnUncordon: UncordonCancel,
+		},
+		Operands: defaultOperands(),
+		Units:    defaultUnits(),
 		Timeouts: Timeouts{
-			DriverCall: DefaultDriverCall, APICall: DefaultAPICall, Capacity: DefaultCapacity, Drain: DefaultDrain, Reboot: DefaultReboot,
+			DriverCall: DefaultDriverCall, APICall: DefaultAPICall, Capacity: DefaultCapacity, Drain: DefaultDrain, Unit: DefaultUnit,
+			Reboot: DefaultReboot,
 		},
 		Retry: Retry{Failures: DefaultFailures, First: DefaultFirstDelay, Longest: DefaultLongestDelay, NoEffect: DefaultNoEffect},
 	}
@@ -212,12 +224,17 @@ func (in inputs) settings() (Settings, error) {
 			Policy:   RebootPolicy(c.oneOf("reboot.policy", in.Reboot.Policy, string(RebootNever), string(RebootDelegate), string(RebootSelf))),
 			Sentinel: c.path("reboot.sentinel", in.Reboot.Sentinel),
 		},
-		DevicePlugin: DevicePlugin{PodSelector: c.selectors("devicePlugin.podSelector", in.DevicePlugin.PodSelector)},
+		DevicePlugin: DevicePlugin{PodSelector: c.selectors("devicePlugin.podSelector", in.DevicePlugin.PodSelector, "the device plugin's")},
+		Drain:        c.drain(in.Drain),
+		Operands:     c.operands("operands", in.Operands),
+		Units:        c.units("units", in.Units),
+		Recover:      Recover{Adopt: c.adopt("recover.adopt", in.Recover.Adopt)},
 		Timeouts: Timeouts{
 			DriverCall: c.duration("timeouts.driverCall", in.Timeouts.DriverCall, time.Second, 10*time.Minute),
 			APICall:    c.duration("timeouts.apiCall", in.Timeouts.APICall, time.Second, 5*time.Minute),
 			Capacity:   c.duration("timeouts.capacity", in.Timeouts.Capacity, 10*time.Second, time.Hour),
 			Drain:      c.duration("timeouts.drain", in.Timeouts.Drain, time.Minute, 7*24*time.Hour),
+			Unit:       c.duration("timeouts.unit", in.Timeouts.Unit, time.Second, time.Hour),
 			Reboot:     c.duration("timeouts.reboot", in.Timeouts.Reboot, time.Minute, 30*24*time.Hour),
 		},
 		Retry: Retry{
@@ -226,6 +243,9 @@ func (in inputs) settings() (Settings, error) {
 			Longest:  c.duration("retry.longest", in.Retry.Longest, 100*time.Millisecond, time.Hour),
 			NoEffect: c.count("retry.noEffect", in.Retry.NoEffect),
 		},
+	}
+	if len(in.DevicePlugin.PodSelector) == 0 {
+		c = append(c, &InvalidError{Field: "devicePlugin.podSelector", Value: "[]", Want: "must have at least one label selector"})
 	}
 	if len(c) == 0 && s.Retry.Longest < s.Retry.First {
 		c.refuse("retry.longest", string(in.Retry.Longest), "is less than retry.first, "+s.Retry.First.String())
@@ -300,24 +320,33 @@ func (c *checks) all(field, value string, problems []string) {
 	}
 }
 
-func (c *checks) selectors(field string, in []scalar) []labels.Selector {
-	if len(in) == 0 {
-		*c = append(*c, &InvalidError{Field: field, Value: "[]", Want: "must have at least one label selector"})
-	}
+// selectors checks label selectors of whose, each of which must be there once.
+func (c *checks) selectors(field string, in list, whose string) []labels.Selector {
 	var out []labels.Selector
+	texts := map[string]bool{}
 	for i, text := range in {
 		at := fmt.Sprintf("%s[%d]", field, i)
-		selector, err := labels.Parse(string(text))
-		switch {
-		case err != nil:
-			c.refuse(at, string(text), fmt.Sprintf(`must be a label selector, like "app=nvidia-device-plugin-daemonset": %v`, err))
-		case selector.Empty():
-			c.refuse(at, string(text), "matches every pod: name the labels of the device plugin's")
-		default:
-			out = append(out, selector)
+		selector := c.selector(at, text, whose)
+		if meaning := selector.String(); texts[meaning] {
+			c.refuse(at, string(text), "is there twice")
+		} else if meaning != "" { // which is refused already
+			texts[meaning] = true
 		}
+		out = append(out, selector)
 	}
 	return out
+}
+
+func (c *checks) selector(field string, text scalar, whose string) labels.Selector {
+	selector, err := labels.Parse(string(text))
+	switch {
+	case err != nil:
+		c.refuse(field, string(text), fmt.Sprintf(`must be a label selector, like "app=nvidia-device-plugin-daemonset": %v`, err))
+		return labels.Nothing()
+	case selector.Empty():
+		c.refuse(field, string(text), "matches every pod: name the labels of "+whose)
+	}
+	return selector
 }
 
 // short writes a duration without its zero parts: "10m", not "10m0s".

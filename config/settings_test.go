@@ -3,6 +3,7 @@ package config_test
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +18,15 @@ const head = "apiVersion: gpuslice.io/v1alpha1\nkind: Settings\n"
 
 // selectorsAsText compares label selectors by what they mean, not by how they are held.
 var selectorsAsText = cmp.Transformer("text", func(s labels.Selector) string { return s.String() })
+
+func parsed(t *testing.T, text string) labels.Selector {
+	t.Helper()
+	selector, err := labels.Parse(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return selector
+}
 
 func TestSettings(t *testing.T) {
 	t.Run("that say nothing are the defaults", func(t *testing.T) {
@@ -35,16 +45,27 @@ devicePlugin:
   podSelector: ["app in (a, b)"]
 profiles: {name: pools, key: pools.yaml}
 reboot: {policy: delegate, sentinel: /run/host/reboot-required}
-timeouts: {driverCall: 1m, apiCall: 5s, capacity: 10m, drain: 1h30m, reboot: 24h}
+drain:
+  afterDeadline: delete
+  deleteGrace: 10s
+  unmanagedPods: refuse
+  emptyDir: refuse
+  onUncordon: refence
+  rules:
+    - {namespaces: [training, batch], selector: "app in (a, b)", action: wait, for: 8h}
+    - {selector: batch.kubernetes.io/job-name, action: refuse}
+    - {namespaces: [kube-system], action: evict}
+  clients: ["app in (a, b)"]
+operands: [nvidia.com/gpu.deploy.dcgm, nvidia.com/gpu.deploy.client]
+units: [nvidia-dcgm.service, 'monitor@gpu\x2d0.socket']
+recover: {adopt: [mig-manager]}
+timeouts: {driverCall: 1m, apiCall: 5s, capacity: 10m, drain: 1h30m, unit: 30s, reboot: 24h}
 retry: {failures: 3, first: 1s, longest: 1m, noEffect: 5}
 `))
 		if err != nil {
 			t.Fatal(err)
 		}
-		selector, err := labels.Parse("app in (a,b)")
-		if err != nil {
-			t.Fatal(err)
-		}
+		selector, jobs := parsed(t, "app in (a,b)"), parsed(t, "batch.kubernetes.io/job-name")
 		want := config.Settings{
 			NodeHeartbeat: 30 * time.Second,
 			MIGStrategy:   config.MIGStrategySingle,
@@ -52,9 +73,22 @@ retry: {failures: 3, first: 1s, longest: 1m, noEffect: 5}
 			Profiles:      config.ConfigMapKey{Name: "pools", Key: "pools.yaml"},
 			Reboot:        config.Reboot{Policy: config.RebootDelegate, Sentinel: "/run/host/reboot-required"},
 			DevicePlugin:  config.DevicePlugin{PodSelector: []labels.Selector{selector}},
+			Drain: config.Drain{
+				AfterDeadline: config.AfterDeadlineDelete, DeleteGrace: 10 * time.Second,
+				UnmanagedPods: config.DrainRefuse, EmptyDir: config.DrainRefuse, OnUncordon: config.UncordonRefence,
+				Rules: []config.DrainRule{
+					{Namespaces: []string{"training", "batch"}, Selector: selector, Action: config.DrainWait, For: 8 * time.Hour},
+					{Selector: jobs, Action: config.DrainRefuse},
+					{Namespaces: []string{"kube-system"}, Selector: labels.Everything(), Action: config.DrainEvict},
+				},
+				Clients: []labels.Selector{selector},
+			},
+			Operands: []string{"nvidia.com/gpu.deploy.dcgm", "nvidia.com/gpu.deploy.client"},
+			Units:    []string{"nvidia-dcgm.service", `monitor@gpu\x2d0.socket`},
+			Recover:  config.Recover{Adopt: []string{config.AdoptMIGManager}},
 			Timeouts: config.Timeouts{
 				DriverCall: time.Minute, APICall: 5 * time.Second, Capacity: 10 * time.Minute, Drain: 90 * time.Minute,
-				Reboot: 24 * time.Hour,
+				Unit: 30 * time.Second, Reboot: 24 * time.Hour,
 			},
 			Retry: config.Retry{Failures: 3, First: time.Second, Longest: time.Minute, NoEffect: 5},
 		}
@@ -96,6 +130,23 @@ retry: {failures: 3, first: 1s, longest: 1m, noEffect: 5}
 			}
 		}
 	})
+}
+
+func TestAListTakesThePlaceOfTheDefaultsUnlessItHasNoValue(t *testing.T) {
+	none := config.Default()
+	none.Operands, none.Units = nil, nil
+	for name, test := range map[string]struct {
+		file string
+		want config.Settings
+	}{
+		"empty":           {"operands: []\nunits: []\n", none},
+		"without a value": {"operands:\nunits: ~\ndevicePlugin: {podSelector: }\n", config.Default()},
+	} {
+		got, err := config.Parse([]byte(head + test.file))
+		if diff := cmp.Diff(test.want, got, selectorsAsText); err != nil || diff != "" {
+			t.Errorf("%s: error %v, settings (-want +got):\n%s", name, err, diff)
+		}
+	}
 }
 
 func TestSettingsAreRefused(t *testing.T) {
@@ -149,6 +200,92 @@ func TestSettingsAreRefused(t *testing.T) {
 		"for a device plugin that is every pod": {
 			file: head + `devicePlugin: {podSelector: [app=x, ""]}`,
 			want: []string{`devicePlugin.podSelector[1]: "" matches every pod: name the labels of the device plugin's`},
+		},
+		"for words that are none of drain's": {
+			file: head + "drain: {afterDeadline: force, unmanagedPods: wait, emptyDir: no, onUncordon: undo}\n",
+			want: []string{
+				`drain.afterDeadline: "force" must be undo or delete`,
+				`drain.unmanagedPods: "wait" must be evict or refuse`,
+				`drain.emptyDir: "false" must be evict or refuse`,
+				`drain.onUncordon: "undo" must be cancel or refence`,
+			},
+		},
+		"for a deletion without grace": {
+			file: head + "drain: {deleteGrace: 0s}\n",
+			want: []string{`drain.deleteGrace: "0s" must be from 1s to 1h`},
+		},
+		"for a time that no rule waits for": {
+			file: head + "drain: {rules: [{selector: a=b, action: evict, for: 1h}, {selector: a=b, action: wait}, {selector: a=b, action: wait, for: 59s}]}\n",
+			want: []string{
+				`drain.rules[0].for: "1h" goes with action wait, not with evict`,
+				`drain.rules[1].for: must say how long is waited, like "8h"`,
+				`drain.rules[2].for: "59s" must be from 1m to 720h`,
+			},
+		},
+		"for a rule that fits every pod": {
+			file: head + "drain: {rules: [{action: refuse}, {namespaces: [], selector: '', action: refuse}]}\n",
+			want: []string{
+				`drain.rules[0]: fits every pod: write "namespaces", "selector" or both`,
+				`drain.rules[1]: fits every pod: write "namespaces", "selector" or both`,
+			},
+		},
+		"for a rule that says nothing that is known": {
+			file: head + "drain: {rules: [{namespace: a, selector: a=b, action: drop}, {namespaces: [a, A, a], action: evict}]}\n",
+			want: []string{
+				`unknown field "drain.rules[0].namespace"`,
+				`drain.rules[0].action: "drop" must be evict or wait or refuse`,
+				`drain.rules[1].namespaces[1]: "A" a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')`,
+				`drain.rules[1].namespaces[2]: "a" is there twice`,
+			},
+		},
+		"for clients that are every pod, or the same": {
+			file: head + `drain: {clients: ["", "a=b,c", "c,a=b"]}`,
+			want: []string{
+				`drain.clients[0]: "" matches every pod: name the labels of the clients`,
+				`drain.clients[2]: "c,a=b" is there twice`,
+			},
+		},
+		"for operands that are none": {
+			file: head + "operands: [nvidia.com/gpu.present, nvidia.com/gpu.deploy., nvidia.com/gpu.deploy.driver, nvidia.com/gpu.deploy.dcgm, nvidia.com/gpu.deploy.dcgm, ~]\n",
+			want: []string{
+				`operands[0]: "nvidia.com/gpu.present" must begin with nvidia.com/gpu.deploy., as the labels do by which NVIDIA's GPU operator deploys its operands`,
+				`operands[1]: "nvidia.com/gpu.deploy." must begin with nvidia.com/gpu.deploy., as the labels do by which NVIDIA's GPU operator deploys its operands`,
+				`operands[2]: "nvidia.com/gpu.deploy.driver" is the driver, without which no GPU can be changed`,
+				`operands[4]: "nvidia.com/gpu.deploy.dcgm" is there twice`,
+				`operands[5]: "" must begin with nvidia.com/gpu.deploy., as the labels do by which NVIDIA's GPU operator deploys its operands`,
+			},
+		},
+		"for units that cannot be stopped": {
+			file: head + "units: [dcgm, kubepods.slice, a b.service, .service, dcgm@.service, dcgm.service, dcgm.service]\n",
+			want: []string{
+				`units[0]: "dcgm" must be the name of a systemd unit with its type, which is .service or .socket or .path or .timer`,
+				`units[1]: "kubepods.slice" must be the name of a systemd unit with its type, which is .service or .socket or .path or .timer`,
+				`units[2]: "a b.service" is not a name that systemd allows`,
+				`units[3]: ".service" is not a name that systemd allows`,
+				`units[4]: "dcgm@.service" is a template: name its instances, like "dcgm@0.service"`,
+				`units[6]: "dcgm.service" is there twice`,
+			},
+		},
+		"for units that the node lives by": {
+			file: head + "units: [kubelet.service, containerd.service, crio.service, docker.service, docker.socket, dbus.service, dbus.socket, systemd-logind.service]\n",
+			want: []string{
+				`units[0]: "kubelet.service" is never stopped: the node and its pods live by it`,
+				`units[1]: "containerd.service" is never stopped: the node and its pods live by it`,
+				`units[2]: "crio.service" is never stopped: the node and its pods live by it`,
+				`units[3]: "docker.service" is never stopped: the node and its pods live by it`,
+				`units[4]: "docker.socket" is never stopped: the node and its pods live by it`,
+				`units[5]: "dbus.service" is never stopped: the node and its pods live by it`,
+				`units[6]: "dbus.socket" is never stopped: the node and its pods live by it`,
+				`units[7]: "systemd-logind.service" is never stopped: the node and its pods live by it`,
+			},
+		},
+		"for adopting the remains of nobody that is known": {
+			file: head + "recover: {adopt: [mig-parted]}\ntimeouts: {unit: 500ms}\n",
+			want: []string{`recover.adopt[0]: "mig-parted" must be mig-manager`, `timeouts.unit: "500ms" must be from 1s to 1h`},
+		},
+		"for a list in place of one value": {
+			file: head + "units: dcgm.service\n",
+			want: []string{`units: must be a list, not a string`},
 		},
 		"for delays that do not grow": {
 			file: head + "retry: {first: 1m, longest: 30s}\n",
@@ -231,6 +368,7 @@ func TestTheMIGStrategyIsTheNodesUnlessSettingsSayOtherwise(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	f.Add(head)
 	f.Add(head + "nodeHeartbeat: 30s\nmigConfigMap: {name: \"\"}\ndevicePlugin: {podSelector: [app=x]}\n")
+	f.Add(head + "drain: {deleteGrace: 1s, rules: [{namespaces: [a], selector: b, action: wait, for: 1h}]}\nunits: [a.service]\noperands: []\n")
 	f.Add(head + "timeouts: {drain: -1h}\nretry: {failures: 99999999999999999999}\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		s, err := config.Parse([]byte(text))
@@ -239,8 +377,16 @@ func FuzzParse(f *testing.F) {
 		}
 		if s.NodeHeartbeat < 10*time.Second || s.Timeouts.DriverCall <= 0 || s.Timeouts.APICall <= 0 || s.Timeouts.Capacity <= 0 ||
 			s.Timeouts.Drain <= 0 || s.Retry.Failures < 1 || s.Retry.NoEffect < 1 || s.Retry.First <= 0 ||
-			s.Retry.Longest < s.Retry.First || len(s.DevicePlugin.PodSelector) == 0 {
+			s.Retry.Longest < s.Retry.First || !drains(s) || len(s.DevicePlugin.PodSelector) == 0 {
 			t.Errorf("settings that were taken are out of bounds: %+v", s)
 		}
 	})
+}
+
+// drains reports whether the settings of draining are within bounds.
+func drains(s config.Settings) bool {
+	return s.Drain.DeleteGrace >= time.Second && s.Timeouts.Unit > 0 && !slices.Contains(s.Units, "kubelet.service") &&
+		!slices.ContainsFunc(s.Drain.Rules, func(r config.DrainRule) bool {
+			return (r.For > 0) != (r.Action == config.DrainWait) || r.Selector.Empty() && len(r.Namespaces) == 0
+		})
 }

@@ -1,0 +1,215 @@
+package config
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// Drain is how pods are sent away.
+type Drain struct {
+	AfterDeadline AfterDeadline
+	DeleteGrace   time.Duration     // longest grace that a deletion after the deadline leaves a pod; never 0
+	UnmanagedPods DrainAction       // DrainEvict or DrainRefuse: pods that no controller brings back
+	EmptyDir      DrainAction       // DrainEvict or DrainRefuse: pods whose files on an emptyDir would be lost
+	OnUncordon    OnUncordon        // when somebody lifts our cordon in the middle of a change
+	Rules         []DrainRule       // the first that fits a pod counts
+	Clients       []labels.Selector // pods that hold no GPU but keep NVIDIA's library open
+}
+
+// AfterDeadline says what happens to pods that are still there at their deadline.
+type AfterDeadline string
+
+// What may happen at the deadline.
+const (
+	// AfterDeadlineUndo gives the change up, and the node back as it was.
+	AfterDeadlineUndo AfterDeadline = "undo"
+	// AfterDeadlineDelete deletes the pods, which no disruption budget prevents.
+	AfterDeadlineDelete AfterDeadline = "delete"
+)
+
+// DrainAction is what is done with a pod that has to leave.
+type DrainAction string
+
+// The actions.
+const (
+	// DrainEvict sends it away through the Eviction API.
+	DrainEvict DrainAction = "evict"
+	// DrainWait lets it end by itself, for a time.
+	DrainWait DrainAction = "wait"
+	// DrainRefuse leaves it alone: a change that needs it to leave does not begin.
+	DrainRefuse DrainAction = "refuse"
+)
+
+// OnUncordon says what an uncordon by somebody else means for a change that is under way.
+type OnUncordon string
+
+// What it may mean.
+const (
+	// UncordonCancel takes it for a wish that the change be given up.
+	UncordonCancel OnUncordon = "cancel"
+	// UncordonRefence takes it for a mistake: the node is cordoned again.
+	UncordonRefence OnUncordon = "refence"
+)
+
+// DrainRule is what is done with certain pods.
+type DrainRule struct {
+	Namespaces []string        // none for all
+	Selector   labels.Selector // labels.Everything() where none is written
+	Action     DrainAction
+	For        time.Duration // of DrainWait: how long it may go on
+}
+
+// Recover is what is restored that others have left behind.
+type Recover struct {
+	Adopt []string // whose remains are restored: AdoptMIGManager
+}
+
+// AdoptMIGManager restores the labels that NVIDIA's k8s-mig-manager leaves behind when it dies in the middle.
+const AdoptMIGManager = "mig-manager"
+
+// The defaults of draining, and what bounds them.
+const (
+	// DefaultDeleteGrace is what pods get that do not say otherwise.
+	DefaultDeleteGrace = 30 * time.Second
+
+	// DefaultUnit: systemd itself gives a service 90 s to stop before it kills it.
+	DefaultUnit = 2 * time.Minute
+
+	// minDeleteGrace: a deletion with grace 0 takes the pod out of the API server at once, while it still runs.
+	minDeleteGrace = time.Second
+)
+
+// defaultOperands are NVIDIA's operands that keep the library or the driver open, clients before what they ask.
+func defaultOperands() []string {
+	return []string{
+		LabelOperandPrefix + "dcgm-exporter",
+		LabelOperandPrefix + "dcgm",
+		LabelOperandPrefix + "client", // for pods of others, that want to be paused with the operands
+		LabelOperandPrefix + "gpu-feature-discovery",
+		LabelOperandPrefix + "mps-control-daemon",
+		LabelOperandPrefix + "device-plugin",
+	}
+}
+
+// defaultUnits are services that NVIDIA ships with DGX systems and data centre drivers, clients before what they ask.
+func defaultUnits() []string {
+	return []string{
+		"nvsm.service", "nvsm-mqtt.service", "nvsm-core.service", "nvsm-api-gateway.service", "nvsm-notifier.service",
+		"nv_peer_mem.service", "dcgm-exporter.service", "nvidia-dcgm.service", "dcgm.service", "nvidia-persistenced.service",
+	}
+}
+
+// unitTypes are the units that can be stopped and started again. A slice or a scope would take along all that runs in it.
+var unitTypes = []string{".service", ".socket", ".path", ".timer"}
+
+// vitalUnits are what the node, its pods and the agent itself live by. Names are without the type.
+var vitalUnits = []string{
+	"kubelet", "k3s", "k3s-agent", "rke2-agent", "rke2-server", "k0sworker", "k0scontroller", // each is or holds the kubelet
+	"containerd", "crio", "docker", "cri-docker",
+	"dbus", "dbus-broker",
+}
+
+func (c *checks) drain(in drainInputs) Drain {
+	return Drain{
+		AfterDeadline: AfterDeadline(c.oneOf("drain.afterDeadline", in.AfterDeadline, string(AfterDeadlineUndo), string(AfterDeadlineDelete))),
+		DeleteGrace:   c.duration("drain.deleteGrace", in.DeleteGrace, minDeleteGrace, time.Hour),
+		UnmanagedPods: DrainAction(c.oneOf("drain.unmanagedPods", in.UnmanagedPods, string(DrainEvict), string(DrainRefuse))),
+		EmptyDir:      DrainAction(c.oneOf("drain.emptyDir", in.EmptyDir, string(DrainEvict), string(DrainRefuse))),
+		OnUncordon:    OnUncordon(c.oneOf("drain.onUncordon", in.OnUncordon, string(UncordonCancel), string(UncordonRefence))),
+		Rules:         c.drainRules("drain.rules", in.Rules),
+		Clients:       c.selectors("drain.clients", in.Clients, "the clients"),
+	}
+}
+
+func (c *checks) drainRules(field string, in []drainRuleInputs) []DrainRule {
+	var out []DrainRule
+	for i, rule := range in {
+		out = append(out, c.drainRule(fmt.Sprintf("%s[%d]", field, i), rule))
+	}
+	return out
+}
+
+func (c *checks) drainRule(at string, in drainRuleInputs) DrainRule {
+	rule := DrainRule{
+		Namespaces: c.each(at+".namespaces", in.Namespaces, validation.IsDNS1123Label),
+		Selector:   labels.Everything(),
+		Action:     DrainAction(c.oneOf(at+".action", in.Action, string(DrainEvict), string(DrainWait), string(DrainRefuse))),
+	}
+	if in.Selector != "" {
+		rule.Selector = c.selector(at+".selector", in.Selector, "the pods that it is about")
+	} else if len(in.Namespaces) == 0 {
+		*c = append(*c, &InvalidError{Field: at, Want: `fits every pod: write "namespaces", "selector" or both`})
+	}
+	switch {
+	case rule.Action == DrainWait && in.For == "":
+		*c = append(*c, &InvalidError{Field: at + ".for", Want: `must say how long is waited, like "8h"`})
+	case rule.Action == DrainWait:
+		rule.For = c.duration(at+".for", in.For, time.Minute, 30*24*time.Hour)
+	case rule.Action != "" && in.For != "":
+		c.refuse(at+".for", string(in.For), fmt.Sprintf("goes with action wait, not with %s", rule.Action))
+	}
+	return rule
+}
+
+func (c *checks) operands(field string, in list) []string {
+	return c.each(field, in, func(key string) []string {
+		name, ok := strings.CutPrefix(key, LabelOperandPrefix)
+		switch {
+		case !ok || name == "":
+			return []string{"must begin with " + LabelOperandPrefix + ", as the labels do by which NVIDIA's GPU operator deploys its operands"}
+		case name == "driver":
+			return []string{"is the driver, without which no GPU can be changed"}
+		}
+		return validation.IsQualifiedName(key)
+	})
+}
+
+func (c *checks) units(field string, in list) []string {
+	return c.each(field, in, func(unit string) []string {
+		kind := path.Ext(unit)
+		name := strings.TrimSuffix(unit, kind)
+		switch {
+		case !slices.Contains(unitTypes, kind):
+			return []string{"must be the name of a systemd unit with its type, which is " + strings.Join(unitTypes, " or ")}
+		case name == "" || len(unit) > 255 || strings.HasPrefix(name, "@") || strings.Trim(name, unitCharacters) != "":
+			return []string{"is not a name that systemd allows"}
+		case strings.HasSuffix(name, "@"):
+			return []string{`is a template: name its instances, like "` + name + `0` + kind + `"`}
+		case slices.Contains(vitalUnits, name) || strings.HasPrefix(name, "systemd-"):
+			return []string{"is never stopped: the node and its pods live by it"}
+		}
+		return nil
+	})
+}
+
+// unitCharacters are those that systemd.unit(5) allows in a name.
+const unitCharacters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789:-_.\\@"
+
+func (c *checks) adopt(field string, in list) []string {
+	return c.each(field, in, func(name string) []string {
+		if name != AdoptMIGManager {
+			return []string{"must be " + AdoptMIGManager}
+		}
+		return nil
+	})
+}
+
+// each checks the elements of a list one by one, and that none is there twice. A list without elements is nil.
+func (c *checks) each(field string, in list, problems func(string) []string) []string {
+	var out []string
+	for i, element := range in {
+		at := fmt.Sprintf("%s[%d]", field, i)
+		c.all(at, string(element), problems(string(element)))
+		if slices.Contains(out, string(element)) {
+			c.refuse(at, string(element), "is there twice")
+		}
+		out = append(out, string(element))
+	}
+	return out
+}
