@@ -149,18 +149,11 @@ func (f Fence) recording(node *corev1.Node, journal string) (*patch, error) {
 }
 
 func (f Fence) guarded(node *corev1.Node) (*patch, error) {
-	switch {
-	case f.JournalKey == "" || f.Taint.Key == "" || f.Taint.Effect == "":
+	if f.JournalKey == "" || f.Taint.Key == "" || f.Taint.Effect == "" {
 		return nil, fmt.Errorf("the fence needs a journal key, a taint key and an effect, and has %q, %q and %q",
 			f.JournalKey, f.Taint.Key, f.Taint.Effect)
-	case node.UID == "" || node.ResourceVersion == "":
-		return nil, fmt.Errorf("the node was not read from the API server: its uid is %q and its resourceVersion %q",
-			node.UID, node.ResourceVersion)
 	}
-	p := &patch{}
-	p.Metadata.UID = string(node.UID)
-	p.Metadata.ResourceVersion = node.ResourceVersion
-	return p, nil
+	return guardedPatch(node)
 }
 
 // patch is a JSON merge patch of a node (RFC 7386): what is absent stays as it is, and null removes.
@@ -169,8 +162,21 @@ type patch struct {
 		UID             string             `json:"uid"`
 		ResourceVersion string             `json:"resourceVersion"`
 		Annotations     map[string]*string `json:"annotations,omitempty"`
+		Labels          map[string]string  `json:"labels,omitempty"`
 	} `json:"metadata"`
 	Spec map[string]any `json:"spec,omitempty"`
+}
+
+// guardedPatch is a patch that the API server refuses if the node has changed, or was replaced by another of its name.
+func guardedPatch(node *corev1.Node) (*patch, error) {
+	if node.UID == "" || node.ResourceVersion == "" {
+		return nil, fmt.Errorf("the node was not read from the API server: its uid is %q and its resourceVersion %q",
+			node.UID, node.ResourceVersion)
+	}
+	p := &patch{}
+	p.Metadata.UID = string(node.UID)
+	p.Metadata.ResourceVersion = node.ResourceVersion
+	return p, nil
 }
 
 func (p *patch) spec() map[string]any {
