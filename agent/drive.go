@@ -106,7 +106,7 @@ func (a *Agent) heldBy(ctx context.Context, seen observed, step plan.Step, held 
 	reported := reportedOn(gpu, step)
 	search, cancel := context.WithTimeout(ctx, a.settings.Timeouts.DriverCall) // of a table with any number of processes
 	defer cancel()
-	clients, err := a.processes.Clients(search, gpu.Minor, reported)
+	clients, err := a.processes.Holders(search, []drain.Sought{{Device: string(gpu.UUID), Reported: reported, Minor: gpu.Minor}})
 	clients = slices.DeleteFunc(clients, func(c drain.Client) bool {
 		return c.Self || step.Kind == plan.Destroy && len(reported) > 0 && !slices.Contains(reported, c.PID)
 	})

@@ -159,7 +159,7 @@ func (a *Agent) observeKubelet(ctx context.Context, seen *observed, pods []corev
 		seen.kubelet, err = a.kubelet.Allocatable(call)
 	}
 	seen.deaf = err
-	seen.holders = drain.GPUPods(pods, assigned)
+	seen.holders = drain.GPUPods(pods, assigned, nil)
 	seen.operands = a.operands(pods)
 	seen.strategy = a.settings.MIGStrategy.On(seen.node.Labels[config.LabelMIGStrategy])
 	if err != nil {

@@ -22,21 +22,26 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Client is a process that holds a GPU: it computes on it, or has its device file open, which is enough to keep the
-// GPU from being reset.
+// Client is a process that holds a GPU or a part of one: it computes on it, or has its device file open, which is enough
+// to keep the GPU from being reset.
 type Client struct {
 	PID     int
 	Command string // its program's name, of which the kernel keeps 15 bytes; what is not printable is shown as "?"
 	Owner
+	Devices []string // which of what was sought it holds, sorted
 	Sources []Source // how it was found, at least one
 	Self    bool     // the agent's own process, whose handles the agent closes by itself
 
+	// Sibling says that it is another process of the agent's own pod, as one that kubectl exec starts there. It ends by
+	// itself, and the agent does not send itself away for it.
+	Sibling bool
 	// Unlisted says that NVML reports the process while the process table does not show it: it has just ended, or runs
 	// in a PID namespace that the table is not of.
 	Unlisted bool
 }
 
-// Source is how a client was found, in words: "NVML", or "device file /dev/nvidia3" as the process itself names it.
+// Source is how a client or a pod was found, in words. A process is found by "NVML", or by "device file /dev/nvidia3" as
+// the process itself names it; how a pod was found is with Pod.
 type Source string
 
 // SourceNVML is the source of processes that NVML reports.
@@ -50,7 +55,24 @@ type Owner struct {
 	Unit      string    // the unit of the host's systemd: nvidia-persistenced.service, session-3.scope
 }
 
-// Processes finds the clients of a GPU in the host's process table.
+// Sought is a device whose holders are looked for.
+type Sought struct {
+	Device   string // UUID of a GPU or of a MIG device, as kubelet knows it
+	Reported []int  // pids that NVML reports on it
+	// Minor is the N of the device file /dev/nvidiaN of a GPU that goes as a whole: whoever has it open holds the GPU.
+	// AnyGPU stands for one that is not known, NoFiles for a device that open files say nothing about.
+	Minor int
+}
+
+// Values of Sought.Minor that are no minor number.
+const (
+	// AnyGPU is of a GPU whose minor number the driver does not say: an open device file of any GPU counts.
+	AnyGPU = -1
+	// NoFiles is of one instance of several: its clients have the same /dev/nvidiaN open as those of the others.
+	NoFiles = -2
+)
+
+// Processes finds who holds GPUs in the host's process table.
 //
 // It does not find a file that a process has mapped and then closed, or that is on its way through a socket, nor one that
 // is open as /dev/dri/* alone, as a desktop's. NVML may report such a process.
@@ -59,46 +81,101 @@ type Processes struct {
 	Devices string // the folder of device files, as processes name it; /dev if empty
 }
 
-// Clients lists the processes that hold the GPU, by pid: those that NVML has reported for it and its instances, and all
-// that have a device file of it open. The minor is the N of the GPU's device file /dev/nvidiaN. Where it is negative,
-// because the driver does not say, an open device file of any GPU counts.
+// Holders lists the processes that hold what is sought, by pid: those that NVML has reported, and all that have a device
+// file open which counts. It takes one look at the process table for all devices, and where no files count, looks at the
+// reported processes alone.
 //
-// What cannot be looked at may hold the GPU, so it is an error, which names it; the clients that were found all the
-// same come with it. A process that ends meanwhile is none. Once ctx ends, Clients returns its error and no clients.
-func (p Processes) Clients(ctx context.Context, minor int, reported []int) ([]Client, error) {
+// What cannot be looked at may hold any of them, so it is an error, which names it; the holders that were found all the
+// same come with it. A process that ends meanwhile is none. Once ctx ends, Holders returns its error and no holders.
+func (p Processes) Holders(ctx context.Context, sought []Sought) ([]Client, error) {
 	self, err := p.self()
 	if err != nil {
 		return nil, err
 	}
-	var unread unreadable
-	sources, err := p.holding(ctx, minor, &unread)
-	if err != nil {
-		return nil, fmt.Errorf("looking for processes that hold %s: %w", gpuName(minor), err)
-	}
-	for _, pid := range reported {
-		if !slices.Contains(sources[pid], SourceNVML) {
-			sources[pid] = slices.Insert(sources[pid], 0, SourceNVML)
+	s := search{Processes: p, files: map[int][]string{}, found: map[int]*Client{}}
+	for _, d := range sought {
+		for _, pid := range d.Reported {
+			s.note(pid, SourceNVML, d.Device)
+		}
+		if d.Minor != NoFiles {
+			minor := max(d.Minor, AnyGPU)
+			s.files[minor] = append(s.files[minor], d.Device)
 		}
 	}
+	if len(s.files) > 0 {
+		err = s.scan(ctx)
+	}
 	var clients []Client
-	for _, pid := range slices.Sorted(maps.Keys(sources)) {
-		c := Client{PID: pid, Sources: sources[pid], Self: pid == self}
-		switch err := p.identify(&c); {
+	if err == nil {
+		clients, err = s.identifyAll(ctx, self)
+	}
+	if err != nil {
+		return clients, fmt.Errorf("looking for processes that hold %s: %w", names(sought), err)
+	}
+	return clients, nil
+}
+
+// search is one look at the process table.
+type search struct {
+	Processes
+	files  map[int][]string // the devices that whoever has the file of a GPU open holds, by its minor number
+	found  map[int]*Client  // by pid
+	unread unreadable
+}
+
+// note adds what a process was found by, and the devices that it thus holds.
+func (s *search) note(pid int, source Source, devices ...string) {
+	c := s.found[pid]
+	if c == nil {
+		c = &Client{PID: pid}
+		s.found[pid] = c
+	}
+	if !slices.Contains(c.Sources, source) {
+		c.Sources = append(c.Sources, source)
+	}
+	for _, d := range devices {
+		if !slices.Contains(c.Devices, d) {
+			c.Devices = append(c.Devices, d)
+		}
+	}
+}
+
+// identifyAll is what was found, with what the process table knows of it.
+func (s *search) identifyAll(ctx context.Context, self int) ([]Client, error) {
+	agent := Client{PID: self}
+	if err := s.identify(&agent); err != nil {
+		s.unread.add(err)
+	}
+	var clients []Client
+	for _, pid := range slices.Sorted(maps.Keys(s.found)) {
+		c := *s.found[pid]
+		slices.Sort(c.Devices)
+		switch err := s.identify(&c); {
+		case ctx.Err() != nil:
+			return nil, ctx.Err()
 		case err == nil:
 		case !gone(err):
-			unread.add(err)
+			s.unread.add(err)
 		case c.Sources[0] == SourceNVML:
 			// It may just have ended; then NVML's next report is without it. Until then NVML's word stands.
 			c.Unlisted = true
 		default:
 			continue
 		}
+		c.Self = pid == self
+		c.Sibling = !c.Self && c.ofSamePod(agent.Owner)
 		clients = append(clients, c)
 	}
-	if err := unread.err(); err != nil {
-		return clients, fmt.Errorf("looking for processes that hold %s: %w", gpuName(minor), err)
+	return clients, s.unread.err()
+}
+
+// ofSamePod tells as much as can be told without the pods. The agent's own pod has no UID where cgroups are seen from the
+// agent's namespace of them, and it has but one container.
+func (o Owner) ofSamePod(as Owner) bool {
+	if o.PodUID != "" && as.PodUID != "" {
+		return o.PodUID == as.PodUID
 	}
-	return clients, nil
+	return o.Container != "" && o.Container == as.Container
 }
 
 // self is the agent's own pid in the PID namespace that the table is of, which need not be the agent's.
@@ -123,52 +200,48 @@ func (p Processes) self() (int, error) {
 	return pid, nil
 }
 
-// holding is how each process holds the GPU by its open files. What could not be read is added to unread.
-func (p Processes) holding(ctx context.Context, minor int, unread *unreadable) (map[int][]Source, error) {
-	pids, err := numbers(p.root())
+// scan notes each process that has a device file open which counts. What could not be read is added to unread.
+func (s *search) scan(ctx context.Context) error {
+	pids, err := numbers(s.root())
 	if err != nil {
-		return nil, err
+		return err
 	}
-	out := map[int][]Source{}
 	for _, pid := range pids {
-		found, err := p.devices(ctx, filepath.Join(p.root(), strconv.Itoa(pid)), minor)
+		err := s.process(ctx, pid)
 		if ctx.Err() != nil {
-			return nil, ctx.Err()
+			return ctx.Err()
 		}
 		if err != nil && !gone(err) {
-			unread.add(err)
-		}
-		if len(found) > 0 {
-			out[pid] = found
+			s.unread.add(err)
 		}
 	}
-	return out, nil
+	return nil
 }
 
-// devices is what the process has open of the GPU, each file once. Process is its folder in the process table.
-func (p Processes) devices(ctx context.Context, process string, minor int) ([]Source, error) {
-	var found []Source
-	files, err := p.openFiles(ctx, process, minor, &found)
+// process notes what one process has open.
+func (s *search) process(ctx context.Context, pid int) error {
+	folder := filepath.Join(s.root(), strconv.Itoa(pid))
+	files, err := s.openFiles(ctx, pid, folder)
 	if err != nil || files > 0 {
-		return found, err
+		return err
 	}
 	// A process without any open file is mostly one of the kernel's. But it may also be one whose first thread has
 	// ended while others go on: Linux then shows no files of the process, and all of them in its threads.
-	threads, err := numbers(filepath.Join(process, "task"))
+	threads, err := numbers(filepath.Join(folder, "task"))
 	if err != nil {
-		return nil, err
+		return err
 	}
 	for _, tid := range threads {
-		if _, err := p.openFiles(ctx, filepath.Join(process, "task", strconv.Itoa(tid)), minor, &found); err != nil && !gone(err) {
-			return found, err
+		if _, err := s.openFiles(ctx, pid, filepath.Join(folder, "task", strconv.Itoa(tid))); err != nil && !gone(err) {
+			return err
 		}
 	}
-	return found, nil
+	return nil
 }
 
-// openFiles counts the open files of a process or thread, and adds those of the GPU to found.
-func (p Processes) openFiles(ctx context.Context, process string, minor int, found *[]Source) (int, error) {
-	folder := filepath.Join(process, "fd")
+// openFiles counts the open files in the folder of a process or of one of its threads, and notes those that count.
+func (s *search) openFiles(ctx context.Context, pid int, of string) (int, error) {
+	folder := filepath.Join(of, "fd")
 	d, err := os.Open(folder)
 	if err != nil {
 		return 0, err
@@ -178,7 +251,7 @@ func (p Processes) openFiles(ctx context.Context, process string, minor int, fou
 	for files := 0; ; {
 		names, err := d.Readdirnames(512) // a process may have a million, and ctx may end meanwhile
 		for _, name := range names {
-			// As os.Readlink, in half its time, which is nearly all that Clients takes.
+			// As os.Readlink, in half its time, which is nearly all that Holders takes.
 			n, err := unix.Readlinkat(int(d.Fd()), name, target)
 			switch {
 			case errors.Is(err, unix.ENAMETOOLONG):
@@ -190,10 +263,7 @@ func (p Processes) openFiles(ctx context.Context, process string, minor int, fou
 			case err != nil || !bytes.Contains(target[:n], []byte("nvidia")): // most are sockets, pipes and libraries
 				continue
 			}
-			source := Source("device file " + string(target[:n]))
-			if p.ofGPU(folder+"/"+name, string(target[:n]), minor) && !slices.Contains(*found, source) {
-				*found = append(*found, source)
-			}
+			s.open(pid, folder+"/"+name, string(target[:n]))
 		}
 		files += len(names)
 		if errors.Is(err, io.EOF) {
@@ -201,6 +271,19 @@ func (p Processes) openFiles(ctx context.Context, process string, minor int, fou
 		}
 		if err = errors.Join(err, ctx.Err()); err != nil {
 			return files, err
+		}
+	}
+}
+
+// open notes an open file, if it is one that counts.
+func (s *search) open(pid int, link, target string) {
+	minor, ok := s.gpuOf(link, target)
+	if !ok {
+		return
+	}
+	for _, devices := range [][]string{s.files[minor], s.files[AnyGPU]} {
+		if len(devices) > 0 {
+			s.note(pid, Source("device file "+target), devices...)
 		}
 	}
 }
@@ -216,25 +299,25 @@ const (
 	capabilitiesOfGPU = 15 * (1 + 8)
 )
 
-// ofGPU reports whether an open file is one of the GPU. The link is where the process table shows the file, the target
-// what it shows of it: the path as of the process that has the file open, with " (deleted)" where the file has been
-// removed since, as when a driver's container was replaced.
+// gpuOf is the minor number of the GPU that an open file is of, if it is of one. The link is where the process table shows
+// the file, the target what it shows of it: the path as of the process that has the file open, with " (deleted)" where the
+// file has been removed since, as when a driver's container was replaced.
 //
 // The other files of NVIDIA's driver are none of a GPU in particular: nvidiactl and nvidia-uvm, which every client has
 // open besides, nvidia-modeset, and those of NVSwitch.
-func (p Processes) ofGPU(link, target string, minor int) bool {
+func (p Processes) gpuOf(link, target string) (minor int, ok bool) {
 	folder, name := filepath.Split(strings.TrimSuffix(target, " (deleted)"))
 	devices := cmp.Or(p.Devices, "/dev")
 	if number, ok := strings.CutPrefix(name, "nvidia-cap"); ok && strings.HasSuffix(folder, devices+"/nvidia-caps/") {
 		n, err := strconv.Atoi(number)
-		return err == nil && n >= firstCapability && (minor < 0 || (n-firstCapability)/capabilitiesOfGPU == minor)
+		return (n - firstCapability) / capabilitiesOfGPU, err == nil && n >= firstCapability
 	}
 	// The folder may be below another one: to the host, the driver's files in a container that was not given a root of
 	// its own are those in /run/nvidia/driver/dev.
 	number, ok := strings.CutPrefix(name, "nvidia")
 	n, err := strconv.Atoi(number)
 	if !ok || err != nil || n < 0 || !strings.HasSuffix(folder, devices+"/") {
-		return false
+		return 0, false
 	}
 	// A container may be given a GPU's file by another name, as by --device /dev/nvidia2:/dev/nvidia0. The device number
 	// tells, where there is one. Only device files are asked for it: any other might be on a server that does not answer.
@@ -242,7 +325,7 @@ func (p Processes) ofGPU(link, target string, minor int) bool {
 	if unix.Stat(link, &file) == nil && file.Mode&unix.S_IFMT == unix.S_IFCHR && unix.Major(file.Rdev) == nvidiaMajor {
 		n = int(unix.Minor(file.Rdev))
 	}
-	return minor < 0 || n == minor
+	return n, true
 }
 
 // identify adds what the process table knows of the client. Its error is for gone if there is no such process now.
@@ -313,11 +396,20 @@ func (u *unreadable) err() error {
 	return err
 }
 
-func gpuName(minor int) string {
-	if minor < 0 {
-		return "any GPU (the minor number of this one is not known)"
+// names says what is sought.
+func names(sought []Sought) string {
+	var out []string
+	for _, d := range sought {
+		name := d.Device
+		if d.Minor >= 0 {
+			name = "/dev/nvidia" + strconv.Itoa(d.Minor)
+		}
+		out = append(out, name)
 	}
-	return "/dev/nvidia" + strconv.Itoa(minor)
+	if len(out) > 2 {
+		out = append(out[:1], fmt.Sprintf("%d more devices", len(out)-1))
+	}
+	return strings.Join(out, " or ")
 }
 
 // printable is a name that a process has given itself, fit for logs and for the API server, which takes only UTF-8.
@@ -449,15 +541,29 @@ const configHash = "kubernetes.io/config.hash"
 //	pid 812 nvidia-persiste of nvidia-persistenced.service
 //	pid 99 dcgm-exporter (container 3f2a9c51d0e7)
 func NameClients(clients []Client, pods []corev1.Pod) []string {
-	// A custom UID may have underscores of its own, which cannot be told from dashes in the name of a slice.
-	key := func(uid types.UID) string { return "pod " + strings.ReplaceAll(string(uid), "_", "-") }
-	names := map[string]string{}
+	index := ownersOf(pods)
+	var out []string
+	for _, c := range clients {
+		i, ok := index.find(c.Owner)
+		if !ok || c.Self {
+			out = append(out, c.String())
+			continue
+		}
+		out = append(out, c.process()+" of pod "+pods[i].Namespace+"/"+pods[i].Name)
+	}
+	return out
+}
+
+// owners finds pods by what the process table tells of a process: their places in a list.
+type owners map[string]int
+
+func ownersOf(pods []corev1.Pod) owners {
+	out := owners{}
 	for i := range pods {
 		pod := &pods[i]
-		name := pod.Namespace + "/" + pod.Name
-		names[key(pod.UID)] = name
+		out[uidKey(pod.UID)] = i
 		if hash := pod.Annotations[configHash]; hash != "" {
-			names[key(types.UID(hash))] = name
+			out[uidKey(types.UID(hash))] = i
 		}
 		// Where kubelet makes no cgroups of pods (cgroupsPerQOS: false), and in the reader's own pod, only the
 		// containers tell.
@@ -466,22 +572,57 @@ func NameClients(clients []Client, pods []corev1.Pod) []string {
 		} {
 			for _, c := range list {
 				if _, id, ok := strings.Cut(c.ContainerID, "://"); ok {
-					names["container "+id] = name
+					out["container "+id] = i
 				}
 			}
 		}
 	}
-	var out []string
+	return out
+}
+
+// uidKey is the same for a UID from the API server and from the process table. A custom UID may have underscores of its
+// own, which cannot be told from dashes in the name of a slice.
+func uidKey(uid types.UID) string { return "pod " + strings.ReplaceAll(string(uid), "_", "-") }
+
+// find is the place of the pod that a process with the owner is of. The pod's own word counts more than the container's.
+func (o owners) find(of Owner) (place int, ok bool) {
+	key := "container " + of.Container
+	if of.PodUID != "" {
+		key = uidKey(of.PodUID)
+	}
+	place, ok = o[key]
+	return place, ok
+}
+
+// Strangers picks the clients that are of no pod of the node, which are thus not to be evicted: host units, containers
+// outside of Kubernetes, and processes of which nothing is known. What the agent's own pod runs besides the agent is
+// among them, the agent is not. GPUPods has the pods of all others.
+func Strangers(clients []Client, pods []corev1.Pod) []Client {
+	return sorted(clients, pods).strangers
+}
+
+// sortedClients are clients by the pods that they are of. The agent itself is in none of them.
+type sortedClients struct {
+	listed    map[int][]Client       // by the place of their pod
+	unlisted  map[types.UID][]Client // of pods that the API server does not list, by the UID that the process table tells
+	strangers []Client
+}
+
+func sorted(clients []Client, pods []corev1.Pod) sortedClients {
+	out := sortedClients{listed: map[int][]Client{}, unlisted: map[types.UID][]Client{}}
+	index := ownersOf(pods)
 	for _, c := range clients {
-		name := names["container "+c.Container]
-		if c.PodUID != "" {
-			name = names[key(c.PodUID)]
+		switch i, ok := index.find(c.Owner); {
+		case c.Self:
+		case c.Sibling:
+			out.strangers = append(out.strangers, c)
+		case ok:
+			out.listed[i] = append(out.listed[i], c)
+		case c.PodUID != "":
+			out.unlisted[c.PodUID] = append(out.unlisted[c.PodUID], c)
+		default:
+			out.strangers = append(out.strangers, c)
 		}
-		if name == "" || c.Self {
-			out = append(out, c.String())
-			continue
-		}
-		out = append(out, c.process()+" of pod "+name)
 	}
 	return out
 }

@@ -75,11 +75,21 @@ func processTable(t testing.TB, others ...process) drain.Processes {
 	return drain.Processes{Root: root}
 }
 
+// theGPU is one GPU that goes as a whole.
+func theGPU(minor int, reported ...int) []drain.Sought {
+	return []drain.Sought{{Device: "GPU-1", Minor: minor, Reported: reported}}
+}
+
 func clientsOf(t *testing.T, p drain.Processes, minor int, reported ...int) []drain.Client {
 	t.Helper()
-	clients, err := p.Clients(t.Context(), minor, reported)
+	return holdersOf(t, p, theGPU(minor, reported...)...)
+}
+
+func holdersOf(t *testing.T, p drain.Processes, sought ...drain.Sought) []drain.Client {
+	t.Helper()
+	clients, err := p.Holders(t.Context(), sought)
 	if err != nil {
-		t.Fatalf("Clients: %v", err)
+		t.Fatalf("Holders: %v", err)
 	}
 	return clients
 }
@@ -104,18 +114,22 @@ func TestClientsAreNamedWithWhatTheyBelongTo(t *testing.T) {
 		process{pid: 900, command: "bash", cgroup: "0::/user.slice/user-1000.slice/session-3.scope\n", files: []string{"/dev/pts/0"}},
 		process{pid: 901, command: "ends in NVML", cgroup: "0::/\n", files: []string{"/dev/null"}},
 	)
+	device := []string{"GPU-1"}
 	want := []drain.Client{
-		{PID: 812, Command: "nvidia-persiste", Owner: drain.Owner{Unit: "nvidia-persistenced.service"}, Sources: []drain.Source{"device file /dev/nvidia3"}},
-		{PID: 901, Command: "ends in NVML", Sources: []drain.Source{drain.SourceNVML}},
 		{
-			PID: 4711, Command: "python", Owner: drain.Owner{PodUID: podUID, Container: id},
+			PID: 812, Command: "nvidia-persiste", Owner: drain.Owner{Unit: "nvidia-persistenced.service"}, Devices: device,
+			Sources: []drain.Source{"device file /dev/nvidia3"},
+		},
+		{PID: 901, Command: "ends in NVML", Devices: device, Sources: []drain.Source{drain.SourceNVML}},
+		{
+			PID: 4711, Command: "python", Owner: drain.Owner{PodUID: podUID, Container: id}, Devices: device,
 			// Capability 408 = 3 + 135 x 3 is that of GPU instance 0 of GPU 3.
 			Sources: []drain.Source{drain.SourceNVML, "device file /dev/nvidia3", "device file /dev/nvidia-caps/nvidia-cap408"},
 		},
-		{PID: 5000, Sources: []drain.Source{drain.SourceNVML}, Unlisted: true},
+		{PID: 5000, Devices: device, Sources: []drain.Source{drain.SourceNVML}, Unlisted: true},
 	}
 	if diff := cmp.Diff(want, clientsOf(t, table, 3, 4711, 5000, 901, 4711)); diff != "" {
-		t.Errorf("Clients (-want +got):\n%s", diff)
+		t.Errorf("Holders (-want +got):\n%s", diff)
 	}
 }
 
@@ -259,7 +273,7 @@ func TestWhatCannotBeReadIsAnErrorThatNamesIt(t *testing.T) {
 			)
 			path := filepath.Join(table.Root, c.path)
 			replace(t, path, c.by)
-			clients, err := table.Clients(t.Context(), 0, nil)
+			clients, err := table.Holders(t.Context(), theGPU(0))
 			if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "/dev/nvidia0") {
 				t.Errorf("got error %v, want one that names %s and the GPU", err, path)
 			}
@@ -279,7 +293,7 @@ func TestMuchThatCannotBeReadIsOneShortError(t *testing.T) {
 	for _, p := range many {
 		replace(t, filepath.Join(table.Root, strconv.Itoa(p.pid), "fd"), asFile)
 	}
-	_, err := table.Clients(t.Context(), 0, nil)
+	_, err := table.Holders(t.Context(), theGPU(0))
 	if err == nil || !strings.Contains(err.Error(), "(and 299 more)") || len(err.Error()) > 400 {
 		t.Errorf("got %v, want one of them, and the count of the others", err)
 	}
@@ -303,7 +317,7 @@ func TestAFolderThatIsNotTheHostsProcessTableIsAnError(t *testing.T) {
 		{"something else", self("elsewhere")},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if clients, err := c.table.Clients(t.Context(), 0, []int{99}); err == nil || clients != nil {
+			if clients, err := c.table.Holders(t.Context(), theGPU(0, 99)); err == nil || clients != nil {
 				t.Errorf("got %v and error %v, want an error alone", clients, err)
 			}
 		})
@@ -334,9 +348,9 @@ func TestAHostWithoutCgroupsStillHasClients(t *testing.T) {
 	if err := os.Remove(filepath.Join(table.Root, "99/cgroup")); err != nil {
 		t.Fatal(err)
 	}
-	want := []drain.Client{{PID: 99, Command: "python", Sources: []drain.Source{"device file /dev/nvidia0"}}}
+	want := []drain.Client{{PID: 99, Command: "python", Devices: []string{"GPU-1"}, Sources: []drain.Source{"device file /dev/nvidia0"}}}
 	if diff := cmp.Diff(want, clientsOf(t, table, 0)); diff != "" {
-		t.Errorf("Clients (-want +got):\n%s", diff)
+		t.Errorf("Holders (-want +got):\n%s", diff)
 	}
 }
 
@@ -344,7 +358,7 @@ func TestLookingForClientsEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	table := processTable(t, process{pid: 99, command: "python", files: []string{"/dev/nvidia0"}})
-	if clients, err := table.Clients(ctx, 0, []int{99}); !errors.Is(err, context.Canceled) || clients != nil {
+	if clients, err := table.Holders(ctx, theGPU(0, 99)); !errors.Is(err, context.Canceled) || clients != nil {
 		t.Errorf("got %v and error %v, want nothing but that the context has ended", clients, err)
 	}
 }
@@ -385,10 +399,10 @@ func TestClientsOfARealProcessTable(t *testing.T) {
 	table := drain.Processes{Devices: devices}
 	sources := []drain.Source{drain.Source("device file " + file.Name())}
 	look := func(minor int) []drain.Client {
-		clients, err := table.Clients(t.Context(), minor, nil)
+		clients, err := table.Holders(t.Context(), theGPU(minor))
 		// Without CAP_SYS_PTRACE, which root need not have either, the files of others are not to be seen. Ours are.
 		if err != nil && !errors.Is(err, fs.ErrPermission) {
-			t.Fatalf("Clients: %v", err)
+			t.Fatalf("Holders: %v", err)
 		}
 		return clients
 	}
@@ -461,7 +475,7 @@ func TestAnAgentThatMayNotLookAtAllProcessesSaysSo(t *testing.T) {
 				return
 			}
 		}
-		_, err := drain.Processes{}.Clients(t.Context(), 0, nil)
+		_, err := drain.Processes{}.Holders(t.Context(), theGPU(0))
 		result <- err
 	}()
 	err := <-result
@@ -732,7 +746,7 @@ func TestKnownProgramsHaveARemedy(t *testing.T) {
 }
 
 // A large node: 2,000 processes with 50 open files each, eight of which hold the GPU.
-func BenchmarkClients(b *testing.B) {
+func BenchmarkHolders(b *testing.B) {
 	var processes []process
 	for pid := 1000; pid < 3000; pid++ {
 		processes = append(processes, process{pid: pid, command: "python", cgroup: "0::/kubepods/burstable/pod" + podUID + "/" + id + "\n"})
@@ -756,7 +770,7 @@ func BenchmarkClients(b *testing.B) {
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		clients, err := table.Clients(b.Context(), 3, nil)
+		clients, err := table.Holders(b.Context(), theGPU(3))
 		if err != nil || len(clients) != 8 {
 			b.Fatalf("got %d clients and error %v, want 8", len(clients), err)
 		}

@@ -233,7 +233,7 @@ func (w workload) pods(ctx context.Context, t *testing.T) []drain.Pod {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return drain.GPUPods(list.Items, nil)
+	return drain.GPUPods(list.Items, nil, nil)
 }
 
 // ready says what kubelet would say of a pod that runs and passes its probes.
@@ -368,7 +368,7 @@ func TestClusterLeavesARecreatedPodOfTheSameNameAlone(t *testing.T) {
 		}
 		return p
 	}
-	former := drain.GPUPods([]corev1.Pod{*create()}, nil)
+	former := drain.GPUPods([]corev1.Pod{*create()}, nil, nil)
 	now := int64(0)
 	if err := pods.Delete(t.Context(), "db-0", metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil {
 		t.Fatal(err)
@@ -420,7 +420,7 @@ func TestClusterTakesPodsOfATerminatingNamespaceAlong(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []string{"Terminating namespace " + ns.Name + " is terminating and takes its pods along"}
-	if diff := cmp.Diff(want, outcome(evictor(client).Evict(t.Context(), drain.GPUPods([]corev1.Pod{*created}, nil)))); diff != "" {
+	if diff := cmp.Diff(want, outcome(evictor(client).Evict(t.Context(), drain.GPUPods([]corev1.Pod{*created}, nil, nil)))); diff != "" {
 		t.Errorf("eviction (-want +got):\n%s", diff)
 	}
 }

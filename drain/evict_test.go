@@ -36,7 +36,7 @@ var podResource = schema.GroupResource{Resource: "pods"}
 func holder(name string) drain.Pod {
 	return drain.GPUPods([]corev1.Pod{pod(name, container(limits(gpu, 1)), func(p *corev1.Pod) {
 		p.Labels = map[string]string{"app": "api"}
-	})}, nil)[0]
+	})}, nil, nil)[0]
 }
 
 // server is a fake API server that answers evictions by a script, and counts them.

@@ -11,13 +11,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Pod is a pod of this node that has a GPU, or may have one.
+// Pod is a pod of this node that has a GPU or a part of one, or may have one.
 type Pod struct {
 	Namespace, Name string
 	UID             types.UID
 	Labels          map[string]string
 
-	Devices      []string         // GPU- and MIG- UUIDs that kubelet gave it, sorted; which share of one it has is cut off
+	Sources      []Source         // how it was found to have a GPU, at least one if GPUPods has picked it
+	Devices      []string         // GPU- and MIG- UUIDs that kubelet gave it or its processes hold, sorted; which share of one it has is cut off
 	DevicesKnown bool             // Devices is all of it; otherwise the pod counts as holding any device
 	Requests     map[string]int64 // GPU resources that it asks for, as the scheduler counts them
 
@@ -26,11 +27,25 @@ type Pod struct {
 	Terminating bool      // on its way out
 	GraceEnds   time.Time // when the grace of a terminating pod is over
 	Finalizers  []string  // what keeps a terminating pod from going, even when its containers have ended
-	Unlisted    bool      // kubelet still runs it, but the API server lists it no more (or not yet); without UID
+	// Unlisted says that it still runs, but the API server lists it no more, or not yet. It has a name without a UID if
+	// kubelet told of it, and a UID without a name if a process did.
+	Unlisted bool
 }
 
+// How GPUPods finds a pod, besides its processes: "NVML pid 4711 python", "device file /dev/nvidia3 of pid 99 dcgm-exporter".
+const (
+	SourceSpec    Source = "pod spec"
+	SourceClaim   Source = "claim"
+	SourceKubelet Source = "kubelet"
+)
+
 // String is the pod's namespace and name, as people write them.
-func (p Pod) String() string { return p.Namespace + "/" + p.Name }
+func (p Pod) String() string {
+	if p.Name == "" {
+		return "pod with UID " + string(p.UID)
+	}
+	return p.Namespace + "/" + p.Name
+}
 
 // Holds reports whether the pod has one of the devices, or may have one: a pod whose devices are not known counts as
 // holding each of them. The devices are UUIDs; those of a GPU that is cut are its own and those of all its MIG devices.
@@ -49,43 +64,51 @@ func GPUResource(name string) bool {
 }
 
 // GPUPods picks the pods that have a GPU or may have one, sorted by namespace and name. Pods are all pods of the node,
-// whatever their phase. A pod that has succeeded or failed holds nothing: its containers have ended before kubelet says
-// so, while kubelet may go on listing its devices. Picked is a pod that
+// whatever their phase; clients are the processes that hold GPUs, as far as they were looked for. Picked is a pod that
 //   - requests a GPUResource in any container, be it an init, sidecar or ephemeral one;
 //   - has resource claims, whose devices kubelet names by driver and pool and not by UUID: they count as not known;
 //   - was given an nvidia.com/ device by kubelet. If the API server does not list it, as after a forced deletion, it is
-//     picked all the same: its containers may still run.
+//     picked all the same: its containers may still run;
+//   - has a client, listed or not. It needs no request for that: NVIDIA_VISIBLE_DEVICES=all or a mounted /dev is enough.
 //
-// Its devices are not known either if kubelet could not be asked (assigned is nil), if kubelet lists no device of a
-// resource that the pod requests, as between binding and admission, or if it lists one that is not named by UUID.
-func GPUPods(pods []corev1.Pod, assigned Assignments) []Pod {
+// A pod that has succeeded or failed holds nothing but what its clients do: its containers have ended before kubelet says
+// so, while kubelet may go on listing its devices.
+//
+// The devices of a pod are not known either if kubelet could not be asked (assigned is nil), if kubelet lists no device
+// of a resource that the pod requests, as between binding and admission, or if it lists one that is not named by UUID.
+func GPUPods(pods []corev1.Pod, assigned Assignments, clients []Client) []Pod {
 	var out []Pod
+	using := sorted(clients, pods)
 	listed := map[types.NamespacedName]bool{}
 	for i := range pods {
 		pod := &pods[i]
 		name := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
 		listed[name] = true
-		if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
-			continue
-		}
 		p := Describe(pod)
-		claims := len(pod.Spec.ResourceClaims) > 0
-		if len(p.Requests) == 0 && !claims && len(assigned[name]) == 0 {
-			continue
+		p.DevicesKnown = true
+		if pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed {
+			p.assign(assigned[name])
+			p.claim(pod.Spec.ResourceClaims)
 		}
-		p.assign(assigned[name])
-		p.DevicesKnown = p.DevicesKnown && !claims
-		out = append(out, p)
+		p.use(using.listed[i])
+		if len(p.Sources) > 0 {
+			out = append(out, p)
+		}
 	}
 	for name, devices := range assigned {
 		if !listed[name] {
-			p := Pod{Namespace: name.Namespace, Name: name.Name, Terminating: true, Unlisted: true}
+			p := Pod{Namespace: name.Namespace, Name: name.Name, Terminating: true, Unlisted: true, DevicesKnown: true}
 			p.assign(devices)
 			out = append(out, p)
 		}
 	}
+	for uid, clients := range using.unlisted {
+		p := Pod{UID: uid, Terminating: true, Unlisted: true, DevicesKnown: true}
+		p.use(clients)
+		out = append(out, p)
+	}
 	slices.SortFunc(out, func(a, b Pod) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID))
 	})
 	return out
 }
@@ -122,9 +145,14 @@ func Describe(pod *corev1.Pod) Pod {
 	return p
 }
 
-// assign notes the devices, and whether they are all that the pod asked for.
+// assign notes what the pod asks for and was given, and whether that is all that it asked for.
 func (p *Pod) assign(devices map[string][]string) {
-	p.DevicesKnown = true
+	if len(p.Requests) > 0 {
+		p.Sources = append(p.Sources, SourceSpec)
+	}
+	if len(devices) > 0 {
+		p.Sources = append(p.Sources, SourceKubelet)
+	}
 	for resource := range p.Requests {
 		if len(devices[resource]) == 0 {
 			p.DevicesKnown = false
@@ -140,6 +168,29 @@ func (p *Pod) assign(devices map[string][]string) {
 			case GPUResource(resource):
 				p.DevicesKnown = false
 			}
+		}
+	}
+	slices.Sort(p.Devices)
+	p.Devices = slices.Compact(p.Devices)
+}
+
+// claim notes that the pod has devices by claims.
+func (p *Pod) claim(claims []corev1.PodResourceClaim) {
+	if len(claims) > 0 {
+		p.Sources, p.DevicesKnown = append(p.Sources, SourceClaim), false
+	}
+}
+
+// use notes the devices that processes of the pod hold.
+func (p *Pod) use(clients []Client) {
+	for _, c := range clients {
+		p.Devices = append(p.Devices, c.Devices...)
+		for _, s := range c.Sources {
+			if s == SourceNVML {
+				p.Sources = append(p.Sources, s+" "+Source(c.process()))
+				continue
+			}
+			p.Sources = append(p.Sources, s+" of "+Source(c.process()))
 		}
 	}
 	slices.Sort(p.Devices)

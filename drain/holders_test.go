@@ -75,9 +75,10 @@ func given(name, resource string, ids ...string) drain.Assignments {
 func TestGPUPodsFindsEveryPodThatMayHoldAGPU(t *testing.T) {
 	requests := corev1.ResourceRequirements{Requests: limits(gpu, 1).Limits}
 	nothing := drain.Assignments{}
-	found := func(devices []string, known bool, requests map[string]int64) []drain.Pod {
-		return []drain.Pod{{Namespace: "team", Name: "a", UID: "uid-a", Devices: devices, DevicesKnown: known, Requests: requests}}
+	found := func(devices []string, known bool, requests map[string]int64, by ...drain.Source) []drain.Pod {
+		return []drain.Pod{{Namespace: "team", Name: "a", UID: "uid-a", Devices: devices, DevicesKnown: known, Requests: requests, Sources: by}}
 	}
+	const spec, claim, kubelet = drain.SourceSpec, drain.SourceClaim, drain.SourceKubelet
 	one := map[string]int64{gpu: 1}
 	for _, c := range []struct {
 		name     string
@@ -88,55 +89,71 @@ func TestGPUPodsFindsEveryPodThatMayHoldAGPU(t *testing.T) {
 		{"asks for no GPU", pod("a", container(limits("cpu", 4))), nothing, nil},
 		{"asks for none of them", pod("a", container(limits(gpu, 0))), nothing, nil},
 		{"asks for another vendor's", pod("a", container(limits("amd.com/gpu", 1))), nothing, nil},
-		{"has what its limits ask for", pod("a", container(limits(gpu, 1))), given("a", gpu, "GPU-1"), found([]string{"GPU-1"}, true, one)},
-		{"has what its requests ask for", pod("a", container(requests)), given("a", gpu, "GPU-1"), found([]string{"GPU-1"}, true, one)},
+		{
+			"has what its limits ask for", pod("a", container(limits(gpu, 1))), given("a", gpu, "GPU-1"),
+			found([]string{"GPU-1"}, true, one, spec, kubelet),
+		},
+		{
+			"has what its requests ask for", pod("a", container(requests)), given("a", gpu, "GPU-1"),
+			found([]string{"GPU-1"}, true, one, spec, kubelet),
+		},
 		{
 			"has MIG devices, sorted", pod("a", container(limits(mig1g, 2))), given("a", mig1g, "MIG-2", "MIG-1"),
-			found([]string{"MIG-1", "MIG-2"}, true, map[string]int64{mig1g: 2}),
+			found([]string{"MIG-1", "MIG-2"}, true, map[string]int64{mig1g: 2}, spec, kubelet),
 		},
 		{
 			"has shares of one GPU, which is named once", pod("a", container(limits(gpu, 2))), given("a", gpu, "GPU-1::0", "GPU-1::13"),
-			found([]string{"GPU-1"}, true, map[string]int64{gpu: 2}),
+			found([]string{"GPU-1"}, true, map[string]int64{gpu: 2}, spec, kubelet),
 		},
 		{
 			"asks through containers, a sidecar and an init container that runs before them",
 			pod("a", sidecar(limits(gpu, 1)), initContainer(limits(gpu, 2)), container(limits(gpu, 1)), container(limits(gpu, 2))),
 			given("a", gpu, "GPU-1", "GPU-2", "GPU-3", "GPU-4"),
-			found([]string{"GPU-1", "GPU-2", "GPU-3", "GPU-4"}, true, map[string]int64{gpu: 4}),
+			found([]string{"GPU-1", "GPU-2", "GPU-3", "GPU-4"}, true, map[string]int64{gpu: 4}, spec, kubelet),
 		},
 		{
 			"asks for most in an init container, beside the sidecar before it",
 			pod("a", sidecar(limits(gpu, 1)), initContainer(limits(gpu, 4)), container(limits(gpu, 1))), nothing,
-			found(nil, false, map[string]int64{gpu: 5}),
+			found(nil, false, map[string]int64{gpu: 5}, spec),
 		},
-		{"asks in an init container only", pod("a", initContainer(limits(gpu, 1))), given("a", gpu, "GPU-1"), found([]string{"GPU-1"}, true, one)},
-		{"asks in an ephemeral container", pod("a", ephemeral(limits(gpu, 1))), nothing, found(nil, false, one)},
-		{"was given one without asking", pod("a"), given("a", gpu, "GPU-1"), found([]string{"GPU-1"}, true, nil)},
-		{"kubelet could not be asked", pod("a", container(limits(gpu, 1))), nil, found(nil, false, one)},
-		{"is bound and not yet admitted", pod("a", container(limits(gpu, 1)), phase(corev1.PodPending)), nothing, found(nil, false, one)},
+		{
+			"asks in an init container only", pod("a", initContainer(limits(gpu, 1))), given("a", gpu, "GPU-1"),
+			found([]string{"GPU-1"}, true, one, spec, kubelet),
+		},
+		{"asks in an ephemeral container", pod("a", ephemeral(limits(gpu, 1))), nothing, found(nil, false, one, spec)},
+		{"was given one without asking", pod("a"), given("a", gpu, "GPU-1"), found([]string{"GPU-1"}, true, nil, kubelet)},
+		{"was given a share without asking", pod("a"), given("a", gpu, "GPU-1::3"), found([]string{"GPU-1"}, true, nil, kubelet)},
+		{"kubelet could not be asked", pod("a", container(limits(gpu, 1))), nil, found(nil, false, one, spec)},
+		{"is bound and not yet admitted", pod("a", container(limits(gpu, 1)), phase(corev1.PodPending)), nothing, found(nil, false, one, spec)},
 		{
 			"lacks a device of one of its resources", pod("a", container(limits(gpu, 1)), container(limits(mig1g, 1))), given("a", gpu, "GPU-1"),
-			found([]string{"GPU-1"}, false, map[string]int64{gpu: 1, mig1g: 1}),
+			found([]string{"GPU-1"}, false, map[string]int64{gpu: 1, mig1g: 1}, spec, kubelet),
 		},
 		{
 			"has a device that is not named by UUID", pod("a", container(limits(gpu, 1))), given("a", gpu, "0"),
-			found(nil, false, one),
+			found(nil, false, one, spec, kubelet),
 		},
 		{
 			"has a device that is no GPU", pod("a", container(limits("nvidia.com/hostdev", 1))), given("a", "nvidia.com/hostdev", "0000:17:00.0"),
-			found(nil, true, nil),
+			found(nil, true, nil, kubelet),
 		},
-		{"has a claim", pod("a", claiming), nothing, found(nil, false, nil)},
-		{"has a claim and a device", pod("a", claiming, container(limits(gpu, 1))), given("a", gpu, "GPU-1"), found([]string{"GPU-1"}, false, one)},
+		{"has a claim", pod("a", claiming), nothing, found(nil, false, nil, claim)},
+		{
+			"has a claim and a device", pod("a", claiming, container(limits(gpu, 1))), given("a", gpu, "GPU-1"),
+			found([]string{"GPU-1"}, false, one, spec, kubelet, claim),
+		},
 		{"has succeeded", pod("a", container(limits(gpu, 1)), phase(corev1.PodSucceeded)), given("a", gpu, "GPU-1"), nil},
 		{"has failed", pod("a", container(limits(gpu, 1)), phase(corev1.PodFailed)), given("a", gpu, "GPU-1"), nil},
 		{
 			"is listed by kubelet alone", pod("cpu-only"), given("a", gpu, "GPU-1"),
-			[]drain.Pod{{Namespace: "team", Name: "a", Devices: []string{"GPU-1"}, DevicesKnown: true, Terminating: true, Unlisted: true}},
+			[]drain.Pod{{
+				Namespace: "team", Name: "a", Sources: []drain.Source{kubelet}, Devices: []string{"GPU-1"}, DevicesKnown: true,
+				Terminating: true, Unlisted: true,
+			}},
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if diff := cmp.Diff(c.want, drain.GPUPods([]corev1.Pod{c.pod}, c.assigned)); diff != "" {
+			if diff := cmp.Diff(c.want, drain.GPUPods([]corev1.Pod{c.pod}, c.assigned, nil)); diff != "" {
 				t.Errorf("GPUPods (-want +got):\n%s", diff)
 			}
 		})
@@ -160,17 +177,17 @@ func TestGPUPodsTellsHowAPodCanLeave(t *testing.T) {
 			p.OwnerReferences = []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "r", Controller: &controller}}
 		}),
 	}
-	one := map[string]int64{gpu: 1}
+	one, spec := map[string]int64{gpu: 1}, []drain.Source{drain.SourceSpec}
 	want := []drain.Pod{
-		{Namespace: "team", Name: "daemon", UID: "uid-daemon", Requests: one, Daemon: true},
+		{Namespace: "team", Name: "daemon", UID: "uid-daemon", Requests: one, Sources: spec, Daemon: true},
 		{
-			Namespace: "team", Name: "leaving", UID: "uid-leaving", Requests: one, Labels: map[string]string{"app": "web"},
+			Namespace: "team", Name: "leaving", UID: "uid-leaving", Requests: one, Sources: spec, Labels: map[string]string{"app": "web"},
 			Terminating: true, GraceEnds: ends.Time, Finalizers: []string{"example.io/wait"},
 		},
-		{Namespace: "team", Name: "owned", UID: "uid-owned", Requests: one},
-		{Namespace: "team", Name: "static", UID: "uid-static", Requests: one, Mirror: true},
+		{Namespace: "team", Name: "owned", UID: "uid-owned", Requests: one, Sources: spec},
+		{Namespace: "team", Name: "static", UID: "uid-static", Requests: one, Sources: spec, Mirror: true},
 	}
-	if diff := cmp.Diff(want, drain.GPUPods(pods, nil)); diff != "" {
+	if diff := cmp.Diff(want, drain.GPUPods(pods, nil, nil)); diff != "" {
 		t.Errorf("GPUPods (-want +got):\n%s", diff)
 	}
 }
