@@ -68,17 +68,25 @@ func (n *Node) Hold(device string, pid int, name string, usedMiB int) error {
 
 // HoldReal is Hold for a process of this machine: it holds the device no longer than it runs.
 func (n *Node) HoldReal(device string, pid int, name string, usedMiB int) error {
-	started := startTime(pid)
-	if started == 0 {
-		return fmt.Errorf("holding %s: process %d does not run", device, pid)
-	}
-	return n.hold(device, process{PID: pid, Name: name, UsedMiB: usedMiB, Started: started})
+	return n.holdReal(device, process{PID: pid, Name: name, UsedMiB: usedMiB})
 }
 
 // HoldHidden puts a client of the driver on a device that has no CUDA context, as monitoring agents are: no list of
 // processes shows it, and yet the GPU cannot be reset, nor a MIG device that it has open be destroyed.
 func (n *Node) HoldHidden(device string, pid int, name string) error {
 	return n.hold(device, process{PID: pid, Name: name, Hidden: true})
+}
+
+// HoldHiddenReal is HoldHidden for a process of this machine.
+func (n *Node) HoldHiddenReal(device string, pid int, name string) error {
+	return n.holdReal(device, process{PID: pid, Name: name, Hidden: true})
+}
+
+func (n *Node) holdReal(device string, p process) error {
+	if p.Started = startTime(p.PID); p.Started == 0 {
+		return fmt.Errorf("holding %s: process %d does not run", device, p.PID)
+	}
+	return n.hold(device, p)
 }
 
 func (n *Node) hold(device string, p process) error {

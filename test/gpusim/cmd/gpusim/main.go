@@ -8,9 +8,11 @@ import (
 	"io"
 	"maps"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -49,7 +51,7 @@ func command() *cobra.Command {
 	}
 	root.PersistentFlags().StringVar(&c.dir, "node", defaultDir(), "directory of the node; GPUSIM_NODE says it too")
 	root.AddCommand(
-		c.create(), c.show(), c.hold(), c.release(), c.fail(), c.delay(), c.reset(), c.reboot(), c.reload(), c.upgrade(),
+		c.create(), c.show(), c.hold(), c.release(), c.monitor(), c.fail(), c.delay(), c.reset(), c.reboot(), c.reload(), c.upgrade(),
 		c.calls(), c.xid(), c.ecc(), c.health(), c.render(),
 	)
 	return root
@@ -181,6 +183,29 @@ func (c *cli) hold() *cobra.Command {
 	cmd.Flags().BoolVar(&isReal, "real", false, "a process of this machine: it holds the device no longer than it runs")
 	cmd.MarkFlagsMutuallyExclusive("hidden", "real")
 	return cmd
+}
+
+// monitor is what NVIDIA's DCGM is to the driver.
+func (c *cli) monitor() *cobra.Command {
+	return &cobra.Command{
+		Use:   "monitor",
+		Short: "Keep every GPU open without a CUDA context, as monitoring agents do, until told to end",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			told, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			return c.on(func(n *gpusim.Node) error {
+				for _, gpu := range n.UUIDs() {
+					if err := n.HoldHiddenReal(gpu, os.Getpid(), "nv-hostengine"); err != nil {
+						return err
+					}
+				}
+				fmt.Fprintln(cmd.OutOrStdout(), "every GPU is open")
+				<-told.Done()
+				return n.Release(os.Getpid())
+			})
+		},
+	}
 }
 
 // find turns "0" into the UUID of the first GPU, and "0@4" into that of the MIG device that stands there.

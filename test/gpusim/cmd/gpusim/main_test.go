@@ -1,8 +1,11 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
+	"context"
 	"fmt"
+	"io"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -90,5 +93,37 @@ func TestNvidiaSMIDoesWhatNVIDIAsProgramsRunItFor(t *testing.T) {
 	}
 	if got := execute(smi(), "", "-L"); strings.Count(got, "NVIDIA A100-SXM4-80GB (UUID: GPU-") != 2 {
 		t.Errorf("nvidia-smi -L: got %s", got)
+	}
+}
+
+// A monitoring agent stands in the way of a reset for as long as it runs.
+func TestAMonitorKeepsEveryGPUOpenUntilItIsToldToEnd(t *testing.T) {
+	t.Setenv("GPUSIM_NODE", filepath.Join(t.TempDir(), "node"))
+	execute(command(), "gpus: [{model: A100-80GB, count: 2}]", "create", "-")
+	told, end := context.WithCancel(t.Context())
+	out, in := io.Pipe()
+	ended := make(chan error, 1)
+	go func() {
+		c := command()
+		c.SetOut(in)
+		c.SetArgs([]string{"monitor"})
+		ended <- c.ExecuteContext(told)
+	}()
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "every GPU is open\n" {
+		t.Fatalf("the monitor says %q, %v", line, err)
+	}
+	for _, gpu := range []string{"0", "1"} {
+		if got := execute(command(), "", "reset", gpu); !strings.HasPrefix(got, "error: ") {
+			t.Errorf("GPU %s was reset under a monitor: %q", gpu, got)
+		}
+	}
+	end()
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	for _, gpu := range []string{"0", "1"} {
+		if got := execute(command(), "", "reset", gpu); got != "" {
+			t.Errorf("resetting GPU %s after the monitor has ended: %q", gpu, got)
+		}
 	}
 }
