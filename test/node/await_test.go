@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/gpuslice/gpuslice/config"
 )
@@ -66,6 +67,43 @@ func (r *rig) awaitOffered(resource string, n int) {
 	r.t.Helper()
 	r.await(fmt.Sprintf("%s %d", resource, n), func(o *corev1.Node) bool { return offered(o)[resource] == n })
 }
+
+// awaitRunning waits until the pod runs.
+func (r *rig) awaitRunning(namespace, name string) {
+	r.t.Helper()
+	r.awaitPod(namespace, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", name).String()}, running)
+}
+
+// awaitPod watches the pods that are selected until one of this node is as wanted.
+func (r *rig) awaitPod(namespace string, selected metav1.ListOptions, wanted func(*corev1.Pod) bool) *corev1.Pod {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(r.t.Context(), patience)
+	defer cancel()
+	last := "there is none"
+	for ctx.Err() == nil {
+		w, err := r.client.CoreV1().Pods(namespace).Watch(ctx, selected)
+		if err != nil {
+			break
+		}
+		for event := range w.ResultChan() {
+			p, ok := event.Object.(*corev1.Pod)
+			if !ok {
+				break
+			}
+			last = fmt.Sprintf("%s on node %q: %s %s %s", p.Name, p.Spec.NodeName, p.Status.Phase, p.Status.Reason, p.Status.Message)
+			if p.Spec.NodeName == r.Name && event.Type != watch.Deleted && wanted(p) {
+				w.Stop()
+				return p
+			}
+		}
+		w.Stop()
+	}
+	r.t.Fatalf("waiting for a pod of namespace %s (%s%s): %v; the last seen is %s", namespace,
+		selected.LabelSelector, selected.FieldSelector, context.Cause(ctx), last)
+	return nil
+}
+
+func running(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning && p.DeletionTimestamp == nil }
 
 // givenBack fails the test if anything of a change is left on the node.
 func (r *rig) givenBack(n *corev1.Node) {

@@ -19,6 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/binaries"
 	"github.com/gpuslice/gpuslice/test/cluster"
+	"github.com/gpuslice/gpuslice/test/node"
 	"github.com/gpuslice/gpuslice/test/sandbox"
 )
 
@@ -68,14 +69,26 @@ func (r *rig) cut(instances ...string) {
 	}
 }
 
-// plugin is the device plugin's pod on the node.
+// plugin is the device plugin's pod on the node, whoever deploys it.
 func (r *rig) plugin() *corev1.Pod {
 	r.t.Helper()
-	pods, err := r.client.CoreV1().Pods("kube-system").List(r.t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=" + r.Name})
-	if err != nil || len(pods.Items) == 0 {
-		r.t.Fatalf("no device plugin on node %s: %v", r.Name, err)
+	for _, pod := range r.pods() {
+		if pod.Spec.Containers[0].Image == node.DevicePluginImage {
+			return &pod
+		}
 	}
-	return &pods.Items[0]
+	r.t.Fatalf("no device plugin on node %s", r.Name)
+	return nil
+}
+
+// pods are all of the node.
+func (r *rig) pods() []corev1.Pod {
+	r.t.Helper()
+	pods, err := r.client.CoreV1().Pods(metav1.NamespaceAll).List(r.t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=" + r.Name})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return pods.Items
 }
 
 func (r *rig) restartPlugin() {
@@ -104,31 +117,6 @@ func (r *rig) pod(namespace, name string, limits map[string]string) *corev1.Pod 
 		r.t.Fatal(err)
 	}
 	return p
-}
-
-func (r *rig) awaitRunning(namespace, name string) {
-	r.t.Helper()
-	ctx, cancel := context.WithTimeout(r.t.Context(), patience)
-	defer cancel()
-	w, err := r.client.CoreV1().Pods(namespace).Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	defer w.Stop()
-	var last corev1.PodStatus
-	for event := range w.ResultChan() {
-		p, ok := event.Object.(*corev1.Pod)
-		if !ok {
-			break
-		}
-		if last = p.Status; last.Phase == corev1.PodRunning {
-			return
-		}
-		if last.Phase == corev1.PodFailed {
-			break
-		}
-	}
-	r.t.Fatalf("pod %s/%s does not run: %s %s %s", namespace, name, last.Phase, last.Reason, last.Message)
 }
 
 func (r *rig) budget(namespace, app string, minAvailable int32) {

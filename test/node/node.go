@@ -27,6 +27,7 @@ import (
 // Images that the node runs as processes; every other image is only said to run.
 const (
 	DevicePluginImage = "nvidia/k8s-device-plugin:v0.19.3"
+	DCGMImage         = "nvidia/dcgm:4.4.1"
 	AgentImage        = "gpuslice/gpuslice-agent:v0.1.0"
 )
 
@@ -37,6 +38,7 @@ type Parts struct {
 	LibNVML      string // the simulated library
 	Agent        string
 	Sandbox      string
+	GPUSim       string // the command that stands for NVIDIA's DCGM
 }
 
 // Build builds what is missing.
@@ -51,6 +53,7 @@ func Build(ctx context.Context, b binaries.Builder) (Parts, error) {
 		{&p.LibNVML, b.LibNVML},
 		{&p.Agent, func(ctx context.Context) (string, error) { return b.Tool(ctx, "./cmd/gpuslice-agent") }},
 		{&p.Sandbox, func(ctx context.Context) (string, error) { return b.Tool(ctx, "./test/sandbox/cmd/sandbox") }},
+		{&p.GPUSim, func(ctx context.Context) (string, error) { return b.Tool(ctx, "./test/gpusim/cmd/gpusim") }},
 	} {
 		var err error
 		if *part.into, err = part.build(ctx); err != nil {
@@ -153,6 +156,7 @@ func (n *Node) kubeletOptions(o Options, credentials *rest.Config) kubelet.Optio
 				Path: filepath.Join(o.Parts.DevicePlugin, "nvidia-device-plugin"),
 				Env:  append([]string{n.loaderPath()}, n.env...), Mounts: drivers,
 			},
+			DCGMImage:  {Path: o.Parts.GPUSim, Env: n.env},
 			AgentImage: {Path: o.Parts.Agent, Env: n.env, Mounts: drivers},
 		},
 		OnAllocate: users.Hold, OnFree: users.Release,

@@ -59,15 +59,17 @@ func (r *rig) run() *process {
 	return p
 }
 
-// kill ends the agent as the kernel does when memory runs out.
-func (r *rig) kill() {
+// kill ends the agent as the kernel does when memory runs out. It returns the steps that nobody has taken notice of.
+func (r *rig) kill() (steps []string) {
 	r.t.Helper()
 	p := r.agents.running
 	r.agents.running = nil
 	if err := p.cmd.Process.Signal(syscall.SIGKILL); err != nil {
 		r.t.Fatal(err)
 	}
-	for range p.steps { // until its log is at an end
+	for step := range p.steps { // until its log is at an end
+		steps = append(steps, step)
 	}
 	_ = p.cmd.Wait() // the error says that it was killed
+	return steps
 }

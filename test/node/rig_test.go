@@ -12,6 +12,7 @@ import (
 
 	"go.uber.org/zap"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"github.com/gpuslice/gpuslice/test/binaries"
 	"github.com/gpuslice/gpuslice/test/cluster"
@@ -38,6 +39,7 @@ type rig struct {
 	t       *testing.T
 	client  kubernetes.Interface
 	cluster *cluster.Cluster
+	account *rest.Config // the agent's
 	agents  *agents
 }
 
@@ -49,8 +51,11 @@ type agents struct {
 	running              *process
 }
 
+// option changes what node a rig is.
+type option func(*node.Options)
+
 // newRig starts a node with the GPUs of the spec.
-func newRig(t *testing.T, spec, settings string) *rig {
+func newRig(t *testing.T, spec, settings string, options ...option) *rig {
 	t.Helper()
 	c := clustertest.Start(t)
 	common.once.Do(func() { common.err = deploy(c) })
@@ -79,7 +84,11 @@ func newRig(t *testing.T, spec, settings string) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n, err := node.Start(t.Context(), c, node.Options{Name: name, Dir: dir, GPUs: gpus, Parts: common.parts, Log: log})
+	o := node.Options{Name: name, Dir: dir, GPUs: gpus, Parts: common.parts, Log: log}
+	for _, change := range options {
+		change(&o)
+	}
+	n, err := node.Start(t.Context(), c, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,11 +97,10 @@ func newRig(t *testing.T, spec, settings string) *rig {
 		bus: "unix:path=" + filepath.Join(dir, "no-bus"),
 	}}
 	t.Cleanup(r.end)
-	account, err := c.ServiceAccountConfig(t.Context(), "gpuslice", "gpuslice-agent")
-	if err != nil {
+	if r.account, err = c.ServiceAccountConfig(t.Context(), "gpuslice", "gpuslice-agent"); err != nil {
 		t.Fatal(err)
 	}
-	if err := cluster.WriteKubeconfig(r.agents.kubeconfig, account); err != nil {
+	if err := cluster.WriteKubeconfig(r.agents.kubeconfig, r.account); err != nil {
 		t.Fatal(err)
 	}
 	text := "apiVersion: gpuslice.io/v1alpha1\nkind: Settings\n" + settings
@@ -110,7 +118,7 @@ func deploy(c *cluster.Cluster) error {
 		return err
 	}
 	for _, file := range []string{
-		"manifests/device-plugin.yaml",
+		"manifests/device-plugin.yaml", "manifests/operands.yaml",
 		"../../deploy/base/namespace.yaml", "../../deploy/base/serviceaccount.yaml", "../../deploy/base/rbac.yaml",
 	} {
 		cmd := exec.CommandContext(ctx, c.Kubectl(), "--kubeconfig", c.AdminKubeconfig(), "apply", "-f", file)
