@@ -29,7 +29,7 @@ type Client struct {
 	Command string // its program's name, of which the kernel keeps 15 bytes; what is not printable is shown as "?"
 	Owner
 	Devices []string // which of what was sought it holds, sorted
-	Sources []Source // how it was found, at least one
+	Sources []Source // how it was found, at least one; NVML comes first
 	Self    bool     // the agent's own process, whose handles the agent closes by itself
 
 	// Sibling says that it is another process of the agent's own pod, as one that kubectl exec starts there. It ends by
@@ -150,6 +150,7 @@ func (s *search) identifyAll(ctx context.Context, self int) ([]Client, error) {
 	for _, pid := range slices.Sorted(maps.Keys(s.found)) {
 		c := *s.found[pid]
 		slices.Sort(c.Devices)
+		slices.Sort(c.Sources)
 		switch err := s.identify(&c); {
 		case ctx.Err() != nil:
 			return nil, ctx.Err()

@@ -124,12 +124,71 @@ func TestClientsAreNamedWithWhatTheyBelongTo(t *testing.T) {
 		{
 			PID: 4711, Command: "python", Owner: drain.Owner{PodUID: podUID, Container: id}, Devices: device,
 			// Capability 408 = 3 + 135 x 3 is that of GPU instance 0 of GPU 3.
-			Sources: []drain.Source{drain.SourceNVML, "device file /dev/nvidia3", "device file /dev/nvidia-caps/nvidia-cap408"},
+			Sources: []drain.Source{drain.SourceNVML, "device file /dev/nvidia-caps/nvidia-cap408", "device file /dev/nvidia3"},
 		},
 		{PID: 5000, Devices: device, Sources: []drain.Source{drain.SourceNVML}, Unlisted: true},
 	}
 	if diff := cmp.Diff(want, clientsOf(t, table, 3, 4711, 5000, 901, 4711)); diff != "" {
 		t.Errorf("Holders (-want +got):\n%s", diff)
+	}
+}
+
+// A plan takes away GPU 0 as a whole, two of the instances of GPU 1, and GPU 7, whose minor number the driver does not say.
+func TestHoldersTellWhichDevicesTheyHold(t *testing.T) {
+	table := processTable(t,
+		process{pid: 10, command: "whole", files: []string{"/dev/nvidia0", "/dev/nvidia0"}},
+		process{pid: 20, command: "one", files: []string{"/dev/nvidia1"}},
+		process{pid: 21, command: "both"},
+		process{pid: 30, command: "neither", files: []string{"/dev/nvidia1"}},
+		process{pid: 40, command: "monitor", files: []string{"/dev/nvidia0", "/dev/nvidia1", "/dev/nvidia2"}},
+	)
+	whole := drain.Sought{Device: "GPU-0", Minor: 0, Reported: []int{10, 10}}
+	parts := []drain.Sought{
+		{Device: "MIG-1b", Minor: drain.NoFiles, Reported: []int{21}}, {Device: "MIG-1a", Minor: drain.NoFiles, Reported: []int{20, 21}},
+	}
+	unknown := drain.Sought{Device: "GPU-7", Minor: drain.AnyGPU}
+	nvml, file := drain.SourceNVML, func(minor int) drain.Source { return drain.Source(fmt.Sprintf("device file /dev/nvidia%d", minor)) }
+	for _, c := range []struct {
+		name   string
+		sought []drain.Sought
+		want   []drain.Client
+	}{
+		{"nothing", nil, nil},
+		{"a GPU that goes as a whole", []drain.Sought{whole}, []drain.Client{
+			{PID: 10, Command: "whole", Devices: []string{"GPU-0"}, Sources: []drain.Source{nvml, file(0)}},
+			{PID: 40, Command: "monitor", Devices: []string{"GPU-0"}, Sources: []drain.Source{file(0)}},
+		}},
+		{"instances of a GPU, whose files others have open too", parts, []drain.Client{
+			{PID: 20, Command: "one", Devices: []string{"MIG-1a"}, Sources: []drain.Source{nvml}},
+			{PID: 21, Command: "both", Devices: []string{"MIG-1a", "MIG-1b"}, Sources: []drain.Source{nvml}},
+		}},
+		{"a GPU that may be any", []drain.Sought{whole, unknown}, []drain.Client{
+			{PID: 10, Command: "whole", Devices: []string{"GPU-0", "GPU-7"}, Sources: []drain.Source{nvml, file(0)}},
+			{PID: 20, Command: "one", Devices: []string{"GPU-7"}, Sources: []drain.Source{file(1)}},
+			{PID: 30, Command: "neither", Devices: []string{"GPU-7"}, Sources: []drain.Source{file(1)}},
+			{PID: 40, Command: "monitor", Devices: []string{"GPU-0", "GPU-7"}, Sources: []drain.Source{file(0), file(1), file(2)}},
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if diff := cmp.Diff(c.want, holdersOf(t, table, c.sought...)); diff != "" {
+				t.Errorf("Holders (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// A look at a few processes is cheap, and an answer even where others may not be looked at.
+func TestWhereNoFilesCountOnlyReportedProcessesAreLookedAt(t *testing.T) {
+	table := processTable(t, process{pid: 99, command: "python"}, process{pid: 100, command: "python"})
+	for _, pid := range []string{"99", "100"} {
+		replace(t, filepath.Join(table.Root, pid, "fd"), asFile)
+	}
+	part := drain.Sought{Device: "MIG-1", Minor: drain.NoFiles, Reported: []int{99}}
+	if diff := cmp.Diff([]int{99}, pids(holdersOf(t, table, part))); diff != "" {
+		t.Errorf("holders (-want +got):\n%s", diff)
+	}
+	if _, err := table.Holders(t.Context(), append(theGPU(0), part)); err == nil {
+		t.Error("a GPU that goes as a whole was found free, though open files could not be read")
 	}
 }
 
@@ -745,34 +804,35 @@ func TestKnownProgramsHaveARemedy(t *testing.T) {
 	}
 }
 
-// A large node: 2,000 processes with 50 open files each, eight of which hold the GPU.
+// A large node: 2,000 processes with 100 open files each, eight of which hold one of eight GPUs.
 func BenchmarkHolders(b *testing.B) {
-	var processes []process
-	for pid := 1000; pid < 3000; pid++ {
-		processes = append(processes, process{pid: pid, command: "python", cgroup: "0::/kubepods/burstable/pod" + podUID + "/" + id + "\n"})
-	}
-	sockets := make([]string, 49)
+	sockets := make([]string, 99)
 	for n := range sockets {
 		sockets[n] = fmt.Sprintf("socket:[%d]", 4026531840+n)
 	}
+	// Symbolic links are costly to make: the processes share the folders of these nine.
 	idle := process{pid: 5, files: slices.Concat(sockets, []string{"/dev/null"})}
-	holder := process{pid: 1000, command: "python", files: slices.Concat(sockets, []string{"/dev/nvidia3"})}
-	table := processTable(b, append([]process{idle, holder}, processes[1:]...)...)
-	// Symbolic links are costly to make: the processes share the folders of these two.
-	for _, p := range processes[1:] {
-		files, like := filepath.Join(table.Root, strconv.Itoa(p.pid), "fd"), idle
-		if p.pid%250 == 0 {
-			like = holder
-		}
-		if err := errors.Join(os.Remove(files), os.Symlink(filepath.Join(table.Root, strconv.Itoa(like.pid), "fd"), files)); err != nil {
+	processes := []process{idle}
+	var sought []drain.Sought
+	for minor := range 8 {
+		processes = append(processes, process{pid: 100 + minor, command: "python", files: slices.Concat(sockets, []string{fmt.Sprintf("/dev/nvidia%d", minor)})})
+		sought = append(sought, drain.Sought{Device: fmt.Sprintf("GPU-%d", minor), Minor: minor, Reported: []int{100 + minor}})
+	}
+	for pid := 1000; pid < 2991; pid++ {
+		processes = append(processes, process{pid: pid, command: "python", cgroup: "0::/kubepods/burstable/pod" + podUID + "/" + id + "\n"})
+	}
+	table := processTable(b, processes...)
+	for _, p := range processes[9:] {
+		files := filepath.Join(table.Root, strconv.Itoa(p.pid), "fd")
+		if err := errors.Join(os.Remove(files), os.Symlink(filepath.Join(table.Root, "5/fd"), files)); err != nil {
 			b.Fatal(err)
 		}
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		clients, err := table.Holders(b.Context(), theGPU(3))
+		clients, err := table.Holders(b.Context(), sought)
 		if err != nil || len(clients) != 8 {
-			b.Fatalf("got %d clients and error %v, want 8", len(clients), err)
+			b.Fatalf("got %d holders and error %v, want 8", len(clients), err)
 		}
 	}
 }

@@ -1,6 +1,11 @@
 package drain_test
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -189,6 +194,233 @@ func TestGPUPodsTellsHowAPodCanLeave(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, drain.GPUPods(pods, nil, nil)); diff != "" {
 		t.Errorf("GPUPods (-want +got):\n%s", diff)
+	}
+}
+
+// union is what all sources together say of a node, as text: a line for each pod that may hold a GPU, and for each process
+// that holds one and is of no pod.
+func union(t *testing.T, table drain.Processes, sought []drain.Sought, pods []corev1.Pod, assigned drain.Assignments) string {
+	t.Helper()
+	var out strings.Builder
+	clients, err := table.Holders(t.Context(), sought)
+	for _, p := range drain.GPUPods(pods, assigned, clients) {
+		devices := strings.Join(p.Devices, " ")
+		if !p.DevicesKnown {
+			devices += " and any other"
+		}
+		if p.Unlisted {
+			devices += ", unlisted"
+		}
+		fmt.Fprintf(&out, "%s has %s: %s\n", p, strings.TrimSpace(devices), strings.Join(texts(p.Sources), ", "))
+	}
+	strangers := drain.Strangers(clients, pods)
+	for i, name := range drain.NameClients(strangers, pods) {
+		fmt.Fprintf(&out, "no pod: %s has %s: %s\n", name, strings.Join(strangers[i].Devices, " "), strings.Join(texts(strangers[i].Sources), ", "))
+	}
+	if err != nil {
+		out.WriteString("busy: " + err.Error() + "\n")
+	}
+	return strings.ReplaceAll(out.String(), table.Root, "/proc")
+}
+
+func texts(sources []drain.Source) []string {
+	var out []string
+	for _, s := range sources {
+		out = append(out, string(s))
+	}
+	return out
+}
+
+func withUID(uid types.UID) func(*corev1.Pod) { return func(p *corev1.Pod) { p.UID = uid } }
+
+// 3. Only holders leave: each source finds some that the others miss, and together they miss none. The plan takes GPU 0
+// away as a whole, and one MIG device of GPU 1.
+func TestTheUnionOfAllSources(t *testing.T) {
+	const (
+		kubepods   = "0::/kubepods.slice/kubepods-pod" + inSlice + ".slice/"
+		containerd = kubepods + "cri-containerd-" + id + ".scope\n"
+	)
+	static := func(p *corev1.Pod) {
+		p.UID, p.Annotations = "ffffffff-0000-0000-0000-000000000000", map[string]string{
+			"kubernetes.io/config.hash": hash, corev1.MirrorPodAnnotationKey: hash,
+		}
+	}
+	daemon := func(p *corev1.Pod) {
+		p.OwnerReferences = []metav1.OwnerReference{{Kind: "DaemonSet", Name: "d", Controller: ptr.To(true)}}
+	}
+	runs := func(containerID string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) { p.Status.ContainerStatuses = []corev1.ContainerStatus{{ContainerID: containerID}} }
+	}
+	idle := pod("idle", container(limits("cpu", 1)))
+	for _, c := range []struct {
+		name      string
+		pods      []corev1.Pod
+		assigned  drain.Assignments
+		processes []process
+		gpu, mig  []int // pids that NVML reports on GPU 0, and on the MIG device of GPU 1
+		spoil     func(t *testing.T, root string)
+		want      string
+	}{
+		{name: "nobody", pods: []corev1.Pod{idle}, assigned: drain.Assignments{}},
+		{
+			name: "the pod's spec alone",
+			pods: []corev1.Pod{pod("a", container(limits(gpu, 1))), idle}, assigned: drain.Assignments{},
+			want: "team/a has and any other: pod spec\n",
+		},
+		{
+			name: "a claim alone",
+			pods: []corev1.Pod{pod("a", claiming), idle}, assigned: drain.Assignments{},
+			want: "team/a has and any other: claim\n",
+		},
+		{
+			name: "kubelet alone, with a replica",
+			pods: []corev1.Pod{pod("a"), idle}, assigned: given("a", gpu, "GPU-0::3"),
+			want: "team/a has GPU-0: kubelet\n",
+		},
+		{
+			name: "NVML alone, as with NVIDIA_VISIBLE_DEVICES=all",
+			pods: []corev1.Pod{pod("a", withUID(podUID)), idle}, assigned: drain.Assignments{}, gpu: []int{99},
+			processes: []process{{pid: 99, command: "python", cgroup: containerd}},
+			want:      "team/a has GPU-0: NVML pid 99 python\n",
+		},
+		{
+			name: "NVML alone, on a MIG device",
+			pods: []corev1.Pod{pod("a", withUID(podUID)), idle}, assigned: drain.Assignments{}, mig: []int{99},
+			processes: []process{{pid: 99, command: "python", cgroup: containerd, files: []string{"/dev/nvidia1"}}},
+			want:      "team/a has MIG-1: NVML pid 99 python\n",
+		},
+		{
+			name: "an open file alone, as of a monitor, which a DaemonSet brings",
+			pods: []corev1.Pod{pod("a", withUID(podUID), daemon), idle}, assigned: drain.Assignments{},
+			processes: []process{{pid: 99, command: "dcgm-exporter", cgroup: containerd, files: []string{"/dev/nvidia0", "/dev/nvidia1"}}},
+			want:      "team/a has GPU-0: device file /dev/nvidia0 of pid 99 dcgm-exporter\n",
+		},
+		{
+			name: "an open file of a GPU of which an instance goes, and of one that stays",
+			pods: []corev1.Pod{pod("a", withUID(podUID)), idle}, assigned: drain.Assignments{},
+			processes: []process{{pid: 99, command: "python", cgroup: containerd, files: []string{"/dev/nvidia1", "/dev/nvidia2"}}},
+		},
+		{
+			name: "all of them", pods: []corev1.Pod{pod("a", withUID(podUID), container(limits(gpu, 1))), idle}, assigned: given("a", gpu, "GPU-0::3"),
+			processes: []process{
+				{pid: 99, command: "python", cgroup: containerd, files: []string{"/dev/nvidia0"}},
+				{pid: 100, command: "python", cgroup: containerd, files: []string{"/dev/nvidia0"}},
+			},
+			gpu:  []int{99},
+			want: "team/a has GPU-0: pod spec, kubelet, NVML pid 99 python, device file /dev/nvidia0 of pid 99 python, device file /dev/nvidia0 of pid 100 python\n",
+		},
+		{
+			name: "kubelet and NVML disagree: the pod has both",
+			pods: []corev1.Pod{pod("a", withUID(podUID), container(limits(mig1g, 1))), idle}, assigned: given("a", mig1g, "MIG-7"), gpu: []int{99},
+			processes: []process{{pid: 99, command: "python", cgroup: containerd}},
+			want:      "team/a has GPU-0 MIG-7: pod spec, kubelet, NVML pid 99 python\n",
+		},
+		{
+			name: "kubelet does not answer, and NVML names one device",
+			pods: []corev1.Pod{pod("a", withUID(podUID), container(limits(mig1g, 1))), idle}, gpu: []int{99},
+			processes: []process{{pid: 99, command: "python", cgroup: containerd}},
+			want:      "team/a has GPU-0 and any other: pod spec, NVML pid 99 python\n",
+		},
+		{
+			name: "a static pod", pods: []corev1.Pod{pod("a", static), idle}, assigned: drain.Assignments{}, gpu: []int{99},
+			processes: []process{{pid: 99, command: "python", cgroup: "0::/kubepods/burstable/pod" + hash + "/" + id + "\n"}},
+			want:      "team/a has GPU-0: NVML pid 99 python\n",
+		},
+		{
+			name: "a pod of CRI-O", pods: []corev1.Pod{pod("a", withUID(podUID)), idle}, assigned: drain.Assignments{}, gpu: []int{99},
+			processes: []process{{pid: 99, command: "python", cgroup: kubepods + "crio-" + id + ".scope/container\n"}},
+			want:      "team/a has GPU-0: NVML pid 99 python\n",
+		},
+		{
+			name: "a pod without a cgroup, by its container",
+			pods: []corev1.Pod{pod("a", runs("cri-o://"+id)), idle}, assigned: drain.Assignments{}, gpu: []int{99},
+			processes: []process{{pid: 99, command: "python", cgroup: "0::/system.slice/crio-" + id + ".scope\n"}},
+			want:      "team/a has GPU-0: NVML pid 99 python\n",
+		},
+		{
+			name: "a pod that has ended, with a process that has not",
+			pods: []corev1.Pod{pod("a", withUID(podUID), container(limits(gpu, 1)), phase(corev1.PodFailed))}, assigned: given("a", gpu, "GPU-5"),
+			processes: []process{{pid: 99, command: "python", cgroup: containerd}}, gpu: []int{99},
+			want: "team/a has GPU-0: NVML pid 99 python\n",
+		},
+		{
+			name: "pods that the API server does not list", pods: []corev1.Pod{idle}, assigned: given("a", gpu, "GPU-0"), gpu: []int{99, 98},
+			processes: []process{
+				{pid: 99, command: "python", cgroup: containerd},
+				{pid: 98, command: "python", cgroup: "0::/kubepods/pod00000000-1111-2222-3333-444444444444/" + other + "\n"},
+			},
+			want: "pod with UID 00000000-1111-2222-3333-444444444444 has GPU-0, unlisted: NVML pid 98 python\n" +
+				"pod with UID " + podUID + " has GPU-0, unlisted: NVML pid 99 python\n" +
+				"team/a has GPU-0, unlisted: kubelet\n",
+		},
+		{
+			name: "processes of no pod", pods: []corev1.Pod{idle}, assigned: drain.Assignments{}, gpu: []int{901, 902},
+			processes: []process{
+				{pid: 812, command: "nvidia-persiste", cgroup: "0::/system.slice/nvidia-persistenced.service\n", files: []string{"/dev/nvidia0"}},
+				{pid: 901, command: "python", cgroup: "0::/system.slice/docker-" + id + ".scope\n"},
+				{pid: 902, command: "python", cgroup: "0::/\n"},
+			},
+			want: "no pod: pid 812 nvidia-persiste of nvidia-persistenced.service has GPU-0: device file /dev/nvidia0\n" +
+				"no pod: pid 901 python (container 3f2a9c51d0e7) has GPU-0: NVML\n" +
+				"no pod: pid 902 python has GPU-0: NVML\n",
+		},
+		{
+			name: "a process that ends meanwhile", pods: []corev1.Pod{pod("a", withUID(podUID))}, assigned: drain.Assignments{}, gpu: []int{98},
+			processes: []process{{pid: 99, command: "python", cgroup: containerd, files: []string{"/dev/nvidia0"}}},
+			spoil: func(t *testing.T, root string) {
+				t.Helper()
+				replace(t, filepath.Join(root, "99/comm"), func(path string) error { return os.Symlink("nowhere", path) })
+			},
+			want: "no pod: pid 98 (reported by NVML, not in the process table) has GPU-0: NVML\n",
+		},
+		{
+			name: "an open file that cannot be read", assigned: drain.Assignments{}, gpu: []int{99},
+			pods: []corev1.Pod{pod("a", withUID(podUID))},
+			processes: []process{
+				{pid: 99, command: "python", cgroup: containerd},
+				{pid: 100, command: "python", files: []string{"/dev/null"}},
+			},
+			spoil: func(t *testing.T, root string) {
+				t.Helper()
+				replace(t, filepath.Join(root, "100/fd/0"), asFile)
+			},
+			want: "team/a has GPU-0: NVML pid 99 python\n" +
+				"busy: looking for processes that hold /dev/nvidia0 or MIG-1: readlink /proc/100/fd/0: invalid argument\n",
+		},
+		{
+			name: "the agent itself", pods: []corev1.Pod{pod("a", withUID(podUID))}, assigned: drain.Assignments{}, gpu: []int{agentPID},
+			spoil: func(t *testing.T, root string) {
+				t.Helper()
+				replace(t, filepath.Join(root, strconv.Itoa(agentPID), "cgroup"), func(path string) error {
+					return os.WriteFile(path, []byte(containerd), 0o600)
+				})
+			},
+		},
+		{
+			name: "what a person runs in the agent's pod", pods: []corev1.Pod{pod("a", withUID(podUID))}, assigned: drain.Assignments{},
+			processes: []process{{pid: 99, command: "gpuslice-agent", cgroup: containerd, files: []string{"/dev/nvidia0"}}},
+			spoil: func(t *testing.T, root string) {
+				t.Helper()
+				replace(t, filepath.Join(root, strconv.Itoa(agentPID), "cgroup"), func(path string) error {
+					return os.WriteFile(path, []byte(containerd), 0o600)
+				})
+			},
+			want: "no pod: pid 99 gpuslice-agent of pod team/a has GPU-0: device file /dev/nvidia0\n",
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			table := processTable(t, c.processes...)
+			if c.spoil != nil {
+				c.spoil(t, table.Root)
+			}
+			sought := []drain.Sought{
+				{Device: "GPU-0", Minor: 0, Reported: c.gpu},
+				{Device: "MIG-1", Minor: drain.NoFiles, Reported: c.mig},
+			}
+			if diff := cmp.Diff(c.want, union(t, table, sought, c.pods, c.assigned)); diff != "" {
+				t.Errorf("the union (-want +got):\n%s", diff)
+			}
+		})
 	}
 }
 
