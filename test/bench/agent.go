@@ -17,7 +17,7 @@ import (
 
 // gpuslice is our agent, with its ordinary settings.
 func gpuslice(st *stage) contender {
-	return service{stage: st, start: func(ctx context.Context, at *site) (func() error, error) {
+	return service{stage: st, start: func(ctx context.Context, at *site) (*process, error) {
 		configMaps := at.client.CoreV1().ConfigMaps(agentNamespace)
 		_, err := configMaps.Create(ctx, &corev1.ConfigMap{
 			ObjectMeta: metav1.ObjectMeta{Name: at.Name}, Data: map[string]string{"config.yaml": string(at.scenario.file())},
@@ -38,14 +38,14 @@ func gpuslice(st *stage) contender {
 			"--driver-root", at.DriverRoot(), "--pod-resources", at.Kubelet.PodResourcesSocket())
 		cmd.Env = append(os.Environ(), "GPUSIM_NODE="+at.GPUs.Dir())
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
-		stop, err := launch(ctx, cmd, filepath.Join(at.Dir, "agent.log"), "")
+		p, err := launch(ctx, cmd, filepath.Join(at.Dir, "agent.log"), "")
 		if err != nil {
 			return nil, err
 		}
 		if err := at.watch.until(ctx, "the agent", idle); err != nil {
-			return nil, errors.Join(err, stop())
+			return nil, errors.Join(err, p.stop())
 		}
-		return stop, nil
+		return p, nil
 	}}
 }
 

@@ -2,7 +2,10 @@ package main
 
 import (
 	"maps"
+	"os"
+	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -171,9 +174,10 @@ func TestTimesAreThoseOfTheLastChange(t *testing.T) {
 		},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			said, ready := times(row.samples, began, want)
-			if said != row.said || ready != row.ready {
-				t.Errorf("said after %s and ready after %s, want %s and %s", said, ready, row.said, row.ready)
+			word, said := lastWord(row.samples, began)
+			ready := readyAfter(row.samples, began, want)
+			if word != success || said != row.said || ready != row.ready {
+				t.Errorf("said %s after %s and ready after %s, want success, %s and %s", word, said, ready, row.said, row.ready)
 			}
 		})
 	}
@@ -204,15 +208,57 @@ func TestTheTableShowsMediansAndEveryOutcome(t *testing.T) {
 			{calls: reset(1), said: 1 * time.Second, noNode: true, outcome: "as asked"},
 			{calls: reset(2), said: 2 * time.Second, noNode: true, outcome: "failed"},
 		}},
-		{scenario{name: "first"}, program{name: "agent"}, []result{{ready: 500 * time.Millisecond, evicted: 4, outcome: "as asked"}}},
+		{scenario{name: "first"}, program{name: "agent"}, []result{
+			{ready: 500 * time.Millisecond, evicted: 4, outcome: "as asked", cost: cost{memory: 2049, cpu: 10 * time.Millisecond}},
+			{ready: 500 * time.Millisecond, evicted: 4, outcome: "as asked", cost: cost{memory: 7, cpu: 1230 * time.Millisecond}},
+		}},
 	}
 	got := tabulate(rows, true)
 	for _, line := range []string{
 		"| first | tool | 20 | 2 | 2.0 s |  |  |  |  | 2 times: as asked<br/>1 times: failed |",
 		"|  | agent | 0 | 0 | 0.0 s | 0.5 s | 4 | 0 | 0 | as asked |",
+		"\nagent has taken at most 3 MiB of memory and 1.23 s of processor time.\n",
 	} {
 		if !strings.Contains(got, line) {
 			t.Errorf("the table has no line %q:\n%s", line, got)
 		}
+	}
+}
+
+// What the kernel says of a process by rusage is what /proc says of it.
+func TestTheCostOfAProcessIsFound(t *testing.T) {
+	block := make([]byte, 64<<20)
+	for i := range block {
+		block[i] = byte(i)
+	}
+	runtime.KeepAlive(block)
+	var want syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &want); err != nil {
+		t.Fatal(err)
+	}
+	got, err := costOf(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.memory < 64<<10 || int64(got.memory) > 2*want.Maxrss {
+		t.Errorf("%d KiB of memory, want at least 64 MiB and about %d KiB", got.memory, want.Maxrss)
+	}
+	used := time.Duration(want.Utime.Nano() + want.Stime.Nano())
+	if got.cpu < used-100*time.Millisecond {
+		t.Errorf("%s of processor time, want at least %s", got.cpu, used)
+	}
+}
+
+func TestProcessorTimeIsReadWhateverTheProgramsName(t *testing.T) {
+	const stat = "4711 (a) b 1) S 1 4711 4711 0 -1 4194560 5093 811 0 0 12 34 500 6000 20 0 9 0 12345 1 2\n"
+	got, err := processorTime([]byte(stat))
+	if err != nil || got != 65460*time.Millisecond {
+		t.Errorf("processor time is %s (%v), want 65.46 s", got, err)
+	}
+	if _, err := processorTime([]byte("4711 (ended) Z 1 2")); err == nil {
+		t.Error("processor time is read where there is none")
+	}
+	if _, err := peak("Name:\tended\nState:\tZ (zombie)\n"); err == nil {
+		t.Error("memory is read where there is none")
 	}
 }

@@ -1,5 +1,6 @@
 // Command bench holds gpuslice against NVIDIA's own tools, on the same simulated GPUs with the same latencies, in one run:
-// nvidia-mig-parted as an administrator runs it, NVIDIA's k8s-mig-manager, and the agent. It prints a table.
+// nvidia-mig-parted by itself, the same after kubectl drain as an administrator does it, NVIDIA's k8s-mig-manager, and the
+// agent. It prints a table.
 package main
 
 import (
@@ -52,7 +53,7 @@ func command() *cobra.Command {
 	var o options
 	c := &cobra.Command{
 		Use:           "bench",
-		Short:         "Measure gpuslice beside mig-parted and mig-manager",
+		Short:         "Measure gpuslice beside mig-parted, mig-manager and a drain of the whole node",
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -122,6 +123,7 @@ type program struct {
 var programs = []program{
 	{"mig-parted", func(_ *stage, p incumbent.Programs) contender { return tool{p} }},
 	{"mig-manager", migManager},
+	{"full drain", fullDrain},
 	{"gpuslice", func(st *stage, _ incumbent.Programs) contender { return gpuslice(st) }},
 }
 

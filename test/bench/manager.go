@@ -15,7 +15,7 @@ import (
 // migManager is NVIDIA's k8s-mig-manager as the GPU Operator runs it where the driver is in a container: it pauses the
 // operator's pods by labels, and leaves the host's services alone.
 func migManager(st *stage, programs incumbent.Programs) contender {
-	return service{stage: st, start: func(ctx context.Context, at *site) (func() error, error) {
+	return service{stage: st, start: func(ctx context.Context, at *site) (*process, error) {
 		root := filepath.Join(at.Dir, "root") // of the host, where it looks for the system bus
 		bus := filepath.Join(root, "run", "dbus")
 		tools := filepath.Join(at.Dir, "tools")
@@ -39,13 +39,15 @@ func migManager(st *stage, programs incumbent.Programs) contender {
 		}
 		inside := at.Sandbox()
 		inside.Env = append(inside.Env, incumbent.PathWith(tools))
-		stop, err := launch(ctx, sandbox.Command(ctx, programs.Sandbox, inside, filepath.Join(programs.MIGParted, "nvidia-mig-manager"),
+		p, err := launch(ctx, sandbox.Command(ctx, programs.Sandbox, inside, filepath.Join(programs.MIGParted, "nvidia-mig-manager"),
 			"--kubeconfig", kubeconfig, "--node-name", at.Name, "--config-file", config,
 			"--default-gpu-clients-namespace", operatorNamespace, "--host-root-mount", root,
 		), filepath.Join(at.Dir, "mig-manager.log"), "Waiting for change to")
 		if err != nil {
 			return nil, errors.Join(err, host.Close())
 		}
-		return func() error { return errors.Join(stop(), host.Close()) }, nil
+		stop := p.stop
+		p.stop = func() error { return errors.Join(stop(), host.Close()) }
+		return p, nil
 	}}
 }

@@ -23,6 +23,8 @@ type result struct {
 	ended   int // pods of users that ended in another way
 	plugins int // restarts of the device plugin
 
+	cost cost // of a program that watches the label; nothing is known of others
+
 	outcome string
 }
 

@@ -48,6 +48,14 @@ var scenarios = []scenario{
 		         {devices: [1, 2, 3, 4, 5, 6, 7], mig-enabled: true, mig-devices: {3g.40gb: 2}}]`,
 	},
 	{
+		name:  "eight H100s in 56 slices, all in use: one GPU becomes two halves",
+		gpus:  []gpusim.GPUSpec{{Model: "H100-80GB", Count: 8, MIG: true}},
+		start: repeat(8, map[string]int{"1g.10gb": 7}),
+		users: map[string]int{"1g.10gb": 56},
+		rules: `[{devices: [3], mig-enabled: true, mig-devices: {3g.40gb: 2}},
+		         {devices: [0, 1, 2, 4, 5, 6, 7], mig-enabled: true, mig-devices: {1g.10gb: 7}}]`,
+	},
+	{
 		name:  "eight H100s: MIG off to all-1g",
 		gpus:  []gpusim.GPUSpec{{Model: "H100-80GB", Count: 8}},
 		start: repeat(8, nil),

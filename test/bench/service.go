@@ -26,11 +26,17 @@ import (
 // service is a program that watches a node's label and does as it says. The two of them differ in how they are started.
 type service struct {
 	*stage
-	// start runs the program on the node until stop. It returns when the program waits for the label.
-	start func(context.Context, *site) (stop func() error, err error)
+	// start runs the program on the node. It returns when the program waits for the label.
+	start func(context.Context, *site) (*process, error)
 }
 
-// patience bounds a run from the label on. The longest takes about a minute.
+// process is a program that runs until stop.
+type process struct {
+	pid  int
+	stop func() error
+}
+
+// patience bounds a run from the request on. The longest takes about a minute.
 const patience = 2 * time.Minute
 
 func (sv service) run(ctx context.Context, dir string, s scenario) (r result, err error) {
@@ -41,14 +47,23 @@ func (sv service) run(ctx context.Context, dir string, s scenario) (r result, er
 	defer func() {
 		err = errors.Join(err, at.close(ctx))
 	}()
-	stop, err := sv.start(ctx, at)
+	p, err := sv.start(ctx, at)
 	if err != nil {
 		return r, err
 	}
 	defer func() {
-		err = errors.Join(err, stop())
+		err = errors.Join(err, p.stop())
 	}()
-	return at.measure(ctx)
+	before, err := costOf(p.pid)
+	if err != nil {
+		return r, err
+	}
+	if r, err = at.measure(ctx, at.byLabel); err != nil {
+		return r, err
+	}
+	after, err := costOf(p.pid)
+	r.cost = after.since(before)
+	return r, err
 }
 
 // census is who and what is there at one moment.
@@ -68,8 +83,16 @@ func (at *site) count(ctx context.Context) (c census, err error) {
 	return c, err
 }
 
-// measure sets the label and looks, from outside and the same way for both programs, until all is over.
-func (at *site) measure(ctx context.Context) (r result, err error) {
+// ending is what a program says of a change at last.
+type ending struct {
+	word string        // success or failed
+	said time.Duration // after the request
+	over bool          // the node offers what its GPUs have; if not, it took too long
+}
+
+// measure has the GPUs cut, and looks from outside and the same way for all programs what comes of it. The change is asked
+// for by request, which returns when all is over.
+func (at *site) measure(ctx context.Context, request func(context.Context) (ending, error)) (r result, err error) {
 	before, err := at.count(ctx)
 	if err != nil {
 		return r, err
@@ -78,10 +101,7 @@ func (at *site) measure(ctx context.Context) (r result, err error) {
 		return r, err
 	}
 	began := time.Now()
-	if err := at.label(ctx, labelConfig, wish); err != nil {
-		return r, err
-	}
-	over, err := at.awaitEnd(ctx)
+	end, err := request(ctx)
 	if err != nil {
 		return r, err
 	}
@@ -94,28 +114,43 @@ func (at *site) measure(ctx context.Context) (r result, err error) {
 		return r, err
 	}
 	samples := at.watch.since(began)
-	r.said, r.ready = times(samples, began, capacity(after.gpus))
-	last := samples[len(samples)-1].node
-	word := cmp.Or(last.Labels[labelState], "nothing said")
-	if r.outcome, err = judge(at.scenario, word, before.gpus, after.gpus); err != nil {
+	r.said, r.ready = end.said, readyAfter(samples, began, capacity(after.gpus))
+	if r.outcome, err = judge(at.scenario, cmp.Or(end.word, "nothing said"), before.gpus, after.gpus); err != nil {
 		return r, err
 	}
-	if !over {
+	if !end.over {
 		r.outcome += fmt.Sprintf("; not over after %s", patience)
 	}
-	if left := leftovers(last); len(left) > 0 {
+	if left := leftovers(samples[len(samples)-1].node); len(left) > 0 {
 		r.outcome += "; node left " + strings.Join(left, ", ")
 	}
 	return r, nil
 }
 
-// awaitEnd waits until the program says that it is done, or has failed, and the node offers what its GPUs have. It is not
-// over if that takes too long, which is a result like others.
-func (at *site) awaitEnd(ctx context.Context) (over bool, err error) {
+// byLabel asks for the change by the node's label, and returns when the program has said that it is done, or has failed.
+func (at *site) byLabel(ctx context.Context) (end ending, err error) {
+	began := time.Now()
+	if err := at.label(ctx, labelConfig, wish); err != nil {
+		return end, err
+	}
+	end.over, err = at.awaitEnd(ctx, func(o *corev1.Node) bool {
+		state := o.Labels[labelState]
+		return state == success || state == failed
+	})
+	if err != nil {
+		return end, err
+	}
+	end.word, end.said = lastWord(at.watch.since(began), began)
+	return end, nil
+}
+
+// awaitEnd waits until the program has said that it is done, or has failed, and the node offers what its GPUs have. It is
+// not over if that takes too long, which is a result like others.
+func (at *site) awaitEnd(ctx context.Context, hasSaid func(*corev1.Node) bool) (over bool, err error) {
 	limited, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	err = at.watch.until(limited, "the end of the change", func(ctx context.Context, o *corev1.Node) (bool, error) {
-		if state := o.Labels[labelState]; state != success && state != failed {
+		if !hasSaid(o) {
 			return false, nil
 		}
 		return at.agrees(ctx, o)
@@ -149,23 +184,29 @@ func (at *site) compare(r *result, before, after census) error {
 	return nil
 }
 
-// times finds in the samples when the label came to its last value, and from when on the node offered what it should.
-func times(samples []sample, began time.Time, want map[string]int) (said, ready time.Duration) {
-	word, right := "", false
+// lastWord finds in the samples the label's last value, and when it came to it.
+func lastWord(samples []sample, began time.Time) (word string, said time.Duration) {
 	for _, s := range samples {
-		at := max(0, s.at.Sub(began))
 		if state := s.node.Labels[labelState]; state != word {
-			word, said = state, at
-		}
-		if now := maps.Equal(offered(s.node), want); now != right {
-			right, ready = now, at
+			word, said = state, max(0, s.at.Sub(began))
 		}
 	}
-	return said, ready
+	return word, said
 }
 
-// launch starts the program with its log in a file, and returns when the log has the text, if any. Stop ends it.
-func launch(ctx context.Context, cmd *exec.Cmd, log, text string) (stop func() error, err error) {
+// readyAfter finds in the samples from when on the node offered what it should.
+func readyAfter(samples []sample, began time.Time, want map[string]int) (ready time.Duration) {
+	right := false
+	for _, s := range samples {
+		if now := maps.Equal(offered(s.node), want); now != right {
+			right, ready = now, max(0, s.at.Sub(began))
+		}
+	}
+	return ready
+}
+
+// launch starts the program with its log in a file, and returns when the log has the text, if any.
+func launch(ctx context.Context, cmd *exec.Cmd, log, text string) (*process, error) {
 	to, err := os.Create(log)
 	if err != nil {
 		return nil, fmt.Errorf("making a log: %w", err)
@@ -186,14 +227,14 @@ func launch(ctx context.Context, cmd *exec.Cmd, log, text string) (stop func() e
 	}
 	read := make(chan error, 1)
 	go func() { read <- copyLines(to, says, text, found) }()
-	stop = func() error {
+	stop := func() error {
 		_ = cmd.Process.Kill() // it may be gone already
 		<-ended
 		return errors.Join(<-read, says.Close())
 	}
 	select {
 	case <-found:
-		return stop, nil
+		return &process{pid: cmd.Process.Pid, stop: stop}, nil
 	case <-ended:
 		return nil, errors.Join(fmt.Errorf("%s ended before it said %q: see %s", cmd.Path, text, log), stop())
 	case <-ctx.Done():

@@ -24,11 +24,14 @@ as long also where a call is refused or changes nothing, for which there is no f
 The control plane and the device plugin (v0.19.3) are real, the kubelet is a stand-in.
 
 mig-parted   v0.14.4, "nvidia-mig-parted apply" by itself. There is no cluster; processes hold the instances that pods hold
-             for the other two. It pauses nothing, drains nothing, and looks at nothing afterwards.
+             for the others. It pauses nothing, drains nothing, and looks at nothing afterwards.
 mig-manager  v0.14.4, as the GPU Operator runs it where the driver is in a container. It pauses the operator's pods by labels
              and waits for four kinds of them, a second at least for each; of these only the device plugin is there. It does
              not cordon or drain: NVIDIA asks for a node without GPU workloads. It says that it is done before the device
              plugin is back.
+full drain   what people do by hand, without a pause between commands: unless nvidia-mig-parted asserts that nothing is to be
+             done, kubectl drain --ignore-daemonsets --delete-emptydir-data --force, a label sends the device plugin away,
+             nvidia-mig-parted apply, the label brings the plugin back, kubectl uncordon. It is done with the last command.
 gpuslice     asks kubelet who holds what, cordons the node, evicts who holds what goes, restarts the device plugin, and says
              that it is done when GPUs, kubelet and node have agreed twice, two seconds apart.
 
@@ -38,7 +41,9 @@ done      from the label, or the start of the command, until the program says th
 capacity  from the label until the node offers what its GPUs have, for good; looked at from outside
 evicted   pods that held instances and left by the Eviction API
 ended     pods that held instances and ended in any other way
-restarts  of the device plugin`
+restarts  of the device plugin
+taken     by a program that watches the label: the most memory that it had resident since it was started, without what other
+          programs had that it ran, and the processor time from the label on, with theirs`
 
 // tabulate renders all rows, for a terminal or as Markdown.
 func tabulate(rows []row, markdown bool) string {
@@ -58,13 +63,37 @@ func tabulate(rows []row, markdown bool) string {
 		w.AppendRow(append(table.Row{name, r.program.name}, r.figures()...))
 	}
 	if markdown {
-		return w.RenderMarkdown() + "\n\n```text\n" + notes + "\n```"
+		return w.RenderMarkdown() + "\n\n```text\n" + taken(rows) + notes + "\n```"
 	}
 	w.SetColumnConfigs([]table.ColumnConfig{
 		{Name: "scenario", WidthMax: 34, WidthMaxEnforcer: text.WrapSoft},
 		{Name: "outcome", WidthMax: 44, WidthMaxEnforcer: text.WrapSoft},
 	})
-	return w.Render() + "\n" + notes
+	return w.Render() + "\n" + taken(rows) + notes
+}
+
+// taken says what each program that watches the label took at most in any of the runs.
+func taken(rows []row) string {
+	var names []string
+	most := map[string]cost{}
+	for _, r := range rows {
+		for _, one := range r.runs {
+			if one.cost == (cost{}) {
+				continue
+			}
+			name := r.program.name
+			if _, seen := most[name]; !seen {
+				names = append(names, name)
+			}
+			most[name] = cost{memory: max(most[name].memory, one.cost.memory), cpu: max(most[name].cpu, one.cost.cpu)}
+		}
+	}
+	text := ""
+	for _, name := range names {
+		text += fmt.Sprintf("%s has taken at most %d MiB of memory and %.2f s of processor time.\n",
+			name, (most[name].memory+1023)/1024, most[name].cpu.Seconds())
+	}
+	return text
 }
 
 // figures are the medians of a row.
