@@ -119,7 +119,7 @@ func (a *Agent) preflight(ctx context.Context, seen observed, steps []plan.Step)
 			continue
 		}
 		all, cancel := context.WithTimeout(ctx, evictionsTimeout)
-		blocked := blockedOf(a.evictor.DryRun(all, seen.drained(s.Pods)))
+		blocked := blockedOf(a.evictor.DryRun(all, seen.drained(s.Pods), drainPolicy(a.settings)))
 		cancel()
 		if len(blocked) > 0 {
 			return &Waiting{
@@ -183,7 +183,11 @@ func (a *Agent) evict(ctx context.Context, seen observed, want wish, steps []pla
 	// Each request has a deadline of its own; this one keeps a slow API server from holding up the loop for all pods.
 	all, cancel := context.WithTimeout(ctx, evictionsTimeout)
 	defer cancel()
-	verdicts := a.evictor.Evict(all, seen.drained(step.Pods))
+	policy, since := drain.Policy{}, time.Time{} // of operands, which are to come back, and of the way back, which has to be gone
+	if step.Kind == plan.Evict && !want.undo && seen.journal != nil {
+		policy, since = drainPolicy(a.settings), seen.journal.Started
+	}
+	verdicts := a.evictor.Evict(all, seen.drained(step.Pods), policy, since)
 	after := evictionRetry
 	for _, v := range verdicts {
 		if v.State == drain.Requested {

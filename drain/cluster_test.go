@@ -294,16 +294,16 @@ func TestClusterEvictsOnlyWhatTheBudgetLetsGo(t *testing.T) {
 	w.guard(t, "api", 2, 2)
 
 	blocked := fmt.Sprintf("Blocked PDB %s/api: needs 2 healthy pods and has 2", w.namespace)
-	if diff := cmp.Diff([]string{blocked}, outcome(evictor(client).DryRun(t.Context(), pods[:1]))); diff != "" {
+	if diff := cmp.Diff([]string{blocked}, outcome(evictor(client).DryRun(t.Context(), pods[:1], drain.Policy{}))); diff != "" {
 		t.Errorf("dry run with no room (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]string{blocked}, outcome(evictor(client).Evict(t.Context(), pods[:1]))); diff != "" {
+	if diff := cmp.Diff([]string{blocked}, outcome(evictor(client).Evict(t.Context(), pods[:1], drain.Policy{}, time.Time{}))); diff != "" {
 		t.Errorf("eviction with no room (-want +got):\n%s", diff)
 	}
 
 	ready(t, client, pods[2])
 	w.counted(t, "api", 3)
-	if diff := cmp.Diff([]string{"Requested", "Requested", "Requested"}, outcome(evictor(client).DryRun(t.Context(), pods))); diff != "" {
+	if diff := cmp.Diff([]string{"Requested", "Requested", "Requested"}, outcome(evictor(client).DryRun(t.Context(), pods, drain.Policy{}))); diff != "" {
 		t.Errorf("dry run with room for one (-want +got):\n%s", diff)
 	}
 	for _, p := range w.pods(t.Context(), t) {
@@ -312,7 +312,7 @@ func TestClusterEvictsOnlyWhatTheBudgetLetsGo(t *testing.T) {
 		}
 	}
 
-	verdicts := evictor(client).Evict(t.Context(), pods)
+	verdicts := evictor(client).Evict(t.Context(), pods, drain.Policy{}, time.Time{})
 	if got := verdicts[0].State; got != drain.Requested {
 		t.Errorf("eviction with room for one is %v, want Requested", outcome(verdicts[:1]))
 	}
@@ -340,7 +340,7 @@ func TestClusterBlocksAPodOfTwoBudgetsAndNamesBoth(t *testing.T) {
 	ready(t, client, pods[0])
 	w.guard(t, "one", 0, 1)
 	w.guard(t, "two", 0, 1)
-	got := evictor(client).Evict(t.Context(), pods)[0]
+	got := evictor(client).Evict(t.Context(), pods, drain.Policy{}, time.Time{})[0]
 	if want := w.namespace + "/one, " + w.namespace + "/two"; got.State != drain.Blocked || got.PDB != want {
 		t.Errorf("verdict is %v by %q, want Blocked by %q", outcome([]drain.Verdict{got}), got.PDB, want)
 	}
@@ -353,7 +353,7 @@ func TestClusterSaysWhichBudgetNeverLetsGo(t *testing.T) {
 	ready(t, client, pods[0])
 	w.guard(t, "strict", 1, 1)
 	want := fmt.Sprintf("Blocked PDB %s/strict: needs 1 healthy pods and has 1 of 1: it never lets one go, until it is changed or there are more pods", w.namespace)
-	if diff := cmp.Diff([]string{want}, outcome(evictor(client).Evict(t.Context(), pods))); diff != "" {
+	if diff := cmp.Diff([]string{want}, outcome(evictor(client).Evict(t.Context(), pods, drain.Policy{}, time.Time{}))); diff != "" {
 		t.Errorf("eviction (-want +got):\n%s", diff)
 	}
 }
@@ -373,16 +373,17 @@ func TestClusterLeavesARecreatedPodOfTheSameNameAlone(t *testing.T) {
 	if err := pods.Delete(t.Context(), "db-0", metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]string{"Gone"}, outcome(evictor(client).Evict(t.Context(), former))); diff != "" {
+	if diff := cmp.Diff([]string{"Gone"}, outcome(evictor(client).Evict(t.Context(), former, drain.Policy{}, time.Time{}))); diff != "" {
 		t.Errorf("eviction of a deleted pod (-want +got):\n%s", diff)
 	}
 
 	successor := create()
 	ready(t, client, drain.Pod{Namespace: successor.Namespace, Name: successor.Name})
-	for name, ask := range map[string]func(context.Context, []drain.Pod) []drain.Verdict{
-		"eviction": evictor(client).Evict, "dry run": evictor(client).DryRun,
+	for name, verdicts := range map[string][]drain.Verdict{
+		"eviction": evictor(client).Evict(t.Context(), former, drain.Policy{}, time.Time{}),
+		"dry run":  evictor(client).DryRun(t.Context(), former, drain.Policy{}),
 	} {
-		if diff := cmp.Diff([]string{"Gone another pod has its name now"}, outcome(ask(t.Context(), former))); diff != "" {
+		if diff := cmp.Diff([]string{"Gone another pod has its name now"}, outcome(verdicts)); diff != "" {
 			t.Errorf("%s of a pod that was replaced (-want +got):\n%s", name, diff)
 		}
 	}
@@ -420,7 +421,7 @@ func TestClusterTakesPodsOfATerminatingNamespaceAlong(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []string{"Terminating namespace " + ns.Name + " is terminating and takes its pods along"}
-	if diff := cmp.Diff(want, outcome(evictor(client).Evict(t.Context(), drain.GPUPods([]corev1.Pod{*created}, nil, nil)))); diff != "" {
+	if diff := cmp.Diff(want, outcome(evictor(client).Evict(t.Context(), drain.GPUPods([]corev1.Pod{*created}, nil, nil), drain.Policy{}, time.Time{}))); diff != "" {
 		t.Errorf("eviction (-want +got):\n%s", diff)
 	}
 }

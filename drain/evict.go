@@ -81,7 +81,7 @@ func NewEvictor(client kubernetes.Interface, clock clock.PassiveClock, log *zap.
 //
 // Callers list the pods anew before each call: a verdict of Blocked is about the name, and a pod that was replaced by
 // another of the same name can be reported as blocked for as long as the budget is.
-func (e *Evictor) Evict(ctx context.Context, pods []Pod) []Verdict {
+func (e *Evictor) Evict(ctx context.Context, pods []Pod, policy Policy, since time.Time) []Verdict {
 	r := round{Evictor: e, now: e.clock.Now()}
 	known := e.asked
 	e.asked = map[types.UID]*attempt{}
@@ -105,7 +105,7 @@ func (e *Evictor) Evict(ctx context.Context, pods []Pod) []Verdict {
 // DryRun asks for each pod whether it would be let go now, changing nothing: Requested is yes. Each pod is judged by
 // itself; of several that share a PodDisruptionBudget all may be told yes though they can only go one by one.
 // It asks anew at each call; RetryAt tells when that is worth while.
-func (e *Evictor) DryRun(ctx context.Context, pods []Pod) []Verdict {
+func (e *Evictor) DryRun(ctx context.Context, pods []Pod, policy Policy) []Verdict {
 	r := round{Evictor: e, now: e.clock.Now(), dryRun: []string{metav1.DryRunAll}}
 	known := e.probed
 	e.probed = map[types.UID]*attempt{}

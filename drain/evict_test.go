@@ -176,7 +176,7 @@ func TestEvictSaysWhatBecameOfEachRequest(t *testing.T) {
 			s := newServer(c.objects...)
 			s.answer = c.answer
 			e, _ := s.evictor()
-			got := e.Evict(t.Context(), []drain.Pod{holder("a")})[0]
+			got := e.Evict(t.Context(), []drain.Pod{holder("a")}, drain.Policy{}, time.Time{})[0]
 			if got.State != c.state || got.PDB != c.pdb || !strings.Contains(got.Message, c.message) || (c.message == "") != (got.Message == "") {
 				t.Errorf("verdict is %s, PDB %q, %q; want %s, PDB %q, %q", got.State, got.PDB, got.Message, c.state, c.pdb, c.message)
 			}
@@ -195,8 +195,8 @@ func TestEvictSaysWhatBecameOfEachRequest(t *testing.T) {
 func TestEvictNamesThePodByUIDAndLeavesItsGraceAlone(t *testing.T) {
 	s := newServer()
 	e, _ := s.evictor()
-	e.Evict(t.Context(), []drain.Pod{holder("a")})
-	e.DryRun(t.Context(), []drain.Pod{holder("a")})
+	e.Evict(t.Context(), []drain.Pod{holder("a")}, drain.Policy{}, time.Time{})
+	e.DryRun(t.Context(), []drain.Pod{holder("a")}, drain.Policy{})
 	uid := holder("a").UID
 	eviction := func(dryRun ...string) *policyv1.Eviction {
 		return &policyv1.Eviction{
@@ -238,7 +238,7 @@ func TestEvictSendsNoRequestForPodsThatItCannotHurry(t *testing.T) {
 	} {
 		s := newServer()
 		e, _ := s.evictor()
-		for _, got := range []drain.Verdict{e.Evict(t.Context(), []drain.Pod{c.pod})[0], e.DryRun(t.Context(), []drain.Pod{c.pod})[0]} {
+		for _, got := range []drain.Verdict{e.Evict(t.Context(), []drain.Pod{c.pod}, drain.Policy{}, time.Time{})[0], e.DryRun(t.Context(), []drain.Pod{c.pod}, drain.Policy{})[0]} {
 			if got.State != c.state || got.Message != c.message {
 				t.Errorf("verdict on %s is %s, %q; want %s, %q", c.pod, got.State, got.Message, c.state, c.message)
 			}
@@ -257,7 +257,7 @@ func TestEvictBacksOffLongerAndLongerUpToThirtySeconds(t *testing.T) {
 	previous := time.Duration(0)
 	for asked := 1; asked <= 12; asked++ {
 		now := clock.Now()
-		first := e.Evict(t.Context(), pods)[0]
+		first := e.Evict(t.Context(), pods, drain.Policy{}, time.Time{})[0]
 		if len(s.evictions) != asked {
 			t.Fatalf("%d requests at %v, want %d", len(s.evictions), now, asked)
 		}
@@ -276,7 +276,7 @@ func TestEvictBacksOffLongerAndLongerUpToThirtySeconds(t *testing.T) {
 		}
 		previous = delay
 		clock.SetTime(first.RetryAt.Add(-1))
-		if diff := cmp.Diff(first, e.Evict(t.Context(), pods)[0]); diff != "" || len(s.evictions) != asked {
+		if diff := cmp.Diff(first, e.Evict(t.Context(), pods, drain.Policy{}, time.Time{})[0]); diff != "" || len(s.evictions) != asked {
 			t.Errorf("a nanosecond before RetryAt: %d requests, want %d and the last verdict again:\n%s", len(s.evictions), asked, diff)
 		}
 		clock.SetTime(first.RetryAt)
@@ -292,7 +292,7 @@ func TestEvictDelaysOfSeveralPodsDiffer(t *testing.T) {
 		pods = append(pods, holder(name))
 	}
 	times := map[time.Time]bool{}
-	for _, v := range e.Evict(t.Context(), pods) {
+	for _, v := range e.Evict(t.Context(), pods, drain.Policy{}, time.Time{}) {
 		times[v.RetryAt] = true
 	}
 	if len(times) < 2 {
@@ -308,7 +308,7 @@ func TestEvictWaitsAsLongAsTheServerAsks(t *testing.T) {
 		s := newServer()
 		s.answer = answer
 		e, _ := s.evictor()
-		if got := e.Evict(t.Context(), []drain.Pod{holder("a")})[0].RetryAt; got.Before(noon.Add(10 * time.Second)) {
+		if got := e.Evict(t.Context(), []drain.Pod{holder("a")}, drain.Policy{}, time.Time{})[0].RetryAt; got.Before(noon.Add(10 * time.Second)) {
 			t.Errorf("RetryAt after %s is %v, want 10s after %v at least", name, got, noon)
 		}
 	}
@@ -318,13 +318,13 @@ func TestEvictAsksOnceForAPodThatAnOldListStillShowsRunning(t *testing.T) {
 	s := newServer()
 	e, clock := s.evictor()
 	pods := []drain.Pod{holder("a")}
-	first := e.Evict(t.Context(), pods)
+	first := e.Evict(t.Context(), pods, drain.Policy{}, time.Time{})
 	clock.SetTime(noon.Add(500 * time.Millisecond))
-	if diff := cmp.Diff(first, e.Evict(t.Context(), pods)); diff != "" || len(s.evictions) != 1 {
+	if diff := cmp.Diff(first, e.Evict(t.Context(), pods, drain.Policy{}, time.Time{})); diff != "" || len(s.evictions) != 1 {
 		t.Errorf("%d requests, want 1 and the same verdict:\n%s", len(s.evictions), diff)
 	}
 	pods[0].Terminating = true
-	if got := e.Evict(t.Context(), pods)[0].State; got != drain.Terminating || len(s.evictions) != 1 {
+	if got := e.Evict(t.Context(), pods, drain.Policy{}, time.Time{})[0].State; got != drain.Terminating || len(s.evictions) != 1 {
 		t.Errorf("verdict is %s after %d requests, want Terminating as soon as it is listed so", got, len(s.evictions))
 	}
 }
@@ -333,13 +333,13 @@ func TestEvictForgetsPodsThatTheCallerNamesNoMore(t *testing.T) {
 	s := newServer()
 	s.answer = refusal(needsTwo, 0)
 	e, clock := s.evictor()
-	e.Evict(t.Context(), []drain.Pod{holder("a"), holder("b")})
-	e.Evict(t.Context(), []drain.Pod{holder("b")})
+	e.Evict(t.Context(), []drain.Pod{holder("a"), holder("b")}, drain.Policy{}, time.Time{})
+	e.Evict(t.Context(), []drain.Pod{holder("b")}, drain.Policy{}, time.Time{})
 	if len(s.evictions) != 2 {
 		t.Fatalf("%d requests, want 2", len(s.evictions))
 	}
 	clock.SetTime(noon.Add(time.Millisecond))
-	got := e.Evict(t.Context(), []drain.Pod{holder("a"), holder("b")})
+	got := e.Evict(t.Context(), []drain.Pod{holder("a"), holder("b")}, drain.Policy{}, time.Time{})
 	if len(s.evictions) != 3 || s.evictions[2].Name != "a" {
 		t.Errorf("requests are %v, want a third one for a", s.evictions)
 	}
@@ -352,10 +352,10 @@ func TestEvictTreatsANamesakeAsAnotherPod(t *testing.T) {
 	s := newServer()
 	s.answer = refusal(needsTwo, 0)
 	e, _ := s.evictor()
-	e.Evict(t.Context(), []drain.Pod{holder("a")})
+	e.Evict(t.Context(), []drain.Pod{holder("a")}, drain.Policy{}, time.Time{})
 	namesake := holder("a")
 	namesake.UID = "uid-of-another"
-	e.Evict(t.Context(), []drain.Pod{namesake})
+	e.Evict(t.Context(), []drain.Pod{namesake}, drain.Policy{}, time.Time{})
 	if len(s.evictions) != 2 {
 		t.Errorf("%d requests, want one for each of the two pods named a", len(s.evictions))
 	}
@@ -365,7 +365,7 @@ func TestEvictAsksNobodyAfterTheServerDidNotAnswer(t *testing.T) {
 	s := newServer()
 	s.answer = errors.New("connection refused")
 	e, _ := s.evictor()
-	got := e.Evict(t.Context(), []drain.Pod{holder("a"), holder("b"), holder("c")})
+	got := e.Evict(t.Context(), []drain.Pod{holder("a"), holder("b"), holder("c")}, drain.Policy{}, time.Time{})
 	if len(s.evictions) != 1 {
 		t.Errorf("%d requests, want 1", len(s.evictions))
 	}
@@ -385,7 +385,7 @@ func TestEvictReadsBudgetsOnceForANamespace(t *testing.T) {
 		return false, nil, nil
 	})
 	e, _ := s.evictor()
-	e.Evict(t.Context(), []drain.Pod{holder("a"), holder("b"), holder("c")})
+	e.Evict(t.Context(), []drain.Pod{holder("a"), holder("b"), holder("c")}, drain.Policy{}, time.Time{})
 	if reads != 1 {
 		t.Errorf("budgets were read %d times, want once", reads)
 	}
@@ -398,7 +398,7 @@ func TestEvictBlockedByABudgetThatItMayNotReadStillNamesIt(t *testing.T) {
 		return true, nil, apierrors.NewForbidden(schema.GroupResource{Group: "policy", Resource: "poddisruptionbudgets"}, "", errors.New("no"))
 	})
 	e, _ := s.evictor()
-	got := e.Evict(t.Context(), []drain.Pod{holder("a")})[0]
+	got := e.Evict(t.Context(), []drain.Pod{holder("a")}, drain.Policy{}, time.Time{})[0]
 	if got.State != drain.Blocked || got.PDB != "team/api" || !strings.Contains(got.Message, needsTwo) {
 		t.Errorf("verdict is %s, PDB %q, %q; want Blocked by team/api in the server's words", got.State, got.PDB, got.Message)
 	}
@@ -409,16 +409,16 @@ func TestDryRunAsksEachTimeAndDelaysNoEviction(t *testing.T) {
 	s.answer = refusal(needsTwo, 0)
 	e, clock := s.evictor()
 	pods := []drain.Pod{holder("a")}
-	e.DryRun(t.Context(), pods)
+	e.DryRun(t.Context(), pods, drain.Policy{})
 	clock.SetTime(noon.Add(time.Millisecond))
-	if got := e.DryRun(t.Context(), pods)[0]; got.State != drain.Blocked || !got.Since.Equal(noon) {
+	if got := e.DryRun(t.Context(), pods, drain.Policy{})[0]; got.State != drain.Blocked || !got.Since.Equal(noon) {
 		t.Errorf("second dry run is %s since %v, want Blocked since %v", got.State, got.Since, noon)
 	}
 	s.answer = nil
-	if got := e.DryRun(t.Context(), pods)[0].State; got != drain.Requested {
+	if got := e.DryRun(t.Context(), pods, drain.Policy{})[0].State; got != drain.Requested {
 		t.Errorf("dry run with room in the budget is %s, want Requested", got)
 	}
-	if got := e.Evict(t.Context(), pods)[0].State; got != drain.Requested || len(s.evictions) != 4 {
+	if got := e.Evict(t.Context(), pods, drain.Policy{}, time.Time{})[0].State; got != drain.Requested || len(s.evictions) != 4 {
 		t.Errorf("eviction is %s after %d requests, want Requested after 4", got, len(s.evictions))
 	}
 }
@@ -430,11 +430,11 @@ func TestEvictLogsEachDecisionOnce(t *testing.T) {
 	clock := clocktesting.NewFakePassiveClock(noon)
 	e := drain.NewEvictor(s, clock, zap.New(core))
 	for range 3 {
-		clock.SetTime(e.Evict(t.Context(), []drain.Pod{holder("a")})[0].RetryAt)
+		clock.SetTime(e.Evict(t.Context(), []drain.Pod{holder("a")}, drain.Policy{}, time.Time{})[0].RetryAt)
 	}
 	s.answer = nil
 	for range 2 {
-		clock.SetTime(e.Evict(t.Context(), []drain.Pod{holder("a")})[0].RetryAt)
+		clock.SetTime(e.Evict(t.Context(), []drain.Pod{holder("a")}, drain.Policy{}, time.Time{})[0].RetryAt)
 	}
 	var got []string
 	for _, entry := range logs.TakeAll() {
@@ -469,7 +469,7 @@ func TestEvictReturnsAtOnceWhenTheServerSaysRetryAfter(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := drain.NewEvictor(client, clocktesting.NewFakePassiveClock(noon), zap.NewNop())
-	got := e.Evict(t.Context(), []drain.Pod{holder("a")})[0]
+	got := e.Evict(t.Context(), []drain.Pod{holder("a")}, drain.Policy{}, time.Time{})[0]
 	if requests != 1 || got.State != drain.Blocked || got.PDB != "team/api" {
 		t.Errorf("%d requests and %s by %q, want one and Blocked by team/api", requests, got.State, got.PDB)
 	}

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 )
 
 // Pod is a pod of this node that has a GPU or a part of one, or may have one.
@@ -21,6 +22,15 @@ type Pod struct {
 	Devices      []string         // GPU- and MIG- UUIDs that kubelet gave it or its processes hold, sorted; which share of one it has is cut off
 	DevicesKnown bool             // Devices is all of it; otherwise the pod counts as holding any device
 	Requests     map[string]int64 // GPU resources that it asks for, as the scheduler counts them
+
+	Controller  string              // what brings it back, "ReplicaSet/api"; empty if nothing does
+	Critical    bool                // the cluster or the node depends on it
+	Ready       bool                // it passes its probes: disruption budgets count it as healthy
+	Grace       time.Duration       // what it is given to end
+	EmptyDirs   []string            // its volumes on the node's disk, which go with it
+	Claims      []string            // the persistent volume claims that it uses
+	Tolerations []corev1.Toleration // as the scheduler and DaemonSets go by them
+	Running     []string            // containers that run, as kubelet says
 
 	Daemon      bool      // of a DaemonSet
 	Mirror      bool      // the image of a static pod, whose manifest is a file on the node
@@ -132,14 +142,21 @@ func Describe(pod *corev1.Pod) Pod {
 	p := Pod{
 		Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, Labels: pod.Labels,
 		Requests:    requests(&pod.Spec),
+		Critical:    critical(&pod.Spec),
+		Ready:       ready(&pod.Status),
+		Grace:       time.Duration(ptr.Deref(pod.Spec.TerminationGracePeriodSeconds, 0)) * time.Second,
+		Tolerations: pod.Spec.Tolerations,
+		Running:     running(&pod.Status),
 		Terminating: pod.DeletionTimestamp != nil,
 		Finalizers:  pod.Finalizers,
 	}
+	p.EmptyDirs, p.Claims = volumes(pod)
 	if pod.DeletionTimestamp != nil {
 		p.GraceEnds = pod.DeletionTimestamp.Time
 	}
 	_, p.Mirror = pod.Annotations[corev1.MirrorPodAnnotationKey]
 	if owner := metav1.GetControllerOf(pod); owner != nil {
+		p.Controller = owner.Kind + "/" + owner.Name
 		p.Daemon = owner.Kind == "DaemonSet" // of whichever API group: others than apps make them too
 	}
 	return p

@@ -184,12 +184,12 @@ func TestGPUPodsTellsHowAPodCanLeave(t *testing.T) {
 	}
 	one, spec := map[string]int64{gpu: 1}, []drain.Source{drain.SourceSpec}
 	want := []drain.Pod{
-		{Namespace: "team", Name: "daemon", UID: "uid-daemon", Requests: one, Sources: spec, Daemon: true},
+		{Namespace: "team", Name: "daemon", UID: "uid-daemon", Requests: one, Sources: spec, Controller: "DaemonSet/d", Daemon: true},
 		{
 			Namespace: "team", Name: "leaving", UID: "uid-leaving", Requests: one, Sources: spec, Labels: map[string]string{"app": "web"},
 			Terminating: true, GraceEnds: ends.Time, Finalizers: []string{"example.io/wait"},
 		},
-		{Namespace: "team", Name: "owned", UID: "uid-owned", Requests: one, Sources: spec},
+		{Namespace: "team", Name: "owned", UID: "uid-owned", Requests: one, Sources: spec, Controller: "ReplicaSet/r"},
 		{Namespace: "team", Name: "static", UID: "uid-static", Requests: one, Sources: spec, Mirror: true},
 	}
 	if diff := cmp.Diff(want, drain.GPUPods(pods, nil, nil)); diff != "" {

@@ -1,0 +1,29 @@
+package agent
+
+import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain"
+)
+
+// drainPolicy is what the settings say of pods that have to leave the node.
+func drainPolicy(s config.Settings) drain.Policy {
+	p := drain.Policy{
+		Unmanaged:   drain.Choice{Refuse: s.Drain.UnmanagedPods == config.DrainRefuse, Field: "drain.unmanagedPods"},
+		EmptyDir:    drain.Choice{Refuse: s.Drain.EmptyDir == config.DrainRefuse, Field: "drain.emptyDir"},
+		Deadline:    s.Timeouts.Drain,
+		Delete:      s.Drain.AfterDeadline == config.AfterDeadlineDelete,
+		DeleteGrace: s.Drain.DeleteGrace,
+		Fence:       corev1.Taint{Key: config.TaintRepartitioning, Effect: corev1.TaintEffectNoSchedule},
+	}
+	for i, rule := range s.Drain.Rules {
+		p.Rules = append(p.Rules, drain.Rule{
+			Field: fmt.Sprintf("drain.rules[%d]", i), Namespaces: rule.Namespaces, Selector: rule.Selector,
+			Action: drain.Action(rule.Action), For: rule.For,
+		})
+	}
+	return p
+}
