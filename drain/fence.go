@@ -218,16 +218,18 @@ func (p *patch) bytes() ([]byte, error) {
 // Cordoner tells who cordoned the node and since when it is cordoned; ok is false if it is not cordoned.
 //
 // Who is the manager that owns spec.unschedulable in the node's managedFields, by default the first part of its user
-// agent ("kubectl"); somebody who cordons a cordoned node again does not take it over. It is empty where the node was
-// read through a cache that drops managedFields. Since is the time of the taint that the control plane puts on a
-// cordoned node, or, until it is there, the time at which the manager last changed anything; zero if neither is known.
+// agent; somebody who cordons a cordoned node again does not take it over. Kubectl calls itself "kubectl" when it cordons,
+// uncordons and drains, "kubectl-patch" when it patches; so "kubectl" is a person or a script, and may be either command.
+// Who is empty where the node was read through a cache that drops managedFields. Since is the time of the taint that the
+// control plane puts on a cordoned node, or, until it is there, the time at which the manager last changed anything; zero
+// if neither is known.
 func Cordoner(node *corev1.Node) (who string, since time.Time, ok bool) {
 	if !node.Spec.Unschedulable {
 		return "", time.Time{}, false
 	}
 	var managers []string
 	for _, m := range node.ManagedFields {
-		if !ownsCordon(m) {
+		if !owns(m, "f:spec", "f:unschedulable") {
 			continue
 		}
 		managers = append(managers, m.Manager)
@@ -235,25 +237,83 @@ func Cordoner(node *corev1.Node) (who string, since time.Time, ok bool) {
 			since = m.Time.Time
 		}
 	}
-	for _, t := range node.Spec.Taints {
-		if t.Key == corev1.TaintNodeUnschedulable && t.TimeAdded != nil {
-			since = t.TimeAdded.Time
-		}
+	if t := cordonTaint(node); t != nil && t.TimeAdded != nil {
+		since = t.TimeAdded.Time
 	}
 	return strings.Join(managers, ", "), since, true
 }
 
-func ownsCordon(m metav1.ManagedFieldsEntry) bool {
+// controllerManager is who puts the taint of a cordon on the node and takes it away.
+const controllerManager = "kube-controller-manager"
+
+// atOnce is how soon the control plane takes the taint away after an uncordon, at most. It takes less than a second; but
+// managedFields know whole seconds only, and a controller may need a moment from one of its writes to the next.
+const atOnce = 2 * time.Second
+
+// Uncordoner tells when the cordon of a node was lifted, and who seems to have done it. Both are often not known.
+//
+// When is the time at which the control plane took the cordon's taint away, within a second or so. It is zero while the
+// taint is still there, and where the node has no taint left, or somebody has written its taints since: so the time to
+// ask is when the node is first seen without its cordon.
+//
+// Who are the managers, other than ours, that wrote something else to the node at that very time, as controllers do which
+// note the end of their work. The uncordon itself leaves no trace: spec.unschedulable=false is the same as no such field,
+// so nobody owns it; kubectl, which writes nothing else, is gone from managedFields with it, and the entry of whoever had
+// cordoned keeps its time. So an empty who is mostly kubectl, and a who that is not empty is a guess.
+func Uncordoner(node *corev1.Node, ours string) (who string, when time.Time) {
+	if node.Spec.Unschedulable || cordonTaint(node) != nil {
+		return "", time.Time{}
+	}
+	for _, m := range node.ManagedFields {
+		if m.Manager == controllerManager && m.Time != nil && owns(m, "f:spec", "f:taints") {
+			when = m.Time.Time
+		}
+	}
+	if when.IsZero() {
+		return "", time.Time{}
+	}
+	var managers []string
+	for _, m := range node.ManagedFields {
+		other := m.Manager != ours && m.Manager != controllerManager && m.Subresource == ""
+		if other && m.Time != nil && m.Time.Time.Sub(when).Abs() <= atOnce && !slices.Contains(managers, m.Manager) {
+			managers = append(managers, m.Manager)
+		}
+	}
+	return strings.Join(managers, ", "), when
+}
+
+// UnschedulableTaintLeft reports whether the node is not cordoned while the cordon's taint still keeps pods away from it.
+// The controller manager takes the taint away in less than a second; if it stays, the controller manager is not at work.
+func UnschedulableTaintLeft(node *corev1.Node) bool {
+	return !node.Spec.Unschedulable && cordonTaint(node) != nil
+}
+
+// cordonTaint is the taint that the control plane puts on a cordoned node, or nil.
+func cordonTaint(node *corev1.Node) *corev1.Taint {
+	for i, t := range node.Spec.Taints {
+		if t.Key == corev1.TaintNodeUnschedulable {
+			return &node.Spec.Taints[i]
+		}
+	}
+	return nil
+}
+
+// owns reports whether the entry's manager owns the field, which is named as in managedFields.
+func owns(m metav1.ManagedFieldsEntry, path ...string) bool {
 	if m.FieldsV1 == nil {
 		return false
 	}
-	var owned struct {
-		Spec map[string]json.RawMessage `json:"f:spec"`
+	fields := m.FieldsV1.GetRawBytes()
+	for _, name := range path {
+		var below map[string]json.RawMessage
+		// An entry in a form that is not known here names no owner that could be told.
+		if err := json.Unmarshal(fields, &below); err != nil {
+			return false
+		}
+		var ok bool
+		if fields, ok = below[name]; !ok {
+			return false
+		}
 	}
-	// An entry in a form that is not known here names no owner that could be told.
-	if err := json.Unmarshal(m.FieldsV1.GetRawBytes(), &owned); err != nil {
-		return false
-	}
-	_, ok := owned.Spec["f:unschedulable"]
-	return ok
+	return true
 }

@@ -283,3 +283,58 @@ func TestCordonerIsTheOwnerOfUnschedulable(t *testing.T) {
 		})
 	}
 }
+
+func TestUncordonerIsWhoWroteSomethingElseAtThatTime(t *testing.T) {
+	at := cordonTime.Time
+	lifted := managed("kube-controller-manager", `{"f:spec":{"f:taints":{}}}`, at)
+	other := func(by string, when time.Time) func(*corev1.Node) {
+		return managed(by, `{"f:metadata":{"f:annotations":{}}}`, when)
+	}
+	status := func(n *corev1.Node) {
+		managed("kubelet", `{"f:status":{}}`, at)(n)
+		n.ManagedFields[len(n.ManagedFields)-1].Subresource = "status"
+	}
+	for _, c := range []struct {
+		name string
+		node *corev1.Node
+		who  string
+		when time.Time
+	}{
+		{"a person with kubectl", node(lifted, status, other("agent", at), other("argocd", at.Add(-time.Hour))), "", at},
+		{"a controller that notes the end of its work", node(lifted, status, other("machine-config-controller", at.Add(-time.Second))), "machine-config-controller", at},
+		{"two that wrote at that time", node(lifted, other("a", at), other("b", at.Add(time.Second)), other("a", at)), "a, b", at},
+		{"a node that is cordoned", node(lifted, cordoned), "", time.Time{}},
+		{"a taint that is still there", node(lifted, tainted(cordonTaint)), "", time.Time{}},
+		{"taints that somebody else has written since", node(managed("agent", `{"f:spec":{"f:taints":{}}}`, at), other("x", at)), "", time.Time{}},
+		{"a control plane that wrote anything but taints", node(other("kube-controller-manager", at), other("x", at)), "", time.Time{}},
+		{"entries without a time", node(lifted, func(n *corev1.Node) {
+			n.ManagedFields = append(n.ManagedFields, metav1.ManagedFieldsEntry{Manager: "old"})
+		}), "", at},
+		{"a cache that drops managedFields", node(), "", time.Time{}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if who, when := drain.Uncordoner(c.node, "agent"); who != c.who || !when.Equal(c.when) {
+				t.Errorf("Uncordoner is %q at %v, want %q at %v", who, when, c.who, c.when)
+			}
+		})
+	}
+}
+
+func TestUnschedulableTaintIsLeftOnANodeThatIsNotCordoned(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		node *corev1.Node
+		want bool
+	}{
+		{"cordoned", node(cordoned, tainted(cordonTaint)), false},
+		{"cordoned a moment ago", node(cordoned), false},
+		{"free", node(tainted(foreignTaint)), false},
+		{"uncordoned, and the controller manager is away", node(tainted(foreignTaint, cordonTaint)), true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if got := drain.UnschedulableTaintLeft(c.node); got != c.want {
+				t.Errorf("UnschedulableTaintLeft is %v, want %v", got, c.want)
+			}
+		})
+	}
+}
