@@ -339,7 +339,10 @@ func (p Processes) identify(c *Client) error {
 	}
 	c.Command = printable(strings.TrimSuffix(string(command), "\n"))
 	cgroups, err := os.ReadFile(filepath.Join(process, "cgroup"))
-	if err != nil && !gone(err) { // a kernel without cgroups has no such file
+	if gone(err) { // a kernel without cgroups has no such file; nor has a process that has ended since
+		_, err = os.Stat(filepath.Join(process, "comm"))
+	}
+	if err != nil {
 		return err
 	}
 	c.Owner = ParseCgroup(string(cgroups))
