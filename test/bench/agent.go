@@ -35,7 +35,7 @@ func gpuslice(st *stage) contender {
 			return nil, err
 		}
 		cmd := exec.CommandContext(ctx, st.parts.Agent, "run", "--node", at.Name, "--kubeconfig", kubeconfig, "--settings", settings,
-			"--driver-root", at.DriverRoot(), "--pod-resources", at.Kubelet.PodResourcesSocket())
+			"--driver-root", at.DriverRoot(), "--pod-resources", at.Kubelet.PodResourcesSocket(), "--proc", at.ProcRoot())
 		cmd.Env = append(os.Environ(), "GPUSIM_NODE="+at.GPUs.Dir())
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
 		p, err := launch(ctx, cmd, filepath.Join(at.Dir, "agent.log"), "")

@@ -314,6 +314,19 @@ func (n *Node) UUIDs() []string {
 	return out
 }
 
+// GPUOf gives the index of the GPU that has the device, a GPU- or MIG- UUID. It is also the GPU's minor number.
+func (n *Node) GPUOf(device string) (index int, ok bool) {
+	st, err := n.library.store.load()
+	if err != nil {
+		return 0, false
+	}
+	index = slices.IndexFunc(st.GPUs, func(g *gpu) bool {
+		_, c := g.device(device)
+		return g.UUID == device || c != nil
+	})
+	return index, index >= 0
+}
+
 // MIGDevice gives the UUID of a MIG device by the place of its GPU instance, for tests that hold it. It is the first
 // one if the instance is divided, and empty if there is none.
 func (n *Node) MIGDevice(gpuIndex, start int) string {

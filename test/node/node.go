@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -30,6 +31,9 @@ const (
 	DCGMImage         = "nvidia/dcgm:4.4.1"
 	AgentImage        = "gpuslice/gpuslice-agent:v0.1.0"
 )
+
+// monitors are the programs that have every GPU open for as long as they run, as the kernel names them, by their images.
+var monitors = map[string]string{DevicePluginImage: "nvidia-device-p", DCGMImage: "nv-hostengine"}
 
 // Parts are the programs that a node consists of.
 type Parts struct {
@@ -78,6 +82,7 @@ type Node struct {
 	Name    string
 	Dir     string
 	GPUs    *gpusim.Node
+	Users   pods.Users // of the GPUs; to start and end processes beside those of the pods
 	Kubelet *kubelet.Kubelet
 	Parts   Parts
 
@@ -100,6 +105,10 @@ func Start(ctx context.Context, c *cluster.Cluster, o Options) (*Node, error) {
 	if err := gpus.RenderHost(n.host()); err != nil {
 		return nil, fmt.Errorf("rendering the host of node %s: %w", o.Name, err)
 	}
+	table, err := pods.MakeTable(n.ProcRoot())
+	if err != nil {
+		return nil, fmt.Errorf("making the host of node %s: %w", o.Name, err)
+	}
 	if err := install(o.Parts.LibNVML, n.libraries()); err != nil {
 		return nil, err
 	}
@@ -116,6 +125,7 @@ func Start(ctx context.Context, c *cluster.Cluster, o Options) (*Node, error) {
 	if o.Log == nil {
 		o.Log = zap.NewNop()
 	}
+	n.Users = pods.Users{GPUs: gpus, Table: table, Log: o.Log.Named("gpus")}
 	n.kubelet = n.kubeletOptions(o, credentials)
 	if err := n.startKubelet(ctx); err != nil {
 		return nil, err
@@ -127,7 +137,7 @@ func Start(ctx context.Context, c *cluster.Cluster, o Options) (*Node, error) {
 // started, is for the test to end before and to start after.
 func (n *Node) Reboot(ctx context.Context) error {
 	n.Kubelet.Stop()
-	if err := n.GPUs.Reboot(); err != nil {
+	if err := errors.Join(n.GPUs.Reboot(), n.Users.Table.Reboot()); err != nil {
 		return fmt.Errorf("rebooting node %s: %w", n.Name, err)
 	}
 	return n.startKubelet(ctx)
@@ -144,7 +154,6 @@ func (n *Node) startKubelet(ctx context.Context) error {
 }
 
 func (n *Node) kubeletOptions(o Options, credentials *rest.Config) kubelet.Options {
-	users := pods.Users{GPUs: n.GPUs, Log: o.Log.Named("gpus")}
 	drivers := []sandbox.Mount{{Source: filepath.Join(n.host(), "proc", "driver"), Target: "/proc/driver"}}
 	return kubelet.Options{
 		Node: o.Name, Dir: filepath.Join(o.Dir, "kubelet"), Config: credentials, Labels: o.Labels, Log: o.Log,
@@ -157,9 +166,17 @@ func (n *Node) kubeletOptions(o Options, credentials *rest.Config) kubelet.Optio
 				Env:  append([]string{n.loaderPath()}, n.env...), Mounts: drivers,
 			},
 			DCGMImage:  {Path: o.Parts.GPUSim, Env: n.env},
-			AgentImage: {Path: o.Parts.Agent, Env: n.env, Mounts: drivers},
+			AgentImage: {Path: o.Parts.Agent, Args: []string{"--proc=" + n.ProcRoot()}, Env: n.env, Mounts: drivers},
 		},
-		OnAllocate: users.Hold, OnFree: users.Release,
+		OnAllocate: n.Users.Hold, OnFree: n.Users.Release,
+		OnStart: n.started, OnEnd: n.Users.Close,
+	}
+}
+
+// started shows a process of a container in the simulated process table, if it is one that has GPUs open.
+func (n *Node) started(pod *corev1.Pod, c *corev1.Container, pid int) {
+	if command, ok := monitors[c.Image]; ok {
+		n.Users.Open(pods.Process{PID: pid, Command: command, Cgroup: pods.OfPod(pod)}, n.GPUs.UUIDs()...)
 	}
 }
 
@@ -177,6 +194,9 @@ func (n *Node) DriverRoot() string { return filepath.Join(n.Dir, "driver") }
 
 // DevRoot is the directory whose dev holds the node's device files, of which there are only those of capabilities.
 func (n *Node) DevRoot() string { return n.host() }
+
+// ProcRoot is the node's process table.
+func (n *Node) ProcRoot() string { return filepath.Join(n.Dir, "proc") }
 
 // SpecDir is where the node's CDI specs are, if a test puts any there.
 func (n *Node) SpecDir() string { return filepath.Join(n.DriverRoot(), "var", "run", "cdi") }

@@ -61,11 +61,15 @@ type Options struct {
 	// OnAllocate is told of the devices of a pod that starts to run, OnFree when it has ended and no longer uses them.
 	// A pod that survived a Start is announced again. The ids are the device plugin's: under sharing, "UUID::n".
 	OnAllocate, OnFree func(pod *corev1.Pod, deviceIDs []string)
+	// OnStart is told of each process that begins to run for a container, OnEnd when it has ended.
+	OnStart func(pod *corev1.Pod, container *corev1.Container, pid int)
+	OnEnd   func(pid int)
 }
 
 // Image is what runs for a container image: a program of this machine.
 type Image struct {
 	Path   string          `json:"path"`             // stands for the image's entrypoint, and for command[0] of a container
+	Args   []string        `json:"args,omitempty"`   // for this program alone, after those of the container
 	Env    []string        `json:"env,omitempty"`    // "KEY=value", as an image sets it; the pod's own comes after
 	Mounts []sandbox.Mount `json:"mounts,omitempty"` // what the image or its runtime brings, besides the pod's volumes
 }

@@ -50,7 +50,13 @@ func (w *worker) runProcess(kill context.Context, stop <-chan struct{}, c *conta
 		w.started(s)
 	})
 	w.log.Info("process started", zap.String("container", c.spec.Name), zap.Int("pid", cmd.Process.Pid))
+	if w.k.OnStart != nil {
+		w.k.OnStart(w.latest(), &c.spec, cmd.Process.Pid)
+	}
 	code = w.await(life, end, stop, c, cmd, ended)
+	if w.k.OnEnd != nil {
+		w.k.OnEnd(cmd.Process.Pid)
+	}
 	w.log.Info("process ended", zap.String("container", c.spec.Name), zap.Int32("code", code))
 	return code, true
 }
@@ -94,7 +100,7 @@ func (w *worker) command(ctx context.Context, c *container) (*exec.Cmd, error) {
 	if err != nil {
 		return nil, err
 	}
-	args := expandAll(append(afterFirst(c.spec.Command), c.spec.Args...), env)
+	args := append(expandAll(append(afterFirst(c.spec.Command), c.spec.Args...), env), c.image.Args...)
 	cmd := sandbox.Command(ctx, w.k.SandboxBinary, sandbox.Options{Mounts: mounts}, c.image.Path, args...)
 	cmd.Env = env.list() // nothing of the environment that the kubelet runs in
 	cmd.Dir = "/"

@@ -1,8 +1,10 @@
-// Package pods shows the pods of a simulated node as processes on its simulated GPUs. It knows pods and device ids, and
-// neither the kubelet that gives out the devices nor the plugin that offers them.
+// Package pods shows the pods of a simulated node as processes on its simulated GPUs, and in a simulated process table. It
+// knows pods and device ids, and neither the kubelet that gives out the devices nor the plugin that offers them.
 package pods
 
 import (
+	"errors"
+	"fmt"
 	"hash/fnv"
 	"strings"
 
@@ -15,14 +17,15 @@ import (
 const (
 	// firstPID is above what Linux gives to real processes, so that no tool takes a simulated one for one of them.
 	firstPID = 5_000_000
-	// usedMiB is what a pod's program holds on each device.
+	// usedMiB is what a program holds on each device.
 	usedMiB = 512
 )
 
 // Users has each device of a pod held by a process, so that the simulated driver refuses to destroy what a pod uses.
 type Users struct {
-	GPUs *gpusim.Node
-	Log  *zap.Logger
+	GPUs  *gpusim.Node
+	Table *Table // where the processes are seen besides; nowhere if nil
+	Log   *zap.Logger
 }
 
 // Hold puts a process of the pod on each device. The ids are the device plugin's.
@@ -30,7 +33,7 @@ func (u Users) Hold(pod *corev1.Pod, ids []string) {
 	for _, id := range ids {
 		device, _, _ := strings.Cut(id, "::") // a share of a device is held like the whole
 		_ = u.GPUs.Release(pidOf(pod, id))    // it is held already if the pod survived its kubelet
-		if err := u.GPUs.Hold(device, pidOf(pod, id), pod.Name, usedMiB); err != nil {
+		if err := u.Start(Process{PID: pidOf(pod, id), Command: pod.Name, Cgroup: OfPod(pod)}, device); err != nil {
 			u.Log.Warn("pod not shown on its device", zap.String("pod", pod.Namespace+"/"+pod.Name), zap.Error(err))
 		}
 	}
@@ -39,10 +42,79 @@ func (u Users) Hold(pod *corev1.Pod, ids []string) {
 // Release takes the pod's processes off its devices.
 func (u Users) Release(pod *corev1.Pod, ids []string) {
 	for _, id := range ids {
-		if err := u.GPUs.Release(pidOf(pod, id)); err != nil {
+		if err := u.End(pidOf(pod, id)); err != nil {
 			u.Log.Warn("pod not taken off its device", zap.String("pod", pod.Namespace+"/"+pod.Name), zap.Error(err))
 		}
 	}
+}
+
+// Start has a process compute on devices, GPUs and MIG devices by their UUIDs, with their files open: one of a pod, of the
+// host, or of nobody.
+func (u Users) Start(p Process, devices ...string) error {
+	// It is in the table before NVML reports it, and until NVML does no more, as a process of a real host.
+	if err := u.show(p, devices); err != nil {
+		return err
+	}
+	for _, device := range devices {
+		if err := u.GPUs.Hold(device, p.PID, p.Command, usedMiB); err != nil {
+			return errors.Join(err, u.hide(p.PID))
+		}
+	}
+	return nil
+}
+
+// StartMonitor has a process watch devices: it has their files open, which keeps a GPU from being reset, and computes
+// nothing, so that NVML does not report it.
+func (u Users) StartMonitor(p Process, devices ...string) error {
+	if err := u.show(p, devices); err != nil {
+		return err
+	}
+	for _, device := range devices {
+		if err := u.GPUs.HoldHidden(device, p.PID, p.Command); err != nil {
+			return errors.Join(err, u.hide(p.PID))
+		}
+	}
+	return nil
+}
+
+// Open shows a process that has the files of devices open, in the table alone: a real one, of which the GPUs know by
+// themselves as far as it holds them.
+func (u Users) Open(p Process, devices ...string) {
+	if err := u.show(p, devices); err != nil {
+		u.Log.Warn("process not shown in the table", zap.Int("pid", p.PID), zap.Error(err))
+	}
+}
+
+// Close takes it out of the table again. It need not be there.
+func (u Users) Close(pid int) {
+	if err := u.hide(pid); err != nil {
+		u.Log.Warn("process not taken out of the table", zap.Int("pid", pid), zap.Error(err))
+	}
+}
+
+// End ends a process that was started.
+func (u Users) End(pid int) error { return errors.Join(u.GPUs.Release(pid), u.hide(pid)) }
+
+func (u Users) show(p Process, devices []string) error {
+	if u.Table == nil {
+		return nil
+	}
+	p.Files = append([]string{"/dev/nvidiactl", "/dev/nvidia-uvm"}, p.Files...)
+	for _, device := range devices {
+		gpu, ok := u.GPUs.GPUOf(device)
+		if !ok {
+			return fmt.Errorf("starting process %d: no GPU has the device %s", p.PID, device)
+		}
+		p.Files = append(p.Files, fmt.Sprintf("/dev/nvidia%d", gpu))
+	}
+	return u.Table.Add(p)
+}
+
+func (u Users) hide(pid int) error {
+	if u.Table == nil {
+		return nil
+	}
+	return u.Table.Remove(pid)
 }
 
 // pidOf is the same for a pod and device in every kubelet, so that the next one can release what the last one held.

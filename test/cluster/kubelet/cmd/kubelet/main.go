@@ -39,7 +39,7 @@ func main() {
 
 func command() *cobra.Command {
 	var o kubelet.Options
-	var kubeconfig, config, gpus string
+	var kubeconfig, config, gpus, proc string
 	c := &cobra.Command{
 		Use:   "kubelet --node NAME --dir DIR --kubeconfig FILE",
 		Short: "Be the kubelet of a simulated GPU node, until Ctrl-C",
@@ -53,7 +53,7 @@ func command() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := complete(&o, kubeconfig, config, gpus); err != nil {
+			if err := complete(&o, kubeconfig, config, gpus, proc); err != nil {
 				return err
 			}
 			return run(cmd.Context(), o)
@@ -66,6 +66,7 @@ func command() *cobra.Command {
 	f.StringVar(&config, "config", "", "YAML `file` with images, hostPaths and taints")
 	f.StringVar(&o.SandboxBinary, "sandbox", "", "the sandbox `program`, if images are to run")
 	f.StringVar(&gpus, "gpusim", "", "`directory` of simulated GPUs on which pods are to be seen as processes")
+	f.StringVar(&proc, "proc", "", "`directory` of the simulated process table in which those are to be seen besides, for the agent's --proc")
 	f.StringToStringVar(&o.Labels, "label", nil, "`key=value` of the Node when it is made; may be repeated")
 	f.StringVar(&o.Address, "address", "127.0.0.1", "`IP` of the node")
 	f.StringVar(&o.BootID, "boot-id", "", "another `id` than the last time is a reboot")
@@ -79,7 +80,7 @@ func command() *cobra.Command {
 	return c
 }
 
-func complete(o *kubelet.Options, kubeconfig, config, gpus string) (err error) {
+func complete(o *kubelet.Options, kubeconfig, config, gpus, proc string) (err error) {
 	if o.Dir, err = filepath.Abs(o.Dir); err != nil {
 		return fmt.Errorf("looking for --dir: %w", err)
 	}
@@ -110,6 +111,11 @@ func complete(o *kubelet.Options, kubeconfig, config, gpus string) (err error) {
 		return err
 	}
 	users := pods.Users{GPUs: simulated, Log: o.Log.Named("gpus")}
+	if proc != "" {
+		if users.Table, err = pods.MakeTable(proc); err != nil {
+			return err
+		}
+	}
 	o.OnAllocate, o.OnFree = users.Hold, users.Release
 	return nil
 }

@@ -1,0 +1,138 @@
+package pods
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// Table is the simulated process table of a node's host: a folder that shows processes as /proc does, as far as is needed
+// to tell who has which device file open. The agent's own process is in it from the start.
+//
+// Each process is there as a whole or not at all. Any number of programs may change the table and read it.
+type Table struct{ dir string }
+
+// Process is one process of a Table.
+type Process struct {
+	PID     int
+	Command string   // the kernel shows 15 bytes of it
+	Cgroup  string   // its path: OfPod, OfUnit, or "/" for a process of neither
+	Files   []string // the paths of what it has open besides the first three
+}
+
+// agentPID is the agent's in each table. It is not 1: then the table would be that of a PID namespace of the agent's own.
+const agentPID = 2
+
+// MakeTable makes a table in dir, or opens the one that is there.
+func MakeTable(dir string) (*Table, error) {
+	t := &Table{dir: dir}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, fmt.Errorf("making a process table: %w", err)
+	}
+	if err := os.Symlink(strconv.Itoa(agentPID), filepath.Join(dir, "self")); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, fmt.Errorf("making a process table: %w", err)
+	}
+	return t, t.Add(Process{PID: agentPID, Command: "gpuslice-agent", Cgroup: "/"})
+}
+
+// Dir is where the table is, for a program that is to read it instead of /proc.
+func (t *Table) Dir() string { return t.dir }
+
+// Add shows a process, instead of the one that has its pid.
+func (t *Table) Add(p Process) error {
+	if err := t.add(p); err != nil {
+		return fmt.Errorf("adding process %d to the table: %w", p.PID, err)
+	}
+	return nil
+}
+
+func (t *Table) add(p Process) error {
+	// What is not named by a number is no process to those who read the table.
+	aside, err := os.MkdirTemp(t.dir, "new-")
+	if err != nil {
+		return err
+	}
+	for name, text := range map[string]string{
+		"comm":   p.Command[:min(len(p.Command), 15)] + "\n",
+		"cgroup": "0::" + p.Cgroup + "\n",
+	} {
+		if err := os.WriteFile(filepath.Join(aside, name), []byte(text), 0o644); err != nil {
+			return err
+		}
+	}
+	if err := os.Mkdir(filepath.Join(aside, "fd"), 0o755); err != nil {
+		return err
+	}
+	for n, target := range append([]string{"/dev/null", "pipe:[1]", "pipe:[2]"}, p.Files...) {
+		if err := os.Symlink(target, filepath.Join(aside, "fd", strconv.Itoa(n))); err != nil {
+			return err
+		}
+	}
+	if err := t.remove(strconv.Itoa(p.PID)); err != nil {
+		return err
+	}
+	return os.Rename(aside, filepath.Join(t.dir, strconv.Itoa(p.PID)))
+}
+
+// Remove takes a process out of the table. It need not be there.
+func (t *Table) Remove(pid int) error {
+	if err := t.remove(strconv.Itoa(pid)); err != nil {
+		return fmt.Errorf("taking process %d out of the table: %w", pid, err)
+	}
+	return nil
+}
+
+func (t *Table) remove(pid string) error {
+	aside, err := os.MkdirTemp(t.dir, "old-")
+	if err != nil {
+		return err
+	}
+	if err := os.Rename(filepath.Join(t.dir, pid), filepath.Join(aside, pid)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return os.RemoveAll(aside)
+}
+
+// Reboot takes all processes out of the table but the agent's.
+func (t *Table) Reboot() error {
+	entries, err := os.ReadDir(t.dir)
+	if err != nil {
+		return fmt.Errorf("emptying the process table: %w", err)
+	}
+	for _, e := range entries {
+		if pid, err := strconv.Atoi(e.Name()); err == nil && pid != agentPID {
+			if err := t.Remove(pid); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// OfPod is the cgroup of a container of the pod, as containerd makes it under kubelet's systemd driver. The container's id
+// is made up.
+func OfPod(pod *corev1.Pod) string {
+	uid := string(pod.UID)
+	if hash := pod.Annotations["kubernetes.io/config.hash"]; hash != "" {
+		uid = hash // a static pod's on the node, which the API server's is not
+	}
+	slice := "kubepods"
+	parents := "/kubepods.slice/"
+	if class := pod.Status.QOSClass; class != "" && class != corev1.PodQOSGuaranteed {
+		slice += "-" + strings.ToLower(string(class))
+		parents += slice + ".slice/"
+	}
+	id := sha256.Sum256([]byte(uid))
+	return parents + slice + "-pod" + strings.ReplaceAll(uid, "-", "_") + ".slice/cri-containerd-" + hex.EncodeToString(id[:]) + ".scope"
+}
+
+// OfUnit is the cgroup of a service of the host's systemd.
+func OfUnit(unit string) string { return "/system.slice/" + unit }
