@@ -18,7 +18,15 @@ func (r *rig) await(what string, done func(*corev1.Node) bool) *corev1.Node {
 	r.t.Helper()
 	ctx, cancel := context.WithTimeout(r.t.Context(), patience)
 	defer cancel()
-	var last *corev1.Node
+	n, satisfied := r.seek(ctx, done)
+	if !satisfied {
+		r.t.Fatalf("waiting for %s: %v; the node says:\n%s", what, context.Cause(ctx), words(n))
+	}
+	return n
+}
+
+// seek watches the node until done is satisfied with it, or ctx ends. It returns the node as last seen.
+func (r *rig) seek(ctx context.Context, done func(*corev1.Node) bool) (last *corev1.Node, satisfied bool) {
 	for ctx.Err() == nil {
 		w, err := r.client.CoreV1().Nodes().Watch(ctx, metav1.ListOptions{
 			FieldSelector: fields.OneTermEqualSelector("metadata.name", r.Name).String(),
@@ -34,13 +42,12 @@ func (r *rig) await(what string, done func(*corev1.Node) bool) *corev1.Node {
 			last = object
 			if done(object) {
 				w.Stop()
-				return object
+				return object, true
 			}
 		}
 		w.Stop()
 	}
-	r.t.Fatalf("waiting for %s: %v; the node says:\n%s", what, context.Cause(ctx), words(last))
-	return nil
+	return last, false
 }
 
 // awaitReason watches the node until GPUPartitionReady has the reason.
@@ -55,11 +62,16 @@ func (r *rig) awaitReason(reason config.Reason) *corev1.Node {
 // awaitConverged watches the node until it is as the label asks, and given back.
 func (r *rig) awaitConverged(name string) *corev1.Node {
 	r.t.Helper()
-	return r.await("config "+name, func(n *corev1.Node) bool {
+	return r.await("config "+name, converged(name))
+}
+
+// converged tells a node that is as the label asks, and given back.
+func converged(name string) func(*corev1.Node) bool {
+	return func(n *corev1.Node) bool {
 		c := condition(n)
 		return c != nil && c.Status == corev1.ConditionTrue && strings.HasPrefix(c.Message, name+":") &&
 			n.Labels[config.LabelMIGConfigState] == string(config.StateSuccess)
-	})
+	}
 }
 
 // awaitOffered watches the node until kubelet offers so many of the resource.
@@ -103,7 +115,9 @@ func (r *rig) awaitPod(namespace string, selected metav1.ListOptions, wanted fun
 	return nil
 }
 
-func running(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning && p.DeletionTimestamp == nil }
+func running(p *corev1.Pod) bool {
+	return p.Status.Phase == corev1.PodRunning && p.DeletionTimestamp == nil
+}
 
 // givenBack fails the test if anything of a change is left on the node.
 func (r *rig) givenBack(n *corev1.Node) {

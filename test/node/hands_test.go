@@ -101,22 +101,26 @@ func (r *rig) restartPlugin() {
 
 func (r *rig) pod(namespace, name string, limits map[string]string) *corev1.Pod {
 	r.t.Helper()
-	list := corev1.ResourceList{}
-	for resourceName, n := range limits {
-		list[corev1.ResourceName(resourceName)] = resource.MustParse(n)
-	}
-	grace := int64(2)
 	p, err := r.client.CoreV1().Pods(namespace).Create(r.t.Context(), &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": name}},
-		Spec: corev1.PodSpec{
-			NodeSelector: map[string]string{corev1.LabelHostname: r.Name}, TerminationGracePeriodSeconds: &grace,
-			Containers: []corev1.Container{{Name: "c", Image: "team/app:1", Resources: corev1.ResourceRequirements{Limits: list}}},
-		},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": name}}, Spec: r.podSpec(limits),
 	}, metav1.CreateOptions{})
 	if err != nil {
 		r.t.Fatal(err)
 	}
 	return p
+}
+
+// podSpec is a pod of this node and no other.
+func (r *rig) podSpec(limits map[string]string) corev1.PodSpec {
+	list := corev1.ResourceList{}
+	for resourceName, n := range limits {
+		list[corev1.ResourceName(resourceName)] = resource.MustParse(n)
+	}
+	grace := int64(2)
+	return corev1.PodSpec{
+		NodeSelector: map[string]string{corev1.LabelHostname: r.Name}, TerminationGracePeriodSeconds: &grace,
+		Containers: []corev1.Container{{Name: "c", Image: "team/app:1", Resources: corev1.ResourceRequirements{Limits: list}}},
+	}
 }
 
 func (r *rig) budget(namespace, app string, minAvailable int32) {
@@ -128,6 +132,16 @@ func (r *rig) budget(namespace, app string, minAvailable int32) {
 			MinAvailable: &n, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}},
 		},
 	}, metav1.CreateOptions{})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// relax lets go of all pods that a budget holds.
+func (r *rig) relax(namespace, name string) {
+	r.t.Helper()
+	body := []byte(`{"spec":{"minAvailable":0}}`)
+	_, err := r.client.PolicyV1().PodDisruptionBudgets(namespace).Patch(r.t.Context(), name, types.MergePatchType, body, metav1.PatchOptions{})
 	if err != nil {
 		r.t.Fatal(err)
 	}

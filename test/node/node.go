@@ -165,7 +165,7 @@ func (n *Node) kubeletOptions(o Options, credentials *rest.Config) kubelet.Optio
 				Path: filepath.Join(o.Parts.DevicePlugin, "nvidia-device-plugin"),
 				Env:  append([]string{n.loaderPath()}, n.env...), Mounts: drivers,
 			},
-			DCGMImage:  {Path: o.Parts.GPUSim, Env: n.env},
+			DCGMImage:  {Path: o.Parts.GPUSim, Args: []string{"monitor"}, Env: n.env},
 			AgentImage: {Path: o.Parts.Agent, Args: []string{"--proc=" + n.ProcRoot()}, Env: n.env, Mounts: drivers},
 		},
 		OnAllocate: n.Users.Hold, OnFree: n.Users.Release,

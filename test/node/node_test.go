@@ -10,7 +10,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/migparted"
@@ -262,11 +261,7 @@ func TestABudgetIsAskedBeforeTheCordon(t *testing.T) {
 			t.Errorf("the message does not say %q: %s", say, condition(n).Message)
 		}
 	}
-	relaxed := []byte(`{"spec":{"minAvailable":0}}`)
-	_, err := r.client.PolicyV1().PodDisruptionBudgets(namespace).Patch(t.Context(), "guarded", types.MergePatchType, relaxed, metav1.PatchOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r.relax(namespace, "guarded")
 	r.givenBack(r.awaitConverged("all-1g.10gb"))
 }
 
