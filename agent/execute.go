@@ -186,6 +186,7 @@ func (a *Agent) evict(ctx context.Context, seen observed, want wish, steps []pla
 	policy, since := drain.Policy{}, time.Time{} // of operands, which are to come back, and of the way back, which has to be gone
 	if step.Kind == plan.Evict && !want.undo && seen.journal != nil {
 		policy, since = drainPolicy(a.settings), seen.journal.Started
+		policy.Delete = policy.Delete && seen.deaf == nil // every pod counts as a holder then
 	}
 	verdicts := a.evictor.Evict(all, seen.drained(step.Pods), policy, since)
 	after := evictionRetry
@@ -198,7 +199,7 @@ func (a *Agent) evict(ctx context.Context, seen observed, want wish, steps []pla
 		}
 	}
 	blocked := blockedOf(verdicts)
-	if overdue {
+	if overdue && (seen.deaf != nil || slices.ContainsFunc(verdicts, func(v drain.Verdict) bool { return v.Overdue })) {
 		return &Failure{
 			Wish: want.fingerprint, Reason: config.ReasonEvictionBlocked,
 			Message: fmt.Sprintf("pods still there at the deadline, %s after the change began: %s",
@@ -375,7 +376,7 @@ func (s observed) drained(pods []plan.Pod) []drain.Pod {
 func blockedOf(verdicts []drain.Verdict) []string {
 	var out []string
 	for _, v := range verdicts {
-		if v.State == drain.Blocked || v.State == drain.Failed {
+		if v.State == drain.Blocked || v.State == drain.Failed || v.State == drain.Refused {
 			out = append(out, describe([]drain.Verdict{v})...)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/utils/ptr"
 )
 
 // blocked says which PodDisruptionBudget is in the way of a pod, and what it waits for.
@@ -28,7 +29,7 @@ func (r *round) blocked(ctx context.Context, pod Pod, refusal error) Verdict {
 		return Verdict{State: Blocked, PDB: name, Message: fmt.Sprintf("PDB %s: %s", name, cause)}
 	case 1:
 		name := pod.Namespace + "/" + budgets[0].Name
-		return Verdict{State: Blocked, PDB: name, Message: fmt.Sprintf("PDB %s: %s", name, wants(&budgets[0], cause))}
+		return Verdict{State: Blocked, PDB: name, Message: fmt.Sprintf("PDB %s: %s", name, wants(&budgets[0], cause)+hint(&budgets[0], pod))}
 	default:
 		names := make([]string, len(budgets))
 		for i, b := range budgets {
@@ -58,6 +59,14 @@ func wants(b *policyv1.PodDisruptionBudget, cause string) string {
 	default:
 		return cause
 	}
+}
+
+// hint tells of a way that people often do not know: a pod that is not ready is no loss to what the budget guards.
+func hint(b *policyv1.PodDisruptionBudget, pod Pod) string {
+	if pod.Ready || ptr.Deref(b.Spec.UnhealthyPodEvictionPolicy, policyv1.IfHealthyBudget) == policyv1.AlwaysAllow {
+		return ""
+	}
+	return "; this pod is not ready, and would go if the PDB had unhealthyPodEvictionPolicy: AlwaysAllow"
 }
 
 // matching lists the budgets that select the pod. It is empty if they cannot be read, which costs no more than detail in

@@ -15,13 +15,16 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/clock"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/test/cluster"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
 )
 
@@ -246,6 +249,16 @@ func ready(t *testing.T, client kubernetes.Interface, p drain.Pod) {
 	}
 }
 
+// running says what kubelet would say of a pod that runs and does not pass its probes.
+func running(t *testing.T, client kubernetes.Interface, p drain.Pod) {
+	t.Helper()
+	const unready = `{"status":{"phase":"Running","conditions":[{"type":"Ready","status":"False"}]}}`
+	_, err := client.CoreV1().Pods(p.Namespace).Patch(t.Context(), p.Name, types.StrategicMergePatchType, []byte(unready), metav1.PatchOptions{}, "status")
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // guard makes a budget for the workload and waits until its healthy pods are counted.
 func (w workload) guard(t *testing.T, name string, minAvailable int, healthy int32) {
 	t.Helper()
@@ -292,6 +305,7 @@ func TestClusterEvictsOnlyWhatTheBudgetLetsGo(t *testing.T) {
 	ready(t, client, pods[0])
 	ready(t, client, pods[1])
 	w.guard(t, "api", 2, 2)
+	pods = w.pods(t.Context(), t)
 
 	blocked := fmt.Sprintf("Blocked PDB %s/api: needs 2 healthy pods and has 2", w.namespace)
 	if diff := cmp.Diff([]string{blocked}, outcome(evictor(client).DryRun(t.Context(), pods[:1], drain.Policy{}))); diff != "" {
@@ -352,6 +366,7 @@ func TestClusterSaysWhichBudgetNeverLetsGo(t *testing.T) {
 	pods := w.pods(t.Context(), t)
 	ready(t, client, pods[0])
 	w.guard(t, "strict", 1, 1)
+	pods = w.pods(t.Context(), t)
 	want := fmt.Sprintf("Blocked PDB %s/strict: needs 1 healthy pods and has 1 of 1: it never lets one go, until it is changed or there are more pods", w.namespace)
 	if diff := cmp.Diff([]string{want}, outcome(evictor(client).Evict(t.Context(), pods, drain.Policy{}, time.Time{}))); diff != "" {
 		t.Errorf("eviction (-want +got):\n%s", diff)
@@ -423,5 +438,284 @@ func TestClusterTakesPodsOfATerminatingNamespaceAlong(t *testing.T) {
 	want := []string{"Terminating namespace " + ns.Name + " is terminating and takes its pods along"}
 	if diff := cmp.Diff(want, outcome(evictor(client).Evict(t.Context(), drain.GPUPods([]corev1.Pod{*created}, nil, nil), drain.Policy{}, time.Time{}))); diff != "" {
 		t.Errorf("eviction (-want +got):\n%s", diff)
+	}
+}
+
+// requests are what was asked of pods of the namespace, to evict or to delete them, in the order in which it was answered.
+func requests(t *testing.T, namespace string) []string {
+	t.Helper()
+	events, err := clustertest.Start(t).Requests(func(e cluster.AuditEvent) bool {
+		return e.Namespace == namespace && (e.Resource == "pods/eviction" || e.Resource == "pods" && e.Verb == "delete")
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for _, e := range events {
+		name := strings.TrimPrefix(e.String(), e.Verb+" "+e.Resource+" "+namespace+"/")
+		out = append(out, e.Verb+" "+e.Resource+" "+name)
+	}
+	return out
+}
+
+// evictorAt is an evictor for which the time is another one.
+func evictorAt(client kubernetes.Interface, now time.Time) *drain.Evictor {
+	return drain.NewEvictor(client, clocktesting.NewFakePassiveClock(now), zap.NewNop())
+}
+
+// end says what kubelet says when a pod's containers have ended and its volumes are gone.
+func end(ctx context.Context, t *testing.T, client kubernetes.Interface, p drain.Pod) {
+	t.Helper()
+	now := int64(0)
+	err := client.CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: &now, Preconditions: &metav1.Preconditions{UID: &p.UID}})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestClusterDeletesAPodAfterItsDeadline(t *testing.T) {
+	client := clustertest.Client(t)
+	for _, c := range []struct {
+		name        string
+		deleteGrace time.Duration
+		want        int64 // the pod has 30 s
+		late        string
+	}{
+		{"with its own grace, if the budget does not let it go still", time.Minute, 30, "create pods/eviction POD: 429, delete pods POD: 200"},
+		{"with less than its own grace", 5 * time.Second, 5, "delete pods POD: 200"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := run(t, client, 1)
+			ready(t, client, w.pods(t.Context(), t)[0])
+			w.guard(t, "strict", 1, 1)
+			pods := w.pods(t.Context(), t)
+			policy := drain.Policy{Deadline: time.Hour, Delete: true, DeleteGrace: c.deleteGrace}
+
+			early := evictorAt(client, noon.Add(time.Hour-1)).Evict(t.Context(), pods, policy, noon)[0]
+			if early.State != drain.Blocked || early.Overdue {
+				t.Errorf("before the deadline it is %v, want Blocked", outcome([]drain.Verdict{early}))
+			}
+			before := requests(t, w.namespace)
+			late := evictorAt(client, noon.Add(time.Hour)).Evict(t.Context(), pods, policy, noon)[0]
+			if late.State != drain.Deleted || late.Overdue {
+				t.Errorf("at the deadline it is %v, want Deleted", outcome([]drain.Verdict{late}))
+			}
+			got := strings.Join(requests(t, w.namespace)[len(before):], ", ")
+			if want := strings.ReplaceAll(c.late, "POD", pods[0].Name); got != want {
+				t.Errorf("at the deadline the API server was asked %q, want %q", got, want)
+			}
+			after, err := client.CoreV1().Pods(w.namespace).Get(t.Context(), pods[0].Name, metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if after.DeletionTimestamp == nil || *after.DeletionGracePeriodSeconds != c.want {
+				t.Errorf("the pod is deleted at %v with grace %v, want %d", after.DeletionTimestamp, after.DeletionGracePeriodSeconds, c.want)
+			}
+			again := evictorAt(client, noon.Add(time.Hour+time.Second)).Evict(t.Context(), []drain.Pod{drain.Describe(after)}, policy, noon)[0]
+			if again.State != drain.Terminating || again.Overdue || len(requests(t, w.namespace)) != len(before)+strings.Count(c.late, ":") {
+				t.Errorf("a second later it is %v after requests %v, want Terminating after none", outcome([]drain.Verdict{again}), requests(t, w.namespace))
+			}
+		})
+	}
+}
+
+func TestClusterDeletesNoNamesake(t *testing.T) {
+	client := clustertest.Client(t)
+	pods := client.CoreV1().Pods(clustertest.Namespace(t))
+	node := clusterNode(t, client).Name
+	create := func() drain.Pod {
+		p, err := pods.Create(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "db-0"}, Spec: podSpec(node)}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return drain.Describe(p)
+	}
+	former := create()
+	end(t.Context(), t, client, former)
+	successor := create()
+	policy := drain.Policy{Deadline: time.Hour, Delete: true, DeleteGrace: time.Second} // less than its grace, so that it is not evicted
+	got := evictorAt(client, noon.Add(time.Hour)).Evict(t.Context(), []drain.Pod{former}, policy, noon)
+	if diff := cmp.Diff([]string{"Gone another pod has its name now"}, outcome(got)); diff != "" {
+		t.Errorf("deletion of a pod that was replaced (-want +got):\n%s", diff)
+	}
+	after, err := pods.Get(t.Context(), "db-0", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if after.UID != successor.UID || after.DeletionTimestamp != nil {
+		t.Errorf("the successor is %s, deleted at %v; want %s, untouched", after.UID, after.DeletionTimestamp, successor.UID)
+	}
+}
+
+func TestClusterIsNotAskedForPodsThatThePolicyKeeps(t *testing.T) {
+	client := clustertest.Client(t)
+	w := run(t, client, 1)
+	pods := w.pods(t.Context(), t)
+	refuse := drain.Policy{Rules: []drain.Rule{{Field: "drain.rules[0]", Action: drain.Refuse, Selector: labels.SelectorFromSet(w.labels)}}}
+	wait := drain.Policy{
+		Rules:    []drain.Rule{{Field: "drain.rules[0]", Action: drain.Wait, Selector: labels.SelectorFromSet(w.labels), For: time.Hour}},
+		Deadline: time.Hour,
+	}
+	got := outcome([]drain.Verdict{
+		evictor(client).DryRun(t.Context(), pods, refuse)[0],
+		evictor(client).Evict(t.Context(), pods, refuse, noon)[0],
+		evictor(client).DryRun(t.Context(), pods, wait)[0],
+		evictorAt(client, noon.Add(time.Hour-1)).Evict(t.Context(), pods, wait, noon)[0],
+	})
+	want := []string{
+		"Refused drain.rules[0] says that it is not sent away: delete it yourself, or change the rule",
+		"Refused drain.rules[0] says that it is not sent away: delete it yourself, or change the rule",
+		"Waiting may end by itself for 1h0m0s after the cordon (rule drain.rules[0])",
+		"Waiting finishes by itself until 2026-03-01T13:00Z (rule drain.rules[0])",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("verdicts (-want +got):\n%s", diff)
+	}
+	if asked := requests(t, w.namespace); len(asked) > 0 {
+		t.Errorf("the API server was asked %v, want nothing", asked)
+	}
+	if got := evictorAt(client, noon.Add(time.Hour)).Evict(t.Context(), pods, wait, noon)[0]; got.State != drain.Requested {
+		t.Errorf("when its time is over it is %v, want Requested", outcome([]drain.Verdict{got}))
+	}
+}
+
+func TestClusterLosesCriticalPodsLast(t *testing.T) {
+	client := clustertest.Client(t)
+	namespace, node := clustertest.Namespace(t), clusterNode(t, client).Name
+	for name, class := range map[string]string{"dns": "system-cluster-critical", "web": ""} {
+		spec := podSpec(node)
+		spec.PriorityClassName = class
+		if _, err := client.CoreV1().Pods(namespace).Create(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w := workload{client: client, namespace: namespace}
+	e := evictor(client)
+	dnsAndWeb := w.pods(t.Context(), t)
+	want := []string{"Queued a critical pod, which goes when the ordinary ones have left", "Requested"}
+	if diff := cmp.Diff(want, outcome(e.Evict(t.Context(), dnsAndWeb, drain.Policy{}, noon))); diff != "" {
+		t.Errorf("both (-want +got):\n%s", diff)
+	}
+	eventually(t, "the ordinary pod is gone, or kubelet would end it", func(ctx context.Context) (bool, error) {
+		left := w.pods(ctx, t)
+		if len(left) == 2 && left[1].Terminating {
+			end(ctx, t, client, left[1])
+		}
+		return len(left) == 1, nil
+	})
+	if diff := cmp.Diff([]string{"Requested"}, outcome(e.Evict(t.Context(), w.pods(t.Context(), t), drain.Policy{}, noon))); diff != "" {
+		t.Errorf("the critical one alone (-want +got):\n%s", diff)
+	}
+}
+
+func TestClusterSaysThatAFinalizerKeepsAPod(t *testing.T) {
+	client := clustertest.Client(t)
+	pods := client.CoreV1().Pods(clustertest.Namespace(t))
+	held := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "held", Finalizers: []string{"example.io/wait"}}, Spec: podSpec(clusterNode(t, client).Name)}
+	created, err := pods.Create(t.Context(), held, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if _, err := pods.Patch(context.WithoutCancel(t.Context()), "held", types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil {
+			t.Errorf("letting the pod go: %v", err)
+		}
+	})
+	end(t.Context(), t, client, drain.Describe(created))
+	after, err := pods.Get(t.Context(), "held", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := after.DeletionTimestamp.UTC()
+	got := evictorAt(client, ended.Add(time.Minute)).Evict(t.Context(), []drain.Pod{drain.Describe(after)}, drain.Policy{}, time.Time{})
+	if len(got) != 1 || got[0].State != drain.Terminating || !strings.HasSuffix(got[0].Message, "; finalizers example.io/wait keep it, until whoever has set them takes them away") {
+		t.Errorf("verdict is %v, want Terminating for its finalizer", outcome(got))
+	}
+}
+
+func TestClusterLetsAnUnreadyPodGoIfTheBudgetSaysAlwaysAllow(t *testing.T) {
+	client := clustertest.Client(t)
+	w := run(t, client, 2)
+	pods := w.pods(t.Context(), t)
+	ready(t, client, pods[0])
+	running(t, client, pods[1])
+	w.guard(t, "api", 2, 1)
+	pods = w.pods(t.Context(), t)[1:]
+	want := fmt.Sprintf("Blocked PDB %s/api: needs 2 healthy pods and has 1 of 2: it never lets one go, until it is changed or there are more pods; "+
+		"this pod is not ready, and would go if the PDB had unhealthyPodEvictionPolicy: AlwaysAllow", w.namespace)
+	if diff := cmp.Diff([]string{want}, outcome(evictor(client).DryRun(t.Context(), pods, drain.Policy{}))); diff != "" {
+		t.Errorf("dry run (-want +got):\n%s", diff)
+	}
+	patch := []byte(`{"spec":{"unhealthyPodEvictionPolicy":"AlwaysAllow"}}`)
+	if _, err := client.PolicyV1().PodDisruptionBudgets(w.namespace).Patch(t.Context(), "api", types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the API server goes by it", func(ctx context.Context) (bool, error) {
+		return evictor(client).DryRun(ctx, pods, drain.Policy{})[0].State == drain.Requested, nil
+	})
+}
+
+// Why a DaemonSet that tolerates the fence is refused, and no other is: the controller, asked.
+func TestClusterBringsThePodOfADaemonSetBackIfItToleratesTheFence(t *testing.T) {
+	client := clustertest.Client(t)
+	for name, tolerations := range map[string][]corev1.Toleration{"one that does": {{Operator: "Exists"}}, "one that does not": nil} {
+		t.Run(name, func(t *testing.T) {
+			w := workload{client: client, namespace: clustertest.Namespace(t), labels: map[string]string{"app": "monitor"}}
+			node := clusterNode(t, client).Name
+			const room = `{"status":{"capacity":{"pods":"9","nvidia.com/gpu":"9"},"allocatable":{"pods":"9","nvidia.com/gpu":"9"}}}`
+			if _, err := client.CoreV1().Nodes().Patch(t.Context(), node, types.StrategicMergePatchType, []byte(room), metav1.PatchOptions{}, "status"); err != nil {
+				t.Fatal(err)
+			}
+			spec := podSpec("")
+			spec.Tolerations, spec.NodeSelector = tolerations, map[string]string{"drain": node}
+			_, err := client.AppsV1().DaemonSets(w.namespace).Create(t.Context(), &appsv1.DaemonSet{
+				ObjectMeta: metav1.ObjectMeta{Name: "monitor"},
+				Spec: appsv1.DaemonSetSpec{
+					Selector: &metav1.LabelSelector{MatchLabels: w.labels},
+					Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: w.labels}, Spec: spec},
+				},
+			}, metav1.CreateOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			mustPatchNode(t, client, node, "somebody", fmt.Sprintf(`{"metadata":{"labels":{"drain":%q}}}`, node))
+			var pods []drain.Pod
+			eventually(t, "the DaemonSet has its pod", func(ctx context.Context) (bool, error) {
+				pods = w.pods(ctx, t)
+				return len(pods) == 1, nil
+			})
+			eventually(t, "the node is fenced", func(ctx context.Context) (bool, error) {
+				p, err := raise(readNode(ctx, t, client, node))
+				if err != nil {
+					return false, err
+				}
+				_, err = patchNode(ctx, client, node, "agent", string(p))
+				return err == nil, nil
+			})
+
+			policy := drain.Policy{Fence: fence.Taint}
+			if tolerations == nil {
+				got := evictor(client).Evict(t.Context(), pods, policy, noon)
+				if diff := cmp.Diff([]string{"Requested"}, outcome(got)); diff != "" {
+					t.Errorf("eviction (-want +got):\n%s", diff)
+				}
+				eventually(t, "the pod is gone, or kubelet would end it", func(ctx context.Context) (bool, error) {
+					left := w.pods(ctx, t)
+					if len(left) == 1 && left[0].UID == pods[0].UID {
+						end(ctx, t, client, left[0])
+					}
+					return len(left) == 0, nil
+				})
+				return
+			}
+			if got := evictor(client).Evict(t.Context(), pods, policy, noon)[0]; got.State != drain.Refused || len(requests(t, w.namespace)) > 0 {
+				t.Errorf("verdict is %v after requests %v, want Refused after none", outcome([]drain.Verdict{got}), requests(t, w.namespace))
+			}
+			end(t.Context(), t, client, pods[0])
+			eventually(t, "the pod is back", func(ctx context.Context) (bool, error) {
+				now := w.pods(ctx, t)
+				return len(now) == 1 && now[0].UID != pods[0].UID, nil
+			})
+		})
 	}
 }

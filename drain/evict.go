@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -33,26 +34,36 @@ const (
 // State is how far a pod is on its way out.
 type State string
 
-// The states of a pod that was asked to go.
+// The states of a pod that is to leave.
 const (
 	Requested   State = "Requested"   // the API server accepted the eviction; in a dry run: it would
+	Deleted     State = "Deleted"     // the API server accepted its deletion, after the deadline
 	Gone        State = "Gone"        // the API server knows the pod no more
 	Terminating State = "Terminating" // it is on its way out
+	Waiting     State = "Waiting"     // a rule lets it end by itself
+	Queued      State = "Queued"      // others have to leave before it
 	Blocked     State = "Blocked"     // a PodDisruptionBudget does not let it go
+	Refused     State = "Refused"     // it is not asked to go: the policy says so, or it could not be sent away for good
 	Failed      State = "Failed"      // anything else; Message says what
 )
 
+// stays reports whether a pod of this state does not leave by what was done so far.
+func (s State) stays() bool { return s == Blocked || s == Refused || s == Failed }
+
 // Verdict is what became of the wish that a pod go.
 type Verdict struct {
-	Pod     Pod
-	State   State
-	PDB     string    // namespace/name of the PodDisruptionBudget that blocks; several are joined by ", "
-	Message string    // for people: "PDB web/api: needs 2 healthy pods and has 2"
-	Since   time.Time // when the pod was first refused to go (Blocked or Failed); zero if it was not
-	RetryAt time.Time // before this the API server is not asked again; zero where there is nothing to ask
+	Pod      Pod
+	State    State
+	PDB      string    // namespace/name of the PodDisruptionBudget that blocks; several are joined by ", "
+	By       string    // field of the settings that decided, "drain.rules[0]"; empty where none did
+	Message  string    // for people: "PDB web/api: needs 2 healthy pods and has 2; asked again until 04:02Z"
+	Since    time.Time // when the pod first did not go (Blocked, Refused or Failed); zero if it does
+	RetryAt  time.Time // before this the API server is not asked again; zero where there is nothing to ask
+	Deadline time.Time // until when the pod may stay; zero if there is no deadline, or it is gone
+	Overdue  bool      // it is there still, past its deadline, and nothing more is done for it to go
 }
 
-// Evictor asks the API server to evict pods, and remembers whom it asked when. It is for one goroutine.
+// Evictor sends pods away through the API server, and remembers whom it asked when. It is for one goroutine.
 type Evictor struct {
 	client kubernetes.Interface
 	clock  clock.PassiveClock
@@ -65,7 +76,8 @@ type Evictor struct {
 // attempt is what is remembered of a pod between calls. The memory may be lost at any time: a pod is then asked for once
 // too often.
 type attempt struct {
-	verdict Verdict
+	verdict Verdict // without what changes with time
+	at      time.Time
 	backoff wait.Backoff
 }
 
@@ -74,153 +86,297 @@ func NewEvictor(client kubernetes.Interface, clock clock.PassiveClock, log *zap.
 	return &Evictor{client: client, clock: clock, log: log}
 }
 
-// Evict asks for the eviction of each pod through policy/v1, under the pod's own grace, and returns one verdict for each
-// in the same order. It never waits for a pod to go. A pod that was asked for a short while ago gets its last verdict
-// again without a request; the delay grows from 1 to 30 seconds and is never below what the API server asks for.
-// What is remembered is of the pods of the last call only.
+// Evict sends pods away as the policy says, and returns one verdict for each in the same order. Since is when the node was
+// fenced; without it, or without Policy.Deadline, there is no deadline.
+//
+// Pods are asked for through policy/v1, under their own grace: the ordinary ones first; when none of those is left, the
+// critical ones; those of DaemonSets last. From its deadline on, a pod that the API server still does not let go is
+// deleted if the policy says so. A pod that is overdue is asked for in dry runs only, which tell what holds it: nobody
+// shall leave for a change that is about to be given up.
+//
+// It never waits for a pod to go. A pod that was asked for a short while ago gets its last verdict again without a request;
+// the delay grows from 1 to 30 seconds and is never below what the API server asks for. What is remembered is of the
+// pods of the last call only.
 //
 // Callers list the pods anew before each call: a verdict of Blocked is about the name, and a pod that was replaced by
 // another of the same name can be reported as blocked for as long as the budget is.
 func (e *Evictor) Evict(ctx context.Context, pods []Pod, policy Policy, since time.Time) []Verdict {
-	r := round{Evictor: e, now: e.clock.Now()}
-	known := e.asked
-	e.asked = map[types.UID]*attempt{}
-	out := make([]Verdict, 0, len(pods))
-	for _, pod := range pods {
-		before := known[pod.UID]
-		if before != nil && r.now.Before(before.verdict.RetryAt) && !pod.Terminating {
-			e.asked[pod.UID] = before
-			again := before.verdict
-			again.Pod = pod
-			out = append(out, again)
-			continue
+	r := round{Evictor: e, now: e.clock.Now(), policy: policy, since: since, known: e.asked, memory: map[types.UID]*attempt{}}
+	e.asked = r.memory
+	out := make([]Verdict, len(pods))
+	for t := range tiers {
+		left := r.held
+		for i, pod := range pods {
+			if tierOf(pod) == t {
+				out[i] = r.verdict(ctx, pod)
+				left = left || out[i].State != Gone
+			}
 		}
-		v := r.next(ctx, pod, before, e.asked)
-		e.say(before, v)
-		out = append(out, v)
+		r.held = left
 	}
 	return out
 }
 
 // DryRun asks for each pod whether it would be let go now, changing nothing: Requested is yes. Each pod is judged by
-// itself; of several that share a PodDisruptionBudget all may be told yes though they can only go one by one.
+// itself; of several that share a PodDisruptionBudget all may be told yes though they can only go one by one. A pod that
+// may end by itself first is Waiting, and not asked about.
 // It asks anew at each call; RetryAt tells when that is worth while.
 func (e *Evictor) DryRun(ctx context.Context, pods []Pod, policy Policy) []Verdict {
-	r := round{Evictor: e, now: e.clock.Now(), dryRun: []string{metav1.DryRunAll}}
-	known := e.probed
-	e.probed = map[types.UID]*attempt{}
+	r := round{Evictor: e, now: e.clock.Now(), policy: policy, dryRun: true, known: e.probed, memory: map[types.UID]*attempt{}}
+	e.probed = r.memory
 	out := make([]Verdict, 0, len(pods))
 	for _, pod := range pods {
-		out = append(out, r.next(ctx, pod, known[pod.UID], e.probed))
+		out = append(out, r.verdict(ctx, pod))
 	}
 	return out
-}
-
-// say logs an eviction, and a refusal when it is news.
-func (e *Evictor) say(before *attempt, v Verdict) {
-	if before != nil && before.verdict.State == v.State && before.verdict.Message == v.Message {
-		return
-	}
-	fields := []zap.Field{zap.String("namespace", v.Pod.Namespace), zap.String("pod", v.Pod.Name), zap.String("uid", string(v.Pod.UID))}
-	switch v.State {
-	case Requested:
-		e.log.Info("eviction requested", fields...)
-	case Blocked, Failed:
-		e.log.Info("eviction refused", append(fields, zap.String("state", string(v.State)), zap.String("reason", v.Message))...)
-	case Gone, Terminating:
-		e.log.Debug("pod leaves", append(fields, zap.String("state", string(v.State)), zap.String("reason", v.Message))...)
-	}
 }
 
 // round is one call of Evict or DryRun.
 type round struct {
 	*Evictor
 	now     time.Time
-	dryRun  []string
+	policy  Policy
+	since   time.Time // when the node was fenced
+	dryRun  bool
+	held    bool                                      // a pod of an earlier tier is still there
+	known   map[types.UID]*attempt                    // of the call before
+	memory  map[types.UID]*attempt                    // for the next call
 	budgets map[string][]policyv1.PodDisruptionBudget // by namespace, read when first needed
 	silent  error                                     // why the API server did not answer at all, once it did not
 }
 
-// next judges one pod and remembers the verdict in memory.
-func (r *round) next(ctx context.Context, pod Pod, before *attempt, memory map[types.UID]*attempt) Verdict {
-	v, retryAfter := r.judge(ctx, pod)
+// late reports whether the pod is to be deleted, if it does not go otherwise.
+func (r *round) late(t terms) bool {
+	return r.policy.Delete && !t.deadline.IsZero() && !r.now.Before(t.deadline)
+}
+
+func (r *round) overdue(t terms) bool { return !t.end.IsZero() && !r.now.Before(t.end) }
+
+// verdict judges one pod, and remembers what it was told.
+func (r *round) verdict(ctx context.Context, pod Pod) Verdict {
+	t := r.policy.terms(pod, r.since)
+	before := r.known[pod.UID]
+	if before != nil && !r.dryRun && !pod.Terminating && r.stillValid(before, t) {
+		r.memory[pod.UID] = before
+		v := before.verdict
+		v.Pod = pod
+		return r.dated(v, t)
+	}
+	v, retryAfter := r.judge(ctx, pod, t)
 	v.Pod = pod
-	now := &attempt{backoff: wait.Backoff{
+	v = r.remember(v, before, retryAfter)
+	if !r.dryRun {
+		r.say(before, v)
+	}
+	return r.dated(v, t)
+}
+
+// stillValid reports whether it is too early to ask again. What was answered before the deadline is no answer after it, when
+// more may be done.
+func (r *round) stillValid(before *attempt, t terms) bool {
+	outdated := r.late(t) && before.verdict.State.stays() && before.at.Before(t.deadline)
+	return r.now.Before(before.verdict.RetryAt) && !outdated
+}
+
+// remember keeps the verdict for the next call, if there can be one, with when it was first given and when to ask again.
+func (r *round) remember(v Verdict, before *attempt, retryAfter time.Duration) Verdict {
+	if v.State == Gone || v.State == Terminating {
+		return v
+	}
+	now := &attempt{at: r.now, backoff: wait.Backoff{
 		Duration: firstDelay, Factor: 2, Steps: 16, Jitter: delayJitter, Cap: time.Duration(float64(longestDelay) / (1 + delayJitter)),
 	}}
 	if before != nil {
 		now.backoff = before.backoff
 	}
-	switch v.State {
-	case Gone, Terminating:
-		return v
-	case Blocked, Failed:
+	if v.State.stays() {
 		v.Since = r.now
 		if before != nil && !before.verdict.Since.IsZero() {
 			v.Since = before.verdict.Since
 		}
-	case Requested:
-		// It is remembered too: the caller's list may be older than the request, and still show the pod as running.
 	}
-	v.RetryAt = r.now.Add(max(now.backoff.Step(), retryAfter))
+	switch v.State {
+	case Blocked, Failed, Requested, Deleted:
+		// Also what was accepted: the caller's list may be older than the request, and still show the pod as running.
+		v.RetryAt = r.now.Add(max(now.backoff.Step(), retryAfter))
+	case Waiting, Queued, Refused, Gone, Terminating:
+	}
 	now.verdict = v
-	memory[pod.UID] = now
+	r.memory[v.Pod.UID] = now
 	return v
 }
 
-// judge asks for one pod, unless there is nothing to ask.
-func (r *round) judge(ctx context.Context, pod Pod) (Verdict, time.Duration) {
+// dated adds what changes with time alone.
+func (r *round) dated(v Verdict, t terms) Verdict {
+	if t.deadline.IsZero() || v.State == Gone {
+		return v
+	}
+	v.Deadline, v.Overdue = t.deadline, r.overdue(t)
+	if r.late(t) {
+		v.Deadline = t.end
+	}
+	if v.State != Blocked && v.State != Failed {
+		return v
+	}
+	until := r.moment(v.Deadline, minutes)
+	switch {
+	case v.Overdue:
+		v.Message += "; it had until " + until
+	case r.late(t):
+		v.Message += "; its deletion is tried until " + until
+	case r.policy.Delete:
+		v.Message += "; asked again until " + until + ", and deleted then"
+	default:
+		v.Message += "; asked again until " + until
+	}
+	return v
+}
+
+// minutes is how exact a deadline is written.
+const minutes = "15:04"
+
+// say logs a decision when it is news.
+func (e *Evictor) say(before *attempt, v Verdict) {
+	if before != nil && before.verdict.State == v.State && before.verdict.Message == v.Message {
+		return
+	}
+	fields := []zap.Field{zap.String("namespace", v.Pod.Namespace), zap.String("pod", v.Pod.Name), zap.String("uid", string(v.Pod.UID))}
+	told := append(slices.Clone(fields), zap.String("state", string(v.State)), zap.String("reason", v.Message))
+	switch v.State {
+	case Requested:
+		e.log.Info("eviction requested", fields...)
+	case Deleted:
+		e.log.Info("pod deleted", told...)
+	case Blocked, Failed, Refused:
+		e.log.Info("eviction refused", told...)
+	case Waiting:
+		e.log.Info("pod may end by itself", told...)
+	case Gone, Terminating, Queued:
+		e.log.Debug("pod leaves", told...)
+	}
+}
+
+// judge finds out what is to be done with one pod, and asks for it.
+func (r *round) judge(ctx context.Context, pod Pod, t terms) (Verdict, time.Duration) {
+	if v, ok := r.unasked(pod, t); ok {
+		return v, 0
+	}
+	if r.overdue(t) {
+		v, retryAfter := r.ask(ctx, pod, true)
+		if v.State == Requested {
+			v = Verdict{State: Failed, Message: "still there, though it may be evicted now"}
+		}
+		return v, retryAfter
+	}
+	if !r.late(t) {
+		return r.ask(ctx, pod, r.dryRun)
+	}
+	// Also a pod that is late goes by its eviction, if it may: an agent that was away for hours has not asked before.
+	last := Verdict{Message: "its own grace is longer"}
+	if pod.Grace <= r.policy.DeleteGrace {
+		var retryAfter time.Duration
+		if last, retryAfter = r.ask(ctx, pod, false); !last.State.stays() || r.silent != nil {
+			return last, retryAfter
+		}
+	}
+	return r.remove(ctx, pod, t, last), 0
+}
+
+// unasked is the verdict on a pod for which there is nothing to ask.
+func (r *round) unasked(pod Pod, t terms) (Verdict, bool) {
 	switch {
 	case pod.Unlisted:
-		return Verdict{State: Terminating, Message: "the API server does not list it; kubelet still has its devices in use"}, 0
+		return Verdict{State: Terminating, Message: "the API server does not list it; kubelet still has its devices in use"}, true
 	case pod.Terminating:
-		return Verdict{State: Terminating, Message: r.leaving(pod)}, 0
+		return Verdict{State: Terminating, Message: r.leaving(pod)}, true
 	case pod.Mirror:
-		return Verdict{State: Failed, Message: "it is a static pod, which cannot be evicted: move its manifest out of kubelet's directory on the node"}, 0
+		return Verdict{State: Refused, Message: "it is a static pod, which cannot be evicted: move its manifest out of kubelet's directory on the node"}, true
 	case pod.UID == "":
 		// The API server takes an empty UID for no precondition at all.
-		return Verdict{State: Failed, Message: "its UID is not known, so another pod of its name might be evicted"}, 0
+		return Verdict{State: Refused, Message: "its UID is not known, so another pod of its name might be evicted"}, true
+	case t.refusal != "":
+		return Verdict{State: Refused, By: t.by, Message: t.refusal}, true
+	case t.wait > 0 && t.until.IsZero():
+		return Verdict{State: Waiting, By: t.by, Message: fmt.Sprintf("may end by itself for %s after the cordon (rule %s)", t.wait, t.by)}, true
+	case r.now.Before(t.until):
+		return Verdict{State: Waiting, By: t.by, Message: fmt.Sprintf("finishes by itself until %s (rule %s)", t.until.UTC().Format("2006-01-02T15:04Z"), t.by)}, true
+	case r.held:
+		return Verdict{State: Queued, Message: queued[tierOf(pod)]}, true
 	case r.silent != nil:
 		// One request without an answer costs requestTimeout. The others would fare no better.
-		return Verdict{State: Failed, Message: r.silent.Error()}, 0
+		return Verdict{State: Failed, Message: r.silent.Error()}, true
 	}
-	err := r.request(ctx, pod)
-	var answered apierrors.APIStatus
-	if err != nil && !errors.As(err, &answered) {
-		r.silent = fmt.Errorf("asking the API server: %w", err)
+	return Verdict{}, false
+}
+
+var queued = map[tier]string{
+	critical: "a critical pod, which goes when the ordinary ones have left",
+	daemons:  "of a DaemonSet, which goes when all others have left",
+}
+
+// ask requests one eviction, or would.
+func (r *round) ask(ctx context.Context, pod Pod, dryRun bool) (Verdict, time.Duration) {
+	err := r.request(ctx, pod, dryRun)
+	if r.unanswered(err) {
 		return Verdict{State: Failed, Message: r.silent.Error()}, 0
 	}
 	seconds, _ := apierrors.SuggestsClientDelay(err)
 	return r.interpret(ctx, pod, err), time.Duration(seconds) * time.Second
 }
 
-// leaving says how long a terminating pod has left, or what may keep it.
-func (r *round) leaving(pod Pod) string {
-	// Moments, not spans: a message that changes by itself would be written to the node again and again.
-	ends := pod.GraceEnds.UTC().Format(time.TimeOnly)
-	switch {
-	case pod.GraceEnds.IsZero():
-		return "terminating"
-	case r.now.Before(pod.GraceEnds):
-		return fmt.Sprintf("terminating, its grace ends at %sZ", ends)
-	case len(pod.Finalizers) > 0:
-		return fmt.Sprintf("terminating, its grace ended at %sZ, with finalizers %q", ends, pod.Finalizers)
-	default:
-		return fmt.Sprintf("terminating, its grace ended at %sZ", ends)
+// unanswered notes that the API server did not answer at all.
+func (r *round) unanswered(err error) bool {
+	var answered apierrors.APIStatus
+	if err == nil || errors.As(err, &answered) {
+		return false
 	}
+	r.silent = fmt.Errorf("asking the API server: %w", err)
+	return true
+}
+
+// remove deletes a pod that is past its deadline. No budget prevents that; the pod gets its own grace, but no longer than
+// the policy has, and never 0, with which the API server would forget a pod that still runs.
+func (r *round) remove(ctx context.Context, pod Pod, t terms, last Verdict) Verdict {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	grace := max(time.Second, min(pod.Grace, r.policy.DeleteGrace).Truncate(time.Second))
+	seconds := int64(grace / time.Second)
+	err := r.client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
+		GracePeriodSeconds: &seconds, Preconditions: &metav1.Preconditions{UID: &pod.UID},
+	})
+	switch {
+	case err == nil:
+		return Verdict{State: Deleted, PDB: last.PDB, Message: fmt.Sprintf(
+			"deleted with a grace of %s, since it was there still at %s: %s", grace, r.moment(t.deadline, minutes), last.Message)}
+	case r.unanswered(err):
+		return Verdict{State: Failed, Message: r.silent.Error()}
+	case isGone(err):
+		return Verdict{State: Gone}
+	case apierrors.IsConflict(err):
+		return r.settle(ctx, pod, err)
+	default:
+		return Verdict{State: Failed, PDB: last.PDB, Message: fmt.Sprintf("%s; deleting it: %v", last.Message, err)}
+	}
+}
+
+// isGone reports whether the API server itself says that there is no such pod.
+func isGone(err error) bool {
+	return apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }
 
 // request sends one eviction. The UID is a precondition: between listing and asking, a pod may be replaced by another
 // of the same name, perhaps on another node, which nobody meant.
-func (r *round) request(ctx context.Context, pod Pod) error {
+func (r *round) request(ctx context.Context, pod Pod, dryRun bool) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	eviction := &policyv1.Eviction{
 		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name},
 		DeleteOptions: &metav1.DeleteOptions{
 			Preconditions: &metav1.Preconditions{UID: &pod.UID},
-			DryRun:        r.dryRun,
 		},
+	}
+	if dryRun {
+		eviction.DeleteOptions.DryRun = []string{metav1.DryRunAll}
 	}
 	// Left to itself, client-go repeats a request that was answered 429 with Retry-After up to ten times and sleeps in
 	// between, which for a PodDisruptionBudget that is being processed is 100 seconds. So it is told not to. A clientset
@@ -238,7 +394,7 @@ func (r *round) interpret(ctx context.Context, pod Pod, err error) Verdict {
 	switch {
 	case err == nil:
 		return Verdict{State: Requested}
-	case apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse):
+	case isGone(err):
 		return Verdict{State: Gone}
 	case apierrors.IsConflict(err):
 		return r.settle(ctx, pod, err)

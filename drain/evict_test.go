@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
@@ -44,6 +45,15 @@ type server struct {
 	*fake.Clientset
 	answer    error // to every eviction
 	evictions []*policyv1.Eviction
+	removal   error // to every deletion of a pod
+	removed   []deletion
+}
+
+// deletion is one through the pods API.
+type deletion struct {
+	Pod   string
+	Grace time.Duration
+	UID   types.UID // the precondition
 }
 
 func newServer(objects ...runtime.Object) *server {
@@ -60,7 +70,31 @@ func newServer(objects ...runtime.Object) *server {
 		s.evictions = append(s.evictions, eviction)
 		return true, nil, s.answer
 	})
+	s.PrependReactor("delete", "pods", func(action kubetesting.Action) (bool, runtime.Object, error) {
+		del, ok := action.(kubetesting.DeleteActionImpl)
+		if !ok {
+			return true, nil, fmt.Errorf("action is a %T, want a deletion", action)
+		}
+		o := del.GetDeleteOptions()
+		if o.GracePeriodSeconds == nil || o.Preconditions == nil || o.Preconditions.UID == nil || len(o.DryRun) > 0 {
+			return true, nil, fmt.Errorf("deletion has options %+v, want a grace and a UID", o)
+		}
+		s.removed = append(s.removed, deletion{del.Name, time.Duration(*o.GracePeriodSeconds) * time.Second, *o.Preconditions.UID})
+		return true, nil, s.removal
+	})
 	return s
+}
+
+// asked are the names of the pods whose eviction was asked for in earnest, in this order, since it was last called.
+func (s *server) asked() []string {
+	var out []string
+	for _, e := range s.evictions {
+		if len(e.DeleteOptions.DryRun) == 0 {
+			out = append(out, e.Name)
+		}
+	}
+	s.evictions = nil
+	return out
 }
 
 func (s *server) evictor() (*drain.Evictor, *clocktesting.FakePassiveClock) {
@@ -140,6 +174,12 @@ func TestEvictSaysWhatBecameOfEachRequest(t *testing.T) {
 			drain.Blocked, "team/api", "PDB team/api: needs 2 healthy pods and has 2 of 2: it never lets one go",
 		},
 		{
+			"429 of a budget that counts on pods that are not ready",
+			[]runtime.Object{budget("api", 2, 1, 3)},
+			refusal("The disruption budget api needs 2 healthy pods and has 1 currently", 0),
+			drain.Blocked, "team/api", "needs 2 healthy pods and has 1; this pod is not ready, and would go if the PDB had unhealthyPodEvictionPolicy: AlwaysAllow",
+		},
+		{
 			"429 of a budget that was changed just now",
 			[]runtime.Object{uncounted},
 			refusal("The disruption budget api is still being processed by the server.", 10),
@@ -210,12 +250,6 @@ func TestEvictNamesThePodByUIDAndLeavesItsGraceAlone(t *testing.T) {
 }
 
 func TestEvictSendsNoRequestForPodsThatItCannotHurry(t *testing.T) {
-	leaving := holder("leaving")
-	leaving.Terminating, leaving.GraceEnds = true, noon.Add(30*time.Second)
-	late := holder("late")
-	late.Terminating, late.GraceEnds = true, noon.Add(-2*time.Minute)
-	stuck := late
-	stuck.Finalizers = []string{"example.io/wait"}
 	static := holder("static")
 	static.Mirror = true
 	nameless := holder("nameless")
@@ -228,13 +262,10 @@ func TestEvictSendsNoRequestForPodsThatItCannotHurry(t *testing.T) {
 		state   drain.State
 		message string
 	}{
-		{leaving, drain.Terminating, "terminating, its grace ends at 12:00:30Z"},
-		{late, drain.Terminating, "terminating, its grace ended at 11:58:00Z"},
-		{stuck, drain.Terminating, `terminating, its grace ended at 11:58:00Z, with finalizers ["example.io/wait"]`},
 		{undated, drain.Terminating, "terminating"},
 		{unlisted, drain.Terminating, "the API server does not list it; kubelet still has its devices in use"},
-		{static, drain.Failed, "it is a static pod, which cannot be evicted: move its manifest out of kubelet's directory on the node"},
-		{nameless, drain.Failed, "its UID is not known, so another pod of its name might be evicted"},
+		{static, drain.Refused, "it is a static pod, which cannot be evicted: move its manifest out of kubelet's directory on the node"},
+		{nameless, drain.Refused, "its UID is not known, so another pod of its name might be evicted"},
 	} {
 		s := newServer()
 		e, _ := s.evictor()

@@ -142,8 +142,8 @@ func Describe(pod *corev1.Pod) Pod {
 	p := Pod{
 		Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, Labels: pod.Labels,
 		Requests:    requests(&pod.Spec),
-		Critical:    critical(&pod.Spec),
-		Ready:       ready(&pod.Status),
+		Critical:    isCritical(&pod.Spec),
+		Ready:       isReady(&pod.Status),
 		Grace:       time.Duration(ptr.Deref(pod.Spec.TerminationGracePeriodSeconds, 0)) * time.Second,
 		Tolerations: pod.Spec.Tolerations,
 		Running:     running(&pod.Status),

@@ -1,7 +1,10 @@
 package drain
 
 import (
+	"fmt"
 	"slices"
+	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
@@ -11,12 +14,12 @@ import (
 // people make lie below it.
 const systemCritical = 2_000_000_000
 
-func critical(spec *corev1.PodSpec) bool {
+func isCritical(spec *corev1.PodSpec) bool {
 	return spec.PriorityClassName == "system-cluster-critical" || spec.PriorityClassName == "system-node-critical" ||
 		ptr.Deref(spec.Priority, 0) >= systemCritical
 }
 
-func ready(status *corev1.PodStatus) bool {
+func isReady(status *corev1.PodStatus) bool {
 	return slices.ContainsFunc(status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
 	})
@@ -47,4 +50,62 @@ func volumes(pod *corev1.Pod) (emptyDirs, claims []string) {
 		}
 	}
 	return emptyDirs, claims
+}
+
+// endSlack is how long after its grace a pod may take to be gone before it is said what keeps it: kubelet kills what still
+// runs then, and unmounts volumes, which takes seconds.
+const endSlack = 10 * time.Second
+
+// leaving says how long a terminating pod has left, or what keeps it.
+func (r *round) leaving(pod Pod) string {
+	text := "terminating"
+	late := false
+	if !pod.GraceEnds.IsZero() {
+		verb := "ends"
+		if !r.now.Before(pod.GraceEnds) {
+			verb = "ended"
+		}
+		late = !r.now.Before(pod.GraceEnds.Add(endSlack))
+		text = fmt.Sprintf("terminating, its grace %s at %s", verb, r.moment(pod.GraceEnds, time.TimeOnly))
+	}
+	switch {
+	case r.policy.KubeletSilent != "":
+		return text + "; kubelet cannot end it: " + r.policy.KubeletSilent
+	case late:
+		return text + "; " + keeping(pod)
+	default:
+		return text
+	}
+}
+
+// keeping says what keeps a pod whose grace is over, the first cause first: a finalizer can wait for a container.
+func keeping(pod Pod) string {
+	var causes []string
+	switch n := len(pod.Running); {
+	case n == 1:
+		causes = append(causes, fmt.Sprintf("container %s still runs: the container runtime or the kernel does not end it, see kubelet's log", pod.Running[0]))
+	case n > 1:
+		causes = append(causes, fmt.Sprintf("containers %s still run: the container runtime or the kernel does not end them, see kubelet's log",
+			strings.Join(pod.Running, ", ")))
+	case len(pod.Finalizers) > 0:
+	case len(pod.Claims) > 0:
+		causes = append(causes, fmt.Sprintf("its containers have ended, and kubelet is still unmounting its volumes (claims %s), see kubelet's log",
+			strings.Join(pod.Claims, ", ")))
+	default:
+		causes = append(causes, "its containers have ended, and kubelet is still cleaning up, see kubelet's log")
+	}
+	if len(pod.Finalizers) > 0 {
+		causes = append(causes, fmt.Sprintf("finalizers %s keep it, until whoever has set them takes them away", strings.Join(pod.Finalizers, ", ")))
+	}
+	return strings.Join(causes, "; ")
+}
+
+// moment writes a time for people who read the message today. Moments, not spans: a message that changes by itself would be
+// written to the node again and again.
+func (r *round) moment(t time.Time, layout string) string {
+	t = t.UTC()
+	if t.Format(time.DateOnly) == r.now.UTC().Format(time.DateOnly) {
+		return t.Format(layout) + "Z"
+	}
+	return t.Format(time.DateOnly+"T"+layout) + "Z"
 }

@@ -1,6 +1,9 @@
 package drain
 
 import (
+	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -51,3 +54,121 @@ const (
 	Wait   Action = "wait"   // the pod may end by itself for a time
 	Refuse Action = "refuse" // the pod is left alone
 )
+
+func (r Rule) fits(pod Pod) bool {
+	return (len(r.Namespaces) == 0 || slices.Contains(r.Namespaces, pod.Namespace)) && r.Selector.Matches(labels.Set(pod.Labels))
+}
+
+// tier says who goes before whom. The pods of one go when none of an earlier one is left.
+type tier int
+
+const (
+	ordinary tier = iota
+	critical      // what others may need to end in good order
+	daemons       // what is on the node for the sake of the others
+	tiers         // how many there are
+)
+
+func tierOf(pod Pod) tier {
+	switch {
+	case pod.Daemon:
+		return daemons
+	case pod.Critical:
+		return critical
+	default:
+		return ordinary
+	}
+}
+
+// deletionSlack is what kubelet gets beyond the grace of a pod to end it, and to unmount its volumes.
+const deletionSlack = time.Minute
+
+// terms are what a policy comes to for one pod.
+type terms struct {
+	by      string        // the field of the settings that says more than "evict"; empty if none does
+	refusal string        // why the pod is not sent away; empty if it is
+	wait    time.Duration // how long after the fence it may end by itself
+
+	// These are zero before the fence stands, and the last two where there is no deadline. They follow from when that was,
+	// from the settings and the pod, so that a restart of the agent moves none of them.
+	until    time.Time // until when it may end by itself
+	deadline time.Time // from when on it is deleted, if it is to be
+	end      time.Time // when it has to be gone, whatever was done
+}
+
+// terms are those of a pod behind a fence that stands since a time, which is zero if none does.
+func (p Policy) terms(pod Pod, since time.Time) terms {
+	t := p.ruling(pod)
+	if since.IsZero() {
+		return t
+	}
+	t.until = since.Add(t.wait)
+	if p.Deadline == 0 {
+		return t
+	}
+	mine := tierOf(pod)
+	wait := t.wait
+	if mine != ordinary {
+		// Its turn comes when the ordinary pods have left, whom rules may let stay for hours.
+		wait = max(wait, p.longestWait())
+	}
+	t.deadline = since.Add(wait + p.Deadline)
+	t.end = t.deadline
+	if p.Delete {
+		// Each tier is deleted when the one before is gone.
+		t.end = t.deadline.Add(time.Duration(mine+1) * (p.DeleteGrace + deletionSlack))
+	}
+	return t
+}
+
+func (p Policy) longestWait() time.Duration {
+	var longest time.Duration
+	for _, rule := range p.Rules {
+		longest = max(longest, rule.For)
+	}
+	return longest
+}
+
+// ruling finds the rule or the choice that counts for a pod.
+func (p Policy) ruling(pod Pod) terms {
+	if p.comesBack(pod) {
+		kind, name, _ := strings.Cut(pod.Controller, "/")
+		return terms{refusal: fmt.Sprintf("%s %s tolerates the taint %s and would bring it back at once: remove that toleration, "+
+			"or, where a label of the node deploys it, add that label to the operands", kind, name, p.Fence.Key)}
+	}
+	if i := slices.IndexFunc(p.Rules, func(r Rule) bool { return r.fits(pod) }); i >= 0 {
+		return p.Rules[i].ruling()
+	}
+	const refuses = "%s, and %s says to refuse that: delete it yourself, or let it go by a rule"
+	switch {
+	case p.Unmanaged.Refuse && pod.Controller == "":
+		return terms{by: p.Unmanaged.Field, refusal: fmt.Sprintf(refuses, "no controller would bring it back", p.Unmanaged.Field)}
+	case p.EmptyDir.Refuse && len(pod.EmptyDirs) > 0:
+		lost := "its files on emptyDir " + strings.Join(pod.EmptyDirs, ", ") + " would be lost"
+		return terms{by: p.EmptyDir.Field, refusal: fmt.Sprintf(refuses, lost, p.EmptyDir.Field)}
+	}
+	return terms{}
+}
+
+func (r Rule) ruling() terms {
+	switch r.Action {
+	case Refuse:
+		return terms{by: r.Field, refusal: r.Field + " says that it is not sent away: delete it yourself, or change the rule"}
+	case Wait:
+		return terms{by: r.Field, wait: r.For}
+	case Evict:
+	}
+	return terms{}
+}
+
+// comesBack reports whether the pod would be evicted for ever: its DaemonSet makes a new one as long as the node's taints
+// allow it, and tolerates the cordon always.
+func (p Policy) comesBack(pod Pod) bool {
+	return pod.Daemon && p.Fence.Key != "" &&
+		slices.ContainsFunc(pod.Tolerations, func(t corev1.Toleration) bool { return tolerates(t, p.Fence) })
+}
+
+func tolerates(t corev1.Toleration, taint corev1.Taint) bool {
+	return (t.Key == "" || t.Key == taint.Key) && (t.Effect == "" || t.Effect == taint.Effect) &&
+		(t.Operator == corev1.TolerationOpExists || t.Value == taint.Value)
+}

@@ -1,0 +1,58 @@
+package agent
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain"
+)
+
+func TestTheSettingsAreThePolicyOfEvictions(t *testing.T) {
+	settings, err := config.Parse([]byte(`
+apiVersion: gpuslice.io/v1alpha1
+kind: Settings
+timeouts: {drain: 2h}
+drain:
+  afterDeadline: delete
+  deleteGrace: 10s
+  unmanagedPods: refuse
+  emptyDir: refuse
+  rules:
+    - {namespaces: [team], selector: app=train, action: wait, for: 8h}
+    - {namespaces: [kube-system], action: refuse}
+    - {selector: app=web, action: evict}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	fence := corev1.Taint{Key: "gpuslice.io/repartitioning", Effect: corev1.TaintEffectNoSchedule}
+	app := func(name string) labels.Selector { return labels.SelectorFromSet(labels.Set{"app": name}) }
+	for _, c := range []struct {
+		settings config.Settings
+		want     drain.Policy
+	}{
+		{config.Default(), drain.Policy{
+			Unmanaged: drain.Choice{Field: "drain.unmanagedPods"}, EmptyDir: drain.Choice{Field: "drain.emptyDir"},
+			Deadline: time.Hour, DeleteGrace: 30 * time.Second, Fence: fence,
+		}},
+		{settings, drain.Policy{
+			Unmanaged: drain.Choice{Refuse: true, Field: "drain.unmanagedPods"}, EmptyDir: drain.Choice{Refuse: true, Field: "drain.emptyDir"},
+			Rules: []drain.Rule{
+				{Field: "drain.rules[0]", Namespaces: []string{"team"}, Selector: app("train"), Action: drain.Wait, For: 8 * time.Hour},
+				{Field: "drain.rules[1]", Namespaces: []string{"kube-system"}, Selector: labels.Everything(), Action: drain.Refuse},
+				{Field: "drain.rules[2]", Selector: app("web"), Action: drain.Evict},
+			},
+			Deadline: 2 * time.Hour, Delete: true, DeleteGrace: 10 * time.Second, Fence: fence,
+		}},
+	} {
+		bySelectorText := cmp.Comparer(func(a, b labels.Selector) bool { return a.String() == b.String() })
+		if diff := cmp.Diff(c.want, drainPolicy(c.settings), bySelectorText); diff != "" {
+			t.Errorf("policy (-want +got):\n%s", diff)
+		}
+	}
+}
