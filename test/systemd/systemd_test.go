@@ -147,6 +147,68 @@ func TestJobsEndAsTheTestSays(t *testing.T) {
 	}
 }
 
+func TestAJobGoesOnForWhoeverAsksForTheSame(t *testing.T) {
+	host := systemdtest.Start(t, systemd.Options{Units: map[string]systemd.Unit{
+		"hangs.service": {OnStop: systemd.Never, Aliases: []string{"other-name.service"}},
+	}})
+	conn := connect(t, host)
+
+	first, second := make(chan string, 1), make(chan string, 1)
+	id, err := conn.StopUnitContext(t.Context(), "hangs.service", "replace", first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := conn.StopUnitContext(t.Context(), "other-name.service", "replace", second)
+	if err != nil || again != id {
+		t.Errorf("jobs are %d and %d, %v; want one", id, again, err)
+	}
+	listed, err := conn.ListUnitsByNamesContext(t.Context(), []string{"other-name.service"})
+	if err != nil || len(listed) != 1 || listed[0].Name != "hangs.service" || listed[0].JobId != uint32(id) || listed[0].JobType != "stop" {
+		t.Errorf("listed is %+v, %v; want hangs.service with job %d", listed, err, id)
+	}
+
+	started := make(chan string, 1)
+	if _, err := conn.StartUnitContext(t.Context(), "hangs.service", "replace", started); err != nil {
+		t.Fatal(err)
+	}
+	if a, b, c := <-first, <-second, <-started; a != "canceled" || b != "canceled" || c != "done" {
+		t.Errorf("the job and its twin ended as %s and %s, and its contrary as %s", a, b, c)
+	}
+	if state := host.Unit("other-name.service").ActiveState; state != "active" {
+		t.Errorf("started in the middle, the unit is %s", state)
+	}
+}
+
+func TestAJobThatHasNothingToDoIsDone(t *testing.T) {
+	host := systemdtest.Start(t, systemd.Options{Units: map[string]systemd.Unit{
+		"runs.service":   {OnStart: systemd.Failed},
+		"broken.service": {ActiveState: "failed", OnStop: systemd.Never},
+		"waits.service":  {ActiveState: "inactive", OnStart: systemd.Dependency},
+		"masked.service": {LoadState: "masked"},
+	}})
+	conn := connect(t, host)
+	ended := make(chan string, 1)
+	for _, c := range []struct{ name, verb, result, state string }{
+		{"runs.service", "start", "done", "active"},
+		{"broken.service", "stop", "done", "failed"},
+		{"waits.service", "start", "dependency", "inactive"},
+		{"masked.service", "stop", "done", "inactive"}, // it ran when it was masked
+	} {
+		begin := conn.StopUnitContext
+		if c.verb == "start" {
+			begin = conn.StartUnitContext
+		}
+		if _, err := begin(t.Context(), c.name, "replace", ended); err != nil {
+			t.Fatal(err)
+		}
+		if result, state := <-ended, host.Unit(c.name).ActiveState; result != c.result || state != c.state {
+			t.Errorf("%s of %s: %s, and it is %s; want %s and %s", c.verb, c.name, result, state, c.result, c.state)
+		}
+	}
+	_, err := conn.StartUnitContext(t.Context(), "masked.service", "replace", ended)
+	wantError(t, err, "org.freedesktop.systemd1.UnitMasked")
+}
+
 func TestUnitsAreFoundByStateNameAndProcess(t *testing.T) {
 	host := systemdtest.Start(t, systemd.Options{Units: map[string]systemd.Unit{
 		"nvidia-dcgm.service":      {PIDs: []uint32{4711}},

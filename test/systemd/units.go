@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -17,6 +18,7 @@ const (
 	systemdManager = "org.freedesktop.systemd1.Manager"
 
 	noSuchUnit = "org.freedesktop.systemd1.NoSuchUnit"
+	unitMasked = "org.freedesktop.systemd1.UnitMasked"
 	noJob      = dbus.ObjectPath("/")
 )
 
@@ -26,6 +28,8 @@ const (
 	StopUnit     = systemdManager + ".StopUnit"
 	RestartUnit  = systemdManager + ".RestartUnit"
 	DaemonReload = systemdManager + ".Reload"
+
+	ListUnitsByNames = systemdManager + ".ListUnitsByNames"
 )
 
 // Result is how a job ends.
@@ -51,8 +55,9 @@ type Unit struct {
 	UnitFileState string // "enabled", "disabled", "static"
 	Type          string // of a service: "simple", "oneshot", "notify"
 	PIDs          []uint32
+	Aliases       []string // other names it goes by
 
-	// OnStart and OnStop are how such jobs end; empty is Done.
+	// OnStart and OnStop are how such jobs end; empty is Done. A job that has nothing to do is done in any case.
 	OnStart, OnStop Result
 }
 
@@ -68,7 +73,11 @@ type units struct {
 type job struct {
 	unit   string
 	starts bool
+	was    string // the unit's ActiveState before
 }
+
+// unitName is what systemd takes as one, leaving its length aside.
+var unitName = regexp.MustCompile(`^[0-9A-Za-z:_.\\@-]+\.(service|socket|device|mount|automount|swap|target|path|timer|slice|scope)$`)
 
 // missing is what systemd tells of a unit that it does not have.
 var missing = Unit{LoadState: "not-found", ActiveState: "inactive", SubState: "dead"}
@@ -114,22 +123,55 @@ func (h *Host) Unit(name string) Unit {
 	return h.unit(name)
 }
 
+// RemoveUnit is a package that takes its unit away.
+func (h *Host) RemoveUnit(name string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.systemd.units, name)
+	h.change()
+}
+
 // EndJobs ends all jobs that hang.
 func (h *Host) EndJobs(result Result) {
 	h.mu.Lock()
 	ids := slices.Sorted(maps.Keys(h.systemd.jobs))
 	h.mu.Unlock()
 	for _, id := range ids {
+		h.mu.Lock()
 		h.endJob(id, result)
+		h.mu.Unlock()
 	}
 }
 
 // unit needs mu.
 func (h *Host) unit(name string) Unit {
-	if u, ok := h.systemd.units[name]; ok {
+	if u, ok := h.systemd.units[h.id(name)]; ok {
 		return u
 	}
 	return missing
+}
+
+// id is the name that systemd has for a unit, which may go by others. The caller holds mu.
+func (h *Host) id(name string) string {
+	if _, ok := h.systemd.units[name]; ok {
+		return name
+	}
+	for id, u := range h.systemd.units {
+		if slices.Contains(u.Aliases, name) {
+			return id
+		}
+	}
+	return name
+}
+
+// jobOf is the job of a unit that has not ended, and 0 if there is none. The caller holds mu.
+func (h *Host) jobOf(id string) uint32 {
+	for number, j := range h.systemd.jobs {
+		if j.unit == id {
+			return number
+		}
+	}
+	return 0
 }
 
 func (h *Host) systemdAnswers(r request) *reply {
@@ -163,7 +205,7 @@ func (h *Host) systemdProperties(at dbus.ObjectPath) map[string]map[string]any {
 	if at == systemdPath {
 		return map[string]map[string]any{systemdManager: {"Version": fmt.Sprint(h.options.Version), "SystemState": "running"}}
 	}
-	name := unescape(path.Base(string(at)))
+	name := h.id(unescape(path.Base(string(at))))
 	u := h.unit(name)
 	return map[string]map[string]any{
 		"org.freedesktop.systemd1.Unit": {
@@ -207,15 +249,29 @@ func (h *Host) list(method string, args []any) *reply {
 	if method != "ListUnitsByNames" {
 		names = h.matching(states, names)
 	}
-	out := make([]status, len(names))
-	for i, name := range names {
-		u := h.unit(name)
-		out[i] = status{
-			Name: name, Description: u.Description, LoadState: u.LoadState, ActiveState: u.ActiveState, SubState: u.SubState,
-			Path: unitPath(name), JobPath: noJob,
+	out := []status{}
+	for _, name := range names {
+		if unitName.MatchString(name) { // the others are passed over
+			out = append(out, h.status(h.id(name)))
 		}
 	}
 	return done(out)
+}
+
+// status needs mu.
+func (h *Host) status(id string) status {
+	u := h.unit(id)
+	s := status{
+		Name: id, Description: u.Description, LoadState: u.LoadState, ActiveState: u.ActiveState, SubState: u.SubState,
+		Path: unitPath(id), JobPath: noJob,
+	}
+	if s.JobID = h.jobOf(id); s.JobID != 0 {
+		s.JobType, s.JobPath = "stop", jobPath(s.JobID)
+		if h.systemd.jobs[s.JobID].starts {
+			s.JobType = "start"
+		}
+	}
+	return s
 }
 
 // matching needs mu.
@@ -243,7 +299,8 @@ func (h *Host) ofUnit(method string, args []any) *reply {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	u, ok := h.systemd.units[name]
+	id := h.id(name)
+	u, ok := h.systemd.units[id]
 	if !ok && method != "LoadUnit" {
 		return refuse(noSuchUnit, "Unit %s not loaded.", name)
 	}
@@ -252,12 +309,12 @@ func (h *Host) ofUnit(method string, args []any) *reply {
 		return done(u.UnitFileState)
 	case "ResetFailedUnit":
 		if u.ActiveState == "failed" {
-			h.systemd.units[name] = u.in("inactive")
+			h.systemd.units[id] = u.in("inactive")
 			h.change()
 		}
 		return done()
 	default:
-		return done(unitPath(name))
+		return done(unitPath(id))
 	}
 }
 
@@ -284,64 +341,98 @@ func (h *Host) begin(method string, args []any) *reply {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	u, ok := h.systemd.units[name]
-	if !ok || u.LoadState != "loaded" {
-		return refuse(noSuchUnit, "Unit %s not found.", name)
-	}
-	var j job
-	result := u.OnStart
-	switch method {
-	case "StartUnit", "RestartUnit":
-		j = job{unit: name, starts: true}
-	case "StopUnit":
-		j, result = job{unit: name}, u.OnStop
-	default:
+	id := h.id(name)
+	u := h.unit(id)
+	j := job{unit: id, starts: method != "StopUnit", was: u.ActiveState}
+	switch {
+	case method != "StartUnit" && method != "StopUnit" && method != "RestartUnit":
 		return refuse(unknownMethod, "Unknown method %s.", method)
+	case j.starts && u.LoadState == "masked":
+		return refuse(unitMasked, "Unit %s is masked.", name)
+	case j.starts && u.LoadState != "loaded":
+		return refuse(noSuchUnit, "Unit %s not found.", name)
+	case !j.starts && u.LoadState == "not-found" && u.isDown():
+		return refuse(noSuchUnit, "Unit %s not loaded.", name)
 	}
-	h.systemd.lastJob++
-	id := h.systemd.lastJob
-	h.systemd.jobs[id] = j
-	if j.starts && u.ActiveState != "active" {
-		h.systemd.units[name] = u.in("activating")
-	} else if !j.starts && u.ActiveState != "inactive" {
-		h.systemd.units[name] = u.in("deactivating")
-	}
-	h.change()
-	return &reply{body: []any{jobPath(id)}, after: func() {
-		if result != Never {
-			h.endJob(id, cmp.Or(result, Done))
+	number, isNew := h.enqueue(j)
+	result := h.resultOf(j, method, u)
+	return &reply{body: []any{jobPath(number)}, after: func() {
+		if isNew && result != Never {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			h.endJob(number, result)
 		}
 	}}
 }
 
-// endJob ends a job that has not ended, and tells everybody.
-func (h *Host) endJob(id uint32, result Result) {
-	h.mu.Lock()
-	j, ok := h.systemd.jobs[id]
+// enqueue puts the unit on its way. A job that does the same already goes on for both; one that does the contrary is
+// canceled (job_install in systemd's src/core/job.c). The caller holds mu.
+func (h *Host) enqueue(j job) (number uint32, isNew bool) {
+	if running := h.jobOf(j.unit); running != 0 {
+		if h.systemd.jobs[running].starts == j.starts {
+			return running, false
+		}
+		h.endJob(running, Canceled)
+	}
+	h.systemd.lastJob++
+	h.systemd.jobs[h.systemd.lastJob] = j
+	switch u := h.unit(j.unit); {
+	case j.starts && u.ActiveState != "active":
+		h.systemd.units[j.unit] = u.in("activating")
+	case !j.starts && !u.isDown():
+		h.systemd.units[j.unit] = u.in("deactivating")
+	}
+	h.change()
+	return h.systemd.lastJob, true
+}
+
+// resultOf is how a job ends. One that has nothing to do is done, whatever the test has set.
+func (h *Host) resultOf(j job, method string, before Unit) Result {
+	switch {
+	case method == "StartUnit" && before.ActiveState == "active", !j.starts && before.isDown():
+		return Done
+	case j.starts:
+		return cmp.Or(before.OnStart, Done)
+	default:
+		return cmp.Or(before.OnStop, Done)
+	}
+}
+
+// endJob ends a job that has not ended, and tells everybody. The caller holds mu.
+func (h *Host) endJob(number uint32, result Result) {
+	j, ok := h.systemd.jobs[number]
 	if !ok {
-		h.mu.Unlock()
 		return
 	}
-	delete(h.systemd.jobs, id)
-	if u := h.unit(j.unit); u.LoadState == "loaded" {
+	delete(h.systemd.jobs, number)
+	if u, ok := h.systemd.units[j.unit]; ok {
 		h.systemd.units[j.unit] = u.after(j, result)
 	}
 	h.change()
-	h.mu.Unlock()
-	h.systemd.emit(systemdPath, systemdManager+".JobRemoved", id, jobPath(id), j.unit, string(result))
+	h.systemd.emit(systemdPath, systemdManager+".JobRemoved", number, jobPath(number), j.unit, string(result))
 }
+
+// isDown tells whether there is nothing to stop.
+func (u Unit) isDown() bool { return u.ActiveState == "inactive" || u.ActiveState == "failed" }
 
 // after is the unit after a job.
 func (u Unit) after(j job, result Result) Unit {
-	switch {
-	case result == Failed:
+	switch result {
+	case Done:
+		switch {
+		case j.starts && u.Type != "oneshot":
+			return u.in("active")
+		case u.isDown():
+			return u
+		default:
+			return u.in("inactive")
+		}
+	case Failed:
 		return u.in("failed")
-	case result != Done: // it stays on its way
+	case Dependency, Skipped: // it never ran
+		return u.in(j.was)
+	default: // the unit stays on its way
 		return u
-	case j.starts && u.Type != "oneshot":
-		return u.in("active")
-	default:
-		return u.in("inactive")
 	}
 }
 
