@@ -5,11 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"net"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -35,17 +31,23 @@ var (
 )
 
 const (
-	// systemBus is where the specification of D-Bus has the system bus. /var/run, which it still writes, need not exist
-	// in a container.
-	systemBus = "unix:path=/run/dbus/system_bus_socket"
-	// logindPatience is what libdbus and systemd's own tools wait for an answer.
-	logindPatience = 25 * time.Second
 	// inhibitor is who holds the lock, for "systemd-inhibit --list".
 	inhibitor = "gpuslice-agent"
 
 	loginManager = "org.freedesktop.login1.Manager"
 	getProperty  = "org.freedesktop.DBus.Properties.Get"
 )
+
+var login1 = peer{
+	name: "logind", bus: "org.freedesktop.login1", none: ErrNoLogind, silent: ErrLogindSilent, refuses: ErrLogindRefuses,
+	means: map[string]error{
+		"org.freedesktop.systemd1.NoSuchUnit":           ErrNoLogind, // the bus asked systemd to start it
+		"org.freedesktop.systemd1.UnitMasked":           ErrNoLogind,
+		"org.freedesktop.login1.OperationInProgress":    ErrShuttingDown, // for Reboot, a suspended host too
+		"org.freedesktop.login1.BlockedByInhibitorLock": ErrRebootInhibited,
+	},
+	advice: map[error]string{ErrRebootInhibited: "systemd-inhibit --list on the host names it"},
+}
 
 // Logind asks the host's logind, over the system bus. The zero value is ready for use, by several goroutines at a time.
 //
@@ -97,9 +99,9 @@ func (l *Logind) canReboot(ctx context.Context) error {
 	switch answer {
 	case "yes":
 	case "inhibited", "inhibitor-blocked", "challenge-inhibitor-blocked": // since systemd 260, and not told to root
-		return explain(ErrRebootInhibited, errors.New("CanReboot: "+answer))
+		return login1.explain(ErrRebootInhibited, errors.New("CanReboot: "+answer))
 	default: // "no"; "challenge", which means to ask a person for a password; "na"
-		return explain(ErrLogindRefuses, errors.New("CanReboot: "+answer))
+		return login1.explain(ErrLogindRefuses, errors.New("CanReboot: "+answer))
 	}
 	// Root is told "yes" even where a lock of mode "block" will stop it (method_can_shutdown_or_sleep), so look for one.
 	// Before systemd 257 it would not: that logind has no weak locks, and so no such property.
@@ -115,7 +117,7 @@ func (l *Logind) canReboot(ctx context.Context) error {
 		return err
 	}
 	if what, ok := blocked.Value().(string); ok && slices.Contains(strings.Split(what, ":"), "shutdown") {
-		return explain(ErrRebootInhibited, errors.New("BlockInhibited: "+what))
+		return login1.explain(ErrRebootInhibited, errors.New("BlockInhibited: "+what))
 	}
 	return nil
 }
@@ -137,115 +139,21 @@ func (l *Logind) Reboot(ctx context.Context) error {
 }
 
 // call asks one thing of logind's manager, and stores what comes back.
-func (l *Logind) call(ctx context.Context, method string, args []any, answer ...any) error {
-	ctx, cancel := context.WithTimeout(ctx, cmp.Or(l.Patience, logindPatience))
-	defer cancel()
-	address := l.address()
-	err := ask(ctx, address, method, args, answer)
-	if err == nil {
-		return nil
-	}
-	said, isAnswer := errors.AsType[dbus.Error](err)
-	switch {
-	case isAnswer:
-		return explain(meaning(said.Name), fmt.Errorf("%s: %w", said.Name, said))
-	case errors.Is(ctx.Err(), context.DeadlineExceeded):
-		return fmt.Errorf("%w on %s: %w", ErrLogindSilent, address, ctx.Err())
-	case ctx.Err() != nil:
-		return ctx.Err()
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ECONNREFUSED):
-		return fmt.Errorf("%w: %w", ErrNoLogind, err)
-	case errors.Is(err, fs.ErrPermission):
-		return explain(ErrLogindRefuses, err)
-	default:
-		return fmt.Errorf("talking to logind on %s: %w", address, err)
-	}
-}
-
-func (l *Logind) address() string {
-	if l.Address != "" {
-		return l.Address
-	}
-	if address := os.Getenv("DBUS_SYSTEM_BUS_ADDRESS"); address != "" {
-		return address
-	}
-	return systemBus
-}
-
-// ask has one conversation, on a connection of its own.
 //
-// That is why this is not go-systemd's login1: its Inhibit and Reboot take no context (v22.7.0), so a logind that does
-// not answer would hold the agent for ever. Nor does it use what login1 is built on as that is meant to be used. When a
-// context ends, godbus (v5.2.2) forgets the call, or closes the socket in the middle of a message; the descriptor of a
-// lock that is just coming in is lost then, and nobody can give the lock back before this process ends. So the end of
-// ctx only ends reading: what the kernel has received by then is still read, and after it every call is answered, once.
-func ask(ctx context.Context, address, method string, args, answer []any) error {
-	path, err := socketPath(address)
+// It is not go-systemd's login1 that asks: its Inhibit and Reboot take no context (v22.7.0), so a logind that does not
+// answer would hold the agent for ever.
+func (l *Logind) call(ctx context.Context, method string, args []any, answer ...any) error {
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(l.Patience, busPatience))
+	defer cancel()
+	address := busAddress(l.Address)
+	bus, err := dial(ctx, address)
 	if err != nil {
-		return err
+		return login1.failure(ctx, address, err)
 	}
-	socket, err := new(net.Dialer).DialUnix(ctx, "unix", nil, &net.UnixAddr{Net: "unix", Name: path})
-	if err != nil {
-		return err
+	defer bus.hangUp()
+	manager := bus.Object(login1.bus, "/org/freedesktop/login1")
+	if err := (<-manager.Go(method, 0, nil, args...).Done).Store(answer...); err != nil {
+		return login1.failure(ctx, address, err)
 	}
-	stop := context.AfterFunc(ctx, func() {
-		_ = socket.CloseRead() // a socket that is closed is as good
-	})
-	defer stop()
-	// By number: names of users would be looked up in files that the image does not have.
-	identity := dbus.AuthExternal(strconv.Itoa(os.Geteuid()))
-	conn, err := dbus.ConnectUnix(socket, dbus.WithAuth(identity))
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	logind := conn.Object("org.freedesktop.login1", "/org/freedesktop/login1")
-	return (<-logind.Go(method, 0, nil, args...).Done).Store(answer...)
-}
-
-// socketPath is that of a bus address such as "unix:path=/run/dbus/system_bus_socket,guid=4b1d".
-func socketPath(address string) (string, error) {
-	keys, isUnix := strings.CutPrefix(address, "unix:")
-	for key := range strings.SplitSeq(keys, ",") {
-		if value, ok := strings.CutPrefix(key, "path="); ok && isUnix && !strings.Contains(value, ";") {
-			return dbus.UnescapeBusAddressValue(value)
-		}
-	}
-	return "", errors.New(`only addresses of the form "unix:path=…" are known`)
-}
-
-// meaning translates the name of a D-Bus error; nil is one that is not known here.
-func meaning(name string) error {
-	switch name {
-	case "org.freedesktop.DBus.Error.ServiceUnknown", "org.freedesktop.DBus.Error.NameHasNoOwner",
-		// The bus asked systemd to start it.
-		"org.freedesktop.systemd1.NoSuchUnit", "org.freedesktop.systemd1.UnitMasked":
-		return ErrNoLogind
-	case "org.freedesktop.login1.OperationInProgress": // for Reboot, a suspended host too
-		return ErrShuttingDown
-	case "org.freedesktop.login1.BlockedByInhibitorLock":
-		return ErrRebootInhibited
-	case "org.freedesktop.DBus.Error.AccessDenied", "org.freedesktop.DBus.Error.InteractiveAuthorizationRequired":
-		return ErrLogindRefuses
-	case "org.freedesktop.DBus.Error.NoReply", // logind died over the call
-		"org.freedesktop.DBus.Error.TimedOut": // the bus gave up on starting it
-		return ErrLogindSilent
-	default:
-		return nil
-	}
-}
-
-// explain joins what was answered, what it means, and what a person can do.
-func explain(meaning, answer error) error {
-	switch {
-	case meaning == nil:
-		return fmt.Errorf("logind answers %w", answer)
-	case errors.Is(meaning, ErrLogindRefuses):
-		return fmt.Errorf("%w (%w): run the agent as root without a user namespace of its own, "+
-			"and let polkit, SELinux and the bus's policy allow org.freedesktop.login1", meaning, answer)
-	case errors.Is(meaning, ErrRebootInhibited):
-		return fmt.Errorf("%w (%w): systemd-inhibit --list on the host names it", meaning, answer)
-	default:
-		return fmt.Errorf("%w (%w)", meaning, answer)
-	}
+	return nil
 }
