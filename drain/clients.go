@@ -98,8 +98,7 @@ func (p Processes) Holders(ctx context.Context, sought []Sought) ([]Client, erro
 			s.note(pid, SourceNVML, d.Device)
 		}
 		if d.Minor != NoFiles {
-			minor := max(d.Minor, AnyGPU)
-			s.files[minor] = append(s.files[minor], d.Device)
+			s.files[d.Minor] = append(s.files[d.Minor], d.Device)
 		}
 	}
 	if len(s.files) > 0 {

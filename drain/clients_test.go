@@ -402,6 +402,30 @@ func TestProcessesThatEndMeanwhileAreNoError(t *testing.T) {
 	}
 }
 
+// It is found, says its name, and is gone before it can be asked whose it is: it must not be taken for nobody's.
+func TestAProcessThatEndsBeforeItsOwnerIsReadIsNone(t *testing.T) {
+	table := processTable(t,
+		process{pid: 99, command: "python", files: []string{"/dev/nvidia0"}}, process{pid: 101, command: "python", files: []string{"/dev/nvidia0"}},
+	)
+	folder := filepath.Join(table.Root, "99")
+	replace(t, filepath.Join(folder, "comm"), func(path string) error { return unix.Mkfifo(path, 0o600) })
+	ended := make(chan error, 1)
+	go func() {
+		name, err := os.OpenFile(filepath.Join(folder, "comm"), os.O_WRONLY, 0) // as soon as somebody reads
+		if err == nil {
+			_, err = name.WriteString("python\n")
+			err = errors.Join(err, os.RemoveAll(folder), name.Close())
+		}
+		ended <- err
+	}()
+	if diff := cmp.Diff([]int{101}, pids(clientsOf(t, table, 0))); diff != "" {
+		t.Errorf("holders (-want +got):\n%s", diff)
+	}
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestAHostWithoutCgroupsStillHasClients(t *testing.T) {
 	table := processTable(t, process{pid: 99, command: "python", files: []string{"/dev/nvidia0"}})
 	if err := os.Remove(filepath.Join(table.Root, "99/cgroup")); err != nil {
@@ -590,6 +614,11 @@ var cgroups = []struct {
 		"0::/kubepods.slice/kubepods-pod" + inSlice + ".slice/crio-conmon-" + id + ".scope\n",
 		drain.Owner{PodUID: podUID, Container: id},
 	},
+	{
+		"CRI-O, systemd, v2, a static pod",
+		"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + hash + ".slice/crio-" + id + ".scope\n",
+		drain.Owner{PodUID: hash, Container: id},
+	},
 	// cri-dockerd with Docker's systemd driver.
 	{
 		"cri-dockerd, systemd, v2",
@@ -599,6 +628,8 @@ var cgroups = []struct {
 	// Kubelet's cgroupfs driver: k3s, microk8s, minikube, and kubelet's own default.
 	{"cgroupfs, v2, burstable", "0::/kubepods/burstable/pod" + podUID + "/" + id + "\n", drain.Owner{PodUID: podUID, Container: id}},
 	{"cgroupfs, v2, guaranteed", "0::/kubepods/pod" + podUID + "/" + id + "\n", drain.Owner{PodUID: podUID, Container: id}},
+	{"CRI-O, cgroupfs, v2", "0::/kubepods/besteffort/pod" + podUID + "/crio-" + id + "\n", drain.Owner{PodUID: podUID, Container: id}},
+	{"CRI-O's conmon, cgroupfs, v2", "0::/kubepods/pod" + podUID + "/crio-conmon-" + id + "\n", drain.Owner{PodUID: podUID, Container: id}},
 	{"cgroupfs, v2, a static pod", "0::/kubepods/burstable/pod" + hash + "/" + id + "\n", drain.Owner{PodUID: hash, Container: id}},
 	{"cgroupfs, v2, a static pod with a UID of its own", "0::/kubepods/besteffort/podmy-uid/" + id + "\n", drain.Owner{PodUID: "my-uid", Container: id}},
 	{"cgroupfs below another root (cgroupRoot: /node-b)", "0::/node-b/kubepods/besteffort/pod" + podUID + "/" + id + "\n", drain.Owner{PodUID: podUID, Container: id}},
@@ -620,6 +651,17 @@ var cgroups = []struct {
 		"12:memory:/kubepods/burstable/pod" + podUID + "/" + id + "\n" +
 			"11:cpu,cpuacct:/kubepods/burstable/pod" + podUID + "/" + id + "\n" +
 			"1:name=systemd:/kubepods/burstable/pod" + podUID + "/" + id + "\n",
+		drain.Owner{PodUID: podUID, Container: id},
+	},
+	{
+		"CRI-O, cgroupfs, v1",
+		"4:devices:/kubepods/burstable/pod" + podUID + "/crio-" + id + "\n1:name=systemd:/kubepods/burstable/pod" + podUID + "/crio-" + id + "\n",
+		drain.Owner{PodUID: podUID, Container: id},
+	},
+	{
+		"containerd, systemd, v1",
+		"11:devices:/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + inSlice + ".slice/cri-containerd-" + id + ".scope\n" +
+			"1:name=systemd:/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + inSlice + ".slice/cri-containerd-" + id + ".scope\n",
 		drain.Owner{PodUID: podUID, Container: id},
 	},
 	// Ubuntu 20.04: the unified hierarchy is mounted beside v1, and runc leaves the process in containerd's unit there.

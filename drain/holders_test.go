@@ -251,6 +251,14 @@ func TestTheUnionOfAllSources(t *testing.T) {
 	runs := func(containerID string) func(*corev1.Pod) {
 		return func(p *corev1.Pod) { p.Status.ContainerStatuses = []corev1.ContainerStatus{{ContainerID: containerID}} }
 	}
+	agentIn := func(cgroup string) func(*testing.T, string) {
+		return func(t *testing.T, root string) {
+			t.Helper()
+			replace(t, filepath.Join(root, strconv.Itoa(agentPID), "cgroup"), func(path string) error {
+				return os.WriteFile(path, []byte(cgroup), 0o600)
+			})
+		}
+	}
 	idle := pod("idle", container(limits("cpu", 1)))
 	for _, c := range []struct {
 		name      string
@@ -389,23 +397,20 @@ func TestTheUnionOfAllSources(t *testing.T) {
 		},
 		{
 			name: "the agent itself", pods: []corev1.Pod{pod("a", withUID(podUID))}, assigned: drain.Assignments{}, gpu: []int{agentPID},
-			spoil: func(t *testing.T, root string) {
-				t.Helper()
-				replace(t, filepath.Join(root, strconv.Itoa(agentPID), "cgroup"), func(path string) error {
-					return os.WriteFile(path, []byte(containerd), 0o600)
-				})
-			},
+			spoil: agentIn(containerd),
 		},
 		{
 			name: "what a person runs in the agent's pod", pods: []corev1.Pod{pod("a", withUID(podUID))}, assigned: drain.Assignments{},
 			processes: []process{{pid: 99, command: "gpuslice-agent", cgroup: containerd, files: []string{"/dev/nvidia0"}}},
-			spoil: func(t *testing.T, root string) {
-				t.Helper()
-				replace(t, filepath.Join(root, strconv.Itoa(agentPID), "cgroup"), func(path string) error {
-					return os.WriteFile(path, []byte(containerd), 0o600)
-				})
-			},
-			want: "no pod: pid 99 gpuslice-agent of pod team/a has GPU-0: device file /dev/nvidia0\n",
+			spoil:     agentIn(containerd),
+			want:      "no pod: pid 99 gpuslice-agent of pod team/a has GPU-0: device file /dev/nvidia0\n",
+		},
+		{
+			name: "what a person runs in the agent's pod, where pods have no cgroups",
+			pods: []corev1.Pod{pod("a", runs("containerd://"+id))}, assigned: drain.Assignments{},
+			processes: []process{{pid: 99, command: "gpuslice-agent", cgroup: "0::/system.slice/cri-containerd-" + id + ".scope\n", files: []string{"/dev/nvidia0"}}},
+			spoil:     agentIn("0::/system.slice/cri-containerd-" + id + ".scope\n"),
+			want:      "no pod: pid 99 gpuslice-agent of pod team/a has GPU-0: device file /dev/nvidia0\n",
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
