@@ -37,6 +37,9 @@ type Options struct {
 	InhibitDelayMax time.Duration
 	// Units by name, such as "kubelet.service".
 	Units map[string]Unit
+	// OnUnit is told when a unit's processes have started or ended by a job, before anybody learns of the job's end. It must
+	// not call the Host.
+	OnUnit func(unit string, running bool)
 }
 
 // Call is a method call that the logind or the systemd received.

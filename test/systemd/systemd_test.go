@@ -3,6 +3,7 @@ package systemd_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"strconv"
@@ -304,5 +305,34 @@ func TestABusThatCannotStartSaysWhy(t *testing.T) {
 	}
 	if _, err := systemd.Start(t.Context(), systemd.Options{Dir: "/proc"}); err == nil {
 		t.Error("a bus in /proc has started")
+	}
+}
+
+func TestWhatAUnitRunsHasEndedBeforeAnybodyLearnsThatItIsStopped(t *testing.T) {
+	heard := make(chan string, 4)
+	host := systemdtest.Start(t, systemd.Options{
+		Units:  map[string]systemd.Unit{"nvsm.service": {}},
+		OnUnit: func(unit string, running bool) { heard <- fmt.Sprintf("%s %t", unit, running) },
+	})
+	conn := connect(t, host)
+	for _, step := range []struct {
+		do   func(context.Context, string, string, chan<- string) (int, error)
+		want string
+	}{
+		{conn.StopUnitContext, "nvsm.service false"}, {conn.StartUnitContext, "nvsm.service true"},
+	} {
+		ended := make(chan string, 1)
+		if _, err := step.do(t.Context(), "nvsm.service", "replace", ended); err != nil {
+			t.Fatal(err)
+		}
+		<-ended
+		select {
+		case got := <-heard:
+			if got != step.want {
+				t.Errorf("heard %q, want %q", got, step.want)
+			}
+		default:
+			t.Errorf("the job is over, and nobody has heard %q", step.want)
+		}
 	}
 }

@@ -408,6 +408,9 @@ func (h *Host) endJob(number uint32, result Result) {
 	if u, ok := h.systemd.units[j.unit]; ok {
 		h.systemd.units[j.unit] = u.after(j, result)
 	}
+	if runs := h.unit(j.unit).ActiveState == "active"; h.options.OnUnit != nil && runs != (j.was == "active") {
+		h.options.OnUnit(j.unit, runs)
+	}
 	h.change()
 	h.systemd.emit(systemdPath, systemdManager+".JobRemoved", number, jobPath(number), j.unit, string(result))
 }
