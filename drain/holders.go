@@ -2,6 +2,7 @@ package drain
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -76,7 +77,8 @@ func GPUResource(name string) bool {
 // GPUPods picks the pods that have a GPU or may have one, sorted by namespace and name. Pods are all pods of the node,
 // whatever their phase; clients are the processes that hold GPUs, as far as they were looked for. Picked is a pod that
 //   - requests a GPUResource in any container, be it an init, sidecar or ephemeral one;
-//   - has resource claims, whose devices kubelet names by driver and pool and not by UUID: they count as not known;
+//   - has resource claims of GPUs, whose devices kubelet names by driver and pool and not by UUID: they count as not
+//     known. A claim counts unless kubelet says that all its devices are of other drivers than NVIDIA's for GPUs;
 //   - was given an nvidia.com/ device by kubelet. If the API server does not list it, as after a forced deletion, it is
 //     picked all the same: its containers may still run;
 //   - has a client, listed or not. It needs no request for that: NVIDIA_VISIBLE_DEVICES=all or a mounted /dev is enough.
@@ -97,8 +99,9 @@ func GPUPods(pods []corev1.Pod, assigned Assignments, clients []Client) []Pod {
 		p := Describe(pod)
 		p.DevicesKnown = true
 		if pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed {
-			p.assign(assigned[name])
-			p.claim(pod.Spec.ResourceClaims)
+			devices, claims := byClaim(assigned[name])
+			p.assign(devices)
+			p.claim(claimsOf(pod), claims)
 		}
 		p.use(using.listed[i])
 		if len(p.Sources) > 0 {
@@ -108,8 +111,12 @@ func GPUPods(pods []corev1.Pod, assigned Assignments, clients []Client) []Pod {
 	for name, devices := range assigned {
 		if !listed[name] {
 			p := Pod{Namespace: name.Namespace, Name: name.Name, Terminating: true, Unlisted: true, DevicesKnown: true}
+			devices, claims := byClaim(devices)
 			p.assign(devices)
-			out = append(out, p)
+			p.claim(slices.Collect(maps.Keys(claims)), claims)
+			if len(p.Sources) > 0 {
+				out = append(out, p)
+			}
 		}
 	}
 	for uid, clients := range using.unlisted {
@@ -191,11 +198,42 @@ func (p *Pod) assign(devices map[string][]string) {
 	p.Devices = slices.Compact(p.Devices)
 }
 
-// claim notes that the pod has devices by claims.
-func (p *Pod) claim(claims []corev1.PodResourceClaim) {
-	if len(claims) > 0 {
+// claim notes that the pod has GPUs by one of the claims, or may have. Drivers are those of each claim's devices, as far as
+// kubelet tells them.
+func (p *Pod) claim(claims []string, drivers map[string][]string) {
+	if slices.ContainsFunc(claims, func(c string) bool { return len(drivers[c]) == 0 || slices.Contains(drivers[c], claimDriver) }) {
 		p.Sources, p.DevicesKnown = append(p.Sources, SourceClaim), false
 	}
+}
+
+// claimsOf are the names of the pod's claims, "" for one that is still to be made from its template.
+func claimsOf(pod *corev1.Pod) []string {
+	var out []string
+	for _, c := range pod.Spec.ResourceClaims {
+		made := slices.IndexFunc(pod.Status.ResourceClaimStatuses, func(s corev1.PodResourceClaimStatus) bool { return s.Name == c.Name })
+		switch {
+		case c.ResourceClaimName != nil:
+			out = append(out, *c.ResourceClaimName)
+		case made < 0:
+			out = append(out, "")
+		case pod.Status.ResourceClaimStatuses[made].ResourceClaimName != nil: // otherwise it turned out that none is needed
+			out = append(out, *pod.Status.ResourceClaimStatuses[made].ResourceClaimName)
+		}
+	}
+	return out
+}
+
+// byClaim parts what kubelet gave to a pod: devices by resource, and the drivers of its claims by their names.
+func byClaim(given map[string][]string) (devices, claims map[string][]string) {
+	devices, claims = map[string][]string{}, map[string][]string{}
+	for name, ids := range given {
+		if claim, ok := strings.CutPrefix(name, claimPrefix); ok {
+			claims[claim] = ids
+			continue
+		}
+		devices[name] = ids
+	}
+	return devices, claims
 }
 
 // use notes the devices that processes of the pod hold.

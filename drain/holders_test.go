@@ -64,8 +64,24 @@ func ephemeral(r corev1.ResourceRequirements) func(*corev1.Pod) {
 	}
 }
 
+// claiming has a claim of its own, which is still to be made from its template.
 func claiming(p *corev1.Pod) {
 	p.Spec.ResourceClaims = append(p.Spec.ResourceClaims, corev1.PodResourceClaim{Name: "gpu"})
+}
+
+// claims is claiming for a claim that exists, by that name.
+func claims(name string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Spec.ResourceClaims = append(p.Spec.ResourceClaims, corev1.PodResourceClaim{Name: "of " + name, ResourceClaimName: &name})
+	}
+}
+
+// madeFor is claiming for a claim that was made from its template by that name, or was not needed.
+func madeFor(name *string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		claiming(p)
+		p.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "gpu", ResourceClaimName: name}}
+	}
 }
 
 func phase(ph corev1.PodPhase) func(*corev1.Pod) {
@@ -147,6 +163,20 @@ func TestGPUPodsFindsEveryPodThatMayHoldAGPU(t *testing.T) {
 			"has a claim and a device", pod("a", claiming, container(limits(gpu, 1))), given("a", gpu, "GPU-1"),
 			found([]string{"GPU-1"}, false, one, spec, kubelet, claim),
 		},
+		{"has a claim that kubelet says nothing of", pod("a", claims("c1")), given("a", "claim c2", "dra.net"), found(nil, false, nil, claim)},
+		{"has a claim of GPUs", pod("a", claims("c1")), given("a", "claim c1", "gpu.nvidia.com"), found(nil, false, nil, claim)},
+		{"has a claim of GPUs and more", pod("a", claims("c1")), given("a", "claim c1", "dra.net", "gpu.nvidia.com"), found(nil, false, nil, claim)},
+		{"has a claim of other devices", pod("a", claims("c1")), given("a", "claim c1", "dra.net"), nil},
+		{"has a claim of other devices, and one not known", pod("a", claims("c1"), claiming), given("a", "claim c1", "dra.net"), found(nil, false, nil, claim)},
+		{"has a claim from a template, of GPUs", pod("a", madeFor(ptr.To("a-x7k2p"))), given("a", "claim a-x7k2p", "gpu.nvidia.com"), found(nil, false, nil, claim)},
+		{"has a claim from a template, of other devices", pod("a", madeFor(ptr.To("a-x7k2p"))), given("a", "claim a-x7k2p", "dra.net"), nil},
+		{"has a claim from a template that was not needed", pod("a", madeFor(nil)), nothing, nil},
+		{"has a claim of other devices and asks for a GPU", pod("a", claims("c1"), container(limits(gpu, 1))), given("a", "claim c1", "dra.net"), found(nil, false, one, spec)},
+		{
+			"is listed by kubelet alone, with a claim of GPUs", pod("cpu-only"), given("a", "claim c1", "gpu.nvidia.com"),
+			[]drain.Pod{{Namespace: "team", Name: "a", Sources: []drain.Source{claim}, Terminating: true, Unlisted: true}},
+		},
+		{"is listed by kubelet alone, with a claim of other devices", pod("cpu-only"), given("a", "claim c1", "dra.net"), nil},
 		{"has succeeded", pod("a", container(limits(gpu, 1)), phase(corev1.PodSucceeded)), given("a", gpu, "GPU-1"), nil},
 		{"has failed", pod("a", container(limits(gpu, 1)), phase(corev1.PodFailed)), given("a", gpu, "GPU-1"), nil},
 		{

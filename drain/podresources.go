@@ -23,12 +23,22 @@ var ErrKubeletUnavailable = errors.New("kubelet's PodResources API is not availa
 // resourcePrefix begins the name of every resource of NVIDIA's device plugins.
 const resourcePrefix = "nvidia.com/"
 
+// claimPrefix begins what stands for a resource claim among the resources of a pod. No resource has such a name.
+const claimPrefix = "claim "
+
+// claimDriver is NVIDIA's driver of GPUs and MIG devices for resource claims. Its other one, compute-domain.nvidia.com,
+// gives out channels between nodes.
+const claimDriver = "gpu.nvidia.com"
+
 // maxAnswer bounds kubelet's answer in bytes. gRPC's own 4 MiB are too few for a large node, since the answer lists
 // every CPU of every pod; kubelet's own client uses this bound.
 const maxAnswer = 16 << 20
 
 // Assignments are the device ids that kubelet gave to each pod, as kubelet writes them, by resource (nvidia.com/ only).
 // Nil means that kubelet could not be asked, which is not the same as nothing being assigned.
+//
+// For each resource claim of a pod, "claim <its name>" has the drivers of the claim's devices, whosever they are. Kubelet
+// tells them since Kubernetes 1.34, and earlier where its feature KubeletPodResourcesDynamicResources is on.
 //
 // Kubelet tells the names of pods, not their UIDs: for a moment after a pod was replaced by one of the same name, what
 // it lists may be the devices of the former.
@@ -61,7 +71,12 @@ func (k *Kubelet) Assignments(ctx context.Context) (Assignments, error) {
 		name := types.NamespacedName{Namespace: pod.GetNamespace(), Name: pod.GetName()}
 		for _, c := range pod.GetContainers() {
 			for _, d := range c.GetDevices() {
-				out.add(name, d)
+				if strings.HasPrefix(d.GetResourceName(), resourcePrefix) {
+					out.add(name, d.GetResourceName(), d.GetDeviceIds())
+				}
+			}
+			for _, claim := range c.GetDynamicResources() {
+				out.add(name, claimPrefix+claim.GetClaimName(), drivers(claim))
 			}
 		}
 	}
@@ -100,16 +115,24 @@ func (k *Kubelet) Close() {
 	k.drop(k.conn)
 }
 
-func (a Assignments) add(pod types.NamespacedName, d *podresources.ContainerDevices) {
-	if !strings.HasPrefix(d.GetResourceName(), resourcePrefix) || len(d.GetDeviceIds()) == 0 {
+func (a Assignments) add(pod types.NamespacedName, resource string, more []string) {
+	if len(more) == 0 {
 		return
 	}
 	if a[pod] == nil {
 		a[pod] = map[string][]string{}
 	}
-	ids := append(a[pod][d.GetResourceName()], d.GetDeviceIds()...)
+	ids := append(a[pod][resource], more...)
 	slices.Sort(ids)
-	a[pod][d.GetResourceName()] = slices.Compact(ids)
+	a[pod][resource] = slices.Compact(ids)
+}
+
+func drivers(claim *podresources.DynamicResource) []string {
+	var out []string
+	for _, r := range claim.GetClaimResources() {
+		out = append(out, r.GetDriverName())
+	}
+	return out
 }
 
 func (k *Kubelet) call(ask func(podresources.PodResourcesListerClient) error) error {

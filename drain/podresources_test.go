@@ -91,6 +91,16 @@ func TestKubeletTellsWhichPodHasWhichDevice(t *testing.T) {
 			{Name: "main", Devices: []*podresources.ContainerDevices{devices(gpu, "GPU-3")}},
 		}},
 		{Namespace: "team", Name: "cpu-only", Containers: []*podresources.ContainerResources{{Name: "a", CpuIds: []int64{1}}}},
+		{Namespace: "team", Name: "claiming", Containers: []*podresources.ContainerResources{{
+			Name: "a", DynamicResources: []*podresources.DynamicResource{
+				{ClaimName: "mine-x7k2p", ClaimNamespace: "team", ClaimResources: []*podresources.ClaimResource{
+					{DriverName: "gpu.nvidia.com", PoolName: "node-1", DeviceName: "gpu-0"},
+					{DriverName: "gpu.nvidia.com", PoolName: "node-1", DeviceName: "gpu-1"},
+					{DriverName: "dra.net", PoolName: "node-1", DeviceName: "eth1"},
+				}},
+				{ClaimName: "not-prepared", ClaimNamespace: "team"},
+			},
+		}}},
 		{Namespace: "team", Name: "freed", Containers: []*podresources.ContainerResources{
 			{Name: "a", Devices: []*podresources.ContainerDevices{devices(gpu)}},
 		}},
@@ -103,6 +113,7 @@ func TestKubeletTellsWhichPodHasWhichDevice(t *testing.T) {
 	want := drain.Assignments{
 		{Namespace: "team", Name: "two-containers"}: {gpu: {"GPU-1", "GPU-2::1"}, mig1g: {"MIG-1"}},
 		{Namespace: "team", Name: "restarted"}:      {gpu: {"GPU-3"}},
+		{Namespace: "team", Name: "claiming"}:       {"claim mine-x7k2p": {"dra.net", "gpu.nvidia.com"}},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("Assignments (-want +got):\n%s", diff)
