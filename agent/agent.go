@@ -8,6 +8,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"go.uber.org/zap"
@@ -40,6 +41,15 @@ type Host interface {
 	Reboot(ctx context.Context) error
 }
 
+// Units are the units of the host's systemd. All of it may be missing: drain.ErrNoSystemd.
+type Units interface {
+	// States gives the active state of each unit that the host has.
+	States(ctx context.Context, names []string) (map[string]string, error)
+	// Stop and Start wait for the unit's job as long as ctx lasts; drain.ErrJobRunning if it goes on after that.
+	Stop(ctx context.Context, name string) error
+	Start(ctx context.Context, name string) error
+}
+
 // Specs are the CDI specs that tell container runtimes what GPUs and instances there are.
 type Specs interface {
 	// Stale names the specs that describe other instances than those that stand. Where no spec is in use there are none.
@@ -55,6 +65,7 @@ type Options struct {
 	Driver    nvml.Driver
 	Kubelet   Kubelet
 	Host      Host
+	Units     Units
 	Specs     Specs
 	Processes drain.Processes
 	Parse     func(data []byte) (map[string]config.MIGConfig, error) // reads a file in mig-parted's format
@@ -71,6 +82,7 @@ type Agent struct {
 	driver    nvml.Driver
 	kubelet   Kubelet
 	host      Host
+	units     Units
 	specs     Specs
 	processes drain.Processes
 	sentinel  sentinel
@@ -84,23 +96,27 @@ type Agent struct {
 
 	// All of the following may be lost at any moment: after a restart it is gathered anew.
 
-	attempts     map[string]attempt // of steps that fail
-	done         map[string]int     // how often each step on the hardware has succeeded since a step of another kind
-	agreed       int                // looks in a row at which the capacity was right
-	agreedAt     time.Time          // the last of them
-	verifying    time.Time          // when the present wait for capacity began
-	specFailures int                // of writing CDI specs, in a row
-	specTrouble  string             // why CDI specs could not be looked at, the last time
-	logindNext   time.Time          // a logind that has not answered is not asked before
-	rebooting    bool               // this process has asked logind for a reboot
-	replaced     bool               // the driver is another one than this process has loaded
+	attempts     map[string]attempt   // of steps that fail
+	done         map[string]int       // how often each step on the hardware has succeeded since a step of another kind
+	agreed       int                  // looks in a row at which the capacity was right
+	agreedAt     time.Time            // the last of them
+	verifying    time.Time            // when the present wait for capacity began
+	specFailures int                  // of writing CDI specs, in a row
+	specTrouble  string               // why CDI specs could not be looked at, the last time
+	logindNext   time.Time            // a logind that has not answered is not asked before
+	systemdNext  time.Time            // the same of systemd
+	foundFree    map[string]time.Time // when the process table was last seen to have no holder of the device, which goes
+	jobs         map[string]time.Time // when stopping or starting each unit began
+	budgets      chan map[string]bool // namespaces of disruption budgets that are in the way
+	rebooting    bool                 // this process has asked logind for a reboot
+	replaced     bool                 // the driver is another one than this process has loaded
 }
 
 // New makes an Agent. Nothing happens before Run.
 func New(o Options) *Agent {
 	return &Agent{
 		node: o.Node, client: o.Client, driver: o.Driver, kubelet: o.Kubelet, parse: o.Parse, settings: o.Settings,
-		host: o.Host, specs: o.Specs, processes: o.Processes, sentinel: sentinel{path: o.Settings.Reboot.Sentinel},
+		host: o.Host, units: o.Units, specs: o.Specs, processes: o.Processes, sentinel: sentinel{path: o.Settings.Reboot.Sentinel},
 		clock: o.Clock, events: o.Events, log: o.Log,
 		evictor: drain.NewEvictor(o.Client, o.Clock, o.Log.Named("drain")),
 		fence: drain.Fence{
@@ -109,7 +125,7 @@ func New(o Options) *Agent {
 			JournalKey:      config.AnnotationJournal,
 			KeepCordonedKey: config.AnnotationKeepCordoned,
 		},
-		attempts: map[string]attempt{}, done: map[string]int{},
+		attempts: map[string]attempt{}, done: map[string]int{}, jobs: map[string]time.Time{}, foundFree: map[string]time.Time{},
 	}
 }
 
@@ -146,7 +162,7 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 	}
 	delete(a.attempts, look.String())
 	a.withdrawReboot(seen)
-	want, steps, err := a.plan(seen)
+	want, steps, err := a.plan(ctx, &seen)
 	if err == nil && len(steps) > 0 {
 		err = a.execute(ctx, seen, want, steps)
 	}
@@ -155,14 +171,16 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 
 // plan lists the steps to what the labels ask for; or, where that cannot be and something was begun already, the steps
 // back to what was before.
-func (a *Agent) plan(seen observed) (wish, []plan.Step, error) {
-	want, err := a.desired(seen)
+func (a *Agent) plan(ctx context.Context, seen *observed) (wish, []plan.Step, error) {
+	want, err := a.desired(*seen)
 	var steps []plan.Step
 	if err == nil {
 		want.keepForeign(seen.journal)
-		steps, err = plan.Make(seen.planned(want), want.targets)
+		steps, err = a.steps(ctx, seen, want, want.targets)
 	}
 	switch {
+	case err == nil && !seen.givenUp(want) && a.calledOff(*seen, steps):
+		return want, nil, seen.cancelled(want)
 	case seen.journal == nil || err == nil && !seen.givenUp(want):
 		return want, steps, err
 	case errors.Is(err, plan.ErrStillPending) && seen.journal.Undo == nil:
@@ -172,6 +190,24 @@ func (a *Agent) plan(seen observed) (wish, []plan.Step, error) {
 	if a.specFailures >= a.settings.Retry.Failures { // on the way back they keep no node
 		seen.specs = nil
 	}
-	steps, err = plan.Make(seen.planned(want), seen.journal.previous(seen.gpus))
+	steps, err = a.steps(ctx, seen, want, seen.journal.previous(seen.gpus))
 	return want, steps, err
+}
+
+// calledOff reports whether somebody has lifted our cordon while pods and GPUs are still to be touched. After that it hurts
+// nobody: what is left is proof.
+func (a *Agent) calledOff(seen observed, steps []plan.Step) bool {
+	return a.settings.Drain.OnUncordon == config.UncordonCancel && seen.uncordoned() && (disrupts(steps) || plan.Touches(steps))
+}
+
+// cancelled is the end of a change whose cordon somebody else has lifted.
+func (s observed) cancelled(want wish) *Failure {
+	who := "somebody"
+	if name, when := drain.Uncordoner(s.node, FieldManager); name != "" {
+		who = fmt.Sprintf("somebody (probably %s, at %s)", name, moment(when))
+	}
+	return &Failure{
+		Wish: want.fingerprint, Reason: config.ReasonCancelled,
+		Message: who + " has uncordoned the node in the middle of the change, which calls it off",
+	}
 }

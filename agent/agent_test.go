@@ -36,9 +36,7 @@ func TestAnAgentThatForgetsEverythingAfterEachPassConverges(t *testing.T) {
 		w := newWorld(t, h100)
 		w.label("all-balanced")
 		w.passes("proven capacity", func() bool {
-			if w.condition().Reason != string(config.ReasonAwaitingCapacity) {
-				w.restart() // proof takes two looks of one process
-			}
+			w.forget()
 			return w.condition().Reason == string(config.ReasonConverged) && !w.owed()
 		})
 		w.givenBack()

@@ -31,7 +31,10 @@ func (a *Agent) desired(seen observed) (wish, error) {
 		want.label, want.name = config.LabelMIGConfig, seen.node.Labels[config.LabelMIGConfig]
 	}
 	if want.name == "" {
-		if seen.journal != nil {
+		switch {
+		case seen.journal != nil && seen.journal.Target == "":
+			return want, errors.New("nothing is asked for, and what an agent has left on the node is given back")
+		case seen.journal != nil:
 			return want, fmt.Errorf("the label that asked for %s was removed in the middle of the change", seen.journal.Target)
 		}
 		return want, nil
@@ -40,15 +43,20 @@ func (a *Agent) desired(seen observed) (wish, error) {
 	if err != nil {
 		return want, err
 	}
-	want.targets = plan.Desired{}
-	for gpu, w := range wishes {
-		want.targets[gpu] = plan.Target{Wish: w}
-	}
+	want.targets = targets(wishes)
 	want.fingerprint = fingerprint(want.name, wishes)
 	if failed := seen.failed(want); failed != nil && seen.journal == nil {
 		return want, &Stalled{Reason: failed.Reason, Message: failed.Message}
 	}
 	return want, nil
+}
+
+func targets(wishes map[nvml.UUID]nvml.Wish) plan.Desired {
+	out := plan.Desired{}
+	for gpu, w := range wishes {
+		out[gpu] = plan.Target{Wish: w}
+	}
+	return out
 }
 
 // wishes is what a label asks of each GPU. A name may mean something else once a file can be read that cannot be now, so

@@ -23,3 +23,6 @@ func Disagreements(gpus []nvml.GPU, strategy config.MIGStrategy, kubelet map[str
 
 // Replaced reports whether the run ends, since the driver is another one than this process has loaded.
 func (a *Agent) Replaced() bool { return a.replaced }
+
+// Summary is what a journal says to people.
+func Summary(j *Journal) string { return j.summary() }

@@ -1,8 +1,12 @@
 package agent
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -12,29 +16,37 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// journalVersion is the version of the journal's format. A higher one was written by a newer agent.
-const journalVersion = 1
+// Versions of the journal's format. One is written in the lowest version that holds all of it, so that an agent that is
+// rolled back in the middle of a change either knows all that it owes, or touches nothing.
+const (
+	journalOfGPUs     = 1 // cordon, geometry, reboots
+	journalOfOperands = 2 // labels of operands and units of the host besides
+	journalVersion    = journalOfOperands
+)
 
 // Journal is what must be given back to the node: an annotation that is written before the first change and goes in the
 // same write as the last one. It holds no progress; how far a change has come is observed, never remembered.
 //
 // It consists of types of this package alone, so that no library's update can make an old journal unreadable.
 type Journal struct {
-	Version          int       `json:"version"`
-	Operation        string    `json:"operation"`            // identifies this change in the logs of all agents that work on it
-	Target           string    `json:"target"`               // the config that was asked for when it began
-	BootID           string    `json:"bootID"`               // the node's boot when it began
-	Started          time.Time `json:"started"`              // when it began
-	Cordoned         bool      `json:"cordoned"`             // the change has fenced the node
-	WasUnschedulable bool      `json:"wasUnschedulable"`     // somebody had cordoned the node before us
-	Proven           bool      `json:"proven"`               // kubelet offered what the GPUs had when it began
-	Previous         []cut     `json:"previous"`             // how the GPUs that it changes were cut
-	Operands         []string  `json:"operands"`             // UIDs of the device plugin pods from before the change
-	Startup          *startup  `json:"startup,omitempty"`    // the taint that the node had been registered with
-	NoReset          *noReset  `json:"noReset,omitempty"`    // which GPUs the driver has refused to reset
-	Reboots          []string  `json:"reboots,omitempty"`    // boots in which a reboot was asked for
-	RebootAsked      time.Time `json:"rebootAsked,omitzero"` // when the last of them was
-	Undo             *Failure  `json:"undo,omitempty"`       // the change has failed: back to Previous
+	Version          int               `json:"version"`
+	Summary          string            `json:"summary"`              // all of it for people, who find it by kubectl describe node; never read
+	Operation        string            `json:"operation"`            // identifies this change in the logs of all agents that work on it
+	Target           string            `json:"target"`               // the config that was asked for when it began
+	BootID           string            `json:"bootID"`               // the node's boot when it began
+	Started          time.Time         `json:"started"`              // when it began
+	Cordoned         bool              `json:"cordoned"`             // the change has fenced the node
+	WasUnschedulable bool              `json:"wasUnschedulable"`     // somebody had cordoned the node before us
+	Proven           bool              `json:"proven"`               // kubelet offered what the GPUs had when it began
+	Previous         []cut             `json:"previous"`             // how the GPUs that it changes were cut
+	Operands         []string          `json:"operands"`             // UIDs of the device plugin pods from before the change
+	Startup          *startup          `json:"startup,omitempty"`    // the taint that the node had been registered with
+	Paused           map[string]string `json:"paused,omitempty"`     // labels of operands that it changes, with their values before
+	Stopped          []string          `json:"stopped,omitempty"`    // units of the host that it stops, in that order; they were running
+	NoReset          *noReset          `json:"noReset,omitempty"`    // which GPUs the driver has refused to reset
+	Reboots          []string          `json:"reboots,omitempty"`    // boots in which a reboot was asked for
+	RebootAsked      time.Time         `json:"rebootAsked,omitzero"` // when the last of them was
+	Undo             *Failure          `json:"undo,omitempty"`       // the change has failed: back to Previous
 }
 
 // cut is how one GPU was cut.
@@ -140,12 +152,64 @@ func (j *Journal) ranBefore(uid string) bool {
 	return false
 }
 
+// encode writes the journal as the annotation has it.
 func (j *Journal) encode() (string, error) {
-	b, err := json.Marshal(j)
+	out := *j
+	out.Version, out.Summary = journalOfGPUs, j.summary()
+	if len(j.Paused)+len(j.Stopped) > 0 {
+		out.Version = journalOfOperands
+	}
+	b, err := json.Marshal(&out)
 	if err != nil {
 		return "", fmt.Errorf("encoding the journal: %w", err)
 	}
 	return string(b), nil
+}
+
+// summary says what is owed to the node, and since when.
+func (j *Journal) summary() string {
+	text := "what an agent left on the node"
+	if j.Target != "" {
+		text = "change to " + j.Target
+	}
+	if j.Undo != nil {
+		text += ", given up: " + string(j.Undo.Reason)
+	}
+	var owed []string
+	switch {
+	case j.Cordoned && j.WasUnschedulable:
+		owed = append(owed, "the taint "+config.TaintRepartitioning+" (it was cordoned before)")
+	case j.Cordoned:
+		owed = append(owed, "cordon and taint "+config.TaintRepartitioning)
+	}
+	for _, label := range slices.Sorted(maps.Keys(j.Paused)) {
+		owed = append(owed, fmt.Sprintf("label %s=%s", label, j.Paused[label]))
+	}
+	if len(j.Stopped) > 0 {
+		owed = append(owed, "start of "+strings.Join(j.Stopped, ", "))
+	}
+	if n := len(j.Previous); n > 0 {
+		owed = append(owed, fmt.Sprintf("geometry of %d GPUs if it fails", n))
+	}
+	return fmt.Sprintf("%s since %s; to be given back: %s", text, j.Started.UTC().Format(time.RFC3339), cmp.Or(strings.Join(owed, "; "), "nothing"))
+}
+
+// paused are the labels of which the journal holds the former value.
+func (j *Journal) paused() map[string]bool {
+	out := map[string]bool{}
+	for label := range j.Paused {
+		out[label] = true
+	}
+	return out
+}
+
+// stopped are the units that are to be started again.
+func (j *Journal) stopped() map[string]bool {
+	out := map[string]bool{}
+	for _, name := range j.Stopped {
+		out[name] = true
+	}
+	return out
 }
 
 // parseJournal reads the annotation; nil is the journal of a node to which nothing is owed.

@@ -28,22 +28,34 @@ type observed struct {
 	journal   *Journal
 	status    Status // what we last told
 	gpus      []nvml.GPU
-	holders   []drain.Pod  // pods with a GPU or a part of one
-	drainable []drain.Pod  // pods that have to leave before a reboot
-	operands  []corev1.Pod // device plugin pods
 	pods      []corev1.Pod // all pods of the node
-	reboots   plan.Reboots
-	specs     []string       // CDI specs that describe other GPU instances than there are
-	configs   *configMapFile // the administrator's MIG configs, nil if none are configured
-	profiles  *configMapFile // our own catalog, nil if none is configured
-	deaf      error          // kubelet does not answer: which pod has which device is not known
-	kubelet   resources      // what kubelet would give out
-	capacity  []string       // how hardware, kubelet and node disagree
-	agreed    int            // looks in a row without disagreement
-	strategy  config.MIGStrategy
-	fenced    bool
-	startup   *corev1.Taint // of a node that has just been registered: it keeps pods away
-	whole     bool          // all of it was seen; otherwise the look ended early with an error
+	assigned  drain.Assignments
+	clients   []drain.Client // processes that hold what goes; looked for only when something does
+	blind     error          // the host's process table cannot be looked at: who holds what goes is not known
+	holders   []drain.Pod    // pods with a GPU or a part of one
+	drainable []drain.Pod    // pods that have to leave before a reboot
+	operands  []corev1.Pod   // device plugin pods
+	pauses    []drain.Operand
+	units     []plan.Unit // of the host that may have to stop, or to start again
+
+	libraryClients []drain.Pod // pods without a GPU that keep the library open and can be sent away
+	markers        []drain.Marker
+	orphan         orphan
+	adopts         bool // what a mig-manager has left is ours to clear away
+	refences       bool // a cordon of ours that somebody lifts in the middle is put back
+
+	reboots  plan.Reboots
+	specs    []string       // CDI specs that describe other GPU instances than there are
+	configs  *configMapFile // the administrator's MIG configs, nil if none are configured
+	profiles *configMapFile // our own catalog, nil if none is configured
+	deaf     error          // kubelet does not answer: which pod has which device is not known
+	kubelet  resources      // what kubelet would give out
+	capacity []string       // how hardware, kubelet and node disagree
+	agreed   int            // looks in a row without disagreement
+	strategy config.MIGStrategy
+	fenced   bool
+	startup  *corev1.Taint // of a node that has just been registered: it keeps pods away
+	whole    bool          // all of it was seen; otherwise the look ended early with an error
 }
 
 // configMapFile is one key of a ConfigMap, as found.
@@ -92,6 +104,7 @@ func (a *Agent) observe(ctx context.Context) (observed, error) {
 	}
 	seen.pods = pods.Items
 	a.observeKubelet(ctx, &seen, pods.Items)
+	a.observeOthers(&seen)
 	a.observeReboots(&seen, pods.Items)
 	a.observeSpecs(ctx, &seen)
 	seen.whole = true
@@ -101,7 +114,8 @@ func (a *Agent) observe(ctx context.Context) (observed, error) {
 // makeWay lets go of the driver while it is being upgraded: the kernel does not unload one that a process has open.
 func (a *Agent) makeWay(ctx context.Context, node *corev1.Node) error {
 	for _, key := range slices.Sorted(maps.Keys(node.Labels)) {
-		if !strings.HasPrefix(key, config.LabelOperandPrefix) || node.Labels[key] != config.PausedForDriverUpgrade {
+		// It stands behind an underscore where the operand was paused before, by us too.
+		if !strings.HasPrefix(key, config.LabelOperandPrefix) || !strings.HasSuffix(node.Labels[key], config.PausedForDriverUpgrade) {
 			continue
 		}
 		call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.DriverCall)
@@ -159,6 +173,7 @@ func (a *Agent) observeKubelet(ctx context.Context, seen *observed, pods []corev
 		seen.kubelet, err = a.kubelet.Allocatable(call)
 	}
 	seen.deaf = err
+	seen.assigned = assigned
 	seen.holders = drain.GPUPods(pods, assigned, nil)
 	seen.operands = a.operands(pods)
 	seen.strategy = a.settings.MIGStrategy.On(seen.node.Labels[config.LabelMIGStrategy])
@@ -201,36 +216,70 @@ func (a *Agent) observeSpecs(ctx context.Context, seen *observed) {
 // operands picks the device plugin's pods.
 func (a *Agent) operands(pods []corev1.Pod) []corev1.Pod {
 	var out []corev1.Pod
-	for _, p := range pods {
-		if p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed &&
-			slices.ContainsFunc(a.settings.DevicePlugin.PodSelector, func(s labels.Selector) bool {
-				return s.Matches(labels.Set(p.Labels))
-			}) {
-			out = append(out, p)
+	for i := range pods {
+		if !ended(&pods[i]) && matches(&pods[i], a.settings.DevicePlugin.PodSelector) {
+			out = append(out, pods[i])
 		}
 	}
 	return out
+}
+
+func matches(pod *corev1.Pod, any []labels.Selector) bool {
+	return slices.ContainsFunc(any, func(s labels.Selector) bool { return s.Matches(labels.Set(pod.Labels)) })
+}
+
+// observeOthers looks what else on the node has a say: operands, clients of the library, other tools, and what an agent has
+// left there.
+func (a *Agent) observeOthers(seen *observed) {
+	seen.adopts = a.adoptsMIGManager(seen)
+	seen.orphan = a.orphanOn(seen)
+	labels := union(a.settings.Operands, slices.Sorted(maps.Keys(seen.orphan.labels)))
+	if seen.journal != nil {
+		labels = union(labels, slices.Sorted(maps.Keys(seen.journal.Paused)))
+	}
+	seen.pauses = drain.Operands(seen.node, seen.pods, labels)
+	seen.markers = drain.Markers(seen.node)
+	seen.refences = a.settings.Drain.OnUncordon == config.UncordonRefence
+	a.observeClients(seen)
 }
 
 // planned is what the planner needs of the look.
 func (s observed) planned(want wish) plan.Observed {
 	out := plan.Observed{
 		GPUs: s.gpus, Fenced: s.fenced, Startup: s.startup != nil, Undo: want.undo, Reboots: s.reboots, CDI: s.specs,
-		Capacity: plan.Capacity{Agreed: s.agreed},
+		Capacity: plan.Capacity{Agreed: s.agreed}, Orphaned: s.orphan.is(), Breached: s.refences && s.uncordoned(),
+		Units: s.units,
 	}
 	if j := s.journal; j != nil {
 		out.Journal = plan.Journal{
 			Owed: true, Cordoned: j.Cordoned, Other: !want.undo && j.Target != want.name, Cuts: j.cuts(), Persistent: j.persistent(), Proven: j.Proven,
+			Paused: j.paused(), Stopped: j.stopped(),
 		}
 	}
-	for _, p := range s.holders {
+	for _, p := range s.mustLeave() {
 		out.Pods = append(out.Pods, plannedPod(p))
+	}
+	for _, p := range s.libraryClients {
+		out.Clients = append(out.Clients, plannedPod(p))
+	}
+	byLabel := map[string]bool{}
+	for _, o := range s.pauses {
+		p := plan.Pause{Label: o.Label, Plugin: o.Label == config.LabelDevicePlugin, Paused: s.pausedHere(o)}
+		if !p.Paused && o.State != drain.OperandRunning {
+			continue
+		}
+		for _, pod := range o.Pods {
+			p.Pods = append(p.Pods, plannedPod(pod))
+			byLabel[string(pod.UID)] = true
+		}
+		out.Pauses = append(out.Pauses, p)
 	}
 	for _, p := range s.operands {
 		out.Operands = append(out.Operands, plan.Operand{
 			Pod:     plan.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID)},
 			Stale:   s.journal != nil && s.journal.ranBefore(string(p.UID)),
 			Returns: tolerates(p, config.TaintRepartitioning),
+			ByLabel: byLabel[string(p.UID)],
 		})
 	}
 	return out

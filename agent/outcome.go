@@ -28,13 +28,34 @@ const (
 
 // Waiting says that something else has to happen first. The loop looks again after After, or when it is woken.
 type Waiting struct {
-	Reason  config.Reason
-	Message string
-	After   time.Duration
+	Reason   config.Reason
+	Message  string // what is waited for
+	After    time.Duration
+	Since    time.Time // since when, where that is known
+	Until    time.Time // how long, where that has an end
+	Then     string    // what is done at the end
+	Advice   string    // what people can do meanwhile
+	Blockers []string  // what is in the way, one by one, for tools
 }
 
-// Error is the message.
-func (w *Waiting) Error() string { return w.Message }
+// Error says all of it, in moments and not in spans: a message that changes by itself would be written to the node again and
+// again.
+func (w *Waiting) Error() string {
+	text := w.Message
+	if !w.Since.IsZero() {
+		text += "; since " + moment(w.Since)
+	}
+	if !w.Until.IsZero() {
+		text += "; at " + moment(w.Until) + " " + w.Then
+	}
+	if w.Advice != "" {
+		text += "; " + w.Advice
+	}
+	return text
+}
+
+// moment writes a time as people read it in a condition.
+func moment(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05Z") }
 
 // Stalled says that nothing more is done until the input changes: a label, a ConfigMap, a GPU.
 type Stalled struct {
@@ -58,12 +79,13 @@ func (f *Failure) Error() string { return f.Message }
 
 // decision is what follows from one pass.
 type decision struct {
-	reason  config.Reason
-	message string
-	after   time.Duration // until the next look, if nothing wakes the loop; 0 means at once
-	stalled bool
-	failure *Failure // the change is given up, and undone
-	noReset bool     // the GPU changes its mode at a reboot only: the plan is another one from now on
+	reason   config.Reason
+	message  string
+	after    time.Duration // until the next look, if nothing wakes the loop; 0 means at once
+	stalled  bool
+	blockers []string // what is in the way
+	failure  *Failure // the change is given up, and undone
+	noReset  bool     // the GPU changes its mode at a reboot only: the plan is another one from now on
 }
 
 // decide is the one place where an error becomes a decision.
@@ -74,7 +96,7 @@ func (a *Agent) decide(seen observed, want wish, step plan.Step, err error) deci
 	var refused *plan.Refused
 	switch {
 	case errors.As(err, &waiting):
-		return decision{reason: waiting.Reason, message: waiting.Message, after: waiting.After}
+		return decision{reason: waiting.Reason, message: waiting.Error(), after: waiting.After, blockers: waiting.Blockers}
 	case errors.As(err, &stalled):
 		return decision{reason: stalled.Reason, message: stalled.Message, after: a.settings.Retry.Longest, stalled: true}
 	case errors.As(err, &refused):
@@ -122,10 +144,12 @@ func (a *Agent) inUse(seen observed, want wish, step plan.Step, err error) decis
 	tried := a.attempts[step.String()]
 	if tried.told.reason != config.ReasonGPUInUse || now.Sub(tried.toldAt) >= inUseNews {
 		tried.toldAt = now
-		tried.told = decision{
-			reason: config.ReasonGPUInUse, after: inUseRetry,
-			message: err.Error() + "; waiting for that to end",
+		wait := Waiting{Message: err.Error() + "; waiting for that to end", Advice: "end it to go on at once"}
+		if seen.journal != nil {
+			wait.Since = seen.journal.Started
+			wait.Until, wait.Then = seen.atDeadline(a.settings.Timeouts.Drain, want)
 		}
+		tried.told = decision{reason: config.ReasonGPUInUse, after: inUseRetry, message: wait.Error()}
 	}
 	tried.next = now.Add(inUseRetry)
 	a.attempts[step.String()] = tried
@@ -178,7 +202,12 @@ func (a *Agent) retry(step plan.Step, want wish, err error) decision {
 
 // bounded reports whether the change is given up when the step goes on failing.
 func bounded(step plan.Step) bool {
-	return step.TouchesGPU() && !givesPersistence(step) || step.Kind == plan.RegenerateCDI || step.Kind == plan.AskReboot
+	switch step.Kind {
+	case plan.RegenerateCDI, plan.AskReboot, plan.StopUnits:
+		return true
+	default:
+		return step.TouchesGPU() && !givesPersistence(step)
+	}
 }
 
 // tooEarly is what was told when the step failed a moment ago, for as long as it must not be tried again.

@@ -28,7 +28,9 @@ func (a *Agent) Preview(ctx context.Context, label, name string) (Preview, error
 	if err != nil {
 		return Preview{}, err
 	}
-	return preview(wishes, seen.planned(wish{name: name}))
+	want := wish{name: name}
+	a.observeTaken(ctx, &seen, want, targets(wishes))
+	return preview(wishes, seen.planned(want))
 }
 
 // PreviewOffline plans what the label would ask for on GPUs alone, as on a node that no cluster knows.
@@ -41,10 +43,7 @@ func PreviewOffline(catalog config.Catalog, label, name string, gpus []nvml.GPU)
 }
 
 func preview(wishes map[nvml.UUID]nvml.Wish, seen plan.Observed) (Preview, error) {
-	want := plan.Desired{}
-	for gpu, w := range wishes {
-		want[gpu] = plan.Target{Wish: w}
-	}
+	want := targets(wishes)
 	steps, err := plan.Make(seen, want)
 	if err != nil {
 		return Preview{Before: seen.GPUs}, err

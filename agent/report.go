@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -23,11 +24,13 @@ const progressInterval = time.Second
 
 // report is what one pass tells.
 type report struct {
-	phase   Phase
-	state   config.State           // empty: the label is left as it is
-	ready   corev1.ConditionStatus // of GPUPartitionReady
-	reason  config.Reason
-	message string
+	phase    Phase
+	state    config.State           // empty: the label is left as it is
+	ready    corev1.ConditionStatus // of GPUPartitionReady
+	reason   config.Reason
+	message  string
+	blockers []string // what is in the way, one by one
+	drain    drainReport
 }
 
 // conclude tells what the pass has found and done, and returns how long the loop may sleep. It is the only writer of the
@@ -59,6 +62,7 @@ func (a *Agent) conclude(ctx context.Context, seen observed, want wish, steps []
 		d = decision{reason: d.failure.Reason, message: d.failure.Message, after: a.settings.Retry.Longest, stalled: true}
 	}
 	r := reportOf(seen, want, steps, err, d)
+	r.blockers, r.drain = d.blockers, drainOf(seen, first)
 	if err := a.tell(ctx, seen, want, r, err == nil && len(steps) > 0); err != nil {
 		a.log.Warn("reporting", zap.Error(err))
 		return a.settings.Retry.First
@@ -73,6 +77,11 @@ func (a *Agent) forget(first plan.Step, converged bool) {
 	}
 	if !first.TouchesGPU() {
 		clear(a.done)
+	}
+	switch first.Kind {
+	case plan.Evict, plan.Fence, plan.Record, plan.PauseOperands:
+	default:
+		a.blockedBy(nil)
 	}
 	if converged {
 		clear(a.attempts)
@@ -135,7 +144,7 @@ func atRest(seen observed, want wish) report {
 	if want.name == "" {
 		r := report{
 			phase: PhaseIdle, ready: corev1.ConditionTrue, reason: config.ReasonNoWish,
-			message: fmt.Sprintf("no config is asked for by label %s; the GPUs are left as they are", config.LabelMIGConfig),
+			message: fmt.Sprintf("no config is asked for by label %s; the GPUs are left as they are", config.LabelMIGConfig) + cordonOfOthers(seen),
 		}
 		if state := config.State(seen.node.Labels[config.LabelMIGConfigState]); state == config.StatePending || state == config.StateRebooting {
 			r.state = config.StateFailed // what was asked for has not come: tools that wait for it must not wait for ever
@@ -174,12 +183,18 @@ func progress(kind plan.Kind, want wish) (config.Reason, Phase) {
 	switch kind {
 	case plan.Record, plan.Fence:
 		reason, phase = config.ReasonFencing, PhaseDraining
-	case plan.Evict, plan.PauseOperands:
+	case plan.Adopt:
+		return config.ReasonRecovering, PhaseVerifying
+	case plan.Evict:
 		reason, phase = config.ReasonEvicting, PhaseDraining
+	case plan.PauseOperands:
+		reason, phase = config.ReasonPausingOperands, PhaseDraining
+	case plan.StopUnits:
+		reason, phase = config.ReasonStoppingUnits, PhaseDraining
 	case plan.SetMode, plan.SetPersistence, plan.Reset, plan.Destroy, plan.Create:
 	case plan.Park, plan.AskReboot, plan.Reboot:
 		reason, phase = config.ReasonNeedsReboot, PhaseWaiting
-	case plan.RegenerateCDI, plan.ResumeOperands, plan.RestartOperands, plan.VerifyCapacity, plan.Release:
+	case plan.RegenerateCDI, plan.StartUnits, plan.ResumeOperands, plan.RestartOperands, plan.VerifyCapacity, plan.Release:
 		reason, phase = config.ReasonAwaitingCapacity, PhaseVerifying
 	}
 	if want.undo {
@@ -190,10 +205,33 @@ func progress(kind plan.Kind, want wish) (config.Reason, Phase) {
 
 func converged(seen observed, want wish) string {
 	text := fmt.Sprintf("%s: %s", want.name, offered(seen.kubelet))
+	text += cordonOfOthers(seen)
 	if old := ghosts(seen.kubelet, seen.node.Status.Allocatable); len(old) > 0 {
 		text += fmt.Sprintf(" (kubelet keeps showing %s at 0, which is harmless)", strings.Join(old, ", "))
 	}
 	return text
+}
+
+// cordonOfOthers says of a cordoned node to which nothing is owed whose cordon it is.
+func cordonOfOthers(seen observed) string {
+	who, since, cordoned := drain.Cordoner(seen.node)
+	if !cordoned || seen.journal != nil {
+		return ""
+	}
+	text := "; the node is cordoned"
+	if who != "" {
+		text += " by " + who
+	}
+	if !since.IsZero() {
+		text += " since " + moment(since)
+	}
+	if foreign := maintainers(seen.markers); len(foreign) > 0 {
+		text += ", while it is in the hands of " + strings.Join(foreign, "; ")
+	}
+	if _, keep := seen.node.Annotations[config.AnnotationKeepCordoned]; keep {
+		return text + "; it stays so for annotation " + config.AnnotationKeepCordoned
+	}
+	return text + ", which is not ours to lift"
 }
 
 func stalled(seen observed, want wish, d decision) string {
@@ -224,10 +262,12 @@ func (a *Agent) tell(ctx context.Context, seen observed, want wish, r report, un
 		return err
 	}
 	same := !news && old.Status == r.ready && old.Message == r.message
-	if same && age < a.settings.NodeHeartbeat {
+	conditions := a.drainConditions(seen.node, r)
+	if same && len(conditions) == 0 && age < a.settings.NodeHeartbeat {
 		return nil
 	}
-	if err := a.tellCondition(ctx, *old, r); err != nil {
+	conditions = append(conditions, a.conditionOf(old, config.ConditionGPUPartitionReady, r.ready, string(r.reason), r.message))
+	if err := a.tellConditions(ctx, conditions); err != nil {
 		return err
 	}
 	if news {
@@ -246,7 +286,8 @@ func (a *Agent) tellMetadata(ctx context.Context, seen observed, want wish, r re
 		return nil
 	}
 	status := Status{Desired: want.name, Phase: r.phase, Reason: r.reason, GPUs: statusGPUs(seen.gpus)}
-	status.Failed, status.NoReset = seen.kept(want), seen.refusal()
+	status.Failed, status.NoReset, status.Blockers = seen.kept(want), seen.refusal(), r.blockers
+	status.Since = seen.since(r.reason, a.now())
 	text, err := status.encode()
 	if err != nil {
 		return err
@@ -264,33 +305,93 @@ func (a *Agent) tellMetadata(ctx context.Context, seen observed, want wish, r re
 	return a.patch(ctx, seen.node, func(*corev1.Node) ([]byte, error) { return metadataPatch(labels, annotations) })
 }
 
-// tellCondition writes our condition. A strategic merge patch leaves all other conditions alone.
-func (a *Agent) tellCondition(ctx context.Context, old corev1.NodeCondition, r report) error {
-	now := metav1.NewTime(a.clock.Now())
-	c := corev1.NodeCondition{
-		Type: config.ConditionGPUPartitionReady, Status: r.ready, Reason: string(r.reason), Message: r.message,
-		LastHeartbeatTime: now, LastTransitionTime: now,
+// since is when the reason began: now, unless it was told before.
+func (s observed) since(reason config.Reason, now time.Time) time.Time {
+	if s.status.Reason == reason && !s.status.Since.IsZero() {
+		return s.status.Since
 	}
-	if old.Status == r.ready {
-		c.LastTransitionTime = old.LastTransitionTime
-	}
-	body, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": []corev1.NodeCondition{c}}})
+	return now
+}
+
+// tellConditions writes conditions of ours. A strategic merge patch leaves all others alone.
+func (a *Agent) tellConditions(ctx context.Context, conditions []corev1.NodeCondition) error {
+	body, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": conditions}})
 	if err != nil {
-		return fmt.Errorf("encoding the condition: %w", err)
+		return fmt.Errorf("encoding the conditions: %w", err)
 	}
 	api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
 	defer cancel()
 	_, err = a.client.CoreV1().Nodes().Patch(api, a.node, types.StrategicMergePatchType, body,
 		metav1.PatchOptions{FieldManager: FieldManager}, "status")
 	if err != nil {
-		return fmt.Errorf("writing condition %s of node %s: %w", c.Type, a.node, err)
+		return fmt.Errorf("writing the conditions of node %s: %w", a.node, err)
 	}
 	return nil
 }
 
+// conditionOf is the condition as of now, after an old one that may be nil.
+func (a *Agent) conditionOf(old *corev1.NodeCondition, kind corev1.NodeConditionType, status corev1.ConditionStatus, reason, message string) corev1.NodeCondition {
+	now := metav1.NewTime(a.clock.Now())
+	c := corev1.NodeCondition{
+		Type: kind, Status: status, Reason: reason, Message: message, LastHeartbeatTime: now, LastTransitionTime: now,
+	}
+	if old != nil && old.Status == status {
+		c.LastTransitionTime = old.LastTransitionTime
+	}
+	return c
+}
+
+// drainReport is what KEP-5683's conditions say of a node.
+type drainReport struct{ draining, drained, maintained bool }
+
+// drainOf tells from the first step that is left how far the node is drained.
+func drainOf(seen observed, first plan.Step) drainReport {
+	if seen.journal == nil || !seen.journal.Cordoned {
+		return drainReport{}
+	}
+	var r drainReport
+	switch first.Kind {
+	case plan.Record, plan.Fence, plan.Evict:
+		r.draining = true
+	default:
+		r.drained = true
+	}
+	r.maintained = true
+	return r
+}
+
+// drainConditions are those conditions that differ from what the node shows. A node that was never drained has none.
+func (a *Agent) drainConditions(node *corev1.Node, r report) []corev1.NodeCondition {
+	var out []corev1.NodeCondition
+	for _, c := range []struct {
+		kind   corev1.NodeConditionType
+		is     bool
+		reason string // of KEP-5683
+	}{
+		{config.ConditionDrainInProgress, r.drain.draining, "DrainStarted"},
+		{config.ConditionDrained, r.drain.drained, "DrainCompleted"},
+		{config.ConditionMaintenanceInProgress, r.drain.maintained, "Repartitioning"},
+	} {
+		old := conditionOfType(node, c.kind)
+		status, reason := corev1.ConditionFalse, "NotInMaintenance"
+		if c.is {
+			status, reason = corev1.ConditionTrue, c.reason
+		}
+		if old == nil && !c.is || old != nil && old.Status == status {
+			continue
+		}
+		out = append(out, a.conditionOf(old, c.kind, status, reason, "by "+FieldManager+", see condition "+config.ConditionGPUPartitionReady))
+	}
+	return out
+}
+
 func condition(node *corev1.Node) *corev1.NodeCondition {
+	return conditionOfType(node, config.ConditionGPUPartitionReady)
+}
+
+func conditionOfType(node *corev1.Node, kind corev1.NodeConditionType) *corev1.NodeCondition {
 	for i := range node.Status.Conditions {
-		if node.Status.Conditions[i].Type == config.ConditionGPUPartitionReady {
+		if node.Status.Conditions[i].Type == kind {
 			return &node.Status.Conditions[i]
 		}
 	}

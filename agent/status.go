@@ -3,6 +3,9 @@ package agent
 import (
 	"encoding/json"
 	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -23,14 +26,16 @@ const (
 )
 
 // Status is the annotation in which tools find what the condition says to people. Of it the agent reads back Failed and
-// NoReset alone.
+// NoReset alone, and Since, to go on telling it.
 type Status struct {
-	Desired string        `json:"desired,omitempty"` // name of the config that is asked for
-	Phase   Phase         `json:"phase"`
-	Reason  config.Reason `json:"reason"`
-	GPUs    []StatusGPU   `json:"gpus,omitempty"`
-	Failed  *Failure      `json:"failed,omitempty"`  // a wish that is not tried again until it is withdrawn
-	NoReset *noReset      `json:"noReset,omitempty"` // GPUs that are not reset here: their mode changes at a reboot
+	Desired  string        `json:"desired,omitempty"` // name of the config that is asked for
+	Phase    Phase         `json:"phase"`
+	Reason   config.Reason `json:"reason"`
+	GPUs     []StatusGPU   `json:"gpus,omitempty"`
+	Since    time.Time     `json:"since,omitzero"`     // when Reason began
+	Blockers []string      `json:"blockers,omitempty"` // what is in the way, one by one
+	Failed   *Failure      `json:"failed,omitempty"`   // a wish that is not tried again until it is withdrawn
+	NoReset  *noReset      `json:"noReset,omitempty"`  // GPUs that are not reset here: their mode changes at a reboot
 }
 
 // StatusGPU is how one GPU is cut.
@@ -53,7 +58,7 @@ func statusGPUs(gpus []nvml.GPU) []StatusGPU {
 	return out
 }
 
-// parseStatus reads our own last words. An unreadable one is as good as none: all but those two are observed.
+// parseStatus reads our own last words. An unreadable one is as good as none: all else is observed.
 func parseStatus(annotation string) Status {
 	var s Status
 	if err := json.Unmarshal([]byte(annotation), &s); err != nil {
@@ -70,13 +75,16 @@ func (s Status) encode() (string, error) {
 	return string(b), nil
 }
 
-// patch is the merge patch that writes the status alone.
-func (s Status) patch() ([]byte, error) {
+// patch is the merge patch that writes the status alone, of the very node that was looked at.
+func (s Status) patch(node *corev1.Node) ([]byte, error) {
 	text, err := s.encode()
 	if err != nil {
 		return nil, err
 	}
-	return metadataPatch(nil, map[string]string{config.AnnotationStatus: text})
+	return json.Marshal(map[string]any{"metadata": map[string]any{
+		"uid": node.UID, "resourceVersion": node.ResourceVersion,
+		"annotations": map[string]string{config.AnnotationStatus: text},
+	}})
 }
 
 // metadataPatch is a merge patch that sets labels and annotations and leaves all others alone.

@@ -6,12 +6,14 @@ import (
 
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain"
 )
 
 // watch wakes the loop when something may have changed. Wakes carry no data: they only say "look again".
@@ -32,12 +34,65 @@ func (a *Agent) watch(ctx context.Context) <-chan struct{} {
 		a.watchObjects(ctx, "configmaps", ref.Namespace, fields.OneTermEqualSelector("metadata.name", ref.Name), &corev1.ConfigMap{}, poke)
 	}
 	go a.watchDriver(ctx, poke)
+	a.budgets = make(chan map[string]bool, 1)
+	go a.watchBudgets(ctx, a.budgets, poke)
 	return wake
+}
+
+// watchBudgets pokes at every change of the disruption budgets in the namespaces that were last sent. Only those that are in the way
+// are: all budgets of a cluster, watched from each of its nodes, would be a load for the API server.
+func (a *Agent) watchBudgets(ctx context.Context, blocked <-chan map[string]bool, poke func()) {
+	watched := map[string]context.CancelFunc{}
+	for {
+		var namespaces map[string]bool
+		select {
+		case <-ctx.Done():
+			return
+		case namespaces = <-blocked:
+		}
+		for namespace := range namespaces {
+			if watched[namespace] != nil {
+				continue
+			}
+			watch, stop := context.WithCancel(ctx)
+			watched[namespace] = stop
+			a.watchAll(watch, a.client.PolicyV1().RESTClient(), "poddisruptionbudgets", namespace, fields.Everything(),
+				&policyv1.PodDisruptionBudget{}, poke)
+		}
+		for namespace, stop := range watched {
+			if !namespaces[namespace] {
+				stop()
+				delete(watched, namespace)
+			}
+		}
+	}
+}
+
+// blockedBy tells which budgets are in the way now: those of the namespaces of pods that one does not let go.
+func (a *Agent) blockedBy(verdicts []drain.Verdict) {
+	if a.budgets == nil { // no loop runs that could be woken
+		return
+	}
+	namespaces := map[string]bool{}
+	for _, v := range verdicts {
+		if v.State == drain.Blocked {
+			namespaces[v.Pod.Namespace] = true
+		}
+	}
+	select {
+	case <-a.budgets: // what was not taken yet is out of date
+	default:
+	}
+	a.budgets <- namespaces
 }
 
 // watchObjects pokes at every change of the selected objects. It lists and watches again for as long as ctx lasts.
 func (a *Agent) watchObjects(ctx context.Context, resource, namespace string, selector fields.Selector, kind runtime.Object, poke func()) {
-	source := cache.NewListWatchFromClient(a.client.CoreV1().RESTClient(), resource, namespace, selector)
+	a.watchAll(ctx, a.client.CoreV1().RESTClient(), resource, namespace, selector, kind, poke)
+}
+
+func (a *Agent) watchAll(ctx context.Context, client cache.Getter, resource, namespace string, selector fields.Selector, kind runtime.Object, poke func()) {
+	source := cache.NewListWatchFromClient(client, resource, namespace, selector)
 	_, informer := cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: source,
 		ObjectType:    kind,

@@ -3,8 +3,10 @@ package agent_test
 import (
 	"context"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -44,7 +46,10 @@ type world struct {
 	grace    time.Duration       // how long an evicted pod takes to end
 	boots    int                 // of the node, so far
 	host     host
+	units    units
 	specs    specs
+	table    string   // the host's process table
+	operands []string // labels by which operands of the GPU operator run
 
 	// What the next agent process is started with.
 
@@ -75,6 +80,11 @@ func newWorld(t *testing.T, models string) *world {
 	}
 	w.settings.MIGConfigMap, w.settings.Profiles = config.ConfigMapKey{}, config.ConfigMapKey{}
 	w.settings.Reboot.Sentinel = filepath.Join(t.TempDir(), "reboot-required")
+	w.table = t.TempDir()
+	w.process(agentPID, "gpuslice-agent", "0::/system.slice/gpuslice.service")
+	if err := os.Symlink(strconv.Itoa(agentPID), filepath.Join(w.table, "self")); err != nil {
+		t.Fatal(err)
+	}
 	w.boot()
 	w.client.PrependReactor("create", "pods", w.evict)
 	w.restart()
@@ -86,11 +96,19 @@ func (w *world) restart() {
 	w.agent = agent.New(w.optionsFor(&w.host))
 }
 
+// forget restarts the agent, but for the proof, which takes two looks of one process.
+func (w *world) forget() {
+	w.t.Helper()
+	if w.condition().Reason != string(config.ReasonAwaitingCapacity) {
+		w.restart()
+	}
+}
+
 // optionsFor is what the next agent process is started with, on the host.
 func (w *world) optionsFor(h agent.Host) agent.Options {
 	return agent.Options{
 		Node: nodeName, Client: w.client, Driver: w.through(w.gpus.Driver()), Kubelet: w, Settings: w.settings,
-		Host: h, Specs: &w.specs,
+		Host: h, Units: &w.units, Specs: &w.specs, Processes: drain.Processes{Root: w.table},
 		Parse: func([]byte) (map[string]config.MIGConfig, error) { return w.file, nil },
 		Clock: clock.RealClock{}, Events: &record.FakeRecorder{}, Log: zaptest.NewLogger(w.t),
 	}
@@ -130,6 +148,76 @@ func (h *host) Reboot(context.Context) error {
 	}
 	h.reboots++
 	h.down = true
+	return nil
+}
+
+// agentPID is the agent's own process in the host's table.
+const agentPID = 100
+
+// process adds one to the host's table, with the files that it has open.
+func (w *world) process(pid int, command, cgroup string, files ...string) {
+	w.t.Helper()
+	dir := filepath.Join(w.table, strconv.Itoa(pid))
+	if err := os.MkdirAll(filepath.Join(dir, "fd"), 0o755); err != nil {
+		w.t.Fatal(err)
+	}
+	for name, text := range map[string]string{"comm": command + "\n", "cgroup": cgroup + "\n"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	for i, file := range files {
+		if err := os.Symlink(file, filepath.Join(dir, "fd", strconv.Itoa(i+3))); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+}
+
+// ends takes a process out of the host's table.
+func (w *world) ends(pid int) {
+	w.t.Helper()
+	if err := os.RemoveAll(filepath.Join(w.table, strconv.Itoa(pid))); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// units are those of the host's systemd.
+type units struct {
+	states  map[string]string // by name; nil is a host without systemd
+	refuses map[string]error  // to stop or to start
+	changed func(name string) // after a unit has stopped or started
+	did     []string
+}
+
+// States implements agent.Units.
+func (u *units) States(_ context.Context, names []string) (map[string]string, error) {
+	if u.states == nil {
+		return nil, drain.ErrNoSystemd
+	}
+	out := map[string]string{}
+	for _, name := range names {
+		if state, ok := u.states[name]; ok {
+			out[name] = state
+		}
+	}
+	return out, nil
+}
+
+// Stop implements agent.Units.
+func (u *units) Stop(_ context.Context, name string) error { return u.set("stop", name, "inactive") }
+
+// Start implements agent.Units.
+func (u *units) Start(_ context.Context, name string) error { return u.set("start", name, "active") }
+
+func (u *units) set(verb, name, state string) error {
+	u.did = append(u.did, verb+" "+name)
+	if err := u.refuses[verb+" "+name]; err != nil {
+		return err
+	}
+	u.states[name] = state
+	if u.changed != nil {
+		u.changed(name)
+	}
 	return nil
 }
 
@@ -284,12 +372,14 @@ func (w *world) turn() {
 	fenced := slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
 		return t.Key == config.TaintRepartitioning || t.Key == config.TaintNotReady
 	})
+	w.deploy(n)
 	plugins, err := w.client.CoreV1().Pods("kube-system").List(ctx, metav1.ListOptions{})
 	if err != nil {
 		w.t.Fatal(err)
 	}
+	value, byLabel := n.Labels[config.LabelDevicePlugin]
 	switch {
-	case len(plugins.Items) == 0 && fenced:
+	case len(plugins.Items) == 0 && (fenced || byLabel && value != "true"):
 		w.offered = map[string][]string{}
 	case len(plugins.Items) == 0:
 		w.startPlugin()
@@ -303,9 +393,60 @@ func (w *world) turn() {
 	}
 }
 
+// deploy is what the DaemonSet controller does about operands: it starts and ends their pods by the labels of the node. That of
+// the device plugin is started as any other plugin is.
+func (w *world) deploy(n *corev1.Node) {
+	w.t.Helper()
+	pods, err := w.client.CoreV1().Pods("").List(w.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, label := range w.operands {
+		runs := false
+		for _, p := range pods.Items {
+			if p.Spec.NodeSelector[label] == "" {
+				continue
+			}
+			runs = true
+			if n.Labels[label] != "true" {
+				if err := w.client.Tracker().Delete(podResource, p.Namespace, p.Name); err != nil {
+					w.t.Fatal(err)
+				}
+			}
+		}
+		if !runs && n.Labels[label] == "true" && label != config.LabelDevicePlugin {
+			w.operandPod("gpu-operator", label, nil)
+		}
+	}
+}
+
+// operandPod runs a pod of the DaemonSet that selects on the label.
+func (w *world) operandPod(namespace, label string, labels map[string]string) {
+	w.t.Helper()
+	w.started++
+	name := fmt.Sprintf("%s-%d", strings.TrimPrefix(label, config.LabelOperandPrefix), w.started)
+	controller := true
+	_, err := w.client.CoreV1().Pods(namespace).Create(w.t.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: name, UID: types.UID(name), Labels: labels,
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "operand", Controller: &controller}},
+		},
+		Spec:   corev1.PodSpec{NodeName: nodeName, NodeSelector: map[string]string{label: "true"}},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
 // startPlugin is a new pod of the device plugin's DaemonSet, which reads the GPUs as they are.
 func (w *world) startPlugin(tolerations ...corev1.Toleration) {
 	w.t.Helper()
+	if slices.Contains(w.operands, config.LabelDevicePlugin) {
+		w.operandPod("kube-system", config.LabelDevicePlugin, map[string]string{"name": "nvidia-device-plugin-ds"})
+		w.offered = w.devices()
+		return
+	}
 	w.started++
 	name := fmt.Sprintf("plugin-%d", w.started)
 	_, err := w.client.CoreV1().Pods("kube-system").Create(w.t.Context(), &corev1.Pod{

@@ -14,6 +14,7 @@ const (
 // driver for an upgrade.
 const (
 	LabelOperandPrefix     = "nvidia.com/gpu.deploy."
+	LabelDevicePlugin      = LabelOperandPrefix + "device-plugin"
 	PausedForDriverUpgrade = "paused-for-driver-upgrade"
 )
 
@@ -61,6 +62,16 @@ const (
 	TaintNotReady = "gpuslice.io/not-ready"
 )
 
+// Conditions of KEP-5683, by which any tool tells any other what it does to a node.
+const (
+	// ConditionDrainInProgress is True while pods are being made to leave.
+	ConditionDrainInProgress = "DrainInProgress"
+	// ConditionDrained is True while those that had to leave are gone and the node is not given back.
+	ConditionDrained = "Drained"
+	// ConditionMaintenanceInProgress is True from the fence until the node is given back.
+	ConditionMaintenanceInProgress = "MaintenanceInProgress"
+)
+
 // ConditionGPUPartitionReady is True when what the labels ask for is on the hardware and in the node's allocatable.
 const ConditionGPUPartitionReady = "GPUPartitionReady"
 
@@ -94,6 +105,14 @@ const (
 	ReasonFencing Reason = "Fencing"
 	// ReasonEvicting is given while pods that hold what will change are leaving.
 	ReasonEvicting Reason = "Evicting"
+	// ReasonHoldersUnknown is given while the host's processes cannot be looked at, so that nobody knows who holds a GPU.
+	ReasonHoldersUnknown Reason = "HoldersUnknown"
+	// ReasonForeignMaintenance is given while another tool maintains the node, by what it has written there.
+	ReasonForeignMaintenance Reason = "ForeignMaintenance"
+	// ReasonPausingOperands is given while operands of the GPU operator are being sent away by their labels.
+	ReasonPausingOperands Reason = "PausingOperands"
+	// ReasonStoppingUnits is given while units of the host that keep GPUs open are being stopped.
+	ReasonStoppingUnits Reason = "StoppingUnits"
 	// ReasonEvictionBlocked is given when a pod cannot be evicted now, as when its disruption budget is used up.
 	ReasonEvictionBlocked Reason = "EvictionBlocked"
 	// ReasonKubeletUnavailable is given while kubelet does not say which pod has which device.
@@ -131,6 +150,12 @@ const (
 	ReasonStepHadNoEffect Reason = "StepHadNoEffect"
 	// ReasonRetrying is given when a step failed for a cause that may pass, and is tried again.
 	ReasonRetrying Reason = "Retrying"
+	// ReasonCancelled is given when somebody lifts our cordon in the middle of a change, which ends it.
+	ReasonCancelled Reason = "Cancelled"
+	// ReasonRecovering is given when something of ours is found on the node that no change accounts for, and is given back.
+	ReasonRecovering Reason = "Recovering"
+	// ReasonUnitFailed is given when a unit of the host does not stop, or does not start again.
+	ReasonUnitFailed Reason = "UnitFailed"
 	// ReasonRollingBack is given while GPUs are brought back to what they were.
 	ReasonRollingBack Reason = "RollingBack"
 )

@@ -61,6 +61,16 @@ func (f Fence) Open(node *corev1.Node) ([]byte, error) {
 	return p.bytes()
 }
 
+// Uncover is Open for a node whose cordon shall stay as it is, also if it is gone.
+func (f Fence) Uncover(node *corev1.Node) ([]byte, error) {
+	p, err := f.guarded(node)
+	if err != nil {
+		return nil, fmt.Errorf("uncovering node %s: %w", node.Name, err)
+	}
+	p.taints(node, f.opened(node))
+	return p.bytes()
+}
+
 // Lift takes the taints and the journal away, and the cordon too if uncordon is set and nobody asked to keep it, all in
 // one patch: a journal that outlives its cordon, or the reverse, would be read as work that is still to be done. Whether
 // the cordon is ours to lift is for the caller to say.

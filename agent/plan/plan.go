@@ -24,6 +24,7 @@ type Observed struct {
 	Journal  Journal
 	Orphaned bool // something of ours is on the node, and no journal says what
 	Fenced   bool // our taint keeps new pods away
+	Breached bool // somebody else has lifted our cordon, and it shall be put back
 	Startup  bool // the taint of a node that has just been registered keeps pods away until the capacity is proven
 	Undo     bool // what is planned is the way back
 	Reboots  Reboots
@@ -115,19 +116,9 @@ func (r *Refused) Unwrap() error { return r.Err }
 // Make lists the steps from what was observed to what is desired. No steps means that the node is as desired, that
 // this is proven, and that nothing is owed to it. A wish that cannot be fulfilled is a *Refused error.
 func Make(seen Observed, want Desired) ([]Step, error) {
-	var changes []change
-	for _, gpu := range seen.GPUs {
-		target, named := want[gpu.UUID]
-		if !named {
-			continue
-		}
-		c, err := seen.changeOf(gpu, target)
-		if err != nil {
-			return nil, &Refused{Index: gpu.Index, GPU: gpu.UUID, Err: err}
-		}
-		if len(c.steps) > 0 || c.waits {
-			changes = append(changes, c)
-		}
+	changes, err := seen.changes(want)
+	if err != nil {
+		return nil, err
 	}
 	// Where nothing is asked for, nothing is written: what stands in a spec or a file is as others left it.
 	if len(want) == 0 && !seen.Journal.Owed {
@@ -148,6 +139,48 @@ func Make(seen Observed, want Desired) ([]Step, error) {
 	default:
 		return giveBack(seen, parks), nil
 	}
+}
+
+// Taken is what a change takes away of one GPU.
+type Taken struct {
+	GPU     nvml.UUID
+	Devices []string // UUIDs as kubelet knows them
+	Whole   bool     // the GPU's mode changes, so that all of it goes
+}
+
+// Takes lists what the plan takes away, GPU by GPU; nothing if the wish cannot be. Who holds any of it is to be known before
+// the plan counts.
+func Takes(seen Observed, want Desired) []Taken {
+	changes, err := seen.changes(want)
+	if err != nil {
+		return nil
+	}
+	var out []Taken
+	for _, c := range changes {
+		if c.takesAway {
+			out = append(out, Taken{GPU: c.gpu, Devices: c.taken, Whole: c.changesMode})
+		}
+	}
+	return out
+}
+
+// changes compares the GPUs that are named with their targets.
+func (seen Observed) changes(want Desired) ([]change, error) {
+	var out []change
+	for _, gpu := range seen.GPUs {
+		target, named := want[gpu.UUID]
+		if !named {
+			continue
+		}
+		c, err := seen.changeOf(gpu, target)
+		if err != nil {
+			return nil, &Refused{Index: gpu.Index, GPU: gpu.UUID, Err: err}
+		}
+		if len(c.steps) > 0 || c.waits {
+			out = append(out, c)
+		}
+	}
+	return out, nil
 }
 
 // prepare lists what must happen before the hardware is touched.
@@ -214,7 +247,7 @@ func disruptionOf(seen Observed, changes []change) disruption {
 // the capacity.
 func (d disruption) fences(seen Observed) bool {
 	switch {
-	case seen.Journal.Owed && seen.Fenced:
+	case seen.Journal.Owed && seen.Fenced && !seen.Breached:
 		return false
 	case seen.Startup:
 		return true

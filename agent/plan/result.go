@@ -42,7 +42,8 @@ func (s Step) applied(gpu nvml.GPU) nvml.GPU {
 		slices.SortFunc(gpu.Instances, func(a, b nvml.Instance) int { return nvml.ComparePlaced(a.Placed, b.Placed) })
 	case SetPersistence:
 		gpu.Persistent = s.On
-	case Record, Fence, Evict, PauseOperands, Park, AskReboot, Reboot, RegenerateCDI, ResumeOperands, RestartOperands, VerifyCapacity, Release:
+	case Record, Adopt, Fence, Evict, PauseOperands, StopUnits, Park, AskReboot, Reboot, RegenerateCDI, StartUnits, ResumeOperands,
+		RestartOperands, VerifyCapacity, Release:
 	}
 	return gpu
 }

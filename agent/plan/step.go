@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/gpuslice/gpuslice/nvml"
@@ -84,12 +85,8 @@ func (s Step) String() string {
 		return "fence: journal, cordon, taint"
 	case Evict:
 		return "evict " + names(s.Pods)
-	case PauseOperands, ResumeOperands:
-		return s.onOperands()
-	case StopUnits:
-		return "stop unit " + s.Unit
-	case StartUnits:
-		return "start unit " + s.Unit
+	case PauseOperands, ResumeOperands, StopUnits, StartUnits:
+		return s.onClients()
 	case Park:
 		return "park: give the node back until it is rebooted"
 	case AskReboot:
@@ -109,8 +106,12 @@ func (s Step) String() string {
 	}
 }
 
-func (s Step) onOperands() string {
+func (s Step) onClients() string {
 	switch {
+	case s.Kind == StopUnits:
+		return "stop unit " + s.Unit
+	case s.Kind == StartUnits:
+		return "start unit " + s.Unit
 	case s.Kind == PauseOperands && s.Label != "":
 		return "pause " + s.Label
 	case s.Kind == PauseOperands:
@@ -149,6 +150,9 @@ func (s Step) TouchesGPU() bool {
 		return false
 	}
 }
+
+// Touches reports whether any of the steps changes the hardware.
+func Touches(steps []Step) bool { return slices.ContainsFunc(steps, Step.TouchesGPU) }
 
 func onOff(on bool) string {
 	if on {

@@ -80,10 +80,11 @@ func (o *options) agent(log *zap.Logger) (*agent.Agent, error) {
 	return agent.New(agent.Options{
 		Node: o.node, Client: client, Settings: settings, Log: log, Clock: clock.RealClock{},
 		Driver:  lib.Open(lib.Options{DriverRoot: o.driverRoot, Logger: log.Named("nvml")}),
-		Kubelet: drain.DialKubelet(o.podResources), Host: &drain.Logind{Address: o.systemBus}, Processes: drain.Processes{Root: o.procRoot},
-		Specs:  cdi.New(cdi.Options{Dirs: o.specs, DriverRoot: o.driverRoot, DevRoot: o.devRoot, Logger: log}),
-		Parse:  migparted.Parse,
-		Events: events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: agent.FieldManager, Host: o.node}),
+		Kubelet: drain.DialKubelet(o.podResources), Host: &drain.Logind{Address: o.systemBus}, Units: &drain.Units{Address: o.systemBus},
+		Processes: drain.Processes{Root: o.procRoot},
+		Specs:     cdi.New(cdi.Options{Dirs: o.specs, DriverRoot: o.driverRoot, DevRoot: o.devRoot, Logger: log}),
+		Parse:     migparted.Parse,
+		Events:    events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: agent.FieldManager, Host: o.node}),
 	}), nil
 }
 

@@ -1,0 +1,230 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain"
+)
+
+// evictionsTimeout bounds one round of eviction requests. The API server may take 10 s for one when many fight over a
+// disruption budget.
+const evictionsTimeout = time.Minute
+
+// evict asks pods to leave and says which are still there. It never returns nil: only the next look can tell that they
+// are gone.
+func (a *Agent) evict(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
+	step := steps[0]
+	if len(steps) > 1 && steps[1].Kind == plan.Reboot {
+		if err := a.mayReboot(ctx, seen, want); err != nil {
+			return err
+		}
+	}
+	if step.Kind == plan.Evict {
+		if err := a.mustSee(seen, want); err != nil {
+			return err
+		}
+	}
+	// Each request has a deadline of its own; this one keeps a slow API server from holding up the loop for all pods.
+	all, cancel := context.WithTimeout(ctx, evictionsTimeout)
+	defer cancel()
+	policy, since := a.policy(seen, step, want)
+	verdicts := a.evictor.Evict(all, seen.drained(step.Pods), policy, since)
+	a.blockedBy(verdicts)
+	for _, v := range verdicts {
+		a.tellPod(seen, want, v)
+	}
+	if late := slices.IndexFunc(verdicts, func(v drain.Verdict) bool { return v.Overdue }); late >= 0 {
+		return &Failure{
+			Wish: want.fingerprint, Reason: config.ReasonEvictionBlocked,
+			Message: fmt.Sprintf("pods still there at the deadline, %s: %s",
+				moment(verdicts[late].Deadline), strings.Join(describe(verdicts), "; ")),
+		}
+	}
+	return a.awaitPods(seen, want, policy, verdicts)
+}
+
+// awaitPods says which pods are still there, and why.
+func (a *Agent) awaitPods(seen observed, want wish, policy drain.Policy, verdicts []drain.Verdict) *Waiting {
+	wait := &Waiting{
+		Reason: config.ReasonEvicting, After: evictionRetry, Blockers: describe(verdicts),
+		Message: "waiting for pods to leave: " + strings.Join(describe(verdicts), "; "),
+	}
+	if seen.journal != nil {
+		wait.Since = seen.journal.Started
+	}
+	for _, v := range verdicts {
+		if left := v.RetryAt.Sub(a.clock.Now()); !v.RetryAt.IsZero() && left > 0 {
+			wait.After = min(wait.After, left)
+		}
+		if v.Deadline.After(wait.Until) {
+			wait.Until, wait.Then = v.Deadline, seen.then(want)
+			if policy.Delete && v.State != drain.Deleted && v.State != drain.Terminating {
+				wait.Then = "pods that are still there are deleted, as drain.afterDeadline says"
+			}
+		}
+	}
+	if blocked := blockedOf(verdicts); len(blocked) > 0 {
+		wait.Reason, wait.Message = config.ReasonEvictionBlocked, strings.Join(blocked, "; ")
+		wait.Advice = "make room in the budget, or delete the pod, to go on at once; " + callOff(want)
+	}
+	return wait
+}
+
+// callOff says how people end the change.
+func callOff(want wish) string {
+	if want.undo || want.label == "" {
+		return "the change is being undone already"
+	}
+	return "to call the change off, remove the label " + want.label
+}
+
+// policy is by which rules pods are made to leave, and since when their deadlines count. Operands are replaced or come back by
+// themselves, and on the way back what stands has to go: no rule is for either.
+func (a *Agent) policy(seen observed, step plan.Step, want wish) (p drain.Policy, since time.Time) {
+	if step.Kind == plan.Evict && !want.undo {
+		p = drainPolicy(a.settings)
+	}
+	if seen.deaf != nil {
+		p.KubeletSilent = seen.deaf.Error()
+	}
+	if seen.journal != nil {
+		since = seen.journal.Started
+	}
+	return p, since
+}
+
+// tellPod records on the pod, and on the node, that it has to leave.
+func (a *Agent) tellPod(seen observed, want wish, v drain.Verdict) {
+	did := map[drain.State]string{drain.Requested: "evicting", drain.Deleted: "deleting, as drain.afterDeadline says,"}[v.State]
+	if did == "" {
+		return
+	}
+	a.eventf(seen.node, corev1.EventTypeNormal, config.ReasonEvicting, "%s pod %s for the change to %s", did, v.Pod, want.name)
+	if v.Pod.UID != "" && v.Pod.Name != "" {
+		pod := &corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: v.Pod.Namespace, Name: v.Pod.Name, UID: v.Pod.UID}
+		a.events.Eventf(pod, corev1.EventTypeNormal, string(config.ReasonEvicting),
+			"%s this pod: its GPU on node %s is repartitioned for %s", did, a.node, want.name)
+	}
+}
+
+// mustSee waits, up to the deadline for pods, where it cannot be known who holds what goes: a source that fails counts as busy,
+// which is a reason to wait and none to evict everybody. The way back is not held up by it.
+func (a *Agent) mustSee(seen observed, want wish) error {
+	busy := seen.busy()
+	if busy == nil || seen.journal == nil {
+		return nil
+	}
+	reason := config.ReasonHoldersUnknown
+	if seen.deaf != nil {
+		reason = config.ReasonKubeletUnavailable
+	}
+	if seen.overdue(a.clock.Now(), a.settings.Timeouts.Drain) && !want.undo {
+		return &Failure{Wish: want.fingerprint, Reason: reason, Message: fmt.Sprintf("nobody was evicted %v, up to the deadline", busy)}
+	}
+	wait := &Waiting{
+		Reason: reason, After: evictionRetry, Message: fmt.Sprintf("nobody is evicted %v", busy),
+		Since: seen.journal.Started, Advice: callOff(want),
+	}
+	wait.Until, wait.Then = seen.atDeadline(a.settings.Timeouts.Drain, want)
+	return wait
+}
+
+// pauseOperand sends an operand away by its label, and waits for its pods. The journal has the label's former value.
+func (a *Agent) pauseOperand(ctx context.Context, seen observed, want wish, step plan.Step) error {
+	if seen.node.Labels[step.Label] != drain.PausedValue {
+		return a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) {
+			return drain.SetLabels(node, map[string]string{step.Label: drain.PausedValue})
+		})
+	}
+	pods := make([]string, len(step.Pods))
+	for i, p := range step.Pods {
+		pods[i] = p.Namespace + "/" + p.Name
+	}
+	message := fmt.Sprintf("waiting for the pods of %s to end: %s", step.Label, strings.Join(pods, ", "))
+	if seen.overdue(a.clock.Now(), a.settings.Timeouts.Drain) && !want.undo {
+		return &Failure{Wish: want.fingerprint, Reason: config.ReasonPausingOperands, Message: message + ", up to the deadline"}
+	}
+	wait := &Waiting{
+		Reason: config.ReasonPausingOperands, After: evictionRetry, Message: message, Since: seen.journal.Started, Blockers: pods,
+		Advice: "see kubectl describe pod; " + callOff(want),
+	}
+	wait.Until, wait.Then = seen.atDeadline(a.settings.Timeouts.Drain, want)
+	return wait
+}
+
+// resumeOperand gives the label of an operand its former value again.
+func (a *Agent) resumeOperand(ctx context.Context, seen observed, step plan.Step) error {
+	return a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) {
+		return drain.SetLabels(node, map[string]string{step.Label: seen.journal.Paused[step.Label]})
+	})
+}
+
+// then says what is done at a deadline.
+func (s observed) then(want wish) string {
+	if want.undo {
+		return "nothing more is waited for"
+	}
+	return "the change is given up: the GPUs go back to what they were, and the node is given back"
+}
+
+// atDeadline is the end of a wait that counts from the fence. The way back has none.
+func (s observed) atDeadline(limit time.Duration, want wish) (time.Time, string) {
+	if want.undo || s.journal == nil {
+		return time.Time{}, ""
+	}
+	return s.journal.Started.Add(limit), s.then(want)
+}
+
+// drained finds the observed pods that the planner named.
+func (s observed) drained(pods []plan.Pod) []drain.Pod {
+	var out []drain.Pod
+	for _, p := range pods {
+		named := func(pod drain.Pod) bool {
+			return string(pod.UID) == p.UID && pod.Namespace == p.Namespace && pod.Name == p.Name
+		}
+		if i := slices.IndexFunc(s.holders, named); i >= 0 {
+			out = append(out, s.holders[i])
+			continue
+		}
+		if i := slices.IndexFunc(s.drainable, named); i >= 0 {
+			out = append(out, s.drainable[i])
+			continue
+		}
+		for i := range s.pods {
+			if pod := drain.Describe(&s.pods[i]); named(pod) {
+				out = append(out, pod)
+			}
+		}
+	}
+	return out
+}
+
+func blockedOf(verdicts []drain.Verdict) []string {
+	var out []string
+	for _, v := range verdicts {
+		if v.State == drain.Blocked || v.State == drain.Failed || v.State == drain.Refused {
+			out = append(out, describe([]drain.Verdict{v})...)
+		}
+	}
+	return out
+}
+
+func describe(verdicts []drain.Verdict) []string {
+	var out []string
+	for _, v := range verdicts {
+		text := v.Pod.String()
+		if v.Message != "" {
+			text += ": " + v.Message
+		}
+		out = append(out, text)
+	}
+	return out
+}

@@ -1,0 +1,288 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain"
+)
+
+// record writes the journal without a fence: for a change that disrupts nobody, to add to a journal that stands, or for what
+// an agent has left without one.
+func (a *Agent) record(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
+	if seen.journal == nil && disrupts(steps) {
+		if err := a.preflight(ctx, seen, steps); err != nil {
+			return err
+		}
+	}
+	if err := a.amend(ctx, seen, *a.journal(seen, want, steps)); err != nil {
+		return err
+	}
+	if left := seen.orphan.String(); seen.journal == nil && left != "" {
+		a.eventf(seen.node, corev1.EventTypeWarning, config.ReasonRecovering, "found without a journal, and to be given back: %s", left)
+	}
+	return nil
+}
+
+// disrupts reports whether the steps take something away, of pods or of the host.
+func disrupts(steps []plan.Step) bool {
+	return slices.ContainsFunc(steps, func(s plan.Step) bool {
+		switch s.Kind {
+		case plan.Evict, plan.PauseOperands, plan.StopUnits:
+			return true
+		default:
+			return s.TouchesGPU() && s.Kind != plan.Create
+		}
+	})
+}
+
+// raise fences the node, once it is known that the pods that must leave may do so. A node that cannot be drained stays
+// schedulable.
+func (a *Agent) raise(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
+	if !want.undo {
+		if err := a.preflight(ctx, seen, steps); err != nil {
+			return err
+		}
+	}
+	j := a.journal(seen, want, steps)
+	if !j.Cordoned { // the deadlines count from the fence
+		j.Started = a.now()
+	}
+	j.Cordoned, j.WasUnschedulable = true, seen.foreignCordon()
+	if seen.startup != nil {
+		j.Startup = &startup{Value: seen.startup.Value, Effect: string(seen.startup.Effect)}
+	}
+	text, err := j.encode()
+	if err != nil {
+		return err
+	}
+	if err := a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return a.fence.Raise(node, text) }); err != nil {
+		return err
+	}
+	a.eventf(seen.node, corev1.EventTypeNormal, config.ReasonFencing, "cordoned for the change to %s: %d steps", want.name, len(steps))
+	return nil
+}
+
+// preflight asks before the cordon whether the change can come to its end: whether nobody else works on the node, the pods may
+// be evicted, no process would stay that nobody can send away, and there is anybody to prove the capacity.
+func (a *Agent) preflight(ctx context.Context, seen observed, steps []plan.Step) error {
+	const before = "nothing is disturbed before "
+	wait := &Waiting{After: evictionRetry}
+	busy, foreign, strangers := seen.busy(), maintainers(seen.markers), a.strangers(seen)
+	switch {
+	case len(foreign) > 0:
+		wait.Reason, wait.Blockers = config.ReasonForeignMaintenance, foreign
+		wait.Message = before + "other tools are done with this node: " + strings.Join(foreign, "; ")
+	case busy != nil && seen.deaf != nil:
+		wait.Reason, wait.Message = config.ReasonKubeletUnavailable, before+"kubelet says which pod has which device: "+seen.deaf.Error()
+	case busy != nil:
+		wait.Reason, wait.Message = config.ReasonHoldersUnknown, before+"the host's processes show who holds a GPU: "+seen.blind.Error()
+	case len(seen.operands) == 0 && len(offered(seen.kubelet)) == 0 && !seen.fenced && seen.startup == nil && !seen.paused(): // all three keep a plugin away
+		wait.Reason = config.ReasonNoDevicePlugin
+		wait.Message = before + "a device plugin runs here: none offers the GPUs to kubelet, and no pod of this node matches devicePlugin.podSelector of the settings"
+	case len(strangers) > 0:
+		wait.Reason, wait.Blockers = config.ReasonGPUInUse, strangers
+		wait.Message = before + "these processes end, which are of no pod and hold what is to go: " + strings.Join(strangers, "; ")
+	default:
+		return a.drainable(ctx, seen, steps)
+	}
+	wait.Since = seen.since(wait.Reason, a.now())
+	return wait
+}
+
+// drainable asks in a dry run whether the pods may be evicted.
+func (a *Agent) drainable(ctx context.Context, seen observed, steps []plan.Step) error {
+	for _, s := range steps {
+		if s.Kind != plan.Evict {
+			continue
+		}
+		all, cancel := context.WithTimeout(ctx, evictionsTimeout)
+		verdicts := a.evictor.DryRun(all, seen.drained(s.Pods), drainPolicy(a.settings))
+		cancel()
+		blocked := blockedOf(verdicts)
+		a.blockedBy(verdicts)
+		if len(blocked) > 0 {
+			return &Waiting{
+				Reason: config.ReasonEvictionBlocked, After: evictionRetry, Blockers: blocked,
+				Message: "nothing is disturbed before these pods may be evicted: " + strings.Join(blocked, "; "),
+				Since:   seen.since(config.ReasonEvictionBlocked, a.now()),
+				Advice:  "the node stays schedulable meanwhile, and is looked at again when they change; to call the change off, remove the label",
+			}
+		}
+	}
+	return nil
+}
+
+// maintainers names the other tools that work on the node, by what they have written on it.
+func maintainers(markers []drain.Marker) []string {
+	var out []string
+	for _, m := range markers {
+		if m.Cordons {
+			out = append(out, nameOf(m))
+		}
+	}
+	return out
+}
+
+// nameOf says which tool it is, by what it is known, and what ends its work.
+func nameOf(m drain.Marker) string {
+	text := m.Tool + ", by " + m.Sign
+	if !m.Since.IsZero() {
+		text += ", since " + moment(m.Since)
+	}
+	if m.Done != "" {
+		text += " (" + m.Done + ")"
+	}
+	return text
+}
+
+// journal is what the steps will owe to the node: what is owed already, and what they add.
+func (a *Agent) journal(seen observed, want wish, steps []plan.Step) *Journal {
+	j := &Journal{
+		Operation: uuid.NewString(), BootID: seen.node.Status.NodeInfo.BootID,
+		Proven:  len(seen.capacity) == 0 || seen.orphan.is(), // what was left is given back when it is seen to work
+		Started: a.now(),
+	}
+	if seen.journal != nil {
+		copied := *seen.journal
+		j = &copied
+		j.Previous = slices.Clone(j.Previous)
+	}
+	if !want.undo && j.Target != want.name { // the deadlines count for each target
+		j.Target, j.Started = want.name, a.now()
+		j.NoReset, j.Reboots, j.RebootAsked = nil, nil, time.Time{}
+		clear(a.attempts)
+		if known := seen.refusal(); known != nil && known.Boot == seen.boot() {
+			j.NoReset = known
+		}
+	}
+	for _, gpu := range seen.gpus {
+		if slices.ContainsFunc(steps, func(s plan.Step) bool { return s.GPU == gpu.UUID && s.TouchesGPU() }) {
+			j.note(gpu)
+		}
+	}
+	for _, pod := range seen.operands {
+		if !j.ranBefore(string(pod.UID)) {
+			j.Operands = append(j.Operands, string(pod.UID))
+		}
+	}
+	j.owe(seen, steps)
+	return j
+}
+
+// owe notes what the steps take from operands and units, and what an agent has left on the node without a journal.
+func (j *Journal) owe(seen observed, steps []plan.Step) {
+	paused := maps.Clone(seen.orphan.labels)
+	if paused == nil {
+		paused = map[string]string{}
+	}
+	j.Stopped = slices.Clone(j.Stopped)
+	for _, s := range steps {
+		switch {
+		case s.Kind == plan.PauseOperands && s.Label != "" && seen.node.Labels[s.Label] != drain.PausedValue:
+			paused[s.Label] = seen.node.Labels[s.Label]
+		case s.Kind == plan.StopUnits && !slices.Contains(j.Stopped, s.Unit):
+			j.Stopped = append(j.Stopped, s.Unit)
+		}
+	}
+	for label, value := range j.Paused { // what it holds already was there first
+		paused[label] = value
+	}
+	j.Paused = paused
+	if seen.orphan.cordon {
+		j.Cordoned, j.WasUnschedulable = true, false
+	}
+}
+
+// resume takes the taint away and leaves the cordon. An administrator who had cordoned the node before us and has
+// uncordoned it since wants it back: the journal is told, so that the end leaves no cordon. Without a journal nothing is
+// owed, and the taint is all that is ours.
+func (a *Agent) resume(ctx context.Context, seen observed) error {
+	if seen.journal == nil {
+		return a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return a.fence.Lift(node, false) })
+	}
+	if seen.journal.WasUnschedulable && !seen.node.Spec.Unschedulable {
+		j := *seen.journal
+		j.WasUnschedulable = false
+		return a.amend(ctx, seen, j)
+	}
+	// Who has uncordoned the node to call the change off wants no cordon in its place, unless pods would meet GPUs that are
+	// not there yet.
+	if undo := seen.journal.Undo; undo != nil && undo.Reason == config.ReasonCancelled && len(seen.capacity) == 0 {
+		return a.patch(ctx, seen.node, a.fence.Uncover)
+	}
+	return a.patch(ctx, seen.node, a.fence.Open)
+}
+
+// release gives the node back. A node that has just been registered and is not ready goes on keeping pods away.
+func (a *Agent) release(ctx context.Context, seen observed, want wish) error {
+	uncordon := seen.journal.Cordoned && !seen.foreignCordon()
+	if foreign := maintainers(seen.markers); uncordon && len(foreign) > 0 {
+		return &Waiting{
+			Reason: config.ReasonForeignMaintenance, After: evictionRetry, Blockers: foreign,
+			Message: "the GPUs are as they should be; the node is uncordoned when other tools are done with it: " + strings.Join(foreign, "; "),
+		}
+	}
+	node, err := a.tellForGood(ctx, seen, want)
+	if err != nil {
+		return err
+	}
+	err = a.patch(ctx, node, func(node *corev1.Node) ([]byte, error) {
+		if startup := seen.journal.Startup; startup != nil && want.undo && want.name != "" {
+			return a.fence.LiftUnready(node, uncordon, startup.taint())
+		}
+		return a.fence.Lift(node, uncordon)
+	})
+	if err != nil {
+		return err
+	}
+	a.eventf(seen.node, corev1.EventTypeNormal, config.ReasonReleased, "node given back after %s, %s",
+		a.clock.Since(seen.journal.Started).Round(time.Second), offered(seen.kubelet))
+	return nil
+}
+
+// tellForGood writes to the status what only the journal knows, before that goes: a restarted agent must not try again what has
+// failed. It returns the node as it is then.
+func (a *Agent) tellForGood(ctx context.Context, seen observed, want wish) (*corev1.Node, error) {
+	status := seen.status
+	failed := seen.journal.Undo
+	if failed != nil && want.undo && (status.Failed == nil || status.Failed.Wish != failed.Wish) {
+		status.Failed = failed
+	}
+	status.NoReset = seen.refusal()
+	if status.Failed == seen.status.Failed && status.NoReset == seen.status.NoReset {
+		return seen.node, nil
+	}
+	// Guarded, for what comes next is decided by the node as it was looked at.
+	node, err := a.patched(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return status.patch(node) })
+	if err != nil {
+		return nil, fmt.Errorf("recording what the journal knows and the node must go on telling: %w", err)
+	}
+	return node, nil
+}
+
+// giveUp keeps a failure in the journal: from now on the way is back.
+func (a *Agent) giveUp(ctx context.Context, seen observed, want wish, failure *Failure) time.Duration {
+	j := *seen.journal
+	j.Undo = failure
+	if err := a.amend(ctx, seen, j); err != nil {
+		a.log.Warn("recording the failure", zap.Error(err))
+		return a.settings.Retry.First
+	}
+	a.verifying = time.Time{}
+	clear(a.attempts)
+	clear(a.done)
+	a.log.Warn("change given up", zap.String("target", want.name), zap.String("reason", string(failure.Reason)), zap.String("message", failure.Message))
+	a.eventf(seen.node, corev1.EventTypeWarning, failure.Reason, "%s: %s; going back to what was before", want.name, failure.Message)
+	return 0
+}

@@ -1,0 +1,227 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+const (
+	// freeFor is how long a look at the process table that found nothing counts. A change of eight GPUs takes some fifty steps,
+	// and the table of a large node takes a tenth of a second to read. The driver refuses in any case what is in use.
+	freeFor = 5 * time.Second
+	// systemdRetry is the pause before asking a systemd again that has not answered.
+	systemdRetry = 5 * time.Minute
+)
+
+// steps plans the way to the targets, once it is known who holds what goes.
+func (a *Agent) steps(ctx context.Context, seen *observed, want wish, targets plan.Desired) ([]plan.Step, error) {
+	a.observeTaken(ctx, seen, want, targets)
+	return plan.Make(seen.planned(want), targets)
+}
+
+// observeTaken completes the look by who is concerned by what goes.
+func (a *Agent) observeTaken(ctx context.Context, seen *observed, want wish, targets plan.Desired) {
+	taken := plan.Takes(seen.planned(want), targets)
+	a.observeHolders(ctx, seen, taken)
+	a.observeUnits(ctx, seen, taken)
+}
+
+// observeHolders adds to the look who holds what goes by processes and open files, whatever kubelet says. A table that cannot
+// be read is no error here: what cannot be looked at counts as busy, and is waited for.
+func (a *Agent) observeHolders(ctx context.Context, seen *observed, taken []plan.Taken) {
+	now := a.clock.Now()
+	sought := seen.sought(taken)
+	isFree := func(d drain.Sought) bool { return now.Sub(a.foundFree[d.Device]) < freeFor }
+	if !slices.ContainsFunc(sought, func(d drain.Sought) bool { return len(d.Reported) > 0 || !isFree(d) }) {
+		return
+	}
+	call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.DriverCall)
+	defer cancel()
+	seen.clients, seen.blind = a.processes.Holders(call, sought)
+	clear(a.foundFree)
+	for _, d := range sought {
+		if seen.blind == nil && !slices.ContainsFunc(seen.clients, func(c drain.Client) bool { return slices.Contains(c.Devices, d.Device) }) {
+			a.foundFree[d.Device] = now
+		}
+	}
+	seen.holders = drain.GPUPods(seen.pods, seen.assigned, seen.clients)
+}
+
+// sought is what to look for. Whoever has a GPU's device file open holds it as a whole, and may be on another instance of it
+// than one that goes.
+func (s observed) sought(taken []plan.Taken) []drain.Sought {
+	var out []drain.Sought
+	for _, t := range taken {
+		gpu, ok := s.gpu(t.GPU)
+		if !ok {
+			continue
+		}
+		if t.Whole {
+			out = append(out, drain.Sought{Device: string(gpu.UUID), Minor: gpu.Minor, Reported: pids(gpu.Processes)})
+		}
+		for _, i := range gpu.Instances {
+			for _, d := range i.Devices {
+				if slices.Contains(t.Devices, d.UUID) {
+					out = append(out, drain.Sought{Device: d.UUID, Minor: drain.NoFiles, Reported: pids(i.Processes)})
+				}
+			}
+		}
+	}
+	return out
+}
+
+func pids(processes []nvml.Process) []int {
+	var out []int
+	for _, p := range processes {
+		out = append(out, p.PID)
+	}
+	return out
+}
+
+// observeUnits looks which of the host's units run that may have to stop, or be started again.
+func (a *Agent) observeUnits(ctx context.Context, seen *observed, taken []plan.Taken) {
+	var stopped []string
+	if seen.journal != nil {
+		stopped = seen.journal.Stopped
+	}
+	seen.units = nil
+	if len(taken) == 0 && len(stopped) == 0 {
+		return
+	}
+	states, err := a.unitStates(ctx, stopped)
+	for _, name := range union(a.settings.Units, stopped) {
+		state, exists := states[name]
+		if !exists && (err == nil || !slices.Contains(stopped, name)) {
+			continue
+		}
+		seen.units = append(seen.units, plan.Unit{Name: name, Active: runs(state), Holds: seen.computes(name)})
+	}
+}
+
+// unitStates asks systemd for them. One that has not answered is not asked again for a while, unless something is owed to it.
+func (a *Agent) unitStates(ctx context.Context, stopped []string) (map[string]string, error) {
+	if len(stopped) == 0 && a.clock.Now().Before(a.systemdNext) {
+		return nil, nil
+	}
+	call, cancel := context.WithTimeout(ctx, hostTimeout)
+	defer cancel()
+	states, err := a.units.States(call, union(a.settings.Units, stopped))
+	switch {
+	case err == nil, errors.Is(err, drain.ErrNoSystemd):
+	default:
+		a.systemdNext = a.clock.Now().Add(systemdRetry)
+		a.log.Warn("systemd does not answer: the host's units are left alone", zap.Duration("again", systemdRetry), zap.Error(err))
+	}
+	return states, err
+}
+
+// runs reports whether a unit in the state has processes, or may have.
+func runs(state string) bool { return state != "" && state != "inactive" && state != "failed" }
+
+// computes reports whether a process of the unit computes on what goes.
+func (s observed) computes(unit string) bool {
+	return slices.ContainsFunc(s.clients, func(c drain.Client) bool {
+		return c.Unit == unit && slices.Contains(c.Sources, drain.SourceNVML)
+	})
+}
+
+func union(a, b []string) []string {
+	out := slices.Clone(a)
+	for _, s := range b {
+		if !slices.Contains(out, s) {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// strangers names the processes that compute on what goes, while no pod has it that could be evicted and no unit that could
+// be stopped. People have to end them. One that the process table does not show has mostly just ended.
+func (a *Agent) strangers(seen observed) []string {
+	held := map[string]bool{}
+	for _, p := range seen.holders {
+		for _, d := range p.Devices {
+			held[d] = true
+		}
+	}
+	strange := drain.Strangers(seen.clients, seen.pods)
+	strange = slices.DeleteFunc(strange, func(c drain.Client) bool {
+		return c.Self || c.Unlisted || !slices.Contains(c.Sources, drain.SourceNVML) || slices.Contains(a.settings.Units, c.Unit) ||
+			!slices.ContainsFunc(c.Devices, func(d string) bool { return !held[d] })
+	})
+	return drain.NameClients(strange, seen.pods)
+}
+
+// mustLeave are the holders that leave by eviction. Operands and other clients of the library are sent away in their own
+// order. A pod of a DaemonSet that the fence does not keep away would come back as often as it is evicted: where it has no more
+// than a file open it is left, since most changes do not mind.
+func (s observed) mustLeave() []drain.Pod {
+	apart := map[string]bool{}
+	for _, o := range s.operands {
+		apart[string(o.UID)] = true
+	}
+	for _, o := range s.pauses {
+		for _, p := range o.Pods {
+			apart[string(p.UID)] = true
+		}
+	}
+	for _, p := range s.libraryClients {
+		apart[string(p.UID)] = true
+	}
+	return slices.DeleteFunc(slices.Clone(s.holders), func(p drain.Pod) bool {
+		return p.UID != "" && apart[string(p.UID)] || p.Daemon && s.returns(p) && byFilesAlone(p)
+	})
+}
+
+// returns reports whether the fence does not keep the pod away.
+func (s observed) returns(p drain.Pod) bool {
+	return slices.ContainsFunc(s.pods, func(pod corev1.Pod) bool {
+		return pod.UID == p.UID && tolerates(pod, config.TaintRepartitioning)
+	})
+}
+
+func byFilesAlone(p drain.Pod) bool {
+	return !slices.ContainsFunc(p.Sources, func(s drain.Source) bool { return !strings.HasPrefix(string(s), "device file ") })
+}
+
+// observeClients picks the pods that keep the library open without having a GPU, by the selectors of the settings. One that the fence
+// does not keep away cannot be sent away.
+func (a *Agent) observeClients(seen *observed) {
+	for i := range seen.pods {
+		pod := &seen.pods[i]
+		if ended(pod) || !matches(pod, a.settings.Drain.Clients) {
+			continue
+		}
+		if !tolerates(*pod, config.TaintRepartitioning) {
+			seen.libraryClients = append(seen.libraryClients, drain.Describe(pod))
+		}
+	}
+}
+
+func ended(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+// busy says why what is to go cannot be known to be free; nil if it can.
+func (s observed) busy() error {
+	switch {
+	case s.deaf != nil:
+		return fmt.Errorf("until kubelet says which pod has which device: %w", s.deaf)
+	case s.blind != nil:
+		return fmt.Errorf("until the host's processes show who holds a GPU: %w", s.blind)
+	default:
+		return nil
+	}
+}

@@ -1,0 +1,191 @@
+package agent_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain"
+)
+
+// minutes is longer than all pauses of a node at rest but the heartbeat.
+const minutes = 4 * time.Minute
+
+// podCgroup is the cgroup of a pod's container, as containerd and kubelet's systemd driver make it.
+func podCgroup(uid string) string {
+	return "0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod" + strings.ReplaceAll(uid, "-", "_") +
+		".slice/cri-containerd-" + strings.Repeat("a", 64) + ".scope"
+}
+
+// compute puts a process on the device and into the host's table.
+func (w *world) compute(device string, pid int, command, cgroup string) {
+	w.t.Helper()
+	if err := w.gpus.Hold(device, pid, command, 512); err != nil {
+		w.t.Fatal(err)
+	}
+	w.process(pid, command, cgroup)
+}
+
+// finish ends such a process.
+func (w *world) finish(pid int) {
+	w.t.Helper()
+	if err := w.gpus.Release(pid); err != nil {
+		w.t.Fatal(err)
+	}
+	w.ends(pid)
+}
+
+// Promise 3. A pod with NVIDIA_VISIBLE_DEVICES=all asks for nothing and has all.
+func TestAPodThatIsKnownByItsProcessAloneIsEvicted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		const uid = "7a0c6a4e-0000-4000-8000-000000000001"
+		w.pod("intruder", "", func(p *corev1.Pod) {
+			p.UID, p.Spec.Containers[0].Resources = uid, corev1.ResourceRequirements{}
+		})
+		w.compute(string(w.snapshot()[0].UUID), 5000, "python", podCgroup(uid))
+		w.label("all-balanced")
+		w.passes("the eviction", func() bool { return !w.runs("intruder") })
+		w.finish(5000)
+		w.reach("all-balanced")
+	})
+}
+
+// What cannot be looked at counts as busy.
+func TestAProcessTableThatCannotBeReadStopsTheChangeBeforeTheFence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		self := filepath.Join(w.table, "self")
+		if err := os.Remove(self); err != nil {
+			t.Fatal(err)
+		}
+		w.pod("trainer", w.devices()["nvidia.com/gpu"][0])
+		w.label("all-balanced")
+		w.passes("a word", func() bool { return w.condition().Reason == string(config.ReasonHoldersUnknown) })
+		w.spend(minutes)
+		if w.owed() || w.node().Spec.Unschedulable || !w.runs("trainer") {
+			t.Error("the node was touched")
+		}
+		if err := os.Symlink("100", self); err != nil {
+			t.Fatal(err)
+		}
+		w.reach("all-balanced")
+	})
+}
+
+// Promise 5, of processes that are no pod's: nobody can evict them.
+func TestAProcessOfTheHostIsWaitedForBeforeTheFence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.compute(string(w.snapshot()[0].UUID), 4711, "python", "0::/user.slice/user-1000.slice/session-3.scope")
+		w.label("all-balanced")
+		w.passes("a word", func() bool { return w.condition().Reason == string(config.ReasonGPUInUse) })
+		w.spend(minutes)
+		if c := w.condition(); w.node().Spec.Unschedulable || !strings.Contains(c.Message, "pid 4711 python of session-3.scope") {
+			t.Errorf("the node is cordoned, or the process not named: %s", c.Message)
+		}
+		w.finish(4711)
+		w.reach("all-balanced")
+	})
+}
+
+// monitored is a world of one A100 that a unit of the host keeps open, so that it cannot be reset while that runs.
+func monitored(t *testing.T) *world {
+	t.Helper()
+	w := newWorld(t, "gpus: [{model: A100-80GB}]")
+	const pid = 812
+	gpu := string(w.snapshot()[0].UUID)
+	hold := func() {
+		if err := w.gpus.HoldHidden(gpu, pid, "nv-hostengine"); err != nil {
+			t.Fatal(err)
+		}
+		w.process(pid, "nv-hostengine", "0::/system.slice/nvidia-dcgm.service", "/dev/nvidia0")
+	}
+	hold()
+	w.units.states = map[string]string{"nvidia-dcgm.service": "active", "nvsm.service": "inactive", "ssh.service": "active"}
+	w.units.changed = func(name string) {
+		switch {
+		case name != "nvidia-dcgm.service":
+		case w.units.states[name] == "active":
+			hold()
+		default:
+			w.finish(pid)
+		}
+	}
+	return w
+}
+
+// Promises 7 and 8.
+func TestUnitsAreStoppedForAResetAndStartedAgain(t *testing.T) {
+	for _, killed := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			w := monitored(t)
+			w.label("all-balanced")
+			w.passes("the end", func() bool {
+				if killed {
+					w.forget()
+				}
+				return w.converged("all-balanced")()
+			})
+			w.givenBack()
+			if diff := cmp.Diff([]string{"stop nvidia-dcgm.service", "start nvidia-dcgm.service"}, w.units.did); diff != "" {
+				t.Errorf("units (-want +got):\n%s", diff)
+			}
+			if w.units.states["nvsm.service"] != "inactive" {
+				t.Error("a unit that was not running was started")
+			}
+		})
+	}
+}
+
+// Promise 10.
+func TestAUnitThatDoesNotStopEndsTheChange(t *testing.T) {
+	for name, why := range map[string]error{
+		"its job fails": &drain.JobError{Unit: "nvidia-dcgm.service", Verb: "stop", Result: "failed"},
+		"its job hangs": drain.ErrJobRunning,
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := monitored(t)
+				w.units.refuses = map[string]error{"stop nvidia-dcgm.service": why}
+				w.label("all-balanced")
+				w.passes("the end", func() bool {
+					return !w.owed() && slices.Contains([]string{string(config.ReasonUnitFailed), string(config.ReasonHardwareFailure)}, w.condition().Reason)
+				})
+				w.givenBack()
+				if c := w.condition(); !strings.Contains(c.Message, "nvidia-dcgm.service") {
+					t.Errorf("the message does not name the unit: %s", c.Message)
+				}
+				if gpu := w.snapshot()[0]; gpu.Enabled || gpu.Pending {
+					t.Errorf("MIG mode is %t, pending %t", gpu.Enabled, gpu.Pending)
+				}
+			})
+		})
+	}
+}
+
+// A GPU works without the unit, and a node that is kept for it helps nobody.
+func TestAUnitThatDoesNotStartAgainKeepsNoNode(t *testing.T) {
+	for name, why := range map[string]error{
+		"its job fails": &drain.JobError{Unit: "nvidia-dcgm.service", Verb: "start", Result: "failed"},
+		"its job hangs": drain.ErrJobRunning,
+		"systemd died":  errors.New("connection closed"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := monitored(t)
+				w.units.refuses = map[string]error{"start nvidia-dcgm.service": why}
+				w.converge("all-balanced")
+			})
+		})
+	}
+}

@@ -1,0 +1,70 @@
+package agent_test
+
+import (
+	"testing"
+	"testing/synctest"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// Journals as agents have written them, word by word. An agent that replaces one in the middle of a change goes on from them.
+var journals = map[string]string{
+	"version 1": `{"version":1,"operation":"a0e0c3b4-6a3c-4b1e-9f53-0d5d0a5e8a11","target":"all-1g.10gb","bootID":"boot-1",` +
+		`"started":"2000-01-01T00:00:00Z","cordoned":true,"wasUnschedulable":false,"proven":true,` +
+		`"previous":[{"gpu":"GPU","mig":false}],"operands":["plugin-1"]}`,
+	"version 2": `{"version":2,"summary":"change to all-1g.10gb since 2000-01-01T00:00:00Z; to be given back: cordon and taint gpuslice.io/repartitioning",` +
+		`"operation":"a0e0c3b4-6a3c-4b1e-9f53-0d5d0a5e8a11","target":"all-1g.10gb","bootID":"boot-1",` +
+		`"started":"2000-01-01T00:00:00Z","cordoned":true,"wasUnschedulable":false,"proven":true,` +
+		`"previous":[{"gpu":"GPU","mig":false}],"operands":["plugin-1"],` +
+		`"paused":{"nvidia.com/gpu.deploy.dcgm":"true"},"stopped":["nvidia-dcgm.service"]}`,
+}
+
+// Promise 7: a journal survives the agent's upgrade.
+func TestAChangeGoesOnFromTheJournalOfAnotherAgent(t *testing.T) {
+	for name, journal := range journals {
+		for _, wanted := range []bool{true, false} {
+			t.Run(name, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					w := newWorld(t, h100)
+					w.units.states = map[string]string{"nvidia-dcgm.service": "active"}
+					if name == "version 2" {
+						w.operator(map[string]string{labelDCGM: "paused-for-gpuslice"})
+						w.units.states["nvidia-dcgm.service"] = "inactive"
+					}
+					w.edit(func(n *corev1.Node) {
+						n.Spec.Unschedulable = true
+						n.Spec.Taints = []corev1.Taint{{Key: config.TaintRepartitioning, Effect: corev1.TaintEffectNoSchedule}}
+						n.Annotations = map[string]string{config.AnnotationJournal: journal}
+					})
+					if wanted {
+						w.converge("all-1g.10gb")
+					} else {
+						w.settle(config.ReasonNoWish)
+					}
+					w.givenBack()
+					if w.units.states["nvidia-dcgm.service"] != "active" {
+						t.Error("the unit is not started")
+					}
+					if value, ok := w.node().Labels[labelDCGM]; ok && value != "true" {
+						t.Errorf("the operand's label is %s", value)
+					}
+				})
+			})
+		}
+	}
+}
+
+func TestTheSummaryOfAJournalSaysWhatIsOwed(t *testing.T) {
+	j, err := agent.ParseJournal(journals["version 2"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = "change to all-1g.10gb since 2000-01-01T00:00:00Z; to be given back: cordon and taint gpuslice.io/repartitioning; " +
+		"label nvidia.com/gpu.deploy.dcgm=true; start of nvidia-dcgm.service; geometry of 1 GPUs if it fails"
+	if got := agent.Summary(j); got != want {
+		t.Errorf("summary:\n%s\nwant\n%s", got, want)
+	}
+}

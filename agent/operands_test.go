@@ -1,0 +1,197 @@
+package agent_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain"
+)
+
+const (
+	labelExporter = config.LabelOperandPrefix + "dcgm-exporter"
+	labelDCGM     = config.LabelOperandPrefix + "dcgm"
+	labelGFD      = config.LabelOperandPrefix + "gpu-feature-discovery"
+)
+
+// operator gives the node operands of the GPU operator, each with its label, which may have any value.
+func (w *world) operator(values map[string]string) {
+	w.t.Helper()
+	w.edit(func(n *corev1.Node) {
+		for label, value := range values {
+			metav1.SetMetaDataLabel(&n.ObjectMeta, label, value)
+			w.operands = append(w.operands, label)
+		}
+	})
+	slices.Sort(w.operands)
+	w.turn()
+}
+
+// values are what the labels of operands say now.
+func (w *world) values() map[string]string {
+	w.t.Helper()
+	out := map[string]string{}
+	for _, label := range w.operands {
+		out[label] = w.node().Labels[label]
+	}
+	return out
+}
+
+// record notes each change of an operand's label, in the order in which they happen.
+func (w *world) record(until func() bool) []string {
+	w.t.Helper()
+	var changes []string
+	last := w.values()
+	w.passes("the end", func() bool {
+		for label, value := range w.values() {
+			if last[label] != value {
+				changes = append(changes, strings.TrimPrefix(label, config.LabelOperandPrefix)+" "+value)
+				last[label] = value
+			}
+		}
+		return until()
+	})
+	return changes
+}
+
+func (w *world) converged(name string) func() bool {
+	return func() bool {
+		c := w.condition()
+		return c.Reason == string(config.ReasonConverged) && strings.HasPrefix(c.Message, name+":")
+	}
+}
+
+// Promises 7 and 13.
+func TestOperandsArePausedInOrderAndResumedInReverse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		before := map[string]string{
+			config.LabelDevicePlugin: "true", labelDCGM: "true", labelExporter: "true",
+			labelGFD: "false", config.LabelOperandPrefix + "client": "paused-for-mig-change",
+		}
+		w.operator(before)
+		w.pod("trainer", w.devices()["nvidia.com/gpu"][0])
+		w.label("all-balanced")
+		got := w.record(w.converged("all-balanced"))
+		const paused = drain.PausedValue
+		want := []string{
+			"dcgm-exporter " + paused, "dcgm " + paused, "device-plugin " + paused,
+			"device-plugin true", "dcgm true", "dcgm-exporter true",
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("labels, in the order in which they changed (-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff(before, w.values()); diff != "" {
+			t.Errorf("labels (-before +after):\n%s", diff)
+		}
+		w.givenBack()
+	})
+}
+
+// Where the plugin goes by its label, kubelet gives out nothing meanwhile, and pods without a GPU need not be kept away.
+func TestWhatNobodyHoldsIsChangedWithoutAFence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.operator(map[string]string{config.LabelDevicePlugin: "true"})
+		w.label("all-balanced")
+		w.passes("the end", func() bool {
+			n := w.node()
+			if n.Spec.Unschedulable || len(n.Spec.Taints) > 0 {
+				t.Fatalf("the node is fenced: unschedulable %t, taints %v", n.Spec.Unschedulable, n.Spec.Taints)
+			}
+			if len(w.snapshot()[0].Instances) > 0 && w.values()[config.LabelDevicePlugin] == "true" && len(w.offered) == 1 && len(w.offered["nvidia.com/gpu"]) > 0 {
+				t.Fatal("the plugin offers GPUs that are gone")
+			}
+			return w.converged("all-balanced")()
+		})
+		w.givenBack()
+	})
+	t.Run("and a fence goes up when a pod gets it after all", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, h100)
+			w.operator(map[string]string{config.LabelDevicePlugin: "true", labelDCGM: "true"})
+			w.label("all-balanced")
+			w.passes("the pause", func() bool { return w.values()[labelDCGM] == drain.PausedValue })
+			w.pod("late", string(w.snapshot()[1].UUID))
+			w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
+			w.reach("all-balanced")
+			if w.runs("late") {
+				t.Error("the pod was not evicted")
+			}
+		})
+	})
+}
+
+// Promise 8, for each label and each moment.
+func TestLabelsOfOperandsAreGivenBackByTheNextAgent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		before := map[string]string{config.LabelDevicePlugin: "true", labelDCGM: "true", labelExporter: "true", labelGFD: "false"}
+		w.operator(before)
+		w.label("all-balanced")
+		w.passes("the end", func() bool {
+			w.forget()
+			return w.converged("all-balanced")()
+		})
+		if diff := cmp.Diff(before, w.values()); diff != "" {
+			t.Errorf("labels (-before +after):\n%s", diff)
+		}
+	})
+}
+
+// Promise 10.
+func TestOperandsComeBackAlsoWhenTheChangeFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		before := map[string]string{config.LabelDevicePlugin: "true", labelDCGM: "true"}
+		w.operator(before)
+		w.fail("CreateGpuInstanceWithPlacement")
+		w.label("all-balanced")
+		w.settle(config.ReasonHardwareFailure)
+		w.givenBack()
+		if diff := cmp.Diff(before, w.values()); diff != "" {
+			t.Errorf("labels (-before +after):\n%s", diff)
+		}
+	})
+}
+
+// Another tool may take a label over in the middle. It is its own then.
+func TestAnOperandThatAnotherToolPausesInTheMiddleStaysPaused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.operator(map[string]string{config.LabelDevicePlugin: "true", labelDCGM: "true"})
+		w.label("all-balanced")
+		w.passes("the pause", func() bool { return w.values()[config.LabelDevicePlugin] == drain.PausedValue })
+		w.edit(func(n *corev1.Node) { n.Labels[labelDCGM] = "paused-for-mig-change" })
+		w.reach("all-balanced")
+		if got := w.values()[labelDCGM]; got != "paused-for-mig-change" {
+			t.Errorf("the label is %s", got)
+		}
+	})
+}
+
+// The journal of a change that owes no more than its predecessors did is one that they can read.
+func TestAJournalIsWrittenInTheLowestVersionThatHoldsIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for operands, version := range map[string]string{"": `{"version":1,`, labelDCGM: `{"version":2,`} {
+			w := newWorld(t, h100)
+			if operands != "" {
+				w.operator(map[string]string{operands: "true"})
+			}
+			w.begin("all-balanced")
+			journal := w.node().Annotations[config.AnnotationJournal]
+			if !strings.HasPrefix(journal, version) {
+				t.Errorf("with operand %q the journal is %s", operands, journal)
+			}
+			if want := "change to all-balanced since 2000-01-01T"; !strings.Contains(journal, want) || !strings.Contains(journal, "cordon and taint") {
+				t.Errorf("the journal does not say %q and what is owed: %s", want, journal)
+			}
+		}
+	})
+}

@@ -1,0 +1,93 @@
+package agent
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain"
+)
+
+// What NVIDIA's k8s-mig-manager leaves on a node when it dies or fails in the middle: labels of operands with this value. Of what
+// they were before it keeps no record; it only ever pauses what is not "false".
+const (
+	pausedByMIGManager = "paused-for-mig-change"
+	deployed           = "true"
+)
+
+// migManagerLabel marks the pods of a k8s-mig-manager, which minds its own labels while it lives.
+const migManagerLabel = "nvidia-mig-manager"
+
+// orphan is what stands on a node that has no journal, as when somebody has removed it by hand, and is given back all the
+// same: by its marks it is ours, or that of a tool whose remains we are told to adopt.
+type orphan struct {
+	cordon bool              // managedFields say that it is ours
+	labels map[string]string // of operands that are paused, with the values that they had before
+}
+
+// is reports whether there is anything.
+func (o orphan) is() bool { return o.cordon || len(o.labels) > 0 }
+
+// String names what there is.
+func (o orphan) String() string {
+	parts := slices.Sorted(maps.Keys(o.labels))
+	if o.cordon {
+		parts = append([]string{"our cordon"}, parts...)
+	}
+	return strings.Join(parts, ", ")
+}
+
+// orphanOn looks for remains on a node without a journal. A cordon that people want to keep is none.
+func (a *Agent) orphanOn(seen *observed) orphan {
+	var o orphan
+	if seen.journal != nil {
+		return o
+	}
+	who, _, cordoned := drain.Cordoner(seen.node)
+	_, kept := seen.node.Annotations[config.AnnotationKeepCordoned]
+	o.cordon = cordoned && who == FieldManager && !kept
+	o.labels = map[string]string{}
+	for _, label := range drain.LeftPaused(seen.node, drain.PausedValue) {
+		o.labels[label] = deployed // no other value is paused
+	}
+	if seen.adopts {
+		for _, label := range drain.LeftPaused(seen.node, pausedByMIGManager) {
+			o.labels[label] = deployed
+		}
+	}
+	return o
+}
+
+// adoptsMIGManager reports whether the remains of a mig-manager are ours to clear away: where people have said so, and none is
+// there to do it.
+func (a *Agent) adoptsMIGManager(seen *observed) bool {
+	return slices.Contains(a.settings.Recover.Adopt, config.AdoptMIGManager) &&
+		!slices.ContainsFunc(seen.pods, func(p corev1.Pod) bool { return p.Labels["app"] == migManagerLabel && !ended(&p) })
+}
+
+// pausedHere reports whether the operand is away by our hand, or by one whose remains we have adopted.
+func (s observed) pausedHere(o drain.Operand) bool {
+	if o.State == drain.OperandPaused {
+		return true
+	}
+	_, left := s.orphan.labels[o.Label]
+	if s.journal != nil {
+		_, left = s.journal.Paused[o.Label]
+	}
+	return left && s.adopts && o.Value == pausedByMIGManager
+}
+
+// paused reports whether the device plugin is away by its label, so that nobody offers GPUs.
+func (s observed) paused() bool {
+	return slices.ContainsFunc(s.pauses, func(o drain.Operand) bool {
+		return o.Label == config.LabelDevicePlugin && s.pausedHere(o)
+	})
+}
+
+// uncordoned reports whether somebody else has lifted a cordon that is ours.
+func (s observed) uncordoned() bool {
+	return s.journal != nil && s.journal.Cordoned && !s.journal.WasUnschedulable && !s.node.Spec.Unschedulable
+}
