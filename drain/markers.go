@@ -269,7 +269,7 @@ func driverUpgrade(tool, driver string) []knownMarker {
 			"the " + tool + " uncordons the node when its driver is upgraded and validated, unless it was cordoned before",
 		},
 		{tool, label(state, "upgrade-required"), markPlanned, "the " + tool + " upgrades the driver when the node's turn has come"},
-		{tool, annotation(wait), markCordons, "the " + tool + " drains the node so that the driver can be loaded"},
+		{tool, annotation(wait), markPlanned, "the " + tool + " drains the node so that the driver can be loaded"},
 	}
 }
 
