@@ -479,6 +479,18 @@ func TestAPodIsDeletedAfterItsDeadlineIfThePolicySaysSo(t *testing.T) {
 		}
 	})
 
+	t.Run("not while the API server does not answer", func(t *testing.T) {
+		s := newServer()
+		s.answer = errors.New("connection refused")
+		walk(t, s, []drain.Pod{of("a", "ReplicaSet")}, policy, []step{{
+			after: time.Hour, asked: []string{"a"}, deadline: last,
+			want: []string{"Failed asking the API server: connection refused; its deletion is tried until 13:01Z"},
+		}})
+		if len(s.removed) > 0 {
+			t.Errorf("deletions are %v, want none", s.removed)
+		}
+	})
+
 	t.Run("not in a dry run", func(t *testing.T) {
 		s := newServer()
 		s.answer = refusal(needsTwo, 0)
