@@ -52,7 +52,7 @@ func command() *cobra.Command {
 	flags.StringVar(&o.podResources, "pod-resources", "/var/lib/kubelet/pod-resources/kubelet.sock", "kubelet's PodResources socket")
 	flags.StringVar(&o.lockFile, "lock", "/run/gpuslice/agent.lock", "file by which agents of one machine keep out of each other's way")
 	flags.StringVar(&o.procRoot, "proc", "/proc", "the process table of the host")
-	flags.StringVar(&o.systemBus, "system-bus", "unix:path=/run/dbus/system_bus_socket", "address of the host's D-Bus, for logind; it need not exist")
+	flags.StringVar(&o.systemBus, "system-bus", "unix:path=/run/dbus/system_bus_socket", "address of the host's D-Bus, for logind and systemd; it need not exist")
 	flags.BoolVar(&o.debug, "debug", false, "log observations too")
 	root.AddCommand(o.run(), o.plan(), &cobra.Command{
 		Use:   "version",

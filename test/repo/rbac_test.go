@@ -30,15 +30,17 @@ func grantOf(verb, resource, group string) grant {
 // unseen are the grants that calls need which are not made through a typed client, with where they are made.
 // TestRawCallsToTheAPIServerAreKnown fails when a place is added.
 var unseen = map[grant]string{
-	"list nodes":           "agent.watchObjects",
-	"watch nodes":          "agent.watchObjects",
-	"list pods":            "agent.watchObjects",
-	"watch pods":           "agent.watchObjects",
-	"list configmaps":      "agent.watchObjects",
-	"watch configmaps":     "agent.watchObjects",
-	"create pods/eviction": "drain.request",
-	"create events":        "record.EventRecorder",
-	"patch events":         "record.EventRecorder, for an event that is there already",
+	"list nodes":                        "agent.watchObjects",
+	"watch nodes":                       "agent.watchObjects",
+	"list pods":                         "agent.watchObjects",
+	"watch pods":                        "agent.watchObjects",
+	"list configmaps":                   "agent.watchObjects",
+	"watch configmaps":                  "agent.watchObjects",
+	"list poddisruptionbudgets.policy":  "agent.watchBudgets",
+	"watch poddisruptionbudgets.policy": "agent.watchBudgets",
+	"create pods/eviction":              "drain.request",
+	"create events":                     "record.EventRecorder",
+	"patch events":                      "record.EventRecorder, for an event that is there already",
 }
 
 // verbs of the methods of a typed client.
