@@ -8,7 +8,6 @@ package agent
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"go.uber.org/zap"
@@ -200,14 +199,17 @@ func (a *Agent) calledOff(seen observed, steps []plan.Step) bool {
 	return a.settings.Drain.OnUncordon == config.UncordonCancel && seen.uncordoned() && (disrupts(steps) || plan.Touches(steps))
 }
 
-// cancelled is the end of a change whose cordon somebody else has lifted.
+// cancelled is the end of a change whose cordon somebody else has lifted. Kubectl leaves no name when it does.
 func (s observed) cancelled(want wish) *Failure {
-	who := "somebody"
-	if name, when := drain.Uncordoner(s.node, FieldManager); name != "" {
-		who = fmt.Sprintf("somebody (probably %s, at %s)", name, moment(when))
+	text := "somebody has uncordoned the node"
+	who, when := drain.Uncordoner(s.node, FieldManager)
+	if !when.IsZero() {
+		text += " at " + moment(when)
+	}
+	if who != "" {
+		text += " (perhaps " + who + ", which wrote to it then)"
 	}
 	return &Failure{
-		Wish: want.fingerprint, Reason: config.ReasonCancelled,
-		Message: who + " has uncordoned the node in the middle of the change, which calls it off",
+		Wish: want.fingerprint, Reason: config.ReasonCancelled, Message: text + " in the middle of the change, which calls it off",
 	}
 }

@@ -78,7 +78,7 @@ func (a *Agent) raise(ctx context.Context, seen observed, want wish, steps []pla
 func (a *Agent) preflight(ctx context.Context, seen observed, steps []plan.Step) error {
 	const before = "nothing is disturbed before "
 	wait := &Waiting{After: evictionRetry}
-	busy, foreign, strangers := seen.busy(), maintainers(seen.markers), a.strangers(seen)
+	busy, foreign, strangers := seen.busy(), seen.atWork(), a.strangers(seen)
 	switch {
 	case len(foreign) > 0:
 		wait.Reason, wait.Blockers = config.ReasonForeignMaintenance, foreign
@@ -123,11 +123,21 @@ func (a *Agent) drainable(ctx context.Context, seen observed, steps []plan.Step)
 	return nil
 }
 
-// maintainers names the other tools that work on the node, by what they have written on it.
-func maintainers(markers []drain.Marker) []string {
+// atWork names the other tools that work on the node, by what they have written on it. What one has only announced is no reason
+// to wait, nor is what a mig-manager has left that is ours to clear away.
+func (s observed) atWork() []string {
+	return s.tools(func(m drain.Marker) bool { return !m.Planned && !(s.adopts && m.Tool == toolMIGManager) })
+}
+
+// cordoning names those that rely on the node's cordon.
+func (s observed) cordoning() []string {
+	return s.tools(func(m drain.Marker) bool { return m.Cordons })
+}
+
+func (s observed) tools(count func(drain.Marker) bool) []string {
 	var out []string
-	for _, m := range markers {
-		if m.Cordons {
+	for _, m := range s.markers {
+		if count(m) {
 			out = append(out, nameOf(m))
 		}
 	}
@@ -227,7 +237,7 @@ func (a *Agent) resume(ctx context.Context, seen observed) error {
 // release gives the node back. A node that has just been registered and is not ready goes on keeping pods away.
 func (a *Agent) release(ctx context.Context, seen observed, want wish) error {
 	uncordon := seen.journal.Cordoned && !seen.foreignCordon()
-	if foreign := maintainers(seen.markers); uncordon && len(foreign) > 0 {
+	if foreign := seen.cordoning(); uncordon && len(foreign) > 0 {
 		return &Waiting{
 			Reason: config.ReasonForeignMaintenance, After: evictionRetry, Blockers: foreign,
 			Message: "the GPUs are as they should be; the node is uncordoned when other tools are done with it: " + strings.Join(foreign, "; "),

@@ -18,6 +18,9 @@ const (
 	deployed           = "true"
 )
 
+// toolMIGManager is what drain.Markers calls it.
+const toolMIGManager = "mig-manager"
+
 // migManagerLabel marks the pods of a k8s-mig-manager, which minds its own labels while it lives.
 const migManagerLabel = "nvidia-mig-manager"
 

@@ -225,7 +225,7 @@ func cordonOfOthers(seen observed) string {
 	if !since.IsZero() {
 		text += " since " + moment(since)
 	}
-	if foreign := maintainers(seen.markers); len(foreign) > 0 {
+	if foreign := seen.cordoning(); len(foreign) > 0 {
 		text += ", while it is in the hands of " + strings.Join(foreign, "; ")
 	}
 	if _, keep := seen.node.Annotations[config.AnnotationKeepCordoned]; keep {

@@ -92,7 +92,6 @@ func defaultOperands() []string {
 		LabelOperandPrefix + "dcgm",
 		LabelOperandPrefix + "client", // for pods of others, that want to be paused with the operands
 		LabelOperandPrefix + "gpu-feature-discovery",
-		LabelOperandPrefix + "mps-control-daemon",
 		LabelOperandPrefix + "device-plugin",
 	}
 }
