@@ -45,7 +45,7 @@ func (a *Agent) evict(ctx context.Context, seen observed, want wish, steps []pla
 		return &Failure{
 			Wish: want.fingerprint, Reason: config.ReasonEvictionBlocked,
 			Message: fmt.Sprintf("pods still there at the deadline, %s: %s",
-				moment(verdicts[late].Deadline), strings.Join(describe(verdicts), "; ")),
+				moment(verdicts[late].Deadline), listed(describe(verdicts))),
 		}
 	}
 	return a.awaitPods(seen, want, policy, verdicts)
@@ -55,7 +55,7 @@ func (a *Agent) evict(ctx context.Context, seen observed, want wish, steps []pla
 func (a *Agent) awaitPods(seen observed, want wish, policy drain.Policy, verdicts []drain.Verdict) *Waiting {
 	wait := &Waiting{
 		Reason: config.ReasonEvicting, After: evictionRetry, Blockers: describe(verdicts),
-		Message: "waiting for pods to leave: " + strings.Join(describe(verdicts), "; "),
+		Message: "waiting for pods to leave: " + listed(describe(verdicts)),
 	}
 	if seen.journal != nil {
 		wait.Since = seen.journal.Started
@@ -72,10 +72,22 @@ func (a *Agent) awaitPods(seen observed, want wish, policy drain.Policy, verdict
 		}
 	}
 	if blocked := blockedOf(verdicts); len(blocked) > 0 {
-		wait.Reason, wait.Message = config.ReasonEvictionBlocked, strings.Join(blocked, "; ")
+		wait.Reason, wait.Message = config.ReasonEvictionBlocked, listed(blocked)
 		wait.Advice = "make room in the budget, or delete the pod, to go on at once; " + callOff(want)
 	}
 	return wait
+}
+
+// most is how many of a kind people are shown: a node may have hundreds of pods, and each in the way is a line to read. Tools find
+// more of them in the status.
+const most = 8
+
+// listed joins what is in the way, and counts what is not shown.
+func listed(texts []string) string {
+	if more := len(texts) - most; more > 0 {
+		return fmt.Sprintf("%s; and %d more", strings.Join(texts[:most], "; "), more)
+	}
+	return strings.Join(texts, "; ")
 }
 
 // callOff says how people end the change.
@@ -148,7 +160,7 @@ func (a *Agent) pauseOperand(ctx context.Context, seen observed, want wish, step
 	for i, p := range step.Pods {
 		pods[i] = p.Namespace + "/" + p.Name
 	}
-	message := fmt.Sprintf("waiting for the pods of %s to end: %s", step.Label, strings.Join(pods, ", "))
+	message := fmt.Sprintf("waiting for the pods of %s to end: %s", step.Label, listed(pods))
 	if seen.overdue(a.clock.Now(), a.settings.Timeouts.Drain) && !want.undo {
 		return &Failure{Wish: want.fingerprint, Reason: config.ReasonPausingOperands, Message: message + ", up to the deadline"}
 	}

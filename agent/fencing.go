@@ -92,7 +92,7 @@ func (a *Agent) preflight(ctx context.Context, seen observed, steps []plan.Step)
 		wait.Message = before + "a device plugin runs here: none offers the GPUs to kubelet, and no pod of this node matches devicePlugin.podSelector of the settings"
 	case len(strangers) > 0:
 		wait.Reason, wait.Blockers = config.ReasonGPUInUse, strangers
-		wait.Message = before + "these processes end, which are of no pod and hold what is to go: " + strings.Join(strangers, "; ")
+		wait.Message = before + "these processes end, which are of no pod and hold what is to go: " + listed(strangers)
 	default:
 		return a.drainable(ctx, seen, steps)
 	}
@@ -114,7 +114,7 @@ func (a *Agent) drainable(ctx context.Context, seen observed, steps []plan.Step)
 		if len(blocked) > 0 {
 			return &Waiting{
 				Reason: config.ReasonEvictionBlocked, After: evictionRetry, Blockers: blocked,
-				Message: "nothing is disturbed before these pods may be evicted: " + strings.Join(blocked, "; "),
+				Message: "nothing is disturbed before these pods may be evicted: " + listed(blocked),
 				Since:   seen.since(config.ReasonEvictionBlocked, a.now()),
 				Advice:  "the node stays schedulable meanwhile, and is looked at again when they change; to call the change off, remove the label",
 			}

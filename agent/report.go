@@ -22,6 +22,9 @@ import (
 // progressInterval is the least time between two reports that differ in nothing but how far a change has come.
 const progressInterval = time.Second
 
+// mostBlockers bounds what the status lists: all annotations of a node together may take 256 KiB.
+const mostBlockers = 100
+
 // report is what one pass tells.
 type report struct {
 	phase    Phase
@@ -286,7 +289,7 @@ func (a *Agent) tellMetadata(ctx context.Context, seen observed, want wish, r re
 		return nil
 	}
 	status := Status{Desired: want.name, Phase: r.phase, Reason: r.reason, GPUs: statusGPUs(seen.gpus)}
-	status.Failed, status.NoReset, status.Blockers = seen.kept(want), seen.refusal(), r.blockers
+	status.Failed, status.NoReset, status.Blockers = seen.kept(want), seen.refusal(), r.blockers[:min(len(r.blockers), mostBlockers)]
 	status.Since = seen.since(r.reason, a.now())
 	text, err := status.encode()
 	if err != nil {
