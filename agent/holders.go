@@ -106,7 +106,7 @@ func (a *Agent) observeUnits(ctx context.Context, seen *observed, taken []plan.T
 		if !exists && (err == nil || !slices.Contains(stopped, name)) {
 			continue
 		}
-		seen.units = append(seen.units, plan.Unit{Name: name, Active: runs(state), Holds: seen.computes(name)})
+		seen.units = append(seen.units, plan.Unit{Name: name, Active: runs(state), Ending: state == "deactivating", Holds: seen.computes(name)})
 	}
 }
 
@@ -164,9 +164,9 @@ func (a *Agent) strangers(seen observed) []string {
 	return drain.NameClients(strange, seen.pods)
 }
 
-// mustLeave are the holders that leave by eviction. Operands and other clients of the library are sent away in their own
-// order. A pod of a DaemonSet that the fence does not keep away would come back as often as it is evicted: where it has no more
-// than a file open it is left, since most changes do not mind.
+// mustLeave are the holders that leave by eviction. Operands are sent away in their own order, and so are other clients of the library
+// that have no more than a file open. So does a pod of a DaemonSet that the fence does not keep away, and that would come back as often
+// as it is evicted: it is left, since most changes do not mind.
 func (s observed) mustLeave() []drain.Pod {
 	apart := map[string]bool{}
 	for _, o := range s.operands {
@@ -177,11 +177,12 @@ func (s observed) mustLeave() []drain.Pod {
 			apart[string(p.UID)] = true
 		}
 	}
+	clients := map[string]bool{}
 	for _, p := range s.libraryClients {
-		apart[string(p.UID)] = true
+		clients[string(p.UID)] = true
 	}
 	return slices.DeleteFunc(slices.Clone(s.holders), func(p drain.Pod) bool {
-		return p.UID != "" && apart[string(p.UID)] || p.Daemon && s.returns(p) && byFilesAlone(p)
+		return p.UID != "" && apart[string(p.UID)] || byFilesAlone(p) && (clients[string(p.UID)] || p.Daemon && s.returns(p))
 	})
 }
 

@@ -209,11 +209,12 @@ func (a *Agent) awaitReboot(j Journal) error {
 	}
 }
 
-// park gives the node back until it is rebooted. The journal stays: the modes that are pending are taken back if the wish goes.
+// park gives the node back until it is rebooted. The journal stays: the modes that are pending are taken back if the wish goes. Operands
+// and units are back by now, and whoever stops one until the reboot means it.
 func (a *Agent) park(ctx context.Context, seen observed, want wish) error {
 	j := *seen.journal
 	uncordon := j.Cordoned && !seen.foreignCordon()
-	j.Cordoned = false
+	j.Cordoned, j.Paused, j.Stopped = false, nil, nil
 	text, err := j.encode()
 	if err != nil {
 		return err

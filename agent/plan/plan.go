@@ -72,6 +72,7 @@ type Pause struct {
 type Unit struct {
 	Name   string
 	Active bool
+	Ending bool // it is active and about to stop
 	Holds  bool // one of its processes computes on what the plan takes away
 }
 
@@ -128,8 +129,8 @@ func Make(seen Observed, want Desired) ([]Step, error) {
 	switch {
 	case len(changes) > 0:
 		return slices.Concat(prepare(seen, changes), hardware(seen, changes), giveBack(foreseen(seen, changes), parks)), nil
-	case parks && seen.Journal.Owed && !seen.Journal.Cordoned:
-		return askForReboot(seen), nil // parked
+	case parks && seen.parked():
+		return askForReboot(seen), nil
 	case seen.Startup && len(want) > 0 && !seen.Journal.Owed:
 		seen.Journal.Owed, seen.Fenced = true, true
 		return append([]Step{{Kind: Fence}}, giveBack(seen, parks)...), nil
@@ -139,6 +140,13 @@ func Make(seen Observed, want Desired) ([]Step, error) {
 	default:
 		return giveBack(seen, parks), nil
 	}
+}
+
+// parked reports whether the node was given back until its reboot. A change without a fence has no cordon either, and owes what it has
+// paused and stopped until it is parked.
+func (seen Observed) parked() bool {
+	j := seen.Journal
+	return j.Owed && !j.Cordoned && len(j.Paused) == 0 && len(j.Stopped) == 0
 }
 
 // Taken is what a change takes away of one GPU.
@@ -258,9 +266,10 @@ func (d disruption) fences(seen Observed) bool {
 	}
 }
 
-// pluginByLabel reports whether a label of the node sends the device plugin away.
+// pluginByLabel reports whether a label of the node sends the device plugin away. It must have been seen to deploy one: the label
+// may be there for nothing, beside a plugin that is deployed otherwise and that nobody can find.
 func (seen Observed) pluginByLabel() bool {
-	return slices.ContainsFunc(seen.Pauses, func(p Pause) bool { return p.Plugin }) &&
+	return slices.ContainsFunc(seen.Pauses, func(p Pause) bool { return p.Plugin && (p.Paused || len(p.Pods) > 0) }) &&
 		!slices.ContainsFunc(seen.Operands, func(o Operand) bool { return !o.ByLabel })
 }
 
@@ -375,7 +384,7 @@ func giveBack(seen Observed, parks bool) []Step {
 func resume(seen Observed) []Step {
 	var steps []Step
 	for _, u := range slices.Backward(seen.Units) {
-		if !u.Active && seen.Journal.Stopped[u.Name] {
+		if (!u.Active || u.Ending) && seen.Journal.Stopped[u.Name] {
 			steps = append(steps, Step{Kind: StartUnits, Unit: u.Name})
 		}
 	}
