@@ -8,6 +8,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -105,7 +106,7 @@ type Agent struct {
 	logindNext   time.Time            // a logind that has not answered is not asked before
 	systemdNext  time.Time            // the same of systemd
 	foundFree    map[string]time.Time // when the process table was last seen to have no holder of the device, which goes
-	jobs         map[string]time.Time // when stopping or starting each unit began
+	waits        map[string]time.Time // when the waits began that have a time of their own, by what is waited for
 	budgets      chan map[string]bool // namespaces of disruption budgets that are in the way
 	rebooting    bool                 // this process has asked logind for a reboot
 	replaced     bool                 // the driver is another one than this process has loaded
@@ -124,7 +125,7 @@ func New(o Options) *Agent {
 			JournalKey:      config.AnnotationJournal,
 			KeepCordonedKey: config.AnnotationKeepCordoned,
 		},
-		attempts: map[string]attempt{}, done: map[string]int{}, jobs: map[string]time.Time{}, foundFree: map[string]time.Time{},
+		attempts: map[string]attempt{}, done: map[string]int{}, waits: map[string]time.Time{}, foundFree: map[string]time.Time{},
 	}
 }
 
@@ -178,8 +179,11 @@ func (a *Agent) plan(ctx context.Context, seen *observed) (wish, []plan.Step, er
 		steps, err = a.steps(ctx, seen, want, want.targets)
 	}
 	switch {
-	case err == nil && !seen.givenUp(want) && a.calledOff(*seen, steps):
+	case err == nil && a.calledOff(*seen, want, steps):
 		return want, nil, seen.cancelled(want)
+	case err != nil && seen.journal == nil:
+		steps, err = a.clearAway(ctx, seen, want, err)
+		return want, steps, err
 	case seen.journal == nil || err == nil && !seen.givenUp(want):
 		return want, steps, err
 	case errors.Is(err, plan.ErrStillPending) && seen.journal.Undo == nil:
@@ -193,10 +197,23 @@ func (a *Agent) plan(ctx context.Context, seen *observed) (wish, []plan.Step, er
 	return want, steps, err
 }
 
+// clearAway plans to give back what an agent has left, where what is asked for cannot be: that is no reason to keep it.
+func (a *Agent) clearAway(ctx context.Context, seen *observed, want wish, err error) ([]plan.Step, error) {
+	if !seen.orphan.is() && !seen.fenced {
+		return nil, err
+	}
+	steps, planning := a.steps(ctx, seen, want, nil)
+	if planning != nil || len(steps) == 0 {
+		return nil, err
+	}
+	return steps, nil
+}
+
 // calledOff reports whether somebody has lifted our cordon while pods and GPUs are still to be touched. After that it hurts
-// nobody: what is left is proof.
-func (a *Agent) calledOff(seen observed, steps []plan.Step) bool {
-	return a.settings.Drain.OnUncordon == config.UncordonCancel && seen.uncordoned() && (disrupts(steps) || plan.Touches(steps))
+// nobody: what is left is proof. What was asked for since is not meant by it, and gets a cordon of its own.
+func (a *Agent) calledOff(seen observed, want wish, steps []plan.Step) bool {
+	changes := disrupts(steps) || slices.ContainsFunc(steps, func(s plan.Step) bool { return s.Kind == plan.Create })
+	return a.settings.Drain.OnUncordon == config.UncordonCancel && seen.uncordoned() && changes && !seen.other(want) && !seen.givenUp(want)
 }
 
 // cancelled is the end of a change whose cordon somebody else has lifted. Kubectl leaves no name when it does.

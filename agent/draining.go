@@ -28,7 +28,7 @@ func (a *Agent) evict(ctx context.Context, seen observed, want wish, steps []pla
 		}
 	}
 	if step.Kind == plan.Evict {
-		if err := a.mustSee(seen, want); err != nil {
+		if err := a.mustSee(seen, want, step); err != nil {
 			return err
 		}
 	}
@@ -99,10 +99,14 @@ func callOff(want wish) string {
 }
 
 // policy is by which rules pods are made to leave, and since when their deadlines count. Operands are replaced or come back by
-// themselves, and on the way back what stands has to go: no rule is for either.
+// themselves, and on the way back what stands has to go: no rule is for either, and on the way back there is no deadline.
 func (a *Agent) policy(seen observed, step plan.Step, want wish) (p drain.Policy, since time.Time) {
-	if step.Kind == plan.Evict && !want.undo {
+	switch {
+	case want.undo:
+	case step.Kind == plan.Evict:
 		p = drainPolicy(a.settings)
+	case step.Kind == plan.PauseOperands && seen.journal != nil:
+		p.Deadline = a.deadline(seen, step).Sub(seen.journal.Started)
 	}
 	if seen.deaf != nil {
 		p.KubeletSilent = seen.deaf.Error()
@@ -128,24 +132,26 @@ func (a *Agent) tellPod(seen observed, want wish, v drain.Verdict) {
 }
 
 // mustSee waits, up to the deadline for pods, where it cannot be known who holds what goes: a source that fails counts as busy,
-// which is a reason to wait and none to evict everybody. The way back is not held up by it.
-func (a *Agent) mustSee(seen observed, want wish) error {
+// which is a reason to wait and none to evict everybody, nor to touch a GPU. The way back is held up by a silent kubelet alone,
+// without which all pods count as holders.
+func (a *Agent) mustSee(seen observed, want wish, step plan.Step) error {
 	busy := seen.busy()
-	if busy == nil || seen.journal == nil {
+	if busy == nil || seen.journal == nil || want.undo && seen.deaf == nil {
 		return nil
 	}
 	reason := config.ReasonHoldersUnknown
 	if seen.deaf != nil {
 		reason = config.ReasonKubeletUnavailable
 	}
-	if seen.overdue(a.clock.Now(), a.settings.Timeouts.Drain) && !want.undo {
+	until := a.deadline(seen, step)
+	if a.clock.Now().After(until) && !want.undo {
 		return &Failure{Wish: want.fingerprint, Reason: reason, Message: fmt.Sprintf("nobody was evicted %v, up to the deadline", busy)}
 	}
 	wait := &Waiting{
 		Reason: reason, After: evictionRetry, Message: fmt.Sprintf("nobody is evicted %v", busy),
 		Since: seen.journal.Started, Advice: callOff(want),
 	}
-	wait.Until, wait.Then = seen.atDeadline(a.settings.Timeouts.Drain, want)
+	wait.Until, wait.Then = seen.atDeadline(until, want)
 	return wait
 }
 
@@ -161,14 +167,15 @@ func (a *Agent) pauseOperand(ctx context.Context, seen observed, want wish, step
 		pods[i] = p.Namespace + "/" + p.Name
 	}
 	message := fmt.Sprintf("waiting for the pods of %s to end: %s", step.Label, listed(pods))
-	if seen.overdue(a.clock.Now(), a.settings.Timeouts.Drain) && !want.undo {
+	until := a.deadline(seen, step)
+	if a.clock.Now().After(until) && !want.undo {
 		return &Failure{Wish: want.fingerprint, Reason: config.ReasonPausingOperands, Message: message + ", up to the deadline"}
 	}
 	wait := &Waiting{
 		Reason: config.ReasonPausingOperands, After: evictionRetry, Message: message, Since: seen.journal.Started, Blockers: pods,
 		Advice: "see kubectl describe pod; " + callOff(want),
 	}
-	wait.Until, wait.Then = seen.atDeadline(a.settings.Timeouts.Drain, want)
+	wait.Until, wait.Then = seen.atDeadline(until, want)
 	return wait
 }
 
@@ -187,12 +194,12 @@ func (s observed) then(want wish) string {
 	return "the change is given up: the GPUs go back to what they were, and the node is given back"
 }
 
-// atDeadline is the end of a wait that counts from the fence. The way back has none.
-func (s observed) atDeadline(limit time.Duration, want wish) (time.Time, string) {
+// atDeadline is the end of a wait, and what comes then. The way back has none.
+func (s observed) atDeadline(until time.Time, want wish) (time.Time, string) {
 	if want.undo || s.journal == nil {
 		return time.Time{}, ""
 	}
-	return s.journal.Started.Add(limit), s.then(want)
+	return until, s.then(want)
 }
 
 // drained finds the observed pods that the planner named.

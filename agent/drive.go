@@ -27,6 +27,11 @@ func (a *Agent) change(ctx context.Context, seen observed, want wish, step plan.
 			Message: fmt.Sprintf("%s reported success %d times and had no effect, or somebody else undoes it", step, n),
 		}
 	}
+	if !want.undo && (step.Kind == plan.Destroy || step.Kind == plan.Reset || step.Kind == plan.SetMode) {
+		if err := a.mustSee(seen, want, step); err != nil {
+			return err
+		}
+	}
 	release, err := a.inhibit(ctx, step)
 	if err != nil {
 		return err

@@ -2,16 +2,22 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -21,6 +27,9 @@ func (a *Agent) execute(ctx context.Context, seen observed, want wish, steps []p
 	step := steps[0]
 	began := a.clock.Now()
 	err := a.tooEarly(step)
+	if err == nil {
+		err = a.inVain(want, step)
+	}
 	if err != nil {
 		return err
 	}
@@ -52,11 +61,69 @@ func (a *Agent) execute(ctx context.Context, seen observed, want wish, steps []p
 	}
 	if err == nil {
 		delete(a.attempts, step.String())
-		delete(a.jobs, step.String())
+		delete(a.waits, waitOf(step))
+		a.succeeded(step)
 		a.log.Info("step done", zap.Stringer("step", step), zap.Int("left", len(steps)-1),
 			zap.Duration("took", a.clock.Since(began)), zap.String("operation", seen.operation()))
 	}
 	return err
+}
+
+// waitOf is by what the wait for a step is known: the pods of all operands together, else each step for itself.
+func waitOf(step plan.Step) string {
+	if step.Kind == plan.PauseOperands || step.Kind == plan.Evict {
+		return string(step.Kind)
+	}
+	return step.String()
+}
+
+// began is when the wait for the step began. It is lost with the process: a new one waits anew.
+func (a *Agent) began(step plan.Step) time.Time {
+	began, ok := a.waits[waitOf(step)]
+	if !ok {
+		began = a.now()
+		a.waits[waitOf(step)] = began
+	}
+	return began
+}
+
+// afterPods is the least time that each wait has which comes when the pods have left: they may take all of theirs, and a rule may
+// give them more.
+const afterPods = 5 * time.Minute
+
+// deadline is the end of a wait that is no pod's with the GPU, but comes after it.
+func (a *Agent) deadline(seen observed, step plan.Step) time.Time {
+	until := a.began(step).Add(afterPods)
+	if pods := seen.journal.Started.Add(a.settings.Timeouts.Drain); pods.After(until) {
+		return pods
+	}
+	return until
+}
+
+// taking reports whether the step takes something away that succeeds at once, and that somebody else may bring back at once.
+func taking(step plan.Step) bool {
+	return step.Kind == plan.Fence || step.Kind == plan.PauseOperands || step.Kind == plan.StopUnits
+}
+
+// succeeded counts the successes of steps that are bounded by inVain.
+func (a *Agent) succeeded(step plan.Step) {
+	if taking(step) {
+		a.done[step.String()]++
+	}
+}
+
+// inVain ends a change that somebody else undoes as often as it goes a step on. On the way back it is tried again, but ever less often.
+func (a *Agent) inVain(want wish, step plan.Step) error {
+	n := a.done[step.String()]
+	if !taking(step) || n < a.settings.Retry.NoEffect {
+		return nil
+	}
+	text := fmt.Sprintf("%s succeeded %d times and had no effect, or somebody else undoes it", step, n)
+	if want.undo {
+		delete(a.done, step.String())
+		return errors.New(text)
+	}
+	return &Failure{Wish: want.fingerprint, Reason: config.ReasonStepHadNoEffect, Message: text}
 }
 
 // operate sends away what is in the way and is to come back, or brings it back: units of the host, and operands, by their label or
@@ -149,15 +216,59 @@ func (a *Agent) patch(ctx context.Context, node *corev1.Node, write func(*corev1
 	return err
 }
 
-// patched is patch, and the node as it is then.
+// patched is patch, and the node as it is then. Others write to the node too, some many times in a second: where nothing has changed that
+// counts here, the write is as right for the node as it is now.
 func (a *Agent) patched(ctx context.Context, node *corev1.Node, write func(*corev1.Node) ([]byte, error)) (*corev1.Node, error) {
+	api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
+	defer cancel()
+	current := node
+	for range conflicts {
+		after, err := a.patchOnce(api, current, write)
+		if !apierrors.IsConflict(err) {
+			return after, err
+		}
+		fresh, failed := a.client.CoreV1().Nodes().Get(api, node.Name, metav1.GetOptions{})
+		if failed != nil || !alike(node, fresh) {
+			return nil, err
+		}
+		current = fresh
+	}
+	return a.patchOnce(api, current, write)
+}
+
+// conflicts is how often a write is tried again at once.
+const conflicts = 10
+
+// alike reports whether the same is decided by both looks at a node: nothing differs but status, and labels and annotations that
+// are not read here.
+func alike(a, b *corev1.Node) bool {
+	whoseA, _, _ := drain.Cordoner(a)
+	whoseB, _, _ := drain.Cordoner(b)
+	_, keptA := a.Annotations[config.AnnotationKeepCordoned]
+	_, keptB := b.Annotations[config.AnnotationKeepCordoned]
+	return a.UID == b.UID && whoseA == whoseB && keptA == keptB &&
+		a.Status.NodeInfo.BootID == b.Status.NodeInfo.BootID &&
+		a.Annotations[config.AnnotationJournal] == b.Annotations[config.AnnotationJournal] &&
+		a.Annotations[config.AnnotationStatus] == b.Annotations[config.AnnotationStatus] &&
+		equality.Semantic.DeepEqual(a.Spec, b.Spec) && equality.Semantic.DeepEqual(drain.Markers(a), drain.Markers(b)) &&
+		maps.Equal(nvidia(a.Labels), nvidia(b.Labels))
+}
+
+// nvidia are the labels that something is decided by.
+func nvidia(labels map[string]string) map[string]string {
+	out := maps.Clone(labels)
+	maps.DeleteFunc(out, func(key, _ string) bool {
+		return !strings.HasPrefix(key, "nvidia.com/") && key != config.LabelProfile
+	})
+	return out
+}
+
+func (a *Agent) patchOnce(ctx context.Context, node *corev1.Node, write func(*corev1.Node) ([]byte, error)) (*corev1.Node, error) {
 	body, err := write(node)
 	if err != nil {
 		return nil, err
 	}
-	api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
-	defer cancel()
-	after, err := a.client.CoreV1().Nodes().Patch(api, node.Name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: FieldManager})
+	after, err := a.client.CoreV1().Nodes().Patch(ctx, node.Name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: FieldManager})
 	if err != nil {
 		return nil, fmt.Errorf("patching node %s: %w", node.Name, err)
 	}

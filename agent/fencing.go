@@ -41,7 +41,7 @@ func disrupts(steps []plan.Step) bool {
 		case plan.Evict, plan.PauseOperands, plan.StopUnits:
 			return true
 		default:
-			return s.TouchesGPU() && s.Kind != plan.Create
+			return s.TouchesGPU() && s.Kind != plan.Create && !givesPersistence(s)
 		}
 	})
 }
@@ -49,7 +49,7 @@ func disrupts(steps []plan.Step) bool {
 // raise fences the node, once it is known that the pods that must leave may do so. A node that cannot be drained stays
 // schedulable.
 func (a *Agent) raise(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
-	if !want.undo {
+	if !want.undo && !seen.disturbed() {
 		if err := a.preflight(ctx, seen, steps); err != nil {
 			return err
 		}
@@ -71,6 +71,12 @@ func (a *Agent) raise(ctx context.Context, seen observed, want wish, steps []pla
 	}
 	a.eventf(seen.node, corev1.EventTypeNormal, config.ReasonFencing, "cordoned for the change to %s: %d steps", want.name, len(steps))
 	return nil
+}
+
+// disturbed reports whether the change has begun to take something away. To wait for a better moment is too late then, and would
+// have no end: deadlines count from the fence.
+func (s observed) disturbed() bool {
+	return s.journal != nil && (s.journal.Cordoned || slices.ContainsFunc(s.pauses, s.pausedHere))
 }
 
 // preflight asks before the cordon whether the change can come to its end: whether nobody else works on the node, the pods may
@@ -103,11 +109,16 @@ func (a *Agent) preflight(ctx context.Context, seen observed, steps []plan.Step)
 // drainable asks in a dry run whether the pods may be evicted.
 func (a *Agent) drainable(ctx context.Context, seen observed, steps []plan.Step) error {
 	for _, s := range steps {
-		if s.Kind != plan.Evict {
+		policy := drainPolicy(a.settings)
+		switch {
+		case s.Kind == plan.Evict:
+		case s.Kind == plan.PauseOperands && s.Label == "":
+			policy = drain.Policy{} // no rule is for them
+		default:
 			continue
 		}
 		all, cancel := context.WithTimeout(ctx, evictionsTimeout)
-		verdicts := a.evictor.DryRun(all, seen.drained(s.Pods), drainPolicy(a.settings))
+		verdicts := a.evictor.DryRun(all, seen.drained(s.Pods), policy)
 		cancel()
 		blocked := blockedOf(verdicts)
 		a.blockedBy(verdicts)
@@ -187,6 +198,9 @@ func (a *Agent) journal(seen observed, want wish, steps []plan.Step) *Journal {
 		}
 	}
 	j.owe(seen, steps)
+	if seen.journal == nil && steps[0].Kind == plan.Adopt {
+		j.Undo = seen.failed(want) // which is not tried again
+	}
 	return j
 }
 

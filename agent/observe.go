@@ -7,7 +7,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
@@ -247,12 +246,12 @@ func (a *Agent) observeOthers(seen *observed) {
 func (s observed) planned(want wish) plan.Observed {
 	out := plan.Observed{
 		GPUs: s.gpus, Fenced: s.fenced, Startup: s.startup != nil, Undo: want.undo, Reboots: s.reboots, CDI: s.specs,
-		Capacity: plan.Capacity{Agreed: s.agreed}, Orphaned: s.orphan.is(), Breached: s.refences && s.uncordoned(),
+		Capacity: plan.Capacity{Agreed: s.agreed}, Orphaned: s.orphan.is(), Breached: s.uncordoned() && !want.undo && (s.refences || s.other(want)),
 		Units: s.units,
 	}
 	if j := s.journal; j != nil {
 		out.Journal = plan.Journal{
-			Owed: true, Cordoned: j.Cordoned, Other: !want.undo && j.Target != want.name, Cuts: j.cuts(), Persistent: j.persistent(), Proven: j.Proven,
+			Owed: true, Cordoned: j.Cordoned, Other: s.other(want), Cuts: j.cuts(), Persistent: j.persistent(), Proven: j.Proven,
 			Paused: j.paused(), Stopped: j.stopped(),
 		}
 	}
@@ -341,9 +340,9 @@ func (s observed) givenUp(want wish) bool {
 	return s.journal != nil && s.journal.Undo != nil && s.journal.Undo.Wish == want.fingerprint
 }
 
-// overdue reports whether the change that is under way began longer ago than the limit.
-func (s observed) overdue(now time.Time, limit time.Duration) bool {
-	return s.journal != nil && now.After(s.journal.Started.Add(limit))
+// other reports whether the journal is about another target than the one that is asked for.
+func (s observed) other(want wish) bool {
+	return s.journal != nil && !want.undo && s.journal.Target != want.name
 }
 
 // operation identifies the change that is under way, across restarts of the agent; empty if there is none.

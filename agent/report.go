@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"time"
 
@@ -79,8 +80,9 @@ func (a *Agent) forget(first plan.Step, converged bool) {
 		a.verifying = time.Time{}
 	}
 	if !first.TouchesGPU() {
-		clear(a.done)
+		maps.DeleteFunc(a.done, func(step string, _ int) bool { return step != first.String() })
 	}
+	maps.DeleteFunc(a.waits, func(what string, _ time.Time) bool { return what != waitOf(first) })
 	switch first.Kind {
 	case plan.Evict, plan.Fence, plan.Record, plan.PauseOperands:
 	default:

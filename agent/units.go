@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
@@ -20,7 +19,7 @@ const unitRetry = hostTimeout
 
 // stopUnit stops a unit of the host that is in the way. One that does not stop ends the change.
 func (a *Agent) stopUnit(ctx context.Context, seen observed, want wish, step plan.Step) error {
-	until := a.patience(step)
+	until := a.began(step).Add(a.settings.Timeouts.Unit)
 	call, cancel := context.WithTimeout(ctx, hostTimeout)
 	defer cancel()
 	err := a.units.Stop(call, step.Unit)
@@ -42,7 +41,7 @@ func (a *Agent) stopUnit(ctx context.Context, seen observed, want wish, step pla
 
 // startUnit starts a unit that the change has stopped. One that does not start keeps no node: the GPUs work without it.
 func (a *Agent) startUnit(ctx context.Context, seen observed, step plan.Step) error {
-	until := a.patience(step)
+	until := a.began(step).Add(a.settings.Timeouts.Unit)
 	call, cancel := context.WithTimeout(ctx, hostTimeout)
 	defer cancel()
 	err := a.units.Start(call, step.Unit)
@@ -69,14 +68,4 @@ func (a *Agent) forgoUnit(ctx context.Context, seen observed, step plan.Step, er
 	j := *seen.journal
 	j.Stopped = slices.DeleteFunc(slices.Clone(j.Stopped), func(name string) bool { return name == step.Unit })
 	return a.amend(ctx, seen, j)
-}
-
-// patience is until when the job of a unit is waited for. It is lost with the process: a new one waits anew.
-func (a *Agent) patience(step plan.Step) (until time.Time) {
-	began, ok := a.jobs[step.String()]
-	if !ok {
-		began = a.clock.Now()
-		a.jobs[step.String()] = began
-	}
-	return began.Add(a.settings.Timeouts.Unit)
 }

@@ -48,8 +48,10 @@ type world struct {
 	host     host
 	units    units
 	specs    specs
-	table    string   // the host's process table
-	operands []string // labels by which operands of the GPU operator run
+	table    string        // the host's process table
+	operands []string      // labels by which operands of the GPU operator run
+	lingers  time.Duration // how long an operand's pod takes to end
+	slowness time.Duration // how long kubelet takes to answer
 
 	// What the next agent process is started with.
 
@@ -288,6 +290,7 @@ func (w *world) administer(configs map[string]config.MIGConfig) {
 
 // Assignments is kubelet's answer: each pod has the device that its annotation names.
 func (w *world) Assignments(ctx context.Context) (drain.Assignments, error) {
+	<-time.After(w.slowness)
 	if ctx.Err() != nil || w.deaf {
 		return nil, drain.ErrKubeletUnavailable
 	}
@@ -409,6 +412,13 @@ func (w *world) deploy(n *corev1.Node) {
 			}
 			runs = true
 			if n.Labels[label] != "true" {
+				if w.lingers > 0 {
+					w.grace = w.lingers
+					if err := w.terminate(p.Namespace, p.Name); err != nil {
+						w.t.Fatal(err)
+					}
+					continue
+				}
 				if err := w.client.Tracker().Delete(podResource, p.Namespace, p.Name); err != nil {
 					w.t.Fatal(err)
 				}
@@ -657,5 +667,13 @@ func (w *world) givenBack() {
 	if n.Spec.Unschedulable || len(n.Spec.Taints) > 0 || n.Annotations[config.AnnotationJournal] != "" {
 		w.t.Errorf("the node is not given back: unschedulable %t, taints %v, journal %q",
 			n.Spec.Unschedulable, n.Spec.Taints, n.Annotations[config.AnnotationJournal])
+	}
+}
+
+// breakTable makes the host's process table unreadable.
+func (w *world) breakTable() {
+	w.t.Helper()
+	if err := os.Remove(filepath.Join(w.table, "self")); err != nil {
+		w.t.Fatal(err)
 	}
 }
