@@ -1,0 +1,473 @@
+package agent
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain"
+)
+
+// Cause is why a node is kept from pods, or from the config that is asked of it.
+type Cause string
+
+// Causes of what is under way.
+const (
+	// CauseChangeUnderWay: nothing is stuck. An agent is at work, and the node is fenced for that.
+	CauseChangeUnderWay Cause = "ChangeUnderWay"
+	// CauseAgentDiedInDrain: a change has fenced the node, pods have yet to leave, and no agent runs.
+	CauseAgentDiedInDrain Cause = "AgentDiedInDrain"
+	// CauseAgentDiedInChange: the pods have left, the GPUs or the capacity are not as they shall be, and no agent runs.
+	CauseAgentDiedInChange Cause = "AgentDiedInChange"
+	// CauseRebootInTheMiddle: the node was booted since the change began.
+	CauseRebootInTheMiddle Cause = "RebootInTheMiddle"
+	// CauseRebootAwaited: a MIG mode is pending, and only a reboot makes it current.
+	CauseRebootAwaited Cause = "RebootAwaited"
+	// CauseWishGone: nobody asks any more for what the change was for, or what is asked for cannot be.
+	CauseWishGone Cause = "WishGone"
+	// CauseChangeFailed: the change was given up.
+	CauseChangeFailed Cause = "ChangeFailed"
+	// CauseJournalUnreadable: a newer agent wrote the journal, or somebody has edited it.
+	CauseJournalUnreadable Cause = "JournalUnreadable"
+)
+
+// Causes for which a change does not come to its end.
+const (
+	// CauseBudgetBlocks: a PodDisruptionBudget does not let a pod go.
+	CauseBudgetBlocks Cause = "BudgetBlocks"
+	// CausePodNotEvictable: a pod cannot be evicted for another reason, as a static one.
+	CausePodNotEvictable Cause = "PodNotEvictable"
+	// CauseRuleWaits: a rule of the settings lets a pod end by itself for a time.
+	CauseRuleWaits Cause = "RuleWaits"
+	// CausePolicyRefuses: the settings say that a pod is not to be sent away.
+	CausePolicyRefuses Cause = "PolicyRefuses"
+	// CausePodKeepsTerminating: a pod is past its grace and does not go.
+	CausePodKeepsTerminating Cause = "PodKeepsTerminating"
+	// CauseClaimDriverGone: such a pod has resource claims, and the driver that has to unprepare them is not there.
+	CauseClaimDriverGone Cause = "ClaimDriverGone"
+	// CauseNodeNotReady: kubelet is away, so that pods do not go and nothing can be proven.
+	CauseNodeNotReady Cause = "NodeNotReady"
+	// CauseProcessHoldsGPU: a process of no pod that leaves holds what the plan changes.
+	CauseProcessHoldsGPU Cause = "ProcessHoldsGPU"
+	// CauseDriverAway: NVIDIA's driver is not loaded, does not answer, or is being upgraded.
+	CauseDriverAway Cause = "DriverAway"
+	// CauseCapacityMissing: kubelet does not offer what the GPUs have.
+	CauseCapacityMissing Cause = "CapacityMissing"
+)
+
+// Causes of a cordon, a taint or a label that belongs to nothing that is under way.
+const (
+	// CauseOwnCordonLeft: a cordon or a taint is ours, and no journal says what it is for.
+	CauseOwnCordonLeft Cause = "OwnCordonLeft"
+	// CauseKeepCordoned: people have asked that the node stays cordoned.
+	CauseKeepCordoned Cause = "KeepCordoned"
+	// CauseCordonedByPerson: somebody has cordoned the node by hand.
+	CauseCordonedByPerson Cause = "CordonedByPerson"
+	// CauseCordonedByTool: another tool has.
+	CauseCordonedByTool Cause = "CordonedByTool"
+	// CauseUnschedulableTaintLeft: the node is not cordoned, and still has the taint of a cordon.
+	CauseUnschedulableTaintLeft Cause = "UnschedulableTaintLeft"
+	// CauseOperandsPaused: the labels of operands are paused and nobody seems to be at work, so that there are no GPUs on a
+	// node that takes pods.
+	CauseOperandsPaused Cause = "OperandsPaused"
+)
+
+// byHand begins the names by which programs that people use write to the API server.
+var byHand = []string{"kubectl", "k9s", "oc", "node-fetch", "Mozilla", "dashboard", "headlamp", "lens"}
+
+// causes looks for each cause, in the order in which a person would. Of the table of causes that people know, it leaves out
+// what shows on no node: an uncordon that did not stick is the same as OwnCordonLeft, and a loop that cordons again would
+// be a fault of the agent.
+func (e evidence) causes() []Finding {
+	var out []Finding
+	for _, find := range []func() []Finding{
+		e.journalUnreadable, e.keptCordoned, e.cordonedByOthers, e.kubeletAway, e.driverAway, e.change,
+		e.podsInTheWay, e.podsThatStay, e.processesInTheWay, e.left, e.operandsPaused, e.taintLeft, e.capacityMissing, e.failedBefore,
+	} {
+		out = append(out, find()...)
+	}
+	return out
+}
+
+func (e evidence) journalUnreadable() []Finding {
+	if e.unreadable == "" {
+		return nil
+	}
+	return []Finding{{
+		Cause: CauseJournalUnreadable, Evidence: e.unreadable,
+		Agent: "touches nothing, since it does not know what is owed", Waits: true,
+		You: "run the version of the agent that wrote it; or, when you have seen that the GPUs are as they shall be, give the node back by hand",
+		Command: fmt.Sprintf("kubectl annotate node %[1]s %[2]s- && kubectl taint node %[1]s %[3]s- ; kubectl uncordon %[1]s",
+			e.node.Name, config.AnnotationJournal, config.TaintRepartitioning),
+	}}
+}
+
+func (e evidence) keptCordoned() []Finding {
+	value, kept := e.node.Annotations[config.AnnotationKeepCordoned]
+	if !kept || !e.node.Spec.Unschedulable {
+		return nil
+	}
+	return []Finding{{
+		Cause: CauseKeepCordoned, Evidence: fmt.Sprintf("annotation %s=%q is on the node", config.AnnotationKeepCordoned, value),
+		Agent: "finishes what it has begun, and leaves the cordon", Waits: e.cordon.Ours,
+		You:     "when the reason is gone, take the annotation away; then the agent lifts the cordon if it is its own",
+		Command: fmt.Sprintf("kubectl annotate node %s %s-", e.node.Name, config.AnnotationKeepCordoned),
+	}}
+}
+
+func (e evidence) cordonedByOthers() []Finding {
+	var out []Finding
+	for _, m := range e.others {
+		if !m.Cordons || e.cordon == nil && pausesOnly(m.Tool) {
+			continue
+		}
+		out = append(out, Finding{
+			Cause: CauseCordonedByTool, Evidence: m.Tool + " is at work here" + since(m.Since, e.now) + ": " + m.Sign,
+			Agent: "never lifts a cordon that is not its own, and begins nothing that takes a GPU away", You: m.Ends,
+			Command: "kubectl describe node " + e.node.Name,
+		})
+	}
+	c := e.cordon
+	if c == nil || c.Ours || len(out) > 0 {
+		return out
+	}
+	f := Finding{
+		Cause: CauseCordonedByTool, Evidence: "cordoned by " + c.By + since(c.Since, e.now), Agent: "never lifts a cordon that is not its own",
+		You: "see what it waits for, or when it has ended, uncordon the node", Command: "kubectl uncordon " + e.node.Name,
+	}
+	switch {
+	case c.By == "":
+		f.Cause, f.Evidence = CauseCordonedByPerson, "cordoned"+since(c.Since, e.now)+"; the API server does not tell by whom"
+	case slices.ContainsFunc(byHand, func(name string) bool { return strings.HasPrefix(c.By, name) }):
+		f.Cause, f.You = CauseCordonedByPerson, "ask who has done it; if nobody needs it any more, uncordon the node"
+	}
+	return append(out, f)
+}
+
+// pausesOnly reports whether the labels that the tool leaves are all there is of it; see operandsPaused.
+func pausesOnly(tool string) bool { return tool == toolMIGManager || tool == toolDriverManager }
+
+func (e evidence) kubeletAway() []Finding {
+	k := e.kubeletSeen
+	if k.Ready == corev1.ConditionTrue && k.Silent == "" {
+		return nil
+	}
+	f := Finding{
+		Cause: CauseNodeNotReady, Evidence: fmt.Sprintf("condition Ready is %s%s: %s", k.Ready, since(k.Since, e.now), k.Says),
+		Agent: "evicts nobody, believes no pod to be gone, and goes on when kubelet is back", Waits: e.ours(),
+		You: "bring kubelet back", Command: "systemctl status kubelet # on " + e.node.Name,
+	}
+	if k.Ready == corev1.ConditionTrue {
+		f.Evidence = "kubelet does not say which pod has which device: " + k.Silent
+	}
+	return []Finding{f}
+}
+
+func (e evidence) driverAway() []Finding {
+	if e.driver == "" {
+		return nil
+	}
+	f := Finding{
+		Cause: CauseDriverAway, Evidence: e.driver, Agent: "waits for the driver, and goes on when it is there", Waits: e.ours(),
+		You: "see why the driver is not there", Command: "nvidia-smi # on " + e.node.Name + ", or the log of the driver's pod",
+	}
+	if slices.ContainsFunc(e.paused, func(o OperandSeen) bool { return o.By == toolDriverManager }) {
+		f.You, f.Command = "see how far the upgrade of the driver has come", "kubectl get pods -A --field-selector spec.nodeName="+e.node.Name+" | grep driver"
+	}
+	return []Finding{f}
+}
+
+// change says how far the change has come that the journal is about.
+func (e evidence) change() []Finding {
+	j := e.journal
+	if j == nil {
+		return nil
+	}
+	begun := "change to " + j.Target + ", begun" + strings.Replace(since(j.Started, e.now), "since", "at", 1)
+	if j.Target == "" {
+		begun = "what was left on the node without a journal, found" + strings.Replace(since(j.Started, e.now), "since", "at", 1)
+	}
+	var out []Finding
+	switch {
+	case j.Target == "":
+		out = append(out, Finding{
+			Cause: CauseOwnCordonLeft, Evidence: begun, Agent: "proves the capacity, and gives the node back", Waits: e.stalled(), You: e.lastWord(),
+		})
+	case e.parked():
+		return []Finding{{
+			Cause: CauseRebootAwaited, Evidence: begun + ": MIG mode is pending until the node's next reboot; the node takes pods until then",
+			Agent: "goes on after the reboot, whoever does it", You: "reboot the node when it suits you", Command: "kubectl drain " + e.node.Name + " --ignore-daemonsets",
+		}}
+	case e.calledOff() != "":
+		out = append(out, Finding{
+			Cause: CauseChangeFailed, Evidence: begun + ": " + e.calledOff(),
+			Agent: "gives the change up, brings the GPUs back to what they were, proves it, and gives the node back",
+		})
+	case j.Undo != nil:
+		out = append(out, Finding{
+			Cause: CauseChangeFailed, Evidence: begun + ", was given up: " + j.Undo.Message,
+			Agent: "brings the GPUs back to what they were, proves it, and gives the node back", Waits: e.stalled(),
+			You: e.lastWord(),
+		})
+	case e.want.why != nil:
+		out = append(out, Finding{
+			Cause: CauseWishGone, Evidence: begun + ": " + e.want.why.Error(),
+			Agent: "brings the GPUs back to what they were, proves it, and gives the node back", Waits: e.stalled(),
+			You: e.lastWord(),
+		})
+	}
+	if j.BootID != "" && e.boot() != "" && j.BootID != e.boot() {
+		out = append(out, Finding{
+			Cause: CauseRebootInTheMiddle, Evidence: begun + " in boot " + j.BootID + "; this is boot " + e.boot(),
+			Agent: "makes anew what the reboot has taken away, proves the capacity, and gives the node back",
+		})
+	}
+	return append(out, e.alive(begun, len(out) > 0)...)
+}
+
+// calledOff says why the change is about to be given up.
+func (e evidence) calledOff() string {
+	var failure *Failure
+	if errors.As(e.refused, &failure) {
+		return failure.Message
+	}
+	return ""
+}
+
+// lastWord is what the agent says that it cannot do, once it has given up.
+func (e evidence) lastWord() string {
+	if !e.stalled() {
+		return ""
+	}
+	return "mend what the agent says it cannot do: " + e.agent.Message
+}
+
+// alive says whether somebody works on the change.
+func (e evidence) alive(begun string, told bool) []Finding {
+	f := Finding{Cause: CauseChangeUnderWay, Evidence: begun + e.stepsLeft(), Agent: "is at work"}
+	switch {
+	case e.running && told:
+		return nil
+	case e.running:
+		return []Finding{f}
+	case e.draining():
+		f.Cause = CauseAgentDiedInDrain
+	default:
+		f.Cause = CauseAgentDiedInChange
+	}
+	f.Agent = "does not run; the next one goes on where this one stopped"
+	f.You, f.Command, f.Waits = "start the agent, or have this done now", "gpuslice-agent recover --node "+e.node.Name, true
+	return []Finding{f}
+}
+
+func (e evidence) podsInTheWay() []Finding {
+	var out []Finding
+	for _, v := range e.verdicts {
+		f := Finding{Evidence: "pod " + v.Pod.String() + ": " + v.Message, Agent: e.patience(), Waits: e.want.undo && e.journal != nil}
+		pod := fmt.Sprintf("-n %s %s", v.Pod.Namespace, v.Pod.Name)
+		switch v.State {
+		case drain.Blocked:
+			f.Cause, f.You = CauseBudgetBlocks, "make the budget allow it, by more or healthy pods; or delete the pod yourself, which no budget prevents"
+			f.Command = budgetCommand(v)
+		case drain.Failed:
+			f.Cause, f.You, f.Command = CausePodNotEvictable, "move it yourself", "kubectl describe pod "+pod
+		case drain.Waiting:
+			f.Cause, f.Agent = CauseRuleWaits, "evicts it after that, if it has not ended"
+			f.You, f.Command = "wait, or end it yourself", "kubectl describe pod "+pod
+		case drain.Terminating:
+			if !e.overstays(v.Pod) {
+				continue
+			}
+			f = e.overstaying(v.Pod, f)
+		case drain.Refused:
+			f.Cause, f.You = CausePolicyRefuses, "move the pod yourself, or change drain in the settings"
+			f.Command = "kubectl describe pod " + pod
+		default:
+			continue
+		}
+		out = append(out, f)
+	}
+	return out
+}
+
+// podsThatStay are pods that overstay their grace and that no plan needs to leave, as after the deadline.
+func (e evidence) podsThatStay() []Finding {
+	var out []Finding
+	for _, p := range e.holders {
+		asked := slices.ContainsFunc(e.verdicts, func(v drain.Verdict) bool { return v.Pod.UID == p.UID })
+		if p.Terminating && !asked && e.overstays(p) {
+			out = append(out, e.overstaying(p, Finding{
+				Evidence: fmt.Sprintf("pod %s: terminating, its grace ended at %s", p, p.GraceEnds.UTC().Format(time.RFC3339)),
+				Agent:    "waits for it only where a change needs what it holds",
+			}))
+		}
+	}
+	return out
+}
+
+func (e evidence) overstays(p drain.Pod) bool {
+	return p.Unlisted || !p.GraceEnds.IsZero() && e.now.After(p.GraceEnds)
+}
+
+// overstaying says what keeps a pod that is past its grace.
+func (e evidence) overstaying(p drain.Pod, f Finding) Finding {
+	f.Cause = CausePodKeepsTerminating
+	f.You, f.Command = "see what keeps it", fmt.Sprintf("kubectl describe pod -n %s %s", p.Namespace, p.Name)
+	switch {
+	case len(p.Finalizers) > 0:
+		f.You = "find out why nobody has removed the finalizers " + strings.Join(p.Finalizers, ", ") + ", and remove them only if what they guard is done"
+		f.Command = fmt.Sprintf("kubectl get pod -n %s %s -o jsonpath='{.metadata.finalizers}'", p.Namespace, p.Name)
+	case slices.Contains(p.Sources, drain.SourceClaim) && !e.claimDriver():
+		f.Cause = CauseClaimDriverGone
+		f.You = "bring back NVIDIA's DRA driver on this node: without it kubelet cannot unprepare the pod's claims"
+		f.Command = "kubectl get pods -A --field-selector spec.nodeName=" + e.node.Name + " | grep dra"
+	}
+	return f
+}
+
+func (e evidence) processesInTheWay() []Finding {
+	var out []Finding
+	for _, p := range e.processes {
+		f := Finding{
+			Cause: CauseProcessHoldsGPU, Evidence: fmt.Sprintf("%s holds %s", p.Name, strings.Join(p.Holds, ", ")), Agent: e.patience(),
+			You: cmp.Or(p.Remedy, "end it, if nobody needs it"), Command: fmt.Sprintf("kill %d # on %s", p.PID, e.node.Name),
+		}
+		if strings.HasSuffix(p.Unit, ".service") {
+			f.Command = fmt.Sprintf("systemctl stop %s # on %s", p.Unit, e.node.Name)
+		}
+		out = append(out, f)
+	}
+	return out
+}
+
+// left is what is ours and in no journal.
+func (e evidence) left() []Finding {
+	if len(e.leftover) == 0 || e.unreadable != "" {
+		return nil
+	}
+	f := Finding{
+		Cause: CauseOwnCordonLeft, Evidence: strings.Join(e.leftover, "; ") + ": ours, and no journal says what for",
+		Agent: "proves the capacity, and gives the node back",
+	}
+	if !e.running {
+		f.Agent = "does not run; the next one " + f.Agent
+		f.You, f.Command, f.Waits = "start the agent, or have this done now", "gpuslice-agent recover --node "+e.node.Name, true
+	}
+	return []Finding{f}
+}
+
+func (e evidence) operandsPaused() []Finding {
+	var out []Finding
+	for _, o := range e.paused {
+		f := Finding{Cause: CauseOperandsPaused, Evidence: fmt.Sprintf("label %s=%s, paused by %s", o.Label, o.Value, o.By)}
+		switch {
+		case o.Owed || o.By == toolOurs && e.journal != nil:
+			continue
+		case o.By == toolOurs:
+			f.Agent = "gives the label its value \"true\" back"
+		case o.By == toolMIGManager && migManagerRuns(e.pods):
+			f.Agent = "leaves it alone: mig-manager runs on this node, and minds its labels itself"
+			f.You, f.Command = "see what it does", "kubectl get pods -A -l app="+migManagerLabel+" --field-selector spec.nodeName="+e.node.Name
+		case o.By == toolMIGManager && slices.Contains(e.settings.Recover.Adopt, config.AdoptMIGManager):
+			f.Agent = "gives the label its value \"true\" back, since recover.adopt names " + config.AdoptMIGManager
+		case o.By == toolMIGManager:
+			f.Agent = "leaves it alone, unless recover.adopt names " + config.AdoptMIGManager
+			f.You, f.Command = "if mig-manager does not run here any more, have its labels restored", "gpuslice-agent recover --adopt "+config.AdoptMIGManager
+		default:
+			f.Agent = "leaves it alone"
+			f.You = "if " + o.By + " is not at work, give the label its value back"
+			f.Command = fmt.Sprintf("kubectl label node %s %s=true --overwrite", e.node.Name, o.Label)
+		}
+		out = append(out, f)
+	}
+	return out
+}
+
+func (e evidence) taintLeft() []Finding {
+	taint := unschedulableTaint(e.node)
+	if taint == nil || e.node.Spec.Unschedulable {
+		return nil
+	}
+	f := Finding{
+		Cause: CauseUnschedulableTaintLeft, Evidence: "the node is not cordoned, and still has the taint " + taint.Key,
+		Agent: "leaves it to the controller manager, which takes it away within seconds of the uncordon",
+		You:   "if it stays for a minute, see whether the controller manager works; or take the taint away",
+		Waits: true, Command: fmt.Sprintf("kubectl taint node %s %s-", e.node.Name, taint.Key),
+	}
+	if taint.TimeAdded != nil {
+		f.Evidence += since(taint.TimeAdded.Time, e.now)
+	}
+	return []Finding{f}
+}
+
+func (e evidence) capacityMissing() []Finding {
+	if len(e.capacity) == 0 || !e.whole || e.deaf != nil || e.beforeVerify() {
+		return nil
+	}
+	return []Finding{{
+		Cause: CauseCapacityMissing, Evidence: strings.Join(e.capacity, "; "), Waits: e.stalled() && e.ours(),
+		Agent: fmt.Sprintf("waits for the device plugin for %s, and then undoes the change that it belongs to", e.settings.Timeouts.Capacity),
+		You:   "see the log of the device plugin on this node", Command: e.pluginCommand(),
+	}}
+}
+
+// failedBefore is a wish that has failed, or cannot be, on a node that is given back.
+func (e evidence) failedBefore() []Finding {
+	f := e.kept(e.want)
+	if f == nil || e.journal != nil {
+		return nil
+	}
+	return []Finding{{
+		Cause: CauseChangeFailed, Evidence: fmt.Sprintf("%s failed: %s", e.want.name, f.Message),
+		Agent: "has brought the GPUs back to what they were, and does not try again by itself",
+		You:   "when the reason is gone, remove the label and set it again",
+		Command: fmt.Sprintf("kubectl label node %[1]s %[2]s- && kubectl label node %[1]s %[2]s=%[3]s",
+			e.node.Name, e.want.label, e.want.name),
+	}}
+}
+
+// patience is what the agent does with somebody who is in the way.
+func (e evidence) patience() string {
+	switch {
+	case e.journal == nil:
+		return "asks again, and disturbs nothing before; the node takes pods meanwhile"
+	case e.want.undo:
+		return "asks again, without a limit, since this is the way back"
+	default:
+		then := "it goes back to what was before and gives the node back"
+		if e.settings.Drain.AfterDeadline == config.AfterDeadlineDelete {
+			then = "it deletes the pods that are still there"
+		}
+		return fmt.Sprintf("asks again until %s; then %s", e.deadline().UTC().Format(time.RFC3339), then)
+	}
+}
+
+// stepsLeft names the step that comes next.
+func (e evidence) stepsLeft() string {
+	if len(e.steps) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("; %d steps left, the next: %s", len(e.steps), e.steps[0])
+}
+
+// draining reports whether something has to happen before a GPU is touched.
+func (e evidence) draining() bool {
+	return slices.ContainsFunc(e.steps, func(s plan.Step) bool {
+		return s.Kind == plan.Fence || s.Kind == plan.Evict || s.Kind == plan.PauseOperands || s.Kind == plan.StopUnits
+	})
+}
+
+func budgetCommand(v drain.Verdict) string {
+	names := strings.ReplaceAll(v.PDB, v.Pod.Namespace+"/", "")
+	if names == "" {
+		return fmt.Sprintf("kubectl get pdb -n %s", v.Pod.Namespace)
+	}
+	return fmt.Sprintf("kubectl get pdb -n %s %s", v.Pod.Namespace, strings.ReplaceAll(names, ", ", " "))
+}

@@ -1,0 +1,503 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// evidence is all that a diagnosis follows from: one look at the node, and what was asked besides.
+type evidence struct {
+	observed
+	now      time.Time
+	running  bool // an agent runs on this machine
+	settings config.Settings
+
+	want     wish
+	steps    []plan.Step     // that are left, if the look was whole
+	refused  error           // why what is asked for cannot be
+	verdicts []drain.Verdict // on the pods that the steps need to leave
+	driver   string          // why the GPUs were not seen
+
+	unreadable string // why the journal says nothing
+	unseen     []string
+
+	// In the words of the diagnosis.
+
+	kubeletSeen KubeletSeen
+	agent       AgentSeen
+	cordon      *CordonSeen
+	others      []ToolSeen
+	processes   []ProcessSeen
+	paused      []OperandSeen
+	leftover    []string
+}
+
+// Diagnose says why the node is as it is, and changes nothing. Whether another process is this machine's agent is for the
+// caller to say, who knows the lock. A look that ends early, for want of a driver, of kubelet or of an API server, gives a
+// diagnosis of what was seen.
+func (a *Agent) Diagnose(ctx context.Context, running bool) Diagnosis {
+	e := a.evidence(ctx)
+	e.running, e.agent.Runs = running, running
+	return diagnose(e)
+}
+
+// diagnose is what the evidence says.
+func diagnose(e evidence) Diagnosis {
+	d := Diagnosis{
+		At: e.now, Agent: e.agent, Kubelet: e.kubeletSeen, Cordon: e.cordon, Owed: e.owed(), Left: e.leftover, Others: e.others,
+		Taints: e.taints(), Pods: e.podsSeen(), Processes: e.processes, Operands: e.paused, Capacity: e.capacity, Unseen: e.unseen,
+		Failed: e.status.Failed,
+		GPUs:   GPUsSeen{Asked: e.want.name, Label: e.want.label, Now: statusGPUs(e.gpus)},
+		Causes: []Finding{},
+	}
+	if e.node != nil {
+		d.Node = e.node.Name
+		d.Causes = append(d.Causes, e.causes()...)
+	}
+	if e.refused != nil {
+		d.GPUs.Refused = e.refused.Error()
+	}
+	for _, s := range e.steps {
+		d.GPUs.Steps = append(d.GPUs.Steps, s.String())
+	}
+	d.Outcome = e.outcome(d.Causes)
+	return d
+}
+
+// evidence looks once.
+func (a *Agent) evidence(ctx context.Context) evidence {
+	seen, err := a.observe(ctx)
+	e := evidence{observed: seen, now: a.now(), settings: a.settings}
+	switch {
+	case seen.node == nil:
+		e.unseen = append(e.unseen, err.Error())
+		a.lookAtMachine(ctx, &e)
+		return e
+	case err != nil:
+		a.lookFurther(ctx, &e, err)
+	}
+	e.readNode()
+	e.want.label, e.want.name = asked(e.node)
+	if e.whole {
+		e.want, e.steps, e.refused = a.plan(ctx, &e.observed)
+		e.verdicts = a.evictable(ctx, e)
+		e.processes = e.strangers()
+	}
+	if e.blind != nil {
+		e.unseen = append(e.unseen, e.blind.Error())
+	}
+	return e
+}
+
+// lookFurther goes on where the look at the node has ended early: a driver that is away hides no pod from a person.
+func (a *Agent) lookFurther(ctx context.Context, e *evidence, ended error) {
+	var stalled *Stalled
+	switch {
+	case errors.As(ended, &stalled) && stalled.Reason == config.ReasonJournalUnreadable:
+		e.unreadable, _, _ = strings.Cut(ended.Error(), "; ")
+	case e.gpus == nil && driverError(ended):
+		e.driver = ended.Error()
+	default:
+		e.unseen = append(e.unseen, ended.Error())
+	}
+	if e.pods == nil {
+		var err error
+		if e.pods, err = a.listPods(ctx); err != nil {
+			e.unseen = append(e.unseen, err.Error())
+		}
+	}
+	if e.gpus == nil && e.driver == "" {
+		var err error
+		if e.gpus, err = a.snapshot(ctx); err != nil {
+			e.driver = err.Error()
+		}
+	}
+	if e.driver != "" {
+		e.unseen = append(e.unseen, "the GPUs: "+e.driver)
+	}
+	a.observeKubelet(ctx, &e.observed, e.pods)
+	a.observeOthers(&e.observed)
+	if e.gpus == nil {
+		e.capacity = nil // there is nothing to compare it with
+	}
+}
+
+// lookAtMachine looks at what is there without an API server.
+func (a *Agent) lookAtMachine(ctx context.Context, e *evidence) {
+	var err error
+	if e.gpus, err = a.snapshot(ctx); err != nil {
+		e.unseen = append(e.unseen, "the GPUs: "+err.Error())
+	}
+	call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
+	defer cancel()
+	if _, err := a.kubelet.Assignments(call); err != nil {
+		e.kubeletSeen.Silent = err.Error()
+	}
+}
+
+// asked is the label that asks for a config, and its name.
+func asked(node *corev1.Node) (label, name string) {
+	if name = node.Labels[config.LabelProfile]; name != "" {
+		return config.LabelProfile, name
+	}
+	return config.LabelMIGConfig, node.Labels[config.LabelMIGConfig]
+}
+
+// driverError reports whether the look ended for want of the driver.
+func driverError(err error) bool {
+	var waiting *Waiting
+	return errors.Is(err, nvml.ErrNoDriver) || errors.Is(err, nvml.ErrUnresponsive) || errors.Is(err, nvml.ErrReplaced) ||
+		errors.As(err, &waiting) && waiting.Reason == config.ReasonDriverNotLoaded
+}
+
+// readNode puts into words what the node object says.
+func (e *evidence) readNode() {
+	e.kubeletSeen = kubeletSeen(e.node, e.deaf)
+	e.agent = AgentSeen{Runs: e.running, Phase: e.status.Phase}
+	if c := condition(e.node); c != nil {
+		e.agent.Wrote, e.agent.Reason, e.agent.Message = c.LastHeartbeatTime.Time, config.Reason(c.Reason), c.Message
+	}
+	if by, since, on := drain.Cordoner(e.node); on {
+		_, kept := e.node.Annotations[config.AnnotationKeepCordoned]
+		e.cordon = &CordonSeen{By: by, Ours: !e.foreignCordon(), Kept: kept, Since: since}
+	}
+	for _, m := range e.markers {
+		e.others = append(e.others, ToolSeen{Tool: m.Tool, Sign: m.Sign, Since: m.Since, Cordons: m.Cordons, Planned: m.Planned, Ends: m.Done})
+	}
+	e.paused = e.pausedOperands()
+	e.leftover = e.leftovers()
+}
+
+func kubeletSeen(node *corev1.Node, deaf error) KubeletSeen {
+	out := KubeletSeen{Ready: corev1.ConditionUnknown, Says: "kubelet has never said so"}
+	for _, c := range node.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			out = KubeletSeen{Ready: c.Status, Since: c.LastTransitionTime.Time, Says: c.Message}
+		}
+	}
+	if out.Ready == corev1.ConditionTrue {
+		out.Says = ""
+	}
+	if deaf != nil {
+		out.Silent = deaf.Error()
+	}
+	return out
+}
+
+// Who pauses operands, by the values that they write.
+const (
+	toolOurs          = "gpuslice"
+	toolDriverManager = "k8s-driver-manager"
+
+	pausedPrefix = "paused-for-"
+)
+
+// pausedOperands are the operands that somebody keeps away by a label, and not for good.
+func (e *evidence) pausedOperands() []OperandSeen {
+	var out []OperandSeen
+	for _, label := range slices.Sorted(maps.Keys(e.node.Labels)) {
+		value := e.node.Labels[label]
+		if !strings.HasPrefix(label, config.LabelOperandPrefix) || !strings.Contains(value, pausedPrefix) {
+			continue
+		}
+		o := OperandSeen{Label: label, Value: value, By: "somebody who writes " + value}
+		switch {
+		case strings.Contains(value, config.PausedForDriverUpgrade): // also behind the pause of another
+			o.By = toolDriverManager
+		case value == pausedByMIGManager:
+			o.By = toolMIGManager
+		case value == drain.PausedValue:
+			o.By = toolOurs
+		}
+		if e.journal != nil {
+			_, o.Owed = e.journal.Paused[label]
+		}
+		out = append(out, o)
+	}
+	return out
+}
+
+// leftovers are what is ours on the node, or to be adopted, though no journal says so.
+func (e *evidence) leftovers() []string {
+	if e.journal != nil || e.unreadable != "" {
+		return nil
+	}
+	var out []string
+	if e.orphan.cordon {
+		out = append(out, "the cordon"+since(e.cordon.Since, e.now))
+	}
+	if e.fenced {
+		out = append(out, "the taint "+config.TaintRepartitioning)
+	}
+	for _, label := range slices.Sorted(maps.Keys(e.orphan.labels)) {
+		out = append(out, fmt.Sprintf("the label %s=%s", label, e.node.Labels[label]))
+	}
+	return out
+}
+
+// evictable asks for each pod that the steps need to leave whether it would be let go now.
+func (a *Agent) evictable(ctx context.Context, e evidence) []drain.Verdict {
+	all, cancel := context.WithTimeout(ctx, evictionsTimeout)
+	defer cancel()
+	var out []drain.Verdict
+	for _, s := range e.steps {
+		if s.Kind == plan.Evict {
+			policy, _ := a.policy(e.observed, s, e.want)
+			out = append(out, a.evictor.DryRun(all, e.drained(s.Pods), policy)...)
+		}
+	}
+	return out
+}
+
+// strangers are the processes that hold what the steps take away, of which no pod that leaves and no unit that stops takes
+// account.
+func (e *evidence) strangers() []ProcessSeen {
+	leaves, stops := map[types.UID]bool{}, map[string]bool{}
+	for _, s := range e.steps {
+		for _, p := range s.Pods {
+			leaves[types.UID(p.UID)] = true
+		}
+		stops[s.Unit] = s.Unit != ""
+	}
+	var out []ProcessSeen
+	names := drain.NameClients(e.clients, e.pods)
+	for i, c := range e.clients {
+		if c.Self || c.Sibling || leaves[c.PodUID] || stops[c.Unit] {
+			continue
+		}
+		p := ProcessSeen{PID: c.PID, Name: names[i], Unit: c.Unit, Remedy: c.Remedy()}
+		for _, d := range c.Devices {
+			p.Holds = append(p.Holds, e.device(d))
+		}
+		for _, s := range c.Sources {
+			p.FoundBy = append(p.FoundBy, string(s))
+		}
+		out = append(out, p)
+	}
+	return out
+}
+
+// owed is the journal in the words of the diagnosis.
+func (e evidence) owed() *Owed {
+	if e.unreadable != "" {
+		return &Owed{Unreadable: e.unreadable}
+	}
+	j := e.journal
+	if j == nil {
+		return nil
+	}
+	o := &Owed{
+		Operation: j.Operation, Target: j.Target, Since: j.Started, Cordon: j.Cordoned, WasCordoned: j.WasUnschedulable,
+		Paused: j.Paused, Stopped: j.Stopped, Before: j.before(e.places()), Undo: j.Undo,
+	}
+	if len(e.steps) > 0 {
+		_, o.Phase = progress(e.steps[0].Kind, e.want)
+	}
+	if e.evicts() && !e.want.undo {
+		o.Deadline = e.deadline()
+	}
+	return o
+}
+
+// places tells the GPUs' positions: those that are seen, or those of which the agent told last.
+func (e evidence) places() map[nvml.UUID]int {
+	out := map[nvml.UUID]int{}
+	for _, gpu := range e.status.GPUs {
+		out[gpu.UUID] = gpu.Index
+	}
+	for _, gpu := range e.gpus {
+		out[gpu.UUID] = gpu.Index
+	}
+	return out
+}
+
+// evicts reports whether pods have to leave.
+func (e evidence) evicts() bool {
+	return slices.ContainsFunc(e.steps, func(s plan.Step) bool { return s.Kind == plan.Evict })
+}
+
+// deadline is when the last of the pods has to have left. What a rule lets a pod wait comes before its time.
+func (e evidence) deadline() time.Time {
+	var longest time.Duration
+	rules := drainPolicy(e.settings).Rules
+	for _, v := range e.verdicts {
+		for _, rule := range rules {
+			if rule.Field == v.By && rule.Action == drain.Wait {
+				longest = max(longest, rule.For)
+			}
+		}
+	}
+	return e.journal.Started.Add(e.settings.Timeouts.Drain + longest)
+}
+
+// taints are those that keep pods away and that we have a word on.
+func (e evidence) taints() []TaintSeen {
+	if e.node == nil {
+		return nil
+	}
+	var out []TaintSeen
+	for _, t := range e.node.Spec.Taints {
+		seen := TaintSeen{Key: t.Key, Effect: t.Effect}
+		if t.TimeAdded != nil {
+			seen.Since = t.TimeAdded.Time
+		}
+		switch {
+		case t.Key == config.TaintRepartitioning:
+			seen.Means = "ours: the node is fenced"
+		case t.Key == config.TaintNotReady:
+			seen.Means = "the node is new, and its capacity is not proven"
+		case t.Key == corev1.TaintNodeUnschedulable && !e.node.Spec.Unschedulable:
+			seen.Means = "left behind by a cordon that is lifted"
+		default:
+			continue
+		}
+		out = append(out, seen)
+	}
+	return out
+}
+
+func unschedulableTaint(node *corev1.Node) *corev1.Taint {
+	for i, t := range node.Spec.Taints {
+		if t.Key == corev1.TaintNodeUnschedulable {
+			return &node.Spec.Taints[i]
+		}
+	}
+	return nil
+}
+
+// podsSeen lists the pods that hold a GPU and those that have to leave.
+func (e evidence) podsSeen() []PodSeen {
+	var out []PodSeen
+	asked := map[types.UID]bool{}
+	for _, v := range e.verdicts {
+		asked[v.Pod.UID] = true
+		p := e.podSeen(v.Pod)
+		p.Leaves, p.State, p.Budget, p.Message, p.Since = true, string(v.State), v.PDB, v.Message, v.Since
+		out = append(out, p)
+	}
+	for _, h := range e.holders {
+		if asked[h.UID] && h.UID != "" {
+			continue
+		}
+		p := e.podSeen(h)
+		if h.Terminating {
+			p.State, p.Since = string(drain.Terminating), h.GraceEnds
+		}
+		out = append(out, p)
+	}
+	return out
+}
+
+func (e evidence) podSeen(p drain.Pod) PodSeen {
+	out := PodSeen{Namespace: p.Namespace, Name: cmp.Or(p.Name, "with UID "+string(p.UID))}
+	for _, s := range p.Sources {
+		out.FoundBy = append(out.FoundBy, string(s))
+	}
+	for _, d := range p.Devices {
+		out.Devices = append(out.Devices, e.device(d))
+	}
+	if !p.DevicesKnown && len(p.Sources) > 0 {
+		out.Devices = append(out.Devices, "unknown, so that it counts as holding everything")
+	}
+	return out
+}
+
+// device names a GPU or an instance as people do.
+func (e evidence) device(uuid string) string {
+	for _, gpu := range e.gpus {
+		if string(gpu.UUID) == uuid {
+			return fmt.Sprintf("GPU %d", gpu.Index)
+		}
+		for _, i := range gpu.Instances {
+			for _, d := range i.Devices {
+				if d.UUID == uuid {
+					return fmt.Sprintf("GPU %d %s", gpu.Index, i.Placed)
+				}
+			}
+		}
+	}
+	if e.gpus == nil {
+		return uuid
+	}
+	return uuid + ", which is gone"
+}
+
+// claimDriverLabels are those of the kubelet plugin of NVIDIA's DRA driver, by either name that the driver has had.
+var claimDriverLabels = []string{"nvidia-dra-driver-gpu-component", "dra-driver-nvidia-gpu-component"}
+
+// claimDriver reports whether NVIDIA's DRA driver runs on the node.
+func (e evidence) claimDriver() bool {
+	return slices.ContainsFunc(e.pods, func(p corev1.Pod) bool {
+		return p.Status.Phase == corev1.PodRunning && slices.ContainsFunc(claimDriverLabels, func(l string) bool { return p.Labels[l] == "kubelet-plugin" })
+	})
+}
+
+// migManagerRuns reports whether NVIDIA's mig-manager is among the pods.
+func migManagerRuns(pods []corev1.Pod) bool {
+	return slices.ContainsFunc(pods, func(p corev1.Pod) bool { return p.Labels["app"] == migManagerLabel && !ended(&p) })
+}
+
+// pluginCommand shows the log of the device plugin of this node.
+func (e evidence) pluginCommand() string {
+	if len(e.observed.operands) == 0 {
+		return "kubectl get pods -A --field-selector spec.nodeName=" + e.node.Name
+	}
+	p := e.observed.operands[0]
+	return fmt.Sprintf("kubectl logs -n %s %s", p.Namespace, p.Name)
+}
+
+// parked reports whether the change waits for a reboot on a node that is given back.
+func (e evidence) parked() bool {
+	return e.journal != nil && !e.journal.Cordoned && e.whole && e.onAtReboot(e.want) != ""
+}
+
+// ours reports whether anything of ours keeps pods or operands away.
+func (e evidence) ours() bool {
+	return e.unreadable != "" || e.journal != nil && !e.parked() || len(e.leftover) > 0 || e.startup != nil
+}
+
+// stalled reports whether the agent has said that it can do no more.
+func (e evidence) stalled() bool { return e.journal != nil && e.status.Phase == PhaseStalled }
+
+// beforeVerify reports whether the capacity is not to be expected yet.
+func (e evidence) beforeVerify() bool {
+	return len(e.steps) > 0 && e.steps[0].Kind != plan.VerifyCapacity && e.steps[0].Kind != plan.Release
+}
+
+// since adds a moment to a sentence, if it is known.
+func since(t, now time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return fmt.Sprintf(" since %s (%s)", t.UTC().Format(time.RFC3339), duration.HumanDuration(now.Sub(t)))
+}
+
+// listPods lists all pods of the node.
+func (a *Agent) listPods(ctx context.Context) ([]corev1.Pod, error) {
+	api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
+	defer cancel()
+	list, err := a.client.CoreV1().Pods(metav1.NamespaceAll).List(api, metav1.ListOptions{
+		FieldSelector: fields.OneTermEqualSelector("spec.nodeName", a.node).String(),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("listing the pods of node %s: %w", a.node, err)
+	}
+	return list.Items, nil
+}

@@ -1,0 +1,518 @@
+package agent_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	k8stesting "k8s.io/client-go/testing"
+
+	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/nvml"
+	"github.com/gpuslice/gpuslice/test/gpusim"
+)
+
+var update = flag.Bool("update", false, "rewrite the goldens in testdata")
+
+const (
+	operandDCGM   = config.LabelOperandPrefix + "dcgm"
+	operandGFD    = config.LabelOperandPrefix + "gpu-feature-discovery"
+	operandPlugin = config.LabelOperandPrefix + "device-plugin"
+)
+
+// The table of causes. Leases and windows are not built; an uncordon that does not stick leaves the same as a cordon that
+// lost its journal; and that the agent cordons again what it has given back is for the tests of the loop.
+func TestADiagnosisNamesTheCause(t *testing.T) {
+	for _, row := range []struct {
+		name    string
+		models  string
+		provoke func(w *world)
+		dead    bool // no agent runs
+		causes  []agent.Cause
+		verdict agent.Verdict
+		says    []string
+	}{
+		{
+			name: "nothing", provoke: func(*world) {}, verdict: agent.VerdictFree,
+			says: []string{"no config is asked for", "The node takes pods, and nothing is owed to it."},
+		}, {
+			name: "1: the agent died between cordon and drain end", dead: true, provoke: func(w *world) { w.draining(); w.block("team/train: needs 1 healthy pod and has 1") },
+			causes: []agent.Cause{agent.CauseAgentDiedInDrain, agent.CauseBudgetBlocks}, verdict: agent.VerdictWaitsForYou,
+			says: []string{"does not run on this machine", "goes on where this one stopped", "$ gpuslice-agent recover", "evict team/train"},
+		}, {
+			name: "1: the same with an agent", provoke: func(w *world) { w.draining() },
+			causes: []agent.Cause{agent.CauseChangeUnderWay}, verdict: agent.VerdictGivesBack,
+			says: []string{"Cordon     ours since", "pods have until", "has to leave, holds GPU 0", "by itself within"},
+		}, {
+			name: "2: the agent died while it changed the GPU", dead: true, provoke: func(w *world) { w.begin("all-1g.10gb") },
+			causes: []agent.Cause{agent.CauseAgentDiedInChange}, verdict: agent.VerdictWaitsForYou,
+			says: []string{"if it fails: GPU 0: MIG off", "GPU 0: create 6 instances, 1g.10gb@"},
+		}, {
+			name: "3: a reboot in the middle", provoke: func(w *world) { w.begin("all-1g.10gb"); w.reboot() },
+			causes: []agent.Cause{agent.CauseRebootInTheMiddle}, verdict: agent.VerdictGivesBack,
+			says: []string{"in boot boot-1; this is boot boot-2", "makes anew what the reboot has taken away"},
+		}, {
+			name: "4: a budget", provoke: func(w *world) { w.draining(); w.block("team/train: needs 1 healthy pod and has 1") },
+			causes: []agent.Cause{agent.CauseChangeUnderWay, agent.CauseBudgetBlocks}, verdict: agent.VerdictGivesBack,
+			says: []string{"asks again until", "then it goes back to what was before", "$ kubectl get pdb -n team train"},
+		}, {
+			name: "4: a budget before the cordon", provoke: func(w *world) {
+				w.trainer()
+				w.block("team/train: needs 1")
+				w.label("all-1g.10gb")
+				w.spend(time.Minute)
+			},
+			causes: []agent.Cause{agent.CauseBudgetBlocks}, verdict: agent.VerdictFree,
+			says: []string{"disturbs nothing before", "The node takes pods, and is not as all-1g.10gb asks."},
+		}, {
+			name: "5: a finalizer", provoke: func(w *world) { w.draining("team.example/backup"); w.spend(10 * time.Minute) },
+			causes: []agent.Cause{agent.CauseChangeUnderWay, agent.CausePodKeepsTerminating}, verdict: agent.VerdictGivesBack,
+			says: []string{"team.example/backup", "$ kubectl get pod -n team train -o jsonpath='{.metadata.finalizers}'"},
+		}, {
+			name: "6: kubelet is away", provoke: func(w *world) { w.draining(); w.deaf = true; w.readiness(corev1.ConditionUnknown) },
+			causes: []agent.Cause{agent.CauseNodeNotReady, agent.CauseChangeUnderWay}, verdict: agent.VerdictWaitsForYou,
+			says: []string{"Ready is Unknown", "believes no pod to be gone", "$ systemctl status kubelet"},
+		}, {
+			name: "7: the driver of claims is gone", provoke: func(w *world) {
+				w.grace = 30 * time.Second
+				w.pod("claimant", "", func(p *corev1.Pod) {
+					p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu"}}
+					p.Finalizers = nil
+				})
+				w.terminating("claimant")
+			},
+			causes: []agent.Cause{agent.CauseClaimDriverGone}, verdict: agent.VerdictFree,
+			says: []string{"bring back NVIDIA's DRA driver"},
+		}, {
+			name: "8: the settings refuse", provoke: func(w *world) {
+				w.settings.Drain.UnmanagedPods = config.DrainRefuse
+				w.restart()
+				w.trainer()
+				w.label("all-1g.10gb")
+				w.spend(time.Minute)
+			},
+			causes: []agent.Cause{agent.CausePolicyRefuses}, verdict: agent.VerdictFree,
+			says: []string{"drain.unmanagedPods", "change drain in the settings", "The node takes pods"},
+		}, {
+			name: "8: a rule lets a pod end by itself", provoke: func(w *world) {
+				w.settings.Drain.Rules = []config.DrainRule{{Namespaces: []string{"team"}, Selector: labels.Everything(), Action: config.DrainWait, For: 8 * time.Hour}}
+				w.restart()
+				w.trainer()
+				w.label("all-1g.10gb")
+				w.passes("the fence", w.owed)
+				w.spend(time.Hour)
+			},
+			causes: []agent.Cause{agent.CauseChangeUnderWay, agent.CauseRuleWaits}, verdict: agent.VerdictGivesBack,
+			says: []string{"drain.rules[0]", "pods have until 2000-01-01T09:00:", "within 8h"},
+		}, {
+			name: "10: our cordon without a journal", provoke: func(w *world) {
+				w.draining()
+				w.edit(func(n *corev1.Node) { delete(n.Annotations, config.AnnotationJournal) })
+				w.label("")
+			},
+			causes: []agent.Cause{agent.CauseOwnCordonLeft}, verdict: agent.VerdictGivesBack,
+			says: []string{"Left       the cordon since", "ours, and no journal says what for"},
+		}, {
+			name: "10: the same while it is given back", provoke: func(w *world) {
+				w.draining()
+				w.edit(func(n *corev1.Node) { delete(n.Annotations, config.AnnotationJournal) })
+				w.label("")
+				w.passes("another journal", w.owed)
+			},
+			causes: []agent.Cause{agent.CauseOwnCordonLeft}, verdict: agent.VerdictGivesBack,
+			says: []string{"Owed       what was left on the node", "without a journal, found at"},
+		}, {
+			name: "11: the label is gone", provoke: func(w *world) { w.begin("all-1g.10gb"); w.label("") },
+			causes: []agent.Cause{agent.CauseWishGone}, verdict: agent.VerdictGivesBack,
+			says: []string{"the label that asked for all-1g.10gb was removed", "brings the GPUs back to what they were"},
+		}, {
+			name: "12: an administrator's cordon", provoke: func(w *world) { w.cordon(true) },
+			causes: []agent.Cause{agent.CauseCordonedByPerson}, verdict: agent.VerdictNotOurs,
+			says: []string{"by kubectl-edit since", "never lifts a cordon that is not its own", "$ kubectl uncordon gpu-1", "Not ours: cordoned by kubectl-edit"},
+		}, {
+			name: "12: an administrator's cordon from before", provoke: func(w *world) { w.cordon(true); w.draining() },
+			causes: []agent.Cause{agent.CauseCordonedByPerson, agent.CauseChangeUnderWay}, verdict: agent.VerdictGivesBack,
+			says: []string{"the node was cordoned before", "gives back what is its own within", "the node stays closed: cordoned by kubectl-edit"},
+		}, {
+			name: "12: a cordon that people want to keep", provoke: func(w *world) { w.annotate(config.AnnotationKeepCordoned, "rack move"); w.draining() },
+			causes: []agent.Cause{agent.CauseKeepCordoned, agent.CauseChangeUnderWay}, verdict: agent.VerdictWaitsForYou,
+			says: []string{`gpuslice.io/keep-cordoned="rack move"`, "$ kubectl annotate node gpu-1 gpuslice.io/keep-cordoned-"},
+		}, {
+			name: "13: another tool at work", provoke: func(w *world) {
+				w.cordon(true)
+				w.annotate("weave.works/kured-reboot-in-progress", time.Now().UTC().Format(time.RFC3339))
+			},
+			causes: []agent.Cause{agent.CauseCordonedByTool}, verdict: agent.VerdictNotOurs,
+			says: []string{"kured is at work here since", "Others     kured", "after the reboot"},
+		}, {
+			name: "13: another tool's cordon", provoke: func(w *world) { w.cordonAs("machine-controller") },
+			causes: []agent.Cause{agent.CauseCordonedByTool}, verdict: agent.VerdictNotOurs,
+			says: []string{"cordoned by machine-controller", "Not ours"},
+		}, {
+			name: "15: the taint of a cordon that is lifted", provoke: func(w *world) {
+				w.edit(func(n *corev1.Node) {
+					n.Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}}
+				})
+			},
+			causes: []agent.Cause{agent.CauseUnschedulableTaintLeft}, verdict: agent.VerdictNotOurs,
+			says: []string{"left behind by a cordon that is lifted", "$ kubectl taint node gpu-1 node.kubernetes.io/unschedulable-"},
+		}, {
+			name: "16: a change that failed", provoke: func(w *world) {
+				w.fail(gpusim.CreateGpuInstanceWithPlacement)
+				w.label("all-1g.10gb")
+				w.settle(config.ReasonHardwareFailure)
+			},
+			causes: []agent.Cause{agent.CauseChangeFailed}, verdict: agent.VerdictFree,
+			says: []string{"does not try again by itself", "nvidia.com/mig.config=all-1g.10gb", "The node takes pods, and is not as all-1g.10gb asks."},
+		}, {
+			name: "16: a change that is being undone", provoke: func(w *world) {
+				w.begin("all-1g.10gb")
+				w.fail(gpusim.CreateGpuInstanceWithPlacement)
+				w.passes("the failure", func() bool { return w.condition().Reason == string(config.ReasonRollingBack) })
+			},
+			causes: []agent.Cause{agent.CauseChangeFailed}, verdict: agent.VerdictGivesBack,
+			says: []string{"was given up", "RollingBack"},
+		}, {
+			name: "16: a process that does not go", provoke: func(w *world) {
+				w.begin("all-1g.10gb")
+				w.process(4711, "python", "0::/user.slice/session-3.scope", "/dev/nvidia0")
+				if err := w.gpus.Hold(w.gpus.MIGDevice(0, 0), 4711, "python", 100); err != nil {
+					w.t.Fatal(err)
+				}
+				w.label("all-3g.40gb")
+				w.spend(time.Minute)
+			},
+			causes: []agent.Cause{agent.CauseChangeUnderWay, agent.CauseProcessHoldsGPU}, verdict: agent.VerdictGivesBack,
+			says: []string{"pid 4711 python of session-3.scope holds GPU 0 1g.10gb@0 (by NVML)", "$ kill 4711 # on gpu-1", "within 64m"},
+		}, {
+			name: "17: operands that we have left paused", provoke: func(w *world) { w.operand(operandPlugin, drain.PausedValue) },
+			causes: []agent.Cause{agent.CauseOwnCordonLeft, agent.CauseOperandsPaused}, verdict: agent.VerdictGivesBack,
+			says: []string{"paused by gpuslice", `gives the label its value "true" back`},
+		}, {
+			name: "17: operands that mig-manager has left paused", provoke: func(w *world) { w.operand(operandDCGM, "paused-for-mig-change") },
+			causes: []agent.Cause{agent.CauseOperandsPaused}, verdict: agent.VerdictNotOurs,
+			says: []string{"leaves it alone, unless recover.adopt names mig-manager", "$ gpuslice-agent recover --adopt mig-manager"},
+		}, {
+			name: "17: operands that the driver manager has left paused", provoke: func(w *world) { w.operand(operandDCGM, config.PausedForDriverUpgrade) },
+			causes: []agent.Cause{agent.CauseDriverAway, agent.CauseOperandsPaused}, verdict: agent.VerdictNotOurs,
+			says: []string{"the driver is being upgraded", "$ kubectl label node gpu-1 nvidia.com/gpu.deploy.dcgm=true --overwrite"},
+		}, {
+			name: "a journal of a newer agent", provoke: func(w *world) { w.draining(); w.annotate(config.AnnotationJournal, `{"version": 99}`) },
+			causes: []agent.Cause{agent.CauseJournalUnreadable}, verdict: agent.VerdictWaitsForYou,
+			says: []string{"version 99", "$ kubectl annotate node gpu-1 gpuslice.io/journal- && kubectl taint node gpu-1 gpuslice.io/repartitioning-"},
+		}, {
+			name: "a driver that is not loaded", provoke: func(w *world) { w.draining(); w.unload() },
+			causes: []agent.Cause{agent.CauseDriverAway, agent.CauseChangeUnderWay}, verdict: agent.VerdictWaitsForYou,
+			says: []string{"Not seen", "team/train", "all-1g.10gb is asked for", "if it fails: GPU 0: MIG off"},
+		}, {
+			name: "capacity that does not come", provoke: func(w *world) {
+				w.begin("all-1g.10gb")
+				w.broken = true
+				w.passes("the wait", func() bool { return w.condition().Reason == string(config.ReasonAwaitingCapacity) })
+				w.spend(time.Minute)
+			},
+			causes: []agent.Cause{agent.CauseChangeUnderWay, agent.CauseCapacityMissing}, verdict: agent.VerdictGivesBack,
+			says: []string{"the GPUs have 14, kubelet 0", "$ kubectl logs -n kube-system plugin-"},
+		}, {
+			name: "a reboot that is awaited", models: passthrough, provoke: func(w *world) { w.label("all-balanced"); w.parked() },
+			causes: []agent.Cause{agent.CauseRebootAwaited}, verdict: agent.VerdictFree,
+			says: []string{"pending until the node's next reboot", "The node takes pods, and all-balanced waits for its next reboot."},
+		},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				models := row.models
+				if models == "" {
+					models = h100
+				}
+				w := newWorld(t, models)
+				w.readiness(corev1.ConditionTrue)
+				w.named()
+				w.turn()
+				row.provoke(w)
+				before := w.everything()
+				d := w.diagnose(!row.dead)
+				if diff := cmp.Diff(row.causes, causesOf(d)); diff != "" {
+					t.Errorf("causes (-want +got):\n%s\n%s", diff, d)
+				}
+				if d.Outcome.Verdict != row.verdict {
+					t.Errorf("verdict %s, want %s:\n%s", d.Outcome.Verdict, row.verdict, d)
+				}
+				for _, text := range row.says {
+					if !strings.Contains(d.String(), text) {
+						t.Errorf("it does not say %q:\n%s", text, d)
+					}
+				}
+				if diff := cmp.Diff(before, w.everything()); diff != "" {
+					t.Errorf("the diagnosis has changed something (-before +after):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+// What can be seen is said, whatever cannot be.
+func TestADiagnosisOfAPartialLook(t *testing.T) {
+	for _, row := range []struct {
+		name string
+		deny string // verb and resource that the API server denies
+		says []string
+	}{
+		{"no node", "get nodes", []string{"(could not be read)", "GPU 0: MIG off", "Nothing can be said of the node before the API server answers."}},
+		{"no pods", "list pods", []string{"Cordon     ours", "Not seen", "GPU 0: MIG off"}},
+		{"no configs", "get configmaps", []string{"Cordon     ours", "team/train"}},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				w.administer(nil)
+				w.readiness(corev1.ConditionTrue)
+				w.draining()
+				verb, resource, _ := strings.Cut(row.deny, " ")
+				w.client.PrependReactor(verb, resource, func(k8stesting.Action) (bool, runtime.Object, error) {
+					return true, nil, errors.New("connection refused")
+				})
+				text := w.diagnose(true).String()
+				for _, want := range append(row.says, "connection refused") {
+					if !strings.Contains(text, want) {
+						t.Errorf("it does not say %q:\n%s", want, text)
+					}
+				}
+			})
+		})
+	}
+}
+
+// Scripts read the diagnosis.
+func TestADiagnosisInJSON(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.readiness(corev1.ConditionTrue)
+		w.named()
+		w.draining()
+		text, err := json.Marshal(w.diagnose(true))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got struct {
+			Cordon  struct{ Ours bool }
+			Owed    struct{ Target, Phase string }
+			Pods    []struct{ Name string }
+			Causes  []struct{ Cause string }
+			Outcome struct{ Verdict, Within string }
+		}
+		if err := json.Unmarshal(text, &got); err != nil {
+			t.Fatal(err)
+		}
+		if !got.Cordon.Ours || got.Owed.Target != "all-1g.10gb" || len(got.Pods) != 1 || len(got.Causes) != 1 || got.Outcome.Verdict != "GivesBack" {
+			t.Errorf("got %+v of %s", got, text)
+		}
+		if within, err := time.ParseDuration(got.Outcome.Within); err != nil || within < 30*time.Minute || within > 2*time.Hour {
+			t.Errorf("within is %q, which is not what the pods have left: %v", got.Outcome.Within, err)
+		}
+	})
+}
+
+// The page as people see it, whole.
+func TestADiagnosisAsText(t *testing.T) {
+	at := time.Date(2026, 11, 21, 3, 4, 5, 0, time.UTC)
+	began := at.Add(-33 * time.Minute)
+	for name, d := range map[string]agent.Diagnosis{
+		"budget": {
+			Node: "gpu-1", At: at, Kubelet: agent.KubeletSeen{Ready: corev1.ConditionTrue},
+			Agent: agent.AgentSeen{
+				Runs: true, Wrote: at.Add(-12 * time.Second), Phase: agent.PhaseDraining, Reason: config.ReasonEvictionBlocked,
+				Message: "all-balanced: team/api-0: PDB team/api: needs 2 healthy pods and has 2",
+			},
+			Cordon: &agent.CordonSeen{By: agent.FieldManager, Ours: true, Since: began},
+			Owed: &agent.Owed{
+				Operation: "0b1f5d0e-6f7a-4c39-9d7e-2f6a3c1d7b11", Target: "all-balanced", Since: began, Phase: agent.PhaseDraining,
+				Deadline: began.Add(time.Hour), Cordon: true,
+				Paused: map[string]string{operandDCGM: "true"}, Stopped: []string{"nvsm.service"},
+				Before: []agent.StatusGPU{{Index: 0, MIG: true, Geometry: "1g.10gb@0 3g.40gb@4"}, {Index: 1}},
+			},
+			Others: []agent.ToolSeen{{Tool: "kured", Sign: "annotation weave.works/kured-most-recent-reboot-needed", Since: began, Cordons: true}},
+			Taints: []agent.TaintSeen{{Key: config.TaintRepartitioning, Effect: corev1.TaintEffectNoSchedule, Since: began, Means: "ours: the node is fenced"}},
+			Pods: []agent.PodSeen{
+				{Namespace: "team", Name: "api-0", Devices: []string{"GPU 0 1g.10gb@0"}, FoundBy: []string{"pod spec", "kubelet"}, Leaves: true, State: "Blocked", Message: "PDB team/api: needs 2 healthy pods and has 2"},
+				{Namespace: "team", Name: "train-0", Devices: []string{"GPU 7"}, FoundBy: []string{"pod spec", "kubelet"}},
+			},
+			Processes: []agent.ProcessSeen{{PID: 812, Name: "pid 812 nv-hostengine of dcgm.service", Holds: []string{"GPU 1"}, FoundBy: []string{"device file /dev/nvidia1"}}},
+			Operands:  []agent.OperandSeen{{Label: operandDCGM, Value: drain.PausedValue, By: "gpuslice", Owed: true}},
+			GPUs: agent.GPUsSeen{
+				Asked: "all-balanced", Label: config.LabelMIGConfig, Steps: []string{"evict team/api-0", "GPU 0: destroy 1g.10gb@0"},
+				Now: []agent.StatusGPU{{Index: 0, MIG: true, Geometry: "1g.10gb@0 3g.40gb@4"}, {Index: 1}},
+			},
+			Failed: &agent.Failure{Reason: config.ReasonHardwareFailure, Message: "all-3g.40gb: creating 3g.40gb at 4: Unknown Error"},
+			Causes: []agent.Finding{
+				{Cause: agent.CauseChangeUnderWay, Evidence: "change to all-balanced", Agent: "is at work"},
+				{Cause: agent.CauseBudgetBlocks, Evidence: "pod team/api-0: PDB team/api: needs 2 healthy pods and has 2", Agent: "asks again", You: "make the budget allow it", Command: "kubectl get pdb -n team api"},
+			},
+			Outcome: agent.Outcome{Verdict: agent.VerdictGivesBack, Text: "the agent gives this node back by itself within 32m"},
+		},
+		"cordoned": {
+			Node: "gpu-1", At: at, Kubelet: agent.KubeletSeen{Ready: corev1.ConditionUnknown, Since: began, Says: "Kubelet stopped posting node status."},
+			Cordon: &agent.CordonSeen{By: "kubectl-cordon", Since: began, Kept: true},
+			Left:   []string{"the label nvidia.com/gpu.deploy.dcgm=paused-for-gpuslice"},
+			Unseen: []string{"the GPUs: the driver is not loaded"},
+			Causes: []agent.Finding{{Cause: agent.CauseCordonedByPerson, Evidence: "cordoned by kubectl-cordon", Agent: "never lifts a cordon that is not its own"}},
+			Outcome: agent.Outcome{
+				Verdict: agent.VerdictNotOurs, Text: "not ours: cordoned by kubectl-cordon",
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			golden := filepath.Join("testdata", "diagnosis-"+name+".txt")
+			if *update {
+				if err := os.WriteFile(golden, []byte(d.String()), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(golden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), d.String()); diff != "" {
+				t.Errorf("the page (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func causesOf(d agent.Diagnosis) []agent.Cause {
+	var out []agent.Cause
+	for _, f := range d.Causes {
+		out = append(out, f.Cause)
+	}
+	return out
+}
+
+// diagnose is done by a process of its own, beside the agent's.
+func (w *world) diagnose(running bool) agent.Diagnosis {
+	w.t.Helper()
+	return agent.New(w.optionsFor(&w.host)).Diagnose(w.t.Context(), running)
+}
+
+// everything is what a diagnosis must not change.
+func (w *world) everything() any {
+	w.t.Helper()
+	pods, err := w.client.CoreV1().Pods("").List(w.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return []any{w.node(), pods.Items, w.gpus.String()}
+}
+
+// readiness is what kubelet, or the node lifecycle controller, says of the node.
+func (w *world) readiness(status corev1.ConditionStatus) {
+	w.t.Helper()
+	n := w.node()
+	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: status, LastTransitionTime: metav1.Now(), Message: "Kubelet stopped posting node status."}}
+	if _, err := w.client.CoreV1().Nodes().UpdateStatus(w.t.Context(), n, metav1.UpdateOptions{}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// named lets the client say who wrote what from now on, as API servers do.
+func (w *world) named() {
+	w.t.Helper()
+	w.edit(func(n *corev1.Node) {
+		n.ManagedFields = []metav1.ManagedFieldsEntry{{
+			Manager: "kubelet", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1", FieldsType: "FieldsV1",
+			FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:labels":{}}}`),
+		}}
+	})
+}
+
+// cordonAs is what another program does.
+func (w *world) cordonAs(manager string) {
+	w.t.Helper()
+	n := w.node()
+	n.Spec.Unschedulable = true
+	if _, err := w.client.CoreV1().Nodes().Update(w.t.Context(), n, metav1.UpdateOptions{FieldManager: manager}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// trainer is a pod on the first GPU.
+func (w *world) trainer(finalizers ...string) {
+	w.t.Helper()
+	w.pod("train", string(w.snapshot()[0].UUID), func(p *corev1.Pod) { p.Finalizers = finalizers })
+}
+
+// draining lets the agent begin a change for which a pod leaves in a while.
+func (w *world) draining(finalizers ...string) {
+	w.t.Helper()
+	w.grace = 5 * time.Minute
+	w.trainer(finalizers...)
+	w.label("all-1g.10gb")
+	w.passes("the drain", func() bool { return w.condition().Reason == string(config.ReasonEvicting) && w.owed() })
+}
+
+// terminating begins the end of a pod, and lets its grace pass without it.
+func (w *world) terminating(name string) {
+	w.t.Helper()
+	if err := w.terminate("team", name); err != nil {
+		w.t.Fatal(err)
+	}
+	<-time.After(w.grace + time.Second)
+}
+
+// block lets a budget keep all pods from now on, also those that are on their way out.
+func (w *world) block(message string) {
+	w.t.Helper()
+	_, err := w.client.PolicyV1().PodDisruptionBudgets("team").Create(w.t.Context(), &policyv1.PodDisruptionBudget{
+		ObjectMeta: metav1.ObjectMeta{Name: "train", Namespace: "team"}, Spec: policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	pods, err := w.client.CoreV1().Pods("team").List(w.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, p := range pods.Items {
+		p.DeletionTimestamp = nil
+		if err := w.client.Tracker().Update(podResource, &p, p.Namespace); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	w.client.PrependReactor("create", "pods", func(action k8stesting.Action) (bool, runtime.Object, error) {
+		if action.GetSubresource() != "eviction" {
+			return false, nil, nil
+		}
+		refused := apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 0)
+		refused.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: policyv1.DisruptionBudgetCause, Message: message}}
+		return true, nil, refused
+	})
+}
+
+// operand gives the node the label of an operand.
+func (w *world) operand(label, value string) {
+	w.t.Helper()
+	w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, label, value) })
+}
+
+// unload takes the driver away, for processes that start after it.
+func (w *world) unload() { w.through = func(d nvml.Driver) nvml.Driver { return unloaded{d} } }
+
+type unloaded struct{ nvml.Driver }
+
+// Snapshot implements nvml.Driver.
+func (unloaded) Snapshot(context.Context) ([]nvml.GPU, error) { return nil, nvml.ErrNoDriver }

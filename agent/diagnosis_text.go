@@ -1,0 +1,358 @@
+package agent
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
+)
+
+// String writes the diagnosis for people: what is known, why the node is as it is, and the bottom line last, where the eye
+// is when the prompt comes back.
+func (d Diagnosis) String() string {
+	p := &page{now: d.At}
+	p.section("Node", d.node())
+	p.section("Cordon", d.cordon(p)...)
+	p.section("Agent", d.agent(p)...)
+	p.section("Owed", d.owed(p)...)
+	p.section("Left", d.Left...)
+	p.section("Others", d.others(p)...)
+	p.section("Taints", d.taints(p)...)
+	p.section("Pods", d.pods()...)
+	p.section("Processes", d.processes()...)
+	p.section("Operands", d.operands()...)
+	p.section("GPUs", d.gpus()...)
+	p.section("Capacity", d.capacity()...)
+	p.section("Failed", d.failed()...)
+	p.section("Not seen", d.Unseen...)
+	p.causes(d.Causes)
+	p.line("")
+	p.line(sentence(d.Outcome.Text))
+	return strings.Join(p.lines, "\n") + "\n"
+}
+
+// page is a text in sections.
+type page struct {
+	now   time.Time
+	lines []string
+}
+
+// margin is the width of the column that names the sections.
+const margin = len("Processes") + 2
+
+func (p *page) line(text string) { p.lines = append(p.lines, strings.TrimRight(text, " ")) }
+
+// section writes lines beside the name, or nothing where there are none.
+func (p *page) section(name string, lines ...string) {
+	for i, l := range lines {
+		if i > 0 {
+			name = ""
+		}
+		p.line(fmt.Sprintf("%-*s%s", margin, name, l))
+	}
+}
+
+func (p *page) since(t time.Time) string { return since(t, p.now) }
+
+func (p *page) ago(t time.Time) string { return duration.HumanDuration(p.now.Sub(t)) + " ago" }
+
+func (p *page) causes(causes []Finding) {
+	if len(causes) == 0 {
+		return
+	}
+	p.line("")
+	p.line("Causes")
+	for i, f := range causes {
+		p.line(fmt.Sprintf("%3d  %s: %s", i+1, f.Cause, f.Evidence))
+		p.line("     the agent " + f.Agent)
+		if f.You != "" {
+			p.line("     you: " + f.You)
+		}
+		if f.Command != "" {
+			p.line("       $ " + f.Command)
+		}
+	}
+}
+
+func (d Diagnosis) node() string {
+	text := cmp.Or(d.Node, "(could not be read)") + ", " + d.At.UTC().Format(time.RFC3339)
+	switch {
+	case d.Node == "":
+	case d.Kubelet.Ready != corev1.ConditionTrue:
+		text += ", Ready is " + string(d.Kubelet.Ready) + since(d.Kubelet.Since, d.At) + ": " + d.Kubelet.Says
+	default:
+		text += ", Ready"
+	}
+	if d.Kubelet.Silent != "" {
+		text += "; " + d.Kubelet.Silent
+	}
+	return text
+}
+
+func (d Diagnosis) cordon(p *page) []string {
+	switch {
+	case d.Node == "":
+		return nil
+	case d.Cordon == nil:
+		return []string{"none"}
+	}
+	c := d.Cordon
+	text := "by " + cmp.Or(c.By, "nobody knows whom")
+	if c.Ours {
+		text = "ours"
+	}
+	text += p.since(c.Since)
+	if c.Kept {
+		text += ", to be kept"
+	}
+	return []string{text}
+}
+
+func (d Diagnosis) agent(p *page) []string {
+	text := "does not run on this machine"
+	if d.Agent.Runs {
+		text = "runs"
+	}
+	if d.Agent.Reason == "" {
+		return []string{text}
+	}
+	return []string{
+		fmt.Sprintf("%s; said %s, %s:", text, p.ago(d.Agent.Wrote), d.Agent.Reason),
+		d.Agent.Message,
+	}
+}
+
+func (d Diagnosis) owed(p *page) []string {
+	o := d.Owed
+	switch {
+	case o == nil:
+		return nil
+	case o.Unreadable != "":
+		return []string{o.Unreadable}
+	}
+	what := "what was left on the node"
+	if o.Target != "" {
+		what = "change to " + o.Target
+	}
+	out := []string{what + p.since(o.Since) + phase(o.Phase), "operation " + o.Operation}
+	if !o.Deadline.IsZero() {
+		out = append(out, fmt.Sprintf("pods have until %s (%s left)", o.Deadline.UTC().Format(time.RFC3339), duration.HumanDuration(o.Deadline.Sub(d.At))))
+	}
+	if o.Undo != nil {
+		out = append(out, fmt.Sprintf("given up, %s: %s", o.Undo.Reason, o.Undo.Message))
+	}
+	switch {
+	case o.Cordon && o.WasCordoned:
+		out = append(out, "taint; the node was cordoned before")
+	case o.Cordon:
+		out = append(out, "cordon and taint")
+	}
+	for _, label := range slices.Sorted(maps.Keys(o.Paused)) {
+		out = append(out, fmt.Sprintf("label %s=%s", label, o.Paused[label]))
+	}
+	for _, unit := range o.Stopped {
+		out = append(out, "unit "+unit+", which was running")
+	}
+	for _, b := range o.Before {
+		out = append(out, "if it fails: "+b.String())
+	}
+	return out
+}
+
+func phase(p Phase) string {
+	if p == "" {
+		return ""
+	}
+	return ", " + string(p)
+}
+
+// String writes how a GPU is cut: "GPU 0: 1g.10gb@0 3g.40gb@4".
+func (s StatusGPU) String() string {
+	name := fmt.Sprintf("GPU %d", s.Index)
+	if s.Index < 0 {
+		name = "GPU " + string(s.UUID) + ", which is not seen"
+	}
+	switch {
+	case !s.MIG:
+		return name + ": MIG off"
+	case s.Geometry == "":
+		return name + ": MIG on, no instances"
+	default:
+		return name + ": " + s.Geometry
+	}
+}
+
+func (d Diagnosis) others(p *page) []string {
+	var out []string
+	for _, t := range d.Others {
+		text := t.Tool + p.since(t.Since) + ": " + t.Sign
+		switch {
+		case t.Planned:
+			text += " (announced)"
+		case t.Cordons:
+			text += " (it cordons)"
+		}
+		out = append(out, text)
+	}
+	return out
+}
+
+func (d Diagnosis) taints(p *page) []string {
+	var out []string
+	for _, t := range d.Taints {
+		out = append(out, fmt.Sprintf("%s:%s%s, %s", t.Key, t.Effect, p.since(t.Since), t.Means))
+	}
+	return out
+}
+
+// pods shows those that are in the way, one by one, and counts the others.
+func (d Diagnosis) pods() []string {
+	var out []string
+	stay := 0
+	for _, pod := range d.Pods {
+		if !pod.Leaves && pod.State == "" {
+			stay++
+			continue
+		}
+		text := pod.Namespace + "/" + pod.Name
+		if pod.Leaves {
+			text += ", has to leave"
+		}
+		if len(pod.Devices) > 0 {
+			text += ", holds " + strings.Join(pod.Devices, ", ")
+		}
+		if len(pod.FoundBy) > 0 {
+			text += " (by " + strings.Join(pod.FoundBy, ", ") + ")"
+		}
+		out = append(out, text)
+		if pod.State != "" {
+			state := "  " + pod.State
+			if pod.Message != "" {
+				state += ": " + pod.Message
+			}
+			out = append(out, state)
+		}
+	}
+	switch {
+	case stay == 1 && len(out) == 0:
+		out = append(out, "1 holds a GPU, and stays")
+	case stay > 0 && len(out) == 0:
+		out = append(out, fmt.Sprintf("%d hold GPUs, and stay", stay))
+	case stay == 1:
+		out = append(out, "1 more holds a GPU, and stays")
+	case stay > 0:
+		out = append(out, fmt.Sprintf("%d more hold GPUs, and stay", stay))
+	}
+	return out
+}
+
+func (d Diagnosis) processes() []string {
+	var out []string
+	for _, s := range d.Processes {
+		out = append(out, fmt.Sprintf("%s holds %s (by %s)", s.Name, strings.Join(s.Holds, ", "), strings.Join(s.FoundBy, ", ")))
+	}
+	return out
+}
+
+func (d Diagnosis) operands() []string {
+	var out []string
+	for _, o := range d.Operands {
+		text := fmt.Sprintf("%s=%s, paused by %s", o.Label, o.Value, o.By)
+		if o.Owed {
+			text += ", and owed"
+		}
+		out = append(out, text)
+	}
+	return out
+}
+
+func (d Diagnosis) gpus() []string {
+	g := d.GPUs
+	var out []string
+	switch {
+	case g.Refused != "" && g.Asked != "":
+		out = append(out, fmt.Sprintf("%s is asked for by %s, and cannot be: %s", g.Asked, g.Label, g.Refused))
+	case g.Asked != "":
+		out = append(out, fmt.Sprintf("%s is asked for by %s", g.Asked, g.Label))
+	case d.Node == "" && len(g.Now) > 0:
+		out = append(out, "what is asked for is not known")
+	case d.Node != "":
+		out = append(out, "no config is asked for")
+	}
+	for _, now := range g.Now {
+		out = append(out, now.String())
+	}
+	if len(g.Steps) == 0 {
+		return out
+	}
+	out = append(out, fmt.Sprintf("%d steps left:", len(g.Steps)))
+	for _, s := range abridged(g.Steps) {
+		out = append(out, "  "+s)
+	}
+	return out
+}
+
+// abridged tells instances of a GPU that are created one after the other, or destroyed, as one: a node of eight GPUs may
+// have more than a hundred.
+func abridged(steps []string) []string {
+	var out []string
+	for i := 0; i < len(steps); {
+		head, first, many := instanceStep(steps[i])
+		n := 1
+		for many && i+n < len(steps) {
+			same, _, ok := instanceStep(steps[i+n])
+			if !ok || same != head {
+				break
+			}
+			n++
+		}
+		if n == 1 {
+			out = append(out, steps[i])
+		} else {
+			_, last, _ := instanceStep(steps[i+n-1])
+			out = append(out, fmt.Sprintf("%s %d instances, %s to %s", head, n, first, last))
+		}
+		i += n
+	}
+	return out
+}
+
+// instanceStep takes "GPU 0: create 1g.10gb@3" apart.
+func instanceStep(step string) (head, instance string, ok bool) {
+	at := strings.LastIndex(step, " ")
+	if at < 0 || !strings.HasPrefix(step, "GPU ") || !strings.Contains(step[at:], "@") {
+		return "", "", false
+	}
+	return step[:at], step[at+1:], true
+}
+
+func (d Diagnosis) capacity() []string {
+	switch {
+	case len(d.Capacity) > 0:
+		return d.Capacity
+	case d.Node != "" && d.Kubelet.Silent == "" && len(d.GPUs.Now) > 0:
+		return []string{"as the GPUs have it"}
+	default:
+		return nil
+	}
+}
+
+func (d Diagnosis) failed() []string {
+	if d.Failed == nil {
+		return nil
+	}
+	return []string{fmt.Sprintf("%s: %s", d.Failed.Reason, d.Failed.Message)}
+}
+
+// sentence begins with a capital letter and ends with a full stop.
+func sentence(text string) string {
+	if text == "" {
+		return ""
+	}
+	return strings.ToUpper(text[:1]) + text[1:] + "."
+}

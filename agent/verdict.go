@@ -1,0 +1,102 @@
+package agent
+
+import (
+	"cmp"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	"github.com/gpuslice/gpuslice/agent/plan"
+)
+
+// stepTime is the longest that one step on the hardware is known to take: a mode change, or a reset.
+const stepTime = 5 * time.Second
+
+// outcome is the bottom line.
+func (e evidence) outcome(causes []Finding) Outcome {
+	switch {
+	case e.node == nil:
+		return Outcome{Verdict: VerdictUnknown, Text: "nothing can be said of the node before the API server answers"}
+	case e.ours():
+		return e.outcomeOfOurs(causes)
+	default:
+		return e.outcomeOfOthers(causes)
+	}
+}
+
+// outcomeOfOurs is of a node that something of ours keeps from pods.
+func (e evidence) outcomeOfOurs(causes []Finding) Outcome {
+	for _, f := range causes {
+		if f.Waits {
+			return Outcome{Verdict: VerdictWaitsForYou, Text: "waits for you: " + cmp.Or(f.You, f.Evidence)}
+		}
+	}
+	within := e.within()
+	out := Outcome{
+		Verdict: VerdictGivesBack, Within: Duration(within),
+		Text: "the agent gives this node back by itself within " + duration.HumanDuration(within),
+	}
+	if foreign := closedByOthers(causes); foreign != "" {
+		out.Text = "the agent gives back what is its own within " + duration.HumanDuration(within) + ", and the node stays closed: " + foreign
+	}
+	return out
+}
+
+// outcomeOfOthers is of a node on which nothing of ours is in the way.
+func (e evidence) outcomeOfOthers(causes []Finding) Outcome {
+	foreign := closedByOthers(causes)
+	for _, f := range causes {
+		switch {
+		case f.Cause == CauseKeepCordoned && e.cordon.Ours:
+			return Outcome{Verdict: VerdictWaitsForYou, Text: "waits for you: " + f.You}
+		case f.Cause == CauseNodeNotReady && e.kubeletSeen.Ready != "True", f.Cause == CauseOperandsPaused:
+			foreign = cmp.Or(foreign, f.Evidence)
+		default:
+		}
+	}
+	switch {
+	case e.parked():
+		return Outcome{Verdict: VerdictFree, Text: "the node takes pods, and " + e.journal.Target + " waits for its next reboot"}
+	case foreign != "":
+		return Outcome{Verdict: VerdictNotOurs, Text: "not ours: " + foreign + "; nothing of gpuslice keeps pods from the node"}
+	case e.want.name != "" && (len(e.steps) > 0 || e.refused != nil):
+		return Outcome{Verdict: VerdictFree, Text: "the node takes pods, and is not as " + e.want.name + " asks"}
+	default:
+		return Outcome{Verdict: VerdictFree, Text: "the node takes pods, and nothing is owed to it"}
+	}
+}
+
+// closedByOthers says what else keeps pods from the node.
+func closedByOthers(causes []Finding) string {
+	for _, f := range causes {
+		switch f.Cause {
+		case CauseCordonedByPerson, CauseCordonedByTool, CauseUnschedulableTaintLeft:
+			return f.Evidence
+		default:
+		}
+	}
+	return ""
+}
+
+// within is how long it takes at the most until the node is given back, if no step fails: what those have left who are in the
+// way, after which the change is given up, and what the steps may take.
+func (e evidence) within() time.Duration {
+	var total time.Duration
+	if e.journal != nil && !e.want.undo && (e.evicts() || len(e.processes) > 0) {
+		total += max(0, e.deadline().Sub(e.now))
+	}
+	for _, s := range e.steps {
+		switch s.Kind {
+		case plan.SetMode, plan.SetPersistence, plan.Reset, plan.Destroy, plan.Create:
+			total += stepTime
+		case plan.StopUnits, plan.StartUnits:
+			total += e.settings.Timeouts.Unit
+		case plan.Reboot:
+			total += e.settings.Timeouts.Reboot
+		case plan.VerifyCapacity:
+			total += e.settings.Timeouts.Capacity
+		default:
+		}
+	}
+	return max(time.Minute, total.Round(time.Second))
+}
