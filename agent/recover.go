@@ -1,0 +1,199 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	watchtools "k8s.io/client-go/tools/watch"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+var errNodeGone = errors.New("the node was deleted")
+
+// Recover passes as Run does, until nothing is owed to the node, and begins no change. It is for a machine on which no
+// agent runs. Seen is called with the node at each look. The error is nvml.ErrReplaced as that of Run; where ctx ends, it
+// says what is owed.
+func (a *Agent) Recover(ctx context.Context, seen func(*corev1.Node)) error {
+	wake := a.watch(ctx)
+	left := debts{ours: []string{unknown}}
+	for passed := false; ctx.Err() == nil; {
+		pause := a.settings.Retry.First
+		node, err := a.readNode(ctx)
+		if err == nil {
+			seen(node)
+			if left, err = a.owing(ctx, node); err != nil {
+				return err
+			}
+		}
+		switch {
+		case err == nil && left.none() && passed:
+			return a.lastWord(ctx)
+		case err == nil && left.none():
+			return nil
+		case err == nil && len(left.ours) > 0: // else a pass might begin a change
+			pause, passed = a.pass(context.WithoutCancel(ctx)), true
+		}
+		if a.replaced {
+			return nvml.ErrReplaced
+		}
+		timer := a.clock.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+		case <-wake:
+		case <-timer.C():
+		}
+		timer.Stop()
+	}
+	return late(ctx, left)
+}
+
+// debts are what keeps pods or operands away, or is still to be done.
+type debts struct {
+	ours   []string
+	others []string // what is left for others of what was ours
+}
+
+// unknown is what is owed to a node that was never seen.
+const unknown = "what is owed is not known, since the node could not be read"
+
+func (d debts) none() bool { return len(d.ours)+len(d.others) == 0 }
+
+func (d debts) String() string { return strings.Join(slices.Concat(d.ours, d.others), "; ") }
+
+// late is why the node is not given back.
+func late(ctx context.Context, left debts) error {
+	return fmt.Errorf("%w; still owed: %s", context.Cause(ctx), left)
+}
+
+func (a *Agent) readNode(ctx context.Context) (*corev1.Node, error) {
+	api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
+	defer cancel()
+	node, err := a.client.CoreV1().Nodes().Get(api, a.node, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("reading node %s: %w", a.node, err)
+	}
+	return node, nil
+}
+
+// lastWord tells of a node to which nothing is owed any more how things stand: the last pass told of its last step.
+func (a *Agent) lastWord(ctx context.Context) error {
+	seen, err := a.observe(ctx)
+	if err != nil {
+		return err
+	}
+	want, steps, err := a.plan(ctx, &seen)
+	if len(steps) == 0 {
+		a.conclude(ctx, seen, want, nil, err)
+	}
+	return nil
+}
+
+// AwaitRecovered watches the node until nothing is owed to it, which is the work of the agent that runs. Seen is called
+// with the node at each change. Where ctx ends, the error says what is owed.
+func (a *Agent) AwaitRecovered(ctx context.Context, seen func(*corev1.Node)) error {
+	only := fields.OneTermEqualSelector("metadata.name", a.node).String()
+	nodes := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.FieldSelector = only
+			return a.client.CoreV1().Nodes().List(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.FieldSelector = only
+			return a.client.CoreV1().Nodes().Watch(ctx, o)
+		},
+	}
+	left := debts{ours: []string{unknown}}
+	source := cache.ToListWatcherWithWatchListSemantics(nodes, a.client)
+	_, err := watchtools.UntilWithSync(ctx, source, &corev1.Node{}, nil, func(event watch.Event) (bool, error) {
+		node, ok := event.Object.(*corev1.Node)
+		switch {
+		case !ok || node.Name != a.node:
+			return false, nil
+		case event.Type == watch.Deleted:
+			return false, errNodeGone
+		}
+		seen(node)
+		var err error
+		left, err = a.owing(ctx, node)
+		return left.none(), err
+	})
+	if err != nil && ctx.Err() != nil {
+		return late(ctx, left)
+	}
+	return err
+}
+
+var errMIGManagerRuns = errors.New("NVIDIA's mig-manager runs on this node, and minds its labels itself")
+
+// Restore gives the labels of operands that a mig-manager has left paused the value "true" again, and names them. It is for people
+// who ask for it on a node whose agent is not told to adopt them, once nothing is owed: in the middle of a change operands have
+// to stay away.
+func (a *Agent) Restore(ctx context.Context) ([]string, error) {
+	pods, err := a.listPods(ctx)
+	if err != nil {
+		return nil, err
+	}
+	node, err := a.readNode(ctx)
+	if err != nil {
+		return nil, err
+	}
+	labels := drain.LeftPaused(node, pausedByMIGManager)
+	switch {
+	case len(labels) == 0:
+		return nil, nil
+	case migManagerRuns(pods):
+		return nil, errMIGManagerRuns
+	}
+	values := map[string]string{}
+	for _, label := range labels {
+		values[label] = deployed
+	}
+	return labels, a.patch(ctx, node, func(node *corev1.Node) ([]byte, error) { return drain.SetLabels(node, values) })
+}
+
+// owing says what is owed to the node. A change that waits for a reboot has given it back until then.
+func (a *Agent) owing(ctx context.Context, node *corev1.Node) (debts, error) {
+	seen := observed{node: node}
+	var left debts
+	var err error
+	if seen.journal, err = parseJournal(node.Annotations[config.AnnotationJournal]); err != nil {
+		return left, err
+	}
+	if len(a.settings.Recover.Adopt) > 0 { // whether what others have left is to be adopted depends on who runs
+		if seen.pods, err = a.listPods(ctx); err != nil {
+			left.others = append(left.others, err.Error())
+		}
+		seen.adopts = err == nil && a.adoptsMIGManager(&seen)
+	}
+	if seen.journal != nil && !parkedBy(node, seen.journal) {
+		left.ours = append(left.ours, seen.journal.summary())
+	}
+	if a.fence.Stands(node) {
+		left.ours = append(left.ours, "the taint "+config.TaintRepartitioning)
+	}
+	if o := a.orphanOn(&seen); o.is() {
+		left.ours = append(left.ours, o.String())
+	}
+	if !node.Spec.Unschedulable && unschedulableTaint(node) != nil { // pods stay away until it is gone
+		left.others = append(left.others, "the taint "+corev1.TaintNodeUnschedulable+", which the controller manager takes away")
+	}
+	return left, nil
+}
+
+// parkedBy reports whether the change waits for a reboot, by what the agent says.
+func parkedBy(node *corev1.Node, journal *Journal) bool {
+	c := condition(node)
+	return !journal.Cordoned && len(journal.Paused) == 0 && c != nil && c.Reason == string(config.ReasonNeedsReboot)
+}
