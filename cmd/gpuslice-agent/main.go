@@ -20,7 +20,7 @@ func main() {
 	defer stop()
 	if err := command().ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "error:", err)
-		os.Exit(1)
+		os.Exit(exitCode(err))
 	}
 }
 
@@ -30,6 +30,7 @@ type options struct {
 	driverRoot, devRoot, podResources     string
 	lockFile, procRoot, systemBus         string
 	specs                                 []string
+	adopt                                 []string // of recover
 	debug                                 bool
 }
 
@@ -45,16 +46,18 @@ func command() *cobra.Command {
 	flags.StringVar(&o.node, "node", os.Getenv("NODE_NAME"), "name of the node this runs on (env NODE_NAME)")
 	flags.StringVar(&o.namespace, "namespace", cmp.Or(os.Getenv("POD_NAMESPACE"), "gpuslice"), "namespace of the agent's ConfigMaps (env POD_NAMESPACE)")
 	flags.StringVar(&o.kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"), "kubeconfig file; without it the pod's service account is used")
-	flags.StringVar(&o.settings, "settings", "", "settings file; without it the defaults hold")
-	flags.StringVar(&o.driverRoot, "driver-root", "/", "directory under which NVIDIA's driver is installed")
+	flags.StringVar(&o.settings, "settings", env("SETTINGS", ""), "settings file; without it the defaults hold (env GPUSLICE_SETTINGS)")
+	flags.StringVar(&o.driverRoot, "driver-root", env("DRIVER_ROOT", "/"), "directory under which NVIDIA's driver is installed (env GPUSLICE_DRIVER_ROOT)")
 	flags.StringVar(&o.devRoot, "dev-root", "/", "directory whose dev holds the node's device files")
 	flags.StringSliceVar(&o.specs, "cdi", nil, "directories of the CDI specs to keep up to date (default /etc/cdi,/var/run/cdi)")
 	flags.StringVar(&o.podResources, "pod-resources", "/var/lib/kubelet/pod-resources/kubelet.sock", "kubelet's PodResources socket")
-	flags.StringVar(&o.lockFile, "lock", "/run/gpuslice/agent.lock", "file by which agents of one machine keep out of each other's way")
+	flags.StringVar(&o.lockFile, "lock", env("LOCK", "/run/gpuslice/agent.lock"),
+		"file by which agents of one machine keep out of each other's way (env GPUSLICE_LOCK)")
 	flags.StringVar(&o.procRoot, "proc", "/proc", "the process table of the host")
-	flags.StringVar(&o.systemBus, "system-bus", "unix:path=/run/dbus/system_bus_socket", "address of the host's D-Bus, for logind and systemd; it need not exist")
+	flags.StringVar(&o.systemBus, "system-bus", env("SYSTEM_BUS", "unix:path=/run/dbus/system_bus_socket"),
+		"address of the host's D-Bus, for logind and systemd; it need not exist (env GPUSLICE_SYSTEM_BUS)")
 	flags.BoolVar(&o.debug, "debug", false, "log observations too")
-	root.AddCommand(o.run(), o.plan(), &cobra.Command{
+	root.AddCommand(o.run(), o.plan(), o.recover(), &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -64,3 +67,6 @@ func command() *cobra.Command {
 	})
 	return root
 }
+
+// env is a default that the pod may set: a command that a person runs there finds the host where the agent does.
+func env(name, otherwise string) string { return cmp.Or(os.Getenv("GPUSLICE_"+name), otherwise) }

@@ -96,6 +96,9 @@ func (o *options) load() (config.Settings, error) {
 			return config.Settings{}, err
 		}
 	}
+	if len(o.adopt) > 0 {
+		settings.Recover.Adopt = o.adopt
+	}
 	settings.MIGConfigMap.Namespace = cmp.Or(settings.MIGConfigMap.Namespace, o.namespace)
 	settings.Profiles.Namespace = cmp.Or(settings.Profiles.Namespace, o.namespace)
 	return settings, nil

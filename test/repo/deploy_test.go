@@ -205,19 +205,30 @@ func TestTheAgentsPodMountsWhatItDeclares(t *testing.T) {
 	_ = the[*corev1.ServiceAccount](t, pod.ServiceAccountName)
 }
 
-func TestTheAgentsArgumentsLieUnderItsMounts(t *testing.T) {
+func TestTheAgentsPathsLieUnderItsMounts(t *testing.T) {
 	container := the[*appsv1.DaemonSet](t, "gpuslice-agent").Spec.Template.Spec.Containers[0]
-	for _, arg := range container.Args {
+	paths := slices.Clone(container.Args)
+	for _, env := range container.Env {
+		if strings.HasPrefix(env.Name, "GPUSLICE_") {
+			paths = append(paths, env.Name+"="+strings.TrimPrefix(env.Value, "unix:path="))
+		}
+	}
+	found := 0
+	for _, arg := range paths {
 		_, path, ok := strings.Cut(arg, "=/")
 		if !ok {
 			continue
 		}
+		found++
 		under := slices.ContainsFunc(container.VolumeMounts, func(m corev1.VolumeMount) bool {
 			return strings.HasPrefix("/"+path+"/", m.MountPath+"/")
 		})
 		if !under {
-			t.Errorf("argument %s: nothing is mounted there", arg)
+			t.Errorf("%s: nothing is mounted there", arg)
 		}
+	}
+	if found < 4 {
+		t.Errorf("found %d paths: settings, driver, lock and bus are not where the agent's pod has them", found)
 	}
 }
 
@@ -233,7 +244,7 @@ func TestTheAgentTakesTheArgumentsOfItsPod(t *testing.T) {
 		t.Fatalf("gpuslice-agent %s --help: %v\n%s", strings.Join(container.Args, " "), err, help)
 	}
 	for _, env := range container.Env {
-		if env.ValueFrom != nil && !strings.Contains(string(help), env.Name) {
+		if (env.ValueFrom != nil || strings.HasPrefix(env.Name, "GPUSLICE_")) && !strings.Contains(string(help), env.Name) {
 			t.Errorf("the agent does not say that it reads %s from its environment:\n%s", env.Name, help)
 		}
 	}

@@ -1,0 +1,253 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/gofrs/flock"
+	"github.com/spf13/cobra"
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// exitNotOurs is the exit code where nothing is owed to the node any more, and somebody else keeps it closed.
+const exitNotOurs = 3
+
+// coded is an error that the command ends with in its own way.
+type coded struct {
+	error
+	code int
+}
+
+// exitCode is that of the command.
+func exitCode(err error) int {
+	if c, ok := errors.AsType[coded](err); ok {
+		return c.code
+	}
+	return 1
+}
+
+// recovery is how the node is to be given back.
+type recovery struct {
+	dryRun  bool
+	output  string
+	timeout time.Duration
+	adopt   []string
+}
+
+func (o *options) recover() *cobra.Command {
+	var r recovery
+	c := &cobra.Command{
+		Use:   "recover",
+		Short: "Say why this node is kept from pods, and give back what is ours",
+		Long: `Says why this node is kept from pods: whose cordon it is, what is owed to the node, who is in the way, and what to do.
+
+Then what is ours is given back: by the agent that runs on the node, which is watched, or by this command if none runs.
+A cordon of somebody else is never lifted.
+
+Exit codes: 0 the node is given back, or with --dry-run: it was looked at; 3 nothing of ours keeps it closed, somebody
+else does, and it is said who; 1 anything else, as when the timeout has come first.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if r.output != "text" && r.output != "json" {
+				return fmt.Errorf("flag --output is %q: it must be text or json", r.output)
+			}
+			for _, name := range r.adopt {
+				if name != config.AdoptMIGManager {
+					return fmt.Errorf("flag --adopt is %q: it must be %s", name, config.AdoptMIGManager)
+				}
+			}
+			return o.giveBack(cmd.Context(), cmd.OutOrStdout(), r)
+		},
+	}
+	c.Flags().BoolVar(&r.dryRun, "dry-run", false, "print the diagnosis, and change nothing")
+	c.Flags().StringVarP(&r.output, "output", "o", "text", "text or json")
+	c.Flags().DurationVar(&r.timeout, "timeout", 10*time.Minute, "how long to wait until the node is given back")
+	c.Flags().StringSliceVar(&r.adopt, "adopt", nil, "whose remains to restore too: "+config.AdoptMIGManager)
+	return c
+}
+
+// giveBack looks, and has the node given back.
+func (o *options) giveBack(ctx context.Context, w io.Writer, r recovery) error {
+	running, err := o.claim(r.dryRun)
+	if err != nil {
+		return err
+	}
+	log := zap.NewNop()
+	if !running && !r.dryRun {
+		if log, err = o.logger(); err != nil {
+			return err
+		}
+		if !o.debug { // what is done is told by the node
+			log = log.WithOptions(zap.IncreaseLevel(zap.WarnLevel))
+		}
+	}
+	if !running { // an agent that runs has settings of its own
+		o.adopt = r.adopt
+	}
+	a, err := o.agent(log)
+	if err != nil {
+		return err
+	}
+	first := a.Diagnose(ctx, running)
+	out := &words{w: w, json: r.output == "json", last: news{Reason: first.Agent.Reason, Message: first.Agent.Message}}
+	out.say(first)
+	if r.dryRun {
+		return out.err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, r.timeout, fmt.Errorf("not given back in %s", r.timeout))
+	defer cancel()
+	if running {
+		err = o.watch(ctx, a, out, len(r.adopt) > 0)
+	} else {
+		err = a.Recover(ctx, out.node)
+	}
+	switch {
+	case errors.Is(err, nvml.ErrReplaced):
+		return again()
+	case err != nil:
+		return err
+	}
+	return o.conclude(ctx, a, running, first.Outcome, out)
+}
+
+// watch leaves the work to the agent that runs, but for what people ask for besides.
+func (o *options) watch(ctx context.Context, a *agent.Agent, out *words, adopt bool) error {
+	if err := a.AwaitRecovered(ctx, out.node); err != nil || !adopt {
+		return err
+	}
+	restored, err := a.Restore(ctx)
+	if err != nil {
+		return err
+	}
+	out.restored(restored)
+	return nil
+}
+
+// conclude says whether pods may come now, once nothing is owed.
+func (o *options) conclude(ctx context.Context, a *agent.Agent, running bool, first agent.Outcome, out *words) error {
+	end := a.Diagnose(ctx, running).Outcome
+	closed := end.Verdict != agent.VerdictFree
+	out.outcome(end, !closed && end.Text != first.Text)
+	switch {
+	case out.err != nil:
+		return out.err
+	case closed:
+		return coded{errors.New(end.Text), exitNotOurs}
+	default:
+		return nil
+	}
+}
+
+// claim reports whether an agent runs on this machine, by the lock that it holds. If none does, it takes the lock for the rest
+// of this process, unless it is only to look.
+func (o *options) claim(look bool) (running bool, err error) {
+	if _, err := os.Stat(o.lockFile); errors.Is(err, os.ErrNotExist) && look {
+		return false, nil
+	}
+	if err := os.MkdirAll(filepath.Dir(o.lockFile), 0o755); err != nil { //nolint:gosec // holds nothing but the lock
+		return false, fmt.Errorf("looking for the agent of this machine: %w", err)
+	}
+	file := flock.New(o.lockFile)
+	free, err := file.TryLock()
+	switch {
+	case err != nil:
+		return false, fmt.Errorf("looking for the agent of this machine by %s: %w", o.lockFile, err)
+	case free && look:
+		return false, file.Unlock()
+	case free:
+		held = file
+		return false, nil
+	default:
+		return true, nil
+	}
+}
+
+// words is what the command says: to people, or one JSON document after the other to programs.
+type words struct {
+	w    io.Writer
+	json bool
+	last news
+	err  error
+}
+
+// news is what the node says of itself.
+type news struct {
+	At      time.Time     `json:"at"`
+	Reason  config.Reason `json:"reason"`
+	Message string        `json:"message"`
+}
+
+func (o *words) say(d agent.Diagnosis) {
+	if o.json {
+		o.encode(d)
+		return
+	}
+	o.line(d.String())
+}
+
+// restored tells which labels have their value again.
+func (o *words) restored(labels []string) {
+	switch {
+	case len(labels) == 0:
+	case o.json:
+		o.encode(map[string][]string{"restored": labels})
+	default:
+		o.line("restored: " + strings.Join(labels, ", "))
+	}
+}
+
+// outcome is the last word. People need not be told what they have read a moment ago, or will as an error.
+func (o *words) outcome(end agent.Outcome, news bool) {
+	switch {
+	case o.json:
+		o.encode(end)
+	case news:
+		o.line(end.Text)
+	}
+}
+
+// node tells what the agent says on the node, when it is news.
+func (o *words) node(n *corev1.Node) {
+	for _, c := range n.Status.Conditions {
+		if c.Type != config.ConditionGPUPartitionReady {
+			continue
+		}
+		now := news{At: c.LastHeartbeatTime.UTC(), Reason: config.Reason(c.Reason), Message: c.Message}
+		if now.Reason == o.last.Reason && now.Message == o.last.Message {
+			return
+		}
+		o.last = now
+		if o.json {
+			o.encode(now)
+			return
+		}
+		o.line(fmt.Sprintf("%s  %s: %s", now.At.Format(time.TimeOnly+"Z"), now.Reason, now.Message))
+	}
+}
+
+func (o *words) encode(what any) {
+	if o.err != nil {
+		return
+	}
+	e := json.NewEncoder(o.w)
+	e.SetIndent("", "  ")
+	o.err = e.Encode(what)
+}
+
+func (o *words) line(text string) {
+	if o.err == nil {
+		_, o.err = fmt.Fprintln(o.w, text)
+	}
+}

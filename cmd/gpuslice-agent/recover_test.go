@@ -1,0 +1,182 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gofrs/flock"
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/test/binaries"
+	"github.com/gpuslice/gpuslice/test/gpusim"
+)
+
+// The command on a node whose API server is away, through the real library path: what there is to see is still said.
+// With a cluster it is tested in test/node.
+func TestRecoverWithoutAnAPIServer(t *testing.T) {
+	dir, kubeconfig := machine(t), nobodysKubeconfig(t)
+	for name, args := range map[string]string{"recover": "", "recover-json": "-o json"} {
+		t.Run(name, func(t *testing.T) {
+			text, err := runRecover(t, dir, kubeconfig, "--dry-run "+args)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, replace := range []struct{ what, by string }{
+				{`GPU-[0-9a-f-]{36}`, "GPU-<uuid>"},
+				{`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ`, "<time>"},
+				{`rpc error: .*no such file or directory\\?"`, "<no such socket>"},
+				{regexp.QuoteMeta(dir), "<dir>"},
+			} {
+				text = regexp.MustCompile(replace.what).ReplaceAllString(text, replace.by)
+			}
+			golden := filepath.Join("testdata", name+".txt")
+			if *update {
+				if err := os.WriteFile(golden, []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(golden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), text); diff != "" {
+				t.Errorf("the diagnosis (-want +got):\n%s", diff)
+			}
+		})
+	}
+	if _, err := os.Stat(filepath.Join(dir, "agent.lock")); err == nil {
+		t.Error("a look without consequences has made a lock")
+	}
+}
+
+// Whether an agent runs is told by its lock. To look is not to take it.
+func TestRecoverKnowsTheAgentByItsLock(t *testing.T) {
+	dir, kubeconfig := machine(t), nobodysKubeconfig(t)
+	lock := flock.New(filepath.Join(dir, "agent.lock"))
+	defer lock.Close()
+	for _, runs := range []bool{true, false} {
+		if runs {
+			if ok, err := lock.TryLock(); err != nil || !ok {
+				t.Fatal("no lock", err)
+			}
+		} else if err := lock.Unlock(); err != nil {
+			t.Fatal(err)
+		}
+		text, err := runRecover(t, dir, kubeconfig, "--dry-run -o json")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got struct{ Agent struct{ Runs bool } }
+		if err := json.Unmarshal([]byte(text), &got); err != nil || got.Agent.Runs != runs {
+			t.Errorf("the agent is said to run: %t, want %t (%v)", got.Agent.Runs, runs, err)
+		}
+	}
+	if ok, err := lock.TryLock(); err != nil || !ok {
+		t.Error("the look has kept the lock", err)
+	}
+}
+
+func TestRecoverRefusesFlagsThatMeanNothing(t *testing.T) {
+	dir, kubeconfig := machine(t), nobodysKubeconfig(t)
+	for args, want := range map[string]string{
+		"--dry-run -o yaml":       `flag --output is "yaml"`,
+		"--dry-run --adopt kured": `flag --adopt is "kured"`,
+	} {
+		if _, err := runRecover(t, dir, kubeconfig, args); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want %q", args, err, want)
+		}
+	}
+}
+
+func TestNewsIsToldOnce(t *testing.T) {
+	says := func(reason config.Reason, message string) *corev1.Node {
+		return &corev1.Node{Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{
+			Type: config.ConditionGPUPartitionReady, Reason: string(reason), Message: message,
+			LastHeartbeatTime: metav1.NewTime(time.Date(2026, 11, 21, 3, 4, 5, 0, time.UTC)),
+		}}}}
+	}
+	var out bytes.Buffer
+	w := &words{w: &out, last: news{Reason: config.ReasonFencing, Message: "a"}}
+	for _, n := range []*corev1.Node{{}, says(config.ReasonFencing, "a"), says(config.ReasonEvicting, "b"), says(config.ReasonEvicting, "b"), says(config.ReasonEvicting, "c")} {
+		w.node(n)
+	}
+	if diff := cmp.Diff("03:04:05Z  Evicting: b\n03:04:05Z  Evicting: c\n", out.String()); diff != "" {
+		t.Errorf("news (-want +got):\n%s", diff)
+	}
+	out.Reset()
+	w.json = true
+	w.node(says(config.ReasonConverged, "d"))
+	w.restored([]string{"a label"})
+	w.outcome(agent.Outcome{Verdict: agent.VerdictFree, Text: "free"}, false)
+	decoder := json.NewDecoder(&out)
+	for i := range 3 {
+		var document map[string]any
+		if err := decoder.Decode(&document); err != nil {
+			t.Errorf("document %d: %v", i, err)
+		}
+	}
+}
+
+func TestExitCodes(t *testing.T) {
+	if got := exitCode(coded{errNoNode, exitNotOurs}); got != exitNotOurs {
+		t.Errorf("got %d, want %d", got, exitNotOurs)
+	}
+	if got := exitCode(errNoNode); got != 1 {
+		t.Errorf("got %d, want 1", got)
+	}
+}
+
+// machine is a directory with a driver root, over one simulated GPU.
+func machine(t *testing.T) string {
+	t.Helper()
+	library, err := binaries.Builder{Log: os.Stderr}.LibNVML(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec, err := gpusim.ParseSpec([]byte("gpus:\n- model: A100-80GB\n  count: 1\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	gpus, err := gpusim.Create(t.TempDir(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := gpus.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Setenv("GPUSIM_NODE", gpus.Dir())
+	dir := t.TempDir()
+	lib64 := filepath.Join(dir, "usr", "lib64")
+	if err := os.MkdirAll(lib64, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(library, filepath.Join(lib64, "libnvidia-ml.so.1")); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func runRecover(t *testing.T, dir, kubeconfig, args string) (string, error) {
+	t.Helper()
+	var out bytes.Buffer
+	c := command()
+	c.SetOut(&out)
+	c.SetArgs(append([]string{
+		"recover", "--node", "n", "--kubeconfig", kubeconfig, "--driver-root", dir,
+		"--pod-resources", filepath.Join(dir, "kubelet.sock"), "--lock", filepath.Join(dir, "agent.lock"),
+	}, strings.Fields(args)...))
+	err := c.ExecuteContext(t.Context())
+	return out.String(), err
+}
