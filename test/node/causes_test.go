@@ -1,0 +1,524 @@
+package node_test
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/test/cluster"
+	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
+	"github.com/gpuslice/gpuslice/test/cluster/kubelet"
+	"github.com/gpuslice/gpuslice/test/gpusim"
+)
+
+// Why nodes are found cordoned, cause by cause. Each is provoked for real, and it is measured how long the node is kept after
+// it. test/README.md has the table, with the causes that other tests show.
+
+// impatient gives pods the shortest time that the settings allow.
+const impatient = "timeouts: {drain: 1m}\n"
+
+func TestCauseAgentDiedBetweenCordonAndDrainEnd(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, twoH100, "")
+	r.awaitOffered("nvidia.com/gpu", 2)
+	namespace := clustertest.Namespace(t)
+	r.user(namespace, "train", slow(5*time.Second))
+	p := r.run()
+	r.label(config.LabelMIGConfig, "all-balanced")
+	r.awaitSteps(p, "evict train")
+	r.kill()
+	given := r.cause()
+	if n := r.node(); !n.Spec.Unschedulable || n.Annotations[config.AnnotationJournal] == "" {
+		t.Fatal("the agent died before the cordon")
+	}
+	r.run()
+	given(r.awaitConverged("all-balanced"))
+}
+
+func TestCauseAgentDiedWhileMutating(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, twoH100, "")
+	r.awaitOffered("nvidia.com/gpu", 2)
+	r.runToTheMiddle("all-balanced")
+	r.kill()
+	given := r.cause()
+	r.run()
+	given(r.awaitConverged("all-balanced"))
+}
+
+// Hopper loses MIG mode with the boot, and all GPUs their instances.
+func TestCauseRebootInTheMiddle(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, twoH100, "")
+	r.awaitOffered("nvidia.com/gpu", 2)
+	r.runToTheMiddle("all-balanced")
+	r.kill()
+	if err := r.Reboot(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	given := r.cause()
+	r.run()
+	given(r.awaitConverged("all-balanced"))
+}
+
+// Each of the two pods may go, as a dry run says. When one is gone, the other may not.
+func TestCauseDrainBlockedByABudget(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, twoH100, impatient)
+	r.awaitOffered("nvidia.com/gpu", 2)
+	namespace := clustertest.Namespace(t)
+	for _, name := range []string{"api-0", "api-1"} {
+		r.user(namespace, name, func(p *corev1.Pod) { p.Labels["app"] = "api" })
+	}
+	r.budget(namespace, "api", 1)
+	r.awaitBudget(namespace, "api", 1)
+	before := r.geometry()
+	r.run()
+	given := r.cause()
+	r.label(config.LabelMIGConfig, "all-balanced")
+	r.awaitReason(config.ReasonEvictionBlocked)
+	given(r.awaitGivenUp(config.ReasonEvictionBlocked, namespace+"/api-", "PDB "+namespace+"/api: needs 1 healthy pods and has 1"))
+	if after := r.geometry(); after != before {
+		t.Errorf("the GPUs have changed from %s to %s", before, after)
+	}
+}
+
+// What counts is what the pod holds: once its containers have ended, nobody waits for what keeps its object.
+func TestCausePodTerminatingForEverByAFinalizer(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, twoH100, impatient)
+	r.awaitOffered("nvidia.com/gpu", 2)
+	namespace := clustertest.Namespace(t)
+	r.user(namespace, "train", func(p *corev1.Pod) { p.Finalizers = []string{"team.example/backup"} })
+	r.run()
+	given := r.cause()
+	r.label(config.LabelMIGConfig, "all-balanced")
+	given(r.awaitConverged("all-balanced"))
+	p, err := r.client.CoreV1().Pods(namespace).Get(t.Context(), "train", metav1.GetOptions{})
+	if err != nil || p.DeletionTimestamp == nil || len(p.Finalizers) != 1 {
+		t.Errorf("the pod does not keep terminating: %v", err)
+	}
+	body := []byte(`{"metadata":{"finalizers":null}}`)
+	if _, err := r.client.CoreV1().Pods(namespace).Patch(t.Context(), "train", types.MergePatchType, body, metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestCausePodTerminatingForEverWithItsContainers(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, twoH100, impatient)
+	r.awaitOffered("nvidia.com/gpu", 2)
+	namespace := clustertest.Namespace(t)
+	r.user(namespace, "train", slow(24*time.Hour))
+	before := r.geometry()
+	r.run()
+	given := r.cause()
+	r.label(config.LabelMIGConfig, "all-balanced")
+	given(r.awaitGivenUp(config.ReasonEvictionBlocked, namespace+"/train: terminating, its grace ends at "))
+	if after := r.geometry(); after != before {
+		t.Errorf("the GPUs have changed from %s to %s", before, after)
+	}
+}
+
+// The pod has ended with its kubelet, and nobody says so: it is not believed to be gone, and no GPU is touched.
+func TestCauseNodeUnreachable(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, twoH100, "")
+	r.awaitOffered("nvidia.com/gpu", 2)
+	namespace := clustertest.Namespace(t)
+	r.user(namespace, "train", slow(30*time.Second))
+	before := r.geometry()
+	p := r.run()
+	r.label(config.LabelMIGConfig, "all-balanced")
+	r.awaitSteps(p, "evict train")
+	r.Kubelet.Stop()
+	n := r.await("NotReady", func(n *corev1.Node) bool {
+		c := condition(n)
+		return c != nil && c.Reason == string(config.ReasonKubeletUnavailable) && !ready(n)
+	})
+	if !n.Spec.Unschedulable {
+		t.Error("the fence is gone")
+	}
+	if after := r.geometry(); after != before {
+		t.Errorf("the GPUs were cut from %s to %s while nobody knew who has them", before, after)
+	}
+	given := r.cause()
+	if err := r.StartKubelet(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	given(r.awaitConverged("all-balanced"))
+}
+
+func TestCausePolicyRefusesAPod(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, twoH100, "drain: {unmanagedPods: refuse}\n")
+	r.awaitOffered("nvidia.com/gpu", 2)
+	namespace := clustertest.Namespace(t)
+	r.user(namespace, "notebook", nil)
+	r.run()
+	r.label(config.LabelMIGConfig, "all-balanced")
+	n := r.awaitReason(config.ReasonEvictionBlocked)
+	for _, want := range []string{namespace + "/notebook", "drain.unmanagedPods"} {
+		if !strings.Contains(condition(n).Message, want) {
+			t.Errorf("the message does not say %q: %s", want, condition(n).Message)
+		}
+	}
+	r.givenBack(n)
+	for _, e := range r.writes("pods/eviction") {
+		if !strings.Contains(e.Body, `"dryRun"`) {
+			t.Errorf("the pod was evicted: %+v", e)
+		}
+	}
+	given := r.cause()
+	if err := r.client.CoreV1().Pods(namespace).Delete(t.Context(), "notebook", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	given(r.awaitConverged("all-balanced"))
+}
+
+// Somebody has removed the journal and the label by hand, and left the cordon and the taint.
+func TestCauseOwnCordonWithoutAJournal(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, twoH100, "")
+	r.awaitOffered("nvidia.com/gpu", 2)
+	r.runToTheMiddle("all-balanced")
+	r.kill()
+	r.kubectl("annotate", "node", r.Name, config.AnnotationJournal+"-")
+	r.kubectl("label", "node", r.Name, config.LabelMIGConfig+"-")
+	if n := r.node(); !n.Spec.Unschedulable {
+		t.Fatal("there is no cordon left behind")
+	}
+	given := r.cause()
+	r.run()
+	given(r.await("the end", func(n *corev1.Node) bool {
+		c := condition(n)
+		return c != nil && c.Reason == string(config.ReasonNoWish) && !n.Spec.Unschedulable
+	}))
+}
+
+func TestCauseLabelRemovedAndCordonLeft(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, twoH100, "")
+	r.awaitOffered("nvidia.com/gpu", 2)
+	before := r.geometry()
+	r.runToTheMiddle("all-balanced")
+	r.kill()
+	r.kubectl("label", "node", r.Name, config.LabelMIGConfig+"-")
+	given := r.cause()
+	r.run()
+	given(r.await("the end", func(n *corev1.Node) bool {
+		c := condition(n)
+		return c != nil && c.Reason == string(config.ReasonNoWish) && n.Annotations[config.AnnotationJournal] == ""
+	}))
+	if after := r.geometry(); after != before {
+		t.Errorf("the GPUs are cut as %s, and were as %s", after, before)
+	}
+}
+
+// That the cordon stays in other cases is shown by other tests. Here it is said whose it is.
+func TestCauseAdministratorCordoned(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, twoH100, "")
+	r.awaitOffered("nvidia.com/gpu", 2)
+	r.kubectl("cordon", r.Name)
+	r.run()
+	r.label(config.LabelMIGConfig, "all-balanced")
+	n := r.awaitConverged("all-balanced")
+	if who, _, on := drain.Cordoner(n); !on || who != "kubectl" {
+		t.Errorf("the node is cordoned %t by %q, want the administrator's cordon", on, who)
+	}
+	if message := condition(n).Message; !strings.Contains(message, "cordoned by kubectl since ") {
+		t.Errorf("the message does not say whose cordon it is: %s", message)
+	}
+	given := r.cause()
+	r.kubectl("uncordon", r.Name)
+	given(r.await("schedulable", func(n *corev1.Node) bool { return !n.Spec.Unschedulable }))
+}
+
+func TestCauseAnotherControllerCordoned(t *testing.T) {
+	t.Parallel()
+	const mark = "weave.works/kured-reboot-in-progress"
+	r := newRig(t, twoH100, "")
+	r.awaitOffered("nvidia.com/gpu", 2)
+	r.user(clustertest.Namespace(t), "train", nil)
+	r.kubectl("cordon", r.Name)
+	r.kubectl("annotate", "node", r.Name, mark+"=2026-11-21T02:00:00Z")
+	r.run()
+	r.label(config.LabelMIGConfig, "all-balanced")
+	n := r.awaitReason(config.ReasonForeignMaintenance)
+	if message := condition(n).Message; !strings.Contains(message, "kured") || !strings.Contains(message, mark) {
+		t.Errorf("the message does not name kured: %s", message)
+	}
+	if n.Annotations[config.AnnotationJournal] != "" {
+		t.Error("a change was begun")
+	}
+	given := r.cause()
+	r.kubectl("annotate", "node", r.Name, mark+"-")
+	r.kubectl("uncordon", r.Name)
+	given(r.awaitConverged("all-balanced"))
+}
+
+// The API server says yes to the uncordon, and does nothing.
+func TestCauseUncordonDidNotStick(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, twoH100, "")
+	r.awaitOffered("nvidia.com/gpu", 2)
+	lies := r.behindALiar()
+	r.run()
+	r.label(config.LabelMIGConfig, "all-balanced")
+	n := r.awaitConverged("all-balanced")
+	if lies.Load() != 2 {
+		t.Errorf("the API server has lied %d times, want 2", lies.Load())
+	}
+	r.givenBack(n)
+}
+
+// It is the controller manager that takes the taint of a cordon away, some time after the uncordon.
+func TestCauseTaintOutlivesTheCordon(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, twoH100, "")
+	r.awaitOffered("nvidia.com/gpu", 2)
+	r.runToTheMiddle("all-balanced")
+	r.await("the taint of the cordon", closed)
+	r.await("the uncordon", func(n *corev1.Node) bool { return !n.Spec.Unschedulable })
+	began := time.Now()
+	r.recover(exitGivenBack)
+	if closed(r.node()) {
+		t.Error("recover says that the node is given back, and pods are kept away")
+	}
+	t.Logf("recover waited for %s", time.Since(began).Round(time.Millisecond))
+}
+
+func TestCauseRepartitionFailedForGood(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, twoH100, "retry: {failures: 3, first: 1s}\n")
+	r.awaitOffered("nvidia.com/gpu", 2)
+	before := r.geometry()
+	r.runToTheMiddle("all-balanced")
+	given := r.cause()
+	if err := r.GPUs.Fail(gpusim.CreateGpuInstanceWithPlacement, gpusim.Fault{Return: gpusim.Unknown, Times: 3}); err != nil {
+		t.Fatal(err)
+	}
+	given(r.awaitGivenUp(config.ReasonHardwareFailure, "given up after 3 attempts"))
+	if after := r.geometry(); after != before {
+		t.Errorf("the GPUs are cut as %s, and were as %s", after, before)
+	}
+}
+
+// Ours are given back. Those of others are theirs.
+func TestCauseOperandsLeftPaused(t *testing.T) {
+	t.Parallel()
+	const ours, theirs = config.LabelOperandPrefix + "dcgm", config.LabelOperandPrefix + "gpu-feature-discovery"
+	r := newRig(t, twoH100, "")
+	r.awaitOffered("nvidia.com/gpu", 2)
+	r.label(ours, drain.PausedValue)
+	r.label(theirs, "paused-for-mig-change")
+	given := r.cause()
+	r.run()
+	n := r.await("the label", func(n *corev1.Node) bool {
+		return n.Labels[ours] == "true" && n.Annotations[config.AnnotationJournal] == ""
+	})
+	given(n)
+	if got := n.Labels[theirs]; got != "paused-for-mig-change" {
+		t.Errorf("another tool's label is %q", got)
+	}
+}
+
+// A change that has failed, a wish that is withdrawn, an agent that is restarted: once the node is given back, nothing takes it
+// again.
+func TestCauseTheWayBackCordonsAgain(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, twoH100, "retry: {failures: 3, first: 1s}\n")
+	r.awaitOffered("nvidia.com/gpu", 2)
+	r.runToTheMiddle("all-balanced")
+	if err := r.GPUs.Fail(gpusim.CreateGpuInstanceWithPlacement, gpusim.Fault{Return: gpusim.Unknown, Times: 3}); err != nil {
+		t.Fatal(err)
+	}
+	r.awaitGivenUp(config.ReasonHardwareFailure, "given up after 3 attempts")
+	r.kill()
+	r.run()
+	r.awaitGivenUp(config.ReasonHardwareFailure, "given up after 3 attempts")
+	r.kubectl("label", "node", r.Name, config.LabelMIGConfig+"-")
+	n := r.awaitReason(config.ReasonNoWish)
+	r.givenBack(n)
+	cordons := 0
+	for _, e := range r.writes("nodes") {
+		if strings.Contains(e.Body, `"unschedulable":true`) {
+			cordons++
+		}
+	}
+	if cordons != 1 {
+		t.Errorf("the node was cordoned %d times for one change", cordons)
+	}
+}
+
+// cause is the moment from which it is counted how long the node is kept. Given checks that it is back, and says how long it took.
+func (r *rig) cause() (given func(*corev1.Node)) {
+	r.t.Helper()
+	began := time.Now()
+	return func(n *corev1.Node) {
+		r.t.Helper()
+		r.givenBack(n)
+		r.t.Logf("given back after %s", time.Since(began).Round(100*time.Millisecond))
+	}
+}
+
+// user is a pod that holds a GPU.
+func (r *rig) user(namespace, name string, change func(*corev1.Pod)) {
+	r.t.Helper()
+	p := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": name}},
+		Spec:       r.podSpec(map[string]string{"nvidia.com/gpu": "1"}),
+	}
+	if change != nil {
+		change(p)
+	}
+	if _, err := r.client.CoreV1().Pods(namespace).Create(r.t.Context(), p, metav1.CreateOptions{}); err != nil {
+		r.t.Fatal(err)
+	}
+	r.awaitRunning(namespace, name)
+}
+
+// slow lets the containers of a pod take their time to end.
+func slow(d time.Duration) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Annotations = map[string]string{kubelet.TerminationDelayAnnotation: d.String()}
+		p.Spec.TerminationGracePeriodSeconds = new(int64(d.Seconds()))
+	}
+}
+
+// awaitBudget waits until the controller manager has counted so many pods that may go.
+func (r *rig) awaitBudget(namespace, name string, allowed int32) {
+	r.t.Helper()
+	w, err := r.client.PolicyV1().PodDisruptionBudgets(namespace).Watch(r.t.Context(), metav1.SingleObject(metav1.ObjectMeta{Name: name}))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer w.Stop()
+	timeout := time.After(patience)
+	for {
+		select {
+		case event := <-w.ResultChan():
+			if b, ok := event.Object.(*policyv1.PodDisruptionBudget); ok && b.Status.DisruptionsAllowed == allowed {
+				return
+			}
+		case <-timeout:
+			r.t.Fatalf("the budget %s does not let %d pods go in %s", name, allowed, patience)
+		}
+	}
+}
+
+// awaitSteps waits until the agent says that it has done the step.
+func (r *rig) awaitSteps(p *process, want string) {
+	r.t.Helper()
+	timeout := time.After(patience)
+	for {
+		select {
+		case step, ok := <-p.steps:
+			if !ok {
+				r.t.Fatalf("the agent ended by itself before %q", want)
+			}
+			if step == want {
+				return
+			}
+		case <-timeout:
+			r.t.Fatalf("no step %q in %s; the node says:\n%s", want, patience, words(r.node()))
+		}
+	}
+}
+
+// awaitGivenUp waits until the change is undone, and checks that the node says why.
+func (r *rig) awaitGivenUp(reason config.Reason, says ...string) *corev1.Node {
+	r.t.Helper()
+	n := r.await("the end of the change", func(n *corev1.Node) bool {
+		c := condition(n)
+		return c != nil && c.Reason == string(reason) && n.Annotations[config.AnnotationJournal] == "" &&
+			n.Labels[config.LabelMIGConfigState] == string(config.StateFailed)
+	})
+	for _, want := range says {
+		if !strings.Contains(condition(n).Message, want) {
+			r.t.Errorf("the message does not say %q: %s", want, condition(n).Message)
+		}
+	}
+	return n
+}
+
+// behindALiar has the agent reach the API server by way of a proxy that twice swallows an uncordon, and answers with the node
+// as it would be.
+func (r *rig) behindALiar() *atomic.Int32 {
+	r.t.Helper()
+	transport, err := rest.TransportFor(r.account)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	server, err := url.Parse(r.account.Host)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	honest := &httputil.ReverseProxy{
+		Rewrite: func(p *httputil.ProxyRequest) { p.SetURL(server) }, Transport: transport, FlushInterval: -1,
+	}
+	lies := &atomic.Int32{}
+	liar := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
+		body, err := io.ReadAll(request.Body)
+		if err != nil {
+			return // the agent has given it up
+		}
+		request.Body = io.NopCloser(bytes.NewReader(body))
+		if request.Method == http.MethodPatch && bytes.Contains(body, []byte(`"unschedulable":false`)) && lies.Load() < 2 {
+			lies.Add(1)
+			query := request.URL.Query()
+			query.Set("dryRun", metav1.DryRunAll)
+			request.URL.RawQuery = query.Encode()
+		}
+		honest.ServeHTTP(w, request)
+	}))
+	r.t.Cleanup(func() {
+		if r.agents.running != nil {
+			r.kill() // it would watch on
+		}
+		liar.Close()
+	})
+	if err := cluster.WriteKubeconfig(r.agents.kubeconfig, &rest.Config{Host: liar.URL}); err != nil {
+		r.t.Fatal(err)
+	}
+	return lies
+}
+
+// geometry is how the GPUs are cut.
+func (r *rig) geometry() string {
+	r.t.Helper()
+	var out []string
+	for _, gpu := range r.snapshot() {
+		out = append(out, fmt.Sprintf("GPU %d MIG %t %s", gpu.Index, gpu.Enabled, gpu.Geometry()))
+	}
+	return strings.Join(out, ", ")
+}
+
+func ready(n *corev1.Node) bool {
+	return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// closed reports whether the taint of a cordon keeps pods away.
+func closed(n *corev1.Node) bool {
+	return slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeUnschedulable })
+}
