@@ -135,9 +135,9 @@ func (a *Agent) drainable(ctx context.Context, seen observed, steps []plan.Step)
 }
 
 // atWork names the other tools that work on the node, by what they have written on it. What one has only announced is no reason
-// to wait, nor is what a mig-manager has left that is ours to clear away.
+// to wait, nor is what a mig-manager has left that is not there any more.
 func (s observed) atWork() []string {
-	return s.tools(func(m drain.Marker) bool { return !m.Planned && !(s.adopts && m.Tool == toolMIGManager) })
+	return s.tools(func(m drain.Marker) bool { return !m.Planned && (m.Tool != toolMIGManager || s.migManager) })
 }
 
 // cordoning names those that rely on the node's cordon.

@@ -40,7 +40,8 @@ type observed struct {
 	libraryClients []drain.Pod // pods without a GPU that keep the library open and can be sent away
 	markers        []drain.Marker
 	orphan         orphan
-	adopts         bool // what a mig-manager has left is ours to clear away
+	migManager     bool // a mig-manager runs here
+	adopts         bool // what one has left is ours to clear away
 	refences       bool // a cordon of ours that somebody lifts in the middle is put back
 
 	reboots  plan.Reboots
@@ -230,7 +231,8 @@ func matches(pod *corev1.Pod, any []labels.Selector) bool {
 // observeOthers looks what else on the node has a say: operands, clients of the library, other tools, and what an agent has
 // left there.
 func (a *Agent) observeOthers(seen *observed) {
-	seen.adopts = a.adoptsMIGManager(seen)
+	seen.migManager = runsMIGManager(seen.pods)
+	seen.adopts = slices.Contains(a.settings.Recover.Adopt, config.AdoptMIGManager) && !seen.migManager
 	seen.orphan = a.orphanOn(seen)
 	labels := union(a.settings.Operands, slices.Sorted(maps.Keys(seen.orphan.labels)))
 	if seen.journal != nil {

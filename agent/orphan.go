@@ -64,11 +64,9 @@ func (a *Agent) orphanOn(seen *observed) orphan {
 	return o
 }
 
-// adoptsMIGManager reports whether the remains of a mig-manager are ours to clear away: where people have said so, and none is
-// there to do it.
-func (a *Agent) adoptsMIGManager(seen *observed) bool {
-	return slices.Contains(a.settings.Recover.Adopt, config.AdoptMIGManager) &&
-		!slices.ContainsFunc(seen.pods, func(p corev1.Pod) bool { return p.Labels["app"] == migManagerLabel && !ended(&p) })
+// runsMIGManager reports whether a mig-manager is on the node, which then clears its own labels away.
+func runsMIGManager(pods []corev1.Pod) bool {
+	return slices.ContainsFunc(pods, func(p corev1.Pod) bool { return p.Labels["app"] == migManagerLabel && !ended(&p) })
 }
 
 // pausedHere reports whether the operand is away by our hand, or by one whose remains we have adopted.
