@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -239,8 +240,8 @@ func (a *Agent) patched(ctx context.Context, node *corev1.Node, write func(*core
 // conflicts is how often a write is tried again at once.
 const conflicts = 10
 
-// alike reports whether the same is decided by both looks at a node: nothing differs but status, and labels and annotations that
-// are not read here.
+// alike reports whether the same is decided by both looks at a node: nothing differs but status, and taints, labels and annotations
+// that are not read here.
 func alike(a, b *corev1.Node) bool {
 	whoseA, _, _ := drain.Cordoner(a)
 	whoseB, _, _ := drain.Cordoner(b)
@@ -250,8 +251,14 @@ func alike(a, b *corev1.Node) bool {
 		a.Status.NodeInfo.BootID == b.Status.NodeInfo.BootID &&
 		a.Annotations[config.AnnotationJournal] == b.Annotations[config.AnnotationJournal] &&
 		a.Annotations[config.AnnotationStatus] == b.Annotations[config.AnnotationStatus] &&
-		equality.Semantic.DeepEqual(a.Spec, b.Spec) && equality.Semantic.DeepEqual(drain.Markers(a), drain.Markers(b)) &&
-		maps.Equal(nvidia(a.Labels), nvidia(b.Labels))
+		a.Spec.Unschedulable == b.Spec.Unschedulable && equality.Semantic.DeepEqual(ourTaints(a), ourTaints(b)) &&
+		equality.Semantic.DeepEqual(drain.Markers(a), drain.Markers(b)) && maps.Equal(nvidia(a.Labels), nvidia(b.Labels))
+}
+
+func ourTaints(node *corev1.Node) []corev1.Taint {
+	return slices.DeleteFunc(slices.Clone(node.Spec.Taints), func(t corev1.Taint) bool {
+		return t.Key != config.TaintRepartitioning && t.Key != config.TaintNotReady
+	})
 }
 
 // nvidia are the labels that something is decided by.

@@ -232,7 +232,7 @@ func matches(pod *corev1.Pod, any []labels.Selector) bool {
 // left there.
 func (a *Agent) observeOthers(seen *observed) {
 	seen.migManager = runsMIGManager(seen.pods)
-	seen.adopts = slices.Contains(a.settings.Recover.Adopt, config.AdoptMIGManager) && !seen.migManager
+	seen.adopts = a.adopts(seen.pods)
 	seen.orphan = a.orphanOn(seen)
 	labels := union(a.settings.Operands, slices.Sorted(maps.Keys(seen.orphan.labels)))
 	if seen.journal != nil {

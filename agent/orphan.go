@@ -69,6 +69,11 @@ func runsMIGManager(pods []corev1.Pod) bool {
 	return slices.ContainsFunc(pods, func(p corev1.Pod) bool { return p.Labels["app"] == migManagerLabel && !ended(&p) })
 }
 
+// adopts reports whether what a mig-manager has left is ours to clear away: where people have said so, and none is there to do it.
+func (a *Agent) adopts(pods []corev1.Pod) bool {
+	return slices.Contains(a.settings.Recover.Adopt, config.AdoptMIGManager) && !runsMIGManager(pods)
+}
+
 // pausedHere reports whether the operand is away by our hand, or by one whose remains we have adopted.
 func (s observed) pausedHere(o drain.Operand) bool {
 	if o.State == drain.OperandPaused {
