@@ -5,8 +5,6 @@ package agent_test
 import (
 	"fmt"
 	"os"
-	"os/exec"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -22,50 +20,19 @@ import (
 	"github.com/gpuslice/gpuslice/drain"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/nvml/lib"
-	"github.com/gpuslice/gpuslice/test/binaries"
 	"github.com/gpuslice/gpuslice/test/gpusim"
+	"github.com/gpuslice/gpuslice/test/gpusim/gpusimtest"
 )
 
-// Environment variables of these tests.
-const (
-	nodeDir     = "GPUSIM_NODE"         // read by the simulated library when it is loaded
-	libraryFile = "GPUSIM_LIBRARY"      // set in the processes that have one
-	allFaults   = "GPUSLICE_ALL_FAULTS" // not empty: no fault is left out
-)
+// allFaults names an environment variable. If it is not empty, no fault is left out.
+const allFaults = "GPUSLICE_ALL_FAULTS"
 
-// elsewhere runs the test in a process of its own whose environment names the simulated node from its beginning, since
-// the library looks at no other. There, it returns false.
-func elsewhere(t *testing.T) bool {
-	t.Helper()
-	if os.Getenv(libraryFile) != "" {
-		return false
-	}
-	t.Parallel()
-	file, err := binaries.Builder{}.LibNVML(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	program, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var levels []string
-	for _, name := range strings.Split(t.Name(), "/") {
-		levels = append(levels, "^"+regexp.QuoteMeta(name)+"$")
-	}
-	c := exec.CommandContext(t.Context(), program, "-test.run="+strings.Join(levels, "/"))
-	c.Env = append(os.Environ(), nodeDir+"="+t.TempDir(), libraryFile+"="+file)
-	out, err := c.CombinedOutput()
-	if err != nil {
-		t.Errorf("%v\n%s", err, out)
-	}
-	t.Logf("%s", out)
-	return true
-}
-
-// library is the driver of the product over the simulated library, instead of the simulator's own.
-func library(nvml.Driver) nvml.Driver {
-	return lib.Open(lib.Options{Library: os.Getenv(libraryFile)})
+// throughLibrary lets the agent that starts next have the driver of the product over the simulated library, instead of the
+// simulator's own.
+func (w *world) throughLibrary() {
+	w.t.Helper()
+	file := gpusimtest.Library(w.t)
+	w.through = func(nvml.Driver) nvml.Driver { return lib.Open(lib.Options{Library: file}) }
 }
 
 // Error codes that the simulator does not give by itself.
@@ -198,15 +165,15 @@ func lasting(function string, at spot, codes []gpusim.Return, failures int, all 
 func TestEachCallOfTheLibraryFailsOnce(t *testing.T) {
 	for _, v := range ventures {
 		t.Run(v.name, func(t *testing.T) {
-			if elsewhere(t) {
+			if gpusimtest.Apart(t) {
 				return
 			}
 			var s stage
 			var spots *[]spot
 			failures := 0
 			synctest.Test(t, func(t *testing.T) {
-				w := v.prepare(t, os.Getenv(nodeDir))
-				w.through = library
+				w := v.prepare(t, gpusimtest.Dir(t))
+				w.throughLibrary()
 				spots = w.listen()
 				w.restart()
 				s = v.rehearse(t, w)
@@ -238,8 +205,8 @@ func (v venture) suffer(t *testing.T, s stage, m mishap) (out end, took time.Dur
 	t.Helper()
 	began := time.Now()
 	synctest.Test(t, func(t *testing.T) {
-		w := v.prepare(t, os.Getenv(nodeDir))
-		w.through = library
+		w := v.prepare(t, gpusimtest.Dir(t))
+		w.throughLibrary()
 		left := w.ambush(m.spot, m.fault)
 		w.restart()
 		w.label(v.wish)
@@ -268,12 +235,12 @@ func (n tally) String() string {
 
 // A GPU instance whose compute instance cannot be made is of no use to anybody; if it cannot be removed at once, it is later.
 func TestAHalfMadeInstanceDoesNotStay(t *testing.T) {
-	if elsewhere(t) {
+	if gpusimtest.Apart(t) {
 		return
 	}
 	v := ventures[slices.IndexFunc(ventures, func(v venture) bool { return v.name == "a H100 is cut" })]
 	var s stage
-	synctest.Test(t, func(t *testing.T) { s = v.rehearse(t, v.prepare(t, os.Getenv(nodeDir))) })
+	synctest.Test(t, func(t *testing.T) { s = v.rehearse(t, v.prepare(t, gpusimtest.Dir(t))) })
 	for _, row := range []struct {
 		name     string
 		times    int // that the compute instance cannot be made
@@ -287,8 +254,8 @@ func TestAHalfMadeInstanceDoesNotStay(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := v.prepare(t, os.Getenv(nodeDir))
-				w.through = library
+				w := v.prepare(t, gpusimtest.Dir(t))
+				w.throughLibrary()
 				w.restart()
 				w.strike(gpusim.CreateComputeInstance, gpusim.Fault{Return: gpusim.InsufficientResources, Times: row.times})
 				w.strike(gpusim.GpuInstanceDestroy, gpusim.Fault{Return: gpusim.InUse})
@@ -308,7 +275,7 @@ func TestAHalfMadeInstanceDoesNotStay(t *testing.T) {
 // Promise 14. This is the only test here in which time is real, since no clock of a test can run while a call is in the
 // library: the agent's own pauses are on a clock that is stepped, and each hang costs one deadline.
 func TestACallOfTheLibraryThatHangsIsLeftAloneUntilItIsBack(t *testing.T) {
-	if elsewhere(t) {
+	if gpusimtest.Apart(t) {
 		return
 	}
 	functions := append(slices.Clone(changing), gpusim.Init, gpusim.GetMigMode, gpusim.GetGpuInstances, gpusim.GetRunningProcesses)
@@ -317,8 +284,8 @@ func TestACallOfTheLibraryThatHangsIsLeftAloneUntilItIsBack(t *testing.T) {
 		var s stage
 		var spots *[]spot
 		synctest.Test(t, func(t *testing.T) {
-			w := v.prepare(t, os.Getenv(nodeDir))
-			w.through = library
+			w := v.prepare(t, gpusimtest.Dir(t))
+			w.throughLibrary()
 			spots = w.listen()
 			w.restart()
 			s = v.rehearse(t, w)
@@ -335,9 +302,9 @@ func TestACallOfTheLibraryThatHangsIsLeftAloneUntilItIsBack(t *testing.T) {
 // waitReally makes the change with a call in the library that hangs and comes back.
 func (v venture) waitReally(t *testing.T, s stage, at spot) {
 	t.Helper()
-	w := v.prepare(t, os.Getenv(nodeDir))
+	w := v.prepare(t, gpusimtest.Dir(t))
 	w.settings.Timeouts.DriverCall = 2 * time.Second // longer than any call takes on a busy machine
-	w.through = library
+	w.throughLibrary()
 	w.hang(at)
 	c := testclock.NewFakeClock(time.Now())
 	w.agent = agent.New(agent.Options{

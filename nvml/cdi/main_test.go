@@ -17,20 +17,17 @@ import (
 	"github.com/gpuslice/gpuslice/nvml/lib"
 	"github.com/gpuslice/gpuslice/test/binaries"
 	"github.com/gpuslice/gpuslice/test/gpusim"
+	"github.com/gpuslice/gpuslice/test/gpusim/gpusimtest"
 	"github.com/gpuslice/gpuslice/test/sandbox"
 )
 
-// Names of environment variables that tell the tests, and the simulated library, where things are.
-const (
-	nodeDir     = "GPUSIM_NODE" // read by the library when it is loaded
-	hostDir     = "GPUSIM_HOST" // what /proc/driver and /proc/devices show
-	libraryFile = "GPUSIM_LIBRARY"
-)
+// hostDir names the environment variable of the directory that /proc/driver and /proc/devices show.
+const hostDir = "GPUSIM_HOST"
 
 // TestMain runs the tests in a sandbox in which the simulated driver's files stand at their paths in /proc, where NVIDIA's
 // library looks for them.
 func TestMain(m *testing.M) {
-	if os.Getenv(libraryFile) != "" {
+	if os.Getenv(gpusimtest.LibraryVariable) != "" {
 		os.Exit(m.Run())
 	}
 	code, err := inSandbox()
@@ -70,7 +67,9 @@ func inSandbox() (code int, err error) {
 			{Source: filepath.Join(host, "proc/driver"), Target: "/proc/driver"},
 			{Source: filepath.Join(host, "proc/devices"), Target: "/proc/devices"},
 		},
-		Env: []string{nodeDir + "=" + filepath.Join(dir, "node"), hostDir + "=" + host, libraryFile + "=" + library},
+		Env: []string{
+			gpusimtest.NodeVariable + "=" + filepath.Join(dir, "node"), gpusimtest.LibraryVariable + "=" + library, hostDir + "=" + host,
+		},
 	}, self, os.Args[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	err = cmd.Run()
@@ -97,11 +96,7 @@ const driverVersion = "580.159.04"
 // newWorld makes a node. It replaces that of the test before, so that no two tests may run at the same time.
 func newWorld(t *testing.T, spec string) *world {
 	t.Helper()
-	s, err := gpusim.ParseSpec([]byte(spec))
-	must(t, err)
-	n, err := gpusim.Create(os.Getenv(nodeDir), s)
-	must(t, err)
-	t.Cleanup(func() { must(t, n.Close()) })
+	n := gpusimtest.Node(t, spec)
 	host := os.Getenv(hostDir)
 	must(t, os.RemoveAll(filepath.Join(host, "proc/driver/nvidia"))) // what the test before has left
 	must(t, n.RenderHost(host))
@@ -131,7 +126,7 @@ func (w *world) install() {
 	w.Helper()
 	folder := filepath.Join(w.root, "usr/lib/x86_64-linux-gnu")
 	must(w.T, os.MkdirAll(folder, 0o755))
-	must(w.T, os.Symlink(os.Getenv(libraryFile), filepath.Join(folder, "libnvidia-ml.so.1")))
+	must(w.T, os.Symlink(gpusimtest.Library(w.T), filepath.Join(folder, "libnvidia-ml.so.1")))
 	for _, name := range []string{"libcuda.so.", "libnvidia-ptxjitcompiler.so."} {
 		must(w.T, os.WriteFile(filepath.Join(folder, name+driverVersion), nil, 0o600))
 	}

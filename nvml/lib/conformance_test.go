@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/gpusim"
+	"github.com/gpuslice/gpuslice/test/gpusim/gpusimtest"
 )
 
 // scenarios are played on the library and on the simulator's own Driver, which must tell and do the same. A line is a
@@ -189,9 +190,9 @@ var scenarios = []struct {
 func TestTheLibraryAndTheSimulatorsOwnDriverAgree(t *testing.T) {
 	for _, s := range scenarios {
 		t.Run(s.name, func(t *testing.T) {
-			onSimulator := nodeIn(t, t.TempDir(), s.spec)
+			onSimulator := gpusimtest.NodeIn(t, t.TempDir(), s.spec)
 			want := play(t, onSimulator, onSimulator.Driver(), s.steps)
-			onLibrary := newNode(t, s.spec)
+			onLibrary := gpusimtest.Node(t, s.spec)
 			got := play(t, onLibrary, openDriver(t), s.steps)
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("-simulator's own Driver +library:\n%s", diff)

@@ -13,6 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/nvml/lib"
 	"github.com/gpuslice/gpuslice/test/gpusim"
+	"github.com/gpuslice/gpuslice/test/gpusim/gpusimtest"
 )
 
 func snapshot(t *testing.T, d nvml.Driver) []nvml.GPU {
@@ -48,7 +49,7 @@ func create(t *testing.T, d nvml.Driver, g nvml.GPU, name string) nvml.Placed {
 }
 
 func TestADriverThatIsInstalledLaterIsFound(t *testing.T) {
-	newNode(t, "gpus: [{model: H200}]")
+	gpusimtest.Node(t, "gpus: [{model: H200}]")
 	root := t.TempDir()
 	d := releasing(t, lib.Open(lib.Options{DriverRoot: root}))
 	_, err := d.Snapshot(t.Context())
@@ -74,7 +75,7 @@ func TestADriverThatGoesAwayIsTriedAgain(t *testing.T) {
 		code     gpusim.Return
 	}{{gpusim.Init, gpusim.DriverNotLoaded}, {gpusim.GetCount, gpusim.Uninitialized}} {
 		t.Run(c.code.String(), func(t *testing.T) {
-			n := newNode(t, "gpus: [{model: H200}]")
+			n := gpusimtest.Node(t, "gpus: [{model: H200}]")
 			d := openDriver(t)
 			if c.function != gpusim.Init {
 				snapshot(t, d)
@@ -88,11 +89,11 @@ func TestADriverThatGoesAwayIsTriedAgain(t *testing.T) {
 }
 
 func TestGPUsAreLookedUpAnewAfterTheDriverWasAway(t *testing.T) {
-	before := newNode(t, "seed: 1\ngpus: [{model: H200}]")
+	before := gpusimtest.Node(t, "seed: 1\ngpus: [{model: H200}]")
 	d := openDriver(t)
 	snapshot(t, d)
 	old := nvml.UUID(before.UUIDs()[0])
-	n := newNode(t, "seed: 2\ngpus: [{model: H200}]") // the GPU was replaced in the meantime
+	n := gpusimtest.Node(t, "seed: 2\ngpus: [{model: H200}]") // the GPU was replaced in the meantime
 	fail(t, n, gpusim.GetMigMode, gpusim.Fault{Return: gpusim.Uninitialized})
 	expectError(t, d.SetMode(t.Context(), old, true), nvml.ErrNoDriver, "ERROR_UNINITIALIZED")
 	expectError(t, d.SetMode(t.Context(), old, true), nvml.ErrNotFound, "none of the node's 1 GPUs")
@@ -102,7 +103,7 @@ func TestGPUsAreLookedUpAnewAfterTheDriverWasAway(t *testing.T) {
 }
 
 func TestADriverThatLosesAllGPUsIsOpenedAnew(t *testing.T) {
-	n := newNode(t, "gpus: [{model: H200}, {model: H200}]")
+	n := gpusimtest.Node(t, "gpus: [{model: H200}, {model: H200}]")
 	d := openDriver(t)
 	lose := func(gpu int) {
 		t.Helper()
@@ -125,7 +126,7 @@ func TestADriverThatLosesAllGPUsIsOpenedAnew(t *testing.T) {
 }
 
 func TestACallThatHangsIsLeftAloneUntilItIsBack(t *testing.T) {
-	n := newNode(t, "gpus: [{model: H200}]")
+	n := gpusimtest.Node(t, "gpus: [{model: H200}]")
 	d := openDriver(t)
 	snapshot(t, d)
 	fail(t, n, gpusim.GetMigMode, gpusim.Fault{Hang: true})
@@ -161,7 +162,7 @@ func eventually(t *testing.T, done func() bool) {
 }
 
 func TestACallThatIsGivenUpIsStillCompleted(t *testing.T) {
-	n := newNode(t, "gpus: [{model: H200, mig: true}]")
+	n := gpusimtest.Node(t, "gpus: [{model: H200, mig: true}]")
 	d := openDriver(t)
 	g := snapshot(t, d)[0]
 	p := placed(t, d, 0, "3g.71gb@4")
@@ -182,7 +183,7 @@ func TestACallThatIsGivenUpIsStillCompleted(t *testing.T) {
 }
 
 func TestAnEndedContextCallsNothing(t *testing.T) {
-	n := newNode(t, "gpus: [{model: H200}]")
+	n := gpusimtest.Node(t, "gpus: [{model: H200}]")
 	d := openDriver(t)
 	g := snapshot(t, d)[0]
 	ctx, cancel := context.WithCancel(t.Context())
@@ -194,7 +195,7 @@ func TestAnEndedContextCallsNothing(t *testing.T) {
 }
 
 func TestALostGPUIsToldOfAndHidesNoOther(t *testing.T) {
-	n := newNode(t, "gpus: [{model: H200, mig: true}, {model: H200, mig: true}]")
+	n := gpusimtest.Node(t, "gpus: [{model: H200, mig: true}, {model: H200, mig: true}]")
 	d := openDriver(t)
 	before := snapshot(t, d)
 	create(t, d, before[0], "3g.71gb@0")
@@ -221,7 +222,7 @@ func TestALostGPUIsToldOfAndHidesNoOther(t *testing.T) {
 }
 
 func TestAnUnknownGPUOrProfileIsNamed(t *testing.T) {
-	newNode(t, "gpus: [{model: H200, mig: true}]")
+	gpusimtest.Node(t, "gpus: [{model: H200, mig: true}]")
 	d := openDriver(t)
 	expectError(t, d.Reset(t.Context(), "GPU-0"), nvml.ErrNotFound, "none of the node's 1 GPUs")
 	err := d.Create(t.Context(), snapshot(t, d)[0].UUID, nvml.Placed{Profile: "9g.9gb", Span: nvml.Span{Size: 1}})
@@ -243,7 +244,7 @@ func TestBothCodesOfAModeChangeCount(t *testing.T) {
 		{"in use, not noted", "H200", gpusim.Fault{Activation: gpusim.InUse}, nvml.ErrInUse.Error(), false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			n := newNode(t, "gpus: [{model: "+c.model+"}]")
+			n := gpusimtest.Node(t, "gpus: [{model: "+c.model+"}]")
 			d := openDriver(t)
 			g := snapshot(t, d)[0]
 			fail(t, n, gpusim.SetMigMode, c.fault)
@@ -288,7 +289,7 @@ func TestResetMakesAPendingModeCurrentIfItCan(t *testing.T) {
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			n := newNode(t, c.spec)
+			n := gpusimtest.Node(t, c.spec)
 			d := openDriver(t)
 			g := snapshot(t, d)[0]
 			c.prepare(t, n, d, g)
@@ -298,7 +299,7 @@ func TestResetMakesAPendingModeCurrentIfItCan(t *testing.T) {
 }
 
 func TestADividedInstanceIsMadeWholeOrNotAtAll(t *testing.T) {
-	n := newNode(t, "gpus: [{model: A100-80GB, mig: true}]")
+	n := gpusimtest.Node(t, "gpus: [{model: A100-80GB, mig: true}]")
 	d := openDriver(t)
 	g := snapshot(t, d)[0]
 	p := placed(t, d, 0, "4g.40gb(1c+1c+2c)@0")
@@ -311,7 +312,7 @@ func TestADividedInstanceIsMadeWholeOrNotAtAll(t *testing.T) {
 }
 
 func TestADividedInstanceThatCannotBeUndoneIsShownAndGoesLater(t *testing.T) {
-	n := newNode(t, "gpus: [{model: A100-80GB, mig: true}]")
+	n := gpusimtest.Node(t, "gpus: [{model: A100-80GB, mig: true}]")
 	d := openDriver(t)
 	g := snapshot(t, d)[0]
 	p := placed(t, d, 0, "4g.40gb(1c+1c+2c)@0")
@@ -342,7 +343,7 @@ func TestAnInstanceThatCannotGoStandsAsBefore(t *testing.T) {
 		{"the GPU instance is in use", gpusim.GpuInstanceDestroy, gpusim.Fault{Return: gpusim.InUse}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			n := newNode(t, "gpus: [{model: A100-80GB, mig: true}]")
+			n := gpusimtest.Node(t, "gpus: [{model: A100-80GB, mig: true}]")
 			d := openDriver(t)
 			g := snapshot(t, d)[0]
 			p := create(t, d, g, "4g.40gb(1c+1c+2c)@0")
@@ -360,7 +361,7 @@ func TestAnInstanceThatCannotGoStandsAsBefore(t *testing.T) {
 }
 
 func TestAnInstanceThatNeitherGoesNorStandsAgainIsHalfMade(t *testing.T) {
-	n := newNode(t, "gpus: [{model: A100-80GB, mig: true}]")
+	n := gpusimtest.Node(t, "gpus: [{model: A100-80GB, mig: true}]")
 	d := openDriver(t)
 	g := snapshot(t, d)[0]
 	p := create(t, d, g, "3g.40gb@4")
@@ -379,7 +380,7 @@ func TestAnInstanceThatNeitherGoesNorStandsAgainIsHalfMade(t *testing.T) {
 }
 
 func TestABusyInstanceIsNotTouched(t *testing.T) {
-	n := newNode(t, "gpus: [{model: A100-80GB, mig: true}]")
+	n := gpusimtest.Node(t, "gpus: [{model: A100-80GB, mig: true}]")
 	d := openDriver(t)
 	g := snapshot(t, d)[0]
 	p := create(t, d, g, "3g.40gb(1c+2c)@4")
@@ -393,7 +394,7 @@ func TestABusyInstanceIsNotTouched(t *testing.T) {
 }
 
 func TestNotBeingToldOfProcessesIsAnError(t *testing.T) {
-	n := newNode(t, "gpus: [{model: H200, mig: true}]")
+	n := gpusimtest.Node(t, "gpus: [{model: H200, mig: true}]")
 	d := openDriver(t)
 	g := snapshot(t, d)[0]
 	p := create(t, d, g, "3g.71gb@4")
@@ -409,7 +410,7 @@ func TestNotBeingToldOfProcessesIsAnError(t *testing.T) {
 func TestALookDoesWithoutWhatOldDriversDoNotSay(t *testing.T) {
 	for _, code := range []gpusim.Return{gpusim.NotSupported, gpusim.FunctionNotFound} {
 		t.Run(code.String(), func(t *testing.T) {
-			n := newNode(t, "gpus: [{model: H200}, {model: H200, persistence: true}]")
+			n := gpusimtest.Node(t, "gpus: [{model: H200}, {model: H200, persistence: true}]")
 			if told := snapshot(t, openDriver(t))[1]; told.Minor != 1 || !told.Persistent {
 				t.Errorf("got minor number %d and persistence %t, want 1 and true", told.Minor, told.Persistent)
 			}
@@ -426,7 +427,7 @@ func TestALookDoesWithoutWhatOldDriversDoNotSay(t *testing.T) {
 }
 
 func TestPartsThatFitOnlyInOneWayAreCreated(t *testing.T) {
-	newNode(t, "gpus: [{model: H200, mig: true}]")
+	gpusimtest.Node(t, "gpus: [{model: H200, mig: true}]")
 	d := openDriver(t)
 	g := snapshot(t, d)[0]
 	create(t, d, g, "7g.141gb(2c+2c+3c)@0")
@@ -460,7 +461,7 @@ func TestDerivedNamesAreThoseThatAnH200GaveItself(t *testing.T) {
 }
 
 func TestEventsComeUntilTheContextEnds(t *testing.T) {
-	n := newNode(t, "gpus: [{model: H200}, {model: H200}]")
+	n := gpusimtest.Node(t, "gpus: [{model: H200}, {model: H200}]")
 	d := openDriver(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -491,7 +492,7 @@ func TestEventsWithoutADriverSaySo(t *testing.T) {
 }
 
 func TestADriverThatGoesAwayWhileEventsAreRegisteredIsToldOf(t *testing.T) {
-	n := newNode(t, "gpus: [{model: H200}, {model: H200}]")
+	n := gpusimtest.Node(t, "gpus: [{model: H200}, {model: H200}]")
 	fail(t, n, gpusim.GetHandleByIndex, gpusim.Fault{Return: gpusim.Uninitialized, After: 1})
 	_, err := openDriver(t).Events(t.Context())
 	expectError(t, err, nvml.ErrNoDriver, "ERROR_UNINITIALIZED")
@@ -500,7 +501,7 @@ func TestADriverThatGoesAwayWhileEventsAreRegisteredIsToldOf(t *testing.T) {
 // The kernel does not unload a driver that a process has open: every initialisation is ended, and none is made by what
 // goes on in the background, until somebody looks at the GPUs again.
 func TestADriverThatIsReleasedIsNotHeldByAnything(t *testing.T) {
-	n := newNode(t, "gpus: [{model: H200}]")
+	n := gpusimtest.Node(t, "gpus: [{model: H200}]")
 	d := openDriver(t)
 	snapshot(t, d)
 	news, err := d.Events(t.Context())
@@ -537,20 +538,8 @@ func held(t *testing.T, n *gpusim.Node) bool {
 }
 
 func BenchmarkSnapshot(b *testing.B) {
-	s, err := gpusim.ParseSpec([]byte("gpus: [{model: H100-80GB, count: 8, mig: true}]"))
-	if err != nil {
-		b.Fatal(err)
-	}
-	n, err := gpusim.Create(os.Getenv(nodeDir), s)
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer func() {
-		if err := n.Close(); err != nil {
-			b.Error(err)
-		}
-	}()
-	d := lib.Open(lib.Options{Library: os.Getenv(libraryFile)})
+	gpusimtest.Node(b, "gpus: [{model: H100-80GB, count: 8, mig: true}]")
+	d := lib.Open(lib.Options{Library: gpusimtest.Library(b)})
 	gpus, err := d.Snapshot(b.Context())
 	if err != nil {
 		b.Fatal(err)
@@ -579,7 +568,7 @@ func TestWhatIsSaidNotToBeThereIsAskedForAgain(t *testing.T) {
 	for _, function := range []string{gpusim.GetGpuInstanceProfileInfo, gpusim.GetComputeInstanceProfileInfo, gpusim.GetPersistenceMode} {
 		for _, code := range []gpusim.Return{gpusim.NotSupported, gpusim.InvalidArgument} {
 			t.Run(function+" "+code.String(), func(t *testing.T) {
-				n := newNode(t, "gpus: [{model: A100-80GB, mig: true, persistence: true}]")
+				n := gpusimtest.Node(t, "gpus: [{model: A100-80GB, mig: true, persistence: true}]")
 				create(t, n.Driver(), snapshot(t, n.Driver())[0], "1g.10gb@0")
 				want := snapshot(t, openDriver(t))
 				fail(t, n, function, gpusim.Fault{Return: code})
@@ -592,7 +581,7 @@ func TestWhatIsSaidNotToBeThereIsAskedForAgain(t *testing.T) {
 }
 
 func TestASingleNoToWhatTheGPUHasIsNotBelieved(t *testing.T) {
-	n := newNode(t, "gpus: [{model: A100-80GB, persistence: true}]")
+	n := gpusimtest.Node(t, "gpus: [{model: A100-80GB, persistence: true}]")
 	d := openDriver(t)
 	gpu := snapshot(t, d)[0].UUID
 	if err := d.SetMode(t.Context(), gpu, true); err != nil { // pending, since persistence mode holds the GPU

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/nvml/lib"
 	"github.com/gpuslice/gpuslice/test/gpusim"
+	"github.com/gpuslice/gpuslice/test/gpusim/gpusimtest"
 )
 
 // lookerRoot names the environment variable that makes this program a looker, and says where its driver is installed: a
@@ -57,9 +58,9 @@ type looker struct {
 // newLooker starts one. With byLoader set, it is not told where the driver is.
 func newLooker(t *testing.T, n *gpusim.Node, root string, byLoader bool) looker {
 	t.Helper()
-	env := []string{nodeDir + "=" + n.Dir(), lookerRoot + "=" + root}
+	env := []string{gpusimtest.NodeVariable + "=" + n.Dir(), lookerRoot + "=" + root}
 	if byLoader {
-		env = []string{nodeDir + "=" + n.Dir(), lookerRoot + "=" + lookerLoader, "LD_LIBRARY_PATH=" + filepath.Join(root, "usr/lib64")}
+		env = []string{gpusimtest.NodeVariable + "=" + n.Dir(), lookerRoot + "=" + lookerLoader, "LD_LIBRARY_PATH=" + filepath.Join(root, "usr/lib64")}
 	}
 	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), os.Args[0])
 	cmd.Env = append(os.Environ(), env...)
@@ -99,7 +100,7 @@ func installVersion(t *testing.T, root, version string) {
 	folder := filepath.Join(root, "usr/lib64")
 	link := filepath.Join(folder, "libnvidia-ml.so.1")
 	before, _ := filepath.EvalSymlinks(link) // empty if none is installed
-	text, err := os.ReadFile(os.Getenv(libraryFile))
+	text, err := os.ReadFile(gpusimtest.Library(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -122,7 +123,7 @@ func TestAReplacedDriverNeedsANewProcess(t *testing.T) {
 		byLoader bool
 	}{{"in a root of its own", false}, {"where the loader finds it", true}} {
 		t.Run(c.name, func(t *testing.T) {
-			n := nodeIn(t, t.TempDir(), "driverVersion: 570.1.2\ngpus: [{model: H200, count: 2}]")
+			n := gpusimtest.NodeIn(t, t.TempDir(), "driverVersion: 570.1.2\ngpus: [{model: H200, count: 2}]")
 			root := t.TempDir()
 			installVersion(t, root, "570.1.2")
 			old := newLooker(t, n, root, c.byLoader)
@@ -159,7 +160,7 @@ func TestAReplacedDriverNeedsANewProcess(t *testing.T) {
 }
 
 func TestTheErrorOfAReplacedDriverSaysWhatWasGoingOn(t *testing.T) {
-	n := newNode(t, "gpus: [{model: H200, mig: true}]")
+	n := gpusimtest.Node(t, "gpus: [{model: H200, mig: true}]")
 	d := openDriver(t)
 	g := snapshot(t, d)[0]
 	p := create(t, d, g, "3g.71gb@4")

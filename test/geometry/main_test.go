@@ -1,14 +1,9 @@
 package geometry_test
 
 import (
-	"context"
 	"flag"
-	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
-	"syscall"
 	"testing"
 
 	"github.com/gpuslice/gpuslice/test/binaries"
@@ -21,46 +16,6 @@ var (
 	seed   = flag.Uint64("seed", 1, "where random numbers begin")
 	full   = flag.Bool("full", false, "every wish with parts, and not a quarter of them")
 )
-
-// Names of environment variables that tell the tests, and the simulated library in this process, where things are.
-const (
-	nodeDir     = "GPUSIM_NODE" // read by the library when it is loaded
-	libraryFile = "GPUSIM_LIBRARY"
-)
-
-// TestMain starts the tests in a process whose environment names, from its beginning, the node that the simulated library
-// shows: the library's own Go runtime sees no other.
-func TestMain(m *testing.M) {
-	if os.Getenv(libraryFile) != "" {
-		code := m.Run()
-		if err := os.RemoveAll(filepath.Dir(os.Getenv(nodeDir))); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-		}
-		os.Exit(code)
-	}
-	if err := startAgain(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-}
-
-// startAgain replaces this process by one with the simulated library. It returns only if it cannot.
-func startAgain() error {
-	file, err := binaries.Builder{}.LibNVML(context.Background())
-	if err != nil {
-		return err
-	}
-	dir, err := os.MkdirTemp("", "gpusim")
-	if err != nil {
-		return err
-	}
-	program, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	env := append(os.Environ(), nodeDir+"="+filepath.Join(dir, "gpus"), libraryFile+"="+file)
-	return syscall.Exec(program, os.Args, env)
-}
 
 // newRandom gives random numbers that are others for each model, and the same for each run.
 func newRandom(model string) *rand.Rand {

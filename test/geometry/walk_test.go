@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"testing"
@@ -18,6 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/nvml/lib"
 	"github.com/gpuslice/gpuslice/test/gpusim"
+	"github.com/gpuslice/gpuslice/test/gpusim/gpusimtest"
 	"github.com/gpuslice/gpuslice/test/incumbent"
 )
 
@@ -38,8 +37,12 @@ func TestRandomWalkThroughTheLibrary(t *testing.T) {
 	const share = 10 // of the wishes
 	for _, model := range modelsWithMIG() {
 		t.Run(model, func(t *testing.T) {
-			h := newHost(t, filepath.Dir(os.Getenv(nodeDir)), model, most)
-			driver := lib.Open(lib.Options{Library: os.Getenv(libraryFile)})
+			if gpusimtest.Apart(t, "-test.v") { // for the figures
+				return
+			}
+			h := newHost(t, t.TempDir(), model, most)
+			t.Setenv(gpusimtest.NodeVariable, h.GPUs.Dir())
+			driver := lib.Open(lib.Options{Library: gpusimtest.Library(t)})
 			walk(t, h, driver, survey(t, model), (*wishes/share+most-1)/most)
 		})
 	}

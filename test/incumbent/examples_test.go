@@ -24,6 +24,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/nvml/lib"
 	"github.com/gpuslice/gpuslice/test/gpusim"
+	"github.com/gpuslice/gpuslice/test/gpusim/gpusimtest"
 	"github.com/gpuslice/gpuslice/test/incumbent"
 )
 
@@ -207,9 +208,9 @@ func carryOut(ctx context.Context, driver nvml.Driver, want plan.Desired) error 
 	}
 }
 
-// runOurs does what the agent does, through go-nvml and the simulated library. There is one node for this process.
-func (tr trial) runOurs(ctx context.Context) (out outcome, err error) {
-	node, err := gpusim.Create(os.Getenv(nodeDir), tr.spec())
+// runOurs does what the agent does, through go-nvml and the simulated library, which shows the node in dir.
+func (tr trial) runOurs(ctx context.Context, dir, library string) (out outcome, err error) {
+	node, err := gpusim.Create(dir, tr.spec())
 	if err != nil {
 		return out, err
 	}
@@ -217,7 +218,7 @@ func (tr trial) runOurs(ctx context.Context) (out outcome, err error) {
 	if err := tr.begin(ctx, node); err != nil {
 		return out, err
 	}
-	refused, err := tr.ask(ctx, lib.Open(lib.Options{Library: os.Getenv(libraryFile)}))
+	refused, err := tr.ask(ctx, lib.Open(lib.Options{Library: library}))
 	if err != nil {
 		return out, err
 	}
@@ -400,7 +401,7 @@ func applyTheirs(t *testing.T, groups [][]*trial) {
 func applyOurs(t *testing.T, groups [][]*trial) {
 	t.Helper()
 	for _, same := range groups {
-		out, err := same[0].runOurs(t.Context())
+		out, err := same[0].runOurs(t.Context(), gpusimtest.Dir(t), gpusimtest.Library(t))
 		if err != nil {
 			t.Fatalf("%s, gpuslice: %v", same[0], err)
 		}
@@ -474,7 +475,7 @@ func TestAnExampleForAnotherModelIsRefused(t *testing.T) {
 				t.Fatal(err)
 			}
 			before = node.String()
-			driver = lib.Open(lib.Options{Library: os.Getenv(libraryFile)}) // it remembers GPUs by their UUIDs, which are the same again
+			driver = lib.Open(lib.Options{Library: gpusimtest.Library(t)}) // it remembers GPUs by their UUIDs, which are the same again
 		}
 		refused, err := tr.ask(t.Context(), driver)
 		switch {
@@ -496,7 +497,7 @@ func TestAnExampleForAnotherModelIsRefused(t *testing.T) {
 // newNode makes the node that the library shows to this process, in place of the one before.
 func newNode(t *testing.T, spec gpusim.Spec) *gpusim.Node {
 	t.Helper()
-	node, err := gpusim.Create(os.Getenv(nodeDir), spec)
+	node, err := gpusim.Create(gpusimtest.Dir(t), spec)
 	if err != nil {
 		t.Fatal(err)
 	}
