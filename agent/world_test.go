@@ -19,7 +19,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/clock"
@@ -36,7 +35,7 @@ import (
 type world struct {
 	t        *testing.T
 	gpus     *gpusim.Node
-	client   *fake.Clientset
+	client   *client
 	agent    *agent.Agent
 	settings config.Settings
 	offered  map[string][]string // what the plugin read when it started
@@ -78,7 +77,7 @@ func newWorld(t *testing.T, models string) *world {
 	})
 	w := &world{
 		t: t, gpus: gpus, settings: config.Default(), through: func(d nvml.Driver) nvml.Driver { return d },
-		client: fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "node-uid", ResourceVersion: "1"}}),
+		client: newClient(t, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "node-uid", ResourceVersion: "1"}}),
 	}
 	w.settings.MIGConfigMap, w.settings.Profiles = config.ConfigMapKey{}, config.ConfigMapKey{}
 	w.settings.Reboot.Sentinel = filepath.Join(t.TempDir(), "reboot-required")

@@ -1,0 +1,52 @@
+package agent_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/applyconfigurations"
+	"k8s.io/client-go/kubernetes/fake"
+	k8stesting "k8s.io/client-go/testing"
+)
+
+// client is client-go's fake API server with no kinds but those that the agent has to do with. At each write, the fake goes
+// through all the kinds that it knows: with every kind of Kubernetes, that is half the time of the tests.
+type client struct {
+	*fake.Clientset
+	tracker k8stesting.ObjectTracker
+}
+
+// Tracker is where the objects are, for changes that go by no reactor. The one of the fake itself is empty.
+func (c *client) Tracker() k8stesting.ObjectTracker { return c.tracker }
+
+func newClient(t *testing.T, objects ...runtime.Object) *client {
+	t.Helper()
+	kinds := runtime.NewScheme()
+	if err := errors.Join(corev1.AddToScheme(kinds), policyv1.AddToScheme(kinds)); err != nil {
+		t.Fatal(err)
+	}
+	tracker := k8stesting.NewFieldManagedObjectTracker(kinds, serializer.NewCodecFactory(kinds).UniversalDecoder(),
+		applyconfigurations.NewTypeConverter(kinds))
+	for _, o := range objects {
+		if err := tracker.Add(o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := &client{&fake.Clientset{}, tracker}
+	c.AddReactor("*", "*", k8stesting.ObjectReaction(tracker))
+	c.AddWatchReactor("*", func(a k8stesting.Action) (bool, watch.Interface, error) {
+		impl, ok := a.(k8stesting.WatchActionImpl)
+		if !ok {
+			return true, nil, fmt.Errorf("watching %s: the action is a %T", a.GetResource(), a)
+		}
+		w, err := tracker.Watch(a.GetResource(), a.GetNamespace(), impl.ListOptions)
+		return true, w, err
+	})
+	return c
+}
