@@ -13,16 +13,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Files of a node directory.
-const (
-	stateFile = "state.json"
-	lockFile  = "lock" // flock for writers; its content is the generation
-)
+// lockFile is in the directory of each node: flock for writers. Its content is the generation.
+const lockFile = "lock"
+
+// stateFiles are written in turn, each over what was in it, so that one is always whole. To replace a file by another would
+// have the file system wait for the disk, at each call that a program makes.
+var stateFiles = [2]string{"state-0.json", "state-1.json"}
 
 // store keeps the state of one node in a directory. A read that finds nothing new costs one look at a mapped word.
 //
 // The word counts up by two for each write, and is odd while one is under way: a writer that dies leaves it odd, and
-// the next one to look takes the lock and reads the file.
+// the next one to look takes the lock and reads the file that the dead one did not write.
 type store struct {
 	dir        string
 	lock       *os.File
@@ -153,27 +154,28 @@ func (s *store) update(change func(*state) bool) error {
 
 // reload reads the file. The caller holds the lock.
 func (s *store) reload() error {
-	text, err := os.ReadFile(filepath.Join(s.dir, stateFile))
+	g := atomic.LoadUint64(s.generation)
+	if g%2 == 1 { // a writer died over the next file
+		g += 3 // a generation that nobody has seen, of the file before it
+		atomic.StoreUint64(s.generation, g)
+	}
+	file := stateFiles[g/2%2]
+	text, err := os.ReadFile(filepath.Join(s.dir, file))
 	if err != nil {
 		return err
 	}
 	st := &state{}
 	if err := json.Unmarshal(text, st); err != nil {
-		return fmt.Errorf("reading %s: %w", stateFile, err)
+		return fmt.Errorf("reading %s: %w", file, err)
 	}
 	if st.Format != stateFormat {
-		return fmt.Errorf("reading %s: format is %d, this program knows %d: create the node anew", stateFile, st.Format, stateFormat)
-	}
-	g := atomic.LoadUint64(s.generation)
-	if g%2 == 1 { // a writer died; whichever file stands is whole
-		g++
-		atomic.StoreUint64(s.generation, g)
+		return fmt.Errorf("reading %s: format is %d, this program knows %d: create the node anew", file, st.Format, stateFormat)
 	}
 	s.current.Store(&snapshot{g, st})
 	return nil
 }
 
-// write replaces the file. The caller holds the lock.
+// write writes the next file. The caller holds the lock.
 func (s *store) write(st *state) error {
 	text, err := json.Marshal(st)
 	if err != nil {
@@ -181,11 +183,7 @@ func (s *store) write(st *state) error {
 	}
 	g := atomic.LoadUint64(s.generation) | 1
 	atomic.StoreUint64(s.generation, g)
-	name := filepath.Join(s.dir, stateFile)
-	if err := os.WriteFile(name+".new", text, 0o666); err != nil {
-		return err
-	}
-	if err := os.Rename(name+".new", name); err != nil {
+	if err := overwrite(filepath.Join(s.dir, stateFiles[(g+1)/2%2]), text); err != nil {
 		return err
 	}
 	s.current.Store(&snapshot{g + 1, st})
@@ -195,6 +193,16 @@ func (s *store) write(st *state) error {
 	close(s.changed)
 	s.changed = make(chan struct{})
 	return nil
+}
+
+// overwrite makes text the content of a file. It is not emptied first, which would make the file system wait as well.
+func overwrite(name string, text []byte) error {
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE, 0o666)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteAt(text, 0)
+	return errors.Join(err, f.Truncate(int64(len(text))), f.Close())
 }
 
 // change gives a channel that is closed at the next change made through this store. Changes by other processes, or

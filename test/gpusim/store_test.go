@@ -2,6 +2,7 @@ package gpusim_test
 
 import (
 	"encoding/binary"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -55,24 +56,37 @@ func TestCountsAreExactWithManyWritersAtOnce(t *testing.T) {
 	}
 }
 
-// A writer that dies between the two marks leaves the generation odd.
+// A writer that dies between the two marks leaves the generation odd, and the file that was to be the next in pieces.
 func TestAWriterThatDiedInTheMiddleHarmsNobody(t *testing.T) {
 	n := node(t, one("A100-80GB"))
+	for _, profile := range []string{"3g.40gb@0:4", "3g.40gb@4:4"} { // whichever file is the next
+		die(t, n)
+		must(t, n.Driver().Create(t.Context(), nvml.UUID(n.UUIDs()[0]), placed(profile)))
+		die(t, n)
+		if got, want := geometry(t, open(t, n.Dir()).Driver(), 0), geometry(t, n.Driver(), 0); got.String() != want.String() {
+			t.Errorf("one sees %s, and another %s", got, want)
+		}
+	}
+	if got := geometry(t, open(t, n.Dir()).Driver(), 0).String(); got != "3g.40gb@0 3g.40gb@4" {
+		t.Errorf("got %s", got)
+	}
+}
+
+// die leaves the node as a writer does that dies in the middle.
+func die(t *testing.T, n *gpusim.Node) {
+	t.Helper()
 	lock, err := os.OpenFile(filepath.Join(n.Dir(), "lock"), os.O_RDWR, 0)
 	must(t, err)
 	defer lock.Close()
 	word := make([]byte, 8)
 	_, err = lock.ReadAt(word, 0)
 	must(t, err)
-	binary.NativeEndian.PutUint64(word, binary.NativeEndian.Uint64(word)|1)
+	generation := binary.NativeEndian.Uint64(word)
+	binary.NativeEndian.PutUint64(word, generation+1)
 	_, err = lock.WriteAt(word, 0)
 	must(t, err)
-	must(t, os.WriteFile(filepath.Join(n.Dir(), "state.json.new"), []byte(`{"half`), 0o600))
-
-	must(t, n.Driver().Create(t.Context(), nvml.UUID(n.UUIDs()[0]), placed("7g.80gb@0:8")))
-	if got := geometry(t, open(t, n.Dir()).Driver(), 0).String(); got != "7g.80gb@0" {
-		t.Errorf("got %s", got)
-	}
+	next := fmt.Sprintf("state-%d.json", (generation+2)/2%2)
+	must(t, os.WriteFile(filepath.Join(n.Dir(), next), []byte(`{"half`), 0o600))
 }
 
 func TestTheSameSeedGivesTheSameIdentities(t *testing.T) {
