@@ -24,8 +24,9 @@ func newRandom(model string) *rand.Rand {
 	return rand.New(rand.NewPCG(*seed, h.Sum64()))
 }
 
-// most is how many GPUs a node can have. NVIDIA's tool looks at all of them in one run, which takes the most time here.
-const most = 16
+// perHost is how many GPUs a host here has, as most nodes do. With fewer, NVIDIA's tool runs more often; with more, each call
+// of the simulator takes longer.
+const perHost = 8
 
 // newHost makes a machine of so many GPUs of the model in dir, with MIG mode on.
 func newHost(t *testing.T, dir, model string, gpus int) *incumbent.Host {
@@ -39,6 +40,9 @@ func newHost(t *testing.T, dir, model string, gpus int) *incumbent.Host {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { closeNode(t, h.GPUs) })
+	if err := h.NamePCIDevices(); err != nil {
+		t.Fatal(err)
+	}
 	return h
 }
 

@@ -27,16 +27,16 @@ func TestPartsShareInstancesAsNVIDIAsToolHasThem(t *testing.T) {
 		newRandom(a.gpu.Model).Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 		some = all[:len(all)/4]
 	}
-	ours, theirs := newHost(t, t.TempDir(), "A100-40GB", most), newHost(t, t.TempDir(), "A100-40GB", most)
+	ours, theirs := newHost(t, t.TempDir(), "A100-40GB", perHost), newHost(t, t.TempDir(), "A100-40GB", perHost)
 	fewer := 0
-	for batch := range slices.Chunk(some, most) {
+	for batch := range slices.Chunk(some, perHost) {
 		file := write(t, batch)
 		before := look(t, ours)
 		want := plan.Desired{}
 		for i, wish := range batch {
 			want[before[i].UUID] = plan.Target{Wish: nvml.Wish{MIG: true, Devices: wish}}
 		}
-		for i := len(batch); i < most; i++ {
+		for i := len(batch); i < perHost; i++ {
 			want[before[i].UUID] = plan.Target{Wish: nvml.Wish{MIG: true}}
 		}
 		carryOut(t, ours, before, want)
@@ -139,7 +139,7 @@ func write(t *testing.T, batch []map[string]int) string {
 	for i, wish := range batch {
 		rules = append(rules, config.MIGRule{Indices: []int{i}, MIG: true, Devices: wish})
 	}
-	for i := len(batch); i < most; i++ { // it asserts nothing of a node whose GPUs are not all named
+	for i := len(batch); i < perHost; i++ { // it asserts nothing of a node whose GPUs are not all named
 		rules = append(rules, config.MIGRule{Indices: []int{i}, MIG: true, Devices: map[string]int{}})
 	}
 	text, err := migparted.Render(map[string]config.MIGConfig{"batch": rules})

@@ -25,8 +25,8 @@ func TestRandomWalk(t *testing.T) {
 	for _, model := range modelsWithMIG() {
 		t.Run(model, func(t *testing.T) {
 			t.Parallel()
-			h := newHost(t, t.TempDir(), model, most)
-			walk(t, h, h.GPUs.Driver(), survey(t, model), (*wishes+most-1)/most)
+			h := newHost(t, t.TempDir(), model, perHost)
+			walk(t, h, h.GPUs.Driver(), survey(t, model), (*wishes+perHost-1)/perHost)
 		})
 	}
 }
@@ -40,10 +40,10 @@ func TestRandomWalkThroughTheLibrary(t *testing.T) {
 			if gpusimtest.Apart(t, "-test.v") { // for the figures
 				return
 			}
-			h := newHost(t, t.TempDir(), model, most)
+			h := newHost(t, t.TempDir(), model, perHost)
 			t.Setenv(gpusimtest.NodeVariable, h.GPUs.Dir())
 			driver := lib.Open(lib.Options{Library: gpusimtest.Library(t)})
-			walk(t, h, driver, survey(t, model), (*wishes/share+most-1)/most)
+			walk(t, h, driver, survey(t, model), (*wishes/share+perHost-1)/perHost)
 		})
 	}
 }
@@ -355,9 +355,7 @@ func (w *walker) export(gpus []nvml.GPU, wishes map[nvml.UUID]map[string]int) {
 // exported is what nvidia-mig-parted says that the GPUs have.
 func exported(t *testing.T, h *incumbent.Host, gpus []nvml.GPU) map[nvml.UUID]map[string]int {
 	t.Helper()
-	tool := h.Command(t.Context(), "nvidia-mig-parted", "export")
-	tool.Env = append(tool.Env, "GOGC=off") // it ends before there is anything to collect: a fifth of its time
-	out, err := tool.Output()
+	out, err := h.Command(t.Context(), "nvidia-mig-parted", "export").Output()
 	if err != nil {
 		t.Fatalf("nvidia-mig-parted export: %v", err)
 	}

@@ -3,6 +3,7 @@ package incumbent_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -249,7 +250,7 @@ func (tr trial) runTheirs(ctx context.Context, dir string, p incumbent.Programs)
 		return out, err
 	}
 	defer host.Close()
-	if err := tr.begin(ctx, host.GPUs); err != nil {
+	if err := errors.Join(host.NamePCIDevices(), tr.begin(ctx, host.GPUs)); err != nil {
 		return out, err
 	}
 	file := filepath.Join(dir, "config.yaml")

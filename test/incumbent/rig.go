@@ -66,6 +66,7 @@ type Host struct {
 
 	dir      string
 	programs Programs
+	pciNames string // file, if there is one
 }
 
 // NewHost makes a machine with the GPUs of the spec in dir, in place of the one that is there.
@@ -90,9 +91,29 @@ func NewHost(dir string, spec gpusim.Spec, p Programs) (*Host, error) {
 // Close lets go of the GPUs. The directory stays.
 func (h *Host) Close() error { return h.GPUs.Close() }
 
+// NamePCIDevices gives the machine a pci.ids, of its GPUs alone. NVIDIA's programs read that file once for each GPU that they
+// look at. Without it, they read a copy of their own, of every PCI device in the world, which is nine tenths of their work.
+func (h *Host) NamePCIDevices() error {
+	files, err := filepath.Glob(filepath.Join(h.files(), "sys/bus/pci/devices/*/device"))
+	if err != nil {
+		return err
+	}
+	text := "10de  NVIDIA Corporation\n"
+	for _, file := range files {
+		id, err := os.ReadFile(file)
+		if err != nil {
+			return fmt.Errorf("naming the GPUs of host %s: %w", h.dir, err)
+		}
+		text += fmt.Sprintf("\t%s  GPU\n", strings.TrimPrefix(strings.TrimSpace(string(id)), "0x"))
+	}
+	text += "C 03  Display controller\n\t02  3D controller\n"
+	h.pciNames = filepath.Join(h.dir, "pci.ids")
+	return os.WriteFile(h.pciNames, []byte(text), 0o600)
+}
+
 // Sandbox is where a program sees the GPUs, driver and buses as its own.
 func (h *Host) Sandbox() sandbox.Options {
-	return sandbox.Options{
+	o := sandbox.Options{
 		Mounts: []sandbox.Mount{
 			{Source: filepath.Join(h.files(), "proc", "driver"), Target: "/proc/driver"},
 			{Source: filepath.Join(h.files(), "proc", "modules"), Target: "/proc/modules"},
@@ -100,6 +121,10 @@ func (h *Host) Sandbox() sandbox.Options {
 		},
 		Env: []string{"GPUSIM_NODE=" + h.GPUs.Dir(), "LD_LIBRARY_PATH=" + h.lib(), PathWith(h.bin())},
 	}
+	if h.pciNames != "" {
+		o.Mounts = append(o.Mounts, sandbox.Mount{Source: h.pciNames, Target: "/usr/share/misc/pci.ids"})
+	}
+	return o
 }
 
 // Command is a program of NVIDIA's on this machine: nvidia-mig-parted or nvidia-mig-manager.

@@ -37,6 +37,9 @@ func newHost(t *testing.T, p incumbent.Programs, spec string) *incumbent.Host {
 			t.Error(err)
 		}
 	})
+	if err := h.NamePCIDevices(); err != nil {
+		t.Fatal(err)
+	}
 	return h
 }
 
