@@ -382,6 +382,9 @@ func unschedulableTaint(node *corev1.Node) *corev1.Taint {
 	return nil
 }
 
+// stateMayGo is of a pod that nobody has asked to leave, and that would be let go.
+const stateMayGo = "MayGo"
+
 // podsSeen lists the pods that hold a GPU and those that have to leave.
 func (e evidence) podsSeen() []PodSeen {
 	var out []PodSeen
@@ -390,6 +393,9 @@ func (e evidence) podsSeen() []PodSeen {
 		asked[v.Pod.UID] = true
 		p := e.podSeen(v.Pod)
 		p.Leaves, p.State, p.Budget, p.Message, p.Since = true, string(v.State), v.PDB, v.Message, v.Since
+		if v.State == drain.Requested { // in a dry run
+			p.State = stateMayGo
+		}
 		out = append(out, p)
 	}
 	for _, h := range e.holders {

@@ -52,6 +52,10 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 			name: "nothing", provoke: func(*world) {}, verdict: agent.VerdictFree,
 			says: []string{"no config is asked for", "The node takes pods, and nothing is owed to it."},
 		}, {
+			name: "a change that nobody has begun", dead: true, provoke: func(w *world) { w.trainer(); w.label("all-1g.10gb") },
+			verdict: agent.VerdictFree,
+			says:    []string{"team/train, has to leave, holds GPU 0", "MayGo", "fence: journal, cordon, taint"},
+		}, {
 			name: "1: the agent died between cordon and drain end", dead: true, provoke: func(w *world) { w.draining(); w.block("team/train: needs 1 healthy pod and has 1") },
 			causes: []agent.Cause{agent.CauseAgentDiedInDrain, agent.CauseBudgetBlocks}, verdict: agent.VerdictWaitsForYou,
 			says: []string{"does not run on this machine", "goes on where this one stopped", "$ gpuslice-agent recover", "evict team/train"},

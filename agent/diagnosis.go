@@ -100,7 +100,7 @@ type PodSeen struct {
 	Devices   []string  `json:"devices,omitempty"` // "GPU 0" or "GPU 0 1g.10gb@3"; "unknown"
 	FoundBy   []string  `json:"foundBy,omitempty"`
 	Leaves    bool      `json:"leaves"`          // the plan needs it to leave
-	State     string    `json:"state,omitempty"` // of one that leaves
+	State     string    `json:"state,omitempty"` // of one that leaves: one of drain's, or MayGo
 	Budget    string    `json:"budget,omitempty"`
 	Message   string    `json:"message,omitempty"`
 	Since     time.Time `json:"since,omitzero"`

@@ -168,14 +168,16 @@ func machine(t *testing.T) string {
 	return dir
 }
 
+// runRecover is the command as kubectl exec starts it: where the pod has things is in its environment.
 func runRecover(t *testing.T, dir, kubeconfig, args string) (string, error) {
 	t.Helper()
+	t.Setenv("GPUSLICE_DRIVER_ROOT", dir)
+	t.Setenv("GPUSLICE_LOCK", filepath.Join(dir, "agent.lock"))
 	var out bytes.Buffer
 	c := command()
 	c.SetOut(&out)
 	c.SetArgs(append([]string{
-		"recover", "--node", "n", "--kubeconfig", kubeconfig, "--driver-root", dir,
-		"--pod-resources", filepath.Join(dir, "kubelet.sock"), "--lock", filepath.Join(dir, "agent.lock"),
+		"recover", "--node", "n", "--kubeconfig", kubeconfig, "--pod-resources", filepath.Join(dir, "kubelet.sock"),
 	}, strings.Fields(args)...))
 	err := c.ExecuteContext(t.Context())
 	return out.String(), err

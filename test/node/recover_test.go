@@ -66,6 +66,20 @@ func TestRecoverWatchesTheAgentThatRuns(t *testing.T) {
 	r.givenBack(r.node())
 }
 
+// To give back is not to begin.
+func TestRecoverBeginsNoChange(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, twoH100, "")
+	r.awaitOffered("nvidia.com/gpu", 2)
+	r.label(config.LabelMIGConfig, "all-balanced")
+	if out := r.recover(exitGivenBack); !strings.Contains(out, "The node takes pods, and is not as all-balanced asks.") {
+		t.Errorf("it does not say that the node is not as asked:\n%s", out)
+	}
+	if writes := r.writes(""); len(writes) > 0 {
+		t.Errorf("something was written: %+v", writes)
+	}
+}
+
 func TestRecoverNamesWhoHasCordoned(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, twoH100, "")
