@@ -279,6 +279,10 @@ func TestAnOperandMayEndAfterTheDeadlineForPods(t *testing.T) {
 func TestAChangeComesToItsEndWhileOthersWriteTheNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
+		w.edit(func(n *corev1.Node) { // what another tool has left is compared too
+			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelOperandPrefix+"client", "paused-for-mig-change")
+			n.Spec.Taints = []corev1.Taint{{Key: "DeletionCandidateOfClusterAutoscaler", Value: "946684800", Effect: corev1.TaintEffectPreferNoSchedule}}
+		})
 		version := func() string { return fmt.Sprint(time.Now().UnixMilli() / 20) }
 		w.client.PrependReactor("get", "nodes", func(a k8stesting.Action) (bool, runtime.Object, error) {
 			o, err := w.client.Tracker().Get(corev1.SchemeGroupVersion.WithResource("nodes"), "", nodeName)

@@ -252,8 +252,10 @@ func alike(a, b *corev1.Node) bool {
 		a.Annotations[config.AnnotationJournal] == b.Annotations[config.AnnotationJournal] &&
 		a.Annotations[config.AnnotationStatus] == b.Annotations[config.AnnotationStatus] &&
 		a.Spec.Unschedulable == b.Spec.Unschedulable && equality.Semantic.DeepEqual(ourTaints(a), ourTaints(b)) &&
-		equality.Semantic.DeepEqual(drain.Markers(a), drain.Markers(b)) && maps.Equal(nvidia(a.Labels), nvidia(b.Labels))
+		slices.EqualFunc(drain.Markers(a), drain.Markers(b), sameMarker) && maps.Equal(nvidia(a.Labels), nvidia(b.Labels))
 }
+
+func sameMarker(a, b drain.Marker) bool { return a.Tool == b.Tool && a.Sign == b.Sign }
 
 func ourTaints(node *corev1.Node) []corev1.Taint {
 	return slices.DeleteFunc(slices.Clone(node.Spec.Taints), func(t corev1.Taint) bool {
