@@ -104,7 +104,7 @@ func TestAMonitorKeepsEveryGPUOpenUntilItIsToldToEnd(t *testing.T) {
 	out, in := io.Pipe()
 	ended := make(chan error, 1)
 	go func() {
-		c := command()
+		c := command() //nolint:contextcheck // ExecuteContext gives it one
 		c.SetOut(in)
 		c.SetArgs([]string{"monitor"})
 		ended <- c.ExecuteContext(told)
