@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -363,5 +364,26 @@ func TestNoGPUIsTouchedWhileTheProcessTableCannotBeRead(t *testing.T) {
 		if after := w.gpus.String(); after != before {
 			t.Errorf("the GPUs were changed while nobody could say who holds them: %s: %s", w.condition().Reason, w.condition().Message)
 		}
+	})
+}
+
+// Promise 5. A change that has only created so far has disturbed nobody, and what it turns into is asked for like any other.
+func TestAHarmlessChangeThatTurnsIntoAnotherIsPreparedLikeOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const kured = "weave.works/kured-reboot-in-progress"
+		w := newWorld(t, h100)
+		before := map[string]string{config.LabelDevicePlugin: "true"}
+		w.operator(before)
+		w.converge("all-enabled")
+		w.begin("all-1g.10gb")
+		w.annotate(kured, "2000-01-01T00:00:00Z")
+		w.label("all-3g.40gb")
+		w.passes("a word about kured", func() bool { return w.condition().Reason == string(config.ReasonForeignMaintenance) })
+		w.spend(minutes)
+		if diff := cmp.Diff(before, w.values()); diff != "" || w.node().Spec.Unschedulable {
+			t.Errorf("the node is cordoned, or operands are paused (-before +after):\n%s", diff)
+		}
+		w.edit(func(n *corev1.Node) { delete(n.Annotations, kured) })
+		w.reach("all-3g.40gb")
 	})
 }

@@ -20,7 +20,7 @@ import (
 // record writes the journal without a fence: for a change that disrupts nobody, to add to a journal that stands, or for what
 // an agent has left without one.
 func (a *Agent) record(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
-	if seen.journal == nil && disrupts(steps) {
+	if !want.undo && !seen.disturbed() && disrupts(steps) {
 		if err := a.preflight(ctx, seen, steps); err != nil {
 			return err
 		}
@@ -88,9 +88,11 @@ func (a *Agent) preflight(ctx context.Context, seen observed, steps []plan.Step)
 	switch {
 	case len(foreign) > 0:
 		wait.Reason, wait.Blockers = config.ReasonForeignMaintenance, foreign
+		wait.Advice = "the node is as it was meanwhile"
 		wait.Message = before + "other tools are done with this node: " + strings.Join(foreign, "; ")
 	case busy != nil && seen.deaf != nil:
 		wait.Reason, wait.Message = config.ReasonKubeletUnavailable, before+"kubelet says which pod has which device: "+seen.deaf.Error()
+		wait.Advice = "see the node's kubelet, by journalctl -u kubelet"
 	case busy != nil:
 		wait.Reason, wait.Message = config.ReasonHoldersUnknown, before+"the host's processes show who holds a GPU: "+seen.blind.Error()
 	case len(seen.operands) == 0 && len(offered(seen.kubelet)) == 0 && !seen.fenced && seen.startup == nil && !seen.paused(): // all three keep a plugin away
@@ -99,6 +101,7 @@ func (a *Agent) preflight(ctx context.Context, seen observed, steps []plan.Step)
 	case len(strangers) > 0:
 		wait.Reason, wait.Blockers = config.ReasonGPUInUse, strangers
 		wait.Message = before + "these processes end, which are of no pod and hold what is to go: " + listed(strangers)
+		wait.Advice = "end them on the node, or stop their units"
 	default:
 		return a.drainable(ctx, seen, steps)
 	}
@@ -255,6 +258,7 @@ func (a *Agent) release(ctx context.Context, seen observed, want wish) error {
 		return &Waiting{
 			Reason: config.ReasonForeignMaintenance, After: evictionRetry, Blockers: foreign,
 			Message: "the GPUs are as they should be; the node is uncordoned when other tools are done with it: " + strings.Join(foreign, "; "),
+			Since:   seen.since(config.ReasonForeignMaintenance, a.now()),
 		}
 	}
 	node, err := a.tellForGood(ctx, seen, want)

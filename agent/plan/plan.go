@@ -292,7 +292,7 @@ func incomplete(seen Observed, changes []change) bool {
 		return true
 	}
 	for _, c := range changes {
-		if !seen.Journal.Cuts[c.gpu] || c.endsPersistence() && !seen.Journal.Persistent[c.gpu] {
+		if len(c.steps)+len(c.later) > 0 && !seen.Journal.Cuts[c.gpu] || c.endsPersistence() && !seen.Journal.Persistent[c.gpu] {
 			return true
 		}
 	}
