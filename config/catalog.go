@@ -90,6 +90,12 @@ func (c Catalog) Config(name string) (MIGConfig, bool) {
 	return cfg, ok
 }
 
+// Profile finds a profile of our own catalog by its name.
+func (c Catalog) Profile(name string) (Profile, bool) {
+	p, ok := c.profiles[name]
+	return p, ok
+}
+
 // Source says where the MIG config of that name comes from: the node's own hardware, or what Custom says.
 func (c Catalog) Source(name string) string {
 	if c.custom[name] {
@@ -128,9 +134,13 @@ func (c Catalog) Wishes(name string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Wish, 
 // and errors are those of Wishes.
 //
 // A profile that selects no GPU of this node is a *NoSelectedGPUError. It is shared by the nodes of a pool, so that an
-// entry may select none, as long as another does. Two entries for one GPU are an *InvalidError.
+// entry may select none, as long as another does. Two entries for one GPU are an *InvalidError. A profile that has no
+// entries leaves every GPU as it is.
 func (c Catalog) ProfileWishes(name string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Wish, error) {
 	if p, ok := c.profiles[name]; ok {
+		if len(p.MIG) == 0 {
+			return nil, nil
+		}
 		return (&reading{profile: name, gpus: gpus}).wishesOf(p.MIG)
 	}
 	if _, ok := c.configs[name]; ok {

@@ -1,6 +1,8 @@
 package config
 
 import (
+	"cmp"
+	"encoding/json"
 	"fmt"
 	"path"
 	"slices"
@@ -65,6 +67,32 @@ type DrainRule struct {
 	For        time.Duration // of DrainWait: how long it may go on
 }
 
+// DrainOverrides is what a profile says of draining in place of the settings. What is zero is as in the settings.
+type DrainOverrides struct {
+	Deadline      time.Duration // in place of Timeouts.Drain
+	AfterDeadline AfterDeadline
+	DeleteGrace   time.Duration
+	UnmanagedPods DrainAction
+	EmptyDir      DrainAction
+	OnUncordon    OnUncordon
+	Rules         []DrainRule // before those of the settings, so that they count first
+}
+
+// With is the settings of a node that has a profile with these overrides, which may be nil.
+func (s Settings) With(o *DrainOverrides) Settings {
+	if o == nil {
+		return s
+	}
+	s.Timeouts.Drain = cmp.Or(o.Deadline, s.Timeouts.Drain)
+	s.Drain.AfterDeadline = cmp.Or(o.AfterDeadline, s.Drain.AfterDeadline)
+	s.Drain.DeleteGrace = cmp.Or(o.DeleteGrace, s.Drain.DeleteGrace)
+	s.Drain.UnmanagedPods = cmp.Or(o.UnmanagedPods, s.Drain.UnmanagedPods)
+	s.Drain.EmptyDir = cmp.Or(o.EmptyDir, s.Drain.EmptyDir)
+	s.Drain.OnUncordon = cmp.Or(o.OnUncordon, s.Drain.OnUncordon)
+	s.Drain.Rules = slices.Concat(o.Rules, s.Drain.Rules)
+	return s
+}
+
 // Recover is what is restored that others have left behind.
 type Recover struct {
 	Adopt []string // whose remains are restored: AdoptMIGManager
@@ -114,16 +142,63 @@ var vitalUnits = []string{
 	"dbus", "dbus-broker",
 }
 
-func (c *checks) drain(in drainInputs) Drain {
+func (c *checks) drain(field string, in drainInputs) Drain {
 	return Drain{
-		AfterDeadline: AfterDeadline(c.oneOf("drain.afterDeadline", in.AfterDeadline, string(AfterDeadlineUndo), string(AfterDeadlineDelete))),
-		DeleteGrace:   c.duration("drain.deleteGrace", in.DeleteGrace, minDeleteGrace, time.Hour),
-		UnmanagedPods: DrainAction(c.oneOf("drain.unmanagedPods", in.UnmanagedPods, string(DrainEvict), string(DrainRefuse))),
-		EmptyDir:      DrainAction(c.oneOf("drain.emptyDir", in.EmptyDir, string(DrainEvict), string(DrainRefuse))),
-		OnUncordon:    OnUncordon(c.oneOf("drain.onUncordon", in.OnUncordon, string(UncordonCancel), string(UncordonRefence))),
-		Rules:         c.drainRules("drain.rules", in.Rules),
-		Clients:       c.selectors("drain.clients", in.Clients, "the clients"),
+		AfterDeadline: c.afterDeadline(field+".afterDeadline", in.AfterDeadline),
+		DeleteGrace:   c.deleteGrace(field+".deleteGrace", in.DeleteGrace),
+		UnmanagedPods: c.evictOrRefuse(field+".unmanagedPods", in.UnmanagedPods),
+		EmptyDir:      c.evictOrRefuse(field+".emptyDir", in.EmptyDir),
+		OnUncordon:    c.onUncordon(field+".onUncordon", in.OnUncordon),
+		Rules:         c.drainRules(field+".rules", in.Rules),
+		Clients:       c.selectors(field+".clients", in.Clients, "the clients"),
 	}
+}
+
+// drainOverrides checks those of a profile: what is not written is as in the settings.
+func (c *checks) drainOverrides(raw json.RawMessage) *DrainOverrides {
+	const field = "drain"
+	var in drainOverrideInputs
+	if absent(raw) || !c.mapping(field, raw, &in) {
+		return nil
+	}
+	return &DrainOverrides{
+		Deadline:      given(field+".deadline", in.Deadline, c.drainDeadline),
+		AfterDeadline: given(field+".afterDeadline", in.AfterDeadline, c.afterDeadline),
+		DeleteGrace:   given(field+".deleteGrace", in.DeleteGrace, c.deleteGrace),
+		UnmanagedPods: given(field+".unmanagedPods", in.UnmanagedPods, c.evictOrRefuse),
+		EmptyDir:      given(field+".emptyDir", in.EmptyDir, c.evictOrRefuse),
+		OnUncordon:    given(field+".onUncordon", in.OnUncordon, c.onUncordon),
+		Rules:         c.drainRules(field+".rules", in.Rules),
+	}
+}
+
+// given checks a value that need not be there.
+func given[T any](field string, value scalar, check func(string, scalar) T) T {
+	if value == "" {
+		var none T
+		return none
+	}
+	return check(field, value)
+}
+
+func (c *checks) afterDeadline(field string, value scalar) AfterDeadline {
+	return AfterDeadline(c.oneOf(field, value, string(AfterDeadlineUndo), string(AfterDeadlineDelete)))
+}
+
+func (c *checks) deleteGrace(field string, value scalar) time.Duration {
+	return c.duration(field, value, minDeleteGrace, time.Hour)
+}
+
+func (c *checks) evictOrRefuse(field string, value scalar) DrainAction {
+	return DrainAction(c.oneOf(field, value, string(DrainEvict), string(DrainRefuse)))
+}
+
+func (c *checks) onUncordon(field string, value scalar) OnUncordon {
+	return OnUncordon(c.oneOf(field, value, string(UncordonCancel), string(UncordonRefence)))
+}
+
+func (c *checks) drainDeadline(field string, value scalar) time.Duration {
+	return c.duration(field, value, time.Minute, 7*24*time.Hour)
 }
 
 func (c *checks) drainRules(field string, in []drainRuleInputs) []DrainRule {

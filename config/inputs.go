@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"strconv"
 
+	"k8s.io/apimachinery/pkg/labels"
 	strict "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 )
@@ -14,20 +15,23 @@ import (
 // inputs is a settings file laid over the defaults, not yet checked. Values are as people wrote them, so that a message
 // can quote them.
 type inputs struct {
-	APIVersion    scalar             `json:"apiVersion"`
-	Kind          scalar             `json:"kind"`
-	NodeHeartbeat scalar             `json:"nodeHeartbeat"`
-	MIGStrategy   scalar             `json:"migStrategy"`
-	MIGConfigMap  configMapInputs    `json:"migConfigMap"`
-	Profiles      configMapInputs    `json:"profiles"`
-	DevicePlugin  devicePluginInputs `json:"devicePlugin"`
-	Reboot        rebootInputs       `json:"reboot"`
-	Drain         drainInputs        `json:"drain"`
-	Operands      list               `json:"operands"`
-	Units         list               `json:"units"`
-	Recover       recoverInputs      `json:"recover"`
-	Timeouts      timeoutInputs      `json:"timeouts"`
-	Retry         retryInputs        `json:"retry"`
+	APIVersion     scalar               `json:"apiVersion"`
+	Kind           scalar               `json:"kind"`
+	NodeHeartbeat  scalar               `json:"nodeHeartbeat"`
+	MIGStrategy    scalar               `json:"migStrategy"`
+	MIGConfigMap   configMapInputs      `json:"migConfigMap"`
+	Profiles       configMapInputs      `json:"profiles"`
+	DevicePlugin   devicePluginInputs   `json:"devicePlugin"`
+	MPS            mpsInputs            `json:"mps"`
+	MemoryPressure memoryPressureInputs `json:"memoryPressure"`
+	Ghosts         scalar               `json:"ghosts"`
+	Reboot         rebootInputs         `json:"reboot"`
+	Drain          drainInputs          `json:"drain"`
+	Operands       list                 `json:"operands"`
+	Units          list                 `json:"units"`
+	Recover        recoverInputs        `json:"recover"`
+	Timeouts       timeoutInputs        `json:"timeouts"`
+	Retry          retryInputs          `json:"retry"`
 }
 
 type configMapInputs struct {
@@ -36,8 +40,29 @@ type configMapInputs struct {
 	Key       scalar `json:"key"`
 }
 
+type configMapNameInputs struct {
+	Namespace scalar `json:"namespace"`
+	Name      scalar `json:"name"`
+}
+
 type devicePluginInputs struct {
+	PodSelector   list                `json:"podSelector"`
+	Containers    list                `json:"containers"`
+	Handover      scalar              `json:"handover"`
+	ConfigFile    scalar              `json:"configFile"`
+	ConfigMap     configMapNameInputs `json:"configMap"`
+	DefaultConfig scalar              `json:"defaultConfig"`
+}
+
+type mpsInputs struct {
 	PodSelector list `json:"podSelector"`
+	Containers  list `json:"containers"`
+}
+
+type memoryPressureInputs struct {
+	Threshold scalar `json:"threshold"`
+	Clear     scalar `json:"clear"`
+	For       scalar `json:"for"`
 }
 
 type rebootInputs struct {
@@ -53,6 +78,16 @@ type drainInputs struct {
 	OnUncordon    scalar            `json:"onUncordon"`
 	Rules         []drainRuleInputs `json:"rules"` // without defaults, which the first rules of a file would be laid over
 	Clients       list              `json:"clients"`
+}
+
+type drainOverrideInputs struct {
+	Deadline      scalar            `json:"deadline"`
+	AfterDeadline scalar            `json:"afterDeadline"`
+	DeleteGrace   scalar            `json:"deleteGrace"`
+	UnmanagedPods scalar            `json:"unmanagedPods"`
+	EmptyDir      scalar            `json:"emptyDir"`
+	OnUncordon    scalar            `json:"onUncordon"`
+	Rules         []drainRuleInputs `json:"rules"`
 }
 
 type drainRuleInputs struct {
@@ -135,6 +170,20 @@ func inputsOf(s Settings) inputs {
 			AfterDeadline: scalar(s.Drain.AfterDeadline), DeleteGrace: scalar(s.Drain.DeleteGrace.String()),
 			UnmanagedPods: scalar(s.Drain.UnmanagedPods), EmptyDir: scalar(s.Drain.EmptyDir), OnUncordon: scalar(s.Drain.OnUncordon),
 		},
+		DevicePlugin: devicePluginInputs{
+			PodSelector: selectorTexts(s.DevicePlugin.PodSelector), Containers: listOf(s.DevicePlugin.Containers),
+			Handover: scalar(s.DevicePlugin.Handover), ConfigFile: scalar(s.DevicePlugin.ConfigFile),
+			ConfigMap: configMapNameInputs{
+				Namespace: scalar(s.DevicePlugin.ConfigMap.Namespace), Name: scalar(s.DevicePlugin.ConfigMap.Name),
+			},
+			DefaultConfig: scalar(s.DevicePlugin.DefaultConfig),
+		},
+		MPS: mpsInputs{PodSelector: selectorTexts(s.MPS.PodSelector), Containers: listOf(s.MPS.Containers)},
+		MemoryPressure: memoryPressureInputs{
+			Threshold: scalar(strconv.Itoa(s.MemoryPressure.Threshold)), Clear: scalar(strconv.Itoa(s.MemoryPressure.Clear)),
+			For: scalar(s.MemoryPressure.For.String()),
+		},
+		Ghosts:   scalar(s.Ghosts),
 		Operands: listOf(s.Operands),
 		Units:    listOf(s.Units),
 		Timeouts: timeoutInputs{
@@ -147,10 +196,15 @@ func inputsOf(s Settings) inputs {
 			Longest: scalar(s.Retry.Longest.String()), NoEffect: scalar(strconv.Itoa(s.Retry.NoEffect)),
 		},
 	}
-	for _, selector := range s.DevicePlugin.PodSelector {
-		in.DevicePlugin.PodSelector = append(in.DevicePlugin.PodSelector, scalar(selector.String()))
-	}
 	return in
+}
+
+func selectorTexts(selectors []labels.Selector) list {
+	var out list
+	for _, s := range selectors {
+		out = append(out, scalar(s.String()))
+	}
+	return out
 }
 
 func inputsOfKey(k ConfigMapKey) configMapInputs {

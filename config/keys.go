@@ -6,6 +6,8 @@ const (
 	LabelMIGConfig = "nvidia.com/mig.config"
 	// LabelProfile names a profile of our own catalog. If set, it wins over the one above.
 	LabelProfile = "gpuslice.io/profile"
+	// LabelDevicePluginConfig names a config of NVIDIA's device plugin, by its key in the ConfigMap of configs.
+	LabelDevicePluginConfig = "nvidia.com/device-plugin.config"
 	// LabelMIGStrategy is how the device plugin presents MIG devices, as GPU feature discovery publishes it.
 	LabelMIGStrategy = "nvidia.com/mig.strategy"
 )

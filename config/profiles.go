@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	strict "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
@@ -26,9 +27,14 @@ const (
 )
 
 // Profile is one named wish of our own catalog. All of it is checked, as far as that can be done without a node.
+// At least one of MIG, Sharing, Labels and Taints is there.
 type Profile struct {
-	Description string    // for people; may be empty
-	MIG         MIGConfig // no two rules may select the same GPU of a node
+	Description string            // for people; may be empty
+	MIG         MIGConfig         // no two rules may select the same GPU of a node; none leaves all as they are
+	Sharing     *Sharing          // nil leaves it as it is; one with SharingNone wants none
+	Labels      map[string]string // of the node
+	Taints      []corev1.Taint    // of the node, none twice with the same effect; without NoExecute
+	Drain       *DrainOverrides   // nil for the settings'
 }
 
 // ParseProfiles reads a file of profiles, our own catalog, by name. Fields that do not exist are refused.
@@ -78,6 +84,10 @@ type catalogInputs struct {
 type profileInputs struct {
 	Description json.RawMessage `json:"description"`
 	MIG         json.RawMessage `json:"mig"`
+	Sharing     json.RawMessage `json:"sharing"`
+	Labels      json.RawMessage `json:"labels"`
+	Taints      json.RawMessage `json:"taints"`
+	Drain       json.RawMessage `json:"drain"`
 }
 
 type migEntryInputs struct {
@@ -131,16 +141,47 @@ func profileOf(raw json.RawMessage) (Profile, checks) {
 	if !absent(in.Description) && json.Unmarshal(in.Description, &p.Description) != nil {
 		c.refuse("description", string(in.Description), "must be text")
 	}
-	var entries []json.RawMessage
-	if absent(in.MIG) || json.Unmarshal(in.MIG, &entries) != nil || len(entries) == 0 {
-		c = append(c, &InvalidError{Field: "mig", Want: `must be a list of at least one entry with "gpus" and "enabled"`})
+	if absent(in.MIG) && absent(in.Sharing) && absent(in.Labels) && absent(in.Taints) {
+		c = append(c, &InvalidError{Want: "asks for nothing: it must have at least one of mig, sharing, labels and taints"})
 	}
+	p.MIG = c.migRules(in.MIG)
+	p.Sharing = c.profileSharing(in.Sharing)
+	p.Labels = c.nodeLabels(in.Labels)
+	p.Taints = c.nodeTaints(in.Taints)
+	p.Drain = c.drainOverrides(in.Drain)
+	if p.Sharing != nil && p.Sharing.Strategy == SharingMPS {
+		c.noMIG(p.MIG)
+	}
+	return p, c
+}
+
+// migRules checks the entries of a profile's MIG part, if it has one.
+func (c *checks) migRules(raw json.RawMessage) MIGConfig {
+	if absent(raw) {
+		return nil
+	}
+	var entries []json.RawMessage
+	if json.Unmarshal(raw, &entries) != nil || len(entries) == 0 {
+		*c = append(*c, &InvalidError{Field: "mig", Want: `must be a list of at least one entry with "gpus" and "enabled"`})
+	}
+	var rules MIGConfig
 	for i, entry := range entries {
 		rule, wrong := migRuleOf(entry)
 		c.atEntry(i+1, wrong)
-		p.MIG = append(p.MIG, rule)
+		rules = append(rules, rule)
 	}
-	return p, c
+	return rules
+}
+
+// noMIG refuses MIG beside MPS: the device plugin shares no MIG device by MPS, and ends where it finds one.
+func (c *checks) noMIG(rules MIGConfig) {
+	for i, rule := range rules {
+		if rule.MIG {
+			*c = append(*c, &InvalidError{
+				Rule: i + 1, Field: "enabled", Value: `"true"`, Want: "does not go with mps: NVIDIA's device plugin has no MPS on MIG; share by timeSlicing",
+			})
+		}
+	}
 }
 
 // migRuleOf checks one entry of a profile's MIG part.
@@ -314,25 +355,39 @@ func (c *checks) mapping(field string, raw json.RawMessage, into any) bool {
 	}
 	unknown, err := strict.UnmarshalStrict(raw, into)
 	if err != nil {
-		want := err.Error()
+		wrong := &InvalidError{Field: field, Want: err.Error()}
 		if mismatch, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
-			want = "must be a mapping, not " + forms[mismatch.Value]
+			form := "a mapping"
+			if mismatch.Type.Kind() == reflect.Slice {
+				form = "a list"
+			}
+			wrong.Field = within(field, mismatch.Field)
+			wrong.Want = fmt.Sprintf("must be %s, not %s", form, forms[mismatch.Value])
 		}
-		*c = append(*c, &InvalidError{Field: field, Want: want})
+		*c = append(*c, wrong)
 		return false
 	}
 	for _, u := range unknown {
 		wrong := &InvalidError{Field: field, Want: u.Error()}
 		if at, ok := errors.AsType[strict.FieldError](u); ok {
-			wrong.Field = at.FieldPath()
-			if field != "" && field != "file" {
-				wrong.Field = field + "." + wrong.Field
-			}
+			wrong.Field = within(field, at.FieldPath())
 			wrong.Want = "is no field here: they are " + strings.Join(fieldsOf(into), ", ")
 		}
 		*c = append(*c, wrong)
 	}
 	return true
+}
+
+// within is the place of a field in another, or of the other if it is all of it.
+func within(outer, field string) string {
+	switch {
+	case field == "":
+		return outer
+	case outer == "" || outer == "file":
+		return field
+	default:
+		return outer + "." + field
+	}
 }
 
 // forms is what people call what is not a mapping, by its name in JSON.
@@ -342,7 +397,9 @@ var forms = map[string]string{"array": "a list", "string": "text", "number": "a 
 func fieldsOf(into any) []string {
 	var names []string
 	for f := range reflect.TypeOf(into).Elem().Fields() {
-		names = append(names, f.Tag.Get("json"))
+		if f.Tag.Get("ignored") == "" {
+			names = append(names, f.Tag.Get("json"))
+		}
 	}
 	return names
 }

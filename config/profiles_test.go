@@ -145,7 +145,7 @@ func TestProfilesAreRefused(t *testing.T) {
 		},
 		"that say nothing": {
 			file: profilesHead + "profiles: {mine: }",
-			want: []string{`profile "mine", mig: must be a list of at least one entry with "gpus" and "enabled"`},
+			want: []string{`profile "mine": asks for nothing: it must have at least one of mig, sharing, labels and taints`},
 		},
 		"that are no mapping": {
 			file: profilesHead + "profiles: {mine: [], yours: all}",
@@ -154,7 +154,7 @@ func TestProfilesAreRefused(t *testing.T) {
 		"with fields that do not exist": {
 			file: profilesHead + "profiles: {mine: {text: x, mig: [{gpu: {all: true}, gpus: {All: true}, enabled: false}]}}",
 			want: []string{
-				`profile "mine", text: is no field here: they are description, mig`,
+				`profile "mine", text: is no field here: they are description, mig, sharing, labels, taints, drain`,
 				`profile "mine", mig entry 1, gpu: is no field here: they are gpus, enabled, instances`,
 				`profile "mine", mig entry 1, gpus.All: is no field here: they are all, uuid, pci, index, model, deviceFilter`,
 				`profile "mine", mig entry 1, gpus: selects no GPU: write all: true, or at least one of uuid, pci, index, model and deviceFilter`,

@@ -27,13 +27,17 @@ type Settings struct {
 	MIGConfigMap  ConfigMapKey  // people's own MIG configs; without a name there are only generated ones
 	Profiles      ConfigMapKey  // our own catalog; without a name there is none
 	DevicePlugin  DevicePlugin
+	MPS           MPS
 	Reboot        Reboot
 	Drain         Drain
 	Operands      []string // labels by which NVIDIA's operands are paused, in this order
 	Units         []string // units of the host that are stopped for a reset, in this order
 	Recover       Recover
-	Timeouts      Timeouts
-	Retry         Retry
+	// MemoryPressure is when a GPU that several pods share counts as full.
+	MemoryPressure MemoryPressure
+	Ghosts         Ghosts
+	Timeouts       Timeouts
+	Retry          Retry
 }
 
 // ConfigMapKey is a file in a ConfigMap.
@@ -43,9 +47,10 @@ type ConfigMapKey struct {
 	Key       string
 }
 
-// DevicePlugin is how to recognise NVIDIA's device plugin.
-type DevicePlugin struct {
-	PodSelector []labels.Selector // its pod on the node matches at least one
+// ConfigMapName is a ConfigMap with files of any name.
+type ConfigMapName struct {
+	Namespace string // empty for the agent's own
+	Name      string // empty for no ConfigMap at all
 }
 
 // Reboot is what happens where a GPU changes its MIG mode only at a reboot of the node.
@@ -161,12 +166,28 @@ func Default() Settings {
 		MIGStrategy:   MIGStrategyAuto,
 		MIGConfigMap:  ConfigMapKey{Name: DefaultMIGConfigMap, Key: DefaultMIGConfigMapKey},
 		Profiles:      ConfigMapKey{Name: DefaultProfiles, Key: DefaultProfilesKey},
-		DevicePlugin: DevicePlugin{PodSelector: []labels.Selector{
-			labels.SelectorFromSet(labels.Set{"app": "nvidia-device-plugin-daemonset"}),          // GPU operator
-			labels.SelectorFromSet(labels.Set{"app.kubernetes.io/name": "nvidia-device-plugin"}), // the plugin's Helm chart
-			labels.SelectorFromSet(labels.Set{"name": "nvidia-device-plugin-ds"}),                // the plugin's static manifest
-		}},
-		Reboot: Reboot{Policy: RebootNever, Sentinel: DefaultSentinel},
+		DevicePlugin: DevicePlugin{
+			PodSelector: []labels.Selector{
+				labels.SelectorFromSet(labels.Set{"app": "nvidia-device-plugin-daemonset"}),          // GPU operator
+				labels.SelectorFromSet(labels.Set{"app.kubernetes.io/name": "nvidia-device-plugin"}), // the plugin's Helm chart
+				labels.SelectorFromSet(labels.Set{"name": "nvidia-device-plugin-ds"}),                // the plugin's static manifest
+			},
+			Containers: []string{
+				"nvidia-device-plugin",     // GPU operator
+				"nvidia-device-plugin-ctr", // the plugin's Helm chart and static manifest
+			},
+			Handover: HandoverAuto, ConfigFile: DefaultPluginConfigFile, ConfigMap: ConfigMapName{Name: DefaultPluginConfigMap},
+		},
+		MPS: MPS{
+			PodSelector: []labels.Selector{
+				labels.SelectorFromSet(labels.Set{"app": "nvidia-device-plugin-mps-control-daemon"}), // GPU operator
+				labels.SelectorFromSet(labels.Set{"app.kubernetes.io/name": "nvidia-device-plugin"}), // the plugin's Helm chart
+			},
+			Containers: []string{"mps-control-daemon-ctr"},
+		},
+		MemoryPressure: MemoryPressure{Threshold: DefaultPressureThreshold, Clear: DefaultPressureClear, For: DefaultPressureFor},
+		Ghosts:         GhostsReport,
+		Reboot:         Reboot{Policy: RebootNever, Sentinel: DefaultSentinel},
 		Drain: Drain{
 			AfterDeadline: AfterDeadlineUndo, DeleteGrace: DefaultDeleteGrace,
 			UnmanagedPods: DrainEvict, EmptyDir: DrainEvict, OnUncordon: UncordonCancel,
@@ -222,18 +243,21 @@ func (in inputs) settings() (Settings, error) {
 		Profiles:     c.configMapKey("profiles", in.Profiles),
 		Reboot: Reboot{
 			Policy:   RebootPolicy(c.oneOf("reboot.policy", in.Reboot.Policy, string(RebootNever), string(RebootDelegate), string(RebootSelf))),
-			Sentinel: c.path("reboot.sentinel", in.Reboot.Sentinel),
+			Sentinel: c.path("reboot.sentinel", in.Reboot.Sentinel, DefaultSentinel),
 		},
-		DevicePlugin: DevicePlugin{PodSelector: c.selectors("devicePlugin.podSelector", in.DevicePlugin.PodSelector, "the device plugin's")},
-		Drain:        c.drain(in.Drain),
-		Operands:     c.operands("operands", in.Operands),
-		Units:        c.units("units", in.Units),
-		Recover:      Recover{Adopt: c.adopt("recover.adopt", in.Recover.Adopt)},
+		DevicePlugin:   c.devicePlugin(in.DevicePlugin),
+		MPS:            c.mps(in.MPS),
+		MemoryPressure: c.memoryPressure(in.MemoryPressure),
+		Ghosts:         Ghosts(c.oneOf("ghosts", in.Ghosts, string(GhostsReport), string(GhostsRemove))),
+		Drain:          c.drain("drain", in.Drain),
+		Operands:       c.operands("operands", in.Operands),
+		Units:          c.units("units", in.Units),
+		Recover:        Recover{Adopt: c.adopt("recover.adopt", in.Recover.Adopt)},
 		Timeouts: Timeouts{
 			DriverCall: c.duration("timeouts.driverCall", in.Timeouts.DriverCall, time.Second, 10*time.Minute),
 			APICall:    c.duration("timeouts.apiCall", in.Timeouts.APICall, time.Second, 5*time.Minute),
 			Capacity:   c.duration("timeouts.capacity", in.Timeouts.Capacity, 10*time.Second, time.Hour),
-			Drain:      c.duration("timeouts.drain", in.Timeouts.Drain, time.Minute, 7*24*time.Hour),
+			Drain:      c.drainDeadline("timeouts.drain", in.Timeouts.Drain),
 			Unit:       c.duration("timeouts.unit", in.Timeouts.Unit, time.Second, time.Hour),
 			Reboot:     c.duration("timeouts.reboot", in.Timeouts.Reboot, time.Minute, 30*24*time.Hour),
 		},
@@ -243,9 +267,6 @@ func (in inputs) settings() (Settings, error) {
 			Longest:  c.duration("retry.longest", in.Retry.Longest, 100*time.Millisecond, time.Hour),
 			NoEffect: c.count("retry.noEffect", in.Retry.NoEffect),
 		},
-	}
-	if len(in.DevicePlugin.PodSelector) == 0 {
-		c = append(c, &InvalidError{Field: "devicePlugin.podSelector", Value: "[]", Want: "must have at least one label selector"})
 	}
 	if len(c) == 0 && s.Retry.Longest < s.Retry.First {
 		c.refuse("retry.longest", string(in.Retry.Longest), "is less than retry.first, "+s.Retry.First.String())
@@ -293,10 +314,10 @@ func (c *checks) count(field string, value scalar) int {
 	return n
 }
 
-func (c *checks) path(field string, value scalar) string {
+func (c *checks) path(field string, value scalar, example string) string {
 	p := string(value)
 	if !filepath.IsAbs(p) || filepath.Clean(p) != p {
-		c.refuse(field, p, `must be the absolute path of a file, like "/var/run/reboot-required"`)
+		c.refuse(field, p, "must be the absolute path of a file, like "+strconv.Quote(example))
 	}
 	return p
 }

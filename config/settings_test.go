@@ -43,6 +43,14 @@ migStrategy: single
 migConfigMap: {namespace: gpu-operator, name: mine, key: mig.yaml}
 devicePlugin:
   podSelector: ["app in (a, b)"]
+  containers: [plugin]
+  handover: configmap
+  configFile: /etc/plugin/config.yaml
+  configMap: {namespace: gpu-operator, name: plugin-configs}
+  defaultConfig: shared-4
+mps: {podSelector: [app=mps], containers: []}
+memoryPressure: {threshold: 95, clear: 0, for: 0s}
+ghosts: remove
 profiles: {name: pools, key: pools.yaml}
 reboot: {policy: delegate, sentinel: /run/host/reboot-required}
 drain:
@@ -72,7 +80,14 @@ retry: {failures: 3, first: 1s, longest: 1m, noEffect: 5}
 			MIGConfigMap:  config.ConfigMapKey{Namespace: "gpu-operator", Name: "mine", Key: "mig.yaml"},
 			Profiles:      config.ConfigMapKey{Name: "pools", Key: "pools.yaml"},
 			Reboot:        config.Reboot{Policy: config.RebootDelegate, Sentinel: "/run/host/reboot-required"},
-			DevicePlugin:  config.DevicePlugin{PodSelector: []labels.Selector{selector}},
+			DevicePlugin: config.DevicePlugin{
+				PodSelector: []labels.Selector{selector}, Containers: []string{"plugin"},
+				Handover: config.HandoverConfigMap, ConfigFile: "/etc/plugin/config.yaml",
+				ConfigMap: config.ConfigMapName{Namespace: "gpu-operator", Name: "plugin-configs"}, DefaultConfig: "shared-4",
+			},
+			MPS:            config.MPS{PodSelector: []labels.Selector{parsed(t, "app=mps")}},
+			MemoryPressure: config.MemoryPressure{Threshold: 95},
+			Ghosts:         config.GhostsRemove,
 			Drain: config.Drain{
 				AfterDeadline: config.AfterDeadlineDelete, DeleteGrace: 10 * time.Second,
 				UnmanagedPods: config.DrainRefuse, EmptyDir: config.DrainRefuse, OnUncordon: config.UncordonRefence,
@@ -110,6 +125,20 @@ retry: {failures: 3, first: 1s, longest: 1m, noEffect: 5}
 		got, err := config.Parse([]byte(head + `migConfigMap: {name: ""}`))
 		if err != nil || got.MIGConfigMap != (config.ConfigMapKey{}) {
 			t.Errorf("error %v, ConfigMap %+v; want none", err, got.MIGConfigMap)
+		}
+	})
+
+	t.Run("without a threshold want no memory pressure", func(t *testing.T) {
+		got, err := config.Parse([]byte(head + "memoryPressure: {threshold: 0}"))
+		if err != nil || got.MemoryPressure.Threshold != 0 {
+			t.Errorf("error %v, memory pressure %+v", err, got.MemoryPressure)
+		}
+	})
+
+	t.Run("may have no ConfigMap of plugin configs", func(t *testing.T) {
+		got, err := config.Parse([]byte(head + `devicePlugin: {configMap: {namespace: a, name: ""}}`))
+		if err != nil || got.DevicePlugin.ConfigMap != (config.ConfigMapName{}) {
+			t.Errorf("error %v, ConfigMap %+v; want none", err, got.DevicePlugin.ConfigMap)
 		}
 	})
 
@@ -200,6 +229,39 @@ func TestSettingsAreRefused(t *testing.T) {
 		"for a device plugin that is every pod": {
 			file: head + `devicePlugin: {podSelector: [app=x, ""]}`,
 			want: []string{`devicePlugin.podSelector[1]: "" matches every pod: name the labels of the device plugin's`},
+		},
+		"for a hand-over that cannot be": {
+			file: head + "devicePlugin: {containers: [a, A_, a], handover: sighup, configFile: config.yaml, configMap: {namespace: a.b, name: ''}, defaultConfig: a/b}\n",
+			want: []string{
+				`devicePlugin.containers[1]: "A_" a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')`,
+				`devicePlugin.containers[2]: "a" is there twice`,
+				`devicePlugin.handover: "sighup" must be auto or file or label or configmap or restart`,
+				`devicePlugin.configFile: "config.yaml" must be the absolute path of a file, like "/var/lib/gpuslice/device-plugin/config.yaml"`,
+				`devicePlugin.configMap.namespace: "a.b" must not contain dots`,
+				`devicePlugin.configMap.name: "" must name the ConfigMap that has defaultConfig`,
+				`devicePlugin.defaultConfig: "a/b" a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. 'key.name',  or 'KEY_NAME',  or 'key-name', regex used for validation is '[-._a-zA-Z0-9]+')`,
+			},
+		},
+		"for a hand-over through no ConfigMap": {
+			file: head + "devicePlugin: {handover: configmap, configMap: {name: ''}}\n",
+			want: []string{`devicePlugin.configMap.name: "" must name the ConfigMap that handover configmap writes to`},
+		},
+		"for no MPS control daemon": {
+			file: head + "mps: {podSelector: []}\n",
+			want: []string{`mps.podSelector: [] must have at least one label selector`},
+		},
+		"for pressure that cannot be": {
+			file: head + "memoryPressure: {threshold: 101, clear: 90%, for: 2h}\nghosts: bust\n",
+			want: []string{
+				`memoryPressure.threshold: "101" must be per cent, a whole number from 0 to 100`,
+				`memoryPressure.clear: "90%" must be per cent, a whole number from 0 to 100`,
+				`memoryPressure.for: "2h" must be from 0s to 1h`,
+				`ghosts: "bust" must be report or remove`,
+			},
+		},
+		"for pressure that is over before it begins": {
+			file: head + "memoryPressure: {threshold: 80}\n",
+			want: []string{`memoryPressure.clear: "80" must be less than memoryPressure.threshold, which is 80`},
 		},
 		"for words that are none of drain's": {
 			file: head + "drain: {afterDeadline: force, unmanagedPods: wait, emptyDir: no, onUncordon: undo}\n",

@@ -1,0 +1,147 @@
+package config
+
+import (
+	"fmt"
+	"strconv"
+	"time"
+
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// DevicePlugin is how to recognise NVIDIA's device plugin, and how it is handed another config.
+type DevicePlugin struct {
+	PodSelector []labels.Selector // its pod on the node matches at least one
+	// Containers are the names of its container, of which the pod has one; empty for any. The plugin's Helm chart gives
+	// the pods of the plugin, of GPU feature discovery and of the MPS control daemon the same labels.
+	Containers []string
+
+	Handover      Handover
+	ConfigFile    string        // path on the host of the file that the plugin is run with, for HandoverFile and HandoverRestart
+	ConfigMap     ConfigMapName // the configs by the keys that LabelDevicePluginConfig names
+	DefaultConfig string        // key of it for nodes without that label; empty to leave them as they are
+}
+
+// Handover is how the device plugin is given another config.
+type Handover string
+
+// The ways.
+const (
+	// HandoverAuto is one of the others, by what runs on the node.
+	HandoverAuto Handover = "auto"
+	// HandoverFile writes the file that the plugin is run with, and sends it the signal to read it.
+	HandoverFile Handover = "file"
+	// HandoverLabel sets LabelDevicePluginConfig to a key that the plugin's config manager has already.
+	HandoverLabel Handover = "label"
+	// HandoverConfigMap writes a key into the ConfigMap of the plugin's config manager first.
+	HandoverConfigMap Handover = "configmap"
+	// HandoverRestart writes the file, and deletes the plugin's pod.
+	HandoverRestart Handover = "restart"
+)
+
+// MPS is how to recognise NVIDIA's MPS control daemon.
+type MPS struct {
+	PodSelector []labels.Selector // its pod on the node matches at least one
+	Containers  []string          // names of its container, of which the pod has one; empty for any
+}
+
+// MemoryPressure is when a GPU that several pods share counts as full.
+type MemoryPressure struct {
+	Threshold int           // percent of its memory in use from which it does; 0 for never
+	Clear     int           // percent from which on downwards it does no more
+	For       time.Duration // how long either must last
+}
+
+// Ghosts says what happens to resources of former configs, which kubelet leaves on the node at 0 for ever.
+type Ghosts string
+
+// What may happen to them.
+const (
+	// GhostsReport names them in the node's status.
+	GhostsReport Ghosts = "report"
+	// GhostsRemove takes them off the node.
+	GhostsRemove Ghosts = "remove"
+)
+
+// The defaults of sharing.
+const (
+	// DefaultPluginConfigFile: a directory of its own, since a file that is replaced by renaming is not seen through a
+	// mount of the file alone.
+	DefaultPluginConfigFile = "/var/lib/gpuslice/device-plugin/config.yaml"
+	// DefaultPluginConfigMap is what people call the configs of the device plugin, in the agent's namespace.
+	DefaultPluginConfigMap = "device-plugin-config"
+
+	// DefaultPressureThreshold: a framework that grows its pool asks for some per cent of the GPU at a time.
+	DefaultPressureThreshold = 90
+	// DefaultPressureClear is so much lower that a pool which is trimmed and grows again is one story, not many.
+	DefaultPressureClear = 80
+	// DefaultPressureFor lets a load that is gone at once go unmentioned.
+	DefaultPressureFor = 30 * time.Second
+)
+
+func (c *checks) devicePlugin(in devicePluginInputs) DevicePlugin {
+	const field = "devicePlugin"
+	d := DevicePlugin{
+		PodSelector: c.podSelector(field, in.PodSelector, "the device plugin's"),
+		Containers:  c.each(field+".containers", in.Containers, validation.IsDNS1123Label),
+		Handover: Handover(c.oneOf(field+".handover", in.Handover, string(HandoverAuto), string(HandoverFile), string(HandoverLabel),
+			string(HandoverConfigMap), string(HandoverRestart))),
+		ConfigFile:    c.path(field+".configFile", in.ConfigFile, DefaultPluginConfigFile),
+		ConfigMap:     ConfigMapName{Namespace: string(in.ConfigMap.Namespace), Name: string(in.ConfigMap.Name)},
+		DefaultConfig: string(in.DefaultConfig),
+	}
+	if d.ConfigMap.Namespace != "" {
+		c.all(field+".configMap.namespace", d.ConfigMap.Namespace, validation.IsDNS1123Label(d.ConfigMap.Namespace))
+	}
+	switch {
+	case d.ConfigMap.Name != "":
+		c.all(field+".configMap.name", d.ConfigMap.Name, validation.IsDNS1123Subdomain(d.ConfigMap.Name))
+	case d.Handover == HandoverConfigMap:
+		c.refuse(field+".configMap.name", "", "must name the ConfigMap that handover configmap writes to")
+	case d.DefaultConfig != "":
+		c.refuse(field+".configMap.name", "", "must name the ConfigMap that has defaultConfig")
+	default:
+		d.ConfigMap = ConfigMapName{}
+	}
+	if d.DefaultConfig != "" {
+		c.all(field+".defaultConfig", d.DefaultConfig, validation.IsConfigMapKey(d.DefaultConfig))
+	}
+	return d
+}
+
+func (c *checks) mps(in mpsInputs) MPS {
+	return MPS{
+		PodSelector: c.podSelector("mps", in.PodSelector, "the MPS control daemon"),
+		Containers:  c.each("mps.containers", in.Containers, validation.IsDNS1123Label),
+	}
+}
+
+// podSelector checks the selectors of a pod that must be found.
+func (c *checks) podSelector(section string, in list, whose string) []labels.Selector {
+	field := section + ".podSelector"
+	if len(in) == 0 {
+		*c = append(*c, &InvalidError{Field: field, Value: "[]", Want: "must have at least one label selector"})
+	}
+	return c.selectors(field, in, whose)
+}
+
+func (c *checks) memoryPressure(in memoryPressureInputs) MemoryPressure {
+	m := MemoryPressure{
+		Threshold: c.percent("memoryPressure.threshold", in.Threshold),
+		Clear:     c.percent("memoryPressure.clear", in.Clear),
+		For:       c.duration("memoryPressure.for", in.For, 0, time.Hour),
+	}
+	if m.Threshold > 0 && m.Clear >= m.Threshold {
+		c.refuse("memoryPressure.clear", string(in.Clear), fmt.Sprintf("must be less than memoryPressure.threshold, which is %d", m.Threshold))
+	}
+	return m
+}
+
+func (c *checks) percent(field string, value scalar) int {
+	n, err := strconv.Atoi(string(value))
+	if err != nil || n < 0 || n > 100 {
+		c.refuse(field, string(value), "must be per cent, a whole number from 0 to 100")
+		return 0
+	}
+	return n
+}

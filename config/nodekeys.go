@@ -1,0 +1,89 @@
+package config
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// foreignDomains are those whose keys a profile cannot set: what stands under them is said by others, and believed by
+// schedulers, operators and this agent. A role, node-role.kubernetes.io, is among them: on some platforms a node that
+// changes its role is reinstalled.
+var foreignDomains = []string{"nvidia.com", "gpuslice.io", "kubernetes.io", "k8s.io"}
+
+// nodeLabels checks the labels that a profile puts on its nodes.
+func (c *checks) nodeLabels(raw json.RawMessage) map[string]string {
+	const field = "labels"
+	var in map[string]json.RawMessage
+	if absent(raw) || !c.mapping(field, raw, &in) {
+		return nil
+	}
+	labels := map[string]string{}
+	for _, key := range slices.Sorted(maps.Keys(in)) {
+		c.nodeKey(field, key)
+		labels[key] = c.nodeValue(field+"."+key, in[key])
+	}
+	return labels
+}
+
+type taintInputs struct {
+	Key    scalar          `json:"key"`
+	Value  json.RawMessage `json:"value"`
+	Effect scalar          `json:"effect"`
+}
+
+// nodeTaints checks the taints that a profile puts on its nodes.
+func (c *checks) nodeTaints(raw json.RawMessage) []corev1.Taint {
+	const field = "taints"
+	var entries []json.RawMessage
+	if !absent(raw) && json.Unmarshal(raw, &entries) != nil {
+		*c = append(*c, &InvalidError{Field: field, Want: `must be a list of entries with "key", "value" and "effect"`})
+	}
+	var taints []corev1.Taint
+	for i, entry := range entries {
+		var in taintInputs
+		at := fmt.Sprintf("%s[%d]", field, i)
+		if !c.mapping(at, entry, &in) {
+			continue
+		}
+		taint := corev1.Taint{Key: string(in.Key), Value: c.nodeValue(at+".value", in.Value)}
+		c.nodeKey(at+".key", taint.Key)
+		if in.Effect == scalar(corev1.TaintEffectNoExecute) {
+			c.refuse(at+".effect", string(in.Effect), "deletes pods whatever their disruption budget says: write NoSchedule")
+		} else {
+			taint.Effect = corev1.TaintEffect(c.oneOf(at+".effect", in.Effect, string(corev1.TaintEffectNoSchedule), string(corev1.TaintEffectPreferNoSchedule)))
+		}
+		if slices.ContainsFunc(taints, func(t corev1.Taint) bool { return t.MatchTaint(&taint) }) {
+			c.refuse(at, taint.Key+":"+string(taint.Effect), "is there twice")
+		}
+		taints = append(taints, taint)
+	}
+	return taints
+}
+
+func (c *checks) nodeKey(field, key string) {
+	problems := validation.IsQualifiedName(key)
+	c.all(field, key, problems)
+	domain, _, _ := strings.Cut(key, "/")
+	for _, foreign := range foreignDomains {
+		if len(problems) == 0 && domain != key && (domain == foreign || strings.HasSuffix(domain, "."+foreign)) {
+			c.refuse(field, key, fmt.Sprintf("is under %s, whose keys are not a profile's to set: take one of your own", foreign))
+		}
+	}
+}
+
+// nodeValue checks the value of a label or taint, which may be empty.
+func (c *checks) nodeValue(field string, raw json.RawMessage) string {
+	var value string
+	if !absent(raw) && json.Unmarshal(raw, &value) != nil {
+		c.refuse(field, string(raw), "must be text: put it in quotes")
+		return ""
+	}
+	c.all(field, value, validation.IsValidLabelValue(value))
+	return value
+}
