@@ -168,7 +168,7 @@ func (k *Kubelet) startServices(ctx context.Context) error {
 	if err := k.devices.start(ctx); err != nil {
 		return err
 	}
-	api, err := servePodResources(ctx, k.PodResourcesSocket(), k.devices, k.pods.active)
+	api, err := servePodResources(ctx, k.PodResourcesSocket(), k.devices, k.pods)
 	if err != nil {
 		return errors.Join(err, k.devices.stop())
 	}

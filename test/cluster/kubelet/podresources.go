@@ -17,12 +17,12 @@ import (
 type podResources struct {
 	podresourcesv1.UnimplementedPodResourcesListerServer
 	devices *deviceTable
-	active  func() []*corev1.Pod // pods that have not ended, as kubelet counts them
+	pods    *podWatch
 	server  *grpc.Server
 	serving sync.WaitGroup
 }
 
-func servePodResources(ctx context.Context, socket string, devices *deviceTable, active func() []*corev1.Pod) (*podResources, error) {
+func servePodResources(ctx context.Context, socket string, devices *deviceTable, pods *podWatch) (*podResources, error) {
 	dir := filepath.Dir(socket)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("making the directory of PodResources: %w", err)
@@ -34,7 +34,7 @@ func servePodResources(ctx context.Context, socket string, devices *deviceTable,
 	if err != nil {
 		return nil, err
 	}
-	p := &podResources{devices: devices, active: active, server: grpc.NewServer()}
+	p := &podResources{devices: devices, pods: pods, server: grpc.NewServer()}
 	podresourcesv1.RegisterPodResourcesListerServer(p.server, p)
 	p.serving.Go(func() { _ = p.server.Serve(listener) }) // its only end is stop
 	return p, nil
@@ -48,7 +48,7 @@ func (p *podResources) stop() {
 // List tells which devices each active pod has. Pods without devices are listed too.
 func (p *podResources) List(context.Context, *podresourcesv1.ListPodResourcesRequest) (*podresourcesv1.ListPodResourcesResponse, error) {
 	answer := &podresourcesv1.ListPodResourcesResponse{}
-	for _, pod := range p.active() {
+	for _, pod := range p.pods.active() {
 		answer.PodResources = append(answer.PodResources, p.of(pod))
 	}
 	return answer, nil
@@ -56,7 +56,7 @@ func (p *podResources) List(context.Context, *podresourcesv1.ListPodResourcesReq
 
 // Get tells which devices one pod has.
 func (p *podResources) Get(_ context.Context, q *podresourcesv1.GetPodResourcesRequest) (*podresourcesv1.GetPodResourcesResponse, error) {
-	for _, pod := range p.active() {
+	for _, pod := range p.pods.active() {
 		if pod.Namespace == q.PodNamespace && pod.Name == q.PodName {
 			return &podresourcesv1.GetPodResourcesResponse{PodResources: p.of(pod)}, nil
 		}
@@ -84,7 +84,7 @@ func (p *podResources) GetAllocatableResources(context.Context, *podresourcesv1.
 func (p *podResources) of(pod *corev1.Pod) *podresourcesv1.PodResources {
 	answer := &podresourcesv1.PodResources{Name: pod.Name, Namespace: pod.Namespace}
 	for _, c := range append(sidecars(pod), pod.Spec.Containers...) {
-		of := &podresourcesv1.ContainerResources{Name: c.Name}
+		of := &podresourcesv1.ContainerResources{Name: c.Name, DynamicResources: dynamic(pod, &c, p.pods.claimsOf(pod.UID))}
 		given := p.devices.given(pod.UID, c.Name)
 		for _, name := range sets.List(sets.KeySet(given)) {
 			for _, id := range given[name].IDs {

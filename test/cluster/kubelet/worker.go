@@ -10,6 +10,7 @@ import (
 
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -45,6 +46,7 @@ type worker struct {
 	ended      bool        // nothing of it runs, and its devices are free
 	rejection  *rejection
 	address    string
+	claims     []*resourcev1.ResourceClaim
 	containers []*container // in the order of the pod's init containers, then its containers
 }
 
@@ -79,8 +81,11 @@ func (w *worker) run(ctx context.Context) {
 	if ids := w.k.devices.idsOfPod(w.uid); len(ids) > 0 && w.k.OnAllocate != nil {
 		w.k.OnAllocate(pod, ids)
 	}
-	err := w.live(ctx)
-	if errors.Is(err, errKubeletStops) {
+	var err error
+	if w.claim(ctx) {
+		err = w.live(ctx)
+	}
+	if errors.Is(err, errKubeletStops) || !w.unclaim(ctx) {
 		return // the pod is still said to run, on the devices it has
 	}
 	w.conclude(ctx)

@@ -1,0 +1,109 @@
+// Package claimdriver is the node's part of a DRA driver, as far as a kubelet sees of it: a plugin that registers, and says
+// yes to whatever claim it is to prepare or to take back. It gives out no device.
+package claimdriver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"google.golang.org/grpc"
+	dra "k8s.io/kubelet/pkg/apis/dra/v1"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+)
+
+// Driver serves until it is stopped.
+type Driver struct {
+	dra.UnimplementedDRAPluginServer
+	registration.UnimplementedRegistrationServer
+	name, endpoint string
+	server         *grpc.Server
+	serving        sync.WaitGroup
+
+	mu       sync.Mutex
+	prepared map[string]bool // claims by namespace/name
+}
+
+// Start has the driver of the name serve the kubelet whose directory it is, which is /var/lib/kubelet on a real node.
+func Start(ctx context.Context, kubeletDir, name string) (*Driver, error) {
+	d := &Driver{
+		name: name, endpoint: filepath.Join(kubeletDir, "plugins", name, "dra.sock"), server: grpc.NewServer(), prepared: map[string]bool{},
+	}
+	dra.RegisterDRAPluginServer(d.server, d)
+	registration.RegisterRegistrationServer(d.server, d)
+	for _, socket := range []string{d.endpoint, filepath.Join(kubeletDir, "plugins_registry", name+"-reg.sock")} {
+		if err := d.listen(ctx, socket); err != nil {
+			d.Stop()
+			return nil, fmt.Errorf("starting the DRA driver %s: %w", name, err)
+		}
+	}
+	return d, nil
+}
+
+func (d *Driver) listen(ctx context.Context, socket string) error {
+	if err := os.MkdirAll(filepath.Dir(socket), 0o755); err != nil {
+		return err
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", socket)
+	if err != nil {
+		return err
+	}
+	d.serving.Go(func() { _ = d.server.Serve(listener) }) // its only end is Stop, which removes the socket
+	return nil
+}
+
+// Stop ends the driver as the end of its pod does.
+func (d *Driver) Stop() {
+	d.server.Stop()
+	d.serving.Wait()
+}
+
+// Prepared reports whether the claim is in use, as the driver sees it.
+func (d *Driver) Prepared(namespace, name string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.prepared[namespace+"/"+name]
+}
+
+// GetInfo implements the plugin's registration.
+func (d *Driver) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
+	return &registration.PluginInfo{
+		Type: registration.DRAPlugin, Name: d.name, Endpoint: d.endpoint, SupportedVersions: []string{dra.DRAPluginService},
+	}, nil
+}
+
+// NotifyRegistrationStatus implements the plugin's registration.
+func (d *Driver) NotifyRegistrationStatus(_ context.Context, s *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
+	if !s.GetPluginRegistered() {
+		return nil, errors.New(s.GetError())
+	}
+	return &registration.RegistrationStatusResponse{}, nil
+}
+
+// NodePrepareResources notes the claims.
+func (d *Driver) NodePrepareResources(_ context.Context, q *dra.NodePrepareResourcesRequest) (*dra.NodePrepareResourcesResponse, error) {
+	answer := &dra.NodePrepareResourcesResponse{Claims: map[string]*dra.NodePrepareResourceResponse{}}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, c := range q.GetClaims() {
+		d.prepared[c.GetNamespace()+"/"+c.GetName()] = true
+		answer.Claims[c.GetUid()] = &dra.NodePrepareResourceResponse{}
+	}
+	return answer, nil
+}
+
+// NodeUnprepareResources forgets the claims. One that it does not know is no error.
+func (d *Driver) NodeUnprepareResources(_ context.Context, q *dra.NodeUnprepareResourcesRequest) (*dra.NodeUnprepareResourcesResponse, error) {
+	answer := &dra.NodeUnprepareResourcesResponse{Claims: map[string]*dra.NodeUnprepareResourceResponse{}}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, c := range q.GetClaims() {
+		delete(d.prepared, c.GetNamespace()+"/"+c.GetName())
+		answer.Claims[c.GetUid()] = &dra.NodeUnprepareResourceResponse{}
+	}
+	return answer, nil
+}
