@@ -321,15 +321,23 @@ func (e evidence) overstaying(p drain.Pod, f Finding) Finding {
 	f.Cause = CausePodKeepsTerminating
 	f.You, f.Command = "see what keeps it", fmt.Sprintf("kubectl describe pod -n %s %s", p.Namespace, p.Name)
 	switch {
+	case slices.Contains(p.Sources, drain.SourceClaim) && len(p.Running) == 0 && !e.claimDriver():
+		f.Cause = CauseClaimDriverGone
+		f.You = "start NVIDIA's DRA driver on this node again: without it kubelet cannot unprepare the pod's claims" + named(p.DeviceClaims)
+		f.Command = "kubectl get pods -A --field-selector spec.nodeName=" + e.node.Name + " | grep dra"
 	case len(p.Finalizers) > 0:
 		f.You = "find out why nobody has removed the finalizers " + strings.Join(p.Finalizers, ", ") + ", and remove them only if what they guard is done"
 		f.Command = fmt.Sprintf("kubectl get pod -n %s %s -o jsonpath='{.metadata.finalizers}'", p.Namespace, p.Name)
-	case slices.Contains(p.Sources, drain.SourceClaim) && !e.claimDriver():
-		f.Cause = CauseClaimDriverGone
-		f.You = "bring back NVIDIA's DRA driver on this node: without it kubelet cannot unprepare the pod's claims"
-		f.Command = "kubectl get pods -A --field-selector spec.nodeName=" + e.node.Name + " | grep dra"
 	}
 	return f
+}
+
+// named adds names to a sentence, if there are any.
+func named(names []string) string {
+	if len(names) == 0 {
+		return ""
+	}
+	return " (" + strings.Join(names, ", ") + ")"
 }
 
 func (e evidence) processesInTheWay() []Finding {

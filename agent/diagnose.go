@@ -445,16 +445,6 @@ func (e evidence) device(uuid string) string {
 	return uuid + ", which is gone"
 }
 
-// claimDriverLabels are those of the kubelet plugin of NVIDIA's DRA driver, by either name that the driver has had.
-var claimDriverLabels = []string{"nvidia-dra-driver-gpu-component", "dra-driver-nvidia-gpu-component"}
-
-// claimDriver reports whether NVIDIA's DRA driver runs on the node.
-func (e evidence) claimDriver() bool {
-	return slices.ContainsFunc(e.pods, func(p corev1.Pod) bool {
-		return p.Status.Phase == corev1.PodRunning && slices.ContainsFunc(claimDriverLabels, func(l string) bool { return p.Labels[l] == "kubelet-plugin" })
-	})
-}
-
 // migManagerRuns reports whether NVIDIA's mig-manager is among the pods.
 func migManagerRuns(pods []corev1.Pod) bool {
 	return slices.ContainsFunc(pods, func(p corev1.Pod) bool { return p.Labels["app"] == migManagerLabel && !ended(&p) })

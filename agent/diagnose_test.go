@@ -102,7 +102,7 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 				w.terminating("claimant")
 			},
 			causes: []agent.Cause{agent.CauseClaimDriverGone}, verdict: agent.VerdictFree,
-			says: []string{"bring back NVIDIA's DRA driver"},
+			says: []string{"start NVIDIA's DRA driver on this node again"},
 		}, {
 			name: "8: the settings refuse", provoke: func(w *world) {
 				w.settings.Drain.UnmanagedPods = config.DrainRefuse

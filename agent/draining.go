@@ -111,6 +111,7 @@ func (a *Agent) policy(seen observed, step plan.Step, want wish) (p drain.Policy
 	if seen.deaf != nil {
 		p.KubeletSilent = seen.deaf.Error()
 	}
+	p.ClaimDriverAway = !seen.claimDriver()
 	if seen.journal != nil {
 		since = seen.journal.Started
 	}

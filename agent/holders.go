@@ -193,6 +193,23 @@ func (s observed) returns(p drain.Pod) bool {
 	})
 }
 
+// claimDriverLabels are those of the kubelet plugin of NVIDIA's DRA driver, by either name that the driver has had.
+var claimDriverLabels = []string{"nvidia-dra-driver-gpu-component", "dra-driver-nvidia-gpu-component"}
+
+func drivesClaims(labels map[string]string) bool {
+	return slices.ContainsFunc(claimDriverLabels, func(l string) bool { return labels[l] == "kubelet-plugin" })
+}
+
+// keepsClaims reports whether the operand is that driver, or has it in its care.
+func keepsClaims(o drain.Operand) bool {
+	return slices.ContainsFunc(o.Pods, func(p drain.Pod) bool { return drivesClaims(p.Labels) })
+}
+
+// claimDriver reports whether NVIDIA's DRA driver runs on the node.
+func (s observed) claimDriver() bool {
+	return slices.ContainsFunc(s.pods, func(p corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning && drivesClaims(p.Labels) })
+}
+
 func byFilesAlone(p drain.Pod) bool {
 	return !slices.ContainsFunc(p.Sources, func(s drain.Source) bool { return !strings.HasPrefix(string(s), "device file ") })
 }

@@ -266,7 +266,7 @@ func (s observed) planned(want wish) plan.Observed {
 	byLabel := map[string]bool{}
 	for _, o := range s.pauses {
 		p := plan.Pause{Label: o.Label, Plugin: o.Label == config.LabelDevicePlugin, Paused: s.pausedHere(o)}
-		if !p.Paused && o.State != drain.OperandRunning {
+		if !p.Paused && (o.State != drain.OperandRunning || keepsClaims(o)) {
 			continue
 		}
 		for _, pod := range o.Pods {

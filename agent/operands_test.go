@@ -161,6 +161,23 @@ func TestOperandsComeBackAlsoWhenTheChangeFails(t *testing.T) {
 	})
 }
 
+// Kubelet ends no pod that has a claim without the driver of it. It is left alone also where people have put it among the operands.
+func TestTheDriverOfClaimsIsNeverPaused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		const label = config.LabelOperandPrefix + "dra-driver"
+		w.operandPod("gpu-operator", label, map[string]string{"nvidia-dra-driver-gpu-component": "kubelet-plugin"})
+		w.settings.Operands = append(w.settings.Operands, label)
+		w.restart()
+		w.operator(map[string]string{config.LabelDevicePlugin: "true", label: "true"})
+		w.label("all-balanced")
+		got := w.record(w.converged("all-balanced"))
+		if diff := cmp.Diff([]string{"device-plugin " + drain.PausedValue, "device-plugin true"}, got); diff != "" {
+			t.Errorf("labels, in the order in which they changed (-want +got):\n%s", diff)
+		}
+	})
+}
+
 // Another tool may take a label over in the middle. It is its own then.
 func TestAnOperandThatAnotherToolPausesInTheMiddleStaysPaused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -24,14 +24,15 @@ type Pod struct {
 	DevicesKnown bool             // Devices is all of it; otherwise the pod counts as holding any device
 	Requests     map[string]int64 // GPU resources that it asks for, as the scheduler counts them
 
-	Controller  string              // what brings it back, "ReplicaSet/api"; empty if nothing does
-	Critical    bool                // the cluster or the node depends on it
-	Ready       bool                // it passes its probes: disruption budgets count it as healthy
-	Grace       time.Duration       // what it is given to end
-	EmptyDirs   []string            // its volumes on the node's disk, which go with it
-	Claims      []string            // the persistent volume claims that it uses
-	Tolerations []corev1.Toleration // as the scheduler and DaemonSets go by them
-	Running     []string            // containers that run, as kubelet says
+	Controller   string              // what brings it back, "ReplicaSet/api"; empty if nothing does
+	Critical     bool                // the cluster or the node depends on it
+	Ready        bool                // it passes its probes: disruption budgets count it as healthy
+	Grace        time.Duration       // what it is given to end
+	EmptyDirs    []string            // its volumes on the node's disk, which go with it
+	Claims       []string            // the persistent volume claims that it uses
+	DeviceClaims []string            // its resource claims of GPUs, as far as they have names yet
+	Tolerations  []corev1.Toleration // as the scheduler and DaemonSets go by them
+	Running      []string            // containers that run, as kubelet says
 
 	Daemon      bool      // of a DaemonSet
 	Mirror      bool      // the image of a static pod, whose manifest is a file on the node
@@ -201,7 +202,18 @@ func (p *Pod) assign(devices map[string][]string) {
 // claim notes that the pod has GPUs by one of the claims, or may have. Drivers are those of each claim's devices, as far as
 // kubelet tells them.
 func (p *Pod) claim(claims []string, drivers map[string][]string) {
-	if slices.ContainsFunc(claims, func(c string) bool { return len(drivers[c]) == 0 || slices.Contains(drivers[c], claimDriver) }) {
+	found := false
+	for _, c := range claims {
+		if len(drivers[c]) > 0 && !slices.Contains(drivers[c], ClaimDriver) {
+			continue
+		}
+		found = true
+		if c != "" {
+			p.DeviceClaims = append(p.DeviceClaims, c)
+		}
+	}
+	slices.Sort(p.DeviceClaims)
+	if found {
 		p.Sources, p.DevicesKnown = append(p.Sources, SourceClaim), false
 	}
 }

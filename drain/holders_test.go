@@ -96,10 +96,13 @@ func given(name, resource string, ids ...string) drain.Assignments {
 func TestGPUPodsFindsEveryPodThatMayHoldAGPU(t *testing.T) {
 	requests := corev1.ResourceRequirements{Requests: limits(gpu, 1).Limits}
 	nothing := drain.Assignments{}
+	const spec, claim, kubelet = drain.SourceSpec, drain.SourceClaim, drain.SourceKubelet
+	claimed := func(names ...string) []drain.Pod {
+		return []drain.Pod{{Namespace: "team", Name: "a", UID: "uid-a", Sources: []drain.Source{claim}, DeviceClaims: names}}
+	}
 	found := func(devices []string, known bool, requests map[string]int64, by ...drain.Source) []drain.Pod {
 		return []drain.Pod{{Namespace: "team", Name: "a", UID: "uid-a", Devices: devices, DevicesKnown: known, Requests: requests, Sources: by}}
 	}
-	const spec, claim, kubelet = drain.SourceSpec, drain.SourceClaim, drain.SourceKubelet
 	one := map[string]int64{gpu: 1}
 	for _, c := range []struct {
 		name     string
@@ -163,18 +166,18 @@ func TestGPUPodsFindsEveryPodThatMayHoldAGPU(t *testing.T) {
 			"has a claim and a device", pod("a", claiming, container(limits(gpu, 1))), given("a", gpu, "GPU-1"),
 			found([]string{"GPU-1"}, false, one, spec, kubelet, claim),
 		},
-		{"has a claim that kubelet says nothing of", pod("a", claims("c1")), given("a", "claim c2", "dra.net"), found(nil, false, nil, claim)},
-		{"has a claim of GPUs", pod("a", claims("c1")), given("a", "claim c1", "gpu.nvidia.com"), found(nil, false, nil, claim)},
-		{"has a claim of GPUs and more", pod("a", claims("c1")), given("a", "claim c1", "dra.net", "gpu.nvidia.com"), found(nil, false, nil, claim)},
+		{"has a claim that kubelet says nothing of", pod("a", claims("c1")), given("a", "claim c2", "dra.net"), claimed("c1")},
+		{"has a claim of GPUs", pod("a", claims("c1")), given("a", "claim c1", "gpu.nvidia.com"), claimed("c1")},
+		{"has a claim of GPUs and more", pod("a", claims("c1")), given("a", "claim c1", "dra.net", "gpu.nvidia.com"), claimed("c1")},
 		{"has a claim of other devices", pod("a", claims("c1")), given("a", "claim c1", "dra.net"), nil},
 		{"has a claim of other devices, and one not known", pod("a", claims("c1"), claiming), given("a", "claim c1", "dra.net"), found(nil, false, nil, claim)},
-		{"has a claim from a template, of GPUs", pod("a", madeFor(ptr.To("a-x7k2p"))), given("a", "claim a-x7k2p", "gpu.nvidia.com"), found(nil, false, nil, claim)},
+		{"has a claim from a template, of GPUs", pod("a", madeFor(ptr.To("a-x7k2p"))), given("a", "claim a-x7k2p", "gpu.nvidia.com"), claimed("a-x7k2p")},
 		{"has a claim from a template, of other devices", pod("a", madeFor(ptr.To("a-x7k2p"))), given("a", "claim a-x7k2p", "dra.net"), nil},
 		{"has a claim from a template that was not needed", pod("a", madeFor(nil)), nothing, nil},
 		{"has a claim of other devices and asks for a GPU", pod("a", claims("c1"), container(limits(gpu, 1))), given("a", "claim c1", "dra.net"), found(nil, false, one, spec)},
 		{
 			"is listed by kubelet alone, with a claim of GPUs", pod("cpu-only"), given("a", "claim c1", "gpu.nvidia.com"),
-			[]drain.Pod{{Namespace: "team", Name: "a", Sources: []drain.Source{claim}, Terminating: true, Unlisted: true}},
+			[]drain.Pod{{Namespace: "team", Name: "a", Sources: []drain.Source{claim}, DeviceClaims: []string{"c1"}, Terminating: true, Unlisted: true}},
 		},
 		{"is listed by kubelet alone, with a claim of other devices", pod("cpu-only"), given("a", "claim c1", "dra.net"), nil},
 		{"has succeeded", pod("a", container(limits(gpu, 1)), phase(corev1.PodSucceeded)), given("a", gpu, "GPU-1"), nil},

@@ -72,14 +72,15 @@ func (r *round) leaving(pod Pod) string {
 	case r.policy.KubeletSilent != "":
 		return text + "; kubelet cannot end it: " + r.policy.KubeletSilent
 	case late:
-		return text + "; " + keeping(pod)
+		return text + "; " + r.keeping(pod)
 	default:
 		return text
 	}
 }
 
-// keeping says what keeps a pod whose grace is over, the first cause first: a finalizer can wait for a container.
-func keeping(pod Pod) string {
+// keeping says what keeps a pod whose grace is over, the first cause first: a finalizer can wait for a container. Claims come
+// right after the containers: kubelet tells nobody that a pod has ended before their drivers have taken back what they gave.
+func (r *round) keeping(pod Pod) string {
 	var causes []string
 	switch n := len(pod.Running); {
 	case n == 1:
@@ -87,6 +88,9 @@ func keeping(pod Pod) string {
 	case n > 1:
 		causes = append(causes, fmt.Sprintf("containers %s still run: the container runtime or the kernel does not end them, see kubelet's log",
 			strings.Join(pod.Running, ", ")))
+	case len(pod.DeviceClaims) > 0 && r.policy.ClaimDriverAway:
+		causes = append(causes, fmt.Sprintf("its containers have ended, and kubelet cannot give its resource claims back (%s): their DRA driver %s "+
+			"does not run on this node; start it", strings.Join(pod.DeviceClaims, ", "), ClaimDriver))
 	case len(pod.Finalizers) > 0:
 	case len(pod.Claims) > 0:
 		causes = append(causes, fmt.Sprintf("its containers have ended, and kubelet is still unmounting its volumes (claims %s), see kubelet's log",

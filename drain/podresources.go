@@ -26,9 +26,9 @@ const resourcePrefix = "nvidia.com/"
 // claimPrefix begins what stands for a resource claim among the resources of a pod. No resource has such a name.
 const claimPrefix = "claim "
 
-// claimDriver is NVIDIA's driver of GPUs and MIG devices for resource claims. Its other one, compute-domain.nvidia.com,
+// ClaimDriver is NVIDIA's driver of GPUs and MIG devices for resource claims. Its other one, compute-domain.nvidia.com,
 // gives out channels between nodes.
-const claimDriver = "gpu.nvidia.com"
+const ClaimDriver = "gpu.nvidia.com"
 
 // maxAnswer bounds kubelet's answer in bytes. gRPC's own 4 MiB are too few for a large node, since the answer lists
 // every CPU of every pod; kubelet's own client uses this bound.

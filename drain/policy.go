@@ -28,6 +28,8 @@ type Policy struct {
 	// KubeletSilent is why kubelet cannot be expected to end a pod: "node gpu-1 is not Ready since 03:12Z". Empty while
 	// it works.
 	KubeletSilent string
+	// ClaimDriverAway says that ClaimDriver does not run on the node, without which kubelet ends no pod that has a claim of it.
+	ClaimDriverAway bool
 }
 
 // Choice is whether certain pods are refused, and the field of the settings that says so: "drain.emptyDir".

@@ -580,6 +580,9 @@ func TestATerminatingPodSaysWhatKeepsIt(t *testing.T) {
 	runs := func(names ...string) func(*drain.Pod) { return func(p *drain.Pod) { p.Running = names } }
 	claims := func(p *drain.Pod) { p.Claims = []string{"data-0", "cache"} }
 	final := func(p *drain.Pod) { p.Finalizers = []string{"example.io/wait", "batch.kubernetes.io/job-tracking"} }
+	gpus := func(p *drain.Pod) { p.DeviceClaims = []string{"gpu-a", "gpu-b"} }
+	const driverAway = "; its containers have ended, and kubelet cannot give its resource claims back (gpu-a, gpu-b): " +
+		"their DRA driver gpu.nvidia.com does not run on this node; start it"
 
 	for name, c := range map[string]struct {
 		pod    drain.Pod
@@ -615,6 +618,17 @@ func TestATerminatingPodSaysWhatKeepsIt(t *testing.T) {
 		},
 		"kubelet is silent within its grace": {end(30*time.Second, runs("main")), silent, "terminating, its grace ends at 12:00:30Z; kubelet cannot end it: " + silent},
 		"kubelet is silent after it":         {end(-2*time.Minute, runs("main"), final), silent, "terminating, its grace ended at 11:58:00Z; kubelet cannot end it: " + silent},
+		"the driver of its claims is away": {
+			end(-2*time.Minute, gpus, claims), "", "terminating, its grace ended at 11:58:00Z" + driverAway,
+		},
+		"the driver of its claims is away, and a finalizer waits": {
+			end(-2*time.Minute, gpus, final), "", "terminating, its grace ended at 11:58:00Z" + driverAway +
+				"; finalizers example.io/wait, batch.kubernetes.io/job-tracking keep it, until whoever has set them takes them away",
+		},
+		"the driver of its claims is away, and a container runs on": {
+			end(-2*time.Minute, gpus, runs("main")), "",
+			"terminating, its grace ended at 11:58:00Z; container main still runs: the container runtime or the kernel does not end it, see kubelet's log",
+		},
 		"a day ago": {
 			end(-24*time.Hour, claims), "",
 			"terminating, its grace ended at 2026-02-28T12:00:00Z; its containers have ended, and kubelet is still unmounting its volumes (claims data-0, cache), see kubelet's log",
@@ -623,7 +637,7 @@ func TestATerminatingPodSaysWhatKeepsIt(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newServer()
 			e, _ := s.evictor()
-			policy := drain.Policy{KubeletSilent: c.silent}
+			policy := drain.Policy{KubeletSilent: c.silent, ClaimDriverAway: true}
 			for _, got := range [][]drain.Verdict{
 				e.Evict(t.Context(), []drain.Pod{c.pod}, policy, noon.Add(-time.Hour)),
 				e.DryRun(t.Context(), []drain.Pod{c.pod}, policy),

@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
+	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
 	"github.com/gpuslice/gpuslice/test/cluster"
@@ -164,6 +165,62 @@ func TestCauseNodeUnreachable(t *testing.T) {
 		t.Fatal(err)
 	}
 	given(r.awaitConverged("all-balanced"))
+}
+
+// Somebody has ended the DRA driver before the pods that hold its claims. Kubelet cannot give those back without it, and so does not
+// let the pod end. The agent does not know which GPU a claim is of, and touches none.
+func TestCauseDRADriverStoppedBeforeClaimHolders(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		name  string
+		cured bool
+	}{{"and started again", true}, {"for good", false}} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, twoH100, impatient)
+			r.awaitOffered("nvidia.com/gpu", 2)
+			namespace := clustertest.Namespace(t)
+			driver := r.claimDriver(namespace)
+			driver.start()
+			r.claimant(namespace, "train")
+			driver.stop()
+			before := r.geometry()
+			r.run()
+			given := r.cause()
+			r.label(config.LabelMIGConfig, "all-balanced")
+			const says = "/train: terminating, its grace ended at "
+			away := "cannot give its resource claims back (train): their DRA driver gpu.nvidia.com does not run on this node; start it"
+			n := r.await("what keeps the pod", func(n *corev1.Node) bool {
+				c := condition(n)
+				return c != nil && c.Reason == string(config.ReasonEvicting) && strings.Contains(c.Message, away)
+			})
+			for _, want := range []string{namespace + says, "; since ", "Z the change is given up"} {
+				if !strings.Contains(condition(n).Message, want) {
+					t.Errorf("the message does not say %q: %s", want, condition(n).Message)
+				}
+			}
+			d := r.diagnosis(exitGivenBack)
+			if !slices.ContainsFunc(d.Causes, func(f agent.Finding) bool {
+				return f.Cause == agent.CauseClaimDriverGone && strings.Contains(f.Evidence, away)
+			}) {
+				t.Errorf("the diagnosis does not name the driver: %+v", d.Causes)
+			}
+			if after := r.geometry(); after != before {
+				t.Errorf("the GPUs were cut from %s to %s while a pod had one of them", before, after)
+			}
+			if row.cured {
+				given = r.cause()
+				driver.start()
+				given(r.awaitConverged("all-balanced"))
+				return
+			}
+			given(r.awaitGivenUp(config.ReasonEvictionBlocked, namespace+says, away))
+			if after := r.geometry(); after != before {
+				t.Errorf("the GPUs have changed from %s to %s", before, after)
+			}
+			driver.start() // the pod's end is awaited with the namespace
+		})
+	}
 }
 
 func TestCausePolicyRefusesAPod(t *testing.T) {

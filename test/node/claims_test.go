@@ -1,0 +1,114 @@
+package node_test
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/test/cluster/claimdriver"
+)
+
+// claimDriver is NVIDIA's DRA driver on the node: its pod, as the cluster sees it, and its plugin, as kubelet does.
+type claimDriver struct {
+	rig       *rig
+	namespace string
+	plugin    *claimdriver.Driver
+}
+
+// claimDriver offers one GPU of the node for claims, as the driver does before anything else. The scheduler gives it out.
+func (r *rig) claimDriver(namespace string) *claimDriver {
+	r.t.Helper()
+	class := &resourcev1.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: r.Name}}
+	slice := &resourcev1.ResourceSlice{
+		ObjectMeta: metav1.ObjectMeta{Name: r.Name + "-gpus"},
+		Spec: resourcev1.ResourceSliceSpec{
+			Driver: drain.ClaimDriver, NodeName: &r.Name, Pool: resourcev1.ResourcePool{Name: r.Name, ResourceSliceCount: 1},
+			Devices: []resourcev1.Device{{Name: "gpu-0"}},
+		},
+	}
+	api := r.client.ResourceV1()
+	if _, err := api.DeviceClasses().Create(r.t.Context(), class, metav1.CreateOptions{}); err != nil {
+		r.t.Fatal(err)
+	}
+	if _, err := api.ResourceSlices().Create(r.t.Context(), slice, metav1.CreateOptions{}); err != nil {
+		r.t.Fatal(err)
+	}
+	d := &claimDriver{rig: r, namespace: namespace}
+	r.t.Cleanup(func() {
+		if d.plugin != nil {
+			d.plugin.Stop()
+		}
+		for _, err := range []error{
+			api.DeviceClasses().Delete(context.Background(), class.Name, metav1.DeleteOptions{}),
+			api.ResourceSlices().Delete(context.Background(), slice.Name, metav1.DeleteOptions{}),
+		} {
+			if err != nil {
+				r.t.Error(err)
+			}
+		}
+	})
+	return d
+}
+
+// start is what its DaemonSet does.
+func (d *claimDriver) start() {
+	d.rig.t.Helper()
+	var err error
+	if d.plugin, err = claimdriver.Start(d.rig.t.Context(), d.rig.Kubelet.Dir, drain.ClaimDriver); err != nil {
+		d.rig.t.Fatal(err)
+	}
+	_, err = d.rig.client.CoreV1().Pods(d.namespace).Create(d.rig.t.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "dra-driver", Labels: map[string]string{"dra-driver-nvidia-gpu-component": "kubelet-plugin"}},
+		Spec:       d.podSpec(),
+	}, metav1.CreateOptions{})
+	if err != nil {
+		d.rig.t.Fatal(err)
+	}
+	d.rig.awaitRunning(d.namespace, "dra-driver")
+}
+
+// podSpec is of a pod that comes also to a node that is fenced, as a DaemonSet's do.
+func (d *claimDriver) podSpec() corev1.PodSpec {
+	spec := d.rig.podSpec(nil)
+	spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+	return spec
+}
+
+// stop ends it at once, whoever still needs it.
+func (d *claimDriver) stop() {
+	d.rig.t.Helper()
+	d.plugin.Stop()
+	d.plugin = nil
+	now := int64(0)
+	err := d.rig.client.CoreV1().Pods(d.namespace).Delete(d.rig.t.Context(), "dra-driver", metav1.DeleteOptions{GracePeriodSeconds: &now})
+	if err != nil {
+		d.rig.t.Fatal(err)
+	}
+}
+
+// claimant is a pod that has a GPU by a claim of its own name.
+func (r *rig) claimant(namespace, name string) {
+	r.t.Helper()
+	_, err := r.client.ResourceV1().ResourceClaims(namespace).Create(r.t.Context(), &resourcev1.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: resourcev1.ResourceClaimSpec{Devices: resourcev1.DeviceClaim{
+			Requests: []resourcev1.DeviceRequest{{Name: "gpu", Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: r.Name}}},
+		}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	spec := r.podSpec(nil)
+	spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &name}}
+	spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: "gpu"}}
+	_, err = r.client.CoreV1().Pods(namespace).Create(r.t.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": name}}, Spec: spec,
+	}, metav1.CreateOptions{})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.awaitRunning(namespace, name)
+}
