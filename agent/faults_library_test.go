@@ -42,7 +42,8 @@ const (
 )
 
 // documented are the error codes that nvml.h says a function returns, in the version that go-nvml v0.13.4-0 comes with.
-// GetMemoryInfo, GetRunningProcesses and GetGpuInstanceProfileInfo stand for all forms of theirs. Of those that make and
+// GetMemoryInfo, GetRunningProcesses and GetGpuInstanceProfileInfo stand for all forms of theirs, GetStatic for the
+// compute capability and the virtualization mode. Of those that make and
 // destroy compute instances NOT_SUPPORTED is documented for GPU instances alone, which drivers do not go by.
 var documented = map[string][]gpusim.Return{
 	gpusim.Init:                               {gpusim.DriverNotLoaded, gpusim.NoPermission, gpusim.Unknown},
@@ -56,6 +57,9 @@ var documented = map[string][]gpusim.Return{
 	gpusim.GetMemoryInfo:                      {gpusim.Uninitialized, gpusim.NoPermission, gpusim.InvalidArgument, gpusim.GPUIsLost, gpusim.NotSupported, gpusim.Unknown},
 	gpusim.GetPersistenceMode:                 {gpusim.Uninitialized, gpusim.InvalidArgument, gpusim.NotSupported, gpusim.GPUIsLost, gpusim.Unknown},
 	gpusim.SetPersistenceMode:                 {gpusim.Uninitialized, gpusim.InvalidArgument, gpusim.NotSupported, gpusim.NoPermission, gpusim.GPUIsLost, gpusim.Unknown},
+	gpusim.GetStatic:                          {gpusim.Uninitialized, gpusim.InvalidArgument, gpusim.GPUIsLost, gpusim.Unknown},
+	gpusim.GetComputeMode:                     {gpusim.Uninitialized, gpusim.InvalidArgument, gpusim.NotSupported, gpusim.GPUIsLost, gpusim.Unknown},
+	gpusim.SetComputeMode:                     {gpusim.Uninitialized, gpusim.InvalidArgument, gpusim.NotSupported, gpusim.NoPermission, gpusim.GPUIsLost, gpusim.Unknown},
 	gpusim.GetRunningProcesses:                {gpusim.Uninitialized, gpusim.InsufficientSize, gpusim.NoPermission, gpusim.InvalidArgument, gpusim.GPUIsLost, gpusim.NotSupported, gpusim.Unknown},
 	gpusim.GetMigMode:                         {gpusim.Uninitialized, gpusim.InvalidArgument, gpusim.NotSupported, gpusim.Unknown},
 	gpusim.SetMigMode:                         {gpusim.ResetRequired, gpusim.InUse, gpusim.Uninitialized, gpusim.InvalidArgument, gpusim.NoPermission, gpusim.NotSupported},

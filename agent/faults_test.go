@@ -262,6 +262,13 @@ func (d around) SetPersistence(ctx context.Context, gpu nvml.UUID, on bool) erro
 	return d.Driver.SetPersistence(ctx, gpu, on)
 }
 
+// SetComputeMode implements nvml.Driver.
+func (d around) SetComputeMode(ctx context.Context, gpu nvml.UUID, mode nvml.ComputeMode) error {
+	d.before()
+	defer d.after()
+	return d.Driver.SetComputeMode(ctx, gpu, mode)
+}
+
 // spot is one call of the library, by the agent alone: the call of the driver that it is a part of, counted from the
 // start of the agent, and how many calls of the same function within that come before it.
 type spot struct {
@@ -403,7 +410,7 @@ func (w *world) silent() {
 
 // changing are the functions that change something. Their calls may do their work and fail all the same.
 var changing = []string{
-	gpusim.SetMigMode, gpusim.SetPersistenceMode, gpusim.CreateGpuInstanceWithPlacement, gpusim.GpuInstanceDestroy,
+	gpusim.SetMigMode, gpusim.SetPersistenceMode, gpusim.SetComputeMode, gpusim.CreateGpuInstanceWithPlacement, gpusim.GpuInstanceDestroy,
 	gpusim.CreateComputeInstance, gpusim.CreateComputeInstanceWithPlacement, gpusim.ComputeInstanceDestroy,
 }
 

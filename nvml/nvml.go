@@ -112,6 +112,7 @@ type Instance struct {
 	Placed
 	Devices   []Device  // its MIG devices, one for each compute instance; none if the instance is only half made
 	Processes []Process // processes with a context on it
+	UsedMiB   int       // memory in use, which its devices share; -1 if the driver does not say
 }
 
 // HalfMade reports whether the GPU instance has no compute instance, as a failed creation leaves it. No program can
@@ -139,6 +140,10 @@ type GPU struct {
 	DeviceID  uint32 // PCI device id over vendor id, 0x233010DE for an H100 80GB
 	Model     string // "NVIDIA H100 80GB HBM3"
 	MemoryMiB int
+	UsedMiB   int // memory in use, on instances too, without what the driver reserves; -1 if it does not say
+
+	ComputeCapability ComputeCapability
+	Virtualization    Virtualization
 
 	// Lost means that the GPU has fallen off the bus: what is known of it besides is from before, or nothing. What
 	// stands on it is not known, and every change to it is ErrLost.
@@ -150,10 +155,47 @@ type GPU struct {
 
 	Persistent bool // persistence mode is on; false too where the driver does not say
 
+	// ComputeMode is how many processes may have a context on the GPU. With MIG mode on it is the default or not told.
+	ComputeMode ComputeMode
+
 	Profiles  []Profile  // what it offers, whether or not MIG mode is on
 	Instances []Instance // what stands, in ascending order of place
 	Processes []Process  // processes on the GPU as a whole
 }
+
+// ComputeCapability is CUDA's version of what a GPU can do: 9.0 for an H100. The zero value means that the driver does not
+// say.
+type ComputeCapability struct{ Major, Minor int }
+
+// AtLeast reports whether it is that version or a later one.
+func (c ComputeCapability) AtLeast(major, minor int) bool {
+	return c.Major > major || c.Major == major && c.Minor >= minor
+}
+
+// String is the version as CUDA writes it: "9.0".
+func (c ComputeCapability) String() string { return fmt.Sprintf("%d.%d", c.Major, c.Minor) }
+
+// ComputeMode says how many processes may have a CUDA context on a GPU. Empty means that the driver does not say.
+type ComputeMode string
+
+// The compute modes.
+const (
+	ComputeDefault          ComputeMode = "default"           // any number
+	ComputeExclusiveProcess ComputeMode = "exclusive-process" // one, as the server of MPS is, which has the others as its clients
+	ComputeProhibited       ComputeMode = "prohibited"        // none
+)
+
+// Virtualization says what part of a GPU an operating system has. Empty means that the driver does not say.
+type Virtualization string
+
+// The ways in which a GPU is virtualized, or not, as NVIDIA's library tells them apart.
+const (
+	NotVirtualized    Virtualization = "none"        // bare metal
+	PassedThrough     Virtualization = "passthrough" // all of it is handed to this virtual machine
+	VirtualGPU        Virtualization = "vgpu"        // this is a virtual machine, and has a vGPU: a share that its host has cut
+	HostOfVirtualGPUs Virtualization = "host-vgpu"   // this host cuts it into vGPUs for its virtual machines
+	HostOfSharedGPUs  Virtualization = "host-vsga"   // this host draws for its virtual machines, which have no GPU of their own
+)
 
 // Geometry is how the GPU is cut now.
 func (g GPU) Geometry() Geometry {
@@ -238,6 +280,12 @@ type Driver interface {
 	// it is ErrInUse: turning the mode off on that one GPU lets the reset pass. It does not survive a reboot, unless the
 	// daemon sets it again.
 	SetPersistence(ctx context.Context, gpu UUID, on bool) error
+	// SetComputeMode sets how many processes may have a context on the GPU; what is as asked already is not an error. It is
+	// about processes that start later: those that run go on. It does not survive a reboot or a reset.
+	//
+	// With MIG mode on a GPU has the default, and any other is ErrNotSupported ("Setting compute mode to EXCLUSIVE_PROCESS is
+	// not supported on a MIG-enabled device", says nvidia-smi), as are all where the GPU is a vGPU.
+	SetComputeMode(ctx context.Context, gpu UUID, mode ComputeMode) error
 	// Release lets go of the driver, so that it can be unloaded: the kernel keeps one that a process has open. The next
 	// Snapshot takes hold of it again, and so does what waits for events, after it.
 	Release(ctx context.Context) error

@@ -17,8 +17,8 @@ import (
 
 // scenarios are played on the library and on the simulator's own Driver, which must tell and do the same. A line is a
 // step: "on 0", "off 0", "create 0 3g.40gb@4", "create 0 3g.40gb(1c+2c)@0", "destroy 0 3g.40gb@4", "reset 0",
-// "hold 0@4 4711", "hold 0 4711" (the whole GPU), "release 4711", "persist 0", "unpersist 0", "reboot", "fail Function ERROR_CODE", "lose
-// Function ERROR_CODE" (it does its work and fails all the same).
+// "hold 0@4 4711", "hold 0 4711" (the whole GPU), "client 0 4711" (of MPS), "release 4711", "persist 0", "unpersist 0", "compute 0
+// exclusive-process", "reboot", "fail Function ERROR_CODE", "lose Function ERROR_CODE" (it does its work and fails all the same).
 var scenarios = []struct {
 	name, spec, steps string
 }{
@@ -182,6 +182,47 @@ var scenarios = []struct {
 		destroy 0 3g.71gb@4
 		off 0
 		reboot`},
+	{"memory in use", "gpus: [{model: H200, mig: true}, {model: H200}, {model: T4}]", `
+		hold 1 4711
+		hold 1 4712
+		hold 2 4711
+		create 0 3g.71gb(1c+2c)@4
+		create 0 1g.18gb@0
+		hold 0@4 4713
+		hold 0@0 4714
+		release 4711`},
+	{"the compute mode is set and seen", "gpus: [{model: A100-80GB}, {model: H200, passthrough: true}, {model: T4}]", `
+		compute 0 exclusive-process
+		compute 0 exclusive-process
+		compute 1 prohibited
+		compute 2 exclusive-process
+		compute 2 default
+		compute 0 shared
+		client 0 4711
+		client 0 4712
+		lose SetComputeMode ERROR_UNKNOWN
+		compute 0 default
+		compute 0 default
+		fail SetComputeMode ERROR_NO_PERMISSION
+		compute 0 exclusive-process
+		compute 0 exclusive-process
+		reboot`},
+	{"a GPU in MIG mode has the default compute mode", "gpus: [{model: H200}, {model: A100-80GB}]", `
+		compute 0 exclusive-process
+		on 0
+		compute 0 exclusive-process
+		compute 0 default
+		off 0
+		compute 1 exclusive-process
+		on 1
+		off 1`},
+	{"a vGPU is cut by its host", "gpus: [{model: A100-80GB, virtual: vgpu}, {model: A100-80GB, virtual: host-vgpu}, {model: T4, virtual: host-vsga}]", `
+		on 0
+		reset 0
+		compute 0 exclusive-process
+		compute 0 default
+		hold 0 4711
+		on 1`},
 	{"a driver without persistence mode", "gpus: [{model: H200}]", `
 		fail GetPersistenceMode ERROR_NOT_SUPPORTED
 		persist 0`},
@@ -258,6 +299,8 @@ func perform(t *testing.T, n *gpusim.Node, d nvml.Driver, step string) error {
 		return d.SetMode(t.Context(), gpu(), f[0] == "on")
 	case "persist", "unpersist":
 		return d.SetPersistence(t.Context(), gpu(), f[0] == "persist")
+	case "compute":
+		return d.SetComputeMode(t.Context(), gpu(), nvml.ComputeMode(f[2]))
 	case "create":
 		return d.Create(t.Context(), gpu(), placed(t, d, number(1), f[2]))
 	case "destroy":
@@ -272,6 +315,8 @@ func perform(t *testing.T, n *gpusim.Node, d nvml.Driver, step string) error {
 			device = n.MIGDevice(number(3), number(4))
 		}
 		must(n.Hold(device, number(2), "holder", 512))
+	case "client":
+		must(n.HoldAsMPSClient(n.UUIDs()[number(1)], number(2), "client", 512))
 	case "release":
 		must(n.Release(number(1)))
 	case "reboot":

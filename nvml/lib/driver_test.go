@@ -210,6 +210,7 @@ func TestALostGPUIsToldOfAndHidesNoOther(t *testing.T) {
 	after := snapshot(t, d)
 	lost := before[0]
 	lost.Lost, lost.Capable, lost.Enabled, lost.Pending, lost.Persistent = true, true, false, false, false
+	lost.UsedMiB, lost.ComputeMode = -1, ""
 	after[0].Profiles, lost.Profiles = nil, nil // an instance has told of its compute profiles in between
 	if diff := cmp.Diff(lost, after[0]); diff != "" {
 		t.Errorf("the lost GPU (-want +got):\n%s", diff)
@@ -416,12 +417,17 @@ func TestALookDoesWithoutWhatOldDriversDoNotSay(t *testing.T) {
 			}
 			fail(t, n, gpusim.GetMinorNumber, gpusim.Fault{Return: code, Times: -1})
 			fail(t, n, gpusim.GetPersistenceMode, gpusim.Fault{Return: code, Times: -1})
+			fail(t, n, gpusim.GetComputeMode, gpusim.Fault{Return: code, Times: -1})
+			fail(t, n, gpusim.SetComputeMode, gpusim.Fault{Return: code, Times: -1})
+			fail(t, n, gpusim.GetStatic, gpusim.Fault{Return: code, Times: -1})
 			d := openDriver(t)
 			g := snapshot(t, d)[1]
-			if g.Minor != -1 || g.Persistent {
-				t.Errorf("got minor number %d and persistence %t, want -1 and false", g.Minor, g.Persistent)
+			if g.Minor != -1 || g.Persistent || g.ComputeMode != "" || g.Virtualization != "" || g.ComputeCapability.Major != 0 {
+				t.Errorf("got minor number %d, persistence %t, compute mode %q, virtualization %q and compute capability %v, want -1 and nothing",
+					g.Minor, g.Persistent, g.ComputeMode, g.Virtualization, g.ComputeCapability)
 			}
 			expectError(t, d.SetPersistence(t.Context(), g.UUID, true), nvml.ErrNotSupported, "persistence mode on GPU-")
+			expectError(t, d.SetComputeMode(t.Context(), g.UUID, nvml.ComputeDefault), nvml.ErrNotSupported, "compute mode to default on GPU-")
 		})
 	}
 }
@@ -562,13 +568,66 @@ func BenchmarkSnapshot(b *testing.B) {
 	}
 }
 
+func TestALookTellsWhatAGPUIsAndHowMuchOfItsMemoryIsInUse(t *testing.T) {
+	n := gpusimtest.Node(t, "gpus: [{model: H200, mig: true}, {model: A100-40GB, passthrough: true}, {model: T4, virtual: vgpu}]")
+	d := openDriver(t)
+	gpus := snapshot(t, d)
+	create(t, d, gpus[0], "3g.71gb(1c+2c)@4")
+	create(t, d, gpus[0], "1g.18gb@0")
+	for device, held := range map[string][2]int{n.MIGDevice(0, 4): {1, 1000}, n.MIGDevice(0, 0): {2, 200}, n.UUIDs()[1]: {3, 30000}} {
+		if err := n.Hold(device, held[0], "trainer", held[1]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	type facts struct {
+		Capability nvml.ComputeCapability
+		Part       nvml.Virtualization
+		Mode       nvml.ComputeMode
+		Used       int
+		Instances  []int
+	}
+	var got []facts
+	for _, g := range snapshot(t, d) {
+		f := facts{g.ComputeCapability, g.Virtualization, g.ComputeMode, g.UsedMiB, nil}
+		for _, i := range g.Instances {
+			f.Instances = append(f.Instances, i.UsedMiB)
+		}
+		got = append(got, f)
+	}
+	want := []facts{
+		{nvml.ComputeCapability{Major: 9}, nvml.NotVirtualized, "", 1200, []int{200, 1000}},
+		{nvml.ComputeCapability{Major: 8}, nvml.PassedThrough, nvml.ComputeDefault, 30000, nil},
+		{nvml.ComputeCapability{Major: 7, Minor: 5}, nvml.VirtualGPU, nvml.ComputeDefault, 0, nil},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+func TestMemoryThatTheDriverDoesNotTellOfIsNotTakenForNone(t *testing.T) {
+	n := gpusimtest.Node(t, "gpus: [{model: H200, mig: true}]")
+	d := openDriver(t)
+	create(t, d, snapshot(t, d)[0], "1g.18gb@0")
+	for _, code := range []gpusim.Return{gpusim.NotSupported, gpusim.NoPermission} {
+		fail(t, n, gpusim.GetMemoryInfo, gpusim.Fault{Return: code, Times: -1})
+		if g := snapshot(t, d)[0]; g.UsedMiB != -1 || g.Instances[0].UsedMiB != -1 {
+			t.Errorf("%s: got %d MiB on the GPU and %d on the instance, want -1", code, g.UsedMiB, g.Instances[0].UsedMiB)
+		}
+		fail(t, n, gpusim.GetMemoryInfo, gpusim.Fault{})
+	}
+	fail(t, n, gpusim.GetMemoryInfo, gpusim.Fault{Return: gpusim.Unknown, Times: -1})
+	if _, err := d.Snapshot(t.Context()); err == nil {
+		t.Error("a failure is taken for an answer")
+	}
+}
+
 // What a GPU offers is asked for once in the life of a process: an instance of a profile that it seems not to have would
 // never be seen.
 func TestWhatIsSaidNotToBeThereIsAskedForAgain(t *testing.T) {
-	for _, function := range []string{gpusim.GetGpuInstanceProfileInfo, gpusim.GetComputeInstanceProfileInfo, gpusim.GetPersistenceMode} {
+	for _, function := range []string{gpusim.GetGpuInstanceProfileInfo, gpusim.GetComputeInstanceProfileInfo, gpusim.GetPersistenceMode, gpusim.GetStatic, gpusim.GetComputeMode} {
 		for _, code := range []gpusim.Return{gpusim.NotSupported, gpusim.InvalidArgument} {
 			t.Run(function+" "+code.String(), func(t *testing.T) {
-				n := gpusimtest.Node(t, "gpus: [{model: A100-80GB, mig: true, persistence: true}]")
+				n := gpusimtest.Node(t, "gpus: [{model: A100-80GB, mig: true, persistence: true}, {model: T4, virtual: vgpu}]")
 				create(t, n.Driver(), snapshot(t, n.Driver())[0], "1g.10gb@0")
 				want := snapshot(t, openDriver(t))
 				fail(t, n, function, gpusim.Fault{Return: code})
@@ -581,9 +640,10 @@ func TestWhatIsSaidNotToBeThereIsAskedForAgain(t *testing.T) {
 }
 
 func TestASingleNoToWhatTheGPUHasIsNotBelieved(t *testing.T) {
-	n := gpusimtest.Node(t, "gpus: [{model: A100-80GB, persistence: true}]")
+	n := gpusimtest.Node(t, "gpus: [{model: A100-80GB, persistence: true}, {model: T4}]")
 	d := openDriver(t)
-	gpu := snapshot(t, d)[0].UUID
+	gpus := snapshot(t, d)
+	gpu, other := gpus[0].UUID, gpus[1].UUID
 	if err := d.SetMode(t.Context(), gpu, true); err != nil { // pending, since persistence mode holds the GPU
 		t.Fatal(err)
 	}
@@ -594,13 +654,14 @@ func TestASingleNoToWhatTheGPUHasIsNotBelieved(t *testing.T) {
 		{"persistence mode off", gpusim.SetPersistenceMode, func() error { return d.SetPersistence(t.Context(), gpu, false) }},
 		{"reset", gpusim.SetMigMode, func() error { return d.Reset(t.Context(), gpu) }},
 		{"persistence mode on", gpusim.SetPersistenceMode, func() error { return d.SetPersistence(t.Context(), gpu, true) }},
+		{"compute mode", gpusim.SetComputeMode, func() error { return d.SetComputeMode(t.Context(), other, nvml.ComputeExclusiveProcess) }},
 	} {
 		fail(t, n, step.function, gpusim.Fault{Return: gpusim.NotSupported})
 		if err := step.do(); err != nil {
 			t.Errorf("%s: %v", step.name, err)
 		}
 	}
-	if diff := cmp.Diff("gpu 0 A100-80GB mig=on persistence=on\n", n.String()); diff != "" {
+	if diff := cmp.Diff("gpu 0 A100-80GB mig=on persistence=on\ngpu 1 T4 compute-mode=3\n", n.String()); diff != "" {
 		t.Errorf("GPU (-want +got):\n%s", diff)
 	}
 }

@@ -2,6 +2,7 @@ package lib
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -21,6 +22,9 @@ type model struct {
 	name     string
 	memory   uint64 // bytes
 	profiles []profile
+
+	capability     nvml.ComputeCapability
+	virtualization nvml.Virtualization
 }
 
 // profile is a GPU instance profile with what the library asks back of it.
@@ -50,7 +54,12 @@ func (s *session) model(index int, d device) (*model, error) {
 	if m.minor, err = s.minor(d); err != nil {
 		return nil, err
 	}
-	if m.memory, err = s.memory(d); err != nil {
+	all, err := s.memory(d, "the memory size", d.uuid)
+	if err != nil {
+		return nil, err
+	}
+	m.memory = all.total
+	if err := s.readKind(d, m); err != nil {
 		return nil, err
 	}
 	if m.profiles, err = s.profiles(d, m.memory); err != nil {
@@ -73,15 +82,64 @@ func (s *session) minor(d device) (int, error) {
 	return n, err
 }
 
-// memory is the GPU's memory in bytes.
-func (s *session) memory(d device) (uint64, error) {
+// memoryInfo is in bytes.
+type memoryInfo struct{ total, used uint64 }
+
+// memory is that of a GPU or a MIG device. The first version of the function counts what the driver reserves as used.
+func (s *session) memory(d nv.Device, what string, gpu nvml.UUID) (memoryInfo, error) {
 	if s.has("nvmlDeviceGetMemoryInfo_v2") {
 		if info, ret := d.GetMemoryInfo_v2(); ret == nv.SUCCESS {
-			return info.Total, nil
+			return memoryInfo{info.Total, info.Used}, nil
 		}
 	}
 	info, ret := d.GetMemoryInfo()
-	return info.Total, check("reading the memory size", d.uuid, ret)
+	return memoryInfo{info.Total, info.Used}, check("reading "+what, gpu, ret)
+}
+
+// usedMiB is the memory in use on a GPU or a MIG device, or -1 where the driver does not say, as where the processor's
+// memory is also the GPU's, or where this process may not know of all instances.
+func (s *session) usedMiB(d nv.Device, gpu nvml.UUID) (int, error) {
+	info, err := s.memory(d, "the memory in use", gpu)
+	if isUnsupported(err) || errors.Is(err, nvml.ErrPermission) {
+		return -1, nil
+	}
+	return int(info.used / mebibyte), err //nolint:gosec // a GPU's memory in MiB fits
+}
+
+// virtualizations are the modes as the library numbers them.
+var virtualizations = map[nv.GpuVirtualizationMode]nvml.Virtualization{
+	nv.GPU_VIRTUALIZATION_MODE_NONE:        nvml.NotVirtualized,
+	nv.GPU_VIRTUALIZATION_MODE_PASSTHROUGH: nvml.PassedThrough,
+	nv.GPU_VIRTUALIZATION_MODE_VGPU:        nvml.VirtualGPU,
+	nv.GPU_VIRTUALIZATION_MODE_HOST_VGPU:   nvml.HostOfVirtualGPUs,
+	nv.GPU_VIRTUALIZATION_MODE_HOST_VSGA:   nvml.HostOfSharedGPUs,
+}
+
+// readKind reads what CUDA can do on the GPU, and what part of it this operating system has. Not to be told is not an error.
+func (s *session) readKind(d device, m *model) error {
+	if s.has("nvmlDeviceGetCudaComputeCapability") {
+		var minor int
+		major, ret := twice(func() (major int, ret nv.Return) {
+			major, minor, ret = d.GetCudaComputeCapability()
+			return major, ret
+		})
+		switch {
+		case ret == nv.SUCCESS:
+			m.capability = nvml.ComputeCapability{Major: major, Minor: minor}
+		case !untold(ret):
+			return check("reading the compute capability", d.uuid, ret)
+		}
+	}
+	if s.has("nvmlDeviceGetVirtualizationMode") {
+		how, ret := twice(d.GetVirtualizationMode)
+		switch {
+		case ret == nv.SUCCESS:
+			m.virtualization = virtualizations[how]
+		case !untold(ret):
+			return check("reading the virtualization mode", d.uuid, ret)
+		}
+	}
+	return nil
 }
 
 // profiles reads what a GPU can be cut into, which it answers whether or not MIG mode is on.

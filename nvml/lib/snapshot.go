@@ -83,9 +83,17 @@ func (s *session) gpu(index int) (nvml.GPU, error) {
 	if err != nil && !isUnsupported(err) {
 		return nvml.GPU{}, err
 	}
+	compute, err := s.computeMode(d, mode)
+	if err != nil {
+		return nvml.GPU{}, err
+	}
+	used, err := s.usedMiB(d.Device, d.uuid)
+	if err != nil {
+		return nvml.GPU{}, err
+	}
 	g := s.known.gpu(index) // after looking at the instances, which tells more of the profiles
 	g.Capable, g.Enabled, g.Pending, g.Processes = mode.capable, mode.current, mode.pending, rest
-	g.Persistent = persistent
+	g.Persistent, g.ComputeMode, g.UsedMiB = persistent, compute, used
 	for _, i := range standing {
 		g.Instances = append(g.Instances, i.Instance)
 	}
@@ -96,12 +104,15 @@ func (s *session) gpu(index int) (nvml.GPU, error) {
 func (m memory) gpu(index int) nvml.GPU {
 	known := m[index]
 	if known == nil {
-		return nvml.GPU{Index: index, Minor: -1}
+		return nvml.GPU{Index: index, Minor: -1, UsedMiB: -1}
 	}
 	g := nvml.GPU{
 		UUID: known.uuid, Index: index, Minor: known.minor, PCI: known.pci, DeviceID: known.id, Model: known.name,
 		MemoryMiB: int(known.memory / mebibyte), //nolint:gosec // a GPU's memory in MiB fits
+		UsedMiB:   -1,
 		Capable:   len(known.profiles) > 0,
+
+		ComputeCapability: known.capability, Virtualization: known.virtualization,
 	}
 	for _, p := range known.profiles {
 		p.Placements, p.Compute = slices.Clone(p.Placements), slices.Clone(p.Compute)
@@ -170,6 +181,13 @@ func (s *session) instance(d device, p *profile, handle nv.GpuInstance) (instanc
 		return instance{}, err
 	}
 	i.describe()
+	i.UsedMiB = -1
+	if len(i.compute) > 0 { // each of them tells of all
+		var err error
+		if i.UsedMiB, err = s.usedMiB(i.compute[0].device, d.uuid); err != nil {
+			return instance{}, err
+		}
+	}
 	return i, nil
 }
 

@@ -255,6 +255,47 @@ gpu 3 A100-40GB mig=on
 `)
 }
 
+func TestTheComputeModeDecidesWhoMayCompute(t *testing.T) {
+	n := node(t, "gpus: [{model: A100-40GB}, {model: T4}]")
+	l := library(t, n)
+	gpus := n.UUIDs()
+	set := func(gpu int, mode uint32, want gpusim.Return) {
+		t.Helper()
+		d, r := l.DeviceByIndex(gpu)
+		expectReturn(t, "finding", r, gpusim.Success)
+		expectReturn(t, "setting the compute mode", l.SetComputeMode(d, mode), want)
+	}
+	refused := func(what string, err error) {
+		t.Helper()
+		if err == nil || !strings.Contains(err.Error(), "busy or unavailable") {
+			t.Errorf("%s: got %v", what, err)
+		}
+	}
+	set(0, 1, gpusim.InvalidArgument)
+	set(0, 4, gpusim.InvalidArgument)
+	set(0, 3, gpusim.Success)
+	must(t, n.Hold(gpus[0], 1, "server", 10))
+	refused("a second process", n.Hold(gpus[0], 2, "trainer", 10))
+	must(t, n.HoldAsMPSClient(gpus[0], 3, "client", 10))
+	must(t, n.HoldAsMPSClient(gpus[0], 4, "client", 10))
+	must(t, n.HoldHidden(gpus[0], 5, "dcgm"))
+	must(t, n.Hold(gpus[1], 2, "trainer", 10))
+	set(1, 2, gpusim.Success)
+	refused("a process on a GPU that lets none in", n.Hold(gpus[1], 6, "trainer", 10))
+	refused("a client of MPS on a GPU that lets none in", n.HoldAsMPSClient(gpus[1], 7, "trainer", 10))
+	expect(t, n, `
+gpu 0 A100-40GB mig=off compute-mode=3
+  process 1 server 10 MiB
+  MPS client 3 client 10 MiB
+  MPS client 4 client 10 MiB
+  client 5 dcgm
+gpu 1 T4 compute-mode=2
+  process 2 trainer 10 MiB
+`)
+	must(t, n.Reboot())
+	expect(t, n, "gpu 0 A100-40GB mig=off\ngpu 1 T4\n")
+}
+
 func TestPersistenceModeKeepsAGPUFromBeingReset(t *testing.T) {
 	n := node(t, "gpus: [{model: A100-40GB, persistence: true}, {model: A100-40GB}, {model: H100-80GB, persistence: true}]")
 	l := library(t, n)
@@ -487,7 +528,7 @@ func TestALostGPUHidesNoOther(t *testing.T) {
 	must(t, err)
 	must(t, n.SetHealth(1, gpusim.Health{Lost: true}))
 	want := slices.Clone(before)
-	want[1].Lost = true
+	want[1].Lost, want[1].UsedMiB, want[1].ComputeMode = true, -1, ""
 	got, err := d.Snapshot(t.Context())
 	must(t, err)
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -498,7 +539,7 @@ func TestALostGPUHidesNoOther(t *testing.T) {
 	}
 	fresh, err := n.Driver().Snapshot(t.Context())
 	must(t, err)
-	if diff := cmp.Diff(nvml.GPU{Index: 1, Minor: -1, Lost: true}, fresh[1]); diff != "" {
+	if diff := cmp.Diff(nvml.GPU{Index: 1, Minor: -1, Lost: true, UsedMiB: -1}, fresh[1]); diff != "" {
 		t.Errorf("a GPU that was never seen well (-want +got):\n%s", diff)
 	}
 }
@@ -511,6 +552,9 @@ func TestSpecsAreRefusedWithTheReason(t *testing.T) {
 		{"gpus: [{model: A30, count: 17}]", "gpus describes 17 GPUs"},
 		{"gpus: [{model: T4, mig: true}]", "gpus[0].mig is true"},
 		{"gpus: [{model: A30, migs: true}]", "unknown field"},
+		{"gpus: [{model: A30, virtual: full}]", `gpus[0].virtual is "full": use one of host-vgpu, host-vsga, vgpu`},
+		{"gpus: [{model: A30, virtual: vgpu, mig: true}]", "gpus[0].mig is true, but a vGPU has no MIG mode"},
+		{"gpus: [{model: A30, virtual: vgpu, passthrough: true}]", "gpus[0].virtual is set beside passthrough"},
 		{"gpus: [{model: A30}]\ndelays: {SetMigMode: soon}", `delays.SetMigMode is "soon"`},
 		{"gpus: [{model: A30}]\ndelays: {SetMig: 1s}", `function "SetMig" is not known`},
 	} {

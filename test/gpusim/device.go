@@ -134,6 +134,7 @@ func (l *Library) Static(d Device) (f Static, r Return) {
 			Arch: m.Arch, Brand: m.Brand, Major: m.Compute[0], Minor: m.Compute[1], Cores: m.CUDACores, ECC: true,
 			EventTypes: m.EventTypes, NUMA: g.NUMA,
 		}
+		f.VirtualizationMode = virtualizationModes[g.Virtual]
 		if g.Passthrough {
 			f.VirtualizationMode = 1
 		}
@@ -160,7 +161,13 @@ func (l *Library) SetPersistence(d Device, on bool) Return {
 	})
 }
 
-// ComputeMode is NVML_COMPUTEMODE_…: 0 default, 2 prohibited, 3 exclusive to one process.
+// NVML_COMPUTEMODE_…: 0 is the default, and 1 was exclusive to one thread, which drivers have no more.
+const (
+	computeProhibited       = 2
+	computeExclusiveProcess = 3
+)
+
+// ComputeMode is how many processes may have a context on the GPU.
 func (l *Library) ComputeMode(d Device) (mode uint32, r Return) {
 	r = l.onDevice(GetComputeMode, d, func(g *gpu, _ *instance, _ *compute) Return {
 		mode = g.ComputeMode
@@ -169,13 +176,14 @@ func (l *Library) ComputeMode(d Device) (mode uint32, r Return) {
 	return mode, r
 }
 
-// SetComputeMode sets it. A GPU in MIG mode has only the default.
+// SetComputeMode sets it. A GPU in MIG mode has only the default, as nvidia-smi says; that a vGPU has no other either is
+// taken from its host's sharing it, not measured.
 func (l *Library) SetComputeMode(d Device, mode uint32) Return {
 	return l.writeGPU(SetComputeMode, d, func(_ *state, g *gpu, _ *Fault) Return {
 		switch {
-		case mode == 1 || mode > 3:
+		case mode == 1 || mode > computeExclusiveProcess:
 			return InvalidArgument
-		case g.Current && mode != 0:
+		case (g.Current || g.Virtual == virtualGPU) && mode != 0:
 			return NotSupported
 		}
 		g.ComputeMode = mode
@@ -188,6 +196,7 @@ type Process struct {
 	PID    int
 	Used   uint64 // bytes
 	GI, CI int    // ids of its instances; NoInstance for both on a GPU as a whole
+	MPS    bool   // it is a client of MPS
 }
 
 // NoInstance stands for "not on an instance".
@@ -197,7 +206,7 @@ const NoInstance = -1
 func (l *Library) Processes(d Device) (out []Process, r Return) {
 	r = l.onDevice(GetRunningProcesses, d, func(g *gpu, _ *instance, c *compute) Return {
 		for _, p := range g.processes(func(p *process) bool { return !p.Hidden && (c == nil || p.MIG == c.UUID) }) {
-			at := Process{PID: p.PID, Used: used([]*process{p}), GI: NoInstance, CI: NoInstance}
+			at := Process{PID: p.PID, Used: used([]*process{p}), GI: NoInstance, CI: NoInstance, MPS: p.MPS}
 			if i, c := g.device(p.MIG); c != nil {
 				at.GI, at.CI = i.ID, c.ID
 			}
@@ -234,7 +243,7 @@ func (l *Library) Health(d Device) (h Health, r Return) {
 // MIGMode is the mode now and after the next reset.
 func (l *Library) MIGMode(d Device) (current, pending bool, r Return) {
 	r = l.onGPU(GetMigMode, d, func(g *gpu) Return {
-		if g.model().Slices == 0 {
+		if !g.hasMIG() {
 			return NotSupported
 		}
 		current, pending = g.Current, g.Pending
@@ -248,7 +257,7 @@ func (l *Library) MIGMode(d Device) (current, pending bool, r Return) {
 // mode included, and ResetRequired where it cannot be reset from here.
 func (l *Library) SetMIGMode(d Device, on bool) (activation, r Return) {
 	r = l.writeGPU(SetMigMode, d, func(_ *state, g *gpu, f *Fault) Return {
-		if g.model().Slices == 0 {
+		if !g.hasMIG() {
 			return NotSupported
 		}
 		if f != nil { // a fault with Success says by its activation that the change is only noted
@@ -286,6 +295,7 @@ func (g *gpu) setMode(on bool) (activation, r Return) {
 		}
 	}
 	g.Current, g.Pending, g.Instances = on, on, nil
+	g.ComputeMode = 0
 	return Success, Success
 }
 
@@ -365,7 +375,7 @@ func (l *Library) Reset(d Device) Return {
 		}
 		g := s.GPUs[d.gpu]
 		switch {
-		case g.Passthrough:
+		case g.Passthrough || g.Virtual == virtualGPU:
 			return NotSupported
 		case g.Health.Lost:
 			return GPUIsLost

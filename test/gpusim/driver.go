@@ -122,7 +122,7 @@ func (d *driver) lost(index int) nvml.GPU {
 	if !seen {
 		g.Minor = -1
 	}
-	g.Index, g.Lost = index, true
+	g.Index, g.Lost, g.UsedMiB = index, true, -1
 	return g
 }
 
@@ -149,6 +149,15 @@ func (d *driver) snapshot(index int) (nvml.GPU, Return) {
 	if g.Persistent, r = l.Persistence(h); r != Success && r != NotSupported {
 		return g, r
 	}
+	facts, r := l.Static(h)
+	if r != Success && r != NotSupported {
+		return g, r
+	}
+	if r == Success {
+		g.ComputeCapability = nvml.ComputeCapability{Major: facts.Major, Minor: facts.Minor}
+		g.Virtualization = virtualizations[facts.VirtualizationMode]
+	}
+	g.UsedMiB = int(memory.Used >> 20)
 	g.Enabled, g.Pending, r = l.MIGMode(h)
 	if r == Success {
 		g.Capable = true
@@ -161,9 +170,12 @@ func (d *driver) snapshot(index int) (nvml.GPU, Return) {
 	} else if r != NotSupported {
 		return g, r
 	}
+	if g.ComputeMode, r = d.computeMode(h, g.Enabled); r != Success {
+		return g, r
+	}
 	d.known[index] = nvml.GPU{
 		UUID: g.UUID, Minor: g.Minor, PCI: g.PCI, DeviceID: g.DeviceID, Model: g.Model, MemoryMiB: g.MemoryMiB, Capable: g.Capable,
-		Profiles: slices.Clone(g.Profiles),
+		Profiles: slices.Clone(g.Profiles), ComputeCapability: g.ComputeCapability, Virtualization: g.Virtualization,
 	}
 	ps, r := l.Processes(h)
 	for _, p := range ps {
@@ -269,7 +281,7 @@ func (d *driver) stands(gi GPUInstance, p GPUInstanceProfile) (standing, Return)
 	if r != Success {
 		return s, r
 	}
-	s.Placed = nvml.Placed{Profile: p.Name, Span: facts.At}
+	s.Placed, s.UsedMiB = nvml.Placed{Profile: p.Name, Span: facts.At}, -1
 	var parts []string
 	full := false
 	for kind := range computeKinds {
@@ -291,9 +303,11 @@ func (d *driver) stands(gi GPUInstance, p GPUInstanceProfile) (standing, Return)
 			}
 			uuid, r1 := l.UUID(dev.Device)
 			ps, r2 := l.Processes(dev.Device)
-			if r := cmp.Or(r1, r2); r != Success {
+			memory, r3 := l.Memory(dev.Device)
+			if r := cmp.Or(r1, r2, r3); r != Success {
 				return s, r
 			}
+			s.UsedMiB = int(memory.Used >> 20)
 			s.compute = append(s.compute, standingCompute{ci, cp.ID})
 			s.Devices = append(s.Devices, nvml.Device{UUID: uuid, Profile: cp.Name})
 			for _, p := range ps {
@@ -529,6 +543,53 @@ func (d *driver) SetPersistence(ctx context.Context, gpu nvml.UUID, on bool) err
 			return failure(op, gpu, r)
 		}
 		return failure(op, gpu, d.library.SetPersistence(h, on))
+	})
+}
+
+// computeModes are the compute modes by NVML's numbers.
+var computeModes = map[uint32]nvml.ComputeMode{
+	0: nvml.ComputeDefault, computeProhibited: nvml.ComputeProhibited, computeExclusiveProcess: nvml.ComputeExclusiveProcess,
+}
+
+// virtualizations are the virtualization modes by NVML's numbers.
+var virtualizations = map[uint32]nvml.Virtualization{
+	0: nvml.NotVirtualized, 1: nvml.PassedThrough, 2: nvml.VirtualGPU, 3: nvml.HostOfVirtualGPUs, 4: nvml.HostOfSharedGPUs,
+}
+
+// computeMode is empty where the driver does not tell it, which it does not of a GPU in MIG mode.
+func (d *driver) computeMode(h Device, mig bool) (nvml.ComputeMode, Return) {
+	if mig {
+		return "", Success
+	}
+	number, r := d.library.ComputeMode(h)
+	if r == NotSupported {
+		return "", Success
+	}
+	return computeModes[number], r
+}
+
+// SetComputeMode implements nvml.Driver.
+func (d *driver) SetComputeMode(ctx context.Context, gpu nvml.UUID, mode nvml.ComputeMode) error {
+	op := "setting the compute mode to " + string(mode)
+	return d.do(ctx, op, gpu, func() error {
+		h, err := d.device(op, gpu)
+		if err != nil {
+			return err
+		}
+		mig, _, r := d.library.MIGMode(h)
+		if r != Success && r != NotSupported {
+			return failure(op, gpu, r)
+		}
+		before, r := d.computeMode(h, mig)
+		if r != Success || before == mode || mig && mode == nvml.ComputeDefault {
+			return failure(op, gpu, r)
+		}
+		for number, name := range computeModes {
+			if name == mode {
+				return failure(op, gpu, d.library.SetComputeMode(h, number))
+			}
+		}
+		return failure(op, gpu, NotSupported)
 	})
 }
 

@@ -25,7 +25,7 @@ func (l *Library) GPUInstanceProfile(d Device, kind int) (out GPUInstanceProfile
 			return InvalidArgument
 		}
 		p := g.model().profileOfKind(kind)
-		if p == nil {
+		if p == nil || !g.hasMIG() {
 			return NotSupported
 		}
 		out = p.describe()
@@ -52,7 +52,7 @@ func (p *profile) describe() GPUInstanceProfile {
 
 func (l *Library) onProfile(function string, d Device, id int, work func(*gpu, *profile) Return) Return {
 	return l.onGPU(function, d, func(g *gpu) Return {
-		if g.model().Slices == 0 {
+		if !g.hasMIG() {
 			return NotSupported
 		}
 		p := g.model().profile(id)

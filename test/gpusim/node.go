@@ -82,6 +82,12 @@ func (n *Node) HoldHiddenReal(device string, pid int, name string) error {
 	return n.holdReal(device, process{PID: pid, Name: name, Hidden: true})
 }
 
+// HoldAsMPSClient is Hold for a process that computes in the server of MPS, so that it is not one of those that a compute
+// mode counts.
+func (n *Node) HoldAsMPSClient(device string, pid int, name string, usedMiB int) error {
+	return n.hold(device, process{PID: pid, Name: name, UsedMiB: usedMiB, MPS: true})
+}
+
 func (n *Node) holdReal(device string, p process) error {
 	if p.Started = startTime(p.PID); p.Started == 0 {
 		return fmt.Errorf("holding %s: process %d does not run", device, p.PID)
@@ -103,6 +109,8 @@ func (n *Node) hold(device string, p process) error {
 				continue
 			case g.Current && !p.Hidden:
 				return errors.New("the GPU is in MIG mode: hold one of its MIG devices")
+			case !g.admits(&p):
+				return errors.New("all CUDA-capable devices are busy or unavailable: the compute mode of the GPU lets no other process in")
 			}
 			g.Processes = append(g.Processes, &p)
 			return nil
@@ -110,6 +118,34 @@ func (n *Node) hold(device string, p process) error {
 		return errors.New("no such device: use the UUID of a GPU or of a MIG device that exists")
 	})
 }
+
+// admits reports whether the compute mode lets a process have a context on the GPU.
+func (g *gpu) admits(p *process) bool {
+	switch {
+	case p.Hidden || p.MPS && g.ComputeMode != computeProhibited:
+		return true
+	case g.ComputeMode == computeExclusiveProcess:
+		return len(g.processes(func(o *process) bool { return !o.Hidden && !o.MPS && o.PID != p.PID })) == 0
+	default:
+		return g.ComputeMode != computeProhibited
+	}
+}
+
+// ComputeMode is that of the GPU that has the device, a GPU- or MIG- UUID, as nvidia-smi writes it: "DEFAULT".
+func (n *Node) ComputeMode(device string) (string, error) {
+	index, ok := n.GPUOf(device)
+	if !ok {
+		return "", fmt.Errorf("reading the compute mode of %s: no GPU has it", device)
+	}
+	st, err := n.library.store.load()
+	if err != nil {
+		return "", fmt.Errorf("reading the compute mode of %s: %w", device, err)
+	}
+	return ComputeModes[st.GPUs[index].ComputeMode], nil
+}
+
+// ComputeModes are the compute modes as nvidia-smi writes them, by NVML's numbers.
+var ComputeModes = map[uint32]string{0: "DEFAULT", computeProhibited: "PROHIBITED", computeExclusiveProcess: "EXCLUSIVE_PROCESS"}
 
 // Release takes a process off all devices.
 func (n *Node) Release(pid int) error {
@@ -366,11 +402,14 @@ func (n *Node) String() string {
 func (g *gpu) describeMode() string {
 	word := map[bool]string{true: "on", false: "off"}
 	var out string
-	if g.model().Slices > 0 {
+	if g.hasMIG() {
 		out += " mig=" + word[g.Current]
 		if g.Current != g.Pending {
 			out += " pending=" + word[g.Pending]
 		}
+	}
+	if g.Virtual != "" {
+		out += " virtual=" + g.Virtual
 	}
 	if g.Persistence {
 		out += " persistence=on"
@@ -422,6 +461,10 @@ func writeProcesses(b *strings.Builder, indent string, ps []*process) {
 			fmt.Fprintf(b, "%sclient %d %s\n", indent, p.PID, p.Name)
 			continue
 		}
-		fmt.Fprintf(b, "%sprocess %d %s %d MiB\n", indent, p.PID, p.Name, p.UsedMiB)
+		kind := "process"
+		if p.MPS {
+			kind = "MPS client"
+		}
+		fmt.Fprintf(b, "%s%s %d %s %d MiB\n", indent, kind, p.PID, p.Name, p.UsedMiB)
 	}
 }

@@ -3,6 +3,8 @@ package gpusim
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -29,7 +31,14 @@ type GPUSpec struct {
 	MIG         bool   `json:"mig,omitempty"`         // MIG mode is on from the start
 	Persistence bool   `json:"persistence,omitempty"` // in persistence mode from each start of the driver, as its daemon has it
 	Passthrough bool   `json:"passthrough,omitempty"` // handed to a virtual machine: it cannot be reset from here
+	Virtual     string `json:"virtual,omitempty"`     // "vgpu": the node is a virtual machine with a vGPU; "host-vgpu", "host-vsga": it is the host of some
 }
+
+// virtualGPU is what a GPU is to a virtual machine that has a share of it, which the host has cut.
+const virtualGPU = "vgpu"
+
+// virtualizationModes are NVML's numbers for GPUSpec.Virtual.
+var virtualizationModes = map[string]uint32{virtualGPU: 2, "host-vgpu": 3, "host-vsga": 4}
 
 // maxGPUs is how many a node may have: NVIDIA's largest systems of one operating system image.
 const maxGPUs = 16
@@ -59,6 +68,9 @@ func (s Spec) check() error {
 		if g.MIG && m.Slices == 0 {
 			return fmt.Errorf("gpus[%d].mig is true, but a %s has no MIG mode: leave it out", i, g.Model)
 		}
+		if err := g.checkVirtual(); err != nil {
+			return fmt.Errorf("gpus[%d].%w", i, err)
+		}
 		n += max(1, g.Count)
 	}
 	if n < 1 || n > maxGPUs {
@@ -78,6 +90,21 @@ func (s Spec) check() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+func (g GPUSpec) checkVirtual() error {
+	_, known := virtualizationModes[g.Virtual]
+	switch {
+	case g.Virtual == "":
+		return nil
+	case !known:
+		return fmt.Errorf("virtual is %q: use one of %s", g.Virtual, strings.Join(slices.Sorted(maps.Keys(virtualizationModes)), ", "))
+	case g.Passthrough:
+		return errors.New("virtual is set beside passthrough: use one of both")
+	case g.Virtual == virtualGPU && g.MIG:
+		return errors.New("mig is true, but a vGPU has no MIG mode: leave it out")
+	}
+	return nil
 }
 
 // delays are what the spec asks of each function, nil if nothing.

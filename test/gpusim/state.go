@@ -39,6 +39,7 @@ type gpu struct {
 	Bus         int    `json:"bus"` // PCI bus number; domain, device and function are 0
 	NUMA        int    `json:"numa"`
 	Passthrough bool   `json:"passthrough,omitempty"`
+	Virtual     string `json:"virtual,omitempty"` // as GPUSpec.Virtual
 	Persistence bool   `json:"persistence,omitempty"`
 	Daemon      bool   `json:"daemon,omitempty"` // the persistence daemon turns it on whenever the driver starts
 	ComputeMode uint32 `json:"computeMode,omitempty"`
@@ -75,6 +76,7 @@ type process struct {
 	UsedMiB int    `json:"usedMiB,omitempty"`
 	MIG     string `json:"mig,omitempty"`     // UUID of its MIG device; empty for the GPU as a whole
 	Hidden  bool   `json:"hidden,omitempty"`  // an NVML client without a CUDA context
+	MPS     bool   `json:"mps,omitempty"`     // its context is in the server of MPS
 	Started uint64 `json:"started,omitempty"` // start time of a real process, 0 for an imagined one
 }
 
@@ -89,6 +91,9 @@ type Health struct {
 }
 
 func (g *gpu) model() *model { return models[g.Model] }
+
+// hasMIG reports whether MIG mode exists for who asks. Of a vGPU the host decides how it is cut.
+func (g *gpu) hasMIG() bool { return g.model().Slices > 0 && g.Virtual != virtualGPU }
 
 // address is the PCI address as sysfs writes it.
 func (g *gpu) address() string { return fmt.Sprintf("0000:%02x:00.0", g.Bus) }
@@ -231,6 +236,7 @@ func newState(spec Spec) *state {
 				Serial:      fmt.Sprintf("16529230%05d", n+1),
 				Bus:         0x07 + n*0x0e,
 				Passthrough: gs.Passthrough,
+				Virtual:     gs.Virtual,
 				Persistence: gs.Persistence,
 				Daemon:      gs.Persistence,
 				Current:     gs.MIG,

@@ -332,17 +332,25 @@ type processInfo struct {
 	gi, ci uint32
 }
 
+// anyProcess, since clients of MPS are computing processes, too: nvidia-smi shows them as "M+C".
+func anyProcess(gpusim.Process) bool { return true }
+
+func mpsClient(p gpusim.Process) bool { return p.MPS }
+
 // processInfoV1 is nvmlProcessInfo_v1_t.
 type processInfoV1 struct {
 	pid  uint32
 	used uint64
 }
 
-func processes(device, count, array unsafe.Pointer) int32 {
+func processes(device, count, array unsafe.Pointer, which func(gpusim.Process) bool) int32 {
 	return on(device, func(d gpusim.Device) gpusim.Return {
 		ps, r := lib().Processes(d)
 		var out []processInfo
 		for _, p := range ps {
+			if !which(p) {
+				continue
+			}
 			out = append(out, processInfo{uint32(p.PID), p.Used, instanceID(p.GI), instanceID(p.CI)})
 		}
 		return putProcesses(array, count, out, r)
@@ -360,12 +368,12 @@ func putProcesses[T any](array, count unsafe.Pointer, list []T, r gpusim.Return)
 
 //export nvmlDeviceGetComputeRunningProcesses_v3
 func nvmlDeviceGetComputeRunningProcesses_v3(device, count, array unsafe.Pointer) int32 {
-	return processes(device, count, array)
+	return processes(device, count, array, anyProcess)
 }
 
 //export nvmlDeviceGetComputeRunningProcesses_v2
 func nvmlDeviceGetComputeRunningProcesses_v2(device, count, array unsafe.Pointer) int32 {
-	return processes(device, count, array)
+	return processes(device, count, array, anyProcess)
 }
 
 //export nvmlDeviceGetComputeRunningProcesses
@@ -405,12 +413,12 @@ func nvmlDeviceGetGraphicsRunningProcesses(device, count, array unsafe.Pointer) 
 
 //export nvmlDeviceGetMPSComputeRunningProcesses_v3
 func nvmlDeviceGetMPSComputeRunningProcesses_v3(device, count, array unsafe.Pointer) int32 {
-	return none(device, count, array)
+	return processes(device, count, array, mpsClient)
 }
 
 //export nvmlDeviceGetMPSComputeRunningProcesses_v2
 func nvmlDeviceGetMPSComputeRunningProcesses_v2(device, count, array unsafe.Pointer) int32 {
-	return none(device, count, array)
+	return processes(device, count, array, mpsClient)
 }
 
 //export nvmlDeviceGetMPSComputeRunningProcesses

@@ -56,11 +56,24 @@ func (u Users) Start(p Process, devices ...string) error {
 		return err
 	}
 	for _, device := range devices {
-		if err := u.GPUs.Hold(device, p.PID, p.Command, usedMiB); err != nil {
+		if err := u.compute(p, device); err != nil {
 			return errors.Join(err, u.hide(p.PID))
 		}
 	}
 	return nil
+}
+
+// compute puts a process on a device. Where the compute mode lets only one in, that is the server of MPS, and the process is
+// a client of it, as in a pod that the device plugin has told where the server is.
+func (u Users) compute(p Process, device string) error {
+	mode, err := u.GPUs.ComputeMode(device)
+	if err != nil {
+		return err
+	}
+	if mode == "EXCLUSIVE_PROCESS" {
+		return u.GPUs.HoldAsMPSClient(device, p.PID, p.Command, usedMiB)
+	}
+	return u.GPUs.Hold(device, p.PID, p.Command, usedMiB)
 }
 
 // StartMonitor has a process watch devices: it has their files open, which keeps a GPU from being reset, and computes

@@ -154,7 +154,7 @@ func list(n *gpusim.Node, w io.Writer) error {
 func (c *cli) hold() *cobra.Command {
 	var name string
 	var used int
-	var hidden, isReal bool
+	var hidden, isReal, mps bool
 	cmd := &cobra.Command{
 		Use:   "hold DEVICE PID",
 		Short: "Put a process on a GPU or a MIG device, by its UUID or as GPU index or as index@start of the instance",
@@ -169,6 +169,8 @@ func (c *cli) hold() *cobra.Command {
 				switch {
 				case hidden:
 					return n.HoldHidden(device, pid, name)
+				case mps:
+					return n.HoldAsMPSClient(device, pid, name, used)
 				case isReal:
 					return n.HoldReal(device, pid, name, used)
 				default:
@@ -181,7 +183,8 @@ func (c *cli) hold() *cobra.Command {
 	cmd.Flags().IntVar(&used, "used", 500, "memory that it uses, in MiB")
 	cmd.Flags().BoolVar(&hidden, "hidden", false, "a client of the driver without a CUDA context, as monitoring agents are")
 	cmd.Flags().BoolVar(&isReal, "real", false, "a process of this machine: it holds the device no longer than it runs")
-	cmd.MarkFlagsMutuallyExclusive("hidden", "real")
+	cmd.Flags().BoolVar(&mps, "mps", false, "a client of MPS, which a compute mode does not count")
+	cmd.MarkFlagsMutuallyExclusive("hidden", "real", "mps")
 	return cmd
 }
 

@@ -132,13 +132,14 @@ func setPersistence(cmd *cobra.Command, n *gpusim.Node, devices []int, mode stri
 }
 
 func setComputeMode(l *gpusim.Library, d gpusim.Device, mode string) error {
-	modes := map[string]uint32{"0": 0, "DEFAULT": 0, "2": 2, "PROHIBITED": 2, "3": 3, "EXCLUSIVE_PROCESS": 3}
-	m, ok := modes[mode]
-	if !ok {
-		return fmt.Errorf("compute mode is %q: use DEFAULT, PROHIBITED or EXCLUSIVE_PROCESS", mode)
+	for number, name := range gpusim.ComputeModes {
+		if mode != name && mode != fmt.Sprint(number) {
+			continue
+		}
+		if r := l.SetComputeMode(d, number); r != gpusim.Success {
+			return fmt.Errorf("setting the compute mode: %s", r.Text())
+		}
+		return nil
 	}
-	if r := l.SetComputeMode(d, m); r != gpusim.Success {
-		return fmt.Errorf("setting the compute mode: %s", r.Text())
-	}
-	return nil
+	return fmt.Errorf("compute mode is %q: use DEFAULT, PROHIBITED or EXCLUSIVE_PROCESS", mode)
 }
