@@ -116,10 +116,13 @@ func (c Catalog) ProfileSource(name string) string {
 // result: they are to be left as they are. A GPU that cannot do MIG may be in it with MIG off, which it already is.
 //
 // An unknown name is an *UnknownConfigError; a config that asks for MIG where no GPU can do it is a
-// *NoCapableGPUError; one that cannot be meant for this node is one or several *InvalidError.
+// *NoCapableGPUError, and a *VirtualGPUError where they are vGPUs; one that cannot be meant for this node is one or several *InvalidError.
 // Whether a GPU has room for the instances is not looked at here.
 func (c Catalog) Wishes(name string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Wish, error) {
 	cfg, ok := c.configs[name]
+	if !ok && strings.HasPrefix(name, generatedPrefix) && allVirtual(gpus) {
+		return nil, (&reading{config: name}).virtualGPU(gpus)
+	}
 	if !ok {
 		known := c.Names()
 		return nil, &UnknownConfigError{
@@ -158,6 +161,7 @@ type reading struct {
 	wishes    map[nvml.UUID]nvml.Wish
 	rules     map[nvml.UUID]int // the rule that each wish comes from
 	incapable []nvml.GPU        // that rules ask MIG of, without naming them
+	virtual   []nvml.GPU        // vGPUs, of which rules ask what only their host can do, without naming them
 	errs      []error
 }
 
@@ -168,6 +172,9 @@ func (r *reading) wishesOf(cfg MIGConfig) (map[nvml.UUID]nvml.Wish, error) {
 	}
 	if len(r.errs) > 0 {
 		return nil, errors.Join(r.errs...)
+	}
+	if len(r.virtual) > 0 && !asksForMIG(r.wishes) {
+		return nil, r.virtualGPU(r.virtual)
 	}
 	if len(r.incapable) > 0 && !asksForMIG(r.wishes) {
 		return nil, &NoCapableGPUError{Config: r.config, Profile: r.profile, Models: models(r.incapable)}
@@ -186,6 +193,9 @@ func (r *reading) read(number int, rule MIGRule) {
 		return
 	}
 	for _, g := range named {
+		if r.isOfItsHost(g, rule) {
+			continue
+		}
 		// What a lost GPU could do is not known; that it is lost, the planner tells.
 		incapable := rule.MIG && !g.Capable && !g.Lost
 		earlier, taken := r.rules[g.UUID]
@@ -212,6 +222,27 @@ func (r *reading) read(number int, rule MIGRule) {
 			r.rules[g.UUID] = number
 		}
 	}
+}
+
+// isOfItsHost notes a vGPU that the rule asks to be cut, or to be uncut again. Where it was named, that is refused.
+func (r *reading) isOfItsHost(g nvml.GPU, rule MIGRule) bool {
+	if g.Lost || g.Virtualization != nvml.VirtualGPU || rule.MIG == g.Enabled && !rule.MIG {
+		return false
+	}
+	if rule.All {
+		r.virtual = append(r.virtual, g)
+	} else {
+		r.errs = append(r.errs, r.virtualGPU([]nvml.GPU{g}))
+	}
+	return true
+}
+
+func (r *reading) virtualGPU(gpus []nvml.GPU) error {
+	e := &VirtualGPUError{Config: r.config, Profile: r.profile}
+	for _, g := range gpus {
+		e.GPUs = append(e.GPUs, fmt.Sprintf("%s, %s", nameOf(g), g.Model))
+	}
+	return e
 }
 
 func (r *reading) refuse(number int, wrong *InvalidError) {
@@ -275,6 +306,11 @@ func (r MIGRule) isModel(name string) bool {
 		fits, err := path.Match(pattern, name)
 		return err == nil && fits
 	})
+}
+
+// allVirtual reports whether every GPU of the node is a vGPU, so that no config is generated that would cut one.
+func allVirtual(gpus []nvml.GPU) bool {
+	return len(gpus) > 0 && !slices.ContainsFunc(gpus, func(g nvml.GPU) bool { return g.Virtualization != nvml.VirtualGPU })
 }
 
 func asksForMIG(wishes map[nvml.UUID]nvml.Wish) bool {

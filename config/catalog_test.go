@@ -94,6 +94,17 @@ func rtxPro6000() nvml.GPU {
 
 func t4() nvml.GPU { return nvml.GPU{Model: "Tesla T4", DeviceID: 0x1EB810DE} }
 
+func vGPU() nvml.GPU {
+	return nvml.GPU{Model: "NVIDIA A100-40C", DeviceID: 0x20B010DE, Virtualization: nvml.VirtualGPU}
+}
+
+// cutVGPU is one that is backed by MIG: its machine sees MIG mode on, and cannot change it.
+func cutVGPU() nvml.GPU {
+	g := a100Small()
+	g.Model, g.Virtualization, g.Enabled = vGPU().Model, nvml.VirtualGPU, true
+	return g
+}
+
 // node puts GPUs into one node: GPU-0, GPU-1, …
 func node(gpus ...nvml.GPU) []nvml.GPU {
 	for i := range gpus {
@@ -126,6 +137,16 @@ func TestWishes(t *testing.T) {
 			config: config.MIGConfig{{Indices: []int{1}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}},
 			gpus:   node(h100(), h100(), h100()),
 			want:   wishes{"GPU-1": sevenOf10},
+		},
+		"for all GPUs pass over vGPUs beside others": {
+			config: config.MIGConfig{all(map[string]int{"1g.10gb": 7})},
+			gpus:   node(vGPU(), h100()),
+			want:   wishes{"GPU-1": sevenOf10},
+		},
+		"for MIG off are for a vGPU that is whole": {
+			config: config.MIGConfig{all(nil)},
+			gpus:   node(vGPU()),
+			want:   wishes{"GPU-0": off},
 		},
 		"of the last rule win": {
 			config: config.MIGConfig{
@@ -264,6 +285,28 @@ func TestWishesAreRefused(t *testing.T) {
 				` choose a config with mig-enabled false, or remove the label`,
 			reason: config.ReasonNoCapableGPU,
 		},
+		"for MIG on vGPUs": {
+			config: config.MIGConfig{all(sevenOf10)},
+			gpus:   node(vGPU(), t4(), vGPU()),
+			want: `config "mine": a vGPU is cut on the host of its virtual machine and cannot be cut here: ` +
+				`GPU 0 (GPU-0), NVIDIA A100-40C; GPU 2 (GPU-2), NVIDIA A100-40C; ` +
+				`choose another vGPU profile for this virtual machine on its host, and remove the label`,
+			reason: config.ReasonVirtualGPU,
+		},
+		"for MIG on a vGPU that is named, beside a GPU that can do it": {
+			config: config.MIGConfig{{Indices: []int{0, 1}, MIG: true, Devices: sevenOf10}},
+			gpus:   node(h100(), vGPU()),
+			want: `config "mine": a vGPU is cut on the host of its virtual machine and cannot be cut here: ` +
+				`GPU 1 (GPU-1), NVIDIA A100-40C; choose another vGPU profile for this virtual machine on its host, and remove the label`,
+			reason: config.ReasonVirtualGPU,
+		},
+		"for MIG off on a vGPU that its host has cut": {
+			config: config.MIGConfig{all(nil)},
+			gpus:   node(cutVGPU()),
+			want: `config "mine": a vGPU is cut on the host of its virtual machine and cannot be cut here: ` +
+				`GPU 0 (GPU-0), NVIDIA A100-40C; choose another vGPU profile for this virtual machine on its host, and remove the label`,
+			reason: config.ReasonVirtualGPU,
+		},
 		"on a node without GPUs": {
 			config: config.MIGConfig{all(nil)},
 			want:   `config "mine" names no GPU, since this node has none`,
@@ -296,6 +339,19 @@ func TestWishesAreRefused(t *testing.T) {
 			t.Errorf("error\n%v\nwant\n%s", err, want)
 		}
 	})
+}
+
+// No config is generated that would cut a vGPU, and that one has no such name would send people on a search.
+func TestAConfigThatOtherNodesGenerateIsRefusedOnAVGPUForWhatItIs(t *testing.T) {
+	gpus := node(vGPU())
+	_, err := config.Merge(config.Generate(gpus), nil).Wishes("all-1g.5gb", gpus)
+	if _, ok := errors.AsType[*config.VirtualGPUError](err); !ok {
+		t.Errorf("got %v", err)
+	}
+	_, err = config.Merge(config.Generate(gpus), nil).Wishes("gold", gpus)
+	if _, ok := errors.AsType[*config.UnknownConfigError](err); !ok {
+		t.Errorf("got %v", err)
+	}
 }
 
 func TestAnUnknownConfig(t *testing.T) {

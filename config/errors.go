@@ -130,6 +130,26 @@ func (e *NoCapableGPUError) Error() string {
 // Reason is ReasonNoCapableGPU.
 func (*NoCapableGPUError) Reason() Reason { return ReasonNoCapableGPU }
 
+// VirtualGPUError means that a config or profile asks vGPUs for what only their host can do: to be cut, or uncut.
+type VirtualGPUError struct {
+	Config  string   // name of the MIG config
+	Profile string   // name of the profile, in place of Config
+	GPUs    []string // each by position, UUID and model
+}
+
+// Error names the GPUs, and says who can do it.
+func (e *VirtualGPUError) Error() string {
+	subject := fmt.Sprintf("config %q", e.Config)
+	if e.Profile != "" {
+		subject = fmt.Sprintf("profile %q", e.Profile)
+	}
+	return fmt.Sprintf("%s: a vGPU is cut on the host of its virtual machine and cannot be cut here: %s; "+
+		"choose another vGPU profile for this virtual machine on its host, and remove the label", subject, shown(e.GPUs, "; "))
+}
+
+// Reason is ReasonVirtualGPU.
+func (*VirtualGPUError) Reason() Reason { return ReasonVirtualGPU }
+
 // NoSelectedGPUError means that no entry of a profile selects a GPU of the node: the profile is for other nodes.
 type NoSelectedGPUError struct {
 	Profile   string   // its name

@@ -99,6 +99,11 @@ const (
 	ReasonImpossibleGeometry Reason = "ImpossibleGeometry"
 	// ReasonNoCapableGPU is given when a config asks for MIG and no GPU that it names can do MIG.
 	ReasonNoCapableGPU Reason = "NoCapableGPU"
+	// ReasonVirtualGPU is given when MIG or sharing is asked of a vGPU, which its host has cut for one workload at a time, or
+	// sharing of a GPU that this host lends to virtual machines.
+	ReasonVirtualGPU Reason = "VirtualGPU"
+	// ReasonImpossibleSharing is given when the device plugin cannot share the node's resources in the way that is asked for.
+	ReasonImpossibleSharing Reason = "ImpossibleSharing"
 )
 
 // Reasons while a change is under way, in the order of its steps.
