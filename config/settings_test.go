@@ -128,20 +128,6 @@ retry: {failures: 3, first: 1s, longest: 1m, noEffect: 5}
 		}
 	})
 
-	t.Run("without a threshold want no memory pressure", func(t *testing.T) {
-		got, err := config.Parse([]byte(head + "memoryPressure: {threshold: 0}"))
-		if err != nil || got.MemoryPressure.Threshold != 0 {
-			t.Errorf("error %v, memory pressure %+v", err, got.MemoryPressure)
-		}
-	})
-
-	t.Run("may have no ConfigMap of plugin configs", func(t *testing.T) {
-		got, err := config.Parse([]byte(head + `devicePlugin: {configMap: {namespace: a, name: ""}}`))
-		if err != nil || got.DevicePlugin.ConfigMap != (config.ConfigMapName{}) {
-			t.Errorf("error %v, ConfigMap %+v; want none", err, got.DevicePlugin.ConfigMap)
-		}
-	})
-
 	t.Run("recognise the device plugin as its own manifests label it", func(t *testing.T) {
 		for _, pod := range []labels.Set{
 			{"app": "nvidia-device-plugin-daemonset"},
@@ -159,6 +145,13 @@ retry: {failures: 3, first: 1s, longest: 1m, noEffect: 5}
 			}
 		}
 	})
+}
+
+func TestSettingsOfSharingMayTurnItsPartsOff(t *testing.T) {
+	got, err := config.Parse([]byte(head + "memoryPressure: {threshold: 0}\ndevicePlugin: {configMap: {namespace: a, name: ''}}"))
+	if err != nil || got.MemoryPressure.Threshold != 0 || got.DevicePlugin.ConfigMap != (config.ConfigMapName{}) {
+		t.Errorf("error %v, memory pressure %+v, ConfigMap %+v; want neither", err, got.MemoryPressure, got.DevicePlugin.ConfigMap)
+	}
 }
 
 func TestAListTakesThePlaceOfTheDefaultsUnlessItHasNoValue(t *testing.T) {

@@ -1,0 +1,120 @@
+// Package deviceplugin reads and writes the config files of NVIDIA's k8s-device-plugin, version v1, in which people say
+// how GPUs are shared. It is the only package that knows the format.
+//
+// It knows no hardware: a resource that is well written may still be one that the node will not have. What a file leaves
+// open is decided by the plugin's environment, which is not looked at here either.
+package deviceplugin
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// version is the only one of the format.
+const version = "v1"
+
+// Parse reads a config file of the device plugin. An empty one is legal: nothing is shared.
+//
+// What the plugin refuses is refused, since it ends at once on a file that it cannot read, and the node is then without
+// GPUs. So is what it passes over without a word: fields that do not exist or are written in other cases, one strategy of
+// two, devices and names of one's own, a resource that is there twice. Written down from k8s-device-plugin v0.19.3, with
+// the one field that v0.20.0 adds.
+//
+// The error joins one *config.InvalidError for each mistake.
+func Parse(text []byte) (config.PluginConfig, error) {
+	doc, err := yaml.YAMLToJSONStrict(text)
+	if err != nil {
+		return config.PluginConfig{}, fmt.Errorf("reading a device plugin config as YAML: %w", err)
+	}
+	var c checks
+	c.file(doc)
+	top := fieldsOf(doc)
+	flags := fieldsOf(top["flags"])
+	read := config.PluginConfig{MIGStrategy: config.MIGStrategy(textOf(flags["migStrategy"])), MPSRoot: textOf(flags["mpsRoot"])}
+	read.Sharing, err = config.ParseSharing(top["sharing"])
+	if err != nil {
+		c = append(c, err)
+	}
+	if read.Sharing.Strategy == config.SharingMPS && read.MIGStrategy == config.MIGStrategyMixed {
+		c.refuse("flags.migStrategy", flags["migStrategy"], "does not go with mps: the device plugin ends at once on both")
+	}
+	if len(c) > 0 {
+		return config.PluginConfig{}, errors.Join(c...)
+	}
+	return read, nil
+}
+
+// replicated is one strategy as it is written. The plugin's own types would write an empty timeSlicing beside mps and
+// where nothing is shared, which the plugin then refuses (v0.19.3, v0.20.0).
+type replicated struct {
+	RenameByDefault            bool     `json:"renameByDefault"`
+	FailRequestsGreaterThanOne bool     `json:"failRequestsGreaterThanOne"`
+	Resources                  []shared `json:"resources"`
+}
+
+type shared struct {
+	Name     string `json:"name"`
+	Replicas int    `json:"replicas"`
+}
+
+var strategies = map[config.SharingStrategy]string{
+	config.SharingTimeSlicing: "timeSlicing",
+	config.SharingMPS:         "mps",
+}
+
+// Render writes a config file that shares like this. All else is as in base, which may be empty; what the agent does not
+// know is kept.
+func Render(base []byte, s config.Sharing) ([]byte, error) {
+	doc := map[string]any{}
+	if err := yaml.Unmarshal(base, &doc); err != nil {
+		return nil, fmt.Errorf("reading the device plugin config to change: %w", err)
+	}
+	if was, ok := doc["version"]; ok && was != nil && was != "" && was != version {
+		return nil, fmt.Errorf("reading the device plugin config to change: its version is %v, and only %s is known", was, version)
+	}
+	if doc == nil {
+		doc = map[string]any{}
+	}
+	doc["version"] = version
+	// The plugin reads names in any case, and would join what stands under two of them.
+	maps.DeleteFunc(doc, func(name string, _ any) bool { return strings.EqualFold(name, "sharing") })
+	if s.Strategy != config.SharingNone {
+		written, err := sharingOf(s)
+		if err != nil {
+			return nil, fmt.Errorf("writing a device plugin config: %w", err)
+		}
+		doc["sharing"] = written
+	}
+	text, err := yaml.Marshal(doc)
+	if err != nil {
+		return nil, fmt.Errorf("writing a device plugin config: %w", err)
+	}
+	return text, nil
+}
+
+// sharingOf is what stands under "sharing". It is read back, so that nothing is written that the plugin would not take.
+func sharingOf(s config.Sharing) (json.RawMessage, error) {
+	strategy := replicated{RenameByDefault: s.Rename, FailRequestsGreaterThanOne: s.FailMultiple}
+	for _, name := range s.Resources() {
+		strategy.Resources = append(strategy.Resources, shared{Name: name, Replicas: s.Replicas[name]})
+	}
+	text, err := json.Marshal(map[string]replicated{strategies[s.Strategy]: strategy})
+	if err != nil {
+		return nil, err //nolint:wrapcheck // the caller says what it was for
+	}
+	again, err := config.ParseSharing(text)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it names field and value
+	}
+	if !again.Equal(s) {
+		return nil, fmt.Errorf("sharing %+v would be read back as %+v", s, again)
+	}
+	return text, nil
+}

@@ -1,0 +1,475 @@
+package deviceplugin_test
+
+import (
+	"errors"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/deviceplugin"
+)
+
+// gpus is whole GPUs that so many pods share by time-slicing.
+func gpus(replicas int) config.Sharing {
+	return config.Sharing{Strategy: config.SharingTimeSlicing, Replicas: map[string]int{"nvidia.com/gpu": replicas}}
+}
+
+var none = config.Sharing{Strategy: config.SharingNone}
+
+func TestConfigsAreRead(t *testing.T) {
+	for name, test := range map[string]struct {
+		file string
+		want config.PluginConfig
+	}{
+		"that are empty":                 {"", config.PluginConfig{Sharing: none}},
+		"that have comments only":        {"# nothing\n", config.PluginConfig{Sharing: none}},
+		"without a version":              {"flags: {migStrategy: none}", config.PluginConfig{Sharing: none, MIGStrategy: config.MIGStrategyNone}},
+		"with a version of no text":      {`version: ""`, config.PluginConfig{Sharing: none}},
+		"that share nothing":             {"version: v1\nsharing: {}\nflags:\nimex:\n", config.PluginConfig{Sharing: none}},
+		"with sharing that has no value": {"version: v1\nsharing:\n", config.PluginConfig{Sharing: none}},
+		"that share GPUs": {
+			"version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}", config.PluginConfig{Sharing: gpus(4)},
+		},
+		"with a name that the plugin completes": {
+			"version: v1\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}}", config.PluginConfig{Sharing: gpus(2)},
+		},
+		"with what the plugin does anyway": {
+			"sharing: {timeSlicing: {renameByDefault: true, resources: [{name: gpu, rename: nvidia.com/gpu.shared, devices: all, replicas: 2}]}}",
+			config.PluginConfig{Sharing: config.Sharing{
+				Strategy: config.SharingTimeSlicing, Rename: true, Replicas: map[string]int{"nvidia.com/gpu": 2},
+			}},
+		},
+		"with slices of MIG devices": {
+			`
+version: v1
+flags: {migStrategy: mixed}
+sharing:
+  timeSlicing:
+    renameByDefault: true
+    failRequestsGreaterThanOne: true
+    resources:
+    - {name: nvidia.com/gpu, replicas: 2}
+    - {name: nvidia.com/mig-1g.10gb, replicas: 10}
+    - {name: mig-1g.24gb.me.all, replicas: 3}
+    - {name: nvidia.com/mig-1g.24gb-me, replicas: 4}
+`, config.PluginConfig{MIGStrategy: config.MIGStrategyMixed, Sharing: config.Sharing{
+				Strategy: config.SharingTimeSlicing, Rename: true, FailMultiple: true, Replicas: map[string]int{
+					"nvidia.com/gpu": 2, "nvidia.com/mig-1g.10gb": 10, "nvidia.com/mig-1g.24gb.me.all": 3, "nvidia.com/mig-1g.24gb-me": 4,
+				},
+			}},
+		},
+		"by MPS, under which a container gets one replica": {
+			"version: v1\nflags: {mpsRoot: /run/nvidia/mps, migStrategy: none}\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 48}]}}",
+			config.PluginConfig{MIGStrategy: config.MIGStrategyNone, MPSRoot: "/run/nvidia/mps", Sharing: config.Sharing{
+				Strategy: config.SharingMPS, FailMultiple: true, Replicas: map[string]int{"nvidia.com/gpu": 48},
+			}},
+		},
+		"by MPS, unless it may have several (from v0.20.0 on)": {
+			"sharing: {mps: {failRequestsGreaterThanOne: false, resources: [{name: nvidia.com/gpu, replicas: 2}]}}",
+			config.PluginConfig{Sharing: config.Sharing{Strategy: config.SharingMPS, Replicas: map[string]int{"nvidia.com/gpu": 2}}},
+		},
+		"with every field that there is": {
+			`
+version: v1
+flags:
+  migStrategy: single
+  failOnInitError: true
+  mpsRoot: /run/mps
+  nvidiaDriverRoot: /
+  nvidiaDevRoot: /
+  gdrcopyEnabled: false
+  gdsEnabled: false
+  mofedEnabled: false
+  useNodeFeatureAPI: true
+  deviceDiscoveryStrategy: auto
+  plugin:
+    passDeviceSpecs: true
+    deviceListStrategy: [envvar, cdi-cri]
+    deviceIDStrategy: uuid
+    cdiAnnotationPrefix: cdi.k8s.io/
+    nvidiaCTKPath: /usr/bin/nvidia-ctk
+    containerDriverRoot: /driver-root
+    sharedDevicesAllocationPolicy: packed
+  gfd: {oneshot: false, noTimestamp: false, sleepInterval: infinite, outputFile: /a, machineTypeFile: /b}
+imex: {channelIDs: [0], required: true}
+`, config.PluginConfig{Sharing: none, MIGStrategy: config.MIGStrategySingle, MPSRoot: "/run/mps"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := deviceplugin.Parse([]byte(test.file))
+			if diff := cmp.Diff(test.want, got); err != nil || diff != "" {
+				t.Errorf("error %v, config (-want +got):\n%s", err, diff)
+			}
+		})
+	}
+}
+
+func TestConfigsAreRefused(t *testing.T) {
+	slices := func(resources string) string { return "sharing: {timeSlicing: {resources: " + resources + "}}" }
+	mps := func(resources string) string { return "sharing: {mps: {resources: " + resources + "}}" }
+	const noResources = `must be a list of at least one entry with "name" and "replicas"`
+	const notResource = `is no resource that NVIDIA's device plugin offers: they are nvidia.com/gpu and, for each MIG profile, the like of nvidia.com/mig-1g.10gb`
+	for name, test := range map[string]struct {
+		file string
+		want []string
+	}{
+		// The table of what the plugin refuses, and of what it passes over.
+		"for replicas that are not there": {
+			slices("[{name: nvidia.com/gpu}]"), []string{`sharing.timeSlicing.resources[0].replicas: "" must be a whole number from 2 to 1000, without quotes`},
+		},
+		"for one replica": {
+			slices("[{name: nvidia.com/gpu, replicas: 1}]"),
+			[]string{`sharing.timeSlicing.resources[0].replicas: "1" is refused by NVIDIA's device plugin: leave the resource out, and it is offered as it is`},
+		},
+		"for replicas that are none": {
+			slices(`[{name: gpu, replicas: 0}, {name: mig-1g.5gb, replicas: "4"}, {name: mig-2g.10gb, replicas: 1001}, {name: mig-3g.20gb, replicas: 2.5}]`),
+			[]string{
+				`sharing.timeSlicing.resources[0].replicas: "0" must be a whole number from 2 to 1000, without quotes`,
+				`sharing.timeSlicing.resources[1].replicas: "4" must be a whole number from 2 to 1000, without quotes`,
+				`sharing.timeSlicing.resources[2].replicas: "1001" must be a whole number from 2 to 1000, without quotes`,
+				`sharing.timeSlicing.resources[3].replicas: "2.5" must be a whole number from 2 to 1000, without quotes`,
+			},
+		},
+		"for a strategy without fields": {
+			"sharing: {timeSlicing: {}}", []string{"sharing.timeSlicing.resources: " + noResources},
+		},
+		"for a strategy without a value":          {"sharing: {timeSlicing: }", []string{"sharing.timeSlicing.resources: " + noResources}},
+		"for a strategy without resources":        {"sharing: {timeSlicing: {renameByDefault: true}}", []string{"sharing.timeSlicing.resources: " + noResources}},
+		"for a strategy with an empty list":       {slices("[]"), []string{"sharing.timeSlicing.resources: " + noResources}},
+		"for MPS without a value":                 {"sharing: {mps: }", []string{"sharing.mps.resources: " + noResources}},
+		"for a mapping in place of the resources": {slices("{nvidia.com/gpu: 4}"), []string{"sharing.timeSlicing.resources: " + noResources}},
+		"for names that are none": {
+			slices("[{name: amd.com/gpu, replicas: 2}, {name: nvidia.com/gpus, replicas: 2}, {name: GPU, replicas: 2}, {replicas: 2}, {name: 5, replicas: 2}]"),
+			[]string{
+				`sharing.timeSlicing.resources[0].name: "amd.com/gpu" ` + notResource,
+				`sharing.timeSlicing.resources[1].name: "nvidia.com/gpus" ` + notResource,
+				`sharing.timeSlicing.resources[2].name: "GPU" ` + notResource,
+				`sharing.timeSlicing.resources[3].name: "" must be the name of a resource, like nvidia.com/gpu`,
+				`sharing.timeSlicing.resources[4].name: "5" must be the name of a resource, like nvidia.com/gpu`,
+			},
+		},
+		"for the name under which it is offered": {
+			slices("[{name: nvidia.com/gpu.shared, replicas: 2}]"), []string{`sharing.timeSlicing.resources[0].name: "nvidia.com/gpu.shared" ` + notResource},
+		},
+		"for a compute instance, which has no resource": {
+			slices("[{name: nvidia.com/mig-1c.3g.20gb, replicas: 2}]"), []string{`sharing.timeSlicing.resources[0].name: "nvidia.com/mig-1c.3g.20gb" ` + notResource},
+		},
+		"for a plus in a name": {
+			slices("[{name: nvidia.com/mig-1g.10gb+me, replicas: 2}]"),
+			[]string{`sharing.timeSlicing.resources[0].name: "nvidia.com/mig-1g.10gb+me" cannot have a "+": write "nvidia.com/mig-1g.10gb.me"`},
+		},
+		"for a name that is too long": {
+			slices("[{name: nvidia.com/mig-1g.10gb." + strings.Repeat("m", 42) + ", replicas: 2}]"),
+			[]string{`sharing.timeSlicing.resources[0].name: "nvidia.com/mig-1g.10gb.` + strings.Repeat("m", 42) + `" is longer than the 63 characters of a resource's name`},
+		},
+		"for devices and names of one's own": {
+			slices(`[{name: nvidia.com/gpu, replicas: 2, devices: [0, 1], rename: nvidia.com/fast}, {name: mig-1g.5gb, replicas: 2, devices: all, rename: mig-1g.5gb.shared}]`),
+			[]string{
+				`sharing.timeSlicing.resources[0].rename: "nvidia.com/fast" is passed over by NVIDIA's device plugin: renameByDefault offers each shared resource as <name>.shared`,
+				`sharing.timeSlicing.resources[0].devices: "[0,1]" is passed over by NVIDIA's device plugin, which shares all devices of a resource: leave it out`,
+				`sharing.timeSlicing.resources[1].rename: "mig-1g.5gb.shared" is passed over by NVIDIA's device plugin: renameByDefault offers each shared resource as <name>.shared`,
+			},
+		},
+		"for fields that do not exist, or in another case": {
+			"flag: {}\nFlags: {}\nsharing: {time-slicing: {}, timeslicing: {}}\nflags: {MigStrategy: none, plugin: {deviceIdStrategy: uuid}, gfd: {x: 1}}\nimex: {ids: []}",
+			[]string{
+				"Flags: is no field here: they are flags, imex, resources, sharing, version",
+				"flag: is no field here: they are flags, imex, resources, sharing, version",
+				"flags.MigStrategy: is no field here: they are deviceDiscoveryStrategy, failOnInitError, gdrcopyEnabled, gdsEnabled, gfd," +
+					" migStrategy, mofedEnabled, mpsRoot, nvidiaDevRoot, nvidiaDriverRoot, plugin, useNodeFeatureAPI",
+				"flags.gfd.x: is no field here: they are machineTypeFile, noTimestamp, oneshot, outputFile, sleepInterval",
+				"flags.plugin.deviceIdStrategy: is no field here: they are cdiAnnotationPrefix, containerDriverRoot, deviceIDStrategy," +
+					" deviceListStrategy, nvidiaCTKPath, passDeviceSpecs, sharedDevicesAllocationPolicy",
+				"imex.ids: is no field here: they are channelIDs, required",
+				"sharing.time-slicing: is no field here: they are timeSlicing, mps",
+				"sharing.timeslicing: is no field here: they are timeSlicing, mps",
+			},
+		},
+		"for fields of a strategy and of a resource that do not exist": {
+			"sharing: {timeSlicing: {renamebydefault: true, resources: [{resource: gpu, name: gpu, replicas: 2}]}}",
+			[]string{
+				"sharing.timeSlicing.renamebydefault: is no field here: they are renameByDefault, failRequestsGreaterThanOne, resources",
+				"sharing.timeSlicing.resources[0].resource: is no field here: they are name, replicas",
+			},
+		},
+		"for two strategies": {
+			"sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}, mps: {resources: [{name: gpu, replicas: 2}]}}",
+			[]string{"sharing: has both timeSlicing and mps, which exclude each other: NVIDIA's device plugin would take mps without a word"},
+		},
+		"for a resource that is there twice": {
+			slices("[{name: gpu, replicas: 2}, {name: nvidia.com/gpu, replicas: 4}]"),
+			[]string{`sharing.timeSlicing.resources[1].name: "nvidia.com/gpu" is there twice`},
+		},
+		"for MPS with MIG": {
+			"flags: {migStrategy: mixed}\n" + mps("[{name: gpu, replicas: 2}]"),
+			[]string{`flags.migStrategy: "mixed" does not go with mps: the device plugin ends at once on both`},
+		},
+		"for MPS on MIG": {
+			mps("[{name: mig-1g.10gb, replicas: 2}]"),
+			[]string{`sharing.mps.resources[0].name: "nvidia.com/mig-1g.10gb" is a MIG device, and NVIDIA's device plugin has no MPS on MIG: share it by timeSlicing`},
+		},
+		"for MPS with more clients than there can be": {
+			mps("[{name: gpu, replicas: 49}]"),
+			[]string{`sharing.mps.resources[0].replicas: "49" is more than the 48 clients that an MPS control daemon serves`},
+		},
+		"for names of one's own": {
+			"resources: {gpus: [{pattern: '*', name: gpu}]}",
+			[]string{"resources: is passed over by the device plugin, which gives its resources no other names: leave it out"},
+		},
+		"of another version": {
+			"version: v2", []string{`version: "v2" must be v1, the only one there is`},
+		},
+		"of a version that is no text": {
+			"version: 1", []string{`version: 1 must be v1, the only one there is`},
+		},
+		"for flags that end the plugin": {
+			"flags: {migStrategy: all, failOnInitError: 'true', mpsRoot: 1, deviceDiscoveryStrategy: vfio," +
+				" plugin: {deviceIDStrategy: name, deviceListStrategy: [envvar, cdi]}, gfd: {sleepInterval: 1}}\nimex: {channelIDs: [1], required: 1}",
+			[]string{
+				`flags.deviceDiscoveryStrategy: "vfio" must be auto or nvml or tegra`,
+				`flags.failOnInitError: "true" must be true or false, without quotes`,
+				`flags.migStrategy: "all" must be none or single or mixed`,
+				`flags.mpsRoot: 1 must be text`,
+				`flags.plugin.deviceIDStrategy: "name" must be uuid or index`,
+				`flags.plugin.deviceListStrategy[1]: "cdi" must be envvar or volume-mounts or cdi-annotations or cdi-cri`,
+				`imex.channelIDs: [1] must be [] or [0]`,
+				`imex.required: 1 must be true or false, without quotes`,
+			},
+		},
+		"for durations that are none": {
+			"flags: {gfd: {sleepInterval: soon}}", []string{`flags.gfd.sleepInterval: "soon" must be a duration with its unit, like "60s", or infinite`},
+		},
+		"for values of another form": {
+			"flags: []\nsharing: none\nimex: x",
+			[]string{
+				"flags: [] must be a mapping of deviceDiscoveryStrategy, failOnInitError, gdrcopyEnabled, gdsEnabled, gfd, migStrategy," +
+					" mofedEnabled, mpsRoot, nvidiaDevRoot, nvidiaDriverRoot, plugin, useNodeFeatureAPI",
+				`imex: "x" must be a mapping of channelIDs, required`,
+				"sharing: must be a mapping, not text",
+			},
+		},
+		"for truths in quotes": {
+			`sharing: {timeSlicing: {renameByDefault: "true", failRequestsGreaterThanOne: 1, resources: [{name: gpu, replicas: 2}]}}`,
+			[]string{
+				`sharing.timeSlicing.renameByDefault: "true" must be true or false, without quotes`,
+				`sharing.timeSlicing.failRequestsGreaterThanOne: "1" must be true or false, without quotes`,
+			},
+		},
+		"that are a list": {"- a", []string{`file: ["a"] must be a mapping of flags, imex, resources, sharing, version`}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := deviceplugin.Parse([]byte(test.file))
+			if err == nil {
+				t.Fatalf("config %+v, want an error", got)
+			}
+			if diff := cmp.Diff(test.want, strings.Split(err.Error(), "\n")); diff != "" {
+				t.Errorf("error (-want +got):\n%s", diff)
+			}
+			if _, ok := errors.AsType[*config.InvalidError](err); !ok {
+				t.Errorf("error %v carries no reason", err)
+			}
+		})
+	}
+
+	t.Run("for a field that is there twice", func(t *testing.T) {
+		_, err := deviceplugin.Parse([]byte("version: v1\nversion: v1\n"))
+		if err == nil || !strings.Contains(err.Error(), `key "version" already set in map`) {
+			t.Errorf("error %v does not name the field", err)
+		}
+	})
+}
+
+func TestRenderKeepsTheRestOfTheFile(t *testing.T) {
+	const base = `
+version: v1
+flags: {migStrategy: mixed, plugin: {deviceListStrategy: [envvar], aNewOne: 3}}
+imex: {channelIDs: [0]}
+health: {of: [a, newer, plugin]}
+Sharing: {timeSlicing: {resources: [{name: gpu, replicas: 9}]}}
+sharing: {mps: {resources: [{name: gpu, replicas: 7}]}}
+`
+	const rest = `flags:
+  migStrategy: mixed
+  plugin:
+    aNewOne: 3
+    deviceListStrategy:
+    - envvar
+health:
+  of:
+  - a
+  - newer
+  - plugin
+imex:
+  channelIDs:
+  - 0
+`
+	for name, test := range map[string]struct {
+		base    string
+		sharing config.Sharing
+		want    string
+	}{
+		"and takes sharing out": {base, none, rest + "version: v1\n"},
+		"and changes sharing": {base, gpus(4), rest + `sharing:
+  timeSlicing:
+    failRequestsGreaterThanOne: false
+    renameByDefault: false
+    resources:
+    - name: nvidia.com/gpu
+      replicas: 4
+version: v1
+`},
+		"of which there is none":                      {"", none, "version: v1\n"},
+		"of which there are comments only":            {"# empty\n", none, "version: v1\n"},
+		"which had no sharing before, and now has it": {"flags: {}", gpus(2), "flags: {}\nsharing:\n  timeSlicing:\n    failRequestsGreaterThanOne: false\n    renameByDefault: false\n    resources:\n    - name: nvidia.com/gpu\n      replicas: 2\nversion: v1\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := deviceplugin.Render([]byte(test.base), test.sharing)
+			if diff := cmp.Diff(test.want, string(got)); err != nil || diff != "" {
+				t.Errorf("error %v, file (-want +got):\n%s", err, diff)
+			}
+		})
+	}
+}
+
+func TestRenderWritesNothingThatThePluginWouldRefuse(t *testing.T) {
+	for name, test := range map[string]struct {
+		base    string
+		sharing config.Sharing
+		want    string
+	}{
+		"a strategy that shares nothing": {"", config.Sharing{Strategy: config.SharingTimeSlicing}, "sharing.timeSlicing.resources: must be a list"},
+		"one replica":                    {"", gpus(1), `"1" is refused by NVIDIA's device plugin`},
+		"no strategy":                    {"", config.Sharing{}, "is no field here"},
+		"a base that is no mapping":      {"- a", gpus(2), "reading the device plugin config to change"},
+		"a base of another version":      {"version: v2", gpus(2), "its version is v2"},
+		"a name in the short form":       {"", config.Sharing{Strategy: config.SharingTimeSlicing, Replicas: map[string]int{"gpu": 2}}, "would be read back as"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			text, err := deviceplugin.Render([]byte(test.base), test.sharing)
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("wrote %q, error %v, want one with %q", text, err, test.want)
+			}
+		})
+	}
+}
+
+// anySharing is one of all that a file can say.
+func anySharing(random *rand.Rand) config.Sharing {
+	names := []string{"nvidia.com/gpu", "nvidia.com/mig-1g.5gb", "nvidia.com/mig-1g.10gb.me", "nvidia.com/mig-3g.40gb", "nvidia.com/mig-1g.24gb.me.all"}
+	most := 1000
+	s := config.Sharing{Strategy: config.SharingTimeSlicing, Rename: random.IntN(2) == 0, FailMultiple: random.IntN(2) == 0, Replicas: map[string]int{}}
+	switch random.IntN(5) {
+	case 0:
+		return none
+	case 1:
+		s.Strategy, names, most = config.SharingMPS, names[:1], config.MaxMPSReplicas
+	}
+	random.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
+	for _, name := range names[:1+random.IntN(len(names))] {
+		s.Replicas[name] = 2 + random.IntN(most-1)
+	}
+	return s
+}
+
+// bases are files to render into.
+var bases = []string{
+	"", "version: v1", `version: ""`, "flags: {failOnInitError: true, plugin: {deviceIDStrategy: uuid}}",
+	"version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 3}]}}\nimex: {channelIDs: []}",
+}
+
+func TestWhatIsRenderedIsReadBack(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 500 {
+		want, base := anySharing(random), bases[random.IntN(len(bases))]
+		text, err := deviceplugin.Render([]byte(base), want)
+		if err != nil {
+			t.Fatalf("%+v: %v", want, err)
+		}
+		got, err := deviceplugin.Parse(text)
+		if diff := cmp.Diff(want, got.Sharing); err != nil || diff != "" {
+			t.Fatalf("error %v, sharing (-want +got):\n%s\n%s", err, diff, text)
+		}
+		again, err := deviceplugin.Render(text, got.Sharing)
+		if diff := cmp.Diff(string(text), string(again)); err != nil || diff != "" {
+			t.Fatalf("error %v, what is right already was changed (-first +second):\n%s", err, diff)
+		}
+	}
+}
+
+// guides are the ConfigMaps of guides that people follow, and what those guides promise of them. All are word for word
+// but the last one, which a guide describes only.
+var guides = map[string]map[string]config.Sharing{
+	"gpuaas-openshift-ai.yaml":  {"any": gpus(4)},      // "nvidia.com/gpu: 4 (indicating 4 virtual GPUs available)"
+	"working-with-gpus.yaml":    {"tesla-t4": gpus(4)}, // "seen as 4 different cards"
+	"gpu-sharing-strategy.yaml": {"config.yaml": gpus(3)},
+	// "for example name: nvidia.com/mig-1g.5gb / replicas: 2 if you have a MIG configuration applied to a Node with a A100"
+	"working-with-gpus-mig.yaml": {"a100-mig": {Strategy: config.SharingTimeSlicing, Replicas: map[string]int{"nvidia.com/mig-1g.5gb": 2}}},
+}
+
+func TestTheConfigMapsOfGuidesMeanWhatTheGuidesSay(t *testing.T) {
+	for file, want := range guides {
+		got := map[string]config.Sharing{}
+		for key, text := range configMap(t, file) {
+			read, err := deviceplugin.Parse([]byte(text))
+			if err != nil {
+				t.Errorf("%s, %s: %v", file, key, err)
+			}
+			got[key] = read.Sharing
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s: sharing by key (-promised +read):\n%s", file, diff)
+		}
+	}
+	files, err := filepath.Glob(filepath.Join("testdata", "*.yaml"))
+	if err != nil || len(files) != len(guides) {
+		t.Errorf("%d files in testdata, %d in the table (error %v)", len(files), len(guides), err)
+	}
+}
+
+func configMap(t *testing.T, file string) map[string]string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("testdata", file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var m corev1.ConfigMap
+	if err := yaml.UnmarshalStrict(text, &m); err != nil {
+		t.Fatal(err)
+	}
+	if len(m.Data) == 0 {
+		t.Fatalf("%s has no data", file)
+	}
+	return m.Data
+}
+
+func FuzzParse(f *testing.F) {
+	for _, base := range bases {
+		f.Add([]byte(base))
+	}
+	f.Add([]byte("sharing: {timeSlicing: {renameByDefault: true, resources: [{name: gpu, replicas: 2, devices: all}, {name: mig-1g.5gb, replicas: 3}]}}"))
+	f.Add([]byte("version: v1\nflags: {gfd: {sleepInterval: 1.5}}\nsharing: {mps: null}"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		read, err := deviceplugin.Parse(text)
+		if err != nil {
+			return
+		}
+		if n := len(read.Sharing.Replicas); (n == 0) != (read.Sharing.Strategy == config.SharingNone) {
+			t.Fatalf("strategy %s with %d resources", read.Sharing.Strategy, n)
+		}
+		rendered, err := deviceplugin.Render(text, read.Sharing)
+		if err != nil {
+			t.Fatalf("rendering what was read: %v", err)
+		}
+		again, err := deviceplugin.Parse(rendered)
+		if diff := cmp.Diff(read, again); err != nil || diff != "" {
+			t.Fatalf("error %v, config (-read +rendered and read):\n%s\n%s", err, diff, rendered)
+		}
+	})
+}

@@ -1,0 +1,167 @@
+package deviceplugin
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// checks collects what is wrong with a file.
+type checks []error
+
+func (c *checks) refuse(field string, value json.RawMessage, want string) {
+	*c = append(*c, &config.InvalidError{Field: field, Value: string(value), Want: want})
+}
+
+// check looks at the value of one field. No value is as if the field were not there.
+type check func(c *checks, field string, value json.RawMessage)
+
+// file looks at all of a file but what stands under sharing, which is the same in profiles.
+func (c *checks) file(doc json.RawMessage) {
+	mapping(map[string]check{
+		"version":   (*checks).version,
+		"flags":     mapping(flags),
+		"resources": (*checks).resources,
+		"sharing":   func(*checks, string, json.RawMessage) {},
+		"imex":      mapping(map[string]check{"channelIDs": (*checks).channels, "required": (*checks).boolean}),
+	})(c, "", doc)
+}
+
+// flags stand for the flags of the plugin's command line.
+var flags = map[string]check{
+	"migStrategy": oneOf(string(config.MIGStrategyNone), string(config.MIGStrategySingle), string(config.MIGStrategyMixed)),
+
+	"failOnInitError":         (*checks).boolean,
+	"mpsRoot":                 (*checks).text,
+	"nvidiaDriverRoot":        (*checks).text,
+	"nvidiaDevRoot":           (*checks).text,
+	"gdrcopyEnabled":          (*checks).boolean,
+	"gdsEnabled":              (*checks).boolean,
+	"mofedEnabled":            (*checks).boolean,
+	"useNodeFeatureAPI":       (*checks).boolean,
+	"deviceDiscoveryStrategy": oneOf("auto", "nvml", "tegra"),
+	"plugin": mapping(map[string]check{
+		"passDeviceSpecs":               (*checks).boolean,
+		"deviceListStrategy":            (*checks).listStrategies,
+		"deviceIDStrategy":              oneOf("uuid", "index"),
+		"cdiAnnotationPrefix":           (*checks).text,
+		"nvidiaCTKPath":                 (*checks).text,
+		"containerDriverRoot":           (*checks).text,
+		"sharedDevicesAllocationPolicy": oneOf("distributed", "packed"), // from v0.20.0 on
+	}),
+	"gfd": mapping(map[string]check{
+		"oneshot":         (*checks).boolean,
+		"noTimestamp":     (*checks).boolean,
+		"sleepInterval":   (*checks).interval,
+		"outputFile":      (*checks).text,
+		"machineTypeFile": (*checks).text,
+	}),
+}
+
+// mapping looks at a mapping that has these fields, in the order of their names.
+func mapping(fields map[string]check) check {
+	known := strings.Join(slices.Sorted(maps.Keys(fields)), ", ")
+	return func(c *checks, field string, value json.RawMessage) {
+		within := "file"
+		if field != "" {
+			within, field = field, field+"."
+		}
+		written := fieldsOf(value)
+		if written == nil && string(value) != "null" {
+			c.refuse(within, value, "must be a mapping of "+known)
+		}
+		for _, name := range slices.Sorted(maps.Keys(written)) {
+			look, ok := fields[name]
+			switch {
+			case !ok:
+				c.refuse(field+name, nil, "is no field here: they are "+known)
+			case string(written[name]) != "null":
+				look(c, field+name, written[name])
+			}
+		}
+	}
+}
+
+func oneOf(allowed ...string) check {
+	return func(c *checks, field string, value json.RawMessage) {
+		if !slices.Contains(allowed, textOf(value)) {
+			c.refuse(field, value, "must be "+strings.Join(allowed, " or "))
+		}
+	}
+}
+
+func (c *checks) version(field string, value json.RawMessage) {
+	if said := textOf(value); said != version && string(value) != `""` {
+		c.refuse(field, value, "must be "+version+", the only one there is")
+	}
+}
+
+func (c *checks) boolean(field string, value json.RawMessage) {
+	if string(value) != "true" && string(value) != "false" {
+		c.refuse(field, value, "must be true or false, without quotes")
+	}
+}
+
+func (c *checks) text(field string, value json.RawMessage) {
+	var s string
+	if json.Unmarshal(value, &s) != nil {
+		c.refuse(field, value, "must be text")
+	}
+}
+
+// listStrategies may be one or a list.
+func (c *checks) listStrategies(field string, value json.RawMessage) {
+	one := oneOf("envvar", "volume-mounts", "cdi-annotations", "cdi-cri")
+	var several []json.RawMessage
+	if json.Unmarshal(value, &several) != nil {
+		one(c, field, value)
+	}
+	for i, s := range several {
+		one(c, fmt.Sprintf("%s[%d]", field, i), s)
+	}
+}
+
+// interval is a duration, or a number of nanoseconds.
+func (c *checks) interval(field string, value json.RawMessage) {
+	_, notNumber := strconv.ParseFloat(string(value), 64)
+	_, notDuration := time.ParseDuration(textOf(value))
+	if notNumber != nil && notDuration != nil && textOf(value) != "infinite" {
+		c.refuse(field, value, `must be a duration with its unit, like "60s", or infinite`)
+	}
+}
+
+func (c *checks) channels(field string, value json.RawMessage) {
+	var ids []int
+	if json.Unmarshal(value, &ids) != nil || len(ids) > 1 || len(ids) == 1 && ids[0] != 0 {
+		c.refuse(field, value, "must be [] or [0]")
+	}
+}
+
+// resources would rename what the plugin offers, if it did not pass over it.
+func (c *checks) resources(field string, value json.RawMessage) {
+	c.refuse(field, nil, "is passed over by the device plugin, which gives its resources no other names: leave it out")
+}
+
+// fieldsOf are those of a mapping, none if it is something else.
+func fieldsOf(value json.RawMessage) map[string]json.RawMessage {
+	var fields map[string]json.RawMessage
+	if json.Unmarshal(value, &fields) != nil {
+		return nil
+	}
+	return fields
+}
+
+// textOf is the text of a value, empty if it is something else.
+func textOf(value json.RawMessage) string {
+	var s string
+	if json.Unmarshal(value, &s) != nil {
+		return ""
+	}
+	return s
+}
