@@ -1,5 +1,5 @@
 // Package binaries builds the programs that tests and the demo start, and keeps them outside the checkout: Kubernetes,
-// etcd and NVIDIA's programs from modules of their own, the project's own programs from the root module.
+// etcd, containerd and NVIDIA's programs from modules of their own, the project's own programs from the root module.
 //
 // What is built once for a version of the sources is found again by every later process; processes that want the same at
 // the same moment build it once. The package knows how programs are built, never how they are run.
@@ -30,8 +30,8 @@ type Builder struct {
 // one that is older than they are.
 const lazy = "-extldflags=-Wl,-z,lazy"
 
-// Kube returns the directory of kube-apiserver, kube-controller-manager, kube-scheduler, kubectl and etcd. Building them
-// for the first time takes several minutes.
+// Kube returns the directory of kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kubectl and etcd. Building
+// them for the first time takes several minutes.
 func (b Builder) Kube(ctx context.Context) (dir string, err error) {
 	return b.cached(ctx, recipe{
 		name:   "kube",
@@ -40,7 +40,29 @@ func (b Builder) Kube(ctx context.Context) (dir string, err error) {
 			{out: "kube", packages: []string{"."}, ldflags: []string{"-X k8s.io/component-base/version.gitVersion={{k8s.io/kubernetes}}"}},
 			{out: "etcd", packages: []string{"go.etcd.io/etcd/server/v3"}},
 		},
-		links: map[string][]string{"kube": {"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"}},
+		links: map[string][]string{"kube": {"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl"}},
+	})
+}
+
+// Runtime returns the directory of containerd, containerd-shim-runc-v2, ctr, runc, and the CNI plugins bridge, host-local and
+// loopback. runc needs the headers of libseccomp, and pkg-config to find them.
+func (b Builder) Runtime(ctx context.Context) (dir string, err error) {
+	const commands = "github.com/containerd/containerd/v2/cmd/"
+	const plugins = "github.com/containernetworking/plugins/plugins/"
+	return b.cached(ctx, recipe{
+		name:   "runtime",
+		module: "test/runtime",
+		steps: []step{
+			{out: "runc", packages: []string{"github.com/opencontainers/runc"}, tags: "seccomp", cgo: true},
+			{
+				packages: []string{
+					commands + "containerd", commands + "containerd-shim-runc-v2", commands + "ctr",
+					plugins + "main/bridge", plugins + "main/loopback", plugins + "ipam/host-local",
+				},
+				tags:    "netgo,osusergo,no_btrfs,no_zfs",
+				ldflags: []string{"-X github.com/containerd/containerd/v2/version.Version={{github.com/containerd/containerd/v2}}"},
+			},
+		},
 	})
 }
 
@@ -50,8 +72,8 @@ func (b Builder) DevicePlugin(ctx context.Context) (dir string, err error) {
 	return b.cached(ctx, recipe{
 		name:   "nvidia-device-plugin",
 		module: "test/nvidia/deviceplugin",
-		cgo:    true,
 		steps: []step{{
+			cgo:      true,
 			packages: []string{commands + "nvidia-device-plugin", commands + "gpu-feature-discovery", commands + "config-manager"},
 			ldflags: []string{
 				"-X github.com/NVIDIA/k8s-device-plugin/internal/info.version={{github.com/NVIDIA/k8s-device-plugin}}", lazy,
@@ -66,8 +88,8 @@ func (b Builder) MigParted(ctx context.Context) (dir string, err error) {
 	return b.cached(ctx, recipe{
 		name:   "nvidia-mig-parted",
 		module: "test/nvidia/migparted",
-		cgo:    true,
 		steps: []step{{
+			cgo:      true,
 			packages: []string{commands + "nvidia-mig-parted", commands + "nvidia-mig-manager"},
 			ldflags: []string{
 				"-X github.com/NVIDIA/mig-parted/internal/info.version={{github.com/NVIDIA/mig-parted}}", lazy,
@@ -80,7 +102,6 @@ func (b Builder) MigParted(ctx context.Context) (dir string, err error) {
 type recipe struct {
 	name   string
 	module string // directory of the module, from the root of the checkout
-	cgo    bool
 	steps  []step
 	links  map[string][]string // file that was built -> further names for it
 }
@@ -89,6 +110,8 @@ type recipe struct {
 type step struct {
 	out      string // name of the program; "" names each after its package
 	packages []string
+	cgo      bool
+	tags     string   // build tags, separated by commas
 	ldflags  []string // {{module}} stands for the version of that module
 }
 
@@ -164,24 +187,24 @@ func (r recipe) key(ctx context.Context, module string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if _, err := fmt.Fprintf(hash, "%s\n%v\n%v\n%v\n", version, r.cgo, r.steps, r.links); err != nil {
+	if _, err := fmt.Fprintf(hash, "%s\n%+v\n%v\n", version, r.steps, r.links); err != nil {
 		return "", err
 	}
 	return hex.EncodeToString(hash.Sum(nil))[:hashLength], nil
 }
 
 func (r recipe) build(ctx context.Context, module, dir string) error {
-	environ := []string{"CGO_ENABLED=0"}
-	if r.cgo {
-		environ = []string{"CGO_ENABLED=1"}
-	}
 	for _, s := range r.steps {
+		environ := []string{"CGO_ENABLED=0"}
+		if s.cgo {
+			environ = []string{"CGO_ENABLED=1"}
+		}
 		ldflags, err := versions(ctx, module, strings.Join(append([]string{"-s", "-w"}, s.ldflags...), " "))
 		if err != nil {
 			return err
 		}
 		args := append([]string{
-			"build", "-trimpath", "-buildvcs=false", "-ldflags=" + ldflags, "-o", dir + "/" + s.out,
+			"build", "-trimpath", "-buildvcs=false", "-tags=" + s.tags, "-ldflags=" + ldflags, "-o", dir + "/" + s.out,
 		}, s.packages...)
 		if _, err := run(ctx, module, environ, args...); err != nil {
 			return err

@@ -131,10 +131,10 @@ func TestKubeIsOneProgramUnderAllItsNamesWithTheVersionOfItsModule(t *testing.T)
 		t.Fatal(err)
 	}
 	var got []string
-	for _, name := range []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "etcd"} {
+	for _, name := range []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl", "etcd"} {
 		got = append(got, output(t, filepath.Join(dir, name)))
 	}
-	want := []string{"kube-apiserver v1.37.1", "kube-controller-manager v1.37.1", "kube-scheduler v1.37.1", "kubectl v1.37.1", "etcd"}
+	want := []string{"kube-apiserver v1.37.1", "kube-controller-manager v1.37.1", "kube-scheduler v1.37.1", "kubelet v1.37.1", "kubectl v1.37.1", "etcd"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("what the programs print (-want +got):\n%s", diff)
 	}

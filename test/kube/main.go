@@ -1,10 +1,11 @@
-// Command kube is the Kubernetes control plane and kubectl v1.37.1 in one binary, for tests.
+// Command kube is the Kubernetes control plane, kubelet and kubectl v1.37.1 in one binary, for tests.
 //
 // The base name it is started under, or else its first argument, chooses the component, so that one link of 150 MB
 // serves them all.
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -18,6 +19,7 @@ import (
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
 	kcm "k8s.io/kubernetes/cmd/kube-controller-manager/app"
 	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
+	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
 
 func main() {
@@ -29,7 +31,7 @@ func main() {
 		command = component(name)
 	}
 	if command == nil {
-		fmt.Fprintf(os.Stderr, "%q is none of kube-apiserver, kube-controller-manager, kube-scheduler, kubectl\n", name)
+		fmt.Fprintf(os.Stderr, "%q is none of kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kubectl\n", name)
 		os.Exit(2)
 	}
 	os.Exit(cli.Run(command))
@@ -43,6 +45,8 @@ func component(name string) *cobra.Command {
 		return kcm.NewControllerManagerCommand()
 	case "kube-scheduler":
 		return scheduler.NewSchedulerCommand()
+	case "kubelet":
+		return kubelet.NewKubeletCommand(context.Background()) // which ends by signals of its own
 	case "kubectl":
 		return kubectl.NewDefaultKubectlCommand()
 	default:

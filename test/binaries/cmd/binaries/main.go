@@ -29,20 +29,22 @@ func main() {
 		{"deviceplugin", b.DevicePlugin},
 		{"migparted", b.MigParted},
 		{"libnvidia-ml", b.LibNVML},
+		{"runtime", b.Runtime},
 	}
 	var names []string
 	for _, t := range targets {
 		names = append(names, t.name)
 	}
+	needed := names[:len(names)-1] // by tests that need no root
 	command := &cobra.Command{
 		Use:   "binaries [name]...",
 		Short: "Build what tests and the demo start, and print where it is",
 		Long: "Build what tests and the demo start, and print where it is.\n\nNames: " + strings.Join(names, ", ") +
-			"; or a main package of this module, such as ./test/sandbox/cmd/sandbox. Without a name: all but packages.",
+			"; or a main package of this module, such as ./test/sandbox/cmd/sandbox. Without a name: all but runtime and packages.",
 		SilenceUsage: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				args = names
+				args = needed
 			}
 			for _, arg := range args {
 				build := func(ctx context.Context) (string, error) { return b.Tool(ctx, arg) }
