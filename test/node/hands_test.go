@@ -73,12 +73,17 @@ func (r *rig) cut(instances ...string) {
 func (r *rig) plugin() *corev1.Pod {
 	r.t.Helper()
 	for _, pod := range r.pods() {
-		if pod.Spec.Containers[0].Image == node.DevicePluginImage {
+		if slices.ContainsFunc(pod.Spec.Containers, isPlugin) {
 			return &pod
 		}
 	}
 	r.t.Fatalf("no device plugin on node %s", r.Name)
 	return nil
+}
+
+// isPlugin tells the device plugin from other programs of its image.
+func isPlugin(c corev1.Container) bool {
+	return c.Image == node.DevicePluginImage && (len(c.Command) == 0 || c.Command[0] == "nvidia-device-plugin")
 }
 
 // pods are all of the node.

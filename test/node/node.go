@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -32,13 +33,29 @@ const (
 	AgentImage        = "gpuslice/gpuslice-agent:v0.1.0"
 )
 
-// monitors are the programs that have every GPU open for as long as they run, as the kernel names them, by their images.
-var monitors = map[string]string{DevicePluginImage: "nvidia-device-p", DCGMImage: "nv-hostengine"}
+// Programs of the image of NVIDIA's device plugin beside the plugin itself, which is what it runs where no command is named.
+const (
+	discovery     = DevicePluginImage + " gpu-feature-discovery"
+	configManager = DevicePluginImage + " config-manager"
+	shell         = DevicePluginImage + " sh"
+)
+
+// programs are those that the node's process table shows, by their image and command.
+var programs = map[string]struct {
+	name     string
+	monitors bool // has every GPU open for as long as it runs
+}{
+	DevicePluginImage: {"nvidia-device-plugin", true},
+	discovery:         {"gpu-feature-discovery", false},
+	configManager:     {"config-manager", false},
+	shell:             {"sh", false},
+	DCGMImage:         {"nv-hostengine", true},
+}
 
 // Parts are the programs that a node consists of.
 type Parts struct {
 	Kube         string // directory of the control plane's programs and kubectl
-	DevicePlugin string // directory of NVIDIA's device plugin
+	DevicePlugin string // directory of NVIDIA's device plugin, GPU feature discovery and config-manager
 	LibNVML      string // the simulated library
 	Agent        string
 	Sandbox      string
@@ -86,10 +103,11 @@ type Node struct {
 	Kubelet *kubelet.Kubelet
 	Parts   Parts
 
-	cluster *cluster.Cluster
-	client  kubernetes.Interface
-	env     []string
-	kubelet kubelet.Options
+	cluster  *cluster.Cluster
+	client   kubernetes.Interface
+	env      []string
+	kubelet  kubelet.Options
+	features *features
 }
 
 // Start brings up the node and joins it to the cluster. Its device plugin and agent come as DaemonSets, as on any node.
@@ -130,6 +148,7 @@ func Start(ctx context.Context, c *cluster.Cluster, o Options) (*Node, error) {
 	if err := n.startKubelet(ctx); err != nil {
 		return nil, err
 	}
+	n.features = followFeatures(ctx, n.client, n.Name, n.FeatureDir(), o.Log.Named("features"))
 	return n, nil
 }
 
@@ -155,33 +174,56 @@ func (n *Node) startKubelet(ctx context.Context) error {
 
 func (n *Node) kubeletOptions(o Options, credentials *rest.Config) kubelet.Options {
 	drivers := []sandbox.Mount{{Source: filepath.Join(n.host(), "proc", "driver"), Target: "/proc/driver"}}
+	nvidia := func(program string) kubelet.Image {
+		return kubelet.Image{
+			Path: filepath.Join(o.Parts.DevicePlugin, program), Env: append([]string{n.loaderPath()}, n.env...), Mounts: drivers,
+		}
+	}
 	return kubelet.Options{
 		Node: o.Name, Dir: filepath.Join(o.Dir, "kubelet"), Config: credentials, Labels: o.Labels, Log: o.Log,
 		SandboxBinary: o.Parts.Sandbox,
 		StatusPeriod:  10 * time.Second, ReportAtOnce: true,
-		HostPaths: map[string]string{"/": n.DriverRoot(), "/dev": "/dev"},
+		HostPaths: map[string]string{"/": n.DriverRoot(), "/dev": "/dev", "/sys": filepath.Join(n.host(), "sys")},
 		Images: map[string]kubelet.Image{
-			DevicePluginImage: {
-				Path: filepath.Join(o.Parts.DevicePlugin, "nvidia-device-plugin"),
-				Env:  append([]string{n.loaderPath()}, n.env...), Mounts: drivers,
-			},
-			DCGMImage:  {Path: o.Parts.GPUSim, Args: []string{"monitor"}, Env: n.env},
-			AgentImage: {Path: o.Parts.Agent, Args: []string{"--proc=" + n.ProcRoot()}, Env: n.env, Mounts: drivers},
+			DevicePluginImage: nvidia("nvidia-device-plugin"),
+			discovery:         nvidia("gpu-feature-discovery"),
+			configManager:     {Path: filepath.Join(o.Parts.DevicePlugin, "config-manager")},
+			shell:             {Path: "/bin/sh"},
+			DCGMImage:         {Path: o.Parts.GPUSim, Args: []string{"monitor"}, Env: n.env},
+			AgentImage:        {Path: o.Parts.Agent, Args: []string{"--proc=" + n.ProcRoot()}, Env: n.env, Mounts: drivers},
 		},
 		OnAllocate: n.Users.Hold, OnFree: n.Users.Release,
 		OnStart: n.started, OnEnd: n.Users.Close,
 	}
 }
 
-// started shows a process of a container in the simulated process table, if it is one that has GPUs open.
+// started shows a process of a container in the simulated process table, if it is one of NVIDIA's programs.
 func (n *Node) started(pod *corev1.Pod, c *corev1.Container, pid int) {
-	if command, ok := monitors[c.Image]; ok {
-		n.Users.Open(pods.Process{PID: pid, Command: command, Cgroup: pods.OfPod(pod)}, n.GPUs.UUIDs()...)
+	program, known := programs[c.Image]
+	if len(c.Command) > 0 {
+		if named, other := programs[c.Image+" "+c.Command[0]]; other {
+			program, known = named, true
+		}
 	}
+	if !known {
+		return
+	}
+	command := c.Command
+	if len(command) == 0 {
+		command = []string{program.name}
+	}
+	var opens []string
+	if program.monitors {
+		opens = n.GPUs.UUIDs()
+	}
+	n.Users.Open(pods.Process{
+		PID: pid, Command: program.name, Args: slices.Concat(command, c.Args), Cgroup: pods.OfPod(pod),
+	}, opens...)
 }
 
 // Stop ends the node and its processes, and takes it out of the cluster.
 func (n *Node) Stop(ctx context.Context) error {
+	n.features.stop()
 	n.Kubelet.Stop()
 	if err := n.client.CoreV1().Nodes().Delete(ctx, n.Name, metav1.DeleteOptions{}); err != nil {
 		return fmt.Errorf("deleting node %s: %w", n.Name, err)
@@ -197,6 +239,16 @@ func (n *Node) DevRoot() string { return n.host() }
 
 // ProcRoot is the node's process table.
 func (n *Node) ProcRoot() string { return filepath.Join(n.Dir, "proc") }
+
+// PluginConfig is the config file of the device plugin where that is run with one of the host's.
+func (n *Node) PluginConfig() string {
+	return filepath.Join(n.DriverRoot(), "var", "lib", "gpuslice", "device-plugin", "config.yaml")
+}
+
+// FeatureDir is where GPU feature discovery writes the labels that the node is to get.
+func (n *Node) FeatureDir() string {
+	return filepath.Join(n.DriverRoot(), "etc", "kubernetes", "node-feature-discovery", "features.d")
+}
 
 // SpecDir is where the node's CDI specs are, if a test puts any there.
 func (n *Node) SpecDir() string { return filepath.Join(n.DriverRoot(), "var", "run", "cdi") }

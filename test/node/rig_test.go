@@ -118,8 +118,9 @@ func deploy(c *cluster.Cluster) error {
 		return err
 	}
 	for _, file := range []string{
-		"manifests/device-plugin.yaml", "manifests/operands.yaml",
+		"manifests/device-plugin.yaml", "manifests/operands.yaml", "manifests/config-manager.yaml",
 		"../../deploy/base/namespace.yaml", "../../deploy/base/serviceaccount.yaml", "../../deploy/base/rbac.yaml",
+		"../../deploy/overlays/device-plugin/device-plugin.yaml", "../../deploy/overlays/device-plugin/gpu-feature-discovery.yaml",
 	} {
 		cmd := exec.CommandContext(ctx, c.Kubectl(), "--kubeconfig", c.AdminKubeconfig(), "apply", "-f", file)
 		if out, err := cmd.CombinedOutput(); err != nil {

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -205,7 +206,7 @@ func (v *view) cover(dir string, mode fs.FileMode) error {
 // rebuild covers dir by a tmpfs with the same entries, so that others can be added.
 func (v *view) rebuild(dir string) error {
 	if dir == "/" {
-		return errors.New("no directory of its path exists, and / cannot be rebuilt: create the first directory of it")
+		return v.rebuildRoot()
 	}
 	covered, err := os.Open(dir)
 	if err != nil {
@@ -239,6 +240,53 @@ func (v *view) rebuild(dir string) error {
 		}
 	}
 	return nil
+}
+
+// rebuildRoot moves the calling thread to a root of its own with the same entries. A tmpfs over / would not be seen: paths
+// begin below it. So it is mounted on some directory of /, which is shown in it like the others, and made the root.
+func (v *view) rebuildRoot() error {
+	root, err := os.Open("/")
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	entries, err := root.ReadDir(-1)
+	if err != nil {
+		return err
+	}
+	i := slices.IndexFunc(entries, fs.DirEntry.IsDir)
+	if i < 0 {
+		return errors.New("/ has no directory")
+	}
+	place := filepath.Join("/", entries[i].Name())
+	covered, err := take(unix.AT_FDCWD, place, 0)
+	if err != nil {
+		return err
+	}
+	defer covered.close()
+	if err := v.cover(place, 0o755); err != nil {
+		return err
+	}
+	for _, entry := range slices.Delete(entries, i, i+1) {
+		if err := show(root, place, entry); err != nil {
+			return fmt.Errorf("keeping /%s: %w", entry.Name(), err)
+		}
+	}
+	again := filepath.Join(place, filepath.Base(place))
+	if err := os.Mkdir(again, 0o755); err != nil {
+		return err
+	}
+	if err := covered.attach(again); err != nil {
+		return fmt.Errorf("keeping %s: %w", place, err)
+	}
+	working, err := os.Getwd()
+	if err != nil {
+		return err
+	}
+	if err := unix.Chroot(place); err != nil {
+		return fmt.Errorf("changing the root: %w", err)
+	}
+	return unix.Chdir(working)
 }
 
 // show makes an entry of the covered directory visible in the tmpfs over it.

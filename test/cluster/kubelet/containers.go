@@ -33,9 +33,7 @@ func containersOf(pod *corev1.Pod, images map[string]Image, survived bool) []*co
 	var all []*container
 	add := func(spec corev1.Container, init bool, before []corev1.ContainerStatus) {
 		c := &container{spec: spec, init: init, sidecar: init && restartable(&spec)}
-		if image, known := images[spec.Image]; known {
-			c.image = &image
-		}
+		c.image = imageOf(images, spec)
 		c.status = corev1.ContainerStatus{
 			Name: spec.Name, Image: spec.Image, ImageID: "standin://" + spec.Image,
 			State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ContainerCreating"}},
@@ -54,6 +52,19 @@ func containersOf(pod *corev1.Pod, images map[string]Image, survived bool) []*co
 		add(spec, false, pod.Status.ContainerStatuses)
 	}
 	return all
+}
+
+// imageOf is what runs for the container; nil if it is only said to run.
+func imageOf(images map[string]Image, spec corev1.Container) *Image {
+	if len(spec.Command) > 0 {
+		if image, known := images[spec.Image+" "+spec.Command[0]]; known {
+			return &image
+		}
+	}
+	if image, known := images[spec.Image]; known {
+		return &image
+	}
+	return nil
 }
 
 // remember keeps the status of a container that survived, and counts a restart for one that did not.

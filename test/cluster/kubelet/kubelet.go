@@ -46,7 +46,9 @@ type Options struct {
 	BootID    string              // a change of it from one Start to the next is a reboot: no container survived
 	MachineID string
 
-	Images        map[string]Image  // containers that run as processes, by the image that pods name
+	// Images are the containers that run as processes, by the image that pods name. An image with several programs has an
+	// entry "image command[0]" for each beside its own.
+	Images        map[string]Image
 	HostPaths     map[string]string // directory of the machine by the path prefix that hostPath volumes name; others are below Dir/root
 	SandboxBinary string            // cmd/sandbox, built; needed where Images are
 

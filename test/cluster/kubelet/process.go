@@ -50,10 +50,12 @@ func (w *worker) runProcess(kill context.Context, stop <-chan struct{}, c *conta
 		w.started(s)
 	})
 	w.log.Info("process started", zap.String("container", c.spec.Name), zap.Int("pid", cmd.Process.Pid))
+	w.processes.add(cmd.Process.Pid)
 	if w.k.OnStart != nil {
 		w.k.OnStart(w.latest(), &c.spec, cmd.Process.Pid)
 	}
 	code = w.await(life, end, stop, c, cmd, ended)
+	w.processes.remove(cmd.Process.Pid)
 	if w.k.OnEnd != nil {
 		w.k.OnEnd(cmd.Process.Pid)
 	}
@@ -101,7 +103,11 @@ func (w *worker) command(ctx context.Context, c *container) (*exec.Cmd, error) {
 		return nil, err
 	}
 	args := append(expandAll(append(afterFirst(c.spec.Command), c.spec.Args...), env), c.image.Args...)
-	cmd := sandbox.Command(ctx, w.k.SandboxBinary, sandbox.Options{Mounts: mounts}, c.image.Path, args...)
+	o := sandbox.Options{Mounts: mounts}
+	if len(c.spec.Command) > 0 {
+		o.Argv0 = c.spec.Command[0]
+	}
+	cmd := sandbox.Command(ctx, w.k.SandboxBinary, o, c.image.Path, args...)
 	cmd.Env = env.list() // nothing of the environment that the kubelet runs in
 	cmd.Dir = "/"
 	cmd.SysProcAttr.Setpgid = true
@@ -120,7 +126,11 @@ func afterFirst(command []string) []string {
 
 // mounts are what the container sees: the image's own mounts, what device plugins gave, and the pod's volumes.
 func (w *worker) mounts(c *container) ([]sandbox.Mount, error) {
-	all := append([]sandbox.Mount(nil), c.image.Mounts...)
+	all, err := w.processes.mounts(c.image.Mounts)
+	if err != nil {
+		return nil, err
+	}
+	all = append(all, c.image.Mounts...)
 	for _, given := range w.k.devices.given(w.uid, c.spec.Name) {
 		for _, m := range given.Mounts {
 			all = append(all, sandbox.Mount{Source: w.k.onHost(m.Host), Target: m.Container})

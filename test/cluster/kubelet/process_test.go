@@ -154,6 +154,42 @@ func ignoreStatus(err error) error {
 	return err
 }
 
+func TestContainersThatShareTheirProcessesSeeThoseOfThePodAlone(t *testing.T) {
+	t.Parallel()
+	j := joinWithProgram(t, kubelet.Options{})
+	j.pod(t, "other", running)
+	j.pod(t, "first", func(pod *corev1.Pod) {
+		running(pod)
+		yes := true
+		pod.Spec.ShareProcessNamespace = &yes
+		first := &pod.Spec.Containers[0]
+		first.Command = []string{"one"}
+		second := *first.DeepCopy()
+		second.Name, second.Command = "second", []string{"two"}
+		second.Env = []corev1.EnvVar{{Name: roleVariable, Value: "second"}}
+		pod.Spec.Containers = append(pod.Spec.Containers, second)
+	})
+	_ = j.ask(t, "other", "/pid") // it runs
+	want := []string{j.ask(t, "first", "/pid") + " one", j.ask(t, "second", "/pid") + " two"}
+	slices.Sort(want)
+	for _, role := range []string{"first", "second"} {
+		seen := strings.Split(j.ask(t, role, "/processes"), "\n")
+		slices.Sort(seen)
+		if diff := cmp.Diff(want, seen); diff != "" {
+			t.Errorf("processes that container %s sees (-want +got):\n%s", role, diff)
+		}
+	}
+	j.ask(t, "second", "/exit?code=3")
+	j.until(t, "first", func(p *corev1.Pod) bool { return isReady(p) && p.Status.ContainerStatuses[1].RestartCount == 1 })
+	again := []string{j.ask(t, "first", "/pid") + " one", j.ask(t, "second", "/pid") + " two"}
+	slices.Sort(again)
+	seen := strings.Split(j.ask(t, "first", "/processes"), "\n")
+	slices.Sort(seen)
+	if diff := cmp.Diff(again, seen); diff != "" {
+		t.Errorf("processes after one was started again (-want +got):\n%s", diff)
+	}
+}
+
 func TestAProcessThatEndsIsStartedAgain(t *testing.T) {
 	t.Parallel()
 	j := joinWithProgram(t, kubelet.Options{})

@@ -59,6 +59,7 @@ func program() {
 		text, err := os.ReadFile(r.FormValue("path"))
 		return string(text), err
 	})
+	answer("/processes", func(*http.Request) (string, error) { return processes() })
 	answer("/whoami", func(r *http.Request) (string, error) { return whoAmI(r.Context()) })
 	answer("/exit", func(r *http.Request) (string, error) {
 		code, err := strconv.Atoi(r.FormValue("code"))
@@ -91,6 +92,27 @@ func program() {
 	}
 	fmt.Fprintln(os.Stderr, err)
 	os.Exit(1)
+}
+
+// processes are the pids in /proc, with the names by which the programs were started.
+func processes() (string, error) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return "", err
+	}
+	var lines []string
+	for _, e := range entries {
+		if _, err := strconv.Atoi(e.Name()); err != nil {
+			continue
+		}
+		cmdline, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
+		if err != nil {
+			return "", err
+		}
+		name, _, _ := strings.Cut(string(cmdline), "\x00")
+		lines = append(lines, e.Name()+" "+name)
+	}
+	return strings.Join(lines, "\n"), nil
 }
 
 // whoAmI asks the API server, with what a pod finds at the usual place.

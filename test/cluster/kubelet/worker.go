@@ -31,14 +31,15 @@ var errKubeletStops = errors.New("kubelet stops")
 
 // worker leads one pod from its admission to the deletion of its object.
 type worker struct {
-	pods     *podWatch
-	k        *Kubelet
-	uid      types.UID
-	log      *zap.Logger
-	survived bool // its containers ran before this kubelet started
-	volumes  *volumes
-	wake     chan struct{} // something of the pod has changed
-	stopping chan struct{} // closed: containers are to end
+	pods      *podWatch
+	k         *Kubelet
+	uid       types.UID
+	log       *zap.Logger
+	survived  bool // its containers ran before this kubelet started
+	volumes   *volumes
+	processes *sharedProcesses // nil unless the pod's containers share their process namespace
+	wake      chan struct{}    // something of the pod has changed
+	stopping  chan struct{}    // closed: containers are to end
 
 	mu         sync.Mutex
 	pod        *corev1.Pod // newest known
@@ -60,6 +61,7 @@ func newWorker(p *podWatch, pod *corev1.Pod, survived bool) *worker {
 		wake: make(chan struct{}, 1), stopping: make(chan struct{}),
 	}
 	w.volumes = newVolumes(w)
+	w.processes = newSharedProcesses(w)
 	w.containers = containersOf(pod, p.k.Images, survived)
 	return w
 }

@@ -112,7 +112,9 @@ func (u Users) show(p Process, devices []string) error {
 	if u.Table == nil {
 		return nil
 	}
-	p.Files = append([]string{"/dev/nvidiactl", "/dev/nvidia-uvm"}, p.Files...)
+	if len(devices) > 0 {
+		p.Files = append([]string{"/dev/nvidiactl", "/dev/nvidia-uvm"}, p.Files...)
+	}
 	for _, device := range devices {
 		gpu, ok := u.GPUs.GPUOf(device)
 		if !ok {

@@ -236,3 +236,37 @@ func TestAfterARebootOnlyTheAgentRuns(t *testing.T) {
 		t.Errorf("the table (-want +got):\n%s", diff)
 	}
 }
+
+// A program is found in the table by its command line, and by its start it is told from a later one with its pid.
+func TestTheTableShowsARealProcessAsProcDoes(t *testing.T) {
+	table := newTable(t)
+	pid := os.Getpid()
+	if err := table.Add(pods.Process{PID: pid, Command: "nvidia-device-plugin", Args: []string{"nvidia-device-plugin", "--config-file=/c"}, Cgroup: "/"}); err != nil {
+		t.Fatal(err)
+	}
+	shown, real := entry(t, table.Dir(), pid), entry(t, "/proc", pid)
+	if want := "nvidia-device-plugin\x00--config-file=/c\x00"; shown.cmdline != want {
+		t.Errorf("command line %q, want %q", shown.cmdline, want)
+	}
+	if shown.started != real.started || len(shown.started) == 0 {
+		t.Errorf("started at %q, and in /proc at %q", shown.started, real.started)
+	}
+}
+
+type procEntry struct{ cmdline, started string }
+
+// entry reads a process as those do who look for a program.
+func entry(t *testing.T, root string, pid int) procEntry {
+	t.Helper()
+	read := func(name string) string {
+		text, err := os.ReadFile(fmt.Sprintf("%s/%d/%s", root, pid, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	stat := read("stat")
+	fields := strings.Fields(stat[strings.LastIndex(stat, ")")+1:])
+	const startTime = 22 - 3 // the 22nd, of which the first here is the third
+	return procEntry{cmdline: read("cmdline"), started: fields[startTime]}
+}

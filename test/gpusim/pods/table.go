@@ -15,7 +15,8 @@ import (
 )
 
 // Table is the simulated process table of a node's host: a folder that shows processes as /proc does, as far as is needed
-// to tell who has which device file open. The agent's own process is in it from the start.
+// to tell who has which device file open, and to find a program among its pod's. The agent's own process is in it from
+// the start. A real process of this machine is in it under its real pid: a signal to that reaches it.
 //
 // Each process is there as a whole or not at all. Any number of programs may change the table and read it.
 type Table struct{ dir string }
@@ -24,6 +25,7 @@ type Table struct{ dir string }
 type Process struct {
 	PID     int
 	Command string   // the kernel shows 15 bytes of it
+	Args    []string // its command line; Command alone if empty
 	Cgroup  string   // its path: OfPod, OfUnit, or "/" for a process of neither
 	Files   []string // the paths of what it has open besides the first three
 }
@@ -60,9 +62,16 @@ func (t *Table) add(p Process) error {
 	if err != nil {
 		return err
 	}
+	args := p.Args
+	if len(args) == 0 {
+		args = []string{p.Command}
+	}
+	comm := p.Command[:min(len(p.Command), 15)]
 	for name, text := range map[string]string{
-		"comm":   p.Command[:min(len(p.Command), 15)] + "\n",
-		"cgroup": "0::" + p.Cgroup + "\n",
+		"comm":    comm + "\n",
+		"cgroup":  "0::" + p.Cgroup + "\n",
+		"cmdline": strings.Join(args, "\x00") + "\x00",
+		"stat":    stat(p.PID, comm, startTime(p.PID)),
 	} {
 		if err := os.WriteFile(filepath.Join(aside, name), []byte(text), 0o644); err != nil {
 			return err
@@ -80,6 +89,38 @@ func (t *Table) add(p Process) error {
 		return err
 	}
 	return os.Rename(aside, filepath.Join(t.dir, strconv.Itoa(p.PID)))
+}
+
+// startTime is when a real process has started, as the kernel counts: in ticks since the machine's start. All simulated ones
+// have started with it.
+func startTime(pid int) string {
+	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return "1"
+	}
+	_, rest, _ := strings.Cut(string(text), ") ") // what is before may have blanks in it
+	fields := strings.Fields(rest)
+	if len(fields) < statFields-2 {
+		return "1"
+	}
+	return fields[statStart-2]
+}
+
+// Of /proc/PID/stat, which has the pid and the command first.
+const (
+	statFields = 52
+	statStart  = 21
+)
+
+// stat says of a process that it sleeps, and when it has started.
+func stat(pid int, comm, started string) string {
+	fields := make([]string, statFields)
+	for i := range fields {
+		fields[i] = "0"
+	}
+	fields[0], fields[1], fields[2], fields[3] = strconv.Itoa(pid), "("+comm+")", "S", "1"
+	fields[statStart] = started
+	return strings.Join(fields, " ") + "\n"
 }
 
 // Remove takes a process out of the table. It need not be there.

@@ -2,6 +2,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -16,8 +17,9 @@ import (
 
 func main() {
 	var binds, tmpfs []string
+	var argv0 string
 	command := &cobra.Command{
-		Use:   "sandbox [--tmpfs dir]... [--bind source=target]... -- program [argument]...",
+		Use:   "sandbox [--tmpfs dir]... [--bind source=target]... [--argv0 name] -- program [argument]...",
 		Short: "Run a program in a mount namespace of its own",
 		Example: `  sandbox --bind=$PWD/modules=/proc/modules -- cat /proc/modules
   sandbox --tmpfs=/var/lib/kubelet -- ls /var/lib/kubelet`,
@@ -25,7 +27,7 @@ func main() {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			o := sandbox.Options{Tmpfs: tmpfs}
+			o := sandbox.Options{Tmpfs: tmpfs, Argv0: argv0}
 			for _, text := range binds {
 				m, err := sandbox.ParseMount(text)
 				if err != nil {
@@ -38,6 +40,7 @@ func main() {
 	}
 	command.Flags().StringArrayVar(&binds, "bind", nil, "show the file or directory `source=target` at target")
 	command.Flags().StringArrayVar(&tmpfs, "tmpfs", nil, "make `dir` an empty directory")
+	command.Flags().StringVar(&argv0, "argv0", "", "tell the program that its name is `name`")
 	command.Flags().SetInterspersed(false)
 
 	err := command.Execute()
@@ -76,6 +79,7 @@ func become(cmd *cobra.Command, o sandbox.Options, args []string) error {
 	if err := sandbox.Enter(o); err != nil {
 		return err
 	}
+	args[0] = cmp.Or(o.Argv0, args[0])
 	if err := syscall.Exec(program, args, os.Environ()); err != nil {
 		return fmt.Errorf("running %s: %w", program, err)
 	}
