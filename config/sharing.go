@@ -65,9 +65,6 @@ type PluginConfig struct {
 	MPSRoot     string      // flags.mpsRoot; empty if the file does not say
 }
 
-// MaxMPSReplicas is how many clients an MPS control daemon serves at once on GPUs since Volta. On older ones it is 16.
-const MaxMPSReplicas = 48
-
 // maxReplicas is more than anyone shares a GPU by, and little enough for kubelet: the plugin sends it the ids of all replicas
 // of a resource in one message, which gRPC bounds at 4 MiB.
 const maxReplicas = 1000
@@ -198,7 +195,7 @@ func (c *checks) shared(at string, raw json.RawMessage, s *Sharing, plugins bool
 func (c *checks) resourceName(field string, raw json.RawMessage) string {
 	var written string
 	if absent(raw) || json.Unmarshal(raw, &written) != nil {
-		c.refuse(field, text(raw), "must be the name of a resource, like "+gpuResource)
+		c.refuse(field, text(raw), "must be the name of a resource, like "+resourceGPU)
 		return ""
 	}
 	name, err := ResourceName(written)
@@ -217,8 +214,8 @@ func (c *checks) replicas(field string, raw json.RawMessage, strategy SharingStr
 	switch {
 	case err == nil && n == 1 && plugins:
 		c.refuse(field, string(raw), "is refused by NVIDIA's device plugin: leave the resource out, and it is offered as it is")
-	case err == nil && n > MaxMPSReplicas && strategy == SharingMPS:
-		c.refuse(field, string(raw), fmt.Sprintf("is more than the %d clients that an MPS control daemon serves", MaxMPSReplicas))
+	case err == nil && n > mostMPSClients && strategy == SharingMPS:
+		c.refuse(field, string(raw), fmt.Sprintf("is more than the %d clients that an MPS control daemon serves", mostMPSClients))
 	case err != nil || n < least || n > maxReplicas:
 		c.refuse(field, text(raw), fmt.Sprintf("must be a whole number from %d to %d, without quotes", least, maxReplicas))
 	}
@@ -245,10 +242,9 @@ func text(raw json.RawMessage) string {
 	return string(s)
 }
 
-// The resources of the device plugin. It can be told no others: it passes over names of one's own.
+// The resources of the device plugin are resourceGPU and those with this prefix. It passes over other names.
 const (
 	resourceDomain    = "nvidia.com/"
-	gpuResource       = resourceDomain + "gpu"
 	migResourcePrefix = resourceDomain + "mig-"
 )
 
@@ -271,11 +267,11 @@ func ResourceName(written string) (string, error) {
 		return "", fmt.Errorf(`cannot have a "+": write %q`, strings.ReplaceAll(written, "+", "."))
 	case len(name) > maxResourceName:
 		return "", fmt.Errorf("is longer than the %d characters of a resource's name", maxResourceName)
-	case name == gpuResource, isMIG && migResource.MatchString(mig):
+	case name == resourceGPU, isMIG && migResource.MatchString(mig):
 		return name, nil
 	default:
 		return "", errNotResource
 	}
 }
 
-var errNotResource = fmt.Errorf("is no resource that NVIDIA's device plugin offers: they are %s and, for each MIG profile, the like of %s1g.10gb", gpuResource, migResourcePrefix)
+var errNotResource = fmt.Errorf("is no resource that NVIDIA's device plugin offers: they are %s and, for each MIG profile, the like of %s1g.10gb", resourceGPU, migResourcePrefix)

@@ -111,159 +111,167 @@ imex: {channelIDs: [0], required: true}
 	}
 }
 
+const (
+	noResources = `must be a list of at least one entry with "name" and "replicas"`
+	notResource = `is no resource that NVIDIA's device plugin offers: they are nvidia.com/gpu and, for each MIG profile, the like of nvidia.com/mig-1g.10gb`
+)
+
+// slices and mps are files with these resources.
+func slices(resources string) string { return "sharing: {timeSlicing: {resources: " + resources + "}}" }
+func mps(resources string) string    { return "sharing: {mps: {resources: " + resources + "}}" }
+
+// refused are files with what is wrong about them.
+var refused = map[string]struct {
+	file string
+	want []string
+}{
+	// The table of what the plugin refuses, and of what it passes over.
+	"for replicas that are not there": {
+		slices("[{name: nvidia.com/gpu}]"), []string{`sharing.timeSlicing.resources[0].replicas: "" must be a whole number from 2 to 1000, without quotes`},
+	},
+	"for one replica": {
+		slices("[{name: nvidia.com/gpu, replicas: 1}]"),
+		[]string{`sharing.timeSlicing.resources[0].replicas: "1" is refused by NVIDIA's device plugin: leave the resource out, and it is offered as it is`},
+	},
+	"for replicas that are none": {
+		slices(`[{name: gpu, replicas: 0}, {name: mig-1g.5gb, replicas: "4"}, {name: mig-2g.10gb, replicas: 1001}, {name: mig-3g.20gb, replicas: 2.5}]`),
+		[]string{
+			`sharing.timeSlicing.resources[0].replicas: "0" must be a whole number from 2 to 1000, without quotes`,
+			`sharing.timeSlicing.resources[1].replicas: "4" must be a whole number from 2 to 1000, without quotes`,
+			`sharing.timeSlicing.resources[2].replicas: "1001" must be a whole number from 2 to 1000, without quotes`,
+			`sharing.timeSlicing.resources[3].replicas: "2.5" must be a whole number from 2 to 1000, without quotes`,
+		},
+	},
+	"for a strategy without fields": {
+		"sharing: {timeSlicing: {}}", []string{"sharing.timeSlicing.resources: " + noResources},
+	},
+	"for a strategy without a value":          {"sharing: {timeSlicing: }", []string{"sharing.timeSlicing.resources: " + noResources}},
+	"for a strategy without resources":        {"sharing: {timeSlicing: {renameByDefault: true}}", []string{"sharing.timeSlicing.resources: " + noResources}},
+	"for a strategy with an empty list":       {slices("[]"), []string{"sharing.timeSlicing.resources: " + noResources}},
+	"for MPS without a value":                 {"sharing: {mps: }", []string{"sharing.mps.resources: " + noResources}},
+	"for a mapping in place of the resources": {slices("{nvidia.com/gpu: 4}"), []string{"sharing.timeSlicing.resources: " + noResources}},
+	"for names that are none": {
+		slices("[{name: amd.com/gpu, replicas: 2}, {name: nvidia.com/gpus, replicas: 2}, {name: GPU, replicas: 2}, {replicas: 2}, {name: 5, replicas: 2}]"),
+		[]string{
+			`sharing.timeSlicing.resources[0].name: "amd.com/gpu" ` + notResource,
+			`sharing.timeSlicing.resources[1].name: "nvidia.com/gpus" ` + notResource,
+			`sharing.timeSlicing.resources[2].name: "GPU" ` + notResource,
+			`sharing.timeSlicing.resources[3].name: "" must be the name of a resource, like nvidia.com/gpu`,
+			`sharing.timeSlicing.resources[4].name: "5" must be the name of a resource, like nvidia.com/gpu`,
+		},
+	},
+	"for the name under which it is offered": {
+		slices("[{name: nvidia.com/gpu.shared, replicas: 2}]"), []string{`sharing.timeSlicing.resources[0].name: "nvidia.com/gpu.shared" ` + notResource},
+	},
+	"for a compute instance, which has no resource": {
+		slices("[{name: nvidia.com/mig-1c.3g.20gb, replicas: 2}]"), []string{`sharing.timeSlicing.resources[0].name: "nvidia.com/mig-1c.3g.20gb" ` + notResource},
+	},
+	"for a plus in a name": {
+		slices("[{name: nvidia.com/mig-1g.10gb+me, replicas: 2}]"),
+		[]string{`sharing.timeSlicing.resources[0].name: "nvidia.com/mig-1g.10gb+me" cannot have a "+": write "nvidia.com/mig-1g.10gb.me"`},
+	},
+	"for a name that is too long": {
+		slices("[{name: nvidia.com/mig-1g.10gb." + strings.Repeat("m", 42) + ", replicas: 2}]"),
+		[]string{`sharing.timeSlicing.resources[0].name: "nvidia.com/mig-1g.10gb.` + strings.Repeat("m", 42) + `" is longer than the 63 characters of a resource's name`},
+	},
+	"for devices and names of one's own": {
+		slices(`[{name: nvidia.com/gpu, replicas: 2, devices: [0, 1], rename: nvidia.com/fast}, {name: mig-1g.5gb, replicas: 2, devices: all, rename: mig-1g.5gb.shared}]`),
+		[]string{
+			`sharing.timeSlicing.resources[0].rename: "nvidia.com/fast" is passed over by NVIDIA's device plugin: renameByDefault offers each shared resource as <name>.shared`,
+			`sharing.timeSlicing.resources[0].devices: "[0,1]" is passed over by NVIDIA's device plugin, which shares all devices of a resource: leave it out`,
+			`sharing.timeSlicing.resources[1].rename: "mig-1g.5gb.shared" is passed over by NVIDIA's device plugin: renameByDefault offers each shared resource as <name>.shared`,
+		},
+	},
+	"for fields that do not exist, or in another case": {
+		"flag: {}\nFlags: {}\nsharing: {time-slicing: {}, timeslicing: {}}\nflags: {MigStrategy: none, plugin: {deviceIdStrategy: uuid}, gfd: {x: 1}}\nimex: {ids: []}",
+		[]string{
+			"Flags: is no field here: they are flags, imex, resources, sharing, version",
+			"flag: is no field here: they are flags, imex, resources, sharing, version",
+			"flags.MigStrategy: is no field here: they are deviceDiscoveryStrategy, failOnInitError, gdrcopyEnabled, gdsEnabled, gfd," +
+				" migStrategy, mofedEnabled, mpsRoot, nvidiaDevRoot, nvidiaDriverRoot, plugin, useNodeFeatureAPI",
+			"flags.gfd.x: is no field here: they are machineTypeFile, noTimestamp, oneshot, outputFile, sleepInterval",
+			"flags.plugin.deviceIdStrategy: is no field here: they are cdiAnnotationPrefix, containerDriverRoot, deviceIDStrategy," +
+				" deviceListStrategy, nvidiaCTKPath, passDeviceSpecs, sharedDevicesAllocationPolicy",
+			"imex.ids: is no field here: they are channelIDs, required",
+			"sharing.time-slicing: is no field here: they are timeSlicing, mps",
+			"sharing.timeslicing: is no field here: they are timeSlicing, mps",
+		},
+	},
+	"for fields of a strategy and of a resource that do not exist": {
+		"sharing: {timeSlicing: {renamebydefault: true, resources: [{resource: gpu, name: gpu, replicas: 2}]}}",
+		[]string{
+			"sharing.timeSlicing.renamebydefault: is no field here: they are renameByDefault, failRequestsGreaterThanOne, resources",
+			"sharing.timeSlicing.resources[0].resource: is no field here: they are name, replicas",
+		},
+	},
+	"for two strategies": {
+		"sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}, mps: {resources: [{name: gpu, replicas: 2}]}}",
+		[]string{"sharing: has both timeSlicing and mps, which exclude each other: NVIDIA's device plugin would take mps without a word"},
+	},
+	"for a resource that is there twice": {
+		slices("[{name: gpu, replicas: 2}, {name: nvidia.com/gpu, replicas: 4}]"),
+		[]string{`sharing.timeSlicing.resources[1].name: "nvidia.com/gpu" is there twice`},
+	},
+	"for MPS with MIG": {
+		"flags: {migStrategy: mixed}\n" + mps("[{name: gpu, replicas: 2}]"),
+		[]string{`flags.migStrategy: "mixed" does not go with mps: the device plugin ends at once on both`},
+	},
+	"for MPS on MIG": {
+		mps("[{name: mig-1g.10gb, replicas: 2}]"),
+		[]string{`sharing.mps.resources[0].name: "nvidia.com/mig-1g.10gb" is a MIG device, and NVIDIA's device plugin has no MPS on MIG: share it by timeSlicing`},
+	},
+	"for MPS with more clients than there can be": {
+		mps("[{name: gpu, replicas: 49}]"),
+		[]string{`sharing.mps.resources[0].replicas: "49" is more than the 48 clients that an MPS control daemon serves`},
+	},
+	"for names of one's own": {
+		"resources: {gpus: [{pattern: '*', name: gpu}]}",
+		[]string{"resources: is passed over by the device plugin, which gives its resources no other names: leave it out"},
+	},
+	"of another version": {
+		"version: v2", []string{`version: "v2" must be v1, the only one there is`},
+	},
+	"of a version that is no text": {
+		"version: 1", []string{`version: 1 must be v1, the only one there is`},
+	},
+	"for flags that end the plugin": {
+		"flags: {migStrategy: all, failOnInitError: 'true', mpsRoot: 1, deviceDiscoveryStrategy: vfio," +
+			" plugin: {deviceIDStrategy: name, deviceListStrategy: [envvar, cdi]}, gfd: {sleepInterval: 1}}\nimex: {channelIDs: [1], required: 1}",
+		[]string{
+			`flags.deviceDiscoveryStrategy: "vfio" must be auto or nvml or tegra`,
+			`flags.failOnInitError: "true" must be true or false, without quotes`,
+			`flags.migStrategy: "all" must be none or single or mixed`,
+			`flags.mpsRoot: 1 must be text`,
+			`flags.plugin.deviceIDStrategy: "name" must be uuid or index`,
+			`flags.plugin.deviceListStrategy[1]: "cdi" must be envvar or volume-mounts or cdi-annotations or cdi-cri`,
+			`imex.channelIDs: [1] must be [] or [0]`,
+			`imex.required: 1 must be true or false, without quotes`,
+		},
+	},
+	"for durations that are none": {
+		"flags: {gfd: {sleepInterval: soon}}", []string{`flags.gfd.sleepInterval: "soon" must be a duration with its unit, like "60s", or infinite`},
+	},
+	"for values of another form": {
+		"flags: []\nsharing: none\nimex: x",
+		[]string{
+			"flags: [] must be a mapping of deviceDiscoveryStrategy, failOnInitError, gdrcopyEnabled, gdsEnabled, gfd, migStrategy," +
+				" mofedEnabled, mpsRoot, nvidiaDevRoot, nvidiaDriverRoot, plugin, useNodeFeatureAPI",
+			`imex: "x" must be a mapping of channelIDs, required`,
+			"sharing: must be a mapping, not text",
+		},
+	},
+	"for truths in quotes": {
+		`sharing: {timeSlicing: {renameByDefault: "true", failRequestsGreaterThanOne: 1, resources: [{name: gpu, replicas: 2}]}}`,
+		[]string{
+			`sharing.timeSlicing.renameByDefault: "true" must be true or false, without quotes`,
+			`sharing.timeSlicing.failRequestsGreaterThanOne: "1" must be true or false, without quotes`,
+		},
+	},
+	"that are a list": {"- a", []string{`file: ["a"] must be a mapping of flags, imex, resources, sharing, version`}},
+}
+
 func TestConfigsAreRefused(t *testing.T) {
-	slices := func(resources string) string { return "sharing: {timeSlicing: {resources: " + resources + "}}" }
-	mps := func(resources string) string { return "sharing: {mps: {resources: " + resources + "}}" }
-	const noResources = `must be a list of at least one entry with "name" and "replicas"`
-	const notResource = `is no resource that NVIDIA's device plugin offers: they are nvidia.com/gpu and, for each MIG profile, the like of nvidia.com/mig-1g.10gb`
-	for name, test := range map[string]struct {
-		file string
-		want []string
-	}{
-		// The table of what the plugin refuses, and of what it passes over.
-		"for replicas that are not there": {
-			slices("[{name: nvidia.com/gpu}]"), []string{`sharing.timeSlicing.resources[0].replicas: "" must be a whole number from 2 to 1000, without quotes`},
-		},
-		"for one replica": {
-			slices("[{name: nvidia.com/gpu, replicas: 1}]"),
-			[]string{`sharing.timeSlicing.resources[0].replicas: "1" is refused by NVIDIA's device plugin: leave the resource out, and it is offered as it is`},
-		},
-		"for replicas that are none": {
-			slices(`[{name: gpu, replicas: 0}, {name: mig-1g.5gb, replicas: "4"}, {name: mig-2g.10gb, replicas: 1001}, {name: mig-3g.20gb, replicas: 2.5}]`),
-			[]string{
-				`sharing.timeSlicing.resources[0].replicas: "0" must be a whole number from 2 to 1000, without quotes`,
-				`sharing.timeSlicing.resources[1].replicas: "4" must be a whole number from 2 to 1000, without quotes`,
-				`sharing.timeSlicing.resources[2].replicas: "1001" must be a whole number from 2 to 1000, without quotes`,
-				`sharing.timeSlicing.resources[3].replicas: "2.5" must be a whole number from 2 to 1000, without quotes`,
-			},
-		},
-		"for a strategy without fields": {
-			"sharing: {timeSlicing: {}}", []string{"sharing.timeSlicing.resources: " + noResources},
-		},
-		"for a strategy without a value":          {"sharing: {timeSlicing: }", []string{"sharing.timeSlicing.resources: " + noResources}},
-		"for a strategy without resources":        {"sharing: {timeSlicing: {renameByDefault: true}}", []string{"sharing.timeSlicing.resources: " + noResources}},
-		"for a strategy with an empty list":       {slices("[]"), []string{"sharing.timeSlicing.resources: " + noResources}},
-		"for MPS without a value":                 {"sharing: {mps: }", []string{"sharing.mps.resources: " + noResources}},
-		"for a mapping in place of the resources": {slices("{nvidia.com/gpu: 4}"), []string{"sharing.timeSlicing.resources: " + noResources}},
-		"for names that are none": {
-			slices("[{name: amd.com/gpu, replicas: 2}, {name: nvidia.com/gpus, replicas: 2}, {name: GPU, replicas: 2}, {replicas: 2}, {name: 5, replicas: 2}]"),
-			[]string{
-				`sharing.timeSlicing.resources[0].name: "amd.com/gpu" ` + notResource,
-				`sharing.timeSlicing.resources[1].name: "nvidia.com/gpus" ` + notResource,
-				`sharing.timeSlicing.resources[2].name: "GPU" ` + notResource,
-				`sharing.timeSlicing.resources[3].name: "" must be the name of a resource, like nvidia.com/gpu`,
-				`sharing.timeSlicing.resources[4].name: "5" must be the name of a resource, like nvidia.com/gpu`,
-			},
-		},
-		"for the name under which it is offered": {
-			slices("[{name: nvidia.com/gpu.shared, replicas: 2}]"), []string{`sharing.timeSlicing.resources[0].name: "nvidia.com/gpu.shared" ` + notResource},
-		},
-		"for a compute instance, which has no resource": {
-			slices("[{name: nvidia.com/mig-1c.3g.20gb, replicas: 2}]"), []string{`sharing.timeSlicing.resources[0].name: "nvidia.com/mig-1c.3g.20gb" ` + notResource},
-		},
-		"for a plus in a name": {
-			slices("[{name: nvidia.com/mig-1g.10gb+me, replicas: 2}]"),
-			[]string{`sharing.timeSlicing.resources[0].name: "nvidia.com/mig-1g.10gb+me" cannot have a "+": write "nvidia.com/mig-1g.10gb.me"`},
-		},
-		"for a name that is too long": {
-			slices("[{name: nvidia.com/mig-1g.10gb." + strings.Repeat("m", 42) + ", replicas: 2}]"),
-			[]string{`sharing.timeSlicing.resources[0].name: "nvidia.com/mig-1g.10gb.` + strings.Repeat("m", 42) + `" is longer than the 63 characters of a resource's name`},
-		},
-		"for devices and names of one's own": {
-			slices(`[{name: nvidia.com/gpu, replicas: 2, devices: [0, 1], rename: nvidia.com/fast}, {name: mig-1g.5gb, replicas: 2, devices: all, rename: mig-1g.5gb.shared}]`),
-			[]string{
-				`sharing.timeSlicing.resources[0].rename: "nvidia.com/fast" is passed over by NVIDIA's device plugin: renameByDefault offers each shared resource as <name>.shared`,
-				`sharing.timeSlicing.resources[0].devices: "[0,1]" is passed over by NVIDIA's device plugin, which shares all devices of a resource: leave it out`,
-				`sharing.timeSlicing.resources[1].rename: "mig-1g.5gb.shared" is passed over by NVIDIA's device plugin: renameByDefault offers each shared resource as <name>.shared`,
-			},
-		},
-		"for fields that do not exist, or in another case": {
-			"flag: {}\nFlags: {}\nsharing: {time-slicing: {}, timeslicing: {}}\nflags: {MigStrategy: none, plugin: {deviceIdStrategy: uuid}, gfd: {x: 1}}\nimex: {ids: []}",
-			[]string{
-				"Flags: is no field here: they are flags, imex, resources, sharing, version",
-				"flag: is no field here: they are flags, imex, resources, sharing, version",
-				"flags.MigStrategy: is no field here: they are deviceDiscoveryStrategy, failOnInitError, gdrcopyEnabled, gdsEnabled, gfd," +
-					" migStrategy, mofedEnabled, mpsRoot, nvidiaDevRoot, nvidiaDriverRoot, plugin, useNodeFeatureAPI",
-				"flags.gfd.x: is no field here: they are machineTypeFile, noTimestamp, oneshot, outputFile, sleepInterval",
-				"flags.plugin.deviceIdStrategy: is no field here: they are cdiAnnotationPrefix, containerDriverRoot, deviceIDStrategy," +
-					" deviceListStrategy, nvidiaCTKPath, passDeviceSpecs, sharedDevicesAllocationPolicy",
-				"imex.ids: is no field here: they are channelIDs, required",
-				"sharing.time-slicing: is no field here: they are timeSlicing, mps",
-				"sharing.timeslicing: is no field here: they are timeSlicing, mps",
-			},
-		},
-		"for fields of a strategy and of a resource that do not exist": {
-			"sharing: {timeSlicing: {renamebydefault: true, resources: [{resource: gpu, name: gpu, replicas: 2}]}}",
-			[]string{
-				"sharing.timeSlicing.renamebydefault: is no field here: they are renameByDefault, failRequestsGreaterThanOne, resources",
-				"sharing.timeSlicing.resources[0].resource: is no field here: they are name, replicas",
-			},
-		},
-		"for two strategies": {
-			"sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}, mps: {resources: [{name: gpu, replicas: 2}]}}",
-			[]string{"sharing: has both timeSlicing and mps, which exclude each other: NVIDIA's device plugin would take mps without a word"},
-		},
-		"for a resource that is there twice": {
-			slices("[{name: gpu, replicas: 2}, {name: nvidia.com/gpu, replicas: 4}]"),
-			[]string{`sharing.timeSlicing.resources[1].name: "nvidia.com/gpu" is there twice`},
-		},
-		"for MPS with MIG": {
-			"flags: {migStrategy: mixed}\n" + mps("[{name: gpu, replicas: 2}]"),
-			[]string{`flags.migStrategy: "mixed" does not go with mps: the device plugin ends at once on both`},
-		},
-		"for MPS on MIG": {
-			mps("[{name: mig-1g.10gb, replicas: 2}]"),
-			[]string{`sharing.mps.resources[0].name: "nvidia.com/mig-1g.10gb" is a MIG device, and NVIDIA's device plugin has no MPS on MIG: share it by timeSlicing`},
-		},
-		"for MPS with more clients than there can be": {
-			mps("[{name: gpu, replicas: 49}]"),
-			[]string{`sharing.mps.resources[0].replicas: "49" is more than the 48 clients that an MPS control daemon serves`},
-		},
-		"for names of one's own": {
-			"resources: {gpus: [{pattern: '*', name: gpu}]}",
-			[]string{"resources: is passed over by the device plugin, which gives its resources no other names: leave it out"},
-		},
-		"of another version": {
-			"version: v2", []string{`version: "v2" must be v1, the only one there is`},
-		},
-		"of a version that is no text": {
-			"version: 1", []string{`version: 1 must be v1, the only one there is`},
-		},
-		"for flags that end the plugin": {
-			"flags: {migStrategy: all, failOnInitError: 'true', mpsRoot: 1, deviceDiscoveryStrategy: vfio," +
-				" plugin: {deviceIDStrategy: name, deviceListStrategy: [envvar, cdi]}, gfd: {sleepInterval: 1}}\nimex: {channelIDs: [1], required: 1}",
-			[]string{
-				`flags.deviceDiscoveryStrategy: "vfio" must be auto or nvml or tegra`,
-				`flags.failOnInitError: "true" must be true or false, without quotes`,
-				`flags.migStrategy: "all" must be none or single or mixed`,
-				`flags.mpsRoot: 1 must be text`,
-				`flags.plugin.deviceIDStrategy: "name" must be uuid or index`,
-				`flags.plugin.deviceListStrategy[1]: "cdi" must be envvar or volume-mounts or cdi-annotations or cdi-cri`,
-				`imex.channelIDs: [1] must be [] or [0]`,
-				`imex.required: 1 must be true or false, without quotes`,
-			},
-		},
-		"for durations that are none": {
-			"flags: {gfd: {sleepInterval: soon}}", []string{`flags.gfd.sleepInterval: "soon" must be a duration with its unit, like "60s", or infinite`},
-		},
-		"for values of another form": {
-			"flags: []\nsharing: none\nimex: x",
-			[]string{
-				"flags: [] must be a mapping of deviceDiscoveryStrategy, failOnInitError, gdrcopyEnabled, gdsEnabled, gfd, migStrategy," +
-					" mofedEnabled, mpsRoot, nvidiaDevRoot, nvidiaDriverRoot, plugin, useNodeFeatureAPI",
-				`imex: "x" must be a mapping of channelIDs, required`,
-				"sharing: must be a mapping, not text",
-			},
-		},
-		"for truths in quotes": {
-			`sharing: {timeSlicing: {renameByDefault: "true", failRequestsGreaterThanOne: 1, resources: [{name: gpu, replicas: 2}]}}`,
-			[]string{
-				`sharing.timeSlicing.renameByDefault: "true" must be true or false, without quotes`,
-				`sharing.timeSlicing.failRequestsGreaterThanOne: "1" must be true or false, without quotes`,
-			},
-		},
-		"that are a list": {"- a", []string{`file: ["a"] must be a mapping of flags, imex, resources, sharing, version`}},
-	} {
+	for name, test := range refused {
 		t.Run(name, func(t *testing.T) {
 			got, err := deviceplugin.Parse([]byte(test.file))
 			if err == nil {
@@ -369,7 +377,7 @@ func anySharing(random *rand.Rand) config.Sharing {
 	case 0:
 		return none
 	case 1:
-		s.Strategy, names, most = config.SharingMPS, names[:1], config.MaxMPSReplicas
+		s.Strategy, names, most = config.SharingMPS, names[:1], 48
 	}
 	random.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
 	for _, name := range names[:1+random.IntN(len(names))] {

@@ -82,6 +82,15 @@ func (b Builder) DevicePlugin(ctx context.Context) (dir string, err error) {
 	})
 }
 
+// PluginConfig returns the directory of pluginconfig, which reads config files as NVIDIA's device plugin does.
+func (b Builder) PluginConfig(ctx context.Context) (dir string, err error) {
+	return b.cached(ctx, recipe{
+		name:   "nvidia-plugin-config",
+		module: "test/nvidia/pluginconfig",
+		steps:  []step{{packages: []string{"."}}},
+	})
+}
+
 // MigParted returns the directory of NVIDIA's nvidia-mig-parted and nvidia-mig-manager.
 func (b Builder) MigParted(ctx context.Context) (dir string, err error) {
 	const commands = "github.com/NVIDIA/mig-parted/cmd/"

@@ -27,6 +27,7 @@ func main() {
 	targets := []target{
 		{"kube", b.Kube},
 		{"deviceplugin", b.DevicePlugin},
+		{"pluginconfig", b.PluginConfig},
 		{"migparted", b.MigParted},
 		{"libnvidia-ml", b.LibNVML},
 		{"runtime", b.Runtime},
