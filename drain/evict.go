@@ -286,7 +286,7 @@ func (r *round) judge(ctx context.Context, pod Pod, t terms) (Verdict, time.Dura
 func (r *round) unasked(pod Pod, t terms) (Verdict, bool) {
 	switch {
 	case pod.Unlisted:
-		return Verdict{State: Terminating, Message: "the API server does not list it; kubelet still has its devices in use"}, true
+		return Verdict{State: Terminating, Message: unlisted(pod)}, true
 	case pod.Terminating:
 		return Verdict{State: Terminating, Message: r.leaving(pod)}, true
 	case pod.Mirror:

@@ -255,7 +255,11 @@ func TestEvictSendsNoRequestForPodsThatItCannotHurry(t *testing.T) {
 	nameless := holder("nameless")
 	nameless.UID = ""
 	undated := drain.Pod{Namespace: "team", Name: "undated", UID: "uid-undated", Terminating: true}
-	unlisted := drain.Pod{Namespace: "team", Name: "unlisted", Unlisted: true, Terminating: true}
+	unlisted := drain.Pod{Namespace: "team", Name: "unlisted", Unlisted: true, Terminating: true, Sources: []drain.Source{drain.SourceKubelet}}
+	process := drain.Pod{
+		UID: "uid-process", Unlisted: true, Terminating: true,
+		Sources: []drain.Source{"NVML pid 4711 python", "device file /dev/nvidia3 of pid 4711 python"},
+	}
 
 	for _, c := range []struct {
 		pod     drain.Pod
@@ -264,6 +268,10 @@ func TestEvictSendsNoRequestForPodsThatItCannotHurry(t *testing.T) {
 	}{
 		{undated, drain.Terminating, "terminating"},
 		{unlisted, drain.Terminating, "the API server does not list it; kubelet still has its devices in use"},
+		{
+			process, drain.Terminating, "the API server does not list it; processes of it still have a GPU: " +
+				"NVML pid 4711 python, device file /dev/nvidia3 of pid 4711 python",
+		},
 		{static, drain.Refused, "it is a static pod, which cannot be evicted: move its manifest out of kubelet's directory on the node"},
 		{nameless, drain.Refused, "its UID is not known, so another pod of its name might be evicted"},
 	} {

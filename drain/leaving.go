@@ -104,6 +104,19 @@ func (r *round) keeping(pod Pod) string {
 	return strings.Join(causes, "; ")
 }
 
+// unlisted says how a pod was found that the API server does not list.
+func unlisted(pod Pod) string {
+	const text = "the API server does not list it; "
+	var processes []string
+	for _, s := range pod.Sources {
+		if s == SourceKubelet || s == SourceClaim {
+			return text + "kubelet still has its devices in use"
+		}
+		processes = append(processes, string(s))
+	}
+	return text + "processes of it still have a GPU: " + strings.Join(processes, ", ")
+}
+
 // moment writes a time for people who read the message today. Moments, not spans: a message that changes by itself would be
 // written to the node again and again.
 func (r *round) moment(t time.Time, layout string) string {
