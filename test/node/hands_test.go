@@ -177,7 +177,8 @@ func (r *rig) cordon() {
 	}
 }
 
-// writes are the requests by which agents changed something of this node, of the resource or of any if it is empty.
+// writes are the requests by which agents changed something of this node, of the resource or of any if it is empty. Those about
+// pods do not name the node: see evictions.
 func (r *rig) writes(resource string) []cluster.AuditEvent {
 	r.t.Helper()
 	all, err := r.cluster.Writes("system:serviceaccount:gpuslice:gpuslice-agent")

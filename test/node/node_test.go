@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/migparted"
@@ -29,7 +30,7 @@ func TestALabelDrainsRepartitionsAndGivesTheNodeBack(t *testing.T) {
 	r := newRig(t, twoH100, "")
 	r.awaitOffered("nvidia.com/gpu", 2)
 	namespace := clustertest.Namespace(t)
-	r.pod(namespace, "gpu", map[string]string{"nvidia.com/gpu": "1"})
+	gpu := r.pod(namespace, "gpu", map[string]string{"nvidia.com/gpu": "1"})
 	cpu := r.pod(namespace, "cpu", nil)
 	r.awaitRunning(namespace, "gpu")
 	r.awaitRunning(namespace, "cpu")
@@ -43,6 +44,9 @@ func TestALabelDrainsRepartitionsAndGivesTheNodeBack(t *testing.T) {
 	want := map[string]int{"nvidia.com/mig-1g.10gb": 4, "nvidia.com/mig-2g.20gb": 2, "nvidia.com/mig-3g.40gb": 2}
 	if diff := cmp.Diff(want, offered(n)); diff != "" {
 		t.Errorf("allocatable (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(map[types.UID]string{gpu.UID: "gpu"}, r.evictions(namespace)); diff != "" {
+		t.Errorf("evicted (-want +got):\n%s", diff)
 	}
 	if _, err := r.client.CoreV1().Pods(namespace).Get(t.Context(), "gpu", metav1.GetOptions{}); err == nil {
 		t.Error("the pod whose GPU was cut is still there")
@@ -174,8 +178,8 @@ mig-configs:
 			if err != nil || after.UID != pod.UID || after.DeletionTimestamp != nil {
 				t.Errorf("the pod was disturbed: %v", err)
 			}
-			if writes := r.writes("pods/eviction"); len(writes) > 0 {
-				t.Errorf("evictions were asked for: %v", writes)
+			if evicted := r.evictions(namespace); len(evicted) > 0 {
+				t.Errorf("evictions were asked for: %v", evicted)
 			}
 		})
 	}
