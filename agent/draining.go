@@ -75,6 +75,10 @@ func (a *Agent) awaitPods(seen observed, want wish, policy drain.Policy, verdict
 		wait.Reason, wait.Message = config.ReasonEvictionBlocked, listed(blocked)
 		wait.Advice = "make room in the budget, or delete the pod, to go on at once; " + callOff(want)
 	}
+	if want.undo { // what was before stands on what they hold
+		wait.Since = seen.since(wait.Reason, a.now())
+		wait.Advice = "there is no deadline on the way back, and no pod is deleted: see what keeps it with kubectl describe pod, or delete it yourself"
+	}
 	return wait
 }
 

@@ -1,6 +1,7 @@
 package agent_test
 
 import (
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -230,4 +231,48 @@ func TestAWithdrawnWishIsNotPendingForEver(t *testing.T) {
 			t.Errorf("state label is %q, want failed", state)
 		}
 	})
+}
+
+// Promise 10. Nobody is deleted for the way back, so that it may take as long as a pod does: people are told since when and for whom.
+func TestTheWayBackSaysWhoKeepsIt(t *testing.T) {
+	for name, keep := range map[string]func(w *world){
+		"a budget": func(w *world) { w.blocks("late") },
+		"a pod that does not end": func(w *world) {
+			w.grace = 24 * time.Hour
+			if err := w.terminate("team", "late"); err != nil {
+				w.t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				w.begin("all-balanced")
+				w.turn()
+				w.pod("late", w.snapshot()[0].Instances[0].Devices[0].UUID)
+				keep(w)
+				w.label("")
+				w.passes("the way back", func() bool { return strings.Contains(w.condition().Message, "team/late") })
+				waits := time.Now()
+				w.spend(3 * time.Hour)
+				c := w.condition()
+				for _, want := range []string{
+					"going back to what was before", "team/late", "; since " + waits.UTC().Format("2006-01-02 15:04"),
+					"there is no deadline on the way back, and no pod is deleted", "kubectl describe pod",
+				} {
+					if !strings.Contains(c.Message, want) {
+						t.Errorf("it does not say %q: %s", want, c.Message)
+					}
+				}
+				if !w.runs("late") || !w.owed() {
+					t.Error("the way back has not waited for the pod")
+				}
+				w.restart()
+				w.spend(minutes)
+				if again := w.condition().Message; again != c.Message {
+					t.Errorf("the next agent says\n%s\nand not\n%s", again, c.Message)
+				}
+			})
+		})
+	}
 }
