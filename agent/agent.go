@@ -106,6 +106,7 @@ type Agent struct {
 	logindNext   time.Time            // a logind that has not answered is not asked before
 	systemdNext  time.Time            // the same of systemd
 	foundFree    map[string]time.Time // when the process table was last seen to have no holder of the device, which goes
+	strangers    told                 // who holds what is to go, and is of no pod
 	waits        map[string]time.Time // when the waits began that have a time of their own, by what is waited for
 	budgets      chan map[string]bool // namespaces of disruption budgets that are in the way
 	rebooting    bool                 // this process has asked logind for a reboot

@@ -84,7 +84,10 @@ func (s observed) disturbed() bool {
 func (a *Agent) preflight(ctx context.Context, seen observed, steps []plan.Step) error {
 	const before = "nothing is disturbed before "
 	wait := &Waiting{After: evictionRetry}
-	busy, foreign, strangers := seen.busy(), seen.atWork(), a.strangers(seen)
+	busy, foreign, strangers := seen.busy(), seen.atWork(), a.strange(seen)
+	if len(strangers) == 0 {
+		a.strangers = told{}
+	}
 	switch {
 	case len(foreign) > 0:
 		wait.Reason, wait.Blockers = config.ReasonForeignMaintenance, foreign
@@ -99,6 +102,7 @@ func (a *Agent) preflight(ctx context.Context, seen observed, steps []plan.Step)
 		wait.Reason = config.ReasonNoDevicePlugin
 		wait.Message = before + "a device plugin runs here: none offers the GPUs to kubelet, and no pod of this node matches devicePlugin.podSelector of the settings"
 	case len(strangers) > 0:
+		strangers = a.strangers.of(strangers, a.clock.Now())
 		wait.Reason, wait.Blockers = config.ReasonGPUInUse, strangers
 		wait.Message = before + "these processes end, which are of no pod and hold what is to go: " + listed(strangers)
 		wait.Advice = "end them on the node, or stop their units"

@@ -147,9 +147,9 @@ func union(a, b []string) []string {
 	return out
 }
 
-// strangers names the processes that compute on what goes, while no pod has it that could be evicted and no unit that could
+// strange names the processes that compute on what goes, while no pod has it that could be evicted and no unit that could
 // be stopped. People have to end them. One that the process table does not show has mostly just ended.
-func (a *Agent) strangers(seen observed) []string {
+func (a *Agent) strange(seen observed) []string {
 	held := map[string]bool{}
 	for _, p := range seen.holders {
 		for _, d := range p.Devices {

@@ -189,3 +189,31 @@ func TestAUnitThatDoesNotStartAgainKeepsNoNode(t *testing.T) {
 		})
 	}
 }
+
+// A process that is started again and again has another pid each time, which is no news to anybody.
+func TestAProcessThatIsStartedAgainAndAgainIsToldOnceAMinute(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		gpu := string(w.snapshot()[0].UUID)
+		pid := 4711
+		w.compute(gpu, pid, "python", "0::/user.slice/user-1000.slice/session-3.scope")
+		w.label("all-balanced")
+		w.passes("a word", func() bool { return w.condition().Reason == string(config.ReasonGPUInUse) })
+		said := map[string]bool{}
+		for range 120 {
+			w.finish(pid)
+			pid++
+			w.compute(gpu, pid, "python", "0::/user.slice/user-1000.slice/session-3.scope")
+			w.spend(5 * time.Second)
+			said[w.condition().Message] = true
+		}
+		if len(said) > 12 {
+			t.Errorf("the node said %d things in 10 minutes", len(said))
+		}
+		if c := w.condition(); !strings.Contains(c.Message, " python of session-3.scope") {
+			t.Errorf("the process is not named: %s", c.Message)
+		}
+		w.finish(pid)
+		w.reach("all-balanced")
+	})
+}

@@ -156,6 +156,20 @@ func (a *Agent) inUse(seen observed, want wish, step plan.Step, err error) decis
 	return tried.told
 }
 
+// told are names that people were told, and when.
+type told struct {
+	names []string
+	at    time.Time
+}
+
+// of returns the names, or for a while those from before: processes that are started again and again have another pid each time.
+func (t *told) of(names []string, now time.Time) []string {
+	if len(t.names) == 0 || now.Sub(t.at) >= inUseNews {
+		t.names, t.at = names, now
+	}
+	return t.names
+}
+
 // refusal is the reason why a wish cannot be.
 func refusal(err *plan.Refused) config.Reason {
 	var impossible *nvml.Impossible
