@@ -58,7 +58,7 @@ func (c *checks) nodeTaints(raw json.RawMessage) []corev1.Taint {
 		} else {
 			taint.Effect = corev1.TaintEffect(c.oneOf(at+".effect", in.Effect, string(corev1.TaintEffectNoSchedule), string(corev1.TaintEffectPreferNoSchedule)))
 		}
-		if slices.ContainsFunc(taints, func(t corev1.Taint) bool { return t.MatchTaint(&taint) }) {
+		if taint.Key != "" && slices.ContainsFunc(taints, func(t corev1.Taint) bool { return t.MatchTaint(&taint) }) {
 			c.refuse(at, taint.Key+":"+string(taint.Effect), "is there twice")
 		}
 		taints = append(taints, taint)

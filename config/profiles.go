@@ -390,8 +390,8 @@ func within(outer, field string) string {
 	}
 }
 
-// forms is what people call what is not a mapping, by its name in JSON.
-var forms = map[string]string{"array": "a list", "string": "text", "number": "a number", "bool": "true or false"}
+// forms is what people call a value of the wrong form, by its name in JSON.
+var forms = map[string]string{"object": "a mapping", "array": "a list", "string": "text", "number": "a number", "bool": "true or false"}
 
 // fieldsOf lists the names of a mapping's fields.
 func fieldsOf(into any) []string {

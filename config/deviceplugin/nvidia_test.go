@@ -98,6 +98,30 @@ func TestNVIDIAReadsWhatWeRenderAsWeDo(t *testing.T) {
 	sameToBoth(t, files)
 }
 
+func TestNVIDIAReadsTheSharingOfOurExamplesAsWeDo(t *testing.T) {
+	files := map[string]string{}
+	for _, example := range []string{"configmap-profiles.yaml", "configmap-pools.yaml"} {
+		profiles, err := config.ParseProfiles([]byte(configMap(t, filepath.Join("..", "..", "..", "deploy", "examples", example))[config.DefaultProfilesKey]))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, p := range profiles {
+			if p.Sharing == nil {
+				continue
+			}
+			text, err := deviceplugin.Render(nil, *p.Sharing)
+			if err != nil {
+				t.Fatalf("%s, %s: %v", example, name, err)
+			}
+			files[example+"/"+name] = string(text)
+		}
+	}
+	if len(files) == 0 {
+		t.Fatal("no example shares GPUs")
+	}
+	sameToBoth(t, files)
+}
+
 func sameToBoth(t *testing.T, files map[string]string) {
 	t.Helper()
 	ours := map[string]meaning{}

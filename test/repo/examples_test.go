@@ -1,0 +1,175 @@
+package repo_test
+
+import (
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	sigsyaml "sigs.k8s.io/yaml"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
+	"github.com/gpuslice/gpuslice/test/gpusim/gpusimtest"
+)
+
+// exampleProfiles reads a ConfigMap of profiles that is there to be copied.
+func exampleProfiles(t *testing.T, file string) map[string]config.Profile {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "..", "deploy", "examples", file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var m corev1.ConfigMap
+	if err := sigsyaml.UnmarshalStrict(text, &m); err != nil {
+		t.Fatal(err)
+	}
+	if m.Namespace != namespace || m.Name != config.DefaultProfiles {
+		t.Errorf("%s is ConfigMap %s/%s, which the settings of deploy/base do not name", file, m.Namespace, m.Name)
+	}
+	profiles, err := config.ParseProfiles([]byte(m.Data[config.DefaultProfilesKey]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return profiles
+}
+
+// apply cuts simulated GPUs as the profile asks, and gives them as they are then.
+func apply(t *testing.T, name string, profiles map[string]config.Profile, node string) []nvml.GPU {
+	t.Helper()
+	driver := gpusimtest.NodeIn(t, t.TempDir(), node).Driver()
+	gpus, err := driver.Snapshot(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	wishes, err := config.Merge(nil, nil).WithProfiles("the example", profiles).ProfileWishes(name, gpus)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, gpu := range gpus {
+		wish, ok := wishes[gpu.UUID]
+		if !ok {
+			t.Fatalf("%s says nothing about %s", name, gpu.Model)
+		}
+		cut(t, driver, gpu, wish)
+	}
+	if gpus, err = driver.Snapshot(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return gpus
+}
+
+func cut(t *testing.T, driver nvml.Driver, gpu nvml.GPU, wish nvml.Wish) {
+	t.Helper()
+	if gpu.Enabled != wish.MIG {
+		if err := driver.SetMode(t.Context(), gpu.UUID, wish.MIG); err != nil {
+			t.Fatal(err)
+		}
+		if err := driver.Reset(t.Context(), gpu.UUID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	solution, err := nvml.Solve(gpu, wish.Devices)
+	if err != nil {
+		t.Fatalf("%s: %v", gpu.Model, err)
+	}
+	for _, placed := range solution.Create {
+		if err := driver.Create(t.Context(), gpu.UUID, placed); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// capacity is what the device plugin makes of the GPUs under the strategy, by the name of the resource.
+func capacity(t *testing.T, gpus []nvml.GPU, strategy config.MIGStrategy, sharing config.Sharing) map[string]int {
+	t.Helper()
+	devices := map[string]int{}
+	for _, gpu := range gpus {
+		if !gpu.Enabled {
+			devices["nvidia.com/gpu"]++
+		}
+		for _, instance := range gpu.Instances {
+			for _, device := range instance.Devices {
+				name := "nvidia.com/gpu"
+				if strategy == config.MIGStrategyMixed {
+					name = "nvidia.com/mig-" + strings.ReplaceAll(device.Profile, "+", ".")
+				}
+				devices[name]++
+			}
+		}
+	}
+	if err := config.CheckSharing(gpus, strategy, sharing, slices.Collect(maps.Keys(devices))); err != nil {
+		t.Fatal(err)
+	}
+	offered := map[string]int{}
+	for resource, count := range devices {
+		name, replicas := sharing.Offered(resource)
+		offered[name] += count * replicas
+	}
+	return offered
+}
+
+func TestThePoolsHaveWhatTheirGuideCounts(t *testing.T) {
+	const a100s, h100s = "gpus: [{model: A100-80GB, count: 8}]", "gpus: [{model: H100-80GB, count: 8}]"
+	shared := []corev1.Taint{{Key: "gpu", Value: "true", Effect: corev1.TaintEffectNoSchedule}}
+	isolated := []corev1.Taint{{Key: "gpu", Value: "mig", Effect: corev1.TaintEffectNoSchedule}}
+	type pool struct {
+		node          string
+		single, mixed map[string]int // capacity by strategy; nil for one that does not go with the pool
+		labels        map[string]string
+		taints        []corev1.Taint
+	}
+	sliced := func(node string, gpus int, workload string) pool {
+		all := map[string]int{"nvidia.com/gpu": gpus}
+		return pool{node, all, all, map[string]string{"workload-type": workload}, shared}
+	}
+	instances := func(profile string, count int, workload string) pool {
+		return pool{
+			a100s, map[string]int{"nvidia.com/gpu": count}, map[string]int{"nvidia.com/mig-" + profile: count},
+			map[string]string{"workload-type": workload, "mig-profile": profile}, isolated,
+		}
+	}
+	pools := map[string]pool{
+		"research":             sliced(a100s, 24, "research"),
+		"training":             sliced(a100s, 24, "training"),
+		"development":          sliced(a100s, 24, "development"),
+		"batch-inference":      sliced(a100s, 24, "batch-inference"),
+		"training-h100":        sliced(h100s, 16, "training"),
+		"fine-tuning":          sliced(h100s, 16, "fine-tuning"),
+		"production-inference": instances("3g.40gb", 16, "production-inference"),
+		"critical-agents":      instances("2g.20gb", 24, "critical-agents"),
+		"small-inference":      instances("1g.10gb", 56, "production-inference"),
+		"balanced-inference": {
+			a100s, nil, map[string]int{"nvidia.com/mig-3g.40gb": 8, "nvidia.com/mig-2g.20gb": 16},
+			map[string]string{"workload-type": "production-inference"}, isolated,
+		},
+	}
+	profiles := exampleProfiles(t, "configmap-pools.yaml")
+	if diff := cmp.Diff(slices.Sorted(maps.Keys(pools)), slices.Sorted(maps.Keys(profiles))); diff != "" {
+		t.Fatalf("profiles (-guide +example):\n%s", diff)
+	}
+	for name, want := range pools {
+		t.Run(name, func(t *testing.T) {
+			profile := profiles[name]
+			gpus := apply(t, name, profiles, want.node)
+			for strategy, count := range map[config.MIGStrategy]map[string]int{config.MIGStrategySingle: want.single, config.MIGStrategyMixed: want.mixed} {
+				if count == nil {
+					continue
+				}
+				if diff := cmp.Diff(count, capacity(t, gpus, strategy, *profile.Sharing)); diff != "" {
+					t.Errorf("under the strategy %s (-guide +example):\n%s", strategy, diff)
+				}
+			}
+			if diff := cmp.Diff(want.labels, profile.Labels); diff != "" {
+				t.Errorf("labels (-guide +example):\n%s", diff)
+			}
+			if diff := cmp.Diff(want.taints, profile.Taints); diff != "" {
+				t.Errorf("taints (-guide +example):\n%s", diff)
+			}
+		})
+	}
+}
