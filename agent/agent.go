@@ -106,6 +106,8 @@ type Agent struct {
 	logindNext   time.Time            // a logind that has not answered is not asked before
 	systemdNext  time.Time            // the same of systemd
 	foundFree    map[string]time.Time // when the process table was last seen to have no holder of the device, which goes
+	started      map[string]start     // units of the host that were started again
+	startedNext  time.Time            // they are not asked after before
 	strangers    told                 // who holds what is to go, and is of no pod
 	waits        map[string]time.Time // when the waits began that have a time of their own, by what is waited for
 	budgets      chan map[string]bool // namespaces of disruption budgets that are in the way
@@ -126,7 +128,7 @@ func New(o Options) *Agent {
 			JournalKey:      config.AnnotationJournal,
 			KeepCordonedKey: config.AnnotationKeepCordoned,
 		},
-		attempts: map[string]attempt{}, done: map[string]int{}, waits: map[string]time.Time{}, foundFree: map[string]time.Time{},
+		attempts: map[string]attempt{}, done: map[string]int{}, waits: map[string]time.Time{}, started: map[string]start{}, foundFree: map[string]time.Time{},
 	}
 }
 

@@ -106,7 +106,9 @@ func (a *Agent) observeUnits(ctx context.Context, seen *observed, taken []plan.T
 		if !exists && (err == nil || !slices.Contains(stopped, name)) {
 			continue
 		}
-		seen.units = append(seen.units, plan.Unit{Name: name, Active: runs(state), Ending: state == "deactivating", Holds: seen.computes(name)})
+		seen.units = append(seen.units, plan.Unit{
+			Name: name, Active: runs(state), Ending: state == "deactivating", Starting: state == "activating", Holds: seen.computes(name),
+		})
 	}
 }
 

@@ -12,7 +12,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/record"
 
+	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
 )
@@ -216,4 +218,62 @@ func TestAProcessThatIsStartedAgainAndAgainIsToldOnceAMinute(t *testing.T) {
 		w.finish(pid)
 		w.reach("all-balanced")
 	})
+}
+
+// A job of systemd is done when the unit's process has begun. What becomes of it then is told, and keeps no node.
+func TestAUnitThatIsStartedAndFailsIsTold(t *testing.T) {
+	const unit = "nvidia-dcgm.service"
+	for name, row := range map[string]struct {
+		atOnce, later string // what becomes of it
+		starts        int
+	}{
+		"at once":                       {"failed", "failed", config.DefaultNoEffect},
+		"and is tried again by systemd": {"activating", "failed", config.DefaultNoEffect},
+		"and is tried again for ever":   {"activating", "activating", config.DefaultNoEffect},
+		"when the node is given back":   {"active", "failed", 1},
+		"and is tried again then":       {"active", "activating", 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := monitored(t)
+				o, events := w.optionsFor(&w.host), record.NewFakeRecorder(1000)
+				o.Events = events
+				w.agent = agent.New(o)
+				before := w.units.changed
+				w.units.changed = func(name string) {
+					if w.units.states[name] == "active" && row.atOnce != "active" {
+						w.units.states[name] = row.atOnce
+						return
+					}
+					before(name)
+				}
+				w.converge("all-balanced")
+				w.spend(30 * time.Second)
+				w.units.states[unit] = row.later
+				w.spend(10 * time.Minute)
+				if c := w.condition(); c.Status != corev1.ConditionTrue || !strings.Contains(c.Message, unit+" of this host was stopped for a change and does not run since") {
+					t.Errorf("the node says %s: %s", c.Status, c.Message)
+				}
+				starts, told := 0, 0
+				for _, d := range w.units.did {
+					if d == "start "+unit {
+						starts++
+					}
+				}
+				for len(events.Events) > 0 {
+					if e := <-events.Events; strings.Contains(e, string(config.ReasonUnitFailed)) && strings.Contains(e, unit) {
+						told++
+					}
+				}
+				if starts != row.starts || told != 1 {
+					t.Errorf("it was started %d times, want %d; and told %d times, want once", starts, row.starts, told)
+				}
+				w.units.states[unit] = "active"
+				w.spend(10 * time.Minute)
+				if c := w.condition(); strings.Contains(c.Message, unit) {
+					t.Errorf("it runs again, and the node says %s", c.Message)
+				}
+			})
+		})
+	}
 }

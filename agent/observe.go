@@ -107,6 +107,7 @@ func (a *Agent) observe(ctx context.Context) (observed, error) {
 	a.observeOthers(&seen)
 	a.observeReboots(&seen, pods.Items)
 	a.observeSpecs(ctx, &seen)
+	a.observeStarted(ctx, &seen)
 	seen.whole = true
 	return seen, nil
 }

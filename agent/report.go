@@ -66,6 +66,7 @@ func (a *Agent) conclude(ctx context.Context, seen observed, want wish, steps []
 		d = decision{reason: d.failure.Reason, message: d.failure.Message, after: a.settings.Retry.Longest, stalled: true}
 	}
 	r := reportOf(seen, want, steps, err, d)
+	r.message += a.unitsDown()
 	r.blockers, r.drain = d.blockers, drainOf(seen, first)
 	if err := a.tell(ctx, seen, want, r, err == nil && len(steps) > 0); err != nil {
 		a.log.Warn("reporting", zap.Error(err))
@@ -107,6 +108,9 @@ func (a *Agent) sleep(seen observed, steps []plan.Step, d decision, err error) t
 		if age := a.clock.Since(c.LastHeartbeatTime.Time); age < due {
 			due -= age
 		}
+	}
+	if a.awaitsUnits() {
+		due = min(due, unitRetry)
 	}
 	if err == nil {
 		return due

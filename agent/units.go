@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"time"
 
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
@@ -22,6 +24,7 @@ func (a *Agent) stopUnit(ctx context.Context, seen observed, want wish, step pla
 	until := a.began(step).Add(a.settings.Timeouts.Unit)
 	call, cancel := context.WithTimeout(ctx, hostTimeout)
 	defer cancel()
+	delete(a.started, step.Unit)
 	err := a.units.Stop(call, step.Unit)
 	if !errors.Is(err, drain.ErrJobRunning) {
 		return err
@@ -39,14 +42,27 @@ func (a *Agent) stopUnit(ctx context.Context, seen observed, want wish, step pla
 	}
 }
 
-// startUnit starts a unit that the change has stopped. One that does not start keeps no node: the GPUs work without it.
+// start is what is known of a unit that was started again.
+type start struct {
+	times  int       // since it was stopped
+	at     time.Time // the last
+	failed bool      // it does not run, and people were told
+}
+
+// startUnit starts a unit that the change has stopped. One that does not start, or ends as often as it does, keeps no node: the GPUs
+// work without it.
 func (a *Agent) startUnit(ctx context.Context, seen observed, step plan.Step) error {
+	before := a.started[step.Unit]
+	if before.times >= a.settings.Retry.NoEffect {
+		return a.forgoUnit(ctx, seen, step, fmt.Errorf("it was started %d times, and has ended each time", before.times))
+	}
 	until := a.began(step).Add(a.settings.Timeouts.Unit)
 	call, cancel := context.WithTimeout(ctx, hostTimeout)
 	defer cancel()
 	err := a.units.Start(call, step.Unit)
 	switch {
 	case err == nil:
+		a.started[step.Unit] = start{times: before.times + 1, at: a.clock.Now()}
 		return nil
 	case errors.Is(err, drain.ErrJobRunning) && a.clock.Now().Before(until):
 		return &Waiting{
@@ -67,5 +83,60 @@ func (a *Agent) forgoUnit(ctx context.Context, seen observed, step plan.Step, er
 		"%s of this host was stopped for the change and does not start again: %v; start it by hand", step.Unit, err)
 	j := *seen.journal
 	j.Stopped = slices.DeleteFunc(slices.Clone(j.Stopped), func(name string) bool { return name == step.Unit })
-	return a.amend(ctx, seen, j)
+	if err := a.amend(ctx, seen, j); err != nil {
+		return err
+	}
+	a.started[step.Unit] = start{failed: true}
+	return nil
+}
+
+// observeStarted looks what has become of units that were started again. A job of systemd is done when the unit's process has begun,
+// and that may end a moment later, when nothing is owed to it any more.
+func (a *Agent) observeStarted(ctx context.Context, seen *observed) {
+	now := a.clock.Now()
+	if seen.journal != nil || len(a.started) == 0 || now.Before(a.startedNext) {
+		return
+	}
+	call, cancel := context.WithTimeout(ctx, hostTimeout)
+	defer cancel()
+	states, err := a.units.States(call, slices.Sorted(maps.Keys(a.started)))
+	for name, s := range a.started {
+		state, over := states[name], now.Sub(s.at) >= a.settings.Timeouts.Unit
+		switch {
+		case err != nil && !over:
+		case s.failed && state != "active":
+		case state == "failed" || state == "activating" && over:
+			a.started[name] = start{at: s.at, failed: true}
+			a.log.Warn("a unit of the host does not run since it was started again", zap.String("unit", name), zap.String("state", state))
+			a.eventf(seen.node, corev1.EventTypeWarning, config.ReasonUnitFailed,
+				"%s of this host was stopped for a change, was started again, and is %s since; see systemctl status %s", name, state, name)
+		case s.failed || over:
+			delete(a.started, name)
+		}
+	}
+	a.startedNext = now.Add(systemdRetry)
+	if a.awaitsUnits() {
+		a.startedNext = now.Add(unitRetry)
+	}
+}
+
+// awaitsUnits reports whether it is too early to say of a unit that it runs again.
+func (a *Agent) awaitsUnits() bool {
+	for _, s := range a.started {
+		if !s.failed {
+			return true
+		}
+	}
+	return false
+}
+
+// unitsDown names, for the end of a message, the units that were stopped for a change and do not run since.
+func (a *Agent) unitsDown() string {
+	text := ""
+	for _, name := range slices.Sorted(maps.Keys(a.started)) {
+		if a.started[name].failed {
+			text += fmt.Sprintf("; %s of this host was stopped for a change and does not run since: see systemctl status %s", name, name)
+		}
+	}
+	return text
 }

@@ -70,10 +70,11 @@ type Pause struct {
 
 // Unit is one of the host's systemd that is running or that the journal says was.
 type Unit struct {
-	Name   string
-	Active bool
-	Ending bool // it is active and about to stop
-	Holds  bool // one of its processes computes on what the plan takes away
+	Name     string
+	Active   bool
+	Ending   bool // it is active and about to stop
+	Starting bool // it is on its way to be active, or is tried again and again
+	Holds    bool // one of its processes computes on what the plan takes away
 }
 
 // Capacity is how far the node's capacity agrees with the hardware.
@@ -344,7 +345,7 @@ func foreseen(seen Observed, changes []change) Observed {
 	seen.Units = slices.Clone(seen.Units)
 	for i := range seen.Units {
 		if slices.Contains(d.stops, seen.Units[i].Name) {
-			seen.Units[i].Active = false
+			seen.Units[i].Active, seen.Units[i].Starting = false, false
 			owe(&seen.Journal.Stopped, seen.Units[i].Name)
 		}
 	}
@@ -384,7 +385,7 @@ func giveBack(seen Observed, parks bool) []Step {
 func resume(seen Observed) []Step {
 	var steps []Step
 	for _, u := range slices.Backward(seen.Units) {
-		if (!u.Active || u.Ending) && seen.Journal.Stopped[u.Name] {
+		if (!u.Active || u.Ending || u.Starting) && seen.Journal.Stopped[u.Name] {
 			steps = append(steps, Step{Kind: StartUnits, Unit: u.Name})
 		}
 	}
