@@ -66,15 +66,18 @@ func (b Builder) Runtime(ctx context.Context) (dir string, err error) {
 	})
 }
 
-// DevicePlugin returns the directory of NVIDIA's nvidia-device-plugin, gpu-feature-discovery and config-manager.
+// DevicePlugin returns the directory of NVIDIA's nvidia-device-plugin, gpu-feature-discovery, config-manager and
+// mps-control-daemon.
 func (b Builder) DevicePlugin(ctx context.Context) (dir string, err error) {
 	const commands = "github.com/NVIDIA/k8s-device-plugin/cmd/"
 	return b.cached(ctx, recipe{
 		name:   "nvidia-device-plugin",
 		module: "test/nvidia/deviceplugin",
 		steps: []step{{
-			cgo:      true,
-			packages: []string{commands + "nvidia-device-plugin", commands + "gpu-feature-discovery", commands + "config-manager"},
+			cgo: true,
+			packages: []string{
+				commands + "nvidia-device-plugin", commands + "gpu-feature-discovery", commands + "config-manager", "./mps-control-daemon",
+			},
 			ldflags: []string{
 				"-X github.com/NVIDIA/k8s-device-plugin/internal/info.version={{github.com/NVIDIA/k8s-device-plugin}}", lazy,
 			},

@@ -9,11 +9,16 @@ tool (
 )
 
 require (
+	github.com/NVIDIA/go-nvlib v0.10.0
+	github.com/NVIDIA/go-nvml v0.13.0-1.0.20260212130905-92cf8c963449
+	github.com/NVIDIA/k8s-device-plugin v0.19.3
+	github.com/urfave/cli/v2 v2.27.7
+	k8s.io/klog/v2 v2.130.1
+)
+
+require (
 	cyphar.com/go-pathrs v0.2.4 // indirect
 	github.com/NVIDIA/go-gpuallocator v0.6.0 // indirect
-	github.com/NVIDIA/go-nvlib v0.10.0 // indirect
-	github.com/NVIDIA/go-nvml v0.13.0-1.0.20260212130905-92cf8c963449 // indirect
-	github.com/NVIDIA/k8s-device-plugin v0.19.3 // indirect
 	github.com/NVIDIA/nvidia-container-toolkit v1.19.1 // indirect
 	github.com/cpuguy83/go-md2man/v2 v2.0.7 // indirect
 	github.com/cyphar/filepath-securejoin v0.6.1 // indirect
@@ -46,7 +51,6 @@ require (
 	github.com/russross/blackfriday/v2 v2.1.0 // indirect
 	github.com/sirupsen/logrus v1.9.4 // indirect
 	github.com/spf13/pflag v1.0.9 // indirect
-	github.com/urfave/cli/v2 v2.27.7 // indirect
 	github.com/x448/float16 v0.8.4 // indirect
 	github.com/xrash/smetrics v0.0.0-20240521201337-686a1a2994c1 // indirect
 	go.yaml.in/yaml/v2 v2.4.3 // indirect
@@ -67,7 +71,6 @@ require (
 	k8s.io/api v0.35.5 // indirect
 	k8s.io/apimachinery v0.35.5 // indirect
 	k8s.io/client-go v0.35.5 // indirect
-	k8s.io/klog/v2 v2.130.1 // indirect
 	k8s.io/kube-openapi v0.0.0-20250910181357-589584f1c912 // indirect
 	k8s.io/kubelet v0.35.5 // indirect
 	k8s.io/utils v0.0.0-20251002143259-bc988d571ff4 // indirect

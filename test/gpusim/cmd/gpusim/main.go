@@ -1,6 +1,7 @@
 // Command gpusim makes a node of simulated GPUs, shows it, and does to it what people and misfortune do to a real one.
 //
-// Under the name nvidia-smi it does the few things that NVIDIA's programs run nvidia-smi for.
+// Under the name nvidia-smi it does the few things that NVIDIA's programs run nvidia-smi for, and under the name
+// nvidia-cuda-mps-control what they run that for.
 package main
 
 import (
@@ -22,9 +23,12 @@ import (
 
 func main() {
 	c := command()
-	if filepath.Base(os.Args[0]) == "nvidia-smi" {
+	switch filepath.Base(os.Args[0]) {
+	case "nvidia-smi":
 		c = smi()
 		c.SetArgs(spell(os.Args[1:]))
+	case mpsControlName:
+		c = mpsControl()
 	}
 	if err := c.Execute(); err != nil {
 		os.Exit(1)
