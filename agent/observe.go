@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
@@ -40,9 +41,10 @@ type observed struct {
 	libraryClients []drain.Pod // pods without a GPU that keep the library open and can be sent away
 	markers        []drain.Marker
 	orphan         orphan
-	migManager     bool // a mig-manager runs here
-	adopts         bool // what one has left is ours to clear away
-	refences       bool // a cordon of ours that somebody lifts in the middle is put back
+	migManager     bool          // a mig-manager runs here
+	adopts         bool          // what one has left is ours to clear away
+	adoptsIn       time.Duration // what one has left is on the node, and ours to take on only then
+	refences       bool          // a cordon of ours that somebody lifts in the middle is put back
 
 	reboots  plan.Reboots
 	specs    []string       // CDI specs that describe other GPU instances than there are
@@ -234,6 +236,9 @@ func matches(pod *corev1.Pod, any []labels.Selector) bool {
 func (a *Agent) observeOthers(seen *observed) {
 	seen.migManager = runsMIGManager(seen.pods)
 	seen.adopts = a.adopts(seen.pods)
+	if seen.migManager {
+		a.migManagerAt = a.clock.Now()
+	}
 	seen.orphan = a.orphanOn(seen)
 	labels := union(a.settings.Operands, slices.Sorted(maps.Keys(seen.orphan.labels)))
 	if seen.journal != nil {
