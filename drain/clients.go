@@ -79,6 +79,8 @@ const (
 type Processes struct {
 	Root    string // where procfs of the host's PID namespace is mounted; /proc if empty
 	Devices string // the folder of device files, as processes name it; /dev if empty
+	// Signal takes the place of the system's, for a table that is not of this machine's processes.
+	Signal func(pid int, signal unix.Signal) error
 }
 
 // Holders lists the processes that hold what is sought, by pid: those that NVML has reported, and all that have a device
