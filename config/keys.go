@@ -51,6 +51,8 @@ const (
 const (
 	// AnnotationStatus is compact JSON for tools: what is asked for, the phase, and how each GPU is cut.
 	AnnotationStatus = "gpuslice.io/status"
+	// AnnotationPublished is JSON of the labels and taints that a profile has put on the node.
+	AnnotationPublished = "gpuslice.io/published"
 	// AnnotationJournal is what must be given back. It is there exactly while something is owed.
 	AnnotationJournal = "gpuslice.io/journal"
 )
@@ -97,6 +99,12 @@ const (
 	ReasonInvalidCatalog Reason = "InvalidCatalog"
 	// ReasonImpossibleGeometry is given when a GPU cannot hold the instances that the config asks of it.
 	ReasonImpossibleGeometry Reason = "ImpossibleGeometry"
+	// ReasonWrongMIGStrategy is given when the node's device plugin, as it is told to present MIG devices, would not offer what is asked for.
+	ReasonWrongMIGStrategy Reason = "WrongMIGStrategy"
+	// ReasonNoHandover is given when the node's device plugin cannot be given another config.
+	ReasonNoHandover Reason = "NoHandover"
+	// ReasonForeignNodeKey is given when somebody else has set a label or taint of the node otherwise than the profile does.
+	ReasonForeignNodeKey Reason = "ForeignNodeKey"
 	// ReasonNoCapableGPU is given when a config asks for MIG and no GPU that it names can do MIG.
 	ReasonNoCapableGPU Reason = "NoCapableGPU"
 	// ReasonVirtualGPU is given when MIG or sharing is asked of a vGPU, which its host has cut for one workload at a time, or
@@ -135,6 +143,10 @@ const (
 	ReasonShuttingDown Reason = "ShuttingDown"
 	// ReasonRepartitioning is given while MIG mode is turned on or off and instances are destroyed and created.
 	ReasonRepartitioning Reason = "Repartitioning"
+	// ReasonHandingOver is given while the device plugin is being given another config.
+	ReasonHandingOver Reason = "HandingOver"
+	// ReasonPluginFailed is given when the device plugin does not run by its new config, or MPS does not end.
+	ReasonPluginFailed Reason = "PluginFailed"
 	// ReasonAwaitingCapacity is given while kubelet does not yet show the new devices.
 	ReasonAwaitingCapacity Reason = "AwaitingCapacity"
 	// ReasonCapacityMismatch is given when allocatable is still not what stands on the hardware at the deadline.

@@ -1,0 +1,86 @@
+package config
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// StrategyError is why the device plugin would not offer GPUs that are cut so, under its MIG strategy.
+type StrategyError struct {
+	Strategy MIGStrategy
+	Problem  string // to be read behind the strategy, with what to do
+}
+
+// Error names the strategy, and says what cannot be.
+func (e *StrategyError) Error() string {
+	return fmt.Sprintf("the device plugin's MIG strategy is %s, under which %s", e.Strategy, e.Problem)
+}
+
+// Reason is ReasonWrongMIGStrategy.
+func (e *StrategyError) Reason() Reason { return ReasonWrongMIGStrategy }
+
+// CheckStrategy finds out whether NVIDIA's device plugin offers GPUs that are cut so. Under the strategy none it offers GPUs that are cut
+// as whole ones, on which nothing can run; on most of what the other two do not know it ends, again and again. The error is a
+// *StrategyError.
+func CheckStrategy(gpus []nvml.GPU, strategy MIGStrategy) error {
+	gpus = slices.DeleteFunc(slices.Clone(gpus), func(g nvml.GPU) bool { return g.Lost })
+	cut := slices.IndexFunc(gpus, func(g nvml.GPU) bool { return g.Enabled })
+	if cut < 0 {
+		return nil
+	}
+	refuse := func(format string, args ...any) error {
+		return &StrategyError{Strategy: strategy, Problem: fmt.Sprintf(format, args...)}
+	}
+	switch strategy {
+	case MIGStrategyNone:
+		return refuse("%s would be offered as a whole GPU that nothing can run on: set the plugin's strategy to single or mixed", nameOf(gpus[cut]))
+	case MIGStrategySingle:
+		return checkSingle(gpus, cut, refuse)
+	default:
+		for _, g := range gpus {
+			for _, d := range devices(g) {
+				if strings.Count(d, ".") > 1 {
+					return refuse("it ends on a device %s of %s, which is a part of a GPU instance: leave instances whole", d, nameOf(g))
+				}
+			}
+		}
+		return nil
+	}
+}
+
+// checkSingle refuses what is not one profile on all GPUs.
+func checkSingle(gpus []nvml.GPU, cut int, refuse func(string, ...any) error) error {
+	const remedy = ": cut all GPUs of the node into instances of one profile, or set the plugin's strategy to mixed"
+	profile := ""
+	for _, g := range gpus {
+		all := devices(g)
+		switch {
+		case !g.Enabled:
+			return refuse("it ends when %s has MIG mode on and %s has not"+remedy, nameOf(gpus[cut]), nameOf(g))
+		case len(all) == 0:
+			return refuse("it ends when %s has MIG mode on and no instance"+remedy, nameOf(g))
+		}
+		for _, d := range all {
+			if profile == "" {
+				profile = d
+			}
+			if d != profile {
+				return refuse("it ends when there is a %s beside a %s"+remedy, d, profile)
+			}
+		}
+	}
+	return nil
+}
+
+func devices(g nvml.GPU) []string {
+	var out []string
+	for _, i := range g.Instances {
+		for _, d := range i.Devices {
+			out = append(out, d.Profile)
+		}
+	}
+	return out
+}
