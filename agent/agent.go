@@ -6,6 +6,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -13,6 +14,7 @@ import (
 
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/clock"
@@ -69,10 +71,13 @@ type Options struct {
 	Specs     Specs
 	Processes drain.Processes
 	Parse     func(data []byte) (map[string]config.MIGConfig, error) // reads a file in mig-parted's format
-	Settings  config.Settings
-	Clock     clock.WithTicker
-	Events    record.EventRecorder
-	Log       *zap.Logger
+	Plugin    PluginConfigs
+	// PluginFile is where this process sees the device plugin's config file; empty where the host does, by the settings.
+	PluginFile string
+	Settings   config.Settings
+	Clock      clock.WithTicker
+	Events     record.EventRecorder
+	Log        *zap.Logger
 }
 
 // Agent keeps one node as its labels ask.
@@ -88,11 +93,15 @@ type Agent struct {
 	sentinel  sentinel
 	parse     func(data []byte) (map[string]config.MIGConfig, error)
 	settings  config.Settings
-	clock     clock.WithTicker
-	events    record.EventRecorder
-	log       *zap.Logger
-	evictor   *drain.Evictor
-	fence     drain.Fence
+
+	pluginConfigs PluginConfigs
+	pluginFile    string
+
+	clock   clock.WithTicker
+	events  record.EventRecorder
+	log     *zap.Logger
+	evictor *drain.Evictor
+	fence   drain.Fence
 
 	// All of the following may be lost at any moment: after a restart it is gathered anew.
 
@@ -108,10 +117,11 @@ type Agent struct {
 	foundFree    map[string]time.Time // when the process table was last seen to have no holder of the device, which goes
 	started      map[string]start     // units of the host that were started again
 	startedNext  time.Time            // they are not asked after before
-	migManagerAt time.Time            // when a mig-manager was last seen here; before the first look, nobody knows
 	strangers    told                 // who holds what is to go, and is of no pod
 	waits        map[string]time.Time // when the waits began that have a time of their own, by what is waited for
 	budgets      chan map[string]bool // namespaces of disruption budgets that are in the way
+	told         map[types.UID]string // which config each reader of the device plugin's has been told to read
+	nudged       bool                 // the device plugin was started anew, for want of capacity
 	rebooting    bool                 // this process has asked logind for a reboot
 	replaced     bool                 // the driver is another one than this process has loaded
 }
@@ -129,6 +139,7 @@ func New(o Options) *Agent {
 			JournalKey:      config.AnnotationJournal,
 			KeepCordonedKey: config.AnnotationKeepCordoned,
 		},
+		pluginConfigs: o.Plugin, pluginFile: cmp.Or(o.PluginFile, o.Settings.DevicePlugin.ConfigFile), told: map[types.UID]string{},
 		attempts: map[string]attempt{}, done: map[string]int{}, waits: map[string]time.Time{}, started: map[string]start{}, foundFree: map[string]time.Time{},
 	}
 }
@@ -137,7 +148,6 @@ func New(o Options) *Agent {
 // nvml.ErrReplaced: NVIDIA's driver is another one than this process has loaded, and only a new process can go on.
 func (a *Agent) Run(ctx context.Context) error {
 	wake := a.watch(ctx)
-	a.begin()
 	a.log.Info("watching", zap.String("node", a.node))
 	for ctx.Err() == nil {
 		// Cutting a step off in the middle gains nothing: each has a deadline, and a restart resumes anyway.
@@ -158,9 +168,6 @@ func (a *Agent) Run(ctx context.Context) error {
 	return nil
 }
 
-// begin notes what a new process cannot know: a mig-manager may have been here a moment ago.
-func (a *Agent) begin() { a.migManagerAt = a.clock.Now() }
-
 // pass observes, decides, and performs at most one step. It returns how long the loop may sleep.
 // It is safe to be killed anywhere inside it.
 func (a *Agent) pass(ctx context.Context) time.Duration {
@@ -180,13 +187,16 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 // plan lists the steps to what the labels ask for; or, where that cannot be and something was begun already, the steps
 // back to what was before.
 func (a *Agent) plan(ctx context.Context, seen *observed) (wish, []plan.Step, error) {
-	want, err := a.desired(*seen)
+	want, err := a.desired(ctx, seen)
+	a.prove(seen, want.plugin)
 	var steps []plan.Step
 	if err == nil {
 		want.keepForeign(seen.journal)
 		steps, err = a.steps(ctx, seen, want, want.targets)
 	}
 	switch {
+	case isUnseen(err):
+		return want, nil, err
 	case err == nil && a.calledOff(*seen, want, steps):
 		return want, nil, seen.cancelled(want)
 	case err != nil && seen.journal == nil:
@@ -197,7 +207,8 @@ func (a *Agent) plan(ctx context.Context, seen *observed) (wish, []plan.Step, er
 	case errors.Is(err, plan.ErrStillPending) && seen.journal.Undo == nil:
 		return want, nil, &Failure{Wish: want.fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}
 	}
-	want.undo, want.why = true, err
+	want.undo, want.why, want.plugin = true, err, a.former(seen.journal)
+	a.prove(seen, want.plugin)
 	if a.specFailures >= a.settings.Retry.Failures { // on the way back they keep no node
 		seen.specs = nil
 	}
@@ -210,6 +221,7 @@ func (a *Agent) clearAway(ctx context.Context, seen *observed, want wish, err er
 	if !seen.orphan.is() && !seen.fenced {
 		return nil, err
 	}
+	want.plugin, want.keys = nil, nil
 	steps, planning := a.steps(ctx, seen, want, nil)
 	if planning != nil || len(steps) == 0 {
 		return nil, err
@@ -221,7 +233,7 @@ func (a *Agent) clearAway(ctx context.Context, seen *observed, want wish, err er
 // nobody: what is left is proof. What was asked for since is not meant by it, and gets a cordon of its own.
 func (a *Agent) calledOff(seen observed, want wish, steps []plan.Step) bool {
 	changes := disrupts(steps) || slices.ContainsFunc(steps, func(s plan.Step) bool { return s.Kind == plan.Create })
-	return a.settings.Drain.OnUncordon == config.UncordonCancel && seen.uncordoned() && changes && !seen.other(want) && !seen.givenUp(want)
+	return a.settingsFor(want).Drain.OnUncordon == config.UncordonCancel && seen.uncordoned() && changes && !seen.other(want) && !seen.givenUp(want)
 }
 
 // cancelled is the end of a change whose cordon somebody else has lifted. Kubectl leaves no name when it does.

@@ -1,9 +1,11 @@
 package agent
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -56,6 +58,75 @@ func expected(gpus []nvml.GPU, strategy config.MIGStrategy) resources {
 		slices.Sort(ids)
 	}
 	return out
+}
+
+// shared is what the device plugin makes of the resources by the sharing: each device as often as it is shared, under the name that this has.
+func shared(of resources, s config.Sharing) resources {
+	out := resources{}
+	for resource, ids := range of {
+		name, n := s.Offered(resource)
+		for _, id := range ids {
+			if n == 1 {
+				out[name] = append(out[name], id)
+				continue
+			}
+			for i := range n {
+				out[name] = append(out[name], id+replicaSeparator+strconv.Itoa(i))
+			}
+		}
+		slices.Sort(out[name])
+	}
+	return out
+}
+
+// mismatches compares what is wanted, device by device, with what kubelet would give out and with what the node promises to the scheduler.
+func mismatches(want, kubelet resources, allocatable corev1.ResourceList) []string {
+	var out []string
+	names := map[string]bool{}
+	for name := range want {
+		names[name] = true
+	}
+	for name := range kubelet {
+		names[name] = drain.GPUResource(name)
+	}
+	for name := range allocatable {
+		names[string(name)] = drain.GPUResource(string(name))
+	}
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		if !names[name] {
+			continue
+		}
+		switch wanted, given := want[name], kubelet[name]; {
+		case len(given) != len(wanted):
+			out = append(out, fmt.Sprintf("%s: %d wanted, kubelet has %d", name, len(wanted), len(given)))
+		case !slices.Equal(given, wanted):
+			out = append(out, fmt.Sprintf("%s: kubelet has %d others than are wanted", name, len(given)))
+		case count(allocatable, name) != len(given):
+			out = append(out, fmt.Sprintf("%s: kubelet has %d, the node object %d", name, len(given), count(allocatable, name)))
+		}
+	}
+	return out
+}
+
+// summary is the capacity as people check it: "nvidia.com/gpu 24 = 8 x 3 time-slicing".
+func (r resources) summary(want *pluginWish) string {
+	if want == nil || !want.known || want.sharing.Strategy == config.SharingNone {
+		return r.String()
+	}
+	replicas := map[string]int{}
+	for _, resource := range want.sharing.Resources() {
+		name, n := want.sharing.Offered(resource)
+		replicas[name] = n
+	}
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(r)) {
+		text := fmt.Sprintf("%s %d", name, len(r[name]))
+		if n := replicas[name]; n > 1 {
+			text += fmt.Sprintf(" = %d x %d %s", len(r[name])/n, n, want.sharing.Strategy)
+		}
+		parts = append(parts, text)
+	}
+	return cmp.Or(strings.Join(parts, ", "), "none")
 }
 
 // offered is what kubelet gives out of GPUs, leaving out names without devices.

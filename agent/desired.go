@@ -1,12 +1,17 @@
 package agent
 
 import (
+	"cmp"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
@@ -17,18 +22,24 @@ import (
 type wish struct {
 	name        string       // of the config; empty if nothing is asked for
 	label       string       // that asks for it
-	targets     plan.Desired // GPU by GPU
-	fingerprint string       // tells this wish from any other, on these GPUs
-	undo        bool         // the way back is taken instead
-	why         error        // for another reason than a failure that the journal keeps
+	targets     plan.Targets // GPU by GPU
+	plugin      *pluginWish  // nil leaves the device plugin's config as it is
+	keys        *nodeKeys    // of a profile; nil leaves the node's labels and taints as they are
+	drain       *config.DrainOverrides
+	fingerprint string // tells this wish from any other, on these GPUs
+	undo        bool   // the way back is taken instead
+	why         error  // for another reason than a failure that the journal keeps
 }
+
+// settingsFor are the settings as the profile that is asked for has them.
+func (a *Agent) settingsFor(want wish) config.Settings { return a.settings.With(want.drain) }
 
 // desired turns labels into targets. A bad wish is a *Stalled error, which is told and disturbs nothing. Any error ends a
 // change that is under way.
-func (a *Agent) desired(seen observed) (wish, error) {
-	want := wish{label: config.LabelProfile, name: seen.node.Labels[config.LabelProfile]}
-	if want.name == "" {
-		want.label, want.name = config.LabelMIGConfig, seen.node.Labels[config.LabelMIGConfig]
+func (a *Agent) desired(ctx context.Context, seen *observed) (wish, error) {
+	want, pluginKey := a.asked(seen.node)
+	if seen.journal != nil && seen.journal.Plugin != nil {
+		a.observePlugin(ctx, seen)
 	}
 	if want.name == "" {
 		switch {
@@ -39,20 +50,84 @@ func (a *Agent) desired(seen observed) (wish, error) {
 		}
 		return want, nil
 	}
-	wishes, err := a.wishes(seen, want.label, want.name)
-	if err != nil {
-		return want, err
+	wishes := map[nvml.UUID]nvml.Wish{}
+	if want.label != config.LabelDevicePluginConfig {
+		profile, found, err := a.wishes(*seen, want.label, migName(want.name, pluginKey))
+		if err != nil {
+			return want, err
+		}
+		wishes = found
+		if err := a.apply(ctx, seen, &want, profile); err != nil {
+			return want, err
+		}
+	}
+	if pluginKey != "" {
+		a.observePlugin(ctx, seen)
+		var err error
+		if want.plugin, err = a.namedConfig(ctx, seen, pluginKey); err != nil {
+			return want, err
+		}
 	}
 	want.targets = targets(wishes)
-	want.fingerprint = fingerprint(want.name, wishes)
+	want.fingerprint = fingerprint(want, wishes)
+	if err := a.fits(*seen, want); err != nil {
+		return want, err
+	}
 	if failed := seen.failed(want); failed != nil && seen.journal == nil {
 		return want, &Stalled{Reason: failed.Reason, Message: failed.Message}
 	}
 	return want, nil
 }
 
-func targets(wishes map[nvml.UUID]nvml.Wish) plan.Desired {
-	out := plan.Desired{}
+// asked is what the node's labels name, and by what they name it: a profile alone, or a MIG config and a config of the device plugin.
+func (a *Agent) asked(node *corev1.Node) (want wish, pluginKey string) {
+	if name := node.Labels[config.LabelProfile]; name != "" {
+		return wish{label: config.LabelProfile, name: name}, ""
+	}
+	pluginKey = cmp.Or(node.Labels[config.LabelDevicePluginConfig], a.settings.DevicePlugin.DefaultConfig)
+	want = wish{label: config.LabelMIGConfig, name: node.Labels[config.LabelMIGConfig]}
+	switch {
+	case pluginKey == "":
+	case want.name == "":
+		want.label, want.name = config.LabelDevicePluginConfig, pluginKey
+	default:
+		want.name += pluginSeparator + pluginKey
+	}
+	return want, pluginKey
+}
+
+// pluginSeparator joins the names of a MIG config and of a config of the device plugin. No label can have it.
+const pluginSeparator = " + "
+
+// migName is the MIG config of a wish that may be joined with a config of the device plugin.
+func migName(name, pluginKey string) string {
+	return strings.TrimSuffix(name, pluginSeparator+pluginKey)
+}
+
+// apply adds what a profile asks for besides the geometry.
+func (a *Agent) apply(ctx context.Context, seen *observed, want *wish, profile config.Profile) error {
+	if want.label != config.LabelProfile {
+		return nil
+	}
+	want.drain = profile.Drain
+	want.keys = &nodeKeys{Labels: profile.Labels, Taints: profile.Taints}
+	if foreign := foreignKey(seen.node, *want.keys); foreign != "" {
+		return &Stalled{
+			Reason:  config.ReasonForeignNodeKey,
+			Message: fmt.Sprintf("profile %s: %s, which is not ours to change; take it away, or out of the profile", want.name, foreign),
+		}
+	}
+	if profile.Sharing == nil {
+		return nil
+	}
+	a.observePlugin(ctx, seen)
+	var err error
+	want.plugin, err = a.sharingOf(seen, *profile.Sharing)
+	return err
+}
+
+func targets(wishes map[nvml.UUID]nvml.Wish) plan.Targets {
+	out := plan.Targets{}
 	for gpu, w := range wishes {
 		out[gpu] = plan.Target{Wish: w}
 	}
@@ -60,17 +135,18 @@ func targets(wishes map[nvml.UUID]nvml.Wish) plan.Desired {
 }
 
 // wishes is what a label asks of each GPU. A name may mean something else once a file can be read that cannot be now, so
-// nothing is done by a catalog of which a part is missing.
-func (a *Agent) wishes(seen observed, label, name string) (map[nvml.UUID]nvml.Wish, error) {
+// nothing is done by a catalog of which a part is missing. The profile is that of the name, if there is one.
+func (a *Agent) wishes(seen observed, label, name string) (config.Profile, map[nvml.UUID]nvml.Wish, error) {
 	catalog, err := a.catalog(seen, label)
 	if err != nil {
-		return nil, &Stalled{Reason: config.ReasonInvalidCatalog, Message: err.Error()}
+		return config.Profile{}, nil, &Stalled{Reason: config.ReasonInvalidCatalog, Message: err.Error()}
 	}
 	wishes, err := wishesOf(catalog, label, name, seen.gpus)
 	if err != nil {
-		return nil, &Stalled{Reason: reasonOf(err), Message: fmt.Sprintf("label %s=%s: %v", label, name, err)}
+		return config.Profile{}, nil, &Stalled{Reason: reasonOf(err), Message: fmt.Sprintf("label %s=%s: %v", label, name, err)}
 	}
-	return wishes, nil
+	profile, _ := catalog.Profile(name)
+	return profile, wishes, nil
 }
 
 func wishesOf(catalog config.Catalog, label, name string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Wish, error) {
@@ -128,11 +204,16 @@ func reasonOf(err error) config.Reason {
 	return config.ReasonInvalidCatalog
 }
 
-func fingerprint(name string, wishes map[nvml.UUID]nvml.Wish) string {
+func fingerprint(want wish, wishes map[nvml.UUID]nvml.Wish) string {
 	h := sha256.New()
-	fmt.Fprint(h, name)
+	fmt.Fprint(h, want.name)
 	for _, gpu := range slices.Sorted(maps.Keys(wishes)) {
 		fmt.Fprintf(h, " %s %v", gpu, wishes[gpu]) // prints maps in the order of their keys
+	}
+	if p := want.plugin; p != nil && p.exact {
+		fmt.Fprintf(h, " %s", p.text)
+	} else if p != nil {
+		fmt.Fprintf(h, " %v", p.sharing)
 	}
 	return hex.EncodeToString(h.Sum(nil)[:6])
 }

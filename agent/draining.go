@@ -108,9 +108,9 @@ func (a *Agent) policy(seen observed, step plan.Step, want wish) (p drain.Policy
 	switch {
 	case want.undo:
 	case step.Kind == plan.Evict:
-		p = drainPolicy(a.settings)
+		p = drainPolicy(a.settingsFor(want))
 	case step.Kind == plan.PauseOperands && seen.journal != nil:
-		p.Deadline = a.deadline(seen, step).Sub(seen.journal.Started)
+		p.Deadline = a.deadline(seen, want, step).Sub(seen.journal.Started)
 	}
 	if seen.deaf != nil {
 		p.KubeletSilent = seen.deaf.Error()
@@ -148,7 +148,7 @@ func (a *Agent) mustSee(seen observed, want wish, step plan.Step) error {
 	if seen.deaf != nil {
 		reason = config.ReasonKubeletUnavailable
 	}
-	until := a.deadline(seen, step)
+	until := a.deadline(seen, want, step)
 	if a.clock.Now().After(until) && !want.undo {
 		return &Failure{Wish: want.fingerprint, Reason: reason, Message: fmt.Sprintf("nobody was evicted %v, up to the deadline", busy)}
 	}
@@ -172,7 +172,7 @@ func (a *Agent) pauseOperand(ctx context.Context, seen observed, want wish, step
 		pods[i] = p.Namespace + "/" + p.Name
 	}
 	message := fmt.Sprintf("waiting for the pods of %s to end: %s", step.Label, listed(pods))
-	until := a.deadline(seen, step)
+	until := a.deadline(seen, want, step)
 	if a.clock.Now().After(until) && !want.undo {
 		return &Failure{Wish: want.fingerprint, Reason: config.ReasonPausingOperands, Message: message + ", up to the deadline"}
 	}

@@ -32,6 +32,11 @@ func (a *Agent) change(ctx context.Context, seen observed, want wish, step plan.
 			return err
 		}
 	}
+	if step.Kind == plan.SetComputeMode {
+		if err := a.daemonsGone(seen, want, step); err != nil {
+			return err
+		}
+	}
 	release, err := a.inhibit(ctx, step)
 	if err != nil {
 		return err
@@ -60,6 +65,8 @@ func (a *Agent) drive(ctx context.Context, step plan.Step) error {
 		return a.driver.SetMode(call, step.GPU, step.On)
 	case plan.SetPersistence:
 		return a.driver.SetPersistence(call, step.GPU, step.On)
+	case plan.SetComputeMode:
+		return a.driver.SetComputeMode(call, step.GPU, nvml.ComputeDefault)
 	case plan.Reset:
 		return a.driver.Reset(call, step.GPU)
 	case plan.Destroy:

@@ -43,7 +43,7 @@ func (a *Agent) execute(ctx context.Context, seen observed, want wish, steps []p
 		err = a.evict(ctx, seen, want, steps)
 	case plan.PauseOperands, plan.ResumeOperands, plan.StopUnits, plan.StartUnits:
 		err = a.operate(ctx, seen, want, steps)
-	case plan.SetMode, plan.SetPersistence, plan.Reset, plan.Destroy, plan.Create:
+	case plan.SetMode, plan.SetPersistence, plan.SetComputeMode, plan.Reset, plan.Destroy, plan.Create:
 		err = a.change(ctx, seen, want, step)
 	case plan.Park:
 		err = a.park(ctx, seen, want)
@@ -51,10 +51,16 @@ func (a *Agent) execute(ctx context.Context, seen observed, want wish, steps []p
 		err = a.askForReboot(seen, want)
 	case plan.Reboot:
 		err = a.reboot(ctx, seen, want)
+	case plan.WriteSharing:
+		err = a.writeSharing(ctx, seen, want)
+	case plan.ReloadPlugin:
+		err = a.reloadPlugin(ctx, seen, want, step)
+	case plan.PublishNodeKeys:
+		err = a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return publish(node, *want.keys) })
 	case plan.RegenerateCDI:
 		err = a.regenerate(ctx, seen.gpus)
 	case plan.VerifyCapacity:
-		err = a.awaitCapacity(seen, want)
+		err = a.awaitCapacity(ctx, seen, want, step)
 	case plan.Release:
 		err = a.release(ctx, seen, want)
 	default:
@@ -93,9 +99,9 @@ func (a *Agent) began(step plan.Step) time.Time {
 const afterPods = 5 * time.Minute
 
 // deadline is the end of a wait that is no pod's with the GPU, but comes after it.
-func (a *Agent) deadline(seen observed, step plan.Step) time.Time {
+func (a *Agent) deadline(seen observed, want wish, step plan.Step) time.Time {
 	until := a.began(step).Add(afterPods)
-	if pods := seen.journal.Started.Add(a.settings.Timeouts.Drain); pods.After(until) {
+	if pods := seen.journal.Started.Add(a.settingsFor(want).Timeouts.Drain); pods.After(until) {
 		return pods
 	}
 	return until
@@ -159,7 +165,7 @@ func (a *Agent) regenerate(ctx context.Context, gpus []nvml.GPU) error {
 }
 
 // awaitCapacity says what is missing until the look that finds nothing.
-func (a *Agent) awaitCapacity(seen observed, want wish) error {
+func (a *Agent) awaitCapacity(ctx context.Context, seen observed, want wish, step plan.Step) error {
 	now := a.clock.Now()
 	if a.verifying.IsZero() {
 		a.verifying = now
@@ -167,7 +173,7 @@ func (a *Agent) awaitCapacity(seen observed, want wish) error {
 	if len(seen.capacity) == 0 {
 		return &Waiting{
 			Reason: config.ReasonAwaitingCapacity, After: proofInterval,
-			Message: "capacity is right; looking once more: " + offered(seen.kubelet).String(),
+			Message: "capacity is right; looking once more: " + offered(seen.kubelet).summary(want.plugin),
 		}
 	}
 	if seen.journal == nil {
@@ -176,6 +182,12 @@ func (a *Agent) awaitCapacity(seen observed, want wish) error {
 	// A fresh node has nothing to go back to, and its first plugin may wait for a driver that is still being installed.
 	fresh := seen.journal.Startup != nil && !want.undo
 	until := a.verifying.Add(a.settings.Timeouts.Capacity)
+	if fails := seen.pluginFails(); fails != "" && seen.journal.Plugin != nil && !want.undo {
+		return &Failure{Wish: want.fingerprint, Reason: config.ReasonPluginFailed, Message: "the device plugin does not run by its new config: " + fails}
+	}
+	if half := a.verifying.Add(a.settings.Timeouts.Capacity / 2); !fresh && !a.nudged && now.After(half) && len(seen.operands) > 0 {
+		return a.startPluginAnew(ctx, seen, want, step)
+	}
 	if fresh || now.Before(until) {
 		wait := &Waiting{
 			Reason: config.ReasonAwaitingCapacity, Message: "waiting for kubelet and the device plugin: " + seen.blockers(), After: proofInterval,
@@ -197,6 +209,17 @@ func (a *Agent) awaitCapacity(seen observed, want wish) error {
 		Wish: want.fingerprint, Reason: config.ReasonCapacityMismatch,
 		Message: fmt.Sprintf("no proof of capacity after %s: %s", a.settings.Timeouts.Capacity, seen.blockers()),
 	}
+}
+
+// startPluginAnew evicts the device plugin once, for want of capacity: it has been seen to register and to be forgotten by kubelet.
+func (a *Agent) startPluginAnew(ctx context.Context, seen observed, want wish, step plan.Step) error {
+	a.nudged = true
+	step.Kind, step.Pods = plan.RestartOperands, nil
+	for i := range seen.operands {
+		step.Pods = append(step.Pods, plannedPod(drain.Describe(&seen.operands[i])))
+	}
+	a.log.Info("no capacity for long: starting the device plugin anew", zap.Strings("missing", seen.capacity))
+	return a.evict(ctx, seen, want, []plan.Step{step})
 }
 
 // now is the time as the journal holds it.

@@ -21,11 +21,15 @@ import (
 // an agent has left without one.
 func (a *Agent) record(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
 	if !want.undo && !seen.disturbed() && disrupts(steps) {
-		if err := a.preflight(ctx, seen, steps); err != nil {
+		if err := a.preflight(ctx, seen, want, steps); err != nil {
 			return err
 		}
 	}
-	if err := a.amend(ctx, seen, *a.journal(seen, want, steps)); err != nil {
+	j, err := a.journal(seen, want, steps)
+	if err != nil {
+		return err
+	}
+	if err := a.amend(ctx, seen, *j); err != nil {
 		return err
 	}
 	if left := seen.orphan.String(); seen.journal == nil && left != "" {
@@ -41,7 +45,7 @@ func disrupts(steps []plan.Step) bool {
 		case plan.Evict, plan.PauseOperands, plan.StopUnits:
 			return true
 		default:
-			return s.TouchesGPU() && s.Kind != plan.Create && !givesPersistence(s)
+			return s.TouchesGPU() && s.Kind != plan.Create && s.Kind != plan.SetComputeMode && !givesPersistence(s)
 		}
 	})
 }
@@ -50,11 +54,14 @@ func disrupts(steps []plan.Step) bool {
 // schedulable.
 func (a *Agent) raise(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
 	if !want.undo && !seen.disturbed() {
-		if err := a.preflight(ctx, seen, steps); err != nil {
+		if err := a.preflight(ctx, seen, want, steps); err != nil {
 			return err
 		}
 	}
-	j := a.journal(seen, want, steps)
+	j, err := a.journal(seen, want, steps)
+	if err != nil {
+		return err
+	}
 	if !j.Cordoned { // the deadlines count from the fence
 		j.Started = a.now()
 	}
@@ -81,7 +88,7 @@ func (s observed) disturbed() bool {
 
 // preflight asks before the cordon whether the change can come to its end: whether nobody else works on the node, the pods may
 // be evicted, no process would stay that nobody can send away, and there is anybody to prove the capacity.
-func (a *Agent) preflight(ctx context.Context, seen observed, steps []plan.Step) error {
+func (a *Agent) preflight(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
 	const before = "nothing is disturbed before "
 	wait := &Waiting{After: evictionRetry}
 	busy, foreign, strangers := seen.busy(), seen.atWork(), a.strange(seen)
@@ -107,16 +114,16 @@ func (a *Agent) preflight(ctx context.Context, seen observed, steps []plan.Step)
 		wait.Message = before + "these processes end, which are of no pod and hold what is to go: " + listed(strangers)
 		wait.Advice = "end them on the node, or stop their units"
 	default:
-		return a.drainable(ctx, seen, steps)
+		return a.drainable(ctx, seen, want, steps)
 	}
 	wait.Since = seen.since(wait.Reason, a.now())
 	return wait
 }
 
 // drainable asks in a dry run whether the pods may be evicted.
-func (a *Agent) drainable(ctx context.Context, seen observed, steps []plan.Step) error {
+func (a *Agent) drainable(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
 	for _, s := range steps {
-		policy := drainPolicy(a.settings)
+		policy := drainPolicy(a.settingsFor(want))
 		switch {
 		case s.Kind == plan.Evict:
 		case s.Kind == plan.PauseOperands && s.Label == "":
@@ -175,10 +182,10 @@ func nameOf(m drain.Marker) string {
 }
 
 // journal is what the steps will owe to the node: what is owed already, and what they add.
-func (a *Agent) journal(seen observed, want wish, steps []plan.Step) *Journal {
+func (a *Agent) journal(seen observed, want wish, steps []plan.Step) (*Journal, error) {
 	j := &Journal{
 		Operation: uuid.NewString(), BootID: seen.node.Status.NodeInfo.BootID,
-		Proven:  len(seen.capacity) == 0 || seen.orphan.is(), // what was left is given back when it is seen to work
+		Proven:  seen.proven || seen.orphan.is(), // what was left is given back when it is seen to work
 		Started: a.now(),
 	}
 	if seen.journal != nil {
@@ -195,12 +202,13 @@ func (a *Agent) journal(seen observed, want wish, steps []plan.Step) *Journal {
 		}
 	}
 	for _, gpu := range seen.gpus {
-		if slices.ContainsFunc(steps, func(s plan.Step) bool { return s.GPU == gpu.UUID && s.TouchesGPU() }) {
+		if slices.ContainsFunc(steps, func(s plan.Step) bool { return s.GPU == gpu.UUID && s.TouchesGPU() && s.Kind != plan.SetComputeMode }) {
 			j.note(gpu)
 		}
 	}
+	j.Strategy = seen.toldStrategy()
 	for _, pod := range seen.operands {
-		if !j.ranBefore(string(pod.UID)) {
+		if cutsAnew(steps) && !j.ranBefore(string(pod.UID)) {
 			j.Operands = append(j.Operands, string(pod.UID))
 		}
 	}
@@ -208,7 +216,19 @@ func (a *Agent) journal(seen observed, want wish, steps []plan.Step) *Journal {
 	if seen.journal == nil && steps[0].Kind == plan.Adopt {
 		j.Undo = seen.failed(want) // which is not tried again
 	}
-	return j
+	if j.Plugin == nil && slices.ContainsFunc(steps, func(s plan.Step) bool { return s.Kind == plan.WriteSharing }) {
+		former, err := a.formerPlugin(seen)
+		if err != nil {
+			return nil, err
+		}
+		j.Plugin = former
+	}
+	return j, nil
+}
+
+// cutsAnew reports whether the steps change what the device plugin reads when it starts, and never again.
+func cutsAnew(steps []plan.Step) bool {
+	return slices.ContainsFunc(steps, func(s plan.Step) bool { return s.TouchesGPU() && s.Kind != plan.SetComputeMode })
 }
 
 // owe notes what the steps take from operands and units, and what an agent has left on the node without a journal.
@@ -265,6 +285,9 @@ func (a *Agent) release(ctx context.Context, seen observed, want wish) error {
 			Since:   seen.since(config.ReasonForeignMaintenance, a.now()),
 		}
 	}
+	if seen.journal.Plugin != nil {
+		a.collectKey(ctx, seen)
+	}
 	node, err := a.tellForGood(ctx, seen, want)
 	if err != nil {
 		return err
@@ -279,7 +302,7 @@ func (a *Agent) release(ctx context.Context, seen observed, want wish) error {
 		return err
 	}
 	a.eventf(seen.node, corev1.EventTypeNormal, config.ReasonReleased, "node given back after %s, %s",
-		a.clock.Since(seen.journal.Started).Round(time.Second), offered(seen.kubelet))
+		a.clock.Since(seen.journal.Started).Round(time.Second), offered(seen.kubelet).summary(want.plugin))
 	return nil
 }
 

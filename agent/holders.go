@@ -26,14 +26,23 @@ const (
 )
 
 // steps plans the way to the targets, once it is known who holds what goes.
-func (a *Agent) steps(ctx context.Context, seen *observed, want wish, targets plan.Desired) ([]plan.Step, error) {
+func (a *Agent) steps(ctx context.Context, seen *observed, want wish, targets plan.Targets) ([]plan.Step, error) {
 	a.observeTaken(ctx, seen, want, targets)
-	return plan.Make(seen.planned(want), targets)
+	return plan.Make(a.planned(*seen, want), want.desired(targets))
+}
+
+// desired is all that the planner goes by.
+func (w wish) desired(targets plan.Targets) plan.Desired {
+	out := plan.Desired{GPUs: targets, Config: w.plugin.configText()}
+	if w.plugin != nil {
+		out.Sharing = plannedSharing(w.plugin.sharing)
+	}
+	return out
 }
 
 // observeTaken completes the look by who is concerned by what goes.
-func (a *Agent) observeTaken(ctx context.Context, seen *observed, want wish, targets plan.Desired) {
-	taken := plan.Takes(seen.planned(want), targets)
+func (a *Agent) observeTaken(ctx context.Context, seen *observed, want wish, targets plan.Targets) {
+	taken := plan.Takes(a.planned(*seen, want), want.desired(targets))
 	a.observeHolders(ctx, seen, taken)
 	a.observeUnits(ctx, seen, taken)
 }
@@ -70,6 +79,9 @@ func (s observed) sought(taken []plan.Taken) []drain.Sought {
 		}
 		if t.Whole {
 			out = append(out, drain.Sought{Device: string(gpu.UUID), Minor: gpu.Minor, Reported: pids(gpu.Processes)})
+		}
+		if t.Compute {
+			out = append(out, drain.Sought{Device: string(gpu.UUID), Minor: drain.NoFiles, Reported: pids(gpu.Processes)})
 		}
 		for _, i := range gpu.Instances {
 			for _, d := range i.Devices {

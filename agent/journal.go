@@ -21,7 +21,8 @@ import (
 const (
 	journalOfGPUs     = 1 // cordon, geometry, reboots
 	journalOfOperands = 2 // labels of operands and units of the host besides
-	journalVersion    = journalOfOperands
+	journalOfPlugin   = 3 // and the device plugin's config
+	journalVersion    = journalOfPlugin
 )
 
 // Journal is what must be given back to the node: an annotation that is written before the first change and goes in the
@@ -29,24 +30,26 @@ const (
 //
 // It consists of types of this package alone, so that no library's update can make an old journal unreadable.
 type Journal struct {
-	Version          int               `json:"version"`
-	Summary          string            `json:"summary"`              // all of it for people, who find it by kubectl describe node; never read
-	Operation        string            `json:"operation"`            // identifies this change in the logs of all agents that work on it
-	Target           string            `json:"target"`               // the config that was asked for when it began
-	BootID           string            `json:"bootID"`               // the node's boot when it began
-	Started          time.Time         `json:"started"`              // when it began
-	Cordoned         bool              `json:"cordoned"`             // the change has fenced the node
-	WasUnschedulable bool              `json:"wasUnschedulable"`     // somebody had cordoned the node before us
-	Proven           bool              `json:"proven"`               // kubelet offered what the GPUs had when it began
-	Previous         []cut             `json:"previous"`             // how the GPUs that it changes were cut
-	Operands         []string          `json:"operands"`             // UIDs of the device plugin pods from before the change
-	Startup          *startup          `json:"startup,omitempty"`    // the taint that the node had been registered with
-	Paused           map[string]string `json:"paused,omitempty"`     // labels of operands that it changes, with their values before
-	Stopped          []string          `json:"stopped,omitempty"`    // units of the host that it stops, in that order; they were running
-	NoReset          *noReset          `json:"noReset,omitempty"`    // which GPUs the driver has refused to reset
-	Reboots          []string          `json:"reboots,omitempty"`    // boots in which a reboot was asked for
-	RebootAsked      time.Time         `json:"rebootAsked,omitzero"` // when the last of them was
-	Undo             *Failure          `json:"undo,omitempty"`       // the change has failed: back to Previous
+	Version          int                `json:"version"`
+	Summary          string             `json:"summary"`              // all of it for people, who find it by kubectl describe node; never read
+	Operation        string             `json:"operation"`            // identifies this change in the logs of all agents that work on it
+	Target           string             `json:"target"`               // the config that was asked for when it began
+	BootID           string             `json:"bootID"`               // the node's boot when it began
+	Started          time.Time          `json:"started"`              // when it began
+	Cordoned         bool               `json:"cordoned"`             // the change has fenced the node
+	WasUnschedulable bool               `json:"wasUnschedulable"`     // somebody had cordoned the node before us
+	Proven           bool               `json:"proven"`               // kubelet offered what the GPUs had when it began
+	Previous         []cut              `json:"previous"`             // how the GPUs that it changes were cut
+	Strategy         config.MIGStrategy `json:"strategy,omitempty"`   // that the device plugin is told besides its config
+	Operands         []string           `json:"operands"`             // UIDs of the device plugin pods from before the change
+	Startup          *startup           `json:"startup,omitempty"`    // the taint that the node had been registered with
+	Paused           map[string]string  `json:"paused,omitempty"`     // labels of operands that it changes, with their values before
+	Stopped          []string           `json:"stopped,omitempty"`    // units of the host that it stops, in that order; they were running
+	Plugin           *formerPlugin      `json:"plugin,omitempty"`     // the device plugin's config, if it changes that
+	NoReset          *noReset           `json:"noReset,omitempty"`    // which GPUs the driver has refused to reset
+	Reboots          []string           `json:"reboots,omitempty"`    // boots in which a reboot was asked for
+	RebootAsked      time.Time          `json:"rebootAsked,omitzero"` // when the last of them was
+	Undo             *Failure           `json:"undo,omitempty"`       // the change has failed: back to Previous
 }
 
 // cut is how one GPU was cut.
@@ -119,8 +122,8 @@ func (j *Journal) persistent() map[nvml.UUID]bool {
 
 // previous is the journal's record as a target of the planner. GPUs that were lost meanwhile are left out: the others
 // must not wait for them.
-func (j *Journal) previous(gpus []nvml.GPU) plan.Desired {
-	want := plan.Desired{}
+func (j *Journal) previous(gpus []nvml.GPU) plan.Targets {
+	want := plan.Targets{}
 	for _, c := range j.Previous {
 		want[c.GPU] = c.target()
 	}
@@ -159,6 +162,9 @@ func (j *Journal) encode() (string, error) {
 	if len(j.Paused)+len(j.Stopped) > 0 {
 		out.Version = journalOfOperands
 	}
+	if j.Plugin != nil {
+		out.Version = journalOfPlugin
+	}
 	b, err := json.Marshal(&out)
 	if err != nil {
 		return "", fmt.Errorf("encoding the journal: %w", err)
@@ -190,6 +196,9 @@ func (j *Journal) summary() string {
 	}
 	if n := len(j.Previous); n > 0 {
 		owed = append(owed, fmt.Sprintf("geometry of %d GPUs if it fails", n))
+	}
+	if j.Plugin != nil {
+		owed = append(owed, "the device plugin's config if it fails")
 	}
 	return fmt.Sprintf("%s since %s; to be given back: %s", text, j.Started.UTC().Format(time.RFC3339), cmp.Or(strings.Join(owed, "; "), "nothing"))
 }

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
@@ -35,16 +36,16 @@ type observed struct {
 	holders   []drain.Pod    // pods with a GPU or a part of one
 	drainable []drain.Pod    // pods that have to leave before a reboot
 	operands  []corev1.Pod   // device plugin pods
+	daemons   []corev1.Pod   // control daemons of MPS
+	plugin    pluginConfig   // looked at only where anything is asked of it, or owed to it
 	pauses    []drain.Operand
 	units     []plan.Unit // of the host that may have to stop, or to start again
 
 	libraryClients []drain.Pod // pods without a GPU that keep the library open and can be sent away
 	markers        []drain.Marker
 	orphan         orphan
-	migManager     bool          // a mig-manager runs here
-	adopts         bool          // what one has left is ours to clear away
-	adoptsIn       time.Duration // what one has left is on the node, and ours to take on only then
-	refences       bool          // a cordon of ours that somebody lifts in the middle is put back
+	migManager     bool // a mig-manager runs here
+	adopts         bool // what one has left is ours to clear away
 
 	reboots  plan.Reboots
 	specs    []string       // CDI specs that describe other GPU instances than there are
@@ -53,6 +54,8 @@ type observed struct {
 	deaf     error          // kubelet does not answer: which pod has which device is not known
 	kubelet  resources      // what kubelet would give out
 	capacity []string       // how hardware, kubelet and node disagree
+	proven   bool           // they did not, whatever is asked for
+	proof    proof          // before this look
 	agreed   int            // looks in a row without disagreement
 	strategy config.MIGStrategy
 	fenced   bool
@@ -179,12 +182,33 @@ func (a *Agent) observeKubelet(ctx context.Context, seen *observed, pods []corev
 	seen.assigned = assigned
 	seen.holders = drain.GPUPods(pods, assigned, nil)
 	seen.operands = a.operands(pods)
-	seen.strategy = a.settings.MIGStrategy.On(seen.node.Labels[config.LabelMIGStrategy])
-	if err != nil {
-		seen.capacity = []string{err.Error()}
-	} else {
+	seen.daemons = picked(pods, a.settings.MPS.PodSelector, a.settings.MPS.Containers)
+	seen.proof = proof{a.agreed, a.agreedAt}
+	a.prove(seen, nil)
+	seen.proven = len(seen.capacity) == 0
+}
+
+// proof is how often all were seen to agree, and when last.
+type proof struct {
+	agreed int
+	at     time.Time
+}
+
+// prove compares the capacity with the hardware, and with the sharing that is wanted, if any is known.
+func (a *Agent) prove(seen *observed, want *pluginWish) {
+	seen.strategy = a.strategy(*seen, want)
+	switch {
+	case seen.deaf != nil:
+		seen.capacity = []string{seen.deaf.Error()}
+	case want != nil && want.known:
+		seen.capacity = mismatches(shared(expected(seen.gpus, seen.strategy).namedBy(seen.kubelet), want.sharing), seen.kubelet, seen.node.Status.Allocatable)
+		if want.sharing.Strategy == config.SharingMPS {
+			seen.capacity = append(seen.capacity, seen.missingMPS()...)
+		}
+	default:
 		seen.capacity = disagreements(expected(seen.gpus, seen.strategy), seen.kubelet, seen.node.Status.Allocatable)
 	}
+	a.agreed, a.agreedAt = seen.proof.agreed, seen.proof.at
 	now := a.clock.Now()
 	switch {
 	case len(seen.capacity) > 0:
@@ -216,11 +240,73 @@ func (a *Agent) observeSpecs(ctx context.Context, seen *observed) {
 	seen.specs, a.specTrouble = stale, text
 }
 
+// strategy is how the plugin presents MIG devices: as the settings say, or as it is told, above all by its environment.
+func (a *Agent) strategy(seen observed, want *pluginWish) config.MIGStrategy {
+	if a.settings.MIGStrategy != config.MIGStrategyAuto {
+		return a.settings.MIGStrategy
+	}
+	if s := seen.toldStrategy(); s != "" {
+		return s
+	}
+	if want != nil && want.strategy != "" {
+		return want.strategy
+	}
+	return a.settings.MIGStrategy.On(seen.node.Labels[config.LabelMIGStrategy])
+}
+
+// toldStrategy is what the plugin is told besides its config. While it is away in the middle of a change, the journal knows.
+func (s observed) toldStrategy() config.MIGStrategy {
+	for _, pod := range s.operands {
+		if told := toldStrategy(pod); told != "" {
+			return told
+		}
+	}
+	if s.journal != nil {
+		return s.journal.Strategy
+	}
+	return ""
+}
+
+// toldStrategy is the MIG strategy of the plugin's arguments or environment, which win over its config file in this order.
+func toldStrategy(pod corev1.Pod) config.MIGStrategy {
+	var env config.MIGStrategy
+	for _, c := range pod.Spec.Containers {
+		for i, arg := range slices.Concat(c.Command, c.Args) {
+			all := slices.Concat(c.Command, c.Args)
+			if value, ok := strings.CutPrefix(arg, migStrategyFlag+"="); ok {
+				return config.MIGStrategy(value)
+			}
+			if arg == migStrategyFlag && i+1 < len(all) {
+				return config.MIGStrategy(all[i+1])
+			}
+		}
+		for _, e := range c.Env {
+			if e.Name == envMIGStrategy && e.Value != "" {
+				env = config.MIGStrategy(e.Value)
+			}
+		}
+	}
+	return env
+}
+
+// How the plugin is told its MIG strategy.
+const (
+	migStrategyFlag = "--mig-strategy"
+	envMIGStrategy  = "MIG_STRATEGY"
+)
+
 // operands picks the device plugin's pods.
 func (a *Agent) operands(pods []corev1.Pod) []corev1.Pod {
+	return picked(pods, a.settings.DevicePlugin.PodSelector, a.settings.DevicePlugin.Containers)
+}
+
+// picked are the pods that match a selector and have one of the containers, where any are named: one chart gives pods of several programs the
+// same labels.
+func picked(pods []corev1.Pod, any []labels.Selector, containers []string) []corev1.Pod {
 	var out []corev1.Pod
 	for i := range pods {
-		if !ended(&pods[i]) && matches(&pods[i], a.settings.DevicePlugin.PodSelector) {
+		has := len(containers) == 0 || slices.ContainsFunc(pods[i].Spec.Containers, func(c corev1.Container) bool { return slices.Contains(containers, c.Name) })
+		if has && !ended(&pods[i]) && matches(&pods[i], any) {
 			out = append(out, pods[i])
 		}
 	}
@@ -236,9 +322,6 @@ func matches(pod *corev1.Pod, any []labels.Selector) bool {
 func (a *Agent) observeOthers(seen *observed) {
 	seen.migManager = runsMIGManager(seen.pods)
 	seen.adopts = a.adopts(seen.pods)
-	if seen.migManager {
-		a.migManagerAt = a.clock.Now()
-	}
 	seen.orphan = a.orphanOn(seen)
 	labels := union(a.settings.Operands, slices.Sorted(maps.Keys(seen.orphan.labels)))
 	if seen.journal != nil {
@@ -246,25 +329,30 @@ func (a *Agent) observeOthers(seen *observed) {
 	}
 	seen.pauses = drain.Operands(seen.node, seen.pods, labels)
 	seen.markers = drain.Markers(seen.node)
-	seen.refences = a.settings.Drain.OnUncordon == config.UncordonRefence
 	a.observeClients(seen)
 }
 
 // planned is what the planner needs of the look.
-func (s observed) planned(want wish) plan.Observed {
+func (a *Agent) planned(s observed, want wish) plan.Observed {
 	out := plan.Observed{
 		GPUs: s.gpus, Fenced: s.fenced, Startup: s.startup != nil, Undo: want.undo, Reboots: s.reboots, CDI: s.specs,
-		Capacity: plan.Capacity{Agreed: s.agreed}, Orphaned: s.orphan.is(), Breached: s.uncordoned() && !want.undo && (s.refences || s.other(want)),
-		Units: s.units,
+		Capacity: plan.Capacity{Agreed: s.agreed}, Orphaned: s.orphan.is(), Breached: s.uncordoned() && !want.undo &&
+			(a.settingsFor(want).Drain.OnUncordon == config.UncordonRefence || s.other(want)),
+		Units: s.units, Keys: want.keys != nil && !want.undo && unpublished(s.node, *want.keys),
+	}
+	if want.plugin != nil {
+		out.Plugin = a.plannedPlugin(s, want)
 	}
 	if j := s.journal; j != nil {
 		out.Journal = plan.Journal{
 			Owed: true, Cordoned: j.Cordoned, Other: s.other(want), Cuts: j.cuts(), Persistent: j.persistent(), Proven: j.Proven,
-			Paused: j.paused(), Stopped: j.stopped(),
+			Paused: j.paused(), Stopped: j.stopped(), MPS: j.Plugin != nil && j.Plugin.MPS,
 		}
 	}
 	for _, p := range s.mustLeave() {
-		out.Pods = append(out.Pods, plannedPod(p))
+		pod := plannedPod(p)
+		pod.Replicas = replicas(s.assigned[types.NamespacedName{Namespace: p.Namespace, Name: p.Name}])
+		out.Pods = append(out.Pods, pod)
 	}
 	for _, p := range s.libraryClients {
 		out.Clients = append(out.Clients, plannedPod(p))

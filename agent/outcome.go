@@ -135,10 +135,10 @@ func unsupported(seen observed, want wish, step plan.Step, err error) decision {
 // it is that holds the GPU is not told anew each time.
 func (a *Agent) inUse(seen observed, want wish, step plan.Step, err error) decision {
 	now := a.clock.Now()
-	if seen.journal != nil && now.After(a.deadline(seen, step)) && !want.undo {
+	if seen.journal != nil && now.After(a.deadline(seen, want, step)) && !want.undo {
 		return decision{failure: &Failure{
 			Wish: want.fingerprint, Reason: config.ReasonGPUInUse,
-			Message: fmt.Sprintf("%v, and still is at the deadline, %s", err, moment(a.deadline(seen, step))),
+			Message: fmt.Sprintf("%v, and still is at the deadline, %s", err, moment(a.deadline(seen, want, step))),
 		}}
 	}
 	tried := a.attempts[step.String()]
@@ -147,7 +147,7 @@ func (a *Agent) inUse(seen observed, want wish, step plan.Step, err error) decis
 		wait := Waiting{Message: err.Error() + "; waiting for that to end", Advice: "end it to go on at once"}
 		if seen.journal != nil {
 			wait.Since = seen.journal.Started
-			wait.Until, wait.Then = seen.atDeadline(a.deadline(seen, step), want)
+			wait.Until, wait.Then = seen.atDeadline(a.deadline(seen, want, step), want)
 		}
 		tried.told = decision{reason: config.ReasonGPUInUse, after: inUseRetry, message: wait.Error()}
 	}

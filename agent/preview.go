@@ -24,13 +24,21 @@ func (a *Agent) Preview(ctx context.Context, label, name string) (Preview, error
 	if err != nil {
 		return Preview{}, err
 	}
-	wishes, err := a.wishes(seen, label, name)
+	profile, wishes, err := a.wishes(seen, label, name)
 	if err != nil {
 		return Preview{}, err
 	}
-	want := wish{name: name}
-	a.observeTaken(ctx, &seen, want, targets(wishes))
-	return preview(wishes, seen.planned(want))
+	want := wish{name: name, label: label}
+	if err := a.apply(ctx, &seen, &want, profile); err != nil {
+		return Preview{}, err
+	}
+	want.targets = targets(wishes)
+	if err := a.fits(seen, want); err != nil {
+		return Preview{}, err
+	}
+	a.prove(&seen, want.plugin)
+	a.observeTaken(ctx, &seen, want, want.targets)
+	return preview(want.desired(want.targets), a.planned(seen, want))
 }
 
 // PreviewOffline plans what the label would ask for on GPUs alone, as on a node that no cluster knows.
@@ -39,11 +47,10 @@ func PreviewOffline(catalog config.Catalog, label, name string, gpus []nvml.GPU)
 	if err != nil {
 		return Preview{}, err
 	}
-	return preview(wishes, plan.Observed{GPUs: gpus, Capacity: plan.Capacity{Agreed: plan.Proof}})
+	return preview(plan.Desired{GPUs: targets(wishes)}, plan.Observed{GPUs: gpus, Capacity: plan.Capacity{Agreed: plan.Proof}})
 }
 
-func preview(wishes map[nvml.UUID]nvml.Wish, seen plan.Observed) (Preview, error) {
-	want := targets(wishes)
+func preview(want plan.Desired, seen plan.Observed) (Preview, error) {
 	steps, err := plan.Make(seen, want)
 	if err != nil {
 		return Preview{Before: seen.GPUs}, err

@@ -234,7 +234,7 @@ func (a *Agent) park(ctx context.Context, seen observed, want wish) error {
 
 // onAtReboot tells what the next reboot will bring; empty if nothing waits for one.
 func (s observed) onAtReboot(want wish) string {
-	gpus := plan.OnAtReboot(s.planned(want), want.targets)
+	gpus := plan.OnAtReboot(plan.Observed{GPUs: s.gpus, Reboots: s.reboots}, plan.Desired{GPUs: want.targets})
 	if len(gpus) == 0 {
 		return ""
 	}

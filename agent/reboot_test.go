@@ -279,7 +279,7 @@ func TestAChangeGoesOnAfterAReboot(t *testing.T) {
 
 // Promise 7. What a journal of another version owes is not known, so nothing is touched.
 func TestAJournalThatCannotBeReadStopsEverything(t *testing.T) {
-	for _, journal := range []string{`{"version":3}`, `{"version":0}`, `not JSON`} {
+	for _, journal := range []string{`{"version":4}`, `{"version":0}`, `not JSON`} {
 		t.Run(journal, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, h100)

@@ -78,7 +78,7 @@ func (a *Agent) conclude(ctx context.Context, seen observed, want wish, steps []
 // forget drops what was remembered of steps that are over.
 func (a *Agent) forget(first plan.Step, converged bool) {
 	if first.Kind != plan.VerifyCapacity {
-		a.verifying = time.Time{}
+		a.verifying, a.nudged = time.Time{}, false
 	}
 	if !first.TouchesGPU() {
 		maps.DeleteFunc(a.done, func(step string, _ int) bool { return step != first.String() })
@@ -111,9 +111,6 @@ func (a *Agent) sleep(seen observed, steps []plan.Step, d decision, err error) t
 	}
 	if a.awaitsUnits() {
 		due = min(due, unitRetry)
-	}
-	if seen.adoptsIn > 0 {
-		due = min(due, seen.adoptsIn)
 	}
 	if err == nil {
 		return due
@@ -204,6 +201,8 @@ func progress(kind plan.Kind, want wish) (config.Reason, Phase) {
 	case plan.StopUnits:
 		reason, phase = config.ReasonStoppingUnits, PhaseDraining
 	case plan.SetMode, plan.SetPersistence, plan.Reset, plan.Destroy, plan.Create:
+	case plan.WriteSharing, plan.ReloadPlugin, plan.SetComputeMode, plan.PublishNodeKeys:
+		reason = config.ReasonHandingOver
 	case plan.Park, plan.AskReboot, plan.Reboot:
 		reason, phase = config.ReasonNeedsReboot, PhaseWaiting
 	case plan.RegenerateCDI, plan.StartUnits, plan.ResumeOperands, plan.RestartOperands, plan.VerifyCapacity, plan.Release:
@@ -216,7 +215,7 @@ func progress(kind plan.Kind, want wish) (config.Reason, Phase) {
 }
 
 func converged(seen observed, want wish) string {
-	text := fmt.Sprintf("%s: %s", want.name, offered(seen.kubelet))
+	text := fmt.Sprintf("%s: %s", want.name, offered(seen.kubelet).summary(want.plugin))
 	text += cordonOfOthers(seen)
 	if old := ghosts(seen.kubelet, seen.node.Status.Allocatable); len(old) > 0 {
 		text += fmt.Sprintf(" (kubelet keeps showing %s at 0, which is harmless)", strings.Join(old, ", "))

@@ -25,6 +25,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/drain"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/gpusim"
@@ -33,24 +34,25 @@ import (
 // world is a node around an agent: simulated GPUs, and as much of kubelet, the DaemonSet controller and the device plugin
 // as the agent sees of them. Locking, eviction and real plugins are tested in test/node, against the real parts.
 type world struct {
-	t        *testing.T
-	gpus     *gpusim.Node
-	client   *client
-	agent    *agent.Agent
-	settings config.Settings
-	offered  map[string][]string // what the plugin read when it started
-	started  int                 // plugin pods so far
-	broken   bool                // the plugin registers nothing
-	deaf     bool                // kubelet does not answer
-	grace    time.Duration       // how long an evicted pod takes to end
-	boots    int                 // of the node, so far
-	host     host
-	units    units
-	specs    specs
-	table    string        // the host's process table
-	operands []string      // labels by which operands of the GPU operator run
-	lingers  time.Duration // how long an operand's pod takes to end
-	slowness time.Duration // how long kubelet takes to answer
+	t          *testing.T
+	gpus       *gpusim.Node
+	client     *client
+	agent      *agent.Agent
+	settings   config.Settings
+	offered    map[string][]string // what the plugin read when it started
+	started    int                 // plugin pods so far
+	broken     bool                // the plugin registers nothing
+	deaf       bool                // kubelet does not answer
+	grace      time.Duration       // how long an evicted pod takes to end
+	boots      int                 // of the node, so far
+	host       host
+	units      units
+	specs      specs
+	table      string        // the host's process table
+	pluginFile string        // the device plugin's config, as the agent sees it
+	operands   []string      // labels by which operands of the GPU operator run
+	lingers    time.Duration // how long an operand's pod takes to end
+	slowness   time.Duration // how long kubelet takes to answer
 
 	// What the next agent process is started with.
 
@@ -58,7 +60,11 @@ type world struct {
 	file    map[string]config.MIGConfig   // what it reads in the administrator's ConfigMap
 }
 
-const nodeName = "gpu-1"
+const (
+	nodeName = "gpu-1"
+	// pluginContainer is what the static manifest and the chart of the device plugin call it.
+	pluginContainer = "nvidia-device-plugin-ctr"
+)
 
 func newWorld(t *testing.T, models string) *world {
 	t.Helper()
@@ -110,7 +116,8 @@ func (w *world) optionsFor(h agent.Host) agent.Options {
 	return agent.Options{
 		Node: nodeName, Client: w.client, Driver: w.through(w.gpus.Driver()), Kubelet: w, Settings: w.settings,
 		Host: h, Units: &w.units, Specs: &w.specs, Processes: drain.Processes{Root: w.table},
-		Parse: func([]byte) (map[string]config.MIGConfig, error) { return w.file, nil },
+		Parse:  func([]byte) (map[string]config.MIGConfig, error) { return w.file, nil },
+		Plugin: agent.PluginConfigs{Parse: deviceplugin.Parse, Render: deviceplugin.Render}, PluginFile: w.pluginFile,
 		Clock: clock.RealClock{}, Events: &record.FakeRecorder{}, Log: zaptest.NewLogger(w.t),
 	}
 }
@@ -440,7 +447,7 @@ func (w *world) operandPod(namespace, label string, labels map[string]string) {
 			Name: name, UID: types.UID(name), Labels: labels,
 			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "operand", Controller: &controller}},
 		},
-		Spec:   corev1.PodSpec{NodeName: nodeName, NodeSelector: map[string]string{label: "true"}},
+		Spec:   corev1.PodSpec{NodeName: nodeName, NodeSelector: map[string]string{label: "true"}, Containers: []corev1.Container{{Name: pluginContainer}}},
 		Status: corev1.PodStatus{Phase: corev1.PodRunning},
 	}, metav1.CreateOptions{})
 	if err != nil {
@@ -460,7 +467,7 @@ func (w *world) startPlugin(tolerations ...corev1.Toleration) {
 	name := fmt.Sprintf("plugin-%d", w.started)
 	_, err := w.client.CoreV1().Pods("kube-system").Create(w.t.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), Labels: map[string]string{"name": "nvidia-device-plugin-ds"}},
-		Spec:       corev1.PodSpec{NodeName: nodeName, Tolerations: tolerations},
+		Spec:       corev1.PodSpec{NodeName: nodeName, Tolerations: tolerations, Containers: []corev1.Container{{Name: pluginContainer}}},
 		Status:     corev1.PodStatus{Phase: corev1.PodRunning},
 	}, metav1.CreateOptions{})
 	if err != nil {

@@ -21,6 +21,7 @@ type Observed struct {
 	Pauses   []Pause // operands that a label of the node deploys, in the order in which they are paused
 	Clients  []Pod   // pods without a GPU of their own that keep the library open, and stay away behind the fence
 	Units    []Unit  // of the host that keep GPUs open, in the order in which they are stopped
+	Plugin   Plugin  // the device plugin's config
 	Journal  Journal
 	Orphaned bool // something of ours is on the node, and no journal says what
 	Fenced   bool // our taint keeps new pods away
@@ -29,6 +30,7 @@ type Observed struct {
 	Undo     bool // what is planned is the way back
 	Reboots  Reboots
 	CDI      []string // CDI specs that describe other GPU instances than there are
+	Keys     bool     // labels or taints of the node are not yet what the profile says
 	Capacity Capacity
 }
 
@@ -42,13 +44,15 @@ type Journal struct {
 	Proven     bool               // the capacity agreed with the hardware when the change began, and must do so again
 	Paused     map[string]bool    // labels of operands of which it holds the former value
 	Stopped    map[string]bool    // units that it says were running
+	MPS        bool               // the plugin's config shared GPUs by MPS before
 }
 
 // Pod is a pod that may have to leave.
 type Pod struct {
 	Namespace, Name, UID string
-	Devices              []string // UUIDs of the GPUs and MIG devices that it was given
-	Known                bool     // Devices are certain; otherwise the pod counts as holding everything
+	Devices              []string  // UUIDs of the GPUs and MIG devices that it was given
+	Replicas             []Replica // the same as kubelet names them
+	Known                bool      // both are certain; otherwise the pod counts as holding everything
 }
 
 // Operand is a device plugin pod of the node.
@@ -94,8 +98,15 @@ type Target struct {
 	Undo  bool // Exact is meant, also when it is empty
 }
 
-// Desired is what the named GPUs shall become. GPUs that are not named are left alone.
-type Desired map[nvml.UUID]Target
+// Desired is what a node shall become.
+type Desired struct {
+	GPUs    Targets
+	Sharing *Sharing // nil leaves the device plugin's config alone
+	Config  string   // names it, as people do
+}
+
+// Targets are what the named GPUs shall become. GPUs that are not named are left alone.
+type Targets map[nvml.UUID]Target
 
 // Refused says that a wish cannot be fulfilled on a GPU. Nothing has been disturbed.
 type Refused struct {
@@ -123,23 +134,32 @@ func Make(seen Observed, want Desired) ([]Step, error) {
 		return nil, err
 	}
 	// Where nothing is asked for, nothing is written: what stands in a spec or a file is as others left it.
-	if len(want) == 0 && !seen.Journal.Owed {
+	if len(want.GPUs) == 0 && !seen.Journal.Owed {
 		seen.CDI = nil
 	}
+	sharing := seen.sharing(want)
 	parks := len(OnAtReboot(seen, want)) > 0
 	switch {
-	case len(changes) > 0:
-		return slices.Concat(prepare(seen, changes), hardware(seen, changes), giveBack(foreseen(seen, changes), parks)), nil
+	case len(changes) > 0 || sharing.is:
+		d := disruptionOf(seen, want, changes, sharing)
+		steps := prepare(seen, changes, d)
+		seen.Fenced = seen.Fenced || d.fences(seen)
+		seen.Journal.Owed = true
+		if len(changes) > 0 {
+			steps = append(steps, endMPS(&seen, want, sharing)...)
+		}
+		steps = append(steps, hardware(seen, changes)...)
+		return append(steps, giveBack(foreseen(seen, changes, d), want, parks)...), nil
 	case parks && seen.parked():
 		return askForReboot(seen), nil
-	case seen.Startup && len(want) > 0 && !seen.Journal.Owed:
+	case seen.Startup && (len(want.GPUs) > 0 || want.Sharing != nil) && !seen.Journal.Owed:
 		seen.Journal.Owed, seen.Fenced = true, true
-		return append([]Step{{Kind: Fence}}, giveBack(seen, parks)...), nil
+		return append([]Step{{Kind: Fence}}, giveBack(seen, want, parks)...), nil
 	case seen.Orphaned && !seen.Journal.Owed:
 		seen.Journal.Owed = true
-		return append([]Step{{Kind: Adopt}}, giveBack(seen, parks)...), nil
+		return append([]Step{{Kind: Adopt}}, giveBack(seen, want, parks)...), nil
 	default:
-		return giveBack(seen, parks), nil
+		return giveBack(seen, want, parks), nil
 	}
 }
 
@@ -155,6 +175,7 @@ type Taken struct {
 	GPU     nvml.UUID
 	Devices []string // UUIDs as kubelet knows them
 	Whole   bool     // the GPU's mode changes, so that all of it goes
+	Compute bool     // nothing of it goes, but what computes on it cannot stay
 }
 
 // Takes lists what the plan takes away, GPU by GPU; nothing if the wish cannot be. Who holds any of it is to be known before
@@ -170,6 +191,13 @@ func Takes(seen Observed, want Desired) []Taken {
 			out = append(out, Taken{GPU: c.gpu, Devices: c.taken, Whole: c.changesMode})
 		}
 	}
+	if seen.sharing(want).exclusive {
+		for _, gpu := range seen.GPUs {
+			if !slices.ContainsFunc(out, func(t Taken) bool { return t.GPU == gpu.UUID }) && !gpu.Lost {
+				out = append(out, Taken{GPU: gpu.UUID, Devices: []string{string(gpu.UUID)}, Compute: true})
+			}
+		}
+	}
 	return out
 }
 
@@ -177,7 +205,7 @@ func Takes(seen Observed, want Desired) []Taken {
 func (seen Observed) changes(want Desired) ([]change, error) {
 	var out []change
 	for _, gpu := range seen.GPUs {
-		target, named := want[gpu.UUID]
+		target, named := want.GPUs[gpu.UUID]
 		if !named {
 			continue
 		}
@@ -193,13 +221,12 @@ func (seen Observed) changes(want Desired) ([]change, error) {
 }
 
 // prepare lists what must happen before the hardware is touched.
-func prepare(seen Observed, changes []change) []Step {
+func prepare(seen Observed, changes []change, d disruption) []Step {
 	var steps []Step
-	d := disruptionOf(seen, changes)
 	switch {
 	case d.fences(seen):
 		steps = append(steps, Step{Kind: Fence})
-	case incomplete(seen, changes):
+	case incomplete(seen, changes, d):
 		steps = append(steps, Step{Kind: Record})
 	}
 	if len(d.holders) > 0 {
@@ -221,12 +248,13 @@ func prepare(seen Observed, changes []change) []Step {
 // disruption is what the changes take from whom.
 type disruption struct {
 	takesAway, changesMode bool
+	sharing                sharingChange
 	holders                []Pod    // that have to leave
 	stops                  []string // units that have to stop
 }
 
-func disruptionOf(seen Observed, changes []change) disruption {
-	var d disruption
+func disruptionOf(seen Observed, want Desired, changes []change, sharing sharingChange) disruption {
+	d := disruption{sharing: sharing}
 	taken := map[string]bool{}
 	resets := false
 	for _, c := range changes {
@@ -237,8 +265,11 @@ func disruptionOf(seen Observed, changes []change) disruption {
 			taken[device] = true
 		}
 	}
-	if d.takesAway {
-		d.holders = holding(seen.Pods, taken)
+	displaced := seen.displaced(want, sharing)
+	for _, p := range seen.Pods {
+		if d.takesAway && p.holds(taken) || slices.ContainsFunc(displaced, func(q Pod) bool { return p.same(q) }) {
+			d.holders = append(d.holders, p)
+		}
 	}
 	for _, u := range seen.Units {
 		// Only a reset minds who has a GPU open. Creating and destroying instances minds who computes on them.
@@ -258,10 +289,10 @@ func (d disruption) fences(seen Observed) bool {
 	switch {
 	case seen.Journal.Owed && seen.Fenced && !seen.Breached:
 		return false
-	case seen.Startup:
+	case seen.Startup || d.sharing.shrinks:
 		return true
 	case !d.takesAway:
-		return false
+		return len(d.holders) > 0
 	default:
 		return len(d.holders) > 0 || !seen.pluginByLabel() || seen.Journal.Owed && seen.Journal.Cordoned
 	}
@@ -288,8 +319,8 @@ func pause(seen Observed) []Step {
 // incomplete reports whether the journal lacks something that the changes will owe: whatever is about to change must be
 // in it before the hardware is touched, and so must each plugin that has seen the hardware as it was, each label that is
 // about to be changed, and each unit that is about to be stopped.
-func incomplete(seen Observed, changes []change) bool {
-	if !seen.Journal.Owed || seen.Journal.Other {
+func incomplete(seen Observed, changes []change, d disruption) bool {
+	if !seen.Journal.Owed || seen.Journal.Other || d.sharing.writes && !seen.Plugin.Noted {
 		return true
 	}
 	for _, c := range changes {
@@ -297,8 +328,7 @@ func incomplete(seen Observed, changes []change) bool {
 			return true
 		}
 	}
-	d := disruptionOf(seen, changes)
-	return slices.ContainsFunc(seen.Operands, func(o Operand) bool { return !o.Stale }) ||
+	return len(changes) > 0 && slices.ContainsFunc(seen.Operands, func(o Operand) bool { return !o.Stale }) ||
 		slices.ContainsFunc(seen.Pauses, func(p Pause) bool { return d.takesAway && !p.Paused && !seen.Journal.Paused[p.Label] }) ||
 		slices.ContainsFunc(d.stops, func(name string) bool { return !seen.Journal.Stopped[name] })
 }
@@ -320,10 +350,7 @@ func hardware(seen Observed, changes []change) []Step {
 }
 
 // foreseen is what will be seen after the hardware's change.
-func foreseen(seen Observed, changes []change) Observed {
-	d := disruptionOf(seen, changes)
-	seen.Fenced = seen.Fenced || d.fences(seen)
-	seen.Journal.Owed = true
+func foreseen(seen Observed, changes []change, d disruption) Observed {
 	seen.GPUs = Result(seen.GPUs, hardware(seen, changes))
 	seen.Journal.Paused, seen.Journal.Stopped = maps.Clone(seen.Journal.Paused), maps.Clone(seen.Journal.Stopped)
 	operands := seen.Operands
@@ -332,7 +359,7 @@ func foreseen(seen Observed, changes []change) Observed {
 		if d.changesMode && !o.Returns && !o.ByLabel || d.takesAway && o.ByLabel {
 			continue // paused before the change, and new after it
 		}
-		o.Stale = true
+		o.Stale = o.Stale || len(changes) > 0
 		seen.Operands = append(seen.Operands, o)
 	}
 	if d.takesAway {
@@ -354,8 +381,8 @@ func foreseen(seen Observed, changes []change) Observed {
 }
 
 // giveBack lists what is left once the hardware is as desired, or as near to it as it comes before a reboot.
-func giveBack(seen Observed, parks bool) []Step {
-	steps := persist(seen)
+func giveBack(seen Observed, want Desired, parks bool) []Step {
+	steps := append(persist(seen), write(&seen, want)...)
 	if len(seen.CDI) > 0 {
 		steps = append(steps, Step{Kind: RegenerateCDI, Files: seen.CDI})
 	}
@@ -369,8 +396,12 @@ func giveBack(seen Observed, parks bool) []Step {
 	if seen.Journal.Owed && len(stale) > 0 {
 		steps = append(steps, Step{Kind: RestartOperands, Pods: stale})
 	}
+	steps = append(steps, told(seen, want)...)
 	if seen.Capacity.Agreed < needed(seen) {
 		steps = append(steps, Step{Kind: VerifyCapacity})
+	}
+	if seen.Keys {
+		steps = append(steps, Step{Kind: PublishNodeKeys})
 	}
 	switch {
 	case seen.Journal.Owed && parks:
@@ -424,14 +455,8 @@ func needed(seen Observed) int {
 	}
 }
 
-func holding(pods []Pod, taken map[string]bool) []Pod {
-	var out []Pod
-	for _, p := range pods {
-		if p.holds(taken) {
-			out = append(out, p)
-		}
-	}
-	return out
+func (p Pod) same(q Pod) bool {
+	return p.UID == q.UID && p.Namespace == q.Namespace && p.Name == q.Name
 }
 
 func (p Pod) holds(taken map[string]bool) bool {

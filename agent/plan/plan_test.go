@@ -78,8 +78,12 @@ func text(steps []plan.Step, err error) string {
 //	client monitoring/exporter
 //	unit nvsm.service active holds
 //	reboots no-reset-0 suspected-1 in-vain delegate asked=us others=web/a,web/b
+//	pod web/c on 0 as nvidia.com/gpu::2
+//	config nvidia.com/gpu=4 told tells noted set
+//	config unknown
+//	keys
 //	cdi /var/run/cdi/nvidia.yaml
-//	journal fenced parked agreed=2 other unproven undo startup persistent paused=dcgm stopped=nvsm.service orphaned
+//	journal fenced parked agreed=2 other unproven undo startup persistent mps paused=dcgm stopped=nvsm.service orphaned
 func parseSeen(t *testing.T, text string) plan.Observed {
 	t.Helper()
 	var seen plan.Observed
@@ -97,6 +101,13 @@ func parseSeen(t *testing.T, text string) plan.Observed {
 			if p.Known {
 				p.Devices = []string{device(words[3])}
 			}
+			for _, w := range words[4:] { // "as nvidia.com/gpu::2"
+				if resource, n, ok := strings.Cut(w, "::"); ok {
+					p.Replicas = append(p.Replicas, plan.Replica{Resource: resource, ID: device(words[3]) + "::" + n})
+				} else if strings.HasPrefix(w, "nvidia.com/") {
+					p.Replicas = append(p.Replicas, plan.Replica{Resource: w, ID: device(words[3])})
+				}
+			}
 			seen.Pods = append(seen.Pods, p)
 		case "plugin":
 			seen.Operands = append(seen.Operands, plan.Operand{
@@ -111,6 +122,10 @@ func parseSeen(t *testing.T, text string) plan.Observed {
 			seen.Units = append(seen.Units, plan.Unit{
 				Name: words[1], Active: slices.Contains(words, "active"), Holds: slices.Contains(words, "holds"),
 			})
+		case "config":
+			seen.Plugin = parsePlugin(t, words[1:])
+		case "keys":
+			seen.Keys = true
 		case "reboots":
 			seen.Reboots = parseReboots(words[1:])
 		case "cdi":
@@ -118,7 +133,7 @@ func parseSeen(t *testing.T, text string) plan.Observed {
 		default:
 			seen.Journal = plan.Journal{
 				Owed: slices.Contains(words, "journal"), Cordoned: !slices.Contains(words, "parked"), Other: slices.Contains(words, "other"),
-				Proven: !slices.Contains(words, "unproven"), Cuts: map[nvml.UUID]bool{}, Persistent: map[nvml.UUID]bool{},
+				Proven: !slices.Contains(words, "unproven"), MPS: slices.Contains(words, "mps"), Cuts: map[nvml.UUID]bool{}, Persistent: map[nvml.UUID]bool{},
 			}
 			for _, gpu := range seen.GPUs {
 				seen.Journal.Cuts[gpu.UUID] = !slices.Contains(words, "without-"+string(gpu.UUID))
@@ -198,6 +213,8 @@ func parseGPU(t *testing.T, words []string) nvml.GPU {
 			gpu.Pending = false
 		case "persistent":
 			gpu.Persistent = true
+		case "exclusive":
+			gpu.ComputeMode = nvml.ComputeExclusiveProcess
 		default:
 			placed := parsePlaced(t, gpu, strings.TrimSuffix(w, "?"))
 			i := nvml.Instance{Placed: placed}
@@ -220,13 +237,42 @@ func parsePlaced(t *testing.T, gpu nvml.GPU, text string) nvml.Placed {
 	return nvml.Placed{Profile: name, Span: nvml.Span{Start: number(t, start), Size: p.Placements[0].Size}}
 }
 
-// parseWant reads lines such as "gpu 0 on 1g.10gb=7", "gpu 1 off" and "gpu 2 exactly on 3g.40gb@0".
+// parseSharing reads "none", "nvidia.com/gpu=4 nvidia.com/mig-1g.10gb=2 mps rename".
+func parseSharing(t *testing.T, words []string) *plan.Sharing {
+	t.Helper()
+	s := &plan.Sharing{MPS: slices.Contains(words, "mps"), Rename: slices.Contains(words, "rename"), Replicas: map[string]int{}}
+	for _, w := range words {
+		if name, n, ok := strings.Cut(w, "="); ok {
+			s.Replicas[name] = number(t, n)
+		}
+	}
+	return s
+}
+
+// parsePlugin reads what is seen of the plugin's config: "unknown", or a sharing; and "set", "told", "tells", "noted".
+func parsePlugin(t *testing.T, words []string) plan.Plugin {
+	t.Helper()
+	p := plan.Plugin{
+		Set: slices.Contains(words, "set"), Told: slices.Contains(words, "told"), Tells: slices.Contains(words, "tells"),
+		Noted: slices.Contains(words, "noted"),
+	}
+	if !slices.Contains(words, "unknown") {
+		p.Now = parseSharing(t, words)
+	}
+	return p
+}
+
+// parseWant reads lines such as "gpu 0 on 1g.10gb=7", "gpu 1 off", "gpu 2 exactly on 3g.40gb@0" and "sharing nvidia.com/gpu=4".
 func parseWant(t *testing.T, text string) plan.Desired {
 	t.Helper()
-	want := plan.Desired{}
+	want := plan.Desired{GPUs: plan.Targets{}}
 	for line := range strings.Lines(text) {
 		words := strings.Fields(line)
 		if len(words) == 0 {
+			continue
+		}
+		if words[0] == "sharing" {
+			want.Sharing, want.Config = parseSharing(t, words[1:]), strings.Join(words[1:], " ")
 			continue
 		}
 		gpu := nvml.UUID("GPU-" + words[1])
@@ -235,7 +281,7 @@ func parseWant(t *testing.T, text string) plan.Desired {
 			for _, w := range words[4:] {
 				target.Exact = append(target.Exact, parsePlaced(t, nvml.GPU{Profiles: h100()}, w))
 			}
-			want[gpu] = target
+			want.GPUs[gpu] = target
 			continue
 		}
 		wish := nvml.Wish{MIG: words[2] == "on", Devices: map[string]int{}}
@@ -243,7 +289,7 @@ func parseWant(t *testing.T, text string) plan.Desired {
 			name, n, _ := strings.Cut(w, "=")
 			wish.Devices[name] = number(t, n)
 		}
-		want[gpu] = plan.Target{Wish: wish}
+		want.GPUs[gpu] = plan.Target{Wish: wish}
 	}
 	return want
 }

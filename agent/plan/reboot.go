@@ -57,7 +57,7 @@ var (
 func OnAtReboot(seen Observed, want Desired) []nvml.GPU {
 	var out []nvml.GPU
 	for _, gpu := range seen.GPUs {
-		if target, named := want[gpu.UUID]; named && seen.onAtReboot(gpu, target) {
+		if target, named := want.GPUs[gpu.UUID]; named && seen.onAtReboot(gpu, target) {
 			out = append(out, gpu)
 		}
 	}

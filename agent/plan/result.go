@@ -42,8 +42,10 @@ func (s Step) applied(gpu nvml.GPU) nvml.GPU {
 		slices.SortFunc(gpu.Instances, func(a, b nvml.Instance) int { return nvml.ComparePlaced(a.Placed, b.Placed) })
 	case SetPersistence:
 		gpu.Persistent = s.On
-	case Record, Adopt, Fence, Evict, PauseOperands, StopUnits, Park, AskReboot, Reboot, RegenerateCDI, StartUnits, ResumeOperands,
-		RestartOperands, VerifyCapacity, Release:
+	case SetComputeMode:
+		gpu.ComputeMode = nvml.ComputeDefault
+	case Record, Adopt, Fence, Evict, PauseOperands, StopUnits, Park, AskReboot, Reboot, WriteSharing, RegenerateCDI, StartUnits, ResumeOperands,
+		RestartOperands, ReloadPlugin, VerifyCapacity, PublishNodeKeys, Release:
 	}
 	return gpu
 }

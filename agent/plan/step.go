@@ -43,6 +43,8 @@ const (
 	AskReboot Kind = "AskReboot"
 	// Reboot reboots the node once for what is pending, or is over when somebody who was asked has done so.
 	Reboot Kind = "Reboot"
+	// WriteSharing gives the device plugin another config, and is over when its readers can see it.
+	WriteSharing Kind = "WriteSharing"
 	// RegenerateCDI writes the CDI specs anew that describe the GPUs as they were.
 	RegenerateCDI Kind = "RegenerateCDI"
 	// StartUnits starts one unit again.
@@ -52,8 +54,14 @@ const (
 	ResumeOperands Kind = "ResumeOperands"
 	// RestartOperands evicts a device plugin that started before the change, since it reads the layout only at its start.
 	RestartOperands Kind = "RestartOperands"
+	// ReloadPlugin makes those read the plugin's config who run by a former one.
+	ReloadPlugin Kind = "ReloadPlugin"
+	// SetComputeMode lets any process compute on a GPU again that MPS has left to its daemon alone, when that is gone.
+	SetComputeMode Kind = "SetComputeMode"
 	// VerifyCapacity is over when NVML, kubelet and the node's allocatable agree, twice in a row.
 	VerifyCapacity Kind = "VerifyCapacity"
+	// PublishNodeKeys sets the labels and taints of the profile, and takes those of the former away.
+	PublishNodeKeys Kind = "PublishNodeKeys"
 	// Release takes the journal, the taint and our cordon away in one guarded update.
 	Release Kind = "Release"
 )
@@ -61,7 +69,7 @@ const (
 // Step is one idempotent action. A plan is a list of them.
 type Step struct {
 	Kind     Kind
-	GPU      nvml.UUID   // of SetMode, SetPersistence, Reset, Destroy and Create
+	GPU      nvml.UUID   // of SetMode, SetPersistence, SetComputeMode, Reset, Destroy and Create
 	Index    int         // the same GPU by its position, as people name it
 	On       bool        // of SetMode and SetPersistence
 	Instance nvml.Placed // of Destroy and Create
@@ -69,6 +77,7 @@ type Step struct {
 	Files    []string    // of RegenerateCDI
 	Label    string      // of PauseOperands and ResumeOperands, where they work by label
 	Unit     string      // of StopUnits and StartUnits
+	Config   string      // of WriteSharing: names the config
 }
 
 // String writes the step as plans, logs and goldens show it.
@@ -93,6 +102,12 @@ func (s Step) String() string {
 		return "ask for a reboot"
 	case Reboot:
 		return "reboot the node"
+	case WriteSharing:
+		return "set the device plugin's config: " + s.Config
+	case ReloadPlugin:
+		return "have the device plugin read its config"
+	case PublishNodeKeys:
+		return "publish the profile's labels and taints"
 	case RegenerateCDI:
 		return "regenerate CDI spec " + strings.Join(s.Files, ", ")
 	case RestartOperands:
@@ -129,6 +144,8 @@ func (s Step) onGPU() string {
 		return "turn MIG " + onOff(s.On)
 	case SetPersistence:
 		return "turn persistence mode " + onOff(s.On)
+	case SetComputeMode:
+		return "let any process compute on it"
 	case Reset:
 		return "reset"
 	case Destroy:
@@ -141,10 +158,10 @@ func (s Step) onGPU() string {
 // TouchesGPU reports whether the step changes the hardware.
 func (s Step) TouchesGPU() bool {
 	switch s.Kind {
-	case SetMode, SetPersistence, Reset, Destroy, Create:
+	case SetMode, SetPersistence, SetComputeMode, Reset, Destroy, Create:
 		return true
-	case Record, Adopt, Fence, Evict, PauseOperands, StopUnits, Park, AskReboot, Reboot, RegenerateCDI, StartUnits, ResumeOperands,
-		RestartOperands, VerifyCapacity, Release:
+	case Record, Adopt, Fence, Evict, PauseOperands, StopUnits, Park, AskReboot, Reboot, WriteSharing, RegenerateCDI, StartUnits, ResumeOperands,
+		RestartOperands, ReloadPlugin, VerifyCapacity, PublishNodeKeys, Release:
 		return false
 	default:
 		return false

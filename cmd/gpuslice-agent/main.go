@@ -29,6 +29,7 @@ type options struct {
 	node, namespace, kubeconfig, settings string
 	driverRoot, devRoot, podResources     string
 	lockFile, procRoot, systemBus         string
+	pluginConfig                          string
 	specs                                 []string
 	adopt                                 []string // of recover
 	debug                                 bool
@@ -53,6 +54,8 @@ func command() *cobra.Command {
 	flags.StringVar(&o.podResources, "pod-resources", "/var/lib/kubelet/pod-resources/kubelet.sock", "kubelet's PodResources socket")
 	flags.StringVar(&o.lockFile, "lock", env("LOCK", "/run/gpuslice/agent.lock"),
 		"file by which agents of one machine keep out of each other's way (env GPUSLICE_LOCK)")
+	flags.StringVar(&o.pluginConfig, "plugin-config", env("PLUGIN_CONFIG", ""),
+		"where the device plugin's config file is seen; without it where the settings say that the host has it (env GPUSLICE_PLUGIN_CONFIG)")
 	flags.StringVar(&o.procRoot, "proc", "/proc", "the process table of the host")
 	flags.StringVar(&o.systemBus, "system-bus", env("SYSTEM_BUS", "unix:path=/run/dbus/system_bus_socket"),
 		"address of the host's D-Bus, for logind and systemd; it need not exist (env GPUSLICE_SYSTEM_BUS)")

@@ -19,6 +19,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/config/migparted"
 	"github.com/gpuslice/gpuslice/drain"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -84,7 +85,8 @@ func (o *options) agent(log *zap.Logger) (*agent.Agent, error) {
 		Processes: drain.Processes{Root: o.procRoot},
 		Specs:     cdi.New(cdi.Options{Dirs: o.specs, DriverRoot: o.driverRoot, DevRoot: o.devRoot, Logger: log}),
 		Parse:     migparted.Parse,
-		Events:    events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: agent.FieldManager, Host: o.node}),
+		Plugin:    agent.PluginConfigs{Parse: deviceplugin.Parse, Render: deviceplugin.Render}, PluginFile: o.pluginConfig,
+		Events: events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: agent.FieldManager, Host: o.node}),
 	}), nil
 }
 
@@ -100,6 +102,7 @@ func (o *options) load() (config.Settings, error) {
 		settings.Recover.Adopt = o.adopt
 	}
 	settings.MIGConfigMap.Namespace = cmp.Or(settings.MIGConfigMap.Namespace, o.namespace)
+	settings.DevicePlugin.ConfigMap.Namespace = cmp.Or(settings.DevicePlugin.ConfigMap.Namespace, o.namespace)
 	settings.Profiles.Namespace = cmp.Or(settings.Profiles.Namespace, o.namespace)
 	return settings, nil
 }

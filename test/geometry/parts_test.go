@@ -32,7 +32,7 @@ func TestPartsShareInstancesAsNVIDIAsToolHasThem(t *testing.T) {
 	for batch := range slices.Chunk(some, perHost) {
 		file := write(t, batch)
 		before := look(t, ours)
-		want := plan.Desired{}
+		want := plan.Targets{}
 		for i, wish := range batch {
 			want[before[i].UUID] = plan.Target{Wish: nvml.Wish{MIG: true, Devices: wish}}
 		}
@@ -48,7 +48,7 @@ func TestPartsShareInstancesAsNVIDIAsToolHasThem(t *testing.T) {
 		}
 		for i, gpu := range look(t, theirs)[:len(batch)] {
 			gpu.UUID = before[i].UUID
-			steps, err := plan.Make(plan.Observed{GPUs: []nvml.GPU{gpu}, Capacity: plan.Capacity{Agreed: 1}}, want)
+			steps, err := plan.Make(plan.Observed{GPUs: []nvml.GPU{gpu}, Capacity: plan.Capacity{Agreed: 1}}, plan.Desired{GPUs: want})
 			if err != nil || len(steps) > 0 {
 				t.Errorf("%v is to be %v, and NVIDIA's tool has made it so, but: %v, %v", gpu.Geometry(), want[gpu.UUID].Devices, steps, err)
 			}
@@ -162,9 +162,9 @@ func look(t *testing.T, h *incumbent.Host) []nvml.GPU {
 	return gpus
 }
 
-func carryOut(t *testing.T, h *incumbent.Host, gpus []nvml.GPU, want plan.Desired) {
+func carryOut(t *testing.T, h *incumbent.Host, gpus []nvml.GPU, want plan.Targets) {
 	t.Helper()
-	steps, err := plan.Make(plan.Observed{GPUs: gpus}, want)
+	steps, err := plan.Make(plan.Observed{GPUs: gpus}, plan.Desired{GPUs: want})
 	if err != nil {
 		t.Fatal(err)
 	}

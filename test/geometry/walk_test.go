@@ -86,12 +86,12 @@ func (w *walker) round() {
 	w.hold()
 	before := w.snapshot()
 	wishes := map[nvml.UUID]map[string]int{}
-	want := plan.Desired{}
+	want := plan.Targets{}
 	for _, g := range before {
 		wishes[g.UUID] = w.draw(g)
 		want[g.UUID] = plan.Target{Wish: nvml.Wish{MIG: true, Devices: wishes[g.UUID]}}
 	}
-	steps, err := plan.Make(plan.Observed{GPUs: before, Pods: w.pods()}, want)
+	steps, err := plan.Make(plan.Observed{GPUs: before, Pods: w.pods()}, plan.Desired{GPUs: want})
 	if err != nil {
 		w.t.Errorf("every wish can be had, but: %v\n%v", err, wishes)
 		return

@@ -157,7 +157,7 @@ func (tr trial) begin(ctx context.Context, node *gpusim.Node) error {
 		return err
 	}
 	catalog := config.Merge(config.Generate(gpus), nil)
-	want := plan.Desired{}
+	want := plan.Targets{}
 	for _, gpu := range gpus {
 		name := starts[tr.start].cuts[gpu.Index%2]
 		if name == "all-1g" {
@@ -177,13 +177,13 @@ func (tr trial) begin(ctx context.Context, node *gpusim.Node) error {
 }
 
 // carryOut changes the hardware as the agent does: it plans, performs one step, looks afresh, and plans again.
-func carryOut(ctx context.Context, driver nvml.Driver, want plan.Desired) error {
+func carryOut(ctx context.Context, driver nvml.Driver, want plan.Targets) error {
 	for {
 		gpus, err := driver.Snapshot(ctx)
 		if err != nil {
 			return err
 		}
-		steps, err := plan.Make(plan.Observed{GPUs: gpus}, want)
+		steps, err := plan.Make(plan.Observed{GPUs: gpus}, plan.Desired{GPUs: want})
 		if err != nil {
 			return err
 		}
@@ -232,7 +232,7 @@ func (tr trial) ask(ctx context.Context, driver nvml.Driver) (refused, err error
 	if err != nil {
 		return nil, err
 	}
-	want := plan.Desired{}
+	want := plan.Targets{}
 	wishes, refused := config.Merge(nil, tr.file.configs).Wishes(tr.config, gpus)
 	for gpu, wish := range wishes {
 		want[gpu] = plan.Target{Wish: wish}

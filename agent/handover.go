@@ -1,0 +1,251 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/google/renameio/v2"
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+const (
+	computeMPS = nvml.ComputeExclusiveProcess
+	// propagation is how long kubelet takes at most to show an edited ConfigMap to a running pod: its sync period of a minute, and as long
+	// again for its cache.
+	propagation = 2 * time.Minute
+	// handoverRetry is the pause between two looks at what kubelet shows to a pod.
+	handoverRetry = time.Second
+)
+
+// readers are the programs that read the plugin's config file, and read it anew on SIGHUP.
+var readers = []string{"nvidia-device-plugin", "gpu-feature-discovery", "mps-control-daemon"}
+
+// formerPlugin is the config that the device plugin had before a change, and how it got it.
+type formerPlugin struct {
+	Way       config.Handover `json:"way"`
+	Text      string          `json:"text"`                // of the file; by label, the label's value, empty for no label
+	MPS       bool            `json:"mps,omitempty"`       // it shared GPUs by MPS
+	Label     string          `json:"label,omitempty"`     // of the node
+	Namespace string          `json:"namespace,omitempty"` // of the ConfigMap
+	ConfigMap string          `json:"configMap,omitempty"` // whose keys the label names
+	Dir       string          `json:"dir,omitempty"`       // where the config manager sees them
+}
+
+// manager is what is known of the plugin's config manager while it is away.
+func (f *formerPlugin) manager() *configManager {
+	if f.Label == "" {
+		return nil
+	}
+	return &configManager{label: f.Label, namespace: f.Namespace, configMap: f.ConfigMap, dir: f.Dir}
+}
+
+// maxFormer bounds the text that the journal holds. All annotations of a node together may take 256 KiB.
+const maxFormer = 32 << 10
+
+// former is the config that the plugin has now, for the journal. Where there is no file yet, nothing is shared, and that is what
+// the way back leads to: a plugin that is run with a file does not run without.
+func (a *Agent) formerPlugin(seen observed) (*formerPlugin, error) {
+	p := seen.plugin
+	f := &formerPlugin{Way: p.way, Text: p.text, MPS: p.now != nil && p.now.Sharing.Strategy == config.SharingMPS}
+	if m := p.manager; m != nil {
+		f.Label, f.Namespace, f.ConfigMap, f.Dir = m.label, m.namespace, m.configMap, m.dir
+	} else if !p.exists {
+		text, err := a.pluginConfigs.Render(nil, config.Sharing{Strategy: config.SharingNone})
+		if err != nil {
+			return nil, err
+		}
+		f.Text = string(text)
+	}
+	if len(f.Text) > maxFormer {
+		return nil, &Stalled{
+			Reason:  config.ReasonNoHandover,
+			Message: fmt.Sprintf("noting the device plugin's config %s: %v; shorten it", a.settings.DevicePlugin.ConfigFile, errTooLong),
+		}
+	}
+	return f, nil
+}
+
+// writeSharing gives the device plugin another config, by the way that it is given any.
+func (a *Agent) writeSharing(ctx context.Context, seen observed, want wish) error {
+	a.agreed = 0 // by another config, the same devices are to be proven anew
+	if seen.plugin.manager != nil {
+		return a.setConfigLabel(ctx, seen, want)
+	}
+	if err := os.MkdirAll(filepath.Dir(a.pluginFile), 0o755); err != nil {
+		return fmt.Errorf("writing the device plugin's config: %w", err)
+	}
+	if err := renameio.WriteFile(a.pluginFile, []byte(want.plugin.text), 0o644); err != nil {
+		return fmt.Errorf("writing the device plugin's config: %w", err)
+	}
+	// By it is known who has started before, also where clocks of files are coarse.
+	if err := os.Chtimes(a.pluginFile, time.Time{}, a.clock.Now()); err != nil {
+		return fmt.Errorf("writing the device plugin's config: %w", err)
+	}
+	return nil
+}
+
+// setConfigLabel names another config to the plugin's config manager. That ends when it is named one that it does not see, so a key
+// of ours must have reached its pod before.
+func (a *Agent) setConfigLabel(ctx context.Context, seen observed, want wish) error {
+	m, key := seen.plugin.manager, want.plugin.text
+	if want.plugin.body != "" && m.files[key] != want.plugin.body {
+		if err := a.patchConfigMap(ctx, m, key, &want.plugin.body); err != nil {
+			return err
+		}
+		m.files[key] = want.plugin.body
+	}
+	if want.plugin.body != "" && m.pod.UID != "" {
+		if err := a.awaitKey(seen, want); err != nil {
+			return err
+		}
+	}
+	value := &key
+	if key == "" {
+		value = nil
+	}
+	return a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) {
+		return json.Marshal(map[string]any{"metadata": map[string]any{
+			"uid": node.UID, "resourceVersion": node.ResourceVersion, "labels": map[string]*string{m.label: value},
+		}})
+	})
+}
+
+// awaitKey waits until the config manager sees the key, or, where nobody can look, until it must.
+func (a *Agent) awaitKey(seen observed, want wish) error {
+	m, key := seen.plugin.manager, want.plugin.text
+	step := plan.Step{Kind: plan.WriteSharing, Config: want.plugin.configText()}
+	began := a.began(step)
+	there, err := a.processes.FileOf(m.pod.UID, managerCommand, path.Join(m.dir, key))
+	if there || a.clock.Since(began) > propagation {
+		return nil
+	}
+	wait := &Waiting{
+		Reason: config.ReasonHandingOver, After: handoverRetry, Since: began,
+		Message: fmt.Sprintf("waiting for kubelet to show %s to pod %s/%s", m.keyed(key), m.pod.Namespace, m.pod.Name),
+		Until:   began.Add(propagation), Then: "the label " + m.label + " is set to it",
+	}
+	if err != nil {
+		a.log.Debug("whether the config manager sees its new config is not known", zap.Error(err))
+	}
+	return wait
+}
+
+// patchConfigMap sets one key, or takes it away.
+func (a *Agent) patchConfigMap(ctx context.Context, m *configManager, key string, text *string) error {
+	body, err := json.Marshal(map[string]any{"data": map[string]*string{key: text}})
+	if err != nil {
+		return fmt.Errorf("encoding %s: %w", m.keyed(key), err)
+	}
+	api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
+	defer cancel()
+	_, err = a.client.CoreV1().ConfigMaps(m.namespace).Patch(api, m.configMap, types.MergePatchType, body, metav1.PatchOptions{FieldManager: FieldManager})
+	if err != nil {
+		return fmt.Errorf("writing %s: %w", m.keyed(key), err)
+	}
+	return nil
+}
+
+// collectKey takes the key away that the node was given before by us, unless another node goes by it.
+func (a *Agent) collectKey(ctx context.Context, seen observed) {
+	former := seen.journal.Plugin
+	if former == nil || former.manager() == nil || !strings.HasPrefix(former.Text, ownKey) || seen.node.Labels[former.Label] == former.Text {
+		return
+	}
+	api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
+	defer cancel()
+	users, err := a.client.CoreV1().Nodes().List(api, metav1.ListOptions{LabelSelector: former.Label + "=" + former.Text, Limit: 1})
+	if err == nil && len(users.Items) == 0 {
+		err = a.patchConfigMap(ctx, former.manager(), former.Text, nil)
+	}
+	if err != nil {
+		a.log.Warn("leaving a config of the device plugin that no node uses", zap.String("key", former.Text), zap.Error(err))
+	}
+}
+
+// reloadPlugin has the readers of the plugin's config file read it: by SIGHUP, or, where that is not the way or nobody could be told, as
+// a new pod.
+func (a *Agent) reloadPlugin(ctx context.Context, seen observed, want wish, step plan.Step) error {
+	a.agreed = 0
+	untold := a.untold(seen.plugin)
+	if seen.plugin.way == config.HandoverFile {
+		call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.DriverCall)
+		defer cancel()
+		told, err := a.processes.Hangup(call, untold, readers)
+		for _, c := range told {
+			a.told[c.PodUID] = hash(seen.plugin.text)
+			a.log.Info("told to read the device plugin's config", zap.String("command", c.Command), zap.Int("pid", c.PID))
+		}
+		if err != nil || len(a.untold(seen.plugin)) == 0 {
+			return err
+		}
+		untold = a.untold(seen.plugin)
+	}
+	restart := step
+	restart.Kind, restart.Pods = plan.RestartOperands, nil
+	for _, pod := range seen.plugin.readers {
+		for _, uid := range untold {
+			if pod.UID == uid {
+				restart.Pods = append(restart.Pods, plannedPod(drain.Describe(&pod)))
+			}
+		}
+	}
+	return a.evict(ctx, seen, want, []plan.Step{restart})
+}
+
+// pluginFails is why the device plugin does not run by its present config; empty if it does, or has not tried.
+func (s observed) pluginFails() string {
+	since := s.plugin.written
+	if s.journal != nil && since.IsZero() {
+		since = s.journal.Started
+	}
+	for _, pod := range s.operands {
+		for _, c := range pod.Status.ContainerStatuses {
+			last := c.LastTerminationState.Terminated
+			if c.State.Waiting == nil || c.State.Waiting.Reason != "CrashLoopBackOff" || last == nil || last.FinishedAt.Time.Before(since) {
+				continue
+			}
+			text := fmt.Sprintf("container %s of pod %s/%s ends again and again, with exit code %d", c.Name, pod.Namespace, pod.Name, last.ExitCode)
+			if last.Message != "" {
+				text += ": " + strings.TrimSpace(last.Message)
+			}
+			return text
+		}
+	}
+	return ""
+}
+
+// daemonsGone waits for the control daemon of MPS, which gives GPUs back when it ends in peace.
+func (a *Agent) daemonsGone(seen observed, want wish, step plan.Step) error {
+	if len(seen.daemons) == 0 {
+		return nil
+	}
+	var pods []string
+	for _, pod := range seen.daemons {
+		pods = append(pods, pod.Namespace+"/"+pod.Name)
+	}
+	message := "waiting for the MPS control daemon to end: " + listed(pods)
+	until := a.deadline(seen, want, step)
+	if a.clock.Now().After(until) && !want.undo {
+		return &Failure{Wish: want.fingerprint, Reason: config.ReasonPluginFailed, Message: message + ", up to the deadline"}
+	}
+	wait := &Waiting{
+		Reason: config.ReasonHandingOver, After: evictionRetry, Message: message, Since: seen.journal.Started, Blockers: pods,
+		Advice: "it goes when the node's label nvidia.com/mps.capable does, which GPU feature discovery sets by the device plugin's config",
+	}
+	wait.Until, wait.Then = seen.atDeadline(until, want)
+	return wait
+}

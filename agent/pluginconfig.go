@@ -1,0 +1,263 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// PluginConfigs reads and writes config files of NVIDIA's device plugin.
+type PluginConfigs struct {
+	Parse func(text []byte) (config.PluginConfig, error)
+	// Render writes a file with this sharing, and all else as in the base, which may be empty.
+	Render func(base []byte, s config.Sharing) ([]byte, error)
+}
+
+// pluginConfig is the config of the node's device plugin, and the way by which it is given another one.
+type pluginConfig struct {
+	way    config.Handover // empty if none is known
+	why    string          // why none is
+	text   string          // of the config file; by label, the label's value
+	exists bool            // there is such a file, or label
+	now    *config.PluginConfig
+	lost   error // why now is not known
+
+	written time.Time      // when the file was
+	readers []corev1.Pod   // pods that read the file
+	manager *configManager // of a plugin that gets its config by label
+}
+
+// configManager is NVIDIA's sidecar of the device plugin, which brings it the config that a label of the node names.
+type configManager struct {
+	pod       corev1.Pod
+	label     string            // of the node
+	namespace string            // of the ConfigMap
+	configMap string            // whose keys the label names
+	dir       string            // where the sidecar sees them
+	fallback  string            // the key for nodes without the label
+	otherwise []string          // what it takes without either, in this order: named, single, empty
+	files     map[string]string // the ConfigMap's; nil if it cannot be read
+	lost      error             // why it cannot
+}
+
+// What the sidecar is told by, as the plugin's chart and the GPU Operator deploy it.
+const (
+	envNodeLabel    = "NODE_LABEL"
+	envConfigDir    = "CONFIG_FILE_SRCDIR"
+	envDefault      = "DEFAULT_CONFIG"
+	envFallbacks    = "FALLBACK_STRATEGIES"
+	managerCommand  = "config-manager"
+	fallbackNamed   = "named"
+	fallbackSingle  = "single"
+	fallbackEmpty   = "empty"
+	fallbackNameKey = "default"
+)
+
+// observePlugin looks what config the device plugin runs by. It changes nothing, and what it cannot find out is no error: nobody may ask
+// for another config.
+func (a *Agent) observePlugin(ctx context.Context, seen *observed) {
+	p := &seen.plugin
+	p.way, p.manager, p.why = a.wayOf(seen)
+	switch p.way {
+	case config.HandoverFile, config.HandoverRestart:
+		a.readPluginFile(p)
+		p.readers = slices.DeleteFunc(slices.Clone(seen.pods), func(pod corev1.Pod) bool { return ended(&pod) || !a.readsFile(&pod) })
+	case config.HandoverLabel, config.HandoverConfigMap:
+		a.readManaged(ctx, seen)
+	default:
+		p.lost = errors.New(p.why)
+	}
+}
+
+// wayOf is how the plugin gets its config: as the settings say, or by what its pod is given. While it is away in the middle of a change
+// the journal knows.
+func (a *Agent) wayOf(seen *observed) (way config.Handover, manager *configManager, why string) {
+	var reads bool
+	for i := range seen.operands {
+		reads = reads || a.readsFile(&seen.operands[i])
+		if m := managerOf(seen.operands[i]); m != nil {
+			manager = m
+		}
+	}
+	way = a.settings.DevicePlugin.Handover
+	owed := seen.journal != nil && seen.journal.Plugin != nil
+	switch {
+	case owed:
+		way = seen.journal.Plugin.Way
+		if manager == nil {
+			manager = seen.journal.Plugin.manager()
+		}
+	case way != config.HandoverAuto:
+	case manager != nil:
+		way = config.HandoverConfigMap
+	case reads:
+		way = config.HandoverFile
+	case len(seen.operands) == 0:
+		return "", nil, "no device plugin runs on this node that could be given a config"
+	default:
+		pod := seen.operands[0]
+		return "", nil, fmt.Sprintf("pod %s/%s is given no config that could be changed: it has no config manager, and mounts no directory %s of the host; "+
+			"see devicePlugin.handover of the settings", pod.Namespace, pod.Name, filepath.Dir(a.settings.DevicePlugin.ConfigFile))
+	}
+	if (way == config.HandoverLabel || way == config.HandoverConfigMap) && manager == nil {
+		return "", nil, "the settings say that the device plugin gets its config by a label, but its pod on this node has no config manager"
+	}
+	return way, manager, ""
+}
+
+// readsFile reports whether the pod sees the directory of the plugin's config file.
+func (a *Agent) readsFile(pod *corev1.Pod) bool {
+	dir := filepath.Dir(a.settings.DevicePlugin.ConfigFile)
+	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
+		return v.HostPath != nil && filepath.Clean(v.HostPath.Path) == dir
+	})
+}
+
+// managerOf finds the config manager of a plugin's pod.
+func managerOf(pod corev1.Pod) *configManager {
+	for _, c := range pod.Spec.Containers {
+		env := map[string]string{}
+		for _, e := range c.Env {
+			env[e.Name] = e.Value
+		}
+		dir := env[envConfigDir]
+		if dir == "" || env[envNodeLabel] == "" && !strings.Contains(c.Name, managerCommand) {
+			continue
+		}
+		m := &configManager{
+			pod: pod, namespace: pod.Namespace, dir: dir, fallback: env[envDefault],
+			label: cmp.Or(env[envNodeLabel], config.LabelDevicePluginConfig),
+		}
+		if s := env[envFallbacks]; s != "" {
+			m.otherwise = strings.Split(s, ",")
+		}
+		for _, mount := range c.VolumeMounts {
+			for _, v := range pod.Spec.Volumes {
+				if v.Name == mount.Name && v.ConfigMap != nil && filepath.Clean(mount.MountPath) == filepath.Clean(dir) {
+					m.configMap = v.ConfigMap.Name
+				}
+			}
+		}
+		if m.configMap != "" {
+			return m
+		}
+	}
+	return nil
+}
+
+// readPluginFile reads the config file of the host. One that is not there is how a plugin runs that shares nothing.
+func (a *Agent) readPluginFile(p *pluginConfig) {
+	text, err := os.ReadFile(filepath.Clean(a.pluginFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		p.now = &config.PluginConfig{Sharing: config.Sharing{Strategy: config.SharingNone}}
+		return
+	}
+	if err != nil {
+		p.lost = fmt.Errorf("reading the device plugin's config: %w", err)
+		return
+	}
+	p.text, p.exists = string(text), true
+	if info, err := os.Stat(a.pluginFile); err == nil {
+		p.written = info.ModTime()
+	}
+	parsed, err := a.pluginConfigs.Parse(text)
+	if err != nil {
+		p.lost = fmt.Errorf("reading the device plugin's config %s: %w", a.settings.DevicePlugin.ConfigFile, err)
+		return
+	}
+	p.now = &parsed
+}
+
+// readManaged reads the config that the plugin's config manager takes by the node's label.
+func (a *Agent) readManaged(ctx context.Context, seen *observed) {
+	p, m := &seen.plugin, seen.plugin.manager
+	p.text, p.exists = seen.node.Labels[m.label], seen.node.Labels[m.label] != ""
+	m.files, m.lost = a.configFiles(ctx, m.namespace, m.configMap)
+	if m.lost != nil {
+		p.lost = m.lost
+		return
+	}
+	text, err := m.config(p.text)
+	if err != nil {
+		p.lost = err
+		return
+	}
+	parsed, err := a.pluginConfigs.Parse([]byte(text))
+	if err != nil {
+		p.lost = fmt.Errorf("reading %s: %w", m.keyed(p.text), err)
+		return
+	}
+	p.now = &parsed
+}
+
+// config is the text that the manager gives to the plugin of a node whose label has the value.
+func (m *configManager) config(value string) (string, error) {
+	key := cmp.Or(value, m.fallback)
+	if key != "" {
+		text, ok := m.files[key]
+		if !ok {
+			return "", fmt.Errorf("%s does not exist", m.keyed(key))
+		}
+		return text, nil
+	}
+	for _, s := range m.otherwise {
+		switch text, named := m.files[fallbackNameKey]; {
+		case s == fallbackNamed && named:
+			return text, nil
+		case s == fallbackSingle && len(m.files) == 1:
+			for _, text := range m.files {
+				return text, nil
+			}
+		case s == fallbackEmpty:
+			return "", nil
+		}
+	}
+	return "", fmt.Errorf("label %s names no key of ConfigMap %s/%s, and the config manager has no default", m.label, m.namespace, m.configMap)
+}
+
+func (m *configManager) keyed(key string) string {
+	return fmt.Sprintf("ConfigMap %s/%s, key %s", m.namespace, m.configMap, key)
+}
+
+// configFiles reads all keys of a ConfigMap.
+func (a *Agent) configFiles(ctx context.Context, namespace, name string) (map[string]string, error) {
+	api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
+	defer cancel()
+	object, err := a.client.CoreV1().ConfigMaps(namespace).Get(api, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsForbidden(err):
+		return nil, fmt.Errorf("reading ConfigMap %s/%s: %w; grant the agent a role there", namespace, name, err)
+	case apierrors.IsNotFound(err):
+		return nil, fmt.Errorf("reading ConfigMap %s/%s: %w", namespace, name, err)
+	case err != nil:
+		return nil, &unseen{fmt.Errorf("reading ConfigMap %s/%s: %w", namespace, name, err)}
+	}
+	if object.Data == nil {
+		return map[string]string{}, nil
+	}
+	return object.Data, nil
+}
+
+// unseen is what could not be looked at for a cause that may pass: nothing is decided by it, and what has begun is not ended.
+type unseen struct{ error }
+
+// Unwrap gives the cause.
+func (u *unseen) Unwrap() error { return u.error }
+
+func isUnseen(err error) bool {
+	_, is := errors.AsType[*unseen](err)
+	return is
+}

@@ -1,0 +1,338 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// pluginWish is what shall become of the device plugin's config.
+type pluginWish struct {
+	sharing  config.Sharing
+	known    bool               // sharing is what text says; a text from before the change may be nothing that can be read
+	strategy config.MIGStrategy // flags.migStrategy; empty if the config does not say
+	text     string             // of the file; by label, the label's value, empty for no label
+	exact    bool               // the text counts; otherwise one that means the same will do
+	body     string             // of the key that the label names, if that is ours to write
+	theirs   bool               // people have set the label themselves, and the plugin's own config manager goes by it
+}
+
+// ownKey begins the keys that we write into the ConfigMap of the plugin's config manager. What follows is a hash of the config: an edited
+// key is never read again, another one is.
+const ownKey = "gpuslice-"
+
+// sharingOf is the config that a profile's sharing takes on this node.
+func (a *Agent) sharingOf(seen *observed, s config.Sharing) (*pluginWish, error) {
+	p := seen.plugin
+	if p.way == "" {
+		return nil, noHandover(p, len(seen.operands) == 0)
+	}
+	want := &pluginWish{sharing: s, known: true}
+	if p.now != nil {
+		want.strategy = p.now.MIGStrategy // which stays as it is
+	}
+	if p.now != nil && p.now.Sharing.Equal(s) {
+		want.text = p.text
+		return want, nil
+	}
+	if p.manager != nil {
+		return a.keyOf(p, want)
+	}
+	base := p.text
+	if p.now == nil {
+		base = "" // what cannot be read is nothing to go on from
+	}
+	text, err := a.pluginConfigs.Render([]byte(base), s)
+	if err != nil {
+		return nil, err
+	}
+	want.text = string(text)
+	return want, nil
+}
+
+// noHandover says why the plugin cannot be given another config. One that is still to come may be given one then.
+func noHandover(p pluginConfig, nobody bool) error {
+	if nobody {
+		return &Waiting{Reason: config.ReasonNoDevicePlugin, Message: "nothing is disturbed: " + p.why, After: driverRetry}
+	}
+	return &Stalled{Reason: config.ReasonNoHandover, Message: p.why}
+}
+
+// keyOf finds a key of the config manager's ConfigMap with the sharing, or makes up one.
+func (a *Agent) keyOf(p pluginConfig, want *pluginWish) (*pluginWish, error) {
+	m := p.manager
+	if isUnseen(m.lost) {
+		return nil, m.lost
+	}
+	if m.lost != nil {
+		return nil, &Stalled{Reason: config.ReasonNoHandover, Message: m.lost.Error()}
+	}
+	for _, key := range slices.Sorted(maps.Keys(m.files)) {
+		if parsed, err := a.pluginConfigs.Parse([]byte(m.files[key])); err == nil && parsed.Sharing.Equal(want.sharing) {
+			want.text = key
+			return want, nil
+		}
+	}
+	if p.way == config.HandoverLabel {
+		return nil, &Stalled{
+			Reason: config.ReasonNoHandover,
+			Message: fmt.Sprintf("no key of ConfigMap %s/%s has the sharing %s; add one, or set devicePlugin.handover to configmap",
+				m.namespace, m.configMap, sharingText(want.sharing)),
+		}
+	}
+	base, err := m.config("")
+	if err != nil {
+		base = ""
+	}
+	body, err := a.pluginConfigs.Render([]byte(base), want.sharing)
+	if err != nil {
+		return nil, err
+	}
+	want.body, want.text = string(body), ownKey+hash(string(body))
+	return want, nil
+}
+
+func hash(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(sum[:6])
+}
+
+// namedConfig is the config of the device plugin that the node's label names. Where the plugin has a config manager, that goes by the label
+// itself, and all that is left is proof.
+func (a *Agent) namedConfig(ctx context.Context, seen *observed, key string) (*pluginWish, error) {
+	p := seen.plugin
+	switch {
+	case p.way == "":
+		return nil, noHandover(p, len(seen.operands) == 0)
+	case p.manager != nil && isUnseen(p.lost):
+		return nil, p.lost
+	case p.manager != nil && p.now == nil:
+		return nil, &Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("label %s=%s: %v", p.manager.label, key, p.lost)}
+	case p.manager != nil:
+		return &pluginWish{sharing: p.now.Sharing, strategy: p.now.MIGStrategy, known: true, text: p.text, theirs: true}, nil
+	}
+	ref := a.settings.DevicePlugin.ConfigMap
+	files, err := a.configFiles(ctx, ref.Namespace, ref.Name)
+	text, ok := files[key]
+	if isUnseen(err) {
+		return nil, err
+	}
+	if err == nil && !ok {
+		err = fmt.Errorf("ConfigMap %s/%s has no such key; it has %s", ref.Namespace, ref.Name,
+			cmp.Or(strings.Join(slices.Sorted(maps.Keys(files)), ", "), "none"))
+	}
+	var parsed config.PluginConfig
+	if err == nil {
+		parsed, err = a.pluginConfigs.Parse([]byte(text))
+	}
+	if err != nil {
+		return nil, &Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("label %s=%s: %v", config.LabelDevicePluginConfig, key, err)}
+	}
+	return &pluginWish{sharing: parsed.Sharing, strategy: parsed.MIGStrategy, known: true, text: text, exact: true}, nil
+}
+
+// former is the way back to the config that the plugin had.
+func (a *Agent) former(j *Journal) *pluginWish {
+	if j.Plugin == nil {
+		return nil
+	}
+	want := &pluginWish{text: j.Plugin.Text, exact: true}
+	if j.Plugin.manager() != nil {
+		return want // what it says is in a ConfigMap, which need not be the same as then
+	}
+	parsed, err := a.pluginConfigs.Parse([]byte(want.text))
+	want.sharing, want.strategy, want.known = parsed.Sharing, parsed.MIGStrategy, err == nil
+	return want
+}
+
+// pluginSet reports whether the plugin's config is as wanted.
+func (s observed) pluginSet(want *pluginWish) bool {
+	p := s.plugin
+	switch {
+	case want == nil || want.theirs:
+		return true
+	case p.manager != nil:
+		return p.text == want.text && (want.body == "" || p.manager.files[want.text] == want.body)
+	case want.exact:
+		return p.exists && p.text == want.text
+	default:
+		return p.now != nil && p.now.Sharing.Equal(want.sharing)
+	}
+}
+
+// pluginTold reports whether everybody who reads the plugin's config file has read it as it is.
+func (a *Agent) pluginTold(seen observed) bool {
+	return len(a.untold(seen.plugin)) == 0
+}
+
+// untold are the readers that run since before the file was written, and were not told since.
+func (a *Agent) untold(p pluginConfig) []types.UID {
+	var out []types.UID
+	for _, pod := range p.readers {
+		if a.told[pod.UID] == hash(p.text) {
+			continue
+		}
+		for _, c := range pod.Status.ContainerStatuses {
+			// Kubelet tells whole seconds.
+			if c.State.Running != nil && !c.State.Running.StartedAt.After(p.written) {
+				out = append(out, pod.UID)
+				break
+			}
+		}
+	}
+	return out
+}
+
+// plannedSharing is the sharing as the planner has it.
+func plannedSharing(s config.Sharing) *plan.Sharing {
+	return &plan.Sharing{MPS: s.Strategy == config.SharingMPS, Replicas: s.Replicas, Rename: s.Rename}
+}
+
+// plannedPlugin is what the planner needs of the plugin's config.
+func (a *Agent) plannedPlugin(seen observed, want wish) plan.Plugin {
+	p := seen.plugin
+	out := plan.Plugin{
+		Set: seen.pluginSet(want.plugin), Told: a.pluginTold(seen), Tells: p.manager == nil, Noted: seen.journal != nil && seen.journal.Plugin != nil,
+	}
+	if p.now != nil {
+		out.Now = plannedSharing(p.now.Sharing)
+	}
+	return out
+}
+
+// replicas are the devices of a pod as kubelet names them.
+func replicas(given map[string][]string) []plan.Replica {
+	var out []plan.Replica
+	for _, resource := range slices.Sorted(maps.Keys(given)) {
+		if !drain.GPUResource(resource) {
+			continue
+		}
+		for _, id := range given[resource] {
+			out = append(out, plan.Replica{Resource: resource, ID: id})
+		}
+	}
+	return out
+}
+
+// sharingText says it as people do: "time-slicing of nvidia.com/gpu x 3".
+func sharingText(s config.Sharing) string {
+	if s.Strategy == config.SharingNone {
+		return "nothing shared"
+	}
+	var parts []string
+	for _, name := range s.Resources() {
+		parts = append(parts, fmt.Sprintf("%s x %d", name, s.Replicas[name]))
+	}
+	text := fmt.Sprintf("%s of %s", s.Strategy, strings.Join(parts, ", "))
+	if s.Rename {
+		text += ", renamed"
+	}
+	return text
+}
+
+// configText names what the plugin's config shall be.
+func (w *pluginWish) configText() string {
+	switch {
+	case w == nil:
+		return ""
+	case !w.known:
+		return "as it was"
+	default:
+		return sharingText(w.sharing)
+	}
+}
+
+// missingMPS says what a node lacks that shall share its GPUs by MPS: its control daemon takes each GPU for itself alone.
+func (s observed) missingMPS() []string {
+	var out []string
+	if len(s.daemons) == 0 {
+		out = append(out, "no MPS control daemon runs on this node: none of its pods matches mps.podSelector of the settings")
+	}
+	for _, gpu := range s.gpus {
+		if !gpu.Lost && gpu.ComputeMode != "" && gpu.ComputeMode != computeMPS {
+			out = append(out, fmt.Sprintf("GPU %d: its compute mode is %s, and is %s under MPS", gpu.Index, gpu.ComputeMode, computeMPS))
+		}
+	}
+	return out
+}
+
+var errTooLong = errors.New("it is longer than the journal can hold, and could not be brought back")
+
+// fits refuses, before anything is disturbed, what the device plugin of this node would not do.
+func (a *Agent) fits(seen observed, want wish) error {
+	if len(want.targets) == 0 && want.plugin == nil {
+		return nil
+	}
+	after := asWished(seen.gpus, want.targets)
+	strategy, err := a.strategyFor(seen, want)
+	if err == nil && a.knowsStrategy(seen, want) {
+		err = config.CheckStrategy(after, strategy)
+	}
+	if err == nil && want.plugin != nil {
+		err = config.CheckSharing(after, strategy, want.plugin.sharing, slices.Collect(maps.Keys(expected(after, strategy))))
+	}
+	if err != nil {
+		return &Stalled{Reason: reasonOf(err), Message: fmt.Sprintf("label %s=%s: %v", want.label, want.name, err)}
+	}
+	return nil
+}
+
+// strategyFor is the plugin's MIG strategy under the config that is wanted. What its pod is told wins over the config.
+func (a *Agent) strategyFor(seen observed, want wish) (config.MIGStrategy, error) {
+	asked := config.MIGStrategy("")
+	if want.plugin != nil {
+		asked = want.plugin.strategy
+	}
+	for _, pod := range seen.operands {
+		told := toldStrategy(pod)
+		set := a.settings.MIGStrategy
+		switch {
+		case told == "":
+		case asked != "" && asked != told:
+			return told, &config.StrategyError{Strategy: told, Problem: fmt.Sprintf(
+				"the config's flags.migStrategy, %s, has no effect: pod %s/%s is told otherwise by its environment or arguments; take it out of either",
+				asked, pod.Namespace, pod.Name)}
+		case set != config.MIGStrategyAuto && set != told:
+			return told, &config.StrategyError{Strategy: told, Problem: fmt.Sprintf(
+				"migStrategy of the settings, %s, is not true on this node, by pod %s/%s: set it to auto", set, pod.Namespace, pod.Name)}
+		}
+	}
+	return a.strategy(seen, want.plugin), nil
+}
+
+// knowsStrategy reports whether the plugin's MIG strategy is more than a guess, by which nothing is refused.
+func (a *Agent) knowsStrategy(seen observed, want wish) bool {
+	return a.settings.MIGStrategy != config.MIGStrategyAuto || seen.toldStrategy() != "" || want.plugin != nil && want.plugin.strategy != "" ||
+		seen.node.Labels[config.LabelMIGStrategy] != ""
+}
+
+// asWished are the GPUs as they will be, as far as the device plugin goes by it.
+func asWished(gpus []nvml.GPU, targets plan.Targets) []nvml.GPU {
+	out := slices.Clone(gpus)
+	for i := range out {
+		target, named := targets[out[i].UUID]
+		if !named || !out[i].Capable {
+			continue
+		}
+		out[i].Enabled, out[i].Instances = target.MIG, nil
+		for _, name := range slices.Sorted(maps.Keys(target.Devices)) {
+			for range target.Devices[name] {
+				out[i].Instances = append(out[i].Instances, nvml.Instance{Devices: []nvml.Device{{Profile: name}}})
+			}
+		}
+	}
+	return out
+}
