@@ -1,0 +1,92 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/tools/txtar"
+)
+
+// Each file of testdata/validate is one run: the files that are checked, then what is said about them.
+func TestValidate(t *testing.T) {
+	runs, err := filepath.Glob(filepath.Join("testdata", "validate", "*.txtar"))
+	if err != nil || len(runs) == 0 {
+		t.Fatalf("%d runs, error %v", len(runs), err)
+	}
+	for _, run := range runs {
+		t.Run(strings.TrimSuffix(filepath.Base(run), ".txtar"), func(t *testing.T) {
+			archive, err := txtar.ParseFile(run)
+			if err != nil {
+				t.Fatal(err)
+			}
+			args, golden := []string{"validate"}, &archive.Files[len(archive.Files)-1]
+			if golden.Name != "said" {
+				t.Fatalf("the last file is %s, not said", golden.Name)
+			}
+			dir := t.TempDir()
+			for _, f := range archive.Files[:len(archive.Files)-1] {
+				path := filepath.Join(dir, f.Name)
+				if err := os.WriteFile(path, f.Data, 0o600); err != nil {
+					t.Fatal(err)
+				}
+				args = append(args, "-f", path)
+			}
+			got := validated(t, "", args...)
+			got = strings.ReplaceAll(got, dir+string(filepath.Separator), "")
+			if *update {
+				golden.Data = []byte(got)
+				if err := os.WriteFile(run, txtar.Format(archive), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if diff := cmp.Diff(string(golden.Data), got); diff != "" {
+				t.Errorf("what is said (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// validated is what the command says, and its error.
+func validated(t *testing.T, stdin string, args ...string) string {
+	t.Helper()
+	var out bytes.Buffer
+	c := command()
+	c.SetIn(strings.NewReader(stdin))
+	c.SetOut(&out)
+	c.SetArgs(args)
+	if err := c.ExecuteContext(t.Context()); err != nil {
+		out.WriteString("error: " + err.Error() + "\n")
+	}
+	return out.String()
+}
+
+func TestValidateReadsStandardInputAndWhatAShellMakesOfPatterns(t *testing.T) {
+	example := filepath.Join("..", "..", "deploy", "examples", "configmap-profiles.yaml")
+	got := validated(t, "version: v1\n", "validate", "-f", "-", example)
+	want := "-: device plugin config without sharing\n" + example + ", ConfigMap gpuslice/gpuslice-profiles, profiles.yaml: 4 profiles\n"
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("what is said (-want +got):\n%s", diff)
+	}
+}
+
+func TestValidateWantsFiles(t *testing.T) {
+	for name, test := range map[string]struct {
+		args []string
+		want string
+	}{
+		"that are named":    {nil, "error: name files to check with -f\n"},
+		"that there are":    {[]string{"-f", "absent.yaml"}, "error: open absent.yaml: no such file or directory\n"},
+		"with what we read": {[]string{"-f", filepath.Join("..", "..", "deploy", "base", "namespace.yaml")}, "error: " + errNothingToCheck.Error() + "\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := validated(t, "", append([]string{"validate"}, test.args...)...)
+			if !strings.HasSuffix(got, test.want) {
+				t.Errorf("it says %q, want the end %q", got, test.want)
+			}
+		})
+	}
+}
