@@ -37,6 +37,8 @@ const (
 const (
 	discovery     = DevicePluginImage + " gpu-feature-discovery"
 	configManager = DevicePluginImage + " config-manager"
+	mpsDaemon     = DevicePluginImage + " mps-control-daemon"
+	mountShm      = mpsDaemon + " mount-shm"
 	shell         = DevicePluginImage + " sh"
 )
 
@@ -48,6 +50,7 @@ var programs = map[string]struct {
 	DevicePluginImage: {"nvidia-device-plugin", true},
 	discovery:         {"gpu-feature-discovery", false},
 	configManager:     {"config-manager", false},
+	mpsDaemon:         {"mps-control-daemon", false},
 	shell:             {"sh", false},
 	DCGMImage:         {"nv-hostengine", true},
 }
@@ -55,11 +58,11 @@ var programs = map[string]struct {
 // Parts are the programs that a node consists of.
 type Parts struct {
 	Kube         string // directory of the control plane's programs and kubectl
-	DevicePlugin string // directory of NVIDIA's device plugin, GPU feature discovery and config-manager
+	DevicePlugin string // directory of NVIDIA's device plugin, GPU feature discovery, config-manager and MPS control daemon
 	LibNVML      string // the simulated library
 	Agent        string
 	Sandbox      string
-	GPUSim       string // the command that stands for NVIDIA's DCGM
+	GPUSim       string // the command that stands for NVIDIA's DCGM, nvidia-smi and nvidia-cuda-mps-control
 }
 
 // Build builds what is missing.
@@ -127,7 +130,7 @@ func Start(ctx context.Context, c *cluster.Cluster, o Options) (*Node, error) {
 	if err != nil {
 		return nil, fmt.Errorf("making the host of node %s: %w", o.Name, err)
 	}
-	if err := install(o.Parts.LibNVML, n.libraries()); err != nil {
+	if err := install(o.Parts, n.libraries(), n.tools()); err != nil {
 		return nil, err
 	}
 	if err := os.MkdirAll(filepath.Join(n.DriverRoot(), "run"), 0o755); err != nil {
@@ -176,7 +179,8 @@ func (n *Node) kubeletOptions(o Options, credentials *rest.Config) kubelet.Optio
 	drivers := []sandbox.Mount{{Source: filepath.Join(n.host(), "proc", "driver"), Target: "/proc/driver"}}
 	nvidia := func(program string) kubelet.Image {
 		return kubelet.Image{
-			Path: filepath.Join(o.Parts.DevicePlugin, program), Env: append([]string{n.loaderPath()}, n.env...), Mounts: drivers,
+			Path: filepath.Join(o.Parts.DevicePlugin, program), Mounts: drivers,
+			Env: append([]string{n.loaderPath(), "PATH=" + n.tools() + ":/usr/bin:/bin"}, n.env...),
 		}
 	}
 	return kubelet.Options{
@@ -188,6 +192,8 @@ func (n *Node) kubeletOptions(o Options, credentials *rest.Config) kubelet.Optio
 			DevicePluginImage: nvidia("nvidia-device-plugin"),
 			discovery:         nvidia("gpu-feature-discovery"),
 			configManager:     {Path: filepath.Join(o.Parts.DevicePlugin, "config-manager")},
+			mpsDaemon:         nvidia("mps-control-daemon"),
+			mountShm:          {Path: "/bin/true"}, // a folder of the node's own needs no tmpfs
 			shell:             {Path: "/bin/sh"},
 			DCGMImage:         {Path: o.Parts.GPUSim, Args: []string{"monitor"}, Env: n.env},
 			AgentImage:        {Path: o.Parts.Agent, Args: []string{"--proc=" + n.ProcRoot()}, Env: n.env, Mounts: drivers},
@@ -255,6 +261,8 @@ func (n *Node) SpecDir() string { return filepath.Join(n.DriverRoot(), "var", "r
 
 func (n *Node) libraries() string { return filepath.Join(n.DriverRoot(), "usr", "lib64") }
 
+func (n *Node) tools() string { return filepath.Join(n.DriverRoot(), "usr", "bin") }
+
 func (n *Node) loaderPath() string { return "LD_LIBRARY_PATH=" + n.libraries() }
 
 func (n *Node) host() string { return filepath.Join(n.Dir, "host") }
@@ -272,13 +280,19 @@ func (n *Node) Sandbox() sandbox.Options {
 	}
 }
 
-// install puts the library where a driver root has it.
-func install(library, dir string) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("making the driver root: %w", err)
-	}
-	if err := os.Symlink(library, filepath.Join(dir, "libnvidia-ml.so.1")); err != nil && !errors.Is(err, os.ErrExist) {
-		return fmt.Errorf("installing the simulated library: %w", err)
+// install puts the library and the tools where a driver root has them.
+func install(parts Parts, libraries, tools string) error {
+	for link, file := range map[string]string{
+		filepath.Join(libraries, "libnvidia-ml.so.1"):   parts.LibNVML,
+		filepath.Join(tools, "nvidia-smi"):              parts.GPUSim,
+		filepath.Join(tools, "nvidia-cuda-mps-control"): parts.GPUSim,
+	} {
+		if err := os.MkdirAll(filepath.Dir(link), 0o755); err != nil {
+			return fmt.Errorf("making the driver root: %w", err)
+		}
+		if err := os.Symlink(file, link); err != nil && !errors.Is(err, os.ErrExist) {
+			return fmt.Errorf("installing the simulated driver: %w", err)
+		}
 	}
 	return nil
 }

@@ -13,13 +13,16 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/renameio/v2"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/node"
 )
 
@@ -42,6 +45,7 @@ const (
 	labelReplicas     = "nvidia.com/gpu.replicas"
 	labelStrategy     = "nvidia.com/gpu.sharing-strategy"
 	labelProduct      = "nvidia.com/gpu.product"
+	labelMPSCapable   = "nvidia.com/mps.capable"
 )
 
 // pluginConfigs are the configs of manifests/config-manager.yaml by their keys.
@@ -156,6 +160,21 @@ func (r *rig) awaitLabels(want map[string]string) {
 	}
 }
 
+// awaitComputeMode waits until all GPUs have the mode.
+func (r *rig) awaitComputeMode(mode nvml.ComputeMode) {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(r.t.Context(), patience)
+	defer cancel()
+	var gpus []nvml.GPU
+	err := wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(context.Context) (bool, error) {
+		gpus = r.snapshot() //nolint:contextcheck // it has the test's, as all of a rig
+		return !slices.ContainsFunc(gpus, func(gpu nvml.GPU) bool { return gpu.ComputeMode != mode }), nil
+	})
+	if err != nil {
+		r.t.Fatalf("waiting for compute mode %s: %v; GPU 0 has %s", mode, err, gpus[0].ComputeMode)
+	}
+}
+
 // What NVIDIA's programs make of their configs, without the agent, however they are handed to them.
 func TestThePluginOffersWhatItsConfigSays(t *testing.T) {
 	t.Parallel()
@@ -197,9 +216,14 @@ func TestThePluginOffersWhatItsConfigSays(t *testing.T) {
 			becomes("renamed-4", map[string][]string{"nvidia.com/gpu.shared": replicated(gpus, 4)}, map[string]string{
 				labelCount: "8", labelReplicas: "4", labelStrategy: "time-slicing", labelProduct: product,
 			})
+			becomes("mps-4", map[string][]string{"nvidia.com/gpu": replicated(gpus, 4)}, map[string]string{
+				labelCount: "8", labelReplicas: "4", labelStrategy: "mps", labelMPSCapable: "true", labelProduct: product + "-SHARED",
+			})
+			r.awaitComputeMode(nvml.ComputeExclusiveProcess)
 			becomes("whole", map[string][]string{"nvidia.com/gpu": replicated(gpus, 1)}, map[string]string{
 				labelCount: "8", labelReplicas: "1", labelStrategy: "none", labelProduct: product,
 			})
+			r.awaitComputeMode(nvml.ComputeDefault) // which the daemon gives back when it goes
 			r.cut("1g.10gb@0", "1g.10gb@1")
 			var parts []string
 			for _, instance := range r.snapshot()[0].Instances {

@@ -121,6 +121,7 @@ func deploy(c *cluster.Cluster) error {
 		"manifests/device-plugin.yaml", "manifests/operands.yaml", "manifests/config-manager.yaml",
 		"../../deploy/base/namespace.yaml", "../../deploy/base/serviceaccount.yaml", "../../deploy/base/rbac.yaml",
 		"../../deploy/overlays/device-plugin/device-plugin.yaml", "../../deploy/overlays/device-plugin/gpu-feature-discovery.yaml",
+		"../../deploy/overlays/device-plugin/mps-control-daemon.yaml",
 	} {
 		cmd := exec.CommandContext(ctx, c.Kubectl(), "--kubeconfig", c.AdminKubeconfig(), "apply", "-f", file)
 		if out, err := cmd.CombinedOutput(); err != nil {

@@ -2,6 +2,7 @@ package kubelet
 
 import (
 	"context"
+	"strings"
 	"sync"
 	"time"
 
@@ -56,13 +57,10 @@ func containersOf(pod *corev1.Pod, images map[string]Image, survived bool) []*co
 
 // imageOf is what runs for the container; nil if it is only said to run.
 func imageOf(images map[string]Image, spec corev1.Container) *Image {
-	if len(spec.Command) > 0 {
-		if image, known := images[spec.Image+" "+spec.Command[0]]; known {
+	for n := len(spec.Command); n >= 0; n-- {
+		if image, known := images[strings.Join(append([]string{spec.Image}, spec.Command[:n]...), " ")]; known {
 			return &image
 		}
-	}
-	if image, known := images[spec.Image]; known {
-		return &image
 	}
 	return nil
 }

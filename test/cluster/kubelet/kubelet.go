@@ -47,7 +47,7 @@ type Options struct {
 	MachineID string
 
 	// Images are the containers that run as processes, by the image that pods name. An image with several programs has an
-	// entry "image command[0]" for each beside its own.
+	// entry for each beside its own: "image command[0]", or with more of the command. The longest that fits counts.
 	Images        map[string]Image
 	HostPaths     map[string]string // directory of the machine by the path prefix that hostPath volumes name; others are below Dir/root
 	SandboxBinary string            // cmd/sandbox, built; needed where Images are
