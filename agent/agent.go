@@ -117,6 +117,7 @@ type Agent struct {
 	foundFree    map[string]time.Time // when the process table was last seen to have no holder of the device, which goes
 	started      map[string]start     // units of the host that were started again
 	startedNext  time.Time            // they are not asked after before
+	migManagerAt time.Time            // when a mig-manager was last seen here; before the first look, nobody knows
 	strangers    told                 // who holds what is to go, and is of no pod
 	waits        map[string]time.Time // when the waits began that have a time of their own, by what is waited for
 	budgets      chan map[string]bool // namespaces of disruption budgets that are in the way
@@ -148,6 +149,7 @@ func New(o Options) *Agent {
 // nvml.ErrReplaced: NVIDIA's driver is another one than this process has loaded, and only a new process can go on.
 func (a *Agent) Run(ctx context.Context) error {
 	wake := a.watch(ctx)
+	a.begin()
 	a.log.Info("watching", zap.String("node", a.node))
 	for ctx.Err() == nil {
 		// Cutting a step off in the middle gains nothing: each has a deadline, and a restart resumes anyway.
@@ -167,6 +169,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	a.log.Info("stopping", zap.String("node", a.node))
 	return nil
 }
+
+// begin notes what a new process cannot know: a mig-manager may have been here a moment ago.
+func (a *Agent) begin() { a.migManagerAt = a.clock.Now() }
 
 // pass observes, decides, and performs at most one step. It returns how long the loop may sleep.
 // It is safe to be killed anywhere inside it.

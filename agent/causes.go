@@ -380,7 +380,7 @@ func (e evidence) operandsPaused() []Finding {
 			continue
 		case o.By == toolOurs:
 			f.Agent = "gives the label its value \"true\" back"
-		case o.By == toolMIGManager && migManagerRuns(e.pods):
+		case o.By == toolMIGManager && runsMIGManager(e.pods):
 			f.Agent = "leaves it alone: mig-manager runs on this node, and minds its labels itself"
 			f.You, f.Command = "see what it does", "kubectl get pods -A -l app="+migManagerLabel+" --field-selector spec.nodeName="+e.node.Name
 		case o.By == toolMIGManager && slices.Contains(e.settings.Recover.Adopt, config.AdoptMIGManager):

@@ -445,11 +445,6 @@ func (e evidence) device(uuid string) string {
 	return uuid + ", which is gone"
 }
 
-// migManagerRuns reports whether NVIDIA's mig-manager is among the pods.
-func migManagerRuns(pods []corev1.Pod) bool {
-	return slices.ContainsFunc(pods, func(p corev1.Pod) bool { return p.Labels["app"] == migManagerLabel && !ended(&p) })
-}
-
 // pluginCommand shows the log of the device plugin of this node.
 func (e evidence) pluginCommand() string {
 	if len(e.observed.operands) == 0 {

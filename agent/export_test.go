@@ -13,6 +13,9 @@ import (
 // Pass is one pass of the loop, for tests that are the loop themselves.
 func (a *Agent) Pass(ctx context.Context) time.Duration { return a.pass(ctx) }
 
+// Begin is how a process begins that is to run.
+func (a *Agent) Begin() { a.begin() }
+
 // ParseJournal is how the journal is read.
 var ParseJournal = parseJournal
 

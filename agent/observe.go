@@ -44,8 +44,9 @@ type observed struct {
 	libraryClients []drain.Pod // pods without a GPU that keep the library open and can be sent away
 	markers        []drain.Marker
 	orphan         orphan
-	migManager     bool // a mig-manager runs here
-	adopts         bool // what one has left is ours to clear away
+	migManager     bool          // a mig-manager runs here
+	adopts         bool          // what one has left is ours to clear away
+	adoptsIn       time.Duration // what one has left is on the node, and ours to take on only then
 
 	reboots  plan.Reboots
 	specs    []string       // CDI specs that describe other GPU instances than there are
@@ -322,6 +323,9 @@ func matches(pod *corev1.Pod, any []labels.Selector) bool {
 func (a *Agent) observeOthers(seen *observed) {
 	seen.migManager = runsMIGManager(seen.pods)
 	seen.adopts = a.adopts(seen.pods)
+	if seen.migManager {
+		a.migManagerAt = a.clock.Now()
+	}
 	seen.orphan = a.orphanOn(seen)
 	labels := union(a.settings.Operands, slices.Sorted(maps.Keys(seen.orphan.labels)))
 	if seen.journal != nil {

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -56,13 +57,22 @@ func (a *Agent) orphanOn(seen *observed) orphan {
 	for _, label := range drain.LeftPaused(seen.node, drain.PausedValue) {
 		o.labels[label] = deployed // no other value is paused
 	}
-	if seen.adopts {
-		for _, label := range drain.LeftPaused(seen.node, pausedByMIGManager) {
-			o.labels[label] = deployed
-		}
+	theirs := drain.LeftPaused(seen.node, pausedByMIGManager)
+	if !seen.adopts || len(theirs) == 0 {
+		return o
+	}
+	if seen.adoptsIn = adoptAfter - a.clock.Since(a.migManagerAt); seen.adoptsIn > 0 {
+		return o
+	}
+	for _, label := range theirs {
+		o.labels[label] = deployed
 	}
 	return o
 }
+
+// adoptAfter is how long a mig-manager has to be away until what it has left is ours: from one pod of a rollout to the next, none is
+// there for some seconds.
+const adoptAfter = time.Minute
 
 // runsMIGManager reports whether a mig-manager is on the node, which then clears its own labels away.
 func runsMIGManager(pods []corev1.Pod) bool {

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -167,6 +168,80 @@ func TestWhatAnAgentHasLeftIsGivenBack(t *testing.T) {
 			if state := w.node().Labels[config.LabelMIGConfigState]; state == "pending" {
 				t.Error("the state is still pending")
 			}
+		})
+	})
+}
+
+// From one pod of a rollout to the next there is no mig-manager for some seconds, and it still minds its labels itself.
+func TestWhatAMIGManagerHasPausedIsLeftToItForAMinute(t *testing.T) {
+	const paused = "paused-for-mig-change"
+	adopting := func(t *testing.T) *world {
+		w := newWorld(t, h100)
+		w.settings.Recover.Adopt = []string{config.AdoptMIGManager}
+		w.restart()
+		w.agent.Begin()
+		return w
+	}
+	manager := func(w *world, name string) {
+		w.pod(name, "", func(p *corev1.Pod) {
+			p.Labels = map[string]string{"app": "nvidia-mig-manager"}
+			p.Spec.Containers[0].Resources = corev1.ResourceRequirements{}
+		})
+	}
+	leaves := func(w *world, name string) {
+		w.t.Helper()
+		if err := w.client.Tracker().Delete(podResource, "team", name); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	untouched := func(w *world, d time.Duration) {
+		w.t.Helper()
+		for began := time.Now(); time.Since(began) < d; <-time.After(5 * time.Second) { // as often as pods change
+			w.turn()
+			w.agent.Pass(w.t.Context())
+		}
+		if got := w.values()[labelDCGM]; got != paused || w.owed() {
+			w.t.Fatalf("the label is %s, and something owed: %t", got, w.owed())
+		}
+	}
+	restored := func(w *world, within time.Duration) {
+		w.t.Helper()
+		began := time.Now()
+		w.passes("the operand", func() bool { return w.values()[labelDCGM] == "true" && !w.owed() })
+		if took := time.Since(began); took > within {
+			w.t.Errorf("it took %s, want %s at most", took, within)
+		}
+	}
+	t.Run("in a rollout", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := adopting(t)
+			manager(w, "first")
+			w.operator(map[string]string{labelDCGM: paused})
+			untouched(w, minutes)
+			leaves(w, "first")
+			untouched(w, 30*time.Second)
+			manager(w, "second")
+			untouched(w, minutes)
+			leaves(w, "second")
+			restored(w, 90*time.Second)
+		})
+	})
+	t.Run("after a start of the agent", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := adopting(t)
+			w.operator(map[string]string{labelDCGM: paused})
+			untouched(w, 50*time.Second)
+			restored(w, 30*time.Second)
+		})
+	})
+	t.Run("but what was taken on is given back at once", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := adopting(t)
+			w.operator(map[string]string{labelDCGM: paused})
+			w.passes("the journal", w.owed)
+			w.restart()
+			w.agent.Begin()
+			restored(w, 30*time.Second)
 		})
 	})
 }

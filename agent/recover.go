@@ -153,7 +153,7 @@ func (a *Agent) Restore(ctx context.Context) ([]string, error) {
 	switch {
 	case len(labels) == 0:
 		return nil, nil
-	case migManagerRuns(pods):
+	case runsMIGManager(pods):
 		return nil, errMIGManagerRuns
 	}
 	values := map[string]string{}

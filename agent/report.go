@@ -112,6 +112,9 @@ func (a *Agent) sleep(seen observed, steps []plan.Step, d decision, err error) t
 	if a.awaitsUnits() {
 		due = min(due, unitRetry)
 	}
+	if seen.adoptsIn > 0 {
+		due = min(due, seen.adoptsIn)
+	}
 	if err == nil {
 		return due
 	}
