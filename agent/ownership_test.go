@@ -176,6 +176,7 @@ func TestWhatAnAgentHasLeftIsGivenBack(t *testing.T) {
 func TestWhatAMIGManagerHasPausedIsLeftToItForAMinute(t *testing.T) {
 	const paused = "paused-for-mig-change"
 	adopting := func(t *testing.T) *world {
+		t.Helper()
 		w := newWorld(t, h100)
 		w.settings.Recover.Adopt = []string{config.AdoptMIGManager}
 		w.restart()

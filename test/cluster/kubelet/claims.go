@@ -80,7 +80,7 @@ func (w *worker) findClaims(ctx context.Context) error {
 		case err != nil:
 			return fmt.Errorf("fetch ResourceClaim %s: %w", name, err)
 		case !slices.ContainsFunc(claim.Status.ReservedFor, func(r resourcev1.ResourceClaimConsumerReference) bool { return r.UID == pod.UID }):
-			return fmt.Errorf("ResourceClaim %s is not reserved for the pod", name) //nolint:staticcheck // kubelet's own words
+			return fmt.Errorf("ResourceClaim %s is not reserved for the pod", name)
 		}
 		all = append(all, claim)
 	}
@@ -175,7 +175,7 @@ func (k *Kubelet) askDriver(ctx context.Context, name string, ask func(context.C
 		}
 		return connected(info.GetEndpoint(), func(conn *grpc.ClientConn) error { return ask(ctx, dra.NewDRAPluginClient(conn)) })
 	}
-	return fmt.Errorf("DRA driver %s is not registered", name) //nolint:staticcheck // kubelet's own words
+	return fmt.Errorf("DRA driver %s is not registered", name)
 }
 
 func connected(socket string, ask func(*grpc.ClientConn) error) error {
