@@ -20,7 +20,7 @@ var foreignDomains = []string{"nvidia.com", "gpuslice.io", "kubernetes.io", "k8s
 func (c *checks) nodeLabels(raw json.RawMessage) map[string]string {
 	const field = "labels"
 	var in map[string]json.RawMessage
-	if absent(raw) || !c.mapping(field, raw, &in) {
+	if absent(raw) || !c.mapping(field, raw, &in) || len(in) == 0 {
 		return nil
 	}
 	labels := map[string]string{}

@@ -127,6 +127,11 @@ func (o *oneOrMore) UnmarshalJSON(raw []byte) error {
 // absent reports whether a field has no value, which is as if it were not there.
 func absent(raw json.RawMessage) bool { return len(raw) == 0 || string(raw) == "null" }
 
+// empty reports whether a mapping or list has nothing in it.
+func empty(raw json.RawMessage) bool {
+	return absent(raw) || string(raw) == "{}" || string(raw) == "[]"
+}
+
 // profileOf checks one profile.
 func profileOf(raw json.RawMessage) (Profile, checks) {
 	var c checks
@@ -141,7 +146,7 @@ func profileOf(raw json.RawMessage) (Profile, checks) {
 	if !absent(in.Description) && json.Unmarshal(in.Description, &p.Description) != nil {
 		c.refuse("description", string(in.Description), "must be text")
 	}
-	if absent(in.MIG) && absent(in.Sharing) && absent(in.Labels) && absent(in.Taints) {
+	if absent(in.MIG) && absent(in.Sharing) && empty(in.Labels) && empty(in.Taints) {
 		c = append(c, &InvalidError{Want: "asks for nothing: it must have at least one of mig, sharing, labels and taints"})
 	}
 	p.MIG = c.migRules(in.MIG)

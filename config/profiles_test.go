@@ -9,8 +9,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/config"
@@ -51,8 +53,28 @@ func TestProfilesInEveryForm(t *testing.T) {
 			{All: true, DeviceFilter: []string{"0x1EB810DE"}},
 		}},
 		"whole": {MIG: config.MIGConfig{{All: true}}},
+		"shared": {
+			Sharing: &config.Sharing{
+				Strategy: config.SharingTimeSlicing, Rename: true, Replicas: map[string]int{"nvidia.com/gpu": 4, "nvidia.com/mig-1g.10gb.me": 2},
+			},
+			Labels: map[string]string{"workload-type": "research", "example.com/empty": ""},
+			Taints: []corev1.Taint{{Key: "gpu", Value: "true", Effect: "NoSchedule"}, {Key: "example.com/gpu", Effect: "PreferNoSchedule"}},
+			Drain: &config.DrainOverrides{
+				Deadline: 2 * time.Hour, AfterDeadline: config.AfterDeadlineDelete, DeleteGrace: 5 * time.Minute,
+				UnmanagedPods: config.DrainRefuse, EmptyDir: config.DrainEvict, OnUncordon: config.UncordonRefence,
+				Rules: []config.DrainRule{
+					{Namespaces: []string{"training"}, Selector: parsed(t, "app in (a,b)"), Action: config.DrainWait, For: 8 * time.Hour},
+					{Selector: parsed(t, "app"), Action: config.DrainRefuse},
+				},
+			},
+		},
+		"by-mps": {
+			Sharing: &config.Sharing{Strategy: config.SharingMPS, FailMultiple: true, Replicas: map[string]int{"nvidia.com/gpu": 48}},
+			Drain:   &config.DrainOverrides{},
+		},
+		"not-shared": {Sharing: &config.Sharing{Strategy: config.SharingNone}},
 	}
-	if diff := cmp.Diff(want, got); err != nil || diff != "" {
+	if diff := cmp.Diff(want, got, selectorsAsText); err != nil || diff != "" {
 		t.Errorf("error %v, profiles (-want +got):\n%s", err, diff)
 	}
 }
@@ -276,6 +298,48 @@ func TestProfilesAreRefused(t *testing.T) {
 	})
 }
 
+func renderSharing(s *config.Sharing) map[string]any {
+	type object = map[string]any
+	if s == nil {
+		return nil
+	}
+	var resources []object
+	for _, name := range s.Resources() {
+		resources = append(resources, object{"name": name, "replicas": s.Replicas[name]})
+	}
+	strategy, ok := map[config.SharingStrategy]string{config.SharingTimeSlicing: "timeSlicing", config.SharingMPS: "mps"}[s.Strategy]
+	if !ok { // in the longer of the two ways to say it
+		strategy, resources = "timeSlicing", []object{{"name": "nvidia.com/gpu", "replicas": 1}}
+	}
+	return object{strategy: object{"renameByDefault": s.Rename, "failRequestsGreaterThanOne": s.FailMultiple, "resources": resources}}
+}
+
+func renderDrain(d *config.DrainOverrides) map[string]any {
+	type object = map[string]any
+	if d == nil {
+		return nil
+	}
+	drain := object{}
+	for field, value := range map[string]any{
+		"deadline": d.Deadline.String(), "afterDeadline": d.AfterDeadline, "deleteGrace": d.DeleteGrace.String(),
+		"unmanagedPods": d.UnmanagedPods, "emptyDir": d.EmptyDir, "onUncordon": d.OnUncordon,
+	} {
+		if !reflect.ValueOf(value).IsZero() && value != "0s" {
+			drain[field] = value
+		}
+	}
+	var rules []object
+	for _, r := range d.Rules {
+		rule := object{"namespaces": r.Namespaces, "selector": r.Selector.String(), "action": r.Action}
+		if r.For > 0 {
+			rule["for"] = r.For.String()
+		}
+		rules = append(rules, rule)
+	}
+	drain["rules"] = rules
+	return drain
+}
+
 // renderProfiles writes profiles as a file.
 func renderProfiles(t *testing.T, profiles map[string]config.Profile) []byte {
 	t.Helper()
@@ -295,7 +359,13 @@ func renderProfiles(t *testing.T, profiles map[string]config.Profile) []byte {
 			}
 			entries = append(entries, e)
 		}
-		written[name] = object{"description": p.Description, "mig": entries}
+		profile := object{"description": p.Description}
+		for field, value := range map[string]any{"mig": entries, "sharing": renderSharing(p.Sharing), "labels": p.Labels, "taints": p.Taints, "drain": renderDrain(p.Drain)} {
+			if !reflect.ValueOf(value).IsZero() {
+				profile[field] = value
+			}
+		}
+		written[name] = profile
 	}
 	text, err := yaml.Marshal(object{"apiVersion": config.ProfilesAPIVersion, "kind": config.ProfilesKind, "profiles": written})
 	if err != nil {
@@ -329,7 +399,7 @@ func FuzzParseProfiles(f *testing.F) {
 		if err != nil {
 			t.Fatalf("reading what was rendered: %v\n%s", err, rendered)
 		}
-		if diff := cmp.Diff(profiles, again); diff != "" {
+		if diff := cmp.Diff(profiles, again, selectorsAsText); diff != "" {
 			t.Fatalf("rendered and read again (-first +again):\n%s", diff)
 		}
 	})

@@ -91,6 +91,9 @@ func TestProfilesOfPoolsAreRefused(t *testing.T) {
 		"that are drained for nothing": {
 			"{drain: {deadline: 1h}}", []string{"asks for nothing: it must have at least one of mig, sharing, labels and taints"},
 		},
+		"that put nothing on their nodes": {
+			"{labels: {}, taints: []}", []string{"asks for nothing: it must have at least one of mig, sharing, labels and taints"},
+		},
 		"that share by nothing": {
 			"{sharing: {}}", []string{"sharing: must have timeSlicing or mps; for GPUs that are not shared write none"},
 		},
