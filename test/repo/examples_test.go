@@ -129,8 +129,11 @@ func TestThePoolsHaveWhatTheirGuideCounts(t *testing.T) {
 	}
 	instances := func(profile string, count int, workload string) pool {
 		return pool{
-			a100s, map[string]int{"nvidia.com/gpu": count}, map[string]int{"nvidia.com/mig-" + profile: count},
-			map[string]string{"workload-type": workload, "mig-profile": profile}, isolated,
+			node:   a100s,
+			single: map[string]int{"nvidia.com/gpu": count},
+			mixed:  map[string]int{"nvidia.com/mig-" + profile: count},
+			labels: map[string]string{"workload-type": workload, "mig-profile": profile},
+			taints: isolated,
 		}
 	}
 	pools := map[string]pool{
@@ -144,8 +147,10 @@ func TestThePoolsHaveWhatTheirGuideCounts(t *testing.T) {
 		"critical-agents":      instances("2g.20gb", 24, "critical-agents"),
 		"small-inference":      instances("1g.10gb", 56, "production-inference"),
 		"balanced-inference": {
-			a100s, nil, map[string]int{"nvidia.com/mig-3g.40gb": 8, "nvidia.com/mig-2g.20gb": 16},
-			map[string]string{"workload-type": "production-inference"}, isolated,
+			a100s, nil,
+			map[string]int{"nvidia.com/mig-3g.40gb": 8, "nvidia.com/mig-2g.20gb": 16},
+			map[string]string{"workload-type": "production-inference"},
+			isolated,
 		},
 	}
 	profiles := exampleProfiles(t, "configmap-pools.yaml")

@@ -1,0 +1,182 @@
+package schema
+
+import "github.com/invopop/jsonschema"
+
+// Profiles are what nodes can be asked to be by the label gpuslice.io/profile.
+type Profiles struct {
+	APIVersion string `json:"apiVersion" jsonschema:"enum=gpuslice.io/v1alpha1"`
+	Kind       string `json:"kind" jsonschema:"enum=Profiles"`
+	// By name, which must be a label's value.
+	Profiles map[string]Profile `json:"profiles,omitempty"`
+}
+
+// JSONSchemaExtend says what a name is.
+func (Profiles) JSONSchemaExtend(s *jsonschema.Schema) {
+	name := pattern(labelName)
+	name.Not = &jsonschema.Schema{Enum: []any{"true", "false"}} // how YAML reads yes, on, no and off
+	if profiles, ok := s.Properties.Get("profiles"); ok {
+		profiles.PropertyNames = name
+	}
+}
+
+// Profile is what the nodes of a pool shall be. It has at least one of mig, sharing, labels and taints.
+type Profile struct {
+	// For people.
+	Description string `json:"description,omitempty"`
+	// How GPUs are cut. Those that no entry selects are left as they are.
+	MIG []MIGEntry `json:"mig,omitempty" jsonschema:"minItems=1"`
+	// How GPUs and MIG devices are given to several pods at once. Without it, it is left as it is.
+	Sharing *Sharing `json:"sharing,omitempty"`
+	// Labels of the node, under keys of your own.
+	Labels NodeLabels `json:"labels,omitempty"`
+	// Taints of the node, under keys of your own.
+	Taints []Taint `json:"taints,omitempty" jsonschema:"uniqueItems=true"`
+	// How pods are sent away, where it is otherwise than in the settings.
+	Drain *DrainOverrides `json:"drain,omitempty"`
+}
+
+// JSONSchemaExtend adds what is true of the fields together.
+func (Profile) JSONSchemaExtend(s *jsonschema.Schema) {
+	s.AnyOf = append(anyOf("mig", "sharing"),
+		properties("labels", &jsonschema.Schema{MinProperties: number(1)}), properties("taints", &jsonschema.Schema{MinItems: number(1)}))
+	sharedByMPS := properties("sharing", properties("mps", properties("resources", contains(properties("replicas", minimum("2"))))))
+	withMIG := properties("mig", contains(properties("enabled", &jsonschema.Schema{Const: true})))
+	s.Not = &jsonschema.Schema{AllOf: []*jsonschema.Schema{sharedByMPS, withMIG}} // NVIDIA's device plugin has no MPS on MIG
+}
+
+// MIGEntry is how the GPUs that it selects are cut.
+type MIGEntry struct {
+	// Which GPUs it is about.
+	GPUs Selector `json:"gpus"`
+	// MIG mode on.
+	Enabled bool `json:"enabled"`
+	// How many MIG devices of each name, like 1g.10gb; {} for none.
+	Instances Instances `json:"instances,omitempty"`
+}
+
+// JSONSchemaExtend ties instances to MIG mode.
+func (MIGEntry) JSONSchemaExtend(s *jsonschema.Schema) {
+	s.If = properties("enabled", &jsonschema.Schema{Const: true})
+	s.Then = required("instances")
+	s.Else = not(required("instances"))
+}
+
+// Selector selects GPUs: all, or those that match everything that is there.
+type Selector struct {
+	// Every GPU of the node. It stands alone.
+	All bool `json:"all,omitempty"`
+	// UUIDs of GPUs, in full, as nvidia-smi -L prints them.
+	UUID *OneOrMore[UUID] `json:"uuid,omitempty"`
+	// PCI addresses.
+	PCI *OneOrMore[PCI] `json:"pci,omitempty"`
+	// Positions in PCI order, from 0.
+	Index *OneOrMore[Position] `json:"index,omitempty"`
+	// Models as nvidia-smi -L prints them, in which * stands for anything.
+	Model *OneOrMore[Text] `json:"model,omitempty"`
+	// PCI device ids, as mig-parted writes them: 0x233010DE.
+	DeviceFilter *OneOrMore[DeviceFilter] `json:"deviceFilter,omitempty"`
+}
+
+// JSONSchemaExtend lets all stand alone only.
+func (Selector) JSONSchemaExtend(s *jsonschema.Schema) {
+	if all, ok := s.Properties.Get("all"); ok {
+		all.Const = true
+	}
+	s.MinProperties = number(1)
+	s.If, s.Then = required("all"), &jsonschema.Schema{MaxProperties: number(1)}
+}
+
+// Sharing is none, or one strategy of NVIDIA's device plugin.
+type Sharing struct {
+	// GPUs or MIG devices are shared by turns. Their memory is not divided.
+	TimeSlicing *TimeSlicing `json:"timeSlicing,omitempty"`
+	// GPUs are shared through NVIDIA's MPS control daemon. It shares no MIG devices.
+	MPS *MPS `json:"mps,omitempty"`
+}
+
+// JSONSchemaExtend adds the word none.
+func (Sharing) JSONSchemaExtend(s *jsonschema.Schema) {
+	strategy := &jsonschema.Schema{
+		Type: "object", Properties: s.Properties, AdditionalProperties: jsonschema.FalseSchema, MinProperties: number(1), MaxProperties: number(1),
+	}
+	*s = jsonschema.Schema{Description: s.Description, OneOf: []*jsonschema.Schema{{Const: "none"}, strategy}}
+}
+
+// TimeSlicing is the strategy by turns.
+type TimeSlicing struct {
+	// Shared resources are offered as NAME.shared.
+	RenameByDefault bool `json:"renameByDefault,omitempty"`
+	// A container may have one replica of a resource only.
+	FailRequestsGreaterThanOne bool `json:"failRequestsGreaterThanOne,omitempty"`
+	// What is shared.
+	Resources []TimeSliced `json:"resources" jsonschema:"minItems=1"`
+}
+
+// TimeSliced is a resource that is shared by turns.
+type TimeSliced struct {
+	// Of the device plugin: nvidia.com/gpu, or nvidia.com/mig-1g.10gb and its like.
+	Name Resource `json:"name"`
+	// How often each of its devices is offered. 1 is not shared.
+	Replicas int `json:"replicas" jsonschema:"minimum=1,maximum=1000"`
+}
+
+// MPS is the strategy of NVIDIA's Multi-Process Service.
+type MPS struct {
+	// Shared resources are offered as NAME.shared.
+	RenameByDefault bool `json:"renameByDefault,omitempty"`
+	// A container may have one replica of a resource only. True unless it says otherwise, and before v0.20 of the plugin always.
+	FailRequestsGreaterThanOne bool `json:"failRequestsGreaterThanOne,omitempty"`
+	// What is shared.
+	Resources []Client `json:"resources" jsonschema:"minItems=1,maxItems=1"`
+}
+
+// Client is what clients of MPS have.
+type Client struct {
+	Name string `json:"name" jsonschema:"enum=nvidia.com/gpu,enum=gpu"`
+	// How many clients each GPU has. 1 is not shared.
+	Replicas int `json:"replicas" jsonschema:"minimum=1,maximum=48"`
+}
+
+// Taint is a taint of the node.
+type Taint struct {
+	Key   NodeKey    `json:"key"`
+	Value LabelValue `json:"value,omitempty"`
+	// NoExecute would delete pods whatever their disruption budgets say.
+	Effect string `json:"effect" jsonschema:"enum=NoSchedule,enum=PreferNoSchedule"`
+}
+
+// DrainOverrides are what a profile says of draining in place of the settings.
+type DrainOverrides struct {
+	// How long pods have to leave, in place of timeouts.drain.
+	Deadline Duration `json:"deadline,omitempty"`
+	// What happens to pods that are still there then: the change is undone, or they are deleted.
+	AfterDeadline string `json:"afterDeadline,omitempty" jsonschema:"enum=undo,enum=delete"`
+	// The longest grace that a deletion leaves a pod.
+	DeleteGrace Duration `json:"deleteGrace,omitempty"`
+	// Pods that no controller brings back.
+	UnmanagedPods string `json:"unmanagedPods,omitempty" jsonschema:"enum=evict,enum=refuse"`
+	// Pods whose emptyDir has files on disk.
+	EmptyDir string `json:"emptyDir,omitempty" jsonschema:"enum=evict,enum=refuse"`
+	// What it means when somebody lifts the agent's cordon.
+	OnUncordon string `json:"onUncordon,omitempty" jsonschema:"enum=cancel,enum=refence"`
+	// What is done with certain pods. They count before the rules of the settings.
+	Rules []DrainRule `json:"rules,omitempty"`
+}
+
+// DrainRule is what is done with pods of some namespaces, of a label selector, or both.
+type DrainRule struct {
+	Namespaces []DNSLabel `json:"namespaces,omitempty" jsonschema:"uniqueItems=true"`
+	Selector   string     `json:"selector,omitempty"`
+	// Sent away as any other; let end by themselves for a time; or left alone, so that no change begins that needs them to leave.
+	Action string `json:"action" jsonschema:"enum=evict,enum=wait,enum=refuse"`
+	// How long wait waits.
+	For Duration `json:"for,omitempty"`
+}
+
+// JSONSchemaExtend ties "for" to wait.
+func (DrainRule) JSONSchemaExtend(s *jsonschema.Schema) {
+	s.AnyOf = anyOf("namespaces", "selector")
+	s.If = properties("action", &jsonschema.Schema{Const: "wait"})
+	s.Then = required("for")
+	s.Else = not(required("for"))
+}
