@@ -1,6 +1,7 @@
 package agent_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -34,25 +35,27 @@ import (
 // world is a node around an agent: simulated GPUs, and as much of kubelet, the DaemonSet controller and the device plugin
 // as the agent sees of them. Locking, eviction and real plugins are tested in test/node, against the real parts.
 type world struct {
-	t          *testing.T
-	gpus       *gpusim.Node
-	client     *client
-	agent      *agent.Agent
-	settings   config.Settings
-	offered    map[string][]string // what the plugin read when it started
-	started    int                 // plugin pods so far
-	broken     bool                // the plugin registers nothing
-	deaf       bool                // kubelet does not answer
-	grace      time.Duration       // how long an evicted pod takes to end
-	boots      int                 // of the node, so far
-	host       host
-	units      units
-	specs      specs
-	table      string        // the host's process table
-	pluginFile string        // the device plugin's config, as the agent sees it
-	operands   []string      // labels by which operands of the GPU operator run
-	lingers    time.Duration // how long an operand's pod takes to end
-	slowness   time.Duration // how long kubelet takes to answer
+	t             *testing.T
+	gpus          *gpusim.Node
+	client        *client
+	agent         *agent.Agent
+	settings      config.Settings
+	offered       map[string][]string // what the plugin read when it started
+	started       int                 // plugin pods so far
+	broken        bool                // the plugin registers nothing
+	deaf          bool                // kubelet does not answer
+	grace         time.Duration       // how long an evicted pod takes to end
+	boots         int                 // of the node, so far
+	host          host
+	units         units
+	specs         specs
+	table         string        // the host's process table
+	pluginFile    string        // the device plugin's config, as the agent sees it
+	refusesConfig string        // the device plugin ends on a config with this in it
+	reads         int           // how often it has read one
+	operands      []string      // labels by which operands of the GPU operator run
+	lingers       time.Duration // how long an operand's pod takes to end
+	slowness      time.Duration // how long kubelet takes to answer
 
 	// What the next agent process is started with.
 
@@ -115,7 +118,7 @@ func (w *world) forget() {
 func (w *world) optionsFor(h agent.Host) agent.Options {
 	return agent.Options{
 		Node: nodeName, Client: w.client, Driver: w.through(w.gpus.Driver()), Kubelet: w, Settings: w.settings,
-		Host: h, Units: &w.units, Specs: &w.specs, Processes: drain.Processes{Root: w.table},
+		Host: h, Units: &w.units, Specs: &w.specs, Processes: drain.Processes{Root: w.table, Signal: w.hangup},
 		Parse:  func([]byte) (map[string]config.MIGConfig, error) { return w.file, nil },
 		Plugin: agent.PluginConfigs{Parse: deviceplugin.Parse, Render: deviceplugin.Render}, PluginFile: w.pluginFile,
 		Clock: clock.RealClock{}, Events: &record.FakeRecorder{}, Log: zaptest.NewLogger(w.t),
@@ -307,7 +310,7 @@ func (w *world) Assignments(ctx context.Context) (drain.Assignments, error) {
 	}
 	for _, p := range pods.Items {
 		if device := p.Annotations["device"]; device != "" {
-			out[types.NamespacedName{Namespace: p.Namespace, Name: p.Name}] = map[string][]string{"nvidia.com/gpu": {device}}
+			out[types.NamespacedName{Namespace: p.Namespace, Name: p.Name}] = map[string][]string{cmp.Or(p.Annotations["resource"], "nvidia.com/gpu"): {device}}
 		}
 	}
 	return out, nil
@@ -465,6 +468,10 @@ func (w *world) startPlugin(tolerations ...corev1.Toleration) {
 	}
 	w.started++
 	name := fmt.Sprintf("plugin-%d", w.started)
+	if w.pluginFile != "" {
+		w.startConfigured(name)
+		return
+	}
 	_, err := w.client.CoreV1().Pods("kube-system").Create(w.t.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), Labels: map[string]string{"name": "nvidia-device-plugin-ds"}},
 		Spec:       corev1.PodSpec{NodeName: nodeName, Tolerations: tolerations, Containers: []corev1.Container{{Name: pluginContainer}}},
@@ -670,7 +677,8 @@ func (w *world) reach(name string) {
 func (w *world) givenBack() {
 	w.t.Helper()
 	n := w.node()
-	if n.Spec.Unschedulable || len(n.Spec.Taints) > 0 || n.Annotations[config.AnnotationJournal] != "" {
+	ours := slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return strings.HasPrefix(t.Key, "gpuslice.io/") })
+	if n.Spec.Unschedulable || ours || n.Annotations[config.AnnotationJournal] != "" {
 		w.t.Errorf("the node is not given back: unschedulable %t, taints %v, journal %q",
 			n.Spec.Unschedulable, n.Spec.Taints, n.Annotations[config.AnnotationJournal])
 	}

@@ -1,0 +1,398 @@
+package agent_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/deviceplugin"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// profiles of the tests of sharing.
+const sharingProfiles = `
+apiVersion: gpuslice.io/v1alpha1
+kind: Profiles
+profiles:
+  alone:
+    mig: [{gpus: {all: true}, enabled: false}]
+    sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 1}]}}
+  two:
+    sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}
+    labels: {workload-type: development}
+  four:
+    mig: [{gpus: {all: true}, enabled: false}]
+    sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}
+    labels: {workload-type: research}
+    taints: [{key: gpu, value: "true", effect: NoSchedule}]
+  renamed:
+    sharing: {timeSlicing: {renameByDefault: true, resources: [{name: nvidia.com/gpu, replicas: 4}]}}
+  slices:
+    mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}]
+    sharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.10gb, replicas: 2}]}}
+  absent:
+    sharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.10gb, replicas: 2}]}}
+`
+
+// shares gives the node a device plugin that is run with a config file, and the cluster a catalog of profiles.
+func (w *world) shares() {
+	w.t.Helper()
+	w.pluginFile = filepath.Join(w.t.TempDir(), "config.yaml")
+	w.settings.Profiles = config.ConfigMapKey{Namespace: "gpuslice", Name: "gpuslice-profiles", Key: "profiles.yaml"}
+	_, err := w.client.CoreV1().ConfigMaps("gpuslice").Create(w.t.Context(), &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: "gpuslice-profiles", Namespace: "gpuslice"}, Data: map[string]string{"profiles.yaml": sharingProfiles},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.restart()
+}
+
+// profile asks for a profile.
+func (w *world) profile(name string) {
+	w.t.Helper()
+	w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelProfile, name) })
+}
+
+// startConfigured is a new pod of a plugin that reads a config file: when it starts, and on SIGHUP.
+func (w *world) startConfigured(name string) {
+	w.t.Helper()
+	pid := 500 + w.started
+	uid := fmt.Sprintf("00000000-0000-4000-8000-%012d", w.started)
+	w.process(pid, "nvidia-device-p", podCgroup(uid))
+	_, err := w.client.CoreV1().Pods("kube-system").Create(w.t.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(uid), Labels: map[string]string{"name": "nvidia-device-plugin-ds"}},
+		Spec: corev1.PodSpec{
+			NodeName: nodeName, Containers: []corev1.Container{{Name: pluginContainer}},
+			Volumes: []corev1.Volume{{Name: "config", VolumeSource: corev1.VolumeSource{
+				HostPath: &corev1.HostPathVolumeSource{Path: filepath.Dir(w.settings.DevicePlugin.ConfigFile)},
+			}}},
+		},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning, ContainerStatuses: []corev1.ContainerStatus{{
+			Name: pluginContainer, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Now()}},
+		}}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.read()
+}
+
+// read is what the plugin does with its file: it offers what that says, or ends.
+func (w *world) read() {
+	w.t.Helper()
+	w.reads++
+	w.offered = map[string][]string{}
+	text, err := os.ReadFile(w.pluginFile)
+	if err != nil {
+		text = nil
+	}
+	c, err := deviceplugin.Parse(text)
+	if err != nil || w.refusesConfig != "" && strings.Contains(string(text), w.refusesConfig) {
+		w.crash()
+		return
+	}
+	for resource, ids := range w.devices() {
+		name, n := c.Sharing.Offered(resource)
+		for _, id := range ids {
+			if n == 1 {
+				w.offered[name] = append(w.offered[name], id)
+			}
+			for i := range n {
+				if n > 1 {
+					w.offered[name] = append(w.offered[name], id+"::"+strconv.Itoa(i))
+				}
+			}
+		}
+		slices.Sort(w.offered[name])
+	}
+}
+
+// crash is a plugin that ends as often as it is started.
+func (w *world) crash() {
+	w.t.Helper()
+	pods, err := w.client.CoreV1().Pods("kube-system").List(w.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, p := range pods.Items {
+		for i := range p.Status.ContainerStatuses {
+			p.Status.ContainerStatuses[i].State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}
+			p.Status.ContainerStatuses[i].LastTerminationState.Terminated = &corev1.ContainerStateTerminated{ExitCode: 1, FinishedAt: metav1.Now()}
+		}
+		if _, err := w.client.CoreV1().Pods("kube-system").UpdateStatus(w.t.Context(), &p, metav1.UpdateOptions{}); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+}
+
+// recovers is a plugin in a crash loop that kubelet starts again, now by a file that it likes.
+func (w *world) recovers() {
+	w.t.Helper()
+	pods, err := w.client.CoreV1().Pods("kube-system").List(w.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, p := range pods.Items {
+		for i := range p.Status.ContainerStatuses {
+			if p.Status.ContainerStatuses[i].State.Waiting != nil {
+				p.Status.ContainerStatuses[i].State = corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Now()}}
+				if _, err := w.client.CoreV1().Pods("kube-system").UpdateStatus(w.t.Context(), &p, metav1.UpdateOptions{}); err != nil {
+					w.t.Fatal(err)
+				}
+				w.read()
+			}
+		}
+	}
+}
+
+// hangup is a signal to a process of the host's table.
+func (w *world) hangup(pid int, signal unix.Signal) error {
+	if signal != unix.SIGHUP || pid != 500+w.started {
+		w.t.Errorf("signal %s to pid %d", signal, pid)
+	}
+	w.read()
+	return nil
+}
+
+// offers are the resources that kubelet gives out, with their counts.
+func (w *world) offers() string {
+	var out []string
+	for name, ids := range w.offered {
+		out = append(out, fmt.Sprintf("%s=%d", strings.TrimPrefix(name, "nvidia.com/"), len(ids)))
+	}
+	slices.Sort(out)
+	return strings.Join(out, " ")
+}
+
+func TestEachSharingIsReachedFromEachOther(t *testing.T) {
+	offers := map[string]string{"alone": "gpu=2", "two": "gpu=4", "four": "gpu=8", "renamed": "gpu.shared=8", "slices": "mig-1g.10gb=28"}
+	for from := range offers {
+		for to, want := range offers {
+			if from == to || from == "slices" && (to == "two" || to == "renamed") {
+				continue // which say nothing of how the GPUs are cut, and there is no whole one
+			}
+			t.Run(from+" to "+to, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					w := newWorld(t, h100)
+					w.shares()
+					w.profile(from)
+					w.reach(from)
+					w.profile(to)
+					w.reach(to)
+					if got := w.offers(); got != want {
+						t.Errorf("kubelet offers %s, want %s", got, want)
+					}
+				})
+			})
+		}
+	}
+}
+
+func TestHoldersLeaveOnlyWhenTheirReplicaGoes(t *testing.T) {
+	for _, c := range []struct{ from, to, stays, goes string }{
+		{"two", "four", "::0 ::1", ""},
+		{"four", "two", "::0 ::1", "::2 ::3"},
+		{"alone", "two", "", "whole"},
+		{"four", "renamed", "", "::0 ::3"},
+		{"four", "alone", "", "::0 ::3"},
+	} {
+		t.Run(c.from+" to "+c.to, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				w.shares()
+				w.profile(c.from)
+				w.reach(c.from)
+				gpu := string(w.snapshot()[0].UUID)
+				for _, replica := range strings.Fields(c.stays + " " + c.goes) {
+					w.pod(strings.TrimPrefix(replica, "::"), gpu+strings.TrimPrefix(replica, "whole"))
+				}
+				w.profile(c.to)
+				w.reach(c.to)
+				for _, replica := range strings.Fields(c.stays) {
+					if !w.runs(strings.TrimPrefix(replica, "::")) {
+						t.Errorf("the pod on replica %s has left", replica)
+					}
+				}
+				for _, replica := range strings.Fields(c.goes) {
+					if w.runs(strings.TrimPrefix(replica, "::")) {
+						t.Errorf("the pod on replica %s is still there", replica)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestMoreReplicasNeedNoCordon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.shares()
+		w.profile("two")
+		w.reach("two")
+		w.profile("four")
+		w.passes("four replicas", func() bool {
+			if w.node().Spec.Unschedulable {
+				t.Fatal("the node is cordoned")
+			}
+			return w.condition().Reason == string(config.ReasonConverged) && strings.HasPrefix(w.condition().Message, "four:")
+		})
+		if want := "nvidia.com/gpu 8 = 2 x 4 time-slicing"; !strings.Contains(w.condition().Message, want) {
+			t.Errorf("the node says %q, want %q in it", w.condition().Message, want)
+		}
+	})
+}
+
+func TestAConfigThatThePluginDoesNotRunByIsTakenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.shares()
+		w.profile("two")
+		w.reach("two")
+		before, err := os.ReadFile(w.pluginFile)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.refusesConfig = "replicas: 4"
+		w.profile("four")
+		w.passes("a failure", func() bool {
+			w.recovers()
+			return w.condition().Reason == string(config.ReasonPluginFailed) && !w.owed()
+		})
+		w.givenBack()
+		after, err := os.ReadFile(w.pluginFile)
+		if err != nil || string(after) != string(before) {
+			t.Errorf("the file is not what it was (%v):\n%s", err, after)
+		}
+		if got := w.offers(); got != "gpu=4" {
+			t.Errorf("kubelet offers %s", got)
+		}
+		if w.node().Labels["workload-type"] != "development" {
+			t.Errorf("the node's labels are %v", w.node().Labels)
+		}
+	})
+}
+
+func TestASharingThatCannotBeDisturbsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.shares()
+		w.profile("two")
+		w.reach("two")
+		reads := w.reads
+		w.profile("absent")
+		c := w.settle(config.ReasonImpossibleSharing)
+		if want := "nvidia.com/mig-1g.10gb is to be shared"; !strings.Contains(c.Message, want) {
+			t.Errorf("the node says %q, want %q in it", c.Message, want)
+		}
+		if w.reads != reads {
+			t.Error("the device plugin has been told to read its file")
+		}
+		w.givenBack()
+	})
+}
+
+func TestLabelsAndTaintsComeAndGoWithTheProfile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.shares()
+		w.edit(func(n *corev1.Node) { n.Labels = map[string]string{"pool": "a"} })
+		w.profile("four")
+		w.passes("four", func() bool { return w.condition().Reason == string(config.ReasonConverged) })
+		n := w.node()
+		if n.Labels["workload-type"] != "research" || !slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.ToString() == "gpu=true:NoSchedule" }) {
+			t.Errorf("labels %v, taints %v", n.Labels, n.Spec.Taints)
+		}
+		w.profile("two")
+		w.reach("two") // with no taints
+		w.profile("alone")
+		w.reach("alone")
+		n = w.node()
+		if _, there := n.Labels["workload-type"]; there || n.Labels["pool"] != "a" || n.Annotations[config.AnnotationPublished] != "" {
+			t.Errorf("labels %v, annotations %v", n.Labels, n.Annotations)
+		}
+	})
+}
+
+func TestALabelOfSomebodyElseIsNotChanged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.shares()
+		w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, "workload-type", "training") })
+		w.profile("two")
+		c := w.settle(config.ReasonForeignNodeKey)
+		if want := `label workload-type is "training" on the node`; !strings.Contains(c.Message, want) {
+			t.Errorf("the node says %q, want %q in it", c.Message, want)
+		}
+		if w.node().Labels["workload-type"] != "training" {
+			t.Errorf("labels %v", w.node().Labels)
+		}
+		w.edit(func(n *corev1.Node) { delete(n.Labels, "workload-type") })
+		w.reach("two")
+	})
+}
+
+func TestASharingThatIsInPlaceIsLeftAloneByARestart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.shares()
+		w.profile("four")
+		w.passes("four", func() bool { return w.condition().Reason == string(config.ReasonConverged) })
+		reads := w.reads
+		w.restart()
+		w.spend(10 * time.Minute)
+		if w.reads != reads {
+			t.Errorf("the plugin has read its config %d times more", w.reads-reads)
+		}
+	})
+}
+
+func TestAnAgentThatForgetsEverythingSharesAllTheSame(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.shares()
+		for _, name := range []string{"four", "slices", "two", "alone"} {
+			if name == "two" {
+				w.profile("alone")
+				w.reach("alone")
+			}
+			w.profile(name)
+			w.passes(name, func() bool {
+				w.forget()
+				c := w.condition()
+				return c.Reason == string(config.ReasonConverged) && strings.HasPrefix(c.Message, name+":") && !w.owed()
+			})
+		}
+	})
+}
+
+func TestAComputeModeThatMPSHasLeftIsMended(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.shares()
+		w.profile("two")
+		w.reach("two")
+		if err := w.gpus.Driver().SetComputeMode(t.Context(), w.snapshot()[0].UUID, nvml.ComputeExclusiveProcess); err != nil {
+			t.Fatal(err)
+		}
+		w.profile("four")
+		w.passes("four", func() bool {
+			return strings.HasPrefix(w.condition().Message, "four:") && !w.owed() && w.condition().Reason == string(config.ReasonConverged)
+		})
+		if mode := w.snapshot()[0].ComputeMode; mode != nvml.ComputeDefault {
+			t.Errorf("the compute mode is %s", mode)
+		}
+	})
+}
