@@ -125,6 +125,8 @@ type Agent struct {
 	nudged       bool                 // the device plugin was started anew, for want of capacity
 	rebooting    bool                 // this process has asked logind for a reboot
 	replaced     bool                 // the driver is another one than this process has loaded
+	memory       *memory              // of what pods share
+	residents    residents            // who may be on it
 }
 
 // New makes an Agent. Nothing happens before Run.
@@ -133,7 +135,7 @@ func New(o Options) *Agent {
 		node: o.Node, client: o.Client, driver: o.Driver, kubelet: o.Kubelet, parse: o.Parse, settings: o.Settings,
 		host: o.Host, units: o.Units, specs: o.Specs, processes: o.Processes, sentinel: sentinel{path: o.Settings.Reboot.Sentinel},
 		clock: o.Clock, events: o.Events, log: o.Log,
-		evictor: drain.NewEvictor(o.Client, o.Clock, o.Log.Named("drain")),
+		memory: newMemory(o.Settings.MemoryPressure), evictor: drain.NewEvictor(o.Client, o.Clock, o.Log.Named("drain")),
 		fence: drain.Fence{
 			Taint:           corev1.Taint{Key: config.TaintRepartitioning, Effect: corev1.TaintEffectNoSchedule},
 			StartupKey:      config.TaintNotReady,
@@ -158,13 +160,7 @@ func (a *Agent) Run(ctx context.Context) error {
 			a.log.Info("the driver was replaced", zap.String("node", a.node))
 			return nvml.ErrReplaced
 		}
-		timer := a.clock.NewTimer(next)
-		select {
-		case <-ctx.Done():
-		case <-wake:
-		case <-timer.C():
-		}
-		timer.Stop()
+		a.rest(ctx, wake, next)
 	}
 	a.log.Info("stopping", zap.String("node", a.node))
 	return nil

@@ -29,3 +29,6 @@ func (a *Agent) Replaced() bool { return a.replaced }
 
 // Summary is what a journal says to people.
 func Summary(j *Journal) string { return j.summary() }
+
+// Rest waits as the loop does between two passes, with nothing to wake it.
+func (a *Agent) Rest(ctx context.Context, d time.Duration) { a.rest(ctx, nil, d) }

@@ -110,6 +110,7 @@ func (a *Agent) observe(ctx context.Context) (observed, error) {
 	}
 	seen.pods = pods.Items
 	a.observeKubelet(ctx, &seen, pods.Items)
+	a.observeMemory(ctx, seen)
 	a.observeOthers(&seen)
 	a.observeReboots(&seen, pods.Items)
 	a.observeSpecs(ctx, &seen)

@@ -276,8 +276,9 @@ func (a *Agent) tell(ctx context.Context, seen observed, want wish, r report, un
 		return err
 	}
 	same := !news && old.Status == r.ready && old.Message == r.message
-	conditions := a.drainConditions(seen.node, r)
-	if same && len(conditions) == 0 && age < a.settings.NodeHeartbeat {
+	beat := age >= a.settings.NodeHeartbeat
+	conditions := append(a.drainConditions(seen.node, r), a.memoryConditions(seen, r, beat)...)
+	if same && len(conditions) == 0 && !beat {
 		return nil
 	}
 	conditions = append(conditions, a.conditionOf(old, config.ConditionGPUPartitionReady, r.ready, string(r.reason), r.message))

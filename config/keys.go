@@ -79,6 +79,9 @@ const (
 // ConditionGPUPartitionReady is True when what the labels ask for is on the hardware and in the node's allocatable.
 const ConditionGPUPartitionReady = "GPUPartitionReady"
 
+// ConditionGPUMemoryPressure is True while the memory of a GPU that several pods share is nearly full.
+const ConditionGPUMemoryPressure = "GPUMemoryPressure"
+
 // Reason is why the agent does, waits for, or refuses something. Conditions, events, metrics and logs share the
 // reasons, so that each can be searched by the words of any other.
 type Reason string
@@ -153,6 +156,16 @@ const (
 	ReasonCapacityMismatch Reason = "CapacityMismatch"
 	// ReasonReleased is given when the node is uncordoned and nothing more is owed.
 	ReasonReleased Reason = "Released"
+)
+
+// Reasons of ConditionGPUMemoryPressure, and of the event about the pod that has filled a GPU.
+const (
+	// ReasonGPUMemorySufficient is given when no GPU that pods share is nearly full.
+	ReasonGPUMemorySufficient Reason = "GPUMemorySufficient"
+	// ReasonGPUMemoryNearlyFull is given when one is: sharing keeps no pod's memory apart, and any may be the next to get none.
+	ReasonGPUMemoryNearlyFull Reason = "GPUMemoryNearlyFull"
+	// ReasonGPUMemoryUnknown is given while the driver does not say, or nobody wants to know.
+	ReasonGPUMemoryUnknown Reason = "GPUMemoryUnknown"
 )
 
 // Reasons when something went wrong.

@@ -606,6 +606,17 @@ func Strangers(clients []Client, pods []corev1.Pod) []Client {
 	return sorted(clients, pods).strangers
 }
 
+// PodsOf gives the pods of the clients, by pid. Clients that are of none of the pods are not in it.
+func PodsOf(clients []Client, pods []corev1.Pod) map[int]*corev1.Pod {
+	index, out := ownersOf(pods), map[int]*corev1.Pod{}
+	for _, c := range clients {
+		if i, ok := index.find(c.Owner); ok {
+			out[c.PID] = &pods[i]
+		}
+	}
+	return out
+}
+
 // sortedClients are clients by the pods that they are of. The agent itself is in none of them.
 type sortedClients struct {
 	listed    map[int][]Client       // by the place of their pod

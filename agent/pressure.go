@@ -1,0 +1,363 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+const (
+	// memoryLook is the time between two looks at the memory of GPUs that pods share. A program fills a GPU within seconds,
+	// but what matters is one that stays full, and a look takes the driver some ten calls a GPU.
+	memoryLook = 15 * time.Second
+	// memoryNews is the least time between two reports that differ only in the pods on a GPU that stays full.
+	memoryNews = time.Minute
+)
+
+// usage is the memory of what pods may share: a GPU that is not cut, or one instance of one that is. Instances keep their
+// memory apart from each other, pods on the same one do not.
+type usage struct {
+	device   string // UUID of the GPU, or of the instance's first MIG device
+	gpu      nvml.UUID
+	name     string // as people are told it
+	totalMiB int
+	usedMiB  int
+	pods     []podUsage // those that have it, most memory first
+}
+
+// podUsage is what the processes of one pod hold of it.
+type podUsage struct {
+	pod types.NamespacedName
+	uid types.UID
+	mib int
+}
+
+// shared reports whether more than one pod has it.
+func (u usage) shared() bool { return len(u.pods) > 1 }
+
+func (u usage) percent() int {
+	if u.totalMiB <= 0 {
+		return 0
+	}
+	return u.usedMiB * 100 / u.totalMiB
+}
+
+// String says how full it is, and by whom.
+func (u usage) String() string {
+	var pods []string
+	for _, p := range u.pods {
+		pods = append(pods, fmt.Sprintf("%s %d MiB", p.pod, p.mib))
+	}
+	return fmt.Sprintf("%s has %d of %d MiB in use (%d%%), shared by %s", u.name, u.usedMiB, u.totalMiB, u.percent(), strings.Join(pods, ", "))
+}
+
+// usages lists what pods may share, in the order of the GPUs. Who has it is what kubelet has given to whom, and what the
+// processes on it are of: owners are pods by pid.
+func usages(gpus []nvml.GPU, holders []drain.Pod, owners map[int]*corev1.Pod) []usage {
+	var out []usage
+	for _, g := range gpus {
+		switch {
+		case g.Lost:
+		case !g.Enabled:
+			u := usage{device: string(g.UUID), gpu: g.UUID, name: fmt.Sprintf("GPU %d (%s)", g.Index, g.UUID), totalMiB: g.MemoryMiB, usedMiB: g.UsedMiB}
+			out = append(out, u.by([]string{u.device}, g.Processes, holders, owners))
+		default:
+			for _, i := range g.Instances {
+				if i.HalfMade() {
+					continue
+				}
+				p, _ := g.Profile(i.Profile)
+				u := usage{
+					device: i.Devices[0].UUID, gpu: g.UUID, name: fmt.Sprintf("%s of GPU %d (%s)", i.Placed, g.Index, g.UUID),
+					totalMiB: p.MemoryMiB, usedMiB: i.UsedMiB,
+				}
+				var devices []string
+				for _, d := range i.Devices {
+					devices = append(devices, d.UUID)
+				}
+				out = append(out, u.by(devices, i.Processes, holders, owners))
+			}
+		}
+	}
+	return out
+}
+
+// by adds who has it. A driver that does not say how much is in use has said it of each process.
+func (u usage) by(devices []string, processes []nvml.Process, holders []drain.Pod, owners map[int]*corev1.Pod) usage {
+	found := map[types.UID]*podUsage{}
+	add := func(pod types.NamespacedName, uid types.UID, mib int) {
+		if found[uid] == nil {
+			found[uid] = &podUsage{pod: pod, uid: uid}
+		}
+		found[uid].mib += mib
+	}
+	for _, h := range holders {
+		if h.UID != "" && slices.ContainsFunc(h.Devices, func(d string) bool { return slices.Contains(devices, d) }) {
+			add(types.NamespacedName{Namespace: h.Namespace, Name: h.Name}, h.UID, 0)
+		}
+	}
+	sum := 0
+	for _, p := range processes {
+		sum += p.UsedMiB
+		if pod := owners[p.PID]; pod != nil {
+			add(types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}, pod.UID, p.UsedMiB)
+		}
+	}
+	if u.usedMiB < 0 {
+		u.usedMiB = sum
+	}
+	for _, p := range found {
+		u.pods = append(u.pods, *p)
+	}
+	slices.SortFunc(u.pods, func(a, b podUsage) int {
+		return cmp.Or(cmp.Compare(b.mib, a.mib), cmp.Compare(a.pod.String(), b.pod.String()))
+	})
+	return u
+}
+
+// memory is what is known of the memory of what pods share. All of it may be lost at any moment.
+type memory struct {
+	limits config.MemoryPressure
+	now    []usage                      // the last look
+	full   map[string]bool              // by device
+	since  map[string]time.Time         // since when a device that is not full has been over the threshold, or a full one below
+	before map[string]map[types.UID]int // what each pod had when the device was last below both limits, by device
+	seeded bool                         // what the node said before this process began is taken over
+}
+
+func newMemory(limits config.MemoryPressure) *memory {
+	return &memory{limits: limits, full: map[string]bool{}, since: map[string]time.Time{}, before: map[string]map[types.UID]int{}}
+}
+
+// off reports whether nobody wants to know.
+func (m *memory) off() bool { return m.limits.Threshold == 0 }
+
+// seed takes over what the node has said until now: a device that is full, and not below the lower limit, stays so.
+func (m *memory) seed(old *corev1.NodeCondition, all []usage) {
+	if m.seeded {
+		return
+	}
+	m.seeded = true
+	for _, u := range all {
+		m.full[u.device] = old != nil && old.Status == corev1.ConditionTrue && u.shared() && u.percent() > m.limits.Clear &&
+			strings.Contains(old.Message, u.name)
+	}
+}
+
+// look takes a look, and lists what has become full by it.
+func (m *memory) look(now time.Time, all []usage) (filled []usage) {
+	m.now = all
+	full, since, before := map[string]bool{}, map[string]time.Time{}, map[string]map[types.UID]int{}
+	for _, u := range all {
+		was := m.full[u.device]
+		full[u.device] = was
+		if m.turns(u) {
+			began, known := m.since[u.device]
+			if !known {
+				began = now
+			}
+			since[u.device] = began
+			// What is shared no more is not waited for.
+			if now.Sub(began) >= m.limits.For || was && !u.shared() {
+				full[u.device] = !was
+				delete(since, u.device)
+			}
+		}
+		before[u.device] = m.before[u.device]
+		if u.percent() <= m.limits.Clear {
+			before[u.device] = u.byPod()
+		}
+		if full[u.device] && !was {
+			filled = append(filled, u)
+		}
+	}
+	m.full, m.since, m.before = full, since, before
+	return filled
+}
+
+// turns reports whether a device that is full looks as if it were not, or the other way round.
+func (m *memory) turns(u usage) bool {
+	if m.full[u.device] {
+		return !u.shared() || u.percent() <= m.limits.Clear
+	}
+	return !m.off() && u.shared() && u.percent() >= m.limits.Threshold
+}
+
+func (u usage) byPod() map[types.UID]int {
+	out := map[types.UID]int{}
+	for _, p := range u.pods {
+		out[p.uid] = p.mib
+	}
+	return out
+}
+
+// grown is the pod whose memory has grown most since the device was last below both limits, and by how much.
+func (m *memory) grown(u usage) (pod podUsage, by int) {
+	by = -1
+	for _, p := range u.pods {
+		if more := p.mib - m.before[u.device][p.uid]; more > by {
+			pod, by = p, more
+		}
+	}
+	return pod, by
+}
+
+// watched reports whether anything is shared, so that looks between those of the loop are worth their while.
+func (m *memory) watched() bool { return !m.off() && slices.ContainsFunc(m.now, usage.shared) }
+
+// verdict is the condition: without numbers as long as nothing is full.
+func (m *memory) verdict() (status corev1.ConditionStatus, reason config.Reason, message string) {
+	var full []string
+	for _, u := range m.now {
+		if m.full[u.device] {
+			full = append(full, u.String())
+		}
+	}
+	switch {
+	case m.off():
+		return corev1.ConditionUnknown, config.ReasonGPUMemoryUnknown, "not watched, since memoryPressure.threshold of the settings is 0"
+	case len(full) == 0:
+		return corev1.ConditionFalse, config.ReasonGPUMemorySufficient, "no GPU that pods share is nearly full"
+	default:
+		return corev1.ConditionTrue, config.ReasonGPUMemoryNearlyFull, strings.Join(full, "; ") +
+			"; sharing keeps no pod's memory apart: the next allocation of any of them may fail. Share it by fewer, limit their memory, or use MIG"
+	}
+}
+
+// condition is what is to be told of it, or nothing if the node shows it already. What changes in the numbers alone is told
+// with the heartbeat, so that a node is not written for every MiB; who is on a GPU that is full, at most once in memoryNews.
+func (m *memory) condition(old *corev1.NodeCondition, unknown string, now time.Time, beat bool) (corev1.ConditionStatus, config.Reason, string, bool) {
+	status, reason, message := m.verdict()
+	if unknown != "" && !m.off() {
+		status, reason, message = corev1.ConditionUnknown, config.ReasonGPUMemoryUnknown, unknown
+	}
+	switch {
+	case old == nil:
+		return status, reason, message, !m.off()
+	case m.off():
+		return status, reason, message, old.Reason != string(reason)
+	case old.Status != status || old.Reason != string(reason) || beat:
+		return status, reason, message, true
+	default:
+		return status, reason, message, status == corev1.ConditionTrue && now.Sub(old.LastHeartbeatTime.Time) >= memoryNews && !m.names(old.Message)
+	}
+}
+
+// names reports whether the message is about what is full, and those who have it.
+func (m *memory) names(message string) bool {
+	for _, u := range m.now {
+		if m.full[u.device] != strings.Contains(message, u.name) {
+			return false
+		}
+		for _, p := range u.pods {
+			if m.full[u.device] && !strings.Contains(message, p.pod.String()+" ") {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// observeMemory looks how full is what pods share, and tells the pod that has filled it.
+func (a *Agent) observeMemory(ctx context.Context, seen observed) {
+	a.residents = residents{pods: seen.pods, holders: seen.holders}
+	all := a.usages(ctx, seen.gpus)
+	a.memory.seed(conditionOfType(seen.node, config.ConditionGPUMemoryPressure), all)
+	a.lookAtMemory(all)
+}
+
+// residents are the pods of the node and those with a GPU, as of the last look at the cluster.
+type residents struct {
+	pods    []corev1.Pod
+	holders []drain.Pod
+}
+
+// usages finds out whose processes are on the GPUs. Where the process table does not tell, only kubelet does.
+func (a *Agent) usages(ctx context.Context, gpus []nvml.GPU) []usage {
+	var sought []drain.Sought
+	for _, g := range gpus {
+		sought = append(sought, drain.Sought{Device: string(g.UUID), Minor: drain.NoFiles, Reported: pids(g.Processes)})
+		for _, i := range g.Instances {
+			sought = append(sought, drain.Sought{Device: string(g.UUID), Minor: drain.NoFiles, Reported: pids(i.Processes)})
+		}
+	}
+	call, cancel := context.WithTimeout(ctx, hostTimeout)
+	defer cancel()
+	clients, err := a.processes.Holders(call, sought)
+	if err != nil {
+		a.log.Debug("whose memory it is that GPUs are full of is not known", zap.Error(err))
+	}
+	return usages(gpus, a.residents.holders, drain.PodsOf(clients, a.residents.pods))
+}
+
+func (a *Agent) lookAtMemory(all []usage) {
+	for _, u := range a.memory.look(a.clock.Now(), all) {
+		pod, by := a.memory.grown(u)
+		ref := &corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: pod.pod.Namespace, Name: pod.pod.Name, UID: pod.uid}
+		a.events.Eventf(ref, corev1.EventTypeWarning, string(config.ReasonGPUMemoryNearlyFull),
+			"this pod has grown most, by %d MiB: %s", by, u)
+	}
+}
+
+// memoryConditions are what is to be told of the memory, with the others that are told now.
+func (a *Agent) memoryConditions(seen observed, r report, beat bool) []corev1.NodeCondition {
+	unknown := ""
+	if r.ready == corev1.ConditionUnknown {
+		unknown = "the driver does not say how full the GPUs are: " + r.message
+	}
+	if !seen.whole && unknown == "" {
+		return nil
+	}
+	old := conditionOfType(seen.node, config.ConditionGPUMemoryPressure)
+	status, reason, message, news := a.memory.condition(old, unknown, a.clock.Now(), beat)
+	if !news {
+		return nil
+	}
+	return []corev1.NodeCondition{a.conditionOf(old, config.ConditionGPUMemoryPressure, status, string(reason), message)}
+}
+
+// rest waits for the next pass: until something wakes it, at most for d. Meanwhile it looks at the memory of what is shared,
+// which takes nothing of the API server, and ends when there is something to tell.
+func (a *Agent) rest(ctx context.Context, wake <-chan struct{}, d time.Duration) {
+	timer := a.clock.NewTimer(d)
+	defer timer.Stop()
+	looks := a.clock.NewTicker(memoryLook)
+	defer looks.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-wake:
+			return
+		case <-timer.C():
+			return
+		case <-looks.C():
+		}
+		if a.memory.watched() && a.memoryTurns(context.WithoutCancel(ctx)) {
+			return
+		}
+	}
+}
+
+// memoryTurns takes a look, and reports whether there is something to tell.
+func (a *Agent) memoryTurns(ctx context.Context) bool {
+	before, _, _ := a.memory.verdict()
+	gpus, err := a.snapshot(ctx)
+	if err != nil {
+		return true // the next pass finds out what
+	}
+	a.lookAtMemory(a.usages(ctx, gpus))
+	after, _, _ := a.memory.verdict()
+	return after != before
+}
