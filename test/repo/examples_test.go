@@ -13,14 +13,15 @@ import (
 	sigsyaml "sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/gpusim/gpusimtest"
 )
 
-// exampleProfiles reads a ConfigMap of profiles that is there to be copied.
-func exampleProfiles(t *testing.T, file string) map[string]config.Profile {
+// configMap reads a manifest.
+func configMap(t *testing.T, path ...string) corev1.ConfigMap {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("..", "..", "deploy", "examples", file))
+	text, err := os.ReadFile(filepath.Join(append([]string{"..", ".."}, path...)...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -28,6 +29,13 @@ func exampleProfiles(t *testing.T, file string) map[string]config.Profile {
 	if err := sigsyaml.UnmarshalStrict(text, &m); err != nil {
 		t.Fatal(err)
 	}
+	return m
+}
+
+// exampleProfiles reads a ConfigMap of profiles that is there to be copied.
+func exampleProfiles(t *testing.T, file string) map[string]config.Profile {
+	t.Helper()
+	m := configMap(t, "deploy", "examples", file)
 	if m.Namespace != namespace || m.Name != config.DefaultProfiles {
 		t.Errorf("%s is ConfigMap %s/%s, which the settings of deploy/base do not name", file, m.Namespace, m.Name)
 	}
@@ -38,7 +46,7 @@ func exampleProfiles(t *testing.T, file string) map[string]config.Profile {
 	return profiles
 }
 
-// apply cuts simulated GPUs as the profile asks, and gives them as they are then.
+// apply cuts simulated GPUs as the label gpuslice.io/profile would ask by that name, and gives them as they are then.
 func apply(t *testing.T, name string, profiles map[string]config.Profile, node string) []nvml.GPU {
 	t.Helper()
 	driver := gpusimtest.NodeIn(t, t.TempDir(), node).Driver()
@@ -46,7 +54,7 @@ func apply(t *testing.T, name string, profiles map[string]config.Profile, node s
 	if err != nil {
 		t.Fatal(err)
 	}
-	wishes, err := config.Merge(nil, nil).WithProfiles("the example", profiles).ProfileWishes(name, gpus)
+	wishes, err := config.Merge(config.Generate(gpus), nil).WithProfiles("the example", profiles).ProfileWishes(name, gpus)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -174,6 +182,47 @@ func TestThePoolsHaveWhatTheirGuideCounts(t *testing.T) {
 			}
 			if diff := cmp.Diff(want.taints, profile.Taints); diff != "" {
 				t.Errorf("taints (-guide +example):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestTheConfigMapsOfGuidesGiveTheCapacityTheyPromise(t *testing.T) {
+	none := config.Sharing{Strategy: config.SharingNone}
+	for name, guide := range map[string]struct {
+		file, key string // of the device plugin's config; without a file nothing is shared
+		node, mig string
+		want      map[string]int
+	}{
+		"nvidia.com/gpu: 4 (indicating 4 virtual GPUs available)": {
+			"gpuaas-openshift-ai.yaml", "any", "gpus: [{model: A30}]", "all-disabled", map[string]int{"nvidia.com/gpu": 4},
+		},
+		"one T4 card each that we want to make seen as 4 different cards": {
+			"working-with-gpus.yaml", "tesla-t4", "gpus: [{model: T4}]", "all-disabled", map[string]int{"nvidia.com/gpu": 4},
+		},
+		"3 replicas per A100 GPU": {
+			"gpu-sharing-strategy.yaml", "config.yaml", "gpus: [{model: A100-80GB, count: 2}]", "all-disabled", map[string]int{"nvidia.com/gpu": 6},
+		},
+		"nvidia.com/mig-1g.5gb: 7": {
+			"", "", "gpus: [{model: A100-40GB}]", "all-1g.5gb", map[string]int{"nvidia.com/mig-1g.5gb": 7},
+		},
+		"name: nvidia.com/mig-1g.5gb / replicas: 2": {
+			"working-with-gpus-mig.yaml", "a100-mig", "gpus: [{model: A100-40GB}]", "all-1g.5gb", map[string]int{"nvidia.com/mig-1g.5gb": 14},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			sharing := none
+			if guide.file != "" {
+				text := configMap(t, "config", "deviceplugin", "testdata", guide.file).Data[guide.key]
+				read, err := deviceplugin.Parse([]byte(text))
+				if err != nil || text == "" {
+					t.Fatalf("reading %q: %v", text, err)
+				}
+				sharing = read.Sharing
+			}
+			got := capacity(t, apply(t, guide.mig, nil, guide.node), config.MIGStrategyMixed, sharing)
+			if diff := cmp.Diff(guide.want, got); diff != "" {
+				t.Errorf("capacity (-promised +got):\n%s", diff)
 			}
 		})
 	}
