@@ -111,6 +111,10 @@ func TestProfilesOfPoolsAreRefused(t *testing.T) {
 				`sharing.mps.resources[0].replicas: "49" is more than the 48 clients that an MPS control daemon serves`,
 			},
 		},
+		"that share a resource twice": {
+			"{sharing: {timeSlicing: {resources: [{name: gpu, replicas: 1}, {name: nvidia.com/gpu, replicas: 2}]}}}",
+			[]string{`sharing.timeSlicing.resources[1].name: "nvidia.com/gpu" is there twice`},
+		},
 		"that share MIG devices by MPS": {
 			"{mig: [{gpus: {index: 0}, enabled: false}, {gpus: {index: 1}, enabled: true, instances: {}}], sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}}",
 			[]string{`mig entry 2, enabled: "true" does not go with mps: NVIDIA's device plugin has no MPS on MIG; share by timeSlicing`},

@@ -34,6 +34,7 @@ func TestConfigsAreRead(t *testing.T) {
 		"with a version of no text":      {`version: ""`, config.PluginConfig{Sharing: none}},
 		"that share nothing":             {"version: v1\nsharing: {}\nflags:\nimex:\n", config.PluginConfig{Sharing: none}},
 		"with sharing that has no value": {"version: v1\nsharing:\n", config.PluginConfig{Sharing: none}},
+		"with flags that have no value":  {"flags: {migStrategy: , failOnInitError: null, plugin: {deviceListStrategy: }}", config.PluginConfig{Sharing: none}},
 		"that share GPUs": {
 			"version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}", config.PluginConfig{Sharing: gpus(4)},
 		},
@@ -181,6 +182,10 @@ var refused = map[string]struct {
 			`sharing.timeSlicing.resources[0].devices: "[0,1]" is passed over by NVIDIA's device plugin, which shares all devices of a resource: leave it out`,
 			`sharing.timeSlicing.resources[1].rename: "mig-1g.5gb.shared" is passed over by NVIDIA's device plugin: renameByDefault offers each shared resource as <name>.shared`,
 		},
+	},
+	"for a name that only renameByDefault gives": {
+		slices("[{name: gpu, replicas: 2, rename: nvidia.com/gpu.shared}]"),
+		[]string{`sharing.timeSlicing.resources[0].rename: "nvidia.com/gpu.shared" is passed over by NVIDIA's device plugin: renameByDefault offers each shared resource as <name>.shared`},
 	},
 	"for fields that do not exist, or in another case": {
 		"flag: {}\nFlags: {}\nsharing: {time-slicing: {}, timeslicing: {}}\nflags: {MigStrategy: none, plugin: {deviceIdStrategy: uuid}, gfd: {x: 1}}\nimex: {ids: []}",

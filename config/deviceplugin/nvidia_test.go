@@ -145,7 +145,7 @@ func TestWhatNVIDIARefusesIsAmongWhatWeRefuse(t *testing.T) {
 		"for MPS on MIG": true, "for MPS with MIG": true, "for MPS with more clients than there can be": true, // ends later
 		"for MPS without a value": true, "for a compute instance, which has no resource": true, "for a resource that is there twice": true,
 		"for fields of a strategy and of a resource that do not exist": true,
-		"for devices and names of one's own":                           true, "for names of one's own": true, "for the name under which it is offered": true, "for two strategies": true,
+		"for devices and names of one's own":                           true, "for a name that only renameByDefault gives": true, "for names of one's own": true, "for the name under which it is offered": true, "for two strategies": true,
 	}
 	files := map[string]string{}
 	for name, test := range refused {
