@@ -77,6 +77,7 @@ type Options struct {
 	Settings   config.Settings
 	Clock      clock.WithTicker
 	Events     record.EventRecorder
+	Metrics    *Metrics // may be nil
 	Log        *zap.Logger
 }
 
@@ -99,6 +100,7 @@ type Agent struct {
 
 	clock   clock.WithTicker
 	events  record.EventRecorder
+	metrics *Metrics
 	log     *zap.Logger
 	evictor *drain.Evictor
 	fence   drain.Fence
@@ -134,7 +136,7 @@ func New(o Options) *Agent {
 	return &Agent{
 		node: o.Node, client: o.Client, driver: o.Driver, kubelet: o.Kubelet, parse: o.Parse, settings: o.Settings,
 		host: o.Host, units: o.Units, specs: o.Specs, processes: o.Processes, sentinel: sentinel{path: o.Settings.Reboot.Sentinel},
-		clock: o.Clock, events: o.Events, log: o.Log,
+		clock: o.Clock, events: o.Events, metrics: o.Metrics, log: o.Log,
 		memory: newMemory(o.Settings.MemoryPressure), evictor: drain.NewEvictor(o.Client, o.Clock, o.Log.Named("drain")),
 		fence: drain.Fence{
 			Taint:           corev1.Taint{Key: config.TaintRepartitioning, Effect: corev1.TaintEffectNoSchedule},

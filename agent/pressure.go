@@ -302,7 +302,9 @@ func (a *Agent) usages(ctx context.Context, gpus []nvml.GPU) []usage {
 }
 
 func (a *Agent) lookAtMemory(all []usage) {
-	for _, u := range a.memory.look(a.clock.Now(), all) {
+	filled := a.memory.look(a.clock.Now(), all)
+	a.metrics.looked(all, a.memory.full)
+	for _, u := range filled {
 		pod, by := a.memory.grown(u)
 		ref := &corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: pod.pod.Namespace, Name: pod.pod.Name, UID: pod.uid}
 		a.events.Eventf(ref, corev1.EventTypeWarning, string(config.ReasonGPUMemoryNearlyFull),

@@ -44,6 +44,7 @@ func (a *Agent) conclude(ctx context.Context, seen observed, want wish, steps []
 	if len(steps) > 0 {
 		first = steps[0]
 	}
+	a.metrics.stepped(steps, err)
 	if !seen.whole {
 		a.verifying = time.Time{} // what is not seen takes none of the time for capacity
 	} else {
@@ -68,6 +69,7 @@ func (a *Agent) conclude(ctx context.Context, seen observed, want wish, steps []
 	r := reportOf(seen, want, steps, err, d)
 	r.message += a.unitsDown()
 	r.blockers, r.drain = d.blockers, drainOf(seen, first)
+	a.metrics.reported(r)
 	if err := a.tell(ctx, seen, want, r, err == nil && len(steps) > 0); err != nil {
 		a.log.Warn("reporting", zap.Error(err))
 		return a.settings.Retry.First

@@ -29,7 +29,7 @@ type options struct {
 	node, namespace, kubeconfig, settings string
 	driverRoot, devRoot, podResources     string
 	lockFile, procRoot, systemBus         string
-	pluginConfig                          string
+	pluginConfig, metricsAddress          string
 	specs                                 []string
 	adopt                                 []string // of recover
 	debug                                 bool

@@ -65,7 +65,7 @@ func (o *options) plan() *cobra.Command {
 func (o *options) preview(cmd *cobra.Command, w wanted) (agent.Preview, error) {
 	label, name := w.label()
 	if !w.offline {
-		a, err := o.agent(zap.NewNop())
+		a, err := o.agent(zap.NewNop(), nil)
 		if err != nil {
 			return agent.Preview{}, err
 		}

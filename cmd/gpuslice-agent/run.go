@@ -37,7 +37,7 @@ const (
 var errNoNode = errors.New("flag --node is empty: name the node this runs on, or set NODE_NAME by the downward API")
 
 func (o *options) run() *cobra.Command {
-	return &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "run",
 		Short: "Watch the node's labels and keep its GPUs as they ask",
 		Args:  cobra.NoArgs,
@@ -46,7 +46,8 @@ func (o *options) run() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			a, err := o.agent(log)
+			metrics := agent.NewMetrics(clock.RealClock{})
+			a, err := o.agent(log, metrics)
 			if err != nil {
 				return err
 			}
@@ -54,16 +55,20 @@ func (o *options) run() *cobra.Command {
 			if err := o.lock(cmd.Context(), log); err != nil {
 				return err
 			}
+			o.serve(cmd.Context(), metrics.Handler(), log)
 			if err := a.Run(cmd.Context()); !errors.Is(err, nvml.ErrReplaced) {
 				return err
 			}
 			return again()
 		},
 	}
+	cmd.Flags().StringVar(&o.metricsAddress, "metrics-address", env("METRICS_ADDRESS", ""),
+		"address to serve metrics for Prometheus at, as :9400; without it none are served (env GPUSLICE_METRICS_ADDRESS)")
+	return cmd
 }
 
 // agent wires the parts together.
-func (o *options) agent(log *zap.Logger) (*agent.Agent, error) {
+func (o *options) agent(log *zap.Logger, metrics *agent.Metrics) (*agent.Agent, error) {
 	if o.node == "" {
 		return nil, errNoNode
 	}
@@ -79,7 +84,7 @@ func (o *options) agent(log *zap.Logger) (*agent.Agent, error) {
 	events := record.NewBroadcaster()
 	events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")})
 	return agent.New(agent.Options{
-		Node: o.node, Client: client, Settings: settings, Log: log, Clock: clock.RealClock{},
+		Node: o.node, Client: client, Settings: settings, Log: log, Metrics: metrics, Clock: clock.RealClock{},
 		Driver:  lib.Open(lib.Options{DriverRoot: o.driverRoot, Logger: log.Named("nvml")}),
 		Kubelet: drain.DialKubelet(o.podResources), Host: &drain.Logind{Address: o.systemBus}, Units: &drain.Units{Address: o.systemBus},
 		Processes: drain.Processes{Root: o.procRoot},

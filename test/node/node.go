@@ -196,7 +196,7 @@ func (n *Node) kubeletOptions(o Options, credentials *rest.Config) kubelet.Optio
 			mountShm:          {Path: "/bin/true"}, // a folder of the node's own needs no tmpfs
 			shell:             {Path: "/bin/sh"},
 			DCGMImage:         {Path: o.Parts.GPUSim, Args: []string{"monitor"}, Env: n.env},
-			AgentImage:        {Path: o.Parts.Agent, Args: []string{"--proc=" + n.ProcRoot()}, Env: n.env, Mounts: drivers},
+			AgentImage:        {Path: o.Parts.Agent, Args: []string{"--proc=" + n.ProcRoot(), "--metrics-address="}, Env: n.env, Mounts: drivers},
 		},
 		OnAllocate: n.Users.Hold, OnFree: n.Users.Release,
 		OnStart: n.started, OnEnd: n.Users.Close,

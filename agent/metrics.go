@@ -1,0 +1,170 @@
+package agent
+
+import (
+	"errors"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/clock"
+
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+const mebibyte = 1 << 20
+
+// Results of steps, as the metric says them.
+const (
+	resultDone    = "done"
+	resultWaiting = "waiting"
+	resultFailed  = "failed"
+)
+
+// Metrics are what the agent tells Prometheus. They are read while the loop works. A nil one is told everything, and keeps
+// nothing.
+type Metrics struct {
+	registry *prometheus.Registry
+	steps    *prometheus.CounterVec
+	clock    clock.PassiveClock
+
+	mu     sync.Mutex
+	report report
+	since  time.Time               // when its phase began, or its time was last counted
+	phases map[Phase]time.Duration // without that since then
+	now    []usage
+	full   map[string]bool
+}
+
+var _ prometheus.Collector = (*Metrics)(nil)
+
+// The metrics that are made of the last pass when they are asked for.
+var (
+	descReady = prometheus.NewDesc("gpuslice_partition_ready",
+		"Condition GPUPartitionReady of the node: 1 if it is True, by its reason.", []string{"reason"}, nil)
+	descConverged = prometheus.NewDesc("gpuslice_converged",
+		"1 if hardware and capacity are as the node's labels ask, and nothing is left to do.", nil, nil)
+	descPhase = prometheus.NewDesc("gpuslice_phase_seconds_total",
+		"Time that the agent has spent in each phase since it was started.", []string{"phase"}, nil)
+	descTotal = prometheus.NewDesc("gpuslice_gpu_memory_total_bytes",
+		"Memory of a GPU, or of one of its instances.", []string{"gpu", "device"}, nil)
+	descUsed = prometheus.NewDesc("gpuslice_gpu_memory_used_bytes",
+		"Memory in use on a GPU, or on one of its instances.", []string{"gpu", "device"}, nil)
+	descPod = prometheus.NewDesc("gpuslice_pod_gpu_memory_used_bytes",
+		"Memory that the processes of a pod use on a GPU, or on one of its instances.", []string{"namespace", "pod", "gpu", "device"}, nil)
+	descPressure = prometheus.NewDesc("gpuslice_gpu_memory_pressure",
+		"1 if the memory of a GPU or an instance that several pods share is nearly full.", []string{"gpu", "device"}, nil)
+)
+
+// NewMetrics makes an empty set, with those of the process itself.
+func NewMetrics(c clock.PassiveClock) *Metrics {
+	m := &Metrics{
+		registry: prometheus.NewRegistry(), clock: c, phases: map[Phase]time.Duration{},
+		steps: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "gpuslice_steps_total", Help: "Steps that were taken, by their kind and by what came of them: done, waiting, failed.",
+		}, []string{"kind", "result"}),
+	}
+	m.registry.MustRegister(m, m.steps, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return m
+}
+
+// Handler answers Prometheus.
+func (m *Metrics) Handler() http.Handler {
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
+}
+
+// Gatherer has all metrics.
+func (m *Metrics) Gatherer() prometheus.Gatherer { return m.registry }
+
+// Describe implements prometheus.Collector.
+func (m *Metrics) Describe(out chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{descReady, descConverged, descPhase, descTotal, descUsed, descPod, descPressure} {
+		out <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (m *Metrics) Collect(out chan<- prometheus.Metric) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
+	}
+	if m.report.phase != "" {
+		gauge(descReady, bit(m.report.ready == corev1.ConditionTrue), string(m.report.reason))
+		gauge(descConverged, bit(m.report.reason == config.ReasonConverged))
+		m.count()
+	}
+	for phase, spent := range m.phases {
+		out <- prometheus.MustNewConstMetric(descPhase, prometheus.CounterValue, spent.Seconds(), string(phase))
+	}
+	for _, u := range m.now {
+		gauge(descTotal, float64(u.totalMiB)*mebibyte, string(u.gpu), u.device)
+		gauge(descUsed, float64(u.usedMiB)*mebibyte, string(u.gpu), u.device)
+		gauge(descPressure, bit(m.full[u.device]), string(u.gpu), u.device)
+		for _, p := range u.pods {
+			gauge(descPod, float64(p.mib)*mebibyte, p.pod.Namespace, p.pod.Name, string(u.gpu), u.device)
+		}
+	}
+}
+
+func bit(is bool) float64 {
+	if is {
+		return 1
+	}
+	return 0
+}
+
+// count adds the time of the present phase until now.
+func (m *Metrics) count() {
+	now := m.clock.Now()
+	m.phases[m.report.phase] += now.Sub(m.since)
+	m.since = now
+}
+
+// stepped notes what came of the first step of a pass.
+func (m *Metrics) stepped(steps []plan.Step, err error) {
+	if m == nil || len(steps) == 0 {
+		return
+	}
+	result := resultFailed
+	switch {
+	case err == nil:
+		result = resultDone
+	case errors.As(err, new(*Waiting)):
+		result = resultWaiting
+	}
+	m.steps.WithLabelValues(string(steps[0].Kind), result).Inc()
+}
+
+// reported notes what a pass has told.
+func (m *Metrics) reported(r report) {
+	if m == nil {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.report.phase == "" {
+		m.since = m.clock.Now()
+	} else {
+		m.count()
+	}
+	m.report = r
+	if r.ready == corev1.ConditionUnknown { // what was seen before may not be so any more
+		m.now = nil
+	}
+}
+
+// looked notes a look at the memory.
+func (m *Metrics) looked(all []usage, full map[string]bool) {
+	if m == nil {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.now, m.full = all, full
+}

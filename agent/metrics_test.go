@@ -1,0 +1,154 @@
+package agent_test
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"k8s.io/utils/clock"
+
+	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/nvml"
+	"github.com/gpuslice/gpuslice/test/gpusim"
+)
+
+// measured gives the next agent metrics.
+func (p *pressure) measured() *agent.Metrics {
+	o := p.optionsFor(&p.host)
+	o.Metrics = agent.NewMetrics(clock.RealClock{})
+	p.agent = agent.New(o)
+	return o.Metrics
+}
+
+func expectMetrics(t *testing.T, m *agent.Metrics, want string, names ...string) {
+	t.Helper()
+	if err := testutil.GatherAndCompare(m.Gatherer(), strings.NewReader(want), names...); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestMetricsOfMemoryAreThoseOfTheLastLook(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPressure(t, "seed: 1\ngpus: [{model: T4}]")
+		m, gpu := p.measured(), p.gpus.UUIDs()[0]
+		names := []string{
+			"gpuslice_gpu_memory_total_bytes", "gpuslice_gpu_memory_used_bytes", "gpuslice_gpu_memory_pressure", "gpuslice_pod_gpu_memory_used_bytes",
+		}
+		expectMetrics(t, m, "", names...)
+		p.takes("small", gpu+"::0", 4096)
+		p.takes("large", gpu+"::1", 10240)
+		p.look(time.Minute)
+		head := strings.ReplaceAll(`
+# HELP gpuslice_gpu_memory_pressure 1 if the memory of a GPU or an instance that several pods share is nearly full.
+# TYPE gpuslice_gpu_memory_pressure gauge
+gpuslice_gpu_memory_pressure{device="GPU",gpu="GPU"} 1
+# HELP gpuslice_gpu_memory_total_bytes Memory of a GPU, or of one of its instances.
+# TYPE gpuslice_gpu_memory_total_bytes gauge
+gpuslice_gpu_memory_total_bytes{device="GPU",gpu="GPU"} 1.610612736e+10
+# HELP gpuslice_gpu_memory_used_bytes Memory in use on a GPU, or on one of its instances.
+# TYPE gpuslice_gpu_memory_used_bytes gauge
+gpuslice_gpu_memory_used_bytes{device="GPU",gpu="GPU"} 1.5032385536e+10
+# HELP gpuslice_pod_gpu_memory_used_bytes Memory that the processes of a pod use on a GPU, or on one of its instances.
+# TYPE gpuslice_pod_gpu_memory_used_bytes gauge
+gpuslice_pod_gpu_memory_used_bytes{device="GPU",gpu="GPU",namespace="team",pod="large"} 1.073741824e+10
+gpuslice_pod_gpu_memory_used_bytes{device="GPU",gpu="GPU",namespace="team",pod="small"} 4.294967296e+09
+`, `"GPU"`, `"`+gpu+`"`)
+		expectMetrics(t, m, head, names...)
+
+		p.leaves("small")
+		p.look(0)
+		gone := strings.ReplaceAll(head, `gpuslice_pod_gpu_memory_used_bytes{device="`+gpu+`",gpu="`+gpu+`",namespace="team",pod="small"} 4.294967296e+09`+"\n", "")
+		gone = strings.ReplaceAll(strings.ReplaceAll(gone, "1.5032385536e+10", "1.073741824e+10"), `gpuslice_gpu_memory_pressure{device="`+gpu+`",gpu="`+gpu+`"} 1`,
+			`gpuslice_gpu_memory_pressure{device="`+gpu+`",gpu="`+gpu+`"} 0`)
+		expectMetrics(t, m, gone, names...)
+
+		p.through = func(d nvml.Driver) nvml.Driver { return unloaded{d} }
+		m = p.measured()
+		p.look(0)
+		expectMetrics(t, m, "", names...)
+	})
+}
+
+func TestMetricsTellHowAChangeGoes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPressure(t, "gpus: [{model: A100-40GB}]")
+		m := p.measured()
+		expectMetrics(t, m, "", "gpuslice_partition_ready", "gpuslice_converged", "gpuslice_steps_total")
+		p.look(0)
+		expectMetrics(t, m, `
+# HELP gpuslice_converged 1 if hardware and capacity are as the node's labels ask, and nothing is left to do.
+# TYPE gpuslice_converged gauge
+gpuslice_converged 0
+# HELP gpuslice_partition_ready Condition GPUPartitionReady of the node: 1 if it is True, by its reason.
+# TYPE gpuslice_partition_ready gauge
+gpuslice_partition_ready{reason="NoWish"} 1
+`, "gpuslice_partition_ready", "gpuslice_converged")
+
+		<-time.After(time.Minute)
+		p.converge("all-3g.20gb")
+		<-time.After(time.Hour)
+		expectMetrics(t, m, `
+# HELP gpuslice_converged 1 if hardware and capacity are as the node's labels ask, and nothing is left to do.
+# TYPE gpuslice_converged gauge
+gpuslice_converged 1
+# HELP gpuslice_partition_ready Condition GPUPartitionReady of the node: 1 if it is True, by its reason.
+# TYPE gpuslice_partition_ready gauge
+gpuslice_partition_ready{reason="Converged"} 1
+`, "gpuslice_partition_ready", "gpuslice_converged")
+		got := counters(t, m)
+		for name, want := range map[string]float64{
+			"gpuslice_steps_total SetMode done": 1, "gpuslice_steps_total Create done": 2, "gpuslice_steps_total Release done": 1,
+		} {
+			if got[name] != want {
+				t.Errorf("%s is %v, want %v", name, got[name], want)
+			}
+		}
+		if waits := got["gpuslice_steps_total VerifyCapacity waiting"]; waits < 1 {
+			t.Error("the wait for capacity is not counted")
+		}
+		// A minute before the change, an hour after it, and until the loop looked again.
+		least := time.Hour + time.Minute
+		most := least + p.settings.NodeHeartbeat
+		if idle := time.Duration(got["gpuslice_phase_seconds_total Idle"] * float64(time.Second)); idle < least || idle > most {
+			t.Errorf("%v were spent idle, want %v to %v", idle, least, most)
+		}
+		if got["gpuslice_phase_seconds_total Verifying"] == 0 {
+			t.Error("no time was spent verifying")
+		}
+	})
+}
+
+func TestStepsThatFailAreCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPressure(t, "gpus: [{model: H100-80GB, mig: true}]")
+		m := p.measured()
+		p.strike(gpusim.CreateGpuInstanceWithPlacement, gpusim.Fault{Return: gpusim.Unknown})
+		p.converge("all-3g.40gb")
+		got := counters(t, m)
+		if failed, done := got["gpuslice_steps_total Create failed"], got["gpuslice_steps_total Create done"]; failed != 1 || done != 2 {
+			t.Errorf("%v instances could not be made and %v were, want 1 and 2", failed, done)
+		}
+	})
+}
+
+// counters are those of the agent, by name and the values of their labels.
+func counters(t *testing.T, m *agent.Metrics) map[string]float64 {
+	t.Helper()
+	families, err := m.Gatherer().Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]float64{}
+	for _, f := range families {
+		for _, s := range f.GetMetric() {
+			name := f.GetName()
+			for _, l := range s.GetLabel() {
+				name += " " + l.GetValue()
+			}
+			out[name] = s.GetCounter().GetValue()
+		}
+	}
+	return out
+}
