@@ -35,7 +35,7 @@ func (a *Agent) steps(ctx context.Context, seen *observed, want wish, targets pl
 func (w wish) desired(targets plan.Targets) plan.Desired {
 	out := plan.Desired{GPUs: targets, Config: w.plugin.configText()}
 	if w.plugin != nil {
-		out.Sharing = plannedSharing(w.plugin.sharing)
+		out.Sharing = plannedSharing(w.plugin.sharing, w.plugin.strategy)
 	}
 	return out
 }

@@ -197,8 +197,8 @@ func (a *Agent) untold(p pluginConfig) []types.UID {
 }
 
 // plannedSharing is the sharing as the planner has it.
-func plannedSharing(s config.Sharing) *plan.Sharing {
-	return &plan.Sharing{MPS: s.Strategy == config.SharingMPS, Replicas: s.Replicas, Rename: s.Rename}
+func plannedSharing(s config.Sharing, strategy config.MIGStrategy) *plan.Sharing {
+	return &plan.Sharing{MPS: s.Strategy == config.SharingMPS, Replicas: s.Replicas, Rename: s.Rename, MIG: string(strategy)}
 }
 
 // plannedPlugin is what the planner needs of the plugin's config.
@@ -208,7 +208,7 @@ func (a *Agent) plannedPlugin(seen observed, want wish) plan.Plugin {
 		Set: seen.pluginSet(want.plugin), Told: a.pluginTold(seen), Tells: p.manager == nil, Noted: seen.journal != nil && seen.journal.Plugin != nil,
 	}
 	if p.now != nil {
-		out.Now = plannedSharing(p.now.Sharing)
+		out.Now = plannedSharing(p.now.Sharing, p.now.MIGStrategy)
 	}
 	return out
 }

@@ -237,12 +237,14 @@ func parsePlaced(t *testing.T, gpu nvml.GPU, text string) nvml.Placed {
 	return nvml.Placed{Profile: name, Span: nvml.Span{Start: number(t, start), Size: p.Placements[0].Size}}
 }
 
-// parseSharing reads "none", "nvidia.com/gpu=4 nvidia.com/mig-1g.10gb=2 mps rename".
+// parseSharing reads "none", "nvidia.com/gpu=4 nvidia.com/mig-1g.10gb=2 mps rename", and how MIG devices are offered: "mig=single".
 func parseSharing(t *testing.T, words []string) *plan.Sharing {
 	t.Helper()
 	s := &plan.Sharing{MPS: slices.Contains(words, "mps"), Rename: slices.Contains(words, "rename"), Replicas: map[string]int{}}
 	for _, w := range words {
-		if name, n, ok := strings.Cut(w, "="); ok {
+		if name, n, ok := strings.Cut(w, "="); ok && name == "mig" {
+			s.MIG = n
+		} else if ok {
 			s.Replicas[name] = number(t, n)
 		}
 	}

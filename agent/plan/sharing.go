@@ -13,6 +13,7 @@ type Sharing struct {
 	MPS      bool           // by a daemon that no process computes without; otherwise by time-slicing
 	Replicas map[string]int // how often each device of a resource is offered, at least 2
 	Rename   bool           // shared resources are offered under a name of their own
+	MIG      string         // how MIG devices are offered: none, single, mixed; empty if that is not known
 }
 
 // Plugin is how the device plugin's config compares with what is wanted of it.
@@ -35,6 +36,16 @@ const (
 	sharedSuffix = ".shared"
 	// replicaSeparator is what a device id has before the number of its replica.
 	replicaSeparator = "::"
+	// wholeGPU is the resource of GPUs that are not divided, and under the strategy single of MIG devices too.
+	wholeGPU = "nvidia.com/gpu"
+	// migID begins the ids of MIG devices.
+	migID = "MIG-"
+)
+
+// MIG strategies of the device plugin by which MIG devices are offered: as if they were GPUs, or by their profiles.
+const (
+	migSingle = "single"
+	migMixed  = "mixed"
 )
 
 // offers reports whether kubelet would still give out the replica. Kubelet goes by names: a device id that is offered no more, or
@@ -47,7 +58,19 @@ func (s Sharing) offers(r Replica) bool {
 		return false
 	}
 	i, err := strconv.Atoi(number)
-	return !shared || err == nil && i < n
+	return (!shared || err == nil && i < n) && s.presents(resource, r.ID)
+}
+
+// presents reports whether the device is offered by this name under the MIG strategy.
+func (s Sharing) presents(resource, id string) bool {
+	switch {
+	case s.MIG == "" || !strings.HasPrefix(id, migID):
+		return true
+	case resource == wholeGPU:
+		return s.MIG == migSingle
+	default:
+		return s.MIG == migMixed
+	}
 }
 
 // offered is the name under which a resource is offered, and how often each of its devices.
@@ -82,6 +105,12 @@ func shrinks(now *Sharing, then Sharing) bool {
 	return false
 }
 
+// renamesMIG reports whether MIG devices that stand will be offered by other names.
+func (seen Observed) renamesMIG(now *Sharing, then Sharing) bool {
+	return now != nil && now.MIG != "" && then.MIG != "" && now.MIG != then.MIG &&
+		slices.ContainsFunc(seen.GPUs, func(gpu nvml.GPU) bool { return len(gpu.Instances) > 0 })
+}
+
 // sharingChange is what another config of the device plugin takes.
 type sharingChange struct {
 	is        bool
@@ -101,7 +130,7 @@ func (seen Observed) sharing(want Desired) sharingChange {
 	if c.writes {
 		now := seen.Plugin.Now
 		c.exclusive = want.Sharing.MPS || now != nil && now.MPS
-		c.shrinks = c.exclusive || shrinks(now, *want.Sharing)
+		c.shrinks = c.exclusive || shrinks(now, *want.Sharing) || seen.renamesMIG(now, *want.Sharing)
 	}
 	return c
 }
