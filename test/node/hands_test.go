@@ -155,9 +155,15 @@ func (r *rig) relax(namespace, name string) {
 // configMap makes a ConfigMap with MIG configs. It goes with the test.
 func (r *rig) configMap(name, text string) {
 	r.t.Helper()
+	r.configMapOf(name, map[string]string{"config.yaml": text})
+}
+
+// configMapOf makes one with several files.
+func (r *rig) configMapOf(name string, data map[string]string) {
+	r.t.Helper()
 	configMaps := r.client.CoreV1().ConfigMaps("gpuslice")
 	_, err := configMaps.Create(r.t.Context(), &corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{"config.yaml": text},
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Data: data,
 	}, metav1.CreateOptions{})
 	if err != nil {
 		r.t.Fatal(err)

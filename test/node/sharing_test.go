@@ -1,0 +1,186 @@
+package node_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
+	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
+)
+
+// mode is a way in which a node's GPUs are divided and shared: a MIG config, and a config of the device plugin.
+type mode struct {
+	name, mig, plugin string
+	strategy          config.MIGStrategy
+	replicas          map[string]int // of each resource; those that are not in it are not shared
+	compute           nvml.ComputeMode
+	devices           map[string]int // that each GPU is cut into
+}
+
+// modes are all there are. The configs of the plugin are those of sharingConfigs.
+var modes = []mode{
+	{name: "none", mig: "all-disabled", plugin: "whole", strategy: config.MIGStrategyNone},
+	{
+		name: "time-slicing", mig: "all-disabled", plugin: "time-slicing", strategy: config.MIGStrategyNone,
+		replicas: map[string]int{"nvidia.com/gpu": 4},
+	},
+	{
+		name: "MIG single", mig: "all-3g.40gb", plugin: "single", strategy: config.MIGStrategySingle,
+		devices: map[string]int{"3g.40gb": 2},
+	},
+	{
+		name: "MIG mixed", mig: "all-balanced", plugin: "mixed", strategy: config.MIGStrategyMixed,
+		devices: map[string]int{"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1},
+	},
+	{
+		name: "MIG mixed and time-slicing", mig: "all-balanced", plugin: "mixed-time-slicing", strategy: config.MIGStrategyMixed,
+		devices:  map[string]int{"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1},
+		replicas: map[string]int{"nvidia.com/mig-1g.10gb": 2, "nvidia.com/mig-3g.40gb": 3},
+	},
+	{
+		name: "MPS", mig: "all-disabled", plugin: "mps", strategy: config.MIGStrategyNone,
+		replicas: map[string]int{"nvidia.com/gpu": 4}, compute: nvml.ComputeExclusiveProcess,
+	},
+}
+
+// sharingConfigs are NVIDIA's format.
+var sharingConfigs = map[string]string{
+	"whole":        "version: v1\nflags: {migStrategy: none}\n",
+	"time-slicing": "version: v1\nflags: {migStrategy: none}\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n",
+	"mps":          "version: v1\nflags: {migStrategy: none, mpsRoot: /run/nvidia/mps}\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n",
+	"single":       "version: v1\nflags: {migStrategy: single}\n",
+	"mixed":        "version: v1\nflags: {migStrategy: mixed}\n",
+	"mixed-time-slicing": "version: v1\nflags: {migStrategy: mixed}\nsharing: {timeSlicing: {resources: [" +
+		"{name: nvidia.com/mig-1g.10gb, replicas: 2}, {name: nvidia.com/mig-3g.40gb, replicas: 3}]}}\n",
+}
+
+// asked is the name under which the agent has the wish.
+func (m mode) asked() string { return m.mig + " + " + m.plugin }
+
+// offers are the ids that kubelet has to give out for GPUs that are cut as the mode has them.
+func (m mode) offers(gpus []nvml.GPU) map[string][]string {
+	devices := map[string][]string{}
+	for _, gpu := range gpus {
+		if !gpu.Enabled {
+			devices["nvidia.com/gpu"] = append(devices["nvidia.com/gpu"], string(gpu.UUID))
+		}
+		for _, instance := range gpu.Instances {
+			resource := "nvidia.com/gpu"
+			if m.strategy == config.MIGStrategyMixed {
+				resource = "nvidia.com/mig-" + instance.Profile
+			}
+			devices[resource] = append(devices[resource], instance.Devices[0].UUID)
+		}
+	}
+	for resource, ids := range devices {
+		devices[resource] = replicated(ids, max(1, m.replicas[resource]))
+	}
+	return devices
+}
+
+// labels asks for several at once.
+func (r *rig) labels(labels map[string]string) {
+	r.t.Helper()
+	body, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": labels}})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if _, err := r.client.CoreV1().Nodes().Patch(r.t.Context(), r.Name, types.MergePatchType, body, metav1.PatchOptions{}); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// becomes asks for the mode, waits until the agent says that it is done, and proves it: the GPUs are cut as asked, kubelet
+// gives out each device by its id as often as asked, and the node offers as many.
+func (r *rig) becomes(m mode) {
+	r.t.Helper()
+	r.labels(map[string]string{config.LabelMIGConfig: m.mig, config.LabelDevicePluginConfig: m.plugin})
+	n := r.awaitConverged(m.asked())
+	r.givenBack(n)
+	gpus := r.snapshot()
+	for _, gpu := range gpus {
+		want := m.devices
+		if want == nil {
+			want = map[string]int{}
+		}
+		if diff := cmp.Diff(want, counts(gpu)); diff != "" || gpu.Enabled != (m.devices != nil) {
+			r.t.Errorf("%s: GPU %d has MIG mode %v and devices (-want +got):\n%s", m.name, gpu.Index, gpu.Enabled, diff)
+		}
+		if m.devices == nil && (gpu.ComputeMode == nvml.ComputeExclusiveProcess) != (m.compute == nvml.ComputeExclusiveProcess) {
+			r.t.Errorf("%s: GPU %d has compute mode %s", m.name, gpu.Index, gpu.ComputeMode)
+		}
+	}
+	want := m.offers(gpus)
+	if diff := cmp.Diff(want, r.devices()); diff != "" {
+		r.t.Errorf("%s: devices of kubelet (-want +got):\n%s", m.name, diff)
+	}
+	numbers := map[string]int{}
+	for resource, ids := range want {
+		numbers[resource] = len(ids)
+	}
+	if diff := cmp.Diff(numbers, offered(n)); diff != "" {
+		r.t.Errorf("%s: allocatable (-want +got):\n%s", m.name, diff)
+	}
+}
+
+// Promise 9. One agent on each node takes it from each mode to each other one, and back, in the presence of a pod that has one
+// of the devices. No two modes offer a device under the same name and id, but for time-slicing and MPS, of which no process
+// survives the change; so the pod leaves each time, by its eviction.
+func TestEachWayOfSharingIsReachedFromEachOther(t *testing.T) {
+	t.Parallel()
+	for i, from := range modes[:len(modes)-1] {
+		t.Run("between "+from.name+" and those after it", func(t *testing.T) {
+			t.Parallel()
+			name := fmt.Sprintf("sharing-%d", i)
+			r := newRig(t, twoH100, "devicePlugin: {configMap: {name: "+name+"}}\n", configFile)
+			r.configMapOf(name, sharingConfigs)
+			r.awaitOffered("nvidia.com/gpu", 2)
+			r.run()
+			namespace := clustertest.Namespace(t)
+			r.becomes(from)
+			for j, to := range modes[i+1:] {
+				for k, next := range []mode{to, from} {
+					holder := r.holder(namespace, fmt.Sprintf("holder-%d-%d", j, k))
+					began := time.Now()
+					r.becomes(next)
+					t.Logf("%s after %s", next.name, time.Since(began).Round(100*time.Millisecond))
+					r.hasLeft(holder)
+				}
+			}
+		})
+	}
+}
+
+// holder is a running pod with one of the first resource that the node offers.
+func (r *rig) holder(namespace, name string) *corev1.Pod {
+	r.t.Helper()
+	devices := r.devices()
+	var resources []string
+	for resource := range devices {
+		resources = append(resources, resource)
+	}
+	slices.Sort(resources)
+	r.pod(namespace, name, map[string]string{resources[0]: "1"})
+	return r.awaitPod(namespace, metav1.ListOptions{FieldSelector: "metadata.name=" + name}, running)
+}
+
+// hasLeft fails the test unless the pod is gone by its eviction.
+func (r *rig) hasLeft(pod *corev1.Pod) {
+	r.t.Helper()
+	if _, err := r.client.CoreV1().Pods(pod.Namespace).Get(r.t.Context(), pod.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		r.t.Errorf("pod %s, whose device is offered no more, is still there: %v", pod.Name, err)
+	}
+	if name := r.evictions(pod.Namespace)[pod.UID]; name != pod.Name {
+		r.t.Errorf("pod %s is gone without an eviction", pod.Name)
+	}
+}
