@@ -7,7 +7,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,44 +19,100 @@ import (
 
 // gpuslice is our agent, with its ordinary settings.
 func gpuslice(st *stage) contender {
-	return service{stage: st, start: func(ctx context.Context, at *site) (*process, error) {
-		configMaps := at.client.CoreV1().ConfigMaps(agentNamespace)
-		_, err := configMaps.Create(ctx, &corev1.ConfigMap{
-			ObjectMeta: metav1.ObjectMeta{Name: at.Name}, Data: map[string]string{"config.yaml": string(at.scenario.file())},
-		}, metav1.CreateOptions{})
-		if err != nil {
-			return nil, fmt.Errorf("making the ConfigMap with the config: %w", err)
-		}
-		settings := filepath.Join(at.Dir, "settings.yaml")
-		text := fmt.Appendf(nil, "apiVersion: gpuslice.io/v1alpha1\nkind: Settings\nmigConfigMap: {name: %s}\n", at.Name)
-		if err := os.WriteFile(settings, text, 0o600); err != nil {
-			return nil, fmt.Errorf("writing the settings: %w", err)
-		}
-		kubeconfig, err := at.kubeconfig(ctx, agentNamespace, "gpuslice-agent")
-		if err != nil {
+	return service{stage: st, plugin: operators, start: func(ctx context.Context, at *site) (*process, error) {
+		if err := at.configMap(ctx, "config.yaml", string(at.scenario.file())); err != nil {
 			return nil, err
 		}
-		cmd := exec.CommandContext(ctx, st.parts.Agent, "run", "--node", at.Name, "--kubeconfig", kubeconfig, "--settings", settings,
-			"--driver-root", at.DriverRoot(), "--pod-resources", at.Kubelet.PodResourcesSocket(), "--proc", at.ProcRoot())
-		cmd.Env = append(os.Environ(), "GPUSIM_NODE="+at.GPUs.Dir())
-		cmd.SysProcAttr = &syscall.SysProcAttr{}
-		p, err := launch(ctx, cmd, filepath.Join(at.Dir, "agent.log"), "")
-		if err != nil {
-			return nil, err
-		}
-		if err := at.watch.until(ctx, "the agent", idle); err != nil {
-			return nil, errors.Join(err, p.stop())
-		}
-		return p, nil
+		return at.startAgent(ctx, "migConfigMap: {name: "+at.Name+"}\n")
 	}}
+}
+
+// gpusliceSharing is the same, beside a device plugin that is run with a file of the host: deploy/overlays/device-plugin.
+func gpusliceSharing(st *stage) contender {
+	files := deployment{
+		labels:    map[string]string{"nvidia.com/gpu.present": "true"},
+		namespace: agentNamespace, selector: "app.kubernetes.io/name=nvidia-device-plugin",
+	}
+	return service{stage: st, plugin: files, asks: byProfile, start: func(ctx context.Context, at *site) (*process, error) {
+		profiles := fmt.Sprintf("apiVersion: %s\nkind: %s\nprofiles:\n  %s:\n    sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: %d}]}}\n",
+			config.ProfilesAPIVersion, config.ProfilesKind, wish, at.scenario.replicas)
+		if err := at.configMap(ctx, "profiles.yaml", profiles); err != nil {
+			return nil, err
+		}
+		return at.startAgent(ctx, "profiles: {name: "+at.Name+"}\n")
+	}}
+}
+
+// byProfile asks for the change by the name of a profile.
+func byProfile(ctx context.Context, at *site) (end ending, err error) {
+	began := time.Now()
+	if err := at.label(ctx, map[string]string{config.LabelProfile: wish}); err != nil {
+		return end, err
+	}
+	done := func(o *corev1.Node) bool {
+		c := ready(o)
+		return c != nil && c.Status == corev1.ConditionTrue && strings.HasPrefix(c.Message, wish+":")
+	}
+	if end.over, err = at.awaitEnd(ctx, done); err != nil {
+		return end, err
+	}
+	for _, s := range at.watch.since(began) {
+		if done(s.node) {
+			end.word, end.said = success, s.at.Sub(began)
+			break
+		}
+	}
+	return end, nil
+}
+
+// configMap makes a ConfigMap of the run's own in the agent's namespace.
+func (at *site) configMap(ctx context.Context, key, text string) error {
+	_, err := at.client.CoreV1().ConfigMaps(agentNamespace).Create(ctx, &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: at.Name}, Data: map[string]string{key: text},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("making the ConfigMap with the config: %w", err)
+	}
+	return nil
+}
+
+// startAgent returns when the agent has said that there is nothing to do.
+func (at *site) startAgent(ctx context.Context, settings string) (*process, error) {
+	file := filepath.Join(at.Dir, "settings.yaml")
+	text := "apiVersion: gpuslice.io/v1alpha1\nkind: Settings\n" + settings
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		return nil, fmt.Errorf("writing the settings: %w", err)
+	}
+	kubeconfig, err := at.kubeconfig(ctx, agentNamespace, "gpuslice-agent")
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(ctx, at.parts.Agent, "run", "--node", at.Name, "--kubeconfig", kubeconfig, "--settings", file,
+		"--driver-root", at.DriverRoot(), "--pod-resources", at.Kubelet.PodResourcesSocket(), "--proc", at.ProcRoot())
+	cmd.Env = append(os.Environ(), "GPUSIM_NODE="+at.GPUs.Dir(), "GPUSLICE_PLUGIN_CONFIG="+at.PluginConfig())
+	cmd.SysProcAttr = &syscall.SysProcAttr{}
+	p, err := launch(ctx, cmd, filepath.Join(at.Dir, "agent.log"), "")
+	if err != nil {
+		return nil, err
+	}
+	if err := at.watch.until(ctx, "the agent", idle); err != nil {
+		return nil, errors.Join(err, p.stop())
+	}
+	return p, nil
 }
 
 // idle reports whether the agent has said that there is nothing to do.
 func idle(_ context.Context, o *corev1.Node) (bool, error) {
-	for _, c := range o.Status.Conditions {
-		if c.Type == config.ConditionGPUPartitionReady {
-			return c.Reason == string(config.ReasonNoWish), nil
+	c := ready(o)
+	return c != nil && c.Reason == string(config.ReasonNoWish), nil
+}
+
+// ready is what the agent says of the node; nil if it has said nothing yet.
+func ready(o *corev1.Node) *corev1.NodeCondition {
+	for i := range o.Status.Conditions {
+		if o.Status.Conditions[i].Type == config.ConditionGPUPartitionReady {
+			return &o.Status.Conditions[i]
 		}
 	}
-	return false, nil
+	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -77,6 +78,12 @@ func TestScenariosBeginAsTheySay(t *testing.T) {
 					t.Errorf("GPU %d cannot become %s: %v", i, want[i], err)
 				}
 			}
+			if s.sharing() { // which is judged by what the node offers
+				if offers := s.offers(gpus); offers["nvidia.com/gpu"] != s.replicas*len(gpus) {
+					t.Errorf("the node is to offer %v", offers)
+				}
+				return
+			}
 			text, err := judge(s, success, gpus, gpus)
 			if err != nil {
 				t.Fatal(err)
@@ -115,7 +122,8 @@ func TestLossIsTold(t *testing.T) {
 }
 
 func TestAPendingModeIsToldThoughNothingIsLost(t *testing.T) {
-	s := scenarios[len(scenarios)-1]
+	i := slices.IndexFunc(scenarios, func(s scenario) bool { return s.gpus[0].Persistence })
+	s := scenarios[i]
 	node, before := begin(t, s)
 	if err := node.Driver().SetMode(t.Context(), before[0].UUID, true); err != nil {
 		t.Fatal(err)
@@ -216,7 +224,7 @@ func TestTheTableShowsMediansAndEveryOutcome(t *testing.T) {
 	got := tabulate(rows, true)
 	for _, line := range []string{
 		"| first | tool | 20 | 2 | 2.0 s |  |  |  |  | 2 times: as asked<br/>1 times: failed |",
-		"|  | agent | 0 | 0 | 0.0 s | 0.5 s | 4 | 0 | 0 | as asked |",
+		"|  | agent | 0 | 0 |  | 0.5 s | 4 | 0 | 0 | as asked |", // it has said nothing,
 		"\nagent has taken at most 3 MiB of memory and 1.23 s of processor time.\n",
 	} {
 		if !strings.Contains(got, line) {

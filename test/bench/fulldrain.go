@@ -25,7 +25,7 @@ type drained struct {
 func fullDrain(st *stage, programs incumbent.Programs) contender { return drained{st, programs} }
 
 func (d drained) run(ctx context.Context, dir string, s scenario) (r result, err error) {
-	at, err := d.open(ctx, dir, s)
+	at, err := d.open(ctx, dir, s, operators)
 	if err != nil {
 		return r, err
 	}

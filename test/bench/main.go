@@ -1,6 +1,6 @@
 // Command bench holds gpuslice against NVIDIA's own tools, on the same simulated GPUs with the same latencies, in one run:
-// nvidia-mig-parted by itself, the same after kubectl drain as an administrator does it, NVIDIA's k8s-mig-manager, and the
-// agent. It prints a table.
+// nvidia-mig-parted by itself, the same after kubectl drain as an administrator does it, NVIDIA's k8s-mig-manager and
+// config-manager, and the agent. It prints a table.
 package main
 
 import (
@@ -116,15 +116,32 @@ func (o options) bench(ctx context.Context) (err error) {
 
 // program is something that can be measured, in the order of the table.
 type program struct {
-	name string
-	on   func(*stage, incumbent.Programs) contender
+	name    string
+	on      func(*stage, incumbent.Programs) contender // in scenarios about MIG; nil if it has no part in them
+	sharing func(*stage) contender                     // in those about sharing, likewise
 }
 
 var programs = []program{
-	{"mig-parted", func(_ *stage, p incumbent.Programs) contender { return tool{p} }},
-	{"mig-manager", migManager},
-	{"full drain", fullDrain},
-	{"gpuslice", func(st *stage, _ incumbent.Programs) contender { return gpuslice(st) }},
+	{name: "mig-parted", on: func(_ *stage, p incumbent.Programs) contender { return tool{p} }},
+	{name: "mig-manager", on: migManager},
+	{name: "full drain", on: fullDrain},
+	{name: "config-manager", sharing: configManager},
+	{name: "gpuslice", on: func(st *stage, _ incumbent.Programs) contender { return gpuslice(st) }, sharing: gpusliceSharing},
+}
+
+// takesPart reports whether there is anything to measure of the program.
+func (p program) takesPart(s scenario) bool {
+	if s.sharing() {
+		return p.sharing != nil
+	}
+	return p.on != nil
+}
+
+func (p program) contender(st *stage, n incumbent.Programs, s scenario) contender {
+	if s.sharing() {
+		return p.sharing(st)
+	}
+	return p.on(st, n)
 }
 
 // rows are those that are asked for, still without results.
@@ -140,7 +157,7 @@ func (o options) rows() ([]row, error) {
 	var rows []row
 	for _, s := range scenarios {
 		for _, p := range programs {
-			if scenarioMatch.MatchString(s.name) && programMatch.MatchString(p.name) {
+			if p.takesPart(s) && scenarioMatch.MatchString(s.name) && programMatch.MatchString(p.name) {
 				rows = append(rows, row{scenario: s, program: p, runs: make([]result, o.repeat)})
 			}
 		}
@@ -165,7 +182,7 @@ func (o options) runAll(ctx context.Context, dir string, rows []row, st *stage, 
 				if err := os.MkdirAll(at, 0o755); err != nil {
 					return fmt.Errorf("making a directory for a run: %w", err)
 				}
-				one, err := r.program.on(st, p).run(ctx, at, r.scenario)
+				one, err := r.program.contender(st, p, r.scenario).run(ctx, at, r.scenario)
 				if err != nil {
 					return fmt.Errorf("%s, %s: %w (%s)", r.scenario.name, r.program.name, err, at)
 				}

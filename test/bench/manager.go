@@ -15,7 +15,7 @@ import (
 // migManager is NVIDIA's k8s-mig-manager as the GPU Operator runs it where the driver is in a container: it pauses the
 // operator's pods by labels, and leaves the host's services alone.
 func migManager(st *stage, programs incumbent.Programs) contender {
-	return service{stage: st, start: func(ctx context.Context, at *site) (*process, error) {
+	return service{stage: st, plugin: operators, start: func(ctx context.Context, at *site) (*process, error) {
 		root := filepath.Join(at.Dir, "root") // of the host, where it looks for the system bus
 		bus := filepath.Join(root, "run", "dbus")
 		tools := filepath.Join(at.Dir, "tools")

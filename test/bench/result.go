@@ -15,7 +15,7 @@ import (
 // result is what one run of one program in one scenario came to. Every figure in it was measured.
 type result struct {
 	calls  map[string]int // of functions of NVML that change something, those among them that failed
-	said   time.Duration  // from the request until the program says that it is done, or has failed
+	said   time.Duration  // from the request until the program says that it is done, or has failed; 0 for one that says nothing
 	ready  time.Duration  // from the request until the node offers what the GPUs have, for good
 	noNode bool           // there is no cluster: ready and what follows have no meaning
 

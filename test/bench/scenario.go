@@ -19,7 +19,13 @@ type scenario struct {
 	start []map[string]int // how each GPU is cut at first, as counts of profiles; nil is not at all
 	users map[string]int   // pods that hold an instance each, or processes where there are no pods, by its profile
 	rules string           // of the config, as mig-parted's file has them, in flow style
+
+	// replicas is how often each GPU shall be offered in the end, by time-slicing; 0 where the scenario is about MIG.
+	replicas int
 }
+
+// sharing reports whether the scenario changes what the device plugin offers, and not the GPUs.
+func (s scenario) sharing() bool { return s.replicas > 0 }
 
 // scenarios are all rows, in the order of the table. Where mig-parted's format allows several ways to ask for the same,
 // the rules are those with which NVIDIA's tools do best.
@@ -84,6 +90,12 @@ var scenarios = []scenario{
 		users: map[string]int{"3g.40gb": 14},
 		rules: `[{devices: [0], mig-enabled: true, mig-devices: {1g.10gb: 7}}]`,
 	},
+	{
+		name:     "eight H100s: each shared by four, by time-slicing",
+		gpus:     []gpusim.GPUSpec{{Model: "H100-80GB", Count: 8}},
+		start:    repeat(8, nil),
+		replicas: 4,
+	},
 }
 
 func repeat(n int, devices map[string]int) []map[string]int {
@@ -102,8 +114,22 @@ func (s scenario) file() []byte {
 // spec is the scenario's GPUs, whose calls take as long as on hardware.
 func (s scenario) spec() gpusim.Spec { return gpusim.Spec{GPUs: s.gpus, Latency: "realistic"} }
 
+// offers is what a node with these GPUs has to offer in the end.
+func (s scenario) offers(gpus []nvml.GPU) map[string]int {
+	out := capacity(gpus)
+	if s.sharing() {
+		for resource := range out {
+			out[resource] *= s.replicas
+		}
+	}
+	return out
+}
+
 // want is how the GPUs shall be cut in the end: as the config asks, and as they are where it does not name them.
 func (s scenario) want(before []nvml.GPU) ([]cut, error) {
+	if s.sharing() {
+		return cuts(before), nil
+	}
 	configs, err := migparted.Parse(s.file())
 	if err != nil {
 		return nil, fmt.Errorf("reading the config of scenario %q: %w", s.name, err)

@@ -23,10 +23,14 @@ import (
 	"github.com/gpuslice/gpuslice/test/cluster"
 )
 
-// service is a program that watches a node's label and does as it says. The two of them differ in how they are started.
+// service is a program that watches a node's label and does as it says. They differ in how they are started.
 type service struct {
 	*stage
-	// start runs the program on the node. It returns when the program waits for the label.
+	plugin deployment
+	// asks is how the change is asked for; by the label nvidia.com/mig.config if nil.
+	asks func(context.Context, *site) (ending, error)
+	// start runs the program on the node. It returns when the program waits for the label. It is nil if the program comes with
+	// the device plugin; then nothing is known of its cost.
 	start func(context.Context, *site) (*process, error)
 }
 
@@ -40,13 +44,20 @@ type process struct {
 const patience = 2 * time.Minute
 
 func (sv service) run(ctx context.Context, dir string, s scenario) (r result, err error) {
-	at, err := sv.open(ctx, dir, s)
+	at, err := sv.open(ctx, dir, s, sv.plugin)
 	if err != nil {
 		return r, err
 	}
 	defer func() {
 		err = errors.Join(err, at.close(ctx))
 	}()
+	asks := func(ctx context.Context) (ending, error) { return sv.asks(ctx, at) }
+	if sv.asks == nil {
+		asks = at.byLabel
+	}
+	if sv.start == nil {
+		return at.measure(ctx, asks)
+	}
 	p, err := sv.start(ctx, at)
 	if err != nil {
 		return r, err
@@ -58,7 +69,7 @@ func (sv service) run(ctx context.Context, dir string, s scenario) (r result, er
 	if err != nil {
 		return r, err
 	}
-	if r, err = at.measure(ctx, at.byLabel); err != nil {
+	if r, err = at.measure(ctx, asks); err != nil {
 		return r, err
 	}
 	after, err := costOf(p.pid)
@@ -114,9 +125,12 @@ func (at *site) measure(ctx context.Context, request func(context.Context) (endi
 		return r, err
 	}
 	samples := at.watch.since(began)
-	r.said, r.ready = end.said, readyAfter(samples, began, capacity(after.gpus))
+	r.said, r.ready = end.said, readyAfter(samples, began, at.scenario.offers(after.gpus))
 	if r.outcome, err = judge(at.scenario, cmp.Or(end.word, "nothing said"), before.gpus, after.gpus); err != nil {
 		return r, err
+	}
+	if at.scenario.sharing() && !maps.Equal(offered(samples[len(samples)-1].node), at.scenario.offers(after.gpus)) {
+		r.outcome = fmt.Sprintf("not as asked; the node offers %v", offered(samples[len(samples)-1].node))
 	}
 	if !end.over {
 		r.outcome += fmt.Sprintf("; not over after %s", patience)
@@ -130,7 +144,7 @@ func (at *site) measure(ctx context.Context, request func(context.Context) (endi
 // byLabel asks for the change by the node's label, and returns when the program has said that it is done, or has failed.
 func (at *site) byLabel(ctx context.Context) (end ending, err error) {
 	began := time.Now()
-	if err := at.label(ctx, labelConfig, wish); err != nil {
+	if err := at.label(ctx, map[string]string{labelConfig: wish}); err != nil {
 		return end, err
 	}
 	end.over, err = at.awaitEnd(ctx, func(o *corev1.Node) bool {
@@ -153,7 +167,7 @@ func (at *site) awaitEnd(ctx context.Context, hasSaid func(*corev1.Node) bool) (
 		if !hasSaid(o) {
 			return false, nil
 		}
-		return at.agrees(ctx, o)
+		return at.offers(at.scenario.offers)(ctx, o)
 	})
 	if err != nil && (ctx.Err() != nil || limited.Err() == nil) {
 		return false, err

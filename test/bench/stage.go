@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -16,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/cluster"
 	"github.com/gpuslice/gpuslice/test/node"
 )
@@ -61,8 +63,9 @@ func setUp(ctx context.Context, dir string, parts node.Parts) (*stage, error) {
 
 func (st *stage) deploy(ctx context.Context) error {
 	for _, file := range []string{
-		"test/bench/manifests/incumbent.yaml",
+		"test/bench/manifests/incumbent.yaml", "test/node/manifests/config-manager.yaml",
 		"deploy/base/namespace.yaml", "deploy/base/serviceaccount.yaml", "deploy/base/rbac.yaml",
+		"deploy/overlays/device-plugin/device-plugin.yaml", "deploy/overlays/device-plugin/gpu-feature-discovery.yaml",
 	} {
 		cmd := exec.CommandContext(ctx, st.cluster.Kubectl(), "--kubeconfig", st.cluster.AdminKubeconfig(), "apply", "-f", file)
 		if out, err := cmd.CombinedOutput(); err != nil {
@@ -82,23 +85,36 @@ func (st *stage) deploy(ctx context.Context) error {
 	})
 }
 
+// deployment is how a node has its device plugin.
+type deployment struct {
+	labels              map[string]string // of the node, by which it gets it
+	namespace, selector string            // of the plugin's pods
+}
+
+// operators is as the GPU Operator deploys the plugin, without a config.
+var operators = deployment{
+	labels:    map[string]string{labelPlugin: "true"},
+	namespace: operatorNamespace, selector: labelApp + "=" + pluginApp,
+}
+
 // site is the node of one run.
 type site struct {
 	*stage
 	*node.Node
 	scenario scenario
+	plugin   deployment
 	watch    *watch
 }
 
 // open joins a node with the scenario's GPUs to the cluster, with the device plugin and pods on it.
-func (st *stage) open(ctx context.Context, dir string, s scenario) (_ *site, err error) {
+func (st *stage) open(ctx context.Context, dir string, s scenario, plugin deployment) (_ *site, err error) {
 	n, err := node.Start(ctx, st.cluster, node.Options{
 		Name: filepath.Base(dir), Dir: dir, GPUs: s.spec(), Parts: st.parts,
 	})
 	if err != nil {
 		return nil, err
 	}
-	at := &site{stage: st, Node: n, scenario: s}
+	at := &site{stage: st, Node: n, scenario: s, plugin: plugin}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, at.close(ctx))
@@ -110,10 +126,10 @@ func (st *stage) open(ctx context.Context, dir string, s scenario) (_ *site, err
 	if at.watch, err = watchNode(ctx, st.client, n.Name); err != nil {
 		return nil, err
 	}
-	if err := at.label(ctx, labelPlugin, "true"); err != nil {
+	if err := at.label(ctx, plugin.labels); err != nil {
 		return nil, err
 	}
-	if err := at.watch.until(ctx, "the device plugin", at.agrees); err != nil {
+	if err := at.watch.until(ctx, "the device plugin", at.offers(capacity)); err != nil {
 		return nil, err
 	}
 	return at, at.startUsers(ctx)
@@ -130,13 +146,15 @@ func (at *site) close(ctx context.Context) error {
 	return errors.Join(err, at.Stop(ctx))
 }
 
-// agrees reports whether the node offers exactly what its GPUs have.
-func (at *site) agrees(ctx context.Context, o *corev1.Node) (bool, error) {
-	gpus, err := at.GPUs.Driver().Snapshot(ctx)
-	if err != nil {
-		return false, fmt.Errorf("looking at the GPUs: %w", err)
+// offers reports whether the node offers exactly what its GPUs have to give.
+func (at *site) offers(of func([]nvml.GPU) map[string]int) func(context.Context, *corev1.Node) (bool, error) {
+	return func(ctx context.Context, o *corev1.Node) (bool, error) {
+		gpus, err := at.GPUs.Driver().Snapshot(ctx)
+		if err != nil {
+			return false, fmt.Errorf("looking at the GPUs: %w", err)
+		}
+		return maps.Equal(offered(o), of(gpus)), nil
 	}
-	return maps.Equal(offered(o), capacity(gpus)), nil
 }
 
 // offered is what the node has to give out of NVIDIA's resources, without those at 0.
@@ -150,11 +168,15 @@ func offered(n *corev1.Node) map[string]int {
 	return out
 }
 
-func (at *site) label(ctx context.Context, key, value string) error {
-	body := fmt.Appendf(nil, `{"metadata":{"labels":{%q:%q}}}`, key, value)
-	_, err := at.client.CoreV1().Nodes().Patch(ctx, at.Name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: "bench"})
+// label sets labels of the node, all at once.
+func (at *site) label(ctx context.Context, labels map[string]string) error {
+	body, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": labels}})
 	if err != nil {
-		return fmt.Errorf("labelling node %s with %s=%s: %w", at.Name, key, value, err)
+		return err
+	}
+	_, err = at.client.CoreV1().Nodes().Patch(ctx, at.Name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: "bench"})
+	if err != nil {
+		return fmt.Errorf("labelling node %s with %v: %w", at.Name, labels, err)
 	}
 	return nil
 }
@@ -195,7 +217,7 @@ func (at *site) users(ctx context.Context) (map[types.UID]string, error) {
 
 // plugins are the device plugin's pods, by UID.
 func (at *site) plugins(ctx context.Context) (map[types.UID]string, error) {
-	return at.running(ctx, operatorNamespace, labelApp+"="+pluginApp)
+	return at.running(ctx, at.plugin.namespace, at.plugin.selector)
 }
 
 func (at *site) running(ctx context.Context, namespace, selector string) (map[types.UID]string, error) {

@@ -32,6 +32,9 @@ mig-manager  v0.14.4, as the GPU Operator runs it where the driver is in a conta
 full drain   what people do by hand, without a pause between commands: unless nvidia-mig-parted asserts that nothing is to be
              done, kubectl drain --ignore-daemonsets --delete-emptydir-data --force, a label sends the device plugin away,
              nvidia-mig-parted apply, the label brings the plugin back, kubectl uncordon. It is done with the last command.
+config-manager
+             v0.19.3, beside the device plugin as the plugin's chart has it. A label names a config that is in its ConfigMap, and
+             it links to that and sends SIGHUP to the plugin. It does not cordon or drain, and says to nobody that it is done.
 gpuslice     asks kubelet who holds what, cordons the node, evicts who holds what goes, restarts the device plugin, and says
              that it is done when GPUs, kubelet and node have agreed twice, two seconds apart.
 
@@ -101,7 +104,7 @@ func (r row) figures() table.Row {
 	out := table.Row{
 		median(r.runs, result.mutations),
 		median(r.runs, func(one result) int { return one.calls[gpusim.Reset] }),
-		seconds(median(r.runs, func(one result) time.Duration { return one.said })),
+		secondsIfAny(median(r.runs, func(one result) time.Duration { return one.said })),
 	}
 	if r.runs[0].noNode {
 		return append(out, "", "", "", "", outcomes(r.runs))
@@ -115,3 +118,11 @@ func (r row) figures() table.Row {
 }
 
 func seconds(d time.Duration) string { return fmt.Sprintf("%.1f s", d.Seconds()) }
+
+// secondsIfAny is empty for a program that says nothing.
+func secondsIfAny(d time.Duration) string {
+	if d == 0 {
+		return ""
+	}
+	return seconds(d)
+}
