@@ -2,10 +2,12 @@ package gpusim
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"time"
@@ -147,9 +149,16 @@ func (g *gpu) busy(c *compute) bool { return len(g.processes(on(c))) > 0 }
 // alive reports whether the process runs. Imagined ones run until they are released.
 func (p *process) alive() bool { return p.Started == 0 || startTime(p.PID) == p.Started }
 
+// procVariable names the /proc in which the driver sees processes, where it is not the program's own: in a container with a
+// PID namespace, which a driver is in none of.
+const procVariable = "GPUSIM_PROC"
+
+// Proc is the directory in which the driver sees processes.
+func Proc() string { return cmp.Or(os.Getenv(procVariable), "/proc") }
+
 // startTime tells one process from a later one with the same number; 0 if there is none. See proc_pid_stat(5).
 func startTime(pid int) uint64 {
-	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	stat, err := os.ReadFile(filepath.Join(Proc(), strconv.Itoa(pid), "stat"))
 	if err != nil {
 		return 0
 	}

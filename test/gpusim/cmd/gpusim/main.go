@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -55,7 +56,7 @@ func command() *cobra.Command {
 	}
 	root.PersistentFlags().StringVar(&c.dir, "node", defaultDir(), "directory of the node; GPUSIM_NODE says it too")
 	root.AddCommand(
-		c.create(), c.show(), c.hold(), c.release(), c.monitor(), c.fail(), c.delay(), c.reset(), c.reboot(), c.reload(), c.upgrade(),
+		c.create(), c.show(), c.hold(), c.release(), c.monitor(), c.compute(), c.fail(), c.delay(), c.reset(), c.reboot(), c.reload(), c.upgrade(),
 		c.calls(), c.xid(), c.ecc(), c.health(), c.render(),
 	)
 	return root
@@ -213,6 +214,45 @@ func (c *cli) monitor() *cobra.Command {
 			})
 		},
 	}
+}
+
+// compute is what a training job is to the driver.
+func (c *cli) compute() *cobra.Command {
+	return &cobra.Command{
+		Use:   "compute",
+		Short: "Hold the devices that NVIDIA_VISIBLE_DEVICES names, as a CUDA program in a container does, until told to end",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			told, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			pid, err := ownPID()
+			if err != nil {
+				return err
+			}
+			return c.on(func(n *gpusim.Node) error {
+				for _, device := range strings.Split(os.Getenv("NVIDIA_VISIBLE_DEVICES"), ",") {
+					if err := n.HoldReal(device, pid, filepath.Base(os.Args[0]), computeMiB); err != nil {
+						return err
+					}
+					fmt.Fprintf(cmd.OutOrStdout(), "computing on %s\n", device)
+				}
+				<-told.Done()
+				return n.Release(pid)
+			})
+		},
+	}
+}
+
+// computeMiB is what compute uses of each device.
+const computeMiB = 512
+
+// ownPID is this process as the driver sees it.
+func ownPID() (int, error) {
+	name, err := os.Readlink(filepath.Join(gpusim.Proc(), "self"))
+	if err != nil {
+		return 0, fmt.Errorf("looking for the own process: %w", err)
+	}
+	return strconv.Atoi(name)
 }
 
 // find turns "0" into the UUID of the first GPU, and "0@4" into that of the MIG device that stands there.
