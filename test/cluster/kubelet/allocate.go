@@ -96,6 +96,23 @@ func (t *deviceTable) isManaged(name string) bool {
 	return t.resources[name] != nil || t.inUse(name).Len() > 0
 }
 
+// startable reports a resource of the container whose plugin has been gone for so long that kubelet has forgotten it. A
+// container that runs on its devices goes on, and does not start again.
+func (t *deviceTable) startable(c *corev1.Container) error {
+	for _, name := range resourceNames(c.Resources.Limits) {
+		if c.Resources.Limits.Name(corev1.ResourceName(name), "").IsZero() || !t.isManaged(name) {
+			continue
+		}
+		t.mu.Lock()
+		known := t.resources[name] != nil
+		t.mu.Unlock()
+		if !known {
+			return fmt.Errorf("endpoint not found in cache for a registered resource: %s", name)
+		}
+	}
+	return nil
+}
+
 // choose picks the devices for a container and the plugin that allocates them; no plugin if the container has them already.
 func (t *deviceTable) choose(ctx context.Context, pod types.UID, container, name string, needed int, reusable sets.Set[string],
 ) ([]string, *plugin, error) {

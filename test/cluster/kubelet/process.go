@@ -27,6 +27,9 @@ func (w *worker) runProcess(kill context.Context, stop <-chan struct{}, c *conta
 	life, end := context.WithCancel(kill)
 	defer end()
 	cmd, err := w.command(life, c)
+	if err == nil {
+		err = w.k.devices.startable(&c.spec)
+	}
 	if err != nil {
 		w.set(c, func(s *corev1.ContainerStatus) { s.State = waiting("CreateContainerConfigError", err.Error()) })
 		return 0, false

@@ -1,0 +1,15 @@
+// Command pause does nothing until it is told to end: what keeps the namespaces of a pod, and what runs in a container of
+// which only that matters.
+package main
+
+import (
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	told := make(chan os.Signal, 1)
+	signal.Notify(told, syscall.SIGINT, syscall.SIGTERM)
+	<-told
+}
