@@ -38,6 +38,10 @@ test-nocgo: ## that all but the leaves builds without cgo
 test-binaries: ## Kubernetes, etcd and NVIDIA's programs, into the user's cache (10 minutes the first time)
 	go run ./test/binaries/cmd/binaries
 
+.PHONY: e2e
+e2e: ## what needs root: kubelet, containerd and NVIDIA's programs, in namespaces (needs libseccomp-dev and pkg-config)
+	GPUSLICE_E2E=1 go test -count=1 -timeout 15m ./test/e2e
+
 .PHONY: demo
 demo: ## watch a node with eight simulated GPUs being repartitioned, on a real control plane
 	go run ./test/demo

@@ -1,0 +1,170 @@
+package e2e_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/test/cluster"
+	"github.com/gpuslice/gpuslice/test/cluster/realkubelet"
+	"github.com/gpuslice/gpuslice/test/cluster/timeline"
+)
+
+const slice = "nvidia.com/mig-1g.10gb"
+
+func TestALabelCutsTheGPUsOfARealNode(t *testing.T) {
+	r := newRig(t, "gpus: [{model: H100-80GB, count: 2}]")
+	r.deploy()
+	r.awaitAmount(gpu, 2, 2)
+	r.pod("trainer", gpu)
+	r.pod("idle", "") // it has no GPU, and is to notice nothing
+	r.pod("waits", slice)
+	before := r.awaitPod("trainer", "to run", running)
+	r.awaitPod("idle", "to run", running)
+	r.awaitPod("waits", "to find no place", pending)
+	if len(before.Pods["trainer"].Devices) != 1 || r.processes() != 1 {
+		t.Fatalf("%d programs on the GPUs, and the node says:\n%s", r.processes(), before)
+	}
+	idle := r.uid("idle")
+
+	r.startAgent()
+	r.label(config.LabelMIGConfig, "all-1g.10gb")
+	n := r.awaitConverged("all-1g.10gb")
+
+	ours := slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == config.TaintRepartitioning })
+	if n.Spec.Unschedulable || ours || n.Annotations[config.AnnotationJournal] != "" {
+		t.Errorf("the node is not given back: unschedulable %v, taints %v, journal %q", n.Spec.Unschedulable, n.Spec.Taints, n.Annotations[config.AnnotationJournal])
+	}
+	after := r.awaitPod("waits", "to run on a slice", running)
+	if got := after.Pods["waits"].Devices; len(got) != 1 || !strings.HasPrefix(got[0], slice+" MIG-") {
+		t.Errorf("the pod that waited for a slice was given %v", got)
+	}
+	r.await("its program to compute", func(timeline.State) bool { return r.processes() == 1 })
+	if diff := cmp.Diff(timeline.Amount{Capacity: 14, Allocatable: 14}, after.Resources[slice]); diff != "" {
+		t.Errorf("what kubelet offers (-want +got):\n%s", diff)
+	}
+	if _, there := after.Pods["trainer"]; there {
+		t.Error("the pod whose GPU was cut is still there")
+	}
+	if p := after.Pods["idle"]; r.uid("idle") != idle || !running(p) || p.Restarts != 0 {
+		t.Errorf("the pod without a GPU was disturbed: %+v", p)
+	}
+}
+
+// deploy gives the cluster NVIDIA's device plugin, and the agent's rights.
+func (r *rig) deploy() {
+	r.t.Helper()
+	for _, file := range []string{
+		"../node/manifests/device-plugin.yaml",
+		"../../deploy/base/namespace.yaml", "../../deploy/base/serviceaccount.yaml", "../../deploy/base/rbac.yaml",
+	} {
+		cmd := exec.CommandContext(r.t.Context(), r.cluster.Kubectl(), "--kubeconfig", r.cluster.AdminKubeconfig(), "apply", "-f", file)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			r.t.Fatalf("applying %s: %v\n%s", file, err, out)
+		}
+	}
+	r.t.Cleanup(func() {
+		ctx := context.WithoutCancel(r.t.Context())
+		err := r.Client.AppsV1().DaemonSets("kube-system").Delete(ctx, "nvidia-device-plugin-daemonset", metav1.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			r.t.Error(err)
+		}
+	})
+}
+
+// startAgent runs the agent as a process of the node, with the rights of its service account.
+func (r *rig) startAgent() {
+	r.t.Helper()
+	account, err := r.cluster.ServiceAccountConfig(r.t.Context(), "gpuslice", "gpuslice-agent")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if err := cluster.WriteKubeconfig(r.file("agent.kubeconfig"), account); err != nil {
+		r.t.Fatal(err)
+	}
+	if err := os.WriteFile(r.file("settings.yaml"), []byte("apiVersion: gpuslice.io/v1alpha1\nkind: Settings\n"), 0o600); err != nil {
+		r.t.Fatal(err)
+	}
+	log, err := os.OpenFile(r.file("agent.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer log.Close()
+	cmd := exec.CommandContext(r.t.Context(), programs.Agent, "run", "--node", r.View.Node,
+		"--kubeconfig", r.file("agent.kubeconfig"), "--settings", r.file("settings.yaml"), "--driver-root", r.file("driver"),
+		"--pod-resources", realkubelet.PodResourcesSocket, "--lock", r.file("agent.lock"), "--system-bus", "unix:path="+r.file("no-bus"),
+		"--cdi", r.file("cdi"), "--dev-root", r.file("host"))
+	cmd.Env = append(os.Environ(), "GPUSIM_NODE="+r.gpus.Dir())
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { _ = cmd.Wait() }) // the test's context has killed it
+}
+
+func (r *rig) label(name, value string) {
+	r.t.Helper()
+	patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:%q}}}`, name, value)
+	if _, err := r.Client.CoreV1().Nodes().Patch(r.t.Context(), r.View.Node, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// awaitConverged waits until the agent says that the node is as the label asks.
+func (r *rig) awaitConverged(name string) *corev1.Node {
+	r.t.Helper()
+	var n *corev1.Node
+	last := "nothing"
+	r.await("the node to be as asked", func(timeline.State) bool {
+		var err error
+		if n, err = r.Client.CoreV1().Nodes().Get(r.t.Context(), r.View.Node, metav1.GetOptions{}); err != nil {
+			r.t.Fatal(err)
+		}
+		for _, c := range n.Status.Conditions {
+			if c.Type == config.ConditionGPUPartitionReady && c.Reason+c.Message != last {
+				last = c.Reason + c.Message
+				r.t.Logf("%s: %s", c.Reason, c.Message)
+				return c.Status == corev1.ConditionTrue && strings.HasPrefix(c.Message, name+":")
+			}
+		}
+		return false
+	})
+	return n
+}
+
+func (r *rig) uid(pod string) types.UID {
+	r.t.Helper()
+	p, err := r.Client.CoreV1().Pods(r.Namespace).Get(r.t.Context(), pod, metav1.GetOptions{})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return p.UID
+}
+
+// processes counts the programs that compute on the GPUs, as NVML does.
+func (r *rig) processes() int {
+	r.t.Helper()
+	seen, err := r.gpus.Driver().Snapshot(r.t.Context())
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	n := 0
+	for _, g := range seen {
+		n += len(g.Processes)
+		for _, i := range g.Instances {
+			n += len(i.Processes)
+		}
+	}
+	return n
+}

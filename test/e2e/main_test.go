@@ -1,0 +1,76 @@
+package e2e_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/test/binaries"
+	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
+	"github.com/gpuslice/gpuslice/test/machine"
+	"github.com/gpuslice/gpuslice/test/node"
+)
+
+const (
+	// enabled is set by make e2e: go test ./... leaves this package alone, also where it is root.
+	enabled = "GPUSLICE_E2E"
+	// slow makes tests run that wait for minutes.
+	slow = "GPUSLICE_E2E_SLOW"
+	// built hands the programs on to the process inside the machine, where there is no network to build them with.
+	built = "GPUSLICE_E2E_PROGRAMS"
+)
+
+// programs are what the tests start.
+var programs struct {
+	node.Parts
+	Runtime string // directory of containerd and what it needs
+	Pause   string
+}
+
+func TestMain(m *testing.M) {
+	if os.Getenv(enabled) == "" {
+		fmt.Println("not run: these tests need root; make e2e runs them")
+		os.Exit(0)
+	}
+	if err := prepare(); err != nil {
+		fmt.Fprintln(os.Stderr, "e2e:", err)
+		os.Exit(1)
+	}
+	if err := machine.Enter(); err != nil {
+		fmt.Fprintln(os.Stderr, "e2e:", err)
+		os.Exit(1)
+	}
+	clustertest.Main(m)
+}
+
+// prepare builds the programs outside the machine, and finds them inside.
+func prepare() error {
+	if text, inside := os.LookupEnv(built); inside {
+		return json.Unmarshal([]byte(text), &programs)
+	}
+	if err := machine.Possible(); err != nil {
+		if os.Getenv("CI") != "" {
+			return fmt.Errorf("nothing was tested: %w", err)
+		}
+		fmt.Println("e2e: NOTHING WAS TESTED:", err)
+		os.Exit(0)
+	}
+	ctx, b := context.Background(), binaries.Builder{Log: os.Stderr}
+	var err error
+	if programs.Parts, err = node.Build(ctx, b); err != nil {
+		return err
+	}
+	if programs.Runtime, err = b.Runtime(ctx); err != nil {
+		return err
+	}
+	if programs.Pause, err = b.Tool(ctx, "./test/cluster/realkubelet/cmd/pause"); err != nil {
+		return err
+	}
+	text, err := json.Marshal(programs)
+	if err != nil {
+		return err
+	}
+	return os.Setenv(built, string(text))
+}

@@ -1,0 +1,228 @@
+package e2e_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/gpuslice/gpuslice/test/cluster"
+	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
+	"github.com/gpuslice/gpuslice/test/cluster/realkubelet"
+	"github.com/gpuslice/gpuslice/test/cluster/timeline"
+	"github.com/gpuslice/gpuslice/test/gpusim"
+	"github.com/gpuslice/gpuslice/test/node"
+)
+
+const (
+	nodeName = "gpu-1"
+	// trainer is the image of a pod that computes on the devices it was given, until it is told to end.
+	trainer = "example.com/trainer:1"
+	// patience bounds each wait. Most take a second or two.
+	patience = time.Minute
+)
+
+// Where containers see the driver: what NVIDIA's container runtime shows them on a real node.
+const (
+	driverInside = "/run/nvidia/lib"
+	gpusInside   = "/run/gpusim"
+	hostInside   = "/run/gpusim-host"
+	procInside   = "/run/gpusim-proc"
+)
+
+// rig is one real node with simulated GPUs. It has no device plugin until a test brings one.
+type rig struct {
+	*realkubelet.Kubelet
+	timeline.View
+	t       *testing.T
+	dir     string
+	cluster *cluster.Cluster
+	gpus    *gpusim.Node
+	plugin  *pluginProcess
+}
+
+func newRig(t *testing.T, spec string) *rig {
+	t.Helper()
+	c := clustertest.Start(t)
+	client, err := kubernetes.NewForConfig(c.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	gpus, err := gpusim.ParseSpec([]byte(spec))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("", "e2e-") //nolint:usetesting // a failed test leaves its logs
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{t: t, dir: dir, cluster: c}
+	t.Cleanup(r.end)
+	if r.gpus, err = gpusim.Create(r.file("gpus"), gpus); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.gpus.RenderHost(r.file("host")); err != nil {
+		t.Fatal(err)
+	}
+	library := filepath.Join(r.file("driver"), "usr", "lib64", "libnvidia-ml.so.1")
+	if err := os.MkdirAll(filepath.Dir(library), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(programs.LibNVML, library); err != nil {
+		t.Fatal(err)
+	}
+	r.Kubelet, err = realkubelet.Start(t.Context(), realkubelet.Options{
+		Node: nodeName, Dir: r.file("node"), Cluster: c,
+		Kube: programs.Kube, Runtime: programs.Runtime, Pause: programs.Pause, Images: images(),
+		DriverMounts: map[string]string{
+			driverInside: filepath.Dir(programs.LibNVML), gpusInside: r.file("gpus"), hostInside: r.file("host"), procInside: "/proc",
+		},
+		DriverEnv: []string{"LD_LIBRARY_PATH=" + driverInside, "GPUSIM_NODE=" + gpusInside, "GPUSIM_PROC=" + procInside},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.View = timeline.View{
+		Client: client, Node: nodeName, Namespace: clustertest.Namespace(t),
+		PodResources: realkubelet.PodResourcesSocket, Domain: "nvidia.com", Rename: r.shortNames(),
+	}
+	return r
+}
+
+// images are those of the pods. NVIDIA's plugin sees the driver's part of /proc at its own place, which a runtime cannot mount.
+func images() []realkubelet.Image {
+	return []realkubelet.Image{
+		{
+			Name: trainer, Entrypoint: []string{"/gpusim", "compute"}, Files: map[string]string{"/gpusim": programs.GPUSim},
+		},
+		{
+			Name: node.DevicePluginImage,
+			Files: map[string]string{
+				"/usr/bin/nvidia-device-plugin": filepath.Join(programs.DevicePlugin, "nvidia-device-plugin"), "/sandbox": programs.Sandbox,
+			},
+			Entrypoint: []string{"/sandbox", "--bind=" + hostInside + "/proc/driver=/proc/driver", "--", "/usr/bin/nvidia-device-plugin"},
+		},
+	}
+}
+
+// shortNames are those of the GPUs in what tests expect: GPU-0 for the first one's UUID.
+func (r *rig) shortNames() *strings.Replacer {
+	var pairs []string
+	for i, uuid := range r.gpus.UUIDs() {
+		pairs = append(pairs, uuid, fmt.Sprintf("GPU-%d", i))
+	}
+	return strings.NewReplacer(pairs...)
+}
+
+func (r *rig) file(name string) string { return filepath.Join(r.dir, name) }
+
+// end takes the node down. A failed test leaves the directory, with the logs, and says where it is.
+func (r *rig) end() {
+	ctx := context.WithoutCancel(r.t.Context())
+	if r.plugin != nil {
+		r.plugin.stop()
+	}
+	if r.Kubelet != nil {
+		if err := r.Stop(ctx); err != nil {
+			r.t.Error(err)
+		}
+	}
+	if r.t.Failed() {
+		r.t.Logf("the logs of the node are in %s", r.dir)
+		return
+	}
+	if err := os.RemoveAll(r.dir); err != nil {
+		r.t.Error(err)
+	}
+}
+
+// await looks until the goal is reached, and the node and its kubelet say the same.
+func (r *rig) await(what string, goal func(timeline.State) bool) timeline.State {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(r.t.Context(), patience)
+	defer cancel()
+	s, err := r.Await(ctx, goal)
+	if err != nil {
+		r.t.Fatalf("waiting for %s: %v; the node says:\n%s", what, err, s)
+	}
+	return s
+}
+
+// awaitAmount waits until the node says so of the resource.
+func (r *rig) awaitAmount(resource string, capacity, allocatable int64) timeline.State {
+	r.t.Helper()
+	return r.await(fmt.Sprintf("%s %d/%d", resource, allocatable, capacity), func(s timeline.State) bool {
+		return s.Resources[resource] == timeline.Amount{Capacity: capacity, Allocatable: allocatable}
+	})
+}
+
+// awaitPod waits until the pod is as wanted.
+func (r *rig) awaitPod(name, what string, wanted func(timeline.Pod) bool) timeline.State {
+	r.t.Helper()
+	return r.await("pod "+name+" "+what, func(s timeline.State) bool {
+		p, known := s.Pods[name]
+		return known && wanted(p)
+	})
+}
+
+func running(p timeline.Pod) bool { return p.Phase == corev1.PodRunning && p.Reason == "" }
+func pending(p timeline.Pod) bool {
+	return p.Phase == corev1.PodPending && p.Reason == corev1.PodReasonUnschedulable
+}
+func failed(p timeline.Pod) bool { return p.Phase == corev1.PodFailed }
+
+// pod makes a pod that computes on one device of the resource; one that does nothing if there is none.
+func (r *rig) pod(name, of string) {
+	r.t.Helper()
+	grace := int64(1)
+	main := corev1.Container{Name: "main", Image: "localhost/pause:1"}
+	if of != "" {
+		main.Image = trainer
+		main.Resources.Limits = corev1.ResourceList{corev1.ResourceName(of): resource.MustParse("1")}
+	}
+	_, err := r.Client.CoreV1().Pods(r.Namespace).Create(r.t.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.PodSpec{
+			TerminationGracePeriodSeconds: &grace,
+			Containers:                    []corev1.Container{main},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// deletePod returns when the pod is gone.
+func (r *rig) deletePod(name string) {
+	r.t.Helper()
+	if err := r.Client.CoreV1().Pods(r.Namespace).Delete(r.t.Context(), name, metav1.DeleteOptions{}); err != nil {
+		r.t.Fatal(err)
+	}
+	r.await("pod "+name+" to be gone", func(s timeline.State) bool { _, known := s.Pods[name]; return !known })
+}
+
+// kill ends the processes of a pod, as the kernel does when memory runs out. Kubelet then starts its container again.
+func (r *rig) kill(ctx context.Context, pod *corev1.Pod) error {
+	pids, err := r.Processes(ctx, pod)
+	if err != nil {
+		return err
+	}
+	if len(pids) == 0 {
+		return fmt.Errorf("pod %s has no process", pod.Name)
+	}
+	for _, pid := range pids {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			return err
+		}
+	}
+	return nil
+}
