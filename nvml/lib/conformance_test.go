@@ -308,13 +308,7 @@ func perform(t *testing.T, n *gpusim.Node, d nvml.Driver, step string) error {
 	case "reset":
 		return d.Reset(t.Context(), gpu())
 	case "hold":
-		index, start, onMIG := strings.Cut(f[1], "@")
-		f = append(f, index, start)
-		device := n.UUIDs()[number(3)]
-		if onMIG {
-			device = n.MIGDevice(number(3), number(4))
-		}
-		must(n.Hold(device, number(2), "holder", 512))
+		must(n.Hold(deviceAt(t, n, f[1]), number(2), "holder", 512))
 	case "client":
 		must(n.HoldAsMPSClient(n.UUIDs()[number(1)], number(2), "client", 512))
 	case "release":
@@ -329,6 +323,19 @@ func perform(t *testing.T, n *gpusim.Node, d nvml.Driver, step string) error {
 		t.Fatalf("step %q: unknown", step)
 	}
 	return nil
+}
+
+// deviceAt reads "0", a GPU by its index, and "0@4", the first MIG device of its instance at a place.
+func deviceAt(t *testing.T, n *gpusim.Node, where string) string {
+	t.Helper()
+	var index, start int
+	if _, err := fmt.Sscanf(where, "%d@%d", &index, &start); err == nil {
+		return n.MIGDevice(index, start)
+	}
+	if _, err := fmt.Sscan(where, &index); err != nil {
+		t.Fatalf("device %q: %v", where, err)
+	}
+	return n.UUIDs()[index]
 }
 
 // placed reads "3g.40gb(1c+2c)@0" with the size of the place from what the GPU offers.

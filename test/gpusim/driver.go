@@ -149,13 +149,8 @@ func (d *driver) snapshot(index int) (nvml.GPU, Return) {
 	if g.Persistent, r = l.Persistence(h); r != Success && r != NotSupported {
 		return g, r
 	}
-	facts, r := l.Static(h)
-	if r != Success && r != NotSupported {
+	if r = d.kind(h, &g); r != Success {
 		return g, r
-	}
-	if r == Success {
-		g.ComputeCapability = nvml.ComputeCapability{Major: facts.Major, Minor: facts.Minor}
-		g.Virtualization = virtualizations[facts.VirtualizationMode]
 	}
 	g.UsedMiB = int(memory.Used >> 20)
 	g.Enabled, g.Pending, r = l.MIGMode(h)
@@ -184,6 +179,19 @@ func (d *driver) snapshot(index int) (nvml.GPU, Return) {
 		}
 	}
 	return g, r
+}
+
+// kind adds what the GPU can do, and what part of it the node has. Not to be told is not an error.
+func (d *driver) kind(h Device, g *nvml.GPU) Return {
+	facts, r := d.library.Static(h)
+	switch r {
+	case Success:
+		g.ComputeCapability = nvml.ComputeCapability{Major: facts.Major, Minor: facts.Minor}
+		g.Virtualization = virtualizations[facts.VirtualizationMode]
+	case NotSupported:
+		return Success
+	}
+	return r
 }
 
 func describeProcess(p Process) nvml.Process {

@@ -56,6 +56,26 @@ func ParseSpec(text []byte) (Spec, error) {
 }
 
 func (s Spec) check() error {
+	if err := s.checkGPUs(); err != nil {
+		return err
+	}
+	if s.DriverVersion != "" && !driverVersion.MatchString(s.DriverVersion) {
+		return fmt.Errorf("driverVersion is %q: use one such as \"580.159.04\"", s.DriverVersion)
+	}
+	if s.Latency != "" && s.Latency != "realistic" {
+		return fmt.Errorf("latency is %q: use \"realistic\", or leave it out", s.Latency)
+	}
+	var errs []error
+	for name, text := range s.Delays {
+		errs = append(errs, checkFunction(name))
+		if d, err := time.ParseDuration(text); err != nil || d < 0 {
+			errs = append(errs, fmt.Errorf("delays.%s is %q: use a duration such as \"1.5s\"", name, text))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (s Spec) checkGPUs() error {
 	n := 0
 	for i, g := range s.GPUs {
 		m, ok := models[g.Model]
@@ -76,20 +96,7 @@ func (s Spec) check() error {
 	if n < 1 || n > maxGPUs {
 		return fmt.Errorf("gpus describes %d GPUs: describe 1 to %d", n, maxGPUs)
 	}
-	if s.DriverVersion != "" && !driverVersion.MatchString(s.DriverVersion) {
-		return fmt.Errorf("driverVersion is %q: use one such as \"580.159.04\"", s.DriverVersion)
-	}
-	if s.Latency != "" && s.Latency != "realistic" {
-		return fmt.Errorf("latency is %q: use \"realistic\", or leave it out", s.Latency)
-	}
-	var errs []error
-	for name, text := range s.Delays {
-		errs = append(errs, checkFunction(name))
-		if d, err := time.ParseDuration(text); err != nil || d < 0 {
-			errs = append(errs, fmt.Errorf("delays.%s is %q: use a duration such as \"1.5s\"", name, text))
-		}
-	}
-	return errors.Join(errs...)
+	return nil
 }
 
 func (g GPUSpec) checkVirtual() error {
