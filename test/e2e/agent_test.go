@@ -11,7 +11,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -25,7 +24,7 @@ const slice = "nvidia.com/mig-1g.10gb"
 
 func TestALabelCutsTheGPUsOfARealNode(t *testing.T) {
 	r := newRig(t, "gpus: [{model: H100-80GB, count: 2}]")
-	r.deploy()
+	r.deploy("../node/manifests/device-plugin.yaml")
 	r.awaitAmount(gpu, 2, 2)
 	r.pod("trainer", gpu)
 	r.pod("idle", "") // it has no GPU, and is to notice nothing
@@ -62,25 +61,90 @@ func TestALabelCutsTheGPUsOfARealNode(t *testing.T) {
 	}
 }
 
-// deploy gives the cluster NVIDIA's device plugin, and the agent's rights.
-func (r *rig) deploy() {
+const profiles = `apiVersion: v1
+kind: ConfigMap
+metadata: {name: gpuslice-profiles, namespace: gpuslice}
+data:
+  profiles.yaml: |
+    apiVersion: gpuslice.io/v1alpha1
+    kind: Profiles
+    profiles:
+      research: {sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}}
+      training: {sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}}
+`
+
+// Promise 3, by the answers of TestAPodHoldsADeviceWhileThePluginComesBackWithAnotherConfig.
+func TestAProfileSharesTheGPUsOfARealNode(t *testing.T) {
+	r := newRig(t, "gpus: [{model: H100-80GB, count: 2}]")
+	r.label("nvidia.com/gpu.present", "true")
+	r.deploy("../../deploy/overlays/device-plugin/device-plugin.yaml")
+	r.awaitAmount(gpu, 2, 2)
+	if err := os.WriteFile(r.file("profiles.yaml"), []byte(profiles), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.kubectl(t.Context(), "apply", "-f", r.file("profiles.yaml"))
+	r.pod("trainer", gpu)
+	r.pod("idle", "")
+	r.awaitPod("trainer", "to run", running)
+	r.awaitPod("idle", "to run", running)
+	idle, plugin := r.uid("idle"), r.pluginPod()
+
+	r.startAgent()
+	r.label(config.LabelProfile, "research")
+	r.awaitConverged("research")
+	after := r.awaitAmount(gpu, 8, 8)
+	if _, there := after.Pods["trainer"]; there {
+		t.Error("the pod that had a whole GPU is still there, though that is shared now")
+	}
+
+	holders := r.hold(8, []string{"GPU-0::1", "GPU-1::3"})
+	stays, leaves := holders["GPU-0::1"], holders["GPU-1::3"]
+	uid := r.uid(stays)
+	r.label(config.LabelProfile, "training")
+	r.awaitConverged("training")
+	after = r.awaitAmount(gpu, 4, 4)
+	if p := after.Pods[stays]; r.uid(stays) != uid || !running(p) || p.Restarts != 0 {
+		t.Errorf("the pod on a share that is still offered was disturbed: %+v", p)
+	}
+	if _, there := after.Pods[leaves]; there {
+		t.Error("the pod on a share that is gone is still there")
+	}
+	if p := after.Pods["idle"]; r.uid("idle") != idle || !running(p) || p.Restarts != 0 {
+		t.Errorf("the pod without a GPU was disturbed: %+v", p)
+	}
+	if p := r.pluginPod(); p != plugin {
+		t.Errorf("the device plugin's pod was %s before and is %s: it was started anew for another config", plugin, p)
+	}
+}
+
+// pluginPod is the identity of the device plugin's pod, and how often it was started.
+func (r *rig) pluginPod() string {
+	r.t.Helper()
+	found, err := r.Client.CoreV1().Pods("gpuslice").List(r.t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=nvidia-device-plugin"})
+	if err != nil || len(found.Items) != 1 {
+		r.t.Fatalf("%d pods of the device plugin: %v", len(found.Items), err)
+	}
+	p := found.Items[0]
+	return fmt.Sprintf("%s (%s), started again %d times", p.Name, p.UID, p.Status.ContainerStatuses[0].RestartCount)
+}
+
+// deploy gives the cluster the agent's rights, and a device plugin for as long as the test runs.
+func (r *rig) deploy(plugin string) {
 	r.t.Helper()
 	for _, file := range []string{
-		"../node/manifests/device-plugin.yaml",
-		"../../deploy/base/namespace.yaml", "../../deploy/base/serviceaccount.yaml", "../../deploy/base/rbac.yaml",
+		"../../deploy/base/namespace.yaml", "../../deploy/base/serviceaccount.yaml", "../../deploy/base/rbac.yaml", plugin,
 	} {
-		cmd := exec.CommandContext(r.t.Context(), r.cluster.Kubectl(), "--kubeconfig", r.cluster.AdminKubeconfig(), "apply", "-f", file)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			r.t.Fatalf("applying %s: %v\n%s", file, err, out)
-		}
+		r.kubectl(r.t.Context(), "apply", "-f", file)
 	}
-	r.t.Cleanup(func() {
-		ctx := context.WithoutCancel(r.t.Context())
-		err := r.Client.AppsV1().DaemonSets("kube-system").Delete(ctx, "nvidia-device-plugin-daemonset", metav1.DeleteOptions{})
-		if err != nil && !apierrors.IsNotFound(err) {
-			r.t.Error(err)
-		}
-	})
+	r.t.Cleanup(func() { r.kubectl(context.WithoutCancel(r.t.Context()), "delete", "--wait=false", "-f", plugin) })
+}
+
+func (r *rig) kubectl(ctx context.Context, args ...string) {
+	r.t.Helper()
+	cmd := exec.CommandContext(ctx, r.cluster.Kubectl(), append([]string{"--kubeconfig", r.cluster.AdminKubeconfig()}, args...)...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		r.t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
 }
 
 // startAgent runs the agent as a process of the node, with the rights of its service account.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -82,7 +83,7 @@ func newRig(t *testing.T, spec string) *rig {
 	}
 	r.Kubelet, err = realkubelet.Start(t.Context(), realkubelet.Options{
 		Node: nodeName, Dir: r.file("node"), Cluster: c,
-		Kube: programs.Kube, Runtime: programs.Runtime, Pause: programs.Pause, Images: images(),
+		Kube: programs.Kube, Runtime: programs.Runtime, Pause: programs.Pause, Images: r.images(),
 		DriverMounts: map[string]string{
 			driverInside: filepath.Dir(programs.LibNVML), gpusInside: r.file("gpus"), hostInside: r.file("host"), procInside: "/proc",
 		},
@@ -98,18 +99,27 @@ func newRig(t *testing.T, spec string) *rig {
 	return r
 }
 
-// images are those of the pods. NVIDIA's plugin sees the driver's part of /proc at its own place, which a runtime cannot mount.
-func images() []realkubelet.Image {
+// asNVIDIA starts NVIDIA's plugin where it sees the driver's part of /proc at its own place, which no runtime can mount.
+const asNVIDIA = `#!/bin/sh
+exec /sandbox --bind=` + hostInside + `/proc/driver=/proc/driver -- /nvidia-device-plugin "$@"
+`
+
+// images are those of the pods.
+func (r *rig) images() []realkubelet.Image {
+	r.t.Helper()
+	if err := os.WriteFile(r.file("as-nvidia"), []byte(asNVIDIA), 0o600); err != nil {
+		r.t.Fatal(err)
+	}
 	return []realkubelet.Image{
 		{
 			Name: trainer, Entrypoint: []string{"/gpusim", "compute"}, Files: map[string]string{"/gpusim": programs.GPUSim},
 		},
 		{
-			Name: node.DevicePluginImage,
+			Name: node.DevicePluginImage, Entrypoint: []string{"nvidia-device-plugin"},
 			Files: map[string]string{
-				"/usr/bin/nvidia-device-plugin": filepath.Join(programs.DevicePlugin, "nvidia-device-plugin"), "/sandbox": programs.Sandbox,
+				"/usr/bin/nvidia-device-plugin": r.file("as-nvidia"), "/bin/sh": "/bin/sh", "/sandbox": programs.Sandbox,
+				"/nvidia-device-plugin": filepath.Join(programs.DevicePlugin, "nvidia-device-plugin"),
 			},
-			Entrypoint: []string{"/sandbox", "--bind=" + hostInside + "/proc/driver=/proc/driver", "--", "/usr/bin/nvidia-device-plugin"},
 		},
 	}
 }
@@ -201,13 +211,17 @@ func (r *rig) pod(name, of string) {
 	}
 }
 
-// deletePod returns when the pod is gone.
-func (r *rig) deletePod(name string) {
+// deletePods returns when the pods are gone.
+func (r *rig) deletePods(names ...string) {
 	r.t.Helper()
-	if err := r.Client.CoreV1().Pods(r.Namespace).Delete(r.t.Context(), name, metav1.DeleteOptions{}); err != nil {
-		r.t.Fatal(err)
+	for _, name := range names {
+		if err := r.Client.CoreV1().Pods(r.Namespace).Delete(r.t.Context(), name, metav1.DeleteOptions{}); err != nil {
+			r.t.Fatal(err)
+		}
 	}
-	r.await("pod "+name+" to be gone", func(s timeline.State) bool { _, known := s.Pods[name]; return !known })
+	r.await(fmt.Sprintf("the end of pods %q", names), func(s timeline.State) bool {
+		return !slices.ContainsFunc(names, func(name string) bool { _, there := s.Pods[name]; return there })
+	})
 }
 
 // kill ends the processes of a pod, as the kernel does when memory runs out. Kubelet then starts its container again.

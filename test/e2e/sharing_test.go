@@ -115,15 +115,19 @@ func (r *rig) hold(shares int, wanted []string) map[string]string {
 		r.pod(name, gpu)
 		s = r.awaitPod(name, "to run", running)
 	}
-	holders := map[string]string{}
+	holders, others := map[string]string{}, []string(nil)
 	for name, p := range s.Pods {
+		if len(p.Devices) == 0 {
+			continue
+		}
 		device := strings.TrimPrefix(p.Devices[0], gpu+" ")
 		if slices.Contains(wanted, device) {
 			holders[device] = name
 		} else {
-			r.deletePod(name)
+			others = append(others, name)
 		}
 	}
+	r.deletePods(others...)
 	return holders
 }
 
@@ -185,8 +189,10 @@ func (q *inquiry) compute(programs int) {
 // admitMore notes how many more pods run than those that hold devices, and lets them go.
 func (q *inquiry) admitMore() {
 	q.t.Helper()
+	var names []string
 	for n := 0; ; n++ {
 		name := fmt.Sprintf("more-%d", n)
+		names = append(names, name)
 		q.pod(name, q.resource)
 		s := q.awaitPod(name, "to be placed or not", func(p timeline.Pod) bool { return running(p) || failed(p) || pending(p) })
 		if s.Pods[name].Phase == corev1.PodRunning {
@@ -194,9 +200,7 @@ func (q *inquiry) admitMore() {
 		}
 		q.compute(len(q.holders) + n)
 		fmt.Fprintf(q, "%d more admitted: %d programs compute on the GPU; the next pod is %s\n", n, len(q.holders)+n, s.Pods[name].Reason)
-		for k := range n + 1 {
-			q.deletePod(fmt.Sprintf("more-%d", k))
-		}
+		q.deletePods(names...)
 		return
 	}
 }

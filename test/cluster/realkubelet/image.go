@@ -78,6 +78,9 @@ func (i Image) layer() ([]byte, error) {
 			return nil, err
 		}
 		files[target] = content{text, 0o755}
+		if !bytes.HasPrefix(text, []byte(elf.ELFMAG)) {
+			continue // a script
+		}
 		needed, err := libraries(source)
 		if err != nil {
 			return nil, fmt.Errorf("looking for the libraries of %s: %w", source, err)
