@@ -75,11 +75,12 @@ func (p *pressure) takes(name, device string, mib int) {
 	if !p.runs(name) {
 		p.pod(name, device, func(pod *corev1.Pod) { pod.UID = u.uid })
 		p.process(u.pid, "python", podCgroup(string(u.uid)))
-	} else if err := p.gpus.Release(u.pid); err != nil {
-		p.t.Fatal(err)
+		held, _, _ := strings.Cut(device, "::")
+		if err := p.gpus.Hold(held, u.pid, "python", mib); err != nil {
+			p.t.Fatal(err)
+		}
 	}
-	held, _, _ := strings.Cut(device, "::")
-	if err := p.gpus.Hold(held, u.pid, "python", mib); err != nil {
+	if err := p.gpus.Use(u.pid, mib); err != nil {
 		p.t.Fatal(err)
 	}
 }

@@ -184,12 +184,12 @@ func (d *driver) snapshot(index int) (nvml.GPU, Return) {
 // kind adds what the GPU can do, and what part of it the node has. Not to be told is not an error.
 func (d *driver) kind(h Device, g *nvml.GPU) Return {
 	facts, r := d.library.Static(h)
-	switch r {
-	case Success:
+	if r == NotSupported {
+		return Success
+	}
+	if r == Success {
 		g.ComputeCapability = nvml.ComputeCapability{Major: facts.Major, Minor: facts.Minor}
 		g.Virtualization = virtualizations[facts.VirtualizationMode]
-	case NotSupported:
-		return Success
 	}
 	return r
 }

@@ -119,6 +119,24 @@ func (n *Node) hold(device string, p process) error {
 	})
 }
 
+// Use lets a process use so much memory, in MiB, on each device that it holds.
+func (n *Node) Use(pid, usedMiB int) error {
+	return n.update(fmt.Sprintf("changing the memory of process %d", pid), func(s *state) error {
+		found := false
+		for _, g := range s.GPUs {
+			for _, p := range g.Processes {
+				if p.PID == pid && !p.Hidden {
+					p.UsedMiB, found = usedMiB, true
+				}
+			}
+		}
+		if !found || usedMiB < 0 {
+			return errors.New("it computes on no device, or the memory is negative")
+		}
+		return nil
+	})
+}
+
 // admits reports whether the compute mode lets a process have a context on the GPU.
 func (g *gpu) admits(p *process) bool {
 	switch {

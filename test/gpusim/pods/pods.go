@@ -39,6 +39,11 @@ func (u Users) Hold(pod *corev1.Pod, ids []string) {
 	}
 }
 
+// Grow has the process of the pod on a device, by the device plugin's id, use so much memory there.
+func (u Users) Grow(pod *corev1.Pod, id string, mib int) error {
+	return u.GPUs.Use(pidOf(pod, id), mib)
+}
+
 // Release takes the pod's processes off its devices.
 func (u Users) Release(pod *corev1.Pod, ids []string) {
 	for _, id := range ids {

@@ -56,7 +56,7 @@ func command() *cobra.Command {
 	}
 	root.PersistentFlags().StringVar(&c.dir, "node", defaultDir(), "directory of the node; GPUSIM_NODE says it too")
 	root.AddCommand(
-		c.create(), c.show(), c.hold(), c.release(), c.monitor(), c.compute(), c.fail(), c.delay(), c.reset(), c.reboot(), c.reload(), c.upgrade(),
+		c.create(), c.show(), c.hold(), c.use(), c.release(), c.monitor(), c.compute(), c.fail(), c.delay(), c.reset(), c.reboot(), c.reload(), c.upgrade(),
 		c.calls(), c.xid(), c.ecc(), c.health(), c.render(),
 	)
 	return root
@@ -265,6 +265,25 @@ func find(n *gpusim.Node, device string) string {
 		return n.UUIDs()[index]
 	}
 	return device
+}
+
+func (c *cli) use() *cobra.Command {
+	return &cobra.Command{
+		Use:   "use PID MIB",
+		Short: "Let a process use so much memory on each device that it holds",
+		Args:  cobra.ExactArgs(2),
+		RunE: func(_ *cobra.Command, args []string) error {
+			pid, err := strconv.Atoi(args[0])
+			if err != nil {
+				return fmt.Errorf("PID is %q: use a number", args[0])
+			}
+			mib, err := strconv.Atoi(args[1])
+			if err != nil {
+				return fmt.Errorf("MIB is %q: use a number", args[1])
+			}
+			return c.on(func(n *gpusim.Node) error { return n.Use(pid, mib) })
+		},
+	}
 }
 
 func (c *cli) release() *cobra.Command {
