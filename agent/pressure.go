@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -298,7 +299,10 @@ func (a *Agent) usages(ctx context.Context, gpus []nvml.GPU) []usage {
 	if err != nil {
 		a.log.Debug("whose memory it is that GPUs are full of is not known", zap.Error(err))
 	}
-	return usages(gpus, a.residents.holders, drain.PodsOf(clients, a.residents.pods))
+	owners := drain.PodsOf(clients, a.residents.pods)
+	// The server of MPS, in the pod of its daemon, computes for the others and not for itself.
+	maps.DeleteFunc(owners, func(_ int, pod *corev1.Pod) bool { return matches(pod, a.settings.MPS.PodSelector) })
+	return usages(gpus, a.residents.holders, owners)
 }
 
 func (a *Agent) lookAtMemory(all []usage) {
@@ -317,6 +321,7 @@ func (a *Agent) memoryConditions(seen observed, r report, beat bool) []corev1.No
 	unknown := ""
 	if r.ready == corev1.ConditionUnknown {
 		unknown = "the driver does not say how full the GPUs are: " + r.message
+		a.memory.now = nil // a look between two passes would take hold of a driver that is being upgraded
 	}
 	if !seen.whole && unknown == "" {
 		return nil

@@ -1,6 +1,7 @@
 package agent_test
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"testing"
@@ -281,6 +282,62 @@ func TestMemoryIsNotKnownWhileTheDriverIsSilent(t *testing.T) {
 		p.again()
 		p.look(0)
 		p.sufficient()
+	})
+}
+
+// The kernel does not unload a driver that a process has open, and the loop has let go of it.
+func TestADriverThatIsBeingUpgradedIsNotLookedAtInBetween(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPressure(t, t4)
+		looks := 0
+		p.through = func(d nvml.Driver) nvml.Driver { return counting{d, &looks} }
+		p.again()
+		gpu := p.gpus.UUIDs()[0]
+		p.takes("small", gpu+"::0", 4000)
+		p.takes("large", gpu+"::1", 4000)
+		p.look(0)
+		p.agent.Rest(t.Context(), time.Minute)
+		if looks < 4 {
+			t.Errorf("%d looks in a minute", looks)
+		}
+		p.edit(func(n *corev1.Node) { n.Labels = map[string]string{config.LabelDevicePlugin: config.PausedForDriverUpgrade} })
+		p.agent.Pass(t.Context())
+		looks = 0
+		p.agent.Rest(t.Context(), time.Minute)
+		if looks > 0 {
+			t.Errorf("%d looks at a driver that was let go of", looks)
+		}
+	})
+}
+
+// counting counts the looks at the GPUs.
+type counting struct {
+	nvml.Driver
+	looks *int
+}
+
+func (d counting) Snapshot(ctx context.Context) ([]nvml.GPU, error) {
+	*d.looks++
+	return d.Driver.Snapshot(ctx)
+}
+
+// Its server has the memory of all clients' contexts, and is no client.
+func TestTheDaemonOfMPSSharesNoGPU(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPressure(t, t4)
+		gpu := p.gpus.UUIDs()[0]
+		p.takes("large", gpu+"::0", 13500)
+		const uid = "7a0c6a4e-0000-4000-8000-000000000009"
+		p.pod("daemon", "", func(pod *corev1.Pod) {
+			pod.UID, pod.Spec.Containers[0].Resources = uid, corev1.ResourceRequirements{}
+			pod.Labels = map[string]string{"app": "nvidia-device-plugin-mps-control-daemon"}
+		})
+		p.compute(gpu, 5009, "nvidia-cuda-mps", podCgroup(uid))
+		p.look(time.Minute)
+		p.sufficient()
+		p.takes("small", gpu+"::1", 100)
+		p.look(time.Minute)
+		p.expect(corev1.ConditionTrue, config.ReasonGPUMemoryNearlyFull, "shared by team/large 13500 MiB, team/small 100 MiB;")
 	})
 }
 
