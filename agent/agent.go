@@ -124,6 +124,7 @@ type Agent struct {
 	waits        map[string]time.Time // when the waits began that have a time of their own, by what is waited for
 	budgets      chan map[string]bool // namespaces of disruption budgets that are in the way
 	told         map[types.UID]string // which config each reader of the device plugin's has been told to read
+	staleSince   time.Time            // when labels of GPU feature discovery were first seen to lag behind the change
 	nudged       bool                 // the device plugin was started anew, for want of capacity
 	rebooting    bool                 // this process has asked logind for a reboot
 	replaced     bool                 // the driver is another one than this process has loaded

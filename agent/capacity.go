@@ -2,6 +2,8 @@ package agent
 
 import (
 	"cmp"
+	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -9,7 +11,10 @@ import (
 	"strings"
 	"time"
 
+	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
@@ -129,6 +134,50 @@ func (r resources) summary(want *pluginWish) string {
 	return cmp.Or(strings.Join(parts, ", "), "none")
 }
 
+// featurePatience is how long the labels of GPU feature discovery are waited for: it looks each minute, and node feature discovery
+// carries over what it finds. They are a hint that pods are placed by, and no proof.
+const featurePatience = 90 * time.Second
+
+// awaitFeatures counts labels that are not yet right as missing capacity, for a while, in the middle of a change.
+func (a *Agent) awaitFeatures(seen *observed, want *pluginWish) {
+	if want == nil {
+		return
+	}
+	stale := seen.staleFeatures(want)
+	switch {
+	case seen.journal == nil || len(stale) == 0:
+		a.staleSince = time.Time{}
+	case len(seen.capacity) > 0:
+	case a.staleSince.IsZero():
+		a.staleSince = a.clock.Now()
+		seen.capacity = stale
+	case a.clock.Since(a.staleSince) < featurePatience:
+		seen.capacity = stale
+	}
+}
+
+// staleFeatures are the labels by which GPU feature discovery tells of another sharing than is wanted. Where it does not run there are none.
+func (s observed) staleFeatures(want *pluginWish) []string {
+	if want == nil || !want.known {
+		return nil
+	}
+	var out []string
+	for _, resource := range slices.Sorted(maps.Keys(expected(s.gpus, s.strategy))) {
+		_, n := want.sharing.Offered(resource)
+		strategy := config.SharingNone
+		if n > 1 {
+			strategy = want.sharing.Strategy
+		}
+		for label, value := range map[string]string{resource + ".replicas": strconv.Itoa(n), resource + ".sharing-strategy": string(strategy)} {
+			if told, there := s.node.Labels[label]; there && told != value {
+				out = append(out, fmt.Sprintf("GPU feature discovery still says %s=%s, and not %s", label, told, value))
+			}
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
 // offered is what kubelet gives out of GPUs, leaving out names without devices.
 func offered(kubelet resources) resources {
 	out := resources{}
@@ -217,6 +266,40 @@ func ghosts(kubelet resources, allocatable corev1.ResourceList) []string {
 	}
 	slices.Sort(out)
 	return out
+}
+
+// removeGhosts takes off the node what ghosts it has, where the settings say so. Kubelet does not put back what it has forgotten, which takes it
+// five minutes: until then the capacity is not 0, and is left to it.
+func (a *Agent) removeGhosts(ctx context.Context, seen observed) {
+	if a.settings.Ghosts != config.GhostsRemove {
+		return
+	}
+	var patch []map[string]any
+	var names []string
+	for _, name := range ghosts(seen.kubelet, seen.node.Status.Allocatable) {
+		if count(seen.node.Status.Capacity, name) > 0 {
+			continue
+		}
+		names = append(names, name)
+		for _, list := range []string{"capacity", "allocatable"} {
+			at := "/status/" + list + "/" + strings.ReplaceAll(name, "/", "~1")
+			patch = append(patch, map[string]any{"op": "test", "path": at, "value": "0"}, map[string]any{"op": "remove", "path": at})
+		}
+	}
+	if len(patch) == 0 {
+		return
+	}
+	body, err := json.Marshal(patch)
+	if err == nil {
+		api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
+		defer cancel()
+		_, err = a.client.CoreV1().Nodes().Patch(api, a.node, types.JSONPatchType, body, metav1.PatchOptions{FieldManager: FieldManager}, "status")
+	}
+	if err != nil {
+		a.log.Warn("removing resources of former configs from the node", zap.Strings("resources", names), zap.Error(err))
+		return
+	}
+	a.eventf(seen.node, corev1.EventTypeNormal, config.ReasonReleased, "removed resources of former configs from the node, as ghosts: remove says: %s", strings.Join(names, ", "))
 }
 
 func count(list corev1.ResourceList, name string) int {

@@ -85,6 +85,11 @@ func diagnose(e evidence) Diagnosis {
 func (a *Agent) evidence(ctx context.Context) evidence {
 	seen, err := a.observe(ctx)
 	e := evidence{observed: seen, now: a.now(), settings: a.settings}
+	if err == nil {
+		want, _ := a.desired(ctx, &e.observed) // what cannot be is told elsewhere
+		e.settings = a.settingsFor(want)
+		a.prove(&e.observed, want.plugin)
+	}
 	switch {
 	case seen.node == nil:
 		e.unseen = append(e.unseen, err.Error())

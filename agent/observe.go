@@ -210,6 +210,7 @@ func (a *Agent) prove(seen *observed, want *pluginWish) {
 	default:
 		seen.capacity = disagreements(expected(seen.gpus, seen.strategy), seen.kubelet, seen.node.Status.Allocatable)
 	}
+	a.awaitFeatures(seen, want)
 	a.agreed, a.agreedAt = seen.proof.agreed, seen.proof.at
 	now := a.clock.Now()
 	switch {

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"maps"
 	"slices"
 
 	"github.com/gpuslice/gpuslice/agent/plan"
@@ -47,7 +48,24 @@ func PreviewOffline(catalog config.Catalog, label, name string, gpus []nvml.GPU)
 	if err != nil {
 		return Preview{}, err
 	}
-	return preview(plan.Desired{GPUs: targets(wishes)}, plan.Observed{GPUs: gpus, Capacity: plan.Capacity{Agreed: plan.Proof}})
+	want := wish{}
+	seen := plan.Observed{GPUs: gpus, Capacity: plan.Capacity{Agreed: plan.Proof}}
+	if profile, ok := catalog.Profile(name); ok && label == config.LabelProfile && profile.Sharing != nil {
+		// Without a node nobody knows how its GPUs are shared, or what the device plugin is told: as if they were not, and it were told
+		// what suits the sharing.
+		strategy := config.MIGStrategyMixed
+		if profile.Sharing.Strategy == config.SharingMPS {
+			strategy = config.MIGStrategyNone
+		}
+		after := asWished(gpus, targets(wishes))
+		err := config.CheckSharing(after, strategy, *profile.Sharing, slices.Collect(maps.Keys(expected(after, strategy))))
+		if err != nil {
+			return Preview{}, err
+		}
+		want.plugin = &pluginWish{sharing: *profile.Sharing, known: true}
+		seen.Plugin = plan.Plugin{Now: &plan.Sharing{}, Told: true, Tells: true, Set: profile.Sharing.Strategy == config.SharingNone}
+	}
+	return preview(want.desired(targets(wishes)), seen)
 }
 
 func preview(want plan.Desired, seen plan.Observed) (Preview, error) {

@@ -70,6 +70,9 @@ func (a *Agent) conclude(ctx context.Context, seen observed, want wish, steps []
 	r.message += a.unitsDown()
 	r.blockers, r.drain = d.blockers, drainOf(seen, first)
 	a.metrics.reported(r)
+	if err == nil && len(steps) == 0 {
+		a.removeGhosts(ctx, seen)
+	}
 	if err := a.tell(ctx, seen, want, r, err == nil && len(steps) > 0); err != nil {
 		a.log.Warn("reporting", zap.Error(err))
 		return a.settings.Retry.First
@@ -222,6 +225,9 @@ func progress(kind plan.Kind, want wish) (config.Reason, Phase) {
 func converged(seen observed, want wish) string {
 	text := fmt.Sprintf("%s: %s", want.name, offered(seen.kubelet).summary(want.plugin))
 	text += cordonOfOthers(seen)
+	if stale := seen.staleFeatures(want.plugin); len(stale) > 0 {
+		text += " (" + strings.Join(stale, "; ") + ")"
+	}
 	if old := ghosts(seen.kubelet, seen.node.Status.Allocatable); len(old) > 0 {
 		text += fmt.Sprintf(" (kubelet keeps showing %s at 0, which is harmless)", strings.Join(old, ", "))
 	}
@@ -302,7 +308,7 @@ func (a *Agent) tellMetadata(ctx context.Context, seen observed, want wish, r re
 	if !seen.whole {
 		return nil
 	}
-	status := Status{Desired: want.name, Phase: r.phase, Reason: r.reason, GPUs: statusGPUs(seen.gpus)}
+	status := Status{Desired: want.name, Phase: r.phase, Reason: r.reason, GPUs: statusGPUs(seen.gpus), Capacity: offered(seen.kubelet).summary(want.plugin)}
 	status.Failed, status.NoReset, status.Blockers = seen.kept(want), seen.refusal(), r.blockers[:min(len(r.blockers), mostBlockers)]
 	status.Since = seen.since(r.reason, a.now())
 	text, err := status.encode()

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -369,9 +370,14 @@ func TestAnAgentThatForgetsEverythingSharesAllTheSame(t *testing.T) {
 				w.reach("alone")
 			}
 			w.profile(name)
+			reads := w.reads
 			w.passes(name, func() bool {
-				w.forget()
 				c := w.condition()
+				// Who has been told to read the config is known to the process alone: another one tells them once more.
+				if reads == w.reads {
+					w.forget()
+				}
+				reads = w.reads
 				return c.Reason == string(config.ReasonConverged) && strings.HasPrefix(c.Message, name+":") && !w.owed()
 			})
 		}
@@ -395,4 +401,57 @@ func TestAComputeModeThatMPSHasLeftIsMended(t *testing.T) {
 			t.Errorf("the compute mode is %s", mode)
 		}
 	})
+}
+
+func TestLabelsOfGPUFeatureDiscoveryAreWaitedForAndNotRelied(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.shares()
+		w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, "nvidia.com/gpu.replicas", "1") })
+		w.profile("two")
+		began := time.Now()
+		w.passes("a word about the labels", func() bool { return strings.Contains(w.condition().Message, "GPU feature discovery still says") })
+		w.reach("two")
+		if took := w.condition().LastTransitionTime.Sub(began); took < time.Minute || took > 3*time.Minute {
+			t.Errorf("given back after %s", took)
+		}
+		if want := "GPU feature discovery still says nvidia.com/gpu.replicas=1, and not 2"; !strings.Contains(w.condition().Message, want) {
+			t.Errorf("the node says %q, want %q in it", w.condition().Message, want)
+		}
+		w.profile("four")
+		w.passes("a wait for the labels", func() bool { return strings.Contains(w.condition().Message, "and not 4") })
+		began = time.Now()
+		w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, "nvidia.com/gpu.replicas", "4") })
+		w.reach("four")
+		if took := w.condition().LastTransitionTime.Sub(began); took > time.Minute {
+			t.Errorf("given back %s after the labels were right", took)
+		}
+	})
+}
+
+func TestGhostsAreRemovedWhereTheSettingsSaySo(t *testing.T) {
+	for _, ghosts := range []config.Ghosts{config.GhostsReport, config.GhostsRemove} {
+		t.Run(string(ghosts), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				w.settings.Ghosts = ghosts
+				w.shares()
+				n := w.node()
+				n.Status.Capacity = corev1.ResourceList{"nvidia.com/gpu.shared": resource.MustParse("0")}
+				if _, err := w.client.CoreV1().Nodes().UpdateStatus(t.Context(), n, metav1.UpdateOptions{}); err != nil {
+					t.Fatal(err)
+				}
+				w.profile("four")
+				w.reach("four")
+				w.spend(2 * time.Minute)
+				_, there := w.node().Status.Capacity["nvidia.com/gpu.shared"]
+				if there != (ghosts == config.GhostsReport) {
+					t.Errorf("the resource of a former config is there: %t", there)
+				}
+				if told := strings.Contains(w.condition().Message, "nvidia.com/gpu.shared at 0"); told != there {
+					t.Errorf("it is told of: %t: %s", told, w.condition().Message)
+				}
+			})
+		})
+	}
 }

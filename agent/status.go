@@ -32,6 +32,7 @@ type Status struct {
 	Phase    Phase         `json:"phase"`
 	Reason   config.Reason `json:"reason"`
 	GPUs     []StatusGPU   `json:"gpus,omitempty"`
+	Capacity string        `json:"capacity,omitempty"` // what kubelet gives out: "nvidia.com/gpu 24 = 8 x 3 time-slicing"
 	Since    time.Time     `json:"since,omitzero"`     // when Reason began
 	Blockers []string      `json:"blockers,omitempty"` // what is in the way, one by one
 	Failed   *Failure      `json:"failed,omitempty"`   // a wish that is not tried again until it is withdrawn

@@ -400,6 +400,11 @@ func (w *world) turn() {
 	for name, ids := range w.offered {
 		n.Status.Allocatable[corev1.ResourceName(name)] = *resource.NewQuantity(int64(len(ids)), resource.DecimalSI)
 	}
+	for name := range n.Status.Capacity { // kubelet never takes a name away
+		if _, offered := w.offered[string(name)]; !offered {
+			n.Status.Allocatable[name] = resource.MustParse("0")
+		}
+	}
 	if _, err := w.client.CoreV1().Nodes().UpdateStatus(ctx, n, metav1.UpdateOptions{}); err != nil {
 		w.t.Fatal(err)
 	}
