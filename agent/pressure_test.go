@@ -300,7 +300,9 @@ func TestADriverThatIsBeingUpgradedIsNotLookedAtInBetween(t *testing.T) {
 		if looks < 4 {
 			t.Errorf("%d looks in a minute", looks)
 		}
-		p.edit(func(n *corev1.Node) { n.Labels = map[string]string{config.LabelDevicePlugin: config.PausedForDriverUpgrade} })
+		p.edit(func(n *corev1.Node) {
+			n.Labels = map[string]string{config.LabelDevicePlugin: config.PausedForDriverUpgrade}
+		})
 		p.agent.Pass(t.Context())
 		looks = 0
 		p.agent.Rest(t.Context(), time.Minute)
