@@ -1,0 +1,205 @@
+package node_test
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
+)
+
+// wrongWish is one that NVIDIA's device plugin would refuse by ending, or pass over in silence.
+type wrongWish struct {
+	name   string
+	mig    string // MIG config that is asked for besides; none if empty
+	config string // of the plugin
+	reason config.Reason
+	says   string
+}
+
+// timeSliced is a config of the plugin with this below timeSlicing.
+func timeSliced(resources string) string {
+	return "version: v1\nsharing: {timeSlicing: " + resources + "}\n"
+}
+
+// What the plugin's config may be wrong in, by what the plugin would make of it: it ends, again and again, or it shares nothing
+// and says nothing, or it offers what cannot be used.
+var wrongWishes = []wrongWish{
+	{name: "no-replicas", config: timeSliced("{resources: [{name: nvidia.com/gpu}]}"), reason: config.ReasonInvalidCatalog, says: "replicas"},
+	{
+		name: "one-replica", config: timeSliced("{resources: [{name: nvidia.com/gpu, replicas: 1}]}"),
+		reason: config.ReasonInvalidCatalog, says: "leave the resource out",
+	},
+	{name: "no-resources", config: timeSliced("{}"), reason: config.ReasonInvalidCatalog, says: "resources"},
+	{
+		name: "another-vendor", config: timeSliced("{resources: [{name: amd.com/gpu, replicas: 2}]}"),
+		reason: config.ReasonInvalidCatalog, says: "amd.com/gpu",
+	},
+	{
+		name: "a-plus", config: timeSliced("{resources: [{name: nvidia.com/mig-1g.10gb+me, replicas: 2}]}"),
+		reason: config.ReasonInvalidCatalog, says: "mig-1g.10gb.me",
+	},
+	{
+		name: "twice", config: timeSliced("{resources: [{name: nvidia.com/gpu, replicas: 2}, {name: gpu, replicas: 3}]}"),
+		reason: config.ReasonInvalidCatalog, says: "nvidia.com/gpu",
+	},
+	{
+		name: "other-keys", config: "version: v1\nsharing: {time-slicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n",
+		reason: config.ReasonInvalidCatalog, says: "time-slicing",
+	},
+	{
+		name: "other-case", config: timeSliced("{renamebydefault: true, resources: [{name: nvidia.com/gpu, replicas: 2}]}"),
+		reason: config.ReasonInvalidCatalog, says: "renamebydefault",
+	},
+	{
+		name:   "both-strategies",
+		config: "version: v1\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}, mps: {resources: [{name: gpu, replicas: 2}]}}\n",
+		reason: config.ReasonInvalidCatalog, says: "mps",
+	},
+	{name: "another-version", config: "version: v2\n", reason: config.ReasonInvalidCatalog, says: "v2"},
+	{name: "no-yaml", config: "version: [\n", reason: config.ReasonInvalidCatalog, says: "YAML"},
+	{
+		name:   "too-many-clients",
+		config: "version: v1\nflags: {mpsRoot: /run/nvidia/mps}\nsharing: {mps: {resources: [{name: gpu, replicas: 49}]}}\n",
+		reason: config.ReasonInvalidCatalog, says: "48",
+	},
+	{
+		name: "absent-resource", config: timeSliced("{resources: [{name: nvidia.com/mig-1g.10gb, replicas: 2}]}"),
+		reason: config.ReasonImpossibleSharing, says: "nvidia.com/mig-1g.10gb",
+	},
+	{
+		name:   "absent-after-the-cut",
+		mig:    "all-3g.40gb",
+		config: "version: v1\nflags: {migStrategy: mixed}\nsharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.10gb, replicas: 2}]}}\n",
+		reason: config.ReasonImpossibleSharing, says: "nvidia.com/mig-3g.40gb",
+	},
+	{
+		name:   "MPS-under-mixed",
+		config: "version: v1\nflags: {migStrategy: mixed, mpsRoot: /run/nvidia/mps}\nsharing: {mps: {resources: [{name: gpu, replicas: 2}]}}\n",
+		reason: config.ReasonInvalidCatalog, says: "mixed",
+	},
+	{
+		name:   "MPS-on-MIG",
+		mig:    "all-3g.40gb",
+		config: "version: v1\nflags: {migStrategy: single, mpsRoot: /run/nvidia/mps}\nsharing: {mps: {resources: [{name: gpu, replicas: 2}]}}\n",
+		reason: config.ReasonImpossibleSharing, says: "MPS",
+	},
+	{
+		name: "single-of-several-sizes", mig: "all-balanced", config: "version: v1\nflags: {migStrategy: single}\n",
+		reason: config.ReasonWrongMIGStrategy, says: "single",
+	},
+	{
+		name: "none-of-MIG", mig: "all-3g.40gb", config: "version: v1\nflags: {migStrategy: none}\n",
+		reason: config.ReasonWrongMIGStrategy, says: "none",
+	},
+}
+
+// Promise 1: nothing moves. There is no cordon, not even for a moment, nobody is asked to leave, and the plugin runs on by the
+// config that it has.
+func TestWrongWishesAboutSharingDisturbNothing(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, twoH100, "devicePlugin: {configMap: {name: wrong-sharing}}\n", configFile)
+	files := map[string]string{}
+	for _, w := range wrongWishes {
+		files[w.name] = w.config
+	}
+	r.configMapOf("wrong-sharing", files)
+	r.awaitOffered("nvidia.com/gpu", 2)
+	u := r.undisturbedBy(clustertest.Namespace(t))
+	r.run()
+	r.awaitReason(config.ReasonNoWish)
+	for _, w := range wrongWishes {
+		r.labels(map[string]string{config.LabelMIGConfig: w.mig, config.LabelDevicePluginConfig: w.name})
+		n := r.await(w.name+" to be refused", func(n *corev1.Node) bool {
+			c := condition(n)
+			return c != nil && c.Reason == string(w.reason) && strings.Contains(c.Message, w.name)
+		})
+		if !strings.Contains(condition(n).Message, w.says) {
+			t.Errorf("%s: the message does not say %q: %s", w.name, w.says, condition(n).Message)
+		}
+		r.givenBack(n)
+	}
+	u.check()
+}
+
+// A strategy that the plugin's environment says wins over that of its config.
+func TestAConfigWhoseMIGStrategyHasNoEffectIsRefused(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, twoH100, "devicePlugin: {handover: file, configMap: {name: no-effect}}\n")
+	r.configMapOf("no-effect", map[string]string{"single": "version: v1\nflags: {migStrategy: single}\n"})
+	r.awaitOffered("nvidia.com/gpu", 2)
+	r.run()
+	r.labels(map[string]string{config.LabelMIGConfig: "all-3g.40gb", config.LabelDevicePluginConfig: "single"})
+	n := r.awaitReason(config.ReasonWrongMIGStrategy)
+	for _, say := range []string{"single", "environment", r.plugin().Name} {
+		if !strings.Contains(condition(n).Message, say) {
+			t.Errorf("the message does not say %q: %s", say, condition(n).Message)
+		}
+	}
+	r.givenBack(n)
+	if _, err := os.Stat(r.PluginConfig()); !os.IsNotExist(err) {
+		t.Errorf("a config was written for a plugin that reads none: %v", err)
+	}
+}
+
+// undisturbed is a node as it was, with a pod on one of its GPUs.
+type undisturbed struct {
+	*rig
+	holder, plugin *corev1.Pod
+	pids           []int
+	file, gpus     string
+	devices        map[string][]string
+}
+
+func (r *rig) undisturbedBy(namespace string) undisturbed {
+	r.t.Helper()
+	file, err := os.ReadFile(r.PluginConfig())
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return undisturbed{
+		rig: r, holder: r.holder(namespace, "holder"), plugin: r.plugin(), pids: r.processes("nvidia-device-plugin"),
+		file: string(file), gpus: r.GPUs.String(), devices: r.devices(),
+	}
+}
+
+// check fails the test unless all is as it was, and was never otherwise as far as the API server knows.
+func (u undisturbed) check() {
+	u.t.Helper()
+	for _, w := range u.writes("nodes") {
+		if strings.Contains(w.Body, "unschedulable") || strings.Contains(w.Body, config.TaintRepartitioning) {
+			u.t.Errorf("the node was cordoned: %s %s", w, w.Body)
+		}
+	}
+	if evicted := u.writes("pods/eviction"); len(evicted) > 0 {
+		u.t.Errorf("evictions were asked for: %v", evicted)
+	}
+	after, err := u.client.CoreV1().Pods(u.holder.Namespace).Get(u.t.Context(), u.holder.Name, metav1.GetOptions{})
+	if err != nil || after.UID != u.holder.UID || !running(after) {
+		u.t.Errorf("the pod on a GPU was disturbed: %v", err)
+	}
+	if now := u.rig.plugin(); now.UID != u.plugin.UID || now.Status.ContainerStatuses[0].RestartCount != u.plugin.Status.ContainerStatuses[0].RestartCount {
+		u.t.Error("the device plugin was restarted")
+	}
+	file, err := os.ReadFile(u.PluginConfig())
+	if err != nil {
+		u.t.Error(err)
+	}
+	if diff := cmp.Diff(u.file, string(file)); diff != "" {
+		u.t.Errorf("the plugin's config (-before +after):\n%s", diff)
+	}
+	if diff := cmp.Diff(u.pids, u.processes("nvidia-device-plugin")); diff != "" {
+		u.t.Errorf("processes of the plugin (-before +after):\n%s", diff)
+	}
+	if diff := cmp.Diff(u.devices, u.rig.devices()); diff != "" {
+		u.t.Errorf("devices of kubelet (-before +after):\n%s", diff)
+	}
+	if diff := cmp.Diff(u.gpus, u.GPUs.String()); diff != "" {
+		u.t.Errorf("the GPUs were touched (-before +after):\n%s", diff)
+	}
+}
