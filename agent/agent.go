@@ -211,7 +211,7 @@ func (a *Agent) plan(ctx context.Context, seen *observed) (wish, []plan.Step, er
 	case errors.Is(err, plan.ErrStillPending) && seen.journal.Undo == nil:
 		return want, nil, &Failure{Wish: want.fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}
 	}
-	want.undo, want.why, want.plugin = true, err, a.former(seen.journal)
+	want.undo, want.why, want.plugin = true, err, a.former(seen)
 	a.prove(seen, want.plugin)
 	if a.specFailures >= a.settings.Retry.Failures { // on the way back they keep no node
 		seen.specs = nil

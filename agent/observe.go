@@ -254,6 +254,9 @@ func (a *Agent) strategy(seen observed, want *pluginWish) config.MIGStrategy {
 	if want != nil && want.strategy != "" {
 		return want.strategy
 	}
+	if want != nil && want.sharing.Strategy == config.SharingMPS {
+		return config.MIGStrategyNone // which a plugin is told nothing has, and mixed would be none that MPS goes with
+	}
 	return a.settings.MIGStrategy.On(seen.node.Labels[config.LabelMIGStrategy])
 }
 

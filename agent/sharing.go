@@ -81,10 +81,15 @@ func (a *Agent) keyOf(p pluginConfig, want *pluginWish) (*pluginWish, error) {
 		return nil, &Stalled{Reason: config.ReasonNoHandover, Message: m.lost.Error()}
 	}
 	for _, key := range slices.Sorted(maps.Keys(m.files)) {
-		if parsed, err := a.pluginConfigs.Parse([]byte(m.files[key])); err == nil && parsed.Sharing.Equal(want.sharing) {
-			want.text = key
-			return want, nil
+		parsed, err := a.pluginConfigs.Parse([]byte(m.files[key]))
+		if err != nil || !parsed.Sharing.Equal(want.sharing) || orNone(parsed.MIGStrategy) != orNone(want.strategy) {
+			continue
 		}
+		want.text = key
+		if strings.HasPrefix(key, ownKey) {
+			want.body = m.files[key] // it may be so new that the config manager does not see it yet
+		}
+		return want, nil
 	}
 	if p.way == config.HandoverLabel {
 		return nil, &Stalled{
@@ -93,7 +98,7 @@ func (a *Agent) keyOf(p pluginConfig, want *pluginWish) (*pluginWish, error) {
 				m.namespace, m.configMap, sharingText(want.sharing)),
 		}
 	}
-	base, err := m.config("")
+	base, err := m.config(p.text) // all else stays as it is
 	if err != nil {
 		base = ""
 	}
@@ -104,6 +109,9 @@ func (a *Agent) keyOf(p pluginConfig, want *pluginWish) (*pluginWish, error) {
 	want.body, want.text = string(body), ownKey+hash(string(body))
 	return want, nil
 }
+
+// orNone is the strategy of a plugin whose config does not say any.
+func orNone(s config.MIGStrategy) config.MIGStrategy { return cmp.Or(s, config.MIGStrategyNone) }
 
 func hash(text string) string {
 	sum := sha256.Sum256([]byte(text))
@@ -145,13 +153,20 @@ func (a *Agent) namedConfig(ctx context.Context, seen *observed, key string) (*p
 }
 
 // former is the way back to the config that the plugin had.
-func (a *Agent) former(j *Journal) *pluginWish {
+func (a *Agent) former(seen *observed) *pluginWish {
+	j := seen.journal
 	if j.Plugin == nil {
 		return nil
 	}
 	want := &pluginWish{text: j.Plugin.Text, exact: true}
-	if j.Plugin.manager() != nil {
-		return want // what it says is in a ConfigMap, which need not be the same as then
+	if m := seen.plugin.manager; m != nil {
+		// What it says is in a ConfigMap, and need not be the same as then: enough for a plan, and not for a proof.
+		if text, err := m.config(want.text); err == nil {
+			if parsed, err := a.pluginConfigs.Parse([]byte(text)); err == nil {
+				want.sharing, want.strategy = parsed.Sharing, parsed.MIGStrategy
+			}
+		}
+		return want
 	}
 	parsed, err := a.pluginConfigs.Parse([]byte(want.text))
 	want.sharing, want.strategy, want.known = parsed.Sharing, parsed.MIGStrategy, err == nil
