@@ -85,6 +85,10 @@ func (t *Table) add(p Process) error {
 			return err
 		}
 	}
+	// What a real process sees of files is for the machine to say.
+	if err := os.Symlink(filepath.Join("/proc", strconv.Itoa(p.PID), "root"), filepath.Join(aside, "root")); err != nil {
+		return err
+	}
 	if err := t.remove(strconv.Itoa(p.PID)); err != nil {
 		return err
 	}

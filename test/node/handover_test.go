@@ -1,0 +1,196 @@
+package node_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
+	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
+	"github.com/gpuslice/gpuslice/test/node"
+)
+
+// handovers are the ways in which the device plugin is given another config.
+var handovers = []struct {
+	name   string
+	option option
+	newPod bool // the plugin's pod is another one afterwards
+	label  bool // config-manager goes by the node's label
+}{
+	{name: "file", option: configFile},
+	{name: "restart", option: configFile, newPod: true},
+	{name: "label", option: configManager, label: true},
+	{name: "configmap", option: configManager, label: true},
+}
+
+// sharingProfiles share whole GPUs. The ConfigMap of config-manager has keys for all but three-each.
+const sharingProfiles = `apiVersion: gpuslice.io/v1alpha1
+kind: Profiles
+profiles:
+  whole: {sharing: none}
+  four-each: {sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}}
+  four-renamed: {sharing: {timeSlicing: {renameByDefault: true, resources: [{name: nvidia.com/gpu, replicas: 4}]}}}
+  three-each: {sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 3}]}}}
+  four-by-MPS: {sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}}
+`
+
+// shares asks for the profile, waits until the agent says that it is done, and proves it by ids.
+func (r *rig) shares(profile, resource string, replicas int) {
+	r.t.Helper()
+	r.label(config.LabelProfile, profile)
+	n := r.awaitConverged(profile)
+	r.givenBack(n)
+	r.offers(resource, replicas)
+	if diff := cmp.Diff(map[string]int{resource: 2 * replicas}, offered(n)); diff != "" {
+		r.t.Errorf("%s: allocatable (-want +got):\n%s", profile, diff)
+	}
+}
+
+// offers fails the test unless kubelet gives out each GPU so often under the name, and nothing else.
+func (r *rig) offers(resource string, replicas int) {
+	r.t.Helper()
+	if diff := cmp.Diff(map[string][]string{resource: replicated(r.GPUs.UUIDs(), replicas)}, r.devices()); diff != "" {
+		r.t.Errorf("devices of kubelet (-want +got):\n%s", diff)
+	}
+}
+
+func TestSharingIsHandedToThePluginInEachWay(t *testing.T) {
+	t.Parallel()
+	for _, way := range handovers {
+		t.Run(way.name, func(t *testing.T) {
+			t.Parallel()
+			name := "handover-" + way.name
+			r := newRig(t, twoH100, "devicePlugin: {handover: "+way.name+"}\nprofiles: {name: "+name+"}\n", way.option)
+			r.configMapOf(name, map[string]string{"profiles.yaml": sharingProfiles})
+			r.awaitOffered("nvidia.com/gpu", 2)
+			namespace := clustertest.Namespace(t)
+			holder := r.holder(namespace, "holder")
+			before := r.plugin()
+			r.run()
+			r.shares("four-each", "nvidia.com/gpu", 4)
+			r.hasLeft(holder)
+			if after := r.plugin(); (after.UID != before.UID) != way.newPod || restarts(after) != restarts(before) {
+				t.Errorf("the plugin's pod is %s, was %s; restarted %d times", after.Name, before.Name, restarts(after)-restarts(before))
+			}
+			r.shares("four-renamed", "nvidia.com/gpu.shared", 4)
+			if way.name != "label" {
+				r.shares("three-each", "nvidia.com/gpu", 3)
+			}
+			key := r.node().Labels[config.LabelDevicePluginConfig]
+			if way.label == (key == "") {
+				t.Errorf("the node's label says %q", key)
+			}
+			r.shares("whole", "nvidia.com/gpu", 1)
+			if _, there := r.pluginConfigs()[key]; way.name == "configmap" && there {
+				t.Errorf("key %s, which no node uses any more, is still there", key)
+			}
+		})
+	}
+}
+
+func restarts(pod *corev1.Pod) (n int32) {
+	for _, c := range pod.Status.ContainerStatuses {
+		n += c.RestartCount
+	}
+	return n
+}
+
+// Promise 10: MPS whose daemon does not start gives no capacity, and no config of the plugin is wrong. The node gets the capacity back
+// that it had.
+func TestSharingThatGivesNoCapacityIsTakenBack(t *testing.T) {
+	t.Parallel()
+	for _, way := range handovers {
+		t.Run(way.name, func(t *testing.T) {
+			t.Parallel()
+			name := "taken-back-" + way.name
+			r := newRig(t, twoH100, "devicePlugin: {handover: "+way.name+"}\nprofiles: {name: "+name+"}\ntimeouts: {capacity: 15s}\n", way.option, firstConfig)
+			r.configMapOf(name, map[string]string{"profiles.yaml": sharingProfiles})
+			r.withoutMPS()
+			r.awaitOffered("nvidia.com/gpu", 2)
+			r.run()
+			r.shares("four-each", "nvidia.com/gpu", 4)
+
+			r.label(config.LabelProfile, "four-by-MPS")
+			r.awaitTakenBack()
+			r.offers("nvidia.com/gpu", 4)
+			for _, gpu := range r.snapshot() {
+				if gpu.ComputeMode == nvml.ComputeExclusiveProcess {
+					t.Errorf("GPU %d was left in compute mode %s", gpu.Index, gpu.ComputeMode)
+				}
+			}
+			r.shares("whole", "nvidia.com/gpu", 1)
+		})
+	}
+}
+
+// firstConfig is a plugin's config on the host before the plugin comes. MPS does not go with that of the manifests.
+func firstConfig(o *node.Options) {
+	n := node.Node{Dir: o.Dir}
+	if err := os.MkdirAll(filepath.Dir(n.PluginConfig()), 0o755); err == nil {
+		_ = os.WriteFile(n.PluginConfig(), []byte(sharingConfigs["whole"]), 0o600) // without it, MPS is refused
+	}
+}
+
+// withoutMPS lets no control daemon of MPS begin: where its folders are to be there is a file.
+func (r *rig) withoutMPS() {
+	r.t.Helper()
+	file := filepath.Join(r.DriverRoot(), "run", "nvidia", "mps", "nvidia.com")
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		r.t.Fatal(err)
+	}
+	if err := os.WriteFile(file, nil, 0o644); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// awaitTakenBack waits until a change has failed and the node is given back.
+func (r *rig) awaitTakenBack() *corev1.Node {
+	r.t.Helper()
+	n := r.await("a change to be taken back", func(n *corev1.Node) bool {
+		c := condition(n)
+		return c != nil && (c.Reason == string(config.ReasonCapacityMismatch) || c.Reason == string(config.ReasonPluginFailed)) &&
+			n.Annotations[config.AnnotationJournal] == "" && n.Labels[config.LabelMIGConfigState] == string(config.StateFailed)
+	})
+	r.t.Logf("%s: %s", condition(n).Reason, condition(n).Message)
+	r.givenBack(n)
+	return n
+}
+
+// Promise 10: a config that the agent can find nothing wrong in, and by which the plugin ends, again and again: it has no CDI
+// specs to write for a driver without files.
+func TestAConfigByWhichThePluginEndsIsTakenBack(t *testing.T) {
+	t.Parallel()
+	for _, way := range handovers[:2] {
+		t.Run(way.name, func(t *testing.T) {
+			t.Parallel()
+			name := "plugin-ends-" + way.name
+			r := newRig(t, twoH100, "devicePlugin: {handover: "+way.name+", configMap: {name: "+name+"}}\ntimeouts: {capacity: 15s}\n", way.option)
+			r.configMapOf(name, map[string]string{
+				"good": sharingConfigs["time-slicing"],
+				"bad": "version: v1\nflags: {migStrategy: none, plugin: {deviceListStrategy: cdi-annotations}}\n" +
+					"sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n",
+			})
+			r.awaitOffered("nvidia.com/gpu", 2)
+			r.run()
+			r.label(config.LabelDevicePluginConfig, "good")
+			r.awaitConverged("good")
+			r.offers("nvidia.com/gpu", 4)
+
+			r.label(config.LabelDevicePluginConfig, "bad")
+			n := r.awaitTakenBack()
+			if c := condition(n); c.Reason != string(config.ReasonPluginFailed) || !strings.Contains(c.Message, "nvidia-device-plugin-ctr") {
+				t.Errorf("%s, and the message does not name the container of the plugin: %s", c.Reason, c.Message)
+			}
+			r.offers("nvidia.com/gpu", 4)
+			text, err := os.ReadFile(r.PluginConfig())
+			if err != nil || string(text) != sharingConfigs["time-slicing"] {
+				t.Errorf("the plugin's config is another than before: %v\n%s", err, text)
+			}
+		})
+	}
+}
