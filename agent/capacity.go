@@ -270,8 +270,8 @@ func ghosts(kubelet resources, allocatable corev1.ResourceList) []string {
 
 // removeGhosts takes off the node what ghosts it has, where the settings say so. Kubelet does not put back what it has forgotten, which takes it
 // five minutes: until then the capacity is not 0, and is left to it.
-func (a *Agent) removeGhosts(ctx context.Context, seen observed) {
-	if a.settings.Ghosts != config.GhostsRemove {
+func (a *Agent) removeGhosts(ctx context.Context, seen observed, converged bool) {
+	if a.settings.Ghosts != config.GhostsRemove || !converged {
 		return
 	}
 	var patch []map[string]any

@@ -45,16 +45,10 @@ func (a *Agent) execute(ctx context.Context, seen observed, want wish, steps []p
 		err = a.operate(ctx, seen, want, steps)
 	case plan.SetMode, plan.SetPersistence, plan.SetComputeMode, plan.Reset, plan.Destroy, plan.Create:
 		err = a.change(ctx, seen, want, step)
-	case plan.Park:
-		err = a.park(ctx, seen, want)
-	case plan.AskReboot:
-		err = a.askForReboot(seen, want)
-	case plan.Reboot:
-		err = a.reboot(ctx, seen, want)
-	case plan.WriteSharing:
-		err = a.writeSharing(ctx, seen, want)
-	case plan.ReloadPlugin:
-		err = a.reloadPlugin(ctx, seen, want, step)
+	case plan.Park, plan.AskReboot, plan.Reboot:
+		err = a.towardsReboot(ctx, seen, want, step)
+	case plan.WriteSharing, plan.ReloadPlugin:
+		err = a.handOver(ctx, seen, want, step)
 	case plan.PublishNodeKeys:
 		err = a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return publish(node, *want.keys) })
 	case plan.RegenerateCDI:
@@ -182,11 +176,8 @@ func (a *Agent) awaitCapacity(ctx context.Context, seen observed, want wish, ste
 	// A fresh node has nothing to go back to, and its first plugin may wait for a driver that is still being installed.
 	fresh := seen.journal.Startup != nil && !want.undo
 	until := a.verifying.Add(a.settings.Timeouts.Capacity)
-	if fails := seen.pluginFails(); fails != "" && seen.journal.Plugin != nil && !want.undo {
-		return &Failure{Wish: want.fingerprint, Reason: config.ReasonPluginFailed, Message: "the device plugin does not run by its new config: " + fails}
-	}
-	if half := a.verifying.Add(a.settings.Timeouts.Capacity / 2); !fresh && !a.nudged && now.After(half) && len(seen.operands) > 0 {
-		return a.startPluginAnew(ctx, seen, want, step)
+	if err := a.mendPlugin(ctx, seen, want, step, fresh); err != nil {
+		return err
 	}
 	if fresh || now.Before(until) {
 		wait := &Waiting{
@@ -211,8 +202,16 @@ func (a *Agent) awaitCapacity(ctx context.Context, seen observed, want wish, ste
 	}
 }
 
-// startPluginAnew evicts the device plugin once, for want of capacity: it has been seen to register and to be forgotten by kubelet.
-func (a *Agent) startPluginAnew(ctx context.Context, seen observed, want wish, step plan.Step) error {
+// mendPlugin ends a change whose config the device plugin does not run by. Otherwise, for want of capacity, it evicts the plugin once: one
+// has been seen to register and to be forgotten by kubelet.
+func (a *Agent) mendPlugin(ctx context.Context, seen observed, want wish, step plan.Step, fresh bool) error {
+	if fails := seen.pluginFails(); fails != "" && seen.journal.Plugin != nil && !want.undo {
+		return &Failure{Wish: want.fingerprint, Reason: config.ReasonPluginFailed, Message: "the device plugin does not run by its new config: " + fails}
+	}
+	half := a.verifying.Add(a.settings.Timeouts.Capacity / 2)
+	if fresh || a.nudged || !a.clock.Now().After(half) || len(seen.operands) == 0 {
+		return nil
+	}
 	a.nudged = true
 	step.Kind, step.Pods = plan.RestartOperands, nil
 	for i := range seen.operands {

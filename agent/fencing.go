@@ -202,28 +202,31 @@ func (a *Agent) journal(seen observed, want wish, steps []plan.Step) (*Journal, 
 		}
 	}
 	for _, gpu := range seen.gpus {
-		if slices.ContainsFunc(steps, func(s plan.Step) bool { return s.GPU == gpu.UUID && s.TouchesGPU() && s.Kind != plan.SetComputeMode }) {
+		if slices.ContainsFunc(steps, func(s plan.Step) bool { return s.GPU == gpu.UUID && cutsAnew([]plan.Step{s}) }) {
 			j.note(gpu)
-		}
-	}
-	j.Strategy = seen.toldStrategy()
-	for _, pod := range seen.operands {
-		if cutsAnew(steps) && !j.ranBefore(string(pod.UID)) {
-			j.Operands = append(j.Operands, string(pod.UID))
 		}
 	}
 	j.owe(seen, steps)
 	if seen.journal == nil && steps[0].Kind == plan.Adopt {
 		j.Undo = seen.failed(want) // which is not tried again
 	}
-	if j.Plugin == nil && slices.ContainsFunc(steps, func(s plan.Step) bool { return s.Kind == plan.WriteSharing }) {
-		former, err := a.formerPlugin(seen)
-		if err != nil {
-			return nil, err
+	return j, a.notePlugin(j, seen, steps)
+}
+
+// notePlugin adds what the steps will change of the device plugin: what it has read of the GPUs, and its config.
+func (a *Agent) notePlugin(j *Journal, seen observed, steps []plan.Step) error {
+	j.Strategy = seen.toldStrategy()
+	for _, pod := range seen.operands {
+		if cutsAnew(steps) && !j.ranBefore(string(pod.UID)) {
+			j.Operands = append(j.Operands, string(pod.UID))
 		}
-		j.Plugin = former
 	}
-	return j, nil
+	if j.Plugin != nil || !slices.ContainsFunc(steps, func(s plan.Step) bool { return s.Kind == plan.WriteSharing }) {
+		return nil
+	}
+	former, err := a.formerPlugin(seen)
+	j.Plugin = former
+	return err
 }
 
 // cutsAnew reports whether the steps change what the device plugin reads when it starts, and never again.

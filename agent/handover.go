@@ -79,13 +79,21 @@ func (a *Agent) formerPlugin(seen observed) (*formerPlugin, error) {
 	return f, nil
 }
 
+// handOver gives the device plugin another config, or has it read the one that it was given.
+func (a *Agent) handOver(ctx context.Context, seen observed, want wish, step plan.Step) error {
+	a.agreed = 0 // by another config, the same devices are to be proven anew
+	if step.Kind == plan.WriteSharing {
+		return a.writeSharing(ctx, seen, want)
+	}
+	return a.reloadPlugin(ctx, seen, want, step)
+}
+
 // writeSharing gives the device plugin another config, by the way that it is given any.
 func (a *Agent) writeSharing(ctx context.Context, seen observed, want wish) error {
-	a.agreed = 0 // by another config, the same devices are to be proven anew
 	if seen.plugin.manager != nil {
 		return a.setConfigLabel(ctx, seen, want)
 	}
-	if err := os.MkdirAll(filepath.Dir(a.pluginFile), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Dir(a.pluginFile), 0o755); err != nil { //nolint:gosec // the plugin reads it, as any user
 		return fmt.Errorf("writing the device plugin's config: %w", err)
 	}
 	if err := renameio.WriteFile(a.pluginFile, []byte(want.plugin.text), 0o644); err != nil {
@@ -179,7 +187,6 @@ func (a *Agent) collectKey(ctx context.Context, seen observed) {
 // reloadPlugin has the readers of the plugin's config file read it: by SIGHUP, or, where that is not the way or nobody could be told, as
 // a new pod.
 func (a *Agent) reloadPlugin(ctx context.Context, seen observed, want wish, step plan.Step) error {
-	a.agreed = 0
 	untold := a.untold(seen.plugin)
 	if seen.plugin.way == config.HandoverFile {
 		call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.DriverCall)

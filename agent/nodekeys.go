@@ -54,7 +54,13 @@ func foreignKey(node *corev1.Node, want nodeKeys) string {
 // the profile has it is not, and stays when the profile goes.
 func settled(node *corev1.Node, want nodeKeys) (labels map[string]*string, taints []corev1.Taint, note nodeKeys) {
 	ours := publishedOn(node)
-	labels, note.Labels = map[string]*string{}, map[string]string{}
+	labels, note.Labels = settledLabels(node, ours, want)
+	taints, note.Taints = settledTaints(node, ours, want)
+	return labels, taints, note
+}
+
+func settledLabels(node *corev1.Node, ours, want nodeKeys) (labels map[string]*string, note map[string]string) {
+	labels, note = map[string]*string{}, map[string]string{}
 	for key := range ours.Labels {
 		if _, stays := want.Labels[key]; !stays && node.Labels[key] == ours.Labels[key] {
 			labels[key] = nil
@@ -66,9 +72,13 @@ func settled(node *corev1.Node, want nodeKeys) (labels map[string]*string, taint
 			labels[key], is = &value, true
 		}
 		if is {
-			note.Labels[key] = value
+			note[key] = value
 		}
 	}
+	return labels, note
+}
+
+func settledTaints(node *corev1.Node, ours, want nodeKeys) (taints, note []corev1.Taint) {
 	for _, t := range node.Spec.Taints {
 		if i := taintAt(ours.Taints, t); i < 0 || taintAt(want.Taints, t) >= 0 || ours.Taints[i].Value != t.Value {
 			taints = append(taints, t)
@@ -83,10 +93,10 @@ func settled(node *corev1.Node, want nodeKeys) (labels map[string]*string, taint
 			taints[i].Value, is = t.Value, true
 		}
 		if is {
-			note.Taints = append(note.Taints, t)
+			note = append(note, t)
 		}
 	}
-	return labels, taints, note
+	return taints, note
 }
 
 // unpublished reports whether the profile's labels and taints are not yet on the node, or a former one's still are.

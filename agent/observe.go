@@ -366,6 +366,12 @@ func (a *Agent) planned(s observed, want wish) plan.Observed {
 	for _, p := range s.libraryClients {
 		out.Clients = append(out.Clients, plannedPod(p))
 	}
+	out.Pauses, out.Operands = s.plannedOperands()
+	return out
+}
+
+// plannedOperands are the operands that go by a label of the node, and the device plugin's pods.
+func (s observed) plannedOperands() (pauses []plan.Pause, plugins []plan.Operand) {
 	byLabel := map[string]bool{}
 	for _, o := range s.pauses {
 		p := plan.Pause{Label: o.Label, Plugin: o.Label == config.LabelDevicePlugin, Paused: s.pausedHere(o)}
@@ -376,17 +382,17 @@ func (a *Agent) planned(s observed, want wish) plan.Observed {
 			p.Pods = append(p.Pods, plannedPod(pod))
 			byLabel[string(pod.UID)] = true
 		}
-		out.Pauses = append(out.Pauses, p)
+		pauses = append(pauses, p)
 	}
 	for _, p := range s.operands {
-		out.Operands = append(out.Operands, plan.Operand{
+		plugins = append(plugins, plan.Operand{
 			Pod:     plan.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID)},
 			Stale:   s.journal != nil && s.journal.ranBefore(string(p.UID)),
 			Returns: tolerates(p, config.TaintRepartitioning),
 			ByLabel: byLabel[string(p.UID)],
 		})
 	}
-	return out
+	return pauses, plugins
 }
 
 func plannedPod(p drain.Pod) plan.Pod {

@@ -70,9 +70,7 @@ func (a *Agent) conclude(ctx context.Context, seen observed, want wish, steps []
 	r.message += a.unitsDown()
 	r.blockers, r.drain = d.blockers, drainOf(seen, first)
 	a.metrics.reported(r)
-	if err == nil && len(steps) == 0 {
-		a.removeGhosts(ctx, seen)
-	}
+	a.removeGhosts(ctx, seen, err == nil && len(steps) == 0)
 	if err := a.tell(ctx, seen, want, r, err == nil && len(steps) > 0); err != nil {
 		a.log.Warn("reporting", zap.Error(err))
 		return a.settings.Retry.First

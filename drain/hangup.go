@@ -30,7 +30,9 @@ func (p Processes) Hangup(ctx context.Context, pods []types.UID, commands []stri
 			return told, fmt.Errorf("looking for the processes of pods: %w", err)
 		}
 		c := Client{PID: pid}
-		is := func() bool { return p.identify(&c) == nil && isOne(c.Command, commands) && slices.Contains(pods, c.PodUID) }
+		is := func() bool {
+			return p.identify(&c) == nil && isOne(c.Command, commands) && slices.Contains(pods, c.PodUID)
+		}
 		if !is() {
 			continue
 		}

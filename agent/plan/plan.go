@@ -141,15 +141,7 @@ func Make(seen Observed, want Desired) ([]Step, error) {
 	parks := len(OnAtReboot(seen, want)) > 0
 	switch {
 	case len(changes) > 0 || sharing.is:
-		d := disruptionOf(seen, want, changes, sharing)
-		steps := prepare(seen, changes, d)
-		seen.Fenced = seen.Fenced || d.fences(seen)
-		seen.Journal.Owed = true
-		if len(changes) > 0 {
-			steps = append(steps, endMPS(&seen, want, sharing)...)
-		}
-		steps = append(steps, hardware(seen, changes)...)
-		return append(steps, giveBack(foreseen(seen, changes, d), want, parks)...), nil
+		return carryOut(seen, want, changes, sharing, parks), nil
 	case parks && seen.parked():
 		return askForReboot(seen), nil
 	case seen.Startup && (len(want.GPUs) > 0 || want.Sharing != nil) && !seen.Journal.Owed:
@@ -161,6 +153,19 @@ func Make(seen Observed, want Desired) ([]Step, error) {
 	default:
 		return giveBack(seen, want, parks), nil
 	}
+}
+
+// carryOut lists all steps of a change.
+func carryOut(seen Observed, want Desired, changes []change, sharing sharingChange, parks bool) []Step {
+	d := disruptionOf(seen, want, changes, sharing)
+	steps := prepare(seen, changes, d)
+	seen.Fenced = seen.Fenced || d.fences(seen)
+	seen.Journal.Owed = true
+	if len(changes) > 0 {
+		steps = append(steps, endMPS(&seen, want, sharing)...)
+	}
+	steps = append(steps, hardware(seen, changes)...)
+	return append(steps, giveBack(foreseen(seen, changes, d), want, parks)...)
 }
 
 // parked reports whether the node was given back until its reboot. A change without a fence has no cordon either, and owes what it has

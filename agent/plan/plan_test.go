@@ -96,19 +96,7 @@ func parseSeen(t *testing.T, text string) plan.Observed {
 		case "gpu":
 			seen.GPUs = append(seen.GPUs, parseGPU(t, words[1:]))
 		case "pod":
-			p := pod(words[1])
-			p.Known = words[3] != "anything"
-			if p.Known {
-				p.Devices = []string{device(words[3])}
-			}
-			for _, w := range words[4:] { // "as nvidia.com/gpu::2"
-				if resource, n, ok := strings.Cut(w, "::"); ok {
-					p.Replicas = append(p.Replicas, plan.Replica{Resource: resource, ID: device(words[3]) + "::" + n})
-				} else if strings.HasPrefix(w, "nvidia.com/") {
-					p.Replicas = append(p.Replicas, plan.Replica{Resource: w, ID: device(words[3])})
-				}
-			}
-			seen.Pods = append(seen.Pods, p)
+			seen.Pods = append(seen.Pods, parsePod(words[1:]))
 		case "plugin":
 			seen.Operands = append(seen.Operands, plan.Operand{
 				Pod: pod(words[1]), Stale: slices.Contains(words, "stale"), Returns: slices.Contains(words, "returns"),
@@ -131,24 +119,7 @@ func parseSeen(t *testing.T, text string) plan.Observed {
 		case "cdi":
 			seen.CDI = words[1:]
 		default:
-			seen.Journal = plan.Journal{
-				Owed: slices.Contains(words, "journal"), Cordoned: !slices.Contains(words, "parked"), Other: slices.Contains(words, "other"),
-				Proven: !slices.Contains(words, "unproven"), MPS: slices.Contains(words, "mps"), Cuts: map[nvml.UUID]bool{}, Persistent: map[nvml.UUID]bool{},
-			}
-			for _, gpu := range seen.GPUs {
-				seen.Journal.Cuts[gpu.UUID] = !slices.Contains(words, "without-"+string(gpu.UUID))
-				seen.Journal.Persistent[gpu.UUID] = slices.Contains(words, "persistent")
-			}
-			seen.Journal.Paused, seen.Journal.Stopped = owed(words, "paused="), owed(words, "stopped=")
-			seen.Orphaned = slices.Contains(words, "orphaned")
-			seen.Undo = slices.Contains(words, "undo")
-			seen.Fenced = slices.Contains(words, "fenced")
-			seen.Startup = slices.Contains(words, "startup")
-			for _, w := range words {
-				if n, ok := strings.CutPrefix(w, "agreed="); ok {
-					seen.Capacity.Agreed = number(t, n)
-				}
-			}
+			parseJournal(t, words, &seen)
 		}
 	}
 	return seen
@@ -294,6 +265,46 @@ func parseWant(t *testing.T, text string) plan.Desired {
 		want.GPUs[gpu] = plan.Target{Wish: wish}
 	}
 	return want
+}
+
+// parsePod reads "web/a on 0/1g.10gb@0", "web/b on anything" and "web/c on 0 as nvidia.com/gpu::2".
+func parsePod(words []string) plan.Pod {
+	p := pod(words[0])
+	p.Known = words[2] != "anything"
+	if p.Known {
+		p.Devices = []string{device(words[2])}
+	}
+	for _, w := range words[3:] {
+		if resource, n, ok := strings.Cut(w, "::"); ok {
+			p.Replicas = append(p.Replicas, plan.Replica{Resource: resource, ID: device(words[2]) + "::" + n})
+		} else if strings.HasPrefix(w, "nvidia.com/") {
+			p.Replicas = append(p.Replicas, plan.Replica{Resource: w, ID: device(words[2])})
+		}
+	}
+	return p
+}
+
+// parseJournal reads the words of what is owed, and of how far the node is.
+func parseJournal(t *testing.T, words []string, seen *plan.Observed) {
+	t.Helper()
+	seen.Journal = plan.Journal{
+		Owed: slices.Contains(words, "journal"), Cordoned: !slices.Contains(words, "parked"), Other: slices.Contains(words, "other"),
+		Proven: !slices.Contains(words, "unproven"), MPS: slices.Contains(words, "mps"), Cuts: map[nvml.UUID]bool{}, Persistent: map[nvml.UUID]bool{},
+	}
+	for _, gpu := range seen.GPUs {
+		seen.Journal.Cuts[gpu.UUID] = !slices.Contains(words, "without-"+string(gpu.UUID))
+		seen.Journal.Persistent[gpu.UUID] = slices.Contains(words, "persistent")
+	}
+	seen.Journal.Paused, seen.Journal.Stopped = owed(words, "paused="), owed(words, "stopped=")
+	seen.Orphaned = slices.Contains(words, "orphaned")
+	seen.Undo = slices.Contains(words, "undo")
+	seen.Fenced = slices.Contains(words, "fenced")
+	seen.Startup = slices.Contains(words, "startup")
+	for _, w := range words {
+		if n, ok := strings.CutPrefix(w, "agreed="); ok {
+			seen.Capacity.Agreed = number(t, n)
+		}
+	}
 }
 
 // parsePause reads an operand by the last part of its label; that of the device plugin is "device-plugin".

@@ -102,22 +102,29 @@ func (s Step) String() string {
 		return "ask for a reboot"
 	case Reboot:
 		return "reboot the node"
-	case WriteSharing:
-		return "set the device plugin's config: " + s.Config
-	case ReloadPlugin:
-		return "have the device plugin read its config"
+	case WriteSharing, ReloadPlugin, RestartOperands:
+		return s.onPlugin()
 	case PublishNodeKeys:
 		return "publish the profile's labels and taints"
 	case RegenerateCDI:
 		return "regenerate CDI spec " + strings.Join(s.Files, ", ")
-	case RestartOperands:
-		return "restart device plugin " + names(s.Pods)
 	case VerifyCapacity:
 		return "verify capacity"
 	case Release:
 		return "release: give the node back"
 	default:
 		return string(s.Kind)
+	}
+}
+
+func (s Step) onPlugin() string {
+	switch s.Kind {
+	case WriteSharing:
+		return "set the device plugin's config: " + s.Config
+	case ReloadPlugin:
+		return "have the device plugin read its config"
+	default:
+		return "restart device plugin " + names(s.Pods)
 	}
 }
 

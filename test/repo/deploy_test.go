@@ -104,8 +104,11 @@ func TestManifestsDecodeStrictlyAndLieInOurNamespace(t *testing.T) {
 	clusterWide := []string{"Namespace", "ClusterRole", "ClusterRoleBinding"}
 	for _, m := range manifests(t) {
 		want := namespace
-		if slices.Contains(clusterWide, m.kind) {
+		switch {
+		case slices.Contains(clusterWide, m.kind):
 			want = ""
+		case strings.Contains(m.file, "overlays/gpu-operator/"):
+			want = "gpu-operator" // where its ConfigMaps are
 		}
 		if m.namespace != want {
 			t.Errorf("%s: %s %s is in namespace %q, want %q", m.file, m.kind, m.name, m.namespace, want)
@@ -182,7 +185,7 @@ func TestMIGConfigsAreReadByTheAgentsOwnParser(t *testing.T) {
 }
 
 func TestTheAgentsPodMountsWhatItDeclares(t *testing.T) {
-	written := []string{"dev", "run", "cdi-run", "cdi-etc"} // each says in the manifest what is written there
+	written := []string{"dev", "run", "cdi-run", "cdi-etc", "plugin-config"} // each says in the manifest what is written there
 	pod := the[*appsv1.DaemonSet](t, "gpuslice-agent").Spec.Template.Spec
 	mounts := map[string]corev1.VolumeMount{}
 	for _, m := range pod.Containers[0].VolumeMounts {
