@@ -177,6 +177,9 @@ func (a *Agent) observeKubelet(ctx context.Context, seen *observed, pods []corev
 	call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
 	defer cancel()
 	assigned, err := a.kubelet.Assignments(call)
+	if assigned.Premature(pods) {
+		assigned, err = nil, drain.ErrKubeletStarting
+	}
 	if err == nil {
 		seen.kubelet, err = a.kubelet.Allocatable(call)
 	}

@@ -297,7 +297,7 @@ func (w *world) administer(configs map[string]config.MIGConfig) {
 	w.restart()
 }
 
-// Assignments is kubelet's answer: each pod has the device that its annotation names.
+// Assignments is kubelet's answer: each pod is listed, and has the device that its annotation names.
 func (w *world) Assignments(ctx context.Context) (drain.Assignments, error) {
 	<-time.After(w.slowness)
 	if ctx.Err() != nil || w.deaf {
@@ -309,9 +309,11 @@ func (w *world) Assignments(ctx context.Context) (drain.Assignments, error) {
 		return nil, err
 	}
 	for _, p := range pods.Items {
+		given := map[string][]string{}
 		if device := p.Annotations["device"]; device != "" {
-			out[types.NamespacedName{Namespace: p.Namespace, Name: p.Name}] = map[string][]string{cmp.Or(p.Annotations["resource"], "nvidia.com/gpu"): {device}}
+			given[cmp.Or(p.Annotations["resource"], "nvidia.com/gpu")] = []string{device}
 		}
+		out[types.NamespacedName{Namespace: p.Namespace, Name: p.Name}] = given
 	}
 	return out, nil
 }

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
@@ -19,6 +20,9 @@ import (
 // ErrKubeletUnavailable means that kubelet's PodResources API could not be asked: its socket is missing, nobody listens
 // on it, or kubelet did not answer in time.
 var ErrKubeletUnavailable = errors.New("kubelet's PodResources API is not available")
+
+// ErrKubeletStarting means that kubelet lists no pods yet, though some run.
+var ErrKubeletStarting = fmt.Errorf("%w: kubelet has just started and lists no pods yet", ErrKubeletUnavailable)
 
 // resourcePrefix begins the name of every resource of NVIDIA's device plugins.
 const resourcePrefix = "nvidia.com/"
@@ -35,7 +39,8 @@ const ClaimDriver = "gpu.nvidia.com"
 const maxAnswer = 16 << 20
 
 // Assignments are the device ids that kubelet gave to each pod, as kubelet writes them, by resource (nvidia.com/ only).
-// Nil means that kubelet could not be asked, which is not the same as nothing being assigned.
+// Nil means that kubelet could not be asked, which is not the same as nothing being assigned. Every pod that kubelet lists is in
+// it, also those without devices.
 //
 // For each resource claim of a pod, "claim <its name>" has the drivers of the claim's devices, whosever they are. Kubelet
 // tells them since Kubernetes 1.34, and earlier where its feature KubeletPodResourcesDynamicResources is on.
@@ -69,6 +74,7 @@ func (k *Kubelet) Assignments(ctx context.Context) (Assignments, error) {
 	out := Assignments{}
 	for _, pod := range answer.GetPodResources() {
 		name := types.NamespacedName{Namespace: pod.GetNamespace(), Name: pod.GetName()}
+		out[name] = map[string][]string{}
 		for _, c := range pod.GetContainers() {
 			for _, d := range c.GetDevices() {
 				if strings.HasPrefix(d.GetResourceName(), resourcePrefix) {
@@ -115,12 +121,17 @@ func (k *Kubelet) Close() {
 	k.drop(k.conn)
 }
 
+// Premature reports whether kubelet has answered before it knew its pods, as it does for about a second after its start: it lists
+// none, though one of these runs. What it says then is not that nothing is assigned.
+func (a Assignments) Premature(pods []corev1.Pod) bool {
+	return a != nil && len(a) == 0 && slices.ContainsFunc(pods, func(p corev1.Pod) bool {
+		return p.Status.Phase == corev1.PodRunning && p.DeletionTimestamp == nil
+	})
+}
+
 func (a Assignments) add(pod types.NamespacedName, resource string, more []string) {
 	if len(more) == 0 {
 		return
-	}
-	if a[pod] == nil {
-		a[pod] = map[string][]string{}
 	}
 	ids := append(a[pod][resource], more...)
 	slices.Sort(ids)

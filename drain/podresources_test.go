@@ -6,11 +6,14 @@ import (
 	"net"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/gpuslice/gpuslice/drain"
@@ -114,6 +117,8 @@ func TestKubeletTellsWhichPodHasWhichDevice(t *testing.T) {
 		{Namespace: "team", Name: "two-containers"}: {gpu: {"GPU-1", "GPU-2::1"}, mig1g: {"MIG-1"}},
 		{Namespace: "team", Name: "restarted"}:      {gpu: {"GPU-3"}},
 		{Namespace: "team", Name: "claiming"}:       {"claim mine-x7k2p": {"dra.net", "gpu.nvidia.com"}},
+		{Namespace: "team", Name: "cpu-only"}:       {},
+		{Namespace: "team", Name: "freed"}:          {},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("Assignments (-want +got):\n%s", diff)
@@ -126,6 +131,34 @@ func TestKubeletWithNothingAssignedIsNotUnknown(t *testing.T) {
 	got, err := dial(t, at).Assignments(t.Context())
 	if err != nil || got == nil || len(got) != 0 {
 		t.Errorf("Assignments are %v, %v; want none, which is not nil", got, err)
+	}
+}
+
+// A real kubelet does: test/e2e, TestAKubeletThatHasJustStartedListsNoPods.
+func TestAnAnswerFromBeforeKubeletKnowsItsPodsIsToldFromOneThatNothingIsAssigned(t *testing.T) {
+	at := func(phase corev1.PodPhase, leaving bool) corev1.Pod {
+		p := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "a"}, Status: corev1.PodStatus{Phase: phase}}
+		if leaving {
+			p.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
+		}
+		return p
+	}
+	one := drain.Assignments{{Namespace: "team", Name: "a"}: {}}
+	for _, row := range []struct {
+		name     string
+		assigned drain.Assignments
+		pods     []corev1.Pod
+		want     bool
+	}{
+		{"a pod runs and none is listed", drain.Assignments{}, []corev1.Pod{at(corev1.PodPending, false), at(corev1.PodRunning, false)}, true},
+		{"one is listed", one, []corev1.Pod{at(corev1.PodRunning, false)}, false},
+		{"no pod runs", drain.Assignments{}, []corev1.Pod{at(corev1.PodPending, false), at(corev1.PodFailed, false)}, false},
+		{"the only pod is about to go", drain.Assignments{}, []corev1.Pod{at(corev1.PodRunning, true)}, false},
+		{"kubelet could not be asked", nil, []corev1.Pod{at(corev1.PodRunning, false)}, false},
+	} {
+		if got := row.assigned.Premature(row.pods); got != row.want {
+			t.Errorf("%s: premature %v, want %v", row.name, got, row.want)
+		}
 	}
 }
 

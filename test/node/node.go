@@ -186,7 +186,7 @@ func (n *Node) kubeletOptions(o Options, credentials *rest.Config) kubelet.Optio
 	return kubelet.Options{
 		Node: o.Name, Dir: filepath.Join(o.Dir, "kubelet"), Config: credentials, Labels: o.Labels, Log: o.Log,
 		SandboxBinary: o.Parts.Sandbox,
-		StatusPeriod:  10 * time.Second, ReportAtOnce: true,
+		StatusPeriod:  10 * time.Second, ReportAtOnce: true, ListDelay: time.Second,
 		HostPaths: map[string]string{"/": n.DriverRoot(), "/dev": "/dev", "/sys": filepath.Join(n.host(), "sys")},
 		Images: map[string]kubelet.Image{
 			DevicePluginImage: nvidia("nvidia-device-plugin"),

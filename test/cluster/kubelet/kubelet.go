@@ -57,6 +57,7 @@ type Options struct {
 	ReportAtOnce     bool             // devices that come and go are reported now, not with the next period
 	TerminationDelay time.Duration    // how long a pod without processes takes to end; 100 ms if 0
 	VolumeDelay      time.Duration    // from the change of a ConfigMap or Secret to the change of its files; 1 s if 0
+	ListDelay        time.Duration    // from a start of kubelet until PodResources lists its pods: about a second with a real one
 	RestartDelay     time.Duration    // before the first restart of an ended container; doubles up to 30 times; 1 s if 0
 	Log              *zap.Logger      // silent if nil
 
@@ -170,7 +171,7 @@ func (k *Kubelet) startServices(ctx context.Context) error {
 	if err := k.devices.start(ctx); err != nil {
 		return err
 	}
-	api, err := servePodResources(ctx, k.PodResourcesSocket(), k.devices, k.pods)
+	api, err := servePodResources(ctx, k.PodResourcesSocket(), k.devices, k.pods, k.ListDelay)
 	if err != nil {
 		return errors.Join(err, k.devices.stop())
 	}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
@@ -18,11 +19,13 @@ type podResources struct {
 	podresourcesv1.UnimplementedPodResourcesListerServer
 	devices *deviceTable
 	pods    *podWatch
+	lists   time.Time // when it begins to know its pods: before, a kubelet answers and lists none
 	server  *grpc.Server
 	serving sync.WaitGroup
 }
 
-func servePodResources(ctx context.Context, socket string, devices *deviceTable, pods *podWatch) (*podResources, error) {
+func servePodResources(ctx context.Context, socket string, devices *deviceTable, pods *podWatch, delay time.Duration,
+) (*podResources, error) {
 	dir := filepath.Dir(socket)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("making the directory of PodResources: %w", err)
@@ -34,7 +37,7 @@ func servePodResources(ctx context.Context, socket string, devices *deviceTable,
 	if err != nil {
 		return nil, err
 	}
-	p := &podResources{devices: devices, pods: pods, server: grpc.NewServer()}
+	p := &podResources{devices: devices, pods: pods, lists: devices.clock.Now().Add(delay), server: grpc.NewServer()}
 	podresourcesv1.RegisterPodResourcesListerServer(p.server, p)
 	p.serving.Go(func() { _ = p.server.Serve(listener) }) // its only end is stop
 	return p, nil
@@ -48,6 +51,9 @@ func (p *podResources) stop() {
 // List tells which devices each active pod has. Pods without devices are listed too.
 func (p *podResources) List(context.Context, *podresourcesv1.ListPodResourcesRequest) (*podresourcesv1.ListPodResourcesResponse, error) {
 	answer := &podresourcesv1.ListPodResourcesResponse{}
+	if p.devices.clock.Now().Before(p.lists) {
+		return answer, nil
+	}
 	for _, pod := range p.pods.active() {
 		answer.PodResources = append(answer.PodResources, p.of(pod))
 	}

@@ -103,7 +103,7 @@ func TestTheTimeLineOfDevicePluginsIsThatOfARealKubelet(t *testing.T) {
 	}
 	running, boots := &podProcesses{ids: map[types.UID]int{}}, 0
 	o := kubelet.Options{
-		Node: name, Dir: shortDir(t), Config: credentials, SandboxBinary: box, ReportAtOnce: true,
+		Node: name, Dir: shortDir(t), Config: credentials, SandboxBinary: box, ReportAtOnce: true, ListDelay: time.Second,
 		Images: map[string]kubelet.Image{"pause": {Path: pause}}, OnStart: running.started,
 		RestartDelay: 100 * time.Millisecond,
 	}
