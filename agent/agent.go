@@ -14,7 +14,6 @@ import (
 
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/clock"
@@ -123,7 +122,6 @@ type Agent struct {
 	strangers    told                 // who holds what is to go, and is of no pod
 	waits        map[string]time.Time // when the waits began that have a time of their own, by what is waited for
 	budgets      chan map[string]bool // namespaces of disruption budgets that are in the way
-	told         map[types.UID]string // which config each reader of the device plugin's has been told to read
 	staleSince   time.Time            // when labels of GPU feature discovery were first seen to lag behind the change
 	nudged       bool                 // the device plugin was started anew, for want of capacity
 	rebooting    bool                 // this process has asked logind for a reboot
@@ -145,7 +143,7 @@ func New(o Options) *Agent {
 			JournalKey:      config.AnnotationJournal,
 			KeepCordonedKey: config.AnnotationKeepCordoned,
 		},
-		pluginConfigs: o.Plugin, pluginFile: cmp.Or(o.PluginFile, o.Settings.DevicePlugin.ConfigFile), told: map[types.UID]string{},
+		pluginConfigs: o.Plugin, pluginFile: cmp.Or(o.PluginFile, o.Settings.DevicePlugin.ConfigFile),
 		attempts: map[string]attempt{}, done: map[string]int{}, waits: map[string]time.Time{}, started: map[string]start{}, foundFree: map[string]time.Time{},
 	}
 }

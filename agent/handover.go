@@ -193,8 +193,11 @@ func (a *Agent) reloadPlugin(ctx context.Context, seen observed, want wish, step
 		defer cancel()
 		told, err := a.processes.Hangup(call, untold, readers)
 		for _, c := range told {
-			a.told[c.PodUID] = hash(seen.plugin.text)
+			seen.plugin.told[c.PodUID] = hash(seen.plugin.text)
 			a.log.Info("told to read the device plugin's config", zap.String("command", c.Command), zap.Int("pid", c.PID))
+		}
+		if noted := a.noteTold(seen.plugin); err == nil {
+			err = noted
 		}
 		if err != nil || len(a.untold(seen.plugin)) == 0 {
 			return err

@@ -3,6 +3,7 @@ package agent
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -12,9 +13,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/renameio/v2"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/config"
 )
@@ -35,9 +38,10 @@ type pluginConfig struct {
 	now    *config.PluginConfig
 	lost   error // why now is not known
 
-	written time.Time      // when the file was
-	readers []corev1.Pod   // pods that read the file
-	manager *configManager // of a plugin that gets its config by label
+	written time.Time            // when the file was
+	told    map[types.UID]string // readers that were told to read the file since they started, and a hash of what it said then
+	readers []corev1.Pod         // pods that read the file
+	manager *configManager       // of a plugin that gets its config by label
 }
 
 // configManager is NVIDIA's sidecar of the device plugin, which brings it the config that a label of the node names.
@@ -160,6 +164,7 @@ func managerOf(pod corev1.Pod) *configManager {
 
 // readPluginFile reads the config file of the host. One that is not there is how a plugin runs that shares nothing.
 func (a *Agent) readPluginFile(p *pluginConfig) {
+	p.told = a.readTold()
 	text, err := os.ReadFile(filepath.Clean(a.pluginFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		p.now = &config.PluginConfig{Sharing: config.Sharing{Strategy: config.SharingNone}}
@@ -179,6 +184,40 @@ func (a *Agent) readPluginFile(p *pluginConfig) {
 		return
 	}
 	p.now = &parsed
+}
+
+// toldFile is beside the plugin's config file. What it says can be lost: who was told is told again.
+const toldFile = ".told"
+
+// readTold is who was told to read the plugin's config file, by any agent of this node.
+func (a *Agent) readTold() map[types.UID]string {
+	told := map[types.UID]string{}
+	text, err := os.ReadFile(filepath.Clean(a.pluginFile + toldFile))
+	if err == nil {
+		err = json.Unmarshal(text, &told)
+	}
+	if err != nil {
+		return map[types.UID]string{}
+	}
+	return told
+}
+
+// noteTold keeps who was told, of those who are still there.
+func (a *Agent) noteTold(p pluginConfig) error {
+	kept := map[types.UID]string{}
+	for _, pod := range p.readers {
+		if what, ok := p.told[pod.UID]; ok {
+			kept[pod.UID] = what
+		}
+	}
+	text, err := json.Marshal(kept)
+	if err == nil {
+		err = renameio.WriteFile(a.pluginFile+toldFile, text, 0o644)
+	}
+	if err != nil {
+		return fmt.Errorf("noting who was told to read the device plugin's config: %w", err)
+	}
+	return nil
 }
 
 // readManaged reads the config that the plugin's config manager takes by the node's label.

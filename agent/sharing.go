@@ -197,7 +197,7 @@ func (a *Agent) pluginTold(seen observed) bool {
 func (a *Agent) untold(p pluginConfig) []types.UID {
 	var out []types.UID
 	for _, pod := range p.readers {
-		if a.told[pod.UID] == hash(p.text) {
+		if p.told[pod.UID] == hash(p.text) {
 			continue
 		}
 		for _, c := range pod.Status.ContainerStatuses {

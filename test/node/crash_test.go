@@ -266,3 +266,65 @@ func (r *rig) deployment(namespace, name string, limits map[string]string) {
 		r.t.Fatal(err)
 	}
 }
+
+// Promise 8, where a pod holds a share that goes and the device plugin is given other configs: one agent does each step.
+func TestKilledAtEachBorderOfAChangeOfSharingItEndsTheSame(t *testing.T) {
+	t.Parallel()
+	for _, way := range []struct {
+		name   string
+		option option
+	}{{"file", configFile}, {"configmap", configManager}} {
+		t.Run(way.name, func(t *testing.T) {
+			t.Parallel()
+			profiles := "crash-" + way.name
+			r := newRig(t, twoH100, "devicePlugin: {handover: "+way.name+"}\nprofiles: {name: "+profiles+"}\n", way.option)
+			r.configMapOf(profiles, map[string]string{"profiles.yaml": sharingProfiles})
+			r.awaitOffered("nvidia.com/gpu", 2)
+			holder := r.holder(clustertest.Namespace(t), "holder")
+			r.run()
+			for profile, replicas := range map[string]int{"four-each": 4, "three-each": 3} {
+				r.label(config.LabelProfile, profile)
+				deaths := r.killAtEachBorder(converged(profile))
+				t.Logf("%s after %d deaths: %s", profile, len(deaths), strings.Join(deaths, "; "))
+				r.givenBack(r.node())
+				r.offers("nvidia.com/gpu", replicas)
+				for _, kind := range []string{"set the device plugin's config", "release"} {
+					if !slices.ContainsFunc(deaths, func(step string) bool { return strings.Contains(step, kind) }) {
+						t.Errorf("no agent died after a step of the kind %q", kind)
+					}
+				}
+			}
+			r.hasLeft(holder)
+		})
+	}
+}
+
+// killAtEachBorder kills each agent as soon as it has said that a step is done, until the node is as it shall be. It returns what each
+// has said last.
+func (r *rig) killAtEachBorder(arrived func(*corev1.Node) bool) []string {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(r.t.Context(), 2*patience)
+	defer cancel()
+	there := make(chan bool, 1)
+	go func() {
+		_, ok := r.seek(ctx, arrived)
+		there <- ok
+	}()
+	var deaths []string
+	for {
+		select {
+		case ok := <-there:
+			if !ok {
+				r.t.Fatalf("the node does not come to its end; it says:\n%s", words(r.node()))
+			}
+			return deaths
+		case step, runs := <-r.agents.running.steps:
+			if !runs {
+				r.t.Fatalf("the agent ended by itself after %q", deaths)
+			}
+			deaths = append(deaths, step)
+			r.kill()
+			r.run()
+		}
+	}
+}
