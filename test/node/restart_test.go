@@ -1,7 +1,6 @@
 package node_test
 
 import (
-	"context"
 	"slices"
 	"testing"
 	"time"
@@ -10,7 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
@@ -30,16 +28,19 @@ func TestAKubeletThatHasJustStartedIsNoReasonToEvictFromOtherGPUs(t *testing.T) 
 		pods[name] = r.awaitPod(namespace, metav1.ListOptions{FieldSelector: "metadata.name=" + name}, running)
 	}
 	evicted := map[types.UID]string{}
-	if err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, patience, true, func(context.Context) (bool, error) {
-		devices := r.assignments(namespace)
-		for name, ids := range devices {
-			if slices.Contains(ids, r.GPUs.UUIDs()[0]) {
-				evicted[pods[name].UID] = name
-			}
+	deadline := time.After(patience)
+	devices := r.assignments(namespace)
+	for ; len(devices) < len(pods); devices = r.assignments(namespace) {
+		select {
+		case <-deadline:
+			t.Fatalf("kubelet lists %v", devices)
+		case <-time.After(50 * time.Millisecond):
 		}
-		return len(devices) == len(pods), nil
-	}); err != nil {
-		t.Fatal(err)
+	}
+	for name, ids := range devices {
+		if slices.Contains(ids, r.GPUs.UUIDs()[0]) {
+			evicted[pods[name].UID] = name
+		}
 	}
 	r.run()
 	r.awaitReason(config.ReasonNoWish)
