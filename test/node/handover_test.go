@@ -1,6 +1,7 @@
 package node_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -193,4 +195,67 @@ func TestAConfigByWhichThePluginEndsIsTakenBack(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Promises 2 and 3: more replicas disturb nobody, not even by a cordon; of fewer, those that go are taken from who has them, and
+// nobody else can tell that anything has happened.
+func TestOnlyHoldersOfReplicasThatGoLeave(t *testing.T) {
+	t.Parallel()
+	const profiles = `apiVersion: gpuslice.io/v1alpha1
+kind: Profiles
+profiles:
+  two-each: {sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}}
+  four-each: {sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}}
+`
+	r := newRig(t, twoH100, "profiles: {name: replicas}\n", configFile)
+	r.configMapOf("replicas", map[string]string{"profiles.yaml": profiles})
+	r.awaitOffered("nvidia.com/gpu", 2)
+	r.run()
+	r.shares("two-each", "nvidia.com/gpu", 2)
+	namespace := clustertest.Namespace(t)
+	fill := func(from, to int) map[types.UID]*corev1.Pod {
+		for i := from; i < to; i++ {
+			r.pod(namespace, fmt.Sprintf("user-%d", i), map[string]string{"nvidia.com/gpu": "1"})
+		}
+		return r.awaitPods(namespace, fmt.Sprintf("%d pods", to), func(pods map[types.UID]*corev1.Pod) bool {
+			return len(pods) == to && all(pods, running)
+		})
+	}
+	first, cordons := fill(0, 4), r.cordons()
+	devices := r.assignments(namespace)
+	r.shares("four-each", "nvidia.com/gpu", 4)
+	r.undisturbed(namespace, first, devices)
+	if now := r.cordons(); now != cordons {
+		t.Errorf("the node was cordoned %d times for more replicas", now-cordons)
+	}
+
+	everybody := fill(4, 8)
+	devices = r.assignments(namespace)
+	goes := func(pod *corev1.Pod) bool {
+		_, replica, _ := strings.Cut(devices[pod.Name][0], "::")
+		return replica == "2" || replica == "3"
+	}
+	leaves := those(everybody, goes)
+	if len(leaves) != 4 {
+		t.Fatalf("%d pods have a replica that goes, want 4: %v", len(leaves), devices)
+	}
+	r.shares("two-each", "nvidia.com/gpu", 2)
+	if diff := cmp.Diff(names(leaves), r.evictions(namespace)); diff != "" {
+		t.Errorf("evicted pods (-those with a replica that goes +asked for):\n%s", diff)
+	}
+	r.undisturbed(namespace, those(everybody, func(pod *corev1.Pod) bool { return !goes(pod) }), devices)
+	if now := r.cordons(); now != cordons+1 {
+		t.Errorf("the node was cordoned %d times for fewer replicas", now-cordons)
+	}
+}
+
+// cordons counts how often the agent has cordoned the node.
+func (r *rig) cordons() (n int) {
+	r.t.Helper()
+	for _, w := range r.writes("nodes") {
+		if strings.Contains(w.Body, `"unschedulable":true`) {
+			n++
+		}
+	}
+	return n
 }
