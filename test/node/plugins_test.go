@@ -31,7 +31,7 @@ import (
 // configFile makes a node on which the plugin and GPU feature discovery are run with a file of the host's, as
 // deploy/overlays/device-plugin deploys them.
 func configFile(o *node.Options) {
-	o.Labels = map[string]string{"nvidia.com/gpu.present": "true"}
+	o.Labels = map[string]string{"nvidia.com/gpu.present": "true", "test.gpuslice.io/config-file": "true"}
 }
 
 // configManager makes a node on which config-manager gives them the key of a ConfigMap that the node's label names.
