@@ -221,12 +221,17 @@ func (a *Agent) notePlugin(j *Journal, seen observed, steps []plan.Step) error {
 			j.Operands = append(j.Operands, string(pod.UID))
 		}
 	}
-	if j.Plugin != nil || !slices.ContainsFunc(steps, func(s plan.Step) bool { return s.Kind == plan.WriteSharing }) {
+	changes := slices.ContainsFunc(steps, func(s plan.Step) bool { return s.Kind == plan.WriteSharing })
+	if seen.plugin.way == "" || j.Plugin != nil && (!j.Plugin.Stays || !changes) {
 		return nil
 	}
 	former, err := a.formerPlugin(seen)
+	if err != nil {
+		return err
+	}
+	former.Stays = !changes
 	j.Plugin = former
-	return err
+	return nil
 }
 
 // cutsAnew reports whether the steps change what the device plugin reads when it starts, and never again.

@@ -43,6 +43,8 @@ type formerPlugin struct {
 	Namespace string          `json:"namespace,omitempty"` // of the ConfigMap
 	ConfigMap string          `json:"configMap,omitempty"` // whose keys the label names
 	Dir       string          `json:"dir,omitempty"`       // where the config manager sees them
+	Fallback  string          `json:"fallback,omitempty"`  // the key for nodes without the label
+	Stays     bool            `json:"stays,omitempty"`     // the change leaves it alone: it is noted for as long as the plugin is away
 }
 
 // manager is what is known of the plugin's config manager while it is away.
@@ -50,7 +52,7 @@ func (f *formerPlugin) manager() *configManager {
 	if f.Label == "" {
 		return nil
 	}
-	return &configManager{label: f.Label, namespace: f.Namespace, configMap: f.ConfigMap, dir: f.Dir}
+	return &configManager{label: f.Label, namespace: f.Namespace, configMap: f.ConfigMap, dir: f.Dir, fallback: f.Fallback}
 }
 
 // maxFormer bounds the text that the journal holds. All annotations of a node together may take 256 KiB.
@@ -62,7 +64,7 @@ func (a *Agent) formerPlugin(seen observed) (*formerPlugin, error) {
 	p := seen.plugin
 	f := &formerPlugin{Way: p.way, Text: p.text, MPS: p.now != nil && p.now.Sharing.Strategy == config.SharingMPS}
 	if m := p.manager; m != nil {
-		f.Label, f.Namespace, f.ConfigMap, f.Dir = m.label, m.namespace, m.configMap, m.dir
+		f.Label, f.Namespace, f.ConfigMap, f.Dir, f.Fallback = m.label, m.namespace, m.configMap, m.dir, m.fallback
 	} else if !p.exists {
 		text, err := a.pluginConfigs.Render(nil, config.Sharing{Strategy: config.SharingNone})
 		if err != nil {
@@ -170,7 +172,7 @@ func (a *Agent) patchConfigMap(ctx context.Context, m *configManager, key string
 // collectKey takes the key away that the node was given before by us, unless another node goes by it.
 func (a *Agent) collectKey(ctx context.Context, seen observed) {
 	former := seen.journal.Plugin
-	if former == nil || former.manager() == nil || !strings.HasPrefix(former.Text, ownKey) || seen.node.Labels[former.Label] == former.Text {
+	if former == nil || former.Stays || former.manager() == nil || !strings.HasPrefix(former.Text, ownKey) || seen.node.Labels[former.Label] == former.Text {
 		return
 	}
 	api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)

@@ -162,7 +162,7 @@ func (j *Journal) encode() (string, error) {
 	if len(j.Paused)+len(j.Stopped) > 0 {
 		out.Version = journalOfOperands
 	}
-	if j.Plugin != nil {
+	if j.changesPlugin() {
 		out.Version = journalOfPlugin
 	}
 	b, err := json.Marshal(&out)
@@ -197,11 +197,14 @@ func (j *Journal) summary() string {
 	if n := len(j.Previous); n > 0 {
 		owed = append(owed, fmt.Sprintf("geometry of %d GPUs if it fails", n))
 	}
-	if j.Plugin != nil {
+	if j.changesPlugin() {
 		owed = append(owed, "the device plugin's config if it fails")
 	}
 	return fmt.Sprintf("%s since %s; to be given back: %s", text, j.Started.UTC().Format(time.RFC3339), cmp.Or(strings.Join(owed, "; "), "nothing"))
 }
+
+// changesPlugin reports whether the change gives the device plugin another config.
+func (j *Journal) changesPlugin() bool { return j.Plugin != nil && !j.Plugin.Stays }
 
 // paused are the labels of which the journal holds the former value.
 func (j *Journal) paused() map[string]bool {

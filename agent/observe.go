@@ -358,7 +358,7 @@ func (a *Agent) planned(s observed, want wish) plan.Observed {
 	if j := s.journal; j != nil {
 		out.Journal = plan.Journal{
 			Owed: true, Cordoned: j.Cordoned, Other: s.other(want), Cuts: j.cuts(), Persistent: j.persistent(), Proven: j.Proven,
-			Paused: j.paused(), Stopped: j.stopped(), MPS: j.Plugin != nil && j.Plugin.MPS,
+			Paused: j.paused(), Stopped: j.stopped(), MPS: j.changesPlugin() && j.Plugin.MPS,
 		}
 	}
 	for _, p := range s.mustLeave() {

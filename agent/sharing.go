@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/agent/plan"
@@ -127,6 +128,8 @@ func (a *Agent) namedConfig(ctx context.Context, seen *observed, key string) (*p
 		return nil, noHandover(p, len(seen.operands) == 0)
 	case p.manager != nil && isUnseen(p.lost):
 		return nil, p.lost
+	case p.manager != nil && apierrors.IsForbidden(p.lost):
+		return nil, nil // what it means is between the label and the config manager
 	case p.manager != nil && p.now == nil:
 		return nil, &Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("label %s=%s: %v", p.manager.label, key, p.lost)}
 	case p.manager != nil:
@@ -155,7 +158,7 @@ func (a *Agent) namedConfig(ctx context.Context, seen *observed, key string) (*p
 // former is the way back to the config that the plugin had.
 func (a *Agent) former(seen *observed) *pluginWish {
 	j := seen.journal
-	if j.Plugin == nil {
+	if !j.changesPlugin() {
 		return nil
 	}
 	want := &pluginWish{text: j.Plugin.Text, exact: true}
@@ -220,7 +223,7 @@ func plannedSharing(s config.Sharing, strategy config.MIGStrategy) *plan.Sharing
 func (a *Agent) plannedPlugin(seen observed, want wish) plan.Plugin {
 	p := seen.plugin
 	out := plan.Plugin{
-		Set: seen.pluginSet(want.plugin), Told: a.pluginTold(seen), Tells: p.manager == nil, Noted: seen.journal != nil && seen.journal.Plugin != nil,
+		Set: seen.pluginSet(want.plugin), Told: a.pluginTold(seen), Tells: p.manager == nil, Noted: seen.journal != nil && seen.journal.changesPlugin(),
 	}
 	if p.now != nil {
 		out.Now = plannedSharing(p.now.Sharing, p.now.MIGStrategy)

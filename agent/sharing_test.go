@@ -450,3 +450,32 @@ func TestGhostsAreRemovedWhereTheSettingsSaySo(t *testing.T) {
 		})
 	}
 }
+
+func TestAConfigThatALabelNamesStaysWhileTheGPUsAreCut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.settings.DevicePlugin.ConfigMap = config.ConfigMapName{Namespace: "gpuslice", Name: "device-plugin-config"}
+		w.shares()
+		_, err := w.client.CoreV1().ConfigMaps("gpuslice").Create(t.Context(), &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Name: "device-plugin-config", Namespace: "gpuslice"},
+			Data:       map[string]string{"plain": "version: v1\n"},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelDevicePluginConfig, "plain") })
+		for _, name := range []string{"all-disabled", "all-1g.10gb", "all-balanced"} {
+			w.label(name)
+			w.passes(name, func() bool {
+				if strings.Contains(w.node().Annotations[config.AnnotationJournal], "given up") || w.condition().Reason == string(config.ReasonRollingBack) {
+					t.Fatalf("the change to %s is undone: %s", name, w.condition().Message)
+				}
+				w.forget()
+				c := w.condition()
+				return c.Reason == string(config.ReasonConverged) && strings.HasPrefix(c.Message, name+" + plain:") && !w.owed()
+			})
+		}
+		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) })
+		w.passes("the plugin's config alone", func() bool { return strings.HasPrefix(w.condition().Message, "plain:") })
+	})
+}
