@@ -205,7 +205,7 @@ func (a *Agent) awaitCapacity(ctx context.Context, seen observed, want wish, ste
 // mendPlugin ends a change whose config the device plugin does not run by. Otherwise, for want of capacity, it evicts the plugin once: one
 // has been seen to register and to be forgotten by kubelet.
 func (a *Agent) mendPlugin(ctx context.Context, seen observed, want wish, step plan.Step, fresh bool) error {
-	if fails := seen.pluginFails(); fails != "" && seen.journal.changesPlugin() && !want.undo {
+	if fails := a.pluginFails(seen); fails != "" && seen.journal.changesPlugin() && !want.undo {
 		return &Failure{Wish: want.fingerprint, Reason: config.ReasonPluginFailed, Message: "the device plugin does not run by its new config: " + fails}
 	}
 	half := a.verifying.Add(a.settings.Timeouts.Capacity / 2)

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -219,15 +220,17 @@ func (a *Agent) reloadPlugin(ctx context.Context, seen observed, want wish, step
 }
 
 // pluginFails is why the device plugin does not run by its present config; empty if it does, or has not tried.
-func (s observed) pluginFails() string {
+// What else is in its pod does not count: a config manager ends once where it cannot find the plugin to tell.
+func (a *Agent) pluginFails(s observed) string {
 	since := s.plugin.written
 	if s.journal != nil && since.IsZero() {
 		since = s.journal.Started
 	}
+	plugin := a.settings.DevicePlugin.Containers
 	for _, pod := range s.operands {
 		for _, c := range pod.Status.ContainerStatuses {
 			last := c.LastTerminationState.Terminated
-			if c.State.Waiting == nil || c.State.Waiting.Reason != "CrashLoopBackOff" || last == nil || last.FinishedAt.Time.Before(since) {
+			if len(plugin) > 0 && !slices.Contains(plugin, c.Name) || c.State.Waiting == nil || c.State.Waiting.Reason != "CrashLoopBackOff" || last == nil || last.FinishedAt.Time.Before(since) {
 				continue
 			}
 			text := fmt.Sprintf("container %s of pod %s/%s ends again and again, with exit code %d", c.Name, pod.Namespace, pod.Name, last.ExitCode)

@@ -479,3 +479,35 @@ func TestAConfigThatALabelNamesStaysWhileTheGPUsAreCut(t *testing.T) {
 		w.passes("the plugin's config alone", func() bool { return strings.HasPrefix(w.condition().Message, "plain:") })
 	})
 }
+
+func TestASidecarOfThePluginThatEndsIsNoFailureOfThePlugin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.shares()
+		w.profile("two")
+		w.reach("two")
+		w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, "nvidia.com/gpu.replicas", "2") }) // which takes its time to change
+		pods, err := w.client.CoreV1().Pods("kube-system").List(t.Context(), metav1.ListOptions{})
+		if err != nil || len(pods.Items) != 1 {
+			t.Fatalf("%d pods, %v", len(pods.Items), err)
+		}
+		plugin := &pods.Items[0]
+		plugin.Status.ContainerStatuses = append(plugin.Status.ContainerStatuses, corev1.ContainerStatus{
+			Name:  "nvidia-device-plugin-sidecar",
+			State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}},
+			LastTerminationState: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{
+				ExitCode: 1, FinishedAt: metav1.NewTime(time.Now().Add(time.Hour)),
+			}},
+		})
+		if _, err := w.client.CoreV1().Pods("kube-system").UpdateStatus(t.Context(), plugin, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.profile("four")
+		w.passes("four", func() bool {
+			if w.condition().Reason == string(config.ReasonPluginFailed) {
+				t.Fatal(w.condition().Message)
+			}
+			return w.condition().Reason == string(config.ReasonConverged) && strings.HasPrefix(w.condition().Message, "four:")
+		})
+	})
+}
