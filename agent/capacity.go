@@ -151,7 +151,7 @@ func (a *Agent) awaitFeatures(seen *observed, want *pluginWish) {
 	case a.staleSince.IsZero():
 		a.staleSince = a.clock.Now()
 		seen.capacity = stale
-	case a.clock.Since(a.staleSince) < featurePatience:
+	case a.clock.Since(a.staleSince) < min(featurePatience, a.settings.Timeouts.Capacity/2):
 		seen.capacity = stale
 	}
 }

@@ -25,6 +25,7 @@ type wish struct {
 	targets     plan.Targets // GPU by GPU
 	plugin      *pluginWish  // nil leaves the device plugin's config as it is
 	keys        *nodeKeys    // of a profile; nil leaves the node's labels and taints as they are
+	later       bool         // the device plugin is asked for a config once it is there: the startup taint keeps it away
 	drain       *config.DrainOverrides
 	fingerprint string // tells this wish from any other, on these GPUs
 	undo        bool   // the way back is taken instead
@@ -41,14 +42,8 @@ func (a *Agent) desired(ctx context.Context, seen *observed) (wish, error) {
 	if seen.journal != nil && seen.journal.Plugin != nil {
 		a.observePlugin(ctx, seen)
 	}
-	if want.name == "" {
-		switch {
-		case seen.journal != nil && seen.journal.Target == "":
-			return want, errors.New("nothing is asked for, and what an agent has left on the node is given back")
-		case seen.journal != nil:
-			return want, fmt.Errorf("the label that asked for %s was removed in the middle of the change", seen.journal.Target)
-		}
-		return want, nil
+	if err := seen.withdrawn(want); err != nil || want.name == "" {
+		return want, err
 	}
 	wishes := map[nvml.UUID]nvml.Wish{}
 	if want.label != config.LabelDevicePluginConfig {
@@ -62,9 +57,7 @@ func (a *Agent) desired(ctx context.Context, seen *observed) (wish, error) {
 		}
 	}
 	if pluginKey != "" {
-		a.observePlugin(ctx, seen)
-		var err error
-		if want.plugin, err = a.namedConfig(ctx, seen, pluginKey); err != nil {
+		if err := a.askPlugin(ctx, seen, &want, func() (*pluginWish, error) { return a.namedConfig(ctx, seen, pluginKey) }); err != nil {
 			return want, err
 		}
 	}
@@ -79,12 +72,44 @@ func (a *Agent) desired(ctx context.Context, seen *observed) (wish, error) {
 	return want, nil
 }
 
+// withdrawn says of a change that is under way that nobody asks for it any more.
+func (s observed) withdrawn(want wish) error {
+	if s.journal == nil {
+		return nil
+	}
+	// What a profile has put into the label of the device plugin's config is ours, and nobody's wish.
+	leaves := want.label != config.LabelProfile && s.journal.changesPlugin() && s.journal.Plugin.Label != ""
+	switch {
+	case want.name == "" && s.journal.Target == "":
+		return errors.New("nothing is asked for, and what an agent has left on the node is given back")
+	case want.name == "" || leaves:
+		return fmt.Errorf("the label that asked for %s was removed in the middle of the change", s.journal.Target)
+	default:
+		return nil
+	}
+}
+
+// askPlugin adds to the wish what is asked of the device plugin's config. Where the plugin is kept away because the node has just been
+// registered, that comes later.
+func (a *Agent) askPlugin(ctx context.Context, seen *observed, want *wish, ask func() (*pluginWish, error)) error {
+	a.observePlugin(ctx, seen)
+	var err error
+	want.plugin, err = ask()
+	if want.later = seen.keepsPluginAway(err); want.later {
+		return nil
+	}
+	return err
+}
+
 // asked is what the node's labels name, and by what they name it: a profile alone, or a MIG config and a config of the device plugin.
 func (a *Agent) asked(node *corev1.Node) (want wish, pluginKey string) {
 	if name := node.Labels[config.LabelProfile]; name != "" {
 		return wish{label: config.LabelProfile, name: name}, ""
 	}
 	pluginKey = cmp.Or(node.Labels[config.LabelDevicePluginConfig], a.settings.DevicePlugin.DefaultConfig)
+	if strings.HasPrefix(pluginKey, ownKey) { // left by a profile
+		pluginKey = ""
+	}
 	want = wish{label: config.LabelMIGConfig, name: node.Labels[config.LabelMIGConfig]}
 	switch {
 	case pluginKey == "":
@@ -92,6 +117,9 @@ func (a *Agent) asked(node *corev1.Node) (want wish, pluginKey string) {
 		want.label, want.name = config.LabelDevicePluginConfig, pluginKey
 	default:
 		want.name += pluginSeparator + pluginKey
+	}
+	if want.name != "" {
+		want.keys = &nodeKeys{} // those of a profile go when something else is asked for
 	}
 	return want, pluginKey
 }
@@ -117,13 +145,20 @@ func (a *Agent) apply(ctx context.Context, seen *observed, want *wish, profile c
 			Message: fmt.Sprintf("profile %s: %s, which is not ours to change; take it away, or out of the profile", want.name, foreign),
 		}
 	}
+	if unbearable := unbearable(*seen, profile.Taints); unbearable != "" {
+		return &Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("profile %s: %s", want.name, unbearable)}
+	}
 	if profile.Sharing == nil {
 		return nil
 	}
-	a.observePlugin(ctx, seen)
-	var err error
-	want.plugin, err = a.sharingOf(seen, *profile.Sharing)
-	return err
+	return a.askPlugin(ctx, seen, want, func() (*pluginWish, error) { return a.sharingOf(seen, *profile.Sharing) })
+}
+
+// keepsPluginAway reports whether there is no device plugin to be asked for anything because the node has just been registered.
+func (s observed) keepsPluginAway(err error) bool {
+	var waiting *Waiting
+	return errors.As(err, &waiting) && waiting.Reason == config.ReasonNoDevicePlugin &&
+		(s.startup != nil || s.journal != nil && s.journal.Startup != nil)
 }
 
 func targets(wishes map[nvml.UUID]nvml.Wish) plan.Targets {

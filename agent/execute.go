@@ -103,7 +103,7 @@ func (a *Agent) deadline(seen observed, want wish, step plan.Step) time.Time {
 
 // taking reports whether the step takes something away that succeeds at once, and that somebody else may bring back at once.
 func taking(step plan.Step) bool {
-	return step.Kind == plan.Fence || step.Kind == plan.PauseOperands || step.Kind == plan.StopUnits
+	return step.Kind == plan.Fence || step.Kind == plan.PauseOperands || step.Kind == plan.StopUnits || step.Kind == plan.PublishNodeKeys
 }
 
 // succeeded counts the successes of steps that are bounded by inVain.

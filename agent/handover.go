@@ -39,6 +39,8 @@ var readers = []string{"nvidia-device-plugin", "gpu-feature-discovery", "mps-con
 type formerPlugin struct {
 	Way       config.Handover `json:"way"`
 	Text      string          `json:"text"`                // of the file; by label, the label's value, empty for no label
+	Absent    bool            `json:"absent,omitempty"`    // there was no file
+	Body      string          `json:"body,omitempty"`      // of the key that the label named, if that was ours: another node may collect it
 	MPS       bool            `json:"mps,omitempty"`       // it shared GPUs by MPS
 	Label     string          `json:"label,omitempty"`     // of the node
 	Namespace string          `json:"namespace,omitempty"` // of the ConfigMap
@@ -66,14 +68,17 @@ func (a *Agent) formerPlugin(seen observed) (*formerPlugin, error) {
 	f := &formerPlugin{Way: p.way, Text: p.text, MPS: p.now != nil && p.now.Sharing.Strategy == config.SharingMPS}
 	if m := p.manager; m != nil {
 		f.Label, f.Namespace, f.ConfigMap, f.Dir, f.Fallback = m.label, m.namespace, m.configMap, m.dir, m.fallback
+		if strings.HasPrefix(p.text, ownKey) {
+			f.Body = m.files[p.text]
+		}
 	} else if !p.exists {
 		text, err := a.pluginConfigs.Render(nil, config.Sharing{Strategy: config.SharingNone})
 		if err != nil {
 			return nil, err
 		}
-		f.Text = string(text)
+		f.Text, f.Absent = string(text), true
 	}
-	if len(f.Text) > maxFormer {
+	if len(f.Text)+len(f.Body) > maxFormer {
 		return nil, &Stalled{
 			Reason:  config.ReasonNoHandover,
 			Message: fmt.Sprintf("noting the device plugin's config %s: %v; shorten it", a.settings.DevicePlugin.ConfigFile, errTooLong),
@@ -196,7 +201,7 @@ func (a *Agent) reloadPlugin(ctx context.Context, seen observed, want wish, step
 		defer cancel()
 		told, err := a.processes.Hangup(call, untold, readers)
 		for _, c := range told {
-			seen.plugin.told[c.PodUID] = hash(seen.plugin.text)
+			seen.plugin.told[c.PodUID] = seen.plugin.writing()
 			a.log.Info("told to read the device plugin's config", zap.String("command", c.Command), zap.Int("pid", c.PID))
 		}
 		if noted := a.noteTold(seen.plugin); err == nil {

@@ -33,7 +33,7 @@ func (a *Agent) steps(ctx context.Context, seen *observed, want wish, targets pl
 
 // desired is all that the planner goes by.
 func (w wish) desired(targets plan.Targets) plan.Desired {
-	out := plan.Desired{GPUs: targets, Config: w.plugin.configText()}
+	out := plan.Desired{GPUs: targets, Config: w.plugin.configText(), Later: w.later}
 	if w.plugin != nil {
 		out.Sharing = plannedSharing(w.plugin.sharing, w.plugin.strategy)
 	}

@@ -2,12 +2,14 @@ package agent
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/gpuslice/gpuslice/config"
 )
@@ -45,6 +47,23 @@ func foreignKey(node *corev1.Node, want nodeKeys) string {
 		i := taintAt(node.Spec.Taints, t)
 		if i >= 0 && taintAt(ours.Taints, t) < 0 && node.Spec.Taints[i].Value != t.Value {
 			return fmt.Sprintf("taint %s has the value %q on the node, and %q in the profile", t.Key+":"+string(t.Effect), node.Spec.Taints[i].Value, t.Value)
+		}
+	}
+	return ""
+}
+
+// unbearable names a taint that would keep the device plugin away when it is started the next time.
+func unbearable(seen observed, taints []corev1.Taint) string {
+	for _, pod := range slices.Concat(seen.operands, seen.daemons) {
+		for _, t := range taints {
+			bears := slices.ContainsFunc(pod.Spec.Tolerations, func(by corev1.Toleration) bool {
+				exists := by.Operator == corev1.TolerationOpExists
+				return (by.Key == t.Key && (exists || by.Value == t.Value) || by.Key == "" && exists) && (by.Effect == "" || by.Effect == t.Effect)
+			})
+			if t.Effect == corev1.TaintEffectNoSchedule && !bears {
+				return fmt.Sprintf("pod %s/%s does not tolerate the taint %s, and would not come back: add the toleration to its DaemonSet",
+					pod.Namespace, pod.Name, t.ToString())
+			}
 		}
 	}
 	return ""
@@ -110,6 +129,9 @@ func sameTaint(a, b corev1.Taint) bool { return a.MatchTaint(&b) && a.Value == b
 
 // publish writes them in one guarded update.
 func publish(node *corev1.Node, want nodeKeys) ([]byte, error) {
+	if foreign := foreignKey(node, want); foreign != "" { // set since the node was looked at
+		return nil, apierrors.NewConflict(corev1.Resource("nodes"), node.Name, errors.New(foreign))
+	}
 	labels, taints, note := settled(node, want)
 	text, err := note.encode()
 	if err != nil {

@@ -188,15 +188,16 @@ func (a *Agent) observeKubelet(ctx context.Context, seen *observed, pods []corev
 	seen.holders = drain.GPUPods(pods, assigned, nil)
 	seen.operands = a.operands(pods)
 	seen.daemons = picked(pods, a.settings.MPS.PodSelector, a.settings.MPS.Containers)
-	seen.proof = proof{a.agreed, a.agreedAt}
+	seen.proof = proof{a.agreed, a.agreedAt, a.staleSince}
 	a.prove(seen, nil)
 	seen.proven = len(seen.capacity) == 0
 }
 
 // proof is how often all were seen to agree, and when last.
 type proof struct {
-	agreed int
-	at     time.Time
+	agreed     int
+	at         time.Time
+	staleSince time.Time
 }
 
 // prove compares the capacity with the hardware, and with the sharing that is wanted, if any is known.
@@ -213,6 +214,7 @@ func (a *Agent) prove(seen *observed, want *pluginWish) {
 	default:
 		seen.capacity = disagreements(expected(seen.gpus, seen.strategy), seen.kubelet, seen.node.Status.Allocatable)
 	}
+	a.staleSince = seen.proof.staleSince
 	a.awaitFeatures(seen, want)
 	a.agreed, a.agreedAt = seen.proof.agreed, seen.proof.at
 	now := a.clock.Now()

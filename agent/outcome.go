@@ -217,7 +217,7 @@ func (a *Agent) retry(step plan.Step, want wish, err error) decision {
 // bounded reports whether the change is given up when the step goes on failing.
 func bounded(step plan.Step) bool {
 	switch step.Kind {
-	case plan.RegenerateCDI, plan.AskReboot, plan.StopUnits:
+	case plan.RegenerateCDI, plan.AskReboot, plan.StopUnits, plan.WriteSharing, plan.ReloadPlugin, plan.PublishNodeKeys:
 		return true
 	default:
 		return step.TouchesGPU() && !givesPersistence(step)

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -78,7 +79,7 @@ func (a *Agent) observePlugin(ctx context.Context, seen *observed) {
 	switch p.way {
 	case config.HandoverFile, config.HandoverRestart:
 		a.readPluginFile(p)
-		p.readers = slices.DeleteFunc(slices.Clone(seen.pods), func(pod corev1.Pod) bool { return ended(&pod) || !a.readsFile(&pod) })
+		p.readers = slices.DeleteFunc(slices.Clone(seen.pods), func(pod corev1.Pod) bool { return ended(&pod) || !a.readsFile(&pod) || !runsReader(seen, &pod) })
 	case config.HandoverLabel, config.HandoverConfigMap:
 		a.readManaged(ctx, seen)
 	default:
@@ -128,6 +129,18 @@ func (a *Agent) readsFile(pod *corev1.Pod) bool {
 	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
 		return v.HostPath != nil && filepath.Clean(v.HostPath.Path) == dir
 	})
+}
+
+// runsReader reports whether the pod runs a program that reads the file. Others see it too: the agent above all.
+func runsReader(seen *observed, pod *corev1.Pod) bool {
+	is := func(p corev1.Pod) bool { return p.UID == pod.UID }
+	return slices.ContainsFunc(seen.operands, is) || slices.ContainsFunc(seen.daemons, is) ||
+		slices.ContainsFunc(pod.Spec.Containers, func(c corev1.Container) bool {
+			return slices.ContainsFunc(readers, func(name string) bool {
+				return strings.Contains(c.Name, name) ||
+					slices.ContainsFunc(slices.Concat(c.Command, c.Args), func(word string) bool { return path.Base(word) == name })
+			})
+		})
 }
 
 // managerOf finds the config manager of a plugin's pod.
@@ -185,6 +198,9 @@ func (a *Agent) readPluginFile(p *pluginConfig) {
 	}
 	p.now = &parsed
 }
+
+// writing is one writing of the file: who has read the same text before may have read another one since.
+func (p pluginConfig) writing() string { return hash(p.text + p.written.UTC().String()) }
 
 // toldFile is beside the plugin's config file. What it says can be lost: who was told is told again.
 const toldFile = ".told"

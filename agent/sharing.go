@@ -27,6 +27,7 @@ type pluginWish struct {
 	strategy config.MIGStrategy // flags.migStrategy; empty if the config does not say
 	text     string             // of the file; by label, the label's value, empty for no label
 	exact    bool               // the text counts; otherwise one that means the same will do
+	absent   bool               // no file at all will do as well
 	body     string             // of the key that the label names, if that is ours to write
 	theirs   bool               // people have set the label themselves, and the plugin's own config manager goes by it
 }
@@ -161,10 +162,14 @@ func (a *Agent) former(seen *observed) *pluginWish {
 	if !j.changesPlugin() {
 		return nil
 	}
-	want := &pluginWish{text: j.Plugin.Text, exact: true}
+	want := &pluginWish{text: j.Plugin.Text, exact: true, absent: j.Plugin.Absent, body: j.Plugin.Body}
 	if m := seen.plugin.manager; m != nil {
 		// What it says is in a ConfigMap, and need not be the same as then: enough for a plan, and not for a proof.
-		if text, err := m.config(want.text); err == nil {
+		text, err := m.config(want.text)
+		if want.body != "" {
+			text, err = want.body, nil
+		}
+		if err == nil {
 			if parsed, err := a.pluginConfigs.Parse([]byte(text)); err == nil {
 				want.sharing, want.strategy = parsed.Sharing, parsed.MIGStrategy
 			}
@@ -185,7 +190,7 @@ func (s observed) pluginSet(want *pluginWish) bool {
 	case p.manager != nil:
 		return p.text == want.text && (want.body == "" || p.manager.files[want.text] == want.body)
 	case want.exact:
-		return p.exists && p.text == want.text
+		return p.exists && p.text == want.text || !p.exists && want.absent
 	default:
 		return p.now != nil && p.now.Sharing.Equal(want.sharing)
 	}
@@ -200,7 +205,7 @@ func (a *Agent) pluginTold(seen observed) bool {
 func (a *Agent) untold(p pluginConfig) []types.UID {
 	var out []types.UID
 	for _, pod := range p.readers {
-		if p.told[pod.UID] == hash(p.text) {
+		if p.told[pod.UID] == p.writing() {
 			continue
 		}
 		for _, c := range pod.Status.ContainerStatuses {

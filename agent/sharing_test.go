@@ -51,6 +51,7 @@ profiles:
 func (w *world) shares() {
 	w.t.Helper()
 	w.pluginFile = filepath.Join(w.t.TempDir(), "config.yaml")
+	w.tolerations = []corev1.Toleration{{Key: "gpu", Operator: corev1.TolerationOpExists}}
 	w.settings.Profiles = config.ConfigMapKey{Namespace: "gpuslice", Name: "gpuslice-profiles", Key: "profiles.yaml"}
 	_, err := w.client.CoreV1().ConfigMaps("gpuslice").Create(w.t.Context(), &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Name: "gpuslice-profiles", Namespace: "gpuslice"}, Data: map[string]string{"profiles.yaml": sharingProfiles},
@@ -77,6 +78,7 @@ func (w *world) startConfigured(name string) {
 		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(uid), Labels: map[string]string{"name": "nvidia-device-plugin-ds"}},
 		Spec: corev1.PodSpec{
 			NodeName: nodeName, Containers: []corev1.Container{{Name: pluginContainer}},
+			Tolerations: w.tolerations,
 			Volumes: []corev1.Volume{{Name: "config", VolumeSource: corev1.VolumeSource{
 				HostPath: &corev1.HostPathVolumeSource{Path: filepath.Dir(w.settings.DevicePlugin.ConfigFile)},
 			}}},

@@ -49,8 +49,9 @@ type world struct {
 	host          host
 	units         units
 	specs         specs
-	table         string        // the host's process table
-	pluginFile    string        // the device plugin's config, as the agent sees it
+	table         string // the host's process table
+	pluginFile    string // the device plugin's config, as the agent sees it
+	tolerations   []corev1.Toleration
 	refusesConfig string        // the device plugin ends on a config with this in it
 	reads         int           // how often it has read one
 	operands      []string      // labels by which operands of the GPU operator run

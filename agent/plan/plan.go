@@ -103,6 +103,7 @@ type Desired struct {
 	GPUs    Targets
 	Sharing *Sharing // nil leaves the device plugin's config alone
 	Config  string   // names it, as people do
+	Later   bool     // it is not known before there is a device plugin
 }
 
 // Targets are what the named GPUs shall become. GPUs that are not named are left alone.
@@ -144,7 +145,7 @@ func Make(seen Observed, want Desired) ([]Step, error) {
 		return carryOut(seen, want, changes, sharing, parks), nil
 	case parks && seen.parked():
 		return askForReboot(seen), nil
-	case seen.Startup && (len(want.GPUs) > 0 || want.Sharing != nil) && !seen.Journal.Owed:
+	case seen.Startup && (len(want.GPUs) > 0 || want.Sharing != nil || want.Later) && !seen.Journal.Owed:
 		seen.Journal.Owed, seen.Fenced = true, true
 		return append([]Step{{Kind: Fence}}, giveBack(seen, want, parks)...), nil
 	case seen.Orphaned && !seen.Journal.Owed:

@@ -138,7 +138,7 @@ func (seen Observed) sharing(want Desired) sharingChange {
 // leftExclusive are the GPUs that MPS was used on and that nothing else can share: its daemon gives them back only if it ends in peace.
 // Where nothing is to be shared, and we have not ended MPS, the mode may be an administrator's wish.
 func (seen Observed) leftExclusive(want Desired) []nvml.GPU {
-	if want.Sharing == nil || want.Sharing.MPS || len(want.Sharing.Replicas) == 0 && !seen.Journal.MPS && !usesMPS(seen.Plugin.Now) {
+	if want.Sharing == nil || want.Sharing.MPS || seen.Undo && seen.Journal.MPS || len(want.Sharing.Replicas) == 0 && !seen.Journal.MPS && !usesMPS(seen.Plugin.Now) {
 		return nil
 	}
 	var out []nvml.GPU

@@ -1,0 +1,402 @@
+package agent_test
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	k8stesting "k8s.io/client-go/testing"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/deviceplugin"
+)
+
+// cuttingProfiles has one more, which cuts and shares nothing.
+const cuttingProfiles = sharingProfiles + `
+  cut:
+    mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}]
+    sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 1}]}}
+`
+
+// sharesAndCuts is shares, with that profile too.
+func (w *world) sharesAndCuts() {
+	w.shares()
+	cm, err := w.client.CoreV1().ConfigMaps("gpuslice").Get(w.t.Context(), "gpuslice-profiles", metav1.GetOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	cm.Data["profiles.yaml"] = cuttingProfiles
+	if _, err := w.client.CoreV1().ConfigMaps("gpuslice").Update(w.t.Context(), cm, metav1.UpdateOptions{}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// within lets at most n passes go until stop is satisfied, and reports whether it was. Before each, the cluster has its turn.
+func (w *world) within(n int, before func(), stop func() bool) bool {
+	w.t.Helper()
+	for range n {
+		if stop() {
+			return true
+		}
+		if before != nil {
+			before()
+		}
+		w.turn()
+		if pause := w.agent.Pass(w.t.Context()); pause > 0 {
+			<-time.After(pause)
+		}
+	}
+	c := w.condition()
+	w.t.Logf("after %d passes the node says %s: %s", n, c.Reason, c.Message)
+	return false
+}
+
+// done reports whether the node is as the config asks and given back.
+func (w *world) done(name string) func() bool {
+	return func() bool {
+		c := w.condition()
+		return c.Reason == string(config.ReasonConverged) && strings.HasPrefix(c.Message, name+":") && !w.owed()
+	}
+}
+
+func TestUnchangedSharingStaysWhileTheGPUsAreCut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.sharesAndCuts()
+		w.profile("alone")
+		w.reach("alone")
+		w.profile("cut")
+		if !w.within(400, nil, w.done("cut")) {
+			t.Error("never converges")
+		}
+	})
+}
+
+func TestAFreshNodeIsOpenedWithTheSharingOfItsProfile(t *testing.T) {
+	for _, p := range []string{"two", "four"} {
+		t.Run(p, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				w.register()
+				w.shares()
+				w.profile(p)
+				if !w.within(400, nil, func() bool { return w.done(p)() }) {
+					t.Error("the fresh node is never opened")
+				}
+			})
+		})
+	}
+}
+
+func TestAConfigFileThatCannotBeWrittenKeepsNoNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.shares()
+		w.profile("alone")
+		w.reach("alone")
+		w.pluginFile = "/proc/1/gpuslice/config.yaml"
+		w.restart()
+		w.profile("four")
+		if !w.within(1000, nil, func() bool {
+			return w.condition().Reason != string(config.ReasonConverged) && !w.owed() && w.condition().Reason == string(config.ReasonHardwareFailure)
+		}) {
+			t.Error("never given back")
+		}
+	})
+}
+
+func TestALabelThatTheAPIServerRefusesKeepsNoNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.shares()
+		w.profile("alone")
+		w.reach("alone")
+		w.client.PrependReactor("patch", "nodes", func(action k8stesting.Action) (bool, runtime.Object, error) {
+			p := action.(k8stesting.PatchAction)
+			if strings.Contains(string(p.GetPatch()), `"workload-type":"`) {
+				return true, nil, apierrors.NewForbidden(nodeResource.GroupResource(), nodeName, fmt.Errorf("denied by a webhook"))
+			}
+			return false, nil, nil
+		})
+		w.profile("four")
+		w.within(3, nil, func() bool { return false })
+		if !w.within(1000, nil, func() bool { return !w.owed() }) {
+			t.Error("never given back")
+		}
+	})
+}
+
+// managed gives the node a plugin with a config manager.
+func (w *world) managed() {
+	w.shares()
+	w.pluginFile = ""
+	w.restart()
+	if _, err := w.client.CoreV1().ConfigMaps("kube-system").Create(w.t.Context(), &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: "plugin-configs", Namespace: "kube-system"}, Data: map[string]string{"default": "version: v1\n"},
+	}, metav1.CreateOptions{}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// pluginConfigs are the keys of the config manager.
+func (w *world) pluginConfigs() map[string]string {
+	cm, err := w.client.CoreV1().ConfigMaps("kube-system").Get(w.t.Context(), "plugin-configs", metav1.GetOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return cm.Data
+}
+
+// manage is what the DaemonSet and the config manager of such a plugin do in their turn.
+func (w *world) manage() {
+	n := w.node()
+	fenced := slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return strings.HasPrefix(t.Key, "gpuslice.io/") })
+	pods, _ := w.client.CoreV1().Pods("kube-system").List(w.t.Context(), metav1.ListOptions{})
+	if len(pods.Items) == 0 {
+		w.offered = map[string][]string{}
+		if fenced {
+			return
+		}
+		w.started++
+		name := fmt.Sprintf("managed-%d", w.started)
+		_, err := w.client.CoreV1().Pods("kube-system").Create(w.t.Context(), &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "kube-system", UID: types.UID(name), Labels: map[string]string{"name": "nvidia-device-plugin-ds"}},
+			Spec: corev1.PodSpec{
+				NodeName: nodeName,
+				Containers: []corev1.Container{
+					{Name: pluginContainer},
+					{Name: "config-manager", Env: []corev1.EnvVar{
+						{Name: "NODE_LABEL", Value: config.LabelDevicePluginConfig},
+						{Name: "CONFIG_FILE_SRCDIR", Value: "/available-configs"},
+						{Name: "DEFAULT_CONFIG", Value: "default"},
+					}, VolumeMounts: []corev1.VolumeMount{{Name: "configs", MountPath: "/available-configs"}}},
+				},
+				Volumes: []corev1.Volume{{Name: "configs", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{
+					LocalObjectReference: corev1.LocalObjectReference{Name: "plugin-configs"},
+				}}}},
+			},
+			Status: corev1.PodStatus{Phase: corev1.PodRunning},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	key := n.Labels[config.LabelDevicePluginConfig]
+	if key == "" {
+		key = "default"
+	}
+	text, there := w.pluginConfigs()[key]
+	w.offered = map[string][]string{}
+	c, err := deviceplugin.Parse([]byte(text))
+	if !there || err != nil || w.refusesConfig != "" && strings.Contains(text, w.refusesConfig) {
+		return
+	}
+	for resource, ids := range w.devices() {
+		name, n := c.Sharing.Offered(resource)
+		for _, id := range ids {
+			if n == 1 {
+				w.offered[name] = append(w.offered[name], id)
+			}
+			for i := range n {
+				if n > 1 {
+					w.offered[name] = append(w.offered[name], id+"::"+strconv.Itoa(i))
+				}
+			}
+		}
+		slices.Sort(w.offered[name])
+	}
+}
+
+func TestAProfileThatIsWithdrawnInTheMiddleTakesItsConfigAlong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.managed()
+		w.profile("four")
+		w.within(300, w.manage, func() bool { return w.node().Labels[config.LabelDevicePluginConfig] != "" })
+		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelProfile) })
+		if !w.within(200, w.manage, func() bool { return !w.owed() && w.condition().Reason != string(config.ReasonRepartitioning) }) {
+			t.Error("never given back")
+		}
+		if v := w.node().Labels[config.LabelDevicePluginConfig]; v != "" {
+			t.Errorf("our label %s is still there, kubelet offers %s: %s", v, w.offers(), w.condition().Message)
+		}
+	})
+}
+
+func TestAConfigThatAProfileHasLeftIsNobodysWish(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.managed()
+		w.profile("four")
+		w.within(300, w.manage, w.done("four"))
+		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelProfile) })
+		w.label("all-1g.10gb")
+		if !w.within(200, w.manage, func() bool { return !w.owed() && strings.Contains(w.offers(), "mig-1g.10gb") }) {
+			t.Error("never as the MIG config says")
+		}
+	})
+}
+
+func TestPeoplesConfigStaysWhileTheGPUsAreCut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.managed()
+		w.edit(func(n *corev1.Node) {
+			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelDevicePluginConfig, "default")
+		})
+		w.label("all-1g.10gb")
+		if !w.within(400, w.manage, func() bool {
+			return !w.owed() && strings.Contains(w.offers(), "mig-1g.10gb") && w.condition().Reason == string(config.ReasonConverged)
+		}) {
+			t.Error("never as the MIG config says")
+		}
+	})
+}
+
+func TestAKeyThatAnotherNodeHasCollectedIsWrittenAgainOnTheWayBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.managed()
+		w.profile("four")
+		w.within(300, w.manage, w.done("four"))
+		first := w.node().Labels[config.LabelDevicePluginConfig]
+		w.refusesConfig = "replicas: 2"
+		w.profile("two")
+		w.within(300, w.manage, func() bool { return w.node().Labels[config.LabelDevicePluginConfig] != first })
+		cm, _ := w.client.CoreV1().ConfigMaps("kube-system").Get(t.Context(), "plugin-configs", metav1.GetOptions{})
+		delete(cm.Data, first)
+		if _, err := w.client.CoreV1().ConfigMaps("kube-system").Update(t.Context(), cm, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if !w.within(1000, w.manage, func() bool { return !w.owed() }) {
+			t.Errorf("never given back; label %s, keys %v", w.node().Labels[config.LabelDevicePluginConfig], w.pluginConfigs())
+		}
+	})
+}
+
+func TestLabelsThatLagBehindTheWayBackKeepNoNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.shares()
+		w.profile("four")
+		w.passes("four", func() bool { return w.condition().Reason == string(config.ReasonConverged) })
+		w.refusesConfig = "replicas: 2"
+		w.profile("two")
+		w.within(300, w.recovers, func() bool { return w.reads > 1 && w.owed() })
+		w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, "nvidia.com/gpu.replicas", "2") })
+		if !w.within(1000, w.recovers, func() bool { return !w.owed() }) {
+			t.Error("never given back")
+		}
+	})
+}
+
+func TestALabelThatIsSetAtTheSameMomentIsNotOverwritten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.shares()
+		once := false
+		w.client.PrependReactor("patch", "nodes", func(action k8stesting.Action) (bool, runtime.Object, error) {
+			p := action.(k8stesting.PatchAction)
+			if once || !strings.Contains(string(p.GetPatch()), `"workload-type":"`) {
+				return false, nil, nil
+			}
+			once = true
+			object, err := w.client.Tracker().Get(nodeResource, "", nodeName)
+			if err != nil {
+				return true, nil, err
+			}
+			node, ok := object.(*corev1.Node)
+			if !ok {
+				t.Errorf("the node is a %T", object)
+				return true, nil, nil
+			}
+			n := node.DeepCopy()
+			metav1.SetMetaDataLabel(&n.ObjectMeta, "workload-type", "training")
+			if err := w.client.Tracker().Update(nodeResource, n, ""); err != nil {
+				return true, nil, err
+			}
+			return true, nil, apierrors.NewConflict(nodeResource.GroupResource(), nodeName, nil)
+		})
+		w.profile("two")
+		w.within(60, nil, func() bool { return once && !w.owed() })
+		if got := w.node().Labels["workload-type"]; got != "training" {
+			t.Errorf("somebody else's label is now %s", got)
+		}
+	})
+}
+
+func TestATaintThatThePluginDoesNotTolerateIsRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.shares()
+		w.tolerations = nil
+		w.profile("four")
+		c := w.settle(config.ReasonInvalidCatalog)
+		if want := "pod kube-system/plugin-1 does not tolerate the taint gpu=true:NoSchedule"; !strings.Contains(c.Message, want) {
+			t.Errorf("the node says %q, want %q in it", c.Message, want)
+		}
+	})
+}
+
+func TestLabelsAreWaitedForNoLongerThanCapacityIs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.settings.Timeouts.Capacity = time.Minute
+		w.shares()
+		w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, "nvidia.com/gpu.replicas", "1") })
+		w.profile("two")
+		if !w.within(300, nil, w.done("two")) {
+			t.Error("a hint has undone the change")
+		}
+	})
+}
+
+func TestAPodThatOnlySeesThePluginsConfigIsLeftAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.shares()
+		w.profile("alone")
+		w.reach("alone")
+		w.pod("agent", "", func(p *corev1.Pod) {
+			p.Spec.Containers[0].Resources = corev1.ResourceRequirements{}
+			p.Spec.Volumes = []corev1.Volume{{Name: "plugin", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/var/lib/gpuslice/device-plugin"}}}}
+			p.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Now()}}}}
+		})
+		w.spend(time.Minute)
+		w.profile("two")
+		w.within(100, nil, w.done("two"))
+		if !w.runs("agent") {
+			t.Error("the agent has evicted itself")
+		}
+	})
+}
+
+func TestLabelsAndTaintsGoWhenAnotherConfigIsAskedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.shares()
+		w.profile("four")
+		w.passes("four", func() bool { return w.condition().Reason == string(config.ReasonConverged) })
+		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelProfile) })
+		w.settle(config.ReasonNoWish)
+		if n := w.node(); n.Labels["workload-type"] != "research" || len(n.Spec.Taints) != 1 {
+			t.Errorf("a label that goes changes nothing, but labels are %v, taints %v", n.Labels, n.Spec.Taints)
+		}
+		w.label("all-disabled")
+		if !w.within(30, nil, w.done("all-disabled")) {
+			t.Error("never as the MIG config says")
+		}
+		if n := w.node(); n.Labels["workload-type"] != "" || len(n.Spec.Taints) > 0 {
+			t.Errorf("labels %v, taints %v", n.Labels, n.Spec.Taints)
+		}
+	})
+}
