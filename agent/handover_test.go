@@ -3,7 +3,6 @@ package agent_test
 import (
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -200,20 +199,7 @@ func (w *world) manage() {
 	if !there || err != nil || w.refusesConfig != "" && strings.Contains(text, w.refusesConfig) {
 		return
 	}
-	for resource, ids := range w.devices() {
-		name, n := c.Sharing.Offered(resource)
-		for _, id := range ids {
-			if n == 1 {
-				w.offered[name] = append(w.offered[name], id)
-			}
-			for i := range n {
-				if n > 1 {
-					w.offered[name] = append(w.offered[name], id+"::"+strconv.Itoa(i))
-				}
-			}
-		}
-		slices.Sort(w.offered[name])
-	}
+	w.offer(c.Sharing)
 }
 
 func TestAProfileThatIsWithdrawnInTheMiddleTakesItsConfigAlong(t *testing.T) {

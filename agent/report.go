@@ -314,7 +314,7 @@ func (a *Agent) tellMetadata(ctx context.Context, seen observed, want wish, r re
 		return err
 	}
 	labels, annotations := map[string]string{}, map[string]string{}
-	if r.state != "" && want.label != config.LabelDevicePluginConfig && seen.node.Labels[config.LabelMIGConfigState] != string(r.state) {
+	if r.state != "" && seen.node.Labels[config.LabelMIGConfigState] != string(r.state) {
 		labels[config.LabelMIGConfigState] = string(r.state)
 	}
 	if seen.node.Annotations[config.AnnotationStatus] != text {

@@ -107,8 +107,15 @@ func (w *world) read() {
 		w.crash()
 		return
 	}
+	w.offer(c.Sharing)
+}
+
+// offer is what the plugin registers by the sharing.
+func (w *world) offer(s config.Sharing) {
+	w.t.Helper()
+	w.offered = map[string][]string{}
 	for resource, ids := range w.devices() {
-		name, n := c.Sharing.Offered(resource)
+		name, n := s.Offered(resource)
 		for _, id := range ids {
 			if n == 1 {
 				w.offered[name] = append(w.offered[name], id)
