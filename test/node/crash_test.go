@@ -282,7 +282,7 @@ func TestKilledAtEachBorderOfAChangeOfSharingItEndsTheSame(t *testing.T) {
 			r.awaitOffered("nvidia.com/gpu", 2)
 			holder := r.holder(clustertest.Namespace(t), "holder")
 			r.run()
-			for profile, replicas := range map[string]int{"four-each": 4, "three-each": 3} {
+			for profile, replicas := range map[string]int{"four-each": 4, "five-each": 5} {
 				r.label(config.LabelProfile, profile)
 				deaths := r.killAtEachBorder(converged(profile))
 				t.Logf("%s after %d deaths: %s", profile, len(deaths), strings.Join(deaths, "; "))

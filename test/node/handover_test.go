@@ -30,7 +30,8 @@ var handovers = []struct {
 	{name: "configmap", option: configManager, label: true},
 }
 
-// sharingProfiles share whole GPUs. The ConfigMap of config-manager has keys for all but three-each.
+// sharingProfiles share whole GPUs. The ConfigMap of config-manager has keys for all but three-each and five-each. Nodes share that
+// ConfigMap, and only one test has each of these two, so that it sees its key come and go.
 const sharingProfiles = `apiVersion: gpuslice.io/v1alpha1
 kind: Profiles
 profiles:
@@ -38,6 +39,7 @@ profiles:
   four-each: {sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}}
   four-renamed: {sharing: {timeSlicing: {renameByDefault: true, resources: [{name: nvidia.com/gpu, replicas: 4}]}}}
   three-each: {sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 3}]}}}
+  five-each: {sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 5}]}}}
   four-by-MPS: {sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}}
 `
 
