@@ -45,7 +45,16 @@ const (
 const (
 	// AnnotationKeepCordoned, with any value, keeps the agent from lifting its cordon, whatever happens.
 	AnnotationKeepCordoned = "gpuslice.io/keep-cordoned"
+	// AnnotationHold, with any value, keeps the agent from beginning anything. What is begun is finished or undone.
+	AnnotationHold = "gpuslice.io/hold"
+	// AnnotationForce lets one change begin outside of its window: ForceNow, or the id of a change. The agent takes it away.
+	AnnotationForce = "gpuslice.io/force"
+	// AnnotationPreview asks for the plan to a profile, by its name. The agent answers by AnnotationPlan.
+	AnnotationPreview = "gpuslice.io/preview"
 )
+
+// ForceNow is the value of AnnotationForce for whatever change is asked for.
+const ForceNow = "now"
 
 // Annotations of the node that the agent writes.
 const (
@@ -55,7 +64,16 @@ const (
 	AnnotationPublished = "gpuslice.io/published"
 	// AnnotationJournal is what must be given back. It is there exactly while something is owed.
 	AnnotationJournal = "gpuslice.io/journal"
+	// AnnotationPlan is JSON of the plan that AnnotationPreview asks for. It is there as long as that is.
+	AnnotationPlan = "gpuslice.io/plan"
 )
+
+// LeasePrefix begins the names of the Leases by which the nodes of a pool agree who may be disturbed; the pool's name follows.
+const LeasePrefix = "gpuslice-pool-"
+
+// AnnotationPaused, on the Lease of a pool, with any value, keeps its nodes from beginning anything. The agents set it after too
+// many failures, and people take it away.
+const AnnotationPaused = "gpuslice.io/paused"
 
 // Taints of the node, with the effect NoSchedule.
 const (
@@ -68,6 +86,8 @@ const (
 
 // Conditions of KEP-5683, by which any tool tells any other what it does to a node.
 const (
+	// ConditionMaintenancePlanned is True while a change waits for its window.
+	ConditionMaintenancePlanned = "MaintenancePlanned"
 	// ConditionDrainInProgress is True while pods are being made to leave.
 	ConditionDrainInProgress = "DrainInProgress"
 	// ConditionDrained is True while those that had to leave are gone and the node is not given back.
@@ -115,6 +135,24 @@ const (
 	ReasonVirtualGPU Reason = "VirtualGPU"
 	// ReasonImpossibleSharing is given when the device plugin cannot share the node's resources in the way that is asked for.
 	ReasonImpossibleSharing Reason = "ImpossibleSharing"
+)
+
+// Reasons why a change does not begin yet, or not go on.
+const (
+	// ReasonHeld is given while people keep the node from any change by AnnotationHold.
+	ReasonHeld Reason = "Held"
+	// ReasonInvalidMaintenance is given when the maintenance file cannot be read: nothing is begun then.
+	ReasonInvalidMaintenance Reason = "InvalidMaintenance"
+	// ReasonAwaitingWindow is given while the node may not be disturbed, or not for as long as the change takes.
+	ReasonAwaitingWindow Reason = "AwaitingWindow"
+	// ReasonAwaitingSlot is given while as many nodes of the pool are unavailable as may be.
+	ReasonAwaitingSlot Reason = "AwaitingSlot"
+	// ReasonPoolPaused is given while the pool begins nothing, after too many failures or because people say so.
+	ReasonPoolPaused Reason = "PoolPaused"
+	// ReasonWindowClosed is given when a change is put off because its window closed before a GPU was touched.
+	ReasonWindowClosed Reason = "WindowClosed"
+	// ReasonWindowOverrun is given when a change goes on beyond its window, since its GPUs were touched.
+	ReasonWindowOverrun Reason = "WindowOverrun"
 )
 
 // Reasons while a change is under way, in the order of its steps.
