@@ -5,20 +5,24 @@
 // never five. Every interval contains its start and not its end.
 package window
 
-import "time"
+import (
+	"time"
+	_ "time/tzdata" // the image has no zones, and without them every window outside of UTC would be a mistake
+)
 
 // Window is one entry of a list of which any may be open. It is open for Duration from each Start on Days, within
 // NotBefore and NotAfter where these are set. Without Days it is open from NotBefore to NotAfter, once.
 //
 // It opens at the first instant at which clocks in Zone show Start, or a later time, on a day of Days: where clocks are put
-// forward past Start, at the instant at which they are; where they show Start twice, at the first.
+// forward past Start, at the instant at which they are, even if they then show the next day; where they show Start twice,
+// at the first.
 type Window struct {
 	Days     []time.Weekday
-	Start    time.Duration // since midnight as clocks show it, less than 24 h
-	Duration time.Duration // elapsed time
-	Zone     *time.Location
+	Start    time.Duration  // since midnight as clocks show it, less than 24 h
+	Duration time.Duration  // elapsed time
+	Zone     *time.Location // nil for UTC
 
-	NotBefore, NotAfter time.Time // zero for no bound
+	NotBefore, NotAfter time.Time // zero for no bound; what is open at NotBefore has begun there
 }
 
 // Freeze is a time in which nothing is open.
@@ -33,8 +37,14 @@ type Schedule struct {
 	Freezes []Freeze
 }
 
-// Opening is a time in which a Schedule is open without a break.
+// Opening is a time in which a Schedule is open without a break: windows that overlap or touch are one, and freezes are cut
+// out of it.
 type Opening struct {
-	Start, End time.Time      // the zero time where it has no beginning, or no end
+	Start, End time.Time      // in UTC; the zero time where it has no beginning, or no end
 	Zone       *time.Location // of the window that it begins with
+}
+
+// Lasts reports whether the opening is at least so long.
+func (o Opening) Lasts(least time.Duration) bool {
+	return o.Start.IsZero() || o.End.IsZero() || o.End.Sub(o.Start) >= least
 }

@@ -1,0 +1,273 @@
+package window
+
+import (
+	"slices"
+	"time"
+)
+
+// horizon is how far beyond the last date that is written anything is looked for. From there on only changes of clocks make
+// one week differ from another: what does not come in three years, in each of which they fall on other dates, never does.
+const horizon = 3 * 366 * day
+
+// tick is the resolution of time: the instant before an interval's start is a tick earlier.
+const tick = time.Nanosecond
+
+// Always reports whether there is nothing to wait for at any time.
+func (s Schedule) Always() bool { return len(s.Windows) == 0 && len(s.Freezes) == 0 }
+
+// Contains reports whether the schedule is open at an instant.
+func (s Schedule) Contains(t time.Time) bool { return s.open(wall(t)) }
+
+// At is the opening that contains an instant.
+func (s Schedule) At(t time.Time) (Opening, bool) {
+	t = wall(t)
+	if !s.open(t) {
+		return Opening{}, false
+	}
+	o := Opening{Zone: s.zone(t)}
+	if start, ok := s.last(t); ok {
+		o.Start, o.Zone = start, s.zone(start)
+	}
+	if end, ok := s.next(t); ok {
+		o.End = end
+	}
+	return o, true
+}
+
+// Next is the first opening that starts after an instant and is at least so long.
+func (s Schedule) Next(t time.Time, least time.Duration) (Opening, bool) {
+	t = wall(t)
+	limit := s.lastDate(t).Add(horizon)
+	for weeks := s.weeksAfter(t, limit); t.Before(limit); {
+		o, ok := s.startingAfter(t)
+		if !ok || o.Lasts(least) {
+			return o, ok
+		}
+		t = o.End
+		if end, ok := weeks.passedOver(t); ok {
+			// Every opening that ends before these weeks do is as long as one of those seen. The one that goes on may be longer.
+			t = end.Add(-tick)
+			if o, ok := s.At(t); ok {
+				if o.Lasts(least) {
+					return o, true
+				}
+				t = o.End
+			}
+		}
+		if !t.Before(weeks.end) {
+			weeks = s.weeksAfter(t, limit)
+		}
+	}
+	return Opening{}, false
+}
+
+// startingAfter is the first opening that starts after an instant.
+func (s Schedule) startingAfter(t time.Time) (Opening, bool) {
+	start, ok := s.next(t)
+	if ok && !s.open(start) {
+		start, ok = s.next(start)
+	}
+	if !ok {
+		return Opening{}, false
+	}
+	o := Opening{Start: start, Zone: s.zone(start)}
+	if end, ok := s.next(start); ok {
+		o.End = end
+	}
+	return o, true
+}
+
+// Prev is the last opening that ended at or before an instant.
+func (s Schedule) Prev(t time.Time) (Opening, bool) {
+	t = wall(t)
+	if s.open(t) {
+		start, ok := s.last(t)
+		if !ok {
+			return Opening{}, false
+		}
+		t = start.Add(-tick)
+	}
+	end, ok := s.last(t)
+	if !ok {
+		return Opening{}, false
+	}
+	return s.At(end.Add(-tick))
+}
+
+// Edge is the first instant after t at which Contains changes. There is none where it stays as it is for ever.
+func (s Schedule) Edge(t time.Time) (time.Time, bool) { return s.next(wall(t)) }
+
+// wall is an instant by the wall clock alone, without the reading of the monotonic clock that time.Now adds: windows are
+// about what clocks show, also when one has been set.
+func wall(t time.Time) time.Time { return t.Round(0).UTC() }
+
+func (s Schedule) open(t time.Time) bool {
+	_, frozen := s.freeze(t)
+	return !frozen && s.covered(t)
+}
+
+// covered reports whether a window contains an instant, whatever freezes say.
+func (s Schedule) covered(t time.Time) bool {
+	return len(s.Windows) == 0 || slices.ContainsFunc(s.Windows, func(w Window) bool { return w.contains(t) })
+}
+
+// freeze finds a freeze that contains an instant.
+func (s Schedule) freeze(t time.Time) (Freeze, bool) {
+	i := slices.IndexFunc(s.Freezes, func(f Freeze) bool { return !t.Before(f.From) && t.Before(f.To) })
+	if i < 0 {
+		return Freeze{}, false
+	}
+	return s.Freezes[i], true
+}
+
+// zone is that of the first window that contains an instant.
+func (s Schedule) zone(t time.Time) *time.Location {
+	for _, w := range s.Windows {
+		if w.contains(t) {
+			return w.zone()
+		}
+	}
+	return time.UTC
+}
+
+// next is the first instant after t at which the schedule opens or closes.
+func (s Schedule) next(t time.Time) (time.Time, bool) {
+	if s.open(t) {
+		end, ends := s.coveredUntil(t)
+		for _, f := range s.Freezes {
+			if f.From.After(t) && f.From.Before(f.To) && (!ends || f.From.Before(end)) {
+				end, ends = wall(f.From), true
+			}
+		}
+		return end, ends
+	}
+	for {
+		if f, frozen := s.freeze(t); frozen {
+			t = wall(f.To)
+		} else {
+			start, ok := s.windowAfter(t)
+			if !ok {
+				return time.Time{}, false
+			}
+			t = start
+		}
+		if s.open(t) {
+			return t, true
+		}
+	}
+}
+
+// last is the last instant at or before t at which the schedule opened or closed.
+func (s Schedule) last(t time.Time) (time.Time, bool) {
+	if s.open(t) {
+		start, starts := s.coveredSince(t)
+		for _, f := range s.Freezes {
+			if !f.To.After(t) && f.From.Before(f.To) && (!starts || f.To.After(start)) {
+				start, starts = wall(f.To), true
+			}
+		}
+		return start, starts
+	}
+	for {
+		if f, frozen := s.freeze(t); frozen {
+			t = wall(f.From).Add(-tick)
+		} else {
+			end, ok := s.windowBefore(t)
+			if !ok {
+				return time.Time{}, false
+			}
+			t = end.Add(-tick)
+		}
+		if s.open(t) {
+			return t.Add(tick), true
+		}
+	}
+}
+
+// windowAfter is when the next window opens after an instant that none contains.
+func (s Schedule) windowAfter(t time.Time) (first time.Time, found bool) {
+	for _, w := range s.Windows {
+		if i, ok := w.after(t); ok && (!found || i.start.Before(first)) {
+			first, found = i.start, true
+		}
+	}
+	return first, found
+}
+
+// windowBefore is when the last window closed before an instant that none contains.
+func (s Schedule) windowBefore(t time.Time) (last time.Time, found bool) {
+	for _, w := range s.Windows {
+		if i, ok := w.upTo(t); ok && (!found || i.end.After(last)) {
+			last, found = i.end, true
+		}
+	}
+	return last, found
+}
+
+// coveredUntil is when the last closes of the windows that contain t, and of those that take over from them.
+func (s Schedule) coveredUntil(t time.Time) (end time.Time, ends bool) {
+	if len(s.Windows) == 0 {
+		return time.Time{}, false
+	}
+	limit := s.lastDate(t).Add(horizon)
+	for weeks := s.weeksAfter(t, limit); t.Before(limit); {
+		until := t
+		for _, w := range s.Windows {
+			i, ok := w.upTo(t)
+			if !ok || !i.contains(t) {
+				continue
+			}
+			if i.end.IsZero() {
+				return time.Time{}, false
+			}
+			if i.end.After(until) {
+				until = i.end
+			}
+		}
+		if until.Equal(t) {
+			return t, true
+		}
+		t = until
+		if end, ok := weeks.passedOver(t); ok {
+			t = end.Add(-tick)
+		}
+		if !t.Before(weeks.end) {
+			weeks = s.weeksAfter(t, limit)
+		}
+	}
+	return time.Time{}, false
+}
+
+// coveredSince is when the first opened of the windows that contain t, and of those that they took over from.
+func (s Schedule) coveredSince(t time.Time) (start time.Time, starts bool) {
+	if len(s.Windows) == 0 {
+		return time.Time{}, false
+	}
+	limit := s.firstDate(t).Add(-horizon)
+	for weeks := s.weeksBefore(t, limit); t.After(limit); {
+		since := t.Add(tick)
+		for _, w := range s.Windows {
+			i, ok := w.upTo(t)
+			if !ok || !i.contains(t) {
+				continue
+			}
+			if i.start.IsZero() {
+				return time.Time{}, false
+			}
+			if i.start.Before(since) {
+				since = i.start
+			}
+		}
+		if since.After(t) {
+			return since, true
+		}
+		t = since.Add(-tick)
+		if start, ok := weeks.passedOverBackwards(t); ok {
+			t = start
+		}
+		if t.Before(weeks.start) {
+			weeks = s.weeksBefore(t, limit)
+		}
+	}
+	return time.Time{}, false
+}
