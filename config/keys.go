@@ -71,9 +71,14 @@ const (
 // LeasePrefix begins the names of the Leases by which the nodes of a pool agree who may be disturbed; the pool's name follows.
 const LeasePrefix = "gpuslice-pool-"
 
-// AnnotationPaused, on the Lease of a pool, with any value, keeps its nodes from beginning anything. The agents set it after too
-// many failures, and people take it away.
-const AnnotationPaused = "gpuslice.io/paused"
+// Annotations of the Lease of a pool.
+const (
+	// AnnotationSlots is JSON of who has a slot and who waits. The agents write it.
+	AnnotationSlots = "gpuslice.io/slots"
+	// AnnotationPaused, with any value, keeps the pool's nodes from beginning anything. The agents set it after too many failures,
+	// and people take it away.
+	AnnotationPaused = "gpuslice.io/paused"
+)
 
 // Taints of the node, with the effect NoSchedule.
 const (

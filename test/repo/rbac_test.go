@@ -50,6 +50,9 @@ var verbs = map[string]string{
 	"EvictV1": "create", "EvictV1beta1": "create", "Evict": "create",
 }
 
+// groups are the API groups that are not called as the package of their typed client.
+var groups = map[string]string{"core": "", "coordination": "coordination.k8s.io"}
+
 func TestTheAgentMayDoWhatItsCodeCallsAndNothingElse(t *testing.T) {
 	used := map[grant]bool{}
 	for g := range unseen {
@@ -169,8 +172,8 @@ func typedCall(info *types.Info, call *ast.CallExpr) (grant, bool) {
 		return "", false
 	}
 	group := filepath.Dir(path)
-	if group == "core" {
-		group = ""
+	if full, other := groups[group]; other {
+		group = full
 	}
 	resource := strings.ToLower(kind) + "s"
 	switch {

@@ -1,0 +1,162 @@
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/pager"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain"
+)
+
+// page is how many nodes are read at once. One takes some 20 KiB.
+const page = 250
+
+// changing is why a node with a slot or with our taint is unavailable.
+const changing = "being changed by gpuslice"
+
+// census is what the nodes of a pool were like at one moment.
+type census struct {
+	left    int64                // state.Left of the Lease that was read before
+	all     map[string]types.UID // nodes that were read, also of other pools
+	members []member             // in the order of their names
+}
+
+type member struct {
+	name string
+	uid  types.UID
+	away string // why it is unavailable, or ""
+}
+
+// census reads the nodes, from the API server and not as some cache had them.
+func (s *Slots) census(ctx context.Context, pool Pool) (*census, error) {
+	c := &census{all: map[string]types.UID{}}
+	var options metav1.ListOptions
+	if pool.Selector != nil {
+		options.LabelSelector = pool.Selector.String()
+	}
+	pages := pager.New(func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		ctx, cancel := s.bounded(ctx)
+		defer cancel()
+		return s.Client.CoreV1().Nodes().List(ctx, o)
+	})
+	pages.PageSize, pages.PageBufferSize = page, 1
+	err := pages.EachListItem(ctx, options, func(object runtime.Object) error {
+		node, ok := object.(*corev1.Node)
+		if !ok {
+			return fmt.Errorf("the list has a %T", object)
+		}
+		c.all[node.Name] = node.UID
+		if pool.Selects == nil || pool.Selects(node) {
+			c.members = append(c.members, member{name: node.Name, uid: node.UID, away: Unavailable(node)})
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("listing the nodes of pool %s: %w", pool.Name, err)
+	}
+	return c, nil
+}
+
+// has reports whether the very node is of the pool.
+func (c *census) has(name string, uid types.UID) bool {
+	return slices.ContainsFunc(c.members, func(m member) bool { return m.name == name && m.uid == uid })
+}
+
+func (c *census) mustHave(change Change, pool Pool) error {
+	if c.has(change.Node, change.UID) {
+		return nil
+	}
+	return fmt.Errorf("node %s (uid %s) is not among the %d nodes of pool %s: it was deleted, or its labels have changed",
+		change.Node, change.UID, len(c.members), pool.Name)
+}
+
+// away are those that are unavailable or have a slot, without the one that asks, each with why.
+func (c *census) away(holders []holder, but Change) []string {
+	away := []string{}
+	holds := map[types.UID]bool{but.UID: true}
+	for _, h := range holders {
+		if h.UID != but.UID {
+			away = append(away, h.Node+": "+changing)
+		}
+		holds[h.UID] = true
+	}
+	for _, m := range c.members {
+		if m.away != "" && !holds[m.uid] {
+			away = append(away, m.name+": "+m.away)
+		}
+	}
+	return away
+}
+
+// gone are those whose node is no more, or is another of the same name. What is known of the nodes need not be asked for. A node
+// that was not read because its labels have changed is still there, and may still be at its change.
+func (s *Slots) gone(ctx context.Context, pool Pool, known map[string]types.UID, holders []holder) ([]types.UID, error) {
+	var gone []types.UID
+	for _, h := range holders {
+		uid, read := known[h.Node]
+		if !read {
+			var err error
+			if uid, err = s.uid(ctx, h.Node); err != nil {
+				return nil, fmt.Errorf("reading node %s, which has a slot of pool %s: %w", h.Node, pool.Name, err)
+			}
+		}
+		if uid != h.UID {
+			gone = append(gone, h.UID)
+		}
+	}
+	return gone, nil
+}
+
+// uid is that of the node of this name, or "" if there is none.
+func (s *Slots) uid(ctx context.Context, name string) (types.UID, error) {
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
+	node, err := s.Client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	return node.UID, nil
+}
+
+// Unavailable is why a node takes no pods as it should, or "".
+func Unavailable(node *corev1.Node) string {
+	tainted := func(key string) bool {
+		return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == key })
+	}
+	switch {
+	case node.DeletionTimestamp != nil:
+		return "being deleted"
+	case tainted(config.TaintRepartitioning):
+		return changing
+	case tainted(config.TaintNotReady):
+		return "not yet made ready, it has the taint " + config.TaintNotReady
+	}
+	if who, _, cordoned := drain.Cordoner(node); cordoned {
+		if who == "" {
+			return "cordoned"
+		}
+		return "cordoned by " + who
+	}
+	for _, c := range node.Status.Conditions {
+		if c.Type != corev1.NodeReady {
+			continue
+		}
+		if c.Status == corev1.ConditionTrue {
+			return ""
+		}
+		return "not Ready since " + c.LastTransitionTime.UTC().Format(time.RFC3339)
+	}
+	return "not Ready, kubelet has not reported yet"
+}
