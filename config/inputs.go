@@ -21,6 +21,7 @@ type inputs struct {
 	MIGStrategy    scalar               `json:"migStrategy"`
 	MIGConfigMap   configMapInputs      `json:"migConfigMap"`
 	Profiles       configMapInputs      `json:"profiles"`
+	Maintenance    configMapInputs      `json:"maintenance"`
 	DevicePlugin   devicePluginInputs   `json:"devicePlugin"`
 	MPS            mpsInputs            `json:"mps"`
 	MemoryPressure memoryPressureInputs `json:"memoryPressure"`
@@ -165,6 +166,7 @@ func inputsOf(s Settings) inputs {
 		MIGStrategy:   scalar(s.MIGStrategy),
 		MIGConfigMap:  inputsOfKey(s.MIGConfigMap),
 		Profiles:      inputsOfKey(s.Profiles),
+		Maintenance:   inputsOfKey(s.Maintenance),
 		Reboot:        rebootInputs{Policy: scalar(s.Reboot.Policy), Sentinel: scalar(s.Reboot.Sentinel)},
 		Drain: drainInputs{
 			AfterDeadline: scalar(s.Drain.AfterDeadline), DeleteGrace: scalar(s.Drain.DeleteGrace.String()),

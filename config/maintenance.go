@@ -1,10 +1,18 @@
 package config
 
 import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/config/window"
 )
@@ -13,6 +21,16 @@ import (
 const (
 	MaintenanceAPIVersion = "gpuslice.io/v1alpha1"
 	MaintenanceKind       = "Maintenance"
+)
+
+// The defaults of a maintenance file.
+const (
+	// DefaultEstimate: a change that resets GPUs, waits for the device plugin and has pods to send away takes minutes.
+	DefaultEstimate = 15 * time.Minute
+	// DefaultJitter spreads what hundreds of nodes ask of the API server at once, and is little of a window of hours.
+	DefaultJitter = 5 * time.Minute
+	// DefaultPauseAfter: one node may be broken, and two by chance; what three in a row fail at is the change itself.
+	DefaultPauseAfter = 3
 )
 
 // Maintenance is when nodes may be disturbed, and how many of them at once.
@@ -55,4 +73,153 @@ func (m Maintenance) For(node *corev1.Node) Pool {
 		}
 	}
 	return m.Others
+}
+
+// ParseMaintenance reads a maintenance file. Fields that do not exist are refused.
+//
+// The error joins everything that is wrong: one *InvalidError for each value that is not allowed. A file with a mistake says
+// nothing: what is left of one could open where its author closed.
+func ParseMaintenance(text []byte) (Maintenance, error) {
+	doc, err := yaml.YAMLToJSONStrict(text)
+	if err != nil {
+		return Maintenance{}, fmt.Errorf("reading maintenance as YAML: %w", err)
+	}
+	if string(doc) == "null" {
+		return Maintenance{}, fmt.Errorf("reading maintenance: the file is empty, and needs at least %q and %q",
+			"apiVersion: "+MaintenanceAPIVersion, "kind: "+MaintenanceKind)
+	}
+	var c checks
+	var in maintenanceInputs
+	if c.mapping("file", doc, &in) {
+		c.oneOf("apiVersion", in.APIVersion, MaintenanceAPIVersion)
+		c.oneOf("kind", in.Kind, MaintenanceKind)
+	}
+	m := Maintenance{Others: Pool{
+		Schedule: window.Schedule{Windows: c.windows("windows", in.Windows), Freezes: c.freezes("freezes", in.Freezes)},
+		Estimate: DefaultEstimate, Jitter: DefaultJitter,
+	}}
+	c.pace("", in.Estimate, in.Jitter, &m.Others)
+	m.Pools = c.pools("pools", in.Pools, m.Others)
+	if len(c) > 0 {
+		return Maintenance{}, errors.Join(c...)
+	}
+	return m, nil
+}
+
+// maintenanceInputs is a maintenance file, not yet checked. Lists are left as JSON, so that a value of the wrong form hides
+// nothing of its neighbours.
+type maintenanceInputs struct {
+	APIVersion scalar          `json:"apiVersion"`
+	Kind       scalar          `json:"kind"`
+	Windows    json.RawMessage `json:"windows"`
+	Freezes    json.RawMessage `json:"freezes"`
+	Estimate   scalar          `json:"estimate"`
+	Jitter     scalar          `json:"jitter"`
+	Pools      json.RawMessage `json:"pools"`
+}
+
+type poolInputs struct {
+	Name           scalar          `json:"name"`
+	Selector       scalar          `json:"selector"`
+	MaxUnavailable scalar          `json:"maxUnavailable"`
+	PauseAfter     scalar          `json:"pauseAfter"`
+	Windows        json.RawMessage `json:"windows"`
+	Freezes        json.RawMessage `json:"freezes"`
+	Estimate       scalar          `json:"estimate"`
+	Jitter         scalar          `json:"jitter"`
+}
+
+// pools checks those that are written. What they do not say is as of others.
+func (c *checks) pools(field string, raw json.RawMessage, others Pool) []Pool {
+	if absent(raw) {
+		return nil
+	}
+	var entries []json.RawMessage
+	if json.Unmarshal(raw, &entries) != nil {
+		*c = append(*c, &InvalidError{Field: field, Want: `must be a list of pools with "name" and "selector"`})
+	}
+	var out []Pool
+	for i, entry := range entries {
+		at := fmt.Sprintf("%s[%d]", field, i)
+		p := c.pool(at, entry, others)
+		if p.Name != "" && slices.ContainsFunc(out, func(q Pool) bool { return q.Name == p.Name }) {
+			c.refuse(at+".name", p.Name, "is there twice")
+		}
+		out = append(out, p)
+	}
+	return out
+}
+
+func (c *checks) pool(at string, raw json.RawMessage, others Pool) Pool {
+	var in poolInputs
+	if absent(raw) {
+		raw = json.RawMessage("{}") // so that what it lacks is said
+	}
+	if !c.mapping(at, raw, &in) {
+		return Pool{}
+	}
+	p := others
+	p.Name = string(in.Name)
+	// It is a part of the name of a Lease, and people type it.
+	if p.Name == "" {
+		*c = append(*c, &InvalidError{Field: at + ".name", Want: "is missing: name the pool, like research"})
+	} else {
+		c.all(at+".name", p.Name, validation.IsDNS1123Label(p.Name))
+	}
+	p.Selector = c.nodeSelector(at+".selector", in.Selector)
+	if windows := c.windows(at+".windows", in.Windows); windows != nil {
+		p.Schedule.Windows = windows
+	}
+	p.Schedule.Freezes = slices.Concat(others.Schedule.Freezes, c.freezes(at+".freezes", in.Freezes))
+	c.pace(at+".", in.Estimate, in.Jitter, &p)
+	p.MaxUnavailable = given(at+".maxUnavailable", in.MaxUnavailable, c.limit)
+	p.PauseAfter = DefaultPauseAfter
+	if in.PauseAfter != "" {
+		p.PauseAfter = c.pauseAfter(at+".pauseAfter", in.PauseAfter)
+	}
+	return p
+}
+
+// pace fills in how long changes take and how they are spread, where that is written.
+func (c *checks) pace(within string, estimate, jitter scalar, p *Pool) {
+	if estimate != "" {
+		p.Estimate = c.duration(within+"estimate", estimate, time.Second, 24*time.Hour)
+	}
+	if jitter != "" {
+		p.Jitter = c.duration(within+"jitter", jitter, 0, 24*time.Hour)
+	}
+}
+
+func (c *checks) nodeSelector(field string, text scalar) labels.Selector {
+	const forms = `write a label selector, like "pool=research", or "nvidia.com/gpu.present" for all nodes with GPUs`
+	selector, err := labels.Parse(string(text))
+	switch {
+	case err != nil:
+		c.refuse(field, string(text), fmt.Sprintf("is none: %s: %v", forms, err))
+		return labels.Nothing()
+	case selector.Empty():
+		*c = append(*c, &InvalidError{Field: field, Want: "is missing or empty: " + forms})
+	}
+	return selector
+}
+
+func (c *checks) limit(field string, value scalar) *Limit {
+	number, percentage := strings.CutSuffix(string(value), "%")
+	n, err := strconv.Atoi(number)
+	switch {
+	case err == nil && percentage && n >= 1 && n <= 100:
+		return &Limit{Percent: n}
+	case err == nil && !percentage && n >= 0:
+		return &Limit{Nodes: n}
+	}
+	c.refuse(field, string(value), `must be a number of nodes, 0 for none at all, or a percentage from "1%" to "100%"`)
+	return nil
+}
+
+func (c *checks) pauseAfter(field string, value scalar) int {
+	n, err := strconv.Atoi(string(value))
+	if err != nil || n < 0 || n > maxCount {
+		c.refuse(field, string(value), fmt.Sprintf("must be a number of failures from 1 to %d, or 0 for never", maxCount))
+	}
+	return n
 }

@@ -17,6 +17,7 @@ import (
 	strict "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 
+	"github.com/gpuslice/gpuslice/config/window"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -35,6 +36,7 @@ type Profile struct {
 	Labels      map[string]string // of the node
 	Taints      []corev1.Taint    // of the node, none twice with the same effect; without NoExecute
 	Drain       *DrainOverrides   // nil for the settings'
+	Windows     []window.Window   // when a change to it may begin; none for those of the node's pool
 }
 
 // ParseProfiles reads a file of profiles, our own catalog, by name. Fields that do not exist are refused.
@@ -88,6 +90,7 @@ type profileInputs struct {
 	Labels      json.RawMessage `json:"labels"`
 	Taints      json.RawMessage `json:"taints"`
 	Drain       json.RawMessage `json:"drain"`
+	Windows     json.RawMessage `json:"windows"`
 }
 
 type migEntryInputs struct {
@@ -154,6 +157,7 @@ func profileOf(raw json.RawMessage) (Profile, checks) {
 	p.Labels = c.nodeLabels(in.Labels)
 	p.Taints = c.nodeTaints(in.Taints)
 	p.Drain = c.drainOverrides(in.Drain)
+	p.Windows = c.windows("windows", in.Windows)
 	if p.Sharing != nil && p.Sharing.Strategy == SharingMPS {
 		c.noMIG(p.MIG)
 	}

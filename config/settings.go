@@ -26,6 +26,7 @@ type Settings struct {
 	MIGStrategy   MIGStrategy   // how the device plugin presents MIG devices
 	MIGConfigMap  ConfigMapKey  // people's own MIG configs; without a name there are only generated ones
 	Profiles      ConfigMapKey  // our own catalog; without a name there is none
+	Maintenance   ConfigMapKey  // when nodes may be disturbed, and how many; without a name always, and all
 	DevicePlugin  DevicePlugin
 	MPS           MPS
 	Reboot        Reboot
@@ -132,6 +133,10 @@ const (
 	DefaultProfiles    = "gpuslice-profiles"
 	DefaultProfilesKey = "profiles.yaml"
 
+	// DefaultMaintenance and DefaultMaintenanceKey are where the maintenance file is looked for, in the agent's namespace.
+	DefaultMaintenance    = "gpuslice-maintenance"
+	DefaultMaintenanceKey = "maintenance.yaml"
+
 	// DefaultSentinel is the file that kured watches unless told otherwise, and that Debian's packages write.
 	DefaultSentinel = "/var/run/reboot-required"
 
@@ -166,6 +171,7 @@ func Default() Settings {
 		MIGStrategy:   MIGStrategyAuto,
 		MIGConfigMap:  ConfigMapKey{Name: DefaultMIGConfigMap, Key: DefaultMIGConfigMapKey},
 		Profiles:      ConfigMapKey{Name: DefaultProfiles, Key: DefaultProfilesKey},
+		Maintenance:   ConfigMapKey{Name: DefaultMaintenance, Key: DefaultMaintenanceKey},
 		DevicePlugin: DevicePlugin{
 			PodSelector: []labels.Selector{
 				labels.SelectorFromSet(labels.Set{"app": "nvidia-device-plugin-daemonset"}),          // GPU operator
@@ -241,6 +247,7 @@ func (in inputs) settings() (Settings, error) {
 			string(MIGStrategyAuto), string(MIGStrategyNone), string(MIGStrategySingle), string(MIGStrategyMixed))),
 		MIGConfigMap: c.configMapKey("migConfigMap", in.MIGConfigMap),
 		Profiles:     c.configMapKey("profiles", in.Profiles),
+		Maintenance:  c.configMapKey("maintenance", in.Maintenance),
 		Reboot: Reboot{
 			Policy:   RebootPolicy(c.oneOf("reboot.policy", in.Reboot.Policy, string(RebootNever), string(RebootDelegate), string(RebootSelf))),
 			Sentinel: c.path("reboot.sentinel", in.Reboot.Sentinel, DefaultSentinel),

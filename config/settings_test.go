@@ -52,6 +52,7 @@ mps: {podSelector: [app=mps], containers: []}
 memoryPressure: {threshold: 95, clear: 0, for: 0s}
 ghosts: remove
 profiles: {name: pools, key: pools.yaml}
+maintenance: {namespace: ops, name: nights, key: nights.yaml}
 reboot: {policy: delegate, sentinel: /run/host/reboot-required}
 drain:
   afterDeadline: delete
@@ -79,6 +80,7 @@ retry: {failures: 3, first: 1s, longest: 1m, noEffect: 5}
 			MIGStrategy:   config.MIGStrategySingle,
 			MIGConfigMap:  config.ConfigMapKey{Namespace: "gpu-operator", Name: "mine", Key: "mig.yaml"},
 			Profiles:      config.ConfigMapKey{Name: "pools", Key: "pools.yaml"},
+			Maintenance:   config.ConfigMapKey{Namespace: "ops", Name: "nights", Key: "nights.yaml"},
 			Reboot:        config.Reboot{Policy: config.RebootDelegate, Sentinel: "/run/host/reboot-required"},
 			DevicePlugin: config.DevicePlugin{
 				PodSelector: []labels.Selector{selector}, Containers: []string{"plugin"},

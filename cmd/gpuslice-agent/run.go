@@ -109,6 +109,7 @@ func (o *options) load() (config.Settings, error) {
 	settings.MIGConfigMap.Namespace = cmp.Or(settings.MIGConfigMap.Namespace, o.namespace)
 	settings.DevicePlugin.ConfigMap.Namespace = cmp.Or(settings.DevicePlugin.ConfigMap.Namespace, o.namespace)
 	settings.Profiles.Namespace = cmp.Or(settings.Profiles.Namespace, o.namespace)
+	settings.Maintenance.Namespace = cmp.Or(settings.Maintenance.Namespace, o.namespace)
 	return settings, nil
 }
 

@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -11,9 +12,11 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/yaml"
 
@@ -24,18 +27,27 @@ import (
 
 func (o *options) validate() *cobra.Command {
 	var files []string
+	var at string
 	c := &cobra.Command{
 		Use:   "validate -f FILE...",
-		Short: "Check files before they reach a cluster: profiles, settings, MIG configs, configs of the device plugin",
-		Long: "Check files before they reach a cluster. Which kind a file is shows by what is in it: profiles, settings, MIG configs in mig-parted's\n" +
-			"format, configs of NVIDIA's device plugin, or manifests with ConfigMaps of any of them. Everything wrong is said at once.",
+		Short: "Check files before they reach a cluster: profiles, settings, maintenance, MIG configs, configs of the device plugin",
+		Long: "Check files before they reach a cluster. Which kind a file is shows by what is in it: profiles, settings, maintenance, MIG configs in\n" +
+			"mig-parted's format, configs of NVIDIA's device plugin, or manifests with ConfigMaps of any of them. Everything wrong is said at once.\n" +
+			"Of maintenance it says when each pool opens next for as long as a change is estimated to take.",
 		Example: "gpuslice-agent validate -f deploy/examples/configmap-pools.yaml\nkubectl get configmap time-slicing-config -o yaml | gpuslice-agent validate -f -",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			files = append(files, args...) // what a shell makes of -f *.yaml
 			if len(files) == 0 {
 				return errors.New("name files to check with -f")
 			}
-			v := validation{out: &printer{w: cmd.OutOrStdout()}}
+			now := time.Now()
+			if at != "" {
+				var err error
+				if now, err = time.Parse(time.RFC3339, at); err != nil {
+					return fmt.Errorf("flag --at is %q: write a date with its time and zone, like 2026-12-20T22:00:00Z", at)
+				}
+			}
+			v := validation{out: &printer{w: cmd.OutOrStdout()}, now: now}
 			for _, file := range files {
 				text, err := contents(file, cmd.InOrStdin())
 				if err != nil {
@@ -47,6 +59,7 @@ func (o *options) validate() *cobra.Command {
 		},
 	}
 	c.Flags().StringArrayVarP(&files, "file", "f", nil, "file to check, several by several flags; - for standard input")
+	c.Flags().StringVar(&at, "at", "", "time from which on the next openings of maintenance are told, like 2026-12-20T22:00:00Z; without it now")
 	return c
 }
 
@@ -61,7 +74,7 @@ func contents(file string, stdin io.Reader) ([]byte, error) {
 type format struct {
 	name  string
 	is    func(top map[string]any) bool
-	check func(text []byte) (found string, err error)
+	check func(text []byte, now time.Time) (found string, err error)
 }
 
 // formats, of which the first that fits counts. A file is told by any field that only its kind has, so that one with a
@@ -70,14 +83,20 @@ var formats = []format{
 	{"profiles", func(top map[string]any) bool {
 		return top["kind"] == config.ProfilesKind || top["kind"] != config.SettingsKind && has(top, "profiles")
 	}, counted(config.ParseProfiles, "profile")},
-	{"settings", func(top map[string]any) bool { return top["kind"] == config.SettingsKind || isOurs(top) }, func(text []byte) (string, error) {
+	{"maintenance", func(top map[string]any) bool {
+		return top["kind"] == config.MaintenanceKind || top["kind"] != config.SettingsKind && has(top, "windows", "freezes", "pools")
+	}, func(text []byte, now time.Time) (string, error) {
+		m, err := config.ParseMaintenance(text)
+		return describeMaintenance(m, now), err
+	}},
+	{"settings", func(top map[string]any) bool { return top["kind"] == config.SettingsKind || isOurs(top) }, func(text []byte, _ time.Time) (string, error) {
 		_, err := config.Parse(text)
 		return "settings", err
 	}},
 	{"MIG configs", func(top map[string]any) bool { return has(top, "mig-configs") }, counted(migparted.Parse, "MIG config")},
 	{"a device plugin config", func(top map[string]any) bool {
 		return has(top, "version", "flags", "sharing", "resources", "imex") && !has(top, "apiVersion", "kind")
-	}, func(text []byte) (string, error) {
+	}, func(text []byte, _ time.Time) (string, error) {
 		read, err := deviceplugin.Parse(text)
 		return describeSharing(read.Sharing), err
 	}},
@@ -99,8 +118,8 @@ func has(top map[string]any, fields ...string) bool {
 	return false
 }
 
-func counted[T any](parse func([]byte) (map[string]T, error), noun string) func([]byte) (string, error) {
-	return func(text []byte) (string, error) {
+func counted[T any](parse func([]byte) (map[string]T, error), noun string) func([]byte, time.Time) (string, error) {
+	return func(text []byte, _ time.Time) (string, error) {
 		all, err := parse(text)
 		if len(all) == 1 {
 			return "1 " + noun, err
@@ -125,9 +144,51 @@ func describeSharing(s config.Sharing) string {
 	return fmt.Sprintf("device plugin config: %s, %s", s.Strategy, strings.Join(parts, ", "))
 }
 
+// describeMaintenance says of each pool when it opens next, so that people see what they wrote.
+func describeMaintenance(m config.Maintenance, now time.Time) string {
+	lines := []string{fmt.Sprintf("maintenance of %d pools", len(m.Pools))}
+	if len(m.Pools) == 1 {
+		lines[0] = "maintenance of 1 pool"
+	}
+	for _, p := range append(slices.Clone(m.Pools), m.Others) {
+		lines = append(lines, fmt.Sprintf("%s: %s", cmp.Or(p.Name, "nodes of no pool"), describeOpening(p, now)))
+	}
+	return strings.Join(lines, "\n  ")
+}
+
+func describeOpening(p config.Pool, now time.Time) string {
+	if p.Schedule.Always() {
+		return "always open"
+	}
+	if o, open := p.Schedule.At(now); open && (o.End.IsZero() || o.End.Sub(now) >= p.Estimate) {
+		if o.End.IsZero() {
+			return "open, and not closed any more"
+		}
+		return "open until " + inBoth(o.End, o.Zone)
+	}
+	o, ok := p.Schedule.Next(now, p.Estimate)
+	switch {
+	case !ok:
+		return fmt.Sprintf("never open any more for as long as a change takes, %s", duration.HumanDuration(p.Estimate))
+	case o.End.IsZero():
+		return "next open from " + inBoth(o.Start, o.Zone) + " on"
+	}
+	return fmt.Sprintf("next open from %s for %s", inBoth(o.Start, o.Zone), duration.HumanDuration(o.End.Sub(o.Start)))
+}
+
+// inBoth is an instant as clocks in a zone show it, and in UTC.
+func inBoth(t time.Time, zone *time.Location) string {
+	const form = "Mon 2006-01-02 15:04"
+	if zone == time.UTC {
+		return t.UTC().Format(form) + " UTC"
+	}
+	return fmt.Sprintf("%s %s (%s UTC)", t.In(zone).Format(form), zone, t.UTC().Format(form))
+}
+
 // validation prints what is found, and counts.
 type validation struct {
 	out          *printer
+	now          time.Time
 	right, wrong int
 	passedOver   int // manifests of something else
 }
@@ -152,7 +213,7 @@ func (v *validation) file(name string, text []byte) {
 	}
 }
 
-var errNothingToCheck = errors.New("there is nothing here that gpuslice reads: profiles (kind: Profiles), settings (kind: Settings), MIG configs (mig-configs:)," +
+var errNothingToCheck = errors.New("there is nothing here that gpuslice reads: profiles (kind: Profiles), settings (kind: Settings), maintenance (kind: Maintenance), MIG configs (mig-configs:)," +
 	" configs of NVIDIA's device plugin (sharing:, flags:), or a ConfigMap with any of them")
 
 // document checks one document of a file: a manifest, or what the agent reads.
@@ -211,7 +272,7 @@ func (v *validation) configMap(name string, text []byte) {
 func (v *validation) content(at string, text []byte, top map[string]any) {
 	for _, f := range formats {
 		if f.is(top) {
-			found, err := f.check(text)
+			found, err := f.check(text, v.now)
 			if err != nil {
 				found = f.name
 			}

@@ -23,7 +23,7 @@ func TestValidate(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			args, golden := []string{"validate"}, &archive.Files[len(archive.Files)-1]
+			args, golden := []string{"validate", "--at", "2026-11-27T12:00:00Z"}, &archive.Files[len(archive.Files)-1]
 			if golden.Name != "said" {
 				t.Fatalf("the last file is %s, not said", golden.Name)
 			}
@@ -78,9 +78,10 @@ func TestValidateWantsFiles(t *testing.T) {
 		args []string
 		want string
 	}{
-		"that are named":    {nil, "error: name files to check with -f\n"},
-		"that there are":    {[]string{"-f", "absent.yaml"}, "error: open absent.yaml: no such file or directory\n"},
-		"with what we read": {[]string{"-f", filepath.Join("..", "..", "deploy", "base", "namespace.yaml")}, "error: " + errNothingToCheck.Error() + "\n"},
+		"that are named":        {nil, "error: name files to check with -f\n"},
+		"that there are":        {[]string{"-f", "absent.yaml"}, "error: open absent.yaml: no such file or directory\n"},
+		"at a time that is one": {[]string{"--at", "noon", "-f", "a"}, `error: flag --at is "noon": write a date with its time and zone, like 2026-12-20T22:00:00Z` + "\n"},
+		"with what we read":     {[]string{"-f", filepath.Join("..", "..", "deploy", "base", "namespace.yaml")}, "error: " + errNothingToCheck.Error() + "\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := validated(t, "", append([]string{"validate"}, test.args...)...)

@@ -33,6 +33,8 @@ type Profile struct {
 	Taints []Taint `json:"taints,omitempty" jsonschema:"uniqueItems=true"`
 	// How pods are sent away, where it is otherwise than in the settings.
 	Drain *DrainOverrides `json:"drain,omitempty"`
+	// When a change to it may begin, in place of the windows of the node's pool.
+	Windows []Window `json:"windows,omitempty" jsonschema:"minItems=1"`
 }
 
 // JSONSchemaExtend adds what is true of the fields together.

@@ -1,5 +1,5 @@
-// Package schema makes JSON schemas of the files that people write for the agent, settings and profiles, for editors and
-// for checks before a file reaches a cluster.
+// Package schema makes JSON schemas of the files that people write for the agent, settings, profiles and
+// maintenance, for editors and for checks before a file reaches a cluster.
 //
 // A schema is less than the agent's own check, which alone knows what belongs together, and which gpuslice-agent validate
 // does anywhere. It lets no file pass that has a field too many or a value of the wrong form.
@@ -18,8 +18,9 @@ import (
 
 // The names of the schemas.
 const (
-	ProfilesFile = "profiles.schema.json"
-	SettingsFile = "settings.schema.json"
+	ProfilesFile    = "profiles.schema.json"
+	SettingsFile    = "settings.schema.json"
+	MaintenanceFile = "maintenance.schema.json"
 )
 
 // packagePath is the import path of this package.
@@ -29,7 +30,7 @@ const packagePath = "github.com/gpuslice/gpuslice/config/schema"
 // source is in that directory.
 func Files(source string) (map[string][]byte, error) {
 	files := map[string][]byte{}
-	for name, format := range map[string]any{ProfilesFile: Profiles{}, SettingsFile: Settings{}} {
+	for name, format := range map[string]any{ProfilesFile: Profiles{}, SettingsFile: Settings{}, MaintenanceFile: Maintenance{}} {
 		r := jsonschema.Reflector{Namer: nameOf}
 		if err := r.AddGoComments(packagePath, source); err != nil {
 			return nil, fmt.Errorf("reading comments of the schemas' source: %w", err)

@@ -25,6 +25,8 @@ var deploy = filepath.Join("..", "..", "deploy")
 const (
 	profilesHead = "apiVersion: gpuslice.io/v1alpha1\nkind: Profiles\n"
 	settingsHead = "apiVersion: gpuslice.io/v1alpha1\nkind: Settings\n"
+
+	maintenanceHead = "apiVersion: gpuslice.io/v1alpha1\nkind: Maintenance\n"
 )
 
 func shipped(t *testing.T, name string) []byte {
@@ -102,6 +104,7 @@ func TestFilesThatAreRightPass(t *testing.T) {
 			"examples of profiles": data(t, "profiles.yaml", "examples", "configmap-profiles.yaml"),
 			"examples of pools":    data(t, "profiles.yaml", "examples", "configmap-pools.yaml"),
 			"none":                 profilesHead,
+			"windows":              profilesHead + "profiles: {a: {sharing: none, windows: [{days: [Fri], start: '22:00', duration: 1h}]}}",
 			"all selectors": profilesHead + "profiles: {a: {mig: [{gpus: {uuid: [GPU-8DCD427F-483b-b48f-d7e5-75fb19a52b76], pci: ['17:00.0', '00000000:af:00.0']," +
 				" index: 0, model: 'A*', deviceFilter: [0x233010DE, '0x20b210de']}, enabled: true, instances: {1c.3g.40gb: 1, 1g.10gb+me: 1, 1g.24gb-me: 2}}]}}",
 			"sharing of MIG devices": profilesHead + "profiles: {a: {sharing: {timeSlicing: {renameByDefault: true, failRequestsGreaterThanOne: true," +
@@ -110,6 +113,12 @@ func TestFilesThatAreRightPass(t *testing.T) {
 			"one replica by MPS beside MIG": profilesHead + "profiles: {a: {mig: [{gpus: {all: true}, enabled: true, instances: {}}], sharing: {mps: {resources: [{name: gpu, replicas: 1}]}}}}",
 			"all of drain": profilesHead + "profiles: {a: {labels: {a: '', b/c: d}, taints: [{key: a, effect: PreferNoSchedule}], drain: {deadline: 1h30m, afterDeadline: undo, deleteGrace: 1.5s," +
 				" unmanagedPods: refuse, emptyDir: evict, onUncordon: refence, rules: [{namespaces: [a], action: wait, for: 2h}, {selector: 'a in (b,c)', action: refuse}]}}}",
+		},
+		schema.MaintenanceFile: {
+			"the example": data(t, "maintenance.yaml", "examples", "configmap-maintenance.yaml"),
+			"none":        maintenanceHead,
+			"everything": maintenanceHead + "windows: [{days: mon, start: '00:00', duration: 1h30m, notBefore: '2026-12-20T22:00:00.5+01:00'}, {days: [Sunday, Tue], start: '23:59', duration: 7h, timeZone: UTC}]\n" +
+				"freezes: []\njitter: 0s\npools: [{name: a, selector: '!b', maxUnavailable: 0, pauseAfter: 0}, {name: b, selector: a in (b), maxUnavailable: 100%}]",
 		},
 		schema.SettingsFile: {
 			"those that are deployed": data(t, "settings.yaml", "base", "configmap-settings.yaml"),
@@ -132,11 +141,15 @@ func TestFilesThatAreRightPass(t *testing.T) {
 
 // read is the agent's own check.
 func read(name, text string) error {
-	if name == schema.ProfilesFile {
-		_, err := config.ParseProfiles([]byte(text))
-		return err
+	var err error
+	switch name {
+	case schema.ProfilesFile:
+		_, err = config.ParseProfiles([]byte(text))
+	case schema.MaintenanceFile:
+		_, err = config.ParseMaintenance([]byte(text))
+	default:
+		_, err = config.Parse([]byte(text))
 	}
-	_, err := config.Parse([]byte(text))
 	return err
 }
 
@@ -146,12 +159,14 @@ func TestFilesThatAreWrongDoNotPass(t *testing.T) {
 	resources := func(resources string) string {
 		return profile("{sharing: {timeSlicing: {resources: [" + resources + "]}}}")
 	}
+	window := func(window string) string { return maintenanceHead + "windows: [{" + window + "}]" }
+	pool := func(pool string) string { return maintenanceHead + "pools: [{" + pool + "}]" }
 	for name, files := range map[string][]string{
 		schema.ProfilesFile: {
 			"apiVersion: v1\nkind: Profiles", "apiVersion: gpuslice.io/v1alpha1\nkind: Settings", "kind: Profiles", profilesHead + "profile: {}",
 			profilesHead + "profiles: []", profilesHead + "profiles: {-a: {sharing: none}}", profilesHead + "profiles: {off: {sharing: none}}",
 			profilesHead + "profiles: {'': {sharing: none}}", profilesHead + "profiles: {1g.10gb+me: {sharing: none}}",
-			profile("{}"), profile("{description: a}"), profile("{labels: {}}"), profile("{taints: []}"), profile("{drain: {deadline: 1h}}"), profile("{mig: []}"), profile("{shared: none, sharing: none}"),
+			profile("{}"), profile("{description: a}"), profile("{labels: {}}"), profile("{taints: []}"), profile("{drain: {deadline: 1h}}"), profile("{mig: []}"), profile("{sharing: none, windows: []}"), profile("{shared: none, sharing: none}"),
 			entry("{enabled: false}"), entry("{gpus: {}, enabled: false}"), entry("{gpus: {all: false}, enabled: false}"), entry("{gpus: {all: true, index: 0}, enabled: false}"),
 			entry("{gpus: {all: true}}"), entry("{gpus: {all: true}, enabled: true}"), entry("{gpus: {all: true}, enabled: false, instances: {}}"),
 			entry("{gpus: {all: true}, enabled: true, instances: {1g10gb: 1}}"), entry("{gpus: {all: true}, enabled: true, instances: {1g.10gb: 0}}"),
@@ -172,6 +187,16 @@ func TestFilesThatAreWrongDoNotPass(t *testing.T) {
 			profile("{taints: [{key: a, value: true, effect: NoSchedule}]}"), profile("{taints: [{key: a, effect: NoSchedule}, {key: a, effect: NoSchedule}]}"),
 			profile("{sharing: none, drain: {deadline: 1}}"), profile("{sharing: none, drain: {clients: []}}"), profile("{sharing: none, drain: {rules: [{action: evict}]}}"),
 			profile("{sharing: none, drain: {rules: [{selector: a, action: wait}]}}"), profile("{sharing: none, drain: {rules: [{selector: a, action: evict, for: 1h}]}}"),
+		},
+		schema.MaintenanceFile: {
+			"apiVersion: gpuslice.io/v1alpha1\nkind: Settings", maintenanceHead + "window: []", maintenanceHead + "windows: []", maintenanceHead + "windows: [{}]",
+			window("days: []"), window("days: Freitag, start: '22:00', duration: 1h"), window("days: Fri, duration: 1h"), window("days: Fri, start: '22:00'"),
+			window("days: Fri, start: '24:00', duration: 1h"), window("days: Fri, start: 1320, duration: 1h"), window("days: Fri, start: '22:00', duration: 1d"),
+			window("start: '22:00', duration: 1h"), window("notBefore: '2026-12-20T22:00:00Z'"), window("notBefore: '2026-12-20T22:00:00', notAfter: '2026-12-21T22:00:00Z'"),
+			window("notBefore: '2026-12-20T22:00:00Z', notAfter: '2026-12-21T22:00:00Z', start: '22:00'"),
+			maintenanceHead + "freezes: [{from: '2026-12-20T22:00:00Z'}]", maintenanceHead + "freezes: [{from: 2026-12-20, to: 2026-12-21}]", maintenanceHead + "estimate: 15",
+			pool("name: a"), pool("selector: a"), pool("name: a, selector: ''"), pool("name: A, selector: a"), pool("name: a, selector: a, maxUnavailable: -1"),
+			pool("name: a, selector: a, maxUnavailable: 101%"), pool("name: a, selector: a, pauseAfter: 1001"), pool("name: a, selector: a, windows: []"),
 		},
 		schema.SettingsFile: {
 			"apiVersion: gpuslice.io/v1alpha1\nkind: Profiles", settingsHead + "setting: 1", settingsHead + "nodeHeartbeat: soon", settingsHead + "migStrategy: both",
@@ -226,9 +251,14 @@ func (o object) at(root object) object {
 }
 
 // The agent says which fields it knows when it finds one that it does not.
-func TestTheSchemaOfProfilesHasTheFieldsThatTheAgentReads(t *testing.T) {
-	root := parsedSchema(t, schema.ProfilesFile)
-	for def, file := range map[string]string{
+func TestTheSchemasHaveTheFieldsThatTheAgentReads(t *testing.T) {
+	hasFields(t, schema.MaintenanceFile, map[string]string{
+		"Maintenance": maintenanceHead + "xx: 1",
+		"Window":      maintenanceHead + "windows: [{xx: 1}]",
+		"Freeze":      maintenanceHead + "freezes: [{xx: 1}]",
+		"Pool":        maintenanceHead + "pools: [{xx: 1}]",
+	})
+	hasFields(t, schema.ProfilesFile, map[string]string{
 		"Profiles":       profilesHead + "xx: 1",
 		"Profile":        profilesHead + "profiles: {a: {xx: 1}}",
 		"MIGEntry":       profilesHead + "profiles: {a: {mig: [{xx: 1}]}}",
@@ -239,8 +269,16 @@ func TestTheSchemaOfProfilesHasTheFieldsThatTheAgentReads(t *testing.T) {
 		"Client":         profilesHead + "profiles: {a: {sharing: {mps: {resources: [{xx: 1}]}}}}",
 		"Taint":          profilesHead + "profiles: {a: {taints: [{xx: 1}]}}",
 		"DrainOverrides": profilesHead + "profiles: {a: {drain: {xx: 1}}}",
-	} {
-		_, said, _ := strings.Cut(read(schema.ProfilesFile, file).Error(), "xx: is no field here: they are ")
+		"Window":         profilesHead + "profiles: {a: {windows: [{xx: 1}]}}",
+	})
+}
+
+// hasFields compares definitions of a schema with what the agent says of a file that has the field xx in their place.
+func hasFields(t *testing.T, name string, files map[string]string) {
+	t.Helper()
+	root := parsedSchema(t, name)
+	for def, file := range files {
+		_, said, _ := strings.Cut(read(name, file).Error(), "xx: is no field here: they are ")
 		said, _, _ = strings.Cut(said, "\n")
 		known := strings.Split(said, ", ")
 		slices.Sort(known)

@@ -11,7 +11,9 @@ type Settings struct {
 	// Your own MIG configs, in mig-parted's format.
 	MIGConfigMap *ConfigMapKey `json:"migConfigMap,omitempty"`
 	// Your own profiles.
-	Profiles       *ConfigMapKey   `json:"profiles,omitempty"`
+	Profiles *ConfigMapKey `json:"profiles,omitempty"`
+	// When nodes may be disturbed, and how many at once.
+	Maintenance    *ConfigMapKey   `json:"maintenance,omitempty"`
 	DevicePlugin   *DevicePlugin   `json:"devicePlugin,omitempty"`
 	MPS            *Pods           `json:"mps,omitempty"`
 	MemoryPressure *MemoryPressure `json:"memoryPressure,omitempty"`

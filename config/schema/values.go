@@ -38,6 +38,14 @@ type (
 	Operand string
 	// Unit is the name of a systemd unit.
 	Unit string
+	// Weekday is a day of the week.
+	Weekday string
+	// TimeOfDay is a time as clocks show it.
+	TimeOfDay string
+	// Instant is a date with its time and zone.
+	Instant string
+	// Limit is a number or a percentage.
+	Limit struct{}
 	// OneOrMore is one value, or a list of them.
 	OneOrMore[T formed] struct{}
 )
@@ -138,6 +146,25 @@ func (Operand) JSONSchema() *jsonschema.Schema {
 // JSONSchema is the form of a unit that can be stopped.
 func (Unit) JSONSchema() *jsonschema.Schema {
 	return pattern(`[-A-Za-z0-9:_.\\@]+\.(service|socket|path|timer)`)
+}
+
+// JSONSchema is the form of a day.
+func (Weekday) JSONSchema() *jsonschema.Schema {
+	return pattern(`([Mm]on(day)?|[Tt]ue(sday)?|[Ww]ed(nesday)?|[Tt]hu(rsday)?|[Ff]ri(day)?|[Ss]at(urday)?|[Ss]un(day)?)`)
+}
+
+// JSONSchema is the form of a time of day.
+func (TimeOfDay) JSONSchema() *jsonschema.Schema { return pattern(`([01][0-9]|2[0-3]):[0-5][0-9]`) }
+
+// JSONSchema is the form of a date with time and zone.
+func (Instant) JSONSchema() *jsonschema.Schema {
+	return pattern(`[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?(Z|[+-][0-9]{2}:[0-9]{2})`)
+}
+
+// JSONSchema is the form of a limit.
+func (Limit) JSONSchema() *jsonschema.Schema {
+	number := &jsonschema.Schema{Type: "integer", Minimum: "0"}
+	return &jsonschema.Schema{AnyOf: []*jsonschema.Schema{number, pattern(`([1-9][0-9]?|100)%`)}}
 }
 
 // JSONSchema is one value or several.

@@ -2,6 +2,7 @@ package window_test
 
 import (
 	"archive/zip"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -16,6 +17,8 @@ import (
 
 	"github.com/gpuslice/gpuslice/config/window"
 )
+
+var update = flag.Bool("update", false, "renew the list of zones by those of the toolchain")
 
 // zones are all that the toolchain knows.
 func zones(t *testing.T) []string {
@@ -40,6 +43,25 @@ func zones(t *testing.T) []string {
 		t.Fatalf("%d zones in %s, want those of the world", len(names), path)
 	}
 	return names
+}
+
+// Names that are not in the list are no mistake: a toolchain may be newer. To renew it, run this with -update.
+func TestZonesAreThoseOfTheToolchain(t *testing.T) {
+	all := slices.DeleteFunc(zones(t), func(name string) bool { return name == "Factory" }) // which stands for none
+	slices.Sort(all)
+	if *update {
+		if err := os.WriteFile("zones.txt", []byte(strings.Join(all, "\n")+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := len(window.Zones()); n < 500 || !slices.IsSorted(window.Zones()) {
+		t.Errorf("%d zones are listed, sorted %v; want those of the world", n, slices.IsSorted(window.Zones()))
+	}
+	for _, name := range window.Zones() {
+		if !slices.Contains(all, name) {
+			t.Errorf("%s is listed, and the toolchain has no such zone", name)
+		}
+	}
 }
 
 // years are eleven in which clocks did what they seldom do: Samoa had no 30th of December 2011, Cairo took summer time up

@@ -157,6 +157,7 @@ func TestSettingsAreTheDefaultsButForWhatTheyName(t *testing.T) {
 	want := config.Default()
 	want.MIGConfigMap = config.ConfigMapKey{Namespace: namespace, Name: "gpuslice-mig-configs", Key: "config.yaml"}
 	want.Profiles.Namespace = namespace
+	want.Maintenance.Namespace = namespace
 	want.DevicePlugin.ConfigMap.Namespace = namespace
 	want.Reboot.Sentinel = "/run/host/reboot-required"
 	bySelectorText := cmp.Comparer(func(a, b labels.Selector) bool { return a.String() == b.String() })

@@ -1,4 +1,4 @@
-// Command schema writes the JSON schemas of settings and profiles: schema SOURCE DIRECTORY.
+// Command schema writes the JSON schemas of settings, profiles and maintenance: schema SOURCE DIRECTORY.
 package main
 
 import (
