@@ -31,7 +31,15 @@ type Observed struct {
 	Reboots  Reboots
 	CDI      []string // CDI specs that describe other GPU instances than there are
 	Keys     bool     // labels or taints of the node are not yet what the profile says
+	Slot     Slot
 	Capacity Capacity
+}
+
+// Slot is the node's turn among the nodes of its pool, of which only so many may be unavailable at once.
+type Slot struct {
+	Needed bool // nothing is taken away without one
+	Spared bool // unless somebody has to leave: what is asked for was there before, and is lost
+	Has    bool // the node has one
 }
 
 // Journal is what the planner needs to know of what is owed to the node.
@@ -144,7 +152,7 @@ func Make(seen Observed, want Desired) ([]Step, error) {
 	case len(changes) > 0 || sharing.is:
 		return carryOut(seen, want, changes, sharing, parks), nil
 	case parks && seen.parked():
-		return askForReboot(seen), nil
+		return append(askForReboot(seen), seen.Slot.release()...), nil
 	case seen.Startup && (len(want.GPUs) > 0 || want.Sharing != nil || want.Later) && !seen.Journal.Owed:
 		seen.Journal.Owed, seen.Fenced = true, true
 		return append([]Step{{Kind: Fence}}, giveBack(seen, want, parks)...), nil
@@ -160,6 +168,7 @@ func Make(seen Observed, want Desired) ([]Step, error) {
 func carryOut(seen Observed, want Desired, changes []change, sharing sharingChange, parks bool) []Step {
 	d := disruptionOf(seen, want, changes, sharing)
 	steps := prepare(seen, changes, d)
+	seen.Slot.Has = seen.Slot.Has || d.needsSlot(seen)
 	seen.Fenced = seen.Fenced || d.fences(seen)
 	seen.Journal.Owed = true
 	if len(changes) > 0 {
@@ -229,6 +238,9 @@ func (seen Observed) changes(want Desired) ([]change, error) {
 // prepare lists what must happen before the hardware is touched.
 func prepare(seen Observed, changes []change, d disruption) []Step {
 	var steps []Step
+	if d.needsSlot(seen) {
+		steps = append(steps, Step{Kind: AcquireSlot})
+	}
 	switch {
 	case d.fences(seen):
 		steps = append(steps, Step{Kind: Fence})
@@ -302,6 +314,15 @@ func (d disruption) fences(seen Observed) bool {
 	default:
 		return len(d.holders) > 0 || !seen.pluginByLabel() || seen.Journal.Owed && seen.Journal.Cordoned
 	}
+}
+
+// needsSlot reports whether the pool has to do without the node for a while, and has not agreed to it yet. A node that has just
+// been registered is none that it had.
+func (d disruption) needsSlot(seen Observed) bool {
+	if !seen.Slot.Needed || seen.Startup || seen.Slot.Spared && len(d.holders) == 0 {
+		return false
+	}
+	return d.takesAway || d.sharing.shrinks || len(d.holders) > 0
 }
 
 // pluginByLabel reports whether a label of the node sends the device plugin away. It must have been seen to deploy one: the label
@@ -415,7 +436,14 @@ func giveBack(seen Observed, want Desired, parks bool) []Step {
 	case seen.Journal.Owed:
 		steps = append(steps, Step{Kind: Release})
 	}
-	return steps
+	return append(steps, seen.Slot.release()...)
+}
+
+func (s Slot) release() []Step {
+	if !s.Has {
+		return nil
+	}
+	return []Step{{Kind: ReleaseSlot}}
 }
 
 // resume brings back, in reverse, who was sent away.

@@ -114,6 +114,8 @@ func parseSeen(t *testing.T, text string) plan.Observed {
 			seen.Plugin = parsePlugin(t, words[1:])
 		case "keys":
 			seen.Keys = true
+		case "slot":
+			seen.Slot = plan.Slot{Needed: slices.Contains(words, "needed"), Spared: slices.Contains(words, "spared"), Has: slices.Contains(words, "has")}
 		case "reboots":
 			seen.Reboots = parseReboots(words[1:])
 		case "cdi":

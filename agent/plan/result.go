@@ -44,7 +44,7 @@ func (s Step) applied(gpu nvml.GPU) nvml.GPU {
 		gpu.Persistent = s.On
 	case SetComputeMode:
 		gpu.ComputeMode = nvml.ComputeDefault
-	case Record, Adopt, Fence, Evict, PauseOperands, StopUnits, Park, AskReboot, Reboot, WriteSharing, RegenerateCDI, StartUnits, ResumeOperands,
+	case Record, Adopt, AcquireSlot, ReleaseSlot, Fence, Evict, PauseOperands, StopUnits, Park, AskReboot, Reboot, WriteSharing, RegenerateCDI, StartUnits, ResumeOperands,
 		RestartOperands, ReloadPlugin, VerifyCapacity, PublishNodeKeys, Release:
 	}
 	return gpu

@@ -18,6 +18,8 @@ const (
 	Record Kind = "Record"
 	// Adopt writes a journal for what an agent has left on the node without one, so that it is given back like any change.
 	Adopt Kind = "Adopt"
+	// AcquireSlot waits until the node's pool can do without it.
+	AcquireSlot Kind = "AcquireSlot"
 	// Fence writes the journal, the cordon and the taint in one guarded update.
 	Fence Kind = "Fence"
 	// Evict asks the pods that hold what the plan takes away to leave, and is over when they are gone.
@@ -64,6 +66,8 @@ const (
 	PublishNodeKeys Kind = "PublishNodeKeys"
 	// Release takes the journal, the taint and our cordon away in one guarded update.
 	Release Kind = "Release"
+	// ReleaseSlot lets another node of the pool have its turn.
+	ReleaseSlot Kind = "ReleaseSlot"
 )
 
 // Step is one idempotent action. A plan is a list of them.
@@ -86,12 +90,10 @@ func (s Step) String() string {
 		return fmt.Sprintf("GPU %d: %s", s.Index, s.onGPU())
 	}
 	switch s.Kind {
-	case Record:
-		return "record: journal"
-	case Adopt:
-		return "adopt what was left: journal"
-	case Fence:
-		return "fence: journal, cordon, taint"
+	case AcquireSlot, ReleaseSlot:
+		return s.onSlot()
+	case Record, Adopt, Fence:
+		return s.onJournal()
 	case Evict:
 		return "evict " + names(s.Pods)
 	case PauseOperands, ResumeOperands, StopUnits, StartUnits:
@@ -115,6 +117,24 @@ func (s Step) String() string {
 	default:
 		return string(s.Kind)
 	}
+}
+
+func (s Step) onJournal() string {
+	switch s.Kind {
+	case Record:
+		return "record: journal"
+	case Adopt:
+		return "adopt what was left: journal"
+	default:
+		return "fence: journal, cordon, taint"
+	}
+}
+
+func (s Step) onSlot() string {
+	if s.Kind == AcquireSlot {
+		return "take a slot of the pool"
+	}
+	return "give the slot of the pool back"
 }
 
 func (s Step) onPlugin() string {
@@ -167,7 +187,7 @@ func (s Step) TouchesGPU() bool {
 	switch s.Kind {
 	case SetMode, SetPersistence, SetComputeMode, Reset, Destroy, Create:
 		return true
-	case Record, Adopt, Fence, Evict, PauseOperands, StopUnits, Park, AskReboot, Reboot, WriteSharing, RegenerateCDI, StartUnits, ResumeOperands,
+	case Record, Adopt, AcquireSlot, ReleaseSlot, Fence, Evict, PauseOperands, StopUnits, Park, AskReboot, Reboot, WriteSharing, RegenerateCDI, StartUnits, ResumeOperands,
 		RestartOperands, ReloadPlugin, VerifyCapacity, PublishNodeKeys, Release:
 		return false
 	default:
