@@ -27,9 +27,10 @@ type Fence struct {
 }
 
 // Raise writes the journal, the cordon and the taint in one patch, so that there is no moment at which a crash leaves
-// a cordon that nobody owns. Raising a fence that stands already is not an error. The journal must not be empty.
-func (f Fence) Raise(node *corev1.Node, journal string) ([]byte, error) {
-	p, err := f.recording(node, journal)
+// a cordon that nobody owns. Raising a fence that stands already is not an error. The journal must not be empty. Annotations
+// that are spent go in the same patch: what people asked for by them is in the journal.
+func (f Fence) Raise(node *corev1.Node, journal string, spent ...string) ([]byte, error) {
+	p, err := f.recording(node, journal, spent)
 	if err != nil {
 		return nil, fmt.Errorf("fencing node %s: %w", node.Name, err)
 	}
@@ -39,8 +40,8 @@ func (f Fence) Raise(node *corev1.Node, journal string) ([]byte, error) {
 }
 
 // Record writes the journal alone: for a change that disrupts nobody, or to amend a journal. It must not be empty.
-func (f Fence) Record(node *corev1.Node, journal string) ([]byte, error) {
-	p, err := f.recording(node, journal)
+func (f Fence) Record(node *corev1.Node, journal string, spent ...string) ([]byte, error) {
+	p, err := f.recording(node, journal, spent)
 	if err != nil {
 		return nil, fmt.Errorf("recording the journal on node %s: %w", node.Name, err)
 	}
@@ -146,7 +147,7 @@ func (f Fence) opened(node *corev1.Node) []corev1.Taint {
 	return slices.DeleteFunc(f.untainted(node), func(t corev1.Taint) bool { return t.Key == f.StartupKey })
 }
 
-func (f Fence) recording(node *corev1.Node, journal string) (*patch, error) {
+func (f Fence) recording(node *corev1.Node, journal string, spent []string) (*patch, error) {
 	if journal == "" {
 		return nil, errors.New("the journal is empty, so nobody would know what to give back")
 	}
@@ -155,6 +156,9 @@ func (f Fence) recording(node *corev1.Node, journal string) (*patch, error) {
 		return nil, err
 	}
 	p.Metadata.Annotations = map[string]*string{f.JournalKey: &journal}
+	for _, key := range spent {
+		p.Metadata.Annotations[key] = nil
+	}
 	return p, nil
 }
 
