@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/clock"
 
+	"github.com/gpuslice/gpuslice/agent/fleet"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
@@ -97,7 +98,9 @@ type Agent struct {
 	pluginConfigs PluginConfigs
 	pluginFile    string
 
-	clock   clock.WithTicker
+	wall    clock.PassiveClock // the host's, for windows alone
+	clock   *steady
+	slots   *fleet.Slots
 	events  record.EventRecorder
 	metrics *Metrics
 	log     *zap.Logger
@@ -127,16 +130,25 @@ type Agent struct {
 	rebooting    bool                 // this process has asked logind for a reboot
 	replaced     bool                 // the driver is another one than this process has loaded
 	memory       *memory              // of what pods share
+	claim        string               // operation for which a slot of the pool was taken
+	slotTold     told                 // whom the pool does without
+	took         []took               // with the change that has just ended, until that is told; nil once it is
+	touchedAt    time.Time            // when the change that is under way first touched a GPU
+	overran      string               // operation of which people know that it goes on beyond its window
 	residents    residents            // who may be on it
 }
 
 // New makes an Agent. Nothing happens before Run.
 func New(o Options) *Agent {
+	steady := newSteady(o.Clock)
 	return &Agent{
 		node: o.Node, client: o.Client, driver: o.Driver, kubelet: o.Kubelet, parse: o.Parse, settings: o.Settings,
 		host: o.Host, units: o.Units, specs: o.Specs, processes: o.Processes, sentinel: sentinel{path: o.Settings.Reboot.Sentinel},
-		clock: o.Clock, events: o.Events, metrics: o.Metrics, log: o.Log,
-		memory: newMemory(o.Settings.MemoryPressure), evictor: drain.NewEvictor(o.Client, o.Clock, o.Log.Named("drain")),
+		wall: o.Clock, clock: steady, events: o.Events, metrics: o.Metrics, log: o.Log,
+		memory: newMemory(o.Settings.MemoryPressure), evictor: drain.NewEvictor(o.Client, steady, o.Log.Named("drain")),
+		slots: &fleet.Slots{
+			Client: o.Client, Namespace: o.Settings.Maintenance.Namespace, Clock: steady, Timeout: o.Settings.Timeouts.APICall, Log: o.Log.Named("fleet"),
+		},
 		fence: drain.Fence{
 			Taint:           corev1.Taint{Key: config.TaintRepartitioning, Effect: corev1.TaintEffectNoSchedule},
 			StartupKey:      config.TaintNotReady,
@@ -178,12 +190,34 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 		return a.conclude(ctx, seen, wish{}, nil, err)
 	}
 	delete(a.attempts, look.String())
+	a.setClock(seen)
 	a.withdrawReboot(seen)
 	want, steps, err := a.plan(ctx, &seen)
 	if err == nil && len(steps) > 0 {
 		err = a.execute(ctx, seen, want, steps)
 	}
 	return a.conclude(ctx, seen, want, steps, err)
+}
+
+// setClock follows a step of the host's clock when nothing is under way that a deadline counts for. What was remembered by the clock
+// of before is forgotten, as by a new process.
+func (a *Agent) setClock(seen observed) {
+	if seen.journal != nil {
+		return
+	}
+	step := a.clock.step()
+	if step == 0 {
+		return
+	}
+	a.log.Info("the host's clock was set", zap.Duration("by", step))
+	clear(a.attempts)
+	clear(a.waits)
+	clear(a.started)
+	clear(a.foundFree)
+	a.verifying, a.agreedAt, a.staleSince = time.Time{}, time.Time{}, time.Time{}
+	a.logindNext, a.systemdNext, a.startedNext = time.Time{}, time.Time{}, time.Time{}
+	a.strangers, a.slotTold, a.touchedAt, a.agreed = told{}, told{}, time.Time{}, 0
+	a.begin()
 }
 
 // plan lists the steps to what the labels ask for; or, where that cannot be and something was begun already, the steps
@@ -220,7 +254,7 @@ func (a *Agent) plan(ctx context.Context, seen *observed) (wish, []plan.Step, er
 
 // clearAway plans to give back what an agent has left, where what is asked for cannot be: that is no reason to keep it.
 func (a *Agent) clearAway(ctx context.Context, seen *observed, want wish, err error) ([]plan.Step, error) {
-	if !seen.orphan.is() && !seen.fenced {
+	if !seen.orphan.is() && !seen.fenced && !seen.slot.Held && !seen.slot.Waiting {
 		return nil, err
 	}
 	want.plugin, want.keys = nil, nil

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"testing"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -28,7 +29,7 @@ func (c *client) Tracker() k8stesting.ObjectTracker { return c.tracker }
 func newClient(t *testing.T, objects ...runtime.Object) *client {
 	t.Helper()
 	kinds := runtime.NewScheme()
-	if err := errors.Join(corev1.AddToScheme(kinds), policyv1.AddToScheme(kinds)); err != nil {
+	if err := errors.Join(corev1.AddToScheme(kinds), policyv1.AddToScheme(kinds), coordinationv1.AddToScheme(kinds)); err != nil {
 		t.Fatal(err)
 	}
 	tracker := k8stesting.NewFieldManagedObjectTracker(kinds, serializer.NewCodecFactory(kinds).UniversalDecoder(),

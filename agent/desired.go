@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/window"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -27,9 +28,10 @@ type wish struct {
 	keys        *nodeKeys    // of a profile; nil leaves the node's labels and taints as they are
 	later       bool         // the device plugin is asked for a config once it is there: the startup taint keeps it away
 	drain       *config.DrainOverrides
-	fingerprint string // tells this wish from any other, on these GPUs
-	undo        bool   // the way back is taken instead
-	why         error  // for another reason than a failure that the journal keeps
+	windows     []window.Window // of a profile; none for those of the pool
+	fingerprint string          // tells this wish from any other, on these GPUs
+	undo        bool            // the way back is taken instead
+	why         error           // for another reason than a failure that the journal keeps
 }
 
 // settingsFor are the settings as the profile that is asked for has them.
@@ -137,7 +139,7 @@ func (a *Agent) apply(ctx context.Context, seen *observed, want *wish, profile c
 	if want.label != config.LabelProfile {
 		return nil
 	}
-	want.drain = profile.Drain
+	want.drain, want.windows = profile.Drain, profile.Windows
 	want.keys = &nodeKeys{Labels: profile.Labels, Taints: profile.Taints}
 	if foreign := foreignKey(seen.node, *want.keys); foreign != "" {
 		return &Stalled{

@@ -34,32 +34,10 @@ func (a *Agent) execute(ctx context.Context, seen observed, want wish, steps []p
 	if err != nil {
 		return err
 	}
-	switch step.Kind {
-	case plan.Record, plan.Adopt:
-		err = a.record(ctx, seen, want, steps)
-	case plan.Fence:
-		err = a.raise(ctx, seen, want, steps)
-	case plan.Evict, plan.RestartOperands:
-		err = a.evict(ctx, seen, want, steps)
-	case plan.PauseOperands, plan.ResumeOperands, plan.StopUnits, plan.StartUnits:
-		err = a.operate(ctx, seen, want, steps)
-	case plan.SetMode, plan.SetPersistence, plan.SetComputeMode, plan.Reset, plan.Destroy, plan.Create:
-		err = a.change(ctx, seen, want, step)
-	case plan.Park, plan.AskReboot, plan.Reboot:
-		err = a.towardsReboot(ctx, seen, want, step)
-	case plan.WriteSharing, plan.ReloadPlugin:
-		err = a.handOver(ctx, seen, want, step)
-	case plan.PublishNodeKeys:
-		err = a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return publish(node, *want.keys) })
-	case plan.RegenerateCDI:
-		err = a.regenerate(ctx, seen.gpus)
-	case plan.VerifyCapacity:
-		err = a.awaitCapacity(ctx, seen, want, step)
-	case plan.Release:
-		err = a.release(ctx, seen, want)
-	default:
-		err = &Stalled{Reason: config.ReasonHardwareFailure, Message: fmt.Sprintf("no way to perform step %q", step.Kind)}
+	if err = a.gate(ctx, &seen, want, steps); err == nil {
+		err = a.perform(ctx, seen, want, steps)
 	}
+	a.standBack(ctx, seen, err)
 	if err == nil {
 		delete(a.attempts, step.String())
 		delete(a.waits, waitOf(step))
@@ -68,6 +46,50 @@ func (a *Agent) execute(ctx context.Context, seen observed, want wish, steps []p
 			zap.Duration("took", a.clock.Since(began)), zap.String("operation", seen.operation()))
 	}
 	return err
+}
+
+// perform is what each kind of step does.
+func (a *Agent) perform(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
+	step := steps[0]
+	if (step.TouchesGPU() || step.Kind == plan.WriteSharing) && !want.undo && a.touchedAt.IsZero() {
+		a.touchedAt = a.clock.Now()
+	}
+	switch step.Kind {
+	case plan.Record, plan.Adopt:
+		return a.record(ctx, seen, want, steps)
+	case plan.AcquireSlot, plan.ReleaseSlot:
+		return a.takeTurns(ctx, seen, want, steps)
+	case plan.Fence:
+		return a.raise(ctx, seen, want, steps)
+	case plan.Evict, plan.RestartOperands:
+		return a.evict(ctx, seen, want, steps)
+	case plan.PauseOperands, plan.ResumeOperands, plan.StopUnits, plan.StartUnits:
+		return a.operate(ctx, seen, want, steps)
+	case plan.SetMode, plan.SetPersistence, plan.SetComputeMode, plan.Reset, plan.Destroy, plan.Create:
+		return a.change(ctx, seen, want, step)
+	case plan.Park, plan.AskReboot, plan.Reboot:
+		return a.towardsReboot(ctx, seen, want, step)
+	case plan.WriteSharing, plan.ReloadPlugin:
+		return a.handOver(ctx, seen, want, step)
+	default:
+		return a.conclusion(ctx, seen, want, step)
+	}
+}
+
+// conclusion is what each kind of step does that comes when the hardware and the device plugin are as they shall be.
+func (a *Agent) conclusion(ctx context.Context, seen observed, want wish, step plan.Step) error {
+	switch step.Kind {
+	case plan.PublishNodeKeys:
+		return a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return publish(node, *want.keys) })
+	case plan.RegenerateCDI:
+		return a.regenerate(ctx, seen.gpus)
+	case plan.VerifyCapacity:
+		return a.awaitCapacity(ctx, seen, want, step)
+	case plan.Release:
+		return a.release(ctx, seen, want)
+	default:
+		return &Stalled{Reason: config.ReasonHardwareFailure, Message: fmt.Sprintf("no way to perform step %q", step.Kind)}
+	}
 }
 
 // waitOf is by what the wait for a step is known: the pods of all operands together, else each step for itself.
@@ -224,13 +246,13 @@ func (a *Agent) mendPlugin(ctx context.Context, seen observed, want wish, step p
 // now is the time as the journal holds it.
 func (a *Agent) now() time.Time { return a.clock.Now().UTC().Truncate(time.Second) }
 
-// amend writes the journal anew.
-func (a *Agent) amend(ctx context.Context, seen observed, j Journal) error {
+// amend writes the journal anew, and takes away annotations by which people have asked for something that it now holds.
+func (a *Agent) amend(ctx context.Context, seen observed, j Journal, spent ...string) error {
 	text, err := j.encode()
 	if err != nil {
 		return err
 	}
-	return a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return a.fence.Record(node, text) })
+	return a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return a.fence.Record(node, text, spent...) })
 }
 
 // patch sends one write of the node's metadata and spec.

@@ -6,6 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -32,3 +33,16 @@ func Summary(j *Journal) string { return j.summary() }
 
 // Rest waits as the loop does between two passes, with nothing to wake it.
 func (a *Agent) Rest(ctx context.Context, d time.Duration) { a.rest(ctx, nil, d) }
+
+// NextStep is the kind of the step that the next pass begins with; empty if there is none.
+func (a *Agent) NextStep(ctx context.Context) plan.Kind {
+	seen, err := a.observe(ctx)
+	if err != nil {
+		return ""
+	}
+	_, steps, err := a.plan(ctx, &seen)
+	if err != nil || len(steps) == 0 {
+		return ""
+	}
+	return steps[0].Kind
+}

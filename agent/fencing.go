@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -24,12 +25,15 @@ func (a *Agent) record(ctx context.Context, seen observed, want wish, steps []pl
 		if err := a.preflight(ctx, seen, want, steps); err != nil {
 			return err
 		}
+		if err := a.keepSlot(ctx, seen, want); err != nil {
+			return err
+		}
 	}
 	j, err := a.journal(seen, want, steps)
 	if err != nil {
 		return err
 	}
-	if err := a.amend(ctx, seen, *j); err != nil {
+	if err := a.amend(ctx, seen, *j, seen.spent(*j)...); err != nil {
 		return err
 	}
 	if left := seen.orphan.String(); seen.journal == nil && left != "" {
@@ -57,6 +61,9 @@ func (a *Agent) raise(ctx context.Context, seen observed, want wish, steps []pla
 		if err := a.preflight(ctx, seen, want, steps); err != nil {
 			return err
 		}
+		if err := a.keepSlot(ctx, seen, want); err != nil {
+			return err
+		}
 	}
 	j, err := a.journal(seen, want, steps)
 	if err != nil {
@@ -73,11 +80,19 @@ func (a *Agent) raise(ctx context.Context, seen observed, want wish, steps []pla
 	if err != nil {
 		return err
 	}
-	if err := a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return a.fence.Raise(node, text) }); err != nil {
+	if err := a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return a.fence.Raise(node, text, seen.spent(*j)...) }); err != nil {
 		return err
 	}
 	a.eventf(seen.node, corev1.EventTypeNormal, config.ReasonFencing, "cordoned for the change to %s: %d steps", want.name, len(steps))
 	return nil
+}
+
+// spent are the annotations that mean nothing any more once the journal is written.
+func (s observed) spent(j Journal) []string {
+	if !j.Forced {
+		return nil
+	}
+	return []string{config.AnnotationForce}
 }
 
 // disturbed reports whether the change has begun to take something away. To wait for a better moment is too late then, and would
@@ -184,7 +199,7 @@ func nameOf(m drain.Marker) string {
 // journal is what the steps will owe to the node: what is owed already, and what they add.
 func (a *Agent) journal(seen observed, want wish, steps []plan.Step) (*Journal, error) {
 	j := &Journal{
-		Operation: uuid.NewString(), BootID: seen.node.Status.NodeInfo.BootID,
+		Operation: cmp.Or(a.claim, uuid.NewString()), BootID: seen.node.Status.NodeInfo.BootID,
 		Proven:  seen.proven || seen.orphan.is(), // what was left is given back when it is seen to work
 		Started: a.now(),
 	}
@@ -195,7 +210,7 @@ func (a *Agent) journal(seen observed, want wish, steps []plan.Step) (*Journal, 
 	}
 	if !want.undo && j.Target != want.name { // the deadlines count for each target
 		j.Target, j.Started = want.name, a.now()
-		j.NoReset, j.Reboots, j.RebootAsked = nil, nil, time.Time{}
+		j.NoReset, j.Reboots, j.RebootAsked, j.Forced = nil, nil, time.Time{}, seen.forces(want)
 		clear(a.attempts)
 		if known := seen.refusal(); known != nil && known.Boot == seen.boot() {
 			j.NoReset = known
@@ -309,6 +324,11 @@ func (a *Agent) release(ctx context.Context, seen observed, want wish) error {
 	if err != nil {
 		return err
 	}
+	if !want.undo {
+		a.took = a.measured(seen)
+	}
+	a.endTurn(ctx, seen, want)
+	a.touchedAt = time.Time{}
 	a.eventf(seen.node, corev1.EventTypeNormal, config.ReasonReleased, "node given back after %s, %s",
 		a.clock.Since(seen.journal.Started).Round(time.Second), offered(seen.kubelet).summary(want.plugin))
 	return nil
@@ -319,7 +339,7 @@ func (a *Agent) release(ctx context.Context, seen observed, want wish) error {
 func (a *Agent) tellForGood(ctx context.Context, seen observed, want wish) (*corev1.Node, error) {
 	status := seen.status
 	failed := seen.journal.Undo
-	if failed != nil && want.undo && (status.Failed == nil || status.Failed.Wish != failed.Wish) {
+	if failed != nil && !failed.Later && want.undo && (status.Failed == nil || status.Failed.Wish != failed.Wish) {
 		status.Failed = failed
 	}
 	status.NoReset = seen.refusal()
@@ -342,6 +362,7 @@ func (a *Agent) giveUp(ctx context.Context, seen observed, want wish, failure *F
 		a.log.Warn("recording the failure", zap.Error(err))
 		return a.settings.Retry.First
 	}
+	a.countFailure(ctx, seen, failure)
 	a.verifying = time.Time{}
 	clear(a.attempts)
 	clear(a.done)

@@ -49,6 +49,7 @@ type Journal struct {
 	NoReset          *noReset           `json:"noReset,omitempty"`    // which GPUs the driver has refused to reset
 	Reboots          []string           `json:"reboots,omitempty"`    // boots in which a reboot was asked for
 	RebootAsked      time.Time          `json:"rebootAsked,omitzero"` // when the last of them was
+	Forced           bool               `json:"forced,omitempty"`     // people have said that it needs no window
 	Undo             *Failure           `json:"undo,omitempty"`       // the change has failed: back to Previous
 }
 
@@ -109,6 +110,19 @@ func (j *Journal) cuts() map[nvml.UUID]bool {
 		out[c.GPU] = true
 	}
 	return out
+}
+
+// is reports whether the GPU is cut as it was. Half-made instances are none.
+func (c cut) is(gpu nvml.GPU) bool {
+	now := Journal{}
+	now.note(gpu)
+	return gpu.Enabled == c.MIG && slices.Equal(sortedPieces(now.Previous[0].Instances), sortedPieces(c.Instances))
+}
+
+func sortedPieces(pieces []piece) []piece {
+	return slices.SortedFunc(slices.Values(pieces), func(a, b piece) int {
+		return cmp.Or(cmp.Compare(a.Start, b.Start), cmp.Compare(a.Size, b.Size), cmp.Compare(a.Profile, b.Profile), cmp.Compare(a.Compute, b.Compute))
+	})
 }
 
 // persistent are the GPUs that were in persistence mode.

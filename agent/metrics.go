@@ -38,6 +38,15 @@ type Metrics struct {
 	phases map[Phase]time.Duration // without that since then
 	now    []usage
 	full   map[string]bool
+	window windowSeen
+}
+
+// windowSeen is what the last pass has found of the node's windows.
+type windowSeen struct {
+	known   bool
+	open    bool
+	next    time.Time // when the change that waits for a window begins, or the next window opens; zero if none comes
+	overrun time.Duration
 }
 
 var _ prometheus.Collector = (*Metrics)(nil)
@@ -58,6 +67,12 @@ var (
 		"Memory that the processes of a pod use on a GPU, or on one of its instances.", []string{"namespace", "pod", "gpu", "device"}, nil)
 	descPressure = prometheus.NewDesc("gpuslice_gpu_memory_pressure",
 		"1 if the memory of a GPU or an instance that several pods share is nearly full.", []string{"gpu", "device"}, nil)
+	descWindow = prometheus.NewDesc("gpuslice_window_open",
+		"1 if a window of the node is open, or it has none to wait for.", nil, nil)
+	descNextWindow = prometheus.NewDesc("gpuslice_next_window_start_timestamp_seconds",
+		"When the change that waits for its window begins; without one, when the next window opens.", nil, nil)
+	descOverrun = prometheus.NewDesc("gpuslice_window_overrun_seconds",
+		"For how long the change that is under way has gone on beyond its window.", nil, nil)
 )
 
 // NewMetrics makes an empty set, with those of the process itself.
@@ -82,7 +97,7 @@ func (m *Metrics) Gatherer() prometheus.Gatherer { return m.registry }
 
 // Describe implements prometheus.Collector.
 func (m *Metrics) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descReady, descConverged, descPhase, descTotal, descUsed, descPod, descPressure} {
+	for _, d := range []*prometheus.Desc{descReady, descConverged, descPhase, descTotal, descUsed, descPod, descPressure, descWindow, descNextWindow, descOverrun} {
 		out <- d
 	}
 }
@@ -101,6 +116,13 @@ func (m *Metrics) Collect(out chan<- prometheus.Metric) {
 	}
 	for phase, spent := range m.phases {
 		out <- prometheus.MustNewConstMetric(descPhase, prometheus.CounterValue, spent.Seconds(), string(phase))
+	}
+	if m.window.known {
+		gauge(descWindow, bit(m.window.open))
+		gauge(descOverrun, m.window.overrun.Seconds())
+	}
+	if !m.window.next.IsZero() {
+		gauge(descNextWindow, float64(m.window.next.Unix()))
 	}
 	for _, u := range m.now {
 		gauge(descTotal, float64(u.totalMiB)*mebibyte, string(u.gpu), u.device)
@@ -157,6 +179,16 @@ func (m *Metrics) reported(r report) {
 	if r.ready == corev1.ConditionUnknown { // what was seen before may not be so any more
 		m.now = nil
 	}
+}
+
+// windowed notes how the node's windows are.
+func (m *Metrics) windowed(seen windowSeen) {
+	if m == nil {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.window = seen
 }
 
 // looked notes a look at the memory.

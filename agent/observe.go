@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpuslice/gpuslice/agent/fleet"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
@@ -47,6 +48,11 @@ type observed struct {
 	migManager     bool          // a mig-manager runs here
 	adopts         bool          // what one has left is ours to clear away
 	adoptsIn       time.Duration // what one has left is on the node, and ours to take on only then
+
+	maintenance config.Maintenance
+	pool        config.Pool // of the node
+	closed      error       // why the maintenance file cannot be read, which keeps the node from any change
+	slot        fleet.State
 
 	reboots  plan.Reboots
 	specs    []string       // CDI specs that describe other GPU instances than there are
@@ -94,6 +100,9 @@ func (a *Agent) observe(ctx context.Context) (observed, error) {
 		return seen, err
 	}
 	if seen.profiles, err = a.configMap(api, a.settings.Profiles); err != nil {
+		return seen, err
+	}
+	if err = a.observeMaintenance(api, &seen); err != nil {
 		return seen, err
 	}
 	pods, err := a.client.CoreV1().Pods(metav1.NamespaceAll).List(api, metav1.ListOptions{
@@ -352,6 +361,7 @@ func (a *Agent) planned(s observed, want wish) plan.Observed {
 		GPUs: s.gpus, Fenced: s.fenced, Startup: s.startup != nil, Undo: want.undo, Reboots: s.reboots, CDI: s.specs,
 		Capacity: plan.Capacity{Agreed: s.agreed}, Orphaned: s.orphan.is(), Breached: s.uncordoned() && !want.undo &&
 			(a.settingsFor(want).Drain.OnUncordon == config.UncordonRefence || s.other(want)),
+		Slot:  a.plannedSlot(s, want),
 		Units: s.units, Keys: want.keys != nil && !want.undo && unpublished(s.node, *want.keys),
 	}
 	if want.plugin != nil {
@@ -416,7 +426,7 @@ func (s observed) failed(want wish) *Failure {
 	if s.givenUp(want) {
 		return s.journal.Undo
 	}
-	if f := s.status.Failed; f != nil && f.Wish == want.fingerprint {
+	if f := s.status.Failed; f != nil && f.Wish == want.fingerprint && !f.Later {
 		return f
 	}
 	return nil
@@ -425,7 +435,7 @@ func (s observed) failed(want wish) *Failure {
 // kept is the failure that the status must go on telling: the one that is known of the wish, or, while nobody knows what
 // is wished because the catalog cannot be read, the last one.
 func (s observed) kept(want wish) *Failure {
-	if f := s.failed(want); f != nil {
+	if f := s.failed(want); f != nil && !f.Later {
 		return f
 	}
 	if want.name != "" && want.fingerprint == "" {

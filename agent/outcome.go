@@ -36,6 +36,7 @@ type Waiting struct {
 	Then     string    // what is done at the end
 	Advice   string    // what people can do meanwhile
 	Blockers []string  // what is in the way, one by one, for tools
+	Planned  time.Time // when the change begins, in the zone of its window, where a window is waited for
 }
 
 // Error says all of it, in moments and not in spans: a message that changes by itself would be written to the node again and
@@ -72,6 +73,7 @@ type Failure struct {
 	Wish    string        `json:"wish"` // fingerprint of what was asked for; another wish is tried anew
 	Reason  config.Reason `json:"reason"`
 	Message string        `json:"message"`
+	Later   bool          `json:"later,omitempty"` // it is put off: tried again when it may be
 }
 
 // Error is the message.
@@ -84,6 +86,7 @@ type decision struct {
 	after    time.Duration // until the next look, if nothing wakes the loop; 0 means at once
 	stalled  bool
 	blockers []string // what is in the way
+	planned  time.Time
 	failure  *Failure // the change is given up, and undone
 	noReset  bool     // the GPU changes its mode at a reboot only: the plan is another one from now on
 }
@@ -96,7 +99,7 @@ func (a *Agent) decide(seen observed, want wish, step plan.Step, err error) deci
 	var refused *plan.Refused
 	switch {
 	case errors.As(err, &waiting):
-		return decision{reason: waiting.Reason, message: waiting.Error(), after: waiting.After, blockers: waiting.Blockers}
+		return decision{reason: waiting.Reason, message: waiting.Error(), after: waiting.After, blockers: waiting.Blockers, planned: waiting.Planned}
 	case errors.As(err, &stalled):
 		return decision{reason: stalled.Reason, message: stalled.Message, after: a.settings.Retry.Longest, stalled: true}
 	case errors.As(err, &refused):

@@ -16,6 +16,7 @@ type Preview struct {
 	Steps         []plan.Step
 	AtReboot      []nvml.GPU // that turn MIG mode on at the node's next reboot, whoever does it; the change goes on after it
 	Reboot        bool       // the steps wait for a reboot, or do it
+	Runs          string     // when the change would begin; empty offline, and where nothing is to do
 }
 
 // Preview plans what the label would ask for on the node as it is now, and changes nothing. The label is
@@ -39,7 +40,11 @@ func (a *Agent) Preview(ctx context.Context, label, name string) (Preview, error
 	}
 	a.prove(&seen, want.plugin)
 	a.observeTaken(ctx, &seen, want, want.targets)
-	return preview(want.desired(want.targets), a.planned(seen, want))
+	p, err := preview(want.desired(want.targets), a.planned(seen, want))
+	if err == nil && len(p.Steps) > 0 {
+		p.Runs = a.runs(seen, want, p.Steps)
+	}
+	return p, err
 }
 
 // PreviewOffline plans what the label would ask for on GPUs alone, as on a node that no cluster knows.

@@ -228,6 +228,7 @@ func (a *Agent) park(ctx context.Context, seen observed, want wish) error {
 	}); err != nil {
 		return err
 	}
+	a.leavePool(ctx, seen) // whether it succeeds shows after the reboot
 	a.eventf(seen.node, corev1.EventTypeNormal, config.ReasonNeedsReboot, "node given back until it is rebooted for %s", want.name)
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpuslice/gpuslice/agent/fleet"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
@@ -35,6 +37,7 @@ type report struct {
 	message  string
 	blockers []string // what is in the way, one by one
 	drain    drainReport
+	planned  time.Time // when the change begins that waits for its window
 }
 
 // conclude tells what the pass has found and done, and returns how long the loop may sleep. It is the only writer of the
@@ -67,8 +70,8 @@ func (a *Agent) conclude(ctx context.Context, seen observed, want wish, steps []
 		d = decision{reason: d.failure.Reason, message: d.failure.Message, after: a.settings.Retry.Longest, stalled: true}
 	}
 	r := reportOf(seen, want, steps, err, d)
-	r.message += a.unitsDown()
-	r.blockers, r.drain = d.blockers, drainOf(seen, first)
+	r.message += a.unitsDown() + a.tellWindow(seen, want, d.planned)
+	r.blockers, r.drain, r.planned = d.blockers, drainOf(seen, first), d.planned
 	a.metrics.reported(r)
 	a.removeGhosts(ctx, seen, err == nil && len(steps) == 0)
 	if err := a.tell(ctx, seen, want, r, err == nil && len(steps) > 0); err != nil {
@@ -109,7 +112,7 @@ func (a *Agent) sleep(seen observed, steps []plan.Step, d decision, err error) t
 	due := a.settings.NodeHeartbeat
 	if c := condition(seen.node); c != nil {
 		if age := a.clock.Since(c.LastHeartbeatTime.Time); age < due {
-			due -= age
+			due -= max(0, age) // one of the future was written before the clock was set back
 		}
 	}
 	if a.awaitsUnits() {
@@ -117,6 +120,9 @@ func (a *Agent) sleep(seen observed, steps []plan.Step, d decision, err error) t
 	}
 	if seen.adoptsIn > 0 {
 		due = min(due, seen.adoptsIn)
+	}
+	if seen.slot.Held {
+		due = min(due, fleet.RenewAfter)
 	}
 	if err == nil {
 		return due
@@ -196,6 +202,8 @@ func target(seen observed, want wish) string {
 func progress(kind plan.Kind, want wish) (config.Reason, Phase) {
 	reason, phase := config.ReasonRepartitioning, PhaseApplying
 	switch kind {
+	case plan.AcquireSlot, plan.ReleaseSlot:
+		return config.ReasonAwaitingSlot, PhaseWaiting
 	case plan.Record, plan.Fence:
 		reason, phase = config.ReasonFencing, PhaseDraining
 	case plan.Adopt:
@@ -282,8 +290,8 @@ func (a *Agent) tell(ctx context.Context, seen observed, want wish, r report, un
 		return err
 	}
 	same := !news && old.Status == r.ready && old.Message == r.message
-	beat := age >= a.settings.NodeHeartbeat
-	conditions := append(a.drainConditions(seen.node, r), a.memoryConditions(seen, r, beat)...)
+	beat := a.heartbeatDue(age)
+	conditions := slices.Concat(a.drainConditions(seen.node, r), a.memoryConditions(seen, r, beat), a.plannedCondition(seen, want, r))
 	if same && len(conditions) == 0 && !beat {
 		return nil
 	}
@@ -300,6 +308,12 @@ func (a *Agent) tell(ctx context.Context, seen observed, want wish, r report, un
 	return nil
 }
 
+// heartbeatDue reports whether the conditions are to be written though they say nothing new. Their time is in the future where the
+// clock was set back.
+func (a *Agent) heartbeatDue(age time.Duration) bool {
+	return age >= a.settings.NodeHeartbeat || age < -stepNoticed
+}
+
 // tellMetadata writes the state label and the status annotation. A look that ended early has nothing to say there, and
 // must not wipe out what an earlier one said.
 func (a *Agent) tellMetadata(ctx context.Context, seen observed, want wish, r report) error {
@@ -309,21 +323,42 @@ func (a *Agent) tellMetadata(ctx context.Context, seen observed, want wish, r re
 	status := Status{Desired: want.name, Phase: r.phase, Reason: r.reason, GPUs: statusGPUs(seen.gpus), Capacity: offered(seen.kubelet).summary(want.plugin)}
 	status.Failed, status.NoReset, status.Blockers = seen.kept(want), seen.refusal(), r.blockers[:min(len(r.blockers), mostBlockers)]
 	status.Since = seen.since(r.reason, a.now())
+	a.keep(&status, seen, want, r)
 	text, err := status.encode()
 	if err != nil {
 		return err
 	}
-	labels, annotations := map[string]string{}, map[string]string{}
+	labels, annotations := map[string]string{}, map[string]*string{}
 	if r.state != "" && seen.node.Labels[config.LabelMIGConfigState] != string(r.state) {
 		labels[config.LabelMIGConfigState] = string(r.state)
 	}
 	if seen.node.Annotations[config.AnnotationStatus] != text {
-		annotations[config.AnnotationStatus] = text
+		annotations[config.AnnotationStatus] = &text
+	}
+	if _, forced := seen.node.Annotations[config.AnnotationForce]; forced && r.reason == config.ReasonConverged {
+		annotations[config.AnnotationForce] = nil // it was for this change: the next one is to wait for its window
 	}
 	if len(labels)+len(annotations) == 0 {
 		return nil
 	}
 	return a.patch(ctx, seen.node, func(*corev1.Node) ([]byte, error) { return metadataPatch(labels, annotations) })
+}
+
+// keep adds what the next changes go by.
+func (a *Agent) keep(status *Status, seen observed, want wish, r report) {
+	status.Next, status.Proven, status.Took = r.planned.UTC(), seen.status.Proven, seen.status.Took
+	if r.planned.IsZero() {
+		status.Next = time.Time{}
+	}
+	if r.reason == config.ReasonConverged {
+		status.Proven = want.fingerprint
+	}
+	if a.took != nil {
+		status.Took, a.took = a.took, nil
+	}
+	if want.fingerprint != "" {
+		status.Asked = &askedFor{Wish: want.fingerprint, Since: seen.asked(want, a.now())}
+	}
 }
 
 // since is when the reason began: now, unless it was told before.
@@ -404,6 +439,20 @@ func (a *Agent) drainConditions(node *corev1.Node, r report) []corev1.NodeCondit
 		out = append(out, a.conditionOf(old, c.kind, status, reason, "by "+FieldManager+", see condition "+config.ConditionGPUPartitionReady))
 	}
 	return out
+}
+
+// plannedCondition says when the change begins that waits for its window.
+func (a *Agent) plannedCondition(seen observed, want wish, r report) []corev1.NodeCondition {
+	old := conditionOfType(seen.node, config.ConditionMaintenancePlanned)
+	status, reason, message := corev1.ConditionFalse, "NotPlanned", "by "+FieldManager+": nothing waits for a window"
+	if !r.planned.IsZero() {
+		status, reason = corev1.ConditionTrue, "MaintenanceWindow" // of KEP-5683
+		message = fmt.Sprintf("by %s: the change to %s begins at %s", FieldManager, want.name, zoned(r.planned))
+	}
+	if old == nil && status == corev1.ConditionFalse || old != nil && old.Status == status && old.Message == message {
+		return nil
+	}
+	return []corev1.NodeCondition{a.conditionOf(old, config.ConditionMaintenancePlanned, status, reason, message)}
 }
 
 func condition(node *corev1.Node) *corev1.NodeCondition {

@@ -25,8 +25,8 @@ const (
 	PhaseStalled     Phase = "Stalled"
 )
 
-// Status is the annotation in which tools find what the condition says to people. Of it the agent reads back Failed and
-// NoReset alone, and Since, to go on telling it.
+// Status is the annotation in which tools find what the condition says to people. Of it the agent reads back what it has
+// learnt in earlier changes: Failed, NoReset, Proven, Asked and Took; and Since, to go on telling it.
 type Status struct {
 	Desired  string        `json:"desired,omitempty"` // name of the config that is asked for
 	Phase    Phase         `json:"phase"`
@@ -37,6 +37,16 @@ type Status struct {
 	Blockers []string      `json:"blockers,omitempty"` // what is in the way, one by one
 	Failed   *Failure      `json:"failed,omitempty"`   // a wish that is not tried again until it is withdrawn
 	NoReset  *noReset      `json:"noReset,omitempty"`  // GPUs that are not reset here: their mode changes at a reboot
+	Next     time.Time     `json:"next,omitzero"`      // when the change begins that waits for its window
+	Asked    *askedFor     `json:"asked,omitempty"`    // since when
+	Proven   string        `json:"proven,omitempty"`   // the wish that the node was last seen to fulfil
+	Took     []took        `json:"took,omitempty"`     // the last changes, by which the next is estimated
+}
+
+// askedFor is since when a wish is asked for. The older one of two nodes goes first.
+type askedFor struct {
+	Wish  string    `json:"wish"` // its fingerprint
+	Since time.Time `json:"since"`
 }
 
 // StatusGPU is how one GPU is cut.
@@ -88,8 +98,9 @@ func (s Status) patch(node *corev1.Node) ([]byte, error) {
 	}})
 }
 
-// metadataPatch is a merge patch that sets labels and annotations and leaves all others alone.
-func metadataPatch(labels, annotations map[string]string) ([]byte, error) {
+// metadataPatch is a merge patch that sets labels and annotations, takes away those annotations that are nil, and leaves all
+// others alone.
+func metadataPatch(labels map[string]string, annotations map[string]*string) ([]byte, error) {
 	metadata := map[string]any{}
 	if len(labels) > 0 {
 		metadata["labels"] = labels

@@ -57,6 +57,7 @@ type world struct {
 	operands      []string      // labels by which operands of the GPU operator run
 	lingers       time.Duration // how long an operand's pod takes to end
 	slowness      time.Duration // how long kubelet takes to answer
+	clock         clock.WithTicker
 
 	// What the next agent process is started with.
 
@@ -86,7 +87,7 @@ func newWorld(t *testing.T, models string) *world {
 		}
 	})
 	w := &world{
-		t: t, gpus: gpus, settings: config.Default(), through: func(d nvml.Driver) nvml.Driver { return d },
+		t: t, gpus: gpus, clock: clock.RealClock{}, settings: config.Default(), through: func(d nvml.Driver) nvml.Driver { return d },
 		client: newClient(t, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "node-uid", ResourceVersion: "1"}}),
 	}
 	w.settings.MIGConfigMap, w.settings.Profiles = config.ConfigMapKey{}, config.ConfigMapKey{}
@@ -122,7 +123,7 @@ func (w *world) optionsFor(h agent.Host) agent.Options {
 		Host: h, Units: &w.units, Specs: &w.specs, Processes: drain.Processes{Root: w.table, Signal: w.hangup},
 		Parse:  func([]byte) (map[string]config.MIGConfig, error) { return w.file, nil },
 		Plugin: agent.PluginConfigs{Parse: deviceplugin.Parse, Render: deviceplugin.Render}, PluginFile: w.pluginFile,
-		Clock: clock.RealClock{}, Events: &record.FakeRecorder{}, Log: zaptest.NewLogger(w.t),
+		Clock: w.clock, Events: &record.FakeRecorder{}, Log: zaptest.NewLogger(w.t),
 	}
 }
 

@@ -65,6 +65,14 @@ func (l Limit) Of(nodes int) int {
 	return max(1, nodes*l.Percent/100)
 }
 
+// String is the limit as people write it.
+func (l Limit) String() string {
+	if l.Percent == 0 {
+		return fmt.Sprintf("%d nodes", l.Nodes)
+	}
+	return fmt.Sprintf("%d%% of its nodes", l.Percent)
+}
+
 // For is the pool of a node.
 func (m Maintenance) For(node *corev1.Node) Pool {
 	for _, p := range m.Pools {

@@ -34,8 +34,8 @@ const (
 	// Duration is how long a slot is kept for a node that does not renew it. It outlasts an API server that restarts, and an agent
 	// that is updated.
 	Duration = 90 * time.Second
-	// renewAfter is a third of it, so that two renewals may fail.
-	renewAfter = Duration / 3
+	// RenewAfter is a third of it, so that two renewals may fail.
+	RenewAfter = Duration / 3
 	// Patience is how long a node that waits lets an older one pass by a free slot before it goes first. It is more than the
 	// longest pause of those that a free slot may be for.
 	Patience = 10 * time.Second

@@ -38,7 +38,7 @@ func (s *Slots) view(pool Pool) *view {
 
 // due reports whether the node's own slot has to be renewed.
 func (s *Slots) due(v *view) bool {
-	return v.renewed.IsZero() || s.Clock.Since(v.renewed) >= renewAfter
+	return v.renewed.IsZero() || s.Clock.Since(v.renewed) >= RenewAfter
 }
 
 // note takes down who has renewed since the last look.

@@ -135,6 +135,9 @@ func show(w io.Writer, name string, p agent.Preview, offline bool) error {
 		out.printf("%4d  %s\n", i+1, step)
 	}
 	out.printf("\n%s\n", leaving(p.Steps, offline))
+	if p.Runs != "" {
+		out.printf("It would begin %s.\n", p.Runs)
+	}
 	if waiting != "" {
 		out.printf("%s\n", waiting)
 	}

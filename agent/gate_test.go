@@ -1,0 +1,687 @@
+package agent_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	k8stesting "k8s.io/client-go/testing"
+	"k8s.io/utils/clock"
+
+	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// Bubbles begin at midnight of Saturday, the first of January 2000.
+
+// A node with one GPU.
+const (
+	oneH100 = "gpus:\n- model: H100-80GB\n"
+	oneA100 = "gpus:\n- model: A100-40GB\n"
+)
+
+// nights is open from 22:00 to 04:00.
+const nights = "windows: [{days: [Mon, Tue, Wed, Thu, Fri, Sat, Sun], start: '22:00', duration: 6h}]\nestimate: 10m\njitter: 0s\n"
+
+// until is a file with one window, which was open all the year before.
+func until(end time.Time) string {
+	return fmt.Sprintf("windows: [{notBefore: '1999-01-01T00:00:00Z', notAfter: '%s'}]\nestimate: 10m\njitter: 0s\n", end.Format(time.RFC3339))
+}
+
+// maintain gives the cluster a maintenance file, in place of the former. The kind is added.
+func (w *world) maintain(text string) {
+	w.t.Helper()
+	w.setFile("maintenance", "apiVersion: gpuslice.io/v1alpha1\nkind: Maintenance\n"+text)
+	key := config.ConfigMapKey{Namespace: "gpuslice", Name: "maintenance", Key: "config.yaml"}
+	if w.settings.Maintenance != key {
+		w.settings.Maintenance = key
+		w.restart()
+	}
+}
+
+// setFile writes a ConfigMap with one file.
+func (w *world) setFile(name, text string) {
+	w.t.Helper()
+	maps := w.client.CoreV1().ConfigMaps("gpuslice")
+	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "gpuslice"}, Data: map[string]string{"config.yaml": text}}
+	_, err := maps.Update(w.t.Context(), object, metav1.UpdateOptions{})
+	if apierrors.IsNotFound(err) {
+		_, err = maps.Create(w.t.Context(), object, metav1.CreateOptions{})
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// stubborn lets no pod of the team go until it is told otherwise, as a budget does that is used up only after the cordon.
+func (w *world) stubborn() (relent func()) {
+	stays := true
+	w.client.PrependReactor("create", "pods", func(action k8stesting.Action) (bool, runtime.Object, error) {
+		if action.GetSubresource() != "eviction" || action.GetNamespace() != "team" || !stays {
+			return false, nil, nil
+		}
+		if e, ok := action.(k8stesting.CreateAction).GetObject().(*policyv1.Eviction); ok && e.DeleteOptions != nil && len(e.DeleteOptions.DryRun) > 0 {
+			return false, nil, nil
+		}
+		return true, nil, apierrors.NewTooManyRequests("the budget is used up", 1)
+	})
+	return func() { stays = false }
+}
+
+// counted is the driver, with the calls that change something counted, and done after something else.
+type counted struct {
+	nvml.Driver
+	calls  int
+	before func(call int)
+}
+
+func (c *counted) call() {
+	if c.before != nil {
+		c.before(c.calls)
+	}
+	c.calls++
+}
+
+// SetMode implements nvml.Driver.
+func (c *counted) SetMode(ctx context.Context, gpu nvml.UUID, on bool) error {
+	c.call()
+	return c.Driver.SetMode(ctx, gpu, on)
+}
+
+// Create implements nvml.Driver.
+func (c *counted) Create(ctx context.Context, gpu nvml.UUID, p nvml.Placed) error {
+	c.call()
+	return c.Driver.Create(ctx, gpu, p)
+}
+
+// Destroy implements nvml.Driver.
+func (c *counted) Destroy(ctx context.Context, gpu nvml.UUID, p nvml.Placed) error {
+	c.call()
+	return c.Driver.Destroy(ctx, gpu, p)
+}
+
+// count starts the agent anew with a driver that counts.
+func (w *world) count(before func(call int)) *counted {
+	c := &counted{Driver: w.gpus.Driver(), before: before}
+	w.through = func(nvml.Driver) nvml.Driver { return c }
+	w.restart()
+	return c
+}
+
+func (w *world) reason() config.Reason { w.t.Helper(); return config.Reason(w.condition().Reason) }
+
+// says lets turns pass until the agent's word is the reason.
+func (w *world) says(reason config.Reason) corev1.NodeCondition {
+	w.t.Helper()
+	w.passes(string(reason), func() bool { return w.reason() == reason })
+	return w.condition()
+}
+
+func (w *world) planned() corev1.NodeCondition {
+	w.t.Helper()
+	for _, c := range w.node().Status.Conditions {
+		if c.Type == config.ConditionMaintenancePlanned {
+			return c
+		}
+	}
+	return corev1.NodeCondition{}
+}
+
+func (w *world) status() agent.Status {
+	w.t.Helper()
+	var s agent.Status
+	if err := json.Unmarshal([]byte(w.node().Annotations[config.AnnotationStatus]), &s); err != nil {
+		w.t.Fatal(err)
+	}
+	return s
+}
+
+// busy is a world of one GPU that a pod has.
+func busy(t *testing.T) *world {
+	t.Helper()
+	w := newWorld(t, oneH100)
+	w.turn()
+	w.pod("holder", w.gpus.UUIDs()[0])
+	return w
+}
+
+// Promise 11.
+func TestNothingIsDisturbedOutsideOfTheWindow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		w.maintain(nights)
+		opens := time.Date(2000, 1, 1, 22, 0, 0, 0, time.UTC)
+		gpu := w.count(nil)
+		w.spend(5 * time.Hour) // it begins in the night of Friday
+		w.label("all-1g.10gb")
+		c := w.says(config.ReasonAwaitingWindow)
+		if !strings.Contains(c.Message, "Sat 2000-01-01 22:00:00Z") {
+			t.Errorf("the node does not say when the window opens: %s", c.Message)
+		}
+		if p := w.planned(); p.Status != corev1.ConditionTrue || p.Reason != "MaintenanceWindow" || !strings.Contains(p.Message, "Sat 2000-01-01 22:00:00Z") {
+			t.Errorf("MaintenancePlanned is %s, %s: %s", p.Status, p.Reason, p.Message)
+		}
+		if next := w.status().Next; !next.Equal(opens) {
+			t.Errorf("tools are told %v", next)
+		}
+		w.passes("the fence", func() bool { return w.node().Spec.Unschedulable || !w.runs("holder") || gpu.calls > 0 })
+		if now := time.Now(); now.Before(opens) || now.Sub(opens) > time.Second {
+			t.Errorf("the change began at %v", now)
+		}
+		w.reach("all-1g.10gb")
+		if p := w.planned(); p.Status != corev1.ConditionFalse {
+			t.Errorf("MaintenancePlanned is %s, %s: %s", p.Status, p.Reason, p.Message)
+		}
+	})
+}
+
+func TestAWindowOfWhichTooLittleIsLeftIsNotBegunIn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		w.maintain(nights)
+		w.spend(3*time.Hour + 50*time.Minute + time.Second) // a second less is left than it takes
+		w.label("all-1g.10gb")
+		w.says(config.ReasonAwaitingWindow)
+		if got, want := w.status().Next, time.Date(2000, 1, 1, 22, 0, 0, 0, time.UTC); !got.Equal(want) {
+			t.Errorf("the change is planned for %v", got)
+		}
+	})
+}
+
+func TestAWindowIsLongEnoughToTheSecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		w.maintain(until(time.Now().Add(10 * time.Minute)))
+		w.label("all-1g.10gb")
+		w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
+		if time.Since(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)) > time.Second {
+			t.Error("the window that is open was not begun in")
+		}
+	})
+}
+
+func TestNoWindowThatIsLongEnoughIsSaid(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		w.maintain("windows: [{days: [Sun], start: '22:00', duration: 9m}]\nestimate: 10m\n")
+		w.label("all-1g.10gb")
+		if c := w.says(config.ReasonAwaitingWindow); !strings.Contains(c.Message, "no window comes that is as long as the change takes, 10m0s") {
+			t.Errorf("the node says: %s", c.Message)
+		}
+		w.spend(48 * time.Hour / 3)
+		w.givenBack()
+	})
+}
+
+// Case 18 of what keeps nodes: the window closes in the middle. Before a GPU is touched the node is given back.
+func TestADrainThatOutlastsItsWindowIsPutOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		w.settings.Timeouts.Drain = 24 * time.Hour
+		w.maintain(nights)
+		relent, gpu := w.stubborn(), w.count(nil)
+		w.label("all-1g.10gb")
+		w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
+		w.passes("the end of it", func() bool { return !w.node().Spec.Unschedulable })
+		if now, late := time.Now(), time.Date(2000, 1, 1, 3, 50, 0, 0, time.UTC); now.Before(late) || now.Sub(late) > time.Minute {
+			t.Errorf("the node was given back at %v", now) // the change takes ten minutes more
+		}
+		c := w.settle(config.ReasonAwaitingWindow)
+		w.givenBack()
+		if gpu.calls > 0 || !w.runs("holder") {
+			t.Errorf("%d calls into the driver; the pod runs: %t", gpu.calls, w.runs("holder"))
+		}
+		if !strings.Contains(c.Message, "Sat 2000-01-01 22:00:00Z") || w.status().Failed != nil {
+			t.Errorf("it counts as failed (%v), or the node does not say when it is tried again: %s", w.status().Failed, c.Message)
+		}
+		relent()
+		w.reach("all-1g.10gb")
+		if time.Now().Before(time.Date(2000, 1, 1, 22, 0, 0, 0, time.UTC)) {
+			t.Errorf("the next attempt was at %v", time.Now())
+		}
+	})
+}
+
+func TestAChangeThatHasTouchedAGPUIsFinishedBeyondItsWindow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		w.maintain(until(time.Now().Add(time.Hour)))
+		w.count(func(call int) {
+			if call == 2 { // MIG is on, and one instance is there
+				<-time.After(2 * time.Hour)
+			}
+		})
+		w.settings.Timeouts.DriverCall = 3 * time.Hour
+		w.restart()
+		w.label("all-1g.10gb")
+		said := ""
+		w.passes("the end", func() bool {
+			if c := w.condition(); strings.Contains(c.Message, string(config.ReasonWindowOverrun)) {
+				said = c.Message
+			}
+			return w.reason() == config.ReasonConverged && strings.HasPrefix(w.condition().Message, "all-1g.10gb")
+		})
+		w.givenBack()
+		if said == "" {
+			t.Error("nothing says that the window was overrun")
+		}
+		if c := w.condition(); strings.Contains(c.Message, string(config.ReasonWindowOverrun)) {
+			t.Errorf("the node goes on saying so: %s", c.Message)
+		}
+	})
+}
+
+// The same where the agent dies at every step.
+func TestAnAgentThatForgetsEverythingFinishesBeyondItsWindow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		w.maintain(until(time.Now().Add(time.Hour)))
+		w.begin("all-1g.10gb")
+		w.maintain(until(time.Now()))
+		for range 100 {
+			w.turn()
+			w.agent.Pass(t.Context())
+			w.forget()
+		}
+		w.reach("all-1g.10gb")
+	})
+}
+
+func TestAnUndoNeedsNoWindow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		w.maintain(until(time.Now().Add(time.Hour)))
+		w.begin("all-1g.10gb")
+		w.maintain(until(time.Now()))
+		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) })
+		w.settle(config.ReasonNoWish)
+		w.givenBack()
+		if gpu := w.snapshot()[0]; gpu.Enabled {
+			t.Errorf("the GPU is left with %v", gpu.Geometry())
+		}
+	})
+}
+
+func TestAFileThatCannotBeReadClosesTheNode(t *testing.T) {
+	const broken = "windows: [{days: [Caturday], start: '22:00', duration: 6h}]\n"
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		w.maintain(broken)
+		w.label("all-1g.10gb")
+		if c := w.says(config.ReasonInvalidMaintenance); !strings.Contains(c.Message, "Caturday") {
+			t.Errorf("the node says: %s", c.Message)
+		}
+		w.spend(time.Hour)
+		w.givenBack()
+		w.maintain("") // always open
+		w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
+		w.reach("all-1g.10gb")
+	})
+	synctest.Test(t, func(t *testing.T) { // in the middle of a drain
+		w := busy(t)
+		w.maintain("")
+		relent := w.stubborn()
+		w.label("all-1g.10gb")
+		w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
+		w.maintain(broken)
+		w.settle(config.ReasonInvalidMaintenance)
+		w.givenBack()
+		relent()
+		w.maintain("")
+		w.reach("all-1g.10gb")
+	})
+	synctest.Test(t, func(t *testing.T) { // beyond the point of no return
+		w := busy(t)
+		w.maintain("")
+		w.begin("all-1g.10gb")
+		w.maintain(broken)
+		w.reach("all-1g.10gb")
+	})
+}
+
+// Case 17: the file changes while the window is open.
+func TestAnEditOfTheFileCountsAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		w.maintain(until(time.Now().Add(6 * time.Hour)))
+		relent := w.stubborn()
+		w.label("all-1g.10gb")
+		w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
+		w.maintain(nights + "freezes: [{from: '1999-12-31T00:00:00Z', to: '2000-01-01T12:00:00Z', reason: the millennium}]\n")
+		w.settle(config.ReasonAwaitingWindow)
+		relent()
+		if next := w.status().Next; next.Hour() != 22 {
+			t.Errorf("the next window is at %v", next)
+		}
+		w.maintain("")
+		w.reach("all-1g.10gb")
+	})
+}
+
+func TestForceLetsOneChangeBeginOutsideOfItsWindow(t *testing.T) {
+	for name, value := range map[string]func(w *world) string{
+		"now": func(*world) string { return config.ForceNow },
+		"the change's own id": func(w *world) string {
+			w.says(config.ReasonAwaitingWindow)
+			return w.status().Asked.Wish
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := busy(t)
+				w.maintain(until(time.Now()))
+				w.label("all-1g.10gb")
+				w.annotate(config.AnnotationForce, value(w))
+				w.reach("all-1g.10gb")
+				if v, there := w.node().Annotations[config.AnnotationForce]; there {
+					t.Errorf("the annotation is left: %q", v)
+				}
+				w.pod("next", w.snapshot()[0].Instances[0].Devices[0].UUID)
+				w.label("all-balanced")
+				w.says(config.ReasonAwaitingWindow)
+				if w.node().Spec.Unschedulable {
+					t.Error("the next change was forced too")
+				}
+			})
+		})
+	}
+	synctest.Test(t, func(t *testing.T) { // one that is under way
+		w := busy(t)
+		w.settings.Timeouts.Drain = 24 * time.Hour
+		w.maintain(until(time.Now().Add(time.Hour)))
+		relent := w.stubborn()
+		w.label("all-1g.10gb")
+		w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
+		j, err := agent.ParseJournal(w.node().Annotations[config.AnnotationJournal])
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.annotate(config.AnnotationForce, j.Operation)
+		w.spend(3 * time.Hour)
+		if !w.node().Spec.Unschedulable {
+			t.Error("it was put off all the same")
+		}
+		relent()
+		w.reach("all-1g.10gb")
+	})
+	synctest.Test(t, func(t *testing.T) { // another one
+		w := busy(t)
+		w.maintain(until(time.Now()))
+		w.label("all-1g.10gb")
+		w.annotate(config.AnnotationForce, "0123456789ab")
+		w.says(config.ReasonAwaitingWindow)
+		w.spend(time.Hour)
+		w.givenBack()
+	})
+	synctest.Test(t, func(t *testing.T) { // a node that is as asked
+		w := busy(t)
+		w.converge("all-disabled")
+		w.annotate(config.AnnotationForce, config.ForceNow)
+		w.passes("an end of it", func() bool { _, there := w.node().Annotations[config.AnnotationForce]; return !there })
+	})
+}
+
+func TestAHoldKeepsTheNodeFromWhatIsNotBegun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		w.annotate(config.AnnotationHold, "the auditors are here")
+		w.annotate(config.AnnotationForce, config.ForceNow) // which is about windows
+		w.label("all-1g.10gb")
+		if c := w.says(config.ReasonHeld); !strings.Contains(c.Message, "the auditors are here") {
+			t.Errorf("the node says: %s", c.Message)
+		}
+		w.spend(time.Hour)
+		w.givenBack()
+		w.edit(func(n *corev1.Node) { delete(n.Annotations, config.AnnotationHold) })
+		w.reach("all-1g.10gb")
+	})
+	synctest.Test(t, func(t *testing.T) { // what is begun is finished
+		w := busy(t)
+		w.begin("all-1g.10gb")
+		w.annotate(config.AnnotationHold, "")
+		w.reach("all-1g.10gb")
+		w.label("all-balanced")
+		w.says(config.ReasonHeld)
+	})
+	synctest.Test(t, func(t *testing.T) { // what is begun for something else is undone
+		w := busy(t)
+		w.begin("all-1g.10gb")
+		w.annotate(config.AnnotationHold, "")
+		w.label("all-balanced")
+		w.settle(config.ReasonHeld)
+		w.givenBack()
+		if w.snapshot()[0].Enabled {
+			t.Error("the GPU is not as it was")
+		}
+	})
+	synctest.Test(t, func(t *testing.T) { // also what would disturb nobody
+		w := busy(t)
+		w.annotate(config.AnnotationHold, "")
+		w.settings.MIGConfigMap = config.ConfigMapKey{}
+		w.label("all-1g.10gb")
+		w.says(config.ReasonHeld)
+	})
+}
+
+func TestWhatIsLostIsRestoredAtOnce(t *testing.T) {
+	lost := func(t *testing.T) *world {
+		t.Helper()
+		w := newWorld(t, oneH100)
+		w.converge("all-1g.10gb")
+		w.maintain(until(time.Now()))
+		if err := w.gpus.Reboot(); err != nil { // a Hopper's MIG mode goes too
+			t.Fatal(err)
+		}
+		w.boot()
+		w.offered = w.devices()
+		w.restart()
+		return w
+	}
+	synctest.Test(t, func(t *testing.T) {
+		w := lost(t)
+		w.passes("the restored node", func() bool { return len(w.snapshot()[0].Instances) == 7 && !w.owed() })
+		w.settle(config.ReasonConverged)
+		w.givenBack()
+	})
+	synctest.Test(t, func(t *testing.T) { // unless somebody has to leave
+		w := lost(t)
+		w.pod("holder", w.gpus.UUIDs()[0])
+		w.says(config.ReasonAwaitingWindow)
+		if !w.runs("holder") {
+			t.Error("the pod was evicted outside of the window")
+		}
+	})
+}
+
+func TestAFreshNodeNeedsNoWindow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, oneH100)
+		w.maintain(until(time.Now()))
+		w.edit(func(n *corev1.Node) {
+			n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: config.TaintNotReady, Effect: corev1.TaintEffectNoSchedule})
+		})
+		w.converge("all-1g.10gb")
+	})
+}
+
+func TestNodesOfAPoolBeginAtMomentsOfTheirOwn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		w.maintain(strings.Replace(nights, "jitter: 0s", "jitter: 2h", 1))
+		w.spend(5 * time.Hour)
+		w.label("all-1g.10gb")
+		w.says(config.ReasonAwaitingWindow)
+		opens, next := time.Date(2000, 1, 1, 22, 0, 0, 0, time.UTC), w.status().Next
+		if d := next.Sub(opens); d <= 0 || d >= 36*time.Minute { // a tenth of the window
+			t.Errorf("the node begins %s after the window opens", d)
+		}
+		w.restart()
+		w.spend(time.Hour)
+		if again := w.status().Next; !again.Equal(next) {
+			t.Errorf("another agent of the node begins at %v, and not at %v", again, next)
+		}
+		w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
+		if d := time.Since(next); d < 0 || d > time.Second {
+			t.Errorf("the node was fenced %s after its moment", d)
+		}
+	})
+}
+
+func TestAProfileMayHaveWindowsOfItsOwn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		w.maintain(nights)
+		w.setFile("profiles", `
+apiVersion: gpuslice.io/v1alpha1
+kind: Profiles
+profiles:
+  noon:
+    mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}]
+    windows: [{days: [Sat], start: "12:00", duration: 1h, timeZone: America/New_York}]
+`)
+		w.settings.Profiles = config.ConfigMapKey{Namespace: "gpuslice", Name: "profiles", Key: "config.yaml"}
+		w.restart()
+		w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelProfile, "noon") })
+		c := w.says(config.ReasonAwaitingWindow)
+		if want := "Sat 2000-01-01 12:00:00 EST (Sat 17:00:00Z)"; !strings.Contains(c.Message, want) || !strings.Contains(c.Message, "profile noon") {
+			t.Errorf("the node says: %s", c.Message)
+		}
+		w.reach("noon")
+	})
+}
+
+// How long changes take is learnt from those before.
+func TestTheEstimateIsWhatEarlierChangesTook(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		w.count(func(int) { <-time.After(time.Minute) })
+		w.settings.Timeouts.DriverCall = 2 * time.Minute
+		w.maintain("windows: [{notBefore: '1999-01-01T00:00:00Z', notAfter: '2000-01-01T06:00:00Z'}]\nestimate: 1s\njitter: 0s\n")
+		w.converge("all-1g.10gb") // eight calls
+		took := w.status().Took
+		if len(took) != 1 || took[0].Rest < 480 || took[0].Rest > 600 || took[0].Whole < took[0].Rest {
+			t.Fatalf("the change took %v", took)
+		}
+		w.pod("next", w.snapshot()[0].Instances[0].Devices[0].UUID)
+		w.spend(6*time.Hour - time.Minute - time.Since(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)))
+		w.label("all-balanced")
+		if c := w.says(config.ReasonAwaitingWindow); !strings.Contains(c.Message, "no window comes that is as long as the change takes") {
+			t.Errorf("the node says: %s", c.Message)
+		}
+		w.givenBack()
+	})
+}
+
+// hostClock is the host's clock, which somebody sets. Times that it gives can be asked for how long they are ago whatever it is set to,
+// as those of Go.
+type hostClock struct {
+	clock.RealClock
+	ahead    time.Duration
+	readings map[time.Time]time.Time
+}
+
+// Now implements clock.PassiveClock.
+func (c *hostClock) Now() time.Time {
+	now := time.Now()
+	shown := now.Add(c.ahead).Round(0)
+	c.readings[shown] = now
+	return shown
+}
+
+// Since implements clock.PassiveClock.
+func (c *hostClock) Since(then time.Time) time.Duration {
+	if real, ok := c.readings[then]; ok {
+		return time.Since(real)
+	}
+	return time.Since(then) + c.ahead
+}
+
+// Case 13: somebody sets the clock in the middle. No deadline passes by that, and the change comes to its end.
+func TestAStepOfTheClockInAnyPhaseHurtsNobody(t *testing.T) {
+	for _, step := range []time.Duration{3 * time.Hour, -3 * time.Hour} {
+		for _, kind := range []plan.Kind{
+			"", plan.Fence, plan.Evict, plan.PauseOperands, plan.SetMode, plan.Create, plan.ResumeOperands, plan.VerifyCapacity, plan.Release,
+		} {
+			t.Run(fmt.Sprintf("%s at %s", step, kind), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) { stepsAt(t, step, kind) })
+			})
+		}
+	}
+}
+
+// stepsAt sets the clock when the step is next, of a change in which a pod takes 20 minutes to leave, and would be deleted after 30.
+func stepsAt(t *testing.T, step time.Duration, kind plan.Kind) {
+	t.Helper()
+	w := newWorld(t, oneA100)
+	w.turn()
+	w.pod("holder", w.gpus.UUIDs()[0])
+	c := &hostClock{readings: map[time.Time]time.Time{}}
+	w.clock = c
+	w.settings.Timeouts.Drain, w.settings.Drain.AfterDeadline = 30*time.Minute, config.AfterDeadlineDelete
+	w.maintain("windows: [{days: [Sat], start: '00:00', duration: 24h}, {days: [Fri], start: '00:00', duration: 24h}]\nestimate: 1m\njitter: 0s\n")
+	relent := w.stubborn()
+	deleted := false
+	w.client.PrependReactor("delete", "pods", func(k8stesting.Action) (bool, runtime.Object, error) { deleted = true; return false, nil, nil })
+	w.label("all-1g.5gb")
+	began := time.Now()
+	stepped, fenced := false, time.Time{}
+	w.passes("the end", func() bool {
+		if !stepped && (kind == "" || kind == w.agent.NextStep(t.Context())) {
+			stepped, c.ahead = true, step
+		}
+		if fenced.IsZero() && w.node().Spec.Unschedulable {
+			fenced = time.Now()
+		}
+		if !fenced.IsZero() && time.Since(fenced) > 20*time.Minute {
+			relent()
+		}
+		return w.reason() == config.ReasonConverged && strings.HasPrefix(w.condition().Message, "all-1g.5gb")
+	})
+	if !stepped {
+		t.Fatal("the clock was never set")
+	}
+	if deleted {
+		t.Error("a deadline passed by a step of the clock: the pod was deleted")
+	}
+	if took := time.Since(began); took > time.Hour {
+		t.Errorf("the change took %s", took)
+	}
+	w.givenBack()
+}
+
+// The windows go by the host's clock, whatever it says.
+func TestAStepOfTheClockOutOfTheWindowPutsADrainOff(t *testing.T) {
+	for _, step := range []time.Duration{9 * time.Hour, -7 * time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, oneH100)
+			w.turn()
+			w.pod("holder", w.gpus.UUIDs()[0])
+			c := &hostClock{readings: map[time.Time]time.Time{}}
+			w.clock = c
+			w.settings.Timeouts.Drain = 24 * time.Hour
+			w.maintain(nights)
+			relent := w.stubborn()
+			w.label("all-1g.10gb")
+			w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
+			c.ahead = step
+			w.settle(config.ReasonAwaitingWindow)
+			w.givenBack()
+			relent()
+			w.reach("all-1g.10gb")
+			if hour := c.Now().UTC().Hour(); hour >= 4 && hour < 22 {
+				t.Errorf("the change was made at %v by the host's clock", c.Now().UTC())
+			}
+		})
+	}
+}

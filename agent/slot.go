@@ -1,0 +1,182 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"go.uber.org/zap"
+
+	"github.com/gpuslice/gpuslice/agent/fleet"
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// slotNews is the least time between two words on whom the pool does without: with hundreds of nodes that wait, each word of each
+// is a write.
+const slotNews = 5 * time.Minute
+
+// pooled reports whether the node is of a pool that can do without so many nodes only, or that pauses itself.
+func (s observed) pooled() bool { return s.closed == nil && s.pool.Name != "" }
+
+func (s observed) poolOf() fleet.Pool { return fleet.PoolOf(s.maintenance, s.pool) }
+
+// turnOf is the change that the slot is for.
+func (a *Agent) turnOf(s observed) fleet.Change {
+	return fleet.Change{Node: s.node.Name, UID: s.node.UID, Operation: cmp.Or(s.operation(), a.claim), Since: a.now()}
+}
+
+// observeSlot looks whether the node has a slot of its pool, and renews it. That it cannot be looked at is no error: a slot is needed to
+// begin, and taking it will tell.
+func (a *Agent) observeSlot(ctx context.Context, seen *observed) {
+	if !seen.pooled() {
+		return
+	}
+	var err error
+	if seen.slot, err = a.slots.Look(ctx, seen.poolOf(), a.turnOf(*seen)); err == nil && seen.slot.Held {
+		err = a.slots.Renew(ctx, seen.poolOf(), a.turnOf(*seen))
+	}
+	if err != nil {
+		a.log.Warn("looking at the slots of the pool", zap.String("pool", seen.pool.Name), zap.Error(err))
+	}
+}
+
+// hasSlot reports whether the slot is that of the change that is under way, or about to begin. One of an earlier process is taken anew.
+func (a *Agent) hasSlot(s observed) bool {
+	operation := cmp.Or(s.operation(), a.claim)
+	return s.slot.Held && operation != "" && s.slot.Operation == operation
+}
+
+// plannedSlot is what the planner needs of it. A change that has begun needs none: its node is one that the pool does without.
+func (a *Agent) plannedSlot(s observed, want wish) plan.Slot {
+	return plan.Slot{
+		Needed: s.pooled() && !want.undo && !s.disturbed() && !a.hasSlot(s), Spared: s.restores(want),
+		Has: s.slot.Held || s.slot.Waiting,
+	}
+}
+
+// takeTurns performs the steps by which the nodes of a pool take turns.
+func (a *Agent) takeTurns(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
+	if steps[0].Kind == plan.AcquireSlot {
+		return a.takeSlot(ctx, seen, want, steps)
+	}
+	return a.returnSlot(ctx, seen)
+}
+
+// takeSlot asks for the node's turn, once nothing else is in the way: who cannot be drained keeps no other node waiting.
+func (a *Agent) takeSlot(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
+	if err := a.preflight(ctx, seen, want, steps); err != nil {
+		return err
+	}
+	turn := a.turnOf(seen)
+	turn.Operation, turn.Since = cmp.Or(turn.Operation, uuid.NewString()), seen.asked(want, a.now())
+	if err := a.askForSlot(ctx, seen, turn); err != nil {
+		return err
+	}
+	a.claim = turn.Operation
+	return nil
+}
+
+// keepSlot makes sure right before the fence that the slot was not given to another node meanwhile.
+func (a *Agent) keepSlot(ctx context.Context, seen observed, want wish) error {
+	if !seen.pooled() || !a.hasSlot(seen) {
+		return nil
+	}
+	turn := a.turnOf(seen)
+	turn.Since = seen.asked(want, a.now())
+	return a.askForSlot(ctx, seen, turn)
+}
+
+func (a *Agent) askForSlot(ctx context.Context, seen observed, turn fleet.Change) error {
+	err := a.slots.Take(ctx, seen.poolOf(), turn)
+	var full *fleet.Full
+	var paused *fleet.Paused
+	switch {
+	case errors.As(err, &full):
+		return a.awaitSlot(seen, full)
+	case errors.As(err, &paused):
+		return &Waiting{
+			Reason: config.ReasonPoolPaused, After: paused.Retry, Since: seen.since(config.ReasonPoolPaused, a.now()),
+			Message:  fmt.Sprintf("pool %s begins nothing: %s", seen.pool.Name, paused.Why),
+			Blockers: []string{"pool " + seen.pool.Name + " is paused: " + paused.Why},
+		}
+	default:
+		return err
+	}
+}
+
+// awaitSlot says whom the pool does without at present. That changes often, and is told anew now and then.
+func (a *Agent) awaitSlot(seen observed, full *fleet.Full) *Waiting {
+	now := a.clock.Now()
+	if a.slotTold.at.IsZero() || now.Sub(a.slotTold.at) >= slotNews || seen.status.Reason != config.ReasonAwaitingSlot {
+		a.slotTold = told{names: full.Unavailable, at: now}
+	}
+	return &Waiting{
+		Reason: config.ReasonAwaitingSlot, After: full.Retry, Since: seen.since(config.ReasonAwaitingSlot, a.now()), Blockers: a.slotTold.names,
+		Message: fmt.Sprintf("pool %s can do without %d nodes at once, and does: %s", seen.pool.Name, full.Limit, listed(a.slotTold.names)),
+		Advice:  "the node is as it was meanwhile, and has its turn by the age of its wish",
+	}
+}
+
+// standBack lets others go first where the change has to wait after all for something else, before anything was disturbed.
+func (a *Agent) standBack(ctx context.Context, seen observed, err error) {
+	var wait *Waiting
+	if seen.disturbed() || !errors.As(err, &wait) || wait.Reason == config.ReasonAwaitingSlot || wait.Reason == config.ReasonPoolPaused {
+		return
+	}
+	a.leavePool(ctx, seen)
+}
+
+// leavePool gives the slot, or the place in line, to others. If that fails, a plan of its own does it.
+func (a *Agent) leavePool(ctx context.Context, seen observed) {
+	if err := a.returnSlot(ctx, seen); err != nil {
+		a.log.Warn("giving the slot of the pool back", zap.String("pool", seen.pool.Name), zap.Error(err))
+	}
+}
+
+// returnSlot gives back a slot, or a place in line, that nothing needs any more. What it was for counts neither as done nor as failed.
+func (a *Agent) returnSlot(ctx context.Context, seen observed) error {
+	if !seen.pooled() || !seen.slot.Held && !seen.slot.Waiting {
+		return nil
+	}
+	if err := a.slots.Leave(ctx, seen.poolOf(), a.turnOf(seen)); err != nil {
+		return err
+	}
+	a.claim = ""
+	return nil
+}
+
+// endTurn lets another node have its turn when the node is given back. Where that fails, the slot is returned by a plan of its own.
+func (a *Agent) endTurn(ctx context.Context, seen observed, want wish) {
+	a.countFailure(ctx, seen, seen.journal.Undo)
+	a.claim = ""
+	if want.undo || !seen.pooled() || !seen.slot.Held {
+		a.leavePool(ctx, seen)
+		return
+	}
+	if err := a.slots.Release(ctx, seen.poolOf(), a.turnOf(seen)); err != nil {
+		a.log.Warn("giving the slot of the pool back", zap.String("pool", seen.pool.Name), zap.Error(err))
+	}
+}
+
+// countFailure tells the pool that the change has failed here: too many in a row, and it pauses itself. What people have called off, and
+// what is only put off, has not failed.
+func (a *Agent) countFailure(ctx context.Context, seen observed, failure *Failure) {
+	if failure == nil || failure.Later || failure.Reason == config.ReasonCancelled || !seen.pooled() || !a.hasSlot(seen) {
+		return
+	}
+	if err := a.slots.Fail(ctx, seen.poolOf(), a.turnOf(seen), string(failure.Reason)+": "+failure.Message); err != nil {
+		a.log.Warn("telling the pool of a failure", zap.String("pool", seen.pool.Name), zap.Error(err))
+	}
+}
+
+// asked is since when the wish is asked for.
+func (s observed) asked(want wish, now time.Time) time.Time {
+	if s.status.Asked != nil && s.status.Asked.Wish == want.fingerprint {
+		return s.status.Asked.Since
+	}
+	return now
+}

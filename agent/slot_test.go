@@ -1,0 +1,213 @@
+package agent_test
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+
+	"github.com/gpuslice/gpuslice/agent/fleet"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// How nodes agree is tested in agent/fleet, on a real API server. Here it is what the agent does with it.
+
+const onePool = "jitter: 0s\nestimate: 1m\npools: [{name: research, selector: pool=research, maxUnavailable: 1, pauseAfter: 2}]\n"
+
+// pool makes the node one of a pool of two, and gives the other one's view of the slots.
+func (w *world) pool() (*fleet.Slots, fleet.Pool, fleet.Change) {
+	w.t.Helper()
+	w.maintain(onePool)
+	w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, "pool", "research") })
+	w.ready(nodeName)
+	other := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gpu-2", UID: "other-uid", Labels: map[string]string{"pool": "research"}}}
+	if _, err := w.client.CoreV1().Nodes().Create(w.t.Context(), other, metav1.CreateOptions{}); err != nil {
+		w.t.Fatal(err)
+	}
+	w.ready("gpu-2")
+	m, err := config.ParseMaintenance([]byte("apiVersion: gpuslice.io/v1alpha1\nkind: Maintenance\n" + onePool))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	slots := &fleet.Slots{Client: w.client, Namespace: "gpuslice", Clock: clock.RealClock{}, Log: zap.NewNop()}
+	return slots, fleet.PoolOf(m, m.Pools[0]), fleet.Change{Node: "gpu-2", UID: types.UID("other-uid"), Operation: "other", Since: time.Now()}
+}
+
+func (w *world) ready(name string) {
+	w.t.Helper()
+	n, err := w.client.CoreV1().Nodes().Get(w.t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionTrue})
+	if _, err := w.client.CoreV1().Nodes().UpdateStatus(w.t.Context(), n, metav1.UpdateOptions{}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// free reports whether the other node would get a slot.
+func free(t *testing.T, slots *fleet.Slots, pool fleet.Pool, c fleet.Change) bool {
+	t.Helper()
+	if slots.Take(t.Context(), pool, c) != nil {
+		return false
+	}
+	if err := slots.Leave(t.Context(), pool, c); err != nil {
+		t.Fatal(err)
+	}
+	return true
+}
+
+// Promise 11.
+func TestANodeWaitsForItsTurnInThePool(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		slots, pool, other := w.pool()
+		if err := slots.Take(t.Context(), pool, other); err != nil {
+			t.Fatal(err)
+		}
+		w.label("all-1g.10gb")
+		c := w.says(config.ReasonAwaitingSlot)
+		if !strings.Contains(c.Message, "gpu-2") || w.node().Spec.Unschedulable {
+			t.Errorf("the node is cordoned (%t), or does not say for whom it waits: %s", w.node().Spec.Unschedulable, c.Message)
+		}
+		for range 10 {
+			w.spend(time.Minute)
+			if err := slots.Renew(t.Context(), pool, other); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.givenBack()
+		if err := slots.Release(t.Context(), pool, other); err != nil {
+			t.Fatal(err)
+		}
+		w.reach("all-1g.10gb")
+		if !free(t, slots, pool, other) {
+			t.Error("the slot was not given back")
+		}
+	})
+}
+
+func TestTheSlotIsTheNodesUntilItIsGivenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		slots, pool, other := w.pool()
+		w.stubborn()
+		w.label("all-1g.10gb")
+		w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
+		w.settings.Timeouts.Drain = 24 * time.Hour
+		w.restart() // another process has it as well
+		for range 10 {
+			w.spend(time.Minute)
+			if free(t, slots, pool, other) {
+				t.Fatal("another node gets a slot in the middle of the change")
+			}
+		}
+	})
+}
+
+// Who waits for something else keeps no other node waiting.
+func TestANodeThatHasToWaitAfterAllGivesItsSlotBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		slots, pool, other := w.pool()
+		w.blocks("holder") // also in a dry run
+		w.label("all-1g.10gb")
+		w.says(config.ReasonEvictionBlocked)
+		w.spend(time.Minute)
+		if !free(t, slots, pool, other) {
+			t.Error("a node that cannot be drained has a slot")
+		}
+	})
+}
+
+// Cause 9 of what keeps nodes: a slot is about concurrency alone.
+func TestALostSlotEndsNoChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		w.pool()
+		w.begin("all-1g.10gb")
+		leases := w.client.CoordinationV1().Leases("gpuslice")
+		if err := leases.Delete(t.Context(), config.LeasePrefix+"research", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.reach("all-1g.10gb")
+	})
+}
+
+func TestTheAgentThatDiedBetweenSlotAndFenceGoesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		w.pool()
+		w.label("all-1g.10gb")
+		for range 200 {
+			w.turn()
+			w.agent.Pass(t.Context())
+			w.forget()
+		}
+		w.reach("all-1g.10gb")
+	})
+}
+
+func TestAPoolPausesItselfAfterTooManyFailures(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, oneH100)
+		w.turn()
+		slots, pool, other := w.pool()
+		w.fail("CreateGpuInstanceWithPlacement")
+		w.label("all-1g.10gb")
+		w.settle(config.ReasonHardwareFailure)
+		if !free(t, slots, pool, other) {
+			t.Fatal("one failure has paused the pool, or the slot was not given back")
+		}
+		w.fail("CreateGpuInstanceWithPlacement")
+		w.label("all-balanced")
+		w.passes("the second failure", func() bool {
+			return w.reason() == config.ReasonHardwareFailure && strings.HasPrefix(w.status().Desired, "all-balanced") && !w.owed()
+		})
+		if free(t, slots, pool, other) {
+			t.Fatal("the pool goes on after two failures in a row")
+		}
+		w.label("all-2g.20gb")
+		c := w.says(config.ReasonPoolPaused)
+		if !strings.Contains(c.Message, "gpu-1") || !strings.Contains(c.Message, config.AnnotationPaused) {
+			t.Errorf("the node does not say who failed and how to go on: %s", c.Message)
+		}
+		leases := w.client.CoordinationV1().Leases("gpuslice")
+		lease, err := leases.Get(t.Context(), config.LeasePrefix+"research", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		delete(lease.Annotations, config.AnnotationPaused)
+		if _, err := leases.Update(t.Context(), lease, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.reach("all-2g.20gb")
+	})
+}
+
+// What is put off, or called off by people, has not failed.
+func TestWhatPeopleCallOffIsNoFailureOfThePool(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		slots, pool, other := w.pool()
+		relent := w.stubborn()
+		for range 3 {
+			w.label("all-1g.10gb")
+			w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
+			w.cordon(false)
+			w.settle(config.ReasonCancelled)
+			w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) })
+			w.settle(config.ReasonNoWish)
+		}
+		relent()
+		if !free(t, slots, pool, other) {
+			t.Error("the pool is paused")
+		}
+	})
+}
