@@ -191,6 +191,7 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 	}
 	delete(a.attempts, look.String())
 	a.setClock(seen)
+	a.renewSlot(ctx, seen)
 	a.withdrawReboot(seen)
 	want, steps, err := a.plan(ctx, &seen)
 	if err == nil && len(steps) > 0 {

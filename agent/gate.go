@@ -41,7 +41,7 @@ func (a *Agent) gate(ctx context.Context, seen *observed, want wish, steps []pla
 		return nil
 	case seen.held() != "" && seen.begins(want, steps):
 		return seen.onHold(want, a.now())
-	case forced || !disturbs(*seen, want, steps) || seen.touched():
+	case forced || !disturbs(*seen, want, steps) || seen.touched() && !seen.other(want):
 		return nil
 	case seen.closed != nil && seen.disturbed():
 		return seen.putOff(want, config.ReasonInvalidMaintenance, fmt.Sprintf("the maintenance file cannot be read any more: %v", seen.closed))
@@ -88,7 +88,15 @@ func (s observed) touched() bool {
 			return true
 		}
 	}
-	return s.journal.changesPlugin() && s.plugin.text != s.journal.Plugin.Text
+	former := s.journal.Plugin
+	switch {
+	case !s.journal.changesPlugin():
+		return false
+	case former.Absent: // Text is what a file would say that is not there
+		return s.plugin.exists
+	default:
+		return s.plugin.text != former.Text
+	}
 }
 
 // held is what people have written to keep the node from changes; empty if they have not.

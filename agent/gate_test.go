@@ -298,6 +298,22 @@ func TestAnAgentThatForgetsEverythingFinishesBeyondItsWindow(t *testing.T) {
 	})
 }
 
+// What is asked for when the window has closed already is nothing that is finished beyond it.
+func TestAnotherWishBeyondTheWindowWaitsForTheNext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		w.maintain(until(time.Now().Add(time.Hour)))
+		w.begin("all-1g.10gb")
+		w.maintain(until(time.Now()))
+		w.label("all-7g.80gb")
+		w.settle(config.ReasonAwaitingWindow)
+		w.givenBack()
+		if w.snapshot()[0].Enabled {
+			t.Errorf("the GPU is left with %v", w.snapshot()[0].Geometry())
+		}
+	})
+}
+
 func TestAnUndoNeedsNoWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)

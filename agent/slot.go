@@ -29,18 +29,25 @@ func (a *Agent) turnOf(s observed) fleet.Change {
 	return fleet.Change{Node: s.node.Name, UID: s.node.UID, Operation: cmp.Or(s.operation(), a.claim), Since: a.now()}
 }
 
-// observeSlot looks whether the node has a slot of its pool, and renews it. That it cannot be looked at is no error: a slot is needed to
-// begin, and taking it will tell.
+// observeSlot looks whether the node has a slot of its pool. That it cannot be looked at is no error: a slot is needed to begin, and
+// taking it will tell.
 func (a *Agent) observeSlot(ctx context.Context, seen *observed) {
 	if !seen.pooled() {
 		return
 	}
 	var err error
-	if seen.slot, err = a.slots.Look(ctx, seen.poolOf(), a.turnOf(*seen)); err == nil && seen.slot.Held {
-		err = a.slots.Renew(ctx, seen.poolOf(), a.turnOf(*seen))
-	}
-	if err != nil {
+	if seen.slot, err = a.slots.Look(ctx, seen.poolOf(), a.turnOf(*seen)); err != nil {
 		a.log.Warn("looking at the slots of the pool", zap.String("pool", seen.pool.Name), zap.Error(err))
+	}
+}
+
+// renewSlot says that the change is still under way.
+func (a *Agent) renewSlot(ctx context.Context, seen observed) {
+	if !a.hasSlot(seen) {
+		return
+	}
+	if err := a.slots.Renew(ctx, seen.poolOf(), a.turnOf(seen)); err != nil {
+		a.log.Warn("renewing the slot of the pool", zap.String("pool", seen.pool.Name), zap.Error(err))
 	}
 }
 

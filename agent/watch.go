@@ -28,7 +28,7 @@ func (a *Agent) watch(ctx context.Context) <-chan struct{} {
 	a.watchObjects(ctx, "nodes", metav1.NamespaceAll, fields.OneTermEqualSelector("metadata.name", a.node), &corev1.Node{}, poke)
 	a.watchObjects(ctx, "pods", metav1.NamespaceAll, fields.OneTermEqualSelector("spec.nodeName", a.node), &corev1.Pod{}, poke)
 	plugin := config.ConfigMapKey{Namespace: a.settings.DevicePlugin.ConfigMap.Namespace, Name: a.settings.DevicePlugin.ConfigMap.Name}
-	for _, ref := range []config.ConfigMapKey{a.settings.MIGConfigMap, a.settings.Profiles, plugin} {
+	for _, ref := range []config.ConfigMapKey{a.settings.MIGConfigMap, a.settings.Profiles, a.settings.Maintenance, plugin} {
 		if ref.Name == "" {
 			continue
 		}
