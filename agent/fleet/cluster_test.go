@@ -52,8 +52,9 @@ type wire struct {
 	next      http.RoundTripper
 	lists     atomic.Int64 // of nodes
 	requests  atomic.Int64
-	sent      atomic.Int64 // bytes
-	conflicts atomic.Int64 // writes of Leases that are still to be answered so
+	sent      atomic.Int64           // bytes
+	conflicts atomic.Int64           // writes of Leases that are still to be answered so
+	before    atomic.Pointer[func()] // done before the next write of a Lease arrives
 }
 
 func (w *wire) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -62,7 +63,11 @@ func (w *wire) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.Method == http.MethodGet && r.URL.Path == "/api/v1/nodes" {
 		w.lists.Add(1)
 	}
-	if r.Method != http.MethodGet && strings.Contains(r.URL.Path, "/leases") && w.conflicts.Add(-1) >= 0 {
+	writes := r.Method != http.MethodGet && strings.Contains(r.URL.Path, "/leases")
+	if do := w.before.Load(); writes && do != nil && w.before.CompareAndSwap(do, nil) {
+		(*do)()
+	}
+	if writes && w.conflicts.Add(-1) >= 0 {
 		status := apierrors.NewConflict(coordinationv1.Resource("leases"), "", io.EOF).Status()
 		status.APIVersion, status.Kind = "v1", "Status"
 		body, err := json.Marshal(status)
@@ -154,6 +159,16 @@ func (w *world) patch(name, patch string, subresources ...string) {
 func (w *world) cordon(name string, on bool) {
 	w.Helper()
 	w.patch(name, fmt.Sprintf(`{"spec":{"unschedulable":%t}}`, on))
+}
+
+// images has kubelet list them.
+func (w *world) images(node string, images []corev1.ContainerImage) {
+	w.Helper()
+	text, err := json.Marshal(images)
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.patch(strings.TrimPrefix(node, w.namespace+"."), fmt.Sprintf(`{"status":{"images":%s}}`, text), "status")
 }
 
 // ready has kubelet report.

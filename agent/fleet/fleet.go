@@ -36,8 +36,9 @@ const (
 	Duration = 90 * time.Second
 	// RenewAfter is a third of it, so that two renewals may fail.
 	RenewAfter = Duration / 3
-	// Patience is how long a node that waits lets an older one pass by a free slot before it goes first. It is more than the
-	// longest pause of those that a free slot may be for.
+	// Patience is how long a node that waits lets an older one pass by a free slot before it goes first, where the Lease looks as if
+	// one were free: that nodes without a slot fill the pool it finds out then, and begins anew. It is more than the longest pause
+	// of those that a free slot may be for.
 	Patience = 10 * time.Second
 	// Most is how many nodes have a slot at once, and how many wait in line, in any pool: an object has room for annotations of
 	// 256 KiB. Who is beyond the line's end gets in when it has moved on.
@@ -233,7 +234,9 @@ func (s *Slots) settle(ctx context.Context, pool Pool, decide func(context.Conte
 	switch {
 	case err == nil:
 		return verdict
-	case !lost || ctx.Err() != nil:
+	case ctx.Err() != nil:
+		return fmt.Errorf("asking Lease %s/%s of pool %s: %w", s.Namespace, leaseName(pool), pool.Name, err)
+	case !lost:
 		return err
 	case errors.As(verdict, &full):
 		return verdict // it is not in line, which it will be next time

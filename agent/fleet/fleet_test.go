@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -131,11 +132,14 @@ func (a *agent) until(ctx context.Context) error {
 }
 
 // changes takes and returns slots, with a cordon in between, as an agent that is killed now and then.
-func (a *agent) changes(ctx context.Context, rounds int) error {
+func (a *agent) changes(ctx context.Context, rounds int, taken func(context.Context) error) error {
 	a.Slots.Clock = clock.RealClock{}
 	for range rounds {
 		a.change.Since = time.Now()
 		if err := a.until(ctx); err != nil {
+			return err
+		}
+		if err := taken(ctx); err != nil {
 			return err
 		}
 		if rand.IntN(3) == 0 { // killed before the fence
@@ -171,34 +175,46 @@ func TestNeverAreMoreNodesUnavailableThanTheLimitAllows(t *testing.T) {
 		agents[i] = w.node(fmt.Sprintf("n%02d", i), 0)
 	}
 	history := w.record()
-	group, ctx := errgroup.WithContext(t.Context())
+	// The first keep their slots until all are taken.
+	var took atomic.Int64
+	all := make(chan struct{})
+	taken := func(ctx context.Context) error {
+		if took.Add(1) == limit {
+			close(all)
+		}
+		select {
+		case <-all:
+			return nil
+		case <-ctx.Done():
+			return fmt.Errorf("waiting until %d have a slot: %w", limit, ctx.Err())
+		}
+	}
+	bounded, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	group, ctx := errgroup.WithContext(bounded)
 	for _, a := range agents {
-		group.Go(func() error { return a.changes(ctx, rounds) })
+		group.Go(func() error { return a.changes(ctx, rounds, taken) })
 	}
 	if err := group.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	most, taken := 0, map[string]int{}
+	times := map[string]int{}
 	var before []string
 	history.replay(w, func(holders, away []string) {
-		most = max(most, len(away))
 		if len(away) > limit {
 			t.Errorf("%d nodes are unavailable or have a slot: %s", len(away), w.short(strings.Join(away, " ")))
 		}
 		for _, h := range holders {
 			if !slices.Contains(before, h) {
-				taken[h]++
+				times[h]++
 			}
 		}
 		before = holders
 	})
 	for _, a := range agents {
-		if taken[a.change.Node] != rounds {
-			t.Errorf("%s had a slot %d times, want %d", w.short(a.change.Node), taken[a.change.Node], rounds)
+		if times[a.change.Node] != rounds {
+			t.Errorf("%s had a slot %d times, want %d", w.short(a.change.Node), times[a.change.Node], rounds)
 		}
-	}
-	if most != limit {
-		t.Errorf("at most %d nodes were unavailable at once; the limit of %d was never used up", most, limit)
 	}
 	if line, holders := w.line(), w.holders(); line != "" || holders != "" {
 		t.Errorf("at the end have a slot: %q, and wait: %q", holders, line)
@@ -408,13 +424,20 @@ func TestASlotThatWasTakenAgainIsNotTakenForAnOldOne(t *testing.T) {
 	b.pass(fleet.Duration)
 	a.mustTake()
 	b.refused()
-	// The same after the Lease is gone and all counting starts anew.
+}
+
+func TestASlotThatWasNotedAnewIsNotTakenForAnOldOne(t *testing.T) {
+	w := newWorld(t, nil)
+	a, b := w.node("a", 0), w.node("b", 0)
+	a.mustTake()
+	b.look()
 	if err := w.client.CoordinationV1().Leases(w.namespace).Delete(t.Context(), leaseOfPool, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	b.pass(fleet.Duration)
 	a.pass(fleet.Duration / 3)
 	a.renew()
+	w.pool.Limit = atMost(1)
 	b.refused()
 }
 
@@ -525,11 +548,12 @@ func TestNobodyLosesPatienceWhileThereIsNoRoomOrThePoolIsPaused(t *testing.T) {
 		b.pass(fleet.Patience)
 	}
 	b.refused()
-	w.annotate(config.AnnotationPaused, "tests")
-	b.refused()
-	b.pass(fleet.Patience)
-	w.annotate(config.AnnotationPaused, "")
 	w.cordon("other", false)
+	b.refused()
+	w.annotate(config.AnnotationPaused, "tests")
+	b.pass(fleet.Patience)
+	b.refused()
+	w.annotate(config.AnnotationPaused, "")
 	b.refused()
 	front.mustTake()
 }
@@ -553,19 +577,29 @@ func TestWhoLeavesIsNotWaitedFor(t *testing.T) {
 	}
 }
 
-func TestWaitersWhoseNodeIsGoneAreNotWaitedFor(t *testing.T) {
+func TestWaitersWhoseNodeIsGoneLeaveTheLine(t *testing.T) {
 	w := newWorld(t, atMost(1))
 	a, gone, young := w.node("a", 0), w.node("gone", time.Hour), w.node("young", 0)
 	a.mustTake()
 	gone.refused()
 	young.refused()
 	w.deleteNode("gone")
-	a.release()
-	young.refused()
-	young.pass(fleet.Patience)
+	w.pool.Limit = atMost(3)
 	young.mustTake()
 	if line := w.line(); line != "" {
 		t.Errorf("the line is %q", line)
+	}
+}
+
+func TestWhoComesGetsInLineBeforeItReadsTheNodes(t *testing.T) {
+	w := newWorld(t, atMost(1))
+	a := w.node("a", 0)
+	early := int64(-1)
+	meanwhile := func() { early = w.wire.lists.Load() }
+	w.wire.before.Store(&meanwhile)
+	a.mustTake()
+	if early != 0 || w.wire.lists.Load() != 1 {
+		t.Errorf("the nodes were read %d times before it was in line, and %d times in all", early, w.wire.lists.Load())
 	}
 }
 
@@ -765,6 +799,38 @@ func TestConflictsAreTriedAgain(t *testing.T) {
 	}
 	if got := a.look(); got != (fleet.State{}) || w.state().Failed != 1 {
 		t.Errorf("it looks and sees %+v; %d failures", got, w.state().Failed)
+	}
+}
+
+func TestNodesAreReadAgainWhenSomebodyHasLeftMeanwhile(t *testing.T) {
+	w := newWorld(t, atMost(2))
+	x, y, z := w.node("x", 0), w.node("y", 0), w.node("z", 0)
+	x.mustTake()
+	w.pool.Limit = atMost(0)
+	z.refused() // gets in line
+	w.pool.Limit = atMost(2)
+	meanwhile := func() { // z has read that x looks fine
+		w.cordon("x", true)
+		x.leave()
+		y.mustTake()
+	}
+	y.change.Since = z.change.Since.Add(-time.Hour)
+	w.wire.before.Store(&meanwhile)
+	z.wantRefused("pool research: 2 nodes may be unavailable at once; y: being changed by gpuslice, x: cordoned by somebody")
+}
+
+func TestNodesAreReadOnceWhileNobodyLeaves(t *testing.T) {
+	w := newWorld(t, atMost(2))
+	a, b := w.node("a", 0), w.node("b", 0)
+	a.mustTake()
+	w.pool.Limit = atMost(0)
+	b.refused()
+	w.pool.Limit = atMost(2)
+	w.wire.conflicts.Store(10)
+	before := w.wire.lists.Load()
+	b.mustTake()
+	if lists := w.wire.lists.Load() - before; lists != 1 {
+		t.Errorf("the nodes were read %d times", lists)
 	}
 }
 
