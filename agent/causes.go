@@ -40,6 +40,8 @@ const (
 
 // Causes for which a change does not come to its end.
 const (
+	// CauseNotAllowedYet: a change waits for its window, for its turn, or for people.
+	CauseNotAllowedYet Cause = "NotAllowedYet"
 	// CauseBudgetBlocks: a PodDisruptionBudget does not let a pod go.
 	CauseBudgetBlocks Cause = "BudgetBlocks"
 	// CausePodNotEvictable: a pod cannot be evicted for another reason, as a static one.
@@ -88,7 +90,7 @@ var byHand = []string{"kubectl", "k9s", "oc", "node-fetch", "Mozilla", "dashboar
 func (e evidence) causes() []Finding {
 	var out []Finding
 	for _, find := range []func() []Finding{
-		e.journalUnreadable, e.keptCordoned, e.cordonedByOthers, e.kubeletAway, e.driverAway, e.change,
+		e.journalUnreadable, e.keptCordoned, e.cordonedByOthers, e.kubeletAway, e.driverAway, e.change, e.notAllowedYet,
 		e.podsInTheWay, e.podsThatStay, e.processesInTheWay, e.left, e.operandsPaused, e.taintLeft, e.capacityMissing, e.failedBefore,
 	} {
 		out = append(out, find()...)
@@ -423,6 +425,17 @@ func (e evidence) capacityMissing() []Finding {
 		Cause: CauseCapacityMissing, Evidence: strings.Join(e.capacity, "; "), Waits: e.stalled() && e.ours(),
 		Agent: fmt.Sprintf("waits for the device plugin for %s, and then undoes the change that it belongs to", e.settings.Timeouts.Capacity),
 		You:   "see the log of the device plugin on this node", Command: e.pluginCommand(),
+	}}
+}
+
+// notAllowedYet is a change that is not begun, though nothing on the node is in its way.
+func (e evidence) notAllowedYet() []Finding {
+	if e.notYet == nil {
+		return nil
+	}
+	return []Finding{{
+		Cause: CauseNotAllowedYet, Evidence: e.notYet.Message,
+		Agent: "leaves the node as it is, and begins by itself when it may", You: e.notYet.Advice,
 	}}
 }
 

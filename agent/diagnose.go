@@ -34,6 +34,7 @@ type evidence struct {
 	refused  error           // why what is asked for cannot be
 	verdicts []drain.Verdict // on the pods that the steps need to leave
 	driver   string          // why the GPUs were not seen
+	notYet   *Waiting        // why the steps are not begun, if they may not be yet
 
 	unreadable string // why the journal says nothing
 	unseen     []string
@@ -102,6 +103,7 @@ func (a *Agent) evidence(ctx context.Context) evidence {
 	e.want.label, e.want.name = asked(e.node)
 	if e.whole {
 		e.want, e.steps, e.refused = a.plan(ctx, &e.observed)
+		e.notYet = a.notYet(ctx, e)
 		e.verdicts = a.evictable(ctx, e)
 		e.processes = e.strangers()
 	}
@@ -109,6 +111,20 @@ func (a *Agent) evidence(ctx context.Context) evidence {
 		e.unseen = append(e.unseen, e.blind.Error())
 	}
 	return e
+}
+
+// notYet is why a change is not begun that nothing on the node is in the way of.
+func (a *Agent) notYet(ctx context.Context, e evidence) *Waiting {
+	var wait *Waiting
+	switch {
+	case e.journal != nil || len(e.steps) == 0:
+	case errors.As(a.gate(ctx, &e.observed, e.want, e.steps), &wait): // which writes nothing where there is no journal
+	case e.slot.Paused != "":
+		wait = e.poolPaused(e.slot.Paused)
+	case e.slot.Waiting:
+		wait = &Waiting{Message: fmt.Sprintf("pool %s can do without %s at once, and other nodes have their turn", e.pool.Name, e.pool.MaxUnavailable)}
+	}
+	return wait
 }
 
 // lookFurther goes on where the look at the node has ended early: a driver that is away hides no pod from a person.

@@ -154,6 +154,16 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 			causes: []agent.Cause{agent.CauseCordonedByPerson, agent.CauseChangeUnderWay}, verdict: agent.VerdictGivesBack,
 			says: []string{"the node was cordoned before", "gives back what is its own within", "the node stays closed: cordoned by kubectl-edit"},
 		}, {
+			name: "outside of its window", provoke: func(w *world) {
+				w.maintain(until(time.Now()))
+				w.turn()
+				w.pod("holder", w.gpus.UUIDs()[0])
+				w.label("all-1g.10gb")
+				w.says(config.ReasonAwaitingWindow)
+			},
+			causes: []agent.Cause{agent.CauseNotAllowedYet}, verdict: agent.VerdictFree,
+			says: []string{"no window comes", "begins by itself when it may", config.AnnotationForce},
+		}, {
 			name: "12: a cordon that people want to keep", provoke: func(w *world) { w.annotate(config.AnnotationKeepCordoned, "rack move"); w.draining() },
 			causes: []agent.Cause{agent.CauseKeepCordoned, agent.CauseChangeUnderWay}, verdict: agent.VerdictWaitsForYou,
 			says: []string{`gpuslice.io/keep-cordoned="rack move"`, "$ kubectl annotate node gpu-1 gpuslice.io/keep-cordoned-"},

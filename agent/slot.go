@@ -105,13 +105,19 @@ func (a *Agent) askForSlot(ctx context.Context, seen observed, turn fleet.Change
 	case errors.As(err, &full):
 		return a.awaitSlot(seen, full)
 	case errors.As(err, &paused):
-		return &Waiting{
-			Reason: config.ReasonPoolPaused, After: paused.Retry, Since: seen.since(config.ReasonPoolPaused, a.now()),
-			Message:  fmt.Sprintf("pool %s begins nothing: %s", seen.pool.Name, paused.Why),
-			Blockers: []string{"pool " + seen.pool.Name + " is paused: " + paused.Why},
-		}
+		wait := seen.poolPaused(paused.Why)
+		wait.After, wait.Since = paused.Retry, seen.since(config.ReasonPoolPaused, a.now())
+		return wait
 	default:
 		return err
+	}
+}
+
+// poolPaused says why no node of the pool begins anything.
+func (s observed) poolPaused(why string) *Waiting {
+	return &Waiting{
+		Reason: config.ReasonPoolPaused, Message: fmt.Sprintf("pool %s begins nothing: %s", s.pool.Name, why),
+		Blockers: []string{"pool " + s.pool.Name + " is paused: " + why},
 	}
 }
 
