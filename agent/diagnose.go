@@ -354,12 +354,15 @@ func (e evidence) evicts() bool {
 	return slices.ContainsFunc(e.steps, func(s plan.Step) bool { return s.Kind == plan.Evict })
 }
 
-// deadline is when the last of the pods has to have left. What a rule lets a pod wait comes before its time.
+// deadline is when the last of the pods has to have left. What a rule or the mode lets a pod wait comes before its time.
 func (e evidence) deadline() time.Time {
 	var longest time.Duration
-	rules := drainPolicy(e.settings).Rules
+	policy := drainPolicy(e.settings)
 	for _, v := range e.verdicts {
-		for _, rule := range rules {
+		if v.By == drainModeField {
+			longest = max(longest, policy.EndFor)
+		}
+		for _, rule := range policy.Rules {
 			if rule.Field == v.By && rule.Action == drain.Wait {
 				longest = max(longest, rule.For)
 			}

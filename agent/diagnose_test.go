@@ -125,6 +125,17 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 			causes: []agent.Cause{agent.CauseChangeUnderWay, agent.CauseRuleWaits}, verdict: agent.VerdictGivesBack,
 			says: []string{"drain.rules[0]", "pods have until 2000-01-01T09:00:", "within 8h"},
 		}, {
+			name: "8: all pods may end by themselves", provoke: func(w *world) {
+				w.settings.Drain.Mode = config.DrainGradual
+				w.restart()
+				w.trainer()
+				w.label("all-1g.10gb")
+				w.passes("the fence", w.owed)
+				w.spend(time.Hour)
+			},
+			causes: []agent.Cause{agent.CauseChangeUnderWay, agent.CauseRuleWaits}, verdict: agent.VerdictGivesBack,
+			says: []string{"drain.mode", "pods have until 2000-01-01T09:00:", "within 8h"},
+		}, {
 			name: "10: our cordon without a journal", provoke: func(w *world) {
 				w.draining()
 				w.edit(func(n *corev1.Node) { delete(n.Annotations, config.AnnotationJournal) })

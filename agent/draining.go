@@ -149,6 +149,9 @@ func (a *Agent) mustSee(seen observed, want wish, step plan.Step) error {
 		reason = config.ReasonKubeletUnavailable
 	}
 	until := a.deadline(seen, want, step)
+	if step.Kind == plan.Evict { // kubelet may be away more than once in the hours in which pods may end by themselves
+		until = until.Add(drainPolicy(a.settingsFor(want)).EndFor)
+	}
 	if a.clock.Now().After(until) && !want.undo {
 		return &Failure{Wish: want.fingerprint, Reason: reason, Message: fmt.Sprintf("nobody was evicted %v, up to the deadline", busy)}
 	}

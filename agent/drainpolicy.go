@@ -9,6 +9,9 @@ import (
 	"github.com/gpuslice/gpuslice/drain"
 )
 
+// drainModeField is the field of the settings that lets pods end by themselves which no rule fits.
+const drainModeField = "drain.mode"
+
 // drainPolicy is what the settings say of pods that have to leave the node.
 func drainPolicy(s config.Settings) drain.Policy {
 	p := drain.Policy{
@@ -18,6 +21,9 @@ func drainPolicy(s config.Settings) drain.Policy {
 		Delete:      s.Drain.AfterDeadline == config.AfterDeadlineDelete,
 		DeleteGrace: s.Drain.DeleteGrace,
 		Fence:       corev1.Taint{Key: config.TaintRepartitioning, Effect: corev1.TaintEffectNoSchedule},
+	}
+	if s.Drain.Mode == config.DrainGradual {
+		p.EndFor, p.EndField = s.Drain.GradualFor, drainModeField
 	}
 	for i, rule := range s.Drain.Rules {
 		p.Rules = append(p.Rules, drain.Rule{

@@ -18,6 +18,8 @@ apiVersion: gpuslice.io/v1alpha1
 kind: Settings
 timeouts: {drain: 2h}
 drain:
+  mode: gradual
+  gradualFor: 36h
   afterDeadline: delete
   deleteGrace: 10s
   unmanagedPods: refuse
@@ -47,6 +49,7 @@ drain:
 				{Field: "drain.rules[1]", Namespaces: []string{"kube-system"}, Selector: labels.Everything(), Action: drain.Refuse},
 				{Field: "drain.rules[2]", Selector: app("web"), Action: drain.Evict},
 			},
+			EndFor: 36 * time.Hour, EndField: "drain.mode",
 			Deadline: 2 * time.Hour, Delete: true, DeleteGrace: 10 * time.Second, Fence: fence,
 		}},
 	} {

@@ -15,6 +15,8 @@ import (
 
 // Drain is how pods are sent away.
 type Drain struct {
+	Mode          DrainMode     // of pods that no rule fits
+	GradualFor    time.Duration // of DrainGradual: how long they may end by themselves
 	AfterDeadline AfterDeadline
 	DeleteGrace   time.Duration     // longest grace that a deletion after the deadline leaves a pod; never 0
 	UnmanagedPods DrainAction       // DrainEvict or DrainRefuse: pods that no controller brings back
@@ -23,6 +25,17 @@ type Drain struct {
 	Rules         []DrainRule       // the first that fits a pod counts
 	Clients       []labels.Selector // pods that hold no GPU but keep NVIDIA's library open
 }
+
+// DrainMode says when pods are sent away.
+type DrainMode string
+
+// The modes.
+const (
+	// DrainAtOnce sends them away as soon as the node is fenced.
+	DrainAtOnce DrainMode = "atOnce"
+	// DrainGradual lets them end by themselves behind the fence for a time, and sends away those that have not.
+	DrainGradual DrainMode = "gradual"
+)
 
 // AfterDeadline says what happens to pods that are still there at their deadline.
 type AfterDeadline string
@@ -69,6 +82,8 @@ type DrainRule struct {
 
 // DrainOverrides is what a profile says of draining in place of the settings. What is zero is as in the settings.
 type DrainOverrides struct {
+	Mode          DrainMode
+	GradualFor    time.Duration
 	Deadline      time.Duration // in place of Timeouts.Drain
 	AfterDeadline AfterDeadline
 	DeleteGrace   time.Duration
@@ -83,6 +98,8 @@ func (s Settings) With(o *DrainOverrides) Settings {
 	if o == nil {
 		return s
 	}
+	s.Drain.Mode = cmp.Or(o.Mode, s.Drain.Mode)
+	s.Drain.GradualFor = cmp.Or(o.GradualFor, s.Drain.GradualFor)
 	s.Timeouts.Drain = cmp.Or(o.Deadline, s.Timeouts.Drain)
 	s.Drain.AfterDeadline = cmp.Or(o.AfterDeadline, s.Drain.AfterDeadline)
 	s.Drain.DeleteGrace = cmp.Or(o.DeleteGrace, s.Drain.DeleteGrace)
@@ -103,6 +120,11 @@ const AdoptMIGManager = "mig-manager"
 
 // The defaults of draining, and what bounds them.
 const (
+	// DefaultGradualFor: long enough for a working day in a notebook, or a night's training, to come to its end.
+	DefaultGradualFor = 8 * time.Hour
+	minWait           = time.Minute         // what is shorter is most likely a slip
+	maxWait           = 30 * 24 * time.Hour // longer than any job runs that saves checkpoints
+
 	// DefaultDeleteGrace is what pods get that do not say otherwise.
 	DefaultDeleteGrace = 30 * time.Second
 
@@ -144,6 +166,8 @@ var vitalUnits = []string{
 
 func (c *checks) drain(field string, in drainInputs) Drain {
 	return Drain{
+		Mode:          c.drainMode(field+".mode", in.Mode),
+		GradualFor:    c.gradualFor(field+".gradualFor", in.GradualFor),
 		AfterDeadline: c.afterDeadline(field+".afterDeadline", in.AfterDeadline),
 		DeleteGrace:   c.deleteGrace(field+".deleteGrace", in.DeleteGrace),
 		UnmanagedPods: c.evictOrRefuse(field+".unmanagedPods", in.UnmanagedPods),
@@ -162,6 +186,8 @@ func (c *checks) drainOverrides(raw json.RawMessage) *DrainOverrides {
 		return nil
 	}
 	return &DrainOverrides{
+		Mode:          given(field+".mode", in.Mode, c.drainMode),
+		GradualFor:    given(field+".gradualFor", in.GradualFor, c.gradualFor),
 		Deadline:      given(field+".deadline", in.Deadline, c.drainDeadline),
 		AfterDeadline: given(field+".afterDeadline", in.AfterDeadline, c.afterDeadline),
 		DeleteGrace:   given(field+".deleteGrace", in.DeleteGrace, c.deleteGrace),
@@ -179,6 +205,14 @@ func given[T any](field string, value scalar, check func(string, scalar) T) T {
 		return none
 	}
 	return check(field, value)
+}
+
+func (c *checks) drainMode(field string, value scalar) DrainMode {
+	return DrainMode(c.oneOf(field, value, string(DrainAtOnce), string(DrainGradual)))
+}
+
+func (c *checks) gradualFor(field string, value scalar) time.Duration {
+	return c.duration(field, value, minWait, maxWait)
 }
 
 func (c *checks) afterDeadline(field string, value scalar) AfterDeadline {
@@ -224,7 +258,7 @@ func (c *checks) drainRule(at string, in drainRuleInputs) DrainRule {
 	case rule.Action == DrainWait && in.For == "":
 		*c = append(*c, &InvalidError{Field: at + ".for", Want: `must say how long is waited, like "8h"`})
 	case rule.Action == DrainWait:
-		rule.For = c.duration(at+".for", in.For, time.Minute, 30*24*time.Hour)
+		rule.For = c.duration(at+".for", in.For, minWait, maxWait)
 	case rule.Action != "" && in.For != "":
 		c.refuse(at+".for", string(in.For), fmt.Sprintf("goes with action wait, not with %s", rule.Action))
 	}

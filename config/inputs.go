@@ -72,6 +72,8 @@ type rebootInputs struct {
 }
 
 type drainInputs struct {
+	Mode          scalar            `json:"mode"`
+	GradualFor    scalar            `json:"gradualFor"`
 	AfterDeadline scalar            `json:"afterDeadline"`
 	DeleteGrace   scalar            `json:"deleteGrace"`
 	UnmanagedPods scalar            `json:"unmanagedPods"`
@@ -82,6 +84,8 @@ type drainInputs struct {
 }
 
 type drainOverrideInputs struct {
+	Mode          scalar            `json:"mode"`
+	GradualFor    scalar            `json:"gradualFor"`
 	Deadline      scalar            `json:"deadline"`
 	AfterDeadline scalar            `json:"afterDeadline"`
 	DeleteGrace   scalar            `json:"deleteGrace"`
@@ -169,6 +173,7 @@ func inputsOf(s Settings) inputs {
 		Maintenance:   inputsOfKey(s.Maintenance),
 		Reboot:        rebootInputs{Policy: scalar(s.Reboot.Policy), Sentinel: scalar(s.Reboot.Sentinel)},
 		Drain: drainInputs{
+			Mode: scalar(s.Drain.Mode), GradualFor: scalar(s.Drain.GradualFor.String()),
 			AfterDeadline: scalar(s.Drain.AfterDeadline), DeleteGrace: scalar(s.Drain.DeleteGrace.String()),
 			UnmanagedPods: scalar(s.Drain.UnmanagedPods), EmptyDir: scalar(s.Drain.EmptyDir), OnUncordon: scalar(s.Drain.OnUncordon),
 		},

@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/window"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -60,6 +61,7 @@ func TestProfilesInEveryForm(t *testing.T) {
 			Labels: map[string]string{"workload-type": "research", "example.com/empty": ""},
 			Taints: []corev1.Taint{{Key: "gpu", Value: "true", Effect: "NoSchedule"}, {Key: "example.com/gpu", Effect: "PreferNoSchedule"}},
 			Drain: &config.DrainOverrides{
+				Mode: config.DrainGradual, GradualFor: 24 * time.Hour,
 				Deadline: 2 * time.Hour, AfterDeadline: config.AfterDeadlineDelete, DeleteGrace: 5 * time.Minute,
 				UnmanagedPods: config.DrainRefuse, EmptyDir: config.DrainEvict, OnUncordon: config.UncordonRefence,
 				Rules: []config.DrainRule{
@@ -72,9 +74,15 @@ func TestProfilesInEveryForm(t *testing.T) {
 			Sharing: &config.Sharing{Strategy: config.SharingMPS, FailMultiple: true, Replicas: map[string]int{"nvidia.com/gpu": 48}},
 			Drain:   &config.DrainOverrides{},
 		},
-		"not-shared": {Sharing: &config.Sharing{Strategy: config.SharingNone}},
+		"not-shared": {
+			Sharing: &config.Sharing{Strategy: config.SharingNone},
+			Windows: []window.Window{
+				{Days: []time.Weekday{time.Friday, time.Saturday}, Start: 22*time.Hour + 30*time.Minute, Duration: 6 * time.Hour, Zone: located(t, "Europe/Berlin")},
+				{Zone: time.UTC, NotBefore: at(t, "2026-12-01T20:00:00Z"), NotAfter: at(t, "2026-12-02T04:00:00Z")},
+			},
+		},
 	}
-	if diff := cmp.Diff(want, got, selectorsAsText); err != nil || diff != "" {
+	if diff := cmp.Diff(want, got, asText); err != nil || diff != "" {
 		t.Errorf("error %v, profiles (-want +got):\n%s", err, diff)
 	}
 }
@@ -321,7 +329,7 @@ func renderDrain(d *config.DrainOverrides) map[string]any {
 	}
 	drain := object{}
 	for field, value := range map[string]any{
-		"deadline": d.Deadline.String(), "afterDeadline": d.AfterDeadline, "deleteGrace": d.DeleteGrace.String(),
+		"mode": d.Mode, "gradualFor": d.GradualFor.String(), "deadline": d.Deadline.String(), "afterDeadline": d.AfterDeadline, "deleteGrace": d.DeleteGrace.String(),
 		"unmanagedPods": d.UnmanagedPods, "emptyDir": d.EmptyDir, "onUncordon": d.OnUncordon,
 	} {
 		if !reflect.ValueOf(value).IsZero() && value != "0s" {
@@ -360,7 +368,7 @@ func renderProfiles(t *testing.T, profiles map[string]config.Profile) []byte {
 			entries = append(entries, e)
 		}
 		profile := object{"description": p.Description}
-		for field, value := range map[string]any{"mig": entries, "sharing": renderSharing(p.Sharing), "labels": p.Labels, "taints": p.Taints, "drain": renderDrain(p.Drain)} {
+		for field, value := range map[string]any{"mig": entries, "sharing": renderSharing(p.Sharing), "labels": p.Labels, "taints": p.Taints, "drain": renderDrain(p.Drain), "windows": renderWindows(p.Windows)} {
 			if !reflect.ValueOf(value).IsZero() {
 				profile[field] = value
 			}
@@ -372,6 +380,28 @@ func renderProfiles(t *testing.T, profiles map[string]config.Profile) []byte {
 		t.Fatal(err)
 	}
 	return text
+}
+
+// renderWindows writes windows as a file would have them.
+func renderWindows(windows []window.Window) (out []map[string]any) {
+	for _, w := range windows {
+		in := map[string]any{"timeZone": w.Zone.String()}
+		if len(w.Days) > 0 {
+			var days []string
+			for _, d := range w.Days {
+				days = append(days, d.String())
+			}
+			in["days"], in["duration"] = days, w.Duration.String()
+			in["start"] = time.Time{}.Add(w.Start).Format("15:04")
+		}
+		for field, bound := range map[string]time.Time{"notBefore": w.NotBefore, "notAfter": w.NotAfter} {
+			if !bound.IsZero() {
+				in[field] = bound.Format(time.RFC3339Nano)
+			}
+		}
+		out = append(out, in)
+	}
+	return out
 }
 
 func FuzzParseProfiles(f *testing.F) {
@@ -399,7 +429,7 @@ func FuzzParseProfiles(f *testing.F) {
 		if err != nil {
 			t.Fatalf("reading what was rendered: %v\n%s", err, rendered)
 		}
-		if diff := cmp.Diff(profiles, again, selectorsAsText); diff != "" {
+		if diff := cmp.Diff(profiles, again, asText); diff != "" {
 			t.Fatalf("rendered and read again (-first +again):\n%s", diff)
 		}
 	})

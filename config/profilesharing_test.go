@@ -177,7 +177,7 @@ func TestProfilesOfPoolsAreRefused(t *testing.T) {
 		"that are drained in ways that are none": {
 			"{sharing: none, drain: {deadline: 10s, afterDeadline: force, deleteGrace: 0s, unmanagedPods: wait, emptyDir: wait, onUncordon: undo, clients: [], rules: [{action: wait}]}}",
 			[]string{
-				"drain.clients: is no field here: they are deadline, afterDeadline, deleteGrace, unmanagedPods, emptyDir, onUncordon, rules",
+				"drain.clients: is no field here: they are mode, gradualFor, deadline, afterDeadline, deleteGrace, unmanagedPods, emptyDir, onUncordon, rules",
 				`drain.deadline: "10s" must be from 1m to 168h`,
 				`drain.afterDeadline: "force" must be undo or delete`,
 				`drain.deleteGrace: "0s" must be from 1s to 1h`,
@@ -241,12 +241,13 @@ func TestDrainOverridesTakeThePlaceOfSettings(t *testing.T) {
 		t.Errorf("settings with overrides that say nothing (-want +got):\n%s", diff)
 	}
 	got := settings.With(&config.DrainOverrides{
-		Deadline: 2 * time.Hour, AfterDeadline: config.AfterDeadlineDelete, DeleteGrace: time.Minute,
+		Mode: config.DrainGradual, GradualFor: time.Hour, Deadline: 2 * time.Hour, AfterDeadline: config.AfterDeadlineDelete, DeleteGrace: time.Minute,
 		UnmanagedPods: config.DrainRefuse, EmptyDir: config.DrainRefuse, OnUncordon: config.UncordonRefence, Rules: []config.DrainRule{mine},
 	})
 	want := config.Default()
 	want.Timeouts.Drain = 2 * time.Hour
 	want.Drain = config.Drain{
+		Mode: config.DrainGradual, GradualFor: time.Hour,
 		AfterDeadline: config.AfterDeadlineDelete, DeleteGrace: time.Minute, UnmanagedPods: config.DrainRefuse, EmptyDir: config.DrainRefuse,
 		OnUncordon: config.UncordonRefence, Rules: []config.DrainRule{mine, jobs},
 	}

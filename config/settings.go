@@ -195,6 +195,7 @@ func Default() Settings {
 		Ghosts:         GhostsReport,
 		Reboot:         Reboot{Policy: RebootNever, Sentinel: DefaultSentinel},
 		Drain: Drain{
+			Mode: DrainAtOnce, GradualFor: DefaultGradualFor,
 			AfterDeadline: AfterDeadlineUndo, DeleteGrace: DefaultDeleteGrace,
 			UnmanagedPods: DrainEvict, EmptyDir: DrainEvict, OnUncordon: UncordonCancel,
 		},

@@ -55,6 +55,8 @@ profiles: {name: pools, key: pools.yaml}
 maintenance: {namespace: ops, name: nights, key: nights.yaml}
 reboot: {policy: delegate, sentinel: /run/host/reboot-required}
 drain:
+  mode: gradual
+  gradualFor: 36h
   afterDeadline: delete
   deleteGrace: 10s
   unmanagedPods: refuse
@@ -91,6 +93,7 @@ retry: {failures: 3, first: 1s, longest: 1m, noEffect: 5}
 			MemoryPressure: config.MemoryPressure{Threshold: 95},
 			Ghosts:         config.GhostsRemove,
 			Drain: config.Drain{
+				Mode: config.DrainGradual, GradualFor: 36 * time.Hour,
 				AfterDeadline: config.AfterDeadlineDelete, DeleteGrace: 10 * time.Second,
 				UnmanagedPods: config.DrainRefuse, EmptyDir: config.DrainRefuse, OnUncordon: config.UncordonRefence,
 				Rules: []config.DrainRule{
@@ -259,13 +262,19 @@ func TestSettingsAreRefused(t *testing.T) {
 			want: []string{`memoryPressure.clear: "80" must be less than memoryPressure.threshold, which is 80`},
 		},
 		"for words that are none of drain's": {
-			file: head + "drain: {afterDeadline: force, unmanagedPods: wait, emptyDir: no, onUncordon: undo}\n",
+			file: head + "drain: {mode: slow, gradualFor: 31d, afterDeadline: force, unmanagedPods: wait, emptyDir: no, onUncordon: undo}\n",
 			want: []string{
+				`drain.mode: "slow" must be atOnce or gradual`,
+				`drain.gradualFor: "31d" must be a duration with its unit, like "90s" or "1h30m"`,
 				`drain.afterDeadline: "force" must be undo or delete`,
 				`drain.unmanagedPods: "wait" must be evict or refuse`,
 				`drain.emptyDir: "false" must be evict or refuse`,
 				`drain.onUncordon: "undo" must be cancel or refence`,
 			},
+		},
+		"for a moment in which no pod ends": {
+			file: head + "drain: {mode: gradual, gradualFor: 59s}\n",
+			want: []string{`drain.gradualFor: "59s" must be from 1m to 720h`},
 		},
 		"for a deletion without grace": {
 			file: head + "drain: {deleteGrace: 0s}\n",

@@ -40,7 +40,7 @@ const (
 	Deleted     State = "Deleted"     // the API server accepted its deletion, after the deadline
 	Gone        State = "Gone"        // the API server knows the pod no more
 	Terminating State = "Terminating" // it is on its way out
-	Waiting     State = "Waiting"     // a rule lets it end by itself
+	Waiting     State = "Waiting"     // a rule, or the policy, lets it end by itself
 	Queued      State = "Queued"      // others have to leave before it
 	Blocked     State = "Blocked"     // a PodDisruptionBudget does not let it go
 	Refused     State = "Refused"     // it is not asked to go: the policy says so, or it could not be sent away for good
@@ -297,9 +297,9 @@ func (r *round) unasked(pod Pod, t terms) (Verdict, bool) {
 	case t.refusal != "":
 		return Verdict{State: Refused, By: t.by, Message: t.refusal}, true
 	case t.wait > 0 && t.until.IsZero():
-		return Verdict{State: Waiting, By: t.by, Message: fmt.Sprintf("may end by itself for %s after the cordon (rule %s)", t.wait, t.by)}, true
+		return Verdict{State: Waiting, By: t.by, Message: fmt.Sprintf("may end by itself for %s after the cordon (%s)", t.wait, r.policy.source(t))}, true
 	case r.now.Before(t.until):
-		return Verdict{State: Waiting, By: t.by, Message: fmt.Sprintf("finishes by itself until %s (rule %s)", t.until.UTC().Format("2006-01-02T15:04Z"), t.by)}, true
+		return Verdict{State: Waiting, By: t.by, Message: fmt.Sprintf("finishes by itself until %s (%s)", t.until.UTC().Format("2006-01-02T15:04Z"), r.policy.source(t))}, true
 	case r.held:
 		return Verdict{State: Queued, Message: queued[tierOf(pod)]}, true
 	case r.silent != nil:

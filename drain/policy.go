@@ -17,7 +17,11 @@ type Policy struct {
 	Unmanaged Choice // of pods that no controller brings back
 	EmptyDir  Choice // of pods with files on the node's disk, which go with them
 
-	Deadline    time.Duration // how long a pod may take to leave, after the fence and what a rule waits; 0 is for ever
+	// EndFor is how long after the fence an ordinary pod may end by itself that no rule fits. 0 is not at all.
+	EndFor   time.Duration
+	EndField string // of the settings, that says so: "drain.mode"
+
+	Deadline    time.Duration // how long a pod may take to leave, after the fence and what it may end by itself in; 0 is for ever
 	Delete      bool          // pods that are still there then are deleted
 	DeleteGrace time.Duration // longest grace of such a deletion
 
@@ -111,7 +115,7 @@ func (p Policy) terms(pod Pod, since time.Time) terms {
 	mine := tierOf(pod)
 	wait := t.wait
 	if mine != ordinary {
-		// Its turn comes when the ordinary pods have left, whom rules may let stay for hours.
+		// Its turn comes when the ordinary pods have left, who may be let stay for hours.
 		wait = max(wait, p.longestWait())
 	}
 	t.deadline = since.Add(wait + p.Deadline)
@@ -124,7 +128,7 @@ func (p Policy) terms(pod Pod, since time.Time) terms {
 }
 
 func (p Policy) longestWait() time.Duration {
-	var longest time.Duration
+	longest := p.EndFor
 	for _, rule := range p.Rules {
 		longest = max(longest, rule.For)
 	}
@@ -148,8 +152,18 @@ func (p Policy) ruling(pod Pod) terms {
 	case p.EmptyDir.Refuse && len(pod.EmptyDirs) > 0:
 		lost := "its files on emptyDir " + strings.Join(pod.EmptyDirs, ", ") + " would be lost"
 		return terms{by: p.EmptyDir.Field, refusal: fmt.Sprintf(refuses, lost, p.EmptyDir.Field)}
+	case p.EndFor > 0 && tierOf(pod) == ordinary:
+		return terms{by: p.EndField, wait: p.EndFor}
 	}
 	return terms{}
+}
+
+// source is where people find what lets a pod end by itself.
+func (p Policy) source(t terms) string {
+	if t.by == p.EndField {
+		return t.by
+	}
+	return "rule " + t.by
 }
 
 func (r Rule) ruling() terms {

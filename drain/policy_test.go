@@ -267,6 +267,55 @@ func TestAPodMayFinishBeforeItIsEvicted(t *testing.T) {
 	})
 }
 
+// Without a rule all ordinary pods may end by themselves, if the policy says so.
+func TestPodsMayFinishBeforeTheyAreEvicted(t *testing.T) {
+	web := drain.Rule{Field: "drain.rules[0]", Namespaces: []string{"web"}, Selector: labels.Everything(), Action: drain.Evict}
+	train := drain.Rule{Field: "drain.rules[1]", Namespaces: []string{"train"}, Selector: labels.Everything(), Action: drain.Wait, For: time.Hour}
+	policy := drain.Policy{
+		Rules: []drain.Rule{web, train}, EndFor: 8 * time.Hour, EndField: "drain.mode", Deadline: time.Hour, Unmanaged: choice("drain.unmanagedPods"),
+	}
+	in := func(namespace string) func(*drain.Pod) { return func(p *drain.Pod) { p.Namespace = namespace } }
+	any1, any2, dns, monitor := of("a", "Job"), of("b", "ReplicaSet", hasEmptyDir), of("dns", "ReplicaSet", isCritical), of("monitor", "DaemonSet")
+
+	t.Run("one by one, until it is time", func(t *testing.T) {
+		s := newServer()
+		const finishing = "Waiting finishes by itself until 2026-03-01T20:00Z (drain.mode)"
+		const forOrdinary = "Queued a critical pod, which goes when the ordinary ones have left"
+		walk(t, s, []drain.Pod{any1, any2}, policy, []step{
+			{after: 0, want: []string{finishing, finishing}, deadline: 9 * time.Hour},
+			{after: time.Hour, want: []string{finishing, finishing}, deadline: 9 * time.Hour},
+		})
+		walk(t, s, []drain.Pod{any2, dns}, policy, []step{ // a has ended
+			{after: 8*time.Hour - 1, want: []string{finishing, forOrdinary}, deadline: 9 * time.Hour},
+			{after: 8 * time.Hour, want: []string{"Requested", forOrdinary}, asked: []string{"b"}, deadline: 9 * time.Hour},
+		})
+		walk(t, s, []drain.Pod{dns}, policy, []step{ // when the others have ended, nobody waits for the rest of the time
+			{after: time.Hour, want: []string{"Requested"}, asked: []string{"dns"}, deadline: 9 * time.Hour},
+		})
+		walk(t, s, []drain.Pod{monitor}, policy, []step{{after: time.Hour, want: []string{"Requested"}, asked: []string{"monitor"}, deadline: 9 * time.Hour}})
+	})
+	t.Run("but not those that a rule or a choice is for", func(t *testing.T) {
+		got := newServerEvictor().Evict(t.Context(), []drain.Pod{of("a", "Job", in("web")), of("b", "Job", in("train")), of("c", "", isUnmanaged)}, policy, noon)
+		want := []string{
+			"Requested",
+			"Waiting finishes by itself until 2026-03-01T13:00Z (rule drain.rules[1])",
+			"Refused no controller would bring it back, and drain.unmanagedPods says to refuse that: delete it yourself, or let it go by a rule",
+		}
+		if diff := cmp.Diff(want, outcome(got)); diff != "" {
+			t.Errorf("verdicts (-want +got):\n%s", diff)
+		}
+	})
+	t.Run("and a dry run asks about none of them", func(t *testing.T) {
+		s := newServer()
+		e, _ := s.evictor()
+		got := e.DryRun(t.Context(), []drain.Pod{any1, any2}, policy)
+		const mayEnd = "Waiting may end by itself for 8h0m0s after the cordon (drain.mode)"
+		if diff := cmp.Diff([]string{mayEnd, mayEnd}, outcome(got)); diff != "" || len(s.evictions) > 0 || got[0].By != "drain.mode" {
+			t.Errorf("by %q after %d requests (-want +got):\n%s", got[0].By, len(s.evictions), diff)
+		}
+	})
+}
+
 func TestPodsLeaveOneTierAfterTheOther(t *testing.T) {
 	s := newServer()
 	e, clock := s.evictor()

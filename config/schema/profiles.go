@@ -149,6 +149,10 @@ type Taint struct {
 
 // DrainOverrides are what a profile says of draining in place of the settings.
 type DrainOverrides struct {
+	// When pods are sent away that no rule fits: atOnce, or gradual, which lets them end by themselves for gradualFor before.
+	Mode string `json:"mode,omitempty" jsonschema:"enum=atOnce,enum=gradual"`
+	// How long they may.
+	GradualFor Duration `json:"gradualFor,omitempty"`
 	// How long pods have to leave, in place of timeouts.drain.
 	Deadline Duration `json:"deadline,omitempty"`
 	// What happens to pods that are still there then: the change is undone, or they are deleted.

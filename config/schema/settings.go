@@ -90,6 +90,10 @@ type Reboot struct {
 
 // Drain is how pods are sent away.
 type Drain struct {
+	// When pods are sent away that no rule fits: atOnce, or gradual, which lets them end by themselves for gradualFor before.
+	Mode string `json:"mode,omitempty" jsonschema:"enum=atOnce,enum=gradual"`
+	// How long they may.
+	GradualFor Duration `json:"gradualFor,omitempty"`
 	// What happens to pods that are still there at the deadline: the change is undone, or they are deleted.
 	AfterDeadline string `json:"afterDeadline,omitempty" jsonschema:"enum=undo,enum=delete"`
 	// The longest grace that a deletion leaves a pod.

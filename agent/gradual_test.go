@@ -1,0 +1,119 @@
+package agent_test
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// podEnds lets a pod come to its end by itself.
+func (w *world) podEnds(name string) {
+	w.t.Helper()
+	if err := w.client.Tracker().Delete(podResource, "team", name); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// leaves reports whether somebody has asked the pod to go.
+func (w *world) leaves(name string) bool {
+	w.t.Helper()
+	p, err := w.client.CoreV1().Pods("team").Get(w.t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return p.DeletionTimestamp != nil
+}
+
+// Pods may end by themselves behind the fence, one by one, and those that have not are evicted.
+func TestAGradualChangeLetsPodsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := gradual(t)
+		fenced := time.Now()
+		w.spend(time.Hour)
+		w.podEnds("a")
+		w.spend(2 * time.Hour)
+		w.podEnds("b")
+		w.spend(8*time.Hour - time.Minute - time.Since(fenced))
+		if message := w.condition().Message; w.leaves("c") || w.leaves("d") || !strings.Contains(message, "finishes by itself until 2000-01-01T08:00Z (drain.mode)") {
+			t.Fatalf("c has to leave %t, d has to leave %t, and the node says %s", w.leaves("c"), w.leaves("d"), message)
+		}
+		w.passes("the eviction", func() bool { return !w.runs("c") || w.leaves("c") })
+		if took := time.Since(fenced); took < 8*time.Hour || took > 8*time.Hour+time.Minute {
+			t.Errorf("evicted %s after the fence, want 8h", took)
+		}
+		w.reach("all-balanced")
+	})
+}
+
+// Where all have ended, nobody waits for the rest of the time.
+func TestAGradualChangeGoesOnWhenAllPodsHaveEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := gradual(t)
+		fenced := time.Now()
+		w.spend(time.Hour)
+		for _, name := range []string{"a", "b", "c", "d"} {
+			w.podEnds(name)
+		}
+		w.reach("all-balanced")
+		if took := time.Since(fenced); took > 2*time.Hour {
+			t.Errorf("done %s after the fence, want an hour and what the GPUs take", took)
+		}
+	})
+}
+
+// A pod that may not be evicted either has its usual time from then on.
+func TestAGradualChangeEndsAtTheDeadlineThatFollows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := gradual(t)
+		fenced := time.Now()
+		w.blocks("d")
+		w.settle(config.ReasonEvictionBlocked)
+		if took := time.Since(fenced); took < 9*time.Hour || took > 9*time.Hour+10*time.Minute {
+			t.Errorf("given back %s after the fence, want 9h", took)
+		}
+		if w.runs("c") || !w.runs("d") {
+			t.Errorf("c runs %t, d runs %t; want d only", w.runs("c"), w.runs("d"))
+		}
+		w.givenBack()
+	})
+}
+
+// gradual is a fenced node of two GPUs, which two pods have each.
+func gradual(t *testing.T) *world {
+	t.Helper()
+	w := newWorld(t, h100)
+	w.settings.Drain.Mode = config.DrainGradual
+	w.restart()
+	gpus := w.devices()["nvidia.com/gpu"]
+	for name, gpu := range map[string]string{"a": gpus[0], "b": gpus[0], "c": gpus[1], "d": gpus[1]} {
+		w.pod(name, gpu)
+	}
+	w.label("all-balanced")
+	w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
+	return w
+}
+
+// In hours there is time for a kubelet to be restarted more than once.
+func TestAGradualChangeSurvivesThatKubeletIsAwayNowAndThen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := gradual(t)
+		for range 2 {
+			w.spend(2 * time.Hour)
+			w.deaf = true
+			w.spend(10 * time.Minute)
+			w.deaf = false
+		}
+		for _, name := range []string{"a", "b", "c", "d"} {
+			if w.leaves(name) {
+				t.Errorf("%s has to leave", name)
+			}
+			w.podEnds(name)
+		}
+		w.reach("all-balanced")
+	})
+}
