@@ -131,7 +131,8 @@ type Agent struct {
 	replaced     bool                 // the driver is another one than this process has loaded
 	memory       *memory              // of what pods share
 	claim        string               // operation for which a slot of the pool was taken
-	slotTold     told                 // whom the pool does without
+	full         *fleet.Full          // what people were told of why the node waits for one
+	fullAt       time.Time            // and when
 	took         []took               // with the change that has just ended, until that is told; nil once it is
 	touchedAt    time.Time            // when the change that is under way first touched a GPU
 	overran      string               // operation of which people know that it goes on beyond its window
@@ -217,7 +218,7 @@ func (a *Agent) setClock(seen observed) {
 	clear(a.foundFree)
 	a.verifying, a.agreedAt, a.staleSince = time.Time{}, time.Time{}, time.Time{}
 	a.logindNext, a.systemdNext, a.startedNext = time.Time{}, time.Time{}, time.Time{}
-	a.strangers, a.slotTold, a.touchedAt, a.agreed = told{}, told{}, time.Time{}, 0
+	a.strangers, a.full, a.touchedAt, a.agreed = told{}, nil, time.Time{}, 0
 	a.begin()
 }
 

@@ -124,13 +124,13 @@ func (s observed) poolPaused(why string) *Waiting {
 // awaitSlot says whom the pool does without at present. That changes often, and is told anew now and then.
 func (a *Agent) awaitSlot(seen observed, full *fleet.Full) *Waiting {
 	now := a.clock.Now()
-	if a.slotTold.at.IsZero() || now.Sub(a.slotTold.at) >= slotNews || seen.status.Reason != config.ReasonAwaitingSlot {
-		a.slotTold = told{names: full.Unavailable, at: now}
+	if a.full == nil || now.Sub(a.fullAt) >= slotNews || seen.status.Reason != config.ReasonAwaitingSlot {
+		a.full, a.fullAt = full, now
 	}
 	return &Waiting{
-		Reason: config.ReasonAwaitingSlot, After: full.Retry, Since: seen.since(config.ReasonAwaitingSlot, a.now()), Blockers: a.slotTold.names,
-		Message: fmt.Sprintf("pool %s can do without %d nodes at once, and does: %s", seen.pool.Name, full.Limit, listed(a.slotTold.names)),
-		Advice:  "the node is as it was meanwhile, and has its turn by the age of its wish",
+		Reason: config.ReasonAwaitingSlot, After: full.Retry, Since: seen.since(config.ReasonAwaitingSlot, a.now()),
+		Message: a.full.Error(), Blockers: a.full.Unavailable,
+		Advice: "the node is as it was meanwhile, and has its turn by the age of its wish",
 	}
 }
 
@@ -178,7 +178,7 @@ func (a *Agent) endTurn(ctx context.Context, seen observed, want wish) {
 // countFailure tells the pool that the change has failed here: too many in a row, and it pauses itself. What people have called off, and
 // what is only put off, has not failed.
 func (a *Agent) countFailure(ctx context.Context, seen observed, failure *Failure) {
-	if failure == nil || failure.Later || failure.Reason == config.ReasonCancelled || !seen.pooled() || !a.hasSlot(seen) {
+	if failure == nil || failure.Later || failure.Reason == config.ReasonCancelled || !seen.pooled() {
 		return
 	}
 	if err := a.slots.Fail(ctx, seen.poolOf(), a.turnOf(seen), string(failure.Reason)+": "+failure.Message); err != nil {
