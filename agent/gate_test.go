@@ -701,3 +701,32 @@ func TestAStepOfTheClockOutOfTheWindowPutsADrainOff(t *testing.T) {
 		})
 	}
 }
+
+func TestMetricsTellOfWindows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		w.maintain(nights)
+		w.spend(5 * time.Hour)
+		o := w.optionsFor(&w.host)
+		o.Metrics = agent.NewMetrics(clock.RealClock{})
+		w.agent = agent.New(o)
+		w.label("all-1g.10gb")
+		w.says(config.ReasonAwaitingWindow)
+		names := []string{"gpuslice_window_open", "gpuslice_next_window_start_timestamp_seconds", "gpuslice_window_overrun_seconds"}
+		const at = `
+# HELP gpuslice_next_window_start_timestamp_seconds When the change that waits for its window begins; without one, when the next window opens.
+# TYPE gpuslice_next_window_start_timestamp_seconds gauge
+gpuslice_next_window_start_timestamp_seconds %d
+# HELP gpuslice_window_open 1 if a window of the node is open, or it has none to wait for.
+# TYPE gpuslice_window_open gauge
+gpuslice_window_open %d
+# HELP gpuslice_window_overrun_seconds For how long the change that is under way has gone on beyond its window.
+# TYPE gpuslice_window_overrun_seconds gauge
+gpuslice_window_overrun_seconds 0
+`
+		saturday := time.Date(2000, 1, 1, 22, 0, 0, 0, time.UTC)
+		expectMetrics(t, o.Metrics, fmt.Sprintf(at, saturday.Unix(), 0), names...)
+		w.reach("all-1g.10gb")
+		expectMetrics(t, o.Metrics, fmt.Sprintf(at, saturday.Add(24*time.Hour).Unix(), 1), names...)
+	})
+}
