@@ -187,6 +187,7 @@ func (a *Agent) begin() { a.migManagerAt = a.clock.Now() }
 // It is safe to be killed anywhere inside it.
 func (a *Agent) pass(ctx context.Context) time.Duration {
 	seen, err := a.observe(ctx)
+	a.answer(ctx, seen, err)
 	if err != nil {
 		return a.conclude(ctx, seen, wish{}, nil, err)
 	}

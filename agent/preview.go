@@ -26,6 +26,11 @@ func (a *Agent) Preview(ctx context.Context, label, name string) (Preview, error
 	if err != nil {
 		return Preview{}, err
 	}
+	return a.previewOf(ctx, seen, label, name)
+}
+
+// previewOf plans by a look that was taken already.
+func (a *Agent) previewOf(ctx context.Context, seen observed, label, name string) (Preview, error) {
 	profile, wishes, err := a.wishes(seen, label, name)
 	if err != nil {
 		return Preview{}, err

@@ -36,6 +36,7 @@ type report struct {
 	reason   config.Reason
 	message  string
 	blockers []string // what is in the way, one by one
+	left     int      // steps
 	drain    drainReport
 	planned  time.Time // when the change begins that waits for its window
 }
@@ -71,7 +72,7 @@ func (a *Agent) conclude(ctx context.Context, seen observed, want wish, steps []
 	}
 	r := reportOf(seen, want, steps, err, d)
 	r.message += a.unitsDown() + a.tellWindow(seen, want, d.planned)
-	r.blockers, r.drain, r.planned = d.blockers, drainOf(seen, first), d.planned
+	r.blockers, r.drain, r.planned, r.left = d.blockers, drainOf(seen, first), d.planned, stepsLeft(steps, err)
 	a.metrics.reported(r)
 	a.removeGhosts(ctx, seen, err == nil && len(steps) == 0)
 	if err := a.tell(ctx, seen, want, r, err == nil && len(steps) > 0); err != nil {
@@ -79,6 +80,14 @@ func (a *Agent) conclude(ctx context.Context, seen observed, want wish, steps []
 		return a.settings.Retry.First
 	}
 	return a.sleep(seen, steps, d, err)
+}
+
+// stepsLeft counts the steps that are still to be done after the pass.
+func stepsLeft(steps []plan.Step, err error) int {
+	if err == nil && len(steps) > 0 {
+		return len(steps) - 1
+	}
+	return len(steps)
 }
 
 // forget drops what was remembered of steps that are over.
@@ -322,7 +331,13 @@ func (a *Agent) tellMetadata(ctx context.Context, seen observed, want wish, r re
 	}
 	status := Status{Desired: want.name, Phase: r.phase, Reason: r.reason, GPUs: statusGPUs(seen.gpus), Capacity: offered(seen.kubelet).summary(want.plugin)}
 	status.Failed, status.NoReset, status.Blockers = seen.kept(want), seen.refusal(), r.blockers[:min(len(r.blockers), mostBlockers)]
-	status.Since = seen.since(r.reason, a.now())
+	status.Left, status.Since = r.left, seen.since(r.reason, a.now())
+	if seen.status.Desired != want.name { // tools tell by it what was said of a former wish
+		status.Since = a.now()
+	}
+	if want.name != "" {
+		status.Label = want.label
+	}
 	a.keep(&status, seen, want, r)
 	text, err := status.encode()
 	if err != nil {

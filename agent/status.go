@@ -29,11 +29,13 @@ const (
 // learnt in earlier changes: Failed, NoReset, Proven, Asked and Took; and Since, to go on telling it.
 type Status struct {
 	Desired  string        `json:"desired,omitempty"` // name of the config that is asked for
+	Label    string        `json:"label,omitempty"`   // by which it is asked for
 	Phase    Phase         `json:"phase"`
 	Reason   config.Reason `json:"reason"`
 	GPUs     []StatusGPU   `json:"gpus,omitempty"`
 	Capacity string        `json:"capacity,omitempty"` // what kubelet gives out: "nvidia.com/gpu 24 = 8 x 3 time-slicing"
-	Since    time.Time     `json:"since,omitzero"`     // when Reason began
+	Left     int           `json:"left,omitempty"`     // steps to what is asked for
+	Since    time.Time     `json:"since,omitzero"`     // when Reason began, for what is asked for
 	Blockers []string      `json:"blockers,omitempty"` // what is in the way, one by one
 	Failed   *Failure      `json:"failed,omitempty"`   // a wish that is not tried again until it is withdrawn
 	NoReset  *noReset      `json:"noReset,omitempty"`  // GPUs that are not reset here: their mode changes at a reboot

@@ -49,7 +49,7 @@ const (
 	AnnotationHold = "gpuslice.io/hold"
 	// AnnotationForce lets one change begin outside of its window: ForceNow, or the id of a change. The agent takes it away.
 	AnnotationForce = "gpuslice.io/force"
-	// AnnotationPreview asks for the plan to a profile, by its name. The agent answers by AnnotationPlan.
+	// AnnotationPreview asks what a label would do, as "gpuslice.io/profile=research". The agent answers by AnnotationPlan.
 	AnnotationPreview = "gpuslice.io/preview"
 )
 

@@ -1,0 +1,138 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// Bounds of an answer: all annotations of a node together may take 256 KiB.
+const (
+	mostSteps   = 100
+	longestText = 1000 // bytes of a step, which may name any number of pods, or of an error
+)
+
+// Answer is what config.AnnotationPlan says: what a label would do, as config.AnnotationPreview has asked.
+type Answer struct {
+	For      string    `json:"for"` // the request
+	At       time.Time `json:"at"`
+	Steps    []string  `json:"steps,omitempty"`
+	More     int       `json:"more,omitempty"` // steps beyond those that are listed
+	Pods     []string  `json:"pods,omitempty"` // that have to leave, each by namespace and name
+	MorePods int       `json:"morePods,omitempty"`
+	Reboot   bool      `json:"reboot,omitempty"`  // it takes a reboot of the node, or goes on after one
+	Runs     string    `json:"runs,omitempty"`    // when it would begin
+	Refused  string    `json:"refused,omitempty"` // why it cannot be, or cannot be told; then nothing else is said
+}
+
+// answer writes the answer to a request, or takes away one that nobody asks for any more. An answer that cannot be given is no
+// reason to put a change off.
+func (a *Agent) answer(ctx context.Context, seen observed, ended error) {
+	if seen.node == nil {
+		return
+	}
+	request, asked := seen.node.Annotations[config.AnnotationPreview]
+	request = shortened(strings.ToValidUTF8(request, "?"))
+	former, answered := seen.node.Annotations[config.AnnotationPlan]
+	if asked == answered && (!asked || answers(former, request)) {
+		return
+	}
+	var text *string // nil takes it away
+	if asked {
+		a.log.Info("answering", zap.String("for", request))
+		encoded, err := json.Marshal(a.answerTo(ctx, seen, ended, request))
+		if err != nil {
+			a.log.Warn("encoding an answer", zap.Error(err))
+			return
+		}
+		text = ptr.To(string(encoded))
+	}
+	err := a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) {
+		return json.Marshal(map[string]any{"metadata": map[string]any{
+			"uid": node.UID, "annotations": map[string]*string{config.AnnotationPlan: text},
+		}})
+	})
+	if err != nil {
+		a.log.Warn("answering", zap.Error(err))
+	}
+}
+
+// answers reports whether the annotation is the answer to the request.
+func answers(annotation, request string) bool {
+	var given Answer
+	return json.Unmarshal([]byte(annotation), &given) == nil && given.For == request
+}
+
+// answerTo plans what the request asks for.
+func (a *Agent) answerTo(ctx context.Context, seen observed, ended error, request string) Answer {
+	out := Answer{For: request, At: a.now()}
+	label, name, _ := strings.Cut(request, "=")
+	if name == "" || label != config.LabelProfile && label != config.LabelMIGConfig {
+		out.Refused = fmt.Sprintf("annotation %s is %q: it must be %s=NAME or %s=NAME",
+			config.AnnotationPreview, request, config.LabelProfile, config.LabelMIGConfig)
+		return out
+	}
+	var p Preview
+	if ended == nil {
+		p, ended = a.aside().previewOf(ctx, seen, label, name)
+	}
+	if ended != nil {
+		out.Refused = shortened(ended.Error())
+		return out
+	}
+	for _, step := range p.Steps[:min(len(p.Steps), mostSteps)] {
+		out.Steps = append(out.Steps, shortened(step.String()))
+	}
+	pods := leaving(p.Steps)
+	out.Pods = pods[:min(len(pods), mostSteps)]
+	out.More, out.MorePods = len(p.Steps)-len(out.Steps), len(pods)-len(out.Pods)
+	out.Reboot, out.Runs = p.Reboot || len(p.AtReboot) > 0, p.Runs
+	return out
+}
+
+// aside is an agent of the same node to think with: what this process remembers of the change that is under way is not touched
+// by thoughts about another.
+func (a *Agent) aside() *Agent {
+	other := *a
+	other.attempts, other.done = maps.Clone(a.attempts), maps.Clone(a.done)
+	other.waits, other.started, other.foundFree = maps.Clone(a.waits), maps.Clone(a.started), maps.Clone(a.foundFree)
+	return &other
+}
+
+// leaving names the pods that the steps send away.
+func leaving(steps []plan.Step) []string {
+	pods := map[string]bool{}
+	for _, s := range steps {
+		if s.Kind != plan.Evict {
+			continue
+		}
+		for _, p := range s.Pods {
+			pods[p.Namespace+"/"+p.Name] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(pods))
+}
+
+// shortened is a text that is not too long, cut between two characters.
+func shortened(text string) string {
+	if len(text) <= longestText {
+		return text
+	}
+	end := longestText
+	for !utf8.RuneStart(text[end]) {
+		end--
+	}
+	return text[:end] + "…"
+}

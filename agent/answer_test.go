@@ -1,0 +1,187 @@
+package agent_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// ask asks for a preview and gives the agent's answer, after as many passes as it takes.
+func (w *world) ask(request string) agent.Answer {
+	w.t.Helper()
+	w.annotate(config.AnnotationPreview, request)
+	var given agent.Answer
+	w.passes("an answer to "+request, func() bool {
+		text, answered := w.node().Annotations[config.AnnotationPlan]
+		if !answered {
+			return false
+		}
+		given = agent.Answer{}
+		if err := json.Unmarshal([]byte(text), &given); err != nil {
+			w.t.Fatal(err)
+		}
+		return given.For == request
+	})
+	return given
+}
+
+// withdraw takes the request away, as whoever has asked does at the end.
+func (w *world) withdraw() {
+	w.t.Helper()
+	w.edit(func(n *corev1.Node) { delete(n.Annotations, config.AnnotationPreview) })
+	w.passes("an end of the answer", func() bool {
+		_, answered := w.node().Annotations[config.AnnotationPlan]
+		return !answered
+	})
+}
+
+func TestARequestIsAnsweredByThePlan(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.converge("all-disabled")
+		w.pod("trainer", w.gpus.UUIDs()[0])
+		before := w.gpus.String()
+
+		given := w.ask(config.LabelMIGConfig + "=all-1g.10gb")
+		if !strings.HasPrefix(strings.Join(given.Steps, "\n"), "fence: journal, cordon, taint\nevict team/trainer") {
+			t.Errorf("the steps are %q", given.Steps)
+		}
+		if diff := cmp.Diff([]string{"team/trainer"}, given.Pods); diff != "" || given.Refused != "" || given.At.IsZero() {
+			t.Errorf("refused %q, at %s, pods (-want +got):\n%s", given.Refused, given.At, diff)
+		}
+		if w.gpus.String() != before || w.owed() || !w.runs("trainer") {
+			t.Error("to answer, the agent has changed something")
+		}
+		if done := w.ask(config.LabelProfile + "=all-disabled"); len(done.Steps) > 0 || done.Refused != "" {
+			t.Errorf("to what is there already: %+v", done)
+		}
+		w.withdraw()
+	})
+}
+
+func TestARequestThatCannotBeIsRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.settle(config.ReasonNoWish)
+		for request, want := range map[string]string{
+			config.LabelMIGConfig + "=all-9g.999gb": "all-9g.999gb",
+			config.LabelMIGConfig:                   "it must be gpuslice.io/profile=NAME or nvidia.com/mig.config=NAME",
+			config.LabelMIGConfig + "=":             "it must be",
+			"example.com/other=all-disabled":        "it must be",
+			"research":                              "it must be",
+			config.LabelProfile + "=none-such":      "none-such",
+		} {
+			given := w.ask(request)
+			if !strings.Contains(given.Refused, want) || len(given.Steps) > 0 {
+				t.Errorf("%s is answered by %+v, want a refusal with %q", request, given, want)
+			}
+		}
+	})
+}
+
+// Some request that is longer than an annotation can be answered by is answered once, and not again and again.
+func TestARequestOfAnyLengthIsAnsweredOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.settle(config.ReasonNoWish)
+		w.annotate(config.AnnotationPreview, strings.Repeat("ü", 100_000)+"\xff")
+		w.turn()
+		if n := w.writes(10 * time.Minute); n > 5 { // one answer, and the heartbeats
+			t.Errorf("%d writes in 10 minutes", n)
+		}
+		if size := len(w.node().Annotations[config.AnnotationPlan]); size == 0 || size > 10_000 {
+			t.Errorf("the answer has %d bytes", size)
+		}
+	})
+}
+
+// What is asked for meanwhile is neither held up nor taken for proven.
+func TestAnAnswerInTheMiddleOfAChangeLeavesItAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.converge("all-disabled")
+		w.begin("all-1g.10gb")
+		w.annotate(config.AnnotationPreview, config.LabelMIGConfig+"=all-disabled")
+		given := w.ask(config.LabelMIGConfig + "=all-disabled")
+		destroys := func(step string) bool { return strings.Contains(step, "destroy 1g.10gb") }
+		if !slices.ContainsFunc(given.Steps, destroys) {
+			t.Errorf("nothing that stands is taken away again: %q", given.Steps)
+		}
+		w.reach("all-1g.10gb")
+		w.withdraw()
+	})
+}
+
+func TestTheStepsAndPodsOfAnAnswerAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.converge("all-disabled")
+		for i := range 300 {
+			w.pod(fmt.Sprintf("trainer-%03d", i), w.gpus.UUIDs()[0])
+		}
+		given := w.ask(config.LabelMIGConfig + "=all-1g.10gb")
+		if len(given.Pods) != 100 || given.MorePods != 200 {
+			t.Errorf("%d pods are named and %d counted", len(given.Pods), given.MorePods)
+		}
+		if size := len(w.node().Annotations[config.AnnotationPlan]); size > 20_000 {
+			t.Errorf("the answer has %d bytes", size)
+		}
+	})
+}
+
+// Where the look at the node ends early, nothing can be planned, and whoever asks is told why.
+func TestANodeWithoutItsDriverSaysSoInTheAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.settle(config.ReasonNoWish)
+		w.edit(func(n *corev1.Node) {
+			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelOperandPrefix+"driver", config.PausedForDriverUpgrade)
+		})
+		if given := w.ask(config.LabelMIGConfig + "=all-disabled"); !strings.Contains(given.Refused, "the driver is being upgraded") {
+			t.Errorf("the answer is %+v", given)
+		}
+	})
+}
+
+// Tools tell by the status how far the node is with what is asked for, and since when it says so of that.
+func TestTheStatusSaysWhatItIsAboutAndHowMuchIsLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.converge("all-disabled")
+		w.label("all-1g.10gb")
+		var lefts []int
+		w.passes("the end", func() bool {
+			s := w.status()
+			if n := len(lefts); s.Desired == "all-1g.10gb" && (n == 0 || lefts[n-1] != s.Left) {
+				lefts = append(lefts, s.Left)
+			}
+			return s.Desired == "all-1g.10gb" && s.Reason == config.ReasonConverged
+		})
+		if !slices.IsSortedFunc(lefts, func(a, b int) int { return b - a }) || len(lefts) < 3 || lefts[len(lefts)-1] != 0 {
+			t.Errorf("the steps that are left are told as %v", lefts)
+		}
+		if label := w.status().Label; label != config.LabelMIGConfig {
+			t.Errorf("it is about label %q", label)
+		}
+		for _, name := range []string{"all-9g.9gb", "all-8g.8gb"} {
+			w.label(name)
+			asked := time.Now().Truncate(time.Second)
+			w.passes("a refusal of "+name, func() bool { return w.status().Desired == name })
+			if s := w.status(); s.Reason != config.ReasonUnknownConfig || s.Since.Before(asked) {
+				t.Errorf("%s: reason %s since %s, asked for at %s", name, s.Reason, s.Since, asked)
+			}
+			<-time.After(time.Minute)
+		}
+	})
+}
