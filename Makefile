@@ -31,8 +31,9 @@ test: test-nocgo test-binaries ## everything that needs no root: unit tests, and
 	$(GOTEST) ./...
 
 .PHONY: test-nocgo
-test-nocgo: ## that all but the leaves builds without cgo
+test-nocgo: ## that all but the leaves and the agent builds without cgo
 	CGO_ENABLED=0 go build ./agent/... ./drain/... ./config ./nvml
+	CGO_ENABLED=0 go build -o /dev/null ./cmd/kubectl-gpuslice
 
 .PHONY: test-binaries
 test-binaries: ## Kubernetes, etcd and NVIDIA's programs, into the user's cache (10 minutes the first time)

@@ -1,0 +1,188 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/jedib0t/go-pretty/v6/progress"
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// application is what apply is asked for.
+type application struct {
+	nodes         selection
+	profile, name string
+	wait, dryRun  bool
+	timeout       time.Duration
+	again         string // the command line, as people would give it again
+}
+
+func (o *options) apply() *cobra.Command {
+	var a application
+	c := &cobra.Command{
+		Use:   "apply (-l SELECTOR | NODE...) (--profile NAME | --mig-config NAME) [--wait] [--dry-run]",
+		Short: "Ask the selected nodes for a profile or a MIG config, and wait until they have it",
+		Long: `Sets the label gpuslice.io/profile, or nvidia.com/mig.config, on each selected node. The agents do the rest, each when it may;
+with --wait this command shows how far they are. Ending it ends nothing: the same command line shows the roll-out again.
+
+Exit codes: 0 the nodes are labelled, and with --wait, as asked; 1 a node has failed or refuses, or something else went wrong;
+3 the timeout has come first; 130 interrupted, and the roll-out goes on.`,
+		Example: `  # What would happen, node by node; nothing is labelled
+  kubectl gpuslice apply -l pool=research --profile research --dry-run
+  # Do it, and see it through
+  kubectl gpuslice apply -l pool=research --profile research --wait`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			w, err := a.wish()
+			if err != nil {
+				return err
+			}
+			client, err := o.client()
+			if err != nil {
+				return err
+			}
+			a.again = commandLine(o.invoked)
+			return a.run(cmd, client, w, args)
+		},
+	}
+	a.nodes.bind(c)
+	flags := c.Flags()
+	flags.StringVar(&a.profile, "profile", "", "name of a profile, as in the label "+config.LabelProfile+"; every MIG config is one")
+	flags.StringVar(&a.name, "mig-config", "", "name of a MIG config, as in the label "+config.LabelMIGConfig)
+	flags.BoolVar(&a.wait, "wait", false, "wait until all nodes are as asked, and show how far they are")
+	flags.DurationVar(&a.timeout, "timeout", 0, "with --wait: how long; 0 for as long as it takes")
+	flags.BoolVar(&a.dryRun, "dry-run", false, "print what each node would do, and label nothing")
+	c.MarkFlagsMutuallyExclusive("profile", "mig-config")
+	c.MarkFlagsMutuallyExclusive("wait", "dry-run")
+	return c
+}
+
+func (a *application) wish() (wish, error) {
+	w := wish{label: config.LabelProfile, name: a.profile}
+	if a.name != "" {
+		w = wish{label: config.LabelMIGConfig, name: a.name}
+	}
+	if w.name == "" {
+		return w, errors.New("say what to ask for: --profile NAME, or --mig-config NAME")
+	}
+	if wrong := validation.IsValidLabelValue(w.name); len(wrong) > 0 {
+		return w, fmt.Errorf("%q can be no value of label %s: %s", w.name, w.label, strings.Join(wrong, "; "))
+	}
+	return w, nil
+}
+
+func (a *application) run(cmd *cobra.Command, client kubernetes.Interface, w wish, names []string) error {
+	ctx := cmd.Context()
+	nodes, err := a.nodes.nodes(ctx, client, names)
+	if err != nil {
+		return err
+	}
+	if err := outvoted(nodes, w); err != nil {
+		return err
+	}
+	out := &printer{w: cmd.OutOrStdout()}
+	if a.dryRun {
+		return preview(ctx, client, nodes, w, out)
+	}
+	asked, err := a.label(ctx, client, nodes, w, out)
+	if err != nil {
+		return err
+	}
+	warn(asked, out)
+	if !a.wait {
+		out.printf("the agents do the rest; to see it:\n  %s --wait\n", a.again)
+		return out.err
+	}
+	r := &rollout{wish: w, nodes: asked, out: out}
+	r.screen = newLines(out)
+	if _, height, is := terminal(out.w); is {
+		picture := progress.NewWriter()
+		picture.SetOutputWriter(out.w)
+		r.screen = newBars(picture, fmt.Sprintf("%s on %s; Ctrl-C leaves the roll-out running", w.kind(), counted(len(nodes), "node")), len(nodes), height)
+	}
+	return r.wait(ctx, client, a.timeout, a.again)
+}
+
+// outvoted says on which nodes another label would win over the one that is to be set.
+func outvoted(nodes []corev1.Node, w wish) error {
+	if w.label != config.LabelMIGConfig {
+		return nil
+	}
+	var names []string
+	for _, n := range nodes {
+		if n.Labels[config.LabelProfile] != "" {
+			names = append(names, n.Name)
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s has label %[2]s, which wins over %[3]s, and nothing was labelled: take that away first"+
+		" (kubectl label node %[4]s %[2]s-), or use --profile %[5]s, which knows MIG configs too",
+		strings.Join(names, ", "), config.LabelProfile, w.label, names[0], w.name)
+}
+
+// label asks each node. One that is deleted meanwhile is said.
+func (a *application) label(ctx context.Context, client kubernetes.Interface, nodes []corev1.Node, w wish, out *printer) ([]*followed, error) {
+	var asked []*followed
+	for i := range nodes {
+		n := &nodes[i]
+		now := time.Now()
+		if n.Labels[w.label] == w.name {
+			out.printf("%s  has label %s already\n", n.Name, w)
+			asked = append(asked, waitFor(n, w, false, now))
+			continue
+		}
+		after, err := write(ctx, client, n, change{labels: map[string]*string{w.label: &w.name}})
+		switch {
+		case apierrors.IsNotFound(err):
+			out.printf("%s  was deleted meanwhile\n", n.Name)
+		case err != nil && ctx.Err() != nil:
+			return nil, coded{fmt.Errorf("interrupted; %d of %s have the label; to go on:\n  %s", len(asked), counted(len(nodes), "node"), a.again), exitInterrupted}
+		case err != nil:
+			return nil, fmt.Errorf("%w; %d of %s have the label; the same command goes on from there", err, len(asked), counted(len(nodes), "node"))
+		default:
+			out.printf("%s  labelled %s\n", n.Name, w)
+			asked = append(asked, waitFor(after, w, true, now))
+		}
+	}
+	return asked, nil
+}
+
+// warn names nodes that no agent may ever look at.
+func warn(nodes []*followed, out *printer) {
+	var names []string
+	for _, f := range nodes {
+		if f.first.none() {
+			names = append(names, f.name)
+		}
+	}
+	if len(names) > 0 {
+		out.printf("warning: no agent has ever said anything of %s: no GPUs, or no agent there; with --wait given up after %s\n",
+			strings.Join(names, ", "), answerTime)
+	}
+}
+
+// plain are arguments that no shell reads otherwise.
+var plain = regexp.MustCompile(`^[-\w./=:,@%+]+$`)
+
+// commandLine is how people would call the command with the arguments.
+func commandLine(args []string) string {
+	words := []string{"kubectl", "gpuslice"}
+	for _, a := range args {
+		if !plain.MatchString(a) {
+			a = "'" + strings.ReplaceAll(a, "'", `'\''`) + "'"
+		}
+		words = append(words, a)
+	}
+	return strings.Join(words, " ")
+}

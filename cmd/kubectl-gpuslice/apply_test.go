@@ -1,0 +1,425 @@
+package main
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	k8stesting "k8s.io/client-go/testing"
+
+	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+func apply(more ...string) []string {
+	return append([]string{"apply", "-l", "pool=research", "--profile", "research"}, more...)
+}
+
+func TestARollOutIsFollowedToItsEnd(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.start(apply("--wait")...)
+		w.says("gpu-1", research(agent.PhaseWaiting, config.ReasonAwaitingWindow, 20), "research: the next window opens at 2000-01-01 22:00:00Z")
+		w.says("gpu-2", research(agent.PhaseWaiting, config.ReasonAwaitingSlot, 20), "research: 1 of 1 nodes of pool research is unavailable: gpu-1")
+		w.says("gpu-1", research(agent.PhaseDraining, config.ReasonEvicting, 18), "research: waiting for pods: team/trainer")
+		w.says("gpu-1", research(agent.PhaseDraining, config.ReasonEvicting, 17), "research: waiting for pods: team/other") // no line
+		w.says("gpu-1", research(agent.PhaseVerifying, config.ReasonAwaitingCapacity, 1), "research: 1 steps left; done: uncordon")
+		w.says("gpu-1", done(), "research: nvidia.com/gpu 24 = 8 x 3 time-slicing")
+		w.says("gpu-2", done(), "research: nvidia.com/gpu 24 = 8 x 3 time-slicing")
+		w.is(`
+gpu-1  labelled gpuslice.io/profile=research
+gpu-2  labelled gpuslice.io/profile=research
+00:00:00Z  gpu-1  Asked  waiting for its agent to see the label
+00:00:00Z  gpu-2  Asked  waiting for its agent to see the label
+00:00:01Z  gpu-1  Waiting  AwaitingWindow: research: the next window opens at 2000-01-01 22:00:00Z
+00:00:02Z  gpu-2  Waiting  AwaitingSlot: research: 1 of 1 nodes of pool research is unavailable: gpu-1
+00:00:03Z  gpu-1  Draining  Evicting: research: waiting for pods: team/trainer
+00:00:05Z  gpu-1  Verifying  AwaitingCapacity: research: 1 steps left; done: uncordon
+00:00:06Z  gpu-1  Converged  research: nvidia.com/gpu 24 = 8 x 3 time-slicing
+00:00:07Z  gpu-2  Converged  research: nvidia.com/gpu 24 = 8 x 3 time-slicing
+profile research: 2 of 2 nodes converged
+`, 0)
+		for _, name := range []string{"gpu-1", "gpu-2"} {
+			if label := w.node(name).Labels[config.LabelProfile]; label != "research" {
+				t.Errorf("%s has the label %q", name, label)
+			}
+		}
+		if label := w.node("other").Labels[config.LabelProfile]; label != "" {
+			t.Errorf("a node that was not selected has the label %q", label)
+		}
+	}, gpu("gpu-2"), gpu("gpu-1"), bare("other"))
+}
+
+func TestARollOutThatFailsSomewhereSaysWhere(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.start(apply("--wait")...)
+		w.says("gpu-1", research(agent.PhaseStalled, config.ReasonImpossibleGeometry, 0), "research: GPU 0: none fits")
+		if !w.runs() {
+			t.Fatal("one failed node ends the wait for the other")
+		}
+		w.says("gpu-2", research(agent.PhaseRollingBack, config.ReasonRollingBack, 4), "going back")
+		w.says("gpu-2", done(), "research: as asked")
+		w.is(`
+gpu-1  labelled gpuslice.io/profile=research
+gpu-2  labelled gpuslice.io/profile=research
+00:00:00Z  gpu-1  Asked  waiting for its agent to see the label
+00:00:00Z  gpu-2  Asked  waiting for its agent to see the label
+00:00:01Z  gpu-1  Failed  ImpossibleGeometry: research: GPU 0: none fits
+00:00:02Z  gpu-2  RollingBack  going back
+00:00:03Z  gpu-2  Converged  research: as asked
+gpu-1: Failed: ImpossibleGeometry: research: GPU 0: none fits
+profile research: 1 of 2 nodes converged, 1 failed
+error: profile research failed on 1 node
+`, 1)
+	}, gpu("gpu-1"), gpu("gpu-2"))
+}
+
+func TestANodeThatHasTheConfigIsDoneAtOnce(t *testing.T) {
+	n := func() *corev1.Node {
+		n := says(gpuNode("gpu-1"), done(), "research: as asked")
+		n.Labels[config.LabelProfile] = "research"
+		return n
+	}
+	inWorld(t, func(w *world) {
+		w.start(apply("--wait")...)
+		w.is(`
+gpu-1  has label gpuslice.io/profile=research already
+00:00:00Z  gpu-1  Converged  research: as asked
+profile research: 1 of 1 node converged
+`, 0)
+		for _, a := range w.client.Actions() {
+			if a.GetVerb() == "patch" {
+				t.Errorf("the node was written to: %v", a)
+			}
+		}
+	}, n)
+}
+
+// What the agent has said before it saw the label counts for nothing, whatever the name.
+func TestAStatusFromBeforeTheLabelIsNotBelieved(t *testing.T) {
+	former := func(s agent.Status, message string) func() *corev1.Node {
+		return func() *corev1.Node { return says(gpuNode("gpu-1"), s, message) }
+	}
+	for name, n := range map[string]func() *corev1.Node{
+		"of another config": former(agent.Status{
+			Desired: "training", Label: config.LabelProfile, Phase: agent.PhaseIdle, Reason: config.ReasonConverged,
+		}, "training: as asked"),
+		"of the same name, by another label": former(agent.Status{
+			Desired: "research", Label: config.LabelMIGConfig, Phase: agent.PhaseIdle, Reason: config.ReasonConverged,
+		}, "research: as asked"),
+		"of the same profile, which was taken away and set again": former(done(), "research: as asked"),
+		"of the same profile, that failed":                        former(research(agent.PhaseStalled, config.ReasonHardwareFailure, 0), "it failed"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				w.start(apply("--wait")...)
+				<-time.After(time.Minute)
+				if !w.runs() {
+					t.Fatalf("it is taken for done: %s", w.said)
+				}
+				w.says("gpu-1", research(agent.PhaseApplying, config.ReasonRepartitioning, 3), "at work")
+				w.says("gpu-1", done(), "research: as asked")
+				if said, code := w.ended(); code != 0 {
+					t.Errorf("exit code %d: %s", code, said)
+				}
+			}, n)
+		})
+	}
+	t.Run("until the agent has looked again", func(t *testing.T) {
+		inWorld(t, func(w *world) {
+			w.start(apply("--wait")...)
+			<-time.After(time.Minute)
+			w.edit("gpu-1", func(n *corev1.Node) { concludes(n, done(), "research: as asked") }) // a heartbeat
+			if said, code := w.ended(); code != 0 {
+				t.Errorf("exit code %d: %s", code, said)
+			}
+		}, former(done(), "research: as asked"))
+	})
+}
+
+// The agent writes the status first, and the condition after.
+func TestTheMessageOfAFormerWishIsNotTakenForThatOfThisOne(t *testing.T) {
+	n := func() *corev1.Node {
+		s := agent.Status{Desired: "reserch", Label: config.LabelProfile, Phase: agent.PhaseStalled, Reason: config.ReasonUnknownConfig}
+		return says(gpuNode("gpu-1"), s, "there is no reserch")
+	}
+	inWorld(t, func(w *world) {
+		w.start(apply("--wait")...)
+		<-time.After(time.Second)
+		w.edit("gpu-1", func(n *corev1.Node) { states(n, research(agent.PhaseStalled, config.ReasonUnknownConfig, 0)) })
+		if !w.runs() {
+			t.Fatal("it ends by half of what is said")
+		}
+		w.edit("gpu-1", func(n *corev1.Node) {
+			concludes(n, research(agent.PhaseStalled, config.ReasonUnknownConfig, 0), "there is no research")
+		})
+		said, code := w.ended()
+		if code != 1 || !strings.Contains(said, "there is no research") || strings.Contains(said, "there is no reserch") {
+			t.Errorf("exit code %d: %s", code, said)
+		}
+	}, n)
+}
+
+func TestAMIGConfigMayBeJoinedWithOneOfTheDevicePlugin(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.start("apply", "gpu-1", "--mig-config", "all-1g.10gb", "--wait")
+		s := agent.Status{Desired: "all-1g.10gb + slices", Label: config.LabelMIGConfig, Phase: agent.PhaseIdle, Reason: config.ReasonConverged}
+		w.says("gpu-1", s, "all-1g.10gb + slices: as asked")
+		if said, code := w.ended(); code != 0 {
+			t.Errorf("exit code %d: %s", code, said)
+		}
+	}, gpu("gpu-1"))
+}
+
+func TestNodesThatGoAreNotWaitedFor(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.start(apply("--wait")...)
+		w.remove("gpu-1")
+		again := gpuNode("gpu-1") // an autoscaler takes the name again
+		again.UID = types.UID("another")
+		w.create(says(again, done(), "research: as asked"))
+		w.says("gpu-2", done(), "research: as asked")
+		w.is(`
+gpu-1  labelled gpuslice.io/profile=research
+gpu-2  labelled gpuslice.io/profile=research
+00:00:00Z  gpu-1  Asked  waiting for its agent to see the label
+00:00:00Z  gpu-2  Asked  waiting for its agent to see the label
+00:00:00Z  gpu-1  Deleted  the node was deleted, and is not waited for
+00:00:01Z  gpu-2  Converged  research: as asked
+profile research: 1 of 2 nodes converged, 1 deleted
+`, 0)
+	}, gpu("gpu-1"), gpu("gpu-2"))
+}
+
+func TestALabelThatOthersChangeIsAFailure(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(labels map[string]string)
+		want   string
+	}{
+		"to another name": {func(l map[string]string) { l[config.LabelProfile] = "training" }, `label gpuslice.io/profile is "training" now: somebody else has changed it`},
+		"by removing it":  {func(l map[string]string) { delete(l, config.LabelProfile) }, "label gpuslice.io/profile was removed by somebody else"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				w.start(apply("--wait")...)
+				w.edit("gpu-1", func(n *corev1.Node) { test.change(n.Labels) })
+				if said, code := w.ended(); code != 1 || !strings.Contains(said, "gpu-1  Failed  "+test.want) {
+					t.Errorf("exit code %d: %s", code, said)
+				}
+			}, gpu("gpu-1"))
+		})
+	}
+	t.Run("by the label that wins", func(t *testing.T) {
+		inWorld(t, func(w *world) {
+			w.start("apply", "gpu-1", "--mig-config", "all-1g.10gb", "--wait")
+			w.edit("gpu-1", func(n *corev1.Node) { n.Labels[config.LabelProfile] = "training" })
+			if said, code := w.ended(); code != 1 || !strings.Contains(said, "gpuslice.io/profile=training, which wins") {
+				t.Errorf("exit code %d: %s", code, said)
+			}
+			said, code := w.run("apply", "gpu-1", "--mig-config", "all-3g.40gb")
+			if code != 1 || !strings.Contains(said, "gpu-1 has label gpuslice.io/profile, which wins over nvidia.com/mig.config, and nothing was labelled") {
+				t.Errorf("exit code %d: %s", code, said)
+			}
+			if label := w.node("gpu-1").Labels[config.LabelMIGConfig]; label != "all-1g.10gb" {
+				t.Errorf("the label is %q", label)
+			}
+		}, gpu("gpu-1"))
+	})
+}
+
+func TestCtrlCLeavesTheRollOutRunning(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.start("apply", "-l", "pool in (research)", "--profile", "research", "--wait")
+		w.says("gpu-1", research(agent.PhaseWaiting, config.ReasonAwaitingWindow, 20), "the window opens at noon")
+		w.stop()
+		w.is(`
+gpu-1  labelled gpuslice.io/profile=research
+00:00:00Z  gpu-1  Asked  waiting for its agent to see the label
+00:00:01Z  gpu-1  Waiting  AwaitingWindow: the window opens at noon
+gpu-1: Waiting: AwaitingWindow: the window opens at noon
+profile research: 0 of 1 node converged, 1 under way
+error: interrupted; the roll-out of profile research goes on without this command, on 1 node; to see it again:
+  kubectl gpuslice apply -l 'pool in (research)' --profile research --wait
+`, 130)
+		if label := w.node("gpu-1").Labels[config.LabelProfile]; label != "research" {
+			t.Errorf("the label is %q", label)
+		}
+	}, gpu("gpu-1"))
+}
+
+func TestATimeoutHasAnExitCodeOfItsOwn(t *testing.T) {
+	inWorld(t, func(w *world) {
+		said, code := w.run(apply("--wait", "--timeout", "90s")...)
+		if code != 3 || !strings.Contains(said, "is not on 1 node after 1m30s; the roll-out goes on; to see it again:\n  kubectl gpuslice apply") {
+			t.Errorf("exit code %d: %s", code, said)
+		}
+	}, gpu("gpu-1"))
+	t.Run("but a failure counts for more", func(t *testing.T) {
+		inWorld(t, func(w *world) {
+			w.start(apply("--wait", "--timeout", "90s")...)
+			w.says("gpu-1", research(agent.PhaseStalled, config.ReasonUnknownConfig, 0), "there is no research")
+			if said, code := w.ended(); code != 1 || !strings.Contains(said, "1 failed, 1 under way") {
+				t.Errorf("exit code %d: %s", code, said)
+			}
+		}, gpu("gpu-1"), gpu("gpu-2"))
+	})
+}
+
+func TestASilentAgentIsNamed(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.start(apply("--wait")...)
+		<-time.After(3 * time.Minute)
+		if said := w.said.String(); strings.Count(said, "no agent has answered for 2m") != 1 || !w.runs() {
+			t.Errorf("after 3 minutes: %s", said)
+		}
+		w.says("gpu-1", research(agent.PhaseDraining, config.ReasonEvicting, 20), "at work")
+		<-time.After(6 * time.Minute)
+		if said := w.said.String(); strings.Contains(said, "no agent has answered for 7m") {
+			t.Errorf("it may say nothing for the time of a heartbeat: %s", said)
+		}
+		<-time.After(2 * time.Minute)
+		if !w.runs() {
+			t.Errorf("an agent that has been there is waited for: %s", w.said)
+		}
+		w.says("gpu-1", done(), "research: as asked")
+		if said, code := w.ended(); code != 0 {
+			t.Errorf("exit code %d: %s", code, said)
+		}
+	}, gpu("gpu-1"))
+}
+
+func TestANodeWithoutAnAgentIsNamedAndNotWaitedForForEver(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.start(apply("--wait")...)
+		w.says("gpu-1", done(), "research: as asked")
+		said, code := w.ended()
+		if code != 1 || !strings.Contains(said, "warning: no agent has ever said anything of cpu-1:") ||
+			!strings.Contains(said, "00:02:00Z  cpu-1  Failed  no agent has answered for 2m0s; see whether its pod runs: kubectl get pods -A") {
+			t.Errorf("exit code %d: %s", code, said)
+		}
+	}, gpu("gpu-1"), bare("cpu-1", "pool", "research"))
+}
+
+// An agent that cannot look at its node, as without a driver, writes no status.
+func TestWhatTheConditionAloneSaysIsTold(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.start(apply("--wait")...)
+		away := agent.Status{Reason: config.ReasonDriverNotLoaded}
+		w.edit("gpu-1", func(n *corev1.Node) { concludes(n, away, "the driver is not loaded") })
+		w.says("gpu-1", research(agent.PhaseApplying, config.ReasonRepartitioning, 5), "at work")
+		<-time.After(time.Second)
+		w.edit("gpu-1", func(n *corev1.Node) { concludes(n, away, "the driver is away again") })
+		w.edit("gpu-1", func(n *corev1.Node) {
+			concludes(n, agent.Status{Reason: config.ReasonJournalUnreadable}, "the journal is of version 9")
+		})
+		w.is(`
+gpu-1  labelled gpuslice.io/profile=research
+00:00:00Z  gpu-1  Asked  waiting for its agent to see the label
+00:00:00Z  gpu-1  Waiting  DriverNotLoaded: the driver is not loaded
+00:00:01Z  gpu-1  Applying  Repartitioning: at work
+00:00:02Z  gpu-1  Waiting  DriverNotLoaded: the driver is away again
+00:00:02Z  gpu-1  Failed  JournalUnreadable: the journal is of version 9
+gpu-1: Failed: JournalUnreadable: the journal is of version 9
+profile research: 0 of 1 node converged, 1 failed
+error: profile research failed on 1 node
+`, 1)
+	}, gpu("gpu-1"))
+}
+
+func TestALostWatchIsTakenUpAgain(t *testing.T) {
+	inWorld(t, func(w *world) {
+		broken := true
+		var lost []*watch.RaceFreeFakeWatcher
+		w.client.PrependWatchReactor("nodes", func(k8stesting.Action) (bool, watch.Interface, error) {
+			if !broken {
+				return false, nil, nil
+			}
+			if len(lost) > 0 {
+				return true, nil, errRefused
+			}
+			lost = append(lost, watch.NewRaceFreeFake())
+			return true, lost[0], nil
+		})
+		w.start(apply("--wait")...)
+		lost[0].Stop()
+		w.says("gpu-1", done(), "research: as asked")
+		<-time.After(time.Minute)
+		broken = false
+		said, code := w.ended()
+		if code != 0 || !strings.Contains(said, "watching nodes: connection refused; trying again") {
+			t.Errorf("exit code %d: %s", code, said)
+		}
+	}, gpu("gpu-1"))
+}
+
+func TestWhoMayNotWatchIsTold(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.client.PrependWatchReactor("nodes", func(k8stesting.Action) (bool, watch.Interface, error) {
+			return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "", nil)
+		})
+		said, code := w.run(apply("--wait")...)
+		if code != 1 || !strings.Contains(said, "error: watching nodes: nodes is forbidden") {
+			t.Errorf("exit code %d: %s", code, said)
+		}
+	}, gpu("gpu-1"))
+}
+
+func TestAWriteThatFailsSaysHowManyNodesAreLabelled(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.client.PrependReactor("patch", "nodes", func(a k8stesting.Action) (bool, runtime.Object, error) {
+			switch p, _ := a.(k8stesting.PatchAction); p.GetName() {
+			case "gpu-2":
+				return true, nil, apierrors.NewNotFound(schema.GroupResource{Resource: "nodes"}, "gpu-2")
+			case "gpu-3":
+				return true, nil, errRefused
+			default:
+				return false, nil, nil
+			}
+		})
+		w.start(apply()...)
+		w.is(`
+gpu-1  labelled gpuslice.io/profile=research
+gpu-2  was deleted meanwhile
+error: writing to node gpu-3: connection refused; 1 of 3 nodes have the label; the same command goes on from there
+`, 1)
+	}, gpu("gpu-1"), gpu("gpu-2"), gpu("gpu-3"))
+}
+
+func TestWithoutWaitItSaysHowToSeeTheRollOut(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.start(apply()...)
+		w.is(`
+gpu-1  labelled gpuslice.io/profile=research
+the agents do the rest; to see it:
+  kubectl gpuslice apply -l pool=research --profile research --wait
+`, 0)
+	}, gpu("gpu-1"))
+}
+
+func TestWhatCannotBeMeantIsRefused(t *testing.T) {
+	for want, args := range map[string][]string{
+		`no node fits the selector "pool=none"; see the nodes' labels by: kubectl get nodes --show-labels`: {"apply", "-l", "pool=none", "--profile", "research"},
+		`reading the selector "pool in research"`:                                                          {"apply", "-l", "pool in research", "--profile", "research"},
+		"name nodes, or select them with -l":                                                               {"apply", "--profile", "research"},
+		"name nodes or select them with -l, not both":                                                      {"apply", "gpu-1", "-l", "a=b", "--profile", "research"},
+		"there is no node gpu-8, gpu-9; see kubectl get nodes":                                             {"apply", "gpu-8", "gpu-1", "node/gpu-9", "--profile", "research"},
+		"say what to ask for: --profile NAME, or --mig-config NAME":                                        {"apply", "gpu-1"},
+		`"my profile" can be no value of label gpuslice.io/profile: `:                                      {"apply", "gpu-1", "--profile", "my profile"},
+		"none of the others can be":                                                                        {"apply", "gpu-1", "--profile", "a", "--mig-config", "b"},
+	} {
+		inWorld(t, func(w *world) {
+			said, code := w.run(args...)
+			if code != 1 || !strings.Contains(said, "error: ") || !strings.Contains(said, want) {
+				t.Errorf("%v: exit code %d: %s, want %q", args, code, said, want)
+			}
+			if label := w.node("gpu-1").Labels[config.LabelProfile]; label != "" {
+				t.Errorf("%v: the node is labelled %q", args, label)
+			}
+		}, gpu("gpu-1"))
+	}
+}

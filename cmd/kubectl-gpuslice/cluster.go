@@ -1,0 +1,147 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// fieldManager names the command in the managedFields of what it writes.
+const fieldManager = "kubectl-gpuslice"
+
+// A roll-out writes each node once. With client-go's default of 5 requests a second, 400 nodes would take more than a minute.
+const (
+	clientQPS   = 50
+	clientBurst = 100
+)
+
+// options are what the subcommands share: kubectl's own flags for reaching a cluster.
+type options struct {
+	invoked   []string // the arguments of this process, to tell people how to come back
+	loading   *clientcmd.ClientConfigLoadingRules
+	overrides clientcmd.ConfigOverrides
+	connect   func() (kubernetes.Interface, error) // of tests; otherwise the flags say where
+}
+
+func (o *options) bind(flags *pflag.FlagSet) {
+	o.loading = clientcmd.NewDefaultClientConfigLoadingRules()
+	flags.StringVar(&o.loading.ExplicitPath, clientcmd.RecommendedConfigPathFlag, "", "Path to the kubeconfig file to use")
+	clientcmd.BindOverrideFlags(&o.overrides, flags, clientcmd.RecommendedConfigOverrideFlags(""))
+}
+
+func (o *options) client() (kubernetes.Interface, error) {
+	if o.connect != nil {
+		return o.connect()
+	}
+	c, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(o.loading, &o.overrides).ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("finding the API server: %w", err)
+	}
+	c.QPS, c.Burst = clientQPS, clientBurst
+	c.UserAgent = fieldManager + "/" + version
+	return kubernetes.NewForConfig(c)
+}
+
+// selection is which nodes are meant: those that are named, or those that a selector fits.
+type selection struct{ selector string }
+
+var errBoth = errors.New("name nodes or select them with -l, not both")
+
+// bind adds the flag. What stands beside it in the command line are names.
+func (s *selection) bind(c *cobra.Command) {
+	c.Flags().StringVarP(&s.selector, "selector", "l", "", "select nodes by their labels, as kubectl get does: pool=research,zone!=a")
+}
+
+// nodes reads the selected nodes, sorted by name. That there are none is an error.
+func (s *selection) nodes(ctx context.Context, client kubernetes.Interface, names []string) ([]corev1.Node, error) {
+	switch {
+	case s.selector != "" && len(names) > 0:
+		return nil, errBoth
+	case len(names) > 0:
+		return named(ctx, client, names)
+	case s.selector == "":
+		return nil, errors.New("name nodes, or select them with -l: -l nvidia.com/gpu.present=true")
+	}
+	found, err := fitting(ctx, client, s.selector)
+	if err == nil && len(found) == 0 {
+		err = fmt.Errorf("no node fits the selector %q; see the nodes' labels by: kubectl get nodes --show-labels", s.selector)
+	}
+	return found, err
+}
+
+func fitting(ctx context.Context, client kubernetes.Interface, selector string) ([]corev1.Node, error) {
+	if _, err := labels.Parse(selector); err != nil {
+		return nil, fmt.Errorf("reading the selector %q: %w", selector, err)
+	}
+	list, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: selector})
+	if err != nil {
+		return nil, fmt.Errorf("listing nodes: %w", err)
+	}
+	slices.SortFunc(list.Items, byName)
+	return list.Items, nil
+}
+
+// named reads nodes by their names, which may be as kubectl get -o name writes them.
+func named(ctx context.Context, client kubernetes.Interface, names []string) ([]corev1.Node, error) {
+	var out []corev1.Node
+	var missing []string
+	for _, name := range names {
+		name = strings.TrimPrefix(name, "node/")
+		if slices.ContainsFunc(out, func(n corev1.Node) bool { return n.Name == name }) {
+			continue
+		}
+		n, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			missing = append(missing, name)
+		case err != nil:
+			return nil, fmt.Errorf("reading node %s: %w", name, err)
+		default:
+			out = append(out, *n)
+		}
+	}
+	if len(missing) > 0 {
+		return nil, fmt.Errorf("there is no node %s; see kubectl get nodes", strings.Join(missing, ", "))
+	}
+	slices.SortFunc(out, byName)
+	return out, nil
+}
+
+func byName(a, b corev1.Node) int { return cmp.Compare(a.Name, b.Name) }
+
+// change is what is set on a node; nil takes a label or an annotation away.
+type change struct{ labels, annotations map[string]*string }
+
+// write changes a node, and gives it as it is then. It must still be the node that was looked at.
+func write(ctx context.Context, client kubernetes.Interface, node *corev1.Node, what change) (*corev1.Node, error) {
+	metadata := map[string]any{"uid": node.UID}
+	if len(what.labels) > 0 {
+		metadata["labels"] = what.labels
+	}
+	if len(what.annotations) > 0 {
+		metadata["annotations"] = what.annotations
+	}
+	body, err := json.Marshal(map[string]any{"metadata": metadata})
+	if err != nil {
+		return nil, fmt.Errorf("encoding the change of node %s: %w", node.Name, err)
+	}
+	after, err := client.CoreV1().Nodes().Patch(ctx, node.Name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: fieldManager})
+	if err != nil {
+		return nil, fmt.Errorf("writing to node %s: %w", node.Name, err)
+	}
+	return after, nil
+}

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+const request = config.LabelProfile + "=research"
+
+// answers is what an agent does that is asked.
+func (w *world) answers(name string, a agent.Answer) {
+	w.t.Helper()
+	w.edit(name, func(n *corev1.Node) {
+		asked, there := n.Annotations[config.AnnotationPreview]
+		if _, answered := n.Annotations[config.AnnotationPlan]; !there || answered {
+			w.t.Errorf("%s: asked %t, answered already %t", name, there, answered)
+		}
+		a.For = asked
+		text, err := json.Marshal(a)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		n.Annotations[config.AnnotationPlan] = string(text)
+	})
+}
+
+// untouched fails the test if a request, an answer or a label is left.
+func (w *world) untouched(names ...string) {
+	w.t.Helper()
+	for _, name := range names {
+		n := w.node(name)
+		for _, key := range []string{config.AnnotationPreview, config.AnnotationPlan} {
+			if text, there := n.Annotations[key]; there {
+				w.t.Errorf("%s: annotation %s is left: %s", name, key, text)
+			}
+		}
+		if label, there := n.Labels[config.LabelProfile]; there {
+			w.t.Errorf("%s is labelled %s", name, label)
+		}
+	}
+}
+
+func TestADryRunPrintsWhatEachNodeWouldDo(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.edit("gpu-1", func(n *corev1.Node) { // left by one that was killed
+			n.Annotations[config.AnnotationPreview] = request
+			n.Annotations[config.AnnotationPlan] = `{"for":"` + request + `","refused":"long ago"}`
+		})
+		w.start(apply("--dry-run")...)
+		some := agent.Answer{Steps: []string{"fence: journal, cordon, taint", "GPU 0: turn MIG on"}}
+		w.answers("gpu-1", some)
+		w.answers("gpu-2", agent.Answer{})
+		w.answers("gpu-3", some)
+		w.answers("gpu-4", agent.Answer{
+			Steps: []string{"evict team/a"}, More: 40, Pods: []string{"team/a", "team/b"}, MorePods: 7, Reboot: true, Runs: "in the window from noon",
+		})
+		w.answers("gpu-5", agent.Answer{Steps: []string{"evict team/a"}, Pods: []string{"team/a"}})
+		w.is(`
+gpu-1, gpu-3: 2 steps; no pod has to leave
+   1  fence: journal, cordon, taint
+   2  GPU 0: turn MIG on
+gpu-2: nothing to do
+gpu-4: 41 steps; 9 pods have to leave: team/a, team/b and 7 more; it takes a reboot of the node; in the window from noon
+   1  evict team/a
+      and 40 more
+gpu-5: 1 step; 1 pod has to leave: team/a
+   1  evict team/a
+profile research: 4 of 5 nodes would change; nothing was labelled
+`, 0)
+		w.untouched("gpu-1", "gpu-2", "gpu-3", "gpu-4", "gpu-5")
+	}, gpu("gpu-1"), gpu("gpu-2"), gpu("gpu-3"), gpu("gpu-4"), gpu("gpu-5"))
+}
+
+func TestADryRunNamesNodesThatRefuseOrDoNotAnswer(t *testing.T) {
+	inWorld(t, func(w *world) {
+		began := time.Now()
+		w.start(apply("--dry-run")...)
+		w.answers("gpu-1", agent.Answer{Refused: "there is no research"})
+		w.remove("gpu-3")
+		w.edit("gpu-4", func(n *corev1.Node) { n.Annotations[config.AnnotationPreview] = "gpuslice.io/profile=other" })
+		w.is(`
+gpu-1: cannot be: there is no research
+gpu-2: no answer within 30s; see whether an agent runs there: kubectl get pods -A -l app.kubernetes.io/name=gpuslice --field-selector spec.nodeName=NODE
+gpu-3: the node was deleted
+gpu-4: somebody else has asked its agent something at the same time; ask again
+profile research: 0 of 4 nodes would change; nothing was labelled
+error: profile research refused by 1 node, not answered by 3 nodes
+`, 1)
+		if took := time.Since(began); took != planTime {
+			t.Errorf("it took %s", took)
+		}
+		w.untouched("gpu-1", "gpu-2", "gpu-4")
+	}, gpu("gpu-1"), gpu("gpu-2"), gpu("gpu-3"), gpu("gpu-4"))
+}
+
+func TestAnInterruptedDryRunLeavesNoRequest(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.start(apply("--dry-run")...)
+		w.answers("gpu-1", agent.Answer{})
+		w.stop()
+		if said, code := w.ended(); code != 130 || !strings.Contains(said, "interrupted; nothing was labelled") {
+			t.Errorf("exit code %d: %s", code, said)
+		}
+		w.untouched("gpu-1", "gpu-2")
+	}, gpu("gpu-1"), gpu("gpu-2"))
+}

@@ -1,0 +1,276 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+
+	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// Silence after which people are told that no agent answers.
+const (
+	// answerTime is how long an agent may take to notice a label, which it does by a watch.
+	answerTime = 2 * time.Minute
+	// separator joins the name of a MIG config with that of a config of the device plugin, in the agent's status.
+	separator = " + "
+)
+
+// wish is what the nodes are asked for.
+type wish struct{ label, name string }
+
+// String writes it as people set it.
+func (w wish) String() string { return w.label + "=" + w.name }
+
+// kind names the wish in messages.
+func (w wish) kind() string {
+	if w.label == config.LabelProfile {
+		return "profile " + w.name
+	}
+	return "MIG config " + w.name
+}
+
+// stage is whether a node is still to be waited for.
+type stage int
+
+const (
+	pending stage = iota
+	converged
+	failed
+	deleted
+)
+
+// told is what the agent of a node has said.
+type told struct {
+	text      string // of the status annotation
+	status    agent.Status
+	condition corev1.NodeCondition
+}
+
+func toldBy(n *corev1.Node) told {
+	t := told{text: n.Annotations[config.AnnotationStatus]}
+	if json.Unmarshal([]byte(t.text), &t.status) != nil { // of a version that this one cannot read
+		t.status = agent.Status{}
+	}
+	for _, c := range n.Status.Conditions {
+		if c.Type == config.ConditionGPUPartitionReady {
+			t.condition = c
+		}
+	}
+	return t
+}
+
+// none reports whether no agent has ever said anything.
+func (t told) none() bool { return t.text == "" && t.condition.Type == "" }
+
+func (t told) same(o told) bool { return t.text == o.text && t.sameCondition(o) }
+
+func (t told) sameCondition(o told) bool {
+	return t.condition.Reason == o.condition.Reason && t.condition.Message == o.condition.Message &&
+		t.condition.LastHeartbeatTime.Equal(&o.condition.LastHeartbeatTime)
+}
+
+// about reports whether the status is about the wish.
+func (t told) about(w wish) bool {
+	s := t.status
+	if s.Label != "" && s.Label != w.label { // older agents do not say
+		return false
+	}
+	name := s.Desired
+	if w.label == config.LabelMIGConfig {
+		if n := len(w.name); len(name) > n && name[n:min(len(name), n+len(separator))] == separator {
+			name = name[:n]
+		}
+	}
+	return name == w.name
+}
+
+// agrees reports whether condition and status, which are two writes, are about the same.
+func (t told) agrees() bool {
+	return t.condition.Reason == string(t.status.Reason) && !t.condition.LastHeartbeatTime.Time.Before(t.status.Since.Truncate(time.Second))
+}
+
+// identity is a node as it was when this command wrote to it.
+type identity struct {
+	name string
+	uid  types.UID
+	from string // resource version: the node as it was before says nothing
+}
+
+func identify(n *corev1.Node) identity {
+	return identity{name: n.Name, uid: n.UID, from: n.ResourceVersion}
+}
+
+// outdated reports whether this is not that node, or is it as it was before: lists come from caches.
+func (i identity) outdated(n *corev1.Node) bool {
+	order, err := resourceversion.CompareResourceVersion(n.ResourceVersion, i.from)
+	return n.UID != i.uid || err == nil && order < 0
+}
+
+// followed is a node that is waited for.
+type followed struct {
+	identity
+	wish  wish
+	asked bool // the label was set by this command, and was not there before
+	first told // what the agent had said by then
+	last  told
+	heard time.Time // when the agent last said anything, or the wait began
+	most  int       // steps that were ever left
+
+	stage    stage
+	phase    agent.Phase
+	reason   config.Reason
+	message  string
+	blockers []string
+	percent  int
+}
+
+// waitFor begins to wait for the node, which has the label by now.
+func waitFor(n *corev1.Node, w wish, asked bool, now time.Time) *followed {
+	f := &followed{identity: identify(n), wish: w, asked: asked, first: toldBy(n), heard: now}
+	f.message = "waiting for its agent to see the label"
+	if f.first.none() {
+		f.message = "no agent has ever said anything of this node"
+	}
+	f.see(n, now)
+	return f
+}
+
+// see takes in how the node is now.
+func (f *followed) see(n *corev1.Node, now time.Time) {
+	if f.stage != pending || f.outdated(n) {
+		return
+	}
+	t := toldBy(n)
+	before := f.last
+	f.last = t
+	if !t.same(before) {
+		f.heard = now
+	}
+	if message := f.withdrawn(n); message != "" {
+		f.end(failed, "", message)
+		return
+	}
+	// The label may have been taken away and set again so fast that the agent has not seen it: then it counts from its next word on.
+	fresh := !f.asked || !t.same(f.first)
+	switch {
+	case !fresh:
+	case t.condition.Reason == string(config.ReasonJournalUnreadable): // it touches nothing, nor the status
+		f.end(failed, config.ReasonJournalUnreadable, t.condition.Message)
+	case t.about(f.wish):
+		f.judge(t, before)
+	case t.condition.Reason != string(t.status.Reason) && !t.sameCondition(f.first): // it cannot look at the node, as without a driver
+		f.tell(agent.PhaseWaiting, config.Reason(t.condition.Reason), t.condition.Message, nil)
+	}
+}
+
+// withdrawn says who else has asked for something since.
+func (f *followed) withdrawn(n *corev1.Node) string {
+	now, there := n.Labels[f.wish.label]
+	profile := n.Labels[config.LabelProfile]
+	switch {
+	case !there:
+		return fmt.Sprintf("label %s was removed by somebody else", f.wish.label)
+	case now != f.wish.name:
+		return fmt.Sprintf("label %s is %q now: somebody else has changed it", f.wish.label, now)
+	case f.wish.label == config.LabelMIGConfig && profile != "":
+		return fmt.Sprintf("label %s=%s, which wins, was set by somebody else", config.LabelProfile, profile)
+	default:
+		return ""
+	}
+}
+
+// judge takes in a status that is about the wish.
+func (f *followed) judge(t, before told) {
+	s := t.status
+	switch {
+	case t.agrees() && s.Reason == config.ReasonConverged && t.condition.Status == corev1.ConditionTrue:
+		f.percent = 100
+		f.end(converged, s.Reason, t.condition.Message)
+	case t.agrees() && s.Phase == agent.PhaseStalled:
+		f.end(failed, s.Reason, t.condition.Message)
+	case t.agrees():
+		f.progress(s)
+		f.tell(s.Phase, s.Reason, t.condition.Message, s.Blockers)
+	case !t.sameCondition(before): // the condition is the newer: the agent cannot look at the node
+		f.tell(agent.PhaseWaiting, config.Reason(t.condition.Reason), t.condition.Message, nil)
+	default: // the condition is about to follow
+	}
+}
+
+// progress is how much of the change is done: of the steps that were ever left, forwards or on the way back.
+func (f *followed) progress(s agent.Status) {
+	if s.Phase == agent.PhaseRollingBack && f.phase != agent.PhaseRollingBack {
+		f.most = 0
+	}
+	f.most = max(f.most, s.Left)
+	if f.most > 0 {
+		f.percent = 100 * (f.most - s.Left) / f.most
+	}
+}
+
+func (f *followed) tell(phase agent.Phase, reason config.Reason, message string, blockers []string) {
+	f.phase, f.reason, f.message, f.blockers = phase, reason, message, blockers
+}
+
+func (f *followed) end(s stage, reason config.Reason, message string) {
+	f.stage = s
+	f.tell("", reason, message, nil)
+}
+
+// gone takes in that the node was deleted.
+func (f *followed) gone() {
+	if f.stage == pending {
+		f.end(deleted, "", "the node was deleted, and is not waited for")
+	}
+}
+
+// passed looks whether the agent keeps silent: for longer than a heartbeat, once it has said anything of the wish. A node of which
+// none has ever said anything is given up.
+func (f *followed) passed(now time.Time) {
+	patience := answerTime
+	if f.reason != "" {
+		patience += config.Default().NodeHeartbeat
+	}
+	silence := now.Sub(f.heard)
+	if f.stage != pending || silence < patience {
+		return
+	}
+	message := fmt.Sprintf("no agent has answered for %s; see whether its pod runs: kubectl get pods -A -l app.kubernetes.io/name=gpuslice"+
+		" --field-selector spec.nodeName=%s", patience.Round(time.Minute), f.name)
+	if f.last.none() {
+		f.end(failed, "", message)
+		return
+	}
+	f.tell(f.phase, f.reason, message, nil)
+}
+
+// state is where the node stands, in a word.
+func (f *followed) state() string {
+	switch f.stage {
+	case converged:
+		return "Converged"
+	case failed:
+		return "Failed"
+	case deleted:
+		return "Deleted"
+	default:
+		return cmp.Or(string(f.phase), "Asked")
+	}
+}
+
+// words say why, with the reason where there is one that the state does not say.
+func (f *followed) words() string {
+	message := strings.ReplaceAll(f.message, "\n", " ")
+	if f.reason == "" || string(f.reason) == f.state() {
+		return message
+	}
+	return string(f.reason) + ": " + message
+}

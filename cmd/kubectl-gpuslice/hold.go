@@ -1,0 +1,52 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+
+	"github.com/gpuslice/gpuslice/config"
+)
+
+func (o *options) hold() *cobra.Command {
+	var nodes selection
+	var release bool
+	var reason string
+	c := &cobra.Command{
+		Use:   "hold (-l SELECTOR | NODE...) [--reason TEXT | --release]",
+		Short: "Keep the selected nodes from beginning any change, or let them again",
+		Long: "Sets the annotation " + config.AnnotationHold + ": nothing is begun on the node, whatever its labels ask, until --release takes it away.\n" +
+			"What is begun already is finished or undone.",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			client, err := o.client()
+			if err != nil {
+				return err
+			}
+			selected, err := nodes.nodes(cmd.Context(), client, args)
+			if err != nil {
+				return err
+			}
+			out := &printer{w: cmd.OutOrStdout()}
+			value, said := &reason, "held: "+reason
+			if release {
+				value, said = nil, "released"
+			}
+			for i := range selected {
+				n := &selected[i]
+				now, held := n.Annotations[config.AnnotationHold]
+				if held == (value != nil) && (!held || now == reason) {
+					out.printf("%s  was %s already\n", n.Name, said)
+					continue
+				}
+				if _, err := write(cmd.Context(), client, n, change{annotations: map[string]*string{config.AnnotationHold: value}}); err != nil {
+					return err
+				}
+				out.printf("%s  %s\n", n.Name, said)
+			}
+			return out.err
+		},
+	}
+	nodes.bind(c)
+	c.Flags().StringVar(&reason, "reason", "by hand", "why, which the node's condition tells")
+	c.Flags().BoolVar(&release, "release", false, "let the nodes change again")
+	c.MarkFlagsMutuallyExclusive("reason", "release")
+	return c
+}

@@ -1,0 +1,41 @@
+package main
+
+import (
+	"fmt"
+	"time"
+)
+
+// lines shows a roll-out where there is no terminal: a line when a node has another state or reason.
+type lines struct {
+	out   *printer
+	shown map[string]string // by node, its state and reason
+}
+
+func newLines(out *printer) *lines { return &lines{out: out, shown: map[string]string{}} }
+
+func (l *lines) show(nodes []*followed) {
+	for _, f := range nodes {
+		if now := news(f); l.shown[f.name] != now {
+			l.shown[f.name] = now
+			l.say(sentence(f))
+		}
+	}
+}
+
+func (l *lines) say(line string) {
+	l.out.printf("%s  %s\n", time.Now().UTC().Format(time.TimeOnly+"Z"), line)
+}
+
+func (l *lines) close() {}
+
+// news is what of a node is worth a line when it changes.
+func news(f *followed) string {
+	text := f.state() + " " + string(f.reason)
+	if f.reason == "" {
+		text += f.message
+	}
+	return text
+}
+
+// sentence says all of a node in one line.
+func sentence(f *followed) string { return fmt.Sprintf("%s  %s  %s", f.name, f.state(), f.words()) }

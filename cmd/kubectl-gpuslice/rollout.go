@@ -1,0 +1,150 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
+)
+
+// rollout is a wish on its way to many nodes.
+type rollout struct {
+	wish   wish
+	nodes  []*followed // sorted by name
+	screen screen
+	out    *printer
+}
+
+// screen shows people how far a roll-out is.
+type screen interface {
+	show(nodes []*followed) // at each change of any of them
+	say(line string)        // once
+	close()
+}
+
+func (r *rollout) see(n *corev1.Node) { r.with(n.Name, func(f *followed) { f.see(n, time.Now()) }) }
+
+func (r *rollout) gone(name string) { r.with(name, (*followed).gone) }
+
+func (r *rollout) passed(now time.Time) {
+	for _, f := range r.nodes {
+		f.passed(now)
+	}
+	r.screen.show(r.nodes)
+}
+
+func (r *rollout) trouble(err error) { r.screen.say(fmt.Sprintf("%v; trying again", err)) }
+
+func (r *rollout) settled() (bool, error) {
+	return r.count(pending) == 0, r.out.err
+}
+
+// with changes one of the nodes.
+func (r *rollout) with(name string, change func(*followed)) {
+	i, found := slices.BinarySearchFunc(r.nodes, name, func(f *followed, name string) int { return strings.Compare(f.name, name) })
+	if !found {
+		return
+	}
+	change(r.nodes[i])
+	r.screen.show(r.nodes)
+}
+
+func (r *rollout) count(s stage) int {
+	n := 0
+	for _, f := range r.nodes {
+		if f.stage == s {
+			n++
+		}
+	}
+	return n
+}
+
+func (r *rollout) names() []string {
+	var out []string
+	for _, f := range r.nodes {
+		out = append(out, f.name)
+	}
+	return out
+}
+
+// errLate is the end of a wait by its timeout.
+var errLate = errors.New("the timeout has come first")
+
+// wait follows the nodes to the end, to the timeout if there is one, or until people have seen enough. The roll-out goes on
+// whatever becomes of the wait: agents do it.
+func (r *rollout) wait(ctx context.Context, client kubernetes.Interface, timeout time.Duration, again string) error {
+	waiting := ctx
+	if timeout > 0 {
+		var cancel context.CancelFunc
+		waiting, cancel = context.WithTimeoutCause(ctx, timeout, errLate)
+		defer cancel()
+	}
+	r.screen.show(r.nodes)
+	err := follow(waiting, client, r.names(), r)
+	r.screen.close()
+	switch {
+	case ctx.Err() != nil:
+		r.summarize()
+		return coded{fmt.Errorf("interrupted; the roll-out of %s goes on without this command, on %s; to see it again:\n  %s",
+			r.wish.kind(), counted(r.count(pending), "node"), again), exitInterrupted}
+	case err != nil && !errors.Is(err, errLate):
+		return err
+	}
+	r.summarize()
+	switch n := r.count(failed); {
+	case r.out.err != nil:
+		return r.out.err
+	case n > 0:
+		return fmt.Errorf("%s failed on %s", r.wish.kind(), counted(n, "node"))
+	case err != nil:
+		return coded{fmt.Errorf("%s is not on %s after %s; the roll-out goes on; to see it again:\n  %s",
+			r.wish.kind(), counted(r.count(pending), "node"), timeout, again), exitTimeout}
+	default:
+		return nil
+	}
+}
+
+// summarize says how each node stands that is not as asked, and how many are.
+func (r *rollout) summarize() {
+	for _, f := range r.nodes {
+		if f.stage == failed || f.stage == pending {
+			r.out.printf("%s: %s: %s\n", f.name, f.state(), f.words())
+		}
+	}
+	text := fmt.Sprintf("%s: %d of %s converged", r.wish.kind(), r.count(converged), counted(len(r.nodes), "node"))
+	for _, left := range []struct {
+		stage stage
+		word  string
+	}{{failed, "failed"}, {pending, "under way"}, {deleted, "deleted"}} {
+		if n := r.count(left.stage); n > 0 {
+			text += fmt.Sprintf(", %d %s", n, left.word)
+		}
+	}
+	r.out.printf("%s\n", text)
+}
+
+// counted writes a number of things.
+func counted(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}
+
+// printer keeps the first error of many writes.
+type printer struct {
+	w   io.Writer
+	err error
+}
+
+func (p *printer) printf(format string, args ...any) {
+	if p.err == nil {
+		_, p.err = fmt.Fprintf(p.w, format, args...)
+	}
+}

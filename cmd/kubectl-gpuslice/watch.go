@@ -1,0 +1,112 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	watchtools "k8s.io/client-go/tools/watch"
+)
+
+// lookout is how often it is looked who keeps silent. Everything else is told by the watch.
+const lookout = 10 * time.Second
+
+// watcher is told what becomes of nodes.
+type watcher interface {
+	see(node *corev1.Node)  // the node is new or has changed
+	gone(name string)       // it is no more
+	passed(now time.Time)   // some time has passed
+	trouble(err error)      // the API server does not answer; it is asked again
+	settled() (bool, error) // nothing more is to be watched
+}
+
+// follow tells the watcher of the named nodes until all is settled or ctx ends. A watch that is lost is taken up again.
+func follow(ctx context.Context, client kubernetes.Interface, names []string, w watcher) error {
+	troubles := make(chan error, 1)
+	index, informer, events, ended := watchtools.NewIndexerInformerWatcherWithLogger(logr.Discard(), source(client, names, troubles), &corev1.Node{})
+	defer func() { events.Stop(); <-ended }()
+	ticks := time.NewTicker(lookout)
+	defer ticks.Stop()
+	for {
+		if done, err := w.settled(); done || err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case event := <-events.ResultChan():
+			tell(w, event)
+		case err := <-troubles:
+			if apierrors.IsForbidden(err) {
+				return err
+			}
+			w.trouble(err)
+		case now := <-ticks.C:
+			if informer.HasSynced() {
+				missing(index, names, w)
+			}
+			w.passed(now)
+		}
+	}
+}
+
+func tell(w watcher, event watch.Event) {
+	node, ok := event.Object.(*corev1.Node)
+	switch {
+	case !ok:
+	case event.Type == watch.Deleted:
+		w.gone(node.Name)
+	default:
+		w.see(node)
+	}
+}
+
+// missing tells of nodes that went before the watch began.
+func missing(index cache.Indexer, names []string, w watcher) {
+	for _, name := range names {
+		if _, there, err := index.GetByKey(name); err == nil && !there {
+			w.gone(name)
+		}
+	}
+}
+
+// source watches the node, or all nodes if there are several: a selector would take a node for deleted when its labels change, and
+// one watch of all is less for the API server than one for each. Errors are handed on, unless one waits to be taken.
+func source(client kubernetes.Interface, names []string, troubles chan<- error) cache.ListerWatcher {
+	only := fields.Everything()
+	if len(names) == 1 {
+		only = fields.OneTermEqualSelector("metadata.name", names[0])
+	}
+	report := func(err error) {
+		if err == nil || apierrors.IsInvalid(err) { // an older API server cannot stream the list, and is asked for it the old way
+			return
+		}
+		select {
+		case troubles <- fmt.Errorf("watching nodes: %w", err):
+		default:
+		}
+	}
+	return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.FieldSelector = only.String()
+			list, err := client.CoreV1().Nodes().List(ctx, o)
+			report(err)
+			return list, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.FieldSelector = only.String()
+			w, err := client.CoreV1().Nodes().Watch(ctx, o)
+			report(err)
+			return w, err
+		},
+	}, client)
+}
