@@ -1,0 +1,189 @@
+package node_test
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/test/binaries"
+	"github.com/gpuslice/gpuslice/test/cluster"
+	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
+)
+
+// oneT4 is a node whose GPU cannot do MIG.
+const oneT4 = "gpus:\n- model: T4\n"
+
+// rollsOut gives kubectl the plugin, and a kubeconfig of somebody who may do no more than README says that a roll-out takes.
+func (r *rig) rollsOut() (kubectl func(args ...string) *exec.Cmd) {
+	r.t.Helper()
+	plugin, err := binaries.Builder{Log: os.Stderr}.Tool(r.t.Context(), "./cmd/kubectl-gpuslice")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	name := "roll-out-" + r.Name
+	user, err := r.cluster.ConfigFor(name)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	kubeconfig := filepath.Join(r.t.TempDir(), "kubeconfig")
+	if err := cluster.WriteKubeconfig(kubeconfig, user); err != nil {
+		r.t.Fatal(err)
+	}
+	meta := metav1.ObjectMeta{Name: name}
+	_, err = r.client.RbacV1().ClusterRoles().Create(r.t.Context(), &rbacv1.ClusterRole{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "list", "watch", "patch"}},
+	}}, metav1.CreateOptions{})
+	if err == nil {
+		_, err = r.client.RbacV1().ClusterRoleBindings().Create(r.t.Context(), &rbacv1.ClusterRoleBinding{
+			ObjectMeta: meta, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
+			Subjects: []rbacv1.Subject{{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: name}},
+		}, metav1.CreateOptions{})
+	}
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() {
+		for _, err := range []error{
+			r.client.RbacV1().ClusterRoleBindings().Delete(context.Background(), name, metav1.DeleteOptions{}),
+			r.client.RbacV1().ClusterRoles().Delete(context.Background(), name, metav1.DeleteOptions{}),
+		} {
+			if err != nil {
+				r.t.Error(err)
+			}
+		}
+	})
+	return func(args ...string) *exec.Cmd {
+		ctx, cancel := context.WithTimeout(r.t.Context(), patience)
+		r.t.Cleanup(cancel)
+		cmd := exec.CommandContext(ctx, r.cluster.Kubectl(), append([]string{"gpuslice"}, args...)...)
+		cmd.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig, "PATH="+filepath.Dir(plugin)+":"+os.Getenv("PATH"))
+		return cmd
+	}
+}
+
+// says runs the command, and fails the test unless it ends with the code and says all of it.
+func says(t *testing.T, cmd *exec.Cmd, code int, all ...string) {
+	t.Helper()
+	out, err := cmd.CombinedOutput()
+	if cmd.ProcessState == nil {
+		t.Fatal(err)
+	}
+	if got := cmd.ProcessState.ExitCode(); got != code {
+		t.Errorf("%s: exit code %d, want %d:\n%s", strings.Join(cmd.Args[1:], " "), got, code, out)
+	}
+	for _, say := range all {
+		if !strings.Contains(string(out), say) {
+			t.Errorf("%s does not say %q:\n%s", strings.Join(cmd.Args[1:], " "), say, out)
+		}
+	}
+}
+
+// pool puts the nodes into one, by a label.
+func pool(t *testing.T, rigs ...*rig) (selector string) {
+	t.Helper()
+	name := clustertest.Namespace(t) // no other test's
+	for _, r := range rigs {
+		r.label("pool", name)
+	}
+	return "pool=" + name
+}
+
+func TestARollOutEndsWhenAllNodesAreAsAskedOrRefuse(t *testing.T) {
+	t.Parallel()
+	good, bad := newRig(t, twoH100, ""), newRig(t, oneT4, "")
+	kubectl := good.rollsOut()
+	selector := pool(t, good, bad)
+	for _, r := range []*rig{good, bad} {
+		r.awaitOffered("nvidia.com/gpu", len(r.GPUs.UUIDs()))
+		r.run()
+		r.awaitReason(config.ReasonNoWish)
+	}
+	namespace := clustertest.Namespace(t)
+	good.pod(namespace, "trainer", map[string]string{"nvidia.com/gpu": "1"})
+	good.awaitRunning(namespace, "trainer")
+	before := good.GPUs.String()
+
+	ask := []string{"apply", "-l", selector, "--profile", "all-1g.10gb"}
+	says(t, kubectl(append(ask, "--dry-run")...), 1,
+		good.Name+": ", "1 pod has to leave: "+namespace+"/trainer", "1  fence: journal, cordon, taint", "create 1g.10gb@0",
+		bad.Name+": cannot be: label gpuslice.io/profile=all-1g.10gb: ", "nothing was labelled",
+		"error: profile all-1g.10gb refused by 1 node, not answered by 0 nodes")
+	for _, r := range []*rig{good, bad} {
+		n := r.await("an end of the preview", func(n *corev1.Node) bool { return n.Annotations[config.AnnotationPlan] == "" })
+		if label, there := n.Labels[config.LabelProfile]; there || n.Annotations[config.AnnotationPreview] != "" {
+			t.Errorf("%s is labelled %q, its annotations are %v", r.Name, label, n.Annotations)
+		}
+	}
+	if after := good.GPUs.String(); after != before {
+		t.Errorf("the dry run changed the GPUs:\n%s", after)
+	}
+
+	says(t, kubectl(append(ask, "--wait")...), 1,
+		good.Name+"  labelled gpuslice.io/profile=all-1g.10gb", good.Name+"  Draining  ", good.Name+"  Converged  all-1g.10gb: ",
+		bad.Name+"  Failed  ", "profile all-1g.10gb: 1 of 2 nodes converged, 1 failed")
+	good.givenBack(good.node())
+	says(t, kubectl("apply", good.Name, "--profile", "all-1g.10gb", "--wait"), 0, "has label gpuslice.io/profile=all-1g.10gb already", "1 of 1 node converged")
+	says(t, kubectl("status", "-l", selector), 0, good.Name, bad.Name, "Converged", "Stalled", "mig-1g.10gb 14")
+}
+
+func TestARollOutGoesOnWithoutTheCommand(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, twoH100, "")
+	kubectl := r.rollsOut()
+	r.awaitOffered("nvidia.com/gpu", 2)
+	ask := []string{"apply", r.Name, "--mig-config", "all-balanced", "--wait"}
+
+	cmd := kubectl(ask...)
+	var said strings.Builder
+	cmd.Stdout, cmd.Stderr = &said, &said
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	r.await("the label", func(n *corev1.Node) bool { return n.Labels[config.LabelMIGConfig] == "all-balanced" })
+	if err := cmd.Process.Signal(syscall.SIGINT); err != nil { // before there is an agent
+		t.Fatal(err)
+	}
+	_ = cmd.Wait() // the exit code says more
+	if code := cmd.ProcessState.ExitCode(); code != 130 || !strings.Contains(said.String(), "kubectl gpuslice "+strings.Join(ask, " ")) {
+		t.Errorf("exit code %d: %s", code, said.String())
+	}
+
+	says(t, kubectl(append(ask, "--timeout", "1s")...), 3, "warning: no agent has ever said anything of "+r.Name, "is not on 1 node after 1s")
+	r.run()
+	says(t, kubectl(ask...), 0, r.Name+"  Converged  all-balanced: ")
+	r.givenBack(r.node())
+}
+
+// A wish for another config is told by the one who waits for the first.
+func TestARollOutTellsOfAnotherWish(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, twoH100, "")
+	kubectl := r.rollsOut()
+	r.awaitOffered("nvidia.com/gpu", 2)
+	cmd := kubectl("apply", r.Name, "--profile", "all-balanced", "--wait")
+	var said strings.Builder
+	cmd.Stdout, cmd.Stderr = &said, &said
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	r.await("the label", func(n *corev1.Node) bool { return n.Labels[config.LabelProfile] == "all-balanced" })
+	r.label(config.LabelProfile, "all-disabled")
+	_ = cmd.Wait() // the exit code says more
+	if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(said.String(), `is "all-disabled" now: somebody else has changed it`) {
+		t.Errorf("exit code %d: %s", code, said.String())
+	}
+	says(t, kubectl("hold", r.Name, "--reason", "audit"), 0, r.Name+"  held: audit")
+	if why := r.node().Annotations[config.AnnotationHold]; why != "audit" {
+		t.Errorf("annotation %s is %q", config.AnnotationHold, why)
+	}
+	says(t, kubectl("hold", r.Name, "--release"), 0, r.Name+"  released")
+}
