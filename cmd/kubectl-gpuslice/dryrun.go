@@ -186,7 +186,7 @@ func (q *inquiry) describe(a *asked) string {
 		b.WriteString("; it takes a reboot of the node")
 	}
 	if a.answer.Runs != "" {
-		b.WriteString("; " + a.answer.Runs)
+		b.WriteString("; runs " + a.answer.Runs)
 	}
 	for i, step := range a.answer.Steps {
 		fmt.Fprintf(&b, "\n%4d  %s", i+1, step)

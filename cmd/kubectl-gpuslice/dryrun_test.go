@@ -59,7 +59,7 @@ func TestADryRunPrintsWhatEachNodeWouldDo(t *testing.T) {
 		w.answers("gpu-2", agent.Answer{})
 		w.answers("gpu-3", some)
 		w.answers("gpu-4", agent.Answer{
-			Steps: []string{"evict team/a"}, More: 40, Pods: []string{"team/a", "team/b"}, MorePods: 7, Reboot: true, Runs: "in the window from noon",
+			Steps: []string{"evict team/a"}, More: 40, Pods: []string{"team/a", "team/b"}, MorePods: 7, Reboot: true, Runs: "at noon",
 		})
 		w.answers("gpu-5", agent.Answer{Steps: []string{"evict team/a"}, Pods: []string{"team/a"}})
 		w.is(`
@@ -67,7 +67,7 @@ gpu-1, gpu-3: 2 steps; no pod has to leave
    1  fence: journal, cordon, taint
    2  GPU 0: turn MIG on
 gpu-2: nothing to do
-gpu-4: 41 steps; 9 pods have to leave: team/a, team/b and 7 more; it takes a reboot of the node; in the window from noon
+gpu-4: 41 steps; 9 pods have to leave: team/a, team/b and 7 more; it takes a reboot of the node; runs at noon
    1  evict team/a
       and 40 more
 gpu-5: 1 step; 1 pod has to leave: team/a

@@ -100,6 +100,9 @@ func row(n *corev1.Node, now time.Time) table.Row {
 	if more := len(blockers) - mostListed; more > 0 {
 		blockers = append(blockers[:mostListed:mostListed], "and "+counted(more, "other"))
 	}
+	if !s.Next.IsZero() {
+		blockers = append([]string{"begins at " + s.Next.UTC().Format("2006-01-02 15:04:05Z")}, blockers...)
+	}
 	if why, held := n.Annotations[config.AnnotationHold]; held {
 		blockers = append([]string{"held: " + why}, blockers...)
 	}

@@ -22,6 +22,7 @@ func TestStatusShowsANodePerLine(t *testing.T) {
 		w.edit("gpu-2", func(n *corev1.Node) {
 			n.Labels[config.LabelMIGConfig], n.Labels[config.LabelDevicePluginConfig] = "all-1g.10gb", "slices"
 			s := research(agent.PhaseDraining, config.ReasonEvictionBlocked, 9, "team/a: PDB team/a", "team/b: PDB team/b", "team/c: PDB", "team/d: PDB")
+			s.Next = time.Date(2000, 1, 1, 22, 0, 0, 0, time.UTC)
 			says(n, s, "waiting")
 			n.Annotations[config.AnnotationHold] = "audit"
 		})
@@ -30,7 +31,7 @@ func TestStatusShowsANodePerLine(t *testing.T) {
 		w.is(`
 NODE    ASKED FOR              PHASE      REASON            SINCE   CAPACITY                                 BLOCKERS
 gpu-1   research               Idle       Converged         3m      nvidia.com/gpu 24 = 8 x 3 time-slicing
-gpu-2   all-1g.10gb + slices   Draining   EvictionBlocked   3m                                               held: audit; team/a: PDB team/a; team/b: PDB team/b; and 2 others
+gpu-2   all-1g.10gb + slices   Draining   EvictionBlocked   3m                                               held: audit; begins at 2000-01-01 22:00:00Z; team/a: PDB team/a; team/b: PDB team/b; and 2 others
 `, 0)
 		w.start("status", "-l", "pool=none")
 		w.is(`
