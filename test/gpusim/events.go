@@ -24,6 +24,10 @@ type Event struct {
 	CI     int    `json:"ci"`
 }
 
+// eventInterval is how often a wait for events looks for those that other processes have caused. The agent and the device plugin of
+// each node wait all the time, and there are tests with fifty nodes.
+const eventInterval = 100 * time.Millisecond
+
 // keptEvents is how many events a node remembers. A waiter that falls behind further misses some, as on hardware.
 const keptEvents = 64
 
@@ -88,7 +92,7 @@ func (set *EventSet) wait(ctx context.Context, d time.Duration) (e Event, r Retu
 		if r != Timeout {
 			return e, r
 		}
-		look := time.NewTimer(lookInterval)
+		look := time.NewTimer(eventInterval)
 		select {
 		case <-changed:
 		case <-look.C:
