@@ -1,0 +1,573 @@
+package node_test
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	watchtools "k8s.io/client-go/tools/watch"
+
+	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
+	"github.com/gpuslice/gpuslice/test/gpusim"
+	"github.com/gpuslice/gpuslice/test/node"
+)
+
+var fleetSize = flag.Int("fleet", 20, "how many nodes TestNeverMoreThanTheLimitIsUnavailable has")
+
+// labelPool says which pool a node of these tests belongs to.
+const labelPool = "test.gpuslice.io/pool"
+
+// fleet is a pool of nodes with an agent on each, and what the API server has told of it.
+type fleet struct {
+	t      *testing.T
+	pool   string
+	limit  int
+	client kubernetes.Interface
+	nodes  []*rig // in the order in which they are labelled
+
+	seen map[string]*corev1.Node // as the last event has left them
+	most int                     // so many were unavailable at once
+}
+
+// newFleet starts nodes with one GPU each, and no agent yet. The pool has the limit and what else its entry says.
+func newFleet(t *testing.T, n, limit int, entry, settings string) *fleet {
+	t.Helper()
+	f := &fleet{
+		t: t, pool: fmt.Sprintf("pool-%d", rand.Uint32()), limit: limit, client: clustertest.Client(t), seen: map[string]*corev1.Node{},
+	}
+	began := time.Now()
+	settings += "maintenance: {name: " + f.pool + "}\n"
+	member := func(o *node.Options) { o.Labels = map[string]string{labelPool: f.pool} }
+	for range n {
+		f.nodes = append(f.nodes, newRig(t, "gpus: [{model: H100-80GB}]", settings, member))
+	}
+	f.nodes[0].configMapOf(f.pool, map[string]string{maintenanceKey: fmt.Sprintf(
+		"%spools:\n- {name: %s, selector: %s=%s, maxUnavailable: %d%s}\n", maintenanceHeader, f.pool, labelPool, f.pool, limit, entry)})
+	for _, r := range f.nodes {
+		r.awaitOffered("nvidia.com/gpu", 1)
+	}
+	t.Logf("%d nodes after %s", n, time.Since(began).Round(100*time.Millisecond))
+	return f
+}
+
+// run starts the agents.
+func (f *fleet) run() {
+	f.t.Helper()
+	began := time.Now()
+	for _, r := range f.nodes {
+		r.run()
+	}
+	for _, r := range f.nodes {
+		r.awaitReason(config.ReasonNoWish)
+	}
+	f.t.Logf("%d agents after %s", len(f.nodes), time.Since(began).Round(100*time.Millisecond))
+}
+
+// unavailable tells a node that takes no pods, whoever keeps it from that.
+func unavailable(n *corev1.Node) bool { return n.Spec.Unschedulable || !ready(n) || fenced(n) }
+
+// fenced tells a node that an agent keeps for itself.
+func fenced(n *corev1.Node) bool {
+	return slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == config.TaintRepartitioning })
+}
+
+// nodeEvents lists the nodes of the pool, and then follows them without a gap.
+func (f *fleet) nodeEvents() <-chan watch.Event {
+	f.t.Helper()
+	list := cache.NewFilteredListWatchFromClient(f.client.CoreV1().RESTClient(), "nodes", metav1.NamespaceAll,
+		func(o *metav1.ListOptions) { o.LabelSelector = labelPool + "=" + f.pool })
+	first, err := list.ListWithContext(f.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	all := first.(*corev1.NodeList)
+	for i := range all.Items {
+		f.seen[all.Items[i].Name] = &all.Items[i]
+	}
+	return f.follow(list, all.ResourceVersion)
+}
+
+// leaseEvents follows the pool's Lease, which need not be there yet, without a gap.
+func (f *fleet) leaseEvents() <-chan watch.Event {
+	f.t.Helper()
+	list := cache.NewListWatchFromClient(f.client.CoordinationV1().RESTClient(), "leases", agentNamespace,
+		fields.OneTermEqualSelector("metadata.name", f.lease()))
+	first, err := list.ListWithContext(f.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	all := first.(*coordinationv1.LeaseList)
+	return f.follow(list, all.ResourceVersion)
+}
+
+func (f *fleet) follow(list *cache.ListWatch, from string) <-chan watch.Event {
+	f.t.Helper()
+	w, err := watchtools.NewRetryWatcherWithContext(f.t.Context(), from, list)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.t.Cleanup(w.Stop)
+	return w.ResultChan()
+}
+
+const agentNamespace = "gpuslice"
+
+func (f *fleet) lease() string { return config.LeasePrefix + f.pool }
+
+// look takes notice of what has become of a node. Never are more unavailable than may be, whoever keeps them so.
+func (f *fleet) look(e watch.Event) {
+	f.t.Helper()
+	n, ok := e.Object.(*corev1.Node)
+	switch {
+	case !ok:
+		f.t.Errorf("the watch of the nodes says %s %v", e.Type, e.Object)
+		return
+	case e.Type == watch.Deleted:
+		delete(f.seen, n.Name)
+	default:
+		f.seen[n.Name] = n
+	}
+	var out []string
+	for name, n := range f.seen {
+		if unavailable(n) {
+			out = append(out, fmt.Sprintf("%s (ready %t, cordoned %t, fenced %t)", name, ready(n), n.Spec.Unschedulable, fenced(n)))
+		}
+	}
+	f.most = max(f.most, len(out))
+	if len(out) > f.limit {
+		f.t.Errorf("with an event about node %s %d nodes are unavailable, and %d may be: %s", n.Name, len(out), f.limit, strings.Join(out, ", "))
+	}
+}
+
+// guard looks at the nodes until the test ends.
+func (f *fleet) guard() {
+	f.t.Helper()
+	events, watched := f.nodeEvents(), make(chan struct{})
+	ctx, stop := context.WithCancel(f.t.Context())
+	go func() {
+		defer close(watched)
+		for {
+			select {
+			case e := <-events:
+				f.look(e)
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	f.t.Cleanup(func() { stop(); <-watched })
+}
+
+// slots is what the Lease of a pool says.
+type slots struct {
+	Holders, Queue []slot
+	paused         bool
+	why            string
+}
+
+type slot struct{ Node string }
+
+func (s slots) holds(name string) bool {
+	for _, h := range s.Holders {
+		if h.Node == name {
+			return true
+		}
+	}
+	return false
+}
+
+func (f *fleet) slotsOf(l *coordinationv1.Lease) slots {
+	f.t.Helper()
+	var s slots
+	if text, ok := l.Annotations[config.AnnotationSlots]; ok {
+		if err := json.Unmarshal([]byte(text), &s); err != nil {
+			f.t.Fatal(err)
+		}
+	}
+	s.why, s.paused = l.Annotations[config.AnnotationPaused]
+	return s
+}
+
+// slots reads the Lease.
+func (f *fleet) slots() slots {
+	f.t.Helper()
+	l, err := f.client.CoordinationV1().Leases(agentNamespace).Get(f.t.Context(), f.lease(), metav1.GetOptions{})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return f.slotsOf(l)
+}
+
+// awaitSlots waits until the Lease is as wanted.
+func (f *fleet) awaitSlots(what string, wanted func(slots) bool) {
+	f.t.Helper()
+	ctx, cancel := context.WithTimeout(f.t.Context(), patience)
+	defer cancel()
+	w, err := f.client.CoordinationV1().Leases(agentNamespace).Watch(ctx, metav1.SingleObject(metav1.ObjectMeta{Name: f.lease()}))
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	defer w.Stop()
+	for e := range w.ResultChan() {
+		if l, ok := e.Object.(*coordinationv1.Lease); ok && e.Type != watch.Deleted && wanted(f.slotsOf(l)) {
+			return
+		}
+	}
+	f.t.Fatalf("waiting for %s: %v", what, context.Cause(ctx))
+}
+
+// crowd is a fleet on which much goes on: its nodes are labelled one after the other, agents die, and others take nodes and give them
+// back.
+type crowd struct {
+	*fleet
+	wish     string
+	random   *rand.Rand
+	last     slots                // as the last event about the Lease has left them
+	labelled int                  // so many nodes
+	died     map[string]time.Time // when the agent of a node was killed last
+	dead     []*rig               // nodes whose agent was killed, and was not started again yet
+	killed   int
+	passed   int      // times that a younger node went before one whose agent had died
+	jumped   []string // times that one went before one that was alive
+	hands    []hand
+	kept     map[string]bool // nodes that others keep for a while: to change one takes nothing more from the pool
+}
+
+// hand is what somebody does when so many nodes are as asked, and the Lease lets them.
+type hand struct {
+	at  int
+	may func() bool // nil for always
+	do  func()
+}
+
+// granted notes who does not get a slot by the age of its wish, in seconds. Who has died lately may be passed by.
+func (c *crowd) granted(e watch.Event) {
+	c.t.Helper()
+	l, ok := e.Object.(*coordinationv1.Lease)
+	if !ok || e.Type == watch.Deleted {
+		c.t.Fatalf("the watch of the Lease says %s %v", e.Type, e.Object)
+	}
+	before, now := c.last, c.slotsOf(l)
+	c.last = now
+	for _, h := range now.Holders {
+		if before.holds(h.Node) || c.kept[h.Node] {
+			continue
+		}
+		for name, n := range c.seen {
+			if !hasReason(n, config.ReasonAwaitingSlot) || now.holds(name) || !asked(n).Before(asked(c.seen[h.Node])) {
+				continue
+			}
+			if died, ever := c.died[name]; ever && time.Since(died) < mourning {
+				c.passed++
+				continue
+			}
+			c.jumped = append(c.jumped, fmt.Sprintf("node %s, which asks since %s, got a slot before %s, which asks since %s and waits", h.Node,
+				asked(c.seen[h.Node]).Format(time.TimeOnly), name, asked(n).Format(time.TimeOnly)))
+		}
+	}
+}
+
+// mourning is for how long a node whose agent was killed may be passed by: as long as the agents are patient with it, and until it is
+// in line again.
+const mourning = 15 * time.Second
+
+// asked is since when the agent knows of the wish, as far as the order goes by it.
+func asked(n *corev1.Node) time.Time {
+	var status struct{ Asked struct{ Since time.Time } }
+	if err := json.Unmarshal([]byte(n.Annotations[config.AnnotationStatus]), &status); err != nil {
+		return time.Time{}
+	}
+	return status.Asked.Since.Truncate(time.Second)
+}
+
+// grown is how old an agent is before it dies, so that a change comes to its end.
+const grown = 8 * time.Second
+
+// die kills the agent of a node, half of the times of one that is being changed.
+func (c *crowd) die() {
+	c.t.Helper()
+	alive := slices.DeleteFunc(slices.Clone(c.nodes), func(r *rig) bool {
+		return r.agents.running == nil || time.Since(c.died[r.Name]) < grown
+	})
+	changing := slices.DeleteFunc(slices.Clone(alive), func(r *rig) bool { return c.seen[r.Name].Annotations[config.AnnotationJournal] == "" })
+	if len(changing) > 0 && c.random.IntN(2) == 0 {
+		alive = changing
+	}
+	if len(alive) == 0 {
+		return
+	}
+	r := alive[c.random.IntN(len(alive))]
+	r.kill()
+	c.killed++
+	c.died[r.Name] = time.Now()
+	c.dead = append(c.dead, r)
+}
+
+// revive starts agents again that have been missed for a while, three seconds at the most.
+func (c *crowd) revive() {
+	c.t.Helper()
+	c.dead = slices.DeleteFunc(c.dead, func(r *rig) bool {
+		if time.Since(c.died[r.Name]) < time.Duration(c.random.Int64N(int64(3*time.Second))) {
+			return false
+		}
+		r.run()
+		return true
+	})
+}
+
+// done counts the nodes that are as asked.
+func (c *crowd) done() int {
+	is, n := converged(c.wish), 0
+	for _, node := range c.seen {
+		if is(node) {
+			n++
+		}
+	}
+	return n
+}
+
+// step lets the next hand do its work, if it is its time.
+func (c *crowd) step() {
+	for len(c.hands) > 0 && c.done() >= c.hands[0].at && (c.hands[0].may == nil || c.hands[0].may()) {
+		c.hands[0].do()
+		c.hands = c.hands[1:]
+	}
+}
+
+// live lets it all go on until every node is as asked, and every hand has done its work.
+func (c *crowd) live() {
+	c.t.Helper()
+	ctx, cancel := context.WithTimeout(c.t.Context(), 5*patience)
+	defer cancel()
+	nodes, lease := c.nodeEvents(), c.leaseEvents()
+	labels, deaths := time.NewTicker(200*time.Millisecond), time.NewTicker(500*time.Millisecond)
+	defer labels.Stop()
+	defer deaths.Stop()
+	for c.done() < len(c.nodes) || len(c.hands) > 0 {
+		select {
+		case e := <-nodes:
+			c.look(e)
+			c.step()
+		case e := <-lease:
+			c.granted(e)
+			c.step()
+		case <-labels.C:
+			if c.labelled < len(c.nodes) {
+				c.nodes[c.labelled].label(config.LabelMIGConfig, c.wish)
+				c.labelled++
+			}
+		case <-deaths.C:
+			c.revive()
+			c.die()
+		case <-ctx.Done():
+			c.t.Fatalf("%d of %d nodes are as asked, %d hands are left; the Lease says %+v; the others:\n%s", c.done(), len(c.nodes), len(c.hands),
+				c.last, c.others())
+		}
+	}
+}
+
+// others are the words of the nodes that are not as asked.
+func (c *crowd) others() string {
+	var all []string
+	for name, n := range c.seen {
+		if !converged(c.wish)(n) {
+			all = append(all, name+": "+words(n))
+		}
+	}
+	return strings.Join(all, "\n")
+}
+
+// Promises 8 and 11. Fifty nodes are labelled one after the other, and five may be unavailable, those included that others keep. Agents
+// die all the time. It is one watch that counts, from before the first label.
+func TestNeverMoreThanTheLimitIsUnavailable(t *testing.T) {
+	t.Parallel()
+	seed := *seed
+	if seed == 0 {
+		seed = rand.Uint64()
+	}
+	t.Logf("to draw the same deaths: -seed %d", seed)
+	const limit = 5
+	n := max(*fleetSize, 3*limit)
+	f := newFleet(t, n, limit, "", "")
+	f.run()
+	cordoned, lost, taken := []*rig{f.nodes[n/7], f.nodes[n/3]}, f.nodes[n/2], []*rig{f.nodes[1], f.nodes[2]}
+	c := &crowd{
+		fleet: f, wish: "all-balanced", random: rand.New(rand.NewPCG(seed, uint64(n))), died: map[string]time.Time{}, kept: map[string]bool{},
+	}
+	for _, r := range cordoned {
+		r.kubectl("cordon", r.Name)
+	}
+	lost.Kubelet.Stop()
+	lost.notReady()
+	for _, r := range slices.Concat(cordoned, taken, []*rig{lost}) {
+		c.kept[r.Name] = true
+	}
+	uncordon := func(r *rig) func() { return func() { r.kubectl("uncordon", r.Name) } }
+	c.hands = []hand{
+		{at: n / 10, do: uncordon(cordoned[0])},
+		{at: n / 5, do: func() {
+			if err := lost.StartKubelet(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		{at: n / 3, do: uncordon(cordoned[1])},
+		// Whoever wants nodes for himself asks the pool to begin nothing, and takes them when nobody has a slot any more.
+		{at: n / 2, do: func() { f.kubectlLease("annotate", config.AnnotationPaused+"=for the electrician") }},
+		{at: n / 2, may: func() bool { return c.last.paused && len(c.last.Holders) == 0 }, do: func() {
+			for _, r := range taken {
+				r.kubectl("cordon", r.Name)
+			}
+			f.kubectlLease("annotate", config.AnnotationPaused+"-")
+		}},
+		{at: 3 * n / 4, do: uncordon(taken[0])},
+		{at: n, do: uncordon(taken[1])},
+	}
+	began := time.Now()
+	c.live()
+	t.Logf("all %d nodes after %s; %d agents were killed, %d were unavailable at once, %d times one was passed by", n,
+		time.Since(began).Round(100*time.Millisecond), c.killed, f.most, c.passed)
+	for _, jump := range c.jumped {
+		t.Log(jump)
+	}
+	// On a machine that has much else to do, an agent may look again too late for the patience of the others.
+	if len(c.jumped) > n/10 {
+		t.Errorf("%d times a node went before an older one that was alive", len(c.jumped))
+	}
+	if f.most != limit {
+		t.Errorf("%d nodes were unavailable at once, and %d could have been", f.most, limit)
+	}
+	c.revive()
+	for _, r := range f.nodes {
+		r.await("its end", func(n *corev1.Node) bool { return !unavailable(n) })
+		r.givenBack(r.awaitConverged(c.wish))
+		if got, want := r.snapshot()[0].Geometry().String(), "1g.10gb@0 1g.10gb@1 2g.20gb@2 3g.40gb@4"; got != want {
+			t.Errorf("node %s is cut as %s, want %s", r.Name, got, want)
+		}
+	}
+}
+
+// notReady has the node say what kubelet says last of all, and waits for nobody to notice that it has gone.
+func (r *rig) notReady() {
+	r.t.Helper()
+	c := corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionFalse, Reason: "KubeletNotReady", Message: "container runtime is down"}
+	if _, err := r.patch(r.t.Context(), map[string]any{"status": map[string]any{"conditions": []corev1.NodeCondition{c}}}, "status"); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// kubectlLease is what an administrator does to the pool's Lease.
+func (f *fleet) kubectlLease(verb string, args ...string) {
+	f.t.Helper()
+	f.nodes[0].kubectl(append([]string{verb, "-n", agentNamespace, "lease", f.lease()}, args...)...)
+}
+
+// A node that fails again and again stops the others only when it has failed often enough, and until somebody has looked.
+func TestAPoolPausesItselfAfterFailuresInARow(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 2, 1, ", pauseAfter: 3", "retry: {failures: 1, first: 1s}\n")
+	f.guard()
+	bad, good := f.nodes[0], f.nodes[1]
+	if err := bad.GPUs.Fail(gpusim.CreateGpuInstanceWithPlacement, gpusim.Fault{Return: gpusim.Unknown, Times: -1}); err != nil {
+		t.Fatal(err)
+	}
+	f.run()
+	for i, wish := range []string{"all-1g.10gb", "all-balanced", "all-3g.40gb"} {
+		bad.label(config.LabelMIGConfig, wish)
+		bad.givenBack(bad.await("the failure of "+wish, func(n *corev1.Node) bool {
+			var status agent.Status
+			if err := json.Unmarshal([]byte(n.Annotations[config.AnnotationStatus]), &status); err != nil {
+				return false
+			}
+			_, owed := n.Annotations[config.AnnotationJournal]
+			return status.Desired == wish && status.Reason == config.ReasonHardwareFailure && !owed
+		}))
+		if s := f.slots(); s.paused != (i == 2) {
+			t.Errorf("after %d failures the pool is paused: %t %s", i+1, s.paused, s.why)
+		}
+	}
+	before := good.GPUs.Calls()
+	good.label(config.LabelMIGConfig, "all-balanced")
+	n := good.awaitReason(config.ReasonPoolPaused)
+	good.givenBack(n)
+	for _, want := range []string{bad.Name, "3 changes in a row failed", "kubectl -n gpuslice annotate lease " + f.lease() + " " + config.AnnotationPaused + "-"} {
+		if message := condition(n).Message; !strings.Contains(message, want) {
+			t.Errorf("the message does not say %q: %s", want, message)
+		}
+	}
+	if diff := cmp.Diff(before, good.GPUs.Calls()); diff != "" {
+		t.Errorf("calls that change something (-before +after):\n%s", diff)
+	}
+	f.kubectlLease("annotate", config.AnnotationPaused+"-")
+	good.givenBack(good.awaitConverged("all-balanced"))
+}
+
+// A slot is about concurrency alone: who loses it keeps what it owns, and who is no more has none.
+func TestCauseALeaseIsLostOrItsHolderIsAGhost(t *testing.T) {
+	t.Parallel()
+	t.Run("the node of a holder is deleted", func(t *testing.T) {
+		t.Parallel()
+		f := newFleet(t, 2, 1, "", "")
+		ghost, next := f.nodes[0], f.nodes[1]
+		ghost.runIntoAStep("all-balanced")
+		ghost.kill()
+		ghost.Kubelet.Stop()
+		if s := f.slots(); !s.holds(ghost.Name) {
+			t.Fatalf("the node at a change has no slot: %+v", s)
+		}
+		next.run()
+		next.label(config.LabelMIGConfig, "all-balanced")
+		next.awaitReason(config.ReasonAwaitingSlot)
+		given := next.cause()
+		ghost.kubectl("delete", "node", ghost.Name)
+		given(next.awaitConverged("all-balanced"))
+		if s := f.slots(); s.holds(ghost.Name) {
+			t.Errorf("a node that is no more has a slot: %+v", s)
+		}
+		if err := ghost.StartKubelet(t.Context()); err != nil { // a new node under its name, which ends with the test
+			t.Fatal(err)
+		}
+	})
+	for name, lose := range map[string]func(*fleet){
+		"the Lease is deleted":                   func(f *fleet) { f.kubectlLease("delete") },
+		"the holders are taken out of the Lease": func(f *fleet) { f.kubectlLease("annotate", config.AnnotationSlots+"-") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFleet(t, 2, 1, "", "")
+			f.guard()
+			holder, next := f.nodes[0], f.nodes[1]
+			goOn := holder.runIntoAStep("all-balanced")
+			next.run()
+			next.label(config.LabelMIGConfig, "all-balanced")
+			next.awaitReason(config.ReasonAwaitingSlot)
+			lose(f)
+			// It has looked again, and the other node is still at its change.
+			f.awaitSlots("the next node in line again", func(s slots) bool {
+				return slices.ContainsFunc(s.Queue, func(w slot) bool { return w.Node == next.Name })
+			})
+			if s := f.slots(); s.holds(next.Name) {
+				t.Errorf("a second node got a slot: %+v", s)
+			}
+			given := holder.cause()
+			goOn()
+			given(holder.awaitConverged("all-balanced"))
+			next.givenBack(next.awaitConverged("all-balanced"))
+		})
+	}
+}
