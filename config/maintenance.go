@@ -67,10 +67,14 @@ func (l Limit) Of(nodes int) int {
 
 // String is the limit as people write it.
 func (l Limit) String() string {
-	if l.Percent == 0 {
+	switch {
+	case l.Percent > 0:
+		return fmt.Sprintf("%d%% of its nodes", l.Percent)
+	case l.Nodes == 1:
+		return "1 node"
+	default:
 		return fmt.Sprintf("%d nodes", l.Nodes)
 	}
-	return fmt.Sprintf("%d%% of its nodes", l.Percent)
 }
 
 // For is the pool of a node.

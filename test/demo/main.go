@@ -81,7 +81,10 @@ func (o options) show(ctx context.Context) (err error) {
 			out.line("the logs are in %s", dir)
 		}
 	}()
-	play, cancel := context.WithTimeout(ctx, patience)
+	play, cancel := context.WithCancel(ctx)
+	if !o.keep { // the nodes live as long as it
+		play, cancel = context.WithTimeout(ctx, patience)
+	}
 	defer cancel()
 	s := &scene{options: o, out: out, parts: parts, dir: dir}
 	defer func() { err = errors.Join(err, s.end()) }()
