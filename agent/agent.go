@@ -133,8 +133,9 @@ type Agent struct {
 	claim        string               // operation for which a slot of the pool was taken
 	full         *fleet.Full          // what people were told of why the node waits for one
 	fullAt       time.Time            // and when
-	took         []took               // with the change that has just ended, until that is told; nil once it is
+	learnt       *Status              // what the node was told for good at the end of a change, until the next word
 	touchedAt    time.Time            // when the change that is under way first touched a GPU
+	provenAt     time.Time            // when it was first seen to be done
 	overran      string               // operation of which people know that it goes on beyond its window
 	residents    residents            // who may be on it
 }
@@ -189,6 +190,9 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 	seen, err := a.observe(ctx)
 	a.answer(ctx, seen, err)
 	if err != nil {
+		if j := seen.journal; j != nil && (j.Cordoned || len(j.Paused) > 0) { // the pool does without the node all the same
+			a.renewSlot(ctx, seen)
+		}
 		return a.conclude(ctx, seen, wish{}, nil, err)
 	}
 	delete(a.attempts, look.String())
@@ -198,8 +202,26 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 	want, steps, err := a.plan(ctx, &seen)
 	if err == nil && len(steps) > 0 {
 		err = a.execute(ctx, seen, want, steps)
+		want, steps, err = a.meanwhile(ctx, seen, want, steps, err)
 	}
 	return a.conclude(ctx, seen, want, steps, err)
+}
+
+// meanwhile begins to give back what an agent has left on the node without a journal, where the change that would give it back has to
+// wait itself: for a window that may be days.
+func (a *Agent) meanwhile(ctx context.Context, seen observed, want wish, steps []plan.Step, err error) (wish, []plan.Step, error) {
+	var wait *Waiting
+	// Where nobody knows whose the cordon is, only our taint says that it is ours.
+	taint := seen.fenced && (!seen.node.Spec.Unschedulable || seen.foreignCordon())
+	if seen.journal != nil || !seen.orphan.is() && !taint || !errors.As(err, &wait) {
+		return want, steps, err
+	}
+	rest, failed := a.clearAway(ctx, &seen, want, err)
+	if failed != nil {
+		return want, steps, err
+	}
+	want.left = seen.putOff(want, wait.Reason, "what an agent has left is given back first, and "+wait.Message)
+	return want, rest, a.execute(ctx, seen, want, rest)
 }
 
 // setClock follows a step of the host's clock when nothing is under way that a deadline counts for. What was remembered by the clock
@@ -219,7 +241,8 @@ func (a *Agent) setClock(seen observed) {
 	clear(a.foundFree)
 	a.verifying, a.agreedAt, a.staleSince = time.Time{}, time.Time{}, time.Time{}
 	a.logindNext, a.systemdNext, a.startedNext = time.Time{}, time.Time{}, time.Time{}
-	a.strangers, a.full, a.touchedAt, a.agreed = told{}, nil, time.Time{}, 0
+	a.strangers, a.full, a.touchedAt, a.provenAt, a.agreed = told{}, nil, time.Time{}, time.Time{}, 0
+	a.slots.Forget()
 	a.begin()
 }
 

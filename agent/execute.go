@@ -31,13 +31,15 @@ func (a *Agent) execute(ctx context.Context, seen observed, want wish, steps []p
 	if err == nil {
 		err = a.inVain(want, step)
 	}
-	if err != nil {
-		return err
+	early := err != nil
+	if !early {
+		if err = a.gate(ctx, &seen, want, steps); err == nil {
+			err = a.perform(ctx, seen, want, steps)
+		}
 	}
-	if err = a.gate(ctx, &seen, want, steps); err == nil {
-		err = a.perform(ctx, seen, want, steps)
+	if !early || step.Kind != plan.AcquireSlot {
+		a.standBack(ctx, seen, step, err)
 	}
-	a.standBack(ctx, seen, err)
 	if err == nil {
 		delete(a.attempts, step.String())
 		delete(a.waits, waitOf(step))
@@ -51,7 +53,7 @@ func (a *Agent) execute(ctx context.Context, seen observed, want wish, steps []p
 // perform is what each kind of step does.
 func (a *Agent) perform(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
 	step := steps[0]
-	if (step.TouchesGPU() || step.Kind == plan.WriteSharing) && !want.undo && a.touchedAt.IsZero() {
+	if (step.TouchesGPU() || step.Kind == plan.WriteSharing) && !want.undo && a.touchedAt.IsZero() && !seen.touched() {
 		a.touchedAt = a.clock.Now()
 	}
 	switch step.Kind {
@@ -289,12 +291,16 @@ const conflicts = 10
 func alike(a, b *corev1.Node) bool {
 	whoseA, _, _ := drain.Cordoner(a)
 	whoseB, _, _ := drain.Cordoner(b)
-	_, keptA := a.Annotations[config.AnnotationKeepCordoned]
-	_, keptB := b.Annotations[config.AnnotationKeepCordoned]
-	return a.UID == b.UID && whoseA == whoseB && keptA == keptB &&
+	for _, key := range []string{
+		config.AnnotationJournal, config.AnnotationStatus, config.AnnotationKeepCordoned, config.AnnotationHold, config.AnnotationForce,
+	} {
+		textA, isA := a.Annotations[key]
+		if textB, isB := b.Annotations[key]; textA != textB || isA != isB {
+			return false
+		}
+	}
+	return a.UID == b.UID && whoseA == whoseB &&
 		a.Status.NodeInfo.BootID == b.Status.NodeInfo.BootID &&
-		a.Annotations[config.AnnotationJournal] == b.Annotations[config.AnnotationJournal] &&
-		a.Annotations[config.AnnotationStatus] == b.Annotations[config.AnnotationStatus] &&
 		a.Spec.Unschedulable == b.Spec.Unschedulable && equality.Semantic.DeepEqual(ourTaints(a), ourTaints(b)) &&
 		slices.EqualFunc(drain.Markers(a), drain.Markers(b), sameMarker) && maps.Equal(nvidia(a.Labels), nvidia(b.Labels))
 }

@@ -212,6 +212,7 @@ func (a *Agent) journal(seen observed, want wish, steps []plan.Step) (*Journal, 
 		j.Target, j.Started = want.name, a.now()
 		j.NoReset, j.Reboots, j.RebootAsked, j.Forced = nil, nil, time.Time{}, seen.forces(want)
 		clear(a.attempts)
+		a.touchedAt, a.provenAt = time.Time{}, time.Time{}
 		if known := seen.refusal(); known != nil && known.Boot == seen.boot() {
 			j.NoReset = known
 		}
@@ -223,7 +224,7 @@ func (a *Agent) journal(seen observed, want wish, steps []plan.Step) (*Journal, 
 	}
 	j.owe(seen, steps)
 	if seen.journal == nil && steps[0].Kind == plan.Adopt {
-		j.Undo = seen.failed(want) // which is not tried again
+		j.Undo = cmp.Or(seen.failed(want), want.left) // of which the former is not tried again
 	}
 	return j, a.notePlugin(j, seen, steps)
 }
@@ -300,6 +301,9 @@ func (a *Agent) resume(ctx context.Context, seen observed) error {
 
 // release gives the node back. A node that has just been registered and is not ready goes on keeping pods away.
 func (a *Agent) release(ctx context.Context, seen observed, want wish) error {
+	if a.provenAt.IsZero() { // what others keep the node for after that is no time that the change takes
+		a.provenAt = a.clock.Now()
+	}
 	uncordon := seen.journal.Cordoned && !seen.foreignCordon()
 	if foreign := seen.cordoning(); uncordon && len(foreign) > 0 {
 		return &Waiting{
@@ -324,18 +328,15 @@ func (a *Agent) release(ctx context.Context, seen observed, want wish) error {
 	if err != nil {
 		return err
 	}
-	if !want.undo {
-		a.took = a.measured(seen)
-	}
 	a.endTurn(ctx, seen, want)
-	a.touchedAt = time.Time{}
+	a.touchedAt, a.provenAt = time.Time{}, time.Time{}
 	a.eventf(seen.node, corev1.EventTypeNormal, config.ReasonReleased, "node given back after %s, %s",
 		a.clock.Since(seen.journal.Started).Round(time.Second), offered(seen.kubelet).summary(want.plugin))
 	return nil
 }
 
-// tellForGood writes to the status what only the journal knows, before that goes: a restarted agent must not try again what has
-// failed. It returns the node as it is then.
+// tellForGood writes to the status what only the journal and this process know, before the node is given back: a restarted agent must
+// not try again what has failed, nor restore what was before. It returns the node as it is then.
 func (a *Agent) tellForGood(ctx context.Context, seen observed, want wish) (*corev1.Node, error) {
 	status := seen.status
 	failed := seen.journal.Undo
@@ -343,7 +344,9 @@ func (a *Agent) tellForGood(ctx context.Context, seen observed, want wish) (*cor
 		status.Failed = failed
 	}
 	status.NoReset = seen.refusal()
-	if status.Failed == seen.status.Failed && status.NoReset == seen.status.NoReset {
+	if !want.undo {
+		status.Proven, status.Took = want.fingerprint, a.measured(seen)
+	} else if status.Failed == seen.status.Failed && status.NoReset == seen.status.NoReset {
 		return seen.node, nil
 	}
 	// Guarded, for what comes next is decided by the node as it was looked at.
@@ -351,6 +354,7 @@ func (a *Agent) tellForGood(ctx context.Context, seen observed, want wish) (*cor
 	if err != nil {
 		return nil, fmt.Errorf("recording what the journal knows and the node must go on telling: %w", err)
 	}
+	a.learnt, a.touchedAt, a.provenAt = &status, time.Time{}, time.Time{}
 	return node, nil
 }
 

@@ -41,7 +41,7 @@ func (a *Agent) gate(ctx context.Context, seen *observed, want wish, steps []pla
 		return nil
 	case seen.held() != "" && seen.begins(want, steps):
 		return seen.onHold(want, a.now())
-	case forced || !disturbs(*seen, want, steps) || seen.touched() && !seen.other(want):
+	case forced || !disturbs(*seen, want, steps) || seen.goesOn(want, steps):
 		return nil
 	case seen.closed != nil && seen.disturbed():
 		return seen.putOff(want, config.ReasonInvalidMaintenance, fmt.Sprintf("the maintenance file cannot be read any more: %v", seen.closed))
@@ -61,7 +61,8 @@ func (a *Agent) gate(ctx context.Context, seen *observed, want wish, steps []pla
 // disturbs reports whether anybody is disturbed by the steps: a pod, or who would get a GPU meanwhile. On a node that has just been
 // registered is nobody yet, and nobody is served by GPUs that have lost what they had, as at a reboot.
 func disturbs(seen observed, want wish, steps []plan.Step) bool {
-	fresh := seen.startup != nil || seen.journal != nil && seen.journal.Startup != nil
+	// As long as kubelet is silent, everybody may be on it, and preflight waits.
+	fresh := seen.startup != nil && (seen.deaf != nil || !evicts(steps)) || seen.journal != nil && seen.journal.Startup != nil
 	if fresh || seen.restores(want) && !evicts(steps) {
 		return false
 	}
@@ -97,6 +98,12 @@ func (s observed) touched() bool {
 	default:
 		return s.plugin.text != former.Text
 	}
+}
+
+// goesOn reports whether the steps are what is left of a change beyond the point of no return. On a node that was given back until
+// its reboot others may be by now.
+func (s observed) goesOn(want wish, steps []plan.Step) bool {
+	return s.touched() && !s.other(want) && (s.disturbed() || !evicts(steps))
 }
 
 // held is what people have written to keep the node from changes; empty if they have not.
@@ -379,6 +386,8 @@ func (s observed) estimate() estimate {
 		e.whole = max(e.whole, time.Duration(t.Whole)*time.Second)
 		e.rest = max(e.rest, time.Duration(t.Rest)*time.Second)
 	}
+	// A change that was turned to another target in the middle has touched a GPU before the time of its fence.
+	e.whole = max(e.whole, e.rest)
 	return e
 }
 
@@ -388,7 +397,7 @@ func (a *Agent) measured(seen observed) []took {
 	if a.touchedAt.IsZero() {
 		return seen.status.Took
 	}
-	t := took{Whole: seconds(a.clock.Since(seen.journal.Started)), Rest: seconds(a.clock.Since(a.touchedAt))}
+	t := took{Whole: seconds(a.provenAt.Sub(seen.journal.Started)), Rest: seconds(a.provenAt.Sub(a.touchedAt))}
 	all := append(slices.Clone(seen.status.Took), t)
 	return all[max(0, len(all)-keptTimes):]
 }

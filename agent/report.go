@@ -368,11 +368,14 @@ func (a *Agent) keep(status *Status, seen observed, want wish, r report) {
 	if r.reason == config.ReasonConverged {
 		status.Proven = want.fingerprint
 	}
-	if a.took != nil {
-		status.Took, a.took = a.took, nil
+	if a.learnt != nil { // it was written after the look
+		status.Proven, status.Took, a.learnt = a.learnt.Proven, a.learnt.Took, nil
 	}
-	if want.fingerprint != "" {
+	switch {
+	case want.fingerprint != "":
 		status.Asked = &askedFor{Wish: want.fingerprint, Since: seen.asked(want, a.now())}
+	case want.name != "": // what it means is not known as long as a file cannot be read
+		status.Asked = seen.status.Asked
 	}
 }
 

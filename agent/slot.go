@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/uuid"
 	"go.uber.org/zap"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/gpuslice/gpuslice/agent/fleet"
 	"github.com/gpuslice/gpuslice/agent/plan"
@@ -41,9 +42,11 @@ func (a *Agent) observeSlot(ctx context.Context, seen *observed) {
 	}
 }
 
-// renewSlot says that the change is still under way.
+// renewSlot says that the change is still under way. A slot that this process has taken for it and that was lost since is taken back:
+// not every change has a fence by which others know of it.
 func (a *Agent) renewSlot(ctx context.Context, seen observed) {
-	if !a.hasSlot(seen) {
+	lost := seen.pooled() && seen.disturbed() && a.claim != "" && a.claim == seen.operation()
+	if !lost && !a.hasSlot(seen) {
 		return
 	}
 	if err := a.slots.Renew(ctx, seen.poolOf(), a.turnOf(seen)); err != nil {
@@ -134,13 +137,18 @@ func (a *Agent) awaitSlot(seen observed, full *fleet.Full) *Waiting {
 	}
 }
 
-// standBack lets others go first where the change has to wait after all for something else, before anything was disturbed.
-func (a *Agent) standBack(ctx context.Context, seen observed, err error) {
+// standBack lets others go first where the change has to wait after all for something else, before anything was disturbed; or where
+// it cannot be begun, and is tried again ever less often. Who has only failed to ask for the slot stays in line.
+func (a *Agent) standBack(ctx context.Context, seen observed, step plan.Step, err error) {
 	var wait *Waiting
-	if seen.disturbed() || !errors.As(err, &wait) || wait.Reason == config.ReasonAwaitingSlot || wait.Reason == config.ReasonPoolPaused {
-		return
+	waits := errors.As(err, &wait)
+	switch {
+	case err == nil, seen.disturbed(), apierrors.IsConflict(err):
+	case waits && (wait.Reason == config.ReasonAwaitingSlot || wait.Reason == config.ReasonPoolPaused):
+	case !waits && step.Kind == plan.AcquireSlot:
+	default:
+		a.leavePool(ctx, seen)
 	}
-	a.leavePool(ctx, seen)
 }
 
 // leavePool gives the slot, or the place in line, to others. If that fails, a plan of its own does it.

@@ -88,6 +88,9 @@ type Slots struct {
 	views map[string]*view // of the pools, by name
 }
 
+// Forget drops all that was seen of the others, as by a new process: for when the clock was set.
+func (s *Slots) Forget() { s.views = nil }
+
 // State is what the Lease of a pool says of a node.
 type State struct {
 	Held      bool   // the node has a slot
@@ -107,6 +110,9 @@ func (s *Slots) Look(ctx context.Context, pool Pool, c Change) (State, error) {
 	seen := State{Waiting: r.state.waits(c.UID), Paused: r.paused()}
 	if h := r.state.holder(c.UID); h != nil {
 		seen.Held, seen.Operation, seen.Failed = true, h.Operation, h.Failed
+	}
+	if seen.Held || seen.Waiting { // perhaps again, as from a backup
+		s.view(pool).out = false
 	}
 	return seen, nil
 }

@@ -319,7 +319,7 @@ func (d disruption) fences(seen Observed) bool {
 // needsSlot reports whether the pool has to do without the node for a while, and has not agreed to it yet. A node that has just
 // been registered is none that it had.
 func (d disruption) needsSlot(seen Observed) bool {
-	if !seen.Slot.Needed || seen.Startup || seen.Slot.Spared && len(d.holders) == 0 {
+	if !seen.Slot.Needed || (seen.Startup || seen.Slot.Spared) && len(d.holders) == 0 {
 		return false
 	}
 	return d.takesAway || d.sharing.shrinks || len(d.holders) > 0

@@ -1,0 +1,401 @@
+package agent_test
+
+import (
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	k8stesting "k8s.io/client-go/testing"
+
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// What was seen of the other nodes by a clock that is set since says nothing of how long ago it was.
+func TestAStepOfTheClockTakesNoSlotFromAnybody(t *testing.T) {
+	for _, step := range []time.Duration{3 * time.Hour, -3 * time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			w := busy(t)
+			c := &hostClock{readings: map[time.Time]time.Time{}}
+			w.clock = c
+			slots, pool, other := w.pool()
+			if err := slots.Take(t.Context(), pool, other); err != nil {
+				t.Fatal(err)
+			}
+			w.label("all-1g.10gb")
+			w.says(config.ReasonAwaitingSlot)
+			w.spend(10 * time.Second)
+			c.ahead = step
+			for range 10 {
+				w.spend(30 * time.Second)
+				if err := slots.Renew(t.Context(), pool, other); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if !w.runs("holder") {
+				t.Errorf("a step of %s let the node begin beyond the limit", step)
+			}
+		})
+	}
+}
+
+// A node that cannot be fenced keeps no other node waiting for ever.
+func TestANodeThatCannotBeFencedKeepsNoSlot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		slots, pool, other := w.pool()
+		w.client.PrependReactor("patch", "nodes", func(action k8stesting.Action) (bool, runtime.Object, error) {
+			if p, ok := action.(k8stesting.PatchAction); ok && strings.Contains(string(p.GetPatch()), config.TaintRepartitioning) {
+				return true, nil, errors.New("admission webhook denied the request")
+			}
+			return false, nil, nil
+		})
+		w.label("all-1g.10gb")
+		w.spend(time.Minute)
+		got := false
+		for range 20 {
+			w.spend(time.Minute)
+			got = got || free(t, slots, pool, other)
+		}
+		if !got {
+			t.Error("a node that cannot be fenced has the only slot all the time")
+		}
+	})
+}
+
+func (w *world) took(whole, rest int) {
+	w.t.Helper()
+	w.edit(func(n *corev1.Node) {
+		var s map[string]any
+		if err := json.Unmarshal([]byte(n.Annotations[config.AnnotationStatus]), &s); err != nil {
+			w.t.Fatal(err)
+		}
+		s["took"] = []map[string]int{{"whole": whole, "rest": rest}}
+		text, err := json.Marshal(s)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		metav1.SetMetaDataAnnotation(&n.ObjectMeta, config.AnnotationStatus, string(text))
+	})
+}
+
+// No change is begun that would be put off at once.
+func TestNoChangeIsBegunThatIsPutOffAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		w.maintain(until(time.Now().Add(7 * time.Minute)))
+		w.agent.Pass(t.Context())
+		w.took(300, 600)
+		fences := 0
+		w.client.PrependReactor("patch", "nodes", func(action k8stesting.Action) (bool, runtime.Object, error) {
+			if p, ok := action.(k8stesting.PatchAction); ok && strings.Contains(string(p.GetPatch()), `"unschedulable":true`) {
+				fences++
+			}
+			return false, nil, nil
+		})
+		w.label("all-1g.10gb")
+		w.spend(time.Hour)
+		if fences > 1 {
+			t.Errorf("the node was fenced %d times in one window", fences)
+		}
+	})
+}
+
+// The time that others keep the node is none that the change takes.
+func TestWhatOthersKeepTheNodeForIsNoPartOfTheEstimate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		w.maintain("")
+		w.label("all-1g.10gb")
+		w.passes("the proof", func() bool { return w.agent.NextStep(t.Context()) == plan.VerifyCapacity })
+		w.edit(func(n *corev1.Node) {
+			metav1.SetMetaDataAnnotation(&n.ObjectMeta, "machineconfiguration.openshift.io/desiredDrain", "drain-a")
+			metav1.SetMetaDataAnnotation(&n.ObjectMeta, "machineconfiguration.openshift.io/lastAppliedDrain", "uncordon-b")
+		})
+		w.says(config.ReasonForeignMaintenance)
+		w.spend(20 * time.Hour)
+		w.edit(func(n *corev1.Node) {
+			delete(n.Annotations, "machineconfiguration.openshift.io/desiredDrain")
+			delete(n.Annotations, "machineconfiguration.openshift.io/lastAppliedDrain")
+		})
+		w.reach("all-1g.10gb")
+		if took := w.status().Took; len(took) != 1 || took[0].Rest > 3600 {
+			t.Errorf("the change took %v", took)
+		}
+	})
+}
+
+// A process that finishes what another one has begun does not know how long it took.
+func TestHalfAChangeIsNotMeasured(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		w.count(func(int) { <-time.After(time.Minute) })
+		w.settings.Timeouts.DriverCall = 2 * time.Minute
+		w.maintain("")
+		w.restart()
+		w.label("all-1g.10gb")
+		w.passes("most of the instances", func() bool { return len(w.snapshot()[0].Instances) == 6 })
+		w.restart()
+		w.reach("all-1g.10gb")
+		if took := w.status().Took; len(took) > 0 && took[0].Rest < 400 {
+			t.Errorf("eight minutes of calls took %v", took)
+		}
+	})
+}
+
+// What an agent has left on the node is given back, whatever the change waits for.
+func TestWhatWasLeftWaitsForNoWindow(t *testing.T) {
+	for name, annotation := range map[string]string{"a window": "", "a hold": config.AnnotationHold} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := busy(t)
+				w.attribute()
+				w.maintain("")
+				w.stubborn()
+				w.label("all-1g.10gb")
+				w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
+				w.edit(func(n *corev1.Node) { // somebody takes the journal away
+					delete(n.Annotations, config.AnnotationJournal)
+					if annotation != "" {
+						metav1.SetMetaDataAnnotation(&n.ObjectMeta, annotation, "")
+					}
+				})
+				if annotation == "" {
+					w.maintain(until(time.Now()))
+				}
+				w.spend(time.Hour)
+				w.givenBack()
+				if !w.runs("holder") {
+					t.Error("the pod was evicted")
+				}
+			})
+		})
+	}
+}
+
+// A node that was given back until it is rebooted is one of which nobody is sent away outside of a window.
+func TestAParkedNodeIsDisturbedInItsWindowOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, passthrough)
+		w.turn()
+		w.maintain("")
+		w.label("all-1g.10gb")
+		w.parked()
+		w.maintain(until(time.Now()))
+		w.reboot()
+		// MIG mode is on; before the agent is there, somebody makes an instance, and a pod gets it
+		if err := w.gpus.Driver().Create(t.Context(), nvml.UUID(w.gpus.UUIDs()[0]), nvml.Placed{Profile: "7g.80gb", Span: nvml.Span{Start: 0, Size: 8}}); err != nil {
+			t.Fatal(err)
+		}
+		w.offered = w.devices()
+		w.pod("resident", w.snapshot()[0].Instances[0].Devices[0].UUID)
+		w.spend(time.Hour)
+		if !w.runs("resident") {
+			t.Error("the pod was evicted outside of the window")
+		}
+	})
+}
+
+// A node that was registered is one that nobody is on; where somebody is, it is not.
+func TestPodsOfANodeWithTheStartupTaintLeaveInTheWindowOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		w.maintain(until(time.Now()))
+		w.edit(func(n *corev1.Node) {
+			n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: config.TaintNotReady, Effect: corev1.TaintEffectNoSchedule})
+		})
+		w.label("all-1g.10gb")
+		w.spend(time.Hour)
+		if !w.runs("holder") {
+			t.Error("the pod was evicted outside of the window")
+		}
+	})
+}
+
+// Killed between the write that gives the node back and the one that tells of it.
+func TestWhatIsProvenIsKnownWhenTheNodeIsGivenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, oneH100)
+		w.maintain("")
+		w.converge("all-1g.10gb")
+		w.label("all-7g.80gb")
+		w.passes("the end", func() bool { return w.agent.NextStep(t.Context()) == plan.Release })
+		dead := false
+		w.client.PrependReactor("patch", "nodes", func(action k8stesting.Action) (bool, runtime.Object, error) {
+			if dead {
+				return true, nil, errors.New("the agent is dead")
+			}
+			p, ok := action.(k8stesting.PatchAction)
+			dead = ok && strings.Contains(string(p.GetPatch()), config.AnnotationJournal+`":null`)
+			return false, nil, nil
+		})
+		w.agent.Pass(t.Context())
+		if w.owed() {
+			t.Fatal("the node is not given back")
+		}
+		w.client.ReactionChain = w.client.ReactionChain[1:]
+		w.maintain(until(time.Now()))
+		w.restart()
+		w.label("all-1g.10gb")
+		w.spend(time.Hour)
+		if n := len(w.snapshot()[0].Instances); n != 1 {
+			t.Errorf("the GPU was cut into %d instances outside of the window", n)
+		}
+	})
+}
+
+// Who waits keeps his age while a file cannot be read.
+func TestAWishKeepsItsAgeWhileAFileCannotBeRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		w.maintain(until(time.Now()))
+		w.setFile("profiles", onePart)
+		w.settings.Profiles = config.ConfigMapKey{Namespace: "gpuslice", Name: "profiles", Key: "config.yaml"}
+		w.restart()
+		w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelProfile, "seven") })
+		w.says(config.ReasonAwaitingWindow)
+		since := w.status().Asked.Since
+		w.spend(time.Hour)
+		w.setFile("profiles", "nonsense")
+		w.says(config.ReasonInvalidCatalog)
+		w.setFile("profiles", onePart)
+		w.says(config.ReasonAwaitingWindow)
+		if again := w.status().Asked.Since; !again.Equal(since) {
+			t.Errorf("the wish is %s younger", again.Sub(since))
+		}
+	})
+}
+
+const onePart = `
+apiVersion: gpuslice.io/v1alpha1
+kind: Profiles
+profiles:
+  seven:
+    mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}]
+`
+
+// A hold that comes between the look and the fence counts.
+func TestWhatPeopleSayBetweenTheLookAndTheFenceCounts(t *testing.T) {
+	for _, key := range []string{config.AnnotationHold, config.AnnotationForce} {
+		synctest.Test(t, func(t *testing.T) {
+			w := busy(t)
+			w.maintain("")
+			if key == config.AnnotationForce {
+				w.annotate(key, config.ForceNow)
+			}
+			w.label("all-1g.10gb")
+			changed := false
+			w.crowd(func(n *corev1.Node) {
+				if changed {
+					return
+				}
+				changed = true
+				if key == config.AnnotationHold {
+					metav1.SetMetaDataAnnotation(&n.ObjectMeta, key, "stop")
+				} else {
+					delete(n.Annotations, key)
+				}
+			})
+			w.passes("the fence", func() bool { return changed })
+			if w.owed() {
+				t.Errorf("the fence was raised all the same, %s having changed", key)
+			}
+		})
+	}
+}
+
+// A Lease that comes back from a backup is no end of work.
+func TestASlotThatIsThereAgainIsGivenBackAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		w.pool()
+		w.label("all-1g.10gb")
+		leases := w.client.CoordinationV1().Leases("gpuslice")
+		slots := func() string {
+			l, err := leases.Get(t.Context(), config.LeasePrefix+"research", metav1.GetOptions{})
+			if err != nil {
+				return ""
+			}
+			return l.Annotations[config.AnnotationSlots]
+		}
+		w.passes("the slot", func() bool { return strings.Contains(slots(), `"holders"`) })
+		old := slots()
+		w.reach("all-1g.10gb")
+		w.spend(time.Minute)
+		l, err := leases.Get(t.Context(), config.LeasePrefix+"research", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.Annotations[config.AnnotationSlots] = old
+		if _, err := leases.Update(t.Context(), l, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		for range 20 {
+			w.turn()
+			w.agent.Pass(t.Context())
+		}
+		if strings.Contains(slots(), `"holders"`) {
+			t.Error("the slot is not given back")
+		}
+	})
+}
+
+// byLabel is a world of one GPU whose device plugin a label of the node deploys: its changes need no fence.
+func byLabel(t *testing.T) *world {
+	t.Helper()
+	w := newWorld(t, oneH100)
+	w.operator(map[string]string{config.LabelDevicePlugin: "true"})
+	w.lingers = 24 * time.Hour
+	return w
+}
+
+// A node whose operands are away is one of which the pool has to know.
+func TestALostSlotIsTakenBackWhereNothingElseTells(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := byLabel(t)
+		slots, pool, other := w.pool()
+		w.settings.Timeouts.Drain = 24 * time.Hour
+		w.restart()
+		w.label("all-1g.10gb")
+		w.passes("the pause", func() bool { return w.values()[config.LabelDevicePlugin] != "true" })
+		if w.node().Spec.Unschedulable {
+			t.Fatal("the node is fenced")
+		}
+		leases := w.client.CoordinationV1().Leases("gpuslice")
+		if err := leases.Delete(t.Context(), config.LeasePrefix+"research", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.spend(time.Minute)
+		if free(t, slots, pool, other) {
+			t.Error("another node gets a slot in the middle of the change")
+		}
+	})
+}
+
+// Nor does a driver that is away for a while.
+func TestASlotIsRenewedWhileTheDriverIsAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := byLabel(t)
+		slots, pool, other := w.pool()
+		w.settings.Timeouts.Drain = 24 * time.Hour
+		w.restart()
+		w.label("all-1g.10gb")
+		w.passes("the pause", func() bool { return w.values()[config.LabelDevicePlugin] != "true" })
+		w.edit(func(n *corev1.Node) { // the driver is upgraded
+			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelOperandPrefix+"driver", config.PausedForDriverUpgrade)
+		})
+		for range 10 {
+			w.spend(time.Minute)
+			if free(t, slots, pool, other) {
+				t.Fatal("another node gets a slot in the middle of the change")
+			}
+		}
+	})
+}
