@@ -256,7 +256,8 @@ type hand struct {
 	do  func()
 }
 
-// granted notes who does not get a slot by the age of its wish, in seconds. Who has died lately may be passed by.
+// granted notes who gets a slot although older ones wait, by the age of their wishes in seconds, and there is not room for all of them.
+// Who has died lately may be passed by.
 func (c *crowd) granted(e watch.Event) {
 	c.t.Helper()
 	l, ok := e.Object.(*coordinationv1.Lease)
@@ -269,18 +270,37 @@ func (c *crowd) granted(e watch.Event) {
 		if before.holds(h.Node) || c.kept[h.Node] {
 			continue
 		}
+		var dead int
+		var alive []string
 		for name, n := range c.seen {
 			if !hasReason(n, config.ReasonAwaitingSlot) || now.holds(name) || !asked(n).Before(asked(c.seen[h.Node])) {
 				continue
 			}
 			if died, ever := c.died[name]; ever && time.Since(died) < mourning {
-				c.passed++
+				dead++
 				continue
 			}
-			c.jumped = append(c.jumped, fmt.Sprintf("node %s, which asks since %s, got a slot before %s, which asks since %s and waits", h.Node,
-				asked(c.seen[h.Node]).Format(time.TimeOnly), name, asked(n).Format(time.TimeOnly)))
+			alive = append(alive, fmt.Sprintf("%s, since %s", name, asked(n).Format(time.TimeOnly)))
+		}
+		switch room := c.room(now); {
+		case len(alive) > room:
+			c.jumped = append(c.jumped, fmt.Sprintf("node %s, which asks since %s, got a slot with room for %d more before %d that wait: %s",
+				h.Node, asked(c.seen[h.Node]).Format(time.TimeOnly), room, len(alive), strings.Join(alive, "; ")))
+		case len(alive)+dead > room:
+			c.passed++
 		}
 	}
+}
+
+// room is how many more nodes may be unavailable, when those are that have a slot.
+func (c *crowd) room(s slots) int {
+	room := c.limit
+	for name, n := range c.seen {
+		if unavailable(n) || s.holds(name) {
+			room--
+		}
+	}
+	return room
 }
 
 // mourning is for how long a node whose agent was killed may be passed by: as long as the agents are patient with it, and until it is
@@ -365,6 +385,14 @@ func (c *crowd) live() {
 			c.look(e)
 			c.step()
 		case e := <-lease:
+			for behind := true; behind; { // by the nodes as they were when this was written
+				select {
+				case e := <-nodes:
+					c.look(e)
+				default:
+					behind = false
+				}
+			}
 			c.granted(e)
 			c.step()
 		case <-labels.C:
