@@ -16,9 +16,6 @@ const (
 	soonest = 2 * time.Second
 	timely  = 8 * time.Second
 	longest = 30 * time.Second
-	// near is how many times the limit may be ahead of a node that comes back timely. Those behind may be asleep for longer than
-	// others are patient, and must not have come to the front by then: three rounds of changes take longer than that.
-	near = 4
 )
 
 // untilNext is when to ask again, with so many ahead and so many slots in all.
@@ -26,7 +23,7 @@ func untilNext(ahead, limit int) time.Duration {
 	switch after := soonest * time.Duration(1+ahead); {
 	case limit <= 0:
 		return longest
-	case ahead < near*limit:
+	case ahead < limit:
 		return min(after, timely)
 	default:
 		return min(after, longest)
