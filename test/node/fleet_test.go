@@ -473,9 +473,10 @@ func TestNeverMoreThanTheLimitIsUnavailable(t *testing.T) {
 	for _, jump := range c.jumped {
 		t.Log(jump)
 	}
-	// On a machine that has much else to do, an agent may look again too late for the patience of the others.
-	if len(c.jumped) > n/10 {
-		t.Errorf("%d times a node went before an older one that was alive", len(c.jumped))
+	// On a machine that has much else to do, an agent may look again too late for the patience of the others; where the order is
+	// wrong, it is so for every second node.
+	if len(c.jumped) > n/10 || len(c.jumped)+c.passed > n/5 {
+		t.Errorf("%d times a node went before an older one that was alive, and %d times before one that had died", len(c.jumped), c.passed)
 	}
 	if f.most != limit {
 		t.Errorf("%d nodes were unavailable at once, and %d could have been", f.most, limit)
