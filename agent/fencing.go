@@ -217,6 +217,12 @@ func (a *Agent) journal(seen observed, want wish, steps []plan.Step) (*Journal, 
 			j.NoReset = known
 		}
 	}
+	if seen.edited(want) {
+		j.Forced = seen.forces(want)
+	}
+	if !want.undo {
+		j.Wish = want.fingerprint
+	}
 	for _, gpu := range seen.gpus {
 		if slices.ContainsFunc(steps, func(s plan.Step) bool { return s.GPU == gpu.UUID && cutsAnew([]plan.Step{s}) }) {
 			j.note(gpu)

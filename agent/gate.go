@@ -100,10 +100,10 @@ func (s observed) touched() bool {
 	}
 }
 
-// goesOn reports whether the steps are what is left of a change beyond the point of no return. On a node that was given back until
+// goesOn reports whether the steps are what is left of a change beyond the point of no return. What it means has not been edited since. On a node that was given back until
 // its reboot others may be by now.
 func (s observed) goesOn(want wish, steps []plan.Step) bool {
-	return s.touched() && !s.other(want) && (s.disturbed() || !evicts(steps))
+	return s.touched() && !s.other(want) && !s.edited(want) && (s.disturbed() || !evicts(steps))
 }
 
 // held is what people have written to keep the node from changes; empty if they have not.
@@ -151,7 +151,7 @@ func (s observed) putOff(want wish, reason config.Reason, why string) *Failure {
 // has it.
 func (a *Agent) force(ctx context.Context, seen *observed, want wish) (bool, error) {
 	switch {
-	case seen.journal != nil && seen.journal.Forced && !seen.other(want):
+	case seen.journal != nil && seen.journal.Forced && !seen.other(want) && !seen.edited(want):
 		return true, nil
 	case !seen.forces(want):
 		return false, nil

@@ -399,3 +399,51 @@ func TestASlotIsRenewedWhileTheDriverIsAway(t *testing.T) {
 		}
 	})
 }
+
+// A change that is edited beyond its window is another one.
+func TestAnEditOfTheConfigBeyondTheWindowWaitsForTheNext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "gpus:\n- {model: H100-80GB, count: 2}\n")
+		w.turn()
+		w.maintain(until(time.Now().Add(time.Hour)))
+		const file = `
+apiVersion: gpuslice.io/v1alpha1
+kind: Profiles
+profiles:
+  seven:
+    mig: [{gpus: {index: [0]}, enabled: true, instances: {1g.10gb: 7}}]
+`
+		w.setFile("profiles", file)
+		w.settings.Profiles = config.ConfigMapKey{Namespace: "gpuslice", Name: "profiles", Key: "config.yaml"}
+		w.restart()
+		w.pod("resident", w.gpus.UUIDs()[1])
+		w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelProfile, "seven") })
+		w.passes("the first instance", func() bool { return len(w.snapshot()[0].Instances) == 1 })
+		w.maintain(until(time.Now()))
+		w.setFile("profiles", onePart) // all GPUs
+		w.spend(time.Hour)
+		if !w.runs("resident") {
+			t.Error("a pod was evicted outside of the window")
+		}
+		w.givenBack()
+		w.maintain("")
+		w.reach("seven")
+	})
+}
+
+// One that is edited in its window is gone on with, and finished beyond it.
+func TestAnEditOfTheConfigInItsWindowIsFinishedBeyondIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		w.maintain(until(time.Now().Add(time.Hour)))
+		w.setFile("profiles", strings.Replace(onePart, "1g.10gb: 7", "1g.10gb: 5", 1))
+		w.settings.Profiles = config.ConfigMapKey{Namespace: "gpuslice", Name: "profiles", Key: "config.yaml"}
+		w.restart()
+		w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelProfile, "seven") })
+		w.passes("the first instance", func() bool { return len(w.snapshot()[0].Instances) == 1 })
+		w.setFile("profiles", onePart)
+		w.passes("two more", func() bool { return len(w.snapshot()[0].Instances) == 3 })
+		w.maintain(until(time.Now()))
+		w.reach("seven")
+	})
+}

@@ -34,6 +34,7 @@ type Journal struct {
 	Summary          string             `json:"summary"`              // all of it for people, who find it by kubectl describe node; never read
 	Operation        string             `json:"operation"`            // identifies this change in the logs of all agents that work on it
 	Target           string             `json:"target"`               // the config that was asked for when it began
+	Wish             string             `json:"wish,omitempty"`       // its fingerprint, as it was last begun with
 	BootID           string             `json:"bootID"`               // the node's boot when it began
 	Started          time.Time          `json:"started"`              // when it began
 	Cordoned         bool               `json:"cordoned"`             // the change has fenced the node

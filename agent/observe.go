@@ -369,7 +369,7 @@ func (a *Agent) planned(s observed, want wish) plan.Observed {
 	}
 	if j := s.journal; j != nil {
 		out.Journal = plan.Journal{
-			Owed: true, Cordoned: j.Cordoned, Other: s.other(want), Cuts: j.cuts(), Persistent: j.persistent(), Proven: j.Proven,
+			Owed: true, Cordoned: j.Cordoned, Other: s.other(want) || s.edited(want), Cuts: j.cuts(), Persistent: j.persistent(), Proven: j.Proven,
 			Paused: j.paused(), Stopped: j.stopped(), MPS: j.changesPlugin() && j.Plugin.MPS,
 		}
 	}
@@ -469,6 +469,12 @@ func (s observed) givenUp(want wish) bool {
 // other reports whether the journal is about another target than the one that is asked for.
 func (s observed) other(want wish) bool {
 	return s.journal != nil && !want.undo && s.journal.Target != want.name
+}
+
+// edited reports whether the journal is about what the target's name meant before somebody has edited it. A journal of an agent that
+// did not note it is not.
+func (s observed) edited(want wish) bool {
+	return s.journal != nil && !want.undo && !s.other(want) && s.journal.Wish != "" && want.fingerprint != "" && s.journal.Wish != want.fingerprint
 }
 
 // operation identifies the change that is under way, across restarts of the agent; empty if there is none.

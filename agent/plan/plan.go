@@ -46,7 +46,7 @@ type Slot struct {
 type Journal struct {
 	Owed       bool               // there is a journal
 	Cordoned   bool               // the change has fenced the node, and not given it back
-	Other      bool               // it is about another target than the one that is planned
+	Other      bool               // it is about another target than the one that is planned, or about what that meant before an edit
 	Cuts       map[nvml.UUID]bool // GPUs whose former cut it holds
 	Persistent map[nvml.UUID]bool // those of them that were in persistence mode
 	Proven     bool               // the capacity agreed with the hardware when the change began, and must do so again
