@@ -447,3 +447,38 @@ func TestAnEditOfTheConfigInItsWindowIsFinishedBeyondIt(t *testing.T) {
 		w.reach("seven")
 	})
 }
+
+// A look that ends early takes back nothing of what was said of the window.
+func TestALookThatEndsEarlyDoesNotSayThatNothingIsPlanned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		w.maintain(nights)
+		w.spend(5 * time.Hour)
+		w.label("all-1g.10gb")
+		w.says(config.ReasonAwaitingWindow)
+		w.edit(func(n *corev1.Node) {
+			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelOperandPrefix+"driver", config.PausedForDriverUpgrade)
+		})
+		w.says(config.ReasonDriverNotLoaded)
+		if p := w.planned(); p.Status != corev1.ConditionTrue {
+			t.Errorf("MaintenancePlanned is %s: %s", p.Status, p.Message)
+		}
+	})
+}
+
+// What was meant for a wish that is gone lets none begin that comes later.
+func TestAForceGoesWithItsWish(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		w.maintain(until(time.Now()))
+		w.label("nonsense")
+		w.annotate(config.AnnotationForce, config.ForceNow)
+		w.spend(2 * time.Hour)
+		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) })
+		w.settle(config.ReasonNoWish)
+		w.spend(20 * time.Hour)
+		w.label("all-1g.10gb")
+		w.settle(config.ReasonAwaitingWindow)
+		w.givenBack()
+	})
+}

@@ -350,8 +350,8 @@ func (a *Agent) tellMetadata(ctx context.Context, seen observed, want wish, r re
 	if seen.node.Annotations[config.AnnotationStatus] != text {
 		annotations[config.AnnotationStatus] = &text
 	}
-	if _, forced := seen.node.Annotations[config.AnnotationForce]; forced && r.reason == config.ReasonConverged {
-		annotations[config.AnnotationForce] = nil // it was for this change: the next one is to wait for its window
+	if _, forced := seen.node.Annotations[config.AnnotationForce]; forced && (r.reason == config.ReasonConverged || r.reason == config.ReasonNoWish) {
+		annotations[config.AnnotationForce] = nil // it was for this change, or for one that is wanted no more: the next one is to wait for its window
 	}
 	if len(labels)+len(annotations) == 0 {
 		return nil
@@ -461,6 +461,9 @@ func (a *Agent) drainConditions(node *corev1.Node, r report) []corev1.NodeCondit
 
 // plannedCondition says when the change begins that waits for its window.
 func (a *Agent) plannedCondition(seen observed, want wish, r report) []corev1.NodeCondition {
+	if !seen.whole { // it was said after another look
+		return nil
+	}
 	old := conditionOfType(seen.node, config.ConditionMaintenancePlanned)
 	status, reason, message := corev1.ConditionFalse, "NotPlanned", "by "+FieldManager+": nothing waits for a window"
 	if !r.planned.IsZero() {
