@@ -13,6 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/window"
+	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // observeMaintenance reads what the maintenance file says of the node. One that cannot be read closes it.
@@ -69,9 +70,18 @@ func disturbs(seen observed, want wish, steps []plan.Step) bool {
 	return disrupts(steps) || slices.ContainsFunc(steps, func(s plan.Step) bool { return s.Kind == plan.Fence })
 }
 
-// restores reports whether the node was as is asked before.
+// restores reports whether the node was as is asked before, or had instances that a reboot has taken: to wait for a window with nothing
+// to offer serves nobody.
 func (s observed) restores(want wish) bool {
-	return want.fingerprint != "" && s.status.Proven == want.fingerprint
+	if want.fingerprint == "" {
+		return false
+	}
+	bare := s.status.Cut != "" && s.status.Cut != s.boot() && !hasInstances(s.gpus)
+	return s.status.Proven == want.fingerprint || bare
+}
+
+func hasInstances(gpus []nvml.GPU) bool {
+	return slices.ContainsFunc(gpus, func(gpu nvml.GPU) bool { return len(gpu.Instances) > 0 })
 }
 
 func evicts(steps []plan.Step) bool {

@@ -510,6 +510,24 @@ func TestWhatIsLostIsRestoredAtOnce(t *testing.T) {
 		w.settle(config.ReasonConverged)
 		w.givenBack()
 	})
+	synctest.Test(t, func(t *testing.T) { // also for something else, which waited for its window
+		w := lost(t)
+		w.label("all-balanced")
+		w.reach("all-balanced")
+	})
+	synctest.Test(t, func(t *testing.T) { // but not what nobody has taken
+		w := newWorld(t, oneH100)
+		w.converge("all-1g.10gb")
+		w.maintain(until(time.Now()))
+		w.label("all-balanced")
+		w.says(config.ReasonAwaitingWindow)
+		w.boot()
+		w.restart()
+		w.spend(time.Hour)
+		if w.reason() != config.ReasonAwaitingWindow {
+			t.Errorf("a reboot that has taken nothing lets the change begin: %s", w.condition().Message)
+		}
+	})
 	synctest.Test(t, func(t *testing.T) { // unless somebody has to leave
 		w := lost(t)
 		w.pod("holder", w.gpus.UUIDs()[0])

@@ -42,6 +42,7 @@ type Status struct {
 	Next     time.Time     `json:"next,omitzero"`      // when the change begins that waits for its window
 	Asked    *askedFor     `json:"asked,omitempty"`    // since when
 	Proven   string        `json:"proven,omitempty"`   // the wish that the node was last seen to fulfil
+	Cut      string        `json:"cut,omitempty"`      // boot in which it had MIG instances, then
 	Took     []took        `json:"took,omitempty"`     // the last changes, by which the next is estimated
 }
 
