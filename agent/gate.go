@@ -110,8 +110,8 @@ func (s observed) touched() bool {
 	}
 }
 
-// goesOn reports whether the steps are what is left of a change beyond the point of no return. What it means has not been edited since. On a node that was given back until
-// its reboot others may be by now.
+// goesOn reports whether the steps are what is left of a change beyond the point of no return, of which nobody has edited the meaning
+// since. On a node that was given back until its reboot others may be by now.
 func (s observed) goesOn(want wish, steps []plan.Step) bool {
 	return s.touched() && !s.other(want) && !s.edited(want) && (s.disturbed() || !evicts(steps))
 }
