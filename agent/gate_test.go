@@ -211,6 +211,22 @@ func TestAWindowIsLongEnoughToTheSecond(t *testing.T) {
 	})
 }
 
+// Case 15: a window that is shorter than the time between two looks is not slept through.
+func TestAWindowOfAMinuteIsBegunIn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		w.settings.NodeHeartbeat = time.Hour
+		w.maintain("windows: [{days: [Sat], start: '09:17', duration: 1m}]\nestimate: 50s\njitter: 0s\n")
+		w.label("all-1g.10gb")
+		w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
+		opened := time.Date(2000, 1, 1, 9, 17, 0, 0, time.UTC)
+		if d := time.Since(opened); d < 0 || d > time.Second {
+			t.Errorf("the change began %s after the window opened", d)
+		}
+		w.reach("all-1g.10gb")
+	})
+}
+
 func TestNoWindowThatIsLongEnoughIsSaid(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -333,23 +334,23 @@ error: profile research failed on 1 node
 
 func TestALostWatchIsTakenUpAgain(t *testing.T) {
 	inWorld(t, func(w *world) {
-		broken := true
-		var lost []*watch.RaceFreeFakeWatcher
+		var mended, given atomic.Bool
+		lost := watch.NewRaceFreeFake()
 		w.client.PrependWatchReactor("nodes", func(k8stesting.Action) (bool, watch.Interface, error) {
-			if !broken {
+			switch {
+			case mended.Load():
 				return false, nil, nil
-			}
-			if len(lost) > 0 {
+			case given.Swap(true):
 				return true, nil, errRefused
+			default:
+				return true, lost, nil
 			}
-			lost = append(lost, watch.NewRaceFreeFake())
-			return true, lost[0], nil
 		})
 		w.start(apply("--wait")...)
-		lost[0].Stop()
+		lost.Stop()
+		<-time.After(time.Minute) // client-go tries again after half of that
 		w.says("gpu-1", done(), "research: as asked")
-		<-time.After(time.Minute)
-		broken = false
+		mended.Store(true)
 		said, code := w.ended()
 		if code != 0 || !strings.Contains(said, "watching nodes: connection refused; trying again") {
 			t.Errorf("exit code %d: %s", code, said)
