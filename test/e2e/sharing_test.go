@@ -170,6 +170,11 @@ func (q *inquiry) restartContainers() {
 		if err != nil {
 			q.t.Fatal(err)
 		}
+		// A kubelet that has just restarted may be about to start the container itself.
+		q.await("a program of pod "+name, func(timeline.State) bool {
+			pids, err := q.Processes(q.t.Context(), pod)
+			return err == nil && len(pids) > 0
+		})
 		if err := q.kill(q.t.Context(), pod); err != nil {
 			q.t.Fatal(err)
 		}
