@@ -120,7 +120,7 @@ func (a *Agent) notYet(ctx context.Context, e evidence) *Waiting {
 	case e.journal != nil || len(e.steps) == 0:
 	case errors.As(a.gate(ctx, &e.observed, e.want, e.steps), &wait): // which writes nothing where there is no journal
 	case e.slot.Paused != "":
-		wait = e.poolPaused(e.slot.Paused)
+		wait = a.poolPaused(e.observed, e.slot.Paused)
 	case e.slot.Waiting:
 		wait = &Waiting{Message: fmt.Sprintf("pool %s can do without %s at once, and other nodes have their turn", e.pool.Name, e.pool.MaxUnavailable)}
 	}

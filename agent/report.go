@@ -362,9 +362,6 @@ func (a *Agent) tellMetadata(ctx context.Context, seen observed, want wish, r re
 // keep adds what the next changes go by.
 func (a *Agent) keep(status *Status, seen observed, want wish, r report) {
 	status.Next, status.Proven, status.Cut, status.Took = r.planned.UTC(), seen.status.Proven, seen.status.Cut, seen.status.Took
-	if r.planned.IsZero() {
-		status.Next = time.Time{}
-	}
 	if r.reason == config.ReasonConverged {
 		status.Proven, status.Cut = want.fingerprint, ""
 		if hasInstances(seen.gpus) {

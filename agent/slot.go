@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -108,7 +109,7 @@ func (a *Agent) askForSlot(ctx context.Context, seen observed, turn fleet.Change
 	case errors.As(err, &full):
 		return a.awaitSlot(seen, full)
 	case errors.As(err, &paused):
-		wait := seen.poolPaused(paused.Why)
+		wait := a.poolPaused(seen, paused.Why)
 		wait.After, wait.Since = paused.Retry, seen.since(config.ReasonPoolPaused, a.now())
 		return wait
 	default:
@@ -117,11 +118,16 @@ func (a *Agent) askForSlot(ctx context.Context, seen observed, turn fleet.Change
 }
 
 // poolPaused says why no node of the pool begins anything.
-func (s observed) poolPaused(why string) *Waiting {
-	return &Waiting{
+func (a *Agent) poolPaused(s observed, why string) *Waiting {
+	wait := &Waiting{
 		Reason: config.ReasonPoolPaused, Message: fmt.Sprintf("pool %s begins nothing: %s", s.pool.Name, why),
 		Blockers: []string{"pool " + s.pool.Name + " is paused: " + why},
 	}
+	if !strings.Contains(why, config.AnnotationPaused) { // as what people write may say as well
+		wait.Advice = fmt.Sprintf("to go on: kubectl -n %s annotate lease %s%s %s-",
+			a.settings.Maintenance.Namespace, config.LeasePrefix, s.pool.Name, config.AnnotationPaused)
+	}
+	return wait
 }
 
 // awaitSlot says whom the pool does without at present. That changes often, and is told anew now and then.

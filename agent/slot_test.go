@@ -191,6 +191,33 @@ func TestAPoolPausesItselfAfterTooManyFailures(t *testing.T) {
 	})
 }
 
+func TestAPoolThatPeopleHavePausedSaysHowToGoOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		slots, pool, other := w.pool()
+		if err := slots.Take(t.Context(), pool, other); err != nil {
+			t.Fatal(err)
+		}
+		leases := w.client.CoordinationV1().Leases("gpuslice")
+		lease, err := leases.Get(t.Context(), config.LeasePrefix+"research", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		metav1.SetMetaDataAnnotation(&lease.ObjectMeta, config.AnnotationPaused, "the auditors are here")
+		if _, err := leases.Update(t.Context(), lease, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.label("all-1g.10gb")
+		c := w.says(config.ReasonPoolPaused)
+		for _, want := range []string{"the auditors are here", "kubectl -n gpuslice annotate lease gpuslice-pool-research gpuslice.io/paused-"} {
+			if !strings.Contains(c.Message, want) {
+				t.Errorf("the node does not say %q: %s", want, c.Message)
+			}
+		}
+		w.givenBack()
+	})
+}
+
 // What is put off, or called off by people, has not failed.
 func TestWhatPeopleCallOffIsNoFailureOfThePool(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
