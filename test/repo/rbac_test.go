@@ -212,6 +212,13 @@ func TestRolesGrantNoWildcardAndNothingThatLeadsToMore(t *testing.T) {
 					t.Errorf("%s: %q gives away more than it says", at, verb)
 				}
 			}
+			writes := slices.ContainsFunc(rule.Verbs, func(verb string) bool { return !slices.Contains([]string{"get", "list", "watch"}, verb) })
+			if writes && slices.Contains(rule.Resources, "configmaps") && len(rule.ResourceNames) == 0 {
+				t.Errorf("%s: it may write any ConfigMap of the namespace: programs are run from some; name those it needs", at)
+			}
+			if m.namespace == "gpu-operator" && len(rule.ResourceNames) == 0 {
+				t.Errorf("%s: in the operator's namespace it reaches more than the objects it needs", at)
+			}
 			if slices.Contains(rule.Resources, "secrets") {
 				t.Errorf("%s: the agent needs no secrets", at)
 			}
