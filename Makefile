@@ -7,6 +7,10 @@ SHELL := /bin/bash -euo pipefail
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 IMAGE   ?= gpuslice/gpuslice-agent:$(VERSION)
 
+# grpcnotrace: with gRPC's tracing, which nothing here uses, the linker keeps every method of every type, a third of a program.
+# GOFLAGS hands it to every go command here; test/repo holds the Dockerfile and test/binaries to the same.
+TAGS := grpcnotrace
+export GOFLAGS := $(strip $(GOFLAGS) -tags=$(TAGS))
 # -z lazy: NVIDIA's library is opened at run time, so its symbols are still unknown when the program starts.
 LDFLAGS := -s -w -X main.version=$(VERSION) -extldflags=-Wl,-z,lazy
 # go-nvml binds deprecated functions too, each of which the C compiler remarks on.

@@ -18,6 +18,10 @@ import (
 // unused is how long a program of our own is kept that no process asks for any more: each edit makes a new one.
 const unused = 24 * time.Hour
 
+// Tags are the build tags of the project's own programs, as in the Makefile and the Dockerfile. With gRPC's tracing the
+// linker would keep every method of every type.
+const Tags = "grpcnotrace"
+
 // LibNVML returns the simulated driver library as a file named libnvidia-ml.so.1, alone in its directory, so that the
 // directory can be put on LD_LIBRARY_PATH.
 func (b Builder) LibNVML(ctx context.Context) (file string, err error) {
@@ -51,7 +55,7 @@ func (b Builder) own(ctx context.Context, pkg, name string, flags ...string) (st
 	defer unlock()
 	start := time.Now()
 	// Without -trimpath the compiler shares what it compiled with tests of the same packages.
-	args := append([]string{"build", "-buildvcs=false", "-o", latest}, flags...)
+	args := append([]string{"build", "-buildvcs=false", "-tags=" + Tags, "-o", latest}, flags...)
 	if _, err := run(ctx, root, nil, append(args, pkg)...); err != nil {
 		return "", fmt.Errorf("building %s: %w", pkg, err)
 	}

@@ -4,8 +4,11 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/binaries"
 )
 
 // module is the path of the root module, before each of its packages.
@@ -46,5 +49,47 @@ func TestTheImageIsBuiltByTheGoThatTheModuleAsksFor(t *testing.T) {
 	image := regexp.MustCompile(`(?m)^ARG BUILD_IMAGE=golang:(\d+\.\d+)-`).FindStringSubmatch(read(t, "Dockerfile"))
 	if wants == nil || image == nil || wants[1] != image[1] {
 		t.Errorf("go.mod asks for Go %q, the Dockerfile's image has %q", wants, image)
+	}
+}
+
+// A program that is tested without a tag by which it is shipped is another program.
+func TestTheProgramsAreBuiltByTheSameTagsEverywhere(t *testing.T) {
+	makefile := read(t, "Makefile")
+	tags := regexp.MustCompile(`(?m)^TAGS := (\S+)$`).FindStringSubmatch(makefile)
+	if tags == nil || !regexp.MustCompile(`(?m)^export GOFLAGS := .*-tags=\$\(TAGS\)`).MatchString(makefile) {
+		t.Fatal("the Makefile does not hand its TAGS to every go command by GOFLAGS")
+	}
+	if found := regexp.MustCompile(`(?m)^\t.*\bgo .*-tags\b`).FindString(makefile); found != "" {
+		t.Errorf("this line of the Makefile takes the place of the tags in GOFLAGS: %s", found)
+	}
+	image := regexp.MustCompile(`(?m)go build .*-tags (\S+)`).FindStringSubmatch(read(t, "Dockerfile"))
+	if image == nil {
+		t.Fatal("the Dockerfile builds without tags")
+	}
+	of := strings.Split(image[1], ",")
+	for tag := range strings.SplitSeq(tags[1], ",") {
+		if !slices.Contains(of, tag) {
+			t.Errorf("the Dockerfile builds with the tags %s, without %s of the Makefile", image[1], tag)
+		}
+	}
+	if binaries.Tags != tags[1] {
+		t.Errorf("tests build with the tags %s, the Makefile with %s", binaries.Tags, tags[1])
+	}
+}
+
+// What the tag is for: with gRPC's tracing comes html/template, which calls methods by names that the linker cannot know.
+func TestTheProgramsAreBuiltWithoutTracing(t *testing.T) {
+	for _, program := range []string{"./cmd/gpuslice-agent", "./cmd/kubectl-gpuslice"} {
+		list := exec.CommandContext(t.Context(), "go", "list", "-deps", "-tags="+binaries.Tags, program)
+		list.Dir = root
+		packages, err := list.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for pkg := range strings.Lines(string(packages)) {
+			if strings.TrimSpace(pkg) == "golang.org/x/net/trace" {
+				t.Errorf("%s imports golang.org/x/net/trace", program)
+			}
+		}
 	}
 }
