@@ -1,0 +1,9 @@
+package hostrecord
+
+// Hang has every call on the disk wait until the channel is closed.
+func (f *File) Hang(until <-chan struct{}) {
+	f.work = func(work func()) {
+		<-until
+		work()
+	}
+}

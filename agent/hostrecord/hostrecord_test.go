@@ -1,0 +1,291 @@
+package hostrecord_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpuslice/gpuslice/agent/hostrecord"
+)
+
+// full is a record with every field.
+func full() hostrecord.Record {
+	return hostrecord.Record{
+		Version: hostrecord.Version, Owes: []string{"start of nvidia-dcgm.service"}, Node: "gpu-1", UID: "uid", Operation: "op",
+		Journal: `{"version":1}`, Next: []string{`{"version":2}`}, Ends: true,
+		Host: hostrecord.Host{Boot: "boot", Stopped: []string{"nvidia-dcgm.service"}, Persistent: []string{"GPU-1"}},
+		Learnt: hostrecord.Learnt{
+			NoReset: &hostrecord.NoReset{Boot: "boot", GPUs: []string{"GPU-1"}},
+			Asked:   &hostrecord.Asked{Wish: "abc", Since: time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)},
+			Took:    []hostrecord.Took{{Whole: 9, Rest: 4}}, Proven: "abc", Cut: "boot",
+			Failed:    &hostrecord.Failed{Wish: "def", Reason: "HardwareFailure", Message: "it broke"},
+			Published: hostrecord.Keys{Labels: map[string]string{"a": "b"}, Taints: []hostrecord.Taint{{Key: "gpu", Value: "mig", Effect: "NoSchedule"}}},
+		},
+	}
+}
+
+func TestARecordIsReadAsItWasWritten(t *testing.T) {
+	file := hostrecord.In(filepath.Join(t.TempDir(), "gpuslice", "agent"))
+	if r, err := file.Read(t.Context()); r != nil || err != nil {
+		t.Fatalf("before the first write: %v, %v", r, err)
+	}
+	want := full()
+	for range 2 { // over none, and over one
+		if err := file.Write(t.Context(), want); err != nil {
+			t.Fatal(err)
+		}
+		got, err := hostrecord.In(filepath.Dir(file.Path())).Read(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, *got); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	}
+	for path, mode := range map[string]os.FileMode{file.Path(): 0o600, filepath.Dir(file.Path()): 0o700 | os.ModeDir} {
+		if info, err := os.Stat(path); err != nil || info.Mode() != mode {
+			t.Errorf("%s has mode %v, want %v (%v)", path, info.Mode(), mode, err)
+		}
+	}
+}
+
+func TestADirectoryThatKubeletHasMadeIsClosed(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := hostrecord.In(dir).Write(t.Context(), full()); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+}
+
+func TestWhatAKilledProcessHasLeftOfAWriteIsRemoved(t *testing.T) {
+	dir := t.TempDir()
+	left := filepath.Join(dir, ".record.json12345")
+	if err := os.WriteFile(left, []byte("half a rec"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := hostrecord.In(dir).Write(t.Context(), full()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(left); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("it is still there: %v", err)
+	}
+}
+
+// Promise 15: what others could have written is not believed.
+func TestARecordThatOthersCouldHaveWrittenIsRefused(t *testing.T) {
+	for what, spoil := range map[string]func(t *testing.T, path string) error{
+		"symbolic link": func(t *testing.T, path string) error {
+			t.Helper()
+			elsewhere := filepath.Join(t.TempDir(), "record.json")
+			return errors.Join(os.Rename(path, elsewhere), os.Symlink(elsewhere, path))
+		},
+		"mode 0622":     func(_ *testing.T, path string) error { return os.Chmod(path, 0o622) },
+		"has mode 0770": func(_ *testing.T, path string) error { return os.Chmod(filepath.Dir(path), 0o770) },
+		"2 names":       func(_ *testing.T, path string) error { return os.Link(path, path+".other") },
+		"another kind": func(_ *testing.T, path string) error {
+			return errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o600))
+		},
+		"user 65534": func(_ *testing.T, path string) error { return os.Chown(path, 65534, 0) },
+		"is no director": func(_ *testing.T, path string) error {
+			dir := filepath.Dir(path)
+			return errors.Join(os.Rename(dir, dir+".other"), os.Symlink(dir+".other", dir))
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			if what == "user 65534" && os.Geteuid() != 0 {
+				t.Skip("only root can give a file away")
+			}
+			file := hostrecord.In(filepath.Join(t.TempDir(), "agent"))
+			if err := file.Write(t.Context(), full()); err != nil {
+				t.Fatal(err)
+			}
+			if err := spoil(t, file.Path()); err != nil {
+				t.Fatal(err)
+			}
+			_, err := file.Read(t.Context())
+			if !errors.Is(err, hostrecord.ErrUnsafe) || !strings.Contains(err.Error(), what) {
+				t.Errorf("error is %v", err)
+			}
+		})
+	}
+}
+
+func TestARecordIsParsedStrictly(t *testing.T) {
+	for what, text := range map[string]string{
+		"nothing":          ``,
+		"no version":       `{}`,
+		"half a record":    `{"version":1,"node":"gp`,
+		"two records":      `{"version":1}{"version":1}`,
+		"an unknown field": `{"version":1,"stop":["sshd.service"]}`,
+		"another case":     `{"version":1,"Node":"gpu-1"}`,
+		"one twice":        `{"version":1,"node":"a","node":"b"}`,
+		"an escape":        `{"version":1,"node":"\u001b[2J"}`,
+		"many units":       `{"version":1,"host":{"stopped":["a"` + strings.Repeat(`,"a"`, 300) + `]}}`,
+		"a long name":      `{"version":1,"node":"` + strings.Repeat("a", 1000) + `"}`,
+		"a long journal":   `{"version":1,"journal":"` + strings.Repeat("a", 300<<10) + `"}`,
+		"many journals":    `{"version":1,"next":["a","b","c","d","e"]}`,
+		"a negative time":  `{"version":1,"learnt":{"took":[{"whole":-1,"rest":0}]}}`,
+		"too long":         `{"version":1,"node":"` + strings.Repeat(" ", hostrecord.MaxSize) + `"}`,
+	} {
+		if _, err := hostrecord.Parse([]byte(text)); !errors.Is(err, hostrecord.ErrCorrupt) {
+			t.Errorf("%s: error is %v", what, err)
+		}
+	}
+}
+
+func TestANewerRecordSaysWhatItOwes(t *testing.T) {
+	var newer *hostrecord.NewerError
+	_, err := hostrecord.Parse([]byte(`{"version":7,"owes":["start of a.service","a\u001b[2J"],"shape":{"is":"another"}}`))
+	if !errors.As(err, &newer) {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(&hostrecord.NewerError{Version: 7, Owes: []string{"start of a.service", "a?[2J"}}, newer); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	file := hostrecord.In(t.TempDir())
+	if err := os.WriteFile(file.Path(), []byte(`{"version":2,"learns":"more"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := file.Read(t.Context()); !errors.As(err, &newer) || len(newer.Owes) > 0 {
+		t.Fatal(err)
+	}
+	aside, err := file.SetAside(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(aside); err != nil {
+		t.Error(err)
+	}
+	if r, err := file.Read(t.Context()); r != nil || err != nil {
+		t.Errorf("then %v, %v", r, err)
+	}
+}
+
+func TestWhatCouldNotBeReadAgainIsNotWritten(t *testing.T) {
+	file := hostrecord.In(t.TempDir())
+	r := full()
+	r.Host.Stopped = []string{"a\nb"}
+	if err := file.Write(t.Context(), r); !errors.Is(err, hostrecord.ErrCorrupt) {
+		t.Error(err)
+	}
+	if _, err := os.Stat(file.Path()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("it was written: %v", err)
+	}
+}
+
+// Promise 14: a disk that stalls holds nobody up, and a write that it does later comes before those that were not begun.
+func TestADiskThatHangsIsNotWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		file := hostrecord.In(t.TempDir())
+		mended := make(chan struct{})
+		file.Hang(mended)
+		began := time.Now()
+		first, second := full(), full()
+		first.Node, second.Node = "first", "second"
+		if err := file.Write(t.Context(), first); !errors.Is(err, hostrecord.ErrSilent) {
+			t.Errorf("the first write: %v", err)
+		}
+		for range 100 {
+			if err := file.Write(t.Context(), second); !errors.Is(err, hostrecord.ErrSilent) {
+				t.Errorf("the second write: %v", err)
+			}
+		}
+		if _, err := file.Read(t.Context()); !errors.Is(err, hostrecord.ErrSilent) {
+			t.Errorf("reading: %v", err)
+		}
+		if took := time.Since(began); took > time.Minute {
+			t.Errorf("it took %s", took)
+		}
+		close(mended)
+		synctest.Wait()
+		if r, err := file.Read(t.Context()); err != nil || r.Node != "first" {
+			t.Errorf("the disk has %v, %v", r, err)
+		}
+		if err := file.Write(t.Context(), second); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestADiskThatRefusesKeepsTheFormerRecord(t *testing.T) {
+	if os.Geteuid() == 0 {
+		file := hostrecord.In("/proc/self/nowhere")
+		if err := file.Write(t.Context(), full()); err == nil {
+			t.Error("there is no such directory")
+		}
+		return
+	}
+	dir := t.TempDir()
+	file := hostrecord.In(dir)
+	if err := file.Write(t.Context(), full()); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(dir, 0o500); err != nil {
+		t.Fatal(err)
+	}
+	if err := file.Write(t.Context(), hostrecord.Record{}); err == nil {
+		t.Error("it was written")
+	}
+	if r, err := file.Read(t.Context()); err != nil || r.Node != "gpu-1" {
+		t.Errorf("the disk has %v, %v", r, err)
+	}
+}
+
+func FuzzRead(f *testing.F) {
+	dir := f.TempDir()
+	seed := hostrecord.In(dir)
+	if err := seed.Write(f.Context(), full()); err != nil {
+		f.Fatal(err)
+	}
+	text, err := os.ReadFile(seed.Path())
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(text)
+	f.Add([]byte(`{"version":2,"owes":["x"]}`))
+	f.Add([]byte(`{"version":1,"next":[null],"host":null}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		file := hostrecord.In(t.TempDir())
+		if err := os.WriteFile(file.Path(), data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		r, err := file.Read(t.Context())
+		var newer *hostrecord.NewerError
+		if err != nil {
+			if !errors.Is(err, hostrecord.ErrCorrupt) && !errors.As(err, &newer) {
+				t.Fatalf("of no known kind: %v", err)
+			}
+			return
+		}
+		// What was read can be written, and is read as the same.
+		if err := file.Write(t.Context(), *r); err != nil {
+			t.Fatal(err)
+		}
+		again, err := file.Read(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := file.Write(t.Context(), *again); err != nil {
+			t.Fatal(err)
+		}
+		third, err := file.Read(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(again, third); diff != "" {
+			t.Errorf("(-second +third):\n%s", diff)
+		}
+	})
+}
