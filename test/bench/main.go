@@ -17,6 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/term"
 
 	"github.com/gpuslice/gpuslice/test/binaries"
 	"github.com/gpuslice/gpuslice/test/incumbent"
@@ -80,6 +81,9 @@ func (o options) bench(ctx context.Context) (err error) {
 		return err
 	}
 	builder := binaries.Builder{Log: os.Stderr}
+	if term.IsTerminal(int(os.Stderr.Fd())) {
+		builder.Terminal = os.Stderr
+	}
 	parts, err := node.Build(ctx, builder)
 	if err != nil {
 		return err

@@ -9,7 +9,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -17,103 +16,125 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"golang.org/x/mod/modfile"
 )
 
 // Builder builds what is not built yet. The zero value works within a checkout.
 type Builder struct {
-	Log   io.Writer // progress, a line each; nil for none
-	Root  string    // the checkout; "" looks for it from the working directory upwards
-	Cache string    // where results are kept; "" is gpuslice in the user's cache directory
+	Log      io.Writer // progress, a line each; nil for none
+	Terminal io.Writer // a terminal, for a bar while something is built; nil for none, then Log has a line now and then
+	Root     string    // the checkout; "" looks for it from the working directory upwards
+	Cache    string    // where results are kept; "" is gpuslice in the user's cache directory
 }
 
 // lazy leaves functions of the NVIDIA library unresolved until they are called: the programs start without it, and with
 // one that is older than they are.
 const lazy = "-extldflags=-Wl,-z,lazy"
 
-// Kube returns the directory of kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kubectl and etcd. Building
-// them for the first time takes several minutes.
-func (b Builder) Kube(ctx context.Context) (dir string, err error) {
-	return b.cached(ctx, recipe{
-		name:   "kube",
-		module: "test/kube",
-		steps: []step{
-			{out: "kube", packages: []string{"."}, ldflags: []string{"-X k8s.io/component-base/version.gitVersion={{k8s.io/kubernetes}}"}},
-			{out: "etcd", packages: []string{"go.etcd.io/etcd/server/v3"}},
-		},
-		links: map[string][]string{"kube": {"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl"}},
-	})
+// recipes are what is built from modules of their own, by the names that people give.
+var recipes = map[string]recipe{
+	"kube":         kube,
+	"runtime":      runtimePrograms,
+	"deviceplugin": devicePlugin,
+	"pluginconfig": pluginConfig,
+	"migparted":    migParted,
 }
 
 // Runtime returns the directory of containerd, containerd-shim-runc-v2, ctr, runc, and the CNI plugins bridge, host-local and
 // loopback. runc needs the headers of libseccomp, and pkg-config to find them.
 func (b Builder) Runtime(ctx context.Context) (dir string, err error) {
-	const commands = "github.com/containerd/containerd/v2/cmd/"
-	const plugins = "github.com/containernetworking/plugins/plugins/"
-	return b.cached(ctx, recipe{
-		name:   "runtime",
-		module: "test/runtime",
-		steps: []step{
-			{out: "runc", packages: []string{"github.com/opencontainers/runc"}, tags: "seccomp", cgo: true},
-			{
-				packages: []string{
-					commands + "containerd", commands + "containerd-shim-runc-v2", commands + "ctr",
-					plugins + "main/bridge", plugins + "main/loopback", plugins + "ipam/host-local",
-				},
-				tags:    "netgo,osusergo,no_btrfs,no_zfs",
-				ldflags: []string{"-X github.com/containerd/containerd/v2/version.Version={{github.com/containerd/containerd/v2}}"},
+	return b.cached(ctx, runtimePrograms, nil)
+}
+
+const (
+	containerdCommands = "github.com/containerd/containerd/v2/cmd/"
+	cniPlugins         = "github.com/containernetworking/plugins/plugins/"
+)
+
+var runtimePrograms = recipe{
+	name:   "runtime",
+	what:   "containerd {{github.com/containerd/containerd/v2}}, runc and CNI plugins",
+	module: "test/runtime",
+	work:   4 * time.Minute,
+	steps: []step{
+		{out: "runc", packages: []string{"github.com/opencontainers/runc"}, tags: "seccomp", cgo: true},
+		{
+			packages: []string{
+				containerdCommands + "containerd", containerdCommands + "containerd-shim-runc-v2", containerdCommands + "ctr",
+				cniPlugins + "main/bridge", cniPlugins + "main/loopback", cniPlugins + "ipam/host-local",
 			},
+			tags:    "netgo,osusergo,no_btrfs,no_zfs",
+			ldflags: []string{"-X github.com/containerd/containerd/v2/version.Version={{github.com/containerd/containerd/v2}}"},
 		},
-	})
+	},
 }
 
 // DevicePlugin returns the directory of NVIDIA's nvidia-device-plugin, gpu-feature-discovery, config-manager and
 // mps-control-daemon.
 func (b Builder) DevicePlugin(ctx context.Context) (dir string, err error) {
-	const commands = "github.com/NVIDIA/k8s-device-plugin/cmd/"
-	return b.cached(ctx, recipe{
-		name:   "nvidia-device-plugin",
-		module: "test/nvidia/deviceplugin",
-		steps: []step{{
-			cgo: true,
-			packages: []string{
-				commands + "nvidia-device-plugin", commands + "gpu-feature-discovery", commands + "config-manager", "./mps-control-daemon",
-			},
-			ldflags: []string{
-				"-X github.com/NVIDIA/k8s-device-plugin/internal/info.version={{github.com/NVIDIA/k8s-device-plugin}}", lazy,
-			},
-		}},
-	})
+	return b.cached(ctx, devicePlugin, nil)
+}
+
+const pluginCommands = "github.com/NVIDIA/k8s-device-plugin/cmd/"
+
+var devicePlugin = recipe{
+	name:   "nvidia-device-plugin",
+	what:   "NVIDIA's device plugin {{github.com/NVIDIA/k8s-device-plugin}}",
+	module: "test/nvidia/deviceplugin",
+	work:   4 * time.Minute,
+	steps: []step{{
+		cgo: true,
+		packages: []string{
+			pluginCommands + "nvidia-device-plugin", pluginCommands + "gpu-feature-discovery", pluginCommands + "config-manager",
+			"./mps-control-daemon",
+		},
+		ldflags: []string{
+			"-X github.com/NVIDIA/k8s-device-plugin/internal/info.version={{github.com/NVIDIA/k8s-device-plugin}}", lazy,
+		},
+	}},
 }
 
 // PluginConfig returns the directory of pluginconfig, which reads config files as NVIDIA's device plugin does.
 func (b Builder) PluginConfig(ctx context.Context) (dir string, err error) {
-	return b.cached(ctx, recipe{
-		name:   "nvidia-plugin-config",
-		module: "test/nvidia/pluginconfig",
-		steps:  []step{{packages: []string{"."}}},
-	})
+	return b.cached(ctx, pluginConfig, nil)
+}
+
+var pluginConfig = recipe{
+	name:   "nvidia-plugin-config",
+	what:   "the reader of device plugin configs",
+	module: "test/nvidia/pluginconfig",
+	work:   time.Minute,
+	steps:  []step{{packages: []string{"."}}},
 }
 
 // MigParted returns the directory of NVIDIA's nvidia-mig-parted and nvidia-mig-manager.
 func (b Builder) MigParted(ctx context.Context) (dir string, err error) {
-	const commands = "github.com/NVIDIA/mig-parted/cmd/"
-	return b.cached(ctx, recipe{
-		name:   "nvidia-mig-parted",
-		module: "test/nvidia/migparted",
-		steps: []step{{
-			cgo:      true,
-			packages: []string{commands + "nvidia-mig-parted", commands + "nvidia-mig-manager"},
-			ldflags: []string{
-				"-X github.com/NVIDIA/mig-parted/internal/info.version={{github.com/NVIDIA/mig-parted}}", lazy,
-			},
-		}},
-	})
+	return b.cached(ctx, migParted, nil)
+}
+
+const migPartedCommands = "github.com/NVIDIA/mig-parted/cmd/"
+
+var migParted = recipe{
+	name:   "nvidia-mig-parted",
+	what:   "NVIDIA's mig-parted {{github.com/NVIDIA/mig-parted}}",
+	module: "test/nvidia/migparted",
+	work:   3 * time.Minute,
+	steps: []step{{
+		cgo:      true,
+		packages: []string{migPartedCommands + "nvidia-mig-parted", migPartedCommands + "nvidia-mig-manager"},
+		ldflags: []string{
+			"-X github.com/NVIDIA/mig-parted/internal/info.version={{github.com/NVIDIA/mig-parted}}", lazy,
+		},
+	}},
 }
 
 // recipe says how the programs of a module of its own are built.
 type recipe struct {
 	name   string
-	module string // directory of the module, from the root of the checkout
+	what   string        // for people; {{module}} stands for the version of that module
+	module string        // directory of the module, from the root of the checkout
+	work   time.Duration // of one core, when nothing is compiled yet, to tell people how long it takes
 	steps  []step
 	links  map[string][]string // file that was built -> further names for it
 }
@@ -127,8 +148,9 @@ type step struct {
 	ldflags  []string // {{module}} stands for the version of that module
 }
 
-// cached returns the directory with the results of r and builds it when it is not there.
-func (b Builder) cached(ctx context.Context, r recipe) (string, error) {
+// cached returns the directory with the results of r and builds it when it is not there. Where it builds, it first says what
+// before returns.
+func (b Builder) cached(ctx context.Context, r recipe, before func() string) (string, error) {
 	root, err := b.root()
 	if err != nil {
 		return "", err
@@ -138,37 +160,59 @@ func (b Builder) cached(ctx context.Context, r recipe) (string, error) {
 		return "", err
 	}
 	module := filepath.Join(root, r.module)
-	key, err := r.key(ctx, module)
+	dir, err := r.dir(ctx, cache, module)
 	if err != nil {
-		return "", fmt.Errorf("looking for changes of %s: %w", module, err)
+		return "", err
 	}
-	dir := filepath.Join(cache, r.name+"-"+key)
 	unlock, err := b.lock(ctx, dir+".lock", r.name)
 	if err != nil {
 		return "", err
 	}
 	defer unlock()
-	if _, err := os.Stat(dir); err == nil {
+	if exists(dir) {
 		b.logf("%s: cached", r.name)
 		return dir, nil
-	} else if !errors.Is(err, fs.ErrNotExist) {
-		return "", err
 	}
-	partial, err := os.MkdirTemp(cache, ".building-"+r.name+"-")
-	if err != nil {
+	if before != nil {
+		if text := before(); text != "" {
+			b.logf("%s: %s", r.name, text)
+		}
+	}
+	// The lock makes the name ours: what stands there is of a build that was killed.
+	partial := filepath.Join(cache, ".building-"+filepath.Base(dir))
+	if err := os.RemoveAll(partial); err != nil {
+		return "", fmt.Errorf("building %s: %w", r.name, err)
+	}
+	if err := os.Mkdir(partial, 0o755); err != nil {
 		return "", fmt.Errorf("building %s: %w", r.name, err)
 	}
 	defer os.RemoveAll(partial)
-	if err := b.timed(r.name, func() error { return r.build(ctx, module, partial) }); err != nil {
-		return "", err
-	}
-	if err := os.Chmod(partial, 0o755); err != nil {
+	what, err := versions(module, r.what)
+	if err != nil {
 		return "", fmt.Errorf("building %s: %w", r.name, err)
+	}
+	b.logf("%s: building %s, %s", r.name, what, estimate(r.work))
+	if err := b.timed(r.name, func(s *status) error { return r.build(ctx, module, partial, s) }); err != nil {
+		return "", err
 	}
 	if err := os.Rename(partial, dir); err != nil {
 		return "", fmt.Errorf("building %s: %w", r.name, err)
 	}
 	return dir, nil
+}
+
+// dir is where the results of r are, or will be.
+func (r recipe) dir(ctx context.Context, cache, module string) (string, error) {
+	key, err := r.key(ctx, module)
+	if err != nil {
+		return "", fmt.Errorf("looking for changes of %s: %w", module, err)
+	}
+	return filepath.Join(cache, r.name+"-"+key), nil
+}
+
+func exists(dir string) bool {
+	_, err := os.Stat(dir)
+	return err == nil
 }
 
 // key hashes everything that decides the result: sources, versions of what they require, compiler and flags.
@@ -195,7 +239,7 @@ func (r recipe) key(ctx context.Context, module string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	version, err := run(ctx, module, nil, "version")
+	version, err := run(ctx, module, nil, nil, "version")
 	if err != nil {
 		return "", err
 	}
@@ -205,20 +249,22 @@ func (r recipe) key(ctx context.Context, module string) (string, error) {
 	return hex.EncodeToString(hash.Sum(nil))[:hashLength], nil
 }
 
-func (r recipe) build(ctx context.Context, module, dir string) error {
-	for _, s := range r.steps {
-		environ := []string{"CGO_ENABLED=0"}
-		if s.cgo {
-			environ = []string{"CGO_ENABLED=1"}
+func (r recipe) build(ctx context.Context, module, dir string, s *status) error {
+	// All that is needed is found, and downloaded, before anything is compiled: so it is known how much that is.
+	for _, step := range r.steps {
+		if err := step.expect(ctx, module, s); err != nil {
+			return err
 		}
-		ldflags, err := versions(ctx, module, strings.Join(append([]string{"-s", "-w"}, s.ldflags...), " "))
+	}
+	for _, step := range r.steps {
+		ldflags, err := versions(module, strings.Join(append([]string{"-s", "-w"}, step.ldflags...), " "))
 		if err != nil {
 			return err
 		}
 		args := append([]string{
-			"build", "-trimpath", "-buildvcs=false", "-tags=" + s.tags, "-ldflags=" + ldflags, "-o", dir + "/" + s.out,
-		}, s.packages...)
-		if _, err := run(ctx, module, environ, args...); err != nil {
+			"build", "-v", "-trimpath", "-buildvcs=false", "-tags=" + step.tags, "-ldflags=" + ldflags, "-o", dir + "/" + step.out,
+		}, step.packages...)
+		if _, err := run(ctx, module, step.environ(), s.saw, args...); err != nil {
 			return err
 		}
 	}
@@ -232,42 +278,89 @@ func (r recipe) build(ctx context.Context, module, dir string) error {
 	return nil
 }
 
+// downloads is how often modules are asked for. One download in hundreds may fail; those that came are not asked for again.
+const downloads = 3
+
+// expect tells s which packages a step may have to compile, and downloads their modules.
+func (s step) expect(ctx context.Context, module string, into *status) error {
+	args := append([]string{"list", "-deps", "-f={{.ImportPath}} {{.Name}}", "-tags=" + s.tags}, s.packages...)
+	for try := 1; ; try++ {
+		list, err := run(ctx, module, s.environ(), into.saw, args...)
+		if err == nil {
+			into.expect(list)
+			return nil
+		}
+		if try == downloads {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(time.Duration(try) * 2 * time.Second):
+		}
+	}
+}
+
+func (s step) environ() []string {
+	if s.cgo {
+		return []string{"CGO_ENABLED=1"}
+	}
+	return []string{"CGO_ENABLED=0"}
+}
+
 // versions replaces {{module}} by the version that the go.mod in dir requires of it.
-func versions(ctx context.Context, dir, text string) (string, error) {
-	before, rest, found := strings.Cut(text, "{{")
-	if !found {
-		return text, nil
+func versions(dir, text string) (string, error) {
+	var wanted map[string]string
+	for {
+		before, rest, found := strings.Cut(text, "{{")
+		if !found {
+			return text, nil
+		}
+		if wanted == nil {
+			var err error
+			if wanted, err = required(dir); err != nil {
+				return "", err
+			}
+		}
+		name, after, _ := strings.Cut(rest, "}}")
+		if wanted[name] == "" {
+			return "", fmt.Errorf("%s/go.mod does not require %s", dir, name)
+		}
+		text = before + wanted[name] + after
 	}
-	name, after, _ := strings.Cut(rest, "}}")
-	version, err := run(ctx, dir, nil, "list", "-m", "-f={{.Version}}", name)
+}
+
+// required are the versions in the go.mod in dir, by module. Reading it needs no network, as asking the Go command does where
+// modules are not downloaded yet.
+func required(dir string) (map[string]string, error) {
+	file := filepath.Join(dir, "go.mod")
+	text, err := os.ReadFile(file)
 	if err != nil {
-		return "", fmt.Errorf("looking for the version of %s: %w", name, err)
+		return nil, fmt.Errorf("looking for versions: %w", err)
 	}
-	return versions(ctx, dir, before+strings.TrimSpace(version)+after)
+	mod, err := modfile.ParseLax(file, text, nil)
+	if err != nil {
+		return nil, fmt.Errorf("looking for versions: %w", err)
+	}
+	versions := map[string]string{}
+	for _, r := range mod.Require {
+		versions[r.Mod.Path] = r.Mod.Version
+	}
+	return versions, nil
 }
 
 // timed runs a build and says how long it takes, also while it does.
-func (b Builder) timed(name string, build func() error) error {
+func (b Builder) timed(name string, build func(*status) error) error {
 	start := time.Now()
-	b.logf("%s: building", name)
-	tick := time.NewTicker(30 * time.Second)
-	defer tick.Stop()
-	done := make(chan error, 1)
-	go func() { done <- build() }()
-	for {
-		select {
-		case <-tick.C:
-			b.logf("%s: still building after %s", name, time.Since(start).Round(time.Second))
-		case err := <-done:
-			took := time.Since(start).Round(100 * time.Millisecond)
-			if err != nil {
-				b.logf("%s: the build failed after %s", name, took)
-				return fmt.Errorf("building %s: %w", name, err)
-			}
-			b.logf("%s: built in %s", name, took)
-			return nil
-		}
+	s := &status{}
+	err := b.watched(name, s, func() error { return build(s) })
+	took := time.Since(start).Round(100 * time.Millisecond)
+	if err != nil {
+		b.logf("%s: the build failed after %s", name, took)
+		return fmt.Errorf("building %s: %w", name, err)
 	}
+	b.logf("%s: built in %s", name, took)
+	return nil
 }
 
 func (b Builder) logf(format string, args ...any) {

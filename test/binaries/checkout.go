@@ -65,9 +65,14 @@ func (b Builder) lock(ctx context.Context, file, name string) (unlock func(), er
 	}
 	l := flock.New(file)
 	locked, err := l.TryLock()
-	if err == nil && !locked {
-		b.logf("%s: waiting for another process that builds it", name)
-		_, err = l.TryLockContext(ctx, 100*time.Millisecond)
+	for start := time.Now(); err == nil && !locked; {
+		b.logf("%s: waiting for another process that builds it, for %s now", name, time.Since(start).Round(time.Second))
+		wait, cancel := context.WithTimeout(ctx, wordEvery)
+		locked, err = l.TryLockContext(wait, 100*time.Millisecond)
+		cancel()
+		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+			err = nil // it goes on waiting: the kernel takes the lock from a process that ends
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("locking the build of %s with %s: %w", name, file, err)
@@ -75,14 +80,18 @@ func (b Builder) lock(ctx context.Context, file, name string) (unlock func(), er
 	return func() { _ = l.Unlock() }, nil // closing the file unlocks it in any case
 }
 
-// run starts the go command in dir and returns what it prints.
-func run(ctx context.Context, dir string, environ []string, args ...string) (string, error) {
-	var stdout, stderr bytes.Buffer
+// run starts the go command in dir and returns what it prints. Lines of its progress go to saw, if there is one.
+func run(ctx context.Context, dir string, environ []string, saw func(line string) bool, args ...string) (string, error) {
+	if saw == nil {
+		saw = func(string) bool { return false }
+	}
+	var stdout bytes.Buffer
+	stderr := &lines{saw: saw}
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = dir
 	// Flags and workspaces of the user would change the result without changing its hash.
 	cmd.Env = append(append(os.Environ(), "GOFLAGS=", "GOWORK=off"), environ...)
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	cmd.Stdout, cmd.Stderr = &stdout, stderr
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // lets go end its compilers
 	cmd.WaitDelay = 10 * time.Second
 	err := cmd.Run()
@@ -107,6 +116,14 @@ func complaint(stderr string) string {
 		return ""
 	}
 	text := "\n" + strings.Join(lines[max(0, len(lines)-30):], "\n")
+	switch {
+	case strings.Contains(text, "no space left on device"):
+		text += "\nmake room: the Go command keeps what it compiles where go env GOCACHE says, works in TMPDIR, and results go to XDG_CACHE_HOME"
+	case strings.Contains(text, "signal: killed"):
+		text += "\nthe kernel kills a compiler or linker when memory runs out: end other programs, or give the container more"
+	case strings.Contains(text, "dial tcp") || strings.Contains(text, "i/o timeout"):
+		text += "\nmodules are downloaded the first time: see whether the network is there, then start again; what has come is kept"
+	}
 	if strings.Contains(text, `C compiler "`) || strings.Contains(text, "cgo: C compiler") {
 		text += "\na C compiler is needed: on Debian, apt-get install gcc libc6-dev"
 	}

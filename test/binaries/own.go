@@ -55,8 +55,13 @@ func (b Builder) own(ctx context.Context, pkg, name string, flags ...string) (st
 	defer unlock()
 	start := time.Now()
 	// Without -trimpath the compiler shares what it compiled with tests of the same packages.
-	args := append([]string{"build", "-buildvcs=false", "-tags=" + Tags, "-o", latest}, flags...)
-	if _, err := run(ctx, root, nil, append(args, pkg)...); err != nil {
+	args := append([]string{"build", "-v", "-buildvcs=false", "-tags=" + Tags, "-o", latest}, flags...)
+	s := &status{}
+	err = b.watched(name, s, func() error {
+		_, err := run(ctx, root, nil, s.saw, append(args, pkg)...)
+		return err
+	})
+	if err != nil {
 		return "", fmt.Errorf("building %s: %w", pkg, err)
 	}
 	file, err := keep(cache, latest, name)

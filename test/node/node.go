@@ -68,6 +68,9 @@ type Parts struct {
 // Build builds what is missing.
 func Build(ctx context.Context, b binaries.Builder) (Parts, error) {
 	var p Parts
+	if err := b.Announce(ctx, "kube", "deviceplugin"); err != nil {
+		return Parts{}, err
+	}
 	for _, part := range []struct {
 		into  *string
 		build func(context.Context) (string, error)

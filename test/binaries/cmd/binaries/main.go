@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 
 	"github.com/gpuslice/gpuslice/test/binaries"
 )
@@ -24,6 +25,9 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	b := binaries.Builder{Log: os.Stderr}
+	if term.IsTerminal(int(os.Stderr.Fd())) {
+		b.Terminal = os.Stderr
+	}
 	targets := []target{
 		{"kube", b.Kube},
 		{"deviceplugin", b.DevicePlugin},
@@ -46,6 +50,9 @@ func main() {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				args = needed
+			}
+			if err := b.Announce(cmd.Context(), args...); err != nil {
+				return err
 			}
 			for _, arg := range args {
 				build := func(ctx context.Context) (string, error) { return b.Tool(ctx, arg) }

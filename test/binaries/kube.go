@@ -1,0 +1,281 @@
+package binaries
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/mod/semver"
+)
+
+// KubeBin is the environment variable that names a directory with all programs of Kubernetes, which are then not built. It is
+// never passed over: a program that is missing there or of another minor version is an error.
+const KubeBin = "GPUSLICE_KUBE_BIN"
+
+// Modules whose versions in test/kube decide which programs fit.
+const (
+	kubernetes = "k8s.io/kubernetes"
+	etcd       = "go.etcd.io/etcd/server/v3"
+)
+
+var kube = recipe{
+	name:   "kube",
+	what:   "Kubernetes {{" + kubernetes + "}} and etcd {{" + etcd + "}}",
+	module: "test/kube",
+	work:   16 * time.Minute,
+	steps: []step{
+		{out: "kube", packages: []string{"."}, ldflags: []string{"-X k8s.io/component-base/version.gitVersion={{k8s.io/kubernetes}}"}},
+		{out: "etcd", packages: []string{"go.etcd.io/etcd/server/v3"}},
+	},
+	links: map[string][]string{"kube": {"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl"}},
+}
+
+// program is one of Kubernetes, and how it is asked for its version.
+type program struct {
+	name   string
+	ask    []string
+	module string // whose minor version it must have
+}
+
+var kubePrograms = []program{
+	{"kube-apiserver", []string{"--version"}, kubernetes},
+	{"kube-controller-manager", []string{"--version"}, kubernetes},
+	{"kube-scheduler", []string{"--version"}, kubernetes},
+	{"kubelet", []string{"--version"}, kubernetes},
+	{"kubectl", []string{"version", "--client"}, kubernetes},
+	{"etcd", []string{"--version"}, etcd},
+}
+
+// Kube returns the directory of kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kubectl and etcd: that of
+// GPUSLICE_KUBE_BIN if it is set, else those on PATH if they are all there in the minor versions of test/kube, else those that
+// it builds, which takes several minutes the first time. Programs of different origin are never mixed.
+func (b Builder) Kube(ctx context.Context) (dir string, err error) {
+	dir, unfit, err := b.presentKube(ctx)
+	if err != nil || dir != "" {
+		return dir, err
+	}
+	return b.cached(ctx, kube, unfit)
+}
+
+// presentKube returns the directory of programs that need not be built, or else why those on PATH are not taken; the reason
+// is asked for by who builds, since it takes a second.
+func (b Builder) presentKube(ctx context.Context) (dir string, unfit func() string, err error) {
+	root, err := b.root()
+	if err != nil {
+		return "", nil, err
+	}
+	wanted, err := required(filepath.Join(root, kube.module))
+	if err != nil {
+		return "", nil, err
+	}
+	if dir := os.Getenv(KubeBin); dir != "" {
+		if !filepath.IsAbs(dir) {
+			return "", nil, fmt.Errorf("%s=%s: name the directory from / on, since tests run in many directories", KubeBin, dir)
+		}
+		s := look(ctx, wanted, func(name string) (string, error) { return exec.LookPath(filepath.Join(dir, name)) })
+		if err := ctx.Err(); err != nil {
+			return "", nil, err
+		}
+		if !s.fits() {
+			return "", nil, fmt.Errorf("%s=%s cannot be used: %s; put the right programs there, or unset it", KubeBin, dir, s.reason(true))
+		}
+		b.logf("kube: %s, from %s=%s", s.versions(), KubeBin, dir)
+		return dir, nil, nil
+	}
+	on := look(ctx, wanted, nil)
+	if on.complete() {
+		on = look(ctx, wanted, exec.LookPath)
+	}
+	if on.fits() {
+		dir, err := b.link(on.paths)
+		if err != nil {
+			return "", nil, fmt.Errorf("linking the Kubernetes on PATH: %w", err)
+		}
+		b.logf("kube: %s, from PATH (%s)", on.versions(), filepath.Dir(on.paths[0]))
+		return dir, nil, nil
+	}
+	return "", func() string {
+		found := look(ctx, wanted, exec.LookPath)
+		if found.empty() {
+			return ""
+		}
+		return "what is on PATH is not taken: " + found.reason(false)
+	}, nil
+}
+
+// set is what was found of kubePrograms, in their order.
+type set struct {
+	wanted map[string]string // module -> version
+	paths  []string          // "" for none
+	have   []string          // versions; "" for unknown
+	errs   []error           // why a program is missing or has no version
+}
+
+// look finds the programs and asks them for their versions, all at once. Without find it only looks whether they are on PATH.
+func look(ctx context.Context, wanted map[string]string, find func(name string) (string, error)) set {
+	n := len(kubePrograms)
+	s := set{wanted: wanted, paths: make([]string, n), have: make([]string, n), errs: make([]error, n)}
+	var group sync.WaitGroup
+	for i, p := range kubePrograms {
+		if find == nil {
+			s.paths[i], s.errs[i] = exec.LookPath(p.name)
+			continue
+		}
+		group.Go(func() {
+			if s.paths[i], s.errs[i] = find(p.name); s.errs[i] == nil {
+				s.have[i], s.errs[i] = versionOf(ctx, s.paths[i], p.ask)
+			}
+		})
+	}
+	group.Wait()
+	return s
+}
+
+func (s set) complete() bool {
+	for i, path := range s.paths {
+		if path == "" || s.errs[i] != nil {
+			return false
+		}
+	}
+	return true
+}
+
+func (s set) empty() bool {
+	for _, path := range s.paths {
+		if path != "" {
+			return false
+		}
+	}
+	return true
+}
+
+func (s set) fits() bool {
+	for i := range kubePrograms {
+		if s.errs[i] != nil || !s.right(i) {
+			return false
+		}
+	}
+	return true
+}
+
+// right reports whether a program has the minor version that is needed.
+func (s set) right(i int) bool {
+	return s.have[i] != "" && semver.MajorMinor(s.have[i]) == semver.MajorMinor(s.wanted[kubePrograms[i].module])
+}
+
+func (s set) versions() string {
+	return fmt.Sprintf("Kubernetes %s and etcd %s", s.have[0], s.have[len(s.have)-1])
+}
+
+// reason says in one line what is wrong with each program that does not fit, by its file if that is wanted.
+func (s set) reason(files bool) string {
+	var wrong, missing []string
+	for i, p := range kubePrograms {
+		name := p.name
+		if files && s.paths[i] != "" {
+			name = s.paths[i]
+		}
+		switch {
+		case s.paths[i] == "" && files:
+			wrong = append(wrong, s.errs[i].Error())
+		case s.paths[i] == "":
+			missing = append(missing, name)
+		case s.errs[i] != nil:
+			wrong = append(wrong, fmt.Sprintf("%s %v", name, s.errs[i]))
+		case !s.right(i):
+			wrong = append(wrong, fmt.Sprintf("%s is %s, %s is needed", name, s.have[i], semver.MajorMinor(s.wanted[p.module])))
+		}
+	}
+	if len(missing) > 0 {
+		wrong = append(wrong, "there is no "+strings.Join(missing, ", "))
+	}
+	return strings.Join(wrong, "; ")
+}
+
+// A program that does not say its version in askFor is none that could be used. Kubernetes' programs take a tenth of a second
+// on an idle machine.
+var askFor = 30 * time.Second
+
+// answer is what Kubernetes' programs print. kubectl of a cloud's toolbox adds to its version: v1.32.4-dispatcher.
+var answer = regexp.MustCompile(`(?m)^(?:Kubernetes |Client Version: |etcd Version: )v?(\d{1,4}\.\d{1,4}\.\d{1,4}[-+.0-9A-Za-z]{0,40})\s*$`)
+
+// versionOf asks a program for its version: v1.37.1.
+func versionOf(ctx context.Context, file string, args []string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, askFor)
+	defer cancel()
+	out := &head{}
+	cmd := exec.CommandContext(ctx, file, args...)
+	cmd.Stdout, cmd.Stderr = out, out
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+os.DevNull, "KUBERC=off") // a user's settings have no say in a version
+	// A wrapper may have started others, which hold its output open.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = time.Second
+	if err := cmd.Run(); ctx.Err() != nil {
+		return "", fmt.Errorf("did not say its version within %s", askFor)
+	} else if err != nil {
+		return "", fmt.Errorf("does not say its version: %w", err)
+	}
+	found := answer.FindSubmatch(out.Bytes())
+	if found == nil {
+		return "", fmt.Errorf("does not say its version when it is asked by %s", strings.Join(args, " "))
+	}
+	version := "v" + string(found[1])
+	if !semver.IsValid(version) {
+		return "", fmt.Errorf("says that its version is %q, which is none", version)
+	}
+	return version, nil
+}
+
+// head keeps the beginning of what a program prints, and takes the rest.
+type head struct{ bytes.Buffer }
+
+const headLength = 64 << 10
+
+func (h *head) Write(p []byte) (int, error) {
+	h.Buffer.Write(p[:min(len(p), headLength-h.Len())])
+	return len(p), nil
+}
+
+// link makes a directory with these programs under their names, or finds it.
+func (b Builder) link(paths []string) (string, error) {
+	cache, err := b.cache()
+	if err != nil {
+		return "", err
+	}
+	hash := sha256.Sum256([]byte(strings.Join(paths, "\n")))
+	dir := filepath.Join(cache, "kube-on-path-"+hex.EncodeToString(hash[:])[:hashLength])
+	if _, err := os.Stat(dir); err == nil {
+		return dir, nil
+	}
+	partial, err := os.MkdirTemp(cache, ".linking-kube-")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(partial)
+	for i, p := range kubePrograms {
+		if err := os.Symlink(paths[i], filepath.Join(partial, p.name)); err != nil {
+			return "", err
+		}
+	}
+	if err := os.Chmod(partial, 0o755); err != nil {
+		return "", err
+	}
+	// Another process may have made the same in the meantime.
+	if err := os.Rename(partial, dir); err != nil && !errors.Is(err, fs.ErrExist) {
+		return "", err
+	}
+	return dir, nil
+}

@@ -1,0 +1,226 @@
+package binaries
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"path"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+)
+
+const (
+	// wordEvery is the time between two lines about a build that goes on, or about a wait for another one. A CI system that
+	// hears nothing for ten minutes takes a job for dead.
+	wordEvery = 30 * time.Second
+	// drawEvery is the time between two looks of the bar at the build.
+	drawEvery = 250 * time.Millisecond
+)
+
+// Announce says, before anything is begun, what of the named has to be built and about how long that takes in all: kube,
+// runtime, deviceplugin, pluginconfig, migparted. It says nothing when all is there.
+func (b Builder) Announce(ctx context.Context, names ...string) error {
+	root, err := b.root()
+	if err != nil {
+		return err
+	}
+	cache, err := b.cache()
+	if err != nil {
+		return err
+	}
+	var missing []string
+	var work time.Duration
+	for _, name := range names {
+		r, known := recipes[name]
+		if !known {
+			continue // a program of the root module, which takes seconds
+		}
+		module := filepath.Join(root, r.module)
+		dir, err := r.dir(ctx, cache, module)
+		if err != nil {
+			return err
+		}
+		if exists(dir) {
+			continue
+		}
+		if name == "kube" {
+			if given, _, err := (Builder{Root: b.Root, Cache: b.Cache}).presentKube(ctx); err != nil || given != "" {
+				continue // an error is Kube's to return
+			}
+		}
+		what, err := versions(module, r.what)
+		if err != nil {
+			return err
+		}
+		missing = append(missing, what)
+		work += r.work
+	}
+	if len(missing) > 0 {
+		b.logf("to be built, once: %s; %s. Kept in %s", strings.Join(missing, ", "), estimate(work), cache)
+	}
+	return nil
+}
+
+// estimate says how long work for one core takes on this machine, as far as it may use it. The linker uses one core only, which
+// is a tenth of the work.
+func estimate(work time.Duration) string {
+	cores := runtime.GOMAXPROCS(0) // knows the limits of a container too
+	took := work/10 + (work-work/10)/time.Duration(cores)
+	minutes := max(1, int((took+30*time.Second)/time.Minute))
+	unit := "minutes"
+	if minutes == 1 {
+		unit = "minute"
+	}
+	on := fmt.Sprintf("%d cores", cores)
+	if cores == 1 {
+		on = "one core"
+	}
+	return fmt.Sprintf("about %d %s on %s, and the download where a module is not here yet", minutes, unit, on)
+}
+
+// status is how far a build has come. The Go command names each package once it is compiled, in the order of its dependencies
+// or nearly so; what is in its cache it does not name.
+type status struct {
+	mu    sync.Mutex
+	place map[string]int    // import path -> place among all that the build may have to compile
+	mains map[string]string // import path of a program -> its name
+	at    int               // the last place seen
+	now   string            // what was named last
+}
+
+// expect adds packages to those that the build may have to compile: lines of "<import path> <package name>".
+func (s *status) expect(list string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.place == nil {
+		s.place, s.mains = map[string]int{}, map[string]string{}
+	}
+	for line := range strings.Lines(list) {
+		pkg, name, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if _, known := s.place[pkg]; !known {
+			s.place[pkg] = len(s.place) + 1
+		}
+		if name == "main" {
+			s.mains[pkg] = path.Base(pkg)
+		}
+	}
+}
+
+// importPath is what a line of the Go command is that names a package; what compilers say has colons and spaces.
+var importPath = regexp.MustCompile(`^[\w.~/-]+$`)
+
+// saw takes a line that the Go command wrote, and reports whether it told of progress and nothing else.
+func (s *status) saw(line string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if module, found := strings.CutPrefix(line, "go: downloading "); found {
+		s.now = "downloading " + module
+		return true
+	}
+	place, known := s.place[line]
+	if !known && (s.place != nil || !importPath.MatchString(line)) {
+		return false
+	}
+	s.at, s.now = max(s.at, place), line
+	if name, program := s.mains[line]; program {
+		s.now = "linking " + name
+	}
+	return true
+}
+
+func (s *status) read() (at, total int, now string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.at, len(s.place), s.now
+}
+
+func (s *status) String() string {
+	at, total, now := s.read()
+	switch {
+	case now == "":
+		return "looking at its sources"
+	case total == 0 || at == 0:
+		return now
+	default:
+		return fmt.Sprintf("package %d of %d, %s", at, total, now)
+	}
+}
+
+// lines cuts what a program writes into lines, hands each to saw, and keeps those that saw does not take.
+type lines struct {
+	saw     func(line string) bool
+	kept    bytes.Buffer
+	partial []byte
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.partial = append(l.partial, p...)
+	for {
+		line, rest, found := bytes.Cut(l.partial, []byte("\n"))
+		if !found {
+			return len(p), nil
+		}
+		if !l.saw(string(line)) {
+			l.kept.Write(line)
+			l.kept.WriteByte('\n')
+		}
+		l.partial = rest
+	}
+}
+
+func (l *lines) String() string { return l.kept.String() + string(l.partial) }
+
+// watched runs a build and tells how far it is: a bar on a terminal, elsewhere a line now and then.
+func (b Builder) watched(name string, s *status, build func() error) error {
+	start := time.Now()
+	done := make(chan error, 1)
+	go func() { done <- build() }()
+	every := wordEvery
+	tell := func() { b.logf("%s: still building after %s: %s", name, time.Since(start).Round(time.Second), s) }
+	if b.Terminal != nil {
+		bar := progressbar.NewOptions(-1,
+			progressbar.OptionSetWriter(b.Terminal), progressbar.OptionClearOnFinish(), progressbar.OptionSetWidth(30),
+			progressbar.OptionSetPredictTime(false), progressbar.OptionSetElapsedTime(true), progressbar.OptionShowDescriptionAtLineEnd(),
+			progressbar.OptionSpinnerType(14))
+		defer func() { _ = bar.Finish() }() // a bar that cannot be drawn stops no build
+		every, tell = drawEvery, func() { draw(bar, name, s) }
+	}
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			tell()
+		case err := <-done:
+			return err
+		}
+	}
+}
+
+// width is how much of what is being built now stands beside the bar: all of it on one line of 80 columns.
+const width = 32
+
+func draw(bar *progressbar.ProgressBar, name string, s *status) {
+	at, total, now := s.read()
+	if now == "" {
+		now = name
+	}
+	if len(now) > width {
+		now = "…" + now[len(now)-width:] // the end of an import path says most
+	}
+	bar.Describe(now)
+	if total == 0 {
+		_ = bar.Add(1) // turns the spinner
+		return
+	}
+	if bar.GetMax() != total {
+		bar.ChangeMax(total)
+	}
+	_ = bar.Set(min(at, total-1)) // the linker has work left when all is compiled
+}
