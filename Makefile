@@ -49,6 +49,7 @@ e2e: ## what needs root: kubelet, containerd and NVIDIA's programs, in namespace
 
 .PHONY: demo
 demo: ## watch a node with eight simulated GPUs being repartitioned, on a real control plane
+	@echo "compiling the demo: two minutes the first time, seconds later"
 	go run ./test/demo
 
 .PHONY: bench

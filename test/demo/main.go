@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 
 	"github.com/gpuslice/gpuslice/test/binaries"
 	"github.com/gpuslice/gpuslice/test/node"
@@ -64,8 +65,16 @@ func (o options) show(ctx context.Context) (err error) {
 	}
 	out := newScreen(os.Stdout)
 	out.title("gpuslice: eight simulated H100s, a real control plane, NVIDIA's own device plugin")
+	// What is wrong with the config shows here, and not after minutes of building.
+	if err := foresee(ctx, out, o.config); err != nil {
+		return err
+	}
 	out.section("Building what is missing")
-	parts, err := node.Build(ctx, binaries.Builder{Log: out})
+	b := binaries.Builder{Log: out}
+	if term.IsTerminal(int(os.Stdout.Fd())) {
+		b.Terminal = os.Stdout
+	}
+	parts, err := node.Build(ctx, b)
 	if err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -230,6 +231,7 @@ func (s *scene) end() error {
 // kubectl does what the README tells people to do.
 func (s *scene) kubectl(ctx context.Context, stdin string, args ...string) error {
 	cmd := exec.CommandContext(ctx, s.cluster.Kubectl(), append([]string{"--kubeconfig", s.cluster.AdminKubeconfig()}, args...)...)
+	cmd.Env = append(os.Environ(), "KUBERC=off") // the user's defaults and aliases are for the user's clusters
 	cmd.Stdin = strings.NewReader(stdin)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("kubectl %s: %w\n%s", strings.Join(args, " "), err, out)
