@@ -6,6 +6,7 @@ import (
 	"os"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -28,13 +29,34 @@ func (c *Cluster) ConfigFor(user string, groups ...string) (*rest.Config, error)
 	return config, nil
 }
 
-// ServiceAccountConfig returns how pods of an existing service account reach the API server, for one hour.
+// ServiceAccountConfig returns how a program with a token of an existing service account reaches the API server, for one
+// hour. The token is bound to nothing, as one that kubectl create token gives out: it names neither pod nor node.
 func (c *Cluster) ServiceAccountConfig(ctx context.Context, namespace, name string) (*rest.Config, error) {
+	return c.tokenConfig(ctx, namespace, name, nil)
+}
+
+// PodConfig returns how a pod of an existing service account reaches the API server, for one hour and as long as the pod is
+// there: by a token as kubelet gets it, which names the pod and its node. The pod must have been given a node.
+func (c *Cluster) PodConfig(ctx context.Context, pod *corev1.Pod) (*rest.Config, error) {
+	return c.tokenConfig(ctx, pod.Namespace, pod.Spec.ServiceAccountName, &authenticationv1.BoundObjectReference{
+		Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID,
+	})
+}
+
+// NodeConfig returns how a program of an existing service account that runs on a node, and in no pod, reaches the API server:
+// by a token that names the node, for one hour and as long as the node is there.
+func (c *Cluster) NodeConfig(ctx context.Context, namespace, name, node string) (*rest.Config, error) {
+	return c.tokenConfig(ctx, namespace, name, &authenticationv1.BoundObjectReference{Kind: "Node", APIVersion: "v1", Name: node})
+}
+
+func (c *Cluster) tokenConfig(ctx context.Context, namespace, name string, bound *authenticationv1.BoundObjectReference) (*rest.Config, error) {
 	client, err := kubernetes.NewForConfig(c.admin)
 	if err != nil {
 		return nil, fmt.Errorf("making a client for the API server: %w", err)
 	}
-	request, err := client.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	request, err := client.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, name, &authenticationv1.TokenRequest{
+		Spec: authenticationv1.TokenRequestSpec{BoundObjectRef: bound},
+	}, metav1.CreateOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("requesting a token of service account %s/%s: %w", namespace, name, err)
 	}

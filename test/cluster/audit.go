@@ -54,6 +54,9 @@ type AuditEvent struct {
 
 // changes reports whether the request was one to change something, whatever came of it.
 func (e AuditEvent) changes() bool {
+	if strings.Contains(e.URI, "dryRun=") {
+		return false
+	}
 	switch e.Verb {
 	case "create", "update", "patch", "delete", "deletecollection":
 		return true
