@@ -14,8 +14,9 @@ ARG VERSION=unknown
 # netgo and osusergo: names and users are looked up by Go, which needs no C library plug-ins in the image.
 # grpcnotrace: without gRPC's tracing the linker leaves out what is never called, a third of the program.
 # -z lazy: the symbols of NVIDIA's library are still unknown when the program starts.
-RUN CGO_ENABLED=1 CGO_CFLAGS="-O2 -g -Wno-deprecated-declarations" go build -trimpath -buildvcs=false -tags netgo,osusergo,grpcnotrace \
-      -ldflags "-s -w -X main.version=${VERSION} -extldflags=-Wl,-z,lazy" \
+# relro and pie: what need not be written is read-only, and where things lie cannot be guessed.
+RUN CGO_ENABLED=1 CGO_CFLAGS="-O2 -g -Wno-deprecated-declarations" go build -trimpath -buildmode=pie -buildvcs=false -tags netgo,osusergo,grpcnotrace \
+      -ldflags "-s -w -X main.version=${VERSION} -extldflags=-Wl,-z,lazy,-z,relro" \
       -o /rootfs/usr/bin/gpuslice-agent ./cmd/gpuslice-agent
 # The loader lies where the program names it, whatever the architecture, and the other libraries beside libc.
 RUN program=/rootfs/usr/bin/gpuslice-agent && \

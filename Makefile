@@ -12,7 +12,8 @@ IMAGE   ?= gpuslice/gpuslice-agent:$(VERSION)
 TAGS := grpcnotrace
 export GOFLAGS := $(strip $(GOFLAGS) -tags=$(TAGS))
 # -z lazy: NVIDIA's library is opened at run time, so its symbols are still unknown when the program starts.
-LDFLAGS := -s -w -X main.version=$(VERSION) -extldflags=-Wl,-z,lazy
+# relro and pie: what need not be written is read-only, and where things lie cannot be guessed.
+LDFLAGS := -s -w -X main.version=$(VERSION) -extldflags=-Wl,-z,lazy,-z,relro
 # go-nvml binds deprecated functions too, each of which the C compiler remarks on.
 export CGO_CFLAGS := -O2 -g -Wno-deprecated-declarations
 
@@ -28,7 +29,7 @@ help: ## this list
 
 .PHONY: build
 build: ## the programs, into bin/ (needs a C compiler)
-	go build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
+	go build -trimpath -buildmode=pie -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
 
 .PHONY: test
 test: test-nocgo test-binaries ## everything that needs no root: unit tests, and the agent against a real control plane

@@ -136,6 +136,7 @@ func (r *rig) deploy(plugin string) {
 	} {
 		r.kubectl(r.t.Context(), "apply", "-f", file)
 	}
+	r.kubectl(r.t.Context(), "apply", "-k", "../../deploy/policies")
 	r.t.Cleanup(func() { r.kubectl(context.WithoutCancel(r.t.Context()), "delete", "--wait=false", "-f", plugin) })
 }
 
@@ -150,7 +151,7 @@ func (r *rig) kubectl(ctx context.Context, args ...string) {
 // startAgent runs the agent as a process of the node, with the rights of its service account.
 func (r *rig) startAgent() {
 	r.t.Helper()
-	account, err := r.cluster.ServiceAccountConfig(r.t.Context(), "gpuslice", "gpuslice-agent")
+	account, err := r.cluster.NodeConfig(r.t.Context(), "gpuslice", "gpuslice-agent", r.View.Node)
 	if err != nil {
 		r.t.Fatal(err)
 	}

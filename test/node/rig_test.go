@@ -97,7 +97,7 @@ func newRig(t *testing.T, spec, settings string, options ...option) *rig {
 		bus: "unix:path=" + filepath.Join(dir, "no-bus"),
 	}}
 	t.Cleanup(r.end)
-	if r.account, err = c.ServiceAccountConfig(t.Context(), "gpuslice", "gpuslice-agent"); err != nil {
+	if r.account, err = c.NodeConfig(t.Context(), "gpuslice", "gpuslice-agent", n.Name); err != nil {
 		t.Fatal(err)
 	}
 	if err := cluster.WriteKubeconfig(r.agents.kubeconfig, r.account); err != nil {
@@ -120,10 +120,15 @@ func deploy(c *cluster.Cluster) error {
 	for _, file := range []string{
 		"manifests/device-plugin.yaml", "manifests/operands.yaml", "manifests/config-manager.yaml",
 		"../../deploy/base/namespace.yaml", "../../deploy/base/serviceaccount.yaml", "../../deploy/base/rbac.yaml",
+		"../../deploy/policies", "../../deploy/components/delete-after-deadline/rbac.yaml",
 		"../../deploy/overlays/device-plugin/device-plugin.yaml", "../../deploy/overlays/device-plugin/gpu-feature-discovery.yaml",
 		"../../deploy/overlays/device-plugin/mps-control-daemon.yaml",
 	} {
-		cmd := exec.CommandContext(ctx, c.Kubectl(), "--kubeconfig", c.AdminKubeconfig(), "apply", "-f", file)
+		how := "-f"
+		if filepath.Ext(file) == "" {
+			how = "-k"
+		}
+		cmd := exec.CommandContext(ctx, c.Kubectl(), "--kubeconfig", c.AdminKubeconfig(), "apply", how, file)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("applying %s: %w\n%s", file, err, out)
 		}

@@ -101,7 +101,7 @@ func the[T runtime.Object](t *testing.T, name string) T {
 }
 
 func TestManifestsDecodeStrictlyAndLieInOurNamespace(t *testing.T) {
-	clusterWide := []string{"Namespace", "ClusterRole", "ClusterRoleBinding"}
+	clusterWide := []string{"Namespace", "ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
 	for _, m := range manifests(t) {
 		want := namespace
 		switch {
@@ -116,36 +116,73 @@ func TestManifestsDecodeStrictlyAndLieInOurNamespace(t *testing.T) {
 	}
 }
 
-func TestKustomizationNamesEveryFileOfItsFolder(t *testing.T) {
+// kustomization is what is read of a kustomization.yaml.
+type kustomization struct {
+	APIVersion string   `json:"apiVersion"`
+	Kind       string   `json:"kind"`
+	Namespace  string   `json:"namespace"`
+	Resources  []string `json:"resources"`
+	Patches    []any    `json:"patches"`
+}
+
+func TestKustomizationsNameEveryFileOfTheirFolder(t *testing.T) {
+	found := 0
+	err := filepath.WalkDir(root+"/deploy", func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || filepath.Base(path) != "kustomization.yaml" {
+			return err
+		}
+		found++
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		var k kustomization
+		if err := sigsyaml.UnmarshalStrict(text, &k); err != nil {
+			t.Errorf("%s: %v", path, err)
+		}
+		if component := strings.Contains(path, "/components/"); component != (k.Kind == "Component") {
+			t.Errorf("%s is a %s", path, k.Kind)
+		}
+		var named, files []string
+		for _, r := range k.Resources {
+			at := filepath.Join(filepath.Dir(path), r)
+			if info, err := os.Stat(at); err != nil {
+				t.Errorf("%s: %v", path, err)
+			} else if !info.IsDir() {
+				named = append(named, at)
+			}
+		}
+		beside, err := filepath.Glob(filepath.Dir(path) + "/*.yaml")
+		for _, file := range beside {
+			if file != path {
+				files = append(files, file)
+			}
+		}
+		slices.Sort(named)
+		if diff := cmp.Diff(files, named); diff != "" {
+			t.Errorf("%s: resources (-files +kustomization.yaml):\n%s", path, diff)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if found < 8 {
+		t.Errorf("found %d kustomizations", found)
+	}
 	text, err := os.ReadFile(base + "/kustomization.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
-	var kustomization struct {
-		APIVersion string   `json:"apiVersion"`
-		Kind       string   `json:"kind"`
-		Namespace  string   `json:"namespace"`
-		Resources  []string `json:"resources"`
-	}
-	if err := sigsyaml.UnmarshalStrict(text, &kustomization); err != nil {
+	var k kustomization
+	if err := sigsyaml.UnmarshalStrict(text, &k); err != nil {
 		t.Fatal(err)
 	}
-	var files []string
-	paths, err := filepath.Glob(base + "/*.yaml")
-	if err != nil {
-		t.Fatal(err)
+	if k.Namespace != namespace {
+		t.Errorf("namespace is %q, want %q", k.Namespace, namespace)
 	}
-	for _, path := range paths {
-		if name := filepath.Base(path); name != "kustomization.yaml" {
-			files = append(files, name)
-		}
-	}
-	slices.Sort(kustomization.Resources)
-	if diff := cmp.Diff(files, kustomization.Resources); diff != "" {
-		t.Errorf("resources (-files +kustomization.yaml):\n%s", diff)
-	}
-	if kustomization.Namespace != namespace {
-		t.Errorf("namespace is %q, want %q", kustomization.Namespace, namespace)
+	if !slices.Contains(k.Resources, "../policies") {
+		t.Error("the base goes without the admission policies")
 	}
 }
 
@@ -186,7 +223,7 @@ func TestMIGConfigsAreReadByTheAgentsOwnParser(t *testing.T) {
 }
 
 func TestTheAgentsPodMountsWhatItDeclares(t *testing.T) {
-	written := []string{"dev", "run", "cdi-run", "cdi-etc", "plugin-config"} // each says in the manifest what is written there
+	written := []string{"dev", "lock", "cdi-run", "cdi-etc", "plugin-config"} // each says in the manifest what is written there
 	pod := the[*appsv1.DaemonSet](t, "gpuslice-agent").Spec.Template.Spec
 	mounts := map[string]corev1.VolumeMount{}
 	for _, m := range pod.Containers[0].VolumeMounts {
@@ -198,6 +235,8 @@ func TestTheAgentsPodMountsWhatItDeclares(t *testing.T) {
 		switch {
 		case !ok:
 			t.Errorf("volume %s is not mounted", v.Name)
+		case v.HostPath != nil && slices.Contains([]string{"/", "/run", "/var", "/etc", "/var/run", "/proc", "/sys"}, v.HostPath.Path):
+			t.Errorf("volume %s: %s of the host brings more along than the agent needs", v.Name, v.HostPath.Path)
 		case v.HostPath != nil && !m.ReadOnly && !slices.Contains(written, v.Name):
 			t.Errorf("volume %s: %s of the host is mounted for writing", v.Name, v.HostPath.Path)
 		case v.ConfigMap != nil:
@@ -226,7 +265,8 @@ func TestTheAgentsPathsLieUnderItsMounts(t *testing.T) {
 		}
 		found++
 		under := slices.ContainsFunc(container.VolumeMounts, func(m corev1.VolumeMount) bool {
-			return strings.HasPrefix("/"+path+"/", m.MountPath+"/")
+			driver := strings.HasPrefix(m.MountPath, "/"+path+"/") && m.Name == "driver-root" // of its root, /usr is mounted
+			return driver || strings.HasPrefix("/"+path+"/", m.MountPath+"/")
 		})
 		if !under {
 			t.Errorf("%s: nothing is mounted there", arg)

@@ -93,3 +93,14 @@ func TestTheProgramsAreBuiltWithoutTracing(t *testing.T) {
 		}
 	}
 }
+
+// What the release is built with and what people build must not differ, or only one of them is position-independent.
+func TestProgramsAreBuiltAlike(t *testing.T) {
+	for _, path := range []string{"Makefile", "Dockerfile"} {
+		for _, flag := range []string{"-trimpath", "-buildmode=pie", "-Wl,-z,lazy,-z,relro"} {
+			if !strings.Contains(read(t, path), flag) {
+				t.Errorf("%s does not build with %s", path, flag)
+			}
+		}
+	}
+}
