@@ -92,6 +92,9 @@ func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
 }
 
+// Register adds metrics of another package. Those of the same name twice are a mistake of the program, and panic.
+func (m *Metrics) Register(c prometheus.Collector) { m.registry.MustRegister(c) }
+
 // Gatherer has all metrics.
 func (m *Metrics) Gatherer() prometheus.Gatherer { return m.registry }
 

@@ -211,6 +211,14 @@ const (
 	ReasonGPUMemoryUnknown Reason = "GPUMemoryUnknown"
 )
 
+// Reasons of events about what the agent's account may do. They are told when an agent starts, and keep it from nothing.
+const (
+	// ReasonUnconfined is given when no admission policy confines the agent to its own node, or when they refuse all it writes.
+	ReasonUnconfined Reason = "Unconfined"
+	// ReasonMissingRight is given when the settings ask for what the account has no right to.
+	ReasonMissingRight Reason = "MissingRight"
+)
+
 // Reasons when something went wrong.
 const (
 	// ReasonJournalUnreadable is given when the journal is not one that this agent can read: it then touches nothing.

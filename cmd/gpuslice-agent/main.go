@@ -10,6 +10,8 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/gpuslice/gpuslice/agent/access"
 )
 
 // version is set by the build.
@@ -33,6 +35,8 @@ type options struct {
 	specs                                 []string
 	adopt                                 []string // of recover
 	debug                                 bool
+
+	access *access.Checker // of the account that the agent has, once it is made
 }
 
 func command() *cobra.Command {

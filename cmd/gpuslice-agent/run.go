@@ -18,6 +18,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/agent/access"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/config/migparted"
@@ -55,6 +56,8 @@ func (o *options) run() *cobra.Command {
 			if err := o.lock(cmd.Context(), log); err != nil {
 				return err
 			}
+			metrics.Register(o.access)
+			go o.access.Run(cmd.Context())
 			o.serve(cmd.Context(), metrics.Handler(), log)
 			if err := a.Run(cmd.Context()); !errors.Is(err, nvml.ErrReplaced) {
 				return err
@@ -83,6 +86,11 @@ func (o *options) agent(log *zap.Logger, metrics *agent.Metrics) (*agent.Agent, 
 	// Events live as long as the process: they are told in the background, and lost with it.
 	events := record.NewBroadcaster()
 	events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")})
+	recorder := events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: agent.FieldManager, Host: o.node})
+	o.access = access.New(access.Options{
+		Client: client, Node: o.node, Namespace: settings.Maintenance.Namespace, Deletes: settings.Drain.AfterDeadline == config.AfterDeadlineDelete,
+		Timeout: settings.Timeouts.APICall, Events: recorder, Log: log.Named("access"),
+	})
 	return agent.New(agent.Options{
 		Node: o.node, Client: client, Settings: settings, Log: log, Metrics: metrics, Clock: clock.RealClock{},
 		Driver:  lib.Open(lib.Options{DriverRoot: o.driverRoot, Logger: log.Named("nvml")}),
@@ -91,7 +99,7 @@ func (o *options) agent(log *zap.Logger, metrics *agent.Metrics) (*agent.Agent, 
 		Specs:     cdi.New(cdi.Options{Dirs: o.specs, DriverRoot: o.driverRoot, DevRoot: o.devRoot, Logger: log}),
 		Parse:     migparted.Parse,
 		Plugin:    agent.PluginConfigs{Parse: deviceplugin.Parse, Render: deviceplugin.Render}, PluginFile: o.pluginConfig,
-		Events: events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: agent.FieldManager, Host: o.node}),
+		Events: recorder,
 	}), nil
 }
 

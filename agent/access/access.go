@@ -1,0 +1,254 @@
+// Package access finds out, when an agent starts, what its account may do: whether the admission policies of deploy/policies
+// confine it to its own node, and whether it has the rights that the settings ask for. It tells people, and nothing depends on
+// what it finds.
+//
+// It asks the API server by requests that have to be refused, and that would change nothing if they were not (dryRun=All).
+// It knows nothing of GPUs.
+package access
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/record"
+
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// Policy is a part of what deploy/policies confines.
+type Policy string
+
+// The policies that an agent can try. It has no right to write Pods, or ConfigMaps, with which it could try those.
+const (
+	Nodes     Policy = "nodes"
+	Evictions Policy = "evictions"
+	Leases    Policy = "leases"
+	Events    Policy = "events"
+)
+
+// probe is what the requests name. No policy allows it, and nothing of that name is made.
+const probe = "gpuslice-policies"
+
+// An API server that does not answer is asked again, nine times within about 45 minutes.
+var again = wait.Backoff{Duration: 10 * time.Second, Factor: 2, Jitter: 0.2, Steps: 9}
+
+// Options is what a Checker works with.
+type Options struct {
+	Client    kubernetes.Interface
+	Node      string        // name of the node that the agent runs on
+	Namespace string        // of the Leases of pools
+	Deletes   bool          // the settings ask for drain.afterDeadline: delete
+	Timeout   time.Duration // of one request
+	Events    record.EventRecorder
+	Log       *zap.Logger
+}
+
+// Findings are what an account may do.
+type Findings struct {
+	// InForce says of each policy that answered whether it refused what it has to.
+	InForce map[Policy]bool
+	// Unbound is set where the policies refuse everything, since the token of this process does not name the node.
+	Unbound bool
+	// MayNotDelete is set where the settings want pods to be deleted, and the account has no right to.
+	MayNotDelete bool
+}
+
+// Checker finds out once and remembers it for Prometheus.
+type Checker struct {
+	o Options
+
+	mu    sync.Mutex
+	found Findings
+}
+
+var _ prometheus.Collector = (*Checker)(nil)
+
+// New makes a Checker. Nothing happens before Run.
+func New(o Options) *Checker { return &Checker{o: o} }
+
+// Run finds out what the account may do and tells it: in the log, by events of the node, to Prometheus. It returns then, or
+// when ctx ends, or when the API server has not answered nine times.
+func (c *Checker) Run(ctx context.Context) {
+	var found Findings
+	err := wait.ExponentialBackoffWithContext(ctx, again, func(ctx context.Context) (bool, error) {
+		var err error
+		if found, err = c.Find(ctx); err != nil {
+			c.o.Log.Debug("what the agent's account may do is not known yet", zap.Error(err))
+		}
+		return err == nil, nil
+	})
+	if ctx.Err() != nil {
+		return
+	}
+	if err != nil {
+		c.o.Log.Warn("what the agent's account may do is not known, since the API server does not say; restart the agent to ask again")
+	}
+	c.mu.Lock()
+	c.found = found
+	c.mu.Unlock()
+	c.tell(found)
+}
+
+// Find asks the API server, with no more than one request for each policy and two. The error names what could not be asked;
+// what was found beside it holds.
+func (c *Checker) Find(ctx context.Context) (Findings, error) {
+	found := Findings{InForce: map[Policy]bool{}}
+	var errs []error
+	for _, p := range []struct {
+		policy Policy
+		try    func(context.Context) error
+	}{{Nodes, c.node}, {Evictions, c.eviction}, {Leases, c.lease}, {Events, c.event}} {
+		err := c.bounded(ctx, p.try)
+		switch {
+		case refused(err):
+			found.InForce[p.policy] = true
+		case err == nil || apierrors.IsNotFound(err): // of the eviction's pod
+			found.InForce[p.policy] = false
+		default:
+			errs = append(errs, fmt.Errorf("trying the policy for %s: %w", p.policy, err))
+		}
+	}
+	if found.InForce[Nodes] {
+		err := c.bounded(ctx, func(ctx context.Context) error { return c.patch(ctx, `{}`) })
+		if found.Unbound = refused(err); err != nil && !found.Unbound {
+			errs = append(errs, fmt.Errorf("trying whether the token names node %s: %w", c.o.Node, err))
+		}
+	}
+	if c.o.Deletes {
+		err := c.bounded(ctx, func(ctx context.Context) error {
+			may, err := c.mayDelete(ctx)
+			found.MayNotDelete = !may && err == nil
+			return err
+		})
+		if err != nil {
+			errs = append(errs, fmt.Errorf("asking whether pods may be deleted: %w", err))
+		}
+	}
+	return found, errors.Join(errs...)
+}
+
+func (c *Checker) bounded(ctx context.Context, ask func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, c.o.Timeout)
+	defer cancel()
+	return ask(ctx)
+}
+
+// refused reports whether an admission policy has refused a request. Where RBAC has, no cause is given.
+func refused(err error) bool {
+	var status apierrors.APIStatus
+	return apierrors.IsForbidden(err) && errors.As(err, &status) && status.Status().Details != nil && len(status.Status().Details.Causes) > 0
+}
+
+func (c *Checker) node(ctx context.Context) error {
+	return c.patch(ctx, `{"metadata":{"annotations":{"gpuslice.io/policies":"`+probe+`"}}}`)
+}
+
+func (c *Checker) patch(ctx context.Context, body string) error {
+	_, err := c.o.Client.CoreV1().Nodes().Patch(ctx, c.o.Node, types.MergePatchType, []byte(body), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+	return err
+}
+
+// eviction names a pod that is not there, and no UID, without which the policy refuses any.
+func (c *Checker) eviction(ctx context.Context) error {
+	return c.o.Client.CoreV1().Pods(c.o.Namespace).EvictV1(ctx, &policyv1.Eviction{
+		ObjectMeta:    metav1.ObjectMeta{Namespace: c.o.Namespace, Name: probe},
+		DeleteOptions: &metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}},
+	})
+}
+
+func (c *Checker) lease(ctx context.Context) error {
+	_, err := c.o.Client.CoordinationV1().Leases(c.o.Namespace).Create(ctx,
+		&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: probe}}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	return err
+}
+
+func (c *Checker) event(ctx context.Context) error {
+	_, err := c.o.Client.CoreV1().Events(metav1.NamespaceDefault).Create(ctx, &corev1.Event{
+		ObjectMeta:     metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: probe},
+		InvolvedObject: *c.reference(), Source: corev1.EventSource{Component: probe, Host: c.o.Node},
+	}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	return err
+}
+
+func (c *Checker) mayDelete(ctx context.Context) (bool, error) {
+	review, err := c.o.Client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
+		Spec: authorizationv1.SelfSubjectAccessReviewSpec{
+			ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: "delete", Resource: "pods"},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return false, err
+	}
+	return review.Status.Allowed, nil
+}
+
+// reference is the node, under the UID by which kubectl describe finds its events.
+func (c *Checker) reference() *corev1.ObjectReference {
+	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: c.o.Node, UID: types.UID(c.o.Node)}
+}
+
+// tell says what people have to know, and what they can do.
+func (c *Checker) tell(found Findings) {
+	var missing []string
+	for _, policy := range slices.Sorted(maps.Keys(found.InForce)) {
+		if !found.InForce[policy] {
+			missing = append(missing, string(policy))
+		}
+	}
+	switch {
+	case len(missing) > 0:
+		c.warn(config.ReasonUnconfined, "no admission policy confines this agent's writes to its own node, for: "+strings.Join(missing, ", ")+
+			"; whoever takes its token can change other nodes: apply deploy/policies (deploy/SECURITY.md)")
+	case found.Unbound: // the event is refused as everything else is
+		c.warn(config.ReasonUnconfined, "the admission policies refuse all that this agent writes, since its token does not name node "+c.o.Node+
+			": run it as a pod of that node, on Kubernetes 1.32 or newer, or deploy it with components/without-policies")
+	case len(found.InForce) > 0:
+		c.o.Log.Info("admission policies confine this agent to its own node")
+	}
+	if found.MayNotDelete {
+		c.warn(config.ReasonMissingRight, "the settings say drain.afterDeadline: delete, and this agent has no right to delete pods: "+
+			"those that are still there at the deadline stay; deploy it with components/delete-after-deadline")
+	}
+}
+
+func (c *Checker) warn(reason config.Reason, message string) {
+	c.o.Log.Warn(message, zap.String("reason", string(reason)))
+	c.o.Events.Event(c.reference(), corev1.EventTypeWarning, string(reason), message)
+}
+
+// descPolicy has a value for each policy that could be tried.
+var descPolicy = prometheus.NewDesc("gpuslice_admission_policy",
+	"1 if the API server refused, when the agent started, what the admission policy has to refuse.", []string{"policy"}, nil)
+
+// Describe implements prometheus.Collector.
+func (c *Checker) Describe(out chan<- *prometheus.Desc) { out <- descPolicy }
+
+// Collect implements prometheus.Collector.
+func (c *Checker) Collect(out chan<- prometheus.Metric) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for policy, acts := range c.found.InForce {
+		value := 0.0
+		if acts {
+			value = 1
+		}
+		out <- prometheus.MustNewConstMetric(descPolicy, prometheus.GaugeValue, value, string(policy))
+	}
+}

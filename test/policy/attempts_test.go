@@ -1,0 +1,423 @@
+package policy_test
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/gpuslice/gpuslice/agent/access"
+)
+
+var update = flag.Bool("update", false, "write the table of attempts into deploy/SECURITY.md")
+
+// verdict is what becomes of an attempt.
+type verdict struct{ rbac, policies bool } // whether it goes through with RBAC alone, and with the policies
+
+var (
+	never  = verdict{false, false} // RBAC denies it, or what a write means
+	closed = verdict{true, false}  // the policies do
+	open   = verdict{true, true}   // nothing does
+)
+
+// attempt is one request by which the holder of an agent's token may try to do what the agent does not.
+type attempt struct {
+	what string
+	want verdict
+	do   func(context.Context, *scene, kubernetes.Interface) error
+}
+
+func patchNode(name string, kind types.PatchType, body string, sub ...string) func(context.Context, *scene, kubernetes.Interface) error {
+	return func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
+		_, err := c.CoreV1().Nodes().Patch(ctx, name, kind, []byte(body), metav1.PatchOptions{}, sub...)
+		return err
+	}
+}
+
+func node(name, body string) func(context.Context, *scene, kubernetes.Interface) error {
+	return patchNode(name, types.MergePatchType, body)
+}
+
+func status(name, body string) func(context.Context, *scene, kubernetes.Interface) error {
+	return patchNode(name, types.StrategicMergePatchType, body, "status")
+}
+
+// taint adds one to a node, and leaves the others.
+func taint(name, key, effect string) func(context.Context, *scene, kubernetes.Interface) error {
+	return patchNode(name, types.JSONPatchType, fmt.Sprintf(`[{"op":"add","path":"/spec/taints/-","value":{"key":%q,"effect":%q}}]`, key, effect))
+}
+
+func condition(name, kind string) func(context.Context, *scene, kubernetes.Interface) error {
+	return status(name, fmt.Sprintf(`{"status":{"conditions":[{"type":%q,"status":"False","reason":"Forged","message":"forged"}]}}`, kind))
+}
+
+const forgedOwner = `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"ConfigMap","name":"none","uid":"none"}]}}`
+
+// evict asks for an eviction with the UID of a pod, or with none.
+func evict(namespace, name, uidOf string) func(context.Context, *scene, kubernetes.Interface) error {
+	return func(ctx context.Context, s *scene, c kubernetes.Interface) error {
+		eviction := &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
+		if name == "" {
+			eviction.Name = s.plugin
+		}
+		if uidOf == "its" {
+			uidOf = eviction.Name
+		}
+		if uid := types.UID(s.uids[uidOf]); uid != "" {
+			eviction.DeleteOptions = &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}
+		}
+		return c.CoreV1().Pods(namespace).EvictV1(ctx, eviction)
+	}
+}
+
+func remove(namespace, name string, uid bool, grace int64) func(context.Context, *scene, kubernetes.Interface) error {
+	return func(ctx context.Context, s *scene, c kubernetes.Interface) error {
+		o := metav1.DeleteOptions{GracePeriodSeconds: &grace, DryRun: []string{metav1.DryRunAll}} // a body takes the place of the query
+		if uid {
+			u := types.UID(s.uids[name])
+			o.Preconditions = &metav1.Preconditions{UID: &u}
+		}
+		return c.CoreV1().Pods(namespace).Delete(ctx, name, o)
+	}
+}
+
+func configMap(namespace, name, body string) func(context.Context, *scene, kubernetes.Interface) error {
+	return func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
+		_, err := c.CoreV1().ConfigMaps(namespace).Patch(ctx, name, types.MergePatchType, []byte(body), metav1.PatchOptions{})
+		return err
+	}
+}
+
+// lease updates one that is there.
+func lease(name string, change func(*coordinationv1.Lease)) func(context.Context, *scene, kubernetes.Interface) error {
+	return func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
+		l, err := c.CoordinationV1().Leases("gpuslice").Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		change(l)
+		_, err = c.CoordinationV1().Leases("gpuslice").Update(ctx, l, metav1.UpdateOptions{})
+		return err
+	}
+}
+
+// event creates one about an object, by a component of a node.
+func event(namespace, kind, name, component, host string) func(context.Context, *scene, kubernetes.Interface) error {
+	return func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
+		_, err := c.CoreV1().Events(namespace).Create(ctx, &corev1.Event{
+			ObjectMeta:     metav1.ObjectMeta{GenerateName: "forged-", Namespace: namespace},
+			InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: kind, Name: name, Namespace: strings.TrimPrefix(namespace, "default")},
+			Reason:         "Forged", Message: "forged", Type: corev1.EventTypeNormal,
+			Source: corev1.EventSource{Component: component, Host: host}, ReportingController: component, ReportingInstance: host,
+		}, metav1.CreateOptions{})
+		return err
+	}
+}
+
+func patchEvent(name, body string) func(context.Context, *scene, kubernetes.Interface) error {
+	return func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
+		_, err := c.CoreV1().Events("default").Patch(ctx, name, types.MergePatchType, []byte(body), metav1.PatchOptions{})
+		return err
+	}
+}
+
+// attempts are what the token of the agent on node own is tried for. The agent itself needs none of them.
+var attempts = []attempt{
+	{"other node: cordon it", closed, node("other", `{"spec":{"unschedulable":true}}`)},
+	{"other node: taint it NoExecute, which ends its pods", closed, taint("other", "node.kubernetes.io/not-ready", "NoExecute")},
+	{"other node: take its taints away", closed, node("other", `{"spec":{"taints":null}}`)},
+	{"other node: ask for another geometry by its label", closed, node("other", `{"metadata":{"labels":{"nvidia.com/mig.config":"all-disabled"}}}`)},
+	{"other node: write its journal", closed, node("other", `{"metadata":{"annotations":{"gpuslice.io/journal":"{}"}}}`)},
+	{"other node: give it an owner that is not there, so that it is deleted", closed, node("other", forgedOwner)},
+	{"other node: give it a finalizer", closed, node("other", `{"metadata":{"finalizers":["example.com/kept"]}}`)},
+	{"other node: delete it", never, func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
+		return c.CoreV1().Nodes().Delete(ctx, "other", metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})
+	}},
+	{"other node: say that it is not Ready, which evicts its pods", closed, condition("other", "Ready")},
+	{"other node: write our own condition", closed, condition("other", "GPUPartitionReady")},
+	{"other node: redirect kubelet's address", closed, status("other", `{"status":{"addresses":[{"type":"InternalIP","address":"192.0.2.66"}]}}`)},
+	{"other node: offer 99 GPUs", closed, status("other", `{"status":{"capacity":{"nvidia.com/gpu":"99"},"allocatable":{"nvidia.com/gpu":"99"}}}`)},
+	{"own node: a role", closed, node("own", `{"metadata":{"labels":{"node-role.kubernetes.io/control-plane":""}}}`)},
+	{"own node: a restricted label", closed, node("own", `{"metadata":{"labels":{"node-restriction.kubernetes.io/tier":"secret"}}}`)},
+	{"own node: a restricted label through its status", closed, status("own", `{"metadata":{"labels":{"node-restriction.kubernetes.io/tier":"secret"}}}`)},
+	{"own node: another zone", closed, node("own", `{"metadata":{"labels":{"topology.kubernetes.io/zone":"b"}}}`)},
+	{"own node: a label that no profile of the node has", closed, node("own", `{"metadata":{"labels":{"team":"finance"}}}`)},
+	{"own node: ask for another geometry", closed, node("own", `{"metadata":{"labels":{"nvidia.com/mig.config":"all-disabled"}}}`)},
+	{"own node: an annotation of another tool", closed, node("own", `{"metadata":{"annotations":{"csi.volume.kubernetes.io/nodeid":"{}"}}}`)},
+	{"own node: force a change outside of its window", closed, node("own", `{"metadata":{"annotations":{"gpuslice.io/force":"other"}}}`)},
+	{"own node: take the taint of the control plane away", closed, node("own", `{"spec":{"taints":[{"key":"dedicated","value":"team","effect":"NoSchedule"}]}}`)},
+	{"own node: take a taint of people away", closed, node("own", `{"spec":{"taints":[{"key":"node-role.kubernetes.io/control-plane","effect":"NoSchedule"}]}}`)},
+	{"own node: taint it node.kubernetes.io/not-ready:NoExecute", closed, taint("own", "node.kubernetes.io/not-ready", "NoExecute")},
+	{"own node: taint it out of service", closed, taint("own", "node.kubernetes.io/out-of-service", "NoExecute")},
+	{"own node: our own taint as NoExecute", closed, taint("own", "gpuslice.io/repartitioning", "NoExecute")},
+	{"own node: give it an owner that is not there, so that it is deleted", closed, node("own", forgedOwner)},
+	{"own node: give it a finalizer", closed, node("own", `{"metadata":{"finalizers":["example.com/kept"]}}`)},
+	{"own node: say that it is not Ready", closed, condition("own", "Ready")},
+	{"own node: a condition of others", closed, condition("own", "DiskPressure")},
+	{"own node: redirect kubelet's address", closed, status("own", `{"status":{"addresses":[{"type":"InternalIP","address":"192.0.2.66"}]}}`)},
+	{"own node: redirect kubelet's port", closed, status("own", `{"status":{"daemonEndpoints":{"kubeletEndpoint":{"Port":10666}}}}`)},
+	{"own node: another kubelet version", closed, status("own", `{"status":{"nodeInfo":{"kubeletVersion":"v0.1.0"}}}`)},
+	{"own node: runtime handlers", closed, status("own", `{"status":{"runtimeHandlers":[{"name":"forged"}]}}`)},
+	{"own node: features", closed, status("own", `{"status":{"features":{"supplementalGroupsPolicy":true}}}`)},
+	{"own node: volumes attached", closed, status("own", `{"status":{"volumesAttached":[{"name":"v","devicePath":"/dev/null"}]}}`)},
+	{"own node: images", closed, status("own", `{"status":{"images":[{"names":["forged"]}]}}`)},
+	{"own node: offer 99 GPUs", closed, status("own", `{"status":{"capacity":{"nvidia.com/gpu":"99"},"allocatable":{"nvidia.com/gpu":"99"}}}`)},
+	{"own node: take away GPUs that are there", closed, status("own", `{"status":{"capacity":{"nvidia.com/gpu":null}}}`)},
+	{"own node: kubelet's proxy", never, func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
+		return c.CoreV1().RESTClient().Get().AbsPath("/api/v1/nodes/own/proxy/pods").Do(ctx).Error()
+	}},
+
+	{"pod of another node: evict it", closed, evict("team", "app-other", "its")},
+	{"pod of another node: evict it by the UID of one of its own", never, evict("team", "app-other", "app-own")},
+	{"pod of another node: delete it", closed, remove("team", "app-other", true, 30)},
+	{"pod of no node: evict it", closed, evict("team", "app-waits", "its")},
+	{"pod of its own node: evict it without its UID", closed, evict("team", "app-own", "")},
+	{"pod of its own node: delete it without its UID", closed, remove("team", "app-own", false, 30)},
+	{"pod of its own node: delete it at once", closed, remove("team", "app-own", true, 0)},
+	{"pod of kube-system: evict it", closed, evict("kube-system", "dns", "its")},
+	{"pod of kube-system: delete it", closed, remove("kube-system", "dns", true, 30)},
+	{"pod: create a privileged one", never, func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
+		_, err := c.CoreV1().Pods("gpuslice").Create(ctx, &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: "root"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "none"}}},
+		}, metav1.CreateOptions{})
+		return err
+	}},
+	{"pod: change a label of one", never, func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
+		_, err := c.CoreV1().Pods("team").Patch(ctx, "app-own", types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`), metav1.PatchOptions{})
+		return err
+	}},
+	{"pod: run a program in one", never, func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
+		return c.CoreV1().RESTClient().Post().Namespace("team").Resource("pods").Name("app-own").SubResource("exec").Param("command", "id").Do(ctx).Error()
+	}},
+
+	{"Lease: one that is no pool's", closed, func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
+		_, err := c.CoordinationV1().Leases("gpuslice").Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "leader"}}, metav1.CreateOptions{})
+		return err
+	}},
+	{"Lease of a pool: give it an owner that is not there, so that it is deleted", closed, lease("gpuslice-pool-research", func(l *coordinationv1.Lease) {
+		l.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: "none", UID: "none"}}
+	})},
+	{"Lease of a pool: let it go on that is paused", closed, lease("gpuslice-pool-paused", func(l *coordinationv1.Lease) { l.Annotations = nil })},
+	{"Lease of a pool: delete it", never, func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
+		return c.CoordinationV1().Leases("gpuslice").Delete(ctx, "gpuslice-pool-research", metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})
+	}},
+	{"Lease of another node's kubelet", never, func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
+		_, err := c.CoordinationV1().Leases("kube-node-lease").Patch(ctx, "other", types.MergePatchType, []byte(`{}`), metav1.PatchOptions{})
+		return err
+	}},
+
+	{"ConfigMap of the device plugin: a key of people", closed, configMap("gpu-operator", "device-plugin-config", `{"data":{"any":"forged"}}`)},
+	{"ConfigMap of the device plugin: take a key of people away", closed, configMap("gpu-operator", "device-plugin-config", `{"data":{"any":null}}`)},
+	{"ConfigMap of the device plugin: a binary key", closed, configMap("gpu-operator", "device-plugin-config", `{"binaryData":{"any2":"AAAA"}}`)},
+	{"ConfigMap of the device plugin: make it immutable", closed, configMap("gpu-operator", "device-plugin-config", `{"immutable":true}`)},
+	{"ConfigMap of the device plugin: give it an owner that is not there, so that it is deleted", closed, configMap("gpu-operator", "device-plugin-config", forgedOwner)},
+	{"ConfigMap: a script that the operator's privileged pods run", never, configMap("gpu-operator", "nvidia-device-plugin-entrypoint", `{"data":{"entrypoint.sh":"id"}}`)},
+	{"ConfigMap: the agents' own settings", never, configMap("gpuslice", "gpuslice-settings", `{"data":{"settings.yaml":"forged"}}`)},
+
+	{"Secret: read one of the agents' namespace", never, func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
+		_, err := c.CoreV1().Secrets("gpuslice").Get(ctx, "pull", metav1.GetOptions{})
+		return err
+	}},
+	{"Secret: list all of the cluster", never, func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
+		_, err := c.CoreV1().Secrets("").List(ctx, metav1.ListOptions{})
+		return err
+	}},
+	{"token: request one of its account, or another", never, func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
+		_, err := c.CoreV1().ServiceAccounts("gpuslice").CreateToken(ctx, "gpuslice-agent", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+		return err
+	}},
+
+	{"Event on another node", closed, event("default", "Node", "other", "gpuslice-agent", "own")},
+	{"Event as kubelet", closed, event("default", "Node", "own", "kubelet", "own")},
+	{"Event as the agent of another node", closed, event("default", "Node", "own", "gpuslice-agent", "other")},
+	{"Event on a Secret", closed, event("team", "Secret", "any", "gpuslice-agent", "own")},
+	{"Event of kubelet: change what it says", closed, patchEvent("by-kubelet", `{"message":"forged"}`)},
+	{"Event of kubelet: take it over", closed, patchEvent("by-kubelet", `{"source":{"component":"gpuslice-agent"}}`)},
+
+	{"all pods of the cluster: read them, with their environment", open, func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
+		_, err := c.CoreV1().Pods("").List(ctx, metav1.ListOptions{})
+		return err
+	}},
+	{"all nodes: read them", open, func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
+		_, err := c.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+		return err
+	}},
+	{"own node: a label or taint outside of the protected domains, noted as published", open, node("own",
+		`{"metadata":{"labels":{"team":"finance"},"annotations":{"gpuslice.io/published":"{\"labels\":{\"team\":\"finance\"}}"}}}`)},
+	{"own node: gpuslice.io/not-ready:NoExecute, which ends its pods", open, node("own",
+		`{"spec":{"taints":[{"key":"node-role.kubernetes.io/control-plane","effect":"NoSchedule"},{"key":"dedicated","value":"team","effect":"NoSchedule"},`+
+			`{"key":"gpuslice.io/not-ready","value":"forged","effect":"NoExecute"}]}}`)},
+	{"Lease of a pool that its node is not of: slots of other nodes, or pause it", open, lease("gpuslice-pool-research", func(l *coordinationv1.Lease) {
+		l.Annotations = map[string]string{"gpuslice.io/slots": "{}", "gpuslice.io/paused": "forged"}
+	})},
+	{"ConfigMap of the device plugin: a key gpuslice-* that other nodes go by", open, configMap("gpu-operator", "device-plugin-config",
+		`{"data":{"gpuslice-1a2b3c":null}}`)},
+	{"Event on a pod of another node", open, event("team", "Pod", "app-other", "gpuslice-agent", "own")},
+}
+
+// needed are what the agent does; its token must be good for it under the policies.
+var needed = []attempt{
+	{"fence", open, node("own", `{"metadata":{"annotations":{"gpuslice.io/journal":"{}","gpuslice.io/force":null}},"spec":{"unschedulable":true}}`)},
+	{"taint", open, taint("own", "gpuslice.io/repartitioning", "NoSchedule")},
+	{"startup taint", open, patchNode("own", types.JSONPatchType, `[{"op":"remove","path":"/spec/taints/2"}]`)},
+	{"status", open, node("own", `{"metadata":{"labels":{"nvidia.com/mig.config.state":"success"},"annotations":{"gpuslice.io/status":"{}","gpuslice.io/plan":"{}"}}}`)},
+	{"operands", open, node("own", `{"metadata":{"labels":{"nvidia.com/gpu.deploy.dcgm":"paused-for-gpuslice","nvidia.com/device-plugin.config":"gpuslice-1"}}}`)},
+	{"profile", open, node("own", `{"metadata":{"labels":{"pool":"large"},"annotations":{"gpuslice.io/published":"{\"labels\":{\"pool\":\"large\"}}"}}}`)},
+	{"profile's taint", open, taint("own", "gpu", "NoSchedule")},
+	{"condition", open, condition("own", "GPUPartitionReady")},
+	{"ghosts", open, status("own", `{"status":{"capacity":{"nvidia.com/mig-1g.10gb":null},"allocatable":{"nvidia.com/mig-1g.10gb":null}}}`)},
+	{"evict", open, evict("team", "app-own", "its")},
+	{"evict the device plugin", open, evict("kube-system", "", "its")},
+	{"delete after the deadline", open, remove("team", "app-own", true, 30)},
+	{"slot", open, lease("gpuslice-pool-research", func(l *coordinationv1.Lease) { l.Annotations = map[string]string{"gpuslice.io/slots": "{}"} })},
+	{"slot of a paused pool", open, lease("gpuslice-pool-paused", func(l *coordinationv1.Lease) { l.Annotations["gpuslice.io/slots"] = "{}" })},
+	{"sharing", open, configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-4d5e6f":"version: v1"}}`)},
+	{"event", open, event("default", "Node", "own", "gpuslice-agent", "own")},
+	{"event on a pod", open, event("team", "Pod", "app-own", "gpuslice-agent", "own")},
+	{"event again", open, patchEvent("by-the-agent", `{"count":2}`)},
+}
+
+func TestOneAgentsTokenIsGoodForItsOwnNodeOnly(t *testing.T) {
+	s := newScene(t)
+	s.apply("without-policies")
+	s.fill()
+	bound, loose := s.agent(), s.unbound()
+	s.finds("without the policies", bound, access.Findings{InForce: all(false), MayNotDelete: true})
+	s.apply("without-policies", "delete-after-deadline")
+	s.finds("with the right to delete", bound, access.Findings{InForce: all(false)})
+
+	agent, unbound := s.tries(bound), s.tries(loose)
+	got := map[string]verdict{}
+	try := func(client kubernetes.Interface, all []attempt, note func(attempt, bool)) {
+		for _, a := range all {
+			no, err := denied(a.do(t.Context(), s, client))
+			if err != nil {
+				t.Errorf("%s: %v", a.what, err)
+			}
+			note(a, !no)
+		}
+	}
+	try(agent, attempts, func(a attempt, done bool) { got[a.what] = verdict{rbac: done} })
+	s.apply("delete-after-deadline")
+	s.inForce(agent)
+	s.finds("with the policies", bound, access.Findings{InForce: all(true)})
+	s.finds("with a token that is bound to no pod", loose, access.Findings{InForce: all(true), Unbound: true})
+	try(agent, attempts, func(a attempt, done bool) { got[a.what] = verdict{got[a.what].rbac, done} })
+	for _, a := range attempts {
+		if got[a.what] != a.want {
+			t.Errorf("%s: goes through with RBAC alone %t, with the policies %t; want %t and %t",
+				a.what, got[a.what].rbac, got[a.what].policies, a.want.rbac, a.want.policies)
+		}
+	}
+	if len(got) != len(attempts) {
+		t.Errorf("%d of %d attempts have a name of their own", len(got), len(attempts))
+	}
+	try(agent, needed, func(a attempt, done bool) {
+		if !done {
+			t.Errorf("the agent needs it, and is refused: %s: %v", a.what, a.do(t.Context(), s, agent))
+		}
+	})
+	// A token that names no node may not even do what the agent does.
+	try(unbound, needed, func(a attempt, done bool) {
+		if done {
+			t.Errorf("with a token that is bound to no pod: %s went through", a.what)
+		}
+	})
+	rights := slices.DeleteFunc(slices.Concat(needed, attempts), func(a attempt) bool { return a.want == never })
+	try(s.tries(s.cluster.Config()), rights, func(a attempt, done bool) {
+		if !done {
+			t.Errorf("the policies touch an administrator: %s", a.what)
+		}
+	})
+	compareTable(t, got)
+}
+
+func all(in bool) map[access.Policy]bool {
+	return map[access.Policy]bool{access.Nodes: in, access.Evictions: in, access.Leases: in, access.Events: in}
+}
+
+// finds waits until an agent with these credentials finds out what it should: of a right or a policy, the API server knows a
+// moment after it was written.
+func (s *scene) finds(when string, credentials *rest.Config, want access.Findings) {
+	s.t.Helper()
+	client, err := kubernetes.NewForConfig(credentials)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	checker := access.New(access.Options{Client: client, Node: "own", Namespace: "gpuslice", Deletes: true, Timeout: patience, Log: zap.NewNop()})
+	s.until("what an agent finds out "+when, func(ctx context.Context) (bool, error) {
+		found, err := checker.Find(ctx)
+		return cmp.Equal(want, found), err
+	})
+}
+
+// inForce waits until each policy acts: the API server takes them up a second after they were written.
+func (s *scene) inForce(agent kubernetes.Interface) {
+	s.t.Helper()
+	for _, a := range attempts {
+		if a.want == closed {
+			s.until("the policy against: "+a.what, func(ctx context.Context) (bool, error) {
+				no, _ := denied(a.do(ctx, s, agent))
+				return no, nil
+			})
+		}
+	}
+}
+
+const (
+	securityPage = deployFolder + "/SECURITY.md"
+	tableBegin   = "<!-- attempts: written by go test ./test/policy -update -->\n"
+	tableEnd     = "<!-- end of attempts -->\n"
+)
+
+// compareTable holds the page to what was seen.
+func compareTable(t *testing.T, got map[string]verdict) {
+	t.Helper()
+	word := map[bool]string{true: "goes through", false: "denied"}
+	counts := [2]int{}
+	var rows strings.Builder
+	for _, a := range attempts {
+		v := got[a.what]
+		if v.rbac {
+			counts[0]++
+		}
+		if v.policies {
+			counts[1]++
+		}
+		fmt.Fprintf(&rows, "| %s | %s | %s |\n", a.what, word[v.rbac], word[v.policies])
+	}
+	want := fmt.Sprintf("| attempt with the token of the agent on node `own` | RBAC alone | with the policies |\n|---|---|---|\n%s| **%d attempts go through** | **%d** | **%d** |\n",
+		rows.String(), len(attempts), counts[0], counts[1])
+	text, err := os.ReadFile(securityPage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, found := strings.Cut(string(text), tableBegin)
+	table, after, ended := strings.Cut(rest, tableEnd)
+	if !found || !ended {
+		t.Fatalf("%s has no place for the table of attempts", securityPage)
+	}
+	if *update {
+		if err := os.WriteFile(securityPage, []byte(before+tableBegin+want+tableEnd+after), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if diff := cmp.Diff(table, want); diff != "" {
+		t.Errorf("%s says otherwise (-page +seen); go test ./test/policy -update writes it:\n%s", securityPage, diff)
+	}
+}
