@@ -8,3 +8,17 @@ func SetAskFor(d time.Duration) (undo func()) {
 	askFor = d
 	return func() { askFor = before }
 }
+
+// Told returns what people are told of a build that may have to compile the packages of list, when the Go command has written
+// said to its standard error, and what of that is left for an error. The writes come in pieces.
+func Told(list, said string) (told, left string) {
+	s := &status{}
+	if list != "" {
+		s.expect(list)
+	}
+	l := &lines{saw: s.saw}
+	for i := range said {
+		_, _ = l.Write([]byte{said[i]})
+	}
+	return s.String(), l.String()
+}
