@@ -13,6 +13,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"strings"
 	"time"
@@ -264,6 +265,7 @@ func (r recipe) build(ctx context.Context, module, dir string, s *status) error 
 		args := append([]string{
 			"build", "-v", "-trimpath", "-buildvcs=false", "-tags=" + step.tags, "-ldflags=" + ldflags, "-o", dir + "/" + step.out,
 		}, step.packages...)
+		s.begins("compiling and linking " + step.names())
 		if _, err := run(ctx, module, step.environ(), s.saw, args...); err != nil {
 			return err
 		}
@@ -299,6 +301,18 @@ func (s step) expect(ctx context.Context, module string, into *status) error {
 		case <-time.After(time.Duration(try) * 2 * time.Second):
 		}
 	}
+}
+
+// names are the programs that a step makes.
+func (s step) names() string {
+	if s.out != "" {
+		return s.out
+	}
+	names := make([]string, len(s.packages))
+	for i, pkg := range s.packages {
+		names[i] = path.Base(pkg)
+	}
+	return strings.Join(names, ", ")
 }
 
 func (s step) environ() []string {

@@ -112,6 +112,13 @@ func (s *status) expect(list string) {
 	}
 }
 
+// begins notes what a build goes over to. Packages that are in the cache and the linker leave no line of their own.
+func (s *status) begins(what string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.now = what
+}
+
 // importPath is what a line of the Go command is that names a package; what compilers say has colons and spaces.
 var importPath = regexp.MustCompile(`^[\w.~/-]+$`)
 
