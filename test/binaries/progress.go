@@ -84,13 +84,13 @@ func estimate(work time.Duration) string {
 	return fmt.Sprintf("about %d %s on %s, and the download where a module is not here yet", minutes, unit, on)
 }
 
-// status is how far a build has come. The Go command names each package once it is compiled, in the order of its dependencies
-// or nearly so; what is in its cache it does not name.
+// status is how far a build has come. The Go command names each package that it compiles; what is in its cache it does not
+// name, so that a build may be over before all were named.
 type status struct {
 	mu    sync.Mutex
-	place map[string]int    // import path -> place among all that the build may have to compile
+	named map[string]bool   // import path of all that the build may have to compile -> whether it was named
 	mains map[string]string // import path of a program -> its name
-	at    int               // the last place seen
+	at    int               // how many were named
 	now   string            // what was named last
 }
 
@@ -98,14 +98,12 @@ type status struct {
 func (s *status) expect(list string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.place == nil {
-		s.place, s.mains = map[string]int{}, map[string]string{}
+	if s.named == nil {
+		s.named, s.mains = map[string]bool{}, map[string]string{}
 	}
 	for line := range strings.Lines(list) {
 		pkg, name, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if _, known := s.place[pkg]; !known {
-			s.place[pkg] = len(s.place) + 1
-		}
+		s.named[pkg] = false
 		if name == "main" {
 			s.mains[pkg] = path.Base(pkg)
 		}
@@ -130,11 +128,15 @@ func (s *status) saw(line string) bool {
 		s.now = "downloading " + module
 		return true
 	}
-	place, known := s.place[line]
-	if !known && (s.place != nil || !importPath.MatchString(line)) {
+	before, known := s.named[line]
+	if !known && (s.named != nil || !importPath.MatchString(line)) {
 		return false
 	}
-	s.at, s.now = max(s.at, place), line
+	if known && !before {
+		s.named[line] = true
+		s.at++
+	}
+	s.now = line
 	if name, program := s.mains[line]; program {
 		s.now = "linking " + name
 	}
@@ -144,7 +146,7 @@ func (s *status) saw(line string) bool {
 func (s *status) read() (at, total int, now string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.at, len(s.place), s.now
+	return s.at, len(s.named), s.now
 }
 
 func (s *status) String() string {
@@ -155,7 +157,7 @@ func (s *status) String() string {
 	case total == 0 || at == 0:
 		return now
 	default:
-		return fmt.Sprintf("package %d of %d, %s", at, total, now)
+		return fmt.Sprintf("package %d of at most %d, %s", at, total, now)
 	}
 }
 
