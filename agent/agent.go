@@ -143,6 +143,9 @@ type Agent struct {
 // New makes an Agent. Nothing happens before Run.
 func New(o Options) *Agent {
 	steady := newSteady(o.Clock)
+	if o.Processes.Lanes == nil {
+		o.Processes.Lanes = &drain.Lanes{}
+	}
 	return &Agent{
 		node: o.Node, client: o.Client, driver: o.Driver, kubelet: o.Kubelet, parse: o.Parse, settings: o.Settings,
 		host: o.Host, units: o.Units, specs: o.Specs, processes: o.Processes, sentinel: sentinel{path: o.Settings.Reboot.Sentinel},

@@ -125,7 +125,7 @@ func (a *Agent) setConfigLabel(ctx context.Context, seen observed, want wish) er
 		m.files[key] = want.plugin.body
 	}
 	if want.plugin.body != "" && m.pod.UID != "" {
-		if err := a.awaitKey(seen, want); err != nil {
+		if err := a.awaitKey(ctx, seen, want); err != nil {
 			return err
 		}
 	}
@@ -141,11 +141,13 @@ func (a *Agent) setConfigLabel(ctx context.Context, seen observed, want wish) er
 }
 
 // awaitKey waits until the config manager sees the key, or, where nobody can look, until it must.
-func (a *Agent) awaitKey(seen observed, want wish) error {
+func (a *Agent) awaitKey(ctx context.Context, seen observed, want wish) error {
 	m, key := seen.plugin.manager, want.plugin.text
 	step := plan.Step{Kind: plan.WriteSharing, Config: want.plugin.configText()}
 	began := a.began(step)
-	there, err := a.processes.FileOf(m.pod.UID, managerCommand, path.Join(m.dir, key))
+	call, cancel := context.WithTimeout(ctx, hostTimeout)
+	defer cancel()
+	there, err := a.processes.FileOf(call, m.pod.UID, managerCommand, path.Join(m.dir, key))
 	if there || a.clock.Since(began) > propagation {
 		return nil
 	}

@@ -19,7 +19,7 @@ import (
 
 const (
 	// freeFor is how long a look at the process table that found nothing counts. A change of eight GPUs takes some fifty steps,
-	// and a table with 200,000 open files takes half a second to read. The driver refuses in any case what is in use.
+	// and a table with 200,000 open files takes two seconds to read. The driver refuses in any case what is in use.
 	freeFor = 5 * time.Second
 	// systemdRetry is the pause before asking a systemd again that has not answered.
 	systemdRetry = 5 * time.Minute

@@ -1,12 +1,10 @@
 package drain
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -20,6 +18,9 @@ import (
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuslice/gpuslice/drain/aside"
+	"github.com/gpuslice/gpuslice/drain/openfiles"
 )
 
 // Client is a process that holds a GPU or a part of one: it computes on it, or has its device file open, which is enough
@@ -72,24 +73,42 @@ const (
 	NoFiles = -2
 )
 
-// Processes finds who holds GPUs in the host's process table.
-//
-// It does not find a file that a process has mapped and then closed, or that is on its way through a socket, nor one that
-// is open as /dev/dri/* alone, as a desktop's. NVML may report such a process.
+// Processes finds who holds GPUs in the host's process table. What it does not find is with openfiles; NVML may report such a
+// process.
 type Processes struct {
-	Root    string // where procfs of the host's PID namespace is mounted; /proc if empty
-	Devices string // the folder of device files, as processes name it; /dev if empty
+	Root string // where procfs of the host's PID namespace is mounted; /proc if empty
+	// Lanes keep looks that hang from piling up. Without them each look is on its own.
+	Lanes *Lanes
 	// Signal takes the place of the system's, for a table that is not of this machine's processes.
 	Signal func(pid int, signal unix.Signal) error
 }
+
+// Lanes are where looks at the process table run, beside whoever asks for them.
+type Lanes struct {
+	table aside.Lane
+	files aside.Lane // of processes, as they see them
+}
+
+func (p Processes) lanes() *Lanes { return cmp.Or(p.Lanes, &Lanes{}) }
 
 // Holders lists the processes that hold what is sought, by pid: those that NVML has reported, and all that have a device
 // file open which counts. It takes one look at the process table for all devices, and where no files count, looks at the
 // reported processes alone.
 //
 // What cannot be looked at may hold any of them, so it is an error, which names it; the holders that were found all the
-// same come with it. A process that ends meanwhile is none. Once ctx ends, Holders returns its error and no holders.
+// same come with it. A process that ends meanwhile is none. Once ctx ends, Holders returns its error and no holders, also where
+// the look hangs: it is then left behind, and until it ends there is no other. aside.Hangs tells that error from others.
 func (p Processes) Holders(ctx context.Context, sought []Sought) ([]Client, error) {
+	clients, err := aside.Do(ctx, &p.lanes().table, "looking at the process table", func(ctx context.Context, at aside.At) ([]Client, error) {
+		return p.holders(ctx, at, sought)
+	})
+	if err != nil {
+		return clients, fmt.Errorf("looking for processes that hold %s: %w", names(sought), err)
+	}
+	return clients, nil
+}
+
+func (p Processes) holders(ctx context.Context, at aside.At, sought []Sought) ([]Client, error) {
 	self, err := p.self()
 	if err != nil {
 		return nil, err
@@ -104,16 +123,12 @@ func (p Processes) Holders(ctx context.Context, sought []Sought) ([]Client, erro
 		}
 	}
 	if len(s.files) > 0 {
-		err = s.scan(ctx)
+		look := openfiles.Look{Root: s.root(), At: at, Found: s.open, Failed: s.unread.add}
+		if err := look.Run(ctx); err != nil {
+			return nil, err
+		}
 	}
-	var clients []Client
-	if err == nil {
-		clients, err = s.identifyAll(ctx, self)
-	}
-	if err != nil {
-		return clients, fmt.Errorf("looking for processes that hold %s: %w", names(sought), err)
-	}
-	return clients, nil
+	return s.identifyAll(ctx, self)
 }
 
 // search is one look at the process table.
@@ -156,7 +171,7 @@ func (s *search) identifyAll(ctx context.Context, self int) ([]Client, error) {
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
 		case err == nil:
-		case !gone(err):
+		case !openfiles.Gone(err):
 			s.unread.add(err)
 		case c.Sources[0] == SourceNVML:
 			// It may just have ended; then NVML's next report is without it. Until then NVML's word stands.
@@ -202,178 +217,36 @@ func (p Processes) self() (int, error) {
 	return pid, nil
 }
 
-// scan notes each process that has a device file open which counts. What could not be read is added to unread.
-func (s *search) scan(ctx context.Context) error {
-	pids, err := numbers(s.root())
-	if err != nil {
-		return err
-	}
-	for _, pid := range pids {
-		err := s.process(ctx, pid)
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		if err != nil && !gone(err) {
-			s.unread.add(err)
-		}
-	}
-	return nil
-}
-
-// process notes what one process has open.
-func (s *search) process(ctx context.Context, pid int) error {
-	folder := filepath.Join(s.root(), strconv.Itoa(pid))
-	files, err := s.openFiles(ctx, pid, folder)
-	if err != nil || files > 0 {
-		return err
-	}
-	// A process without any open file is mostly one of the kernel's. But it may also be one whose first thread has
-	// ended while others go on: Linux then shows no files of the process, and all of them in its threads.
-	threads, err := numbers(filepath.Join(folder, "task"))
-	if err != nil {
-		return err
-	}
-	for _, tid := range threads {
-		if _, err := s.openFiles(ctx, pid, filepath.Join(folder, "task", strconv.Itoa(tid))); err != nil && !gone(err) {
-			return err
-		}
-	}
-	return nil
-}
-
-// openFiles counts the open files in the folder of a process or of one of its threads, and notes those that count.
-func (s *search) openFiles(ctx context.Context, pid int, of string) (int, error) {
-	folder := filepath.Join(of, "fd")
-	d, err := os.Open(folder)
-	if err != nil {
-		return 0, err
-	}
-	defer d.Close()
-	target := make([]byte, unix.PathMax)
-	for files := 0; ; {
-		names, err := d.Readdirnames(512) // a process may have a million, and ctx may end meanwhile
-		for _, name := range names {
-			// As os.Readlink, in half its time, which is nearly all that Holders takes.
-			n, err := unix.Readlinkat(int(d.Fd()), name, target)
-			switch {
-			case errors.Is(err, unix.ENAMETOOLONG):
-				// Linux does not show paths of more than a page. It is no device file; if it were an error, any pod
-				// could keep the GPUs of its node as they are by opening one.
-				continue
-			case err != nil && !gone(err):
-				return files, &fs.PathError{Op: "readlink", Path: folder + "/" + name, Err: err}
-			case err != nil || !bytes.Contains(target[:n], []byte("nvidia")): // most are sockets, pipes and libraries
-				continue
-			}
-			s.open(pid, folder+"/"+name, string(target[:n]))
-		}
-		files += len(names)
-		if errors.Is(err, io.EOF) {
-			return files, nil
-		}
-		if err = errors.Join(err, ctx.Err()); err != nil {
-			return files, err
-		}
-	}
-}
-
 // open notes an open file, if it is one that counts.
-func (s *search) open(pid int, link, target string) {
-	minor, ok := s.gpuOf(link, target)
-	if !ok {
-		return
-	}
-	for _, devices := range [][]string{s.files[minor], s.files[AnyGPU]} {
+func (s *search) open(pid int, file openfiles.File) {
+	for _, devices := range [][]string{s.files[file.GPU], s.files[AnyGPU]} {
 		if len(devices) > 0 {
-			s.note(pid, Source("device file "+target), devices...)
+			s.note(pid, Source("device file "+file.Path), devices...)
 		}
 	}
-}
-
-// nvidiaMajor is the major number of /dev/nvidiaN, the same on every machine (NV_MAJOR_DEVICE_NUMBER of NVIDIA's open
-// kernel modules). That of /dev/nvidia-caps differs.
-const nvidiaMajor = 195
-
-// The minor numbers of /dev/nvidia-caps begin with MIG's config and monitor, which are of no GPU in particular, and go
-// on with 15 GPU instances for each GPU, each of itself and 8 compute instances. The GPU is named by its own minor number.
-const (
-	firstCapability   = 3
-	capabilitiesOfGPU = 15 * (1 + 8)
-)
-
-// gpuOf is the minor number of the GPU that an open file is of, if it is of one. The link is where the process table shows
-// the file, the target what it shows of it: the path as of the process that has the file open, with " (deleted)" where the
-// file has been removed since, as when a driver's container was replaced.
-//
-// The other files of NVIDIA's driver are none of a GPU in particular: nvidiactl and nvidia-uvm, which every client has
-// open besides, nvidia-modeset, and those of NVSwitch.
-func (p Processes) gpuOf(link, target string) (minor int, ok bool) {
-	folder, name := filepath.Split(strings.TrimSuffix(target, " (deleted)"))
-	devices := cmp.Or(p.Devices, "/dev")
-	if number, ok := strings.CutPrefix(name, "nvidia-cap"); ok && strings.HasSuffix(folder, devices+"/nvidia-caps/") {
-		n, err := strconv.Atoi(number)
-		return (n - firstCapability) / capabilitiesOfGPU, err == nil && n >= firstCapability
-	}
-	// The folder may be below another one: to the host, the driver's files in a container that was not given a root of
-	// its own are those in /run/nvidia/driver/dev.
-	number, ok := strings.CutPrefix(name, "nvidia")
-	n, err := strconv.Atoi(number)
-	if !ok || err != nil || n < 0 || !strings.HasSuffix(folder, devices+"/") {
-		return 0, false
-	}
-	// A container may be given a GPU's file by another name, as by --device /dev/nvidia2:/dev/nvidia0. The device number
-	// tells, where there is one. Only device files are asked for it: any other might be on a server that does not answer.
-	var file unix.Stat_t
-	if unix.Stat(link, &file) == nil && file.Mode&unix.S_IFMT == unix.S_IFCHR && unix.Major(file.Rdev) == nvidiaMajor {
-		n = int(unix.Minor(file.Rdev))
-	}
-	return n, true
 }
 
 // identify adds what the process table knows of the client. Its error is for gone if there is no such process now.
 func (p Processes) identify(c *Client) error {
 	process := filepath.Join(p.root(), strconv.Itoa(c.PID))
 	// Not its command line: to read the memory of a process may take for ever when it hangs in the driver.
-	command, err := os.ReadFile(filepath.Join(process, "comm"))
+	command, err := openfiles.Read(filepath.Join(process, "comm"))
 	if err != nil {
 		return err
 	}
-	c.Command = printable(strings.TrimSuffix(string(command), "\n"))
-	cgroups, err := os.ReadFile(filepath.Join(process, "cgroup"))
-	if gone(err) { // a kernel without cgroups has no such file; nor has a process that has ended since
+	c.Command = printable(strings.TrimSuffix(command, "\n"))
+	cgroups, err := openfiles.Read(filepath.Join(process, "cgroup"))
+	if openfiles.Gone(err) { // a kernel without cgroups has no such file; nor has a process that has ended since
 		_, err = os.Stat(filepath.Join(process, "comm"))
 	}
 	if err != nil {
 		return err
 	}
-	c.Owner = ParseCgroup(string(cgroups))
+	c.Owner = ParseCgroup(cgroups)
 	return nil
 }
 
 func (p Processes) root() string { return cmp.Or(p.Root, "/proc") }
-
-// numbers lists the entries of a folder of procfs that are named by a number: processes, or threads.
-func numbers(folder string) ([]int, error) {
-	d, err := os.Open(folder)
-	if err != nil {
-		return nil, err
-	}
-	defer d.Close()
-	names, err := d.Readdirnames(-1)
-	if err != nil {
-		return nil, err
-	}
-	var out []int
-	for _, name := range names {
-		if n, err := strconv.Atoi(name); err == nil {
-			out = append(out, n)
-		}
-	}
-	return out, nil
-}
-
-// gone reports whether the error of reading from procfs means that the process, or its file, is not there any more.
-func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) }
 
 // unreadable gathers what could not be read. An agent without the right to look is refused for nearly every process, so
 // that the first one and a count say as much as all.

@@ -21,6 +21,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/aside"
+	"github.com/gpuslice/gpuslice/test/stalledfs"
 )
 
 const (
@@ -242,27 +244,6 @@ func TestOnlyFilesOfTheGPUCount(t *testing.T) {
 	}
 }
 
-func TestTheDeviceNumberCountsMoreThanTheName(t *testing.T) {
-	devices := filepath.Join(t.TempDir(), "dev")
-	if err := os.Mkdir(devices, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	// GPU 2 under the name of GPU 0, as by docker run --device /dev/nvidia2:/dev/nvidia0.
-	file := filepath.Join(devices, "nvidia0")
-	if err := unix.Mknod(file, unix.S_IFCHR|0o600, int(unix.Mkdev(195, 2))); err != nil {
-		t.Skipf("device files cannot be made here: %v", err)
-	}
-	table := processTable(t, process{pid: 99, command: "python", files: []string{file}})
-	table.Devices = devices
-	if got := clientsOf(t, table, 0); len(got) != 0 {
-		t.Errorf("of GPU 0, got %v, want none", got)
-	}
-	want := []drain.Source{drain.Source("device file " + file)}
-	if got := clientsOf(t, table, 2); len(got) != 1 || !slices.Equal(got[0].Sources, want) {
-		t.Errorf("of GPU 2, got %v, want one with %v", got, want)
-	}
-}
-
 // When the first thread of a process has ended, Linux shows the files of the process only in its other threads.
 func TestAThreadHoldsAGPUForAProcessWhoseFirstThreadHasEnded(t *testing.T) {
 	clients := clientsOf(t, processTable(t,
@@ -468,7 +449,8 @@ func childWith(t *testing.T, file *os.File) (pid int, end func()) {
 	return child.Process.Pid, end
 }
 
-func TestClientsOfARealProcessTable(t *testing.T) {
+// Promise 15: Believe only what this host's agent wrote.
+func TestAPlainFileIsNoGPUWhateverItsName(t *testing.T) {
 	devices := filepath.Join(t.TempDir(), "dev")
 	if err := os.Mkdir(devices, 0o700); err != nil {
 		t.Fatal(err)
@@ -478,71 +460,91 @@ func TestClientsOfARealProcessTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	child, end := childWith(t, file)
-	table := drain.Processes{Devices: devices}
-	sources := []drain.Source{drain.Source("device file " + file.Name())}
-	look := func(minor int) []drain.Client {
-		clients, err := table.Holders(t.Context(), theGPU(minor))
-		// Without CAP_SYS_PTRACE, which root need not have either, the files of others are not to be seen. Ours are.
-		if err != nil && !errors.Is(err, fs.ErrPermission) {
-			t.Fatalf("Holders: %v", err)
+	child, _ := childWith(t, file)
+	if clients := heldOnThisMachine(t, 0); slices.ContainsFunc(clients, func(c drain.Client) bool { return c.PID == child }) {
+		t.Errorf("who has %s open is taken for a holder: %v", file.Name(), clients)
+	}
+	if clients := heldOnThisMachine(t, drain.AnyGPU); slices.ContainsFunc(clients, func(c drain.Client) bool { return c.PID == child }) {
+		t.Errorf("who has %s open is taken for a holder of any GPU: %v", file.Name(), clients)
+	}
+}
+
+func heldOnThisMachine(t *testing.T, minor int) []drain.Client {
+	t.Helper()
+	clients, err := drain.Processes{}.Holders(t.Context(), theGPU(minor))
+	// Without CAP_SYS_PTRACE, which root need not have either, the files of others are not to be seen. Ours are.
+	if err != nil && !errors.Is(err, fs.ErrPermission) {
+		t.Fatalf("Holders: %v", err)
+	}
+	return clients
+}
+
+func TestReportedProcessesOfARealTableAreNamed(t *testing.T) {
+	child, end := childWith(t, os.Stdin)
+	look := func() drain.Client {
+		clients := holdersOf(t, drain.Processes{}, drain.Sought{Device: "GPU-1", Minor: drain.NoFiles, Reported: []int{child}})
+		if len(clients) != 1 {
+			t.Fatalf("got %v, want the child alone", clients)
 		}
-		return clients
+		return clients[0]
 	}
-	find := func(pid int) *drain.Client {
-		for _, c := range look(0) {
-			if c.PID == pid {
-				if !slices.Equal(c.Sources, sources) {
-					t.Errorf("pid %d was found by %q, want %q", pid, c.Sources, sources)
-				}
-				return &c
-			}
-		}
-		return nil
-	}
-	if c := find(child); c == nil || c.Command != "cat" || c.Self {
-		t.Errorf("the child has the file open; got %+v", c)
-	}
-	if c := find(os.Getpid()); c == nil || !c.Self {
-		t.Errorf("the test has the file open; got %+v", c)
-	}
-	if clients := look(1); len(clients) != 0 {
-		t.Errorf("nobody has a file of GPU 1 open; got %v", clients)
+	if c := look(); c.Command != "cat" || c.Self || c.Unlisted {
+		t.Errorf("the child runs; got %+v", c)
 	}
 	end()
-	if c := find(child); c != nil {
+	if c := look(); !c.Unlisted {
 		t.Errorf("the child has ended; got %+v", c)
 	}
 }
 
-// A path of more than a page is an error to read, and nobody's GPU.
-func TestAnOpenFileWithALongPathIsNoError(t *testing.T) {
-	folder, err := unix.Open(t.TempDir(), unix.O_DIRECTORY, 0)
-	for range 20 {
-		if err != nil {
-			t.Fatal(err)
-		}
-		name := strings.Repeat("x", 250)
-		if err := unix.Mkdirat(folder, name, 0o700); err != nil {
-			t.Fatal(err)
-		}
-		above := folder
-		folder, err = unix.Openat(above, name, unix.O_DIRECTORY, 0)
-		_ = unix.Close(above)
+// Promise 14: Never hang. A pod opens a file on a volume whose server it then stops.
+func TestAFileOfASilentServerHoldsUpNoLook(t *testing.T) {
+	files := stalledfs.Mount(t, "dev/nvidia0")
+	fd, err := unix.Open(filepath.Join(files.Dir, "dev/nvidia0"), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
 	}
-	defer unix.Close(folder)
-	if _, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", folder)); !errors.Is(err, unix.ENAMETOOLONG) {
-		t.Skipf("this kernel shows long paths: %v", err)
-	}
-	// A table of the test's own process, since others may not be ours to look at.
-	table := drain.Processes{Root: t.TempDir()}
-	for link, target := range map[string]string{"self": strconv.Itoa(os.Getpid()), strconv.Itoa(os.Getpid()): fmt.Sprintf("/proc/%d", os.Getpid())} {
-		if err := os.Symlink(target, filepath.Join(table.Root, link)); err != nil {
-			t.Fatal(err)
+	file := os.NewFile(uintptr(fd), "nvidia0")
+	defer file.Close()
+	childWith(t, file)
+	asked := files.Stall()
+	defer files.Answer()
+	look := make(chan error, 1)
+	go func() {
+		_, err := drain.Processes{}.Holders(t.Context(), theGPU(0))
+		look <- err
+	}()
+	select {
+	case err := <-look:
+		if err != nil && !errors.Is(err, fs.ErrPermission) {
+			t.Error(err)
 		}
+	case <-asked:
+		t.Error("the server was asked, and whoever asks it waits for ever")
 	}
-	if clients := clientsOf(t, table, 77); len(clients) != 0 {
-		t.Errorf("got %v, want none", clients)
+}
+
+// Promise 14: Never hang. A pod mounts a volume where its program is looked at.
+func TestALookIntoAPodThatHangsIsLeftBehindOnce(t *testing.T) {
+	files := stalledfs.Mount(t, "configs/a")
+	table := t.TempDir()
+	listProcess(t, table, 4711, "config-manager", pluginPod)
+	if err := os.Symlink(files.Dir, filepath.Join(table, "4711", "root")); err != nil {
+		t.Fatal(err)
+	}
+	processes := drain.Processes{Root: table, Lanes: &drain.Lanes{}}
+	asked := files.Stall()
+	defer files.Answer()
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		<-asked
+		cancel() // as at a deadline
+	}()
+	if there, err := processes.FileOf(ctx, pluginPod, "config-manager", "/configs/a"); there || !errors.Is(err, context.Canceled) || !aside.Hangs(err) {
+		t.Errorf("got %t, %v; want that the look was given up", there, err)
+	}
+	if there, err := processes.FileOf(t.Context(), pluginPod, "config-manager", "/configs/a"); there || !aside.Hangs(err) {
+		t.Errorf("got %t, %v; want that no other look follows one that hangs", there, err)
 	}
 }
 

@@ -11,6 +11,9 @@ import (
 
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuslice/gpuslice/drain/aside"
+	"github.com/gpuslice/gpuslice/drain/openfiles"
 )
 
 // Hangup sends SIGHUP, by which daemons are told to read their config anew, to every process of the pods whose command, as the kernel
@@ -19,7 +22,7 @@ import (
 //
 // A process that ends meanwhile is none. The error is of the first that could not be looked at or told; the others are told all the same.
 func (p Processes) Hangup(ctx context.Context, pods []types.UID, commands []string) ([]Client, error) {
-	pids, err := numbers(p.root())
+	pids, err := openfiles.Numbers(p.root())
 	if err != nil {
 		return nil, fmt.Errorf("looking for the processes of pods: %w", err)
 	}
@@ -71,8 +74,14 @@ func isOne(command string, of []string) bool {
 }
 
 // FileOf reports whether a process of the pod has the file, as the process itself sees it. An agent without the rights to look is told so.
-func (p Processes) FileOf(pod types.UID, command, path string) (bool, error) {
-	pids, err := numbers(p.root())
+// The pod may have anything mounted there, so a look that does not end before ctx is left behind; see Holders.
+func (p Processes) FileOf(ctx context.Context, pod types.UID, command, path string) (bool, error) {
+	what := fmt.Sprintf("looking for %s in pod %s", path, pod)
+	return aside.Do(ctx, &p.lanes().files, what, func(context.Context, aside.At) (bool, error) { return p.fileOf(pod, command, path) })
+}
+
+func (p Processes) fileOf(pod types.UID, command, path string) (bool, error) {
+	pids, err := openfiles.Numbers(p.root())
 	if err != nil {
 		return false, fmt.Errorf("looking for the processes of pods: %w", err)
 	}
@@ -85,7 +94,7 @@ func (p Processes) FileOf(pod types.UID, command, path string) (bool, error) {
 		switch {
 		case err == nil:
 			return true, nil
-		case !gone(err):
+		case !openfiles.Gone(err):
 			return false, fmt.Errorf("looking for %s in pod %s: %w", path, pod, err)
 		}
 		return false, nil

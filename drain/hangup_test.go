@@ -94,16 +94,16 @@ func TestAFileIsLookedForAsTheProcessSeesIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	processes := drain.Processes{Root: table}
-	if there, err := processes.FileOf(pluginPod, "config-manager", "/available-configs/a"); there || err != nil {
+	if there, err := processes.FileOf(t.Context(), pluginPod, "config-manager", "/available-configs/a"); there || err != nil {
 		t.Errorf("before it is there: %t, %v", there, err)
 	}
 	if err := os.WriteFile(filepath.Join(seen, "available-configs", "a"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if there, err := processes.FileOf(pluginPod, "config-manager", "/available-configs/a"); !there || err != nil {
+	if there, err := processes.FileOf(t.Context(), pluginPod, "config-manager", "/available-configs/a"); !there || err != nil {
 		t.Errorf("when it is there: %t, %v", there, err)
 	}
-	if _, err := processes.FileOf(otherPod, "config-manager", "/available-configs/a"); err == nil {
+	if _, err := processes.FileOf(t.Context(), otherPod, "config-manager", "/available-configs/a"); err == nil {
 		t.Error("a pod without such a process sees it")
 	}
 }

@@ -1,0 +1,64 @@
+package openfiles
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// named looks at a process of a table that is not the kernel's: of a simulated machine, whose links are names and lead nowhere.
+// There the names are all that there is to believe, and no file is touched.
+func (l *Look) named(ctx context.Context, pid int) error {
+	process := filepath.Join(l.Root, strconv.Itoa(pid))
+	if err := l.namedFiles(ctx, pid, filepath.Join(process, "fd")); err != nil {
+		return err
+	}
+	threads, err := Numbers(filepath.Join(process, "task"))
+	if err != nil {
+		if Gone(err) {
+			return nil
+		}
+		return err
+	}
+	for _, tid := range threads {
+		if err := l.namedFiles(ctx, pid, filepath.Join(process, "task", strconv.Itoa(tid), "fd")); err != nil && !Gone(err) {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *Look) namedFiles(ctx context.Context, pid int, folder string) error {
+	d, err := os.Open(filepath.Clean(folder))
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	names, err := d.Readdirnames(-1)
+	for _, name := range names {
+		target, linkErr := os.Readlink(filepath.Join(folder, name))
+		if linkErr != nil && !Gone(linkErr) {
+			return linkErr
+		}
+		if gpu, ok := gpuNamed(target); ok {
+			l.Found(pid, File{GPU: gpu, Path: printable([]byte(target))})
+		}
+	}
+	return errors.Join(err, ctx.Err())
+}
+
+// gpuNamed is the minor number of the GPU that a file is of by its name. It may have been deleted since, as when a driver's
+// container was replaced, and be below another folder, as that of such a container.
+func gpuNamed(target string) (gpu int, ok bool) {
+	folder, name := filepath.Split(strings.TrimSuffix(target, " (deleted)"))
+	if number, ok := strings.CutPrefix(name, "nvidia-cap"); ok && strings.HasSuffix(folder, "/dev/nvidia-caps/") {
+		n, err := strconv.Atoi(number)
+		return (n - firstCapability) / capabilitiesOfGPU, err == nil && n >= firstCapability
+	}
+	number, ok := strings.CutPrefix(name, "nvidia")
+	n, err := strconv.Atoi(number)
+	return n, ok && err == nil && n >= 0 && strings.HasSuffix(folder, "/dev/")
+}
