@@ -149,7 +149,7 @@ func New(o Options) *Agent {
 	return &Agent{
 		node: o.Node, client: o.Client, driver: o.Driver, kubelet: o.Kubelet, parse: o.Parse, settings: o.Settings,
 		host: o.Host, units: o.Units, specs: o.Specs, processes: o.Processes, sentinel: sentinel{path: o.Settings.Reboot.Sentinel},
-		wall: o.Clock, clock: steady, events: o.Events, metrics: o.Metrics, log: o.Log,
+		wall: o.Clock, clock: steady, events: events{o.Events}, metrics: o.Metrics, log: o.Log,
 		memory: newMemory(o.Settings.MemoryPressure), evictor: drain.NewEvictor(o.Client, steady, o.Log.Named("drain")),
 		slots: &fleet.Slots{
 			Client: o.Client, Namespace: o.Settings.Maintenance.Namespace, Clock: steady, Timeout: o.Settings.Timeouts.APICall, Log: o.Log.Named("fleet"),

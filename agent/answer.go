@@ -12,7 +12,6 @@ import (
 
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/utils/ptr"
 
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
@@ -52,12 +51,12 @@ func (a *Agent) answer(ctx context.Context, seen observed, ended error) {
 	var text *string // nil takes it away
 	if asked {
 		a.log.Info("answering", zap.String("for", request))
-		encoded, err := json.Marshal(a.answerTo(ctx, seen, ended, request))
+		encoded, err := a.answerTo(ctx, seen, ended, request).within(roomFor(seen.node, config.AnnotationPlan, answerRoom))
 		if err != nil {
-			a.log.Warn("encoding an answer", zap.Error(err))
+			a.log.Warn("answering", zap.Error(err))
 			return
 		}
-		text = ptr.To(string(encoded))
+		text = &encoded
 	}
 	err := a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) {
 		return json.Marshal(map[string]any{"metadata": map[string]any{

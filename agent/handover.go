@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
@@ -242,7 +243,7 @@ func (a *Agent) pluginFails(s observed) string {
 			}
 			text := fmt.Sprintf("container %s of pod %s/%s ends again and again, with exit code %d", c.Name, pod.Namespace, pod.Name, last.ExitCode)
 			if last.Message != "" {
-				text += ": " + strings.TrimSpace(last.Message)
+				text += ": " + legible.Message(last.Message, longestLastWords)
 			}
 			return text
 		}

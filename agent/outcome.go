@@ -7,6 +7,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -42,7 +43,7 @@ type Waiting struct {
 // Error says all of it, in moments and not in spans: a message that changes by itself would be written to the node again and
 // again.
 func (w *Waiting) Error() string {
-	text := w.Message
+	text := legible.Message(w.Message, longestWait)
 	if !w.Since.IsZero() {
 		text += "; since " + moment(w.Since)
 	}

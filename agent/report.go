@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/agent/fleet"
+	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
@@ -56,7 +57,7 @@ func (a *Agent) conclude(ctx context.Context, seen observed, want wish, steps []
 	}
 	var d decision
 	if err != nil {
-		d = a.decide(seen, want, first, err)
+		d = a.decide(seen, want, first, err).bounded()
 	}
 	a.replaced = errors.Is(err, nvml.ErrReplaced)
 	switch {
@@ -71,7 +72,7 @@ func (a *Agent) conclude(ctx context.Context, seen observed, want wish, steps []
 		d = decision{reason: d.failure.Reason, message: d.failure.Message, after: a.settings.Retry.Longest, stalled: true}
 	}
 	r := reportOf(seen, want, steps, err, d)
-	r.message += a.unitsDown() + a.tellWindow(seen, want, d.planned)
+	r.message = legible.Message(r.message+a.unitsDown()+a.tellWindow(seen, want, d.planned), legible.Longest)
 	r.blockers, r.drain, r.planned, r.left = d.blockers, drainOf(seen, first), d.planned, stepsLeft(steps, err)
 	a.metrics.reported(r)
 	a.removeGhosts(ctx, seen, err == nil && len(steps) == 0)
@@ -295,9 +296,25 @@ func (a *Agent) tell(ctx context.Context, seen observed, want wish, r report, un
 	if underway && !news && age < progressInterval {
 		return nil
 	}
-	if err := a.tellMetadata(ctx, seen, want, r); err != nil {
+	status, full, err := a.statusOf(seen, want, r)
+	if err != nil {
 		return err
 	}
+	if full {
+		r.message = legible.Message(r.message, legible.Longest-len(noRoom)) + noRoom
+	}
+	// Each for itself, and the annotation last: what others write there must not keep the node from saying how it is.
+	return errors.Join(a.tellState(ctx, seen, r), a.tellCondition(ctx, seen, want, r, underway), a.tellMetadata(ctx, seen, r, status))
+}
+
+// tellCondition writes the conditions that differ from what the node shows already.
+func (a *Agent) tellCondition(ctx context.Context, seen observed, want wish, r report, underway bool) error {
+	old := condition(seen.node)
+	if old == nil {
+		old = &corev1.NodeCondition{}
+	}
+	age := a.clock.Since(old.LastHeartbeatTime.Time)
+	news := old.Reason != string(r.reason)
 	same := !news && old.Status == r.ready && old.Message == r.message
 	beat := a.heartbeatDue(age)
 	conditions := slices.Concat(a.drainConditions(seen.node, r), a.memoryConditions(seen, r, beat), a.plannedCondition(seen, want, r))
@@ -323,14 +340,14 @@ func (a *Agent) heartbeatDue(age time.Duration) bool {
 	return age >= a.settings.NodeHeartbeat || age < -stepNoticed
 }
 
-// tellMetadata writes the state label and the status annotation. A look that ended early has nothing to say there, and
-// must not wipe out what an earlier one said.
-func (a *Agent) tellMetadata(ctx context.Context, seen observed, want wish, r report) error {
+// statusOf is the status annotation, and whether there is no room for it. A look that ended early has nothing to say there, and must
+// not wipe out what an earlier one said: then it is empty.
+func (a *Agent) statusOf(seen observed, want wish, r report) (text string, full bool, err error) {
 	if !seen.whole {
-		return nil
+		return "", false, nil
 	}
 	status := Status{Desired: want.name, Phase: r.phase, Reason: r.reason, GPUs: statusGPUs(seen.gpus), Capacity: offered(seen.kubelet).summary(want.plugin)}
-	status.Failed, status.NoReset, status.Blockers = seen.kept(want), seen.refusal(), r.blockers[:min(len(r.blockers), mostBlockers)]
+	status.Failed, status.NoReset, status.Blockers = seen.kept(want), seen.refusal(), r.blockers
 	status.Left, status.Since = r.left, seen.since(r.reason, a.now())
 	if seen.status.Desired != want.name { // tools tell by it what was said of a former wish
 		status.Since = a.now()
@@ -339,24 +356,38 @@ func (a *Agent) tellMetadata(ctx context.Context, seen observed, want wish, r re
 		status.Label = want.label
 	}
 	a.keep(&status, seen, want, r)
-	text, err := status.encode()
-	if err != nil {
-		return err
+	text, fits, err := status.bounded(roomFor(seen.node, config.AnnotationStatus, statusRoom))
+	if err != nil || fits {
+		return text, false, err
 	}
-	labels, annotations := map[string]string{}, map[string]*string{}
-	if r.state != "" && seen.node.Labels[config.LabelMIGConfigState] != string(r.state) {
-		labels[config.LabelMIGConfigState] = string(r.state)
+	return "", true, nil
+}
+
+// tellState writes the state label, which tools wait for.
+func (a *Agent) tellState(ctx context.Context, seen observed, r report) error {
+	if !seen.whole || r.state == "" || seen.node.Labels[config.LabelMIGConfigState] == string(r.state) {
+		return nil
 	}
-	if seen.node.Annotations[config.AnnotationStatus] != text {
+	labels := map[string]string{config.LabelMIGConfigState: string(r.state)}
+	return a.patch(ctx, seen.node, func(*corev1.Node) ([]byte, error) { return metadataPatch(labels, nil) })
+}
+
+// tellMetadata writes the status annotation, unless there is none to write, and takes away those that are spent.
+func (a *Agent) tellMetadata(ctx context.Context, seen observed, r report, text string) error {
+	if !seen.whole {
+		return nil
+	}
+	annotations := map[string]*string{}
+	if text != "" && seen.node.Annotations[config.AnnotationStatus] != text {
 		annotations[config.AnnotationStatus] = &text
 	}
 	if _, forced := seen.node.Annotations[config.AnnotationForce]; forced && (r.reason == config.ReasonConverged || r.reason == config.ReasonNoWish) {
 		annotations[config.AnnotationForce] = nil // it was for this change, or for one that is wanted no more: the next one is to wait for its window
 	}
-	if len(labels)+len(annotations) == 0 {
+	if len(annotations) == 0 {
 		return nil
 	}
-	return a.patch(ctx, seen.node, func(*corev1.Node) ([]byte, error) { return metadataPatch(labels, annotations) })
+	return a.patch(ctx, seen.node, func(*corev1.Node) ([]byte, error) { return metadataPatch(nil, annotations) })
 }
 
 // keep adds what the next changes go by.
@@ -407,7 +438,7 @@ func (a *Agent) tellConditions(ctx context.Context, conditions []corev1.NodeCond
 func (a *Agent) conditionOf(old *corev1.NodeCondition, kind corev1.NodeConditionType, status corev1.ConditionStatus, reason, message string) corev1.NodeCondition {
 	now := metav1.NewTime(a.clock.Now())
 	c := corev1.NodeCondition{
-		Type: kind, Status: status, Reason: reason, Message: message, LastHeartbeatTime: now, LastTransitionTime: now,
+		Type: kind, Status: status, Reason: reason, Message: legible.Message(message, legible.Longest), LastHeartbeatTime: now, LastTransitionTime: now,
 	}
 	if old != nil && old.Status == status {
 		c.LastTransitionTime = old.LastTransitionTime

@@ -91,7 +91,7 @@ func (s Status) encode() (string, error) {
 
 // patch is the merge patch that writes the status alone, of the very node that was looked at.
 func (s Status) patch(node *corev1.Node) ([]byte, error) {
-	text, err := s.encode()
+	text, _, err := s.bounded(roomFor(node, config.AnnotationStatus, statusRoom))
 	if err != nil {
 		return nil, err
 	}

@@ -18,6 +18,7 @@ import (
 	"k8s.io/utils/ptr"
 	strictjson "sigs.k8s.io/json"
 
+	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/config"
 )
 
@@ -62,7 +63,7 @@ type failure struct {
 // Bounds of what is kept of failures, since an annotation has little room.
 const (
 	failuresKept = 10
-	whyLength    = 160 // runes
+	whyLength    = 160 // characters
 )
 
 func (st *state) holder(uid types.UID) *holder {
@@ -145,9 +146,7 @@ func (st *state) failed(c Change) bool {
 }
 
 func (st *state) fail(c Change, why string, now time.Time) {
-	if runes := []rune(why); len(runes) > whyLength {
-		why = string(runes[:whyLength-1]) + "…"
-	}
+	why = legible.Message(why, whyLength)
 	st.Failed++
 	st.Failures = append(st.Failures, failure{Node: c.Node, Operation: c.Operation, Why: why, At: metav1.NewTime(now.UTC())})
 	st.Failures = st.Failures[max(0, len(st.Failures)-failuresKept):]

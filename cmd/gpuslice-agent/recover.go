@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -233,7 +234,7 @@ func (o *words) node(n *corev1.Node) {
 			o.encode(now)
 			return
 		}
-		o.line(fmt.Sprintf("%s  %s: %s", now.At.Format(time.TimeOnly+"Z"), now.Reason, now.Message))
+		o.line(fmt.Sprintf("%s  %s: %s", now.At.Format(time.TimeOnly+"Z"), now.Reason, legible.Message(now.Message, legible.Longest)))
 	}
 }
 
@@ -241,13 +242,13 @@ func (o *words) encode(what any) {
 	if o.err != nil {
 		return
 	}
-	e := json.NewEncoder(o.w)
+	e := json.NewEncoder(legibleWriter{o.w})
 	e.SetIndent("", "  ")
 	o.err = e.Encode(what)
 }
 
 func (o *words) line(text string) {
 	if o.err == nil {
-		_, o.err = fmt.Fprintln(o.w, text)
+		_, o.err = fmt.Fprintln(o.w, legible.Lines(text))
 	}
 }

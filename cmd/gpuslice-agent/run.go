@@ -7,7 +7,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -133,15 +132,4 @@ func (o *options) client() (kubernetes.Interface, error) {
 	c.QPS, c.Burst = clientQPS, clientBurst
 	c.UserAgent = agent.FieldManager + "/" + version
 	return kubernetes.NewForConfig(c)
-}
-
-func (o *options) logger() (*zap.Logger, error) {
-	c := zap.NewProductionConfig()
-	c.Sampling = nil // a line is a decision: none is dropped
-	c.EncoderConfig.EncodeTime = zapcore.RFC3339TimeEncoder
-	c.EncoderConfig.EncodeDuration = zapcore.StringDurationEncoder
-	if o.debug {
-		c.Level.SetLevel(zap.DebugLevel)
-	}
-	return c.Build()
 }

@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/config"
 )
 
@@ -129,7 +130,18 @@ func (a *asked) see(n *corev1.Node, request string) {
 	}
 	var given agent.Answer
 	if json.Unmarshal([]byte(n.Annotations[config.AnnotationPlan]), &given) == nil && given.For == request {
+		makeLegible(&given)
 		a.answer = &given
+	}
+}
+
+// makeLegible bounds what is shown of an answer: others can write to the annotation too.
+func makeLegible(a *agent.Answer) {
+	a.Refused, a.Runs = legible.Message(a.Refused, legible.Longest), legible.Message(a.Runs, legible.Longest)
+	for _, texts := range [][]string{a.Steps, a.Pods} {
+		for i := range texts {
+			texts[i] = legible.Message(texts[i], legible.Longest)
+		}
 	}
 }
 

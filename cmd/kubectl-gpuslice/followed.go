@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -12,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 
 	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/config"
 )
 
@@ -19,6 +19,8 @@ import (
 const (
 	// answerTime is how long an agent may take to notice a label, which it does by a watch.
 	answerTime = 2 * time.Minute
+	// longestWord is the number of characters of a phase or reason, of which the longest have some 20.
+	longestWord = 64
 	// separator joins the name of a MIG config with that of a config of the device plugin, in the agent's status.
 	separator = " + "
 )
@@ -64,7 +66,19 @@ func toldBy(n *corev1.Node) told {
 			t.condition = c
 		}
 	}
+	t.makeLegible()
 	return t
+}
+
+// makeLegible bounds what is shown of it: others can write to an annotation and a condition too.
+func (t *told) makeLegible() {
+	s, c := &t.status, &t.condition
+	s.Phase, s.Reason = agent.Phase(legible.Cut(string(s.Phase), longestWord)), config.Reason(legible.Cut(string(s.Reason), longestWord))
+	s.Capacity = legible.Message(s.Capacity, legible.Longest)
+	for i := range s.Blockers {
+		s.Blockers[i] = legible.Message(s.Blockers[i], legible.Longest)
+	}
+	c.Reason, c.Message = legible.Cut(c.Reason, longestWord), legible.Message(c.Message, legible.Longest)
 }
 
 // none reports whether no agent has ever said anything.
@@ -268,9 +282,8 @@ func (f *followed) state() string {
 
 // words say why, with the reason where there is one that the state does not say.
 func (f *followed) words() string {
-	message := strings.ReplaceAll(f.message, "\n", " ")
 	if f.reason == "" || string(f.reason) == f.state() {
-		return message
+		return f.message
 	}
-	return string(f.reason) + ": " + message
+	return string(f.reason) + ": " + f.message
 }

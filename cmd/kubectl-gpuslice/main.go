@@ -11,6 +11,8 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/gpuslice/gpuslice/agent/legible"
 )
 
 // version is set by the build.
@@ -42,7 +44,7 @@ func main() {
 	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the command at once
 	o := options{invoked: os.Args[1:]}
 	if err := o.command().ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "error:", err)
+		fmt.Fprintln(os.Stderr, "error:", legible.Lines(err.Error()))
 		os.Exit(exitCode(err))
 	}
 }

@@ -11,6 +11,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/gpuslice/gpuslice/agent/legible"
 )
 
 // rollout is a wish on its way to many nodes.
@@ -137,7 +139,7 @@ func counted(n int, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-// printer keeps the first error of many writes.
+// printer keeps the first error of many writes. What moves a cursor or turns the reading direction round is written in escapes.
 type printer struct {
 	w   io.Writer
 	err error
@@ -145,6 +147,6 @@ type printer struct {
 
 func (p *printer) printf(format string, args ...any) {
 	if p.err == nil {
-		_, p.err = fmt.Fprintf(p.w, format, args...)
+		_, p.err = io.WriteString(p.w, legible.Lines(fmt.Sprintf(format, args...)))
 	}
 }

@@ -12,11 +12,16 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 
+	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// mostListed blockers are named in a table; the condition has them all.
-const mostListed = 2
+const (
+	// mostListed blockers are named in a table; the condition has them all.
+	mostListed = 2
+	// longestHold is the number of characters of why a node is held, in a table.
+	longestHold = 256
+)
 
 func (o *options) status() *cobra.Command {
 	var nodes selection
@@ -104,7 +109,7 @@ func row(n *corev1.Node, now time.Time) table.Row {
 		blockers = append([]string{"begins at " + s.Next.UTC().Format("2006-01-02 15:04:05Z")}, blockers...)
 	}
 	if why, held := n.Annotations[config.AnnotationHold]; held {
-		blockers = append([]string{"held: " + why}, blockers...)
+		blockers = append([]string{"held: " + legible.Message(why, longestHold)}, blockers...)
 	}
 	return table.Row{n.Name, asks(n), phase, reason, since, s.Capacity, strings.Join(blockers, "; ")}
 }

@@ -1,8 +1,11 @@
 package main
 
 import (
+	"encoding/json"
+	"strings"
 	"testing"
 	"time"
+	"unicode"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -51,5 +54,33 @@ func TestAStatusIsCutToTheTerminal(t *testing.T) {
 gpu-1               Draining   EvictionBlocked   0s                 team/a:…`
 	if diff := cmp.Diff(want, tabulate([]corev1.Node{*n}, 76, time.Now())); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestWhatOthersWroteOnANodeMovesNoCursor(t *testing.T) {
+	const hostile = "\x1b[2J\x1b[1;1Hgpu-9   research   Idle\r\ngpu-8\u202e"
+	n := gpuNode("gpu-1")
+	s := research(agent.PhaseDraining, config.ReasonEvictionBlocked, 9, hostile)
+	s.Capacity = hostile
+	says(n, s, hostile)
+	n.Annotations[config.AnnotationHold] = hostile
+	for _, r := range tabulate([]corev1.Node{*n}, 0, time.Now()) {
+		if r != '\n' && !unicode.IsPrint(r) {
+			t.Errorf("raw %q", r)
+		}
+	}
+	if lines := strings.Count(tabulate([]corev1.Node{*n}, 0, time.Now()), "\n") + 1; lines != 2 {
+		t.Errorf("%d lines for one node", lines)
+	}
+	q := &inquiry{wish: wish{config.LabelProfile, "research"}}
+	a := &asked{node: n, identity: identify(n)}
+	answer, err := json.Marshal(agent.Answer{For: q.wish.String(), Steps: []string{hostile}, Pods: []string{hostile}, Runs: hostile})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.Annotations[config.AnnotationPreview], n.Annotations[config.AnnotationPlan] = q.wish.String(), string(answer)
+	a.see(n, q.wish.String())
+	if text := q.describe(a); strings.ContainsAny(text, "\x1b\r\u202e") || strings.Count(text, "\n") != 1 {
+		t.Errorf("raw in the answer: %q", text)
 	}
 }

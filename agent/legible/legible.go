@@ -1,0 +1,132 @@
+// Package legible makes text that others wrote fit to be shown: to people in a terminal or a condition, and to the API server, which
+// refuses what is not UTF-8 or too long.
+//
+// Labels, annotations, files, names of processes and the last words of containers can hold anything: sequences that clear a screen,
+// characters that turn the reading direction round, a line feed that forges a row, and megabytes of it.
+package legible
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf16"
+	"unicode/utf8"
+)
+
+// Longest is how many characters a condition or an Event may have.
+const Longest = 1024
+
+// Text is the text in one line: what is not printable is written as Go writes it in a string, as \x1b, \n or \u202e.
+func Text(text string) string { return escaped(text, "") }
+
+// Lines is Text, but leaves line feeds and tabs, for what has more than one line rightly.
+func Lines(text string) string { return escaped(text, "\n\t") }
+
+// Printable reports whether the character moves no cursor, turns no direction and has a width.
+func Printable(r rune) bool { return unicode.IsPrint(r) }
+
+func escaped(text, legal string) string {
+	fits := func(r rune) bool { return Printable(r) || strings.ContainsRune(legal, r) }
+	if utf8.ValidString(text) && strings.IndexFunc(text, func(r rune) bool { return !fits(r) }) < 0 {
+		return text
+	}
+	var b strings.Builder
+	for len(text) > 0 {
+		r, size := utf8.DecodeRuneInString(text)
+		switch {
+		case r == utf8.RuneError && size == 1:
+			fmt.Fprintf(&b, `\x%02x`, text[0])
+		case fits(r):
+			b.WriteRune(r)
+		default:
+			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
+		}
+		text = text[size:]
+	}
+	return b.String()
+}
+
+// Cut is Text with at most so many characters, the last of which is … where more were there.
+func Cut(text string, most int) string {
+	// A character has four bytes at most: what is behind is not worth the time.
+	head, more := text, len(text) > most*utf8.UTFMax
+	if more {
+		end := most * utf8.UTFMax
+		for end > 0 && !utf8.RuneStart(text[end]) {
+			end--
+		}
+		head = text[:end]
+	}
+	head = Text(head)
+	if !more && utf8.RuneCountInString(head) <= most {
+		return head
+	}
+	return first(head, most-1) + "…"
+}
+
+// first are so many characters of the text, or all.
+func first(text string, n int) string {
+	for i := range text {
+		if n--; n < 0 {
+			return text[:i]
+		}
+	}
+	return text
+}
+
+// Message is a text of any number of lines, as joined errors have, in one line of at most so many characters: the first of
+// them, which is never left out, as many more as there is room for, and how many are not shown.
+func Message(text string, most int) string {
+	text = strings.TrimSpace(text)
+	lines := strings.Count(text, "\n") + 1
+	if lines == 1 {
+		return Cut(text, most)
+	}
+	const separator = "; "
+	room := most - len(more(lines)) // as if none were shown, which takes most
+	var b strings.Builder
+	shown, length := 0, 0
+	for line := range strings.Lines(text) {
+		line = Cut(strings.TrimSpace(line), room)
+		if line == "" {
+			lines--
+			continue
+		}
+		if n := utf8.RuneCountInString(line); length > 0 && length+len(separator)+n > room {
+			break
+		} else if length += n; shown > 0 {
+			b.WriteString(separator)
+			length += len(separator)
+		}
+		b.WriteString(line)
+		shown++
+	}
+	if left := lines - shown; left > 0 {
+		b.WriteString(more(left))
+	}
+	return b.String()
+}
+
+func more(n int) string { return fmt.Sprintf("; and %d more", n) }
+
+// JSON is a text of JSON with what is not printable escaped as JSON escapes it. Encoders leave all that JSON allows in a string,
+// which are other control characters than the first, and those that turn the direction.
+func JSON(text string) string {
+	fits := func(r rune) bool { return Printable(r) || r < ' ' } // outside of strings, white space; inside it is escaped already
+	if strings.IndexFunc(text, func(r rune) bool { return !fits(r) }) < 0 {
+		return text
+	}
+	var b strings.Builder
+	for _, r := range text {
+		switch high, low := utf16.EncodeRune(r); {
+		case fits(r):
+			b.WriteRune(r)
+		case r < 0x10000:
+			fmt.Fprintf(&b, `\u%04x`, r)
+		default:
+			fmt.Fprintf(&b, `\u%04x\u%04x`, high, low)
+		}
+	}
+	return b.String()
+}

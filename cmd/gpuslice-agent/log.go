@@ -1,0 +1,85 @@
+package main
+
+import (
+	"fmt"
+	"io"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/buffer"
+	"go.uber.org/zap/zapcore"
+
+	"github.com/gpuslice/gpuslice/agent/legible"
+)
+
+// longestLog bounds each text of a line of the log, which may be an error of a file with thousands of mistakes.
+const longestLog = 4096 // characters
+
+// legibleJSON is zap's encoding with texts of others made legible.
+const legibleJSON = "legible-json"
+
+func (o *options) logger() (*zap.Logger, error) {
+	c := zap.NewProductionConfig()
+	c.Sampling = nil // a line is a decision: none is dropped
+	c.EncoderConfig.EncodeTime = zapcore.RFC3339TimeEncoder
+	c.EncoderConfig.EncodeDuration = zapcore.StringDurationEncoder
+	if o.debug {
+		c.Level.SetLevel(zap.DebugLevel)
+	}
+	c.Encoding = legibleJSON
+	return c.Build()
+}
+
+func init() { //nolint:gochecknoinits // zap knows encodings of the process only
+	err := zap.RegisterEncoder(legibleJSON, func(c zapcore.EncoderConfig) (zapcore.Encoder, error) {
+		return encoder{zapcore.NewJSONEncoder(c)}, nil
+	})
+	if err != nil {
+		panic(err)
+	}
+}
+
+// encoder writes lines of JSON.
+type encoder struct{ zapcore.Encoder }
+
+// Clone implements zapcore.Encoder.
+func (e encoder) Clone() zapcore.Encoder { return encoder{e.Encoder.Clone()} }
+
+// EncodeEntry implements zapcore.Encoder.
+func (e encoder) EncodeEntry(entry zapcore.Entry, fields []zapcore.Field) (*buffer.Buffer, error) {
+	entry.Message = legible.Message(entry.Message, longestLog)
+	cut := make([]zapcore.Field, len(fields))
+	for i, f := range fields {
+		cut[i] = f
+		text, is := "", true
+		switch {
+		case f.Type == zapcore.StringType:
+			text = f.String
+		case f.Type == zapcore.ErrorType || f.Type == zapcore.StringerType:
+			text = fmt.Sprint(f.Interface)
+		default:
+			is = false
+		}
+		if is {
+			cut[i] = zap.String(f.Key, legible.Message(text, longestLog))
+		}
+	}
+	line, err := e.Encoder.EncodeEntry(entry, cut)
+	if err != nil {
+		return nil, err
+	}
+	text := legible.JSON(line.String())
+	line.Reset()
+	line.AppendString(text)
+	return line, nil
+}
+
+// legibleWriter writes JSON with everything escaped that is not printable.
+type legibleWriter struct{ w io.Writer }
+
+// Write implements io.Writer for whole texts of JSON.
+func (l legibleWriter) Write(p []byte) (int, error) {
+	if _, err := io.WriteString(l.w, legible.JSON(string(p))); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
