@@ -18,9 +18,15 @@ LDFLAGS := -s -w -X main.version=$(VERSION) -extldflags=-Wl,-z,lazy,-z,relro
 export CGO_CFLAGS := -O2 -g -Wno-deprecated-declarations
 
 LINT    := go tool -modfile=test/tools/go.mod golangci-lint
-# Packages that start a control plane take most of a core each: two at a time. Their tests mostly wait: eight at a time.
-# Tests run programs that the cache of test results does not know of, so nothing is taken from it.
-GOTEST  := go test -race -count=1 -p 2 -parallel 8 -timeout 20m
+# Tests run programs that the cache of test results does not know of, so nothing is taken from it. Three packages at a
+# time, the longest first, so that none of them runs alone in the end. Their tests mostly wait for programs, so many run
+# at a time. Garbage is collected seldom: the memory of tests costs nothing, and a third of their time went into that.
+GOTEST   = events=$$(mktemp); trap 'rm -f "$$events"' EXIT; \
+	GOGC=400 go tool -modfile=test/tools/go.mod gotestsum --format pkgname --format-hide-empty-pkg --hide-summary skipped \
+	--jsonfile "$$events" -- -count=1 -p 3 -parallel 12 -timeout 30m
+# What took longest is printed, whether the tests passed or not.
+SLOWEST  = || failed=$$?; go run ./test/slowest "$$events"; exit $${failed:-0}
+LONGEST := ./test/node ./agent ./test/geometry ./test/incumbent ./test/cluster/kubelet ./test/cluster
 MODULES  = $(shell git ls-files go.mod '*/go.mod' | xargs -n1 dirname)
 
 .PHONY: help
@@ -32,8 +38,19 @@ build: ## the programs, into bin/ (needs a C compiler)
 	go build -trimpath -buildmode=pie -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
 
 .PHONY: test
-test: test-nocgo test-binaries ## everything that needs no root: unit tests, and the agent against a real control plane
-	$(GOTEST) ./...
+test: test-nocgo test-binaries ## what shows a broken change: unit tests, and the agent against a real control plane
+	@$(GOTEST) -short $(LONGEST) ./... $(SLOWEST)
+
+.PHONY: test-all
+test-all: test-race test-full test-e2e ## everything: the race detector, all tests at full length, and e2e
+
+.PHONY: test-race
+test-race: test-nocgo test-binaries ## the same as make test, with the race detector
+	@$(GOTEST) -race -short $(LONGEST) ./... $(SLOWEST)
+
+.PHONY: test-full
+test-full: test-nocgo test-binaries ## all tests at full length: fault matrices, walks, every crash, every config
+	@$(GOTEST) $(LONGEST) ./... $(SLOWEST)
 
 .PHONY: test-nocgo
 test-nocgo: ## that all but the leaves and the agent builds without cgo
@@ -44,8 +61,9 @@ test-nocgo: ## that all but the leaves and the agent builds without cgo
 test-binaries: ## Kubernetes, etcd and NVIDIA's programs, into the user's cache (10 minutes the first time)
 	go run ./test/binaries/cmd/binaries
 
-.PHONY: e2e
-e2e: ## what needs root: kubelet, containerd and NVIDIA's programs, in namespaces (needs libseccomp-dev and pkg-config)
+.PHONY: e2e test-e2e
+e2e: test-e2e
+test-e2e: ## what needs root: kubelet, containerd and NVIDIA's programs, in namespaces (needs libseccomp-dev and pkg-config)
 	GPUSLICE_E2E=1 go test -count=1 -timeout 15m ./test/e2e
 
 .PHONY: demo

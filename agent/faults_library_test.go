@@ -4,7 +4,6 @@ package agent_test
 
 import (
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -22,10 +21,8 @@ import (
 	"github.com/gpuslice/gpuslice/nvml/lib"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 	"github.com/gpuslice/gpuslice/test/gpusim/gpusimtest"
+	"github.com/gpuslice/gpuslice/test/long"
 )
-
-// allFaults names an environment variable. If it is not empty, no fault is left out.
-const allFaults = "GPUSLICE_ALL_FAULTS"
 
 // throughLibrary lets the agent that starts next have the driver of the product over the simulated library, instead of the
 // simulator's own.
@@ -112,8 +109,8 @@ func (m mishap) String() string {
 
 // mishaps are the faults that a function is given at the spots where it is called. With all of them, each call of those
 // that change something fails with each code, as do the first, the middle and the last of those that only look; the other
-// calls fail with one. Without, each code that is documented for a change befalls its first call, and all other calls of
-// changes, and three of each kind of look, fail with one code, which is another from spot to spot.
+// calls fail with one. Without, each code that is documented for a change befalls its first call, and three calls of each
+// kind fail with one code, which is another from spot to spot.
 func mishaps(function string, spots []spot, failures int, all bool) []mishap {
 	codes := slices.Clone(anywhere)
 	for _, c := range documented[function] {
@@ -123,7 +120,7 @@ func mishaps(function string, spots []spot, failures int, all bool) []mishap {
 	}
 	changes := slices.Contains(changing, function)
 	chosen := spots
-	if !changes && !all {
+	if !all {
 		chosen = pick(spots)
 	}
 	var out []mishap
@@ -192,7 +189,7 @@ func TestEachCallOfTheLibraryFailsOnce(t *testing.T) {
 				if documented[function] == nil {
 					t.Errorf("%s is called: what it may answer is not known", function)
 				}
-				for _, m := range mishaps(function, at, failures, os.Getenv(allFaults) != "") {
+				for _, m := range mishaps(function, at, failures, long.Full()) {
 					t.Run(m.String(), func(t *testing.T) {
 						got, took := v.suffer(t, s, m)
 						ends.add(m, got, took)

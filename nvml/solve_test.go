@@ -289,9 +289,6 @@ func TestRestoreKeepsOnlyWhatStandsAtItsPlace(t *testing.T) {
 }
 
 func TestEveryWishOnASevenSliceGPUIsSolvedAsByBruteForce(t *testing.T) {
-	if testing.Short() {
-		t.Skip("tries every wish")
-	}
 	fitting, refused := 0, 0
 	for _, empty := range []nvml.GPU{a100(), h100()} {
 		r := rand.New(rand.NewPCG(1, 2))

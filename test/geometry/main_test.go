@@ -1,6 +1,7 @@
 package geometry_test
 
 import (
+	"cmp"
 	"flag"
 	"hash/fnv"
 	"math/rand/v2"
@@ -9,13 +10,17 @@ import (
 	"github.com/gpuslice/gpuslice/test/binaries"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 	"github.com/gpuslice/gpuslice/test/incumbent"
+	"github.com/gpuslice/gpuslice/test/long"
 )
 
 var (
-	wishes = flag.Int("wishes", 2000, "random wishes for each model")
+	wishes = flag.Int("wishes", 0, "random wishes for each model; 0 is 2000, and 200 in short runs")
 	seed   = flag.Uint64("seed", 1, "where random numbers begin")
 	full   = flag.Bool("full", false, "every wish with parts, and not a quarter of them")
 )
+
+// wished is how many random wishes there are for each model.
+func wished() int { return cmp.Or(*wishes, long.Size(2000, 200)) }
 
 // newRandom gives random numbers that are others for each model, and the same for each run.
 func newRandom(model string) *rand.Rand {

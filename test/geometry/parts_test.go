@@ -14,6 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/config/migparted"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/incumbent"
+	"github.com/gpuslice/gpuslice/test/long"
 )
 
 // In mig-parted's format, devices such as 1c.3g.20gb say nothing of which GPU instances they share. Wishes with such devices
@@ -25,7 +26,7 @@ func TestPartsShareInstancesAsNVIDIAsToolHasThem(t *testing.T) {
 	some := all
 	if !*full {
 		newRandom(a.gpu.Model).Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-		some = all[:len(all)/4]
+		some = all[:len(all)/long.Size(4, 20)]
 	}
 	ours, theirs := newHost(t, t.TempDir(), "A100-40GB", perHost), newHost(t, t.TempDir(), "A100-40GB", perHost)
 	fewer := 0

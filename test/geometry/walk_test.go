@@ -26,7 +26,7 @@ func TestRandomWalk(t *testing.T) {
 		t.Run(model, func(t *testing.T) {
 			t.Parallel()
 			h := newHost(t, t.TempDir(), model, perHost)
-			walk(t, h, h.GPUs.Driver(), survey(t, model), (*wishes+perHost-1)/perHost)
+			walk(t, h, h.GPUs.Driver(), survey(t, model), (wished()+perHost-1)/perHost)
 		})
 	}
 }
@@ -43,7 +43,7 @@ func TestRandomWalkThroughTheLibrary(t *testing.T) {
 			h := newHost(t, t.TempDir(), model, perHost)
 			t.Setenv(gpusimtest.NodeVariable, h.GPUs.Dir())
 			driver := lib.Open(lib.Options{Library: gpusimtest.Library(t)})
-			walk(t, h, driver, survey(t, model), (*wishes/share+perHost-1)/perHost)
+			walk(t, h, driver, survey(t, model), (wished()/share+perHost-1)/perHost)
 		})
 	}
 }

@@ -1,6 +1,7 @@
 package node_test
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -17,10 +18,11 @@ import (
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
+	"github.com/gpuslice/gpuslice/test/long"
 )
 
 var (
-	kills = flag.Int("kills", 60, "how many agents TestKilledAtAnyInstantItEndsTheSame kills")
+	kills = flag.Int("kills", 0, "how many agents TestKilledAtAnyInstantItEndsTheSame kills; 0 is as many as the run is long")
 	seed  = flag.Uint64("seed", 0, "of its random instants; 0 is another one each time")
 )
 
@@ -197,6 +199,9 @@ func TestKilledAtEachBorderOfAFullChangeItEndsTheSame(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			if row.reboots {
+				long.Only(t, "TestKilledAtAnyInstantItEndsTheSame reboots a node, too")
+			}
 			s := newStage(t, row.reboots)
 			for _, wish := range []string{"whole", "cut"} {
 				s.deaths = nil
@@ -222,10 +227,12 @@ func TestKilledAtAnyInstantItEndsTheSame(t *testing.T) {
 		seed = rand.Uint64()
 	}
 	t.Logf("to draw the same instants: -seed %d", seed)
-	const nodes, reboots = 8, 4 // every fourth reboots, and takes longer for that
+	const reboots = 4 // every fourth node reboots, and takes longer for that
+	nodes := long.Size(8, 4)
+	kills := cmp.Or(*kills, long.Size(60, 16))
 	var budget [2]atomic.Int64
-	budget[1].Store(int64(*kills / 5))
-	budget[0].Store(int64(*kills) - budget[1].Load())
+	budget[1].Store(int64(kills / 5))
+	budget[0].Store(int64(kills) - budget[1].Load())
 	for i := range nodes {
 		t.Run(fmt.Sprintf("node %d", i), func(t *testing.T) {
 			t.Parallel()
@@ -276,6 +283,9 @@ func TestKilledAtEachBorderOfAChangeOfSharingItEndsTheSame(t *testing.T) {
 	}{{"file", configFile}, {"configmap", configManager}} {
 		t.Run(way.name, func(t *testing.T) {
 			t.Parallel()
+			if way.name == "configmap" {
+				long.Only(t, "the same by file")
+			}
 			profiles := "crash-" + way.name
 			r := newRig(t, twoH100, "devicePlugin: {handover: "+way.name+"}\nprofiles: {name: "+profiles+"}\n", way.option)
 			r.configMapOf(profiles, map[string]string{"profiles.yaml": sharingProfiles})

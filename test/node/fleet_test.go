@@ -25,10 +25,11 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
 	"github.com/gpuslice/gpuslice/test/gpusim"
+	"github.com/gpuslice/gpuslice/test/long"
 	"github.com/gpuslice/gpuslice/test/node"
 )
 
-var fleetSize = flag.Int("fleet", 20, "how many nodes TestNeverMoreThanTheLimitIsUnavailable has")
+var fleetSize = flag.Int("fleet", 0, "how many nodes TestNeverMoreThanTheLimitIsUnavailable has; 0 is as many as the run is long")
 
 // labelPool says which pool a node of these tests belongs to.
 const labelPool = "test.gpuslice.io/pool"
@@ -431,7 +432,11 @@ func TestNeverMoreThanTheLimitIsUnavailable(t *testing.T) {
 	}
 	t.Logf("to draw the same deaths: -seed %d", seed)
 	const limit = 5
-	n := max(*fleetSize, 3*limit)
+	n := *fleetSize
+	if n == 0 {
+		n = long.Size(20, 3*limit)
+	}
+	n = max(n, 3*limit)
 	f := newFleet(t, n, limit, "", "")
 	f.run()
 	cordoned, lost, taken := []*rig{f.nodes[n/7], f.nodes[n/3]}, f.nodes[n/2], []*rig{f.nodes[1], f.nodes[2]}

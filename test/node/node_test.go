@@ -17,6 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
 	"github.com/gpuslice/gpuslice/test/gpusim"
+	"github.com/gpuslice/gpuslice/test/long"
 )
 
 const (
@@ -67,6 +68,9 @@ func TestKilledAfterAnyStepItEndsTheSame(t *testing.T) {
 		t.Fatalf("the change has %d steps", len(steps))
 	}
 	for k, step := range steps {
+		if k%long.Size(1, 4) != 0 {
+			continue
+		}
 		t.Run(fmt.Sprintf("step %d %s", k, strings.ReplaceAll(step, "/", " ")), func(t *testing.T) {
 			t.Parallel()
 			change(t, k)
@@ -208,7 +212,8 @@ func TestOne3gAndTwo2gWorkAtTheFirstTry(t *testing.T) {
 // Promise 12.
 func TestAConvergedAgentWritesItsHeartbeatAlone(t *testing.T) {
 	t.Parallel()
-	const heartbeat, watched = 30 * time.Second, 2 * time.Minute
+	const heartbeat = 30 * time.Second
+	watched := long.Size(2*time.Minute, time.Minute)
 	r := newRig(t, twoH100, "nodeHeartbeat: 30s\n")
 	r.awaitOffered("nvidia.com/gpu", 2)
 	r.run()
@@ -232,7 +237,7 @@ func TestAConvergedAgentWritesItsHeartbeatAlone(t *testing.T) {
 	r.kill()
 	restarted := r.writes("")
 	r.run()
-	idle(t, heartbeat+5*time.Second)
+	idle(t, long.Size(heartbeat+5*time.Second, 10*time.Second))
 	for _, w := range r.writes("")[len(restarted):] {
 		if w.Resource != "nodes/status" {
 			t.Errorf("the restarted agent wrote: %s %s", w, w.Body)
