@@ -23,7 +23,9 @@ LINT    := go tool -modfile=test/tools/go.mod golangci-lint
 # at a time. Garbage is collected seldom: the memory of tests costs nothing, and a third of their time went into that.
 GOTEST   = events=$$(mktemp); trap 'rm -f "$$events"' EXIT; \
 	GOGC=400 go tool -modfile=test/tools/go.mod gotestsum --format pkgname --format-hide-empty-pkg --hide-summary skipped \
-	--jsonfile "$$events" -- -count=1 -p 3 -parallel 12 -timeout 30m
+	--jsonfile "$$events" $(RERUN) --packages "$(LONGEST) ./..." -- -count=1 -p 3 -parallel 16 -timeout 30m
+# On a CI machine, which nobody watches, up to three tests that failed run once more; both results are printed.
+RERUN   := $(if $(CI),--rerun-fails=1 --rerun-fails-max-failures=3)
 # What took longest is printed, whether the tests passed or not.
 SLOWEST  = || failed=$$?; go run ./test/slowest "$$events"; exit $${failed:-0}
 LONGEST := ./test/node ./agent ./test/geometry ./test/incumbent ./test/cluster/kubelet ./test/cluster
@@ -39,18 +41,18 @@ build: ## the programs, into bin/ (needs a C compiler)
 
 .PHONY: test
 test: test-nocgo test-binaries ## what shows a broken change: unit tests, and the agent against a real control plane
-	@$(GOTEST) -short $(LONGEST) ./... $(SLOWEST)
+	@$(GOTEST) -short $(SLOWEST)
 
 .PHONY: test-all
 test-all: test-race test-full test-e2e ## everything: the race detector, all tests at full length, and e2e
 
 .PHONY: test-race
 test-race: test-nocgo test-binaries ## the same as make test, with the race detector
-	@$(GOTEST) -race -short $(LONGEST) ./... $(SLOWEST)
+	@$(GOTEST) -race -short $(SLOWEST)
 
 .PHONY: test-full
 test-full: test-nocgo test-binaries ## all tests at full length: fault matrices, walks, every crash, every config
-	@$(GOTEST) $(LONGEST) ./... $(SLOWEST)
+	@$(GOTEST) $(SLOWEST)
 
 .PHONY: test-nocgo
 test-nocgo: ## that all but the leaves and the agent builds without cgo

@@ -18,6 +18,7 @@ import (
 const h100 = "gpus:\n- model: H100-80GB\n  count: 2\n"
 
 func TestEveryGeneratedConfigIsReachedFromEveryOther(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "gpus:\n- model: A100-80GB\n  count: 1\n")
 		names := config.Merge(config.Generate(w.snapshot()), nil).Names()
@@ -32,6 +33,7 @@ func TestEveryGeneratedConfigIsReachedFromEveryOther(t *testing.T) {
 
 // Promise 8: after each pass the agent is replaced by one that knows nothing.
 func TestAnAgentThatForgetsEverythingAfterEachPassConverges(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.label("all-balanced")
@@ -45,6 +47,7 @@ func TestAnAgentThatForgetsEverythingAfterEachPassConverges(t *testing.T) {
 
 // Promise 10.
 func TestAHardwareFailureBringsBackWhatWas(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.label("all-3g.40gb")
@@ -99,6 +102,7 @@ func TestAHardwareFailureBringsBackWhatWas(t *testing.T) {
 
 // Promises 9 and 10: a plugin that shows nothing is no success.
 func TestCapacityThatNeverComesIsUndone(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.label("all-disabled")
@@ -119,6 +123,7 @@ func TestCapacityThatNeverComesIsUndone(t *testing.T) {
 }
 
 func TestANewLabelInTheMiddleIsFollowedFromWhereTheNodeIs(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.begin("all-balanced")
@@ -128,6 +133,7 @@ func TestANewLabelInTheMiddleIsFollowedFromWhereTheNodeIs(t *testing.T) {
 }
 
 func TestNonsenseInTheMiddleIsUndone(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		before := w.gpus.String()
@@ -143,6 +149,7 @@ func TestNonsenseInTheMiddleIsUndone(t *testing.T) {
 
 // Promise 6.
 func TestACordonFromBeforeStays(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.cordon(true)
@@ -155,6 +162,7 @@ func TestACordonFromBeforeStays(t *testing.T) {
 }
 
 func TestAProcessOfNoPodIsWaitedFor(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		gpu := string(w.snapshot()[0].UUID)
@@ -172,6 +180,7 @@ func TestAProcessOfNoPodIsWaitedFor(t *testing.T) {
 }
 
 func TestADriverThatIsAwayIsWaitedFor(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.label("all-balanced")
@@ -189,6 +198,7 @@ func TestADriverThatIsAwayIsWaitedFor(t *testing.T) {
 
 // A foreign condition, taint, label and annotation go through a whole change unharmed. Promise 13.
 func TestForeignKeysAreLeftAlone(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		n := w.node()
@@ -216,6 +226,7 @@ func TestForeignKeysAreLeftAlone(t *testing.T) {
 
 // Promise 10: the node is not kept for ever by a process that nobody ends.
 func TestAProcessThatStaysPastTheDeadlineIsNoReasonToKeepTheNode(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		before := w.gpus.String()

@@ -47,6 +47,7 @@ func (w *world) withdraw() {
 }
 
 func TestARequestIsAnsweredByThePlan(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.converge("all-disabled")
@@ -71,6 +72,7 @@ func TestARequestIsAnsweredByThePlan(t *testing.T) {
 }
 
 func TestARequestThatCannotBeIsRefused(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.settle(config.ReasonNoWish)
@@ -92,6 +94,7 @@ func TestARequestThatCannotBeIsRefused(t *testing.T) {
 
 // Some request that is longer than an annotation can be answered by is answered once, and not again and again.
 func TestARequestOfAnyLengthIsAnsweredOnce(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.settle(config.ReasonNoWish)
@@ -108,6 +111,7 @@ func TestARequestOfAnyLengthIsAnsweredOnce(t *testing.T) {
 
 // What is asked for meanwhile is neither held up nor taken for proven.
 func TestAnAnswerInTheMiddleOfAChangeLeavesItAlone(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.converge("all-disabled")
@@ -124,6 +128,7 @@ func TestAnAnswerInTheMiddleOfAChangeLeavesItAlone(t *testing.T) {
 }
 
 func TestTheStepsAndPodsOfAnAnswerAreBounded(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.converge("all-disabled")
@@ -142,6 +147,7 @@ func TestTheStepsAndPodsOfAnAnswerAreBounded(t *testing.T) {
 
 // Where the look at the node ends early, nothing can be planned, and whoever asks is told why.
 func TestANodeWithoutItsDriverSaysSoInTheAnswer(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.settle(config.ReasonNoWish)
@@ -156,6 +162,7 @@ func TestANodeWithoutItsDriverSaysSoInTheAnswer(t *testing.T) {
 
 // Tools tell by the status how far the node is with what is asked for, and since when it says so of that.
 func TestTheStatusSaysWhatItIsAboutAndHowMuchIsLeft(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.converge("all-disabled")

@@ -14,6 +14,7 @@ import (
 )
 
 func TestCapacityIsProvenByDevicesAndNotByCounts(t *testing.T) {
+	t.Parallel()
 	whole := nvml.GPU{UUID: "GPU-a", Capable: true}
 	cut := nvml.GPU{UUID: "GPU-b", Capable: true, Enabled: true, Instances: []nvml.Instance{
 		{Devices: []nvml.Device{{UUID: "MIG-1", Profile: "1g.10gb"}}},

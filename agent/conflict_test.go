@@ -46,6 +46,7 @@ func (w *world) crowd(write func(*corev1.Node)) {
 
 // What is decided by the node as it was is not written on it as it is.
 func TestAWriteThatSomethingNewSpeaksAgainstIsNotMade(t *testing.T) {
+	t.Parallel()
 	for name, change := range map[string]func(*corev1.Node){
 		"another wish": func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelMIGConfig, "all-3g.40gb") },
 		"a cordon":     func(n *corev1.Node) { n.Spec.Unschedulable = true },

@@ -37,6 +37,7 @@ func (w *world) blocks(name string) {
 
 // Promise 8. Without a fence there is no cordon by which a change that is parked could be told from one that is not yet.
 func TestOperandsAreBackOnAParkedNodeThatWasNotFenced(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, passthrough)
 		w.operator(map[string]string{config.LabelDevicePlugin: "true", labelDCGM: "true"})
@@ -53,6 +54,7 @@ func TestOperandsAreBackOnAParkedNodeThatWasNotFenced(t *testing.T) {
 
 // One process makes many changes.
 func TestAUnitHasItsTimeInEachChange(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := monitored(t)
 		const unit = "nvidia-dcgm.service"
@@ -75,6 +77,7 @@ func TestAUnitHasItsTimeInEachChange(t *testing.T) {
 
 // Promise 10: it would be stopped a moment after nobody owes it anything.
 func TestAUnitThatIsStillStoppingWhenTheNodeIsGivenBackIsStarted(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := monitored(t)
 		const unit = "nvidia-dcgm.service"
@@ -110,6 +113,7 @@ func (w *world) turns(n int, stop func() bool) bool {
 
 // Such as one that is activated by its socket.
 func TestAUnitThatComesBackByItselfEndsTheChange(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := monitored(t)
 		w.units.changed = func(name string) { w.units.states[name] = "active" }
@@ -125,6 +129,7 @@ func TestAUnitThatComesBackByItselfEndsTheChange(t *testing.T) {
 
 // As a tool does that keeps the labels of nodes as a file says.
 func TestALabelThatSomebodySetsBackEndsTheChange(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.operator(map[string]string{labelDCGM: "true"})
@@ -145,6 +150,7 @@ func TestALabelThatSomebodySetsBackEndsTheChange(t *testing.T) {
 
 // The policy is to put the cordon back, and not to fight for it.
 func TestAnUncordonAgainAndAgainEndsTheChange(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.settings.Drain.OnUncordon = config.UncordonRefence
@@ -166,6 +172,7 @@ func TestAnUncordonAgainAndAgainEndsTheChange(t *testing.T) {
 
 // The wish is not tried again for it.
 func TestWhatAnAgentHasLeftIsGivenBackUnderAWishThatCannotBe(t *testing.T) {
+	t.Parallel()
 	for _, name := range []string{"no-such-config", "failed"} {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, h100)
@@ -188,6 +195,7 @@ func TestWhatAnAgentHasLeftIsGivenBackUnderAWishThatCannotBe(t *testing.T) {
 
 // Promise 10. The change has begun, so that it is no time any more to wait without an end.
 func TestAPodThatComesLateAndMayNotGoKeepsNoOperandsPaused(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.operator(map[string]string{config.LabelDevicePlugin: "true", labelDCGM: "true"})
@@ -205,6 +213,7 @@ func TestAPodThatComesLateAndMayNotGoKeepsNoOperandsPaused(t *testing.T) {
 }
 
 func TestACordonThatIsPutBackMovesNoDeadline(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.settings.Drain.OnUncordon = config.UncordonRefence
@@ -224,6 +233,7 @@ func TestACordonThatIsPutBackMovesNoDeadline(t *testing.T) {
 
 // Promises 5 and 10.
 func TestAClientOfTheLibraryThatMayNotGoKeepsNoNode(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "gpus: [{model: A100-80GB}]")
 		s, _ := labels.Parse("app=monitor")
@@ -244,6 +254,7 @@ func TestAClientOfTheLibraryThatMayNotGoKeepsNoNode(t *testing.T) {
 
 // Promise 3.
 func TestAClientOfTheLibraryThatHasAnInstanceIsEvicted(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		s, _ := labels.Parse("app=monitor")
@@ -261,6 +272,7 @@ func TestAClientOfTheLibraryThatHasAnInstanceIsEvicted(t *testing.T) {
 
 // Pods may take all of their time, or more by a rule.
 func TestAnOperandMayEndAfterTheDeadlineForPods(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.settings.Drain.AfterDeadline = config.AfterDeadlineDelete
@@ -278,6 +290,7 @@ func TestAnOperandMayEndAfterTheDeadlineForPods(t *testing.T) {
 
 // The API server refuses a guarded write of a node that somebody has written since the look, and some write 50 times a second.
 func TestAChangeComesToItsEndWhileOthersWriteTheNode(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.edit(func(n *corev1.Node) { // what another tool has left is compared too
@@ -318,6 +331,7 @@ func TestAChangeComesToItsEndWhileOthersWriteTheNode(t *testing.T) {
 }
 
 func TestAWishThatComesAfterAnUncordonIsNotCalledOffByIt(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.begin("all-balanced")
@@ -332,6 +346,7 @@ func TestAWishThatComesAfterAnUncordonIsNotCalledOffByIt(t *testing.T) {
 
 // The label may be there for nothing, beside a plugin that no selector finds.
 func TestThereIsAFenceWhereTheLabelDeploysNoPlugin(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		none, _ := labels.Parse("name=nobody")
@@ -352,6 +367,7 @@ func TestThereIsAFenceWhereTheLabelDeploysNoPlugin(t *testing.T) {
 
 // Promise 3: what cannot be looked at counts as busy, not before the fence alone.
 func TestNoGPUIsTouchedWhileTheProcessTableCannotBeRead(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.converge("all-1g.10gb")
@@ -369,6 +385,7 @@ func TestNoGPUIsTouchedWhileTheProcessTableCannotBeRead(t *testing.T) {
 
 // Promise 5. A change that has only created so far has disturbed nobody, and what it turns into is asked for like any other.
 func TestAHarmlessChangeThatTurnsIntoAnotherIsPreparedLikeOne(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const kured = "weave.works/kured-reboot-in-progress"
 		w := newWorld(t, h100)

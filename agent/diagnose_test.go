@@ -39,6 +39,7 @@ const (
 // The table of causes. Leases and windows are not built; an uncordon that does not stick leaves the same as a cordon that
 // lost its journal; and that the agent cordons again what it has given back is for the tests of the loop.
 func TestADiagnosisNamesTheCause(t *testing.T) {
+	t.Parallel()
 	for _, row := range []struct {
 		name    string
 		models  string
@@ -294,6 +295,7 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 
 // What can be seen is said, whatever cannot be.
 func TestADiagnosisOfAPartialLook(t *testing.T) {
+	t.Parallel()
 	for _, row := range []struct {
 		name string
 		deny string // verb and resource that the API server denies
@@ -326,6 +328,7 @@ func TestADiagnosisOfAPartialLook(t *testing.T) {
 
 // Scripts read the diagnosis.
 func TestADiagnosisInJSON(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.readiness(corev1.ConditionTrue)
@@ -356,6 +359,7 @@ func TestADiagnosisInJSON(t *testing.T) {
 
 // The page as people see it, whole.
 func TestADiagnosisAsText(t *testing.T) {
+	t.Parallel()
 	at := time.Date(2026, 11, 21, 3, 4, 5, 0, time.UTC)
 	began := at.Add(-33 * time.Minute)
 	for name, d := range map[string]agent.Diagnosis{

@@ -13,6 +13,7 @@ import (
 )
 
 func TestTheSettingsAreThePolicyOfEvictions(t *testing.T) {
+	t.Parallel()
 	settings, err := config.Parse([]byte(`
 apiVersion: gpuslice.io/v1alpha1
 kind: Settings

@@ -18,6 +18,7 @@ import (
 
 // A persistent GPU is held by its own driver, which stands in the way of a reset.
 func TestPersistenceModeIsOffForAResetAndGivenBack(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "gpus: [{model: A100-80GB, count: 2, persistence: true}]")
 		w.converge("all-balanced")
@@ -67,6 +68,7 @@ func (d unwilling) SetPersistence(ctx context.Context, gpu nvml.UUID, on bool) e
 
 // The GPUs are as asked by then, and work as well without.
 func TestPersistenceModeThatCannotBeGivenBackUndoesNothingAndKeepsNoNode(t *testing.T) {
+	t.Parallel()
 	drivers := map[string]func(nvml.Driver) nvml.Driver{
 		"without effect": func(d nvml.Driver) nvml.Driver { return obedient{d} },
 	}
@@ -92,6 +94,7 @@ func TestPersistenceModeThatCannotBeGivenBackUndoesNothingAndKeepsNoNode(t *test
 
 // Who holds a GPU is said with what waits for it.
 func TestWhoHoldsTheGPUIsNamed(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		if err := w.gpus.Hold(string(w.snapshot()[1].UUID), 4194305, "python", 1000); err != nil { // above the largest pid of Linux
@@ -127,6 +130,7 @@ func (f *flickering) SetMode(_ context.Context, gpu nvml.UUID, _ bool) error {
 
 // Promise 12.
 func TestProcessesThatComeAndGoAreNoReasonToWriteAgainAndAgain(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		f := &flickering{slow: slow{w.gpus.Driver(), time.Second}, pid: 4194304} // the largest pid of Linux
@@ -147,6 +151,7 @@ func TestProcessesThatComeAndGoAreNoReasonToWriteAgainAndAgain(t *testing.T) {
 
 // Each of the watches may wake the loop at any moment.
 func TestWhatIsInUseIsNotTriedAgainAtEachWake(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		f := &flickering{slow: slow{Driver: w.gpus.Driver()}, pid: 4194304}
@@ -169,6 +174,7 @@ func TestWhatIsInUseIsNotTriedAgainAtEachWake(t *testing.T) {
 }
 
 func TestCDISpecsFollowTheGeometry(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.specs = specs{used: true, describes: geometries(w.snapshot())}
@@ -194,6 +200,7 @@ func TestCDISpecsFollowTheGeometry(t *testing.T) {
 
 // The way back may have no failure to tell, but be that of a wish that is gone.
 func TestCDISpecsThatCannotBeWrittenKeepNoNodeOnTheWayBack(t *testing.T) {
+	t.Parallel()
 	for name, edit := range map[string]func(n *corev1.Node){
 		"from a label that was removed": func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) },
 		"from a label without meaning":  func(n *corev1.Node) { n.Labels[config.LabelMIGConfig] = "nonsense" },
@@ -217,6 +224,7 @@ func TestCDISpecsThatCannotBeWrittenKeepNoNodeOnTheWayBack(t *testing.T) {
 
 // What has kept one change from its end is tried anew in the next: GPUs that no spec describes are of no use there.
 func TestAChangeDoesNotEndWithCDISpecsThatWereGivenUpBeforeIt(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.specs = specs{used: true, describes: geometries(w.snapshot()), broken: errors.New("read-only file system")}
@@ -234,6 +242,7 @@ func TestAChangeDoesNotEndWithCDISpecsThatWereGivenUpBeforeIt(t *testing.T) {
 
 // Promise 14.
 func TestNothingThatDoesNotAnswerIsWaitedForWithoutADeadline(t *testing.T) {
+	t.Parallel()
 	t.Run("logind, which every step asks", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, "gpus: [{model: H100-80GB, count: 8}]")
@@ -301,6 +310,7 @@ func (replaced) Snapshot(context.Context) ([]nvml.GPU, error) { return nil, nvml
 func (replaced) Events(context.Context) (<-chan nvml.Event, error) { return nil, nvml.ErrReplaced }
 
 func TestAReplacedDriverEndsTheRunSoThatANewProcessLoadsIt(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.through = func(d nvml.Driver) nvml.Driver { return replaced{d} }
@@ -333,6 +343,7 @@ func (d *leaving) Snapshot(ctx context.Context) ([]nvml.GPU, error) {
 }
 
 func TestTheAgentLetsGoOfADriverThatIsBeingUpgraded(t *testing.T) {
+	t.Parallel()
 	const plugin = config.LabelOperandPrefix + "device-plugin"
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)

@@ -504,6 +504,7 @@ func (d astray) Create(ctx context.Context, gpu nvml.UUID, p nvml.Placed) error 
 }
 
 func TestAnInstanceThatIsMadeElsewhereIsTakenOrMovedBack(t *testing.T) {
+	t.Parallel()
 	v := venture{
 		models: "gpus: [{model: H100-80GB, mig: true}]",
 		stands: [][]nvml.Placed{{placedAt("2g.20gb", 0, 2, ""), placedAt("3g.40gb", 4, 4, "")}},
@@ -543,6 +544,7 @@ func TestAnInstanceThatIsMadeElsewhereIsTakenOrMovedBack(t *testing.T) {
 
 // A GPU comes back as it was when it went: that of a reset is what reboots are tested with.
 func TestAGPUThatIsLostInTheMiddleAndComesBackIsBroughtToAnEnd(t *testing.T) {
+	t.Parallel()
 	v := venture{models: "gpus: [{model: H100-80GB, count: 2}]", wish: "all-balanced"}
 	var s stage
 	var spots *[]spot

@@ -20,6 +20,7 @@ import (
 
 // What was seen of the other nodes by a clock that is set since says nothing of how long ago it was.
 func TestAStepOfTheClockTakesNoSlotFromAnybody(t *testing.T) {
+	t.Parallel()
 	for _, step := range []time.Duration{3 * time.Hour, -3 * time.Hour} {
 		synctest.Test(t, func(t *testing.T) {
 			w := busy(t)
@@ -48,6 +49,7 @@ func TestAStepOfTheClockTakesNoSlotFromAnybody(t *testing.T) {
 
 // A node that cannot be fenced keeps no other node waiting for ever.
 func TestANodeThatCannotBeFencedKeepsNoSlot(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		slots, pool, other := w.pool()
@@ -88,6 +90,7 @@ func (w *world) took(whole, rest int) {
 
 // No change is begun that would be put off at once.
 func TestNoChangeIsBegunThatIsPutOffAtOnce(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		w.maintain(until(time.Now().Add(7 * time.Minute)))
@@ -110,6 +113,7 @@ func TestNoChangeIsBegunThatIsPutOffAtOnce(t *testing.T) {
 
 // The time that others keep the node is none that the change takes.
 func TestWhatOthersKeepTheNodeForIsNoPartOfTheEstimate(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		w.maintain("")
@@ -134,6 +138,7 @@ func TestWhatOthersKeepTheNodeForIsNoPartOfTheEstimate(t *testing.T) {
 
 // A process that finishes what another one has begun does not know how long it took.
 func TestHalfAChangeIsNotMeasured(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		w.count(func(int) { <-time.After(time.Minute) })
@@ -152,6 +157,7 @@ func TestHalfAChangeIsNotMeasured(t *testing.T) {
 
 // What an agent has left on the node is given back, whatever the change waits for.
 func TestWhatWasLeftWaitsForNoWindow(t *testing.T) {
+	t.Parallel()
 	for name, annotation := range map[string]string{"a window": "", "a hold": config.AnnotationHold} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -182,6 +188,7 @@ func TestWhatWasLeftWaitsForNoWindow(t *testing.T) {
 
 // A node that was given back until it is rebooted is one of which nobody is sent away outside of a window.
 func TestAParkedNodeIsDisturbedInItsWindowOnly(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, passthrough)
 		w.turn()
@@ -205,6 +212,7 @@ func TestAParkedNodeIsDisturbedInItsWindowOnly(t *testing.T) {
 
 // A node that was registered is one that nobody is on; where somebody is, it is not.
 func TestPodsOfANodeWithTheStartupTaintLeaveInTheWindowOnly(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		w.maintain(until(time.Now()))
@@ -221,6 +229,7 @@ func TestPodsOfANodeWithTheStartupTaintLeaveInTheWindowOnly(t *testing.T) {
 
 // Killed between the write that gives the node back and the one that tells of it.
 func TestWhatIsProvenIsKnownWhenTheNodeIsGivenBack(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, oneH100)
 		w.maintain("")
@@ -253,6 +262,7 @@ func TestWhatIsProvenIsKnownWhenTheNodeIsGivenBack(t *testing.T) {
 
 // Who waits keeps his age while a file cannot be read.
 func TestAWishKeepsItsAgeWhileAFileCannotBeRead(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		w.maintain(until(time.Now()))
@@ -283,6 +293,7 @@ profiles:
 
 // A hold that comes between the look and the fence counts.
 func TestWhatPeopleSayBetweenTheLookAndTheFenceCounts(t *testing.T) {
+	t.Parallel()
 	for _, key := range []string{config.AnnotationHold, config.AnnotationForce} {
 		synctest.Test(t, func(t *testing.T) {
 			w := busy(t)
@@ -313,6 +324,7 @@ func TestWhatPeopleSayBetweenTheLookAndTheFenceCounts(t *testing.T) {
 
 // A Lease that comes back from a backup is no end of work.
 func TestASlotThatIsThereAgainIsGivenBackAgain(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		w.pool()
@@ -358,6 +370,7 @@ func byLabel(t *testing.T) *world {
 
 // A node whose operands are away is one of which the pool has to know.
 func TestALostSlotIsTakenBackWhereNothingElseTells(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := byLabel(t)
 		slots, pool, other := w.pool()
@@ -381,6 +394,7 @@ func TestALostSlotIsTakenBackWhereNothingElseTells(t *testing.T) {
 
 // Nor does a driver that is away for a while.
 func TestASlotIsRenewedWhileTheDriverIsAway(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := byLabel(t)
 		slots, pool, other := w.pool()
@@ -402,6 +416,7 @@ func TestASlotIsRenewedWhileTheDriverIsAway(t *testing.T) {
 
 // A change that is edited beyond its window is another one.
 func TestAnEditOfTheConfigBeyondTheWindowWaitsForTheNext(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "gpus:\n- {model: H100-80GB, count: 2}\n")
 		w.turn()
@@ -433,6 +448,7 @@ profiles:
 
 // One that is edited in its window is gone on with, and finished beyond it.
 func TestAnEditOfTheConfigInItsWindowIsFinishedBeyondIt(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		w.maintain(until(time.Now().Add(time.Hour)))
@@ -450,6 +466,7 @@ func TestAnEditOfTheConfigInItsWindowIsFinishedBeyondIt(t *testing.T) {
 
 // A look that ends early takes back nothing of what was said of the window.
 func TestALookThatEndsEarlyDoesNotSayThatNothingIsPlanned(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		w.maintain(nights)
@@ -468,6 +485,7 @@ func TestALookThatEndsEarlyDoesNotSayThatNothingIsPlanned(t *testing.T) {
 
 // What was meant for a wish that is gone lets none begin that comes later.
 func TestAForceGoesWithItsWish(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		w.maintain(until(time.Now()))

@@ -158,6 +158,7 @@ func busy(t *testing.T) *world {
 
 // Promise 11.
 func TestNothingIsDisturbedOutsideOfTheWindow(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		w.maintain(nights)
@@ -187,6 +188,7 @@ func TestNothingIsDisturbedOutsideOfTheWindow(t *testing.T) {
 }
 
 func TestAWindowOfWhichTooLittleIsLeftIsNotBegunIn(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		w.maintain(nights)
@@ -200,6 +202,7 @@ func TestAWindowOfWhichTooLittleIsLeftIsNotBegunIn(t *testing.T) {
 }
 
 func TestAWindowIsLongEnoughToTheSecond(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		w.maintain(until(time.Now().Add(10 * time.Minute)))
@@ -213,6 +216,7 @@ func TestAWindowIsLongEnoughToTheSecond(t *testing.T) {
 
 // Case 15: a window that is shorter than the time between two looks is not slept through.
 func TestAWindowOfAMinuteIsBegunIn(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		w.settings.NodeHeartbeat = time.Hour
@@ -228,6 +232,7 @@ func TestAWindowOfAMinuteIsBegunIn(t *testing.T) {
 }
 
 func TestNoWindowThatIsLongEnoughIsSaid(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		w.maintain("windows: [{days: [Sun], start: '22:00', duration: 9m}]\nestimate: 10m\n")
@@ -242,6 +247,7 @@ func TestNoWindowThatIsLongEnoughIsSaid(t *testing.T) {
 
 // Case 18 of what keeps nodes: the window closes in the middle. Before a GPU is touched the node is given back.
 func TestADrainThatOutlastsItsWindowIsPutOff(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		w.settings.Timeouts.Drain = 24 * time.Hour
@@ -270,6 +276,7 @@ func TestADrainThatOutlastsItsWindowIsPutOff(t *testing.T) {
 }
 
 func TestAChangeThatHasTouchedAGPUIsFinishedBeyondItsWindow(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		w.maintain(until(time.Now().Add(time.Hour)))
@@ -300,6 +307,7 @@ func TestAChangeThatHasTouchedAGPUIsFinishedBeyondItsWindow(t *testing.T) {
 
 // The same where the agent dies at every step.
 func TestAnAgentThatForgetsEverythingFinishesBeyondItsWindow(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		w.maintain(until(time.Now().Add(time.Hour)))
@@ -316,6 +324,7 @@ func TestAnAgentThatForgetsEverythingFinishesBeyondItsWindow(t *testing.T) {
 
 // What is asked for when the window has closed already is nothing that is finished beyond it.
 func TestAnotherWishBeyondTheWindowWaitsForTheNext(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		w.maintain(until(time.Now().Add(time.Hour)))
@@ -331,6 +340,7 @@ func TestAnotherWishBeyondTheWindowWaitsForTheNext(t *testing.T) {
 }
 
 func TestAnUndoNeedsNoWindow(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		w.maintain(until(time.Now().Add(time.Hour)))
@@ -346,6 +356,7 @@ func TestAnUndoNeedsNoWindow(t *testing.T) {
 }
 
 func TestAFileThatCannotBeReadClosesTheNode(t *testing.T) {
+	t.Parallel()
 	const broken = "windows: [{days: [Caturday], start: '22:00', duration: 6h}]\n"
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
@@ -384,6 +395,7 @@ func TestAFileThatCannotBeReadClosesTheNode(t *testing.T) {
 
 // Case 17: the file changes while the window is open.
 func TestAnEditOfTheFileCountsAtOnce(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		w.maintain(until(time.Now().Add(6 * time.Hour)))
@@ -402,6 +414,7 @@ func TestAnEditOfTheFileCountsAtOnce(t *testing.T) {
 }
 
 func TestForceLetsOneChangeBeginOutsideOfItsWindow(t *testing.T) {
+	t.Parallel()
 	for name, value := range map[string]func(w *world) string{
 		"now": func(*world) string { return config.ForceNow },
 		"the change's own id": func(w *world) string {
@@ -465,6 +478,7 @@ func TestForceLetsOneChangeBeginOutsideOfItsWindow(t *testing.T) {
 }
 
 func TestAHoldKeepsTheNodeFromWhatIsNotBegun(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		w.annotate(config.AnnotationHold, "the auditors are here")
@@ -507,6 +521,7 @@ func TestAHoldKeepsTheNodeFromWhatIsNotBegun(t *testing.T) {
 }
 
 func TestWhatIsLostIsRestoredAtOnce(t *testing.T) {
+	t.Parallel()
 	lost := func(t *testing.T) *world {
 		t.Helper()
 		w := newWorld(t, oneH100)
@@ -555,6 +570,7 @@ func TestWhatIsLostIsRestoredAtOnce(t *testing.T) {
 }
 
 func TestAFreshNodeNeedsNoWindow(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, oneH100)
 		w.maintain(until(time.Now()))
@@ -566,6 +582,7 @@ func TestAFreshNodeNeedsNoWindow(t *testing.T) {
 }
 
 func TestNodesOfAPoolBeginAtMomentsOfTheirOwn(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		w.maintain(strings.Replace(nights, "jitter: 0s", "jitter: 2h", 1))
@@ -589,6 +606,7 @@ func TestNodesOfAPoolBeginAtMomentsOfTheirOwn(t *testing.T) {
 }
 
 func TestAProfileMayHaveWindowsOfItsOwn(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		w.maintain(nights)
@@ -613,6 +631,7 @@ profiles:
 
 // How long changes take is learnt from those before.
 func TestTheEstimateIsWhatEarlierChangesTook(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		w.count(func(int) { <-time.After(time.Minute) })
@@ -659,6 +678,7 @@ func (c *hostClock) Since(then time.Time) time.Duration {
 
 // Case 13: somebody sets the clock in the middle. No deadline passes by that, and the change comes to its end.
 func TestAStepOfTheClockInAnyPhaseHurtsNobody(t *testing.T) {
+	t.Parallel()
 	for _, step := range []time.Duration{3 * time.Hour, -3 * time.Hour} {
 		for _, kind := range []plan.Kind{
 			"", plan.Fence, plan.Evict, plan.PauseOperands, plan.SetMode, plan.Create, plan.ResumeOperands, plan.VerifyCapacity, plan.Release,
@@ -712,6 +732,7 @@ func stepsAt(t *testing.T, step time.Duration, kind plan.Kind) {
 
 // The windows go by the host's clock, whatever it says.
 func TestAStepOfTheClockOutOfTheWindowPutsADrainOff(t *testing.T) {
+	t.Parallel()
 	for _, step := range []time.Duration{9 * time.Hour, -7 * time.Hour} {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, oneH100)
@@ -737,6 +758,7 @@ func TestAStepOfTheClockOutOfTheWindowPutsADrainOff(t *testing.T) {
 }
 
 func TestMetricsTellOfWindows(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		w.maintain(nights)

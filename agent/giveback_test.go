@@ -26,6 +26,7 @@ var firstOnly = map[string]config.MIGConfig{
 
 // Whoever removes the journal by hand may forget the taint.
 func TestATaintThatNoJournalBelongsToIsTakenAway(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.edit(func(n *corev1.Node) {
@@ -37,6 +38,7 @@ func TestATaintThatNoJournalBelongsToIsTakenAway(t *testing.T) {
 }
 
 func TestAJournalThatIsRemovedByHandInTheMiddleDoesNotKeepTheNode(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.begin("all-1g.10gb")
@@ -47,6 +49,7 @@ func TestAJournalThatIsRemovedByHandInTheMiddleDoesNotKeepTheNode(t *testing.T) 
 
 // Promise 6.
 func TestACordonFromBeforeThatIsLiftedInTheMiddleIsNotPutBack(t *testing.T) {
+	t.Parallel()
 	for _, row := range []struct {
 		name  string
 		until func(w *world) bool
@@ -72,6 +75,7 @@ func TestACordonFromBeforeThatIsLiftedInTheMiddleIsNotPutBack(t *testing.T) {
 
 // Promise 6.
 func TestACordonThatSomebodyTakesOverInTheMiddleStays(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.edit(func(n *corev1.Node) { // from here on the client says who wrote what, as API servers do
@@ -101,6 +105,7 @@ func TestACordonThatSomebodyTakesOverInTheMiddleStays(t *testing.T) {
 
 // Promise 9. Such a plugin tolerates the fence, and has read the GPUs as they were.
 func TestAPluginThatIsReplacedInTheMiddleIsRestarted(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.converge("all-1g.10gb")
@@ -129,6 +134,7 @@ func TestAPluginThatIsReplacedInTheMiddleIsRestarted(t *testing.T) {
 
 // The deadline is for pods that somebody works with. What is left then, a plugin's restart, is no reason to undo it all.
 func TestAPluginMayEndAfterTheDeadlineForPods(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.settings.Timeouts.Drain = 2 * time.Minute
@@ -152,6 +158,7 @@ func TestAPluginMayEndAfterTheDeadlineForPods(t *testing.T) {
 }
 
 func TestALabelThatIsSetBackWhileCapacityIsAwaitedIsFollowed(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.converge("all-1g.10gb")
@@ -166,6 +173,7 @@ func TestALabelThatIsSetBackWhileCapacityIsAwaitedIsFollowed(t *testing.T) {
 
 // Promise 9. One process makes many changes.
 func TestThePluginHasItsTimeInEachChange(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		for _, name := range []string{"all-1g.10gb", "all-3g.40gb"} {
@@ -184,6 +192,7 @@ func TestThePluginHasItsTimeInEachChange(t *testing.T) {
 
 // Promise 10. What was not offered before the change cannot be proven after its undo.
 func TestANodeWhosePluginNeverWorkedIsGivenBack(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.broken = true
@@ -203,6 +212,7 @@ func TestANodeWhosePluginNeverWorkedIsGivenBack(t *testing.T) {
 
 // Promise 10.
 func TestAFileThatMayNoLongerBeReadDoesNotKeepTheNode(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.administer(firstOnly)
@@ -221,6 +231,7 @@ func TestAFileThatMayNoLongerBeReadDoesNotKeepTheNode(t *testing.T) {
 
 // Other tools wait for the label to leave "pending".
 func TestAWithdrawnWishIsNotPendingForEver(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.begin("all-balanced")
@@ -235,6 +246,7 @@ func TestAWithdrawnWishIsNotPendingForEver(t *testing.T) {
 
 // Promise 10. Nobody is deleted for the way back, so that it may take as long as a pod does: people are told since when and for whom.
 func TestTheWayBackSaysWhoKeepsIt(t *testing.T) {
+	t.Parallel()
 	for name, keep := range map[string]func(w *world){
 		"a budget": func(w *world) { w.blocks("late") },
 		"a pod that does not end": func(w *world) {

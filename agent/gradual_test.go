@@ -31,6 +31,7 @@ func (w *world) leaves(name string) bool {
 
 // Pods may end by themselves behind the fence, one by one, and those that have not are evicted.
 func TestAGradualChangeLetsPodsEnd(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := gradual(t)
 		fenced := time.Now()
@@ -52,6 +53,7 @@ func TestAGradualChangeLetsPodsEnd(t *testing.T) {
 
 // Where all have ended, nobody waits for the rest of the time.
 func TestAGradualChangeGoesOnWhenAllPodsHaveEnded(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := gradual(t)
 		fenced := time.Now()
@@ -68,6 +70,7 @@ func TestAGradualChangeGoesOnWhenAllPodsHaveEnded(t *testing.T) {
 
 // A pod that may not be evicted either has its usual time from then on.
 func TestAGradualChangeEndsAtTheDeadlineThatFollows(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := gradual(t)
 		fenced := time.Now()
@@ -100,6 +103,7 @@ func gradual(t *testing.T) *world {
 
 // In hours there is time for a kubelet to be restarted more than once.
 func TestAGradualChangeSurvivesThatKubeletIsAwayNowAndThen(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := gradual(t)
 		for range 2 {

@@ -68,6 +68,7 @@ func (w *world) done(name string) func() bool {
 }
 
 func TestUnchangedSharingStaysWhileTheGPUsAreCut(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.sharesAndCuts()
@@ -81,6 +82,7 @@ func TestUnchangedSharingStaysWhileTheGPUsAreCut(t *testing.T) {
 }
 
 func TestAFreshNodeIsOpenedWithTheSharingOfItsProfile(t *testing.T) {
+	t.Parallel()
 	for _, p := range []string{"two", "four"} {
 		t.Run(p, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -97,6 +99,7 @@ func TestAFreshNodeIsOpenedWithTheSharingOfItsProfile(t *testing.T) {
 }
 
 func TestAConfigFileThatCannotBeWrittenKeepsNoNode(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.shares()
@@ -114,6 +117,7 @@ func TestAConfigFileThatCannotBeWrittenKeepsNoNode(t *testing.T) {
 }
 
 func TestALabelThatTheAPIServerRefusesKeepsNoNode(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.shares()
@@ -203,6 +207,7 @@ func (w *world) manage() {
 }
 
 func TestAProfileThatIsWithdrawnInTheMiddleTakesItsConfigAlong(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.managed()
@@ -219,6 +224,7 @@ func TestAProfileThatIsWithdrawnInTheMiddleTakesItsConfigAlong(t *testing.T) {
 }
 
 func TestAConfigThatAProfileHasLeftIsNobodysWish(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.managed()
@@ -233,6 +239,7 @@ func TestAConfigThatAProfileHasLeftIsNobodysWish(t *testing.T) {
 }
 
 func TestPeoplesConfigStaysWhileTheGPUsAreCut(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.managed()
@@ -249,6 +256,7 @@ func TestPeoplesConfigStaysWhileTheGPUsAreCut(t *testing.T) {
 }
 
 func TestAKeyThatAnotherNodeHasCollectedIsWrittenAgainOnTheWayBack(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.managed()
@@ -270,6 +278,7 @@ func TestAKeyThatAnotherNodeHasCollectedIsWrittenAgainOnTheWayBack(t *testing.T)
 }
 
 func TestLabelsThatLagBehindTheWayBackKeepNoNode(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.shares()
@@ -286,6 +295,7 @@ func TestLabelsThatLagBehindTheWayBackKeepNoNode(t *testing.T) {
 }
 
 func TestALabelThatIsSetAtTheSameMomentIsNotOverwritten(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.shares()
@@ -321,6 +331,7 @@ func TestALabelThatIsSetAtTheSameMomentIsNotOverwritten(t *testing.T) {
 }
 
 func TestATaintThatThePluginDoesNotTolerateIsRefused(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.shares()
@@ -334,6 +345,7 @@ func TestATaintThatThePluginDoesNotTolerateIsRefused(t *testing.T) {
 }
 
 func TestLabelsAreWaitedForNoLongerThanCapacityIs(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.settings.Timeouts.Capacity = time.Minute
@@ -347,6 +359,7 @@ func TestLabelsAreWaitedForNoLongerThanCapacityIs(t *testing.T) {
 }
 
 func TestAPodThatOnlySeesThePluginsConfigIsLeftAlone(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.shares()
@@ -367,6 +380,7 @@ func TestAPodThatOnlySeesThePluginsConfigIsLeftAlone(t *testing.T) {
 }
 
 func TestLabelsAndTaintsGoWhenAnotherConfigIsAskedFor(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.shares()

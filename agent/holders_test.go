@@ -48,6 +48,7 @@ func (w *world) finish(pid int) {
 
 // Promise 3. A pod with NVIDIA_VISIBLE_DEVICES=all asks for nothing and has all.
 func TestAPodThatIsKnownByItsProcessAloneIsEvicted(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		const uid = "7a0c6a4e-0000-4000-8000-000000000001"
@@ -64,6 +65,7 @@ func TestAPodThatIsKnownByItsProcessAloneIsEvicted(t *testing.T) {
 
 // What cannot be looked at counts as busy.
 func TestAProcessTableThatCannotBeReadStopsTheChangeBeforeTheFence(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		self := filepath.Join(w.table, "self")
@@ -86,6 +88,7 @@ func TestAProcessTableThatCannotBeReadStopsTheChangeBeforeTheFence(t *testing.T)
 
 // Promise 5, of processes that are no pod's: nobody can evict them.
 func TestAProcessOfTheHostIsWaitedForBeforeTheFence(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.compute(string(w.snapshot()[0].UUID), 4711, "python", "0::/user.slice/user-1000.slice/session-3.scope")
@@ -128,6 +131,7 @@ func monitored(t *testing.T) *world {
 
 // Promises 7 and 8.
 func TestUnitsAreStoppedForAResetAndStartedAgain(t *testing.T) {
+	t.Parallel()
 	for _, killed := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			w := monitored(t)
@@ -151,6 +155,7 @@ func TestUnitsAreStoppedForAResetAndStartedAgain(t *testing.T) {
 
 // Promise 10.
 func TestAUnitThatDoesNotStopEndsTheChange(t *testing.T) {
+	t.Parallel()
 	for name, why := range map[string]error{
 		"its job fails": &drain.JobError{Unit: "nvidia-dcgm.service", Verb: "stop", Result: "failed"},
 		"its job hangs": drain.ErrJobRunning,
@@ -177,6 +182,7 @@ func TestAUnitThatDoesNotStopEndsTheChange(t *testing.T) {
 
 // A GPU works without the unit, and a node that is kept for it helps nobody.
 func TestAUnitThatDoesNotStartAgainKeepsNoNode(t *testing.T) {
+	t.Parallel()
 	for name, why := range map[string]error{
 		"its job fails": &drain.JobError{Unit: "nvidia-dcgm.service", Verb: "start", Result: "failed"},
 		"its job hangs": drain.ErrJobRunning,
@@ -194,6 +200,7 @@ func TestAUnitThatDoesNotStartAgainKeepsNoNode(t *testing.T) {
 
 // A process that is started again and again has another pid each time, which is no news to anybody.
 func TestAProcessThatIsStartedAgainAndAgainIsToldOnceAMinute(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		gpu := string(w.snapshot()[0].UUID)
@@ -222,6 +229,7 @@ func TestAProcessThatIsStartedAgainAndAgainIsToldOnceAMinute(t *testing.T) {
 
 // A job of systemd is done when the unit's process has begun. What becomes of it then is told, and keeps no node.
 func TestAUnitThatIsStartedAndFailsIsTold(t *testing.T) {
+	t.Parallel()
 	const unit = "nvidia-dcgm.service"
 	for name, row := range map[string]struct {
 		atOnce, later string // what becomes of it

@@ -24,6 +24,7 @@ var journals = map[string]string{
 
 // Promise 7: a journal survives the agent's upgrade.
 func TestAChangeGoesOnFromTheJournalOfAnotherAgent(t *testing.T) {
+	t.Parallel()
 	for name, journal := range journals {
 		for _, wanted := range []bool{true, false} {
 			t.Run(name, func(t *testing.T) {
@@ -58,6 +59,7 @@ func TestAChangeGoesOnFromTheJournalOfAnotherAgent(t *testing.T) {
 }
 
 func TestTheSummaryOfAJournalSaysWhatIsOwed(t *testing.T) {
+	t.Parallel()
 	j, err := agent.ParseJournal(journals["version 2"])
 	if err != nil {
 		t.Fatal(err)

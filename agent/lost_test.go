@@ -14,6 +14,7 @@ import (
 
 // Promise 10.
 func TestALostGPUOutsideTheChangeDoesNotKeepTheNode(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.administer(firstOnly)
@@ -32,6 +33,7 @@ func TestALostGPUOutsideTheChangeDoesNotKeepTheNode(t *testing.T) {
 
 // Promise 10. The other GPUs are as they were, and may be used.
 func TestAGPULostInTheMiddleDoesNotKeepTheNode(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.converge("all-3g.40gb")
@@ -48,6 +50,7 @@ func TestAGPULostInTheMiddleDoesNotKeepTheNode(t *testing.T) {
 
 // Promise 2. What the journal says was there before is not what stood on a GPU that could not be seen then.
 func TestAGPUThatComesBackDuringAnUndoIsLeftAlone(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.administer(firstOnly)
@@ -67,6 +70,7 @@ func TestAGPUThatComesBackDuringAnUndoIsLeftAlone(t *testing.T) {
 }
 
 func TestALostGPUIsNoSuccessForTheNextAgentEither(t *testing.T) {
+	t.Parallel()
 	for _, row := range []struct{ name, config string }{
 		{"under a generated config", "all-1g.10gb"},
 		{"under a config of the file", "mine"},

@@ -30,6 +30,7 @@ func expectMetrics(t *testing.T, m *agent.Metrics, want string, names ...string)
 }
 
 func TestMetricsOfMemoryAreThoseOfTheLastLook(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := newPressure(t, "seed: 1\ngpus: [{model: T4}]")
 		m, gpu := p.measured(), p.gpus.UUIDs()[0]
@@ -72,6 +73,7 @@ gpuslice_pod_gpu_memory_used_bytes{device="GPU",gpu="GPU",namespace="team",pod="
 }
 
 func TestMetricsTellHowAChangeGoes(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := newPressure(t, "gpus: [{model: A100-40GB}]")
 		m := p.measured()
@@ -121,6 +123,7 @@ gpuslice_partition_ready{reason="Converged"} 1
 }
 
 func TestStepsThatFailAreCounted(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := newPressure(t, "gpus: [{model: H100-80GB, mig: true}]")
 		m := p.measured()

@@ -28,6 +28,7 @@ func (s slow) Snapshot(ctx context.Context) ([]nvml.GPU, error) {
 
 // Promise 3. The time that the driver takes is not the kubelet's.
 func TestASlowDriverIsNoReasonToEvictFromOtherGPUs(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.through = func(d nvml.Driver) nvml.Driver { return slow{d, w.settings.Timeouts.APICall + time.Second} }
@@ -43,6 +44,7 @@ func TestASlowDriverIsNoReasonToEvictFromOtherGPUs(t *testing.T) {
 
 // Promise 3. Kubelet may be restarted at any time.
 func TestASilentKubeletIsNoReasonToEvictFromOtherGPUs(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.administer(firstOnly)

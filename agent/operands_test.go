@@ -69,6 +69,7 @@ func (w *world) converged(name string) func() bool {
 
 // Promises 7 and 13.
 func TestOperandsArePausedInOrderAndResumedInReverse(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		before := map[string]string{
@@ -96,6 +97,7 @@ func TestOperandsArePausedInOrderAndResumedInReverse(t *testing.T) {
 
 // Where the plugin goes by its label, kubelet gives out nothing meanwhile, and pods without a GPU need not be kept away.
 func TestWhatNobodyHoldsIsChangedWithoutAFence(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.operator(map[string]string{config.LabelDevicePlugin: "true"})
@@ -130,6 +132,7 @@ func TestWhatNobodyHoldsIsChangedWithoutAFence(t *testing.T) {
 
 // Promise 8, for each label and each moment.
 func TestLabelsOfOperandsAreGivenBackByTheNextAgent(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		before := map[string]string{config.LabelDevicePlugin: "true", labelDCGM: "true", labelExporter: "true", labelGFD: "false"}
@@ -147,6 +150,7 @@ func TestLabelsOfOperandsAreGivenBackByTheNextAgent(t *testing.T) {
 
 // Promise 10.
 func TestOperandsComeBackAlsoWhenTheChangeFails(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		before := map[string]string{config.LabelDevicePlugin: "true", labelDCGM: "true"}
@@ -163,6 +167,7 @@ func TestOperandsComeBackAlsoWhenTheChangeFails(t *testing.T) {
 
 // Kubelet ends no pod that has a claim without the driver of it. It is left alone also where people have put it among the operands.
 func TestTheDriverOfClaimsIsNeverPaused(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		const label = config.LabelOperandPrefix + "dra-driver"
@@ -180,6 +185,7 @@ func TestTheDriverOfClaimsIsNeverPaused(t *testing.T) {
 
 // Another tool may take a label over in the middle. It is its own then.
 func TestAnOperandThatAnotherToolPausesInTheMiddleStaysPaused(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.operator(map[string]string{config.LabelDevicePlugin: "true", labelDCGM: "true"})
@@ -195,6 +201,7 @@ func TestAnOperandThatAnotherToolPausesInTheMiddleStaysPaused(t *testing.T) {
 
 // The journal of a change that owes no more than its predecessors did is one that they can read.
 func TestAJournalIsWrittenInTheLowestVersionThatHoldsIt(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		for operands, version := range map[string]string{"": `{"version":1,`, labelDCGM: `{"version":2,`} {
 			w := newWorld(t, h100)

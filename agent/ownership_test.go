@@ -26,6 +26,7 @@ func (w *world) attribute() {
 
 // Promise 6.
 func TestAnUncordonInTheMiddleCallsTheChangeOff(t *testing.T) {
+	t.Parallel()
 	for _, row := range []struct {
 		name  string
 		until func(w *world) bool
@@ -77,6 +78,7 @@ func TestAnUncordonInTheMiddleCallsTheChangeOff(t *testing.T) {
 
 // Promise 13.
 func TestOtherToolsAreWaitedForByName(t *testing.T) {
+	t.Parallel()
 	const kured = "weave.works/kured-reboot-in-progress"
 	t.Run("before the fence", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
@@ -108,6 +110,7 @@ func TestOtherToolsAreWaitedForByName(t *testing.T) {
 
 // The owner of a cordon is in managedFields, so that ours is known without a journal.
 func TestWhatAnAgentHasLeftIsGivenBack(t *testing.T) {
+	t.Parallel()
 	t.Run("a cordon", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, h100)
@@ -174,6 +177,7 @@ func TestWhatAnAgentHasLeftIsGivenBack(t *testing.T) {
 
 // From one pod of a rollout to the next there is no mig-manager for some seconds, and it still minds its labels itself.
 func TestWhatAMIGManagerHasPausedIsLeftToItForAMinute(t *testing.T) {
+	t.Parallel()
 	const paused = "paused-for-mig-change"
 	adopting := func(t *testing.T) *world {
 		t.Helper()
@@ -249,6 +253,7 @@ func TestWhatAMIGManagerHasPausedIsLeftToItForAMinute(t *testing.T) {
 
 // Who holds a foreign cordon, and since when, is what people ask first.
 func TestACordonOfOthersIsReported(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.attribute()
@@ -266,6 +271,7 @@ func TestACordonOfOthersIsReported(t *testing.T) {
 
 // KEP-5683: so other tools see what goes on.
 func TestTheConditionsOfADrainFollowIt(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.pod("trainer", w.devices()["nvidia.com/gpu"][0])

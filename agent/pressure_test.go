@@ -133,6 +133,7 @@ func (p *pressure) heard() []string {
 }
 
 func TestASharedGPUThatFillsUpIsToldWithItsPods(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := newPressure(t, t4)
 		gpu := p.gpus.UUIDs()[1]
@@ -170,6 +171,7 @@ func TestASharedGPUThatFillsUpIsToldWithItsPods(t *testing.T) {
 }
 
 func TestAGPUIsUnderNoPressureOnceAPodHasLeft(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := newPressure(t, t4)
 		gpu := p.gpus.UUIDs()[0]
@@ -190,6 +192,7 @@ func TestAGPUIsUnderNoPressureOnceAPodHasLeft(t *testing.T) {
 }
 
 func TestMemoryThatIsGoneAtOnceIsNotToldOf(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := newPressure(t, t4)
 		gpu := p.gpus.UUIDs()[0]
@@ -206,6 +209,7 @@ func TestMemoryThatIsGoneAtOnceIsNotToldOf(t *testing.T) {
 
 // Promise 12.
 func TestAFullGPUWhoseMemoryChangesIsWrittenWithTheHeartbeat(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := newPressure(t, t4)
 		gpu := p.gpus.UUIDs()[0]
@@ -239,6 +243,7 @@ func TestAFullGPUWhoseMemoryChangesIsWrittenWithTheHeartbeat(t *testing.T) {
 }
 
 func TestTheNextAgentKnowsWhatWasFull(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := newPressure(t, t4)
 		gpu := p.gpus.UUIDs()[0]
@@ -257,6 +262,7 @@ func TestTheNextAgentKnowsWhatWasFull(t *testing.T) {
 }
 
 func TestInstancesAreFullEachForItself(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := newPressure(t, "gpus: [{model: A100-40GB}]")
 		p.converge("all-3g.20gb") // two with 19968 MiB each
@@ -271,6 +277,7 @@ func TestInstancesAreFullEachForItself(t *testing.T) {
 }
 
 func TestMemoryIsNotKnownWhileTheDriverIsSilent(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := newPressure(t, t4)
 		p.sufficient()
@@ -287,6 +294,7 @@ func TestMemoryIsNotKnownWhileTheDriverIsSilent(t *testing.T) {
 
 // The kernel does not unload a driver that a process has open, and the loop has let go of it.
 func TestADriverThatIsBeingUpgradedIsNotLookedAtInBetween(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := newPressure(t, t4)
 		looks := 0
@@ -325,6 +333,7 @@ func (d counting) Snapshot(ctx context.Context) ([]nvml.GPU, error) {
 
 // Its server has the memory of all clients' contexts, and is no client.
 func TestTheDaemonOfMPSSharesNoGPU(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := newPressure(t, t4)
 		gpu := p.gpus.UUIDs()[0]
@@ -345,6 +354,7 @@ func TestTheDaemonOfMPSSharesNoGPU(t *testing.T) {
 
 // Kubelet knows who has a GPU, if nobody knows whose its processes are.
 func TestPodsAreToldOfWithoutTheProcessTable(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := newPressure(t, t4)
 		gpu := p.gpus.UUIDs()[0]
@@ -359,6 +369,7 @@ func TestPodsAreToldOfWithoutTheProcessTable(t *testing.T) {
 }
 
 func TestNobodyWatchesMemoryWhoIsNotAskedTo(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := newPressure(t, t4)
 		p.settings.MemoryPressure.Threshold = 0
@@ -380,6 +391,7 @@ func TestNobodyWatchesMemoryWhoIsNotAskedTo(t *testing.T) {
 
 // A look in between takes nothing of the API server.
 func TestTheMemoryOfAQuietNodeIsLookedAtWithoutTheAPIServer(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := newPressure(t, t4)
 		gpu := p.gpus.UUIDs()[0]

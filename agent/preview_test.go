@@ -10,6 +10,7 @@ import (
 )
 
 func TestAPreviewTellsWhatWaitsForAReboot(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, passthrough)
 		w.label("all-balanced")
@@ -48,6 +49,7 @@ func TestAPreviewTellsWhatWaitsForAReboot(t *testing.T) {
 }
 
 func TestAPreviewTellsWhenTheChangeWouldBegin(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		runs := func(name string) string {

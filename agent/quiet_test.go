@@ -40,6 +40,7 @@ func (w *world) writes(d time.Duration) int {
 
 // Promise 12, on the way there. That less and less of a pod's grace is left is no news.
 func TestAPodThatIsLeavingIsNoReasonToWriteAgainAndAgain(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.through = func(d nvml.Driver) nvml.Driver { return slow{d, time.Second} }
@@ -61,6 +62,7 @@ func TestAPodThatIsLeavingIsNoReasonToWriteAgainAndAgain(t *testing.T) {
 
 // Promises 10 and 12: a node that cannot be given back says so, and nothing else.
 func TestANodeThatCannotBeGivenBackIsQuiet(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.through = func(d nvml.Driver) nvml.Driver { return slow{d, time.Second} }
@@ -91,6 +93,7 @@ func TestANodeThatCannotBeGivenBackIsQuiet(t *testing.T) {
 
 // A change that succeeds each time is repeated for as long as somebody else undoes it, if they leave time in between.
 func TestRepairsOverTimeAreNotStepsWithoutEffect(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.converge("all-1g.10gb")
@@ -108,6 +111,7 @@ func TestRepairsOverTimeAreNotStepsWithoutEffect(t *testing.T) {
 
 // Promise 12: what has failed stays failed, also when nobody could say for a moment what was wished.
 func TestAFileThatIsBrokenForAMomentDoesNotBringTheFailedWishBack(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.administer(firstOnly)
@@ -133,6 +137,7 @@ func TestAFileThatIsBrokenForAMomentDoesNotBringTheFailedWishBack(t *testing.T) 
 // Promises 8 and 12. The agent dies right after it has given the node back, before it could say anything else. Where it
 // knows of no plugin to restart, that is the first thing it does on the way back.
 func TestAnAgentThatDiesAtTheEndOfAnUndoLeavesWordOfTheFailure(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.converge("all-enabled")

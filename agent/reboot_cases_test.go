@@ -46,6 +46,7 @@ func (w *world) cutAfterReboot() {
 
 // delegate: after a reboot that did not come the change is undone, but the sentinel stays.
 func TestTheRequestIsWithdrawnWhenTheRebootDoesNotCome(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootDelegate)
 		w.cutAfterReboot()
@@ -68,6 +69,7 @@ func TestTheRequestIsWithdrawnWhenTheRebootDoesNotCome(t *testing.T) {
 
 // The wish is withdrawn (or becomes nonsense) while MIG mode is left pending: mode and request must go too.
 func TestAPendingModeIsCancelledWithItsWish(t *testing.T) {
+	t.Parallel()
 	for name, edit := range map[string]func(n *corev1.Node){
 		"label removed":    func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) },
 		"label nonsense":   func(n *corev1.Node) { n.Labels[config.LabelMIGConfig] = "nonsense" },
@@ -97,6 +99,7 @@ func TestAPendingModeIsCancelledWithItsWish(t *testing.T) {
 
 // delegate, MIG off, sentinel cannot be written: the node must be given back.
 func TestASentinelThatCannotBeWrittenDoesNotKeepTheNode(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootDelegate)
 		w.cutAfterReboot()
@@ -114,6 +117,7 @@ func TestASentinelThatCannotBeWrittenDoesNotKeepTheNode(t *testing.T) {
 
 // self, no logind: that is noticed before anybody is evicted for the reboot.
 func TestNobodyIsEvictedForARebootThatCannotBe(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootSelf)
 		w.host.refuses = errors.New("this host has no logind")
@@ -139,6 +143,7 @@ func (h goingDown) Reboot(ctx context.Context) error {
 
 // self: somebody else reboots at the same moment, or the bus went away in the middle of the answer.
 func TestAHostThatGoesDownAnywayIsTheRebootThatWasAskedFor(t *testing.T) {
+	t.Parallel()
 	for _, err := range []error{drain.ErrShuttingDown, drain.ErrLogindSilent} {
 		t.Run(err.Error(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -161,6 +166,7 @@ func TestAHostThatGoesDownAnywayIsTheRebootThatWasAskedFor(t *testing.T) {
 
 // self: the agent is killed between the journal's write and the call to logind.
 func TestAnAgentKilledRightBeforeItRebootsDoesSoLater(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootSelf)
 		dead := false
@@ -189,6 +195,7 @@ func TestAnAgentKilledRightBeforeItRebootsDoesSoLater(t *testing.T) {
 
 // self: after the reboot, before the release, the label changes to what takes another reboot.
 func TestAnotherWishMayTakeARebootOfItsOwn(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootSelf)
 		w.label("all-balanced")
@@ -213,6 +220,7 @@ func TestAnotherWishMayTakeARebootOfItsOwn(t *testing.T) {
 
 // never: where a reset was refused before, MIG off is refused before anything is destroyed.
 func TestMIGOffIsRefusedBeforeAnythingIsDestroyed(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootNever)
 		w.cutAfterReboot()
@@ -235,6 +243,7 @@ func TestMIGOffIsRefusedBeforeAnythingIsDestroyed(t *testing.T) {
 
 // never, with an H100 beside: its mode needs no reset, and must still be possible to turn off.
 func TestAGPUThatNeedsNoResetIsTurnedOffBesideOneThatCannotBeReset(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "gpus: [{model: A100-80GB, passthrough: true}, {model: H100-80GB}]")
 		w.administer(map[string]config.MIGConfig{
@@ -252,6 +261,7 @@ func TestAGPUThatNeedsNoResetIsTurnedOffBesideOneThatCannotBeReset(t *testing.T)
 
 // Cancelling a pending mode takes nothing from anybody: no pod has to leave.
 func TestAPendingModeIsCancelledWithoutEvictions(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootNever)
 		w.label("all-balanced")
@@ -269,6 +279,7 @@ func TestAPendingModeIsCancelledWithoutEvictions(t *testing.T) {
 
 // A fresh node that only a reboot makes what is asked for.
 func TestAFreshNodeThatWaitsForARebootKeepsItsTaint(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootNever)
 		w.register()
@@ -283,6 +294,7 @@ func TestAFreshNodeThatWaitsForARebootKeepsItsTaint(t *testing.T) {
 
 // A fresh node whose label is changed to nonsense in the middle.
 func TestAFreshNodeWhoseWishGoesBadInTheMiddleKeepsItsTaint(t *testing.T) {
+	t.Parallel()
 	for name, spoil := range map[string]func(w *world){
 		"nonsense": func(w *world) { w.label("nonsense") },
 		"lost":     func(w *world) { w.lose(1, true) },
@@ -305,6 +317,7 @@ func TestAFreshNodeWhoseWishGoesBadInTheMiddleKeepsItsTaint(t *testing.T) {
 
 // No boot id: Reset is not tried without a pause for ever.
 func TestWithoutABootIDTheHardwareIsNotAskedForEver(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootNever)
 		n := w.node()
@@ -325,6 +338,7 @@ func TestWithoutABootIDTheHardwareIsNotAskedForEver(t *testing.T) {
 
 // The policy is changed from delegate to self while the reboot is awaited.
 func TestAPolicyThatBecomesSelfRebootsTheNode(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootDelegate)
 		w.cutAfterReboot()
@@ -343,6 +357,7 @@ func TestAPolicyThatBecomesSelfRebootsTheNode(t *testing.T) {
 
 // The policy is changed from delegate to never while the reboot is awaited: the request goes.
 func TestAPolicyThatBecomesNeverWithdrawsTheRequest(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootDelegate)
 		w.cutAfterReboot()
@@ -360,6 +375,7 @@ func TestAPolicyThatBecomesNeverWithdrawsTheRequest(t *testing.T) {
 
 // self: GPUs that the config does not name have their geometry again after the reboot.
 func TestARebootByTheAgentTakesNothingFromOtherGPUs(t *testing.T) {
+	t.Parallel()
 	for _, policy := range []config.RebootPolicy{config.RebootSelf} {
 		t.Run(string(policy), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -390,6 +406,7 @@ func TestARebootByTheAgentTakesNothingFromOtherGPUs(t *testing.T) {
 
 // The state label after the wish for which a reboot was asked is withdrawn.
 func TestTheStateLabelDoesNotSayRebootingForEver(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootDelegate)
 		w.label("all-balanced")
@@ -407,6 +424,7 @@ func TestTheStateLabelDoesNotSayRebootingForEver(t *testing.T) {
 
 // A driver upgrade while the capacity is awaited, seen at the moment it is over.
 func TestADriverUpgradeDoesNotUseUpTheTimeForCapacity(t *testing.T) {
+	t.Parallel()
 	const plugin = config.LabelOperandPrefix + "device-plugin"
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
@@ -431,6 +449,7 @@ func TestADriverUpgradeDoesNotUseUpTheTimeForCapacity(t *testing.T) {
 
 // The startup taint with another effect comes back as it was.
 func TestTheStartupTaintOfANodeThatCannotBeMadeReadyIsAsItWas(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		was := corev1.Taint{Key: config.TaintNotReady, Value: "pool-a", Effect: corev1.TaintEffectNoExecute}
@@ -446,6 +465,7 @@ func TestTheStartupTaintOfANodeThatCannotBeMadeReadyIsAsItWas(t *testing.T) {
 
 // self: a pod that tolerates every taint comes back at once, as replicas of system services do; it must not be evicted for ever.
 func TestAPodThatComesBackIsNotEvictedForAnHour(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootSelf)
 		n := 0
@@ -473,6 +493,7 @@ func TestAPodThatComesBackIsNotEvictedForAnHour(t *testing.T) {
 
 // A GPU is lost in the middle of the wait for a reboot: the other GPUs, whose pending mode is undone, are given back.
 func TestAGPULostWhileARebootIsAwaited(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootDelegate)
 		w.cutAfterReboot()
@@ -488,6 +509,7 @@ func TestAGPULostWhileARebootIsAwaited(t *testing.T) {
 
 // The agent's own request for a reboot is not on a journal that says "undo".
 func TestTheRequestIsWithdrawnBeforeTheNodeIsGivenBack(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootDelegate)
 		w.cutAfterReboot()
@@ -505,6 +527,7 @@ func TestTheRequestIsWithdrawnBeforeTheNodeIsGivenBack(t *testing.T) {
 
 // delegate, MIG on: a reboot that changes nothing is not asked for again and again, as it is not under self.
 func TestADelegatedRebootThatDoesNotHelpIsNotAskedForAgainAndAgain(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootDelegate)
 		w.label("all-balanced")
@@ -529,6 +552,7 @@ func TestADelegatedRebootThatDoesNotHelpIsNotAskedForAgainAndAgain(t *testing.T)
 
 // A fresh node whose device plugin takes long to come, as its image is pulled and its driver validated.
 func TestAFreshNodeWaitsForItsFirstPlugin(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.register()
@@ -546,6 +570,7 @@ func TestAFreshNodeWaitsForItsFirstPlugin(t *testing.T) {
 
 // The budget of a step is the wish's own: "another wish is tried anew".
 func TestAnotherWishHasABudgetOfItsOwn(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		if err := w.gpus.Fail(gpusim.SetMigMode, gpusim.Fault{Return: gpusim.Unknown, Times: w.settings.Retry.Failures + 1}); err != nil {
@@ -563,6 +588,7 @@ func TestAnotherWishHasABudgetOfItsOwn(t *testing.T) {
 
 // Two of the node's A100s, of which one can be reset: under never, it is turned off although the other cannot be.
 func TestAGPUThatCanBeResetIsTurnedOffBesideOneThatCannot(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "gpus: [{model: A100-80GB, passthrough: true}, {model: A100-80GB}]")
 		w.administer(map[string]config.MIGConfig{

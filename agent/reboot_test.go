@@ -73,6 +73,7 @@ func (w *world) asked() bool {
 // Where the driver cannot reset the GPUs, they are asked once, the node is given back, and the next reboot, whoever does
 // it, finishes the change.
 func TestAModeThatTakesARebootIsLeftPendingOnAllGPUsAndTheNodeIsGivenBack(t *testing.T) {
+	t.Parallel()
 	for _, policy := range []config.RebootPolicy{config.RebootNever, config.RebootDelegate} {
 		t.Run(string(policy), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -104,6 +105,7 @@ func TestAModeThatTakesARebootIsLeftPendingOnAllGPUsAndTheNodeIsGivenBack(t *tes
 
 // A GPU has to lose its instances before MIG mode is turned off: nothing is begun that nobody may finish.
 func TestMIGIsNotTurnedOffWhereNobodyMayReboot(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, passthrough)
 		w.label("all-balanced")
@@ -122,6 +124,7 @@ func TestMIGIsNotTurnedOffWhereNobodyMayReboot(t *testing.T) {
 }
 
 func TestMIGIsTurnedOffByADelegatedRebootBehindTheFence(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, passthrough)
 		w.settings.Reboot.Policy = config.RebootDelegate
@@ -144,6 +147,7 @@ func TestMIGIsTurnedOffByADelegatedRebootBehindTheFence(t *testing.T) {
 
 // Promise 10, and once for each boot.
 func TestTheAgentRebootsTheNodeItselfAfterTheDrainAndOnce(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, passthrough)
 		w.settings.Reboot.Policy = config.RebootSelf
@@ -174,6 +178,7 @@ func TestTheAgentRebootsTheNodeItselfAfterTheDrainAndOnce(t *testing.T) {
 
 // Promise 10.
 func TestARebootThatDoesNotHelpIsNotRepeated(t *testing.T) {
+	t.Parallel()
 	for name, boots := range map[string]bool{"since it changes nothing": true, "since it does not come": false} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -200,6 +205,7 @@ func TestARebootThatDoesNotHelpIsNotRepeated(t *testing.T) {
 
 // Promise 10.
 func TestARebootThatTheHostRefusesIsGivenUp(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, passthrough)
 		before := w.gpus.String()
@@ -217,6 +223,7 @@ func TestARebootThatTheHostRefusesIsGivenUp(t *testing.T) {
 
 // A change is not begun, nor gone on with, while the host is shutting down.
 func TestNoGPUIsTouchedWhileTheHostShutsDown(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.begin("all-1g.10gb")
@@ -239,6 +246,7 @@ func TestNoGPUIsTouchedWhileTheHostShutsDown(t *testing.T) {
 
 // Promise 8. An H100 loses its instances and MIG mode at a reboot, an A100 its instances alone.
 func TestWhatARebootTakesAwayIsMadeAgain(t *testing.T) {
+	t.Parallel()
 	for _, model := range []string{"H100-80GB", "A100-80GB"} {
 		t.Run(model, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -259,6 +267,7 @@ func TestWhatARebootTakesAwayIsMadeAgain(t *testing.T) {
 
 // Promise 8, where the reboot comes in the middle of a change.
 func TestAChangeGoesOnAfterAReboot(t *testing.T) {
+	t.Parallel()
 	for _, model := range []string{"H100-80GB", "A100-80GB"} {
 		t.Run(model, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -279,6 +288,7 @@ func TestAChangeGoesOnAfterAReboot(t *testing.T) {
 
 // Promise 7. What a journal of another version owes is not known, so nothing is touched.
 func TestAJournalThatCannotBeReadStopsEverything(t *testing.T) {
+	t.Parallel()
 	for _, journal := range []string{`{"version":4}`, `{"version":0}`, `not JSON`} {
 		t.Run(journal, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

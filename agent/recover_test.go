@@ -27,6 +27,7 @@ func (w *world) awaiting(ctx context.Context) (ended chan error, seen *int) {
 }
 
 func TestWhoeverWaitsForANodeLearnsThatItIsGivenBack(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.begin("all-1g.10gb")
@@ -42,6 +43,7 @@ func TestWhoeverWaitsForANodeLearnsThatItIsGivenBack(t *testing.T) {
 }
 
 func TestWhoeverWaitsInVainLearnsWhatIsOwed(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.begin("all-1g.10gb")
@@ -57,6 +59,7 @@ func TestWhoeverWaitsInVainLearnsWhatIsOwed(t *testing.T) {
 
 // A change that is parked keeps nobody away. What somebody else keeps is not ours to wait for.
 func TestNobodyWaitsWhereNothingIsOwed(t *testing.T) {
+	t.Parallel()
 	for _, row := range []struct {
 		name    string
 		models  string
@@ -86,6 +89,7 @@ func TestNobodyWaitsWhereNothingIsOwed(t *testing.T) {
 }
 
 func TestAJournalThatCannotBeReadIsNotWaitedFor(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.annotate(config.AnnotationJournal, `{"version": 99}`)
@@ -98,6 +102,7 @@ func TestAJournalThatCannotBeReadIsNotWaitedFor(t *testing.T) {
 
 // Only where people say so, and only what mig-manager has paused.
 func TestWhatMIGManagerHasLeftIsRestored(t *testing.T) {
+	t.Parallel()
 	for _, row := range []struct {
 		name    string
 		provoke func(w *world)

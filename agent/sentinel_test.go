@@ -39,6 +39,7 @@ func (w *world) looks(d time.Duration, stop func() bool) int {
 
 // A hostPath that does not exist is made a directory.
 func TestWhatStandsInTheSentinelsPlaceAsksForNoRebootAndIsNamed(t *testing.T) {
+	t.Parallel()
 	for name, put := range map[string]func(path string) error{
 		"a directory":                  func(path string) error { return os.Mkdir(path, 0o755) },
 		"a link that leads to no file": func(path string) error { return os.Symlink("/nowhere/at/all", path) },
@@ -64,6 +65,7 @@ func TestWhatStandsInTheSentinelsPlaceAsksForNoRebootAndIsNamed(t *testing.T) {
 }
 
 func TestASentinelThatCannotBeReadIsOfOthersAndStays(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := delegating(t)
 		if err := os.Symlink("/proc/self/mem", w.settings.Reboot.Sentinel); err != nil { // a file whose beginning nobody can read
@@ -84,6 +86,7 @@ func TestASentinelThatCannotBeReadIsOfOthersAndStays(t *testing.T) {
 }
 
 func TestTheSentinelIsThereAsAWholeOrNotAtAll(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := delegating(t)
 		path := w.settings.Reboot.Sentinel

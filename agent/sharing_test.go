@@ -188,6 +188,7 @@ func (w *world) offers() string {
 }
 
 func TestEachSharingIsReachedFromEachOther(t *testing.T) {
+	t.Parallel()
 	offers := map[string]string{"alone": "gpu=2", "two": "gpu=4", "four": "gpu=8", "renamed": "gpu.shared=8", "slices": "mig-1g.10gb=28"}
 	for from := range offers {
 		for to, want := range offers {
@@ -212,6 +213,7 @@ func TestEachSharingIsReachedFromEachOther(t *testing.T) {
 }
 
 func TestHoldersLeaveOnlyWhenTheirReplicaGoes(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct{ from, to, stays, goes string }{
 		{"two", "four", "::0 ::1", ""},
 		{"four", "two", "::0 ::1", "::2 ::3"},
@@ -247,6 +249,7 @@ func TestHoldersLeaveOnlyWhenTheirReplicaGoes(t *testing.T) {
 }
 
 func TestMoreReplicasNeedNoCordon(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.shares()
@@ -266,6 +269,7 @@ func TestMoreReplicasNeedNoCordon(t *testing.T) {
 }
 
 func TestAConfigThatThePluginDoesNotRunByIsTakenBack(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.shares()
@@ -296,6 +300,7 @@ func TestAConfigThatThePluginDoesNotRunByIsTakenBack(t *testing.T) {
 }
 
 func TestASharingThatCannotBeDisturbsNothing(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.shares()
@@ -315,6 +320,7 @@ func TestASharingThatCannotBeDisturbsNothing(t *testing.T) {
 }
 
 func TestLabelsAndTaintsComeAndGoWithTheProfile(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.shares()
@@ -337,6 +343,7 @@ func TestLabelsAndTaintsComeAndGoWithTheProfile(t *testing.T) {
 }
 
 func TestALabelOfSomebodyElseIsNotChanged(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.shares()
@@ -355,6 +362,7 @@ func TestALabelOfSomebodyElseIsNotChanged(t *testing.T) {
 }
 
 func TestASharingThatIsInPlaceIsLeftAloneByARestart(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.shares()
@@ -370,6 +378,7 @@ func TestASharingThatIsInPlaceIsLeftAloneByARestart(t *testing.T) {
 }
 
 func TestAnAgentThatForgetsEverythingSharesAllTheSame(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.shares()
@@ -389,6 +398,7 @@ func TestAnAgentThatForgetsEverythingSharesAllTheSame(t *testing.T) {
 }
 
 func TestAComputeModeThatMPSHasLeftIsMended(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.shares()
@@ -408,6 +418,7 @@ func TestAComputeModeThatMPSHasLeftIsMended(t *testing.T) {
 }
 
 func TestLabelsOfGPUFeatureDiscoveryAreWaitedForAndNotRelied(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.shares()
@@ -434,6 +445,7 @@ func TestLabelsOfGPUFeatureDiscoveryAreWaitedForAndNotRelied(t *testing.T) {
 }
 
 func TestGhostsAreRemovedWhereTheSettingsSaySo(t *testing.T) {
+	t.Parallel()
 	for _, ghosts := range []config.Ghosts{config.GhostsReport, config.GhostsRemove} {
 		t.Run(string(ghosts), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -461,6 +473,7 @@ func TestGhostsAreRemovedWhereTheSettingsSaySo(t *testing.T) {
 }
 
 func TestAConfigThatALabelNamesStaysWhileTheGPUsAreCut(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.settings.DevicePlugin.ConfigMap = config.ConfigMapName{Namespace: "gpuslice", Name: "device-plugin-config"}
@@ -490,6 +503,7 @@ func TestAConfigThatALabelNamesStaysWhileTheGPUsAreCut(t *testing.T) {
 }
 
 func TestASidecarOfThePluginThatEndsIsNoFailureOfThePlugin(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.shares()

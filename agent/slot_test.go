@@ -65,6 +65,7 @@ func free(t *testing.T, slots *fleet.Slots, pool fleet.Pool, c fleet.Change) boo
 
 // Promise 11.
 func TestANodeWaitsForItsTurnInThePool(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		slots, pool, other := w.pool()
@@ -94,6 +95,7 @@ func TestANodeWaitsForItsTurnInThePool(t *testing.T) {
 }
 
 func TestTheSlotIsTheNodesUntilItIsGivenBack(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		slots, pool, other := w.pool()
@@ -113,6 +115,7 @@ func TestTheSlotIsTheNodesUntilItIsGivenBack(t *testing.T) {
 
 // Who waits for something else keeps no other node waiting.
 func TestANodeThatHasToWaitAfterAllGivesItsSlotBack(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		slots, pool, other := w.pool()
@@ -128,6 +131,7 @@ func TestANodeThatHasToWaitAfterAllGivesItsSlotBack(t *testing.T) {
 
 // Cause 9 of what keeps nodes: a slot is about concurrency alone.
 func TestALostSlotEndsNoChange(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		w.pool()
@@ -141,6 +145,7 @@ func TestALostSlotEndsNoChange(t *testing.T) {
 }
 
 func TestTheAgentThatDiedBetweenSlotAndFenceGoesOn(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		w.pool()
@@ -155,6 +160,7 @@ func TestTheAgentThatDiedBetweenSlotAndFenceGoesOn(t *testing.T) {
 }
 
 func TestAPoolPausesItselfAfterTooManyFailures(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, oneH100)
 		w.turn()
@@ -192,6 +198,7 @@ func TestAPoolPausesItselfAfterTooManyFailures(t *testing.T) {
 }
 
 func TestAPoolThatPeopleHavePausedSaysHowToGoOn(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		slots, pool, other := w.pool()
@@ -220,6 +227,7 @@ func TestAPoolThatPeopleHavePausedSaysHowToGoOn(t *testing.T) {
 
 // What is put off, or called off by people, has not failed.
 func TestWhatPeopleCallOffIsNoFailureOfThePool(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		slots, pool, other := w.pool()

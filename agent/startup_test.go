@@ -28,6 +28,7 @@ func (w *world) keepsPodsAway() bool {
 
 // Promise 9: no pod comes to a fresh node before its capacity is proven, although the device plugin does.
 func TestAFreshNodeIsOpenedWhenItsCapacityIsProven(t *testing.T) {
+	t.Parallel()
 	for _, wish := range []string{"all-balanced", "all-disabled"} { // the second is what a fresh node is already
 		t.Run(wish, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -49,6 +50,7 @@ func TestAFreshNodeIsOpenedWhenItsCapacityIsProven(t *testing.T) {
 }
 
 func TestAFreshNodeOfWhichNothingIsAskedIsOpened(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.register()
@@ -59,6 +61,7 @@ func TestAFreshNodeOfWhichNothingIsAskedIsOpened(t *testing.T) {
 
 // A fresh node that cannot be made ready goes on keeping pods away: nobody wants them on what it is now.
 func TestAFreshNodeThatCannotBeMadeReadyStaysTainted(t *testing.T) {
+	t.Parallel()
 	t.Run("since the wish is bad", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, h100)

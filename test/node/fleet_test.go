@@ -431,10 +431,9 @@ func TestNeverMoreThanTheLimitIsUnavailable(t *testing.T) {
 		seed = rand.Uint64()
 	}
 	t.Logf("to draw the same deaths: -seed %d", seed)
-	const limit = 5
-	n := *fleetSize
+	limit, n := long.Size(5, 3), *fleetSize
 	if n == 0 {
-		n = long.Size(20, 3*limit)
+		n = long.Size(20, 9)
 	}
 	n = max(n, 3*limit)
 	f := newFleet(t, n, limit, "", "")
@@ -480,7 +479,7 @@ func TestNeverMoreThanTheLimitIsUnavailable(t *testing.T) {
 	}
 	// On a machine that has much else to do, an agent may look again too late for the patience of the others; where the order is
 	// wrong, it is so for every second node.
-	if len(c.jumped) > n/10 || len(c.jumped)+c.passed > n/5 {
+	if len(c.jumped) > max(n/10, 2) || len(c.jumped)+c.passed > max(n/5, 4) {
 		t.Errorf("%d times a node went before an older one that was alive, and %d times before one that had died", len(c.jumped), c.passed)
 	}
 	if f.most != limit {

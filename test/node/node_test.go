@@ -320,7 +320,10 @@ func TestNVIDIAsToolAgreesWithEveryConfig(t *testing.T) {
 	}
 	r.awaitOffered("nvidia.com/gpu", 2)
 	r.run()
-	for _, name := range config.Merge(catalog, nil).Names() {
+	for i, name := range config.Merge(catalog, nil).Names() {
+		if i%long.Size(1, 4) != 0 {
+			continue
+		}
 		r.label(config.LabelMIGConfig, name)
 		r.givenBack(r.awaitConverged(name))
 		if out, err := tool("assert", "-f", file, "-c", name); err != nil {

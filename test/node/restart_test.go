@@ -18,8 +18,8 @@ import (
 // GPU because of that.
 func TestAKubeletThatHasJustStartedIsNoReasonToEvictFromOtherGPUs(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, twoH100, "migConfigMap: {name: first-of-two}\n")
-	r.configMap("first-of-two", "version: v1\nmig-configs:\n  first:\n  - {devices: [0], mig-enabled: true, mig-devices: {1g.10gb: 7}}\n")
+	r := newRig(t, twoH100, "migConfigMap: {name: first-when-restarted}\n")
+	r.configMap("first-when-restarted", "version: v1\nmig-configs:\n  first:\n  - {devices: [0], mig-enabled: true, mig-devices: {1g.10gb: 7}}\n")
 	r.awaitOffered("nvidia.com/gpu", 2)
 	namespace := clustertest.Namespace(t)
 	pods := map[string]*corev1.Pod{}

@@ -180,7 +180,7 @@ func TestNothingIsLostBetweenManyWritersOfTheNode(t *testing.T) {
 	began := time.Now()
 	r.label(config.LabelMIGConfig, "all-balanced")
 	n := r.awaitConverged("all-balanced")
-	perSecond := float64(writes.Load()) / time.Since(began).Seconds()
+	took, others := time.Since(began), writes.Load()
 	stop()
 	all.Wait()
 	close(errs)
@@ -190,8 +190,8 @@ func TestNothingIsLostBetweenManyWritersOfTheNode(t *testing.T) {
 		}
 	}
 	r.givenBack(n)
-	t.Logf("the change took %s, under %.0f writes a second", time.Since(began).Round(time.Millisecond), perSecond)
-	if perSecond < 5 { // of 50, on a machine that has much else to do
-		t.Errorf("others wrote %.0f times a second, which is too little to tell", perSecond)
+	t.Logf("the change took %s, under %.0f writes a second", took.Round(time.Millisecond), float64(others)/took.Seconds())
+	if others < 30 { // of 200 in four seconds; a machine that has much else to do is slower at both
+		t.Errorf("others wrote %d times in the whole change, which is too little to tell", others)
 	}
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/test/binaries"
 	"github.com/gpuslice/gpuslice/test/gpusim"
+	"github.com/gpuslice/gpuslice/test/long"
 )
 
 // Names of environment variables.
@@ -138,6 +139,9 @@ func flagsFor(t *testing.T) []string {
 	out := []string{"-test.run=" + strings.Join(levels, "/")}
 	if end, ok := t.Deadline(); ok {
 		out = append(out, fmt.Sprintf("-test.timeout=%s", max(time.Until(end)-10*time.Second, time.Second)))
+	}
+	if !long.Full() {
+		out = append(out, "-test.short")
 	}
 	flag.Visit(func(f *flag.Flag) {
 		if !strings.HasPrefix(f.Name, "test.") {
