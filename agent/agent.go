@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/clock"
 
+	"github.com/gpuslice/gpuslice/agent/alive"
 	"github.com/gpuslice/gpuslice/agent/fleet"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
@@ -77,7 +78,8 @@ type Options struct {
 	Settings   config.Settings
 	Clock      clock.WithTicker
 	Events     record.EventRecorder
-	Metrics    *Metrics // may be nil
+	Metrics    *Metrics    // may be nil
+	Alive      *alive.Loop // may be nil
 	Log        *zap.Logger
 }
 
@@ -103,6 +105,7 @@ type Agent struct {
 	slots   *fleet.Slots
 	events  record.EventRecorder
 	metrics *Metrics
+	alive   *alive.Loop
 	log     *zap.Logger
 	evictor *drain.Evictor
 	fence   drain.Fence
@@ -149,7 +152,7 @@ func New(o Options) *Agent {
 	return &Agent{
 		node: o.Node, client: o.Client, driver: o.Driver, kubelet: o.Kubelet, parse: o.Parse, settings: o.Settings,
 		host: o.Host, units: o.Units, specs: o.Specs, processes: o.Processes, sentinel: sentinel{path: o.Settings.Reboot.Sentinel},
-		wall: o.Clock, clock: steady, events: events{o.Events}, metrics: o.Metrics, log: o.Log,
+		wall: o.Clock, clock: steady, events: events{o.Events}, metrics: o.Metrics, alive: o.Alive, log: o.Log,
 		memory: newMemory(o.Settings.MemoryPressure), evictor: drain.NewEvictor(o.Client, steady, o.Log.Named("drain")),
 		slots: &fleet.Slots{
 			Client: o.Client, Namespace: o.Settings.Maintenance.Namespace, Clock: steady, Timeout: o.Settings.Timeouts.APICall, Log: o.Log.Named("fleet"),
@@ -173,7 +176,10 @@ func (a *Agent) Run(ctx context.Context) error {
 	a.log.Info("watching", zap.String("node", a.node))
 	for ctx.Err() == nil {
 		// Cutting a step off in the middle gains nothing: each has a deadline, and a restart resumes anyway.
+		a.alive.Begin()
 		next := a.pass(context.WithoutCancel(ctx))
+		a.alive.End(next)
+		a.metrics.passed()
 		if a.replaced {
 			a.log.Info("the driver was replaced", zap.String("node", a.node))
 			return nvml.ErrReplaced

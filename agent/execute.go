@@ -26,6 +26,7 @@ import (
 // next pass looks again.
 func (a *Agent) execute(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
 	step := steps[0]
+	a.alive.At(step)
 	began := a.clock.Now()
 	err := a.tooEarly(step)
 	if err == nil {

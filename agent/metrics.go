@@ -18,6 +18,12 @@ import (
 
 const mebibyte = 1 << 20
 
+// Bounds of those who ask: an answer takes milliseconds, and there is one Prometheus, or two.
+const (
+	mostScrapes = 2
+	scrapeTime  = 10 * time.Second
+)
+
 // Results of steps, as the metric says them.
 const (
 	resultDone    = "done"
@@ -34,6 +40,7 @@ type Metrics struct {
 
 	mu     sync.Mutex
 	report report
+	pass   time.Time               // when one last ended
 	since  time.Time               // when its phase began, or its time was last counted
 	phases map[Phase]time.Duration // without that since then
 	now    []usage
@@ -67,6 +74,8 @@ var (
 		"Memory that the processes of a pod use on a GPU, or on one of its instances.", []string{"namespace", "pod", "gpu", "device"}, nil)
 	descPressure = prometheus.NewDesc("gpuslice_gpu_memory_pressure",
 		"1 if the memory of a GPU or an instance that several pods share is nearly full.", []string{"gpu", "device"}, nil)
+	descPass = prometheus.NewDesc("gpuslice_last_pass_timestamp_seconds",
+		"When the agent last had looked at its node and done what there was to do; an old one means that it stands still.", nil, nil)
 	descWindow = prometheus.NewDesc("gpuslice_window_open",
 		"1 if a window of the node is open, or it has none to wait for.", nil, nil)
 	descNextWindow = prometheus.NewDesc("gpuslice_next_window_start_timestamp_seconds",
@@ -89,7 +98,7 @@ func NewMetrics(c clock.PassiveClock) *Metrics {
 
 // Handler answers Prometheus.
 func (m *Metrics) Handler() http.Handler {
-	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{MaxRequestsInFlight: mostScrapes, Timeout: scrapeTime})
 }
 
 // Register adds metrics of another package. Those of the same name twice are a mistake of the program, and panic.
@@ -100,7 +109,7 @@ func (m *Metrics) Gatherer() prometheus.Gatherer { return m.registry }
 
 // Describe implements prometheus.Collector.
 func (m *Metrics) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descReady, descConverged, descPhase, descTotal, descUsed, descPod, descPressure, descWindow, descNextWindow, descOverrun} {
+	for _, d := range []*prometheus.Desc{descReady, descConverged, descPhase, descTotal, descUsed, descPod, descPressure, descPass, descWindow, descNextWindow, descOverrun} {
 		out <- d
 	}
 }
@@ -116,6 +125,9 @@ func (m *Metrics) Collect(out chan<- prometheus.Metric) {
 		gauge(descReady, bit(m.report.ready == corev1.ConditionTrue), string(m.report.reason))
 		gauge(descConverged, bit(m.report.reason == config.ReasonConverged))
 		m.count()
+	}
+	if !m.pass.IsZero() {
+		gauge(descPass, float64(m.pass.UnixMilli())/1000)
 	}
 	for phase, spent := range m.phases {
 		out <- prometheus.MustNewConstMetric(descPhase, prometheus.CounterValue, spent.Seconds(), string(phase))
@@ -182,6 +194,16 @@ func (m *Metrics) reported(r report) {
 	if r.ready == corev1.ConditionUnknown { // what was seen before may not be so any more
 		m.now = nil
 	}
+}
+
+// passed notes that a pass has ended.
+func (m *Metrics) passed() {
+	if m == nil {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.pass = m.clock.Now()
 }
 
 // windowed notes how the node's windows are.

@@ -45,6 +45,7 @@ type report struct {
 // conclude tells what the pass has found and done, and returns how long the loop may sleep. It is the only writer of the
 // state label, the status annotation, the condition and their events.
 func (a *Agent) conclude(ctx context.Context, seen observed, want wish, steps []plan.Step, err error) time.Duration {
+	a.alive.At(telling)
 	first := look
 	if len(steps) > 0 {
 		first = steps[0]
@@ -109,6 +110,9 @@ func (a *Agent) forget(first plan.Step, converged bool) {
 		clear(a.attempts)
 	}
 }
+
+// telling stands for what comes behind all steps.
+var telling = plan.Step{Kind: "Tell"}
 
 // look stands for a step where none was reached: the look at the node failed.
 var look = plan.Step{Kind: "Look"}

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuslice/gpuslice/agent/access"
+	"github.com/gpuslice/gpuslice/agent/alive"
 	"github.com/gpuslice/gpuslice/agent/legible"
 )
 
@@ -21,7 +22,12 @@ var version = "development"
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := command().ExecuteContext(ctx); err != nil {
+	root := command()
+	context.AfterFunc(ctx, func() {
+		stop() // a second signal ends it at once
+		endBy(graceOf(root, os.Args[1:]))
+	})
+	if err := root.ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "error:", legible.Lines(err.Error()))
 		os.Exit(exitCode(err))
 	}
@@ -38,6 +44,7 @@ type options struct {
 	debug                                 bool
 
 	access *access.Checker // of the account that the agent has, once it is made
+	alive  *alive.Loop     // of the agent that runs, once it is made
 }
 
 func command() *cobra.Command {
@@ -65,7 +72,7 @@ func command() *cobra.Command {
 	flags.StringVar(&o.systemBus, "system-bus", env("SYSTEM_BUS", "unix:path=/run/dbus/system_bus_socket"),
 		"address of the host's D-Bus, for logind and systemd; it need not exist (env GPUSLICE_SYSTEM_BUS)")
 	flags.BoolVar(&o.debug, "debug", false, "log observations too")
-	root.AddCommand(o.run(), o.plan(), o.validate(), o.recover(), &cobra.Command{
+	root.AddCommand(o.run(), o.health(), o.plan(), o.validate(), o.recover(), &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
 		RunE: func(cmd *cobra.Command, _ []string) error {

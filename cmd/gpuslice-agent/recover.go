@@ -50,8 +50,9 @@ type recovery struct {
 func (o *options) recover() *cobra.Command {
 	var r recovery
 	c := &cobra.Command{
-		Use:   "recover",
-		Short: "Say why this node is kept from pods, and give back what is ours",
+		Use:         "recover",
+		Annotations: map[string]string{annotationGrace: gracePeriod.String()},
+		Short:       "Say why this node is kept from pods, and give back what is ours",
 		Long: `Says why this node is kept from pods: whose cordon it is, what is owed to the node, who is in the way, and what to do.
 
 Then what is ours is given back: by the agent that runs on the node, which is watched, or by this command if none runs.

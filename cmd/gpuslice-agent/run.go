@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/agent/access"
+	"github.com/gpuslice/gpuslice/agent/alive"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/config/migparted"
@@ -38,9 +39,10 @@ var errNoNode = errors.New("flag --node is empty: name the node this runs on, or
 
 func (o *options) run() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "run",
-		Short: "Watch the node's labels and keep its GPUs as they ask",
-		Args:  cobra.NoArgs,
+		Use:         "run",
+		Short:       "Watch the node's labels and keep its GPUs as they ask",
+		Args:        cobra.NoArgs,
+		Annotations: map[string]string{annotationGrace: gracePeriod.String()},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			log, err := o.logger()
 			if err != nil {
@@ -52,6 +54,7 @@ func (o *options) run() *cobra.Command {
 				return err
 			}
 			log.Info("starting", zap.String("version", version))
+			o.answerHealth(cmd.Context(), o.alive.State, log)
 			if err := o.lock(cmd.Context(), log); err != nil {
 				return err
 			}
@@ -90,8 +93,9 @@ func (o *options) agent(log *zap.Logger, metrics *agent.Metrics) (*agent.Agent, 
 		Client: client, Node: o.node, Namespace: settings.Maintenance.Namespace, Deletes: settings.Drain.AfterDeadline == config.AfterDeadlineDelete,
 		Timeout: settings.Timeouts.APICall, Events: recorder, Log: log.Named("access"),
 	})
+	o.alive = alive.New(alive.Patience(settings), log)
 	return agent.New(agent.Options{
-		Node: o.node, Client: client, Settings: settings, Log: log, Metrics: metrics, Clock: clock.RealClock{},
+		Node: o.node, Client: client, Settings: settings, Log: log, Alive: o.alive, Metrics: metrics, Clock: clock.RealClock{},
 		Driver:  lib.Open(lib.Options{DriverRoot: o.driverRoot, Logger: log.Named("nvml")}),
 		Kubelet: drain.DialKubelet(o.podResources), Host: &drain.Logind{Address: o.systemBus}, Units: &drain.Units{Address: o.systemBus},
 		Processes: drain.Processes{Root: o.procRoot},

@@ -1,0 +1,109 @@
+// Package alive tells whether the loop of an agent goes on: kubelet asks, and starts the agent anew where it does not.
+package alive
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// leastPatience: a pass takes seconds, and one that stands still for less than this harms nobody more than a restart would.
+const leastPatience = 10 * time.Minute
+
+// Patience is how long one pass may legally take, by the deadlines of the settings, and 10 minutes at least. All that a pass does
+// has a deadline: a pass of twice as many calls as any does is over by then.
+func Patience(s config.Settings) time.Duration {
+	const (
+		driverCalls = 8  // a look, its release, the specs, and the step
+		apiCalls    = 16 // node, files, pods, kubelet's two answers, slot, step with a look of its own, and what is told
+		evictions   = time.Minute
+	)
+	return max(leastPatience, driverCalls*s.Timeouts.DriverCall+apiCalls*s.Timeouts.APICall+s.Timeouts.Unit+evictions)
+}
+
+// Loop is what is known of an agent's loop. All of its methods may be called at any time, and on nil, which knows nothing.
+type Loop struct {
+	patience time.Duration
+	log      *zap.Logger
+
+	mu     sync.Mutex
+	ended  time.Time   // when a pass last ended; zero before the first
+	due    time.Time   // when the pass that goes on, or the next one, must have ended; zero before the first
+	at     string      // what the pass stands at; empty between passes
+	since  time.Time   // and since when
+	overdo *time.Timer // says so in the log
+}
+
+// New is the loop of an agent that has not begun.
+func New(patience time.Duration, log *zap.Logger) *Loop { return &Loop{patience: patience, log: log} }
+
+// Begin says that a pass begins.
+func (l *Loop) Begin() {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.due = time.Now().Add(l.patience)
+	l.at, l.since = "looking at the node", time.Now()
+	l.overdo = time.AfterFunc(l.patience, func() {
+		l.mu.Lock()
+		at, since := l.at, l.since
+		l.mu.Unlock()
+		if at != "" {
+			l.log.Error("a pass does not end", zap.String("at", at), zap.Duration("for", time.Since(since)), zap.Duration("patience", l.patience))
+		}
+	})
+}
+
+// At says what the pass does now.
+func (l *Loop) At(what fmt.Stringer) {
+	if l == nil {
+		return
+	}
+	text := what.String()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.at, l.since = text, time.Now()
+}
+
+// End says that the pass has ended, and that the next one begins after the rest.
+func (l *Loop) End(rest time.Duration) {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	l.overdo.Stop()
+	l.at, l.ended, l.due = "", now, now.Add(rest+l.patience)
+}
+
+// State is what there is to tell of the loop.
+type State struct {
+	Alive bool   `json:"alive"` // it goes on, or has not begun
+	Ready bool   `json:"ready"` // a pass has ended, and it is alive
+	Says  string `json:"says"`
+}
+
+// State is how the loop is now.
+func (l *Loop) State() State {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	s := State{Alive: l.due.IsZero() || now.Before(l.due)}
+	s.Ready = s.Alive && !l.ended.IsZero()
+	switch {
+	case l.due.IsZero():
+		s.Says = "no pass has begun: another agent of this machine may still be ending"
+	case l.at != "":
+		s.Says = fmt.Sprintf("a pass stands at %q for %s", l.at, now.Sub(l.since).Round(time.Second))
+	default:
+		s.Says = fmt.Sprintf("the last pass ended %s ago", now.Sub(l.ended).Round(time.Second))
+	}
+	return s
+}

@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/agent/alive"
+	"github.com/gpuslice/gpuslice/agent/legible"
+)
+
+const (
+	// healthTimeout is how long the agent takes to answer a probe, which is a few bytes within one machine.
+	healthTimeout = time.Second
+	// longestHealth bounds an answer, which names one step.
+	longestHealth = 16 << 10 // bytes
+)
+
+var errStranger = errors.New("the other end is of another user")
+
+// health answers kubelet's probes. It is a command, and no page at a port: whoever can reach a port can occupy it, and kubelet would
+// end the agent in the middle of a change for that.
+func (o *options) health() *cobra.Command {
+	var ready bool
+	c := &cobra.Command{
+		Use:   "health",
+		Short: "Ask the agent that runs here whether its loop goes on; for kubelet's probes",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			s, err := o.askHealth(cmd.Context())
+			switch {
+			case err != nil:
+				return fmt.Errorf("asking the agent how it is: %w", err)
+			case !s.Alive || ready && !s.Ready:
+				return errors.New(legible.Message(s.Says, legible.Longest))
+			}
+			out := &printer{w: cmd.OutOrStdout()}
+			out.printf("%s\n", s.Says)
+			return out.err
+		},
+	}
+	c.Flags().BoolVar(&ready, "ready", false, "also fail before the agent has looked at its node once")
+	return c
+}
+
+// healthSocket is where the agent answers that has this lock. It is an abstract address, which needs no room on any file system and
+// goes with its process; in a pod without the host's network nobody else reaches it.
+func (o *options) healthSocket() string {
+	sum := sha256.Sum256([]byte(o.lockFile))
+	return "@gpuslice-agent-" + hex.EncodeToString(sum[:8])
+}
+
+// answerHealth answers until ctx ends. That it cannot is no reason to leave the node alone.
+func (o *options) answerHealth(ctx context.Context, state func() alive.State, log *zap.Logger) {
+	listener, err := new(net.ListenConfig).Listen(ctx, "unix", o.healthSocket())
+	if err != nil {
+		log.Error("no probe is answered: does another agent run with the same --lock?", zap.Error(err))
+		return
+	}
+	context.AfterFunc(ctx, func() { _ = listener.Close() })
+	go func() {
+		for {
+			c, err := listener.Accept()
+			if ctx.Err() != nil {
+				return
+			}
+			if err != nil {
+				log.Warn("answering a probe", zap.Error(err))
+				select { // what is lacking, as file descriptors, comes back with time
+				case <-ctx.Done():
+				case <-time.After(healthTimeout):
+				}
+				continue
+			}
+			if err := tellHealth(c, state()); err != nil {
+				log.Debug("answering a probe", zap.Error(err))
+			}
+		}
+	}()
+}
+
+func tellHealth(c net.Conn, s alive.State) error {
+	defer c.Close()
+	if err := ownUser(c); err != nil {
+		return err
+	}
+	if err := c.SetDeadline(time.Now().Add(healthTimeout)); err != nil {
+		return err
+	}
+	return json.NewEncoder(c).Encode(s)
+}
+
+func (o *options) askHealth(ctx context.Context) (s alive.State, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 3*healthTimeout)
+	defer cancel()
+	c, err := new(net.Dialer).DialContext(ctx, "unix", o.healthSocket())
+	if err != nil {
+		return s, err
+	}
+	defer c.Close()
+	if err := ownUser(c); err != nil {
+		return s, err
+	}
+	if until, ok := ctx.Deadline(); ok {
+		if err := c.SetDeadline(until); err != nil {
+			return s, err
+		}
+	}
+	return s, json.NewDecoder(io.LimitReader(c, longestHealth)).Decode(&s)
+}
+
+// ownUser makes sure that the other end is of the same user: an abstract address is anybody's who comes first.
+func ownUser(c net.Conn) error {
+	u, ok := c.(*net.UnixConn)
+	if !ok {
+		return errStranger
+	}
+	raw, err := u.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var who *unix.Ucred
+	failed := raw.Control(func(fd uintptr) { who, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	switch {
+	case failed != nil:
+		return failed
+	case err != nil:
+		return err
+	case int(who.Uid) != os.Geteuid():
+		return errStranger
+	}
+	return nil
+}
