@@ -70,6 +70,7 @@ type Options struct {
 	Host      Host
 	Units     Units
 	Specs     Specs
+	Record    Records
 	Processes drain.Processes
 	Parse     func(data []byte) (map[string]config.MIGConfig, error) // reads a file in mig-parted's format
 	Plugin    PluginConfigs
@@ -92,6 +93,7 @@ type Agent struct {
 	host      Host
 	units     Units
 	specs     Specs
+	kept      *hostRecord
 	processes drain.Processes
 	sentinel  sentinel
 	parse     func(data []byte) (map[string]config.MIGConfig, error)
@@ -141,6 +143,7 @@ type Agent struct {
 	provenAt     time.Time            // when it was first seen to be done
 	overran      string               // operation of which people know that it goes on beyond its window
 	residents    residents            // who may be on it
+	toldDropped  map[string]string    // units that are not started, as people were told
 }
 
 // New makes an Agent. Nothing happens before Run.
@@ -151,7 +154,8 @@ func New(o Options) *Agent {
 	}
 	return &Agent{
 		node: o.Node, client: o.Client, driver: o.Driver, kubelet: o.Kubelet, parse: o.Parse, settings: o.Settings,
-		host: o.Host, units: o.Units, specs: o.Specs, processes: o.Processes, sentinel: sentinel{path: o.Settings.Reboot.Sentinel},
+		host: o.Host, units: o.Units, specs: o.Specs, kept: &hostRecord{store: o.Record, log: o.Log.Named("record")},
+		processes: o.Processes, sentinel: sentinel{path: o.Settings.Reboot.Sentinel},
 		wall: o.Clock, clock: steady, events: events{o.Events}, metrics: o.Metrics, alive: o.Alive, log: o.Log,
 		memory: newMemory(o.Settings.MemoryPressure), evictor: drain.NewEvictor(o.Client, steady, o.Log.Named("drain")),
 		slots: &fleet.Slots{
@@ -205,6 +209,7 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 		return a.conclude(ctx, seen, wish{}, nil, err)
 	}
 	delete(a.attempts, look.String())
+	a.tidyRecord(ctx, seen)
 	a.setClock(seen)
 	a.renewSlot(ctx, seen)
 	a.withdrawReboot(seen)

@@ -105,6 +105,8 @@ func (a *Agent) answerTo(ctx context.Context, seen observed, ended error, reques
 // by thoughts about another.
 func (a *Agent) aside() *Agent {
 	other := *a
+	kept := *a.kept
+	other.kept = &kept
 	other.attempts, other.done = maps.Clone(a.attempts), maps.Clone(a.done)
 	other.waits, other.started, other.foundFree = maps.Clone(a.waits), maps.Clone(a.started), maps.Clone(a.foundFree)
 	return &other

@@ -105,9 +105,9 @@ func (e evidence) journalUnreadable() []Finding {
 	return []Finding{{
 		Cause: CauseJournalUnreadable, Evidence: e.unreadable,
 		Agent: "touches nothing, since it does not know what is owed", Waits: true,
-		You: "run the version of the agent that wrote it; or, when you have seen that the GPUs are as they shall be, give the node back by hand",
-		Command: fmt.Sprintf("kubectl annotate node %[1]s %[2]s- && kubectl taint node %[1]s %[3]s- ; kubectl uncordon %[1]s",
-			e.node.Name, config.AnnotationJournal, config.TaintRepartitioning),
+		You: "run the version of the agent that wrote it; or, when you have seen that the GPUs are as they shall be, take the journal away: " +
+			"the agent then gives back what is ours, and leaves the GPUs as they are",
+		Command: fmt.Sprintf("kubectl annotate node %s %s-", e.node.Name, config.AnnotationJournal),
 	}}
 }
 
@@ -365,6 +365,9 @@ func (e evidence) left() []Finding {
 	f := Finding{
 		Cause: CauseOwnCordonLeft, Evidence: strings.Join(e.leftover, "; ") + ": ours, and no journal says what for",
 		Agent: "proves the capacity, and gives the node back",
+	}
+	if e.forged {
+		f.Evidence += "; the journal on the node was not written for it by this host's agent, and nothing in it is believed"
 	}
 	if !e.running {
 		f.Agent = "does not run; the next one " + f.Agent

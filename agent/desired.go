@@ -142,7 +142,7 @@ func (a *Agent) apply(ctx context.Context, seen *observed, want *wish, profile c
 	}
 	want.drain, want.windows = profile.Drain, profile.Windows
 	want.keys = &nodeKeys{Labels: profile.Labels, Taints: profile.Taints}
-	if foreign := foreignKey(seen.node, *want.keys); foreign != "" {
+	if foreign := foreignKey(seen.node, seen.published, *want.keys); foreign != "" {
 		return &Stalled{
 			Reason:  config.ReasonForeignNodeKey,
 			Message: fmt.Sprintf("profile %s: %s, which is not ours to change; take it away, or out of the profile", want.name, foreign),

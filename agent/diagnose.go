@@ -267,6 +267,15 @@ func (e *evidence) leftovers() []string {
 	if e.fenced {
 		out = append(out, "the taint "+config.TaintRepartitioning)
 	}
+	if e.forged {
+		out = append(out, "the annotation "+config.AnnotationJournal)
+	}
+	for _, unit := range e.orphan.host.Stopped {
+		out = append(out, "the stop of "+unit)
+	}
+	for _, gpu := range e.orphan.host.Persistent {
+		out = append(out, "persistence mode of GPU "+string(gpu)+", which is off")
+	}
 	for _, label := range slices.Sorted(maps.Keys(e.orphan.labels)) {
 		out = append(out, fmt.Sprintf("the label %s=%s", label, e.node.Labels[label]))
 	}

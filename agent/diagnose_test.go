@@ -48,6 +48,7 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 		causes  []agent.Cause
 		verdict agent.Verdict
 		says    []string
+		never   string
 	}{
 		{
 			name: "nothing", provoke: func(*world) {}, verdict: agent.VerdictFree,
@@ -239,9 +240,17 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 			causes: []agent.Cause{agent.CauseDriverAway, agent.CauseOperandsPaused}, verdict: agent.VerdictNotOurs,
 			says: []string{"the driver is being upgraded", "$ kubectl label node gpu-1 nvidia.com/gpu.deploy.dcgm=true --overwrite"},
 		}, {
-			name: "a journal of a newer agent", provoke: func(w *world) { w.draining(); w.annotate(config.AnnotationJournal, `{"version": 99}`) },
+			name: "a journal of a newer agent", provoke: func(w *world) {
+				w.draining()
+				w.annotate(config.AnnotationJournal, `{"version": 99}`)
+				w.disk.text = []byte(`{"version":1,"node":"` + nodeName + `","uid":"node-uid","journal":"{\"version\": 99}"}`)
+			},
 			causes: []agent.Cause{agent.CauseJournalUnreadable}, verdict: agent.VerdictWaitsForYou,
-			says: []string{"version 99", "$ kubectl annotate node gpu-1 gpuslice.io/journal- && kubectl taint node gpu-1 gpuslice.io/repartitioning-"},
+			says: []string{"version 99", "$ kubectl annotate node gpu-1 gpuslice.io/journal-"},
+		}, {
+			name: "a journal that somebody else has written", provoke: func(w *world) { w.draining(); w.annotate(config.AnnotationJournal, `{"version":1,"target":"evil"}`) },
+			causes: []agent.Cause{agent.CauseOwnCordonLeft}, verdict: agent.VerdictGivesBack,
+			says: []string{"was not written for it by this host's agent"}, never: "evil",
 		}, {
 			name: "a driver that is not loaded", provoke: func(w *world) { w.draining(); w.unload() },
 			causes: []agent.Cause{agent.CauseDriverAway, agent.CauseChangeUnderWay}, verdict: agent.VerdictWaitsForYou,
@@ -284,6 +293,9 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 					if !strings.Contains(d.String(), text) {
 						t.Errorf("it does not say %q:\n%s", text, d)
 					}
+				}
+				if row.never != "" && strings.Contains(d.String(), row.never) {
+					t.Errorf("it says %q:\n%s", row.never, d)
 				}
 				if diff := cmp.Diff(before, w.everything()); diff != "" {
 					t.Errorf("the diagnosis has changed something (-before +after):\n%s", diff)

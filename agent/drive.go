@@ -190,6 +190,7 @@ func (a *Agent) forgoPersistence(ctx context.Context, seen observed, step plan.S
 		c.Persistent = c.Persistent && c.GPU != step.GPU
 		j.Previous = append(j.Previous, c)
 	}
+	j.Persistent = slices.DeleteFunc(slices.Clone(j.Persistent), func(gpu nvml.UUID) bool { return gpu == step.GPU })
 	return a.amend(ctx, seen, j)
 }
 

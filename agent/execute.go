@@ -35,6 +35,10 @@ func (a *Agent) execute(ctx context.Context, seen observed, want wish, steps []p
 	early := err != nil
 	if !early {
 		if err = a.gate(ctx, &seen, want, steps); err == nil {
+			seen.gives, seen.asks = want.undo || step.Kind == plan.Adopt, want.fingerprint
+			err = a.mayTake(ctx, seen, step)
+		}
+		if err == nil {
 			err = a.perform(ctx, seen, want, steps)
 		}
 	}
@@ -83,7 +87,7 @@ func (a *Agent) perform(ctx context.Context, seen observed, want wish, steps []p
 func (a *Agent) conclusion(ctx context.Context, seen observed, want wish, step plan.Step) error {
 	switch step.Kind {
 	case plan.PublishNodeKeys:
-		return a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return publish(node, *want.keys) })
+		return a.publish(ctx, seen, *want.keys)
 	case plan.RegenerateCDI:
 		return a.regenerate(ctx, seen.gpus)
 	case plan.VerifyCapacity:
@@ -251,11 +255,8 @@ func (a *Agent) now() time.Time { return a.clock.Now().UTC().Truncate(time.Secon
 
 // amend writes the journal anew, and takes away annotations by which people have asked for something that it now holds.
 func (a *Agent) amend(ctx context.Context, seen observed, j Journal, spent ...string) error {
-	text, err := j.encode()
-	if err != nil {
-		return err
-	}
-	return a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return a.fence.Record(node, text, spent...) })
+	_, err := a.recorded(ctx, seen, j, func(node *corev1.Node, text string) ([]byte, error) { return a.fence.Record(node, text, spent...) })
+	return err
 }
 
 // patch sends one write of the node's metadata and spec.

@@ -3,7 +3,6 @@ package agent
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -76,11 +75,9 @@ func (a *Agent) raise(ctx context.Context, seen observed, want wish, steps []pla
 	if seen.startup != nil {
 		j.Startup = &startup{Value: seen.startup.Value, Effect: string(seen.startup.Effect)}
 	}
-	text, err := j.encode()
-	if err != nil {
-		return err
-	}
-	if err := a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return a.fence.Raise(node, text, seen.spent(*j)...) }); err != nil {
+	if _, err := a.recorded(ctx, seen, *j, func(node *corev1.Node, text string) ([]byte, error) {
+		return a.fence.Raise(node, text, seen.spent(*j)...)
+	}); err != nil {
 		return err
 	}
 	a.eventf(seen.node, corev1.EventTypeNormal, config.ReasonFencing, "cordoned for the change to %s: %d steps", want.name, len(steps))
@@ -105,6 +102,9 @@ func (s observed) disturbed() bool {
 // be evicted, no process would stay that nobody can send away, and there is anybody to prove the capacity.
 func (a *Agent) preflight(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
 	const before = "nothing is disturbed before "
+	if err := a.recordable(ctx, seen); err != nil {
+		return err
+	}
 	wait := &Waiting{After: evictionRetry}
 	busy, foreign, strangers := seen.busy(), seen.atWork(), a.strange(seen)
 	if len(strangers) == 0 {
@@ -280,6 +280,16 @@ func (j *Journal) owe(seen observed, steps []plan.Step) {
 		paused[label] = value
 	}
 	j.Paused = paused
+	for _, unit := range seen.orphan.host.Stopped {
+		if !slices.Contains(j.Stopped, unit) {
+			j.Stopped = append(j.Stopped, unit)
+		}
+	}
+	for _, gpu := range seen.orphan.host.Persistent {
+		if !slices.Contains(j.Persistent, gpu) {
+			j.Persistent = append(slices.Clone(j.Persistent), gpu)
+		}
+	}
 	if seen.orphan.cordon {
 		j.Cordoned, j.WasUnschedulable = true, false
 	}
@@ -321,11 +331,9 @@ func (a *Agent) release(ctx context.Context, seen observed, want wish) error {
 	if seen.journal.Plugin != nil {
 		a.collectKey(ctx, seen)
 	}
-	node, err := a.tellForGood(ctx, seen, want)
-	if err != nil {
-		return err
-	}
-	err = a.patch(ctx, node, func(node *corev1.Node) ([]byte, error) {
+	a.learnForGood(ctx, seen, want)
+	a.kept.release(ctx, a.clock.Now())
+	err := a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) {
 		if startup := seen.journal.Startup; startup != nil && want.undo && want.name != "" {
 			return a.fence.LiftUnready(node, uncordon, startup.taint())
 		}
@@ -334,6 +342,7 @@ func (a *Agent) release(ctx context.Context, seen observed, want wish) error {
 	if err != nil {
 		return err
 	}
+	a.kept.over(ctx, a.clock.Now())
 	a.endTurn(ctx, seen, want)
 	a.touchedAt, a.provenAt = time.Time{}, time.Time{}
 	a.eventf(seen.node, corev1.EventTypeNormal, config.ReasonReleased, "node given back after %s, %s",
@@ -341,9 +350,9 @@ func (a *Agent) release(ctx context.Context, seen observed, want wish) error {
 	return nil
 }
 
-// tellForGood writes to the status what only the journal and this process know, before the node is given back: a restarted agent must
-// not try again what has failed, nor restore what was before. It returns the node as it is then.
-func (a *Agent) tellForGood(ctx context.Context, seen observed, want wish) (*corev1.Node, error) {
+// learnForGood keeps in the host's record what only the journal and this process know, before the node is given back: a restarted agent must
+// not try again what has failed, nor restore what was before.
+func (a *Agent) learnForGood(ctx context.Context, seen observed, want wish) {
 	status := seen.status
 	failed := seen.journal.Undo
 	if failed != nil && !failed.Later && want.undo && (status.Failed == nil || status.Failed.Wish != failed.Wish) {
@@ -352,16 +361,9 @@ func (a *Agent) tellForGood(ctx context.Context, seen observed, want wish) (*cor
 	status.NoReset = seen.refusal()
 	if !want.undo {
 		status.Proven, status.Took = want.fingerprint, a.measured(seen)
-	} else if status.Failed == seen.status.Failed && status.NoReset == seen.status.NoReset {
-		return seen.node, nil
 	}
-	// Guarded, for what comes next is decided by the node as it was looked at.
-	node, err := a.patched(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return status.patch(node) })
-	if err != nil {
-		return nil, fmt.Errorf("recording what the journal knows and the node must go on telling: %w", err)
-	}
-	a.learnt, a.touchedAt, a.provenAt = &status, time.Time{}, time.Time{}
-	return node, nil
+	a.learnt = &status
+	a.learn(ctx, learntOf(status, seen.published))
 }
 
 // giveUp keeps a failure in the journal: from now on the way is back.

@@ -167,11 +167,9 @@ func (a *Agent) force(ctx context.Context, seen *observed, want wish) (bool, err
 	}
 	j := *seen.journal
 	j.Forced = true
-	text, err := j.encode()
-	if err != nil {
-		return false, err
-	}
-	node, err := a.patched(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return a.fence.Record(node, text, config.AnnotationForce) })
+	node, err := a.recorded(ctx, *seen, j, func(node *corev1.Node, text string) ([]byte, error) {
+		return a.fence.Record(node, text, config.AnnotationForce)
+	})
 	if err != nil {
 		return false, fmt.Errorf("noting that the change needs no window, as annotation %s says: %w", config.AnnotationForce, err)
 	}

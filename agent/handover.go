@@ -59,6 +59,23 @@ func (f *formerPlugin) manager() *configManager {
 	return &configManager{label: f.Label, namespace: f.Namespace, configMap: f.ConfigMap, dir: f.Dir, fallback: f.Fallback}
 }
 
+// check holds what the journal says of the plugin's config to what an agent writes: the label is the one that NVIDIA's config manager goes
+// by, and never another of the node.
+func (f *formerPlugin) check() error {
+	switch {
+	case f == nil:
+		return nil
+	case !slices.Contains([]config.Handover{config.HandoverFile, config.HandoverRestart, config.HandoverLabel, config.HandoverConfigMap}, f.Way):
+		return fmt.Errorf("the device plugin is given no config by %q", legible.Cut(string(f.Way), 100))
+	case f.Label != "" && f.Label != config.LabelDevicePluginConfig:
+		return fmt.Errorf("the device plugin goes by no label %q", legible.Cut(f.Label, 100))
+	case f.Body != "" && !strings.HasPrefix(f.Text, ownKey):
+		return fmt.Errorf("key %q of a ConfigMap is not ours to write: it does not begin with %s", legible.Cut(f.Text, 100), ownKey)
+	default:
+		return nil
+	}
+}
+
 // maxFormer bounds the text that the journal holds. All annotations of a node together may take 256 KiB.
 const maxFormer = 32 << 10
 
@@ -165,6 +182,9 @@ func (a *Agent) awaitKey(ctx context.Context, seen observed, want wish) error {
 
 // patchConfigMap sets one key, or takes it away.
 func (a *Agent) patchConfigMap(ctx context.Context, m *configManager, key string, text *string) error {
+	if !strings.HasPrefix(key, ownKey) { // whatever has led here
+		return &Stalled{Reason: config.ReasonNoHandover, Message: fmt.Sprintf("%s is not ours to write: its name does not begin with %s", m.keyed(key), ownKey)}
+	}
 	body, err := json.Marshal(map[string]any{"data": map[string]*string{key: text}})
 	if err != nil {
 		return fmt.Errorf("encoding %s: %w", m.keyed(key), err)
@@ -181,6 +201,9 @@ func (a *Agent) patchConfigMap(ctx context.Context, m *configManager, key string
 // collectKey takes the key away that the node was given before by us, unless another node goes by it.
 func (a *Agent) collectKey(ctx context.Context, seen observed) {
 	former := seen.journal.Plugin
+	if m := seen.plugin.manager; m != nil && former != nil && (m.namespace != former.Namespace || m.configMap != former.ConfigMap) {
+		return // the plugin's DaemonSet names another ConfigMap by now
+	}
 	if former == nil || former.Stays || former.manager() == nil || !strings.HasPrefix(former.Text, ownKey) || seen.node.Labels[former.Label] == former.Text {
 		return
 	}

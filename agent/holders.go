@@ -106,16 +106,19 @@ func pids(processes []nvml.Process) []int {
 func (a *Agent) observeUnits(ctx context.Context, seen *observed, taken []plan.Taken) {
 	var stopped []string
 	if seen.journal != nil {
-		stopped = seen.journal.Stopped
+		stopped = a.named(seen, seen.journal.Stopped)
 	}
 	seen.units = nil
 	if len(taken) == 0 && len(stopped) == 0 {
 		return
 	}
 	states, err := a.unitStates(ctx, stopped)
-	for _, name := range union(a.settings.Units, stopped) {
+	for _, name := range a.settings.Units {
 		state, exists := states[name]
 		if !exists && (err == nil || !slices.Contains(stopped, name)) {
+			if slices.Contains(stopped, name) {
+				seen.drop(name, notStartable)
+			}
 			continue
 		}
 		seen.units = append(seen.units, plan.Unit{
@@ -124,14 +127,17 @@ func (a *Agent) observeUnits(ctx context.Context, seen *observed, taken []plan.T
 	}
 }
 
-// unitStates asks systemd for them. One that has not answered is not asked again for a while, unless something is owed to it.
+// notStartable is why a unit is left alone that was stopped, and that systemd does not list as one that it could start.
+const notStartable = "the host has no such unit that it may start: it is masked or was removed"
+
+// unitStates asks systemd for the units of the settings, and never for others. One that has not answered is not asked again for a while, unless something is owed to it.
 func (a *Agent) unitStates(ctx context.Context, stopped []string) (map[string]string, error) {
 	if len(stopped) == 0 && a.clock.Now().Before(a.systemdNext) {
 		return nil, nil
 	}
 	call, cancel := context.WithTimeout(ctx, hostTimeout)
 	defer cancel()
-	states, err := a.units.States(call, union(a.settings.Units, stopped))
+	states, err := a.units.States(call, a.settings.Units)
 	switch {
 	case err == nil, errors.Is(err, drain.ErrNoSystemd):
 	default:

@@ -3,6 +3,7 @@ package agent
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -10,7 +11,9 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	strictjson "sigs.k8s.io/json"
 
+	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -22,7 +25,8 @@ const (
 	journalOfGPUs     = 1 // cordon, geometry, reboots
 	journalOfOperands = 2 // labels of operands and units of the host besides
 	journalOfPlugin   = 3 // and the device plugin's config
-	journalVersion    = journalOfPlugin
+	journalOfLost     = 4 // and what the host is owed by a journal that was lost
+	journalVersion    = journalOfLost
 )
 
 // Journal is what must be given back to the node: an annotation that is written before the first change and goes in the
@@ -46,6 +50,7 @@ type Journal struct {
 	Startup          *startup           `json:"startup,omitempty"`    // the taint that the node had been registered with
 	Paused           map[string]string  `json:"paused,omitempty"`     // labels of operands that it changes, with their values before
 	Stopped          []string           `json:"stopped,omitempty"`    // units of the host that it stops, in that order; they were running
+	Persistent       []nvml.UUID        `json:"persistent,omitempty"` // GPUs that were in persistence mode, by a journal that was lost
 	Plugin           *formerPlugin      `json:"plugin,omitempty"`     // the device plugin's config, if it changes that
 	NoReset          *noReset           `json:"noReset,omitempty"`    // which GPUs the driver has refused to reset
 	Reboots          []string           `json:"reboots,omitempty"`    // boots in which a reboot was asked for
@@ -132,6 +137,9 @@ func (j *Journal) persistent() map[nvml.UUID]bool {
 	for _, c := range j.Previous {
 		out[c.GPU] = c.Persistent
 	}
+	for _, gpu := range j.Persistent {
+		out[gpu] = true
+	}
 	return out
 }
 
@@ -180,6 +188,9 @@ func (j *Journal) encode() (string, error) {
 	if j.changesPlugin() {
 		out.Version = journalOfPlugin
 	}
+	if len(j.Persistent) > 0 {
+		out.Version = journalOfLost
+	}
 	b, err := json.Marshal(&out)
 	if err != nil {
 		return "", fmt.Errorf("encoding the journal: %w", err)
@@ -208,6 +219,9 @@ func (j *Journal) summary() string {
 	}
 	if len(j.Stopped) > 0 {
 		owed = append(owed, "start of "+strings.Join(j.Stopped, ", "))
+	}
+	if n := len(j.Persistent); n > 0 {
+		owed = append(owed, fmt.Sprintf("persistence mode of %d GPUs", n))
 	}
 	if n := len(j.Previous); n > 0 {
 		owed = append(owed, fmt.Sprintf("geometry of %d GPUs if it fails", n))
@@ -239,17 +253,74 @@ func (j *Journal) stopped() map[string]bool {
 	return out
 }
 
-// parseJournal reads the annotation; nil is the journal of a node to which nothing is owed.
+// Bounds of a journal. No node has as many GPUs, operands or units.
+const (
+	maxJournal = 256 << 10
+	maxEntries = 256
+	maxSlices  = 64
+)
+
+// parseJournal reads the annotation strictly; nil is the journal of a node to which nothing is owed. That a journal can be read does not
+// make it ours: the host's record does.
 func parseJournal(annotation string) (*Journal, error) {
 	if annotation == "" {
 		return nil, nil
 	}
+	if len(annotation) > maxJournal {
+		return nil, fmt.Errorf("reading the journal: it is longer than %d bytes", maxJournal)
+	}
+	var head struct {
+		Version int `json:"version"`
+	}
+	if err := strictjson.UnmarshalCaseSensitivePreserveInts([]byte(annotation), &head); err != nil {
+		return nil, fmt.Errorf("reading the journal: %s", legible.Cut(err.Error(), longestText))
+	}
+	if head.Version < 1 || head.Version > journalVersion {
+		return nil, fmt.Errorf("reading the journal: version %d, this agent knows 1 to %d", head.Version, journalVersion)
+	}
 	var j Journal
-	if err := json.Unmarshal([]byte(annotation), &j); err != nil {
+	strict, err := strictjson.UnmarshalStrict([]byte(annotation), &j)
+	if err := errors.Join(append(strict, err)...); err != nil {
+		return nil, fmt.Errorf("reading the journal: %s", legible.Cut(err.Error(), longestText))
+	}
+	if err := j.check(); err != nil {
 		return nil, fmt.Errorf("reading the journal: %w", err)
 	}
-	if j.Version < 1 || j.Version > journalVersion {
-		return nil, fmt.Errorf("reading the journal: version %d, this agent knows 1 to %d", j.Version, journalVersion)
-	}
 	return &j, nil
+}
+
+// check holds the journal to what agents write.
+func (j *Journal) check() error {
+	if max(len(j.Previous), len(j.Operands), len(j.Paused), len(j.Stopped), len(j.Reboots), len(j.Persistent)) > maxEntries {
+		return fmt.Errorf("it has more than %d entries of a kind", maxEntries)
+	}
+	for label := range j.Paused {
+		if !strings.HasPrefix(label, config.LabelOperandPrefix) {
+			return fmt.Errorf("label %q is of no operand: its name does not begin with %s", legible.Cut(label, 100), config.LabelOperandPrefix)
+		}
+	}
+	if err := checkCuts(j.Previous); err != nil {
+		return err
+	}
+	if s := j.Startup; s != nil && s.Effect != string(corev1.TaintEffectNoSchedule) && s.Effect != string(corev1.TaintEffectPreferNoSchedule) &&
+		s.Effect != string(corev1.TaintEffectNoExecute) {
+		return fmt.Errorf("a taint has no effect %q", legible.Cut(s.Effect, 100))
+	}
+	return j.Plugin.check()
+}
+
+func checkCuts(cuts []cut) error {
+	named := map[nvml.UUID]bool{}
+	for _, c := range cuts {
+		if c.GPU == "" || named[c.GPU] || len(c.Instances) > maxSlices {
+			return fmt.Errorf("it cuts GPU %q twice, or into %d instances", legible.Cut(string(c.GPU), 100), len(c.Instances))
+		}
+		named[c.GPU] = true
+		for _, p := range c.Instances {
+			if p.Profile == "" || p.Start < 0 || p.Size < 1 || p.Start > maxSlices-p.Size {
+				return fmt.Errorf("GPU %q has no instance %q of %d slices at %d", legible.Cut(string(c.GPU), 100), legible.Cut(p.Profile, 100), p.Size, p.Start)
+			}
+		}
+	}
+	return nil
 }

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,14 +21,34 @@ type nodeKeys struct {
 	Taints []corev1.Taint    `json:"taints,omitempty"`
 }
 
-// publishedOn are the keys that a profile has put on the node, as we have noted there. An unreadable note is as good as none: what is on the
-// node is then others'.
-func publishedOn(node *corev1.Node) nodeKeys {
-	var k nodeKeys
-	if err := json.Unmarshal([]byte(node.Annotations[config.AnnotationPublished]), &k); err != nil {
+// publishedOn are the keys that a profile has put on the node, as the annotation says: of an agent that kept no record of its host, as
+// before an upgrade, or on a host that was installed anew. Others can write it, so only keys count that a profile of the catalog has.
+func (a *Agent) publishedOn(seen *observed) nodeKeys {
+	var noted, out nodeKeys
+	if err := json.Unmarshal([]byte(seen.node.Annotations[config.AnnotationPublished]), &noted); err != nil {
 		return nodeKeys{}
 	}
-	return k
+	catalog, err := a.catalog(*seen, config.LabelProfile)
+	if err != nil {
+		return nodeKeys{}
+	}
+	for _, name := range catalog.ProfileNames() {
+		profile, _ := catalog.Profile(name)
+		for key, value := range profile.Labels {
+			if noted.Labels[key] == value && value != "" {
+				if out.Labels == nil {
+					out.Labels = map[string]string{}
+				}
+				out.Labels[key] = value
+			}
+		}
+		for _, t := range profile.Taints {
+			if i := taintAt(noted.Taints, t); i >= 0 && noted.Taints[i].Value == t.Value && taintAt(out.Taints, t) < 0 {
+				out.Taints = append(out.Taints, t)
+			}
+		}
+	}
+	return out
 }
 
 func taintAt(taints []corev1.Taint, t corev1.Taint) int {
@@ -35,8 +56,7 @@ func taintAt(taints []corev1.Taint, t corev1.Taint) int {
 }
 
 // foreignKey names a label or taint that the profile sets and somebody else has set otherwise.
-func foreignKey(node *corev1.Node, want nodeKeys) string {
-	ours := publishedOn(node)
+func foreignKey(node *corev1.Node, ours, want nodeKeys) string {
 	for _, key := range slices.Sorted(maps.Keys(want.Labels)) {
 		value, there := node.Labels[key]
 		if _, is := ours.Labels[key]; there && !is && value != want.Labels[key] {
@@ -71,8 +91,7 @@ func unbearable(seen observed, taints []corev1.Taint) string {
 
 // settled is the node's labels and taints with those of the profile, and the note of which of them are ours: what stood there before as
 // the profile has it is not, and stays when the profile goes.
-func settled(node *corev1.Node, want nodeKeys) (labels map[string]*string, taints []corev1.Taint, note nodeKeys) {
-	ours := publishedOn(node)
+func settled(node *corev1.Node, ours, want nodeKeys) (labels map[string]*string, taints []corev1.Taint, note nodeKeys) {
 	labels, note.Labels = settledLabels(node, ours, want)
 	taints, note.Taints = settledTaints(node, ours, want)
 	return labels, taints, note
@@ -119,23 +138,58 @@ func settledTaints(node *corev1.Node, ours, want nodeKeys) (taints, note []corev
 }
 
 // unpublished reports whether the profile's labels and taints are not yet on the node, or a former one's still are.
-func unpublished(node *corev1.Node, want nodeKeys) bool {
-	labels, taints, note := settled(node, want)
+func unpublished(node *corev1.Node, ours, want nodeKeys) bool {
+	labels, taints, note := settled(node, ours, want)
 	text, err := note.encode()
 	return err == nil && (len(labels) > 0 || !slices.EqualFunc(taints, node.Spec.Taints, sameTaint) || text != node.Annotations[config.AnnotationPublished])
 }
 
 func sameTaint(a, b corev1.Taint) bool { return a.MatchTaint(&b) && a.Value == b.Value }
 
-// publish writes them in one guarded update.
-func publish(node *corev1.Node, want nodeKeys) ([]byte, error) {
-	if foreign := foreignKey(node, want); foreign != "" { // set since the node was looked at
-		return nil, apierrors.NewConflict(corev1.Resource("nodes"), node.Name, errors.New(foreign))
+// publish writes the profile's labels and taints to the node. The host's record has those that will be ours before, and those that are
+// after.
+func (a *Agent) publish(ctx context.Context, seen observed, want nodeKeys) error {
+	ours, during := seen.published, seen.published
+	_, _, note := settled(seen.node, ours, want)
+	during.Labels = maps.Clone(note.Labels)
+	for key, value := range ours.Labels {
+		if _, is := during.Labels[key]; !is {
+			during.Labels[key] = value
+		}
 	}
-	labels, taints, note := settled(node, want)
+	during.Taints = slices.Clone(note.Taints)
+	for _, t := range ours.Taints {
+		if taintAt(during.Taints, t) < 0 {
+			during.Taints = append(during.Taints, t)
+		}
+	}
+	r := a.kept.now
+	r.Learnt = learntOf(seen.status, during)
+	if seen.gives {
+		a.kept.keep(ctx, r, a.clock.Now())
+	} else if err := a.kept.write(ctx, r, a.clock.Now()); err != nil {
+		return a.unrecorded(seen, err)
+	}
+	var body []byte
+	err := a.patch(ctx, seen.node, func(node *corev1.Node) (_ []byte, err error) {
+		body, note, err = published(node, ours, want)
+		return body, err
+	})
+	if err == nil {
+		a.learn(ctx, learntOf(seen.status, note))
+	}
+	return err
+}
+
+// published is the guarded update that writes them, and what of the node is ours then.
+func published(node *corev1.Node, ours, want nodeKeys) (body []byte, note nodeKeys, err error) {
+	if foreign := foreignKey(node, ours, want); foreign != "" { // set since the node was looked at
+		return nil, note, apierrors.NewConflict(corev1.Resource("nodes"), node.Name, errors.New(foreign))
+	}
+	labels, taints, note := settled(node, ours, want)
 	text, err := note.encode()
 	if err != nil {
-		return nil, err
+		return nil, note, err
 	}
 	annotation := &text
 	if text == "" {
@@ -148,7 +202,8 @@ func publish(node *corev1.Node, want nodeKeys) ([]byte, error) {
 	if !slices.EqualFunc(taints, node.Spec.Taints, sameTaint) {
 		patch["spec"] = map[string]any{"taints": taints}
 	}
-	return json.Marshal(patch)
+	body, err = json.Marshal(patch)
+	return body, note, err
 }
 
 func (k nodeKeys) encode() (string, error) {

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/agent/fleet"
+	"github.com/gpuslice/gpuslice/agent/hostrecord"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
@@ -28,7 +29,14 @@ import (
 type observed struct {
 	node      *corev1.Node
 	journal   *Journal
-	status    Status // what we last told
+	forged    bool   // the node has a journal that this host's agent did not write for it
+	status    Status // what we last told, with what the host's record says has been learnt
+	learnt    hostrecord.Learnt
+	published nodeKeys          // labels and taints that a profile of ours has put on the node
+	owed      owedHost          // to the host, by a journal that was lost
+	dropped   map[string]string // units that were stopped and are not started, and why
+	gives     bool              // the step that is performed gives back
+	asks      string            // fingerprint of the wish that it is performed for
 	gpus      []nvml.GPU
 	pods      []corev1.Pod // all pods of the node
 	assigned  drain.Assignments
@@ -90,11 +98,8 @@ func (a *Agent) observe(ctx context.Context) (observed, error) {
 	}
 	seen.node = node
 	seen.fenced, seen.startup = a.fence.Stands(node), a.fence.Startup(node)
-	seen.status = parseStatus(node.Annotations[config.AnnotationStatus])
-	if seen.journal, err = parseJournal(node.Annotations[config.AnnotationJournal]); err != nil {
-		return seen, &Stalled{Reason: config.ReasonJournalUnreadable, Message: err.Error() +
-			"; nothing is changed. Run the agent that wrote it; or remove the annotation " + config.AnnotationJournal +
-			" and the taint " + config.TaintRepartitioning + ", and uncordon the node by hand"}
+	if err := a.observeRecord(ctx, &seen); err != nil {
+		return seen, err
 	}
 	if seen.configs, err = a.configMap(api, a.settings.MIGConfigMap); err != nil {
 		return seen, err
@@ -117,6 +122,10 @@ func (a *Agent) observe(ctx context.Context) (observed, error) {
 	if seen.gpus, err = a.snapshot(ctx); err != nil {
 		return seen, err
 	}
+	if seen.published = publishedBy(seen.learnt); a.kept.absent {
+		seen.published = a.publishedOn(&seen)
+	}
+	a.observeOwed(ctx, &seen)
 	seen.pods = pods.Items
 	a.observeKubelet(ctx, &seen, pods.Items)
 	a.observeMemory(ctx, seen)
@@ -362,7 +371,7 @@ func (a *Agent) planned(s observed, want wish) plan.Observed {
 		Capacity: plan.Capacity{Agreed: s.agreed}, Orphaned: s.orphan.is(), Breached: s.uncordoned() && !want.undo &&
 			(a.settingsFor(want).Drain.OnUncordon == config.UncordonRefence || s.other(want)),
 		Slot:  a.plannedSlot(s, want),
-		Units: s.units, Keys: want.keys != nil && !want.undo && unpublished(s.node, *want.keys),
+		Units: s.units, Keys: want.keys != nil && !want.undo && unpublished(s.node, s.published, *want.keys),
 	}
 	if want.plugin != nil {
 		out.Plugin = a.plannedPlugin(s, want)

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -30,16 +31,29 @@ const migManagerLabel = "nvidia-mig-manager"
 type orphan struct {
 	cordon bool              // managedFields say that it is ours
 	labels map[string]string // of operands that are paused, with the values that they had before
+	forged bool              // a journal that this host's agent did not write
+	host   owedHost          // what the host's record says
 }
 
 // is reports whether there is anything.
-func (o orphan) is() bool { return o.cordon || len(o.labels) > 0 }
+func (o orphan) is() bool {
+	return o.cordon || o.forged || len(o.labels)+len(o.host.Stopped)+len(o.host.Persistent) > 0
+}
 
 // String names what there is.
 func (o orphan) String() string {
 	parts := slices.Sorted(maps.Keys(o.labels))
 	if o.cordon {
 		parts = append([]string{"our cordon"}, parts...)
+	}
+	if o.forged {
+		parts = append(parts, "a journal that this host's agent did not write for this node, of which nothing is believed")
+	}
+	if len(o.host.Stopped) > 0 {
+		parts = append(parts, "start of "+strings.Join(o.host.Stopped, ", "))
+	}
+	if n := len(o.host.Persistent); n > 0 {
+		parts = append(parts, fmt.Sprintf("persistence mode of %d GPUs", n))
 	}
 	return strings.Join(parts, ", ")
 }
@@ -53,6 +67,7 @@ func (a *Agent) orphanOn(seen *observed) orphan {
 	who, _, cordoned := drain.Cordoner(seen.node)
 	_, kept := seen.node.Annotations[config.AnnotationKeepCordoned]
 	o.cordon = cordoned && who == FieldManager && !kept
+	o.forged, o.host = seen.forged, seen.owed
 	o.labels = map[string]string{}
 	for _, label := range drain.LeftPaused(seen.node, drain.PausedValue) {
 		o.labels[label] = deployed // no other value is paused

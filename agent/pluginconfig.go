@@ -20,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/config"
 )
 
@@ -117,10 +118,23 @@ func (a *Agent) wayOf(seen *observed) (way config.Handover, manager *configManag
 		return "", nil, fmt.Sprintf("pod %s/%s is given no config that could be changed: it has no config manager, and mounts no directory %s of the host; "+
 			"see devicePlugin.handover of the settings", pod.Namespace, pod.Name, filepath.Dir(a.settings.DevicePlugin.ConfigFile))
 	}
-	if (way == config.HandoverLabel || way == config.HandoverConfigMap) && manager == nil {
-		return "", nil, "the settings say that the device plugin gets its config by a label, but its pod on this node has no config manager"
+	if why := unusable(way, manager); why != "" {
+		return "", nil, why
 	}
 	return way, manager, ""
+}
+
+// unusable says why the plugin cannot be given a config by its config manager; empty if it can, or if that is not the way.
+func unusable(way config.Handover, manager *configManager) string {
+	switch {
+	case manager != nil && manager.label != config.LabelDevicePluginConfig:
+		return fmt.Sprintf("the config manager of the device plugin goes by label %s, and the agent sets no other than %s: set NODE_LABEL of its DaemonSet to that",
+			legible.Cut(manager.label, 100), config.LabelDevicePluginConfig)
+	case manager == nil && (way == config.HandoverLabel || way == config.HandoverConfigMap):
+		return "the settings say that the device plugin gets its config by a label, but its pod on this node has no config manager"
+	default:
+		return ""
+	}
 }
 
 // readsFile reports whether the pod sees the directory of the plugin's config file.

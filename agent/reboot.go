@@ -215,15 +215,11 @@ func (a *Agent) park(ctx context.Context, seen observed, want wish) error {
 	j := *seen.journal
 	uncordon := j.Cordoned && !seen.foreignCordon()
 	j.Cordoned, j.Paused, j.Stopped = false, nil, nil
-	text, err := j.encode()
-	if err != nil {
-		return err
-	}
 	var startup []corev1.Taint // no pods are wanted on what a fresh node is until then
 	if j.Startup != nil {
 		startup = append(startup, j.Startup.taint())
 	}
-	if err := a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) {
+	if _, err := a.recorded(ctx, seen, j, func(node *corev1.Node, text string) ([]byte, error) {
 		return a.fence.Park(node, text, uncordon, startup...)
 	}); err != nil {
 		return err

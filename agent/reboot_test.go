@@ -286,35 +286,6 @@ func TestAChangeGoesOnAfterAReboot(t *testing.T) {
 	}
 }
 
-// Promise 7. What a journal of another version owes is not known, so nothing is touched.
-func TestAJournalThatCannotBeReadStopsEverything(t *testing.T) {
-	t.Parallel()
-	for _, journal := range []string{`{"version":4}`, `{"version":0}`, `not JSON`} {
-		t.Run(journal, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, h100)
-				w.label("all-balanced")
-				w.annotate(config.AnnotationJournal, journal)
-				before := w.gpus.String()
-				w.passes("a word about the journal", func() bool { return w.condition().Reason == string(config.ReasonJournalUnreadable) })
-				for range 5 {
-					w.turn()
-					<-time.After(w.agent.Pass(t.Context()))
-				}
-				if diff := cmp.Diff(before, w.gpus.String()); diff != "" {
-					t.Errorf("the GPUs were touched (-before +after):\n%s", diff)
-				}
-				if got := w.node().Annotations[config.AnnotationJournal]; got != journal {
-					t.Errorf("the journal was changed to %s", got)
-				}
-				if c := w.condition(); !strings.Contains(c.Message, config.AnnotationJournal) {
-					t.Errorf("the message does not say what to do: %s", c.Message)
-				}
-			})
-		})
-	}
-}
-
 func FuzzParseJournal(f *testing.F) {
 	f.Add(`{"version":1,"operation":"a","target":"all-balanced","previous":[{"gpu":"GPU-1","mig":true}]}`)
 	f.Add(`{"version":1,"previous":[{"gpu":"GPU-1","mig":true,"instances":[{"profile":"1g.10gb","start":-1,"size":1}]}]}`)

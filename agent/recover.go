@@ -126,6 +126,7 @@ func (a *Agent) AwaitRecovered(ctx context.Context, seen func(*corev1.Node)) err
 		}
 		seen(node)
 		var err error
+		a.kept.read = false // the agent that runs writes it
 		left, err = a.owing(ctx, node)
 		return left.none(), err
 	})
@@ -168,8 +169,15 @@ func (a *Agent) owing(ctx context.Context, node *corev1.Node) (debts, error) {
 	seen := observed{node: node}
 	var left debts
 	var err error
-	if seen.journal, err = parseJournal(node.Annotations[config.AnnotationJournal]); err != nil {
+	if err := a.observeRecord(ctx, &seen); err != nil {
 		return left, err
+	}
+	if r := a.kept.now; seen.journal == nil && !r.Ends {
+		for _, unit := range r.Host.Stopped {
+			if slices.Contains(a.settings.Units, unit) {
+				left.ours = append(left.ours, "start of "+unit)
+			}
+		}
 	}
 	if len(a.settings.Recover.Adopt) > 0 { // whether what others have left is to be adopted depends on who runs
 		if seen.pods, err = a.listPods(ctx); err != nil {

@@ -92,7 +92,8 @@ func TestAJournalThatCannotBeReadIsNotWaitedFor(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.annotate(config.AnnotationJournal, `{"version": 99}`)
+		w.annotate(config.AnnotationJournal, `{"version":99}`)
+		w.disk.text = []byte(`{"version":1,"node":"` + nodeName + `","uid":"node-uid","journal":"{\"version\":99}"}`)
 		ended, _ := w.awaiting(t.Context())
 		if err := <-ended; err == nil || !strings.Contains(err.Error(), "version 99") {
 			t.Errorf("got %v, want that the journal cannot be read", err)

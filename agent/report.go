@@ -73,7 +73,7 @@ func (a *Agent) conclude(ctx context.Context, seen observed, want wish, steps []
 		d = decision{reason: d.failure.Reason, message: d.failure.Message, after: a.settings.Retry.Longest, stalled: true}
 	}
 	r := reportOf(seen, want, steps, err, d)
-	r.message = legible.Message(r.message+a.unitsDown()+a.tellWindow(seen, want, d.planned), legible.Longest)
+	r.message = legible.Message(r.message+a.tellDropped(seen)+a.unitsDown()+a.tellWindow(seen, want, d.planned), legible.Longest)
 	r.blockers, r.drain, r.planned, r.left = d.blockers, drainOf(seen, first), d.planned, stepsLeft(steps, err)
 	a.metrics.reported(r)
 	a.removeGhosts(ctx, seen, err == nil && len(steps) == 0)
@@ -300,7 +300,7 @@ func (a *Agent) tell(ctx context.Context, seen observed, want wish, r report, un
 	if underway && !news && age < progressInterval {
 		return nil
 	}
-	status, full, err := a.statusOf(seen, want, r)
+	status, full, err := a.statusOf(ctx, seen, want, r)
 	if err != nil {
 		return err
 	}
@@ -345,8 +345,8 @@ func (a *Agent) heartbeatDue(age time.Duration) bool {
 }
 
 // statusOf is the status annotation, and whether there is no room for it. A look that ended early has nothing to say there, and must
-// not wipe out what an earlier one said: then it is empty.
-func (a *Agent) statusOf(seen observed, want wish, r report) (text string, full bool, err error) {
+// not wipe out what an earlier one said: then it is empty. What the next changes go by is kept in the host's record besides.
+func (a *Agent) statusOf(ctx context.Context, seen observed, want wish, r report) (text string, full bool, err error) {
 	if !seen.whole {
 		return "", false, nil
 	}
@@ -360,6 +360,11 @@ func (a *Agent) statusOf(seen observed, want wish, r report) (text string, full 
 		status.Label = want.label
 	}
 	a.keep(&status, seen, want, r)
+	published := publishedBy(a.kept.now.Learnt) // this pass may have published others
+	if a.kept.absent {
+		published = seen.published
+	}
+	a.learn(ctx, learntOf(status, published))
 	text, fits, err := status.bounded(roomFor(seen.node, config.AnnotationStatus, statusRoom))
 	if err != nil || fits {
 		return text, false, err

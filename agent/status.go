@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -25,8 +23,8 @@ const (
 	PhaseStalled     Phase = "Stalled"
 )
 
-// Status is the annotation in which tools find what the condition says to people. Of it the agent reads back what it has
-// learnt in earlier changes: Failed, NoReset, Proven, Asked and Took; and Since, to go on telling it.
+// Status is the annotation in which tools find what the condition says to people. Others can write it too, so nothing is decided by it:
+// what the agent has learnt in earlier changes is in the host's record. Of the annotation it reads back Since alone, to go on telling it.
 type Status struct {
 	Desired  string        `json:"desired,omitempty"` // name of the config that is asked for
 	Label    string        `json:"label,omitempty"`   // by which it is asked for
@@ -37,13 +35,15 @@ type Status struct {
 	Left     int           `json:"left,omitempty"`     // steps to what is asked for
 	Since    time.Time     `json:"since,omitzero"`     // when Reason began, for what is asked for
 	Blockers []string      `json:"blockers,omitempty"` // what is in the way, one by one
-	Failed   *Failure      `json:"failed,omitempty"`   // a wish that is not tried again until it is withdrawn
-	NoReset  *noReset      `json:"noReset,omitempty"`  // GPUs that are not reset here: their mode changes at a reboot
-	Next     time.Time     `json:"next,omitzero"`      // when the change begins that waits for its window
-	Asked    *askedFor     `json:"asked,omitempty"`    // since when
-	Proven   string        `json:"proven,omitempty"`   // the wish that the node was last seen to fulfil
-	Cut      string        `json:"cut,omitempty"`      // boot in which it had MIG instances, then
-	Took     []took        `json:"took,omitempty"`     // the last changes, by which the next is estimated
+	// As the host's record has them.
+
+	Failed  *Failure  `json:"failed,omitempty"`  // a wish that is not tried again until it is withdrawn
+	NoReset *noReset  `json:"noReset,omitempty"` // GPUs that are not reset here: their mode changes at a reboot
+	Next    time.Time `json:"next,omitzero"`     // when the change begins that waits for its window
+	Asked   *askedFor `json:"asked,omitempty"`   // since when
+	Proven  string    `json:"proven,omitempty"`  // the wish that the node was last seen to fulfil
+	Cut     string    `json:"cut,omitempty"`     // boot in which it had MIG instances, then
+	Took    []took    `json:"took,omitempty"`    // the last changes, by which the next is estimated
 }
 
 // askedFor is since when a wish is asked for. The older one of two nodes goes first.
@@ -72,7 +72,7 @@ func statusGPUs(gpus []nvml.GPU) []StatusGPU {
 	return out
 }
 
-// parseStatus reads our own last words. An unreadable one is as good as none: all else is observed.
+// parseStatus reads our own last words, or those of anybody else. An unreadable one is as good as none.
 func parseStatus(annotation string) Status {
 	var s Status
 	if err := json.Unmarshal([]byte(annotation), &s); err != nil {
@@ -87,18 +87,6 @@ func (s Status) encode() (string, error) {
 		return "", fmt.Errorf("encoding the status: %w", err)
 	}
 	return string(b), nil
-}
-
-// patch is the merge patch that writes the status alone, of the very node that was looked at.
-func (s Status) patch(node *corev1.Node) ([]byte, error) {
-	text, _, err := s.bounded(roomFor(node, config.AnnotationStatus, statusRoom))
-	if err != nil {
-		return nil, err
-	}
-	return json.Marshal(map[string]any{"metadata": map[string]any{
-		"uid": node.UID, "resourceVersion": node.ResourceVersion,
-		"annotations": map[string]string{config.AnnotationStatus: text},
-	}})
 }
 
 // metadataPatch is a merge patch that sets labels and annotations, takes away those annotations that are nil, and leaves all

@@ -46,7 +46,7 @@ func TestADriverThatHangsWhenAskedForEventsDoesNotHoldUpTheLoop(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := agent.New(agent.Options{
-		Node: nodeName, Client: client, Driver: mute{w.gpus.Driver()}, Kubelet: w, Settings: w.settings,
+		Node: nodeName, Client: client, Driver: mute{w.gpus.Driver()}, Kubelet: w, Settings: w.settings, Record: &w.disk,
 		Clock: clock.RealClock{}, Events: &record.FakeRecorder{}, Log: zaptest.NewLogger(t),
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)

@@ -3,6 +3,7 @@ package agent_test
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -25,6 +26,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/agent/hostrecord"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/drain"
@@ -62,6 +64,7 @@ type world struct {
 	// What the next agent process is started with.
 
 	through func(nvml.Driver) nvml.Driver // what stands between it and the GPUs
+	disk    disk                          // with the host's record
 	file    map[string]config.MIGConfig   // what it reads in the administrator's ConfigMap
 }
 
@@ -120,7 +123,7 @@ func (w *world) forget() {
 func (w *world) optionsFor(h agent.Host) agent.Options {
 	return agent.Options{
 		Node: nodeName, Client: w.client, Driver: w.through(w.gpus.Driver()), Kubelet: w, Settings: w.settings,
-		Host: h, Units: &w.units, Specs: &w.specs, Processes: drain.Processes{Root: w.table, Signal: w.hangup},
+		Host: h, Units: &w.units, Specs: &w.specs, Record: &w.disk, Processes: drain.Processes{Root: w.table, Signal: w.hangup},
 		Parse:  func([]byte) (map[string]config.MIGConfig, error) { return w.file, nil },
 		Plugin: agent.PluginConfigs{Parse: deviceplugin.Parse, Render: deviceplugin.Render}, PluginFile: w.pluginFile,
 		Clock: w.clock, Events: &record.FakeRecorder{}, Log: zaptest.NewLogger(w.t),
@@ -164,6 +167,77 @@ func (h *host) Reboot(context.Context) error {
 	return nil
 }
 
+// disk is where the host's record is, in the format of the file.
+type disk struct {
+	text    []byte
+	aside   []byte
+	refuses func(r hostrecord.Record) error // a write, from then on
+	after   func(r hostrecord.Record) error // it was written
+	silent  bool
+	reads   error // why it cannot be read
+	writes  int
+}
+
+// Read implements agent.Records.
+func (d *disk) Read(context.Context) (*hostrecord.Record, error) {
+	switch {
+	case d.silent:
+		return nil, hostrecord.ErrSilent
+	case d.reads != nil:
+		return nil, d.reads
+	case d.text == nil:
+		return nil, nil
+	}
+	r, err := hostrecord.Parse(d.text)
+	if err != nil {
+		return nil, err
+	}
+	return &r, nil
+}
+
+// Write implements agent.Records.
+func (d *disk) Write(_ context.Context, r hostrecord.Record) error {
+	if d.silent {
+		return hostrecord.ErrSilent
+	}
+	if d.refuses != nil {
+		if err := d.refuses(r); err != nil {
+			return err
+		}
+	}
+	text, err := json.Marshal(r)
+	if err == nil {
+		_, err = hostrecord.Parse(text)
+	}
+	if err == nil {
+		d.text = text
+		d.writes++
+		if d.after != nil {
+			err = d.after(r)
+		}
+	}
+	return err
+}
+
+// SetAside implements agent.Records.
+func (d *disk) SetAside(context.Context) (string, error) {
+	d.aside, d.text = d.text, nil
+	return "record.newer.json", nil
+}
+
+// record is what the disk has; nil for none.
+func (d *disk) record(t *testing.T) *hostrecord.Record {
+	t.Helper()
+	if d.text == nil {
+		return nil
+	}
+	r, err := hostrecord.Parse(d.text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &r
+}
+
 // agentPID is the agent's own process in the host's table.
 const agentPID = 100
 
@@ -200,6 +274,7 @@ type units struct {
 	refuses map[string]error  // to stop or to start
 	changed func(name string) // after a unit has stopped or started
 	did     []string
+	asked   map[string]bool // whose state was asked for
 }
 
 // States implements agent.Units.
@@ -209,6 +284,10 @@ func (u *units) States(_ context.Context, names []string) (map[string]string, er
 	}
 	out := map[string]string{}
 	for _, name := range names {
+		if u.asked == nil {
+			u.asked = map[string]bool{}
+		}
+		u.asked[name] = true
 		if state, ok := u.states[name]; ok {
 			out[name] = state
 		}

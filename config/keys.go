@@ -223,6 +223,8 @@ const (
 const (
 	// ReasonJournalUnreadable is given when the journal is not one that this agent can read: it then touches nothing.
 	ReasonJournalUnreadable Reason = "JournalUnreadable"
+	// ReasonHostRecordUnavailable is given while the host's record of what is owed cannot be read or written: nothing is begun then.
+	ReasonHostRecordUnavailable Reason = "HostRecordUnavailable"
 	// ReasonDriverNotLoaded is given while NVIDIA's driver or library is not there.
 	ReasonDriverNotLoaded Reason = "DriverNotLoaded"
 	// ReasonDriverUnresponsive is given while a call into the driver does not come back.

@@ -152,7 +152,7 @@ func TestANewerRecordSaysWhatItOwes(t *testing.T) {
 	if !errors.As(err, &newer) {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(&hostrecord.NewerError{Version: 7, Owes: []string{"start of a.service", "a?[2J"}}, newer); diff != "" {
+	if diff := cmp.Diff(&hostrecord.NewerError{Version: 7, Owes: []string{"start of a.service", `a\x1b[2J`}}, newer); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	file := hostrecord.In(t.TempDir())

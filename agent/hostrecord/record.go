@@ -11,10 +11,11 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode"
 	"unicode/utf8"
 
 	strictjson "sigs.k8s.io/json"
+
+	"github.com/gpuslice/gpuslice/agent/legible"
 )
 
 // Version is that of the format which this package writes. Every version has the fields version and owes, with the same
@@ -130,7 +131,7 @@ func Parse(data []byte) (Record, error) {
 		Owes    []string `json:"owes"`
 	}
 	if err := strictjson.UnmarshalCaseSensitivePreserveInts(data, &head); err != nil {
-		return Record{}, fmt.Errorf("%w: %s", ErrCorrupt, printable(err.Error()))
+		return Record{}, fmt.Errorf("%w: %s", ErrCorrupt, legible.Cut(err.Error(), 256))
 	}
 	switch {
 	case head.Version < 1:
@@ -141,7 +142,7 @@ func Parse(data []byte) (Record, error) {
 	var r Record
 	strict, err := strictjson.UnmarshalStrict(data, &r)
 	if err := errors.Join(append(strict, err)...); err != nil {
-		return Record{}, fmt.Errorf("%w: %s", ErrCorrupt, printable(err.Error()))
+		return Record{}, fmt.Errorf("%w: %s", ErrCorrupt, legible.Cut(err.Error(), 256))
 	}
 	if err := r.check(); err != nil {
 		return Record{}, fmt.Errorf("%w: %w", ErrCorrupt, err)
@@ -154,26 +155,12 @@ func summary(owes []string) []string {
 	const most, longest = 8, 256
 	var out []string
 	for _, text := range owes[:min(len(owes), most)] {
-		text = printable(text)
-		if len(text) > longest {
-			text = strings.ToValidUTF8(text[:longest], "") + "…"
-		}
-		out = append(out, text)
+		out = append(out, legible.Cut(text, longest))
 	}
 	if more := len(owes) - most; more > 0 {
 		out = append(out, fmt.Sprintf("and %d more", more))
 	}
 	return out
-}
-
-// printable replaces what a terminal would obey.
-func printable(text string) string {
-	return strings.Map(func(r rune) rune {
-		if r == utf8.RuneError || !unicode.IsPrint(r) {
-			return '?'
-		}
-		return r
-	}, text)
 }
 
 // check holds the record to its bounds, whoever has written it.
@@ -247,7 +234,7 @@ func text(field, value string, longest int) error {
 	if len(value) > longest {
 		return fmt.Errorf("%s has %d bytes, at most %d", field, len(value), longest)
 	}
-	if printable(value) != value {
+	if legible.Text(value) != value {
 		return fmt.Errorf("%s is not printable", field)
 	}
 	return nil

@@ -37,7 +37,8 @@ func main() {
 type options struct {
 	node, namespace, kubeconfig, settings string
 	driverRoot, devRoot, podResources     string
-	lockFile, procRoot, systemBus         string
+	lockFile, stateDir                    string
+	procRoot, systemBus                   string
 	pluginConfig, metricsAddress          string
 	specs                                 []string
 	adopt                                 []string // of recover
@@ -66,6 +67,8 @@ func command() *cobra.Command {
 	flags.StringVar(&o.podResources, "pod-resources", "/var/lib/kubelet/pod-resources/kubelet.sock", "kubelet's PodResources socket")
 	flags.StringVar(&o.lockFile, "lock", env("LOCK", "/run/gpuslice/agent.lock"),
 		"file by which agents of one machine keep out of each other's way (env GPUSLICE_LOCK)")
+	flags.StringVar(&o.stateDir, "state-dir", env("STATE_DIR", "/var/lib/gpuslice/agent"),
+		"directory of the host's record, by which all that a change takes is given back; root's own (env GPUSLICE_STATE_DIR)")
 	flags.StringVar(&o.pluginConfig, "plugin-config", env("PLUGIN_CONFIG", ""),
 		"where the device plugin's config file is seen; without it where the settings say that the host has it (env GPUSLICE_PLUGIN_CONFIG)")
 	flags.StringVar(&o.procRoot, "proc", "/proc", "the process table of the host")

@@ -58,7 +58,7 @@ func TestTheNextAgentIsKeptOutWhileACallIsInTheLibrary(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() {
 		c := command() //nolint:contextcheck // it is given by ExecuteContext
-		c.SetArgs([]string{"run", "--node", "n", "--kubeconfig", kubeconfig, "--driver-root", dir, "--lock", lockFile})
+		c.SetArgs([]string{"run", "--node", "n", "--kubeconfig", kubeconfig, "--driver-root", dir, "--lock", lockFile, "--state-dir", dir})
 		ended <- c.ExecuteContext(ctx)
 	}()
 	for !inLibrary(t) {

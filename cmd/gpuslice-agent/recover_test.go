@@ -173,6 +173,7 @@ func runRecover(t *testing.T, dir, kubeconfig, args string) (string, error) {
 	t.Helper()
 	t.Setenv("GPUSLICE_DRIVER_ROOT", dir)
 	t.Setenv("GPUSLICE_LOCK", filepath.Join(dir, "agent.lock"))
+	t.Setenv("GPUSLICE_STATE_DIR", filepath.Join(dir, "state"))
 	var out bytes.Buffer
 	c := command()
 	c.SetOut(&out)

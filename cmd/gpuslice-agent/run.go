@@ -19,6 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/agent/access"
 	"github.com/gpuslice/gpuslice/agent/alive"
+	"github.com/gpuslice/gpuslice/agent/hostrecord"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/config/migparted"
@@ -98,6 +99,7 @@ func (o *options) agent(log *zap.Logger, metrics *agent.Metrics) (*agent.Agent, 
 		Node: o.node, Client: client, Settings: settings, Log: log, Alive: o.alive, Metrics: metrics, Clock: clock.RealClock{},
 		Driver:  lib.Open(lib.Options{DriverRoot: o.driverRoot, Logger: log.Named("nvml")}),
 		Kubelet: drain.DialKubelet(o.podResources), Host: &drain.Logind{Address: o.systemBus}, Units: &drain.Units{Address: o.systemBus},
+		Record:    hostrecord.In(o.stateDir),
 		Processes: drain.Processes{Root: o.procRoot},
 		Specs:     cdi.New(cdi.Options{Dirs: o.specs, DriverRoot: o.driverRoot, DevRoot: o.devRoot, Logger: log}),
 		Parse:     migparted.Parse,

@@ -88,7 +88,8 @@ func (at *site) startAgent(ctx context.Context, settings string) (*process, erro
 		return nil, err
 	}
 	cmd := exec.CommandContext(ctx, at.parts.Agent, "run", "--node", at.Name, "--kubeconfig", kubeconfig, "--settings", file,
-		"--driver-root", at.DriverRoot(), "--pod-resources", at.Kubelet.PodResourcesSocket(), "--proc", at.ProcRoot())
+		"--driver-root", at.DriverRoot(), "--pod-resources", at.Kubelet.PodResourcesSocket(), "--proc", at.ProcRoot(),
+		"--state-dir", filepath.Join(at.Dir, "state"))
 	cmd.Env = append(os.Environ(), "GPUSIM_NODE="+at.GPUs.Dir(), "GPUSLICE_PLUGIN_CONFIG="+at.PluginConfig())
 	cmd.SysProcAttr = &syscall.SysProcAttr{}
 	p, err := launch(ctx, cmd, filepath.Join(at.Dir, "agent.log"), "")

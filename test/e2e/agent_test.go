@@ -168,7 +168,7 @@ func (r *rig) startAgent() {
 	defer log.Close()
 	cmd := exec.CommandContext(r.t.Context(), programs.Agent, "run", "--node", r.View.Node,
 		"--kubeconfig", r.file("agent.kubeconfig"), "--settings", r.file("settings.yaml"), "--driver-root", r.file("driver"),
-		"--pod-resources", realkubelet.PodResourcesSocket, "--lock", r.file("agent.lock"), "--system-bus", "unix:path="+r.file("no-bus"),
+		"--pod-resources", realkubelet.PodResourcesSocket, "--lock", r.file("agent.lock"), "--state-dir", r.file("state"), "--system-bus", "unix:path="+r.file("no-bus"),
 		"--cdi", r.file("cdi"), "--dev-root", r.file("host"))
 	cmd.Env = append(os.Environ(), "GPUSIM_NODE="+r.gpus.Dir())
 	cmd.Stdout, cmd.Stderr = log, log

@@ -154,7 +154,7 @@ func (r *rig) flags() []string {
 	return []string{
 		"--node", r.Name, "--kubeconfig", r.agents.kubeconfig, "--settings", r.agents.settings,
 		"--driver-root", r.DriverRoot(), "--pod-resources", r.Kubelet.PodResourcesSocket(),
-		"--lock", filepath.Join(r.Dir, "agent.lock"), "--system-bus", r.agents.bus,
+		"--lock", filepath.Join(r.Dir, "agent.lock"), "--state-dir", filepath.Join(r.Dir, "state"), "--system-bus", r.agents.bus,
 		"--cdi", r.SpecDir(), "--dev-root", r.DevRoot(), "--proc", r.ProcRoot(), "--plugin-config", r.PluginConfig(),
 	}
 }

@@ -223,7 +223,7 @@ func TestMIGConfigsAreReadByTheAgentsOwnParser(t *testing.T) {
 }
 
 func TestTheAgentsPodMountsWhatItDeclares(t *testing.T) {
-	written := []string{"dev", "lock", "cdi-run", "cdi-etc", "plugin-config"} // each says in the manifest what is written there
+	written := []string{"dev", "lock", "cdi-run", "cdi-etc", "plugin-config", "state"} // each says in the manifest what is written there
 	pod := the[*appsv1.DaemonSet](t, "gpuslice-agent").Spec.Template.Spec
 	mounts := map[string]corev1.VolumeMount{}
 	for _, m := range pod.Containers[0].VolumeMounts {

@@ -1,0 +1,546 @@
+package agent
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/gpuslice/gpuslice/agent/hostrecord"
+	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// Records keeps the record of this host, which outlives the agent, the boot and the node object. *hostrecord.File does.
+type Records interface {
+	// Read gives the record, or nil where there is none. The error is a *hostrecord.NewerError, or matches one of that package's.
+	Read(ctx context.Context) (*hostrecord.Record, error)
+	// Write returns when the disk has the record, and after hostrecord.ErrSilent may still write it.
+	Write(ctx context.Context, r hostrecord.Record) error
+	// SetAside moves one away that cannot be read, and says whereto.
+	SetAside(ctx context.Context) (string, error)
+}
+
+// recordRetry is the pause before a disk is asked again that has refused a write of which nothing hangs.
+const recordRetry = 30 * time.Second
+
+// hostRecord is the host's record as this process knows it. The journal on the node is ours where it says word by word what this
+// record says, for the node object with this UID; the record is written before the node is told. So a process that is killed anywhere
+// finds the annotation in Journal or in Next; whatever else is on the node was written by somebody else, or long ago.
+type hostRecord struct {
+	store   Records
+	log     *zap.Logger
+	now     hostrecord.Record
+	saved   hostrecord.Record // as the disk has it; behind now after a write that failed
+	read    bool
+	absent  bool                   // there was none: the node may have been in the care of an agent that kept none
+	newer   *hostrecord.NewerError // owes nothing, and is set aside before the first write
+	failed  error                  // why the disk is behind
+	retryAt time.Time
+}
+
+// load reads the record, once.
+func (h *hostRecord) load(ctx context.Context) error {
+	if h.read {
+		return nil
+	}
+	r, err := h.store.Read(ctx)
+	if errors.As(err, &h.newer) && len(h.newer.Owes) == 0 {
+		r, err = nil, nil
+	}
+	if err != nil {
+		return err
+	}
+	h.read, h.absent = true, r == nil
+	if r != nil {
+		h.now, h.saved = *r, *r
+	}
+	return nil
+}
+
+// write has the disk take the record. Where that fails, what is remembered stays as it was.
+func (h *hostRecord) write(ctx context.Context, r hostrecord.Record, now time.Time) error {
+	r.Version, r.Owes = hostrecord.Version, owes(r)
+	if h.newer != nil {
+		aside, err := h.store.SetAside(ctx)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return h.fail(err, now)
+		}
+		h.log.Info("the record of a newer agent owes nothing, and is set aside", zap.String("as", aside), zap.Int("version", h.newer.Version))
+		h.newer = nil
+	}
+	if err := h.store.Write(ctx, r); err != nil {
+		return h.fail(err, now)
+	}
+	h.now, h.saved, h.failed, h.absent = r, r, nil, false
+	return nil
+}
+
+func (h *hostRecord) fail(err error, now time.Time) error {
+	if h.failed == nil {
+		h.log.Warn("the host's record cannot be written", zap.Error(err))
+	}
+	h.failed, h.retryAt = err, now.Add(recordRetry)
+	return err
+}
+
+// keep remembers the record, and has the disk take it if it does. It is for what gives back, and for what can be lost.
+func (h *hostRecord) keep(ctx context.Context, r hostrecord.Record, now time.Time) {
+	r.Version, r.Owes = hostrecord.Version, owes(r)
+	h.now = r
+	switch {
+	case same(r, h.saved):
+		h.failed = nil
+		return
+	case h.failed != nil && now.Before(h.retryAt):
+		return
+	}
+	_ = h.write(ctx, r, now) // it is logged, and tried again
+}
+
+// flush brings the disk up to date.
+func (h *hostRecord) flush(ctx context.Context, now time.Time) error {
+	if h.failed == nil {
+		return nil
+	}
+	return h.write(ctx, h.now, now)
+}
+
+// covers reports whether a process that has only the disk to go by would give all back that is owed now.
+func (h *hostRecord) covers() bool {
+	journal := h.now.Journal == "" || h.now.Journal == h.saved.Journal || slices.Contains(h.saved.Next, h.now.Journal)
+	return journal && h.now.UID == h.saved.UID && h.now.Host.Boot == h.saved.Host.Boot &&
+		subset(h.now.Host.Stopped, h.saved.Host.Stopped) && subset(h.now.Host.Persistent, h.saved.Host.Persistent) &&
+		reflect.DeepEqual(h.now.Learnt.NoReset, h.saved.Learnt.NoReset)
+}
+
+func subset(a, b []string) bool {
+	return !slices.ContainsFunc(a, func(s string) bool { return !slices.Contains(b, s) })
+}
+
+// same reports whether the disk would have the same for both.
+func same(a, b hostrecord.Record) bool {
+	textA, errA := json.Marshal(a)
+	textB, errB := json.Marshal(b)
+	return errA == nil && errB == nil && bytes.Equal(textA, textB)
+}
+
+// owes says what is owed by the record, for agents of all versions and for people.
+func owes(r hostrecord.Record) []string {
+	var out []string
+	if r.Journal != "" || len(r.Next) > 0 {
+		text := "a change of node " + r.Node
+		all := append([]string{r.Journal}, r.Next...)
+		if j, err := parseJournal(all[len(all)-1]); err == nil && j != nil {
+			text = j.summary()
+		}
+		out = append(out, legible.Cut(text, longestText))
+	}
+	if len(r.Host.Stopped) > 0 {
+		out = append(out, legible.Cut("start of "+strings.Join(r.Host.Stopped, ", ")+" in boot "+r.Host.Boot, longestText))
+	}
+	if len(r.Host.Persistent) > 0 {
+		out = append(out, legible.Cut("persistence mode of "+strings.Join(r.Host.Persistent, ", ")+" in boot "+r.Host.Boot, longestText))
+	}
+	return out
+}
+
+// observeRecord reads the host's record, and tells by it whether the journal on the node is ours. What it says of the node is believed
+// for the very node object that it was written for.
+func (a *Agent) observeRecord(ctx context.Context, seen *observed) error {
+	h := a.kept
+	if err := h.load(ctx); err != nil {
+		return unreadableRecord(err)
+	}
+	if h.now.Node != seen.node.Name || h.now.UID != string(seen.node.UID) {
+		h.now = hostrecord.Record{Node: seen.node.Name, UID: string(seen.node.UID), Host: h.now.Host}
+	}
+	if boot := seen.bootFact(); h.now.Host.Boot != boot && h.now.Host.Boot != "" && boot != "" {
+		h.now.Host = hostrecord.Host{} // a reboot has given it back
+	}
+	text := seen.node.Annotations[config.AnnotationJournal]
+	sent := slices.Contains(h.now.Next, text)
+	switch {
+	case text == "":
+	case text == h.now.Journal || sent:
+		j, err := parseJournal(text)
+		if err != nil {
+			return &Stalled{Reason: config.ReasonJournalUnreadable, Message: err.Error() +
+				"; nothing is changed. Run the agent that wrote it; or remove the annotation " + config.AnnotationJournal +
+				": what is ours on the node is given back then, and its GPUs stay as they are"}
+		}
+		seen.journal = j
+		if sent {
+			h.now = h.settled(*seen, *j, text)
+		}
+	default:
+		seen.forged = true
+		a.adoptOlder(seen, text)
+	}
+	seen.learnt = h.now.Learnt
+	seen.status = parseStatus(seen.node.Annotations[config.AnnotationStatus]).with(h.now.Learnt)
+	return nil
+}
+
+// adoptOlder takes from the journal of an agent that kept no record, as before an upgrade, the one thing that hurts nobody if it was
+// somebody else who wrote it: that units are started which the settings name.
+func (a *Agent) adoptOlder(seen *observed, text string) {
+	j, err := parseJournal(text)
+	if !a.kept.absent || err != nil || a.kept.now.Host.Boot != "" {
+		return
+	}
+	a.kept.now.Host.Boot = seen.bootFact()
+	for _, unit := range a.settings.Units {
+		if slices.Contains(j.Stopped, unit) {
+			a.kept.now.Host.Stopped = append(a.kept.now.Host.Stopped, unit)
+		}
+	}
+}
+
+// unreadableRecord says what people can do about a record that cannot be read.
+func unreadableRecord(err error) error {
+	var newer *hostrecord.NewerError
+	text := err.Error() + "; nothing is begun, and nothing is given back. "
+	switch {
+	case errors.Is(err, hostrecord.ErrSilent):
+		return &Waiting{
+			Reason: config.ReasonHostRecordUnavailable, After: driverRetry, Message: "waiting for the disk with the host's record: " + err.Error(),
+			Advice: "see the host's kernel log for the disk or file system below --state-dir",
+		}
+	case errors.As(err, &newer):
+		text += "Run that agent until it has given back what it owes; or give that back by hand and remove the file"
+	case errors.Is(err, hostrecord.ErrUnsafe):
+		text += "Find out who has changed it; then remove it, or make file and directory root's own, with modes 0600 and 0700"
+	case errors.Is(err, hostrecord.ErrCorrupt):
+		text += "Remove the file to go on without it: what is ours on the node is given back then, and units of the host that were stopped are yours to start"
+	default:
+		return &Waiting{
+			Reason: config.ReasonHostRecordUnavailable, After: recordRetry, Message: err.Error(),
+			Advice: "nothing is done before the directory below --state-dir can be read",
+		}
+	}
+	return &Stalled{Reason: config.ReasonHostRecordUnavailable, Message: text}
+}
+
+// bootFact is the node's boot as the record holds it; empty where it is no name that a kernel gives.
+func (s observed) bootFact() string {
+	if boot := s.boot(); legible.Cut(boot, 128) == boot {
+		return boot
+	}
+	return ""
+}
+
+// settled is the record once the API server has taken the journal.
+func (h *hostRecord) settled(seen observed, j Journal, text string) hostrecord.Record {
+	r := h.now
+	r.Operation, r.Journal, r.Next, r.Ends = legible.Cut(j.Operation, 128), text, nil, false
+	r.Host = owedBy(j, seen.bootFact())
+	return r
+}
+
+// owedBy is what the journal says that the host is owed.
+func owedBy(j Journal, boot string) hostrecord.Host {
+	host := hostrecord.Host{Stopped: slices.Clone(j.Stopped)}
+	for _, c := range j.Previous {
+		if c.Persistent {
+			host.Persistent = append(host.Persistent, string(c.GPU))
+		}
+	}
+	for _, gpu := range j.Persistent {
+		if !slices.Contains(host.Persistent, string(gpu)) {
+			host.Persistent = append(host.Persistent, string(gpu))
+		}
+	}
+	if len(host.Stopped)+len(host.Persistent) > 0 {
+		host.Boot = boot
+	}
+	return host
+}
+
+// mostSent bounds the journals that were sent to the API server and of which no answer is known. Each is guarded by the version of the
+// node that it was made for, so that an old one arrives only while nothing else has.
+const mostSent = 4
+
+// recorded writes the journal: into the host's record first, then, by the patch, to the node. Where the record cannot be written, what
+// takes something from the node or the host is not begun, and what gives back is done without.
+func (a *Agent) recorded(ctx context.Context, seen observed, j Journal, write func(node *corev1.Node, text string) ([]byte, error)) (*corev1.Node, error) {
+	text, err := j.encode()
+	if err != nil {
+		return nil, err
+	}
+	h := a.kept
+	before := h.now
+	r := h.now
+	r.Operation, r.Ends = legible.Cut(j.Operation, 128), false
+	if text != r.Journal && !slices.Contains(r.Next, text) {
+		r.Next = append(slices.Clone(r.Next[max(0, len(r.Next)-mostSent+1):]), text)
+	}
+	host := owedBy(j, seen.bootFact())
+	r.Host = hostrecord.Host{
+		Boot: cmp.Or(host.Boot, r.Host.Boot), Stopped: union(r.Host.Stopped, host.Stopped), Persistent: union(r.Host.Persistent, host.Persistent),
+	}
+	if seen.gives || j.Undo != nil || !j.takesMore(seen.journal) {
+		h.keep(ctx, r, a.clock.Now())
+	} else if err := h.write(ctx, r, a.clock.Now()); err != nil {
+		return nil, a.unrecorded(seen, err)
+	}
+	node, err := a.patched(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return write(node, text) })
+	switch {
+	case err == nil:
+		h.keep(ctx, h.settled(seen, j, text), a.clock.Now())
+	case refused(err): // it will not arrive any more
+		h.now.Journal, h.now.Next, h.now.Host = before.Journal, before.Next, before.Host
+	}
+	return node, err
+}
+
+// refused reports whether the API server has said that it does not do it.
+func refused(err error) bool {
+	return apierrors.IsConflict(err) || apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsNotFound(err) ||
+		apierrors.IsBadRequest(err) || apierrors.IsRequestEntityTooLargeError(err)
+}
+
+// takesMore reports whether the journal owes something that the other, which may be nil, does not.
+func (j *Journal) takesMore(than *Journal) bool {
+	if than == nil || j.Target != than.Target || j.Cordoned && !than.Cordoned || j.changesPlugin() && !than.changesPlugin() ||
+		len(j.Reboots) > len(than.Reboots) || len(j.Operands) > len(than.Operands) || !subset(j.Stopped, than.Stopped) {
+		return true
+	}
+	former := than.paused()
+	if slices.ContainsFunc(slices.Collect(maps.Keys(j.Paused)), func(label string) bool { return !former[label] }) {
+		return true
+	}
+	cuts, persistent := than.cuts(), than.persistent()
+	return slices.ContainsFunc(j.Previous, func(c cut) bool { return !cuts[c.GPU] || c.Persistent && !persistent[c.GPU] })
+}
+
+// unrecorded is why nothing is taken, for want of a record of it. A change that is under way is put off, and what it has taken given
+// back.
+func (a *Agent) unrecorded(seen observed, err error) error {
+	if seen.disturbed() {
+		return &Failure{
+			Wish: seen.asks, Reason: config.ReasonHostRecordUnavailable, Later: true,
+			Message: err.Error() + ": what the change would take next could not be given back after a crash; the change is put off",
+		}
+	}
+	advice := "make room on the disk below --state-dir, and make it writable for root"
+	if errors.Is(err, hostrecord.ErrSilent) {
+		advice = "see the host's kernel log for the disk or file system below --state-dir, which does not answer"
+	}
+	return &Waiting{
+		Reason: config.ReasonHostRecordUnavailable, After: recordRetry, Since: seen.since(config.ReasonHostRecordUnavailable, a.now()),
+		Message: "nothing is disturbed before the host's record can be written, by which all is given back after a crash: " + err.Error(), Advice: advice,
+	}
+}
+
+// recordable reports why the record could not be written, before anything is disturbed. It is written as it is.
+func (a *Agent) recordable(ctx context.Context, seen observed) error {
+	if err := a.kept.write(ctx, a.kept.now, a.clock.Now()); err != nil {
+		return a.unrecorded(seen, err)
+	}
+	return nil
+}
+
+// mayTake keeps a step from taking something of the host while the disk knows less than the node: after a crash, and without the
+// annotation, it would not be given back.
+func (a *Agent) mayTake(ctx context.Context, seen observed, step plan.Step) error {
+	switch step.Kind {
+	case plan.StopUnits, plan.Reset, plan.Reboot, plan.SetMode:
+	case plan.SetPersistence:
+		if step.On {
+			return nil
+		}
+	default:
+		return nil
+	}
+	if seen.gives || a.kept.covers() {
+		return nil
+	}
+	if err := a.kept.flush(ctx, a.clock.Now()); err != nil {
+		return a.unrecorded(seen, err)
+	}
+	return nil
+}
+
+// tidyRecord strikes from the record a change of which nothing is left, and brings the disk up to date.
+func (a *Agent) tidyRecord(ctx context.Context, seen observed) {
+	r := a.kept.now
+	if seen.journal == nil && !seen.forged && len(seen.owed.Stopped)+len(seen.owed.Persistent) == 0 {
+		r.Operation, r.Journal, r.Next, r.Ends, r.Host = "", "", nil, false, hostrecord.Host{}
+	}
+	if a.kept.absent && r.Journal == "" && len(r.Next)+len(r.Host.Stopped) == 0 && same(r, hostrecord.Record{Node: r.Node, UID: r.UID}) {
+		return // nothing was learnt or taken yet
+	}
+	a.kept.keep(ctx, r, a.clock.Now())
+}
+
+// observeOwed looks what the host is still owed of a change that no journal is left of: after somebody has removed it, or the node object
+// was deleted. What the settings do not name any more is nobody's to start, and is told.
+func (a *Agent) observeOwed(ctx context.Context, seen *observed) {
+	host := a.kept.now.Host
+	if seen.journal != nil || a.kept.now.Ends && !seen.forged {
+		return
+	}
+	for _, gpu := range seen.gpus {
+		if !gpu.Persistent && !gpu.Lost && slices.Contains(host.Persistent, string(gpu.UUID)) {
+			seen.owed.Persistent = append(seen.owed.Persistent, gpu.UUID)
+		}
+	}
+	named := a.named(seen, host.Stopped)
+	if len(named) == 0 {
+		return
+	}
+	states, err := a.unitStates(ctx, named)
+	for _, unit := range named {
+		state, exists := states[unit]
+		switch {
+		case errors.Is(err, drain.ErrNoSystemd):
+		case err == nil && !exists:
+			seen.drop(unit, notStartable)
+		case !runs(state):
+			seen.owed.Stopped = append(seen.owed.Stopped, unit)
+		}
+	}
+}
+
+// owedHost is what the host is owed though no journal says so.
+type owedHost struct {
+	Stopped    []string
+	Persistent []nvml.UUID
+}
+
+// named are those of the units that the settings name; the others are told, and left alone.
+func (a *Agent) named(seen *observed, stopped []string) []string {
+	var out []string
+	for _, unit := range stopped {
+		if slices.Contains(a.settings.Units, unit) {
+			out = append(out, unit)
+		} else {
+			seen.drop(unit, "units of the settings does not name it any more")
+		}
+	}
+	return out
+}
+
+// drop notes that a unit is not started though it was stopped.
+func (s *observed) drop(unit, why string) {
+	if s.dropped == nil {
+		s.dropped = map[string]string{}
+	}
+	s.dropped[unit] = why
+}
+
+// tellDropped says of units that were stopped for a change why they are not started, in the log once and at the end of the message.
+func (a *Agent) tellDropped(seen observed) string {
+	text := ""
+	for _, unit := range slices.Sorted(maps.Keys(seen.dropped)) {
+		why := seen.dropped[unit]
+		text += fmt.Sprintf("; %s of this host was stopped for a change and is not started: %s", legible.Cut(unit, 256), why)
+		if a.toldDropped[unit] == why {
+			continue
+		}
+		a.log.Warn("a unit of the host was stopped for a change and is not started", zap.String("unit", unit), zap.String("why", why))
+		a.eventf(seen.node, corev1.EventTypeWarning, config.ReasonUnitFailed, "%s of this host was stopped for a change and is not started: %s", legible.Cut(unit, 256), why)
+		if slices.Contains(a.settings.Units, unit) {
+			a.started[unit] = start{at: a.clock.Now(), failed: true} // which is told until it runs
+		}
+	}
+	a.toldDropped = seen.dropped
+	return text
+}
+
+// release tells the record that the annotation is about to go, so that its absence means nothing is owed.
+func (h *hostRecord) release(ctx context.Context, now time.Time) {
+	r := h.now
+	r.Ends = true
+	h.keep(ctx, r, now)
+}
+
+// over tells it that the annotation is gone.
+func (h *hostRecord) over(ctx context.Context, now time.Time) {
+	r := h.now
+	r.Operation, r.Journal, r.Next, r.Ends, r.Host = "", "", nil, false, hostrecord.Host{}
+	h.keep(ctx, r, now)
+}
+
+// learn keeps what the next changes go by.
+func (a *Agent) learn(ctx context.Context, learnt hostrecord.Learnt) {
+	r := a.kept.now
+	r.Learnt = learnt
+	if a.kept.absent && reflect.DeepEqual(learnt, hostrecord.Learnt{}) {
+		return
+	}
+	a.kept.keep(ctx, r, a.clock.Now())
+}
+
+// learntOf is what of the status the next changes go by, as the record takes it.
+func learntOf(s Status, published nodeKeys) hostrecord.Learnt {
+	out := hostrecord.Learnt{Proven: s.Proven, Cut: legible.Cut(s.Cut, 128)}
+	if n := s.NoReset; n != nil {
+		out.NoReset = &hostrecord.NoReset{Boot: legible.Cut(n.Boot, 128)}
+		for _, gpu := range n.GPUs {
+			out.NoReset.GPUs = append(out.NoReset.GPUs, string(gpu))
+		}
+	}
+	if s.Asked != nil {
+		out.Asked = &hostrecord.Asked{Wish: s.Asked.Wish, Since: s.Asked.Since}
+	}
+	const year = 365 * 24 * 3600
+	for _, t := range s.Took {
+		out.Took = append(out.Took, hostrecord.Took{Whole: min(max(t.Whole, 0), year), Rest: min(max(t.Rest, 0), year)})
+	}
+	if f := s.Failed; f != nil {
+		out.Failed = &hostrecord.Failed{Wish: f.Wish, Reason: string(f.Reason), Message: legible.Cut(f.Message, 4<<10)}
+	}
+	out.Published.Labels = published.Labels
+	for _, t := range published.Taints {
+		out.Published.Taints = append(out.Published.Taints, hostrecord.Taint{Key: t.Key, Value: t.Value, Effect: string(t.Effect)})
+	}
+	return out
+}
+
+// with is the status with what the host's record says has been learnt, whatever the annotation says of it.
+func (s Status) with(l hostrecord.Learnt) Status {
+	s.Failed, s.NoReset, s.Asked, s.Took = nil, nil, nil, nil
+	s.Proven, s.Cut = l.Proven, l.Cut
+	if n := l.NoReset; n != nil {
+		s.NoReset = &noReset{Boot: n.Boot}
+		for _, gpu := range n.GPUs {
+			s.NoReset.GPUs = append(s.NoReset.GPUs, nvml.UUID(gpu))
+		}
+	}
+	if l.Asked != nil {
+		s.Asked = &askedFor{Wish: l.Asked.Wish, Since: l.Asked.Since}
+	}
+	for _, t := range l.Took {
+		s.Took = append(s.Took, took{Whole: t.Whole, Rest: t.Rest})
+	}
+	if f := l.Failed; f != nil {
+		s.Failed = &Failure{Wish: f.Wish, Reason: config.Reason(f.Reason), Message: f.Message}
+	}
+	return s
+}
+
+// publishedBy are the labels and taints of a profile that the record says are ours.
+func publishedBy(l hostrecord.Learnt) nodeKeys {
+	out := nodeKeys{Labels: l.Published.Labels}
+	for _, t := range l.Published.Taints {
+		out.Taints = append(out.Taints, corev1.Taint{Key: t.Key, Value: t.Value, Effect: corev1.TaintEffect(t.Effect)})
+	}
+	return out
+}

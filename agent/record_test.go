@@ -1,0 +1,617 @@
+package agent_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpuslice/gpuslice/agent/hostrecord"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+const dcgm = "nvidia-dcgm.service"
+
+// owing is a world of one A100 in persistence mode with a unit that has to stop for its reset: a change takes something of everything.
+func owing(t *testing.T) *world {
+	t.Helper()
+	w := monitored(t)
+	gpu := w.snapshot()[0]
+	if err := w.gpus.Driver().SetPersistence(t.Context(), gpu.UUID, true); err != nil {
+		t.Fatal(err)
+	}
+	w.attribute()
+	return w
+}
+
+// hostGivenBack fails the test if the host is not as it was.
+func (w *world) hostGivenBack() {
+	w.t.Helper()
+	if state := w.units.states[dcgm]; state != "active" {
+		w.t.Errorf("%s is %s", dcgm, state)
+	}
+	if !w.snapshot()[0].Persistent {
+		w.t.Error("persistence mode is off")
+	}
+}
+
+// middle lets turns pass until the unit is stopped.
+func (w *world) middle() {
+	w.t.Helper()
+	w.passes("stop of the unit", func() bool { return w.units.states[dcgm] == "inactive" })
+}
+
+// unannotate takes the journal away, as anybody may who can patch nodes.
+func (w *world) unannotate() {
+	w.t.Helper()
+	w.edit(func(n *corev1.Node) { delete(n.Annotations, config.AnnotationJournal) })
+}
+
+// registerAnew deletes the node object, and kubelet registers it anew.
+func (w *world) registerAnew() {
+	w.t.Helper()
+	n := w.node()
+	if err := w.client.CoreV1().Nodes().Delete(w.t.Context(), n.Name, metav1.DeleteOptions{}); err != nil {
+		w.t.Fatal(err)
+	}
+	fresh := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID + "-anew", ResourceVersion: "1"},
+		Status:     corev1.NodeStatus{NodeInfo: n.Status.NodeInfo, Capacity: n.Status.Capacity},
+	}
+	if _, err := w.client.CoreV1().Nodes().Create(w.t.Context(), fresh, metav1.CreateOptions{}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// Promise 15. A journal that this host's agent did not write is worth what stands on the node, whoever wrote it and however it reads.
+func TestAForgedJournalGivesBackOurMarksAndNothingElse(t *testing.T) {
+	const head = `{"version":3,"operation":"op","target":"x","bootID":"boot-1","started":"2000-01-01T00:00:00Z",`
+	for name, journal := range map[string]string{
+		"units that are started":    head + `"cordoned":false,"stopped":["debug-shell.service","modprobe@evil.service","reboot.target"]}`,
+		"another GPU's cut":         head + `"cordoned":true,"previous":[{"gpu":"GPU","mig":true,"instances":[{"profile":"7g.80gb","start":0,"size":8}]}],"undo":{"wish":"x","reason":"y","message":"z"}}`,
+		"a reboot that was refused": head + `"noReset":{"boot":"boot-1","gpus":["GPU"]},"reboots":[]}`,
+		"no JSON":                   "\x1b[2J",
+		"an unknown field":          `{"version":1,"units":["sshd.service"]}`,
+		"another version":           `{"version":99,"stopped":["sshd.service"]}`,
+		"endless":                   `{"version":1,"target":"` + strings.Repeat("a", 200_000) + `"}`,
+	} {
+		for _, known := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, with a record %t", name, known), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					w := owing(t)
+					if known {
+						w.converge("all-disabled")
+					}
+					before := w.gpus.String()
+					w.annotate(config.AnnotationJournal, strings.ReplaceAll(journal, `"GPU"`, `"`+string(w.snapshot()[0].UUID)+`"`))
+					w.spend(time.Hour)
+					w.givenBack()
+					w.hostGivenBack()
+					if diff := cmp.Diff(before, w.gpus.String()); diff != "" {
+						t.Errorf("the GPUs were touched (-before +after):\n%s", diff)
+					}
+					if len(w.units.did) > 0 || w.host.reboots > 0 {
+						t.Errorf("units: %v; reboots: %d", w.units.did, w.host.reboots)
+					}
+					for unit := range w.units.asked {
+						if !slices.Contains(w.settings.Units, unit) {
+							t.Errorf("systemd was asked for %s", unit)
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+// Promise 15.
+func TestAForgedJournalAddsNoUnitToThoseThatStopForAReset(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := owing(t)
+		w.units.states["kubelet.service"], w.units.states["sshd.service"] = "active", "active"
+		w.annotate(config.AnnotationJournal, `{"version":2,"operation":"op","target":"all-balanced","bootID":"boot-1","started":"2000-01-01T00:00:00Z",`+
+			`"cordoned":true,"proven":true,"stopped":["kubelet.service","sshd.service"]}`)
+		w.converge("all-balanced")
+		if diff := cmp.Diff([]string{"stop " + dcgm, "start " + dcgm}, w.units.did); diff != "" {
+			t.Errorf("units (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// Promise 15: what the settings do not name any more is told, and left alone, also where the journal is ours.
+func TestAUnitThatLeavesTheSettingsInTheMiddleIsToldAndLeftAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := owing(t)
+		w.label("all-balanced")
+		w.middle()
+		w.settings.Units = []string{"nvsm.service"}
+		w.restart()
+		told := false
+		w.passes("the end", func() bool {
+			told = told || strings.Contains(w.condition().Message, dcgm+" of this host was stopped for a change and is not started")
+			return w.converged("all-balanced")() && !w.owed()
+		})
+		if !told {
+			t.Error("the condition has never said so")
+		}
+		if slices.Contains(w.units.did, "start "+dcgm) {
+			t.Error("it was started")
+		}
+	})
+}
+
+// Promise 15: no ConfigMap and no label but those of the plugin's own.
+func TestAForgedJournalWritesNoConfigMapAndNoLabel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := owing(t)
+		data := map[string]string{"entrypoint.sh": "theirs"}
+		if _, err := w.client.CoreV1().ConfigMaps("gpu-operator").Create(t.Context(), &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Name: "entrypoint", Namespace: "gpu-operator"}, Data: data,
+		}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		const label = "node-restriction.kubernetes.io/tier"
+		w.annotate(config.AnnotationJournal, `{"version":3,"operation":"op","target":"x","bootID":"boot-1","started":"2000-01-01T00:00:00Z","cordoned":true,`+
+			`"plugin":{"way":"configmap","label":"`+label+`","namespace":"gpu-operator","configMap":"entrypoint","text":"entrypoint.sh","body":"evil"},`+
+			`"undo":{"wish":"x","reason":"y","message":"z"}}`)
+		w.spend(time.Hour)
+		cm, err := w.client.CoreV1().ConfigMaps("gpu-operator").Get(t.Context(), "entrypoint", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(data, cm.Data); diff != "" {
+			t.Errorf("the ConfigMap (-before +after):\n%s", diff)
+		}
+		if value, is := w.node().Labels[label]; is {
+			t.Errorf("the node has label %s=%s", label, value)
+		}
+		w.givenBack()
+	})
+}
+
+const frozen = "freezes: [{from: '1999-12-31T00:00:00Z', to: '2040-01-01T00:00:00Z', reason: the audit}]\n"
+
+// Promises 11 and 15: an undo needs no window, so it has to be our own.
+func TestAForgedUndoPassesNoFreeze(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		w.attribute()
+		w.maintain(frozen)
+		before := w.gpus.String()
+		w.annotate(config.AnnotationJournal, fmt.Sprintf(`{"version":1,"operation":"op","target":"x","bootID":"boot-1","started":"2000-01-01T00:00:00Z",`+
+			`"cordoned":true,"proven":true,"previous":[{"gpu":%q,"mig":true}],"undo":{"wish":"x","reason":"y","message":"z"}}`, w.gpus.UUIDs()[0]))
+		w.spend(time.Hour)
+		if diff := cmp.Diff(before, w.gpus.String()); diff != "" || !w.runs("holder") {
+			t.Errorf("the pod runs: %t; GPUs (-before +after):\n%s", w.runs("holder"), diff)
+		}
+		w.givenBack()
+	})
+}
+
+// Promises 8 and 15: what was once our own journal, word by word.
+func TestAnOldJournalOfOursIsNotBelievedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := owing(t)
+		w.label("all-balanced")
+		w.middle()
+		old := w.node().Annotations[config.AnnotationJournal]
+		w.reach("all-balanced")
+		w.converge("all-1g.10gb")
+		w.maintain(frozen)
+		before := w.gpus.String()
+		w.units.did = nil
+		w.annotate(config.AnnotationJournal, old)
+		w.spend(time.Hour)
+		w.givenBack()
+		w.hostGivenBack()
+		if diff := cmp.Diff(before, w.gpus.String()); diff != "" || len(w.units.did) > 0 {
+			t.Errorf("units: %v; GPUs (-before +after):\n%s", w.units.did, diff)
+		}
+	})
+}
+
+// Promises 11 and 15: of the status nothing is believed.
+func TestAForgedStatusDecidesNothing(t *testing.T) {
+	t.Run("reboots", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := owing(t)
+			w.settings.Reboot.Policy = config.RebootSelf
+			w.restart()
+			w.annotate(config.AnnotationStatus, fmt.Sprintf(`{"phase":"Idle","reason":"NoWish","noReset":{"boot":"boot-1","gpus":[%q]}}`, w.snapshot()[0].UUID))
+			w.converge("all-balanced")
+			if w.host.reboots > 0 {
+				t.Errorf("%d reboots of a host whose GPU resets", w.host.reboots)
+			}
+		})
+	})
+	t.Run("windows", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, h100)
+			w.converge("all-balanced")
+			proven := w.node().Annotations[config.AnnotationStatus]
+			w.converge("all-1g.10gb")
+			w.maintain(frozen)
+			before := w.gpus.String()
+			w.label("all-balanced")
+			w.annotate(config.AnnotationStatus, proven)
+			w.spend(time.Hour)
+			if diff := cmp.Diff(before, w.gpus.String()); diff != "" {
+				t.Errorf("in a freeze the GPUs were touched (-before +after):\n%s", diff)
+			}
+		})
+	})
+	t.Run("failures", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, h100)
+			w.converge("all-balanced")
+			wish := w.disk.record(t).Learnt.Proven
+			w.converge("all-1g.10gb")
+			w.annotate(config.AnnotationStatus, fmt.Sprintf(`{"phase":"Idle","reason":"NoWish","failed":{"wish":%q,"reason":"HardwareFailure","message":"call 0900-EVIL"}}`, wish))
+			w.converge("all-balanced")
+		})
+	})
+}
+
+// Promises 13 and 15: for a kubelet, which may not change its own taints, this was a way to it.
+func TestAForgedNoteOfPublishedKeysTakesNothingAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.converge("all-balanced")
+		taint := corev1.Taint{Key: "team", Value: "a", Effect: corev1.TaintEffectNoSchedule}
+		w.edit(func(n *corev1.Node) {
+			n.Labels["team"] = "a"
+			n.Spec.Taints = append(n.Spec.Taints, taint)
+			n.Annotations[config.AnnotationPublished] = `{"labels":{"team":"a"},"taints":[{"key":"team","value":"a","effect":"NoSchedule"}]}`
+		})
+		w.converge("all-1g.10gb")
+		if n := w.node(); n.Labels["team"] != "a" || !slices.Contains(n.Spec.Taints, taint) {
+			t.Errorf("labels %v, taints %v", n.Labels, n.Spec.Taints)
+		}
+	})
+}
+
+// Promise 7. What is a fact of this host does not go with the node object.
+func TestTheHostIsGivenBackWithoutTheJournal(t *testing.T) {
+	for name, lose := range map[string]func(w *world){
+		"the node object is deleted": func(w *world) { w.registerAnew() },
+		"the journal is taken away, and the label": func(w *world) {
+			w.unannotate()
+			w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) })
+		},
+		"the journal is replaced": func(w *world) {
+			w.annotate(config.AnnotationJournal, `{"version":1}`)
+			w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) })
+		},
+	} {
+		for _, killed := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, killed %t", name, killed), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					w := owing(t)
+					w.label("all-balanced")
+					w.middle()
+					lose(w)
+					if killed {
+						w.restart()
+					}
+					w.settle(config.ReasonNoWish)
+					w.hostGivenBack()
+					w.givenBack()
+					if r := w.disk.record(t); len(r.Owes) > 0 || r.Journal != "" {
+						t.Errorf("the record still owes %v", r.Owes)
+					}
+				})
+			})
+		}
+	}
+}
+
+// Promise 8. A reboot starts units by itself, and those that it does not start are nobody's to start.
+func TestWhatARebootGivesBackIsOwedNoMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := owing(t)
+		w.label("all-balanced")
+		w.middle()
+		w.registerAnew()
+		w.boot()
+		w.restart()
+		w.units.did = nil
+		w.settle(config.ReasonNoWish)
+		w.spend(time.Hour)
+		if len(w.units.did) > 0 {
+			t.Errorf("units: %v", w.units.did)
+		}
+	})
+}
+
+// Promise 8. Either half may be lost, or be of another host.
+func TestWithoutARecordOurMarksAreGivenBack(t *testing.T) {
+	for name, lose := range map[string]func(w *world){
+		"the record is lost": func(w *world) { w.disk.text = nil },
+		"both are lost":      func(w *world) { w.disk.text = nil; w.unannotate() },
+		"it is of another host": func(w *world) {
+			r := *w.disk.record(w.t)
+			r.Node, r.UID, r.Host.Boot = "gpu-2", "other", "boot-of-gpu-2"
+			text, err := json.Marshal(r)
+			if err != nil {
+				w.t.Fatal(err)
+			}
+			w.disk.text = text
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := owing(t)
+				w.label("all-balanced")
+				w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
+				lose(w)
+				w.restart()
+				w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) })
+				w.settle(config.ReasonNoWish)
+				w.givenBack()
+				w.hostGivenBack() // nothing of it was taken yet
+			})
+		})
+	}
+}
+
+// killed is how a process ends in the middle of a write.
+type killed struct{}
+
+// until lets turns pass as passes does; an agent that is killed is followed by another, after what happens then.
+func (w *world) until(what string, then func(), stop func() bool) {
+	w.t.Helper()
+	for began := time.Now(); !stop(); {
+		if time.Since(began) > 24*time.Hour {
+			w.t.Fatalf("no %s in a day; the node says %s", what, w.condition().Message)
+		}
+		if w.dies() {
+			w.disk.refuses, w.disk.after = nil, nil
+			w.restart()
+			then()
+		}
+	}
+}
+
+// dies lets one turn pass, and reports whether the agent was killed in it.
+func (w *world) dies() (dead bool) {
+	defer func() {
+		switch r := recover().(type) {
+		case nil:
+		case killed:
+			dead = true
+		default:
+			panic(r)
+		}
+	}()
+	w.turn()
+	<-time.After(w.agent.Pass(w.t.Context()))
+	return false
+}
+
+// Promise 8: before the record, between the record and the node, after the node; with the journal, without it, and without the node object.
+func TestAnAgentThatIsKilledAtAWriteOfItsRecordIsFollowedByOneThatEndsTheSame(t *testing.T) {
+	nothing := func(*world) {}
+	for name, row := range map[string]struct {
+		then func(w *world)
+		end  config.Reason
+	}{
+		"and nothing else":              {nothing, config.ReasonConverged},
+		"and the journal is taken away": {(*world).unannotate, config.ReasonConverged},
+		"and the wish goes with the journal": {func(w *world) {
+			w.unannotate()
+			w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) })
+		}, config.ReasonNoWish},
+		"and the node is registered anew": {(*world).registerAnew, config.ReasonNoWish},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, after := range []bool{false, true} {
+				for n, more := 1, true; more; n++ {
+					synctest.Test(t, func(t *testing.T) {
+						w := owing(t)
+						w.turn()
+						more = false
+						die := func(hostrecord.Record) error {
+							if w.disk.writes == n-1 && !after || w.disk.writes == n && after {
+								more = true
+								panic(killed{})
+							}
+							return nil
+						}
+						if after {
+							w.disk.after = die
+						} else {
+							w.disk.refuses = die
+						}
+						w.label("all-balanced")
+						w.until("the end", func() { row.then(w) }, func() bool {
+							reason := config.Reason(w.condition().Reason)
+							return !w.owed() && (reason == row.end || !more && reason == config.ReasonConverged)
+						})
+						w.givenBack()
+						w.hostGivenBack()
+						if r := w.disk.record(t); r != nil && len(r.Owes) > 0 {
+							t.Errorf("killed at write %d, the record still owes %v", n, r.Owes)
+						}
+					})
+				}
+			}
+		})
+	}
+}
+
+var errFull = fmt.Errorf("writing: %w", syscall.ENOSPC)
+
+// Promises 7 and 10: without a record nothing is taken, and what was taken is given back.
+func TestADiskThatIsFullFromAWriteOnKeepsNothing(t *testing.T) {
+	for n, more := 1, true; more; n++ {
+		for _, lost := range []bool{false, true} {
+			synctest.Test(t, func(t *testing.T) {
+				w := owing(t)
+				w.turn()
+				more = false
+				w.disk.refuses = func(hostrecord.Record) error {
+					if w.disk.writes >= n-1 {
+						more = true
+						return errFull
+					}
+					return nil
+				}
+				w.label("all-balanced")
+				w.spend(time.Hour)
+				if w.units.states[dcgm] != "active" || w.node().Spec.Unschedulable {
+					t.Errorf("full from write %d on: the unit is %s, the node cordoned %t; %s", n, w.units.states[dcgm], w.node().Spec.Unschedulable, w.condition().Message)
+				}
+				if c := w.condition(); more && c.Reason != string(config.ReasonConverged) &&
+					(c.Reason != string(config.ReasonHostRecordUnavailable) || !strings.Contains(c.Message, "make room")) {
+					t.Errorf("full from write %d on: the node says %s: %s", n, c.Reason, c.Message)
+				}
+				w.disk.refuses = nil
+				if lost {
+					w.unannotate()
+					w.restart()
+				}
+				w.reach("all-balanced")
+				w.hostGivenBack()
+			})
+		}
+	}
+}
+
+// Promise 7: the disk takes the record that the unit will be stopped, and nothing after that; then the agent is killed and the journal lost.
+func TestAUnitComesBackByTheOneWriteThatTheDiskHasTaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := owing(t)
+		full := false
+		w.disk.refuses = func(r hostrecord.Record) error {
+			if full {
+				return errFull
+			}
+			full = slices.ContainsFunc(r.Next, func(journal string) bool { return strings.Contains(journal, `"stopped"`) })
+			return nil
+		}
+		w.label("all-balanced")
+		w.middle()
+		w.disk.refuses = nil
+		w.unannotate()
+		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) })
+		w.restart()
+		w.settle(config.ReasonNoWish)
+		w.hostGivenBack()
+	})
+}
+
+// Promises 14 and 15: each says what people can do about it, and nothing is touched meanwhile.
+func TestARecordThatCannotBeReadIsTold(t *testing.T) {
+	for name, row := range map[string]struct {
+		spoil func(d *disk)
+		says  string
+		not   string
+	}{
+		"of a newer agent": {func(d *disk) { d.text = []byte(`{"version":9,"owes":["start of ` + dcgm + `"]}`) }, "it owes start of " + dcgm, "kernel log"},
+		"corrupt":          {func(d *disk) { d.text = []byte(`{"version":1`) }, "Remove the file", "kernel log"},
+		"unsafe":           {func(d *disk) { d.reads = hostrecord.ErrUnsafe }, "modes 0600 and 0700", "kernel log"},
+		"a silent disk":    {func(d *disk) { d.silent = true }, "kernel log", "emove the file"},
+		"a broken disk":    {func(d *disk) { d.reads = syscall.EIO }, "input/output error", "emove the file"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := owing(t)
+				row.spoil(&w.disk)
+				before := w.gpus.String()
+				w.label("all-balanced")
+				w.passes("a word", func() bool { return w.condition().Reason == string(config.ReasonHostRecordUnavailable) })
+				w.spend(10 * time.Minute)
+				c := w.condition()
+				if !strings.Contains(c.Message, row.says) || strings.Contains(c.Message, row.not) {
+					t.Errorf("the condition says: %s", c.Message)
+				}
+				if after := w.gpus.String(); after != before || w.owed() || len(w.units.did) > 0 {
+					t.Errorf("owed %t, units %v, GPUs\n%s", w.owed(), w.units.did, after)
+				}
+				w.disk = disk{}
+				w.reach("all-balanced")
+			})
+		})
+	}
+}
+
+func TestAnIdleRecordOfANewerAgentIsSetAside(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := owing(t)
+		newer := `{"version":9,"knows":"more"}`
+		w.disk.text = []byte(newer)
+		w.converge("all-balanced")
+		w.hostGivenBack()
+		if string(w.disk.aside) != newer {
+			t.Errorf("set aside is %q", w.disk.aside)
+		}
+	})
+}
+
+// A newer agent may have written a journal that this one cannot read, and kept a record that it can.
+func TestAJournalOfOursThatCannotBeReadStopsEverything(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.label("all-balanced")
+		const journal = `{"version":99}`
+		w.annotate(config.AnnotationJournal, journal)
+		w.disk.text = []byte(`{"version":1,"node":"` + nodeName + `","uid":"node-uid","journal":"{\"version\":99}"}`)
+		before := w.gpus.String()
+		w.passes("a word about the journal", func() bool { return w.condition().Reason == string(config.ReasonJournalUnreadable) })
+		w.spend(time.Minute)
+		if diff := cmp.Diff(before, w.gpus.String()); diff != "" {
+			t.Errorf("the GPUs were touched (-before +after):\n%s", diff)
+		}
+		if got := w.node().Annotations[config.AnnotationJournal]; got != journal {
+			t.Errorf("the journal was changed to %s", got)
+		}
+		if c := w.condition(); !strings.Contains(c.Message, config.AnnotationJournal) {
+			t.Errorf("the message does not say what to do: %s", c.Message)
+		}
+	})
+}
+
+// Promise 12.
+func TestTheRecordOfANodeAtRestIsNotWritten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.settle(config.ReasonNoWish)
+		w.spend(time.Hour)
+		if w.disk.writes > 0 {
+			t.Errorf("%d writes where nothing was asked for", w.disk.writes)
+		}
+		w.converge("all-balanced")
+		w.spend(time.Minute)
+		before := w.disk.writes
+		w.restart()
+		w.spend(time.Hour)
+		if w.disk.writes != before {
+			t.Errorf("%d writes of a node at rest", w.disk.writes-before)
+		}
+	})
+}
+
+// The disk may be slow to refuse as well as to take: what it has refused is not remembered as owed.
+func TestAChangeThatCouldNotBeRecordedOwesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := owing(t)
+		w.disk.refuses = func(hostrecord.Record) error { return errors.New("read-only file system") }
+		w.label("all-balanced")
+		w.passes("a word", func() bool { return w.condition().Reason == string(config.ReasonHostRecordUnavailable) })
+		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) })
+		w.settle(config.ReasonNoWish)
+		w.givenBack()
+		if len(w.units.did) > 0 {
+			t.Errorf("units: %v", w.units.did)
+		}
+	})
+}
