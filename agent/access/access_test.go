@@ -1,0 +1,192 @@
+package access_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/record"
+
+	"github.com/gpuslice/gpuslice/agent/access"
+)
+
+// byRBAC and byPolicy are the API server's refusals. What a real one answers is tried in test/policy.
+var (
+	byRBAC   = apierrors.NewForbidden(schema.GroupResource{Resource: "any"}, "any", errors.New("no right"))
+	byPolicy = func() error {
+		err := apierrors.NewForbidden(schema.GroupResource{Resource: "any"}, "any", errors.New("denied"))
+		err.ErrStatus.Details.Causes = []metav1.StatusCause{{Message: "denied"}}
+		return err
+	}()
+	errNoAnswer = errors.New("connection refused")
+)
+
+// server answers each request with what the function says; with nil, as one that has nothing against it.
+func server(answer func(clienttesting.Action) error, mayDelete bool) *fake.Clientset {
+	client := fake.NewClientset()
+	client.PrependReactor("*", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if action.GetResource().Resource == "selfsubjectaccessreviews" {
+			return true, &authorizationv1.SelfSubjectAccessReview{Status: authorizationv1.SubjectAccessReviewStatus{Allowed: mayDelete}}, nil
+		}
+		return true, nil, answer(action)
+	})
+	return client
+}
+
+// policiesAct refuses what an agent tries, and not what it needs.
+func policiesAct(action clienttesting.Action) error {
+	if patch, ok := action.(clienttesting.PatchAction); ok && string(patch.GetPatch()) == "{}" {
+		return nil
+	}
+	return byPolicy
+}
+
+// told runs a checker to its end, and gives the events and the metrics.
+func told(t *testing.T, client *fake.Clientset, deletes bool) (events []string, metrics string) {
+	t.Helper()
+	recorder := record.NewFakeRecorder(10)
+	checker := access.New(access.Options{
+		Client: client, Node: "gpu-1", Namespace: "gpuslice", Deletes: deletes, Timeout: time.Second, Events: recorder, Log: zap.NewNop(),
+	})
+	checker.Run(t.Context())
+	close(recorder.Events)
+	for e := range recorder.Events {
+		events = append(events, e)
+	}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(checker)
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text []string
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			text = append(text, m.GetLabel()[0].GetValue()+map[float64]string{0: "=0", 1: "=1"}[m.GetGauge().GetValue()])
+		}
+	}
+	return events, strings.Join(text, " ")
+}
+
+func TestPeopleAreToldWhatTheAccountMayDo(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		answer    func(clienttesting.Action) error
+		deletes   bool
+		mayDelete bool
+		events    []string // parts of each
+		metrics   string
+	}{
+		"policies act": {
+			answer: policiesAct, deletes: true, mayDelete: true, metrics: "events=1 evictions=1 leases=1 nodes=1",
+		},
+		"none is there": {
+			answer: func(clienttesting.Action) error { return nil }, events: []string{"Unconfined"}, metrics: "events=0 evictions=0 leases=0 nodes=0",
+		},
+		"that for evictions is missing": {
+			answer: func(action clienttesting.Action) error {
+				if action.GetSubresource() == "eviction" {
+					return apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, "gpuslice-policies")
+				}
+				return policiesAct(action)
+			},
+			events: []string{"for: evictions;"}, metrics: "events=1 evictions=0 leases=1 nodes=1",
+		},
+		"the token names no node": {
+			answer: func(clienttesting.Action) error { return byPolicy }, events: []string{"does not name node gpu-1"},
+			metrics: "events=1 evictions=1 leases=1 nodes=1",
+		},
+		"the settings ask for a right that is missing": {
+			answer: policiesAct, deletes: true, events: []string{"delete-after-deadline"}, metrics: "events=1 evictions=1 leases=1 nodes=1",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			events, metrics := told(t, server(c.answer, c.mayDelete), c.deletes)
+			if len(events) != len(c.events) {
+				t.Fatalf("events: %q, want %d", events, len(c.events))
+			}
+			for i, part := range c.events {
+				if !strings.Contains(events[i], part) {
+					t.Errorf("event %q does not say %q", events[i], part)
+				}
+			}
+			if diff := cmp.Diff(c.metrics, metrics); diff != "" {
+				t.Errorf("metrics (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// What RBAC refuses says nothing of the policies. An API server that gives no answer is asked a bounded number of times, and
+// nobody is told what is not known.
+func TestWhatIsNotKnownIsNotTold(t *testing.T) {
+	t.Parallel()
+	for name, answer := range map[string]error{"no right to try": byRBAC, "no answer": errNoAnswer} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				client := server(func(clienttesting.Action) error { return answer }, false)
+				events, metrics := told(t, client, false)
+				if len(events) > 0 || metrics != "" {
+					t.Errorf("told %q %q", events, metrics)
+				}
+				if n := len(client.Actions()); n == 0 || n > 50 {
+					t.Errorf("the API server was asked %d times", n)
+				}
+			})
+		})
+	}
+}
+
+// silent is an API server that takes a request and never answers.
+type silent struct{}
+
+func (silent) RoundTrip(request *http.Request) (*http.Response, error) {
+	<-request.Context().Done()
+	return nil, request.Context().Err()
+}
+
+// Promise 14: each request has a deadline, and the checker ends with the agent.
+func TestASilentAPIServerHoldsNothingUp(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		client, err := kubernetes.NewForConfigAndClient(&rest.Config{Host: "https://silent.example"}, &http.Client{Transport: silent{}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		recorder := record.NewFakeRecorder(1)
+		checker := access.New(access.Options{
+			Client: client, Node: "gpu-1", Namespace: "gpuslice", Timeout: 15 * time.Second, Events: recorder, Log: zap.NewNop(),
+		})
+		began := time.Now()
+		if _, err := checker.Find(t.Context()); err == nil {
+			t.Error("something was found out")
+		}
+		if took := time.Since(began); took > 4*15*time.Second {
+			t.Errorf("it took %s", took)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		checker.Run(ctx)
+		if took := time.Since(began); took > 5*15*time.Second+5*time.Second {
+			t.Errorf("it did not end with the agent, but after %s", took)
+		}
+	})
+}
