@@ -110,6 +110,7 @@ type Agent struct {
 	alive   *alive.Loop
 	log     *zap.Logger
 	evictor *drain.Evictor
+	sets    *drain.DaemonSets
 	fence   drain.Fence
 
 	// All of the following may be lost at any moment: after a restart it is gathered anew.
@@ -158,6 +159,7 @@ func New(o Options) *Agent {
 		processes: o.Processes, sentinel: sentinel{path: o.Settings.Reboot.Sentinel},
 		wall: o.Clock, clock: steady, events: events{o.Events}, metrics: o.Metrics, alive: o.Alive, log: o.Log,
 		memory: newMemory(o.Settings.MemoryPressure), evictor: drain.NewEvictor(o.Client, steady, o.Log.Named("drain")),
+		sets: drain.NewDaemonSets(o.Client, steady),
 		slots: &fleet.Slots{
 			Client: o.Client, Namespace: o.Settings.Maintenance.Namespace, Clock: steady, Timeout: o.Settings.Timeouts.APICall, Log: o.Log.Named("fleet"),
 		},

@@ -5,15 +5,21 @@ import (
 	"fmt"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/applyconfigurations"
 	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
+	"k8s.io/utils/ptr"
 )
 
 // client is client-go's fake API server with no kinds but those that the agent has to do with. At each write, the fake goes
@@ -40,6 +46,7 @@ func newClient(t *testing.T, objects ...runtime.Object) *client {
 		}
 	}
 	c := &client{&fake.Clientset{}, tracker}
+	c.AddReactor("get", "daemonsets", daemonSet)
 	c.AddReactor("*", "*", k8stesting.ObjectReaction(tracker))
 	c.AddWatchReactor("*", func(a k8stesting.Action) (bool, watch.Interface, error) {
 		impl, ok := a.(k8stesting.WatchActionImpl)
@@ -50,4 +57,22 @@ func newClient(t *testing.T, objects ...runtime.Object) *client {
 		return true, w, err
 	})
 	return c
+}
+
+// noDaemonSet is the name of a DaemonSet that does not exist. All others do, in every namespace.
+const noDaemonSet = "none"
+
+func daemonSet(a k8stesting.Action) (bool, runtime.Object, error) {
+	get, ok := a.(k8stesting.GetAction)
+	if !ok || get.GetName() == noDaemonSet {
+		return true, nil, apierrors.NewNotFound(schema.GroupResource{Group: "apps", Resource: "daemonsets"}, noDaemonSet)
+	}
+	return true, &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: a.GetNamespace(), Name: get.GetName(), UID: uidOf(get.GetName())}}, nil
+}
+
+func uidOf(set string) types.UID { return types.UID("daemonset-" + set) }
+
+// ofDaemonSet is the owner of a pod of the DaemonSet.
+func ofDaemonSet(name string) []metav1.OwnerReference {
+	return []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: name, UID: uidOf(name), Controller: ptr.To(true)}}
 }

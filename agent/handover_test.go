@@ -172,7 +172,9 @@ func (w *world) manage() {
 		w.started++
 		name := fmt.Sprintf("managed-%d", w.started)
 		_, err := w.client.CoreV1().Pods("kube-system").Create(w.t.Context(), &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "kube-system", UID: types.UID(name), Labels: map[string]string{"name": "nvidia-device-plugin-ds"}},
+			ObjectMeta: metav1.ObjectMeta{
+				Name: name, Namespace: "kube-system", UID: types.UID(name), Labels: map[string]string{"name": "nvidia-device-plugin-ds"}, OwnerReferences: ofDaemonSet("plugin"),
+			},
 			Spec: corev1.PodSpec{
 				NodeName: nodeName,
 				Containers: []corev1.Container{

@@ -46,6 +46,7 @@ type observed struct {
 	drainable []drain.Pod    // pods that have to leave before a reboot
 	operands  []corev1.Pod   // device plugin pods
 	daemons   []corev1.Pod   // control daemons of MPS
+	rivals    string         // why it is not known which of the device plugins counts; empty if it is
 	plugin    pluginConfig   // looked at only where anything is asked of it, or owed to it
 	pauses    []drain.Operand
 	units     []plan.Unit // of the host that may have to stop, or to start again
@@ -115,6 +116,9 @@ func (a *Agent) observe(ctx context.Context) (observed, error) {
 	})
 	if err != nil {
 		return seen, fmt.Errorf("listing the pods of node %s: %w", a.node, err)
+	}
+	if pods.Items, err = a.sets.Believe(api, pods.Items); err != nil {
+		return seen, err
 	}
 	if err := a.makeWay(ctx, node); err != nil {
 		return seen, err
@@ -205,7 +209,8 @@ func (a *Agent) observeKubelet(ctx context.Context, seen *observed, pods []corev
 	seen.assigned = assigned
 	seen.holders = drain.GPUPods(pods, assigned, nil)
 	seen.operands = a.operands(pods)
-	seen.daemons = picked(pods, a.settings.MPS.PodSelector, a.settings.MPS.Containers)
+	seen.daemons = a.ofNVIDIA(picked(pods, a.settings.MPS.PodSelector, a.settings.MPS.Containers))
+	seen.rivals = a.rivals(seen.operands)
 	seen.proof = proof{a.agreed, a.agreedAt, a.staleSince}
 	a.prove(seen, nil)
 	seen.proven = len(seen.capacity) == 0
@@ -224,6 +229,8 @@ func (a *Agent) prove(seen *observed, want *pluginWish) {
 	switch {
 	case seen.deaf != nil:
 		seen.capacity = []string{seen.deaf.Error()}
+	case seen.rivals != "":
+		seen.capacity = []string{seen.rivals}
 	case want != nil && want.known:
 		seen.capacity = mismatches(shared(expected(seen.gpus, seen.strategy).namedBy(seen.kubelet), want.sharing), seen.kubelet, seen.node.Status.Allocatable)
 		if want.sharing.Strategy == config.SharingMPS {
@@ -323,11 +330,6 @@ const (
 	migStrategyFlag = "--mig-strategy"
 	envMIGStrategy  = "MIG_STRATEGY"
 )
-
-// operands picks the device plugin's pods.
-func (a *Agent) operands(pods []corev1.Pod) []corev1.Pod {
-	return picked(pods, a.settings.DevicePlugin.PodSelector, a.settings.DevicePlugin.Containers)
-}
 
 // picked are the pods that match a selector and have one of the containers, where any are named: one chart gives pods of several programs the
 // same labels.

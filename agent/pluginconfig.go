@@ -91,6 +91,9 @@ func (a *Agent) observePlugin(ctx context.Context, seen *observed) {
 // wayOf is how the plugin gets its config: as the settings say, or by what its pod is given. While it is away in the middle of a change
 // the journal knows.
 func (a *Agent) wayOf(seen *observed) (way config.Handover, manager *configManager, why string) {
+	if seen.rivals != "" {
+		return "", nil, seen.rivals
+	}
 	var reads bool
 	for i := range seen.operands {
 		reads = reads || a.readsFile(&seen.operands[i])
@@ -112,7 +115,7 @@ func (a *Agent) wayOf(seen *observed) (way config.Handover, manager *configManag
 	case reads:
 		way = config.HandoverFile
 	case len(seen.operands) == 0:
-		return "", nil, "no device plugin runs on this node that could be given a config"
+		return "", nil, "no device plugin runs on this node that could be given a config" + a.pretenders(seen.pods)
 	default:
 		pod := seen.operands[0]
 		return "", nil, fmt.Sprintf("pod %s/%s is given no config that could be changed: it has no config manager, and mounts no directory %s of the host; "+

@@ -301,7 +301,9 @@ func (a *Agent) usages(ctx context.Context, gpus []nvml.GPU) []usage {
 	}
 	owners := drain.PodsOf(clients, a.residents.pods)
 	// The server of MPS, in the pod of its daemon, computes for the others and not for itself.
-	maps.DeleteFunc(owners, func(_ int, pod *corev1.Pod) bool { return matches(pod, a.settings.MPS.PodSelector) })
+	maps.DeleteFunc(owners, func(_ int, pod *corev1.Pod) bool {
+		return matches(pod, a.settings.MPS.PodSelector) && a.pretends(pod) == ""
+	})
 	return usages(gpus, a.residents.holders, owners)
 }
 

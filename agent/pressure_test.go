@@ -341,6 +341,7 @@ func TestTheDaemonOfMPSSharesNoGPU(t *testing.T) {
 		const uid = "7a0c6a4e-0000-4000-8000-000000000009"
 		p.pod("daemon", "", func(pod *corev1.Pod) {
 			pod.UID, pod.Spec.Containers[0].Resources = uid, corev1.ResourceRequirements{}
+			pod.Namespace, pod.OwnerReferences = "gpu-operator", ofDaemonSet("mps")
 			pod.Labels = map[string]string{"app": "nvidia-device-plugin-mps-control-daemon"}
 		})
 		p.compute(gpu, 5009, "nvidia-cuda-mps", podCgroup(uid))

@@ -319,6 +319,9 @@ func (a *Agent) strategyFor(seen observed, want wish) (config.MIGStrategy, error
 	if want.plugin != nil {
 		asked = want.plugin.strategy
 	}
+	if seen.rivals != "" {
+		return a.strategy(seen, want.plugin), &config.StrategyError{Strategy: a.strategy(seen, want.plugin), Problem: seen.rivals}
+	}
 	for _, pod := range seen.operands {
 		told := toldStrategy(pod)
 		set := a.settings.MIGStrategy

@@ -75,7 +75,7 @@ func (w *world) startConfigured(name string) {
 	uid := fmt.Sprintf("00000000-0000-4000-8000-%012d", w.started)
 	w.process(pid, "nvidia-device-p", podCgroup(uid))
 	_, err := w.client.CoreV1().Pods("kube-system").Create(w.t.Context(), &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(uid), Labels: map[string]string{"name": "nvidia-device-plugin-ds"}},
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(uid), Labels: map[string]string{"name": "nvidia-device-plugin-ds"}, OwnerReferences: ofDaemonSet("plugin")},
 		Spec: corev1.PodSpec{
 			NodeName: nodeName, Containers: []corev1.Container{{Name: pluginContainer}},
 			Tolerations: w.tolerations,

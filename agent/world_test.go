@@ -532,11 +532,10 @@ func (w *world) operandPod(namespace, label string, labels map[string]string) {
 	w.t.Helper()
 	w.started++
 	name := fmt.Sprintf("%s-%d", strings.TrimPrefix(label, config.LabelOperandPrefix), w.started)
-	controller := true
 	_, err := w.client.CoreV1().Pods(namespace).Create(w.t.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: name, UID: types.UID(name), Labels: labels,
-			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "operand", Controller: &controller}},
+			OwnerReferences: ofDaemonSet("operand"),
 		},
 		Spec:   corev1.PodSpec{NodeName: nodeName, NodeSelector: map[string]string{label: "true"}, Containers: []corev1.Container{{Name: pluginContainer}}},
 		Status: corev1.PodStatus{Phase: corev1.PodRunning},
@@ -561,7 +560,7 @@ func (w *world) startPlugin(tolerations ...corev1.Toleration) {
 		return
 	}
 	_, err := w.client.CoreV1().Pods("kube-system").Create(w.t.Context(), &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), Labels: map[string]string{"name": "nvidia-device-plugin-ds"}},
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), Labels: map[string]string{"name": "nvidia-device-plugin-ds"}, OwnerReferences: ofDaemonSet("plugin")},
 		Spec:       corev1.PodSpec{NodeName: nodeName, Tolerations: tolerations, Containers: []corev1.Container{{Name: pluginContainer}}},
 		Status:     corev1.PodStatus{Phase: corev1.PodRunning},
 	}, metav1.CreateOptions{})

@@ -12,6 +12,9 @@ import (
 // DevicePlugin is how to recognise NVIDIA's device plugin, and how it is handed another config.
 type DevicePlugin struct {
 	PodSelector []labels.Selector // its pod on the node matches at least one
+	// Namespaces are where its pod is looked for, and that of MPS, at least one: elsewhere, whoever may create a pod could give it
+	// the same labels.
+	Namespaces []string
 	// Containers are the names of its container, of which the pod has one; empty for any. The plugin's Helm chart gives
 	// the pods of the plugin, of GPU feature discovery and of the MPS control daemon the same labels.
 	Containers []string
@@ -83,12 +86,16 @@ func (c *checks) devicePlugin(in devicePluginInputs) DevicePlugin {
 	const field = "devicePlugin"
 	d := DevicePlugin{
 		PodSelector: c.podSelector(field, in.PodSelector, "the device plugin's"),
+		Namespaces:  c.each(field+".namespaces", in.Namespaces, validation.IsDNS1123Label),
 		Containers:  c.each(field+".containers", in.Containers, validation.IsDNS1123Label),
 		Handover: Handover(c.oneOf(field+".handover", in.Handover, string(HandoverAuto), string(HandoverFile), string(HandoverLabel),
 			string(HandoverConfigMap), string(HandoverRestart))),
 		ConfigFile:    c.path(field+".configFile", in.ConfigFile, DefaultPluginConfigFile),
 		ConfigMap:     ConfigMapName{Namespace: string(in.ConfigMap.Namespace), Name: string(in.ConfigMap.Name)},
 		DefaultConfig: string(in.DefaultConfig),
+	}
+	if len(in.Namespaces) == 0 {
+		*c = append(*c, &InvalidError{Field: field + ".namespaces", Value: "[]", Want: "must name at least one namespace"})
 	}
 	if d.ConfigMap.Namespace != "" {
 		c.all(field+".configMap.namespace", d.ConfigMap.Namespace, validation.IsDNS1123Label(d.ConfigMap.Namespace))

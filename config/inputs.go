@@ -48,6 +48,7 @@ type configMapNameInputs struct {
 
 type devicePluginInputs struct {
 	PodSelector   list                `json:"podSelector"`
+	Namespaces    list                `json:"namespaces"`
 	Containers    list                `json:"containers"`
 	Handover      scalar              `json:"handover"`
 	ConfigFile    scalar              `json:"configFile"`
@@ -179,7 +180,8 @@ func inputsOf(s Settings) inputs {
 		},
 		DevicePlugin: devicePluginInputs{
 			PodSelector: selectorTexts(s.DevicePlugin.PodSelector), Containers: listOf(s.DevicePlugin.Containers),
-			Handover: scalar(s.DevicePlugin.Handover), ConfigFile: scalar(s.DevicePlugin.ConfigFile),
+			Namespaces: listOf(s.DevicePlugin.Namespaces),
+			Handover:   scalar(s.DevicePlugin.Handover), ConfigFile: scalar(s.DevicePlugin.ConfigFile),
 			ConfigMap: configMapNameInputs{
 				Namespace: scalar(s.DevicePlugin.ConfigMap.Namespace), Name: scalar(s.DevicePlugin.ConfigMap.Name),
 			},

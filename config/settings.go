@@ -178,6 +178,13 @@ func Default() Settings {
 				labels.SelectorFromSet(labels.Set{"app.kubernetes.io/name": "nvidia-device-plugin"}), // the plugin's Helm chart
 				labels.SelectorFromSet(labels.Set{"name": "nvidia-device-plugin-ds"}),                // the plugin's static manifest
 			},
+			Namespaces: []string{
+				"gpuslice",
+				"gpu-operator",
+				"nvidia-device-plugin", // where NVIDIA's documents put the Helm chart
+				"kube-system",          // the plugin's static manifest
+				"nvidia-gpu-operator",  // OpenShift
+			},
 			Containers: []string{
 				"nvidia-device-plugin",     // GPU operator
 				"nvidia-device-plugin-ctr", // the plugin's Helm chart and static manifest

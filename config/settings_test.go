@@ -43,6 +43,7 @@ migStrategy: single
 migConfigMap: {namespace: gpu-operator, name: mine, key: mig.yaml}
 devicePlugin:
   podSelector: ["app in (a, b)"]
+  namespaces: [gpus]
   containers: [plugin]
   handover: configmap
   configFile: /etc/plugin/config.yaml
@@ -85,7 +86,7 @@ retry: {failures: 3, first: 1s, longest: 1m, noEffect: 5}
 			Maintenance:   config.ConfigMapKey{Namespace: "ops", Name: "nights", Key: "nights.yaml"},
 			Reboot:        config.Reboot{Policy: config.RebootDelegate, Sentinel: "/run/host/reboot-required"},
 			DevicePlugin: config.DevicePlugin{
-				PodSelector: []labels.Selector{selector}, Containers: []string{"plugin"},
+				PodSelector: []labels.Selector{selector}, Namespaces: []string{"gpus"}, Containers: []string{"plugin"},
 				Handover: config.HandoverConfigMap, ConfigFile: "/etc/plugin/config.yaml",
 				ConfigMap: config.ConfigMapName{Namespace: "gpu-operator", Name: "plugin-configs"}, DefaultConfig: "shared-4",
 			},
@@ -219,6 +220,14 @@ func TestSettingsAreRefused(t *testing.T) {
 		"for a value in place of a section": {
 			file: head + "timeouts: 5m\n",
 			want: []string{`timeouts: must be a mapping, not a string`},
+		},
+		"for a device plugin that is nowhere": {
+			file: head + "devicePlugin: {namespaces: []}\n",
+			want: []string{`devicePlugin.namespaces: [] must name at least one namespace`},
+		},
+		"for a namespace twice": {
+			file: head + "devicePlugin: {namespaces: [a, a]}\n",
+			want: []string{`devicePlugin.namespaces[1]: "a" is there twice`},
 		},
 		"for no device plugin": {
 			file: head + "devicePlugin: {podSelector: []}\n",

@@ -438,10 +438,21 @@ type owners map[string]int
 func ownersOf(pods []corev1.Pod) owners {
 	out := owners{}
 	for i := range pods {
+		out[uidKey(pods[i].UID)] = i
+	}
+	static := map[string]int{} // how many pods say that they are of the hash
+	for i := range pods {
+		if key, ok := staticKey(&pods[i]); ok {
+			static[key]++
+		}
+	}
+	for i := range pods {
 		pod := &pods[i]
-		out[uidKey(pod.UID)] = i
-		if hash := pod.Annotations[configHash]; hash != "" {
-			out[uidKey(types.UID(hash))] = i
+		// A process is of nobody rather than of a pod that takes another's place.
+		if key, ok := staticKey(pod); ok && static[key] == 1 {
+			if _, taken := out[key]; !taken {
+				out[key] = i
+			}
 		}
 		// Where kubelet makes no cgroups of pods (cgroupsPerQOS: false), and in the reader's own pod, only the
 		// containers tell.
@@ -456,6 +467,13 @@ func ownersOf(pods []corev1.Pod) owners {
 		}
 	}
 	return out
+}
+
+// staticKey is the key of a static pod's processes, by what kubelet writes into its image. On any other pod the annotation is only
+// somebody's word.
+func staticKey(pod *corev1.Pod) (string, bool) {
+	hash := pod.Annotations[configHash]
+	return uidKey(types.UID(hash)), hash != "" && isMirror(pod)
 }
 
 // uidKey is the same for a UID from the API server and from the process table. A custom UID may have underscores of its

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/drain"
 	"github.com/gpuslice/gpuslice/drain/aside"
@@ -792,9 +793,10 @@ func TestNameClients(t *testing.T) {
 	trainer := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team-a", Name: "trainer-0", UID: podUID}}
 	static := corev1.Pod{ObjectMeta: metav1.ObjectMeta{
 		Namespace: "kube-system", Name: "monitor-node-1", UID: "ffffffff-0000-0000-0000-000000000000",
-		Annotations: map[string]string{"kubernetes.io/config.hash": hash},
 	}}
-	custom := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "own-uid-node-1", Annotations: map[string]string{"kubernetes.io/config.hash": "my_own-uid"}}}
+	custom := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "own-uid-node-1"}}
+	mirror(&static, hash)
+	mirror(&custom, "my_own-uid")
 	plain := corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "team-b", Name: "plain", UID: "eeeeeeee-0000-0000-0000-000000000000"},
 		Status:     corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{ContainerID: ""}, {ContainerID: "containerd://" + other}}},
@@ -827,6 +829,42 @@ func TestNameClients(t *testing.T) {
 	}
 	if want, got := "pid 4711 python (pod with UID "+podUID+")", fmt.Sprint(drain.Client{PID: 4711, Command: "python", Owner: drain.Owner{PodUID: podUID}}); got != want {
 		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// Promise 15: Believe only what this host's agent wrote. A tenant's pod says of itself that the processes of others are its own.
+func TestNoPodTakesTheProcessesOfAnother(t *testing.T) {
+	trainer := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team-a", Name: "trainer-0", UID: podUID}}
+	of := func(uid string) []drain.Client {
+		return []drain.Client{{PID: 11, Command: "python", Owner: drain.Owner{PodUID: types.UID(uid), Container: id}}}
+	}
+	pretender := func(name, hash string, image bool) corev1.Pod {
+		p := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team-b", Name: name, UID: types.UID("uid-" + name)}}
+		mirror(&p, hash)
+		if !image {
+			delete(p.Annotations, corev1.MirrorPodAnnotationKey)
+		}
+		return p
+	}
+	elsewhere := pretender("elsewhere", hash, true)
+	elsewhere.OwnerReferences[0].Name = "gpu-2"
+	for _, c := range []struct {
+		name string
+		uid  string
+		pods []corev1.Pod
+		want string
+	}{
+		{"by the annotation alone", podUID, []corev1.Pod{trainer, pretender("a", podUID, false)}, "pid 11 python of pod team-a/trainer-0"},
+		{"of a pod that is listed", podUID, []corev1.Pod{trainer, pretender("a", podUID, true)}, "pid 11 python of pod team-a/trainer-0"},
+		{"of a pod that is not, by the annotation alone", hash, []corev1.Pod{pretender("a", hash, false)}, "pid 11 python (pod with UID " + hash + ")"},
+		{"as the image of another node's pod", hash, []corev1.Pod{elsewhere}, "pid 11 python (pod with UID " + hash + ")"},
+		{"of a static pod that has an image already", hash, []corev1.Pod{pretender("a", hash, true), pretender("b", hash, true)}, "pid 11 python (pod with UID " + hash + ")"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if got := drain.NameClients(of(c.uid), c.pods); got[0] != c.want {
+				t.Errorf("got %q, want %q", got[0], c.want)
+			}
+		})
 	}
 }
 

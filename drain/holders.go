@@ -145,7 +145,7 @@ func Drainable(pods []corev1.Pod) []Pod {
 	return out
 }
 
-// Describe is the pod without what only kubelet knows of it: its devices.
+// Describe is the pod without what only kubelet knows of it: its devices. Its owner is taken at its word; see DaemonSets.
 func Describe(pod *corev1.Pod) Pod {
 	p := Pod{
 		Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, Labels: pod.Labels,
@@ -162,10 +162,10 @@ func Describe(pod *corev1.Pod) Pod {
 	if pod.DeletionTimestamp != nil {
 		p.GraceEnds = pod.DeletionTimestamp.Time
 	}
-	_, p.Mirror = pod.Annotations[corev1.MirrorPodAnnotationKey]
+	p.Mirror = isMirror(pod)
 	if owner := metav1.GetControllerOf(pod); owner != nil {
 		p.Controller = owner.Kind + "/" + owner.Name
-		p.Daemon = owner.Kind == "DaemonSet" // of whichever API group: others than apps make them too
+		_, p.Daemon = DaemonSetOf(pod)
 	}
 	return p
 }

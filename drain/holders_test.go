@@ -203,10 +203,10 @@ func TestGPUPodsTellsHowAPodCanLeave(t *testing.T) {
 	controller := true
 	pods := []corev1.Pod{
 		pod("static", container(limits(gpu, 1)), func(p *corev1.Pod) {
-			p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "hash"}
+			mirror(p, "hash")
 		}),
 		pod("daemon", container(limits(gpu, 1)), func(p *corev1.Pod) {
-			p.OwnerReferences = []metav1.OwnerReference{{Kind: "DaemonSet", Name: "d", Controller: &controller}}
+			p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "d", UID: "d", Controller: &controller}}
 		}),
 		pod("leaving", container(limits(gpu, 1)), func(p *corev1.Pod) {
 			p.DeletionTimestamp, p.Finalizers, p.Labels = &ends, []string{"example.io/wait"}, map[string]string{"app": "web"}
@@ -223,7 +223,7 @@ func TestGPUPodsTellsHowAPodCanLeave(t *testing.T) {
 			Terminating: true, GraceEnds: ends.Time, Finalizers: []string{"example.io/wait"},
 		},
 		{Namespace: "team", Name: "owned", UID: "uid-owned", Requests: one, Sources: spec, Controller: "ReplicaSet/r"},
-		{Namespace: "team", Name: "static", UID: "uid-static", Requests: one, Sources: spec, Mirror: true},
+		{Namespace: "team", Name: "static", UID: "uid-static", Requests: one, Sources: spec, Controller: "Node/gpu-1", Mirror: true},
 	}
 	if diff := cmp.Diff(want, drain.GPUPods(pods, nil, nil)); diff != "" {
 		t.Errorf("GPUPods (-want +got):\n%s", diff)
@@ -274,12 +274,11 @@ func TestTheUnionOfAllSources(t *testing.T) {
 		containerd = kubepods + "cri-containerd-" + id + ".scope\n"
 	)
 	static := func(p *corev1.Pod) {
-		p.UID, p.Annotations = "ffffffff-0000-0000-0000-000000000000", map[string]string{
-			"kubernetes.io/config.hash": hash, corev1.MirrorPodAnnotationKey: hash,
-		}
+		p.UID = "ffffffff-0000-0000-0000-000000000000"
+		mirror(p, hash)
 	}
 	daemon := func(p *corev1.Pod) {
-		p.OwnerReferences = []metav1.OwnerReference{{Kind: "DaemonSet", Name: "d", Controller: ptr.To(true)}}
+		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "d", UID: "d", Controller: ptr.To(true)}}
 	}
 	runs := func(containerID string) func(*corev1.Pod) {
 		return func(p *corev1.Pod) { p.Status.ContainerStatuses = []corev1.ContainerStatus{{ContainerID: containerID}} }
@@ -493,7 +492,7 @@ func TestDrainableIsWhateverAnAPIRequestMovesAway(t *testing.T) {
 	}
 	owned := func(kind string) func(*corev1.Pod) {
 		return func(p *corev1.Pod) {
-			p.OwnerReferences = []metav1.OwnerReference{{Kind: kind, Name: "o", Controller: ptr.To(true)}}
+			p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: kind, Name: "o", Controller: ptr.To(true)}}
 		}
 	}
 	var names []string
@@ -501,7 +500,7 @@ func TestDrainableIsWhateverAnAPIRequestMovesAway(t *testing.T) {
 		pod("alone", func(*corev1.Pod) {}),
 		pod("of-a-deployment", owned("ReplicaSet")),
 		pod("of-a-daemonset", owned("DaemonSet")),
-		pod("static", func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "hash"} }),
+		pod("static", func(p *corev1.Pod) { mirror(p, "hash") }),
 		pod("ended", func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }),
 		pod("leaving", func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{} }),
 	}) {
@@ -510,4 +509,11 @@ func TestDrainableIsWhateverAnAPIRequestMovesAway(t *testing.T) {
 	if diff := cmp.Diff([]string{"alone", "of-a-deployment", "leaving"}, names); diff != "" {
 		t.Errorf("pods (-want +got):\n%s", diff)
 	}
+}
+
+// mirror makes the pod the image of a static pod, as kubelet does.
+func mirror(p *corev1.Pod, hash string) {
+	p.Annotations = map[string]string{"kubernetes.io/config.hash": hash, corev1.MirrorPodAnnotationKey: hash}
+	p.Spec.NodeName = "gpu-1"
+	p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "gpu-1", UID: "node-uid", Controller: ptr.To(true)}}
 }

@@ -51,6 +51,8 @@ type ConfigMapName struct {
 type DevicePlugin struct {
 	// Label selectors, one of which its pod matches.
 	PodSelector []string `json:"podSelector,omitempty" jsonschema:"minItems=1,uniqueItems=true"`
+	// Namespaces in which its pod is looked for, and that of the MPS control daemon.
+	Namespaces []DNSLabel `json:"namespaces,omitempty" jsonschema:"minItems=1,uniqueItems=true"`
 	// Names of containers, one of which its pod has; none for any.
 	Containers []DNSLabel `json:"containers,omitempty" jsonschema:"uniqueItems=true"`
 	// How it gets another config; auto chooses by what runs on the node.

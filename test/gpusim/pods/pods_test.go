@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	"github.com/gpuslice/gpuslice/drain"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -101,7 +102,9 @@ func TestTheAgentFindsWhoHoldsAGPU(t *testing.T) {
 		newPod("static", "40000000-0000-0000-0000-000000000000", corev1.PodQOSBestEffort),
 		newPod("monitor", "50000000-0000-0000-0000-000000000000", corev1.PodQOSBestEffort),
 	}
-	all[3].Annotations = map[string]string{"kubernetes.io/config.hash": "8a5a4c9f0ac7ffa7a0b6dbd0b9d3bdb1"}
+	all[3].Annotations = map[string]string{"kubernetes.io/config.hash": "8a5a4c9f0ac7ffa7a0b6dbd0b9d3bdb1", corev1.MirrorPodAnnotationKey: "8a5a4c9f0ac7ffa7a0b6dbd0b9d3bdb1"}
+	all[3].Spec.NodeName = "gpu-1"
+	all[3].OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "gpu-1", Controller: ptr.To(true)}}
 	users.Hold(&all[0], []string{first})
 	users.Hold(&all[1], []string{first + "::0", first + "::1"})
 	users.Hold(&all[2], []string{second})

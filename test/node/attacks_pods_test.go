@@ -1,0 +1,52 @@
+package node_test
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
+)
+
+// Promise 15: Believe only what this host's agent wrote. A tenant, who may create pods and nothing else, has one that looks like the
+// device plugin and is told another MIG strategy, and one with a GPU that says it is of a DaemonSet, so that it would come back as often
+// as it is evicted. The table of README.md has what came of either before.
+func TestATenantsPodsHoldUpNoChange(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, twoH100, "")
+	r.awaitOffered("nvidia.com/gpu", 2)
+	namespace := clustertest.Namespace(t)
+	everything := []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+	r.user(namespace, "immune", func(p *corev1.Pod) {
+		p.Spec.Tolerations = everything
+		p.OwnerReferences = []metav1.OwnerReference{{
+			APIVersion: "none.example/v1", Kind: "DaemonSet", Name: "none", UID: "2f1c1d2e-0000-4000-8000-000000000001", Controller: new(true),
+		}}
+	})
+	r.user(namespace, "plugin", func(p *corev1.Pod) {
+		p.Labels = map[string]string{"app": "nvidia-device-plugin-daemonset"}
+		p.Spec.Tolerations = everything
+		p.Spec.Containers[0] = corev1.Container{
+			Name: "nvidia-device-plugin", Image: p.Spec.Containers[0].Image,
+			Env: []corev1.EnvVar{
+				{Name: "MIG_STRATEGY", Value: "none"}, {Name: "NODE_LABEL", Value: "example.com/mine"}, {Name: "CONFIG_FILE_SRCDIR", Value: "/configs"},
+			},
+			VolumeMounts: []corev1.VolumeMount{{Name: "configs", MountPath: "/configs"}},
+		}
+		p.Spec.Volumes = []corev1.Volume{{Name: "configs", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{
+			LocalObjectReference: corev1.LocalObjectReference{Name: "mine"}, Optional: new(true),
+		}}}}
+	})
+	r.run()
+	r.label(config.LabelMIGConfig, "all-balanced")
+	r.givenBack(r.awaitConverged("all-balanced"))
+	if _, err := r.client.CoreV1().Pods(namespace).Get(t.Context(), "immune", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("the pod that had a GPU of the node is still there: %v", err)
+	}
+	if _, err := r.client.CoreV1().Pods(namespace).Get(t.Context(), "plugin", metav1.GetOptions{}); err != nil {
+		t.Errorf("the pod without a GPU was disturbed: %v", err)
+	}
+}
