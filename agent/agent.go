@@ -9,6 +9,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -134,6 +135,7 @@ type Agent struct {
 	staleSince   time.Time            // when labels of GPU feature discovery were first seen to lag behind the change
 	nudged       bool                 // the device plugin was started anew, for want of capacity
 	rebooting    bool                 // this process has asked logind for a reboot
+	busy         bool                 // the last look has found a change under way
 	replaced     bool                 // the driver is another one than this process has loaded
 	memory       *memory              // of what pods share
 	claim        string               // operation for which a slot of the pool was taken
@@ -190,10 +192,30 @@ func (a *Agent) Run(ctx context.Context) error {
 			a.log.Info("the driver was replaced", zap.String("node", a.node))
 			return nvml.ErrReplaced
 		}
-		a.rest(ctx, wake, next)
+		a.rest(ctx, wake, a.settle(ctx, next))
 	}
 	a.log.Info("stopping", zap.String("node", a.node))
 	return nil
+}
+
+// settleTime is the least time between two passes of a node at which nothing is being done. Others may write to the node and its pods
+// many times in a second, and each pass reads both.
+const settleTime = time.Second
+
+// settle waits for that time, whatever wakes the loop meanwhile, and returns what is left of the rest. What is being done is not slowed down
+// by it, nor what is to be tried again sooner.
+func (a *Agent) settle(ctx context.Context, rest time.Duration) time.Duration {
+	if a.busy || rest <= 0 {
+		return rest
+	}
+	pause := min(rest, settleTime+rand.N(settleTime/4)) //nolint:gosec // many nodes must not come at once, and that is all
+	timer := a.clock.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C():
+	}
+	return rest - pause
 }
 
 // begin notes what a new process cannot know: a mig-manager may have been here a moment ago.
@@ -203,6 +225,7 @@ func (a *Agent) begin() { a.migManagerAt = a.clock.Now() }
 // It is safe to be killed anywhere inside it.
 func (a *Agent) pass(ctx context.Context) time.Duration {
 	seen, err := a.observe(ctx)
+	a.busy = seen.journal != nil
 	a.answer(ctx, seen, err)
 	if err != nil {
 		if j := seen.journal; j != nil && (j.Cordoned || len(j.Paused) > 0) { // the pool does without the node all the same

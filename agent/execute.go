@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/retried"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -329,7 +330,11 @@ func (a *Agent) patchOnce(ctx context.Context, node *corev1.Node, write func(*co
 	if err != nil {
 		return nil, err
 	}
-	after, err := a.client.CoreV1().Nodes().Patch(ctx, node.Name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: FieldManager})
+	var after *corev1.Node
+	err = retried.Do(ctx, func() (err error) {
+		after, err = a.client.CoreV1().Nodes().Patch(ctx, node.Name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: FieldManager})
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("patching node %s: %w", node.Name, err)
 	}

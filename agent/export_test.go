@@ -46,3 +46,8 @@ func (a *Agent) NextStep(ctx context.Context) plan.Kind {
 	}
 	return steps[0].Kind
 }
+
+// Settle waits as the loop does after a pass, before anything can wake it.
+func (a *Agent) Settle(ctx context.Context, rest time.Duration) time.Duration {
+	return a.settle(ctx, rest)
+}

@@ -20,6 +20,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/fleet"
 	"github.com/gpuslice/gpuslice/agent/hostrecord"
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/retried"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -93,7 +94,11 @@ func (a *Agent) observe(ctx context.Context) (observed, error) {
 	api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
 	defer cancel()
 	var seen observed
-	node, err := a.client.CoreV1().Nodes().Get(api, a.node, metav1.GetOptions{})
+	var node *corev1.Node
+	err := retried.Do(api, func() (err error) {
+		node, err = a.client.CoreV1().Nodes().Get(api, a.node, metav1.GetOptions{})
+		return err
+	})
 	if err != nil {
 		return seen, fmt.Errorf("reading node %s: %w", a.node, err)
 	}
@@ -102,17 +107,15 @@ func (a *Agent) observe(ctx context.Context) (observed, error) {
 	if err := a.observeRecord(ctx, &seen); err != nil {
 		return seen, err
 	}
-	if seen.configs, err = a.configMap(api, a.settings.MIGConfigMap); err != nil {
+	if err = a.observeFiles(api, &seen); err != nil {
 		return seen, err
 	}
-	if seen.profiles, err = a.configMap(api, a.settings.Profiles); err != nil {
-		return seen, err
-	}
-	if err = a.observeMaintenance(api, &seen); err != nil {
-		return seen, err
-	}
-	pods, err := a.client.CoreV1().Pods(metav1.NamespaceAll).List(api, metav1.ListOptions{
-		FieldSelector: fields.OneTermEqualSelector("spec.nodeName", a.node).String(),
+	var pods *corev1.PodList
+	err = retried.Do(api, func() (err error) {
+		pods, err = a.client.CoreV1().Pods(metav1.NamespaceAll).List(api, metav1.ListOptions{
+			FieldSelector: fields.OneTermEqualSelector("spec.nodeName", a.node).String(),
+		})
+		return err
 	})
 	if err != nil {
 		return seen, fmt.Errorf("listing the pods of node %s: %w", a.node, err)
@@ -167,6 +170,25 @@ func (a *Agent) snapshot(ctx context.Context) ([]nvml.GPU, error) {
 	return a.driver.Snapshot(call)
 }
 
+// observeFiles reads the files of the administrator. One that cannot be read ends the look only if something is asked for that takes it.
+func (a *Agent) observeFiles(ctx context.Context, seen *observed) (err error) {
+	want, _ := a.asked(seen.node)
+	geometry := want.name != "" && want.label != config.LabelDevicePluginConfig
+	if seen.configs, err = a.configMap(ctx, a.settings.MIGConfigMap); err != nil && geometry {
+		return err
+	}
+	if seen.profiles, err = a.configMap(ctx, a.settings.Profiles); err != nil && geometry && want.label == config.LabelProfile {
+		return err
+	}
+	if err = a.observeMaintenance(ctx, seen); err != nil && (want.name != "" || seen.journal != nil) {
+		return err
+	}
+	if err != nil {
+		seen.closed = err
+	}
+	return nil
+}
+
 // configMap reads a file of the administrator. That it is missing or broken is an observation, not an error: the generated
 // configs still work.
 func (a *Agent) configMap(ctx context.Context, ref config.ConfigMapKey) (*configMapFile, error) {
@@ -174,7 +196,7 @@ func (a *Agent) configMap(ctx context.Context, ref config.ConfigMapKey) (*config
 		return nil, nil
 	}
 	file := &configMapFile{name: fmt.Sprintf("ConfigMap %s/%s, key %s", ref.Namespace, ref.Name, ref.Key)}
-	object, err := a.client.CoreV1().ConfigMaps(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
+	object, err := a.readConfigMap(ctx, ref.Namespace, ref.Name)
 	switch {
 	case apierrors.IsNotFound(err):
 		file.absent = true
@@ -183,7 +205,8 @@ func (a *Agent) configMap(ctx context.Context, ref config.ConfigMapKey) (*config
 		file.err = fmt.Errorf("reading %s: %w", file.name, err)
 		return file, nil
 	case err != nil:
-		return nil, fmt.Errorf("reading %s: %w", file.name, err)
+		file.err = fmt.Errorf("reading %s: %w", file.name, err)
+		return file, file.err
 	}
 	data, ok := object.Data[ref.Key]
 	if !ok {
@@ -191,6 +214,14 @@ func (a *Agent) configMap(ctx context.Context, ref config.ConfigMapKey) (*config
 	}
 	file.data = []byte(data)
 	return file, nil
+}
+
+func (a *Agent) readConfigMap(ctx context.Context, namespace, name string) (object *corev1.ConfigMap, err error) {
+	err = retried.Do(ctx, func() (err error) {
+		object, err = a.client.CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
+		return err
+	})
+	return object, err
 }
 
 // observeKubelet sorts the pods into holders and operands, and compares the capacity. A kubelet that cannot be asked is

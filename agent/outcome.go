@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/retried"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -23,6 +24,8 @@ const (
 	inUseRetry = 2 * time.Second
 	// inUseNews is the least time between two words on who holds a GPU: people read it, and each is a write to the node.
 	inUseNews = time.Minute
+	// apiRetry is the longest pause after a look that the API server has ended: it may answer again at any moment.
+	apiRetry = 10 * time.Second
 	// conflictRetry is the pause after somebody else wrote the node at the same moment.
 	conflictRetry = 100 * time.Millisecond
 )
@@ -204,6 +207,9 @@ func (a *Agent) retry(step plan.Step, want wish, err error) decision {
 	pause := a.settings.Retry.First
 	for range tried.failures - 1 {
 		pause = min(2*pause, a.settings.Retry.Longest)
+	}
+	if _, is := errors.AsType[*retried.Unanswered](err); is && step.Kind == look.Kind {
+		pause = min(pause, apiRetry)
 	}
 	tried.next = a.clock.Now().Add(pause)
 	tried.told = decision{reason: config.ReasonRetrying, message: err.Error() + "; trying again", after: pause}

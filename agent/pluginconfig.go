@@ -17,7 +17,6 @@ import (
 	"github.com/google/renameio/v2"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/agent/legible"
@@ -308,7 +307,7 @@ func (m *configManager) keyed(key string) string {
 func (a *Agent) configFiles(ctx context.Context, namespace, name string) (map[string]string, error) {
 	api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
 	defer cancel()
-	object, err := a.client.CoreV1().ConfigMaps(namespace).Get(api, name, metav1.GetOptions{})
+	object, err := a.readConfigMap(api, namespace, name)
 	switch {
 	case apierrors.IsForbidden(err):
 		return nil, fmt.Errorf("reading ConfigMap %s/%s: %w; grant the agent a role there", namespace, name, err)

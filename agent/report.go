@@ -18,6 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/fleet"
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/retried"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -435,8 +436,11 @@ func (a *Agent) tellConditions(ctx context.Context, conditions []corev1.NodeCond
 	}
 	api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
 	defer cancel()
-	_, err = a.client.CoreV1().Nodes().Patch(api, a.node, types.StrategicMergePatchType, body,
-		metav1.PatchOptions{FieldManager: FieldManager}, "status")
+	err = retried.Do(api, func() error {
+		_, err := a.client.CoreV1().Nodes().Patch(api, a.node, types.StrategicMergePatchType, body,
+			metav1.PatchOptions{FieldManager: FieldManager}, "status")
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("writing the conditions of node %s: %w", a.node, err)
 	}
