@@ -15,6 +15,7 @@ import (
 
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/clock"
@@ -136,6 +137,7 @@ type Agent struct {
 	nudged       bool                 // the device plugin was started anew, for want of capacity
 	rebooting    bool                 // this process has asked logind for a reboot
 	busy         bool                 // the last look has found a change under way
+	toldReaders  map[types.UID]string // who was told to read the device plugin's config file, and a hash of what it said then
 	replaced     bool                 // the driver is another one than this process has loaded
 	memory       *memory              // of what pods share
 	claim        string               // operation for which a slot of the pool was taken

@@ -230,9 +230,7 @@ func (a *Agent) reloadPlugin(ctx context.Context, seen observed, want wish, step
 			seen.plugin.told[c.PodUID] = seen.plugin.writing()
 			a.log.Info("told to read the device plugin's config", zap.String("command", c.Command), zap.Int("pid", c.PID))
 		}
-		if noted := a.noteTold(seen.plugin); err == nil {
-			err = noted
-		}
+		a.noteTold(seen.plugin)
 		if err != nil || len(a.untold(seen.plugin)) == 0 {
 			return err
 		}

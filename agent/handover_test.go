@@ -144,7 +144,7 @@ func (w *world) managed() {
 	w.pluginFile = ""
 	w.restart()
 	if _, err := w.client.CoreV1().ConfigMaps("kube-system").Create(w.t.Context(), &corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Name: "plugin-configs", Namespace: "kube-system"}, Data: map[string]string{"default": "version: v1\n"},
+		ObjectMeta: metav1.ObjectMeta{Name: "plugin-configs", Namespace: "kube-system"}, Data: map[string]string{"default": "version: v1\nflags: {migStrategy: mixed}\n"},
 	}, metav1.CreateOptions{}); err != nil {
 		w.t.Fatal(err)
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/google/renameio/v2"
+	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
@@ -194,6 +196,7 @@ func managerOf(pod corev1.Pod) *configManager {
 // readPluginFile reads the config file of the host. One that is not there is how a plugin runs that shares nothing.
 func (a *Agent) readPluginFile(p *pluginConfig) {
 	p.told = a.readTold()
+	maps.Copy(p.told, a.toldReaders)
 	text, err := os.ReadFile(filepath.Clean(a.pluginFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		p.now = &config.PluginConfig{Sharing: config.Sharing{Strategy: config.SharingNone}}
@@ -234,22 +237,23 @@ func (a *Agent) readTold() map[types.UID]string {
 	return told
 }
 
-// noteTold keeps who was told, of those who are still there.
-func (a *Agent) noteTold(p pluginConfig) error {
+// noteTold keeps who was told, of those who are still there: in this process, and beside the file for the next one. Where there is no room
+// for that, who was told is told again.
+func (a *Agent) noteTold(p pluginConfig) {
 	kept := map[types.UID]string{}
 	for _, pod := range p.readers {
 		if what, ok := p.told[pod.UID]; ok {
 			kept[pod.UID] = what
 		}
 	}
+	a.toldReaders = kept
 	text, err := json.Marshal(kept)
 	if err == nil {
 		err = renameio.WriteFile(a.pluginFile+toldFile, text, 0o644)
 	}
 	if err != nil {
-		return fmt.Errorf("noting who was told to read the device plugin's config: %w", err)
+		a.log.Warn("noting who was told to read the device plugin's config: a restarted agent tells them again", zap.Error(err))
 	}
-	return nil
 }
 
 // readManaged reads the config that the plugin's config manager takes by the node's label.

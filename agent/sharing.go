@@ -304,6 +304,10 @@ func (a *Agent) fits(seen observed, want wish) error {
 	if err == nil && a.knowsStrategy(seen, want) {
 		err = config.CheckStrategy(after, strategy)
 	}
+	if err == nil && !a.knowsStrategy(seen, want) && seen.runsUntold(want.plugin) && slices.ContainsFunc(after, func(g nvml.GPU) bool { return g.Enabled }) {
+		err = &config.StrategyError{Strategy: config.MIGStrategyNone, Problem: "it offers no MIG device: its config has no flags.migStrategy, " +
+			"and neither its environment nor label " + config.LabelMIGStrategy + " says any; set flags.migStrategy: mixed in its config"}
+	}
 	if err == nil && want.plugin != nil {
 		err = config.CheckSharing(after, strategy, want.plugin.sharing, slices.Collect(maps.Keys(expected(after, strategy))))
 	}
@@ -343,6 +347,12 @@ func (a *Agent) strategyFor(seen observed, want wish) (config.MIGStrategy, error
 func (a *Agent) knowsStrategy(seen observed, want wish) bool {
 	return a.settings.MIGStrategy != config.MIGStrategyAuto || seen.toldStrategy() != "" || want.plugin != nil && want.plugin.strategy != "" ||
 		seen.node.Labels[config.LabelMIGStrategy] != ""
+}
+
+// runsUntold reports whether the device plugin is known to be told no MIG strategy at all, by which it has none: all that a config manager
+// gives it is the config.
+func (s observed) runsUntold(want *pluginWish) bool {
+	return s.plugin.manager != nil && len(s.operands) > 0 && want != nil && want.known && want.strategy == ""
 }
 
 // asWished are the GPUs as they will be, as far as the device plugin goes by it.

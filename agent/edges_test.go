@@ -1,0 +1,70 @@
+package agent_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// A disk that is full beside the device plugin's config keeps no node: the note there is for a restarted agent alone.
+func TestANoteForWhichThereIsNoRoomNeitherUndoesNorKeeps(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.shares()
+		// Whoever runs the tests may be root, for whom a folder that may not be written is none: what stands there is another folder.
+		if err := os.MkdirAll(filepath.Join(w.pluginFile+".told", "full"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		w.profile("four")
+		if !w.within(300, nil, func() bool { return w.condition().Reason == string(config.ReasonConverged) }) {
+			c := w.condition()
+			t.Fatalf("%s: %s", c.Reason, c.Message)
+		}
+		w.givenBack()
+	})
+}
+
+// TestPromise1APluginThatIsToldNoStrategyIsNotGuessed: with a config manager, what its config does not say is nowhere.
+func TestPromise1APluginThatIsToldNoStrategyIsNotGuessed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.managed()
+		cm, err := w.client.CoreV1().ConfigMaps("kube-system").Get(t.Context(), "plugin-configs", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		cm.Data["default"] = "version: v1\n"
+		if _, err := w.client.CoreV1().ConfigMaps("kube-system").Update(t.Context(), cm, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.manage()
+		w.pod("train", w.devices()["nvidia.com/gpu"][0])
+		w.profile("slices")
+		if !w.within(300, w.manage, func() bool { return w.condition().Reason == string(config.ReasonWrongMIGStrategy) || w.owed() }) {
+			t.Fatal("nothing is said:", w.condition())
+		}
+		c := w.condition()
+		if w.owed() || w.node().Spec.Unschedulable || !w.runs("train") {
+			t.Errorf("something was begun; %s: %s", c.Reason, c.Message)
+		}
+		if !strings.Contains(c.Message, "flags.migStrategy") {
+			t.Errorf("it does not say what to do: %s", c.Message)
+		}
+		// GPU feature discovery tells what the plugin has told it.
+		w.edit(func(n *corev1.Node) {
+			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelMIGStrategy, string(config.MIGStrategyMixed))
+		})
+		if !w.within(300, w.manage, w.owed) {
+			t.Errorf("with a label that says so: %s: %s", w.condition().Reason, w.condition().Message)
+		}
+	})
+}
