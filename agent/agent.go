@@ -138,6 +138,7 @@ type Agent struct {
 	rebooting    bool                 // this process has asked logind for a reboot
 	busy         bool                 // the last look has found a change under way
 	toldReaders  map[types.UID]string // who was told to read the device plugin's config file, and a hash of what it said then
+	upgrading    time.Time            // since when labels say that the driver is being upgraded
 	replaced     bool                 // the driver is another one than this process has loaded
 	memory       *memory              // of what pods share
 	claim        string               // operation for which a slot of the pool was taken

@@ -152,7 +152,7 @@ func TestANodeWithoutItsDriverSaysSoInTheAnswer(t *testing.T) {
 		w := newWorld(t, h100)
 		w.settle(config.ReasonNoWish)
 		w.edit(func(n *corev1.Node) {
-			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelOperandPrefix+"driver", config.PausedForDriverUpgrade)
+			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelOperandPrefix+"dcgm", config.PausedForDriverUpgrade)
 		})
 		if given := w.ask(config.LabelMIGConfig + "=all-disabled"); !strings.Contains(given.Refused, "the driver is being upgraded") {
 			t.Errorf("the answer is %+v", given)

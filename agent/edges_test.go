@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -66,5 +67,34 @@ func TestPromise1APluginThatIsToldNoStrategyIsNotGuessed(t *testing.T) {
 		if !w.within(300, w.manage, w.owed) {
 			t.Errorf("with a label that says so: %s: %s", w.condition().Reason, w.condition().Message)
 		}
+	})
+}
+
+// Who may write labels must not be able to stop an agent by one that no driver manager sets, and one that it has left is told.
+func TestAnUpgradeOfTheDriverIsWhatOperandsSayAndEndsOrIsTold(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.converge("all-1g.10gb")
+		w.edit(func(n *corev1.Node) {
+			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelOperandPrefix+"anything", config.PausedForDriverUpgrade)
+		})
+		w.spend(10 * time.Minute)
+		if c := w.condition(); c.Reason != string(config.ReasonConverged) {
+			t.Errorf("by a label of no operand, %s: %s", c.Reason, c.Message)
+		}
+		w.edit(func(n *corev1.Node) {
+			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelOperandPrefix+"dcgm", config.PausedForDriverUpgrade)
+		})
+		c := w.settle(config.ReasonDriverNotLoaded)
+		if strings.Contains(c.Message, "kubectl") {
+			t.Errorf("people are sent there at once: %s", c.Message)
+		}
+		w.spend(31 * time.Minute)
+		if c := w.condition(); !strings.Contains(c.Message, "kubectl label node gpu-1 "+config.LabelOperandPrefix+"dcgm=true --overwrite") {
+			t.Errorf("it does not say who has to act: %s", c.Message)
+		}
+		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelOperandPrefix+"dcgm") })
+		w.reach("all-1g.10gb")
 	})
 }

@@ -144,24 +144,37 @@ func (a *Agent) observe(ctx context.Context) (observed, error) {
 	return seen, nil
 }
 
-// makeWay lets go of the driver while it is being upgraded: the kernel does not unload one that a process has open.
+// upgradeTime is how long the upgrade of a driver is waited for without a word on who has to act: a driver container compiles for some
+// minutes, and pods have to leave before.
+const upgradeTime = 30 * time.Minute
+
+// makeWay lets go of the driver while it is being upgraded: the kernel does not unload one that a process has open. Only labels of operands
+// say so: any other is no business of the driver manager.
 func (a *Agent) makeWay(ctx context.Context, node *corev1.Node) error {
-	for _, key := range slices.Sorted(maps.Keys(node.Labels)) {
-		// It stands behind an underscore where the operand was paused before, by us too.
-		if !strings.HasPrefix(key, config.LabelOperandPrefix) || !strings.HasSuffix(node.Labels[key], config.PausedForDriverUpgrade) {
-			continue
-		}
-		call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.DriverCall)
-		defer cancel()
-		if err := a.driver.Release(call); err != nil {
-			return err
-		}
-		return &Waiting{
-			Reason: config.ReasonDriverNotLoaded, After: driverRetry,
-			Message: fmt.Sprintf("the driver is being upgraded, as label %s=%s says; nothing is done until that is over", key, node.Labels[key]),
-		}
+	// It stands behind an underscore where the operand was paused before, by us too.
+	i := slices.IndexFunc(a.settings.Operands, func(key string) bool { return strings.HasSuffix(node.Labels[key], config.PausedForDriverUpgrade) })
+	if i < 0 {
+		a.upgrading = time.Time{}
+		return nil
 	}
-	return nil
+	key := a.settings.Operands[i]
+	if a.upgrading.IsZero() {
+		a.upgrading = a.now()
+	}
+	call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.DriverCall)
+	defer cancel()
+	if err := a.driver.Release(call); err != nil {
+		return err
+	}
+	wait := &Waiting{
+		Reason: config.ReasonDriverNotLoaded, After: driverRetry, Since: a.upgrading,
+		Message: fmt.Sprintf("the driver is being upgraded, as label %s=%s says; nothing is done until that is over", key, node.Labels[key]),
+	}
+	if a.clock.Since(a.upgrading) > upgradeTime {
+		wait.Advice = fmt.Sprintf("that is longer than %s: see the pod of the driver, or of its manager, on this node; if neither upgrades it any more: "+
+			"kubectl label node %s %s=true --overwrite", upgradeTime, a.node, key)
+	}
+	return wait
 }
 
 func (a *Agent) snapshot(ctx context.Context) ([]nvml.GPU, error) {
