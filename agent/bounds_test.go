@@ -106,14 +106,14 @@ func (w *world) refusesAnnotations(action k8stesting.Action) (bool, runtime.Obje
 			Annotations map[string]*string `json:"annotations"`
 		} `json:"metadata"`
 	}
-	if err := json.Unmarshal(action.(k8stesting.PatchAction).GetPatch(), &patch); err != nil { //nolint:errcheck,forcetypeassert // it is a patch
+	if err := json.Unmarshal(action.(k8stesting.PatchAction).GetPatch(), &patch); err != nil { //nolint:errcheck // it is a patch
 		return true, nil, err
 	}
 	object, err := w.client.Tracker().Get(corev1.SchemeGroupVersion.WithResource("nodes"), "", nodeName)
 	if err != nil {
 		return true, nil, err
 	}
-	all := object.(*corev1.Node).Annotations //nolint:errcheck,forcetypeassert // it is a node
+	all := object.(*corev1.Node).Annotations //nolint:errcheck // it is a node
 	for k, v := range patch.Metadata.Annotations {
 		delete(all, k)
 		if v != nil {

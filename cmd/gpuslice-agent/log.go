@@ -29,7 +29,7 @@ func (o *options) logger() (*zap.Logger, error) {
 	return c.Build()
 }
 
-func init() { //nolint:gochecknoinits // zap knows encodings of the process only
+func init() { // zap knows encodings of the process only
 	err := zap.RegisterEncoder(legibleJSON, func(c zapcore.EncoderConfig) (zapcore.Encoder, error) {
 		return encoder{zapcore.NewJSONEncoder(c)}, nil
 	})
