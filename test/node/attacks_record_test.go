@@ -1,0 +1,89 @@
+package node_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/test/gpusim"
+	"github.com/gpuslice/gpuslice/test/systemd"
+)
+
+// Promise 15. Whoever may patch nodes has no unit started or stopped: neither on a node at rest, nor among those that stop for a reset.
+func TestAForgedJournalStartsAndStopsNoUnitOfTheHost(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, oneA100, "")
+	host := r.onMachine()
+	host.SetUnit("kubelet.service", systemd.Unit{})
+	host.SetUnit("debug-shell.service", systemd.Unit{ActiveState: "inactive"})
+	r.awaitOffered("nvidia.com/gpu", 1)
+	r.run()
+	r.awaitReason(config.ReasonNoWish)
+	forge := func() {
+		r.writeAs("mallory", func(n *corev1.Node) {
+			metav1.SetMetaDataAnnotation(&n.ObjectMeta, config.AnnotationJournal, `{"version":3,"operation":"op","target":"x","bootID":"b",`+
+				`"started":"2000-01-01T00:00:00Z","cordoned":false,"stopped":["kubelet.service","debug-shell.service","reboot.target"]}`)
+		})
+	}
+	forge()
+	r.await("the forged journal's end", func(n *corev1.Node) bool { return n.Annotations[config.AnnotationJournal] == "" })
+	if started := host.jobs(systemd.StartUnit); len(started) > 0 {
+		t.Errorf("started: %v", started)
+	}
+	forge()
+	r.label(config.LabelMIGConfig, "all-balanced")
+	r.givenBack(r.awaitConverged("all-balanced"))
+	host.asBefore()
+	if diff := cmp.Diff([]string{"nvsm.service", "nvidia-dcgm.service", "nvidia-persistenced.service"}, host.jobs(systemd.StopUnit)); diff != "" {
+		t.Errorf("stopped (-want +got):\n%s", diff)
+	}
+	for _, call := range host.Calls() {
+		if call.Method != systemd.ListUnitsByNames {
+			continue
+		}
+		for _, arg := range call.Args {
+			if names, ok := arg.([]string); ok && slices.Contains(names, "debug-shell.service") {
+				t.Errorf("systemd was asked for %v", names)
+			}
+		}
+	}
+}
+
+// Promise 7. The journal goes with the node's annotation, and what the host is owed does not.
+func TestUnitsComeBackThoughTheJournalIsTakenAway(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, oneA100, "")
+	host := r.onMachine()
+	r.awaitOffered("nvidia.com/gpu", 1)
+	hang := func(f gpusim.Fault) {
+		t.Helper()
+		if err := r.GPUs.Fail(gpusim.CreateGpuInstanceWithPlacement, f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	hang(gpusim.Fault{Hang: true})
+	r.run()
+	r.label(config.LabelMIGConfig, "all-balanced")
+	r.hostHas(host.Host, "a lock for the first instance", func() bool {
+		return slices.ContainsFunc(host.Inhibitors(), func(i systemd.Inhibitor) bool { return strings.Contains(i.Why, "create") })
+	})
+	if state := host.Unit("nvidia-dcgm.service").ActiveState; state != "inactive" {
+		t.Fatalf("in the middle of the change the unit is %s", state)
+	}
+	r.kill()
+	hang(gpusim.Fault{})
+	r.writeAs("mallory", func(n *corev1.Node) {
+		delete(n.Annotations, config.AnnotationJournal)
+		delete(n.Labels, config.LabelMIGConfig)
+	})
+	r.run()
+	r.await("the node", func(n *corev1.Node) bool {
+		return host.Unit("nvidia-dcgm.service").ActiveState == "active" && n.Annotations[config.AnnotationJournal] == "" && !n.Spec.Unschedulable
+	})
+	host.asBefore()
+}
