@@ -207,6 +207,8 @@ func TestAnOldJournalOfOursIsNotBelievedAgain(t *testing.T) {
 		w.reach("all-balanced")
 		w.converge("all-1g.10gb")
 		w.maintain(frozen)
+		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) }) // of a change that nobody asks for, the journal is undone
+		w.settle(config.ReasonNoWish)
 		before := w.gpus.String()
 		w.units.did = nil
 		w.annotate(config.AnnotationJournal, old)
