@@ -26,10 +26,10 @@ import (
 	"github.com/gpuslice/gpuslice/agent/access"
 )
 
-// byRBAC and byPolicy are the API server's refusals. What a real one answers is tried in test/policy.
+// errByRBAC and errByPolicy are the API server's refusals. What a real one answers is tried in test/policy.
 var (
-	byRBAC   = apierrors.NewForbidden(schema.GroupResource{Resource: "any"}, "any", errors.New("no right"))
-	byPolicy = func() error {
+	errByRBAC   = apierrors.NewForbidden(schema.GroupResource{Resource: "any"}, "any", errors.New("no right"))
+	errByPolicy = func() error {
 		err := apierrors.NewForbidden(schema.GroupResource{Resource: "any"}, "any", errors.New("denied"))
 		err.ErrStatus.Details.Causes = []metav1.StatusCause{{Message: "denied"}}
 		return err
@@ -54,7 +54,7 @@ func policiesAct(action clienttesting.Action) error {
 	if patch, ok := action.(clienttesting.PatchAction); ok && string(patch.GetPatch()) == "{}" {
 		return nil
 	}
-	return byPolicy
+	return errByPolicy
 }
 
 // told runs a checker to its end, and gives the events and the metrics.
@@ -109,7 +109,7 @@ func TestPeopleAreToldWhatTheAccountMayDo(t *testing.T) {
 			events: []string{"for: evictions;"}, metrics: "events=1 evictions=0 leases=1 nodes=1",
 		},
 		"the token names no node": {
-			answer: func(clienttesting.Action) error { return byPolicy }, events: []string{"does not name node gpu-1"},
+			answer: func(clienttesting.Action) error { return errByPolicy }, events: []string{"does not name node gpu-1"},
 			metrics: "events=1 evictions=1 leases=1 nodes=1",
 		},
 		"the settings ask for a right that is missing": {
@@ -138,7 +138,7 @@ func TestPeopleAreToldWhatTheAccountMayDo(t *testing.T) {
 // nobody is told what is not known.
 func TestWhatIsNotKnownIsNotTold(t *testing.T) {
 	t.Parallel()
-	for name, answer := range map[string]error{"no right to try": byRBAC, "no answer": errNoAnswer} {
+	for name, answer := range map[string]error{"no right to try": errByRBAC, "no answer": errNoAnswer} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -125,25 +126,30 @@ type kustomization struct {
 	Patches    []any    `json:"patches"`
 }
 
+func readKustomization(t *testing.T, path string) (k kustomization) {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := sigsyaml.UnmarshalStrict(text, &k); err != nil {
+		t.Fatalf("%s: %v", path, err)
+	}
+	return k
+}
+
 func TestKustomizationsNameEveryFileOfTheirFolder(t *testing.T) {
 	found := 0
-	err := filepath.WalkDir(root+"/deploy", func(path string, _ fs.DirEntry, err error) error {
-		if err != nil || filepath.Base(path) != "kustomization.yaml" {
-			return err
+	for _, path := range files(t) {
+		if filepath.Base(path) != "kustomization.yaml" {
+			continue
 		}
 		found++
-		text, err := os.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		var k kustomization
-		if err := sigsyaml.UnmarshalStrict(text, &k); err != nil {
-			t.Errorf("%s: %v", path, err)
-		}
+		k := readKustomization(t, path)
 		if component := strings.Contains(path, "/components/"); component != (k.Kind == "Component") {
 			t.Errorf("%s is a %s", path, k.Kind)
 		}
-		var named, files []string
+		var named []string
 		for _, r := range k.Resources {
 			at := filepath.Join(filepath.Dir(path), r)
 			if info, err := os.Stat(at); err != nil {
@@ -153,31 +159,22 @@ func TestKustomizationsNameEveryFileOfTheirFolder(t *testing.T) {
 			}
 		}
 		beside, err := filepath.Glob(filepath.Dir(path) + "/*.yaml")
-		for _, file := range beside {
-			if file != path {
-				files = append(files, file)
-			}
+		if err != nil {
+			t.Fatal(err)
 		}
+		beside = slices.DeleteFunc(beside, func(file string) bool { return file == path })
 		slices.Sort(named)
-		if diff := cmp.Diff(files, named); diff != "" {
+		if diff := cmp.Diff(beside, named, cmpopts.EquateEmpty()); diff != "" {
 			t.Errorf("%s: resources (-files +kustomization.yaml):\n%s", path, diff)
 		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
 	}
 	if found < 8 {
 		t.Errorf("found %d kustomizations", found)
 	}
-	text, err := os.ReadFile(base + "/kustomization.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var k kustomization
-	if err := sigsyaml.UnmarshalStrict(text, &k); err != nil {
-		t.Fatal(err)
-	}
+}
+
+func TestTheBaseIsInOurNamespaceAndHasThePolicies(t *testing.T) {
+	k := readKustomization(t, base+"/kustomization.yaml")
 	if k.Namespace != namespace {
 		t.Errorf("namespace is %q, want %q", k.Namespace, namespace)
 	}
