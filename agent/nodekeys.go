@@ -175,8 +175,11 @@ func (a *Agent) publish(ctx context.Context, seen observed, want nodeKeys) error
 		body, note, err = published(node, ours, want)
 		return body, err
 	})
-	if err == nil {
+	switch {
+	case err == nil:
 		a.learn(ctx, learntOf(seen.status, note))
+	case refused(err): // what stands there now is of somebody else
+		a.learn(ctx, learntOf(seen.status, ours))
 	}
 	return err
 }
