@@ -211,7 +211,7 @@ func (a *Agent) settle(ctx context.Context, rest time.Duration) time.Duration {
 	if a.busy || rest <= 0 {
 		return rest
 	}
-	pause := min(rest, settleTime+rand.N(settleTime/4)) //nolint:gosec // many nodes must not come at once, and that is all
+	pause := min(rest, settleTime+rand.N(settleTime/4)) // many nodes must not come at once
 	timer := a.clock.NewTimer(pause)
 	defer timer.Stop()
 	select {

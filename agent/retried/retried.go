@@ -32,7 +32,7 @@ func Do(ctx context.Context, request func() error) error {
 		if try == tries || ctx.Err() != nil {
 			return &Unanswered{err}
 		}
-		wait := pause/2 + rand.N(pause) //nolint:gosec // many nodes must not come at once, and that is all
+		wait := pause/2 + rand.N(pause) // many nodes must not come at once
 		if seconds, ok := apierrors.SuggestsClientDelay(err); ok {
 			wait = max(wait, time.Duration(seconds)*time.Second)
 		}

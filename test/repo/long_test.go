@@ -14,54 +14,11 @@ import (
 // People read in test/README.md what make test leaves to make test-all. The table must name each test that asks test/long,
 // and no test may go by "go test -short" in another way.
 func TestTheTableOfLongTestsIsTrue(t *testing.T) {
-	asks := map[string]bool{} // "package: function"
+	asks, told := map[string]bool{}, toldOfLongTests(t) // "package: function"
 	for _, path := range files(t) {
-		below, err := filepath.Rel(root, path)
-		if err != nil {
-			t.Fatal(err)
+		if strings.HasSuffix(path, "_test.go") {
+			askLong(t, path, asks)
 		}
-		if !strings.HasSuffix(path, "_test.go") {
-			continue
-		}
-		file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, decl := range file.Decls {
-			function, ok := decl.(*ast.FuncDecl)
-			if !ok {
-				continue
-			}
-			name := filepath.ToSlash(filepath.Dir(below)) + ": " + function.Name.Name
-			ast.Inspect(function, func(n ast.Node) bool {
-				selector, ok := n.(*ast.SelectorExpr)
-				if !ok {
-					return true
-				}
-				switch of, _ := selector.X.(*ast.Ident); {
-				case of == nil:
-				case of.Name == "long" && (selector.Sel.Name == "Only" || selector.Sel.Name == "Size" || selector.Sel.Name == "Full"):
-					asks[name] = true
-				case of.Name == "testing" && selector.Sel.Name == "Short":
-					t.Errorf("%s calls testing.Short: ask test/long, so that the table in test/README.md stays true", name)
-				}
-				return true
-			})
-		}
-	}
-
-	readme, err := os.ReadFile(filepath.Join(root, "test", "README.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, section, found := strings.Cut(string(readme), "### What runs where")
-	if !found {
-		t.Fatal("test/README.md has no section \"What runs where\"")
-	}
-	section, _, _ = strings.Cut(section, "\n##")
-	told := map[string]bool{}
-	for _, row := range regexp.MustCompile("(?m)^\\| `([^`]+: [^`]+)`").FindAllStringSubmatch(section, -1) {
-		told[row[1]] = true
 	}
 	for name := range asks {
 		if !told[name] {
@@ -76,4 +33,55 @@ func TestTheTableOfLongTestsIsTrue(t *testing.T) {
 	if len(asks) < 5 {
 		t.Errorf("only %d tests ask test/long", len(asks))
 	}
+}
+
+// askLong adds the functions of a file that ask test/long.
+func askLong(t *testing.T, path string, asks map[string]bool) {
+	t.Helper()
+	below, err := filepath.Rel(root, path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, decl := range file.Decls {
+		function, ok := decl.(*ast.FuncDecl)
+		if !ok {
+			continue
+		}
+		name := filepath.ToSlash(filepath.Dir(below)) + ": " + function.Name.Name
+		ast.Inspect(function, func(n ast.Node) bool {
+			if selector, ok := n.(*ast.SelectorExpr); ok {
+				switch of, _ := selector.X.(*ast.Ident); {
+				case of == nil:
+				case of.Name == "long":
+					asks[name] = true
+				case of.Name == "testing" && selector.Sel.Name == "Short":
+					t.Errorf("%s calls testing.Short: ask test/long, so that the table in test/README.md stays true", name)
+				}
+			}
+			return true
+		})
+	}
+}
+
+// toldOfLongTests are the functions that the table in test/README.md names.
+func toldOfLongTests(t *testing.T) map[string]bool {
+	t.Helper()
+	readme, err := os.ReadFile(filepath.Join(root, "test", "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, found := strings.Cut(string(readme), "### What runs where")
+	if !found {
+		t.Fatal("test/README.md has no section \"What runs where\"")
+	}
+	section, _, _ = strings.Cut(section, "\n##")
+	told := map[string]bool{}
+	for _, row := range regexp.MustCompile("(?m)^\\| `([^`]+: [^`]+)`").FindAllStringSubmatch(section, -1) {
+		told[row[1]] = true
+	}
+	return told
 }
