@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/test/long"
 )
 
 // served serves metrics, and tells where.
@@ -39,10 +40,7 @@ func from(ip string) *net.Dialer {
 
 // TestPromise16IdleConnectionsTakeNoMemory: whoever can reach the port opens as many connections as it likes, and says nothing more.
 func TestPromise16IdleConnectionsTakeNoMemory(t *testing.T) {
-	idle := 12_000
-	if testing.Short() {
-		idle = 2_000
-	}
+	idle := long.Size(12_000, 2_000)
 	address := served(t)
 	before := resident(t)
 	open := make([]net.Conn, 0, idle)
