@@ -703,8 +703,8 @@ func TestThePoolIsPausedByFailuresInARow(t *testing.T) {
 	b.restart()
 	b.mustTake() // is at its change when the third fails
 	one(a, failing(a))
-	want := "3 changes in a row failed: a (HardwareFailure), a (HardwareFailure), a (HardwareFailure); " +
-		"to go on: kubectl -n " + w.namespace + " annotate lease gpuslice-pool-research gpuslice.io/paused-"
+	want := "3 changes in a row failed; to go on: kubectl -n " + w.namespace + " annotate lease gpuslice-pool-research gpuslice.io/paused-; " +
+		"failed are a (HardwareFailure), a (HardwareFailure), a (HardwareFailure)"
 	if got := w.short(c.look().Paused); got != want {
 		t.Errorf("it is paused:\n%s\nwant\n%s", got, want)
 	}

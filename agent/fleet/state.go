@@ -152,14 +152,14 @@ func (st *state) fail(c Change, why string, now time.Time) {
 	st.Failures = st.Failures[max(0, len(st.Failures)-failuresKept):]
 }
 
-// tooMany says why the pool is paused, and how it goes on.
+// tooMany says why the pool is paused, and how it goes on: first, since what has failed where may be cut.
 func (st *state) tooMany(namespace, lease string) string {
 	which := make([]string, len(st.Failures))
 	for i, f := range st.Failures {
 		which[i] = fmt.Sprintf("%s (%s)", f.Node, f.Why)
 	}
-	return fmt.Sprintf("%d %s in a row failed: %s; to go on: kubectl -n %s annotate lease %s %s-",
-		st.Failed, plural(st.Failed, "change"), strings.Join(which, ", "), namespace, lease, config.AnnotationPaused)
+	return fmt.Sprintf("%d %s in a row failed; to go on: kubectl -n %s annotate lease %s %s-; failed are %s",
+		st.Failed, plural(st.Failed, "change"), namespace, lease, config.AnnotationPaused, strings.Join(which, ", "))
 }
 
 // parse reads the state strictly.
