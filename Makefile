@@ -23,12 +23,13 @@ LINT    := go tool -modfile=test/tools/go.mod golangci-lint
 # at a time. Garbage is collected seldom: the memory of tests costs nothing, and a third of their time went into that.
 GOTEST   = events=$$(mktemp); trap 'rm -f "$$events"' EXIT; \
 	GOGC=400 go tool -modfile=test/tools/go.mod gotestsum --format pkgname --format-hide-empty-pkg --hide-summary skipped \
-	--jsonfile "$$events" $(RERUN) --packages "$(LONGEST) ./..." -- -count=1 -p 3 -parallel 16 -timeout 30m
+	--jsonfile "$$events" $(RERUN) --packages "$(PACKAGES)" -- -count=1 -p 3 -parallel 10 -timeout 40m
 # On a CI machine, which nobody watches, up to three tests that failed run once more; both results are printed.
 RERUN   := $(if $(CI),--rerun-fails=1 --rerun-fails-max-failures=3)
 # What took longest is printed, whether the tests passed or not.
 SLOWEST  = || failed=$$?; go run ./test/slowest "$$events"; exit $${failed:-0}
 LONGEST := ./test/node ./agent ./test/geometry ./test/incumbent ./test/cluster/kubelet ./test/cluster
+PACKAGES = $(LONGEST) ./...
 MODULES  = $(shell git ls-files go.mod '*/go.mod' | xargs -n1 dirname)
 
 .PHONY: help
@@ -47,7 +48,8 @@ test: test-nocgo test-binaries ## what shows a broken change: unit tests, and th
 test-all: test-race test-full test-e2e ## everything: the race detector, all tests at full length, and e2e
 
 .PHONY: test-race
-test-race: test-nocgo test-binaries ## the same as make test, with the race detector
+test-race: PACKAGES = $$(go list ./... | grep -v -E '/test/(node|policy|geometry|incumbent)$$')
+test-race: test-nocgo test-binaries ## the same as make test, with the race detector, but for tests whose code runs in other processes
 	@$(GOTEST) -race -short $(SLOWEST)
 
 .PHONY: test-full

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -167,8 +168,9 @@ func (h *host) Reboot(context.Context) error {
 	return nil
 }
 
-// disk is where the host's record is, in the format of the file.
+// disk is where the host's record is, in the format of the file. An agent and the one who waits for it read it side by side.
 type disk struct {
+	access  sync.Mutex // to text
 	text    []byte
 	aside   []byte
 	refuses func(r hostrecord.Record) error // a write, from then on
@@ -180,6 +182,8 @@ type disk struct {
 
 // Read implements agent.Records.
 func (d *disk) Read(context.Context) (*hostrecord.Record, error) {
+	d.access.Lock()
+	defer d.access.Unlock()
 	switch {
 	case d.silent:
 		return nil, hostrecord.ErrSilent
@@ -210,7 +214,9 @@ func (d *disk) Write(_ context.Context, r hostrecord.Record) error {
 		_, err = hostrecord.Parse(text)
 	}
 	if err == nil {
+		d.access.Lock()
 		d.text = text
+		d.access.Unlock()
 		d.writes++
 		if d.after != nil {
 			err = d.after(r)

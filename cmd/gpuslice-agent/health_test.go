@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"go.uber.org/zap/zaptest"
@@ -24,8 +25,8 @@ func TestHealthSaysWhatTheAgentSays(t *testing.T) {
 	if _, err := ask(); err == nil {
 		t.Error("without an agent it is well")
 	}
-	var state alive.State
-	o.answerHealth(t.Context(), func() alive.State { return state }, zaptest.NewLogger(t))
+	var state atomic.Pointer[alive.State]
+	o.answerHealth(t.Context(), func() alive.State { return *state.Load() }, zaptest.NewLogger(t))
 	for _, c := range []struct {
 		state       alive.State
 		well, ready bool
@@ -34,7 +35,7 @@ func TestHealthSaysWhatTheAgentSays(t *testing.T) {
 		{alive.State{Alive: true, Ready: true, Says: "the last pass ended 3s ago"}, true, true},
 		{alive.State{Says: `a pass stands at "Reset" for 11m0s`}, false, false},
 	} {
-		state = c.state
+		state.Store(&c.state)
 		said, err := ask()
 		if (err == nil) != c.well {
 			t.Errorf("%+v: %v", c.state, err)

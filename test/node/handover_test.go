@@ -112,7 +112,7 @@ func TestSharingThatGivesNoCapacityIsTakenBack(t *testing.T) {
 		t.Run(way.name, func(t *testing.T) {
 			t.Parallel()
 			name := "taken-back-" + way.name
-			r := newRig(t, twoH100, "devicePlugin: {handover: "+way.name+"}\nprofiles: {name: "+name+"}\ntimeouts: {capacity: 15s}\n", way.option, firstConfig)
+			r := newRig(t, twoH100, "devicePlugin: {handover: "+way.name+"}\nprofiles: {name: "+name+"}\ntimeouts: {capacity: 40s}\n", way.option, firstConfig)
 			r.configMapOf(name, map[string]string{"profiles.yaml": sharingProfiles})
 			r.withoutMPS()
 			r.awaitOffered("nvidia.com/gpu", 2)
@@ -173,7 +173,7 @@ func TestAConfigByWhichThePluginEndsIsTakenBack(t *testing.T) {
 		t.Run(way.name, func(t *testing.T) {
 			t.Parallel()
 			name := "plugin-ends-" + way.name
-			r := newRig(t, twoH100, "devicePlugin: {handover: "+way.name+", configMap: {name: "+name+"}}\ntimeouts: {capacity: 15s}\n", way.option)
+			r := newRig(t, twoH100, "devicePlugin: {handover: "+way.name+", configMap: {name: "+name+"}}\ntimeouts: {capacity: 40s}\n", way.option)
 			r.configMapOf(name, map[string]string{
 				"good": sharingConfigs["time-slicing"],
 				"bad": "version: v1\nflags: {migStrategy: none, plugin: {deviceListStrategy: cdi-annotations}}\n" +
