@@ -45,7 +45,7 @@ test: test-nocgo test-binaries ## what shows a broken change: unit tests, and th
 	@$(GOTEST) -short $(SLOWEST)
 
 .PHONY: test-all
-test-all: test-race test-full test-e2e ## everything: the race detector, all tests at full length, and e2e
+test-all: test-race test-full test-e2e ## everything: the race detector, all tests at full length, and e2e (before a release)
 
 .PHONY: test-race
 test-race: PACKAGES = $$(go list ./... | grep -v -E '/test/(node|policy|geometry|incumbent)$$')
