@@ -24,8 +24,8 @@ LINT    := go tool -modfile=test/tools/go.mod golangci-lint
 GOTEST   = events=$$(mktemp); trap 'rm -f "$$events"' EXIT; \
 	GOGC=400 go tool -modfile=test/tools/go.mod gotestsum --format pkgname --format-hide-empty-pkg --hide-summary skipped \
 	--jsonfile "$$events" $(RERUN) --packages "$(PACKAGES)" -- -count=1 -p 3 -parallel 10 -timeout 40m
-# On a CI machine, which nobody watches, up to three tests that failed run once more; both results are printed.
-RERUN   := $(if $(CI),--rerun-fails=1 --rerun-fails-max-failures=3)
+# On a CI machine, which nobody watches, up to eight tests that failed run once more; both results are printed.
+RERUN   := $(if $(CI),--rerun-fails=1 --rerun-fails-max-failures=8)
 # What took longest is printed, whether the tests passed or not.
 SLOWEST  = || failed=$$?; go run ./test/slowest "$$events"; exit $${failed:-0}
 LONGEST := ./test/node ./agent ./test/geometry ./test/incumbent ./test/cluster/kubelet ./test/cluster
@@ -68,7 +68,7 @@ test-binaries: ## Kubernetes, etcd and NVIDIA's programs, into the user's cache 
 .PHONY: e2e test-e2e
 e2e: test-e2e
 test-e2e: ## what needs root: kubelet, containerd and NVIDIA's programs, in namespaces (needs libseccomp-dev and pkg-config)
-	GPUSLICE_E2E=1 go test -count=1 -timeout 15m ./test/e2e
+	GPUSLICE_E2E=1 go test -count=1 -timeout 30m ./test/e2e
 
 .PHONY: demo
 demo: ## watch a node with eight simulated GPUs being repartitioned, on a real control plane
