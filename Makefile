@@ -24,7 +24,7 @@ LINT    := go tool -modfile=test/tools/go.mod golangci-lint
 GOTEST   = events=$$(mktemp); trap 'rm -f "$$events"' EXIT; \
 	GOGC=400 go tool -modfile=test/tools/go.mod gotestsum --format pkgname --format-hide-empty-pkg --hide-summary skipped \
 	--jsonfile "$$events" $(RERUN) --packages "$(PACKAGES)" -- -count=1 -p 3 -parallel 10 -timeout 40m
-# On a CI machine, which nobody watches, up to eight tests that failed run once more; both results are printed.
+# Where CI is set, up to eight tests that failed run once more; both results are printed.
 RERUN   := $(if $(CI),--rerun-fails=1 --rerun-fails-max-failures=8)
 # What took longest is printed, whether the tests passed or not.
 SLOWEST  = || failed=$$?; go run ./test/slowest "$$events"; exit $${failed:-0}
