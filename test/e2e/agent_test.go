@@ -76,7 +76,7 @@ data:
 // Promise 3, by the answers of TestAPodHoldsADeviceWhileThePluginComesBackWithAnotherConfig.
 func TestAProfileSharesTheGPUsOfARealNode(t *testing.T) {
 	r := newRig(t, "gpus: [{model: H100-80GB, count: 2}]")
-	r.label("nvidia.com/gpu.present", "true")
+	r.label("feature.node.kubernetes.io/pci-10de.present", "true")
 	r.deploy("../../deploy/overlays/device-plugin/device-plugin.yaml")
 	r.awaitAmount(gpu, 2, 2)
 	if err := os.WriteFile(r.file("profiles.yaml"), []byte(profiles), 0o600); err != nil {

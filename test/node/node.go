@@ -28,7 +28,7 @@ import (
 
 // Images that the node runs as processes; every other image is only said to run.
 const (
-	DevicePluginImage = "nvidia/k8s-device-plugin:v0.19.3"
+	DevicePluginImage = "nvcr.io/nvidia/k8s-device-plugin:v0.19.3"
 	DCGMImage         = "nvidia/dcgm:4.4.1"
 	AgentImage        = "gpuslice/gpuslice-agent:v0.1.0"
 )

@@ -31,7 +31,8 @@ import (
 // configFile makes a node on which the plugin and GPU feature discovery are run with a file of the host's, as
 // deploy/overlays/device-plugin deploys them.
 func configFile(o *node.Options) {
-	o.Labels = map[string]string{"nvidia.com/gpu.present": "true", "test.gpuslice.io/config-file": "true"}
+	// All that node feature discovery says of it, which comes before any GPU feature discovery.
+	o.Labels = map[string]string{"feature.node.kubernetes.io/pci-10de.present": "true", "test.gpuslice.io/config-file": "true"}
 }
 
 // configManager makes a node on which config-manager gives them the key of a ConfigMap that the node's label names.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	sigsyaml "sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/config"
@@ -225,5 +226,31 @@ func TestTheConfigMapsOfGuidesGiveTheCapacityTheyPromise(t *testing.T) {
 				t.Errorf("capacity (-promised +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// The maintenance file's pool that is always open builds on it: what people work on interactively may end by itself before any is evicted.
+func TestPodsThatPeopleWorkInMayEndByThemselves(t *testing.T) {
+	text := configMap(t, "deploy", "examples", "configmap-maintenance.yaml").Data[config.DefaultMaintenanceKey]
+	maintenance, err := config.ParseMaintenance([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	open := slices.IndexFunc(maintenance.Pools, func(p config.Pool) bool { return p.Name == "research" })
+	interactive := []string{"research", "training", "training-h100", "development"}
+	gradual := map[string]bool{}
+	for _, file := range []string{"configmap-pools.yaml", "configmap-profiles.yaml"} {
+		for name, profile := range exampleProfiles(t, file) {
+			if !slices.Contains(interactive, name) && (open < 0 || !maintenance.Pools[open].Selector.Matches(labels.Set(profile.Labels))) {
+				continue
+			}
+			gradual[name] = true
+			if profile.Drain == nil || profile.Drain.Mode != config.DrainGradual {
+				t.Errorf("%s: profile %s has not drain.mode gradual", file, name)
+			}
+		}
+	}
+	if diff := cmp.Diff(slices.Sorted(slices.Values(interactive)), slices.Sorted(maps.Keys(gradual))); diff != "" {
+		t.Errorf("profiles (-want +found):\n%s", diff)
 	}
 }

@@ -59,7 +59,7 @@ func TestEveryPackageHasADocComment(t *testing.T) {
 func TestNothingNamesARegistryOrABuildMachine(t *testing.T) {
 	// Written in parts, so that this file does not find itself.
 	forbidden := map[string]*regexp.Regexp{
-		"name images without a registry, people bring their own": regexp.MustCompile(
+		"name images without a registry, people bring their own; but NVIDIA's are where NVIDIA publishes them": regexp.MustCompile(
 			`\b(docker\.` + `io|ghcr\.` + `io|gcr\.` + `io|nvcr\.` + `io|quay\.` + `io|registry\.k8s\.` + `io)\b`),
 		"a path of one machine": regexp.MustCompile(
 			`(^|[\s"'=(:])/(ro` + `ot|ho` + `me|Use` + `rs)/\w`),
@@ -75,6 +75,7 @@ func TestNothingNamesARegistryOrABuildMachine(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i, line := range strings.Split(string(text), "\n") {
+			line = strings.ReplaceAll(line, nvidiasRegistry, "")
 			for why, pattern := range forbidden {
 				if found := pattern.FindString(line); found != "" {
 					t.Errorf("%s:%d: %q: %s", path, i+1, strings.TrimSpace(found), why)

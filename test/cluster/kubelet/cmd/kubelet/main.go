@@ -47,7 +47,7 @@ func command() *cobra.Command {
 
   # images.yaml
   images:
-    nvidia/k8s-device-plugin:v0.19.3: {path: /opt/nvidia-device-plugin, env: [LD_LIBRARY_PATH=/opt/sim]}
+    nvcr.io/nvidia/k8s-device-plugin:v0.19.3: {path: /opt/nvidia-device-plugin, env: [LD_LIBRARY_PATH=/opt/sim]}
   hostPaths: {/run/nvidia/driver: /opt/driver-root}`,
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
