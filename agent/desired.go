@@ -55,7 +55,7 @@ func (a *Agent) desired(ctx context.Context, seen *observed) (wish, error) {
 			return want, err
 		}
 		wishes = found
-		if err := a.apply(ctx, seen, &want, profile); err != nil {
+		if err := a.apply(ctx, seen, &want, profile, asWished(seen.gpus, targets(found))); err != nil {
 			return want, err
 		}
 	}
@@ -135,8 +135,8 @@ func migName(name, pluginKey string) string {
 	return strings.TrimSuffix(name, pluginSeparator+pluginKey)
 }
 
-// apply adds what a profile asks for besides the geometry.
-func (a *Agent) apply(ctx context.Context, seen *observed, want *wish, profile config.Profile) error {
+// apply adds what a profile asks for besides the geometry, which is that of the GPUs after.
+func (a *Agent) apply(ctx context.Context, seen *observed, want *wish, profile config.Profile, after []nvml.GPU) error {
 	if want.label != config.LabelProfile {
 		return nil
 	}
@@ -151,10 +151,10 @@ func (a *Agent) apply(ctx context.Context, seen *observed, want *wish, profile c
 	if unbearable := unbearable(*seen, profile.Taints); unbearable != "" {
 		return &Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("profile %s: %s", want.name, unbearable)}
 	}
-	if profile.Sharing == nil {
+	if profile.Sharing == nil && profile.MIGStrategy == "" {
 		return nil
 	}
-	return a.askPlugin(ctx, seen, want, func() (*pluginWish, error) { return a.sharingOf(seen, *profile.Sharing) })
+	return a.askPlugin(ctx, seen, want, func() (*pluginWish, error) { return a.sharingOf(seen, profile, after) })
 }
 
 // keepsPluginAway reports whether there is no device plugin to be asked for anything because the node has just been registered.
@@ -251,7 +251,7 @@ func fingerprint(want wish, wishes map[nvml.UUID]nvml.Wish) string {
 	if p := want.plugin; p != nil && p.exact {
 		fmt.Fprintf(h, " %s", p.text)
 	} else if p != nil {
-		fmt.Fprintf(h, " %v", p.sharing)
+		fmt.Fprintf(h, " %v %s", p.sharing, orNone(p.strategy))
 	}
 	return hex.EncodeToString(h.Sum(nil)[:6])
 }

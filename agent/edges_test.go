@@ -49,7 +49,10 @@ func TestPromise1APluginThatIsToldNoStrategyIsNotGuessed(t *testing.T) {
 		}
 		w.manage()
 		w.pod("train", w.devices()["nvidia.com/gpu"][0])
-		w.profile("slices")
+		w.edit(func(n *corev1.Node) {
+			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelMIGConfig, "all-1g.10gb")
+			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelDevicePluginConfig, "default")
+		})
 		if !w.within(300, w.manage, func() bool { return w.condition().Reason == string(config.ReasonWrongMIGStrategy) || w.owed() }) {
 			t.Fatal("nothing is said:", w.condition())
 		}
@@ -66,6 +69,25 @@ func TestPromise1APluginThatIsToldNoStrategyIsNotGuessed(t *testing.T) {
 		})
 		if !w.within(300, w.manage, w.owed) {
 			t.Errorf("with a label that says so: %s: %s", w.condition().Reason, w.condition().Message)
+		}
+	})
+}
+
+// A profile has a config of its own, which says what fits it where the one that is there says nothing.
+func TestAProfileTellsThePluginTheStrategyThatNothingElseDoes(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.managed()
+		w.setPluginConfigs("kube-system", "plugin-configs", map[string]string{"default": "version: v1\n"})
+		w.manage()
+		w.profile("slices")
+		if !w.within(400, w.manage, w.done("slices")) {
+			t.Fatal("never converges")
+		}
+		key := w.node().Labels[config.LabelDevicePluginConfig]
+		if text := w.pluginConfigs()[key]; !strings.Contains(text, "migStrategy: mixed") {
+			t.Errorf("key %q says:\n%s", key, text)
 		}
 	})
 }

@@ -90,7 +90,7 @@ func (a *Agent) formerPlugin(seen observed) (*formerPlugin, error) {
 			f.Body = m.files[p.text]
 		}
 	} else if !p.exists {
-		text, err := a.pluginConfigs.Render(nil, config.Sharing{Strategy: config.SharingNone})
+		text, err := a.pluginConfigs.Render(nil, config.Sharing{Strategy: config.SharingNone}, "")
 		if err != nil {
 			return nil, err
 		}

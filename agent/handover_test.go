@@ -159,6 +159,19 @@ func (w *world) pluginConfigs() map[string]string {
 	return cm.Data
 }
 
+// setPluginConfigs gives the ConfigMap these configs of the plugin, and no others.
+func (w *world) setPluginConfigs(namespace, name string, data map[string]string) {
+	w.t.Helper()
+	configMaps := w.client.CoreV1().ConfigMaps(namespace)
+	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace}, Data: data}
+	if _, err := configMaps.Create(w.t.Context(), object, metav1.CreateOptions{}); err == nil {
+		return
+	}
+	if _, err := configMaps.Update(w.t.Context(), object, metav1.UpdateOptions{}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
 // manage is what the DaemonSet and the config manager of such a plugin do in their turn.
 func (w *world) manage() {
 	n := w.node()
@@ -200,6 +213,7 @@ func (w *world) manage() {
 		key = "default"
 	}
 	text, there := w.pluginConfigs()[key]
+	there = there || n.Labels[config.LabelDevicePluginConfig] == "" // then it takes an empty one, where it may
 	w.offered = map[string][]string{}
 	c, err := deviceplugin.Parse([]byte(text))
 	if !there || err != nil || w.refusesConfig != "" && strings.Contains(text, w.refusesConfig) {

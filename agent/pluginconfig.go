@@ -28,8 +28,9 @@ import (
 // PluginConfigs reads and writes config files of NVIDIA's device plugin.
 type PluginConfigs struct {
 	Parse func(text []byte) (config.PluginConfig, error)
-	// Render writes a file with this sharing, and all else as in the base, which may be empty.
-	Render func(base []byte, s config.Sharing) ([]byte, error)
+	// Render writes a file with this sharing and MIG strategy, and all else as in the base, which may be empty. An empty strategy leaves
+	// that as it is too.
+	Render func(base []byte, s config.Sharing, strategy config.MIGStrategy) ([]byte, error)
 }
 
 // pluginConfig is the config of the node's device plugin, and the way by which it is given another one.

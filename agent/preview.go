@@ -14,9 +14,10 @@ import (
 type Preview struct {
 	Before, After []nvml.GPU
 	Steps         []plan.Step
-	AtReboot      []nvml.GPU // that turn MIG mode on at the node's next reboot, whoever does it; the change goes on after it
-	Reboot        bool       // the steps wait for a reboot, or do it
-	Runs          string     // when the change would begin; empty offline, and where nothing is to do
+	AtReboot      []nvml.GPU         // that turn MIG mode on at the node's next reboot, whoever does it; the change goes on after it
+	Reboot        bool               // the steps wait for a reboot, or do it
+	MIGStrategy   config.MIGStrategy // of the device plugin after it; offline, taken to be mixed where nothing says another
+	Runs          string             // when the change would begin; empty offline, and where nothing is to do
 }
 
 // Preview plans what the label would ask for on the node as it is now, and changes nothing. The label is
@@ -36,7 +37,7 @@ func (a *Agent) previewOf(ctx context.Context, seen observed, label, name string
 		return Preview{}, err
 	}
 	want := wish{name: name, label: label}
-	if err := a.apply(ctx, &seen, &want, profile); err != nil {
+	if err := a.apply(ctx, &seen, &want, profile, asWished(seen.gpus, targets(wishes))); err != nil {
 		return Preview{}, err
 	}
 	want.targets = targets(wishes)
@@ -49,6 +50,7 @@ func (a *Agent) previewOf(ctx context.Context, seen observed, label, name string
 	if err == nil && len(p.Steps) > 0 {
 		p.Runs = a.runs(seen, want, p.Steps)
 	}
+	p.MIGStrategy = a.strategy(seen, want.plugin)
 	return p, err
 }
 
@@ -58,24 +60,36 @@ func PreviewOffline(catalog config.Catalog, label, name string, gpus []nvml.GPU)
 	if err != nil {
 		return Preview{}, err
 	}
+	// Without a node nobody knows how its GPUs are shared, or what the device plugin is told: as if they were not, and its config had
+	// the strategy that overlays/device-plugin begins with.
+	has := config.PluginConfig{Sharing: config.Sharing{Strategy: config.SharingNone}, MIGStrategy: config.MIGStrategyMixed}
 	want := wish{}
 	seen := plan.Observed{GPUs: gpus, Capacity: plan.Capacity{Agreed: plan.Proof}}
-	if profile, ok := catalog.Profile(name); ok && label == config.LabelProfile && profile.Sharing != nil {
-		// Without a node nobody knows how its GPUs are shared, or what the device plugin is told: as if they were not, and it were told
-		// what suits the sharing.
-		strategy := config.MIGStrategyMixed
-		if profile.Sharing.Strategy == config.SharingMPS {
-			strategy = config.MIGStrategyNone
-		}
-		after := asWished(gpus, targets(wishes))
-		err := config.CheckSharing(after, strategy, *profile.Sharing, slices.Collect(maps.Keys(expected(after, strategy))))
-		if err != nil {
+	if profile, ok := catalog.Profile(name); ok && label == config.LabelProfile && (profile.Sharing != nil || profile.MIGStrategy != "") {
+		if want.plugin, err = wishOffline(has, profile, asWished(gpus, targets(wishes))); err != nil {
 			return Preview{}, err
 		}
-		want.plugin = &pluginWish{sharing: *profile.Sharing, known: true}
-		seen.Plugin = plan.Plugin{Now: &plan.Sharing{}, Told: true, Tells: true, Set: profile.Sharing.Strategy == config.SharingNone}
+		seen.Plugin = plan.Plugin{Now: plannedSharing(has.Sharing, has.MIGStrategy), Told: true, Tells: true, Set: want.plugin.as(&has)}
+		has.MIGStrategy = want.plugin.strategy
 	}
-	return preview(want.desired(targets(wishes)), seen)
+	p, err := preview(want.desired(targets(wishes)), seen)
+	p.MIGStrategy = has.MIGStrategy
+	return p, err
+}
+
+// wishOffline is what a profile asks of a device plugin that has this config and is told nothing else.
+func wishOffline(has config.PluginConfig, profile config.Profile, after []nvml.GPU) (*pluginWish, error) {
+	want := &pluginWish{sharing: has.Sharing, known: true, strategy: profile.MIGStrategy}
+	if profile.Sharing != nil {
+		want.sharing = *profile.Sharing
+	}
+	if want.strategy == "" {
+		want.strategy = config.FittingStrategy(after, has.MIGStrategy, want.sharing.Strategy == config.SharingMPS)
+	}
+	if err := config.CheckStrategy(after, want.strategy); err != nil {
+		return nil, err
+	}
+	return want, config.CheckSharing(after, want.strategy, want.sharing, slices.Collect(maps.Keys(expected(after, want.strategy))))
 }
 
 func preview(want plan.Desired, seen plan.Observed) (Preview, error) {

@@ -36,17 +36,28 @@ type pluginWish struct {
 // key is never read again, another one is.
 const ownKey = "gpuslice-"
 
-// sharingOf is the config that a profile's sharing takes on this node.
-func (a *Agent) sharingOf(seen *observed, s config.Sharing) (*pluginWish, error) {
+// sharingOf is the config that a profile takes on this node, whose GPUs it cuts so.
+func (a *Agent) sharingOf(seen *observed, profile config.Profile, after []nvml.GPU) (*pluginWish, error) {
 	p := seen.plugin
 	if p.way == "" {
 		return nil, noHandover(p, len(seen.operands) == 0)
 	}
-	want := &pluginWish{sharing: s, known: true}
-	if p.now != nil {
-		want.strategy = p.now.MIGStrategy // which stays as it is
+	want := &pluginWish{known: true}
+	switch {
+	case profile.Sharing != nil:
+		want.sharing = *profile.Sharing
+	case p.now != nil:
+		want.sharing = p.now.Sharing // which stays as it is
+	case isUnseen(p.lost):
+		return nil, p.lost
+	default:
+		return nil, &Stalled{Reason: config.ReasonNoHandover, Message: fmt.Sprintf("the profile leaves the sharing as it is, and that is not known: %v", p.lost)}
 	}
-	if p.now != nil && p.now.Sharing.Equal(s) {
+	var err error
+	if want.strategy, err = a.strategyOf(seen, profile.MIGStrategy, want.sharing, after); err != nil {
+		return nil, err
+	}
+	if want.as(p.now) {
 		want.text = p.text
 		return want, nil
 	}
@@ -57,12 +68,39 @@ func (a *Agent) sharingOf(seen *observed, s config.Sharing) (*pluginWish, error)
 	if p.now == nil {
 		base = "" // what cannot be read is nothing to go on from
 	}
-	text, err := a.pluginConfigs.Render([]byte(base), s)
+	text, err := a.pluginConfigs.Render([]byte(base), want.sharing, want.strategy)
 	if err != nil {
 		return nil, err
 	}
 	want.text = string(text)
 	return want, nil
+}
+
+// strategyOf is what the plugin's config is to say of the MIG strategy: what the profile does, or else what fits, which is what the config
+// says already wherever that will do. Where the plugin is told besides its config, or by the settings, that is nothing to choose.
+func (a *Agent) strategyOf(seen *observed, asked config.MIGStrategy, s config.Sharing, after []nvml.GPU) (config.MIGStrategy, error) {
+	now, set := config.MIGStrategy(""), a.settings.MIGStrategy
+	if seen.plugin.now != nil {
+		now = seen.plugin.now.MIGStrategy
+	}
+	switch {
+	case asked != "" && set != config.MIGStrategyAuto && set != asked:
+		return "", &Stalled{Reason: config.ReasonWrongMIGStrategy, Message: fmt.Sprintf(
+			"the profile's migStrategy is %s, and the settings' is %s: set that to auto, so that the device plugin's config decides", asked, set)}
+	case asked != "":
+		return asked, nil
+	case set != config.MIGStrategyAuto || seen.toldStrategy() != "":
+		return now, nil
+	}
+	if fits := config.FittingStrategy(after, orNone(now), s.Strategy == config.SharingMPS); fits != orNone(now) {
+		return fits, nil
+	}
+	return now, nil
+}
+
+// as reports whether the config says what is wanted.
+func (w *pluginWish) as(now *config.PluginConfig) bool {
+	return now != nil && now.Sharing.Equal(w.sharing) && orNone(now.MIGStrategy) == orNone(w.strategy)
 }
 
 // noHandover says why the plugin cannot be given another config. One that is still to come may be given one then.
@@ -84,7 +122,7 @@ func (a *Agent) keyOf(p pluginConfig, want *pluginWish) (*pluginWish, error) {
 	}
 	for _, key := range slices.Sorted(maps.Keys(m.files)) {
 		parsed, err := a.pluginConfigs.Parse([]byte(m.files[key]))
-		if err != nil || !parsed.Sharing.Equal(want.sharing) || orNone(parsed.MIGStrategy) != orNone(want.strategy) {
+		if err != nil || !want.as(&parsed) {
 			continue
 		}
 		want.text = key
@@ -96,15 +134,15 @@ func (a *Agent) keyOf(p pluginConfig, want *pluginWish) (*pluginWish, error) {
 	if p.way == config.HandoverLabel {
 		return nil, &Stalled{
 			Reason: config.ReasonNoHandover,
-			Message: fmt.Sprintf("no key of ConfigMap %s/%s has the sharing %s; add one, or set devicePlugin.handover to configmap",
-				m.namespace, m.configMap, sharingText(want.sharing)),
+			Message: fmt.Sprintf("no key of ConfigMap %s/%s has the sharing %s, and the MIG strategy %s; add one, or set devicePlugin.handover to configmap",
+				m.namespace, m.configMap, sharingText(want.sharing), orNone(want.strategy)),
 		}
 	}
 	base, err := m.config(p.text) // all else stays as it is
 	if err != nil {
 		base = ""
 	}
-	body, err := a.pluginConfigs.Render([]byte(base), want.sharing)
+	body, err := a.pluginConfigs.Render([]byte(base), want.sharing, want.strategy)
 	if err != nil {
 		return nil, err
 	}
@@ -192,7 +230,7 @@ func (s observed) pluginSet(want *pluginWish) bool {
 	case want.exact:
 		return p.exists && p.text == want.text || !p.exists && want.absent
 	default:
-		return p.now != nil && p.now.Sharing.Equal(want.sharing)
+		return want.as(p.now)
 	}
 }
 

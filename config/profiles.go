@@ -28,11 +28,12 @@ const (
 )
 
 // Profile is one named wish of our own catalog. All of it is checked, as far as that can be done without a node.
-// At least one of MIG, Sharing, Labels and Taints is there.
+// At least one of MIG, Sharing, MIGStrategy, Labels and Taints is there.
 type Profile struct {
 	Description string            // for people; may be empty
 	MIG         MIGConfig         // no two rules may select the same GPU of a node; none leaves all as they are
 	Sharing     *Sharing          // nil leaves it as it is; one with SharingNone wants none
+	MIGStrategy MIGStrategy       // of the device plugin's config; empty for what fits, where Sharing is there, and else as it is
 	Labels      map[string]string // of the node
 	Taints      []corev1.Taint    // of the node, none twice with the same effect; without NoExecute
 	Drain       *DrainOverrides   // nil for the settings'
@@ -87,6 +88,7 @@ type profileInputs struct {
 	Description json.RawMessage `json:"description"`
 	MIG         json.RawMessage `json:"mig"`
 	Sharing     json.RawMessage `json:"sharing"`
+	MIGStrategy scalar          `json:"migStrategy"`
 	Labels      json.RawMessage `json:"labels"`
 	Taints      json.RawMessage `json:"taints"`
 	Drain       json.RawMessage `json:"drain"`
@@ -149,8 +151,8 @@ func profileOf(raw json.RawMessage) (Profile, checks) {
 	if !absent(in.Description) && json.Unmarshal(in.Description, &p.Description) != nil {
 		c.refuse("description", string(in.Description), "must be text")
 	}
-	if absent(in.MIG) && absent(in.Sharing) && empty(in.Labels) && empty(in.Taints) {
-		c = append(c, &InvalidError{Want: "asks for nothing: it must have at least one of mig, sharing, labels and taints"})
+	if absent(in.MIG) && absent(in.Sharing) && in.MIGStrategy == "" && empty(in.Labels) && empty(in.Taints) {
+		c = append(c, &InvalidError{Want: "asks for nothing: it must have at least one of mig, sharing, migStrategy, labels and taints"})
 	}
 	p.MIG = c.migRules(in.MIG)
 	p.Sharing = c.profileSharing(in.Sharing)
@@ -158,9 +160,15 @@ func profileOf(raw json.RawMessage) (Profile, checks) {
 	p.Taints = c.nodeTaints(in.Taints)
 	p.Drain = c.drainOverrides(in.Drain)
 	p.Windows = c.windows("windows", in.Windows)
-	if p.Sharing != nil && p.Sharing.Strategy == SharingMPS {
+	if in.MIGStrategy != "" {
+		c.oneOf("migStrategy", in.MIGStrategy, string(MIGStrategyNone), string(MIGStrategySingle), string(MIGStrategyMixed))
+		p.MIGStrategy = MIGStrategy(in.MIGStrategy)
+	}
+	mps := p.Sharing != nil && p.Sharing.Strategy == SharingMPS
+	if mps {
 		c.noMIG(p.MIG)
 	}
+	c.strategyFits(p.MIGStrategy, p.MIG, mps)
 	return p, c
 }
 
@@ -189,6 +197,23 @@ func (c *checks) noMIG(rules MIGConfig) {
 			*c = append(*c, &InvalidError{
 				Rule: i + 1, Field: "enabled", Value: `"true"`, Want: "does not go with mps: NVIDIA's device plugin has no MPS on MIG; share by timeSlicing",
 			})
+		}
+	}
+}
+
+// strategyFits refuses a MIG strategy under which the device plugin would not offer what the entries cut on any node.
+func (c *checks) strategyFits(strategy MIGStrategy, rules MIGConfig, mps bool) {
+	const field = "migStrategy"
+	if strategy == MIGStrategyMixed && mps {
+		c.refuse(field, string(strategy), "does not go with mps: NVIDIA's device plugin ends on both; write none, or leave it out")
+	}
+	for i, rule := range rules {
+		at := fmt.Sprintf("does not go with mig entry %d: ", i+1)
+		switch {
+		case strategy == MIGStrategyNone && rule.MIG:
+			c.refuse(field, string(strategy), at+"GPUs in MIG mode would be offered as whole ones that nothing can run on; write single or mixed, or leave it out")
+		case strategy == MIGStrategySingle && len(rule.Devices) > 1:
+			c.refuse(field, string(strategy), at+"NVIDIA's device plugin ends on instances of several sizes; write mixed, or leave it out")
 		}
 	}
 }

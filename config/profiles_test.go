@@ -184,7 +184,7 @@ func TestProfilesAreRefused(t *testing.T) {
 		"with fields that do not exist": {
 			file: profilesHead + "profiles: {mine: {text: x, mig: [{gpu: {all: true}, gpus: {All: true}, enabled: false}]}}",
 			want: []string{
-				`profile "mine", text: is no field here: they are description, mig, sharing, labels, taints, drain, windows`,
+				`profile "mine", text: is no field here: they are description, mig, sharing, migStrategy, labels, taints, drain, windows`,
 				`profile "mine", mig entry 1, gpu: is no field here: they are gpus, enabled, instances`,
 				`profile "mine", mig entry 1, gpus.All: is no field here: they are all, uuid, pci, index, model, deviceFilter`,
 				`profile "mine", mig entry 1, gpus: selects no GPU: write all: true, or at least one of uuid, pci, index, model and deviceFilter`,

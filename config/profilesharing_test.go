@@ -68,6 +68,13 @@ func TestProfilesOfPools(t *testing.T) {
 				Rules: []config.DrainRule{{Namespaces: []string{"training"}, Selector: labels.Everything(), Action: config.DrainWait, For: 8 * time.Hour}},
 			}},
 		},
+		"have a MIG strategy": {
+			"{mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}], migStrategy: single}",
+			config.Profile{MIG: config.MIGConfig{{All: true, MIG: true, Devices: map[string]int{"1g.10gb": 7}}}, MIGStrategy: config.MIGStrategySingle},
+		},
+		"ask for a MIG strategy alone": {
+			"{migStrategy: none}", config.Profile{MIGStrategy: config.MIGStrategyNone},
+		},
 		"with parts that have no value are as without them": {
 			"{sharing: none, labels: , taints: , drain: , mig: }", config.Profile{Sharing: none},
 		},
@@ -89,10 +96,10 @@ func TestProfilesOfPoolsAreRefused(t *testing.T) {
 		want    []string
 	}{
 		"that are drained for nothing": {
-			"{drain: {deadline: 1h}}", []string{"asks for nothing: it must have at least one of mig, sharing, labels and taints"},
+			"{drain: {deadline: 1h}}", []string{"asks for nothing: it must have at least one of mig, sharing, migStrategy, labels and taints"},
 		},
 		"that put nothing on their nodes": {
-			"{labels: {}, taints: []}", []string{"asks for nothing: it must have at least one of mig, sharing, labels and taints"},
+			"{labels: {}, taints: []}", []string{"asks for nothing: it must have at least one of mig, sharing, migStrategy, labels and taints"},
 		},
 		"that share by nothing": {
 			"{sharing: {}}", []string{"sharing: must have timeSlicing or mps; for GPUs that are not shared write none"},
@@ -187,6 +194,21 @@ func TestProfilesOfPoolsAreRefused(t *testing.T) {
 				`drain.rules[0]: fits every pod: write "namespaces", "selector" or both`,
 				`drain.rules[0].for: must say how long is waited, like "8h"`,
 			},
+		},
+		"with a MIG strategy that is none": {
+			"{migStrategy: auto}", []string{`migStrategy: "auto" must be none or single or mixed`},
+		},
+		"with a MIG strategy that nothing they cut is offered under": {
+			"{mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}], migStrategy: none}",
+			[]string{`migStrategy: "none" does not go with mig entry 1: GPUs in MIG mode would be offered as whole ones that nothing can run on; write single or mixed, or leave it out`},
+		},
+		"with two sizes under single": {
+			"{mig: [{gpus: {index: 0}, enabled: false}, {gpus: {index: 1}, enabled: true, instances: {1g.10gb: 2, 3g.40gb: 1}}], migStrategy: single}",
+			[]string{`migStrategy: "single" does not go with mig entry 2: NVIDIA's device plugin ends on instances of several sizes; write mixed, or leave it out`},
+		},
+		"with MPS under mixed": {
+			"{sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}, migStrategy: mixed}",
+			[]string{`migStrategy: "mixed" does not go with mps: NVIDIA's device plugin ends on both; write none, or leave it out`},
 		},
 		"that are drained by a rule of another form": {
 			"{sharing: none, drain: {rules: {action: wait}}}", []string{"drain.rules: must be a list, not a mapping"},

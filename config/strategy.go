@@ -51,6 +51,19 @@ func CheckStrategy(gpus []nvml.GPU, strategy MIGStrategy) error {
 	}
 }
 
+// FittingStrategy is a MIG strategy under which the plugin offers GPUs that are cut so, shared by MPS or not: the one that it has, if that
+// will do. MPS goes with none, if with any.
+func FittingStrategy(gpus []nvml.GPU, has MIGStrategy, mps bool) MIGStrategy {
+	switch {
+	case CheckStrategy(gpus, has) == nil && !(mps && has == MIGStrategyMixed):
+		return has
+	case mps:
+		return MIGStrategyNone
+	default:
+		return MIGStrategyMixed
+	}
+}
+
 // checkSingle refuses what is not one profile on all GPUs.
 func checkSingle(gpus []nvml.GPU, cut int, refuse func(string, ...any) error) error {
 	const remedy = ": cut all GPUs of the node into instances of one profile, or set the plugin's strategy to mixed"

@@ -69,9 +69,9 @@ var strategies = map[config.SharingStrategy]string{
 	config.SharingMPS:         "mps",
 }
 
-// Render writes a config file that shares like this. All else is as in base, which may be empty; what the agent does not
-// know is kept.
-func Render(base []byte, s config.Sharing) ([]byte, error) {
+// Render writes a config file that shares like this and has the MIG strategy, or where that is empty the one of base. All else is as in
+// base, which may be empty; what the agent does not know is kept.
+func Render(base []byte, s config.Sharing, strategy config.MIGStrategy) ([]byte, error) {
 	doc := map[string]any{}
 	if err := yaml.Unmarshal(base, &doc); err != nil {
 		return nil, fmt.Errorf("reading the device plugin config to change: %w", err)
@@ -92,11 +92,36 @@ func Render(base []byte, s config.Sharing) ([]byte, error) {
 		}
 		doc["sharing"] = written
 	}
+	if strategy != "" {
+		if err := setStrategy(doc, strategy); err != nil {
+			return nil, err
+		}
+	}
 	text, err := yaml.Marshal(doc)
 	if err != nil {
 		return nil, fmt.Errorf("writing a device plugin config: %w", err)
 	}
 	return text, nil
+}
+
+// setStrategy sets flags.migStrategy. The plugin reads both names in any case.
+func setStrategy(doc map[string]any, strategy config.MIGStrategy) error {
+	flags := map[string]any{}
+	for name, value := range doc {
+		if !strings.EqualFold(name, "flags") || value == nil {
+			continue
+		}
+		under, ok := value.(map[string]any)
+		if !ok {
+			return fmt.Errorf("reading the device plugin config to change: its %s are no mapping", name)
+		}
+		maps.Copy(flags, under)
+	}
+	maps.DeleteFunc(doc, func(name string, _ any) bool { return strings.EqualFold(name, "flags") })
+	maps.DeleteFunc(flags, func(name string, _ any) bool { return strings.EqualFold(name, "migStrategy") })
+	flags["migStrategy"] = string(strategy)
+	doc["flags"] = flags
+	return nil
 }
 
 // sharingOf is what stands under "sharing". It is read back, so that nothing is written that the plugin would not take.

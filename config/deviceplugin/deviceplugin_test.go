@@ -343,11 +343,30 @@ version: v1
 		"which had no sharing before, and now has it": {"flags: {}", gpus(2), "flags: {}\nsharing:\n  timeSlicing:\n    failRequestsGreaterThanOne: false\n    renameByDefault: false\n    resources:\n    - name: nvidia.com/gpu\n      replicas: 2\nversion: v1\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := deviceplugin.Render([]byte(test.base), test.sharing)
+			got, err := deviceplugin.Render([]byte(test.base), test.sharing, "")
 			if diff := cmp.Diff(test.want, string(got)); err != nil || diff != "" {
 				t.Errorf("error %v, file (-want +got):\n%s", err, diff)
 			}
 		})
+	}
+}
+
+func TestRenderSetsTheMIGStrategyAndKeepsTheOtherFlags(t *testing.T) {
+	for base, want := range map[string]string{
+		"":                                 "flags:\n  migStrategy: single\nversion: v1\n",
+		"flags: {migStrategy: mixed}":      "flags:\n  migStrategy: single\nversion: v1\n",
+		"flags: ~":                         "flags:\n  migStrategy: single\nversion: v1\n",
+		"flags: {gfd: {oneshot: true}}":    "flags:\n  gfd:\n    oneshot: true\n  migStrategy: single\nversion: v1\n",
+		"Flags: {MigStrategy: none, a: b}": "flags:\n  a: b\n  migStrategy: single\nversion: v1\n",
+		"version: v1\nflags: {a: b}\n#c\n": "flags:\n  a: b\n  migStrategy: single\nversion: v1\n",
+	} {
+		got, err := deviceplugin.Render([]byte(base), none, config.MIGStrategySingle)
+		if diff := cmp.Diff(want, string(got)); err != nil || diff != "" {
+			t.Errorf("%s: error %v, file (-want +got):\n%s", base, err, diff)
+		}
+	}
+	if text, err := deviceplugin.Render([]byte("flags: [a]"), none, config.MIGStrategySingle); err == nil || !strings.Contains(err.Error(), "its flags are no mapping") {
+		t.Errorf("wrote %q, error %v", text, err)
 	}
 }
 
@@ -365,7 +384,7 @@ func TestRenderWritesNothingThatThePluginWouldRefuse(t *testing.T) {
 		"a name in the short form":       {"", config.Sharing{Strategy: config.SharingTimeSlicing, Replicas: map[string]int{"gpu": 2}}, "would be read back as"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			text, err := deviceplugin.Render([]byte(test.base), test.sharing)
+			text, err := deviceplugin.Render([]byte(test.base), test.sharing, "")
 			if err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("wrote %q, error %v, want one with %q", text, err, test.want)
 			}
@@ -401,7 +420,7 @@ func TestWhatIsRenderedIsReadBack(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 500 {
 		want, base := anySharing(random), bases[random.IntN(len(bases))]
-		text, err := deviceplugin.Render([]byte(base), want)
+		text, err := deviceplugin.Render([]byte(base), want, "")
 		if err != nil {
 			t.Fatalf("%+v: %v", want, err)
 		}
@@ -409,7 +428,7 @@ func TestWhatIsRenderedIsReadBack(t *testing.T) {
 		if diff := cmp.Diff(want, got.Sharing); err != nil || diff != "" {
 			t.Fatalf("error %v, sharing (-want +got):\n%s\n%s", err, diff, text)
 		}
-		again, err := deviceplugin.Render(text, got.Sharing)
+		again, err := deviceplugin.Render(text, got.Sharing, "")
 		if diff := cmp.Diff(string(text), string(again)); err != nil || diff != "" {
 			t.Fatalf("error %v, what is right already was changed (-first +second):\n%s", err, diff)
 		}
@@ -476,7 +495,7 @@ func FuzzParse(f *testing.F) {
 		if n := len(read.Sharing.Replicas); (n == 0) != (read.Sharing.Strategy == config.SharingNone) {
 			t.Fatalf("strategy %s with %d resources", read.Sharing.Strategy, n)
 		}
-		rendered, err := deviceplugin.Render(text, read.Sharing)
+		rendered, err := deviceplugin.Render(text, read.Sharing, "")
 		if err != nil {
 			t.Fatalf("rendering what was read: %v", err)
 		}

@@ -89,7 +89,7 @@ func TestNVIDIAReadsWhatWeRenderAsWeDo(t *testing.T) {
 		s := anySharing(random)
 		// Until v0.20.0 the plugin gives a container one replica under MPS, whatever the file says.
 		s.FailMultiple = s.FailMultiple || s.Strategy == config.SharingMPS
-		text, err := deviceplugin.Render([]byte(bases[random.IntN(len(bases))]), s)
+		text, err := deviceplugin.Render([]byte(bases[random.IntN(len(bases))]), s, "")
 		if err != nil {
 			t.Fatalf("%+v: %v", s, err)
 		}
@@ -109,7 +109,7 @@ func TestNVIDIAReadsTheSharingOfOurExamplesAsWeDo(t *testing.T) {
 			if p.Sharing == nil {
 				continue
 			}
-			text, err := deviceplugin.Render(nil, *p.Sharing)
+			text, err := deviceplugin.Render(nil, *p.Sharing, "")
 			if err != nil {
 				t.Fatalf("%s, %s: %v", example, name, err)
 			}

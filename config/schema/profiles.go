@@ -19,7 +19,7 @@ func (Profiles) JSONSchemaExtend(s *jsonschema.Schema) {
 	}
 }
 
-// Profile is what the nodes of a pool shall be. It has at least one of mig, sharing, labels and taints.
+// Profile is what the nodes of a pool shall be. It has at least one of mig, sharing, migStrategy, labels and taints.
 type Profile struct {
 	// For people.
 	Description string `json:"description,omitempty"`
@@ -27,6 +27,8 @@ type Profile struct {
 	MIG []MIGEntry `json:"mig,omitempty" jsonschema:"minItems=1"`
 	// How GPUs and MIG devices are given to several pods at once. Without it, it is left as it is.
 	Sharing *Sharing `json:"sharing,omitempty"`
+	// The device plugin's MIG strategy: as what MIG devices are offered. Without it what fits, where sharing is said.
+	MIGStrategy string `json:"migStrategy,omitempty" jsonschema:"enum=none,enum=single,enum=mixed"`
 	// Labels of the node, under keys of your own.
 	Labels NodeLabels `json:"labels,omitempty"`
 	// Taints of the node, under keys of your own.
@@ -39,7 +41,7 @@ type Profile struct {
 
 // JSONSchemaExtend adds what is true of the fields together.
 func (Profile) JSONSchemaExtend(s *jsonschema.Schema) {
-	s.AnyOf = append(anyOf("mig", "sharing"),
+	s.AnyOf = append(anyOf("mig", "sharing", "migStrategy"),
 		properties("labels", &jsonschema.Schema{MinProperties: number(1)}), properties("taints", &jsonschema.Schema{MinItems: number(1)}))
 	sharedByMPS := properties("sharing", properties("mps", properties("resources", contains(properties("replicas", minimum("2"))))))
 	withMIG := properties("mig", contains(properties("enabled", &jsonschema.Schema{Const: true})))

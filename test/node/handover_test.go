@@ -112,15 +112,19 @@ func TestSharingThatGivesNoCapacityIsTakenBack(t *testing.T) {
 		t.Run(way.name, func(t *testing.T) {
 			t.Parallel()
 			name := "taken-back-" + way.name
-			r := newRig(t, twoH100, "devicePlugin: {handover: "+way.name+"}\nprofiles: {name: "+name+"}\ntimeouts: {capacity: 40s}\n", way.option, firstConfig)
+			r := newRig(t, twoH100, "devicePlugin: {handover: "+way.name+"}\nprofiles: {name: "+name+"}\ntimeouts: {capacity: 40s}\n", way.option)
 			r.configMapOf(name, map[string]string{"profiles.yaml": sharingProfiles})
 			r.withoutMPS()
 			r.awaitOffered("nvidia.com/gpu", 2)
 			r.run()
 			r.shares("four-each", "nvidia.com/gpu", 4)
+			before := r.configuredStrategy()
 
 			r.label(config.LabelProfile, "four-by-MPS")
 			r.awaitTakenBack()
+			if after := r.configuredStrategy(); after != before {
+				t.Errorf("the plugin's config says the MIG strategy %q, and said %q", after, before)
+			}
 			r.offers("nvidia.com/gpu", 4)
 			for _, gpu := range r.snapshot() {
 				if gpu.ComputeMode == nvml.ComputeExclusiveProcess {
@@ -129,14 +133,6 @@ func TestSharingThatGivesNoCapacityIsTakenBack(t *testing.T) {
 			}
 			r.shares("whole", "nvidia.com/gpu", 1)
 		})
-	}
-}
-
-// firstConfig is a plugin's config on the host before the plugin comes. MPS does not go with that of the manifests.
-func firstConfig(o *node.Options) {
-	n := node.Node{Dir: o.Dir}
-	if err := os.MkdirAll(filepath.Dir(n.PluginConfig()), 0o755); err == nil {
-		_ = os.WriteFile(n.PluginConfig(), []byte(sharingConfigs["whole"]), 0o600) // without it, MPS is refused
 	}
 }
 

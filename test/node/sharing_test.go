@@ -1,8 +1,10 @@
 package node_test
 
 import (
+	stdcmp "cmp"
 	"encoding/json"
 	"fmt"
+	"os"
 	"slices"
 	"testing"
 	"time"
@@ -14,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
 	"github.com/gpuslice/gpuslice/test/long"
@@ -101,12 +104,18 @@ func (r *rig) labels(labels map[string]string) {
 	}
 }
 
-// becomes asks for the mode, waits until the agent says that it is done, and proves it: the GPUs are cut as asked, kubelet
-// gives out each device by its id as often as asked, and the node offers as many.
+// becomes asks for the mode by the labels of a MIG config and of a config of the device plugin.
 func (r *rig) becomes(m mode) {
 	r.t.Helper()
 	r.labels(map[string]string{config.LabelMIGConfig: m.mig, config.LabelDevicePluginConfig: m.plugin})
-	n := r.awaitConverged(m.asked())
+	r.proves(m, m.asked())
+}
+
+// proves waits until the agent says that it is done with what was asked for, and proves that it is the mode: the GPUs are cut as asked,
+// kubelet gives out each device by its id as often as asked, and the node offers as many.
+func (r *rig) proves(m mode, asked string) {
+	r.t.Helper()
+	n := r.awaitConverged(asked)
 	r.givenBack(n)
 	gpus := r.snapshot()
 	for _, gpu := range gpus {
@@ -160,6 +169,74 @@ func TestEachWayOfSharingIsReachedFromEachOther(t *testing.T) {
 			}
 		})
 	}
+}
+
+// modeProfiles are the modes as profiles. Where two sizes are cut, or none, the strategy is what fits.
+const modeProfiles = `apiVersion: gpuslice.io/v1alpha1
+kind: Profiles
+profiles:
+  whole: {mig: [{gpus: {all: true}, enabled: false}], sharing: none}
+  time-slicing-4: {mig: [{gpus: {all: true}, enabled: false}], sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}}
+  mig-single: {mig: [{gpus: {all: true}, enabled: true, instances: {3g.40gb: 2}}], sharing: none, migStrategy: single}
+  mig-mixed: {mig: &balanced [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 2, 2g.20gb: 1, 3g.40gb: 1}}], sharing: none}
+  mig-mixed-shared:
+    mig: *balanced
+    sharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.10gb, replicas: 2}, {name: nvidia.com/mig-3g.40gb, replicas: 3}]}}
+    migStrategy: mixed
+  mps-4: {mig: [{gpus: {all: true}, enabled: false}], sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}}
+`
+
+// What the plugin's config says of the MIG strategy goes with the profile, from the first file that deploy/overlays/device-plugin has
+// written: under mixed, which that says, no plugin shares by MPS, and none offers MIG devices as nvidia.com/gpu.
+func TestEachWayOfSharingIsReachedByAProfile(t *testing.T) {
+	t.Parallel()
+	for _, way := range []struct {
+		name   string
+		option option
+	}{{"file", configFile}, {"configmap", configManager}} {
+		t.Run(way.name, func(t *testing.T) {
+			t.Parallel()
+			name := "modes-" + way.name
+			r := newRig(t, twoH100, "devicePlugin: {handover: "+way.name+"}\nprofiles: {name: "+name+"}\n", way.option)
+			r.configMapOf(name, map[string]string{"profiles.yaml": modeProfiles})
+			r.awaitOffered("nvidia.com/gpu", 2)
+			r.run()
+			for _, next := range []struct {
+				profile, mode string
+				strategy      config.MIGStrategy // of the config after it
+			}{
+				{"mps-4", "MPS", config.MIGStrategyNone}, {"mig-single", "MIG single", config.MIGStrategySingle},
+				{"time-slicing-4", "time-slicing", config.MIGStrategySingle}, {"mig-mixed", "MIG mixed", config.MIGStrategyMixed},
+				{"mig-mixed-shared", "MIG mixed and time-slicing", config.MIGStrategyMixed}, {"whole", "none", config.MIGStrategyMixed},
+			} {
+				at := slices.IndexFunc(modes, func(m mode) bool { return m.name == next.mode })
+				began := time.Now()
+				r.label(config.LabelProfile, next.profile)
+				r.proves(modes[at], next.profile)
+				t.Logf("%s after %s", next.profile, time.Since(began).Round(100*time.Millisecond))
+				if got := stdcmp.Or(r.configuredStrategy(), config.MIGStrategyNone); got != next.strategy {
+					t.Errorf("%s: the device plugin's config says the MIG strategy %q, want %q", next.profile, got, next.strategy)
+				}
+			}
+		})
+	}
+}
+
+// configuredStrategy is what the device plugin's config says, in its file or by the node's label.
+func (r *rig) configuredStrategy() config.MIGStrategy {
+	r.t.Helper()
+	text := []byte(r.pluginConfigs()[r.node().Labels[labelPluginConfig]])
+	if len(text) == 0 {
+		var err error
+		if text, err = os.ReadFile(r.PluginConfig()); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+	read, err := deviceplugin.Parse(text)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return read.MIGStrategy
 }
 
 // holder is a running pod with one of the first resource that the node offers.

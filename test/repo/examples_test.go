@@ -127,22 +127,20 @@ func TestThePoolsHaveWhatTheirGuideCounts(t *testing.T) {
 	shared := []corev1.Taint{{Key: "gpu", Value: "true", Effect: corev1.TaintEffectNoSchedule}}
 	isolated := []corev1.Taint{{Key: "gpu", Value: "mig", Effect: corev1.TaintEffectNoSchedule}}
 	type pool struct {
-		node          string
-		single, mixed map[string]int // capacity by strategy; nil for one that does not go with the pool
-		labels        map[string]string
-		taints        []corev1.Taint
+		node     string
+		capacity map[string]int
+		labels   map[string]string
+		taints   []corev1.Taint
 	}
 	sliced := func(node string, gpus int, workload string) pool {
-		all := map[string]int{"nvidia.com/gpu": gpus}
-		return pool{node, all, all, map[string]string{"workload-type": workload}, shared}
+		return pool{node, map[string]int{"nvidia.com/gpu": gpus}, map[string]string{"workload-type": workload}, shared}
 	}
 	instances := func(profile string, count int, workload string) pool {
 		return pool{
-			node:   a100s,
-			single: map[string]int{"nvidia.com/gpu": count},
-			mixed:  map[string]int{"nvidia.com/mig-" + profile: count},
-			labels: map[string]string{"workload-type": workload, "mig-profile": profile},
-			taints: isolated,
+			node:     a100s,
+			capacity: map[string]int{"nvidia.com/gpu": count},
+			labels:   map[string]string{"workload-type": workload, "mig-profile": profile},
+			taints:   isolated,
 		}
 	}
 	pools := map[string]pool{
@@ -156,7 +154,7 @@ func TestThePoolsHaveWhatTheirGuideCounts(t *testing.T) {
 		"critical-agents":      instances("2g.20gb", 24, "critical-agents"),
 		"small-inference":      instances("1g.10gb", 56, "production-inference"),
 		"balanced-inference": {
-			a100s, nil,
+			a100s,
 			map[string]int{"nvidia.com/mig-3g.40gb": 8, "nvidia.com/mig-2g.20gb": 16},
 			map[string]string{"workload-type": "production-inference"},
 			isolated,
@@ -170,12 +168,13 @@ func TestThePoolsHaveWhatTheirGuideCounts(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			profile := profiles[name]
 			gpus := apply(t, name, profiles, want.node)
-			for strategy, count := range map[config.MIGStrategy]map[string]int{config.MIGStrategySingle: want.single, config.MIGStrategyMixed: want.mixed} {
-				if count == nil {
-					continue
+			for _, has := range []config.MIGStrategy{config.MIGStrategyNone, config.MIGStrategySingle, config.MIGStrategyMixed} {
+				strategy := profile.MIGStrategy
+				if strategy == "" {
+					strategy = config.FittingStrategy(gpus, has, false)
 				}
-				if diff := cmp.Diff(count, capacity(t, gpus, strategy, *profile.Sharing)); diff != "" {
-					t.Errorf("under the strategy %s (-guide +example):\n%s", strategy, diff)
+				if diff := cmp.Diff(want.capacity, capacity(t, gpus, strategy, *profile.Sharing)); diff != "" {
+					t.Errorf("where the device plugin has had the strategy %s (-guide +example):\n%s", has, diff)
 				}
 			}
 			if diff := cmp.Diff(want.labels, profile.Labels); diff != "" {
