@@ -14,7 +14,6 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
-	"github.com/gpuslice/gpuslice/test/node"
 )
 
 // handovers are the ways in which the device plugin is given another config.
