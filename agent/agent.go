@@ -231,6 +231,7 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 	a.busy = seen.journal != nil
 	a.answer(ctx, seen, err)
 	if err != nil {
+		a.giveWay(ctx, seen)
 		if j := seen.journal; j != nil && (j.Cordoned || len(j.Paused) > 0) { // the pool does without the node all the same
 			a.renewSlot(ctx, seen)
 		}

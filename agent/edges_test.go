@@ -97,6 +97,8 @@ func TestAnUpgradeOfTheDriverIsWhatOperandsSayAndEndsOrIsTold(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
+		w.settings.Timeouts.DriverUpgrade = 45 * time.Minute
+		w.restart()
 		w.converge("all-1g.10gb")
 		w.edit(func(n *corev1.Node) {
 			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelOperandPrefix+"anything", config.PausedForDriverUpgrade)
@@ -109,10 +111,14 @@ func TestAnUpgradeOfTheDriverIsWhatOperandsSayAndEndsOrIsTold(t *testing.T) {
 			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelOperandPrefix+"dcgm", config.PausedForDriverUpgrade)
 		})
 		c := w.settle(config.ReasonDriverNotLoaded)
-		if strings.Contains(c.Message, "kubectl") {
-			t.Errorf("people are sent there at once: %s", c.Message)
+		if strings.Contains(c.Message, "kubectl") || !strings.Contains(c.Message, config.LabelOperandPrefix+"dcgm="+config.PausedForDriverUpgrade) {
+			t.Errorf("people are sent there at once, or the label is not named: %s", c.Message)
 		}
-		w.spend(31 * time.Minute)
+		w.spend(40 * time.Minute)
+		if c := w.condition(); strings.Contains(c.Message, "kubectl") {
+			t.Errorf("people are sent there before timeouts.driverUpgrade: %s", c.Message)
+		}
+		w.spend(6 * time.Minute)
 		if c := w.condition(); !strings.Contains(c.Message, "kubectl label node gpu-1 "+config.LabelOperandPrefix+"dcgm=true --overwrite") {
 			t.Errorf("it does not say who has to act: %s", c.Message)
 		}

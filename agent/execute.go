@@ -305,7 +305,7 @@ func alike(a, b *corev1.Node) bool {
 	return a.UID == b.UID && whoseA == whoseB &&
 		a.Status.NodeInfo.BootID == b.Status.NodeInfo.BootID &&
 		a.Spec.Unschedulable == b.Spec.Unschedulable && equality.Semantic.DeepEqual(ourTaints(a), ourTaints(b)) &&
-		slices.EqualFunc(drain.Markers(a), drain.Markers(b), sameMarker) && maps.Equal(nvidia(a.Labels), nvidia(b.Labels))
+		slices.EqualFunc(drain.Markers(a, nil), drain.Markers(b, nil), sameMarker) && maps.Equal(nvidia(a.Labels), nvidia(b.Labels))
 }
 
 func sameMarker(a, b drain.Marker) bool { return a.Tool == b.Tool && a.Sign == b.Sign }

@@ -30,6 +30,7 @@ import (
 type observed struct {
 	node      *corev1.Node
 	journal   *Journal
+	upgraded  string // label that says that the driver is being upgraded
 	forged    bool   // the node has a journal that this host's agent did not write for it
 	status    Status // what we last told, with what the host's record says has been learnt
 	learnt    hostrecord.Learnt
@@ -103,6 +104,7 @@ func (a *Agent) observe(ctx context.Context) (observed, error) {
 		return seen, fmt.Errorf("reading node %s: %w", a.node, err)
 	}
 	seen.node = node
+	seen.markers = drain.Markers(node, a.settings.Operands)
 	seen.fenced, seen.startup = a.fence.Stands(node), a.fence.Startup(node)
 	if err := a.observeRecord(ctx, &seen); err != nil {
 		return seen, err
@@ -123,7 +125,7 @@ func (a *Agent) observe(ctx context.Context) (observed, error) {
 	if pods.Items, err = a.sets.Believe(api, pods.Items); err != nil {
 		return seen, err
 	}
-	if err := a.makeWay(ctx, node); err != nil {
+	if err := a.makeWay(ctx, &seen); err != nil {
 		return seen, err
 	}
 	if seen.gpus, err = a.snapshot(ctx); err != nil {
@@ -142,39 +144,6 @@ func (a *Agent) observe(ctx context.Context) (observed, error) {
 	a.observeStarted(ctx, &seen)
 	seen.whole = true
 	return seen, nil
-}
-
-// upgradeTime is how long the upgrade of a driver is waited for without a word on who has to act: a driver container compiles for some
-// minutes, and pods have to leave before.
-const upgradeTime = 30 * time.Minute
-
-// makeWay lets go of the driver while it is being upgraded: the kernel does not unload one that a process has open. Only labels of operands
-// say so: any other is no business of the driver manager.
-func (a *Agent) makeWay(ctx context.Context, node *corev1.Node) error {
-	// It stands behind an underscore where the operand was paused before, by us too.
-	i := slices.IndexFunc(a.settings.Operands, func(key string) bool { return strings.HasSuffix(node.Labels[key], config.PausedForDriverUpgrade) })
-	if i < 0 {
-		a.upgrading = time.Time{}
-		return nil
-	}
-	key := a.settings.Operands[i]
-	if a.upgrading.IsZero() {
-		a.upgrading = a.now()
-	}
-	call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.DriverCall)
-	defer cancel()
-	if err := a.driver.Release(call); err != nil {
-		return err
-	}
-	wait := &Waiting{
-		Reason: config.ReasonDriverNotLoaded, After: driverRetry, Since: a.upgrading,
-		Message: fmt.Sprintf("the driver is being upgraded, as label %s=%s says; nothing is done until that is over", key, node.Labels[key]),
-	}
-	if a.clock.Since(a.upgrading) > upgradeTime {
-		wait.Advice = fmt.Sprintf("that is longer than %s: see the pod of the driver, or of its manager, on this node; if neither upgrades it any more: "+
-			"kubectl label node %s %s=true --overwrite", upgradeTime, a.node, key)
-	}
-	return wait
 }
 
 func (a *Agent) snapshot(ctx context.Context) ([]nvml.GPU, error) {
@@ -406,7 +375,6 @@ func (a *Agent) observeOthers(seen *observed) {
 		labels = union(labels, slices.Sorted(maps.Keys(seen.journal.Paused)))
 	}
 	seen.pauses = drain.Operands(seen.node, seen.pods, labels)
-	seen.markers = drain.Markers(seen.node)
 	a.observeClients(seen)
 }
 

@@ -114,6 +114,8 @@ type timeoutInputs struct {
 	Drain      scalar `json:"drain"`
 	Unit       scalar `json:"unit"`
 	Reboot     scalar `json:"reboot"`
+
+	DriverUpgrade scalar `json:"driverUpgrade"`
 }
 
 type retryInputs struct {
@@ -199,6 +201,7 @@ func inputsOf(s Settings) inputs {
 			DriverCall: scalar(s.Timeouts.DriverCall.String()), APICall: scalar(s.Timeouts.APICall.String()),
 			Capacity: scalar(s.Timeouts.Capacity.String()), Drain: scalar(s.Timeouts.Drain.String()),
 			Unit: scalar(s.Timeouts.Unit.String()), Reboot: scalar(s.Timeouts.Reboot.String()),
+			DriverUpgrade: scalar(s.Timeouts.DriverUpgrade.String()),
 		},
 		Retry: retryInputs{
 			Failures: scalar(strconv.Itoa(s.Retry.Failures)), First: scalar(s.Retry.First.String()),

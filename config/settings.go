@@ -81,6 +81,8 @@ type Timeouts struct {
 	Drain      time.Duration // until the pods that hold a GPU have left
 	Unit       time.Duration // until a unit of the host is stopped, or started
 	Reboot     time.Duration // until a reboot that was asked for has happened
+	// DriverUpgrade is until people are told to look at an upgrade of the driver that is not over.
+	DriverUpgrade time.Duration
 }
 
 // Retry is what happens to a step that fails for a cause that may pass.
@@ -142,6 +144,9 @@ const (
 
 	// DefaultReboot: machines with many GPUs and much memory take a quarter of an hour to come up.
 	DefaultReboot = time.Hour
+
+	// DefaultDriverUpgrade: a driver container compiles for some minutes, and pods have to leave before.
+	DefaultDriverUpgrade = 30 * time.Minute
 
 	// DefaultDriverCall: the slowest call known, a mode change on an A100, takes some 4 s, and a reset a few times that.
 	DefaultDriverCall = 30 * time.Second
@@ -210,7 +215,7 @@ func Default() Settings {
 		Units:    defaultUnits(),
 		Timeouts: Timeouts{
 			DriverCall: DefaultDriverCall, APICall: DefaultAPICall, Capacity: DefaultCapacity, Drain: DefaultDrain, Unit: DefaultUnit,
-			Reboot: DefaultReboot,
+			Reboot: DefaultReboot, DriverUpgrade: DefaultDriverUpgrade,
 		},
 		Retry: Retry{Failures: DefaultFailures, First: DefaultFirstDelay, Longest: DefaultLongestDelay, NoEffect: DefaultNoEffect},
 	}
@@ -275,6 +280,8 @@ func (in inputs) settings() (Settings, error) {
 			Drain:      c.drainDeadline("timeouts.drain", in.Timeouts.Drain),
 			Unit:       c.duration("timeouts.unit", in.Timeouts.Unit, time.Second, time.Hour),
 			Reboot:     c.duration("timeouts.reboot", in.Timeouts.Reboot, time.Minute, 30*24*time.Hour),
+
+			DriverUpgrade: c.duration("timeouts.driverUpgrade", in.Timeouts.DriverUpgrade, time.Minute, 24*time.Hour),
 		},
 		Retry: Retry{
 			Failures: c.count("retry.failures", in.Retry.Failures),

@@ -71,7 +71,7 @@ drain:
 operands: [nvidia.com/gpu.deploy.dcgm, nvidia.com/gpu.deploy.client]
 units: [nvidia-dcgm.service, 'monitor@gpu\x2d0.socket']
 recover: {adopt: [mig-manager]}
-timeouts: {driverCall: 1m, apiCall: 5s, capacity: 10m, drain: 1h30m, unit: 30s, reboot: 24h}
+timeouts: {driverCall: 1m, apiCall: 5s, capacity: 10m, drain: 1h30m, unit: 30s, reboot: 24h, driverUpgrade: 45m}
 retry: {failures: 3, first: 1s, longest: 1m, noEffect: 5}
 `))
 		if err != nil {
@@ -109,7 +109,7 @@ retry: {failures: 3, first: 1s, longest: 1m, noEffect: 5}
 			Recover:  config.Recover{Adopt: []string{config.AdoptMIGManager}},
 			Timeouts: config.Timeouts{
 				DriverCall: time.Minute, APICall: 5 * time.Second, Capacity: 10 * time.Minute, Drain: 90 * time.Minute,
-				Unit: 30 * time.Second, Reboot: 24 * time.Hour,
+				Unit: 30 * time.Second, Reboot: 24 * time.Hour, DriverUpgrade: 45 * time.Minute,
 			},
 			Retry: config.Retry{Failures: 3, First: time.Second, Longest: time.Minute, NoEffect: 5},
 		}

@@ -35,9 +35,11 @@ type Marker struct {
 // maintenance-operator, Cluster API while it drains, locksmith, Bottlerocket's update operator, EKS; nor is
 // node-problem-detector, whose conditions name a problem and not a plan. What stays on the node after a tool is done is no
 // sign, and nothing that we write ourselves is one.
-func Markers(node *corev1.Node) []Marker {
+//
+// Operands are the labels by which NVIDIA's managers pause operands; others of their kind are no sign.
+func Markers(node *corev1.Node, operands []string) []Marker {
 	var out []Marker
-	for _, k := range knownMarkers {
+	for _, k := range slices.Concat(knownMarkers, operandMarkers(operands)) {
 		// The signs of a tool stand together, the strongest first.
 		if len(out) > 0 && out[len(out)-1].Tool == k.tool {
 			continue
@@ -133,24 +135,6 @@ var knownMarkers = slices.Concat(
 		{
 			"cluster-autoscaler", taintTime("DeletionCandidateOfClusterAutoscaler"), markPlanned,
 			"the cluster-autoscaler takes the taint away when the node is needed again",
-		},
-
-		// NVIDIA/k8s-driver-manager, cmd/driver-manager/main.go. It pauses operands, cordons and drains if it is told to,
-		// unloads the driver, and puts everything back. If it dies in between, the labels stay.
-		{
-			"k8s-driver-manager", pausedOperands("paused-for-driver-upgrade"), markCordons,
-			"the k8s-driver-manager sets the labels back when the driver is loaded: see the pod of nvidia-driver-daemonset on {node}",
-		},
-
-		// NVIDIA/mig-parted, pkg/mig/reconfigure/reconfigure.go. It cordons nothing. Its state label is ours too, so the
-		// label counts only when the mig-manager has written it, which goes by its program's name.
-		{
-			"mig-manager", pausedOperands("paused-for-mig-change"), markWorks,
-			"the mig-manager sets the labels back when its change is done. If it has failed or is gone, they stay so: set them to true",
-		},
-		{
-			"mig-manager", writtenBy("nvidia-mig-manager", label("nvidia.com/mig.config.state", "pending", "rebooting")), markWorks,
-			"the mig-manager sets the label to success or failed. If it is gone, the label stays so",
 		},
 
 		// medik8s/node-maintenance-operator, internal/controller/taint.go; kubevirt.io/drain in its former home,
@@ -249,6 +233,29 @@ var knownMarkers = slices.Concat(
 	rebootCoordinator("container-linux-update-operator", "container-linux-update.v1.coreos.com/"),
 )
 
+// operandMarkers are the signs of NVIDIA's managers, which pause operands by these labels.
+func operandMarkers(operands []string) []knownMarker {
+	return []knownMarker{
+		// NVIDIA/k8s-driver-manager, cmd/driver-manager/main.go. It pauses operands, cordons and drains if it is told to,
+		// unloads the driver, and puts everything back. If it dies in between, the labels stay.
+		{
+			"k8s-driver-manager", pausedOperands(operands, "paused-for-driver-upgrade"), markCordons,
+			"the k8s-driver-manager sets the labels back when the driver is loaded: see the pod of nvidia-driver-daemonset on {node}",
+		},
+
+		// NVIDIA/mig-parted, pkg/mig/reconfigure/reconfigure.go. It cordons nothing. Its state label is ours too, so the
+		// label counts only when the mig-manager has written it, which goes by its program's name.
+		{
+			"mig-manager", pausedOperands(operands, "paused-for-mig-change"), markWorks,
+			"the mig-manager sets the labels back when its change is done. If it has failed or is gone, they stay so: set them to true",
+		},
+		{
+			"mig-manager", writtenBy("nvidia-mig-manager", label("nvidia.com/mig.config.state", "pending", "rebooting")), markWorks,
+			"the mig-manager sets the label to success or failed. If it is gone, the label stays so",
+		},
+	}
+}
+
 // driverUpgrade is the upgrade of a driver by NVIDIA/k8s-operator-libs, pkg/upgrade/consts.go and common_manager.go. The
 // GPU Operator calls its driver "gpu" (cmd/gpu-operator/main.go), the Network Operator "ofed" (main.go).
 //
@@ -305,12 +312,12 @@ func deletion(byKarpenter bool) finder {
 	}
 }
 
-// pausedOperands are labels of the GPU Operator's operands that contain the value.
-func pausedOperands(value string) finder {
+// pausedOperands are those of the labels that contain the value.
+func pausedOperands(operands []string, value string) finder {
 	return func(node *corev1.Node) (string, time.Time) {
 		var labels []string
-		for key, v := range node.Labels {
-			if strings.HasPrefix(key, deployPrefix) && strings.Contains(v, value) {
+		for _, key := range operands {
+			if strings.Contains(node.Labels[key], value) {
 				labels = append(labels, key)
 			}
 		}

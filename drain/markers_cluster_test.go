@@ -28,7 +28,7 @@ func TestClusterTakesEverySignOfAnotherTool(t *testing.T) {
 				t.Errorf("deleting node %s: %v", created.Name, err)
 			}
 		})
-		if diff := cmp.Diff(s.marker(), drain.Markers(created), exceptAdvice); diff != "" {
+		if diff := cmp.Diff(s.marker(), drain.Markers(created, operands), exceptAdvice); diff != "" {
 			t.Errorf("Markers of %s (-want +got):\n%s", s.sign, diff)
 		}
 	}
@@ -40,11 +40,11 @@ func TestClusterTellsTheMIGManagersStateFromOurs(t *testing.T) {
 	const pending = `{"metadata":{"labels":{"nvidia.com/mig.config.state":"pending"}}}`
 	theirs := mustPatchNode(t, client, name, "nvidia-mig-manager", pending)
 	want := []drain.Marker{{Tool: "mig-manager", Sign: "label nvidia.com/mig.config.state=pending"}}
-	if diff := cmp.Diff(want, drain.Markers(theirs), exceptAdvice); diff != "" {
+	if diff := cmp.Diff(want, drain.Markers(theirs, operands), exceptAdvice); diff != "" {
 		t.Errorf("Markers (-want +got):\n%s", diff)
 	}
 	mustPatchNode(t, client, name, "gpuslice-agent", `{"metadata":{"labels":{"nvidia.com/mig.config.state":"success"}}}`)
-	if got := drain.Markers(mustPatchNode(t, client, name, "gpuslice-agent", pending)); got != nil {
+	if got := drain.Markers(mustPatchNode(t, client, name, "gpuslice-agent", pending), operands); got != nil {
 		t.Errorf("Markers of our own state are %+v, want none", got)
 	}
 }

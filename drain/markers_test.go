@@ -156,10 +156,13 @@ func (s seen) marker() []drain.Marker {
 
 var exceptAdvice = cmpopts.IgnoreFields(drain.Marker{}, "Done")
 
+// operands are the labels that the settings name.
+var operands = []string{deployPlugin, deployDCGM, deployClient}
+
 func TestMarkersNameTheToolThatIsAtWork(t *testing.T) {
 	for _, s := range signs() {
 		t.Run(s.tool+" "+s.sign, func(t *testing.T) {
-			got := drain.Markers(node(s.on))
+			got := drain.Markers(node(s.on), operands)
 			if diff := cmp.Diff(s.marker(), got, exceptAdvice); diff != "" {
 				t.Fatalf("Markers (-want +got):\n%s", diff)
 			}
@@ -188,7 +191,7 @@ func TestMarkersNameWhoeverDeletesTheNode(t *testing.T) {
 		{"nobody, though Karpenter would like to know", node(func(n *corev1.Node) { n.Finalizers = []string{"karpenter.sh/termination"} }), nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if diff := cmp.Diff(c.want, drain.Markers(c.node), exceptAdvice); diff != "" {
+			if diff := cmp.Diff(c.want, drain.Markers(c.node, operands), exceptAdvice); diff != "" {
 				t.Errorf("Markers (-want +got):\n%s", diff)
 			}
 		})
@@ -221,6 +224,7 @@ func TestMarkersDoNotCountWhatStaysAfterwards(t *testing.T) {
 		"a MIG change that is over":                      both(labelOf("nvidia.com/mig.config.state", "success"), labelOf(deployPlugin, "true")),
 		"a MIG change of an unknown writer":              labelOf("nvidia.com/mig.config.state", "pending"),
 		"an operand that somebody keeps away":            labelOf(deployPlugin, "false"),
+		"a label of no operand":                          both(labelOf("nvidia.com/gpu.deploy.anything", "paused-for-driver-upgrade"), labelOf("nvidia.com/gpu.deploy.more", "paused-for-mig-change")),
 		"a paused label of somebody else's":              labelOf("example.com/plugin", "paused-for-mig-change"),
 		"an administrator's cordon":                      both(cordoned, tainted(cordonTaint, foreignTaint)),
 		"ourselves": both(
@@ -230,7 +234,7 @@ func TestMarkersDoNotCountWhatStaysAfterwards(t *testing.T) {
 		),
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := drain.Markers(node(on)); got != nil {
+			if got := drain.Markers(node(on), operands); got != nil {
 				t.Errorf("Markers are %+v, want none", got)
 			}
 		})
@@ -242,13 +246,13 @@ func TestMarkersKnowTheMIGManagersStateByItsWriter(t *testing.T) {
 		return managed(by, `{"f:metadata":{"f:labels":{"f:nvidia.com/mig.config.state":{}}}}`, cordonTime.Time)
 	}
 	for _, state := range []string{"pending", "rebooting"} {
-		got := drain.Markers(node(labelOf("nvidia.com/mig.config.state", state), writer("kubelet"), writer("nvidia-mig-manager")))
+		got := drain.Markers(node(labelOf("nvidia.com/mig.config.state", state), writer("kubelet"), writer("nvidia-mig-manager")), operands)
 		want := []drain.Marker{{Tool: "mig-manager", Sign: "label nvidia.com/mig.config.state=" + state}}
 		if diff := cmp.Diff(want, got, exceptAdvice); diff != "" {
 			t.Errorf("Markers (-want +got):\n%s", diff)
 		}
 	}
-	if got := drain.Markers(node(labelOf("nvidia.com/mig.config.state", "failed"), writer("nvidia-mig-manager"))); got != nil {
+	if got := drain.Markers(node(labelOf("nvidia.com/mig.config.state", "failed"), writer("nvidia-mig-manager")), operands); got != nil {
 		t.Errorf("Markers of a change that has failed are %+v, want none", got)
 	}
 }
@@ -271,7 +275,7 @@ func TestMarkersOfSeveralToolsAreSortedAndShort(t *testing.T) {
 			Done: "kured takes the annotation away after the reboot. If the node was rebooted by somebody else, it stays: kubectl annotate node n1 weave.works/kured-reboot-in-progress-",
 		},
 	}
-	if diff := cmp.Diff(want, drain.Markers(n)); diff != "" {
+	if diff := cmp.Diff(want, drain.Markers(n, operands)); diff != "" {
 		t.Errorf("Markers (-want +got):\n%s", diff)
 	}
 }

@@ -131,6 +131,8 @@ type Timeouts struct {
 	Unit Duration `json:"unit,omitempty"`
 	// Until a reboot that was asked for has happened.
 	Reboot Duration `json:"reboot,omitempty"`
+	// Until people are told to look at an upgrade of the driver that is not over.
+	DriverUpgrade Duration `json:"driverUpgrade,omitempty"`
 }
 
 // Retry is what happens to a step that fails for a cause that may pass.

@@ -1,0 +1,95 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain"
+)
+
+// makeWay lets go of the driver while it is being upgraded: the kernel does not unload one that a process has open. Only labels of operands
+// say so: any other is no business of the driver manager.
+func (a *Agent) makeWay(ctx context.Context, seen *observed) error {
+	node := seen.node
+	// It stands behind an underscore where the operand was paused before, by us too.
+	i := slices.IndexFunc(a.settings.Operands, func(key string) bool { return strings.HasSuffix(node.Labels[key], config.PausedForDriverUpgrade) })
+	if i < 0 {
+		a.upgrading = time.Time{}
+		return nil
+	}
+	key := a.settings.Operands[i]
+	seen.upgraded = fmt.Sprintf("label %s=%s", key, node.Labels[key])
+	if a.upgrading.IsZero() {
+		a.upgrading = a.now()
+	}
+	call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.DriverCall)
+	defer cancel()
+	if err := a.driver.Release(call); err != nil {
+		return err
+	}
+	wait := &Waiting{
+		Reason: config.ReasonDriverNotLoaded, After: driverRetry, Since: a.upgrading,
+		Message: fmt.Sprintf("the driver is being upgraded, as %s says; nothing is done until that is over", seen.upgraded),
+	}
+	until := a.upgrading.Add(a.settings.Timeouts.DriverUpgrade)
+	if a.clock.Now().Before(until) {
+		wait.Until, wait.Then = until, "people have to look why it is not over"
+		return wait
+	}
+	wait.Advice = fmt.Sprintf("that is longer than %s: see the pod of the driver, or of its manager, on this node; if neither upgrades it any more: "+
+		"kubectl label node %s %s=true --overwrite", a.settings.Timeouts.DriverUpgrade, a.node, key)
+	return wait
+}
+
+// giveWay gives the node back while the driver is being upgraded, which may have no end: the label is anybody's who may write labels. What
+// the change owes stays in the journal, and the change is begun again after the upgrade. Who else relies on the cordon keeps it, and so do
+// people who have said so.
+func (a *Agent) giveWay(ctx context.Context, seen observed) {
+	others := seen.tools(func(m drain.Marker) bool { return m.Cordons && m.Tool != toolDriverManager })
+	_, kept := seen.node.Annotations[config.AnnotationKeepCordoned]
+	if seen.upgraded == "" || kept || len(others) > 0 {
+		return
+	}
+	var err error
+	switch who, _, cordoned := drain.Cordoner(seen.node); {
+	case seen.journal != nil && seen.journal.Cordoned:
+		err = a.unfence(ctx, seen)
+	case seen.journal == nil && (seen.fenced || cordoned && who == FieldManager):
+		uncordon := cordoned && !seen.foreignCordon()
+		err = a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return a.fence.Lift(node, uncordon) })
+	default:
+		return
+	}
+	if err != nil {
+		a.log.Warn("giving the node back while the driver is being upgraded", zap.Error(err))
+		return
+	}
+	a.eventf(seen.node, corev1.EventTypeNormal, config.ReasonDriverNotLoaded,
+		"node given back while the driver is being upgraded, as %s says; what was begun goes on after that", seen.upgraded)
+}
+
+// unfence gives the node back and leaves the journal, so that nothing is forgotten.
+func (a *Agent) unfence(ctx context.Context, seen observed) error {
+	j := *seen.journal
+	uncordon := !seen.foreignCordon()
+	j.Cordoned = false
+	var startup []corev1.Taint // it was not ready before the change either
+	if j.Startup != nil {
+		startup = append(startup, j.Startup.taint())
+	}
+	seen.gives = true
+	if _, err := a.recorded(ctx, seen, j, func(node *corev1.Node, text string) ([]byte, error) {
+		return a.fence.Park(node, text, uncordon, startup...)
+	}); err != nil {
+		return err
+	}
+	a.leavePool(ctx, seen)
+	return nil
+}

@@ -1,0 +1,142 @@
+package agent_test
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/test/gpusim"
+)
+
+func (w *world) upgrade(operand string, on bool) {
+	w.t.Helper()
+	w.edit(func(n *corev1.Node) {
+		if on {
+			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelOperandPrefix+operand, config.PausedForDriverUpgrade)
+		} else {
+			delete(n.Labels, config.LabelOperandPrefix+operand)
+		}
+	})
+}
+
+func (w *world) schedulable() bool {
+	n := w.node()
+	return !n.Spec.Unschedulable && len(n.Spec.Taints) == 0
+}
+
+// opens fails the test if pods may not come to the node in a minute.
+func (w *world) opens() {
+	w.t.Helper()
+	w.spend(time.Minute)
+	if n := w.node(); !w.schedulable() {
+		w.t.Fatalf("unschedulable %t, taints %v; %s", n.Spec.Unschedulable, n.Spec.Taints, w.condition().Message)
+	}
+}
+
+// The upgrade may have no end, and anybody who may write labels can say that there is one.
+func TestTheNodeIsGivenBackWhileTheDriverIsUpgraded(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		name  string
+		until func(w *world) bool
+		less  int // GPU instances that there are by then
+	}{
+		{"before a GPU is touched", func(w *world) bool { return w.node().Spec.Unschedulable }, 1},
+		{"while the GPUs are cut", func(w *world) bool { return len(w.snapshot()[0].Instances) == 3 }, 4},
+		{"while the capacity is awaited", func(w *world) bool { return w.condition().Reason == string(config.ReasonAwaitingCapacity) }, 8},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				w.label("all-1g.10gb")
+				w.passes("the middle", func() bool { return row.until(w) })
+				w.upgrade("dcgm", true)
+				w.opens()
+				if n := len(w.snapshot()[0].Instances); n >= row.less {
+					t.Errorf("the GPUs were changed meanwhile: %d instances", n)
+				}
+				w.spend(2 * time.Hour)
+				if !w.schedulable() {
+					t.Error("the node did not stay open")
+				}
+				w.upgrade("dcgm", false)
+				w.reach("all-1g.10gb")
+			})
+		})
+	}
+}
+
+// What is on the way back goes on with that.
+func TestAnUndoGoesOnAfterTheUpgradeOfTheDriver(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.converge("all-3g.40gb")
+		before := w.snapshot()[0].Geometry().String()
+		w.fail(gpusim.CreateGpuInstanceWithPlacement)
+		w.label("all-1g.10gb")
+		w.passes("the way back", func() bool { return strings.Contains(w.node().Annotations[config.AnnotationJournal], `"undo"`) })
+		w.upgrade("dcgm", true)
+		w.opens()
+		w.upgrade("dcgm", false)
+		w.settle(config.ReasonHardwareFailure)
+		w.givenBack()
+		if after := w.snapshot()[0].Geometry().String(); after != before {
+			t.Errorf("the GPUs are cut as %s, and were as %s", after, before)
+		}
+	})
+}
+
+func TestAnUpgradeOfTheDriverLeavesACordonThatIsNotOurs(t *testing.T) {
+	t.Parallel()
+	for name, also := range map[string]func(n *corev1.Node){
+		"one from before the change":  nil,
+		"one that another tool needs": func(n *corev1.Node) { metav1.SetMetaDataAnnotation(&n.ObjectMeta, "talos.dev/cordoned", "true") },
+		"one that people want to remain": func(n *corev1.Node) {
+			metav1.SetMetaDataAnnotation(&n.ObjectMeta, config.AnnotationKeepCordoned, "yes")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				w.cordon(also == nil)
+				w.label("all-1g.10gb")
+				w.passes("the fence", func() bool { return len(w.node().Spec.Taints) > 0 })
+				if also != nil {
+					w.edit(also)
+				}
+				w.upgrade("dcgm", true)
+				w.spend(time.Hour)
+				if !w.node().Spec.Unschedulable {
+					t.Error("the cordon was lifted")
+				}
+			})
+		})
+	}
+}
+
+// What an agent has left is given back too, though nothing of it is known while the driver may not be asked.
+func TestWhatIsLeftWithoutAJournalIsOpenedWhileTheDriverIsUpgraded(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.begin("all-1g.10gb")
+		w.edit(func(n *corev1.Node) { delete(n.Annotations, config.AnnotationJournal) })
+		w.upgrade("dcgm", true)
+		w.spend(time.Minute)
+		if fenced := len(w.node().Spec.Taints) > 0; fenced {
+			who, _, _ := drain.Cordoner(w.node())
+			t.Errorf("our taint is left; cordoned by %q", who)
+		}
+		w.upgrade("dcgm", false)
+		w.reach("all-1g.10gb")
+	})
+}
