@@ -119,6 +119,7 @@ type Agent struct {
 
 	attempts     map[string]attempt   // of steps that fail
 	done         map[string]int       // how often each step on the hardware has succeeded since a step of another kind
+	unpicked     unpicked             // configs of the device plugin that nothing asks for
 	agreed       int                  // looks in a row at which the capacity was right
 	agreedAt     time.Time            // the last of them
 	verifying    time.Time            // when the present wait for capacity began

@@ -45,8 +45,12 @@ func (a *Agent) desired(ctx context.Context, seen *observed) (wish, error) {
 	if seen.journal != nil && seen.journal.Plugin != nil {
 		a.observePlugin(ctx, seen)
 	}
-	if err := seen.withdrawn(want); err != nil || want.name == "" {
+	if err := seen.withdrawn(want); err != nil {
 		return want, err
+	}
+	if want.name == "" {
+		seen.unpicked = a.unpickedConfigs(ctx, seen)
+		return want, nil
 	}
 	wishes := map[nvml.UUID]nvml.Wish{}
 	if want.label != config.LabelDevicePluginConfig {

@@ -65,7 +65,7 @@ func diagnose(e evidence) Diagnosis {
 		At: e.now, Agent: e.agent, Kubelet: e.kubeletSeen, Cordon: e.cordon, Owed: e.owed(), Left: e.leftover, Others: e.others,
 		Taints: e.taints(), Pods: e.podsSeen(), Processes: e.processes, Operands: e.paused, Capacity: e.capacity, Unseen: e.unseen,
 		Failed: e.status.Failed,
-		GPUs:   GPUsSeen{Asked: e.want.name, Label: e.want.label, Now: statusGPUs(e.gpus)},
+		GPUs:   GPUsSeen{Asked: e.want.name, Label: e.want.label, Now: statusGPUs(e.gpus), Unasked: e.unpicked},
 		Causes: []Finding{},
 	}
 	if e.node != nil {

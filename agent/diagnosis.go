@@ -126,6 +126,7 @@ type OperandSeen struct {
 
 // GPUsSeen is what the labels ask for, and what is left to do.
 type GPUsSeen struct {
+	Unasked string      `json:"unasked,omitempty"` // which configs of the device plugin there are that nothing asks for
 	Asked   string      `json:"asked,omitempty"`
 	Label   string      `json:"label,omitempty"`
 	Refused string      `json:"refused,omitempty"` // why it cannot be

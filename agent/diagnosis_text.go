@@ -284,6 +284,9 @@ func (d Diagnosis) gpus() []string {
 	case d.Node != "":
 		out = append(out, "no config is asked for")
 	}
+	if g.Unasked != "" {
+		out = append(out, g.Unasked)
+	}
 	for _, now := range g.Now {
 		out = append(out, now.String())
 	}

@@ -48,6 +48,7 @@ type observed struct {
 	drainable []drain.Pod    // pods that have to leave before a reboot
 	operands  []corev1.Pod   // device plugin pods
 	daemons   []corev1.Pod   // control daemons of MPS
+	unpicked  string         // which configs of the device plugin there are that nothing asks for, where nothing is asked for
 	rivals    string         // why it is not known which of the device plugins counts; empty if it is
 	plugin    pluginConfig   // looked at only where anything is asked of it, or owed to it
 	pauses    []drain.Operand

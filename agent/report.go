@@ -180,7 +180,11 @@ func atRest(seen observed, want wish) report {
 	if want.name == "" {
 		r := report{
 			phase: PhaseIdle, ready: corev1.ConditionTrue, reason: config.ReasonNoWish,
-			message: fmt.Sprintf("no config is asked for by label %s; the GPUs are left as they are", config.LabelMIGConfig) + cordonOfOthers(seen),
+			message: fmt.Sprintf("no config is asked for by label %s, %s or %s; the GPUs are left as they are",
+				config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig) + cordonOfOthers(seen),
+		}
+		if seen.unpicked != "" {
+			r.message += "; " + seen.unpicked
 		}
 		if state := config.State(seen.node.Labels[config.LabelMIGConfigState]); state == config.StatePending || state == config.StateRebooting {
 			r.state = config.StateFailed // what was asked for has not come: tools that wait for it must not wait for ever

@@ -1,0 +1,73 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// unpickedFor is how long it is not looked again which configs of the device plugin there are, on a node that is asked for nothing: that
+// costs the API server a read.
+const unpickedFor = 5 * time.Minute
+
+// unpicked is what was found at the last look for configs of the device plugin that nothing asks for.
+type unpicked struct {
+	at   time.Time
+	text string
+}
+
+// unpickedConfigs says which configs of the device plugin there are of which this node gets none, and how it is given one; empty if there
+// are none, or if it has one. Who has written a config and sees no replicas has named it nowhere.
+func (a *Agent) unpickedConfigs(ctx context.Context, seen *observed) string {
+	if now := a.clock.Now(); a.unpicked.at.IsZero() || now.Sub(a.unpicked.at) >= unpickedFor || now.Before(a.unpicked.at) {
+		a.unpicked = unpicked{at: now, text: a.lookForConfigs(ctx, seen)}
+	}
+	return a.unpicked.text
+}
+
+func (a *Agent) lookForConfigs(ctx context.Context, seen *observed) string {
+	a.observePlugin(ctx, seen)
+	p := seen.plugin
+	if p.way == "" {
+		return ""
+	}
+	ref, byDefault := a.settings.DevicePlugin.ConfigMap, "devicePlugin.defaultConfig of the settings"
+	namespace, name := ref.Namespace, ref.Name
+	var files map[string]string
+	if m := p.manager; m != nil {
+		if p.text != "" || m.fallback != "" || m.lost != nil || m.picksOne() {
+			return ""
+		}
+		namespace, name, byDefault = m.namespace, m.configMap, "devicePlugin.config.default of the GPU Operator's ClusterPolicy"
+		files = m.files
+	} else {
+		var err error
+		if files, err = a.configFiles(ctx, namespace, name); err != nil {
+			return ""
+		}
+	}
+	var keys []string
+	for _, key := range slices.Sorted(maps.Keys(files)) {
+		if !strings.HasPrefix(key, ownKey) && len(validation.IsValidLabelValue(key)) == 0 {
+			keys = append(keys, key)
+		}
+	}
+	if len(keys) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("ConfigMap %s/%s has configs of the device plugin, and none of them is picked for this node: set label %s to a key of it (%s), or set %s",
+		namespace, name, config.LabelDevicePluginConfig, listed(keys), byDefault)
+}
+
+// picksOne reports whether the config manager takes one of the ConfigMap's keys for a node without the label.
+func (m *configManager) picksOne() bool {
+	_, named := m.files[fallbackNameKey]
+	return slices.Contains(m.otherwise, fallbackNamed) && named || slices.Contains(m.otherwise, fallbackSingle) && len(m.files) == 1
+}

@@ -1,0 +1,102 @@
+package agent_test
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	k8stesting "k8s.io/client-go/testing"
+
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// withoutDefault has the config managers of the node know no default, as the GPU Operator deploys them where its ClusterPolicy names none.
+func (w *world) withoutDefault(fallbacks string) {
+	w.client.PrependReactor("create", "pods", func(action k8stesting.Action) (bool, runtime.Object, error) {
+		pod, ok := action.(k8stesting.CreateAction).GetObject().(*corev1.Pod)
+		if !ok {
+			return false, nil, nil
+		}
+		for i, c := range pod.Spec.Containers {
+			for j, env := range c.Env {
+				if env.Name == "DEFAULT_CONFIG" {
+					pod.Spec.Containers[i].Env[j] = corev1.EnvVar{Name: "FALLBACK_STRATEGIES", Value: fallbacks}
+				}
+			}
+		}
+		return false, nil, nil
+	})
+}
+
+// "Replicas not showing up": a config is there, and nothing names it. The condition and the diagnosis say what would.
+func TestConfigsOfThePluginThatNothingAsksForAreNamed(t *testing.T) {
+	t.Parallel()
+	const four = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n"
+	keys := map[string]string{"any": four, "tesla-t4": four, "gpuslice-0123456789ab": four, "not a label": four}
+	for name, test := range map[string]struct {
+		begin func(w *world)
+		want  []string
+	}{
+		"the GPU Operator without a default": {
+			func(w *world) {
+				w.managed()
+				w.withoutDefault("empty")
+				w.setPluginConfigs("kube-system", "plugin-configs", keys)
+			},
+			[]string{
+				"ConfigMap kube-system/plugin-configs has configs of the device plugin, and none of them is picked for this node",
+				"set label nvidia.com/device-plugin.config to a key of it (any; tesla-t4)", "devicePlugin.config.default of the GPU Operator's ClusterPolicy",
+			},
+		},
+		"a plugin with a file of the host": {
+			func(w *world) {
+				w.shares()
+				w.settings.DevicePlugin.ConfigMap = config.ConfigMapName{Namespace: "gpuslice", Name: "device-plugin-config"}
+				w.restart()
+				w.setPluginConfigs("gpuslice", "device-plugin-config", keys)
+			},
+			[]string{"ConfigMap gpuslice/device-plugin-config has configs", "to a key of it (any; tesla-t4)", "devicePlugin.defaultConfig of the settings"},
+		},
+		"a default":                 {func(w *world) { w.managed() }, nil},
+		"a key that is the default": {func(w *world) { w.managed(); w.withoutDefault("named,single") }, nil},
+		"a ConfigMap without a key": {func(w *world) {
+			w.managed()
+			w.withoutDefault("empty")
+			w.setPluginConfigs("kube-system", "plugin-configs", nil)
+		}, nil},
+		"a file, and no such configs": {func(w *world) { w.shares() }, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				test.begin(w)
+				if w.pluginFile == "" {
+					w.manage()
+				}
+				w.within(5, nil, func() bool { return len(w.offered) > 0 })
+				w.restart() // what it has seen before the plugin came is forgotten
+				c := w.settle(config.ReasonNoWish)
+				said := w.agent.Diagnose(t.Context(), true).String()
+				for _, label := range []string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig} {
+					if !strings.Contains(c.Message, label) {
+						t.Errorf("the node says %q, without label %s", c.Message, label)
+					}
+				}
+				for _, text := range test.want {
+					if !strings.Contains(c.Message, text) {
+						t.Errorf("the node says %q, want %q in it", c.Message, text)
+					}
+					if !strings.Contains(said, text) {
+						t.Errorf("the diagnosis says %q, want %q in it", said, text)
+					}
+				}
+				if test.want == nil && (strings.Contains(c.Message, "ConfigMap") || strings.Contains(said, "ConfigMap")) {
+					t.Errorf("the node says %q, the diagnosis %q", c.Message, said)
+				}
+			})
+		})
+	}
+}
