@@ -244,7 +244,7 @@ func TestProfilesMayHaveWindowsOfTheirOwn(t *testing.T) {
 		t.Errorf("error %v, windows (-want +got):\n%s", err, diff)
 	}
 	_, err = config.ParseProfiles([]byte(profilesHead + "profiles: {a: {windows: [{days: [Sun], start: '02:00'}]}, b: {sharing: none, windows: []}}"))
-	wrong := `profile "a": asks for nothing: it must have at least one of mig, sharing, labels and taints
+	wrong := `profile "a": asks for nothing: it must have at least one of mig, sharing, migStrategy, labels and taints
 profile "a", windows[0].duration: "" must be a duration with its unit, like "90s" or "1h30m"
 profile "b", windows: must be a list of at least one window: leave it out where there is none, or write a freeze for never`
 	if err == nil || err.Error() != wrong {

@@ -175,7 +175,7 @@ func TestProfilesAreRefused(t *testing.T) {
 		},
 		"that say nothing": {
 			file: profilesHead + "profiles: {mine: }",
-			want: []string{`profile "mine": asks for nothing: it must have at least one of mig, sharing, labels and taints`},
+			want: []string{`profile "mine": asks for nothing: it must have at least one of mig, sharing, migStrategy, labels and taints`},
 		},
 		"that are no mapping": {
 			file: profilesHead + "profiles: {mine: [], yours: all}",
