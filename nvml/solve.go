@@ -14,7 +14,7 @@ type Solution struct {
 	Create  []Placed // what is missing
 }
 
-// Solve finds places for the wanted MIG devices, counted by their names ("1g.10gb", "1c.3g.40gb").
+// Solve finds places for the wanted MIG devices, counted by their names ("1g.10gb", "1c.3g.40gb"), at most MaxDevices each.
 //
 // Of all arrangements that the GPU admits it takes the one that destroys the fewest busy instances, then the fewest
 // instances, then the fewest memory slices, then the one with the fewest instances, then the one that stands lowest.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -206,8 +207,28 @@ func TestSolveExplainsTheImpossible(t *testing.T) {
 		},
 		{
 			"far too many of one", h100(),
-			map[string]int{"1g.10gb": 1 << 62},
-			"at most 7x 1g.10gb fit, not 4611686018427387904; possible: 7x 1g.10gb",
+			map[string]int{"1g.10gb": nvml.MaxDevices},
+			"at most 7x 1g.10gb fit, not 1000; possible: 7x 1g.10gb",
+		},
+		{
+			"more than is counted", h100(),
+			map[string]int{"1g.10gb": math.MaxInt},
+			"1g.10gb: 9223372036854775807 is more than any GPU holds; give at most 1000",
+		},
+		{
+			"more than is counted, beside a part of the same", h100(),
+			map[string]int{"3g.40gb": math.MaxInt, "1c.3g.40gb": 1},
+			"3g.40gb: 9223372036854775807 is more than any GPU holds; give at most 1000",
+		},
+		{
+			"more than is counted by two spellings", h100(),
+			map[string]int{"1g.10gb": math.MaxInt, "1c.1g.10gb": 1},
+			"1g.10gb: 9223372036854775807 is more than any GPU holds; give at most 1000",
+		},
+		{
+			"too many by two spellings of what is counted each", h100(),
+			map[string]int{"3g.40gb": nvml.MaxDevices, "3c.3g.40gb": 1},
+			"3g.40gb: 1000 is more than any GPU holds; give at most 1000",
 		},
 		{
 			"too many parts", h100(),
@@ -605,36 +626,74 @@ func FuzzSolve(f *testing.F) {
 	f.Add(uint64(1), "3g.40gb", 2, "1g.10gb", 1)
 	f.Add(uint64(2), "1c.3g.40gb", 4, "1g.10gb.me", 1)
 	f.Add(uint64(3), "9g.999gb", -1, "", 0)
+	f.Add(uint64(1), "1g.10gb", math.MaxInt, "1c.1g.10gb", 1)
+	f.Add(uint64(5), "3g.40gb", math.MaxInt, "1c.3g.40gb", 1)
 	f.Fuzz(func(t *testing.T, seed uint64, name string, n int, other string, m int) {
 		r := rand.New(rand.NewPCG(seed, 0))
-		g := crowd(r, []nvml.GPU{a100(), h100(), a30(), sixteen()}[r.IntN(4)])
-		wish := map[string]int{name: n, other: m}
-		s, err := nvml.Solve(g, wish)
-		if err != nil {
-			if err.Error() == "" {
-				t.Error("an empty reason")
-			}
-			return
-		}
-		for i, p := range s.Target {
-			if i > 0 && s.Target[i-1].End() > p.Start {
-				t.Errorf("%v stands on %v", p, s.Target[i-1])
-			}
-		}
-		var devices int
-		for _, p := range s.Target {
-			devices += len(p.Devices())
-		}
-		if wanted := wish[name] + wish[other]; name != other && devices != wanted {
-			t.Errorf("%v has %d devices, want %d", s.Target, devices, wanted)
-		}
-		if got := len(s.Keep) + len(s.Destroy); got != len(g.Instances) {
-			t.Errorf("%d instances are kept or destroyed, of %d", got, len(g.Instances))
-		}
-		if got := len(s.Keep) + len(s.Create); got != len(s.Target) {
-			t.Errorf("%d instances are kept or created, of %d", got, len(s.Target))
-		}
+		solveAnything(t, crowd(r, someGPU(r)), map[string]int{name: n, other: m})
 	})
+}
+
+// FuzzSolveCounts asks a GPU for what it has, in counts of any size.
+func FuzzSolveCounts(f *testing.F) {
+	f.Add(uint64(1), 2, 1, 0)
+	f.Add(uint64(2), math.MaxInt, 1, 1)
+	f.Add(uint64(3), math.MaxInt/2+1, math.MaxInt/2+1, 0)
+	f.Add(uint64(4), nvml.MaxDevices, nvml.MaxDevices, nvml.MaxDevices)
+	f.Fuzz(func(t *testing.T, seed uint64, first, second, third int) {
+		r := rand.New(rand.NewPCG(seed, 0))
+		g := someGPU(r)
+		wish := map[string]int{}
+		for _, n := range []int{first, second, third} {
+			p := g.Profiles[r.IntN(len(g.Profiles))]
+			name := p.Name
+			if len(p.Compute) > 0 && r.IntN(2) == 0 {
+				name = p.Compute[r.IntN(len(p.Compute))].Name + "." + name
+			}
+			wish[name] = n
+		}
+		solveAnything(t, crowd(r, g), wish)
+	})
+}
+
+func someGPU(r *rand.Rand) nvml.GPU {
+	return []nvml.GPU{a100(), h100(), a30(), sixteen()}[r.IntN(4)]
+}
+
+// solveAnything demands an answer to any wish at all: a reason, or a solution that has what is wished and nothing else.
+func solveAnything(t *testing.T, g nvml.GPU, wish map[string]int) {
+	t.Helper()
+	s, err := nvml.Solve(g, wish)
+	if err != nil {
+		if err.Error() == "" {
+			t.Error("an empty reason")
+		}
+		return
+	}
+	for i, p := range s.Target {
+		if i > 0 && s.Target[i-1].End() > p.Start {
+			t.Errorf("%v stands on %v", p, s.Target[i-1])
+		}
+	}
+	var devices, wanted int
+	for _, p := range s.Target {
+		devices += len(p.Devices())
+	}
+	for name, n := range wish {
+		if n > nvml.MaxDevices {
+			t.Errorf("%d of %s are granted", n, name)
+		}
+		wanted += n
+	}
+	if devices != wanted {
+		t.Errorf("%v has %d devices, want %d", s.Target, devices, wanted)
+	}
+	if got := len(s.Keep) + len(s.Destroy); got != len(g.Instances) {
+		t.Errorf("%d instances are kept or destroyed, of %d", got, len(g.Instances))
+	}
+	if got := len(s.Keep) + len(s.Create); got != len(s.Target) {
+		t.Errorf("%d instances are kept or created, of %d", got, len(s.Target))
+	}
 }
 
 func BenchmarkSolve(b *testing.B) {

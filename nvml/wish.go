@@ -8,6 +8,10 @@ import (
 	"strings"
 )
 
+// MaxDevices is the most MIG devices of one name that a wish may ask of a GPU. The largest GPU known holds 7, so that a wish
+// for more than this is a slip; and what is bounded can be added up and multiplied without overflow.
+const MaxDevices = 1000
+
 // wanted is one line of a wish: so many MIG devices of one name.
 type wanted struct {
 	profile Profile
@@ -44,6 +48,9 @@ func readWish(g GPU, devices map[string]int) ([]wanted, *Impossible) {
 		if at < 0 {
 			wish = append(wish, w)
 			at = len(wish) - 1
+		}
+		if count > MaxDevices-wish[at].count {
+			return nil, &Impossible{Reason: fmt.Sprintf("%s: %d is more than any GPU holds; give at most %d", name, count, MaxDevices)}
 		}
 		wish[at].count += count
 	}

@@ -110,7 +110,7 @@ func locateInDevices(raw json.RawMessage) *config.InvalidError {
 	if err := json.Unmarshal(raw, &devices); err != nil {
 		return &config.InvalidError{Field: field, Value: string(raw), Want: `must be a mapping of names to whole numbers, {"1g.10gb": 7}`}
 	}
-	total := 0
+	counted := false
 	for _, name := range slices.Sorted(maps.Keys(devices)) {
 		if _, err := config.DeviceName(name); err != nil {
 			return &config.InvalidError{Field: field, Value: strconv.Quote(name), Want: err.Error()}
@@ -118,9 +118,9 @@ func locateInDevices(raw json.RawMessage) *config.InvalidError {
 		if n := devices[name]; n < 0 {
 			return &config.InvalidError{Field: field, Value: fmt.Sprintf("%q: %d", name, n), Want: "is negative"}
 		}
-		total += devices[name]
+		counted = counted || devices[name] > 0
 	}
-	if len(devices) > 0 && total == 0 {
+	if len(devices) > 0 && !counted {
 		return &config.InvalidError{Field: field, Value: string(raw), Want: "counts nothing: for MIG mode without instances write {}"}
 	}
 	return nil

@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // upstream serialises calls into mig-parted, which fills package variables without a lock when it checks a profile's
@@ -113,6 +114,8 @@ func decode(doc []byte) (spec.Spec, error) {
 	return spec.Spec{}, fmt.Errorf("reading MIG configs: %w", refused)
 }
 
+var tooMany = fmt.Sprintf("is more than any GPU holds: give at most %d", nvml.MaxDevices)
+
 func checkName(name string) error {
 	wrong := &config.InvalidError{Field: "mig-configs", Value: strconv.Quote(name)}
 	if name == "" {
@@ -169,9 +172,13 @@ func ruleOf(written spec.MigConfigSpec) (config.MIGRule, []*config.InvalidError)
 	}
 	for _, name := range slices.Sorted(maps.Keys(written.MigDevices)) {
 		canonical, err := config.DeviceName(name)
-		if err != nil {
+		n := written.MigDevices[name]
+		switch {
+		case err != nil:
 			refuse("mig-devices", strconv.Quote(name), err.Error())
-		} else if n := written.MigDevices[name]; n > 0 {
+		case n > nvml.MaxDevices-rule.Devices[canonical]:
+			refuse("mig-devices", fmt.Sprintf("%q: %d", name, n), tooMany)
+		case n > 0:
 			rule.Devices[canonical] += n
 		}
 	}

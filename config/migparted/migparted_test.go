@@ -194,6 +194,19 @@ func TestParseRefuses(t *testing.T) {
 			file: rule("{devices: all, mig-enabled: true, mig-devices: {1g.10gb: -1}}"),
 			want: `config "mine", rule 1, mig-devices: "1g.10gb": -1 is negative`,
 		},
+		"more than any GPU holds": {
+			file: rule("{devices: all, mig-enabled: true, mig-devices: {3g.40gb: 9223372036854775807, 1c.3g.40gb: 1}}"),
+			want: `config "mine", rule 1, mig-devices: "3g.40gb": 9223372036854775807 is more than any GPU holds: give at most 1000`,
+		},
+		"more than any GPU holds, by two spellings": {
+			file: rule("{devices: all, mig-enabled: true, mig-devices: {3g.40gb: 9223372036854775807, 3c.3g.40gb: 9223372036854775807}}"),
+			want: `config "mine", rule 1, mig-devices: "3c.3g.40gb": 9223372036854775807 is more than any GPU holds: give at most 1000` + "\n" +
+				`config "mine", rule 1, mig-devices: "3g.40gb": 9223372036854775807 is more than any GPU holds: give at most 1000`,
+		},
+		"more than a number holds": {
+			file: rule("{devices: all, mig-enabled: true, mig-devices: {3g.40gb: 9223372036854775808}}"),
+			want: `config "mine", rule 1, mig-devices: {"3g.40gb":9223372036854775808} must be a mapping of names to whole numbers, {"1g.10gb": 7}`,
+		},
 		"counts of nothing": {
 			file: rule("{devices: all, mig-enabled: true, mig-devices: {1g.10gb: 0}}"),
 			want: `config "mine", rule 1, mig-devices: {"1g.10gb":0} counts nothing: for MIG mode without instances write {}`,

@@ -1,6 +1,7 @@
 package node_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -187,6 +188,46 @@ mig-configs:
 			}
 		})
 	}
+}
+
+// A count that no sum holds must not hang the agent: it says so, and goes on with the next wish.
+func TestAnEndlessCountIsRefusedAndTheNextWishObeyed(t *testing.T) {
+	t.Parallel()
+	const wish = `version: v1
+mig-configs:
+  endless:
+    - devices: all
+      mig-enabled: true
+      mig-devices: %s
+`
+	r := newRig(t, oneA100, "migConfigMap: {name: endless}\n")
+	r.configMap("endless", fmt.Sprintf(wish, "{3g.40gb: 9223372036854775807, 1c.3g.40gb: 1}"))
+	r.awaitOffered("nvidia.com/gpu", 1)
+	r.run()
+	refused := func(reason config.Reason, says string) {
+		n := r.awaitReason(reason)
+		if !strings.Contains(condition(n).Message, says) {
+			t.Errorf("the message does not say %q: %s", says, condition(n).Message)
+		}
+		if got := n.Labels[config.LabelMIGConfigState]; got != string(config.StateFailed) {
+			t.Errorf("state label is %q, want failed", got)
+		}
+		r.givenBack(n)
+	}
+	r.label(config.LabelMIGConfig, "endless")
+	refused(config.ReasonInvalidCatalog, "9223372036854775807 is more than any GPU holds")
+
+	edit, err := json.Marshal(map[string]any{"data": map[string]string{"config.yaml": fmt.Sprintf(wish, "{3g.40gb: 1000, 1g.10gb: 1}")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.client.CoreV1().ConfigMaps("gpuslice").Patch(t.Context(), "endless", types.MergePatchType, edit, metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	refused(config.ReasonImpossibleGeometry, "at most 2x 3g.40gb fit, not 1000")
+
+	r.label(config.LabelMIGConfig, "all-balanced")
+	r.givenBack(r.awaitConverged("all-balanced"))
 }
 
 // Placed greedily at 0, the 3g would leave room for one 2g alone.
