@@ -23,6 +23,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/document"
 )
 
 // PluginConfigs reads and writes config files of NVIDIA's device plugin.
@@ -198,7 +199,7 @@ func managerOf(pod corev1.Pod) *configManager {
 func (a *Agent) readPluginFile(p *pluginConfig) {
 	p.told = a.readTold()
 	maps.Copy(p.told, a.toldReaders)
-	text, err := os.ReadFile(filepath.Clean(a.pluginFile))
+	text, err := document.ReadFile(a.pluginFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		p.now = &config.PluginConfig{Sharing: config.Sharing{Strategy: config.SharingNone}}
 		return
@@ -228,7 +229,7 @@ const toldFile = ".told"
 // readTold is who was told to read the plugin's config file, by any agent of this node.
 func (a *Agent) readTold() map[types.UID]string {
 	told := map[types.UID]string{}
-	text, err := os.ReadFile(filepath.Clean(a.pluginFile + toldFile))
+	text, err := document.ReadFile(a.pluginFile + toldFile)
 	if err == nil {
 		err = json.Unmarshal(text, &told)
 	}

@@ -232,7 +232,7 @@ func (r *reading) isOfItsHost(g nvml.GPU, rule MIGRule) bool {
 	if rule.All {
 		r.virtual = append(r.virtual, g)
 	} else {
-		r.errs = append(r.errs, r.virtualGPU([]nvml.GPU{g}))
+		r.errs = AddMistake(r.errs, r.virtualGPU([]nvml.GPU{g}))
 	}
 	return true
 }
@@ -250,7 +250,7 @@ func (r *reading) refuse(number int, wrong *InvalidError) {
 	if field, ok := inProfiles[wrong.Field]; ok && r.profile != "" {
 		wrong.Field = field
 	}
-	r.errs = append(r.errs, wrong)
+	r.errs = AddMistake(r.errs, wrong)
 }
 
 // The fields of a rule, in mig-parted's format, that a node may turn out not to fit.

@@ -95,7 +95,7 @@ func (c *checks) devicePlugin(in devicePluginInputs) DevicePlugin {
 		DefaultConfig: string(in.DefaultConfig),
 	}
 	if len(in.Namespaces) == 0 {
-		*c = append(*c, &InvalidError{Field: field + ".namespaces", Value: "[]", Want: "must name at least one namespace"})
+		c.add(&InvalidError{Field: field + ".namespaces", Value: "[]", Want: "must name at least one namespace"})
 	}
 	if d.ConfigMap.Namespace != "" {
 		c.all(field+".configMap.namespace", d.ConfigMap.Namespace, validation.IsDNS1123Label(d.ConfigMap.Namespace))
@@ -127,7 +127,7 @@ func (c *checks) mps(in mpsInputs) MPS {
 func (c *checks) podSelector(section string, in list, whose string) []labels.Selector {
 	field := section + ".podSelector"
 	if len(in) == 0 {
-		*c = append(*c, &InvalidError{Field: field, Value: "[]", Want: "must have at least one label selector"})
+		c.add(&InvalidError{Field: field, Value: "[]", Want: "must have at least one label selector"})
 	}
 	return c.selectors(field, in, whose)
 }

@@ -252,11 +252,11 @@ func (c *checks) drainRule(at string, in drainRuleInputs) DrainRule {
 	if in.Selector != "" {
 		rule.Selector = c.selector(at+".selector", in.Selector, "the pods that it is about")
 	} else if len(in.Namespaces) == 0 {
-		*c = append(*c, &InvalidError{Field: at, Want: `fits every pod: write "namespaces", "selector" or both`})
+		c.add(&InvalidError{Field: at, Want: `fits every pod: write "namespaces", "selector" or both`})
 	}
 	switch {
 	case rule.Action == DrainWait && in.For == "":
-		*c = append(*c, &InvalidError{Field: at + ".for", Want: `must say how long is waited, like "8h"`})
+		c.add(&InvalidError{Field: at + ".for", Want: `must say how long is waited, like "8h"`})
 	case rule.Action == DrainWait:
 		rule.For = c.duration(at+".for", in.For, minWait, maxWait)
 	case rule.Action != "" && in.For != "":

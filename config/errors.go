@@ -16,27 +16,71 @@ type InvalidError struct {
 	Want    string // what is allowed, or what to do: "is not a GPU of this node: they are 0 to 7"
 }
 
-// Error names the place, the value and what is allowed.
+// maxMistakes is how many mistakes of a file are told. Whoever has mended a hundred looks again.
+const maxMistakes = 100
+
+// AddMistake adds what is wrong about a file to what was found so far. Of more than a hundred mistakes only the number is
+// kept, as the last error: "and 2900 more".
+func AddMistake(found []error, err error) []error {
+	further := moreMistakesError(1)
+	if more, ok := err.(moreMistakesError); ok { //nolint:errorlint // it is never wrapped
+		further = more
+	}
+	if len(found) == 0 {
+		return []error{err}
+	}
+	last := len(found) - 1
+	if more, ok := found[last].(moreMistakesError); ok { //nolint:errorlint // it is never wrapped
+		found[last] = more + further
+		return found
+	}
+	if len(found) >= maxMistakes {
+		err = further
+	}
+	return append(found, err)
+}
+
+// moreMistakesError stands for those that are not told.
+type moreMistakesError int
+
+func (n moreMistakesError) Error() string { return fmt.Sprintf("and %d more", int(n)) }
+
+// The longest that is quoted of what is written in a file, and that is said about it, in bytes. Names and values that are
+// right are shorter.
+const (
+	maxQuoted = 256
+	maxSaid   = 1024
+)
+
+// cut shortens a text that is too long to be read in a message.
+func cut(text string, most int) string {
+	if len(text) <= most {
+		return text
+	}
+	return strings.ToValidUTF8(text[:most], "") + "…"
+}
+
+// Error names the place, the value and what is allowed. What is long is cut.
 func (e *InvalidError) Error() string {
 	var at []string
 	if e.Config != "" {
-		at = append(at, fmt.Sprintf("config %q", e.Config))
+		at = append(at, fmt.Sprintf("config %q", cut(e.Config, maxQuoted)))
 	}
 	rule := "rule"
 	if e.Profile != "" {
-		at, rule = append(at, fmt.Sprintf("profile %q", e.Profile)), "mig entry"
+		at, rule = append(at, fmt.Sprintf("profile %q", cut(e.Profile, maxQuoted))), "mig entry"
 	}
 	if e.Rule > 0 {
 		at = append(at, fmt.Sprintf("%s %d", rule, e.Rule))
 	}
 	if e.Field != "" {
-		at = append(at, e.Field)
+		at = append(at, cut(e.Field, maxQuoted))
 	}
 	place := strings.Join(at, ", ")
 	if e.Value == "" {
-		return fmt.Sprintf("%s: %s", place, e.Want)
+		return fmt.Sprintf("%s: %s", place, cut(e.Want, maxSaid))
 	}
-	return fmt.Sprintf("%s: %s %s", place, e.Value, e.Want)
+	return fmt.Sprintf("%s: %s %s", place, cut(e.Value, maxQuoted), cut(e.Want, maxSaid))
 }
 
 // Reason is ReasonInvalidCatalog.

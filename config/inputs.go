@@ -9,7 +9,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/labels"
 	strict "sigs.k8s.io/json"
-	"sigs.k8s.io/yaml"
+
+	"github.com/gpuslice/gpuslice/config/document"
 )
 
 // inputs is a settings file laid over the defaults, not yet checked. Values are as people wrote them, so that a message
@@ -226,7 +227,7 @@ func inputsOfKey(k ConfigMapKey) configMapInputs {
 // decode lays a settings file over the inputs. Fields that do not exist are returned as unknown; the rest is still read,
 // so that all that is wrong can be said at once.
 func (in *inputs) decode(text []byte) (unknown, err error) {
-	doc, err := yaml.YAMLToJSONStrict(text)
+	doc, err := document.JSON(text)
 	if err != nil {
 		return nil, fmt.Errorf("reading YAML: %w", err)
 	}

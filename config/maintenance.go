@@ -12,8 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"sigs.k8s.io/yaml"
 
+	"github.com/gpuslice/gpuslice/config/document"
 	"github.com/gpuslice/gpuslice/config/window"
 )
 
@@ -92,7 +92,7 @@ func (m Maintenance) For(node *corev1.Node) Pool {
 // The error joins everything that is wrong: one *InvalidError for each value that is not allowed. A file with a mistake says
 // nothing: what is left of one could open where its author closed.
 func ParseMaintenance(text []byte) (Maintenance, error) {
-	doc, err := yaml.YAMLToJSONStrict(text)
+	doc, err := document.JSON(text)
 	if err != nil {
 		return Maintenance{}, fmt.Errorf("reading maintenance as YAML: %w", err)
 	}
@@ -148,7 +148,7 @@ func (c *checks) pools(field string, raw json.RawMessage, others Pool) []Pool {
 	}
 	var entries []json.RawMessage
 	if json.Unmarshal(raw, &entries) != nil {
-		*c = append(*c, &InvalidError{Field: field, Want: `must be a list of pools with "name" and "selector"`})
+		c.add(&InvalidError{Field: field, Want: `must be a list of pools with "name" and "selector"`})
 	}
 	var out []Pool
 	for i, entry := range entries {
@@ -174,7 +174,7 @@ func (c *checks) pool(at string, raw json.RawMessage, others Pool) Pool {
 	p.Name = string(in.Name)
 	// It is a part of the name of a Lease, and people type it.
 	if p.Name == "" {
-		*c = append(*c, &InvalidError{Field: at + ".name", Want: "is missing: name the pool, like research"})
+		c.add(&InvalidError{Field: at + ".name", Want: "is missing: name the pool, like research"})
 	} else {
 		c.all(at+".name", p.Name, validation.IsDNS1123Label(p.Name))
 	}
@@ -210,7 +210,7 @@ func (c *checks) nodeSelector(field string, text scalar) labels.Selector {
 		c.refuse(field, string(text), fmt.Sprintf("is none: %s: %v", forms, err))
 		return labels.Nothing()
 	case selector.Empty():
-		*c = append(*c, &InvalidError{Field: field, Want: "is missing or empty: " + forms})
+		c.add(&InvalidError{Field: field, Want: "is missing or empty: " + forms})
 	}
 	return selector
 }

@@ -42,7 +42,7 @@ func (c *checks) nodeTaints(raw json.RawMessage) []corev1.Taint {
 	const field = "taints"
 	var entries []json.RawMessage
 	if !absent(raw) && json.Unmarshal(raw, &entries) != nil {
-		*c = append(*c, &InvalidError{Field: field, Want: `must be a list of entries with "key", "value" and "effect"`})
+		c.add(&InvalidError{Field: field, Want: `must be a list of entries with "key", "value" and "effect"`})
 	}
 	var taints []corev1.Taint
 	for i, entry := range entries {

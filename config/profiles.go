@@ -15,8 +15,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	strict "sigs.k8s.io/json"
-	"sigs.k8s.io/yaml"
 
+	"github.com/gpuslice/gpuslice/config/document"
 	"github.com/gpuslice/gpuslice/config/window"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -46,7 +46,7 @@ type Profile struct {
 // and entries. A file with a mistake has no profiles: half a catalog would let a label mean something else than its
 // author sees.
 func ParseProfiles(text []byte) (map[string]Profile, error) {
-	doc, err := yaml.YAMLToJSONStrict(text)
+	doc, err := document.JSON(text)
 	if err != nil {
 		return nil, fmt.Errorf("reading profiles as YAML: %w", err)
 	}
@@ -152,7 +152,7 @@ func profileOf(raw json.RawMessage) (Profile, checks) {
 		c.refuse("description", string(in.Description), "must be text")
 	}
 	if absent(in.MIG) && absent(in.Sharing) && in.MIGStrategy == "" && empty(in.Labels) && empty(in.Taints) {
-		c = append(c, &InvalidError{Want: "asks for nothing: it must have at least one of mig, sharing, migStrategy, labels and taints"})
+		c.add(&InvalidError{Want: "asks for nothing: it must have at least one of mig, sharing, migStrategy, labels and taints"})
 	}
 	p.MIG = c.migRules(in.MIG)
 	p.Sharing = c.profileSharing(in.Sharing)
@@ -179,7 +179,7 @@ func (c *checks) migRules(raw json.RawMessage) MIGConfig {
 	}
 	var entries []json.RawMessage
 	if json.Unmarshal(raw, &entries) != nil || len(entries) == 0 {
-		*c = append(*c, &InvalidError{Field: "mig", Want: `must be a list of at least one entry with "gpus" and "enabled"`})
+		c.add(&InvalidError{Field: "mig", Want: `must be a list of at least one entry with "gpus" and "enabled"`})
 	}
 	var rules MIGConfig
 	for i, entry := range entries {
@@ -194,7 +194,7 @@ func (c *checks) migRules(raw json.RawMessage) MIGConfig {
 func (c *checks) noMIG(rules MIGConfig) {
 	for i, rule := range rules {
 		if rule.MIG {
-			*c = append(*c, &InvalidError{
+			c.add(&InvalidError{
 				Rule: i + 1, Field: "enabled", Value: `"true"`, Want: "does not go with mps: NVIDIA's device plugin has no MPS on MIG; share by timeSlicing",
 			})
 		}
@@ -228,16 +228,16 @@ func migRuleOf(raw json.RawMessage) (MIGRule, checks) {
 	var gpus selectorInputs
 	var rule MIGRule
 	if absent(in.GPUs) {
-		c = append(c, &InvalidError{Field: "gpus", Want: "is missing: " + selectorForms})
+		c.add(&InvalidError{Field: "gpus", Want: "is missing: " + selectorForms})
 	} else if c.mapping("gpus", in.GPUs, &gpus) {
 		c.gpuSelectors(gpus, &rule)
 	}
 	rule.MIG = c.oneOf("enabled", in.Enabled, "true", "false") == "true"
 	switch {
 	case in.Enabled == "false" && !absent(in.Instances):
-		c = append(c, &InvalidError{Field: "instances", Want: "cannot be had where enabled is false"})
+		c.add(&InvalidError{Field: "instances", Want: "cannot be had where enabled is false"})
 	case in.Enabled == "true" && absent(in.Instances):
-		c = append(c, &InvalidError{
+		c.add(&InvalidError{
 			Field: "instances", Want: "is missing, and needed where enabled is true: for MIG mode without instances write {}",
 		})
 	case in.Enabled == "true":
@@ -260,7 +260,7 @@ func (c *checks) gpuSelectors(in selectorInputs, rule *MIGRule) {
 	selects := !rule.All || in.Model != nil || in.DeviceFilter != nil
 	switch {
 	case in.All == "" && !selects:
-		*c = append(*c, &InvalidError{Field: "gpus", Want: "selects no GPU: " + selectorForms})
+		c.add(&InvalidError{Field: "gpus", Want: "selects no GPU: " + selectorForms})
 	case in.All != "" && in.All != "true":
 		c.refuse("gpus.all", string(in.All), "must be true, or left out")
 	case in.All == "true" && selects:
@@ -289,7 +289,7 @@ func (c *checks) instances(raw json.RawMessage) map[string]int {
 // eachOf reads the values of a selector, each in its one form, and refuses one that is there twice.
 func eachOf[T comparable](c *checks, field string, in oneOrMore, read func(string) (T, error)) []T {
 	if in != nil && len(in) == 0 {
-		*c = append(*c, &InvalidError{Field: field, Value: "[]", Want: "selects no GPU: give at least one, or leave it out"})
+		c.add(&InvalidError{Field: field, Value: "[]", Want: "selects no GPU: give at least one, or leave it out"})
 	}
 	var out []T
 	for i, text := range in {
@@ -398,7 +398,7 @@ func (c *checks) mapping(field string, raw json.RawMessage, into any) bool {
 			wrong.Field = within(field, mismatch.Field)
 			wrong.Want = fmt.Sprintf("must be %s, not %s", form, forms[mismatch.Value])
 		}
-		*c = append(*c, wrong)
+		c.add(wrong)
 		return false
 	}
 	for _, u := range unknown {
@@ -407,7 +407,7 @@ func (c *checks) mapping(field string, raw json.RawMessage, into any) bool {
 			wrong.Field = within(field, at.FieldPath())
 			wrong.Want = "is no field here: they are " + strings.Join(fieldsOf(into), ", ")
 		}
-		*c = append(*c, wrong)
+		c.add(wrong)
 	}
 	return true
 }
@@ -444,7 +444,7 @@ func (c *checks) in(profile string, wrong checks) {
 		if invalid, ok := errors.AsType[*InvalidError](err); ok {
 			invalid.Profile = profile
 		}
-		*c = append(*c, err)
+		c.add(err)
 	}
 }
 
@@ -454,6 +454,6 @@ func (c *checks) atEntry(number int, wrong checks) {
 		if invalid, ok := errors.AsType[*InvalidError](err); ok {
 			invalid.Rule = number
 		}
-		*c = append(*c, err)
+		c.add(err)
 	}
 }

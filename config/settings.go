@@ -3,7 +3,6 @@ package config
 import (
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -12,6 +11,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/gpuslice/gpuslice/config/document"
 )
 
 // The kind of the settings file.
@@ -223,7 +224,7 @@ func Default() Settings {
 
 // Load reads a settings file.
 func Load(path string) (Settings, error) {
-	text, err := os.ReadFile(filepath.Clean(path))
+	text, err := document.ReadFile(path)
 	if err != nil {
 		return Settings{}, fmt.Errorf("reading settings: %w", err)
 	}
@@ -302,8 +303,10 @@ func (in inputs) settings() (Settings, error) {
 // checks collects what is wrong about the inputs. Each method gives the checked value, or zero if it is refused.
 type checks []error
 
+func (c *checks) add(err error) { *c = AddMistake(*c, err) }
+
 func (c *checks) refuse(field, value, want string) {
-	*c = append(*c, &InvalidError{Field: field, Value: strconv.Quote(value), Want: want})
+	c.add(&InvalidError{Field: field, Value: strconv.Quote(value), Want: want})
 }
 
 func (c *checks) oneOf(field string, value scalar, allowed ...string) string {

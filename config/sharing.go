@@ -90,12 +90,12 @@ func (c *checks) profileSharing(raw json.RawMessage) *Sharing {
 	case string(raw) == `"`+string(SharingNone)+`"`:
 		return &Sharing{Strategy: SharingNone}
 	case json.Unmarshal(raw, &in) != nil:
-		*c = append(*c, &InvalidError{Field: field, Value: string(raw), Want: `must be none, or a mapping with "timeSlicing" or "mps"`})
+		c.add(&InvalidError{Field: field, Value: string(raw), Want: `must be none, or a mapping with "timeSlicing" or "mps"`})
 		return nil
 	}
 	s := c.sharing(raw, false)
 	if in.TimeSlicing == nil && in.MPS == nil {
-		*c = append(*c, &InvalidError{Field: field, Want: "must have timeSlicing or mps; for GPUs that are not shared write none"})
+		c.add(&InvalidError{Field: field, Want: "must have timeSlicing or mps; for GPUs that are not shared write none"})
 	}
 	return &s
 }
@@ -128,7 +128,7 @@ func (c *checks) sharing(raw json.RawMessage, plugins bool) Sharing {
 	}
 	switch {
 	case in.TimeSlicing != nil && in.MPS != nil:
-		*c = append(*c, &InvalidError{
+		c.add(&InvalidError{
 			Field: field, Want: "has both timeSlicing and mps, which exclude each other: NVIDIA's device plugin would take mps without a word",
 		})
 		c.replicated(field+".timeSlicing", in.TimeSlicing, SharingTimeSlicing, plugins)
@@ -154,7 +154,7 @@ func (c *checks) replicated(field string, raw json.RawMessage, strategy SharingS
 	}
 	var entries []json.RawMessage
 	if absent(in.Resources) || json.Unmarshal(in.Resources, &entries) != nil || len(entries) == 0 {
-		*c = append(*c, &InvalidError{Field: field + ".resources", Want: `must be a list of at least one entry with "name" and "replicas"`})
+		c.add(&InvalidError{Field: field + ".resources", Want: `must be a list of at least one entry with "name" and "replicas"`})
 	}
 	for i, entry := range entries {
 		c.shared(fmt.Sprintf("%s.resources[%d]", field, i), entry, &s, plugins)

@@ -46,7 +46,7 @@ type sharingCheck struct {
 }
 
 func (c *sharingCheck) refuse(reason Reason, subject, format string, args ...any) {
-	c.errs = append(c.errs, &SharingError{Subject: subject, Problem: fmt.Sprintf(format, args...), reason: reason})
+	c.errs = AddMistake(c.errs, &SharingError{Subject: subject, Problem: fmt.Sprintf(format, args...), reason: reason})
 }
 
 // virtual refuses GPUs that are not this node's to share.

@@ -40,7 +40,7 @@ func (c *checks) windows(field string, raw json.RawMessage) []window.Window {
 	}
 	var entries []json.RawMessage
 	if json.Unmarshal(raw, &entries) != nil || len(entries) == 0 {
-		*c = append(*c, &InvalidError{Field: field, Want: "must be a list of at least one window: leave it out where there is none, or write a freeze for never"})
+		c.add(&InvalidError{Field: field, Want: "must be a list of at least one window: leave it out where there is none, or write a freeze for never"})
 	}
 	var out []window.Window
 	for i, entry := range entries {
@@ -67,7 +67,7 @@ func (c *checks) window(at string, raw json.RawMessage) window.Window {
 		return w
 	}
 	if in.NotBefore == "" || in.NotAfter == "" {
-		*c = append(*c, &InvalidError{Field: at, Want: `must have "days", "start" and "duration", or "notBefore" and "notAfter" to be open once`})
+		c.add(&InvalidError{Field: at, Want: `must have "days", "start" and "duration", or "notBefore" and "notAfter" to be open once`})
 	}
 	for _, only := range []struct {
 		field string
@@ -87,7 +87,7 @@ func (c *checks) freezes(field string, raw json.RawMessage) []window.Freeze {
 	}
 	var entries []json.RawMessage
 	if json.Unmarshal(raw, &entries) != nil {
-		*c = append(*c, &InvalidError{Field: field, Want: `must be a list of freezes with "from" and "to"`})
+		c.add(&InvalidError{Field: field, Want: `must be a list of freezes with "from" and "to"`})
 	}
 	var out []window.Freeze
 	for i, entry := range entries {
@@ -116,7 +116,7 @@ func (c *checks) order(field string, value scalar, start string, from, to time.T
 // weekdays checks names of days, in English, in full or by their first three letters.
 func (c *checks) weekdays(field string, in oneOrMore) []time.Weekday {
 	if in != nil && len(in) == 0 {
-		*c = append(*c, &InvalidError{Field: field, Value: "[]", Want: "has no day, so that the window would never open: write at least one, like Fri"})
+		c.add(&InvalidError{Field: field, Value: "[]", Want: "has no day, so that the window would never open: write at least one, like Fri"})
 	}
 	var out []time.Weekday
 	for i, text := range in {
@@ -164,7 +164,7 @@ func (c *checks) instant(field string, value scalar) time.Time {
 	t, err := time.Parse(time.RFC3339, string(value))
 	switch {
 	case value == "":
-		*c = append(*c, &InvalidError{Field: field, Want: `is missing: write a date with its time and zone, like "2026-12-20T22:00:00Z"`})
+		c.add(&InvalidError{Field: field, Want: `is missing: write a date with its time and zone, like "2026-12-20T22:00:00Z"`})
 	case err != nil:
 		c.refuse(field, string(value), `must be a date with its time and zone, like "2026-12-20T22:00:00Z" or "2026-12-20T23:00:00+01:00"`)
 	}

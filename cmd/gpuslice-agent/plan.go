@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,6 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/document"
 	"github.com/gpuslice/gpuslice/config/migparted"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/nvml/lib"
@@ -94,7 +94,7 @@ func read[T any](path string, parse func([]byte) (T, error)) (T, error) {
 	if path == "" {
 		return none, nil
 	}
-	data, err := os.ReadFile(path)
+	data, err := document.ReadFile(path)
 	if err != nil {
 		return none, fmt.Errorf("reading configs: %w", err)
 	}

@@ -22,6 +22,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
+	"github.com/gpuslice/gpuslice/config/document"
 	"github.com/gpuslice/gpuslice/config/migparted"
 )
 
@@ -284,6 +285,9 @@ func (v *validation) content(at string, text []byte, top map[string]any) {
 
 // mappingOf reads the fields of a document. One that is empty has none.
 func mappingOf(text []byte) (map[string]any, error) {
+	if err := document.CheckManifest(text); err != nil {
+		return nil, fmt.Errorf("reading YAML: %w", err)
+	}
 	var top map[string]any
 	if err := yaml.Unmarshal(text, &top); err != nil {
 		return nil, fmt.Errorf("reading YAML: %w", err)

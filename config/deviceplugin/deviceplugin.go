@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/document"
 )
 
 // version is the only one of the format.
@@ -29,7 +30,7 @@ const version = "v1"
 //
 // The error joins one *config.InvalidError for each mistake.
 func Parse(text []byte) (config.PluginConfig, error) {
-	doc, err := yaml.YAMLToJSONStrict(text)
+	doc, err := document.JSON(text)
 	if err != nil {
 		return config.PluginConfig{}, fmt.Errorf("reading a device plugin config as YAML: %w", err)
 	}
@@ -40,7 +41,7 @@ func Parse(text []byte) (config.PluginConfig, error) {
 	read := config.PluginConfig{MIGStrategy: config.MIGStrategy(textOf(flags["migStrategy"])), MPSRoot: textOf(flags["mpsRoot"])}
 	read.Sharing, err = config.ParseSharing(top["sharing"])
 	if err != nil {
-		c = append(c, err)
+		c.add(err)
 	}
 	if read.Sharing.Strategy == config.SharingMPS && read.MIGStrategy == config.MIGStrategyMixed {
 		c.refuse("flags.migStrategy", flags["migStrategy"], "does not go with mps: the device plugin ends at once on both")
@@ -73,7 +74,7 @@ var strategies = map[config.SharingStrategy]string{
 // base, which may be empty; what the agent does not know is kept.
 func Render(base []byte, s config.Sharing, strategy config.MIGStrategy) ([]byte, error) {
 	doc := map[string]any{}
-	if err := yaml.Unmarshal(base, &doc); err != nil {
+	if err := document.Into(base, &doc); err != nil {
 		return nil, fmt.Errorf("reading the device plugin config to change: %w", err)
 	}
 	if was, ok := doc["version"]; ok && was != nil && was != "" && was != version {

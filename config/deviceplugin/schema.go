@@ -15,8 +15,10 @@ import (
 // checks collects what is wrong with a file.
 type checks []error
 
+func (c *checks) add(err error) { *c = config.AddMistake(*c, err) }
+
 func (c *checks) refuse(field string, value json.RawMessage, want string) {
-	*c = append(*c, &config.InvalidError{Field: field, Value: string(value), Want: want})
+	c.add(&config.InvalidError{Field: field, Value: string(value), Want: want})
 }
 
 // check looks at the value of one field. No value is as if the field were not there.

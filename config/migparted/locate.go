@@ -35,13 +35,13 @@ func locate(doc []byte) []error {
 	for _, name := range slices.Sorted(maps.Keys(configs)) {
 		var rules []json.RawMessage
 		if err := json.Unmarshal(configs[name], &rules); err != nil || len(rules) == 0 {
-			errs = append(errs, &config.InvalidError{Config: name, Want: `must be a list of at least one rule with "devices" and "mig-enabled"`})
+			errs = config.AddMistake(errs, &config.InvalidError{Config: name, Want: `must be a list of at least one rule with "devices" and "mig-enabled"`})
 			continue
 		}
 		for i, rule := range rules {
 			for _, wrong := range locateInRule(rule) {
 				wrong.Config, wrong.Rule = name, i+1
-				errs = append(errs, wrong)
+				errs = config.AddMistake(errs, wrong)
 			}
 		}
 	}

@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/document"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -33,7 +34,7 @@ var upstream sync.Mutex
 // The error joins one *config.InvalidError for each mistake, in the order of names and rules. A file with a mistake has
 // no configs: half a catalog would let a label mean something else than its author sees.
 func Parse(text []byte) (map[string]config.MIGConfig, error) {
-	doc, err := yaml.YAMLToJSONStrict(text)
+	doc, err := document.JSON(text)
 	if err != nil {
 		return nil, fmt.Errorf("reading MIG configs as YAML: %w", err)
 	}
@@ -49,14 +50,14 @@ func Parse(text []byte) (map[string]config.MIGConfig, error) {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(file.MigConfigs)) {
 		if err := checkName(name); err != nil {
-			errs = append(errs, err)
+			errs = config.AddMistake(errs, err)
 		}
 		var rules config.MIGConfig
 		for i, written := range file.MigConfigs[name] {
 			rule, wrong := ruleOf(written)
 			for _, w := range wrong {
 				w.Config, w.Rule = name, i+1
-				errs = append(errs, w)
+				errs = config.AddMistake(errs, w)
 			}
 			rules = append(rules, rule)
 		}
@@ -168,19 +169,25 @@ func ruleOf(written spec.MigConfigSpec) (config.MIGRule, []*config.InvalidError)
 	}
 
 	if written.MigEnabled {
-		rule.Devices = map[string]int{}
+		rule.Devices = countsOf(written.MigDevices, refuse)
 	}
-	for _, name := range slices.Sorted(maps.Keys(written.MigDevices)) {
+	return rule, wrong
+}
+
+// countsOf adds up the spellings of each device.
+func countsOf(written types.MigConfig, refuse func(field, value, want string)) map[string]int {
+	counts := map[string]int{}
+	for _, name := range slices.Sorted(maps.Keys(written)) {
 		canonical, err := config.DeviceName(name)
-		n := written.MigDevices[name]
+		n := written[name]
 		switch {
 		case err != nil:
 			refuse("mig-devices", strconv.Quote(name), err.Error())
-		case n > nvml.MaxDevices-rule.Devices[canonical]:
+		case n > nvml.MaxDevices-counts[canonical]:
 			refuse("mig-devices", fmt.Sprintf("%q: %d", name, n), tooMany)
 		case n > 0:
-			rule.Devices[canonical] += n
+			counts[canonical] += n
 		}
 	}
-	return rule, wrong
+	return counts
 }
