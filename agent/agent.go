@@ -23,6 +23,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/alive"
 	"github.com/gpuslice/gpuslice/agent/fleet"
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/pluginfile"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -102,7 +103,7 @@ type Agent struct {
 	settings  config.Settings
 
 	pluginConfigs PluginConfigs
-	pluginFile    string
+	pluginFile    *pluginfile.File
 
 	wall    clock.PassiveClock // the host's, for windows alone
 	clock   *steady
@@ -175,8 +176,9 @@ func New(o Options) *Agent {
 			JournalKey:      config.AnnotationJournal,
 			KeepCordonedKey: config.AnnotationKeepCordoned,
 		},
-		pluginConfigs: o.Plugin, pluginFile: cmp.Or(o.PluginFile, o.Settings.DevicePlugin.ConfigFile),
-		attempts: map[string]attempt{}, done: map[string]int{}, waits: map[string]time.Time{}, started: map[string]start{}, foundFree: map[string]time.Time{},
+		pluginConfigs: o.Plugin,
+		pluginFile:    pluginfile.New(cmp.Or(o.PluginFile, o.Settings.DevicePlugin.ConfigFile), o.Settings.DevicePlugin.ConfigFile),
+		attempts:      map[string]attempt{}, done: map[string]int{}, waits: map[string]time.Time{}, started: map[string]start{}, foundFree: map[string]time.Time{},
 	}
 }
 

@@ -1,6 +1,7 @@
 package agent_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -8,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -90,6 +92,123 @@ func TestAProfileTellsThePluginTheStrategyThatNothingElseDoes(t *testing.T) {
 			t.Errorf("key %q says:\n%s", key, text)
 		}
 	})
+}
+
+// TestPromise1APluginOfAFileThatIsToldNoStrategyIsNotGuessed: what its file does not say, and its pod is not told, is nowhere.
+func TestPromise1APluginOfAFileThatIsToldNoStrategyIsNotGuessed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.settings.DevicePlugin.ConfigMap = config.ConfigMapName{Namespace: "gpuslice", Name: "device-plugin-config"}
+		w.shares()
+		const name = "device-plugin-config"
+		w.setPluginConfigs("gpuslice", name, map[string]string{"plain": "version: v1\n"})
+		w.turn()
+		w.pod("train", w.devices()["nvidia.com/gpu"][0])
+		w.edit(func(n *corev1.Node) {
+			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelMIGConfig, "all-1g.10gb")
+			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelDevicePluginConfig, "plain")
+		})
+		if !w.within(300, nil, func() bool { return w.condition().Reason == string(config.ReasonWrongMIGStrategy) || w.owed() }) {
+			t.Fatal("nothing is said:", w.condition())
+		}
+		c := w.condition()
+		if w.owed() || w.node().Spec.Unschedulable || !w.runs("train") || !strings.Contains(c.Message, "flags.migStrategy") {
+			t.Errorf("something was begun, or it does not say what to do; %s: %s", c.Reason, c.Message)
+		}
+		w.setPluginConfigs("gpuslice", name, map[string]string{"plain": "version: v1\nflags: {migStrategy: mixed}\n"})
+		w.passes("what is asked for now", func() bool { return w.condition().Reason == string(config.ReasonConverged) && !w.owed() })
+	})
+}
+
+// small is a folder on a file system of its own, of a few pages.
+func small(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
+		t.Skipf("no file system can be mounted here: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// fill leaves no room in the folder.
+func fill(t *testing.T, dir string) (empty func()) {
+	t.Helper()
+	path := filepath.Join(dir, "full")
+	if err := os.WriteFile(path, make([]byte, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+	return func() {
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestAFullFolderOfThePluginsConfigDisturbsNobodyAndIsNamed(t *testing.T) {
+	t.Parallel()
+	dir := small(t)
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.shares()
+		w.pluginFile = filepath.Join(dir, "config.yaml")
+		w.restart()
+		w.profile("two")
+		w.reach("two")
+		w.pod("train", string(w.snapshot()[0].UUID)+"::1")
+		empty := fill(t, dir)
+		w.profile("alone")
+		w.spend(3 * time.Hour)
+		c := w.condition()
+		if folder := filepath.Dir(w.settings.DevicePlugin.ConfigFile); !strings.Contains(c.Message, "folder "+folder+" ") {
+			t.Errorf("it does not say which folder is full: %s: %s", c.Reason, c.Message)
+		}
+		if w.owed() || w.node().Spec.Unschedulable || !w.runs("train") {
+			t.Errorf("something was begun; %s: %s", c.Reason, c.Message)
+		}
+		empty()
+		w.reach("alone")
+	})
+}
+
+// There, it is neither undone nor kept, and on the way back neither.
+func TestAFolderThatFillsInTheMiddleOfAChangeNeitherUndoesNorKeepsIt(t *testing.T) {
+	t.Parallel()
+	for name, broken := range map[string]bool{"": false, " and back": true} {
+		t.Run("there"+name, func(t *testing.T) {
+			t.Parallel()
+			dir := small(t)
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				w.shares()
+				w.pluginFile = filepath.Join(dir, "config.yaml")
+				w.restart()
+				w.profile("four")
+				w.reach("four")
+				w.pod("train", string(w.snapshot()[0].UUID)+"::3")
+				w.profile("two")
+				w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
+				fill(t, dir)
+				if broken {
+					w.refusesConfig = "replicas: 2"
+				}
+				if !broken {
+					w.reach("two")
+					return
+				}
+				w.settle(config.ReasonPluginFailed)
+				w.givenBack()
+				if got := w.offers(); got != "gpu=8" {
+					t.Errorf("kubelet offers %s", got)
+				}
+			})
+		})
+	}
 }
 
 // Who may write labels must not be able to stop an agent by one that no driver manager sets, and one that it has left is told.

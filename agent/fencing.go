@@ -28,6 +28,9 @@ func (a *Agent) record(ctx context.Context, seen observed, want wish, steps []pl
 			return err
 		}
 	}
+	if err := a.prepareSharing(ctx, seen, want, steps); err != nil {
+		return err
+	}
 	j, err := a.journal(seen, want, steps)
 	if err != nil {
 		return err
@@ -103,6 +106,9 @@ func (s observed) disturbed() bool {
 func (a *Agent) preflight(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
 	const before = "nothing is disturbed before "
 	if err := a.recordable(ctx, seen); err != nil {
+		return err
+	}
+	if err := a.prepareSharing(ctx, seen, want, steps); err != nil {
 		return err
 	}
 	wait := &Waiting{After: evictionRetry}
@@ -329,7 +335,7 @@ func (a *Agent) release(ctx context.Context, seen observed, want wish) error {
 		}
 	}
 	if seen.journal.Plugin != nil {
-		a.collectKey(ctx, seen)
+		a.tidySharing(ctx, seen)
 	}
 	a.learnForGood(ctx, seen, want)
 	a.kept.release(ctx, a.clock.Now())

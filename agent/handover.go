@@ -3,15 +3,13 @@ package agent
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
-	"os"
 	"path"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/google/renameio/v2"
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -19,8 +17,10 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/pluginfile"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/aside"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -119,17 +119,44 @@ func (a *Agent) writeSharing(ctx context.Context, seen observed, want wish) erro
 	if seen.plugin.manager != nil {
 		return a.setConfigLabel(ctx, seen, want)
 	}
-	if err := os.MkdirAll(filepath.Dir(a.pluginFile), 0o755); err != nil { //nolint:gosec // the plugin reads it, as any user
-		return fmt.Errorf("writing the device plugin's config: %w", err)
+	call, cancel := context.WithTimeout(ctx, hostTimeout)
+	defer cancel()
+	err := a.pluginFile.Write(call, want.plugin.text, a.clock.Now())
+	if full, is := errors.AsType[*pluginfile.NoRoomError](err); is && !want.undo && a.clock.Now().Before(a.deadline(seen, want, plan.Step{Kind: plan.WriteSharing})) {
+		return fullFolder(full, "the device plugin is given its config")
 	}
-	if err := renameio.WriteFile(a.pluginFile, []byte(want.plugin.text), 0o644); err != nil {
-		return fmt.Errorf("writing the device plugin's config: %w", err)
+	return err
+}
+
+// prepareSharing makes sure, before anything is disturbed, that the plugin can be given its config, and the former one again.
+func (a *Agent) prepareSharing(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
+	writes := slices.ContainsFunc(steps, func(s plan.Step) bool { return s.Kind == plan.WriteSharing })
+	if want.undo || !writes || seen.plugin.manager != nil || seen.touched() {
+		return nil
 	}
-	// By it is known who has started before, also where clocks of files are coarse.
-	if err := os.Chtimes(a.pluginFile, time.Time{}, a.clock.Now()); err != nil {
-		return fmt.Errorf("writing the device plugin's config: %w", err)
+	call, cancel := context.WithTimeout(ctx, hostTimeout)
+	defer cancel()
+	err := a.pluginFile.Prepare(call, want.plugin.text)
+	full, is := errors.AsType[*pluginfile.NoRoomError](err)
+	switch {
+	case is:
+		wait := fullFolder(full, "anything is disturbed")
+		wait.Since = seen.since(wait.Reason, a.now())
+		return wait
+	case aside.Hangs(err):
+		return &unseen{err}
+	case err != nil: // what else is wrong with the folder shows when the file is written, and is counted then
+		a.log.Debug("making room for the device plugin's config", zap.Error(err))
 	}
 	return nil
+}
+
+// fullFolder waits for people to make room.
+func fullFolder(full *pluginfile.NoRoomError, before string) *Waiting {
+	return &Waiting{
+		Reason: config.ReasonNoHandover, After: evictionRetry, Blockers: []string{full.Error()},
+		Message: full.Error() + "; there has to be room for the device plugin's config before " + before,
+	}
 }
 
 // setConfigLabel names another config to the plugin's config manager. That ends when it is named one that it does not see, so a key
@@ -198,6 +225,19 @@ func (a *Agent) patchConfigMap(ctx context.Context, m *configManager, key string
 	return nil
 }
 
+// tidySharing takes away what a change of the plugin's config has left.
+func (a *Agent) tidySharing(ctx context.Context, seen observed) {
+	if way := seen.journal.Plugin.Way; way != config.HandoverFile && way != config.HandoverRestart {
+		a.collectKey(ctx, seen)
+		return
+	}
+	call, cancel := context.WithTimeout(ctx, hostTimeout)
+	defer cancel()
+	if err := a.pluginFile.Tidy(call); err != nil {
+		a.log.Warn("leaving what was kept for a change of the device plugin's config", zap.Error(err))
+	}
+}
+
 // collectKey takes the key away that the node was given before by us, unless another node goes by it.
 func (a *Agent) collectKey(ctx context.Context, seen observed) {
 	former := seen.journal.Plugin
@@ -230,7 +270,7 @@ func (a *Agent) reloadPlugin(ctx context.Context, seen observed, want wish, step
 			seen.plugin.told[c.PodUID] = seen.plugin.writing()
 			a.log.Info("told to read the device plugin's config", zap.String("command", c.Command), zap.Int("pid", c.PID))
 		}
-		a.noteTold(seen.plugin)
+		a.noteTold(call, seen.plugin)
 		if err != nil || len(a.untold(seen.plugin)) == 0 {
 			return err
 		}

@@ -3,19 +3,15 @@ package agent
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
-	"os"
 	"path"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/google/renameio/v2"
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -23,7 +19,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/config/document"
+	"github.com/gpuslice/gpuslice/drain/aside"
 )
 
 // PluginConfigs reads and writes config files of NVIDIA's device plugin.
@@ -82,7 +78,7 @@ func (a *Agent) observePlugin(ctx context.Context, seen *observed) {
 	p.way, p.manager, p.why = a.wayOf(seen)
 	switch p.way {
 	case config.HandoverFile, config.HandoverRestart:
-		a.readPluginFile(p)
+		a.readPluginFile(ctx, p)
 		p.readers = slices.DeleteFunc(slices.Clone(seen.pods), func(pod corev1.Pod) bool { return ended(&pod) || !a.readsFile(&pod) || !runsReader(seen, &pod) })
 	case config.HandoverLabel, config.HandoverConfigMap:
 		a.readManaged(ctx, seen)
@@ -195,24 +191,29 @@ func managerOf(pod corev1.Pod) *configManager {
 	return nil
 }
 
-// readPluginFile reads the config file of the host. One that is not there is how a plugin runs that shares nothing.
-func (a *Agent) readPluginFile(p *pluginConfig) {
-	p.told = a.readTold()
+// readPluginFile reads the config file of the host. One that is not there is how a plugin runs that shares nothing. By one that is behind a
+// mount which does not answer nothing is decided.
+func (a *Agent) readPluginFile(ctx context.Context, p *pluginConfig) {
+	call, cancel := context.WithTimeout(ctx, hostTimeout)
+	defer cancel()
+	found, err := a.pluginFile.Read(call)
+	if p.told = found.Told; p.told == nil {
+		p.told = map[types.UID]string{}
+	}
 	maps.Copy(p.told, a.toldReaders)
-	text, err := document.ReadFile(a.pluginFile)
-	if errors.Is(err, fs.ErrNotExist) {
+	switch {
+	case aside.Hangs(err):
+		p.lost = &unseen{fmt.Errorf("the device plugin's config: %w", err)}
+		return
+	case err != nil:
+		p.lost = fmt.Errorf("the device plugin's config: %w", err)
+		return
+	case !found.Exists:
 		p.now = &config.PluginConfig{Sharing: config.Sharing{Strategy: config.SharingNone}}
 		return
 	}
-	if err != nil {
-		p.lost = fmt.Errorf("reading the device plugin's config: %w", err)
-		return
-	}
-	p.text, p.exists = string(text), true
-	if info, err := os.Stat(a.pluginFile); err == nil {
-		p.written = info.ModTime()
-	}
-	parsed, err := a.pluginConfigs.Parse(text)
+	p.text, p.exists, p.written = found.Text, true, found.Written
+	parsed, err := a.pluginConfigs.Parse([]byte(found.Text))
 	if err != nil {
 		p.lost = fmt.Errorf("reading the device plugin's config %s: %w", a.settings.DevicePlugin.ConfigFile, err)
 		return
@@ -223,25 +224,9 @@ func (a *Agent) readPluginFile(p *pluginConfig) {
 // writing is one writing of the file: who has read the same text before may have read another one since.
 func (p pluginConfig) writing() string { return hash(p.text + p.written.UTC().String()) }
 
-// toldFile is beside the plugin's config file. What it says can be lost: who was told is told again.
-const toldFile = ".told"
-
-// readTold is who was told to read the plugin's config file, by any agent of this node.
-func (a *Agent) readTold() map[types.UID]string {
-	told := map[types.UID]string{}
-	text, err := document.ReadFile(a.pluginFile + toldFile)
-	if err == nil {
-		err = json.Unmarshal(text, &told)
-	}
-	if err != nil {
-		return map[types.UID]string{}
-	}
-	return told
-}
-
 // noteTold keeps who was told, of those who are still there: in this process, and beside the file for the next one. Where there is no room
 // for that, who was told is told again.
-func (a *Agent) noteTold(p pluginConfig) {
+func (a *Agent) noteTold(ctx context.Context, p pluginConfig) {
 	kept := map[types.UID]string{}
 	for _, pod := range p.readers {
 		if what, ok := p.told[pod.UID]; ok {
@@ -249,11 +234,7 @@ func (a *Agent) noteTold(p pluginConfig) {
 		}
 	}
 	a.toldReaders = kept
-	text, err := json.Marshal(kept)
-	if err == nil {
-		err = renameio.WriteFile(a.pluginFile+toldFile, text, 0o644)
-	}
-	if err != nil {
+	if err := a.pluginFile.Tell(ctx, kept); err != nil {
 		a.log.Warn("noting who was told to read the device plugin's config: a restarted agent tells them again", zap.Error(err))
 	}
 }

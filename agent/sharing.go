@@ -42,6 +42,9 @@ func (a *Agent) sharingOf(seen *observed, profile config.Profile, after []nvml.G
 	if p.way == "" {
 		return nil, noHandover(p, len(seen.operands) == 0)
 	}
+	if p.manager == nil && isUnseen(p.lost) {
+		return nil, p.lost
+	}
 	want := &pluginWish{known: true}
 	switch {
 	case profile.Sharing != nil:
@@ -165,7 +168,7 @@ func (a *Agent) namedConfig(ctx context.Context, seen *observed, key string) (*p
 	switch {
 	case p.way == "":
 		return nil, noHandover(p, len(seen.operands) == 0)
-	case p.manager != nil && isUnseen(p.lost):
+	case isUnseen(p.lost):
 		return nil, p.lost
 	case p.manager != nil && apierrors.IsForbidden(p.lost):
 		return nil, nil // what it means is between the label and the config manager
@@ -387,10 +390,10 @@ func (a *Agent) knowsStrategy(seen observed, want wish) bool {
 		seen.node.Labels[config.LabelMIGStrategy] != ""
 }
 
-// runsUntold reports whether the device plugin is known to be told no MIG strategy at all, by which it has none: all that a config manager
-// gives it is the config.
+// runsUntold reports whether the device plugin is known to be told no MIG strategy at all, by which it has none: all that it is given
+// is the config.
 func (s observed) runsUntold(want *pluginWish) bool {
-	return s.plugin.manager != nil && len(s.operands) > 0 && want != nil && want.known && want.strategy == ""
+	return s.plugin.way != "" && len(s.operands) > 0 && want != nil && want.known && want.strategy == ""
 }
 
 // asWished are the GPUs as they will be, as far as the device plugin goes by it.

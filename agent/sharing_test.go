@@ -62,6 +62,12 @@ func (w *world) shares() {
 	w.restart()
 }
 
+// presents tells the agent how the device plugin presents MIG devices.
+func (w *world) presents(s config.MIGStrategy) {
+	w.settings.MIGStrategy = s
+	w.restart()
+}
+
 // profile asks for a profile.
 func (w *world) profile(name string) {
 	w.t.Helper()
@@ -478,6 +484,7 @@ func TestAConfigThatALabelNamesStaysWhileTheGPUsAreCut(t *testing.T) {
 		w := newWorld(t, h100)
 		w.settings.DevicePlugin.ConfigMap = config.ConfigMapName{Namespace: "gpuslice", Name: "device-plugin-config"}
 		w.shares()
+		w.presents(config.MIGStrategyMixed)
 		_, err := w.client.CoreV1().ConfigMaps("gpuslice").Create(t.Context(), &corev1.ConfigMap{
 			ObjectMeta: metav1.ObjectMeta{Name: "device-plugin-config", Namespace: "gpuslice"},
 			Data:       map[string]string{"plain": "version: v1\n"},

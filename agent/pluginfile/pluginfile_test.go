@@ -1,0 +1,181 @@
+package pluginfile_test
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuslice/gpuslice/agent/pluginfile"
+	"github.com/gpuslice/gpuslice/drain/aside"
+	"github.com/gpuslice/gpuslice/test/stalledfs"
+)
+
+const shown = "/etc/plugin/config.yaml"
+
+// small is a folder that holds a few pages, on a file system of its own.
+func small(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
+		t.Skipf("no file system can be mounted here: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// fill leaves no room in the folder.
+func fill(t *testing.T, dir string) {
+	t.Helper()
+	f, err := os.OpenFile(filepath.Join(dir, "full"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for err == nil {
+		_, err = f.Write(make([]byte, 4096))
+	}
+	if !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func says(t *testing.T, f *pluginfile.File, want string) pluginfile.Content {
+	t.Helper()
+	got, err := f.Read(t.Context())
+	if err != nil || got.Text != want || !got.Exists {
+		t.Fatalf("it says %q, exists %t, error %v; want %q", got.Text, got.Exists, err, want)
+	}
+	return got
+}
+
+func TestAFileThatIsNotThereIsNoError(t *testing.T) {
+	got, err := pluginfile.New(filepath.Join(t.TempDir(), "no", "config.yaml"), shown).Read(t.Context())
+	if err != nil || got.Exists || got.Text != "" || got.Told == nil {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+func TestWhatIsWrittenIsReadWithItsTimeAndWhoWasTold(t *testing.T) {
+	f := pluginfile.New(filepath.Join(t.TempDir(), "below", "config.yaml"), shown)
+	at := time.Date(2026, 3, 1, 2, 0, 0, 0, time.UTC)
+	must(t, f.Write(t.Context(), "one", at))
+	must(t, f.Tell(t.Context(), map[types.UID]string{"pod": "hash"}))
+	if got := says(t, f, "one"); !got.Written.Equal(at) || !maps.Equal(got.Told, map[types.UID]string{"pod": "hash"}) {
+		t.Errorf("written %s, told %v", got.Written, got.Told)
+	}
+}
+
+// A full folder must be found out before pods are evicted, and by its name.
+func TestAFullFolderIsNamed(t *testing.T) {
+	dir := small(t)
+	f := pluginfile.New(filepath.Join(dir, "config.yaml"), shown)
+	must(t, f.Write(t.Context(), "one", time.Now()))
+	fill(t, dir)
+	for what, call := range map[string]func() error{
+		"making room": func() error { return f.Prepare(t.Context(), "two") },
+		"writing":     func() error { return f.Write(t.Context(), "two", time.Now()) },
+		"telling":     func() error { return f.Tell(t.Context(), map[types.UID]string{"pod": "hash"}) },
+	} {
+		full, is := errors.AsType[*pluginfile.NoRoomError](call())
+		if !is || full.Folder != "/etc/plugin" || !strings.Contains(full.Error(), "/etc/plugin") || !errors.Is(full, unix.ENOSPC) {
+			t.Errorf("%s: %v", what, full)
+		}
+	}
+	says(t, f, "one")
+}
+
+// Whoever fills it in the middle of a change neither ends it nor keeps the node.
+func TestWhatWasPreparedIsWrittenThereAndBackInAFullFolder(t *testing.T) {
+	dir := small(t)
+	f := pluginfile.New(filepath.Join(dir, "config.yaml"), shown)
+	must(t, f.Write(t.Context(), "one", time.Now()))
+	must(t, f.Prepare(t.Context(), "two"))
+	must(t, f.Prepare(t.Context(), "two")) // a restarted agent does so again
+	fill(t, dir)
+	must(t, f.Prepare(t.Context(), "two"))
+	at := time.Date(2026, 3, 1, 2, 0, 0, 0, time.UTC)
+	must(t, f.Write(t.Context(), "two", at))
+	if got := says(t, f, "two"); !got.Written.Equal(at) {
+		t.Errorf("written %s, want %s", got.Written, at)
+	}
+	must(t, f.Write(t.Context(), "one", at.Add(time.Minute)))
+	if got := says(t, f, "one"); !got.Written.Equal(at.Add(time.Minute)) {
+		t.Errorf("written %s", got.Written)
+	}
+	must(t, f.Tidy(t.Context()))
+	left, err := filepath.Glob(filepath.Join(dir, "config.yaml.*"))
+	if err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// Somebody else may have written the file since.
+func TestWhatIsKeptIsTakenForWhatItSaysAlone(t *testing.T) {
+	f := pluginfile.New(filepath.Join(t.TempDir(), "config.yaml"), shown)
+	must(t, f.Write(t.Context(), "one", time.Now()))
+	must(t, f.Prepare(t.Context(), "two"))
+	must(t, f.Write(t.Context(), "three", time.Now()))
+	says(t, f, "three")
+	must(t, f.Write(t.Context(), "one", time.Now()))
+	says(t, f, "one")
+}
+
+func TestAPipeInPlaceOfTheFileIsAnError(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	must(t, unix.Mkfifo(path, 0o600))
+	if _, err := pluginfile.New(path, shown).Read(t.Context()); !errors.Is(err, aside.ErrNoFile) {
+		t.Error(err)
+	}
+}
+
+func TestAFolderThatDoesNotAnswerEndsNoCallButTheirOwn(t *testing.T) {
+	mounted := stalledfs.Mount(t, "config.yaml")
+	f := pluginfile.New(filepath.Join(mounted.Dir, "config.yaml"), shown)
+	says(t, f, "")
+	asked := mounted.Stall()
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		<-asked
+		cancel()
+	}()
+	if _, err := f.Read(ctx); !aside.Hangs(err) || !strings.Contains(err.Error(), shown) {
+		t.Errorf("reading: %v", err)
+	}
+	for what, call := range map[string]func() error{
+		"making room": func() error { return f.Prepare(t.Context(), "two") },
+		"writing":     func() error { return f.Write(t.Context(), "two", time.Now()) },
+		"telling":     func() error { return f.Tell(t.Context(), nil) },
+		"tidying":     func() error { return f.Tidy(t.Context()) },
+	} {
+		if err := call(); !aside.Hangs(err) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	mounted.Answer()
+	for _, err := f.Read(t.Context()); err != nil; _, err = f.Read(t.Context()) { // until the call that hung has ended
+		if !aside.Hangs(err) {
+			t.Fatal(err)
+		}
+		runtime.Gosched()
+	}
+}
