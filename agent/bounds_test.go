@@ -109,7 +109,7 @@ func (w *world) refusesAnnotations(action k8stesting.Action) (bool, runtime.Obje
 	if err := json.Unmarshal(action.(k8stesting.PatchAction).GetPatch(), &patch); err != nil { //nolint:errcheck // it is a patch
 		return true, nil, err
 	}
-	object, err := w.client.Tracker().Get(corev1.SchemeGroupVersion.WithResource("nodes"), "", nodeName)
+	object, err := w.client.nodes.Get(corev1.SchemeGroupVersion.WithResource("nodes"), "", nodeName)
 	if err != nil {
 		return true, nil, err
 	}

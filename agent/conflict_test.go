@@ -27,7 +27,7 @@ func (w *world) crowd(write func(*corev1.Node)) {
 		if !refused {
 			return false, nil, nil
 		}
-		object, err := w.client.Tracker().Get(nodeResource, "", nodeName)
+		object, err := w.client.nodes.Get(nodeResource, "", nodeName)
 		if err != nil {
 			return true, nil, err
 		}
@@ -37,7 +37,7 @@ func (w *world) crowd(write func(*corev1.Node)) {
 		}
 		n = n.DeepCopy()
 		write(n)
-		if err := w.client.Tracker().Update(nodeResource, n, ""); err != nil {
+		if err := w.client.nodes.Update(nodeResource, n, ""); err != nil {
 			return true, nil, err
 		}
 		return true, nil, apierrors.NewConflict(nodeResource.GroupResource(), nodeName, nil)

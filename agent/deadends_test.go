@@ -299,7 +299,7 @@ func TestAChangeComesToItsEndWhileOthersWriteTheNode(t *testing.T) {
 		})
 		version := func() string { return fmt.Sprint(time.Now().UnixMilli() / 20) }
 		w.client.PrependReactor("get", "nodes", func(a k8stesting.Action) (bool, runtime.Object, error) {
-			o, err := w.client.Tracker().Get(corev1.SchemeGroupVersion.WithResource("nodes"), "", nodeName)
+			o, err := w.client.nodes.Get(corev1.SchemeGroupVersion.WithResource("nodes"), "", nodeName)
 			if err != nil {
 				return true, nil, err
 			}

@@ -124,7 +124,7 @@ func TestWhatOthersKeepTheNodeForIsNoPartOfTheEstimate(t *testing.T) {
 			metav1.SetMetaDataAnnotation(&n.ObjectMeta, "machineconfiguration.openshift.io/lastAppliedDrain", "uncordon-b")
 		})
 		w.says(config.ReasonForeignMaintenance)
-		w.spend(20 * time.Hour)
+		w.spend(2 * time.Hour)
 		w.edit(func(n *corev1.Node) {
 			delete(n.Annotations, "machineconfiguration.openshift.io/desiredDrain")
 			delete(n.Annotations, "machineconfiguration.openshift.io/lastAppliedDrain")
@@ -494,7 +494,7 @@ func TestAForceGoesWithItsWish(t *testing.T) {
 		w.spend(2 * time.Hour)
 		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) })
 		w.settle(config.ReasonNoWish)
-		w.spend(20 * time.Hour)
+		w.spend(2 * time.Hour)
 		w.label("all-1g.10gb")
 		w.settle(config.ReasonAwaitingWindow)
 		w.givenBack()

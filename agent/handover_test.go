@@ -322,7 +322,7 @@ func TestALabelThatIsSetAtTheSameMomentIsNotOverwritten(t *testing.T) {
 				return false, nil, nil
 			}
 			once = true
-			object, err := w.client.Tracker().Get(nodeResource, "", nodeName)
+			object, err := w.client.nodes.Get(nodeResource, "", nodeName)
 			if err != nil {
 				return true, nil, err
 			}
@@ -333,7 +333,7 @@ func TestALabelThatIsSetAtTheSameMomentIsNotOverwritten(t *testing.T) {
 			}
 			n := node.DeepCopy()
 			metav1.SetMetaDataLabel(&n.ObjectMeta, "workload-type", "training")
-			if err := w.client.Tracker().Update(nodeResource, n, ""); err != nil {
+			if err := w.client.nodes.Update(nodeResource, n, ""); err != nil {
 				return true, nil, err
 			}
 			return true, nil, apierrors.NewConflict(nodeResource.GroupResource(), nodeName, nil)
