@@ -30,9 +30,10 @@ func (b Builder) LibNVML(ctx context.Context) (file string, err error) {
 		"-buildmode=c-shared", "-ldflags=-s -w -extldflags=-Wl,-soname,"+soname)
 }
 
-// Tool returns the program of a main package of the root module, named from the root: "./cmd/gpuslice-agent".
-func (b Builder) Tool(ctx context.Context, pkg string) (file string, err error) {
-	return b.own(ctx, pkg, path.Base(pkg), "-ldflags=-s -w "+lazy)
+// Tool returns the program of a main package of the root module, named from the root: "./cmd/gpuslice-agent". It is built
+// with further flags of "go build", if any are given.
+func (b Builder) Tool(ctx context.Context, pkg string, flags ...string) (file string, err error) {
+	return b.own(ctx, pkg, path.Base(pkg), append([]string{"-ldflags=-s -w " + lazy}, flags...)...)
 }
 
 // own builds a package of the root module, which the compiler does only when something changed, and puts the result
@@ -46,7 +47,7 @@ func (b Builder) own(ctx context.Context, pkg, name string, flags ...string) (st
 	if err != nil {
 		return "", err
 	}
-	checkout := sha256.Sum256([]byte(root + "\n" + pkg))
+	checkout := sha256.Sum256([]byte(strings.Join(append([]string{root, pkg}, flags...), "\n")))
 	latest := filepath.Join(cache, "latest", hex.EncodeToString(checkout[:])[:hashLength], name)
 	unlock, err := b.lock(ctx, latest+".lock", name)
 	if err != nil {

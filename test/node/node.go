@@ -78,7 +78,7 @@ func Build(ctx context.Context, b binaries.Builder) (Parts, error) {
 		{&p.Kube, b.Kube},
 		{&p.DevicePlugin, b.DevicePlugin},
 		{&p.LibNVML, b.LibNVML},
-		{&p.Agent, func(ctx context.Context) (string, error) { return b.Tool(ctx, "./cmd/gpuslice-agent") }},
+		{&p.Agent, func(ctx context.Context) (string, error) { return b.Tool(ctx, "./cmd/gpuslice-agent", agentFlags...) }},
 		{&p.Sandbox, func(ctx context.Context) (string, error) { return b.Tool(ctx, "./test/sandbox/cmd/sandbox") }},
 		{&p.GPUSim, func(ctx context.Context) (string, error) { return b.Tool(ctx, "./test/gpusim/cmd/gpusim") }},
 	} {

@@ -2,6 +2,7 @@ package node_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"io"
@@ -45,6 +46,9 @@ func (r *rig) run() *process {
 		defer log.Close()
 		lines := bufio.NewScanner(io.TeeReader(pipe, log))
 		for lines.Scan() {
+			if bytes.Contains(lines.Bytes(), []byte("WARNING: DATA RACE")) { // where the tests run with the race detector
+				r.t.Errorf("the agent has a data race, see %s", log.Name())
+			}
 			var entry struct{ Msg, Step, Pod string }
 			switch err := json.Unmarshal(lines.Bytes(), &entry); {
 			case err != nil: // a line of the library's, not of the agent's
