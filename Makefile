@@ -23,7 +23,7 @@ LINT    := go tool -modfile=test/tools/go.mod golangci-lint
 # at a time. Garbage is collected seldom: the memory of tests costs nothing, and a third of their time went into that.
 GOTEST   = events=$$(mktemp); trap 'rm -f "$$events"' EXIT; \
 	GOGC=400 go tool -modfile=test/tools/go.mod gotestsum --format pkgname --format-hide-empty-pkg --hide-summary skipped \
-	--jsonfile "$$events" $(RERUN) --packages "$(PACKAGES)" -- -count=1 -p 3 -parallel 10 -timeout 40m
+	--jsonfile "$$events" $(RERUN) --packages "$(PACKAGES)" -- -count=1 -p 3 -parallel 10 -timeout 60m
 # Where CI is set, up to eight tests that failed run once more; both results are printed.
 RERUN   := $(if $(CI),--rerun-fails=1 --rerun-fails-max-failures=8)
 # What took longest is printed, whether the tests passed or not.
@@ -45,16 +45,23 @@ test: test-nocgo test-binaries ## what shows a broken change: unit tests, and th
 	@$(GOTEST) -short $(SLOWEST)
 
 .PHONY: test-all
-test-all: test-race test-full test-e2e ## everything: the race detector, all tests at full length, and e2e (before a release)
+test-all: test test-long test-race test-e2e ## everything: the short tests, those it shortens, the race detector, and e2e
 
 .PHONY: test-race
 test-race: PACKAGES = $$(go list ./... | grep -v -E '/test/(node|policy|geometry|incumbent)$$')
-test-race: test-nocgo test-binaries ## the same as make test, with the race detector, but for tests whose code runs in other processes
+test-race: test-binaries test-race-agent ## the tests of what runs in their own process with the race detector, and the agent built with it
 	@$(GOTEST) -race -short $(SLOWEST)
 
-.PHONY: test-full
-test-full: test-nocgo test-binaries ## all tests at full length: fault matrices, walks, every crash, every config
-	@$(GOTEST) $(SLOWEST)
+# The agent runs as a process here: it is built with the race detector too, and its log is read for what that finds.
+.PHONY: test-race-agent
+test-race-agent: PACKAGES = ./test/node
+test-race-agent: test-binaries
+	@$(GOTEST) -race -short -run TestKilled $(SLOWEST)
+
+.PHONY: test-long
+test-long: PACKAGES = $$(go run ./test/long/cmd/longtests packages)
+test-long: test-binaries ## what make test shortens or leaves out, at full length: fault matrices, walks, every crash, every config
+	@$(GOTEST) -run "$$(go run ./test/long/cmd/longtests tests)" $(SLOWEST)
 
 .PHONY: test-nocgo
 test-nocgo: ## that all but the leaves and the agent builds without cgo

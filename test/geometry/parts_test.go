@@ -26,7 +26,7 @@ func TestPartsShareInstancesAsNVIDIAsToolHasThem(t *testing.T) {
 	some := all
 	if !*full {
 		newRandom(a.gpu.Model).Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-		some = all[:len(all)/long.Size(4, 20)]
+		some = all[:len(all)/long.Size(4, 40)]
 	}
 	ours, theirs := newHost(t, t.TempDir(), "A100-40GB", perHost), newHost(t, t.TempDir(), "A100-40GB", perHost)
 	fewer := 0

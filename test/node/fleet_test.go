@@ -29,7 +29,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/node"
 )
 
-var fleetSize = flag.Int("fleet", 0, "how many nodes TestNeverMoreThanTheLimitIsUnavailable has; 0 is as many as the run is long")
+var fleetSize = flag.Int("fleet", 20, "how many nodes TestNeverMoreThanTheLimitIsUnavailable has, but 15 at least")
 
 // labelPool says which pool a node of these tests belongs to.
 const labelPool = "test.gpuslice.io/pool"
@@ -431,11 +431,9 @@ func TestNeverMoreThanTheLimitIsUnavailable(t *testing.T) {
 		seed = rand.Uint64()
 	}
 	t.Logf("to draw the same deaths: -seed %d", seed)
-	limit, n := long.Size(5, 3), *fleetSize
-	if n == 0 {
-		n = long.Size(20, 9)
-	}
-	n = max(n, 3*limit)
+	long.Only(t, "agent/fleet holds the limit with many nodes against a real API server, and without agents")
+	const limit = 5
+	n := max(*fleetSize, 3*limit)
 	f := newFleet(t, n, limit, "", "")
 	f.run()
 	cordoned, lost, taken := []*rig{f.nodes[n/7], f.nodes[n/3]}, f.nodes[n/2], []*rig{f.nodes[1], f.nodes[2]}

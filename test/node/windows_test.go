@@ -227,20 +227,22 @@ func TestCauseWindowClosedInTheMiddle(t *testing.T) {
 	t.Parallel()
 	t.Run("of a drain", func(t *testing.T) {
 		t.Parallel()
-		s := newScheduled(t, "", farOff)
+		s := newScheduled(t, "", always)
 		g := s.guard()
 		s.label(config.LabelMIGConfig, "all-balanced")
-		s.awaitReason(config.ReasonAwaitingWindow)
-		closes, again := 15*time.Second, 30*time.Second
-		second := time.Now().Add(again).Truncate(time.Second)
-		s.edit(file(span{-time.Hour, closes}, span{again, time.Hour}))
 		s.awaitBlocked()
+		closes, again := 5*time.Second, time.Hour
+		second := time.Now().Add(again).Truncate(time.Second)
+		s.edit(file(span{-time.Hour, closes}, span{again, 2 * time.Hour}))
 		given := s.cause()
 		s.awaitPutOff(g, config.ReasonWindowClosed, config.ReasonAwaitingWindow)
 		given(s.node())
 		s.awaitEvent(config.ReasonWindowClosed)
 		s.isPlanned(s.awaitReason(config.ReasonAwaitingWindow), second)
 		s.relax(g.namespace, "api")
+		soon := 5 * time.Second
+		second = time.Now().Add(soon).Truncate(time.Second)
+		s.edit(file(span{soon, time.Hour}))
 		s.await("the second attempt", fenced)
 		if now := time.Now(); now.Before(second) {
 			t.Errorf("the second attempt began %s before its window", second.Sub(now))

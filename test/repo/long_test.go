@@ -9,15 +9,21 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/long/uses"
 )
 
-// People read in test/README.md what make test leaves to make test-all. The table must name each test that asks test/long,
-// and no test may go by "go test -short" in another way.
+// People read in test/README.md what make test leaves to make test-long. The table must name each test that asks test/long.
 func TestTheTableOfLongTestsIsTrue(t *testing.T) {
-	asks, told := map[string]bool{}, toldOfLongTests(t) // "package: function"
-	for _, path := range files(t) {
-		if strings.HasSuffix(path, "_test.go") {
-			askLong(t, path, asks)
+	told := toldOfLongTests(t)
+	asking, err := uses.Tests(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	asks := map[string]bool{} // "package: function"
+	for folder, tests := range asking {
+		for _, test := range tests {
+			asks[folder+": "+test] = true
 		}
 	}
 	for name := range asks {
@@ -35,31 +41,20 @@ func TestTheTableOfLongTestsIsTrue(t *testing.T) {
 	}
 }
 
-// askLong adds the functions of a file that ask test/long.
-func askLong(t *testing.T, path string, asks map[string]bool) {
-	t.Helper()
-	below, err := filepath.Rel(root, path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, decl := range file.Decls {
-		function, ok := decl.(*ast.FuncDecl)
-		if !ok {
+// What a short run leaves out is found by looking for package long, so no test may go by "go test -short" in another way.
+func TestNoTestAsksForShortRunsButByPackageLong(t *testing.T) {
+	for _, path := range files(t) {
+		if !strings.HasSuffix(path, "_test.go") {
 			continue
 		}
-		name := filepath.ToSlash(filepath.Dir(below)) + ": " + function.Name.Name
-		ast.Inspect(function, func(n ast.Node) bool {
-			if selector, ok := n.(*ast.SelectorExpr); ok {
-				switch of, _ := selector.X.(*ast.Ident); {
-				case of == nil:
-				case of.Name == "long":
-					asks[name] = true
-				case of.Name == "testing" && selector.Sel.Name == "Short":
-					t.Errorf("%s calls testing.Short: ask test/long, so that the table in test/README.md stays true", name)
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			if selector, ok := n.(*ast.SelectorExpr); ok && selector.Sel.Name == "Short" {
+				if of, ok := selector.X.(*ast.Ident); ok && of.Name == "testing" {
+					t.Errorf("%s calls testing.Short: ask test/long, so that make test-long finds the test", path)
 				}
 			}
 			return true

@@ -1,0 +1,100 @@
+// Package uses finds the tests that ask package long, by reading the code. It runs none.
+package uses
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// Tests are the tests below the folder that ask package long, themselves or by functions of their package: names by the
+// package's folder, slash-separated, both sorted. An error is that of a file that cannot be read or parsed.
+func Tests(root string) (map[string][]string, error) {
+	packages := map[string]calls{}
+	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && path != root && strings.HasPrefix(entry.Name(), "."):
+			return filepath.SkipDir
+		case entry.IsDir() || !strings.HasSuffix(path, "_test.go"):
+			return nil
+		}
+		folder, err := filepath.Rel(root, filepath.Dir(path))
+		if err != nil {
+			return err
+		}
+		folder = filepath.ToSlash(folder)
+		if packages[folder] == nil {
+			packages[folder] = calls{}
+		}
+		return packages[folder].read(path)
+	})
+	if err != nil {
+		return nil, err
+	}
+	tests := map[string][]string{}
+	for folder, of := range packages {
+		for _, name := range slices.Sorted(maps.Keys(of)) {
+			if strings.HasPrefix(name, "Test") && of.asks(name, map[string]bool{}) {
+				tests[folder] = append(tests[folder], name)
+			}
+		}
+	}
+	return tests, nil
+}
+
+// calls are the functions of one package, with what each calls: names of its own package, and asksLong.
+type calls map[string]map[string]bool
+
+// asksLong stands for a call of package long. No function has this name.
+const asksLong = "package long"
+
+func (c calls) read(path string) error {
+	file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
+	if err != nil {
+		return err
+	}
+	for _, decl := range file.Decls {
+		function, ok := decl.(*ast.FuncDecl)
+		if !ok {
+			continue
+		}
+		called := map[string]bool{}
+		ast.Inspect(function, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.SelectorExpr:
+				if of, ok := n.X.(*ast.Ident); ok && of.Name == "long" {
+					called[asksLong] = true
+				}
+			case *ast.CallExpr:
+				if name, ok := n.Fun.(*ast.Ident); ok {
+					called[name.Name] = true
+				}
+			}
+			return true
+		})
+		if function.Recv == nil { // methods are not followed: a name alone does not say whose it is
+			c[function.Name.Name] = called
+		}
+	}
+	return nil
+}
+
+func (c calls) asks(name string, seen map[string]bool) bool {
+	if seen[name] {
+		return false
+	}
+	seen[name] = true
+	for called := range c[name] {
+		if called == asksLong || c.asks(called, seen) {
+			return true
+		}
+	}
+	return false
+}
