@@ -19,7 +19,7 @@ type MIGConfig []MIGRule
 // MIGRule says how the GPUs that it selects shall be cut. What selects is joined by "and": each list that is there must
 // have the GPU, and it is enough to be one of the list. The last three fields exist in our own catalog alone.
 type MIGRule struct {
-	DeviceFilter []string       // PCI device ids over vendor ids, "0x233010DE"; empty for any
+	DeviceFilter []string       // of the forms of ParseDeviceFilter; empty for any
 	All          bool           // every GPU of the filters; otherwise those that Indices, UUIDs and PCI name
 	Indices      []int          // positions in PCI order
 	MIG          bool           // MIG mode on
@@ -30,19 +30,55 @@ type MIGRule struct {
 	PCI    []string    // bus addresses in the form of nvml.GPU: "0000:17:00.0"
 }
 
-// DeviceID reads one entry of a device filter. The device id comes first, then the vendor's: 0x2330 and 0x10DE.
-func DeviceID(filter string) (uint32, error) {
-	id, err := strconv.ParseUint(filter, 0, 32)
-	if err != nil {
-		return 0, fmt.Errorf("reading device id %q: %w", filter, errNotDeviceID)
-	}
-	return uint32(id), nil
+// DeviceFilter is one entry of a device filter, as mig-parted has it from v0.15 on: GPUs of one kind, or only the boards of
+// one maker among them.
+type DeviceFilter struct {
+	DeviceID    uint32 // PCI device id over vendor id: 0x2330 and 0x10DE
+	Subsystem   bool   // SubsystemID counts too
+	SubsystemID uint32 // PCI subsystem device id over subsystem vendor id
 }
 
-var errNotDeviceID = errors.New(`not of the form "0x233010DE", the PCI device id followed by the vendor id`)
+// ParseDeviceFilter reads "0x233010DE" or "0x233010DE:0x16C110DE". The error is to be read behind the filter.
+func ParseDeviceFilter(text string) (DeviceFilter, error) {
+	device, subsystem, both := strings.Cut(text, ":")
+	if both && device == "" {
+		return DeviceFilter{}, errNoDeviceID
+	}
+	id, err := strconv.ParseUint(device, 0, 32)
+	if err != nil {
+		return DeviceFilter{}, errNotDeviceFilter
+	}
+	f := DeviceFilter{DeviceID: uint32(id), Subsystem: both}
+	if both {
+		if id, err = strconv.ParseUint(subsystem, 0, 32); err != nil {
+			return DeviceFilter{}, errNotDeviceFilter
+		}
+		f.SubsystemID = uint32(id)
+	}
+	return f, nil
+}
+
+// String is the entry in its one form.
+func (f DeviceFilter) String() string {
+	if f.Subsystem {
+		return fmt.Sprintf("0x%X:0x%X", f.DeviceID, f.SubsystemID)
+	}
+	return fmt.Sprintf("0x%X", f.DeviceID)
+}
+
+func (f DeviceFilter) passes(g nvml.GPU) bool {
+	return f.DeviceID == g.DeviceID && (!f.Subsystem || f.SubsystemID == g.SubsystemID)
+}
+
+var (
+	errNotDeviceFilter = errors.New(`is not of the form "0x233010DE", the PCI device id followed by the vendor id,` +
+		` or "0x233010DE:0x16C110DE" with those of the subsystem`)
+	errNoDeviceID = errors.New("begins with a colon, which mig-parted lets match no GPU at all: write the device id before it," +
+		` "0x233010DE:0x16C110DE"`)
+)
 
 // FilterOf is the device filter entry that matches the GPU and all of its kind.
-func FilterOf(g nvml.GPU) string { return fmt.Sprintf("0x%X", g.DeviceID) }
+func FilterOf(g nvml.GPU) string { return DeviceFilter{DeviceID: g.DeviceID}.String() }
 
 // Catalog is what a node can be asked for by name: MIG configs by both labels, profiles by LabelProfile alone, so that a
 // profile never changes what LabelMIGConfig means.
@@ -289,15 +325,18 @@ func has[T comparable](list []T, value T) bool { return len(list) == 0 || slices
 
 // passing lists the GPUs that pass the rule's filters.
 func (r MIGRule) passing(gpus []nvml.GPU) ([]nvml.GPU, *InvalidError) {
-	var ids []uint32
-	for _, f := range r.DeviceFilter {
-		id, err := DeviceID(f)
+	var filters []DeviceFilter
+	for _, text := range r.DeviceFilter {
+		f, err := ParseDeviceFilter(text)
 		if err != nil {
-			return nil, &InvalidError{Field: fieldFilter, Value: strconv.Quote(f), Want: "is " + errNotDeviceID.Error()}
+			return nil, &InvalidError{Field: fieldFilter, Value: strconv.Quote(text), Want: err.Error()}
 		}
-		ids = append(ids, id)
+		filters = append(filters, f)
 	}
-	return slices.DeleteFunc(slices.Clone(gpus), func(g nvml.GPU) bool { return !has(ids, g.DeviceID) || !r.isModel(g.Model) }), nil
+	return slices.DeleteFunc(slices.Clone(gpus), func(g nvml.GPU) bool {
+		filtered := len(filters) > 0 && !slices.ContainsFunc(filters, func(f DeviceFilter) bool { return f.passes(g) })
+		return filtered || !r.isModel(g.Model)
+	}), nil
 }
 
 // isModel reports whether the name fits one of the patterns, if there are any.

@@ -262,7 +262,7 @@ func TestWishesAreRefused(t *testing.T) {
 		"for a filter that is none": {
 			config: config.MIGConfig{all(nil, "H100")},
 			gpus:   node(h100()),
-			want:   `config "mine", rule 1, device-filter: "H100" is not of the form "0x233010DE", the PCI device id followed by the vendor id`,
+			want:   `config "mine", rule 1, device-filter: "H100" is not of the form "0x233010DE", the PCI device id followed by the vendor id, or "0x233010DE:0x16C110DE" with those of the subsystem`,
 			reason: config.ReasonInvalidCatalog,
 		},
 		"for MIG on a GPU that is named and cannot do it": {
@@ -333,7 +333,7 @@ func TestWishesAreRefused(t *testing.T) {
 	t.Run("for every mistake at once", func(t *testing.T) {
 		mine := config.MIGConfig{all(nil, "H100"), {Indices: []int{5}}}
 		_, err := config.Merge(nil, map[string]config.MIGConfig{"mine": mine}).Wishes("mine", node(h100()))
-		want := `config "mine", rule 1, device-filter: "H100" is not of the form "0x233010DE", the PCI device id followed by the vendor id` + "\n" +
+		want := `config "mine", rule 1, device-filter: "H100" is not of the form "0x233010DE", the PCI device id followed by the vendor id, or "0x233010DE:0x16C110DE" with those of the subsystem` + "\n" +
 			`config "mine", rule 2, devices: 5 is not a GPU of this node, which has 0`
 		if err == nil || err.Error() != want {
 			t.Errorf("error\n%v\nwant\n%s", err, want)

@@ -363,11 +363,11 @@ func modelPattern(text string) (string, error) {
 }
 
 func deviceFilter(text string) (string, error) {
-	id, err := DeviceID(text)
+	f, err := ParseDeviceFilter(text)
 	if err != nil {
-		return "", fmt.Errorf("is %w", errNotDeviceID)
+		return "", err
 	}
-	return FilterOf(nvml.GPU{DeviceID: id}), nil
+	return f.String(), nil
 }
 
 // labelValue refuses a name that no node could ask for.

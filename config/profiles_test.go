@@ -241,7 +241,7 @@ func TestProfilesAreRefused(t *testing.T) {
 				`profile "mine", mig entry 1, gpus.index[1]: "1.5" must be a position in PCI order, a whole number from 0 to 1000`,
 				`profile "mine", mig entry 1, gpus.model[0]: "A[" must be a model as nvidia-smi -L prints it, in which * stands for anything: "NVIDIA A100*"`,
 				`profile "mine", mig entry 1, gpus.model[1]: "" must be a model as nvidia-smi -L prints it, in which * stands for anything: "NVIDIA A100*"`,
-				`profile "mine", mig entry 1, gpus.deviceFilter: "H100" is not of the form "0x233010DE", the PCI device id followed by the vendor id`,
+				`profile "mine", mig entry 1, gpus.deviceFilter: "H100" is not of the form "0x233010DE", the PCI device id followed by the vendor id, or "0x233010DE:0x16C110DE" with those of the subsystem`,
 			},
 		},
 		"with empty selectors": {

@@ -133,11 +133,14 @@ type Process struct {
 
 // GPU is everything that one look at a GPU tells.
 type GPU struct {
-	UUID      UUID
-	Index     int    // its position among the node's GPUs in PCI order, which config files mean by "devices: [0]"
-	Minor     int    // the N of its device file /dev/nvidiaN, which need not be Index; -1 if the driver does not say
-	PCI       string // bus address, "0000:17:00.0"
-	DeviceID  uint32 // PCI device id over vendor id, 0x233010DE for an H100 80GB
+	UUID     UUID
+	Index    int    // its position among the node's GPUs in PCI order, which config files mean by "devices: [0]"
+	Minor    int    // the N of its device file /dev/nvidiaN, which need not be Index; -1 if the driver does not say
+	PCI      string // bus address, "0000:17:00.0"
+	DeviceID uint32 // PCI device id over vendor id, 0x233010DE for an H100 80GB
+	// SubsystemID tells the boards of one kind apart: PCI subsystem device id over its vendor id, 0x16C110DE.
+	SubsystemID uint32
+
 	Model     string // "NVIDIA H100 80GB HBM3"
 	MemoryMiB int
 	UsedMiB   int // memory in use, on instances too, without what the driver reserves; -1 if it does not say

@@ -11,7 +11,6 @@ import (
 	"maps"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 
 	spec "github.com/NVIDIA/mig-parted/api/spec/v1"
@@ -148,11 +147,8 @@ func ruleOf(written spec.MigConfigSpec) (config.MIGRule, []*config.InvalidError)
 		rule.DeviceFilter = filter
 	}
 	for _, f := range rule.DeviceFilter {
-		if strings.HasPrefix(f, ":") {
-			refuse("device-filter", strconv.Quote(f),
-				`is a subsystem id, which mig-parted knows from v0.15 on and this agent does not: write a device id, "0x233010DE"`)
-		} else if _, err := config.DeviceID(f); err != nil {
-			refuse("device-filter", strconv.Quote(f), `is not of the form "0x233010DE", the PCI device id followed by the vendor id`)
+		if _, err := config.ParseDeviceFilter(f); err != nil {
+			refuse("device-filter", strconv.Quote(f), err.Error())
 		}
 	}
 

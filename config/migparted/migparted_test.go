@@ -143,12 +143,18 @@ func TestParseRefuses(t *testing.T) {
 		},
 		"a filter by the name of a model": {
 			file: rule("{device-filter: A100-SXM4-40GB, devices: all, mig-enabled: false}"),
-			want: `config "mine", rule 1, device-filter: "A100-SXM4-40GB" is not of the form "0x233010DE", the PCI device id followed by the vendor id`,
+			want: `config "mine", rule 1, device-filter: "A100-SXM4-40GB" is not of the form "0x233010DE", the PCI device id followed by the vendor id,` +
+				` or "0x233010DE:0x16C110DE" with those of the subsystem`,
 		},
-		"a filter by subsystem": {
+		"a filter by subsystem alone": {
 			file: rule(`{device-filter: [":0x18BF10DE"], devices: all, mig-enabled: false}`),
-			want: `config "mine", rule 1, device-filter: ":0x18BF10DE" is a subsystem id, which mig-parted knows from v0.15 on and this agent does not:` +
-				` write a device id, "0x233010DE"`,
+			want: `config "mine", rule 1, device-filter: ":0x18BF10DE" begins with a colon, which mig-parted lets match no GPU at all:` +
+				` write the device id before it, "0x233010DE:0x16C110DE"`,
+		},
+		"a filter by a subsystem that is none": {
+			file: rule(`{device-filter: "0x233010DE:", devices: all, mig-enabled: false}`),
+			want: `config "mine", rule 1, device-filter: "0x233010DE:" is not of the form "0x233010DE", the PCI device id followed by the vendor id,` +
+				` or "0x233010DE:0x16C110DE" with those of the subsystem`,
 		},
 		"devices other than all or a list": {
 			file: rule("{devices: some, mig-enabled: false}"),
@@ -215,7 +221,8 @@ func TestParseRefuses(t *testing.T) {
 			file: "version: v1\nmig-configs:\n" +
 				"  b: [{devices: all, mig-enabled: false}, {devices: [-2], mig-enabled: false}]\n" +
 				"  a: [{device-filter: T4, devices: [-1], mig-enabled: false}]\n",
-			want: `config "a", rule 1, device-filter: "T4" is not of the form "0x233010DE", the PCI device id followed by the vendor id` + "\n" +
+			want: `config "a", rule 1, device-filter: "T4" is not of the form "0x233010DE", the PCI device id followed by the vendor id,` +
+				` or "0x233010DE:0x16C110DE" with those of the subsystem` + "\n" +
 				`config "a", rule 1, devices: -1 is negative: the first GPU in PCI order is 0` + "\n" +
 				`config "b", rule 2, devices: -2 is negative: the first GPU in PCI order is 0`,
 		},

@@ -77,7 +77,7 @@ type Selector struct {
 	Index *OneOrMore[Position] `json:"index,omitempty"`
 	// Models as nvidia-smi -L prints them, in which * stands for anything.
 	Model *OneOrMore[Text] `json:"model,omitempty"`
-	// PCI device ids, as mig-parted writes them: 0x233010DE.
+	// PCI device ids, as mig-parted writes them: 0x233010DE, or 0x233010DE:0x16C110DE with those of the subsystem.
 	DeviceFilter *OneOrMore[DeviceFilter] `json:"deviceFilter,omitempty"`
 }
 

@@ -106,7 +106,7 @@ func TestFilesThatAreRightPass(t *testing.T) {
 			"none":                 profilesHead,
 			"windows":              profilesHead + "profiles: {a: {sharing: none, windows: [{days: [Fri], start: '22:00', duration: 1h}]}}",
 			"all selectors": profilesHead + "profiles: {a: {mig: [{gpus: {uuid: [GPU-8DCD427F-483b-b48f-d7e5-75fb19a52b76], pci: ['17:00.0', '00000000:af:00.0']," +
-				" index: 0, model: 'A*', deviceFilter: [0x233010DE, '0x20b210de']}, enabled: true, instances: {1c.3g.40gb: 1, 1g.10gb+me: 1, 1g.24gb-me: 2}}]}}",
+				" index: 0, model: 'A*', deviceFilter: [0x233010DE, '0x20b210de', 0x233010DE:0x16C110DE]}, enabled: true, instances: {1c.3g.40gb: 1, 1g.10gb+me: 1, 1g.24gb-me: 2}}]}}",
 			"sharing of MIG devices": profilesHead + "profiles: {a: {sharing: {timeSlicing: {renameByDefault: true, failRequestsGreaterThanOne: true," +
 				" resources: [{name: gpu, replicas: 1}, {name: nvidia.com/mig-1g.10gb.me, replicas: 1000}]}}}}",
 			"MPS":                           profilesHead + "profiles: {a: {mig: [{gpus: {all: true}, enabled: false}], sharing: {mps: {resources: [{name: gpu, replicas: 48}]}}}}",

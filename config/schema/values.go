@@ -30,7 +30,7 @@ type (
 	Position int
 	// Text is text.
 	Text string
-	// DeviceFilter is a PCI device id over a vendor id.
+	// DeviceFilter is a PCI device id over a vendor id, and behind a colon those of the subsystem.
 	DeviceFilter string
 	// DNSLabel is the name of a namespace or container.
 	DNSLabel string
@@ -126,7 +126,7 @@ func (Text) JSONSchema() *jsonschema.Schema {
 // JSONSchema is the form of a device filter. Without quotes YAML reads one as a number.
 func (DeviceFilter) JSONSchema() *jsonschema.Schema {
 	number := &jsonschema.Schema{Type: "integer", Minimum: "0", Maximum: "4294967295"}
-	return &jsonschema.Schema{AnyOf: []*jsonschema.Schema{pattern(`0[xX][0-9a-fA-F]{1,8}`), number}}
+	return &jsonschema.Schema{AnyOf: []*jsonschema.Schema{pattern(`0[xX][0-9a-fA-F]{1,8}(:0[xX][0-9a-fA-F]{1,8})?`), number}}
 }
 
 // JSONSchema is the form of a DNS label.

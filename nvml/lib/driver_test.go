@@ -580,6 +580,7 @@ func TestALookTellsWhatAGPUIsAndHowMuchOfItsMemoryIsInUse(t *testing.T) {
 		}
 	}
 	type facts struct {
+		Board      uint32
 		Capability nvml.ComputeCapability
 		Part       nvml.Virtualization
 		Mode       nvml.ComputeMode
@@ -588,16 +589,16 @@ func TestALookTellsWhatAGPUIsAndHowMuchOfItsMemoryIsInUse(t *testing.T) {
 	}
 	var got []facts
 	for _, g := range snapshot(t, d) {
-		f := facts{g.ComputeCapability, g.Virtualization, g.ComputeMode, g.UsedMiB, nil}
+		f := facts{g.SubsystemID, g.ComputeCapability, g.Virtualization, g.ComputeMode, g.UsedMiB, nil}
 		for _, i := range g.Instances {
 			f.Instances = append(f.Instances, i.UsedMiB)
 		}
 		got = append(got, f)
 	}
 	want := []facts{
-		{nvml.ComputeCapability{Major: 9}, nvml.NotVirtualized, "", 1200, []int{200, 1000}},
-		{nvml.ComputeCapability{Major: 8}, nvml.PassedThrough, nvml.ComputeDefault, 30000, nil},
-		{nvml.ComputeCapability{Major: 7, Minor: 5}, nvml.VirtualGPU, nvml.ComputeDefault, 0, nil},
+		{0x18BF10DE, nvml.ComputeCapability{Major: 9}, nvml.NotVirtualized, "", 1200, []int{200, 1000}},
+		{0x144E10DE, nvml.ComputeCapability{Major: 8}, nvml.PassedThrough, nvml.ComputeDefault, 30000, nil},
+		{0x12A210DE, nvml.ComputeCapability{Major: 7, Minor: 5}, nvml.VirtualGPU, nvml.ComputeDefault, 0, nil},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)

@@ -15,13 +15,14 @@ import (
 
 // model is what a GPU is and offers. None of it changes while the GPU is in the machine.
 type model struct {
-	uuid     nvml.UUID
-	minor    int // -1 if the driver does not say
-	pci      string
-	id       uint32
-	name     string
-	memory   uint64 // bytes
-	profiles []profile
+	uuid      nvml.UUID
+	minor     int // -1 if the driver does not say
+	pci       string
+	id        uint32
+	subsystem uint32
+	name      string
+	memory    uint64 // bytes
+	profiles  []profile
 
 	capability     nvml.ComputeCapability
 	virtualization nvml.Virtualization
@@ -50,7 +51,7 @@ func (s *session) model(index int, d device) (*model, error) {
 		return nil, err
 	}
 	m.pci = fmt.Sprintf("%04x:%02x:%02x.0", pci.Domain, pci.Bus, pci.Device)
-	m.id = pci.PciDeviceId
+	m.id, m.subsystem = pci.PciDeviceId, pci.PciSubSystemId
 	if m.minor, err = s.minor(d); err != nil {
 		return nil, err
 	}

@@ -107,7 +107,7 @@ func (m memory) gpu(index int) nvml.GPU {
 		return nvml.GPU{Index: index, Minor: -1, UsedMiB: -1}
 	}
 	g := nvml.GPU{
-		UUID: known.uuid, Index: index, Minor: known.minor, PCI: known.pci, DeviceID: known.id, Model: known.name,
+		UUID: known.uuid, Index: index, Minor: known.minor, PCI: known.pci, DeviceID: known.id, SubsystemID: known.subsystem, Model: known.name,
 		MemoryMiB: int(known.memory / mebibyte), //nolint:gosec // a GPU's memory in MiB fits
 		UsedMiB:   -1,
 		Capable:   len(known.profiles) > 0,

@@ -140,7 +140,8 @@ func (d *driver) snapshot(index int) (nvml.GPU, Return) {
 	if r := cmp.Or(r1, r2, r3, r4); r != Success {
 		return g, r
 	}
-	g.UUID, g.Model, g.PCI, g.DeviceID, g.MemoryMiB = nvml.UUID(uuid), name, pci.Address, pci.DeviceID, int(memory.Total>>20)
+	g.UUID, g.Model, g.PCI, g.MemoryMiB = nvml.UUID(uuid), name, pci.Address, int(memory.Total>>20)
+	g.DeviceID, g.SubsystemID = pci.DeviceID, pci.SubsystemID
 	if g.Minor, r = l.Minor(h); r == NotSupported {
 		g.Minor = -1
 	} else if r != Success {
@@ -169,7 +170,7 @@ func (d *driver) snapshot(index int) (nvml.GPU, Return) {
 		return g, r
 	}
 	d.known[index] = nvml.GPU{
-		UUID: g.UUID, Minor: g.Minor, PCI: g.PCI, DeviceID: g.DeviceID, Model: g.Model, MemoryMiB: g.MemoryMiB, Capable: g.Capable,
+		UUID: g.UUID, Minor: g.Minor, PCI: g.PCI, DeviceID: g.DeviceID, SubsystemID: g.SubsystemID, Model: g.Model, MemoryMiB: g.MemoryMiB, Capable: g.Capable,
 		Profiles: slices.Clone(g.Profiles), ComputeCapability: g.ComputeCapability, Virtualization: g.Virtualization,
 	}
 	ps, r := l.Processes(h)
