@@ -29,7 +29,7 @@ var parsers = map[string]func([]byte) error{
 	"MIG configs":   func(text []byte) error { _, err := migparted.Parse(text); return err },
 	"plugin config": func(text []byte) error { _, err := deviceplugin.Parse(text); return err },
 	"rendering": func(text []byte) error {
-		_, err := deviceplugin.Render(text, config.Sharing{Strategy: config.SharingNone})
+		_, err := deviceplugin.Render(text, config.Sharing{Strategy: config.SharingNone}, "")
 		return err
 	},
 	"profiles":    func(text []byte) error { _, err := config.ParseProfiles(text); return err },
