@@ -37,16 +37,27 @@ var errWithinItself = errors.New("an alias is within what it refers to")
 // JSON turns a file of YAML into JSON. A key that is there twice is an error. So is a text of more than 1 MiB, and one that
 // would take much more memory than its length: for its aliases, for 25,000 keys, values and entries, or for signs that are
 // written longer in JSON. That is found before it is decoded.
+//
+// A merge key, "<<", gives a mapping what another has, but for what it has itself behind it. One that stands behind a key which
+// both have is an error, since it would win in NVIDIA's tools and lose by the standard.
 func JSON(text []byte) ([]byte, error) {
-	if err := ofFile.check(text); err != nil {
+	root, err := ofFile.check(text)
+	if err != nil {
 		return nil, err
+	}
+	if root != nil && merges(root) {
+		// The strict decoder takes what a mapping overrides for a key that is there twice.
+		if err := checkKeys(root); err != nil {
+			return nil, err
+		}
+		return yaml.YAMLToJSON(text) //nolint:wrapcheck // the caller says what it was reading
 	}
 	return yaml.YAMLToJSONStrict(text) //nolint:wrapcheck // the caller says what it was reading
 }
 
 // Into decodes a file as JSON does, but that of a key that is there twice the last one counts.
 func Into(text []byte, into any) error {
-	if err := ofFile.check(text); err != nil {
+	if _, err := ofFile.check(text); err != nil {
 		return err
 	}
 	return yaml.Unmarshal(text, into) //nolint:wrapcheck // the caller says what it was reading
@@ -54,7 +65,10 @@ func Into(text []byte, into any) error {
 
 // CheckManifest refuses a text with manifests that would take too much memory, as JSON does with a file. It may be four
 // times as long.
-func CheckManifest(text []byte) error { return ofManifest.check(text) }
+func CheckManifest(text []byte) error {
+	_, err := ofManifest.check(text)
+	return err
+}
 
 // ReadFile reads a file that JSON may take: one that is longer is an error, however long it is.
 func ReadFile(path string) ([]byte, error) {
@@ -72,24 +86,26 @@ func ReadFile(path string) ([]byte, error) {
 	return text, nil
 }
 
-// check refuses a text that is not safe to decode.
-func (l limits) check(text []byte) error {
+// check refuses a text that is not safe to decode. It gives the tree of one that may have aliases or merge keys.
+func (l limits) check(text []byte) (*node.Node, error) {
 	if err := l.checkLength(text); err != nil {
-		return err
+		return nil, err
 	}
 	if err := l.checkSize(size{parts: parts(text), json: written(text)}); err != nil {
-		return fmt.Errorf("the text %w", err)
+		return nil, fmt.Errorf("the text %w", err)
 	}
 	// What has no alias is not longer decoded than written.
-	if !bytes.ContainsRune(text, '*') {
-		return nil
+	if !bytes.ContainsRune(text, '*') && !bytes.Contains(text, []byte("<<")) {
+		return nil, nil //nolint:nilnil // there is nothing to look at
 	}
 	var root node.Node
 	if err := node.Unmarshal(text, &root); err != nil {
-		return err //nolint:wrapcheck // the caller says what it was reading
+		return nil, err //nolint:wrapcheck // the caller says what it was reading
 	}
-	_, err := expansion{limits: l, of: map[*node.Node]size{}}.size(&root)
-	return err
+	if _, err := (expansion{limits: l, of: map[*node.Node]size{}}).size(&root); err != nil {
+		return nil, err
+	}
+	return &root, nil
 }
 
 func (l limits) checkLength(text []byte) error {
