@@ -513,7 +513,7 @@ func since(t, now time.Time) string {
 	return fmt.Sprintf(" since %s (%s)", t.UTC().Format(time.RFC3339), duration.HumanDuration(now.Sub(t)))
 }
 
-// listPods lists all pods of the node.
+// listPods lists all pods of the node, without owners that they only pretend to have.
 func (a *Agent) listPods(ctx context.Context) ([]corev1.Pod, error) {
 	api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
 	defer cancel()
@@ -523,5 +523,5 @@ func (a *Agent) listPods(ctx context.Context) ([]corev1.Pod, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listing the pods of node %s: %w", a.node, err)
 	}
-	return list.Items, nil
+	return a.believe(api, list.Items)
 }

@@ -89,9 +89,13 @@ func (a *Agent) orphanOn(seen *observed) orphan {
 // there for some seconds.
 const adoptAfter = time.Minute
 
-// runsMIGManager reports whether a mig-manager is on the node, which then clears its own labels away.
-func runsMIGManager(pods []corev1.Pod) bool {
-	return slices.ContainsFunc(pods, func(p corev1.Pod) bool { return p.Labels["app"] == migManagerLabel && !ended(&p) })
+// runsMIGManager reports whether a mig-manager is on the node, which then clears its own labels away. It is of a DaemonSet that exists:
+// the label alone is anybody's.
+func runsMIGManager(believed []corev1.Pod) bool {
+	return slices.ContainsFunc(believed, func(p corev1.Pod) bool {
+		_, of := drain.DaemonSetOf(&p)
+		return of && p.Labels["app"] == migManagerLabel && !ended(&p)
+	})
 }
 
 // adopts reports whether what a mig-manager has left is ours to clear away: where people have said so, and none is there to do it.

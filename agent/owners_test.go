@@ -104,3 +104,22 @@ func TestNothingIsDoneWhileTheOwnerOfAPodIsNotKnown(t *testing.T) {
 		w.converge("all-balanced")
 	})
 }
+
+// A tenant may give a pod any label. A mig-manager is of a DaemonSet.
+func TestAPodWithTheLabelOfAMIGManagerKeepsNoNodeFromItsChange(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.operator(map[string]string{labelDCGM: "paused-for-mig-change", config.LabelDevicePlugin: "true"})
+		w.pod("mallory", "", func(p *corev1.Pod) {
+			p.Labels = map[string]string{"app": "nvidia-mig-manager"}
+			p.OwnerReferences = ofDaemonSet(noDaemonSet)
+			p.Spec.Containers[0].Resources = corev1.ResourceRequirements{}
+		})
+		w.label("all-1g.10gb")
+		w.spend(10 * time.Minute)
+		if !w.converged("all-1g.10gb")() {
+			t.Errorf("%s: %s", w.condition().Reason, w.condition().Message)
+		}
+	})
+}

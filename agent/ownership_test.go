@@ -189,7 +189,7 @@ func TestWhatAMIGManagerHasPausedIsLeftToItForAMinute(t *testing.T) {
 	}
 	manager := func(w *world, name string) {
 		w.pod(name, "", func(p *corev1.Pod) {
-			p.Labels = map[string]string{"app": "nvidia-mig-manager"}
+			p.Labels, p.OwnerReferences = map[string]string{"app": "nvidia-mig-manager"}, ofDaemonSet("mig-manager")
 			p.Spec.Containers[0].Resources = corev1.ResourceRequirements{}
 		})
 	}

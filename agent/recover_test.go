@@ -116,7 +116,9 @@ func TestWhatMIGManagerHasLeftIsRestored(t *testing.T) {
 		{"our own pause", func(w *world) { w.operand(operandDCGM, drain.PausedValue) }, nil, drain.PausedValue, ""},
 		{"its label while it runs", func(w *world) {
 			w.operand(operandDCGM, "paused-for-mig-change")
-			w.pod("mig-manager", "", func(p *corev1.Pod) { p.Labels = map[string]string{"app": "nvidia-mig-manager"} })
+			w.pod("mig-manager", "", func(p *corev1.Pod) {
+				p.Labels, p.OwnerReferences = map[string]string{"app": "nvidia-mig-manager"}, ofDaemonSet("mig-manager")
+			})
 		}, nil, "paused-for-mig-change", "mig-manager runs on this node"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
