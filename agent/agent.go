@@ -24,6 +24,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/fleet"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/pluginfile"
+	"github.com/gpuslice/gpuslice/agent/retried"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -157,6 +158,8 @@ type Agent struct {
 // New makes an Agent. Nothing happens before Run.
 func New(o Options) *Agent {
 	steady := newSteady(o.Clock)
+	evictor := drain.NewEvictor(o.Client, steady, o.Log.Named("drain"))
+	evictor.Again = retried.Do
 	if o.Processes.Lanes == nil {
 		o.Processes.Lanes = &drain.Lanes{}
 	}
@@ -165,7 +168,7 @@ func New(o Options) *Agent {
 		host: o.Host, units: o.Units, specs: o.Specs, kept: &hostRecord{store: o.Record, log: o.Log.Named("record")},
 		processes: o.Processes, sentinel: sentinel{path: o.Settings.Reboot.Sentinel},
 		wall: o.Clock, clock: steady, events: events{o.Events}, metrics: o.Metrics, alive: o.Alive, log: o.Log,
-		memory: newMemory(o.Settings.MemoryPressure), evictor: drain.NewEvictor(o.Client, steady, o.Log.Named("drain")),
+		memory: newMemory(o.Settings.MemoryPressure), evictor: evictor,
 		sets: drain.NewDaemonSets(o.Client, steady),
 		slots: &fleet.Slots{
 			Client: o.Client, Namespace: o.Settings.Maintenance.Namespace, Clock: steady, Timeout: o.Settings.Timeouts.APICall, Log: o.Log.Named("fleet"),

@@ -18,6 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/pluginfile"
+	"github.com/gpuslice/gpuslice/agent/retried"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
 	"github.com/gpuslice/gpuslice/drain/aside"
@@ -218,7 +219,10 @@ func (a *Agent) patchConfigMap(ctx context.Context, m *configManager, key string
 	}
 	api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
 	defer cancel()
-	_, err = a.client.CoreV1().ConfigMaps(m.namespace).Patch(api, m.configMap, types.MergePatchType, body, metav1.PatchOptions{FieldManager: FieldManager})
+	err = retried.Do(api, func() error {
+		_, err := a.client.CoreV1().ConfigMaps(m.namespace).Patch(api, m.configMap, types.MergePatchType, body, metav1.PatchOptions{FieldManager: FieldManager})
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("writing %s: %w", m.keyed(key), err)
 	}

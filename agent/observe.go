@@ -123,7 +123,7 @@ func (a *Agent) observe(ctx context.Context) (observed, error) {
 	if err != nil {
 		return seen, fmt.Errorf("listing the pods of node %s: %w", a.node, err)
 	}
-	if pods.Items, err = a.sets.Believe(api, pods.Items); err != nil {
+	if pods.Items, err = a.believe(api, pods.Items); err != nil {
 		return seen, err
 	}
 	if err := a.makeWay(ctx, &seen); err != nil {

@@ -1,17 +1,28 @@
 package agent
 
 import (
+	"context"
 	"fmt"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpuslice/gpuslice/agent/retried"
 	"github.com/gpuslice/gpuslice/drain"
 )
 
 // Pods of NVIDIA's programs are known by their labels, which any pod may have. So they count only where the settings say that they
 // are, and as pods of a DaemonSet that exists.
+
+// believe gives the pods without the owners that they only pretend to have.
+func (a *Agent) believe(ctx context.Context, pods []corev1.Pod) (out []corev1.Pod, err error) {
+	err = retried.Do(ctx, func() (err error) {
+		out, err = a.sets.Believe(ctx, pods)
+		return err
+	})
+	return out, err
+}
 
 // operands picks the device plugin's pods.
 func (a *Agent) operands(pods []corev1.Pod) []corev1.Pod {

@@ -1,6 +1,7 @@
 package drain
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -68,6 +69,10 @@ type Evictor struct {
 	client kubernetes.Interface
 	clock  clock.PassiveClock
 	log    *zap.Logger
+
+	// Again sends an eviction that has failed for a cause of the moment once more, as far as it likes; nil sends each once. An answer of
+	// 429 is none of its business: a disruption budget gives it. The request names the pod by its UID, so that it can be sent twice.
+	Again func(ctx context.Context, request func() error) error
 
 	asked  map[types.UID]*attempt // by Evict
 	probed map[types.UID]*attempt // by DryRun
@@ -316,7 +321,7 @@ var queued = map[tier]string{
 
 // ask requests one eviction, or would.
 func (r *round) ask(ctx context.Context, pod Pod, dryRun bool) (Verdict, time.Duration) {
-	err := r.request(ctx, pod, dryRun)
+	err := r.send(ctx, pod, dryRun)
 	if r.unanswered(err) {
 		return Verdict{State: Failed, Message: r.silent.Error()}, 0
 	}
@@ -362,6 +367,25 @@ func (r *round) remove(ctx context.Context, pod Pod, t terms, last Verdict) Verd
 // isGone reports whether the API server itself says that there is no such pod.
 func isGone(err error) bool {
 	return apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
+}
+
+// send requests an eviction, again if that is wanted.
+func (r *round) send(ctx context.Context, pod Pod, dryRun bool) error {
+	if r.Again == nil {
+		return r.request(ctx, pod, dryRun)
+	}
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	var busy error
+	err := r.Again(ctx, func() error {
+		err := r.request(ctx, pod, dryRun)
+		if busy = nil; apierrors.IsTooManyRequests(err) {
+			busy = err
+			return nil
+		}
+		return err
+	})
+	return cmp.Or(busy, err)
 }
 
 // request sends one eviction. The UID is a precondition: between listing and asking, a pod may be replaced by another

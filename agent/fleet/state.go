@@ -19,6 +19,7 @@ import (
 	strictjson "sigs.k8s.io/json"
 
 	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/agent/retried"
 	"github.com/gpuslice/gpuslice/config"
 )
 
@@ -230,7 +231,11 @@ func (s *Slots) read(ctx context.Context, pool Pool) (*record, error) {
 	defer cancel()
 	name := leaseName(pool)
 	r := &record{}
-	lease, err := s.Client.CoordinationV1().Leases(s.Namespace).Get(ctx, name, metav1.GetOptions{})
+	var lease *coordinationv1.Lease
+	err := retried.Do(ctx, func() (err error) {
+		lease, err = s.Client.CoordinationV1().Leases(s.Namespace).Get(ctx, name, metav1.GetOptions{})
+		return err
+	})
 	switch {
 	case apierrors.IsNotFound(err):
 		r.absent = true
@@ -273,11 +278,16 @@ func (s *Slots) write(ctx context.Context, pool Pool, r *record) (lost bool, err
 	}
 	r.lease.Annotations[config.AnnotationSlots] = string(text)
 	s.show(r, len(left)+len(come) > 0)
-	if leases := s.Client.CoordinationV1().Leases(s.Namespace); r.absent {
-		_, err = leases.Create(ctx, r.lease, metav1.CreateOptions{})
-	} else {
-		_, err = leases.Update(ctx, r.lease, metav1.UpdateOptions{})
-	}
+	leases := s.Client.CoordinationV1().Leases(s.Namespace)
+	// One that was done though it failed is a conflict with itself the next time: the Lease is then read anew, with what it says.
+	err = retried.Do(ctx, func() (err error) {
+		if r.absent {
+			_, err = leases.Create(ctx, r.lease, metav1.CreateOptions{})
+		} else {
+			_, err = leases.Update(ctx, r.lease, metav1.UpdateOptions{})
+		}
+		return err
+	})
 	switch {
 	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err), !r.absent && apierrors.IsNotFound(err):
 		return true, nil

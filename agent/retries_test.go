@@ -1,0 +1,88 @@
+package agent_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	k8stesting "k8s.io/client-go/testing"
+
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// failsEverySecond lets every second request of the kind fail as an API server's proxy does, and counts them.
+func (w *world) failsEverySecond(verb, resource, subresource string) (seen *int) {
+	seen = new(int)
+	w.client.PrependReactor(verb, resource, func(a k8stesting.Action) (bool, runtime.Object, error) {
+		if a.GetSubresource() != subresource {
+			return false, nil, nil
+		}
+		if *seen++; *seen%2 == 1 {
+			return true, nil, apierrors.NewInternalError(apierrors.NewServiceUnavailable("no upstream"))
+		}
+		return false, nil, nil
+	})
+	return seen
+}
+
+// One request in two fails, and ten pods are to be asked for before the fence: together they would never all be answered.
+func TestPodsAreAskedForAgainWhereTheAPIServerFails(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.turn()
+		for _, name := range []string{"a", "b", "c", "d", "e", "f", "g", "h", "i", "j"} {
+			w.pod(name, w.devices()["nvidia.com/gpu"][0])
+		}
+		evictions := w.failsEverySecond("create", "pods", "eviction")
+		w.label("all-1g.10gb")
+		w.spend(2 * time.Minute)
+		if !w.converged("all-1g.10gb")() {
+			t.Errorf("after 2 minutes and %d requests for evictions: %s: %s", *evictions, w.condition().Reason, w.condition().Message)
+		}
+	})
+}
+
+func TestAKeyOfTheConfigManagerIsWrittenAgainWhereTheAPIServerFails(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.managed()
+		w.settings.Retry.Failures = 1 // so that one that is not sent again undoes the change
+		w.restart()
+		w.manage()
+		patches := w.failsEverySecond("patch", "configmaps", "")
+		w.profile("two")
+		if !w.within(400, w.manage, w.done("two")) {
+			t.Error("never converges")
+		}
+		if *patches < 2 {
+			t.Errorf("%d patches, of which none failed", *patches)
+		}
+	})
+}
+
+// A disruption budget answers so. To ask again at once would be to press it.
+func TestABudgetThatSaysNoIsNotAskedAgainAtOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.turn()
+		w.pod("train", w.devices()["nvidia.com/gpu"][0])
+		asked := 0
+		w.client.PrependReactor("create", "pods", func(a k8stesting.Action) (bool, runtime.Object, error) {
+			if a.GetSubresource() != "eviction" {
+				return false, nil, nil
+			}
+			asked++
+			return true, nil, apierrors.NewTooManyRequests("the budget", 0)
+		})
+		w.label("all-1g.10gb")
+		w.passes("a word", func() bool { return w.condition().Reason == string(config.ReasonEvictionBlocked) })
+		if asked != 1 {
+			t.Errorf("asked %d times", asked)
+		}
+	})
+}
