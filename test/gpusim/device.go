@@ -85,7 +85,7 @@ func (l *Library) PCI(d Device) (pci PCI, r Return) {
 type Memory struct{ Total, Reserved, Used, Free uint64 }
 
 // reservedMemory is what the driver keeps for itself on a GPU, in bytes, as measured on an H200.
-const reservedMemory = 645 << 20
+const reservedMemory = 644_939_776
 
 // Memory of a GPU or a MIG device.
 func (l *Library) Memory(d Device) (m Memory, r Return) {

@@ -263,6 +263,7 @@ func TestH200ShowsProcessesAsTheRealOneDid(t *testing.T) {
 	v2, r := d.GetMemoryInfo_v2()
 	expect(t, "memory v2", r, nvml.SUCCESS)
 	same(t, "reserved memory, which the first version counts as used", v1.Used, v2.Used+v2.Reserved, r)
+	same(t, "reserved memory", uint64(644_939_776), v2.Reserved, r)
 	same(t, "used memory", uint64(2048+1456)<<20, v2.Used, r)
 	name, r := l.SystemGetProcessName(1001)
 	same(t, "process name", "trainer", name, r)
