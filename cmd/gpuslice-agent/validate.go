@@ -1,34 +1,26 @@
 package main
 
 import (
-	"bufio"
-	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
-	"os"
-	"path"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
-	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
-	"sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
-	"github.com/gpuslice/gpuslice/config/document"
 	"github.com/gpuslice/gpuslice/config/migparted"
 )
 
 func (o *options) validate() *cobra.Command {
 	var files []string
 	var at string
+	var foreign bool
 	c := &cobra.Command{
 		Use:   "validate -f FILE...",
 		Short: "Check files before they reach a cluster: profiles, settings, maintenance, MIG configs, configs of the device plugin",
@@ -48,7 +40,7 @@ func (o *options) validate() *cobra.Command {
 					return fmt.Errorf("flag --at is %q: write a date with its time and zone, like 2026-12-20T22:00:00Z", at)
 				}
 			}
-			v := validation{out: &printer{w: cmd.OutOrStdout()}, now: now}
+			v := validation{out: &printer{w: cmd.OutOrStdout()}, now: now, foreign: foreign}
 			for _, file := range files {
 				text, err := contents(file, cmd.InOrStdin())
 				if err != nil {
@@ -60,15 +52,9 @@ func (o *options) validate() *cobra.Command {
 		},
 	}
 	c.Flags().StringArrayVarP(&files, "file", "f", nil, "file to check, several by several flags; - for standard input")
+	c.Flags().BoolVar(&foreign, "ignore-foreign", false, "take it for no error that nothing here is for gpuslice, as in a folder of all kinds of manifests")
 	c.Flags().StringVar(&at, "at", "", "time from which on the next openings of maintenance are told, like 2026-12-20T22:00:00Z; without it now")
 	return c
-}
-
-func contents(file string, stdin io.Reader) ([]byte, error) {
-	if file == "-" {
-		return io.ReadAll(stdin)
-	}
-	return os.ReadFile(path.Clean(file))
 }
 
 // format is a kind of file that the agent or the plugin reads.
@@ -81,7 +67,7 @@ type format struct {
 // formats, of which the first that fits counts. A file is told by any field that only its kind has, so that one with a
 // mistake is told too.
 var formats = []format{
-	{"profiles", func(top map[string]any) bool {
+	{profilesFormat, func(top map[string]any) bool {
 		return top["kind"] == config.ProfilesKind || top["kind"] != config.SettingsKind && has(top, "profiles")
 	}, counted(config.ParseProfiles, "profile")},
 	{"maintenance", func(top map[string]any) bool {
@@ -94,13 +80,31 @@ var formats = []format{
 		_, err := config.Parse(text)
 		return "settings", err
 	}},
-	{"MIG configs", func(top map[string]any) bool { return has(top, "mig-configs") }, counted(migparted.Parse, "MIG config")},
-	{"a device plugin config", func(top map[string]any) bool {
-		return has(top, "version", "flags", "sharing", "resources", "imex") && !has(top, "apiVersion", "kind")
-	}, func(text []byte, _ time.Time) (string, error) {
+	{migFormat, func(top map[string]any) bool { return has(top, "mig-configs") }, counted(migparted.Parse, "MIG config")},
+	{pluginFormat, isPluginConfig, func(text []byte, _ time.Time) (string, error) {
 		read, err := deviceplugin.Parse(text)
 		return describeSharing(read.Sharing), err
 	}},
+}
+
+// Names of formats by which a plan goes.
+const (
+	profilesFormat = "profiles"
+	migFormat      = "MIG configs"
+	pluginFormat   = "a device plugin config"
+)
+
+// isPluginConfig tells such a config by its fields. Other files of NVIDIA have a version too, and pods have resources.
+func isPluginConfig(top map[string]any) bool {
+	switch {
+	case has(top, "apiVersion", "kind", "systemd-services", "hooks"):
+		return false
+	case has(top, "sharing", "flags", "imex"):
+		return true
+	default:
+		resources, _ := top["resources"].(map[string]any)
+		return has(top, "version") && !has(resources, "limits", "requests")
+	}
 }
 
 // isOurs reports whether a document says that it is in a format of gpuslice.
@@ -191,108 +195,76 @@ type validation struct {
 	out          *printer
 	now          time.Time
 	right, wrong int
-	passedOver   int // manifests of something else
+	foreign      bool // what is nobody's here is no error, also where there is nothing else
 }
 
 // file checks all that is in a file.
 func (v *validation) file(name string, text []byte) {
-	before := *v
-	documents := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(text)))
-	for {
-		document, err := documents.Read()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			v.report(name, "", err)
-			return
-		}
-		v.document(name, document)
+	var r reader
+	r.read(name, text)
+	for _, p := range r.pieces {
+		v.piece(p)
 	}
-	if *v == before {
-		v.report(name, "", errNothingToCheck)
+	if !slices.ContainsFunc(r.pieces, func(p piece) bool { return p.err != nil || p.format != nil || p.configMap == "" || p.key == "" }) {
+		v.out.printf("%s: nothing that gpuslice reads, passed over\n", name)
 	}
+	v.clusterPolicies(r.pieces)
 }
 
 var errNothingToCheck = errors.New("there is nothing here that gpuslice reads: profiles (kind: Profiles), settings (kind: Settings), maintenance (kind: Maintenance), MIG configs (mig-configs:)," +
-	" configs of NVIDIA's device plugin (sharing:, flags:), or a ConfigMap with any of them")
+	" configs of NVIDIA's device plugin (sharing:, flags:), or a ConfigMap with any of them; --ignore-foreign takes that for no error")
 
-// document checks one document of a file: a manifest, or what the agent reads.
-func (v *validation) document(name string, text []byte) {
-	top, err := mappingOf(text)
+func (v *validation) piece(p piece) {
 	switch {
-	case err != nil:
-		v.report(name, "", err)
-	case top["kind"] == "ConfigMap":
-		v.configMap(name, text)
-	case top["kind"] == "List", top["kind"] == "ConfigMapList":
-		v.list(name, top["items"])
-	case top["apiVersion"] != nil && top["kind"] != nil && !isOurs(top):
-		v.passedOver++
-		v.out.printf("%s: %v, passed over\n", name, top["kind"])
+	case p.err != nil:
+		v.report(p.at, "", p.err)
+	case p.format == nil && (p.configMap == "" || p.key == ""):
+		v.out.printf("%s: %s, passed over\n", p.at, p.foreign)
+	case p.format == nil: // of a ConfigMap, others may read other keys
 	default:
-		v.content(name, text, top)
-	}
-}
-
-func (v *validation) list(name string, items any) {
-	list, ok := items.([]any)
-	if !ok {
-		v.report(name, "", errors.New("items: must be a list"))
-	}
-	for _, item := range list {
-		text, err := yaml.Marshal(item)
+		found, err := p.format.check(p.text, v.now)
 		if err != nil {
-			v.report(name, "", err)
-			continue
+			found = p.format.name
 		}
-		v.document(name, text)
+		v.report(p.at, found, err)
 	}
 }
 
-func (v *validation) configMap(name string, text []byte) {
-	var m corev1.ConfigMap
-	if err := yaml.UnmarshalStrict(text, &m); err != nil {
-		v.report(name, "", fmt.Errorf("reading a ConfigMap: %w", err))
+// clusterPolicies checks that the device plugin's ConfigMap that the GPU Operator is told is there, with the key that it is told, where the
+// file has such ConfigMaps at all: without them every config is right, and no node gets any.
+func (v *validation) clusterPolicies(pieces []piece) {
+	keys := map[string][]string{} // of configs of the device plugin, by ConfigMap
+	for _, p := range pieces {
+		if p.configMap != "" && p.format != nil && p.format.name == pluginFormat {
+			keys[p.configMap] = append(keys[p.configMap], p.key)
+		}
+	}
+	if len(keys) == 0 {
 		return
 	}
-	for _, key := range slices.Sorted(maps.Keys(m.Data)) {
-		at := fmt.Sprintf("%s, ConfigMap %s, %s", name, path.Join(m.Namespace, m.Name), key)
-		content := []byte(m.Data[key])
-		top, err := mappingOf(content)
-		switch {
-		case err == nil:
-			v.content(at, content, top)
-		case strings.HasSuffix(key, ".yaml"), strings.HasSuffix(key, ".yml"):
-			v.report(at, "", err)
+	for _, p := range pieces {
+		if p.foreign != "ClusterPolicy" {
+			continue
+		}
+		spec, _ := p.top["spec"].(map[string]any)
+		plugin, _ := spec["devicePlugin"].(map[string]any)
+		told, _ := plugin["config"].(map[string]any)
+		name, _ := told["name"].(string)
+		key, _ := told["default"].(string)
+		at := p.at + ", ClusterPolicy"
+		switch here, there := keys[name]; {
+		case name == "":
+			v.report(at, "", fmt.Errorf("spec.devicePlugin.config.name: is not set, and no node gets a config of ConfigMap %s", listed(keys)))
+		case !there:
+			v.report(at, "", fmt.Errorf("spec.devicePlugin.config.name: no ConfigMap %q with configs of the device plugin is here; there is %s", name, listed(keys)))
+		case key != "" && !slices.Contains(here, key):
+			v.report(at, "", fmt.Errorf("spec.devicePlugin.config.default: ConfigMap %s has no key %q with a config of the device plugin; it has %s", name, key, strings.Join(here, ", ")))
 		}
 	}
 }
 
-// content checks what the agent reads; what is something else is passed over.
-func (v *validation) content(at string, text []byte, top map[string]any) {
-	for _, f := range formats {
-		if f.is(top) {
-			found, err := f.check(text, v.now)
-			if err != nil {
-				found = f.name
-			}
-			v.report(at, found, err)
-			return
-		}
-	}
-}
-
-// mappingOf reads the fields of a document. One that is empty has none.
-func mappingOf(text []byte) (map[string]any, error) {
-	if err := document.CheckManifest(text); err != nil {
-		return nil, fmt.Errorf("reading YAML: %w", err)
-	}
-	var top map[string]any
-	if err := yaml.Unmarshal(text, &top); err != nil {
-		return nil, fmt.Errorf("reading YAML: %w", err)
-	}
-	return top, nil
+func listed(byName map[string][]string) string {
+	return strings.Join(slices.Sorted(maps.Keys(byName)), ", ")
 }
 
 func (v *validation) report(at, found string, err error) {
@@ -316,6 +288,8 @@ func (v *validation) result() error {
 	switch {
 	case v.out.err != nil:
 		return v.out.err
+	case v.right+v.wrong == 0 && v.foreign:
+		return nil
 	case v.right+v.wrong == 0:
 		return errNothingToCheck
 	case v.wrong == 0:

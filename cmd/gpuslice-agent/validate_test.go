@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/tools/txtar"
@@ -70,6 +71,37 @@ func TestValidateReadsStandardInputAndWhatAShellMakesOfPatterns(t *testing.T) {
 	want := "-: device plugin config without sharing\n" + example + ", ConfigMap gpuslice/gpuslice-profiles, profiles.yaml: 4 profiles\n"
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("what is said (-want +got):\n%s", diff)
+	}
+}
+
+func TestValidateTakesForeignManifestsForNoErrorIfItIsTold(t *testing.T) {
+	namespace := filepath.Join("..", "..", "deploy", "base", "namespace.yaml")
+	got := validated(t, "", "validate", "--ignore-foreign", "-f", namespace)
+	if want := namespace + ": Namespace, passed over\n"; got != want {
+		t.Errorf("it says %q, want %q", got, want)
+	}
+	got = validated(t, "version: v2", "validate", "--ignore-foreign", "-f", namespace, "-")
+	if !strings.HasSuffix(got, "error: 1 of 1 files and keys cannot be used\n") {
+		t.Errorf("it says %q, and no error", got)
+	}
+}
+
+// Each list in a list was written out and read again, which squares with their depth.
+func TestValidateReadsNestedListsInLinearTime(t *testing.T) {
+	nested := func(depth int) string {
+		const head = `{"apiVersion":"v1","kind":"List","items":[`
+		return strings.Repeat(head, depth) + `{"apiVersion":"v1","kind":"Secret"}` + strings.Repeat("]}", depth)
+	}
+	took := func(depth int) time.Duration {
+		text, began := nested(depth), time.Now()
+		if got := validated(t, text, "validate", "--ignore-foreign", "-f", "-"); !strings.HasPrefix(got, "-: Secret, passed over") {
+			t.Errorf("%d deep: it says %.200q", depth, got)
+		}
+		return time.Since(began)
+	}
+	took(10) // what is made once
+	if few, many := took(400), took(4000); many > 60*max(few, 10*time.Millisecond) {
+		t.Errorf("400 lists take %s, 4000 take %s", few, many)
 	}
 }
 
