@@ -1,9 +1,14 @@
 package agent
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"maps"
 	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
@@ -16,12 +21,52 @@ type Preview struct {
 	Steps         []plan.Step
 	AtReboot      []nvml.GPU         // that turn MIG mode on at the node's next reboot, whoever does it; the change goes on after it
 	Reboot        bool               // the steps wait for a reboot, or do it
+	Holders       []Holder           // what NVML shows on what goes
 	MIGStrategy   config.MIGStrategy // of the device plugin after it; offline, taken to be mixed where nothing says another
 	Runs          string             // when the change would begin; empty offline, and where nothing is to do
 }
 
-// Preview plans what the label would ask for on the node as it is now, and changes nothing. The label is
-// config.LabelMIGConfig or config.LabelProfile. The error is the refusal that the node's condition would show.
+// Holder is a GPU of which something goes, and the processes that NVML shows on that.
+type Holder struct {
+	Index int // of the GPU
+	PIDs  []int
+}
+
+// Ask is what the labels of a node would ask for: a profile, or a MIG config, a config of the device plugin, or both.
+type Ask struct {
+	Profile, MIGConfig string
+	PluginConfig       string // a key of the ConfigMap of configs
+}
+
+// Label is the label that asks, and the name of what is asked for, as Preview takes them.
+func (a Ask) Label() (label, name string) {
+	switch {
+	case a.Profile != "":
+		return config.LabelProfile, a.Profile
+	case a.PluginConfig == "":
+		return config.LabelMIGConfig, a.MIGConfig
+	case a.MIGConfig == "":
+		return config.LabelDevicePluginConfig, a.PluginConfig
+	default:
+		return config.LabelMIGConfig, a.MIGConfig + pluginSeparator + a.PluginConfig
+	}
+}
+
+// parts are the names of the MIG config or profile, and of the config of the device plugin, in what Label gives.
+func parts(label, name string) (geometry, pluginKey string) {
+	switch label {
+	case config.LabelDevicePluginConfig:
+		return "", name
+	case config.LabelMIGConfig:
+		geometry, pluginKey, _ = strings.Cut(name, pluginSeparator)
+		return geometry, pluginKey
+	default:
+		return name, ""
+	}
+}
+
+// Preview plans what the label would ask for on the node as it is now, and changes nothing. Label and name
+// are those of an Ask. The error is the refusal that the node's condition would show.
 func (a *Agent) Preview(ctx context.Context, label, name string) (Preview, error) {
 	seen, err := a.observe(ctx)
 	if err != nil {
@@ -32,13 +77,26 @@ func (a *Agent) Preview(ctx context.Context, label, name string) (Preview, error
 
 // previewOf plans by a look that was taken already.
 func (a *Agent) previewOf(ctx context.Context, seen observed, label, name string) (Preview, error) {
-	profile, wishes, err := a.wishes(seen, label, name)
-	if err != nil {
-		return Preview{}, err
-	}
 	want := wish{name: name, label: label}
-	if err := a.apply(ctx, &seen, &want, profile, asWished(seen.gpus, targets(wishes))); err != nil {
-		return Preview{}, err
+	var wishes map[nvml.UUID]nvml.Wish
+	geometry, pluginKey := parts(label, name)
+	if geometry != "" {
+		var profile config.Profile
+		var err error
+		if profile, wishes, err = a.wishes(seen, label, geometry); err != nil {
+			return Preview{}, err
+		}
+		if err := a.apply(ctx, &seen, &want, profile, asWished(seen.gpus, targets(wishes))); err != nil {
+			return Preview{}, err
+		}
+	}
+	if pluginKey != "" {
+		// A config manager goes by the label as it would be.
+		seen.node = seen.node.DeepCopy()
+		metav1.SetMetaDataLabel(&seen.node.ObjectMeta, config.LabelDevicePluginConfig, pluginKey)
+		if err := a.askPlugin(ctx, &seen, &want, func() (*pluginWish, error) { return a.namedConfig(ctx, &seen, pluginKey) }); err != nil {
+			return Preview{}, err
+		}
 	}
 	want.targets = targets(wishes)
 	if err := a.fits(seen, want); err != nil {
@@ -54,21 +112,47 @@ func (a *Agent) previewOf(ctx context.Context, seen observed, label, name string
 	return p, err
 }
 
-// PreviewOffline plans what the label would ask for on GPUs alone, as on a node that no cluster knows.
-func PreviewOffline(catalog config.Catalog, label, name string, gpus []nvml.GPU) (Preview, error) {
-	wishes, err := wishesOf(catalog, label, name, gpus)
-	if err != nil {
-		return Preview{}, err
-	}
+// Offline is what is known where no cluster is asked: the GPUs, and files.
+type Offline struct {
+	GPUs    []nvml.GPU
+	Catalog config.Catalog
+	Plugin  map[string]config.PluginConfig // configs of the device plugin, by the key that a label would name
+}
+
+// Preview plans what the label would ask for, as on a node that no cluster knows. Label and name are those of an Ask.
+func (o Offline) Preview(label, name string) (Preview, error) {
 	// Without a node nobody knows how its GPUs are shared, or what the device plugin is told: as if they were not, and its config had
 	// the strategy that overlays/device-plugin begins with.
 	has := config.PluginConfig{Sharing: config.Sharing{Strategy: config.SharingNone}, MIGStrategy: config.MIGStrategyMixed}
+	seen := plan.Observed{GPUs: o.GPUs, Capacity: plan.Capacity{Agreed: plan.Proof}}
+	geometry, pluginKey := parts(label, name)
 	want := wish{}
-	seen := plan.Observed{GPUs: gpus, Capacity: plan.Capacity{Agreed: plan.Proof}}
-	if profile, ok := catalog.Profile(name); ok && label == config.LabelProfile && (profile.Sharing != nil || profile.MIGStrategy != "") {
-		if want.plugin, err = wishOffline(has, profile, asWished(gpus, targets(wishes))); err != nil {
+	var profile config.Profile
+	var wishes map[nvml.UUID]nvml.Wish
+	var err error
+	if geometry != "" {
+		if wishes, err = wishesOf(o.Catalog, label, geometry, o.GPUs); err != nil {
 			return Preview{}, err
 		}
+	}
+	if label == config.LabelProfile {
+		profile, _ = o.Catalog.Profile(name)
+		seen.Keys = len(profile.Labels)+len(profile.Taints) > 0
+	}
+	after := asWished(o.GPUs, targets(wishes))
+	switch asked, there := o.Plugin[pluginKey]; {
+	case pluginKey != "" && !there:
+		return Preview{}, fmt.Errorf("no config of the device plugin is named %q: the files have %s", pluginKey,
+			cmp.Or(strings.Join(slices.Sorted(maps.Keys(o.Plugin)), ", "), "none"))
+	case pluginKey != "":
+		want.plugin, err = wishOffline(has, config.Profile{Sharing: &asked.Sharing, MIGStrategy: orNone(asked.MIGStrategy)}, after)
+	case profile.Sharing != nil || profile.MIGStrategy != "":
+		want.plugin, err = wishOffline(has, profile, after)
+	}
+	if err != nil {
+		return Preview{}, err
+	}
+	if want.plugin != nil {
 		seen.Plugin = plan.Plugin{Now: plannedSharing(has.Sharing, has.MIGStrategy), Told: true, Tells: true, Set: want.plugin.as(&has)}
 		has.MIGStrategy = want.plugin.strategy
 	}
@@ -99,7 +183,42 @@ func preview(want plan.Desired, seen plan.Observed) (Preview, error) {
 	}
 	return Preview{
 		Before: seen.GPUs, After: plan.Result(seen.GPUs, steps), Steps: steps,
-		AtReboot: plan.OnAtReboot(seen, want),
-		Reboot:   slices.ContainsFunc(steps, func(s plan.Step) bool { return s.Kind == plan.Reboot }),
+		AtReboot: plan.OnAtReboot(seen, want), Holders: holders(seen.GPUs, plan.Takes(seen, want)),
+		Reboot: slices.ContainsFunc(steps, func(s plan.Step) bool { return s.Kind == plan.Reboot }),
 	}, nil
+}
+
+// holders are the processes that NVML shows on what is taken.
+func holders(gpus []nvml.GPU, taken []plan.Taken) []Holder {
+	var out []Holder
+	for _, t := range taken {
+		for _, gpu := range gpus {
+			if gpu.UUID != t.GPU {
+				continue
+			}
+			var pids []int
+			if t.Whole || t.Compute {
+				pids = pidsOf(gpu.Processes)
+			}
+			for _, instance := range gpu.Instances {
+				goes := slices.ContainsFunc(instance.Devices, func(d nvml.Device) bool { return slices.Contains(t.Devices, d.UUID) })
+				if t.Whole || t.Compute || goes {
+					pids = append(pids, pidsOf(instance.Processes)...)
+				}
+			}
+			slices.Sort(pids)
+			if pids = slices.Compact(pids); len(pids) > 0 {
+				out = append(out, Holder{Index: gpu.Index, PIDs: pids})
+			}
+		}
+	}
+	return out
+}
+
+func pidsOf(processes []nvml.Process) []int {
+	var pids []int
+	for _, p := range processes {
+		pids = append(pids, p.PID)
+	}
+	return pids
 }

@@ -1,9 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,56 +19,66 @@ import (
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/config/document"
+	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/config/migparted"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/nvml/lib"
 )
 
-var errNoName = errors.New("name what to plan by --mig-config or --profile, as the node's label would")
+var (
+	errNoName  = errors.New("name what to plan by --profile, or by --mig-config, --device-plugin-config or both, as the node's labels would")
+	errBothAsk = errors.New("--profile is all that is asked for where it is there, as the node's label is: leave out --mig-config and --device-plugin-config")
+)
 
-// wanted is what the plan is for: what a label would ask for, and the files of configs to look in.
+// wanted is what the plan is for: what labels would ask for, and the files of configs to look in.
 type wanted struct {
-	name, profile          string
-	migConfigs, ownCatalog string
-	offline                bool
-}
+	agent.Ask
 
-func (w wanted) label() (label, name string) {
-	if w.profile != "" {
-		return config.LabelProfile, w.profile
-	}
-	return config.LabelMIGConfig, w.name
+	files   []string
+	offline bool
 }
 
 func (o *options) plan() *cobra.Command {
 	var w wanted
+	var profiles []string
 	c := &cobra.Command{
 		Use:   "plan",
 		Short: "Print what a config would do to this node, or why it cannot be; changes nothing",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, name := w.label()
-			if name == "" {
+			w.files = append(w.files, profiles...)
+			switch {
+			case w.Ask == agent.Ask{}:
 				return errNoName
+			case w.Profile != "" && (w.MIGConfig != "" || w.PluginConfig != ""):
+				return errBothAsk
 			}
-			preview, err := o.preview(cmd, w)
+			known, err := readConfigs(w.files, cmd.InOrStdin())
+			if err != nil {
+				return err
+			}
+			_, name := w.Label()
+			preview, err := o.preview(cmd, w, known)
+			if errors.Is(err, nvml.ErrNoDriver) {
+				return fmt.Errorf("the GPUs cannot be seen, so nothing is known of %s: %w", name, err)
+			}
 			if err != nil {
 				return fmt.Errorf("%s cannot be: %w", name, err)
 			}
-			return show(cmd.OutOrStdout(), name, preview, w.offline)
+			return show(cmd.OutOrStdout(), name, preview, w.offline, o.command)
 		},
 	}
-	c.Flags().StringVar(&w.name, "mig-config", "", "name of a MIG config, as in the label "+config.LabelMIGConfig)
-	c.Flags().StringVar(&w.profile, "profile", "", "name of a profile, as in the label "+config.LabelProfile+"; every MIG config is one")
+	c.Flags().StringVar(&w.MIGConfig, "mig-config", "", "name of a MIG config, as in the label "+config.LabelMIGConfig)
+	c.Flags().StringVar(&w.PluginConfig, "device-plugin-config", "", "key of a config of the device plugin, as in the label "+config.LabelDevicePluginConfig)
+	c.Flags().StringVar(&w.Profile, "profile", "", "name of a profile, as in the label "+config.LabelProfile+"; every MIG config is one")
 	c.Flags().BoolVar(&w.offline, "offline", false, "look at the GPUs alone; no cluster is asked")
-	c.Flags().StringVarP(&w.migConfigs, "file", "f", "", "with --offline: MIG configs in mig-parted's format, beside those of the hardware")
-	c.Flags().StringVar(&w.ownCatalog, "profiles", "", "with --offline: profiles in gpuslice's format")
+	c.Flags().StringArrayVarP(&w.files, "file", "f", nil, "with --offline: file of MIG configs, profiles or configs of the device plugin, as it is or in manifests; several by several flags; - for standard input")
+	c.Flags().StringArrayVar(&profiles, "profiles", nil, "the same as --file")
 	return c
 }
 
-func (o *options) preview(cmd *cobra.Command, w wanted) (agent.Preview, error) {
-	label, name := w.label()
+func (o *options) preview(cmd *cobra.Command, w wanted, known configs) (agent.Preview, error) {
+	label, name := w.Label()
 	if !w.offline {
 		a, err := o.agent(zap.NewNop(), nil)
 		if err != nil {
@@ -76,37 +90,87 @@ func (o *options) preview(cmd *cobra.Command, w wanted) (agent.Preview, error) {
 	if err != nil {
 		return agent.Preview{}, err
 	}
-	custom, err := read(w.migConfigs, migparted.Parse)
-	if err != nil {
-		return agent.Preview{}, err
-	}
-	profiles, err := read(w.ownCatalog, config.ParseProfiles)
-	if err != nil {
-		return agent.Preview{}, err
-	}
-	catalog := config.Merge(config.Generate(gpus), custom).WithProfiles(w.ownCatalog, profiles)
-	return agent.PreviewOffline(catalog, label, name, gpus)
+	catalog := config.Merge(config.Generate(gpus), known.mig).WithProfiles(strings.Join(w.files, ", "), known.profiles)
+	return agent.Offline{GPUs: gpus, Catalog: catalog, Plugin: known.plugin}.Preview(label, name)
 }
 
-// read parses a file, if one is named.
-func read[T any](path string, parse func([]byte) (T, error)) (T, error) {
-	var none T
-	if path == "" {
-		return none, nil
-	}
-	data, err := document.ReadFile(path)
-	if err != nil {
-		return none, fmt.Errorf("reading configs: %w", err)
-	}
-	parsed, err := parse(data)
-	if err != nil {
-		return none, fmt.Errorf("%s: %w", path, err)
-	}
-	return parsed, nil
+// configs are those of files, by the names that labels have for them.
+type configs struct {
+	mig      map[string]config.MIGConfig
+	profiles map[string]config.Profile
+	plugin   map[string]config.PluginConfig // by the key of their ConfigMap, or by the file's name
 }
 
-// show prints the GPUs before and after, and the steps between.
-func show(w io.Writer, name string, p agent.Preview, offline bool) error {
+// readConfigs reads all that a plan goes by in the files, as validate finds it there. What is none of it is passed over; a name that is
+// there twice is refused, since on a node only one of them would count.
+func readConfigs(files []string, stdin io.Reader) (configs, error) {
+	out := configs{mig: map[string]config.MIGConfig{}, profiles: map[string]config.Profile{}, plugin: map[string]config.PluginConfig{}}
+	for _, file := range files {
+		text, err := contents(file, stdin)
+		if err != nil {
+			return configs{}, fmt.Errorf("reading configs: %w", err)
+		}
+		var r reader
+		r.read(file, text)
+		found := 0
+		for _, p := range r.pieces {
+			used, err := out.add(p)
+			if err != nil {
+				return configs{}, fmt.Errorf("%s: %w", p.at, err)
+			}
+			found += used
+		}
+		if found == 0 {
+			return configs{}, fmt.Errorf("%s: there is nothing here that a plan goes by: MIG configs, profiles, configs of the device plugin, or a ConfigMap with any of them", file)
+		}
+	}
+	return out, nil
+}
+
+// add takes what is in a piece, and says whether that is anything.
+func (c *configs) add(p piece) (used int, err error) {
+	switch {
+	case p.err != nil:
+		return 0, p.err
+	case p.format == nil:
+		return 0, nil
+	}
+	switch p.format.name {
+	case migFormat:
+		parsed, err := migparted.Parse(p.text)
+		return 1, cmp.Or(err, merge(c.mig, parsed))
+	case profilesFormat:
+		parsed, err := config.ParseProfiles(p.text)
+		return 1, cmp.Or(err, merge(c.profiles, parsed))
+	case pluginFormat:
+		parsed, err := deviceplugin.Parse(p.text)
+		return 1, cmp.Or(err, merge(c.plugin, map[string]config.PluginConfig{p.key: parsed}))
+	default:
+		return 0, nil
+	}
+}
+
+func merge[T any](into, more map[string]T) error {
+	for _, name := range slices.Sorted(maps.Keys(more)) {
+		if _, twice := into[name]; twice {
+			return fmt.Errorf("%q is in another file too", name)
+		}
+		into[name] = more[name]
+	}
+	return nil
+}
+
+// command is what a process of the host is called; empty if nothing says so.
+func (o *options) command(pid int) string {
+	text, err := os.ReadFile(filepath.Join(o.procRoot, strconv.Itoa(pid), "comm"))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(text))
+}
+
+// show prints the GPUs before and after, and the steps between. By command, processes have names.
+func show(w io.Writer, name string, p agent.Preview, offline bool, command func(pid int) string) error {
 	out := &printer{w: w}
 	for i, gpu := range p.Before {
 		out.printf("GPU %d  %s  %s\n", gpu.Index, gpu.Model, gpu.UUID)
@@ -136,6 +200,12 @@ func show(w io.Writer, name string, p agent.Preview, offline bool) error {
 		out.printf("%4d  %s\n", i+1, step)
 	}
 	out.printf("\n%s\n", leaving(p.Steps, offline))
+	for _, line := range slices.Concat(onWhatGoes(p.Holders, command), resets(p)) {
+		out.printf("%s\n", line)
+	}
+	if offline && p.MIGStrategy != "" {
+		out.printf("The MIG strategy of the device plugin is taken to be %s.\n", p.MIGStrategy)
+	}
 	if p.Runs != "" {
 		out.printf("It would begin %s.\n", p.Runs)
 	}
@@ -143,6 +213,51 @@ func show(w io.Writer, name string, p agent.Preview, offline bool) error {
 		out.printf("%s\n", waiting)
 	}
 	return out.err
+}
+
+// onWhatGoes names the processes that have to end, whoever they are of.
+func onWhatGoes(holders []agent.Holder, command func(pid int) string) []string {
+	var out []string
+	for _, h := range holders {
+		var names []string
+		for _, pid := range h.PIDs {
+			name := strconv.Itoa(pid)
+			if called := command(pid); called != "" {
+				name += " (" + called + ")"
+			}
+			names = append(names, name)
+		}
+		out = append(out, fmt.Sprintf("GPU %d: on what goes NVML shows %s: the change waits until nothing uses it.", h.Index, processes(names)))
+	}
+	return out
+}
+
+func processes(names []string) string {
+	const most = 8
+	switch {
+	case len(names) == 1:
+		return "process " + names[0]
+	case len(names) > most:
+		return fmt.Sprintf("processes %s and %d more", strings.Join(names[:most], ", "), len(names)-most)
+	default:
+		return "processes " + strings.Join(names, ", ")
+	}
+}
+
+// resets says of which GPUs a change of the MIG mode is in effect only after a reset, which the hardware shows once the mode is pending:
+// those before Hopper.
+func resets(p agent.Preview) []string {
+	var out []string
+	for _, step := range p.Steps {
+		at := slices.IndexFunc(p.Before, func(g nvml.GPU) bool { return g.UUID == step.GPU })
+		if step.Kind != plan.SetMode || at < 0 {
+			continue
+		}
+		if cc := p.Before[at].ComputeCapability; cc.AtLeast(8, 0) && !cc.AtLeast(9, 0) {
+			out = append(out, fmt.Sprintf("GPU %d: its MIG mode changes by a reset, for which no process may have the GPU open.", p.Before[at].Index))
+		}
+	}
+	return out
 }
 
 // atReboot says what waits for a reboot of the node; empty if nothing does.

@@ -27,12 +27,23 @@ func TestPlanOffline(t *testing.T) {
 		t.Fatal(err)
 	}
 	configs := filepath.Join("testdata", "configs.yaml")
+	pools := filepath.Join("..", "..", "deploy", "examples", "configmap-pools.yaml")
 	for _, row := range []struct{ name, args string }{
 		{"balanced", "--mig-config all-balanced"},
 		{"profile", "--profile recommended -f " + configs},
 		{"impossible", "--mig-config two-3g-and-a-1g -f " + configs},
 		{"unknown", "--mig-config all-1g.5gb"},
 		{"nothing", "--mig-config all-disabled"},
+		{"manifest", "--mig-config three-parts -f " + filepath.Join("testdata", "manifests.yaml")},
+		{"shared-pool", "--profile research -f " + pools},
+		{"single-pool", "--profile small-inference -f " + pools + " -f " + configs},
+		{"mps", "--profile mps-2 --profiles " + filepath.Join("testdata", "manifests.yaml")},
+		{"plugin-config", "--device-plugin-config any -f " + filepath.Join("testdata", "manifests.yaml")},
+		{"both-labels", "--mig-config three-parts --device-plugin-config slices -f " + filepath.Join("testdata", "manifests.yaml")},
+		{"no-such-key", "--device-plugin-config some -f " + filepath.Join("testdata", "manifests.yaml")},
+		{"profile-and-config", "--profile research --mig-config all-disabled -f " + pools},
+		{"twice", "--profile research -f " + pools + " -f " + pools},
+		{"foreign", "--mig-config all-disabled -f " + filepath.Join("..", "..", "deploy", "base", "namespace.yaml")},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			spec, err := gpusim.ParseSpec([]byte("gpus:\n- model: A100-80GB\n  count: 1\n"))
@@ -82,6 +93,36 @@ func TestPlanOffline(t *testing.T) {
 	}
 }
 
+// What is wrong is the driver, and no config.
+func TestAPlanWithoutADriverBlamesNoConfig(t *testing.T) {
+	got := validated(t, "", "plan", "--offline", "--driver-root", t.TempDir(), "--mig-config", "all-balanced")
+	if !strings.HasPrefix(got, "error: the GPUs cannot be seen, so nothing is known of all-balanced: ") || strings.Contains(got, "cannot be:") {
+		t.Errorf("it says %q", got)
+	}
+}
+
+func TestAPlanReadsStandardInput(t *testing.T) {
+	manifests, err := os.ReadFile(filepath.Join("testdata", "manifests.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	known, err := readConfigs([]string{"-"}, bytes.NewReader(manifests))
+	if err != nil || len(known.mig) != 1 || len(known.profiles) != 1 || len(known.plugin) != 2 {
+		t.Errorf("read %d MIG configs, %d profiles and %d configs of the device plugin, error %v", len(known.mig), len(known.profiles), len(known.plugin), err)
+	}
+}
+
+func TestAPlanNamesProcessesOnWhatGoes(t *testing.T) {
+	p := agent.Preview{Steps: []plan.Step{{Kind: plan.Fence}}, Holders: []agent.Holder{{Index: 1, PIDs: []int{41, 42}}}}
+	var out bytes.Buffer
+	if err := show(&out, "all-balanced", p, true, func(pid int) string { return map[int]string{42: "python3"}[pid] }); err != nil {
+		t.Fatal(err)
+	}
+	if want := "GPU 1: on what goes NVML shows processes 41, 42 (python3): "; !strings.Contains(out.String(), want) {
+		t.Errorf("the plan does not say %q:\n%s", want, out.String())
+	}
+}
+
 // Where the agent reboots the node, all pods leave, not only those of the first eviction.
 func TestAPlanCountsEachPodThatHasToLeaveOnce(t *testing.T) {
 	a, b, c := plan.Pod{Name: "a"}, plan.Pod{Name: "b"}, plan.Pod{Name: "c"}
@@ -111,7 +152,7 @@ func TestAPlanSaysWhatWaitsForAReboot(t *testing.T) {
 	} {
 		p.Before, p.After = gpus, gpus
 		var out bytes.Buffer
-		if err := show(&out, "all-balanced", p, false); err != nil {
+		if err := show(&out, "all-balanced", p, false, func(int) string { return "" }); err != nil {
 			t.Fatal(err)
 		}
 		text := out.String()

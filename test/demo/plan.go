@@ -35,7 +35,7 @@ func foresee(ctx context.Context, out *screen, name string) (err error) {
 	if err != nil {
 		return fmt.Errorf("looking at the GPUs of the plan: %w", err)
 	}
-	p, err := agent.PreviewOffline(config.Merge(config.Generate(before), nil), config.LabelMIGConfig, name, before)
+	p, err := agent.Offline{GPUs: before, Catalog: config.Merge(config.Generate(before), nil)}.Preview(config.LabelMIGConfig, name)
 	if err != nil {
 		return fmt.Errorf("%s cannot be: %w", name, err)
 	}
