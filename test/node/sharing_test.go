@@ -208,9 +208,12 @@ func TestEachWayOfSharingIsReachedByAProfile(t *testing.T) {
 				profile, mode string
 				strategy      config.MIGStrategy // of the config after it
 			}{
-				{"mps-4", "MPS", config.MIGStrategyNone}, {"mig-single", "MIG single", config.MIGStrategySingle},
-				{"time-slicing-4", "time-slicing", config.MIGStrategySingle}, {"mig-mixed", "MIG mixed", config.MIGStrategyMixed},
-				{"mig-mixed-shared", "MIG mixed and time-slicing", config.MIGStrategyMixed}, {"whole", "none", config.MIGStrategyMixed},
+				{"mps-4", "MPS", config.MIGStrategyNone},
+				{"mig-single", "MIG single", config.MIGStrategySingle},
+				{"time-slicing-4", "time-slicing", config.MIGStrategySingle},
+				{"mig-mixed", "MIG mixed", config.MIGStrategyMixed},
+				{"mig-mixed-shared", "MIG mixed and time-slicing", config.MIGStrategyMixed},
+				{"whole", "none", config.MIGStrategyMixed},
 			} {
 				at := slices.IndexFunc(modes, func(m mode) bool { return m.name == next.mode })
 				began := time.Now()
