@@ -93,6 +93,36 @@ func TestPlanOffline(t *testing.T) {
 	}
 }
 
+// With --driver-root / or what stands for it, the driver may be in the container of the GPU Operator.
+func TestAPlanFindsTheDriverOfAContainer(t *testing.T) {
+	library, err := binaries.Builder{Log: os.Stderr}.LibNVML(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec, err := gpusim.ParseSpec([]byte("gpus: [{model: A100-80GB}]"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	gpus, err := gpusim.Create(t.TempDir(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer gpus.Close()
+	t.Setenv("GPUSIM_NODE", gpus.Dir())
+	root := t.TempDir()
+	lib64 := filepath.Join(root, "run", "nvidia", "driver", "usr", "lib64")
+	if err := os.MkdirAll(lib64, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(library, filepath.Join(lib64, "libnvidia-ml.so.1")); err != nil {
+		t.Fatal(err)
+	}
+	got := validated(t, "", "plan", "--offline", "--driver-root", root, "--mig-config", "all-disabled")
+	if !strings.HasPrefix(got, "GPU 0  NVIDIA A100") || strings.Contains(got, "error") {
+		t.Errorf("it says %q", got)
+	}
+}
+
 // What is wrong is the driver, and no config.
 func TestAPlanWithoutADriverBlamesNoConfig(t *testing.T) {
 	got := validated(t, "", "plan", "--offline", "--driver-root", t.TempDir(), "--mig-config", "all-balanced")

@@ -15,9 +15,10 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/gpuslice/gpuslice/nvml"
+	"github.com/gpuslice/gpuslice/nvml/driverroot"
 )
 
-const libraryName = "libnvidia-ml.so.1"
+const libraryName = driverroot.Library
 
 // generate gives the devices of a spec for the GPUs. It runs beside its caller, who may have given up: it must not write.
 func (s *Specs) generate(old *specs.Spec, gpus []nvml.GPU) ([]specs.Device, error) {
@@ -216,10 +217,10 @@ func (s *Specs) find() (string, error) {
 		return libraryName, nil
 	}
 	found, err := lookup.NewLibraryLocator(lookup.WithLogger(logger{s.log}), lookup.WithRoot(s.driverRoot)).Locate(libraryName)
-	if err != nil {
-		return "", fmt.Errorf("there is no %s under %s: %w", libraryName, s.driverRoot, err)
+	if err == nil {
+		return found[0], nil
 	}
-	return found[0], nil
+	return driverroot.Find(s.driverRoot) //nolint:wrapcheck // it names the places
 }
 
 // logger hands on what NVIDIA's library says. None of it is for an operator: what matters comes back as an error.

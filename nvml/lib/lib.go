@@ -19,20 +19,15 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpuslice/gpuslice/nvml"
+	"github.com/gpuslice/gpuslice/nvml/driverroot"
 )
 
-const libraryName = "libnvidia-ml.so.1"
-
-// folders are where drivers are installed, below the root of the file system that holds the driver.
-var folders = []string{
-	"usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "lib64", "lib/x86_64-linux-gnu",
-	"lib/aarch64-linux-gnu", "usr/lib", "lib", "usr/local/nvidia/lib64",
-}
+const libraryName = driverroot.Library
 
 // Options say where NVIDIA's library is. The zero value takes what the dynamic loader finds.
 type Options struct {
-	// DriverRoot is the root of the file system that NVIDIA's driver is installed in, as seen from this process:
-	// "/run/nvidia/driver" where a container holds it. If it is empty or "/", the dynamic loader's own search comes first.
+	// DriverRoot is the root of the file system that NVIDIA's driver is installed in, or that the root of its container is in, as seen
+	// from this process: see driverroot.Find. If it is empty or "/", the dynamic loader's own search comes first.
 	DriverRoot string
 	// Library is the path of the library itself, and wins over DriverRoot.
 	Library string
@@ -176,21 +171,13 @@ func (o Options) find() (string, error) {
 	if own && dl.New(libraryName, dl.RTLD_LAZY).Open() == nil {
 		return libraryName, nil
 	}
-	if path, found := below(cmp.Or(o.DriverRoot, "/")); found {
+	path, err := driverroot.Find(cmp.Or(o.DriverRoot, "/"))
+	switch {
+	case err == nil:
 		return path, nil
-	}
-	if own {
+	case own:
 		return libraryName, nil
+	default:
+		return "", fmt.Errorf("%w: %w", nvml.ErrNoDriver, err)
 	}
-	return "", fmt.Errorf("%w: there is no %s under %s", nvml.ErrNoDriver, libraryName, o.DriverRoot)
-}
-
-// below looks for the library in the file system at root.
-func below(root string) (path string, found bool) {
-	for _, folder := range folders {
-		if path := filepath.Join(root, folder, libraryName); exists(path) {
-			return path, true
-		}
-	}
-	return "", false
 }

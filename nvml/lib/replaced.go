@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/gpuslice/gpuslice/nvml"
+	"github.com/gpuslice/gpuslice/nvml/driverroot"
 )
 
 // mapped is the file of the library that this process works with.
@@ -91,7 +92,7 @@ func (o Options) replaced() bool {
 	}
 	if place == libraryName { // to the loader it is the one that it has loaded before, wherever that name leads now
 		if place = mapped.place; !exists(place) {
-			place, _ = below("/")
+			place, _ = driverroot.Find("/")
 		}
 	}
 	now, err := os.Stat(place)

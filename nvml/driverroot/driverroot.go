@@ -1,0 +1,96 @@
+// Package driverroot finds NVIDIA's management library in a file system that holds the driver: installed there, or in the root of the
+// driver's container, which NVIDIA's GPU Operator mounts below it. It opens nothing but the operator's word on where that is.
+package driverroot
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// Library is the file name of NVIDIA's management library.
+const Library = "libnvidia-ml.so.1"
+
+// Where the GPU Operator has its driver's container, and says where the driver is that it has found to work. From its validator and
+// its chart (hostPaths.driverInstallDir), v26.7.
+const (
+	containers = "run/nvidia/driver"
+	readyFile  = "run/nvidia/validations/driver-ready"
+	readyRoot  = "NVIDIA_DRIVER_ROOT="
+)
+
+// longestReady is more than the operator writes into that file, in bytes.
+const longestReady = 64 << 10
+
+// folders are where drivers are installed, below their root.
+var folders = []string{
+	"usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "lib64", "lib/x86_64-linux-gnu",
+	"lib/aarch64-linux-gnu", "usr/lib", "lib", "usr/local/nvidia/lib64",
+}
+
+// Find gives the path of the library in the file system at root: where the GPU Operator says, below the root itself, or in the driver's
+// container. The error, which matches fs.ErrNotExist, names the places.
+func Find(root string) (string, error) {
+	said, asked := told(root)
+	var places []string
+	if asked {
+		places = append(places, filepath.Join(root, said))
+	}
+	for _, place := range []string{filepath.Clean(root), filepath.Join(root, containers)} {
+		if !slices.Contains(places, place) {
+			places = append(places, place)
+		}
+	}
+	for _, place := range places {
+		for _, folder := range folders {
+			if path := filepath.Join(place, folder, Library); exists(path) {
+				return path, nil
+			}
+		}
+	}
+	err := fmt.Errorf("there is no %s under %s%w", Library, strings.Join(places, ", "), notThere{})
+	switch {
+	case asked && said == "/":
+		err = fmt.Errorf("%w; the GPU Operator says that the driver is the host's own, so mount the host's /usr below %s, without the component driver-container", err, root)
+	case asked:
+		err = fmt.Errorf("%w; the GPU Operator says that it is under %s of the host: mount that below %s", err, said, root)
+	}
+	return "", err
+}
+
+// notThere is fs.ErrNotExist without words of its own.
+type notThere struct{}
+
+func (notThere) Error() string { return "" }
+
+// Is makes it fs.ErrNotExist.
+func (notThere) Is(target error) bool { return target == fs.ErrNotExist }
+
+// told is the driver's root on the host by the GPU Operator's word, which it gives once the driver works. It may say anything, and leads
+// nowhere but below the root.
+func told(root string) (string, bool) {
+	file, err := os.Open(filepath.Join(root, readyFile))
+	if err != nil {
+		return "", false
+	}
+	text, err := io.ReadAll(io.LimitReader(file, longestReady))
+	if err = errors.Join(err, file.Close()); err != nil {
+		return "", false
+	}
+	for line := range strings.Lines(string(text)) {
+		if path, ok := strings.CutPrefix(strings.TrimSpace(line), readyRoot); ok && filepath.IsAbs(path) {
+			return filepath.Clean(path), true
+		}
+	}
+	return "", false
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
