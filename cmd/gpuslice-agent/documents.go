@@ -25,6 +25,7 @@ type piece struct {
 	configMap string // that holds it, by its name; empty for a document
 	key       string // of the ConfigMap; of a document, the file's name without its ending
 	text      []byte
+	from      int     // lines of the file before the text; -1 if the text is not as it is written there
 	format    *format // nil for what nobody here reads
 	foreign   string  // what it is instead, by its kind if it has one
 	top       map[string]any
@@ -44,34 +45,38 @@ type reader struct{ pieces []piece }
 
 // read adds what is in a file: the documents of a YAML stream, and what is in lists and ConfigMaps among them.
 func (r *reader) read(name string, text []byte) {
+	from := 0 // where the next document begins, in bytes
 	documents := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(text)))
 	for {
-		document, err := documents.Read()
+		manifest, err := documents.Read()
 		if errors.Is(err, io.EOF) {
 			return
 		}
 		var top map[string]any
 		if err == nil {
-			top, err = mappingOf(document)
+			top, err = mappingOf(manifest)
 		}
 		if err != nil {
 			r.pieces = append(r.pieces, piece{at: name, err: err})
 			return
 		}
+		from += max(0, bytes.Index(text[from:], manifest))
 		if len(top) > 0 {
-			r.document(name, document, top)
+			r.document(name, text[from:from+len(manifest)], bytes.Count(text[:from], []byte("\n")), top)
 		}
+		from += len(manifest)
 	}
 }
 
 // document adds one document: a manifest, or what the agent reads. The text is nil for an item of a list, which has none of its own.
-func (r *reader) document(name string, text []byte, top map[string]any) {
+func (r *reader) document(name string, text []byte, from int, top map[string]any) {
 	kind, _ := top["kind"].(string)
 	if kind == "List" || kind == "ConfigMapList" {
 		r.list(name, top["items"])
 		return
 	}
 	if text == nil {
+		from = -1
 		var err error
 		if text, err = yaml.Marshal(top); err != nil {
 			r.pieces = append(r.pieces, piece{at: name, err: err})
@@ -84,7 +89,7 @@ func (r *reader) document(name string, text []byte, top map[string]any) {
 	case top["apiVersion"] != nil && kind != "" && !isOurs(top):
 		r.pieces = append(r.pieces, piece{at: name, foreign: kind, top: top})
 	default:
-		r.content(piece{at: name, key: strings.TrimSuffix(path.Base(name), path.Ext(name)), text: text, top: top})
+		r.content(piece{at: name, key: strings.TrimSuffix(path.Base(name), path.Ext(name)), text: text, from: from, top: top})
 	}
 }
 
@@ -95,7 +100,7 @@ func (r *reader) list(name string, items any) {
 	}
 	for _, item := range list {
 		if top, ok := item.(map[string]any); ok {
-			r.document(name, nil, top)
+			r.document(name, nil, 0, top)
 			continue
 		}
 		r.pieces = append(r.pieces, piece{at: name, err: fmt.Errorf("items: one is %s, not a mapping", formOf(item))})

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
+	"github.com/gpuslice/gpuslice/config/document"
 	"github.com/gpuslice/gpuslice/config/migparted"
 )
 
@@ -226,8 +228,44 @@ func (v *validation) piece(p piece) {
 		if err != nil {
 			found = p.format.name
 		}
-		v.report(p.at, found, err)
+		v.report(p.at, found, placed(p, err))
 	}
+}
+
+// placed says of each mistake where in the file it is, or in what the key of a ConfigMap holds.
+func placed(p piece, err error) error {
+	if err == nil || p.from < 0 {
+		return err
+	}
+	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // one that wraps others in a text of its own is one mistake
+		var all []error
+		for _, one := range joined.Unwrap() {
+			all = append(all, placed(p, one))
+		}
+		return errors.Join(all...)
+	}
+	invalid, ok := errors.AsType[*config.InvalidError](err)
+	if !ok {
+		return err
+	}
+	var steps []string
+	switch {
+	case invalid.Config != "":
+		steps = []string{"mig-configs", invalid.Config}
+	case invalid.Profile != "":
+		steps = []string{"profiles", invalid.Profile}
+	}
+	if invalid.Rule > 0 && invalid.Profile != "" {
+		steps = append(steps, "mig")
+	}
+	if invalid.Rule > 0 {
+		steps = append(steps, strconv.Itoa(invalid.Rule-1))
+	}
+	at := document.Locate(p.text, steps, invalid.Field)
+	if at == (document.Place{}) {
+		return err
+	}
+	return fmt.Errorf("line %d, column %d: %w", p.from+at.Line, at.Column, err)
 }
 
 // clusterPolicies checks that the device plugin's ConfigMap that the GPU Operator is told is there, with the key that it is told, where the

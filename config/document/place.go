@@ -1,0 +1,68 @@
+package document
+
+import (
+	"strconv"
+	"strings"
+
+	node "go.yaml.in/yaml/v3"
+)
+
+// Place is a line and a column of a text, from 1. The zero value is no place.
+type Place struct{ Line, Column int }
+
+// Locate finds where a field stands: steps lead through mappings by key and through lists by position from 0, and the field goes on from
+// there in the words of a message, "timeouts.drain" or "rules[0].for". Where the last of that is not there, as with a field that is
+// missing, it is what would hold it. A text that cannot be read has no places.
+func Locate(text []byte, steps []string, field string) Place {
+	var document node.Node
+	if node.Unmarshal(text, &document) != nil || len(document.Content) != 1 {
+		return Place{}
+	}
+	n := document.Content[0]
+	at := Place{n.Line, n.Column}
+	for _, step := range steps {
+		next, place, rest := enter(n, step)
+		if next == nil || rest != "" {
+			return at
+		}
+		n, at = next, place
+	}
+	for field != "" {
+		next, place, rest := enter(n, field)
+		if next == nil {
+			return at
+		}
+		n, at, field = next, place, rest
+	}
+	return at
+}
+
+// enter goes one step along the path, and gives what is left of it. A key may have dots itself, so the longest counts.
+func enter(n *node.Node, path string) (next *node.Node, at Place, rest string) {
+	if n.Kind == node.AliasNode {
+		n = n.Alias
+	}
+	path = strings.TrimPrefix(path, ".")
+	switch n.Kind {
+	case node.MappingNode:
+		longest := -1
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			key := n.Content[i]
+			after, ok := strings.CutPrefix(path, key.Value)
+			if ok && len(key.Value) > longest && (after == "" || after[0] == '.' || after[0] == '[') {
+				longest = len(key.Value)
+				next, at, rest = n.Content[i+1], Place{key.Line, key.Column}, after
+			}
+		}
+	case node.SequenceNode:
+		index, after := path, ""
+		if inside, ok := strings.CutPrefix(path, "["); ok {
+			index, after, _ = strings.Cut(inside, "]")
+		}
+		if i, err := strconv.Atoi(index); err == nil && i >= 0 && i < len(n.Content) {
+			next, rest = n.Content[i], after
+			at = Place{next.Line, next.Column}
+		}
+	}
+	return next, at, rest
+}

@@ -1,0 +1,45 @@
+package document_test
+
+import (
+	"testing"
+
+	"github.com/gpuslice/gpuslice/config/document"
+)
+
+func TestAFieldIsFoundInTheText(t *testing.T) {
+	const text = `# a comment
+kind: Profiles
+profiles:
+  small.one: &small
+    mig:
+      - gpus: {all: true}
+        instances: {1g.10gb: many, 1g: 2}
+  other: *small
+rules: [{for: 1h}, {for: 2s}]
+`
+	for _, test := range []struct {
+		steps []string
+		field string
+		want  document.Place
+	}{
+		{nil, "", document.Place{Line: 2, Column: 1}},
+		{nil, "kind", document.Place{Line: 2, Column: 1}},
+		{[]string{"profiles", "small.one", "mig", "0"}, "", document.Place{Line: 6, Column: 9}},
+		{[]string{"profiles", "small.one", "mig", "0"}, "gpus.all", document.Place{Line: 6, Column: 16}},
+		{[]string{"profiles", "small.one", "mig", "0"}, "instances.1g.10gb", document.Place{Line: 7, Column: 21}},
+		{[]string{"profiles", "small.one", "mig", "0"}, "enabled", document.Place{Line: 6, Column: 9}},
+		{[]string{"profiles", "other", "mig"}, "[0].gpus", document.Place{Line: 6, Column: 9}},
+		{[]string{"profiles", "third"}, "mig", document.Place{Line: 3, Column: 1}},
+		{nil, "rules[1].for", document.Place{Line: 9, Column: 21}},
+		{nil, "rules[2].for", document.Place{Line: 9, Column: 1}},
+	} {
+		if got := document.Locate([]byte(text), test.steps, test.field); got != test.want {
+			t.Errorf("%v, %q: %v, want %v", test.steps, test.field, got, test.want)
+		}
+	}
+	for _, text := range []string{"", "{", "a: *b"} {
+		if got := document.Locate([]byte(text), nil, "a"); got != (document.Place{}) {
+			t.Errorf("%q: %v", text, got)
+		}
+	}
+}
