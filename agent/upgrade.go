@@ -52,9 +52,11 @@ func (a *Agent) makeWay(ctx context.Context, seen *observed) error {
 // the change owes stays in the journal, and the change is begun again after the upgrade. Who else relies on the cordon keeps it, and so do
 // people who have said so.
 func (a *Agent) giveWay(ctx context.Context, seen observed) {
+	if seen.upgraded == "" { // nor was the node seen, if the look has ended before
+		return
+	}
 	others := seen.tools(func(m drain.Marker) bool { return m.Cordons && m.Tool != toolDriverManager })
-	_, kept := seen.node.Annotations[config.AnnotationKeepCordoned]
-	if seen.upgraded == "" || kept || len(others) > 0 {
+	if _, kept := seen.node.Annotations[config.AnnotationKeepCordoned]; kept || len(others) > 0 {
 		return
 	}
 	var err error
