@@ -38,7 +38,7 @@ func TestPromise16ThousandsOfMistakesAreToldInOneMessage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "gpus: [{model: H100-80GB}]")
 		w.settings.Profiles = config.ConfigMapKey{Namespace: "gpuslice", Name: "profiles", Key: "config.yaml"}
-		file := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "gpuslice", Name: "profiles"}, Data: map[string]string{"config.yaml": wrongProfiles(14_000)}}
+		file := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "gpuslice", Name: "profiles"}, Data: map[string]string{"config.yaml": wrongProfiles(3_000)}}
 		if err := w.client.Tracker().Add(file); err != nil {
 			t.Fatal(err)
 		}
