@@ -15,11 +15,13 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"go.uber.org/zap"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"github.com/gpuslice/gpuslice/drain/aside"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -54,7 +56,8 @@ type Specs struct {
 	library    string
 	log        *zap.Logger
 
-	slot chan struct{} // holds a token while a call is in NVIDIA's library
+	slot  chan struct{} // holds a token while a call is in NVIDIA's library
+	files aside.Lane    // of calls that touch files of the host
 }
 
 // New prepares Specs. It touches neither files nor NVIDIA's library yet.
@@ -83,6 +86,9 @@ func New(o Options) *Specs {
 // Stale gives the paths of those specs that do not describe the GPUs as they are, none where CDI is not in use. It only
 // reads files. An error names each spec that cannot be read, and says what to do; the others are told beside it.
 //
+// It returns when ctx ends, at the latest: files behind a mount that does not answer are left alone, and the error is an
+// *aside.AbandonedError.
+//
 // A lost GPU's instances are not known: specs are stale then only if they lack a device of another GPU.
 func (s *Specs) Stale(ctx context.Context, gpus []nvml.GPU) ([]string, error) {
 	stale, err := s.stale(ctx, gpus)
@@ -107,7 +113,7 @@ func (s *Specs) Write(ctx context.Context, gpus []nvml.GPU) error {
 	if len(stale) == 0 {
 		return err
 	}
-	if made := s.makeNodes(); made != nil {
+	if made := aside.Run(ctx, &s.files, "making device files below "+s.devRoot, func(context.Context, aside.At) error { return s.makeNodes() }); made != nil {
 		return errors.Join(err, made)
 	}
 	for _, f := range stale {
@@ -119,7 +125,13 @@ func (s *Specs) Write(ctx context.Context, gpus []nvml.GPU) error {
 }
 
 func (s *Specs) stale(ctx context.Context, gpus []nvml.GPU) ([]file, error) {
-	files, err := s.read()
+	gpus = slices.Clone(gpus)
+	return aside.Do(ctx, &s.files, "looking at the CDI specs", func(ctx context.Context, at aside.At) ([]file, error) { return s.compare(ctx, at, gpus) })
+}
+
+func (s *Specs) compare(ctx context.Context, at aside.At, gpus []nvml.GPU) ([]file, error) {
+	files, err := s.read(at)
+	at(filepath.Join(s.devRoot, "dev"))
 	var out []file
 	for _, f := range files {
 		if ctx.Err() != nil {
@@ -145,12 +157,19 @@ func (s *Specs) rewrite(ctx context.Context, f file, gpus []nvml.GPU) error {
 	if err != nil {
 		return err
 	}
-	// The GPUs may have changed since they were looked at, or NVIDIA's library may see them otherwise.
-	if fits, err := s.fits(updated, gpus); err != nil || !fits {
-		return errors.Join(err, fmt.Errorf("NVIDIA's library gives devices %s, which are not those of the GPUs as they were seen: look again",
-			strings.Join(names(updated), ", ")))
-	}
-	return f.replace(updated)
+	gpus = slices.Clone(gpus)
+	return aside.Run(ctx, &s.files, "writing "+f.path, func(ctx context.Context, at aside.At) error {
+		at(f.path)
+		// The GPUs may have changed since they were looked at, or NVIDIA's library may see them otherwise.
+		if fits, err := s.fits(updated, gpus); err != nil || !fits {
+			return errors.Join(err, fmt.Errorf("NVIDIA's library gives devices %s, which are not those of the GPUs as they were seen: look again",
+				strings.Join(names(updated), ", ")))
+		}
+		if ctx.Err() != nil { // nobody waits for it any more, and the GPUs may be others by now
+			return ctx.Err()
+		}
+		return f.replace(updated)
+	})
 }
 
 // answer waits for a call into NVIDIA's library, but not longer than ctx. Such a call only generates: when it comes back

@@ -14,6 +14,8 @@ import (
 	"go.yaml.in/yaml/v3"
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/gpuslice/gpuslice/drain/aside"
 )
 
 // file is a spec of one of our kinds.
@@ -27,11 +29,15 @@ type file struct {
 // any version, and is not ours to judge.
 var kind = regexp.MustCompile(`(?:^|[\s{,])["']?kind["']?\s*:\s*["']?([A-Za-z0-9._/-]+)`)
 
+// longestSpec is more than a spec takes of 16 GPUs of 7 instances each.
+const longestSpec = 16 << 20
+
 // read finds the specs of our kinds.
-func (s *Specs) read() ([]file, error) {
+func (s *Specs) read(at aside.At) ([]file, error) {
 	var out []file
 	var errs []error
 	for _, dir := range s.dirs {
+		at(dir)
 		entries, err := os.ReadDir(dir)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, fmt.Errorf("looking for CDI specs in %s: %w", dir, err))
@@ -61,7 +67,7 @@ func open(path string) (*file, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading CDI spec %s: %w", path, err)
 	}
-	text, err := os.ReadFile(real)
+	text, err := aside.Bounded(real, longestSpec)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
