@@ -90,7 +90,7 @@ func TestProfilesInEveryForm(t *testing.T) {
 // What people copy must work.
 func TestProfilesThatWeShowAreRead(t *testing.T) {
 	for _, show := range []struct{ file, from, to string }{
-		{filepath.Join("..", "README.md"), "metadata: {name: gpuslice-profiles,", "```"},
+		{"README.md", "metadata: {name: gpuslice-profiles,", "```"},
 		{filepath.Join("..", "deploy", "examples", "configmap-profiles.yaml"), "metadata:", ""},
 	} {
 		text, err := os.ReadFile(show.file)

@@ -10,9 +10,9 @@ import (
 	"testing"
 )
 
-// People search the README for the word that their node shows.
-func TestTheREADMEExplainsEveryReason(t *testing.T) {
-	readme, err := os.ReadFile("../../README.md")
+// People search the agent's page for the word that their node shows.
+func TestTheAgentsPageExplainsEveryReason(t *testing.T) {
+	readme, err := os.ReadFile("../../agent/README.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,7 +36,7 @@ func TestTheREADMEExplainsEveryReason(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !strings.Contains(string(readme), "`"+reason+"`") {
-			t.Errorf("README.md does not explain the reason %s", reason)
+			t.Errorf("agent/README.md does not explain the reason %s", reason)
 		}
 		return true
 	})
