@@ -303,8 +303,8 @@ func asked(rules config.MIGConfig, gpu nvml.GPU) (config.MIGRule, bool) {
 	for _, rule := range slices.Backward(rules) {
 		named := rule.All || slices.Contains(rule.Indices, gpu.Index)
 		passes := len(rule.DeviceFilter) == 0 || slices.ContainsFunc(rule.DeviceFilter, func(filter string) bool {
-			id, err := config.DeviceID(filter)
-			return err == nil && id == gpu.DeviceID
+			parsed, err := config.ParseDeviceFilter(filter)
+			return err == nil && parsed.DeviceID == gpu.DeviceID && (!parsed.Subsystem || parsed.SubsystemID == gpu.SubsystemID)
 		})
 		if named && passes {
 			return rule, true
