@@ -237,7 +237,7 @@ func placed(p piece, err error) error {
 	if err == nil || p.from < 0 {
 		return err
 	}
-	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // one that wraps others in a text of its own is one mistake
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		var all []error
 		for _, one := range joined.Unwrap() {
 			all = append(all, placed(p, one))

@@ -63,6 +63,7 @@ func enter(n *node.Node, path string) (next *node.Node, at Place, rest string) {
 			next, rest = n.Content[i], after
 			at = Place{next.Line, next.Column}
 		}
+	case node.DocumentNode, node.ScalarNode, node.AliasNode: // nothing is below a scalar; the others are unwrapped before
 	}
 	return next, at, rest
 }
