@@ -208,6 +208,26 @@ gpu 0 A100-80GB mig=on
 	expectReturn(t, "describing what is gone", r, gpusim.NotFound)
 }
 
+// A mode that is once said not to be there is asked for again, as nvml/lib does.
+func TestTheDriverAsksTwiceForAModeThatIsNotThere(t *testing.T) {
+	n := node(t, "gpus: [{model: H100-80GB, mig: true}]")
+	must(t, n.Fail(gpusim.GetMigMode, gpusim.Fault{Return: gpusim.NotSupported}))
+	gpus, err := n.Driver().Snapshot(t.Context())
+	must(t, err)
+	if !gpus[0].Capable || !gpus[0].Enabled {
+		t.Errorf("capable %t, enabled %t", gpus[0].Capable, gpus[0].Enabled)
+	}
+}
+
+// A virtual machine has its GPUs side by side on one bus.
+func TestGPUsOfAVirtualMachineDifferByTheirDeviceNumber(t *testing.T) {
+	gpus, err := node(t, "gpus: [{model: A100-80GB, count: 2, passthrough: true}]").Driver().Snapshot(t.Context())
+	must(t, err)
+	if a, b := gpus[0].PCI, gpus[1].PCI; a != "0000:00:05.0" || b != "0000:00:06.0" {
+		t.Errorf("the GPUs are at %s and %s", a, b)
+	}
+}
+
 func TestModeOnAmpereWaitsForAReset(t *testing.T) {
 	n := node(t, "gpus: [{model: A100-40GB, count: 3}, {model: A100-40GB, passthrough: true}]")
 	l := library(t, n)

@@ -64,7 +64,7 @@ func (l *Library) Serial(d Device) (serial string, r Return) {
 
 // PCI says where and what a GPU is on the bus.
 type PCI struct {
-	Bus         int
+	Bus, Slot   int // bus and device number
 	DeviceID    uint32
 	SubsystemID uint32
 	Class       uint32
@@ -75,7 +75,7 @@ type PCI struct {
 func (l *Library) PCI(d Device) (pci PCI, r Return) {
 	r = l.onGPU(GetPciInfo, d, func(g *gpu) Return {
 		m := g.model()
-		pci = PCI{Bus: g.Bus, DeviceID: m.DeviceID, SubsystemID: m.SubsystemID, Class: m.Class, Address: g.address()}
+		pci = PCI{Bus: g.Bus, Slot: g.Slot, DeviceID: m.DeviceID, SubsystemID: m.SubsystemID, Class: m.Class, Address: g.address()}
 		return Success
 	})
 	return pci, r

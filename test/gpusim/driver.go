@@ -154,7 +154,7 @@ func (d *driver) snapshot(index int) (nvml.GPU, Return) {
 		return g, r
 	}
 	g.UsedMiB = int(memory.Used >> 20)
-	g.Enabled, g.Pending, r = l.MIGMode(h)
+	g.Enabled, g.Pending, r = l.modeTwice(h)
 	if r == Success {
 		g.Capable = true
 		if g.Profiles, r = d.profiles(h); r != Success {
@@ -577,6 +577,14 @@ func (d *driver) computeMode(h Device, mig bool) (nvml.ComputeMode, Return) {
 	return computeModes[number], r
 }
 
+// modeTwice asks again for a MIG mode that is said not to be there, as nvml/lib does: one that was once overlooked would not be given back.
+func (l *Library) modeTwice(h Device) (current, pending bool, r Return) {
+	if current, pending, r = l.MIGMode(h); r == NotSupported || r == InvalidArgument {
+		return l.MIGMode(h)
+	}
+	return current, pending, r
+}
+
 // SetComputeMode implements nvml.Driver.
 func (d *driver) SetComputeMode(ctx context.Context, gpu nvml.UUID, mode nvml.ComputeMode) error {
 	op := "setting the compute mode to " + string(mode)
@@ -585,7 +593,7 @@ func (d *driver) SetComputeMode(ctx context.Context, gpu nvml.UUID, mode nvml.Co
 		if err != nil {
 			return err
 		}
-		mig, _, r := d.library.MIGMode(h)
+		mig, _, r := d.library.modeTwice(h)
 		if r != Success && r != NotSupported {
 			return failure(op, gpu, r)
 		}

@@ -277,9 +277,9 @@ func (l *Library) DeviceByUUID(uuid string) (d Device, r Return) {
 	return d, r
 }
 
-// DeviceByPCI finds a GPU by its bus number; domain and device numbers are 0 on a simulated node.
-func (l *Library) DeviceByPCI(bus int) (Device, Return) {
-	return l.find(GetHandleByPciBusId, func(g *gpu) bool { return g.Bus == bus })
+// DeviceByPCI finds a GPU by its bus and device number; domain and function are 0 on a simulated node.
+func (l *Library) DeviceByPCI(bus, slot int) (Device, Return) {
+	return l.find(GetHandleByPciBusId, func(g *gpu) bool { return g.Bus == bus && g.Slot == slot })
 }
 
 // DeviceBySerial finds a GPU by its board's serial number.

@@ -38,7 +38,8 @@ type gpu struct {
 	Model       string `json:"model"`
 	UUID        string `json:"uuid"`
 	Serial      string `json:"serial"`
-	Bus         int    `json:"bus"` // PCI bus number; domain, device and function are 0
+	Bus         int    `json:"bus"`              // PCI bus number; domain and function are 0
+	Slot        int    `json:"slot,omitempty"`   // PCI device number
 	NUMA        int    `json:"numa"`
 	Passthrough bool   `json:"passthrough,omitempty"`
 	Virtual     string `json:"virtual,omitempty"` // as GPUSpec.Virtual
@@ -98,7 +99,7 @@ func (g *gpu) model() *model { return models[g.Model] }
 func (g *gpu) hasMIG() bool { return g.model().Slices > 0 && g.Virtual != virtualGPU }
 
 // address is the PCI address as sysfs writes it.
-func (g *gpu) address() string { return fmt.Sprintf("0000:%02x:00.0", g.Bus) }
+func (g *gpu) address() string { return fmt.Sprintf("0000:%02x:%02x.0", g.Bus, g.Slot) }
 
 func (g *gpu) profileOf(i *instance) *profile { return g.model().profile(i.Profile) }
 
@@ -236,14 +237,20 @@ func newState(spec Spec) *state {
 		s.CUDA = 13000
 	}
 	s.BootID = identity(s.Seed, "boot", s.next())
+	virtual := !slices.ContainsFunc(spec.GPUs, func(gs GPUSpec) bool { return !gs.Passthrough })
 	for _, gs := range spec.GPUs {
 		for range max(1, gs.Count) {
 			n := len(s.GPUs)
+			bus, slot := 0x07+n*0x0e, 0
+			if virtual { // a virtual machine has its devices side by side on one bus
+				bus, slot = 0, 0x05+n
+			}
 			s.GPUs = append(s.GPUs, &gpu{
 				Model:       gs.Model,
 				UUID:        "GPU-" + identity(spec.Seed, "gpu", uint64(n)),
 				Serial:      fmt.Sprintf("16529230%05d", n+1),
-				Bus:         0x07 + n*0x0e,
+				Bus:         bus,
+				Slot:        slot,
 				Passthrough: gs.Passthrough,
 				Virtual:     gs.Virtual,
 				Persistence: gs.Persistence,

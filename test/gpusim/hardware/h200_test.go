@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -184,6 +185,7 @@ func TestH200HasTheProfilesOfTheRealOne(t *testing.T) {
 	expect(t, "handle", r, nvml.SUCCESS)
 	var b strings.Builder
 	b.WriteString("\n")
+	var names []string // that V3 gives
 	for kind := range 19 {
 		p, r := d.GetGpuInstanceProfileInfo(kind)
 		if r == nvml.ERROR_NOT_SUPPORTED || r == nvml.ERROR_INVALID_ARGUMENT {
@@ -201,7 +203,7 @@ func TestH200HasTheProfilesOfTheRealOne(t *testing.T) {
 		expect(t, "V2", r, nvml.SUCCESS)
 		v3, r := d.GetGpuInstanceProfileInfoV(kind).V3()
 		expect(t, "V3", r, nvml.SUCCESS)
-		if v2.Id != p.Id || v3.Id != p.Id || v2.MemorySizeMB != p.MemorySizeMB || v3.MemorySizeMB != p.MemorySizeMB || v2.Name != v3.Name {
+		if v2.Id != p.Id || v3.Id != p.Id || v2.MemorySizeMB != p.MemorySizeMB || v3.MemorySizeMB != p.MemorySizeMB || v2.Version != 0 || v3.Version != 0 {
 			t.Errorf("the versions of profile %d differ: %+v, %+v, %+v", kind, p, v2, v3)
 		}
 		places, r := d.GetGpuInstancePossiblePlacements(&p)
@@ -221,6 +223,7 @@ func TestH200HasTheProfilesOfTheRealOne(t *testing.T) {
 		if !ok {
 			t.Errorf("the name of profile %d is %q", kind, cString(v2.Name[:]))
 		}
+		names = append(names, fmt.Sprintf("%d %q", p.Id, strings.TrimRight(asText(v3.Name[:]), "\x00")))
 		fmt.Fprintf(&b, "%d %d %s slices=%d count=%d SM=%d CE=%d dec=%d enc=%d jpeg=%d ofa=%d MB=%d P2P=%d free=%d {%s}:%d\n",
 			kind, p.Id, name, p.SliceCount, p.InstanceCount, p.MultiprocessorCount, p.CopyEngineCount, p.DecoderCount,
 			p.EncoderCount, p.JpegCount, p.OfaCount, p.MemorySizeMB, p.IsP2pSupported, free, strings.Join(starts, ","), places[0].Size)
@@ -228,6 +231,34 @@ func TestH200HasTheProfilesOfTheRealOne(t *testing.T) {
 	if diff := cmp.Diff(measuredProfiles, b.String()); diff != "" {
 		t.Errorf("profiles (-measured +simulated):\n%s", diff)
 	}
+	const zeros = `\x00\x00\x00\x00\x00\x00\x00\x00MIG `
+	slices.Sort(names)
+	if diff := cmp.Diff([]string{
+		`0 "` + zeros + `1g.0gb"`, `14 "` + zeros + `3g.0gb"`, `15 "` + zeros + `4g.0gb"`, `19 "` + zeros + `7g.0gb"`,
+		`20 "` + zeros + `1g.0gb+me"`, `5 "` + zeros + `1g.0gb"`, `9 "` + zeros + `2g.0gb"`,
+	}, names); diff != "" {
+		t.Errorf("names by V3 (-measured +simulated):\n%s", diff)
+	}
+}
+
+func TestH200SaysThatItRunsByTheGSPsFirmware(t *testing.T) {
+	l, _ := load(t, h200)
+	d, r := l.DeviceGetHandleByIndex(0)
+	expect(t, "handle", r, nvml.SUCCESS)
+	enabled, byDefault, r := d.GetGspFirmwareMode()
+	expect(t, "mode of the GSP", r, nvml.SUCCESS)
+	if !enabled || !byDefault {
+		t.Errorf("enabled %t, by default %t; both are true on a real one", enabled, byDefault)
+	}
+}
+
+// asText is the field with all its zeros.
+func asText[C int8 | uint8](field []C) string {
+	b := make([]byte, len(field))
+	for i, c := range field {
+		b[i] = byte(c)
+	}
+	return string(b)
 }
 
 func cString[C int8 | uint8](field []C) string {

@@ -89,15 +89,15 @@ func nvmlDeviceGetHandleBySerial(serial, to unsafe.Pointer) int32 {
 //export nvmlDeviceGetHandleByPciBusId_v2
 func nvmlDeviceGetHandleByPciBusId_v2(address, to unsafe.Pointer) int32 {
 	// domain:bus:device.function, where the domain and the function may be left out
-	var bus, device int
+	var bus, slot int
 	parts := strings.Split(text(address), ":")
 	if len(parts) < 2 {
 		return int32(gpusim.InvalidArgument)
 	}
-	if _, err := fmt.Sscanf(strings.Join(parts[len(parts)-2:], ":"), "%x:%x", &bus, &device); err != nil {
+	if _, err := fmt.Sscanf(strings.Join(parts[len(parts)-2:], ":"), "%x:%x", &bus, &slot); err != nil {
 		return int32(gpusim.InvalidArgument)
 	}
-	d, r := lib().DeviceByPCI(bus)
+	d, r := lib().DeviceByPCI(bus, slot)
 	return int32(putHandle(to, d, r))
 }
 
@@ -157,9 +157,9 @@ type pciInfo struct {
 func nvmlDeviceGetPciInfo_v3(device, to unsafe.Pointer) int32 {
 	return on(device, func(d gpusim.Device) gpusim.Return {
 		pci, r := lib().PCI(d)
-		out := pciInfo{bus: uint32(pci.Bus), deviceID: pci.DeviceID, subSystems: pci.SubsystemID}
-		fill(out.legacyAddress[:], fmt.Sprintf("0000:%02X:00.0", pci.Bus))
-		fill(out.address[:], fmt.Sprintf("00000000:%02X:00.0", pci.Bus))
+		out := pciInfo{bus: uint32(pci.Bus), device: uint32(pci.Slot), deviceID: pci.DeviceID, subSystems: pci.SubsystemID}
+		fill(out.legacyAddress[:], fmt.Sprintf("0000:%02X:%02X.0", pci.Bus, pci.Slot))
+		fill(out.address[:], fmt.Sprintf("00000000:%02X:%02X.0", pci.Bus, pci.Slot))
 		return put(to, out, r)
 	})
 }
@@ -175,10 +175,10 @@ func nvmlDeviceGetPciInfoExt(device, to unsafe.Pointer) int32 {
 	return on(device, func(d gpusim.Device) gpusim.Return {
 		pci, r := lib().PCI(d)
 		out := pciInfoExt{
-			version: versionOf[pciInfoExt](1), bus: uint32(pci.Bus), deviceID: pci.DeviceID, subSystems: pci.SubsystemID,
+			version: versionOf[pciInfoExt](1), bus: uint32(pci.Bus), device: uint32(pci.Slot), deviceID: pci.DeviceID, subSystems: pci.SubsystemID,
 			baseClass: pci.Class >> 16, subClass: pci.Class >> 8 & 0xff,
 		}
-		fill(out.address[:], fmt.Sprintf("00000000:%02X:00.0", pci.Bus))
+		fill(out.address[:], fmt.Sprintf("00000000:%02X:%02X.0", pci.Bus, pci.Slot))
 		return putVersioned(to, out, 1, r)
 	})
 }
@@ -273,6 +273,20 @@ func nvmlDeviceGetNumaNodeId(device, to unsafe.Pointer) int32 {
 	return on(device, func(d gpusim.Device) gpusim.Return {
 		s, r := lib().Static(d)
 		return put(to, uint32(s.NUMA), r)
+	})
+}
+
+//export nvmlDeviceGetGspFirmwareMode
+func nvmlDeviceGetGspFirmwareMode(device, enabled, byDefault unsafe.Pointer) int32 {
+	return on(device, func(d gpusim.Device) gpusim.Return {
+		_, r := lib().Static(d)
+		if byDefault == nil {
+			return gpusim.InvalidArgument
+		}
+		if r == gpusim.Success {
+			*(*uint32)(byDefault) = 1
+		}
+		return put(enabled, uint32(1), r)
 	})
 }
 

@@ -3,6 +3,8 @@ package main
 import "C"
 
 import (
+	"fmt"
+	"strings"
 	"unsafe"
 
 	"github.com/gpuslice/gpuslice/nvml"
@@ -164,23 +166,31 @@ const graphicsCapability = 2 // NVML_GPU_INSTANCE_PROFILE_CAPS_GFX
 
 func putProfile(to unsafe.Pointer, p gpusim.GPUInstanceProfile, r gpusim.Return) gpusim.Return {
 	e := p.Engines
+	// A real H200 overwrites the version with 0 in both. In place of the name V3 has eight zero bytes, and then a name with the number of
+	// instances where that of slices belongs, and no memory (driver 580).
 	v3 := profileInfoV3{
-		version: versionOf[profileInfoV3](3), id: u32(p.ID), slices: u32(p.Slices), instances: u32(p.Count), sms: u32(p.SMs),
+		id: u32(p.ID), slices: u32(p.Slices), instances: u32(p.Count), sms: u32(p.SMs),
 		copies: u32(e.Copy), decoders: u32(e.Decoder), encoders: u32(e.Encoder), jpegs: u32(e.JPEG), opticals: u32(e.OFA),
 		memoryMB: uint64(p.MemoryMB),
 	}
-	fill(v3.name[:], "MIG "+p.Name)
+	suffix := ""
+	if _, attributes, ok := strings.Cut(p.Name, "+"); ok {
+		suffix = "+" + attributes
+	}
+	fill(v3.name[8:], fmt.Sprintf("MIG %dg.0gb%s", p.Count, suffix))
 	if p.Graphics {
 		v3.capabilities = graphicsCapability
 	}
 	if r := putVersioned(to, v3, 3, r); r != gpusim.VersionMismatch {
 		return r
 	}
-	return putVersioned(to, profileInfoV2{
-		version: versionOf[profileInfoV2](2), id: v3.id, slices: v3.slices, instances: v3.instances, sms: v3.sms,
+	v2 := profileInfoV2{
+		id: v3.id, slices: v3.slices, instances: v3.instances, sms: v3.sms,
 		copies: v3.copies, decoders: v3.decoders, encoders: v3.encoders, jpegs: v3.jpegs, opticals: v3.opticals,
-		memoryMB: v3.memoryMB, name: v3.name,
-	}, 2, r)
+		memoryMB: v3.memoryMB,
+	}
+	fill(v2.name[:], "MIG "+p.Name)
+	return putVersioned(to, v2, 2, r)
 }
 
 // placement is nvmlGpuInstancePlacement_t and nvmlComputeInstancePlacement_t.
