@@ -26,6 +26,7 @@ type wish struct {
 	targets     plan.Targets // GPU by GPU
 	plugin      *pluginWish  // nil leaves the device plugin's config as it is
 	keys        *nodeKeys    // of a profile; nil leaves the node's labels and taints as they are
+	beyond      []int        // positions that the config names and the node does not have
 	later       bool         // the device plugin is asked for a config once it is there: the startup taint keeps it away
 	drain       *config.DrainOverrides
 	windows     []window.Window // of a profile; none for those of the pool
@@ -54,11 +55,11 @@ func (a *Agent) desired(ctx context.Context, seen *observed) (wish, error) {
 	}
 	wishes := map[nvml.UUID]nvml.Wish{}
 	if want.label != config.LabelDevicePluginConfig {
-		profile, found, err := a.wishes(*seen, want.label, migName(want.name, pluginKey))
+		profile, found, beyond, err := a.wishes(*seen, want.label, migName(want.name, pluginKey))
 		if err != nil {
 			return want, err
 		}
-		wishes = found
+		wishes, want.beyond = found, beyond
 		if err := a.apply(ctx, seen, &want, profile, asWished(seen.gpus, targets(found))); err != nil {
 			return want, err
 		}
@@ -178,17 +179,21 @@ func targets(wishes map[nvml.UUID]nvml.Wish) plan.Targets {
 
 // wishes is what a label asks of each GPU. A name may mean something else once a file can be read that cannot be now, so
 // nothing is done by a catalog of which a part is missing. The profile is that of the name, if there is one.
-func (a *Agent) wishes(seen observed, label, name string) (config.Profile, map[nvml.UUID]nvml.Wish, error) {
+func (a *Agent) wishes(seen observed, label, name string) (
+	profile config.Profile, wishes map[nvml.UUID]nvml.Wish, beyond []int, err error,
+) {
 	catalog, err := a.catalog(seen, label)
 	if err != nil {
-		return config.Profile{}, nil, &Stalled{Reason: config.ReasonInvalidCatalog, Message: err.Error()}
+		return profile, nil, nil, &Stalled{Reason: config.ReasonInvalidCatalog, Message: err.Error()}
 	}
-	wishes, err := wishesOf(catalog, label, name, seen.gpus)
-	if err != nil {
-		return config.Profile{}, nil, &Stalled{Reason: reasonOf(err), Message: fmt.Sprintf("label %s=%s: %v", label, name, err)}
+	if wishes, err = wishesOf(catalog, label, name, seen.gpus); err != nil {
+		return profile, nil, nil, &Stalled{Reason: reasonOf(err), Message: fmt.Sprintf("label %s=%s: %v", label, name, err)}
 	}
-	profile, _ := catalog.Profile(name)
-	return profile, wishes, nil
+	profile, isProfile := catalog.Profile(name)
+	if label != config.LabelProfile || !isProfile {
+		beyond = catalog.Beyond(name, seen.gpus)
+	}
+	return profile, wishes, beyond, nil
 }
 
 func wishesOf(catalog config.Catalog, label, name string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Wish, error) {

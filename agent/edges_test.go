@@ -245,3 +245,17 @@ func TestAnUpgradeOfTheDriverIsWhatOperandsSayAndEndsOrIsTold(t *testing.T) {
 		w.reach("all-1g.10gb")
 	})
 }
+
+// One file serves nodes of four GPUs and of eight. Who looks at the node sees that a part of it is about others.
+func TestPositionsThatTheNodeDoesNotHaveAreToldAndPassedOver(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "gpus: [{model: H100-80GB}]")
+		w.administer(map[string]config.MIGConfig{"mine": {{Indices: []int{0, 4, 5}, MIG: true, Devices: map[string]int{"3g.40gb": 2}}}})
+		w.label("mine")
+		w.reach("mine")
+		if got, want := w.condition().Message, "devices 4, 5 are none of this node"; !strings.Contains(got, want) {
+			t.Errorf("the condition does not say %q: %s", want, got)
+		}
+	})
+}

@@ -83,7 +83,7 @@ func (a *Agent) previewOf(ctx context.Context, seen observed, label, name string
 	if geometry != "" {
 		var profile config.Profile
 		var err error
-		if profile, wishes, err = a.wishes(seen, label, geometry); err != nil {
+		if profile, wishes, _, err = a.wishes(seen, label, geometry); err != nil {
 			return Preview{}, err
 		}
 		if err := a.apply(ctx, &seen, &want, profile, asWished(seen.gpus, targets(wishes))); err != nil {

@@ -249,6 +249,10 @@ func progress(kind plan.Kind, want wish) (config.Reason, Phase) {
 
 func converged(seen observed, want wish) string {
 	text := fmt.Sprintf("%s: %s", want.name, offered(seen.kubelet).summary(want.plugin))
+	if len(want.beyond) > 0 {
+		positions := strings.ReplaceAll(strings.Trim(fmt.Sprint(want.beyond), "[]"), " ", ", ")
+		text += fmt.Sprintf(" (the config's devices %s are none of this node, and were passed over)", positions)
+	}
 	text += cordonOfOthers(seen)
 	if stale := seen.staleFeatures(want.plugin); len(stale) > 0 {
 		text += " (" + strings.Join(stale, "; ") + ")"

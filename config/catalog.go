@@ -224,6 +224,9 @@ func (r *reading) wishesOf(cfg MIGConfig) (map[nvml.UUID]nvml.Wish, error) {
 // read adds what one rule asks for.
 func (r *reading) read(number int, rule MIGRule) {
 	named, wrong := rule.named(r.gpus)
+	if beyond := rule.beyond(r.gpus); r.profile != "" && wrong == nil && len(beyond) > 0 {
+		wrong = &InvalidError{Field: fieldDevices, Value: strconv.Itoa(beyond[0]), Want: "is not a GPU of this node, which has " + indices(r.gpus)}
+	}
 	if wrong != nil {
 		r.refuse(number, wrong)
 		return
@@ -298,8 +301,8 @@ const (
 // inProfiles is what those fields are in a profile.
 var inProfiles = map[string]string{fieldDevices: "gpus.index", fieldFilter: "gpus.deviceFilter"}
 
-// named lists the GPUs that the rule is about. A filter that lets none pass is normal, since configs are written for
-// fleets, and so is a UUID or an address that no GPU of this node has; the indices are about another node then, too.
+// named lists the GPUs that the rule is about. A filter that lets none pass is normal, since configs are written for fleets, and so is a
+// UUID, an address or a position that no GPU of this node has.
 func (r MIGRule) named(gpus []nvml.GPU) ([]nvml.GPU, *InvalidError) {
 	named, wrong := r.passing(gpus)
 	if wrong != nil || r.All {
@@ -309,15 +312,34 @@ func (r MIGRule) named(gpus []nvml.GPU) ([]nvml.GPU, *InvalidError) {
 		return nil, nil
 	}
 	named = slices.DeleteFunc(named, func(g nvml.GPU) bool { return !has(r.UUIDs, g.UUID) || !has(r.PCI, g.PCI) })
-	if len(named) == 0 {
-		return nil, nil
+	return slices.DeleteFunc(named, func(g nvml.GPU) bool { return !has(r.Indices, g.Index) }), nil
+}
+
+// beyond lists the positions of the rule at which the node has no GPU. Where the filters, UUIDs and addresses beside them are of other nodes
+// alone, so are they, and nothing is said of them.
+func (r MIGRule) beyond(gpus []nvml.GPU) []int {
+	passing, wrong := r.passing(gpus)
+	if wrong != nil || !slices.ContainsFunc(passing, func(g nvml.GPU) bool { return has(r.UUIDs, g.UUID) && has(r.PCI, g.PCI) }) {
+		return nil
 	}
+	var out []int
 	for _, i := range r.Indices {
 		if !slices.ContainsFunc(gpus, func(g nvml.GPU) bool { return g.Index == i }) {
-			return nil, &InvalidError{Field: fieldDevices, Value: strconv.Itoa(i), Want: "is not a GPU of this node, which has " + indices(gpus)}
+			out = append(out, i)
 		}
 	}
-	return slices.DeleteFunc(named, func(g nvml.GPU) bool { return !has(r.Indices, g.Index) }), nil
+	return out
+}
+
+// Beyond lists the positions that a MIG config names and at which the node has no GPU, in ascending order. NVIDIA's mig-parted passes
+// them over, so that one file serves nodes of four GPUs and of eight.
+func (c Catalog) Beyond(name string, gpus []nvml.GPU) []int {
+	var out []int
+	for _, rule := range c.configs[name] {
+		out = append(out, rule.beyond(gpus)...)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
 }
 
 // has reports whether the list, if there is one, has the value.
@@ -383,7 +405,13 @@ func (r *reading) namesNothing(cfg MIGConfig) error {
 		}
 	}
 	anyHere := func(rule MIGRule) bool { passing, _ := rule.passing(r.gpus); return len(passing) > 0 }
-	if slices.ContainsFunc(cfg, anyHere) {
+	switch {
+	case len(filters) == 0:
+		return &InvalidError{
+			Config: r.config, Field: fieldDevices, Value: strings.Join(positions, ", "),
+			Want: "is the position of no GPU of this node, which has " + indices(r.gpus),
+		}
+	case slices.ContainsFunc(cfg, anyHere):
 		return &InvalidError{
 			Config: r.config, Field: fieldDevices, Value: strings.Join(positions, ", "),
 			Want: "passes the filter of no rule on " + here,

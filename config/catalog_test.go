@@ -231,6 +231,26 @@ func TestWishes(t *testing.T) {
 	}
 }
 
+// One file serves nodes of four GPUs and of eight: NVIDIA's mig-parted passes over what is not there.
+func TestPositionsBeyondTheNodesGPUsArePassedOver(t *testing.T) {
+	catalog := config.Merge(nil, map[string]config.MIGConfig{"mine": {
+		{Indices: []int{7, 1, 3}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}, {Indices: []int{0, 3}},
+		{DeviceFilter: []string{"0x20B210DE"}, Indices: []int{5}},
+	}})
+	gpus := node(h100(), h100())
+	wishes, err := catalog.Wishes("mine", gpus)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[nvml.UUID]nvml.Wish{gpus[0].UUID: {}, gpus[1].UUID: {MIG: true, Devices: map[string]int{"1g.10gb": 7}}}
+	if diff := cmp.Diff(want, wishes); diff != "" {
+		t.Errorf("wishes (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]int{3, 7}, catalog.Beyond("mine", gpus)); diff != "" {
+		t.Errorf("positions beyond (-want +got):\n%s", diff)
+	}
+}
+
 func TestWishesAreRefused(t *testing.T) {
 	sevenOf10 := map[string]int{"1g.10gb": 7}
 	tests := map[string]struct {
@@ -239,10 +259,10 @@ func TestWishesAreRefused(t *testing.T) {
 		want   string
 		reason config.Reason
 	}{
-		"for positions beyond the node's GPUs": {
-			config: config.MIGConfig{all(nil), {Indices: []int{1, 8}, MIG: true, Devices: sevenOf10}},
+		"for positions that are none of the node's": {
+			config: config.MIGConfig{{Indices: []int{8, 9}, MIG: true, Devices: sevenOf10}},
 			gpus:   node(h100(), h100()),
-			want:   `config "mine", rule 2, devices: 8 is not a GPU of this node, which has 0 to 1`,
+			want:   `config "mine", devices: 8, 9 is the position of no GPU of this node, which has 0 to 1`,
 			reason: config.ReasonInvalidCatalog,
 		},
 		"when every filter is for other nodes": {
@@ -331,10 +351,10 @@ func TestWishesAreRefused(t *testing.T) {
 	}
 
 	t.Run("for every mistake at once", func(t *testing.T) {
-		mine := config.MIGConfig{all(nil, "H100"), {Indices: []int{5}}}
+		mine := config.MIGConfig{all(nil, "H100"), {DeviceFilter: []string{":0x16C110DE"}, Indices: []int{5}}}
 		_, err := config.Merge(nil, map[string]config.MIGConfig{"mine": mine}).Wishes("mine", node(h100()))
 		want := `config "mine", rule 1, device-filter: "H100" is not of the form "0x233010DE", the PCI device id followed by the vendor id, or "0x233010DE:0x16C110DE" with those of the subsystem` + "\n" +
-			`config "mine", rule 2, devices: 5 is not a GPU of this node, which has 0`
+			`config "mine", rule 2, device-filter: ":0x16C110DE" begins with a colon, which mig-parted lets match no GPU at all: write the device id before it, "0x233010DE:0x16C110DE"`
 		if err == nil || err.Error() != want {
 			t.Errorf("error\n%v\nwant\n%s", err, want)
 		}
