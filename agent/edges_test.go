@@ -163,7 +163,7 @@ func TestAFullFolderOfThePluginsConfigDisturbsNobodyAndIsNamed(t *testing.T) {
 		w.pod("train", string(w.snapshot()[0].UUID)+"::1")
 		empty := fill(t, dir)
 		w.profile("alone")
-		w.spend(3 * time.Hour)
+		w.spend(90 * time.Minute)
 		c := w.condition()
 		if folder := filepath.Dir(w.settings.DevicePlugin.ConfigFile); !strings.Contains(c.Message, "folder "+folder+" ") {
 			t.Errorf("it does not say which folder is full: %s: %s", c.Reason, c.Message)
