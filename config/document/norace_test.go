@@ -1,0 +1,5 @@
+//go:build !race
+
+package document_test
+
+const raced = false
