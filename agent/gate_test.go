@@ -453,7 +453,7 @@ func TestForceLetsOneChangeBeginOutsideOfItsWindow(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.annotate(config.AnnotationForce, j.Operation)
-		w.spend(3 * time.Hour)
+		w.spend(90 * time.Minute)
 		if !w.node().Spec.Unschedulable {
 			t.Error("it was put off all the same")
 		}
@@ -698,7 +698,7 @@ func stepsAt(t *testing.T, step time.Duration, kind plan.Kind) {
 	w.pod("holder", w.gpus.UUIDs()[0])
 	c := &hostClock{readings: map[time.Time]time.Time{}}
 	w.clock = c
-	w.settings.Timeouts.Drain, w.settings.Drain.AfterDeadline = 30*time.Minute, config.AfterDeadlineDelete
+	w.settings.Timeouts.Drain, w.settings.Drain.AfterDeadline = 12*time.Minute, config.AfterDeadlineDelete
 	w.maintain("windows: [{days: [Sat], start: '00:00', duration: 24h}, {days: [Fri], start: '00:00', duration: 24h}]\nestimate: 1m\njitter: 0s\n")
 	relent := w.stubborn()
 	deleted := false
@@ -713,7 +713,7 @@ func stepsAt(t *testing.T, step time.Duration, kind plan.Kind) {
 		if fenced.IsZero() && w.node().Spec.Unschedulable {
 			fenced = time.Now()
 		}
-		if !fenced.IsZero() && time.Since(fenced) > 20*time.Minute {
+		if !fenced.IsZero() && time.Since(fenced) > 4*time.Minute {
 			relent()
 		}
 		return w.reason() == config.ReasonConverged && strings.HasPrefix(w.condition().Message, "all-1g.5gb")

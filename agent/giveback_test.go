@@ -266,7 +266,7 @@ func TestTheWayBackSaysWhoKeepsIt(t *testing.T) {
 				w.label("")
 				w.passes("the way back", func() bool { return strings.Contains(w.condition().Message, "team/late") })
 				waits := time.Now()
-				w.spend(3 * time.Hour)
+				w.spend(70 * time.Minute)
 				c := w.condition()
 				for _, want := range []string{
 					"going back to what was before", "team/late", "; since " + waits.UTC().Format("2006-01-02 15:04"),
