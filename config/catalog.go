@@ -223,10 +223,7 @@ func (r *reading) wishesOf(cfg MIGConfig) (map[nvml.UUID]nvml.Wish, error) {
 
 // read adds what one rule asks for.
 func (r *reading) read(number int, rule MIGRule) {
-	named, wrong := rule.named(r.gpus)
-	if beyond := rule.beyond(r.gpus); r.profile != "" && wrong == nil && len(beyond) > 0 {
-		wrong = &InvalidError{Field: fieldDevices, Value: strconv.Itoa(beyond[0]), Want: "is not a GPU of this node, which has " + indices(r.gpus)}
-	}
+	named, wrong := r.named(rule)
 	if wrong != nil {
 		r.refuse(number, wrong)
 		return
@@ -261,6 +258,14 @@ func (r *reading) read(number int, rule MIGRule) {
 			r.rules[g.UUID] = number
 		}
 	}
+}
+
+// named lists the GPUs that the rule is about. A profile names no position that the node does not have.
+func (r *reading) named(rule MIGRule) ([]nvml.GPU, *InvalidError) {
+	if beyond := rule.beyond(r.gpus); r.profile != "" && len(beyond) > 0 {
+		return nil, &InvalidError{Field: fieldDevices, Value: strconv.Itoa(beyond[0]), Want: "is not a GPU of this node, which has " + indices(r.gpus)}
+	}
+	return rule.named(r.gpus)
 }
 
 // isOfItsHost notes a vGPU that the rule asks to be cut, or to be uncut again. Where it was named, that is refused.

@@ -234,7 +234,8 @@ func TestWishes(t *testing.T) {
 // One file serves nodes of four GPUs and of eight: NVIDIA's mig-parted passes over what is not there.
 func TestPositionsBeyondTheNodesGPUsArePassedOver(t *testing.T) {
 	catalog := config.Merge(nil, map[string]config.MIGConfig{"mine": {
-		{Indices: []int{7, 1, 3}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}, {Indices: []int{0, 3}},
+		{Indices: []int{7, 1, 3}, MIG: true, Devices: map[string]int{"1g.10gb": 7}},
+		{Indices: []int{0, 3}},
 		{DeviceFilter: []string{"0x20B210DE"}, Indices: []int{5}},
 	}})
 	gpus := node(h100(), h100())

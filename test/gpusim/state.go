@@ -38,8 +38,8 @@ type gpu struct {
 	Model       string `json:"model"`
 	UUID        string `json:"uuid"`
 	Serial      string `json:"serial"`
-	Bus         int    `json:"bus"`              // PCI bus number; domain and function are 0
-	Slot        int    `json:"slot,omitempty"`   // PCI device number
+	Bus         int    `json:"bus"`            // PCI bus number; domain and function are 0
+	Slot        int    `json:"slot,omitempty"` // PCI device number
 	NUMA        int    `json:"numa"`
 	Passthrough bool   `json:"passthrough,omitempty"`
 	Virtual     string `json:"virtual,omitempty"` // as GPUSpec.Virtual
