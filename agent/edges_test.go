@@ -1,7 +1,6 @@
 package agent_test
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -9,11 +8,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/test/fullfs"
 )
 
 // A disk that is full beside the device plugin's config keeps no node: the note there is for a restarted agent alone.
@@ -117,42 +116,13 @@ func TestPromise1APluginOfAFileThatIsToldNoStrategyIsNotGuessed(t *testing.T) {
 			t.Errorf("something was begun, or it does not say what to do; %s: %s", c.Reason, c.Message)
 		}
 		w.setPluginConfigs("gpuslice", name, map[string]string{"plain": "version: v1\nflags: {migStrategy: mixed}\n"})
-		w.passes("what is asked for now", func() bool { return w.condition().Reason == string(config.ReasonConverged) && !w.owed() })
+		w.passes("the config that the label names", func() bool { return w.condition().Reason == string(config.ReasonConverged) && !w.owed() })
 	})
-}
-
-// small is a folder on a file system of its own, of a few pages.
-func small(t *testing.T) string {
-	t.Helper()
-	dir := t.TempDir()
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
-		t.Skipf("no file system can be mounted here: %v", err)
-	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir
-}
-
-// fill leaves no room in the folder.
-func fill(t *testing.T, dir string) (empty func()) {
-	t.Helper()
-	path := filepath.Join(dir, "full")
-	if err := os.WriteFile(path, make([]byte, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
-		t.Fatal(err)
-	}
-	return func() {
-		if err := os.Remove(path); err != nil {
-			t.Fatal(err)
-		}
-	}
 }
 
 func TestAFullFolderOfThePluginsConfigDisturbsNobodyAndIsNamed(t *testing.T) {
 	t.Parallel()
-	dir := small(t)
+	dir := fullfs.Folder(t)
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.shares()
@@ -161,7 +131,7 @@ func TestAFullFolderOfThePluginsConfigDisturbsNobodyAndIsNamed(t *testing.T) {
 		w.profile("two")
 		w.reach("two")
 		w.pod("train", string(w.snapshot()[0].UUID)+"::1")
-		empty := fill(t, dir)
+		empty := fullfs.Fill(t, dir)
 		w.profile("alone")
 		w.spend(90 * time.Minute)
 		c := w.condition()
@@ -182,7 +152,7 @@ func TestAFolderThatFillsInTheMiddleOfAChangeNeitherUndoesNorKeepsIt(t *testing.
 	for name, broken := range map[string]bool{"": false, " and back": true} {
 		t.Run("there"+name, func(t *testing.T) {
 			t.Parallel()
-			dir := small(t)
+			dir := fullfs.Folder(t)
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, h100)
 				w.shares()
@@ -193,7 +163,7 @@ func TestAFolderThatFillsInTheMiddleOfAChangeNeitherUndoesNorKeepsIt(t *testing.
 				w.pod("train", string(w.snapshot()[0].UUID)+"::3")
 				w.profile("two")
 				w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
-				fill(t, dir)
+				fullfs.Fill(t, dir)
 				if broken {
 					w.refusesConfig = "replicas: 2"
 				}
@@ -254,7 +224,7 @@ func TestPositionsThatTheNodeDoesNotHaveAreToldAndPassedOver(t *testing.T) {
 		w.administer(map[string]config.MIGConfig{"mine": {{Indices: []int{0, 4, 5}, MIG: true, Devices: map[string]int{"3g.40gb": 2}}}})
 		w.label("mine")
 		w.reach("mine")
-		if got, want := w.condition().Message, "devices 4, 5 are none of this node"; !strings.Contains(got, want) {
+		if got, want := w.condition().Message, "does not have, which were passed over: 4; 5"; !strings.Contains(got, want) {
 			t.Errorf("the condition does not say %q: %s", want, got)
 		}
 	})

@@ -21,7 +21,7 @@ type Preview struct {
 	Steps         []plan.Step
 	AtReboot      []nvml.GPU         // that turn MIG mode on at the node's next reboot, whoever does it; the change goes on after it
 	Reboot        bool               // the steps wait for a reboot, or do it
-	Holders       []Holder           // what NVML shows on what goes
+	Holders       []Holder           // processes that NVML shows on what the change takes away
 	MIGStrategy   config.MIGStrategy // of the device plugin after it; offline, taken to be mixed where nothing says another
 	Runs          string             // when the change would begin; empty offline, and where nothing is to do
 }

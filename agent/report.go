@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -250,8 +251,11 @@ func progress(kind plan.Kind, want wish) (config.Reason, Phase) {
 func converged(seen observed, want wish) string {
 	text := fmt.Sprintf("%s: %s", want.name, offered(seen.kubelet).summary(want.plugin))
 	if len(want.beyond) > 0 {
-		positions := strings.ReplaceAll(strings.Trim(fmt.Sprint(want.beyond), "[]"), " ", ", ")
-		text += fmt.Sprintf(" (the config's devices %s are none of this node, and were passed over)", positions)
+		var positions []string
+		for _, i := range want.beyond {
+			positions = append(positions, strconv.Itoa(i))
+		}
+		text += fmt.Sprintf(" (the config names devices that this node does not have, which were passed over: %s)", listed(positions))
 	}
 	text += cordonOfOthers(seen)
 	if stale := seen.staleFeatures(want.plugin); len(stale) > 0 {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"maps"
-	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -16,41 +15,11 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/pluginfile"
 	"github.com/gpuslice/gpuslice/drain/aside"
+	"github.com/gpuslice/gpuslice/test/fullfs"
 	"github.com/gpuslice/gpuslice/test/stalledfs"
 )
 
 const shown = "/etc/plugin/config.yaml"
-
-// small is a folder that holds a few pages, on a file system of its own.
-func small(t *testing.T) string {
-	t.Helper()
-	dir := t.TempDir()
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
-		t.Skipf("no file system can be mounted here: %v", err)
-	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir
-}
-
-// fill leaves no room in the folder.
-func fill(t *testing.T, dir string) {
-	t.Helper()
-	f, err := os.OpenFile(filepath.Join(dir, "full"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	for err == nil {
-		_, err = f.Write(make([]byte, 4096))
-	}
-	if !errors.Is(err, unix.ENOSPC) {
-		t.Fatal(err)
-	}
-}
 
 func must(t *testing.T, err error) {
 	t.Helper()
@@ -87,10 +56,10 @@ func TestWhatIsWrittenIsReadWithItsTimeAndWhoWasTold(t *testing.T) {
 
 // A full folder must be found out before pods are evicted, and by its name.
 func TestAFullFolderIsNamed(t *testing.T) {
-	dir := small(t)
+	dir := fullfs.Folder(t)
 	f := pluginfile.New(filepath.Join(dir, "config.yaml"), shown)
 	must(t, f.Write(t.Context(), "one", time.Now()))
-	fill(t, dir)
+	fullfs.Fill(t, dir)
 	for what, call := range map[string]func() error{
 		"making room": func() error { return f.Prepare(t.Context(), "two") },
 		"writing":     func() error { return f.Write(t.Context(), "two", time.Now()) },
@@ -106,12 +75,12 @@ func TestAFullFolderIsNamed(t *testing.T) {
 
 // Whoever fills it in the middle of a change neither ends it nor keeps the node.
 func TestWhatWasPreparedIsWrittenThereAndBackInAFullFolder(t *testing.T) {
-	dir := small(t)
+	dir := fullfs.Folder(t)
 	f := pluginfile.New(filepath.Join(dir, "config.yaml"), shown)
 	must(t, f.Write(t.Context(), "one", time.Now()))
 	must(t, f.Prepare(t.Context(), "two"))
 	must(t, f.Prepare(t.Context(), "two")) // a restarted agent does so again
-	fill(t, dir)
+	fullfs.Fill(t, dir)
 	must(t, f.Prepare(t.Context(), "two"))
 	at := time.Date(2026, 3, 1, 2, 0, 0, 0, time.UTC)
 	must(t, f.Write(t.Context(), "two", at))

@@ -32,12 +32,25 @@ type piece struct {
 	err       error // why it cannot be read
 }
 
+// longestFile is as many bytes as are read of a file of manifests: a cluster's ConfigMaps in one stream, and no device file to its end.
+const longestFile = 64 << 20
+
 // contents is what a file says, or standard input.
 func contents(file string, stdin io.Reader) ([]byte, error) {
-	if file == "-" {
-		return io.ReadAll(stdin)
+	from := stdin
+	if file != "-" {
+		opened, err := os.Open(path.Clean(file))
+		if err != nil {
+			return nil, err
+		}
+		defer opened.Close()
+		from = opened
 	}
-	return os.ReadFile(path.Clean(file))
+	text, err := io.ReadAll(io.LimitReader(from, longestFile+1))
+	if err == nil && len(text) > longestFile {
+		err = fmt.Errorf("%s is longer than %d bytes, which is all that is read: split it", file, longestFile)
+	}
+	return text, err
 }
 
 // reader collects the pieces of files.

@@ -200,7 +200,7 @@ func show(w io.Writer, name string, p agent.Preview, offline bool, command func(
 		out.printf("%4d  %s\n", i+1, step)
 	}
 	out.printf("\n%s\n", leaving(p.Steps, offline))
-	for _, line := range slices.Concat(onWhatGoes(p.Holders, command), resets(p)) {
+	for _, line := range slices.Concat(inTheWay(p.Holders, command), resets(p)) {
 		out.printf("%s\n", line)
 	}
 	if offline && p.MIGStrategy != "" {
@@ -215,8 +215,8 @@ func show(w io.Writer, name string, p agent.Preview, offline bool, command func(
 	return out.err
 }
 
-// onWhatGoes names the processes that have to end, whoever they are of.
-func onWhatGoes(holders []agent.Holder, command func(pid int) string) []string {
+// inTheWay names the processes on what the change takes away, whoever they are of.
+func inTheWay(holders []agent.Holder, command func(pid int) string) []string {
 	var out []string
 	for _, h := range holders {
 		var names []string
@@ -227,7 +227,7 @@ func onWhatGoes(holders []agent.Holder, command func(pid int) string) []string {
 			}
 			names = append(names, name)
 		}
-		out = append(out, fmt.Sprintf("GPU %d: on what goes NVML shows %s: the change waits until nothing uses it.", h.Index, processes(names)))
+		out = append(out, fmt.Sprintf("GPU %d: NVML shows %s on what the change takes away; the change waits until it is free.", h.Index, processes(names)))
 	}
 	return out
 }

@@ -148,7 +148,7 @@ func TestAPlanNamesProcessesOnWhatGoes(t *testing.T) {
 	if err := show(&out, "all-balanced", p, true, func(pid int) string { return map[int]string{42: "python3"}[pid] }); err != nil {
 		t.Fatal(err)
 	}
-	if want := "GPU 1: on what goes NVML shows processes 41, 42 (python3): "; !strings.Contains(out.String(), want) {
+	if want := "GPU 1: NVML shows processes 41, 42 (python3) on what the change takes away; "; !strings.Contains(out.String(), want) {
 		t.Errorf("the plan does not say %q:\n%s", want, out.String())
 	}
 }

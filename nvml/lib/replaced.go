@@ -92,7 +92,9 @@ func (o Options) replaced() bool {
 	}
 	if place == libraryName { // to the loader it is the one that it has loaded before, wherever that name leads now
 		if place = mapped.place; !exists(place) {
-			place, _ = driverroot.Find("/")
+			if place, err = driverroot.Find("/"); err != nil {
+				return false // there is no other file
+			}
 		}
 	}
 	now, err := os.Stat(place)
