@@ -139,6 +139,8 @@ type Agent struct {
 	staleSince   time.Time            // when labels of GPU feature discovery were first seen to lag behind the change
 	nudged       bool                 // the device plugin was started anew, for want of capacity
 	rebooting    bool                 // this process has asked logind for a reboot
+	boot         string               // of the host, as it was last read
+	bootTrouble  string               // why it could not be read, the last time
 	busy         bool                 // the last look has found a change under way
 	toldReaders  map[types.UID]string // who was told to read the device plugin's config file, and a hash of what it said then
 	upgrading    time.Time            // since when labels say that the driver is being upgraded

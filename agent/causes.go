@@ -225,9 +225,9 @@ func (e evidence) change() []Finding {
 			You: e.lastWord(),
 		})
 	}
-	if j.BootID != "" && e.boot() != "" && j.BootID != e.boot() {
+	if j.BootID != "" && e.boot != "" && j.BootID != e.boot {
 		out = append(out, Finding{
-			Cause: CauseRebootInTheMiddle, Evidence: begun + " in boot " + j.BootID + "; this is boot " + e.boot(),
+			Cause: CauseRebootInTheMiddle, Evidence: begun + " in boot " + j.BootID + "; this is boot " + e.boot,
 			Agent: "makes anew what the reboot has taken away, proves the capacity, and gives the node back",
 		})
 	}

@@ -107,6 +107,9 @@ func (a *Agent) evidence(ctx context.Context) evidence {
 		e.verdicts = a.evictable(ctx, e)
 		e.processes = e.strangers()
 	}
+	if e.bootless != nil {
+		e.unseen = append(e.unseen, e.bootless.Error())
+	}
 	if e.blind != nil {
 		e.unseen = append(e.unseen, e.blind.Error())
 	}

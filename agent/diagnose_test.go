@@ -72,7 +72,7 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 		}, {
 			name: "3: a reboot in the middle", provoke: func(w *world) { w.begin("all-1g.10gb"); w.reboot() },
 			causes: []agent.Cause{agent.CauseRebootInTheMiddle}, verdict: agent.VerdictGivesBack,
-			says: []string{"in boot boot-1; this is boot boot-2", "makes anew what the reboot has taken away"},
+			says: []string{"in boot " + bootID(1) + "; this is boot " + bootID(2), "makes anew what the reboot has taken away"},
 		}, {
 			name: "4: a budget", provoke: func(w *world) { w.draining(); w.block("team/train: needs 1 healthy pod and has 1") },
 			causes: []agent.Cause{agent.CauseChangeUnderWay, agent.CauseBudgetBlocks}, verdict: agent.VerdictGivesBack,

@@ -304,7 +304,6 @@ func alike(a, b *corev1.Node) bool {
 	}
 	// Labels of operands are compared with all of NVIDIA's, so markers are looked for without them.
 	return a.UID == b.UID && whoseA == whoseB &&
-		a.Status.NodeInfo.BootID == b.Status.NodeInfo.BootID &&
 		a.Spec.Unschedulable == b.Spec.Unschedulable && equality.Semantic.DeepEqual(ourTaints(a), ourTaints(b)) &&
 		slices.EqualFunc(drain.Markers(a, nil), drain.Markers(b, nil), sameMarker) && maps.Equal(nvidia(a.Labels), nvidia(b.Labels))
 }

@@ -205,7 +205,7 @@ func nameOf(m drain.Marker) string {
 // journal is what the steps will owe to the node: what is owed already, and what they add.
 func (a *Agent) journal(seen observed, want wish, steps []plan.Step) (*Journal, error) {
 	j := &Journal{
-		Operation: cmp.Or(a.claim, uuid.NewString()), BootID: seen.node.Status.NodeInfo.BootID,
+		Operation: cmp.Or(a.claim, uuid.NewString()), BootID: seen.boot,
 		Proven:  seen.proven || seen.orphan.is(), // what was left is given back when it is seen to work
 		Started: a.now(),
 	}
@@ -219,7 +219,7 @@ func (a *Agent) journal(seen observed, want wish, steps []plan.Step) (*Journal, 
 		j.NoReset, j.Reboots, j.RebootAsked, j.Forced = nil, nil, time.Time{}, seen.forces(want)
 		clear(a.attempts)
 		a.touchedAt, a.provenAt = time.Time{}, time.Time{}
-		if known := seen.refusal(); known != nil && known.Boot == seen.boot() {
+		if known := seen.refusal(); known != nil && known.Boot == seen.boot {
 			j.NoReset = known
 		}
 	}

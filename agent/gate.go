@@ -73,7 +73,7 @@ func (s observed) restores(want wish) bool {
 	if want.fingerprint == "" {
 		return false
 	}
-	bare := s.status.Cut != "" && s.status.Cut != s.boot() && !hasInstances(s.gpus)
+	bare := s.status.Cut != "" && s.boot != "" && s.status.Cut != s.boot && !hasInstances(s.gpus)
 	return s.status.Proven == want.fingerprint || bare
 }
 

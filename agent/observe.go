@@ -29,6 +29,8 @@ import (
 // observed is one look at everything that decisions are made by.
 type observed struct {
 	node      *corev1.Node
+	boot      string // of the host, by its kernel; empty if that is not known
+	bootless  error  // why it is not
 	journal   *Journal
 	upgraded  string // label that says that the driver is being upgraded
 	forged    bool   // the node has a journal that this host's agent did not write for it
@@ -107,6 +109,7 @@ func (a *Agent) observe(ctx context.Context) (observed, error) {
 	seen.node = node
 	seen.markers = drain.Markers(node, a.settings.Operands)
 	seen.fenced, seen.startup = a.fence.Stands(node), a.fence.Startup(node)
+	a.observeBoot(ctx, &seen)
 	if err := a.observeRecord(ctx, &seen); err != nil {
 		return seen, err
 	}

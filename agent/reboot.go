@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,9 +29,36 @@ const (
 	maxRebootsUndo = 2
 )
 
+// observeBoot looks which boot of the host this is. A host that does not say so any more has not been rebooted, since this process runs;
+// where it never did, nothing is taken for a reboot.
+func (a *Agent) observeBoot(ctx context.Context, seen *observed) {
+	call, cancel := context.WithTimeout(ctx, hostTimeout)
+	defer cancel()
+	boot, err := a.processes.Boot(call)
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	if text != "" && text != a.bootTrouble {
+		a.log.Warn("it cannot be told whether the host is rebooted", zap.Error(err))
+	}
+	a.boot, a.bootTrouble = cmp.Or(boot, a.boot), text
+	if seen.boot = a.boot; seen.boot == "" {
+		seen.bootless = err
+	}
+}
+
+// bootUnknown says, for the end of a message, why no reboot would be noticed; empty if one would.
+func (s observed) bootUnknown() string {
+	if s.bootless == nil {
+		return ""
+	}
+	return "; a reboot of this host would not be noticed: " + s.bootless.Error()
+}
+
 // observeReboots looks which mode changes take a reboot here, and what is known of one.
 func (a *Agent) observeReboots(seen *observed, pods []corev1.Pod) {
-	boot := seen.boot()
+	boot := seen.boot
 	known := seen.refusal()
 	seen.reboots = plan.Reboots{
 		NoReset:   map[nvml.UUID]bool{},
@@ -58,8 +86,6 @@ func (a *Agent) observeReboots(seen *observed, pods []corev1.Pod) {
 	}
 }
 
-func (s observed) boot() string { return s.node.Status.NodeInfo.BootID }
-
 // refusal is what is known of GPUs that are not reset here, in this boot or in an earlier one; nil if nothing is.
 func (s observed) refusal() *noReset {
 	if s.journal != nil && s.journal.NoReset != nil {
@@ -71,7 +97,7 @@ func (s observed) refusal() *noReset {
 // noteNoReset keeps in the journal that the GPU is not reset here: from now on its way leads over a reboot.
 func (a *Agent) noteNoReset(ctx context.Context, seen observed, gpu nvml.UUID, err error) time.Duration {
 	j := *seen.journal
-	j.NoReset = &noReset{Boot: seen.boot(), GPUs: []nvml.UUID{gpu}}
+	j.NoReset = &noReset{Boot: seen.boot, GPUs: []nvml.UUID{gpu}}
 	if known := seen.refusal(); known != nil && known.Boot == j.NoReset.Boot {
 		j.NoReset.GPUs = append(slices.Clone(known.GPUs), gpu)
 	}
@@ -124,9 +150,11 @@ func (a *Agent) mayReboot(ctx context.Context, seen observed, want wish) error {
 	}
 	var err error
 	switch {
+	case seen.bootless != nil:
+		err = fmt.Errorf("the host is not rebooted for it: %w", seen.bootless)
 	case a.settings.Reboot.Policy == config.RebootNever:
 		err = plan.ErrNeedsReboot
-	case !slices.Contains(seen.journal.Reboots, seen.boot()) && len(seen.journal.Reboots) >= limit:
+	case !slices.Contains(seen.journal.Reboots, seen.boot) && len(seen.journal.Reboots) >= limit:
 		err = plan.ErrStillPending
 	case a.settings.Reboot.Policy == config.RebootSelf:
 		call, cancel := context.WithTimeout(ctx, hostTimeout)
@@ -143,21 +171,22 @@ func (a *Agent) mayReboot(ctx context.Context, seen observed, want wish) error {
 // node ends the step.
 func (a *Agent) reboot(ctx context.Context, seen observed, want wish) error {
 	j := *seen.journal
-	if slices.Contains(j.Reboots, seen.boot()) {
+	inTheDark := seen.bootless != nil && len(j.Reboots) > 0
+	if inTheDark || slices.Contains(j.Reboots, seen.boot) {
 		if a.clock.Since(j.RebootAsked) > a.settings.Timeouts.Reboot {
 			return &Failure{
 				Wish: want.fingerprint, Reason: config.ReasonNeedsReboot,
 				Message: fmt.Sprintf("the node has not been rebooted in the %s since that was asked for", a.settings.Timeouts.Reboot),
 			}
 		}
-		if a.rebooting || a.settings.Reboot.Policy != config.RebootSelf {
+		if a.rebooting || inTheDark || a.settings.Reboot.Policy != config.RebootSelf {
 			return a.awaitReboot(j)
 		}
 	}
 	if err := a.mayReboot(ctx, seen, want); err != nil {
 		return err
 	}
-	if !slices.Contains(j.Reboots, seen.boot()) {
+	if !slices.Contains(j.Reboots, seen.boot) {
 		if err := a.noteReboot(ctx, seen, want, &j); err != nil {
 			return err
 		}
@@ -180,7 +209,7 @@ func (a *Agent) reboot(ctx context.Context, seen observed, want wish) error {
 // noteReboot writes into the journal that a reboot is asked for in this boot, and what it takes from GPUs of which nothing is
 // asked.
 func (a *Agent) noteReboot(ctx context.Context, seen observed, want wish, j *Journal) error {
-	j.Reboots = append(slices.Clone(j.Reboots), seen.boot())
+	j.Reboots = append(slices.Clone(j.Reboots), seen.boot)
 	j.RebootAsked = a.clock.Now().UTC().Truncate(time.Second)
 	j.Previous = slices.Clone(j.Previous)
 	for _, gpu := range seen.gpus {

@@ -320,11 +320,7 @@ func TestWithoutABootIDTheHardwareIsNotAskedForEver(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootNever)
-		n := w.node()
-		n.Status.NodeInfo.BootID = ""
-		if _, err := w.client.CoreV1().Nodes().UpdateStatus(t.Context(), n, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		w.kernelSays("")
 		w.label("all-balanced")
 		for i, began := 0, time.Now(); time.Since(began) < time.Minute; i++ {
 			if i > 1000 {
@@ -333,6 +329,48 @@ func TestWithoutABootIDTheHardwareIsNotAskedForEver(t *testing.T) {
 			w.turn()
 			<-time.After(w.agent.Pass(t.Context()))
 		}
+	})
+}
+
+// Promise 15. Only the host's own word ends the wait for its reboot, and no reboot is asked for where it could not be told that it was done.
+func TestARebootIsAwaitedUntilTheHostsBootIsAnother(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := virtual(t, config.RebootSelf)
+		w.label("all-balanced")
+		w.passes("the reboot", func() bool { return w.host.reboots > 0 })
+		w.claimsBoot(bootID(2))
+		w.spend(time.Minute)
+		if c := w.condition(); c.Reason != string(config.ReasonNeedsReboot) || !strings.Contains(c.Message, "waiting for logind to reboot the node") {
+			t.Errorf("%s: %s", c.Reason, c.Message)
+		}
+		w.reboot()
+		w.reach("all-balanced")
+	})
+	synctest.Test(t, func(t *testing.T) {
+		w := virtual(t, config.RebootSelf)
+		w.hidesBoot()
+		w.restart()
+		w.label("all-balanced")
+		w.spend(time.Hour)
+		if w.host.reboots > 0 {
+			t.Errorf("%d reboots; %s", w.host.reboots, w.condition().Message)
+		}
+		w.givenBack()
+	})
+	synctest.Test(t, func(t *testing.T) { // while the host was asked for it
+		w := virtual(t, config.RebootSelf)
+		w.label("all-balanced")
+		w.passes("the reboot", func() bool { return w.host.reboots > 0 })
+		w.hidesBoot()
+		w.restart()
+		w.spend(time.Minute)
+		if w.host.reboots > 1 {
+			t.Errorf("%d reboots; %s", w.host.reboots, w.condition().Message)
+		}
+		w.kernelSays(bootID(1) + "\n")
+		w.reboot()
+		w.reach("all-balanced")
 	})
 }
 

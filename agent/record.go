@@ -170,7 +170,7 @@ func (a *Agent) observeRecord(ctx context.Context, seen *observed) error {
 	if h.now.Node != seen.node.Name || h.now.UID != string(seen.node.UID) {
 		h.now = hostrecord.Record{Node: seen.node.Name, UID: string(seen.node.UID), Host: h.now.Host}
 	}
-	if boot := seen.bootFact(); h.now.Host.Boot != boot && h.now.Host.Boot != "" && boot != "" {
+	if h.now.Host.Boot != seen.boot && h.now.Host.Boot != "" && seen.boot != "" {
 		h.now.Host = hostrecord.Host{} // a reboot has given it back
 	}
 	text := seen.node.Annotations[config.AnnotationJournal]
@@ -204,7 +204,7 @@ func (a *Agent) adoptOlder(seen *observed, text string) {
 	if !a.kept.absent || err != nil || a.kept.now.Host.Boot != "" {
 		return
 	}
-	a.kept.now.Host.Boot = seen.bootFact()
+	a.kept.now.Host.Boot = seen.boot
 	for _, unit := range a.settings.Units {
 		if slices.Contains(j.Stopped, unit) {
 			a.kept.now.Host.Stopped = append(a.kept.now.Host.Stopped, unit)
@@ -237,19 +237,11 @@ func unreadableRecord(err error) error {
 	return &Stalled{Reason: config.ReasonHostRecordUnavailable, Message: text}
 }
 
-// bootFact is the node's boot as the record holds it; empty where it is no name that a kernel gives.
-func (s observed) bootFact() string {
-	if boot := s.boot(); legible.Cut(boot, 128) == boot {
-		return boot
-	}
-	return ""
-}
-
 // settled is the record once the API server has taken the journal.
 func (h *hostRecord) settled(seen observed, j Journal, text string) hostrecord.Record {
 	r := h.now
 	r.Operation, r.Journal, r.Next, r.Ends = legible.Cut(j.Operation, 128), text, nil, false
-	r.Host = owedBy(j, seen.bootFact())
+	r.Host = owedBy(j, seen.boot)
 	return r
 }
 
@@ -290,7 +282,7 @@ func (a *Agent) recorded(ctx context.Context, seen observed, j Journal, write fu
 	if text != r.Journal && !slices.Contains(r.Next, text) {
 		r.Next = append(slices.Clone(r.Next[max(0, len(r.Next)-mostSent+1):]), text)
 	}
-	host := owedBy(j, seen.bootFact())
+	host := owedBy(j, seen.boot)
 	r.Host = hostrecord.Host{
 		Boot: cmp.Or(host.Boot, r.Host.Boot), Stopped: union(r.Host.Stopped, host.Stopped), Persistent: union(r.Host.Persistent, host.Persistent),
 	}

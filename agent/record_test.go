@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"syscall"
@@ -74,11 +75,11 @@ func (w *world) registerAnew() {
 
 // Promise 15. A journal that this host's agent did not write is worth what stands on the node, whoever wrote it and however it reads.
 func TestAForgedJournalGivesBackOurMarksAndNothingElse(t *testing.T) {
-	const head = `{"version":3,"operation":"op","target":"x","bootID":"boot-1","started":"2000-01-01T00:00:00Z",`
+	const head = `{"version":3,"operation":"op","target":"x","bootID":"00000000-0000-4000-8000-000000000001","started":"2000-01-01T00:00:00Z",`
 	for name, journal := range map[string]string{
 		"units that are started":    head + `"cordoned":false,"stopped":["debug-shell.service","modprobe@evil.service","reboot.target"]}`,
 		"another GPU's cut":         head + `"cordoned":true,"previous":[{"gpu":"GPU","mig":true,"instances":[{"profile":"7g.80gb","start":0,"size":8}]}],"undo":{"wish":"x","reason":"y","message":"z"}}`,
-		"a reboot that was refused": head + `"noReset":{"boot":"boot-1","gpus":["GPU"]},"reboots":[]}`,
+		"a reboot that was refused": head + `"noReset":{"boot":"00000000-0000-4000-8000-000000000001","gpus":["GPU"]},"reboots":[]}`,
 		"no JSON":                   "\x1b[2J",
 		"an unknown field":          `{"version":1,"units":["sshd.service"]}`,
 		"another version":           `{"version":99,"stopped":["sshd.service"]}`,
@@ -118,7 +119,7 @@ func TestAForgedJournalAddsNoUnitToThoseThatStopForAReset(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := owing(t)
 		w.units.states["kubelet.service"], w.units.states["sshd.service"] = "active", "active"
-		w.annotate(config.AnnotationJournal, `{"version":2,"operation":"op","target":"all-balanced","bootID":"boot-1","started":"2000-01-01T00:00:00Z",`+
+		w.annotate(config.AnnotationJournal, `{"version":2,"operation":"op","target":"all-balanced","bootID":"00000000-0000-4000-8000-000000000001","started":"2000-01-01T00:00:00Z",`+
 			`"cordoned":true,"proven":true,"stopped":["kubelet.service","sshd.service"]}`)
 		w.converge("all-balanced")
 		if diff := cmp.Diff([]string{"stop " + dcgm, "start " + dcgm}, w.units.did); diff != "" {
@@ -160,7 +161,7 @@ func TestAForgedJournalWritesNoConfigMapAndNoLabel(t *testing.T) {
 			t.Fatal(err)
 		}
 		const label = "node-restriction.kubernetes.io/tier"
-		w.annotate(config.AnnotationJournal, `{"version":3,"operation":"op","target":"x","bootID":"boot-1","started":"2000-01-01T00:00:00Z","cordoned":true,`+
+		w.annotate(config.AnnotationJournal, `{"version":3,"operation":"op","target":"x","bootID":"00000000-0000-4000-8000-000000000001","started":"2000-01-01T00:00:00Z","cordoned":true,`+
 			`"plugin":{"way":"configmap","label":"`+label+`","namespace":"gpu-operator","configMap":"entrypoint","text":"entrypoint.sh","body":"evil"},`+
 			`"undo":{"wish":"x","reason":"y","message":"z"}}`)
 		w.spend(time.Hour)
@@ -187,7 +188,7 @@ func TestAForgedUndoPassesNoFreeze(t *testing.T) {
 		w.attribute()
 		w.maintain(frozen)
 		before := w.gpus.String()
-		w.annotate(config.AnnotationJournal, fmt.Sprintf(`{"version":1,"operation":"op","target":"x","bootID":"boot-1","started":"2000-01-01T00:00:00Z",`+
+		w.annotate(config.AnnotationJournal, fmt.Sprintf(`{"version":1,"operation":"op","target":"x","bootID":"00000000-0000-4000-8000-000000000001","started":"2000-01-01T00:00:00Z",`+
 			`"cordoned":true,"proven":true,"previous":[{"gpu":%q,"mig":true}],"undo":{"wish":"x","reason":"y","message":"z"}}`, w.gpus.UUIDs()[0]))
 		w.spend(time.Hour)
 		if diff := cmp.Diff(before, w.gpus.String()); diff != "" || !w.runs("holder") {
@@ -228,7 +229,7 @@ func TestAForgedStatusDecidesNothing(t *testing.T) {
 			w := owing(t)
 			w.settings.Reboot.Policy = config.RebootSelf
 			w.restart()
-			w.annotate(config.AnnotationStatus, fmt.Sprintf(`{"phase":"Idle","reason":"NoWish","noReset":{"boot":"boot-1","gpus":[%q]}}`, w.snapshot()[0].UUID))
+			w.annotate(config.AnnotationStatus, fmt.Sprintf(`{"phase":"Idle","reason":"NoWish","noReset":{"boot":"00000000-0000-4000-8000-000000000001","gpus":[%q]}}`, w.snapshot()[0].UUID))
 			w.converge("all-balanced")
 			if w.host.reboots > 0 {
 				t.Errorf("%d reboots of a host whose GPU resets", w.host.reboots)
@@ -332,6 +333,70 @@ func TestWhatARebootGivesBackIsOwedNoMore(t *testing.T) {
 			t.Errorf("units: %v", w.units.did)
 		}
 	})
+}
+
+// claimsBoot has the node's status name another boot, as anybody may do who can patch it.
+func (w *world) claimsBoot(id string) {
+	w.t.Helper()
+	n := w.node()
+	n.Status.NodeInfo.BootID = id
+	if _, err := w.client.CoreV1().Nodes().UpdateStatus(w.t.Context(), n, metav1.UpdateOptions{}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// Promise 15. Which boot it is says the host's kernel: by the node's status anybody could have what the host is owed forgotten.
+func TestABootOfTheNodesStatusIsNoReboot(t *testing.T) {
+	for name, claim := range map[string]func(w *world){
+		"another":        func(w *world) { w.claimsBoot(bootID(2)) },
+		"none":           func(w *world) { w.claimsBoot("") },
+		"no boot at all": func(w *world) { w.claimsBoot("\x1b[2J") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := owing(t)
+				w.label("all-balanced")
+				w.middle()
+				w.registerAnew()
+				claim(w)
+				w.restart()
+				w.settle(config.ReasonNoWish)
+				w.hostGivenBack()
+			})
+		})
+	}
+}
+
+// Promise 15. A host that does not say which boot it is was not rebooted for that, and people are told.
+func TestABootThatCannotBeReadIsNoReboot(t *testing.T) {
+	for name, spoil := range map[string]func(w *world){
+		"it is gone":      func(w *world) { w.hidesBoot(); w.restart() },
+		"it is no boot":   func(w *world) { w.kernelSays("none\n"); w.restart() },
+		"it was readable": (*world).hidesBoot,
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := owing(t)
+				w.label("all-balanced")
+				w.middle()
+				w.registerAnew()
+				spoil(w)
+				w.settle(config.ReasonNoWish)
+				w.hostGivenBack()
+				told := strings.Contains(w.condition().Message, "a reboot of this host would not be noticed: looking which boot of the host this is")
+				if known := name == "it was readable"; told == known {
+					t.Errorf("people are told: %t; %s", told, w.condition().Message)
+				}
+			})
+		})
+	}
+}
+
+func (w *world) hidesBoot() {
+	w.t.Helper()
+	if err := os.Remove(w.bootFile()); err != nil {
+		w.t.Fatal(err)
+	}
 }
 
 // Promise 8. Either half may be lost, or be of another host.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -364,10 +365,26 @@ func (w *world) boot() {
 	w.boots++
 	w.host.down = false
 	n := w.node()
-	n.Status.NodeInfo.BootID = fmt.Sprintf("boot-%d", w.boots)
+	n.Status.NodeInfo.BootID = bootID(w.boots)
+	w.kernelSays(bootID(w.boots) + "\n")
 	if _, err := w.client.CoreV1().Nodes().UpdateStatus(w.t.Context(), n, metav1.UpdateOptions{}); err != nil {
 		w.t.Fatal(err)
 	}
+}
+
+// bootID is the identity of a boot of the node, counted from 1.
+func bootID(boots int) string { return fmt.Sprintf("00000000-0000-4000-8000-%012d", boots) }
+
+// kernelSays is what the host shows from now on where the id of its boot is.
+func (w *world) kernelSays(text string) {
+	w.t.Helper()
+	if err := errors.Join(os.MkdirAll(filepath.Dir(w.bootFile()), 0o755), os.WriteFile(w.bootFile(), []byte(text), 0o600)); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) bootFile() string {
+	return filepath.Join(w.table, "sys", "kernel", "random", "boot_id")
 }
 
 // administer gives the cluster an administrator's file with the configs, and restarts the agent with it.

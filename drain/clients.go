@@ -87,6 +87,7 @@ type Processes struct {
 type Lanes struct {
 	table aside.Lane
 	files aside.Lane // of processes, as they see them
+	boot  aside.Lane // the file that names it
 }
 
 func (p Processes) lanes() *Lanes { return cmp.Or(p.Lanes, &Lanes{}) }

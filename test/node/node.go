@@ -129,7 +129,7 @@ func Start(ctx context.Context, c *cluster.Cluster, o Options) (*Node, error) {
 	if err := gpus.RenderHost(n.host()); err != nil {
 		return nil, fmt.Errorf("rendering the host of node %s: %w", o.Name, err)
 	}
-	table, err := pods.MakeTable(n.ProcRoot())
+	table, err := pods.MakeTable(n.ProcRoot(), gpus.BootID())
 	if err != nil {
 		return nil, fmt.Errorf("making the host of node %s: %w", o.Name, err)
 	}
@@ -162,7 +162,11 @@ func Start(ctx context.Context, c *cluster.Cluster, o Options) (*Node, error) {
 // started, is for the test to end before and to start after.
 func (n *Node) Reboot(ctx context.Context) error {
 	n.Kubelet.Stop()
-	if err := errors.Join(n.GPUs.Reboot(), n.Users.Table.Reboot()); err != nil {
+	err := n.GPUs.Reboot()
+	if err == nil {
+		err = n.Users.Table.Reboot(n.GPUs.BootID())
+	}
+	if err != nil {
 		return fmt.Errorf("rebooting node %s: %w", n.Name, err)
 	}
 	return n.startKubelet(ctx)

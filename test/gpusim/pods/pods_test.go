@@ -30,9 +30,11 @@ func newUsers(t *testing.T) pods.Users {
 	return pods.Users{GPUs: gpus, Table: newTable(t), Log: zap.NewNop()}
 }
 
+const firstBoot = "00000000-0000-4000-8000-000000000001"
+
 func newTable(t *testing.T) *pods.Table {
 	t.Helper()
-	table, err := pods.MakeTable(t.TempDir())
+	table, err := pods.MakeTable(t.TempDir(), firstBoot)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -221,7 +223,7 @@ func TestAfterARebootOnlyTheAgentRuns(t *testing.T) {
 	if err := users.GPUs.Reboot(); err != nil {
 		t.Fatal(err)
 	}
-	if err := users.Table.Reboot(); err != nil {
+	if err := users.Table.Reboot(users.GPUs.BootID()); err != nil {
 		t.Fatal(err)
 	}
 	if got := holders(t, users, pod); got != "" {
@@ -235,7 +237,10 @@ func TestAfterARebootOnlyTheAgentRuns(t *testing.T) {
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
-	if diff := cmp.Diff([]string{"2", "self"}, names); diff != "" {
+	if boot, err := (drain.Processes{Root: users.Table.Dir()}).Boot(t.Context()); err != nil || boot != users.GPUs.BootID() || boot == firstBoot {
+		t.Errorf("the kernel's boot is %q, %v", boot, err)
+	}
+	if diff := cmp.Diff([]string{"2", "self", "sys"}, names); diff != "" {
 		t.Errorf("the table (-want +got):\n%s", diff)
 	}
 }

@@ -11,12 +11,13 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/google/renameio/v2"
 	corev1 "k8s.io/api/core/v1"
 )
 
 // Table is the simulated process table of a node's host: a folder that shows processes as /proc does, as far as is needed
 // to tell who has which device file open, and to find a program among its pod's. The agent's own process is in it from
-// the start. A real process of this machine is in it under its real pid: a signal to that reaches it.
+// the start, as is the id of the host's boot. A real process of this machine is in it under its real pid: a signal to that reaches it.
 //
 // Each process is there as a whole or not at all. Any number of programs may change the table and read it.
 type Table struct{ dir string }
@@ -33,8 +34,8 @@ type Process struct {
 // agentPID is the agent's in each table. It is not 1: then the table would be that of a PID namespace of the agent's own.
 const agentPID = 2
 
-// MakeTable makes a table in dir, or opens the one that is there.
-func MakeTable(dir string) (*Table, error) {
+// MakeTable makes a table of a host in that boot in dir, or opens the one that is there.
+func MakeTable(dir, boot string) (*Table, error) {
 	t := &Table{dir: dir}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("making a process table: %w", err)
@@ -42,7 +43,19 @@ func MakeTable(dir string) (*Table, error) {
 	if err := os.Symlink(strconv.Itoa(agentPID), filepath.Join(dir, "self")); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, fmt.Errorf("making a process table: %w", err)
 	}
+	if err := t.kernelSays(boot); err != nil {
+		return nil, fmt.Errorf("making a process table: %w", err)
+	}
 	return t, t.Add(Process{PID: agentPID, Command: "gpuslice-agent", Cgroup: "/"})
+}
+
+// kernelSays is what the kernel tells of the boot.
+func (t *Table) kernelSays(boot string) error {
+	random := filepath.Join(t.dir, "sys", "kernel", "random")
+	if err := os.MkdirAll(random, 0o755); err != nil {
+		return err
+	}
+	return renameio.WriteFile(filepath.Join(random, "boot_id"), []byte(boot+"\n"), 0o644)
 }
 
 // Dir is where the table is, for a program that is to read it instead of /proc.
@@ -146,8 +159,11 @@ func (t *Table) remove(pid string) error {
 	return os.RemoveAll(aside)
 }
 
-// Reboot takes all processes out of the table but the agent's.
-func (t *Table) Reboot() error {
+// Reboot takes all processes out of the table but the agent's, and gives the boot another id.
+func (t *Table) Reboot(boot string) error {
+	if err := t.kernelSays(boot); err != nil {
+		return fmt.Errorf("booting the host of a process table: %w", err)
+	}
 	entries, err := os.ReadDir(t.dir)
 	if err != nil {
 		return fmt.Errorf("emptying the process table: %w", err)

@@ -112,7 +112,7 @@ func complete(o *kubelet.Options, kubeconfig, config, gpus, proc string) (err er
 	}
 	users := pods.Users{GPUs: simulated, Log: o.Log.Named("gpus")}
 	if proc != "" {
-		if users.Table, err = pods.MakeTable(proc); err != nil {
+		if users.Table, err = pods.MakeTable(proc, simulated.BootID()); err != nil {
 			return err
 		}
 	}

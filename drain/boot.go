@@ -1,0 +1,32 @@
+package drain
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"github.com/google/uuid"
+
+	"github.com/gpuslice/gpuslice/drain/aside"
+)
+
+// errNoBoot is of a file that says something else than a boot.
+var errNoBoot = errors.New("it has no id of a boot, which is a UUID")
+
+// Boot is the id that the host's kernel has given itself when it started, proc(5)'s /proc/sys/kernel/random/boot_id: another one is a
+// reboot. What the node's status says of it was written by kubelet, or by anybody else who may.
+func (p Processes) Boot(ctx context.Context) (string, error) {
+	path := filepath.Join(p.root(), "sys", "kernel", "random", "boot_id")
+	const longest = 64 // a UUID has 36, and its line an end
+	text, err := aside.ReadFile(ctx, &p.lanes().boot, path, longest)
+	if err != nil {
+		return "", fmt.Errorf("looking which boot of the host this is: %w", err)
+	}
+	boot := strings.TrimSuffix(string(text), "\n")
+	if len(boot) != len(uuid.Nil.String()) || uuid.Validate(boot) != nil {
+		return "", fmt.Errorf("looking which boot of the host this is: reading %s: %w", path, errNoBoot)
+	}
+	return boot, nil
+}
