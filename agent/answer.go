@@ -12,6 +12,7 @@ import (
 
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
@@ -78,14 +79,15 @@ func answers(annotation, request string) bool {
 func (a *Agent) answerTo(ctx context.Context, seen observed, ended error, request string) Answer {
 	out := Answer{For: request, At: a.now()}
 	label, name, _ := strings.Cut(request, "=")
-	if name == "" || label != config.LabelProfile && label != config.LabelMIGConfig {
-		out.Refused = fmt.Sprintf("annotation %s is %q: it must be %s=NAME or %s=NAME",
-			config.AnnotationPreview, request, config.LabelProfile, config.LabelMIGConfig)
+	if name == "" || !slices.Contains([]string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig}, label) {
+		out.Refused = fmt.Sprintf("annotation %s is %q: it must be %s=NAME, %s=NAME or %s=NAME",
+			config.AnnotationPreview, request, config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig)
 		return out
 	}
 	var p Preview
 	if ended == nil {
-		p, ended = a.aside().previewOf(ctx, seen, label, name)
+		want := a.askedWith(seen.node, label, name)
+		p, ended = a.aside().previewOf(ctx, seen, want.label, want.name)
 	}
 	if ended != nil {
 		out.Refused = shortened(ended.Error())
@@ -99,6 +101,15 @@ func (a *Agent) answerTo(ctx context.Context, seen observed, ended error, reques
 	out.More, out.MorePods = len(p.Steps)-len(out.Steps), len(pods)-len(out.Pods)
 	out.Reboot, out.Runs = p.Reboot || len(p.AtReboot) > 0, p.Runs
 	return out
+}
+
+// askedWith is what the node would ask for if it had the label, and no profile, which wins over the other labels, but by this one.
+func (a *Agent) askedWith(node *corev1.Node, label, name string) wish {
+	node = node.DeepCopy()
+	delete(node.Labels, config.LabelProfile)
+	metav1.SetMetaDataLabel(&node.ObjectMeta, label, name)
+	want, _ := a.asked(node)
+	return want
 }
 
 // aside is an agent of the same node to think with: what this process remembers of the change that is under way is not touched

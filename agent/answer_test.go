@@ -78,7 +78,7 @@ func TestARequestThatCannotBeIsRefused(t *testing.T) {
 		w.settle(config.ReasonNoWish)
 		for request, want := range map[string]string{
 			config.LabelMIGConfig + "=all-9g.999gb": "all-9g.999gb",
-			config.LabelMIGConfig:                   "it must be gpuslice.io/profile=NAME or nvidia.com/mig.config=NAME",
+			config.LabelMIGConfig:                   "it must be gpuslice.io/profile=NAME, nvidia.com/mig.config=NAME or nvidia.com/device-plugin.config=NAME",
 			config.LabelMIGConfig + "=":             "it must be",
 			"example.com/other=all-disabled":        "it must be",
 			"research":                              "it must be",

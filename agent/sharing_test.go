@@ -509,6 +509,49 @@ func TestAConfigThatALabelNamesStaysWhileTheGPUsAreCut(t *testing.T) {
 	})
 }
 
+// A request names one label, and is answered by what the node would ask for with it: the others stay.
+func TestARequestIsAnsweredWithTheLabelsThatTheNodeHas(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.settings.DevicePlugin.ConfigMap = config.ConfigMapName{Namespace: "gpuslice", Name: "device-plugin-config"}
+		w.shares()
+		w.presents(config.MIGStrategyMixed)
+		_, err := w.client.CoreV1().ConfigMaps("gpuslice").Create(t.Context(), &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Name: "device-plugin-config", Namespace: "gpuslice"},
+			Data: map[string]string{
+				"plain": "version: v1\n",
+				"two":   "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n",
+			},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		key := config.LabelDevicePluginConfig
+		w.settle(config.ReasonNoWish)
+		if given := w.ask(key + "=two"); given.Refused != "" || len(given.Steps) == 0 {
+			t.Errorf("where nothing is asked for: %+v", given)
+		}
+		if given := w.ask(key + "=three"); !strings.Contains(given.Refused, "three") {
+			t.Errorf("a key that is not there: %+v", given)
+		}
+		w.withdraw()
+		w.label("all-1g.10gb")
+		w.reach("all-1g.10gb")
+		if given := w.ask(key + "=two"); !strings.Contains(given.Refused, "nvidia.com/gpu") {
+			t.Errorf("on GPUs that are cut, none is left to be shared as nvidia.com/gpu: %+v", given)
+		}
+		if given := w.ask(key + "=plain"); given.Refused != "" {
+			t.Errorf("a config that fits what stands: %+v", given)
+		}
+		w.withdraw()
+		w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, key, "two") })
+		if given := w.ask(config.LabelMIGConfig + "=all-disabled"); given.Refused != "" || len(given.Steps) == 0 {
+			t.Errorf("the MIG config that the plugin's config fits: %+v", given)
+		}
+	})
+}
+
 func TestASidecarOfThePluginThatEndsIsNoFailureOfThePlugin(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -20,19 +20,21 @@ import (
 
 // application is what apply is asked for.
 type application struct {
-	nodes         selection
-	profile, name string
-	wait, dryRun  bool
-	timeout       time.Duration
-	again         string // the command line, as people would give it again
+	nodes        selection
+	profile      string
+	migConfig    string
+	pluginConfig string
+	wait, dryRun bool
+	timeout      time.Duration
+	again        string // the command line, as people would give it again
 }
 
 func (o *options) apply() *cobra.Command {
 	var a application
 	c := &cobra.Command{
-		Use:   "apply (-l SELECTOR | NODE...) (--profile NAME | --mig-config NAME) [--wait] [--dry-run]",
-		Short: "Ask the selected nodes for a profile or a MIG config, and wait until they have it",
-		Long: `Sets the label gpuslice.io/profile, or nvidia.com/mig.config, on each selected node. The agents do the rest, each when it may;
+		Use:   "apply (-l SELECTOR | NODE...) (--profile NAME | --mig-config NAME | --device-plugin-config NAME) [--wait] [--dry-run]",
+		Short: "Ask the selected nodes for a profile, a MIG config or a config of the device plugin, and wait until they have it",
+		Long: `Sets the label gpuslice.io/profile, nvidia.com/mig.config or nvidia.com/device-plugin.config on each selected node. The agents do the rest, each when it may;
 with --wait this command shows how far they are. Ending it ends nothing: the same command line shows the roll-out again.
 
 Exit codes: 0 the nodes are labelled, and with --wait, as asked; 1 a node has failed or refuses, or something else went wrong;
@@ -57,22 +59,27 @@ Exit codes: 0 the nodes are labelled, and with --wait, as asked; 1 a node has fa
 	a.nodes.bind(c)
 	flags := c.Flags()
 	flags.StringVar(&a.profile, "profile", "", "name of a profile, as in the label "+config.LabelProfile+"; every MIG config is one")
-	flags.StringVar(&a.name, "mig-config", "", "name of a MIG config, as in the label "+config.LabelMIGConfig)
+	flags.StringVar(&a.migConfig, "mig-config", "", "name of a MIG config, as in the label "+config.LabelMIGConfig)
+	flags.StringVar(&a.pluginConfig, "device-plugin-config", "", "key of a config of the device plugin, as in the label "+config.LabelDevicePluginConfig)
 	flags.BoolVar(&a.wait, "wait", false, "wait until all nodes are as asked, and show how far they are")
 	flags.DurationVar(&a.timeout, "timeout", 0, "with --wait: how long; 0 for as long as it takes")
 	flags.BoolVar(&a.dryRun, "dry-run", false, "print what each node would do, and label nothing")
-	c.MarkFlagsMutuallyExclusive("profile", "mig-config")
+	c.MarkFlagsMutuallyExclusive("profile", "mig-config", "device-plugin-config")
 	c.MarkFlagsMutuallyExclusive("wait", "dry-run")
 	return c
 }
 
 func (a *application) wish() (wish, error) {
-	w := wish{label: config.LabelProfile, name: a.profile}
-	if a.name != "" {
-		w = wish{label: config.LabelMIGConfig, name: a.name}
-	}
-	if w.name == "" {
-		return w, errors.New("say what to ask for: --profile NAME, or --mig-config NAME")
+	var w wish
+	switch {
+	case a.profile != "":
+		w = wish{label: config.LabelProfile, name: a.profile}
+	case a.migConfig != "":
+		w = wish{label: config.LabelMIGConfig, name: a.migConfig}
+	case a.pluginConfig != "":
+		w = wish{label: config.LabelDevicePluginConfig, name: a.pluginConfig}
+	default:
+		return w, errors.New("say what to ask for: --profile NAME, --mig-config NAME or --device-plugin-config NAME")
 	}
 	if wrong := validation.IsValidLabelValue(w.name); len(wrong) > 0 {
 		return w, fmt.Errorf("%q can be no value of label %s: %s", w.name, w.label, strings.Join(wrong, "; "))
@@ -114,7 +121,7 @@ func (a *application) run(cmd *cobra.Command, client kubernetes.Interface, w wis
 
 // outvoted says on which nodes another label would win over the one that is to be set.
 func outvoted(nodes []corev1.Node, w wish) error {
-	if w.label != config.LabelMIGConfig {
+	if w.label == config.LabelProfile {
 		return nil
 	}
 	var names []string
@@ -126,9 +133,12 @@ func outvoted(nodes []corev1.Node, w wish) error {
 	if len(names) == 0 {
 		return nil
 	}
+	instead := ""
+	if w.label == config.LabelMIGConfig {
+		instead = fmt.Sprintf(", or use --profile %s, which knows MIG configs too", w.name)
+	}
 	return fmt.Errorf("%s has label %[2]s, which wins over %[3]s, and nothing was labelled: take that away first"+
-		" (kubectl label node %[4]s %[2]s-), or use --profile %[5]s, which knows MIG configs too",
-		strings.Join(names, ", "), config.LabelProfile, w.label, names[0], w.name)
+		" (kubectl label node %[4]s %[2]s-)%[5]s", strings.Join(names, ", "), config.LabelProfile, w.label, names[0], instead)
 }
 
 // label asks each node. One that is deleted meanwhile is said.

@@ -177,6 +177,33 @@ func TestAMIGConfigMayBeJoinedWithOneOfTheDevicePlugin(t *testing.T) {
 	}, gpu("gpu-1"))
 }
 
+// The agent takes both for one wish, which bears the label of the MIG config.
+func TestAConfigOfTheDevicePluginIsAskedForAloneOrBesideAMIGConfig(t *testing.T) {
+	for desired, label := range map[string]string{
+		"slices":               config.LabelDevicePluginConfig,
+		"all-1g.10gb + slices": config.LabelMIGConfig,
+	} {
+		t.Run(desired, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				w.start("apply", "gpu-1", "--device-plugin-config", "slices", "--wait")
+				s := agent.Status{Desired: desired, Label: label, Phase: agent.PhaseIdle, Reason: config.ReasonConverged}
+				w.says("gpu-1", agent.Status{Desired: "all-1g.10gb + other", Label: config.LabelMIGConfig, Phase: agent.PhaseIdle, Reason: config.ReasonConverged}, "as before")
+				if !w.runs() {
+					t.Fatal("a status about another config is believed")
+				}
+				w.says("gpu-1", s, desired+": as asked")
+				said, code := w.ended()
+				if code != 0 || !strings.Contains(said, "device plugin config slices: 1 of 1 node converged") {
+					t.Errorf("exit code %d: %s", code, said)
+				}
+				if key := w.node("gpu-1").Labels[config.LabelDevicePluginConfig]; key != "slices" {
+					t.Errorf("the label is %q", key)
+				}
+			}, gpu("gpu-1"))
+		})
+	}
+}
+
 func TestNodesThatGoAreNotWaitedFor(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.start(apply("--wait")...)
@@ -228,6 +255,10 @@ func TestALabelThatOthersChangeIsAFailure(t *testing.T) {
 			}
 			if label := w.node("gpu-1").Labels[config.LabelMIGConfig]; label != "all-1g.10gb" {
 				t.Errorf("the label is %q", label)
+			}
+			said, code = w.run("apply", "gpu-1", "--device-plugin-config", "slices")
+			if code != 1 || !strings.Contains(said, "which wins over nvidia.com/device-plugin.config") || strings.Contains(said, "--profile") {
+				t.Errorf("exit code %d: %s", code, said)
 			}
 		}, gpu("gpu-1"))
 	})
@@ -409,7 +440,7 @@ func TestWhatCannotBeMeantIsRefused(t *testing.T) {
 		"name nodes, or select them with -l":                                                               {"apply", "--profile", "research"},
 		"name nodes or select them with -l, not both":                                                      {"apply", "gpu-1", "-l", "a=b", "--profile", "research"},
 		"there is no node gpu-8, gpu-9; see kubectl get nodes":                                             {"apply", "gpu-8", "gpu-1", "node/gpu-9", "--profile", "research"},
-		"say what to ask for: --profile NAME, or --mig-config NAME":                                        {"apply", "gpu-1"},
+		"say what to ask for: --profile NAME, --mig-config NAME or --device-plugin-config NAME":            {"apply", "gpu-1"},
 		`"my profile" can be no value of label gpuslice.io/profile: `:                                      {"apply", "gpu-1", "--profile", "my profile"},
 		"none of the others can be":                                                                        {"apply", "gpu-1", "--profile", "a", "--mig-config", "b"},
 	} {

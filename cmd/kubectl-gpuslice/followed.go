@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -33,10 +34,14 @@ func (w wish) String() string { return w.label + "=" + w.name }
 
 // kind names the wish in messages.
 func (w wish) kind() string {
-	if w.label == config.LabelProfile {
+	switch w.label {
+	case config.LabelProfile:
 		return "profile " + w.name
+	case config.LabelDevicePluginConfig:
+		return "device plugin config " + w.name
+	default:
+		return "MIG config " + w.name
 	}
-	return "MIG config " + w.name
 }
 
 // stage is whether a node is still to be waited for.
@@ -91,20 +96,22 @@ func (t told) sameCondition(o told) bool {
 		t.condition.LastHeartbeatTime.Equal(&o.condition.LastHeartbeatTime)
 }
 
-// about reports whether the status is about the wish.
+// about reports whether the status is about the wish. A MIG config and a config of the device plugin are one wish of the agent, by the
+// label of the former.
 func (t told) about(w wish) bool {
-	s := t.status
-	if s.Label != "" && s.Label != w.label { // older agents do not say
-		return false
+	migConfig, pluginConfig, joined := strings.Cut(t.status.Desired, separator)
+	switch {
+	case joined && w.label == config.LabelMIGConfig:
+		return w.name == migConfig && t.by(w.label)
+	case joined && w.label == config.LabelDevicePluginConfig:
+		return w.name == pluginConfig && t.by(config.LabelMIGConfig)
+	default:
+		return w.name == t.status.Desired && t.by(w.label)
 	}
-	name := s.Desired
-	if w.label == config.LabelMIGConfig {
-		if n := len(w.name); len(name) > n && name[n:min(len(name), n+len(separator))] == separator {
-			name = name[:n]
-		}
-	}
-	return name == w.name
 }
+
+// by reports whether the status is about what the label asks for. Older agents do not say which label that is.
+func (t told) by(label string) bool { return t.status.Label == "" || t.status.Label == label }
 
 // agrees reports whether condition and status, which are two writes, are about the same.
 func (t told) agrees() bool {
@@ -194,7 +201,7 @@ func (f *followed) withdrawn(n *corev1.Node) string {
 		return fmt.Sprintf("label %s was removed by somebody else", f.wish.label)
 	case now != f.wish.name:
 		return fmt.Sprintf("label %s is %q now: somebody else has changed it", f.wish.label, now)
-	case f.wish.label == config.LabelMIGConfig && profile != "":
+	case f.wish.label != config.LabelProfile && profile != "":
 		return fmt.Sprintf("label %s=%s, which wins, was set by somebody else", config.LabelProfile, profile)
 	default:
 		return ""
