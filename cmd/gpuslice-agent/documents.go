@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"errors"
 	"fmt"
@@ -9,11 +8,13 @@ import (
 	"maps"
 	"os"
 	"path"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
-	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/config/document"
@@ -25,7 +26,7 @@ type piece struct {
 	configMap string // that holds it, by its name; empty for a document
 	key       string // of the ConfigMap; of a document, the file's name without its ending
 	text      []byte
-	from      int     // lines of the file before the text; -1 if the text is not as it is written there
+	origin    func() origin // asked where there is a mistake alone: to find out takes a reading of the whole document
 	format    *format // nil for what nobody here reads
 	foreign   string  // what it is instead, by its kind if it has one
 	top       map[string]any
@@ -53,76 +54,109 @@ func contents(file string, stdin io.Reader) ([]byte, error) {
 	return text, err
 }
 
+// origin is where in the file a text is written.
+type origin struct {
+	lines, indent int  // of the file before the text, and spaces before each of its lines
+	known         bool // the text is in the file line by line; else its own lines are all that can be told
+}
+
 // reader collects the pieces of files.
 type reader struct{ pieces []piece }
 
 // read adds what is in a file: the documents of a YAML stream, and what is in lists and ConfigMaps among them.
 func (r *reader) read(name string, text []byte) {
-	from := 0 // where the next document begins, in bytes
-	documents := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(text)))
-	for {
-		manifest, err := documents.Read()
-		if errors.Is(err, io.EOF) {
-			return
+	for _, d := range split(text) {
+		top, err := mappingOf(d.text)
+		switch {
+		case err != nil:
+			r.pieces = append(r.pieces, piece{at: name, err: shifted(err, d.lines)})
+		case len(top) > 0:
+			r.manifest(name, d, nil, top)
 		}
-		var top map[string]any
-		if err == nil {
-			top, err = mappingOf(manifest)
+	}
+}
+
+// section is a document of a file.
+type section struct {
+	text  []byte
+	lines int                   // of the file before it
+	read  func() *document.Text // its places, read once
+}
+
+// split finds the documents of a stream: what is between lines that begin with "---".
+func split(text []byte) []section {
+	var all []section
+	begin, from, line := 0, 0, 0
+	add := func(end int) {
+		part := text[begin:end]
+		if len(bytes.TrimSpace(part)) > 0 {
+			all = append(all, section{text: part, lines: from, read: sync.OnceValue(func() *document.Text { return document.Read(part) })})
 		}
+	}
+	for at := 0; at < len(text); line++ {
+		length := bytes.IndexByte(text[at:], '\n') + 1
+		if length == 0 {
+			length = len(text) - at
+		}
+		if fields := bytes.Fields(text[at : at+length]); text[at] == '-' && len(fields) > 0 && string(fields[0]) == "---" {
+			add(at)
+			begin, from = at, line // a document may begin on this line
+		}
+		at += length
+	}
+	add(len(text))
+	return all
+}
+
+// manifest adds a document, or what steps lead to in it: an item of a list.
+func (r *reader) manifest(name string, d section, steps []string, top map[string]any) {
+	kind, _ := top["kind"].(string)
+	switch {
+	case kind == "List" || kind == "ConfigMapList":
+		r.list(name, d, steps, top["items"])
+	case kind == "ConfigMap":
+		r.configMap(name, d, steps, top)
+	case top["apiVersion"] != nil && kind != "" && !isOurs(top):
+		r.pieces = append(r.pieces, piece{at: name, foreign: kind, top: top})
+	case len(steps) == 0:
+		p := piece{at: name, key: strings.TrimSuffix(path.Base(name), path.Ext(name)), text: d.text, top: top}
+		p.origin = func() origin { return origin{lines: d.lines, known: true} }
+		r.content(p)
+	default:
+		text, err := yaml.Marshal(top)
 		if err != nil {
 			r.pieces = append(r.pieces, piece{at: name, err: err})
 			return
 		}
-		from += max(0, bytes.Index(text[from:], manifest))
-		if len(top) > 0 {
-			r.document(name, text[from:from+len(manifest)], bytes.Count(text[:from], []byte("\n")), top)
-		}
-		from += len(manifest)
+		r.content(piece{at: name, text: text, origin: func() origin { return origin{} }, top: top})
 	}
 }
 
-// document adds one document: a manifest, or what the agent reads. The text is nil for an item of a list, which has none of its own.
-func (r *reader) document(name string, text []byte, from int, top map[string]any) {
-	kind, _ := top["kind"].(string)
-	if kind == "List" || kind == "ConfigMapList" {
-		r.list(name, top["items"])
-		return
-	}
-	if text == nil {
-		from = -1
-		var err error
-		if text, err = yaml.Marshal(top); err != nil {
-			r.pieces = append(r.pieces, piece{at: name, err: err})
-			return
-		}
-	}
-	switch {
-	case kind == "ConfigMap":
-		r.configMap(name, text)
-	case top["apiVersion"] != nil && kind != "" && !isOurs(top):
-		r.pieces = append(r.pieces, piece{at: name, foreign: kind, top: top})
-	default:
-		r.content(piece{at: name, key: strings.TrimSuffix(path.Base(name), path.Ext(name)), text: text, from: from, top: top})
-	}
-}
-
-func (r *reader) list(name string, items any) {
+func (r *reader) list(name string, d section, steps []string, items any) {
 	list, ok := items.([]any)
 	if !ok {
 		r.pieces = append(r.pieces, piece{at: name, err: errors.New("items: must be a list")})
 	}
-	for _, item := range list {
+	for i, item := range list {
 		if top, ok := item.(map[string]any); ok {
-			r.document(name, nil, 0, top)
+			r.manifest(name, d, append(slices.Clone(steps), "items", strconv.Itoa(i)), top)
 			continue
 		}
 		r.pieces = append(r.pieces, piece{at: name, err: fmt.Errorf("items: one is %s, not a mapping", formOf(item))})
 	}
 }
 
-func (r *reader) configMap(name string, text []byte) {
+func (r *reader) configMap(name string, d section, steps []string, top map[string]any) {
+	text := d.text
+	var err error
+	if len(steps) > 0 {
+		text, err = yaml.Marshal(top)
+	}
 	var m corev1.ConfigMap
-	if err := yaml.UnmarshalStrict(text, &m); err != nil {
+	if err == nil {
+		err = yaml.UnmarshalStrict(text, &m)
+	}
+	if err != nil {
 		r.pieces = append(r.pieces, piece{at: name, err: fmt.Errorf("reading a ConfigMap: %w", err)})
 		return
 	}
@@ -131,6 +165,10 @@ func (r *reader) configMap(name string, text []byte) {
 	}
 	for _, key := range slices.Sorted(maps.Keys(m.Data)) {
 		p := piece{at: fmt.Sprintf("%s, ConfigMap %s, %s", name, path.Join(m.Namespace, m.Name), key), configMap: m.Name, key: key, text: []byte(m.Data[key])}
+		p.origin = func() origin {
+			before, indent, ok := d.read().Block(append(slices.Clone(steps), "data", key)...)
+			return origin{lines: d.lines + before, indent: indent, known: ok}
+		}
 		var err error
 		if p.top, err = mappingOf(p.text); err == nil {
 			r.content(p)
@@ -139,6 +177,9 @@ func (r *reader) configMap(name string, text []byte) {
 		p.foreign = "text"
 		if strings.HasSuffix(key, ".yaml") || strings.HasSuffix(key, ".yml") {
 			p.err = err
+			if o := p.origin(); o.known {
+				p.err = shifted(err, o.lines)
+			}
 		}
 		r.pieces = append(r.pieces, p)
 	}
@@ -154,6 +195,22 @@ func (r *reader) content(p piece) {
 		}
 	}
 	r.pieces = append(r.pieces, p)
+}
+
+// lineOfYAML is the line that an error of the YAML decoders names.
+var lineOfYAML = regexp.MustCompile(`(^|yaml: |\n *)line (\d+):`)
+
+// shifted is such an error by the lines of the file, so many of which come before the text.
+func shifted(err error, lines int) error {
+	text := lineOfYAML.ReplaceAllStringFunc(err.Error(), func(found string) string {
+		parts := lineOfYAML.FindStringSubmatch(found)
+		line, bad := strconv.Atoi(parts[2])
+		if bad != nil {
+			return found
+		}
+		return fmt.Sprintf("%sline %d:", parts[1], line+lines)
+	})
+	return errors.New(text)
 }
 
 // mappingOf reads the fields of a document. One that is empty has none.

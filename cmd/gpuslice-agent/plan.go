@@ -138,13 +138,13 @@ func (c *configs) add(p piece) (used int, err error) {
 	switch p.format.name {
 	case migFormat:
 		parsed, err := migparted.Parse(p.text)
-		return 1, cmp.Or(err, merge(c.mig, parsed))
+		return 1, cmp.Or(placed(p, err), merge(c.mig, parsed))
 	case profilesFormat:
 		parsed, err := config.ParseProfiles(p.text)
-		return 1, cmp.Or(err, merge(c.profiles, parsed))
+		return 1, cmp.Or(placed(p, err), merge(c.profiles, parsed))
 	case pluginFormat:
 		parsed, err := deviceplugin.Parse(p.text)
-		return 1, cmp.Or(err, merge(c.plugin, map[string]config.PluginConfig{p.key: parsed}))
+		return 1, cmp.Or(placed(p, err), merge(c.plugin, map[string]config.PluginConfig{p.key: parsed}))
 	default:
 		return 0, nil
 	}

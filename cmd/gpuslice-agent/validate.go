@@ -232,10 +232,10 @@ func (v *validation) piece(p piece) {
 	}
 }
 
-// placed says of each mistake where in the file it is, or in what the key of a ConfigMap holds.
+// placed says of each mistake where in the file it is, or in what a key holds of which the file has no line as it is.
 func placed(p piece, err error) error {
-	if err == nil || p.from < 0 {
-		return err
+	if err == nil {
+		return nil
 	}
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		var all []error
@@ -261,11 +261,15 @@ func placed(p piece, err error) error {
 	if invalid.Rule > 0 {
 		steps = append(steps, strconv.Itoa(invalid.Rule-1))
 	}
-	at := document.Locate(p.text, steps, invalid.Field)
-	if at == (document.Place{}) {
+	at, o := document.Read(p.text).Locate(steps, invalid.Field), p.origin()
+	switch {
+	case at == (document.Place{}), !o.known && p.key == "":
 		return err
+	case !o.known:
+		return fmt.Errorf("line %d, column %d of %s: %w", at.Line, at.Column, p.key, err)
+	default:
+		return fmt.Errorf("line %d, column %d: %w", o.lines+at.Line, o.indent+at.Column, err)
 	}
-	return fmt.Errorf("line %d, column %d: %w", p.from+at.Line, at.Column, err)
 }
 
 // clusterPolicies checks that the device plugin's ConfigMap that the GPU Operator is told is there, with the key that it is told, where the

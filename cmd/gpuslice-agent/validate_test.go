@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -71,6 +72,25 @@ func TestValidateReadsStandardInputAndWhatAShellMakesOfPatterns(t *testing.T) {
 	want := "-: device plugin config without sharing\n" + example + ", ConfigMap gpuslice/gpuslice-profiles, profiles.yaml: 4 profiles\n"
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("what is said (-want +got):\n%s", diff)
+	}
+}
+
+func TestValidateReadsTextsOfOtherEditors(t *testing.T) {
+	const right, wrong = "-: device plugin config without sharing\n", "-: a device plugin config, wrong\n"
+	const mistake = "line %d, column 1: version: \"v2\" must be v1, the only one there is\n"
+	for text, want := range map[string]string{
+		"version: v1":                              right, // without an end of its last line
+		"version: v1\r\n---\r\nversion: v1\r\n":    right + right,
+		"---\nversion: v1\n---\n---\nversion: v2":  right + wrong + "  " + fmt.Sprintf(mistake, 5),
+		"version: v1\r\n--- # two\r\nversion: v2":  right + wrong + "  " + fmt.Sprintf(mistake, 3),
+		"--- {version: v1}\n--- {version: v1}":     right + right,
+		"kind: List\nitems:\n- version: v2\n":      wrong + "  " + "version: \"v2\" must be v1, the only one there is\n",
+		"version: v1\nflags:\n  a: |\n    ---\n b": "-: wrong\n  reading YAML: error converting YAML to JSON: yaml: line 4: did not find expected key\n",
+	} {
+		got, _, _ := strings.Cut(validated(t, text, "validate", "-f", "-"), "error: ")
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%q: what is said (-want +got):\n%s", text, diff)
+		}
 	}
 }
 

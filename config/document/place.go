@@ -10,15 +10,30 @@ import (
 // Place is a line and a column of a text, from 1. The zero value is no place.
 type Place struct{ Line, Column int }
 
+// Text is a document whose fields have places.
+type Text struct {
+	lines []string
+	root  *node.Node // nil where the text cannot be read
+}
+
+// Read reads a document for its places alone. One that cannot be read has none.
+func Read(text []byte) *Text {
+	t := &Text{lines: strings.Split(string(text), "\n")}
+	var document node.Node
+	if node.Unmarshal(text, &document) == nil && len(document.Content) == 1 {
+		t.root = document.Content[0]
+	}
+	return t
+}
+
 // Locate finds where a field stands: steps lead through mappings by key and through lists by position from 0, and the field goes on from
 // there in the words of a message, "timeouts.drain" or "rules[0].for". Where the last of that is not there, as with a field that is
-// missing, it is what would hold it. A text that cannot be read has no places.
-func Locate(text []byte, steps []string, field string) Place {
-	var document node.Node
-	if node.Unmarshal(text, &document) != nil || len(document.Content) != 1 {
+// missing, it is what would hold it.
+func (t *Text) Locate(steps []string, field string) Place {
+	if t.root == nil {
 		return Place{}
 	}
-	n := document.Content[0]
+	n := t.root
 	at := Place{n.Line, n.Column}
 	for _, step := range steps {
 		next, place, rest := enter(n, step)
@@ -35,6 +50,37 @@ func Locate(text []byte, steps []string, field string) Place {
 		n, at, field = next, place, rest
 	}
 	return at
+}
+
+// Block finds where the lines of a value stand that is written as they are, after a "|": so many lines of the document come before
+// them, and so many spaces before each. Of a value that is written in another way, ok is false.
+func (t *Text) Block(steps ...string) (before, indent int, ok bool) {
+	n := t.root
+	for _, step := range steps {
+		if n == nil {
+			return 0, 0, false
+		}
+		next, _, rest := enter(n, step)
+		if rest != "" {
+			return 0, 0, false
+		}
+		n = next
+	}
+	if n == nil || n.Kind != node.ScalarNode || n.Style&node.LiteralStyle == 0 {
+		return 0, 0, false
+	}
+	before = n.Line
+	for i, line := range strings.Split(n.Value, "\n") {
+		if line == "" {
+			continue
+		}
+		if before+i >= len(t.lines) {
+			return 0, 0, false
+		}
+		spaces, is := strings.CutSuffix(strings.TrimSuffix(t.lines[before+i], "\r"), line)
+		return before, len(spaces), is && strings.Trim(spaces, " ") == ""
+	}
+	return 0, 0, false
 }
 
 // enter goes one step along the path, and gives what is left of it. A key may have dots itself, so the longest counts.

@@ -17,6 +17,7 @@ profiles:
   other: *small
 rules: [{for: 1h}, {for: 2s}]
 `
+	read := document.Read([]byte(text))
 	for _, test := range []struct {
 		steps []string
 		field string
@@ -33,13 +34,51 @@ rules: [{for: 1h}, {for: 2s}]
 		{nil, "rules[1].for", document.Place{Line: 9, Column: 21}},
 		{nil, "rules[2].for", document.Place{Line: 9, Column: 1}},
 	} {
-		if got := document.Locate([]byte(text), test.steps, test.field); got != test.want {
+		if got := read.Locate(test.steps, test.field); got != test.want {
 			t.Errorf("%v, %q: %v, want %v", test.steps, test.field, got, test.want)
 		}
 	}
 	for _, text := range []string{"", "{", "a: *b"} {
-		if got := document.Locate([]byte(text), nil, "a"); got != (document.Place{}) {
+		if got := document.Read([]byte(text)).Locate(nil, "a"); got != (document.Place{}) {
 			t.Errorf("%q: %v", text, got)
 		}
+	}
+}
+
+func TestTheLinesOfABlockAreFoundInTheText(t *testing.T) {
+	const text = `kind: ConfigMap
+data:
+  config.yaml: |   # as people write it
+
+    version: v1
+    a:
+      b: c
+  folded: >
+    a
+    b
+  quoted: "a\nb"
+  deeper: |2
+      x: y
+  empty: |
+`
+	read := document.Read([]byte(text))
+	for key, want := range map[string]struct {
+		before, indent int
+		ok             bool
+	}{
+		"config.yaml": {3, 4, true},
+		"deeper":      {12, 4, true}, // two of the six belong to the value
+		"folded":      {},
+		"quoted":      {},
+		"empty":       {},
+		"missing":     {},
+	} {
+		before, indent, ok := read.Block("data", key)
+		if before != want.before || indent != want.indent || ok != want.ok {
+			t.Errorf("%s: %d lines before, indented by %d, %t; want %+v", key, before, indent, ok, want)
+		}
+	}
+	if _, _, ok := document.Read([]byte("{")).Block("data", "a"); ok {
+		t.Error("a text that cannot be read has a block")
 	}
 }
