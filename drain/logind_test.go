@@ -33,7 +33,8 @@ func noConnectionStays(t *testing.T) {
 	t.Helper()
 	talking := func() int {
 		stacks := make([]byte, 1<<20)
-		return strings.Count(string(stacks[:runtime.Stack(stacks, true)]), "created by github.com/godbus/dbus/v5.")
+		text := string(stacks[:runtime.Stack(stacks, true)])
+		return strings.Count(text, "created by github.com/godbus/dbus/v5.") + strings.Count(text, "created by github.com/coreos/go-systemd/v22/dbus.")
 	}
 	before := talking()
 	t.Cleanup(func() {

@@ -46,7 +46,7 @@ func busAddress(set string) string {
 type line struct {
 	*dbus.Conn
 	socket *net.UnixConn
-	// takeTime has the end of the context that was dialled with change nothing any more.
+	// takeTime has the end of the context that the line ends with change nothing any more.
 	takeTime func() bool
 }
 
@@ -57,7 +57,7 @@ type line struct {
 // that is just coming in is lost then, and what it stands for cannot be given back before this process ends. So the end
 // of ctx only ends reading: what the kernel has received by then is still read, and after it every call is answered,
 // once. A bus that has stopped to read is not waited for either.
-func dial(ctx context.Context, address string) (*line, error) {
+func dial(ctx context.Context, address string, options ...dbus.ConnOption) (*line, error) {
 	path, err := socketPath(address)
 	if err != nil {
 		return nil, err
@@ -66,18 +66,27 @@ func dial(ctx context.Context, address string) (*line, error) {
 	if err != nil {
 		return nil, err
 	}
-	stop := context.AfterFunc(ctx, func() {
-		_ = socket.CloseRead() // a socket that is closed is as good
-		_ = socket.SetWriteDeadline(time.Unix(1, 0))
-	})
+	l := &line{socket: socket}
+	l.takeTime = context.AfterFunc(ctx, l.end)
 	// By number: names of users would be looked up in files that the image does not have.
 	identity := dbus.AuthExternal(strconv.Itoa(os.Geteuid()))
-	conn, err := dbus.ConnectUnix(socket, dbus.WithAuth(identity))
-	if err != nil {
-		stop()
+	if l.Conn, err = dbus.ConnectUnix(socket, append(options, dbus.WithAuth(identity))...); err != nil {
+		l.takeTime()
 		return nil, err
 	}
-	return &line{Conn: conn, socket: socket, takeTime: stop}, nil
+	return l, nil
+}
+
+// end has every call end that is under way.
+func (l *line) end() {
+	_ = l.socket.CloseRead() // a socket that is closed is as good
+	_ = l.socket.SetWriteDeadline(time.Unix(1, 0))
+}
+
+// endWith has the end of ctx end the line, and no more that of the context that it was dialled with.
+func (l *line) endWith(ctx context.Context) {
+	l.takeTime()
+	l.takeTime = context.AfterFunc(ctx, l.end)
 }
 
 // hangUp ends the connection. It has godbus come to the end of what there is to read; to be closed while it reads the

@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	systemd "github.com/coreos/go-systemd/v22/dbus"
@@ -30,8 +32,8 @@ var (
 type JobError struct {
 	Unit string
 	Verb string // "stop" or "start"
-	// Result is systemd's word for how the job ended, such as "failed"; or, if it did not even begin, the sentence by
-	// which systemd turned it down.
+	// Result is systemd's word for how the job ended, such as "failed"; where that was not heard, the unit's state after it; or, if it
+	// did not even begin, the sentence by which systemd turned it down.
 	Result string
 }
 
@@ -46,12 +48,6 @@ func (e *JobError) Error() string {
 		gerunds[e.Verb], e.Unit, e.Result, because, e.Unit)
 }
 
-const (
-	systemdPath    = dbus.ObjectPath("/org/freedesktop/systemd1")
-	systemdManager = "org.freedesktop.systemd1.Manager"
-	jobRemoved     = "JobRemoved"
-)
-
 var gerunds = map[string]string{"stop": "stopping", "start": "starting"}
 
 var systemd1 = peer{
@@ -61,16 +57,16 @@ var systemd1 = peer{
 // Units are the units of the host's systemd, over the system bus. The zero value is ready for use, by several goroutines
 // at a time.
 //
-// Like Logind it keeps no connection: each call makes its own and closes it. Of go-systemd (v22.7.0) it takes the form of
-// the answers, and not Conn: NewConnection asks the bus for its signals without a context, so a bus that falls silent
-// there holds the caller for ever; one that hangs up there leaves a goroutine behind for ever; and nobody learns of an
-// error there, so that no job ever seems to end. Nor does Conn tell that the bus has hung up while a job runs.
+// Like Logind it keeps no connection: each call makes its own and closes it. They are go-systemd's, over lines of ours: its own
+// dialers do not bound what the bus does with them.
 type Units struct {
 	// Address of the system bus, as Logind has it.
 	Address string
 	// Patience bounds each answer, beside the context, but not the job that comes of it. 0 means 25 s, as with systemd's
 	// own tools.
 	Patience time.Duration
+	// Pause between two looks whether a job has ended, of which systemd tells besides. 0 means a second.
+	Pause time.Duration
 }
 
 // States tells how each unit is: "active", "reloading", "inactive", "failed", "activating" or "deactivating". Units that
@@ -88,16 +84,16 @@ func (u *Units) States(ctx context.Context, names []string) (map[string]string, 
 }
 
 func (u *Units) states(ctx context.Context, names []string) (map[string]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, cmp.Or(u.Patience, busPatience))
+	ctx, cancel := context.WithTimeout(ctx, u.patience())
 	defer cancel()
 	address := busAddress(u.Address)
-	bus, err := dial(ctx, address)
+	bus, err := talk(ctx, address)
 	if err != nil {
 		return nil, systemd1.failure(ctx, address, err)
 	}
 	defer bus.hangUp()
-	var units []systemd.UnitStatus
-	if err := ask(bus, "ListUnitsByNames", names).Store(&units); err != nil {
+	units, err := bus.ListUnitsByNamesContext(context.WithoutCancel(ctx), names) // the end of ctx ends the lines
+	if err != nil {
 		return nil, systemd1.failure(ctx, address, err)
 	}
 	// In the order of the question, each under the first of its names, if it has several. What cannot be a name is passed
@@ -119,17 +115,19 @@ func (u *Units) states(ctx context.Context, names []string) (map[string]string, 
 //
 // It may be called again while the job runs: systemd has one job for both then.
 func (u *Units) Stop(ctx context.Context, name string) error {
-	return u.run(ctx, "stop", "StopUnit", name)
+	return u.run(ctx, "stop", name, (*systemd.Conn).StopUnitContext)
 }
 
 // Start is the contrary of Stop; starting what is active is not an error, and what is about to stop comes back. A unit
 // that the host does not have is a JobError.
 func (u *Units) Start(ctx context.Context, name string) error {
-	return u.run(ctx, "start", "StartUnit", name)
+	return u.run(ctx, "start", name, (*systemd.Conn).StartUnitContext)
 }
 
-func (u *Units) run(ctx context.Context, verb, method, name string) error {
-	err := u.job(ctx, verb, method, name)
+func (u *Units) patience() time.Duration { return cmp.Or(u.Patience, busPatience) }
+
+func (u *Units) run(ctx context.Context, verb, name string, begin beginning) error {
+	err := u.job(ctx, verb, name, begin)
 	if turnedDown, ok := errors.AsType[*JobError](err); ok {
 		return turnedDown // which says itself what was to be done
 	}
@@ -139,26 +137,21 @@ func (u *Units) run(ctx context.Context, verb, method, name string) error {
 	return nil
 }
 
-// job has systemd begin a job and waits for its end. Patience is for the beginning only.
-func (u *Units) job(ctx context.Context, verb, method, name string) error {
-	beginning, cancel := context.WithTimeout(ctx, cmp.Or(u.Patience, busPatience))
+// beginning is the method of go-systemd's that has systemd begin a job. It gives the job's number, and later the word for its end.
+type beginning func(c *systemd.Conn, ctx context.Context, name, mode string, word chan<- string) (int, error)
+
+// job has systemd begin a job and waits for its end. Patience is for each answer.
+func (u *Units) job(ctx context.Context, verb, name string, begin beginning) error {
+	starting, cancel := context.WithTimeout(ctx, u.patience())
 	defer cancel()
 	address := busAddress(u.Address)
-	bus, err := dial(beginning, address)
+	bus, err := talk(starting, address)
 	if err != nil {
-		return systemd1.failure(beginning, address, err)
+		return systemd1.failure(starting, address, err)
 	}
 	defer bus.hangUp()
-	// Systemd tells whoever asked for a job how it ended, and that may come right behind its answer.
-	ended := make(chan *dbus.Signal, 16) // more of them wait in godbus
-	bus.Signal(ended)
-	err = bus.AddMatchSignal(dbus.WithMatchSender(systemd1.bus), dbus.WithMatchObjectPath(systemdPath),
-		dbus.WithMatchInterface(systemdManager), dbus.WithMatchMember(jobRemoved))
-	if err != nil {
-		return systemd1.failure(beginning, address, err)
-	}
-	var job dbus.ObjectPath
-	err = ask(bus, method, name, "replace").Store(&job)
+	words := make(chan string, 1)
+	number, err := begin(bus.Conn, context.WithoutCancel(ctx), name, "replace", words) // the end of starting ends the lines
 	said, isAnswer := errors.AsType[dbus.Error](err)
 	switch {
 	case isAnswer && verb == "stop" && said.Name == "org.freedesktop.systemd1.NoSuchUnit":
@@ -166,43 +159,186 @@ func (u *Units) job(ctx context.Context, verb, method, name string) error {
 	case isAnswer && systemd1.meaning(said.Name) == nil:
 		return &JobError{Unit: name, Verb: verb, Result: said.Error()}
 	case err != nil:
-		return systemd1.failure(beginning, address, err)
+		return systemd1.failure(starting, address, err)
 	}
-	bus.takeTime()
-	result, err := endOf(ctx, job, ended)
-	if err != nil {
+	bus.endWith(ctx)
+	e, err := u.endOf(ctx, bus, name, number, words)
+	switch {
+	case err != nil:
 		return err
+	case e.word == "done", e.word == "" && e.is(verb):
+		return nil
+	default:
+		return &JobError{Unit: name, Verb: verb, Result: cmp.Or(e.word, e.state)}
 	}
-	if result != "done" {
-		return &JobError{Unit: name, Verb: verb, Result: result}
-	}
-	return nil
 }
 
-// ask calls a method of systemd's manager. The end of the context that was dialled with ends it.
-func ask(bus *line, method string, args ...any) *dbus.Call {
-	manager := bus.Object(systemd1.bus, systemdPath)
-	// Nobody but the kernel starts systemd, whatever the bus has been told.
-	return <-manager.Go(systemdManager+"."+method, dbus.FlagNoAutoStart, nil, args...).Done
+// end is how a job has ended.
+type end struct {
+	word  string // systemd's for it; empty if that was not heard
+	state string // of the unit
 }
 
-// endOf waits until a job has ended, and is systemd's word for how. The channel is closed when the bus has hung up.
-func endOf(ctx context.Context, job dbus.ObjectPath, ended <-chan *dbus.Signal) (result string, err error) {
-	for {
+// is reports whether the unit is as the job was to make it.
+func (e end) is(verb string) bool {
+	switch e.state {
+	case "active", "reloading":
+		return verb == "start"
+	case "inactive", "failed":
+		return verb == "stop"
+	default:
+		return false
+	}
+}
+
+const jobLook = time.Second
+
+// endOf waits until systemd has the job no more. That is seen by the unit: the signal that tells of the end may be lost, and whoever is
+// on the bus can send one; so it only says when to look, and by which word the job has ended.
+func (u *Units) endOf(ctx context.Context, bus *conversation, name string, number int, words <-chan string) (end, error) {
+	tick := time.NewTicker(cmp.Or(u.Pause, jobLook))
+	defer tick.Stop()
+	var e end
+	gone, deaf := bus.calls.Context().Done(), bus.signals.Context().Done()
+	for over := false; ; {
 		select {
-		case signal, ok := <-ended:
-			if !ok {
-				return "", fmt.Errorf(`%w, but the bus has hung up: "systemctl list-jobs" on the host shows it`, ErrJobRunning)
-			}
-			var id uint32
-			var path dbus.ObjectPath
-			var unit string
-			err := dbus.Store(signal.Body, &id, &path, &unit, &result)
-			if err == nil && signal.Name == systemdManager+"."+jobRemoved && path == job {
-				return result, nil
-			}
+		case e.word = <-words:
+			words = nil
+		case <-deaf: // nothing comes but by looks
+			deaf = nil
+			tick.Reset(min(cmp.Or(u.Pause, jobLook), 50*time.Millisecond))
+		case <-tick.C:
 		case <-ctx.Done():
-			return "", fmt.Errorf(`%w (%w): "systemctl list-jobs" on the host shows it`, ErrJobRunning, ctx.Err())
+			return e, stillRunning(ctx)
+		case <-gone:
+			return e, stillRunning(ctx)
+		}
+		unit, err := u.look(ctx, bus, name)
+		if err != nil { // what broke shows above
+			continue
+		}
+		if int(unit.JobId) == number {
+			e.word = "" // it was not systemd's
+			continue
+		}
+		if e.state = unit.ActiveState; e.word != "" || over || deaf == nil {
+			return e, nil
+		}
+		over = true // its word may be on the way
+	}
+}
+
+// stillRunning is why a job is not waited for any more.
+func stillRunning(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf(`%w (%w): "systemctl list-jobs" on the host shows it`, ErrJobRunning, ctx.Err())
+	}
+	return fmt.Errorf(`%w, but the bus has hung up: "systemctl list-jobs" on the host shows it`, ErrJobRunning)
+}
+
+// look asks how the unit is now.
+func (u *Units) look(ctx context.Context, bus *conversation, name string) (systemd.UnitStatus, error) {
+	call, cancel := context.WithTimeout(ctx, u.patience())
+	defer cancel()
+	units, err := bus.ListUnitsByNamesContext(call, []string{name})
+	if err != nil {
+		return systemd.UnitStatus{}, err
+	}
+	if len(units) != 1 {
+		return systemd.UnitStatus{}, fmt.Errorf("systemd tells of %d units", len(units))
+	}
+	return units[0], nil
+}
+
+// conversation is a connection of go-systemd's, on two lines.
+type conversation struct {
+	*systemd.Conn
+	calls, signals *line
+}
+
+// talk dials, and ends as dial does when ctx ends.
+func talk(ctx context.Context, address string) (*conversation, error) {
+	// Nobody but the kernel starts systemd, whatever the bus has been told.
+	asIs := dbus.WithOutgoingInterceptor(func(m *dbus.Message) { m.Flags |= dbus.FlagNoAutoStart })
+	calls, err := dial(ctx, address, asIs)
+	if err != nil {
+		return nil, err
+	}
+	signals, err := dial(ctx, address, asIs, dbus.WithSignalHandler(&listeners{}))
+	if err != nil {
+		calls.hangUp()
+		return nil, err
+	}
+	lines := []*line{calls, signals}
+	conn, err := systemd.NewConnection(func() (*dbus.Conn, error) {
+		next := lines[0]
+		lines = lines[1:]
+		return next.Conn, nil
+	})
+	if err != nil {
+		calls.hangUp()
+		signals.hangUp()
+		return nil, err
+	}
+	return &conversation{Conn: conn, calls: calls, signals: signals}, nil
+}
+
+// hangUp takes the place of Close, which may end in the middle of a message.
+func (c *conversation) hangUp() {
+	c.calls.hangUp()
+	c.signals.hangUp()
+}
+
+// endWith has the end of ctx end it, and no more that of the context by which it was begun.
+func (c *conversation) endWith(ctx context.Context) {
+	c.calls.endWith(ctx)
+	c.signals.endWith(ctx)
+}
+
+// listeners are told of signals, as long as the line stands. Godbus's own (v5.2.2) leave who comes after its end waiting for ever, which
+// is a goroutine of go-systemd's for each bus that hangs up early; and they keep all that nobody takes.
+type listeners struct {
+	mu   sync.Mutex
+	over bool
+	told []chan<- *dbus.Signal
+}
+
+// DeliverSignal implements dbus.SignalHandler.
+func (l *listeners) DeliverSignal(_, _ string, signal *dbus.Signal) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, ch := range l.told {
+		select {
+		case ch <- signal:
+		default: // a job's end is seen without
 		}
 	}
+}
+
+// AddSignal implements dbus.SignalRegistrar.
+func (l *listeners) AddSignal(ch chan<- *dbus.Signal) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.over {
+		close(ch)
+		return
+	}
+	l.told = append(l.told, ch)
+}
+
+// RemoveSignal implements dbus.SignalRegistrar.
+func (l *listeners) RemoveSignal(ch chan<- *dbus.Signal) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.told = slices.DeleteFunc(l.told, func(told chan<- *dbus.Signal) bool { return told == ch })
+}
+
+// Terminate implements dbus.Terminator.
+func (l *listeners) Terminate() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, ch := range l.told {
+		close(ch)
+	}
+	l.over, l.told = true, nil
 }

@@ -11,11 +11,13 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	godbus "github.com/godbus/dbus/v5"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpuslice/gpuslice/drain"
@@ -172,6 +174,73 @@ func TestUnitsSayHowAJobEnded(t *testing.T) {
 			}
 		}
 	}
+}
+
+// The signal of a job's end may be lost: the unit shows it all the same.
+func TestUnitsSeeTheEndOfAJobThatNobodyTellsOf(t *testing.T) {
+	h := systemdtest.Start(t, systemd.Options{Mute: true, Units: map[string]systemd.Unit{
+		"nvsm.service": {}, "stays.service": {OnStop: systemd.Failed}, "fails.service": {ActiveState: "inactive", OnStart: systemd.Failed},
+		"slow.service": {OnStop: systemd.Never},
+	}})
+	noConnectionStays(t)
+	noSocketStays(t, h.Address())
+	units := &drain.Units{Address: h.Address(), Pause: time.Millisecond}
+	if err := units.Stop(t.Context(), "nvsm.service"); err != nil {
+		t.Error(err)
+	}
+	wantUnit(t, h, "nvsm.service", "inactive")
+	if err := units.Start(t.Context(), "nvsm.service"); err != nil {
+		t.Error(err)
+	}
+	wantUnit(t, h, "nvsm.service", "active")
+	if err := units.Stop(t.Context(), "stays.service"); err != nil { // it is down, if not as it should
+		t.Error(err)
+	}
+	ended, _ := errors.AsType[*drain.JobError](units.Start(t.Context(), "fails.service"))
+	if diff := cmp.Diff(&drain.JobError{Unit: "fails.service", Verb: "start", Result: "failed"}, ended); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	stopInVain(t, units, "slow.service")
+}
+
+// Whoever is on the bus can say that a job has ended.
+func TestUnitsBelieveTheEndOfAJobOnlyIfTheUnitShowsIt(t *testing.T) {
+	h, units := unitsOf(t, map[string]systemd.Unit{"nvsm.service": {OnStop: systemd.Never}})
+	stopInVain(t, units, "nvsm.service")
+	units.Pause = time.Millisecond
+	liar, err := godbus.Connect(h.Address(), godbus.WithAuth(godbus.AuthExternal(strconv.Itoa(os.Geteuid()))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer liar.Close()
+	before := received(h, systemd.StopUnit)
+	stopped := make(chan error, 1)
+	go func() { stopped <- units.Stop(t.Context(), "nvsm.service") }()
+	if err := h.Wait(t.Context(), func() bool { return received(h, systemd.StopUnit) > before }); err != nil {
+		t.Fatal(err)
+	}
+	err = liar.Emit("/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager.JobRemoved",
+		uint32(1), godbus.ObjectPath("/org/freedesktop/systemd1/job/1"), "nvsm.service", "done")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := liar.BusObject().Call("org.freedesktop.DBus.GetId", 0).Err; err != nil { // the bus has sent it on
+		t.Fatal(err)
+	}
+	looks := received(h, systemd.ListUnitsByNames)
+	if err := h.Wait(t.Context(), func() bool { return received(h, systemd.ListUnitsByNames) > looks+2 || len(stopped) > 0 }); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-stopped:
+		t.Fatalf("a job that hangs has ended by a lie: %v", err)
+	default:
+	}
+	h.EndJobs(systemd.Failed)
+	if err := <-stopped; err != nil {
+		t.Error(err)
+	}
+	wantUnit(t, h, "nvsm.service", "failed")
 }
 
 func TestUnitsThatCannotBeStartedSayWhy(t *testing.T) {

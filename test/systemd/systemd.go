@@ -40,6 +40,8 @@ type Options struct {
 	// OnUnit is told when a unit's processes have started or ended by a job, before anybody learns of the job's end. It must
 	// not call the Host.
 	OnUnit func(unit string, running bool)
+	// Mute keeps the systemd from telling anybody that a job has ended.
+	Mute bool
 }
 
 // Call is a method call that the logind or the systemd received.

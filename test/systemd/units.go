@@ -412,6 +412,9 @@ func (h *Host) endJob(number uint32, result Result) {
 		h.options.OnUnit(j.unit, runs)
 	}
 	h.change()
+	if h.options.Mute {
+		return
+	}
 	h.systemd.emit(systemdPath, systemdManager+".JobRemoved", number, jobPath(number), j.unit, string(result))
 }
 
