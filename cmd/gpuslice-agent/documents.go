@@ -27,8 +27,8 @@ type piece struct {
 	key       string // of the ConfigMap; of a document, the file's name without its ending
 	text      []byte
 	origin    func() origin // asked where there is a mistake alone: to find out takes a reading of the whole document
-	format    *format // nil for what nobody here reads
-	foreign   string  // what it is instead, by its kind if it has one
+	format    *format       // nil for what nobody here reads
+	foreign   string        // what it is instead, by its kind if it has one
 	top       map[string]any
 	err       error // why it cannot be read
 }
