@@ -469,8 +469,12 @@ func (e evidence) device(uuid string) string {
 		}
 		for _, i := range gpu.Instances {
 			for _, d := range i.Devices {
-				if d.UUID == uuid {
+				switch {
+				case d.UUID != uuid:
+				case i.Compute == "":
 					return fmt.Sprintf("GPU %d %s", gpu.Index, i.Placed)
+				default:
+					return fmt.Sprintf("GPU %d %s in %s", gpu.Index, d.Part, i.Placed)
 				}
 			}
 		}

@@ -60,6 +60,12 @@ func (a *Agent) change(ctx context.Context, seen observed, want wish, step plan.
 func (a *Agent) drive(ctx context.Context, step plan.Step) error {
 	call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.DriverCall)
 	defer cancel()
+	switch {
+	case step.OnPart() && step.Kind == plan.Destroy:
+		return a.driver.DestroyPart(call, step.GPU, step.Instance, step.Part)
+	case step.OnPart():
+		return a.driver.CreatePart(call, step.GPU, step.Instance, step.Part)
+	}
 	switch step.Kind {
 	case plan.SetMode:
 		return a.driver.SetMode(call, step.GPU, step.On)
@@ -143,20 +149,24 @@ func (a *Agent) heldBy(ctx context.Context, seen observed, step plan.Step, held 
 }
 
 // reportedOn lists the processes that the driver reports in the way of the step. A process of another instance does not
-// hold one that is to be destroyed.
+// hold one that is to be destroyed, nor does one of another part.
 func reportedOn(gpu nvml.GPU, step plan.Step) []int {
-	var pids []int
-	for _, p := range gpu.Processes {
-		pids = append(pids, p.PID)
-	}
+	found := pids(gpu.Processes)
 	for _, i := range gpu.Instances {
-		for _, p := range i.Processes {
-			if step.Kind != plan.Destroy || i.Placed == step.Instance {
-				pids = append(pids, p.PID)
-			}
+		if step.Kind == plan.Destroy && (i.Profile != step.Instance.Profile || i.Span != step.Instance.Span) {
+			continue
 		}
+		found = append(found, pids(inTheWay(i, step))...)
 	}
-	return pids
+	return found
+}
+
+// inTheWay are the processes of an instance that are in the way of the step.
+func inTheWay(i nvml.Instance, step plan.Step) []nvml.Process {
+	if at := slices.IndexFunc(i.Devices, func(d nvml.Device) bool { return d.Part == step.Part }); step.OnPart() && at >= 0 {
+		return i.ProcessesOn(i.Devices[at])
+	}
+	return i.Processes
 }
 
 // givesPersistence reports whether the step gives persistence mode back. A change that is finished is not undone, and no

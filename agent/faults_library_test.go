@@ -234,7 +234,8 @@ func (n tally) String() string {
 		len(n[wished]), len(n[previous]), strings.TrimSpace(slices.Max(append(all, ""))), strings.Join(n[previous], "\n"))
 }
 
-// A GPU instance whose compute instance cannot be made is of no use to anybody; if it cannot be removed at once, it is later.
+// A GPU instance whose compute instance cannot be made is of no use to anybody; if it cannot be removed at once, it is finished or
+// removed later.
 func TestAHalfMadeInstanceDoesNotStay(t *testing.T) {
 	if gpusimtest.Apart(t) {
 		return
@@ -244,7 +245,7 @@ func TestAHalfMadeInstanceDoesNotStay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { s = v.rehearse(t, v.prepare(t, gpusimtest.Dir(t))) })
 	for _, row := range []struct {
 		name     string
-		times    int // that the compute instance cannot be made
+		times    int // that the compute instance cannot be made in the GPU instance that stands then
 		restarts bool
 		end      end
 	}{
@@ -258,7 +259,8 @@ func TestAHalfMadeInstanceDoesNotStay(t *testing.T) {
 				w := v.prepare(t, gpusimtest.Dir(t))
 				w.throughLibrary()
 				w.restart()
-				w.strike(gpusim.CreateComputeInstance, gpusim.Fault{Return: gpusim.InsufficientResources, Times: row.times})
+				w.strike(gpusim.CreateComputeInstance, gpusim.Fault{Return: gpusim.InsufficientResources})
+				w.strike(gpusim.CreateComputeInstanceWithPlacement, gpusim.Fault{Return: gpusim.InsufficientResources, Times: row.times})
 				w.strike(gpusim.GpuInstanceDestroy, gpusim.Fault{Return: gpusim.InUse})
 				w.label(v.wish)
 				w.passes("half-made instance", func() bool { return strings.Contains(w.gpus.String(), "half-made") })

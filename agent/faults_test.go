@@ -35,14 +35,15 @@ func placedAt(profile string, start, size int, compute string) nvml.Placed {
 // ventures are changes of every kind: between them they make every call that the driver has for a change.
 var ventures = []venture{
 	{
-		// Of the first GPU one instance is kept, and a divided one makes room for another and two whole ones.
+		// Of the first GPU one instance makes room for another and two more, and the other one is divided otherwise: it keeps a part,
+		// loses one and gets one.
 		name:   "a H100 is re-cut beside another",
 		models: "gpus: [{model: H100-80GB, count: 2, mig: true}]",
 		stands: [][]nvml.Placed{
 			{placedAt("3g.40gb", 0, 4, "1c+2c"), placedAt("3g.40gb", 4, 4, "")},
 			{placedAt("7g.80gb", 0, 8, "")},
 		},
-		config: config.MIGConfig{{Indices: []int{0}, MIG: true, Devices: map[string]int{"1c.2g.20gb": 2, "1g.10gb": 2, "3g.40gb": 1}}},
+		config: config.MIGConfig{{Indices: []int{0}, MIG: true, Devices: map[string]int{"1c.2g.20gb": 2, "1g.10gb": 2, "1c.3g.40gb": 2}}},
 		wish:   "mine",
 	},
 	{name: "a H100 is cut", models: "gpus: [{model: H100-80GB}]", wish: "all-balanced"},
@@ -150,8 +151,8 @@ func (w *world) devicesByPlace() map[string]string {
 	out := map[string]string{}
 	for _, gpu := range w.snapshot() {
 		for _, i := range gpu.Instances {
-			for n, d := range i.Devices {
-				out[fmt.Sprintf("GPU %d %v %d", gpu.Index, i, n)] = d.UUID
+			for _, d := range i.Devices {
+				out[fmt.Sprintf("GPU %d %s@%d %v", gpu.Index, i.Profile, i.Start, d.Part)] = d.UUID
 			}
 		}
 	}
@@ -246,6 +247,20 @@ func (d around) Destroy(ctx context.Context, gpu nvml.UUID, p nvml.Placed) error
 	d.before()
 	defer d.after()
 	return d.Driver.Destroy(ctx, gpu, p)
+}
+
+// CreatePart implements nvml.Driver.
+func (d around) CreatePart(ctx context.Context, gpu nvml.UUID, p nvml.Placed, part nvml.Part) error {
+	d.before()
+	defer d.after()
+	return d.Driver.CreatePart(ctx, gpu, p, part)
+}
+
+// DestroyPart implements nvml.Driver.
+func (d around) DestroyPart(ctx context.Context, gpu nvml.UUID, p nvml.Placed, part nvml.Part) error {
+	d.before()
+	defer d.after()
+	return d.Driver.DestroyPart(ctx, gpu, p, part)
 }
 
 // Reset implements nvml.Driver.

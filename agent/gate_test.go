@@ -111,6 +111,18 @@ func (c *counted) Destroy(ctx context.Context, gpu nvml.UUID, p nvml.Placed) err
 	return c.Driver.Destroy(ctx, gpu, p)
 }
 
+// CreatePart implements nvml.Driver.
+func (c *counted) CreatePart(ctx context.Context, gpu nvml.UUID, p nvml.Placed, part nvml.Part) error {
+	c.call()
+	return c.Driver.CreatePart(ctx, gpu, p, part)
+}
+
+// DestroyPart implements nvml.Driver.
+func (c *counted) DestroyPart(ctx context.Context, gpu nvml.UUID, p nvml.Placed, part nvml.Part) error {
+	c.call()
+	return c.Driver.DestroyPart(ctx, gpu, p, part)
+}
+
 // count starts the agent anew with a driver that counts.
 func (w *world) count(before func(call int)) *counted {
 	c := &counted{Driver: w.gpus.Driver(), before: before}

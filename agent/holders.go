@@ -86,7 +86,7 @@ func (s observed) sought(taken []plan.Taken) []drain.Sought {
 		for _, i := range gpu.Instances {
 			for _, d := range i.Devices {
 				if slices.Contains(t.Devices, d.UUID) {
-					out = append(out, drain.Sought{Device: d.UUID, Minor: drain.NoFiles, Reported: pids(i.Processes)})
+					out = append(out, drain.Sought{Device: d.UUID, Minor: drain.NoFiles, Reported: pids(i.ProcessesOn(d))})
 				}
 			}
 		}

@@ -196,29 +196,22 @@ func holders(gpus []nvml.GPU, taken []plan.Taken) []Holder {
 			if gpu.UUID != t.GPU {
 				continue
 			}
-			var pids []int
+			var found []int
 			if t.Whole || t.Compute {
-				pids = pidsOf(gpu.Processes)
+				found = pids(gpu.Processes)
 			}
 			for _, instance := range gpu.Instances {
-				goes := slices.ContainsFunc(instance.Devices, func(d nvml.Device) bool { return slices.Contains(t.Devices, d.UUID) })
-				if t.Whole || t.Compute || goes {
-					pids = append(pids, pidsOf(instance.Processes)...)
+				for _, d := range instance.Devices {
+					if t.Whole || t.Compute || slices.Contains(t.Devices, d.UUID) {
+						found = append(found, pids(instance.ProcessesOn(d))...)
+					}
 				}
 			}
-			slices.Sort(pids)
-			if pids = slices.Compact(pids); len(pids) > 0 {
-				out = append(out, Holder{Index: gpu.Index, PIDs: pids})
+			slices.Sort(found)
+			if found = slices.Compact(found); len(found) > 0 {
+				out = append(out, Holder{Index: gpu.Index, PIDs: found})
 			}
 		}
 	}
 	return out
-}
-
-func pidsOf(processes []nvml.Process) []int {
-	var pids []int
-	for _, p := range processes {
-		pids = append(pids, p.PID)
-	}
-	return pids
 }

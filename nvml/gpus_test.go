@@ -3,6 +3,8 @@ package nvml_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
+	"strings"
 
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -37,10 +39,24 @@ func sevenSlices(model string, engines func(slices int, media, whole bool) nvml.
 
 func computeOf(slices int) []nvml.ComputeProfile {
 	var out []nvml.ComputeProfile
-	for _, n := range []int{1, 2, 3, 4, 7} {
+	for _, n := range []int{1, 2, 3, 4, 6, 7, 8, 16} {
 		if n <= slices && (n != 3 || slices != 4) {
-			out = append(out, nvml.ComputeProfile{Name: fmt.Sprintf("%dc", n), Slices: n, Max: slices / n})
+			places := computePlaces(slices, n)
+			out = append(out, nvml.ComputeProfile{Name: fmt.Sprintf("%dc", n), Slices: n, Max: len(places), Placements: places})
 		}
+	}
+	return out
+}
+
+// computePlaces are as "nvidia-smi mig -lcipp" prints them: at multiples of the size, rounded up to a power of two.
+func computePlaces(slices, n int) []nvml.Span {
+	step := 1
+	for step < n {
+		step *= 2
+	}
+	var out []nvml.Span
+	for s := 0; s+n <= slices; s += step {
+		out = append(out, nvml.Span{Start: s, Size: n})
 	}
 	return out
 }
@@ -138,30 +154,87 @@ func sixteen() nvml.GPU {
 	return g
 }
 
-// stand puts instances on a GPU. A name that ends in "!" is busy, one that ends in "?" is half made.
+// stand puts instances on a GPU. A name that ends in "!" is busy, one that ends in "?" is half made. Of a divided instance parts may
+// be: "3g.40gb(1c!+1c)@0"; and "3g.40gb(1c:2)@0" says where a part stands, which is else the lowest place that is free.
 func stand(g nvml.GPU, placed ...string) nvml.GPU {
 	g.Instances = nil
 	for _, s := range placed {
-		mark := s[len(s)-1]
-		if mark == '!' || mark == '?' {
-			s = s[:len(s)-1]
-		}
-		i := instance(parsePlaced(g, s))
-		switch mark {
-		case '!':
-			i.Processes = []nvml.Process{{PID: 4711, UsedMiB: 512}}
-		case '?':
-			i.Devices = nil
-		}
-		g.Instances = append(g.Instances, i)
+		g.Instances = append(g.Instances, parseInstance(g, s))
 	}
 	return g
 }
 
-func instance(p nvml.Placed) nvml.Instance {
+func parseInstance(g nvml.GPU, s string) nvml.Instance {
+	all, half := strings.HasSuffix(s, "!"), strings.HasSuffix(s, "?")
+	s = strings.TrimRight(s, "!?")
+	var starts []int
+	var busy []bool
+	if before, rest, divided := strings.Cut(s, "("); divided {
+		inside, behind, _ := strings.Cut(rest, ")")
+		var names []string
+		for part := range strings.SplitSeq(inside, "+") {
+			busy = append(busy, strings.HasSuffix(part, "!"))
+			name, at, _ := strings.Cut(strings.TrimSuffix(part, "!"), ":")
+			start := -1
+			if at != "" {
+				start = int(at[0] - '0')
+			}
+			names, starts = append(names, name), append(starts, start)
+		}
+		s = before + "(" + strings.Join(names, "+") + ")" + behind
+	}
+	p := parsePlaced(g, s)
+	if half {
+		return nvml.Instance{Placed: p}
+	}
+	i := instance(g, p, starts...)
+	if all {
+		hold(&i)
+	}
+	for n, b := range busy {
+		if b {
+			hold(&i, n)
+		}
+	}
+	return i
+}
+
+// hold puts a process on devices of the instance, or on what it does not say.
+func hold(i *nvml.Instance, devices ...int) {
+	p := nvml.Process{PID: 4711 + len(i.Processes), UsedMiB: 512}
+	i.Processes = append(i.Processes, p)
+	for _, n := range devices {
+		i.Devices[n].Processes = append(i.Devices[n].Processes, p)
+	}
+}
+
+// instance is one that stands, with its parts at the given places. For -1, and for want of a place, they stand as low as they can, the
+// largest first.
+func instance(g nvml.GPU, p nvml.Placed, starts ...int) nvml.Instance {
 	i := nvml.Instance{Placed: p}
+	profile, _ := g.Profile(p.Profile)
+	names := []string{fmt.Sprintf("%dc", profile.Slices)}
+	if p.Compute != "" {
+		names = strings.Split(p.Compute, "+")
+	}
+	parts := make([]nvml.Part, len(names))
+	for n := range slices.Backward(names) {
+		parts[n].Name = names[n]
+		for _, c := range profile.Compute {
+			for _, at := range c.Placements {
+				taken := slices.ContainsFunc(parts, func(o nvml.Part) bool { return o.Overlaps(at) })
+				if c.Name != names[n] || parts[n].Size > 0 || n < len(starts) && starts[n] >= 0 && starts[n] != at.Start || taken {
+					continue
+				}
+				parts[n].Span = at
+			}
+		}
+		if parts[n].Size == 0 {
+			panic(fmt.Sprintf("%v: there is no room for %s", p, names[n]))
+		}
+	}
 	for n, name := range p.Devices() {
-		i.Devices = append(i.Devices, nvml.Device{UUID: fmt.Sprintf("MIG-%v-%d", p, n), Profile: name})
+		i.Devices = append(i.Devices, nvml.Device{UUID: fmt.Sprintf("MIG-%v-%d", p, n), Profile: name, Part: parts[n]})
 	}
 	return i
 }
@@ -199,7 +272,27 @@ func everyPlace(g nvml.GPU) []nvml.Placed {
 	return out
 }
 
-// crowd puts random instances on a GPU, some busy, some half made.
+// anywhere are random places for the parts of an instance, or none where they would be in each other's way.
+func anywhere(r *rand.Rand, g nvml.GPU, p nvml.Placed) []int {
+	profile, _ := g.Profile(p.Profile)
+	var starts []int
+	var taken []nvml.Span
+	for name := range strings.SplitSeq(p.Compute, "+") {
+		at := slices.IndexFunc(profile.Compute, func(c nvml.ComputeProfile) bool { return c.Name == name })
+		if at < 0 {
+			return nil
+		}
+		places := profile.Compute[at].Placements
+		place := places[r.IntN(len(places))]
+		if slices.ContainsFunc(taken, place.Overlaps) {
+			return nil
+		}
+		starts, taken = append(starts, place.Start), append(taken, place)
+	}
+	return starts
+}
+
+// crowd puts random instances on a GPU, some of their parts busy, some half made.
 func crowd(r *rand.Rand, g nvml.GPU) nvml.GPU {
 	places := everyPlace(g)
 	g.Instances = nil
@@ -212,11 +305,20 @@ func crowd(r *rand.Rand, g nvml.GPU) nvml.GPU {
 		if !free || r.IntN(4) == 0 {
 			continue
 		}
-		i := instance(p)
-		switch r.IntN(6) {
-		case 0, 1:
-			i.Processes = []nvml.Process{{PID: 1}}
-		case 2:
+		i := instance(g, p, anywhere(r, g, p)...)
+		switch r.IntN(8) {
+		case 0:
+			hold(&i)
+		case 1, 2, 3:
+			for n := range i.Devices {
+				switch r.IntN(4) {
+				case 0:
+					hold(&i, n)
+				case 1:
+					i.Devices[n].Held = true
+				}
+			}
+		case 4:
 			i.Devices, i.Compute = nil, ""
 		}
 		g.Instances = append(g.Instances, i)

@@ -15,16 +15,16 @@ import (
 // UUID identifies a physical GPU for its whole life, as NVIDIA's library writes it: "GPU-" and a UUID.
 type UUID string
 
-// Span is a run of memory slices of one GPU.
+// Span is a run of slices: memory slices of a GPU, or compute slices of one of its instances.
 type Span struct {
-	Start int // first memory slice, from 0
-	Size  int // number of memory slices
+	Start int // first slice, from 0
+	Size  int // number of slices
 }
 
-// End is the first memory slice behind the span.
+// End is the first slice behind the span.
 func (s Span) End() int { return s.Start + s.Size }
 
-// Overlaps reports whether the two spans share a memory slice.
+// Overlaps reports whether the two spans share a slice.
 func (s Span) Overlaps(t Span) bool { return s.Start < t.End() && t.Start < s.End() }
 
 // Profile is one kind of GPU instance that a GPU offers. All of it is read from the hardware.
@@ -48,6 +48,23 @@ type ComputeProfile struct {
 	Name   string // "1c", "2c", …
 	Slices int    // compute slices of one
 	Max    int    // how many fit into one GPU instance
+	// Placements are where one may stand within a GPU instance, in ascending order. There are none where the driver does not
+	// tell or take places, or has no instance yet that it could be asked about.
+	Placements []Span
+}
+
+// Part is one compute instance at its place within a GPU instance. That of an instance that is not divided fills it.
+type Part struct {
+	Name string // name of the compute instance profile: "1c"
+	Span        // compute slices of the GPU instance
+}
+
+// String writes the part as plans and logs show it: "1c@2".
+func (p Part) String() string { return fmt.Sprintf("%s@%d", p.Name, p.Start) }
+
+// ComparePart orders parts by place.
+func ComparePart(a, b Part) int {
+	return cmp.Or(cmp.Compare(a.Start, b.Start), cmp.Compare(a.Size, b.Size), cmp.Compare(a.Name, b.Name))
 }
 
 // Placed is one GPU instance at its place: what we want, or where something stands. It carries no identity, since
@@ -55,7 +72,7 @@ type ComputeProfile struct {
 type Placed struct {
 	Profile string // name of the GPU instance profile
 	Span
-	// Compute names the compute instances inside, ascending and joined by "+" ("1c+2c").
+	// Compute names the compute instances inside, ascending and joined by "+" ("1c+2c"); where they stand it does not say.
 	// Empty is the ordinary case: one compute instance that fills the GPU instance.
 	Compute string
 }
@@ -111,7 +128,7 @@ func ComparePlaced(a, b Placed) int {
 type Instance struct {
 	Placed
 	Devices   []Device  // its MIG devices, one for each compute instance; none if the instance is only half made
-	Processes []Process // processes with a context on it
+	Processes []Process // processes with a context on it, on whatever part
 	UsedMiB   int       // memory in use, which its devices share; -1 if the driver does not say
 }
 
@@ -119,10 +136,50 @@ type Instance struct {
 // use it, and no device plugin shows it.
 func (i Instance) HalfMade() bool { return len(i.Devices) == 0 }
 
+// Divided is the instance of a profile with these devices, and named after them.
+func (i Instance) Divided(p Profile, devices []Device) Instance {
+	i.Devices = slices.SortedFunc(slices.Values(devices), func(a, b Device) int {
+		return cmp.Or(cmp.Compare(a.Part.Size, b.Part.Size), cmp.Compare(a.Part.Start, b.Part.Start))
+	})
+	i.Compute = ""
+	var names []string
+	for _, d := range i.Devices {
+		names = append(names, d.Part.Name)
+	}
+	if len(i.Devices) != 1 || i.Devices[0].Part.Size != p.Slices {
+		i.Compute = strings.Join(names, "+")
+	}
+	for n, name := range i.Placed.Devices() {
+		if n < len(i.Devices) {
+			i.Devices[n].Profile = name
+		}
+	}
+	return i
+}
+
+// ProcessesOn are the processes on one of the instance's devices, and those of which the driver does not say on which they are.
+func (i Instance) ProcessesOn(d Device) []Process {
+	var out []Process
+	for _, p := range i.Processes {
+		elsewhere := slices.ContainsFunc(i.Devices, func(o Device) bool { return o.UUID != d.UUID && o.has(p.PID) })
+		if d.has(p.PID) || !elsewhere {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
 // Device is what a pod is given: a MIG device under the identity that kubelet and the device plugin use.
 type Device struct {
-	UUID    string // "MIG-" and a UUID
-	Profile string // "1g.10gb", "1c.3g.40gb"
+	UUID      string    // "MIG-" and a UUID
+	Profile   string    // "1g.10gb", "1c.3g.40gb"
+	Part      Part      // the compute instance that it is
+	Processes []Process // those of the instance's processes that the driver shows on this device
+	Held      bool      // somebody has it, with a process on it or without. No driver knows that
+}
+
+func (d Device) has(pid int) bool {
+	return slices.ContainsFunc(d.Processes, func(p Process) bool { return p.PID == pid })
 }
 
 // Process is a process that NVIDIA's library reports on a GPU or an instance.
@@ -273,6 +330,13 @@ type Driver interface {
 	// Destroy removes the GPU instance p and its compute instances. An absent one is not an error; one with a running
 	// process is ErrInUse, and stands as before.
 	Destroy(ctx context.Context, gpu UUID, p Placed) error
+	// CreatePart makes one compute instance, at its place in the GPU instance that stands at p however that is divided. What
+	// stands there already as wished is not an error; where other parts stand it is ErrNoRoom, and without the GPU
+	// instance ErrNotFound. Nothing else of the GPU instance is touched.
+	CreatePart(ctx context.Context, gpu UUID, p Placed, part Part) error
+	// DestroyPart removes one compute instance, and leaves the GPU instance and its other parts as they are. An absent one is
+	// not an error; one with a running process is ErrInUse, and stands as before.
+	DestroyPart(ctx context.Context, gpu UUID, p Placed, part Part) error
 	// Reset makes a pending mode change current, and destroys every instance of the GPU. A GPU with a client is ErrInUse;
 	// where a reset cannot be done at all, as in many virtual machines, it is ErrNotSupported.
 	Reset(ctx context.Context, gpu UUID) error

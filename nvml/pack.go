@@ -13,7 +13,7 @@ type group struct {
 	whole      int        // instances that are not divided
 	divided    int        // the fewest instances that hold the parts
 	unpackable bool       // the parts fit into no number of instances that a GPU holds
-	layouts    [][]layout // the ways of dividing instances that are worth a look, see divisions
+	layouts    [][]layout // the ways of dividing instances that are worth a look, see pack and spread
 }
 
 // layout is a number of instances that are divided alike.
@@ -63,41 +63,27 @@ func (g *group) pack() {
 	}
 }
 
-// keep adds the ways of dividing instances that leave some as they stand, though fewer instances would do: two that
-// hold one part each are as good as one that holds both, if they are there already. The parts that those do not hold
-// go into the fewest instances, as in any arrangement that is best.
-func (g *group) keep(standing []Instance) {
-	p := packingOf(*g)
-	if len(p.parts) == 0 || g.unpackable {
+// spread adds the ways of dividing more instances than the fewest: parts stay where they stand, though fewer instances would
+// hold them, and what is missing may not fit between those that stay. Each instance beyond the fewest is one that stands.
+func (g *group) spread(gpu GPU) {
+	if g.unpackable || g.divided == 0 {
 		return
 	}
-	var stand [][]int
-	for _, i := range standing {
-		if held, ok := p.holding(i.Compute); i.Profile == g.profile.Name && !i.HalfMade() && ok {
-			stand = append(stand, held)
+	standing := 0
+	for _, i := range gpu.Instances {
+		if i.Profile == g.profile.Name {
+			standing++
 		}
 	}
-	slices.SortFunc(stand, slices.Compare)
-	var choose func(at int, left []int, kept [][]int)
-	choose = func(at int, left []int, kept [][]int) {
-		if at == len(stand) {
-			for _, used := range p.fewest(left, g.profile.Max-len(kept)) {
-				if len(kept)+len(used) > g.divided {
-					g.layouts = append(g.layouts, p.layouts(slices.Concat(kept, used)))
-				}
-			}
-			return
+	p := packingOf(*g)
+	most := min(g.profile.Max-g.whole, g.divided+standing, gpu.MemorySlices()/max(1, memorySize(g.profile)))
+	for n := g.divided + 1; n <= most; n++ {
+		p.found = nil
+		p.fill(counts(p.parts), n, nil)
+		for _, used := range p.found {
+			g.layouts = append(g.layouts, p.layouts(used))
 		}
-		next := at + 1
-		if rest, ok := without(left, stand[at]); ok {
-			choose(next, rest, append(kept, stand[at]))
-		}
-		for next < len(stand) && slices.Equal(stand[next], stand[at]) {
-			next++ // equal ones are interchangeable: none of these, once one is not kept
-		}
-		choose(next, left, kept)
 	}
-	choose(0, counts(p.parts), nil)
 }
 
 // without takes away what one instance holds; false if that is not all there.
@@ -211,19 +197,6 @@ func (p *packing) layouts(used [][]int) []layout {
 		out[at].count++
 	}
 	return out
-}
-
-// holding is the inverse of layouts for one instance; false if it is not divided, or holds what is no part of the wish.
-func (p *packing) holding(compute string) ([]int, bool) {
-	held := make([]int, len(p.parts))
-	for _, name := range strings.Split(compute, "+") {
-		at := slices.IndexFunc(p.parts, func(w wanted) bool { return w.compute.Name == name })
-		if at < 0 {
-			return nil, false
-		}
-		held[at]++
-	}
-	return held, true
 }
 
 // eachPacking calls yield with the instances that a wish comes to, once for every way of dividing them.

@@ -66,7 +66,7 @@ func TestSolutionsCanBeCarriedOutOnEveryModel(t *testing.T) {
 	for _, model := range modelsWithMIG() {
 		t.Run(model, func(t *testing.T) {
 			d, n := driverOf(t, model)
-			done, kept := 0, 0
+			done, kept, changed := 0, 0, 0
 			for range 100 {
 				g := look(t, d)
 				s, err := nvml.Solve(g, randomWish(r, g))
@@ -79,9 +79,9 @@ func TestSolutionsCanBeCarriedOutOnEveryModel(t *testing.T) {
 				if diff := gocmp.Diff(s.Target.String(), look(t, d).Geometry().String()); diff != "" {
 					t.Fatalf("from %v (-target +got):\n%s", g.Geometry(), diff)
 				}
-				done, kept = done+1, kept+len(s.Keep)
+				done, kept, changed = done+1, kept+len(s.Keep), changed+len(s.Change)
 			}
-			t.Logf("%d changes, %d instances kept", done, kept)
+			t.Logf("%d changes, %d instances kept, %d divided otherwise", done, kept, changed)
 			if done < 10 {
 				t.Errorf("only %d wishes could be had", done)
 			}
@@ -93,6 +93,18 @@ func carryOut(ctx context.Context, d nvml.Driver, gpu nvml.UUID, s nvml.Solution
 	for _, p := range s.Destroy {
 		if err := d.Destroy(ctx, gpu, p); err != nil {
 			return err
+		}
+	}
+	for _, c := range s.Change {
+		for _, p := range c.Destroy {
+			if err := d.DestroyPart(ctx, gpu, c.Instance, p); err != nil {
+				return err
+			}
+		}
+		for _, p := range c.Create {
+			if err := d.CreatePart(ctx, gpu, c.Instance, p); err != nil {
+				return err
+			}
 		}
 	}
 	for _, p := range s.Create {

@@ -8,16 +8,29 @@ import (
 
 // Solution is the cheapest way from what stands to what is wanted. Each list is in the order of ComparePlaced.
 type Solution struct {
-	Target  Geometry // how the GPU is cut in the end: Keep and Create together
+	Target  Geometry // how the GPU is cut in the end: Keep, Change and Create together
 	Keep    []Placed // what stands as wanted, and stays untouched
-	Destroy []Placed // what stands and has to go; half-made instances are always among it
+	Change  []Change // what stays where it is, and is divided otherwise
+	Destroy []Placed // what stands and has to go
 	Create  []Placed // what is missing
+}
+
+// Change divides a GPU instance that stays otherwise than it is. Its compute instances that are in neither list stay untouched.
+// Each list is in order of place.
+type Change struct {
+	Instance Placed // as it stands
+	Destroy  []Part // compute instances that have to go; they go first
+	Create   []Part // compute instances that are missing
 }
 
 // Solve finds places for the wanted MIG devices, counted by their names ("1g.10gb", "1c.3g.40gb"), at most MaxDevices each.
 //
-// Of all arrangements that the GPU admits it takes the one that destroys the fewest busy instances, then the fewest
-// instances, then the fewest memory slices, then the one with the fewest instances, then the one that stands lowest.
+// Of all arrangements that the GPU admits it takes the one that destroys the fewest busy MIG devices (held, or with a process), then the fewest MIG
+// devices, then the one that takes the fewest GPU and compute instances to be destroyed and created, then the one that destroys GPU
+// instances of the fewest memory slices, then the one that divides instances most evenly, since the parts of one share its memory,
+// then the one that stands lowest. A GPU instance at a place that is wanted is never destroyed if the compute instances that it
+// lacks can be made beside those that stay.
+//
 // The answer depends on nothing but the arguments, and executing any part of it leaves the target of a further Solve
 // the same, so that an interrupted change is resumed and not begun anew.
 //
@@ -40,16 +53,26 @@ func Restore(g GPU, target Geometry) Solution {
 	s.Target.Sort()
 	missing := slices.Clone(s.Target)
 	for _, i := range g.Instances {
-		at := slices.Index(missing, i.Placed)
-		if at < 0 || i.HalfMade() {
+		at := slices.IndexFunc(missing, func(p Placed) bool { return i.Profile == p.Profile && i.Span == p.Span })
+		if at < 0 {
 			s.Destroy = append(s.Destroy, i.Placed)
 			continue
 		}
-		s.Keep = append(s.Keep, i.Placed)
+		d, ok := divide(g, i, missing[at].Compute)
+		switch {
+		case !ok:
+			s.Destroy = append(s.Destroy, i.Placed)
+			continue
+		case len(d.destroy)+len(d.create) == 0:
+			s.Keep = append(s.Keep, i.Placed)
+		default:
+			s.Change = append(s.Change, Change{Instance: i.Placed, Destroy: d.destroy, Create: d.create})
+		}
 		missing = slices.Delete(missing, at, at+1)
 	}
 	s.Create = missing
 	slices.SortFunc(s.Keep, ComparePlaced)
+	slices.SortFunc(s.Change, func(a, b Change) int { return ComparePlaced(a.Instance, b.Instance) })
 	slices.SortFunc(s.Destroy, ComparePlaced)
 	return s
 }
@@ -61,25 +84,36 @@ func arrange(g GPU, wish []wanted) (Geometry, bool) {
 		if groups[i].unpackable {
 			return nil, false
 		}
-		groups[i].keep(g.Instances)
+		groups[i].spread(g)
 	}
 	all := budgetOf(g)
+	kept := newWorths(g)
 	var best Geometry
 	worth, found := 0, false
 	eachPacking(groups, func(kinds []kind) {
 		if !all.covers(kinds) {
 			return
 		}
-		target, w, ok := place(g, kinds)
+		target, w, ok := place(g.MemorySlices(), kinds, kept.of)
 		if !ok {
 			return
 		}
-		order := cmp.Or(cmp.Compare(worth, w), cmp.Compare(len(target), len(best)), slices.CompareFunc(target, best, ComparePlaced))
+		w -= len(target) * worthCall // each is a call to be made, unless it is one that is kept
+		order := cmp.Or(cmp.Compare(worth, w), cmp.Compare(crowding(target), crowding(best)), slices.CompareFunc(target, best, ComparePlaced))
 		if !found || order < 0 {
 			best, worth, found = target, w, true
 		}
 	})
 	return best, found
+}
+
+// crowding is the smaller the more evenly devices are spread over instances.
+func crowding(target Geometry) int {
+	n := 0
+	for _, p := range target {
+		n += len(p.Devices()) * len(p.Devices())
+	}
+	return n
 }
 
 // possible reports whether a wish has an arrangement at all, whatever stands. That is found sooner than the best one: how
@@ -102,7 +136,7 @@ func possible(g GPU, wish []wanted) bool {
 	if !budgetOf(g).covers(kinds) {
 		return false
 	}
-	_, _, ok := place(g, alike)
+	_, _, ok := place(g.MemorySlices(), alike, func(Placed) int { return 0 })
 	return ok
 }
 
@@ -177,7 +211,7 @@ type search struct {
 type option struct {
 	kind   int
 	placed Placed
-	worth  int // what keeping it is worth; 0 if it does not stand
+	worth  int // what keeping of it is worth; 0 if nothing of it stands
 }
 
 // cell is what is known about one state of the search.
@@ -192,11 +226,10 @@ const (
 	leaveFree   = -1
 )
 
-// place finds the best places for instances of the given kinds, and what keeping is worth in it.
-func place(g GPU, kinds []kind) (Geometry, int, bool) {
-	slots := g.MemorySlices()
+// place finds the best places for instances of the given kinds on so many slices, and what that is worth, given the worth of
+// each instance at its place.
+func place(slots int, kinds []kind, worth func(Placed) int) (Geometry, int, bool) {
 	s := search{options: make([][]option, slots+1)}
-	standing := worths(g)
 	states := 1
 	for k, want := range kinds {
 		s.radix = append(s.radix, states)
@@ -205,7 +238,7 @@ func place(g GPU, kinds []kind) (Geometry, int, bool) {
 		states *= want.count + 1
 		for _, at := range want.profile.Placements {
 			p := Placed{Profile: want.profile.Name, Span: at, Compute: want.compute}
-			s.options[at.Start] = append(s.options[at.Start], option{kind: k, placed: p, worth: standing[p]})
+			s.options[at.Start] = append(s.options[at.Start], option{kind: k, placed: p, worth: worth(p)})
 		}
 	}
 	for _, o := range s.options {
@@ -213,11 +246,11 @@ func place(g GPU, kinds []kind) (Geometry, int, bool) {
 	}
 	s.memo = make([]cell, states*(slots+1))
 	all := states - 1
-	worth := s.best(0, all)
-	if worth == unplaceable {
+	total := s.best(0, all)
+	if total == unplaceable {
 		return nil, 0, false
 	}
-	return s.chosen(all), worth, true
+	return s.chosen(all), total, true
 }
 
 // best is what the best arrangement of a set of instances from a memory slice on is worth.
@@ -270,21 +303,37 @@ func (s *search) chosen(set int) Geometry {
 	return out
 }
 
-// worths says what keeping each standing instance is worth. One busy instance outweighs all idle ones, and one instance
-// outweighs all memory slices, as no GPU has a thousand of either.
-func worths(g GPU) map[Placed]int {
-	out := make(map[Placed]int, len(g.Instances))
-	for _, i := range g.Instances {
-		if i.HalfMade() {
-			continue
-		}
-		w := 1000 + i.Size
-		if len(i.Processes) > 0 {
-			w += 1000 * 1000
-		}
-		out[i.Placed] = w
+// What keeping is worth. One busy device outweighs all idle ones, one device all calls into the driver, and one call all memory
+// slices (each of which is worth 1), as no GPU has a thousand of either.
+const (
+	worthCall   = 1000
+	worthDevice = 1000 * worthCall
+	worthBusy   = 1000 * worthDevice
+)
+
+// worths knows what keeping of the standing instances is worth, by how they shall be divided. What is asked once is remembered.
+type worths struct {
+	gpu   GPU
+	known map[Placed]int
+}
+
+func newWorths(g GPU) worths { return worths{gpu: g, known: map[Placed]int{}} }
+
+// of is what there is to keep for an instance at its place: a GPU instance, which would take a call to destroy and one to
+// create, and devices of it.
+func (w worths) of(p Placed) int {
+	if worth, asked := w.known[p]; asked {
+		return worth
 	}
-	return out
+	worth := 0
+	at := slices.IndexFunc(w.gpu.Instances, func(i Instance) bool { return i.Profile == p.Profile && i.Span == p.Span })
+	if at >= 0 {
+		if d, ok := divide(w.gpu, w.gpu.Instances[at], p.Compute); ok {
+			worth = d.worth + 2*worthCall + p.Size
+		}
+	}
+	w.known[p] = worth
+	return worth
 }
 
 // memorySize is the number of memory slices that an instance takes at least; of the GPUs known it is the same everywhere.

@@ -24,127 +24,193 @@ func TestSolve(t *testing.T) {
 		keep    string
 		destroy string
 		create  string
+		change  string // of the instances that stay: "3g.40gb(1c)@0 -1c@0 +2c@0"
 	}{
-		{"an empty wish on an empty GPU is nothing to do", h100(), nil, "-", "-", "-"},
+		{"an empty wish on an empty GPU is nothing to do", h100(), nil, "-", "-", "-", ""},
 		{
 			"an empty wish destroys everything", stand(h100(), "1g.10gb@0", "3g.40gb@4!"),
 			map[string]int{"1g.10gb": 0},
-			"-", "1g.10gb@0 3g.40gb@4", "-",
+			"-", "1g.10gb@0 3g.40gb@4", "-", "",
 		},
 		{
 			"a balanced wish stands lowest, smallest first", h100(),
 			map[string]int{"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1},
-			"-", "-", "1g.10gb@0 1g.10gb@1 2g.20gb@2 3g.40gb@4",
+			"-", "-", "1g.10gb@0 1g.10gb@1 2g.20gb@2 3g.40gb@4", "",
 		},
 		{
 			"one 3g and two 2g on an A100 80GB fit only with the 3g behind", a100(),
 			map[string]int{"3g.40gb": 1, "2g.20gb": 2},
-			"-", "-", "2g.20gb@0 2g.20gb@2 3g.40gb@4",
+			"-", "-", "2g.20gb@0 2g.20gb@2 3g.40gb@4", "",
 		},
 		{
 			"seven 1g on an A100 80GB fit", a100(),
 			map[string]int{"1g.10gb": 7},
 			"-", "-",
-			"1g.10gb@0 1g.10gb@1 1g.10gb@2 1g.10gb@3 1g.10gb@4 1g.10gb@5 1g.10gb@6",
+			"1g.10gb@0 1g.10gb@1 1g.10gb@2 1g.10gb@3 1g.10gb@4 1g.10gb@5 1g.10gb@6", "",
 		},
 		{
 			"three 2g and a 1g on an A100 80GB fit", a100(),
 			map[string]int{"2g.20gb": 3, "1g.10gb": 1},
 			"-", "-",
-			"2g.20gb@0 2g.20gb@2 2g.20gb@4 1g.10gb@6",
+			"2g.20gb@0 2g.20gb@2 2g.20gb@4 1g.10gb@6", "",
 		},
 		{
 			"what stands as wanted is kept where it is", stand(h100(), "1g.10gb@5", "3g.40gb@0"),
 			map[string]int{"1g.10gb": 2, "3g.40gb": 1},
-			"3g.40gb@0 1g.10gb@5", "-", "1g.10gb@4",
+			"3g.40gb@0 1g.10gb@5", "-", "1g.10gb@4", "",
 		},
 		{
 			"a 3g in the way of two 2g goes, since they fit in no other way", stand(a100(), "3g.40gb@0"),
 			map[string]int{"3g.40gb": 1, "2g.20gb": 2},
-			"-", "3g.40gb@0", "2g.20gb@0 2g.20gb@2 3g.40gb@4",
+			"-", "3g.40gb@0", "2g.20gb@0 2g.20gb@2 3g.40gb@4", "",
 		},
 		{
 			"many idle instances go before one busy one", stand(h100(), "3g.40gb@0!", "1g.10gb@4", "1g.10gb@5", "1g.10gb@6"),
 			map[string]int{"3g.40gb": 1, "1g.10gb": 3},
-			"3g.40gb@0 1g.10gb@4 1g.10gb@5 1g.10gb@6", "-", "-",
+			"3g.40gb@0 1g.10gb@4 1g.10gb@5 1g.10gb@6", "-", "-", "",
 		},
 		{
 			"the idle one of two equal instances goes", stand(h100(), "1g.10gb@0", "1g.10gb@6!"),
 			map[string]int{"1g.10gb": 1},
-			"1g.10gb@6", "1g.10gb@0", "-",
+			"1g.10gb@6", "1g.10gb@0", "-", "",
 		},
 		{
 			"a busy instance in the middle is worth giving up three idle ones",
 			stand(h100(), "1g.10gb@0", "1g.10gb@1", "1g.10gb@2", "1g.10gb@6!"),
 			map[string]int{"3g.40gb": 1, "1g.10gb": 1},
-			"1g.10gb@6", "1g.10gb@0 1g.10gb@1 1g.10gb@2", "3g.40gb@0",
+			"1g.10gb@6", "1g.10gb@0 1g.10gb@1 1g.10gb@2", "3g.40gb@0", "",
 		},
 		{
 			"fewer instances go before fewer memory slices", stand(h100(), "1g.10gb@0", "1g.10gb@1", "2g.20gb@4"),
 			map[string]int{"3g.40gb": 1, "1g.10gb": 2},
-			"1g.10gb@0 1g.10gb@1", "2g.20gb@4", "3g.40gb@4",
+			"1g.10gb@0 1g.10gb@1", "2g.20gb@4", "3g.40gb@4", "",
 		},
 		{
-			"a half-made instance goes even where the same is wanted", stand(h100(), "3g.40gb@0?", "1g.10gb@4"),
+			"a half-made instance is finished where the same is wanted", stand(h100(), "3g.40gb@0?", "1g.10gb@4"),
 			map[string]int{"3g.40gb": 1, "1g.10gb": 1},
-			"1g.10gb@4", "3g.40gb@0", "3g.40gb@0",
+			"1g.10gb@4", "-", "-", "3g.40gb@0 +3c@0",
 		},
 		{
-			"an instance divided in another way is not what is wanted", stand(h100(), "3g.40gb(1c+2c)@0"),
+			"a half-made instance is finished as what is wanted", stand(h100(), "3g.40gb@4?"),
+			map[string]int{"1c.3g.40gb": 2},
+			"-", "-", "-", "3g.40gb@4 +1c@0 +1c@1",
+		},
+		{
+			"a half-made instance that nobody wants goes", stand(h100(), "3g.40gb@0?"),
+			map[string]int{"1g.10gb": 1},
+			"-", "3g.40gb@0", "1g.10gb@0", "",
+		},
+		{
+			"an instance divided in another way is divided anew where it stands", stand(h100(), "3g.40gb(1c+2c)@0"),
 			map[string]int{"3g.40gb": 1},
-			"-", "3g.40gb(1c+2c)@0", "3g.40gb@0",
+			"-", "-", "-", "3g.40gb(1c+2c)@0 -2c@0 -1c@2 +3c@0",
+		},
+		{
+			"an undivided instance is divided where it stands", stand(h100(), "3g.40gb@4"),
+			map[string]int{"1c.3g.40gb": 1},
+			"-", "-", "-", "3g.40gb@4 -3c@0 +1c@0",
+		},
+		{
+			"one part more is one more beside a busy one", stand(h100(), "3g.40gb(1c!)@4"),
+			map[string]int{"1c.3g.40gb": 2},
+			"-", "-", "-", "3g.40gb(1c)@4 +1c@1",
+		},
+		{
+			"one part less is an idle one less", stand(h100(), "3g.40gb(1c:0!+1c:1+1c:2!)@4"),
+			map[string]int{"1c.3g.40gb": 2},
+			"-", "-", "-", "3g.40gb(1c+1c+1c)@4 -1c@1",
+		},
+		{
+			"one part less of many instances is an idle one", stand(h100(), "3g.40gb(1c!)@0", "3g.40gb(1c:0!+1c:1)@4"),
+			map[string]int{"1c.3g.40gb": 2},
+			"3g.40gb(1c)@0", "-", "-", "3g.40gb(1c+1c)@4 -1c@1",
+		},
+		{
+			"a larger part comes where the busy one leaves room", stand(h100(), "4g.40gb(1c:3!+1c:0)@0"),
+			map[string]int{"1c.4g.40gb": 1, "2c.4g.40gb": 1},
+			"-", "-", "-", "4g.40gb(1c+1c)@0 -1c@0 +2c@0",
+		},
+		{
+			"a part in the way of a larger one goes rather than a busy one", stand(h100(), "4g.40gb(1c:1!+1c:2)@0"),
+			map[string]int{"1c.4g.40gb": 2, "2c.4g.40gb": 1},
+			"-", "-", "-", "4g.40gb(1c+1c)@0 -1c@2 +1c@0 +2c@2",
+		},
+		{
+			"a busy part in the middle has another instance made rather than leave", stand(h100(), "3g.40gb(1c:1!)@4"),
+			map[string]int{"1c.3g.40gb": 1, "2c.3g.40gb": 1},
+			"3g.40gb(1c)@4", "-", "3g.40gb(2c)@0", "",
+		},
+		{
+			"a busy part in the middle goes where nothing else can be", stand(h100(), "3g.40gb(1c:1!)@4", "4g.40gb@0!"),
+			map[string]int{"1c.3g.40gb": 1, "2c.3g.40gb": 1, "4g.40gb": 1},
+			"4g.40gb@0", "-", "-", "3g.40gb(1c)@4 -1c@1 +2c@0 +1c@2",
+		},
+		{
+			"where no places are told parts can only go", untold(stand(h100(), "3g.40gb(1c!+1c)@0")),
+			map[string]int{"1c.3g.40gb": 1},
+			"-", "-", "-", "3g.40gb(1c+1c)@0 -1c@0",
+		},
+		{
+			"where no places are told parts come in another instance", untold(stand(h100(), "3g.40gb(1c)@0")),
+			map[string]int{"1c.3g.40gb": 3},
+			"3g.40gb(1c)@0", "-", "3g.40gb(1c+1c)@4", "",
+		},
+		{
+			"where no places are told and there is no other instance it is made anew", untold(stand(h100(), "3g.40gb(1c!)@4", "4g.40gb@0")),
+			map[string]int{"1c.3g.40gb": 2, "4g.40gb": 1},
+			"4g.40gb@0", "3g.40gb(1c)@4", "3g.40gb(1c+1c)@4", "",
 		},
 		{
 			"parts share as few instances as hold them", h100(),
 			map[string]int{"1c.3g.40gb": 2, "2c.3g.40gb": 2},
-			"-", "-", "3g.40gb(1c+2c)@0 3g.40gb(1c+2c)@4",
+			"-", "-", "3g.40gb(1c+2c)@0 3g.40gb(1c+2c)@4", "",
 		},
 		{
 			"parts are divided as it stands already", stand(h100(), "3g.40gb(1c+1c)@4"),
 			map[string]int{"1c.3g.40gb": 4},
-			"3g.40gb(1c+1c)@4", "-", "3g.40gb(1c+1c)@0",
+			"3g.40gb(1c+1c)@4", "-", "3g.40gb(1c+1c)@0", "",
 		},
 		{
 			"parts are divided as it stands already, unevenly too", stand(h100(), "3g.40gb(1c+1c+1c)@4"),
 			map[string]int{"1c.3g.40gb": 4},
-			"3g.40gb(1c+1c+1c)@4", "-", "3g.40gb(1c)@0",
+			"3g.40gb(1c+1c+1c)@4", "-", "3g.40gb(1c)@0", "",
 		},
 		{
 			"parts stay in more instances than they need", stand(h100(), "3g.40gb(1c)@0!", "3g.40gb(1c)@4!"),
 			map[string]int{"1c.3g.40gb": 2},
-			"3g.40gb(1c)@0 3g.40gb(1c)@4", "-", "-",
+			"3g.40gb(1c)@0 3g.40gb(1c)@4", "-", "-", "",
 		},
 		{
 			"parts in more instances than there is room for come together",
 			stand(h100(), "3g.40gb(1c)@0", "3g.40gb(1c)@4!"),
 			map[string]int{"1c.3g.40gb": 2, "4g.40gb": 1},
-			"-", "3g.40gb(1c)@0 3g.40gb(1c)@4", "4g.40gb@0 3g.40gb(1c+1c)@4",
+			"-", "3g.40gb(1c)@0", "4g.40gb@0", "3g.40gb(1c)@4 +1c@1",
 		},
 		{
-			"missing parts cannot join an instance that stands", stand(h100(), "3g.40gb(1c)@0", "3g.40gb(1c+1c)@4"),
+			"missing parts join the instance that has the fewest", stand(h100(), "3g.40gb(1c)@0", "3g.40gb(1c+1c)@4"),
 			map[string]int{"1c.3g.40gb": 4},
-			"3g.40gb(1c)@0", "3g.40gb(1c+1c)@4", "3g.40gb(1c+1c+1c)@4",
+			"3g.40gb(1c+1c)@4", "-", "-", "3g.40gb(1c)@0 +1c@1",
 		},
 		{
 			"a part as large as its instance is the instance", stand(h100(), "3g.40gb@4"),
 			map[string]int{"3c.3g.40gb": 1, "1c.1g.10gb": 1},
-			"3g.40gb@4", "-", "1g.10gb@0",
+			"3g.40gb@4", "-", "1g.10gb@0", "",
 		},
 		{
 			"names may come as labels write them", h100(),
 			map[string]int{"1g.10gb.me": 1, "1c.3g.40gb": 1},
-			"-", "-", "1g.10gb+me@0 3g.40gb(1c)@4",
+			"-", "-", "1g.10gb+me@0 3g.40gb(1c)@4", "",
 		},
 		{
 			"an A30 has its own places", stand(a30(), "1g.6gb@1!"),
 			map[string]int{"2g.12gb": 1, "1g.6gb": 2},
-			"1g.6gb@1", "-", "1g.6gb@0 2g.12gb@2",
+			"1g.6gb@1", "-", "1g.6gb@0 2g.12gb@2", "",
 		},
 		{
 			"an H200 has its own names", h200(),
 			map[string]int{"4g.71gb": 1, "1g.35gb": 2},
 			"-", "-",
-			"4g.71gb@0 1g.35gb@4 1g.35gb@6",
+			"4g.71gb@0 1g.35gb@4 1g.35gb@6", "",
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -152,12 +218,41 @@ func TestSolve(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got := []string{nvml.Geometry(s.Keep).String(), nvml.Geometry(s.Destroy).String(), nvml.Geometry(s.Create).String()}
-			if diff := gocmp.Diff([]string{c.keep, c.destroy, c.create}, got); diff != "" {
-				t.Errorf("keep, destroy, create (-want +got):\n%s", diff)
+			got := []string{
+				nvml.Geometry(s.Keep).String(), nvml.Geometry(s.Destroy).String(), nvml.Geometry(s.Create).String(), changes(s),
+			}
+			if diff := gocmp.Diff([]string{c.keep, c.destroy, c.create, c.change}, got); diff != "" {
+				t.Errorf("keep, destroy, create, change (-want +got):\n%s", diff)
 			}
 		})
 	}
+}
+
+// changes writes what a solution does to the instances that stay.
+func changes(s nvml.Solution) string {
+	var out []string
+	for _, c := range s.Change {
+		out = append(out, c.Instance.String())
+		for _, p := range c.Destroy {
+			out = append(out, "-"+p.String())
+		}
+		for _, p := range c.Create {
+			out = append(out, "+"+p.String())
+		}
+	}
+	return strings.Join(out, " ")
+}
+
+// untold is the GPU with a driver that says nothing of where compute instances may stand.
+func untold(g nvml.GPU) nvml.GPU {
+	g.Profiles = slices.Clone(g.Profiles)
+	for i, p := range g.Profiles {
+		g.Profiles[i].Compute = slices.Clone(p.Compute)
+		for n := range p.Compute {
+			g.Profiles[i].Compute[n].Placements = nil
+		}
+	}
+	return g
 }
 
 func TestSolveExplainsTheImpossible(t *testing.T) {
@@ -286,10 +381,10 @@ func TestSolveExplainsTheImpossible(t *testing.T) {
 // onlyApart is a GPU with room enough for a 2g and a 3g, whose places always overlap.
 func onlyApart() nvml.GPU {
 	return nvml.GPU{Profiles: []nvml.Profile{
-		{Name: "1g", Slices: 1, Max: 2, Placements: []nvml.Span{{Start: 4, Size: 1}, {Start: 5, Size: 1}}},
-		{Name: "2g", Slices: 2, Max: 1, Placements: []nvml.Span{{Start: 1, Size: 2}, {Start: 2, Size: 2}}},
-		{Name: "3g", Slices: 3, Max: 1, Placements: []nvml.Span{{Start: 0, Size: 3}}},
-		{Name: "6g", Slices: 6, Max: 1, Placements: []nvml.Span{{Start: 0, Size: 6}}},
+		{Name: "1g", Slices: 1, Max: 2, Compute: computeOf(1), Placements: []nvml.Span{{Start: 4, Size: 1}, {Start: 5, Size: 1}}},
+		{Name: "2g", Slices: 2, Max: 1, Compute: computeOf(2), Placements: []nvml.Span{{Start: 1, Size: 2}, {Start: 2, Size: 2}}},
+		{Name: "3g", Slices: 3, Max: 1, Compute: computeOf(3), Placements: []nvml.Span{{Start: 0, Size: 3}}},
+		{Name: "6g", Slices: 6, Max: 1, Compute: computeOf(6), Placements: []nvml.Span{{Start: 0, Size: 6}}},
 	}}
 }
 
@@ -297,12 +392,12 @@ func TestRestoreKeepsOnlyWhatStandsAtItsPlace(t *testing.T) {
 	g := stand(h100(), "1g.10gb@0", "1g.10gb@1?", "3g.40gb@4!")
 	target := nvml.Geometry{parsePlaced(g, "3g.40gb@4"), parsePlaced(g, "1g.10gb@1"), parsePlaced(g, "1g.10gb@2")}
 	s := nvml.Restore(g, target)
-	want := []string{"1g.10gb@1 1g.10gb@2 3g.40gb@4", "3g.40gb@4", "1g.10gb@0 1g.10gb@1", "1g.10gb@1 1g.10gb@2"}
+	want := []string{"1g.10gb@1 1g.10gb@2 3g.40gb@4", "3g.40gb@4", "1g.10gb@0", "1g.10gb@2", "1g.10gb@1 +1c@0"}
 	got := []string{
-		s.Target.String(), nvml.Geometry(s.Keep).String(), nvml.Geometry(s.Destroy).String(), nvml.Geometry(s.Create).String(),
+		s.Target.String(), nvml.Geometry(s.Keep).String(), nvml.Geometry(s.Destroy).String(), nvml.Geometry(s.Create).String(), changes(s),
 	}
 	if diff := gocmp.Diff(want, got); diff != "" {
-		t.Errorf("target, keep, destroy, create (-want +got):\n%s", diff)
+		t.Errorf("target, keep, destroy, create, change (-want +got):\n%s", diff)
 	}
 	if target[0].Profile != "3g.40gb" {
 		t.Error("Restore has sorted its caller's target")
@@ -358,6 +453,42 @@ func TestRandomWishesAreSolvedAsByBruteForce(t *testing.T) {
 	}
 }
 
+// What stands, with a part more or a part less: most of it is busy, and can stay.
+func TestAPartMoreOrLessIsSolvedAsByBruteForce(t *testing.T) {
+	r := rand.New(rand.NewPCG(9, 10))
+	fitting, refused, changed := 0, 0, 0
+	gpus := []nvml.GPU{a100(), h100(), h200(), a30(), onlyApart()}
+	for range 3000 {
+		g := crowd(r, gpus[r.IntN(len(gpus))])
+		wish := map[string]int{}
+		var names []string
+		for _, i := range g.Instances {
+			for _, d := range i.Devices {
+				wish[d.Profile]++
+			}
+			p, _ := g.Profile(i.Profile)
+			for _, c := range p.Compute {
+				names = append(names, c.Name+"."+p.Name)
+			}
+		}
+		if len(names) == 0 {
+			continue
+		}
+		for range 1 + r.IntN(2) {
+			name := names[r.IntN(len(names))]
+			wish[name] = max(0, wish[name]+1-2*r.IntN(2))
+		}
+		check(t, g, wish, &fitting, &refused)
+		if s, err := nvml.Solve(g, wish); err == nil {
+			changed += len(s.Change)
+		}
+	}
+	t.Logf("%d wishes fit, %d do not; %d instances are divided otherwise where they stand", fitting, refused, changed)
+	if fitting < 1000 || refused < 100 || changed < 500 {
+		t.Error("the wishes are too one-sided to prove anything")
+	}
+}
+
 func randomWish(r *rand.Rand, g nvml.GPU) map[string]int {
 	wish := map[string]int{}
 	for range 1 + r.IntN(3) {
@@ -374,7 +505,7 @@ func randomWish(r *rand.Rand, g nvml.GPU) map[string]int {
 // check compares Solve with brute force, and proves that executing any part of the solution changes nothing about it.
 func check(t *testing.T, g nvml.GPU, wish map[string]int, fitting, refused *int) {
 	t.Helper()
-	want, possible := bruteForce(g, wish)
+	want, fewest, possible := bruteForce(g, wish)
 	s, err := nvml.Solve(g, wish)
 	if possible != (err == nil) {
 		t.Fatalf("%v on %s with %v: possible is %v, Solve says %v", wish, g.Model, g.Geometry(), possible, err)
@@ -387,10 +518,19 @@ func check(t *testing.T, g nvml.GPU, wish map[string]int, fitting, refused *int)
 	if diff := gocmp.Diff(want.String(), s.Target.String()); diff != "" {
 		t.Fatalf("%v on %s with %v (-brute force +Solve):\n%s", wish, g.Model, describe(g), diff)
 	}
+	if cheapest, got := cost(g, want)[:4], costOf(g, s); !slices.Equal(cheapest, got) {
+		t.Fatalf("%v on %s with %v: (busy, devices, calls, memory) %v, and %v is enough: %+v", wish, g.Model, describe(g), got, cheapest, s)
+	} else if got[2] > fewest {
+		t.Errorf("%v on %s with %v: %d calls, and %d are enough to destroy no more that is busy: %+v", wish, g.Model, describe(g), got[2], fewest, s)
+	}
 	if again, err := nvml.Solve(g, wish); err != nil || !gocmp.Equal(s, again) {
 		t.Fatalf("%v on %s: solved again it is %v, %v", wish, g.Model, again, err)
 	}
-	for part := range 1 << min(4, len(s.Destroy)+len(s.Create)) {
+	calls := len(s.Destroy) + len(s.Create)
+	for _, c := range s.Change {
+		calls += len(c.Destroy) + len(c.Create)
+	}
+	for part := range 1 << min(5, calls) {
 		again, err := nvml.Solve(executed(g, s, part), wish)
 		if err != nil || !gocmp.Equal(s.Target, again.Target) {
 			t.Fatalf("%v on %s with %v: target %v becomes %v (%v) after part %b", wish, g.Model, describe(g), s.Target,
@@ -399,44 +539,82 @@ func check(t *testing.T, g nvml.GPU, wish map[string]int, fitting, refused *int)
 	}
 }
 
-// executed is the GPU after the parts of a solution whose bits are set.
+// executed is the GPU after those of a solution's calls whose bits are set, as far as they are possible without the others.
 func executed(g nvml.GPU, s nvml.Solution, part int) nvml.GPU {
 	g.Instances = slices.Clone(g.Instances)
+	next := func() bool {
+		bit := part&1 == 1
+		part >>= 1
+		return bit
+	}
 	for _, p := range s.Destroy {
-		if part&1 == 1 {
+		if next() {
 			g.Instances = slices.DeleteFunc(g.Instances, func(i nvml.Instance) bool { return i.Placed == p })
 		}
-		part >>= 1
+	}
+	for _, c := range s.Change {
+		at := slices.IndexFunc(g.Instances, func(i nvml.Instance) bool { return i.Placed == c.Instance })
+		i := &g.Instances[at]
+		i.Devices = slices.Clone(i.Devices)
+		for _, p := range c.Destroy {
+			if next() {
+				i.Devices = slices.DeleteFunc(i.Devices, func(d nvml.Device) bool { return d.Part == p })
+			}
+		}
+		for _, p := range c.Create {
+			free := !slices.ContainsFunc(i.Devices, func(d nvml.Device) bool { return d.Part.Overlaps(p.Span) })
+			if next() && free {
+				i.Devices = append(i.Devices, nvml.Device{UUID: fmt.Sprintf("MIG-new-%v-%v", i.Span, p), Part: p})
+			}
+		}
+		i.Compute = layout(g, *i)
 	}
 	for _, p := range s.Create {
 		free := !slices.ContainsFunc(g.Instances, func(i nvml.Instance) bool { return i.Overlaps(p.Span) })
-		if part&1 == 1 && free {
-			g.Instances = append(g.Instances, instance(p))
+		if next() && free {
+			g.Instances = append(g.Instances, instance(g, p))
 		}
-		part >>= 1
 	}
 	return g
+}
+
+// layout names the devices of an instance as nvml.Placed does, and puts them into their order.
+func layout(g nvml.GPU, i nvml.Instance) string {
+	slices.SortFunc(i.Devices, func(a, b nvml.Device) int {
+		return cmp.Or(cmp.Compare(a.Part.Size, b.Part.Size), cmp.Compare(a.Part.Start, b.Part.Start))
+	})
+	p, _ := g.Profile(i.Profile)
+	var names []string
+	for _, d := range i.Devices {
+		if d.Part.Size == p.Slices {
+			return ""
+		}
+		names = append(names, d.Part.Name)
+	}
+	return strings.Join(names, "+")
 }
 
 func describe(g nvml.GPU) string {
 	var out []string
 	for _, i := range g.Instances {
-		s := i.String()
-		if i.HalfMade() {
-			s += "?"
+		s := fmt.Sprintf("%s@%d", i.Profile, i.Start)
+		for _, d := range i.Devices {
+			s += " " + d.Part.String()
+			if d.Held || len(i.ProcessesOn(d)) > 0 {
+				s += "!"
+			}
 		}
-		if len(i.Processes) > 0 {
-			s += "!"
-		}
-		out = append(out, s)
+		out = append(out, "["+s+"]")
 	}
 	return strings.Join(out, " ")
 }
 
-// bruteForce tries every division and every choice of places, and knows the rules only as they are written down.
-func bruteForce(g nvml.GPU, wish map[string]int) (nvml.Geometry, bool) {
-	var best nvml.Geometry
+// bruteForce tries every division and every choice of places, and knows the rules only as they are written down. It also gives
+// the fewest calls that destroy no more busy devices than the best does.
+func bruteForce(g nvml.GPU, wish map[string]int) (best nvml.Geometry, fewest int, possible bool) {
 	var bestCost []int
+	fewest = math.MaxInt
+	busy := math.MaxInt
 	for _, instances := range divisions(g, wish) {
 		if !enough(g, instances) {
 			continue
@@ -445,13 +623,19 @@ func bruteForce(g nvml.GPU, wish map[string]int) (nvml.Geometry, bool) {
 			target = slices.Clone(target)
 			target.Sort()
 			c := cost(g, target)
+			switch {
+			case c[0] < busy:
+				busy, fewest = c[0], c[2]
+			case c[0] == busy:
+				fewest = min(fewest, c[2])
+			}
 			order := cmp.Or(slices.Compare(c, bestCost), slices.CompareFunc(target, best, nvml.ComparePlaced))
 			if bestCost == nil || order < 0 {
 				best, bestCost = target, c
 			}
 		})
 	}
-	return best, bestCost != nil
+	return best, fewest, bestCost != nil
 }
 
 // divisions is every list of instances, as profile and layout, that makes the wished devices available.
@@ -566,18 +750,105 @@ func eachPlacing(g nvml.GPU, instances []nvml.Placed, placed nvml.Geometry, yiel
 	}
 }
 
-// cost is busy instances destroyed, instances destroyed, memory slices destroyed, instances in the end.
+// cost is busy devices destroyed, devices destroyed, calls into the driver, memory slices destroyed; and the devices of each instance by
+// which all of them share it.
 func cost(g nvml.GPU, target nvml.Geometry) []int {
-	c := []int{0, 0, 0, len(target)}
+	c := []int{0, 0, 0, 0, 0}
+	for _, p := range target {
+		c[4] += len(p.Devices()) * len(p.Devices())
+		if !slices.ContainsFunc(g.Instances, func(i nvml.Instance) bool { return i.Profile == p.Profile && i.Span == p.Span }) {
+			c[2] += 1 + len(p.Devices())
+		}
+	}
 	for _, i := range g.Instances {
-		if slices.Contains(target, i.Placed) && !i.HalfMade() {
+		add := gone(i, nil)
+		add[2]++
+		add[3] += i.Size
+		at := slices.IndexFunc(target, func(p nvml.Placed) bool { return i.Profile == p.Profile && i.Span == p.Span })
+		if at >= 0 {
+			add = cheapest(g, i, target[at])
+		}
+		for n := range add {
+			c[n] += add[n]
+		}
+	}
+	return c
+}
+
+// gone is the cost of those of the instance's devices that are no parts of the target.
+func gone(i nvml.Instance, target []nvml.Part) []int {
+	c := []int{0, 0, 0, 0}
+	for _, d := range i.Devices {
+		if slices.Contains(target, d.Part) {
 			continue
 		}
-		if len(i.Processes) > 0 {
+		if d.Held || len(i.ProcessesOn(d)) > 0 {
 			c[0]++
 		}
 		c[1]++
-		c[2] += i.Size
+		c[2]++
+	}
+	return c
+}
+
+// cheapest puts the parts that are wanted onto the compute slices of an instance in every way.
+func cheapest(g nvml.GPU, i nvml.Instance, want nvml.Placed) []int {
+	profile, _ := g.Profile(i.Profile)
+	names := []string{fmt.Sprintf("%dc", profile.Slices)}
+	if want.Compute != "" {
+		names = strings.Split(want.Compute, "+")
+	}
+	var best []int
+	var put func(parts []nvml.Part)
+	put = func(parts []nvml.Part) {
+		if len(parts) < len(names) {
+			for _, c := range profile.Compute {
+				for _, at := range c.Placements {
+					if c.Name == names[len(parts)] && !slices.ContainsFunc(parts, func(o nvml.Part) bool { return o.Overlaps(at) }) {
+						put(append(slices.Clone(parts), nvml.Part{Name: c.Name, Span: at}))
+					}
+				}
+			}
+			return
+		}
+		c := gone(i, parts)
+		for _, p := range parts {
+			if !slices.ContainsFunc(i.Devices, func(d nvml.Device) bool { return d.Part == p }) {
+				c[2]++
+			}
+		}
+		if best == nil || slices.Compare(c, best) < 0 {
+			best = c
+		}
+	}
+	put(nil)
+	return best
+}
+
+// costOf is the same of the calls that a solution names.
+func costOf(g nvml.GPU, s nvml.Solution) []int {
+	c := []int{0, 0, 0, 0}
+	for _, i := range g.Instances {
+		var stay []nvml.Part
+		for _, d := range i.Devices {
+			stay = append(stay, d.Part)
+		}
+		at := slices.IndexFunc(s.Change, func(o nvml.Change) bool { return o.Instance == i.Placed })
+		switch {
+		case slices.Contains(s.Destroy, i.Placed):
+			stay = nil
+			c[2]++
+			c[3] += i.Size
+		case at >= 0:
+			stay = slices.DeleteFunc(stay, func(p nvml.Part) bool { return slices.Contains(s.Change[at].Destroy, p) })
+			c[2] += len(s.Change[at].Create)
+		}
+		for n, add := range gone(i, stay) {
+			c[n] += add
+		}
+	}
+	for _, p := range s.Create {
+		c[2] += 1 + len(p.Devices())
 	}
 	return c
 }
@@ -688,11 +959,11 @@ func solveAnything(t *testing.T, g nvml.GPU, wish map[string]int) {
 	if devices != wanted {
 		t.Errorf("%v has %d devices, want %d", s.Target, devices, wanted)
 	}
-	if got := len(s.Keep) + len(s.Destroy); got != len(g.Instances) {
-		t.Errorf("%d instances are kept or destroyed, of %d", got, len(g.Instances))
+	if got := len(s.Keep) + len(s.Change) + len(s.Destroy); got != len(g.Instances) {
+		t.Errorf("%d instances are kept, changed or destroyed, of %d", got, len(g.Instances))
 	}
-	if got := len(s.Keep) + len(s.Create); got != len(s.Target) {
-		t.Errorf("%d instances are kept or created, of %d", got, len(s.Target))
+	if got := len(s.Keep) + len(s.Change) + len(s.Create); got != len(s.Target) {
+		t.Errorf("%d instances are kept, changed or created, of %d", got, len(s.Target))
 	}
 }
 

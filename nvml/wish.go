@@ -20,7 +20,7 @@ type wanted struct {
 }
 
 // whole reports whether the device is the whole GPU instance.
-func (w wanted) whole() bool { return w.compute == ComputeProfile{} }
+func (w wanted) whole() bool { return w.compute.Name == "" }
 
 func (w wanted) name() string {
 	if w.whole() {

@@ -29,7 +29,7 @@ func (seen Observed) changeOf(gpu nvml.GPU, target Target) (change, error) {
 	if err := seen.refusal(gpu, target); err != nil || !gpu.Capable {
 		return change{}, err
 	}
-	solution, err := solve(gpu, target)
+	solution, err := solve(seen.held(gpu), target)
 	if err != nil {
 		return change{}, err
 	}
@@ -39,9 +39,9 @@ func (seen Observed) changeOf(gpu nvml.GPU, target Target) (change, error) {
 	// Taking back a mode that was only pending disturbs nobody.
 	c := change{gpu: gpu.UUID, changesMode: gpu.Enabled != target.MIG}
 	c.waits = seen.waits(gpu, target)
-	c.takesAway = c.changesMode || len(solution.Destroy) > 0
+	c.takesAway = c.changesMode || takesAway(solution)
 	c.taken = taken(gpu, solution, c.changesMode)
-	c.steps = instances(gpu, Destroy, solution.Destroy)
+	c.steps = slices.Concat(instances(gpu, Destroy, solution.Destroy), parts(gpu, Destroy, solution))
 	switch {
 	case gpu.Pending != target.MIG:
 		c.steps = append(c.steps, Step{Kind: SetMode, GPU: gpu.UUID, Index: gpu.Index, On: target.MIG})
@@ -49,7 +49,7 @@ func (seen Observed) changeOf(gpu nvml.GPU, target Target) (change, error) {
 		// Asked for already, and still pending: the driver could not reset the GPU by itself.
 		c.steps = append(c.steps, reset(gpu)...)
 	}
-	if made := instances(gpu, Create, solution.Create); c.waits {
+	if made := slices.Concat(parts(gpu, Create, solution), instances(gpu, Create, solution.Create)); c.waits {
 		c.later = made
 	} else {
 		c.steps = append(c.steps, made...)
@@ -99,6 +99,28 @@ func instances(gpu nvml.GPU, kind Kind, placed []nvml.Placed) []Step {
 	return out
 }
 
+// parts lists the steps that destroy or create parts of instances that stay. Which other parts these have is not in the steps, since
+// it changes from one to the next.
+func parts(gpu nvml.GPU, kind Kind, solution nvml.Solution) []Step {
+	var out []Step
+	for _, c := range solution.Change {
+		list := c.Destroy
+		if kind == Create {
+			list = c.Create
+		}
+		at := nvml.Placed{Profile: c.Instance.Profile, Span: c.Instance.Span}
+		for _, p := range list {
+			out = append(out, Step{Kind: kind, GPU: gpu.UUID, Index: gpu.Index, Instance: at, Part: p})
+		}
+	}
+	return out
+}
+
+// takesAway reports whether something goes that kubelet may give out.
+func takesAway(solution nvml.Solution) bool {
+	return len(solution.Destroy) > 0 || slices.ContainsFunc(solution.Change, func(c nvml.Change) bool { return len(c.Destroy) > 0 })
+}
+
 // turnOnAtReboot asks for MIG mode and leaves the rest to the next reboot. Pods have to leave the GPU for it: the driver
 // resets a GPU that nobody holds, if it finds that it can after all.
 func turnOnAtReboot(gpu nvml.GPU) change {
@@ -120,6 +142,26 @@ func reset(gpu nvml.GPU) []Step {
 	return append(steps, Step{Kind: Reset, GPU: gpu.UUID, Index: gpu.Index})
 }
 
+// held is the GPU with what pods have been given: they may be between two processes, and would have to leave all the same. Pods that
+// may have anything make no difference, since they would have to leave whatever goes.
+func (seen Observed) held(gpu nvml.GPU) nvml.GPU {
+	holds := map[string]bool{}
+	for _, p := range seen.Pods {
+		for _, d := range p.Devices {
+			holds[d] = holds[d] || p.Known
+		}
+	}
+	gpu.Instances = slices.Clone(gpu.Instances)
+	for n := range gpu.Instances {
+		i := &gpu.Instances[n]
+		i.Devices = slices.Clone(i.Devices)
+		for k := range i.Devices {
+			i.Devices[k].Held = holds[i.Devices[k].UUID]
+		}
+	}
+	return gpu
+}
+
 func solve(gpu nvml.GPU, target Target) (nvml.Solution, error) {
 	if target.Undo {
 		return nvml.Restore(gpu, target.Exact), nil
@@ -130,22 +172,22 @@ func solve(gpu nvml.GPU, target Target) (nvml.Solution, error) {
 	return nvml.Solve(gpu, target.Devices)
 }
 
-// taken lists the devices that go: all of the GPU's when its mode changes, else those of the destroyed instances.
+// taken lists the devices that go: all of the GPU's when its mode changes, else those of the destroyed instances and parts.
 func taken(gpu nvml.GPU, solution nvml.Solution, changesMode bool) []string {
-	goes := map[nvml.Placed]bool{}
-	for _, p := range solution.Destroy {
-		goes[p] = true
+	parts := map[nvml.Placed][]nvml.Part{}
+	for _, c := range solution.Change {
+		parts[c.Instance] = c.Destroy
 	}
 	var out []string
 	if changesMode {
 		out = append(out, string(gpu.UUID))
 	}
 	for _, i := range gpu.Instances {
-		if !changesMode && !goes[i.Placed] {
-			continue
-		}
+		all := changesMode || slices.Contains(solution.Destroy, i.Placed)
 		for _, d := range i.Devices {
-			out = append(out, d.UUID)
+			if all || slices.Contains(parts[i.Placed], d.Part) {
+				out = append(out, d.UUID)
+			}
 		}
 	}
 	return out

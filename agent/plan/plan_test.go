@@ -4,6 +4,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -69,10 +70,11 @@ func text(steps []plan.Step, err error) string {
 
 // parseSeen reads lines such as
 //
-//	gpu 0 on 1g.10gb@0 3g.40gb@4
+//	gpu 0 on 1g.10gb@0 3g.40gb(1c@0,1c@2)@4
 //	gpu 1 off pending-on
 //	pod web/a on 0/1g.10gb@0
 //	pod web/b on anything
+//	pod web/d on 0/3g.40gb@4/1c@2
 //	plugin kube-system/p stale returns by-label
 //	operand dcgm paused pods=gpu-operator/dcgm-1
 //	client monitoring/exporter
@@ -160,7 +162,7 @@ func pod(name string) plan.Pod {
 	return plan.Pod{Namespace: namespace, Name: name, UID: name}
 }
 
-// device names the whole GPU "GPU-0" or the MIG device "MIG-0/1g.10gb@0".
+// device names the whole GPU "GPU-0", the MIG device "MIG-0/1g.10gb@0" or a part "MIG-0/3g.40gb@4/1c@2".
 func device(at string) string {
 	if strings.Contains(at, "/") {
 		return "MIG-" + at
@@ -189,25 +191,57 @@ func parseGPU(t *testing.T, words []string) nvml.GPU {
 		case "exclusive":
 			gpu.ComputeMode = nvml.ComputeExclusiveProcess
 		default:
-			placed := parsePlaced(t, gpu, strings.TrimSuffix(w, "?"))
-			i := nvml.Instance{Placed: placed}
-			if !strings.HasSuffix(w, "?") { // a half-made one has no device
-				i.Devices = []nvml.Device{{UUID: device(words[0] + "/" + w), Profile: placed.Profile}}
-			}
-			gpu.Instances = append(gpu.Instances, i)
+			gpu.Instances = append(gpu.Instances, parseInstance(t, gpu, w))
 		}
 	}
 	return gpu
 }
 
+// parseInstance reads "3g.40gb@4", "3g.40gb@4?", which is half made, and "3g.40gb(1c@0,1c@2)@4", which says where its parts stand.
+func parseInstance(t *testing.T, gpu nvml.GPU, text string) nvml.Instance {
+	t.Helper()
+	whole, half := strings.CutSuffix(text, "?")
+	name, rest, divided := strings.Cut(whole, "(")
+	if !divided {
+		placed := parsePlaced(t, gpu, whole)
+		if half {
+			return nvml.Instance{Placed: placed}
+		}
+		return made(gpu, placed)
+	}
+	parts, behind, _ := strings.Cut(rest, ")")
+	i := nvml.Instance{Placed: parsePlaced(t, gpu, name+behind)}
+	var devices []nvml.Device
+	for part := range strings.SplitSeq(parts, ",") {
+		size, start, _ := strings.Cut(part, "c@")
+		p := nvml.Part{Name: size + "c", Span: nvml.Span{Start: number(t, start), Size: number(t, size)}}
+		devices = append(devices, nvml.Device{UUID: device(fmt.Sprintf("%d/%v/%v", gpu.Index, i.Placed, p)), Part: p})
+	}
+	profile, _ := gpu.Profile(i.Profile)
+	return i.Divided(profile, devices)
+}
+
+// made is an undivided instance that stands.
+func made(gpu nvml.GPU, placed nvml.Placed) nvml.Instance {
+	p, _ := gpu.Profile(placed.Profile)
+	whole := nvml.Part{Name: fmt.Sprintf("%dc", p.Slices), Span: nvml.Span{Size: p.Slices}}
+	return nvml.Instance{Placed: placed, Devices: []nvml.Device{
+		{UUID: device(fmt.Sprintf("%d/%v", gpu.Index, placed)), Profile: placed.Profile, Part: whole},
+	}}
+}
+
+// parsePlaced reads "3g.40gb@4" and "3g.40gb(1c+1c)@4".
 func parsePlaced(t *testing.T, gpu nvml.GPU, text string) nvml.Placed {
 	t.Helper()
 	name, start, _ := strings.Cut(text, "@")
+	name, compute, _ := strings.Cut(name, "(")
 	p, ok := gpu.Profile(name)
 	if !ok {
 		t.Fatalf("no profile %q", name)
 	}
-	return nvml.Placed{Profile: name, Span: nvml.Span{Start: number(t, start), Size: p.Placements[0].Size}}
+	return nvml.Placed{
+		Profile: name, Span: nvml.Span{Start: number(t, start), Size: p.Placements[0].Size}, Compute: strings.TrimSuffix(compute, ")"),
+	}
 }
 
 // parseSharing reads "none", "nvidia.com/gpu=4 nvidia.com/mig-1g.10gb=2 mps rename", and how MIG devices are offered: "mig=single".
@@ -353,28 +387,38 @@ func h100() []nvml.Profile {
 		}
 		return out
 	}
+	compute := func(places map[int][]nvml.Span) []nvml.ComputeProfile {
+		var out []nvml.ComputeProfile
+		for _, n := range slices.Sorted(maps.Keys(places)) {
+			out = append(out, nvml.ComputeProfile{Name: fmt.Sprintf("%dc", n), Slices: n, Max: len(places[n]), Placements: places[n]})
+		}
+		return out
+	}
+	whole := func(n int) map[int][]nvml.Span { return map[int][]nvml.Span{n: spans(n, 0)} }
+	three := compute(map[int][]nvml.Span{1: spans(1, 0, 1, 2), 2: spans(2, 0), 3: spans(3, 0)})
 	return []nvml.Profile{
-		{Name: "1g.10gb", Slices: 1, Max: 7, Placements: spans(1, 0, 1, 2, 3, 4, 5, 6)},
-		{Name: "1g.20gb", Slices: 1, Max: 4, Placements: spans(2, 0, 2, 4, 6)},
-		{Name: "2g.20gb", Slices: 2, Max: 3, Placements: spans(2, 0, 2, 4)},
-		{Name: "3g.40gb", Slices: 3, Max: 2, Placements: spans(4, 0, 4)},
-		{Name: "4g.40gb", Slices: 4, Max: 1, Placements: spans(4, 0)},
-		{Name: "7g.80gb", Slices: 7, Max: 1, Placements: spans(8, 0)},
+		{Name: "1g.10gb", Slices: 1, Max: 7, Placements: spans(1, 0, 1, 2, 3, 4, 5, 6), Compute: compute(whole(1))},
+		{Name: "1g.20gb", Slices: 1, Max: 4, Placements: spans(2, 0, 2, 4, 6), Compute: compute(whole(1))},
+		{Name: "2g.20gb", Slices: 2, Max: 3, Placements: spans(2, 0, 2, 4), Compute: compute(whole(2))},
+		{Name: "3g.40gb", Slices: 3, Max: 2, Placements: spans(4, 0, 4), Compute: three},
+		{Name: "4g.40gb", Slices: 4, Max: 1, Placements: spans(4, 0), Compute: compute(whole(4))},
+		{Name: "7g.80gb", Slices: 7, Max: 1, Placements: spans(8, 0), Compute: compute(whole(7))},
 	}
 }
 
 // The agent performs the first step only and then plans anew. So planning from what the first step leaves must give
 // the rest of the same plan, whatever was planned.
 func TestTheRestOfAPlanIsThePlanOfTheRest(t *testing.T) {
-	seen := parseSeen(t, "gpu 0 on 1g.10gb@0 1g.10gb@1 2g.20gb@2 3g.40gb@4\ngpu 1 off\ngpu 2 on 7g.80gb@0\njournal fenced\n")
-	want := parseWant(t, "gpu 0 on 2g.20gb=2 1g.10gb=3\ngpu 1 on 1g.20gb=2 3g.40gb=1\ngpu 2 off\n")
+	seen := parseSeen(t, "gpu 0 on 1g.10gb@0 1g.10gb@1 2g.20gb@2 3g.40gb@4\ngpu 1 off\ngpu 2 on 7g.80gb@0\n"+
+		"gpu 3 on 3g.40gb(1c@0,1c@1)@0 3g.40gb(1c@1,1c@2)@4\njournal fenced\n")
+	want := parseWant(t, "gpu 0 on 2g.20gb=2 1g.10gb=3\ngpu 1 on 1g.20gb=2 3g.40gb=1\ngpu 2 off\ngpu 3 on 3g.40gb=1 1c.3g.40gb=1 2c.3g.40gb=1\n")
 	steps, err := plan.Make(seen, want)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for len(steps) > 0 && steps[0].TouchesGPU() {
 		rest := steps[1:]
-		seen.GPUs = withDevices(plan.Result(seen.GPUs, steps[:1]))
+		seen.GPUs = withDevices(plan.Result(seen.GPUs, steps[:1]), steps[0])
 		if steps, err = plan.Make(seen, want); err != nil {
 			t.Fatal(err)
 		}
@@ -384,13 +428,13 @@ func TestTheRestOfAPlanIsThePlanOfTheRest(t *testing.T) {
 	}
 }
 
-// withDevices gives new instances a device, as the driver does.
-func withDevices(gpus []nvml.GPU) []nvml.GPU {
+// withDevices gives a new instance a device, as the driver does.
+func withDevices(gpus []nvml.GPU, step plan.Step) []nvml.GPU {
 	for _, gpu := range gpus {
 		for i := range gpu.Instances {
 			at := &gpu.Instances[i]
-			if at.HalfMade() {
-				at.Devices = []nvml.Device{{UUID: fmt.Sprintf("MIG-%d/%s", gpu.Index, at.Placed), Profile: at.Profile}}
+			if at.HalfMade() && step.Kind == plan.Create && !step.OnPart() && step.GPU == gpu.UUID && step.Instance == at.Placed {
+				*at = made(gpu, at.Placed)
 			}
 		}
 	}

@@ -35,11 +35,8 @@ func (s Step) applied(gpu nvml.GPU) nvml.GPU {
 		gpu.Enabled, gpu.Pending, gpu.Instances = s.On, s.On, nil
 	case Reset:
 		gpu.Enabled, gpu.Instances = gpu.Pending, nil
-	case Destroy:
-		gpu.Instances = slices.DeleteFunc(gpu.Instances, func(i nvml.Instance) bool { return i.Placed == s.Instance })
-	case Create:
-		gpu.Instances = append(gpu.Instances, nvml.Instance{Placed: s.Instance})
-		slices.SortFunc(gpu.Instances, func(a, b nvml.Instance) int { return nvml.ComparePlaced(a.Placed, b.Placed) })
+	case Destroy, Create:
+		gpu.Instances = s.instances(gpu)
 	case SetPersistence:
 		gpu.Persistent = s.On
 	case SetComputeMode:
@@ -48,4 +45,35 @@ func (s Step) applied(gpu nvml.GPU) nvml.GPU {
 		RestartOperands, ReloadPlugin, VerifyCapacity, PublishNodeKeys, Release:
 	}
 	return gpu
+}
+
+// instances are the GPU's when one is made or gone, or a part of one.
+func (s Step) instances(gpu nvml.GPU) []nvml.Instance {
+	switch {
+	case s.OnPart():
+		return s.divided(gpu)
+	case s.Kind == Create:
+		out := append(slices.Clone(gpu.Instances), nvml.Instance{Placed: s.Instance})
+		slices.SortFunc(out, func(a, b nvml.Instance) int { return nvml.ComparePlaced(a.Placed, b.Placed) })
+		return out
+	default:
+		return slices.DeleteFunc(slices.Clone(gpu.Instances), func(i nvml.Instance) bool { return i.Placed == s.Instance })
+	}
+}
+
+// divided are the GPU's instances when one of them has a part more, or a part less. A new part has no name.
+func (s Step) divided(gpu nvml.GPU) []nvml.Instance {
+	out := slices.Clone(gpu.Instances)
+	for n, i := range out {
+		if i.Profile != s.Instance.Profile || i.Span != s.Instance.Span {
+			continue
+		}
+		devices := slices.DeleteFunc(slices.Clone(i.Devices), func(d nvml.Device) bool { return d.Part == s.Part })
+		if s.Kind == Create {
+			devices = append(devices, nvml.Device{Part: s.Part})
+		}
+		profile, _ := gpu.Profile(i.Profile)
+		out[n] = i.Divided(profile, devices)
+	}
+	return out
 }

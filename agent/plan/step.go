@@ -35,9 +35,9 @@ const (
 	SetPersistence Kind = "SetPersistence"
 	// Reset makes a pending mode change current.
 	Reset Kind = "Reset"
-	// Destroy removes one instance.
+	// Destroy removes one instance, or one compute instance of an instance that stays.
 	Destroy Kind = "Destroy"
-	// Create makes one instance at its place.
+	// Create makes one instance at its place, or one compute instance in an instance that stands.
 	Create Kind = "Create"
 	// Park uncordons the node and leaves the journal: what is left to do comes with the next reboot.
 	Park Kind = "Park"
@@ -76,7 +76,8 @@ type Step struct {
 	GPU      nvml.UUID   // of SetMode, SetPersistence, SetComputeMode, Reset, Destroy and Create
 	Index    int         // the same GPU by its position, as people name it
 	On       bool        // of SetMode and SetPersistence
-	Instance nvml.Placed // of Destroy and Create
+	Instance nvml.Placed // of Destroy and Create; if these are about a part of it, it does not say how it is divided
+	Part     nvml.Part   // of Destroy and Create, if these are about one compute instance; else zero
 	Pods     []Pod       // of Evict, PauseOperands and RestartOperands
 	Files    []string    // of RegenerateCDI
 	Label    string      // of PauseOperands and ResumeOperands, where they work by label
@@ -176,11 +177,22 @@ func (s Step) onGPU() string {
 	case Reset:
 		return "reset"
 	case Destroy:
-		return "destroy " + s.Instance.String()
+		return "destroy " + s.what()
 	default:
-		return "create " + s.Instance.String()
+		return "create " + s.what()
 	}
 }
+
+// what is destroyed or created: "3g.40gb@4", or "1c@2 in 3g.40gb@4".
+func (s Step) what() string {
+	if !s.OnPart() {
+		return s.Instance.String()
+	}
+	return s.Part.String() + " in " + s.Instance.String()
+}
+
+// OnPart reports whether the step is about one compute instance of an instance that stays.
+func (s Step) OnPart() bool { return s.Part != nvml.Part{} }
 
 // TouchesGPU reports whether the step changes the hardware.
 func (s Step) TouchesGPU() bool {

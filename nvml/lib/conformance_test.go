@@ -16,7 +16,8 @@ import (
 )
 
 // scenarios are played on the library and on the simulator's own Driver, which must tell and do the same. A line is a
-// step: "on 0", "off 0", "create 0 3g.40gb@4", "create 0 3g.40gb(1c+2c)@0", "destroy 0 3g.40gb@4", "reset 0",
+// step: "on 0", "off 0", "create 0 3g.40gb@4", "create 0 3g.40gb(1c+2c)@0", "destroy 0 3g.40gb@4", "add 0 3g.40gb@4 1c@1" and
+// "take 0 3g.40gb@4 1c@1" (a part of what stands there), "reset 0",
 // "hold 0@4 4711", "hold 0 4711" (the whole GPU), "client 0 4711" (of MPS), "release 4711", "persist 0", "unpersist 0", "compute 0
 // exclusive-process", "reboot", "fail Function ERROR_CODE", "lose Function ERROR_CODE" (it does its work and fails all the same).
 var scenarios = []struct {
@@ -45,6 +46,36 @@ var scenarios = []struct {
 		create 0 2g.20gb(1c)@0
 		destroy 0 2g.20gb(1c)@0
 		create 0 4g.40gb(1c+1c+2c)@0`},
+	{"parts of an instance come and go", "gpus: [{model: A100-80GB, mig: true}]", `
+		create 0 3g.40gb(1c)@4
+		hold 0@4 4711
+		add 0 3g.40gb@4 1c@1
+		add 0 3g.40gb@4 1c@1
+		add 0 3g.40gb@4 2c@0
+		add 0 3g.40gb@4 1c@2
+		take 0 3g.40gb@4 1c@0
+		take 0 3g.40gb@4 1c@1
+		take 0 3g.40gb@4 1c@1
+		release 4711
+		take 0 3g.40gb@4 1c@0
+		add 0 3g.40gb@4 2c@0
+		take 0 3g.40gb@4 1c@2
+		take 0 3g.40gb@4 2c@0
+		add 0 3g.40gb@4 3c@0
+		take 0 3g.40gb@0 1c@0
+		add 0 3g.40gb@0 1c@0`},
+	{"a part that is not made or not removed leaves the others as they are", "gpus: [{model: H100-80GB, mig: true}]", `
+		create 0 3g.40gb(1c+1c)@4
+		fail CreateComputeInstanceWithPlacement ERROR_INSUFFICIENT_RESOURCES
+		add 0 3g.40gb@4 1c@2
+		lose CreateComputeInstanceWithPlacement ERROR_UNKNOWN
+		add 0 3g.40gb@4 1c@2
+		add 0 3g.40gb@4 1c@2
+		fail ComputeInstanceDestroy ERROR_IN_USE
+		take 0 3g.40gb@4 1c@1
+		lose ComputeInstanceDestroy ERROR_UNKNOWN
+		take 0 3g.40gb@4 1c@1
+		take 0 3g.40gb@4 1c@1`},
 	{"what does not fit", "gpus: [{model: A100-80GB, mig: true}]", `
 		create 0 3g.40gb@0
 		create 0 4g.40gb@0
@@ -261,6 +292,7 @@ func play(t *testing.T, n *gpusim.Node, d nvml.Driver, steps string) []chapter {
 			t.Fatalf("after %q: %v", step, lookErr)
 		}
 		for _, g := range gpus {
+			forget(g)
 			for _, i := range g.Instances {
 				for n := range i.Devices {
 					if !strings.HasPrefix(i.Devices[n].UUID, "MIG-") {
@@ -273,6 +305,19 @@ func play(t *testing.T, n *gpusim.Node, d nvml.Driver, steps string) []chapter {
 		out = append(out, chapter{Step: step, Cause: causeOf(err), GPUs: gpus, Node: n.String()})
 	}
 	return out
+}
+
+// forget has the GPU's profiles say nothing of where parts may stand, unless there is an instance of it: the library can be asked of no
+// other, and remembers.
+func forget(g nvml.GPU) {
+	for _, p := range g.Profiles {
+		if slices.ContainsFunc(g.Instances, func(i nvml.Instance) bool { return i.Profile == p.Name }) {
+			continue
+		}
+		for n := range p.Compute {
+			p.Compute[n].Placements = nil
+		}
+	}
 }
 
 func perform(t *testing.T, n *gpusim.Node, d nvml.Driver, step string) error {
@@ -301,10 +346,8 @@ func perform(t *testing.T, n *gpusim.Node, d nvml.Driver, step string) error {
 		return d.SetPersistence(t.Context(), gpu(), f[0] == "persist")
 	case "compute":
 		return d.SetComputeMode(t.Context(), gpu(), nvml.ComputeMode(f[2]))
-	case "create":
-		return d.Create(t.Context(), gpu(), placed(t, d, number(1), f[2]))
-	case "destroy":
-		return d.Destroy(t.Context(), gpu(), placed(t, d, number(1), f[2]))
+	case "create", "destroy", "add", "take":
+		return cut(t, d, gpu(), placed(t, d, number(1), f[2]), f)
 	case "reset":
 		return d.Reset(t.Context(), gpu())
 	case "hold":
@@ -325,6 +368,21 @@ func perform(t *testing.T, n *gpusim.Node, d nvml.Driver, step string) error {
 	return nil
 }
 
+// cut is a step about an instance or a part of one.
+func cut(t *testing.T, d nvml.Driver, gpu nvml.UUID, p nvml.Placed, words []string) error {
+	t.Helper()
+	switch words[0] {
+	case "create":
+		return d.Create(t.Context(), gpu, p)
+	case "destroy":
+		return d.Destroy(t.Context(), gpu, p)
+	case "add":
+		return d.CreatePart(t.Context(), gpu, p, part(t, words[3]))
+	default:
+		return d.DestroyPart(t.Context(), gpu, p, part(t, words[3]))
+	}
+}
+
 // deviceAt reads "0", a GPU by its index, and "0@4", the first MIG device of its instance at a place.
 func deviceAt(t *testing.T, n *gpusim.Node, where string) string {
 	t.Helper()
@@ -336,6 +394,17 @@ func deviceAt(t *testing.T, n *gpusim.Node, where string) string {
 		t.Fatalf("device %q: %v", where, err)
 	}
 	return n.UUIDs()[index]
+}
+
+// part reads "1c@2".
+func part(t *testing.T, s string) nvml.Part {
+	t.Helper()
+	var p nvml.Part
+	if _, err := fmt.Sscanf(s, "%dc@%d", &p.Size, &p.Start); err != nil {
+		t.Fatalf("part %q: %v", s, err)
+	}
+	p.Name = fmt.Sprintf("%dc", p.Size)
+	return p
 }
 
 // placed reads "3g.40gb(1c+2c)@0" with the size of the place from what the GPU offers.

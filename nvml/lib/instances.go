@@ -80,6 +80,73 @@ func (d *Driver) Destroy(ctx context.Context, gpu nvml.UUID, p nvml.Placed) erro
 	})
 }
 
+// CreatePart implements nvml.Driver.
+func (d *Driver) CreatePart(ctx context.Context, gpu nvml.UUID, p nvml.Placed, want nvml.Part) error {
+	op := fmt.Sprintf("creating %v in %s@%d", want, p.Profile, p.Start)
+	return d.onInstance(ctx, op, gpu, p, func(s *session, dev device, i *instance) error {
+		for _, c := range i.compute {
+			switch {
+			case c.part() == want:
+				return nil
+			case c.part().Overlaps(want.Span):
+				return fault(op, gpu, nvml.ErrNoRoom, "%v stands there", c.part())
+			}
+		}
+		info, err := i.profile.computeInfo(op, dev, want.Name)
+		if err != nil {
+			return err
+		}
+		if !s.placesCompute() {
+			return fault(op, gpu, nvml.ErrNotSupported, "the driver does not take a place for a compute instance")
+		}
+		at := nv.ComputeInstancePlacement{Start: uint32(want.Start), Size: uint32(want.Size)} //nolint:gosec // a compute slice
+		_, err = s.createPart(op, dev, i, part{info: info, at: &at})
+		return err
+	})
+}
+
+// DestroyPart implements nvml.Driver.
+func (d *Driver) DestroyPart(ctx context.Context, gpu nvml.UUID, p nvml.Placed, gone nvml.Part) error {
+	op := fmt.Sprintf("destroying %v in %s@%d", gone, p.Profile, p.Start)
+	err := d.onInstance(ctx, op, gpu, p, func(s *session, dev device, i *instance) error {
+		at := slices.IndexFunc(i.compute, func(c compute) bool { return c.part() == gone })
+		if at < 0 {
+			return nil
+		}
+		one := []instance{*i}
+		if _, err := s.attribute(dev, one); err != nil {
+			return err
+		}
+		if on := one[0].ProcessesOn(one[0].Devices[at]); len(on) > 0 {
+			return fault(op, gpu, nvml.ErrInUse, "%s", pids(on))
+		}
+		return check(op, gpu, i.compute[at].handle.Destroy())
+	})
+	if errors.Is(err, nvml.ErrNotFound) {
+		return nil
+	}
+	return err
+}
+
+// onInstance works on the instance that stands at p, however it is divided.
+func (d *Driver) onInstance(ctx context.Context, op string, gpu nvml.UUID, p nvml.Placed, work func(*session, device, *instance) error) error {
+	return d.call(ctx, op, gpu, func(_ context.Context, s *session) error {
+		dev, m, err := s.cut(op, gpu)
+		if err != nil {
+			return err
+		}
+		standing, err := s.instances(dev, m)
+		if err != nil {
+			return err
+		}
+		at := slices.IndexFunc(standing, func(i instance) bool { return i.Profile == p.Profile && i.Span == p.Span })
+		if at < 0 {
+			return fault(op, gpu, nvml.ErrNotFound, "no %s stands there", p.Profile)
+		}
+		return work(s, dev, &standing[at])
+	})
+}
+
 // cut finds a GPU that can be cut, and what it offers.
 func (s *session) cut(op string, gpu nvml.UUID) (device, *model, error) {
 	dev, _, err := s.capable(op, gpu)
@@ -196,24 +263,12 @@ func (s *session) arrange(op string, d device, i *instance, p nvml.Placed) ([]pa
 		count[c]++
 		infos[c] = info
 	}
-	if !s.has("nvmlGpuInstanceGetComputeInstancePossiblePlacements") || !s.has("nvmlGpuInstanceCreateComputeInstanceWithPlacement") {
-		slices.Reverse(parts) // the largest first, which have the fewest places
-		return parts, nil
-	}
 	for _, c := range i.profile.Compute {
-		offer := nvml.Profile{Name: c.Name, Slices: c.Slices, Max: c.Max}
-		info, err := i.profile.computeInfo(op, d, c.Name)
-		if err != nil {
-			return nil, err
+		if len(c.Placements) == 0 {
+			slices.Reverse(parts) // the largest first, which have the fewest places
+			return parts, nil
 		}
-		places, ret := i.handle.GetComputeInstancePossiblePlacements(&info)
-		if err := check("reading the placements of "+c.Name+"."+i.profile.Name, d.uuid, ret); err != nil {
-			return nil, err
-		}
-		for _, at := range places {
-			offer.Placements = append(offer.Placements, nvml.Span{Start: int(at.Start), Size: int(at.Size)})
-		}
-		room.Profiles = append(room.Profiles, offer)
+		room.Profiles = append(room.Profiles, nvml.Profile{Name: c.Name, Slices: c.Slices, Max: c.Max, Placements: c.Placements})
 	}
 	solution, err := nvml.Solve(room, count)
 	if err != nil {
@@ -257,7 +312,7 @@ func (s *session) standAgain(d device, i *instance, gone []compute) error {
 	for _, c := range gone {
 		at := slices.IndexFunc(i.profile.compute, func(o nv.ComputeInstanceProfileInfo) bool { return o.Id == c.kind })
 		want := part{info: i.profile.compute[at]}
-		if s.has("nvmlGpuInstanceCreateComputeInstanceWithPlacement") {
+		if s.placesCompute() {
 			want.at = &nv.ComputeInstancePlacement{Start: c.start, Size: uint32(c.slices)} //nolint:gosec // at most 8
 		}
 		_, err := s.createPart(fmt.Sprintf("making %v stand as before", i.Placed), d, i, want)

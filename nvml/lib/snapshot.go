@@ -138,6 +138,12 @@ type compute struct {
 	slices int
 	start  uint32 // compute slice within the GPU instance
 	kind   uint32 // id of its profile
+	id     uint32
+}
+
+// part is the compute instance as the domain knows it.
+func (c compute) part() nvml.Part {
+	return nvml.Part{Name: fmt.Sprintf("%dc", c.slices), Span: nvml.Span{Start: int(c.start), Size: c.slices}}
 }
 
 // instances finds what stands on a GPU, in order of place. It walks GPU instances rather than MIG devices: there is no
@@ -212,12 +218,45 @@ func (s *session) askCompute(d device, i *instance) error {
 		all = append(all, info)
 		// The kinds from here on are variants of those before, which have no names of their own in configurations.
 		if kind < nv.COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1 && info.InstanceCount > 0 {
-			offered = append(offered, computeProfile(int(info.SliceCount), int(info.InstanceCount)))
+			c := computeProfile(int(info.SliceCount), int(info.InstanceCount))
+			var err error
+			if c.Placements, err = s.computePlacements(d, i, info, c.Name); err != nil {
+				return err
+			}
+			offered = append(offered, c)
 		}
 	}
 	slices.SortFunc(offered, func(a, b nvml.ComputeProfile) int { return cmp.Compare(a.Slices, b.Slices) })
 	p.compute, p.Compute = all, offered
 	return nil
+}
+
+// placesCompute reports whether the driver tells and takes places of compute instances. Older ones do not.
+func (s *session) placesCompute() bool {
+	return s.has("nvmlGpuInstanceGetComputeInstancePossiblePlacements") && s.has("nvmlGpuInstanceCreateComputeInstanceWithPlacement")
+}
+
+// computePlacements are where compute instances of a profile may stand within the instance, taken or not. Not to be told is no error:
+// then only the driver knows.
+func (s *session) computePlacements(d device, i *instance, info nv.ComputeInstanceProfileInfo, name string) ([]nvml.Span, error) {
+	if !s.placesCompute() {
+		return nil, nil
+	}
+	places, ret := twice(func() ([]nv.ComputeInstancePlacement, nv.Return) {
+		return i.handle.GetComputeInstancePossiblePlacements(&info)
+	})
+	if untold(ret) {
+		return nil, nil
+	}
+	if err := check("reading the placements of "+name+"."+i.profile.Name, d.uuid, ret); err != nil {
+		return nil, err
+	}
+	var out []nvml.Span
+	for _, at := range places {
+		out = append(out, nvml.Span{Start: int(at.Start), Size: int(at.Size)})
+	}
+	slices.SortFunc(out, func(a, b nvml.Span) int { return cmp.Compare(a.Start, b.Start) })
+	return out, nil
 }
 
 // readCompute finds the compute instances of a GPU instance.
@@ -239,7 +278,7 @@ func readCompute(d device, i *instance) error {
 				return err
 			}
 			i.compute = append(i.compute, compute{
-				handle: h, device: about.Device, uuid: uuid, slices: int(info.SliceCount), start: about.Placement.Start, kind: info.Id,
+				handle: h, device: about.Device, uuid: uuid, slices: int(info.SliceCount), start: about.Placement.Start, kind: info.Id, id: about.Id,
 			})
 		}
 	}
@@ -254,7 +293,7 @@ func (i *instance) describe() {
 	i.Compute = layout(i.compute, i.profile.Slices)
 	i.Devices = nil
 	for n, c := range i.compute {
-		i.Devices = append(i.Devices, nvml.Device{UUID: c.uuid, Profile: i.Placed.Devices()[n]})
+		i.Devices = append(i.Devices, nvml.Device{UUID: c.uuid, Profile: i.Placed.Devices()[n], Part: c.part()})
 	}
 }
 
@@ -273,7 +312,8 @@ func layout(parts []compute, whole int) string {
 	return out
 }
 
-// attribute finds the processes of a GPU, gives those that are on an instance to it, and returns the others.
+// attribute finds the processes of a GPU, gives those that are on an instance to it, and to the device of it that they are on, and
+// returns the others.
 func (s *session) attribute(d device, standing []instance) ([]nvml.Process, error) {
 	found, err := s.processes(d.Device, d.uuid, "the GPU")
 	if err != nil {
@@ -286,17 +326,22 @@ func (s *session) attribute(d device, standing []instance) ([]nvml.Process, erro
 			rest = merge(rest, p)
 			continue
 		}
-		standing[at].Processes = merge(standing[at].Processes, p)
+		i := &standing[at]
+		i.Processes = merge(i.Processes, p)
+		if on := slices.IndexFunc(i.compute, func(c compute) bool { return c.id == p.ComputeInstanceId }); on >= 0 {
+			i.Devices[on].Processes = merge(i.Devices[on].Processes, p)
+		}
 	}
 	for n := range standing {
 		i := &standing[n]
-		for _, c := range i.compute {
+		for on, c := range i.compute {
 			found, err := s.processes(c.device, d.uuid, i.String())
 			if err != nil {
 				return nil, err
 			}
 			for _, p := range found {
 				i.Processes = merge(i.Processes, p)
+				i.Devices[on].Processes = merge(i.Devices[on].Processes, p)
 			}
 		}
 	}

@@ -162,27 +162,55 @@ func drawParts(r *rand.Rand, p nvml.Profile) []string {
 	return out
 }
 
-// cost is what a change costs, in the order in which the agent spares: busy instances destroyed, instances destroyed,
-// memory slices destroyed.
-type cost [3]int
+// cost is what a change costs, in the order in which the agent spares: busy devices destroyed, devices destroyed, calls that destroy or
+// create, memory slices destroyed.
+type cost [4]int
 
-func (c *cost) add(i nvml.Instance) {
-	if len(i.Processes) > 0 {
+func (c *cost) add(o cost) {
+	for n := range o {
+		c[n] += o[n]
+	}
+}
+
+// addDevice is what it costs to destroy a device.
+func (c *cost) addDevice(d nvml.Device) {
+	if len(d.Processes) > 0 {
 		c[0]++
 	}
 	c[1]++
-	c[2] += i.Size
+	c[2]++
+}
+
+// addInstance is what it costs to destroy an instance.
+func (c *cost) addInstance(i nvml.Instance) {
+	for _, d := range i.Devices {
+		c.addDevice(d)
+	}
+	c[2]++
+	c[3] += i.Size
 }
 
 // cheapest tries every way in which the wish can stand. It is false if there is none.
 func (a atlas) cheapest(from nvml.GPU, wish map[string]int) (best cost, found bool) {
+	known := map[nvml.Placed]cost{}
 	for _, instances := range a.divisions(wish) {
 		for _, g := range a.geometries[key(instances)] {
 			eachAssignment(g, instances, func(target nvml.Geometry) {
 				var c cost
+				for _, p := range target {
+					at := slices.IndexFunc(from.Instances, func(i nvml.Instance) bool { return sameGPUInstance(i.Placed, p) })
+					if at < 0 {
+						c[2] += 1 + len(p.Devices())
+						continue
+					}
+					if _, asked := known[p]; !asked {
+						known[p] = a.divided(from.Instances[at], p)
+					}
+					c.add(known[p])
+				}
 				for _, i := range from.Instances {
-					if !slices.Contains(target, i.Placed) {
-						c.add(i)
+					if !slices.ContainsFunc(target, func(p nvml.Placed) bool { return sameGPUInstance(i.Placed, p) }) {
+						c.addInstance(i)
 					}
 				}
 				if !found || slices.Compare(c[:], best[:]) < 0 {
@@ -192,6 +220,48 @@ func (a atlas) cheapest(from nvml.GPU, wish map[string]int) (best cost, found bo
 		}
 	}
 	return best, found
+}
+
+// sameGPUInstance reports whether both are of one profile at one place, however they are divided.
+func sameGPUInstance(a, b nvml.Placed) bool { return a.Profile == b.Profile && a.Span == b.Span }
+
+// divided is what it costs at least to divide an instance otherwise than it is. It tries every place of every part.
+func (a atlas) divided(i nvml.Instance, want nvml.Placed) cost {
+	profile, _ := a.gpu.Profile(i.Profile)
+	var places [][]nvml.Span
+	for _, device := range want.Devices() {
+		name, _, part := strings.Cut(device, "c."+i.Profile)
+		at := slices.IndexFunc(profile.Compute, func(c nvml.ComputeProfile) bool {
+			return part && c.Name == name+"c" || !part && c.Slices == profile.Slices
+		})
+		places = append(places, profile.Compute[at].Placements)
+	}
+	var best cost
+	found := false
+	var put func(taken []nvml.Span)
+	put = func(taken []nvml.Span) {
+		if len(taken) < len(places) {
+			for _, at := range places[len(taken)] {
+				if !slices.ContainsFunc(taken, at.Overlaps) {
+					put(append(slices.Clone(taken), at))
+				}
+			}
+			return
+		}
+		c := cost{2: len(taken)} // to be made, but for those that are
+		for _, d := range i.Devices {
+			if slices.Contains(taken, d.Part.Span) { // of one size there is one kind
+				c[2]--
+			} else {
+				c.addDevice(d)
+			}
+		}
+		if !found || slices.Compare(c[:], best[:]) < 0 {
+			best, found = c, true
+		}
+	}
+	put(nil)
+	return best
 }
 
 // divisions are the lists of instances, without places, that make the wished devices available.

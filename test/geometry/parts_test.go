@@ -1,6 +1,7 @@
 package geometry_test
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"os"
@@ -22,7 +23,7 @@ import (
 func TestPartsShareInstancesAsNVIDIAsToolHasThem(t *testing.T) {
 	t.Parallel()
 	a := survey(t, "A100-40GB")
-	all := a.divided()
+	all := a.withParts()
 	some := all
 	if !*full {
 		newRandom(a.gpu.Model).Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
@@ -72,8 +73,8 @@ func TestPartsShareInstancesAsNVIDIAsToolHasThem(t *testing.T) {
 	}
 }
 
-// divided are all wishes that the empty GPU can grant with at least one part in them.
-func (a atlas) divided() []map[string]int {
+// withParts are all wishes that the empty GPU can grant with at least one part in them.
+func (a atlas) withParts() []map[string]int {
 	distinct := map[string]map[string]int{}
 	for _, k := range a.keys {
 		wishes := []map[string]int{{}}
@@ -171,14 +172,26 @@ func carryOut(t *testing.T, h *incumbent.Host, gpus []nvml.GPU, want plan.Target
 	}
 	driver := h.GPUs.Driver()
 	for _, s := range steps {
-		if s.Kind == plan.Destroy {
-			err = driver.Destroy(t.Context(), s.GPU, s.Instance)
-		}
-		if s.Kind == plan.Create {
-			err = driver.Create(t.Context(), s.GPU, s.Instance)
-		}
-		if err != nil {
+		if err := drive(t.Context(), driver, s); err != nil {
 			t.Fatalf("%v: %v\n%v", s, err, h.GPUs)
 		}
+	}
+}
+
+// drive makes the call into the driver that a step is; those that are no change of an instance are none.
+func drive(ctx context.Context, driver nvml.Driver, s plan.Step) error {
+	switch {
+	case s.Kind == plan.Destroy && s.OnPart():
+		return driver.DestroyPart(ctx, s.GPU, s.Instance, s.Part)
+	case s.Kind == plan.Destroy:
+		return driver.Destroy(ctx, s.GPU, s.Instance)
+	case s.Kind == plan.Create && s.OnPart():
+		return driver.CreatePart(ctx, s.GPU, s.Instance, s.Part)
+	case s.Kind == plan.Create:
+		return driver.Create(ctx, s.GPU, s.Instance)
+	case s.TouchesGPU():
+		return fmt.Errorf("%v: no GPU changes its mode here", s)
+	default:
+		return nil
 	}
 }

@@ -60,6 +60,7 @@ type walker struct {
 	figures struct {
 		wishes, changed           int
 		kept, destroyed, created  int
+		divided                   int
 		busy, keptBusy, mustLeave int
 	}
 }
@@ -73,9 +74,10 @@ func walk(t *testing.T, h *incumbent.Host, d nvml.Driver, a atlas, rounds int) {
 		}
 	}
 	f := w.figures
-	t.Logf("seed %d: %d wishes, %d of them a change; %d instances kept, %d destroyed, %d created; %d busy ones, of which %d stayed and %d had to go",
-		*seed, f.wishes, f.changed, f.kept, f.destroyed, f.created, f.busy, f.keptBusy, f.mustLeave)
-	if rounds >= 10 && (f.kept == 0 || f.destroyed == 0 || f.keptBusy == 0 || f.mustLeave == 0) {
+	t.Logf("seed %d: %d wishes, %d of them a change; %d devices kept, %d destroyed, %d created; %d GPU instances divided otherwise where they stood; "+
+		"%d busy devices, of which %d stayed and %d had to go",
+		*seed, f.wishes, f.changed, f.kept, f.destroyed, f.created, f.divided, f.busy, f.keptBusy, f.mustLeave)
+	if rounds >= 10 && (f.divided == 0 || f.kept == 0 || f.destroyed == 0 || f.keptBusy == 0 || f.mustLeave == 0) {
 		t.Error("the walk is too one-sided to prove anything")
 	}
 }
@@ -107,14 +109,17 @@ func (w *walker) round() {
 	w.export(after, wishes)
 }
 
-// draw is a random wish for the GPU: sometimes what it has, sometimes one that is near to that, mostly any.
+// draw is a random wish for the GPU: sometimes what it has, or that with a part more or less, sometimes one that is near to that,
+// mostly any.
 func (w *walker) draw(g nvml.GPU) map[string]int {
 	has := devices(g)
 	draws := 1
 	switch w.random.IntN(10) {
 	case 0:
 		return has
-	case 1, 2, 3:
+	case 1, 2:
+		return w.partially(g)
+	case 3, 4, 5:
 		draws = 20
 	}
 	var nearest map[string]int
@@ -130,6 +135,36 @@ func (w *walker) draw(g nvml.GPU) map[string]int {
 		}
 	}
 	return nearest
+}
+
+// partially is what the GPU has, with a part more in one of its instances, or one less; one that is not divided has a part instead.
+func (w *walker) partially(g nvml.GPU) map[string]int {
+	has := devices(g)
+	divisible := slices.DeleteFunc(slices.Clone(g.Instances), func(i nvml.Instance) bool {
+		p, _ := g.Profile(i.Profile)
+		return len(p.Compute) < 2
+	})
+	if len(divisible) == 0 {
+		return has
+	}
+	i := divisible[w.random.IntN(len(divisible))]
+	p, _ := g.Profile(i.Profile)
+	name := p.Compute[w.random.IntN(len(p.Compute)-1)].Name + "." + p.Name // the last one is the whole
+	wish := maps.Clone(has)
+	switch {
+	case i.Compute == "":
+		wish[p.Name]--
+		wish[name]++
+	case w.random.IntN(2) == 0:
+		wish[i.Devices[w.random.IntN(len(i.Devices))].Profile]--
+	default:
+		wish[name]++
+	}
+	maps.DeleteFunc(wish, func(_ string, n int) bool { return n == 0 })
+	if _, possible := w.atlas.cheapest(g, wish); !possible {
+		return has
+	}
+	return wish
 }
 
 func (w *walker) snapshot() []nvml.GPU {
@@ -181,7 +216,7 @@ func (w *walker) pods() []plan.Pod {
 	return out
 }
 
-// judge compares what the plan destroys with what has to be destroyed.
+// judge compares what the plan destroys and creates with what has to be.
 func (w *walker) judge(before []nvml.GPU, wishes map[nvml.UUID]map[string]int, steps []plan.Step) {
 	w.t.Helper()
 	for _, g := range before {
@@ -189,27 +224,48 @@ func (w *walker) judge(before []nvml.GPU, wishes map[nvml.UUID]map[string]int, s
 		if !ok {
 			w.t.Fatalf("%v was drawn from the atlas, and is not in it", wishes[g.UUID])
 		}
-		var got cost
-		for _, i := range doomed(g, steps) {
-			got.add(i)
-		}
-		if got != want {
-			w.t.Errorf("GPU %d from %v to %v: the plan destroys (busy, instances, memory slices) %v, and %v is enough:\n%v",
+		if got := costOf(g, steps); got != want {
+			w.t.Errorf("GPU %d from %v to %v: the plan takes (busy, devices, calls, memory slices) %v, and %v is enough:\n%v",
 				g.Index, g.Geometry(), wishes[g.UUID], got, want, steps)
 		}
 	}
 }
 
-// doomed are the instances of the GPU that the steps destroy.
-func doomed(g nvml.GPU, steps []plan.Step) []nvml.Instance {
-	var out []nvml.Instance
+// costOf is what the steps cost on a GPU.
+func costOf(g nvml.GPU, steps []plan.Step) cost {
+	var out cost
+	for _, d := range doomed(g, steps) {
+		out.addDevice(d)
+	}
+	for _, s := range steps {
+		switch {
+		case s.GPU != g.UUID:
+		case s.Kind == plan.Create && s.OnPart():
+			out[2]++
+		case s.Kind == plan.Create:
+			out[2] += 1 + len(s.Instance.Devices())
+		case s.Kind == plan.Destroy && !s.OnPart():
+			out.add(cost{2: 1, 3: s.Instance.Size})
+		}
+	}
+	return out
+}
+
+// doomed are the devices of the GPU that the steps destroy.
+func doomed(g nvml.GPU, steps []plan.Step) []nvml.Device {
+	var out []nvml.Device
 	for _, s := range steps {
 		if s.Kind != plan.Destroy || s.GPU != g.UUID {
 			continue
 		}
 		for _, i := range g.Instances {
-			if i.Placed == s.Instance {
-				out = append(out, i)
+			if !sameGPUInstance(i.Placed, s.Instance) {
+				continue
+			}
+			for _, d := range i.Devices {
+				if !s.OnPart() || d.Part == s.Part {
+					out = append(out, d)
+				}
 			}
 		}
 	}
@@ -222,8 +278,8 @@ func (w *walker) evict(before []nvml.GPU, steps []plan.Step) {
 	w.t.Helper()
 	var want, got []int
 	for _, g := range before {
-		for _, i := range doomed(g, steps) {
-			for _, p := range i.Processes {
+		for _, d := range doomed(g, steps) {
+			for _, p := range d.Processes {
 				want = append(want, p.PID)
 			}
 		}
@@ -257,16 +313,7 @@ func (w *walker) execute(steps []plan.Step) {
 		w.t.Fatal(err)
 	}
 	for _, s := range steps {
-		var err error
-		switch {
-		case s.Kind == plan.Destroy:
-			err = w.driver.Destroy(w.t.Context(), s.GPU, s.Instance)
-		case s.Kind == plan.Create:
-			err = w.driver.Create(w.t.Context(), s.GPU, s.Instance)
-		case s.TouchesGPU():
-			err = fmt.Errorf("%v: no GPU changes its mode here", s)
-		}
-		if err != nil {
+		if err := drive(w.t.Context(), w.driver, s); err != nil {
 			w.t.Errorf("%v: %v\n%v", s, err, w.host.GPUs)
 			return
 		}
@@ -281,7 +328,7 @@ func (w *walker) compare(before, after []nvml.GPU, wishes map[nvml.UUID]map[stri
 		if diff := cmp.Diff(wishes[g.UUID], devices(g)); diff != "" {
 			w.t.Errorf("GPU %d (-wish +made):\n%s", g.Index, diff)
 		}
-		w.count(before[n], g, doomed(before[n], steps), calls)
+		w.count(before[n], g, steps, calls)
 	}
 	got := w.host.GPUs.Calls()
 	// Either function makes a compute instance; which one depends on whether it needs a place of its own.
@@ -295,40 +342,58 @@ func (w *walker) compare(before, after []nvml.GPU, wishes map[nvml.UUID]map[stri
 	}
 }
 
-// count adds up the calls that one GPU's change takes, and checks that whatever was not to go is still the same instance.
-func (w *walker) count(before, after nvml.GPU, gone []nvml.Instance, calls map[string]int) {
+// count adds up the calls that one GPU's change takes, and checks that whatever was not to go is still the same device.
+func (w *walker) count(before, after nvml.GPU, steps []plan.Step, calls map[string]int) {
 	w.t.Helper()
+	stand, gone := places(after), doomed(before, steps)
 	kept := 0
-	for _, i := range before.Instances {
-		if slices.ContainsFunc(gone, func(o nvml.Instance) bool { return o.Placed == i.Placed }) {
-			calls[gpusim.GpuInstanceDestroy]++
-			calls[gpusim.ComputeInstanceDestroy] += len(i.Devices)
-			w.figures.mustLeave += min(1, len(i.Processes))
+	for where, d := range places(before) {
+		w.figures.busy += min(1, len(d.Processes))
+		if slices.ContainsFunc(gone, func(o nvml.Device) bool { return o.UUID == d.UUID }) {
+			w.figures.mustLeave += min(1, len(d.Processes))
 			continue
 		}
 		kept++
-		w.figures.keptBusy += min(1, len(i.Processes))
-		at := slices.IndexFunc(after.Instances, func(o nvml.Instance) bool { return o.Placed == i.Placed })
+		w.figures.keptBusy += min(1, len(d.Processes))
+		if diff := cmp.Diff(d, stand[where]); diff != "" {
+			w.t.Errorf("GPU %d: what stood as %s has been made anew, or has lost a process:\n%s", before.Index, where, diff)
+		}
+	}
+	calls[gpusim.ComputeInstanceDestroy] += len(gone)
+	calls[gpusim.CreateComputeInstance] += len(stand) - kept
+	stayed := 0
+	for _, i := range before.Instances {
+		if slices.ContainsFunc(steps, func(s plan.Step) bool {
+			return s.GPU == before.UUID && s.Kind == plan.Destroy && !s.OnPart() && s.Instance == i.Placed
+		}) {
+			calls[gpusim.GpuInstanceDestroy]++
+			continue
+		}
+		stayed++
+		at := slices.IndexFunc(after.Instances, func(o nvml.Instance) bool { return sameGPUInstance(o.Placed, i.Placed) })
 		if at < 0 {
 			w.t.Errorf("GPU %d: %v is gone", before.Index, i.Placed)
-		} else if diff := cmp.Diff(i, after.Instances[at]); diff != "" {
-			w.t.Errorf("GPU %d: %v has been made anew, or has lost a process:\n%s", before.Index, i.Placed, diff)
+		} else if after.Instances[at].Placed != i.Placed {
+			w.figures.divided++
 		}
 	}
-	for _, i := range after.Instances {
-		if !slices.ContainsFunc(before.Instances, func(o nvml.Instance) bool { return cmp.Equal(o.Devices, i.Devices) }) {
-			calls[gpusim.CreateGpuInstanceWithPlacement]++
-			calls[gpusim.CreateComputeInstance] += len(i.Devices)
-		}
-	}
+	calls[gpusim.CreateGpuInstanceWithPlacement] += len(after.Instances) - stayed
 	w.figures.wishes++
 	w.figures.kept += kept
 	w.figures.destroyed += len(gone)
-	w.figures.created += len(after.Instances) - kept
-	w.figures.changed += min(1, len(gone)+len(after.Instances)-kept)
-	for _, i := range before.Instances {
-		w.figures.busy += min(1, len(i.Processes))
+	w.figures.created += len(stand) - kept
+	w.figures.changed += min(1, len(gone)+len(stand)-kept)
+}
+
+// places are the GPU's devices by where they stand.
+func places(g nvml.GPU) map[string]nvml.Device {
+	out := map[string]nvml.Device{}
+	for _, i := range g.Instances {
+		for _, d := range i.Devices {
+			out[fmt.Sprintf("%v in %s@%d", d.Part, i.Profile, i.Start)] = d
+		}
 	}
+	return out
 }
 
 func devices(g nvml.GPU) map[string]int {

@@ -230,7 +230,11 @@ func (d *driver) computeProfiles(h Device, id int) []nvml.ComputeProfile {
 	var out []nvml.ComputeProfile
 	m := st.GPUs[h.gpu].model()
 	for _, c := range m.computeProfiles(m.profile(id)) {
-		out = append(out, nvml.ComputeProfile{Name: fmt.Sprintf("%dc", c.Slices), Slices: c.Slices, Max: len(c.Starts)})
+		k := nvml.ComputeProfile{Name: fmt.Sprintf("%dc", c.Slices), Slices: c.Slices, Max: len(c.Starts)}
+		for _, s := range c.Starts {
+			k.Placements = append(k.Placements, nvml.Span{Start: s, Size: c.Slices})
+		}
+		out = append(out, k)
 	}
 	return out
 }
@@ -318,10 +322,13 @@ func (d *driver) stands(gi GPUInstance, p GPUInstanceProfile) (standing, Return)
 			}
 			s.UsedMiB = int(memory.Used >> 20)
 			s.compute = append(s.compute, standingCompute{ci, cp.ID})
-			s.Devices = append(s.Devices, nvml.Device{UUID: uuid, Profile: cp.Name})
+			part := nvml.Part{Name: fmt.Sprintf("%dc", cp.Slices), Span: dev.At}
+			device := nvml.Device{UUID: uuid, Profile: cp.Name, Part: part}
 			for _, p := range ps {
-				s.Processes = append(s.Processes, describeProcess(p))
+				device.Processes = append(device.Processes, describeProcess(p))
 			}
+			s.Devices = append(s.Devices, device)
+			s.Processes = append(s.Processes, device.Processes...)
 			parts = append(parts, fmt.Sprintf("%dc", cp.Slices))
 			full = full || cp.Slices == p.Slices
 		}
@@ -518,6 +525,59 @@ func (d *driver) destroy(h Device, p nvml.Placed) Return {
 		}
 	}
 	return Success
+}
+
+// CreatePart implements nvml.Driver.
+func (d *driver) CreatePart(ctx context.Context, gpu nvml.UUID, p nvml.Placed, part nvml.Part) error {
+	return d.onPart(ctx, fmt.Sprintf("creating %v in %s@%d", part, p.Profile, p.Start), gpu, p, func(s standing) Return {
+		if slices.ContainsFunc(s.Devices, func(o nvml.Device) bool { return o.Part == part }) {
+			return Success
+		}
+		_, ids, r := d.room(s.handle)
+		if r != Success {
+			return r
+		}
+		id, ok := ids[part.Name]
+		if !ok {
+			return InvalidArgument
+		}
+		_, r = d.library.CreateComputeInstanceAt(s.handle, id, part.Span)
+		return r
+	})
+}
+
+// DestroyPart implements nvml.Driver.
+func (d *driver) DestroyPart(ctx context.Context, gpu nvml.UUID, p nvml.Placed, part nvml.Part) error {
+	err := d.onPart(ctx, fmt.Sprintf("destroying %v in %s@%d", part, p.Profile, p.Start), gpu, p, func(s standing) Return {
+		at := slices.IndexFunc(s.Devices, func(o nvml.Device) bool { return o.Part == part })
+		if at < 0 {
+			return Success
+		}
+		return d.library.DestroyComputeInstance(s.compute[at].handle)
+	})
+	if errors.Is(err, nvml.ErrNotFound) {
+		return nil
+	}
+	return err
+}
+
+// onPart works on the instance that stands at p, however it is divided.
+func (d *driver) onPart(ctx context.Context, op string, gpu nvml.UUID, p nvml.Placed, work func(standing) Return) error {
+	return d.do(ctx, op, gpu, func() error {
+		h, err := d.device(op, gpu)
+		if err != nil {
+			return err
+		}
+		all, r := d.standing(h)
+		if r != Success {
+			return failure(op, gpu, r)
+		}
+		at := slices.IndexFunc(all, func(s standing) bool { return s.Profile == p.Profile && s.Span == p.Span })
+		if at < 0 {
+			return failure(op, gpu, NotFound)
+		}
+		return failure(op, gpu, work(all[at]))
+	})
 }
 
 // standAgain makes what is gone of an instance that could not be destroyed. What cannot be made, Snapshot shows.

@@ -197,14 +197,18 @@ func carryOut(ctx context.Context, driver nvml.Driver, want plan.Targets) error 
 		if i < 0 {
 			return nil
 		}
-		switch s := steps[i]; s.Kind {
-		case plan.SetMode:
+		switch s := steps[i]; {
+		case s.Kind == plan.SetMode:
 			err = driver.SetMode(ctx, s.GPU, s.On)
-		case plan.Reset:
+		case s.Kind == plan.Reset:
 			err = driver.Reset(ctx, s.GPU)
-		case plan.Destroy:
+		case s.Kind == plan.Destroy && s.OnPart():
+			err = driver.DestroyPart(ctx, s.GPU, s.Instance, s.Part)
+		case s.Kind == plan.Destroy:
 			err = driver.Destroy(ctx, s.GPU, s.Instance)
-		case plan.Create:
+		case s.Kind == plan.Create && s.OnPart():
+			err = driver.CreatePart(ctx, s.GPU, s.Instance, s.Part)
+		case s.Kind == plan.Create:
 			err = driver.Create(ctx, s.GPU, s.Instance)
 		default:
 			err = fmt.Errorf("no way to perform %s", s)

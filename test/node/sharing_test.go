@@ -83,7 +83,9 @@ func (m mode) offers(gpus []nvml.GPU) map[string][]string {
 			if m.strategy == config.MIGStrategyMixed {
 				resource = "nvidia.com/mig-" + instance.Profile
 			}
-			devices[resource] = append(devices[resource], instance.Devices[0].UUID)
+			for _, d := range instance.Devices {
+				devices[resource] = append(devices[resource], d.UUID)
+			}
 		}
 	}
 	for resource, ids := range devices {
