@@ -220,14 +220,17 @@ func drivesClaims(labels map[string]string) bool {
 	return slices.ContainsFunc(claimDriverLabels, func(l string) bool { return labels[l] == "kubelet-plugin" })
 }
 
-// keepsClaims reports whether the operand is that driver, or has it in its care.
+// keepsClaims reports whether the operand is that driver, or has it in its care. The label alone is anybody's.
 func keepsClaims(o drain.Operand) bool {
-	return slices.ContainsFunc(o.Pods, func(p drain.Pod) bool { return drivesClaims(p.Labels) })
+	return slices.ContainsFunc(o.Pods, func(p drain.Pod) bool { return p.Daemon && drivesClaims(p.Labels) })
 }
 
 // claimDriver reports whether NVIDIA's DRA driver runs on the node.
 func (s observed) claimDriver() bool {
-	return slices.ContainsFunc(s.pods, func(p corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning && drivesClaims(p.Labels) })
+	return slices.ContainsFunc(s.pods, func(p corev1.Pod) bool {
+		_, of := drain.DaemonSetOf(&p)
+		return of && p.Status.Phase == corev1.PodRunning && drivesClaims(p.Labels)
+	})
 }
 
 func byFilesAlone(p drain.Pod) bool {

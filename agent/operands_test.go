@@ -183,6 +183,25 @@ func TestTheDriverOfClaimsIsNeverPaused(t *testing.T) {
 	})
 }
 
+// Promise 15. Anybody's pod may have that driver's label, and select nodes by an operand's.
+func TestAPodThatSaysItIsTheDriverOfClaimsKeepsNoOperand(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.operator(map[string]string{config.LabelDevicePlugin: "true", labelDCGM: "true"})
+		w.pod("tenant", "", func(p *corev1.Pod) {
+			p.Labels = map[string]string{"dra-driver-nvidia-gpu-component": "kubelet-plugin"}
+			p.Spec.NodeSelector = map[string]string{labelDCGM: "true"}
+			p.Spec.Containers[0].Resources = corev1.ResourceRequirements{}
+		})
+		w.label("all-balanced")
+		got := w.record(w.converged("all-balanced"))
+		if want := "dcgm " + drain.PausedValue; !slices.Contains(got, want) {
+			t.Errorf("the operand was not paused: %v", got)
+		}
+	})
+}
+
 // Another tool may take a label over in the middle. It is its own then.
 func TestAnOperandThatAnotherToolPausesInTheMiddleStaysPaused(t *testing.T) {
 	t.Parallel()
