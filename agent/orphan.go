@@ -69,10 +69,10 @@ func (a *Agent) orphanOn(seen *observed) orphan {
 	o.cordon = cordoned && who == FieldManager && !kept
 	o.forged, o.host = seen.forged, seen.owed
 	o.labels = map[string]string{}
-	for _, label := range drain.LeftPaused(seen.node, drain.PausedValue) {
+	for _, label := range drain.LeftPaused(seen.node, a.kept.operands(a.settings.Operands), drain.PausedValue) {
 		o.labels[label] = deployed // no other value is paused
 	}
-	theirs := drain.LeftPaused(seen.node, pausedByMIGManager)
+	theirs := drain.LeftPaused(seen.node, a.settings.Operands, pausedByMIGManager)
 	if !seen.adopts || len(theirs) == 0 {
 		return o
 	}

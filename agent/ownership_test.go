@@ -1,6 +1,7 @@
 package agent_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -150,6 +151,30 @@ func TestWhatAnAgentHasLeftIsGivenBack(t *testing.T) {
 			if w.values()[labelGFD] != "false" {
 				t.Error("an operand that somebody has switched off was switched on")
 			}
+		})
+	})
+	t.Run("a paused operand that neither settings nor record know", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, h100)
+			const another = config.LabelOperandPrefix + "another"
+			w.operator(map[string]string{another: drain.PausedValue, labelGFD: "true"})
+			w.settle(config.ReasonNoWish)
+			w.spend(minutes)
+			if got := w.values()[another]; got != drain.PausedValue {
+				t.Errorf("the label is %s", got)
+			}
+		})
+	})
+	t.Run("an operand that was paused before the settings forgot it", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, h100)
+			w.operator(map[string]string{labelDCGM: "true"})
+			w.label("all-balanced")
+			w.passes("the pause", func() bool { return w.values()[labelDCGM] == drain.PausedValue })
+			w.unannotate()
+			w.settings.Operands = slices.DeleteFunc(slices.Clone(w.settings.Operands), func(label string) bool { return label == labelDCGM })
+			w.restart()
+			w.passes("the operand", func() bool { return w.values()[labelDCGM] == "true" })
 		})
 	})
 	t.Run("what NVIDIA's mig-manager has left, where that is wanted", func(t *testing.T) {

@@ -129,6 +129,17 @@ func (h *hostRecord) covers() bool {
 		reflect.DeepEqual(h.now.Learnt.NoReset, h.saved.Learnt.NoReset)
 }
 
+// operands are those of the settings, and those that the record's change has paused: the settings may have been others then.
+func (h *hostRecord) operands(settings []string) []string {
+	out := slices.Clone(settings)
+	for _, text := range append([]string{h.now.Journal}, h.now.Next...) {
+		if j, err := parseJournal(text); err == nil && j != nil {
+			out = slices.AppendSeq(out, maps.Keys(j.Paused))
+		}
+	}
+	return out
+}
+
 func subset(a, b []string) bool {
 	return !slices.ContainsFunc(a, func(s string) bool { return !slices.Contains(b, s) })
 }

@@ -150,7 +150,7 @@ func (a *Agent) Restore(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	labels := drain.LeftPaused(node, pausedByMIGManager)
+	labels := drain.LeftPaused(node, a.settings.Operands, pausedByMIGManager)
 	switch {
 	case len(labels) == 0:
 		return nil, nil

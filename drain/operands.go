@@ -124,16 +124,16 @@ func SetLabels(node *corev1.Node, values map[string]string) ([]byte, error) {
 	return p.bytes()
 }
 
-// LeftPaused lists the operands' labels that have the value, sorted: what is still paused though nobody seems to be at
+// LeftPaused lists those of the operands' labels that have the value, sorted: what is still paused though nobody seems to be at
 // work. For PausedValue that can come about after everything was given back, when the k8s-driver-manager found our pause
-// and puts it back.
-func LeftPaused(node *corev1.Node, value string) []string {
+// and puts it back. Of other labels the value says nothing: anybody may have written it.
+func LeftPaused(node *corev1.Node, operands []string, value string) []string {
 	var out []string
-	for label, v := range node.Labels {
-		if v == value && strings.HasPrefix(label, deployPrefix) {
+	for _, label := range operands {
+		if node.Labels[label] == value && strings.HasPrefix(label, deployPrefix) {
 			out = append(out, label)
 		}
 	}
 	slices.Sort(out)
-	return out
+	return slices.Compact(out)
 }

@@ -162,15 +162,17 @@ func TestLeftPausedAreOperandsOfThatValueAlone(t *testing.T) {
 		deployPlugin: "paused-for-gpuslice", deployDCGM: "paused-for-gpuslice", deployExporter: "true",
 		deployClient:                        "paused-for-mig-change",
 		"nvidia.com/gpu.deploy.mig-manager": "paused-for-gpuslice_paused-for-driver-upgrade",
+		"nvidia.com/gpu.deploy.another":     "paused-for-gpuslice",
 		"example.com/other":                 "paused-for-gpuslice",
 	}))
-	if diff := cmp.Diff([]string{deployDCGM, deployPlugin}, drain.LeftPaused(n, drain.PausedValue)); diff != "" {
+	operands := []string{deployPlugin, deployExporter, deployDCGM, deployClient, deployDCGM, "nvidia.com/gpu.deploy.mig-manager", "example.com/other"}
+	if diff := cmp.Diff([]string{deployDCGM, deployPlugin}, drain.LeftPaused(n, operands, drain.PausedValue)); diff != "" {
 		t.Errorf("left by us (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]string{deployClient}, drain.LeftPaused(n, "paused-for-mig-change")); diff != "" {
+	if diff := cmp.Diff([]string{deployClient}, drain.LeftPaused(n, operands, "paused-for-mig-change")); diff != "" {
 		t.Errorf("left by mig-manager (-want +got):\n%s", diff)
 	}
-	if left := drain.LeftPaused(node(), drain.PausedValue); left != nil {
+	if left := drain.LeftPaused(node(), operands, drain.PausedValue); len(left) > 0 {
 		t.Errorf("left on a node without labels: %v, want none", left)
 	}
 }
