@@ -3,14 +3,14 @@
 package driverroot
 
 import (
-	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/gpuslice/gpuslice/drain/aside"
 )
 
 // Library is the file name of NVIDIA's management library.
@@ -74,12 +74,8 @@ func (notThere) Is(target error) bool { return target == fs.ErrNotExist }
 // told is the driver's root on the host by the GPU Operator's word, which it gives once the driver works. It may say anything, and leads
 // nowhere but below the root.
 func told(root string) (string, bool) {
-	file, err := os.Open(filepath.Join(root, readyFile))
+	text, err := aside.Bounded(filepath.Join(root, readyFile), longestReady)
 	if err != nil {
-		return "", false
-	}
-	text, err := io.ReadAll(io.LimitReader(file, longestReady))
-	if err = errors.Join(err, file.Close()); err != nil {
 		return "", false
 	}
 	for line := range strings.Lines(string(text)) {

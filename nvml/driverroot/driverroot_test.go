@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/gpuslice/gpuslice/nvml/driverroot"
@@ -48,6 +49,17 @@ func TestTheLibraryIsFoundWhereTheDriverIs(t *testing.T) {
 				t.Errorf("found %q, error %v; want %s", got, err, test.want)
 			}
 		})
+	}
+}
+
+// Nobody would ever write into the pipe.
+func TestAPipeUnderTheNameOfTheOperatorsWordIsNone(t *testing.T) {
+	root := host(t, map[string]string{"run/nvidia/validations/other": "", "usr/lib64/libnvidia-ml.so.1": ""})
+	if err := syscall.Mkfifo(filepath.Join(root, "run/nvidia/validations/driver-ready"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := driverroot.Find(root); err != nil || got != filepath.Join(root, "usr/lib64/libnvidia-ml.so.1") {
+		t.Errorf("found %q, error %v", got, err)
 	}
 }
 
