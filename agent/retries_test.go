@@ -64,6 +64,46 @@ func TestAKeyOfTheConfigManagerIsWrittenAgainWhereTheAPIServerFails(t *testing.T
 	})
 }
 
+// A slot is taken and left in one call each: what fails in it for a moment is asked for again there.
+func TestTheLeaseOfAPoolIsAskedForAgainWhereTheAPIServerFails(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		slots, pool, change := w.pool()
+		var asked []*int
+		verbs := []string{"get", "create", "update"}
+		for _, verb := range verbs {
+			asked = append(asked, w.failsEverySecond(verb, "leases", ""))
+		}
+		if err := slots.Take(t.Context(), pool, change); err != nil {
+			t.Errorf("taking a slot: %v", err)
+		}
+		if err := slots.Leave(t.Context(), pool, change); err != nil {
+			t.Errorf("leaving it: %v", err)
+		}
+		for i, verb := range verbs {
+			if *asked[i] < 2 {
+				t.Errorf("%s was sent %d times, and not again", verb, *asked[i])
+			}
+		}
+	})
+}
+
+// By its DaemonSet a pod is told from one that only says so: without an answer a look comes to nothing.
+func TestDaemonSetsAreAskedForAgainWhereTheAPIServerFails(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.turn()
+		asked := w.failsEverySecond("get", "daemonsets", "")
+		w.restart()
+		w.agent.Pass(t.Context())
+		if c := w.condition(); c.Reason != string(config.ReasonNoWish) || *asked < 2 {
+			t.Errorf("after one look and %d requests: %s: %s", *asked, c.Reason, c.Message)
+		}
+	})
+}
+
 // A disruption budget answers so. To ask again at once would be to press it.
 func TestABudgetThatSaysNoIsNotAskedAgainAtOnce(t *testing.T) {
 	t.Parallel()
