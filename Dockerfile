@@ -3,7 +3,9 @@
 #
 # It cannot be a static program: NVIDIA's library comes with the node's driver and is opened at run time (cgo, dlopen),
 # and it brings the C library's other parts (libm, libdl, librt, libpthread) into the process.
-ARG BUILD_IMAGE=golang:1.26-bookworm
+#
+# By its digest, which is of all platforms. For another one: docker buildx imagetools inspect golang:TAG --format '{{.Manifest.Digest}}'
+ARG BUILD_IMAGE=golang:1.26.8-bookworm@sha256:a688600ca24f8a4d3ca77f95b0dd40704a9fc787c826660eb7ba0b641b8b175d
 
 FROM ${BUILD_IMAGE} AS build
 WORKDIR /src
