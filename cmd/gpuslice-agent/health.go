@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/alive"
 	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/cmd/cli"
 )
 
 const (
@@ -45,9 +46,9 @@ func (o *options) health() *cobra.Command {
 			case !s.Alive || ready && !s.Ready:
 				return errors.New(legible.Message(s.Says, legible.Longest))
 			}
-			out := &printer{w: cmd.OutOrStdout()}
-			out.printf("%s\n", s.Says)
-			return out.err
+			out := &cli.Printer{W: cmd.OutOrStdout()}
+			out.Printf("%s\n", s.Says)
+			return out.Err
 		},
 	}
 	c.Flags().BoolVar(&ready, "ready", false, "also fail before the agent has looked at its node once")

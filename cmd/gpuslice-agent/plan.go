@@ -16,8 +16,8 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpuslice/gpuslice/agent"
-	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/config/migparted"
@@ -171,48 +171,48 @@ func (o *options) command(pid int) string {
 
 // show prints the GPUs before and after, and the steps between. By command, processes have names.
 func show(w io.Writer, name string, p agent.Preview, offline bool, command func(pid int) string) error {
-	out := &printer{w: w}
+	out := &cli.Printer{W: w}
 	for i, gpu := range p.Before {
-		out.printf("GPU %d  %s  %s\n", gpu.Index, gpu.Model, gpu.UUID)
-		out.printf("  now   %s\n", nvml.Draw(gpu, gpu.Geometry()))
+		out.Printf("GPU %d  %s  %s\n", gpu.Index, gpu.Model, gpu.UUID)
+		out.Printf("  now   %s\n", nvml.Draw(gpu, gpu.Geometry()))
 		after := p.After[i]
 		waits := slices.ContainsFunc(p.AtReboot, func(g nvml.GPU) bool { return g.UUID == gpu.UUID })
 		switch {
 		case waits:
-			out.printf("  then  the same, until the node's next reboot\n")
+			out.Printf("  then  the same, until the node's next reboot\n")
 		case after.Enabled == gpu.Enabled && after.Geometry().String() == gpu.Geometry().String():
-			out.printf("  then  the same\n")
+			out.Printf("  then  the same\n")
 		default:
-			out.printf("  then  %s\n", nvml.Draw(after, after.Geometry()))
+			out.Printf("  then  %s\n", nvml.Draw(after, after.Geometry()))
 		}
 	}
 	waiting := atReboot(name, p)
 	switch {
 	case len(p.Steps) == 0 && waiting != "":
-		out.printf("\nNothing to do before that reboot. %s\n", waiting)
-		return out.err
+		out.Printf("\nNothing to do before that reboot. %s\n", waiting)
+		return out.Err
 	case len(p.Steps) == 0:
-		out.printf("\nNothing to do: the GPUs are as %s asks.\n", name)
-		return out.err
+		out.Printf("\nNothing to do: the GPUs are as %s asks.\n", name)
+		return out.Err
 	}
-	out.printf("\n%d steps to %s:\n", len(p.Steps), name)
+	out.Printf("\n%d steps to %s:\n", len(p.Steps), name)
 	for i, step := range p.Steps {
-		out.printf("%4d  %s\n", i+1, step)
+		out.Printf("%4d  %s\n", i+1, step)
 	}
-	out.printf("\n%s\n", leaving(p.Steps, offline))
+	out.Printf("\n%s\n", leaving(p.Steps, offline))
 	for _, line := range slices.Concat(inTheWay(p.Holders, command), resets(p)) {
-		out.printf("%s\n", line)
+		out.Printf("%s\n", line)
 	}
 	if offline && p.MIGStrategy != "" {
-		out.printf("The MIG strategy of the device plugin is taken to be %s.\n", p.MIGStrategy)
+		out.Printf("The MIG strategy of the device plugin is taken to be %s.\n", p.MIGStrategy)
 	}
 	if p.Runs != "" {
-		out.printf("It would begin %s.\n", p.Runs)
+		out.Printf("It would begin %s.\n", p.Runs)
 	}
 	if waiting != "" {
-		out.printf("%s\n", waiting)
+		out.Printf("%s\n", waiting)
 	}
-	return out.err
+	return out.Err
 }
 
 // inTheWay names the processes on what the change takes away, whoever they are of.
@@ -301,17 +301,5 @@ func leaving(steps []plan.Step, offline bool) string {
 		return "1 pod has to leave."
 	default:
 		return fmt.Sprintf("%d pods have to leave.", len(pods))
-	}
-}
-
-// printer keeps the first error of many writes.
-type printer struct {
-	w   io.Writer
-	err error
-}
-
-func (p *printer) printf(format string, args ...any) {
-	if p.err == nil {
-		_, p.err = io.WriteString(p.w, legible.Lines(fmt.Sprintf(format, args...)))
 	}
 }

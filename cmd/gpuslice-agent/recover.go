@@ -18,26 +18,13 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // exitNotOurs is the exit code where nothing is owed to the node any more, and somebody else keeps it closed.
 const exitNotOurs = 3
-
-// coded is an error that the command ends with in its own way.
-type coded struct {
-	error
-	code int
-}
-
-// exitCode is that of the command.
-func exitCode(err error) int {
-	if c, ok := errors.AsType[coded](err); ok {
-		return c.code
-	}
-	return 1
-}
 
 // recovery is how the node is to be given back.
 type recovery struct {
@@ -103,10 +90,10 @@ func (o *options) giveBack(ctx context.Context, w io.Writer, r recovery) error {
 		return err
 	}
 	first := a.Diagnose(ctx, running)
-	out := &words{w: w, json: r.output == "json", last: news{Reason: first.Agent.Reason, Message: first.Agent.Message}}
+	out := &words{out: cli.Printer{W: w}, json: r.output == "json", last: news{Reason: first.Agent.Reason, Message: first.Agent.Message}}
 	out.say(first)
 	if r.dryRun {
-		return out.err
+		return out.out.Err
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, r.timeout, fmt.Errorf("not given back in %s", r.timeout))
 	defer cancel()
@@ -143,10 +130,10 @@ func (o *options) conclude(ctx context.Context, a *agent.Agent, running bool, fi
 	closed := end.Verdict != agent.VerdictFree
 	out.outcome(end, !closed && end.Text != first.Text)
 	switch {
-	case out.err != nil:
-		return out.err
+	case out.out.Err != nil:
+		return out.out.Err
 	case closed:
-		return coded{errors.New(end.Text), exitNotOurs}
+		return &cli.ExitError{Err: errors.New(end.Text), Code: exitNotOurs}
 	default:
 		return nil
 	}
@@ -178,10 +165,9 @@ func (o *options) claim(look bool) (running bool, err error) {
 
 // words is what the command says: to people, or one JSON document after the other to programs.
 type words struct {
-	w    io.Writer
+	out  cli.Printer
 	json bool
 	last news
-	err  error
 }
 
 // news is what the node says of itself.
@@ -240,16 +226,12 @@ func (o *words) node(n *corev1.Node) {
 }
 
 func (o *words) encode(what any) {
-	if o.err != nil {
+	if o.out.Err != nil {
 		return
 	}
-	e := json.NewEncoder(legibleWriter{o.w})
+	e := json.NewEncoder(legibleWriter{o.out.W})
 	e.SetIndent("", "  ")
-	o.err = e.Encode(what)
+	o.out.Err = e.Encode(what)
 }
 
-func (o *words) line(text string) {
-	if o.err == nil {
-		_, o.err = fmt.Fprintln(o.w, legible.Lines(text))
-	}
-}
+func (o *words) line(text string) { o.out.Printf("%s\n", text) }

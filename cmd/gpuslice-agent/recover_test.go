@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/binaries"
 	"github.com/gpuslice/gpuslice/test/gpusim"
@@ -106,7 +107,7 @@ func TestNewsIsToldOnce(t *testing.T) {
 		}}}}
 	}
 	var out bytes.Buffer
-	w := &words{w: &out, last: news{Reason: config.ReasonFencing, Message: "a"}}
+	w := &words{out: cli.Printer{W: &out}, last: news{Reason: config.ReasonFencing, Message: "a"}}
 	for _, n := range []*corev1.Node{{}, says(config.ReasonFencing, "a"), says(config.ReasonEvicting, "b"), says(config.ReasonEvicting, "b"), says(config.ReasonEvicting, "c")} {
 		w.node(n)
 	}
@@ -124,15 +125,6 @@ func TestNewsIsToldOnce(t *testing.T) {
 		if err := decoder.Decode(&document); err != nil {
 			t.Errorf("document %d: %v", i, err)
 		}
-	}
-}
-
-func TestExitCodes(t *testing.T) {
-	if got := exitCode(coded{errNoNode, exitNotOurs}); got != exitNotOurs {
-		t.Errorf("got %d, want %d", got, exitNotOurs)
-	}
-	if got := exitCode(errNoNode); got != 1 {
-		t.Errorf("got %d, want 1", got)
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/access"
 	"github.com/gpuslice/gpuslice/agent/alive"
 	"github.com/gpuslice/gpuslice/agent/hostrecord"
+	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/config/migparted"
@@ -27,13 +28,6 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/nvml/cdi"
 	"github.com/gpuslice/gpuslice/nvml/lib"
-)
-
-// A pass takes five requests or so, and a change some fifty passes. The limits are kubelet's own; client-go's default of 5 a
-// second would make each step take a second.
-const (
-	clientQPS   = 50
-	clientBurst = 100
 )
 
 var errNoNode = errors.New("flag --node is empty: name the node this runs on, or set NODE_NAME by the downward API")
@@ -135,7 +129,5 @@ func (o *options) client() (kubernetes.Interface, error) {
 	if err != nil {
 		return nil, fmt.Errorf("finding the API server: %w", err)
 	}
-	c.QPS, c.Burst = clientQPS, clientBurst
-	c.UserAgent = agent.FieldManager + "/" + version
-	return kubernetes.NewForConfig(c)
+	return cli.Client(c, agent.FieldManager, version)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/duration"
 
+	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/config/document"
@@ -42,7 +43,7 @@ func (o *options) validate() *cobra.Command {
 					return fmt.Errorf("flag --at is %q: write a date with its time and zone, like 2026-12-20T22:00:00Z", at)
 				}
 			}
-			v := validation{out: &printer{w: cmd.OutOrStdout()}, now: now, foreign: foreign}
+			v := validation{out: &cli.Printer{W: cmd.OutOrStdout()}, now: now, foreign: foreign}
 			for _, file := range files {
 				text, err := contents(file, cmd.InOrStdin())
 				if err != nil {
@@ -194,7 +195,7 @@ func inBoth(t time.Time, zone *time.Location) string {
 
 // validation prints what is found, and counts.
 type validation struct {
-	out          *printer
+	out          *cli.Printer
 	now          time.Time
 	right, wrong int
 	foreign      bool // what is nobody's here is no error, also where there is nothing else
@@ -208,7 +209,7 @@ func (v *validation) file(name string, text []byte) {
 		v.piece(p)
 	}
 	if !slices.ContainsFunc(r.pieces, func(p piece) bool { return p.err != nil || p.format != nil || p.configMap == "" || p.key == "" }) {
-		v.out.printf("%s: nothing that gpuslice reads, passed over\n", name)
+		v.out.Printf("%s: nothing that gpuslice reads, passed over\n", name)
 	}
 	v.clusterPolicies(r.pieces)
 }
@@ -221,7 +222,7 @@ func (v *validation) piece(p piece) {
 	case p.err != nil:
 		v.report(p.at, "", p.err)
 	case p.format == nil && (p.configMap == "" || p.key == ""):
-		v.out.printf("%s: %s, passed over\n", p.at, p.foreign)
+		v.out.Printf("%s: %s, passed over\n", p.at, p.foreign)
 	case p.format == nil: // of a ConfigMap, others may read other keys
 	default:
 		found, err := p.format.check(p.text, v.now)
@@ -313,23 +314,23 @@ func (v *validation) report(at, found string, err error) {
 	switch {
 	case err == nil:
 		v.right++
-		v.out.printf("%s: %s\n", at, found)
+		v.out.Printf("%s: %s\n", at, found)
 		return
 	case found == "":
-		v.out.printf("%s: wrong\n", at)
+		v.out.Printf("%s: wrong\n", at)
 	default:
-		v.out.printf("%s: %s, wrong\n", at, found)
+		v.out.Printf("%s: %s, wrong\n", at, found)
 	}
 	v.wrong++
 	for _, line := range strings.Split(err.Error(), "\n") {
-		v.out.printf("  %s\n", line)
+		v.out.Printf("  %s\n", line)
 	}
 }
 
 func (v *validation) result() error {
 	switch {
-	case v.out.err != nil:
-		return v.out.err
+	case v.out.Err != nil:
+		return v.out.Err
 	case v.right+v.wrong == 0 && v.foreign:
 		return nil
 	case v.right+v.wrong == 0:

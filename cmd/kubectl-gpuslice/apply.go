@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/config"
 )
 
@@ -96,7 +97,7 @@ func (a *application) run(cmd *cobra.Command, client kubernetes.Interface, w wis
 	if err := outvoted(nodes, w); err != nil {
 		return err
 	}
-	out := &printer{w: cmd.OutOrStdout()}
+	out := &cli.Printer{W: cmd.OutOrStdout()}
 	if a.dryRun {
 		return preview(ctx, client, nodes, w, out)
 	}
@@ -106,15 +107,15 @@ func (a *application) run(cmd *cobra.Command, client kubernetes.Interface, w wis
 	}
 	warn(asked, out)
 	if !a.wait {
-		out.printf("the agents do the rest; to see it:\n  %s --wait\n", a.again)
-		return out.err
+		out.Printf("the agents do the rest; to see it:\n  %s --wait\n", a.again)
+		return out.Err
 	}
 	r := &rollout{wish: w, nodes: asked, out: out}
 	r.screen = newLines(out)
-	if _, height, is := terminal(out.w); is {
+	if _, height, is := terminal(out.W); is {
 		picture := progress.NewWriter()
-		picture.SetOutputWriter(out.w)
-		r.screen = newBars(picture, fmt.Sprintf("%s on %s; Ctrl-C leaves the roll-out running", w.kind(), counted(len(nodes), "node")), len(nodes), height)
+		picture.SetOutputWriter(out.W)
+		r.screen = newBars(picture, fmt.Sprintf("%s on %s; Ctrl-C leaves the roll-out running", w.kind(), cli.Counted(len(nodes), "node")), len(nodes), height)
 	}
 	return r.wait(ctx, client, a.timeout, a.again)
 }
@@ -142,26 +143,26 @@ func outvoted(nodes []corev1.Node, w wish) error {
 }
 
 // label asks each node. One that is deleted meanwhile is said.
-func (a *application) label(ctx context.Context, client kubernetes.Interface, nodes []corev1.Node, w wish, out *printer) ([]*followed, error) {
+func (a *application) label(ctx context.Context, client kubernetes.Interface, nodes []corev1.Node, w wish, out *cli.Printer) ([]*followed, error) {
 	var asked []*followed
 	for i := range nodes {
 		n := &nodes[i]
 		now := time.Now()
 		if n.Labels[w.label] == w.name {
-			out.printf("%s  has label %s already\n", n.Name, w)
+			out.Printf("%s  has label %s already\n", n.Name, w)
 			asked = append(asked, waitFor(n, w, false, now))
 			continue
 		}
 		after, err := write(ctx, client, n, change{labels: map[string]*string{w.label: &w.name}})
 		switch {
 		case apierrors.IsNotFound(err):
-			out.printf("%s  was deleted meanwhile\n", n.Name)
+			out.Printf("%s  was deleted meanwhile\n", n.Name)
 		case err != nil && ctx.Err() != nil:
-			return nil, coded{fmt.Errorf("interrupted; %d of %s have the label; to go on:\n  %s", len(asked), counted(len(nodes), "node"), a.again), exitInterrupted}
+			return nil, &cli.ExitError{Code: exitInterrupted, Err: fmt.Errorf("interrupted; %d of %s have the label; to go on:\n  %s", len(asked), cli.Counted(len(nodes), "node"), a.again)}
 		case err != nil:
-			return nil, fmt.Errorf("%w; %d of %s have the label; the same command goes on from there", err, len(asked), counted(len(nodes), "node"))
+			return nil, fmt.Errorf("%w; %d of %s have the label; the same command goes on from there", err, len(asked), cli.Counted(len(nodes), "node"))
 		default:
-			out.printf("%s  labelled %s\n", n.Name, w)
+			out.Printf("%s  labelled %s\n", n.Name, w)
 			asked = append(asked, waitFor(after, w, true, now))
 		}
 	}
@@ -169,7 +170,7 @@ func (a *application) label(ctx context.Context, client kubernetes.Interface, no
 }
 
 // warn names nodes that no agent may ever look at.
-func warn(nodes []*followed, out *printer) {
+func warn(nodes []*followed, out *cli.Printer) {
 	var names []string
 	for _, f := range nodes {
 		if f.first.none() {
@@ -177,7 +178,7 @@ func warn(nodes []*followed, out *printer) {
 		}
 	}
 	if len(names) > 0 {
-		out.printf("warning: no agent has ever said anything of %s: no GPUs, or no agent there; with --wait given up after %s\n",
+		out.Printf("warning: no agent has ever said anything of %s: no GPUs, or no agent there; with --wait given up after %s\n",
 			strings.Join(names, ", "), answerTime)
 	}
 }

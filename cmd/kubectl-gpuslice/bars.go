@@ -13,6 +13,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/cmd/cli"
 )
 
 const (
@@ -134,7 +135,7 @@ func (b *bars) pinned(left []*followed) []string {
 	out := []string{b.header}
 	if len(left) > len(b.rows) {
 		rest := left[len(b.rows):]
-		out = append(out, fmt.Sprintf("and %s: %s", counted(len(rest), "more node"), tally(rest)))
+		out = append(out, fmt.Sprintf("and %s: %s", cli.Counted(len(rest), "more node"), tally(rest)))
 	}
 	return out
 }
@@ -168,7 +169,7 @@ func totals(nodes []*followed) string {
 	for _, f := range nodes {
 		by[f.stage]++
 	}
-	text := fmt.Sprintf("%d of %s converged", by[converged], counted(len(nodes), "node"))
+	text := fmt.Sprintf("%d of %s converged", by[converged], cli.Counted(len(nodes), "node"))
 	if by[failed] > 0 {
 		text += fmt.Sprintf(", %d failed", by[failed])
 	}

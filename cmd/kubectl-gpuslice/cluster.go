@@ -18,16 +18,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/gpuslice/gpuslice/cmd/cli"
 )
 
 // fieldManager names the command in the managedFields of what it writes.
 const fieldManager = "kubectl-gpuslice"
-
-// A roll-out writes each node once. With client-go's default of 5 requests a second, 400 nodes would take more than a minute.
-const (
-	clientQPS   = 50
-	clientBurst = 100
-)
 
 // options are what the subcommands share: kubectl's own flags for reaching a cluster.
 type options struct {
@@ -51,9 +47,7 @@ func (o *options) client() (kubernetes.Interface, error) {
 	if err != nil {
 		return nil, fmt.Errorf("finding the API server: %w", err)
 	}
-	c.QPS, c.Burst = clientQPS, clientBurst
-	c.UserAgent = fieldManager + "/" + version
-	return kubernetes.NewForConfig(c)
+	return cli.Client(c, fieldManager, version)
 }
 
 // selection is which nodes are meant: those that are named, or those that a selector fits.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/config"
 )
 
@@ -40,7 +41,7 @@ type asked struct {
 }
 
 // preview prints what the wish would do to each node.
-func preview(ctx context.Context, client kubernetes.Interface, nodes []corev1.Node, w wish, out *printer) error {
+func preview(ctx context.Context, client kubernetes.Interface, nodes []corev1.Node, w wish, out *cli.Printer) error {
 	q := &inquiry{wish: w}
 	defer q.withdraw(context.WithoutCancel(ctx), client, out)
 	for i := range nodes {
@@ -64,7 +65,7 @@ func interrupted(ctx context.Context, err error) error {
 	if ctx.Err() == nil {
 		return err
 	}
-	return coded{errors.New("interrupted; nothing was labelled"), exitInterrupted}
+	return &cli.ExitError{Code: exitInterrupted, Err: errors.New("interrupted; nothing was labelled")}
 }
 
 // ask sets the request, and takes away an answer that an earlier one has left.
@@ -85,13 +86,13 @@ func (q *inquiry) ask(ctx context.Context, client kubernetes.Interface, n *corev
 }
 
 // withdraw takes requests and answers away.
-func (q *inquiry) withdraw(ctx context.Context, client kubernetes.Interface, out *printer) {
+func (q *inquiry) withdraw(ctx context.Context, client kubernetes.Interface, out *cli.Printer) {
 	ctx, cancel := context.WithTimeout(ctx, cleanTime)
 	defer cancel()
 	for _, a := range q.nodes {
 		_, err := write(ctx, client, a.node, change{annotations: map[string]*string{config.AnnotationPreview: nil, config.AnnotationPlan: nil}})
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) { // it is another node of the same name then
-			out.printf("warning: %v; to take the request away: kubectl annotate node %s %s-\n", err, a.name, config.AnnotationPreview)
+			out.Printf("warning: %v; to take the request away: kubectl annotate node %s %s-\n", err, a.name, config.AnnotationPreview)
 		}
 	}
 }
@@ -146,7 +147,7 @@ func makeLegible(a *agent.Answer) {
 }
 
 // print writes the answers, those of nodes together that would all do the same.
-func (q *inquiry) print(out *printer) error {
+func (q *inquiry) print(out *cli.Printer) error {
 	var order []string
 	same := map[string][]string{}
 	refused, silent, changed := 0, 0, 0
@@ -166,16 +167,16 @@ func (q *inquiry) print(out *printer) error {
 		}
 	}
 	for _, text := range order {
-		out.printf("%s: %s\n", strings.Join(same[text], ", "), text)
+		out.Printf("%s: %s\n", strings.Join(same[text], ", "), text)
 	}
-	out.printf("%s: %d of %s would change; nothing was labelled\n", q.wish.kind(), changed, counted(len(q.nodes), "node"))
+	out.Printf("%s: %d of %s would change; nothing was labelled\n", q.wish.kind(), changed, cli.Counted(len(q.nodes), "node"))
 	switch {
-	case out.err != nil:
-		return out.err
+	case out.Err != nil:
+		return out.Err
 	case refused+silent == 0:
 		return nil
 	default:
-		return fmt.Errorf("%s refused by %s, not answered by %s", q.wish.kind(), counted(refused, "node"), counted(silent, "node"))
+		return fmt.Errorf("%s refused by %s, not answered by %s", q.wish.kind(), cli.Counted(refused, "node"), cli.Counted(silent, "node"))
 	}
 }
 
@@ -193,7 +194,7 @@ func (q *inquiry) describe(a *asked) string {
 		return "nothing to do"
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s; %s", counted(len(a.answer.Steps)+a.answer.More, "step"), who(a.answer))
+	fmt.Fprintf(&b, "%s; %s", cli.Counted(len(a.answer.Steps)+a.answer.More, "step"), who(a.answer))
 	if a.answer.Reboot {
 		b.WriteString("; it takes a reboot of the node")
 	}

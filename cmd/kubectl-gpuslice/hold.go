@@ -3,6 +3,7 @@ package main
 import (
 	"github.com/spf13/cobra"
 
+	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/config"
 )
 
@@ -24,7 +25,7 @@ func (o *options) hold() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			out := &printer{w: cmd.OutOrStdout()}
+			out := &cli.Printer{W: cmd.OutOrStdout()}
 			value, said := &reason, "held: "+reason
 			if release {
 				value, said = nil, "released"
@@ -33,15 +34,15 @@ func (o *options) hold() *cobra.Command {
 				n := &selected[i]
 				now, held := n.Annotations[config.AnnotationHold]
 				if held == (value != nil) && (!held || now == reason) {
-					out.printf("%s  was %s already\n", n.Name, said)
+					out.Printf("%s  was %s already\n", n.Name, said)
 					continue
 				}
 				if _, err := write(cmd.Context(), client, n, change{annotations: map[string]*string{config.AnnotationHold: value}}); err != nil {
 					return err
 				}
-				out.printf("%s  %s\n", n.Name, said)
+				out.Printf("%s  %s\n", n.Name, said)
 			}
-			return out.err
+			return out.Err
 		},
 	}
 	nodes.bind(c)

@@ -3,15 +3,17 @@ package main
 import (
 	"fmt"
 	"time"
+
+	"github.com/gpuslice/gpuslice/cmd/cli"
 )
 
 // lines shows a roll-out where there is no terminal: a line when a node has another state or reason.
 type lines struct {
-	out   *printer
+	out   *cli.Printer
 	shown map[string]string // by node, its state and reason
 }
 
-func newLines(out *printer) *lines { return &lines{out: out, shown: map[string]string{}} }
+func newLines(out *cli.Printer) *lines { return &lines{out: out, shown: map[string]string{}} }
 
 func (l *lines) show(nodes []*followed) {
 	for _, f := range nodes {
@@ -23,7 +25,7 @@ func (l *lines) show(nodes []*followed) {
 }
 
 func (l *lines) say(line string) {
-	l.out.printf("%s  %s\n", time.Now().UTC().Format(time.TimeOnly+"Z"), line)
+	l.out.Printf("%s  %s\n", time.Now().UTC().Format(time.TimeOnly+"Z"), line)
 }
 
 func (l *lines) close() {}

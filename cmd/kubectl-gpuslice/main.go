@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -13,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/cmd/cli"
 )
 
 // version is set by the build.
@@ -24,20 +24,6 @@ const (
 	exitInterrupted = 130 // as of a program that SIGINT ends
 )
 
-// coded is an error that the command ends with in its own way.
-type coded struct {
-	error
-	code int
-}
-
-// exitCode is that of the command.
-func exitCode(err error) int {
-	if c, ok := errors.AsType[coded](err); ok {
-		return c.code
-	}
-	return 1
-}
-
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -45,7 +31,7 @@ func main() {
 	o := options{invoked: os.Args[1:]}
 	if err := o.command().ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "error:", legible.Lines(err.Error()))
-		os.Exit(exitCode(err))
+		os.Exit(cli.ExitCode(err))
 	}
 }
 

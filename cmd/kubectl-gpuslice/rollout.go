@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 	"time"
@@ -12,7 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/cmd/cli"
 )
 
 // rollout is a wish on its way to many nodes.
@@ -20,7 +19,7 @@ type rollout struct {
 	wish   wish
 	nodes  []*followed // sorted by name
 	screen screen
-	out    *printer
+	out    *cli.Printer
 }
 
 // screen shows people how far a roll-out is.
@@ -44,7 +43,7 @@ func (r *rollout) passed(now time.Time) {
 func (r *rollout) trouble(err error) { r.screen.say(fmt.Sprintf("%v; trying again", err)) }
 
 func (r *rollout) settled() (bool, error) {
-	return r.count(pending) == 0, r.out.err
+	return r.count(pending) == 0, r.out.Err
 }
 
 // with changes one of the nodes.
@@ -93,20 +92,20 @@ func (r *rollout) wait(ctx context.Context, client kubernetes.Interface, timeout
 	switch {
 	case ctx.Err() != nil:
 		r.summarize()
-		return coded{fmt.Errorf("interrupted; the roll-out of %s goes on without this command, on %s; to see it again:\n  %s",
-			r.wish.kind(), counted(r.count(pending), "node"), again), exitInterrupted}
+		return &cli.ExitError{Code: exitInterrupted, Err: fmt.Errorf("interrupted; the roll-out of %s goes on without this command, on %s; to see it again:\n  %s",
+			r.wish.kind(), cli.Counted(r.count(pending), "node"), again)}
 	case err != nil && !errors.Is(err, errLate):
 		return err
 	}
 	r.summarize()
 	switch n := r.count(failed); {
-	case r.out.err != nil:
-		return r.out.err
+	case r.out.Err != nil:
+		return r.out.Err
 	case n > 0:
-		return fmt.Errorf("%s failed on %s", r.wish.kind(), counted(n, "node"))
+		return fmt.Errorf("%s failed on %s", r.wish.kind(), cli.Counted(n, "node"))
 	case err != nil:
-		return coded{fmt.Errorf("%s is not on %s after %s; the roll-out goes on; to see it again:\n  %s",
-			r.wish.kind(), counted(r.count(pending), "node"), timeout, again), exitTimeout}
+		return &cli.ExitError{Code: exitTimeout, Err: fmt.Errorf("%s is not on %s after %s; the roll-out goes on; to see it again:\n  %s",
+			r.wish.kind(), cli.Counted(r.count(pending), "node"), timeout, again)}
 	default:
 		return nil
 	}
@@ -116,10 +115,10 @@ func (r *rollout) wait(ctx context.Context, client kubernetes.Interface, timeout
 func (r *rollout) summarize() {
 	for _, f := range r.nodes {
 		if f.stage == failed || f.stage == pending {
-			r.out.printf("%s: %s: %s\n", f.name, f.state(), f.words())
+			r.out.Printf("%s: %s: %s\n", f.name, f.state(), f.words())
 		}
 	}
-	text := fmt.Sprintf("%s: %d of %s converged", r.wish.kind(), r.count(converged), counted(len(r.nodes), "node"))
+	text := fmt.Sprintf("%s: %d of %s converged", r.wish.kind(), r.count(converged), cli.Counted(len(r.nodes), "node"))
 	for _, left := range []struct {
 		stage stage
 		word  string
@@ -128,25 +127,5 @@ func (r *rollout) summarize() {
 			text += fmt.Sprintf(", %d %s", n, left.word)
 		}
 	}
-	r.out.printf("%s\n", text)
-}
-
-// counted writes a number of things.
-func counted(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
-}
-
-// printer keeps the first error of many writes. What moves a cursor or turns the reading direction round is written in escapes.
-type printer struct {
-	w   io.Writer
-	err error
-}
-
-func (p *printer) printf(format string, args ...any) {
-	if p.err == nil {
-		_, p.err = io.WriteString(p.w, legible.Lines(fmt.Sprintf(format, args...)))
-	}
+	r.out.Printf("%s\n", text)
 }

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/config"
 )
 
@@ -50,10 +51,10 @@ func (o *options) status() *cobra.Command {
 			if len(found) == 0 {
 				return errors.New("no agent has ever said anything of any node; see deploy/README.md for how to install it")
 			}
-			out := &printer{w: cmd.OutOrStdout()}
-			width, _, _ := terminal(out.w)
-			out.printf("%s\n", tabulate(found, width, time.Now()))
-			return out.err
+			out := &cli.Printer{W: cmd.OutOrStdout()}
+			width, _, _ := terminal(out.W)
+			out.Printf("%s\n", tabulate(found, width, time.Now()))
+			return out.Err
 		},
 	}
 	nodes.bind(c)
@@ -103,7 +104,7 @@ func row(n *corev1.Node, now time.Time) table.Row {
 	}
 	blockers := s.Blockers
 	if more := len(blockers) - mostListed; more > 0 {
-		blockers = append(blockers[:mostListed:mostListed], "and "+counted(more, "other"))
+		blockers = append(blockers[:mostListed:mostListed], "and "+cli.Counted(more, "other"))
 	}
 	if !s.Next.IsZero() {
 		blockers = append([]string{"begins at " + s.Next.UTC().Format("2006-01-02 15:04:05Z")}, blockers...)

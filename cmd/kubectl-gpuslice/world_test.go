@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/config"
 )
 
@@ -201,7 +202,7 @@ func (w *world) ended() (said string, code int) {
 	if err == nil {
 		return w.said.String(), 0
 	}
-	return w.said.String() + "error: " + err.Error() + "\n", exitCode(err)
+	return w.said.String() + "error: " + err.Error() + "\n", cli.ExitCode(err)
 }
 
 // is compares what the command has said.

@@ -1,0 +1,72 @@
+// Package cli is what the commands have in common: how they write, how they end, and how they reach a cluster.
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/gpuslice/gpuslice/agent/legible"
+)
+
+// ExitError is an error that a command ends with by an exit code other than 1.
+type ExitError struct {
+	Err  error
+	Code int
+}
+
+// Error implements error.
+func (e *ExitError) Error() string { return e.Err.Error() }
+
+// Unwrap gives the error itself.
+func (e *ExitError) Unwrap() error { return e.Err }
+
+// ExitCode is that of a command which ends with the error: 0 for nil, 1 where the error does not say.
+func ExitCode(err error) int {
+	if exit, ok := errors.AsType[*ExitError](err); ok {
+		return exit.Code
+	}
+	if err != nil {
+		return 1
+	}
+	return 0
+}
+
+// Printer keeps the first error of many writes. What moves a cursor or turns the reading direction round is written in escapes.
+type Printer struct {
+	W   io.Writer
+	Err error
+}
+
+// Printf writes unless a write before has failed.
+func (p *Printer) Printf(format string, args ...any) {
+	if p.Err == nil {
+		_, p.Err = io.WriteString(p.W, legible.Lines(fmt.Sprintf(format, args...)))
+	}
+}
+
+// Counted writes a number of things: "1 node", "2 nodes".
+func Counted(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}
+
+// Requests in a second, and at once: kubelet's own limits. A change takes some fifty passes of five requests or so, and a roll-out writes
+// each node once; by client-go's default of 5 a second each step would take a second, and 400 nodes more than a minute.
+const (
+	requestsPerSecond = 50
+	requestsAtOnce    = 100
+)
+
+// Client makes the client of a program, which the API server knows by its name and version.
+func Client(c *rest.Config, program, version string) (kubernetes.Interface, error) {
+	c = rest.CopyConfig(c)
+	c.QPS, c.Burst = requestsPerSecond, requestsAtOnce
+	c.UserAgent = program + "/" + version
+	return kubernetes.NewForConfig(c)
+}
