@@ -121,7 +121,7 @@ func (h *history) replay(w *world, at func(holders, away []string)) {
 
 // until asks again and again, as the agents do, only sooner.
 func (a *agent) until(ctx context.Context) error {
-	return wait.PollUntilContextCancel(ctx, 10*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+	return wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 		var full *fleet.Full
 		err := a.Take(ctx, a.pool, a.change)
 		if errors.As(err, &full) || errors.Is(err, fleet.ErrContended) {
@@ -189,7 +189,7 @@ func TestNeverAreMoreNodesUnavailableThanTheLimitAllows(t *testing.T) {
 			return fmt.Errorf("waiting until %d have a slot: %w", limit, ctx.Err())
 		}
 	}
-	bounded, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	bounded, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
 	defer cancel()
 	group, ctx := errgroup.WithContext(bounded)
 	for _, a := range agents {
