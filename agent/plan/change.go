@@ -172,16 +172,14 @@ func solve(gpu nvml.GPU, target Target) (nvml.Solution, error) {
 	return nvml.Solve(gpu, target.Devices)
 }
 
-// taken lists the devices that go: all of the GPU's when its mode changes, else those of the destroyed instances and parts.
+// taken lists the devices that go: all of the GPU's when its mode changes, else those of the destroyed instances and parts. The GPU itself
+// goes with any of them: a device plugin that is told a wrong MIG strategy gives it out as a whole while it is cut.
 func taken(gpu nvml.GPU, solution nvml.Solution, changesMode bool) []string {
 	parts := map[nvml.Placed][]nvml.Part{}
 	for _, c := range solution.Change {
 		parts[c.Instance] = c.Destroy
 	}
 	var out []string
-	if changesMode {
-		out = append(out, string(gpu.UUID))
-	}
 	for _, i := range gpu.Instances {
 		all := changesMode || slices.Contains(solution.Destroy, i.Placed)
 		for _, d := range i.Devices {
@@ -189,6 +187,9 @@ func taken(gpu nvml.GPU, solution nvml.Solution, changesMode bool) []string {
 				out = append(out, d.UUID)
 			}
 		}
+	}
+	if changesMode || len(out) > 0 {
+		out = append(out, string(gpu.UUID))
 	}
 	return out
 }

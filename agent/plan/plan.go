@@ -298,22 +298,15 @@ func disruptionOf(seen Observed, want Desired, changes []change, sharing sharing
 	return d
 }
 
-// fences reports whether the fence has to go up. What stands idle may be given to a pod at any moment, so it goes up for
-// whatever is taken away, held or not; unless the device plugin can be sent away by its label: without a plugin kubelet
-// gives out no device, and pods without a GPU need not be kept from the node. On a node that has just been registered it
-// goes up for everything: behind it the startup taint can go, which would else keep away the device plugin that has to prove
-// the capacity.
+// fences reports whether the fence has to go up. What stands idle may be given to a pod at any moment, so it goes up for whatever is
+// taken away, held or not. That a label can send the device plugin away is no reason to do without: once the plugin is back, kubelet gives
+// out what it says, and whether that is right is only being proven then. On a node that has just been registered it goes up for everything:
+// behind it the startup taint can go, which would else keep away the device plugin that has to prove the capacity.
 func (d disruption) fences(seen Observed) bool {
-	switch {
-	case seen.Journal.Owed && seen.Fenced && !seen.Breached:
+	if seen.Journal.Owed && seen.Fenced && !seen.Breached {
 		return false
-	case seen.Startup || d.sharing.shrinks:
-		return true
-	case !d.takesAway:
-		return len(d.holders) > 0
-	default:
-		return len(d.holders) > 0 || !seen.pluginByLabel() || seen.Journal.Owed && seen.Journal.Cordoned
 	}
+	return seen.Startup || d.sharing.shrinks || d.takesAway || len(d.holders) > 0
 }
 
 // needsSlot reports whether the pool has to do without the node for a while, and has not agreed to it yet. A node that has just
@@ -323,13 +316,6 @@ func (d disruption) needsSlot(seen Observed) bool {
 		return false
 	}
 	return d.takesAway || d.sharing.shrinks || len(d.holders) > 0
-}
-
-// pluginByLabel reports whether a label of the node sends the device plugin away. It must have been seen to deploy one: the label
-// may be there for nothing, beside a plugin that is deployed otherwise and that nobody can find.
-func (seen Observed) pluginByLabel() bool {
-	return slices.ContainsFunc(seen.Pauses, func(p Pause) bool { return p.Plugin && (p.Paused || len(p.Pods) > 0) }) &&
-		!slices.ContainsFunc(seen.Operands, func(o Operand) bool { return !o.ByLabel })
 }
 
 // pause lists the operands that are still there.
