@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/config"
@@ -267,7 +268,7 @@ func (m *configManager) config(value string) (string, error) {
 	if key != "" {
 		text, ok := m.files[key]
 		if !ok {
-			return "", fmt.Errorf("%s does not exist", m.keyed(key))
+			return "", noSuchKey(m.namespace, m.configMap, m.files)
 		}
 		return text, nil
 	}
@@ -284,6 +285,18 @@ func (m *configManager) config(value string) (string, error) {
 		}
 	}
 	return "", fmt.Errorf("label %s names no key of ConfigMap %s/%s, and the config manager has no default", m.label, m.namespace, m.configMap)
+}
+
+// keysOf are the keys that a label can name, sorted.
+func keysOf(files map[string]string) []string {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(files)), func(key string) bool {
+		return strings.HasPrefix(key, ownKey) || len(validation.IsValidLabelValue(key)) > 0
+	})
+}
+
+// noSuchKey is the error where a label names a key that is not there.
+func noSuchKey(namespace, configMap string, files map[string]string) error {
+	return fmt.Errorf("ConfigMap %s/%s has no such key; it has %s", namespace, configMap, cmp.Or(listed(keysOf(files)), "none that a label can name"))
 }
 
 func (m *configManager) keyed(key string) string {

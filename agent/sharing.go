@@ -184,8 +184,7 @@ func (a *Agent) namedConfig(ctx context.Context, seen *observed, key string) (*p
 		return nil, err
 	}
 	if err == nil && !ok {
-		err = fmt.Errorf("ConfigMap %s/%s has no such key; it has %s", ref.Namespace, ref.Name,
-			cmp.Or(strings.Join(slices.Sorted(maps.Keys(files)), ", "), "none"))
+		err = noSuchKey(ref.Namespace, ref.Name, files)
 	}
 	var parsed config.PluginConfig
 	if err == nil {

@@ -3,12 +3,8 @@ package agent
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
-	"strings"
 	"time"
-
-	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/gpuslice/gpuslice/config"
 )
@@ -19,15 +15,18 @@ const unpickedFor = 5 * time.Minute
 
 // unpicked is what was found at the last look for configs of the device plugin that nothing asks for.
 type unpicked struct {
-	at   time.Time
-	text string
+	at      time.Time
+	plugins int // pods of the device plugin that were here then: one that comes may have configs
+	text    string
 }
 
 // unpickedConfigs says which configs of the device plugin there are of which this node gets none, and how it is given one; empty if there
 // are none, or if it has one. Who has written a config and sees no replicas has named it nowhere.
 func (a *Agent) unpickedConfigs(ctx context.Context, seen *observed) string {
-	if now := a.clock.Now(); a.unpicked.at.IsZero() || now.Sub(a.unpicked.at) >= unpickedFor || now.Before(a.unpicked.at) {
-		a.unpicked = unpicked{at: now, text: a.lookForConfigs(ctx, seen)}
+	now := a.clock.Now()
+	plugins := len(seen.operands)
+	if a.unpicked.at.IsZero() || a.unpicked.plugins != plugins || now.Sub(a.unpicked.at) >= unpickedFor || now.Before(a.unpicked.at) {
+		a.unpicked = unpicked{at: now, plugins: plugins, text: a.lookForConfigs(ctx, seen)}
 	}
 	return a.unpicked.text
 }
@@ -53,12 +52,7 @@ func (a *Agent) lookForConfigs(ctx context.Context, seen *observed) string {
 			return ""
 		}
 	}
-	var keys []string
-	for _, key := range slices.Sorted(maps.Keys(files)) {
-		if !strings.HasPrefix(key, ownKey) && len(validation.IsValidLabelValue(key)) == 0 {
-			keys = append(keys, key)
-		}
-	}
+	keys := keysOf(files)
 	if len(keys) == 0 {
 		return ""
 	}
