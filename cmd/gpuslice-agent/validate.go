@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -235,13 +236,17 @@ func (v *validation) piece(p piece) {
 
 // placed says of each mistake where in the file it is, or in what a key holds of which the file has no line as it is.
 func placed(p piece, err error) error {
+	return placedIn(sync.OnceValue(func() *document.Text { return document.Read(p.text) }), p, err) // read once for all mistakes
+}
+
+func placedIn(text func() *document.Text, p piece, err error) error {
 	if err == nil {
 		return nil
 	}
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		var all []error
 		for _, one := range joined.Unwrap() {
-			all = append(all, placed(p, one))
+			all = append(all, placedIn(text, p, one))
 		}
 		return errors.Join(all...)
 	}
@@ -262,7 +267,7 @@ func placed(p piece, err error) error {
 	if invalid.Rule > 0 {
 		steps = append(steps, strconv.Itoa(invalid.Rule-1))
 	}
-	at, o := document.Read(p.text).Locate(steps, invalid.Field), p.origin()
+	at, o := text().Locate(steps, invalid.Field), p.origin()
 	switch {
 	case at == (document.Place{}), !o.known && p.key == "":
 		return err
