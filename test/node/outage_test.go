@@ -75,9 +75,10 @@ func TestTheAPIServerIsAwayForTwoMinutesInAPhaseOfAChange(t *testing.T) {
 		{"resume operands", cluster.Refused, func(r *rig) { r.awaitStep("start unit nvsm.service") }},
 		{"verify", cluster.Silent, func(r *rig) { r.awaitStep("resume " + deploysExporter) }},
 		{"release", cluster.Deaf, func(r *rig) {
+			// On a busy machine the capacity has been proven by the time of the last step, and no word comes between that and the release.
 			r.await("the first proof", func(n *corev1.Node) bool {
 				c := condition(n)
-				return c != nil && strings.Contains(c.Message, "looking once more")
+				return c != nil && (strings.Contains(c.Message, "looking once more") || c.Reason == string(config.ReasonConverged))
 			})
 		}},
 	} {
