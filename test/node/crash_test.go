@@ -229,7 +229,7 @@ func TestKilledAtAnyInstantItEndsTheSame(t *testing.T) {
 	t.Logf("to draw the same instants: -seed %d", seed)
 	const reboots = 4 // every fourth node reboots, and takes longer for that
 	nodes := long.Size(8, 2)
-	kills := cmp.Or(*kills, long.Size(60, 6))
+	kills := cmp.Or(*kills, long.Size(60, 4))
 	var budget [2]atomic.Int64
 	budget[1].Store(int64(kills / 5))
 	budget[0].Store(int64(kills) - budget[1].Load())
