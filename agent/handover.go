@@ -21,8 +21,8 @@ import (
 	"github.com/gpuslice/gpuslice/agent/retried"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
-	"github.com/gpuslice/gpuslice/drain/aside"
 	"github.com/gpuslice/gpuslice/nvml"
+	"github.com/gpuslice/gpuslice/nvml/aside"
 )
 
 const (

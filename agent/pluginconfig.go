@@ -20,7 +20,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain/aside"
+	"github.com/gpuslice/gpuslice/nvml/aside"
 )
 
 // PluginConfigs reads and writes config files of NVIDIA's device plugin.

@@ -19,8 +19,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/gpuslice/gpuslice/drain/aside"
 	"github.com/gpuslice/gpuslice/drain/openfiles"
+	"github.com/gpuslice/gpuslice/nvml/aside"
 )
 
 // Client is a process that holds a GPU or a part of one: it computes on it, or has its device file open, which is enough

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/gpuslice/gpuslice/drain/aside"
 	"github.com/gpuslice/gpuslice/drain/openfiles"
+	"github.com/gpuslice/gpuslice/nvml/aside"
 )
 
 // Hangup sends SIGHUP, by which daemons are told to read their config anew, to every process of the pods whose command, as the kernel

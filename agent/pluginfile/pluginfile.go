@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/gpuslice/gpuslice/drain/aside"
+	"github.com/gpuslice/gpuslice/nvml/aside"
 )
 
 // What stands beside the file.

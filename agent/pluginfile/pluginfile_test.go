@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/agent/pluginfile"
-	"github.com/gpuslice/gpuslice/drain/aside"
+	"github.com/gpuslice/gpuslice/nvml/aside"
 	"github.com/gpuslice/gpuslice/test/fullfs"
 	"github.com/gpuslice/gpuslice/test/stalledfs"
 )

@@ -21,8 +21,8 @@ import (
 	"go.uber.org/zap"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
-	"github.com/gpuslice/gpuslice/drain/aside"
 	"github.com/gpuslice/gpuslice/nvml"
+	"github.com/gpuslice/gpuslice/nvml/aside"
 )
 
 // Kinds of specs that are kept up to date. NVIDIA's device plugin and DRA driver have kinds of their own, and write them

@@ -15,7 +15,7 @@ import (
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
-	"github.com/gpuslice/gpuslice/drain/aside"
+	"github.com/gpuslice/gpuslice/nvml/aside"
 )
 
 // file is a spec of one of our kinds.

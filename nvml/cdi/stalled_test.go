@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpuslice/gpuslice/drain/aside"
+	"github.com/gpuslice/gpuslice/nvml/aside"
 	"github.com/gpuslice/gpuslice/nvml/cdi"
 	"github.com/gpuslice/gpuslice/test/stalledfs"
 )

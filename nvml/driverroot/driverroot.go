@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpuslice/gpuslice/drain/aside"
+	"github.com/gpuslice/gpuslice/nvml/aside"
 )
 
 // Library is the file name of NVIDIA's management library.

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuslice/gpuslice/drain/aside"
+	"github.com/gpuslice/gpuslice/nvml/aside"
 )
 
 func TestACallGivesWhatItReturns(t *testing.T) {
