@@ -27,6 +27,9 @@ import (
 	"github.com/gpuslice/gpuslice/agent/retried"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/fence"
+	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/drain/host"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -35,24 +38,24 @@ const FieldManager = "gpuslice-agent"
 
 // Kubelet answers which pod was given which device, and what may still be given out.
 type Kubelet interface {
-	Assignments(ctx context.Context) (drain.Assignments, error)
+	Assignments(ctx context.Context) (holders.Assignments, error)
 	Allocatable(ctx context.Context) (map[string][]string, error)
 }
 
-// Host answers for the machine below the node. All of it may be missing: drain.ErrNoLogind.
+// Host answers for the machine below the node. All of it may be missing: host.ErrNoLogind.
 type Host interface {
 	// Inhibit keeps the host from shutting down until release is called. Once it is shutting down it is
-	// drain.ErrShuttingDown.
+	// host.ErrShuttingDown.
 	Inhibit(ctx context.Context, why string) (release func(), err error)
 	CanReboot(ctx context.Context) error
 	Reboot(ctx context.Context) error
 }
 
-// Units are the units of the host's systemd. All of it may be missing: drain.ErrNoSystemd.
+// Units are the units of the host's systemd. All of it may be missing: host.ErrNoSystemd.
 type Units interface {
 	// States gives the active state of each unit that the host has.
 	States(ctx context.Context, names []string) (map[string]string, error)
-	// Stop and Start wait for the unit's job as long as ctx lasts; drain.ErrJobRunning if it goes on after that.
+	// Stop and Start wait for the unit's job as long as ctx lasts; host.ErrJobRunning if it goes on after that.
 	Stop(ctx context.Context, name string) error
 	Start(ctx context.Context, name string) error
 }
@@ -75,7 +78,7 @@ type Options struct {
 	Units     Units
 	Specs     Specs
 	Record    Records
-	Processes drain.Processes
+	Processes holders.Processes
 	Parse     func(data []byte) (map[string]config.MIGConfig, error) // reads a file in mig-parted's format
 	Plugin    PluginConfigs
 	// PluginFile is where this process sees the device plugin's config file; empty where the host does, by the settings.
@@ -98,7 +101,8 @@ type Agent struct {
 	units     Units
 	specs     Specs
 	kept      *hostRecord
-	processes drain.Processes
+	processes holders.Processes
+	kernel    *host.Kernel
 	sentinel  sentinel
 	parse     func(data []byte) (map[string]config.MIGConfig, error)
 	settings  config.Settings
@@ -114,8 +118,8 @@ type Agent struct {
 	alive   *alive.Loop
 	log     *zap.Logger
 	evictor *drain.Evictor
-	sets    *drain.DaemonSets
-	fence   drain.Fence
+	sets    *holders.DaemonSets
+	fence   fence.Fence
 
 	// All of the following may be lost at any moment: after a restart it is gathered anew.
 
@@ -163,19 +167,19 @@ func New(o Options) *Agent {
 	evictor := drain.NewEvictor(o.Client, steady, o.Log.Named("drain"))
 	evictor.Again = retried.Do
 	if o.Processes.Lanes == nil {
-		o.Processes.Lanes = &drain.Lanes{}
+		o.Processes.Lanes = &holders.Lanes{}
 	}
 	return &Agent{
 		node: o.Node, client: o.Client, driver: o.Driver, kubelet: o.Kubelet, parse: o.Parse, settings: o.Settings,
 		host: o.Host, units: o.Units, specs: o.Specs, kept: &hostRecord{store: o.Record, log: o.Log.Named("record")},
-		processes: o.Processes, sentinel: sentinel{path: o.Settings.Reboot.Sentinel},
+		processes: o.Processes, kernel: &host.Kernel{Proc: o.Processes.Root}, sentinel: sentinel{path: o.Settings.Reboot.Sentinel},
 		wall: o.Clock, clock: steady, events: events{o.Events}, metrics: o.Metrics, alive: o.Alive, log: o.Log,
 		memory: newMemory(o.Settings.MemoryPressure), evictor: evictor,
-		sets: drain.NewDaemonSets(o.Client, steady),
+		sets: holders.NewDaemonSets(o.Client, steady),
 		slots: &fleet.Slots{
 			Client: o.Client, Namespace: o.Settings.Maintenance.Namespace, Clock: steady, Timeout: o.Settings.Timeouts.APICall, Log: o.Log.Named("fleet"),
 		},
-		fence: drain.Fence{
+		fence: fence.Fence{
 			Taint:           corev1.Taint{Key: config.TaintRepartitioning, Effect: corev1.TaintEffectNoSchedule},
 			StartupKey:      config.TaintNotReady,
 			JournalKey:      config.AnnotationJournal,
@@ -352,7 +356,7 @@ func (a *Agent) calledOff(seen observed, want wish, steps []plan.Step) bool {
 // cancelled is the end of a change whose cordon somebody else has lifted. Kubectl leaves no name when it does.
 func (s observed) cancelled(want wish) *Failure {
 	text := "somebody has uncordoned the node"
-	who, when := drain.Uncordoner(s.node, FieldManager)
+	who, when := fence.Uncordoner(s.node, FieldManager)
 	if !when.IsZero() {
 		text += " at " + moment(when)
 	}

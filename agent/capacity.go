@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -92,10 +92,10 @@ func mismatches(want, kubelet resources, allocatable corev1.ResourceList) []stri
 		names[name] = true
 	}
 	for name := range kubelet {
-		names[name] = drain.GPUResource(name)
+		names[name] = holders.GPUResource(name)
 	}
 	for name := range allocatable {
-		names[string(name)] = drain.GPUResource(string(name))
+		names[string(name)] = holders.GPUResource(string(name))
 	}
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		if !names[name] {
@@ -182,7 +182,7 @@ func (s observed) staleFeatures(want *pluginWish) []string {
 func offered(kubelet resources) resources {
 	out := resources{}
 	for name, ids := range kubelet {
-		if drain.GPUResource(name) && len(ids) > 0 {
+		if holders.GPUResource(name) && len(ids) > 0 {
 			out[name] = ids
 		}
 	}
@@ -242,13 +242,13 @@ func disagreements(hardware resources, kubelet resources, allocatable corev1.Res
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(kubelet)) {
-		if drain.GPUResource(name) && !seen[name] && len(kubelet[name]) > 0 {
+		if holders.GPUResource(name) && !seen[name] && len(kubelet[name]) > 0 {
 			seen[name] = true
 			out = append(out, fmt.Sprintf("%s: the GPUs have none, kubelet %d", name, len(kubelet[name])))
 		}
 	}
 	for name := range allocatable {
-		if n := count(allocatable, string(name)); drain.GPUResource(string(name)) && !seen[string(name)] && n > 0 {
+		if n := count(allocatable, string(name)); holders.GPUResource(string(name)) && !seen[string(name)] && n > 0 {
 			out = append(out, fmt.Sprintf("%s: the GPUs have none, the node object %d", name, n))
 		}
 	}
@@ -260,7 +260,7 @@ func disagreements(hardware resources, kubelet resources, allocatable corev1.Res
 func ghosts(kubelet resources, allocatable corev1.ResourceList) []string {
 	var out []string
 	for name := range allocatable {
-		if drain.GPUResource(string(name)) && count(allocatable, string(name)) == 0 && len(kubelet[string(name)]) == 0 {
+		if holders.GPUResource(string(name)) && count(allocatable, string(name)) == 0 && len(kubelet[string(name)]) == 0 {
 			out = append(out, string(name))
 		}
 	}

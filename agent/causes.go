@@ -13,6 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
 // Cause is why a node is kept from pods, or from the config that is asked of it.
@@ -314,16 +315,16 @@ func (e evidence) podsThatStay() []Finding {
 	return out
 }
 
-func (e evidence) overstays(p drain.Pod) bool {
+func (e evidence) overstays(p holders.Pod) bool {
 	return p.Unlisted || !p.GraceEnds.IsZero() && e.now.After(p.GraceEnds)
 }
 
 // overstaying says what keeps a pod that is past its grace.
-func (e evidence) overstaying(p drain.Pod, f Finding) Finding {
+func (e evidence) overstaying(p holders.Pod, f Finding) Finding {
 	f.Cause = CausePodKeepsTerminating
 	f.You, f.Command = "see what keeps it", fmt.Sprintf("kubectl describe pod -n %s %s", p.Namespace, p.Name)
 	switch {
-	case slices.Contains(p.Sources, drain.SourceClaim) && len(p.Running) == 0 && !e.claimDriver():
+	case slices.Contains(p.Sources, holders.SourceClaim) && len(p.Running) == 0 && !e.claimDriver():
 		f.Cause = CauseClaimDriverGone
 		f.You = "start NVIDIA's DRA driver on this node again: without it kubelet cannot unprepare the pod's claims" + named(p.DeviceClaims)
 		f.Command = "kubectl get pods -A --field-selector spec.nodeName=" + e.node.Name + " | grep dra"

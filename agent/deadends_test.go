@@ -18,7 +18,8 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/fence"
+	"github.com/gpuslice/gpuslice/drain/host"
 )
 
 // blocks lets a disruption budget keep the pod.
@@ -59,7 +60,7 @@ func TestAUnitHasItsTimeInEachChange(t *testing.T) {
 		w := monitored(t)
 		const unit = "nvidia-dcgm.service"
 		slowly := func() {
-			w.units.refuses = map[string]error{"stop " + unit: drain.ErrJobRunning}
+			w.units.refuses = map[string]error{"stop " + unit: host.ErrJobRunning}
 			w.passes("the stop", func() bool { return w.condition().Reason == string(config.ReasonStoppingUnits) })
 			w.units.refuses = nil
 			w.units.states[unit] = "inactive"
@@ -81,7 +82,7 @@ func TestAUnitThatIsStillStoppingWhenTheNodeIsGivenBackIsStarted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := monitored(t)
 		const unit = "nvidia-dcgm.service"
-		w.units.refuses = map[string]error{"stop " + unit: drain.ErrJobRunning}
+		w.units.refuses = map[string]error{"stop " + unit: host.ErrJobRunning}
 		w.label("all-balanced")
 		w.passes("the stop", func() bool { return w.condition().Reason == string(config.ReasonStoppingUnits) })
 		w.units.states[unit], w.units.changed = "deactivating", nil
@@ -136,7 +137,7 @@ func TestALabelThatSomebodySetsBackEndsTheChange(t *testing.T) {
 		w.label("all-balanced")
 		writes := 0
 		if !w.turns(400, func() bool {
-			if w.values()[labelDCGM] == drain.PausedValue {
+			if w.values()[labelDCGM] == fence.PausedValue {
 				writes++
 				w.edit(func(n *corev1.Node) { n.Labels[labelDCGM] = "true" })
 			}
@@ -185,7 +186,7 @@ func TestWhatAnAgentHasLeftIsGivenBackUnderAWishThatCannotBe(t *testing.T) {
 				w.label(name)
 				w.spend(minutes)
 			}
-			w.edit(func(n *corev1.Node) { n.Labels[labelDCGM] = drain.PausedValue })
+			w.edit(func(n *corev1.Node) { n.Labels[labelDCGM] = fence.PausedValue })
 			if !w.turns(500, func() bool { return w.values()[labelDCGM] == "true" && !w.owed() }) {
 				t.Errorf("%s: label stays %s: %s", name, w.values()[labelDCGM], w.condition().Message)
 			}
@@ -200,7 +201,7 @@ func TestAPodThatComesLateAndMayNotGoKeepsNoOperandsPaused(t *testing.T) {
 		w := newWorld(t, h100)
 		w.operator(map[string]string{config.LabelDevicePlugin: "true", labelDCGM: "true"})
 		w.label("all-balanced")
-		w.passes("the pause", func() bool { return w.values()[labelDCGM] == drain.PausedValue })
+		w.passes("the pause", func() bool { return w.values()[labelDCGM] == fence.PausedValue })
 		w.pod("late", string(w.snapshot()[1].UUID))
 		w.blocks("late")
 		if !w.turns(2500, func() bool {

@@ -19,6 +19,8 @@ import (
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/fence"
+	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -198,7 +200,7 @@ func (e *evidence) readNode() {
 	if c := condition(e.node); c != nil {
 		e.agent.Wrote, e.agent.Reason, e.agent.Message = c.LastHeartbeatTime.Time, config.Reason(c.Reason), c.Message
 	}
-	if by, since, on := drain.Cordoner(e.node); on {
+	if by, since, on := fence.Cordoner(e.node); on {
 		_, kept := e.node.Annotations[config.AnnotationKeepCordoned]
 		e.cordon = &CordonSeen{By: by, Ours: !e.foreignCordon(), Kept: kept, Since: since}
 	}
@@ -247,7 +249,7 @@ func (e *evidence) pausedOperands() []OperandSeen {
 			o.By = toolDriverManager
 		case value == pausedByMIGManager:
 			o.By = toolMIGManager
-		case value == drain.PausedValue:
+		case value == fence.PausedValue:
 			o.By = toolOurs
 		}
 		if e.journal != nil {
@@ -310,7 +312,7 @@ func (e *evidence) strangers() []ProcessSeen {
 		stops[s.Unit] = s.Unit != ""
 	}
 	var out []ProcessSeen
-	names := drain.NameClients(e.clients, e.pods)
+	names := holders.NameClients(e.clients, e.pods)
 	for i, c := range e.clients {
 		if c.Self || c.Sibling || leaves[c.PodUID] || stops[c.Unit] {
 			continue
@@ -447,7 +449,7 @@ func (e evidence) podsSeen() []PodSeen {
 	return out
 }
 
-func (e evidence) podSeen(p drain.Pod) PodSeen {
+func (e evidence) podSeen(p holders.Pod) PodSeen {
 	out := PodSeen{Namespace: p.Namespace, Name: cmp.Or(p.Name, "with UID "+string(p.UID))}
 	for _, s := range p.Sources {
 		out.FoundBy = append(out.FoundBy, string(s))

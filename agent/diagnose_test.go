@@ -23,7 +23,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
@@ -228,7 +228,7 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 			causes: []agent.Cause{agent.CauseChangeUnderWay, agent.CauseProcessHoldsGPU}, verdict: agent.VerdictGivesBack,
 			says: []string{"pid 4711 python of session-3.scope holds GPU 0 1g.10gb@0 (by NVML)", "$ kill 4711 # on gpu-1", "within 64m"},
 		}, {
-			name: "17: operands that we have left paused", provoke: func(w *world) { w.operand(operandPlugin, drain.PausedValue) },
+			name: "17: operands that we have left paused", provoke: func(w *world) { w.operand(operandPlugin, fence.PausedValue) },
 			causes: []agent.Cause{agent.CauseOwnCordonLeft, agent.CauseOperandsPaused}, verdict: agent.VerdictGivesBack,
 			says: []string{"paused by gpuslice", `gives the label its value "true" back`},
 		}, {
@@ -395,7 +395,7 @@ func TestADiagnosisAsText(t *testing.T) {
 				{Namespace: "team", Name: "train-0", Devices: []string{"GPU 7"}, FoundBy: []string{"pod spec", "kubelet"}},
 			},
 			Processes: []agent.ProcessSeen{{PID: 812, Name: "pid 812 nv-hostengine of dcgm.service", Holds: []string{"GPU 1"}, FoundBy: []string{"device file /dev/nvidia1"}}},
-			Operands:  []agent.OperandSeen{{Label: operandDCGM, Value: drain.PausedValue, By: "gpuslice", Owed: true}},
+			Operands:  []agent.OperandSeen{{Label: operandDCGM, Value: fence.PausedValue, By: "gpuslice", Owed: true}},
 			GPUs: agent.GPUsSeen{
 				Asked: "all-balanced", Label: config.LabelMIGConfig, Steps: []string{"evict team/api-0", "GPU 0: destroy 1g.10gb@0"},
 				Now: []agent.StatusGPU{{Index: 0, MIG: true, Geometry: "1g.10gb@0 3g.40gb@4"}, {Index: 1}},

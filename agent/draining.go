@@ -12,6 +12,8 @@ import (
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/fence"
+	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
 // evictionsTimeout bounds one round of eviction requests. The API server may take 10 s for one when many fight over a
@@ -165,9 +167,9 @@ func (a *Agent) mustSee(seen observed, want wish, step plan.Step) error {
 
 // pauseOperand sends an operand away by its label, and waits for its pods. The journal has the label's former value.
 func (a *Agent) pauseOperand(ctx context.Context, seen observed, want wish, step plan.Step) error {
-	if seen.node.Labels[step.Label] != drain.PausedValue {
+	if seen.node.Labels[step.Label] != fence.PausedValue {
 		return a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) {
-			return drain.SetLabels(node, map[string]string{step.Label: drain.PausedValue})
+			return fence.SetLabels(node, map[string]string{step.Label: fence.PausedValue})
 		})
 	}
 	pods := make([]string, len(step.Pods))
@@ -190,7 +192,7 @@ func (a *Agent) pauseOperand(ctx context.Context, seen observed, want wish, step
 // resumeOperand gives the label of an operand its former value again.
 func (a *Agent) resumeOperand(ctx context.Context, seen observed, step plan.Step) error {
 	return a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) {
-		return drain.SetLabels(node, map[string]string{step.Label: seen.journal.Paused[step.Label]})
+		return fence.SetLabels(node, map[string]string{step.Label: seen.journal.Paused[step.Label]})
 	})
 }
 
@@ -211,10 +213,10 @@ func (s observed) atDeadline(until time.Time, want wish) (time.Time, string) {
 }
 
 // drained finds the observed pods that the planner named.
-func (s observed) drained(pods []plan.Pod) []drain.Pod {
-	var out []drain.Pod
+func (s observed) drained(pods []plan.Pod) []holders.Pod {
+	var out []holders.Pod
 	for _, p := range pods {
-		named := func(pod drain.Pod) bool {
+		named := func(pod holders.Pod) bool {
 			return string(pod.UID) == p.UID && pod.Namespace == p.Namespace && pod.Name == p.Name
 		}
 		if i := slices.IndexFunc(s.holders, named); i >= 0 {
@@ -226,7 +228,7 @@ func (s observed) drained(pods []plan.Pod) []drain.Pod {
 			continue
 		}
 		for i := range s.pods {
-			if pod := drain.Describe(&s.pods[i]); named(pod) {
+			if pod := holders.Describe(&s.pods[i]); named(pod) {
 				out = append(out, pod)
 			}
 		}

@@ -12,7 +12,8 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/drain/host"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -99,7 +100,7 @@ func (a *Agent) inhibit(ctx context.Context, step plan.Step) (release func(), er
 	switch {
 	case err == nil:
 		return release, nil
-	case errors.Is(err, drain.ErrShuttingDown):
+	case errors.Is(err, host.ErrShuttingDown):
 		return nil, &Waiting{
 			Reason: config.ReasonShuttingDown, After: rebootRetry,
 			Message: "the node is shutting down: no further change to a GPU is begun",
@@ -124,11 +125,11 @@ func (a *Agent) heldBy(ctx context.Context, seen observed, step plan.Step, held 
 	reported := reportedOn(gpu, step)
 	search, cancel := context.WithTimeout(ctx, a.settings.Timeouts.DriverCall) // of a table with any number of processes
 	defer cancel()
-	clients, err := a.processes.Holders(search, []drain.Sought{{Device: string(gpu.UUID), Reported: reported, Minor: gpu.Minor}})
-	clients = slices.DeleteFunc(clients, func(c drain.Client) bool {
+	clients, err := a.processes.Holders(search, []holders.Sought{{Device: string(gpu.UUID), Reported: reported, Minor: gpu.Minor}})
+	clients = slices.DeleteFunc(clients, func(c holders.Client) bool {
 		return c.Self || step.Kind == plan.Destroy && len(reported) > 0 && !slices.Contains(reported, c.PID)
 	})
-	names := drain.NameClients(clients, seen.pods)
+	names := holders.NameClients(clients, seen.pods)
 	said := map[string]bool{"": true}
 	for i, c := range clients {
 		if remedy := c.Remedy(); !said[remedy] {

@@ -19,7 +19,8 @@ import (
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/retried"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/fence"
+	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -245,7 +246,7 @@ func (a *Agent) mendPlugin(ctx context.Context, seen observed, want wish, step p
 	a.nudged = true
 	step.Kind, step.Pods = plan.RestartOperands, nil
 	for i := range seen.operands {
-		step.Pods = append(step.Pods, plannedPod(drain.Describe(&seen.operands[i])))
+		step.Pods = append(step.Pods, plannedPod(holders.Describe(&seen.operands[i])))
 	}
 	a.log.Info("no capacity for long: starting the device plugin anew", zap.Strings("missing", seen.capacity))
 	return a.evict(ctx, seen, want, []plan.Step{step})
@@ -292,8 +293,8 @@ const conflicts = 10
 // alike reports whether the same is decided by both looks at a node: nothing differs but status, and taints, labels and annotations
 // that are not read here.
 func alike(a, b *corev1.Node) bool {
-	whoseA, _, _ := drain.Cordoner(a)
-	whoseB, _, _ := drain.Cordoner(b)
+	whoseA, _, _ := fence.Cordoner(a)
+	whoseB, _, _ := fence.Cordoner(b)
 	for _, key := range []string{
 		config.AnnotationJournal, config.AnnotationStatus, config.AnnotationKeepCordoned, config.AnnotationHold, config.AnnotationForce,
 	} {
@@ -305,10 +306,10 @@ func alike(a, b *corev1.Node) bool {
 	// Labels of operands are compared with all of NVIDIA's, so markers are looked for without them.
 	return a.UID == b.UID && whoseA == whoseB &&
 		a.Spec.Unschedulable == b.Spec.Unschedulable && equality.Semantic.DeepEqual(ourTaints(a), ourTaints(b)) &&
-		slices.EqualFunc(drain.Markers(a, nil), drain.Markers(b, nil), sameMarker) && maps.Equal(nvidia(a.Labels), nvidia(b.Labels))
+		slices.EqualFunc(fence.Markers(a, nil), fence.Markers(b, nil), sameMarker) && maps.Equal(nvidia(a.Labels), nvidia(b.Labels))
 }
 
-func sameMarker(a, b drain.Marker) bool { return a.Tool == b.Tool && a.Sign == b.Sign }
+func sameMarker(a, b fence.Marker) bool { return a.Tool == b.Tool && a.Sign == b.Sign }
 
 func ourTaints(node *corev1.Node) []corev1.Taint {
 	return slices.DeleteFunc(slices.Clone(node.Spec.Taints), func(t corev1.Taint) bool {

@@ -16,7 +16,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/nvml/lib"
 	"github.com/gpuslice/gpuslice/test/gpusim"
@@ -312,7 +312,7 @@ func (v venture) waitReally(t *testing.T, s stage, at spot) {
 	c := testclock.NewFakeClock(time.Now())
 	w.agent = agent.New(agent.Options{
 		Node: nodeName, Client: w.client, Driver: w.through(w.gpus.Driver()), Kubelet: w, Settings: w.settings,
-		Host: &w.host, Units: &w.units, Processes: drain.Processes{Root: w.table}, Specs: &w.specs, Record: &w.disk,
+		Host: &w.host, Units: &w.units, Processes: holders.Processes{Root: w.table}, Specs: &w.specs, Record: &w.disk,
 		Parse: func([]byte) (map[string]config.MIGConfig, error) { return w.file, nil },
 		Clock: c, Events: &record.FakeRecorder{}, Log: zaptest.NewLogger(t),
 	})

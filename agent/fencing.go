@@ -15,6 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
 // record writes the journal without a fence: for a change that disrupts nobody, to add to a journal that stands, or for what
@@ -172,15 +173,15 @@ func (a *Agent) drainable(ctx context.Context, seen observed, want wish, steps [
 // atWork names the other tools that work on the node, by what they have written on it. What one has only announced is no reason
 // to wait, nor is what a mig-manager has left that is not there any more.
 func (s observed) atWork() []string {
-	return s.tools(func(m drain.Marker) bool { return !m.Planned && (m.Tool != toolMIGManager || s.migManager) })
+	return s.tools(func(m fence.Marker) bool { return !m.Planned && (m.Tool != toolMIGManager || s.migManager) })
 }
 
 // cordoning names those that rely on the node's cordon.
 func (s observed) cordoning() []string {
-	return s.tools(func(m drain.Marker) bool { return m.Cordons })
+	return s.tools(func(m fence.Marker) bool { return m.Cordons })
 }
 
-func (s observed) tools(count func(drain.Marker) bool) []string {
+func (s observed) tools(count func(fence.Marker) bool) []string {
 	var out []string
 	for _, m := range s.markers {
 		if count(m) {
@@ -191,7 +192,7 @@ func (s observed) tools(count func(drain.Marker) bool) []string {
 }
 
 // nameOf says which tool it is, by what it is known, and what ends its work.
-func nameOf(m drain.Marker) string {
+func nameOf(m fence.Marker) string {
 	text := m.Tool + ", by " + m.Sign
 	if !m.Since.IsZero() {
 		text += ", since " + moment(m.Since)
@@ -276,7 +277,7 @@ func (j *Journal) owe(seen observed, steps []plan.Step) {
 	j.Stopped = slices.Clone(j.Stopped)
 	for _, s := range steps {
 		switch {
-		case s.Kind == plan.PauseOperands && s.Label != "" && seen.node.Labels[s.Label] != drain.PausedValue:
+		case s.Kind == plan.PauseOperands && s.Label != "" && seen.node.Labels[s.Label] != fence.PausedValue:
 			paused[s.Label] = seen.node.Labels[s.Label]
 		case s.Kind == plan.StopUnits && !slices.Contains(j.Stopped, s.Unit):
 			j.Stopped = append(j.Stopped, s.Unit)

@@ -15,7 +15,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
 // firstOnly are configs of an administrator's file that leave all GPUs but the first alone.
@@ -90,7 +90,7 @@ func TestACordonThatSomebodyTakesOverInTheMiddleStays(t *testing.T) {
 			on  bool
 		}{{agent.FieldManager, true}, {"", false}, {administrator, true}} {
 			w.cordon(want.on)
-			if who, _, on := drain.Cordoner(w.node()); who != want.who || on != want.on {
+			if who, _, on := fence.Cordoner(w.node()); who != want.who || on != want.on {
 				t.Fatalf("cordoned %t by %q, want %t by %q", on, who, want.on, want.who)
 			}
 		}

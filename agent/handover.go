@@ -20,7 +20,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/pluginfile"
 	"github.com/gpuslice/gpuslice/agent/retried"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/nvml/aside"
 )
@@ -285,7 +285,7 @@ func (a *Agent) reloadPlugin(ctx context.Context, seen observed, want wish, step
 	for _, pod := range seen.plugin.readers {
 		for _, uid := range untold {
 			if pod.UID == uid {
-				restart.Pods = append(restart.Pods, plannedPod(drain.Describe(&pod)))
+				restart.Pods = append(restart.Pods, plannedPod(holders.Describe(&pod)))
 			}
 		}
 	}

@@ -13,7 +13,9 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/fence"
+	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/drain/host"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -52,8 +54,8 @@ func (a *Agent) observeTaken(ctx context.Context, seen *observed, want wish, tar
 func (a *Agent) observeHolders(ctx context.Context, seen *observed, taken []plan.Taken) {
 	now := a.clock.Now()
 	sought := seen.sought(taken)
-	isFree := func(d drain.Sought) bool { return now.Sub(a.foundFree[d.Device]) < freeFor }
-	if !slices.ContainsFunc(sought, func(d drain.Sought) bool { return len(d.Reported) > 0 || !isFree(d) }) {
+	isFree := func(d holders.Sought) bool { return now.Sub(a.foundFree[d.Device]) < freeFor }
+	if !slices.ContainsFunc(sought, func(d holders.Sought) bool { return len(d.Reported) > 0 || !isFree(d) }) {
 		return
 	}
 	call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.DriverCall)
@@ -61,32 +63,32 @@ func (a *Agent) observeHolders(ctx context.Context, seen *observed, taken []plan
 	seen.clients, seen.blind = a.processes.Holders(call, sought)
 	clear(a.foundFree)
 	for _, d := range sought {
-		if seen.blind == nil && !slices.ContainsFunc(seen.clients, func(c drain.Client) bool { return slices.Contains(c.Devices, d.Device) }) {
+		if seen.blind == nil && !slices.ContainsFunc(seen.clients, func(c holders.Client) bool { return slices.Contains(c.Devices, d.Device) }) {
 			a.foundFree[d.Device] = now
 		}
 	}
-	seen.holders = drain.GPUPods(seen.pods, seen.assigned, seen.clients)
+	seen.holders = holders.GPUPods(seen.pods, seen.assigned, seen.clients)
 }
 
 // sought is what to look for. Whoever has a GPU's device file open holds it as a whole, and may be on another instance of it
 // than one that goes.
-func (s observed) sought(taken []plan.Taken) []drain.Sought {
-	var out []drain.Sought
+func (s observed) sought(taken []plan.Taken) []holders.Sought {
+	var out []holders.Sought
 	for _, t := range taken {
 		gpu, ok := s.gpu(t.GPU)
 		if !ok {
 			continue
 		}
 		if t.Whole {
-			out = append(out, drain.Sought{Device: string(gpu.UUID), Minor: gpu.Minor, Reported: pids(gpu.Processes)})
+			out = append(out, holders.Sought{Device: string(gpu.UUID), Minor: gpu.Minor, Reported: pids(gpu.Processes)})
 		}
 		if t.Compute {
-			out = append(out, drain.Sought{Device: string(gpu.UUID), Minor: drain.NoFiles, Reported: pids(gpu.Processes)})
+			out = append(out, holders.Sought{Device: string(gpu.UUID), Minor: holders.NoFiles, Reported: pids(gpu.Processes)})
 		}
 		for _, i := range gpu.Instances {
 			for _, d := range i.Devices {
 				if slices.Contains(t.Devices, d.UUID) {
-					out = append(out, drain.Sought{Device: d.UUID, Minor: drain.NoFiles, Reported: pids(i.ProcessesOn(d))})
+					out = append(out, holders.Sought{Device: d.UUID, Minor: holders.NoFiles, Reported: pids(i.ProcessesOn(d))})
 				}
 			}
 		}
@@ -139,7 +141,7 @@ func (a *Agent) unitStates(ctx context.Context, stopped []string) (map[string]st
 	defer cancel()
 	states, err := a.units.States(call, a.settings.Units)
 	switch {
-	case err == nil, errors.Is(err, drain.ErrNoSystemd):
+	case err == nil, errors.Is(err, host.ErrNoSystemd):
 	default:
 		a.systemdNext = a.clock.Now().Add(systemdRetry)
 		a.log.Warn("systemd does not answer: the host's units are left alone", zap.Duration("again", systemdRetry), zap.Error(err))
@@ -152,8 +154,8 @@ func runs(state string) bool { return state != "" && state != "inactive" && stat
 
 // computes reports whether a process of the unit computes on what goes.
 func (s observed) computes(unit string) bool {
-	return slices.ContainsFunc(s.clients, func(c drain.Client) bool {
-		return c.Unit == unit && slices.Contains(c.Sources, drain.SourceNVML)
+	return slices.ContainsFunc(s.clients, func(c holders.Client) bool {
+		return c.Unit == unit && slices.Contains(c.Sources, holders.SourceNVML)
 	})
 }
 
@@ -176,18 +178,18 @@ func (a *Agent) strange(seen observed) []string {
 			held[d] = true
 		}
 	}
-	strange := drain.Strangers(seen.clients, seen.pods)
-	strange = slices.DeleteFunc(strange, func(c drain.Client) bool {
-		return c.Self || c.Unlisted || !slices.Contains(c.Sources, drain.SourceNVML) || slices.Contains(a.settings.Units, c.Unit) ||
+	strange := holders.Unowned(seen.clients, seen.pods)
+	strange = slices.DeleteFunc(strange, func(c holders.Client) bool {
+		return c.Self || c.Unlisted || !slices.Contains(c.Sources, holders.SourceNVML) || slices.Contains(a.settings.Units, c.Unit) ||
 			!slices.ContainsFunc(c.Devices, func(d string) bool { return !held[d] })
 	})
-	return drain.NameClients(strange, seen.pods)
+	return holders.NameClients(strange, seen.pods)
 }
 
 // mustLeave are the holders that leave by eviction. Operands are sent away in their own order, and so are other clients of the library
 // that have no more than a file open. So does a pod of a DaemonSet that the fence does not keep away, and that would come back as often
 // as it is evicted: it is left, since most changes do not mind.
-func (s observed) mustLeave() []drain.Pod {
+func (s observed) mustLeave() []holders.Pod {
 	apart := map[string]bool{}
 	for _, o := range s.operands {
 		apart[string(o.UID)] = true
@@ -201,13 +203,13 @@ func (s observed) mustLeave() []drain.Pod {
 	for _, p := range s.libraryClients {
 		clients[string(p.UID)] = true
 	}
-	return slices.DeleteFunc(slices.Clone(s.holders), func(p drain.Pod) bool {
+	return slices.DeleteFunc(slices.Clone(s.holders), func(p holders.Pod) bool {
 		return p.UID != "" && apart[string(p.UID)] || byFilesAlone(p) && (clients[string(p.UID)] || p.Daemon && s.returns(p))
 	})
 }
 
 // returns reports whether the fence does not keep the pod away.
-func (s observed) returns(p drain.Pod) bool {
+func (s observed) returns(p holders.Pod) bool {
 	return slices.ContainsFunc(s.pods, func(pod corev1.Pod) bool {
 		return pod.UID == p.UID && tolerates(pod, config.TaintRepartitioning)
 	})
@@ -221,20 +223,20 @@ func drivesClaims(labels map[string]string) bool {
 }
 
 // keepsClaims reports whether the operand is that driver, or has it in its care. The label alone is anybody's.
-func keepsClaims(o drain.Operand) bool {
-	return slices.ContainsFunc(o.Pods, func(p drain.Pod) bool { return p.Daemon && drivesClaims(p.Labels) })
+func keepsClaims(o fence.Operand) bool {
+	return slices.ContainsFunc(o.Pods, func(p holders.Pod) bool { return p.Daemon && drivesClaims(p.Labels) })
 }
 
 // claimDriver reports whether NVIDIA's DRA driver runs on the node.
 func (s observed) claimDriver() bool {
 	return slices.ContainsFunc(s.pods, func(p corev1.Pod) bool {
-		_, of := drain.DaemonSetOf(&p)
+		_, of := holders.DaemonSetOf(&p)
 		return of && p.Status.Phase == corev1.PodRunning && drivesClaims(p.Labels)
 	})
 }
 
-func byFilesAlone(p drain.Pod) bool {
-	return !slices.ContainsFunc(p.Sources, func(s drain.Source) bool { return !strings.HasPrefix(string(s), "device file ") })
+func byFilesAlone(p holders.Pod) bool {
+	return !slices.ContainsFunc(p.Sources, func(s holders.Source) bool { return !strings.HasPrefix(string(s), "device file ") })
 }
 
 // observeClients picks the pods that keep the library open without having a GPU, by the selectors of the settings. One that the fence
@@ -246,7 +248,7 @@ func (a *Agent) observeClients(seen *observed) {
 			continue
 		}
 		if !tolerates(*pod, config.TaintRepartitioning) {
-			seen.libraryClients = append(seen.libraryClients, drain.Describe(pod))
+			seen.libraryClients = append(seen.libraryClients, holders.Describe(pod))
 		}
 	}
 }

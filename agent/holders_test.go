@@ -16,7 +16,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/host"
 )
 
 // minutes is longer than all pauses of a node at rest but the heartbeat.
@@ -157,8 +157,8 @@ func TestUnitsAreStoppedForAResetAndStartedAgain(t *testing.T) {
 func TestAUnitThatDoesNotStopEndsTheChange(t *testing.T) {
 	t.Parallel()
 	for name, why := range map[string]error{
-		"its job fails": &drain.JobError{Unit: "nvidia-dcgm.service", Verb: "stop", Result: "failed"},
-		"its job hangs": drain.ErrJobRunning,
+		"its job fails": &host.JobError{Unit: "nvidia-dcgm.service", Verb: "stop", Result: "failed"},
+		"its job hangs": host.ErrJobRunning,
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -184,8 +184,8 @@ func TestAUnitThatDoesNotStopEndsTheChange(t *testing.T) {
 func TestAUnitThatDoesNotStartAgainKeepsNoNode(t *testing.T) {
 	t.Parallel()
 	for name, why := range map[string]error{
-		"its job fails": &drain.JobError{Unit: "nvidia-dcgm.service", Verb: "start", Result: "failed"},
-		"its job hangs": drain.ErrJobRunning,
+		"its job fails": &host.JobError{Unit: "nvidia-dcgm.service", Verb: "start", Result: "failed"},
+		"its job hangs": host.ErrJobRunning,
 		"systemd died":  errors.New("connection closed"),
 	} {
 		t.Run(name, func(t *testing.T) {

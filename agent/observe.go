@@ -22,7 +22,8 @@ import (
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/retried"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/fence"
+	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -43,21 +44,21 @@ type observed struct {
 	asks      string            // fingerprint of the wish that it is performed for
 	gpus      []nvml.GPU
 	pods      []corev1.Pod // all pods of the node
-	assigned  drain.Assignments
-	clients   []drain.Client // processes that hold what goes; looked for only when something does
-	blind     error          // the host's process table cannot be looked at: who holds what goes is not known
-	holders   []drain.Pod    // pods with a GPU or a part of one
-	drainable []drain.Pod    // pods that have to leave before a reboot
-	operands  []corev1.Pod   // device plugin pods
-	daemons   []corev1.Pod   // control daemons of MPS
-	unpicked  string         // which configs of the device plugin there are that nothing asks for, where nothing is asked for
-	rivals    string         // why it is not known which of the device plugins counts; empty if it is
-	plugin    pluginConfig   // looked at only where anything is asked of it, or owed to it
-	pauses    []drain.Operand
+	assigned  holders.Assignments
+	clients   []holders.Client // processes that hold what goes; looked for only when something does
+	blind     error            // the host's process table cannot be looked at: who holds what goes is not known
+	holders   []holders.Pod    // pods with a GPU or a part of one
+	drainable []holders.Pod    // pods that have to leave before a reboot
+	operands  []corev1.Pod     // device plugin pods
+	daemons   []corev1.Pod     // control daemons of MPS
+	unpicked  string           // which configs of the device plugin there are that nothing asks for, where nothing is asked for
+	rivals    string           // why it is not known which of the device plugins counts; empty if it is
+	plugin    pluginConfig     // looked at only where anything is asked of it, or owed to it
+	pauses    []fence.Operand
 	units     []plan.Unit // of the host that may have to stop, or to start again
 
-	libraryClients []drain.Pod // pods without a GPU that keep the library open and can be sent away
-	markers        []drain.Marker
+	libraryClients []holders.Pod // pods without a GPU that keep the library open and can be sent away
+	markers        []fence.Marker
 	orphan         orphan
 	migManager     bool          // a mig-manager runs here
 	adopts         bool          // what one has left is ours to clear away
@@ -107,7 +108,7 @@ func (a *Agent) observe(ctx context.Context) (observed, error) {
 		return seen, fmt.Errorf("reading node %s: %w", a.node, err)
 	}
 	seen.node = node
-	seen.markers = drain.Markers(node, a.settings.Operands)
+	seen.markers = fence.Markers(node, a.settings.Operands)
 	seen.fenced, seen.startup = a.fence.Stands(node), a.fence.Startup(node)
 	a.observeBoot(ctx, &seen)
 	if err := a.observeRecord(ctx, &seen); err != nil {
@@ -217,14 +218,14 @@ func (a *Agent) observeKubelet(ctx context.Context, seen *observed, pods []corev
 	defer cancel()
 	assigned, err := a.kubelet.Assignments(call)
 	if assigned.Premature(pods) {
-		assigned, err = nil, drain.ErrKubeletStarting
+		assigned, err = nil, holders.ErrKubeletStarting
 	}
 	if err == nil {
 		seen.kubelet, err = a.kubelet.Allocatable(call)
 	}
 	seen.deaf = err
 	seen.assigned = assigned
-	seen.holders = drain.GPUPods(pods, assigned, nil)
+	seen.holders = holders.GPUPods(pods, assigned, nil)
 	seen.operands = a.operands(pods)
 	seen.daemons = a.ofNVIDIA(picked(pods, a.settings.MPS.PodSelector, a.settings.MPS.Containers))
 	seen.rivals = a.rivals(seen.operands)
@@ -378,7 +379,7 @@ func (a *Agent) observeOthers(seen *observed) {
 	if seen.journal != nil {
 		labels = union(labels, slices.Sorted(maps.Keys(seen.journal.Paused)))
 	}
-	seen.pauses = drain.Operands(seen.node, seen.pods, labels)
+	seen.pauses = fence.Operands(seen.node, seen.pods, labels)
 	a.observeClients(seen)
 }
 
@@ -417,7 +418,7 @@ func (s observed) plannedOperands() (pauses []plan.Pause, plugins []plan.Operand
 	byLabel := map[string]bool{}
 	for _, o := range s.pauses {
 		p := plan.Pause{Label: o.Label, Plugin: o.Label == config.LabelDevicePlugin, Paused: s.pausedHere(o)}
-		if !p.Paused && (o.State != drain.OperandRunning || keepsClaims(o)) {
+		if !p.Paused && (o.State != fence.OperandRunning || keepsClaims(o)) {
 			continue
 		}
 		for _, pod := range o.Pods {
@@ -437,7 +438,7 @@ func (s observed) plannedOperands() (pauses []plan.Pause, plugins []plan.Operand
 	return pauses, plugins
 }
 
-func plannedPod(p drain.Pod) plan.Pod {
+func plannedPod(p holders.Pod) plan.Pod {
 	return plan.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), Devices: p.Devices, Known: p.DevicesKnown}
 }
 
@@ -477,7 +478,7 @@ func (s observed) foreignCordon() bool {
 	if !s.node.Spec.Unschedulable {
 		return false
 	}
-	who, _, ok := drain.Cordoner(s.node)
+	who, _, ok := fence.Cordoner(s.node)
 	switch {
 	case ok && who != "":
 		return who != FieldManager

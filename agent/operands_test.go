@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
 const (
@@ -80,7 +80,7 @@ func TestOperandsArePausedInOrderAndResumedInReverse(t *testing.T) {
 		w.pod("trainer", w.devices()["nvidia.com/gpu"][0])
 		w.label("all-balanced")
 		got := w.record(w.converged("all-balanced"))
-		const paused = drain.PausedValue
+		const paused = fence.PausedValue
 		want := []string{
 			"dcgm-exporter " + paused, "dcgm " + paused, "device-plugin " + paused,
 			"device-plugin true", "dcgm true", "dcgm-exporter true",
@@ -121,7 +121,7 @@ func TestWhatNobodyHoldsIsChangedBehindTheFenceWhereALabelSendsThePluginAway(t *
 			w := newWorld(t, h100)
 			w.operator(map[string]string{config.LabelDevicePlugin: "true", labelDCGM: "true"})
 			w.label("all-balanced")
-			w.passes("the pause", func() bool { return w.values()[labelDCGM] == drain.PausedValue })
+			w.passes("the pause", func() bool { return w.values()[labelDCGM] == fence.PausedValue })
 			w.pod("late", string(w.snapshot()[1].UUID))
 			w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
 			w.reach("all-balanced")
@@ -179,7 +179,7 @@ func TestTheDriverOfClaimsIsNeverPaused(t *testing.T) {
 		w.operator(map[string]string{config.LabelDevicePlugin: "true", label: "true"})
 		w.label("all-balanced")
 		got := w.record(w.converged("all-balanced"))
-		if diff := cmp.Diff([]string{"device-plugin " + drain.PausedValue, "device-plugin true"}, got); diff != "" {
+		if diff := cmp.Diff([]string{"device-plugin " + fence.PausedValue, "device-plugin true"}, got); diff != "" {
 			t.Errorf("labels, in the order in which they changed (-want +got):\n%s", diff)
 		}
 	})
@@ -198,7 +198,7 @@ func TestAPodThatSaysItIsTheDriverOfClaimsKeepsNoOperand(t *testing.T) {
 		})
 		w.label("all-balanced")
 		got := w.record(w.converged("all-balanced"))
-		if want := "dcgm " + drain.PausedValue; !slices.Contains(got, want) {
+		if want := "dcgm " + fence.PausedValue; !slices.Contains(got, want) {
 			t.Errorf("the operand was not paused: %v", got)
 		}
 	})
@@ -211,7 +211,7 @@ func TestAnOperandThatAnotherToolPausesInTheMiddleStaysPaused(t *testing.T) {
 		w := newWorld(t, h100)
 		w.operator(map[string]string{config.LabelDevicePlugin: "true", labelDCGM: "true"})
 		w.label("all-balanced")
-		w.passes("the pause", func() bool { return w.values()[config.LabelDevicePlugin] == drain.PausedValue })
+		w.passes("the pause", func() bool { return w.values()[config.LabelDevicePlugin] == fence.PausedValue })
 		w.edit(func(n *corev1.Node) { n.Labels[labelDCGM] = "paused-for-mig-change" })
 		w.reach("all-balanced")
 		if got := w.values()[labelDCGM]; got != "paused-for-mig-change" {

@@ -10,7 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/fence"
+	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
 // What NVIDIA's k8s-mig-manager leaves on a node when it dies or fails in the middle: labels of operands with this value. Of what
@@ -20,7 +21,7 @@ const (
 	deployed           = "true"
 )
 
-// toolMIGManager is what drain.Markers calls it.
+// toolMIGManager is what fence.Markers calls it.
 const toolMIGManager = "mig-manager"
 
 // migManagerLabel marks the pods of a k8s-mig-manager, which minds its own labels while it lives.
@@ -64,15 +65,15 @@ func (a *Agent) orphanOn(seen *observed) orphan {
 	if seen.journal != nil {
 		return o
 	}
-	who, _, cordoned := drain.Cordoner(seen.node)
+	who, _, cordoned := fence.Cordoner(seen.node)
 	_, kept := seen.node.Annotations[config.AnnotationKeepCordoned]
 	o.cordon = cordoned && who == FieldManager && !kept
 	o.forged, o.host = seen.forged, seen.owed
 	o.labels = map[string]string{}
-	for _, label := range drain.LeftPaused(seen.node, a.kept.operands(a.settings.Operands), drain.PausedValue) {
+	for _, label := range fence.LeftPaused(seen.node, a.kept.operands(a.settings.Operands), fence.PausedValue) {
 		o.labels[label] = deployed // no other value is paused
 	}
-	theirs := drain.LeftPaused(seen.node, a.settings.Operands, pausedByMIGManager)
+	theirs := fence.LeftPaused(seen.node, a.settings.Operands, pausedByMIGManager)
 	if !seen.adopts || len(theirs) == 0 {
 		return o
 	}
@@ -93,7 +94,7 @@ const adoptAfter = time.Minute
 // the label alone is anybody's.
 func runsMIGManager(believed []corev1.Pod) bool {
 	return slices.ContainsFunc(believed, func(p corev1.Pod) bool {
-		_, of := drain.DaemonSetOf(&p)
+		_, of := holders.DaemonSetOf(&p)
 		return of && p.Labels["app"] == migManagerLabel && !ended(&p)
 	})
 }
@@ -104,8 +105,8 @@ func (a *Agent) adopts(pods []corev1.Pod) bool {
 }
 
 // pausedHere reports whether the operand is away by our hand, or by one whose remains we have adopted.
-func (s observed) pausedHere(o drain.Operand) bool {
-	if o.State == drain.OperandPaused {
+func (s observed) pausedHere(o fence.Operand) bool {
+	if o.State == fence.OperandPaused {
 		return true
 	}
 	_, left := s.orphan.labels[o.Label]
@@ -117,7 +118,7 @@ func (s observed) pausedHere(o drain.Operand) bool {
 
 // paused reports whether the device plugin is away by its label, so that nobody offers GPUs.
 func (s observed) paused() bool {
-	return slices.ContainsFunc(s.pauses, func(o drain.Operand) bool {
+	return slices.ContainsFunc(s.pauses, func(o fence.Operand) bool {
 		return o.Label == config.LabelDevicePlugin && s.pausedHere(o)
 	})
 }

@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/agent/retried"
-	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
 // Pods of NVIDIA's programs are known by their labels, which any pod may have. So they count only where the settings say that they
@@ -36,7 +36,7 @@ func (a *Agent) ofNVIDIA(pods []corev1.Pod) []corev1.Pod {
 
 // pretends says why the pod is not what its labels say; empty if it is.
 func (a *Agent) pretends(pod *corev1.Pod) string {
-	switch _, of := drain.DaemonSetOf(pod); {
+	switch _, of := holders.DaemonSetOf(pod); {
 	case !slices.Contains(a.settings.DevicePlugin.Namespaces, pod.Namespace):
 		return fmt.Sprintf("namespace %s is not among devicePlugin.namespaces of the settings", pod.Namespace)
 	case !of:
@@ -77,7 +77,7 @@ func (a *Agent) rivals(operands []corev1.Pod) string {
 }
 
 func setOf(pod *corev1.Pod) types.UID {
-	set, _ := drain.DaemonSetOf(pod)
+	set, _ := holders.DaemonSetOf(pod)
 	return set
 }
 

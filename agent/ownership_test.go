@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
 // attribute lets the client say from here on who wrote what, as API servers do.
@@ -144,7 +144,7 @@ func TestWhatAnAgentHasLeftIsGivenBack(t *testing.T) {
 	t.Run("a paused operand", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, h100)
-			w.operator(map[string]string{labelDCGM: drain.PausedValue, labelGFD: "false"})
+			w.operator(map[string]string{labelDCGM: fence.PausedValue, labelGFD: "false"})
 			w.passes("the operand", func() bool { return w.values()[labelDCGM] == "true" })
 			w.settle(config.ReasonNoWish)
 			w.givenBack()
@@ -157,10 +157,10 @@ func TestWhatAnAgentHasLeftIsGivenBack(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, h100)
 			const another = config.LabelOperandPrefix + "another"
-			w.operator(map[string]string{another: drain.PausedValue, labelGFD: "true"})
+			w.operator(map[string]string{another: fence.PausedValue, labelGFD: "true"})
 			w.settle(config.ReasonNoWish)
 			w.spend(minutes)
-			if got := w.values()[another]; got != drain.PausedValue {
+			if got := w.values()[another]; got != fence.PausedValue {
 				t.Errorf("the label is %s", got)
 			}
 		})
@@ -170,7 +170,7 @@ func TestWhatAnAgentHasLeftIsGivenBack(t *testing.T) {
 			w := newWorld(t, h100)
 			w.operator(map[string]string{labelDCGM: "true"})
 			w.label("all-balanced")
-			w.passes("the pause", func() bool { return w.values()[labelDCGM] == drain.PausedValue })
+			w.passes("the pause", func() bool { return w.values()[labelDCGM] == fence.PausedValue })
 			w.unannotate()
 			w.settings.Operands = slices.DeleteFunc(slices.Clone(w.settings.Operands), func(label string) bool { return label == labelDCGM })
 			w.restart()

@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -65,7 +65,7 @@ func (u usage) String() string {
 
 // usages lists what pods may share, in the order of the GPUs. Who has it is what kubelet has given to whom, and what the
 // processes on it are of: owners are pods by pid.
-func usages(gpus []nvml.GPU, holders []drain.Pod, owners map[int]*corev1.Pod) []usage {
+func usages(gpus []nvml.GPU, holders []holders.Pod, owners map[int]*corev1.Pod) []usage {
 	var out []usage
 	for _, g := range gpus {
 		switch {
@@ -95,7 +95,7 @@ func usages(gpus []nvml.GPU, holders []drain.Pod, owners map[int]*corev1.Pod) []
 }
 
 // by adds who has it. A driver that does not say how much is in use has said it of each process.
-func (u usage) by(devices []string, processes []nvml.Process, holders []drain.Pod, owners map[int]*corev1.Pod) usage {
+func (u usage) by(devices []string, processes []nvml.Process, holders []holders.Pod, owners map[int]*corev1.Pod) usage {
 	found := map[types.UID]*podUsage{}
 	add := func(pod types.NamespacedName, uid types.UID, mib int) {
 		if found[uid] == nil {
@@ -281,16 +281,16 @@ func (a *Agent) observeMemory(ctx context.Context, seen observed) {
 // residents are the pods of the node and those with a GPU, as of the last look at the cluster.
 type residents struct {
 	pods    []corev1.Pod
-	holders []drain.Pod
+	holders []holders.Pod
 }
 
 // usages finds out whose processes are on the GPUs. Where the process table does not tell, only kubelet does.
 func (a *Agent) usages(ctx context.Context, gpus []nvml.GPU) []usage {
-	var sought []drain.Sought
+	var sought []holders.Sought
 	for _, g := range gpus {
-		sought = append(sought, drain.Sought{Device: string(g.UUID), Minor: drain.NoFiles, Reported: pids(g.Processes)})
+		sought = append(sought, holders.Sought{Device: string(g.UUID), Minor: holders.NoFiles, Reported: pids(g.Processes)})
 		for _, i := range g.Instances {
-			sought = append(sought, drain.Sought{Device: string(g.UUID), Minor: drain.NoFiles, Reported: pids(i.Processes)})
+			sought = append(sought, holders.Sought{Device: string(g.UUID), Minor: holders.NoFiles, Reported: pids(i.Processes)})
 		}
 	}
 	call, cancel := context.WithTimeout(ctx, hostTimeout)
@@ -299,7 +299,7 @@ func (a *Agent) usages(ctx context.Context, gpus []nvml.GPU) []usage {
 	if err != nil {
 		a.log.Debug("whose memory it is that GPUs are full of is not known", zap.Error(err))
 	}
-	owners := drain.PodsOf(clients, a.residents.pods)
+	owners := holders.PodsOf(clients, a.residents.pods)
 	// The server of MPS, in the pod of its daemon, computes for the others and not for itself.
 	maps.DeleteFunc(owners, func(_ int, pod *corev1.Pod) bool {
 		return matches(pod, a.settings.MPS.PodSelector) && a.pretends(pod) == ""

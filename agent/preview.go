@@ -183,13 +183,13 @@ func preview(want plan.Desired, seen plan.Observed) (Preview, error) {
 	}
 	return Preview{
 		Before: seen.GPUs, After: plan.Result(seen.GPUs, steps), Steps: steps,
-		AtReboot: plan.OnAtReboot(seen, want), Holders: holders(seen.GPUs, plan.Takes(seen, want)),
+		AtReboot: plan.OnAtReboot(seen, want), Holders: holdersOf(seen.GPUs, plan.Takes(seen, want)),
 		Reboot: slices.ContainsFunc(steps, func(s plan.Step) bool { return s.Kind == plan.Reboot }),
 	}, nil
 }
 
-// holders are the processes that NVML shows on what is taken.
-func holders(gpus []nvml.GPU, taken []plan.Taken) []Holder {
+// holdersOf are the processes that NVML shows on what is taken.
+func holdersOf(gpus []nvml.GPU, taken []plan.Taken) []Holder {
 	var out []Holder
 	for _, t := range taken {
 		for _, gpu := range gpus {

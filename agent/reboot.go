@@ -14,7 +14,8 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/drain/host"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -34,7 +35,7 @@ const (
 func (a *Agent) observeBoot(ctx context.Context, seen *observed) {
 	call, cancel := context.WithTimeout(ctx, hostTimeout)
 	defer cancel()
-	boot, err := a.processes.Boot(call)
+	boot, err := a.kernel.Boot(call)
 	text := ""
 	if err != nil {
 		text = err.Error()
@@ -79,7 +80,7 @@ func (a *Agent) observeReboots(seen *observed, pods []corev1.Pod) {
 		if j != nil && j.Cordoned && p.CreationTimestamp.After(j.Started) {
 			continue
 		}
-		seen.drainable = append(seen.drainable, drain.Drainable([]corev1.Pod{p})...)
+		seen.drainable = append(seen.drainable, holders.Drainable([]corev1.Pod{p})...)
 	}
 	for _, p := range seen.drainable {
 		seen.reboots.Others = append(seen.reboots.Others, plannedPod(p))
@@ -200,7 +201,7 @@ func (a *Agent) reboot(ctx context.Context, seen observed, want wish) error {
 	call, cancel := context.WithTimeout(ctx, hostTimeout)
 	defer cancel()
 	err := a.host.Reboot(call)
-	if errors.Is(err, drain.ErrNoLogind) || errors.Is(err, drain.ErrLogindRefuses) || errors.Is(err, drain.ErrRebootInhibited) {
+	if errors.Is(err, host.ErrNoLogind) || errors.Is(err, host.ErrLogindRefuses) || errors.Is(err, host.ErrRebootInhibited) {
 		return &Failure{Wish: want.fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}
 	}
 	return a.awaitReboot(j) // any other error leaves open whether the host goes down

@@ -18,7 +18,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/host"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
@@ -132,19 +132,19 @@ func TestNobodyIsEvictedForARebootThatCannotBe(t *testing.T) {
 
 // goingDown is a host whose Reboot says that somebody was faster.
 type goingDown struct {
-	*host
+	*logind
 	err error
 }
 
 func (h goingDown) Reboot(ctx context.Context) error {
-	_ = h.host.Reboot(ctx)
+	_ = h.logind.Reboot(ctx)
 	return h.err
 }
 
 // self: somebody else reboots at the same moment, or the bus went away in the middle of the answer.
 func TestAHostThatGoesDownAnywayIsTheRebootThatWasAskedFor(t *testing.T) {
 	t.Parallel()
-	for _, err := range []error{drain.ErrShuttingDown, drain.ErrLogindSilent} {
+	for _, err := range []error{host.ErrShuttingDown, host.ErrLogindSilent} {
 		t.Run(err.Error(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := virtual(t, config.RebootSelf)

@@ -22,7 +22,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/host"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -395,16 +395,16 @@ func (a *Agent) tidyRecord(ctx context.Context, seen observed) {
 // observeOwed looks what the host is still owed of a change that no journal is left of: after somebody has removed it, or the node object
 // was deleted. What the settings do not name any more is nobody's to start, and is told.
 func (a *Agent) observeOwed(ctx context.Context, seen *observed) {
-	host := a.kept.now.Host
+	owed := a.kept.now.Host
 	if seen.journal != nil || a.kept.now.Ends && !seen.forged {
 		return
 	}
 	for _, gpu := range seen.gpus {
-		if !gpu.Persistent && !gpu.Lost && slices.Contains(host.Persistent, string(gpu.UUID)) {
+		if !gpu.Persistent && !gpu.Lost && slices.Contains(owed.Persistent, string(gpu.UUID)) {
 			seen.owed.Persistent = append(seen.owed.Persistent, gpu.UUID)
 		}
 	}
-	named := a.named(seen, host.Stopped)
+	named := a.named(seen, owed.Stopped)
 	if len(named) == 0 {
 		return
 	}
@@ -412,7 +412,7 @@ func (a *Agent) observeOwed(ctx context.Context, seen *observed) {
 	for _, unit := range named {
 		state, exists := states[unit]
 		switch {
-		case errors.Is(err, drain.ErrNoSystemd):
+		case errors.Is(err, host.ErrNoSystemd):
 		case err == nil && !exists:
 			seen.drop(unit, notStartable)
 		case !runs(state):

@@ -16,7 +16,7 @@ import (
 	watchtools "k8s.io/client-go/tools/watch"
 
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -150,7 +150,7 @@ func (a *Agent) Restore(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	labels := drain.LeftPaused(node, a.settings.Operands, pausedByMIGManager)
+	labels := fence.LeftPaused(node, a.settings.Operands, pausedByMIGManager)
 	switch {
 	case len(labels) == 0:
 		return nil, nil
@@ -161,7 +161,7 @@ func (a *Agent) Restore(ctx context.Context) ([]string, error) {
 	for _, label := range labels {
 		values[label] = deployed
 	}
-	return labels, a.patch(ctx, node, func(node *corev1.Node) ([]byte, error) { return drain.SetLabels(node, values) })
+	return labels, a.patch(ctx, node, func(node *corev1.Node) ([]byte, error) { return fence.SetLabels(node, values) })
 }
 
 // owing says what is owed to the node. A change that waits for a reboot has given it back until then.

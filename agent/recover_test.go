@@ -13,7 +13,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
 // Whoever waits is another process than the agent's.
@@ -113,7 +113,7 @@ func TestWhatMIGManagerHasLeftIsRestored(t *testing.T) {
 	}{
 		{"its label", func(w *world) { w.operand(operandDCGM, "paused-for-mig-change") }, []string{operandDCGM}, "true", ""},
 		{"nobody's pause", func(w *world) { w.operand(operandDCGM, "paused-by-hand") }, nil, "paused-by-hand", ""},
-		{"our own pause", func(w *world) { w.operand(operandDCGM, drain.PausedValue) }, nil, drain.PausedValue, ""},
+		{"our own pause", func(w *world) { w.operand(operandDCGM, fence.PausedValue) }, nil, fence.PausedValue, ""},
 		{"its label while it runs", func(w *world) {
 			w.operand(operandDCGM, "paused-for-mig-change")
 			w.pod("mig-manager", "", func(p *corev1.Pod) {

@@ -21,7 +21,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/retried"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -269,7 +269,7 @@ func converged(seen observed, want wish) string {
 
 // cordonOfOthers says of a cordoned node to which nothing is owed whose cordon it is.
 func cordonOfOthers(seen observed) string {
-	who, since, cordoned := drain.Cordoner(seen.node)
+	who, since, cordoned := fence.Cordoner(seen.node)
 	if !cordoned || seen.journal != nil {
 		return ""
 	}

@@ -16,7 +16,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -280,7 +280,7 @@ func (a *Agent) plannedPlugin(seen observed, want wish) plan.Plugin {
 func replicas(given map[string][]string) []plan.Replica {
 	var out []plan.Replica
 	for _, resource := range slices.Sorted(maps.Keys(given)) {
-		if !drain.GPUResource(resource) {
+		if !holders.GPUResource(resource) {
 			continue
 		}
 		for _, id := range given[resource] {

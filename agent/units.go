@@ -13,7 +13,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/host"
 )
 
 // unitRetry is the pause between two looks at a unit that stops or starts.
@@ -26,7 +26,7 @@ func (a *Agent) stopUnit(ctx context.Context, seen observed, want wish, step pla
 	defer cancel()
 	delete(a.started, step.Unit)
 	err := a.units.Stop(call, step.Unit)
-	if !errors.Is(err, drain.ErrJobRunning) {
+	if !errors.Is(err, host.ErrJobRunning) {
 		return err
 	}
 	if a.clock.Now().After(until) && !want.undo {
@@ -64,12 +64,12 @@ func (a *Agent) startUnit(ctx context.Context, seen observed, step plan.Step) er
 	case err == nil:
 		a.started[step.Unit] = start{times: before.times + 1, at: a.clock.Now()}
 		return nil
-	case errors.Is(err, drain.ErrJobRunning) && a.clock.Now().Before(until):
+	case errors.Is(err, host.ErrJobRunning) && a.clock.Now().Before(until):
 		return &Waiting{
 			Reason: config.ReasonAwaitingCapacity, After: unitRetry, Message: fmt.Sprintf("waiting for %s of this host to start", step.Unit),
 			Until: until, Then: "the node is given back without it",
 		}
-	case errors.Is(err, drain.ErrJobRunning), a.attempts[step.String()].failures+1 >= a.settings.Retry.Failures:
+	case errors.Is(err, host.ErrJobRunning), a.attempts[step.String()].failures+1 >= a.settings.Retry.Failures:
 		return a.forgoUnit(ctx, seen, step, err)
 	default:
 		return err

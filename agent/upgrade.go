@@ -11,7 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
 // makeWay lets go of the driver while it is being upgraded: the kernel does not unload one that a process has open. Only labels of operands
@@ -55,12 +55,12 @@ func (a *Agent) giveWay(ctx context.Context, seen observed) {
 	if seen.upgraded == "" { // nor was the node seen, if the look has ended before
 		return
 	}
-	others := seen.tools(func(m drain.Marker) bool { return m.Cordons && m.Tool != toolDriverManager })
+	others := seen.tools(func(m fence.Marker) bool { return m.Cordons && m.Tool != toolDriverManager })
 	if _, kept := seen.node.Annotations[config.AnnotationKeepCordoned]; kept || len(others) > 0 {
 		return
 	}
 	var err error
-	switch who, _, cordoned := drain.Cordoner(seen.node); {
+	switch who, _, cordoned := fence.Cordoner(seen.node); {
 	case seen.journal != nil && seen.journal.Cordoned:
 		err = a.unfence(ctx, seen)
 	case seen.journal == nil && (seen.fenced || cordoned && who == FieldManager):

@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
@@ -133,7 +133,7 @@ func TestWhatIsLeftWithoutAJournalIsOpenedWhileTheDriverIsUpgraded(t *testing.T)
 		w.upgrade("dcgm", true)
 		w.spend(time.Minute)
 		if fenced := len(w.node().Spec.Taints) > 0; fenced {
-			who, _, _ := drain.Cordoner(w.node())
+			who, _, _ := fence.Cordoner(w.node())
 			t.Errorf("our taint is left; cordoned by %q", who)
 		}
 		w.upgrade("dcgm", false)

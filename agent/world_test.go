@@ -31,7 +31,8 @@ import (
 	"github.com/gpuslice/gpuslice/agent/hostrecord"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
-	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/drain/host"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
@@ -50,7 +51,7 @@ type world struct {
 	deaf          bool                // kubelet does not answer
 	grace         time.Duration       // how long an evicted pod takes to end
 	boots         int                 // of the node, so far
-	host          host
+	host          logind
 	units         units
 	specs         specs
 	table         string // the host's process table
@@ -125,15 +126,15 @@ func (w *world) forget() {
 func (w *world) optionsFor(h agent.Host) agent.Options {
 	return agent.Options{
 		Node: nodeName, Client: w.client, Driver: w.through(w.gpus.Driver()), Kubelet: w, Settings: w.settings,
-		Host: h, Units: &w.units, Specs: &w.specs, Record: &w.disk, Processes: drain.Processes{Root: w.table, Signal: w.hangup},
+		Host: h, Units: &w.units, Specs: &w.specs, Record: &w.disk, Processes: holders.Processes{Root: w.table, Signal: w.hangup},
 		Parse:  func([]byte) (map[string]config.MIGConfig, error) { return w.file, nil },
 		Plugin: agent.PluginConfigs{Parse: deviceplugin.Parse, Render: deviceplugin.Render}, PluginFile: w.pluginFile,
 		Clock: w.clock, Events: &record.FakeRecorder{}, Log: zaptest.NewLogger(w.t),
 	}
 }
 
-// host is the machine below the node, as logind answers for it.
-type host struct {
+// logind is the machine below the node, as logind answers for it.
+type logind struct {
 	silent  bool  // it does not answer
 	down    bool  // it is shutting down
 	refuses error // to be rebooted
@@ -143,13 +144,13 @@ type host struct {
 }
 
 // Inhibit implements agent.Host.
-func (h *host) Inhibit(ctx context.Context, _ string) (func(), error) {
+func (h *logind) Inhibit(ctx context.Context, _ string) (func(), error) {
 	if h.silent {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}
 	if h.down {
-		return nil, drain.ErrShuttingDown
+		return nil, host.ErrShuttingDown
 	}
 	h.held++
 	h.took++
@@ -157,12 +158,12 @@ func (h *host) Inhibit(ctx context.Context, _ string) (func(), error) {
 }
 
 // CanReboot implements agent.Host.
-func (h *host) CanReboot(context.Context) error { return h.refuses }
+func (h *logind) CanReboot(context.Context) error { return h.refuses }
 
 // Reboot implements agent.Host.
-func (h *host) Reboot(context.Context) error {
+func (h *logind) Reboot(context.Context) error {
 	if h.down {
-		return drain.ErrShuttingDown
+		return host.ErrShuttingDown
 	}
 	h.reboots++
 	h.down = true
@@ -287,7 +288,7 @@ type units struct {
 // States implements agent.Units.
 func (u *units) States(_ context.Context, names []string) (map[string]string, error) {
 	if u.states == nil {
-		return nil, drain.ErrNoSystemd
+		return nil, host.ErrNoSystemd
 	}
 	out := map[string]string{}
 	for _, name := range names {
@@ -402,12 +403,12 @@ func (w *world) administer(configs map[string]config.MIGConfig) {
 }
 
 // Assignments is kubelet's answer: each pod is listed, and has the device that its annotation names.
-func (w *world) Assignments(ctx context.Context) (drain.Assignments, error) {
+func (w *world) Assignments(ctx context.Context) (holders.Assignments, error) {
 	<-time.After(w.slowness)
 	if ctx.Err() != nil || w.deaf {
-		return nil, drain.ErrKubeletUnavailable
+		return nil, holders.ErrKubeletUnavailable
 	}
-	out := drain.Assignments{}
+	out := holders.Assignments{}
 	pods, err := w.client.CoreV1().Pods("").List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err
@@ -425,7 +426,7 @@ func (w *world) Assignments(ctx context.Context) (drain.Assignments, error) {
 // Allocatable is kubelet's answer: what the plugin registered.
 func (w *world) Allocatable(ctx context.Context) (map[string][]string, error) {
 	if ctx.Err() != nil || w.deaf {
-		return nil, drain.ErrKubeletUnavailable
+		return nil, holders.ErrKubeletUnavailable
 	}
 	return w.offered, nil
 }

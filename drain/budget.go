@@ -13,10 +13,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/utils/ptr"
+
+	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
 // blocked says which PodDisruptionBudget is in the way of a pod, and what it waits for.
-func (r *round) blocked(ctx context.Context, pod Pod, refusal error) Verdict {
+func (r *round) blocked(ctx context.Context, pod holders.Pod, refusal error) Verdict {
 	budgets := r.matching(ctx, pod)
 	cause := budgetCause(refusal)
 	switch len(budgets) {
@@ -62,7 +64,7 @@ func wants(b *policyv1.PodDisruptionBudget, cause string) string {
 }
 
 // hint tells of a way that people often do not know: a pod that is not ready is no loss to what the budget guards.
-func hint(b *policyv1.PodDisruptionBudget, pod Pod) string {
+func hint(b *policyv1.PodDisruptionBudget, pod holders.Pod) string {
 	if pod.Ready || ptr.Deref(b.Spec.UnhealthyPodEvictionPolicy, policyv1.IfHealthyBudget) == policyv1.AlwaysAllow {
 		return ""
 	}
@@ -71,7 +73,7 @@ func hint(b *policyv1.PodDisruptionBudget, pod Pod) string {
 
 // matching lists the budgets that select the pod. It is empty if they cannot be read, which costs no more than detail in
 // a message.
-func (r *round) matching(ctx context.Context, pod Pod) []policyv1.PodDisruptionBudget {
+func (r *round) matching(ctx context.Context, pod holders.Pod) []policyv1.PodDisruptionBudget {
 	all, read := r.budgets[pod.Namespace]
 	if !read {
 		ctx, cancel := context.WithTimeout(ctx, requestTimeout)

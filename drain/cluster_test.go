@@ -18,12 +18,13 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/fence"
+	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/test/cluster"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
 )
@@ -32,171 +33,6 @@ import (
 // managed fields, disruption budgets and preconditions. There is no kubelet; the tests say what it would.
 
 func TestMain(m *testing.M) { clustertest.Main(m) }
-
-// eventually waits for the cluster's controllers to bring something about.
-func eventually(t *testing.T, what string, done func(context.Context) (bool, error)) {
-	t.Helper()
-	err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, 2*time.Minute, true, done)
-	if err != nil {
-		t.Fatalf("waiting until %s: %v", what, err)
-	}
-}
-
-// clusterNode makes a node that goes with the test.
-func clusterNode(t *testing.T, client kubernetes.Interface) *corev1.Node {
-	t.Helper()
-	n, err := client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{GenerateName: "drain-"}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := client.CoreV1().Nodes().Delete(context.WithoutCancel(t.Context()), n.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
-			t.Errorf("deleting node %s: %v", n.Name, err)
-		}
-	})
-	return n
-}
-
-func patchNode(ctx context.Context, client kubernetes.Interface, name, manager, patch string) (*corev1.Node, error) {
-	return client.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{FieldManager: manager})
-}
-
-func mustPatchNode(t *testing.T, client kubernetes.Interface, name, manager, patch string) *corev1.Node {
-	t.Helper()
-	n, err := patchNode(t.Context(), client, name, manager, patch)
-	if err != nil {
-		t.Fatalf("patching node %s with %s: %v", name, patch, err)
-	}
-	return n
-}
-
-func readNode(ctx context.Context, t *testing.T, client kubernetes.Interface, name string) *corev1.Node {
-	t.Helper()
-	n, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return n
-}
-
-func TestClusterRefusesAFencePatchOfANodeThatHasChanged(t *testing.T) {
-	client := clustertest.Client(t)
-	for name, patch := range map[string]func(*corev1.Node) ([]byte, error){"Raise": raise, "Record": record, "Open": fence.Open, "Lift": lift} {
-		t.Run(name, func(t *testing.T) {
-			stale := clusterNode(t, client)
-			const theirs = `{"spec":{"taints":[{"key":"team","value":"ml","effect":"NoSchedule"}]}}`
-			changed := mustPatchNode(t, client, stale.Name, "somebody", theirs)
-
-			p, err := patch(stale)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := patchNode(t.Context(), client, stale.Name, "agent", string(p)); !apierrors.IsConflict(err) {
-				t.Errorf("error of a patch of a stale node is %v, want a conflict", err)
-			}
-			now := readNode(t.Context(), t, client, stale.Name)
-			if _, ours := now.Annotations[fence.JournalKey]; ours || now.Spec.Unschedulable || !slices.ContainsFunc(now.Spec.Taints, isForeign) {
-				t.Errorf("the refused patch changed the node: %v, annotations %v; it was %v", now.Spec, now.Annotations, changed.Spec)
-			}
-		})
-	}
-}
-
-func isForeign(t corev1.Taint) bool { return t.Key == foreignTaint.Key }
-
-func TestClusterRefusesAFencePatchOfANodeThatWasReplacedByANamesake(t *testing.T) {
-	client := clustertest.Client(t)
-	former := clusterNode(t, client)
-	nodes := client.CoreV1().Nodes()
-	if err := nodes.Delete(t.Context(), former.Name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := nodes.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: former.Name}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	p, err := fence.Raise(former, "J")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := patchNode(t.Context(), client, former.Name, "agent", string(p)); !apierrors.IsConflict(err) {
-		t.Errorf("error of a patch of a namesake is %v, want a conflict", err)
-	}
-}
-
-func TestClusterFenceGoesUpAndDownAndLeavesForeignTaintsAlone(t *testing.T) {
-	client := clustertest.Client(t)
-	name := clusterNode(t, client).Name
-	mustPatchNode(t, client, name, "somebody", `{"spec":{"taints":[{"key":"team","value":"ml","effect":"NoSchedule"}]}}`)
-	for _, step := range []struct {
-		name             string
-		patch            func(*corev1.Node) ([]byte, error)
-		stands, cordoned bool
-		journal          string
-	}{
-		{"Raise", raise, true, true, "J"},
-		{"Record", func(n *corev1.Node) ([]byte, error) { return fence.Record(n, "K") }, true, true, "K"},
-		{"Open", fence.Open, false, true, "K"},
-		{"Lift", lift, false, false, ""},
-	} {
-		// The controllers put their own taints on the node meanwhile, so a patch may have to be made anew, as in the agent.
-		var now *corev1.Node
-		eventually(t, step.name+" is accepted", func(ctx context.Context) (bool, error) {
-			p, err := step.patch(readNode(ctx, t, client, name))
-			if err != nil {
-				return false, err
-			}
-			now, err = patchNode(ctx, client, name, "agent", string(p))
-			if apierrors.IsConflict(err) {
-				return false, nil
-			}
-			return err == nil, err
-		})
-		if got := fence.Stands(now); got != step.stands || now.Spec.Unschedulable != step.cordoned || now.Annotations[fence.JournalKey] != step.journal {
-			t.Errorf("after %s: taint %v, cordon %v, journal %q; want %v, %v, %q", step.name,
-				got, now.Spec.Unschedulable, now.Annotations[fence.JournalKey], step.stands, step.cordoned, step.journal)
-		}
-		if !slices.ContainsFunc(now.Spec.Taints, isForeign) {
-			t.Errorf("after %s the foreign taint is gone: %v", step.name, now.Spec.Taints)
-		}
-	}
-}
-
-func TestClusterTellsWhoCordonedFirstAndSinceWhen(t *testing.T) {
-	client := clustertest.Client(t)
-	name := clusterNode(t, client).Name
-	before := time.Now().Add(-time.Second) // the API server's times have no fractions
-	n := mustPatchNode(t, client, name, "kubectl-cordon", `{"spec":{"unschedulable":true}}`)
-	if who, since, ok := drain.Cordoner(n); who != "kubectl-cordon" || since.Before(before) || !ok {
-		t.Errorf("just cordoned: Cordoner is %q since %v, %v; want kubectl-cordon since %v or later", who, since, ok, before)
-	}
-
-	var tainted metav1.Time
-	eventually(t, "the cordon's taint is there", func(ctx context.Context) (bool, error) {
-		for _, taint := range readNode(ctx, t, client, name).Spec.Taints {
-			if taint.Key == corev1.TaintNodeUnschedulable && taint.TimeAdded != nil {
-				tainted = *taint.TimeAdded
-				return true, nil
-			}
-		}
-		return false, nil
-	})
-	mustPatchNode(t, client, name, "somebody-else", `{"spec":{"unschedulable":true}}`)
-	var fenced *corev1.Node
-	eventually(t, "the fence is raised", func(ctx context.Context) (bool, error) {
-		p, err := fence.Raise(readNode(ctx, t, client, name), "J")
-		if err != nil {
-			return false, err
-		}
-		fenced, err = patchNode(ctx, client, name, "agent", string(p))
-		if apierrors.IsConflict(err) {
-			return false, nil
-		}
-		return err == nil, err
-	})
-	if who, since, ok := drain.Cordoner(fenced); who != "kubectl-cordon" || !since.Equal(tainted.Time) || !ok {
-		t.Errorf("cordoned again and fenced: Cordoner is %q since %v, %v; want kubectl-cordon since %v", who, since, ok, tainted)
-	}
-}
 
 // workload is a ReplicaSet of GPU pods on one node.
 type workload struct {
@@ -209,7 +45,7 @@ type workload struct {
 func run(t *testing.T, client kubernetes.Interface, replicas int32) workload {
 	t.Helper()
 	w := workload{client: client, namespace: clustertest.Namespace(t), labels: map[string]string{"app": "api"}}
-	spec := podSpec(clusterNode(t, client).Name)
+	spec := podSpec(clustertest.Node(t).Name)
 	_, err := client.AppsV1().ReplicaSets(w.namespace).Create(t.Context(), &appsv1.ReplicaSet{
 		ObjectMeta: metav1.ObjectMeta{Name: "api"},
 		Spec: appsv1.ReplicaSetSpec{
@@ -220,27 +56,27 @@ func run(t *testing.T, client kubernetes.Interface, replicas int32) workload {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, fmt.Sprintf("%d pods exist", replicas), func(ctx context.Context) (bool, error) {
+	clustertest.Eventually(t, fmt.Sprintf("%d pods exist", replicas), func(ctx context.Context) (bool, error) {
 		return len(w.pods(ctx, t)) == int(replicas), nil
 	})
 	return w
 }
 
 func podSpec(node string) corev1.PodSpec {
-	return corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "main", Image: "none", Resources: limits(gpu, 1)}}}
+	return corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "main", Image: "none", Resources: oneGPU}}}
 }
 
-func (w workload) pods(ctx context.Context, t *testing.T) []drain.Pod {
+func (w workload) pods(ctx context.Context, t *testing.T) []holders.Pod {
 	t.Helper()
 	list, err := w.client.CoreV1().Pods(w.namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return drain.GPUPods(list.Items, nil, nil)
+	return holders.GPUPods(list.Items, nil, nil)
 }
 
 // ready says what kubelet would say of a pod that runs and passes its probes.
-func ready(t *testing.T, client kubernetes.Interface, p drain.Pod) {
+func ready(t *testing.T, client kubernetes.Interface, p holders.Pod) {
 	t.Helper()
 	const running = `{"status":{"phase":"Running","conditions":[{"type":"Ready","status":"True"}]}}`
 	_, err := client.CoreV1().Pods(p.Namespace).Patch(t.Context(), p.Name, types.StrategicMergePatchType, []byte(running), metav1.PatchOptions{}, "status")
@@ -250,7 +86,7 @@ func ready(t *testing.T, client kubernetes.Interface, p drain.Pod) {
 }
 
 // running says what kubelet would say of a pod that runs and does not pass its probes.
-func running(t *testing.T, client kubernetes.Interface, p drain.Pod) {
+func running(t *testing.T, client kubernetes.Interface, p holders.Pod) {
 	t.Helper()
 	const unready = `{"status":{"phase":"Running","conditions":[{"type":"Ready","status":"False"}]}}`
 	_, err := client.CoreV1().Pods(p.Namespace).Patch(t.Context(), p.Name, types.StrategicMergePatchType, []byte(unready), metav1.PatchOptions{}, "status")
@@ -276,7 +112,7 @@ func (w workload) guard(t *testing.T, name string, minAvailable int, healthy int
 
 func (w workload) counted(t *testing.T, name string, healthy int32) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("budget %s counts %d healthy pods", name, healthy), func(ctx context.Context) (bool, error) {
+	clustertest.Eventually(t, fmt.Sprintf("budget %s counts %d healthy pods", name, healthy), func(ctx context.Context) (bool, error) {
 		b, err := w.client.PolicyV1().PodDisruptionBudgets(w.namespace).Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return false, err
@@ -377,13 +213,13 @@ func TestClusterLeavesARecreatedPodOfTheSameNameAlone(t *testing.T) {
 	client := clustertest.Client(t)
 	pods := client.CoreV1().Pods(clustertest.Namespace(t))
 	create := func() *corev1.Pod {
-		p, err := pods.Create(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "db-0"}, Spec: podSpec(clusterNode(t, client).Name)}, metav1.CreateOptions{})
+		p, err := pods.Create(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "db-0"}, Spec: podSpec(clustertest.Node(t).Name)}, metav1.CreateOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		return p
 	}
-	former := drain.GPUPods([]corev1.Pod{*create()}, nil, nil)
+	former := holders.GPUPods([]corev1.Pod{*create()}, nil, nil)
 	now := int64(0)
 	if err := pods.Delete(t.Context(), "db-0", metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil {
 		t.Fatal(err)
@@ -393,7 +229,7 @@ func TestClusterLeavesARecreatedPodOfTheSameNameAlone(t *testing.T) {
 	}
 
 	successor := create()
-	ready(t, client, drain.Pod{Namespace: successor.Namespace, Name: successor.Name})
+	ready(t, client, holders.Pod{Namespace: successor.Namespace, Name: successor.Name})
 	for name, verdicts := range map[string][]drain.Verdict{
 		"eviction": evictor(client).Evict(t.Context(), former, drain.Policy{}, time.Time{}),
 		"dry run":  evictor(client).DryRun(t.Context(), former, drain.Policy{}),
@@ -418,9 +254,9 @@ func TestClusterTakesPodsOfATerminatingNamespaceAlong(t *testing.T) {
 		t.Fatal(err)
 	}
 	pods := client.CoreV1().Pods(ns.Name)
-	held := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "held", Finalizers: []string{"example.io/wait"}}, Spec: podSpec(clusterNode(t, client).Name)}
+	held := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "held", Finalizers: []string{"example.io/wait"}}, Spec: podSpec(clustertest.Node(t).Name)}
 	var created *corev1.Pod
-	eventually(t, "the namespace has the service account that pods run as", func(ctx context.Context) (bool, error) {
+	clustertest.Eventually(t, "the namespace has the service account that pods run as", func(ctx context.Context) (bool, error) {
 		created, err = pods.Create(ctx, held, metav1.CreateOptions{})
 		if apierrors.IsForbidden(err) {
 			return false, nil
@@ -436,7 +272,7 @@ func TestClusterTakesPodsOfATerminatingNamespaceAlong(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []string{"Terminating namespace " + ns.Name + " is terminating and takes its pods along"}
-	if diff := cmp.Diff(want, outcome(evictor(client).Evict(t.Context(), drain.GPUPods([]corev1.Pod{*created}, nil, nil), drain.Policy{}, time.Time{}))); diff != "" {
+	if diff := cmp.Diff(want, outcome(evictor(client).Evict(t.Context(), holders.GPUPods([]corev1.Pod{*created}, nil, nil), drain.Policy{}, time.Time{}))); diff != "" {
 		t.Errorf("eviction (-want +got):\n%s", diff)
 	}
 }
@@ -464,7 +300,7 @@ func evictorAt(client kubernetes.Interface, now time.Time) *drain.Evictor {
 }
 
 // end says what kubelet says when a pod's containers have ended and its volumes are gone.
-func end(ctx context.Context, t *testing.T, client kubernetes.Interface, p drain.Pod) {
+func end(ctx context.Context, t *testing.T, client kubernetes.Interface, p holders.Pod) {
 	t.Helper()
 	now := int64(0)
 	err := client.CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: &now, Preconditions: &metav1.Preconditions{UID: &p.UID}})
@@ -511,7 +347,7 @@ func TestClusterDeletesAPodAfterItsDeadline(t *testing.T) {
 			if after.DeletionTimestamp == nil || *after.DeletionGracePeriodSeconds != c.want {
 				t.Errorf("the pod is deleted at %v with grace %v, want %d", after.DeletionTimestamp, after.DeletionGracePeriodSeconds, c.want)
 			}
-			again := evictorAt(client, noon.Add(time.Hour+time.Second)).Evict(t.Context(), []drain.Pod{drain.Describe(after)}, policy, noon)[0]
+			again := evictorAt(client, noon.Add(time.Hour+time.Second)).Evict(t.Context(), []holders.Pod{holders.Describe(after)}, policy, noon)[0]
 			if again.State != drain.Terminating || again.Overdue || len(requests(t, w.namespace)) != len(before)+strings.Count(c.late, ":") {
 				t.Errorf("a second later it is %v after requests %v, want Terminating after none", outcome([]drain.Verdict{again}), requests(t, w.namespace))
 			}
@@ -522,19 +358,19 @@ func TestClusterDeletesAPodAfterItsDeadline(t *testing.T) {
 func TestClusterDeletesNoNamesake(t *testing.T) {
 	client := clustertest.Client(t)
 	pods := client.CoreV1().Pods(clustertest.Namespace(t))
-	node := clusterNode(t, client).Name
-	create := func() drain.Pod {
+	node := clustertest.Node(t).Name
+	create := func() holders.Pod {
 		p, err := pods.Create(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "db-0"}, Spec: podSpec(node)}, metav1.CreateOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		return drain.Describe(p)
+		return holders.Describe(p)
 	}
 	former := create()
 	end(t.Context(), t, client, former)
 	successor := create()
 	policy := drain.Policy{Deadline: time.Hour, Delete: true, DeleteGrace: time.Second} // less than its grace, so that it is not evicted
-	got := evictorAt(client, noon.Add(time.Hour)).Evict(t.Context(), []drain.Pod{former}, policy, noon)
+	got := evictorAt(client, noon.Add(time.Hour)).Evict(t.Context(), []holders.Pod{former}, policy, noon)
 	if diff := cmp.Diff([]string{"Gone another pod has its name now"}, outcome(got)); diff != "" {
 		t.Errorf("deletion of a pod that was replaced (-want +got):\n%s", diff)
 	}
@@ -581,7 +417,7 @@ func TestClusterIsNotAskedForPodsThatThePolicyKeeps(t *testing.T) {
 
 func TestClusterLosesCriticalPodsLast(t *testing.T) {
 	client := clustertest.Client(t)
-	namespace, node := clustertest.Namespace(t), clusterNode(t, client).Name
+	namespace, node := clustertest.Namespace(t), clustertest.Node(t).Name
 	for name, class := range map[string]string{"dns": "system-cluster-critical", "web": ""} {
 		spec := podSpec(node)
 		spec.PriorityClassName = class
@@ -596,7 +432,7 @@ func TestClusterLosesCriticalPodsLast(t *testing.T) {
 	if diff := cmp.Diff(want, outcome(e.Evict(t.Context(), dnsAndWeb, drain.Policy{}, noon))); diff != "" {
 		t.Errorf("both (-want +got):\n%s", diff)
 	}
-	eventually(t, "the ordinary pod is gone, or kubelet would end it", func(ctx context.Context) (bool, error) {
+	clustertest.Eventually(t, "the ordinary pod is gone, or kubelet would end it", func(ctx context.Context) (bool, error) {
 		left := w.pods(ctx, t)
 		if len(left) == 2 && left[1].Terminating {
 			end(ctx, t, client, left[1])
@@ -611,7 +447,7 @@ func TestClusterLosesCriticalPodsLast(t *testing.T) {
 func TestClusterSaysThatAFinalizerKeepsAPod(t *testing.T) {
 	client := clustertest.Client(t)
 	pods := client.CoreV1().Pods(clustertest.Namespace(t))
-	held := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "held", Finalizers: []string{"example.io/wait"}}, Spec: podSpec(clusterNode(t, client).Name)}
+	held := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "held", Finalizers: []string{"example.io/wait"}}, Spec: podSpec(clustertest.Node(t).Name)}
 	created, err := pods.Create(t.Context(), held, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -621,13 +457,13 @@ func TestClusterSaysThatAFinalizerKeepsAPod(t *testing.T) {
 			t.Errorf("letting the pod go: %v", err)
 		}
 	})
-	end(t.Context(), t, client, drain.Describe(created))
+	end(t.Context(), t, client, holders.Describe(created))
 	after, err := pods.Get(t.Context(), "held", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	ended := after.DeletionTimestamp.UTC()
-	got := evictorAt(client, ended.Add(time.Minute)).Evict(t.Context(), []drain.Pod{drain.Describe(after)}, drain.Policy{}, time.Time{})
+	got := evictorAt(client, ended.Add(time.Minute)).Evict(t.Context(), []holders.Pod{holders.Describe(after)}, drain.Policy{}, time.Time{})
 	if len(got) != 1 || got[0].State != drain.Terminating || !strings.HasSuffix(got[0].Message, "; finalizers example.io/wait keep it, until whoever has set them takes them away") {
 		t.Errorf("verdict is %v, want Terminating for its finalizer", outcome(got))
 	}
@@ -650,7 +486,7 @@ func TestClusterLetsAnUnreadyPodGoIfTheBudgetSaysAlwaysAllow(t *testing.T) {
 	if _, err := client.PolicyV1().PodDisruptionBudgets(w.namespace).Patch(t.Context(), "api", types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the API server goes by it", func(ctx context.Context) (bool, error) {
+	clustertest.Eventually(t, "the API server goes by it", func(ctx context.Context) (bool, error) {
 		return evictor(client).DryRun(ctx, pods, drain.Policy{})[0].State == drain.Requested, nil
 	})
 }
@@ -661,7 +497,7 @@ func TestClusterBringsThePodOfADaemonSetBackIfItToleratesTheFence(t *testing.T) 
 	for name, tolerations := range map[string][]corev1.Toleration{"one that does": {{Operator: "Exists"}}, "one that does not": nil} {
 		t.Run(name, func(t *testing.T) {
 			w := workload{client: client, namespace: clustertest.Namespace(t), labels: map[string]string{"app": "monitor"}}
-			node := clusterNode(t, client).Name
+			node := clustertest.Node(t).Name
 			const room = `{"status":{"capacity":{"pods":"9","nvidia.com/gpu":"9"},"allocatable":{"pods":"9","nvidia.com/gpu":"9"}}}`
 			if _, err := client.CoreV1().Nodes().Patch(t.Context(), node, types.StrategicMergePatchType, []byte(room), metav1.PatchOptions{}, "status"); err != nil {
 				t.Fatal(err)
@@ -678,28 +514,35 @@ func TestClusterBringsThePodOfADaemonSetBackIfItToleratesTheFence(t *testing.T) 
 			if err != nil {
 				t.Fatal(err)
 			}
-			mustPatchNode(t, client, node, "somebody", fmt.Sprintf(`{"metadata":{"labels":{"drain":%q}}}`, node))
-			var pods []drain.Pod
-			eventually(t, "the DaemonSet has its pod", func(ctx context.Context) (bool, error) {
+			label := fmt.Appendf(nil, `{"metadata":{"labels":{"drain":%q}}}`, node)
+			if _, err := client.CoreV1().Nodes().Patch(t.Context(), node, types.MergePatchType, label, metav1.PatchOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			var pods []holders.Pod
+			clustertest.Eventually(t, "the DaemonSet has its pod", func(ctx context.Context) (bool, error) {
 				pods = w.pods(ctx, t)
 				return len(pods) == 1, nil
 			})
-			eventually(t, "the node is fenced", func(ctx context.Context) (bool, error) {
-				p, err := raise(readNode(ctx, t, client, node))
+			clustertest.Eventually(t, "the node is fenced", func(ctx context.Context) (bool, error) {
+				n, err := client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
 				if err != nil {
 					return false, err
 				}
-				_, err = patchNode(ctx, client, node, "agent", string(p))
+				p, err := fence.Fence{Taint: fenceTaint, JournalKey: "example.io/journal"}.Raise(n, "J")
+				if err != nil {
+					return false, err
+				}
+				_, err = client.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, p, metav1.PatchOptions{})
 				return err == nil, nil
 			})
 
-			policy := drain.Policy{Fence: fence.Taint}
+			policy := drain.Policy{Fence: fenceTaint}
 			if tolerations == nil {
 				got := evictor(client).Evict(t.Context(), pods, policy, noon)
 				if diff := cmp.Diff([]string{"Requested"}, outcome(got)); diff != "" {
 					t.Errorf("eviction (-want +got):\n%s", diff)
 				}
-				eventually(t, "the pod is gone, or kubelet would end it", func(ctx context.Context) (bool, error) {
+				clustertest.Eventually(t, "the pod is gone, or kubelet would end it", func(ctx context.Context) (bool, error) {
 					left := w.pods(ctx, t)
 					if len(left) == 1 && left[0].UID == pods[0].UID {
 						end(ctx, t, client, left[0])
@@ -712,7 +555,7 @@ func TestClusterBringsThePodOfADaemonSetBackIfItToleratesTheFence(t *testing.T) 
 				t.Errorf("verdict is %v after requests %v, want Refused after none", outcome([]drain.Verdict{got}), requests(t, w.namespace))
 			}
 			end(t.Context(), t, client, pods[0])
-			eventually(t, "the pod is back", func(ctx context.Context) (bool, error) {
+			clustertest.Eventually(t, "the pod is back", func(ctx context.Context) (bool, error) {
 				now := w.pods(ctx, t)
 				return len(now) == 1 && now[0].UID != pods[0].UID, nil
 			})

@@ -18,6 +18,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
+
+	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
 // requestTimeout bounds one request for an eviction. The API server itself retries for up to ten seconds while others
@@ -53,7 +55,7 @@ func (s State) stays() bool { return s == Blocked || s == Refused || s == Failed
 
 // Verdict is what became of the wish that a pod go.
 type Verdict struct {
-	Pod      Pod
+	Pod      holders.Pod
 	State    State
 	PDB      string    // namespace/name of the PodDisruptionBudget that blocks; several are joined by ", "
 	By       string    // field of the settings that decided, "drain.rules[0]"; empty where none did
@@ -105,7 +107,7 @@ func NewEvictor(client kubernetes.Interface, clock clock.PassiveClock, log *zap.
 //
 // Callers list the pods anew before each call: a verdict of Blocked is about the name, and a pod that was replaced by
 // another of the same name can be reported as blocked for as long as the budget is.
-func (e *Evictor) Evict(ctx context.Context, pods []Pod, policy Policy, since time.Time) []Verdict {
+func (e *Evictor) Evict(ctx context.Context, pods []holders.Pod, policy Policy, since time.Time) []Verdict {
 	r := round{Evictor: e, now: e.clock.Now(), policy: policy, since: since, known: e.asked, memory: map[types.UID]*attempt{}}
 	e.asked = r.memory
 	out := make([]Verdict, len(pods))
@@ -126,7 +128,7 @@ func (e *Evictor) Evict(ctx context.Context, pods []Pod, policy Policy, since ti
 // itself; of several that share a PodDisruptionBudget all may be told yes though they can only go one by one. A pod that
 // may end by itself first is Waiting, and not asked about.
 // It asks anew at each call; RetryAt tells when that is worth while.
-func (e *Evictor) DryRun(ctx context.Context, pods []Pod, policy Policy) []Verdict {
+func (e *Evictor) DryRun(ctx context.Context, pods []holders.Pod, policy Policy) []Verdict {
 	r := round{Evictor: e, now: e.clock.Now(), policy: policy, dryRun: true, known: e.probed, memory: map[types.UID]*attempt{}}
 	e.probed = r.memory
 	out := make([]Verdict, 0, len(pods))
@@ -158,7 +160,7 @@ func (r *round) late(t terms) bool {
 func (r *round) overdue(t terms) bool { return !t.end.IsZero() && !r.now.Before(t.end) }
 
 // verdict judges one pod, and remembers what it was told.
-func (r *round) verdict(ctx context.Context, pod Pod) Verdict {
+func (r *round) verdict(ctx context.Context, pod holders.Pod) Verdict {
 	t := r.policy.terms(pod, r.since)
 	before := r.known[pod.UID]
 	if before != nil && !r.dryRun && !pod.Terminating && r.stillValid(before, t) {
@@ -262,7 +264,7 @@ func (e *Evictor) say(before *attempt, v Verdict) {
 }
 
 // judge finds out what is to be done with one pod, and asks for it.
-func (r *round) judge(ctx context.Context, pod Pod, t terms) (Verdict, time.Duration) {
+func (r *round) judge(ctx context.Context, pod holders.Pod, t terms) (Verdict, time.Duration) {
 	if v, ok := r.unasked(pod, t); ok {
 		return v, 0
 	}
@@ -288,7 +290,7 @@ func (r *round) judge(ctx context.Context, pod Pod, t terms) (Verdict, time.Dura
 }
 
 // unasked is the verdict on a pod for which there is nothing to ask.
-func (r *round) unasked(pod Pod, t terms) (Verdict, bool) {
+func (r *round) unasked(pod holders.Pod, t terms) (Verdict, bool) {
 	switch {
 	case pod.Unlisted:
 		return Verdict{State: Terminating, Message: unlisted(pod)}, true
@@ -320,7 +322,7 @@ var queued = map[tier]string{
 }
 
 // ask requests one eviction, or would.
-func (r *round) ask(ctx context.Context, pod Pod, dryRun bool) (Verdict, time.Duration) {
+func (r *round) ask(ctx context.Context, pod holders.Pod, dryRun bool) (Verdict, time.Duration) {
 	err := r.send(ctx, pod, dryRun)
 	if r.unanswered(err) {
 		return Verdict{State: Failed, Message: r.silent.Error()}, 0
@@ -341,7 +343,7 @@ func (r *round) unanswered(err error) bool {
 
 // remove deletes a pod that is past its deadline. No budget prevents that; the pod gets its own grace, but no longer than
 // the policy has, and never 0, with which the API server would forget a pod that still runs.
-func (r *round) remove(ctx context.Context, pod Pod, t terms, last Verdict) Verdict {
+func (r *round) remove(ctx context.Context, pod holders.Pod, t terms, last Verdict) Verdict {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	grace := max(time.Second, min(pod.Grace, r.policy.DeleteGrace).Truncate(time.Second))
@@ -370,7 +372,7 @@ func isGone(err error) bool {
 }
 
 // send requests an eviction, again if that is wanted.
-func (r *round) send(ctx context.Context, pod Pod, dryRun bool) error {
+func (r *round) send(ctx context.Context, pod holders.Pod, dryRun bool) error {
 	if r.Again == nil {
 		return r.request(ctx, pod, dryRun)
 	}
@@ -390,7 +392,7 @@ func (r *round) send(ctx context.Context, pod Pod, dryRun bool) error {
 
 // request sends one eviction. The UID is a precondition: between listing and asking, a pod may be replaced by another
 // of the same name, perhaps on another node, which nobody meant.
-func (r *round) request(ctx context.Context, pod Pod, dryRun bool) error {
+func (r *round) request(ctx context.Context, pod holders.Pod, dryRun bool) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	eviction := &policyv1.Eviction{
@@ -414,7 +416,7 @@ func (r *round) request(ctx context.Context, pod Pod, dryRun bool) error {
 }
 
 // interpret turns the API server's answer into a verdict.
-func (r *round) interpret(ctx context.Context, pod Pod, err error) Verdict {
+func (r *round) interpret(ctx context.Context, pod holders.Pod, err error) Verdict {
 	switch {
 	case err == nil:
 		return Verdict{State: Requested}
@@ -442,7 +444,7 @@ func (r *round) interpret(ctx context.Context, pod Pod, err error) Verdict {
 // settle finds out what a conflict (409) means. Nearly always the precondition failed: the pod is gone, and one that
 // bears its name is none of our business. But the API server also gives up with a conflict on a pod that is not ready
 // and changes faster than it can be deleted, and that one is still there.
-func (r *round) settle(ctx context.Context, pod Pod, conflict error) Verdict {
+func (r *round) settle(ctx context.Context, pod holders.Pod, conflict error) Verdict {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	found, err := r.client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})

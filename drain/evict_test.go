@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -27,17 +28,28 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
 var noon = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
 var podResource = schema.GroupResource{Resource: "pods"}
 
-// holder is the pod "team/<name>" as GPUPods finds it.
-func holder(name string) drain.Pod {
-	return drain.GPUPods([]corev1.Pod{pod(name, container(limits(gpu, 1)), func(p *corev1.Pod) {
-		p.Labels = map[string]string{"app": "api"}
-	})}, nil, nil)[0]
+// oneGPU is what a container asks for.
+var oneGPU = corev1.ResourceRequirements{Limits: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("1")}}
+
+// holder is the pod "team/<name>" with a GPU, as it is found.
+func holder(name string) holders.Pod {
+	return holders.GPUPods([]corev1.Pod{listed(name)}, nil, nil)[0]
+}
+
+// listed is that pod as the API server has it.
+func listed(name string) corev1.Pod {
+	return corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name, UID: types.UID("uid-" + name), Labels: map[string]string{"app": "api"}},
+		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Resources: oneGPU}}},
+		Status:     corev1.PodStatus{Phase: corev1.PodRunning},
+	}
 }
 
 // server is a fake API server that answers evictions by a script, and counts them.
@@ -140,8 +152,8 @@ func TestEvictSaysWhatBecameOfEachRequest(t *testing.T) {
 	unsynced.Status.Conditions = []metav1.Condition{{
 		Type: policyv1.DisruptionAllowedCondition, Status: metav1.ConditionFalse, Reason: policyv1.SyncFailedReason, Message: "found no controllers",
 	}}
-	namesake := pod("a", func(p *corev1.Pod) { p.UID = "uid-of-another" })
-	same := pod("a")
+	same, namesake := listed("a"), listed("a")
+	namesake.UID = "uid-of-another"
 	conflict := apierrors.NewConflict(podResource, "a", errors.New("the UID in the precondition does not match"))
 
 	for _, c := range []struct {
@@ -216,7 +228,7 @@ func TestEvictSaysWhatBecameOfEachRequest(t *testing.T) {
 			s := newServer(c.objects...)
 			s.answer = c.answer
 			e, _ := s.evictor()
-			got := e.Evict(t.Context(), []drain.Pod{holder("a")}, drain.Policy{}, time.Time{})[0]
+			got := e.Evict(t.Context(), []holders.Pod{holder("a")}, drain.Policy{}, time.Time{})[0]
 			if got.State != c.state || got.PDB != c.pdb || !strings.Contains(got.Message, c.message) || (c.message == "") != (got.Message == "") {
 				t.Errorf("verdict is %s, PDB %q, %q; want %s, PDB %q, %q", got.State, got.PDB, got.Message, c.state, c.pdb, c.message)
 			}
@@ -235,8 +247,8 @@ func TestEvictSaysWhatBecameOfEachRequest(t *testing.T) {
 func TestEvictNamesThePodByUIDAndLeavesItsGraceAlone(t *testing.T) {
 	s := newServer()
 	e, _ := s.evictor()
-	e.Evict(t.Context(), []drain.Pod{holder("a")}, drain.Policy{}, time.Time{})
-	e.DryRun(t.Context(), []drain.Pod{holder("a")}, drain.Policy{})
+	e.Evict(t.Context(), []holders.Pod{holder("a")}, drain.Policy{}, time.Time{})
+	e.DryRun(t.Context(), []holders.Pod{holder("a")}, drain.Policy{})
 	uid := holder("a").UID
 	eviction := func(dryRun ...string) *policyv1.Eviction {
 		return &policyv1.Eviction{
@@ -254,15 +266,15 @@ func TestEvictSendsNoRequestForPodsThatItCannotHurry(t *testing.T) {
 	static.Mirror = true
 	nameless := holder("nameless")
 	nameless.UID = ""
-	undated := drain.Pod{Namespace: "team", Name: "undated", UID: "uid-undated", Terminating: true}
-	unlisted := drain.Pod{Namespace: "team", Name: "unlisted", Unlisted: true, Terminating: true, Sources: []drain.Source{drain.SourceKubelet}}
-	process := drain.Pod{
+	undated := holders.Pod{Namespace: "team", Name: "undated", UID: "uid-undated", Terminating: true}
+	unlisted := holders.Pod{Namespace: "team", Name: "unlisted", Unlisted: true, Terminating: true, Sources: []holders.Source{holders.SourceKubelet}}
+	process := holders.Pod{
 		UID: "uid-process", Unlisted: true, Terminating: true,
-		Sources: []drain.Source{"NVML pid 4711 python", "device file /dev/nvidia3 of pid 4711 python"},
+		Sources: []holders.Source{"NVML pid 4711 python", "device file /dev/nvidia3 of pid 4711 python"},
 	}
 
 	for _, c := range []struct {
-		pod     drain.Pod
+		pod     holders.Pod
 		state   drain.State
 		message string
 	}{
@@ -277,7 +289,7 @@ func TestEvictSendsNoRequestForPodsThatItCannotHurry(t *testing.T) {
 	} {
 		s := newServer()
 		e, _ := s.evictor()
-		for _, got := range []drain.Verdict{e.Evict(t.Context(), []drain.Pod{c.pod}, drain.Policy{}, time.Time{})[0], e.DryRun(t.Context(), []drain.Pod{c.pod}, drain.Policy{})[0]} {
+		for _, got := range []drain.Verdict{e.Evict(t.Context(), []holders.Pod{c.pod}, drain.Policy{}, time.Time{})[0], e.DryRun(t.Context(), []holders.Pod{c.pod}, drain.Policy{})[0]} {
 			if got.State != c.state || got.Message != c.message {
 				t.Errorf("verdict on %s is %s, %q; want %s, %q", c.pod, got.State, got.Message, c.state, c.message)
 			}
@@ -292,7 +304,7 @@ func TestEvictBacksOffLongerAndLongerUpToThirtySeconds(t *testing.T) {
 	s := newServer(budget("api", 2, 2, 3))
 	s.answer = refusal(needsTwo, 0)
 	e, clock := s.evictor()
-	pods := []drain.Pod{holder("a")}
+	pods := []holders.Pod{holder("a")}
 	previous := time.Duration(0)
 	for asked := 1; asked <= 12; asked++ {
 		now := clock.Now()
@@ -326,7 +338,7 @@ func TestEvictDelaysOfSeveralPodsDiffer(t *testing.T) {
 	s := newServer()
 	s.answer = refusal(needsTwo, 0)
 	e, _ := s.evictor()
-	var pods []drain.Pod
+	var pods []holders.Pod
 	for _, name := range strings.Split("abcdefgh", "") {
 		pods = append(pods, holder(name))
 	}
@@ -347,7 +359,7 @@ func TestEvictWaitsAsLongAsTheServerAsks(t *testing.T) {
 		s := newServer()
 		s.answer = answer
 		e, _ := s.evictor()
-		if got := e.Evict(t.Context(), []drain.Pod{holder("a")}, drain.Policy{}, time.Time{})[0].RetryAt; got.Before(noon.Add(10 * time.Second)) {
+		if got := e.Evict(t.Context(), []holders.Pod{holder("a")}, drain.Policy{}, time.Time{})[0].RetryAt; got.Before(noon.Add(10 * time.Second)) {
 			t.Errorf("RetryAt after %s is %v, want 10s after %v at least", name, got, noon)
 		}
 	}
@@ -356,7 +368,7 @@ func TestEvictWaitsAsLongAsTheServerAsks(t *testing.T) {
 func TestEvictAsksOnceForAPodThatAnOldListStillShowsRunning(t *testing.T) {
 	s := newServer()
 	e, clock := s.evictor()
-	pods := []drain.Pod{holder("a")}
+	pods := []holders.Pod{holder("a")}
 	first := e.Evict(t.Context(), pods, drain.Policy{}, time.Time{})
 	clock.SetTime(noon.Add(500 * time.Millisecond))
 	if diff := cmp.Diff(first, e.Evict(t.Context(), pods, drain.Policy{}, time.Time{})); diff != "" || len(s.evictions) != 1 {
@@ -372,13 +384,13 @@ func TestEvictForgetsPodsThatTheCallerNamesNoMore(t *testing.T) {
 	s := newServer()
 	s.answer = refusal(needsTwo, 0)
 	e, clock := s.evictor()
-	e.Evict(t.Context(), []drain.Pod{holder("a"), holder("b")}, drain.Policy{}, time.Time{})
-	e.Evict(t.Context(), []drain.Pod{holder("b")}, drain.Policy{}, time.Time{})
+	e.Evict(t.Context(), []holders.Pod{holder("a"), holder("b")}, drain.Policy{}, time.Time{})
+	e.Evict(t.Context(), []holders.Pod{holder("b")}, drain.Policy{}, time.Time{})
 	if len(s.evictions) != 2 {
 		t.Fatalf("%d requests, want 2", len(s.evictions))
 	}
 	clock.SetTime(noon.Add(time.Millisecond))
-	got := e.Evict(t.Context(), []drain.Pod{holder("a"), holder("b")}, drain.Policy{}, time.Time{})
+	got := e.Evict(t.Context(), []holders.Pod{holder("a"), holder("b")}, drain.Policy{}, time.Time{})
 	if len(s.evictions) != 3 || s.evictions[2].Name != "a" {
 		t.Errorf("requests are %v, want a third one for a", s.evictions)
 	}
@@ -391,10 +403,10 @@ func TestEvictTreatsANamesakeAsAnotherPod(t *testing.T) {
 	s := newServer()
 	s.answer = refusal(needsTwo, 0)
 	e, _ := s.evictor()
-	e.Evict(t.Context(), []drain.Pod{holder("a")}, drain.Policy{}, time.Time{})
+	e.Evict(t.Context(), []holders.Pod{holder("a")}, drain.Policy{}, time.Time{})
 	namesake := holder("a")
 	namesake.UID = "uid-of-another"
-	e.Evict(t.Context(), []drain.Pod{namesake}, drain.Policy{}, time.Time{})
+	e.Evict(t.Context(), []holders.Pod{namesake}, drain.Policy{}, time.Time{})
 	if len(s.evictions) != 2 {
 		t.Errorf("%d requests, want one for each of the two pods named a", len(s.evictions))
 	}
@@ -404,7 +416,7 @@ func TestEvictAsksNobodyAfterTheServerDidNotAnswer(t *testing.T) {
 	s := newServer()
 	s.answer = errors.New("connection refused")
 	e, _ := s.evictor()
-	got := e.Evict(t.Context(), []drain.Pod{holder("a"), holder("b"), holder("c")}, drain.Policy{}, time.Time{})
+	got := e.Evict(t.Context(), []holders.Pod{holder("a"), holder("b"), holder("c")}, drain.Policy{}, time.Time{})
 	if len(s.evictions) != 1 {
 		t.Errorf("%d requests, want 1", len(s.evictions))
 	}
@@ -424,7 +436,7 @@ func TestEvictReadsBudgetsOnceForANamespace(t *testing.T) {
 		return false, nil, nil
 	})
 	e, _ := s.evictor()
-	e.Evict(t.Context(), []drain.Pod{holder("a"), holder("b"), holder("c")}, drain.Policy{}, time.Time{})
+	e.Evict(t.Context(), []holders.Pod{holder("a"), holder("b"), holder("c")}, drain.Policy{}, time.Time{})
 	if reads != 1 {
 		t.Errorf("budgets were read %d times, want once", reads)
 	}
@@ -437,7 +449,7 @@ func TestEvictBlockedByABudgetThatItMayNotReadStillNamesIt(t *testing.T) {
 		return true, nil, apierrors.NewForbidden(schema.GroupResource{Group: "policy", Resource: "poddisruptionbudgets"}, "", errors.New("no"))
 	})
 	e, _ := s.evictor()
-	got := e.Evict(t.Context(), []drain.Pod{holder("a")}, drain.Policy{}, time.Time{})[0]
+	got := e.Evict(t.Context(), []holders.Pod{holder("a")}, drain.Policy{}, time.Time{})[0]
 	if got.State != drain.Blocked || got.PDB != "team/api" || !strings.Contains(got.Message, needsTwo) {
 		t.Errorf("verdict is %s, PDB %q, %q; want Blocked by team/api in the server's words", got.State, got.PDB, got.Message)
 	}
@@ -447,7 +459,7 @@ func TestDryRunAsksEachTimeAndDelaysNoEviction(t *testing.T) {
 	s := newServer(budget("api", 2, 2, 3))
 	s.answer = refusal(needsTwo, 0)
 	e, clock := s.evictor()
-	pods := []drain.Pod{holder("a")}
+	pods := []holders.Pod{holder("a")}
 	e.DryRun(t.Context(), pods, drain.Policy{})
 	clock.SetTime(noon.Add(time.Millisecond))
 	if got := e.DryRun(t.Context(), pods, drain.Policy{})[0]; got.State != drain.Blocked || !got.Since.Equal(noon) {
@@ -469,11 +481,11 @@ func TestEvictLogsEachDecisionOnce(t *testing.T) {
 	clock := clocktesting.NewFakePassiveClock(noon)
 	e := drain.NewEvictor(s, clock, zap.New(core))
 	for range 3 {
-		clock.SetTime(e.Evict(t.Context(), []drain.Pod{holder("a")}, drain.Policy{}, time.Time{})[0].RetryAt)
+		clock.SetTime(e.Evict(t.Context(), []holders.Pod{holder("a")}, drain.Policy{}, time.Time{})[0].RetryAt)
 	}
 	s.answer = nil
 	for range 2 {
-		clock.SetTime(e.Evict(t.Context(), []drain.Pod{holder("a")}, drain.Policy{}, time.Time{})[0].RetryAt)
+		clock.SetTime(e.Evict(t.Context(), []holders.Pod{holder("a")}, drain.Policy{}, time.Time{})[0].RetryAt)
 	}
 	var got []string
 	for _, entry := range logs.TakeAll() {
@@ -508,7 +520,7 @@ func TestEvictReturnsAtOnceWhenTheServerSaysRetryAfter(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := drain.NewEvictor(client, clocktesting.NewFakePassiveClock(noon), zap.NewNop())
-	got := e.Evict(t.Context(), []drain.Pod{holder("a")}, drain.Policy{}, time.Time{})[0]
+	got := e.Evict(t.Context(), []holders.Pod{holder("a")}, drain.Policy{}, time.Time{})[0]
 	if requests != 1 || got.State != drain.Blocked || got.PDB != "team/api" {
 		t.Errorf("%d requests and %s by %q, want one and Blocked by team/api", requests, got.State, got.PDB)
 	}

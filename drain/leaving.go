@@ -2,62 +2,18 @@ package drain
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/utils/ptr"
+	"github.com/gpuslice/gpuslice/drain/holders"
 )
-
-// systemCritical is the priority from which on a pod counts as critical for the cluster or for its node. PriorityClasses that
-// people make lie below it.
-const systemCritical = 2_000_000_000
-
-func isCritical(spec *corev1.PodSpec) bool {
-	return spec.PriorityClassName == "system-cluster-critical" || spec.PriorityClassName == "system-node-critical" ||
-		ptr.Deref(spec.Priority, 0) >= systemCritical
-}
-
-func isReady(status *corev1.PodStatus) bool {
-	return slices.ContainsFunc(status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
-	})
-}
-
-// running names the containers of any kind that run.
-func running(status *corev1.PodStatus) []string {
-	var out []string
-	for _, c := range slices.Concat(status.InitContainerStatuses, status.ContainerStatuses, status.EphemeralContainerStatuses) {
-		if c.State.Running != nil {
-			out = append(out, c.Name)
-		}
-	}
-	return out
-}
-
-// volumes names the volumes that are directories on the node's disk, and the claims of those that outlive the pod or have
-// to be detached. An emptyDir in memory, or of huge pages, is memory: nobody expects it to stay.
-func volumes(pod *corev1.Pod) (emptyDirs, claims []string) {
-	for _, v := range pod.Spec.Volumes {
-		switch {
-		case v.EmptyDir != nil && v.EmptyDir.Medium == corev1.StorageMediumDefault:
-			emptyDirs = append(emptyDirs, v.Name)
-		case v.PersistentVolumeClaim != nil:
-			claims = append(claims, v.PersistentVolumeClaim.ClaimName)
-		case v.Ephemeral != nil: // its claim is made for the pod, by this name
-			claims = append(claims, pod.Name+"-"+v.Name)
-		}
-	}
-	return emptyDirs, claims
-}
 
 // endSlack is how long after its grace a pod may take to be gone before it is said what keeps it: kubelet kills what still
 // runs then, and unmounts volumes, which takes seconds.
 const endSlack = 10 * time.Second
 
 // leaving says how long a terminating pod has left, or what keeps it.
-func (r *round) leaving(pod Pod) string {
+func (r *round) leaving(pod holders.Pod) string {
 	text := "terminating"
 	late := false
 	if !pod.GraceEnds.IsZero() {
@@ -80,7 +36,7 @@ func (r *round) leaving(pod Pod) string {
 
 // keeping says what keeps a pod whose grace is over, the first cause first: a finalizer can wait for a container. Claims come
 // right after the containers: kubelet tells nobody that a pod has ended before their drivers have taken back what they gave.
-func (r *round) keeping(pod Pod) string {
+func (r *round) keeping(pod holders.Pod) string {
 	var causes []string
 	switch n := len(pod.Running); {
 	case n == 1:
@@ -90,7 +46,7 @@ func (r *round) keeping(pod Pod) string {
 			strings.Join(pod.Running, ", ")))
 	case len(pod.DeviceClaims) > 0 && r.policy.ClaimDriverAway:
 		causes = append(causes, fmt.Sprintf("its containers have ended, and kubelet cannot give its resource claims back (%s): their DRA driver %s "+
-			"does not run on this node; start it", strings.Join(pod.DeviceClaims, ", "), ClaimDriver))
+			"does not run on this node; start it", strings.Join(pod.DeviceClaims, ", "), holders.ClaimDriver))
 	case len(pod.Finalizers) > 0:
 	case len(pod.Claims) > 0:
 		causes = append(causes, fmt.Sprintf("its containers have ended, and kubelet is still unmounting its volumes (claims %s), see kubelet's log",
@@ -105,11 +61,11 @@ func (r *round) keeping(pod Pod) string {
 }
 
 // unlisted says how a pod was found that the API server does not list.
-func unlisted(pod Pod) string {
+func unlisted(pod holders.Pod) string {
 	const text = "the API server does not list it; "
 	var processes []string
 	for _, s := range pod.Sources {
-		if s == SourceKubelet || s == SourceClaim {
+		if s == holders.SourceKubelet || s == holders.SourceClaim {
 			return text + "kubelet still has its devices in use"
 		}
 		processes = append(processes, string(s))

@@ -8,6 +8,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
 // Policy is what may be done to pods that have to leave, and until when. The zero Policy evicts them all, and has no
@@ -32,7 +34,7 @@ type Policy struct {
 	// KubeletSilent is why kubelet cannot be expected to end a pod: "node gpu-1 is not Ready since 03:12Z". Empty while
 	// it works.
 	KubeletSilent string
-	// ClaimDriverAway says that ClaimDriver does not run on the node, without which kubelet ends no pod that has a claim of it.
+	// ClaimDriverAway says that holders.ClaimDriver does not run on the node, without which kubelet ends no pod that has a claim of it.
 	ClaimDriverAway bool
 }
 
@@ -61,7 +63,7 @@ const (
 	Refuse Action = "refuse" // the pod is left alone
 )
 
-func (r Rule) fits(pod Pod) bool {
+func (r Rule) fits(pod holders.Pod) bool {
 	return (len(r.Namespaces) == 0 || slices.Contains(r.Namespaces, pod.Namespace)) && r.Selector.Matches(labels.Set(pod.Labels))
 }
 
@@ -75,7 +77,7 @@ const (
 	tiers         // how many there are
 )
 
-func tierOf(pod Pod) tier {
+func tierOf(pod holders.Pod) tier {
 	switch {
 	case pod.Daemon:
 		return daemons
@@ -103,7 +105,7 @@ type terms struct {
 }
 
 // terms are those of a pod behind a fence that stands since a time, which is zero if none does.
-func (p Policy) terms(pod Pod, since time.Time) terms {
+func (p Policy) terms(pod holders.Pod, since time.Time) terms {
 	t := p.ruling(pod)
 	if since.IsZero() {
 		return t
@@ -136,7 +138,7 @@ func (p Policy) longestWait() time.Duration {
 }
 
 // ruling finds the rule or the choice that counts for a pod.
-func (p Policy) ruling(pod Pod) terms {
+func (p Policy) ruling(pod holders.Pod) terms {
 	if p.comesBack(pod) {
 		kind, name, _ := strings.Cut(pod.Controller, "/")
 		return terms{refusal: fmt.Sprintf("%s %s tolerates the taint %s and would bring it back at once: remove that toleration, "+
@@ -179,7 +181,7 @@ func (r Rule) ruling() terms {
 
 // comesBack reports whether the pod would be evicted for ever: its DaemonSet makes a new one as long as the node's taints
 // allow it, and tolerates the cordon always.
-func (p Policy) comesBack(pod Pod) bool {
+func (p Policy) comesBack(pod holders.Pod) bool {
 	return pod.Daemon && p.Fence.Key != "" &&
 		slices.ContainsFunc(pod.Tolerations, func(t corev1.Toleration) bool { return tolerates(t, p.Fence) })
 }

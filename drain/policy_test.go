@@ -10,83 +10,13 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	clocktesting "k8s.io/utils/clock/testing"
-	"k8s.io/utils/ptr"
 
 	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/holders"
 )
-
-func TestDescribeSaysWhatAPodLosesAndWhatBringsItBack(t *testing.T) {
-	exists := []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
-	for name, c := range map[string]struct {
-		change func(*corev1.Pod)
-		want   drain.Pod // but for its name, namespace and UID
-	}{
-		"nothing": {func(*corev1.Pod) {}, drain.Pod{}},
-		"a controller": {
-			func(p *corev1.Pod) {
-				p.OwnerReferences = []metav1.OwnerReference{{Kind: "Cluster", Name: "c"}, {Kind: "Job", Name: "train", Controller: ptr.To(true)}}
-			},
-			drain.Pod{Controller: "Job/train"},
-		},
-		"an owner that is no controller": {
-			func(p *corev1.Pod) { p.OwnerReferences = []metav1.OwnerReference{{Kind: "Cluster", Name: "c"}} },
-			drain.Pod{},
-		},
-		"critical for the cluster":     {func(p *corev1.Pod) { p.Spec.PriorityClassName = "system-cluster-critical" }, drain.Pod{Critical: true}},
-		"critical for the node":        {func(p *corev1.Pod) { p.Spec.PriorityClassName = "system-node-critical" }, drain.Pod{Critical: true}},
-		"the priority of critical":     {func(p *corev1.Pod) { p.Spec.Priority = ptr.To(int32(2_000_000_000)) }, drain.Pod{Critical: true}},
-		"the highest of other classes": {func(p *corev1.Pod) { p.Spec.Priority = ptr.To(int32(1_000_000_000)) }, drain.Pod{}},
-		"grace":                        {func(p *corev1.Pod) { p.Spec.TerminationGracePeriodSeconds = ptr.To(int64(90)) }, drain.Pod{Grace: 90 * time.Second}},
-		"tolerations":                  {func(p *corev1.Pod) { p.Spec.Tolerations = exists }, drain.Pod{Tolerations: exists}},
-		"ready": {
-			func(p *corev1.Pod) {
-				p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: "True"}, {Type: corev1.PodReady, Status: "True"}}
-			},
-			drain.Pod{Ready: true},
-		},
-		"not ready": {
-			func(p *corev1.Pod) {
-				p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: "False"}}
-			},
-			drain.Pod{},
-		},
-		"volumes": {
-			func(p *corev1.Pod) {
-				p.Spec.Volumes = []corev1.Volume{
-					{Name: "scratch", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
-					{Name: "shm", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}}},
-					{Name: "huge", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumHugePages}}},
-					{Name: "config", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{}}},
-					{Name: "data", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data-0"}}},
-					{Name: "cache", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}},
-				}
-			},
-			drain.Pod{EmptyDirs: []string{"scratch"}, Claims: []string{"data-0", "a-cache"}},
-		},
-		"containers": {
-			func(p *corev1.Pod) {
-				runs := corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}
-				ended := corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{}}
-				p.Status.InitContainerStatuses = []corev1.ContainerStatus{{Name: "init", State: ended}, {Name: "sidecar", State: runs}}
-				p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main", State: runs}, {Name: "log", State: ended}, {Name: "late"}}
-				p.Status.EphemeralContainerStatuses = []corev1.ContainerStatus{{Name: "debug", State: runs}}
-			},
-			drain.Pod{Running: []string{"sidecar", "main", "debug"}},
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			p := pod("a", c.change)
-			c.want.Namespace, c.want.Name, c.want.UID = "team", "a", "uid-a"
-			if diff := cmp.Diff(c.want, drain.Describe(&p)); diff != "" {
-				t.Errorf("Describe (-want +got):\n%s", diff)
-			}
-		})
-	}
-}
 
 var fenceTaint = corev1.Taint{Key: "gpuslice.io/repartitioning", Effect: corev1.TaintEffectNoSchedule}
 
@@ -102,7 +32,7 @@ func selecting(t *testing.T, text string) labels.Selector {
 }
 
 // of is the pod "team/<name>" of a controller, with another change.
-func of(name, kind string, change ...func(*drain.Pod)) drain.Pod {
+func of(name, kind string, change ...func(*holders.Pod)) holders.Pod {
 	p := holder(name)
 	p.Controller = kind + "/c"
 	p.Daemon = kind == "DaemonSet"
@@ -112,11 +42,11 @@ func of(name, kind string, change ...func(*drain.Pod)) drain.Pod {
 	return p
 }
 
-func isCritical(p *drain.Pod)   { p.Critical = true }
-func hasEmptyDir(p *drain.Pod)  { p.EmptyDirs = []string{"scratch", "tmp"} }
-func isUnmanaged(p *drain.Pod)  { p.Controller = "" }
-func isLeaving(p *drain.Pod)    { p.Terminating = true }
-func toleratesAll(p *drain.Pod) { p.Tolerations = []corev1.Toleration{{Operator: "Exists"}} }
+func isCritical(p *holders.Pod)   { p.Critical = true }
+func hasEmptyDir(p *holders.Pod)  { p.EmptyDirs = []string{"scratch", "tmp"} }
+func isUnmanaged(p *holders.Pod)  { p.Controller = "" }
+func isLeaving(p *holders.Pod)    { p.Terminating = true }
+func toleratesAll(p *holders.Pod) { p.Tolerations = []corev1.Toleration{{Operator: "Exists"}} }
 
 func TestThePolicyRefusesBeforeAnybodyIsAsked(t *testing.T) {
 	api, db := selecting(t, "app=api"), selecting(t, "app=db")
@@ -130,7 +60,7 @@ func TestThePolicyRefusesBeforeAnybodyIsAsked(t *testing.T) {
 	const lost = `its files on emptyDir scratch, tmp would be lost, and drain.emptyDir says to refuse that: delete it yourself, or let it go by a rule`
 
 	for name, c := range map[string]struct {
-		pod     drain.Pod
+		pod     holders.Pod
 		policy  drain.Policy
 		by      string
 		message string // empty if it is asked to go
@@ -175,9 +105,9 @@ func TestThePolicyRefusesBeforeAnybodyIsAsked(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, ask := range []func(*drain.Evictor) []drain.Verdict{
-				func(e *drain.Evictor) []drain.Verdict { return e.DryRun(t.Context(), []drain.Pod{c.pod}, c.policy) },
+				func(e *drain.Evictor) []drain.Verdict { return e.DryRun(t.Context(), []holders.Pod{c.pod}, c.policy) },
 				func(e *drain.Evictor) []drain.Verdict {
-					return e.Evict(t.Context(), []drain.Pod{c.pod}, c.policy, noon)
+					return e.Evict(t.Context(), []holders.Pod{c.pod}, c.policy, noon)
 				},
 			} {
 				s := newServer()
@@ -198,8 +128,8 @@ func TestThePolicyRefusesBeforeAnybodyIsAsked(t *testing.T) {
 	}
 }
 
-func tolerating(key string, operator corev1.TolerationOperator, value string, effect corev1.TaintEffect) func(*drain.Pod) {
-	return func(p *drain.Pod) {
+func tolerating(key string, operator corev1.TolerationOperator, value string, effect corev1.TaintEffect) func(*holders.Pod) {
+	return func(p *holders.Pod) {
 		p.Tolerations = []corev1.Toleration{{Key: key, Operator: operator, Value: value, Effect: effect}}
 	}
 }
@@ -215,7 +145,7 @@ type step struct {
 
 // walk calls Evict step by step with the same pods. At each step another Evictor, which remembers nothing, must have the same
 // deadlines: it is what a restarted agent has.
-func walk(t *testing.T, s *server, pods []drain.Pod, policy drain.Policy, steps []step) {
+func walk(t *testing.T, s *server, pods []holders.Pod, policy drain.Policy, steps []step) {
 	t.Helper()
 	e, clock := s.evictor()
 	for _, step := range steps {
@@ -243,7 +173,7 @@ func TestAPodMayFinishBeforeItIsEvicted(t *testing.T) {
 	policy := drain.Policy{Rules: []drain.Rule{rule}, Deadline: time.Hour, Unmanaged: choice("drain.unmanagedPods")}
 	s := newServer()
 	s.answer = refusal(needsTwo, 0) // a budget need not let go who ends by itself
-	pods := []drain.Pod{of("train", "", isUnmanaged)}
+	pods := []holders.Pod{of("train", "", isUnmanaged)}
 
 	e, _ := s.evictor()
 	before := e.DryRun(t.Context(), pods, policy)
@@ -274,28 +204,28 @@ func TestPodsMayFinishBeforeTheyAreEvicted(t *testing.T) {
 	policy := drain.Policy{
 		Rules: []drain.Rule{web, train}, EndFor: 8 * time.Hour, EndField: "drain.mode", Deadline: time.Hour, Unmanaged: choice("drain.unmanagedPods"),
 	}
-	in := func(namespace string) func(*drain.Pod) { return func(p *drain.Pod) { p.Namespace = namespace } }
+	in := func(namespace string) func(*holders.Pod) { return func(p *holders.Pod) { p.Namespace = namespace } }
 	any1, any2, dns, monitor := of("a", "Job"), of("b", "ReplicaSet", hasEmptyDir), of("dns", "ReplicaSet", isCritical), of("monitor", "DaemonSet")
 
 	t.Run("one by one, until it is time", func(t *testing.T) {
 		s := newServer()
 		const finishing = "Waiting finishes by itself until 2026-03-01T20:00Z (drain.mode)"
 		const forOrdinary = "Queued a critical pod, which goes when the ordinary ones have left"
-		walk(t, s, []drain.Pod{any1, any2}, policy, []step{
+		walk(t, s, []holders.Pod{any1, any2}, policy, []step{
 			{after: 0, want: []string{finishing, finishing}, deadline: 9 * time.Hour},
 			{after: time.Hour, want: []string{finishing, finishing}, deadline: 9 * time.Hour},
 		})
-		walk(t, s, []drain.Pod{any2, dns}, policy, []step{ // a has ended
+		walk(t, s, []holders.Pod{any2, dns}, policy, []step{ // a has ended
 			{after: 8*time.Hour - 1, want: []string{finishing, forOrdinary}, deadline: 9 * time.Hour},
 			{after: 8 * time.Hour, want: []string{"Requested", forOrdinary}, asked: []string{"b"}, deadline: 9 * time.Hour},
 		})
-		walk(t, s, []drain.Pod{dns}, policy, []step{ // when the others have ended, nobody waits for the rest of the time
+		walk(t, s, []holders.Pod{dns}, policy, []step{ // when the others have ended, nobody waits for the rest of the time
 			{after: time.Hour, want: []string{"Requested"}, asked: []string{"dns"}, deadline: 9 * time.Hour},
 		})
-		walk(t, s, []drain.Pod{monitor}, policy, []step{{after: time.Hour, want: []string{"Requested"}, asked: []string{"monitor"}, deadline: 9 * time.Hour}})
+		walk(t, s, []holders.Pod{monitor}, policy, []step{{after: time.Hour, want: []string{"Requested"}, asked: []string{"monitor"}, deadline: 9 * time.Hour}})
 	})
 	t.Run("but not those that a rule or a choice is for", func(t *testing.T) {
-		got := newServerEvictor().Evict(t.Context(), []drain.Pod{of("a", "Job", in("web")), of("b", "Job", in("train")), of("c", "", isUnmanaged)}, policy, noon)
+		got := newServerEvictor().Evict(t.Context(), []holders.Pod{of("a", "Job", in("web")), of("b", "Job", in("train")), of("c", "", isUnmanaged)}, policy, noon)
 		want := []string{
 			"Requested",
 			"Waiting finishes by itself until 2026-03-01T13:00Z (rule drain.rules[1])",
@@ -308,7 +238,7 @@ func TestPodsMayFinishBeforeTheyAreEvicted(t *testing.T) {
 	t.Run("and a dry run asks about none of them", func(t *testing.T) {
 		s := newServer()
 		e, _ := s.evictor()
-		got := e.DryRun(t.Context(), []drain.Pod{any1, any2}, policy)
+		got := e.DryRun(t.Context(), []holders.Pod{any1, any2}, policy)
 		const mayEnd = "Waiting may end by itself for 8h0m0s after the cordon (drain.mode)"
 		if diff := cmp.Diff([]string{mayEnd, mayEnd}, outcome(got)); diff != "" || len(s.evictions) > 0 || got[0].By != "drain.mode" {
 			t.Errorf("by %q after %d requests (-want +got):\n%s", got[0].By, len(s.evictions), diff)
@@ -325,34 +255,34 @@ func TestPodsLeaveOneTierAfterTheOther(t *testing.T) {
 
 	for _, step := range []struct {
 		name   string
-		pods   []drain.Pod
+		pods   []holders.Pod
 		answer error
 		want   []string
 		asked  []string
 	}{
 		{
 			"ordinary pods go first",
-			[]drain.Pod{monitor, dns, web, job},
+			[]holders.Pod{monitor, dns, web, job},
 			nil,
 			[]string{forAll, forOrdinary, "Requested", "Requested"},
 			[]string{"web", "job"},
 		},
 		{
 			"one that terminates holds the others back",
-			[]drain.Pod{monitor, dns, of("web", "ReplicaSet", isLeaving)},
+			[]holders.Pod{monitor, dns, of("web", "ReplicaSet", isLeaving)},
 			nil,
 			[]string{forAll, forOrdinary, "Terminating terminating"},
 			nil,
 		},
 		{
 			"one that may not go does too",
-			[]drain.Pod{monitor, dns, web},
+			[]holders.Pod{monitor, dns, web},
 			refusal(needsTwo, 0),
 			[]string{forAll, forOrdinary, "Blocked PDB team/api: " + needsTwo},
 			[]string{"web"},
 		},
-		{"then the critical ones", []drain.Pod{monitor, dns}, nil, []string{forAll, "Requested"}, []string{"dns"}},
-		{"and those of DaemonSets last", []drain.Pod{monitor}, nil, []string{"Requested"}, []string{"monitor"}},
+		{"then the critical ones", []holders.Pod{monitor, dns}, nil, []string{forAll, "Requested"}, []string{"dns"}},
+		{"and those of DaemonSets last", []holders.Pod{monitor}, nil, []string{"Requested"}, []string{"monitor"}},
 	} {
 		clock.SetTime(clock.Now().Add(time.Minute))
 		s.answer = step.answer
@@ -366,10 +296,10 @@ func TestPodsLeaveOneTierAfterTheOther(t *testing.T) {
 
 	s.answer = apierrors.NewNotFound(podResource, "web")
 	clock.SetTime(clock.Now().Add(time.Minute))
-	if diff := cmp.Diff([]string{"Gone", "Gone"}, outcome(e.Evict(t.Context(), []drain.Pod{web, dns}, drain.Policy{}, noon))); diff != "" {
+	if diff := cmp.Diff([]string{"Gone", "Gone"}, outcome(e.Evict(t.Context(), []holders.Pod{web, dns}, drain.Policy{}, noon))); diff != "" {
 		t.Errorf("when the ordinary pod turns out to be gone (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]string{"Requested", "Requested"}, outcome(newServerEvictor().DryRun(t.Context(), []drain.Pod{dns, web}, drain.Policy{}))); diff != "" {
+	if diff := cmp.Diff([]string{"Requested", "Requested"}, outcome(newServerEvictor().DryRun(t.Context(), []holders.Pod{dns, web}, drain.Policy{}))); diff != "" {
 		t.Errorf("a dry run asks about all at once (-want +got):\n%s", diff)
 	}
 }
@@ -385,14 +315,14 @@ func TestTheTurnOfLaterTiersComesAfterTheLongestWait(t *testing.T) {
 	policy := drain.Policy{Rules: []drain.Rule{rule}, Deadline: time.Hour}
 	e := newServerEvictor()
 	for _, c := range []struct {
-		pod  drain.Pod
+		pod  holders.Pod
 		want time.Duration
 	}{
 		{of("web", "ReplicaSet"), time.Hour},
 		{of("dns", "ReplicaSet", isCritical), 9 * time.Hour},
 		{of("monitor", "DaemonSet"), 9 * time.Hour},
 	} {
-		if got := e.Evict(t.Context(), []drain.Pod{c.pod}, policy, noon)[0].Deadline; !got.Equal(noon.Add(c.want)) {
+		if got := e.Evict(t.Context(), []holders.Pod{c.pod}, policy, noon)[0].Deadline; !got.Equal(noon.Add(c.want)) {
 			t.Errorf("deadline of %s is %s, want %s after %s", c.pod, got, c.want, noon)
 		}
 	}
@@ -400,12 +330,12 @@ func TestTheTurnOfLaterTiersComesAfterTheLongestWait(t *testing.T) {
 
 func TestAPodThatIsOverdueIsAskedAboutAndNotSentAway(t *testing.T) {
 	policy := drain.Policy{Deadline: time.Hour}
-	pods := []drain.Pod{of("a", "ReplicaSet")}
+	pods := []holders.Pod{of("a", "ReplicaSet")}
 
 	t.Run("while a budget holds it", func(t *testing.T) {
 		s := newServer(budget("api", 2, 2, 3))
 		s.answer = refusal(needsTwo, 0)
-		pods := []drain.Pod{of("a", "ReplicaSet", func(p *drain.Pod) { p.Ready = true })}
+		pods := []holders.Pod{of("a", "ReplicaSet", func(p *holders.Pod) { p.Ready = true })}
 		walk(t, s, pods, policy, []step{
 			{
 				after: time.Minute, asked: []string{"a"}, deadline: time.Hour,
@@ -423,7 +353,7 @@ func TestAPodThatIsOverdueIsAskedAboutAndNotSentAway(t *testing.T) {
 		})
 	})
 	t.Run("while it terminates", func(t *testing.T) {
-		walk(t, newServer(), []drain.Pod{of("a", "ReplicaSet", isLeaving)}, policy, []step{
+		walk(t, newServer(), []holders.Pod{of("a", "ReplicaSet", isLeaving)}, policy, []step{
 			{after: time.Hour - 1, deadline: time.Hour, want: []string{"Terminating terminating"}},
 			{after: time.Hour, deadline: time.Hour, overdue: true, want: []string{"Terminating terminating"}},
 		})
@@ -452,8 +382,8 @@ func TestAPodThatIsOverdueIsAskedAboutAndNotSentAway(t *testing.T) {
 
 func TestAPodIsDeletedAfterItsDeadlineIfThePolicySaysSo(t *testing.T) {
 	policy := drain.Policy{Deadline: time.Hour, Delete: true, DeleteGrace: 30 * time.Second}
-	grace := func(d time.Duration) func(*drain.Pod) {
-		return func(p *drain.Pod) { p.Grace = d; p.Ready = true }
+	grace := func(d time.Duration) func(*holders.Pod) {
+		return func(p *holders.Pod) { p.Grace = d; p.Ready = true }
 	}
 	const why = "deleted with a grace of 30s, since it was there still at 13:00Z: PDB team/api: needs 2 healthy pods and has 2"
 	last := time.Hour + 90*time.Second
@@ -461,7 +391,7 @@ func TestAPodIsDeletedAfterItsDeadlineIfThePolicySaysSo(t *testing.T) {
 	t.Run("with its own grace, when its eviction is refused still", func(t *testing.T) {
 		s := newServer(budget("api", 2, 2, 3))
 		s.answer = refusal(needsTwo, 0)
-		walk(t, s, []drain.Pod{of("a", "ReplicaSet", grace(30*time.Second))}, policy, []step{
+		walk(t, s, []holders.Pod{of("a", "ReplicaSet", grace(30*time.Second))}, policy, []step{
 			{
 				after: time.Hour - 1, asked: []string{"a"}, deadline: time.Hour,
 				want: []string{"Blocked PDB team/api: needs 2 healthy pods and has 2; asked again until 13:00Z, and deleted then"},
@@ -476,7 +406,7 @@ func TestAPodIsDeletedAfterItsDeadlineIfThePolicySaysSo(t *testing.T) {
 
 	t.Run("not when its eviction is accepted at last", func(t *testing.T) {
 		s := newServer()
-		walk(t, s, []drain.Pod{of("a", "ReplicaSet", grace(30*time.Second))}, policy, []step{
+		walk(t, s, []holders.Pod{of("a", "ReplicaSet", grace(30*time.Second))}, policy, []step{
 			{after: time.Hour, asked: []string{"a"}, deadline: last, want: []string{"Requested"}},
 		})
 		if len(s.removed) > 0 {
@@ -492,7 +422,7 @@ func TestAPodIsDeletedAfterItsDeadlineIfThePolicySaysSo(t *testing.T) {
 			s.answer = refusal(needsTwo, 0)
 			e, clock := s.evictor()
 			clock.SetTime(noon.Add(time.Hour))
-			e.Evict(t.Context(), []drain.Pod{of("a", "ReplicaSet", grace(own))}, policy, noon)
+			e.Evict(t.Context(), []holders.Pod{of("a", "ReplicaSet", grace(own))}, policy, noon)
 			if diff := cmp.Diff([]deletion{{"a", want, "uid-a"}}, s.removed); diff != "" {
 				t.Errorf("deletion of a pod with grace %s (-want +got):\n%s", own, diff)
 			}
@@ -501,7 +431,7 @@ func TestAPodIsDeletedAfterItsDeadlineIfThePolicySaysSo(t *testing.T) {
 
 	t.Run("at once when its own grace is too long for an eviction", func(t *testing.T) {
 		s := newServer()
-		walk(t, s, []drain.Pod{of("a", "ReplicaSet", grace(time.Hour))}, policy, []step{{
+		walk(t, s, []holders.Pod{of("a", "ReplicaSet", grace(time.Hour))}, policy, []step{{
 			after: time.Hour, deadline: last,
 			want: []string{"Deleted deleted with a grace of 30s, since it was there still at 13:00Z: its own grace is longer"},
 		}})
@@ -515,12 +445,12 @@ func TestAPodIsDeletedAfterItsDeadlineIfThePolicySaysSo(t *testing.T) {
 		s.answer = refusal(needsTwo, 0)
 		e, clock := s.evictor()
 		clock.SetTime(noon.Add(time.Hour))
-		e.Evict(t.Context(), []drain.Pod{
+		e.Evict(t.Context(), []holders.Pod{
 			of("leaving", "ReplicaSet", isLeaving),
-			of("spared", "ReplicaSet", func(p *drain.Pod) { p.Labels = map[string]string{"app": "spare"} }),
-			of("static", "", func(p *drain.Pod) { p.Mirror = true }),
-			of("nameless", "ReplicaSet", func(p *drain.Pod) { p.UID = "" }),
-			of("unlisted", "", func(p *drain.Pod) { p.Unlisted = true }),
+			of("spared", "ReplicaSet", func(p *holders.Pod) { p.Labels = map[string]string{"app": "spare"} }),
+			of("static", "", func(p *holders.Pod) { p.Mirror = true }),
+			of("nameless", "ReplicaSet", func(p *holders.Pod) { p.UID = "" }),
+			of("unlisted", "", func(p *holders.Pod) { p.Unlisted = true }),
 			of("returning", "DaemonSet", toleratesAll),
 		}, policy, noon)
 		if len(s.removed) > 0 || len(s.evictions) > 0 {
@@ -531,7 +461,7 @@ func TestAPodIsDeletedAfterItsDeadlineIfThePolicySaysSo(t *testing.T) {
 	t.Run("not while the API server does not answer", func(t *testing.T) {
 		s := newServer()
 		s.answer = errors.New("connection refused")
-		walk(t, s, []drain.Pod{of("a", "ReplicaSet")}, policy, []step{{
+		walk(t, s, []holders.Pod{of("a", "ReplicaSet")}, policy, []step{{
 			after: time.Hour, asked: []string{"a"}, deadline: last,
 			want: []string{"Failed asking the API server: connection refused; its deletion is tried until 13:01Z"},
 		}})
@@ -545,7 +475,7 @@ func TestAPodIsDeletedAfterItsDeadlineIfThePolicySaysSo(t *testing.T) {
 		s.answer = refusal(needsTwo, 0)
 		e, clock := s.evictor()
 		clock.SetTime(noon.Add(100 * time.Hour))
-		e.DryRun(t.Context(), []drain.Pod{of("a", "ReplicaSet", grace(time.Hour))}, policy)
+		e.DryRun(t.Context(), []holders.Pod{of("a", "ReplicaSet", grace(time.Hour))}, policy)
 		if asked := s.asked(); len(s.removed) > 0 || len(asked) > 0 {
 			t.Errorf("deletions are %v and evictions %v, want none", s.removed, asked)
 		}
@@ -557,7 +487,7 @@ func TestAPodIsDeletedAfterItsDeadlineIfThePolicySaysSo(t *testing.T) {
 		s.removal = apierrors.NewForbidden(podResource, "a", errors.New("a webhook says no"))
 		const blocked = "PDB team/api: needs 2 healthy pods and has 2"
 		failed := "Failed " + blocked + `; deleting it: pods "a" is forbidden: a webhook says no; its deletion is tried until 13:01Z`
-		walk(t, s, []drain.Pod{of("a", "ReplicaSet", grace(30*time.Second))}, policy, []step{
+		walk(t, s, []holders.Pod{of("a", "ReplicaSet", grace(30*time.Second))}, policy, []step{
 			{after: time.Hour, asked: []string{"a"}, deadline: last, want: []string{failed}},
 			{after: time.Hour + time.Millisecond, deadline: last, want: []string{failed}},
 			{after: time.Hour + time.Minute, asked: []string{"a"}, deadline: last, want: []string{failed}},
@@ -570,7 +500,8 @@ func TestAPodIsDeletedAfterItsDeadlineIfThePolicySaysSo(t *testing.T) {
 }
 
 func TestADeletionSaysWhatBecameOfIt(t *testing.T) {
-	namesake := pod("a", func(p *corev1.Pod) { p.UID = "uid-of-another" })
+	namesake := listed("a")
+	namesake.UID = "uid-of-another"
 	conflict := apierrors.NewConflict(podResource, "a", errors.New("the UID in the precondition does not match"))
 	for name, c := range map[string]struct {
 		objects []runtime.Object
@@ -587,7 +518,7 @@ func TestADeletionSaysWhatBecameOfIt(t *testing.T) {
 		e, clock := s.evictor()
 		clock.SetTime(noon.Add(time.Hour))
 		policy := drain.Policy{Deadline: time.Hour, Delete: true, DeleteGrace: 30 * time.Second}
-		if diff := cmp.Diff([]string{c.want}, outcome(e.Evict(t.Context(), []drain.Pod{of("a", "ReplicaSet")}, policy, noon))); diff != "" {
+		if diff := cmp.Diff([]string{c.want}, outcome(e.Evict(t.Context(), []holders.Pod{of("a", "ReplicaSet")}, policy, noon))); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
@@ -597,7 +528,7 @@ func TestADeletionSaysWhatBecameOfIt(t *testing.T) {
 func TestEachTierHasTimeToBeDeleted(t *testing.T) {
 	policy := drain.Policy{Deadline: time.Hour, Delete: true, DeleteGrace: 30 * time.Second}
 	for _, c := range []struct {
-		pod drain.Pod
+		pod holders.Pod
 		end time.Duration
 	}{
 		{of("web", "ReplicaSet"), 90 * time.Second},
@@ -611,7 +542,7 @@ func TestEachTierHasTimeToBeDeleted(t *testing.T) {
 		}{{noon.Add(time.Hour), false}, {noon.Add(time.Hour + c.end - 1), false}, {noon.Add(time.Hour + c.end), true}} {
 			clock.SetTime(at.time)
 			c.pod.Terminating = true
-			got := e.Evict(t.Context(), []drain.Pod{c.pod}, policy, noon)[0]
+			got := e.Evict(t.Context(), []holders.Pod{c.pod}, policy, noon)[0]
 			if want := noon.Add(time.Hour + c.end); !got.Deadline.Equal(want) || got.Overdue != at.overdue {
 				t.Errorf("%s at %s: deadline %s, overdue %t; want %s, %t", c.pod, at.time, got.Deadline, got.Overdue, want, at.overdue)
 			}
@@ -621,24 +552,24 @@ func TestEachTierHasTimeToBeDeleted(t *testing.T) {
 
 func TestATerminatingPodSaysWhatKeepsIt(t *testing.T) {
 	const silent = "node gpu-1 is not Ready since 11:40Z"
-	end := func(d time.Duration, change ...func(*drain.Pod)) drain.Pod {
+	end := func(d time.Duration, change ...func(*holders.Pod)) holders.Pod {
 		p := of("a", "ReplicaSet", change...)
 		p.Terminating, p.GraceEnds = true, noon.Add(d)
 		return p
 	}
-	runs := func(names ...string) func(*drain.Pod) { return func(p *drain.Pod) { p.Running = names } }
-	claims := func(p *drain.Pod) { p.Claims = []string{"data-0", "cache"} }
-	final := func(p *drain.Pod) { p.Finalizers = []string{"example.io/wait", "batch.kubernetes.io/job-tracking"} }
-	gpus := func(p *drain.Pod) { p.DeviceClaims = []string{"gpu-a", "gpu-b"} }
+	runs := func(names ...string) func(*holders.Pod) { return func(p *holders.Pod) { p.Running = names } }
+	claims := func(p *holders.Pod) { p.Claims = []string{"data-0", "cache"} }
+	final := func(p *holders.Pod) { p.Finalizers = []string{"example.io/wait", "batch.kubernetes.io/job-tracking"} }
+	gpus := func(p *holders.Pod) { p.DeviceClaims = []string{"gpu-a", "gpu-b"} }
 	const driverAway = "; its containers have ended, and kubelet cannot give its resource claims back (gpu-a, gpu-b): " +
 		"their DRA driver gpu.nvidia.com does not run on this node; start it"
 
 	for name, c := range map[string]struct {
-		pod    drain.Pod
+		pod    holders.Pod
 		silent string
 		want   string
 	}{
-		"no time is known":       {end(0, func(p *drain.Pod) { p.Running = []string{"main"} }), "", "terminating, its grace ended at 12:00:00Z"},
+		"no time is known":       {end(0, func(p *holders.Pod) { p.Running = []string{"main"} }), "", "terminating, its grace ended at 12:00:00Z"},
 		"it has some grace left": {end(30*time.Second, runs("main"), final), "", "terminating, its grace ends at 12:00:30Z"},
 		"its grace ends tomorrow": {
 			end(14*time.Hour, runs("main")), "", "terminating, its grace ends at 2026-03-02T02:00:00Z",
@@ -688,8 +619,8 @@ func TestATerminatingPodSaysWhatKeepsIt(t *testing.T) {
 			e, _ := s.evictor()
 			policy := drain.Policy{KubeletSilent: c.silent, ClaimDriverAway: true}
 			for _, got := range [][]drain.Verdict{
-				e.Evict(t.Context(), []drain.Pod{c.pod}, policy, noon.Add(-time.Hour)),
-				e.DryRun(t.Context(), []drain.Pod{c.pod}, policy),
+				e.Evict(t.Context(), []holders.Pod{c.pod}, policy, noon.Add(-time.Hour)),
+				e.DryRun(t.Context(), []holders.Pod{c.pod}, policy),
 			} {
 				if diff := cmp.Diff([]string{"Terminating " + c.want}, outcome(got)); diff != "" || len(s.evictions) > 0 {
 					t.Errorf("%d requests, want none (-want +got):\n%s", len(s.evictions), diff)
@@ -709,7 +640,7 @@ func TestDeletionsAndWaitsAreLoggedOnce(t *testing.T) {
 	e := drain.NewEvictor(s, clock, zap.New(core))
 	for _, after := range []time.Duration{0, time.Minute, time.Hour, 90 * time.Minute, 2 * time.Hour, 2*time.Hour + time.Millisecond} {
 		clock.SetTime(noon.Add(after))
-		e.Evict(t.Context(), []drain.Pod{of("a", "ReplicaSet")}, policy, noon)
+		e.Evict(t.Context(), []holders.Pod{of("a", "ReplicaSet")}, policy, noon)
 	}
 	var got []string
 	for _, entry := range logs.TakeAll() {

@@ -14,7 +14,7 @@ import (
 	"k8s.io/client-go/tools/pager"
 
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
 // page is how many nodes are read at once. One takes some 20 KiB.
@@ -143,7 +143,7 @@ func Unavailable(node *corev1.Node) string {
 	case tainted(config.TaintNotReady):
 		return "not yet made ready, it has the taint " + config.TaintNotReady
 	}
-	if who, _, cordoned := drain.Cordoner(node); cordoned {
+	if who, _, cordoned := fence.Cordoner(node); cordoned {
 		if who == "" {
 			return "cordoned"
 		}

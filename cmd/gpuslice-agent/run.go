@@ -24,7 +24,8 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/config/migparted"
-	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/drain/host"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/nvml/cdi"
 	"github.com/gpuslice/gpuslice/nvml/lib"
@@ -92,9 +93,9 @@ func (o *options) agent(log *zap.Logger, metrics *agent.Metrics) (*agent.Agent, 
 	return agent.New(agent.Options{
 		Node: o.node, Client: client, Settings: settings, Log: log, Alive: o.alive, Metrics: metrics, Clock: clock.RealClock{},
 		Driver:  lib.Open(lib.Options{DriverRoot: o.driverRoot, Logger: log.Named("nvml")}),
-		Kubelet: drain.DialKubelet(o.podResources), Host: &drain.Logind{Address: o.systemBus}, Units: &drain.Units{Address: o.systemBus},
+		Kubelet: holders.DialKubelet(o.podResources), Host: &host.Logind{Address: o.systemBus}, Units: &host.Units{Address: o.systemBus},
 		Record:    hostrecord.In(o.stateDir),
-		Processes: drain.Processes{Root: o.procRoot},
+		Processes: holders.Processes{Root: o.procRoot},
 		Specs:     cdi.New(cdi.Options{Dirs: o.specs, DriverRoot: o.driverRoot, DevRoot: o.devRoot, Logger: log}),
 		Parse:     migparted.Parse,
 		Plugin:    agent.PluginConfigs{Parse: deviceplugin.Parse, Render: deviceplugin.Render}, PluginFile: o.pluginConfig,

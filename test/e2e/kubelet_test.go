@@ -3,7 +3,7 @@ package e2e_test
 import (
 	"testing"
 
-	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/test/cluster/realkubelet"
 )
 
@@ -14,7 +14,7 @@ func TestAKubeletThatHasJustStartedListsNoPods(t *testing.T) {
 	r.awaitAmount(gpu, 1, 1)
 	r.pod("holder", gpu)
 	before := r.awaitPod("holder", "to run", running)
-	kubelet := drain.DialKubelet(realkubelet.PodResourcesSocket)
+	kubelet := holders.DialKubelet(realkubelet.PodResourcesSocket)
 	defer kubelet.Close()
 	if err := r.Restart(t.Context()); err != nil {
 		t.Fatal(err)

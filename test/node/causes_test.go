@@ -22,7 +22,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/test/cluster"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
 	"github.com/gpuslice/gpuslice/test/cluster/kubelet"
@@ -296,7 +296,7 @@ func TestCauseAdministratorCordoned(t *testing.T) {
 	r.run()
 	r.label(config.LabelMIGConfig, "all-balanced")
 	n := r.awaitConverged("all-balanced")
-	if who, _, on := drain.Cordoner(n); !on || who != "kubectl" {
+	if who, _, on := fence.Cordoner(n); !on || who != "kubectl" {
 		t.Errorf("the node is cordoned %t by %q, want the administrator's cordon", on, who)
 	}
 	if message := condition(n).Message; !strings.Contains(message, "cordoned by kubectl since ") {
@@ -383,7 +383,7 @@ func TestCauseOperandsLeftPaused(t *testing.T) {
 	const ours, theirs = config.LabelOperandPrefix + "dcgm", config.LabelOperandPrefix + "gpu-feature-discovery"
 	r := newRig(t, twoH100, "")
 	r.awaitOffered("nvidia.com/gpu", 2)
-	r.label(ours, drain.PausedValue)
+	r.label(ours, fence.PausedValue)
 	r.label(theirs, "paused-for-mig-change")
 	given := r.cause()
 	r.run()

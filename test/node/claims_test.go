@@ -7,7 +7,7 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/test/cluster/claimdriver"
 )
 
@@ -25,7 +25,7 @@ func (r *rig) claimDriver(namespace string) *claimDriver {
 	slice := &resourcev1.ResourceSlice{
 		ObjectMeta: metav1.ObjectMeta{Name: r.Name + "-gpus"},
 		Spec: resourcev1.ResourceSliceSpec{
-			Driver: drain.ClaimDriver, NodeName: &r.Name, Pool: resourcev1.ResourcePool{Name: r.Name, ResourceSliceCount: 1},
+			Driver: holders.ClaimDriver, NodeName: &r.Name, Pool: resourcev1.ResourcePool{Name: r.Name, ResourceSliceCount: 1},
 			Devices: []resourcev1.Device{{Name: "gpu-0"}},
 		},
 	}
@@ -57,7 +57,7 @@ func (r *rig) claimDriver(namespace string) *claimDriver {
 func (d *claimDriver) start() {
 	d.rig.t.Helper()
 	var err error
-	if d.plugin, err = claimdriver.Start(d.rig.t.Context(), d.rig.Kubelet.Dir, drain.ClaimDriver); err != nil {
+	if d.plugin, err = claimdriver.Start(d.rig.t.Context(), d.rig.Kubelet.Dir, holders.ClaimDriver); err != nil {
 		d.rig.t.Fatal(err)
 	}
 	_, err = d.rig.client.CoreV1().Pods(d.namespace).Create(d.rig.t.Context(), &corev1.Pod{

@@ -12,7 +12,7 @@ import (
 	"k8s.io/client-go/util/retry"
 
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 	"github.com/gpuslice/gpuslice/test/systemd"
 	"github.com/gpuslice/gpuslice/test/systemd/systemdtest"
@@ -96,7 +96,7 @@ func TestAnUncordonInTheMiddle(t *testing.T) {
 		r.kubectl("uncordon", r.Name)
 		goOn()
 		r.await("another cordon", func(n *corev1.Node) bool {
-			who, _, on := drain.Cordoner(n)
+			who, _, on := fence.Cordoner(n)
 			return on && who == "gpuslice-agent"
 		})
 		r.givenBack(r.awaitConverged("all-balanced"))

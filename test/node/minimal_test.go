@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/cluster"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
@@ -181,7 +181,7 @@ func names(pods map[types.UID]*corev1.Pod) map[types.UID]string {
 // assignments are the devices of each pod of the namespace, as kubelet tells them.
 func (r *rig) assignments(namespace string) map[string][]string {
 	r.t.Helper()
-	kubelet := drain.DialKubelet(r.Kubelet.PodResourcesSocket())
+	kubelet := holders.DialKubelet(r.Kubelet.PodResourcesSocket())
 	defer kubelet.Close()
 	given, err := kubelet.Assignments(r.t.Context())
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
-	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/node"
 )
@@ -115,7 +115,7 @@ func (r *rig) processes(program string) []int {
 // devices are the ids that kubelet would give out, by resource.
 func (r *rig) devices() map[string][]string {
 	r.t.Helper()
-	kubelet := drain.DialKubelet(r.Kubelet.PodResourcesSocket())
+	kubelet := holders.DialKubelet(r.Kubelet.PodResourcesSocket())
 	defer kubelet.Close()
 	found, err := kubelet.Allocatable(r.t.Context())
 	if err != nil {

@@ -1,4 +1,4 @@
-// Package clustertest gives the tests of a package one control plane, and each test a namespace in it.
+// Package clustertest gives the tests of a package one control plane, and each test namespaces and nodes in it.
 package clustertest
 
 import (
@@ -101,9 +101,33 @@ func Namespace(t testing.TB) string {
 	return namespace.Name
 }
 
+// Node makes a node, which nothing but the control plane looks after. It goes with the test.
+func Node(t testing.TB) *corev1.Node {
+	t.Helper()
+	client := Client(t)
+	node, err := client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{GenerateName: prefix(t.Name())}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatalf("creating a node: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := client.CoreV1().Nodes().Delete(context.WithoutCancel(t.Context()), node.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			t.Errorf("deleting node %s: %v", node.Name, err)
+		}
+	})
+	return node
+}
+
+// Eventually waits for the control plane to bring something about.
+func Eventually(t testing.TB, what string, done func(context.Context) (bool, error)) {
+	t.Helper()
+	if err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, 2*time.Minute, true, done); err != nil {
+		t.Fatalf("waiting until %s: %v", what, err)
+	}
+}
+
 var unfit = regexp.MustCompile(`[^a-z0-9]+`)
 
-// prefix makes the start of a namespace's name from that of a test.
+// prefix makes the start of a name from that of a test.
 func prefix(test string) string {
 	const room = 40
 	name := strings.Trim(unfit.ReplaceAllString(strings.ToLower(test), "-"), "-")

@@ -14,7 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
-	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/drain/host"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 	"github.com/gpuslice/gpuslice/test/gpusim/pods"
@@ -55,15 +56,15 @@ func reported(t *testing.T, u pods.Users) []int {
 	return out
 }
 
-// holders is what the agent finds out about who holds the first GPU, where the table is the host's.
-func holders(t *testing.T, u pods.Users, all ...corev1.Pod) string {
+// whoHolds is what the agent finds out about who holds the first GPU, where the table is the host's.
+func whoHolds(t *testing.T, u pods.Users, all ...corev1.Pod) string {
 	t.Helper()
-	clients, err := drain.Processes{Root: u.Table.Dir()}.Holders(t.Context(), []drain.Sought{{Device: u.GPUs.UUIDs()[0], Reported: reported(t, u)}})
+	clients, err := holders.Processes{Root: u.Table.Dir()}.Holders(t.Context(), []holders.Sought{{Device: u.GPUs.UUIDs()[0], Reported: reported(t, u)}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	var lines []string
-	for i, name := range drain.NameClients(clients, all) {
+	for i, name := range holders.NameClients(clients, all) {
 		_, name, _ = strings.Cut(name, " ")
 		_, name, _ = strings.Cut(name, " ") // without the pid
 		lines = append(lines, fmt.Sprintf("%s: %q\n", name, clients[i].Sources))
@@ -128,7 +129,7 @@ nv-hostengine of pod team/monitor: ["device file /dev/nvidia0"]
 python of training.service: ["NVML" "device file /dev/nvidia0"]
 static of pod team/static: ["NVML" "device file /dev/nvidia0"]
 `
-	if diff := cmp.Diff(want, holders(t, users, all...)); diff != "" {
+	if diff := cmp.Diff(want, whoHolds(t, users, all...)); diff != "" {
 		t.Errorf("holders (-want +got):\n%s", diff)
 	}
 	users.Release(&all[0], []string{first})
@@ -139,7 +140,7 @@ static of pod team/static: ["NVML" "device file /dev/nvidia0"]
 			t.Error(err)
 		}
 	}
-	if got := holders(t, users, all...); got != "" {
+	if got := whoHolds(t, users, all...); got != "" {
 		t.Errorf("after they have ended, got:\n%s", got)
 	}
 }
@@ -164,11 +165,11 @@ func TestAMIGDeviceIsHeldByTheFileOfItsGPU(t *testing.T) {
 	}
 	pod := newPod("user", "10000000-0000-0000-0000-000000000000", corev1.PodQOSGuaranteed)
 	users.Hold(&pod, []string{users.GPUs.MIGDevice(1, profile.Placements[0].Start)})
-	clients, err := drain.Processes{Root: users.Table.Dir()}.Holders(t.Context(), []drain.Sought{{Device: string(gpu), Minor: 1}})
+	clients, err := holders.Processes{Root: users.Table.Dir()}.Holders(t.Context(), []holders.Sought{{Device: string(gpu), Minor: 1}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := drain.NameClients(clients, []corev1.Pod{pod}), "user of pod team/user"; len(got) != 1 || !strings.HasSuffix(got[0], want) {
+	if got, want := holders.NameClients(clients, []corev1.Pod{pod}), "user of pod team/user"; len(got) != 1 || !strings.HasSuffix(got[0], want) {
 		t.Errorf("of GPU 1, got %q, want one: %s", got, want)
 	}
 }
@@ -196,7 +197,7 @@ func TestAProcessIsInTheTableAsAWholeOrNotAtAll(t *testing.T) {
 	}()
 	seen := 0
 	for range 2000 {
-		clients, err := drain.Processes{Root: table.Dir()}.Holders(t.Context(), []drain.Sought{{Device: "GPU-0"}})
+		clients, err := holders.Processes{Root: table.Dir()}.Holders(t.Context(), []holders.Sought{{Device: "GPU-0"}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -226,7 +227,7 @@ func TestAfterARebootOnlyTheAgentRuns(t *testing.T) {
 	if err := users.Table.Reboot(users.GPUs.BootID()); err != nil {
 		t.Fatal(err)
 	}
-	if got := holders(t, users, pod); got != "" {
+	if got := whoHolds(t, users, pod); got != "" {
 		t.Errorf("got:\n%s", got)
 	}
 	entries, err := os.ReadDir(users.Table.Dir())
@@ -237,7 +238,7 @@ func TestAfterARebootOnlyTheAgentRuns(t *testing.T) {
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
-	if boot, err := (drain.Processes{Root: users.Table.Dir()}).Boot(t.Context()); err != nil || boot != users.GPUs.BootID() || boot == firstBoot {
+	if boot, err := (&host.Kernel{Proc: users.Table.Dir()}).Boot(t.Context()); err != nil || boot != users.GPUs.BootID() || boot == firstBoot {
 		t.Errorf("the kernel's boot is %q, %v", boot, err)
 	}
 	if diff := cmp.Diff([]string{"2", "self", "sys"}, names); diff != "" {

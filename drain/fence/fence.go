@@ -1,0 +1,337 @@
+// Package fence keeps ordinary pods off a node while its GPUs change: the cordon and the taint, whose a cordon is, what other tools have
+// written on the node, and the labels by which NVIDIA's operands leave it.
+//
+// It reads objects and makes patches, and never sends one. Keys and taints come in as values.
+package fence
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Fence keeps ordinary pods off a node while its GPUs change: a taint and a cordon, together with the journal of what
+// must be given back. Its methods change nothing. They return patches for the API server, of types.MergePatchType.
+//
+// Every patch is guarded by the node's UID and resourceVersion: the server refuses it with a conflict (409) if the
+// node is not the very one that was looked at. That is needed because a merge patch replaces the list of taints as a
+// whole, so an unguarded one would bring back a taint that somebody removed in between and lose one that somebody
+// added; and because a journal that says what was before is only true of the node it was read from.
+type Fence struct {
+	Taint           corev1.Taint // what keeps pods off; no other tool uses its key
+	StartupKey      string       // taint of nodes that have just been registered, to be taken away once they are ready
+	JournalKey      string       // annotation that holds the journal
+	KeepCordonedKey string       // annotation by which people ask that the node stays cordoned; any value counts
+}
+
+// Raise writes the journal, the cordon and the taint in one patch, so that there is no moment at which a crash leaves
+// a cordon that nobody owns. Raising a fence that stands already is not an error. The journal must not be empty. Annotations
+// that are spent go in the same patch: what people asked for by them is in the journal.
+func (f Fence) Raise(node *corev1.Node, journal string, spent ...string) ([]byte, error) {
+	p, err := f.recording(node, journal, spent)
+	if err != nil {
+		return nil, fmt.Errorf("fencing node %s: %w", node.Name, err)
+	}
+	p.cordon(node)
+	p.taints(node, f.tainted(node))
+	return p.bytes()
+}
+
+// Record writes the journal alone: for a change that disrupts nobody, or to amend a journal. It must not be empty.
+func (f Fence) Record(node *corev1.Node, journal string, spent ...string) ([]byte, error) {
+	p, err := f.recording(node, journal, spent)
+	if err != nil {
+		return nil, fmt.Errorf("recording the journal on node %s: %w", node.Name, err)
+	}
+	return p.bytes()
+}
+
+// Open takes the taint away and leaves the cordon and the journal. Daemons such as the device plugin can come back then:
+// the DaemonSet controller places no pod on a node with a NoSchedule taint that the pod does not tolerate, but it makes
+// its pods tolerate the taint of a cordon. Ordinary pods still stay away, also if somebody has lifted the cordon since
+// the fence was raised: it is put back in the same patch, for without the taint it is all that is left of the fence.
+func (f Fence) Open(node *corev1.Node) ([]byte, error) {
+	p, err := f.guarded(node)
+	if err != nil {
+		return nil, fmt.Errorf("opening the fence of node %s: %w", node.Name, err)
+	}
+	p.cordon(node)
+	p.taints(node, f.opened(node))
+	return p.bytes()
+}
+
+// Uncover is Open for a node whose cordon shall stay as it is, also if it is gone.
+func (f Fence) Uncover(node *corev1.Node) ([]byte, error) {
+	p, err := f.guarded(node)
+	if err != nil {
+		return nil, fmt.Errorf("uncovering node %s: %w", node.Name, err)
+	}
+	p.taints(node, f.opened(node))
+	return p.bytes()
+}
+
+// Lift takes the taints and the journal away, and the cordon too if uncordon is set and nobody asked to keep it, all in
+// one patch: a journal that outlives its cordon, or the reverse, would be read as work that is still to be done. Whether
+// the cordon is ours to lift is for the caller to say.
+func (f Fence) Lift(node *corev1.Node, uncordon bool) ([]byte, error) {
+	return f.lift(node, "", uncordon, f.opened(node))
+}
+
+// LiftUnready is Lift for a node that has just been registered and could not be made ready: its startup taint, which Open has
+// taken away, keeps pods away from it as before.
+func (f Fence) LiftUnready(node *corev1.Node, uncordon bool, startup corev1.Taint) ([]byte, error) {
+	return f.lift(node, "", uncordon, append(f.opened(node), startup))
+}
+
+// Park is Lift that leaves a journal: the node is given back, and something is still owed to it. A startup taint that is
+// given comes back too.
+func (f Fence) Park(node *corev1.Node, journal string, uncordon bool, startup ...corev1.Taint) ([]byte, error) {
+	if journal == "" {
+		return nil, fmt.Errorf("parking the change of node %s: the journal is empty, so nobody would know what to give back", node.Name)
+	}
+	return f.lift(node, journal, uncordon, append(f.opened(node), startup...))
+}
+
+func (f Fence) lift(node *corev1.Node, journal string, uncordon bool, taints []corev1.Taint) ([]byte, error) {
+	p, err := f.guarded(node)
+	if err != nil {
+		return nil, fmt.Errorf("lifting the fence of node %s: %w", node.Name, err)
+	}
+	if journal != "" {
+		p.Metadata.Annotations = map[string]*string{f.JournalKey: &journal}
+	} else if _, standing := node.Annotations[f.JournalKey]; standing {
+		p.Metadata.Annotations = map[string]*string{f.JournalKey: nil}
+	}
+	if _, keep := node.Annotations[f.KeepCordonedKey]; uncordon && !keep && node.Spec.Unschedulable {
+		p.spec()["unschedulable"] = false
+	}
+	p.taints(node, taints)
+	return p.bytes()
+}
+
+// Stands reports whether the fence's taint is on the node.
+func (f Fence) Stands(node *corev1.Node) bool {
+	return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.MatchTaint(&f.Taint) })
+}
+
+// Startup gives the taint of a node that has just been registered, whatever its effect, or nil.
+func (f Fence) Startup(node *corev1.Node) *corev1.Taint {
+	for i, t := range node.Spec.Taints {
+		if t.Key == f.StartupKey {
+			return &node.Spec.Taints[i]
+		}
+	}
+	return nil
+}
+
+// tainted is the node's taints with the fence's own. One that stands already is kept as it is, with its time; one of
+// our key that says something else, as another version may have left it, gives way.
+func (f Fence) tainted(node *corev1.Node) []corev1.Taint {
+	ours := f.Taint
+	for _, t := range node.Spec.Taints {
+		if t.MatchTaint(&f.Taint) && t.Value == f.Taint.Value {
+			ours = t
+		}
+	}
+	return append(f.untainted(node), ours)
+}
+
+func (f Fence) untainted(node *corev1.Node) []corev1.Taint {
+	return slices.DeleteFunc(slices.Clone(node.Spec.Taints), func(t corev1.Taint) bool { return t.Key == f.Taint.Key })
+}
+
+// opened is the node's taints without the fence's and without that of a node that has just been registered.
+func (f Fence) opened(node *corev1.Node) []corev1.Taint {
+	return slices.DeleteFunc(f.untainted(node), func(t corev1.Taint) bool { return t.Key == f.StartupKey })
+}
+
+func (f Fence) recording(node *corev1.Node, journal string, spent []string) (*patch, error) {
+	if journal == "" {
+		return nil, errors.New("the journal is empty, so nobody would know what to give back")
+	}
+	p, err := f.guarded(node)
+	if err != nil {
+		return nil, err
+	}
+	p.Metadata.Annotations = map[string]*string{f.JournalKey: &journal}
+	for _, key := range spent {
+		p.Metadata.Annotations[key] = nil
+	}
+	return p, nil
+}
+
+func (f Fence) guarded(node *corev1.Node) (*patch, error) {
+	if f.JournalKey == "" || f.Taint.Key == "" || f.Taint.Effect == "" {
+		return nil, fmt.Errorf("the fence needs a journal key, a taint key and an effect, and has %q, %q and %q",
+			f.JournalKey, f.Taint.Key, f.Taint.Effect)
+	}
+	return guardedPatch(node)
+}
+
+// patch is a JSON merge patch of a node (RFC 7386): what is absent stays as it is, and null removes.
+type patch struct {
+	Metadata struct {
+		UID             string             `json:"uid"`
+		ResourceVersion string             `json:"resourceVersion"`
+		Annotations     map[string]*string `json:"annotations,omitempty"`
+		Labels          map[string]string  `json:"labels,omitempty"`
+	} `json:"metadata"`
+	Spec map[string]any `json:"spec,omitempty"`
+}
+
+// guardedPatch is a patch that the API server refuses if the node has changed, or was replaced by another of its name.
+func guardedPatch(node *corev1.Node) (*patch, error) {
+	if node.UID == "" || node.ResourceVersion == "" {
+		return nil, fmt.Errorf("the node was not read from the API server: its uid is %q and its resourceVersion %q",
+			node.UID, node.ResourceVersion)
+	}
+	p := &patch{}
+	p.Metadata.UID = string(node.UID)
+	p.Metadata.ResourceVersion = node.ResourceVersion
+	return p, nil
+}
+
+func (p *patch) spec() map[string]any {
+	if p.Spec == nil {
+		p.Spec = map[string]any{}
+	}
+	return p.Spec
+}
+
+// cordon leaves a cordon that stands alone, so that it keeps its owner in managedFields.
+func (p *patch) cordon(node *corev1.Node) {
+	if !node.Spec.Unschedulable {
+		p.spec()["unschedulable"] = true
+	}
+}
+
+func (p *patch) taints(node *corev1.Node, want []corev1.Taint) {
+	switch {
+	case slices.EqualFunc(node.Spec.Taints, want, sameTaint):
+	case len(want) == 0:
+		p.spec()["taints"] = nil
+	default:
+		p.spec()["taints"] = want
+	}
+}
+
+func sameTaint(a, b corev1.Taint) bool {
+	return a.MatchTaint(&b) && a.Value == b.Value && a.TimeAdded.Equal(b.TimeAdded)
+}
+
+func (p *patch) bytes() ([]byte, error) {
+	out, err := json.Marshal(p)
+	if err != nil {
+		return nil, fmt.Errorf("encoding the patch: %w", err)
+	}
+	return out, nil
+}
+
+// Cordoner tells who cordoned the node and since when it is cordoned; ok is false if it is not cordoned.
+//
+// Who is the manager that owns spec.unschedulable in the node's managedFields, by default the first part of its user
+// agent; somebody who cordons a cordoned node again does not take it over. Kubectl calls itself "kubectl" when it cordons,
+// uncordons and drains, "kubectl-patch" when it patches; so "kubectl" is a person or a script, and may be either command.
+// Who is empty where the node was read through a cache that drops managedFields. Since is the time of the taint that the
+// control plane puts on a cordoned node, or, until it is there, the time at which the manager last changed anything; zero
+// if neither is known.
+func Cordoner(node *corev1.Node) (who string, since time.Time, ok bool) {
+	if !node.Spec.Unschedulable {
+		return "", time.Time{}, false
+	}
+	var managers []string
+	for _, m := range node.ManagedFields {
+		if !owns(m, "f:spec", "f:unschedulable") {
+			continue
+		}
+		managers = append(managers, m.Manager)
+		if m.Time != nil && (since.IsZero() || m.Time.Time.Before(since)) {
+			since = m.Time.Time
+		}
+	}
+	if t := cordonTaint(node); t != nil && t.TimeAdded != nil {
+		since = t.TimeAdded.Time
+	}
+	return strings.Join(managers, ", "), since, true
+}
+
+// controllerManager is who puts the taint of a cordon on the node and takes it away.
+const controllerManager = "kube-controller-manager"
+
+// atOnce is how soon the control plane takes the taint away after an uncordon, at most. It takes less than a second; but
+// managedFields know whole seconds only, and a controller may need a moment from one of its writes to the next.
+const atOnce = 2 * time.Second
+
+// Uncordoner tells when the cordon of a node was lifted, and who seems to have done it. Both are often not known.
+//
+// When is the time at which the control plane took the cordon's taint away, within a second or so. It is zero while the
+// taint is still there, and where the node has no taint left, or somebody has written its taints since: so the time to
+// ask is when the node is first seen without its cordon.
+//
+// Who are the managers, other than ours, that wrote something else to the node at that very time, as controllers do which
+// note the end of their work. The uncordon itself leaves no trace: spec.unschedulable=false is the same as no such field,
+// so nobody owns it; kubectl, which writes nothing else, is gone from managedFields with it, and the entry of whoever had
+// cordoned keeps its time. So an empty who is mostly kubectl, and a who that is not empty is a guess.
+func Uncordoner(node *corev1.Node, ours string) (who string, when time.Time) {
+	if node.Spec.Unschedulable || cordonTaint(node) != nil {
+		return "", time.Time{}
+	}
+	for _, m := range node.ManagedFields {
+		if m.Manager == controllerManager && m.Time != nil && owns(m, "f:spec", "f:taints") {
+			when = m.Time.Time
+		}
+	}
+	if when.IsZero() {
+		return "", time.Time{}
+	}
+	var managers []string
+	for _, m := range node.ManagedFields {
+		other := m.Manager != ours && m.Manager != controllerManager && m.Subresource == ""
+		if other && m.Time != nil && m.Time.Time.Sub(when).Abs() <= atOnce && !slices.Contains(managers, m.Manager) {
+			managers = append(managers, m.Manager)
+		}
+	}
+	return strings.Join(managers, ", "), when
+}
+
+// UnschedulableTaintLeft reports whether the node is not cordoned while the cordon's taint still keeps pods away from it.
+// The controller manager takes the taint away in less than a second; if it stays, the controller manager is not at work.
+func UnschedulableTaintLeft(node *corev1.Node) bool {
+	return !node.Spec.Unschedulable && cordonTaint(node) != nil
+}
+
+// cordonTaint is the taint that the control plane puts on a cordoned node, or nil.
+func cordonTaint(node *corev1.Node) *corev1.Taint {
+	for i, t := range node.Spec.Taints {
+		if t.Key == corev1.TaintNodeUnschedulable {
+			return &node.Spec.Taints[i]
+		}
+	}
+	return nil
+}
+
+// owns reports whether the entry's manager owns the field, which is named as in managedFields.
+func owns(m metav1.ManagedFieldsEntry, path ...string) bool {
+	if m.FieldsV1 == nil {
+		return false
+	}
+	fields := m.FieldsV1.GetRawBytes()
+	for _, name := range path {
+		var below map[string]json.RawMessage
+		// An entry in a form that is not known here names no owner that could be told.
+		if err := json.Unmarshal(fields, &below); err != nil {
+			return false
+		}
+		var ok bool
+		if fields, ok = below[name]; !ok {
+			return false
+		}
+	}
+	return true
+}

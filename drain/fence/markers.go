@@ -1,0 +1,483 @@
+package fence
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/drain/plain"
+)
+
+// Marker is what another tool has written on the node while it maintains the node, or means to.
+type Marker struct {
+	Tool  string    // "kured"
+	Sign  string    // what it wrote: "annotation weave.works/kured-reboot-in-progress=2026-03-01T02:00:00Z"
+	Since time.Time // when it began, as far as the sign itself tells; otherwise zero
+
+	// Cordons says that the tool keeps pods off the node until it is done. A cordon may be its own even if it is not the
+	// one who made it: a tool that finds a node cordoned relies upon that. NVSentinel for one takes an uncordon for the
+	// wish that its quarantine end.
+	Cordons bool
+	// Planned says that nothing has begun: the tool has announced that the node will have its turn.
+	Planned bool
+
+	Done string // what ends it, as advice for people
+}
+
+// Markers lists what other tools have in hand on the node, one marker for each tool, sorted by tool. It is what decides
+// whose a cordon is where managedFields do not, and what is named while we wait.
+//
+// Only signs are known here that the tools' own sources or manuals give, as of August 2026. A tool that writes nothing on
+// the node cannot be seen: kured without --annotate-nodes, Rancher's system-upgrade-controller, Mellanox's
+// maintenance-operator, Cluster API while it drains, locksmith, Bottlerocket's update operator, EKS; nor is
+// node-problem-detector, whose conditions name a problem and not a plan. What stays on the node after a tool is done is no
+// sign, and nothing that we write ourselves is one.
+//
+// Operands are the labels by which NVIDIA's managers pause operands; others of their kind are no sign.
+func Markers(node *corev1.Node, operands []string) []Marker {
+	var out []Marker
+	for _, k := range slices.Concat(knownMarkers, operandMarkers(operands)) {
+		// The signs of a tool stand together, the strongest first.
+		if len(out) > 0 && out[len(out)-1].Tool == k.tool {
+			continue
+		}
+		if sign, since := k.find(node); sign != "" {
+			out = append(out, Marker{
+				Tool: k.tool, Sign: sign, Since: since, Cordons: k.means == markCordons, Planned: k.means == markPlanned,
+				Done: strings.ReplaceAll(k.done, "{node}", node.Name),
+			})
+		}
+	}
+	slices.SortFunc(out, func(a, b Marker) int { return cmp.Compare(a.Tool, b.Tool) })
+	return out
+}
+
+// knownMarker is a sign of a tool, and what it means.
+type knownMarker struct {
+	tool  string
+	find  finder
+	means markMeaning
+	done  string // {node} stands for the node's name
+}
+
+type markMeaning int
+
+const (
+	markCordons markMeaning = iota // at work, with pods kept off the node
+	markWorks                      // at work without that
+	markPlanned                    // announced
+)
+
+// finder looks for a sign. It gives an empty one where there is none, and a zero time where the sign does not tell.
+type finder func(node *corev1.Node) (sign string, since time.Time)
+
+var knownMarkers = slices.Concat(
+	[]knownMarker{
+		// NVIDIA/NVSentinel. The label: commons/pkg/statemanager/statemanager.go. Each value means that the node is in
+		// quarantine, those of failures (drain-failed, remediation-failed) for good; the label goes with the quarantine.
+		// The annotations: fault-quarantine/pkg/common/common.go, commons/pkg/managed/maintenance_request.go. The taint:
+		// commons/pkg/managed/external_remediation.go. The time: fault-quarantine/pkg/reconciler/reconciler.go, in a
+		// label whose prefix is a setting; this is its default.
+		{
+			"NVSentinel", sinceLabel(label("dgxc.nvidia.com/nvsentinel-state"), "k8saas.nvidia.com/cordon-timestamp", "2006-01-02T15-04-05Z"), markCordons,
+			"NVSentinel lifts its quarantine when the node is healthy again; drain-failed and remediation-failed wait for a person. kubectl uncordon {node} cancels the quarantine",
+		},
+		{
+			"NVSentinel", annotation("quarantineHealthEventIsCordoned", "True"), markCordons,
+			"NVSentinel lifts its quarantine when the node is healthy again; kubectl uncordon {node} cancels it",
+		},
+		{
+			"NVSentinel", taint("nvsentinel.nvidia.com/external-remediation"), markCordons,
+			"NVSentinel takes the taint away when the ExternalRemediationRequest that it names is closed",
+		},
+		{
+			"NVSentinel", annotation("nvsentinel.dgxc.nvidia.com/active-maintenance-request"), markCordons,
+			"NVSentinel ends the MaintenanceRequest that the annotation names",
+		},
+
+		// kubereboot/kured, cmd/kured/main.go; with --annotate-nodes. The annotation comes before kured has its lock or
+		// has cordoned, and goes after the reboot; kured-most-recent-reboot-needed stays for ever. The name of the taint
+		// is a setting; this is the one that kured's help proposes.
+		{
+			"kured", annotationTime("weave.works/kured-reboot-in-progress", rfc3339), markCordons,
+			"kured takes the annotation away after the reboot. If the node was rebooted by somebody else, it stays: kubectl annotate node {node} weave.works/kured-reboot-in-progress-",
+		},
+		{"kured", taint("weave.works/kured-node-reboot"), markPlanned, "kured reboots the node when its lock is free"},
+
+		// openshift/machine-config-operator, pkg/daemon/constants/constants.go, pkg/controller/drain/drain_controller.go.
+		{
+			"machine-config-operator", openShiftDrain, markCordons,
+			"the machine-config-operator uncordons the node when its MachineConfig is applied; oc describe node {node} and the log of machine-config-controller say what it waits for",
+		},
+		{
+			"machine-config-operator", annotation("machineconfiguration.openshift.io/state", "Working"), markCordons,
+			"the machine-config-operator is done when the annotation says Done",
+		},
+
+		// kubernetes-sigs/karpenter, pkg/apis/v1/taints.go and labels.go. Before v1.0 the taint was
+		// karpenter.sh/disruption=disrupting (designs/v1-roadmap.md).
+		{"karpenter", deletion(true), markCordons, "Karpenter removes the node when it is drained"},
+		{
+			"karpenter", taint("karpenter.sh/disrupted"), markCordons,
+			"Karpenter removes the node when it is drained, or takes the taint away if it changes its mind",
+		},
+		{"karpenter", taint("karpenter.sh/disruption", "disrupting"), markCordons, "Karpenter removes the node when it is drained"},
+		{"deletion of the node", deletion(false), markCordons, "the node goes when whoever put the finalizers on it has taken them away"},
+
+		// kubernetes/autoscaler, cluster-autoscaler/utils/taints/taints.go. Values are Unix times.
+		{
+			"cluster-autoscaler", taintTime("ToBeDeletedByClusterAutoscaler"), markCordons,
+			"the cluster-autoscaler deletes the node, or takes the taint away if that fails",
+		},
+		{
+			"cluster-autoscaler", taintTime("DeletionCandidateOfClusterAutoscaler"), markPlanned,
+			"the cluster-autoscaler takes the taint away when the node is needed again",
+		},
+
+		// medik8s/node-maintenance-operator, internal/controller/taint.go; kubevirt.io/drain in its former home,
+		// kubevirt/node-maintenance-operator. Its lease is no part of the node.
+		{
+			"node-maintenance-operator", taint("medik8s.io/drain"), markCordons,
+			"deleting the NodeMaintenance of {node} uncordons it",
+		},
+		{"node-maintenance-operator", taint("kubevirt.io/drain"), markCordons, "deleting the NodeMaintenance of {node} uncordons it"},
+		// medik8s/self-node-remediation, internal/controller/selfnoderemediation_controller.go.
+		{
+			"self-node-remediation", taint("remediation.medik8s.io/self-node-remediation"), markCordons,
+			"the operator takes the taint away when the node is healthy again and its SelfNodeRemediation is deleted",
+		},
+		// medik8s/fence-agents-remediation, api/v1alpha1/fenceagentsremediation_types.go.
+		{
+			"fence-agents-remediation", taint("remediation.medik8s.io/fence-agents-remediation"), markCordons,
+			"the operator takes the taint away when the node is healthy again and its FenceAgentsRemediation is deleted",
+		},
+
+		// aws/aws-node-termination-handler, pkg/node/node.go. It cordons; the taints are a setting. The labels are for
+		// events after which the node comes back, and go with its uncordon.
+		{
+			"aws-node-termination-handler", sinceLabel(label("aws-node-termination-handler/action", "UncordonAfterReboot"), "aws-node-termination-handler/action-time", unixSeconds), markCordons,
+			"the handler uncordons the node after the reboot",
+		},
+		{"aws-node-termination-handler", taint("aws-node-termination-handler/scheduled-maintenance"), markCordons, "the handler uncordons the node when AWS has completed or cancelled the event"},
+		{"aws-node-termination-handler", taint("aws-node-termination-handler/spot-itn"), markCordons, "AWS takes the instance away two minutes after its notice"},
+		{"aws-node-termination-handler", taint("aws-node-termination-handler/asg-lifecycle-termination"), markCordons, "the Auto Scaling group takes the instance away"},
+		{"aws-node-termination-handler", taint("aws-node-termination-handler/rebalance-recommendation"), markCordons, "AWS may take the instance away at any time; if it does not: kubectl uncordon {node}"},
+
+		// planetlabs/draino, internal/kubernetes/eventhandler.go. The annotation is written with the cordon and goes with
+		// draino's own uncordon only, so without a cordon it says nothing.
+		{
+			"draino", whileCordoned(annotation("draino.planet.com/conditions")), markCordons,
+			"draino uncordons the node when the conditions in the annotation have passed",
+		},
+
+		// rancher/system-upgrade-controller writes nothing on the node before it is done; k8snetworkplumbingwg's
+		// sriov-network-operator does: pkg/consts/constants.go, controllers/drain_controller.go. Idle is its rest.
+		{
+			"sriov-network-operator", annotation("sriovnetwork.openshift.io/state", "Drain_Required", "Reboot_Required"), markCordons,
+			"the sriov-network-operator sets the annotation to Idle when the node's network devices are configured",
+		},
+
+		// NVIDIA/nodewright, formerly skyhook, operator/internal/wrapper/node.go: one annotation for each Skyhook that
+		// holds the cordon.
+		{
+			"nodewright", annotation("skyhook.nvidia.com/cordon_*"), markCordons,
+			"nodewright takes the annotation away and uncordons when the Skyhook that it names is complete on {node}; one whose Skyhook is gone is left over (kubectl skyhook reset)",
+		},
+
+		// kubernetes-sigs/cluster-api, api/core/v1beta2/common_types.go. When a machine is drained, the node only shows
+		// the cordon; the annotations of a deletion are the Machine's.
+		{"cluster-api", taint("node.cluster.x-k8s.io/outdated-revision"), markPlanned, "Cluster API replaces the node in the rollout of its MachineDeployment"},
+
+		// gardener/machine-controller-manager, pkg/apis/machine/v1alpha1/constants.go, pkg/util/provider/machineutils/utils.go,
+		// pkg/controller/deployment_util.go. An update in place takes its labels away and uncordons when it has succeeded.
+		{
+			"machine-controller-manager", label("node.machine.sapcloud.io/selected-for-update", "true"), markCordons,
+			"the machine-controller-manager uncordons the node after its update; if that has failed, the annotation node.machine.sapcloud.io/update-failed-reason says why",
+		},
+		{
+			"machine-controller-manager", taint("node.machine.sapcloud.io/preserved"), markCordons,
+			"the machine-controller-manager takes the taint away when the failed machine need not be preserved any more",
+		},
+		{
+			"machine-controller-manager", label("node.machine.sapcloud.io/candidate-for-update", "true"), markPlanned,
+			"the machine-controller-manager updates the node when its turn has come",
+		},
+		{"machine-controller-manager", taint("deployment.machine.sapcloud.io/prefer-no-schedule"), markPlanned, "the machine-controller-manager replaces the node in a rolling update"},
+
+		// The taint: kubernetes/autoscaler, cluster-autoscaler/utils/taints/taints.go. The labels: Google's manual,
+		// "Manage GKE node disruption for GPUs and TPUs".
+		{"GKE", taint("cloud.google.com/impending-node-termination"), markCordons, "Google terminates the node, or takes the taint away after the maintenance of its host"},
+		{"GKE", label("cloud.google.com/active-node-maintenance", "ONGOING"), markCordons, "Google ends the maintenance of the node's host"},
+		{"GKE", label("cloud.google.com/scheduled-maintenance-time"), markPlanned, "the label is the time at which Google begins the maintenance of the node's host"},
+		// Google Distributed Cloud's manual, "Put nodes into maintenance mode".
+		{
+			"Google Distributed Cloud", taint("baremetal.cluster.gke.io/maintenance"), markCordons,
+			"taking the node out of the cluster's maintenanceBlocks ends its maintenance",
+		},
+		// Microsoft's API reference of AKS, UndrainableNodeBehavior "Cordon".
+		{
+			"AKS", label("kubernetes.azure.com/upgrade-status", "Quarantined"), markCordons,
+			"an upgrade could not drain the node and has replaced it: delete its pods, then the node",
+		},
+
+		// siderolabs/talos, pkg/machinery/constants/constants.go.
+		{"Talos", annotation("talos.dev/cordoned", "true"), markCordons, "Talos uncordons the node when it has booted"},
+	},
+	driverUpgrade("gpu-operator", "gpu"),
+	driverUpgrade("network-operator", "ofed"),
+	// flatcar/flatcar-linux-update-operator and coreos/container-linux-update-operator, pkg/constants/constants.go.
+	rebootCoordinator("flatcar-linux-update-operator", "flatcar-linux-update.v1.flatcar-linux.net/"),
+	rebootCoordinator("container-linux-update-operator", "container-linux-update.v1.coreos.com/"),
+)
+
+// operandMarkers are the signs of NVIDIA's managers, which pause operands by these labels.
+func operandMarkers(operands []string) []knownMarker {
+	return []knownMarker{
+		// NVIDIA/k8s-driver-manager, cmd/driver-manager/main.go. It pauses operands, cordons and drains if it is told to,
+		// unloads the driver, and puts everything back. If it dies in between, the labels stay.
+		{
+			"k8s-driver-manager", pausedOperands(operands, "paused-for-driver-upgrade"), markCordons,
+			"the k8s-driver-manager sets the labels back when the driver is loaded: see the pod of nvidia-driver-daemonset on {node}",
+		},
+
+		// NVIDIA/mig-parted, pkg/mig/reconfigure/reconfigure.go. It cordons nothing. Its state label is ours too, so the
+		// label counts only when the mig-manager has written it, which goes by its program's name.
+		{
+			"mig-manager", pausedOperands(operands, "paused-for-mig-change"), markWorks,
+			"the mig-manager sets the labels back when its change is done. If it has failed or is gone, they stay so: set them to true",
+		},
+		{
+			"mig-manager", writtenBy("nvidia-mig-manager", label("nvidia.com/mig.config.state", "pending", "rebooting")), markWorks,
+			"the mig-manager sets the label to success or failed. If it is gone, the label stays so",
+		},
+	}
+}
+
+// driverUpgrade is the upgrade of a driver by NVIDIA/k8s-operator-libs, pkg/upgrade/consts.go and common_manager.go. The
+// GPU Operator calls its driver "gpu" (cmd/gpu-operator/main.go), the Network Operator "ofed" (main.go).
+//
+// Of the states, upgrade-done is rest and upgrade-required a place in a queue, for weeks at times. In upgrade-failed the
+// node stays cordoned until its driver is ready after all. In all others, from cordon-required to uncordon-required, the
+// node is under work. The annotations beside it tell nothing by themselves: they stay when upgrades are switched off in
+// the middle, but for the driver's pod that waits for the node to be drained.
+func driverUpgrade(tool, driver string) []knownMarker {
+	state := "nvidia.com/" + driver + "-driver-upgrade-state"
+	wait := "nvidia.com/" + driver + "-driver-upgrade.driver-wait-for-safe-load"
+	return []knownMarker{
+		{
+			tool, label(state, "upgrade-failed"), markCordons,
+			"the " + tool + " goes on, and uncordons, when the driver's pod on {node} is ready: delete that pod, or see its log",
+		},
+		{
+			tool, labelOtherThan(state, "upgrade-done", "upgrade-required"), markCordons,
+			"the " + tool + " uncordons the node when its driver is upgraded and validated, unless it was cordoned before",
+		},
+		{tool, label(state, "upgrade-required"), markPlanned, "the " + tool + " upgrades the driver when the node's turn has come"},
+		{tool, annotation(wait), markPlanned, "the " + tool + " drains the node so that the driver can be loaded"},
+	}
+}
+
+// rebootCoordinator are the annotations of CoreOS's update operator and of what came of it. They stay, with the value
+// "false", when a reboot is over.
+func rebootCoordinator(tool, prefix string) []knownMarker {
+	return []knownMarker{
+		{tool, annotation(prefix+"reboot-in-progress", "true"), markCordons, "the update agent uncordons the node after the reboot"},
+		{tool, annotation(prefix+"reboot-ok", "true"), markCordons, "the update agent drains and reboots the node, and uncordons it after that"},
+		{tool, annotation(prefix+"reboot-needed", "true"), markPlanned, "the update operator reboots the node when its turn has come"},
+	}
+}
+
+// openShiftDrain is the two-phase request of OpenShift's machine-config-daemon: it asks by desiredDrain for "drain-…" and,
+// when its update is done, for "uncordon-…"; lastAppliedDrain says how far the controller is.
+func openShiftDrain(node *corev1.Node) (string, time.Time) {
+	const desired, applied = "machineconfiguration.openshift.io/desiredDrain", "machineconfiguration.openshift.io/lastAppliedDrain"
+	want, is := node.Annotations[desired], node.Annotations[applied]
+	if want == "" || want == is && !strings.HasPrefix(want, "drain-") {
+		return "", time.Time{}
+	}
+	return fmt.Sprintf("annotations %s=%s, %s=%s", desired, short(want), applied, short(is)), time.Time{}
+}
+
+// deletion is a node that is being deleted and has finalizers left, either Karpenter's among them or others only.
+func deletion(byKarpenter bool) finder {
+	return func(node *corev1.Node) (string, time.Time) {
+		if node.DeletionTimestamp == nil || slices.Contains(node.Finalizers, "karpenter.sh/termination") != byKarpenter {
+			return "", time.Time{}
+		}
+		at := node.DeletionTimestamp.UTC()
+		return fmt.Sprintf("deletionTimestamp %s, finalizers %q", at.Format(time.RFC3339), node.Finalizers), at
+	}
+}
+
+// pausedOperands are those of the labels that contain the value.
+func pausedOperands(operands []string, value string) finder {
+	return func(node *corev1.Node) (string, time.Time) {
+		var labels []string
+		for _, key := range operands {
+			if strings.Contains(node.Labels[key], value) {
+				labels = append(labels, key)
+			}
+		}
+		if len(labels) == 0 {
+			return "", time.Time{}
+		}
+		slices.Sort(labels)
+		sign := fmt.Sprintf("label %s=%s", labels[0], short(node.Labels[labels[0]]))
+		if more := len(labels) - 1; more > 0 {
+			sign += fmt.Sprintf(", and %d more like it", more)
+		}
+		return sign, time.Time{}
+	}
+}
+
+// taint finds a taint by its key, and by its value if any are given.
+func taint(key string, values ...string) finder {
+	return func(node *corev1.Node) (string, time.Time) {
+		for _, t := range node.Spec.Taints {
+			if t.Key != key || len(values) > 0 && !slices.Contains(values, t.Value) {
+				continue
+			}
+			var since time.Time
+			if t.TimeAdded != nil {
+				since = t.TimeAdded.Time
+			}
+			return "taint " + t.ToString(), since
+		}
+		return "", time.Time{}
+	}
+}
+
+// taintTime finds a taint whose value is the time at which it was put there, in seconds of Unix.
+func taintTime(key string) finder {
+	return func(node *corev1.Node) (string, time.Time) {
+		sign, since := taint(key)(node)
+		for _, t := range node.Spec.Taints {
+			if t.Key == key && since.IsZero() {
+				since = parseTime(unixSeconds, t.Value)
+			}
+		}
+		return sign, since
+	}
+}
+
+// label finds a label by its key, and by its value if any are given; else any but the empty one counts.
+func label(key string, values ...string) finder {
+	return func(node *corev1.Node) (string, time.Time) {
+		return entry("label", node.Labels, key, values), time.Time{}
+	}
+}
+
+// labelOtherThan finds a label by its key, unless it is empty or has one of the values.
+func labelOtherThan(key string, values ...string) finder {
+	return func(node *corev1.Node) (string, time.Time) {
+		if slices.Contains(values, node.Labels[key]) {
+			return "", time.Time{}
+		}
+		return label(key)(node)
+	}
+}
+
+// annotation finds an annotation as label does a label. A key that ends in * stands for all that begin so.
+func annotation(key string, values ...string) finder {
+	return func(node *corev1.Node) (string, time.Time) {
+		return entry("annotation", node.Annotations, key, values), time.Time{}
+	}
+}
+
+// annotationTime finds an annotation whose value is a time.
+func annotationTime(key, layout string) finder {
+	return func(node *corev1.Node) (string, time.Time) {
+		sign, _ := annotation(key)(node)
+		return sign, parseTime(layout, node.Annotations[key])
+	}
+}
+
+// entry is the first label or annotation that fits, in the order of keys.
+func entry(kind string, all map[string]string, key string, values []string) string {
+	keys := []string{key}
+	if prefix, some := strings.CutSuffix(key, "*"); some {
+		keys = nil
+		for k := range all {
+			if strings.HasPrefix(k, prefix) {
+				keys = append(keys, k)
+			}
+		}
+		slices.Sort(keys)
+	}
+	for _, k := range keys {
+		if v := all[k]; v != "" && (len(values) == 0 || slices.Contains(values, v)) {
+			return fmt.Sprintf("%s %s=%s", kind, k, short(v))
+		}
+	}
+	return ""
+}
+
+// sinceLabel is a sign whose time is told by a label.
+func sinceLabel(find finder, key, layout string) finder {
+	return func(node *corev1.Node) (string, time.Time) {
+		sign, _ := find(node)
+		if sign == "" {
+			return "", time.Time{}
+		}
+		return sign, parseTime(layout, node.Labels[key])
+	}
+}
+
+// whileCordoned is a sign that counts on a cordoned node only.
+func whileCordoned(find finder) finder {
+	return func(node *corev1.Node) (string, time.Time) {
+		if !node.Spec.Unschedulable {
+			return "", time.Time{}
+		}
+		return find(node)
+	}
+}
+
+// writtenBy is a label that counts only if managedFields name its writer.
+func writtenBy(manager string, find finder) finder {
+	return func(node *corev1.Node) (string, time.Time) {
+		sign, since := find(node)
+		key, _, _ := strings.Cut(strings.TrimPrefix(sign, "label "), "=")
+		for _, m := range node.ManagedFields {
+			if sign != "" && m.Manager == manager && owns(m, "f:metadata", "f:labels", "f:"+key) {
+				return sign, since
+			}
+		}
+		return "", time.Time{}
+	}
+}
+
+// The layouts of times in values; unixSeconds is not one of package time.
+const (
+	rfc3339     = time.RFC3339
+	unixSeconds = "unix"
+)
+
+// parseTime is the time that a value tells, or zero: whoever wrote it may have changed its form.
+func parseTime(layout, value string) time.Time {
+	if layout == unixSeconds {
+		if seconds, err := strconv.ParseInt(value, 10, 64); err == nil && seconds > 0 {
+			return time.Unix(seconds, 0).UTC()
+		}
+		return time.Time{}
+	}
+	at, err := time.Parse(layout, value)
+	if err != nil {
+		return time.Time{}
+	}
+	return at.UTC()
+}
+
+// short is a value as it can stand in a message. Annotations may be long, and hold anything.
+func short(value string) string {
+	const most = 64
+	if runes := []rune(plain.Name(value)); len(runes) > most {
+		return string(runes[:most-1]) + "…"
+	}
+	return plain.Name(value)
+}

@@ -1,0 +1,141 @@
+package fence
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/drain/holders"
+)
+
+// deployPrefix begins the labels by which NVIDIA's GPU Operator deploys its operands. The DaemonSet of each selects nodes
+// by a label of its own with the value "true", and others may follow the convention with nvidia.com/gpu.deploy.client.
+// Any other value sends the pod away. The operator leaves a value alone that it finds, unless it is empty.
+const deployPrefix = "nvidia.com/gpu.deploy."
+
+// The values of an operand's label. NVIDIA's mig-manager pauses with "paused-for-mig-change", whatever was there before
+// but "false". The k8s-driver-manager pauses "true" with "paused-for-driver-upgrade", and puts that behind an underscore
+// onto another's pause: it takes its part away in the end, so that ours is there again.
+const (
+	deployed = "true"
+	// PausedValue is what the label of an operand says while we keep it away.
+	PausedValue = "paused-for-gpuslice"
+)
+
+// OperandState is whether an operand runs, and who keeps it away if it does not.
+type OperandState string
+
+// The states of an operand.
+const (
+	OperandRunning OperandState = "Running" // its label is "true": it is ours to pause
+	OperandPaused  OperandState = "Paused"  // its label is PausedValue: it is ours to resume
+	OperandForeign OperandState = "Foreign" // anything else, such as "false" or another tool's pause, also upon ours: hands off
+)
+
+// Operand is what the GPU Operator runs on a node by a label of the node, or somebody who follows its convention.
+type Operand struct {
+	Label, Value string
+	State        OperandState
+
+	// Pods are those that go when the label is paused, and that keep the operand from being gone: pods of DaemonSets
+	// that select nodes by the label. It may be more than one: the MPS control daemon goes by the device plugin's label.
+	// A pod of another controller that selects by the label is not among them, for nobody would take it away.
+	Pods []holders.Pod
+}
+
+// Operands lists the operands whose labels are on the node, in the order of labels. Pods are all pods of the node. The
+// operator's validations (nvidia-cuda-validator, nvidia-device-plugin-validator) are bound to the node without any
+// selector; while they run they are users of a GPU like others.
+func Operands(node *corev1.Node, pods []corev1.Pod, labels []string) []Operand {
+	var out []Operand
+	for _, label := range labels {
+		value, present := node.Labels[label]
+		if !present {
+			continue
+		}
+		o := Operand{Label: label, Value: value, State: OperandForeign}
+		switch value {
+		case deployed:
+			o.State = OperandRunning
+		case PausedValue:
+			o.State = OperandPaused
+		}
+		for i := range pods {
+			if p := holders.Describe(&pods[i]); p.Daemon && leavesWithout(&pods[i], label) {
+				o.Pods = append(o.Pods, p)
+			}
+		}
+		out = append(out, o)
+	}
+	return out
+}
+
+// leavesWithout reports whether the pod is still there and cannot be on a node whose label is paused, by its selector or
+// by each term of its required affinity.
+func leavesWithout(pod *corev1.Pod, label string) bool {
+	if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+		return false // its containers have ended
+	}
+	if value, selects := pod.Spec.NodeSelector[label]; selects && value != PausedValue {
+		return true
+	}
+	affinity := pod.Spec.Affinity
+	if affinity == nil || affinity.NodeAffinity == nil {
+		return false
+	}
+	required := affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+	if required == nil {
+		return false
+	}
+	for _, term := range required.NodeSelectorTerms {
+		if !slices.ContainsFunc(term.MatchExpressions, func(e corev1.NodeSelectorRequirement) bool {
+			return e.Key == label && !allowsPaused(e)
+		}) {
+			return false
+		}
+	}
+	return len(required.NodeSelectorTerms) > 0
+}
+
+// allowsPaused reports whether a paused label meets the requirement.
+func allowsPaused(e corev1.NodeSelectorRequirement) bool {
+	switch e.Operator {
+	case corev1.NodeSelectorOpIn:
+		return slices.Contains(e.Values, PausedValue)
+	case corev1.NodeSelectorOpNotIn:
+		return !slices.Contains(e.Values, PausedValue)
+	case corev1.NodeSelectorOpExists:
+		return true
+	case corev1.NodeSelectorOpDoesNotExist, corev1.NodeSelectorOpGt, corev1.NodeSelectorOpLt: // it is there, and no number
+		return false
+	default: // of a newer API: a pod that is waited for in vain is undone, one that is overlooked is not
+		return false
+	}
+}
+
+// SetLabels writes the labels that values names and no others, in a patch of types.MergePatchType that is guarded as
+// those of Fence are: what was decided by a label's value may be wrong once somebody has changed it.
+func SetLabels(node *corev1.Node, values map[string]string) ([]byte, error) {
+	p, err := guardedPatch(node)
+	if err != nil {
+		return nil, fmt.Errorf("labelling node %s: %w", node.Name, err)
+	}
+	p.Metadata.Labels = values
+	return p.bytes()
+}
+
+// LeftPaused lists those of the operands' labels that have the value, sorted: what is still paused though nobody seems to be at
+// work. For PausedValue that can come about after everything was given back, when the k8s-driver-manager found our pause
+// and puts it back. Of other labels the value says nothing: anybody may have written it.
+func LeftPaused(node *corev1.Node, operands []string, value string) []string {
+	var out []string
+	for _, label := range operands {
+		if node.Labels[label] == value && strings.HasPrefix(label, deployPrefix) {
+			out = append(out, label)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}

@@ -1,0 +1,134 @@
+package holders
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Owner is what a process belongs to. A process of a container has no Unit, even where the container is a unit's; one
+// that is started outside of both has none of them.
+type Owner struct {
+	PodUID    types.UID // of a static pod this is the hash of its manifest, which the API server shows as an annotation
+	Container string    // the container runtime's id, 64 digits
+	Unit      string    // the unit of the host's systemd: nvidia-persistenced.service, session-3.scope
+}
+
+// ofSamePod tells as much as can be told without the pods. The agent's own pod has no UID where cgroups are seen from the
+// agent's namespace of them, and it has but one container.
+func (o Owner) ofSamePod(as Owner) bool {
+	if o.PodUID != "" && as.PodUID != "" {
+		return o.PodUID == as.PodUID
+	}
+	return o.Container != "" && o.Container == as.Container
+}
+
+var (
+	// A pod's cgroup by kubelet's systemd driver: kubepods.slice, kubepods-burstable.slice or kubepods-besteffort.slice
+	// above it is repeated in its name, and a prefix where kubelet's cgroupRoot sets one, as kind does. The dashes of the
+	// UID are underscores there.
+	podSlice = regexp.MustCompile(`^(?:.+-)?kubepods(?:-burstable|-besteffort)?-pod([^-:]+)\.slice(?::|$)`)
+	// A pod's cgroup by kubelet's cgroupfs driver, where it can be told by itself: a UID, or a static pod's hash. This is
+	// needed in a cgroup namespace, where nothing above it is seen. "podman" is no pod.
+	podFolder = regexp.MustCompile(`^pod([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32})$`)
+	// A container's cgroup, by whichever runtime: <id>, cri-containerd-<id>.scope, crio-<id>.scope, docker-<id>.scope,
+	// libpod-<id>.scope; <slice>:cri-containerd:<id> where kubelet and containerd do not agree on the driver.
+	containerID = regexp.MustCompile(`(?:^|[-:])([0-9a-f]{64})(?:\.scope)?$`)
+	// The kinds of units that can have processes of their own.
+	unitName = regexp.MustCompile(`\.(?:service|scope|socket|mount|swap)$`)
+)
+
+// ParseCgroup tells from the text of /proc/PID/cgroup what the process belongs to. It reads cgroup v1, v2 and both at
+// once, and ignores what it does not understand. Of containers in containers the outer one counts, which kubelet knows.
+//
+// The paths may be relative to a cgroup namespace of the reader's own. Then a process in the reader's own pod, and
+// outside of its container, has no PodUID.
+func ParseCgroup(text string) Owner {
+	var out Owner
+	for line := range strings.Lines(text) {
+		fields := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3) // hierarchy, controllers, path
+		if len(fields) < 3 {
+			continue
+		}
+		// With v1, some hierarchies do not have the process in a cgroup of its own: a pod's line may stand beside one
+		// that names containerd's unit, and a unit's beside one without any.
+		if of := pathOwner(fields[2]); of.known() > out.known() {
+			out = of
+		}
+	}
+	return out
+}
+
+// known orders owners by how much they say.
+func (o Owner) known() int {
+	switch {
+	case o.PodUID != "" && o.Container != "":
+		return 4
+	case o.PodUID != "":
+		return 3
+	case o.Container != "":
+		return 2
+	case o.Unit != "":
+		return 1
+	default:
+		return 0
+	}
+}
+
+func pathOwner(path string) Owner {
+	// The kernel appends this when the cgroup was removed below a process that is about to end.
+	parts := strings.Split(strings.TrimSuffix(path, " (deleted)"), "/")
+	var o Owner
+	for i, part := range parts {
+		if uid := podUID(parts[:i], part); uid != "" {
+			o.PodUID = uid
+			parts = parts[i:]
+			break
+		}
+	}
+	for _, part := range parts {
+		if m := containerID.FindStringSubmatch(part); m != nil {
+			o.Container = m[1]
+			break
+		}
+	}
+	if o.PodUID == "" && o.Container == "" {
+		o.Unit = hostUnit(parts)
+	}
+	return o
+}
+
+// podUID is the UID that the part of a path is named by, if it is a pod's. Above are the parts before it.
+func podUID(above []string, part string) types.UID {
+	if m := podSlice.FindStringSubmatch(part); m != nil {
+		return types.UID(strings.ReplaceAll(m[1], "_", "-"))
+	}
+	if m := podFolder.FindStringSubmatch(part); m != nil {
+		return types.UID(m[1])
+	}
+	// A static pod's manifest may set any UID.
+	if len(above) > 0 && slices.Contains([]string{"kubepods", "burstable", "besteffort"}, above[len(above)-1]) {
+		uid, _ := strings.CutPrefix(part, "pod")
+		if uid != part {
+			return types.UID(uid)
+		}
+	}
+	return ""
+}
+
+// hostUnit is what systemd itself takes for the unit: the first part below the slices. What is below a unit is its own
+// affair, such as the units of a user's own systemd below user@1000.service, or of a container below docker.service.
+func hostUnit(parts []string) string {
+	for _, part := range parts {
+		if part == "" || part == ".." || strings.HasSuffix(part, ".slice") {
+			continue
+		}
+		if !unitName.MatchString(part) {
+			return ""
+		}
+		return strings.TrimPrefix(part, "_") // which systemd puts before names that the kernel might take for its own
+	}
+	return ""
+}

@@ -1,0 +1,216 @@
+package holders
+
+import (
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Client is a process that holds a GPU or a part of one: it computes on it, or has its device file open, which is enough
+// to keep the GPU from being reset.
+type Client struct {
+	PID     int
+	Command string // its program's name, of which the kernel keeps 15 bytes; what is not printable is shown as "?"
+	Owner
+	Devices []string // which of what was sought it holds, sorted
+	Sources []Source // how it was found, at least one; NVML comes first
+	Self    bool     // the agent's own process, whose handles the agent closes by itself
+
+	// Sibling says that it is another process of the agent's own pod, as one that kubectl exec starts there. It ends by
+	// itself, and the agent does not send itself away for it.
+	Sibling bool
+	// Unlisted says that NVML reports the process while the process table does not show it: it has just ended, or runs
+	// in a PID namespace that the table is not of.
+	Unlisted bool
+}
+
+// Source is how a client or a pod was found, in words. A process is found by "NVML", or by "device file /dev/nvidia3" as
+// the process itself names it; how a pod was found is with Pod.
+type Source string
+
+// SourceNVML is the source of processes that NVML reports.
+const SourceNVML Source = "NVML"
+
+// configHash is the annotation of a mirror pod by which kubelet tells the UID that the static pod has on the node. The
+// API server gave the mirror pod another one.
+const configHash = "kubernetes.io/config.hash"
+
+// NameClients says of each client what people call it: its pod by name if it is one of the pods, which are those of the
+// node, and otherwise the systemd unit, the container or the UID.
+//
+//	pid 4711 python of pod team-a/trainer-0
+//	pid 812 nvidia-persiste of nvidia-persistenced.service
+//	pid 99 dcgm-exporter (container 3f2a9c51d0e7)
+func NameClients(clients []Client, pods []corev1.Pod) []string {
+	index := ownersOf(pods)
+	var out []string
+	for _, c := range clients {
+		i, ok := index.find(c.Owner)
+		if !ok || c.Self {
+			out = append(out, c.String())
+			continue
+		}
+		out = append(out, c.process()+" of pod "+pods[i].Namespace+"/"+pods[i].Name)
+	}
+	return out
+}
+
+// owners finds pods by what the process table tells of a process: their places in a list.
+type owners map[string]int
+
+func ownersOf(pods []corev1.Pod) owners {
+	out := owners{}
+	for i := range pods {
+		out[uidKey(pods[i].UID)] = i
+	}
+	static := map[string]int{} // how many pods say that they are of the hash
+	for i := range pods {
+		if key, ok := staticKey(&pods[i]); ok {
+			static[key]++
+		}
+	}
+	for i := range pods {
+		pod := &pods[i]
+		// A process is of nobody rather than of a pod that takes another's place.
+		if key, ok := staticKey(pod); ok && static[key] == 1 {
+			if _, taken := out[key]; !taken {
+				out[key] = i
+			}
+		}
+		// Where kubelet makes no cgroups of pods (cgroupsPerQOS: false), and in the reader's own pod, only the
+		// containers tell.
+		for _, list := range [][]corev1.ContainerStatus{
+			pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses, pod.Status.EphemeralContainerStatuses,
+		} {
+			for _, c := range list {
+				if _, id, ok := strings.Cut(c.ContainerID, "://"); ok {
+					out["container "+id] = i
+				}
+			}
+		}
+	}
+	return out
+}
+
+// staticKey is the key of a static pod's processes, by what kubelet writes into its image. On any other pod the annotation is only
+// somebody's word.
+func staticKey(pod *corev1.Pod) (string, bool) {
+	hash := pod.Annotations[configHash]
+	return uidKey(types.UID(hash)), hash != "" && isMirror(pod)
+}
+
+// uidKey is the same for a UID from the API server and from the process table. A custom UID may have underscores of its
+// own, which cannot be told from dashes in the name of a slice.
+func uidKey(uid types.UID) string { return "pod " + strings.ReplaceAll(string(uid), "_", "-") }
+
+// find is the place of the pod that a process with the owner is of. The pod's own word counts more than the container's.
+func (o owners) find(of Owner) (place int, ok bool) {
+	key := "container " + of.Container
+	if of.PodUID != "" {
+		key = uidKey(of.PodUID)
+	}
+	place, ok = o[key]
+	return place, ok
+}
+
+// Unowned picks the clients that are of no pod of the node, which are thus not to be evicted: host units, containers
+// outside of Kubernetes, and processes of which nothing is known. What the agent's own pod runs besides the agent is
+// among them, the agent is not. GPUPods has the pods of all others.
+func Unowned(clients []Client, pods []corev1.Pod) []Client {
+	return sorted(clients, pods).unowned
+}
+
+// PodsOf gives the pods of the clients, by pid. Clients that are of none of the pods are not in it.
+func PodsOf(clients []Client, pods []corev1.Pod) map[int]*corev1.Pod {
+	index, out := ownersOf(pods), map[int]*corev1.Pod{}
+	for _, c := range clients {
+		if i, ok := index.find(c.Owner); ok {
+			out[c.PID] = &pods[i]
+		}
+	}
+	return out
+}
+
+// sortedClients are clients by the pods that they are of. The agent itself is in none of them.
+type sortedClients struct {
+	listed   map[int][]Client       // by the place of their pod
+	unlisted map[types.UID][]Client // of pods that the API server does not list, by the UID that the process table tells
+	unowned  []Client
+}
+
+func sorted(clients []Client, pods []corev1.Pod) sortedClients {
+	out := sortedClients{listed: map[int][]Client{}, unlisted: map[types.UID][]Client{}}
+	index := ownersOf(pods)
+	for _, c := range clients {
+		switch i, ok := index.find(c.Owner); {
+		case c.Self:
+		case c.Sibling:
+			out.unowned = append(out.unowned, c)
+		case ok:
+			out.listed[i] = append(out.listed[i], c)
+		case c.PodUID != "":
+			out.unlisted[c.PodUID] = append(out.unlisted[c.PodUID], c)
+		default:
+			out.unowned = append(out.unowned, c)
+		}
+	}
+	return out
+}
+
+// String names the client as far as that can be done without knowing the pods; see NameClients.
+func (c Client) String() string {
+	switch {
+	case c.Unlisted:
+		return c.process() + " (reported by NVML, not in the process table)"
+	case c.Self:
+		return c.process() + " (the agent itself)"
+	case c.PodUID != "":
+		return c.process() + " (pod with UID " + string(c.PodUID) + ")"
+	case c.Container != "":
+		return c.process() + " (container " + c.Container[:min(len(c.Container), shortID)] + ")"
+	case c.Unit != "":
+		return c.process() + " of " + c.Unit
+	default:
+		return c.process()
+	}
+}
+
+// shortID is how many digits of a container's id people read and tools such as crictl take.
+const shortID = 12
+
+func (c Client) process() string {
+	return strings.TrimSpace("pid " + strconv.Itoa(c.PID) + " " + c.Command)
+}
+
+// remedies are the programs known to hold GPUs without computing on them, and what to do about each. The names are the
+// first 15 bytes, as the kernel keeps them, or the beginning of those.
+var remedies = []struct{ command, remedy string }{
+	{"nvidia-persiste", "keeps the driver's state of every GPU loaded: stop nvidia-persistenced.service for the change"},
+	{"nv-fabricmanage", "runs NVLink and NVSwitch: stop nvidia-fabricmanager.service for the change, and start it again afterwards, or no GPU computes"},
+	{"nv-hostengine", "monitors every GPU for DCGM: stop nvidia-dcgm.service for the change, or its pod by the label nvidia.com/gpu.deploy.dcgm"},
+	{"dcgm-exporter", "reads metrics of every GPU: stop its pod for the change, by the label nvidia.com/gpu.deploy.dcgm-exporter where NVIDIA's operator runs it"},
+	{"nvsm", "monitors a DGX: stop nvsm.service for the change"},
+	{"Xorg", "shows a desktop on the GPU: stop it by systemctl isolate multi-user.target"},
+	{"Xwayland", "shows a desktop on the GPU: stop it by systemctl isolate multi-user.target"},
+	{"gdm", "shows a desktop on the GPU: stop it by systemctl isolate multi-user.target"},
+	{"gnome-shell", "shows a desktop on the GPU: stop it by systemctl isolate multi-user.target"},
+	{"nvidia-smi", "ends by itself after a query: end it if it was told to go on (-l, dmon, pmon)"},
+	{"nvtop", "watches every GPU for a person: ask them to end it"},
+	{"nvidia-device-p", "offers the GPUs to kubelet: stop its pod for the change, by the label nvidia.com/gpu.deploy.device-plugin where NVIDIA's operator runs it"},
+	{"gpu-feature-dis", "labels the node with its GPUs: stop its pod for the change, by the label nvidia.com/gpu.deploy.gpu-feature-discovery where NVIDIA's operator runs it"},
+	{"nvidia-cuda-mps", "shares the GPU between processes (MPS): end its clients, then stop it"},
+	{"nvidia-mig-mana", "divides GPUs too: the node needs one MIG manager, so turn NVIDIA's off"},
+}
+
+// Remedy says what to do about a program that is known to hold GPUs without computing on them, and why it does. It is
+// empty for all others: they go when their pod or unit does.
+func (c Client) Remedy() string {
+	for _, known := range remedies {
+		if strings.HasPrefix(c.Command, known.command) {
+			return known.remedy
+		}
+	}
+	return ""
+}

@@ -1,0 +1,113 @@
+package holders
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/clock"
+)
+
+// DaemonSets tells pods of DaemonSets from pods that say so of themselves: whoever may create a pod may write any owner into it.
+// It asks the API server for each DaemonSet that a pod of the node names, and remembers the answer. It is not safe for use by
+// several goroutines.
+type DaemonSets struct {
+	client kubernetes.Interface
+	clock  clock.PassiveClock
+	known  map[daemonSet]daemonSetAnswer
+}
+
+// daemonSet is one that a pod names as its owner.
+type daemonSet struct {
+	namespace, name string
+	uid             types.UID
+}
+
+type daemonSetAnswer struct {
+	exists bool
+	at     time.Time
+}
+
+// daemonSetFor is how long it is believed that a DaemonSet exists. Its pods go when it does, and no other one ever gets its UID, so that
+// this is no more than tidiness. For the same reason it is for good that there is none.
+const daemonSetFor = time.Hour
+
+// NewDaemonSets makes one that remembers nothing.
+func NewDaemonSets(client kubernetes.Interface, clock clock.PassiveClock) *DaemonSets {
+	return &DaemonSets{client: client, clock: clock, known: map[daemonSet]daemonSetAnswer{}}
+}
+
+// Believe gives the pods without the owners that they only pretend to have: what is left of a DaemonSet is of one that exists, with
+// this UID, in the pod's namespace. What else is in a pod stays as it is, and the pods that are handed in are not changed. The
+// pods are all of the node: what was learnt of others is forgotten.
+//
+// The error is that the API server does not say it. Then nothing may be decided by the owner of any pod.
+func (d *DaemonSets) Believe(ctx context.Context, pods []corev1.Pod) ([]corev1.Pod, error) {
+	out := slices.Clone(pods)
+	kept := map[daemonSet]daemonSetAnswer{}
+	for i := range out {
+		owner := metav1.GetControllerOfNoCopy(&out[i])
+		if owner == nil || !isDaemonSet(owner) {
+			continue
+		}
+		named := daemonSet{namespace: out[i].Namespace, name: owner.Name, uid: owner.UID}
+		answer, err := d.ask(ctx, named)
+		if err != nil {
+			return nil, fmt.Errorf("looking for DaemonSet %s/%s, which pod %s/%s names as its owner: %w", named.namespace, named.name, out[i].Namespace, out[i].Name, err)
+		}
+		kept[named] = answer
+		if !answer.exists {
+			out[i].OwnerReferences = slices.DeleteFunc(slices.Clone(out[i].OwnerReferences), func(r metav1.OwnerReference) bool { return isDaemonSet(&r) })
+		}
+	}
+	d.known = kept
+	return out, nil
+}
+
+func (d *DaemonSets) ask(ctx context.Context, named daemonSet) (daemonSetAnswer, error) {
+	now := d.clock.Now()
+	if a, known := d.known[named]; known && (!a.exists || now.Sub(a.at) < daemonSetFor) {
+		return a, nil
+	}
+	// From the API server itself: its cache may not have one yet that was just made.
+	found, err := d.client.AppsV1().DaemonSets(named.namespace).Get(ctx, named.name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return daemonSetAnswer{at: now}, nil
+	case apierrors.IsForbidden(err):
+		return daemonSetAnswer{}, fmt.Errorf("%w; grant the agent get on daemonsets of the group apps, as deploy/base/rbac.yaml does", err)
+	case err != nil:
+		return daemonSetAnswer{}, err
+	}
+	a := daemonSetAnswer{exists: found.UID == named.uid && named.uid != "", at: now}
+	d.known[named] = a
+	return a, nil
+}
+
+// isDaemonSet reports whether the owner is said to be a DaemonSet. Of other API groups, it is some other thing of that name.
+func isDaemonSet(owner *metav1.OwnerReference) bool {
+	return owner.APIVersion == "apps/v1" && owner.Kind == "DaemonSet"
+}
+
+// DaemonSetOf is the UID of the DaemonSet that the pod is of, if it is of one. Pods that come from the API server have to be
+// believed first; see DaemonSets.
+func DaemonSetOf(pod *corev1.Pod) (types.UID, bool) {
+	owner := metav1.GetControllerOfNoCopy(pod)
+	if owner == nil || !isDaemonSet(owner) {
+		return "", false
+	}
+	return owner.UID, true
+}
+
+// isMirror reports whether the pod is the image of a static pod: kubelet, which makes it, gives it to the node that it runs on.
+func isMirror(pod *corev1.Pod) bool {
+	_, is := pod.Annotations[corev1.MirrorPodAnnotationKey]
+	owner := metav1.GetControllerOfNoCopy(pod)
+	return is && owner != nil && owner.APIVersion == "v1" && owner.Kind == "Node" && owner.Name == pod.Spec.NodeName
+}

@@ -1,0 +1,120 @@
+package holders_test
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	k8stesting "k8s.io/client-go/testing"
+	clocktesting "k8s.io/utils/clock/testing"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpuslice/gpuslice/drain/holders"
+)
+
+// daemonPod is a pod of the namespace team that says it is of a DaemonSet.
+func daemonPod(name, apiVersion, daemonSet string, uid types.UID) corev1.Pod {
+	return corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "team", Name: name,
+		OwnerReferences: []metav1.OwnerReference{{APIVersion: apiVersion, Kind: "DaemonSet", Name: daemonSet, UID: uid, Controller: ptr.To(true)}},
+	}}
+}
+
+// ofDaemonSets names the pods that are of a DaemonSet, by what is left of their owners.
+func ofDaemonSets(pods []corev1.Pod) string {
+	var out []string
+	for i := range pods {
+		if holders.Describe(&pods[i]).Daemon {
+			out = append(out, pods[i].Name)
+		}
+	}
+	return strings.Join(out, " ")
+}
+
+// Promise 15: Believe only what this host's agent wrote. Whoever may create a pod may write any owner into it.
+func TestAPodIsOfADaemonSetThatExists(t *testing.T) {
+	client := fake.NewClientset(
+		&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "monitor", UID: "1"}},
+		&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "proxy", UID: "2"}},
+	)
+	pods := []corev1.Pod{
+		daemonPod("real", "apps/v1", "monitor", "1"),
+		daemonPod("of-another-uid", "apps/v1", "monitor", "3"),
+		daemonPod("of-no-uid", "apps/v1", "monitor", ""),
+		daemonPod("of-another-namespace", "apps/v1", "proxy", "2"),
+		daemonPod("of-none", "apps/v1", "none", "1"),
+		daemonPod("of-another-group", "none.example/v1", "monitor", "1"),
+		daemonPod("of-an-old-group", "extensions/v1beta1", "monitor", "1"),
+	}
+	before := slices.Clone(pods)
+	got, err := holders.NewDaemonSets(client, clocktesting.NewFakePassiveClock(time.Now())).Believe(t.Context(), pods)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := ofDaemonSets(got); d != "real" {
+		t.Errorf("of DaemonSets are %q, want the real one", d)
+	}
+	if len(holders.Drainable(got)) != len(pods)-1 {
+		t.Errorf("%d pods leave before a reboot, want all but the real one", len(holders.Drainable(got)))
+	}
+	for i := range before {
+		if len(pods[i].OwnerReferences) != 1 {
+			t.Errorf("pod %s was changed", pods[i].Name)
+		}
+	}
+}
+
+func TestADaemonSetIsAskedForOnceInAWhile(t *testing.T) {
+	client := fake.NewClientset(&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "monitor", UID: "1"}})
+	asked := 0
+	client.PrependReactor("get", "daemonsets", func(k8stesting.Action) (bool, runtime.Object, error) {
+		asked++
+		return false, nil, nil
+	})
+	clock := clocktesting.NewFakePassiveClock(time.Now())
+	sets := holders.NewDaemonSets(client, clock)
+	pods := []corev1.Pod{daemonPod("a", "apps/v1", "monitor", "1"), daemonPod("b", "apps/v1", "monitor", "1"), daemonPod("c", "apps/v1", "monitor", "forged")}
+	look := func(pods []corev1.Pod, want int) {
+		t.Helper()
+		if _, err := sets.Believe(t.Context(), pods); err != nil {
+			t.Fatal(err)
+		}
+		if asked != want {
+			t.Errorf("asked %d times, want %d", asked, want)
+		}
+	}
+	look(pods, 2)
+	look(pods, 2)
+	clock.SetTime(clock.Now().Add(2 * time.Hour))
+	look(pods, 3) // what does not exist never will
+	look(nil, 3)
+	look(pods, 5) // what no pod names is forgotten
+}
+
+func TestAnOwnerThatCannotBeLookedForIsNotGuessed(t *testing.T) {
+	for name, cause := range map[string]error{
+		"no right to":       apierrors.NewForbidden(schema.GroupResource{Group: "apps", Resource: "daemonsets"}, "monitor", errors.New("no")),
+		"no answer":         apierrors.NewInternalError(errors.New("etcd is away")),
+		"too many requests": apierrors.NewTooManyRequestsError("later"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			client := fake.NewClientset()
+			client.PrependReactor("get", "daemonsets", func(k8stesting.Action) (bool, runtime.Object, error) { return true, nil, cause })
+			sets := holders.NewDaemonSets(client, clocktesting.NewFakePassiveClock(time.Now()))
+			pods, err := sets.Believe(t.Context(), []corev1.Pod{daemonPod("a", "apps/v1", "monitor", "1")})
+			if pods != nil || !errors.Is(err, cause) || !strings.Contains(err.Error(), "team/monitor") {
+				t.Errorf("got %d pods and %v", len(pods), err)
+			}
+		})
+	}
+}

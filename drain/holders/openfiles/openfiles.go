@@ -1,0 +1,405 @@
+// Package openfiles finds the device files of GPUs that processes have open, in a process table. It knows neither pods nor
+// GPUs by more than the numbers of their device files.
+//
+// It believes the kernel, and not names: a process may give a device file any name, and any file the name of a device. What
+// counts is that the kernel has opened a character device of NVIDIA's major number. And it touches no file system that others
+// serve: whoever asks a file on NFS or FUSE what it is may wait for its server, for ever. So a file is asked only where the
+// mount that it was opened on says that this machine alone answers.
+//
+// It does not find
+//   - a file that is mapped and closed, on its way through a socket, or registered with io_uring;
+//   - a device file on a file system that another machine or a program serves (NFS, FUSE), or that a process has mounted for
+//     itself: kubelet mounts no device files there, and in a user namespace the kernel opens none there;
+//   - a device that is open as /dev/dri/* alone, as a desktop's.
+package openfiles
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/drain/plain"
+)
+
+// File is an open file by which a process holds a GPU.
+type File struct {
+	GPU  int    // N of the GPU whose device file is /dev/nvidiaN: its minor number
+	Path string // as the process has named the file, as far as that can be printed and is short
+}
+
+// Look is one look at a process table.
+type Look struct {
+	Root   string                   // where procfs of the host's PID namespace is mounted
+	At     func(what string)        // is told what is looked at next; may be nil
+	Found  func(pid int, file File) // is told of each open file that counts, as often as it is open
+	Failed func(err error)          // is told what could not be looked at; that a process has ended is no failure
+
+	gpus   uint32             // major number of the GPUs' device files; 0 for NVIDIA's
+	target [unix.PathMax]byte // of the link that was read last
+	info   [maxInfo]byte
+	caps   uint32 // major number of MIG's capabilities; 0 if the driver has none
+	kcmp   bool   // pids of the table are those of this process's own PID namespace
+	mounts mounts
+	later  []open // on mounts that were not known when the file was seen
+}
+
+// open is an open file that is to be looked at.
+type open struct {
+	pid    int
+	folder string // /proc/PID/fd, or /proc/PID/task/TID/fd
+	name   string
+	target []byte // what the link shows
+	mount  int
+}
+
+// nvidiaMajor is the major number of /dev/nvidiaN, the same on every machine (NV_MAJOR_DEVICE_NUMBER of NVIDIA's open
+// kernel modules). That of /dev/nvidia-caps differs.
+const nvidiaMajor = 195
+
+const (
+	// lastGPU is the greatest minor number that is a GPU's (NV_MINOR_DEVICE_NUMBER_REGULAR_MAX). Beyond are nvidia-modeset
+	// and nvidiactl, which every client has open besides.
+	lastGPU = 247
+	// The minor numbers of /dev/nvidia-caps begin with MIG's config and monitor, which are of no GPU in particular, and go on
+	// with 15 GPU instances for each GPU, each of itself and 8 compute instances. The GPU is named by its own minor number.
+	firstCapability   = 3
+	capabilitiesOfGPU = 15 * (1 + 8)
+	// maxInfo is what is read of /proc/PID/fdinfo/N. What is needed stands in the first three lines; a program may make the
+	// others long.
+	maxInfo = 256
+	// maxPath is what is shown of a file's path.
+	maxPath = 100
+)
+
+// Run takes the look. Its error is that the table cannot be read at all, or that of ctx, which ends the look between two
+// files.
+func (l *Look) Run(ctx context.Context) error {
+	if l.At == nil {
+		l.At = func(string) {}
+	}
+	real, err := l.isProcfs()
+	if err != nil {
+		return err
+	}
+	if real {
+		if err := l.prepare(ctx); err != nil {
+			return err
+		}
+	}
+	pids, err := Numbers(l.Root)
+	if err != nil {
+		return err
+	}
+	for _, pid := range pids {
+		if real {
+			l.At("the open files of pid " + strconv.Itoa(pid))
+			err = l.process(ctx, pid)
+		} else {
+			err = l.named(ctx, pid)
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil && !Gone(err) {
+			l.Failed(err)
+		}
+	}
+	l.askLater(ctx)
+	return ctx.Err()
+}
+
+// isProcfs tells a table of the kernel's from one that only looks like it.
+func (l *Look) isProcfs() (bool, error) {
+	var of unix.Statfs_t
+	if err := unix.Statfs(l.Root, &of); err != nil {
+		return false, &fs.PathError{Op: "statfs", Path: l.Root, Err: err}
+	}
+	return of.Type == unix.PROC_SUPER_MAGIC, nil
+}
+
+// prepare reads what is the same for all processes.
+func (l *Look) prepare(ctx context.Context) error {
+	if l.gpus == 0 {
+		l.gpus = nvidiaMajor
+	}
+	devices, err := read(filepath.Join(l.Root, "devices"), 64<<10)
+	if err != nil {
+		return err
+	}
+	l.caps = majorOf("nvidia-caps", devices)
+	self, err := os.Readlink(filepath.Join(l.Root, "self"))
+	if err != nil {
+		return err
+	}
+	l.kcmp = self == strconv.Itoa(os.Getpid())
+	// The mounts of the host's first process tell which file systems are the machine's own, and most processes have some
+	// files open that they got from there, such as /dev/null.
+	return l.mounts.readHost(ctx, l.Root)
+}
+
+// majorOf finds a driver among the character devices of /proc/devices.
+func majorOf(driver, devices string) uint32 {
+	for line := range strings.Lines(devices) {
+		number, name, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if name == driver {
+			if n, err := strconv.ParseUint(number, 10, 32); err == nil {
+				return uint32(n)
+			}
+		}
+		if strings.HasPrefix(line, "Block devices") {
+			break
+		}
+	}
+	return 0
+}
+
+// process looks at what a process has open, and what those of its threads have that keep files of their own.
+func (l *Look) process(ctx context.Context, pid int) error {
+	folder := filepath.Join(l.Root, strconv.Itoa(pid))
+	err := l.openFiles(ctx, pid, folder)
+	if err != nil && !Gone(err) {
+		return err
+	}
+	// Procfs counts the threads in the links of the folder. Most processes have one.
+	var tasks unix.Stat_t
+	if err := unix.Stat(folder+"/task", &tasks); err != nil {
+		return err
+	}
+	const linksOfFolder, oneThread = 2, 1
+	if tasks.Nlink == linksOfFolder+oneThread {
+		return nil
+	}
+	threads, err := Numbers(folder + "/task")
+	if err != nil {
+		return err
+	}
+	for _, tid := range threads {
+		if tid == pid || l.sharesFiles(pid, tid) {
+			continue
+		}
+		if err := l.openFiles(ctx, pid, folder+"/task/"+strconv.Itoa(tid)); err != nil && !Gone(err) {
+			return err
+		}
+	}
+	return nil
+}
+
+// sharesFiles reports whether the thread has the files of its process, as nearly all have. One does not that was made by
+// clone without CLONE_FILES, or after unshare; and where the first thread has ended, only the others have any. Where the kernel
+// does not say it, the thread is looked at.
+func (l *Look) sharesFiles(pid, tid int) bool {
+	if !l.kcmp {
+		return false
+	}
+	const kcmpFiles = 2
+	order, _, errno := unix.RawSyscall6(unix.SYS_KCMP, uintptr(pid), uintptr(tid), kcmpFiles, 0, 0, 0)
+	return errno == 0 && order == 0
+}
+
+// openFiles looks at the open files in the folder of a process, or of one of its threads.
+func (l *Look) openFiles(ctx context.Context, pid int, of string) error {
+	d, err := os.Open(filepath.Clean(of + "/fd"))
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	infos, err := os.Open(filepath.Clean(of + "/fdinfo"))
+	if err != nil {
+		return err
+	}
+	defer infos.Close()
+	fds, facts := int(d.Fd()), int(infos.Fd())
+	for {
+		names, err := d.Readdirnames(512) // a process may have a million, and ctx may end meanwhile
+		for _, name := range names {
+			if err := l.file(fds, facts, open{pid: pid, folder: d.Name(), name: name}); err != nil && !Gone(err) {
+				return &fs.PathError{Op: "looking at", Path: d.Name() + "/" + name, Err: err}
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err = errors.Join(err, ctx.Err()); err != nil {
+			return err
+		}
+	}
+}
+
+// readLink is the path that the table shows of an open file, until the next is read. It is not believed, and only shown.
+func (l *Look) readLink(fds int, name string) ([]byte, error) {
+	// As os.Readlink, in half its time.
+	n, err := unix.Readlinkat(fds, name, l.target[:])
+	if errors.Is(err, unix.ENAMETOOLONG) { // Linux does not show paths of more than a page
+		return []byte("/…"), nil
+	}
+	return l.target[:max(n, 0)], err
+}
+
+// printable is the path as it is shown to people.
+func printable(path []byte) string {
+	text := plain.Name(string(path[:min(len(path), maxPath)]))
+	if len(path) > maxPath {
+		text += "…"
+	}
+	return text
+}
+
+// file looks at one open file.
+func (l *Look) file(fds, infos int, f open) error {
+	var err error
+	if f.target, err = l.readLink(fds, f.name); err != nil || len(f.target) == 0 || f.target[0] != '/' {
+		return err // sockets, pipes and what else has no path are most of what is open
+	}
+	flags, mount, err := l.facts(infos, f.name)
+	if err != nil {
+		return err
+	}
+	if flags&unix.O_PATH != 0 {
+		return nil // only its name is open, which anybody may do, and not the device
+	}
+	f.mount = mount
+	switch l.mounts.of(mount, l.Root, f.pid) {
+	case local:
+		return l.ask(fds, f)
+	case unknown:
+		f.target = slices.Clone(f.target)
+		l.later = append(l.later, f)
+	case foreign:
+	}
+	return nil
+}
+
+// facts are the flags that the file was opened with, and the mount that it was opened on. To ask for them touches neither.
+func (l *Look) facts(infos int, name string) (flags, mount int, err error) {
+	fd, err := unix.Openat(infos, name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return 0, 0, err
+	}
+	n, err := unix.Read(fd, l.info[:])
+	_ = unix.Close(fd)
+	if err != nil {
+		return 0, 0, err
+	}
+	text := string(l.info[:n])
+	f, err := field(text, "flags:", 8)
+	if err != nil {
+		return 0, 0, err
+	}
+	m, err := field(text, "mnt_id:", 10)
+	return f, m, err
+}
+
+// field is a number of fdinfo.
+func field(text, name string, base int) (int, error) {
+	for line := range strings.Lines(text) {
+		if value, ok := strings.CutPrefix(line, name); ok {
+			n, err := strconv.ParseInt(strings.TrimSpace(value), base, 64)
+			return int(n), err
+		}
+	}
+	return 0, fmt.Errorf("fdinfo says no %s", name)
+}
+
+// ask asks the kernel what an open file is.
+func (l *Look) ask(fds int, f open) error {
+	var is unix.Statx_t
+	err := unix.Statx(fds, f.name, unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE, &is)
+	if err != nil {
+		return err
+	}
+	if is.Mode&unix.S_IFMT != unix.S_IFCHR {
+		return nil
+	}
+	if gpu, ok := l.gpuOf(is.Rdev_major, int(is.Rdev_minor)); ok {
+		l.Found(f.pid, File{GPU: gpu, Path: printable(f.target)})
+	}
+	return nil
+}
+
+// gpuOf is the minor number of the GPU that a character device is of, if it is of one. The others of NVIDIA's driver are of
+// none in particular: nvidiactl and nvidia-uvm, which every client has open besides, nvidia-modeset, and those of NVSwitch.
+func (l *Look) gpuOf(major uint32, minor int) (gpu int, ok bool) {
+	switch {
+	case major == l.gpus:
+		return minor, minor <= lastGPU
+	case major == l.caps && major != 0:
+		return (minor - firstCapability) / capabilitiesOfGPU, minor >= firstCapability
+	}
+	return 0, false
+}
+
+// askLater looks at the files whose mounts were in no process's table when they were seen. By now another process may have shown
+// the mount. One that no process shows has been taken away since the file was opened, and what it was cannot be found out
+// without asking, which may hang: so they are asked last, and At is told of each.
+func (l *Look) askLater(ctx context.Context) {
+	for _, f := range l.later {
+		if ctx.Err() != nil {
+			return
+		}
+		if l.mounts.known[f.mount] == foreign {
+			continue
+		}
+		l.At(f.folder + "/" + f.name)
+		fds, err := unix.Open(f.folder, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err == nil {
+			err = l.ask(fds, f)
+			_ = unix.Close(fds)
+		}
+		if err != nil && !Gone(err) {
+			l.Failed(&fs.PathError{Op: "looking at", Path: f.folder + "/" + f.name, Err: err})
+		}
+	}
+}
+
+// Numbers lists the entries of a folder of procfs that are named by a number: processes, or threads.
+func Numbers(folder string) ([]int, error) {
+	d, err := os.Open(filepath.Clean(folder))
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	names, err := d.Readdirnames(-1)
+	if err != nil {
+		return nil, err
+	}
+	var out []int
+	for _, name := range names {
+		if n, err := strconv.Atoi(name); err == nil {
+			out = append(out, n)
+		}
+	}
+	return out, nil
+}
+
+// Gone reports whether the error of reading from procfs means that the process, or its file, is not there any more.
+func Gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) }
+
+// read is the text of a file of procfs, which has at most limit bytes.
+func read(path string, limit int64) (string, error) {
+	f, err := os.Open(filepath.Clean(path))
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err == nil && int64(len(text)) > limit {
+		err = &fs.PathError{Op: "read", Path: path, Err: fmt.Errorf("it has more than %d bytes", limit)}
+	}
+	return string(text), err
+}
+
+// Read is the text of a file of procfs.
+func Read(path string) (string, error) { return read(path, maxText) }
+
+// maxText bounds what is read of /proc/PID/cgroup, the longest of those that are read whole: the kernel shows up to 4096 bytes
+// for each hierarchy of cgroups, of which version 1 has some 14.
+const maxText = 128 << 10

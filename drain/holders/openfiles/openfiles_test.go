@@ -1,0 +1,282 @@
+package openfiles_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/drain/holders/openfiles"
+	"github.com/gpuslice/gpuslice/test/stalledfs"
+)
+
+// The device files of the driver that stands in for NVIDIA's, which is not loaded here: the kernel's own for memory. /dev/null
+// is thus that of GPU 3, and /dev/full that of GPU 7.
+const (
+	standIn  = 1
+	fullGPU  = 7
+	fullPath = "/dev/full"
+)
+
+// look finds what GPUs a process of this machine holds.
+func look(t *testing.T, pid int) map[int]string {
+	t.Helper()
+	held := map[int]string{}
+	l := openfiles.Look{
+		Root: "/proc",
+		Found: func(of int, file openfiles.File) {
+			if of == pid {
+				held[file.GPU] = file.Path
+			}
+		},
+		// Without CAP_SYS_PTRACE, which root need not have either, the files of others are not to be seen. Ours are.
+		Failed: func(err error) {
+			if !errors.Is(err, fs.ErrPermission) {
+				t.Errorf("not looked at: %v", err)
+			}
+		},
+	}
+	l.SetMajor(standIn)
+	if err := l.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return held
+}
+
+// childWith starts a process that has the file open until the test is over, and closes it here.
+func childWith(t *testing.T, path string, flags int) (pid int) {
+	t.Helper()
+	fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatalf("opening %s: %v", path, err)
+	}
+	file := os.NewFile(uintptr(fd), path)
+	defer file.Close()
+	child := exec.Command("cat")
+	child.ExtraFiles = []*os.File{file}
+	input, err := child.StdinPipe() // it reads until we close this
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(sync.OnceFunc(func() {
+		_ = input.Close()
+		if err := child.Wait(); err != nil {
+			t.Errorf("waiting for the child: %v", err)
+		}
+	}))
+	return child.Process.Pid
+}
+
+// onTmpfs is a folder of a tmpfs, as the one that a container runtime makes device files on.
+func onTmpfs(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, ""); err != nil {
+		t.Skipf("a tmpfs cannot be mounted here: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+func makeDevice(t *testing.T, path string) {
+	t.Helper()
+	if err := unix.Mknod(path, unix.S_IFCHR|0o600, int(unix.Mkdev(standIn, fullGPU))); err != nil {
+		t.Skipf("device files cannot be made here: %v", err)
+	}
+}
+
+func TestADeviceFileIsFoundByItsNumber(t *testing.T) {
+	if got := look(t, childWith(t, fullPath, unix.O_RDWR))[fullGPU]; got != fullPath {
+		t.Errorf("got %q, want %s", got, fullPath)
+	}
+}
+
+// A pod may rename the files that it is given, and make others where its runtime leaves it CAP_MKNOD.
+func TestADeviceFileIsFoundByWhateverName(t *testing.T) {
+	for name, dir := range map[string]func(*testing.T) string{"tmpfs": onTmpfs, "the disk": (*testing.T).TempDir} {
+		t.Run("on "+name, func(t *testing.T) {
+			made := filepath.Join(dir(t), "nvidia0")
+			makeDevice(t, made)
+			renamed := filepath.Join(filepath.Dir(made), "notes.txt")
+			if err := os.Rename(made, renamed); err != nil {
+				t.Fatal(err)
+			}
+			if got := look(t, childWith(t, renamed, unix.O_RDWR))[fullGPU]; got == "" {
+				t.Errorf("the GPU that is open as %s is found free", renamed)
+			}
+		})
+	}
+}
+
+// Linux shows no path of more than a page.
+func TestADeviceFileIsFoundWithALongPath(t *testing.T) {
+	folder, err := unix.Open(onTmpfs(t), unix.O_DIRECTORY, 0)
+	for range 20 {
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := strings.Repeat("x", 250)
+		if err := unix.Mkdirat(folder, name, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		above := folder
+		folder, err = unix.Openat(above, name, unix.O_DIRECTORY, 0)
+		_ = unix.Close(above)
+	}
+	defer unix.Close(folder)
+	if err := unix.Mknodat(folder, "x", unix.S_IFCHR|0o600, int(unix.Mkdev(standIn, fullGPU))); err != nil {
+		t.Skipf("device files cannot be made here: %v", err)
+	}
+	fd, err := unix.Openat(folder, "x", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if _, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd)); !errors.Is(err, unix.ENAMETOOLONG) {
+		t.Skipf("this kernel shows long paths: %v", err)
+	}
+	if got := look(t, os.Getpid())[fullGPU]; got == "" {
+		t.Error("the GPU is found free")
+	}
+}
+
+// The mount is in no process's table any more.
+func TestADeviceFileIsFoundWhoseMountIsGone(t *testing.T) {
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, ""); err != nil {
+		t.Skipf("a tmpfs cannot be mounted here: %v", err)
+	}
+	unmount := sync.OnceValue(func() error { return unix.Unmount(dir, unix.MNT_DETACH) })
+	t.Cleanup(func() { _ = unmount() })
+	makeDevice(t, filepath.Join(dir, "x"))
+	pid := childWith(t, filepath.Join(dir, "x"), unix.O_RDWR)
+	if err := unmount(); err != nil {
+		t.Fatal(err)
+	}
+	if got := look(t, pid)[fullGPU]; got == "" {
+		t.Error("the GPU is found free")
+	}
+}
+
+// A tenant without any GPU may name a file as it likes.
+func TestAFileIsNoDeviceByItsName(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "dev")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "nvidia7")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := look(t, childWith(t, path, unix.O_RDWR)); got[fullGPU] != "" {
+		t.Errorf("a plain file is GPU %d, %s", fullGPU, got[fullGPU])
+	}
+}
+
+// O_PATH needs no right to the device, and does not open it.
+func TestWhoHasOnlyTheNameOfADeviceOpenHoldsNothing(t *testing.T) {
+	if got := look(t, childWith(t, fullPath, unix.O_PATH)); got[fullGPU] != "" {
+		t.Errorf("%s counts, of which only the name is open", got[fullGPU])
+	}
+}
+
+// A program hides a file from its own list of open files by a thread that does not share it.
+func TestADeviceFileIsFoundThatOnlyOneThreadHasOpen(t *testing.T) {
+	opened, end, ended := make(chan error), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		runtime.LockOSThread() // and not unlocked: the thread ends with this goroutine
+		err := unix.Unshare(unix.CLONE_FILES)
+		if err == nil {
+			_, err = unix.Open(fullPath, unix.O_RDWR, 0)
+		}
+		opened <- err
+		<-end
+	}()
+	if err := <-opened; err != nil {
+		t.Skipf("a thread cannot have files of its own here: %v", err)
+	}
+	if got := look(t, os.Getpid())[fullGPU]; got == "" {
+		t.Error("the GPU is found free")
+	}
+	close(end)
+	<-ended
+}
+
+// Promise 14: Never hang.
+func TestAFileWhoseServerIsSilentIsNotAskedFor(t *testing.T) {
+	files := stalledfs.Mount(t, "dev/nvidia0")
+	pid := childWith(t, filepath.Join(files.Dir, "dev/nvidia0"), unix.O_RDONLY)
+	asked := files.Stall()
+	defer files.Answer()
+	done := make(chan error, 1)
+	l := openfiles.Look{Root: "/proc", Found: func(of int, file openfiles.File) {
+		if of == pid {
+			t.Errorf("found %+v", file)
+		}
+	}, Failed: func(error) {}}
+	go func() { done <- l.Run(t.Context()) }()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-asked:
+		t.Error("the look has asked the server for what it is")
+	}
+}
+
+func TestALookEndsWithItsContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	l := openfiles.Look{Root: "/proc", Found: func(int, openfiles.File) {}, Failed: func(error) {}}
+	if err := l.Run(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// All processes of this machine, and 20,000 files of the test's own: half of them sockets, as on most nodes, and half files.
+func BenchmarkLook(b *testing.B) {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		b.Fatal(err)
+	}
+	n := int(min(limit.Cur, 20_200)) - 200
+	for i := range n {
+		var fd int
+		var err error
+		if i%2 == 0 {
+			fd, err = unix.Open("/etc/passwd", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		} else {
+			fd, err = unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		}
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer unix.Close(fd)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		l := openfiles.Look{Root: "/proc", Found: func(int, openfiles.File) {}, Failed: func(error) {}}
+		if err := l.Run(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(n), "files")
+}

@@ -1,0 +1,238 @@
+package holders
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Pod is a pod of this node that has a GPU or a part of one, or may have one.
+type Pod struct {
+	Namespace, Name string
+	UID             types.UID
+	Labels          map[string]string
+
+	Sources      []Source         // how it was found to have a GPU, at least one if GPUPods has picked it
+	Devices      []string         // GPU- and MIG- UUIDs that kubelet gave it or its processes hold, sorted; which share of one it has is cut off
+	DevicesKnown bool             // Devices is all of it; otherwise the pod counts as holding any device
+	Requests     map[string]int64 // GPU resources that it asks for, as the scheduler counts them
+
+	Controller   string              // what brings it back, "ReplicaSet/api"; empty if nothing does
+	Critical     bool                // the cluster or the node depends on it
+	Ready        bool                // it passes its probes: disruption budgets count it as healthy
+	Grace        time.Duration       // what it is given to end
+	EmptyDirs    []string            // its volumes on the node's disk, which go with it
+	Claims       []string            // the persistent volume claims that it uses
+	DeviceClaims []string            // its resource claims of GPUs, as far as they have names yet
+	Tolerations  []corev1.Toleration // as the scheduler and DaemonSets go by them
+	Running      []string            // containers that run, as kubelet says
+
+	Daemon      bool      // of a DaemonSet
+	Mirror      bool      // the image of a static pod, whose manifest is a file on the node
+	Terminating bool      // on its way out
+	GraceEnds   time.Time // when the grace of a terminating pod is over
+	Finalizers  []string  // what keeps a terminating pod from going, even when its containers have ended
+	// Unlisted says that it still runs, but the API server lists it no more, or not yet. It has a name without a UID if
+	// kubelet told of it, and a UID without a name if a process did.
+	Unlisted bool
+}
+
+// How GPUPods finds a pod, besides its processes: "NVML pid 4711 python", "device file /dev/nvidia3 of pid 99 dcgm-exporter".
+const (
+	SourceSpec    Source = "pod spec"
+	SourceClaim   Source = "claim"
+	SourceKubelet Source = "kubelet"
+)
+
+// String is the pod's namespace and name, as people write them.
+func (p Pod) String() string {
+	if p.Name == "" {
+		return "pod with UID " + string(p.UID)
+	}
+	return p.Namespace + "/" + p.Name
+}
+
+// Holds reports whether the pod has one of the devices, or may have one: a pod whose devices are not known counts as
+// holding each of them. The devices are UUIDs; those of a GPU that is cut are its own and those of all its MIG devices.
+func (p Pod) Holds(devices map[string]bool) bool {
+	if !p.DevicesKnown {
+		return len(devices) > 0
+	}
+	return slices.ContainsFunc(p.Devices, func(d string) bool { return devices[d] })
+}
+
+// GPUResource reports whether NVIDIA's device plugin makes the resource of GPUs or of parts of them. Other nvidia.com/
+// resources, such as those of network devices, are none of our business.
+func GPUResource(name string) bool {
+	of, ok := strings.CutPrefix(name, resourcePrefix)
+	return ok && (of == "gpu" || of == "gpu.shared" || strings.HasPrefix(of, "mig-"))
+}
+
+// GPUPods picks the pods that have a GPU or may have one, sorted by namespace and name. Pods are all pods of the node,
+// whatever their phase; clients are the processes that hold GPUs, as far as they were looked for. Picked is a pod that
+//   - requests a GPUResource in any container, be it an init, sidecar or ephemeral one;
+//   - has resource claims of GPUs, whose devices kubelet names by driver and pool and not by UUID: they count as not
+//     known. A claim counts unless kubelet says that all its devices are of other drivers than NVIDIA's for GPUs;
+//   - was given an nvidia.com/ device by kubelet. If the API server does not list it, as after a forced deletion, it is
+//     picked all the same: its containers may still run;
+//   - has a client, listed or not. It needs no request for that: NVIDIA_VISIBLE_DEVICES=all or a mounted /dev is enough.
+//
+// A pod that has succeeded or failed holds nothing but what its clients do: its containers have ended before kubelet says
+// so, while kubelet may go on listing its devices.
+//
+// The devices of a pod are not known either if kubelet could not be asked (assigned is nil), if kubelet lists no device
+// of a resource that the pod requests, as between binding and admission, or if it lists one that is not named by UUID.
+func GPUPods(pods []corev1.Pod, assigned Assignments, clients []Client) []Pod {
+	var out []Pod
+	using := sorted(clients, pods)
+	listed := map[types.NamespacedName]bool{}
+	for i := range pods {
+		pod := &pods[i]
+		name := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
+		listed[name] = true
+		p := Describe(pod)
+		p.DevicesKnown = true
+		if pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed {
+			devices, claims := byClaim(assigned[name])
+			p.assign(devices)
+			p.claim(claimsOf(pod), claims)
+		}
+		p.use(using.listed[i])
+		if len(p.Sources) > 0 {
+			out = append(out, p)
+		}
+	}
+	for name, devices := range assigned {
+		if !listed[name] {
+			p := Pod{Namespace: name.Namespace, Name: name.Name, Terminating: true, Unlisted: true, DevicesKnown: true}
+			devices, claims := byClaim(devices)
+			p.assign(devices)
+			p.claim(slices.Collect(maps.Keys(claims)), claims)
+			if len(p.Sources) > 0 {
+				out = append(out, p)
+			}
+		}
+	}
+	for uid, clients := range using.unlisted {
+		p := Pod{UID: uid, Terminating: true, Unlisted: true, DevicesKnown: true}
+		p.use(clients)
+		out = append(out, p)
+	}
+	slices.SortFunc(out, func(a, b Pod) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID))
+	})
+	return out
+}
+
+// Drainable picks the pods that have to leave before the node is rebooted: all but those that have ended, those of
+// DaemonSets, which come back to any node that is up, and static ones, which no API request can move.
+func Drainable(pods []corev1.Pod) []Pod {
+	var out []Pod
+	for i := range pods {
+		p := Describe(&pods[i])
+		ended := pods[i].Status.Phase == corev1.PodSucceeded || pods[i].Status.Phase == corev1.PodFailed
+		if !ended && !p.Daemon && !p.Mirror {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// assign notes what the pod asks for and was given, and whether that is all that it asked for.
+func (p *Pod) assign(devices map[string][]string) {
+	if len(p.Requests) > 0 {
+		p.Sources = append(p.Sources, SourceSpec)
+	}
+	if len(devices) > 0 {
+		p.Sources = append(p.Sources, SourceKubelet)
+	}
+	for resource := range p.Requests {
+		if len(devices[resource]) == 0 {
+			p.DevicesKnown = false
+		}
+	}
+	for resource, ids := range devices {
+		for _, id := range ids {
+			// A device that is shared is offered as replicas, "<uuid>::<n>".
+			uuid, _, _ := strings.Cut(id, "::")
+			switch {
+			case strings.HasPrefix(uuid, "GPU-") || strings.HasPrefix(uuid, "MIG-"):
+				p.Devices = append(p.Devices, uuid)
+			case GPUResource(resource):
+				p.DevicesKnown = false
+			}
+		}
+	}
+	slices.Sort(p.Devices)
+	p.Devices = slices.Compact(p.Devices)
+}
+
+// claim notes that the pod has GPUs by one of the claims, or may have. Drivers are those of each claim's devices, as far as
+// kubelet tells them.
+func (p *Pod) claim(claims []string, drivers map[string][]string) {
+	found := false
+	for _, c := range claims {
+		if len(drivers[c]) > 0 && !slices.Contains(drivers[c], ClaimDriver) {
+			continue
+		}
+		found = true
+		if c != "" {
+			p.DeviceClaims = append(p.DeviceClaims, c)
+		}
+	}
+	slices.Sort(p.DeviceClaims)
+	if found {
+		p.Sources, p.DevicesKnown = append(p.Sources, SourceClaim), false
+	}
+}
+
+// claimsOf are the names of the pod's claims, "" for one that is still to be made from its template.
+func claimsOf(pod *corev1.Pod) []string {
+	var out []string
+	for _, c := range pod.Spec.ResourceClaims {
+		made := slices.IndexFunc(pod.Status.ResourceClaimStatuses, func(s corev1.PodResourceClaimStatus) bool { return s.Name == c.Name })
+		switch {
+		case c.ResourceClaimName != nil:
+			out = append(out, *c.ResourceClaimName)
+		case made < 0:
+			out = append(out, "")
+		case pod.Status.ResourceClaimStatuses[made].ResourceClaimName != nil: // otherwise it turned out that none is needed
+			out = append(out, *pod.Status.ResourceClaimStatuses[made].ResourceClaimName)
+		}
+	}
+	return out
+}
+
+// byClaim parts what kubelet gave to a pod: devices by resource, and the drivers of its claims by their names.
+func byClaim(given map[string][]string) (devices, claims map[string][]string) {
+	devices, claims = map[string][]string{}, map[string][]string{}
+	for name, ids := range given {
+		if claim, ok := strings.CutPrefix(name, claimPrefix); ok {
+			claims[claim] = ids
+			continue
+		}
+		devices[name] = ids
+	}
+	return devices, claims
+}
+
+// use notes the devices that processes of the pod hold.
+func (p *Pod) use(clients []Client) {
+	for _, c := range clients {
+		p.Devices = append(p.Devices, c.Devices...)
+		for _, s := range c.Sources {
+			if s == SourceNVML {
+				p.Sources = append(p.Sources, s+" "+Source(c.process()))
+				continue
+			}
+			p.Sources = append(p.Sources, s+" of "+Source(c.process()))
+		}
+	}
+	slices.Sort(p.Devices)
+	p.Devices = slices.Compact(p.Devices)
+}

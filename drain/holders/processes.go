@@ -1,0 +1,246 @@
+package holders
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/drain/holders/openfiles"
+	"github.com/gpuslice/gpuslice/drain/plain"
+	"github.com/gpuslice/gpuslice/nvml/aside"
+)
+
+// Sought is a device whose holders are looked for.
+type Sought struct {
+	Device   string // UUID of a GPU or of a MIG device, as kubelet knows it
+	Reported []int  // pids that NVML reports on it
+	// Minor is the N of the device file /dev/nvidiaN of a GPU that goes as a whole: whoever has it open holds the GPU.
+	// AnyGPU stands for one that is not known, NoFiles for a device that open files say nothing about.
+	Minor int
+}
+
+// Values of Sought.Minor that are no minor number.
+const (
+	// AnyGPU is of a GPU whose minor number the driver does not say: an open device file of any GPU counts.
+	AnyGPU = -1
+	// NoFiles is of one instance of several: its clients have the same /dev/nvidiaN open as those of the others.
+	NoFiles = -2
+)
+
+// Processes finds who holds GPUs in the host's process table. What it does not find is with openfiles; NVML may report such a
+// process.
+type Processes struct {
+	Root string // where procfs of the host's PID namespace is mounted; /proc if empty
+	// Lanes keep looks that hang from piling up. Without them each look is on its own.
+	Lanes *Lanes
+	// Signal takes the place of the system's, for a table that is not of this machine's processes.
+	Signal func(pid int, signal unix.Signal) error
+}
+
+// Lanes are where looks at the process table run, beside whoever asks for them.
+type Lanes struct {
+	table aside.Lane
+	files aside.Lane // of processes, as they see them
+}
+
+func (p Processes) lanes() *Lanes { return cmp.Or(p.Lanes, &Lanes{}) }
+
+// Holders lists the processes that hold what is sought, by pid: those that NVML has reported, and all that have a device
+// file open which counts. It takes one look at the process table for all devices, and where no files count, looks at the
+// reported processes alone.
+//
+// What cannot be looked at may hold any of them, so it is an error, which names it; the holders that were found all the
+// same come with it. A process that ends meanwhile is none. Once ctx ends, Holders returns its error and no holders, also where
+// the look hangs: it is then left behind, and until it ends there is no other. aside.Hangs tells that error from others.
+func (p Processes) Holders(ctx context.Context, sought []Sought) ([]Client, error) {
+	clients, err := aside.Do(ctx, &p.lanes().table, "looking at the process table", func(ctx context.Context, at aside.At) ([]Client, error) {
+		return p.holders(ctx, at, sought)
+	})
+	if err != nil {
+		return clients, fmt.Errorf("looking for processes that hold %s: %w", names(sought), err)
+	}
+	return clients, nil
+}
+
+func (p Processes) holders(ctx context.Context, at aside.At, sought []Sought) ([]Client, error) {
+	self, err := p.self()
+	if err != nil {
+		return nil, err
+	}
+	s := search{Processes: p, files: map[int][]string{}, found: map[int]*Client{}}
+	for _, d := range sought {
+		for _, pid := range d.Reported {
+			s.note(pid, SourceNVML, d.Device)
+		}
+		if d.Minor != NoFiles {
+			s.files[d.Minor] = append(s.files[d.Minor], d.Device)
+		}
+	}
+	if len(s.files) > 0 {
+		look := openfiles.Look{Root: s.root(), At: at, Found: s.open, Failed: s.unread.add}
+		if err := look.Run(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return s.identifyAll(ctx, self)
+}
+
+// search is one look at the process table.
+type search struct {
+	Processes
+	files  map[int][]string // the devices that whoever has the file of a GPU open holds, by its minor number
+	found  map[int]*Client  // by pid
+	unread unreadable
+}
+
+// note adds what a process was found by, and the devices that it thus holds.
+func (s *search) note(pid int, source Source, devices ...string) {
+	c := s.found[pid]
+	if c == nil {
+		c = &Client{PID: pid}
+		s.found[pid] = c
+	}
+	if !slices.Contains(c.Sources, source) {
+		c.Sources = append(c.Sources, source)
+	}
+	for _, d := range devices {
+		if !slices.Contains(c.Devices, d) {
+			c.Devices = append(c.Devices, d)
+		}
+	}
+}
+
+// identifyAll is what was found, with what the process table knows of it.
+func (s *search) identifyAll(ctx context.Context, self int) ([]Client, error) {
+	agent := Client{PID: self}
+	if err := s.identify(&agent); err != nil {
+		s.unread.add(err)
+	}
+	var clients []Client
+	for _, pid := range slices.Sorted(maps.Keys(s.found)) {
+		c := *s.found[pid]
+		slices.Sort(c.Devices)
+		slices.Sort(c.Sources)
+		switch err := s.identify(&c); {
+		case ctx.Err() != nil:
+			return nil, ctx.Err()
+		case err == nil:
+		case !openfiles.Gone(err):
+			s.unread.add(err)
+		case c.Sources[0] == SourceNVML:
+			// It may just have ended; then NVML's next report is without it. Until then NVML's word stands.
+			c.Unlisted = true
+		default:
+			continue
+		}
+		c.Self = pid == self
+		c.Sibling = !c.Self && c.ofSamePod(agent.Owner)
+		clients = append(clients, c)
+	}
+	return clients, s.unread.err()
+}
+
+// self is the agent's own pid in the PID namespace that the table is of, which need not be the agent's.
+//
+// It is also the proof that the table is one of processes, and of more than the agent's own: in a folder where the host's
+// procfs was never mounted, or in a PID namespace of the agent's own, every GPU would look free.
+func (p Processes) self() (int, error) {
+	link := filepath.Join(p.root(), "self")
+	target, err := os.Readlink(link)
+	if err != nil {
+		return 0, fmt.Errorf("looking for the agent itself in the process table: %w; "+
+			"the pod needs hostPID: true, or the host's /proc mounted where the agent looks for it", err)
+	}
+	pid, err := strconv.Atoi(target)
+	if err != nil {
+		return 0, fmt.Errorf("looking for the agent itself in the process table: %s leads to %q, which is no pid", link, target)
+	}
+	if pid == 1 {
+		return 0, fmt.Errorf("looking for the agent itself in the process table: it is process 1 of %s, which is thus not the host's "+
+			"and does not show who holds a GPU; the pod needs hostPID: true", p.root())
+	}
+	return pid, nil
+}
+
+// open notes an open file, if it is one that counts.
+func (s *search) open(pid int, file openfiles.File) {
+	for _, devices := range [][]string{s.files[file.GPU], s.files[AnyGPU]} {
+		if len(devices) > 0 {
+			s.note(pid, Source("device file "+file.Path), devices...)
+		}
+	}
+}
+
+// identify adds what the process table knows of the client. Its error is for gone if there is no such process now.
+func (p Processes) identify(c *Client) error {
+	process := filepath.Join(p.root(), strconv.Itoa(c.PID))
+	// Not its command line: to read the memory of a process may take for ever when it hangs in the driver.
+	command, err := openfiles.Read(filepath.Join(process, "comm"))
+	if err != nil {
+		return err
+	}
+	c.Command = plain.Name(strings.TrimSuffix(command, "\n"))
+	cgroups, err := openfiles.Read(filepath.Join(process, "cgroup"))
+	if openfiles.Gone(err) { // a kernel without cgroups has no such file; nor has a process that has ended since
+		_, err = os.Stat(filepath.Join(process, "comm"))
+	}
+	if err != nil {
+		return err
+	}
+	c.Owner = ParseCgroup(cgroups)
+	return nil
+}
+
+func (p Processes) root() string { return cmp.Or(p.Root, "/proc") }
+
+// unreadable gathers what could not be read. An agent without the right to look is refused for nearly every process, so
+// that the first one and a count say as much as all.
+type unreadable struct {
+	first error
+	more  int
+}
+
+func (u *unreadable) add(err error) {
+	if u.first == nil {
+		u.first = err
+		return
+	}
+	u.more++
+}
+
+func (u *unreadable) err() error {
+	err := u.first
+	if u.more > 0 {
+		err = fmt.Errorf("%w (and %d more)", err, u.more)
+	}
+	if errors.Is(err, fs.ErrPermission) {
+		err = fmt.Errorf("%w; the agent may look at all processes only as root with CAP_SYS_PTRACE, as in a privileged container", err)
+	}
+	return err
+}
+
+// names says what is sought.
+func names(sought []Sought) string {
+	var out []string
+	for _, d := range sought {
+		name := d.Device
+		if d.Minor >= 0 {
+			name = "/dev/nvidia" + strconv.Itoa(d.Minor)
+		}
+		out = append(out, name)
+	}
+	if len(out) > 2 {
+		out = append(out[:1], fmt.Sprintf("%d more devices", len(out)-1))
+	}
+	return strings.Join(out, " or ")
+}

@@ -1,0 +1,344 @@
+package host
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	systemd "github.com/coreos/go-systemd/v22/dbus"
+	"github.com/godbus/dbus/v5"
+)
+
+// What may come of asking systemd.
+var (
+	// ErrNoSystemd means that there is no systemd to ask: no system bus, or no systemd on it. That is normal on Talos and
+	// on machines that do not boot by systemd, and no fault: such a host has no units.
+	ErrNoSystemd = errors.New("this host has no systemd")
+	// ErrSystemdSilent means that the bus or systemd did not answer in time. A job that was asked for may have begun.
+	ErrSystemdSilent = errors.New("systemd does not answer")
+	// ErrSystemdRefuses means that the host's security policy does not let this process do what it asked for.
+	ErrSystemdRefuses = errors.New("systemd refuses")
+	// ErrJobRunning means that a job has begun, and that nobody waits for its end any more: the time was up, or the bus
+	// hung up. It goes on all the same, and States tells later what came of it.
+	ErrJobRunning = errors.New("the job of systemd still runs")
+)
+
+// JobError is a job that did not do what it was to do.
+type JobError struct {
+	Unit string
+	Verb string // "stop" or "start"
+	// Result is systemd's word for how the job ended, such as "failed"; where that was not heard, the unit's state after it; or, if it
+	// did not even begin, the sentence by which systemd turned it down.
+	Result string
+}
+
+func (e *JobError) Error() string {
+	because := map[string]string{
+		"canceled":   ": a job for the contrary took its place",
+		"timeout":    ": it took longer than its JobTimeoutSec allows",
+		"dependency": ": a unit that it needs did not come up",
+		"skipped":    ": it did not fit the state of the unit",
+	}[e.Result]
+	return fmt.Sprintf(`%s %s: systemd says %q%s; "systemctl status %s" on the host tells more`,
+		gerunds[e.Verb], e.Unit, e.Result, because, e.Unit)
+}
+
+var gerunds = map[string]string{"stop": "stopping", "start": "starting"}
+
+var systemd1 = peer{
+	name: "systemd", bus: "org.freedesktop.systemd1", none: ErrNoSystemd, silent: ErrSystemdSilent, refuses: ErrSystemdRefuses,
+}
+
+// Units are the units of the host's systemd, over the system bus. The zero value is ready for use, by several goroutines
+// at a time.
+//
+// Like Logind it keeps no connection: each call makes its own and closes it. They are go-systemd's, over lines of ours: its own
+// dialers do not bound what the bus does with them.
+type Units struct {
+	// Address of the system bus, as Logind has it.
+	Address string
+	// Patience bounds each answer, beside the context, but not the job that comes of it. 0 means 25 s, as with systemd's
+	// own tools.
+	Patience time.Duration
+	// Pause between two looks whether a job has ended, of which systemd tells besides. 0 means a second.
+	Pause time.Duration
+}
+
+// States tells how each unit is: "active", "reloading", "inactive", "failed", "activating" or "deactivating". Units that
+// the host does not have are left out, and so are those that it may not start, being masked or broken: what cannot be
+// started again is not to be stopped. The error matches ErrNoSystemd, ErrSystemdSilent or ErrSystemdRefuses.
+func (u *Units) States(ctx context.Context, names []string) (map[string]string, error) {
+	if len(names) == 0 {
+		return map[string]string{}, nil
+	}
+	states, err := u.states(ctx, names)
+	if err != nil {
+		return nil, fmt.Errorf("asking how %s are: %w", strings.Join(names, ", "), err)
+	}
+	return states, nil
+}
+
+func (u *Units) states(ctx context.Context, names []string) (map[string]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, u.patience())
+	defer cancel()
+	address := busAddress(u.Address)
+	bus, err := talk(ctx, address)
+	if err != nil {
+		return nil, systemd1.failure(ctx, address, err)
+	}
+	defer bus.hangUp()
+	units, err := bus.ListUnitsByNamesContext(context.WithoutCancel(ctx), names) // the end of ctx ends the lines
+	if err != nil {
+		return nil, systemd1.failure(ctx, address, err)
+	}
+	// In the order of the question, each under the first of its names, if it has several. What cannot be a name is passed
+	// over (method_list_units_by_names in systemd's src/core/dbus-manager.c).
+	if len(units) != len(names) {
+		return nil, fmt.Errorf("systemd knows only %d of these as names of units", len(units))
+	}
+	states := map[string]string{}
+	for i, unit := range units {
+		if unit.LoadState == "loaded" {
+			states[names[i]] = unit.ActiveState
+		}
+	}
+	return states, nil
+}
+
+// Stop begins to stop the unit, and waits for its end as long as ctx lasts; stopping what is not active is not an error.
+// The error is a JobError, or matches ErrJobRunning or those of States.
+//
+// It may be called again while the job runs: systemd has one job for both then.
+func (u *Units) Stop(ctx context.Context, name string) error {
+	return u.run(ctx, "stop", name, (*systemd.Conn).StopUnitContext)
+}
+
+// Start is the contrary of Stop; starting what is active is not an error, and what is about to stop comes back. A unit
+// that the host does not have is a JobError.
+func (u *Units) Start(ctx context.Context, name string) error {
+	return u.run(ctx, "start", name, (*systemd.Conn).StartUnitContext)
+}
+
+func (u *Units) patience() time.Duration { return cmp.Or(u.Patience, busPatience) }
+
+func (u *Units) run(ctx context.Context, verb, name string, begin beginning) error {
+	err := u.job(ctx, verb, name, begin)
+	if turnedDown, ok := errors.AsType[*JobError](err); ok {
+		return turnedDown // which says itself what was to be done
+	}
+	if err != nil {
+		return fmt.Errorf("%s %s: %w", gerunds[verb], name, err)
+	}
+	return nil
+}
+
+// beginning is the method of go-systemd's that has systemd begin a job. It gives the job's number, and later the word for its end.
+type beginning func(c *systemd.Conn, ctx context.Context, name, mode string, word chan<- string) (int, error)
+
+// job has systemd begin a job and waits for its end. Patience is for each answer.
+func (u *Units) job(ctx context.Context, verb, name string, begin beginning) error {
+	starting, cancel := context.WithTimeout(ctx, u.patience())
+	defer cancel()
+	address := busAddress(u.Address)
+	bus, err := talk(starting, address)
+	if err != nil {
+		return systemd1.failure(starting, address, err)
+	}
+	defer bus.hangUp()
+	words := make(chan string, 1)
+	number, err := begin(bus.Conn, context.WithoutCancel(ctx), name, "replace", words) // the end of starting ends the lines
+	said, isAnswer := errors.AsType[dbus.Error](err)
+	switch {
+	case isAnswer && verb == "stop" && said.Name == "org.freedesktop.systemd1.NoSuchUnit":
+		return nil // what is not there is not active
+	case isAnswer && systemd1.meaning(said.Name) == nil:
+		return &JobError{Unit: name, Verb: verb, Result: said.Error()}
+	case err != nil:
+		return systemd1.failure(starting, address, err)
+	}
+	bus.endWith(ctx)
+	e, err := u.endOf(ctx, bus, name, number, words)
+	switch {
+	case err != nil:
+		return err
+	case e.word == "done", e.word == "" && e.is(verb):
+		return nil
+	default:
+		return &JobError{Unit: name, Verb: verb, Result: cmp.Or(e.word, e.state)}
+	}
+}
+
+// end is how a job has ended.
+type end struct {
+	word  string // systemd's for it; empty if that was not heard
+	state string // of the unit
+}
+
+// is reports whether the unit is as the job was to make it.
+func (e end) is(verb string) bool {
+	switch e.state {
+	case "active", "reloading":
+		return verb == "start"
+	case "inactive", "failed":
+		return verb == "stop"
+	default:
+		return false
+	}
+}
+
+const jobLook = time.Second
+
+// endOf waits until systemd has the job no more. That is seen by the unit: the signal that tells of the end may be lost, and whoever is
+// on the bus can send one; so it only says when to look, and by which word the job has ended.
+func (u *Units) endOf(ctx context.Context, bus *conversation, name string, number int, words <-chan string) (end, error) {
+	tick := time.NewTicker(cmp.Or(u.Pause, jobLook))
+	defer tick.Stop()
+	var e end
+	gone, deaf := bus.calls.Context().Done(), bus.signals.Context().Done()
+	for over := false; ; {
+		select {
+		case e.word = <-words:
+			words = nil
+		case <-deaf: // nothing comes but by looks
+			deaf = nil
+			tick.Reset(min(cmp.Or(u.Pause, jobLook), 50*time.Millisecond))
+		case <-tick.C:
+		case <-ctx.Done():
+			return e, stillRunning(ctx)
+		case <-gone:
+			return e, stillRunning(ctx)
+		}
+		unit, err := u.look(ctx, bus, name)
+		if err != nil { // what broke shows above
+			continue
+		}
+		if int(unit.JobId) == number {
+			e.word = "" // it was not systemd's
+			continue
+		}
+		if e.state = unit.ActiveState; e.word != "" || over || deaf == nil {
+			return e, nil
+		}
+		over = true // its word may be on the way
+	}
+}
+
+// stillRunning is why a job is not waited for any more.
+func stillRunning(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf(`%w (%w): "systemctl list-jobs" on the host shows it`, ErrJobRunning, ctx.Err())
+	}
+	return fmt.Errorf(`%w, but the bus has hung up: "systemctl list-jobs" on the host shows it`, ErrJobRunning)
+}
+
+// look asks how the unit is now.
+func (u *Units) look(ctx context.Context, bus *conversation, name string) (systemd.UnitStatus, error) {
+	call, cancel := context.WithTimeout(ctx, u.patience())
+	defer cancel()
+	units, err := bus.ListUnitsByNamesContext(call, []string{name})
+	if err != nil {
+		return systemd.UnitStatus{}, err
+	}
+	if len(units) != 1 {
+		return systemd.UnitStatus{}, fmt.Errorf("systemd tells of %d units", len(units))
+	}
+	return units[0], nil
+}
+
+// conversation is a connection of go-systemd's, on two lines.
+type conversation struct {
+	*systemd.Conn
+	calls, signals *line
+}
+
+// talk dials, and ends as dial does when ctx ends.
+func talk(ctx context.Context, address string) (*conversation, error) {
+	// Nobody but the kernel starts systemd, whatever the bus has been told.
+	asIs := dbus.WithOutgoingInterceptor(func(m *dbus.Message) { m.Flags |= dbus.FlagNoAutoStart })
+	calls, err := dial(ctx, address, asIs)
+	if err != nil {
+		return nil, err
+	}
+	signals, err := dial(ctx, address, asIs, dbus.WithSignalHandler(&listeners{}))
+	if err != nil {
+		calls.hangUp()
+		return nil, err
+	}
+	lines := []*line{calls, signals}
+	conn, err := systemd.NewConnection(func() (*dbus.Conn, error) {
+		next := lines[0]
+		lines = lines[1:]
+		return next.Conn, nil
+	})
+	if err != nil {
+		calls.hangUp()
+		signals.hangUp()
+		return nil, err
+	}
+	return &conversation{Conn: conn, calls: calls, signals: signals}, nil
+}
+
+// hangUp takes the place of Close, which may end in the middle of a message.
+func (c *conversation) hangUp() {
+	c.calls.hangUp()
+	c.signals.hangUp()
+}
+
+// endWith has the end of ctx end it, and no more that of the context by which it was begun.
+func (c *conversation) endWith(ctx context.Context) {
+	c.calls.endWith(ctx)
+	c.signals.endWith(ctx)
+}
+
+// listeners are told of signals, as long as the line stands. Godbus's own (v5.2.2) leave who comes after its end waiting for ever, which
+// is a goroutine of go-systemd's for each bus that hangs up early; and they keep all that nobody takes.
+type listeners struct {
+	mu   sync.Mutex
+	over bool
+	told []chan<- *dbus.Signal
+}
+
+// DeliverSignal implements dbus.SignalHandler.
+func (l *listeners) DeliverSignal(_, _ string, signal *dbus.Signal) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, ch := range l.told {
+		select {
+		case ch <- signal:
+		default: // a job's end is seen without
+		}
+	}
+}
+
+// AddSignal implements dbus.SignalRegistrar.
+func (l *listeners) AddSignal(ch chan<- *dbus.Signal) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.over {
+		close(ch)
+		return
+	}
+	l.told = append(l.told, ch)
+}
+
+// RemoveSignal implements dbus.SignalRegistrar.
+func (l *listeners) RemoveSignal(ch chan<- *dbus.Signal) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.told = slices.DeleteFunc(l.told, func(told chan<- *dbus.Signal) bool { return told == ch })
+}
+
+// Terminate implements dbus.Terminator.
+func (l *listeners) Terminate() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, ch := range l.told {
+		close(ch)
+	}
+	l.over, l.told = true, nil
+}

@@ -1,0 +1,19 @@
+// Package plain shows names that anybody may have chosen: of processes, open files, labels and annotations. It knows nothing of what
+// they name.
+package plain
+
+import (
+	"strings"
+	"unicode"
+)
+
+// Name is the name with a "?" in place of each character that is not printable. It fits logs and the API server, which takes only
+// UTF-8.
+func Name(name string) string {
+	return strings.Map(func(r rune) rune {
+		if r == unicode.ReplacementChar || !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, name)
+}
