@@ -87,7 +87,7 @@ func (u *Units) states(ctx context.Context, names []string) (map[string]string, 
 	ctx, cancel := context.WithTimeout(ctx, u.patience())
 	defer cancel()
 	address := busAddress(u.Address)
-	bus, err := talk(ctx, address)
+	bus, err := connect(ctx, address)
 	if err != nil {
 		return nil, systemd1.failure(ctx, address, err)
 	}
@@ -145,7 +145,7 @@ func (u *Units) job(ctx context.Context, verb, name string, begin beginning) err
 	starting, cancel := context.WithTimeout(ctx, u.patience())
 	defer cancel()
 	address := busAddress(u.Address)
-	bus, err := talk(starting, address)
+	bus, err := connect(starting, address)
 	if err != nil {
 		return systemd1.failure(starting, address, err)
 	}
@@ -162,25 +162,25 @@ func (u *Units) job(ctx context.Context, verb, name string, begin beginning) err
 		return systemd1.failure(starting, address, err)
 	}
 	bus.endWith(ctx)
-	e, err := u.endOf(ctx, bus, name, number, words)
+	e, err := u.awaitJob(ctx, bus, name, number, words)
 	switch {
 	case err != nil:
 		return err
-	case e.word == "done", e.word == "" && e.is(verb):
+	case e.word == "done", e.word == "" && e.reached(verb):
 		return nil
 	default:
 		return &JobError{Unit: name, Verb: verb, Result: cmp.Or(e.word, e.state)}
 	}
 }
 
-// end is how a job has ended.
-type end struct {
+// jobEnd is how a job has ended.
+type jobEnd struct {
 	word  string // systemd's for it; empty if that was not heard
 	state string // of the unit
 }
 
-// is reports whether the unit is as the job was to make it.
-func (e end) is(verb string) bool {
+// reached reports whether the unit is as the job was to make it.
+func (e jobEnd) reached(verb string) bool {
 	switch e.state {
 	case "active", "reloading":
 		return verb == "start"
@@ -191,22 +191,22 @@ func (e end) is(verb string) bool {
 	}
 }
 
-const jobLook = time.Second
+const jobPause = time.Second
 
-// endOf waits until systemd has the job no more. That is seen by the unit: the signal that tells of the end may be lost, and whoever is
+// awaitJob waits until systemd has the job no more. That is seen by the unit: the signal that tells of the end may be lost, and whoever is
 // on the bus can send one; so it only says when to look, and by which word the job has ended.
-func (u *Units) endOf(ctx context.Context, bus *conversation, name string, number int, words <-chan string) (end, error) {
-	tick := time.NewTicker(cmp.Or(u.Pause, jobLook))
+func (u *Units) awaitJob(ctx context.Context, bus *unitBus, name string, number int, words <-chan string) (jobEnd, error) {
+	tick := time.NewTicker(cmp.Or(u.Pause, jobPause))
 	defer tick.Stop()
-	var e end
-	gone, deaf := bus.calls.Context().Done(), bus.signals.Context().Done()
+	var e jobEnd
+	gone, signalsLost := bus.calls.Context().Done(), bus.signals.Context().Done()
 	for over := false; ; {
 		select {
 		case e.word = <-words:
 			words = nil
-		case <-deaf: // nothing comes but by looks
-			deaf = nil
-			tick.Reset(min(cmp.Or(u.Pause, jobLook), 50*time.Millisecond))
+		case <-signalsLost: // nothing comes but by looks
+			signalsLost = nil
+			tick.Reset(min(cmp.Or(u.Pause, jobPause), 50*time.Millisecond))
 		case <-tick.C:
 		case <-ctx.Done():
 			return e, stillRunning(ctx)
@@ -221,7 +221,7 @@ func (u *Units) endOf(ctx context.Context, bus *conversation, name string, numbe
 			e.word = "" // it was not systemd's
 			continue
 		}
-		if e.state = unit.ActiveState; e.word != "" || over || deaf == nil {
+		if e.state = unit.ActiveState; e.word != "" || over || signalsLost == nil {
 			return e, nil
 		}
 		over = true // its word may be on the way
@@ -237,7 +237,7 @@ func stillRunning(ctx context.Context) error {
 }
 
 // look asks how the unit is now.
-func (u *Units) look(ctx context.Context, bus *conversation, name string) (systemd.UnitStatus, error) {
+func (u *Units) look(ctx context.Context, bus *unitBus, name string) (systemd.UnitStatus, error) {
 	call, cancel := context.WithTimeout(ctx, u.patience())
 	defer cancel()
 	units, err := bus.ListUnitsByNamesContext(call, []string{name})
@@ -250,21 +250,21 @@ func (u *Units) look(ctx context.Context, bus *conversation, name string) (syste
 	return units[0], nil
 }
 
-// conversation is a connection of go-systemd's, on two lines.
-type conversation struct {
+// unitBus is a connection of go-systemd's, on two lines.
+type unitBus struct {
 	*systemd.Conn
 	calls, signals *line
 }
 
-// talk dials, and ends as dial does when ctx ends.
-func talk(ctx context.Context, address string) (*conversation, error) {
+// connect dials, and ends as dial does when ctx ends.
+func connect(ctx context.Context, address string) (*unitBus, error) {
 	// Nobody but the kernel starts systemd, whatever the bus has been told.
-	asIs := dbus.WithOutgoingInterceptor(func(m *dbus.Message) { m.Flags |= dbus.FlagNoAutoStart })
-	calls, err := dial(ctx, address, asIs)
+	noAutoStart := dbus.WithOutgoingInterceptor(func(m *dbus.Message) { m.Flags |= dbus.FlagNoAutoStart })
+	calls, err := dial(ctx, address, noAutoStart)
 	if err != nil {
 		return nil, err
 	}
-	signals, err := dial(ctx, address, asIs, dbus.WithSignalHandler(&listeners{}))
+	signals, err := dial(ctx, address, noAutoStart, dbus.WithSignalHandler(&listeners{}))
 	if err != nil {
 		calls.hangUp()
 		return nil, err
@@ -280,17 +280,17 @@ func talk(ctx context.Context, address string) (*conversation, error) {
 		signals.hangUp()
 		return nil, err
 	}
-	return &conversation{Conn: conn, calls: calls, signals: signals}, nil
+	return &unitBus{Conn: conn, calls: calls, signals: signals}, nil
 }
 
 // hangUp takes the place of Close, which may end in the middle of a message.
-func (c *conversation) hangUp() {
+func (c *unitBus) hangUp() {
 	c.calls.hangUp()
 	c.signals.hangUp()
 }
 
 // endWith has the end of ctx end it, and no more that of the context by which it was begun.
-func (c *conversation) endWith(ctx context.Context) {
+func (c *unitBus) endWith(ctx context.Context) {
 	c.calls.endWith(ctx)
 	c.signals.endWith(ctx)
 }
