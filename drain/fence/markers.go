@@ -119,14 +119,12 @@ var knownMarkers = slices.Concat(
 			"the machine-config-operator is done when the annotation says Done",
 		},
 
-		// kubernetes-sigs/karpenter, pkg/apis/v1/taints.go and labels.go. Before v1.0 the taint was
-		// karpenter.sh/disruption=disrupting (designs/v1-roadmap.md).
+		// kubernetes-sigs/karpenter, pkg/apis/v1/taints.go and labels.go.
 		{"karpenter", deletion(true), markCordons, "Karpenter removes the node when it is drained"},
 		{
 			"karpenter", taint("karpenter.sh/disrupted"), markCordons,
 			"Karpenter removes the node when it is drained, or takes the taint away if it changes its mind",
 		},
-		{"karpenter", taint("karpenter.sh/disruption", "disrupting"), markCordons, "Karpenter removes the node when it is drained"},
 		{"deletion of the node", deletion(false), markCordons, "the node goes when whoever put the finalizers on it has taken them away"},
 
 		// kubernetes/autoscaler, cluster-autoscaler/utils/taints/taints.go. Values are Unix times.
@@ -139,13 +137,11 @@ var knownMarkers = slices.Concat(
 			"the cluster-autoscaler takes the taint away when the node is needed again",
 		},
 
-		// medik8s/node-maintenance-operator, internal/controller/taint.go; kubevirt.io/drain in its former home,
-		// kubevirt/node-maintenance-operator. Its lease is no part of the node.
+		// medik8s/node-maintenance-operator, internal/controller/taint.go. Its lease is no part of the node.
 		{
 			"node-maintenance-operator", taint("medik8s.io/drain"), markCordons,
 			"deleting the NodeMaintenance of {node} uncordons it",
 		},
-		{"node-maintenance-operator", taint("kubevirt.io/drain"), markCordons, "deleting the NodeMaintenance of {node} uncordons it"},
 		// medik8s/self-node-remediation, internal/controller/selfnoderemediation_controller.go.
 		{
 			"self-node-remediation", taint("remediation.medik8s.io/self-node-remediation"), markCordons,
@@ -167,13 +163,6 @@ var knownMarkers = slices.Concat(
 		{"aws-node-termination-handler", taint("aws-node-termination-handler/spot-itn"), markCordons, "AWS takes the instance away two minutes after its notice"},
 		{"aws-node-termination-handler", taint("aws-node-termination-handler/asg-lifecycle-termination"), markCordons, "the Auto Scaling group takes the instance away"},
 		{"aws-node-termination-handler", taint("aws-node-termination-handler/rebalance-recommendation"), markCordons, "AWS may take the instance away at any time; if it does not: kubectl uncordon {node}"},
-
-		// planetlabs/draino, internal/kubernetes/eventhandler.go. The annotation is written with the cordon and goes with
-		// draino's own uncordon only, so without a cordon it says nothing.
-		{
-			"draino", whileCordoned(annotation("draino.planet.com/conditions")), markCordons,
-			"draino uncordons the node when the conditions in the annotation have passed",
-		},
 
 		// rancher/system-upgrade-controller writes nothing on the node before it is done; k8snetworkplumbingwg's
 		// sriov-network-operator does: pkg/consts/constants.go, controllers/drain_controller.go. Idle is its rest.
@@ -230,9 +219,7 @@ var knownMarkers = slices.Concat(
 	},
 	driverUpgrade("gpu-operator", "gpu"),
 	driverUpgrade("network-operator", "ofed"),
-	// flatcar/flatcar-linux-update-operator and coreos/container-linux-update-operator, pkg/constants/constants.go.
-	rebootCoordinator("flatcar-linux-update-operator", "flatcar-linux-update.v1.flatcar-linux.net/"),
-	rebootCoordinator("container-linux-update-operator", "container-linux-update.v1.coreos.com/"),
+	flatcarReboot(),
 )
 
 // operandMarkers are the signs of NVIDIA's managers, which pause operands by these labels.
@@ -282,9 +269,10 @@ func driverUpgrade(tool, driver string) []knownMarker {
 	}
 }
 
-// rebootCoordinator are the annotations of CoreOS's update operator and of what came of it. They stay, with the value
+// flatcarReboot are the annotations of flatcar/flatcar-linux-update-operator, pkg/constants/constants.go. They stay, with the value
 // "false", when a reboot is over.
-func rebootCoordinator(tool, prefix string) []knownMarker {
+func flatcarReboot() []knownMarker {
+	const tool, prefix = "flatcar-linux-update-operator", "flatcar-linux-update.v1.flatcar-linux.net/"
 	return []knownMarker{
 		{tool, annotation(prefix+"reboot-in-progress", "true"), markCordons, "the update agent uncordons the node after the reboot"},
 		{tool, annotation(prefix+"reboot-ok", "true"), markCordons, "the update agent drains and reboots the node, and uncordons it after that"},
@@ -335,11 +323,11 @@ func pausedOperands(operands []string, value string) finder {
 	}
 }
 
-// taint finds a taint by its key, and by its value if any are given.
-func taint(key string, values ...string) finder {
+// taint finds a taint by its key.
+func taint(key string) finder {
 	return func(node *corev1.Node) (string, time.Time) {
 		for _, t := range node.Spec.Taints {
-			if t.Key != key || len(values) > 0 && !slices.Contains(values, t.Value) {
+			if t.Key != key {
 				continue
 			}
 			var since time.Time
@@ -425,16 +413,6 @@ func sinceLabel(find finder, key, layout string) finder {
 			return "", time.Time{}
 		}
 		return sign, parseTime(layout, node.Labels[key])
-	}
-}
-
-// whileCordoned is a sign that counts on a cordoned node only.
-func whileCordoned(find finder) finder {
-	return func(node *corev1.Node) (string, time.Time) {
-		if !node.Spec.Unschedulable {
-			return "", time.Time{}
-		}
-		return find(node)
 	}
 }
 

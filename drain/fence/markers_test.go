@@ -78,7 +78,6 @@ func signs() []seen {
 			tainted(corev1.Taint{Key: "karpenter.sh/disrupted", Effect: noSchedule, TimeAdded: &cordonTime}),
 			"karpenter", "taint karpenter.sh/disrupted:NoSchedule", holds, cordonTime.Time,
 		},
-		{taintOf("karpenter.sh/disruption", "disrupting", noSchedule), "karpenter", "taint karpenter.sh/disruption=disrupting:NoSchedule", holds, never},
 		{taintOf("ToBeDeletedByClusterAutoscaler", "1772330400", noSchedule), "cluster-autoscaler", "taint ToBeDeletedByClusterAutoscaler=1772330400:NoSchedule", holds, two},
 		{taintOf("DeletionCandidateOfClusterAutoscaler", "x", prefer), "cluster-autoscaler", "taint DeletionCandidateOfClusterAutoscaler=x:PreferNoSchedule", planned, never},
 		{labelOf(deployPlugin, "paused-for-driver-upgrade"), "k8s-driver-manager", "label nvidia.com/gpu.deploy.device-plugin=paused-for-driver-upgrade", holds, never},
@@ -88,14 +87,12 @@ func signs() []seen {
 		},
 		{labelOf(deployClient, "paused-for-mig-change"), "mig-manager", "label nvidia.com/gpu.deploy.client=paused-for-mig-change", at, never},
 		{taintOf("medik8s.io/drain", "", noSchedule), "node-maintenance-operator", "taint medik8s.io/drain:NoSchedule", holds, never},
-		{taintOf("kubevirt.io/drain", "", noSchedule), "node-maintenance-operator", "taint kubevirt.io/drain:NoSchedule", holds, never},
 		{taintOf("remediation.medik8s.io/self-node-remediation", "", noSchedule), "self-node-remediation", "taint remediation.medik8s.io/self-node-remediation:NoSchedule", holds, never},
 		{taintOf("remediation.medik8s.io/fence-agents-remediation", "", noSchedule), "fence-agents-remediation", "taint remediation.medik8s.io/fence-agents-remediation:NoSchedule", holds, never},
 		{
 			both(labelOf("aws-node-termination-handler/action", "UncordonAfterReboot"), labelOf("aws-node-termination-handler/action-time", "1772330400")),
 			"aws-node-termination-handler", "label aws-node-termination-handler/action=UncordonAfterReboot", holds, two,
 		},
-		{both(cordoned, annotated("draino.planet.com/conditions", "OutOfDisk=True,5m0s")), "draino", "annotation draino.planet.com/conditions=OutOfDisk=True,5m0s", holds, never},
 		{annotated("sriovnetwork.openshift.io/state", "Drain_Required"), "sriov-network-operator", "annotation sriovnetwork.openshift.io/state=Drain_Required", holds, never},
 		{annotated("sriovnetwork.openshift.io/state", "Reboot_Required"), "sriov-network-operator", "annotation sriovnetwork.openshift.io/state=Reboot_Required", holds, never},
 		{
@@ -134,19 +131,14 @@ func signs() []seen {
 			seen{labelOf(state, "upgrade-required"), tool, "label " + state + "=upgrade-required", planned, never},
 			seen{both(labelOf(state, "upgrade-done"), annotated(wait, "true")), tool, "annotation " + wait + "=true", planned, never})
 	}
-	for tool, prefix := range map[string]string{
-		"flatcar-linux-update-operator":   "flatcar-linux-update.v1.flatcar-linux.net/",
-		"container-linux-update-operator": "container-linux-update.v1.coreos.com/",
-	} {
-		out = append(out,
-			seen{
-				both(annotated(prefix+"reboot-needed", "true"), annotated(prefix+"reboot-ok", "true"), annotated(prefix+"reboot-in-progress", "true")),
-				tool, "annotation " + prefix + "reboot-in-progress=true", holds, never,
-			},
-			seen{both(annotated(prefix+"reboot-needed", "true"), annotated(prefix+"reboot-ok", "true")), tool, "annotation " + prefix + "reboot-ok=true", holds, never},
-			seen{annotated(prefix+"reboot-needed", "true"), tool, "annotation " + prefix + "reboot-needed=true", planned, never})
-	}
-	return out
+	const flatcar, prefix = "flatcar-linux-update-operator", "flatcar-linux-update.v1.flatcar-linux.net/"
+	return append(out,
+		seen{
+			both(annotated(prefix+"reboot-needed", "true"), annotated(prefix+"reboot-ok", "true"), annotated(prefix+"reboot-in-progress", "true")),
+			flatcar, "annotation " + prefix + "reboot-in-progress=true", holds, never,
+		},
+		seen{both(annotated(prefix+"reboot-needed", "true"), annotated(prefix+"reboot-ok", "true")), flatcar, "annotation " + prefix + "reboot-ok=true", holds, never},
+		seen{annotated(prefix+"reboot-needed", "true"), flatcar, "annotation " + prefix + "reboot-needed=true", planned, never})
 }
 
 // marker is what Markers shall make of it; the advice is for the test to look at.
@@ -214,19 +206,17 @@ func TestMarkersDoNotCountWhatStaysAfterwards(t *testing.T) {
 			annotated("flatcar-linux-update.v1.flatcar-linux.net/reboot-needed", "false"), annotated("flatcar-linux-update.v1.flatcar-linux.net/reboot-ok", "false"),
 			annotated("flatcar-linux-update.v1.flatcar-linux.net/reboot-in-progress", "false"), annotated("flatcar-linux-update.v1.flatcar-linux.net/agent-made-unschedulable", "false"),
 		),
-		"network devices at rest":                        annotated("sriovnetwork.openshift.io/state", "Idle"),
-		"draino's cordon that was lifted by hand":        annotated("draino.planet.com/conditions", "OutOfDisk=True,5m0s"),
-		"a Skyhook that is complete":                     both(labelOf("skyhook.nvidia.com/status_tuning", "complete"), annotated("skyhook.nvidia.com/nodeState_tuning", "{}")),
-		"a plan of the system-upgrade-controller":        labelOf("plan.upgrade.cattle.io/latest", "abc"),
-		"a quarantine that was cancelled":                both(annotated("quarantinedNodeUncordonedManually", "True"), labelOf("k8saas.nvidia.com/uncordon-by", "admin")),
-		"an update in place that was counted":            labelOf("node.machine.sapcloud.io/update-result", "successful"),
-		"another tool's taint of an old Karpenter's key": taintOf("karpenter.sh/disruption", "candidate", corev1.TaintEffectNoSchedule),
-		"a MIG change that is over":                      both(labelOf("nvidia.com/mig.config.state", "success"), labelOf(deployPlugin, "true")),
-		"a MIG change of an unknown writer":              labelOf("nvidia.com/mig.config.state", "pending"),
-		"an operand that somebody keeps away":            labelOf(deployPlugin, "false"),
-		"a label of no operand":                          both(labelOf("nvidia.com/gpu.deploy.anything", "paused-for-driver-upgrade"), labelOf("nvidia.com/gpu.deploy.more", "paused-for-mig-change")),
-		"a paused label of somebody else's":              labelOf("example.com/plugin", "paused-for-mig-change"),
-		"an administrator's cordon":                      both(cordoned, tainted(cordonTaint, foreignTaint)),
+		"network devices at rest":                 annotated("sriovnetwork.openshift.io/state", "Idle"),
+		"a Skyhook that is complete":              both(labelOf("skyhook.nvidia.com/status_tuning", "complete"), annotated("skyhook.nvidia.com/nodeState_tuning", "{}")),
+		"a plan of the system-upgrade-controller": labelOf("plan.upgrade.cattle.io/latest", "abc"),
+		"a quarantine that was cancelled":         both(annotated("quarantinedNodeUncordonedManually", "True"), labelOf("k8saas.nvidia.com/uncordon-by", "admin")),
+		"an update in place that was counted":     labelOf("node.machine.sapcloud.io/update-result", "successful"),
+		"a MIG change that is over":               both(labelOf("nvidia.com/mig.config.state", "success"), labelOf(deployPlugin, "true")),
+		"a MIG change of an unknown writer":       labelOf("nvidia.com/mig.config.state", "pending"),
+		"an operand that somebody keeps away":     labelOf(deployPlugin, "false"),
+		"a label of no operand":                   both(labelOf("nvidia.com/gpu.deploy.anything", "paused-for-driver-upgrade"), labelOf("nvidia.com/gpu.deploy.more", "paused-for-mig-change")),
+		"a paused label of somebody else's":       labelOf("example.com/plugin", "paused-for-mig-change"),
+		"an administrator's cordon":               both(cordoned, tainted(cordonTaint, foreignTaint)),
 		"ourselves": both(
 			cordoned, taintOf("gpuslice.io/repartitioning", "", corev1.TaintEffectNoSchedule), taintOf("gpuslice.io/not-ready", "", corev1.TaintEffectNoSchedule),
 			annotated("gpuslice.io/journal", "{}"), annotated("gpuslice.io/status", "{}"), labelOf(deployPlugin, fence.PausedValue),
