@@ -1,48 +1,77 @@
 // Package stalledfs mounts a file system whose server can be made to answer no more, as an NFS or FUSE server does that has
 // gone away: whoever asks it anything then waits. It is a real mount, of FUSE, by which tests see what the kernel does.
+//
+// The server is a process of its own: the kernel lets go of a thread that waits for an answer only when the server has closed its
+// device, and a process does not close its files while one of its threads waits. So a server in the test's own process could keep that
+// from ever ending. Whatever becomes of the test, its server is killed, and nothing waits any more.
 package stalledfs
 
 import (
+	"bufio"
 	"context"
+	"errors"
+	"fmt"
+	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
 
 	"github.com/hanwen/go-fuse/v2/fs"
 	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
 )
+
+// serverOf names the environment variable that makes this program a server, and says where it mounts.
+const serverOf = "STALLEDFS_SERVER_OF"
+
+// What the two processes say to each other, a line each.
+const (
+	sayStall   = "stall"   // to the server, which says it back when it is silent
+	sayAnswer  = "answer"  // to the server, which says it back when it answers again
+	sayMounted = "mounted" // by the server
+	sayAsked   = "asked"   // by the server: somebody waits
+	sayCannot  = "cannot " // by the server: it cannot mount, and why
+)
+
+// The program of a test is started again as the server, and is nothing else then.
+func init() {
+	if dir := os.Getenv(serverOf); dir != "" {
+		serve(dir)
+		os.Exit(0)
+	}
+}
 
 // FS is a mounted file system. Each file in it is empty, and the kernel may keep nothing that it has learnt of one.
 type FS struct {
 	Dir string // where it is mounted
 
-	mu    sync.Mutex
-	until chan struct{} // closed when the server answers again; nil while it does
-	asked chan struct{} // closed when somebody waits
+	t      testing.TB
+	server io.Writer   // takes commands
+	said   chan string // what it says to them
+	mu     sync.Mutex
+	asked  chan struct{} // closed when somebody waits; nil while it answers
 }
 
-// Mount mounts one with the files, by their paths below it. Where this process may not mount, the test is skipped. It answers
-// again, and goes, at the end of the test.
+// Mount mounts one with the files, by their paths below it. Where this process may not mount, which takes root, the test is skipped.
+// At the end of the test the server is killed, so that whoever waits for it gets an error.
 func Mount(t testing.TB, files ...string) *FS {
 	t.Helper()
-	f := &FS{Dir: filepath.Join(t.TempDir(), "mnt")}
+	f := &FS{Dir: filepath.Join(t.TempDir(), "mnt"), t: t, said: make(chan string, 1)}
 	if err := os.Mkdir(f.Dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	server, err := fs.Mount(f.Dir, &node{of: f}, &fs.Options{
-		MountOptions: fuse.MountOptions{DirectMountStrict: true, FsName: "stalledfs", Name: "stalledfs"},
-	})
-	if err != nil {
-		t.Skipf("a FUSE file system cannot be mounted here: %v", err)
+	f.start()
+	switch said := <-f.said; {
+	case strings.HasPrefix(said, sayCannot):
+		t.Skipf("a FUSE file system cannot be mounted here: %s", strings.TrimPrefix(said, sayCannot))
+	case said != sayMounted:
+		t.Fatalf("the server of %s has ended before it has mounted", f.Dir)
 	}
-	t.Cleanup(func() {
-		f.Answer()
-		if err := server.Unmount(); err != nil {
-			t.Errorf("unmounting %s: %v", f.Dir, err)
-		}
-	})
 	for _, path := range files {
 		path = filepath.Join(f.Dir, path)
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
@@ -55,35 +84,140 @@ func Mount(t testing.TB, files ...string) *FS {
 	return f
 }
 
+// start runs the server until the test is over.
+func (f *FS) start() {
+	f.t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	server := exec.CommandContext(context.WithoutCancel(f.t.Context()), self)
+	server.Env = append(os.Environ(), serverOf+"="+f.Dir)
+	server.Stderr = os.Stderr
+	server.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	in, err1 := server.StdinPipe()
+	out, err2 := server.StdoutPipe()
+	if err := errors.Join(err1, err2); err != nil {
+		f.t.Fatal(err)
+	}
+	f.server = in
+	started, ended := make(chan error), make(chan struct{})
+	go func() {
+		defer close(ended)
+		runtime.LockOSThread() // with whose end the kernel kills the server; it waits for nothing else
+		err := server.Start()
+		started <- err
+		if err == nil {
+			f.listen(out)
+			_ = server.Wait() // it was killed
+		}
+	}()
+	if err := <-started; err != nil {
+		f.t.Fatal(err)
+	}
+	f.t.Cleanup(func() {
+		if err := server.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+			f.t.Errorf("killing the server of %s: %v", f.Dir, err)
+		}
+		<-ended
+		if err := unix.Unmount(f.Dir, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) { // which it is if nothing was mounted
+			f.t.Errorf("unmounting %s: %v", f.Dir, err)
+		}
+	})
+}
+
+// listen hears what the server says until it has ended.
+func (f *FS) listen(out io.Reader) {
+	defer close(f.said)
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		if lines.Text() != sayAsked {
+			f.said <- lines.Text()
+			continue
+		}
+		f.mu.Lock()
+		if f.asked != nil {
+			close(f.asked)
+			f.asked = nil
+		}
+		f.mu.Unlock()
+	}
+}
+
 // Stall makes the server silent. The channel is closed when somebody waits for an answer.
 func (f *FS) Stall() <-chan struct{} {
+	f.t.Helper()
+	asked := make(chan struct{})
 	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.until, f.asked = make(chan struct{}), make(chan struct{})
-	return f.asked
+	f.asked = asked
+	f.mu.Unlock()
+	f.tell(sayStall)
+	return asked
 }
 
 // Answer makes it answer again, also those who wait.
 func (f *FS) Answer() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.until != nil {
-		close(f.until)
-		f.until = nil
+	f.t.Helper()
+	f.tell(sayAnswer)
+}
+
+// tell has the server do something, and returns when it is done.
+func (f *FS) tell(what string) {
+	f.t.Helper()
+	if _, err := fmt.Fprintln(f.server, what); err != nil {
+		f.t.Fatalf("telling the server of %s to %s: %v", f.Dir, what, err)
+	}
+	if said := <-f.said; said != what {
+		f.t.Fatalf("told to %s, the server of %s said %q", what, f.Dir, said)
 	}
 }
 
-func (f *FS) wait() {
-	f.mu.Lock()
-	until := f.until
-	if until != nil {
-		select {
-		case <-f.asked:
-		default:
-			close(f.asked)
-		}
+// serve is the server: it does what it reads from its standard input, until that ends.
+func serve(dir string) {
+	s := &server{}
+	mounted, err := fs.Mount(dir, &node{of: s}, &fs.Options{
+		MountOptions: fuse.MountOptions{DirectMountStrict: true, FsName: "stalledfs", Name: "stalledfs"},
+	})
+	if err != nil {
+		s.say(sayCannot + err.Error())
+		return
 	}
-	f.mu.Unlock()
+	s.say(sayMounted)
+	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); s.say(lines.Text()) {
+		s.set(lines.Text() == sayStall)
+	}
+	s.set(false)
+	_ = mounted.Unmount() // the test has ended without killing us
+}
+
+// server is the state of the server.
+type server struct {
+	mu    sync.Mutex
+	until chan struct{} // closed when it answers again; nil while it does
+	asked bool          // somebody waits
+}
+
+func (s *server) say(what string) { _, _ = fmt.Fprintln(os.Stdout, what) } // to nobody, if the test has ended
+
+func (s *server) set(silent bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.until != nil {
+		close(s.until)
+		s.until = nil
+	}
+	if silent {
+		s.until, s.asked = make(chan struct{}), false
+	}
+}
+
+func (s *server) wait() {
+	s.mu.Lock()
+	until := s.until
+	if until != nil && !s.asked {
+		s.asked = true
+		s.say(sayAsked)
+	}
+	s.mu.Unlock()
 	if until != nil {
 		<-until
 	}
@@ -92,7 +226,7 @@ func (f *FS) wait() {
 // node is a file or folder.
 type node struct {
 	fs.Inode
-	of *FS
+	of *server
 }
 
 var (
