@@ -220,7 +220,7 @@ func (s *Specs) find() (string, error) {
 	if err == nil {
 		return found[0], nil
 	}
-	return driverroot.Find(s.driverRoot) //nolint:wrapcheck // it names the places
+	return driverroot.Find(s.driverRoot, nil) //nolint:wrapcheck // it names the places
 }
 
 // logger hands on what NVIDIA's library says. None of it is for an operator: what matters comes back as an error.

@@ -35,8 +35,14 @@ var folders = []string{
 
 // Find gives the path of the library in the file system at root: where the GPU Operator says, below the root itself, or in the driver's
 // container. The error, which matches fs.ErrNotExist, names the places.
-func Find(root string) (string, error) {
-	said, asked := told(root)
+//
+// It asks for files of the host, any of which may be behind a server that does not answer: it is for a call that is abandoned at a
+// deadline. At is told of each file first, so that whoever abandons it can say where it stands; nil is nobody.
+func Find(root string, at aside.At) (string, error) {
+	if at == nil {
+		at = func(string) {}
+	}
+	said, asked := told(root, at)
 	var places []string
 	if asked {
 		places = append(places, filepath.Join(root, said))
@@ -48,7 +54,8 @@ func Find(root string) (string, error) {
 	}
 	for _, place := range places {
 		for _, folder := range folders {
-			if path := filepath.Join(place, folder, Library); exists(path) {
+			path := filepath.Join(place, folder, Library)
+			if at(path); exists(path) {
 				return path, nil
 			}
 		}
@@ -73,8 +80,10 @@ func (notThere) Is(target error) bool { return target == fs.ErrNotExist }
 
 // told is the driver's root on the host by the GPU Operator's word, which it gives once the driver works. It may say anything, and leads
 // nowhere but below the root.
-func told(root string) (string, bool) {
-	text, err := aside.Bounded(filepath.Join(root, readyFile), longestReady)
+func told(root string, at aside.At) (string, bool) {
+	path := filepath.Join(root, readyFile)
+	at(path)
+	text, err := aside.Bounded(path, longestReady)
 	if err != nil {
 		return "", false
 	}

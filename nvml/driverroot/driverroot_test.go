@@ -45,7 +45,7 @@ func TestTheLibraryIsFoundWhereTheDriverIs(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := host(t, test.files)
-			if got, err := driverroot.Find(root); err != nil || got != filepath.Join(root, test.want) {
+			if got, err := driverroot.Find(root, nil); err != nil || got != filepath.Join(root, test.want) {
 				t.Errorf("found %q, error %v; want %s", got, err, test.want)
 			}
 		})
@@ -58,7 +58,7 @@ func TestAPipeUnderTheNameOfTheOperatorsWordIsNone(t *testing.T) {
 	if err := syscall.Mkfifo(filepath.Join(root, "run/nvidia/validations/driver-ready"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := driverroot.Find(root); err != nil || got != filepath.Join(root, "usr/lib64/libnvidia-ml.so.1") {
+	if got, err := driverroot.Find(root, nil); err != nil || got != filepath.Join(root, "usr/lib64/libnvidia-ml.so.1") {
 		t.Errorf("found %q, error %v", got, err)
 	}
 }
@@ -70,7 +70,7 @@ func TestALibraryThatIsNowhereIsMissedByThePlaces(t *testing.T) {
 		"NVIDIA_DRIVER_ROOT=/":           "; the GPU Operator says that the driver is the host's own, so mount the host's /usr below ROOT, without the component driver-container",
 	} {
 		root := host(t, map[string]string{"run/nvidia/validations/driver-ready": ready})
-		_, err := driverroot.Find(root)
+		_, err := driverroot.Find(root, nil)
 		if !errors.Is(err, fs.ErrNotExist) {
 			t.Fatalf("error %v", err)
 		}

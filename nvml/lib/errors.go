@@ -9,7 +9,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// errMismatch is an ErrNoDriver until Options.judge has found out more.
+// errMismatch is an ErrNoDriver until Driver.judge has found out more.
 var errMismatch = fmt.Errorf("%w: its kernel module and its library are of different versions", nvml.ErrNoDriver)
 
 // check turns a result code into an error that says what was being done, on which GPU, and what callers decide by.

@@ -44,6 +44,7 @@ type Driver struct {
 
 	slot chan struct{} // holds a token while a call is in the library
 	hung atomic.Bool   // that call was given up by its caller, and has not come back yet
+	at   atomic.Value  // path that it is about to open, which may be behind a server that does not answer; empty if there is none
 
 	released atomic.Bool    // nothing may be opened before the next Snapshot
 	waits    sync.WaitGroup // waits for events, which have the library open beside the slot
@@ -89,7 +90,7 @@ func (d *Driver) alone(ctx context.Context, op string, gpu nvml.UUID, f func() e
 		return &nvml.Error{Op: op, GPU: gpu, Err: ctx.Err()}
 	}
 	if d.hung.Load() {
-		return &nvml.Error{Op: op, GPU: gpu, Err: nvml.ErrUnresponsive, Code: "an earlier call has not come back"}
+		return &nvml.Error{Op: op, GPU: gpu, Err: nvml.ErrUnresponsive, Code: "an earlier call has not come back" + d.stands()}
 	}
 	select {
 	case d.slot <- struct{}{}:
@@ -119,15 +120,27 @@ func (d *Driver) alone(ctx context.Context, op string, gpu nvml.UUID, f func() e
 }
 
 func (d *Driver) unanswered(ctx context.Context, op string, gpu nvml.UUID) error {
-	return &nvml.Error{Op: op, GPU: gpu, Err: nvml.ErrUnresponsive, Code: context.Cause(ctx).Error()}
+	return &nvml.Error{Op: op, GPU: gpu, Err: nvml.ErrUnresponsive, Code: context.Cause(ctx).Error() + d.stands()}
+}
+
+// isAt notes what is about to be opened.
+func (d *Driver) isAt(path string) { d.at.Store(path) }
+
+// stands says, for the end of an error, at which file the call in the library is; empty if it is at none.
+func (d *Driver) stands() string {
+	if path, _ := d.at.Load().(string); path != "" {
+		return "; it stands at " + path
+	}
+	return ""
 }
 
 // inside runs an operation for the holder of the slot.
 func (d *Driver) inside(ctx context.Context, op string, f func(context.Context, *session) error) error {
+	defer d.isAt("")
 	if d.session == nil {
 		s, err := d.open()
 		if err != nil {
-			return d.options.judge(err)
+			return d.judge(err)
 		}
 		d.session = s
 	}
@@ -137,15 +150,16 @@ func (d *Driver) inside(ctx context.Context, op string, f func(context.Context, 
 		d.session.close()
 		d.session = nil
 	}
-	return d.options.judge(err)
+	return d.judge(err)
 }
 
 // open loads and initialises the library.
 func (d *Driver) open() (*session, error) {
-	path, err := d.options.find()
+	path, err := d.find()
 	if err != nil {
 		return nil, &nvml.Error{Op: "looking for NVIDIA's library", Err: err}
 	}
+	d.isAt(path)
 	// go-nvml binds functions once for the life of the process: the library must never be unmapped under them.
 	if err := dl.New(path, dl.RTLD_LAZY|dl.RTLD_GLOBAL|dl.RTLD_NODELETE).Open(); err != nil {
 		return nil, &nvml.Error{
@@ -154,6 +168,7 @@ func (d *Driver) open() (*session, error) {
 		}
 	}
 	remember(path)
+	d.isAt("")
 	lib := nv.New(nv.WithLibraryPath(path))
 	if err := check("initialising NVIDIA's library", "", lib.Init()); err != nil {
 		return nil, err
@@ -163,15 +178,19 @@ func (d *Driver) open() (*session, error) {
 }
 
 // find gives the path of the library, or its bare name for the dynamic loader to look up.
-func (o Options) find() (string, error) {
+func (d *Driver) find() (string, error) {
+	o := d.options
 	if o.Library != "" {
 		return o.Library, nil
 	}
 	own := o.DriverRoot == "" || filepath.Clean(o.DriverRoot) == "/"
-	if own && dl.New(libraryName, dl.RTLD_LAZY).Open() == nil {
-		return libraryName, nil
+	if own {
+		d.isAt("the dynamic loader's search for " + libraryName)
+		if dl.New(libraryName, dl.RTLD_LAZY).Open() == nil {
+			return libraryName, nil
+		}
 	}
-	path, err := driverroot.Find(cmp.Or(o.DriverRoot, "/"))
+	path, err := driverroot.Find(cmp.Or(o.DriverRoot, "/"), d.isAt)
 	switch {
 	case err == nil:
 		return path, nil

@@ -73,8 +73,8 @@ func exists(path string) bool {
 
 // judge decides what a mismatch of versions means. With another file where the library was, the new driver is complete, and
 // a new process will work with it. With the same file, or none, the driver is just being replaced.
-func (o Options) judge(err error) error {
-	if !errors.Is(err, errMismatch) || !o.replaced() {
+func (d *Driver) judge(err error) error {
+	if !errors.Is(err, errMismatch) || !d.replaced() {
 		return err
 	}
 	e := new(nvml.Error)
@@ -83,20 +83,22 @@ func (o Options) judge(err error) error {
 }
 
 // replaced reports whether the library that is found now is another file than the one that is mapped.
-func (o Options) replaced() bool {
+func (d *Driver) replaced() bool {
 	mapped.mu.Lock()
 	defer mapped.mu.Unlock()
-	place, err := o.find()
+	place, err := d.find()
 	if err != nil || mapped.file == nil {
 		return false
 	}
 	if place == libraryName { // to the loader it is the one that it has loaded before, wherever that name leads now
-		if place = mapped.place; !exists(place) {
-			if place, err = driverroot.Find("/"); err != nil {
+		place = mapped.place
+		if d.isAt(place); !exists(place) {
+			if place, err = driverroot.Find("/", d.isAt); err != nil {
 				return false // there is no other file
 			}
 		}
 	}
+	d.isAt(place)
 	now, err := os.Stat(place)
 	return err == nil && !os.SameFile(now, mapped.file)
 }
