@@ -109,8 +109,8 @@ func (a *Agent) evidence(ctx context.Context) evidence {
 		e.verdicts = a.evictable(ctx, e)
 		e.processes = e.strangers()
 	}
-	if e.bootless != nil {
-		e.unseen = append(e.unseen, e.bootless.Error())
+	if e.bootErr != nil {
+		e.unseen = append(e.unseen, e.bootErr.Error())
 	}
 	if e.blind != nil {
 		e.unseen = append(e.unseen, e.blind.Error())

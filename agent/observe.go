@@ -31,7 +31,7 @@ import (
 type observed struct {
 	node      *corev1.Node
 	boot      string // of the host, by its kernel; empty if that is not known
-	bootless  error  // why it is not
+	bootErr   error  // why it is not
 	journal   *Journal
 	upgraded  string // label that says that the driver is being upgraded
 	forged    bool   // the node has a journal that this host's agent did not write for it

@@ -30,8 +30,8 @@ const (
 	maxRebootsUndo = 2
 )
 
-// observeBoot looks which boot of the host this is. A host that does not say so any more has not been rebooted, since this process runs;
-// where it never did, nothing is taken for a reboot.
+// observeBoot reads the host's boot id. If it can no longer be read, the last one still holds, since a reboot would have ended this process.
+// If it was never read, the agent takes nothing for a reboot.
 func (a *Agent) observeBoot(ctx context.Context, seen *observed) {
 	call, cancel := context.WithTimeout(ctx, hostTimeout)
 	defer cancel()
@@ -45,16 +45,16 @@ func (a *Agent) observeBoot(ctx context.Context, seen *observed) {
 	}
 	a.boot, a.bootTrouble = cmp.Or(boot, a.boot), text
 	if seen.boot = a.boot; seen.boot == "" {
-		seen.bootless = err
+		seen.bootErr = err
 	}
 }
 
-// bootUnknown says, for the end of a message, why no reboot would be noticed; empty if one would.
-func (s observed) bootUnknown() string {
-	if s.bootless == nil {
+// unnoticedReboots says, for the end of a message, why no reboot would be noticed; empty if one would.
+func (s observed) unnoticedReboots() string {
+	if s.bootErr == nil {
 		return ""
 	}
-	return "; a reboot of this host would not be noticed: " + s.bootless.Error()
+	return "; a reboot of this host would not be noticed: " + s.bootErr.Error()
 }
 
 // observeReboots looks which mode changes take a reboot here, and what is known of one.
@@ -151,8 +151,8 @@ func (a *Agent) mayReboot(ctx context.Context, seen observed, want wish) error {
 	}
 	var err error
 	switch {
-	case seen.bootless != nil:
-		err = fmt.Errorf("the host is not rebooted for it: %w", seen.bootless)
+	case seen.bootErr != nil:
+		err = fmt.Errorf("the host is not rebooted for it: %w", seen.bootErr)
 	case a.settings.Reboot.Policy == config.RebootNever:
 		err = plan.ErrNeedsReboot
 	case !slices.Contains(seen.journal.Reboots, seen.boot) && len(seen.journal.Reboots) >= limit:
@@ -172,15 +172,15 @@ func (a *Agent) mayReboot(ctx context.Context, seen observed, want wish) error {
 // node ends the step.
 func (a *Agent) reboot(ctx context.Context, seen observed, want wish) error {
 	j := *seen.journal
-	inTheDark := seen.bootless != nil && len(j.Reboots) > 0
-	if inTheDark || slices.Contains(j.Reboots, seen.boot) {
+	bootUnknown := seen.bootErr != nil && len(j.Reboots) > 0
+	if bootUnknown || slices.Contains(j.Reboots, seen.boot) {
 		if a.clock.Since(j.RebootAsked) > a.settings.Timeouts.Reboot {
 			return &Failure{
 				Wish: want.fingerprint, Reason: config.ReasonNeedsReboot,
 				Message: fmt.Sprintf("the node has not been rebooted in the %s since that was asked for", a.settings.Timeouts.Reboot),
 			}
 		}
-		if a.rebooting || inTheDark || a.settings.Reboot.Policy != config.RebootSelf {
+		if a.rebooting || bootUnknown || a.settings.Reboot.Policy != config.RebootSelf {
 			return a.awaitReboot(j)
 		}
 	}

@@ -75,7 +75,7 @@ func (a *Agent) conclude(ctx context.Context, seen observed, want wish, steps []
 		d = decision{reason: d.failure.Reason, message: d.failure.Message, after: a.settings.Retry.Longest, stalled: true}
 	}
 	r := reportOf(seen, want, steps, err, d)
-	r.message = legible.Message(r.message+a.tellDropped(seen)+a.unitsDown()+seen.bootUnknown()+a.tellWindow(seen, want, d.planned), legible.Longest)
+	r.message = legible.Message(r.message+a.tellDropped(seen)+a.unitsDown()+seen.unnoticedReboots()+a.tellWindow(seen, want, d.planned), legible.Longest)
 	r.blockers, r.drain, r.planned, r.left = d.blockers, drainOf(seen, first), d.planned, stepsLeft(steps, err)
 	a.metrics.reported(r)
 	a.removeGhosts(ctx, seen, err == nil && len(steps) == 0)

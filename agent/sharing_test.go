@@ -485,13 +485,7 @@ func TestAConfigThatALabelNamesStaysWhileTheGPUsAreCut(t *testing.T) {
 		w.settings.DevicePlugin.ConfigMap = config.ConfigMapName{Namespace: "gpuslice", Name: "device-plugin-config"}
 		w.shares()
 		w.presents(config.MIGStrategyMixed)
-		_, err := w.client.CoreV1().ConfigMaps("gpuslice").Create(t.Context(), &corev1.ConfigMap{
-			ObjectMeta: metav1.ObjectMeta{Name: "device-plugin-config", Namespace: "gpuslice"},
-			Data:       map[string]string{"plain": "version: v1\n"},
-		}, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		w.setPluginConfigs("gpuslice", "device-plugin-config", map[string]string{"plain": "version: v1\n"})
 		w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelDevicePluginConfig, "plain") })
 		for _, name := range []string{"all-disabled", "all-1g.10gb", "all-balanced"} {
 			w.label(name)
@@ -517,22 +511,17 @@ func TestARequestIsAnsweredWithTheLabelsThatTheNodeHas(t *testing.T) {
 		w.settings.DevicePlugin.ConfigMap = config.ConfigMapName{Namespace: "gpuslice", Name: "device-plugin-config"}
 		w.shares()
 		w.presents(config.MIGStrategyMixed)
-		_, err := w.client.CoreV1().ConfigMaps("gpuslice").Create(t.Context(), &corev1.ConfigMap{
-			ObjectMeta: metav1.ObjectMeta{Name: "device-plugin-config", Namespace: "gpuslice"},
-			Data: map[string]string{
-				"plain": "version: v1\n",
-				"two":   "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n",
-			},
-		}, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		w.setPluginConfigs("gpuslice", "device-plugin-config", map[string]string{
+			"plain": "version: v1\n",
+			"two":   "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n",
+		})
 		key := config.LabelDevicePluginConfig
 		w.settle(config.ReasonNoWish)
 		if given := w.ask(key + "=two"); given.Refused != "" || len(given.Steps) == 0 {
 			t.Errorf("where nothing is asked for: %+v", given)
 		}
-		if given := w.ask(key + "=three"); !strings.Contains(given.Refused, "three") {
+		const keys = "=three: ConfigMap gpuslice/device-plugin-config has no such key; it has plain; two"
+		if given := w.ask(key + "=three"); !strings.Contains(given.Refused, keys) {
 			t.Errorf("a key that is not there: %+v", given)
 		}
 		w.withdraw()

@@ -4,7 +4,10 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/config"
 )
@@ -16,7 +19,7 @@ const unpickedFor = 5 * time.Minute
 // unpicked is what was found at the last look for configs of the device plugin that nothing asks for.
 type unpicked struct {
 	at      time.Time
-	plugins int // pods of the device plugin that were here then: one that comes may have configs
+	plugins string // UIDs of the device plugin's pods that were here then: one that comes may have configs
 	text    string
 }
 
@@ -24,7 +27,7 @@ type unpicked struct {
 // are none, or if it has one. Who has written a config and sees no replicas has named it nowhere.
 func (a *Agent) unpickedConfigs(ctx context.Context, seen *observed) string {
 	now := a.clock.Now()
-	plugins := len(seen.operands)
+	plugins := uids(seen.operands)
 	if a.unpicked.at.IsZero() || a.unpicked.plugins != plugins || now.Sub(a.unpicked.at) >= unpickedFor || now.Before(a.unpicked.at) {
 		a.unpicked = unpicked{at: now, plugins: plugins, text: a.lookForConfigs(ctx, seen)}
 	}
@@ -64,4 +67,14 @@ func (a *Agent) lookForConfigs(ctx context.Context, seen *observed) string {
 func (m *configManager) picksOne() bool {
 	_, named := m.files[fallbackNameKey]
 	return slices.Contains(m.otherwise, fallbackNamed) && named || slices.Contains(m.otherwise, fallbackSingle) && len(m.files) == 1
+}
+
+// uids are those of the pods, in one text.
+func uids(pods []corev1.Pod) string {
+	all := make([]string, len(pods))
+	for i := range pods {
+		all[i] = string(pods[i].UID)
+	}
+	slices.Sort(all)
+	return strings.Join(all, " ")
 }

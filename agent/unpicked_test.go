@@ -77,7 +77,6 @@ func TestConfigsOfThePluginThatNothingAsksForAreNamed(t *testing.T) {
 					w.manage()
 				}
 				w.within(5, nil, func() bool { return len(w.offered) > 0 })
-				w.restart() // what it has seen before the plugin came is forgotten
 				c := w.settle(config.ReasonNoWish)
 				said := w.agent.Diagnose(t.Context(), true).String()
 				for _, label := range []string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig} {

@@ -4,9 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"net/http/httptest"
-	"net/http/httputil"
-	"net/url"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -17,54 +14,32 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/rest"
 
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/test/cluster"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
 )
 
-// gate stands between the agent and the API server, and counts what the agent asks.
-type gate struct {
+// traffic is what the agent asks the API server for.
+type traffic struct {
 	asked  atomic.Int64
 	failed atomic.Int64
-	fails  atomic.Bool // every second request from now on
+	// failsHalf has every second request fail.
+	failsHalf atomic.Bool
 }
 
-// through has the next agent reach the API server by a gate.
-func (r *rig) through() *gate {
+// counted has the next agent reach the API server by a proxy that counts.
+func (r *rig) counted() *traffic {
 	r.t.Helper()
-	transport, err := rest.TransportFor(r.account)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	to, err := url.Parse(r.account.Host)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	g := &gate{}
-	onward := &httputil.ReverseProxy{
-		Transport: transport, FlushInterval: -1, // watches are answered bit by bit
-		Rewrite: func(p *httputil.ProxyRequest) { p.SetURL(to) },
-	}
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
-		if n := g.asked.Add(1); g.fails.Load() && n%2 == 0 {
-			g.failed.Add(1)
+	t := &traffic{}
+	r.behind(func(onward http.Handler, w http.ResponseWriter, request *http.Request) {
+		if n := t.asked.Add(1); t.failsHalf.Load() && n%2 == 0 {
+			t.failed.Add(1)
 			http.Error(w, "no upstream", http.StatusServiceUnavailable)
 			return
 		}
 		onward.ServeHTTP(w, request)
-	}))
-	r.t.Cleanup(func() {
-		if r.agents.running != nil {
-			r.kill() // it would watch on
-		}
-		server.Close()
 	})
-	if err := cluster.WriteKubeconfig(r.agents.kubeconfig, &rest.Config{Host: server.URL}); err != nil {
-		r.t.Fatal(err)
-	}
-	return g
+	return t
 }
 
 // annotate merges annotations into the node's. That there is no room for them is told.
@@ -122,19 +97,19 @@ func (r *rig) fill() {
 
 // Promises 14 and 16. Whoever may patch nodes, and an API server in trouble, make a change slower and dearer, and it ends all the same.
 // The table of README.md has the figures.
-func TestAChangeEndsWhateverGoesOnAroundIt(t *testing.T) {
+func TestAChangeEndsDespiteOthersWritesAndAFailingAPIServer(t *testing.T) {
 	t.Parallel()
-	for name, trouble := range map[string]func(r *rig, g *gate) (mend func() string){
-		"nothing goes on": func(*rig, *gate) func() string { return func() string { return "" } },
-		"50 annotations a second": func(r *rig, _ *gate) func() string {
+	for name, trouble := range map[string]func(r *rig, all *traffic) (mend func() string){
+		"undisturbed": func(*rig, *traffic) func() string { return func() string { return "" } },
+		"50 annotations a second": func(r *rig, _ *traffic) func() string {
 			end := r.storm()
 			return func() string { return fmt.Sprintf(", %d writes of others", end()) }
 		},
-		"half of all requests fail": func(_ *rig, g *gate) func() string {
-			g.fails.Store(true)
-			return func() string { return fmt.Sprintf(", of which %d failed", g.failed.Load()) }
+		"half of all requests fail": func(_ *rig, all *traffic) func() string {
+			all.failsHalf.Store(true)
+			return func() string { return fmt.Sprintf(", of which %d failed", all.failed.Load()) }
 		},
-		"annotations are full": func(r *rig, _ *gate) func() string { // before it begins, nothing could be noted, so nothing would be begun
+		"annotations are full": func(r *rig, _ *traffic) func() string { // before it begins, nothing could be noted, so nothing would be begun
 			r.await("the journal", func(n *corev1.Node) bool { return n.Annotations[config.AnnotationJournal] != "" })
 			r.fill()
 			return func() string { return "" }
@@ -146,14 +121,14 @@ func TestAChangeEndsWhateverGoesOnAroundIt(t *testing.T) {
 			r.awaitOffered("nvidia.com/gpu", 2)
 			namespace := clustertest.Namespace(t)
 			r.user(namespace, "train", nil)
-			g := r.through()
+			all := r.counted()
 			p := r.run()
 			r.awaitReason(config.ReasonNoWish)
-			began, asked := time.Now(), g.asked.Load()
+			began, asked := time.Now(), all.asked.Load()
 			r.label(config.LabelMIGConfig, "all-balanced")
-			mend := trouble(r, g)
+			mend := trouble(r, all)
 			n := r.awaitConverged("all-balanced")
-			took, requests := time.Since(began), g.asked.Load()-asked
+			took, requests := time.Since(began), all.asked.Load()-asked
 			t.Logf("%.1f s, %d requests%s, at most %d MiB", took.Seconds(), requests, mend(), r.resident(p, "VmHWM")>>10)
 			r.givenBack(n)
 		})

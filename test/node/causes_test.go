@@ -519,19 +519,8 @@ func (r *rig) awaitGivenUp(reason config.Reason, says ...string) *corev1.Node {
 // as it would be.
 func (r *rig) behindALiar() *atomic.Int32 {
 	r.t.Helper()
-	transport, err := rest.TransportFor(r.account)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	server, err := url.Parse(r.account.Host)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	honest := &httputil.ReverseProxy{
-		Rewrite: func(p *httputil.ProxyRequest) { p.SetURL(server) }, Transport: transport, FlushInterval: -1,
-	}
 	lies := &atomic.Int32{}
-	liar := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
+	r.behind(func(onward http.Handler, w http.ResponseWriter, request *http.Request) {
 		body, err := io.ReadAll(request.Body)
 		if err != nil {
 			return // the agent has given it up
@@ -543,18 +532,36 @@ func (r *rig) behindALiar() *atomic.Int32 {
 			query.Set("dryRun", metav1.DryRunAll)
 			request.URL.RawQuery = query.Encode()
 		}
-		honest.ServeHTTP(w, request)
-	}))
+		onward.ServeHTTP(w, request)
+	})
+	return lies
+}
+
+// behind has the next agent reach the API server by way of serve, which has a request answered by onward.
+func (r *rig) behind(serve func(onward http.Handler, w http.ResponseWriter, request *http.Request)) {
+	r.t.Helper()
+	transport, err := rest.TransportFor(r.account)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	to, err := url.Parse(r.account.Host)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	onward := &httputil.ReverseProxy{
+		Transport: transport, FlushInterval: -1, // watches are answered bit by bit
+		Rewrite: func(p *httputil.ProxyRequest) { p.SetURL(to) },
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) { serve(onward, w, request) }))
 	r.t.Cleanup(func() {
 		if r.agents.running != nil {
 			r.kill() // it would watch on
 		}
-		liar.Close()
+		server.Close()
 	})
-	if err := cluster.WriteKubeconfig(r.agents.kubeconfig, &rest.Config{Host: liar.URL}); err != nil {
+	if err := cluster.WriteKubeconfig(r.agents.kubeconfig, &rest.Config{Host: server.URL}); err != nil {
 		r.t.Fatal(err)
 	}
-	return lies
 }
 
 // geometry is how the GPUs are cut.
