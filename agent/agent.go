@@ -10,7 +10,6 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -349,7 +348,7 @@ func (a *Agent) clearAway(ctx context.Context, seen *observed, want wish, err er
 // calledOff reports whether somebody has lifted our cordon while pods and GPUs are still to be touched. After that it hurts
 // nobody: what is left is proof. What was asked for since is not meant by it, and gets a cordon of its own.
 func (a *Agent) calledOff(seen observed, want wish, steps []plan.Step) bool {
-	changes := disrupts(steps) || slices.ContainsFunc(steps, func(s plan.Step) bool { return s.Kind == plan.Create })
+	changes := plan.Disrupts(steps) || plan.Has(steps, plan.Create)
 	return a.settingsFor(want).Drain.OnUncordon == config.UncordonCancel && seen.uncordoned() && changes && !seen.other(want) && !seen.givenUp(want)
 }
 

@@ -484,9 +484,7 @@ func (e evidence) stepsLeft() string {
 
 // draining reports whether something has to happen before a GPU is touched.
 func (e evidence) draining() bool {
-	return slices.ContainsFunc(e.steps, func(s plan.Step) bool {
-		return s.Kind == plan.Fence || s.Kind == plan.Evict || s.Kind == plan.PauseOperands || s.Kind == plan.StopUnits
-	})
+	return plan.Any(e.steps, func(t plan.Traits) bool { return t.Drains })
 }
 
 func budgetCommand(v drain.Verdict) string {

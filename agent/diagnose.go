@@ -365,7 +365,7 @@ func (e evidence) places() map[nvml.UUID]int {
 
 // evicts reports whether pods have to leave.
 func (e evidence) evicts() bool {
-	return slices.ContainsFunc(e.steps, func(s plan.Step) bool { return s.Kind == plan.Evict })
+	return plan.Has(e.steps, plan.Evict)
 }
 
 // deadline is when the last of the pods has to have left. What a rule or the mode lets a pod wait comes before its time.

@@ -165,6 +165,22 @@ func (a *Agent) mustSee(seen observed, want wish, step plan.Step) error {
 	return wait
 }
 
+// pauseOperands sends operands away: one by its label, or those that the fence keeps away.
+func (a *Agent) pauseOperands(ctx context.Context, w work) error {
+	if w.step.Label == "" {
+		return a.evict(ctx, w.seen, w.want, w.steps)
+	}
+	return a.pauseOperand(ctx, w.seen, w.want, w.step)
+}
+
+// resumeOperands brings them back.
+func (a *Agent) resumeOperands(ctx context.Context, w work) error {
+	if w.step.Label == "" {
+		return a.resume(ctx, w.seen)
+	}
+	return a.resumeOperand(ctx, w.seen, w.step)
+}
+
 // pauseOperand sends an operand away by its label, and waits for its pods. The journal has the label's former value.
 func (a *Agent) pauseOperand(ctx context.Context, seen observed, want wish, step plan.Step) error {
 	if seen.node.Labels[step.Label] != fence.PausedValue {

@@ -18,9 +18,11 @@ import (
 )
 
 // change performs a step on a GPU. A step that comes back again and again although it succeeds is a failure.
-func (a *Agent) change(ctx context.Context, seen observed, want wish, step plan.Step) error {
+func (a *Agent) change(
+	ctx context.Context, seen observed, want wish, step plan.Step, into func(*Agent, context.Context, plan.Step) error,
+) error {
 	if n := a.done[step.String()]; n >= a.settings.Retry.NoEffect {
-		if givesPersistence(step) {
+		if step.Kind == plan.RestorePersistence { // a change that is finished is not undone, and no node is kept, for want of it
 			return a.forgoPersistence(ctx, seen, step, fmt.Errorf("%s reported success %d times and had no effect", step, n))
 		}
 		return &Failure{
@@ -28,7 +30,7 @@ func (a *Agent) change(ctx context.Context, seen observed, want wish, step plan.
 			Message: fmt.Sprintf("%s reported success %d times and had no effect, or somebody else undoes it", step, n),
 		}
 	}
-	if !want.undo && (step.Kind == plan.Destroy || step.Kind == plan.Reset || step.Kind == plan.SetMode) {
+	if !want.undo && step.Traits().HoldersKnown {
 		if err := a.mustSee(seen, want, step); err != nil {
 			return err
 		}
@@ -42,13 +44,13 @@ func (a *Agent) change(ctx context.Context, seen observed, want wish, step plan.
 	if err != nil {
 		return err
 	}
-	err = a.drive(ctx, step)
+	err = a.drive(ctx, step, into)
 	release()
 	switch {
 	case err == nil:
 		a.done[step.String()]++
 		return nil
-	case givesPersistence(step):
+	case step.Kind == plan.RestorePersistence:
 		return a.persistenceRefused(ctx, seen, step, err)
 	case errors.Is(err, nvml.ErrInUse):
 		return a.heldBy(ctx, seen, step, err)
@@ -58,29 +60,24 @@ func (a *Agent) change(ctx context.Context, seen observed, want wish, step plan.
 }
 
 // drive makes the one call into the driver.
-func (a *Agent) drive(ctx context.Context, step plan.Step) error {
+func (a *Agent) drive(ctx context.Context, step plan.Step, into func(*Agent, context.Context, plan.Step) error) error {
 	call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.DriverCall)
 	defer cancel()
-	switch {
-	case step.OnPart() && step.Kind == plan.Destroy:
-		return a.driver.DestroyPart(call, step.GPU, step.Instance, step.Part)
-	case step.OnPart():
-		return a.driver.CreatePart(call, step.GPU, step.Instance, step.Part)
+	return into(a, call, step)
+}
+
+func (a *Agent) destroy(ctx context.Context, step plan.Step) error {
+	if step.OnPart() {
+		return a.driver.DestroyPart(ctx, step.GPU, step.Instance, step.Part)
 	}
-	switch step.Kind {
-	case plan.SetMode:
-		return a.driver.SetMode(call, step.GPU, step.On)
-	case plan.SetPersistence:
-		return a.driver.SetPersistence(call, step.GPU, step.On)
-	case plan.SetComputeMode:
-		return a.driver.SetComputeMode(call, step.GPU, nvml.ComputeDefault)
-	case plan.Reset:
-		return a.driver.Reset(call, step.GPU)
-	case plan.Destroy:
-		return a.driver.Destroy(call, step.GPU, step.Instance)
-	default:
-		return a.driver.Create(call, step.GPU, step.Instance)
+	return a.driver.Destroy(ctx, step.GPU, step.Instance)
+}
+
+func (a *Agent) create(ctx context.Context, step plan.Step) error {
+	if step.OnPart() {
+		return a.driver.CreatePart(ctx, step.GPU, step.Instance, step.Part)
 	}
+	return a.driver.Create(ctx, step.GPU, step.Instance)
 }
 
 // logindRetry is the pause before asking a logind again that has not answered in hostTimeout. Each step of a change asks,
@@ -169,10 +166,6 @@ func inTheWay(i nvml.Instance, step plan.Step) []nvml.Process {
 	}
 	return i.Processes
 }
-
-// givesPersistence reports whether the step gives persistence mode back. A change that is finished is not undone, and no
-// node is kept, for want of it.
-func givesPersistence(step plan.Step) bool { return step.Kind == plan.SetPersistence && step.On }
 
 // persistenceRefused lets it be tried again until the budget is used up. All errors use it up but those that a driver
 // gives which is not there, or is another one: then everything has to wait.

@@ -57,53 +57,22 @@ func (a *Agent) execute(ctx context.Context, seen observed, want wish, steps []p
 	return err
 }
 
-// perform is what each kind of step does.
+// perform is what the kind of the first step does.
 func (a *Agent) perform(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
 	step := steps[0]
-	if (step.TouchesGPU() || step.Kind == plan.WriteSharing) && !want.undo && a.touchedAt.IsZero() && !seen.touched() {
-		a.touchedAt = a.clock.Now()
-	}
-	switch step.Kind {
-	case plan.Record, plan.Adopt:
-		return a.record(ctx, seen, want, steps)
-	case plan.AcquireSlot, plan.ReleaseSlot:
-		return a.takeTurns(ctx, seen, want, steps)
-	case plan.Fence:
-		return a.raise(ctx, seen, want, steps)
-	case plan.Evict, plan.RestartOperands:
-		return a.evict(ctx, seen, want, steps)
-	case plan.PauseOperands, plan.ResumeOperands, plan.StopUnits, plan.StartUnits:
-		return a.operate(ctx, seen, want, steps)
-	case plan.SetMode, plan.SetPersistence, plan.SetComputeMode, plan.Reset, plan.Destroy, plan.Create:
-		return a.change(ctx, seen, want, step)
-	case plan.Park, plan.AskReboot, plan.Reboot:
-		return a.towardsReboot(ctx, seen, want, step)
-	case plan.WriteSharing, plan.ReloadPlugin:
-		return a.handOver(ctx, seen, want, step)
-	default:
-		return a.conclusion(ctx, seen, want, step)
-	}
-}
-
-// conclusion is what each kind of step does that comes when the hardware and the device plugin are as they shall be.
-func (a *Agent) conclusion(ctx context.Context, seen observed, want wish, step plan.Step) error {
-	switch step.Kind {
-	case plan.PublishNodeKeys:
-		return a.publish(ctx, seen, *want.keys)
-	case plan.RegenerateCDI:
-		return a.regenerate(ctx, seen.gpus)
-	case plan.VerifyCapacity:
-		return a.awaitCapacity(ctx, seen, want, step)
-	case plan.Release:
-		return a.release(ctx, seen, want)
-	default:
+	perform := executors[step.Kind]
+	if perform == nil {
 		return &Stalled{Reason: config.ReasonHardwareFailure, Message: fmt.Sprintf("no way to perform step %q", step.Kind)}
 	}
+	if step.Traits().ReachesTarget && !want.undo && a.touchedAt.IsZero() && !seen.touched() {
+		a.touchedAt = a.clock.Now()
+	}
+	return perform(a, ctx, work{seen: seen, want: want, step: step, steps: steps})
 }
 
 // waitOf is by what the wait for a step is known: the pods of all operands together, else each step for itself.
 func waitOf(step plan.Step) string {
-	if step.Kind == plan.PauseOperands || step.Kind == plan.Evict {
+	if step.Traits().WaitsAsOne {
 		return string(step.Kind)
 	}
 	return step.String()
@@ -132,14 +101,9 @@ func (a *Agent) deadline(seen observed, want wish, step plan.Step) time.Time {
 	return until
 }
 
-// taking reports whether the step takes something away that succeeds at once, and that somebody else may bring back at once.
-func taking(step plan.Step) bool {
-	return step.Kind == plan.Fence || step.Kind == plan.PauseOperands || step.Kind == plan.StopUnits || step.Kind == plan.PublishNodeKeys
-}
-
 // succeeded counts the successes of steps that are bounded by inVain.
 func (a *Agent) succeeded(step plan.Step) {
-	if taking(step) {
+	if step.Traits().Repeatable {
 		a.done[step.String()]++
 	}
 }
@@ -147,7 +111,7 @@ func (a *Agent) succeeded(step plan.Step) {
 // inVain ends a change that somebody else undoes as often as it goes a step on. On the way back it is tried again, but ever less often.
 func (a *Agent) inVain(want wish, step plan.Step) error {
 	n := a.done[step.String()]
-	if !taking(step) || n < a.settings.Retry.NoEffect {
+	if !step.Traits().Repeatable || n < a.settings.Retry.NoEffect {
 		return nil
 	}
 	text := fmt.Sprintf("%s succeeded %d times and had no effect, or somebody else undoes it", step, n)
@@ -156,25 +120,6 @@ func (a *Agent) inVain(want wish, step plan.Step) error {
 		return errors.New(text)
 	}
 	return &Failure{Wish: want.fingerprint, Reason: config.ReasonStepHadNoEffect, Message: text}
-}
-
-// operate sends away what is in the way and is to come back, or brings it back: units of the host, and operands, by their label or
-// by the fence.
-func (a *Agent) operate(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
-	switch step := steps[0]; {
-	case step.Kind == plan.StopUnits:
-		return a.stopUnit(ctx, seen, want, step)
-	case step.Kind == plan.StartUnits:
-		return a.startUnit(ctx, seen, step)
-	case step.Label == "" && step.Kind == plan.PauseOperands:
-		return a.evict(ctx, seen, want, steps)
-	case step.Label == "":
-		return a.resume(ctx, seen)
-	case step.Kind == plan.PauseOperands:
-		return a.pauseOperand(ctx, seen, want, step)
-	default:
-		return a.resumeOperand(ctx, seen, step)
-	}
 }
 
 // regenerate writes the CDI specs anew.

@@ -51,3 +51,9 @@ func (a *Agent) NextStep(ctx context.Context) plan.Kind {
 func (a *Agent) Settle(ctx context.Context, rest time.Duration) time.Duration {
 	return a.settle(ctx, rest)
 }
+
+// Performs reports whether there is an executor for the kind of step, and how people are told of it.
+func Performs(kind plan.Kind) (performed bool, reason config.Reason, phase Phase) {
+	p := progresses[kind]
+	return executors[kind] != nil, p.reason, p.phase
+}

@@ -21,7 +21,7 @@ import (
 // record writes the journal without a fence: for a change that disrupts nobody, to add to a journal that stands, or for what
 // an agent has left without one.
 func (a *Agent) record(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
-	if !want.undo && !seen.disturbed() && disrupts(steps) {
+	if !want.undo && !seen.disturbed() && plan.Disrupts(steps) {
 		if err := a.preflight(ctx, seen, want, steps); err != nil {
 			return err
 		}
@@ -43,18 +43,6 @@ func (a *Agent) record(ctx context.Context, seen observed, want wish, steps []pl
 		a.eventf(seen.node, corev1.EventTypeWarning, config.ReasonRecovering, "found without a journal, and to be given back: %s", left)
 	}
 	return nil
-}
-
-// disrupts reports whether the steps take something away, of pods or of the host.
-func disrupts(steps []plan.Step) bool {
-	return slices.ContainsFunc(steps, func(s plan.Step) bool {
-		switch s.Kind {
-		case plan.Evict, plan.PauseOperands, plan.StopUnits:
-			return true
-		default:
-			return s.TouchesGPU() && s.Kind != plan.Create && s.Kind != plan.SetComputeMode && !givesPersistence(s)
-		}
-	})
 }
 
 // raise fences the node, once it is known that the pods that must leave may do so. A node that cannot be drained stays
@@ -231,7 +219,7 @@ func (a *Agent) journal(seen observed, want wish, steps []plan.Step) (*Journal, 
 		j.Wish = want.fingerprint
 	}
 	for _, gpu := range seen.gpus {
-		if slices.ContainsFunc(steps, func(s plan.Step) bool { return s.GPU == gpu.UUID && cutsAnew([]plan.Step{s}) }) {
+		if slices.ContainsFunc(steps, func(s plan.Step) bool { return s.GPU == gpu.UUID && s.Traits().ShapesPlugin }) {
 			j.note(gpu)
 		}
 	}
@@ -245,12 +233,13 @@ func (a *Agent) journal(seen observed, want wish, steps []plan.Step) (*Journal, 
 // notePlugin adds what the steps will change of the device plugin: what it has read of the GPUs, and its config.
 func (a *Agent) notePlugin(j *Journal, seen observed, steps []plan.Step) error {
 	j.Strategy = seen.toldStrategy()
+	shapes := plan.Any(steps, func(t plan.Traits) bool { return t.ShapesPlugin })
 	for _, pod := range seen.operands {
-		if cutsAnew(steps) && !j.ranBefore(string(pod.UID)) {
+		if shapes && !j.ranBefore(string(pod.UID)) {
 			j.Operands = append(j.Operands, string(pod.UID))
 		}
 	}
-	changes := slices.ContainsFunc(steps, func(s plan.Step) bool { return s.Kind == plan.WriteSharing })
+	changes := plan.Has(steps, plan.WriteSharing)
 	if seen.plugin.way == "" || j.Plugin != nil && (!j.Plugin.Stays || !changes) {
 		return nil
 	}
@@ -261,11 +250,6 @@ func (a *Agent) notePlugin(j *Journal, seen observed, steps []plan.Step) error {
 	former.Stays = !changes
 	j.Plugin = former
 	return nil
-}
-
-// cutsAnew reports whether the steps change what the device plugin reads when it starts, and never again.
-func cutsAnew(steps []plan.Step) bool {
-	return slices.ContainsFunc(steps, func(s plan.Step) bool { return s.TouchesGPU() && s.Kind != plan.SetComputeMode })
 }
 
 // owe notes what the steps take from operands and units, and what an agent has left on the node without a journal.

@@ -60,11 +60,11 @@ func (a *Agent) gate(ctx context.Context, seen *observed, want wish, steps []pla
 // registered is nobody yet, and nobody is served by GPUs that have lost what they had, as at a reboot.
 func disturbs(seen observed, want wish, steps []plan.Step) bool {
 	// As long as kubelet is silent, everybody may be on it, and preflight waits.
-	fresh := seen.startup != nil && (seen.deaf != nil || !evicts(steps)) || seen.journal != nil && seen.journal.Startup != nil
-	if fresh || seen.restores(want) && !evicts(steps) {
+	fresh := seen.startup != nil && (seen.deaf != nil || !plan.Has(steps, plan.Evict)) || seen.journal != nil && seen.journal.Startup != nil
+	if fresh || seen.restores(want) && !plan.Has(steps, plan.Evict) {
 		return false
 	}
-	return disrupts(steps) || slices.ContainsFunc(steps, func(s plan.Step) bool { return s.Kind == plan.Fence })
+	return plan.Disrupts(steps) || plan.Has(steps, plan.Fence)
 }
 
 // restores reports whether the node was as is asked before, or had instances that a reboot has taken: to wait for a window with nothing
@@ -79,10 +79,6 @@ func (s observed) restores(want wish) bool {
 
 func hasInstances(gpus []nvml.GPU) bool {
 	return slices.ContainsFunc(gpus, func(gpu nvml.GPU) bool { return len(gpu.Instances) > 0 })
-}
-
-func evicts(steps []plan.Step) bool {
-	return slices.ContainsFunc(steps, func(s plan.Step) bool { return s.Kind == plan.Evict })
 }
 
 // touched reports whether a GPU, or the device plugin's config, is not as it was when the change began. From there on the way to the
@@ -110,7 +106,7 @@ func (s observed) touched() bool {
 // goesOn reports whether the steps are what is left of a change beyond the point of no return, of which nobody has edited the meaning
 // since. On a node that was given back until its reboot others may be by now.
 func (s observed) goesOn(want wish, steps []plan.Step) bool {
-	return s.touched() && !s.other(want) && !s.edited(want) && (s.disturbed() || !evicts(steps))
+	return s.touched() && !s.other(want) && !s.edited(want) && (s.disturbed() || !plan.Has(steps, plan.Evict))
 }
 
 // held is what people have written to keep the node from changes; empty if they have not.
@@ -127,14 +123,7 @@ func (s observed) begins(want wish, steps []plan.Step) bool {
 	if s.journal != nil && !s.other(want) || steps[0].Kind == plan.Adopt {
 		return false
 	}
-	return slices.ContainsFunc(steps, func(step plan.Step) bool {
-		switch step.Kind {
-		case plan.Record, plan.Fence, plan.WriteSharing, plan.PublishNodeKeys:
-			return true
-		default:
-			return step.TouchesGPU()
-		}
-	})
+	return plan.Any(steps, func(t plan.Traits) bool { return t.Begins })
 }
 
 // onHold is what a hold means: what was not begun waits, and what was begun for something else is given back.

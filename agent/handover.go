@@ -106,17 +106,9 @@ func (a *Agent) formerPlugin(seen observed) (*formerPlugin, error) {
 	return f, nil
 }
 
-// handOver gives the device plugin another config, or has it read the one that it was given.
-func (a *Agent) handOver(ctx context.Context, seen observed, want wish, step plan.Step) error {
-	a.agreed = 0 // by another config, the same devices are to be proven anew
-	if step.Kind == plan.WriteSharing {
-		return a.writeSharing(ctx, seen, want)
-	}
-	return a.reloadPlugin(ctx, seen, want, step)
-}
-
 // writeSharing gives the device plugin another config, by the way that it is given any.
 func (a *Agent) writeSharing(ctx context.Context, seen observed, want wish) error {
+	a.agreed = 0 // by another config, the same devices are to be proven anew
 	if seen.plugin.manager != nil {
 		return a.setConfigLabel(ctx, seen, want)
 	}
@@ -131,7 +123,7 @@ func (a *Agent) writeSharing(ctx context.Context, seen observed, want wish) erro
 
 // prepareSharing makes sure, before anything is disturbed, that the plugin can be given its config, and the former one again.
 func (a *Agent) prepareSharing(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
-	writes := slices.ContainsFunc(steps, func(s plan.Step) bool { return s.Kind == plan.WriteSharing })
+	writes := plan.Has(steps, plan.WriteSharing)
 	if want.undo || !writes || seen.plugin.manager != nil || seen.touched() {
 		return nil
 	}
@@ -265,6 +257,7 @@ func (a *Agent) collectKey(ctx context.Context, seen observed) {
 // reloadPlugin has the readers of the plugin's config file read it: by SIGHUP, or, where that is not the way or nobody could be told, as
 // a new pod.
 func (a *Agent) reloadPlugin(ctx context.Context, seen observed, want wish, step plan.Step) error {
+	a.agreed = 0 // by another config, the same devices are to be proven anew
 	untold := a.untold(seen.plugin)
 	if seen.plugin.way == config.HandoverFile {
 		call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.DriverCall)

@@ -121,9 +121,9 @@ func (a *Agent) decide(seen observed, want wish, step plan.Step, err error) deci
 		}
 	case apierrors.IsConflict(err):
 		return decision{reason: config.ReasonRepartitioning, message: "the node object changed meanwhile; looking again", after: conflictRetry}
-	case step.TouchesGPU() && errors.Is(err, nvml.ErrInUse):
+	case step.Traits().TouchesGPU && errors.Is(err, nvml.ErrInUse):
 		return a.inUse(seen, want, step, err)
-	case step.TouchesGPU() && errors.Is(err, nvml.ErrNotSupported):
+	case step.Traits().TouchesGPU && errors.Is(err, nvml.ErrNotSupported):
 		return unsupported(seen, want, step, err)
 	}
 	return a.retry(step, want, err)
@@ -213,7 +213,7 @@ func (a *Agent) retry(step plan.Step, want wish, err error) decision {
 	}
 	tried.next = a.clock.Now().Add(pause)
 	tried.told = decision{reason: config.ReasonRetrying, message: err.Error() + "; trying again", after: pause}
-	if bounded(step) && tried.failures >= a.settings.Retry.Failures {
+	if step.Traits().Bounded && tried.failures >= a.settings.Retry.Failures {
 		failure := &Failure{
 			Wish: want.fingerprint, Reason: config.ReasonHardwareFailure,
 			Message: fmt.Sprintf("%v; given up after %d attempts", err, a.settings.Retry.Failures),
@@ -222,16 +222,6 @@ func (a *Agent) retry(step plan.Step, want wish, err error) decision {
 	}
 	a.attempts[step.String()] = tried
 	return tried.told
-}
-
-// bounded reports whether the change is given up when the step goes on failing.
-func bounded(step plan.Step) bool {
-	switch step.Kind {
-	case plan.RegenerateCDI, plan.AskReboot, plan.StopUnits, plan.WriteSharing, plan.ReloadPlugin, plan.PublishNodeKeys:
-		return true
-	default:
-		return step.TouchesGPU() && !givesPersistence(step)
-	}
 }
 
 // tooEarly is what was told when the step failed a moment ago, for as long as it must not be tried again.

@@ -184,7 +184,7 @@ func preview(want plan.Desired, seen plan.Observed) (Preview, error) {
 	return Preview{
 		Before: seen.GPUs, After: plan.Result(seen.GPUs, steps), Steps: steps,
 		AtReboot: plan.OnAtReboot(seen, want), Holders: holdersOf(seen.GPUs, plan.Takes(seen, want)),
-		Reboot: slices.ContainsFunc(steps, func(s plan.Step) bool { return s.Kind == plan.Reboot }),
+		Reboot: plan.Has(steps, plan.Reboot),
 	}, nil
 }
 

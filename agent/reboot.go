@@ -259,18 +259,6 @@ func (a *Agent) park(ctx context.Context, seen observed, want wish) error {
 	return nil
 }
 
-// towardsReboot performs the steps of a change that waits for a reboot.
-func (a *Agent) towardsReboot(ctx context.Context, seen observed, want wish, step plan.Step) error {
-	switch step.Kind {
-	case plan.Park:
-		return a.park(ctx, seen, want)
-	case plan.AskReboot:
-		return a.askForReboot(seen, want)
-	default:
-		return a.reboot(ctx, seen, want)
-	}
-}
-
 // onAtReboot tells what the next reboot will bring; empty if nothing waits for one.
 func (s observed) onAtReboot(want wish) string {
 	gpus := plan.OnAtReboot(plan.Observed{GPUs: s.gpus, Reboots: s.reboots}, plan.Desired{GPUs: want.targets})

@@ -362,16 +362,7 @@ func (a *Agent) recordable(ctx context.Context, seen observed) error {
 // mayTake keeps a step from taking something of the host while the disk knows less than the node: after a crash, and without the
 // annotation, it would not be given back.
 func (a *Agent) mayTake(ctx context.Context, seen observed, step plan.Step) error {
-	switch step.Kind {
-	case plan.StopUnits, plan.Reset, plan.Reboot, plan.SetMode:
-	case plan.SetPersistence:
-		if step.On {
-			return nil
-		}
-	default:
-		return nil
-	}
-	if seen.gives || a.kept.covers() {
+	if !step.Traits().TakesFromHost || seen.gives || a.kept.covers() {
 		return nil
 	}
 	if err := a.kept.flush(ctx, a.clock.Now()); err != nil {

@@ -99,13 +99,11 @@ func (a *Agent) forget(first plan.Step, converged bool) {
 	if first.Kind != plan.VerifyCapacity {
 		a.verifying, a.nudged = time.Time{}, false
 	}
-	if !first.TouchesGPU() {
+	if !first.Traits().TouchesGPU {
 		maps.DeleteFunc(a.done, func(step string, _ int) bool { return step != first.String() })
 	}
 	maps.DeleteFunc(a.waits, func(what string, _ time.Time) bool { return what != waitOf(first) })
-	switch first.Kind {
-	case plan.Evict, plan.Fence, plan.Record, plan.PauseOperands:
-	default:
+	if !first.Traits().AsksBudgets {
 		a.blockedBy(nil)
 	}
 	if converged {
@@ -218,34 +216,47 @@ func target(seen observed, want wish) string {
 	}
 }
 
+// progresses has the reason and the phase of a plan that begins with each kind of step.
+var progresses = map[plan.Kind]struct {
+	reason config.Reason
+	phase  Phase
+}{
+	plan.AcquireSlot:        {config.ReasonAwaitingSlot, PhaseWaiting},
+	plan.ReleaseSlot:        {config.ReasonAwaitingSlot, PhaseWaiting},
+	plan.Record:             {config.ReasonFencing, PhaseDraining},
+	plan.Fence:              {config.ReasonFencing, PhaseDraining},
+	plan.Adopt:              {config.ReasonRecovering, PhaseVerifying},
+	plan.Evict:              {config.ReasonEvicting, PhaseDraining},
+	plan.PauseOperands:      {config.ReasonPausingOperands, PhaseDraining},
+	plan.StopUnits:          {config.ReasonStoppingUnits, PhaseDraining},
+	plan.SetMode:            {config.ReasonRepartitioning, PhaseApplying},
+	plan.DropPersistence:    {config.ReasonRepartitioning, PhaseApplying},
+	plan.RestorePersistence: {config.ReasonRepartitioning, PhaseApplying},
+	plan.Reset:              {config.ReasonRepartitioning, PhaseApplying},
+	plan.Destroy:            {config.ReasonRepartitioning, PhaseApplying},
+	plan.Create:             {config.ReasonRepartitioning, PhaseApplying},
+	plan.WriteSharing:       {config.ReasonHandingOver, PhaseApplying},
+	plan.ReloadPlugin:       {config.ReasonHandingOver, PhaseApplying},
+	plan.SetComputeMode:     {config.ReasonHandingOver, PhaseApplying},
+	plan.PublishNodeKeys:    {config.ReasonHandingOver, PhaseApplying},
+	plan.Park:               {config.ReasonNeedsReboot, PhaseWaiting},
+	plan.AskReboot:          {config.ReasonNeedsReboot, PhaseWaiting},
+	plan.Reboot:             {config.ReasonNeedsReboot, PhaseWaiting},
+	plan.RegenerateCDI:      {config.ReasonAwaitingCapacity, PhaseVerifying},
+	plan.StartUnits:         {config.ReasonAwaitingCapacity, PhaseVerifying},
+	plan.ResumeOperands:     {config.ReasonAwaitingCapacity, PhaseVerifying},
+	plan.RestartOperands:    {config.ReasonAwaitingCapacity, PhaseVerifying},
+	plan.VerifyCapacity:     {config.ReasonAwaitingCapacity, PhaseVerifying},
+	plan.Release:            {config.ReasonAwaitingCapacity, PhaseVerifying},
+}
+
 // progress tells the reason and the phase of a plan that begins with the kind of step.
 func progress(kind plan.Kind, want wish) (config.Reason, Phase) {
-	reason, phase := config.ReasonRepartitioning, PhaseApplying
-	switch kind {
-	case plan.AcquireSlot, plan.ReleaseSlot:
-		return config.ReasonAwaitingSlot, PhaseWaiting
-	case plan.Record, plan.Fence:
-		reason, phase = config.ReasonFencing, PhaseDraining
-	case plan.Adopt:
-		return config.ReasonRecovering, PhaseVerifying
-	case plan.Evict:
-		reason, phase = config.ReasonEvicting, PhaseDraining
-	case plan.PauseOperands:
-		reason, phase = config.ReasonPausingOperands, PhaseDraining
-	case plan.StopUnits:
-		reason, phase = config.ReasonStoppingUnits, PhaseDraining
-	case plan.SetMode, plan.SetPersistence, plan.Reset, plan.Destroy, plan.Create:
-	case plan.WriteSharing, plan.ReloadPlugin, plan.SetComputeMode, plan.PublishNodeKeys:
-		reason = config.ReasonHandingOver
-	case plan.Park, plan.AskReboot, plan.Reboot:
-		reason, phase = config.ReasonNeedsReboot, PhaseWaiting
-	case plan.RegenerateCDI, plan.StartUnits, plan.ResumeOperands, plan.RestartOperands, plan.VerifyCapacity, plan.Release:
-		reason, phase = config.ReasonAwaitingCapacity, PhaseVerifying
-	}
 	if want.undo {
 		return config.ReasonRollingBack, PhaseRollingBack
 	}
-	return reason, phase
+	p := progresses[kind]
+	return p.reason, p.phase
 }
 
 func converged(seen observed, want wish) string {
@@ -479,15 +490,8 @@ func drainOf(seen observed, first plan.Step) drainReport {
 	if seen.journal == nil || !seen.journal.Cordoned {
 		return drainReport{}
 	}
-	var r drainReport
-	switch first.Kind {
-	case plan.Record, plan.Fence, plan.Evict:
-		r.draining = true
-	default:
-		r.drained = true
-	}
-	r.maintained = true
-	return r
+	draining := first.Traits().BeforePodsLeft
+	return drainReport{draining: draining, drained: !draining, maintained: true}
 }
 
 // drainConditions are those conditions that differ from what the node shows. A node that was never drained has none.

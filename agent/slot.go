@@ -69,14 +69,6 @@ func (a *Agent) plannedSlot(s observed, want wish) plan.Slot {
 	}
 }
 
-// takeTurns performs the steps by which the nodes of a pool take turns.
-func (a *Agent) takeTurns(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
-	if steps[0].Kind == plan.AcquireSlot {
-		return a.takeSlot(ctx, seen, want, steps)
-	}
-	return a.returnSlot(ctx, seen)
-}
-
 // takeSlot asks for the node's turn, once nothing else is in the way: who cannot be drained keeps no other node waiting.
 func (a *Agent) takeSlot(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
 	if err := a.preflight(ctx, seen, want, steps); err != nil {

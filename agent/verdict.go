@@ -86,16 +86,16 @@ func (e evidence) within() time.Duration {
 		total += max(0, e.deadline().Sub(e.now))
 	}
 	for _, s := range e.steps {
-		switch s.Kind {
-		case plan.SetMode, plan.SetPersistence, plan.Reset, plan.Destroy, plan.Create:
+		switch s.Traits().Wait {
+		case plan.WaitNone:
+		case plan.WaitDriver:
 			total += stepTime
-		case plan.StopUnits, plan.StartUnits:
+		case plan.WaitUnit:
 			total += e.settings.Timeouts.Unit
-		case plan.Reboot:
+		case plan.WaitReboot:
 			total += e.settings.Timeouts.Reboot
-		case plan.VerifyCapacity:
+		case plan.WaitCapacity:
 			total += e.settings.Timeouts.Capacity
-		default:
 		}
 	}
 	return max(time.Minute, total.Round(time.Second))

@@ -82,12 +82,12 @@ func (seen Observed) refusal(gpu nvml.GPU, target Target) error {
 
 // endsPersistence reports whether the GPU is taken out of persistence mode.
 func (c change) endsPersistence() bool {
-	return slices.ContainsFunc(c.steps, func(s Step) bool { return s.Kind == SetPersistence && !s.On })
+	return Has(c.steps, DropPersistence)
 }
 
 // resets reports whether the GPU is reset.
 func (c change) resets() bool {
-	return slices.ContainsFunc(c.steps, func(s Step) bool { return s.Kind == Reset })
+	return Has(c.steps, Reset)
 }
 
 // instances lists the steps that destroy or create instances.
@@ -137,7 +137,7 @@ func turnOnAtReboot(gpu nvml.GPU) change {
 func reset(gpu nvml.GPU) []Step {
 	var steps []Step
 	if gpu.Persistent {
-		steps = append(steps, Step{Kind: SetPersistence, GPU: gpu.UUID, Index: gpu.Index})
+		steps = append(steps, Step{Kind: DropPersistence, GPU: gpu.UUID, Index: gpu.Index})
 	}
 	return append(steps, Step{Kind: Reset, GPU: gpu.UUID, Index: gpu.Index})
 }

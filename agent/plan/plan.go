@@ -456,7 +456,7 @@ func persist(seen Observed) []Step {
 	var steps []Step
 	for _, gpu := range seen.GPUs {
 		if seen.Journal.Persistent[gpu.UUID] && !gpu.Persistent && !gpu.Lost {
-			steps = append(steps, Step{Kind: SetPersistence, GPU: gpu.UUID, Index: gpu.Index, On: true})
+			steps = append(steps, Step{Kind: RestorePersistence, GPU: gpu.UUID, Index: gpu.Index})
 		}
 	}
 	return steps

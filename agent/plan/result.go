@@ -14,36 +14,43 @@ func Result(gpus []nvml.GPU, steps []Step) []nvml.GPU {
 		out[i].Instances = slices.Clone(out[i].Instances)
 	}
 	for _, step := range steps {
-		if step.Kind == Reboot {
-			for i := range out {
-				out[i].Enabled, out[i].Instances = out[i].Pending, nil
+		apply := step.Traits().Apply
+		if apply == nil {
+			continue
+		}
+		for i := range out {
+			if step.GPU == "" || step.GPU == out[i].UUID {
+				out[i] = apply(step, out[i])
 			}
-			continue
 		}
-		i := slices.IndexFunc(out, func(g nvml.GPU) bool { return g.UUID == step.GPU })
-		if i < 0 {
-			continue
-		}
-		out[i] = step.applied(out[i])
 	}
 	return out
 }
 
-func (s Step) applied(gpu nvml.GPU) nvml.GPU {
-	switch s.Kind {
-	case SetMode:
-		gpu.Enabled, gpu.Pending, gpu.Instances = s.On, s.On, nil
-	case Reset:
-		gpu.Enabled, gpu.Instances = gpu.Pending, nil
-	case Destroy, Create:
-		gpu.Instances = s.instances(gpu)
-	case SetPersistence:
-		gpu.Persistent = s.On
-	case SetComputeMode:
-		gpu.ComputeMode = nvml.ComputeDefault
-	case Record, Adopt, AcquireSlot, ReleaseSlot, Fence, Evict, PauseOperands, StopUnits, Park, AskReboot, Reboot, WriteSharing, RegenerateCDI, StartUnits, ResumeOperands,
-		RestartOperands, ReloadPlugin, VerifyCapacity, PublishNodeKeys, Release:
+func (s Step) withMode(gpu nvml.GPU) nvml.GPU {
+	gpu.Enabled, gpu.Pending, gpu.Instances = s.On, s.On, nil
+	return gpu
+}
+
+func withPending(_ Step, gpu nvml.GPU) nvml.GPU {
+	gpu.Enabled, gpu.Instances = gpu.Pending, nil
+	return gpu
+}
+
+func withPersistence(on bool) func(Step, nvml.GPU) nvml.GPU {
+	return func(_ Step, gpu nvml.GPU) nvml.GPU {
+		gpu.Persistent = on
+		return gpu
 	}
+}
+
+func withComputeDefault(_ Step, gpu nvml.GPU) nvml.GPU {
+	gpu.ComputeMode = nvml.ComputeDefault
+	return gpu
+}
+
+func (s Step) withInstances(gpu nvml.GPU) nvml.GPU {
+	gpu.Instances = s.instances(gpu)
 	return gpu
 }
 

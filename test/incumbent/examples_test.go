@@ -193,7 +193,7 @@ func carryOut(ctx context.Context, driver nvml.Driver, want plan.Targets) error 
 		if err != nil {
 			return err
 		}
-		i := slices.IndexFunc(steps, plan.Step.TouchesGPU)
+		i := slices.IndexFunc(steps, func(s plan.Step) bool { return s.Traits().TouchesGPU })
 		if i < 0 {
 			return nil
 		}

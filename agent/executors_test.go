@@ -1,0 +1,19 @@
+package agent_test
+
+import (
+	"testing"
+
+	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/agent/plan"
+)
+
+// A kind of step without an executor would stall the change in the middle; one without a reason would tell nothing.
+func TestEachKindOfStepCanBePerformedAndTold(t *testing.T) {
+	t.Parallel()
+	for _, kind := range plan.Kinds() {
+		performed, reason, phase := agent.Performs(kind)
+		if !performed || reason == "" || phase == "" {
+			t.Errorf("%s: has an executor: %t; is told as %q, %q", kind, performed, reason, phase)
+		}
+	}
+}

@@ -1,0 +1,193 @@
+package plan
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// Kind names what a step does.
+type Kind string
+
+// The kinds of steps, in the order in which a plan holds them. Within the change of one GPU, instances are destroyed
+// before MIG mode is turned off and created after it is turned on.
+const (
+	// Record writes the journal, for a change that disrupts nobody.
+	Record Kind = "Record"
+	// Adopt writes a journal for what an agent has left on the node without one, so that it is given back like any change.
+	Adopt Kind = "Adopt"
+	// AcquireSlot waits until the node's pool can do without it.
+	AcquireSlot Kind = "AcquireSlot"
+	// Fence writes the journal, the cordon and the taint in one guarded update.
+	Fence Kind = "Fence"
+	// Evict asks the pods that hold what the plan takes away to leave, and is over when they are gone.
+	Evict Kind = "Evict"
+	// PauseOperands sends away the operands that a label deploys by changing the label, and is over when they are gone. Without
+	// a label it evicts the device plugin and other clients of the library, which the taint of the fence keeps away.
+	PauseOperands Kind = "PauseOperands"
+	// StopUnits stops one unit of the host that keeps GPUs open.
+	StopUnits Kind = "StopUnits"
+	// SetMode turns MIG mode on or off, which may stay pending until Reset.
+	SetMode Kind = "SetMode"
+	// DropPersistence turns persistence mode off before a Reset, which it stands in the way of.
+	DropPersistence Kind = "DropPersistence"
+	// RestorePersistence turns it on again after that.
+	RestorePersistence Kind = "RestorePersistence"
+	// Reset makes a pending mode change current.
+	Reset Kind = "Reset"
+	// Destroy removes one instance, or one compute instance of an instance that stays.
+	Destroy Kind = "Destroy"
+	// Create makes one instance at its place, or one compute instance in an instance that stands.
+	Create Kind = "Create"
+	// Park uncordons the node and leaves the journal: what is left to do comes with the next reboot.
+	Park Kind = "Park"
+	// AskReboot asks for a reboot by the sentinel file.
+	AskReboot Kind = "AskReboot"
+	// Reboot reboots the node once for what is pending, or is over when somebody who was asked has done so.
+	Reboot Kind = "Reboot"
+	// WriteSharing gives the device plugin another config, and is over when its readers can see it.
+	WriteSharing Kind = "WriteSharing"
+	// RegenerateCDI writes the CDI specs anew that describe the GPUs as they were.
+	RegenerateCDI Kind = "RegenerateCDI"
+	// StartUnits starts one unit again.
+	StartUnits Kind = "StartUnits"
+	// ResumeOperands gives a label its former value again. Without a label it takes the taint away and leaves the cordon: pods
+	// of DaemonSets come back, others do not.
+	ResumeOperands Kind = "ResumeOperands"
+	// RestartOperands evicts a device plugin that started before the change, since it reads the layout only at its start.
+	RestartOperands Kind = "RestartOperands"
+	// ReloadPlugin makes those read the plugin's config who run by a former one.
+	ReloadPlugin Kind = "ReloadPlugin"
+	// SetComputeMode lets any process compute on a GPU again that MPS has left to its daemon alone, when that is gone.
+	SetComputeMode Kind = "SetComputeMode"
+	// VerifyCapacity is over when NVML, kubelet and the node's allocatable agree, twice in a row.
+	VerifyCapacity Kind = "VerifyCapacity"
+	// PublishNodeKeys sets the labels and taints of the profile, and takes those of the former away.
+	PublishNodeKeys Kind = "PublishNodeKeys"
+	// Release takes the journal, the taint and our cordon away in one guarded update.
+	Release Kind = "Release"
+	// ReleaseSlot lets another node of the pool have its turn.
+	ReleaseSlot Kind = "ReleaseSlot"
+)
+
+// Kinds are all kinds of steps, by their names.
+func Kinds() []Kind { return slices.Sorted(maps.Keys(kinds)) }
+
+// Traits are what is true of every step of a kind. Whoever has to treat some kinds otherwise than others goes by a trait, so that a new
+// kind is one row here.
+type Traits struct {
+	// Text writes the step as plans, logs and goldens show it.
+	Text func(s Step) string
+	// Apply is the GPU after the step, where that changes it. A step that names no GPU is for all.
+	Apply func(s Step, gpu nvml.GPU) nvml.GPU
+
+	// TouchesGPU: it changes the hardware.
+	TouchesGPU bool
+	// Disrupts: it takes something away, of pods or of the host.
+	Disrupts bool
+	// Begins: it begins a change, which a hold on the node forbids.
+	Begins bool
+	// Drains: it has to be done before a GPU is touched.
+	Drains bool
+	// BeforePodsLeft: while it is the next step, pods that hold what goes may still be there.
+	BeforePodsLeft bool
+	// AsksBudgets: it asks whether pods may be evicted, so their disruption budgets are watched while it waits.
+	AsksBudgets bool
+	// ShapesPlugin: it changes what the device plugin reads when it starts, and never again.
+	ShapesPlugin bool
+	// ReachesTarget: what it does is part of what was asked for, so a change beyond it is as short to finish as to undo.
+	ReachesTarget bool
+	// HoldersKnown: it ends what others run on the GPU, so it must be known who holds it.
+	HoldersKnown bool
+	// TakesFromHost: the host gets back what it takes by the host's record alone, if the agent is killed.
+	TakesFromHost bool
+	// Bounded: a change whose step goes on failing is given up.
+	Bounded bool
+	// Repeatable: it succeeds at once, and somebody else may undo it at once. A change that repeats it in vain is given up.
+	Repeatable bool
+	// WaitsAsOne: all steps of the kind share one wait and one deadline.
+	WaitsAsOne bool
+	// Wait is what it waits for by itself.
+	Wait Wait
+}
+
+// Wait is what a step waits for, and so how long it may take.
+type Wait int
+
+// What steps wait for. What is not among these ends at once, or when pods have left.
+const (
+	WaitNone Wait = iota
+	WaitDriver
+	WaitUnit
+	WaitReboot
+	WaitCapacity
+)
+
+// kinds has a row for each kind.
+var kinds = map[Kind]Traits{
+	AcquireSlot: {Text: says("take a slot of the pool")},
+	Record:      {Text: says("record: journal"), Begins: true, BeforePodsLeft: true, AsksBudgets: true},
+	Adopt:       {Text: says("adopt what was left: journal")},
+	Fence: {
+		Text: says("fence: journal, cordon, taint"), Begins: true, Drains: true, BeforePodsLeft: true, AsksBudgets: true, Repeatable: true,
+	},
+	Evict: {
+		Text:     func(s Step) string { return "evict " + names(s.Pods) },
+		Disrupts: true, Drains: true, BeforePodsLeft: true, AsksBudgets: true, WaitsAsOne: true,
+	},
+	PauseOperands: {Text: Step.pause, Disrupts: true, Drains: true, AsksBudgets: true, Repeatable: true, WaitsAsOne: true},
+	StopUnits: {
+		Text:     func(s Step) string { return "stop unit " + s.Unit },
+		Disrupts: true, Drains: true, TakesFromHost: true, Bounded: true, Repeatable: true, Wait: WaitUnit,
+	},
+	SetMode: {
+		Text: onGPU(func(s Step) string { return "turn MIG " + onOff(s.On) }), Apply: Step.withMode,
+		TouchesGPU: true, Disrupts: true, Begins: true, ShapesPlugin: true, ReachesTarget: true, HoldersKnown: true, TakesFromHost: true, Bounded: true,
+		Wait: WaitDriver,
+	},
+	DropPersistence: {
+		Text: onGPU(says("turn persistence mode off")), Apply: withPersistence(false),
+		TouchesGPU: true, Disrupts: true, Begins: true, ShapesPlugin: true, ReachesTarget: true, TakesFromHost: true, Bounded: true, Wait: WaitDriver,
+	},
+	Reset: {
+		Text: onGPU(says("reset")), Apply: withPending,
+		TouchesGPU: true, Disrupts: true, Begins: true, ShapesPlugin: true, ReachesTarget: true, HoldersKnown: true, TakesFromHost: true, Bounded: true,
+		Wait: WaitDriver,
+	},
+	Destroy: {
+		Text: onGPU(func(s Step) string { return "destroy " + s.what() }), Apply: Step.withInstances,
+		TouchesGPU: true, Disrupts: true, Begins: true, ShapesPlugin: true, ReachesTarget: true, HoldersKnown: true, Bounded: true, Wait: WaitDriver,
+	},
+	Create: {
+		Text: onGPU(func(s Step) string { return "create " + s.what() }), Apply: Step.withInstances,
+		TouchesGPU: true, Begins: true, ShapesPlugin: true, ReachesTarget: true, Bounded: true, Wait: WaitDriver,
+	},
+	RestorePersistence: {
+		Text: onGPU(says("turn persistence mode on")), Apply: withPersistence(true),
+		TouchesGPU: true, Begins: true, ShapesPlugin: true, ReachesTarget: true, Wait: WaitDriver,
+	},
+	Park:      {Text: says("park: give the node back until it is rebooted")},
+	AskReboot: {Text: says("ask for a reboot"), Bounded: true},
+	Reboot:    {Text: says("reboot the node"), Apply: withPending, TakesFromHost: true, Wait: WaitReboot},
+	WriteSharing: {
+		Text:   func(s Step) string { return "set the device plugin's config: " + s.Config },
+		Begins: true, ReachesTarget: true, Bounded: true,
+	},
+	RegenerateCDI:   {Text: func(s Step) string { return "regenerate CDI spec " + strings.Join(s.Files, ", ") }, Bounded: true},
+	StartUnits:      {Text: func(s Step) string { return "start unit " + s.Unit }, Wait: WaitUnit},
+	ResumeOperands:  {Text: Step.resume},
+	RestartOperands: {Text: func(s Step) string { return "restart device plugin " + names(s.Pods) }},
+	ReloadPlugin:    {Text: says("have the device plugin read its config"), Bounded: true},
+	SetComputeMode: {
+		Text: onGPU(says("let any process compute on it")), Apply: withComputeDefault,
+		TouchesGPU: true, Begins: true, ReachesTarget: true, Bounded: true,
+	},
+	VerifyCapacity:  {Text: says("verify capacity"), Wait: WaitCapacity},
+	PublishNodeKeys: {Text: says("publish the profile's labels and taints"), Begins: true, Bounded: true, Repeatable: true},
+	Release:         {Text: says("release: give the node back")},
+	ReleaseSlot:     {Text: says("give the slot of the pool back")},
+}
+
+func says(text string) func(Step) string { return func(Step) string { return text } }

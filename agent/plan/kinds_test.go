@@ -1,0 +1,71 @@
+package plan_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"slices"
+	"strconv"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/agent/plan"
+)
+
+// declared are the constants of type Kind, as the source has them.
+func declared(t *testing.T) []plan.Kind {
+	t.Helper()
+	file, err := parser.ParseFile(token.NewFileSet(), "kinds.go", nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []plan.Kind
+	ast.Inspect(file, func(n ast.Node) bool {
+		spec, ok := n.(*ast.ValueSpec)
+		if !ok {
+			return true
+		}
+		if kind, ok := spec.Type.(*ast.Ident); !ok || kind.Name != "Kind" {
+			return true
+		}
+		value, err := strconv.Unquote(spec.Values[0].(*ast.BasicLit).Value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, plan.Kind(value))
+		return true
+	})
+	slices.Sort(out)
+	return out
+}
+
+func TestEachKindHasARow(t *testing.T) {
+	kinds := declared(t)
+	if len(kinds) < 20 {
+		t.Fatalf("the source declares %d kinds: %v", len(kinds), kinds)
+	}
+	if have := plan.Kinds(); !slices.Equal(kinds, have) {
+		t.Errorf("the source declares %v, and there are rows for %v", kinds, have)
+	}
+	for _, kind := range kinds {
+		step := plan.Step{Kind: kind}
+		if step.Traits().Text == nil || step.String() == string(kind) {
+			t.Errorf("nothing says what a step %s does", kind)
+		}
+	}
+}
+
+// What is taken from GPUs and pods can be undone only if it is known before; so no row may contradict another of its traits.
+func TestTraitsAgree(t *testing.T) {
+	for _, kind := range plan.Kinds() {
+		has := plan.Step{Kind: kind}.Traits()
+		if has.TouchesGPU && (!has.Begins || !has.ReachesTarget || has.Drains) {
+			t.Errorf("%s touches a GPU, which begins a change, reaches for its target, and comes after the drain: %+v", kind, has)
+		}
+		if has.HoldersKnown && !(has.TouchesGPU && has.Disrupts) {
+			t.Errorf("%s has to know who holds the GPU, and takes nothing from it: %+v", kind, has)
+		}
+		if has.ShapesPlugin && !has.TouchesGPU {
+			t.Errorf("%s changes what the device plugin reads when it starts, and no GPU: %+v", kind, has)
+		}
+	}
+}
