@@ -177,12 +177,12 @@ func targets(wishes map[nvml.UUID]nvml.Wish) plan.Targets {
 	return out
 }
 
-// wishes is what a label asks of each GPU. A name may mean something else once a file can be read that cannot be now, so
-// nothing is done by a catalog of which a part is missing. The profile is that of the name, if there is one.
+// wishes is what a label asks of each GPU. A name may mean something else once a file can be read that cannot be now, so nothing is done
+// by a catalog of which a part is missing that counts for the name. The profile is that of the name, if there is one.
 func (a *Agent) wishes(seen observed, label, name string) (
 	profile config.Profile, wishes map[nvml.UUID]nvml.Wish, beyond []int, err error,
 ) {
-	catalog, err := a.catalog(seen, label)
+	catalog, err := a.catalog(seen, label, name)
 	if err != nil {
 		return profile, nil, nil, &Stalled{Reason: config.ReasonInvalidCatalog, Message: err.Error()}
 	}
@@ -203,29 +203,42 @@ func wishesOf(catalog config.Catalog, label, name string, gpus []nvml.GPU) (map[
 	return catalog.Wishes(name, gpus)
 }
 
-// catalog joins what the hardware offers with the administrator's files. The error says what is wrong with a file.
-func (a *Agent) catalog(seen observed, label string) (config.Catalog, error) {
+// catalog joins what the hardware offers with the administrator's files, as far as they count for the name. The error says what is wrong
+// with a file.
+func (a *Agent) catalog(seen observed, label, name string) (config.Catalog, error) {
+	var profiles map[string]config.Profile
+	var profilesFrom string
+	var err error
+	if label == config.LabelProfile {
+		if profilesFrom, profiles, err = seen.catalogOfProfiles(); err != nil {
+			return config.Catalog{}, err
+		}
+	}
 	var custom map[string]config.MIGConfig
-	from, err := seen.configs.read(func(data []byte) (err error) {
-		custom, err = a.parse(data)
-		return err
-	})
-	if err != nil {
-		return config.Catalog{}, err
+	var from string
+	if _, isProfile := profiles[name]; !isProfile { // which goes before a MIG config of its name, and needs none
+		from, err = seen.configs.read(func(data []byte) (err error) {
+			custom, err = a.parse(data)
+			return err
+		})
+		if err != nil {
+			return config.Catalog{}, err
+		}
 	}
 	catalog := config.Merge(config.Generate(seen.gpus), custom)
 	if custom != nil {
 		catalog.Custom = from
 	}
-	if label != config.LabelProfile {
-		return catalog, nil
-	}
-	var profiles map[string]config.Profile
-	from, err = seen.profiles.read(func(data []byte) (err error) {
+	return catalog.WithProfiles(profilesFrom, profiles), nil
+}
+
+// catalogOfProfiles are the profiles of the administrator's file, and where that is.
+func (s observed) catalogOfProfiles() (from string, profiles map[string]config.Profile, err error) {
+	from, err = s.profiles.read(func(data []byte) (err error) {
 		profiles, err = config.ParseProfiles(data)
 		return err
 	})
-	return catalog.WithProfiles(from, profiles), err
+	return from, profiles, err
 }
 
 // read parses the file, if there is one, and says where it comes from.

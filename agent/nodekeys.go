@@ -28,12 +28,12 @@ func (a *Agent) publishedOn(seen *observed) nodeKeys {
 	if err := json.Unmarshal([]byte(seen.node.Annotations[config.AnnotationPublished]), &noted); err != nil {
 		return nodeKeys{}
 	}
-	catalog, err := a.catalog(*seen, config.LabelProfile)
+	_, profiles, err := seen.catalogOfProfiles()
 	if err != nil {
 		return nodeKeys{}
 	}
-	for _, name := range catalog.ProfileNames() {
-		profile, _ := catalog.Profile(name)
+	for _, name := range slices.Sorted(maps.Keys(profiles)) {
+		profile := profiles[name]
 		for key, value := range profile.Labels {
 			if noted.Labels[key] == value && value != "" {
 				if out.Labels == nil {

@@ -1,6 +1,7 @@
 package agent_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -571,5 +572,32 @@ func TestASidecarOfThePluginThatEndsIsNoFailureOfThePlugin(t *testing.T) {
 			}
 			return w.condition().Reason == string(config.ReasonConverged) && strings.HasPrefix(w.condition().Message, "four:")
 		})
+	})
+}
+
+// A profile names no MIG config, so that what is wrong with their file is told to the nodes alone that go by it.
+func TestABrokenFileOfMIGConfigsKeepsNoProfileFromItsNode(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.shares()
+		w.administer(nil)
+		w.fileError = errors.New("version: must be v1")
+		for _, name := range []string{"two", "slices"} {
+			w.profile(name)
+			w.reach(name)
+		}
+		for _, ask := range []func(){func() { w.profile("all-1g.10gb") }, func() {
+			w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelProfile) })
+			w.label("all-1g.10gb")
+		}} {
+			ask()
+			c := w.settle(config.ReasonInvalidCatalog)
+			if want := "ConfigMap gpuslice/custom, key config.yaml: version: must be v1"; !strings.Contains(c.Message, want) {
+				t.Errorf("the node says %q, want %q in it", c.Message, want)
+			}
+			w.profile("slices")
+			w.reach("slices")
+		}
 	})
 }

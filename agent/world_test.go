@@ -69,6 +69,8 @@ type world struct {
 	through func(nvml.Driver) nvml.Driver // what stands between it and the GPUs
 	disk    disk                          // with the host's record
 	file    map[string]config.MIGConfig   // what it reads in the administrator's ConfigMap
+
+	fileError error // why it cannot be read
 }
 
 const (
@@ -127,7 +129,7 @@ func (w *world) optionsFor(h agent.Host) agent.Options {
 	return agent.Options{
 		Node: nodeName, Client: w.client, Driver: w.through(w.gpus.Driver()), Kubelet: w, Settings: w.settings,
 		Host: h, Units: &w.units, Specs: &w.specs, Record: &w.disk, Processes: holders.Processes{Root: w.table, Signal: w.hangup},
-		Parse:  func([]byte) (map[string]config.MIGConfig, error) { return w.file, nil },
+		Parse:  func([]byte) (map[string]config.MIGConfig, error) { return w.file, w.fileError },
 		Plugin: agent.PluginConfigs{Parse: deviceplugin.Parse, Render: deviceplugin.Render}, PluginFile: w.pluginFile,
 		Clock: w.clock, Events: &record.FakeRecorder{}, Log: zaptest.NewLogger(w.t),
 	}
