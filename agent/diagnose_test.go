@@ -4,9 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -22,13 +19,12 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/cmd/show"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
-
-var update = flag.Bool("update", false, "rewrite the goldens in testdata")
 
 const (
 	operandDCGM   = config.LabelOperandPrefix + "dcgm"
@@ -283,19 +279,20 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 				row.provoke(w)
 				before := w.everything()
 				d := w.diagnose(!row.dead)
+				page := show.Diagnosis(d)
 				if diff := cmp.Diff(row.causes, causesOf(d)); diff != "" {
-					t.Errorf("causes (-want +got):\n%s\n%s", diff, d)
+					t.Errorf("causes (-want +got):\n%s\n%s", diff, page)
 				}
 				if d.Outcome.Verdict != row.verdict {
-					t.Errorf("verdict %s, want %s:\n%s", d.Outcome.Verdict, row.verdict, d)
+					t.Errorf("verdict %s, want %s:\n%s", d.Outcome.Verdict, row.verdict, page)
 				}
 				for _, text := range row.says {
-					if !strings.Contains(d.String(), text) {
-						t.Errorf("it does not say %q:\n%s", text, d)
+					if !strings.Contains(page, text) {
+						t.Errorf("it does not say %q:\n%s", text, page)
 					}
 				}
-				if row.never != "" && strings.Contains(d.String(), row.never) {
-					t.Errorf("it says %q:\n%s", row.never, d)
+				if row.never != "" && strings.Contains(page, row.never) {
+					t.Errorf("it says %q:\n%s", row.never, page)
 				}
 				if diff := cmp.Diff(before, w.everything()); diff != "" {
 					t.Errorf("the diagnosis has changed something (-before +after):\n%s", diff)
@@ -327,7 +324,7 @@ func TestADiagnosisOfAPartialLook(t *testing.T) {
 				w.client.PrependReactor(verb, resource, func(k8stesting.Action) (bool, runtime.Object, error) {
 					return true, nil, errors.New("connection refused")
 				})
-				text := w.diagnose(true).String()
+				text := show.Diagnosis(w.diagnose(true))
 				for _, want := range append(row.says, "connection refused") {
 					if !strings.Contains(text, want) {
 						t.Errorf("it does not say %q:\n%s", want, text)
@@ -367,73 +364,6 @@ func TestADiagnosisInJSON(t *testing.T) {
 			t.Errorf("within is %q, which is not what the pods have left: %v", got.Outcome.Within, err)
 		}
 	})
-}
-
-// The page as people see it, whole.
-func TestADiagnosisAsText(t *testing.T) {
-	t.Parallel()
-	at := time.Date(2026, 11, 21, 3, 4, 5, 0, time.UTC)
-	began := at.Add(-33 * time.Minute)
-	for name, d := range map[string]agent.Diagnosis{
-		"budget": {
-			Node: "gpu-1", At: at, Kubelet: agent.KubeletSeen{Ready: corev1.ConditionTrue},
-			Agent: agent.AgentSeen{
-				Runs: true, Wrote: at.Add(-12 * time.Second), Phase: agent.PhaseDraining, Reason: config.ReasonEvictionBlocked,
-				Message: "all-balanced: team/api-0: PDB team/api: needs 2 healthy pods and has 2",
-			},
-			Cordon: &agent.CordonSeen{By: agent.FieldManager, Ours: true, Since: began},
-			Owed: &agent.Owed{
-				Operation: "0b1f5d0e-6f7a-4c39-9d7e-2f6a3c1d7b11", Target: "all-balanced", Since: began, Phase: agent.PhaseDraining,
-				Deadline: began.Add(time.Hour), Cordon: true,
-				Paused: map[string]string{operandDCGM: "true"}, Stopped: []string{"nvsm.service"},
-				Before: []agent.StatusGPU{{Index: 0, MIG: true, Geometry: "1g.10gb@0 3g.40gb@4"}, {Index: 1}},
-			},
-			Others: []agent.ToolSeen{{Tool: "kured", Sign: "annotation weave.works/kured-most-recent-reboot-needed", Since: began, Cordons: true}},
-			Taints: []agent.TaintSeen{{Key: config.TaintRepartitioning, Effect: corev1.TaintEffectNoSchedule, Since: began, Means: "ours: the node is fenced"}},
-			Pods: []agent.PodSeen{
-				{Namespace: "team", Name: "api-0", Devices: []string{"GPU 0 1g.10gb@0"}, FoundBy: []string{"pod spec", "kubelet"}, Leaves: true, State: "Blocked", Message: "PDB team/api: needs 2 healthy pods and has 2"},
-				{Namespace: "team", Name: "train-0", Devices: []string{"GPU 7"}, FoundBy: []string{"pod spec", "kubelet"}},
-			},
-			Processes: []agent.ProcessSeen{{PID: 812, Name: "pid 812 nv-hostengine of dcgm.service", Holds: []string{"GPU 1"}, FoundBy: []string{"device file /dev/nvidia1"}}},
-			Operands:  []agent.OperandSeen{{Label: operandDCGM, Value: fence.PausedValue, By: "gpuslice", Owed: true}},
-			GPUs: agent.GPUsSeen{
-				Asked: "all-balanced", Label: config.LabelMIGConfig, Steps: []string{"evict team/api-0", "GPU 0: destroy 1g.10gb@0"},
-				Now: []agent.StatusGPU{{Index: 0, MIG: true, Geometry: "1g.10gb@0 3g.40gb@4"}, {Index: 1}},
-			},
-			Failed: &agent.Failure{Reason: config.ReasonHardwareFailure, Message: "all-3g.40gb: creating 3g.40gb at 4: Unknown Error"},
-			Causes: []agent.Finding{
-				{Cause: agent.CauseChangeUnderWay, Evidence: "change to all-balanced", Agent: "is at work"},
-				{Cause: agent.CauseBudgetBlocks, Evidence: "pod team/api-0: PDB team/api: needs 2 healthy pods and has 2", Agent: "asks again", You: "make the budget allow it", Command: "kubectl get pdb -n team api"},
-			},
-			Outcome: agent.Outcome{Verdict: agent.VerdictGivesBack, Text: "the agent gives this node back by itself within 32m"},
-		},
-		"cordoned": {
-			Node: "gpu-1", At: at, Kubelet: agent.KubeletSeen{Ready: corev1.ConditionUnknown, Since: began, Says: "Kubelet stopped posting node status."},
-			Cordon: &agent.CordonSeen{By: "kubectl-cordon", Since: began, Kept: true},
-			Left:   []string{"the label nvidia.com/gpu.deploy.dcgm=paused-for-gpuslice"},
-			Unseen: []string{"the GPUs: the driver is not loaded"},
-			Causes: []agent.Finding{{Cause: agent.CauseCordonedByPerson, Evidence: "cordoned by kubectl-cordon", Agent: "never lifts a cordon that is not its own"}},
-			Outcome: agent.Outcome{
-				Verdict: agent.VerdictNotOurs, Text: "not ours: cordoned by kubectl-cordon",
-			},
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			golden := filepath.Join("testdata", "diagnosis-"+name+".txt")
-			if *update {
-				if err := os.WriteFile(golden, []byte(d.String()), 0o600); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(golden)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), d.String()); diff != "" {
-				t.Errorf("the page (-want +got):\n%s", diff)
-			}
-		})
-	}
 }
 
 func causesOf(d agent.Diagnosis) []agent.Cause {

@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	k8stesting "k8s.io/client-go/testing"
 
+	"github.com/gpuslice/gpuslice/cmd/show"
 	"github.com/gpuslice/gpuslice/config"
 )
 
@@ -78,7 +79,7 @@ func TestConfigsOfThePluginThatNothingAsksForAreNamed(t *testing.T) {
 				}
 				w.within(5, nil, func() bool { return len(w.offered) > 0 })
 				c := w.settle(config.ReasonNoWish)
-				said := w.agent.Diagnose(t.Context(), true).String()
+				said := show.Diagnosis(w.agent.Diagnose(t.Context(), true))
 				for _, label := range []string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig} {
 					if !strings.Contains(c.Message, label) {
 						t.Errorf("the node says %q, without label %s", c.Message, label)

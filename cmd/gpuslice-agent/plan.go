@@ -18,6 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/cmd/cli"
+	"github.com/gpuslice/gpuslice/cmd/show"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/config/migparted"
@@ -65,7 +66,7 @@ func (o *options) plan() *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("%s cannot be: %w", name, err)
 			}
-			return show(cmd.OutOrStdout(), name, preview, w.offline, o.command)
+			return printPlan(cmd.OutOrStdout(), name, preview, w.offline, o.command)
 		},
 	}
 	c.Flags().StringVar(&w.MIGConfig, "mig-config", "", "name of a MIG config, as in the label "+config.LabelMIGConfig)
@@ -169,12 +170,12 @@ func (o *options) command(pid int) string {
 	return strings.TrimSpace(string(text))
 }
 
-// show prints the GPUs before and after, and the steps between. By command, processes have names.
-func show(w io.Writer, name string, p agent.Preview, offline bool, command func(pid int) string) error {
+// printPlan prints the GPUs before and after, and the steps between. By command, processes have names.
+func printPlan(w io.Writer, name string, p agent.Preview, offline bool, command func(pid int) string) error {
 	out := &cli.Printer{W: w}
 	for i, gpu := range p.Before {
 		out.Printf("GPU %d  %s  %s\n", gpu.Index, gpu.Model, gpu.UUID)
-		out.Printf("  now   %s\n", nvml.Draw(gpu, gpu.Geometry()))
+		out.Printf("  now   %s\n", show.GPU(gpu, gpu.Geometry()))
 		after := p.After[i]
 		waits := slices.ContainsFunc(p.AtReboot, func(g nvml.GPU) bool { return g.UUID == gpu.UUID })
 		switch {
@@ -183,7 +184,7 @@ func show(w io.Writer, name string, p agent.Preview, offline bool, command func(
 		case after.Enabled == gpu.Enabled && after.Geometry().String() == gpu.Geometry().String():
 			out.Printf("  then  the same\n")
 		default:
-			out.Printf("  then  %s\n", nvml.Draw(after, after.Geometry()))
+			out.Printf("  then  %s\n", show.GPU(after, after.Geometry()))
 		}
 	}
 	waiting := atReboot(name, p)

@@ -145,7 +145,7 @@ func TestAPlanReadsStandardInput(t *testing.T) {
 func TestAPlanNamesProcessesOnWhatGoes(t *testing.T) {
 	p := agent.Preview{Steps: []plan.Step{{Kind: plan.Fence}}, Holders: []agent.Holder{{Index: 1, PIDs: []int{41, 42}}}}
 	var out bytes.Buffer
-	if err := show(&out, "all-balanced", p, true, func(pid int) string { return map[int]string{42: "python3"}[pid] }); err != nil {
+	if err := printPlan(&out, "all-balanced", p, true, func(pid int) string { return map[int]string{42: "python3"}[pid] }); err != nil {
 		t.Fatal(err)
 	}
 	if want := "GPU 1: NVML shows processes 41, 42 (python3) on what the change takes away; "; !strings.Contains(out.String(), want) {
@@ -182,7 +182,7 @@ func TestAPlanSaysWhatWaitsForAReboot(t *testing.T) {
 	} {
 		p.Before, p.After = gpus, gpus
 		var out bytes.Buffer
-		if err := show(&out, "all-balanced", p, false, func(int) string { return "" }); err != nil {
+		if err := printPlan(&out, "all-balanced", p, false, func(int) string { return "" }); err != nil {
 			t.Fatal(err)
 		}
 		text := out.String()

@@ -19,6 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/cli"
+	"github.com/gpuslice/gpuslice/cmd/show"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -182,7 +183,7 @@ func (o *words) say(d agent.Diagnosis) {
 		o.encode(d)
 		return
 	}
-	o.line(d.String())
+	o.line(show.Diagnosis(d))
 }
 
 // restored tells which labels have their value again.

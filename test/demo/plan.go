@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/cmd/show"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/gpusim"
@@ -49,9 +50,9 @@ func foresee(ctx context.Context, out *screen, name string) (err error) {
 // drawn shows GPUs, those that follow each other and look the same on one line.
 func drawn(out *screen, when string, gpus []nvml.GPU) {
 	for i := 0; i < len(gpus); {
-		picture := nvml.Draw(gpus[i], gpus[i].Geometry())
+		picture := show.GPU(gpus[i], gpus[i].Geometry())
 		end := i + 1
-		for end < len(gpus) && nvml.Draw(gpus[end], gpus[end].Geometry()) == picture {
+		for end < len(gpus) && show.GPU(gpus[end], gpus[end].Geometry()) == picture {
 			end++
 		}
 		which := fmt.Sprintf("GPU %d", gpus[i].Index)

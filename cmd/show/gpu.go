@@ -1,9 +1,11 @@
-package nvml
+package show
 
 import (
 	"slices"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // drawingWidth is the number of columns of a drawing without its right border, or a little less where the memory slices
@@ -12,14 +14,14 @@ const drawingWidth = 64
 
 const border = "│"
 
-// Draw shows a GPU's memory slices on one line of text, all of the same width, cut as the geometry says: what stands
+// GPU draws a GPU's memory slices on one line of text, all of the same width, cut as the geometry says: what stands
 // (g.Geometry()) or what shall stand. Each free memory slice is a dot:
 //
 //	│1g.10gb│1g.10gb│ 2g.20gb       │ 3g.40gb                       │
 //	│ 4g.40gb                       │1g.10gb│   ·       ·       ·   │
 //
 // A GPU whose MIG mode is off is one box, unless the geometry is what it shall be once the mode is on.
-func Draw(g GPU, geometry Geometry) string {
+func GPU(g nvml.GPU, geometry nvml.Geometry) string {
 	slots := g.MemorySlices()
 	if slots == 0 {
 		return box("whole GPU", drawingWidth) + border
@@ -60,7 +62,7 @@ func box(name string, width int) string {
 }
 
 // label is the fullest form of an instance's name that has no more than so many characters.
-func label(p Placed, width int) string {
+func label(p nvml.Placed, width int) string {
 	size, attributes := p.Profile, ""
 	if i := strings.IndexAny(p.Profile, "+-"); i >= 0 {
 		size, attributes = p.Profile[:i], p.Profile[i:]

@@ -1,4 +1,4 @@
-package agent
+package show
 
 import (
 	"cmp"
@@ -10,13 +10,16 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
+
+	"github.com/gpuslice/gpuslice/agent"
 )
 
-// String writes the diagnosis for people: what is known, why the node is as it is, and the bottom line last, where the eye
+// Diagnosis writes what a node is found to be like: what is known, why the node is as it is, and the bottom line last, where the eye
 // is when the prompt comes back.
-func (d Diagnosis) String() string {
+func Diagnosis(of agent.Diagnosis) string {
+	d := diagnosis{of}
 	p := &page{now: d.At}
-	p.section("Node", d.node())
+	p.section("Node", d.node(p))
 	p.section("Cordon", d.cordon(p)...)
 	p.section("Agent", d.agent(p)...)
 	p.section("Owed", d.owed(p)...)
@@ -35,6 +38,9 @@ func (d Diagnosis) String() string {
 	p.line(sentence(d.Outcome.Text))
 	return strings.Join(p.lines, "\n") + "\n"
 }
+
+// diagnosis is one that is being written.
+type diagnosis struct{ agent.Diagnosis }
 
 // page is a text in sections.
 type page struct {
@@ -57,11 +63,17 @@ func (p *page) section(name string, lines ...string) {
 	}
 }
 
-func (p *page) since(t time.Time) string { return since(t, p.now) }
+// since adds a moment to a sentence, if it is known.
+func (p *page) since(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return fmt.Sprintf(" since %s (%s)", t.UTC().Format(time.RFC3339), duration.HumanDuration(p.now.Sub(t)))
+}
 
 func (p *page) ago(t time.Time) string { return duration.HumanDuration(p.now.Sub(t)) + " ago" }
 
-func (p *page) causes(causes []Finding) {
+func (p *page) causes(causes []agent.Finding) {
 	if len(causes) == 0 {
 		return
 	}
@@ -79,12 +91,12 @@ func (p *page) causes(causes []Finding) {
 	}
 }
 
-func (d Diagnosis) node() string {
+func (d diagnosis) node(p *page) string {
 	text := cmp.Or(d.Node, "(could not be read)") + ", " + d.At.UTC().Format(time.RFC3339)
 	switch {
 	case d.Node == "":
 	case d.Kubelet.Ready != corev1.ConditionTrue:
-		text += ", Ready is " + string(d.Kubelet.Ready) + since(d.Kubelet.Since, d.At) + ": " + d.Kubelet.Says
+		text += ", Ready is " + string(d.Kubelet.Ready) + p.since(d.Kubelet.Since) + ": " + d.Kubelet.Says
 	default:
 		text += ", Ready"
 	}
@@ -94,7 +106,7 @@ func (d Diagnosis) node() string {
 	return text
 }
 
-func (d Diagnosis) cordon(p *page) []string {
+func (d diagnosis) cordon(p *page) []string {
 	switch {
 	case d.Node == "":
 		return nil
@@ -113,7 +125,7 @@ func (d Diagnosis) cordon(p *page) []string {
 	return []string{text}
 }
 
-func (d Diagnosis) agent(p *page) []string {
+func (d diagnosis) agent(p *page) []string {
 	text := "does not run on this machine"
 	if d.Agent.Runs {
 		text = "runs"
@@ -127,7 +139,7 @@ func (d Diagnosis) agent(p *page) []string {
 	}
 }
 
-func (d Diagnosis) owed(p *page) []string {
+func (d diagnosis) owed(p *page) []string {
 	o := d.Owed
 	switch {
 	case o == nil:
@@ -159,20 +171,20 @@ func (d Diagnosis) owed(p *page) []string {
 		out = append(out, "unit "+unit+", which was running")
 	}
 	for _, b := range o.Before {
-		out = append(out, "if it fails: "+b.String())
+		out = append(out, "if it fails: "+cut(b))
 	}
 	return out
 }
 
-func phase(p Phase) string {
+func phase(p agent.Phase) string {
 	if p == "" {
 		return ""
 	}
 	return ", " + string(p)
 }
 
-// String writes how a GPU is cut: "GPU 0: 1g.10gb@0 3g.40gb@4".
-func (s StatusGPU) String() string {
+// cut is how a GPU is cut: "GPU 0: 1g.10gb@0 3g.40gb@4".
+func cut(s agent.StatusGPU) string {
 	name := fmt.Sprintf("GPU %d", s.Index)
 	if s.Index < 0 {
 		name = "GPU " + string(s.UUID) + ", which is not seen"
@@ -187,7 +199,7 @@ func (s StatusGPU) String() string {
 	}
 }
 
-func (d Diagnosis) others(p *page) []string {
+func (d diagnosis) others(p *page) []string {
 	var out []string
 	for _, t := range d.Others {
 		text := t.Tool + p.since(t.Since) + ": " + t.Sign
@@ -202,7 +214,7 @@ func (d Diagnosis) others(p *page) []string {
 	return out
 }
 
-func (d Diagnosis) taints(p *page) []string {
+func (d diagnosis) taints(p *page) []string {
 	var out []string
 	for _, t := range d.Taints {
 		out = append(out, fmt.Sprintf("%s:%s%s, %s", t.Key, t.Effect, p.since(t.Since), t.Means))
@@ -211,7 +223,7 @@ func (d Diagnosis) taints(p *page) []string {
 }
 
 // pods shows those that are in the way, one by one, and counts the others.
-func (d Diagnosis) pods() []string {
+func (d diagnosis) pods() []string {
 	var out []string
 	stay := 0
 	for _, pod := range d.Pods {
@@ -251,7 +263,7 @@ func (d Diagnosis) pods() []string {
 	return out
 }
 
-func (d Diagnosis) processes() []string {
+func (d diagnosis) processes() []string {
 	var out []string
 	for _, s := range d.Processes {
 		out = append(out, fmt.Sprintf("%s holds %s (by %s)", s.Name, strings.Join(s.Holds, ", "), strings.Join(s.FoundBy, ", ")))
@@ -259,7 +271,7 @@ func (d Diagnosis) processes() []string {
 	return out
 }
 
-func (d Diagnosis) operands() []string {
+func (d diagnosis) operands() []string {
 	var out []string
 	for _, o := range d.Operands {
 		text := fmt.Sprintf("%s=%s, paused by %s", o.Label, o.Value, o.By)
@@ -271,7 +283,7 @@ func (d Diagnosis) operands() []string {
 	return out
 }
 
-func (d Diagnosis) gpus() []string {
+func (d diagnosis) gpus() []string {
 	g := d.GPUs
 	var out []string
 	switch {
@@ -288,7 +300,7 @@ func (d Diagnosis) gpus() []string {
 		out = append(out, g.Unasked)
 	}
 	for _, now := range g.Now {
-		out = append(out, now.String())
+		out = append(out, cut(now))
 	}
 	if len(g.Steps) == 0 {
 		return out
@@ -334,7 +346,7 @@ func instanceStep(step string) (head, instance string, ok bool) {
 	return step[:at], step[at+1:], true
 }
 
-func (d Diagnosis) capacity() []string {
+func (d diagnosis) capacity() []string {
 	switch {
 	case len(d.Capacity) > 0:
 		return d.Capacity
@@ -345,7 +357,7 @@ func (d Diagnosis) capacity() []string {
 	}
 }
 
-func (d Diagnosis) failed() []string {
+func (d diagnosis) failed() []string {
 	if d.Failed == nil {
 		return nil
 	}
