@@ -189,6 +189,40 @@ func offered(kubelet resources) resources {
 	return out
 }
 
+// nobodyOffers reports whether there is no device plugin on the node at all, though nothing of ours keeps one away.
+func (s observed) nobodyOffers() bool {
+	return s.deaf == nil && len(s.operands) == 0 && len(offered(s.kubelet)) == 0 && !s.fenced && s.startup == nil && !s.paused()
+}
+
+// nobody says of such a node what it lacks.
+const nobody = "no device plugin offers the GPUs to kubelet, and no pod of this node matches devicePlugin.podSelector of the settings"
+
+// deployPlugin is what people can do about it.
+func (a *Agent) deployPlugin(seen observed) string {
+	text := "deploy NVIDIA's device plugin, or see why its DaemonSet has no pod on this node: it has to select the node"
+	var taints []string
+	for _, t := range seen.node.Spec.Taints {
+		if t.Effect != corev1.TaintEffectPreferNoSchedule {
+			taints = append(taints, t.ToString())
+		}
+	}
+	if len(taints) > 0 {
+		text += ", and to tolerate " + listed(taints)
+	}
+	if value, there := seen.node.Labels[config.LabelDevicePlugin]; there && value != deployed {
+		text += fmt.Sprintf("; label %s=%s keeps that of the GPU Operator away", config.LabelDevicePlugin, value)
+	}
+	return text + a.pretenders(seen.pods)
+}
+
+// missingCapacity says what is missing of the capacity, with the cause and what people can do where that is known.
+func (a *Agent) missingCapacity(seen observed) (reason config.Reason, text string) {
+	if seen.nobodyOffers() {
+		return config.ReasonNoDevicePlugin, fmt.Sprintf("%s; %s (%s)", nobody, a.deployPlugin(seen), seen.blockers())
+	}
+	return config.ReasonCapacityMismatch, seen.blockers() + "; see the device plugin's log on this node"
+}
+
 // namedBy gives the hardware's devices the names under which the node's plugin has them. Plugins before v0.20 leave out
 // what distinguishes a profile from its plain form: they offer a 1g.10gb+me as nvidia.com/mig-1g.10gb.
 func (r resources) namedBy(kubelet resources) resources {

@@ -422,14 +422,25 @@ func (e evidence) taintLeft() []Finding {
 }
 
 func (e evidence) capacityMissing() []Finding {
-	if len(e.capacity) == 0 || !e.whole || e.deaf != nil || e.beforeVerify() {
+	if len(e.capacity) == 0 || !e.whole || e.deaf != nil || e.beforeVerify() && e.noPlugin == "" {
 		return nil
 	}
-	return []Finding{{
+	f := Finding{
 		Cause: CauseCapacityMissing, Evidence: strings.Join(e.capacity, "; "), Waits: e.stalled() && e.ours(),
-		Agent: fmt.Sprintf("waits for the device plugin for %s, and then undoes the change that it belongs to", e.settings.Timeouts.Capacity),
-		You:   "see the log of the device plugin on this node", Command: e.pluginCommand(),
-	}}
+		You: "see the log of the device plugin on this node", Command: e.pluginCommand(),
+	}
+	if e.noPlugin != "" {
+		f.Evidence, f.You = nobody+": "+f.Evidence, e.noPlugin
+	}
+	switch {
+	case e.journal != nil:
+		f.Agent = fmt.Sprintf("waits for the device plugin for %s, and then undoes the change that it belongs to", e.settings.Timeouts.Capacity)
+	case e.want.name != "":
+		f.Agent = "waits for the device plugin, without an end, and disturbs nothing meanwhile"
+	default:
+		f.Agent = "leaves it alone: nothing is asked for"
+	}
+	return []Finding{f}
 }
 
 // notAllowedYet is a change that is not begun, though nothing on the node is in its way.

@@ -37,6 +37,7 @@ type evidence struct {
 	verdicts []drain.Verdict // on the pods that the steps need to leave
 	driver   string          // why the GPUs were not seen
 	notYet   *Waiting        // why the steps are not begun, if they may not be yet
+	noPlugin string          // what people can do about a node where nobody offers the GPUs to kubelet; empty where somebody does
 
 	unreadable string // why the journal says nothing
 	unseen     []string
@@ -108,6 +109,9 @@ func (a *Agent) evidence(ctx context.Context) evidence {
 		e.notYet = a.notYet(ctx, e)
 		e.verdicts = a.evictable(ctx, e)
 		e.processes = e.strangers()
+		if e.nobodyOffers() {
+			e.noPlugin = a.deployPlugin(e.observed)
+		}
 	}
 	if e.bootErr != nil {
 		e.unseen = append(e.unseen, e.bootErr.Error())

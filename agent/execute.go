@@ -146,8 +146,9 @@ func (a *Agent) awaitCapacity(ctx context.Context, seen observed, want wish, ste
 			Message: "capacity is right; looking once more: " + offered(seen.kubelet).summary(want.plugin),
 		}
 	}
+	reason, missing := a.missingCapacity(seen)
 	if seen.journal == nil {
-		return &Waiting{Reason: config.ReasonCapacityMismatch, Message: seen.blockers() + "; see the device plugin's log on this node", After: driverRetry}
+		return &Waiting{Reason: reason, Message: missing, After: driverRetry}
 	}
 	// A fresh node has nothing to go back to, and its first plugin may wait for a driver that is still being installed.
 	fresh := seen.journal.Startup != nil && !want.undo
@@ -167,14 +168,12 @@ func (a *Agent) awaitCapacity(ctx context.Context, seen observed, want wish, ste
 	}
 	if want.undo {
 		return &Stalled{
-			Reason: config.ReasonCapacityMismatch,
-			Message: fmt.Sprintf("the GPUs are as they were, but their capacity is not back after %s: %s; see the device plugin's log on this node",
-				a.settings.Timeouts.Capacity, seen.blockers()),
+			Reason:  reason,
+			Message: fmt.Sprintf("the GPUs are as they were, but their capacity is not back after %s: %s", a.settings.Timeouts.Capacity, missing),
 		}
 	}
 	return &Failure{
-		Wish: want.fingerprint, Reason: config.ReasonCapacityMismatch,
-		Message: fmt.Sprintf("no proof of capacity after %s: %s", a.settings.Timeouts.Capacity, seen.blockers()),
+		Wish: want.fingerprint, Reason: reason, Message: fmt.Sprintf("no proof of capacity after %s: %s", a.settings.Timeouts.Capacity, missing),
 	}
 }
 

@@ -115,9 +115,8 @@ func (a *Agent) preflight(ctx context.Context, seen observed, want wish, steps [
 		wait.Advice = "see the node's kubelet, by journalctl -u kubelet"
 	case busy != nil:
 		wait.Reason, wait.Message = config.ReasonHoldersUnknown, before+"the host's processes show who holds a GPU: "+seen.blind.Error()
-	case len(seen.operands) == 0 && len(offered(seen.kubelet)) == 0 && !seen.fenced && seen.startup == nil && !seen.paused(): // all three keep a plugin away
-		wait.Reason = config.ReasonNoDevicePlugin
-		wait.Message = before + "a device plugin runs here: none offers the GPUs to kubelet, and no pod of this node matches devicePlugin.podSelector of the settings"
+	case seen.nobodyOffers():
+		wait.Reason, wait.Message, wait.Advice = config.ReasonNoDevicePlugin, before+"a device plugin runs here: "+nobody, a.deployPlugin(seen)
 	case len(strangers) > 0:
 		strangers = a.strangers.of(strangers, a.clock.Now())
 		wait.Reason, wait.Blockers = config.ReasonGPUInUse, strangers

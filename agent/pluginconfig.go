@@ -115,7 +115,7 @@ func (a *Agent) wayOf(seen *observed) (way config.Handover, manager *configManag
 	case reads:
 		way = config.HandoverFile
 	case len(seen.operands) == 0:
-		return "", nil, "no device plugin runs on this node that could be given a config" + a.pretenders(seen.pods)
+		return "", nil, "no device plugin runs on this node that could be given a config"
 	default:
 		pod := seen.operands[0]
 		return "", nil, fmt.Sprintf("pod %s/%s is given no config that could be changed: it has no config manager, and mounts no directory %s of the host; "+

@@ -40,7 +40,7 @@ const ownKey = "gpuslice-"
 func (a *Agent) sharingOf(seen *observed, profile config.Profile, after []nvml.GPU) (*pluginWish, error) {
 	p := seen.plugin
 	if p.way == "" {
-		return nil, noHandover(p, len(seen.operands) == 0)
+		return nil, a.noHandover(*seen)
 	}
 	if p.manager == nil && isUnseen(p.lost) {
 		return nil, p.lost
@@ -107,11 +107,12 @@ func (w *pluginWish) as(now *config.PluginConfig) bool {
 }
 
 // noHandover says why the plugin cannot be given another config. One that is still to come may be given one then.
-func noHandover(p pluginConfig, nobody bool) error {
-	if nobody {
-		return &Waiting{Reason: config.ReasonNoDevicePlugin, Message: "nothing is disturbed: " + p.why, After: driverRetry}
+func (a *Agent) noHandover(seen observed) error {
+	why := seen.plugin.why
+	if len(seen.operands) == 0 {
+		return &Waiting{Reason: config.ReasonNoDevicePlugin, Message: "nothing is disturbed: " + why, After: driverRetry, Advice: a.deployPlugin(seen)}
 	}
-	return &Stalled{Reason: config.ReasonNoHandover, Message: p.why}
+	return &Stalled{Reason: config.ReasonNoHandover, Message: why}
 }
 
 // keyOf finds a key of the config manager's ConfigMap with the sharing, or makes up one.
@@ -167,7 +168,7 @@ func (a *Agent) namedConfig(ctx context.Context, seen *observed, key string) (*p
 	p := seen.plugin
 	switch {
 	case p.way == "":
-		return nil, noHandover(p, len(seen.operands) == 0)
+		return nil, a.noHandover(*seen)
 	case isUnseen(p.lost):
 		return nil, p.lost
 	case p.manager != nil && apierrors.IsForbidden(p.lost):

@@ -48,6 +48,7 @@ type world struct {
 	offered       map[string][]string // what the plugin read when it started
 	started       int                 // plugin pods so far
 	broken        bool                // the plugin registers nothing
+	unplugged     bool                // there is no plugin
 	deaf          bool                // kubelet does not answer
 	grace         time.Duration       // how long an evicted pod takes to end
 	boots         int                 // of the node, so far
@@ -500,7 +501,7 @@ func (w *world) turn() {
 	}
 	value, byLabel := n.Labels[config.LabelDevicePlugin]
 	switch {
-	case len(plugins.Items) == 0 && (fenced || byLabel && value != "true"):
+	case len(plugins.Items) == 0 && (fenced || w.unplugged || byLabel && value != "true"):
 		w.offered = map[string][]string{}
 	case len(plugins.Items) == 0:
 		w.startPlugin()
