@@ -220,7 +220,57 @@ func (a *Agent) missingCapacity(seen observed) (reason config.Reason, text strin
 	if seen.nobodyOffers() {
 		return config.ReasonNoDevicePlugin, fmt.Sprintf("%s; %s (%s)", nobody, a.deployPlugin(seen), seen.blockers())
 	}
+	if under := seen.offeredUnder(); under != "" {
+		return config.ReasonWrongMIGStrategy, fmt.Sprintf("%s (%s)", a.otherStrategy(seen, under), seen.blockers())
+	}
 	return config.ReasonCapacityMismatch, seen.blockers() + "; see the device plugin's log on this node"
+}
+
+// causePatience is how long capacity is missing before a cause is told of it in the middle of a change: by then kubelet has forgotten what
+// the device plugin offered before, and the next one has begun to offer.
+const causePatience = 10 * time.Second
+
+// offeredUnder is the MIG strategy under which the device plugin offers just what it does, where that is another than it is taken to
+// have; empty otherwise.
+func (s observed) offeredUnder() config.MIGStrategy {
+	if s.deaf != nil || s.rivals != "" {
+		return ""
+	}
+	given := resources{}
+	for name, ids := range offered(s.kubelet) {
+		name = strings.TrimSuffix(name, sharedSuffix)
+		given[name] = append(given[name], physical(ids)...)
+	}
+	for name, ids := range given {
+		slices.Sort(ids)
+		given[name] = slices.Compact(ids)
+	}
+	wanted := expected(s.gpus, s.strategy).namedBy(given)
+	for _, other := range []config.MIGStrategy{config.MIGStrategyNone, config.MIGStrategySingle, config.MIGStrategyMixed} {
+		would := expected(s.gpus, other).namedBy(given)
+		if would.equal(given) && !would.equal(wanted) {
+			return other
+		}
+	}
+	return ""
+}
+
+func (r resources) equal(other resources) bool {
+	return len(r) > 0 && maps.EqualFunc(r, other, slices.Equal)
+}
+
+// otherStrategy names the strategy under which the device plugin evidently runs, and where to set the one that is needed.
+func (a *Agent) otherStrategy(seen observed, under config.MIGStrategy) string {
+	set := fmt.Sprintf("set MIG_STRATEGY=%[1]s in the environment of its DaemonSet, or flags.migStrategy: %[1]s in its config", seen.strategy)
+	switch told := seen.toldStrategy(); {
+	case a.settings.MIGStrategy != config.MIGStrategyAuto:
+		set = fmt.Sprintf("migStrategy of the agent's settings is %s: %s; or set migStrategy of the settings to auto", seen.strategy, set)
+	case told != "":
+		set = "its environment or arguments say so, and it does otherwise: see its log on this node"
+	case seen.plugin.now != nil && seen.plugin.now.MIGStrategy == seen.strategy:
+		set = "its config says so, which it has not read: delete its pod on this node"
+	}
+	return fmt.Sprintf("the device plugin runs under the MIG strategy %s, by what it offers, and %s is needed: %s", under, seen.strategy, set)
 }
 
 // namedBy gives the hardware's devices the names under which the node's plugin has them. Plugins before v0.20 leave out

@@ -429,8 +429,11 @@ func (e evidence) capacityMissing() []Finding {
 		Cause: CauseCapacityMissing, Evidence: strings.Join(e.capacity, "; "), Waits: e.stalled() && e.ours(),
 		You: "see the log of the device plugin on this node", Command: e.pluginCommand(),
 	}
-	if e.noPlugin != "" {
+	switch {
+	case e.noPlugin != "":
 		f.Evidence, f.You = nobody+": "+f.Evidence, e.noPlugin
+	case e.wrongly != "":
+		f.You = e.wrongly
 	}
 	switch {
 	case e.journal != nil:

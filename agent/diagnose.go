@@ -38,6 +38,7 @@ type evidence struct {
 	driver   string          // why the GPUs were not seen
 	notYet   *Waiting        // why the steps are not begun, if they may not be yet
 	noPlugin string          // what people can do about a node where nobody offers the GPUs to kubelet; empty where somebody does
+	wrongly  string          // why the device plugin offers what it does, where that is for its MIG strategy
 
 	unreadable string // why the journal says nothing
 	unseen     []string
@@ -111,6 +112,8 @@ func (a *Agent) evidence(ctx context.Context) evidence {
 		e.processes = e.strangers()
 		if e.nobodyOffers() {
 			e.noPlugin = a.deployPlugin(e.observed)
+		} else if under := e.offeredUnder(); under != "" {
+			e.wrongly = a.otherStrategy(e.observed, under)
 		}
 	}
 	if e.bootErr != nil {

@@ -157,8 +157,11 @@ func (a *Agent) awaitCapacity(ctx context.Context, seen observed, want wish, ste
 		return err
 	}
 	if fresh || now.Before(until) {
+		if reason == config.ReasonCapacityMismatch || now.Sub(a.verifying) < causePatience {
+			missing = seen.blockers()
+		}
 		wait := &Waiting{
-			Reason: config.ReasonAwaitingCapacity, Message: "waiting for kubelet and the device plugin: " + seen.blockers(), After: proofInterval,
+			Reason: config.ReasonAwaitingCapacity, Message: "waiting for kubelet and the device plugin: " + missing, After: proofInterval,
 			Blockers: seen.capacity,
 		}
 		if !fresh {

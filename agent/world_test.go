@@ -49,6 +49,7 @@ type world struct {
 	started       int                 // plugin pods so far
 	broken        bool                // the plugin registers nothing
 	unplugged     bool                // there is no plugin
+	under         config.MIGStrategy  // the plugin's; empty for mixed
 	deaf          bool                // kubelet does not answer
 	grace         time.Duration       // how long an evicted pod takes to end
 	boots         int                 // of the node, so far
@@ -642,7 +643,7 @@ func (w *world) lose(index int, lost bool) {
 	w.offered = w.devices()
 }
 
-// devices is what the plugin finds under the strategy mixed.
+// devices is what the plugin finds under its strategy.
 func (w *world) devices() map[string][]string {
 	out := map[string][]string{}
 	if w.broken {
@@ -653,12 +654,18 @@ func (w *world) devices() map[string][]string {
 		return out // as the plugin without a driver
 	}
 	for _, gpu := range gpus {
-		if !gpu.Enabled && !gpu.Lost {
+		if (!gpu.Enabled || w.under == config.MIGStrategyNone) && !gpu.Lost {
 			out["nvidia.com/gpu"] = append(out["nvidia.com/gpu"], string(gpu.UUID))
 		}
 		for _, i := range gpu.Instances {
 			for _, d := range i.Devices {
+				if w.under == config.MIGStrategyNone {
+					continue
+				}
 				name := "nvidia.com/mig-" + strings.ReplaceAll(d.Profile, "+", ".")
+				if w.under == config.MIGStrategySingle {
+					name = "nvidia.com/gpu"
+				}
 				out[name] = append(out[name], d.UUID)
 			}
 		}

@@ -1,0 +1,99 @@
+package agent_test
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/cmd/show"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// What the plugin runs under need be told nowhere on the node: then it shows by what it offers, and no log of it says that anything is wrong.
+func TestAPluginUnderAnotherMIGStrategyIsNamedAsTheCause(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		under, label config.MIGStrategy
+		settings     config.MIGStrategy
+		says         []string
+	}{
+		"none, and nothing says so": {
+			under: config.MIGStrategyNone, settings: config.MIGStrategyAuto,
+			says: []string{
+				"the device plugin runs under the MIG strategy none, by what it offers, and mixed is needed",
+				"set MIG_STRATEGY=mixed in the environment of its DaemonSet, or flags.migStrategy: mixed in its config",
+			},
+		},
+		"single, and a label says mixed": {
+			under: config.MIGStrategySingle, label: config.MIGStrategyMixed, settings: config.MIGStrategyAuto,
+			says: []string{"the device plugin runs under the MIG strategy single, by what it offers, and mixed is needed", "set MIG_STRATEGY=mixed"},
+		},
+		"none, and the settings say mixed": {
+			under: config.MIGStrategyNone, settings: config.MIGStrategyMixed,
+			says: []string{"strategy none, by what it offers, and mixed is needed: migStrategy of the agent's settings is mixed", "set migStrategy of the settings to auto"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				w.under = row.under
+				if row.label != "" {
+					w.edit(func(n *corev1.Node) {
+						metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelMIGStrategy, string(row.label))
+					})
+				}
+				w.presents(row.settings)
+				w.settle(config.ReasonNoWish)
+				before := w.gpus.String()
+				named := func(text string) {
+					t.Helper()
+					for _, want := range row.says {
+						if !strings.Contains(text, want) {
+							t.Errorf("it says %q, want %q in it", text, want)
+						}
+					}
+				}
+				w.label("all-1g.10gb")
+				w.passes("the wait for capacity", func() bool { return w.condition().Reason == string(config.ReasonAwaitingCapacity) })
+				w.spend(time.Minute)
+				if c := w.condition(); c.Reason != string(config.ReasonAwaitingCapacity) {
+					t.Errorf("after a minute it says %s: %s", c.Reason, c.Message)
+				} else {
+					named(c.Message)
+				}
+				named(strings.Join(strings.Fields(show.Diagnosis(w.agent.Diagnose(t.Context(), true))), " "))
+				named(w.settle(config.ReasonWrongMIGStrategy).Message)
+				w.givenBack()
+				if after := w.gpus.String(); after != before {
+					t.Errorf("the GPUs are not as they were:\n%s", after)
+				}
+			})
+		})
+	}
+}
+
+// Kubelet goes on offering for a moment what the plugin offered before the change: a whole GPU, as under the strategy none.
+func TestAPluginThatIsOnItsWayIsNotTakenForOneUnderAnotherStrategy(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.settle(config.ReasonNoWish)
+		former := w.offered
+		w.label("all-1g.10gb")
+		w.passes("the wait for capacity", func() bool { return w.condition().Reason == string(config.ReasonAwaitingCapacity) })
+		w.offered = former
+		for range 3 {
+			w.agent.Pass(t.Context())
+			if c := w.condition(); strings.Contains(c.Message, "strategy") {
+				t.Fatalf("%s: %s", c.Reason, c.Message)
+			}
+		}
+		w.offered = w.devices()
+		w.reach("all-1g.10gb")
+	})
+}
