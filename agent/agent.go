@@ -102,7 +102,7 @@ type Agent struct {
 	kept      *hostRecord
 	processes holders.Processes
 	kernel    *host.Kernel
-	sentinel  sentinel
+	sentinel  *sentinel
 	parse     func(data []byte) (map[string]config.MIGConfig, error)
 	settings  config.Settings
 
@@ -171,7 +171,7 @@ func New(o Options) *Agent {
 	return &Agent{
 		node: o.Node, client: o.Client, driver: o.Driver, kubelet: o.Kubelet, parse: o.Parse, settings: o.Settings,
 		host: o.Host, units: o.Units, specs: o.Specs, kept: &hostRecord{store: o.Record, log: o.Log.Named("record")},
-		processes: o.Processes, kernel: &host.Kernel{Proc: o.Processes.Root}, sentinel: sentinel{path: o.Settings.Reboot.Sentinel},
+		processes: o.Processes, kernel: &host.Kernel{Proc: o.Processes.Root}, sentinel: &sentinel{path: o.Settings.Reboot.Sentinel},
 		wall: o.Clock, clock: steady, events: events{o.Events}, metrics: o.Metrics, alive: o.Alive, log: o.Log,
 		memory: newMemory(o.Settings.MemoryPressure), evictor: evictor,
 		sets: holders.NewDaemonSets(o.Client, steady),
@@ -252,7 +252,7 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 	a.tidyRecord(ctx, seen)
 	a.setClock(seen)
 	a.renewSlot(ctx, seen)
-	a.withdrawReboot(seen)
+	a.withdrawReboot(ctx, seen)
 	want, steps, err := a.plan(ctx, &seen)
 	if err == nil && len(steps) > 0 {
 		err = a.execute(ctx, seen, want, steps)

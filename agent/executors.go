@@ -50,7 +50,7 @@ var executors = map[plan.Kind]executor{
 	plan.RegenerateCDI: func(a *Agent, ctx context.Context, w work) error { return a.regenerate(ctx, w.seen.gpus) },
 
 	plan.Park:      func(a *Agent, ctx context.Context, w work) error { return a.park(ctx, w.seen, w.want) },
-	plan.AskReboot: func(a *Agent, _ context.Context, w work) error { return a.askForReboot(w.seen, w.want) },
+	plan.AskReboot: func(a *Agent, ctx context.Context, w work) error { return a.askForReboot(ctx, w.seen, w.want) },
 	plan.Reboot:    func(a *Agent, ctx context.Context, w work) error { return a.reboot(ctx, w.seen, w.want) },
 
 	plan.WriteSharing:    func(a *Agent, ctx context.Context, w work) error { return a.writeSharing(ctx, w.seen, w.want) },

@@ -9,6 +9,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
+	"github.com/gpuslice/gpuslice/nvml/aside"
 )
 
 // Pass is one pass of the loop, for tests that are the loop themselves.
@@ -56,4 +57,14 @@ func (a *Agent) Settle(ctx context.Context, rest time.Duration) time.Duration {
 func Performs(kind plan.Kind) (performed bool, reason config.Reason, phase Phase) {
 	p := progresses[kind]
 	return executors[kind] != nil, p.reason, p.phase
+}
+
+// HangSentinel has the file by which a reboot is asked for answer nobody until the channel is closed.
+func (a *Agent) HangSentinel(until <-chan struct{}) error {
+	ctx, cancel := context.WithCancel(context.Background())
+	return aside.Run(ctx, &a.sentinel.calls, "looking at "+a.sentinel.path, func(context.Context, aside.At) error {
+		cancel()
+		<-until
+		return nil
+	})
 }

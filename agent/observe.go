@@ -144,7 +144,7 @@ func (a *Agent) observe(ctx context.Context) (observed, error) {
 	a.observeKubelet(ctx, &seen, pods.Items)
 	a.observeMemory(ctx, seen)
 	a.observeOthers(&seen)
-	a.observeReboots(&seen, pods.Items)
+	a.observeReboots(ctx, &seen, pods.Items)
 	a.observeSpecs(ctx, &seen)
 	a.observeStarted(ctx, &seen)
 	seen.whole = true

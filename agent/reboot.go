@@ -58,14 +58,14 @@ func (s observed) unnoticedReboots() string {
 }
 
 // observeReboots looks which mode changes take a reboot here, and what is known of one.
-func (a *Agent) observeReboots(seen *observed, pods []corev1.Pod) {
+func (a *Agent) observeReboots(ctx context.Context, seen *observed, pods []corev1.Pod) {
 	boot := seen.boot
 	known := seen.refusal()
 	seen.reboots = plan.Reboots{
 		NoReset:   map[nvml.UUID]bool{},
 		Suspected: map[nvml.UUID]bool{},
 		Policy:    plan.RebootPolicy(a.settings.Reboot.Policy),
-		Asked:     a.sentinel.state(),
+		Asked:     a.sentinel.state(ctx),
 	}
 	if known != nil {
 		for _, gpu := range known.GPUs {
@@ -111,8 +111,8 @@ func (a *Agent) noteNoReset(ctx context.Context, seen observed, gpu nvml.UUID, e
 }
 
 // askForReboot writes the sentinel file.
-func (a *Agent) askForReboot(seen observed, want wish) error {
-	if err := a.sentinel.ask(fmt.Sprintf("MIG mode of GPUs of node %s changes for %s at the next reboot", a.node, want.name)); err != nil {
+func (a *Agent) askForReboot(ctx context.Context, seen observed, want wish) error {
+	if err := a.sentinel.ask(ctx, fmt.Sprintf("MIG mode of GPUs of node %s changes for %s at the next reboot", a.node, want.name)); err != nil {
 		return err
 	}
 	a.eventf(seen.node, corev1.EventTypeNormal, config.ReasonNeedsReboot, "asked for a reboot by %s", a.sentinel.path)
@@ -121,12 +121,12 @@ func (a *Agent) askForReboot(seen observed, want wish) error {
 
 // withdrawReboot removes our sentinel file as soon as no mode is pending, whatever is asked of the node by then: a reboot that
 // nobody needs would take the geometry of all GPUs away.
-func (a *Agent) withdrawReboot(seen observed) {
+func (a *Agent) withdrawReboot(ctx context.Context, seen observed) {
 	pending := slices.ContainsFunc(seen.gpus, func(gpu nvml.GPU) bool { return !gpu.Lost && gpu.Pending != gpu.Enabled })
 	if seen.reboots.Asked != plan.AskedByUs || pending && a.settings.Reboot.Policy == config.RebootDelegate {
 		return
 	}
-	if err := a.sentinel.withdraw(); err != nil {
+	if err := a.sentinel.withdraw(ctx); err != nil {
 		a.log.Warn("a reboot is still asked for, and not needed", zap.Error(err))
 	}
 }

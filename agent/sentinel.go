@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -9,21 +10,39 @@ import (
 	"strings"
 
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/nvml/aside"
 )
 
 // sentinel is the file by which a reboot is asked for. Others write it too, package managers above all: what they have
-// written stays.
-type sentinel struct{ path string }
+// written stays. It is wherever the settings say, which may be behind a mount that does not answer: no call lasts longer than hostTimeout,
+// and none begins while another hangs.
+type sentinel struct {
+	path  string
+	calls aside.Lane
+}
+
+// longestRequest bounds what is read of the file, in bytes. What is longer is not ours.
+const longestRequest = 64 << 10
 
 // state tells whether a reboot is asked for, and by whom. Only a file asks: kured and others look by "test -f". One that
 // cannot be looked at does not ask; writing it will say why. One that cannot be read asks, and is not known to be ours.
-func (s sentinel) state() plan.Asked {
+func (s *sentinel) state(ctx context.Context) plan.Asked {
+	ctx, cancel := context.WithTimeout(ctx, hostTimeout)
+	defer cancel()
+	asked, err := aside.Do(ctx, &s.calls, "looking at "+s.path, func(context.Context, aside.At) (plan.Asked, error) { return s.asked(), nil })
+	if err != nil {
+		return plan.AskedByNobody
+	}
+	return asked
+}
+
+func (s *sentinel) asked() plan.Asked {
 	if is, err := os.Stat(s.path); err != nil || !is.Mode().IsRegular() {
 		return plan.AskedByNobody
 	}
-	text, err := os.ReadFile(s.path)
+	text, err := aside.Bounded(s.path, longestRequest)
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, aside.ErrNoFile):
 		return plan.AskedByNobody
 	case err == nil && strings.HasPrefix(string(text), FieldManager+":"):
 		return plan.AskedByUs
@@ -34,7 +53,17 @@ func (s sentinel) state() plan.Asked {
 
 // ask writes the file, as a whole or not at all: half a file would not be known as ours. One that is there already asks as
 // well.
-func (s sentinel) ask(why string) (err error) {
+func (s *sentinel) ask(ctx context.Context, why string) error {
+	ctx, cancel := context.WithTimeout(ctx, hostTimeout)
+	defer cancel()
+	err := aside.Run(ctx, &s.calls, "asking for a reboot by "+s.path, func(ctx context.Context, _ aside.At) error { return s.write(ctx, why) })
+	if aside.Hangs(err) {
+		err = fmt.Errorf("%w; see the host's kernel log for the disk or file system that it is on, or set reboot.sentinel", err)
+	}
+	return err
+}
+
+func (s *sentinel) write(ctx context.Context, why string) (err error) {
 	// Only one agent of a machine runs: what is there by this name was left by one that was killed.
 	whole := filepath.Join(filepath.Dir(s.path), "."+filepath.Base(s.path)+"."+FieldManager)
 	defer func() {
@@ -45,8 +74,11 @@ func (s sentinel) ask(why string) (err error) {
 	if err := writeAnew(whole, fmt.Sprintf("%s: %s\n", FieldManager, why)); err != nil {
 		return fmt.Errorf("asking for a reboot: %w; mount the folder into the agent's container, or set reboot.sentinel", err)
 	}
+	if ctx.Err() != nil { // nobody waits for it any more, and it may have been asked for in vain
+		return ctx.Err()
+	}
 	err = os.Link(whole, s.path) // unlike a rename, it does not take the place of what is there
-	if err == nil || errors.Is(err, fs.ErrExist) && s.state() != plan.AskedByNobody {
+	if err == nil || errors.Is(err, fs.ErrExist) && s.asked() != plan.AskedByNobody {
 		return nil
 	}
 	if is, told := os.Lstat(s.path); told == nil && !is.Mode().IsRegular() {
@@ -82,12 +114,16 @@ func kindOf(mode fs.FileMode) string {
 }
 
 // withdraw removes the file, if it is ours.
-func (s sentinel) withdraw() error {
-	if s.state() != plan.AskedByUs {
+func (s *sentinel) withdraw(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, hostTimeout)
+	defer cancel()
+	return aside.Run(ctx, &s.calls, "withdrawing the request for a reboot by "+s.path, func(context.Context, aside.At) error {
+		if s.asked() != plan.AskedByUs {
+			return nil
+		}
+		if err := os.Remove(s.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("withdrawing the request for a reboot: %w", err)
+		}
 		return nil
-	}
-	if err := os.Remove(s.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("withdrawing the request for a reboot: %w", err)
-	}
-	return nil
+	})
 }

@@ -1,6 +1,7 @@
 package agent_test
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,6 +11,8 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml/aside"
+	"github.com/gpuslice/gpuslice/test/stalledfs"
 )
 
 // delegating is a virtual machine whose reboots are left to whoever answers the sentinel file.
@@ -108,6 +111,58 @@ func TestTheSentinelIsThereAsAWholeOrNotAtAll(t *testing.T) {
 		if err != nil || len(files) != 1 {
 			t.Errorf("the folder holds %v, %v; want the request alone", files, err)
 		}
+		w.reboot()
+		w.reach("all-balanced")
+		w.passes("the request to be withdrawn", func() bool { return !w.asked() })
+	})
+}
+
+// Promise 14. The sentinel is wherever the settings say: its file system may answer nobody any more.
+func TestASentinelBehindAMountThatDoesNotAnswerEndsNoPassButItsOwnCall(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, passthrough)
+	mounted := stalledfs.Mount(t, "reboot-required")
+	w.settings.Reboot.Policy, w.settings.Reboot.Sentinel = config.RebootDelegate, filepath.Join(mounted.Dir, "reboot-required")
+	w.restart()
+	w.turn()
+	asked := mounted.Stall()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		w.agent.Pass(ctx)
+	}()
+	<-asked
+	cancel()
+	select {
+	case <-ended:
+	case <-time.After(30 * time.Second):
+		t.Error("the pass does not end")
+		mounted.Answer()
+		<-ended
+	}
+}
+
+func TestASentinelThatDoesNotAnswerIsNamedAndAnsweredWhenItDoes(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := delegating(t)
+		until := make(chan struct{})
+		if err := w.agent.HangSentinel(until); !aside.Hangs(err) {
+			t.Fatal(err)
+		}
+		w.label("all-balanced")
+		want := "asking for a reboot by " + w.settings.Reboot.Sentinel + " is put off"
+		told := func() bool { return strings.Contains(w.condition().Message, want) }
+		if w.looks(time.Hour, told); !told() {
+			t.Errorf("the node says %s", w.condition().Message)
+		}
+		if n := w.node(); n.Spec.Unschedulable {
+			t.Error("the node is kept for it")
+		}
+		close(until)
+		w.passes("the request", w.asked)
 		w.reboot()
 		w.reach("all-balanced")
 		w.passes("the request to be withdrawn", func() bool { return !w.asked() })
