@@ -14,7 +14,6 @@ import (
 
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/clock"
@@ -92,72 +91,58 @@ type Options struct {
 
 // Agent keeps one node as its labels ask.
 type Agent struct {
-	node      string
-	client    kubernetes.Interface
-	driver    nvml.Driver
-	kubelet   Kubelet
-	host      Host
-	units     Units
-	specs     Specs
-	kept      *hostRecord
-	processes holders.Processes
-	kernel    *host.Kernel
-	sentinel  *sentinel
-	parse     func(data []byte) (map[string]config.MIGConfig, error)
-	settings  config.Settings
+	node     string
+	client   kubernetes.Interface
+	driver   nvml.Driver
+	kubelet  Kubelet
+	parse    func(data []byte) (map[string]config.MIGConfig, error)
+	settings config.Settings
+	wall     clock.PassiveClock // the host's, for windows alone
+	clock    *steady
+	events   record.EventRecorder
+	metrics  *Metrics
+	alive    *alive.Loop
+	log      *zap.Logger
 
-	pluginConfigs PluginConfigs
-	pluginFile    *pluginfile.File
+	evictor  *drain.Evictor
+	sets     *holders.DaemonSets
+	fence    fence.Fence
+	sentinel *sentinel
 
-	wall    clock.PassiveClock // the host's, for windows alone
-	clock   *steady
-	slots   *fleet.Slots
-	events  record.EventRecorder
-	metrics *Metrics
-	alive   *alive.Loop
-	log     *zap.Logger
-	evictor *drain.Evictor
-	sets    *holders.DaemonSets
-	fence   fence.Fence
+	// Each part keeps what it remembers. All of that may be lost at any moment: after a restart it is gathered anew.
 
-	// All of the following may be lost at any moment: after a restart it is gathered anew.
+	record       *hostRecord
+	budget       budget
+	clients      clients
+	systemd      systemd
+	logind       logind
+	boots        boots
+	cdi          cdi
+	plugin       plugin
+	leftovers    leftovers
+	upgrade      upgrade
+	proof        proof
+	verification verification
+	pressure     *pressure
+	turn         turn
+	times        times
+	watched      budgetWatch
 
-	attempts     map[string]attempt   // of steps that fail
-	done         map[string]int       // how often each step on the hardware has succeeded since a step of another kind
-	unpicked     unpicked             // configs of the device plugin that nothing asks for
-	agreed       int                  // looks in a row at which the capacity was right
-	agreedAt     time.Time            // the last of them
-	verifying    time.Time            // when the present wait for capacity began
-	specFailures int                  // of writing CDI specs, in a row
-	specTrouble  string               // why CDI specs could not be looked at, the last time
-	logindNext   time.Time            // a logind that has not answered is not asked before
-	systemdNext  time.Time            // the same of systemd
-	foundFree    map[string]time.Time // when the process table was last seen to have no holder of the device, which goes
-	started      map[string]start     // units of the host that were started again
-	startedNext  time.Time            // they are not asked after before
-	migManagerAt time.Time            // when a mig-manager was last seen here; before the first look, nobody knows
-	strangers    told                 // who holds what is to go, and is of no pod
-	waits        map[string]time.Time // when the waits began that have a time of their own, by what is waited for
-	budgets      chan map[string]bool // namespaces of disruption budgets that are in the way
-	staleSince   time.Time            // when labels of GPU feature discovery were first seen to lag behind the change
-	nudged       bool                 // the device plugin was started anew, for want of capacity
-	rebooting    bool                 // this process has asked logind for a reboot
-	boot         string               // of the host, as it was last read
-	bootTrouble  string               // why it could not be read, the last time
-	busy         bool                 // the last look has found a change under way
-	toldReaders  map[types.UID]string // who was told to read the device plugin's config file, and a hash of what it said then
-	upgrading    time.Time            // since when labels say that the driver is being upgraded
-	replaced     bool                 // the driver is another one than this process has loaded
-	memory       *memory              // of what pods share
-	claim        string               // operation for which a slot of the pool was taken
-	full         *fleet.Full          // what people were told of why the node waits for one
-	fullAt       time.Time            // and when
-	learnt       *Status              // what the node was told for good at the end of a change, until the next word
-	touchedAt    time.Time            // when the change that is under way first touched a GPU
-	provenAt     time.Time            // when it was first seen to be done
-	overran      string               // operation of which people know that it goes on beyond its window
-	residents    residents            // who may be on it
-	toldDropped  map[string]string    // units that are not started, as people were told
+	busy     bool // the last look has found a change under way
+	replaced bool // the driver is another one than this process has loaded
+}
+
+// forgetter is a part that remembers by the clock.
+type forgetter interface {
+	// forget drops what depends on times that the clock gave, as if the process began now.
+	forget(now time.Time)
+}
+
+// forgetters are all of them.
+func (a *Agent) forgetters() []forgetter {
+	return []forgetter{
+		&a.budget, &a.clients, &a.systemd, &a.logind, &a.plugin, &a.leftovers, &a.upgrade, &a.proof, &a.verification, a.pressure, &a.turn, &a.times,
+	}
 }
 
 // New makes an Agent. Nothing happens before Run.
@@ -170,23 +155,29 @@ func New(o Options) *Agent {
 	}
 	return &Agent{
 		node: o.Node, client: o.Client, driver: o.Driver, kubelet: o.Kubelet, parse: o.Parse, settings: o.Settings,
-		host: o.Host, units: o.Units, specs: o.Specs, kept: &hostRecord{store: o.Record, log: o.Log.Named("record")},
-		processes: o.Processes, kernel: &host.Kernel{Proc: o.Processes.Root}, sentinel: &sentinel{path: o.Settings.Reboot.Sentinel},
 		wall: o.Clock, clock: steady, events: events{o.Events}, metrics: o.Metrics, alive: o.Alive, log: o.Log,
-		memory: newMemory(o.Settings.MemoryPressure), evictor: evictor,
-		sets: holders.NewDaemonSets(o.Client, steady),
-		slots: &fleet.Slots{
-			Client: o.Client, Namespace: o.Settings.Maintenance.Namespace, Clock: steady, Timeout: o.Settings.Timeouts.APICall, Log: o.Log.Named("fleet"),
-		},
+		evictor: evictor, sets: holders.NewDaemonSets(o.Client, steady), sentinel: &sentinel{path: o.Settings.Reboot.Sentinel},
 		fence: fence.Fence{
 			Taint:           corev1.Taint{Key: config.TaintRepartitioning, Effect: corev1.TaintEffectNoSchedule},
 			StartupKey:      config.TaintNotReady,
 			JournalKey:      config.AnnotationJournal,
 			KeepCordonedKey: config.AnnotationKeepCordoned,
 		},
-		pluginConfigs: o.Plugin,
-		pluginFile:    pluginfile.New(cmp.Or(o.PluginFile, o.Settings.DevicePlugin.ConfigFile), o.Settings.DevicePlugin.ConfigFile),
-		attempts:      map[string]attempt{}, done: map[string]int{}, waits: map[string]time.Time{}, started: map[string]start{}, foundFree: map[string]time.Time{},
+		record:  &hostRecord{store: o.Record, log: o.Log.Named("record")},
+		budget:  newBudget(steady),
+		clients: clients{processes: o.Processes, foundFree: map[string]time.Time{}},
+		systemd: systemd{units: o.Units, started: map[string]start{}},
+		logind:  logind{host: o.Host},
+		boots:   boots{kernel: &host.Kernel{Proc: o.Processes.Root}},
+		cdi:     cdi{specs: o.Specs},
+		plugin: plugin{
+			configs: o.Plugin,
+			file:    pluginfile.New(cmp.Or(o.PluginFile, o.Settings.DevicePlugin.ConfigFile), o.Settings.DevicePlugin.ConfigFile),
+		},
+		pressure: newPressure(o.Settings.MemoryPressure),
+		turn: turn{slots: &fleet.Slots{
+			Client: o.Client, Namespace: o.Settings.Maintenance.Namespace, Clock: steady, Timeout: o.Settings.Timeouts.APICall, Log: o.Log.Named("fleet"),
+		}},
 	}
 }
 
@@ -232,8 +223,8 @@ func (a *Agent) settle(ctx context.Context, rest time.Duration) time.Duration {
 	return rest - pause
 }
 
-// begin notes what a new process cannot know: a mig-manager may have been here a moment ago.
-func (a *Agent) begin() { a.migManagerAt = a.clock.Now() }
+// begin notes what a new process cannot know.
+func (a *Agent) begin() { a.leftovers.forget(a.clock.Now()) }
 
 // pass observes, decides, and performs at most one step. It returns how long the loop may sleep.
 // It is safe to be killed anywhere inside it.
@@ -248,12 +239,13 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 		}
 		return a.conclude(ctx, seen, wish{}, nil, err)
 	}
-	delete(a.attempts, look.String())
+	delete(a.budget.attempts, look.String())
 	a.tidyRecord(ctx, seen)
 	a.setClock(seen)
 	a.renewSlot(ctx, seen)
 	a.withdrawReboot(ctx, seen)
 	want, steps, err := a.plan(ctx, &seen)
+	a.proof = seen.proof
 	if err == nil && len(steps) > 0 {
 		err = a.execute(ctx, seen, want, steps)
 		want, steps, err = a.meanwhile(ctx, seen, want, steps, err)
@@ -289,15 +281,9 @@ func (a *Agent) setClock(seen observed) {
 		return
 	}
 	a.log.Info("the host's clock was set", zap.Duration("by", step))
-	clear(a.attempts)
-	clear(a.waits)
-	clear(a.started)
-	clear(a.foundFree)
-	a.verifying, a.agreedAt, a.staleSince = time.Time{}, time.Time{}, time.Time{}
-	a.logindNext, a.systemdNext, a.startedNext = time.Time{}, time.Time{}, time.Time{}
-	a.strangers, a.full, a.touchedAt, a.provenAt, a.agreed = told{}, nil, time.Time{}, time.Time{}, 0
-	a.slots.Forget()
-	a.begin()
+	for _, part := range a.forgetters() {
+		part.forget(a.clock.Now())
+	}
 }
 
 // plan lists the steps to what the labels ask for; or, where that cannot be and something was begun already, the steps
@@ -325,7 +311,7 @@ func (a *Agent) plan(ctx context.Context, seen *observed) (wish, []plan.Step, er
 	}
 	want.undo, want.why, want.plugin = true, err, a.former(seen)
 	a.prove(seen, want.plugin)
-	if a.specFailures >= a.settings.Retry.Failures { // on the way back they keep no node
+	if a.cdi.failures >= a.settings.Retry.Failures { // on the way back they keep no node
 		seen.specs = nil
 	}
 	steps, err = a.steps(ctx, seen, want, seen.journal.previous(seen.gpus))

@@ -87,7 +87,7 @@ func (a *Agent) answerTo(ctx context.Context, seen observed, ended error, reques
 	var p Preview
 	if ended == nil {
 		want := a.askedWith(seen.node, label, name)
-		p, ended = a.aside().previewOf(ctx, seen, want.label, want.name)
+		p, ended = a.previewOf(ctx, seen, want.label, want.name)
 	}
 	if ended != nil {
 		out.Refused = shortened(ended.Error())
@@ -110,17 +110,6 @@ func (a *Agent) askedWith(node *corev1.Node, label, name string) wish {
 	metav1.SetMetaDataLabel(&node.ObjectMeta, label, name)
 	want, _ := a.asked(node)
 	return want
-}
-
-// aside is an agent of the same node to think with: what this process remembers of the change that is under way is not touched
-// by thoughts about another.
-func (a *Agent) aside() *Agent {
-	other := *a
-	kept := *a.kept
-	other.kept = &kept
-	other.attempts, other.done = maps.Clone(a.attempts), maps.Clone(a.done)
-	other.waits, other.started, other.foundFree = maps.Clone(a.waits), maps.Clone(a.started), maps.Clone(a.foundFree)
-	return &other
 }
 
 // leaving names the pods that the steps send away.

@@ -134,6 +134,34 @@ func (r resources) summary(want *pluginWish) string {
 	return cmp.Or(strings.Join(parts, ", "), "none")
 }
 
+// proof is how often hardware, kubelet and node were seen to agree, and when last.
+type proof struct {
+	agreed     int // looks in a row
+	at         time.Time
+	staleSince time.Time // when labels of GPU feature discovery were first seen to lag behind the change
+}
+
+func (p *proof) forget(time.Time) { *p = proof{} }
+
+// count adds a look, if it comes long enough after the last.
+func (p *proof) count(agrees bool, now time.Time) {
+	switch {
+	case !agrees:
+		p.agreed = 0
+	case p.agreed == 0 || now.Sub(p.at) >= proofInterval:
+		p.agreed++
+		p.at = now
+	}
+}
+
+// verification is the present wait for capacity.
+type verification struct {
+	began     time.Time // zero if none is under way
+	restarted bool      // the device plugin was started anew for want of capacity
+}
+
+func (v *verification) forget(time.Time) { v.began = time.Time{} }
+
 // featurePatience is how long the labels of GPU feature discovery are waited for: it looks each minute, and node feature discovery
 // carries over what it finds. They are a hint that pods are placed by, and no proof.
 const featurePatience = 90 * time.Second
@@ -146,12 +174,12 @@ func (a *Agent) awaitFeatures(seen *observed, want *pluginWish) {
 	stale := seen.staleFeatures(want)
 	switch {
 	case seen.journal == nil || len(stale) == 0:
-		a.staleSince = time.Time{}
+		seen.proof.staleSince = time.Time{}
 	case len(seen.capacity) > 0:
-	case a.staleSince.IsZero():
-		a.staleSince = a.clock.Now()
+	case seen.proof.staleSince.IsZero():
+		seen.proof.staleSince = a.clock.Now()
 		seen.capacity = stale
-	case a.clock.Since(a.staleSince) < min(featurePatience, a.settings.Timeouts.Capacity/2):
+	case a.clock.Since(seen.proof.staleSince) < min(featurePatience, a.settings.Timeouts.Capacity/2):
 		seen.capacity = stale
 	}
 }

@@ -21,7 +21,7 @@ import (
 func (a *Agent) change(
 	ctx context.Context, seen observed, want wish, step plan.Step, into func(*Agent, context.Context, plan.Step) error,
 ) error {
-	if n := a.done[step.String()]; n >= a.settings.Retry.NoEffect {
+	if n := a.budget.successes[step.String()]; n >= a.settings.Retry.NoEffect {
 		if step.Kind == plan.RestorePersistence { // a change that is finished is not undone, and no node is kept, for want of it
 			return a.forgoPersistence(ctx, seen, step, fmt.Errorf("%s reported success %d times and had no effect", step, n))
 		}
@@ -48,7 +48,7 @@ func (a *Agent) change(
 	release()
 	switch {
 	case err == nil:
-		a.done[step.String()]++
+		a.budget.successes[step.String()]++
 		return nil
 	case step.Kind == plan.RestorePersistence:
 		return a.persistenceRefused(ctx, seen, step, err)
@@ -88,12 +88,12 @@ const logindRetry = 5 * time.Minute
 // down. Without logind, as on many immutable hosts, there is nobody to ask; one that does not answer is not waited for.
 func (a *Agent) inhibit(ctx context.Context, step plan.Step) (release func(), err error) {
 	nobody := func() {}
-	if a.clock.Now().Before(a.logindNext) {
+	if a.clock.Now().Before(a.logind.next) {
 		return nobody, nil
 	}
 	call, cancel := context.WithTimeout(ctx, hostTimeout)
 	defer cancel()
-	release, err = a.host.Inhibit(call, step.String())
+	release, err = a.logind.host.Inhibit(call, step.String())
 	switch {
 	case err == nil:
 		return release, nil
@@ -103,7 +103,7 @@ func (a *Agent) inhibit(ctx context.Context, step plan.Step) (release func(), er
 			Message: "the node is shutting down: no further change to a GPU is begun",
 		}
 	case call.Err() != nil:
-		a.logindNext = a.clock.Now().Add(logindRetry)
+		a.logind.next = a.clock.Now().Add(logindRetry)
 		a.log.Warn("logind does not answer: steps are not kept from a shutdown", zap.Duration("again", logindRetry), zap.Error(err))
 		return nobody, nil
 	default:
@@ -122,7 +122,7 @@ func (a *Agent) heldBy(ctx context.Context, seen observed, step plan.Step, held 
 	reported := reportedOn(gpu, step)
 	search, cancel := context.WithTimeout(ctx, a.settings.Timeouts.DriverCall) // of a table with any number of processes
 	defer cancel()
-	clients, err := a.processes.Holders(search, []holders.Sought{{Device: string(gpu.UUID), Reported: reported, Minor: gpu.Minor}})
+	clients, err := a.clients.processes.Holders(search, []holders.Sought{{Device: string(gpu.UUID), Reported: reported, Minor: gpu.Minor}})
 	clients = slices.DeleteFunc(clients, func(c holders.Client) bool {
 		return c.Self || step.Kind == plan.Destroy && len(reported) > 0 && !slices.Contains(reported, c.PID)
 	})
@@ -173,12 +173,12 @@ func (a *Agent) persistenceRefused(ctx context.Context, seen observed, step plan
 	switch {
 	case errors.Is(err, nvml.ErrNoDriver), errors.Is(err, nvml.ErrReplaced):
 		return err
-	case errors.Is(err, nvml.ErrNotSupported), a.attempts[step.String()].failures+1 >= a.settings.Retry.Failures:
+	case errors.Is(err, nvml.ErrNotSupported), a.budget.attempts[step.String()].failures+1 >= a.settings.Retry.Failures:
 		return a.forgoPersistence(ctx, seen, step, err)
 	case errors.Is(err, nvml.ErrUnresponsive):
-		tried := a.attempts[step.String()]
+		tried := a.budget.attempts[step.String()]
 		tried.failures++
-		a.attempts[step.String()] = tried
+		a.budget.attempts[step.String()] = tried
 		return err
 	default:
 		return errors.New(err.Error()) // without its kind: what is in use is waited for without a budget

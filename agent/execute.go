@@ -21,7 +21,6 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/drain/holders"
-	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // execute performs the first step. Each step is idempotent, and none waits: what takes time returns *Waiting, and the
@@ -30,7 +29,7 @@ func (a *Agent) execute(ctx context.Context, seen observed, want wish, steps []p
 	step := steps[0]
 	a.alive.At(step)
 	began := a.clock.Now()
-	err := a.tooEarly(step)
+	err := a.budget.tooEarly(step)
 	if err == nil {
 		err = a.inVain(want, step)
 	}
@@ -48,9 +47,7 @@ func (a *Agent) execute(ctx context.Context, seen observed, want wish, steps []p
 		a.standBack(ctx, seen, step, err)
 	}
 	if err == nil {
-		delete(a.attempts, step.String())
-		delete(a.waits, waitOf(step))
-		a.succeeded(step)
+		a.budget.done(step)
 		a.log.Info("step done", zap.Stringer("step", step), zap.Int("left", len(steps)-1),
 			zap.Duration("took", a.clock.Since(began)), zap.String("operation", seen.operation()))
 	}
@@ -64,28 +61,10 @@ func (a *Agent) perform(ctx context.Context, seen observed, want wish, steps []p
 	if perform == nil {
 		return &Stalled{Reason: config.ReasonHardwareFailure, Message: fmt.Sprintf("no way to perform step %q", step.Kind)}
 	}
-	if step.Traits().ReachesTarget && !want.undo && a.touchedAt.IsZero() && !seen.touched() {
-		a.touchedAt = a.clock.Now()
+	if step.Traits().ReachesTarget && !want.undo && a.times.touchedAt.IsZero() && !seen.touched() {
+		a.times.touchedAt = a.clock.Now()
 	}
 	return perform(a, ctx, work{seen: seen, want: want, step: step, steps: steps})
-}
-
-// waitOf is by what the wait for a step is known: the pods of all operands together, else each step for itself.
-func waitOf(step plan.Step) string {
-	if step.Traits().WaitsAsOne {
-		return string(step.Kind)
-	}
-	return step.String()
-}
-
-// began is when the wait for the step began. It is lost with the process: a new one waits anew.
-func (a *Agent) began(step plan.Step) time.Time {
-	began, ok := a.waits[waitOf(step)]
-	if !ok {
-		began = a.now()
-		a.waits[waitOf(step)] = began
-	}
-	return began
 }
 
 // afterPods is the least time that each wait has which comes when the pods have left: they may take all of theirs, and a rule may
@@ -94,51 +73,32 @@ const afterPods = 5 * time.Minute
 
 // deadline is the end of a wait that is no pod's with the GPU, but comes after it.
 func (a *Agent) deadline(seen observed, want wish, step plan.Step) time.Time {
-	until := a.began(step).Add(afterPods)
+	until := a.budget.began(step).Add(afterPods)
 	if pods := seen.journal.Started.Add(a.settingsFor(want).Timeouts.Drain); pods.After(until) {
 		return pods
 	}
 	return until
 }
 
-// succeeded counts the successes of steps that are bounded by inVain.
-func (a *Agent) succeeded(step plan.Step) {
-	if step.Traits().Repeatable {
-		a.done[step.String()]++
-	}
-}
-
 // inVain ends a change that somebody else undoes as often as it goes a step on. On the way back it is tried again, but ever less often.
 func (a *Agent) inVain(want wish, step plan.Step) error {
-	n := a.done[step.String()]
+	n := a.budget.successes[step.String()]
 	if !step.Traits().Repeatable || n < a.settings.Retry.NoEffect {
 		return nil
 	}
 	text := fmt.Sprintf("%s succeeded %d times and had no effect, or somebody else undoes it", step, n)
 	if want.undo {
-		delete(a.done, step.String())
+		delete(a.budget.successes, step.String())
 		return errors.New(text)
 	}
 	return &Failure{Wish: want.fingerprint, Reason: config.ReasonStepHadNoEffect, Message: text}
 }
 
-// regenerate writes the CDI specs anew.
-func (a *Agent) regenerate(ctx context.Context, gpus []nvml.GPU) error {
-	call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.DriverCall)
-	defer cancel()
-	if err := a.specs.Write(call, gpus); err != nil {
-		a.specFailures++
-		return err
-	}
-	a.specFailures = 0
-	return nil
-}
-
 // awaitCapacity says what is missing until the look that finds nothing.
 func (a *Agent) awaitCapacity(ctx context.Context, seen observed, want wish, step plan.Step) error {
 	now := a.clock.Now()
-	if a.verifying.IsZero() {
-		a.verifying = now
+	if a.verification.began.IsZero() {
+		a.verification.began = now
 	}
 	if len(seen.capacity) == 0 {
 		return &Waiting{
@@ -152,12 +112,12 @@ func (a *Agent) awaitCapacity(ctx context.Context, seen observed, want wish, ste
 	}
 	// A fresh node has nothing to go back to, and its first plugin may wait for a driver that is still being installed.
 	fresh := seen.journal.Startup != nil && !want.undo
-	until := a.verifying.Add(a.settings.Timeouts.Capacity)
+	until := a.verification.began.Add(a.settings.Timeouts.Capacity)
 	if err := a.mendPlugin(ctx, seen, want, step, fresh); err != nil {
 		return err
 	}
 	if fresh || now.Before(until) {
-		if reason == config.ReasonCapacityMismatch || now.Sub(a.verifying) < causePatience {
+		if reason == config.ReasonCapacityMismatch || now.Sub(a.verification.began) < causePatience {
 			missing = seen.blockers()
 		}
 		wait := &Waiting{
@@ -165,7 +125,7 @@ func (a *Agent) awaitCapacity(ctx context.Context, seen observed, want wish, ste
 			Blockers: seen.capacity,
 		}
 		if !fresh {
-			wait.Since, wait.Until, wait.Then = a.verifying, until, seen.then(want)
+			wait.Since, wait.Until, wait.Then = a.verification.began, until, seen.then(want)
 		}
 		return wait
 	}
@@ -186,11 +146,11 @@ func (a *Agent) mendPlugin(ctx context.Context, seen observed, want wish, step p
 	if fails := a.pluginFails(seen); fails != "" && seen.journal.changesPlugin() && !want.undo {
 		return &Failure{Wish: want.fingerprint, Reason: config.ReasonPluginFailed, Message: "the device plugin does not run by its new config: " + fails}
 	}
-	half := a.verifying.Add(a.settings.Timeouts.Capacity / 2)
-	if fresh || a.nudged || !a.clock.Now().After(half) || len(seen.operands) == 0 {
+	half := a.verification.began.Add(a.settings.Timeouts.Capacity / 2)
+	if fresh || a.verification.restarted || !a.clock.Now().After(half) || len(seen.operands) == 0 {
 		return nil
 	}
-	a.nudged = true
+	a.verification.restarted = true
 	step.Kind, step.Pods = plan.RestartOperands, nil
 	for i := range seen.operands {
 		step.Pods = append(step.Pods, plannedPod(holders.Describe(&seen.operands[i])))

@@ -20,8 +20,8 @@ type executor func(a *Agent, ctx context.Context, w work) error
 
 // executors has one for each kind of step.
 var executors = map[plan.Kind]executor{
-	plan.Record:      func(a *Agent, ctx context.Context, w work) error { return a.record(ctx, w.seen, w.want, w.steps) },
-	plan.Adopt:       func(a *Agent, ctx context.Context, w work) error { return a.record(ctx, w.seen, w.want, w.steps) },
+	plan.Record:      func(a *Agent, ctx context.Context, w work) error { return a.writeJournal(ctx, w.seen, w.want, w.steps) },
+	plan.Adopt:       func(a *Agent, ctx context.Context, w work) error { return a.writeJournal(ctx, w.seen, w.want, w.steps) },
 	plan.AcquireSlot: func(a *Agent, ctx context.Context, w work) error { return a.takeSlot(ctx, w.seen, w.want, w.steps) },
 	plan.ReleaseSlot: func(a *Agent, ctx context.Context, w work) error { return a.returnSlot(ctx, w.seen) },
 	plan.Fence:       func(a *Agent, ctx context.Context, w work) error { return a.raise(ctx, w.seen, w.want, w.steps) },

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"reflect"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -67,4 +68,23 @@ func (a *Agent) HangSentinel(until <-chan struct{}) error {
 		<-until
 		return nil
 	})
+}
+
+// Unforgotten names the parts that remember by the clock and are not among the forgetters.
+func (a *Agent) Unforgotten() []string {
+	listed := map[reflect.Type]bool{}
+	for _, part := range a.forgetters() {
+		listed[reflect.TypeOf(part)] = true
+	}
+	var out []string
+	for field := range reflect.TypeFor[Agent]().Fields() {
+		part := field.Type
+		if part.Kind() != reflect.Pointer {
+			part = reflect.PointerTo(part)
+		}
+		if part.Implements(reflect.TypeFor[forgetter]()) && !listed[part] {
+			out = append(out, field.Name)
+		}
+	}
+	return out
 }

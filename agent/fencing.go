@@ -18,9 +18,9 @@ import (
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
-// record writes the journal without a fence: for a change that disrupts nobody, to add to a journal that stands, or for what
+// writeJournal writes the journal without a fence: for a change that disrupts nobody, to add to a journal that stands, or for what
 // an agent has left without one.
-func (a *Agent) record(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
+func (a *Agent) writeJournal(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
 	if !want.undo && !seen.disturbed() && plan.Disrupts(steps) {
 		if err := a.preflight(ctx, seen, want, steps); err != nil {
 			return err
@@ -103,7 +103,7 @@ func (a *Agent) preflight(ctx context.Context, seen observed, want wish, steps [
 	wait := &Waiting{After: evictionRetry}
 	busy, foreign, strangers := seen.busy(), seen.atWork(), a.strange(seen)
 	if len(strangers) == 0 {
-		a.strangers = told{}
+		a.clients.unowned = told{}
 	}
 	switch {
 	case len(foreign) > 0:
@@ -118,7 +118,7 @@ func (a *Agent) preflight(ctx context.Context, seen observed, want wish, steps [
 	case seen.nobodyOffers():
 		wait.Reason, wait.Message, wait.Advice = config.ReasonNoDevicePlugin, before+"a device plugin runs here: "+nobody, a.deployPlugin(seen)
 	case len(strangers) > 0:
-		strangers = a.strangers.of(strangers, a.clock.Now())
+		strangers = a.clients.unowned.of(strangers, a.clock.Now())
 		wait.Reason, wait.Blockers = config.ReasonGPUInUse, strangers
 		wait.Message = before + "these processes end, which are of no pod and hold what is to go: " + listed(strangers)
 		wait.Advice = "end them on the node, or stop their units"
@@ -193,7 +193,7 @@ func nameOf(m fence.Marker) string {
 // journal is what the steps will owe to the node: what is owed already, and what they add.
 func (a *Agent) journal(seen observed, want wish, steps []plan.Step) (*Journal, error) {
 	j := &Journal{
-		Operation: cmp.Or(a.claim, uuid.NewString()), BootID: seen.boot,
+		Operation: cmp.Or(a.turn.claim, uuid.NewString()), BootID: seen.boot,
 		Proven:  seen.proven || seen.orphan.is(), // what was left is given back when it is seen to work
 		Started: a.now(),
 	}
@@ -205,8 +205,8 @@ func (a *Agent) journal(seen observed, want wish, steps []plan.Step) (*Journal, 
 	if !want.undo && j.Target != want.name { // the deadlines count for each target
 		j.Target, j.Started = want.name, a.now()
 		j.NoReset, j.Reboots, j.RebootAsked, j.Forced = nil, nil, time.Time{}, seen.forces(want)
-		clear(a.attempts)
-		a.touchedAt, a.provenAt = time.Time{}, time.Time{}
+		clear(a.budget.attempts)
+		a.times.touchedAt, a.times.provenAt = time.Time{}, time.Time{}
 		if known := seen.refusal(); known != nil && known.Boot == seen.boot {
 			j.NoReset = known
 		}
@@ -307,8 +307,8 @@ func (a *Agent) resume(ctx context.Context, seen observed) error {
 
 // release gives the node back. A node that has just been registered and is not ready goes on keeping pods away.
 func (a *Agent) release(ctx context.Context, seen observed, want wish) error {
-	if a.provenAt.IsZero() { // what others keep the node for after that is no time that the change takes
-		a.provenAt = a.clock.Now()
+	if a.times.provenAt.IsZero() { // what others keep the node for after that is no time that the change takes
+		a.times.provenAt = a.clock.Now()
 	}
 	uncordon := seen.journal.Cordoned && !seen.foreignCordon()
 	if foreign := seen.cordoning(); uncordon && len(foreign) > 0 {
@@ -322,7 +322,7 @@ func (a *Agent) release(ctx context.Context, seen observed, want wish) error {
 		a.tidySharing(ctx, seen)
 	}
 	a.learnForGood(ctx, seen, want)
-	a.kept.release(ctx, a.clock.Now())
+	a.record.release(ctx, a.clock.Now())
 	err := a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) {
 		if startup := seen.journal.Startup; startup != nil && want.undo && want.name != "" {
 			return a.fence.LiftUnready(node, uncordon, startup.taint())
@@ -332,9 +332,9 @@ func (a *Agent) release(ctx context.Context, seen observed, want wish) error {
 	if err != nil {
 		return err
 	}
-	a.kept.over(ctx, a.clock.Now())
+	a.record.over(ctx, a.clock.Now())
 	a.endTurn(ctx, seen, want)
-	a.touchedAt, a.provenAt = time.Time{}, time.Time{}
+	a.times.touchedAt, a.times.provenAt = time.Time{}, time.Time{}
 	a.eventf(seen.node, corev1.EventTypeNormal, config.ReasonReleased, "node given back after %s, %s",
 		a.clock.Since(seen.journal.Started).Round(time.Second), offered(seen.kubelet).summary(want.plugin))
 	return nil
@@ -352,7 +352,7 @@ func (a *Agent) learnForGood(ctx context.Context, seen observed, want wish) {
 	if !want.undo {
 		status.Proven, status.Took = want.fingerprint, a.measured(seen)
 	}
-	a.learnt = &status
+	a.record.persisted = &status
 	a.learn(ctx, learntOf(status, seen.published))
 }
 
@@ -365,9 +365,9 @@ func (a *Agent) giveUp(ctx context.Context, seen observed, want wish, failure *F
 		return a.settings.Retry.First
 	}
 	a.countFailure(ctx, seen, failure)
-	a.verifying = time.Time{}
-	clear(a.attempts)
-	clear(a.done)
+	a.verification.began = time.Time{}
+	clear(a.budget.attempts)
+	clear(a.budget.successes)
 	a.log.Warn("change given up", zap.String("target", want.name), zap.String("reason", string(failure.Reason)), zap.String("message", failure.Message))
 	a.eventf(seen.node, corev1.EventTypeWarning, failure.Reason, "%s: %s; going back to what was before", want.name, failure.Message)
 	return 0

@@ -91,7 +91,7 @@ func (a *Agent) formerPlugin(seen observed) (*formerPlugin, error) {
 			f.Body = m.files[p.text]
 		}
 	} else if !p.exists {
-		text, err := a.pluginConfigs.Render(nil, config.Sharing{Strategy: config.SharingNone}, "")
+		text, err := a.plugin.configs.Render(nil, config.Sharing{Strategy: config.SharingNone}, "")
 		if err != nil {
 			return nil, err
 		}
@@ -108,13 +108,13 @@ func (a *Agent) formerPlugin(seen observed) (*formerPlugin, error) {
 
 // writeSharing gives the device plugin another config, by the way that it is given any.
 func (a *Agent) writeSharing(ctx context.Context, seen observed, want wish) error {
-	a.agreed = 0 // by another config, the same devices are to be proven anew
+	a.proof.agreed = 0 // by another config, the same devices are to be proven anew
 	if seen.plugin.manager != nil {
 		return a.setConfigLabel(ctx, seen, want)
 	}
 	call, cancel := context.WithTimeout(ctx, hostTimeout)
 	defer cancel()
-	err := a.pluginFile.Write(call, want.plugin.text, a.clock.Now())
+	err := a.plugin.file.Write(call, want.plugin.text, a.clock.Now())
 	if full, is := errors.AsType[*pluginfile.NoRoomError](err); is && !want.undo && a.clock.Now().Before(a.deadline(seen, want, plan.Step{Kind: plan.WriteSharing})) {
 		return fullFolder(full, "the device plugin is given its config")
 	}
@@ -129,7 +129,7 @@ func (a *Agent) prepareSharing(ctx context.Context, seen observed, want wish, st
 	}
 	call, cancel := context.WithTimeout(ctx, hostTimeout)
 	defer cancel()
-	err := a.pluginFile.Prepare(call, want.plugin.text)
+	err := a.plugin.file.Prepare(call, want.plugin.text)
 	full, is := errors.AsType[*pluginfile.NoRoomError](err)
 	switch {
 	case is:
@@ -182,10 +182,10 @@ func (a *Agent) setConfigLabel(ctx context.Context, seen observed, want wish) er
 func (a *Agent) awaitKey(ctx context.Context, seen observed, want wish) error {
 	m, key := seen.plugin.manager, want.plugin.text
 	step := plan.Step{Kind: plan.WriteSharing, Config: want.plugin.configText()}
-	began := a.began(step)
+	began := a.budget.began(step)
 	call, cancel := context.WithTimeout(ctx, hostTimeout)
 	defer cancel()
-	there, err := a.processes.FileOf(call, m.pod.UID, managerCommand, path.Join(m.dir, key))
+	there, err := a.clients.processes.FileOf(call, m.pod.UID, managerCommand, path.Join(m.dir, key))
 	if there || a.clock.Since(began) > propagation {
 		return nil
 	}
@@ -229,7 +229,7 @@ func (a *Agent) tidySharing(ctx context.Context, seen observed) {
 	}
 	call, cancel := context.WithTimeout(ctx, hostTimeout)
 	defer cancel()
-	if err := a.pluginFile.Tidy(call); err != nil {
+	if err := a.plugin.file.Tidy(call); err != nil {
 		a.log.Warn("leaving what was kept for a change of the device plugin's config", zap.Error(err))
 	}
 }
@@ -257,12 +257,12 @@ func (a *Agent) collectKey(ctx context.Context, seen observed) {
 // reloadPlugin has the readers of the plugin's config file read it: by SIGHUP, or, where that is not the way or nobody could be told, as
 // a new pod.
 func (a *Agent) reloadPlugin(ctx context.Context, seen observed, want wish, step plan.Step) error {
-	a.agreed = 0 // by another config, the same devices are to be proven anew
+	a.proof.agreed = 0 // by another config, the same devices are to be proven anew
 	untold := a.untold(seen.plugin)
 	if seen.plugin.way == config.HandoverFile {
 		call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.DriverCall)
 		defer cancel()
-		told, err := a.processes.Hangup(call, untold, readers)
+		told, err := a.clients.processes.Hangup(call, untold, readers)
 		for _, c := range told {
 			seen.plugin.told[c.PodUID] = seen.plugin.writing()
 			a.log.Info("told to read the device plugin's config", zap.String("command", c.Command), zap.Int("pid", c.PID))

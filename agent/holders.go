@@ -27,6 +27,18 @@ const (
 	systemdRetry = 5 * time.Minute
 )
 
+// clients are the processes that keep GPUs open, and what is known of them.
+type clients struct {
+	processes holders.Processes
+	foundFree map[string]time.Time // the last scan that found no process on the device; valid for freeFor
+	unowned   told                 // processes of no pod that hold what is to go
+}
+
+func (c *clients) forget(time.Time) {
+	clear(c.foundFree)
+	c.unowned = told{}
+}
+
 // steps plans the way to the targets, once it is known who holds what goes.
 func (a *Agent) steps(ctx context.Context, seen *observed, want wish, targets plan.Targets) ([]plan.Step, error) {
 	a.observeTaken(ctx, seen, want, targets)
@@ -54,17 +66,17 @@ func (a *Agent) observeTaken(ctx context.Context, seen *observed, want wish, tar
 func (a *Agent) observeHolders(ctx context.Context, seen *observed, taken []plan.Taken) {
 	now := a.clock.Now()
 	sought := seen.sought(taken)
-	isFree := func(d holders.Sought) bool { return now.Sub(a.foundFree[d.Device]) < freeFor }
+	isFree := func(d holders.Sought) bool { return now.Sub(a.clients.foundFree[d.Device]) < freeFor }
 	if !slices.ContainsFunc(sought, func(d holders.Sought) bool { return len(d.Reported) > 0 || !isFree(d) }) {
 		return
 	}
 	call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.DriverCall)
 	defer cancel()
-	seen.clients, seen.blind = a.processes.Holders(call, sought)
-	clear(a.foundFree)
+	seen.clients, seen.blind = a.clients.processes.Holders(call, sought)
+	clear(a.clients.foundFree)
 	for _, d := range sought {
 		if seen.blind == nil && !slices.ContainsFunc(seen.clients, func(c holders.Client) bool { return slices.Contains(c.Devices, d.Device) }) {
-			a.foundFree[d.Device] = now
+			a.clients.foundFree[d.Device] = now
 		}
 	}
 	seen.holders = holders.GPUPods(seen.pods, seen.assigned, seen.clients)
@@ -134,16 +146,16 @@ const notStartable = "the host has no such unit that it may start: it is masked 
 
 // unitStates asks systemd for the units of the settings, and never for others. One that has not answered is not asked again for a while, unless something is owed to it.
 func (a *Agent) unitStates(ctx context.Context, stopped []string) (map[string]string, error) {
-	if len(stopped) == 0 && a.clock.Now().Before(a.systemdNext) {
+	if len(stopped) == 0 && a.clock.Now().Before(a.systemd.next) {
 		return nil, nil
 	}
 	call, cancel := context.WithTimeout(ctx, hostTimeout)
 	defer cancel()
-	states, err := a.units.States(call, a.settings.Units)
+	states, err := a.systemd.units.States(call, a.settings.Units)
 	switch {
 	case err == nil, errors.Is(err, host.ErrNoSystemd):
 	default:
-		a.systemdNext = a.clock.Now().Add(systemdRetry)
+		a.systemd.next = a.clock.Now().Add(systemdRetry)
 		a.log.Warn("systemd does not answer: the host's units are left alone", zap.Duration("again", systemdRetry), zap.Error(err))
 	}
 	return states, err

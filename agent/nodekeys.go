@@ -163,11 +163,11 @@ func (a *Agent) publish(ctx context.Context, seen observed, want nodeKeys) error
 			during.Taints = append(during.Taints, t)
 		}
 	}
-	r := a.kept.now
+	r := a.record.now
 	r.Learnt = learntOf(seen.status, during)
 	if seen.gives {
-		a.kept.keep(ctx, r, a.clock.Now())
-	} else if err := a.kept.write(ctx, r, a.clock.Now()); err != nil {
+		a.record.keep(ctx, r, a.clock.Now())
+	} else if err := a.record.write(ctx, r, a.clock.Now()); err != nil {
 		return a.unrecorded(seen, err)
 	}
 	var body []byte

@@ -2,14 +2,12 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"time"
 
-	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -77,8 +75,7 @@ type observed struct {
 	kubelet  resources      // what kubelet would give out
 	capacity []string       // how hardware, kubelet and node disagree
 	proven   bool           // they did not, whatever is asked for
-	proof    proof          // before this look
-	agreed   int            // looks in a row without disagreement
+	proof    proof          // with this look, if it is the one that is decided by
 	strategy config.MIGStrategy
 	fenced   bool
 	startup  *corev1.Taint // of a node that has just been registered: it keeps pods away
@@ -136,7 +133,7 @@ func (a *Agent) observe(ctx context.Context) (observed, error) {
 	if seen.gpus, err = a.snapshot(ctx); err != nil {
 		return seen, err
 	}
-	if seen.published = publishedBy(seen.learnt); a.kept.absent {
+	if seen.published = publishedBy(seen.learnt); a.record.absent {
 		seen.published = a.publishedOn(&seen)
 	}
 	a.observeOwed(ctx, &seen)
@@ -229,16 +226,8 @@ func (a *Agent) observeKubelet(ctx context.Context, seen *observed, pods []corev
 	seen.operands = a.operands(pods)
 	seen.daemons = a.ofNVIDIA(picked(pods, a.settings.MPS.PodSelector, a.settings.MPS.Containers))
 	seen.rivals = a.rivals(seen.operands)
-	seen.proof = proof{a.agreed, a.agreedAt, a.staleSince}
 	a.prove(seen, nil)
 	seen.proven = len(seen.capacity) == 0
-}
-
-// proof is how often all were seen to agree, and when last.
-type proof struct {
-	agreed     int
-	at         time.Time
-	staleSince time.Time
 }
 
 // prove compares the capacity with the hardware, and with the sharing that is wanted, if any is known.
@@ -257,38 +246,9 @@ func (a *Agent) prove(seen *observed, want *pluginWish) {
 	default:
 		seen.capacity = disagreements(expected(seen.gpus, seen.strategy), seen.kubelet, seen.node.Status.Allocatable)
 	}
-	a.staleSince = seen.proof.staleSince
+	seen.proof = a.proof
 	a.awaitFeatures(seen, want)
-	a.agreed, a.agreedAt = seen.proof.agreed, seen.proof.at
-	now := a.clock.Now()
-	switch {
-	case len(seen.capacity) > 0:
-		a.agreed = 0
-	case a.agreed == 0 || now.Sub(a.agreedAt) >= proofInterval:
-		a.agreed++
-		a.agreedAt = now
-	}
-	seen.agreed = a.agreed
-}
-
-// observeSpecs looks for CDI specs that describe what was. One that cannot be read is not ours to mend, and one that
-// cannot be written is no reason to keep the node: that is told once, and they are left alone.
-func (a *Agent) observeSpecs(ctx context.Context, seen *observed) {
-	call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.DriverCall)
-	defer cancel()
-	stale, err := a.specs.Stale(call, seen.gpus)
-	givenUp := seen.journal == nil || seen.journal.Undo != nil
-	if len(stale) > 0 && givenUp && a.specFailures >= a.settings.Retry.Failures {
-		stale, err = nil, errors.Join(err, fmt.Errorf("writing CDI specs failed %d times", a.specFailures))
-	}
-	text := ""
-	if err != nil {
-		text = err.Error()
-	}
-	if text != "" && text != a.specTrouble {
-		a.log.Warn("CDI specs are left alone", zap.Error(err))
-	}
-	seen.specs, a.specTrouble = stale, text
+	seen.proof.count(len(seen.capacity) == 0, a.clock.Now())
 }
 
 // strategy is how the plugin presents MIG devices: as the settings say, or as it is told, above all by its environment.
@@ -372,7 +332,7 @@ func (a *Agent) observeOthers(seen *observed) {
 	seen.migManager = runsMIGManager(seen.pods)
 	seen.adopts = a.adopts(seen.pods)
 	if seen.migManager {
-		a.migManagerAt = a.clock.Now()
+		a.leftovers.migManagerAt = a.clock.Now()
 	}
 	seen.orphan = a.orphanOn(seen)
 	labels := union(a.settings.Operands, slices.Sorted(maps.Keys(seen.orphan.labels)))
@@ -387,7 +347,7 @@ func (a *Agent) observeOthers(seen *observed) {
 func (a *Agent) planned(s observed, want wish) plan.Observed {
 	out := plan.Observed{
 		GPUs: s.gpus, Fenced: s.fenced, Startup: s.startup != nil, Undo: want.undo, Reboots: s.reboots, CDI: s.specs,
-		Capacity: plan.Capacity{Agreed: s.agreed}, Orphaned: s.orphan.is(), Breached: s.uncordoned() && !want.undo &&
+		Capacity: plan.Capacity{Agreed: s.proof.agreed}, Orphaned: s.orphan.is(), Breached: s.uncordoned() && !want.undo &&
 			(a.settingsFor(want).Drain.OnUncordon == config.UncordonRefence || s.other(want)),
 		Slot:  a.plannedSlot(s, want),
 		Units: s.units, Keys: want.keys != nil && !want.undo && unpublished(s.node, s.published, *want.keys),

@@ -27,6 +27,14 @@ const toolMIGManager = "mig-manager"
 // migManagerLabel marks the pods of a k8s-mig-manager, which minds its own labels while it lives.
 const migManagerLabel = "nvidia-mig-manager"
 
+// leftovers is what is known of others who may give back what stands on the node.
+type leftovers struct {
+	migManagerAt time.Time // when a mig-manager was last seen here
+}
+
+// forget takes it that one was here a moment ago, which a new process cannot know.
+func (l *leftovers) forget(now time.Time) { l.migManagerAt = now }
+
 // orphan is what stands on a node that has no journal, as when somebody has removed it by hand, and is given back all the
 // same: by its marks it is ours, or that of a tool whose remains we are told to adopt.
 type orphan struct {
@@ -70,14 +78,14 @@ func (a *Agent) orphanOn(seen *observed) orphan {
 	o.cordon = cordoned && who == FieldManager && !kept
 	o.forged, o.host = seen.forged, seen.owed
 	o.labels = map[string]string{}
-	for _, label := range fence.LeftPaused(seen.node, a.kept.operands(a.settings.Operands), fence.PausedValue) {
+	for _, label := range fence.LeftPaused(seen.node, a.record.operands(a.settings.Operands), fence.PausedValue) {
 		o.labels[label] = deployed // no other value is paused
 	}
 	theirs := fence.LeftPaused(seen.node, a.settings.Operands, pausedByMIGManager)
 	if !seen.adopts || len(theirs) == 0 {
 		return o
 	}
-	if seen.adoptsIn = adoptAfter - a.clock.Since(a.migManagerAt); seen.adoptsIn > 0 {
+	if seen.adoptsIn = adoptAfter - a.clock.Since(a.leftovers.migManagerAt); seen.adoptsIn > 0 {
 		return o
 	}
 	for _, label := range theirs {

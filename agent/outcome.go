@@ -148,7 +148,7 @@ func (a *Agent) inUse(seen observed, want wish, step plan.Step, err error) decis
 			Message: fmt.Sprintf("%v, and still is at the deadline, %s", err, moment(a.deadline(seen, want, step))),
 		}}
 	}
-	tried := a.attempts[step.String()]
+	tried := a.budget.attempts[step.String()]
 	if tried.told.reason != config.ReasonGPUInUse || now.Sub(tried.toldAt) >= inUseNews {
 		tried.toldAt = now
 		wait := Waiting{Message: err.Error() + "; waiting for that to end", Advice: "end it to go on at once"}
@@ -159,7 +159,7 @@ func (a *Agent) inUse(seen observed, want wish, step plan.Step, err error) decis
 		tried.told = decision{reason: config.ReasonGPUInUse, after: inUseRetry, message: wait.Error()}
 	}
 	tried.next = now.Add(inUseRetry)
-	a.attempts[step.String()] = tried
+	a.budget.attempts[step.String()] = tried
 	return tried.told
 }
 
@@ -192,17 +192,9 @@ func refusal(err *plan.Refused) config.Reason {
 	}
 }
 
-// attempt is what is known of a step that fails.
-type attempt struct {
-	failures int       // in a row
-	next     time.Time // not to be tried before, whatever wakes the loop
-	told     decision  // what followed from it last
-	toldAt   time.Time // when that was news, of what is in use
-}
-
 // retry lets a failed step be tried again after a pause that doubles each time, until its budget is used up.
 func (a *Agent) retry(step plan.Step, want wish, err error) decision {
-	tried := a.attempts[step.String()]
+	tried := a.budget.attempts[step.String()]
 	tried.failures++
 	pause := a.settings.Retry.First
 	for range tried.failures - 1 {
@@ -220,20 +212,6 @@ func (a *Agent) retry(step plan.Step, want wish, err error) decision {
 		}
 		tried.told = decision{failure: failure, reason: failure.Reason, message: failure.Message, stalled: true}
 	}
-	a.attempts[step.String()] = tried
+	a.budget.attempts[step.String()] = tried
 	return tried.told
-}
-
-// tooEarly is what was told when the step failed a moment ago, for as long as it must not be tried again.
-func (a *Agent) tooEarly(step plan.Step) error {
-	tried, ok := a.attempts[step.String()]
-	wait := tried.next.Sub(a.clock.Now())
-	switch {
-	case !ok || wait <= 0:
-		return nil
-	case tried.told.stalled:
-		return &Stalled{Reason: tried.told.reason, Message: tried.told.message}
-	default:
-		return &Waiting{Reason: tried.told.reason, Message: tried.told.message, After: wait}
-	}
 }

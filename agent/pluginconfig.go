@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/agent/pluginfile"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml/aside"
 )
@@ -192,16 +193,26 @@ func managerOf(pod corev1.Pod) *configManager {
 	return nil
 }
 
+// plugin is the way to the device plugin's config, and what is known of its readers.
+type plugin struct {
+	configs  PluginConfigs
+	file     *pluginfile.File
+	notified map[types.UID]string // pods that were told to read the file, and a hash of what it said then
+	unpicked unpicked             // configs that nothing asks for
+}
+
+func (p *plugin) forget(time.Time) { p.unpicked = unpicked{} }
+
 // readPluginFile reads the config file of the host. One that is not there is how a plugin runs that shares nothing. By one that is behind a
 // mount which does not answer nothing is decided.
 func (a *Agent) readPluginFile(ctx context.Context, p *pluginConfig) {
 	call, cancel := context.WithTimeout(ctx, hostTimeout)
 	defer cancel()
-	found, err := a.pluginFile.Read(call)
+	found, err := a.plugin.file.Read(call)
 	if p.told = found.Told; p.told == nil {
 		p.told = map[types.UID]string{}
 	}
-	maps.Copy(p.told, a.toldReaders)
+	maps.Copy(p.told, a.plugin.notified)
 	switch {
 	case aside.Hangs(err):
 		p.lost = &unseen{fmt.Errorf("the device plugin's config: %w", err)}
@@ -214,7 +225,7 @@ func (a *Agent) readPluginFile(ctx context.Context, p *pluginConfig) {
 		return
 	}
 	p.text, p.exists, p.written = found.Text, true, found.Written
-	parsed, err := a.pluginConfigs.Parse([]byte(found.Text))
+	parsed, err := a.plugin.configs.Parse([]byte(found.Text))
 	if err != nil {
 		p.lost = fmt.Errorf("reading the device plugin's config %s: %w", a.settings.DevicePlugin.ConfigFile, err)
 		return
@@ -234,8 +245,8 @@ func (a *Agent) noteTold(ctx context.Context, p pluginConfig) {
 			kept[pod.UID] = what
 		}
 	}
-	a.toldReaders = kept
-	if err := a.pluginFile.Tell(ctx, kept); err != nil {
+	a.plugin.notified = kept
+	if err := a.plugin.file.Tell(ctx, kept); err != nil {
 		a.log.Warn("noting who was told to read the device plugin's config: a restarted agent tells them again", zap.Error(err))
 	}
 }
@@ -254,7 +265,7 @@ func (a *Agent) readManaged(ctx context.Context, seen *observed) {
 		p.lost = err
 		return
 	}
-	parsed, err := a.pluginConfigs.Parse([]byte(text))
+	parsed, err := a.plugin.configs.Parse([]byte(text))
 	if err != nil {
 		p.lost = fmt.Errorf("reading %s: %w", m.keyed(p.text), err)
 		return

@@ -127,41 +127,44 @@ func (u usage) by(devices []string, processes []nvml.Process, holders []holders.
 	return u
 }
 
-// memory is what is known of the memory of what pods share. All of it may be lost at any moment.
-type memory struct {
-	limits config.MemoryPressure
-	now    []usage                      // the last look
-	full   map[string]bool              // by device
-	since  map[string]time.Time         // since when a device that is not full has been over the threshold, or a full one below
-	before map[string]map[types.UID]int // what each pod had when the device was last below both limits, by device
-	seeded bool                         // what the node said before this process began is taken over
+// pressure is what is known of the memory of what pods share. All of it may be lost at any moment.
+type pressure struct {
+	limits     config.MemoryPressure
+	last       []usage                      // of the last look
+	nearlyFull map[string]bool              // by device
+	since      map[string]time.Time         // since when a device that is not nearly full has been over the threshold, or one that is below
+	baseline   map[string]map[types.UID]int // MiB that each pod had when the device was last below both limits, by device
+	seeded     bool                         // what the node said before this process began is taken over
+	podsOnNode podsOnNode
 }
 
-func newMemory(limits config.MemoryPressure) *memory {
-	return &memory{limits: limits, full: map[string]bool{}, since: map[string]time.Time{}, before: map[string]map[types.UID]int{}}
+func newPressure(limits config.MemoryPressure) *pressure {
+	return &pressure{limits: limits, nearlyFull: map[string]bool{}, since: map[string]time.Time{}, baseline: map[string]map[types.UID]int{}}
 }
+
+func (m *pressure) forget(time.Time) { clear(m.since) }
 
 // off reports whether nobody wants to know.
-func (m *memory) off() bool { return m.limits.Threshold == 0 }
+func (m *pressure) off() bool { return m.limits.Threshold == 0 }
 
 // seed takes over what the node has said until now: a device that is full, and not below the lower limit, stays so.
-func (m *memory) seed(old *corev1.NodeCondition, all []usage) {
+func (m *pressure) seed(old *corev1.NodeCondition, all []usage) {
 	if m.seeded {
 		return
 	}
 	m.seeded = true
 	for _, u := range all {
-		m.full[u.device] = old != nil && old.Status == corev1.ConditionTrue && u.shared() && u.percent() > m.limits.Clear &&
+		m.nearlyFull[u.device] = old != nil && old.Status == corev1.ConditionTrue && u.shared() && u.percent() > m.limits.Clear &&
 			strings.Contains(old.Message, u.name)
 	}
 }
 
 // look takes a look, and lists what has become full by it.
-func (m *memory) look(now time.Time, all []usage) (filled []usage) {
-	m.now = all
+func (m *pressure) look(now time.Time, all []usage) (filled []usage) {
+	m.last = all
 	full, since, before := map[string]bool{}, map[string]time.Time{}, map[string]map[types.UID]int{}
 	for _, u := range all {
-		was := m.full[u.device]
+		was := m.nearlyFull[u.device]
 		full[u.device] = was
 		if m.turns(u) {
 			began, known := m.since[u.device]
@@ -175,7 +178,7 @@ func (m *memory) look(now time.Time, all []usage) (filled []usage) {
 				delete(since, u.device)
 			}
 		}
-		before[u.device] = m.before[u.device]
+		before[u.device] = m.baseline[u.device]
 		if u.percent() <= m.limits.Clear {
 			before[u.device] = u.byPod()
 		}
@@ -183,13 +186,13 @@ func (m *memory) look(now time.Time, all []usage) (filled []usage) {
 			filled = append(filled, u)
 		}
 	}
-	m.full, m.since, m.before = full, since, before
+	m.nearlyFull, m.since, m.baseline = full, since, before
 	return filled
 }
 
 // turns reports whether a device that is full looks as if it were not, or the other way round.
-func (m *memory) turns(u usage) bool {
-	if m.full[u.device] {
+func (m *pressure) turns(u usage) bool {
+	if m.nearlyFull[u.device] {
 		return !u.shared() || u.percent() <= m.limits.Clear
 	}
 	return !m.off() && u.shared() && u.percent() >= m.limits.Threshold
@@ -204,10 +207,10 @@ func (u usage) byPod() map[types.UID]int {
 }
 
 // grown is the pod whose memory has grown most since the device was last below both limits, and by how much.
-func (m *memory) grown(u usage) (pod podUsage, by int) {
+func (m *pressure) grown(u usage) (pod podUsage, by int) {
 	by = -1
 	for _, p := range u.pods {
-		if more := p.mib - m.before[u.device][p.uid]; more > by {
+		if more := p.mib - m.baseline[u.device][p.uid]; more > by {
 			pod, by = p, more
 		}
 	}
@@ -215,13 +218,13 @@ func (m *memory) grown(u usage) (pod podUsage, by int) {
 }
 
 // watched reports whether anything is shared, so that looks between those of the loop are worth their while.
-func (m *memory) watched() bool { return !m.off() && slices.ContainsFunc(m.now, usage.shared) }
+func (m *pressure) watched() bool { return !m.off() && slices.ContainsFunc(m.last, usage.shared) }
 
 // verdict is the condition: without numbers as long as nothing is full.
-func (m *memory) verdict() (status corev1.ConditionStatus, reason config.Reason, message string) {
+func (m *pressure) verdict() (status corev1.ConditionStatus, reason config.Reason, message string) {
 	var full []string
-	for _, u := range m.now {
-		if m.full[u.device] {
+	for _, u := range m.last {
+		if m.nearlyFull[u.device] {
 			full = append(full, u.String())
 		}
 	}
@@ -238,7 +241,7 @@ func (m *memory) verdict() (status corev1.ConditionStatus, reason config.Reason,
 
 // condition is what is to be told of it, or nothing if the node shows it already. What changes in the numbers alone is told
 // with the heartbeat, so that a node is not written for every MiB; who is on a GPU that is full, at most once in memoryNews.
-func (m *memory) condition(old *corev1.NodeCondition, unknown string, now time.Time, beat bool) (corev1.ConditionStatus, config.Reason, string, bool) {
+func (m *pressure) condition(old *corev1.NodeCondition, unknown string, now time.Time, beat bool) (corev1.ConditionStatus, config.Reason, string, bool) {
 	status, reason, message := m.verdict()
 	if unknown != "" && !m.off() {
 		status, reason, message = corev1.ConditionUnknown, config.ReasonGPUMemoryUnknown, unknown
@@ -256,13 +259,13 @@ func (m *memory) condition(old *corev1.NodeCondition, unknown string, now time.T
 }
 
 // names reports whether the message is about what is full, and those who have it.
-func (m *memory) names(message string) bool {
-	for _, u := range m.now {
-		if m.full[u.device] != strings.Contains(message, u.name) {
+func (m *pressure) names(message string) bool {
+	for _, u := range m.last {
+		if m.nearlyFull[u.device] != strings.Contains(message, u.name) {
 			return false
 		}
 		for _, p := range u.pods {
-			if m.full[u.device] && !strings.Contains(message, p.pod.String()+" ") {
+			if m.nearlyFull[u.device] && !strings.Contains(message, p.pod.String()+" ") {
 				return false
 			}
 		}
@@ -272,14 +275,14 @@ func (m *memory) names(message string) bool {
 
 // observeMemory looks how full is what pods share, and tells the pod that has filled it.
 func (a *Agent) observeMemory(ctx context.Context, seen observed) {
-	a.residents = residents{pods: seen.pods, holders: seen.holders}
+	a.pressure.podsOnNode = podsOnNode{pods: seen.pods, holders: seen.holders}
 	all := a.usages(ctx, seen.gpus)
-	a.memory.seed(conditionOfType(seen.node, config.ConditionGPUMemoryPressure), all)
+	a.pressure.seed(conditionOfType(seen.node, config.ConditionGPUMemoryPressure), all)
 	a.lookAtMemory(all)
 }
 
-// residents are the pods of the node and those with a GPU, as of the last look at the cluster.
-type residents struct {
+// podsOnNode are the pods of the node and those with a GPU, as of the last look at the cluster.
+type podsOnNode struct {
 	pods    []corev1.Pod
 	holders []holders.Pod
 }
@@ -295,23 +298,23 @@ func (a *Agent) usages(ctx context.Context, gpus []nvml.GPU) []usage {
 	}
 	call, cancel := context.WithTimeout(ctx, hostTimeout)
 	defer cancel()
-	clients, err := a.processes.Holders(call, sought)
+	clients, err := a.clients.processes.Holders(call, sought)
 	if err != nil {
 		a.log.Debug("whose memory it is that GPUs are full of is not known", zap.Error(err))
 	}
-	owners := holders.PodsOf(clients, a.residents.pods)
+	owners := holders.PodsOf(clients, a.pressure.podsOnNode.pods)
 	// The server of MPS, in the pod of its daemon, computes for the others and not for itself.
 	maps.DeleteFunc(owners, func(_ int, pod *corev1.Pod) bool {
 		return matches(pod, a.settings.MPS.PodSelector) && a.pretends(pod) == ""
 	})
-	return usages(gpus, a.residents.holders, owners)
+	return usages(gpus, a.pressure.podsOnNode.holders, owners)
 }
 
 func (a *Agent) lookAtMemory(all []usage) {
-	filled := a.memory.look(a.clock.Now(), all)
-	a.metrics.looked(all, a.memory.full)
+	filled := a.pressure.look(a.clock.Now(), all)
+	a.metrics.looked(all, a.pressure.nearlyFull)
 	for _, u := range filled {
-		pod, by := a.memory.grown(u)
+		pod, by := a.pressure.grown(u)
 		ref := &corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: pod.pod.Namespace, Name: pod.pod.Name, UID: pod.uid}
 		a.events.Eventf(ref, corev1.EventTypeWarning, string(config.ReasonGPUMemoryNearlyFull),
 			"this pod has grown most, by %d MiB: %s", by, u)
@@ -323,13 +326,13 @@ func (a *Agent) memoryConditions(seen observed, r report, beat bool) []corev1.No
 	unknown := ""
 	if r.ready == corev1.ConditionUnknown {
 		unknown = "the driver does not say how full the GPUs are: " + r.message
-		a.memory.now = nil // a look between two passes would take hold of a driver that is being upgraded
+		a.pressure.last = nil // a look between two passes would take hold of a driver that is being upgraded
 	}
 	if !seen.whole && unknown == "" {
 		return nil
 	}
 	old := conditionOfType(seen.node, config.ConditionGPUMemoryPressure)
-	status, reason, message, news := a.memory.condition(old, unknown, a.clock.Now(), beat)
+	status, reason, message, news := a.pressure.condition(old, unknown, a.clock.Now(), beat)
 	if !news {
 		return nil
 	}
@@ -353,7 +356,7 @@ func (a *Agent) rest(ctx context.Context, wake <-chan struct{}, d time.Duration)
 			return
 		case <-looks.C():
 		}
-		if a.memory.watched() && a.memoryTurns(context.WithoutCancel(ctx)) {
+		if a.pressure.watched() && a.memoryTurns(context.WithoutCancel(ctx)) {
 			return
 		}
 	}
@@ -361,12 +364,12 @@ func (a *Agent) rest(ctx context.Context, wake <-chan struct{}, d time.Duration)
 
 // memoryTurns takes a look, and reports whether there is something to tell.
 func (a *Agent) memoryTurns(ctx context.Context) bool {
-	before, _, _ := a.memory.verdict()
+	before, _, _ := a.pressure.verdict()
 	gpus, err := a.snapshot(ctx)
 	if err != nil {
 		return true // the next pass finds out what
 	}
 	a.lookAtMemory(a.usages(ctx, gpus))
-	after, _, _ := a.memory.verdict()
+	after, _, _ := a.pressure.verdict()
 	return after != before
 }

@@ -436,3 +436,29 @@ func TestTheMemoryOfAQuietNodeIsLookedAtWithoutTheAPIServer(t *testing.T) {
 		}
 	})
 }
+
+// That somebody sets the host's clock is no time that a device was nearly full for.
+func TestAStepOfTheClockIsNoTimeUnderPressure(t *testing.T) {
+	t.Parallel()
+	for name, by := range map[string]time.Duration{"forward": time.Hour, "back": -time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				p := &pressure{world: newWorld(t, t4)}
+				c := &hostClock{readings: map[time.Time]time.Time{}}
+				p.clock = c
+				p.again()
+				p.look(0)
+				gpu := p.gpus.UUIDs()[0]
+				p.takes("small", gpu+"::0", 4000)
+				p.takes("large", gpu+"::1", 10000) // 91 %
+				p.look(0)
+				c.ahead = by
+				p.look(15 * time.Second)
+				p.sufficient()
+				p.look(30 * time.Second)
+				p.expect(corev1.ConditionTrue, config.ReasonGPUMemoryNearlyFull)
+			})
+		})
+	}
+}

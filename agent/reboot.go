@@ -30,21 +30,37 @@ const (
 	maxRebootsUndo = 2
 )
 
+// logind is the host's, and what it has been asked for.
+type logind struct {
+	host      Host
+	next      time.Time // one that has not answered is not asked before
+	rebooting bool      // this process has asked it for a reboot
+}
+
+func (l *logind) forget(time.Time) { l.next = time.Time{} }
+
+// boots is what is known of the host's boot.
+type boots struct {
+	kernel  *host.Kernel
+	id      string // as it was last read
+	trouble string // why it could not be read, the last time
+}
+
 // observeBoot reads the host's boot id. If it can no longer be read, the last one still holds, since a reboot would have ended this process.
 // If it was never read, the agent takes nothing for a reboot.
 func (a *Agent) observeBoot(ctx context.Context, seen *observed) {
 	call, cancel := context.WithTimeout(ctx, hostTimeout)
 	defer cancel()
-	boot, err := a.kernel.Boot(call)
+	boot, err := a.boots.kernel.Boot(call)
 	text := ""
 	if err != nil {
 		text = err.Error()
 	}
-	if text != "" && text != a.bootTrouble {
+	if text != "" && text != a.boots.trouble {
 		a.log.Warn("it cannot be told whether the host is rebooted", zap.Error(err))
 	}
-	a.boot, a.bootTrouble = cmp.Or(boot, a.boot), text
-	if seen.boot = a.boot; seen.boot == "" {
+	a.boots.id, a.boots.trouble = cmp.Or(boot, a.boots.id), text
+	if seen.boot = a.boots.id; seen.boot == "" {
 		seen.bootErr = err
 	}
 }
@@ -160,7 +176,7 @@ func (a *Agent) mayReboot(ctx context.Context, seen observed, want wish) error {
 	case a.settings.Reboot.Policy == config.RebootSelf:
 		call, cancel := context.WithTimeout(ctx, hostTimeout)
 		defer cancel()
-		err = a.host.CanReboot(call)
+		err = a.logind.host.CanReboot(call)
 	}
 	if err != nil {
 		return &Failure{Wish: want.fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}
@@ -180,7 +196,7 @@ func (a *Agent) reboot(ctx context.Context, seen observed, want wish) error {
 				Message: fmt.Sprintf("the node has not been rebooted in the %s since that was asked for", a.settings.Timeouts.Reboot),
 			}
 		}
-		if a.rebooting || bootUnknown || a.settings.Reboot.Policy != config.RebootSelf {
+		if a.logind.rebooting || bootUnknown || a.settings.Reboot.Policy != config.RebootSelf {
 			return a.awaitReboot(j)
 		}
 	}
@@ -197,10 +213,10 @@ func (a *Agent) reboot(ctx context.Context, seen observed, want wish) error {
 	}
 	// An agent that was killed before this line is followed by one that asks again, which does no harm: logind tells if it is
 	// rebooting already.
-	a.rebooting = true
+	a.logind.rebooting = true
 	call, cancel := context.WithTimeout(ctx, hostTimeout)
 	defer cancel()
-	err := a.host.Reboot(call)
+	err := a.logind.host.Reboot(call)
 	if errors.Is(err, host.ErrNoLogind) || errors.Is(err, host.ErrLogindRefuses) || errors.Is(err, host.ErrRebootInhibited) {
 		return &Failure{Wish: want.fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}
 	}

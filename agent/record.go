@@ -52,6 +52,8 @@ type hostRecord struct {
 	newer   *hostrecord.NewerError // owes nothing, and is set aside before the first write
 	failed  error                  // why the disk is behind
 	retryAt time.Time
+
+	persisted *Status // what the node was told for good at the end of a change, until it is told something else
 }
 
 // load reads the record, once.
@@ -174,7 +176,7 @@ func owes(r hostrecord.Record) []string {
 // observeRecord reads the host's record, and tells by it whether the journal on the node is ours. What it says of the node is believed
 // for the very node object that it was written for.
 func (a *Agent) observeRecord(ctx context.Context, seen *observed) error {
-	h := a.kept
+	h := a.record
 	if err := h.load(ctx); err != nil {
 		return unreadableRecord(err)
 	}
@@ -212,13 +214,13 @@ func (a *Agent) observeRecord(ctx context.Context, seen *observed) error {
 // somebody else who wrote it: that units are started which the settings name.
 func (a *Agent) adoptOlder(seen *observed, text string) {
 	j, err := parseJournal(text)
-	if !a.kept.absent || err != nil || a.kept.now.Host.Boot != "" {
+	if !a.record.absent || err != nil || a.record.now.Host.Boot != "" {
 		return
 	}
-	a.kept.now.Host.Boot = seen.boot
+	a.record.now.Host.Boot = seen.boot
 	for _, unit := range a.settings.Units {
 		if slices.Contains(j.Stopped, unit) {
-			a.kept.now.Host.Stopped = append(a.kept.now.Host.Stopped, unit)
+			a.record.now.Host.Stopped = append(a.record.now.Host.Stopped, unit)
 		}
 	}
 }
@@ -286,7 +288,7 @@ func (a *Agent) recorded(ctx context.Context, seen observed, j Journal, write fu
 	if err != nil {
 		return nil, err
 	}
-	h := a.kept
+	h := a.record
 	before := h.now
 	r := h.now
 	r.Operation, r.Ends = legible.Cut(j.Operation, 128), false
@@ -353,7 +355,7 @@ func (a *Agent) unrecorded(seen observed, err error) error {
 
 // recordable reports why the record could not be written, before anything is disturbed. It is written as it is.
 func (a *Agent) recordable(ctx context.Context, seen observed) error {
-	if err := a.kept.write(ctx, a.kept.now, a.clock.Now()); err != nil {
+	if err := a.record.write(ctx, a.record.now, a.clock.Now()); err != nil {
 		return a.unrecorded(seen, err)
 	}
 	return nil
@@ -362,10 +364,10 @@ func (a *Agent) recordable(ctx context.Context, seen observed) error {
 // mayTake keeps a step from taking something of the host while the disk knows less than the node: after a crash, and without the
 // annotation, it would not be given back.
 func (a *Agent) mayTake(ctx context.Context, seen observed, step plan.Step) error {
-	if !step.Traits().TakesFromHost || seen.gives || a.kept.covers() {
+	if !step.Traits().TakesFromHost || seen.gives || a.record.covers() {
 		return nil
 	}
-	if err := a.kept.flush(ctx, a.clock.Now()); err != nil {
+	if err := a.record.flush(ctx, a.clock.Now()); err != nil {
 		return a.unrecorded(seen, err)
 	}
 	return nil
@@ -373,21 +375,21 @@ func (a *Agent) mayTake(ctx context.Context, seen observed, step plan.Step) erro
 
 // tidyRecord strikes from the record a change of which nothing is left, and brings the disk up to date.
 func (a *Agent) tidyRecord(ctx context.Context, seen observed) {
-	r := a.kept.now
+	r := a.record.now
 	if seen.journal == nil && !seen.forged && len(seen.owed.Stopped)+len(seen.owed.Persistent) == 0 {
 		r.Operation, r.Journal, r.Next, r.Ends, r.Host = "", "", nil, false, hostrecord.Host{}
 	}
-	if a.kept.absent && r.Journal == "" && len(r.Next)+len(r.Host.Stopped) == 0 && same(r, hostrecord.Record{Node: r.Node, UID: r.UID}) {
+	if a.record.absent && r.Journal == "" && len(r.Next)+len(r.Host.Stopped) == 0 && same(r, hostrecord.Record{Node: r.Node, UID: r.UID}) {
 		return // nothing was learnt or taken yet
 	}
-	a.kept.keep(ctx, r, a.clock.Now())
+	a.record.keep(ctx, r, a.clock.Now())
 }
 
 // observeOwed looks what the host is still owed of a change that no journal is left of: after somebody has removed it, or the node object
 // was deleted. What the settings do not name any more is nobody's to start, and is told.
 func (a *Agent) observeOwed(ctx context.Context, seen *observed) {
-	owed := a.kept.now.Host
-	if seen.journal != nil || a.kept.now.Ends && !seen.forged {
+	owed := a.record.now.Host
+	if seen.journal != nil || a.record.now.Ends && !seen.forged {
 		return
 	}
 	for _, gpu := range seen.gpus {
@@ -445,16 +447,16 @@ func (a *Agent) tellDropped(seen observed) string {
 	for _, unit := range slices.Sorted(maps.Keys(seen.dropped)) {
 		why := seen.dropped[unit]
 		text += fmt.Sprintf("; %s of this host was stopped for a change and is not started: %s", legible.Cut(unit, 256), why)
-		if a.toldDropped[unit] == why {
+		if a.systemd.toldDropped[unit] == why {
 			continue
 		}
 		a.log.Warn("a unit of the host was stopped for a change and is not started", zap.String("unit", unit), zap.String("why", why))
 		a.eventf(seen.node, corev1.EventTypeWarning, config.ReasonUnitFailed, "%s of this host was stopped for a change and is not started: %s", legible.Cut(unit, 256), why)
 		if slices.Contains(a.settings.Units, unit) {
-			a.started[unit] = start{at: a.clock.Now(), failed: true} // which is told until it runs
+			a.systemd.started[unit] = start{at: a.clock.Now(), failed: true} // which is told until it runs
 		}
 	}
-	a.toldDropped = seen.dropped
+	a.systemd.toldDropped = seen.dropped
 	return text
 }
 
@@ -474,12 +476,12 @@ func (h *hostRecord) over(ctx context.Context, now time.Time) {
 
 // learn keeps what the next changes go by.
 func (a *Agent) learn(ctx context.Context, learnt hostrecord.Learnt) {
-	r := a.kept.now
+	r := a.record.now
 	r.Learnt = learnt
-	if a.kept.absent && reflect.DeepEqual(learnt, hostrecord.Learnt{}) {
+	if a.record.absent && reflect.DeepEqual(learnt, hostrecord.Learnt{}) {
 		return
 	}
-	a.kept.keep(ctx, r, a.clock.Now())
+	a.record.keep(ctx, r, a.clock.Now())
 }
 
 // learntOf is what of the status the next changes go by, as the record takes it.

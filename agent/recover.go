@@ -126,7 +126,7 @@ func (a *Agent) AwaitRecovered(ctx context.Context, seen func(*corev1.Node)) err
 		}
 		seen(node)
 		var err error
-		a.kept.read = false // the agent that runs writes it
+		a.record.read = false // the agent that runs writes it
 		left, err = a.owing(ctx, node)
 		return left.none(), err
 	})
@@ -172,7 +172,7 @@ func (a *Agent) owing(ctx context.Context, node *corev1.Node) (debts, error) {
 	if err := a.observeRecord(ctx, &seen); err != nil {
 		return left, err
 	}
-	if r := a.kept.now; seen.journal == nil && !r.Ends {
+	if r := a.record.now; seen.journal == nil && !r.Ends {
 		for _, unit := range r.Host.Stopped {
 			if slices.Contains(a.settings.Units, unit) {
 				left.ours = append(left.ours, "start of "+unit)

@@ -54,7 +54,7 @@ func (a *Agent) conclude(ctx context.Context, seen observed, want wish, steps []
 	}
 	a.metrics.stepped(steps, err)
 	if !seen.whole {
-		a.verifying = time.Time{} // what is not seen takes none of the time for capacity
+		a.verification.began = time.Time{} // what is not seen takes none of the time for capacity
 	} else {
 		a.forget(first, err == nil && len(steps) == 0)
 	}
@@ -97,17 +97,17 @@ func stepsLeft(steps []plan.Step, err error) int {
 // forget drops what was remembered of steps that are over.
 func (a *Agent) forget(first plan.Step, converged bool) {
 	if first.Kind != plan.VerifyCapacity {
-		a.verifying, a.nudged = time.Time{}, false
+		a.verification.began, a.verification.restarted = time.Time{}, false
 	}
 	if !first.Traits().TouchesGPU {
-		maps.DeleteFunc(a.done, func(step string, _ int) bool { return step != first.String() })
+		maps.DeleteFunc(a.budget.successes, func(step string, _ int) bool { return step != first.String() })
 	}
-	maps.DeleteFunc(a.waits, func(what string, _ time.Time) bool { return what != waitOf(first) })
+	maps.DeleteFunc(a.budget.waits, func(what string, _ time.Time) bool { return what != waitOf(first) })
 	if !first.Traits().AsksBudgets {
 		a.blockedBy(nil)
 	}
 	if converged {
-		clear(a.attempts)
+		clear(a.budget.attempts)
 	}
 }
 
@@ -384,8 +384,8 @@ func (a *Agent) statusOf(ctx context.Context, seen observed, want wish, r report
 		status.Label = want.label
 	}
 	a.keep(&status, seen, want, r)
-	published := publishedBy(a.kept.now.Learnt) // this pass may have published others
-	if a.kept.absent {
+	published := publishedBy(a.record.now.Learnt) // this pass may have published others
+	if a.record.absent {
 		published = seen.published
 	}
 	a.learn(ctx, learntOf(status, published))
@@ -445,8 +445,8 @@ func (a *Agent) keep(status *Status, seen observed, want wish, r report) {
 			status.Cut = seen.boot
 		}
 	}
-	if a.learnt != nil { // it was written after the look
-		status.Proven, status.Took, a.learnt = a.learnt.Proven, a.learnt.Took, nil
+	if a.record.persisted != nil { // it was written after the look
+		status.Proven, status.Took, a.record.persisted = a.record.persisted.Proven, a.record.persisted.Took, nil
 	}
 	switch {
 	case want.fingerprint != "":

@@ -71,7 +71,7 @@ func (a *Agent) sharingOf(seen *observed, profile config.Profile, after []nvml.G
 	if p.now == nil {
 		base = "" // what cannot be read is nothing to go on from
 	}
-	text, err := a.pluginConfigs.Render([]byte(base), want.sharing, want.strategy)
+	text, err := a.plugin.configs.Render([]byte(base), want.sharing, want.strategy)
 	if err != nil {
 		return nil, err
 	}
@@ -125,7 +125,7 @@ func (a *Agent) keyOf(p pluginConfig, want *pluginWish) (*pluginWish, error) {
 		return nil, &Stalled{Reason: config.ReasonNoHandover, Message: m.lost.Error()}
 	}
 	for _, key := range slices.Sorted(maps.Keys(m.files)) {
-		parsed, err := a.pluginConfigs.Parse([]byte(m.files[key]))
+		parsed, err := a.plugin.configs.Parse([]byte(m.files[key]))
 		if err != nil || !want.as(&parsed) {
 			continue
 		}
@@ -146,7 +146,7 @@ func (a *Agent) keyOf(p pluginConfig, want *pluginWish) (*pluginWish, error) {
 	if err != nil {
 		base = ""
 	}
-	body, err := a.pluginConfigs.Render([]byte(base), want.sharing, want.strategy)
+	body, err := a.plugin.configs.Render([]byte(base), want.sharing, want.strategy)
 	if err != nil {
 		return nil, err
 	}
@@ -189,7 +189,7 @@ func (a *Agent) namedConfig(ctx context.Context, seen *observed, key string) (*p
 	}
 	var parsed config.PluginConfig
 	if err == nil {
-		parsed, err = a.pluginConfigs.Parse([]byte(text))
+		parsed, err = a.plugin.configs.Parse([]byte(text))
 	}
 	if err != nil {
 		return nil, &Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("label %s=%s: %v", config.LabelDevicePluginConfig, key, err)}
@@ -211,13 +211,13 @@ func (a *Agent) former(seen *observed) *pluginWish {
 			text, err = want.body, nil
 		}
 		if err == nil {
-			if parsed, err := a.pluginConfigs.Parse([]byte(text)); err == nil {
+			if parsed, err := a.plugin.configs.Parse([]byte(text)); err == nil {
 				want.sharing, want.strategy = parsed.Sharing, parsed.MIGStrategy
 			}
 		}
 		return want
 	}
-	parsed, err := a.pluginConfigs.Parse([]byte(want.text))
+	parsed, err := a.plugin.configs.Parse([]byte(want.text))
 	want.sharing, want.strategy, want.known = parsed.Sharing, parsed.MIGStrategy, err == nil
 	return want
 }

@@ -28,7 +28,7 @@ func (s observed) poolOf() fleet.Pool { return fleet.PoolOf(s.maintenance, s.poo
 
 // turnOf is the change that the slot is for.
 func (a *Agent) turnOf(s observed) fleet.Change {
-	return fleet.Change{Node: s.node.Name, UID: s.node.UID, Operation: cmp.Or(s.operation(), a.claim), Since: a.now()}
+	return fleet.Change{Node: s.node.Name, UID: s.node.UID, Operation: cmp.Or(s.operation(), a.turn.claim), Since: a.now()}
 }
 
 // observeSlot looks whether the node has a slot of its pool. That it cannot be looked at is no error: a slot is needed to begin, and
@@ -38,26 +38,39 @@ func (a *Agent) observeSlot(ctx context.Context, seen *observed) {
 		return
 	}
 	var err error
-	if seen.slot, err = a.slots.Look(ctx, seen.poolOf(), a.turnOf(*seen)); err != nil {
+	if seen.slot, err = a.turn.slots.Look(ctx, seen.poolOf(), a.turnOf(*seen)); err != nil {
 		a.log.Warn("looking at the slots of the pool", zap.String("pool", seen.pool.Name), zap.Error(err))
 	}
+}
+
+// turn is what is known of the node's turn in its pool.
+type turn struct {
+	slots  *fleet.Slots
+	claim  string      // operation for which a slot was taken
+	full   *fleet.Full // what people were told of why the node waits for one
+	fullAt time.Time   // and when
+}
+
+func (t *turn) forget(time.Time) {
+	t.full = nil
+	t.slots.Forget()
 }
 
 // renewSlot says that the change is still under way. A slot that this process has taken for it and that was lost since is taken back:
 // not every change has a fence by which others know of it.
 func (a *Agent) renewSlot(ctx context.Context, seen observed) {
-	lost := seen.pooled() && seen.disturbed() && a.claim != "" && a.claim == seen.operation()
+	lost := seen.pooled() && seen.disturbed() && a.turn.claim != "" && a.turn.claim == seen.operation()
 	if !lost && !a.hasSlot(seen) {
 		return
 	}
-	if err := a.slots.Renew(ctx, seen.poolOf(), a.turnOf(seen)); err != nil {
+	if err := a.turn.slots.Renew(ctx, seen.poolOf(), a.turnOf(seen)); err != nil {
 		a.log.Warn("renewing the slot of the pool", zap.String("pool", seen.pool.Name), zap.Error(err))
 	}
 }
 
 // hasSlot reports whether the slot is that of the change that is under way, or about to begin. One of an earlier process is taken anew.
 func (a *Agent) hasSlot(s observed) bool {
-	operation := cmp.Or(s.operation(), a.claim)
+	operation := cmp.Or(s.operation(), a.turn.claim)
 	return s.slot.Held && operation != "" && s.slot.Operation == operation
 }
 
@@ -79,7 +92,7 @@ func (a *Agent) takeSlot(ctx context.Context, seen observed, want wish, steps []
 	if err := a.askForSlot(ctx, seen, turn); err != nil {
 		return err
 	}
-	a.claim = turn.Operation
+	a.turn.claim = turn.Operation
 	return nil
 }
 
@@ -94,7 +107,7 @@ func (a *Agent) keepSlot(ctx context.Context, seen observed, want wish) error {
 }
 
 func (a *Agent) askForSlot(ctx context.Context, seen observed, turn fleet.Change) error {
-	err := a.slots.Take(ctx, seen.poolOf(), turn)
+	err := a.turn.slots.Take(ctx, seen.poolOf(), turn)
 	var full *fleet.Full
 	var paused *fleet.Paused
 	switch {
@@ -125,12 +138,12 @@ func (a *Agent) poolPaused(s observed, why string) *Waiting {
 // awaitSlot says whom the pool does without at present. That changes often, and is told anew now and then.
 func (a *Agent) awaitSlot(seen observed, full *fleet.Full) *Waiting {
 	now := a.clock.Now()
-	if a.full == nil || now.Sub(a.fullAt) >= slotNews || seen.status.Reason != config.ReasonAwaitingSlot {
-		a.full, a.fullAt = full, now
+	if a.turn.full == nil || now.Sub(a.turn.fullAt) >= slotNews || seen.status.Reason != config.ReasonAwaitingSlot {
+		a.turn.full, a.turn.fullAt = full, now
 	}
 	return &Waiting{
 		Reason: config.ReasonAwaitingSlot, After: full.Retry, Since: seen.since(config.ReasonAwaitingSlot, a.now()),
-		Message: a.full.Error(), Blockers: a.full.Unavailable,
+		Message: a.turn.full.Error(), Blockers: a.turn.full.Unavailable,
 		Advice: "the node is as it was meanwhile, and has its turn by the age of its wish",
 	}
 }
@@ -161,22 +174,22 @@ func (a *Agent) returnSlot(ctx context.Context, seen observed) error {
 	if !seen.pooled() || !seen.slot.Held && !seen.slot.Waiting {
 		return nil
 	}
-	if err := a.slots.Leave(ctx, seen.poolOf(), a.turnOf(seen)); err != nil {
+	if err := a.turn.slots.Leave(ctx, seen.poolOf(), a.turnOf(seen)); err != nil {
 		return err
 	}
-	a.claim = ""
+	a.turn.claim = ""
 	return nil
 }
 
 // endTurn lets another node have its turn when the node is given back. Where that fails, the slot is returned by a plan of its own.
 func (a *Agent) endTurn(ctx context.Context, seen observed, want wish) {
 	a.countFailure(ctx, seen, seen.journal.Undo)
-	a.claim = ""
+	a.turn.claim = ""
 	if want.undo || !seen.pooled() || !seen.slot.Held {
 		a.leavePool(ctx, seen)
 		return
 	}
-	if err := a.slots.Release(ctx, seen.poolOf(), a.turnOf(seen)); err != nil {
+	if err := a.turn.slots.Release(ctx, seen.poolOf(), a.turnOf(seen)); err != nil {
 		a.log.Warn("giving the slot of the pool back", zap.String("pool", seen.pool.Name), zap.Error(err))
 	}
 }
@@ -187,7 +200,7 @@ func (a *Agent) countFailure(ctx context.Context, seen observed, failure *Failur
 	if failure == nil || failure.Later || failure.Reason == config.ReasonCancelled || !seen.pooled() {
 		return
 	}
-	if err := a.slots.Fail(ctx, seen.poolOf(), a.turnOf(seen), string(failure.Reason)+": "+failure.Message); err != nil {
+	if err := a.turn.slots.Fail(ctx, seen.poolOf(), a.turnOf(seen), string(failure.Reason)+": "+failure.Message); err != nil {
 		a.log.Warn("telling the pool of a failure", zap.String("pool", seen.pool.Name), zap.Error(err))
 	}
 }

@@ -21,11 +21,11 @@ const unitRetry = hostTimeout
 
 // stopUnit stops a unit of the host that is in the way. One that does not stop ends the change.
 func (a *Agent) stopUnit(ctx context.Context, seen observed, want wish, step plan.Step) error {
-	until := a.began(step).Add(a.settings.Timeouts.Unit)
+	until := a.budget.began(step).Add(a.settings.Timeouts.Unit)
 	call, cancel := context.WithTimeout(ctx, hostTimeout)
 	defer cancel()
-	delete(a.started, step.Unit)
-	err := a.units.Stop(call, step.Unit)
+	delete(a.systemd.started, step.Unit)
+	err := a.systemd.units.Stop(call, step.Unit)
 	if !errors.Is(err, host.ErrJobRunning) {
 		return err
 	}
@@ -42,6 +42,20 @@ func (a *Agent) stopUnit(ctx context.Context, seen observed, want wish, step pla
 	}
 }
 
+// systemd is the host's, and what it has been asked for.
+type systemd struct {
+	units       Units
+	next        time.Time         // one that has not answered is not asked before
+	started     map[string]start  // units that were started again
+	startedNext time.Time         // they are not asked after before
+	toldDropped map[string]string // units that are not started, as people were told
+}
+
+func (s *systemd) forget(time.Time) {
+	clear(s.started)
+	s.next, s.startedNext = time.Time{}, time.Time{}
+}
+
 // start is what is known of a unit that was started again.
 type start struct {
 	times  int       // since it was stopped
@@ -52,24 +66,24 @@ type start struct {
 // startUnit starts a unit that the change has stopped. One that does not start, or ends as often as it does, keeps no node: the GPUs
 // work without it.
 func (a *Agent) startUnit(ctx context.Context, seen observed, step plan.Step) error {
-	before := a.started[step.Unit]
+	before := a.systemd.started[step.Unit]
 	if before.times >= a.settings.Retry.NoEffect {
 		return a.forgoUnit(ctx, seen, step, fmt.Errorf("it was started %d times, and has ended each time", before.times))
 	}
-	until := a.began(step).Add(a.settings.Timeouts.Unit)
+	until := a.budget.began(step).Add(a.settings.Timeouts.Unit)
 	call, cancel := context.WithTimeout(ctx, hostTimeout)
 	defer cancel()
-	err := a.units.Start(call, step.Unit)
+	err := a.systemd.units.Start(call, step.Unit)
 	switch {
 	case err == nil:
-		a.started[step.Unit] = start{times: before.times + 1, at: a.clock.Now()}
+		a.systemd.started[step.Unit] = start{times: before.times + 1, at: a.clock.Now()}
 		return nil
 	case errors.Is(err, host.ErrJobRunning) && a.clock.Now().Before(until):
 		return &Waiting{
 			Reason: config.ReasonAwaitingCapacity, After: unitRetry, Message: fmt.Sprintf("waiting for %s of this host to start", step.Unit),
 			Until: until, Then: "the node is given back without it",
 		}
-	case errors.Is(err, host.ErrJobRunning), a.attempts[step.String()].failures+1 >= a.settings.Retry.Failures:
+	case errors.Is(err, host.ErrJobRunning), a.budget.attempts[step.String()].failures+1 >= a.settings.Retry.Failures:
 		return a.forgoUnit(ctx, seen, step, err)
 	default:
 		return err
@@ -86,7 +100,7 @@ func (a *Agent) forgoUnit(ctx context.Context, seen observed, step plan.Step, er
 	if err := a.amend(ctx, seen, j); err != nil {
 		return err
 	}
-	a.started[step.Unit] = start{failed: true}
+	a.systemd.started[step.Unit] = start{failed: true}
 	return nil
 }
 
@@ -94,35 +108,35 @@ func (a *Agent) forgoUnit(ctx context.Context, seen observed, step plan.Step, er
 // and that may end a moment later, when nothing is owed to it any more.
 func (a *Agent) observeStarted(ctx context.Context, seen *observed) {
 	now := a.clock.Now()
-	if seen.journal != nil || len(a.started) == 0 || now.Before(a.startedNext) {
+	if seen.journal != nil || len(a.systemd.started) == 0 || now.Before(a.systemd.startedNext) {
 		return
 	}
 	call, cancel := context.WithTimeout(ctx, hostTimeout)
 	defer cancel()
-	states, err := a.units.States(call, slices.Sorted(maps.Keys(a.started)))
-	for name, s := range a.started {
+	states, err := a.systemd.units.States(call, slices.Sorted(maps.Keys(a.systemd.started)))
+	for name, s := range a.systemd.started {
 		state, over := states[name], now.Sub(s.at) >= a.settings.Timeouts.Unit
 		switch {
 		case err != nil && !over:
 		case s.failed && state != "active":
 		case state == "failed" || state == "activating" && over:
-			a.started[name] = start{at: s.at, failed: true}
+			a.systemd.started[name] = start{at: s.at, failed: true}
 			a.log.Warn("a unit of the host does not run since it was started again", zap.String("unit", name), zap.String("state", state))
 			a.eventf(seen.node, corev1.EventTypeWarning, config.ReasonUnitFailed,
 				"%s of this host was stopped for a change, was started again, and is %s since; see systemctl status %s", name, state, name)
 		case s.failed || over:
-			delete(a.started, name)
+			delete(a.systemd.started, name)
 		}
 	}
-	a.startedNext = now.Add(systemdRetry)
+	a.systemd.startedNext = now.Add(systemdRetry)
 	if a.awaitsUnits() {
-		a.startedNext = now.Add(unitRetry)
+		a.systemd.startedNext = now.Add(unitRetry)
 	}
 }
 
 // awaitsUnits reports whether it is too early to say of a unit that it runs again.
 func (a *Agent) awaitsUnits() bool {
-	for _, s := range a.started {
+	for _, s := range a.systemd.started {
 		if !s.failed {
 			return true
 		}
@@ -133,8 +147,8 @@ func (a *Agent) awaitsUnits() bool {
 // unitsDown names, for the end of a message, the units that were stopped for a change and do not run since.
 func (a *Agent) unitsDown() string {
 	text := ""
-	for _, name := range slices.Sorted(maps.Keys(a.started)) {
-		if a.started[name].failed {
+	for _, name := range slices.Sorted(maps.Keys(a.systemd.started)) {
+		if a.systemd.started[name].failed {
 			text += fmt.Sprintf("; %s of this host was stopped for a change and does not run since: see systemctl status %s", name, name)
 		}
 	}

@@ -28,10 +28,10 @@ type unpicked struct {
 func (a *Agent) unpickedConfigs(ctx context.Context, seen *observed) string {
 	now := a.clock.Now()
 	plugins := uids(seen.operands)
-	if a.unpicked.at.IsZero() || a.unpicked.plugins != plugins || now.Sub(a.unpicked.at) >= unpickedFor || now.Before(a.unpicked.at) {
-		a.unpicked = unpicked{at: now, plugins: plugins, text: a.lookForConfigs(ctx, seen)}
+	if a.plugin.unpicked.at.IsZero() || a.plugin.unpicked.plugins != plugins || now.Sub(a.plugin.unpicked.at) >= unpickedFor || now.Before(a.plugin.unpicked.at) {
+		a.plugin.unpicked = unpicked{at: now, plugins: plugins, text: a.lookForConfigs(ctx, seen)}
 	}
-	return a.unpicked.text
+	return a.plugin.unpicked.text
 }
 
 func (a *Agent) lookForConfigs(ctx context.Context, seen *observed) string {

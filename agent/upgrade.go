@@ -14,6 +14,13 @@ import (
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
+// upgrade is that of the driver.
+type upgrade struct {
+	since time.Time // since when labels say that it is under way
+}
+
+func (u *upgrade) forget(time.Time) { u.since = time.Time{} }
+
 // makeWay lets go of the driver while it is being upgraded: the kernel does not unload one that a process has open. Only labels of operands
 // say so: any other is no business of the driver manager.
 func (a *Agent) makeWay(ctx context.Context, seen *observed) error {
@@ -21,13 +28,13 @@ func (a *Agent) makeWay(ctx context.Context, seen *observed) error {
 	// It stands behind an underscore where the operand was paused before, by us too.
 	i := slices.IndexFunc(a.settings.Operands, func(key string) bool { return strings.HasSuffix(node.Labels[key], config.PausedForDriverUpgrade) })
 	if i < 0 {
-		a.upgrading = time.Time{}
+		a.upgrade.since = time.Time{}
 		return nil
 	}
 	key := a.settings.Operands[i]
 	seen.upgraded = fmt.Sprintf("label %s=%s", key, node.Labels[key])
-	if a.upgrading.IsZero() {
-		a.upgrading = a.now()
+	if a.upgrade.since.IsZero() {
+		a.upgrade.since = a.now()
 	}
 	call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.DriverCall)
 	defer cancel()
@@ -35,10 +42,10 @@ func (a *Agent) makeWay(ctx context.Context, seen *observed) error {
 		return err
 	}
 	wait := &Waiting{
-		Reason: config.ReasonDriverNotLoaded, After: driverRetry, Since: a.upgrading,
+		Reason: config.ReasonDriverNotLoaded, After: driverRetry, Since: a.upgrade.since,
 		Message: fmt.Sprintf("the driver is being upgraded, as %s says; nothing is done until that is over", seen.upgraded),
 	}
-	until := a.upgrading.Add(a.settings.Timeouts.DriverUpgrade)
+	until := a.upgrade.since.Add(a.settings.Timeouts.DriverUpgrade)
 	if a.clock.Now().Before(until) {
 		wait.Until, wait.Then = until, "people have to look why it is not over"
 		return wait

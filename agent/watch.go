@@ -35,8 +35,8 @@ func (a *Agent) watch(ctx context.Context) <-chan struct{} {
 		a.watchObjects(ctx, "configmaps", ref.Namespace, fields.OneTermEqualSelector("metadata.name", ref.Name), &corev1.ConfigMap{}, poke)
 	}
 	go a.watchDriver(ctx, poke)
-	a.budgets = make(chan map[string]bool, 1)
-	go a.watchBudgets(ctx, a.budgets, poke)
+	a.watched.namespaces = make(chan map[string]bool, 1)
+	go a.watchBudgets(ctx, a.watched.namespaces, poke)
 	return wake
 }
 
@@ -69,9 +69,14 @@ func (a *Agent) watchBudgets(ctx context.Context, blocked <-chan map[string]bool
 	}
 }
 
+// budgetWatch is where the loop says which disruption budgets are in the way.
+type budgetWatch struct {
+	namespaces chan map[string]bool // nil if no loop runs that could be woken
+}
+
 // blockedBy tells which budgets are in the way now: those of the namespaces of pods that one does not let go.
 func (a *Agent) blockedBy(verdicts []drain.Verdict) {
-	if a.budgets == nil { // no loop runs that could be woken
+	if a.watched.namespaces == nil { // no loop runs that could be woken
 		return
 	}
 	namespaces := map[string]bool{}
@@ -81,10 +86,10 @@ func (a *Agent) blockedBy(verdicts []drain.Verdict) {
 		}
 	}
 	select {
-	case <-a.budgets: // what was not taken yet is out of date
+	case <-a.watched.namespaces: // what was not taken yet is out of date
 	default:
 	}
-	a.budgets <- namespaces
+	a.watched.namespaces <- namespaces
 }
 
 // watchObjects pokes at every change of the selected objects. It lists and watches again for as long as ctx lasts.

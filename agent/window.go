@@ -142,6 +142,15 @@ func (a *Agent) overrun(seen observed, want wish) time.Duration {
 	return now.Sub(since)
 }
 
+// times are the moments of the change that is under way.
+type times struct {
+	touchedAt time.Time // when it first touched a GPU
+	provenAt  time.Time // when it was first seen to be done
+	overran   string    // operation of which people know that it goes on beyond its window
+}
+
+func (t *times) forget(time.Time) { t.touchedAt, t.provenAt = time.Time{}, time.Time{} }
+
 // tellWindow notes how the node's windows are, and says what there is to say of them.
 func (a *Agent) tellWindow(seen observed, want wish, planned time.Time) string {
 	if !seen.whole {
@@ -163,9 +172,9 @@ func (a *Agent) tellOverrun(seen observed, want wish, over time.Duration) string
 		return ""
 	}
 	const text = "the window has closed, and the change goes on, since a GPU was touched"
-	if a.overran != seen.operation() {
-		a.overran = seen.operation()
-		a.log.Warn("window overrun", zap.Duration("by", over), zap.String("operation", a.overran))
+	if a.times.overran != seen.operation() {
+		a.times.overran = seen.operation()
+		a.log.Warn("window overrun", zap.Duration("by", over), zap.String("operation", a.times.overran))
 		a.eventf(seen.node, corev1.EventTypeWarning, config.ReasonWindowOverrun, "%s: %s", want.name, text)
 	}
 	return "; " + string(config.ReasonWindowOverrun) + ": " + text
@@ -225,10 +234,10 @@ func (s observed) estimate() estimate {
 // measured adds the change that ends now to those that the estimate is made by. How long one took that another process has begun to
 // carry out is not known.
 func (a *Agent) measured(seen observed) []took {
-	if a.touchedAt.IsZero() {
+	if a.times.touchedAt.IsZero() {
 		return seen.status.Took
 	}
-	t := took{Whole: seconds(a.provenAt.Sub(seen.journal.Started)), Rest: seconds(a.provenAt.Sub(a.touchedAt))}
+	t := took{Whole: seconds(a.times.provenAt.Sub(seen.journal.Started)), Rest: seconds(a.times.provenAt.Sub(a.times.touchedAt))}
 	all := append(slices.Clone(seen.status.Took), t)
 	return all[max(0, len(all)-keptTimes):]
 }
