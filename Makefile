@@ -64,9 +64,9 @@ test-long: test-binaries ## what make test shortens or leaves out, at full lengt
 	@$(GOTEST) -run "$$(go run ./test/long/cmd/longtests tests)" $(SLOWEST)
 
 .PHONY: test-nocgo
-test-nocgo: ## that all but the leaves and the agent builds without cgo
+test-nocgo: ## that all but the leaves and the agent builds without cgo, and the plugin for every system that people work on
 	CGO_ENABLED=0 go build ./agent/... ./drain/... ./config ./nvml
-	CGO_ENABLED=0 go build -o /dev/null ./cmd/kubectl-gpuslice
+	for os in linux darwin windows; do GOOS=$$os CGO_ENABLED=0 go build -o /dev/null ./cmd/kubectl-gpuslice; done
 
 .PHONY: test-binaries
 test-binaries: ## Kubernetes, etcd and NVIDIA's programs, into the user's cache (10 minutes the first time)

@@ -7,7 +7,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 	"unicode/utf8"
 
 	"go.uber.org/zap"
@@ -24,19 +23,6 @@ const (
 	longestText = 1000 // bytes of a step, which may name any number of pods, or of an error
 )
 
-// Answer is what config.AnnotationPlan says: what a label would do, as config.AnnotationPreview has asked.
-type Answer struct {
-	For      string    `json:"for"` // the request
-	At       time.Time `json:"at"`
-	Steps    []string  `json:"steps,omitempty"`
-	More     int       `json:"more,omitempty"` // steps beyond those that are listed
-	Pods     []string  `json:"pods,omitempty"` // that have to leave, each by namespace and name
-	MorePods int       `json:"morePods,omitempty"`
-	Reboot   bool      `json:"reboot,omitempty"`  // it takes a reboot of the node, or goes on after one
-	Runs     string    `json:"runs,omitempty"`    // when it would begin
-	Refused  string    `json:"refused,omitempty"` // why it cannot be, or cannot be told; then nothing else is said
-}
-
 // answer writes the answer to a request, or takes away one that nobody asks for any more. An answer that cannot be given is no
 // reason to put a change off.
 func (a *Agent) answer(ctx context.Context, seen observed, ended error) {
@@ -52,7 +38,7 @@ func (a *Agent) answer(ctx context.Context, seen observed, ended error) {
 	var text *string // nil takes it away
 	if asked {
 		a.log.Info("answering", zap.String("for", request))
-		encoded, err := a.answerTo(ctx, seen, ended, request).within(roomFor(seen.node, config.AnnotationPlan, answerRoom))
+		encoded, err := boundedAnswer(a.answerTo(ctx, seen, ended, request), roomFor(seen.node, config.AnnotationPlan, answerRoom))
 		if err != nil {
 			a.log.Warn("answering", zap.Error(err))
 			return

@@ -54,13 +54,13 @@ func (e events) AnnotatedEventf(object runtime.Object, annotations map[string]st
 func (d decision) bounded() decision {
 	d.message = legible.Message(d.message, longestDecision)
 	if d.failure != nil {
-		d.failure = d.failure.bounded()
+		d.failure = boundedFailure(d.failure)
 	}
 	return d
 }
 
-// bounded is the failure as it can be kept on the node.
-func (f *Failure) bounded() *Failure {
+// boundedFailure is the failure as it can be kept on the node.
+func boundedFailure(f *Failure) *Failure {
 	if f == nil {
 		return nil
 	}
@@ -69,18 +69,18 @@ func (f *Failure) bounded() *Failure {
 	return &out
 }
 
-// bounded is the status in so many bytes: without blockers first, then without the geometry and the capacity, which people find
+// boundedStatus is the status in so many bytes: without blockers first, then without the geometry and the capacity, which people find
 // elsewhere. What the agent reads back stays, also where there is no room even for that.
-func (s Status) bounded(room int) (text string, fits bool, err error) {
+func boundedStatus(s Status, room int) (text string, fits bool, err error) {
 	s.Desired = legible.Cut(s.Desired, longestBlocker)
-	s.Capacity, s.Failed = legible.Message(s.Capacity, legible.Longest), s.Failed.bounded()
+	s.Capacity, s.Failed = legible.Message(s.Capacity, legible.Longest), boundedFailure(s.Failed)
 	blockers := s.Blockers
 	s.Blockers = nil
 	for _, b := range blockers[:min(len(blockers), mostBlockers)] {
 		s.Blockers = append(s.Blockers, legible.Message(b, longestBlocker))
 	}
 	for {
-		text, err = s.encode()
+		text, err = encodeStatus(s)
 		switch {
 		case err != nil || len(text) <= room:
 			return text, err == nil, err
@@ -110,8 +110,8 @@ func roomFor(node *corev1.Node, key string, most int) int {
 // noRoom is what people are told where others have filled the node's annotations.
 const noRoom = "; annotation " + config.AnnotationStatus + " is out of date, since the annotations of this node are full"
 
-// within is the answer in so many bytes: it counts the steps and pods that are left out.
-func (a Answer) within(room int) (string, error) {
+// boundedAnswer is the answer in so many bytes: it counts the steps and pods that are left out.
+func boundedAnswer(a Answer, room int) (string, error) {
 	a.Refused, a.Runs = legible.Message(a.Refused, legible.Longest), legible.Message(a.Runs, legible.Longest)
 	for i := range a.Steps {
 		a.Steps[i] = legible.Message(a.Steps[i], legible.Longest)

@@ -78,12 +78,6 @@ func (s startup) taint() corev1.Taint {
 	return corev1.Taint{Key: config.TaintNotReady, Value: s.Value, Effect: corev1.TaintEffect(s.Effect)}
 }
 
-// noReset names the GPUs that the driver has refused to reset during one boot of the node.
-type noReset struct {
-	Boot string      `json:"boot"`
-	GPUs []nvml.UUID `json:"gpus"`
-}
-
 // piece is one instance of a cut.
 type piece struct {
 	Profile string `json:"profile"`
@@ -323,4 +317,20 @@ func checkCuts(cuts []cut) error {
 		}
 	}
 	return nil
+}
+
+// before lists how the GPUs of the journal were cut, by their places.
+func (j *Journal) before(places map[nvml.UUID]int) []StatusGPU {
+	var out []StatusGPU
+	for _, c := range j.Previous {
+		s := StatusGPU{Index: -1, UUID: c.GPU, MIG: c.MIG}
+		if at, ok := places[c.GPU]; ok {
+			s.Index = at
+		}
+		if exact := c.target().Exact; len(exact) > 0 {
+			s.Geometry = exact.String()
+		}
+		out = append(out, s)
+	}
+	return out
 }

@@ -71,18 +71,6 @@ type Stalled struct {
 // Error is the message.
 func (s *Stalled) Error() string { return s.Message }
 
-// Failure is a change that could not be done. It is kept on the node so that a restarted agent does not disturb the
-// node again for what has failed there before.
-type Failure struct {
-	Wish    string        `json:"wish"` // fingerprint of what was asked for; another wish is tried anew
-	Reason  config.Reason `json:"reason"`
-	Message string        `json:"message"`
-	Later   bool          `json:"later,omitempty"` // it is put off: tried again when it may be
-}
-
-// Error is the message.
-func (f *Failure) Error() string { return f.Message }
-
 // decision is what follows from one pass.
 type decision struct {
 	reason   config.Reason

@@ -206,7 +206,7 @@ func (a *Agent) observeRecord(ctx context.Context, seen *observed) error {
 		a.adoptOlder(seen, text)
 	}
 	seen.learnt = h.now.Learnt
-	seen.status = parseStatus(seen.node.Annotations[config.AnnotationStatus]).with(h.now.Learnt)
+	seen.status = learntStatus(parseStatus(seen.node.Annotations[config.AnnotationStatus]), h.now.Learnt)
 	return nil
 }
 
@@ -510,8 +510,8 @@ func learntOf(s Status, published nodeKeys) hostrecord.Learnt {
 	return out
 }
 
-// with is the status with what the host's record says has been learnt, whatever the annotation says of it.
-func (s Status) with(l hostrecord.Learnt) Status {
+// learntStatus is the status with what the host's record says has been learnt, whatever the annotation says of it.
+func learntStatus(s Status, l hostrecord.Learnt) Status {
 	s.Failed, s.NoReset, s.Asked, s.Took = nil, nil, nil, nil
 	s.Proven, s.Cut = l.Proven, l.Cut
 	if n := l.NoReset; n != nil {

@@ -210,12 +210,6 @@ func (e estimate) within(o window.Opening) time.Duration {
 // keptTimes is how many changes the estimate is made by.
 const keptTimes = 5
 
-// took is how long a change took, in seconds.
-type took struct {
-	Whole int `json:"whole"` // from the fence on
-	Rest  int `json:"rest"`  // from the first touch of a GPU on
-}
-
 // estimate is the longest of the last changes of this node, or what the maintenance file says.
 func (s observed) estimate() estimate {
 	if len(s.status.Took) == 0 {

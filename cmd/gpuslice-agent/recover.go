@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/cmd/show"
@@ -126,9 +127,9 @@ func (o *options) watch(ctx context.Context, a *agent.Agent, out *words, adopt b
 }
 
 // conclude says whether pods may come now, once nothing is owed.
-func (o *options) conclude(ctx context.Context, a *agent.Agent, running bool, first agent.Outcome, out *words) error {
+func (o *options) conclude(ctx context.Context, a *agent.Agent, running bool, first api.Outcome, out *words) error {
 	end := a.Diagnose(ctx, running).Outcome
-	closed := end.Verdict != agent.VerdictFree
+	closed := end.Verdict != api.VerdictFree
 	out.outcome(end, !closed && end.Text != first.Text)
 	switch {
 	case out.out.Err != nil:
@@ -178,7 +179,7 @@ type news struct {
 	Message string        `json:"message"`
 }
 
-func (o *words) say(d agent.Diagnosis) {
+func (o *words) say(d api.Diagnosis) {
 	if o.json {
 		o.encode(d)
 		return
@@ -198,7 +199,7 @@ func (o *words) restored(labels []string) {
 }
 
 // outcome is the last word. People need not be told what they have read a moment ago, or will as an error.
-func (o *words) outcome(end agent.Outcome, news bool) {
+func (o *words) outcome(end api.Outcome, news bool) {
 	switch {
 	case o.json:
 		o.encode(end)

@@ -15,7 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/binaries"
@@ -118,7 +118,7 @@ func TestNewsIsToldOnce(t *testing.T) {
 	w.json = true
 	w.node(says(config.ReasonConverged, "d"))
 	w.restored([]string{"a label"})
-	w.outcome(agent.Outcome{Verdict: agent.VerdictFree, Text: "free"}, false)
+	w.outcome(api.Outcome{Verdict: api.VerdictFree, Text: "free"}, false)
 	decoder := json.NewDecoder(&out)
 	for i := range 3 {
 		var document map[string]any

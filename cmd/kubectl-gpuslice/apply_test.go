@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	k8stesting "k8s.io/client-go/testing"
 
-	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/config"
 )
 
@@ -25,11 +25,11 @@ func apply(more ...string) []string {
 func TestARollOutIsFollowedToItsEnd(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.start(apply("--wait")...)
-		w.says("gpu-1", research(agent.PhaseWaiting, config.ReasonAwaitingWindow, 20), "research: the next window opens at 2000-01-01 22:00:00Z")
-		w.says("gpu-2", research(agent.PhaseWaiting, config.ReasonAwaitingSlot, 20), "research: 1 of 1 nodes of pool research is unavailable: gpu-1")
-		w.says("gpu-1", research(agent.PhaseDraining, config.ReasonEvicting, 18), "research: waiting for pods: team/trainer")
-		w.says("gpu-1", research(agent.PhaseDraining, config.ReasonEvicting, 17), "research: waiting for pods: team/other") // no line
-		w.says("gpu-1", research(agent.PhaseVerifying, config.ReasonAwaitingCapacity, 1), "research: 1 steps left; done: uncordon")
+		w.says("gpu-1", research(api.PhaseWaiting, config.ReasonAwaitingWindow, 20), "research: the next window opens at 2000-01-01 22:00:00Z")
+		w.says("gpu-2", research(api.PhaseWaiting, config.ReasonAwaitingSlot, 20), "research: 1 of 1 nodes of pool research is unavailable: gpu-1")
+		w.says("gpu-1", research(api.PhaseDraining, config.ReasonEvicting, 18), "research: waiting for pods: team/trainer")
+		w.says("gpu-1", research(api.PhaseDraining, config.ReasonEvicting, 17), "research: waiting for pods: team/other") // no line
+		w.says("gpu-1", research(api.PhaseVerifying, config.ReasonAwaitingCapacity, 1), "research: 1 steps left; done: uncordon")
 		w.says("gpu-1", done(), "research: nvidia.com/gpu 24 = 8 x 3 time-slicing")
 		w.says("gpu-2", done(), "research: nvidia.com/gpu 24 = 8 x 3 time-slicing")
 		w.is(`
@@ -59,11 +59,11 @@ profile research: 2 of 2 nodes converged
 func TestARollOutThatFailsSomewhereSaysWhere(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.start(apply("--wait")...)
-		w.says("gpu-1", research(agent.PhaseStalled, config.ReasonImpossibleGeometry, 0), "research: GPU 0: none fits")
+		w.says("gpu-1", research(api.PhaseStalled, config.ReasonImpossibleGeometry, 0), "research: GPU 0: none fits")
 		if !w.runs() {
 			t.Fatal("one failed node ends the wait for the other")
 		}
-		w.says("gpu-2", research(agent.PhaseRollingBack, config.ReasonRollingBack, 4), "going back")
+		w.says("gpu-2", research(api.PhaseRollingBack, config.ReasonRollingBack, 4), "going back")
 		w.says("gpu-2", done(), "research: as asked")
 		w.is(`
 gpu-1  labelled gpuslice.io/profile=research
@@ -103,18 +103,18 @@ profile research: 1 of 1 node converged
 
 // What the agent has said before it saw the label counts for nothing, whatever the name.
 func TestAStatusFromBeforeTheLabelIsNotBelieved(t *testing.T) {
-	former := func(s agent.Status, message string) func() *corev1.Node {
+	former := func(s api.Status, message string) func() *corev1.Node {
 		return func() *corev1.Node { return says(gpuNode("gpu-1"), s, message) }
 	}
 	for name, n := range map[string]func() *corev1.Node{
-		"of another config": former(agent.Status{
-			Desired: "training", Label: config.LabelProfile, Phase: agent.PhaseIdle, Reason: config.ReasonConverged,
+		"of another config": former(api.Status{
+			Desired: "training", Label: config.LabelProfile, Phase: api.PhaseIdle, Reason: config.ReasonConverged,
 		}, "training: as asked"),
-		"of the same name, by another label": former(agent.Status{
-			Desired: "research", Label: config.LabelMIGConfig, Phase: agent.PhaseIdle, Reason: config.ReasonConverged,
+		"of the same name, by another label": former(api.Status{
+			Desired: "research", Label: config.LabelMIGConfig, Phase: api.PhaseIdle, Reason: config.ReasonConverged,
 		}, "research: as asked"),
 		"of the same profile, which was taken away and set again": former(done(), "research: as asked"),
-		"of the same profile, that failed":                        former(research(agent.PhaseStalled, config.ReasonHardwareFailure, 0), "it failed"),
+		"of the same profile, that failed":                        former(research(api.PhaseStalled, config.ReasonHardwareFailure, 0), "it failed"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(w *world) {
@@ -123,7 +123,7 @@ func TestAStatusFromBeforeTheLabelIsNotBelieved(t *testing.T) {
 				if !w.runs() {
 					t.Fatalf("it is taken for done: %s", w.said)
 				}
-				w.says("gpu-1", research(agent.PhaseApplying, config.ReasonRepartitioning, 3), "at work")
+				w.says("gpu-1", research(api.PhaseApplying, config.ReasonRepartitioning, 3), "at work")
 				w.says("gpu-1", done(), "research: as asked")
 				if said, code := w.ended(); code != 0 {
 					t.Errorf("exit code %d: %s", code, said)
@@ -146,18 +146,18 @@ func TestAStatusFromBeforeTheLabelIsNotBelieved(t *testing.T) {
 // The agent writes the status first, and the condition after.
 func TestTheMessageOfAFormerWishIsNotTakenForThatOfThisOne(t *testing.T) {
 	n := func() *corev1.Node {
-		s := agent.Status{Desired: "reserch", Label: config.LabelProfile, Phase: agent.PhaseStalled, Reason: config.ReasonUnknownConfig}
+		s := api.Status{Desired: "reserch", Label: config.LabelProfile, Phase: api.PhaseStalled, Reason: config.ReasonUnknownConfig}
 		return says(gpuNode("gpu-1"), s, "there is no reserch")
 	}
 	inWorld(t, func(w *world) {
 		w.start(apply("--wait")...)
 		<-time.After(time.Second)
-		w.edit("gpu-1", func(n *corev1.Node) { states(n, research(agent.PhaseStalled, config.ReasonUnknownConfig, 0)) })
+		w.edit("gpu-1", func(n *corev1.Node) { states(n, research(api.PhaseStalled, config.ReasonUnknownConfig, 0)) })
 		if !w.runs() {
 			t.Fatal("it ends by half of what is said")
 		}
 		w.edit("gpu-1", func(n *corev1.Node) {
-			concludes(n, research(agent.PhaseStalled, config.ReasonUnknownConfig, 0), "there is no research")
+			concludes(n, research(api.PhaseStalled, config.ReasonUnknownConfig, 0), "there is no research")
 		})
 		said, code := w.ended()
 		if code != 1 || !strings.Contains(said, "there is no research") || strings.Contains(said, "there is no reserch") {
@@ -169,7 +169,7 @@ func TestTheMessageOfAFormerWishIsNotTakenForThatOfThisOne(t *testing.T) {
 func TestAMIGConfigMayBeJoinedWithOneOfTheDevicePlugin(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.start("apply", "gpu-1", "--mig-config", "all-1g.10gb", "--wait")
-		s := agent.Status{Desired: "all-1g.10gb + slices", Label: config.LabelMIGConfig, Phase: agent.PhaseIdle, Reason: config.ReasonConverged}
+		s := api.Status{Desired: "all-1g.10gb + slices", Label: config.LabelMIGConfig, Phase: api.PhaseIdle, Reason: config.ReasonConverged}
 		w.says("gpu-1", s, "all-1g.10gb + slices: as asked")
 		if said, code := w.ended(); code != 0 {
 			t.Errorf("exit code %d: %s", code, said)
@@ -186,8 +186,8 @@ func TestAConfigOfTheDevicePluginIsAskedForAloneOrBesideAMIGConfig(t *testing.T)
 		t.Run(desired, func(t *testing.T) {
 			inWorld(t, func(w *world) {
 				w.start("apply", "gpu-1", "--device-plugin-config", "slices", "--wait")
-				s := agent.Status{Desired: desired, Label: label, Phase: agent.PhaseIdle, Reason: config.ReasonConverged}
-				w.says("gpu-1", agent.Status{Desired: "all-1g.10gb + other", Label: config.LabelMIGConfig, Phase: agent.PhaseIdle, Reason: config.ReasonConverged}, "as before")
+				s := api.Status{Desired: desired, Label: label, Phase: api.PhaseIdle, Reason: config.ReasonConverged}
+				w.says("gpu-1", api.Status{Desired: "all-1g.10gb + other", Label: config.LabelMIGConfig, Phase: api.PhaseIdle, Reason: config.ReasonConverged}, "as before")
 				if !w.runs() {
 					t.Fatal("a status about another config is believed")
 				}
@@ -267,7 +267,7 @@ func TestALabelThatOthersChangeIsAFailure(t *testing.T) {
 func TestCtrlCLeavesTheRollOutRunning(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.start("apply", "-l", "pool in (research)", "--profile", "research", "--wait")
-		w.says("gpu-1", research(agent.PhaseWaiting, config.ReasonAwaitingWindow, 20), "the window opens at noon")
+		w.says("gpu-1", research(api.PhaseWaiting, config.ReasonAwaitingWindow, 20), "the window opens at noon")
 		w.stop()
 		w.is(`
 gpu-1  labelled gpuslice.io/profile=research
@@ -294,7 +294,7 @@ func TestATimeoutHasAnExitCodeOfItsOwn(t *testing.T) {
 	t.Run("but a failure counts for more", func(t *testing.T) {
 		inWorld(t, func(w *world) {
 			w.start(apply("--wait", "--timeout", "90s")...)
-			w.says("gpu-1", research(agent.PhaseStalled, config.ReasonUnknownConfig, 0), "there is no research")
+			w.says("gpu-1", research(api.PhaseStalled, config.ReasonUnknownConfig, 0), "there is no research")
 			if said, code := w.ended(); code != 1 || !strings.Contains(said, "1 failed, 1 under way") {
 				t.Errorf("exit code %d: %s", code, said)
 			}
@@ -309,7 +309,7 @@ func TestASilentAgentIsNamed(t *testing.T) {
 		if said := w.said.String(); strings.Count(said, "no agent has answered for 2m") != 1 || !w.runs() {
 			t.Errorf("after 3 minutes: %s", said)
 		}
-		w.says("gpu-1", research(agent.PhaseDraining, config.ReasonEvicting, 20), "at work")
+		w.says("gpu-1", research(api.PhaseDraining, config.ReasonEvicting, 20), "at work")
 		<-time.After(6 * time.Minute)
 		if said := w.said.String(); strings.Contains(said, "no agent has answered for 7m") {
 			t.Errorf("it may say nothing for the time of a heartbeat: %s", said)
@@ -341,13 +341,13 @@ func TestANodeWithoutAnAgentIsNamedAndNotWaitedForForEver(t *testing.T) {
 func TestWhatTheConditionAloneSaysIsTold(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.start(apply("--wait")...)
-		away := agent.Status{Reason: config.ReasonDriverNotLoaded}
+		away := api.Status{Reason: config.ReasonDriverNotLoaded}
 		w.edit("gpu-1", func(n *corev1.Node) { concludes(n, away, "the driver is not loaded") })
-		w.says("gpu-1", research(agent.PhaseApplying, config.ReasonRepartitioning, 5), "at work")
+		w.says("gpu-1", research(api.PhaseApplying, config.ReasonRepartitioning, 5), "at work")
 		<-time.After(time.Second)
 		w.edit("gpu-1", func(n *corev1.Node) { concludes(n, away, "the driver is away again") })
 		w.edit("gpu-1", func(n *corev1.Node) {
-			concludes(n, agent.Status{Reason: config.ReasonJournalUnreadable}, "the journal is of version 9")
+			concludes(n, api.Status{Reason: config.ReasonJournalUnreadable}, "the journal is of version 9")
 		})
 		w.is(`
 gpu-1  labelled gpuslice.io/profile=research

@@ -12,7 +12,7 @@ import (
 	"github.com/jedib0t/go-pretty/v6/progress"
 	"golang.org/x/term"
 
-	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/cmd/cli"
 )
 
@@ -143,7 +143,7 @@ func (b *bars) pinned(left []*followed) []string {
 // byInterest puts nodes first on which something happens.
 func byInterest(a, b *followed) int {
 	idle := func(f *followed) int {
-		if f.phase == "" || f.phase == agent.PhaseWaiting {
+		if f.phase == "" || f.phase == api.PhaseWaiting {
 			return 1
 		}
 		return 0

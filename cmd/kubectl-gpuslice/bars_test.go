@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/jedib0t/go-pretty/v6/progress"
 
-	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/config"
 )
 
@@ -49,7 +49,7 @@ func drawn(nodes, height int) (*bars, *output) {
 	return newBars(w, "profile research on the nodes", nodes, height), o
 }
 
-func followedBy(name string, phase agent.Phase, reason config.Reason, percent int, message string, blockers ...string) *followed {
+func followedBy(name string, phase api.Phase, reason config.Reason, percent int, message string, blockers ...string) *followed {
 	return &followed{identity: identity{name: name}, phase: phase, reason: reason, percent: percent, message: message, blockers: blockers}
 }
 
@@ -57,9 +57,9 @@ func TestATerminalShowsABarForEachNodeAndForAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, o := drawn(4, 24)
 		nodes := []*followed{
-			followedBy("gpu-1", agent.PhaseWaiting, config.ReasonAwaitingWindow, 0, "research: the next window opens at 2026-12-01 20:00:00Z, for 6 hours"),
-			followedBy("gpu-2", agent.PhaseDraining, config.ReasonEvictionBlocked, 10, "long", "team/a: PDB team/a: needs 2", "team/b"),
-			followedBy("gpu-10", agent.PhaseApplying, config.ReasonRepartitioning, 50, "research: 7 steps left"),
+			followedBy("gpu-1", api.PhaseWaiting, config.ReasonAwaitingWindow, 0, "research: the next window opens at 2026-12-01 20:00:00Z, for 6 hours"),
+			followedBy("gpu-2", api.PhaseDraining, config.ReasonEvictionBlocked, 10, "long", "team/a: PDB team/a: needs 2", "team/b"),
+			followedBy("gpu-10", api.PhaseApplying, config.ReasonRepartitioning, 50, "research: 7 steps left"),
 			followedBy("gpu-11", "", "", 0, "waiting for its agent to see the label"),
 		}
 		b.show(nodes)
@@ -109,10 +109,10 @@ func TestThePictureIsNoHigherThanTheTerminal(t *testing.T) {
 		b, o := drawn(400, 12)
 		var nodes []*followed
 		for i := range 400 {
-			phase, reason := agent.PhaseWaiting, config.ReasonAwaitingSlot
+			phase, reason := api.PhaseWaiting, config.ReasonAwaitingSlot
 			switch {
 			case i >= 398:
-				phase, reason = agent.PhaseApplying, config.ReasonRepartitioning
+				phase, reason = api.PhaseApplying, config.ReasonRepartitioning
 			case i%4 == 0:
 				reason = config.ReasonAwaitingWindow
 			}
@@ -135,10 +135,10 @@ func TestThePictureIsNoHigherThanTheTerminal(t *testing.T) {
 func TestPercentAreOfTheStepsThatWereEverLeft(t *testing.T) {
 	f := &followed{}
 	var got []int
-	for _, s := range []agent.Status{
-		research(agent.PhaseWaiting, config.ReasonAwaitingWindow, 20), research(agent.PhaseDraining, config.ReasonEvicting, 20),
-		research(agent.PhaseApplying, config.ReasonRepartitioning, 10), research(agent.PhaseRollingBack, config.ReasonRollingBack, 8),
-		research(agent.PhaseRollingBack, config.ReasonRollingBack, 2), research(agent.PhaseRollingBack, config.ReasonRollingBack, 0),
+	for _, s := range []api.Status{
+		research(api.PhaseWaiting, config.ReasonAwaitingWindow, 20), research(api.PhaseDraining, config.ReasonEvicting, 20),
+		research(api.PhaseApplying, config.ReasonRepartitioning, 10), research(api.PhaseRollingBack, config.ReasonRollingBack, 8),
+		research(api.PhaseRollingBack, config.ReasonRollingBack, 2), research(api.PhaseRollingBack, config.ReasonRollingBack, 0),
 	} {
 		f.progress(s)
 		f.phase = s.Phase

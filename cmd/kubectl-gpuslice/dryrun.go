@@ -13,7 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/config"
@@ -36,7 +36,7 @@ type inquiry struct {
 type asked struct {
 	identity
 	node   *corev1.Node
-	answer *agent.Answer
+	answer *api.Answer
 	lost   string // why there will be no answer
 }
 
@@ -129,7 +129,7 @@ func (a *asked) see(n *corev1.Node, request string) {
 		a.lost = "somebody else has asked its agent something at the same time; ask again"
 		return
 	}
-	var given agent.Answer
+	var given api.Answer
 	if json.Unmarshal([]byte(n.Annotations[config.AnnotationPlan]), &given) == nil && given.For == request {
 		makeLegible(&given)
 		a.answer = &given
@@ -137,7 +137,7 @@ func (a *asked) see(n *corev1.Node, request string) {
 }
 
 // makeLegible bounds what is shown of an answer: others can write to the annotation too.
-func makeLegible(a *agent.Answer) {
+func makeLegible(a *api.Answer) {
 	a.Refused, a.Runs = legible.Message(a.Refused, legible.Longest), legible.Message(a.Runs, legible.Longest)
 	for _, texts := range [][]string{a.Steps, a.Pods} {
 		for i := range texts {
@@ -211,7 +211,7 @@ func (q *inquiry) describe(a *asked) string {
 }
 
 // who has to leave.
-func who(a *agent.Answer) string {
+func who(a *api.Answer) string {
 	switch n := len(a.Pods) + a.MorePods; n {
 	case 0:
 		return "no pod has to leave"

@@ -8,14 +8,14 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/config"
 )
 
 const request = config.LabelProfile + "=research"
 
 // answers is what an agent does that is asked.
-func (w *world) answers(name string, a agent.Answer) {
+func (w *world) answers(name string, a api.Answer) {
 	w.t.Helper()
 	w.edit(name, func(n *corev1.Node) {
 		asked, there := n.Annotations[config.AnnotationPreview]
@@ -54,14 +54,14 @@ func TestADryRunPrintsWhatEachNodeWouldDo(t *testing.T) {
 			n.Annotations[config.AnnotationPlan] = `{"for":"` + request + `","refused":"long ago"}`
 		})
 		w.start(apply("--dry-run")...)
-		some := agent.Answer{Steps: []string{"fence: journal, cordon, taint", "GPU 0: turn MIG on"}}
+		some := api.Answer{Steps: []string{"fence: journal, cordon, taint", "GPU 0: turn MIG on"}}
 		w.answers("gpu-1", some)
-		w.answers("gpu-2", agent.Answer{})
+		w.answers("gpu-2", api.Answer{})
 		w.answers("gpu-3", some)
-		w.answers("gpu-4", agent.Answer{
+		w.answers("gpu-4", api.Answer{
 			Steps: []string{"evict team/a"}, More: 40, Pods: []string{"team/a", "team/b"}, MorePods: 7, Reboot: true, Runs: "at noon",
 		})
-		w.answers("gpu-5", agent.Answer{Steps: []string{"evict team/a"}, Pods: []string{"team/a"}})
+		w.answers("gpu-5", api.Answer{Steps: []string{"evict team/a"}, Pods: []string{"team/a"}})
 		w.is(`
 gpu-1, gpu-3: 2 steps; no pod has to leave
    1  fence: journal, cordon, taint
@@ -82,7 +82,7 @@ func TestADryRunNamesNodesThatRefuseOrDoNotAnswer(t *testing.T) {
 	inWorld(t, func(w *world) {
 		began := time.Now()
 		w.start(apply("--dry-run")...)
-		w.answers("gpu-1", agent.Answer{Refused: "there is no research"})
+		w.answers("gpu-1", api.Answer{Refused: "there is no research"})
 		w.remove("gpu-3")
 		w.edit("gpu-4", func(n *corev1.Node) { n.Annotations[config.AnnotationPreview] = "gpuslice.io/profile=other" })
 		w.is(`
@@ -103,7 +103,7 @@ error: profile research refused by 1 node, not answered by 3 nodes
 func TestAnInterruptedDryRunLeavesNoRequest(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.start(apply("--dry-run")...)
-		w.answers("gpu-1", agent.Answer{})
+		w.answers("gpu-1", api.Answer{})
 		w.stop()
 		if said, code := w.ended(); code != 130 || !strings.Contains(said, "interrupted; nothing was labelled") {
 			t.Errorf("exit code %d: %s", code, said)

@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 
-	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/config"
 )
@@ -57,14 +57,14 @@ const (
 // told is what the agent of a node has said.
 type told struct {
 	text      string // of the status annotation
-	status    agent.Status
+	status    api.Status
 	condition corev1.NodeCondition
 }
 
 func toldBy(n *corev1.Node) told {
 	t := told{text: n.Annotations[config.AnnotationStatus]}
 	if json.Unmarshal([]byte(t.text), &t.status) != nil { // of a version that this one cannot read
-		t.status = agent.Status{}
+		t.status = api.Status{}
 	}
 	for _, c := range n.Status.Conditions {
 		if c.Type == config.ConditionGPUPartitionReady {
@@ -78,7 +78,7 @@ func toldBy(n *corev1.Node) told {
 // makeLegible bounds what is shown of it: others can write to an annotation and a condition too.
 func (t *told) makeLegible() {
 	s, c := &t.status, &t.condition
-	s.Phase, s.Reason = agent.Phase(legible.Cut(string(s.Phase), longestWord)), config.Reason(legible.Cut(string(s.Reason), longestWord))
+	s.Phase, s.Reason = api.Phase(legible.Cut(string(s.Phase), longestWord)), config.Reason(legible.Cut(string(s.Reason), longestWord))
 	s.Capacity = legible.Message(s.Capacity, legible.Longest)
 	for i := range s.Blockers {
 		s.Blockers[i] = legible.Message(s.Blockers[i], legible.Longest)
@@ -146,7 +146,7 @@ type followed struct {
 	most  int       // steps that were ever left
 
 	stage    stage
-	phase    agent.Phase
+	phase    api.Phase
 	reason   config.Reason
 	message  string
 	blockers []string
@@ -188,7 +188,7 @@ func (f *followed) see(n *corev1.Node, now time.Time) {
 	case t.about(f.wish):
 		f.judge(t, before)
 	case t.condition.Reason != string(t.status.Reason) && !t.sameCondition(f.first): // it cannot look at the node, as without a driver
-		f.tell(agent.PhaseWaiting, config.Reason(t.condition.Reason), t.condition.Message, nil)
+		f.tell(api.PhaseWaiting, config.Reason(t.condition.Reason), t.condition.Message, nil)
 	}
 }
 
@@ -215,20 +215,20 @@ func (f *followed) judge(t, before told) {
 	case t.agrees() && s.Reason == config.ReasonConverged && t.condition.Status == corev1.ConditionTrue:
 		f.percent = 100
 		f.end(converged, s.Reason, t.condition.Message)
-	case t.agrees() && s.Phase == agent.PhaseStalled:
+	case t.agrees() && s.Phase == api.PhaseStalled:
 		f.end(failed, s.Reason, t.condition.Message)
 	case t.agrees():
 		f.progress(s)
 		f.tell(s.Phase, s.Reason, t.condition.Message, s.Blockers)
 	case !t.sameCondition(before): // the condition is the newer: the agent cannot look at the node
-		f.tell(agent.PhaseWaiting, config.Reason(t.condition.Reason), t.condition.Message, nil)
+		f.tell(api.PhaseWaiting, config.Reason(t.condition.Reason), t.condition.Message, nil)
 	default: // the condition is about to follow
 	}
 }
 
 // progress is how much of the change is done: of the steps that were ever left, forwards or on the way back.
-func (f *followed) progress(s agent.Status) {
-	if s.Phase == agent.PhaseRollingBack && f.phase != agent.PhaseRollingBack {
+func (f *followed) progress(s api.Status) {
+	if s.Phase == api.PhaseRollingBack && f.phase != api.PhaseRollingBack {
 		f.most = 0
 	}
 	f.most = max(f.most, s.Left)
@@ -237,7 +237,7 @@ func (f *followed) progress(s agent.Status) {
 	}
 }
 
-func (f *followed) tell(phase agent.Phase, reason config.Reason, message string, blockers []string) {
+func (f *followed) tell(phase api.Phase, reason config.Reason, message string, blockers []string) {
 	f.phase, f.reason, f.message, f.blockers = phase, reason, message, blockers
 }
 

@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/config"
 )
 
@@ -24,7 +24,7 @@ func TestStatusShowsANodePerLine(t *testing.T) {
 		})
 		w.edit("gpu-2", func(n *corev1.Node) {
 			n.Labels[config.LabelMIGConfig], n.Labels[config.LabelDevicePluginConfig] = "all-1g.10gb", "slices"
-			s := research(agent.PhaseDraining, config.ReasonEvictionBlocked, 9, "team/a: PDB team/a", "team/b: PDB team/b", "team/c: PDB", "team/d: PDB")
+			s := research(api.PhaseDraining, config.ReasonEvictionBlocked, 9, "team/a: PDB team/a", "team/b: PDB team/b", "team/c: PDB", "team/d: PDB")
 			s.Next = time.Date(2000, 1, 1, 22, 0, 0, 0, time.UTC)
 			says(n, s, "waiting")
 			n.Annotations[config.AnnotationHold] = "audit"
@@ -49,7 +49,7 @@ cpu-1                       no agent
 }
 
 func TestAStatusIsCutToTheTerminal(t *testing.T) {
-	n := says(gpuNode("gpu-1"), research(agent.PhaseDraining, config.ReasonEvictionBlocked, 9, "team/a: PDB team/a: needs 2 healthy pods and has 2"), "")
+	n := says(gpuNode("gpu-1"), research(api.PhaseDraining, config.ReasonEvictionBlocked, 9, "team/a: PDB team/a: needs 2 healthy pods and has 2"), "")
 	want := `NODE    ASKED FOR   PHASE      REASON            SINCE   CAPACITY   BLOCKER…
 gpu-1               Draining   EvictionBlocked   0s                 team/a:…`
 	if diff := cmp.Diff(want, tabulate([]corev1.Node{*n}, 76, time.Now())); diff != "" {
@@ -60,7 +60,7 @@ gpu-1               Draining   EvictionBlocked   0s                 team/a:…`
 func TestWhatOthersWroteOnANodeMovesNoCursor(t *testing.T) {
 	const hostile = "\x1b[2J\x1b[1;1Hgpu-9   research   Idle\r\ngpu-8\u202e"
 	n := gpuNode("gpu-1")
-	s := research(agent.PhaseDraining, config.ReasonEvictionBlocked, 9, hostile)
+	s := research(api.PhaseDraining, config.ReasonEvictionBlocked, 9, hostile)
 	s.Capacity = hostile
 	says(n, s, hostile)
 	n.Annotations[config.AnnotationHold] = hostile
@@ -74,7 +74,7 @@ func TestWhatOthersWroteOnANodeMovesNoCursor(t *testing.T) {
 	}
 	q := &inquiry{wish: wish{config.LabelProfile, "research"}}
 	a := &asked{node: n, identity: identify(n)}
-	answer, err := json.Marshal(agent.Answer{For: q.wish.String(), Steps: []string{hostile}, Pods: []string{hostile}, Runs: hostile})
+	answer, err := json.Marshal(api.Answer{For: q.wish.String(), Steps: []string{hostile}, Pods: []string{hostile}, Runs: hostile})
 	if err != nil {
 		t.Fatal(err)
 	}

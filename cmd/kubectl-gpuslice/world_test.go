@@ -20,7 +20,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 
-	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/config"
 )
@@ -78,7 +78,7 @@ func gpuNode(name string) *corev1.Node {
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
 		Name: name, UID: types.UID(name), Labels: map[string]string{"pool": "research"}, Annotations: map[string]string{},
 	}}
-	return says(n, agent.Status{Phase: agent.PhaseIdle, Reason: config.ReasonNoWish}, "no config is asked for")
+	return says(n, api.Status{Phase: api.PhaseIdle, Reason: config.ReasonNoWish}, "no config is asked for")
 }
 
 // gpu is such a node, made in the test's time.
@@ -90,12 +90,12 @@ func bare(name string, labels ...string) func() *corev1.Node {
 }
 
 // says is what an agent writes: the status, and the condition by it.
-func says(n *corev1.Node, s agent.Status, message string) *corev1.Node {
+func says(n *corev1.Node, s api.Status, message string) *corev1.Node {
 	return concludes(states(n, s), s, message)
 }
 
 // states writes the status alone.
-func states(n *corev1.Node, s agent.Status) *corev1.Node {
+func states(n *corev1.Node, s api.Status) *corev1.Node {
 	if s.Since.IsZero() {
 		s.Since = time.Now().UTC().Truncate(time.Second)
 	}
@@ -108,7 +108,7 @@ func states(n *corev1.Node, s agent.Status) *corev1.Node {
 }
 
 // concludes writes the condition alone.
-func concludes(n *corev1.Node, s agent.Status, message string) *corev1.Node {
+func concludes(n *corev1.Node, s api.Status, message string) *corev1.Node {
 	c := corev1.NodeCondition{
 		Type: config.ConditionGPUPartitionReady, Status: corev1.ConditionFalse, Reason: string(s.Reason), Message: message,
 		LastHeartbeatTime: metav1.Now(),
@@ -121,12 +121,12 @@ func concludes(n *corev1.Node, s agent.Status, message string) *corev1.Node {
 }
 
 // research is the status of an agent that has seen the wish of most tests.
-func research(phase agent.Phase, reason config.Reason, left int, blockers ...string) agent.Status {
-	return agent.Status{Desired: "research", Label: config.LabelProfile, Phase: phase, Reason: reason, Left: left, Blockers: blockers}
+func research(phase api.Phase, reason config.Reason, left int, blockers ...string) api.Status {
+	return api.Status{Desired: "research", Label: config.LabelProfile, Phase: phase, Reason: reason, Left: left, Blockers: blockers}
 }
 
 // done is that of one that has fulfilled it.
-func done() agent.Status { return research(agent.PhaseIdle, config.ReasonConverged, 0) }
+func done() api.Status { return research(api.PhaseIdle, config.ReasonConverged, 0) }
 
 func (w *world) create(n *corev1.Node) {
 	w.t.Helper()
@@ -157,7 +157,7 @@ func (w *world) edit(name string, change func(n *corev1.Node)) {
 }
 
 // says is what an agent says a second later.
-func (w *world) says(name string, s agent.Status, message string) {
+func (w *world) says(name string, s api.Status, message string) {
 	w.t.Helper()
 	<-time.After(time.Second)
 	w.edit(name, func(n *corev1.Node) { says(n, s, message) })

@@ -11,12 +11,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 
-	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/agent/api"
 )
 
 // Diagnosis writes what a node is found to be like: what is known, why the node is as it is, and the bottom line last, where the eye
 // is when the prompt comes back.
-func Diagnosis(of agent.Diagnosis) string {
+func Diagnosis(of api.Diagnosis) string {
 	d := diagnosis{of}
 	p := &page{now: d.At}
 	p.section("Node", d.node(p))
@@ -40,7 +40,7 @@ func Diagnosis(of agent.Diagnosis) string {
 }
 
 // diagnosis is one that is being written.
-type diagnosis struct{ agent.Diagnosis }
+type diagnosis struct{ api.Diagnosis }
 
 // page is a text in sections.
 type page struct {
@@ -73,7 +73,7 @@ func (p *page) since(t time.Time) string {
 
 func (p *page) ago(t time.Time) string { return duration.HumanDuration(p.now.Sub(t)) + " ago" }
 
-func (p *page) causes(causes []agent.Finding) {
+func (p *page) causes(causes []api.Finding) {
 	if len(causes) == 0 {
 		return
 	}
@@ -176,7 +176,7 @@ func (d diagnosis) owed(p *page) []string {
 	return out
 }
 
-func phase(p agent.Phase) string {
+func phase(p api.Phase) string {
 	if p == "" {
 		return ""
 	}
@@ -184,7 +184,7 @@ func phase(p agent.Phase) string {
 }
 
 // cut is how a GPU is cut: "GPU 0: 1g.10gb@0 3g.40gb@4".
-func cut(s agent.StatusGPU) string {
+func cut(s api.StatusGPU) string {
 	name := fmt.Sprintf("GPU %d", s.Index)
 	if s.Index < 0 {
 		name = "GPU " + string(s.UUID) + ", which is not seen"

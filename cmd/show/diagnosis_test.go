@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/cmd/show"
 	"github.com/gpuslice/gpuslice/config"
 )
@@ -19,47 +19,47 @@ func TestADiagnosisAsText(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2026, 11, 21, 3, 4, 5, 0, time.UTC)
 	began := at.Add(-33 * time.Minute)
-	for name, d := range map[string]agent.Diagnosis{
+	for name, d := range map[string]api.Diagnosis{
 		"budget": {
-			Node: "gpu-1", At: at, Kubelet: agent.KubeletSeen{Ready: corev1.ConditionTrue},
-			Agent: agent.AgentSeen{
-				Runs: true, Wrote: at.Add(-12 * time.Second), Phase: agent.PhaseDraining, Reason: config.ReasonEvictionBlocked,
+			Node: "gpu-1", At: at, Kubelet: api.KubeletSeen{Ready: corev1.ConditionTrue},
+			Agent: api.AgentSeen{
+				Runs: true, Wrote: at.Add(-12 * time.Second), Phase: api.PhaseDraining, Reason: config.ReasonEvictionBlocked,
 				Message: "all-balanced: team/api-0: PDB team/api: needs 2 healthy pods and has 2",
 			},
-			Cordon: &agent.CordonSeen{By: agent.FieldManager, Ours: true, Since: began},
-			Owed: &agent.Owed{
-				Operation: "0b1f5d0e-6f7a-4c39-9d7e-2f6a3c1d7b11", Target: "all-balanced", Since: began, Phase: agent.PhaseDraining,
+			Cordon: &api.CordonSeen{By: "gpuslice-agent", Ours: true, Since: began},
+			Owed: &api.Owed{
+				Operation: "0b1f5d0e-6f7a-4c39-9d7e-2f6a3c1d7b11", Target: "all-balanced", Since: began, Phase: api.PhaseDraining,
 				Deadline: began.Add(time.Hour), Cordon: true,
 				Paused: map[string]string{config.LabelOperandPrefix + "dcgm": "true"}, Stopped: []string{"nvsm.service"},
-				Before: []agent.StatusGPU{{Index: 0, MIG: true, Geometry: "1g.10gb@0 3g.40gb@4"}, {Index: 1}},
+				Before: []api.StatusGPU{{Index: 0, MIG: true, Geometry: "1g.10gb@0 3g.40gb@4"}, {Index: 1}},
 			},
-			Others: []agent.ToolSeen{{Tool: "kured", Sign: "annotation weave.works/kured-most-recent-reboot-needed", Since: began, Cordons: true}},
-			Taints: []agent.TaintSeen{{Key: config.TaintRepartitioning, Effect: corev1.TaintEffectNoSchedule, Since: began, Means: "ours: the node is fenced"}},
-			Pods: []agent.PodSeen{
+			Others: []api.ToolSeen{{Tool: "kured", Sign: "annotation weave.works/kured-most-recent-reboot-needed", Since: began, Cordons: true}},
+			Taints: []api.TaintSeen{{Key: config.TaintRepartitioning, Effect: corev1.TaintEffectNoSchedule, Since: began, Means: "ours: the node is fenced"}},
+			Pods: []api.PodSeen{
 				{Namespace: "team", Name: "api-0", Devices: []string{"GPU 0 1g.10gb@0"}, FoundBy: []string{"pod spec", "kubelet"}, Leaves: true, State: "Blocked", Message: "PDB team/api: needs 2 healthy pods and has 2"},
 				{Namespace: "team", Name: "train-0", Devices: []string{"GPU 7"}, FoundBy: []string{"pod spec", "kubelet"}},
 			},
-			Processes: []agent.ProcessSeen{{PID: 812, Name: "pid 812 nv-hostengine of dcgm.service", Holds: []string{"GPU 1"}, FoundBy: []string{"device file /dev/nvidia1"}}},
-			Operands:  []agent.OperandSeen{{Label: config.LabelOperandPrefix + "dcgm", Value: "paused-for-gpuslice", By: "gpuslice", Owed: true}},
-			GPUs: agent.GPUsSeen{
+			Processes: []api.ProcessSeen{{PID: 812, Name: "pid 812 nv-hostengine of dcgm.service", Holds: []string{"GPU 1"}, FoundBy: []string{"device file /dev/nvidia1"}}},
+			Operands:  []api.OperandSeen{{Label: config.LabelOperandPrefix + "dcgm", Value: "paused-for-gpuslice", By: "gpuslice", Owed: true}},
+			GPUs: api.GPUsSeen{
 				Asked: "all-balanced", Label: config.LabelMIGConfig, Steps: []string{"evict team/api-0", "GPU 0: destroy 1g.10gb@0"},
-				Now: []agent.StatusGPU{{Index: 0, MIG: true, Geometry: "1g.10gb@0 3g.40gb@4"}, {Index: 1}},
+				Now: []api.StatusGPU{{Index: 0, MIG: true, Geometry: "1g.10gb@0 3g.40gb@4"}, {Index: 1}},
 			},
-			Failed: &agent.Failure{Reason: config.ReasonHardwareFailure, Message: "all-3g.40gb: creating 3g.40gb at 4: Unknown Error"},
-			Causes: []agent.Finding{
-				{Cause: agent.CauseChangeUnderWay, Evidence: "change to all-balanced", Agent: "is at work"},
-				{Cause: agent.CauseBudgetBlocks, Evidence: "pod team/api-0: PDB team/api: needs 2 healthy pods and has 2", Agent: "asks again", You: "make the budget allow it", Command: "kubectl get pdb -n team api"},
+			Failed: &api.Failure{Reason: config.ReasonHardwareFailure, Message: "all-3g.40gb: creating 3g.40gb at 4: Unknown Error"},
+			Causes: []api.Finding{
+				{Cause: api.CauseChangeUnderWay, Evidence: "change to all-balanced", Agent: "is at work"},
+				{Cause: api.CauseBudgetBlocks, Evidence: "pod team/api-0: PDB team/api: needs 2 healthy pods and has 2", Agent: "asks again", You: "make the budget allow it", Command: "kubectl get pdb -n team api"},
 			},
-			Outcome: agent.Outcome{Verdict: agent.VerdictGivesBack, Text: "the agent gives this node back by itself within 32m"},
+			Outcome: api.Outcome{Verdict: api.VerdictGivesBack, Text: "the agent gives this node back by itself within 32m"},
 		},
 		"cordoned": {
-			Node: "gpu-1", At: at, Kubelet: agent.KubeletSeen{Ready: corev1.ConditionUnknown, Since: began, Says: "Kubelet stopped posting node status."},
-			Cordon: &agent.CordonSeen{By: "kubectl-cordon", Since: began, Kept: true},
+			Node: "gpu-1", At: at, Kubelet: api.KubeletSeen{Ready: corev1.ConditionUnknown, Since: began, Says: "Kubelet stopped posting node status."},
+			Cordon: &api.CordonSeen{By: "kubectl-cordon", Since: began, Kept: true},
 			Left:   []string{"the label nvidia.com/gpu.deploy.dcgm=paused-for-gpuslice"},
 			Unseen: []string{"the GPUs: the driver is not loaded"},
-			Causes: []agent.Finding{{Cause: agent.CauseCordonedByPerson, Evidence: "cordoned by kubectl-cordon", Agent: "never lifts a cordon that is not its own"}},
-			Outcome: agent.Outcome{
-				Verdict: agent.VerdictNotOurs, Text: "not ours: cordoned by kubectl-cordon",
+			Causes: []api.Finding{{Cause: api.CauseCordonedByPerson, Evidence: "cordoned by kubectl-cordon", Agent: "never lifts a cordon that is not its own"}},
+			Outcome: api.Outcome{
+				Verdict: api.VerdictNotOurs, Text: "not ours: cordoned by kubectl-cordon",
 			},
 		},
 	} {

@@ -20,7 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
-	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/test/cluster"
@@ -200,8 +200,8 @@ func TestCauseDRADriverStoppedBeforeClaimHolders(t *testing.T) {
 				}
 			}
 			d := r.diagnosis(exitGivenBack)
-			if !slices.ContainsFunc(d.Causes, func(f agent.Finding) bool {
-				return f.Cause == agent.CauseClaimDriverGone && strings.Contains(f.Evidence, away)
+			if !slices.ContainsFunc(d.Causes, func(f api.Finding) bool {
+				return f.Cause == api.CauseClaimDriverGone && strings.Contains(f.Evidence, away)
 			}) {
 				t.Errorf("the diagnosis does not name the driver: %+v", d.Causes)
 			}

@@ -21,7 +21,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	watchtools "k8s.io/client-go/tools/watch"
 
-	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
 	"github.com/gpuslice/gpuslice/test/gpusim"
@@ -521,7 +521,7 @@ func TestAPoolPausesItselfAfterFailuresInARow(t *testing.T) {
 	for i, wish := range []string{"all-1g.10gb", "all-balanced", "all-3g.40gb"} {
 		bad.label(config.LabelMIGConfig, wish)
 		bad.givenBack(bad.await("the failure of "+wish, func(n *corev1.Node) bool {
-			var status agent.Status
+			var status api.Status
 			if err := json.Unmarshal([]byte(n.Annotations[config.AnnotationStatus]), &status); err != nil {
 				return false
 			}

@@ -14,7 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/config"
 )
 
@@ -34,10 +34,10 @@ func TestRecoverFinishesWhatADeadAgentHasBegun(t *testing.T) {
 	r.kill()
 	before := r.node()
 	d := r.diagnosis(exitGivenBack)
-	if !slices.ContainsFunc(d.Causes, func(f agent.Finding) bool { return f.Cause == agent.CauseAgentDiedInChange }) || d.Agent.Runs {
+	if !slices.ContainsFunc(d.Causes, func(f api.Finding) bool { return f.Cause == api.CauseAgentDiedInChange }) || d.Agent.Runs {
 		t.Errorf("the diagnosis does not say that the agent died in the change: %+v", d.Causes)
 	}
-	if d.Owed == nil || d.Owed.Target != "all-balanced" || d.Cordon == nil || !d.Cordon.Ours || d.Outcome.Verdict != agent.VerdictWaitsForYou {
+	if d.Owed == nil || d.Owed.Target != "all-balanced" || d.Cordon == nil || !d.Cordon.Ours || d.Outcome.Verdict != api.VerdictWaitsForYou {
 		t.Errorf("the diagnosis is wrong about what is owed: %+v %+v %+v", d.Owed, d.Cordon, d.Outcome)
 	}
 	if after := r.node(); after.ResourceVersion != before.ResourceVersion && after.Annotations[config.AnnotationJournal] != before.Annotations[config.AnnotationJournal] {
@@ -148,9 +148,9 @@ func (r *rig) recover(want int, args ...string) string {
 }
 
 // diagnosis is what the command says to programs.
-func (r *rig) diagnosis(want int) agent.Diagnosis {
+func (r *rig) diagnosis(want int) api.Diagnosis {
 	r.t.Helper()
-	var d agent.Diagnosis
+	var d api.Diagnosis
 	if err := json.Unmarshal([]byte(r.recover(want, "--dry-run", "-o=json")), &d); err != nil {
 		r.t.Fatal(err)
 	}

@@ -4,6 +4,8 @@ import (
 	"go/parser"
 	"go/token"
 	"maps"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -16,6 +18,12 @@ import (
 // arrows are the packages of this module that each package imports, its tests aside. A new arrow is a decision: add it here and see
 // that it points down. The linter's depguard says why some are forbidden.
 var arrows = map[string][]string{
+	"agent/api": {"config", "nvml"},
+
+	"cmd/cli":              {"agent/legible"},
+	"cmd/kubectl-gpuslice": {"agent/api", "agent/legible", "cmd/cli", "config"},
+	"cmd/show":             {"agent/api", "nvml"},
+
 	"drain":                   {"drain/holders"},
 	"drain/fence":             {"drain/holders", "drain/plain"},
 	"drain/holders":           {"drain/holders/openfiles", "drain/plain", "nvml/aside"},
@@ -31,7 +39,7 @@ var arrows = map[string][]string{
 }
 
 func TestPackagesImportNoMoreThanTheirArrows(t *testing.T) {
-	for _, top := range []string{"drain", "nvml"} {
+	for _, top := range []string{"agent/api", "cmd/cli", "cmd/kubectl-gpuslice", "cmd/show", "drain", "nvml"} {
 		got := map[string][]string{}
 		want := maps.Clone(arrows)
 		maps.DeleteFunc(want, func(folder string, _ []string) bool { return folder != top && !strings.HasPrefix(folder, top+"/") })
@@ -40,6 +48,31 @@ func TestPackagesImportNoMoreThanTheirArrows(t *testing.T) {
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("imports below %s (-arrows +code):\n%s", top, diff)
+		}
+	}
+}
+
+// The plugin runs on people's own machines, whatever their system.
+func TestThePluginLinksNothingOfTheDaemon(t *testing.T) {
+	for _, system := range []string{"linux", "darwin", "windows"} {
+		list := exec.CommandContext(t.Context(), "go", "list", "-deps", "./cmd/kubectl-gpuslice")
+		list.Dir, list.Env = root, append(os.Environ(), "CGO_ENABLED=0", "GOOS="+system)
+		out, err := list.Output()
+		if err != nil {
+			t.Fatalf("listing what the plugin links on %s: %v", system, err)
+		}
+		linked := strings.Fields(string(out))
+		if !slices.Contains(linked, "k8s.io/client-go/kubernetes") {
+			t.Fatalf("the list for %s has no client of Kubernetes, so this shows nothing:\n%s", system, out)
+		}
+		for _, forbidden := range []string{
+			module + "agent", module + "drain", "google.golang.org/grpc", "github.com/godbus", "github.com/coreos/go-systemd", "github.com/prometheus",
+		} {
+			for _, path := range linked {
+				if path == forbidden || strings.HasPrefix(path, forbidden+"/") && path != module+"agent/api" && path != module+"agent/legible" {
+					t.Errorf("on %s the plugin links %s: take what it needs to agent/api", system, path)
+				}
+			}
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package agent
+package api
 
 import (
 	"encoding/json"
@@ -7,7 +7,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // Diagnosis is what can be said of a node that is kept from pods, or may be: the facts in the order in which a person
@@ -183,20 +182,4 @@ func (d *Duration) UnmarshalJSON(text []byte) error {
 	parsed, err := time.ParseDuration(s)
 	*d = Duration(parsed)
 	return err
-}
-
-// before lists how the GPUs of the journal were cut, by their places.
-func (j *Journal) before(places map[nvml.UUID]int) []StatusGPU {
-	var out []StatusGPU
-	for _, c := range j.Previous {
-		s := StatusGPU{Index: -1, UUID: c.GPU, MIG: c.MIG}
-		if at, ok := places[c.GPU]; ok {
-			s.Index = at
-		}
-		if exact := c.target().Exact; len(exact) > 0 {
-			s.Geometry = exact.String()
-		}
-		out = append(out, s)
-	}
-	return out
 }
