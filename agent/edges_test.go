@@ -3,6 +3,7 @@ package agent_test
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -224,6 +225,9 @@ func TestPositionsThatTheNodeDoesNotHaveAreToldAndPassedOver(t *testing.T) {
 		w.administer(map[string]config.MIGConfig{"mine": {{Indices: []int{0, 4, 5}, MIG: true, Devices: map[string]int{"3g.40gb": 2}}}})
 		w.label("mine")
 		w.reach("mine")
+		if p, err := w.agent.Preview(t.Context(), config.LabelMIGConfig, "mine"); err != nil || !slices.Equal(p.Beyond, []int{4, 5}) {
+			t.Errorf("the preview passes over %v, error %v", p.Beyond, err)
+		}
 		if got, want := w.condition().Message, "does not have, which were passed over: 4; 5"; !strings.Contains(got, want) {
 			t.Errorf("the condition does not say %q: %s", want, got)
 		}

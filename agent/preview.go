@@ -23,6 +23,8 @@ type Preview struct {
 	Reboot        bool               // the steps wait for a reboot, or do it
 	Holders       []Holder           // processes that NVML shows on what the change takes away
 	MIGStrategy   config.MIGStrategy // of the device plugin after it; offline, taken to be mixed where nothing says another
+	Handover      config.Handover    // by which the device plugin is taken to be given its config; offline alone, where it is given any
+	Beyond        []int              // positions that the config names and the node does not have, which are passed over
 	Runs          string             // when the change would begin; empty offline, and where nothing is to do
 }
 
@@ -79,11 +81,12 @@ func (a *Agent) Preview(ctx context.Context, label, name string) (Preview, error
 func (a *Agent) previewOf(ctx context.Context, seen observed, label, name string) (Preview, error) {
 	want := wish{name: name, label: label}
 	var wishes map[nvml.UUID]nvml.Wish
+	var beyond []int
 	geometry, pluginKey := parts(label, name)
 	if geometry != "" {
 		var profile config.Profile
 		var err error
-		if profile, wishes, _, err = a.wishes(seen, label, geometry); err != nil {
+		if profile, wishes, beyond, err = a.wishes(seen, label, geometry); err != nil {
 			return Preview{}, err
 		}
 		if err := a.apply(ctx, &seen, &want, profile, asWished(seen.gpus, targets(wishes))); err != nil {
@@ -108,7 +111,7 @@ func (a *Agent) previewOf(ctx context.Context, seen observed, label, name string
 	if err == nil && len(p.Steps) > 0 {
 		p.Runs = a.runs(seen, want, p.Steps)
 	}
-	p.MIGStrategy = a.strategy(seen, want.plugin)
+	p.MIGStrategy, p.Beyond = a.strategy(seen, want.plugin), beyond
 	return p, err
 }
 
@@ -158,6 +161,12 @@ func (o Offline) Preview(label, name string) (Preview, error) {
 	}
 	p, err := preview(want.desired(targets(wishes)), seen)
 	p.MIGStrategy = has.MIGStrategy
+	if want.plugin != nil {
+		p.Handover = config.HandoverFile
+	}
+	if _, isProfile := o.Catalog.Profile(geometry); label != config.LabelProfile || !isProfile {
+		p.Beyond = o.Catalog.Beyond(geometry, o.GPUs)
+	}
 	return p, err
 }
 

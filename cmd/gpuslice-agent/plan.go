@@ -191,29 +191,55 @@ func printPlan(w io.Writer, name string, p agent.Preview, offline bool, command 
 	switch {
 	case len(p.Steps) == 0 && waiting != "":
 		out.Printf("\nNothing to do before that reboot. %s\n", waiting)
-		return out.Err
 	case len(p.Steps) == 0:
 		out.Printf("\nNothing to do: the GPUs are as %s asks.\n", name)
-		return out.Err
+	default:
+		out.Printf("\n%s to %s:\n", cli.Counted(len(p.Steps), "step"), name)
+		for i, step := range p.Steps {
+			out.Printf("%4d  %s\n", i+1, step)
+		}
+		out.Printf("\n%s\n", leaving(p.Steps, offline))
+		for _, line := range slices.Concat(inTheWay(p.Holders, command), resets(p), assumed(p, offline)) {
+			out.Printf("%s\n", line)
+		}
+		if p.Runs != "" {
+			out.Printf("It would begin %s.\n", p.Runs)
+		}
+		if waiting != "" {
+			out.Printf("%s\n", waiting)
+		}
 	}
-	out.Printf("\n%d steps to %s:\n", len(p.Steps), name)
-	for i, step := range p.Steps {
-		out.Printf("%4d  %s\n", i+1, step)
-	}
-	out.Printf("\n%s\n", leaving(p.Steps, offline))
-	for _, line := range slices.Concat(inTheWay(p.Holders, command), resets(p)) {
-		out.Printf("%s\n", line)
-	}
-	if offline && p.MIGStrategy != "" {
-		out.Printf("The MIG strategy of the device plugin is taken to be %s.\n", p.MIGStrategy)
-	}
-	if p.Runs != "" {
-		out.Printf("It would begin %s.\n", p.Runs)
-	}
-	if waiting != "" {
-		out.Printf("%s\n", waiting)
+	if len(p.Beyond) > 0 {
+		out.Printf("The config names positions that this node does not have, which are passed over: %s.\n", numbers(p.Beyond))
 	}
 	return out.Err
+}
+
+// assumed is what is taken for granted of a node that no cluster is asked about.
+func assumed(p agent.Preview, offline bool) []string {
+	var out []string
+	if offline && p.MIGStrategy != "" {
+		out = append(out, fmt.Sprintf("The MIG strategy of the device plugin is taken to be %s.", p.MIGStrategy))
+	}
+	if offline && p.Handover != "" {
+		out = append(out, fmt.Sprintf("The device plugin is taken to read its config from a file of the host, by devicePlugin.handover: %s; "+
+			"where NVIDIA's config manager brings it, by label %s, the steps are others.", p.Handover, config.LabelDevicePluginConfig))
+	}
+	return out
+}
+
+// numbers lists so many of them as are read in a line.
+func numbers(all []int) string {
+	const most = 8
+	var texts []string
+	for _, n := range all[:min(len(all), most)] {
+		texts = append(texts, strconv.Itoa(n))
+	}
+	text := strings.Join(texts, ", ")
+	if more := len(all) - most; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
 }
 
 // inTheWay names the processes on what the change takes away, whoever they are of.
