@@ -288,3 +288,52 @@ func TestTheWayBackSaysWhoKeepsIt(t *testing.T) {
 		})
 	}
 }
+
+// An answer that nobody waits for any more is none: the node is as it was before it was asked.
+func TestAFailureDoesNotStayOnANodeOfWhichNothingIsAsked(t *testing.T) {
+	t.Parallel()
+	state := func(w *world) config.State { return config.State(w.node().Labels[config.LabelMIGConfigState]) }
+	for name, row := range map[string]struct {
+		fail func(w *world)
+		want config.State // long after the label was removed
+	}{
+		"of a wish that was withdrawn in the middle": {func(w *world) { w.begin("all-balanced"); w.label("") }, ""},
+		"of a wish that cannot be":                   {func(w *world) { w.label("no-such-config"); w.settle(config.ReasonUnknownConfig); w.label("") }, ""},
+		"of another wish, which is asked for":        {func(w *world) { w.label("no-such-config"); w.settle(config.ReasonUnknownConfig) }, config.StateFailed},
+		"which is no failure":                        {func(w *world) { w.converge("all-balanced"); w.label("") }, config.StateSuccess},
+		"that a mig-manager tells of": {func(w *world) {
+			w.label("no-such-config")
+			w.settle(config.ReasonUnknownConfig)
+			w.pod("mig-manager", "", func(p *corev1.Pod) {
+				p.Labels, p.OwnerReferences = map[string]string{"app": "nvidia-mig-manager"}, ofDaemonSet("mig-manager")
+			})
+			w.label("")
+		}, config.StateFailed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				row.fail(w)
+				for w.node().Labels[config.LabelMIGConfig] == "" && w.condition().Reason != string(config.ReasonNoWish) {
+					w.turn()
+					<-time.After(min(w.agent.Pass(t.Context()), time.Second))
+				}
+				first := config.StateFailed
+				if row.want == config.StateSuccess {
+					first = row.want
+				}
+				<-time.After(w.settings.NodeHeartbeat - time.Minute)
+				w.restart() // which begins no time of its own
+				w.agent.Pass(t.Context())
+				if got := state(w); got != first {
+					t.Errorf("state label is %q after the change, want %q", got, first)
+				}
+				w.spend(2 * w.settings.NodeHeartbeat)
+				if got := state(w); got != row.want {
+					t.Errorf("state label is %q in the end, want %q", got, row.want)
+				}
+				w.givenBack()
+			})
+		})
+	}
+}

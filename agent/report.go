@@ -398,11 +398,24 @@ func (a *Agent) statusOf(ctx context.Context, seen observed, want wish, r report
 
 // tellState writes the state label, which tools wait for.
 func (a *Agent) tellState(ctx context.Context, seen observed, r report) error {
+	if a.outlived(seen, r) {
+		return a.patch(ctx, seen.node, func(*corev1.Node) ([]byte, error) {
+			return metadataPatch(map[string]*string{config.LabelMIGConfigState: nil}, nil)
+		})
+	}
 	if !seen.whole || r.state == "" || seen.node.Labels[config.LabelMIGConfigState] == string(r.state) {
 		return nil
 	}
-	labels := map[string]string{config.LabelMIGConfigState: string(r.state)}
+	state := string(r.state)
+	labels := map[string]*string{config.LabelMIGConfigState: &state}
 	return a.patch(ctx, seen.node, func(*corev1.Node) ([]byte, error) { return metadataPatch(labels, nil) })
+}
+
+// outlived reports whether the state label says that something has failed which nobody asks for any more. Tools that wait for the label have
+// had the time of a heartbeat to see it; a success is still true, and a mig-manager's word is its own.
+func (a *Agent) outlived(seen observed, r report) bool {
+	return r.reason == config.ReasonNoWish && r.state == "" && config.State(seen.node.Labels[config.LabelMIGConfigState]) == config.StateFailed &&
+		seen.status.Reason == config.ReasonNoWish && a.now().Sub(seen.status.Since) >= a.settings.NodeHeartbeat && !seen.migManager
 }
 
 // tellMetadata writes the status annotation, unless there is none to write, and takes away those that are spent.

@@ -36,9 +36,9 @@ func encodeStatus(s Status) (string, error) {
 	return string(b), nil
 }
 
-// metadataPatch is a merge patch that sets labels and annotations, takes away those annotations that are nil, and leaves all
+// metadataPatch is a merge patch that sets labels and annotations, takes away those that are nil, and leaves all
 // others alone.
-func metadataPatch(labels map[string]string, annotations map[string]*string) ([]byte, error) {
+func metadataPatch(labels, annotations map[string]*string) ([]byte, error) {
 	metadata := map[string]any{}
 	if len(labels) > 0 {
 		metadata["labels"] = labels
