@@ -245,7 +245,7 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 	a.renewSlot(ctx, seen)
 	a.withdrawReboot(ctx, seen)
 	want, steps, err := a.plan(ctx, &seen)
-	a.proof = seen.proof
+	a.proof = seen.capacity.proof
 	if err == nil && len(steps) > 0 {
 		err = a.execute(ctx, seen, want, steps)
 		want, steps, err = a.meanwhile(ctx, seen, want, steps, err)
@@ -258,8 +258,8 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 func (a *Agent) meanwhile(ctx context.Context, seen observed, want wish, steps []plan.Step, err error) (wish, []plan.Step, error) {
 	var wait *Waiting
 	// Where nobody knows whose the cordon is, only our taint says that it is ours.
-	taint := seen.fenced && (!seen.node.Spec.Unschedulable || seen.foreignCordon())
-	if seen.journal != nil || !seen.orphan.is() && !taint || !errors.As(err, &wait) {
+	taint := seen.marks.fenced && (!seen.node.Spec.Unschedulable || seen.foreignCordon())
+	if seen.journal != nil || !seen.leftovers.orphan.is() && !taint || !errors.As(err, &wait) {
 		return want, steps, err
 	}
 	rest, failed := a.clearAway(ctx, &seen, want, err)
@@ -320,7 +320,7 @@ func (a *Agent) plan(ctx context.Context, seen *observed) (wish, []plan.Step, er
 
 // clearAway plans to give back what an agent has left, where what is asked for cannot be: that is no reason to keep it.
 func (a *Agent) clearAway(ctx context.Context, seen *observed, want wish, err error) ([]plan.Step, error) {
-	if !seen.orphan.is() && !seen.fenced && !seen.slot.Held && !seen.slot.Waiting {
+	if !seen.leftovers.orphan.is() && !seen.marks.fenced && !seen.pool.slot.Held && !seen.pool.slot.Waiting {
 		return nil, err
 	}
 	want.plugin, want.keys = nil, nil

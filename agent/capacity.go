@@ -174,13 +174,13 @@ func (a *Agent) awaitFeatures(seen *observed, want *pluginWish) {
 	stale := seen.staleFeatures(want)
 	switch {
 	case seen.journal == nil || len(stale) == 0:
-		seen.proof.staleSince = time.Time{}
-	case len(seen.capacity) > 0:
-	case seen.proof.staleSince.IsZero():
-		seen.proof.staleSince = a.clock.Now()
-		seen.capacity = stale
-	case a.clock.Since(seen.proof.staleSince) < min(featurePatience, a.settings.Timeouts.Capacity/2):
-		seen.capacity = stale
+		seen.capacity.proof.staleSince = time.Time{}
+	case len(seen.capacity.missing) > 0:
+	case seen.capacity.proof.staleSince.IsZero():
+		seen.capacity.proof.staleSince = a.clock.Now()
+		seen.capacity.missing = stale
+	case a.clock.Since(seen.capacity.proof.staleSince) < min(featurePatience, a.settings.Timeouts.Capacity/2):
+		seen.capacity.missing = stale
 	}
 }
 
@@ -190,7 +190,7 @@ func (s observed) staleFeatures(want *pluginWish) []string {
 		return nil
 	}
 	var out []string
-	for _, resource := range slices.Sorted(maps.Keys(expected(s.gpus, s.strategy))) {
+	for _, resource := range slices.Sorted(maps.Keys(expected(s.gpus, s.capacity.strategy))) {
 		_, n := want.sharing.Offered(resource)
 		strategy := config.SharingNone
 		if n > 1 {
@@ -219,7 +219,8 @@ func offered(kubelet resources) resources {
 
 // nobodyOffers reports whether there is no device plugin on the node at all, though nothing of ours keeps one away.
 func (s observed) nobodyOffers() bool {
-	return s.deaf == nil && len(s.operands) == 0 && len(offered(s.kubelet)) == 0 && !s.fenced && s.startup == nil && !s.paused()
+	nobody := s.kubelet.err == nil && len(s.devicePlugin.pods) == 0 && len(offered(s.kubelet.offered)) == 0
+	return nobody && !s.marks.fenced && s.marks.startup == nil && !s.paused()
 }
 
 // nobody says of such a node what it lacks.
@@ -261,11 +262,11 @@ const causePatience = 10 * time.Second
 // offeredUnder is the MIG strategy under which the device plugin offers just what it does, where that is another than it is taken to
 // have; empty otherwise.
 func (s observed) offeredUnder() config.MIGStrategy {
-	if s.deaf != nil || s.rivals != "" {
+	if s.kubelet.err != nil || s.devicePlugin.rivals != "" {
 		return ""
 	}
 	given := resources{}
-	for name, ids := range offered(s.kubelet) {
+	for name, ids := range offered(s.kubelet.offered) {
 		name = strings.TrimSuffix(name, sharedSuffix)
 		given[name] = append(given[name], physical(ids)...)
 	}
@@ -273,7 +274,7 @@ func (s observed) offeredUnder() config.MIGStrategy {
 		slices.Sort(ids)
 		given[name] = slices.Compact(ids)
 	}
-	wanted := expected(s.gpus, s.strategy).namedBy(given)
+	wanted := expected(s.gpus, s.capacity.strategy).namedBy(given)
 	for _, other := range []config.MIGStrategy{config.MIGStrategyNone, config.MIGStrategySingle, config.MIGStrategyMixed} {
 		would := expected(s.gpus, other).namedBy(given)
 		if would.equal(given) && !would.equal(wanted) {
@@ -289,16 +290,16 @@ func (r resources) equal(other resources) bool {
 
 // otherStrategy names the strategy under which the device plugin evidently runs, and where to set the one that is needed.
 func (a *Agent) otherStrategy(seen observed, under config.MIGStrategy) string {
-	set := fmt.Sprintf("set MIG_STRATEGY=%[1]s in the environment of its DaemonSet, or flags.migStrategy: %[1]s in its config", seen.strategy)
+	set := fmt.Sprintf("set MIG_STRATEGY=%[1]s in the environment of its DaemonSet, or flags.migStrategy: %[1]s in its config", seen.capacity.strategy)
 	switch told := seen.toldStrategy(); {
 	case a.settings.MIGStrategy != config.MIGStrategyAuto:
-		set = fmt.Sprintf("migStrategy of the agent's settings is %s: %s; or set migStrategy of the settings to auto", seen.strategy, set)
+		set = fmt.Sprintf("migStrategy of the agent's settings is %s: %s; or set migStrategy of the settings to auto", seen.capacity.strategy, set)
 	case told != "":
 		set = "its environment or arguments say so, and it does otherwise: see its log on this node"
-	case seen.plugin.now != nil && seen.plugin.now.MIGStrategy == seen.strategy:
+	case seen.plugin.now != nil && seen.plugin.now.MIGStrategy == seen.capacity.strategy:
 		set = "its config says so, which it has not read: delete its pod on this node"
 	}
-	return fmt.Sprintf("the device plugin runs under the MIG strategy %s, by what it offers, and %s is needed: %s", under, seen.strategy, set)
+	return fmt.Sprintf("the device plugin runs under the MIG strategy %s, by what it offers, and %s is needed: %s", under, seen.capacity.strategy, set)
 }
 
 // namedBy gives the hardware's devices the names under which the node's plugin has them. Plugins before v0.20 leave out
@@ -388,7 +389,7 @@ func (a *Agent) removeGhosts(ctx context.Context, seen observed, converged bool)
 	}
 	var patch []map[string]any
 	var names []string
-	for _, name := range ghosts(seen.kubelet, seen.node.Status.Allocatable) {
+	for _, name := range ghosts(seen.kubelet.offered, seen.node.Status.Allocatable) {
 		if count(seen.node.Status.Capacity, name) > 0 {
 			continue
 		}

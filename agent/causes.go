@@ -160,9 +160,9 @@ func (e evidence) change() []Finding {
 			You: e.lastWord(),
 		})
 	}
-	if j.BootID != "" && e.boot != "" && j.BootID != e.boot {
+	if j.BootID != "" && e.boot.id != "" && j.BootID != e.boot.id {
 		out = append(out, Finding{
-			Cause: CauseRebootInTheMiddle, Evidence: begun + " in boot " + j.BootID + "; this is boot " + e.boot,
+			Cause: CauseRebootInTheMiddle, Evidence: begun + " in boot " + j.BootID + "; this is boot " + e.boot.id,
 			Agent: "makes anew what the reboot has taken away, proves the capacity, and gives the node back",
 		})
 	}
@@ -237,7 +237,7 @@ func (e evidence) podsInTheWay() []Finding {
 // podsThatStay are pods that overstay their grace and that no plan needs to leave, as after the deadline.
 func (e evidence) podsThatStay() []Finding {
 	var out []Finding
-	for _, p := range e.holders {
+	for _, p := range e.holders.pods {
 		asked := slices.ContainsFunc(e.verdicts, func(v drain.Verdict) bool { return v.Pod.UID == p.UID })
 		if p.Terminating && !asked && e.overstays(p) {
 			out = append(out, e.overstaying(p, Finding{
@@ -301,7 +301,7 @@ func (e evidence) left() []Finding {
 		Cause: CauseOwnCordonLeft, Evidence: strings.Join(e.leftover, "; ") + ": ours, and no journal says what for",
 		Agent: "proves the capacity, and gives the node back",
 	}
-	if e.forged {
+	if e.record.forged {
 		f.Evidence += "; the journal on the node was not written for it by this host's agent, and nothing in it is believed"
 	}
 	if !e.running {
@@ -356,11 +356,11 @@ func (e evidence) taintLeft() []Finding {
 }
 
 func (e evidence) capacityMissing() []Finding {
-	if len(e.capacity) == 0 || !e.whole || e.deaf != nil || e.beforeVerify() && e.noPlugin == "" {
+	if len(e.capacity.missing) == 0 || !e.complete || e.kubelet.err != nil || e.beforeVerify() && e.noPlugin == "" {
 		return nil
 	}
 	f := Finding{
-		Cause: CauseCapacityMissing, Evidence: strings.Join(e.capacity, "; "), Waits: e.stalled() && e.ours(),
+		Cause: CauseCapacityMissing, Evidence: strings.Join(e.capacity.missing, "; "), Waits: e.stalled() && e.ours(),
 		You: "see the log of the device plugin on this node", Command: e.pluginCommand(),
 	}
 	switch {

@@ -50,7 +50,7 @@ func (a *Agent) desired(ctx context.Context, seen *observed) (wish, error) {
 		return want, err
 	}
 	if want.name == "" {
-		seen.unpicked = a.unpickedConfigs(ctx, seen)
+		seen.devicePlugin.unpicked = a.unpickedConfigs(ctx, seen)
 		return want, nil
 	}
 	wishes := map[nvml.UUID]nvml.Wish{}
@@ -147,7 +147,7 @@ func (a *Agent) apply(ctx context.Context, seen *observed, want *wish, profile c
 	}
 	want.drain, want.windows = profile.Drain, profile.Windows
 	want.keys = &nodeKeys{Labels: profile.Labels, Taints: profile.Taints}
-	if foreign := foreignKey(seen.node, seen.published, *want.keys); foreign != "" {
+	if foreign := foreignKey(seen.node, seen.record.published, *want.keys); foreign != "" {
 		return &Stalled{
 			Reason:  config.ReasonForeignNodeKey,
 			Message: fmt.Sprintf("profile %s: %s, which is not ours to change; take it away, or out of the profile", want.name, foreign),
@@ -166,7 +166,7 @@ func (a *Agent) apply(ctx context.Context, seen *observed, want *wish, profile c
 func (s observed) keepsPluginAway(err error) bool {
 	var waiting *Waiting
 	return errors.As(err, &waiting) && waiting.Reason == config.ReasonNoDevicePlugin &&
-		(s.startup != nil || s.journal != nil && s.journal.Startup != nil)
+		(s.marks.startup != nil || s.journal != nil && s.journal.Startup != nil)
 }
 
 func targets(wishes map[nvml.UUID]nvml.Wish) plan.Targets {
@@ -217,7 +217,7 @@ func (a *Agent) catalog(seen observed, label, name string) (config.Catalog, erro
 	var custom map[string]config.MIGConfig
 	var from string
 	if _, isProfile := profiles[name]; !isProfile { // which goes before a MIG config of its name, and needs none
-		from, err = seen.configs.read(func(data []byte) (err error) {
+		from, err = seen.files.configs.read(func(data []byte) (err error) {
 			custom, err = a.parse(data)
 			return err
 		})
@@ -234,7 +234,7 @@ func (a *Agent) catalog(seen observed, label, name string) (config.Catalog, erro
 
 // catalogOfProfiles are the profiles of the administrator's file, and where that is.
 func (s observed) catalogOfProfiles() (from string, profiles map[string]config.Profile, err error) {
-	from, err = s.profiles.read(func(data []byte) (err error) {
+	from, err = s.files.profiles.read(func(data []byte) (err error) {
 		profiles, err = config.ParseProfiles(data)
 		return err
 	})

@@ -67,9 +67,9 @@ func (a *Agent) Diagnose(ctx context.Context, running bool) Diagnosis {
 func diagnose(e evidence) Diagnosis {
 	d := Diagnosis{
 		At: e.now, Agent: e.agent, Kubelet: e.kubeletSeen, Cordon: e.cordon, Owed: e.owed(), Left: e.leftover, Others: e.others,
-		Taints: e.taints(), Pods: e.podsSeen(), Processes: e.processes, Operands: e.paused, Capacity: e.capacity, Unseen: e.unseen,
-		Failed: e.status.Failed,
-		GPUs:   GPUsSeen{Asked: e.want.name, Label: e.want.label, Now: statusGPUs(e.gpus), Unasked: e.unpicked},
+		Taints: e.taints(), Pods: e.podsSeen(), Processes: e.processes, Operands: e.paused, Capacity: e.capacity.missing, Unseen: e.unseen,
+		Failed: e.record.status.Failed,
+		GPUs:   GPUsSeen{Asked: e.want.name, Label: e.want.label, Now: statusGPUs(e.gpus), Unasked: e.devicePlugin.unpicked},
 		Causes: []Finding{},
 	}
 	if e.node != nil {
@@ -105,7 +105,7 @@ func (a *Agent) evidence(ctx context.Context) evidence {
 	}
 	e.readNode()
 	e.want.label, e.want.name = asked(e.node)
-	if e.whole {
+	if e.complete {
 		e.want, e.steps, e.refused = a.plan(ctx, &e.observed)
 		e.notYet = a.notYet(ctx, e)
 		e.verdicts = a.evictable(ctx, e)
@@ -116,11 +116,11 @@ func (a *Agent) evidence(ctx context.Context) evidence {
 			e.wrongly = a.otherStrategy(e.observed, under)
 		}
 	}
-	if e.bootErr != nil {
-		e.unseen = append(e.unseen, e.bootErr.Error())
+	if e.boot.err != nil {
+		e.unseen = append(e.unseen, e.boot.err.Error())
 	}
-	if e.blind != nil {
-		e.unseen = append(e.unseen, e.blind.Error())
+	if e.holders.err != nil {
+		e.unseen = append(e.unseen, e.holders.err.Error())
 	}
 	return e
 }
@@ -131,9 +131,9 @@ func (a *Agent) notYet(ctx context.Context, e evidence) *Waiting {
 	switch {
 	case e.journal != nil || len(e.steps) == 0:
 	case errors.As(a.gate(ctx, &e.observed, e.want, e.steps), &wait): // which writes nothing where there is no journal
-	case e.slot.Paused != "":
-		wait = a.poolPaused(e.observed, e.slot.Paused)
-	case e.slot.Waiting:
+	case e.pool.slot.Paused != "":
+		wait = a.poolPaused(e.observed, e.pool.slot.Paused)
+	case e.pool.slot.Waiting:
 		wait = &Waiting{Message: fmt.Sprintf("pool %s can do without %s at once, and other nodes have their turn", e.pool.Name, e.pool.MaxUnavailable)}
 	}
 	return wait
@@ -168,7 +168,7 @@ func (a *Agent) lookFurther(ctx context.Context, e *evidence, ended error) {
 	a.observeKubelet(ctx, &e.observed, e.pods)
 	a.observeOthers(&e.observed)
 	if e.gpus == nil {
-		e.capacity = nil // there is nothing to compare it with
+		e.capacity.missing = nil // there is nothing to compare it with
 	}
 }
 
@@ -202,8 +202,8 @@ func driverError(err error) bool {
 
 // readNode puts into words what the node object says.
 func (e *evidence) readNode() {
-	e.kubeletSeen = kubeletSeen(e.node, e.deaf)
-	e.agent = AgentSeen{Runs: e.running, Phase: e.status.Phase}
+	e.kubeletSeen = describeKubelet(e.node, e.kubelet.err)
+	e.agent = AgentSeen{Runs: e.running, Phase: e.record.status.Phase}
 	if c := condition(e.node); c != nil {
 		e.agent.Wrote, e.agent.Reason, e.agent.Message = c.LastHeartbeatTime.Time, config.Reason(c.Reason), c.Message
 	}
@@ -211,14 +211,14 @@ func (e *evidence) readNode() {
 		_, kept := e.node.Annotations[config.AnnotationKeepCordoned]
 		e.cordon = &CordonSeen{By: by, Ours: !e.foreignCordon(), Kept: kept, Since: since}
 	}
-	for _, m := range e.markers {
+	for _, m := range e.marks.tools {
 		e.others = append(e.others, ToolSeen{Tool: m.Tool, Sign: m.Sign, Since: m.Since, Cordons: m.Cordons, Planned: m.Planned, Ends: m.Done})
 	}
 	e.paused = e.pausedOperands()
-	e.leftover = e.leftovers()
+	e.leftover = e.leftOnNode()
 }
 
-func kubeletSeen(node *corev1.Node, deaf error) KubeletSeen {
+func describeKubelet(node *corev1.Node, deaf error) KubeletSeen {
 	out := KubeletSeen{Ready: corev1.ConditionUnknown, Says: "kubelet has never said so"}
 	for _, c := range node.Status.Conditions {
 		if c.Type == corev1.NodeReady {
@@ -267,28 +267,28 @@ func (e *evidence) pausedOperands() []OperandSeen {
 	return out
 }
 
-// leftovers are what is ours on the node, or to be adopted, though no journal says so.
-func (e *evidence) leftovers() []string {
+// leftOnNode are what is ours on the node, or to be adopted, though no journal says so.
+func (e *evidence) leftOnNode() []string {
 	if e.journal != nil || e.unreadable != "" {
 		return nil
 	}
 	var out []string
-	if e.orphan.cordon {
+	if e.leftovers.orphan.cordon {
 		out = append(out, "the cordon"+since(e.cordon.Since, e.now))
 	}
-	if e.fenced {
+	if e.marks.fenced {
 		out = append(out, "the taint "+config.TaintRepartitioning)
 	}
-	if e.forged {
+	if e.record.forged {
 		out = append(out, "the annotation "+config.AnnotationJournal)
 	}
-	for _, unit := range e.orphan.host.Stopped {
+	for _, unit := range e.leftovers.orphan.host.Stopped {
 		out = append(out, "the stop of "+unit)
 	}
-	for _, gpu := range e.orphan.host.Persistent {
+	for _, gpu := range e.leftovers.orphan.host.Persistent {
 		out = append(out, "persistence mode of GPU "+string(gpu)+", which is off")
 	}
-	for _, label := range slices.Sorted(maps.Keys(e.orphan.labels)) {
+	for _, label := range slices.Sorted(maps.Keys(e.leftovers.orphan.labels)) {
 		out = append(out, fmt.Sprintf("the label %s=%s", label, e.node.Labels[label]))
 	}
 	return out
@@ -319,8 +319,8 @@ func (e *evidence) strangers() []ProcessSeen {
 		stops[s.Unit] = s.Unit != ""
 	}
 	var out []ProcessSeen
-	names := holders.NameClients(e.clients, e.pods)
-	for i, c := range e.clients {
+	names := holders.NameClients(e.holders.processes, e.pods)
+	for i, c := range e.holders.processes {
 		if c.Self || c.Sibling || leaves[c.PodUID] || stops[c.Unit] {
 			continue
 		}
@@ -361,7 +361,7 @@ func (e evidence) owed() *Owed {
 // places tells the GPUs' positions: those that are seen, or those of which the agent told last.
 func (e evidence) places() map[nvml.UUID]int {
 	out := map[nvml.UUID]int{}
-	for _, gpu := range e.status.GPUs {
+	for _, gpu := range e.record.status.GPUs {
 		out[gpu.UUID] = gpu.Index
 	}
 	for _, gpu := range e.gpus {
@@ -443,7 +443,7 @@ func (e evidence) podsSeen() []PodSeen {
 		}
 		out = append(out, p)
 	}
-	for _, h := range e.holders {
+	for _, h := range e.holders.pods {
 		if asked[h.UID] && h.UID != "" {
 			continue
 		}
@@ -496,25 +496,25 @@ func (e evidence) device(uuid string) string {
 
 // pluginCommand shows the log of the device plugin of this node.
 func (e evidence) pluginCommand() string {
-	if len(e.observed.operands) == 0 {
+	if len(e.observed.devicePlugin.pods) == 0 {
 		return "kubectl get pods -A --field-selector spec.nodeName=" + e.node.Name
 	}
-	p := e.observed.operands[0]
+	p := e.observed.devicePlugin.pods[0]
 	return fmt.Sprintf("kubectl logs -n %s %s", p.Namespace, p.Name)
 }
 
 // parked reports whether the change waits for a reboot on a node that is given back.
 func (e evidence) parked() bool {
-	return e.journal != nil && !e.journal.Cordoned && e.whole && e.onAtReboot(e.want) != ""
+	return e.journal != nil && !e.journal.Cordoned && e.complete && e.onAtReboot(e.want) != ""
 }
 
 // ours reports whether anything of ours keeps pods or operands away.
 func (e evidence) ours() bool {
-	return e.unreadable != "" || e.journal != nil && !e.parked() || len(e.leftover) > 0 || e.startup != nil
+	return e.unreadable != "" || e.journal != nil && !e.parked() || len(e.leftover) > 0 || e.marks.startup != nil
 }
 
 // stalled reports whether the agent has said that it can do no more.
-func (e evidence) stalled() bool { return e.journal != nil && e.status.Phase == PhaseStalled }
+func (e evidence) stalled() bool { return e.journal != nil && e.record.status.Phase == PhaseStalled }
 
 // beforeVerify reports whether the capacity is not to be expected yet.
 func (e evidence) beforeVerify() bool {

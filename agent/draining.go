@@ -114,8 +114,8 @@ func (a *Agent) policy(seen observed, step plan.Step, want wish) (p drain.Policy
 	case step.Kind == plan.PauseOperands && seen.journal != nil:
 		p.Deadline = a.deadline(seen, want, step).Sub(seen.journal.Started)
 	}
-	if seen.deaf != nil {
-		p.KubeletSilent = seen.deaf.Error()
+	if seen.kubelet.err != nil {
+		p.KubeletSilent = seen.kubelet.err.Error()
 	}
 	p.ClaimDriverAway = !seen.claimDriver()
 	if seen.journal != nil {
@@ -143,11 +143,11 @@ func (a *Agent) tellPod(seen observed, want wish, v drain.Verdict) {
 // without which all pods count as holders.
 func (a *Agent) mustSee(seen observed, want wish, step plan.Step) error {
 	busy := seen.busy()
-	if busy == nil || seen.journal == nil || want.undo && seen.deaf == nil {
+	if busy == nil || seen.journal == nil || want.undo && seen.kubelet.err == nil {
 		return nil
 	}
 	reason := config.ReasonHoldersUnknown
-	if seen.deaf != nil {
+	if seen.kubelet.err != nil {
 		reason = config.ReasonKubeletUnavailable
 	}
 	until := a.deadline(seen, want, step)
@@ -235,12 +235,12 @@ func (s observed) drained(pods []plan.Pod) []holders.Pod {
 		named := func(pod holders.Pod) bool {
 			return string(pod.UID) == p.UID && pod.Namespace == p.Namespace && pod.Name == p.Name
 		}
-		if i := slices.IndexFunc(s.holders, named); i >= 0 {
-			out = append(out, s.holders[i])
+		if i := slices.IndexFunc(s.holders.pods, named); i >= 0 {
+			out = append(out, s.holders.pods[i])
 			continue
 		}
-		if i := slices.IndexFunc(s.drainable, named); i >= 0 {
-			out = append(out, s.drainable[i])
+		if i := slices.IndexFunc(s.holders.beforeReboot, named); i >= 0 {
+			out = append(out, s.holders.beforeReboot[i])
 			continue
 		}
 		for i := range s.pods {

@@ -100,10 +100,10 @@ func (a *Agent) awaitCapacity(ctx context.Context, seen observed, want wish, ste
 	if a.verification.began.IsZero() {
 		a.verification.began = now
 	}
-	if len(seen.capacity) == 0 {
+	if len(seen.capacity.missing) == 0 {
 		return &Waiting{
 			Reason: config.ReasonAwaitingCapacity, After: proofInterval,
-			Message: "capacity is right; looking once more: " + offered(seen.kubelet).summary(want.plugin),
+			Message: "capacity is right; looking once more: " + offered(seen.kubelet.offered).summary(want.plugin),
 		}
 	}
 	reason, missing := a.missingCapacity(seen)
@@ -122,7 +122,7 @@ func (a *Agent) awaitCapacity(ctx context.Context, seen observed, want wish, ste
 		}
 		wait := &Waiting{
 			Reason: config.ReasonAwaitingCapacity, Message: "waiting for kubelet and the device plugin: " + missing, After: proofInterval,
-			Blockers: seen.capacity,
+			Blockers: seen.capacity.missing,
 		}
 		if !fresh {
 			wait.Since, wait.Until, wait.Then = a.verification.began, until, seen.then(want)
@@ -147,15 +147,15 @@ func (a *Agent) mendPlugin(ctx context.Context, seen observed, want wish, step p
 		return &Failure{Wish: want.fingerprint, Reason: config.ReasonPluginFailed, Message: "the device plugin does not run by its new config: " + fails}
 	}
 	half := a.verification.began.Add(a.settings.Timeouts.Capacity / 2)
-	if fresh || a.verification.restarted || !a.clock.Now().After(half) || len(seen.operands) == 0 {
+	if fresh || a.verification.restarted || !a.clock.Now().After(half) || len(seen.devicePlugin.pods) == 0 {
 		return nil
 	}
 	a.verification.restarted = true
 	step.Kind, step.Pods = plan.RestartOperands, nil
-	for i := range seen.operands {
-		step.Pods = append(step.Pods, plannedPod(holders.Describe(&seen.operands[i])))
+	for i := range seen.devicePlugin.pods {
+		step.Pods = append(step.Pods, plannedPod(holders.Describe(&seen.devicePlugin.pods[i])))
 	}
-	a.log.Info("no capacity for long: starting the device plugin anew", zap.Strings("missing", seen.capacity))
+	a.log.Info("no capacity for long: starting the device plugin anew", zap.Strings("missing", seen.capacity.missing))
 	return a.evict(ctx, seen, want, []plan.Step{step})
 }
 

@@ -39,7 +39,7 @@ func (a *Agent) writeJournal(ctx context.Context, seen observed, want wish, step
 	if err := a.amend(ctx, seen, *j, seen.spent(*j)...); err != nil {
 		return err
 	}
-	if left := seen.orphan.String(); seen.journal == nil && left != "" {
+	if left := seen.leftovers.orphan.String(); seen.journal == nil && left != "" {
 		a.eventf(seen.node, corev1.EventTypeWarning, config.ReasonRecovering, "found without a journal, and to be given back: %s", left)
 	}
 	return nil
@@ -64,8 +64,8 @@ func (a *Agent) raise(ctx context.Context, seen observed, want wish, steps []pla
 		j.Started = a.now()
 	}
 	j.Cordoned, j.WasUnschedulable = true, seen.foreignCordon()
-	if seen.startup != nil {
-		j.Startup = &startup{Value: seen.startup.Value, Effect: string(seen.startup.Effect)}
+	if seen.marks.startup != nil {
+		j.Startup = &startup{Value: seen.marks.startup.Value, Effect: string(seen.marks.startup.Effect)}
 	}
 	if _, err := a.recorded(ctx, seen, *j, func(node *corev1.Node, text string) ([]byte, error) {
 		return a.fence.Raise(node, text, seen.spent(*j)...)
@@ -110,11 +110,11 @@ func (a *Agent) preflight(ctx context.Context, seen observed, want wish, steps [
 		wait.Reason, wait.Blockers = config.ReasonForeignMaintenance, foreign
 		wait.Advice = "the node is as it was meanwhile"
 		wait.Message = before + "other tools are done with this node: " + strings.Join(foreign, "; ")
-	case busy != nil && seen.deaf != nil:
-		wait.Reason, wait.Message = config.ReasonKubeletUnavailable, before+"kubelet says which pod has which device: "+seen.deaf.Error()
+	case busy != nil && seen.kubelet.err != nil:
+		wait.Reason, wait.Message = config.ReasonKubeletUnavailable, before+"kubelet says which pod has which device: "+seen.kubelet.err.Error()
 		wait.Advice = "see the node's kubelet, by journalctl -u kubelet"
 	case busy != nil:
-		wait.Reason, wait.Message = config.ReasonHoldersUnknown, before+"the host's processes show who holds a GPU: "+seen.blind.Error()
+		wait.Reason, wait.Message = config.ReasonHoldersUnknown, before+"the host's processes show who holds a GPU: "+seen.holders.err.Error()
 	case seen.nobodyOffers():
 		wait.Reason, wait.Message, wait.Advice = config.ReasonNoDevicePlugin, before+"a device plugin runs here: "+nobody, a.deployPlugin(seen)
 	case len(strangers) > 0:
@@ -160,7 +160,7 @@ func (a *Agent) drainable(ctx context.Context, seen observed, want wish, steps [
 // atWork names the other tools that work on the node, by what they have written on it. What one has only announced is no reason
 // to wait, nor is what a mig-manager has left that is not there any more.
 func (s observed) atWork() []string {
-	return s.tools(func(m fence.Marker) bool { return !m.Planned && (m.Tool != toolMIGManager || s.migManager) })
+	return s.tools(func(m fence.Marker) bool { return !m.Planned && (m.Tool != toolMIGManager || s.leftovers.migManager) })
 }
 
 // cordoning names those that rely on the node's cordon.
@@ -170,7 +170,7 @@ func (s observed) cordoning() []string {
 
 func (s observed) tools(count func(fence.Marker) bool) []string {
 	var out []string
-	for _, m := range s.markers {
+	for _, m := range s.marks.tools {
 		if count(m) {
 			out = append(out, nameOf(m))
 		}
@@ -193,8 +193,8 @@ func nameOf(m fence.Marker) string {
 // journal is what the steps will owe to the node: what is owed already, and what they add.
 func (a *Agent) journal(seen observed, want wish, steps []plan.Step) (*Journal, error) {
 	j := &Journal{
-		Operation: cmp.Or(a.turn.claim, uuid.NewString()), BootID: seen.boot,
-		Proven:  seen.proven || seen.orphan.is(), // what was left is given back when it is seen to work
+		Operation: cmp.Or(a.turn.claim, uuid.NewString()), BootID: seen.boot.id,
+		Proven:  seen.capacity.proven || seen.leftovers.orphan.is(), // what was left is given back when it is seen to work
 		Started: a.now(),
 	}
 	if seen.journal != nil {
@@ -207,7 +207,7 @@ func (a *Agent) journal(seen observed, want wish, steps []plan.Step) (*Journal, 
 		j.NoReset, j.Reboots, j.RebootAsked, j.Forced = nil, nil, time.Time{}, seen.forces(want)
 		clear(a.budget.attempts)
 		a.times.touchedAt, a.times.provenAt = time.Time{}, time.Time{}
-		if known := seen.refusal(); known != nil && known.Boot == seen.boot {
+		if known := seen.refusal(); known != nil && known.Boot == seen.boot.id {
 			j.NoReset = known
 		}
 	}
@@ -233,7 +233,7 @@ func (a *Agent) journal(seen observed, want wish, steps []plan.Step) (*Journal, 
 func (a *Agent) notePlugin(j *Journal, seen observed, steps []plan.Step) error {
 	j.Strategy = seen.toldStrategy()
 	shapes := plan.Any(steps, func(t plan.Traits) bool { return t.ShapesPlugin })
-	for _, pod := range seen.operands {
+	for _, pod := range seen.devicePlugin.pods {
 		if shapes && !j.ranBefore(string(pod.UID)) {
 			j.Operands = append(j.Operands, string(pod.UID))
 		}
@@ -253,7 +253,7 @@ func (a *Agent) notePlugin(j *Journal, seen observed, steps []plan.Step) error {
 
 // owe notes what the steps take from operands and units, and what an agent has left on the node without a journal.
 func (j *Journal) owe(seen observed, steps []plan.Step) {
-	paused := maps.Clone(seen.orphan.labels)
+	paused := maps.Clone(seen.leftovers.orphan.labels)
 	if paused == nil {
 		paused = map[string]string{}
 	}
@@ -270,17 +270,17 @@ func (j *Journal) owe(seen observed, steps []plan.Step) {
 		paused[label] = value
 	}
 	j.Paused = paused
-	for _, unit := range seen.orphan.host.Stopped {
+	for _, unit := range seen.leftovers.orphan.host.Stopped {
 		if !slices.Contains(j.Stopped, unit) {
 			j.Stopped = append(j.Stopped, unit)
 		}
 	}
-	for _, gpu := range seen.orphan.host.Persistent {
+	for _, gpu := range seen.leftovers.orphan.host.Persistent {
 		if !slices.Contains(j.Persistent, gpu) {
 			j.Persistent = append(slices.Clone(j.Persistent), gpu)
 		}
 	}
-	if seen.orphan.cordon {
+	if seen.leftovers.orphan.cordon {
 		j.Cordoned, j.WasUnschedulable = true, false
 	}
 }
@@ -299,7 +299,7 @@ func (a *Agent) resume(ctx context.Context, seen observed) error {
 	}
 	// Who has uncordoned the node to call the change off wants no cordon in its place, unless pods would meet GPUs that are
 	// not there yet.
-	if undo := seen.journal.Undo; undo != nil && undo.Reason == config.ReasonCancelled && len(seen.capacity) == 0 {
+	if undo := seen.journal.Undo; undo != nil && undo.Reason == config.ReasonCancelled && len(seen.capacity.missing) == 0 {
 		return a.patch(ctx, seen.node, a.fence.Uncover)
 	}
 	return a.patch(ctx, seen.node, a.fence.Open)
@@ -336,14 +336,14 @@ func (a *Agent) release(ctx context.Context, seen observed, want wish) error {
 	a.endTurn(ctx, seen, want)
 	a.times.touchedAt, a.times.provenAt = time.Time{}, time.Time{}
 	a.eventf(seen.node, corev1.EventTypeNormal, config.ReasonReleased, "node given back after %s, %s",
-		a.clock.Since(seen.journal.Started).Round(time.Second), offered(seen.kubelet).summary(want.plugin))
+		a.clock.Since(seen.journal.Started).Round(time.Second), offered(seen.kubelet.offered).summary(want.plugin))
 	return nil
 }
 
 // learnForGood keeps in the host's record what only the journal and this process know, before the node is given back: a restarted agent must
 // not try again what has failed, nor restore what was before.
 func (a *Agent) learnForGood(ctx context.Context, seen observed, want wish) {
-	status := seen.status
+	status := seen.record.status
 	failed := seen.journal.Undo
 	if failed != nil && !failed.Later && want.undo && (status.Failed == nil || status.Failed.Wish != failed.Wish) {
 		status.Failed = failed
@@ -353,7 +353,7 @@ func (a *Agent) learnForGood(ctx context.Context, seen observed, want wish) {
 		status.Proven, status.Took = want.fingerprint, a.measured(seen)
 	}
 	a.record.persisted = &status
-	a.learn(ctx, learntOf(status, seen.published))
+	a.learn(ctx, learntOf(status, seen.record.published))
 }
 
 // giveUp keeps a failure in the journal: from now on the way is back.

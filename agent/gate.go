@@ -19,11 +19,11 @@ func (a *Agent) observeMaintenance(ctx context.Context, seen *observed) error {
 	if err != nil {
 		return err
 	}
-	_, seen.closed = file.read(func(data []byte) (err error) {
-		seen.maintenance, err = config.ParseMaintenance(data)
+	_, seen.pool.err = file.read(func(data []byte) (err error) {
+		seen.pool.file, err = config.ParseMaintenance(data)
 		return err
 	})
-	seen.pool = seen.maintenance.For(seen.node)
+	seen.pool.Pool = seen.pool.file.For(seen.node)
 	a.observeSlot(ctx, seen)
 	return nil
 }
@@ -41,12 +41,12 @@ func (a *Agent) gate(ctx context.Context, seen *observed, want wish, steps []pla
 		return seen.onHold(want, a.now())
 	case forced || !disturbs(*seen, want, steps) || seen.goesOn(want, steps):
 		return nil
-	case seen.closed != nil && seen.disturbed():
-		return seen.putOff(want, config.ReasonInvalidMaintenance, fmt.Sprintf("the maintenance file cannot be read any more: %v", seen.closed))
-	case seen.closed != nil:
+	case seen.pool.err != nil && seen.disturbed():
+		return seen.putOff(want, config.ReasonInvalidMaintenance, fmt.Sprintf("the maintenance file cannot be read any more: %v", seen.pool.err))
+	case seen.pool.err != nil:
 		return &Waiting{
 			Reason: config.ReasonInvalidMaintenance, After: a.settings.Retry.Longest, Since: seen.since(config.ReasonInvalidMaintenance, a.now()),
-			Message: fmt.Sprintf("nothing is begun before it is known when this node may be disturbed: %v", seen.closed),
+			Message: fmt.Sprintf("nothing is begun before it is known when this node may be disturbed: %v", seen.pool.err),
 			Advice:  "mend the file, or take the ConfigMap away to have no windows",
 		}
 	case seen.disturbed():
@@ -60,7 +60,7 @@ func (a *Agent) gate(ctx context.Context, seen *observed, want wish, steps []pla
 // registered is nobody yet, and nobody is served by GPUs that have lost what they had, as at a reboot.
 func disturbs(seen observed, want wish, steps []plan.Step) bool {
 	// As long as kubelet is silent, everybody may be on it, and preflight waits.
-	fresh := seen.startup != nil && (seen.deaf != nil || !plan.Has(steps, plan.Evict)) || seen.journal != nil && seen.journal.Startup != nil
+	fresh := seen.marks.startup != nil && (seen.kubelet.err != nil || !plan.Has(steps, plan.Evict)) || seen.journal != nil && seen.journal.Startup != nil
 	if fresh || seen.restores(want) && !plan.Has(steps, plan.Evict) {
 		return false
 	}
@@ -73,8 +73,8 @@ func (s observed) restores(want wish) bool {
 	if want.fingerprint == "" {
 		return false
 	}
-	bare := s.status.Cut != "" && s.boot != "" && s.status.Cut != s.boot && !hasInstances(s.gpus)
-	return s.status.Proven == want.fingerprint || bare
+	bare := s.record.status.Cut != "" && s.boot.id != "" && s.record.status.Cut != s.boot.id && !hasInstances(s.gpus)
+	return s.record.status.Proven == want.fingerprint || bare
 }
 
 func hasInstances(gpus []nvml.GPU) bool {

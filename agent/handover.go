@@ -293,7 +293,7 @@ func (a *Agent) pluginFails(s observed) string {
 		since = s.journal.Started
 	}
 	plugin := a.settings.DevicePlugin.Containers
-	for _, pod := range s.operands {
+	for _, pod := range s.devicePlugin.pods {
 		for _, c := range pod.Status.ContainerStatuses {
 			last := c.LastTerminationState.Terminated
 			if len(plugin) > 0 && !slices.Contains(plugin, c.Name) || c.State.Waiting == nil || c.State.Waiting.Reason != "CrashLoopBackOff" || last == nil || last.FinishedAt.Time.Before(since) {
@@ -311,11 +311,11 @@ func (a *Agent) pluginFails(s observed) string {
 
 // daemonsGone waits for the control daemon of MPS, which gives GPUs back when it ends in peace.
 func (a *Agent) daemonsGone(seen observed, want wish, step plan.Step) error {
-	if len(seen.daemons) == 0 {
+	if len(seen.devicePlugin.mpsDaemons) == 0 {
 		return nil
 	}
 	var pods []string
-	for _, pod := range seen.daemons {
+	for _, pod := range seen.devicePlugin.mpsDaemons {
 		pods = append(pods, pod.Namespace+"/"+pod.Name)
 	}
 	message := "waiting for the MPS control daemon to end: " + listed(pods)

@@ -72,14 +72,14 @@ func (a *Agent) observeHolders(ctx context.Context, seen *observed, taken []plan
 	}
 	call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.DriverCall)
 	defer cancel()
-	seen.clients, seen.blind = a.clients.processes.Holders(call, sought)
+	seen.holders.processes, seen.holders.err = a.clients.processes.Holders(call, sought)
 	clear(a.clients.foundFree)
 	for _, d := range sought {
-		if seen.blind == nil && !slices.ContainsFunc(seen.clients, func(c holders.Client) bool { return slices.Contains(c.Devices, d.Device) }) {
+		if seen.holders.err == nil && !slices.ContainsFunc(seen.holders.processes, func(c holders.Client) bool { return slices.Contains(c.Devices, d.Device) }) {
 			a.clients.foundFree[d.Device] = now
 		}
 	}
-	seen.holders = holders.GPUPods(seen.pods, seen.assigned, seen.clients)
+	seen.holders.pods = holders.GPUPods(seen.pods, seen.kubelet.assigned, seen.holders.processes)
 }
 
 // sought is what to look for. Whoever has a GPU's device file open holds it as a whole, and may be on another instance of it
@@ -166,7 +166,7 @@ func runs(state string) bool { return state != "" && state != "inactive" && stat
 
 // computes reports whether a process of the unit computes on what goes.
 func (s observed) computes(unit string) bool {
-	return slices.ContainsFunc(s.clients, func(c holders.Client) bool {
+	return slices.ContainsFunc(s.holders.processes, func(c holders.Client) bool {
 		return c.Unit == unit && slices.Contains(c.Sources, holders.SourceNVML)
 	})
 }
@@ -185,12 +185,12 @@ func union(a, b []string) []string {
 // be stopped. People have to end them. One that the process table does not show has mostly just ended.
 func (a *Agent) strange(seen observed) []string {
 	held := map[string]bool{}
-	for _, p := range seen.holders {
+	for _, p := range seen.holders.pods {
 		for _, d := range p.Devices {
 			held[d] = true
 		}
 	}
-	strange := holders.Unowned(seen.clients, seen.pods)
+	strange := holders.Unowned(seen.holders.processes, seen.pods)
 	strange = slices.DeleteFunc(strange, func(c holders.Client) bool {
 		return c.Self || c.Unlisted || !slices.Contains(c.Sources, holders.SourceNVML) || slices.Contains(a.settings.Units, c.Unit) ||
 			!slices.ContainsFunc(c.Devices, func(d string) bool { return !held[d] })
@@ -203,7 +203,7 @@ func (a *Agent) strange(seen observed) []string {
 // as it is evicted: it is left, since most changes do not mind.
 func (s observed) mustLeave() []holders.Pod {
 	apart := map[string]bool{}
-	for _, o := range s.operands {
+	for _, o := range s.devicePlugin.pods {
 		apart[string(o.UID)] = true
 	}
 	for _, o := range s.pauses {
@@ -212,10 +212,10 @@ func (s observed) mustLeave() []holders.Pod {
 		}
 	}
 	clients := map[string]bool{}
-	for _, p := range s.libraryClients {
+	for _, p := range s.holders.ofLibrary {
 		clients[string(p.UID)] = true
 	}
-	return slices.DeleteFunc(slices.Clone(s.holders), func(p holders.Pod) bool {
+	return slices.DeleteFunc(slices.Clone(s.holders.pods), func(p holders.Pod) bool {
 		return p.UID != "" && apart[string(p.UID)] || byFilesAlone(p) && (clients[string(p.UID)] || p.Daemon && s.returns(p))
 	})
 }
@@ -260,7 +260,7 @@ func (a *Agent) observeClients(seen *observed) {
 			continue
 		}
 		if !tolerates(*pod, config.TaintRepartitioning) {
-			seen.libraryClients = append(seen.libraryClients, holders.Describe(pod))
+			seen.holders.ofLibrary = append(seen.holders.ofLibrary, holders.Describe(pod))
 		}
 	}
 }
@@ -272,10 +272,10 @@ func ended(pod *corev1.Pod) bool {
 // busy says why what is to go cannot be known to be free; nil if it can.
 func (s observed) busy() error {
 	switch {
-	case s.deaf != nil:
-		return fmt.Errorf("until kubelet says which pod has which device: %w", s.deaf)
-	case s.blind != nil:
-		return fmt.Errorf("until the host's processes show who holds a GPU: %w", s.blind)
+	case s.kubelet.err != nil:
+		return fmt.Errorf("until kubelet says which pod has which device: %w", s.kubelet.err)
+	case s.holders.err != nil:
+		return fmt.Errorf("until the host's processes show who holds a GPU: %w", s.holders.err)
 	default:
 		return nil
 	}

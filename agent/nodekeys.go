@@ -74,7 +74,7 @@ func foreignKey(node *corev1.Node, ours, want nodeKeys) string {
 
 // unbearable names a taint that would keep the device plugin away when it is started the next time.
 func unbearable(seen observed, taints []corev1.Taint) string {
-	for _, pod := range slices.Concat(seen.operands, seen.daemons) {
+	for _, pod := range slices.Concat(seen.devicePlugin.pods, seen.devicePlugin.mpsDaemons) {
 		for _, t := range taints {
 			bears := slices.ContainsFunc(pod.Spec.Tolerations, func(by corev1.Toleration) bool {
 				exists := by.Operator == corev1.TolerationOpExists
@@ -149,7 +149,7 @@ func sameTaint(a, b corev1.Taint) bool { return a.MatchTaint(&b) && a.Value == b
 // publish writes the profile's labels and taints to the node. The host's record has those that will be ours before, and those that are
 // after.
 func (a *Agent) publish(ctx context.Context, seen observed, want nodeKeys) error {
-	ours, during := seen.published, seen.published
+	ours, during := seen.record.published, seen.record.published
 	_, _, note := settled(seen.node, ours, want)
 	during.Labels = maps.Clone(note.Labels)
 	for key, value := range ours.Labels {
@@ -164,7 +164,7 @@ func (a *Agent) publish(ctx context.Context, seen observed, want nodeKeys) error
 		}
 	}
 	r := a.record.now
-	r.Learnt = learntOf(seen.status, during)
+	r.Learnt = learntOf(seen.record.status, during)
 	if seen.gives {
 		a.record.keep(ctx, r, a.clock.Now())
 	} else if err := a.record.write(ctx, r, a.clock.Now()); err != nil {
@@ -177,9 +177,9 @@ func (a *Agent) publish(ctx context.Context, seen observed, want nodeKeys) error
 	})
 	switch {
 	case err == nil:
-		a.learn(ctx, learntOf(seen.status, note))
+		a.learn(ctx, learntOf(seen.record.status, note))
 	case refused(err): // what stands there now is of somebody else
-		a.learn(ctx, learntOf(seen.status, ours))
+		a.learn(ctx, learntOf(seen.record.status, ours))
 	}
 	return err
 }

@@ -25,61 +25,109 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// observed is one look at everything that decisions are made by.
+// observed is one look at everything that decisions are made by, in sections. Each section is filled by one function, named after it.
 type observed struct {
-	node      *corev1.Node
-	boot      string // of the host, by its kernel; empty if that is not known
-	bootErr   error  // why it is not
-	journal   *Journal
-	upgraded  string // label that says that the driver is being upgraded
+	node         *corev1.Node
+	marks        marksSeen
+	boot         bootSeen
+	journal      *Journal
+	record       recordSeen
+	files        filesSeen
+	pool         poolSeen
+	gpus         []nvml.GPU
+	specs        []string // CDI specs that describe other GPU instances than there are
+	reboots      plan.Reboots
+	pods         []corev1.Pod // all pods of the node
+	kubelet      kubeletSeen
+	devicePlugin devicePluginSeen
+	plugin       pluginConfig // of the device plugin; looked at only where anything is asked of it, or owed to it
+	pauses       []fence.Operand
+	leftovers    leftoversSeen
+	holders      holdersSeen
+	units        []plan.Unit // of the host that may have to stop, or to start again
+	capacity     capacitySeen
+	complete     bool // all of it was seen; otherwise the look ended early with an error
+
+	gives bool   // the step that is performed gives back
+	asks  string // fingerprint of the wish that it is performed for
+}
+
+// marksSeen is what the agent and other tools have written on the node object.
+type marksSeen struct {
+	tools   []fence.Marker
+	fenced  bool
+	startup *corev1.Taint // of a node that has just been registered: it keeps pods away
+	upgrade string        // label that says that the driver is being upgraded
+}
+
+// bootSeen is the host's boot, by its kernel.
+type bootSeen struct {
+	id  string // empty if it is not known
+	err error  // why it is not
+}
+
+// recordSeen is what the host's record says, beside the journal.
+type recordSeen struct {
 	forged    bool   // the node has a journal that this host's agent did not write for it
-	status    Status // what we last told, with what the host's record says has been learnt
+	status    Status // what we last told, with what the record says has been learnt
 	learnt    hostrecord.Learnt
 	published nodeKeys          // labels and taints that a profile of ours has put on the node
 	owed      owedHost          // to the host, by a journal that was lost
 	dropped   map[string]string // units that were stopped and are not started, and why
-	gives     bool              // the step that is performed gives back
-	asks      string            // fingerprint of the wish that it is performed for
-	gpus      []nvml.GPU
-	pods      []corev1.Pod // all pods of the node
-	assigned  holders.Assignments
-	clients   []holders.Client // processes that hold what goes; looked for only when something does
-	blind     error            // the host's process table cannot be looked at: who holds what goes is not known
-	holders   []holders.Pod    // pods with a GPU or a part of one
-	drainable []holders.Pod    // pods that have to leave before a reboot
-	operands  []corev1.Pod     // device plugin pods
-	daemons   []corev1.Pod     // control daemons of MPS
-	unpicked  string           // which configs of the device plugin there are that nothing asks for, where nothing is asked for
-	rivals    string           // why it is not known which of the device plugins counts; empty if it is
-	plugin    pluginConfig     // looked at only where anything is asked of it, or owed to it
-	pauses    []fence.Operand
-	units     []plan.Unit // of the host that may have to stop, or to start again
+}
 
-	libraryClients []holders.Pod // pods without a GPU that keep the library open and can be sent away
-	markers        []fence.Marker
-	orphan         orphan
-	migManager     bool          // a mig-manager runs here
-	adopts         bool          // what one has left is ours to clear away
-	adoptsIn       time.Duration // what one has left is on the node, and ours to take on only then
-
-	maintenance config.Maintenance
-	pool        config.Pool // of the node
-	closed      error       // why the maintenance file cannot be read, which keeps the node from any change
-	slot        fleet.State
-
-	reboots  plan.Reboots
-	specs    []string       // CDI specs that describe other GPU instances than there are
-	configs  *configMapFile // the administrator's MIG configs, nil if none are configured
+// filesSeen are the administrator's files.
+type filesSeen struct {
+	configs  *configMapFile // MIG configs, nil if none are configured
 	profiles *configMapFile // our own catalog, nil if none is configured
-	deaf     error          // kubelet does not answer: which pod has which device is not known
-	kubelet  resources      // what kubelet would give out
-	capacity []string       // how hardware, kubelet and node disagree
-	proven   bool           // they did not, whatever is asked for
-	proof    proof          // with this look, if it is the one that is decided by
+}
+
+// poolSeen is the node's pool, and when its nodes may be disturbed.
+type poolSeen struct {
+	config.Pool
+	file config.Maintenance
+	err  error // why the maintenance file cannot be read, which keeps the node from any change
+	slot fleet.State
+}
+
+// kubeletSeen is what kubelet says.
+type kubeletSeen struct {
+	offered  resources // what it would give out
+	assigned holders.Assignments
+	err      error // it does not answer: which pod has which device is not known
+}
+
+// devicePluginSeen are the pods of NVIDIA's programs that offer GPUs.
+type devicePluginSeen struct {
+	pods       []corev1.Pod
+	mpsDaemons []corev1.Pod
+	rivals     string // why it is not known which of the pods counts; empty if it is
+	unpicked   string // which configs there are that nothing asks for, where nothing is asked for
+}
+
+// leftoversSeen is what an agent, or another tool, has left on the node.
+type leftoversSeen struct {
+	orphan     orphan
+	migManager bool          // a mig-manager runs here
+	adopts     bool          // what one has left is ours to clear away
+	adoptsIn   time.Duration // what one has left is on the node, and ours to take on only then
+}
+
+// holdersSeen are those who hold GPUs, or parts of them.
+type holdersSeen struct {
+	pods         []holders.Pod    // with a GPU or a part of one
+	processes    []holders.Client // that hold what goes; looked for only when something does
+	err          error            // the host's process table cannot be looked at: who holds what goes is not known
+	ofLibrary    []holders.Pod    // pods without a GPU that keep the library open and can be sent away
+	beforeReboot []holders.Pod    // pods that have to leave before a reboot
+}
+
+// capacitySeen is how hardware, kubelet and node agree.
+type capacitySeen struct {
+	missing  []string // how they disagree
+	proven   bool     // they did not, whatever is asked for
+	proof    proof    // with this look, if it is the one that is decided by
 	strategy config.MIGStrategy
-	fenced   bool
-	startup  *corev1.Taint // of a node that has just been registered: it keeps pods away
-	whole    bool          // all of it was seen; otherwise the look ended early with an error
 }
 
 // configMapFile is one key of a ConfigMap, as found.
@@ -105,8 +153,8 @@ func (a *Agent) observe(ctx context.Context) (observed, error) {
 		return seen, fmt.Errorf("reading node %s: %w", a.node, err)
 	}
 	seen.node = node
-	seen.markers = fence.Markers(node, a.settings.Operands)
-	seen.fenced, seen.startup = a.fence.Stands(node), a.fence.Startup(node)
+	seen.marks.tools = fence.Markers(node, a.settings.Operands)
+	seen.marks.fenced, seen.marks.startup = a.fence.Stands(node), a.fence.Startup(node)
 	a.observeBoot(ctx, &seen)
 	if err := a.observeRecord(ctx, &seen); err != nil {
 		return seen, err
@@ -133,8 +181,8 @@ func (a *Agent) observe(ctx context.Context) (observed, error) {
 	if seen.gpus, err = a.snapshot(ctx); err != nil {
 		return seen, err
 	}
-	if seen.published = publishedBy(seen.learnt); a.record.absent {
-		seen.published = a.publishedOn(&seen)
+	if seen.record.published = publishedBy(seen.record.learnt); a.record.absent {
+		seen.record.published = a.publishedOn(&seen)
 	}
 	a.observeOwed(ctx, &seen)
 	seen.pods = pods.Items
@@ -144,7 +192,7 @@ func (a *Agent) observe(ctx context.Context) (observed, error) {
 	a.observeReboots(ctx, &seen, pods.Items)
 	a.observeSpecs(ctx, &seen)
 	a.observeStarted(ctx, &seen)
-	seen.whole = true
+	seen.complete = true
 	return seen, nil
 }
 
@@ -158,17 +206,17 @@ func (a *Agent) snapshot(ctx context.Context) ([]nvml.GPU, error) {
 func (a *Agent) observeFiles(ctx context.Context, seen *observed) (err error) {
 	want, _ := a.asked(seen.node)
 	geometry := want.name != "" && want.label != config.LabelDevicePluginConfig
-	if seen.configs, err = a.configMap(ctx, a.settings.MIGConfigMap); err != nil && geometry {
+	if seen.files.configs, err = a.configMap(ctx, a.settings.MIGConfigMap); err != nil && geometry {
 		return err
 	}
-	if seen.profiles, err = a.configMap(ctx, a.settings.Profiles); err != nil && geometry && want.label == config.LabelProfile {
+	if seen.files.profiles, err = a.configMap(ctx, a.settings.Profiles); err != nil && geometry && want.label == config.LabelProfile {
 		return err
 	}
 	if err = a.observeMaintenance(ctx, seen); err != nil && (want.name != "" || seen.journal != nil) {
 		return err
 	}
 	if err != nil {
-		seen.closed = err
+		seen.pool.err = err
 	}
 	return nil
 }
@@ -218,37 +266,37 @@ func (a *Agent) observeKubelet(ctx context.Context, seen *observed, pods []corev
 		assigned, err = nil, holders.ErrKubeletStarting
 	}
 	if err == nil {
-		seen.kubelet, err = a.kubelet.Allocatable(call)
+		seen.kubelet.offered, err = a.kubelet.Allocatable(call)
 	}
-	seen.deaf = err
-	seen.assigned = assigned
-	seen.holders = holders.GPUPods(pods, assigned, nil)
-	seen.operands = a.operands(pods)
-	seen.daemons = a.ofNVIDIA(picked(pods, a.settings.MPS.PodSelector, a.settings.MPS.Containers))
-	seen.rivals = a.rivals(seen.operands)
+	seen.kubelet.err = err
+	seen.kubelet.assigned = assigned
+	seen.holders.pods = holders.GPUPods(pods, assigned, nil)
+	seen.devicePlugin.pods = a.operands(pods)
+	seen.devicePlugin.mpsDaemons = a.ofNVIDIA(picked(pods, a.settings.MPS.PodSelector, a.settings.MPS.Containers))
+	seen.devicePlugin.rivals = a.rivals(seen.devicePlugin.pods)
 	a.prove(seen, nil)
-	seen.proven = len(seen.capacity) == 0
+	seen.capacity.proven = len(seen.capacity.missing) == 0
 }
 
 // prove compares the capacity with the hardware, and with the sharing that is wanted, if any is known.
 func (a *Agent) prove(seen *observed, want *pluginWish) {
-	seen.strategy = a.strategy(*seen, want)
+	seen.capacity.strategy = a.strategy(*seen, want)
 	switch {
-	case seen.deaf != nil:
-		seen.capacity = []string{seen.deaf.Error()}
-	case seen.rivals != "":
-		seen.capacity = []string{seen.rivals}
+	case seen.kubelet.err != nil:
+		seen.capacity.missing = []string{seen.kubelet.err.Error()}
+	case seen.devicePlugin.rivals != "":
+		seen.capacity.missing = []string{seen.devicePlugin.rivals}
 	case want != nil && want.known:
-		seen.capacity = mismatches(shared(expected(seen.gpus, seen.strategy).namedBy(seen.kubelet), want.sharing), seen.kubelet, seen.node.Status.Allocatable)
+		seen.capacity.missing = mismatches(shared(expected(seen.gpus, seen.capacity.strategy).namedBy(seen.kubelet.offered), want.sharing), seen.kubelet.offered, seen.node.Status.Allocatable)
 		if want.sharing.Strategy == config.SharingMPS {
-			seen.capacity = append(seen.capacity, seen.missingMPS()...)
+			seen.capacity.missing = append(seen.capacity.missing, seen.missingMPS()...)
 		}
 	default:
-		seen.capacity = disagreements(expected(seen.gpus, seen.strategy), seen.kubelet, seen.node.Status.Allocatable)
+		seen.capacity.missing = disagreements(expected(seen.gpus, seen.capacity.strategy), seen.kubelet.offered, seen.node.Status.Allocatable)
 	}
-	seen.proof = a.proof
+	seen.capacity.proof = a.proof
 	a.awaitFeatures(seen, want)
-	seen.proof.count(len(seen.capacity) == 0, a.clock.Now())
+	seen.capacity.proof.count(len(seen.capacity.missing) == 0, a.clock.Now())
 }
 
 // strategy is how the plugin presents MIG devices: as the settings say, or as it is told, above all by its environment.
@@ -270,7 +318,7 @@ func (a *Agent) strategy(seen observed, want *pluginWish) config.MIGStrategy {
 
 // toldStrategy is what the plugin is told besides its config. While it is away in the middle of a change, the journal knows.
 func (s observed) toldStrategy() config.MIGStrategy {
-	for _, pod := range s.operands {
+	for _, pod := range s.devicePlugin.pods {
 		if told := toldStrategy(pod); told != "" {
 			return told
 		}
@@ -329,13 +377,13 @@ func matches(pod *corev1.Pod, any []labels.Selector) bool {
 // observeOthers looks what else on the node has a say: operands, clients of the library, other tools, and what an agent has
 // left there.
 func (a *Agent) observeOthers(seen *observed) {
-	seen.migManager = runsMIGManager(seen.pods)
-	seen.adopts = a.adopts(seen.pods)
-	if seen.migManager {
+	seen.leftovers.migManager = runsMIGManager(seen.pods)
+	seen.leftovers.adopts = a.adopts(seen.pods)
+	if seen.leftovers.migManager {
 		a.leftovers.migManagerAt = a.clock.Now()
 	}
-	seen.orphan = a.orphanOn(seen)
-	labels := union(a.settings.Operands, slices.Sorted(maps.Keys(seen.orphan.labels)))
+	seen.leftovers.orphan = a.orphanOn(seen)
+	labels := union(a.settings.Operands, slices.Sorted(maps.Keys(seen.leftovers.orphan.labels)))
 	if seen.journal != nil {
 		labels = union(labels, slices.Sorted(maps.Keys(seen.journal.Paused)))
 	}
@@ -346,11 +394,11 @@ func (a *Agent) observeOthers(seen *observed) {
 // planned is what the planner needs of the look.
 func (a *Agent) planned(s observed, want wish) plan.Observed {
 	out := plan.Observed{
-		GPUs: s.gpus, Fenced: s.fenced, Startup: s.startup != nil, Undo: want.undo, Reboots: s.reboots, CDI: s.specs,
-		Capacity: plan.Capacity{Agreed: s.proof.agreed}, Orphaned: s.orphan.is(), Breached: s.uncordoned() && !want.undo &&
+		GPUs: s.gpus, Fenced: s.marks.fenced, Startup: s.marks.startup != nil, Undo: want.undo, Reboots: s.reboots, CDI: s.specs,
+		Capacity: plan.Capacity{Agreed: s.capacity.proof.agreed}, Orphaned: s.leftovers.orphan.is(), Breached: s.uncordoned() && !want.undo &&
 			(a.settingsFor(want).Drain.OnUncordon == config.UncordonRefence || s.other(want)),
 		Slot:  a.plannedSlot(s, want),
-		Units: s.units, Keys: want.keys != nil && !want.undo && unpublished(s.node, s.published, *want.keys),
+		Units: s.units, Keys: want.keys != nil && !want.undo && unpublished(s.node, s.record.published, *want.keys),
 	}
 	if want.plugin != nil {
 		out.Plugin = a.plannedPlugin(s, want)
@@ -363,10 +411,10 @@ func (a *Agent) planned(s observed, want wish) plan.Observed {
 	}
 	for _, p := range s.mustLeave() {
 		pod := plannedPod(p)
-		pod.Replicas = replicas(s.assigned[types.NamespacedName{Namespace: p.Namespace, Name: p.Name}])
+		pod.Replicas = replicas(s.kubelet.assigned[types.NamespacedName{Namespace: p.Namespace, Name: p.Name}])
 		out.Pods = append(out.Pods, pod)
 	}
-	for _, p := range s.libraryClients {
+	for _, p := range s.holders.ofLibrary {
 		out.Clients = append(out.Clients, plannedPod(p))
 	}
 	out.Pauses, out.Operands = s.plannedOperands()
@@ -387,7 +435,7 @@ func (s observed) plannedOperands() (pauses []plan.Pause, plugins []plan.Operand
 		}
 		pauses = append(pauses, p)
 	}
-	for _, p := range s.operands {
+	for _, p := range s.devicePlugin.pods {
 		plugins = append(plugins, plan.Operand{
 			Pod:     plan.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID)},
 			Stale:   s.journal != nil && s.journal.ranBefore(string(p.UID)),
@@ -414,7 +462,7 @@ func (s observed) failed(want wish) *Failure {
 	if s.givenUp(want) {
 		return s.journal.Undo
 	}
-	if f := s.status.Failed; f != nil && f.Wish == want.fingerprint && !f.Later {
+	if f := s.record.status.Failed; f != nil && f.Wish == want.fingerprint && !f.Later {
 		return f
 	}
 	return nil
@@ -427,7 +475,7 @@ func (s observed) kept(want wish) *Failure {
 		return f
 	}
 	if want.name != "" && want.fingerprint == "" {
-		return s.status.Failed
+		return s.record.status.Failed
 	}
 	return nil
 }
@@ -445,7 +493,7 @@ func (s observed) foreignCordon() bool {
 	case s.journal != nil && s.journal.Cordoned:
 		return s.journal.WasUnschedulable
 	default:
-		return !s.fenced
+		return !s.marks.fenced
 	}
 }
 
@@ -473,4 +521,4 @@ func (s observed) operation() string {
 	return s.journal.Operation
 }
 
-func (s observed) blockers() string { return strings.Join(s.capacity, "; ") }
+func (s observed) blockers() string { return strings.Join(s.capacity.missing, "; ") }

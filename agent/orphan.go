@@ -76,16 +76,16 @@ func (a *Agent) orphanOn(seen *observed) orphan {
 	who, _, cordoned := fence.Cordoner(seen.node)
 	_, kept := seen.node.Annotations[config.AnnotationKeepCordoned]
 	o.cordon = cordoned && who == FieldManager && !kept
-	o.forged, o.host = seen.forged, seen.owed
+	o.forged, o.host = seen.record.forged, seen.record.owed
 	o.labels = map[string]string{}
 	for _, label := range fence.LeftPaused(seen.node, a.record.operands(a.settings.Operands), fence.PausedValue) {
 		o.labels[label] = deployed // no other value is paused
 	}
 	theirs := fence.LeftPaused(seen.node, a.settings.Operands, pausedByMIGManager)
-	if !seen.adopts || len(theirs) == 0 {
+	if !seen.leftovers.adopts || len(theirs) == 0 {
 		return o
 	}
-	if seen.adoptsIn = adoptAfter - a.clock.Since(a.leftovers.migManagerAt); seen.adoptsIn > 0 {
+	if seen.leftovers.adoptsIn = adoptAfter - a.clock.Since(a.leftovers.migManagerAt); seen.leftovers.adoptsIn > 0 {
 		return o
 	}
 	for _, label := range theirs {
@@ -117,11 +117,11 @@ func (s observed) pausedHere(o fence.Operand) bool {
 	if o.State == fence.OperandPaused {
 		return true
 	}
-	_, left := s.orphan.labels[o.Label]
+	_, left := s.leftovers.orphan.labels[o.Label]
 	if s.journal != nil {
 		_, left = s.journal.Paused[o.Label]
 	}
-	return left && s.adopts && o.Value == pausedByMIGManager
+	return left && s.leftovers.adopts && o.Value == pausedByMIGManager
 }
 
 // paused reports whether the device plugin is away by its label, so that nobody offers GPUs.

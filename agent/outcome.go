@@ -120,7 +120,7 @@ func (a *Agent) decide(seen observed, want wish, step plan.Step, err error) deci
 // unsupported is a step that will not work however often it is tried. A reset may be done by a reboot instead, where it can
 // be told that one has happened.
 func unsupported(seen observed, want wish, step plan.Step, err error) decision {
-	if step.Kind == plan.Reset && seen.boot != "" {
+	if step.Kind == plan.Reset && seen.boot.id != "" {
 		return decision{noReset: true}
 	}
 	return decision{failure: &Failure{Wish: want.fingerprint, Reason: config.ReasonHardwareFailure, Message: err.Error()}}

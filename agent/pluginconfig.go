@@ -92,13 +92,13 @@ func (a *Agent) observePlugin(ctx context.Context, seen *observed) {
 // wayOf is how the plugin gets its config: as the settings say, or by what its pod is given. While it is away in the middle of a change
 // the journal knows.
 func (a *Agent) wayOf(seen *observed) (way config.Handover, manager *configManager, why string) {
-	if seen.rivals != "" {
-		return "", nil, seen.rivals
+	if seen.devicePlugin.rivals != "" {
+		return "", nil, seen.devicePlugin.rivals
 	}
 	var reads bool
-	for i := range seen.operands {
-		reads = reads || a.readsFile(&seen.operands[i])
-		if m := managerOf(seen.operands[i]); m != nil {
+	for i := range seen.devicePlugin.pods {
+		reads = reads || a.readsFile(&seen.devicePlugin.pods[i])
+		if m := managerOf(seen.devicePlugin.pods[i]); m != nil {
 			manager = m
 		}
 	}
@@ -115,10 +115,10 @@ func (a *Agent) wayOf(seen *observed) (way config.Handover, manager *configManag
 		way = config.HandoverConfigMap
 	case reads:
 		way = config.HandoverFile
-	case len(seen.operands) == 0:
+	case len(seen.devicePlugin.pods) == 0:
 		return "", nil, "no device plugin runs on this node that could be given a config"
 	default:
-		pod := seen.operands[0]
+		pod := seen.devicePlugin.pods[0]
 		return "", nil, fmt.Sprintf("pod %s/%s is given no config that could be changed: it has no config manager, and mounts no directory %s of the host; "+
 			"see devicePlugin.handover of the settings", pod.Namespace, pod.Name, filepath.Dir(a.settings.DevicePlugin.ConfigFile))
 	}
@@ -152,7 +152,7 @@ func (a *Agent) readsFile(pod *corev1.Pod) bool {
 // runsReader reports whether the pod runs a program that reads the file. Others see it too: the agent above all.
 func runsReader(seen *observed, pod *corev1.Pod) bool {
 	is := func(p corev1.Pod) bool { return p.UID == pod.UID }
-	return slices.ContainsFunc(seen.operands, is) || slices.ContainsFunc(seen.daemons, is) ||
+	return slices.ContainsFunc(seen.devicePlugin.pods, is) || slices.ContainsFunc(seen.devicePlugin.mpsDaemons, is) ||
 		slices.ContainsFunc(pod.Spec.Containers, func(c corev1.Container) bool {
 			return slices.ContainsFunc(readers, func(name string) bool {
 				return strings.Contains(c.Name, name) ||

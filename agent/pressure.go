@@ -275,7 +275,7 @@ func (m *pressure) names(message string) bool {
 
 // observeMemory looks how full is what pods share, and tells the pod that has filled it.
 func (a *Agent) observeMemory(ctx context.Context, seen observed) {
-	a.pressure.podsOnNode = podsOnNode{pods: seen.pods, holders: seen.holders}
+	a.pressure.podsOnNode = podsOnNode{pods: seen.pods, holders: seen.holders.pods}
 	all := a.usages(ctx, seen.gpus)
 	a.pressure.seed(conditionOfType(seen.node, config.ConditionGPUMemoryPressure), all)
 	a.lookAtMemory(all)
@@ -328,7 +328,7 @@ func (a *Agent) memoryConditions(seen observed, r report, beat bool) []corev1.No
 		unknown = "the driver does not say how full the GPUs are: " + r.message
 		a.pressure.last = nil // a look between two passes would take hold of a driver that is being upgraded
 	}
-	if !seen.whole && unknown == "" {
+	if !seen.complete && unknown == "" {
 		return nil
 	}
 	old := conditionOfType(seen.node, config.ConditionGPUMemoryPressure)

@@ -60,22 +60,22 @@ func (a *Agent) observeBoot(ctx context.Context, seen *observed) {
 		a.log.Warn("it cannot be told whether the host is rebooted", zap.Error(err))
 	}
 	a.boots.id, a.boots.trouble = cmp.Or(boot, a.boots.id), text
-	if seen.boot = a.boots.id; seen.boot == "" {
-		seen.bootErr = err
+	if seen.boot.id = a.boots.id; seen.boot.id == "" {
+		seen.boot.err = err
 	}
 }
 
 // unnoticedReboots says, for the end of a message, why no reboot would be noticed; empty if one would.
 func (s observed) unnoticedReboots() string {
-	if s.bootErr == nil {
+	if s.boot.err == nil {
 		return ""
 	}
-	return "; a reboot of this host would not be noticed: " + s.bootErr.Error()
+	return "; a reboot of this host would not be noticed: " + s.boot.err.Error()
 }
 
 // observeReboots looks which mode changes take a reboot here, and what is known of one.
 func (a *Agent) observeReboots(ctx context.Context, seen *observed, pods []corev1.Pod) {
-	boot := seen.boot
+	boot := seen.boot.id
 	known := seen.refusal()
 	seen.reboots = plan.Reboots{
 		NoReset:   map[nvml.UUID]bool{},
@@ -96,9 +96,9 @@ func (a *Agent) observeReboots(ctx context.Context, seen *observed, pods []corev
 		if j != nil && j.Cordoned && p.CreationTimestamp.After(j.Started) {
 			continue
 		}
-		seen.drainable = append(seen.drainable, holders.Drainable([]corev1.Pod{p})...)
+		seen.holders.beforeReboot = append(seen.holders.beforeReboot, holders.Drainable([]corev1.Pod{p})...)
 	}
-	for _, p := range seen.drainable {
+	for _, p := range seen.holders.beforeReboot {
 		seen.reboots.Others = append(seen.reboots.Others, plannedPod(p))
 	}
 }
@@ -108,13 +108,13 @@ func (s observed) refusal() *noReset {
 	if s.journal != nil && s.journal.NoReset != nil {
 		return s.journal.NoReset
 	}
-	return s.status.NoReset
+	return s.record.status.NoReset
 }
 
 // noteNoReset keeps in the journal that the GPU is not reset here: from now on its way leads over a reboot.
 func (a *Agent) noteNoReset(ctx context.Context, seen observed, gpu nvml.UUID, err error) time.Duration {
 	j := *seen.journal
-	j.NoReset = &noReset{Boot: seen.boot, GPUs: []nvml.UUID{gpu}}
+	j.NoReset = &noReset{Boot: seen.boot.id, GPUs: []nvml.UUID{gpu}}
 	if known := seen.refusal(); known != nil && known.Boot == j.NoReset.Boot {
 		j.NoReset.GPUs = append(slices.Clone(known.GPUs), gpu)
 	}
@@ -167,11 +167,11 @@ func (a *Agent) mayReboot(ctx context.Context, seen observed, want wish) error {
 	}
 	var err error
 	switch {
-	case seen.bootErr != nil:
-		err = fmt.Errorf("the host is not rebooted for it: %w", seen.bootErr)
+	case seen.boot.err != nil:
+		err = fmt.Errorf("the host is not rebooted for it: %w", seen.boot.err)
 	case a.settings.Reboot.Policy == config.RebootNever:
 		err = plan.ErrNeedsReboot
-	case !slices.Contains(seen.journal.Reboots, seen.boot) && len(seen.journal.Reboots) >= limit:
+	case !slices.Contains(seen.journal.Reboots, seen.boot.id) && len(seen.journal.Reboots) >= limit:
 		err = plan.ErrStillPending
 	case a.settings.Reboot.Policy == config.RebootSelf:
 		call, cancel := context.WithTimeout(ctx, hostTimeout)
@@ -188,8 +188,8 @@ func (a *Agent) mayReboot(ctx context.Context, seen observed, want wish) error {
 // node ends the step.
 func (a *Agent) reboot(ctx context.Context, seen observed, want wish) error {
 	j := *seen.journal
-	bootUnknown := seen.bootErr != nil && len(j.Reboots) > 0
-	if bootUnknown || slices.Contains(j.Reboots, seen.boot) {
+	bootUnknown := seen.boot.err != nil && len(j.Reboots) > 0
+	if bootUnknown || slices.Contains(j.Reboots, seen.boot.id) {
 		if a.clock.Since(j.RebootAsked) > a.settings.Timeouts.Reboot {
 			return &Failure{
 				Wish: want.fingerprint, Reason: config.ReasonNeedsReboot,
@@ -203,7 +203,7 @@ func (a *Agent) reboot(ctx context.Context, seen observed, want wish) error {
 	if err := a.mayReboot(ctx, seen, want); err != nil {
 		return err
 	}
-	if !slices.Contains(j.Reboots, seen.boot) {
+	if !slices.Contains(j.Reboots, seen.boot.id) {
 		if err := a.noteReboot(ctx, seen, want, &j); err != nil {
 			return err
 		}
@@ -226,7 +226,7 @@ func (a *Agent) reboot(ctx context.Context, seen observed, want wish) error {
 // noteReboot writes into the journal that a reboot is asked for in this boot, and what it takes from GPUs of which nothing is
 // asked.
 func (a *Agent) noteReboot(ctx context.Context, seen observed, want wish, j *Journal) error {
-	j.Reboots = append(slices.Clone(j.Reboots), seen.boot)
+	j.Reboots = append(slices.Clone(j.Reboots), seen.boot.id)
 	j.RebootAsked = a.clock.Now().UTC().Truncate(time.Second)
 	j.Previous = slices.Clone(j.Previous)
 	for _, gpu := range seen.gpus {

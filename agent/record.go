@@ -183,7 +183,7 @@ func (a *Agent) observeRecord(ctx context.Context, seen *observed) error {
 	if h.now.Node != seen.node.Name || h.now.UID != string(seen.node.UID) {
 		h.now = hostrecord.Record{Node: seen.node.Name, UID: string(seen.node.UID), Host: h.now.Host}
 	}
-	if h.now.Host.Boot != seen.boot && h.now.Host.Boot != "" && seen.boot != "" {
+	if h.now.Host.Boot != seen.boot.id && h.now.Host.Boot != "" && seen.boot.id != "" {
 		h.now.Host = hostrecord.Host{} // a reboot has given it back
 	}
 	text := seen.node.Annotations[config.AnnotationJournal]
@@ -202,11 +202,11 @@ func (a *Agent) observeRecord(ctx context.Context, seen *observed) error {
 			h.now = h.settled(*seen, *j, text)
 		}
 	default:
-		seen.forged = true
+		seen.record.forged = true
 		a.adoptOlder(seen, text)
 	}
-	seen.learnt = h.now.Learnt
-	seen.status = learntStatus(parseStatus(seen.node.Annotations[config.AnnotationStatus]), h.now.Learnt)
+	seen.record.learnt = h.now.Learnt
+	seen.record.status = learntStatus(parseStatus(seen.node.Annotations[config.AnnotationStatus]), h.now.Learnt)
 	return nil
 }
 
@@ -217,7 +217,7 @@ func (a *Agent) adoptOlder(seen *observed, text string) {
 	if !a.record.absent || err != nil || a.record.now.Host.Boot != "" {
 		return
 	}
-	a.record.now.Host.Boot = seen.boot
+	a.record.now.Host.Boot = seen.boot.id
 	for _, unit := range a.settings.Units {
 		if slices.Contains(j.Stopped, unit) {
 			a.record.now.Host.Stopped = append(a.record.now.Host.Stopped, unit)
@@ -254,7 +254,7 @@ func unreadableRecord(err error) error {
 func (h *hostRecord) settled(seen observed, j Journal, text string) hostrecord.Record {
 	r := h.now
 	r.Operation, r.Journal, r.Next, r.Ends = legible.Cut(j.Operation, 128), text, nil, false
-	r.Host = owedBy(j, seen.boot)
+	r.Host = owedBy(j, seen.boot.id)
 	return r
 }
 
@@ -295,7 +295,7 @@ func (a *Agent) recorded(ctx context.Context, seen observed, j Journal, write fu
 	if text != r.Journal && !slices.Contains(r.Next, text) {
 		r.Next = append(slices.Clone(r.Next[max(0, len(r.Next)-mostSent+1):]), text)
 	}
-	host := owedBy(j, seen.boot)
+	host := owedBy(j, seen.boot.id)
 	r.Host = hostrecord.Host{
 		Boot: cmp.Or(host.Boot, r.Host.Boot), Stopped: union(r.Host.Stopped, host.Stopped), Persistent: union(r.Host.Persistent, host.Persistent),
 	}
@@ -376,7 +376,7 @@ func (a *Agent) mayTake(ctx context.Context, seen observed, step plan.Step) erro
 // tidyRecord strikes from the record a change of which nothing is left, and brings the disk up to date.
 func (a *Agent) tidyRecord(ctx context.Context, seen observed) {
 	r := a.record.now
-	if seen.journal == nil && !seen.forged && len(seen.owed.Stopped)+len(seen.owed.Persistent) == 0 {
+	if seen.journal == nil && !seen.record.forged && len(seen.record.owed.Stopped)+len(seen.record.owed.Persistent) == 0 {
 		r.Operation, r.Journal, r.Next, r.Ends, r.Host = "", "", nil, false, hostrecord.Host{}
 	}
 	if a.record.absent && r.Journal == "" && len(r.Next)+len(r.Host.Stopped) == 0 && same(r, hostrecord.Record{Node: r.Node, UID: r.UID}) {
@@ -389,12 +389,12 @@ func (a *Agent) tidyRecord(ctx context.Context, seen observed) {
 // was deleted. What the settings do not name any more is nobody's to start, and is told.
 func (a *Agent) observeOwed(ctx context.Context, seen *observed) {
 	owed := a.record.now.Host
-	if seen.journal != nil || a.record.now.Ends && !seen.forged {
+	if seen.journal != nil || a.record.now.Ends && !seen.record.forged {
 		return
 	}
 	for _, gpu := range seen.gpus {
 		if !gpu.Persistent && !gpu.Lost && slices.Contains(owed.Persistent, string(gpu.UUID)) {
-			seen.owed.Persistent = append(seen.owed.Persistent, gpu.UUID)
+			seen.record.owed.Persistent = append(seen.record.owed.Persistent, gpu.UUID)
 		}
 	}
 	named := a.named(seen, owed.Stopped)
@@ -409,7 +409,7 @@ func (a *Agent) observeOwed(ctx context.Context, seen *observed) {
 		case err == nil && !exists:
 			seen.drop(unit, notStartable)
 		case !runs(state):
-			seen.owed.Stopped = append(seen.owed.Stopped, unit)
+			seen.record.owed.Stopped = append(seen.record.owed.Stopped, unit)
 		}
 	}
 }
@@ -435,17 +435,17 @@ func (a *Agent) named(seen *observed, stopped []string) []string {
 
 // drop notes that a unit is not started though it was stopped.
 func (s *observed) drop(unit, why string) {
-	if s.dropped == nil {
-		s.dropped = map[string]string{}
+	if s.record.dropped == nil {
+		s.record.dropped = map[string]string{}
 	}
-	s.dropped[unit] = why
+	s.record.dropped[unit] = why
 }
 
 // tellDropped says of units that were stopped for a change why they are not started, in the log once and at the end of the message.
 func (a *Agent) tellDropped(seen observed) string {
 	text := ""
-	for _, unit := range slices.Sorted(maps.Keys(seen.dropped)) {
-		why := seen.dropped[unit]
+	for _, unit := range slices.Sorted(maps.Keys(seen.record.dropped)) {
+		why := seen.record.dropped[unit]
 		text += fmt.Sprintf("; %s of this host was stopped for a change and is not started: %s", legible.Cut(unit, 256), why)
 		if a.systemd.toldDropped[unit] == why {
 			continue
@@ -456,7 +456,7 @@ func (a *Agent) tellDropped(seen observed) string {
 			a.systemd.started[unit] = start{at: a.clock.Now(), failed: true} // which is told until it runs
 		}
 	}
-	a.systemd.toldDropped = seen.dropped
+	a.systemd.toldDropped = seen.record.dropped
 	return text
 }
 

@@ -183,7 +183,7 @@ func (a *Agent) owing(ctx context.Context, node *corev1.Node) (debts, error) {
 		if seen.pods, err = a.listPods(ctx); err != nil {
 			left.others = append(left.others, err.Error())
 		}
-		seen.adopts = err == nil && a.adopts(seen.pods)
+		seen.leftovers.adopts = err == nil && a.adopts(seen.pods)
 	}
 	if seen.journal != nil && !parkedBy(node, seen.journal) {
 		left.ours = append(left.ours, seen.journal.summary())

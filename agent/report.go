@@ -53,7 +53,7 @@ func (a *Agent) conclude(ctx context.Context, seen observed, want wish, steps []
 		first = steps[0]
 	}
 	a.metrics.stepped(steps, err)
-	if !seen.whole {
+	if !seen.complete {
 		a.verification.began = time.Time{} // what is not seen takes none of the time for capacity
 	} else {
 		a.forget(first, err == nil && len(steps) == 0)
@@ -132,10 +132,10 @@ func (a *Agent) sleep(seen observed, steps []plan.Step, d decision, err error) t
 	if a.awaitsUnits() {
 		due = min(due, unitRetry)
 	}
-	if seen.adoptsIn > 0 {
-		due = min(due, seen.adoptsIn)
+	if seen.leftovers.adoptsIn > 0 {
+		due = min(due, seen.leftovers.adoptsIn)
 	}
-	if seen.slot.Held {
+	if seen.pool.slot.Held {
 		due = min(due, fleet.RenewAfter)
 	}
 	if err == nil {
@@ -182,8 +182,8 @@ func atRest(seen observed, want wish) report {
 			message: fmt.Sprintf("no config is asked for by label %s, %s or %s; the GPUs are left as they are",
 				config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig) + cordonOfOthers(seen),
 		}
-		if seen.unpicked != "" {
-			r.message += "; " + seen.unpicked
+		if seen.devicePlugin.unpicked != "" {
+			r.message += "; " + seen.devicePlugin.unpicked
 		}
 		if state := config.State(seen.node.Labels[config.LabelMIGConfigState]); state == config.StatePending || state == config.StateRebooting {
 			r.state = config.StateFailed // what was asked for has not come: tools that wait for it must not wait for ever
@@ -260,7 +260,7 @@ func progress(kind plan.Kind, want wish) (config.Reason, Phase) {
 }
 
 func converged(seen observed, want wish) string {
-	text := fmt.Sprintf("%s: %s", want.name, offered(seen.kubelet).summary(want.plugin))
+	text := fmt.Sprintf("%s: %s", want.name, offered(seen.kubelet.offered).summary(want.plugin))
 	if len(want.beyond) > 0 {
 		var positions []string
 		for _, i := range want.beyond {
@@ -272,7 +272,7 @@ func converged(seen observed, want wish) string {
 	if stale := seen.staleFeatures(want.plugin); len(stale) > 0 {
 		text += " (" + strings.Join(stale, "; ") + ")"
 	}
-	if old := ghosts(seen.kubelet, seen.node.Status.Allocatable); len(old) > 0 {
+	if old := ghosts(seen.kubelet.offered, seen.node.Status.Allocatable); len(old) > 0 {
 		text += fmt.Sprintf(" (kubelet keeps showing %s at 0, which is harmless)", strings.Join(old, ", "))
 	}
 	return text
@@ -304,7 +304,7 @@ func stalled(seen observed, want wish, d decision) string {
 	switch {
 	case seen.journal != nil && seen.journal.Cordoned:
 		return d.message + "; the node stays cordoned until this is mended"
-	case seen.startup != nil:
+	case seen.marks.startup != nil:
 		return d.message + "; the node keeps the taint " + config.TaintNotReady + " until this is mended"
 	case seen.failed(want) != nil:
 		return d.message + fmt.Sprintf("; the GPUs are as they were before. To try again, remove the label %s and set it again", want.label)
@@ -371,13 +371,13 @@ func (a *Agent) heartbeatDue(age time.Duration) bool {
 // statusOf is the status annotation, and whether there is no room for it. A look that ended early has nothing to say there, and must
 // not wipe out what an earlier one said: then it is empty. What the next changes go by is kept in the host's record besides.
 func (a *Agent) statusOf(ctx context.Context, seen observed, want wish, r report) (text string, full bool, err error) {
-	if !seen.whole {
+	if !seen.complete {
 		return "", false, nil
 	}
-	status := Status{Desired: want.name, Phase: r.phase, Reason: r.reason, GPUs: statusGPUs(seen.gpus), Capacity: offered(seen.kubelet).summary(want.plugin)}
+	status := Status{Desired: want.name, Phase: r.phase, Reason: r.reason, GPUs: statusGPUs(seen.gpus), Capacity: offered(seen.kubelet.offered).summary(want.plugin)}
 	status.Failed, status.NoReset, status.Blockers = seen.kept(want), seen.refusal(), r.blockers
 	status.Left, status.Since = r.left, seen.since(r.reason, a.now())
-	if seen.status.Desired != want.name { // tools tell by it what was said of a former wish
+	if seen.record.status.Desired != want.name { // tools tell by it what was said of a former wish
 		status.Since = a.now()
 	}
 	if want.name != "" {
@@ -386,7 +386,7 @@ func (a *Agent) statusOf(ctx context.Context, seen observed, want wish, r report
 	a.keep(&status, seen, want, r)
 	published := publishedBy(a.record.now.Learnt) // this pass may have published others
 	if a.record.absent {
-		published = seen.published
+		published = seen.record.published
 	}
 	a.learn(ctx, learntOf(status, published))
 	text, fits, err := boundedStatus(status, roomFor(seen.node, config.AnnotationStatus, statusRoom))
@@ -403,7 +403,7 @@ func (a *Agent) tellState(ctx context.Context, seen observed, r report) error {
 			return metadataPatch(map[string]*string{config.LabelMIGConfigState: nil}, nil)
 		})
 	}
-	if !seen.whole || r.state == "" || seen.node.Labels[config.LabelMIGConfigState] == string(r.state) {
+	if !seen.complete || r.state == "" || seen.node.Labels[config.LabelMIGConfigState] == string(r.state) {
 		return nil
 	}
 	state := string(r.state)
@@ -415,12 +415,12 @@ func (a *Agent) tellState(ctx context.Context, seen observed, r report) error {
 // had the time of a heartbeat to see it; a success is still true, and a mig-manager's word is its own.
 func (a *Agent) outlived(seen observed, r report) bool {
 	return r.reason == config.ReasonNoWish && r.state == "" && config.State(seen.node.Labels[config.LabelMIGConfigState]) == config.StateFailed &&
-		seen.status.Reason == config.ReasonNoWish && a.now().Sub(seen.status.Since) >= a.settings.NodeHeartbeat && !seen.migManager
+		seen.record.status.Reason == config.ReasonNoWish && a.now().Sub(seen.record.status.Since) >= a.settings.NodeHeartbeat && !seen.leftovers.migManager
 }
 
 // tellMetadata writes the status annotation, unless there is none to write, and takes away those that are spent.
 func (a *Agent) tellMetadata(ctx context.Context, seen observed, r report, text string) error {
-	if !seen.whole {
+	if !seen.complete {
 		return nil
 	}
 	annotations := map[string]*string{}
@@ -438,11 +438,11 @@ func (a *Agent) tellMetadata(ctx context.Context, seen observed, r report, text 
 
 // keep adds what the next changes go by.
 func (a *Agent) keep(status *Status, seen observed, want wish, r report) {
-	status.Next, status.Proven, status.Cut, status.Took = r.planned.UTC(), seen.status.Proven, seen.status.Cut, seen.status.Took
+	status.Next, status.Proven, status.Cut, status.Took = r.planned.UTC(), seen.record.status.Proven, seen.record.status.Cut, seen.record.status.Took
 	if r.reason == config.ReasonConverged {
 		status.Proven, status.Cut = want.fingerprint, ""
 		if hasInstances(seen.gpus) {
-			status.Cut = seen.boot
+			status.Cut = seen.boot.id
 		}
 	}
 	if a.record.persisted != nil { // it was written after the look
@@ -452,14 +452,14 @@ func (a *Agent) keep(status *Status, seen observed, want wish, r report) {
 	case want.fingerprint != "":
 		status.Asked = &askedFor{Wish: want.fingerprint, Since: seen.asked(want, a.now())}
 	case want.name != "": // what it means is not known as long as a file cannot be read
-		status.Asked = seen.status.Asked
+		status.Asked = seen.record.status.Asked
 	}
 }
 
 // since is when the reason began: now, unless it was told before.
 func (s observed) since(reason config.Reason, now time.Time) time.Time {
-	if s.status.Reason == reason && !s.status.Since.IsZero() {
-		return s.status.Since
+	if s.record.status.Reason == reason && !s.record.status.Since.IsZero() {
+		return s.record.status.Since
 	}
 	return now
 }
@@ -534,7 +534,7 @@ func (a *Agent) drainConditions(node *corev1.Node, r report) []corev1.NodeCondit
 
 // plannedCondition says when the change begins that waits for its window.
 func (a *Agent) plannedCondition(seen observed, want wish, r report) []corev1.NodeCondition {
-	if !seen.whole { // it was said after another look
+	if !seen.complete { // it was said after another look
 		return nil
 	}
 	old := conditionOfType(seen.node, config.ConditionMaintenancePlanned)

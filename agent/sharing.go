@@ -109,7 +109,7 @@ func (w *pluginWish) as(now *config.PluginConfig) bool {
 // noHandover says why the plugin cannot be given another config. One that is still to come may be given one then.
 func (a *Agent) noHandover(seen observed) error {
 	why := seen.plugin.why
-	if len(seen.operands) == 0 {
+	if len(seen.devicePlugin.pods) == 0 {
 		return &Waiting{Reason: config.ReasonNoDevicePlugin, Message: "nothing is disturbed: " + why, After: driverRetry, Advice: a.deployPlugin(seen)}
 	}
 	return &Stalled{Reason: config.ReasonNoHandover, Message: why}
@@ -322,7 +322,7 @@ func (w *pluginWish) configText() string {
 // missingMPS says what a node lacks that shall share its GPUs by MPS: its control daemon takes each GPU for itself alone.
 func (s observed) missingMPS() []string {
 	var out []string
-	if len(s.daemons) == 0 {
+	if len(s.devicePlugin.mpsDaemons) == 0 {
 		out = append(out, "no MPS control daemon runs on this node: none of its pods matches mps.podSelector of the settings")
 	}
 	for _, gpu := range s.gpus {
@@ -364,10 +364,10 @@ func (a *Agent) strategyFor(seen observed, want wish) (config.MIGStrategy, error
 	if want.plugin != nil {
 		asked = want.plugin.strategy
 	}
-	if seen.rivals != "" {
-		return a.strategy(seen, want.plugin), &config.StrategyError{Strategy: a.strategy(seen, want.plugin), Problem: seen.rivals}
+	if seen.devicePlugin.rivals != "" {
+		return a.strategy(seen, want.plugin), &config.StrategyError{Strategy: a.strategy(seen, want.plugin), Problem: seen.devicePlugin.rivals}
 	}
-	for _, pod := range seen.operands {
+	for _, pod := range seen.devicePlugin.pods {
 		told := toldStrategy(pod)
 		set := a.settings.MIGStrategy
 		switch {
@@ -393,7 +393,7 @@ func (a *Agent) knowsStrategy(seen observed, want wish) bool {
 // runsUntold reports whether the device plugin is known to be told no MIG strategy at all, by which it has none: all that it is given
 // is the config.
 func (s observed) runsUntold(want *pluginWish) bool {
-	return s.plugin.way != "" && len(s.operands) > 0 && want != nil && want.known && want.strategy == ""
+	return s.plugin.way != "" && len(s.devicePlugin.pods) > 0 && want != nil && want.known && want.strategy == ""
 }
 
 // asWished are the GPUs as they will be, as far as the device plugin goes by it.

@@ -22,9 +22,9 @@ import (
 const slotNews = 5 * time.Minute
 
 // pooled reports whether the node is of a pool that can do without so many nodes only, or that pauses itself.
-func (s observed) pooled() bool { return s.closed == nil && s.pool.Name != "" }
+func (s observed) pooled() bool { return s.pool.err == nil && s.pool.Name != "" }
 
-func (s observed) poolOf() fleet.Pool { return fleet.PoolOf(s.maintenance, s.pool) }
+func (s observed) poolOf() fleet.Pool { return fleet.PoolOf(s.pool.file, s.pool.Pool) }
 
 // turnOf is the change that the slot is for.
 func (a *Agent) turnOf(s observed) fleet.Change {
@@ -38,7 +38,7 @@ func (a *Agent) observeSlot(ctx context.Context, seen *observed) {
 		return
 	}
 	var err error
-	if seen.slot, err = a.turn.slots.Look(ctx, seen.poolOf(), a.turnOf(*seen)); err != nil {
+	if seen.pool.slot, err = a.turn.slots.Look(ctx, seen.poolOf(), a.turnOf(*seen)); err != nil {
 		a.log.Warn("looking at the slots of the pool", zap.String("pool", seen.pool.Name), zap.Error(err))
 	}
 }
@@ -71,14 +71,14 @@ func (a *Agent) renewSlot(ctx context.Context, seen observed) {
 // hasSlot reports whether the slot is that of the change that is under way, or about to begin. One of an earlier process is taken anew.
 func (a *Agent) hasSlot(s observed) bool {
 	operation := cmp.Or(s.operation(), a.turn.claim)
-	return s.slot.Held && operation != "" && s.slot.Operation == operation
+	return s.pool.slot.Held && operation != "" && s.pool.slot.Operation == operation
 }
 
 // plannedSlot is what the planner needs of it. A change that has begun needs none: its node is one that the pool does without.
 func (a *Agent) plannedSlot(s observed, want wish) plan.Slot {
 	return plan.Slot{
 		Needed: s.pooled() && !want.undo && !s.disturbed() && !a.hasSlot(s), Spared: s.restores(want),
-		Has: s.slot.Held || s.slot.Waiting,
+		Has: s.pool.slot.Held || s.pool.slot.Waiting,
 	}
 }
 
@@ -138,7 +138,7 @@ func (a *Agent) poolPaused(s observed, why string) *Waiting {
 // awaitSlot says whom the pool does without at present. That changes often, and is told anew now and then.
 func (a *Agent) awaitSlot(seen observed, full *fleet.Full) *Waiting {
 	now := a.clock.Now()
-	if a.turn.full == nil || now.Sub(a.turn.fullAt) >= slotNews || seen.status.Reason != config.ReasonAwaitingSlot {
+	if a.turn.full == nil || now.Sub(a.turn.fullAt) >= slotNews || seen.record.status.Reason != config.ReasonAwaitingSlot {
 		a.turn.full, a.turn.fullAt = full, now
 	}
 	return &Waiting{
@@ -171,7 +171,7 @@ func (a *Agent) leavePool(ctx context.Context, seen observed) {
 
 // returnSlot gives back a slot, or a place in line, that nothing needs any more. What it was for counts neither as done nor as failed.
 func (a *Agent) returnSlot(ctx context.Context, seen observed) error {
-	if !seen.pooled() || !seen.slot.Held && !seen.slot.Waiting {
+	if !seen.pooled() || !seen.pool.slot.Held && !seen.pool.slot.Waiting {
 		return nil
 	}
 	if err := a.turn.slots.Leave(ctx, seen.poolOf(), a.turnOf(seen)); err != nil {
@@ -185,7 +185,7 @@ func (a *Agent) returnSlot(ctx context.Context, seen observed) error {
 func (a *Agent) endTurn(ctx context.Context, seen observed, want wish) {
 	a.countFailure(ctx, seen, seen.journal.Undo)
 	a.turn.claim = ""
-	if want.undo || !seen.pooled() || !seen.slot.Held {
+	if want.undo || !seen.pooled() || !seen.pool.slot.Held {
 		a.leavePool(ctx, seen)
 		return
 	}
@@ -207,8 +207,8 @@ func (a *Agent) countFailure(ctx context.Context, seen observed, failure *Failur
 
 // asked is since when the wish is asked for.
 func (s observed) asked(want wish, now time.Time) time.Time {
-	if s.status.Asked != nil && s.status.Asked.Wish == want.fingerprint {
-		return s.status.Asked.Since
+	if s.record.status.Asked != nil && s.record.status.Asked.Wish == want.fingerprint {
+		return s.record.status.Asked.Since
 	}
 	return now
 }

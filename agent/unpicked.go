@@ -27,7 +27,7 @@ type unpicked struct {
 // are none, or if it has one. Who has written a config and sees no replicas has named it nowhere.
 func (a *Agent) unpickedConfigs(ctx context.Context, seen *observed) string {
 	now := a.clock.Now()
-	plugins := uids(seen.operands)
+	plugins := uids(seen.devicePlugin.pods)
 	if a.plugin.unpicked.at.IsZero() || a.plugin.unpicked.plugins != plugins || now.Sub(a.plugin.unpicked.at) >= unpickedFor || now.Before(a.plugin.unpicked.at) {
 		a.plugin.unpicked = unpicked{at: now, plugins: plugins, text: a.lookForConfigs(ctx, seen)}
 	}

@@ -32,7 +32,7 @@ func (a *Agent) makeWay(ctx context.Context, seen *observed) error {
 		return nil
 	}
 	key := a.settings.Operands[i]
-	seen.upgraded = fmt.Sprintf("label %s=%s", key, node.Labels[key])
+	seen.marks.upgrade = fmt.Sprintf("label %s=%s", key, node.Labels[key])
 	if a.upgrade.since.IsZero() {
 		a.upgrade.since = a.now()
 	}
@@ -43,7 +43,7 @@ func (a *Agent) makeWay(ctx context.Context, seen *observed) error {
 	}
 	wait := &Waiting{
 		Reason: config.ReasonDriverNotLoaded, After: driverRetry, Since: a.upgrade.since,
-		Message: fmt.Sprintf("the driver is being upgraded, as %s says; nothing is done until that is over", seen.upgraded),
+		Message: fmt.Sprintf("the driver is being upgraded, as %s says; nothing is done until that is over", seen.marks.upgrade),
 	}
 	until := a.upgrade.since.Add(a.settings.Timeouts.DriverUpgrade)
 	if a.clock.Now().Before(until) {
@@ -59,7 +59,7 @@ func (a *Agent) makeWay(ctx context.Context, seen *observed) error {
 // the change owes stays in the journal, and the change is begun again after the upgrade. Who else relies on the cordon keeps it, and so do
 // people who have said so.
 func (a *Agent) giveWay(ctx context.Context, seen observed) {
-	if seen.upgraded == "" { // nor was the node seen, if the look has ended before
+	if seen.marks.upgrade == "" { // nor was the node seen, if the look has ended before
 		return
 	}
 	others := seen.tools(func(m fence.Marker) bool { return m.Cordons && m.Tool != toolDriverManager })
@@ -70,7 +70,7 @@ func (a *Agent) giveWay(ctx context.Context, seen observed) {
 	switch who, _, cordoned := fence.Cordoner(seen.node); {
 	case seen.journal != nil && seen.journal.Cordoned:
 		err = a.unfence(ctx, seen)
-	case seen.journal == nil && (seen.fenced || cordoned && who == FieldManager):
+	case seen.journal == nil && (seen.marks.fenced || cordoned && who == FieldManager):
 		uncordon := cordoned && !seen.foreignCordon()
 		err = a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return a.fence.Lift(node, uncordon) })
 	default:
@@ -81,7 +81,7 @@ func (a *Agent) giveWay(ctx context.Context, seen observed) {
 		return
 	}
 	a.eventf(seen.node, corev1.EventTypeNormal, config.ReasonDriverNotLoaded,
-		"node given back while the driver is being upgraded, as %s says; what was begun goes on after that", seen.upgraded)
+		"node given back while the driver is being upgraded, as %s says; what was begun goes on after that", seen.marks.upgrade)
 }
 
 // unfence gives the node back and leaves the journal, so that nothing is forgotten.

@@ -54,8 +54,8 @@ func (a *Agent) runs(seen observed, want wish, steps []plan.Step) string {
 		return fmt.Sprintf("not before annotation %s is taken away, which says %q", config.AnnotationHold, seen.held())
 	case !disturbs(seen, want, steps):
 		return "at once, since nobody is disturbed"
-	case seen.closed != nil:
-		return fmt.Sprintf("not before the maintenance file can be read: %v", seen.closed)
+	case seen.pool.err != nil:
+		return fmt.Sprintf("not before the maintenance file can be read: %v", seen.pool.err)
 	case !ok:
 		return fmt.Sprintf("never: by %s no window comes that is as long as the change takes, %s", seen.scheduleOf(want), seen.estimate().rest)
 	case turn.After(now):
@@ -127,7 +127,7 @@ func (a *Agent) mayGoOn(seen observed, want wish) error {
 // overrun is for how long the change has gone on beyond its window, since its GPUs were touched.
 func (a *Agent) overrun(seen observed, want wish) time.Duration {
 	j := seen.journal
-	if j == nil || !j.Cordoned || j.Forced || j.Startup != nil || want.undo || seen.closed != nil || seen.restores(want) || !seen.touched() {
+	if j == nil || !j.Cordoned || j.Forced || j.Startup != nil || want.undo || seen.pool.err != nil || seen.restores(want) || !seen.touched() {
 		return 0
 	}
 	now := a.wall.Now()
@@ -153,13 +153,13 @@ func (t *times) forget(time.Time) { t.touchedAt, t.provenAt = time.Time{}, time.
 
 // tellWindow notes how the node's windows are, and says what there is to say of them.
 func (a *Agent) tellWindow(seen observed, want wish, planned time.Time) string {
-	if !seen.whole {
+	if !seen.complete {
 		return ""
 	}
 	now, schedule := a.wall.Now(), seen.schedule(want)
 	over := a.overrun(seen, want)
-	w := windowSeen{known: true, open: seen.closed == nil && schedule.Contains(now), next: planned, overrun: over}
-	if next, ok := schedule.Next(now, 0); ok && planned.IsZero() && seen.closed == nil {
+	w := windowSeen{known: true, open: seen.pool.err == nil && schedule.Contains(now), next: planned, overrun: over}
+	if next, ok := schedule.Next(now, 0); ok && planned.IsZero() && seen.pool.err == nil {
 		w.next = next.Start
 	}
 	a.metrics.windowed(w)
@@ -212,11 +212,11 @@ const keptTimes = 5
 
 // estimate is the longest of the last changes of this node, or what the maintenance file says.
 func (s observed) estimate() estimate {
-	if len(s.status.Took) == 0 {
+	if len(s.record.status.Took) == 0 {
 		return estimate{whole: s.pool.Estimate, rest: s.pool.Estimate}
 	}
 	var e estimate
-	for _, t := range s.status.Took {
+	for _, t := range s.record.status.Took {
 		e.whole = max(e.whole, time.Duration(t.Whole)*time.Second)
 		e.rest = max(e.rest, time.Duration(t.Rest)*time.Second)
 	}
@@ -229,10 +229,10 @@ func (s observed) estimate() estimate {
 // carry out is not known.
 func (a *Agent) measured(seen observed) []took {
 	if a.times.touchedAt.IsZero() {
-		return seen.status.Took
+		return seen.record.status.Took
 	}
 	t := took{Whole: seconds(a.times.provenAt.Sub(seen.journal.Started)), Rest: seconds(a.times.provenAt.Sub(a.times.touchedAt))}
-	all := append(slices.Clone(seen.status.Took), t)
+	all := append(slices.Clone(seen.record.status.Took), t)
 	return all[max(0, len(all)-keptTimes):]
 }
 
