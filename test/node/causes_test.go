@@ -168,7 +168,8 @@ func TestCauseNodeUnreachable(t *testing.T) {
 }
 
 // Somebody has ended the DRA driver before the pods that hold its claims. Kubelet cannot give those back without it, and so does not
-// let the pod end. The agent does not know which GPU a claim is of, and touches none.
+// let the pod end. The agent does not know which GPU a claim is of, and touches none. A pod that only says that it is the driver is not
+// believed: it is of no DaemonSet that exists.
 func TestCauseDRADriverStoppedBeforeClaimHolders(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
@@ -184,6 +185,7 @@ func TestCauseDRADriverStoppedBeforeClaimHolders(t *testing.T) {
 			driver.start()
 			r.claimant(namespace, "train")
 			driver.stop()
+			driver.pretend()
 			before := r.geometry()
 			r.run()
 			given := r.cause()
@@ -221,6 +223,29 @@ func TestCauseDRADriverStoppedBeforeClaimHolders(t *testing.T) {
 			driver.start() // the pod's end is awaited with the namespace
 		})
 	}
+}
+
+// The other side: the driver's own pod is there, and its program answers kubelet no more. To start the driver would be no help.
+func TestADRADriverIsKnownByItsDaemonSet(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, twoH100, impatient)
+	r.awaitOffered("nvidia.com/gpu", 2)
+	namespace := clustertest.Namespace(t)
+	driver := r.claimDriver(namespace)
+	driver.start()
+	r.claimant(namespace, "train")
+	driver.hang()
+	r.run()
+	r.label(config.LabelMIGConfig, "all-balanced")
+	n := r.await("what keeps the pod", func(n *corev1.Node) bool {
+		c := condition(n)
+		return c != nil && c.Reason == string(config.ReasonEvicting) && strings.Contains(c.Message, "its containers have ended")
+	})
+	if !strings.Contains(condition(n).Message, "kubelet is still cleaning up") || strings.Contains(condition(n).Message, "does not run") {
+		t.Errorf("the message says otherwise: %s", condition(n).Message)
+	}
+	r.awaitGivenUp(config.ReasonEvictionBlocked, namespace+"/train: terminating, its grace ended at ")
+	driver.restart() // the pod's end is awaited with the namespace
 }
 
 func TestCausePolicyRefusesAPod(t *testing.T) {

@@ -2,10 +2,14 @@ package node_test
 
 import (
 	"context"
+	"maps"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/test/cluster/claimdriver"
@@ -53,21 +57,33 @@ func (r *rig) claimDriver(namespace string) *claimDriver {
 	return d
 }
 
-// start is what its DaemonSet does.
+// claimDriverPod are the labels by which the driver's pod says what it is. Anybody's pod may have them.
+var claimDriverPod = map[string]string{"dra-driver-nvidia-gpu-component": "kubelet-plugin"}
+
+// start runs it by a DaemonSet, which is where the agent knows it from.
 func (d *claimDriver) start() {
+	d.rig.t.Helper()
+	d.restart()
+	_, err := d.rig.client.AppsV1().DaemonSets(d.namespace).Create(d.rig.t.Context(), &appsv1.DaemonSet{
+		ObjectMeta: metav1.ObjectMeta{Name: "dra-driver"},
+		Spec: appsv1.DaemonSetSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: claimDriverPod},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: claimDriverPod}, Spec: d.podSpec()},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		d.rig.t.Fatal(err)
+	}
+	d.rig.awaitPod(d.namespace, metav1.ListOptions{LabelSelector: labels.FormatLabels(claimDriverPod)}, running)
+}
+
+// restart has its program answer kubelet.
+func (d *claimDriver) restart() {
 	d.rig.t.Helper()
 	var err error
 	if d.plugin, err = claimdriver.Start(d.rig.t.Context(), d.rig.Kubelet.Dir, holders.ClaimDriver); err != nil {
 		d.rig.t.Fatal(err)
 	}
-	_, err = d.rig.client.CoreV1().Pods(d.namespace).Create(d.rig.t.Context(), &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: "dra-driver", Labels: map[string]string{"dra-driver-nvidia-gpu-component": "kubelet-plugin"}},
-		Spec:       d.podSpec(),
-	}, metav1.CreateOptions{})
-	if err != nil {
-		d.rig.t.Fatal(err)
-	}
-	d.rig.awaitRunning(d.namespace, "dra-driver")
 }
 
 // podSpec is of a pod that comes also to a node that is fenced, as a DaemonSet's do.
@@ -77,16 +93,34 @@ func (d *claimDriver) podSpec() corev1.PodSpec {
 	return spec
 }
 
-// stop ends it at once, whoever still needs it.
-func (d *claimDriver) stop() {
-	d.rig.t.Helper()
+// hang has it answer kubelet no more, while its pod goes on.
+func (d *claimDriver) hang() {
 	d.plugin.Stop()
 	d.plugin = nil
-	now := int64(0)
-	err := d.rig.client.CoreV1().Pods(d.namespace).Delete(d.rig.t.Context(), "dra-driver", metav1.DeleteOptions{GracePeriodSeconds: &now})
+}
+
+// stop ends it, whoever still needs it.
+func (d *claimDriver) stop() {
+	d.rig.t.Helper()
+	d.hang()
+	err := d.rig.client.AppsV1().DaemonSets(d.namespace).Delete(d.rig.t.Context(), "dra-driver", metav1.DeleteOptions{
+		PropagationPolicy: new(metav1.DeletePropagationForeground),
+	})
 	if err != nil {
 		d.rig.t.Fatal(err)
 	}
+	d.rig.awaitPods(d.namespace, "the driver's end", func(pods map[types.UID]*corev1.Pod) bool {
+		return len(those(pods, func(p *corev1.Pod) bool { return p.Labels["app"] == "" })) == 0
+	})
+}
+
+// pretend runs a pod that has the driver's labels, and is of no DaemonSet.
+func (d *claimDriver) pretend() {
+	d.rig.t.Helper()
+	d.rig.user(d.namespace, "pretender", func(p *corev1.Pod) {
+		maps.Copy(p.Labels, claimDriverPod)
+		p.Spec = d.podSpec()
+	})
 }
 
 // claimant is a pod that has a GPU by a claim of its own name.
