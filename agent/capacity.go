@@ -25,16 +25,6 @@ import (
 // after, or registers twice, does so within a second or two.
 const proofInterval = 2 * time.Second
 
-// Names of the resources that NVIDIA's device plugin registers.
-const (
-	resourceGPU       = "nvidia.com/gpu"
-	resourceMIGPrefix = "nvidia.com/mig-"
-	// sharedSuffix is added to a resource's name by the plugin's option renameByDefault.
-	sharedSuffix = ".shared"
-	// replicaSeparator precedes the number of a replica in a device id under time-slicing or MPS.
-	replicaSeparator = "::"
-)
-
 // resources maps the name of a resource to the sorted ids of its devices.
 type resources map[string][]string
 
@@ -46,14 +36,14 @@ func expected(gpus []nvml.GPU, strategy config.MIGStrategy) resources {
 			continue
 		}
 		if !gpu.Enabled || strategy == config.MIGStrategyNone {
-			out[resourceGPU] = append(out[resourceGPU], string(gpu.UUID))
+			out[nvml.ResourceGPU] = append(out[nvml.ResourceGPU], string(gpu.UUID))
 			continue
 		}
 		for _, i := range gpu.Instances {
 			for _, d := range i.Devices {
-				name := resourceGPU
+				name := nvml.ResourceGPU
 				if strategy == config.MIGStrategyMixed {
-					name = resourceMIGPrefix + strings.ReplaceAll(d.Profile, "+", ".")
+					name = nvml.ResourceMIGPrefix + strings.ReplaceAll(d.Profile, "+", ".")
 				}
 				out[name] = append(out[name], d.UUID)
 			}
@@ -76,7 +66,7 @@ func shared(of resources, s config.Sharing) resources {
 				continue
 			}
 			for i := range n {
-				out[name] = append(out[name], id+replicaSeparator+strconv.Itoa(i))
+				out[name] = append(out[name], id+nvml.ReplicaSeparator+strconv.Itoa(i))
 			}
 		}
 		slices.Sort(out[name])
@@ -267,7 +257,7 @@ func (s observed) offeredUnder() config.MIGStrategy {
 	}
 	given := resources{}
 	for name, ids := range offered(s.kubelet.offered) {
-		name = strings.TrimSuffix(name, sharedSuffix)
+		name = strings.TrimSuffix(name, nvml.SharedSuffix)
 		given[name] = append(given[name], physical(ids)...)
 	}
 	for name, ids := range given {
@@ -307,9 +297,9 @@ func (a *Agent) otherStrategy(seen observed, under config.MIGStrategy) string {
 func (r resources) namedBy(kubelet resources) resources {
 	out := resources{}
 	for name, ids := range r {
-		profile, plain := strings.CutPrefix(name, resourceMIGPrefix)
-		if end := strings.Index(profile, "gb"); plain && len(kubelet[name])+len(kubelet[name+sharedSuffix]) == 0 && end >= 0 {
-			name = resourceMIGPrefix + profile[:end+len("gb")]
+		profile, plain := strings.CutPrefix(name, nvml.ResourceMIGPrefix)
+		if end := strings.Index(profile, "gb"); plain && len(kubelet[name])+len(kubelet[name+nvml.SharedSuffix]) == 0 && end >= 0 {
+			name = nvml.ResourceMIGPrefix + profile[:end+len("gb")]
 		}
 		out[name] = append(out[name], ids...)
 	}
@@ -339,8 +329,8 @@ func disagreements(hardware resources, kubelet resources, allocatable corev1.Res
 	seen := map[string]bool{}
 	for _, name := range slices.Sorted(maps.Keys(hardware)) {
 		shown := name
-		if len(kubelet[name]) == 0 && len(kubelet[name+sharedSuffix]) > 0 {
-			shown = name + sharedSuffix
+		if len(kubelet[name]) == 0 && len(kubelet[name+nvml.SharedSuffix]) > 0 {
+			shown = name + nvml.SharedSuffix
 		}
 		seen[shown] = true
 		switch ids := physical(kubelet[shown]); {
@@ -424,7 +414,7 @@ func count(list corev1.ResourceList, name string) int {
 func physical(ids []string) []string {
 	out := make([]string, len(ids))
 	for i, id := range ids {
-		out[i], _, _ = strings.Cut(id, replicaSeparator)
+		out[i], _, _ = strings.Cut(id, nvml.ReplicaSeparator)
 	}
 	slices.Sort(out)
 	return slices.Compact(out)

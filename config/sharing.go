@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // SharingStrategy is how one device is given to several pods at once, in the words of NVIDIA's GPU feature discovery.
@@ -20,9 +22,6 @@ const (
 	SharingTimeSlicing SharingStrategy = "time-slicing"
 	SharingMPS         SharingStrategy = "mps"
 )
-
-// sharedSuffix is what the device plugin adds to the name of a resource under renameByDefault.
-const sharedSuffix = ".shared"
 
 // Sharing is how NVIDIA's device plugin multiplies what it offers. What is not shared by any resource has the strategy none,
 // and nothing else set.
@@ -44,7 +43,7 @@ func (s Sharing) Offered(resource string) (name string, replicas int) {
 	case !shared:
 		return resource, 1
 	case s.Rename:
-		return resource + sharedSuffix, replicas
+		return resource + nvml.SharedSuffix, replicas
 	default:
 		return resource, replicas
 	}
@@ -174,8 +173,8 @@ func (c *checks) shared(at string, raw json.RawMessage, s *Sharing, plugins bool
 	}
 	name := c.resourceName(at+".name", in.Name)
 	replicas := c.replicas(at+".replicas", in.Replicas, s.Strategy, plugins)
-	if in.Rename != nil && !(plugins && s.Rename && string(in.Rename) == strconv.Quote(name+sharedSuffix)) {
-		c.refuse(at+".rename", text(in.Rename), "is passed over by NVIDIA's device plugin: renameByDefault offers each shared resource as <name>"+sharedSuffix)
+	if in.Rename != nil && !(plugins && s.Rename && string(in.Rename) == strconv.Quote(name+nvml.SharedSuffix)) {
+		c.refuse(at+".rename", text(in.Rename), "is passed over by NVIDIA's device plugin: renameByDefault offers each shared resource as <name>"+nvml.SharedSuffix)
 	}
 	if in.Devices != nil && !(plugins && string(in.Devices) == `"all"`) {
 		c.refuse(at+".devices", text(in.Devices), "is passed over by NVIDIA's device plugin, which shares all devices of a resource: leave it out")
@@ -195,7 +194,7 @@ func (c *checks) shared(at string, raw json.RawMessage, s *Sharing, plugins bool
 func (c *checks) resourceName(field string, raw json.RawMessage) string {
 	var written string
 	if absent(raw) || json.Unmarshal(raw, &written) != nil {
-		c.refuse(field, text(raw), "must be the name of a resource, like "+resourceGPU)
+		c.refuse(field, text(raw), "must be the name of a resource, like "+nvml.ResourceGPU)
 		return ""
 	}
 	name, err := ResourceName(written)
@@ -242,7 +241,7 @@ func text(raw json.RawMessage) string {
 	return string(s)
 }
 
-// The resources of the device plugin are resourceGPU and those with this prefix. It passes over other names.
+// The resources of the device plugin are nvml.ResourceGPU and those with this prefix. It passes over other names.
 const (
 	resourceDomain    = "nvidia.com/"
 	migResourcePrefix = resourceDomain + "mig-"
@@ -267,11 +266,11 @@ func ResourceName(written string) (string, error) {
 		return "", fmt.Errorf(`cannot have a "+": write %q`, strings.ReplaceAll(written, "+", "."))
 	case len(name) > maxResourceName:
 		return "", fmt.Errorf("is longer than the %d characters of a resource's name", maxResourceName)
-	case name == resourceGPU, isMIG && migResource.MatchString(mig):
+	case name == nvml.ResourceGPU, isMIG && migResource.MatchString(mig):
 		return name, nil
 	default:
 		return "", errNotResource
 	}
 }
 
-var errNotResource = fmt.Errorf("is no resource that NVIDIA's device plugin offers: they are %s and, for each MIG profile, the like of %s1g.10gb", resourceGPU, migResourcePrefix)
+var errNotResource = fmt.Errorf("is no resource that NVIDIA's device plugin offers: they are %s and, for each MIG profile, the like of %s1g.10gb", nvml.ResourceGPU, migResourcePrefix)

@@ -9,9 +9,6 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// resourceGPU is what the plugin offers GPUs as, and MIG devices under the strategy single.
-const resourceGPU = "nvidia.com/gpu"
-
 // How many clients a server of MPS has at most, and so how often a GPU can be shared: NVIDIA's daemon for it refuses more.
 const (
 	mostMPSClients    = 48
@@ -77,7 +74,7 @@ func (c *sharingCheck) mps() {
 		if g.ComputeCapability.AtLeast(7, 5) {
 			most = mostMPSClients
 		}
-		if n := c.Replicas[resourceGPU]; n > most {
+		if n := c.Replicas[nvml.ResourceGPU]; n > most {
 			c.refuse(ReasonImpossibleSharing, nameOf(g), "cannot be shared by %d replicas through MPS, which has at most %d clients on a %s: use %d or fewer", n, most, g.Model, most)
 		}
 	}
@@ -85,7 +82,7 @@ func (c *sharingCheck) mps() {
 
 // uncut refuses to share GPUs in MIG mode as if they were whole: the plugin offers them, and no program runs on them.
 func (c *sharingCheck) uncut() {
-	if c.strategy != MIGStrategyNone || c.Replicas[resourceGPU] == 0 {
+	if c.strategy != MIGStrategyNone || c.Replicas[nvml.ResourceGPU] == 0 {
 		return
 	}
 	for _, g := range c.gpus {

@@ -31,16 +31,8 @@ type Replica struct {
 	ID       string // "GPU-…", "MIG-…::2"
 }
 
-const (
-	// sharedSuffix is added to the name of a resource that is offered under a name of its own.
-	sharedSuffix = ".shared"
-	// replicaSeparator is what a device id has before the number of its replica.
-	replicaSeparator = "::"
-	// wholeGPU is the resource of GPUs that are not divided, and under the strategy single of MIG devices too.
-	wholeGPU = "nvidia.com/gpu"
-	// migID begins the ids of MIG devices.
-	migID = "MIG-"
-)
+// migID begins the ids of MIG devices.
+const migID = "MIG-"
 
 // MIG strategies of the device plugin by which MIG devices are offered: as if they were GPUs, or by their profiles.
 const (
@@ -51,9 +43,9 @@ const (
 // offers reports whether kubelet would still give out the replica. Kubelet goes by names: a device id that is offered no more, or
 // under another resource, stays with its pod, but counts neither as given out nor as there when the pod's node is restarted.
 func (s Sharing) offers(r Replica) bool {
-	resource := strings.TrimSuffix(r.Resource, sharedSuffix)
+	resource := strings.TrimSuffix(r.Resource, nvml.SharedSuffix)
 	name, n := s.offered(resource)
-	_, number, shared := strings.Cut(r.ID, replicaSeparator)
+	_, number, shared := strings.Cut(r.ID, nvml.ReplicaSeparator)
 	if name != r.Resource || shared != (n > 1) {
 		return false
 	}
@@ -66,7 +58,7 @@ func (s Sharing) presents(resource, id string) bool {
 	switch {
 	case s.MIG == "" || !strings.HasPrefix(id, migID):
 		return true
-	case resource == wholeGPU:
+	case resource == nvml.ResourceGPU:
 		return s.MIG == migSingle
 	default:
 		return s.MIG == migMixed
@@ -77,7 +69,7 @@ func (s Sharing) presents(resource, id string) bool {
 func (s Sharing) offered(resource string) (name string, replicas int) {
 	n := max(s.Replicas[resource], 1)
 	if n > 1 && s.Rename {
-		resource += sharedSuffix
+		resource += nvml.SharedSuffix
 	}
 	return resource, n
 }

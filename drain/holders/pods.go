@@ -9,6 +9,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // Pod is a pod of this node that has a GPU or a part of one, or may have one.
@@ -69,8 +71,7 @@ func (p Pod) Holds(devices map[string]bool) bool {
 // GPUResource reports whether NVIDIA's device plugin makes the resource of GPUs or of parts of them. Other nvidia.com/
 // resources, such as those of network devices, are none of our business.
 func GPUResource(name string) bool {
-	of, ok := strings.CutPrefix(name, resourcePrefix)
-	return ok && (of == "gpu" || of == "gpu.shared" || strings.HasPrefix(of, "mig-"))
+	return name == nvml.ResourceGPU || name == nvml.ResourceGPU+nvml.SharedSuffix || strings.HasPrefix(name, nvml.ResourceMIGPrefix)
 }
 
 // GPUPods picks the pods that have a GPU or may have one, sorted by namespace and name. Pods are all pods of the node,
@@ -158,8 +159,7 @@ func (p *Pod) assign(devices map[string][]string) {
 	}
 	for resource, ids := range devices {
 		for _, id := range ids {
-			// A device that is shared is offered as replicas, "<uuid>::<n>".
-			uuid, _, _ := strings.Cut(id, "::")
+			uuid, _, _ := strings.Cut(id, nvml.ReplicaSeparator)
 			switch {
 			case strings.HasPrefix(uuid, "GPU-") || strings.HasPrefix(uuid, "MIG-"):
 				p.Devices = append(p.Devices, uuid)

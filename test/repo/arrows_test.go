@@ -26,7 +26,7 @@ var arrows = map[string][]string{
 
 	"drain":                   {"drain/holders"},
 	"drain/fence":             {"drain/holders", "drain/plain"},
-	"drain/holders":           {"drain/holders/openfiles", "drain/plain", "nvml/aside"},
+	"drain/holders":           {"drain/holders/openfiles", "drain/plain", "nvml", "nvml/aside"},
 	"drain/holders/openfiles": {"drain/plain"},
 	"drain/host":              {"nvml/aside"},
 	"drain/plain":             nil,
