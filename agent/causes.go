@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
@@ -427,7 +428,7 @@ func (e evidence) stepsLeft() string {
 	if len(e.steps) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("; %d steps left, the next: %s", len(e.steps), e.steps[0])
+	return fmt.Sprintf("; %s left, the next: %s", legible.Counted(len(e.steps), "step"), e.steps[0])
 }
 
 // draining reports whether something has to happen before a GPU is touched.

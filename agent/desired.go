@@ -65,7 +65,7 @@ func (a *Agent) desired(ctx context.Context, seen *observed) (wish, error) {
 		}
 	}
 	if pluginKey != "" {
-		if err := a.askPlugin(ctx, seen, &want, func() (*pluginWish, error) { return a.namedConfig(ctx, seen, pluginKey) }); err != nil {
+		if err := a.askPlugin(ctx, seen, &want, a.pluginAskedBy(seen.node, pluginKey), func() (*pluginWish, error) { return a.namedConfig(ctx, seen, pluginKey) }); err != nil {
 			return want, err
 		}
 	}
@@ -97,16 +97,27 @@ func (s observed) withdrawn(want wish) error {
 	}
 }
 
-// askPlugin adds to the wish what is asked of the device plugin's config. Where the plugin is kept away because the node has just been
-// registered, that comes later.
-func (a *Agent) askPlugin(ctx context.Context, seen *observed, want *wish, ask func() (*pluginWish, error)) error {
+// askPlugin adds to the wish what is asked of the device plugin's config, and says by what it is asked where there is no way to give it
+// any. Where the plugin is kept away because the node has just been registered, that comes later.
+func (a *Agent) askPlugin(ctx context.Context, seen *observed, want *wish, by string, ask func() (*pluginWish, error)) error {
 	a.observePlugin(ctx, seen)
 	var err error
 	want.plugin, err = ask()
 	if want.later = seen.keepsPluginAway(err); want.later {
 		return nil
 	}
+	if stalled, is := errors.AsType[*Stalled](err); is && stalled.Reason == config.ReasonNoHandover {
+		return &Stalled{Reason: stalled.Reason, Message: by + ": " + stalled.Message}
+	}
 	return err
+}
+
+// pluginAskedBy is what asks for a key of the device plugin's configs.
+func (a *Agent) pluginAskedBy(node *corev1.Node, key string) string {
+	if node.Labels[config.LabelDevicePluginConfig] != key {
+		return "devicePlugin.defaultConfig of the settings, " + key
+	}
+	return fmt.Sprintf("label %s=%s", config.LabelDevicePluginConfig, key)
 }
 
 // asked is what the node's labels name, and by what they name it: a profile alone, or a MIG config and a config of the device plugin.
@@ -159,7 +170,7 @@ func (a *Agent) apply(ctx context.Context, seen *observed, want *wish, profile c
 	if profile.Sharing == nil && profile.MIGStrategy == "" {
 		return nil
 	}
-	return a.askPlugin(ctx, seen, want, func() (*pluginWish, error) { return a.sharingOf(seen, profile, after) })
+	return a.askPlugin(ctx, seen, want, fmt.Sprintf("label %s=%s", want.label, want.name), func() (*pluginWish, error) { return a.sharingOf(seen, profile, after) })
 }
 
 // keepsPluginAway reports whether there is no device plugin to be asked for anything because the node has just been registered.

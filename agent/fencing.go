@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
@@ -72,7 +73,7 @@ func (a *Agent) raise(ctx context.Context, seen observed, want wish, steps []pla
 	}); err != nil {
 		return err
 	}
-	a.eventf(seen.node, corev1.EventTypeNormal, config.ReasonFencing, "cordoned for the change to %s: %d steps", want.name, len(steps))
+	a.eventf(seen.node, corev1.EventTypeNormal, config.ReasonFencing, "cordoned for the change to %s: %s", want.name, legible.Counted(len(steps), "step"))
 	return nil
 }
 

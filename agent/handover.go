@@ -325,7 +325,7 @@ func (a *Agent) daemonsGone(seen observed, want wish, step plan.Step) error {
 	}
 	wait := &Waiting{
 		Reason: config.ReasonHandingOver, After: evictionRetry, Message: message, Since: seen.journal.Started, Blockers: pods,
-		Advice: "it goes when the node's label nvidia.com/mps.capable does, which GPU feature discovery sets by the device plugin's config",
+		Advice: "it goes when the node's label " + labelMPSCapable + " does: " + setsMPSCapable,
 	}
 	wait.Until, wait.Then = seen.atDeadline(until, want)
 	return wait

@@ -215,10 +215,10 @@ func (j *Journal) summary() string {
 		owed = append(owed, "start of "+strings.Join(j.Stopped, ", "))
 	}
 	if n := len(j.Persistent); n > 0 {
-		owed = append(owed, fmt.Sprintf("persistence mode of %d GPUs", n))
+		owed = append(owed, "persistence mode of "+legible.Counted(n, "GPU"))
 	}
 	if n := len(j.Previous); n > 0 {
-		owed = append(owed, fmt.Sprintf("geometry of %d GPUs if it fails", n))
+		owed = append(owed, fmt.Sprintf("geometry of %s if it fails", legible.Counted(n, "GPU")))
 	}
 	if j.changesPlugin() {
 		owed = append(owed, "the device plugin's config if it fails")

@@ -70,7 +70,7 @@ func TestTheSummaryOfAJournalSaysWhatIsOwed(t *testing.T) {
 		t.Fatal(err)
 	}
 	const want = "change to all-1g.10gb since 2000-01-01T00:00:00Z; to be given back: cordon and taint gpuslice.io/repartitioning; " +
-		"label nvidia.com/gpu.deploy.dcgm=true; start of nvidia-dcgm.service; geometry of 1 GPUs if it fails"
+		"label nvidia.com/gpu.deploy.dcgm=true; start of nvidia-dcgm.service; geometry of 1 GPU if it fails"
 	if got := agent.Summary(j); got != want {
 		t.Errorf("summary:\n%s\nwant\n%s", got, want)
 	}

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -9,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/drain/holders"
@@ -62,7 +62,7 @@ func (o orphan) String() string {
 		parts = append(parts, "start of "+strings.Join(o.host.Stopped, ", "))
 	}
 	if n := len(o.host.Persistent); n > 0 {
-		parts = append(parts, fmt.Sprintf("persistence mode of %d GPUs", n))
+		parts = append(parts, "persistence mode of "+legible.Counted(n, "GPU"))
 	}
 	return strings.Join(parts, ", ")
 }

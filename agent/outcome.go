@@ -196,7 +196,7 @@ func (a *Agent) retry(step plan.Step, want wish, err error) decision {
 	if step.Traits().Bounded && tried.failures >= a.settings.Retry.Failures {
 		failure := &Failure{
 			Wish: want.fingerprint, Reason: config.ReasonHardwareFailure,
-			Message: fmt.Sprintf("%v; given up after %d attempts", err, a.settings.Retry.Failures),
+			Message: fmt.Sprintf("%v; given up after %s", err, legible.Counted(a.settings.Retry.Failures, "attempt")),
 		}
 		tried.told = decision{failure: failure, reason: failure.Reason, message: failure.Message, stalled: true}
 	}

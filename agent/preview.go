@@ -97,7 +97,7 @@ func (a *Agent) previewOf(ctx context.Context, seen observed, label, name string
 		// A config manager goes by the label as it would be.
 		seen.node = seen.node.DeepCopy()
 		metav1.SetMetaDataLabel(&seen.node.ObjectMeta, config.LabelDevicePluginConfig, pluginKey)
-		if err := a.askPlugin(ctx, &seen, &want, func() (*pluginWish, error) { return a.namedConfig(ctx, &seen, pluginKey) }); err != nil {
+		if err := a.askPlugin(ctx, &seen, &want, a.pluginAskedBy(seen.node, pluginKey), func() (*pluginWish, error) { return a.namedConfig(ctx, &seen, pluginKey) }); err != nil {
 			return Preview{}, err
 		}
 	}

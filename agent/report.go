@@ -153,7 +153,7 @@ func reportOf(seen observed, want wish, steps []plan.Step, err error, d decision
 		reason, phase := progress(steps[0].Kind, want)
 		return report{
 			phase: phase, ready: corev1.ConditionFalse, reason: reason, state: config.StatePending,
-			message: fmt.Sprintf("%s: %d steps left; done: %s", target(seen, want), len(steps)-1, steps[0]),
+			message: fmt.Sprintf("%s: %s left; done: %s", target(seen, want), legible.Counted(len(steps)-1, "step"), steps[0]),
 		}
 	case d.stalled:
 		return report{phase: PhaseStalled, ready: corev1.ConditionFalse, reason: d.reason, state: config.StateFailed, message: stalled(seen, want, d)}

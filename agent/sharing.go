@@ -174,7 +174,7 @@ func (a *Agent) namedConfig(ctx context.Context, seen *observed, key string) (*p
 	case p.manager != nil && apierrors.IsForbidden(p.lost):
 		return nil, nil // what it means is between the label and the config manager
 	case p.manager != nil && p.now == nil:
-		return nil, &Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("label %s=%s: %v", p.manager.label, key, p.lost)}
+		return nil, &Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("%s: %v", a.pluginAskedBy(seen.node, key), p.lost)}
 	case p.manager != nil:
 		return &pluginWish{sharing: p.now.Sharing, strategy: p.now.MIGStrategy, known: true, text: p.text, theirs: true}, nil
 	}
@@ -192,7 +192,7 @@ func (a *Agent) namedConfig(ctx context.Context, seen *observed, key string) (*p
 		parsed, err = a.plugin.configs.Parse([]byte(text))
 	}
 	if err != nil {
-		return nil, &Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("label %s=%s: %v", config.LabelDevicePluginConfig, key, err)}
+		return nil, &Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("%s: %v", a.pluginAskedBy(seen.node, key), err)}
 	}
 	return &pluginWish{sharing: parsed.Sharing, strategy: parsed.MIGStrategy, known: true, text: text, exact: true}, nil
 }
@@ -319,11 +319,24 @@ func (w *pluginWish) configText() string {
 	}
 }
 
+// labelMPSCapable is the label by which NVIDIA's MPS control daemon comes to a node.
+const (
+	labelMPSCapable = "nvidia.com/mps.capable"
+	setsMPSCapable  = "GPU feature discovery sets it by the device plugin's config"
+)
+
 // missingMPS says what a node lacks that shall share its GPUs by MPS: its control daemon takes each GPU for itself alone.
 func (s observed) missingMPS() []string {
 	var out []string
-	if len(s.devicePlugin.mpsDaemons) == 0 {
+	capable, there := s.node.Labels[labelMPSCapable]
+	switch {
+	case len(s.devicePlugin.mpsDaemons) > 0:
+	case capable == "true":
 		out = append(out, "no MPS control daemon runs on this node: none of its pods matches mps.podSelector of the settings")
+	case there:
+		out = append(out, fmt.Sprintf("no MPS control daemon runs on this node, whose label %s is %q and not true: %s", labelMPSCapable, capable, setsMPSCapable))
+	default:
+		out = append(out, fmt.Sprintf("no MPS control daemon runs on this node, which has not the label %s=true by which it comes: %s", labelMPSCapable, setsMPSCapable))
 	}
 	for _, gpu := range s.gpus {
 		if !gpu.Lost && gpu.ComputeMode != "" && gpu.ComputeMode != computeMPS {

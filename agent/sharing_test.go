@@ -46,6 +46,8 @@ profiles:
     sharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.10gb, replicas: 2}]}}
   absent:
     sharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.10gb, replicas: 2}]}}
+  clients:
+    sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}
 `
 
 // shares gives the node a device plugin that is run with a config file, and the cluster a catalog of profiles.
@@ -598,6 +600,93 @@ func TestABrokenFileOfMIGConfigsKeepsNoProfileFromItsNode(t *testing.T) {
 			}
 			w.profile("slices")
 			w.reach("slices")
+		}
+	})
+}
+
+func TestWhatCannotBeHandedOverIsSaidWithTheLabelThatAsksForIt(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		ask  func(w *world)
+		want string
+	}{
+		"a profile": {func(w *world) { w.profile("two") }, "label gpuslice.io/profile=two: pod kube-system/plugin-"},
+		"a config": {func(w *world) {
+			w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelDevicePluginConfig, "any") })
+		}, "label nvidia.com/device-plugin.config=any: pod kube-system/plugin-"},
+		"a config beside another label": {func(w *world) {
+			w.edit(func(n *corev1.Node) {
+				n.Labels = map[string]string{config.LabelMIGConfig: "all-disabled", config.LabelDevicePluginConfig: "any"}
+			})
+		}, "label nvidia.com/device-plugin.config=any: pod kube-system/plugin-"},
+		"the settings' default": {func(w *world) {
+			w.settings.DevicePlugin.DefaultConfig = "any"
+			w.restart()
+		}, "devicePlugin.defaultConfig of the settings, any: pod kube-system/plugin-"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				w.shares()
+				w.pluginFile = "" // nor does the plugin read one
+				w.restart()
+				row.ask(w)
+				if c := w.settle(config.ReasonNoHandover); !strings.HasPrefix(c.Message, row.want) {
+					t.Errorf("the node says %q, want %q", c.Message, row.want)
+				}
+			})
+		})
+	}
+}
+
+// The control daemon comes to a node by a label. Where that is not there, no selector of the settings is wrong.
+func TestAnMPSDaemonThatHasNoLabelToComeByIsMissedByTheLabel(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.shares()
+		w.presents(config.MIGStrategyNone)
+		w.settings.Timeouts.Capacity = time.Hour
+		w.restart()
+		w.profile("clients")
+		for capable, want := range map[string]string{
+			"":      "which has not the label nvidia.com/mps.capable=true by which it comes: GPU feature discovery sets it",
+			"false": `whose label nvidia.com/mps.capable is "false" and not true`,
+			"true":  "none of its pods matches mps.podSelector of the settings",
+		} {
+			w.edit(func(n *corev1.Node) {
+				delete(n.Labels, "nvidia.com/mps.capable")
+				if capable != "" {
+					metav1.SetMetaDataLabel(&n.ObjectMeta, "nvidia.com/mps.capable", capable)
+				}
+			})
+			w.spend(time.Minute)
+			c := w.condition()
+			if !strings.Contains(c.Message, want) || capable != "true" && strings.Contains(c.Message, "podSelector") {
+				t.Errorf("with %q the node says %q, want %q in it", capable, c.Message, want)
+			}
+		}
+	})
+}
+
+func TestTheLastStepIsOne(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.shares()
+		w.profile("two")
+		one := false
+		w.passes("two", func() bool {
+			<-time.After(2 * time.Second) // so that each step is told
+			c := w.condition()
+			if strings.Contains(c.Message, " 1 steps") {
+				t.Fatal(c.Message)
+			}
+			one = one || strings.Contains(c.Message, " 1 step left")
+			return c.Reason == string(config.ReasonConverged)
+		})
+		if !one {
+			t.Error("it was never one step from its end")
 		}
 	})
 }

@@ -54,13 +54,20 @@ func wants(b *policyv1.PodDisruptionBudget, cause string) string {
 	case sync != nil && sync.Reason == policyv1.SyncFailedReason:
 		return "its pods cannot be counted: " + sync.Message
 	case s.ExpectedPods > 0 && s.DesiredHealthy >= s.ExpectedPods:
-		return fmt.Sprintf("needs %d healthy pods and has %d of %d: it never lets one go, until it is changed or there are more pods",
-			s.DesiredHealthy, s.CurrentHealthy, s.ExpectedPods)
+		return fmt.Sprintf("needs %s and has %d of %d: it never lets one go, until it is changed or there are more pods",
+			healthy(s.DesiredHealthy), s.CurrentHealthy, s.ExpectedPods)
 	case s.CurrentHealthy <= s.DesiredHealthy:
-		return fmt.Sprintf("needs %d healthy pods and has %d", s.DesiredHealthy, s.CurrentHealthy)
+		return fmt.Sprintf("needs %s and has %d", healthy(s.DesiredHealthy), s.CurrentHealthy)
 	default:
 		return cause
 	}
+}
+
+func healthy(pods int32) string {
+	if pods == 1 {
+		return "1 healthy pod"
+	}
+	return fmt.Sprintf("%d healthy pods", pods)
 }
 
 // hint tells of a way that people often do not know: a pod that is not ready is no loss to what the budget guards.

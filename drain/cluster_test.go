@@ -203,7 +203,7 @@ func TestClusterSaysWhichBudgetNeverLetsGo(t *testing.T) {
 	ready(t, client, pods[0])
 	w.guard(t, "strict", 1, 1)
 	pods = w.pods(t.Context(), t)
-	want := fmt.Sprintf("Blocked PDB %s/strict: needs 1 healthy pods and has 1 of 1: it never lets one go, until it is changed or there are more pods", w.namespace)
+	want := fmt.Sprintf("Blocked PDB %s/strict: needs 1 healthy pod and has 1 of 1: it never lets one go, until it is changed or there are more pods", w.namespace)
 	if diff := cmp.Diff([]string{want}, outcome(evictor(client).Evict(t.Context(), pods, drain.Policy{}, time.Time{}))); diff != "" {
 		t.Errorf("eviction (-want +got):\n%s", diff)
 	}

@@ -110,6 +110,14 @@ func Message(text string, most int) string {
 
 func more(n int) string { return fmt.Sprintf("; and %d more", n) }
 
+// Counted writes a number of things: "1 node", "2 nodes".
+func Counted(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}
+
 // JSON is a text of JSON with what is not printable escaped as JSON escapes it. Encoders leave all that JSON allows in a string,
 // which are other control characters than the first, and those that turn the direction.
 func JSON(text string) string {

@@ -49,12 +49,7 @@ func (p *Printer) Printf(format string, args ...any) {
 }
 
 // Counted writes a number of things: "1 node", "2 nodes".
-func Counted(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
-}
+func Counted(n int, noun string) string { return legible.Counted(n, noun) }
 
 // Requests in a second, and at once: kubelet's own limits. A change takes some fifty passes of five requests or so, and a roll-out writes
 // each node once; by client-go's default of 5 a second each step would take a second, and 400 nodes more than a minute.

@@ -29,7 +29,7 @@ func TestARollOutIsFollowedToItsEnd(t *testing.T) {
 		w.says("gpu-2", research(api.PhaseWaiting, config.ReasonAwaitingSlot, 20), "research: 1 of 1 nodes of pool research is unavailable: gpu-1")
 		w.says("gpu-1", research(api.PhaseDraining, config.ReasonEvicting, 18), "research: waiting for pods: team/trainer")
 		w.says("gpu-1", research(api.PhaseDraining, config.ReasonEvicting, 17), "research: waiting for pods: team/other") // no line
-		w.says("gpu-1", research(api.PhaseVerifying, config.ReasonAwaitingCapacity, 1), "research: 1 steps left; done: uncordon")
+		w.says("gpu-1", research(api.PhaseVerifying, config.ReasonAwaitingCapacity, 1), "research: 1 step left; done: uncordon")
 		w.says("gpu-1", done(), "research: nvidia.com/gpu 24 = 8 x 3 time-slicing")
 		w.says("gpu-2", done(), "research: nvidia.com/gpu 24 = 8 x 3 time-slicing")
 		w.is(`
@@ -40,7 +40,7 @@ gpu-2  labelled gpuslice.io/profile=research
 00:00:01Z  gpu-1  Waiting  AwaitingWindow: research: the next window opens at 2000-01-01 22:00:00Z
 00:00:02Z  gpu-2  Waiting  AwaitingSlot: research: 1 of 1 nodes of pool research is unavailable: gpu-1
 00:00:03Z  gpu-1  Draining  Evicting: research: waiting for pods: team/trainer
-00:00:05Z  gpu-1  Verifying  AwaitingCapacity: research: 1 steps left; done: uncordon
+00:00:05Z  gpu-1  Verifying  AwaitingCapacity: research: 1 step left; done: uncordon
 00:00:06Z  gpu-1  Converged  research: nvidia.com/gpu 24 = 8 x 3 time-slicing
 00:00:07Z  gpu-2  Converged  research: nvidia.com/gpu 24 = 8 x 3 time-slicing
 profile research: 2 of 2 nodes converged
@@ -454,4 +454,25 @@ func TestWhatCannotBeMeantIsRefused(t *testing.T) {
 			}
 		}, gpu("gpu-1"))
 	}
+}
+
+// The agent counts one wait to several phases, as the step has it that comes next.
+func TestAWaitForTheSameIsOneLine(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.start(apply("--wait")...)
+		w.says("gpu-1", research(api.PhaseWaiting, config.ReasonHandingOver, 9), "research: waiting for kubelet to show the key")
+		w.says("gpu-1", research(api.PhaseApplying, config.ReasonHandingOver, 9), "research: waiting for kubelet to show the key")
+		w.says("gpu-1", research(api.PhaseApplying, config.ReasonEvictionBlocked, 9), "research: PDB web/api")
+		w.says("gpu-1", research(api.PhaseRollingBack, config.ReasonEvictionBlocked, 9), "going back: PDB web/api")
+		w.says("gpu-1", done(), "research: as asked")
+		w.is(`
+gpu-1  labelled gpuslice.io/profile=research
+00:00:00Z  gpu-1  Asked  waiting for its agent to see the label
+00:00:01Z  gpu-1  Waiting  HandingOver: research: waiting for kubelet to show the key
+00:00:03Z  gpu-1  Applying  EvictionBlocked: research: PDB web/api
+00:00:04Z  gpu-1  RollingBack  EvictionBlocked: going back: PDB web/api
+00:00:05Z  gpu-1  Converged  research: as asked
+profile research: 1 of 1 node converged
+`, 0)
+	}, gpu("gpu-1"))
 }

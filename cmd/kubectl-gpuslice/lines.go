@@ -4,13 +4,14 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/cmd/cli"
 )
 
-// lines shows a roll-out where there is no terminal: a line when a node has another state or reason.
+// lines shows a roll-out where there is no terminal: a line when a node has another reason, or comes to its end.
 type lines struct {
 	out   *cli.Printer
-	shown map[string]string // by node, its state and reason
+	shown map[string]string // by node, what it had
 }
 
 func newLines(out *cli.Printer) *lines { return &lines{out: out, shown: map[string]string{}} }
@@ -30,13 +31,17 @@ func (l *lines) say(line string) {
 
 func (l *lines) close() {}
 
-// news is what of a node is worth a line when it changes.
+// news is what of a node is worth a line when it changes. Of a change that is under way the reason says more than the phase: a wait for
+// the same is no news where the agent counts it to another phase.
 func news(f *followed) string {
-	text := f.state() + " " + string(f.reason)
-	if f.reason == "" {
-		text += f.message
+	switch {
+	case f.reason == "":
+		return f.state() + " " + f.message
+	case f.stage == pending && f.phase != api.PhaseRollingBack:
+		return string(f.reason)
+	default:
+		return f.state() + " " + string(f.reason)
 	}
-	return text
 }
 
 // sentence says all of a node in one line.

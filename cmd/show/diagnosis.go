@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/legible"
 )
 
 // Diagnosis writes what a node is found to be like: what is known, why the node is as it is, and the bottom line last, where the eye
@@ -305,7 +306,7 @@ func (d diagnosis) gpus() []string {
 	if len(g.Steps) == 0 {
 		return out
 	}
-	out = append(out, fmt.Sprintf("%d steps left:", len(g.Steps)))
+	out = append(out, legible.Counted(len(g.Steps), "step")+" left:")
 	for _, s := range abridged(g.Steps) {
 		out = append(out, "  "+s)
 	}
