@@ -349,6 +349,6 @@ func (s observed) cancelled(want wish) *Failure {
 		text += " (perhaps " + who + ", which wrote to it then)"
 	}
 	return &Failure{
-		Wish: want.fingerprint, Reason: config.ReasonCancelled, Message: text + " in the middle of the change, which calls it off",
+		Wish: want.fingerprint, Reason: config.ReasonCancelled, Cancelled: true, Message: text + " in the middle of the change, which calls it off",
 	}
 }

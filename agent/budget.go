@@ -25,7 +25,8 @@ type attempt struct {
 	failures int       // in a row
 	next     time.Time // not to be tried before, whatever wakes the loop
 	told     decision  // what followed from it last
-	toldAt   time.Time // when that was news, of what is in use
+	inUse    bool      // it waits for who holds the GPU, which was told at
+	toldAt   time.Time
 }
 
 // tooEarly is what was told when the step failed a moment ago, for as long as it must not be tried again.

@@ -176,7 +176,7 @@ func (a *Agent) apply(ctx context.Context, seen *observed, want *wish, profile c
 // keepsPluginAway reports whether there is no device plugin to be asked for anything because the node has just been registered.
 func (s observed) keepsPluginAway(err error) bool {
 	var waiting *Waiting
-	return errors.As(err, &waiting) && waiting.Reason == config.ReasonNoDevicePlugin &&
+	return errors.As(err, &waiting) && waiting.For == forDevicePlugin &&
 		(s.marks.startup != nil || s.journal != nil && s.journal.Startup != nil)
 }
 

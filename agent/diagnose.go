@@ -143,7 +143,7 @@ func (a *Agent) notYet(ctx context.Context, e evidence) *Waiting {
 func (a *Agent) lookFurther(ctx context.Context, e *evidence, ended error) {
 	var stalled *Stalled
 	switch {
-	case errors.As(ended, &stalled) && stalled.Reason == config.ReasonJournalUnreadable:
+	case errors.As(ended, &stalled) && stalled.Journal:
 		e.unreadable, _, _ = strings.Cut(ended.Error(), "; ")
 	case e.gpus == nil && driverError(ended):
 		e.driver = ended.Error()
@@ -197,7 +197,7 @@ func asked(node *corev1.Node) (label, name string) {
 func driverError(err error) bool {
 	var waiting *Waiting
 	return errors.Is(err, nvml.ErrNoDriver) || errors.Is(err, nvml.ErrUnresponsive) || errors.Is(err, nvml.ErrReplaced) ||
-		errors.As(err, &waiting) && waiting.Reason == config.ReasonDriverNotLoaded
+		errors.As(err, &waiting) && waiting.For == forDriver
 }
 
 // readNode puts into words what the node object says.

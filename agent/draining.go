@@ -74,7 +74,7 @@ func (a *Agent) awaitPods(seen observed, want wish, policy drain.Policy, verdict
 		}
 	}
 	if blocked := blockedOf(verdicts); len(blocked) > 0 {
-		wait.Reason, wait.Message = config.ReasonEvictionBlocked, listed(blocked)
+		wait.Reason, wait.For, wait.Message = config.ReasonEvictionBlocked, forRoom, listed(blocked)
 		wait.Advice = "make room in the budget, or delete the pod, to go on at once; " + callOff(want)
 	}
 	if want.undo { // what was before stands on what they hold

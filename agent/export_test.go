@@ -88,3 +88,6 @@ func (a *Agent) Unforgotten() []string {
 	}
 	return out
 }
+
+// Encode is how a journal is written.
+func Encode(j *Journal) (string, error) { return j.encode() }

@@ -148,7 +148,7 @@ func (a *Agent) drainable(ctx context.Context, seen observed, want wish, steps [
 		a.blockedBy(verdicts)
 		if len(blocked) > 0 {
 			return &Waiting{
-				Reason: config.ReasonEvictionBlocked, After: evictionRetry, Blockers: blocked,
+				Reason: config.ReasonEvictionBlocked, For: forRoom, After: evictionRetry, Blockers: blocked,
 				Message: "nothing is disturbed before these pods may be evicted: " + listed(blocked),
 				Since:   seen.since(config.ReasonEvictionBlocked, a.now()),
 				Advice:  "the node stays schedulable meanwhile, and is looked at again when they change; to call the change off, remove the label",
@@ -201,7 +201,7 @@ func (a *Agent) journal(seen observed, want wish, steps []plan.Step) (*Journal, 
 	if seen.journal != nil {
 		copied := *seen.journal
 		j = &copied
-		j.Previous = slices.Clone(j.Previous)
+		j.Previous, j.Parked = slices.Clone(j.Previous), false
 	}
 	if !want.undo && j.Target != want.name { // the deadlines count for each target
 		j.Target, j.Started = want.name, a.now()
@@ -300,7 +300,7 @@ func (a *Agent) resume(ctx context.Context, seen observed) error {
 	}
 	// Who has uncordoned the node to call the change off wants no cordon in its place, unless pods would meet GPUs that are
 	// not there yet.
-	if undo := seen.journal.Undo; undo != nil && undo.Reason == config.ReasonCancelled && len(seen.capacity.missing) == 0 {
+	if undo := seen.journal.Undo; undo != nil && undo.Cancelled && len(seen.capacity.missing) == 0 {
 		return a.patch(ctx, seen.node, a.fence.Uncover)
 	}
 	return a.patch(ctx, seen.node, a.fence.Open)
@@ -360,7 +360,7 @@ func (a *Agent) learnForGood(ctx context.Context, seen observed, want wish) {
 // giveUp keeps a failure in the journal: from now on the way is back.
 func (a *Agent) giveUp(ctx context.Context, seen observed, want wish, failure *Failure) time.Duration {
 	j := *seen.journal
-	j.Undo = failure
+	j.Undo, j.Parked = failure, false
 	if err := a.amend(ctx, seen, j); err != nil {
 		a.log.Warn("recording the failure", zap.Error(err))
 		return a.settings.Retry.First

@@ -26,7 +26,8 @@ const (
 	journalOfOperands = 2 // labels of operands and units of the host besides
 	journalOfPlugin   = 3 // and the device plugin's config
 	journalOfLost     = 4 // and what the host is owed by a journal that was lost
-	journalVersion    = journalOfLost
+	journalOfEnds     = 5 // and that people have called the change off, or that the node was given back until its reboot
+	journalVersion    = journalOfEnds
 )
 
 // Journal is what must be given back to the node: an annotation that is written before the first change and goes in the
@@ -55,6 +56,7 @@ type Journal struct {
 	NoReset          *noReset           `json:"noReset,omitempty"`    // which GPUs the driver has refused to reset
 	Reboots          []string           `json:"reboots,omitempty"`    // boots in which a reboot was asked for
 	RebootAsked      time.Time          `json:"rebootAsked,omitzero"` // when the last of them was
+	Parked           bool               `json:"parked,omitempty"`     // the node was given back until it is rebooted
 	Forced           bool               `json:"forced,omitempty"`     // people have said that it needs no window
 	Undo             *Failure           `json:"undo,omitempty"`       // the change has failed: back to Previous
 }
@@ -184,6 +186,9 @@ func (j *Journal) encode() (string, error) {
 	}
 	if len(j.Persistent) > 0 {
 		out.Version = journalOfLost
+	}
+	if j.Parked || j.Undo != nil && j.Undo.Cancelled {
+		out.Version = journalOfEnds
 	}
 	b, err := json.Marshal(&out)
 	if err != nil {

@@ -13,7 +13,6 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent/plan"
-	"github.com/gpuslice/gpuslice/config"
 )
 
 const mebibyte = 1 << 20
@@ -123,7 +122,7 @@ func (m *Metrics) Collect(out chan<- prometheus.Metric) {
 	}
 	if m.report.phase != "" {
 		gauge(descReady, bit(m.report.ready == corev1.ConditionTrue), string(m.report.reason))
-		gauge(descConverged, bit(m.report.reason == config.ReasonConverged))
+		gauge(descConverged, bit(m.report.converged))
 		m.count()
 	}
 	if !m.pass.IsZero() {

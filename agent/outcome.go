@@ -41,7 +41,20 @@ type Waiting struct {
 	Advice   string    // what people can do meanwhile
 	Blockers []string  // what is in the way, one by one, for tools
 	Planned  time.Time // when the change begins, in the zone of its window, where a window is waited for
+	For      waitFor   // what others decide by; Reason and Message are for people
 }
+
+// waitFor is what a wait is for, where something follows from that.
+type waitFor int
+
+const (
+	forAnything     waitFor = iota
+	forDriver               // how the GPUs are cannot be told without it
+	forDevicePlugin         // none runs here that could be asked
+	forReboot
+	forRoom // people have to let pods go
+	forTurn // in the pool's line, where the node keeps its place
+)
 
 // Error says all of it, in moments and not in spans: a message that changes by itself would be written to the node again and
 // again.
@@ -66,6 +79,7 @@ func moment(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05Z") 
 type Stalled struct {
 	Reason  config.Reason
 	Message string
+	Journal bool // there is one that this agent cannot read
 }
 
 // Error is the message.
@@ -80,7 +94,8 @@ type decision struct {
 	blockers []string // what is in the way
 	planned  time.Time
 	failure  *Failure // the change is given up, and undone
-	noReset  bool     // the GPU changes its mode at a reboot only: the plan is another one from now on
+	waits    waitFor
+	noReset  bool // the GPU changes its mode at a reboot only: the plan is another one from now on
 }
 
 // decide is the one place where an error becomes a decision.
@@ -91,7 +106,10 @@ func (a *Agent) decide(seen observed, want wish, step plan.Step, err error) deci
 	var refused *plan.Refused
 	switch {
 	case errors.As(err, &waiting):
-		return decision{reason: waiting.Reason, message: waiting.Error(), after: waiting.After, blockers: waiting.Blockers, planned: waiting.Planned}
+		return decision{
+			reason: waiting.Reason, message: waiting.Error(), after: waiting.After, blockers: waiting.Blockers, planned: waiting.Planned,
+			waits: waiting.For,
+		}
 	case errors.As(err, &stalled):
 		return decision{reason: stalled.Reason, message: stalled.Message, after: a.settings.Retry.Longest, stalled: true}
 	case errors.As(err, &refused):
@@ -99,13 +117,13 @@ func (a *Agent) decide(seen observed, want wish, step plan.Step, err error) deci
 	case errors.As(err, &failure):
 		return decision{reason: failure.Reason, message: failure.Message, failure: failure}
 	case errors.Is(err, nvml.ErrReplaced):
-		return decision{reason: config.ReasonDriverNotLoaded, message: err.Error() + "; starting anew"}
+		return decision{reason: config.ReasonDriverNotLoaded, message: err.Error() + "; starting anew", waits: forDriver}
 	case errors.Is(err, nvml.ErrNoDriver):
-		return decision{reason: config.ReasonDriverNotLoaded, message: err.Error() + "; waiting for the driver to be loaded", after: driverRetry}
+		return decision{reason: config.ReasonDriverNotLoaded, message: err.Error() + "; waiting for the driver to be loaded", after: driverRetry, waits: forDriver}
 	case errors.Is(err, nvml.ErrUnresponsive):
 		return decision{
 			reason:  config.ReasonDriverUnresponsive,
-			message: err.Error() + "; nothing is done until it answers (a reboot may be needed)", after: driverRetry,
+			message: err.Error() + "; nothing is done until it answers (a reboot may be needed)", after: driverRetry, waits: forDriver,
 		}
 	case apierrors.IsConflict(err):
 		return decision{reason: config.ReasonRepartitioning, message: "the node object changed meanwhile; looking again", after: conflictRetry}
@@ -137,8 +155,8 @@ func (a *Agent) inUse(seen observed, want wish, step plan.Step, err error) decis
 		}}
 	}
 	tried := a.budget.attempts[step.String()]
-	if tried.told.reason != config.ReasonGPUInUse || now.Sub(tried.toldAt) >= inUseNews {
-		tried.toldAt = now
+	if !tried.inUse || now.Sub(tried.toldAt) >= inUseNews {
+		tried.inUse, tried.toldAt = true, now
 		wait := Waiting{Message: err.Error() + "; waiting for that to end", Advice: "end it to go on at once"}
 		if seen.journal != nil {
 			wait.Since = seen.journal.Started

@@ -249,7 +249,7 @@ func (a *Agent) awaitReboot(j Journal) error {
 		who = "logind"
 	}
 	return &Waiting{
-		Reason: config.ReasonNeedsReboot, After: rebootRetry,
+		Reason: config.ReasonNeedsReboot, For: forReboot, After: rebootRetry,
 		Message: fmt.Sprintf("waiting for %s to reboot the node, asked for at %s, given up at %s",
 			who, j.RebootAsked.Format(time.RFC3339), until.Format(time.RFC3339)),
 	}
@@ -260,7 +260,7 @@ func (a *Agent) awaitReboot(j Journal) error {
 func (a *Agent) park(ctx context.Context, seen observed, want wish) error {
 	j := *seen.journal
 	uncordon := j.Cordoned && !seen.foreignCordon()
-	j.Cordoned, j.Paused, j.Stopped = false, nil, nil
+	j.Cordoned, j.Paused, j.Stopped, j.Parked = false, nil, nil, true
 	var startup []corev1.Taint // no pods are wanted on what a fresh node is until then
 	if j.Startup != nil {
 		startup = append(startup, j.Startup.taint())

@@ -193,7 +193,7 @@ func (a *Agent) observeRecord(ctx context.Context, seen *observed) error {
 	case text == h.now.Journal || sent:
 		j, err := parseJournal(text)
 		if err != nil {
-			return &Stalled{Reason: config.ReasonJournalUnreadable, Message: err.Error() +
+			return &Stalled{Reason: config.ReasonJournalUnreadable, Journal: true, Message: err.Error() +
 				"; nothing is changed. Run the agent that wrote it; or remove the annotation " + config.AnnotationJournal +
 				": what is ours on the node is given back then, and its GPUs stay as they are"}
 		}

@@ -185,7 +185,7 @@ func (a *Agent) owing(ctx context.Context, node *corev1.Node) (debts, error) {
 		}
 		seen.leftovers.adopts = err == nil && a.adopts(seen.pods)
 	}
-	if seen.journal != nil && !parkedBy(node, seen.journal) {
+	if seen.journal != nil && !seen.journal.Parked {
 		left.ours = append(left.ours, seen.journal.summary())
 	}
 	if a.fence.Stands(node) {
@@ -198,10 +198,4 @@ func (a *Agent) owing(ctx context.Context, node *corev1.Node) (debts, error) {
 		left.others = append(left.others, "the taint "+corev1.TaintNodeUnschedulable+", which the controller manager takes away")
 	}
 	return left, nil
-}
-
-// parkedBy reports whether the change waits for a reboot, by what the agent says.
-func parkedBy(node *corev1.Node, journal *Journal) bool {
-	c := condition(node)
-	return !journal.Cordoned && len(journal.Paused) == 0 && c != nil && c.Reason == string(config.ReasonNeedsReboot)
 }

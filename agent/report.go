@@ -33,15 +33,18 @@ const mostBlockers = 100
 
 // report is what one pass tells.
 type report struct {
-	phase    Phase
-	state    config.State           // empty: the label is left as it is
-	ready    corev1.ConditionStatus // of GPUPartitionReady
-	reason   config.Reason
-	message  string
-	blockers []string // what is in the way, one by one
-	left     int      // steps
-	drain    drainReport
-	planned  time.Time // when the change begins that waits for its window
+	phase   Phase
+	state   config.State           // empty: the label is left as it is
+	ready   corev1.ConditionStatus // of GPUPartitionReady
+	reason  config.Reason
+	message string
+	// converged: what is asked for is there, and proven.
+	converged bool
+	blocked   bool     // people have to let pods go
+	blockers  []string // what is in the way, one by one
+	left      int      // steps
+	drain     drainReport
+	planned   time.Time // when the change begins that waits for its window
 }
 
 // conclude tells what the pass has found and done, and returns how long the loop may sleep. It is the only writer of the
@@ -157,11 +160,13 @@ func reportOf(seen observed, want wish, steps []plan.Step, err error, d decision
 		}
 	case d.stalled:
 		return report{phase: PhaseStalled, ready: corev1.ConditionFalse, reason: d.reason, state: config.StateFailed, message: stalled(seen, want, d)}
-	case d.reason == config.ReasonDriverNotLoaded || d.reason == config.ReasonDriverUnresponsive:
+	case d.waits == forDriver:
 		return report{phase: PhaseWaiting, ready: corev1.ConditionUnknown, reason: d.reason, message: d.message}
 	}
-	r := report{phase: PhaseWaiting, ready: corev1.ConditionFalse, reason: d.reason, state: config.StatePending, message: d.message}
-	if d.reason == config.ReasonNeedsReboot {
+	r := report{
+		phase: PhaseWaiting, ready: corev1.ConditionFalse, reason: d.reason, state: config.StatePending, message: d.message, blocked: d.waits == forRoom,
+	}
+	if d.waits == forReboot {
 		r.state = config.StateRebooting
 	}
 	if len(steps) > 0 {
@@ -197,7 +202,7 @@ func atRest(seen observed, want wish) report {
 		}
 	}
 	return report{
-		phase: PhaseIdle, ready: corev1.ConditionTrue, reason: config.ReasonConverged, state: config.StateSuccess,
+		phase: PhaseIdle, ready: corev1.ConditionTrue, converged: true, reason: config.ReasonConverged, state: config.StateSuccess,
 		message: converged(seen, want),
 	}
 }
@@ -414,7 +419,7 @@ func (a *Agent) tellState(ctx context.Context, seen observed, r report) error {
 // outlived reports whether the state label says that something has failed which nobody asks for any more. Tools that wait for the label have
 // had the time of a heartbeat to see it; a success is still true, and a mig-manager's word is its own.
 func (a *Agent) outlived(seen observed, r report) bool {
-	return r.reason == config.ReasonNoWish && r.state == "" && config.State(seen.node.Labels[config.LabelMIGConfigState]) == config.StateFailed &&
+	return r.phase == PhaseIdle && !r.converged && r.state == "" && config.State(seen.node.Labels[config.LabelMIGConfigState]) == config.StateFailed &&
 		seen.record.status.Reason == config.ReasonNoWish && a.now().Sub(seen.record.status.Since) >= a.settings.NodeHeartbeat && !seen.leftovers.migManager
 }
 
@@ -427,7 +432,7 @@ func (a *Agent) tellMetadata(ctx context.Context, seen observed, r report, text 
 	if text != "" && seen.node.Annotations[config.AnnotationStatus] != text {
 		annotations[config.AnnotationStatus] = &text
 	}
-	if _, forced := seen.node.Annotations[config.AnnotationForce]; forced && (r.reason == config.ReasonConverged || r.reason == config.ReasonNoWish) {
+	if _, forced := seen.node.Annotations[config.AnnotationForce]; forced && r.phase == PhaseIdle {
 		annotations[config.AnnotationForce] = nil // it was for this change, or for one that is wanted no more: the next one is to wait for its window
 	}
 	if len(annotations) == 0 {
@@ -439,7 +444,7 @@ func (a *Agent) tellMetadata(ctx context.Context, seen observed, r report, text 
 // keep adds what the next changes go by.
 func (a *Agent) keep(status *Status, seen observed, want wish, r report) {
 	status.Next, status.Proven, status.Cut, status.Took = r.planned.UTC(), seen.record.status.Proven, seen.record.status.Cut, seen.record.status.Took
-	if r.reason == config.ReasonConverged {
+	if r.converged {
 		status.Proven, status.Cut = want.fingerprint, ""
 		if hasInstances(seen.gpus) {
 			status.Cut = seen.boot.id
@@ -569,7 +574,7 @@ func (a *Agent) eventf(node *corev1.Node, kind string, reason config.Reason, for
 }
 
 func eventType(r report) string {
-	if r.ready == corev1.ConditionTrue || r.state == config.StatePending && r.reason != config.ReasonEvictionBlocked {
+	if r.ready == corev1.ConditionTrue || r.state == config.StatePending && !r.blocked {
 		return corev1.EventTypeNormal
 	}
 	return corev1.EventTypeWarning

@@ -110,7 +110,9 @@ func (w *pluginWish) as(now *config.PluginConfig) bool {
 func (a *Agent) noHandover(seen observed) error {
 	why := seen.plugin.why
 	if len(seen.devicePlugin.pods) == 0 {
-		return &Waiting{Reason: config.ReasonNoDevicePlugin, Message: "nothing is disturbed: " + why, After: driverRetry, Advice: a.deployPlugin(seen)}
+		return &Waiting{
+			Reason: config.ReasonNoDevicePlugin, For: forDevicePlugin, Message: "nothing is disturbed: " + why, After: driverRetry, Advice: a.deployPlugin(seen),
+		}
 	}
 	return &Stalled{Reason: config.ReasonNoHandover, Message: why}
 }

@@ -125,7 +125,7 @@ func (a *Agent) askForSlot(ctx context.Context, seen observed, turn fleet.Change
 // poolPaused says why no node of the pool begins anything.
 func (a *Agent) poolPaused(s observed, why string) *Waiting {
 	wait := &Waiting{
-		Reason: config.ReasonPoolPaused, Message: fmt.Sprintf("pool %s begins nothing: %s", s.pool.Name, why),
+		Reason: config.ReasonPoolPaused, For: forTurn, Message: fmt.Sprintf("pool %s begins nothing: %s", s.pool.Name, why),
 		Blockers: []string{"pool " + s.pool.Name + " is paused: " + why},
 	}
 	if !strings.Contains(why, config.AnnotationPaused) { // as what people write may say as well
@@ -142,7 +142,7 @@ func (a *Agent) awaitSlot(seen observed, full *fleet.Full) *Waiting {
 		a.turn.full, a.turn.fullAt = full, now
 	}
 	return &Waiting{
-		Reason: config.ReasonAwaitingSlot, After: full.Retry, Since: seen.since(config.ReasonAwaitingSlot, a.now()),
+		Reason: config.ReasonAwaitingSlot, For: forTurn, After: full.Retry, Since: seen.since(config.ReasonAwaitingSlot, a.now()),
 		Message: a.turn.full.Error(), Blockers: a.turn.full.Unavailable,
 		Advice: "the node is as it was meanwhile, and has its turn by the age of its wish",
 	}
@@ -155,7 +155,7 @@ func (a *Agent) standBack(ctx context.Context, seen observed, step plan.Step, er
 	waits := errors.As(err, &wait)
 	switch {
 	case err == nil, seen.disturbed(), apierrors.IsConflict(err):
-	case waits && (wait.Reason == config.ReasonAwaitingSlot || wait.Reason == config.ReasonPoolPaused):
+	case waits && wait.For == forTurn:
 	case !waits && step.Kind == plan.AcquireSlot:
 	default:
 		a.leavePool(ctx, seen)
@@ -197,7 +197,7 @@ func (a *Agent) endTurn(ctx context.Context, seen observed, want wish) {
 // countFailure tells the pool that the change has failed here: too many in a row, and it pauses itself. What people have called off, and
 // what is only put off, has not failed.
 func (a *Agent) countFailure(ctx context.Context, seen observed, failure *Failure) {
-	if failure == nil || failure.Later || failure.Reason == config.ReasonCancelled || !seen.pooled() {
+	if failure == nil || failure.Later || failure.Cancelled || !seen.pooled() {
 		return
 	}
 	if err := a.turn.slots.Fail(ctx, seen.poolOf(), a.turnOf(seen), string(failure.Reason)+": "+failure.Message); err != nil {

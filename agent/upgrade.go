@@ -42,7 +42,7 @@ func (a *Agent) makeWay(ctx context.Context, seen *observed) error {
 		return err
 	}
 	wait := &Waiting{
-		Reason: config.ReasonDriverNotLoaded, After: driverRetry, Since: a.upgrade.since,
+		Reason: config.ReasonDriverNotLoaded, For: forDriver, After: driverRetry, Since: a.upgrade.since,
 		Message: fmt.Sprintf("the driver is being upgraded, as %s says; nothing is done until that is over", seen.marks.upgrade),
 	}
 	until := a.upgrade.since.Add(a.settings.Timeouts.DriverUpgrade)

@@ -65,6 +65,8 @@ type Failure struct {
 	Reason  config.Reason `json:"reason"`
 	Message string        `json:"message"`
 	Later   bool          `json:"later,omitempty"` // it is put off: tried again when it may be
+	// Cancelled: people have called it off, by lifting the cordon.
+	Cancelled bool `json:"cancelled,omitempty"`
 }
 
 // Error is the message.

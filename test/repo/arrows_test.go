@@ -22,7 +22,7 @@ var arrows = map[string][]string{
 
 	"cmd/cli":              {"agent/legible"},
 	"cmd/kubectl-gpuslice": {"agent/api", "agent/legible", "cmd/cli", "config"},
-	"cmd/show":             {"agent/api", "nvml"},
+	"cmd/show":             {"agent/api", "agent/legible", "nvml"},
 
 	"drain":                   {"drain/holders"},
 	"drain/fence":             {"drain/holders", "drain/plain"},
