@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
 // ask asks for a preview and gives the agent's answer, after as many passes as it takes.
@@ -152,7 +153,7 @@ func TestANodeWithoutItsDriverSaysSoInTheAnswer(t *testing.T) {
 		w := newWorld(t, h100)
 		w.settle(config.ReasonNoWish)
 		w.edit(func(n *corev1.Node) {
-			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelOperandPrefix+"dcgm", config.PausedForDriverUpgrade)
+			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelOperandPrefix+"dcgm", fence.PausedForDriverUpgrade)
 		})
 		if given := w.ask(config.LabelMIGConfig + "=all-disabled"); !strings.Contains(given.Refused, "the driver is being upgraded") {
 			t.Errorf("the answer is %+v", given)

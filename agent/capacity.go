@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -228,7 +229,7 @@ func (a *Agent) deployPlugin(seen observed) string {
 	if len(taints) > 0 {
 		text += ", and to tolerate " + listed(taints)
 	}
-	if value, there := seen.node.Labels[config.LabelDevicePlugin]; there && value != deployed {
+	if value, there := seen.node.Labels[config.LabelDevicePlugin]; there && value != fence.DeployedValue {
 		text += fmt.Sprintf("; label %s=%s keeps that of the GPU Operator away", config.LabelDevicePlugin, value)
 	}
 	return text + a.pretenders(seen.pods)

@@ -14,6 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
@@ -90,7 +91,9 @@ func (e evidence) cordonedByOthers() []Finding {
 }
 
 // pausesOnly reports whether the labels that the tool leaves are all there is of it; see operandsPaused.
-func pausesOnly(tool string) bool { return tool == toolMIGManager || tool == toolDriverManager }
+func pausesOnly(tool string) bool {
+	return tool == fence.ToolMIGManager || tool == fence.ToolDriverManager
+}
 
 func (e evidence) kubeletAway() []Finding {
 	k := e.kubeletSeen
@@ -116,7 +119,7 @@ func (e evidence) driverAway() []Finding {
 		Cause: CauseDriverAway, Evidence: e.driver, Agent: "waits for the driver, and goes on when it is there", Waits: e.ours(),
 		You: "see why the driver is not there", Command: "nvidia-smi # on " + e.node.Name + ", or the log of the driver's pod",
 	}
-	if slices.ContainsFunc(e.paused, func(o OperandSeen) bool { return o.By == toolDriverManager }) {
+	if slices.ContainsFunc(e.paused, func(o OperandSeen) bool { return o.By == fence.ToolDriverManager }) {
 		f.You, f.Command = "see how far the upgrade of the driver has come", "kubectl get pods -A --field-selector spec.nodeName="+e.node.Name+" | grep driver"
 	}
 	return []Finding{f}
@@ -321,12 +324,12 @@ func (e evidence) operandsPaused() []Finding {
 			continue
 		case o.By == toolOurs:
 			f.Agent = "gives the label its value \"true\" back"
-		case o.By == toolMIGManager && runsMIGManager(e.pods):
+		case o.By == fence.ToolMIGManager && runsMIGManager(e.pods):
 			f.Agent = "leaves it alone: mig-manager runs on this node, and minds its labels itself"
 			f.You, f.Command = "see what it does", "kubectl get pods -A -l app="+migManagerLabel+" --field-selector spec.nodeName="+e.node.Name
-		case o.By == toolMIGManager && slices.Contains(e.settings.Recover.Adopt, config.AdoptMIGManager):
+		case o.By == fence.ToolMIGManager && slices.Contains(e.settings.Recover.Adopt, config.AdoptMIGManager):
 			f.Agent = "gives the label its value \"true\" back, since recover.adopt names " + config.AdoptMIGManager
-		case o.By == toolMIGManager:
+		case o.By == fence.ToolMIGManager:
 			f.Agent = "leaves it alone, unless recover.adopt names " + config.AdoptMIGManager
 			f.You, f.Command = "if mig-manager does not run here any more, have its labels restored", "gpuslice-agent recover --adopt "+config.AdoptMIGManager
 		default:
@@ -340,7 +343,7 @@ func (e evidence) operandsPaused() []Finding {
 }
 
 func (e evidence) taintLeft() []Finding {
-	taint := unschedulableTaint(e.node)
+	taint := fence.CordonTaint(e.node)
 	if taint == nil || e.node.Spec.Unschedulable {
 		return nil
 	}

@@ -236,8 +236,7 @@ func describeKubelet(node *corev1.Node, deaf error) KubeletSeen {
 
 // Who pauses operands, by the values that they write.
 const (
-	toolOurs          = "gpuslice"
-	toolDriverManager = "k8s-driver-manager"
+	toolOurs = "gpuslice"
 
 	pausedPrefix = "paused-for-"
 )
@@ -252,10 +251,10 @@ func (e *evidence) pausedOperands() []OperandSeen {
 		}
 		o := OperandSeen{Label: label, Value: value, By: "somebody who writes " + value}
 		switch {
-		case strings.Contains(value, config.PausedForDriverUpgrade): // also behind the pause of another
-			o.By = toolDriverManager
-		case value == pausedByMIGManager:
-			o.By = toolMIGManager
+		case strings.Contains(value, fence.PausedForDriverUpgrade): // also behind the pause of another
+			o.By = fence.ToolDriverManager
+		case value == fence.PausedForMIGChange:
+			o.By = fence.ToolMIGManager
 		case value == fence.PausedValue:
 			o.By = toolOurs
 		}
@@ -416,15 +415,6 @@ func (e evidence) taints() []TaintSeen {
 		out = append(out, seen)
 	}
 	return out
-}
-
-func unschedulableTaint(node *corev1.Node) *corev1.Taint {
-	for i, t := range node.Spec.Taints {
-		if t.Key == corev1.TaintNodeUnschedulable {
-			return &node.Spec.Taints[i]
-		}
-	}
-	return nil
 }
 
 // stateMayGo is of a pod that nobody has asked to leave, and that would be let go.

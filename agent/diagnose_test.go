@@ -232,7 +232,7 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 			causes: []agent.Cause{agent.CauseOperandsPaused}, verdict: agent.VerdictNotOurs,
 			says: []string{"leaves it alone, unless recover.adopt names mig-manager", "$ gpuslice-agent recover --adopt mig-manager"},
 		}, {
-			name: "17: operands that the driver manager has left paused", provoke: func(w *world) { w.operand(operandDCGM, config.PausedForDriverUpgrade) },
+			name: "17: operands that the driver manager has left paused", provoke: func(w *world) { w.operand(operandDCGM, fence.PausedForDriverUpgrade) },
 			causes: []agent.Cause{agent.CauseDriverAway, agent.CauseOperandsPaused}, verdict: agent.VerdictNotOurs,
 			says: []string{"the driver is being upgraded", "$ kubectl label node gpu-1 nvidia.com/gpu.deploy.dcgm=true --overwrite"},
 		}, {

@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
@@ -352,7 +353,7 @@ func TestTheAgentLetsGoOfADriverThatIsBeingUpgraded(t *testing.T) {
 		w.restart()
 		w.converge("all-balanced")
 		before := d.looks
-		w.edit(func(n *corev1.Node) { n.Labels[plugin] = config.PausedForDriverUpgrade })
+		w.edit(func(n *corev1.Node) { n.Labels[plugin] = fence.PausedForDriverUpgrade })
 		w.spend(time.Minute)
 		if c := w.condition(); d.released == 0 || d.looks != before || c.Status != corev1.ConditionUnknown {
 			t.Errorf("let go %d times, looked %d times more; the node says %s %s: %s", d.released, d.looks-before, c.Status, c.Reason, c.Message)

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/test/fullfs"
 )
 
@@ -191,17 +192,17 @@ func TestAnUpgradeOfTheDriverIsWhatOperandsSayAndEndsOrIsTold(t *testing.T) {
 		w.restart()
 		w.converge("all-1g.10gb")
 		w.edit(func(n *corev1.Node) {
-			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelOperandPrefix+"anything", config.PausedForDriverUpgrade)
+			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelOperandPrefix+"anything", fence.PausedForDriverUpgrade)
 		})
 		w.spend(10 * time.Minute)
 		if c := w.condition(); c.Reason != string(config.ReasonConverged) {
 			t.Errorf("by a label of no operand, %s: %s", c.Reason, c.Message)
 		}
 		w.edit(func(n *corev1.Node) {
-			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelOperandPrefix+"dcgm", config.PausedForDriverUpgrade)
+			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelOperandPrefix+"dcgm", fence.PausedForDriverUpgrade)
 		})
 		c := w.settle(config.ReasonDriverNotLoaded)
-		if strings.Contains(c.Message, "kubectl") || !strings.Contains(c.Message, config.LabelOperandPrefix+"dcgm="+config.PausedForDriverUpgrade) {
+		if strings.Contains(c.Message, "kubectl") || !strings.Contains(c.Message, config.LabelOperandPrefix+"dcgm="+fence.PausedForDriverUpgrade) {
 			t.Errorf("people are sent there at once, or the label is not named: %s", c.Message)
 		}
 		w.spend(40 * time.Minute)

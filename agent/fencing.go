@@ -161,7 +161,9 @@ func (a *Agent) drainable(ctx context.Context, seen observed, want wish, steps [
 // atWork names the other tools that work on the node, by what they have written on it. What one has only announced is no reason
 // to wait, nor is what a mig-manager has left that is not there any more.
 func (s observed) atWork() []string {
-	return s.tools(func(m fence.Marker) bool { return !m.Planned && (m.Tool != toolMIGManager || s.leftovers.migManager) })
+	return s.tools(func(m fence.Marker) bool {
+		return !m.Planned && (m.Tool != fence.ToolMIGManager || s.leftovers.migManager)
+	})
 }
 
 // cordoning names those that rely on the node's cordon.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -400,7 +401,7 @@ func TestASlotIsRenewedWhileTheDriverIsAway(t *testing.T) {
 		w.label("all-1g.10gb")
 		w.passes("the pause", func() bool { return w.values()[config.LabelDevicePlugin] != "true" })
 		w.edit(func(n *corev1.Node) { // the driver is upgraded
-			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelOperandPrefix+"dcgm", config.PausedForDriverUpgrade)
+			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelOperandPrefix+"dcgm", fence.PausedForDriverUpgrade)
 		})
 		for range 10 {
 			w.spend(time.Minute)
@@ -471,7 +472,7 @@ func TestALookThatEndsEarlyDoesNotSayThatNothingIsPlanned(t *testing.T) {
 		w.label("all-1g.10gb")
 		w.says(config.ReasonAwaitingWindow)
 		w.edit(func(n *corev1.Node) {
-			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelOperandPrefix+"dcgm", config.PausedForDriverUpgrade)
+			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelOperandPrefix+"dcgm", fence.PausedForDriverUpgrade)
 		})
 		w.says(config.ReasonDriverNotLoaded)
 		if p := w.planned(); p.Status != corev1.ConditionTrue {

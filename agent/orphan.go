@@ -14,16 +14,6 @@ import (
 	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
-// What NVIDIA's k8s-mig-manager leaves on a node when it dies or fails in the middle: labels of operands with this value. Of what
-// they were before it keeps no record; it only ever pauses what is not "false".
-const (
-	pausedByMIGManager = "paused-for-mig-change"
-	deployed           = "true"
-)
-
-// toolMIGManager is what fence.Markers calls it.
-const toolMIGManager = "mig-manager"
-
 // migManagerLabel marks the pods of a k8s-mig-manager, which minds its own labels while it lives.
 const migManagerLabel = "nvidia-mig-manager"
 
@@ -79,9 +69,9 @@ func (a *Agent) orphanOn(seen *observed) orphan {
 	o.forged, o.host = seen.record.forged, seen.record.owed
 	o.labels = map[string]string{}
 	for _, label := range fence.LeftPaused(seen.node, a.record.operands(a.settings.Operands), fence.PausedValue) {
-		o.labels[label] = deployed // no other value is paused
+		o.labels[label] = fence.DeployedValue // no other value is paused
 	}
-	theirs := fence.LeftPaused(seen.node, a.settings.Operands, pausedByMIGManager)
+	theirs := fence.LeftPaused(seen.node, a.settings.Operands, fence.PausedForMIGChange)
 	if !seen.leftovers.adopts || len(theirs) == 0 {
 		return o
 	}
@@ -89,7 +79,7 @@ func (a *Agent) orphanOn(seen *observed) orphan {
 		return o
 	}
 	for _, label := range theirs {
-		o.labels[label] = deployed
+		o.labels[label] = fence.DeployedValue
 	}
 	return o
 }
@@ -121,7 +111,7 @@ func (s observed) pausedHere(o fence.Operand) bool {
 	if s.journal != nil {
 		_, left = s.journal.Paused[o.Label]
 	}
-	return left && s.leftovers.adopts && o.Value == pausedByMIGManager
+	return left && s.leftovers.adopts && o.Value == fence.PausedForMIGChange
 }
 
 // paused reports whether the device plugin is away by its label, so that nobody offers GPUs.

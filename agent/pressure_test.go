@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -309,7 +310,7 @@ func TestADriverThatIsBeingUpgradedIsNotLookedAtInBetween(t *testing.T) {
 			t.Errorf("%d looks in a minute", looks)
 		}
 		p.edit(func(n *corev1.Node) {
-			n.Labels = map[string]string{config.LabelDevicePlugin: config.PausedForDriverUpgrade}
+			n.Labels = map[string]string{config.LabelDevicePlugin: fence.PausedForDriverUpgrade}
 		})
 		p.agent.Pass(t.Context())
 		looks = 0

@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/drain/host"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
@@ -475,7 +476,7 @@ func TestADriverUpgradeDoesNotUseUpTheTimeForCapacity(t *testing.T) {
 		})
 		w.spend(10 * time.Second)
 		t.Log(w.condition().Reason, w.condition().Message)
-		w.edit(func(n *corev1.Node) { n.Labels[plugin] = config.PausedForDriverUpgrade })
+		w.edit(func(n *corev1.Node) { n.Labels[plugin] = fence.PausedForDriverUpgrade })
 		w.spend(2 * w.settings.Timeouts.Capacity)
 		w.edit(func(n *corev1.Node) { n.Labels[plugin] = "true" })
 		w.spend(10 * time.Second) // the plugin starts

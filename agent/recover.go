@@ -150,7 +150,7 @@ func (a *Agent) Restore(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	labels := fence.LeftPaused(node, a.settings.Operands, pausedByMIGManager)
+	labels := fence.LeftPaused(node, a.settings.Operands, fence.PausedForMIGChange)
 	switch {
 	case len(labels) == 0:
 		return nil, nil
@@ -159,7 +159,7 @@ func (a *Agent) Restore(ctx context.Context) ([]string, error) {
 	}
 	values := map[string]string{}
 	for _, label := range labels {
-		values[label] = deployed
+		values[label] = fence.DeployedValue
 	}
 	return labels, a.patch(ctx, node, func(node *corev1.Node) ([]byte, error) { return fence.SetLabels(node, values) })
 }
@@ -194,7 +194,7 @@ func (a *Agent) owing(ctx context.Context, node *corev1.Node) (debts, error) {
 	if o := a.orphanOn(&seen); o.is() {
 		left.ours = append(left.ours, o.String())
 	}
-	if !node.Spec.Unschedulable && unschedulableTaint(node) != nil { // pods stay away until it is gone
+	if !node.Spec.Unschedulable && fence.CordonTaint(node) != nil { // pods stay away until it is gone
 		left.others = append(left.others, "the taint "+corev1.TaintNodeUnschedulable+", which the controller manager takes away")
 	}
 	return left, nil

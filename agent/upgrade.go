@@ -26,7 +26,7 @@ func (u *upgrade) forget(time.Time) { u.since = time.Time{} }
 func (a *Agent) makeWay(ctx context.Context, seen *observed) error {
 	node := seen.node
 	// It stands behind an underscore where the operand was paused before, by us too.
-	i := slices.IndexFunc(a.settings.Operands, func(key string) bool { return strings.HasSuffix(node.Labels[key], config.PausedForDriverUpgrade) })
+	i := slices.IndexFunc(a.settings.Operands, func(key string) bool { return strings.HasSuffix(node.Labels[key], fence.PausedForDriverUpgrade) })
 	if i < 0 {
 		a.upgrade.since = time.Time{}
 		return nil
@@ -62,7 +62,7 @@ func (a *Agent) giveWay(ctx context.Context, seen observed) {
 	if seen.marks.upgrade == "" { // nor was the node seen, if the look has ended before
 		return
 	}
-	others := seen.tools(func(m fence.Marker) bool { return m.Cordons && m.Tool != toolDriverManager })
+	others := seen.tools(func(m fence.Marker) bool { return m.Cordons && m.Tool != fence.ToolDriverManager })
 	if _, kept := seen.node.Annotations[config.AnnotationKeepCordoned]; kept || len(others) > 0 {
 		return
 	}

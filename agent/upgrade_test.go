@@ -18,7 +18,7 @@ func (w *world) upgrade(operand string, on bool) {
 	w.t.Helper()
 	w.edit(func(n *corev1.Node) {
 		if on {
-			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelOperandPrefix+operand, config.PausedForDriverUpgrade)
+			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelOperandPrefix+operand, fence.PausedForDriverUpgrade)
 		} else {
 			delete(n.Labels, config.LabelOperandPrefix+operand)
 		}

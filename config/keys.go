@@ -12,12 +12,10 @@ const (
 	LabelMIGStrategy = "nvidia.com/mig.strategy"
 )
 
-// Labels by which NVIDIA's GPU operator deploys its operands, and its driver manager pauses them before it unloads the
-// driver for an upgrade.
+// Labels by which NVIDIA's GPU operator deploys its operands.
 const (
-	LabelOperandPrefix     = "nvidia.com/gpu.deploy."
-	LabelDevicePlugin      = LabelOperandPrefix + "device-plugin"
-	PausedForDriverUpgrade = "paused-for-driver-upgrade"
+	LabelOperandPrefix = "nvidia.com/gpu.deploy."
+	LabelDevicePlugin  = LabelOperandPrefix + "device-plugin"
 )
 
 // Labels of the node that the agent writes.

@@ -255,7 +255,7 @@ func Cordoner(node *corev1.Node) (who string, since time.Time, ok bool) {
 			since = m.Time.Time
 		}
 	}
-	if t := cordonTaint(node); t != nil && t.TimeAdded != nil {
+	if t := CordonTaint(node); t != nil && t.TimeAdded != nil {
 		since = t.TimeAdded.Time
 	}
 	return strings.Join(managers, ", "), since, true
@@ -279,7 +279,7 @@ const atOnce = 2 * time.Second
 // so nobody owns it; kubectl, which writes nothing else, is gone from managedFields with it, and the entry of whoever had
 // cordoned keeps its time. So an empty who is mostly kubectl, and a who that is not empty is a guess.
 func Uncordoner(node *corev1.Node, ours string) (who string, when time.Time) {
-	if node.Spec.Unschedulable || cordonTaint(node) != nil {
+	if node.Spec.Unschedulable || CordonTaint(node) != nil {
 		return "", time.Time{}
 	}
 	for _, m := range node.ManagedFields {
@@ -300,14 +300,9 @@ func Uncordoner(node *corev1.Node, ours string) (who string, when time.Time) {
 	return strings.Join(managers, ", "), when
 }
 
-// UnschedulableTaintLeft reports whether the node is not cordoned while the cordon's taint still keeps pods away from it.
-// The controller manager takes the taint away in less than a second; if it stays, the controller manager is not at work.
-func UnschedulableTaintLeft(node *corev1.Node) bool {
-	return !node.Spec.Unschedulable && cordonTaint(node) != nil
-}
-
-// cordonTaint is the taint that the control plane puts on a cordoned node, or nil.
-func cordonTaint(node *corev1.Node) *corev1.Taint {
+// CordonTaint is the taint that the control plane puts on a cordoned node, or nil. It takes the taint away within a second of the
+// uncordon; if it stays, the controller manager is not at work, and pods stay away.
+func CordonTaint(node *corev1.Node) *corev1.Taint {
 	for i, t := range node.Spec.Taints {
 		if t.Key == corev1.TaintNodeUnschedulable {
 			return &node.Spec.Taints[i]

@@ -56,18 +56,9 @@ func fencedNode(t *testing.T) string {
 	})
 	change(t, client, n.Name, raise)
 	clustertest.Eventually(t, "the cordon's taint is there", func(ctx context.Context) (bool, error) {
-		return hasCordonTaint(readNode(ctx, t, client, n.Name)), nil
+		return fence.CordonTaint(readNode(ctx, t, client, n.Name)) != nil, nil
 	})
 	return n.Name
-}
-
-func hasCordonTaint(n *corev1.Node) bool {
-	for _, t := range n.Spec.Taints {
-		if t.Key == corev1.TaintNodeUnschedulable {
-			return true
-		}
-	}
-	return false
 }
 
 // lifted waits until the control plane has taken the cordon's taint away, and gives the node as it is then.
@@ -76,7 +67,7 @@ func lifted(t *testing.T, name string) (now *corev1.Node) {
 	client := clustertest.Client(t)
 	clustertest.Eventually(t, "the cordon's taint is gone", func(ctx context.Context) (bool, error) {
 		now = readNode(ctx, t, client, name)
-		return !now.Spec.Unschedulable && !fence.UnschedulableTaintLeft(now), nil
+		return !now.Spec.Unschedulable && fence.CordonTaint(now) == nil, nil
 	})
 	return now
 }
@@ -104,7 +95,7 @@ func TestClusterNamesAControllerThatUncordonsAndNotesIt(t *testing.T) {
 	patched := mustPatchNode(t, clustertest.Client(t), name, "machine-config-controller",
 		`{"metadata":{"annotations":{"machineconfiguration.openshift.io/lastAppliedDrain":"uncordon-1"}},"spec":{"unschedulable":false}}`)
 	// The controller manager cannot have seen what the patch answers with.
-	if !fence.UnschedulableTaintLeft(patched) {
+	if patched.Spec.Unschedulable || fence.CordonTaint(patched) == nil {
 		t.Errorf("no taint is left at the moment of the uncordon: %v", patched.Spec)
 	}
 	if who, when := fence.Uncordoner(patched, "agent"); who != "" || !when.IsZero() {

@@ -320,21 +320,12 @@ func TestUncordonerIsWhoWroteSomethingElseAtThatTime(t *testing.T) {
 	}
 }
 
-func TestUnschedulableTaintIsLeftOnANodeThatIsNotCordoned(t *testing.T) {
-	for _, c := range []struct {
-		name string
-		node *corev1.Node
-		want bool
-	}{
-		{"cordoned", node(cordoned, tainted(cordonTaint)), false},
-		{"cordoned a moment ago", node(cordoned), false},
-		{"free", node(tainted(foreignTaint)), false},
-		{"uncordoned, and the controller manager is away", node(tainted(foreignTaint, cordonTaint)), true},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			if got := fence.UnschedulableTaintLeft(c.node); got != c.want {
-				t.Errorf("UnschedulableTaintLeft is %v, want %v", got, c.want)
-			}
-		})
+func TestCordonTaintIsThatOfTheControlPlane(t *testing.T) {
+	n := node(tainted(foreignTaint, cordonTaint))
+	if got := fence.CordonTaint(n); got != &n.Spec.Taints[1] {
+		t.Errorf("CordonTaint is %v, want %v", got, cordonTaint)
+	}
+	if got := fence.CordonTaint(node(cordoned, tainted(foreignTaint))); got != nil {
+		t.Errorf("CordonTaint of a node that was cordoned a moment ago is %v, want none", got)
 	}
 }

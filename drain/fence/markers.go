@@ -57,6 +57,12 @@ func Markers(node *corev1.Node, operands []string) []Marker {
 	return out
 }
 
+// Tools that pause operands, as a Marker names them.
+const (
+	ToolMIGManager    = "mig-manager"
+	ToolDriverManager = "k8s-driver-manager"
+)
+
 // knownMarker is a sign of a tool, and what it means.
 type knownMarker struct {
 	tool  string
@@ -228,18 +234,18 @@ func operandMarkers(operands []string) []knownMarker {
 		// NVIDIA/k8s-driver-manager, cmd/driver-manager/main.go. It pauses operands, cordons and drains if it is told to,
 		// unloads the driver, and puts everything back. If it dies in between, the labels stay.
 		{
-			"k8s-driver-manager", pausedOperands(operands, "paused-for-driver-upgrade"), markCordons,
+			ToolDriverManager, pausedOperands(operands, PausedForDriverUpgrade), markCordons,
 			"the k8s-driver-manager sets the labels back when the driver is loaded: see the pod of nvidia-driver-daemonset on {node}",
 		},
 
 		// NVIDIA/mig-parted, pkg/mig/reconfigure/reconfigure.go. It cordons nothing. Its state label is ours too, so the
 		// label counts only when the mig-manager has written it, which goes by its program's name.
 		{
-			"mig-manager", pausedOperands(operands, "paused-for-mig-change"), markWorks,
+			ToolMIGManager, pausedOperands(operands, PausedForMIGChange), markWorks,
 			"the mig-manager sets the labels back when its change is done. If it has failed or is gone, they stay so: set them to true",
 		},
 		{
-			"mig-manager", writtenBy("nvidia-mig-manager", label("nvidia.com/mig.config.state", "pending", "rebooting")), markWorks,
+			ToolMIGManager, writtenBy("nvidia-mig-manager", label("nvidia.com/mig.config.state", "pending", "rebooting")), markWorks,
 			"the mig-manager sets the label to success or failed. If it is gone, the label stays so",
 		},
 	}

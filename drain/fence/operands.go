@@ -15,13 +15,17 @@ import (
 // Any other value sends the pod away. The operator leaves a value alone that it finds, unless it is empty.
 const deployPrefix = "nvidia.com/gpu.deploy."
 
-// The values of an operand's label. NVIDIA's mig-manager pauses with "paused-for-mig-change", whatever was there before
-// but "false". The k8s-driver-manager pauses "true" with "paused-for-driver-upgrade", and puts that behind an underscore
-// onto another's pause: it takes its part away in the end, so that ours is there again.
+// The values of an operand's label.
 const (
-	deployed = "true"
+	// DeployedValue is that of an operand that runs.
+	DeployedValue = "true"
 	// PausedValue is what the label of an operand says while we keep it away.
 	PausedValue = "paused-for-gpuslice"
+	// PausedForMIGChange is what NVIDIA's mig-manager writes, whatever was there before but "false". It keeps no record of that.
+	PausedForMIGChange = "paused-for-mig-change"
+	// PausedForDriverUpgrade is what the k8s-driver-manager writes for "true". It puts that behind an underscore onto another's pause
+	// too: it takes its part away in the end, so that ours is there again.
+	PausedForDriverUpgrade = "paused-for-driver-upgrade"
 )
 
 // OperandState is whether an operand runs, and who keeps it away if it does not.
@@ -57,7 +61,7 @@ func Operands(node *corev1.Node, pods []corev1.Pod, labels []string) []Operand {
 		}
 		o := Operand{Label: label, Value: value, State: OperandForeign}
 		switch value {
-		case deployed:
+		case DeployedValue:
 			o.State = OperandRunning
 		case PausedValue:
 			o.State = OperandPaused
