@@ -13,6 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/window"
@@ -135,7 +136,7 @@ func (a *Agent) asked(node *corev1.Node) (want wish, pluginKey string) {
 	case want.name == "":
 		want.label, want.name = config.LabelDevicePluginConfig, pluginKey
 	default:
-		want.name += pluginSeparator + pluginKey
+		want.name += api.DesiredSeparator + pluginKey
 	}
 	if want.name != "" {
 		want.keys = &nodeKeys{} // those of a profile go when something else is asked for
@@ -143,12 +144,9 @@ func (a *Agent) asked(node *corev1.Node) (want wish, pluginKey string) {
 	return want, pluginKey
 }
 
-// pluginSeparator joins the names of a MIG config and of a config of the device plugin. No label can have it.
-const pluginSeparator = " + "
-
 // migName is the MIG config of a wish that may be joined with a config of the device plugin.
 func migName(name, pluginKey string) string {
-	return strings.TrimSuffix(name, pluginSeparator+pluginKey)
+	return strings.TrimSuffix(name, api.DesiredSeparator+pluginKey)
 }
 
 // apply adds what a profile asks for besides the geometry, which is that of the GPUs after.

@@ -10,6 +10,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -50,7 +51,7 @@ func (a Ask) Label() (label, name string) {
 	case a.MIGConfig == "":
 		return config.LabelDevicePluginConfig, a.PluginConfig
 	default:
-		return config.LabelMIGConfig, a.MIGConfig + pluginSeparator + a.PluginConfig
+		return config.LabelMIGConfig, a.MIGConfig + api.DesiredSeparator + a.PluginConfig
 	}
 }
 
@@ -60,7 +61,7 @@ func parts(label, name string) (geometry, pluginKey string) {
 	case config.LabelDevicePluginConfig:
 		return "", name
 	case config.LabelMIGConfig:
-		geometry, pluginKey, _ = strings.Cut(name, pluginSeparator)
+		geometry, pluginKey, _ = strings.Cut(name, api.DesiredSeparator)
 		return geometry, pluginKey
 	default:
 		return name, ""

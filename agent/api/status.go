@@ -72,6 +72,10 @@ type Failure struct {
 // Error is the message.
 func (f *Failure) Error() string { return f.Message }
 
+// DesiredSeparator stands in Status.Desired between the name of a MIG config and that of a config of the device plugin, where the node
+// asks for both: "all-1g.10gb + slices". No label can have it.
+const DesiredSeparator = " + "
+
 // NoReset names the GPUs that the driver has refused to reset during one boot of the node.
 type NoReset struct {
 	Boot string      `json:"boot"`

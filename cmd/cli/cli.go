@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/spf13/cobra"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -33,6 +34,27 @@ func ExitCode(err error) int {
 		return 1
 	}
 	return 0
+}
+
+// End writes the error of a command for people, if there is one, and gives the exit code.
+func End(w io.Writer, err error) int {
+	if err != nil {
+		_, _ = fmt.Fprintln(w, "error:", legible.Lines(err.Error())) // where even that cannot be written, the code tells
+	}
+	return ExitCode(err)
+}
+
+// Version is the command that prints the version.
+func Version(version string) *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), version)
+			return err
+		},
+	}
 }
 
 // Printer keeps the first error of many writes. What moves a cursor or turns the reading direction round is written in escapes.

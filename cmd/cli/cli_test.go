@@ -51,3 +51,14 @@ func TestAPrinterStopsAtTheFirstErrorAndMovesNoCursor(t *testing.T) {
 		t.Errorf("written %q, error %v", got, p.Err)
 	}
 }
+
+func TestACommandEndsWithItsErrorForPeople(t *testing.T) {
+	var out strings.Builder
+	if code := cli.End(&out, nil); code != 0 || out.Len() > 0 {
+		t.Errorf("without an error it ends with %d and %q", code, out.String())
+	}
+	code := cli.End(&out, &cli.ExitError{Err: errors.New("node \x1b[2Jgpu-1 is not there"), Code: 3})
+	if want := "error: node \\x1b[2Jgpu-1 is not there\n"; code != 3 || out.String() != want {
+		t.Errorf("it ends with %d and %q, want 3 and %q", code, out.String(), want)
+	}
+}

@@ -4,7 +4,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
@@ -13,7 +12,6 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/access"
 	"github.com/gpuslice/gpuslice/agent/alive"
-	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/cli"
 )
 
@@ -28,9 +26,8 @@ func main() {
 		stop() // a second signal ends it at once
 		endBy(graceOf(root, os.Args[1:]))
 	})
-	if err := root.ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "error:", legible.Lines(err.Error()))
-		os.Exit(cli.ExitCode(err))
+	if code := cli.End(os.Stderr, root.ExecuteContext(ctx)); code != 0 {
+		os.Exit(code)
 	}
 }
 
@@ -76,14 +73,7 @@ func command() *cobra.Command {
 	flags.StringVar(&o.systemBus, "system-bus", env("SYSTEM_BUS", "unix:path=/run/dbus/system_bus_socket"),
 		"address of the host's D-Bus, for logind and systemd; it need not exist (env GPUSLICE_SYSTEM_BUS)")
 	flags.BoolVar(&o.debug, "debug", false, "log observations too")
-	root.AddCommand(o.run(), o.health(), o.plan(), o.validate(), o.recover(), &cobra.Command{
-		Use:   "version",
-		Short: "Print the version",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := fmt.Fprintln(cmd.OutOrStdout(), version)
-			return err
-		},
-	})
+	root.AddCommand(o.run(), o.health(), o.plan(), o.validate(), o.recover(), cli.Version(version))
 	return root
 }
 

@@ -22,8 +22,6 @@ const (
 	answerTime = 2 * time.Minute
 	// longestWord is the number of characters of a phase or reason, of which the longest have some 20.
 	longestWord = 64
-	// separator joins the name of a MIG config with that of a config of the device plugin, in the agent's status.
-	separator = " + "
 )
 
 // wish is what the nodes are asked for.
@@ -99,7 +97,7 @@ func (t told) sameCondition(o told) bool {
 // about reports whether the status is about the wish. A MIG config and a config of the device plugin are one wish of the agent, by the
 // label of the former.
 func (t told) about(w wish) bool {
-	migConfig, pluginConfig, joined := strings.Cut(t.status.Desired, separator)
+	migConfig, pluginConfig, joined := strings.Cut(t.status.Desired, api.DesiredSeparator)
 	switch {
 	case joined && w.label == config.LabelMIGConfig:
 		return w.name == migConfig && t.by(w.label)

@@ -4,14 +4,12 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
 
 	"github.com/spf13/cobra"
 
-	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/cli"
 )
 
@@ -29,9 +27,8 @@ func main() {
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the command at once
 	o := options{invoked: os.Args[1:]}
-	if err := o.command().ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "error:", legible.Lines(err.Error()))
-		os.Exit(cli.ExitCode(err))
+	if code := cli.End(os.Stderr, o.command().ExecuteContext(ctx)); code != 0 {
+		os.Exit(code)
 	}
 }
 
@@ -45,14 +42,6 @@ func (o *options) command() *cobra.Command {
 		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl gpuslice"},
 	}
 	o.bind(root.PersistentFlags())
-	root.AddCommand(o.apply(), o.hold(), o.status(), &cobra.Command{
-		Use:   "version",
-		Short: "Print the version",
-		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := fmt.Fprintln(cmd.OutOrStdout(), version)
-			return err
-		},
-	})
+	root.AddCommand(o.apply(), o.hold(), o.status(), cli.Version(version))
 	return root
 }

@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/config"
@@ -126,5 +127,5 @@ func asks(n *corev1.Node) string {
 			names = append(names, name)
 		}
 	}
-	return strings.Join(names, separator)
+	return strings.Join(names, api.DesiredSeparator)
 }
