@@ -198,7 +198,7 @@ func (r *reader) content(p piece) {
 }
 
 // lineOfYAML is the line that an error of the YAML decoders names.
-var lineOfYAML = regexp.MustCompile(`(^|yaml: |\n *)line (\d+):`)
+var lineOfYAML = regexp.MustCompile(`(^|: |\n *)line (\d+):`)
 
 // shifted is such an error by the lines of the file, so many of which come before the text.
 func shifted(err error, lines int) error {
@@ -215,11 +215,8 @@ func shifted(err error, lines int) error {
 
 // mappingOf reads the fields of a document. One that is empty has none.
 func mappingOf(text []byte) (map[string]any, error) {
-	if err := document.CheckManifest(text); err != nil {
-		return nil, fmt.Errorf("reading YAML: %w", err)
-	}
 	var value any
-	if err := yaml.Unmarshal(text, &value); err != nil {
+	if err := document.ManifestInto(text, &value); err != nil {
 		return nil, fmt.Errorf("reading YAML: %w", err)
 	}
 	top, ok := value.(map[string]any)

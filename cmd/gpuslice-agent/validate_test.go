@@ -85,7 +85,7 @@ func TestValidateReadsTextsOfOtherEditors(t *testing.T) {
 		"version: v1\r\n--- # two\r\nversion: v2":  right + wrong + "  " + fmt.Sprintf(mistake, 3),
 		"--- {version: v1}\n--- {version: v1}":     right + right,
 		"kind: List\nitems:\n- version: v2\n":      wrong + "  " + "version: \"v2\" must be v1, the only one there is\n",
-		"version: v1\nflags:\n  a: |\n    ---\n b": "-: wrong\n  reading YAML: error converting YAML to JSON: yaml: line 4: did not find expected key\n",
+		"version: v1\nflags:\n  a: |\n    ---\n b": "-: wrong\n  reading YAML: line 4: did not find expected key\n",
 	} {
 		got, _, _ := strings.Cut(validated(t, text, "validate", "-f", "-"), "error: ")
 		if diff := cmp.Diff(want, got); diff != "" {

@@ -128,7 +128,7 @@ var refused = map[string]struct {
 }{
 	// The table of what the plugin refuses, and of what it passes over.
 	"for replicas that are not there": {
-		slices("[{name: nvidia.com/gpu}]"), []string{`sharing.timeSlicing.resources[0].replicas: "" must be a whole number from 2 to 1000, without quotes`},
+		slices("[{name: nvidia.com/gpu}]"), []string{`sharing.timeSlicing.resources[0].replicas: "" must be a whole number from 2 to 1000`},
 	},
 	"for one replica": {
 		slices("[{name: nvidia.com/gpu, replicas: 1}]"),
@@ -137,10 +137,10 @@ var refused = map[string]struct {
 	"for replicas that are none": {
 		slices(`[{name: gpu, replicas: 0}, {name: mig-1g.5gb, replicas: "4"}, {name: mig-2g.10gb, replicas: 1001}, {name: mig-3g.20gb, replicas: 2.5}]`),
 		[]string{
-			`sharing.timeSlicing.resources[0].replicas: "0" must be a whole number from 2 to 1000, without quotes`,
-			`sharing.timeSlicing.resources[1].replicas: "4" must be a whole number from 2 to 1000, without quotes`,
-			`sharing.timeSlicing.resources[2].replicas: "1001" must be a whole number from 2 to 1000, without quotes`,
-			`sharing.timeSlicing.resources[3].replicas: "2.5" must be a whole number from 2 to 1000, without quotes`,
+			`sharing.timeSlicing.resources[0].replicas: "0" must be a whole number from 2 to 1000`,
+			`sharing.timeSlicing.resources[1].replicas: "4" is text: write 4 without quotes`,
+			`sharing.timeSlicing.resources[2].replicas: "1001" must be a whole number from 2 to 1000`,
+			`sharing.timeSlicing.resources[3].replicas: "2.5" must be a whole number from 2 to 1000`,
 		},
 	},
 	"for a strategy without fields": {

@@ -38,6 +38,8 @@ var errWithinItself = errors.New("an alias is within what it refers to")
 // would take much more memory than its length: for its aliases, for 25,000 keys, values and entries, or for signs that are
 // written longer in JSON. That is found before it is decoded.
 //
+// A number that no machine's number holds is text, so that messages can quote it as it is written.
+//
 // A merge key, "<<", gives a mapping what another has, but for what it has itself behind it. One that stands behind a key which
 // both have is an error, since it would win in NVIDIA's tools and lose by the standard.
 func JSON(text []byte) ([]byte, error) {
@@ -50,9 +52,11 @@ func JSON(text []byte) ([]byte, error) {
 		if err := checkKeys(root); err != nil {
 			return nil, err
 		}
-		return yaml.YAMLToJSON(text) //nolint:wrapcheck // the caller says what it was reading
+		doc, err := yaml.YAMLToJSON(asWritten(text))
+		return doc, plain(err)
 	}
-	return yaml.YAMLToJSONStrict(text) //nolint:wrapcheck // the caller says what it was reading
+	doc, err := yaml.YAMLToJSONStrict(asWritten(text))
+	return doc, plain(err)
 }
 
 // Into decodes a file as JSON does, but that of a key that is there twice the last one counts.
@@ -60,14 +64,15 @@ func Into(text []byte, into any) error {
 	if _, err := ofFile.check(text); err != nil {
 		return err
 	}
-	return yaml.Unmarshal(text, into) //nolint:wrapcheck // the caller says what it was reading
+	return plain(yaml.Unmarshal(text, into))
 }
 
-// CheckManifest refuses a text with manifests that would take too much memory, as JSON does with a file. It may be four
-// times as long.
-func CheckManifest(text []byte) error {
-	_, err := ofManifest.check(text)
-	return err
+// ManifestInto decodes a text with manifests as Into does. It may be four times as long.
+func ManifestInto(text []byte, into any) error {
+	if _, err := ofManifest.check(text); err != nil {
+		return err
+	}
+	return plain(yaml.Unmarshal(text, into))
 }
 
 // ReadFile reads a file that JSON may take: one that is longer is an error, however long it is.
@@ -100,7 +105,7 @@ func (l limits) check(text []byte) (*node.Node, error) {
 	}
 	var root node.Node
 	if err := node.Unmarshal(text, &root); err != nil {
-		return nil, err //nolint:wrapcheck // the caller says what it was reading
+		return nil, plain(err)
 	}
 	if _, err := (expansion{limits: l, of: map[*node.Node]size{}}).size(&root); err != nil {
 		return nil, err

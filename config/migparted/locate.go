@@ -6,40 +6,51 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 
 	spec "github.com/NVIDIA/mig-parted/api/spec/v1"
+	"github.com/NVIDIA/mig-parted/pkg/types"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// locate finds again what mig-parted refused about a document, with the place of each mistake. It decides nothing: a
-// document comes here only when it is refused already, and what is not found here keeps mig-parted's own message.
+// locate finds again what mig-parted refused about a document, and all else that is wrong about it, each with its place. It decides
+// nothing: a document comes here only when it is refused already, and where nothing is found here mig-parted's own message counts.
 func locate(doc []byte) []error {
 	var file map[string]json.RawMessage
 	if json.Unmarshal(doc, &file) != nil {
 		return []error{&config.InvalidError{Field: "file", Want: `must be a mapping with "version" and "mig-configs"`}}
 	}
+	var errs []error
 	if version := string(file["version"]); version != `"`+spec.Version+`"` {
-		return []error{&config.InvalidError{Field: "version", Value: version, Want: "must be v1, the only one there is"}}
+		errs = config.AddMistake(errs, &config.InvalidError{Field: "version", Value: version, Want: "must be v1, the only one there is"})
 	}
+	foreign := false
 	for _, field := range slices.Sorted(maps.Keys(file)) {
 		if field != "version" && field != "mig-configs" {
-			return []error{&config.InvalidError{Field: field, Want: "is no field of MIG configs, which have version and mig-configs"}}
+			foreign = true
+			errs = config.AddMistake(errs, &config.InvalidError{Field: field, Want: "is no field of MIG configs, which have version and mig-configs"})
 		}
+	}
+	if _, there := file["mig-configs"]; foreign && !there { // a file of another kind
+		return errs
 	}
 	var configs map[string]json.RawMessage
 	if json.Unmarshal(file["mig-configs"], &configs) != nil || len(configs) == 0 {
-		return []error{&config.InvalidError{Field: "mig-configs", Want: "must be a mapping of at least one name to a list of rules"}}
+		return config.AddMistake(errs, &config.InvalidError{Field: "mig-configs", Want: "must be a mapping of at least one name to a list of rules"})
 	}
-	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(configs)) {
+		if err := checkName(name); err != nil {
+			errs = config.AddMistake(errs, err)
+		}
 		var rules []json.RawMessage
 		if err := json.Unmarshal(configs[name], &rules); err != nil || len(rules) == 0 {
 			errs = config.AddMistake(errs, &config.InvalidError{Config: name, Want: `must be a list of at least one rule with "devices" and "mig-enabled"`})
 			continue
 		}
 		for i, rule := range rules {
-			for _, wrong := range locateInRule(rule) {
+			for _, wrong := range mistakesIn(rule) {
 				wrong.Config, wrong.Rule = name, i+1
 				errs = config.AddMistake(errs, wrong)
 			}
@@ -48,12 +59,13 @@ func locate(doc []byte) []error {
 	return errs
 }
 
-// locateInRule says what is wrong about a rule that mig-parted refuses; nothing if it takes this one.
-func locateInRule(raw json.RawMessage) []*config.InvalidError {
+// mistakesIn says what is wrong about a rule, whether mig-parted takes it or not.
+func mistakesIn(raw json.RawMessage) []*config.InvalidError {
 	var rule spec.MigConfigSpec
 	refused := json.Unmarshal(raw, &rule)
 	if refused == nil {
-		return nil
+		_, wrong := ruleOf(rule)
+		return wrong
 	}
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(raw, &fields) != nil {
@@ -62,84 +74,149 @@ func locateInRule(raw json.RawMessage) []*config.InvalidError {
 
 	var wrong []*config.InvalidError
 	for _, field := range slices.Sorted(maps.Keys(fields)) {
-		if problem := locateInField(field, fields[field]); problem != nil {
-			wrong = append(wrong, problem)
-		}
+		mistakesInField(field, fields[field], func(value, want string) {
+			wrong = append(wrong, &config.InvalidError{Field: field, Value: value, Want: want})
+		})
 	}
 	for _, required := range []string{"devices", "mig-enabled"} {
 		if _, ok := fields[required]; !ok {
 			wrong = append(wrong, &config.InvalidError{Field: required, Want: "is missing"})
 		}
 	}
+	if among := mistakeAmong(fields); among != nil {
+		wrong = append(wrong, among)
+	}
 	if len(wrong) == 0 {
-		wrong = append(wrong, locateAmongFields(fields, refused))
+		wrong = append(wrong, &config.InvalidError{Field: "this rule", Want: refused.Error()})
 	}
 	return wrong
 }
 
-// locateInField says what is wrong about the value of one field, nil if nothing is, as far as it can be said without
-// the others.
-func locateInField(field string, raw json.RawMessage) *config.InvalidError {
-	refuse := func(value, want string) *config.InvalidError {
-		return &config.InvalidError{Field: field, Value: value, Want: want}
-	}
+// mistakesInField says what is wrong about the value of one field, as far as it can be said without the others.
+func mistakesInField(field string, raw json.RawMessage, refuse func(value, want string)) {
 	switch field {
 	case "device-filter":
-		if !decodes[string](raw) && !decodes[[]string](raw) {
-			return refuse(string(raw), `must be a device id in quotes, "0x233010DE", or a list of them`)
-		}
+		mistakesInFilter(raw, refuse)
 	case "devices":
-		if string(raw) != `"all"` && (!decodes[[]int](raw) || string(raw) == "null") {
-			return refuse(string(raw), `must be "all" or a list of positions in PCI order, [0, 1]`)
-		}
+		mistakesInPositions(raw, refuse)
 	case "mig-enabled":
 		if !decodes[bool](raw) {
-			return refuse(string(raw), "must be true or false")
+			refuse(string(raw), "must be true or false")
 		}
 	case "mig-devices":
-		return locateInDevices(raw)
+		mistakesInDevices(raw, refuse)
 	default:
-		return refuse("", "is no field of a rule: they are device-filter, devices, mig-enabled and mig-devices")
+		refuse("", "is no field of a rule: they are device-filter, devices, mig-enabled and mig-devices")
 	}
-	return nil
 }
 
-func locateInDevices(raw json.RawMessage) *config.InvalidError {
-	const field = "mig-devices"
-	var devices map[string]int
-	if err := json.Unmarshal(raw, &devices); err != nil {
-		return &config.InvalidError{Field: field, Value: string(raw), Want: `must be a mapping of names to whole numbers, {"1g.10gb": 7}`}
+func mistakesInFilter(raw json.RawMessage, refuse func(value, want string)) {
+	var one string
+	var several []string
+	if json.Unmarshal(raw, &one) == nil && one != "" {
+		several = []string{one}
+	} else if one == "" && !decodes[string](raw) && json.Unmarshal(raw, &several) != nil {
+		refuse(string(raw), `must be a device id in quotes, "0x233010DE", or a list of them`)
+		return
 	}
-	counted := false
-	for _, name := range slices.Sorted(maps.Keys(devices)) {
-		if _, err := config.DeviceName(name); err != nil {
-			return &config.InvalidError{Field: field, Value: strconv.Quote(name), Want: err.Error()}
+	for _, f := range several {
+		if _, err := config.ParseDeviceFilter(f); err != nil {
+			refuse(strconv.Quote(f), err.Error())
 		}
-		if n := devices[name]; n < 0 {
-			return &config.InvalidError{Field: field, Value: fmt.Sprintf("%q: %d", name, n), Want: "is negative"}
-		}
-		counted = counted || devices[name] > 0
 	}
-	if len(devices) > 0 && !counted {
-		return &config.InvalidError{Field: field, Value: string(raw), Want: "counts nothing: for MIG mode without instances write {}"}
-	}
-	return nil
 }
 
-// locateAmongFields says what is wrong about fields that are right each by itself.
-func locateAmongFields(fields map[string]json.RawMessage, refused error) *config.InvalidError {
-	devices, given := fields["mig-devices"]
-	enabled := string(fields["mig-enabled"]) == "true"
+func mistakesInPositions(raw json.RawMessage, refuse func(value, want string)) {
+	var several []json.RawMessage
 	switch {
-	case enabled && (!given || string(devices) == "null"):
+	case string(raw) == `"all"`:
+	case json.Unmarshal(raw, &several) != nil || string(raw) == "null":
+		refuse(string(raw), `must be "all" or a list of positions in PCI order, [0, 1]`)
+	case len(several) == 0:
+		refuse("[]", noPosition)
+	}
+	for _, one := range several {
+		if i, err := strconv.Atoi(string(one)); err != nil {
+			refuse(string(one), "must be a position in PCI order, a whole number without quotes")
+		} else if i < 0 {
+			refuse(string(one), negativePosition)
+		}
+	}
+}
+
+// What both say who look at a rule.
+const (
+	noPosition       = `names no GPU: write "all" or a list of positions, [0, 1]`
+	negativePosition = "is negative: the first GPU in PCI order is 0"
+)
+
+func mistakesInDevices(raw json.RawMessage, refuse func(value, want string)) {
+	var written map[string]json.RawMessage
+	if json.Unmarshal(raw, &written) != nil {
+		refuse(string(raw), `must be a mapping of names to whole numbers, {"1g.10gb": 7}`)
+		return
+	}
+	counts, counted := types.MigConfig{}, len(written) == 0
+	for _, name := range slices.Sorted(maps.Keys(written)) {
+		n, want := countOf(written[name])
+		counts[name] = n
+		if want != "" {
+			value := string(written[name])
+			if want == tooMany { // of which a number may have come to be text
+				value = unquoted(written[name])
+			}
+			refuse(fmt.Sprintf("%q: %s", name, value), want)
+		}
+		counted = counted || n != 0 || want != ""
+	}
+	before := len(counts)
+	countsOf(counts, func(_, value, want string) { refuse(value, want); before-- })
+	if !counted && before == len(counts) {
+		refuse(string(raw), "counts nothing: for MIG mode without instances write {}")
+	}
+}
+
+// countOf is a number of devices, or what is wrong about it; how many there may be of each is not looked at.
+func countOf(raw json.RawMessage) (n int, want string) {
+	text := unquoted(raw)
+	n, err := strconv.Atoi(text)
+	switch {
+	case err != nil && text != "" && strings.Trim(text, "0123456789") == "", err == nil && n > nvml.MaxDevices && text != string(raw):
+		return 0, tooMany
+	case err != nil:
+		return 0, "must be a whole number"
+	case text != string(raw):
+		return 0, "must be a whole number without quotes"
+	case n < 0:
+		return 0, "is negative"
+	}
+	return n, ""
+}
+
+// unquoted is a value as people wrote it, without the quotes of a text.
+func unquoted(raw json.RawMessage) string {
+	var text string
+	if json.Unmarshal(raw, &text) != nil || string(raw) == "null" {
+		return string(raw)
+	}
+	return text
+}
+
+// mistakeAmong says what is wrong about fields that are right each by itself; nil if nothing is.
+func mistakeAmong(fields map[string]json.RawMessage) *config.InvalidError {
+	devices, given := fields["mig-devices"]
+	var counts map[string]json.RawMessage
+	counted := json.Unmarshal(devices, &counts) == nil && len(counts) > 0
+	switch enabled := string(fields["mig-enabled"]); {
+	case enabled == "true" && (!given || string(devices) == "null"):
 		return &config.InvalidError{
 			Field: "mig-devices",
 			Want:  "is missing, and needed where mig-enabled is true: for MIG mode without instances write {}",
 		}
-	case !enabled && given:
+	case enabled == "false" && counted:
 		return &config.InvalidError{Field: "mig-devices", Value: string(devices), Want: "cannot be had where mig-enabled is false"}
 	default:
-		return &config.InvalidError{Field: "this rule", Want: refused.Error()}
+		return nil
 	}
 }
 

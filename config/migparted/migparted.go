@@ -97,8 +97,8 @@ func Render(configs map[string]config.MIGConfig) ([]byte, error) {
 	return text, nil
 }
 
-// decode leaves the decision to mig-parted. Its messages do not say where a mistake is, so ours are given instead if the
-// mistake can be found again.
+// decode leaves the decision to mig-parted. Its messages tell one mistake, and not where it is, so all of ours are given instead if it
+// can be found again.
 func decode(doc []byte) (spec.Spec, error) {
 	upstream.Lock()
 	defer upstream.Unlock()
@@ -155,11 +155,11 @@ func ruleOf(written spec.MigConfigSpec) (config.MIGRule, []*config.InvalidError)
 	if indices, ok := written.Devices.([]int); ok {
 		rule.Indices = indices
 		if len(indices) == 0 {
-			refuse("devices", "[]", `names no GPU: write "all" or a list of positions, [0, 1]`)
+			refuse("devices", "[]", noPosition)
 		}
 		for _, i := range indices {
 			if i < 0 {
-				refuse("devices", strconv.Itoa(i), "is negative: the first GPU in PCI order is 0")
+				refuse("devices", strconv.Itoa(i), negativePosition)
 			}
 		}
 	}

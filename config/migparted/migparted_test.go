@@ -1,6 +1,7 @@
 package migparted_test
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -211,11 +212,53 @@ func TestParseRefuses(t *testing.T) {
 		},
 		"more than a number holds": {
 			file: rule("{devices: all, mig-enabled: true, mig-devices: {3g.40gb: 9223372036854775808}}"),
-			want: `config "mine", rule 1, mig-devices: {"3g.40gb":9223372036854775808} must be a mapping of names to whole numbers, {"1g.10gb": 7}`,
+			want: `config "mine", rule 1, mig-devices: "3g.40gb": 9223372036854775808 is more than any GPU holds: give at most 1000`,
 		},
 		"counts of nothing": {
 			file: rule("{devices: all, mig-enabled: true, mig-devices: {1g.10gb: 0}}"),
 			want: `config "mine", rule 1, mig-devices: {"1g.10gb":0} counts nothing: for MIG mode without instances write {}`,
+		},
+		"a number beyond 64 bits": {
+			file: rule("{devices: all, mig-enabled: true, mig-devices: {3g.40gb: 99999999999999999999}}"),
+			want: `config "mine", rule 1, mig-devices: "3g.40gb": 99999999999999999999 is more than any GPU holds: give at most 1000`,
+		},
+		"a number in quotes": {
+			file: rule(`{devices: ["0"], mig-enabled: true, mig-devices: {3g.40gb: "1", 1g.10gb: 1.5}}`),
+			want: `config "mine", rule 1, devices: "0" must be a position in PCI order, a whole number without quotes` + "\n" +
+				`config "mine", rule 1, mig-devices: "1g.10gb": 1.5 must be a whole number` + "\n" +
+				`config "mine", rule 1, mig-devices: "3g.40gb": "1" must be a whole number without quotes`,
+		},
+		"mistakes that mig-parted refuses beside others": {
+			file: "version: v2\nmore: 1\nmig-configs:\n" +
+				"  a+: [{device-filter: T4, devices: [-1], mig-enabled: on, mig-devices: {1g.10gb: -1, x: 1, 4c.3g.40gb: 1001}, more: 2}]\n" +
+				"  b: []\n" +
+				"  c: [{devices: [-2], mig-enabled: false}, {mig-enabled: \"x\"}, {devices: all, mig-enabled: false, mig-devices: {1g.10gb: 1001}}]\n",
+			want: `version: "v2" must be v1, the only one there is
+more: is no field of MIG configs, which have version and mig-configs
+mig-configs: "a+" cannot be the value of a label, so no node could ask for it: write letters, digits, '-', '_' and '.', at most 63, ` +
+				`beginning and ending with a letter or digit (NVIDIA writes '.' for the '+' of a profile)
+config "a+", rule 1, device-filter: "T4" is not of the form "0x233010DE", the PCI device id followed by the vendor id, or "0x233010DE:0x16C110DE" with those of the subsystem
+config "a+", rule 1, devices: -1 is negative: the first GPU in PCI order is 0
+config "a+", rule 1, mig-devices: "1g.10gb": -1 is negative
+config "a+", rule 1, mig-devices: "4c.3g.40gb" cannot be: a GPU instance of 3 slices has no room for a compute instance of 4
+config "a+", rule 1, mig-devices: "x" is no name of a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"
+config "a+", rule 1, more: is no field of a rule: they are device-filter, devices, mig-enabled and mig-devices
+config "b": must be a list of at least one rule with "devices" and "mig-enabled"
+config "c", rule 1, devices: -2 is negative: the first GPU in PCI order is 0
+config "c", rule 2, mig-enabled: "x" must be true or false
+config "c", rule 2, devices: is missing
+config "c", rule 3, mig-devices: "1g.10gb": 1001 is more than any GPU holds: give at most 1000
+config "c", rule 3, mig-devices: {"1g.10gb":1001} cannot be had where mig-enabled is false`,
+		},
+		"more mistakes than are read": {
+			file: "version: v1\nmig-configs:\n  a:\n" + strings.Repeat("  - {devices: [-1], mig-enabled: x}\n", 60),
+			want: strings.Join(slices.Collect(func(yield func(string) bool) {
+				for i := range 50 {
+					_ = yield(fmt.Sprintf(`config "a", rule %d, devices: -1 is negative: the first GPU in PCI order is 0`, i+1)) &&
+						yield(fmt.Sprintf(`config "a", rule %d, mig-enabled: "x" must be true or false`, i+1))
+				}
+				yield("and 20 more")
+			}), "\n"),
 		},
 		"every mistake at once": {
 			file: "version: v1\nmig-configs:\n" +
