@@ -232,6 +232,9 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 	seen, err := a.observe(ctx)
 	a.busy = seen.journal != nil
 	a.answer(ctx, seen, err)
+	if failed := a.followUpgrade(ctx, seen); failed != nil {
+		err = failed
+	}
 	if err != nil {
 		a.giveWay(ctx, seen)
 		if j := seen.journal; j != nil && (j.Cordoned || len(j.Paused) > 0) { // the pool does without the node all the same
@@ -240,6 +243,7 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 		return a.conclude(ctx, seen, wish{}, nil, err)
 	}
 	delete(a.budget.attempts, look.String())
+	a.follow(seen)
 	a.tidyRecord(ctx, seen)
 	a.setClock(seen)
 	a.renewSlot(ctx, seen)
@@ -251,6 +255,15 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 		want, steps, err = a.meanwhile(ctx, seen, want, steps, err)
 	}
 	return a.conclude(ctx, seen, want, steps, err)
+}
+
+// follow takes over what the look has found for the parts that remember it.
+func (a *Agent) follow(seen observed) {
+	if seen.leftovers.migManager {
+		a.leftovers.migManagerAt = a.clock.Now()
+	}
+	a.followMemory(seen)
+	a.followStarted(seen)
 }
 
 // meanwhile begins to give back what an agent has left on the node without a journal, where the change that would give it back has to

@@ -130,7 +130,7 @@ func (a *Agent) notYet(ctx context.Context, e evidence) *Waiting {
 	var wait *Waiting
 	switch {
 	case e.journal != nil || len(e.steps) == 0:
-	case errors.As(a.gate(ctx, &e.observed, e.want, e.steps), &wait): // which writes nothing where there is no journal
+	case errors.As(a.gate(e.observed, e.want, e.steps), &wait):
 	case e.pool.slot.Paused != "":
 		wait = a.poolPaused(e.observed, e.pool.slot.Paused)
 	case e.pool.slot.Waiting:

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
@@ -132,8 +133,7 @@ func (a *Agent) tellPod(seen observed, want wish, v drain.Verdict) {
 	}
 	a.eventf(seen.node, corev1.EventTypeNormal, config.ReasonEvicting, "%s pod %s for the change to %s", did, v.Pod, want.name)
 	if v.Pod.UID != "" && v.Pod.Name != "" {
-		pod := &corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: v.Pod.Namespace, Name: v.Pod.Name, UID: v.Pod.UID}
-		a.events.Eventf(pod, corev1.EventTypeNormal, string(config.ReasonEvicting),
+		a.podEventf(types.NamespacedName{Namespace: v.Pod.Namespace, Name: v.Pod.Name}, v.Pod.UID, corev1.EventTypeNormal, config.ReasonEvicting,
 			"%s this pod: its GPU on node %s is repartitioned for %s", did, a.node, want.name)
 	}
 }

@@ -35,7 +35,10 @@ func (a *Agent) execute(ctx context.Context, seen observed, want wish, steps []p
 	}
 	early := err != nil
 	if !early {
-		if err = a.gate(ctx, &seen, want, steps); err == nil {
+		if err = a.noteForced(ctx, &seen, want); err == nil {
+			err = a.gate(seen, want, steps)
+		}
+		if err == nil {
 			seen.gives, seen.asks = want.undo || step.Kind == plan.Adopt, want.fingerprint
 			err = a.mayTake(ctx, seen, step)
 		}

@@ -91,3 +91,9 @@ func (a *Agent) Unforgotten() []string {
 
 // Encode is how a journal is written.
 func Encode(j *Journal) (string, error) { return j.encode() }
+
+// Observe takes a look, as each pass begins with.
+func (a *Agent) Observe(ctx context.Context) error {
+	_, err := a.observe(ctx)
+	return err
+}

@@ -29,17 +29,14 @@ func (a *Agent) observeMaintenance(ctx context.Context, seen *observed) error {
 }
 
 // gate says why the first step may not be taken now: a *Waiting before anything is disturbed, and a *Failure that puts the change
-// off after that. What disturbs nobody needs no leave. Neither does what gives back, nor what goes on beyond the point of no return.
-func (a *Agent) gate(ctx context.Context, seen *observed, want wish, steps []plan.Step) error {
-	forced, err := a.force(ctx, seen, want)
+// off after that. It writes nothing. Steps that disturb nobody, roll-backs, and changes past the point of no return are always allowed.
+func (a *Agent) gate(seen observed, want wish, steps []plan.Step) error {
 	switch {
-	case err != nil:
-		return err
 	case want.undo:
 		return nil
 	case seen.held() != "" && seen.begins(want, steps):
 		return seen.onHold(want, a.now())
-	case forced || !disturbs(*seen, want, steps) || seen.goesOn(want, steps):
+	case seen.forced(want) || !disturbs(seen, want, steps) || seen.goesOn(want, steps):
 		return nil
 	case seen.pool.err != nil && seen.disturbed():
 		return seen.putOff(want, config.ReasonInvalidMaintenance, fmt.Sprintf("the maintenance file cannot be read any more: %v", seen.pool.err))
@@ -50,9 +47,9 @@ func (a *Agent) gate(ctx context.Context, seen *observed, want wish, steps []pla
 			Advice:  "mend the file, or take the ConfigMap away to have no windows",
 		}
 	case seen.disturbed():
-		return a.mayGoOn(*seen, want)
+		return a.mayGoOn(seen, want)
 	default:
-		return a.mayBegin(*seen, want)
+		return a.mayBegin(seen, want)
 	}
 }
 
@@ -143,16 +140,16 @@ func (s observed) putOff(want wish, reason config.Reason, why string) *Failure {
 	return &Failure{Wish: want.fingerprint, Reason: reason, Message: why + "; the change is put off", Later: true}
 }
 
-// force reports whether people have said that this change needs no window. Their word is good for one change: it goes when the journal
-// has it.
-func (a *Agent) force(ctx context.Context, seen *observed, want wish) (bool, error) {
-	switch {
-	case seen.journal != nil && seen.journal.Forced && !seen.other(want) && !seen.edited(want):
-		return true, nil
-	case !seen.forces(want):
-		return false, nil
-	case seen.journal == nil || seen.other(want) || want.undo:
-		return !want.undo, nil
+// forced reports whether people have said that this change needs no window.
+func (s observed) forced(want wish) bool {
+	return s.journal != nil && s.journal.Forced && !s.other(want) && !s.edited(want) || s.forces(want) && !want.undo
+}
+
+// noteForced has the journal of the change that is under way say that it needs no window, as people have said since it was begun. Their
+// word is good for one change: it goes when the journal has it.
+func (a *Agent) noteForced(ctx context.Context, seen *observed, want wish) error {
+	if seen.journal == nil || seen.other(want) || want.undo || !seen.forces(want) || seen.journal.Forced && !seen.edited(want) {
+		return nil
 	}
 	j := *seen.journal
 	j.Forced = true
@@ -160,10 +157,10 @@ func (a *Agent) force(ctx context.Context, seen *observed, want wish) (bool, err
 		return a.fence.Record(node, text, config.AnnotationForce)
 	})
 	if err != nil {
-		return false, fmt.Errorf("noting that the change needs no window, as annotation %s says: %w", config.AnnotationForce, err)
+		return fmt.Errorf("noting that the change needs no window, as annotation %s says: %w", config.AnnotationForce, err)
 	}
 	seen.node, seen.journal = node, &j
-	return true, nil
+	return nil
 }
 
 // forces reports whether the annotation means the change to what is asked for.

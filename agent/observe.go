@@ -45,6 +45,8 @@ type observed struct {
 	leftovers    leftoversSeen
 	holders      holdersSeen
 	units        []plan.Unit // of the host that may have to stop, or to start again
+	started      startedSeen
+	memory       []usage // of what pods may share
 	capacity     capacitySeen
 	complete     bool // all of it was seen; otherwise the look ended early with an error
 
@@ -58,6 +60,8 @@ type marksSeen struct {
 	fenced  bool
 	startup *corev1.Taint // of a node that has just been registered: it keeps pods away
 	upgrade string        // label that says that the driver is being upgraded
+	// complete: the look has not ended before it.
+	complete bool
 }
 
 // bootSeen is the host's boot, by its kernel.
@@ -138,7 +142,8 @@ type configMapFile struct {
 	err    error // it may not be read, or has no such key
 }
 
-// observe looks at the node, its pods, kubelet, the ConfigMap and the GPUs. It changes nothing.
+// observe looks at the node, its pods, kubelet, the ConfigMap and the GPUs. It writes nothing, tells nothing, and lets go of nothing: what
+// follows from the look is up to the pass.
 // Node and pods are read from the API server, not from a cache: a stale cordon or pod list is how fences fail.
 func (a *Agent) observe(ctx context.Context) (observed, error) {
 	api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
@@ -175,7 +180,7 @@ func (a *Agent) observe(ctx context.Context) (observed, error) {
 	if pods.Items, err = a.believe(api, pods.Items); err != nil {
 		return seen, err
 	}
-	if err := a.makeWay(ctx, &seen); err != nil {
+	if err := a.observeUpgrade(&seen); err != nil {
 		return seen, err
 	}
 	if seen.gpus, err = a.snapshot(ctx); err != nil {
@@ -187,11 +192,11 @@ func (a *Agent) observe(ctx context.Context) (observed, error) {
 	a.observeOwed(ctx, &seen)
 	seen.pods = pods.Items
 	a.observeKubelet(ctx, &seen, pods.Items)
-	a.observeMemory(ctx, seen)
+	seen.memory = a.usages(ctx, seen.gpus, podsOnNode{pods: seen.pods, holders: seen.holders.pods})
 	a.observeOthers(&seen)
 	a.observeReboots(ctx, &seen, pods.Items)
 	a.observeSpecs(ctx, &seen)
-	a.observeStarted(ctx, &seen)
+	seen.started = a.observeStarted(ctx, seen)
 	seen.complete = true
 	return seen, nil
 }
@@ -379,9 +384,6 @@ func matches(pod *corev1.Pod, any []labels.Selector) bool {
 func (a *Agent) observeOthers(seen *observed) {
 	seen.leftovers.migManager = runsMIGManager(seen.pods)
 	seen.leftovers.adopts = a.adopts(seen.pods)
-	if seen.leftovers.migManager {
-		a.leftovers.migManagerAt = a.clock.Now()
-	}
 	seen.leftovers.orphan = a.orphanOn(seen)
 	labels := union(a.settings.Operands, slices.Sorted(maps.Keys(seen.leftovers.orphan.labels)))
 	if seen.journal != nil {

@@ -273,12 +273,11 @@ func (m *pressure) names(message string) bool {
 	return true
 }
 
-// observeMemory looks how full is what pods share, and tells the pod that has filled it.
-func (a *Agent) observeMemory(ctx context.Context, seen observed) {
+// followMemory takes a look at the memory over, and tells the pod that has filled it.
+func (a *Agent) followMemory(seen observed) {
 	a.pressure.podsOnNode = podsOnNode{pods: seen.pods, holders: seen.holders.pods}
-	all := a.usages(ctx, seen.gpus)
-	a.pressure.seed(conditionOfType(seen.node, config.ConditionGPUMemoryPressure), all)
-	a.lookAtMemory(all)
+	a.pressure.seed(conditionOfType(seen.node, config.ConditionGPUMemoryPressure), seen.memory)
+	a.lookAtMemory(seen.memory)
 }
 
 // podsOnNode are the pods of the node and those with a GPU, as of the last look at the cluster.
@@ -288,7 +287,7 @@ type podsOnNode struct {
 }
 
 // usages finds out whose processes are on the GPUs. Where the process table does not tell, only kubelet does.
-func (a *Agent) usages(ctx context.Context, gpus []nvml.GPU) []usage {
+func (a *Agent) usages(ctx context.Context, gpus []nvml.GPU, here podsOnNode) []usage {
 	var sought []holders.Sought
 	for _, g := range gpus {
 		sought = append(sought, holders.Sought{Device: string(g.UUID), Minor: holders.NoFiles, Reported: pids(g.Processes)})
@@ -302,12 +301,12 @@ func (a *Agent) usages(ctx context.Context, gpus []nvml.GPU) []usage {
 	if err != nil {
 		a.log.Debug("whose memory it is that GPUs are full of is not known", zap.Error(err))
 	}
-	owners := holders.PodsOf(clients, a.pressure.podsOnNode.pods)
+	owners := holders.PodsOf(clients, here.pods)
 	// The server of MPS, in the pod of its daemon, computes for the others and not for itself.
 	maps.DeleteFunc(owners, func(_ int, pod *corev1.Pod) bool {
 		return matches(pod, a.settings.MPS.PodSelector) && a.pretends(pod) == ""
 	})
-	return usages(gpus, a.pressure.podsOnNode.holders, owners)
+	return usages(gpus, here.holders, owners)
 }
 
 func (a *Agent) lookAtMemory(all []usage) {
@@ -315,9 +314,7 @@ func (a *Agent) lookAtMemory(all []usage) {
 	a.metrics.looked(all, a.pressure.nearlyFull)
 	for _, u := range filled {
 		pod, by := a.pressure.grown(u)
-		ref := &corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: pod.pod.Namespace, Name: pod.pod.Name, UID: pod.uid}
-		a.events.Eventf(ref, corev1.EventTypeWarning, string(config.ReasonGPUMemoryNearlyFull),
-			"this pod has grown most, by %d MiB: %s", by, u)
+		a.podEventf(pod.pod, pod.uid, corev1.EventTypeWarning, config.ReasonGPUMemoryNearlyFull, "this pod has grown most, by %d MiB: %s", by, u)
 	}
 }
 
@@ -369,7 +366,7 @@ func (a *Agent) memoryTurns(ctx context.Context) bool {
 	if err != nil {
 		return true // the next pass finds out what
 	}
-	a.lookAtMemory(a.usages(ctx, gpus))
+	a.lookAtMemory(a.usages(ctx, gpus, a.pressure.podsOnNode))
 	after, _, _ := a.pressure.verdict()
 	return after != before
 }

@@ -573,6 +573,12 @@ func (a *Agent) eventf(node *corev1.Node, kind string, reason config.Reason, for
 	a.events.Eventf(ref, kind, string(reason), format, args...)
 }
 
+// podEventf records an event on a pod. All events of the agent are of it, or of the node.
+func (a *Agent) podEventf(pod types.NamespacedName, uid types.UID, kind string, reason config.Reason, format string, args ...any) {
+	ref := &corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: pod.Namespace, Name: pod.Name, UID: uid}
+	a.events.Eventf(ref, kind, string(reason), format, args...)
+}
+
 func eventType(r report) string {
 	if r.ready == corev1.ConditionTrue || r.state == config.StatePending && !r.blocked {
 		return corev1.EventTypeNormal

@@ -104,16 +104,31 @@ func (a *Agent) forgoUnit(ctx context.Context, seen observed, step plan.Step, er
 	return nil
 }
 
+// startedSeen is how units are that were started again.
+type startedSeen struct {
+	asked  bool
+	states map[string]string
+	err    error
+}
+
 // observeStarted looks what has become of units that were started again. A job of systemd is done when the unit's process has begun,
 // and that may end a moment later, when nothing is owed to it any more.
-func (a *Agent) observeStarted(ctx context.Context, seen *observed) {
-	now := a.clock.Now()
-	if seen.journal != nil || len(a.systemd.started) == 0 || now.Before(a.systemd.startedNext) {
-		return
+func (a *Agent) observeStarted(ctx context.Context, seen observed) startedSeen {
+	if seen.journal != nil || len(a.systemd.started) == 0 || a.clock.Now().Before(a.systemd.startedNext) {
+		return startedSeen{}
 	}
 	call, cancel := context.WithTimeout(ctx, hostTimeout)
 	defer cancel()
 	states, err := a.systemd.units.States(call, slices.Sorted(maps.Keys(a.systemd.started)))
+	return startedSeen{asked: true, states: states, err: err}
+}
+
+// followStarted tells of units that do not run since they were started again, and forgets those that do.
+func (a *Agent) followStarted(seen observed) {
+	if !seen.started.asked {
+		return
+	}
+	now, states, err := a.clock.Now(), seen.started.states, seen.started.err
 	for name, s := range a.systemd.started {
 		state, over := states[name], now.Sub(s.at) >= a.settings.Timeouts.Unit
 		switch {

@@ -21,31 +21,27 @@ type upgrade struct {
 
 func (u *upgrade) forget(time.Time) { u.since = time.Time{} }
 
-// makeWay lets go of the driver while it is being upgraded: the kernel does not unload one that a process has open. Only labels of operands
-// say so: any other is no business of the driver manager.
-func (a *Agent) makeWay(ctx context.Context, seen *observed) error {
+// observeUpgrade looks whether the driver is being upgraded, and waits for the end of that. Only labels of operands say so: any other is no
+// business of the driver manager.
+func (a *Agent) observeUpgrade(seen *observed) error {
 	node := seen.node
+	seen.marks.complete = true
 	// It stands behind an underscore where the operand was paused before, by us too.
 	i := slices.IndexFunc(a.settings.Operands, func(key string) bool { return strings.HasSuffix(node.Labels[key], fence.PausedForDriverUpgrade) })
 	if i < 0 {
-		a.upgrade.since = time.Time{}
 		return nil
 	}
 	key := a.settings.Operands[i]
 	seen.marks.upgrade = fmt.Sprintf("label %s=%s", key, node.Labels[key])
-	if a.upgrade.since.IsZero() {
-		a.upgrade.since = a.now()
-	}
-	call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.DriverCall)
-	defer cancel()
-	if err := a.driver.Release(call); err != nil {
-		return err
+	since := a.upgrade.since
+	if since.IsZero() {
+		since = a.now()
 	}
 	wait := &Waiting{
-		Reason: config.ReasonDriverNotLoaded, For: forDriver, After: driverRetry, Since: a.upgrade.since,
+		Reason: config.ReasonDriverNotLoaded, For: forDriver, After: driverRetry, Since: since,
 		Message: fmt.Sprintf("the driver is being upgraded, as %s says; nothing is done until that is over", seen.marks.upgrade),
 	}
-	until := a.upgrade.since.Add(a.settings.Timeouts.DriverUpgrade)
+	until := since.Add(a.settings.Timeouts.DriverUpgrade)
 	if a.clock.Now().Before(until) {
 		wait.Until, wait.Then = until, "people have to look why it is not over"
 		return wait
@@ -53,6 +49,22 @@ func (a *Agent) makeWay(ctx context.Context, seen *observed) error {
 	wait.Advice = fmt.Sprintf("that is longer than %s: see the pod of the driver, or of its manager, on this node; if neither upgrades it any more: "+
 		"kubectl label node %s %s=true --overwrite", a.settings.Timeouts.DriverUpgrade, a.node, key)
 	return wait
+}
+
+// followUpgrade lets go of the driver while it is being upgraded: the kernel does not unload one that a process has open.
+func (a *Agent) followUpgrade(ctx context.Context, seen observed) error {
+	switch {
+	case !seen.marks.complete:
+		return nil
+	case seen.marks.upgrade == "":
+		a.upgrade.since = time.Time{}
+		return nil
+	case a.upgrade.since.IsZero():
+		a.upgrade.since = a.now()
+	}
+	call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.DriverCall)
+	defer cancel()
+	return a.driver.Release(call)
 }
 
 // giveWay gives the node back while the driver is being upgraded, which may have no end: the label is anybody's who may write labels. What

@@ -1,0 +1,87 @@
+package agent_test
+
+import (
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/client-go/tools/record"
+
+	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// Looking is not doing: a look writes nothing, tells nobody anything, and lets go of nothing. So a preview or a diagnosis may look too.
+func TestLookingChangesNothing(t *testing.T) {
+	t.Parallel()
+	// looks has the agent of w look, and says what it has done besides.
+	looks := func(w *world, d *leaving, events <-chan string) {
+		w.t.Helper()
+		released := d.released
+		for len(events) > 0 {
+			<-events
+		}
+		w.client.ClearActions()
+		_ = w.agent.Observe(w.t.Context()) // it may end early
+		for _, action := range w.client.Actions() {
+			if !slices.Contains([]string{"get", "list", "watch"}, action.GetVerb()) {
+				w.t.Errorf("a look has written: %s %s", action.GetVerb(), action.GetResource().Resource)
+			}
+		}
+		if len(events) > 0 {
+			w.t.Errorf("a look has told %q", <-events)
+		}
+		if d.released != released {
+			w.t.Error("a look has let go of the driver")
+		}
+	}
+	start := func(w *world) (*leaving, <-chan string) {
+		w.t.Helper()
+		d := &leaving{Driver: w.gpus.Driver()}
+		w.through = func(nvml.Driver) nvml.Driver { return d }
+		o, recorder := w.optionsFor(&w.host), record.NewFakeRecorder(1000)
+		o.Events = recorder
+		w.agent = agent.New(o)
+		return d, recorder.Events
+	}
+	t.Run("before each pass of a change, and while the driver is upgraded", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, h100)
+			d, events := start(w)
+			w.turn()
+			w.label("all-1g.10gb")
+			w.passes("the end", func() bool {
+				looks(w, d, events)
+				return w.reason() == config.ReasonConverged
+			})
+			w.upgrade("dcgm", true)
+			looks(w, d, events)
+			w.spend(time.Minute)
+			looks(w, d, events)
+			if d.released == 0 {
+				t.Error("the passes do not let go of the driver either")
+			}
+		})
+	})
+	t.Run("while a shared GPU is nearly full", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			p := &pressure{world: newWorld(t, t4)}
+			d, events := start(p.world)
+			p.look(0)
+			gpu := p.gpus.UUIDs()[0]
+			p.takes("small", gpu+"::0", 4000)
+			p.takes("large", gpu+"::1", 10000)
+			p.look(0)
+			<-time.After(time.Minute)
+			looks(p.world, d, events)
+			p.look(0)
+			if len(events) == 0 {
+				t.Error("the pass does not tell of it either")
+			}
+		})
+	})
+}
