@@ -17,7 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
-// blocked says which PodDisruptionBudget is in the way of a pod, and what it waits for.
+// blocked names the PodDisruptionBudget that keeps a pod, and what the budget waits for.
 func (r *round) blocked(ctx context.Context, pod holders.Pod, refusal error) Verdict {
 	budgets := r.matching(ctx, pod)
 	cause := budgetCause(refusal)
@@ -31,7 +31,7 @@ func (r *round) blocked(ctx context.Context, pod holders.Pod, refusal error) Ver
 		return Verdict{State: Blocked, PDB: name, Message: fmt.Sprintf("PDB %s: %s", name, cause)}
 	case 1:
 		name := pod.Namespace + "/" + budgets[0].Name
-		return Verdict{State: Blocked, PDB: name, Message: fmt.Sprintf("PDB %s: %s", name, wants(&budgets[0], cause)+hint(&budgets[0], pod))}
+		return Verdict{State: Blocked, PDB: name, Message: fmt.Sprintf("PDB %s: %s", name, budgetState(&budgets[0], cause)+unreadyHint(&budgets[0], pod))}
 	default:
 		names := make([]string, len(budgets))
 		for i, b := range budgets {
@@ -43,9 +43,9 @@ func (r *round) blocked(ctx context.Context, pod holders.Pod, refusal error) Ver
 	}
 }
 
-// wants says what a budget waits for, or why it never lets a pod go. The API server's own words are the last resort,
+// budgetState says what a budget waits for, or why it never lets a pod go. The API server's own words are the last resort,
 // since they repeat the name.
-func wants(b *policyv1.PodDisruptionBudget, cause string) string {
+func budgetState(b *policyv1.PodDisruptionBudget, cause string) string {
 	s := b.Status
 	sync := meta.FindStatusCondition(s.Conditions, policyv1.DisruptionAllowedCondition)
 	switch {
@@ -70,16 +70,15 @@ func healthy(pods int32) string {
 	return fmt.Sprintf("%d healthy pods", pods)
 }
 
-// hint tells of a way that people often do not know: a pod that is not ready is no loss to what the budget guards.
-func hint(b *policyv1.PodDisruptionBudget, pod holders.Pod) string {
+// unreadyHint names a field of the budget that few people know: with it the API server evicts pods that are not ready.
+func unreadyHint(b *policyv1.PodDisruptionBudget, pod holders.Pod) string {
 	if pod.Ready || ptr.Deref(b.Spec.UnhealthyPodEvictionPolicy, policyv1.IfHealthyBudget) == policyv1.AlwaysAllow {
 		return ""
 	}
 	return "; this pod is not ready, and would go if the PDB had unhealthyPodEvictionPolicy: AlwaysAllow"
 }
 
-// matching lists the budgets that select the pod. It is empty if they cannot be read, which costs no more than detail in
-// a message.
+// matching lists the budgets that select the pod. It is empty if they cannot be read: the message then has less detail.
 func (r *round) matching(ctx context.Context, pod holders.Pod) []policyv1.PodDisruptionBudget {
 	all, read := r.budgets[pod.Namespace]
 	if !read {

@@ -66,22 +66,21 @@ type Verdict struct {
 	Overdue  bool      // it is there still, past its deadline, and nothing more is done for it to go
 }
 
-// Evictor sends pods away through the API server, and remembers whom it asked when. It is for one goroutine.
+// Evictor sends pods away through the API server, and remembers which pods it has asked for and when. It is for one goroutine.
 type Evictor struct {
 	client kubernetes.Interface
 	clock  clock.PassiveClock
 	log    *zap.Logger
 
-	// Again sends an eviction that has failed for a cause of the moment once more, as far as it likes; nil sends each once. An answer of
-	// 429 is none of its business: a disruption budget gives it. The request names the pod by its UID, so that it can be sent twice.
+	// Again repeats an eviction that failed for a passing cause; nil sends each once. It is not told of a 429, which a disruption budget
+	// answers with. The request names the pod by its UID, so that it can be sent twice.
 	Again func(ctx context.Context, request func() error) error
 
-	asked  map[types.UID]*attempt // by Evict
-	probed map[types.UID]*attempt // by DryRun
+	evictions map[types.UID]*attempt // by Evict
+	dryRuns   map[types.UID]*attempt // by DryRun
 }
 
-// attempt is what is remembered of a pod between calls. The memory may be lost at any time: a pod is then asked for once
-// too often.
+// attempt is what is remembered of a pod between calls. It may be lost at any time: the agent then sends one request too many.
 type attempt struct {
 	verdict Verdict // without what changes with time
 	at      time.Time
@@ -98,7 +97,7 @@ func NewEvictor(client kubernetes.Interface, clock clock.PassiveClock, log *zap.
 //
 // Pods are asked for through policy/v1, under their own grace: the ordinary ones first; when none of those is left, the
 // critical ones; those of DaemonSets last. From its deadline on, a pod that the API server still does not let go is
-// deleted if the policy says so. A pod that is overdue is asked for in dry runs only, which tell what holds it: nobody
+// deleted if the policy says so. A pod that is overdue is asked for in dry runs only, which tell what holds it: no pod
 // shall leave for a change that is about to be given up.
 //
 // It never waits for a pod to go. A pod that was asked for a short while ago gets its last verdict again without a request;
@@ -108,18 +107,18 @@ func NewEvictor(client kubernetes.Interface, clock clock.PassiveClock, log *zap.
 // Callers list the pods anew before each call: a verdict of Blocked is about the name, and a pod that was replaced by
 // another of the same name can be reported as blocked for as long as the budget is.
 func (e *Evictor) Evict(ctx context.Context, pods []holders.Pod, policy Policy, since time.Time) []Verdict {
-	r := round{Evictor: e, now: e.clock.Now(), policy: policy, since: since, known: e.asked, memory: map[types.UID]*attempt{}}
-	e.asked = r.memory
+	r := round{Evictor: e, now: e.clock.Now(), policy: policy, since: since, lastAttempts: e.evictions, nextAttempts: map[types.UID]*attempt{}}
+	e.evictions = r.nextAttempts
 	out := make([]Verdict, len(pods))
 	for t := range tiers {
-		left := r.held
+		left := r.earlierTierLeft
 		for i, pod := range pods {
 			if tierOf(pod) == t {
 				out[i] = r.verdict(ctx, pod)
 				left = left || out[i].State != Gone
 			}
 		}
-		r.held = left
+		r.earlierTierLeft = left
 	}
 	return out
 }
@@ -127,10 +126,10 @@ func (e *Evictor) Evict(ctx context.Context, pods []holders.Pod, policy Policy, 
 // DryRun asks for each pod whether it would be let go now, changing nothing: Requested is yes. Each pod is judged by
 // itself; of several that share a PodDisruptionBudget all may be told yes though they can only go one by one. A pod that
 // may end by itself first is Waiting, and not asked about.
-// It asks anew at each call; RetryAt tells when that is worth while.
+// Each call sends new requests; RetryAt tells when that is worth while.
 func (e *Evictor) DryRun(ctx context.Context, pods []holders.Pod, policy Policy) []Verdict {
-	r := round{Evictor: e, now: e.clock.Now(), policy: policy, dryRun: true, known: e.probed, memory: map[types.UID]*attempt{}}
-	e.probed = r.memory
+	r := round{Evictor: e, now: e.clock.Now(), policy: policy, dryRun: true, lastAttempts: e.dryRuns, nextAttempts: map[types.UID]*attempt{}}
+	e.dryRuns = r.nextAttempts
 	out := make([]Verdict, 0, len(pods))
 	for _, pod := range pods {
 		out = append(out, r.verdict(ctx, pod))
@@ -141,47 +140,47 @@ func (e *Evictor) DryRun(ctx context.Context, pods []holders.Pod, policy Policy)
 // round is one call of Evict or DryRun.
 type round struct {
 	*Evictor
-	now     time.Time
-	policy  Policy
-	since   time.Time // when the node was fenced
-	dryRun  bool
-	held    bool                                      // a pod of an earlier tier is still there
-	known   map[types.UID]*attempt                    // of the call before
-	memory  map[types.UID]*attempt                    // for the next call
-	budgets map[string][]policyv1.PodDisruptionBudget // by namespace, read when first needed
-	silent  error                                     // why the API server did not answer at all, once it did not
+	now             time.Time
+	policy          Policy
+	since           time.Time // when the node was fenced
+	dryRun          bool
+	earlierTierLeft bool                                      // a pod of an earlier tier is still there
+	lastAttempts    map[types.UID]*attempt                    // of the call before
+	nextAttempts    map[types.UID]*attempt                    // for the next call
+	budgets         map[string][]policyv1.PodDisruptionBudget // by namespace, read when first needed
+	noAnswer        error                                     // why the API server did not answer at all, once it did not
 }
 
-// late reports whether the pod is to be deleted, if it does not go otherwise.
-func (r *round) late(t terms) bool {
+// dueForDeletion reports whether the pod is to be deleted, if it does not go otherwise.
+func (r *round) dueForDeletion(t terms) bool {
 	return r.policy.Delete && !t.deadline.IsZero() && !r.now.Before(t.deadline)
 }
 
 func (r *round) overdue(t terms) bool { return !t.end.IsZero() && !r.now.Before(t.end) }
 
-// verdict judges one pod, and remembers what it was told.
+// verdict judges one pod, and remembers the verdict for the next call.
 func (r *round) verdict(ctx context.Context, pod holders.Pod) Verdict {
 	t := r.policy.terms(pod, r.since)
-	before := r.known[pod.UID]
+	before := r.lastAttempts[pod.UID]
 	if before != nil && !r.dryRun && !pod.Terminating && r.stillValid(before, t) {
-		r.memory[pod.UID] = before
+		r.nextAttempts[pod.UID] = before
 		v := before.verdict
 		v.Pod = pod
-		return r.dated(v, t)
+		return r.withDeadline(v, t)
 	}
 	v, retryAfter := r.judge(ctx, pod, t)
 	v.Pod = pod
 	v = r.remember(v, before, retryAfter)
 	if !r.dryRun {
-		r.say(before, v)
+		r.logNews(before, v)
 	}
-	return r.dated(v, t)
+	return r.withDeadline(v, t)
 }
 
-// stillValid reports whether it is too early to ask again. What was answered before the deadline is no answer after it, when
-// more may be done.
+// stillValid reports whether it is too early to ask again. An answer from before the deadline is outdated after it, when the pod may be
+// deleted.
 func (r *round) stillValid(before *attempt, t terms) bool {
-	outdated := r.late(t) && before.verdict.State.stays() && before.at.Before(t.deadline)
+	outdated := r.dueForDeletion(t) && before.verdict.State.stays() && before.at.Before(t.deadline)
 	return r.now.Before(before.verdict.RetryAt) && !outdated
 }
 
@@ -209,27 +208,27 @@ func (r *round) remember(v Verdict, before *attempt, retryAfter time.Duration) V
 	case Waiting, Queued, Refused, Gone, Terminating:
 	}
 	now.verdict = v
-	r.memory[v.Pod.UID] = now
+	r.nextAttempts[v.Pod.UID] = now
 	return v
 }
 
-// dated adds what changes with time alone.
-func (r *round) dated(v Verdict, t terms) Verdict {
+// withDeadline adds what changes with time alone.
+func (r *round) withDeadline(v Verdict, t terms) Verdict {
 	if t.deadline.IsZero() || v.State == Gone {
 		return v
 	}
 	v.Deadline, v.Overdue = t.deadline, r.overdue(t)
-	if r.late(t) {
+	if r.dueForDeletion(t) {
 		v.Deadline = t.end
 	}
 	if v.State != Blocked && v.State != Failed {
 		return v
 	}
-	until := r.moment(v.Deadline, minutes)
+	until := r.shortTime(v.Deadline, minutes)
 	switch {
 	case v.Overdue:
 		v.Message += "; it had until " + until
-	case r.late(t):
+	case r.dueForDeletion(t):
 		v.Message += "; its deletion is tried until " + until
 	case r.policy.Delete:
 		v.Message += "; asked again until " + until + ", and deleted then"
@@ -242,8 +241,8 @@ func (r *round) dated(v Verdict, t terms) Verdict {
 // minutes is how exact a deadline is written.
 const minutes = "15:04"
 
-// say logs a decision when it is news.
-func (e *Evictor) say(before *attempt, v Verdict) {
+// logNews logs a decision when it is news.
+func (e *Evictor) logNews(before *attempt, v Verdict) {
 	if before != nil && before.verdict.State == v.State && before.verdict.Message == v.Message {
 		return
 	}
@@ -265,7 +264,7 @@ func (e *Evictor) say(before *attempt, v Verdict) {
 
 // judge finds out what is to be done with one pod, and asks for it.
 func (r *round) judge(ctx context.Context, pod holders.Pod, t terms) (Verdict, time.Duration) {
-	if v, ok := r.unasked(pod, t); ok {
+	if v, ok := r.withoutRequest(pod, t); ok {
 		return v, 0
 	}
 	if r.overdue(t) {
@@ -275,27 +274,27 @@ func (r *round) judge(ctx context.Context, pod holders.Pod, t terms) (Verdict, t
 		}
 		return v, retryAfter
 	}
-	if !r.late(t) {
+	if !r.dueForDeletion(t) {
 		return r.ask(ctx, pod, r.dryRun)
 	}
 	// Also a pod that is late goes by its eviction, if it may: an agent that was away for hours has not asked before.
 	last := Verdict{Message: "its own grace is longer"}
 	if pod.Grace <= r.policy.DeleteGrace {
 		var retryAfter time.Duration
-		if last, retryAfter = r.ask(ctx, pod, false); !last.State.stays() || r.silent != nil {
+		if last, retryAfter = r.ask(ctx, pod, false); !last.State.stays() || r.noAnswer != nil {
 			return last, retryAfter
 		}
 	}
-	return r.remove(ctx, pod, t, last), 0
+	return r.deletePod(ctx, pod, t, last), 0
 }
 
-// unasked is the verdict on a pod for which there is nothing to ask.
-func (r *round) unasked(pod holders.Pod, t terms) (Verdict, bool) {
+// withoutRequest is the verdict on a pod for which there is nothing to ask.
+func (r *round) withoutRequest(pod holders.Pod, t terms) (Verdict, bool) {
 	switch {
 	case pod.Unlisted:
 		return Verdict{State: Terminating, Message: unlisted(pod)}, true
 	case pod.Terminating:
-		return Verdict{State: Terminating, Message: r.leaving(pod)}, true
+		return Verdict{State: Terminating, Message: r.terminating(pod)}, true
 	case pod.Mirror:
 		return Verdict{State: Refused, Message: "it is a static pod, which cannot be evicted: move its manifest out of kubelet's directory on the node"}, true
 	case pod.UID == "":
@@ -307,11 +306,11 @@ func (r *round) unasked(pod holders.Pod, t terms) (Verdict, bool) {
 		return Verdict{State: Waiting, By: t.by, Message: fmt.Sprintf("may end by itself for %s after the cordon (%s)", t.wait, r.policy.source(t))}, true
 	case r.now.Before(t.until):
 		return Verdict{State: Waiting, By: t.by, Message: fmt.Sprintf("finishes by itself until %s (%s)", t.until.UTC().Format("2006-01-02T15:04Z"), r.policy.source(t))}, true
-	case r.held:
+	case r.earlierTierLeft:
 		return Verdict{State: Queued, Message: queued[tierOf(pod)]}, true
-	case r.silent != nil:
+	case r.noAnswer != nil:
 		// One request without an answer costs requestTimeout. The others would fare no better.
-		return Verdict{State: Failed, Message: r.silent.Error()}, true
+		return Verdict{State: Failed, Message: r.noAnswer.Error()}, true
 	}
 	return Verdict{}, false
 }
@@ -325,25 +324,25 @@ var queued = map[tier]string{
 func (r *round) ask(ctx context.Context, pod holders.Pod, dryRun bool) (Verdict, time.Duration) {
 	err := r.send(ctx, pod, dryRun)
 	if r.unanswered(err) {
-		return Verdict{State: Failed, Message: r.silent.Error()}, 0
+		return Verdict{State: Failed, Message: r.noAnswer.Error()}, 0
 	}
 	seconds, _ := apierrors.SuggestsClientDelay(err)
 	return r.interpret(ctx, pod, err), time.Duration(seconds) * time.Second
 }
 
-// unanswered notes that the API server did not answer at all.
+// unanswered reports whether the API server did not answer at all, and keeps why for the pods that follow.
 func (r *round) unanswered(err error) bool {
 	var answered apierrors.APIStatus
 	if err == nil || errors.As(err, &answered) {
 		return false
 	}
-	r.silent = fmt.Errorf("asking the API server: %w", err)
+	r.noAnswer = fmt.Errorf("asking the API server: %w", err)
 	return true
 }
 
-// remove deletes a pod that is past its deadline. No budget prevents that; the pod gets its own grace, but no longer than
+// deletePod deletes a pod that is past its deadline. No budget prevents that; the pod gets its own grace, but no longer than
 // the policy has, and never 0, with which the API server would forget a pod that still runs.
-func (r *round) remove(ctx context.Context, pod holders.Pod, t terms, last Verdict) Verdict {
+func (r *round) deletePod(ctx context.Context, pod holders.Pod, t terms, last Verdict) Verdict {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	grace := max(time.Second, min(pod.Grace, r.policy.DeleteGrace).Truncate(time.Second))
@@ -354,13 +353,13 @@ func (r *round) remove(ctx context.Context, pod holders.Pod, t terms, last Verdi
 	switch {
 	case err == nil:
 		return Verdict{State: Deleted, PDB: last.PDB, Message: fmt.Sprintf(
-			"deleted with a grace of %s, since it was there still at %s: %s", grace, r.moment(t.deadline, minutes), last.Message)}
+			"deleted with a grace of %s, since it was there still at %s: %s", grace, r.shortTime(t.deadline, minutes), last.Message)}
 	case r.unanswered(err):
-		return Verdict{State: Failed, Message: r.silent.Error()}
+		return Verdict{State: Failed, Message: r.noAnswer.Error()}
 	case isGone(err):
 		return Verdict{State: Gone}
 	case apierrors.IsConflict(err):
-		return r.settle(ctx, pod, err)
+		return r.explainConflict(ctx, pod, err)
 	default:
 		return Verdict{State: Failed, PDB: last.PDB, Message: fmt.Sprintf("%s; deleting it: %v", last.Message, err)}
 	}
@@ -391,7 +390,7 @@ func (r *round) send(ctx context.Context, pod holders.Pod, dryRun bool) error {
 }
 
 // request sends one eviction. The UID is a precondition: between listing and asking, a pod may be replaced by another
-// of the same name, perhaps on another node, which nobody meant.
+// of the same name, perhaps on another node.
 func (r *round) request(ctx context.Context, pod holders.Pod, dryRun bool) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -423,7 +422,7 @@ func (r *round) interpret(ctx context.Context, pod holders.Pod, err error) Verdi
 	case isGone(err):
 		return Verdict{State: Gone}
 	case apierrors.IsConflict(err):
-		return r.settle(ctx, pod, err)
+		return r.explainConflict(ctx, pod, err)
 	case apierrors.HasStatusCause(err, policyv1.DisruptionBudgetCause):
 		// Mostly 429. It is 403 for a budget whose status makes no sense, or that awaits too many deletions.
 		return r.blocked(ctx, pod, err)
@@ -441,10 +440,10 @@ func (r *round) interpret(ctx context.Context, pod holders.Pod, err error) Verdi
 	return Verdict{State: Failed, Message: err.Error()}
 }
 
-// settle finds out what a conflict (409) means. Nearly always the precondition failed: the pod is gone, and one that
-// bears its name is none of our business. But the API server also gives up with a conflict on a pod that is not ready
-// and changes faster than it can be deleted, and that one is still there.
-func (r *round) settle(ctx context.Context, pod holders.Pod, conflict error) Verdict {
+// explainConflict finds out what a conflict (409) means. Nearly always the precondition failed: the pod is gone, and another has its
+// name. But the API server also answers with a conflict for a pod that is not ready and changes faster than it can be deleted; that pod
+// is still there.
+func (r *round) explainConflict(ctx context.Context, pod holders.Pod, conflict error) Verdict {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	found, err := r.client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})

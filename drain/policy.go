@@ -67,13 +67,13 @@ func (r Rule) fits(pod holders.Pod) bool {
 	return (len(r.Namespaces) == 0 || slices.Contains(r.Namespaces, pod.Namespace)) && r.Selector.Matches(labels.Set(pod.Labels))
 }
 
-// tier says who goes before whom. The pods of one go when none of an earlier one is left.
+// tier orders pods: those of one tier are evicted when no pod of an earlier tier is left.
 type tier int
 
 const (
 	ordinary tier = iota
-	critical      // what others may need to end in good order
-	daemons       // what is on the node for the sake of the others
+	critical      // pods that others may need to end in good order
+	daemons       // pods that serve the others on the node
 	tiers         // how many there are
 )
 
@@ -104,7 +104,7 @@ type terms struct {
 	end      time.Time // when it has to be gone, whatever was done
 }
 
-// terms are those of a pod behind a fence that stands since a time, which is zero if none does.
+// terms are those of a pod behind a fence that was raised at since; zero means that no fence stands.
 func (p Policy) terms(pod holders.Pod, since time.Time) terms {
 	t := p.ruling(pod)
 	if since.IsZero() {
@@ -117,7 +117,7 @@ func (p Policy) terms(pod holders.Pod, since time.Time) terms {
 	mine := tierOf(pod)
 	wait := t.wait
 	if mine != ordinary {
-		// Its turn comes when the ordinary pods have left, who may be let stay for hours.
+		// Its turn comes when the ordinary pods have left, which rules may let stay for hours.
 		wait = max(wait, p.longestWait())
 	}
 	t.deadline = since.Add(wait + p.Deadline)
@@ -160,7 +160,7 @@ func (p Policy) ruling(pod holders.Pod) terms {
 	return terms{}
 }
 
-// source is where people find what lets a pod end by itself.
+// source names the setting that lets a pod end by itself.
 func (p Policy) source(t terms) string {
 	if t.by == p.EndField {
 		return t.by

@@ -52,15 +52,15 @@ const (
 	deleted
 )
 
-// told is what the agent of a node has said.
-type told struct {
+// agentReport is what the agent of a node has said.
+type agentReport struct {
 	text      string // of the status annotation
 	status    api.Status
 	condition corev1.NodeCondition
 }
 
-func toldBy(n *corev1.Node) told {
-	t := told{text: n.Annotations[config.AnnotationStatus]}
+func agentReportOf(n *corev1.Node) agentReport {
+	t := agentReport{text: n.Annotations[config.AnnotationStatus]}
 	if json.Unmarshal([]byte(t.text), &t.status) != nil { // of a version that this one cannot read
 		t.status = api.Status{}
 	}
@@ -74,7 +74,7 @@ func toldBy(n *corev1.Node) told {
 }
 
 // makeLegible bounds what is shown of it: others can write to an annotation and a condition too.
-func (t *told) makeLegible() {
+func (t *agentReport) makeLegible() {
 	s, c := &t.status, &t.condition
 	s.Phase, s.Reason = api.Phase(legible.Cut(string(s.Phase), longestWord)), config.Reason(legible.Cut(string(s.Reason), longestWord))
 	s.Capacity = legible.Message(s.Capacity, legible.Longest)
@@ -85,18 +85,18 @@ func (t *told) makeLegible() {
 }
 
 // none reports whether no agent has ever said anything.
-func (t told) none() bool { return t.text == "" && t.condition.Type == "" }
+func (t agentReport) none() bool { return t.text == "" && t.condition.Type == "" }
 
-func (t told) same(o told) bool { return t.text == o.text && t.sameCondition(o) }
+func (t agentReport) same(o agentReport) bool { return t.text == o.text && t.sameCondition(o) }
 
-func (t told) sameCondition(o told) bool {
+func (t agentReport) sameCondition(o agentReport) bool {
 	return t.condition.Reason == o.condition.Reason && t.condition.Message == o.condition.Message &&
 		t.condition.LastHeartbeatTime.Equal(&o.condition.LastHeartbeatTime)
 }
 
 // about reports whether the status is about the wish. A MIG config and a config of the device plugin are one wish of the agent, by the
 // label of the former.
-func (t told) about(w wish) bool {
+func (t agentReport) about(w wish) bool {
 	migConfig, pluginConfig, joined := strings.Cut(t.status.Desired, api.DesiredSeparator)
 	switch {
 	case joined && w.label == config.LabelMIGConfig:
@@ -109,10 +109,10 @@ func (t told) about(w wish) bool {
 }
 
 // by reports whether the status is about what the label asks for. Older agents do not say which label that is.
-func (t told) by(label string) bool { return t.status.Label == "" || t.status.Label == label }
+func (t agentReport) by(label string) bool { return t.status.Label == "" || t.status.Label == label }
 
 // agrees reports whether condition and status, which are two writes, are about the same.
-func (t told) agrees() bool {
+func (t agentReport) agrees() bool {
 	return t.condition.Reason == string(t.status.Reason) && !t.condition.LastHeartbeatTime.Time.Before(t.status.Since.Truncate(time.Second))
 }
 
@@ -137,9 +137,9 @@ func (i identity) outdated(n *corev1.Node) bool {
 type followed struct {
 	identity
 	wish  wish
-	asked bool // the label was set by this command, and was not there before
-	first told // what the agent had said by then
-	last  told
+	asked bool        // the label was set by this command, and was not there before
+	first agentReport // what the agent had said by then
+	last  agentReport
 	heard time.Time // when the agent last said anything, or the wait began
 	most  int       // steps that were ever left
 
@@ -153,7 +153,7 @@ type followed struct {
 
 // waitFor begins to wait for the node, which has the label by now.
 func waitFor(n *corev1.Node, w wish, asked bool, now time.Time) *followed {
-	f := &followed{identity: identify(n), wish: w, asked: asked, first: toldBy(n), heard: now}
+	f := &followed{identity: identify(n), wish: w, asked: asked, first: agentReportOf(n), heard: now}
 	f.message = "waiting for its agent to see the label"
 	if f.first.none() {
 		f.message = "no agent has ever said anything of this node"
@@ -167,7 +167,7 @@ func (f *followed) see(n *corev1.Node, now time.Time) {
 	if f.stage != pending || f.outdated(n) {
 		return
 	}
-	t := toldBy(n)
+	t := agentReportOf(n)
 	before := f.last
 	f.last = t
 	if !t.same(before) {
@@ -207,7 +207,7 @@ func (f *followed) withdrawn(n *corev1.Node) string {
 }
 
 // judge takes in a status that is about the wish.
-func (f *followed) judge(t, before told) {
+func (f *followed) judge(t, before agentReport) {
 	s := t.status
 	switch {
 	case t.agrees() && s.Reason == config.ReasonConverged && t.condition.Status == corev1.ConditionTrue:

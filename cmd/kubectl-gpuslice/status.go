@@ -65,7 +65,7 @@ func (o *options) status() *cobra.Command {
 func withAgent(nodes []corev1.Node) []corev1.Node {
 	var out []corev1.Node
 	for _, n := range nodes {
-		if !toldBy(&n).none() {
+		if !agentReportOf(&n).none() {
 			out = append(out, n)
 		}
 	}
@@ -93,7 +93,7 @@ func tabulate(nodes []corev1.Node, width int, now time.Time) string {
 }
 
 func row(n *corev1.Node, now time.Time) table.Row {
-	t := toldBy(n)
+	t := agentReportOf(n)
 	s := t.status
 	phase, reason := string(s.Phase), cmp.Or(t.condition.Reason, string(s.Reason))
 	if t.none() {

@@ -43,7 +43,7 @@ func (f Fence) Raise(node *corev1.Node, journal string, spent ...string) ([]byte
 	return p.bytes()
 }
 
-// Record writes the journal alone: for a change that disrupts nobody, or to amend a journal. It must not be empty.
+// Record writes the journal alone: for a change that evicts no pod, or to amend a journal. It must not be empty.
 func (f Fence) Record(node *corev1.Node, journal string, spent ...string) ([]byte, error) {
 	p, err := f.recording(node, journal, spent)
 	if err != nil {
@@ -66,7 +66,7 @@ func (f Fence) Open(node *corev1.Node) ([]byte, error) {
 	return p.bytes()
 }
 
-// Uncover is Open for a node whose cordon shall stay as it is, also if it is gone.
+// Uncover is Open for a node whose cordon shall stay as it is, also where somebody has lifted it.
 func (f Fence) Uncover(node *corev1.Node) ([]byte, error) {
 	p, err := f.guarded(node)
 	if err != nil {
@@ -77,8 +77,8 @@ func (f Fence) Uncover(node *corev1.Node) ([]byte, error) {
 }
 
 // Lift takes the taints and the journal away, and the cordon too if uncordon is set and nobody asked to keep it, all in
-// one patch: a journal that outlives its cordon, or the reverse, would be read as work that is still to be done. Whether
-// the cordon is ours to lift is for the caller to say.
+// one patch: a journal that outlives its cordon, or the reverse, would be read as work that is still to be done. The caller
+// decides whether the cordon is ours to lift.
 func (f Fence) Lift(node *corev1.Node, uncordon bool) ([]byte, error) {
 	return f.lift(node, "", uncordon, f.opened(node))
 }
@@ -89,8 +89,8 @@ func (f Fence) LiftUnready(node *corev1.Node, uncordon bool, startup corev1.Tain
 	return f.lift(node, "", uncordon, append(f.opened(node), startup))
 }
 
-// Park is Lift that leaves a journal: the node is given back, and something is still owed to it. A startup taint that is
-// given comes back too.
+// Park is Lift that leaves a journal: the node takes pods again, and the agent still owes it something. A startup taint that is
+// passed in is put back.
 func (f Fence) Park(node *corev1.Node, journal string, uncordon bool, startup ...corev1.Taint) ([]byte, error) {
 	if journal == "" {
 		return nil, fmt.Errorf("parking the change of node %s: the journal is empty, so nobody would know what to give back", node.Name)

@@ -38,14 +38,14 @@ const (
 	OperandForeign OperandState = "Foreign" // anything else, such as "false" or another tool's pause, also upon ours: hands off
 )
 
-// Operand is what the GPU Operator runs on a node by a label of the node, or somebody who follows its convention.
+// Operand is what the GPU Operator, or a chart that follows its convention, runs on a node by a label of the node.
 type Operand struct {
 	Label, Value string
 	State        OperandState
 
 	// Pods are those that go when the label is paused, and that keep the operand from being gone: pods of DaemonSets
 	// that select nodes by the label. It may be more than one: the MPS control daemon goes by the device plugin's label.
-	// A pod of another controller that selects by the label is not among them, for nobody would take it away.
+	// A pod of another controller that selects by the label is not among them: no controller removes it when the label changes.
 	Pods []holders.Pod
 }
 
@@ -130,9 +130,9 @@ func SetLabels(node *corev1.Node, values map[string]string) ([]byte, error) {
 	return p.bytes()
 }
 
-// LeftPaused lists those of the operands' labels that have the value, sorted: what is still paused though nobody seems to be at
-// work. For PausedValue that can come about after everything was given back, when the k8s-driver-manager found our pause
-// and puts it back. Of other labels the value says nothing: anybody may have written it.
+// LeftPaused lists those of the operands' labels that have the value, sorted: operands that stay paused though no change is under
+// way. With PausedValue that happens after a change when the k8s-driver-manager, which found our pause at its start, puts it back.
+// Other labels are left out: anybody may write the value there.
 func LeftPaused(node *corev1.Node, operands []string, value string) []string {
 	var out []string
 	for _, label := range operands {

@@ -119,7 +119,7 @@ func (o owners) find(of Owner) (place int, ok bool) {
 // outside of Kubernetes, and processes of which nothing is known. What the agent's own pod runs besides the agent is
 // among them, the agent is not. GPUPods has the pods of all others.
 func Unowned(clients []Client, pods []corev1.Pod) []Client {
-	return sorted(clients, pods).unowned
+	return byOwner(clients, pods).unowned
 }
 
 // PodsOf gives the pods of the clients, by pid. Clients that are of none of the pods are not in it.
@@ -133,15 +133,15 @@ func PodsOf(clients []Client, pods []corev1.Pod) map[int]*corev1.Pod {
 	return out
 }
 
-// sortedClients are clients by the pods that they are of. The agent itself is in none of them.
-type sortedClients struct {
+// clientsByOwner are clients by the pods that they are of. The agent itself is in none of them.
+type clientsByOwner struct {
 	listed   map[int][]Client       // by the place of their pod
 	unlisted map[types.UID][]Client // of pods that the API server does not list, by the UID that the process table tells
 	unowned  []Client
 }
 
-func sorted(clients []Client, pods []corev1.Pod) sortedClients {
-	out := sortedClients{listed: map[int][]Client{}, unlisted: map[types.UID][]Client{}}
+func byOwner(clients []Client, pods []corev1.Pod) clientsByOwner {
+	out := clientsByOwner{listed: map[int][]Client{}, unlisted: map[types.UID][]Client{}}
 	index := ownersOf(pods)
 	for _, c := range clients {
 		switch i, ok := index.find(c.Owner); {

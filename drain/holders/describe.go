@@ -82,7 +82,7 @@ func requests(spec *corev1.PodSpec) map[string]int64 {
 	running, peak := map[string]int64{}, map[string]int64{}
 	for _, c := range spec.InitContainers {
 		sidecar := c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
-		for name, n := range asked(c.Resources) {
+		for name, n := range gpuRequests(c.Resources) {
 			peak[name] = max(peak[name], running[name]+n)
 			if sidecar {
 				running[name] += n
@@ -90,12 +90,12 @@ func requests(spec *corev1.PodSpec) map[string]int64 {
 		}
 	}
 	for _, c := range spec.Containers {
-		for name, n := range asked(c.Resources) {
+		for name, n := range gpuRequests(c.Resources) {
 			running[name] += n
 		}
 	}
 	for _, c := range spec.EphemeralContainers {
-		for name, n := range asked(c.Resources) {
+		for name, n := range gpuRequests(c.Resources) {
 			running[name] += n
 		}
 	}
@@ -108,8 +108,8 @@ func requests(spec *corev1.PodSpec) map[string]int64 {
 	return peak
 }
 
-// asked is the larger of limit and request for each GPU resource. The API server holds them equal.
-func asked(r corev1.ResourceRequirements) map[string]int64 {
+// gpuRequests is the larger of limit and request for each GPU resource. The API server holds them equal.
+func gpuRequests(r corev1.ResourceRequirements) map[string]int64 {
 	out := map[string]int64{}
 	for _, list := range []corev1.ResourceList{r.Limits, r.Requests} {
 		for name, q := range list {

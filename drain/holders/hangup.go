@@ -34,7 +34,7 @@ func (p Processes) Hangup(ctx context.Context, pods []types.UID, commands []stri
 		}
 		c := Client{PID: pid}
 		is := func() bool {
-			return p.identify(&c) == nil && isOne(c.Command, commands) && slices.Contains(pods, c.PodUID)
+			return p.identify(&c) == nil && commandIn(c.Command, commands) && slices.Contains(pods, c.PodUID)
 		}
 		if !is() {
 			continue
@@ -69,8 +69,8 @@ func (p Processes) signal(pid int, is func() bool) error {
 // maxCommand is how much of a command the kernel keeps.
 const maxCommand = 15
 
-func isOne(command string, of []string) bool {
-	return slices.ContainsFunc(of, func(name string) bool { return name[:min(len(name), maxCommand)] == command })
+func commandIn(command string, commands []string) bool {
+	return slices.ContainsFunc(commands, func(name string) bool { return name[:min(len(name), maxCommand)] == command })
 }
 
 // FileOf reports whether a process of the pod has the file, as the process itself sees it. An agent without the rights to look is told so.
@@ -87,7 +87,7 @@ func (p Processes) fileOf(pod types.UID, command, path string) (bool, error) {
 	}
 	for _, pid := range pids {
 		c := Client{PID: pid}
-		if p.identify(&c) != nil || c.PodUID != pod || !isOne(c.Command, []string{command}) {
+		if p.identify(&c) != nil || c.PodUID != pod || !commandIn(c.Command, []string{command}) {
 			continue
 		}
 		_, err := os.Stat(filepath.Join(p.root(), strconv.Itoa(pid), "root", path))

@@ -90,7 +90,7 @@ func GPUResource(name string) bool {
 // of a resource that the pod requests, as between binding and admission, or if it lists one that is not named by UUID.
 func GPUPods(pods []corev1.Pod, assigned Assignments, clients []Client) []Pod {
 	var out []Pod
-	using := sorted(clients, pods)
+	using := byOwner(clients, pods)
 	listed := map[types.NamespacedName]bool{}
 	for i := range pods {
 		pod := &pods[i]
@@ -99,7 +99,7 @@ func GPUPods(pods []corev1.Pod, assigned Assignments, clients []Client) []Pod {
 		p := Describe(pod)
 		p.DevicesKnown = true
 		if pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed {
-			devices, claims := byClaim(assigned[name])
+			devices, claims := partClaims(assigned[name])
 			p.assign(devices)
 			p.claim(claimsOf(pod), claims)
 		}
@@ -111,7 +111,7 @@ func GPUPods(pods []corev1.Pod, assigned Assignments, clients []Client) []Pod {
 	for name, devices := range assigned {
 		if !listed[name] {
 			p := Pod{Namespace: name.Namespace, Name: name.Name, Terminating: true, Unlisted: true, DevicesKnown: true}
-			devices, claims := byClaim(devices)
+			devices, claims := partClaims(devices)
 			p.assign(devices)
 			p.claim(slices.Collect(maps.Keys(claims)), claims)
 			if len(p.Sources) > 0 {
@@ -208,8 +208,8 @@ func claimsOf(pod *corev1.Pod) []string {
 	return out
 }
 
-// byClaim parts what kubelet gave to a pod: devices by resource, and the drivers of its claims by their names.
-func byClaim(given map[string][]string) (devices, claims map[string][]string) {
+// partClaims parts what kubelet gave to a pod: devices by resource, and the drivers of its claims by their names.
+func partClaims(given map[string][]string) (devices, claims map[string][]string) {
 	devices, claims = map[string][]string{}, map[string][]string{}
 	for name, ids := range given {
 		if claim, ok := strings.CutPrefix(name, claimPrefix); ok {

@@ -42,7 +42,7 @@ func Find(root string, at aside.At) (string, error) {
 	if at == nil {
 		at = func(string) {}
 	}
-	said, asked := told(root, at)
+	said, asked := operatorsRoot(root, at)
 	var places []string
 	if asked {
 		places = append(places, filepath.Join(root, said))
@@ -78,9 +78,9 @@ func (notThere) Error() string { return "" }
 // Is makes it fs.ErrNotExist.
 func (notThere) Is(target error) bool { return target == fs.ErrNotExist }
 
-// told is the driver's root on the host by the GPU Operator's word, which it gives once the driver works. It may say anything, and leads
-// nowhere but below the root.
-func told(root string, at aside.At) (string, bool) {
+// operatorsRoot is the driver's root on the host as the GPU Operator has written it, which it does once the driver works. The file may
+// hold anything, so its path is taken below the root.
+func operatorsRoot(root string, at aside.At) (string, bool) {
 	path := filepath.Join(root, readyFile)
 	at(path)
 	text, err := aside.Bounded(path, longestReady)

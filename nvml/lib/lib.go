@@ -49,8 +49,8 @@ type Driver struct {
 	released atomic.Bool    // nothing may be opened before the next Snapshot
 	waits    sync.WaitGroup // waits for events, which have the library open beside the slot
 
-	session *session // nil while the library is not open; only for the holder of slot
-	known   memory   // what outlives a session; only for the holder of slot
+	session *session   // nil while the library is not open; only for the holder of slot
+	known   modelCache // what outlives a session; only for the holder of slot
 }
 
 var _ nvml.Driver = (*Driver)(nil)
@@ -62,7 +62,7 @@ func Open(o Options) *Driver {
 	if log == nil {
 		log = zap.NewNop()
 	}
-	return &Driver{options: o, log: log.Named("nvml"), slot: make(chan struct{}, 1), known: memory{}}
+	return &Driver{options: o, log: log.Named("nvml"), slot: make(chan struct{}, 1), known: modelCache{}}
 }
 
 // call runs one operation with the library open.

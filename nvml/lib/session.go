@@ -13,7 +13,7 @@ type session struct {
 	lib     nv.Interface
 	devices map[nvml.UUID]device
 	lacks   map[string]bool // functions, by whether the library lacks them
-	known   memory
+	known   modelCache
 	useless bool // it answers nothing but that the GPUs are lost; after a reload of the driver only a new one finds them
 }
 
@@ -23,9 +23,9 @@ type device struct {
 	uuid nvml.UUID
 }
 
-// memory is what was learnt of each GPU and cannot change: it spares some hundred calls with every look, and tells what a
+// modelCache is what was learnt of each GPU and cannot change: it spares some hundred calls with every look, and tells what a
 // lost GPU was. By position among the GPUs.
-type memory map[int]*model
+type modelCache map[int]*model
 
 // close ends the session. The library answers nothing to a driver that is gone, so its result does not matter.
 func (s *session) close() { _ = s.lib.Shutdown() }
@@ -84,7 +84,7 @@ func (s *session) deviceAt(index int) (device, error) {
 	return d, nil
 }
 
-func (m memory) uuid(index int) nvml.UUID {
+func (m modelCache) uuid(index int) nvml.UUID {
 	if known := m[index]; known != nil {
 		return known.uuid
 	}

@@ -101,7 +101,7 @@ func (s *session) gpu(index int) (nvml.GPU, error) {
 }
 
 // gpu is what is known of a GPU without looking at it.
-func (m memory) gpu(index int) nvml.GPU {
+func (m modelCache) gpu(index int) nvml.GPU {
 	known := m[index]
 	if known == nil {
 		return nvml.GPU{Index: index, Minor: -1, UsedMiB: -1}

@@ -12,8 +12,8 @@ import (
 // runs then, and unmounts volumes, which takes seconds.
 const endSlack = 10 * time.Second
 
-// leaving says how long a terminating pod has left, or what keeps it.
-func (r *round) leaving(pod holders.Pod) string {
+// terminating says how long a terminating pod has left, or what keeps it.
+func (r *round) terminating(pod holders.Pod) string {
 	text := "terminating"
 	late := false
 	if !pod.GraceEnds.IsZero() {
@@ -22,21 +22,21 @@ func (r *round) leaving(pod holders.Pod) string {
 			verb = "ended"
 		}
 		late = !r.now.Before(pod.GraceEnds.Add(endSlack))
-		text = fmt.Sprintf("terminating, its grace %s at %s", verb, r.moment(pod.GraceEnds, time.TimeOnly))
+		text = fmt.Sprintf("terminating, its grace %s at %s", verb, r.shortTime(pod.GraceEnds, time.TimeOnly))
 	}
 	switch {
 	case r.policy.KubeletSilent != "":
 		return text + "; kubelet cannot end it: " + r.policy.KubeletSilent
 	case late:
-		return text + "; " + r.keeping(pod)
+		return text + "; " + r.keptBy(pod)
 	default:
 		return text
 	}
 }
 
-// keeping says what keeps a pod whose grace is over, the first cause first: a finalizer can wait for a container. Claims come
-// right after the containers: kubelet tells nobody that a pod has ended before their drivers have taken back what they gave.
-func (r *round) keeping(pod holders.Pod) string {
+// keptBy says what keeps a pod whose grace is over, the first cause first: a finalizer can wait for a container. Claims come
+// right after the containers: kubelet reports that a pod has ended only when the drivers of its claims have taken the devices back.
+func (r *round) keptBy(pod holders.Pod) string {
 	var causes []string
 	switch n := len(pod.Running); {
 	case n == 1:
@@ -60,7 +60,7 @@ func (r *round) keeping(pod holders.Pod) string {
 	return strings.Join(causes, "; ")
 }
 
-// unlisted says how a pod was found that the API server does not list.
+// unlisted says what shows that a pod still runs which the API server does not list.
 func unlisted(pod holders.Pod) string {
 	const text = "the API server does not list it; "
 	var processes []string
@@ -73,9 +73,9 @@ func unlisted(pod holders.Pod) string {
 	return text + "processes of it still have a GPU: " + strings.Join(processes, ", ")
 }
 
-// moment writes a time for people who read the message today. Moments, not spans: a message that changes by itself would be
+// shortTime writes a time for people who read the message today. Moments, not spans: a message that changes by itself would be
 // written to the node again and again.
-func (r *round) moment(t time.Time, layout string) string {
+func (r *round) shortTime(t time.Time, layout string) string {
 	t = t.UTC()
 	if t.Format(time.DateOnly) == r.now.UTC().Format(time.DateOnly) {
 		return t.Format(layout) + "Z"
