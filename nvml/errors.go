@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// What callers decide by. Any of these may be wrapped in an *Error that says which call on which GPU it came from.
+// Errors that callers decide by. Any of these may be wrapped in an *Error that says which call on which GPU it came from.
 var (
 	// ErrInUse means that a process, or another client of the driver, holds the GPU or the instance.
 	ErrInUse = errors.New("in use")

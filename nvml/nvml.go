@@ -175,7 +175,7 @@ type Device struct {
 	Profile   string    // "1g.10gb", "1c.3g.40gb"
 	Part      Part      // the compute instance that it is
 	Processes []Process // those of the instance's processes that the driver shows on this device
-	Held      bool      // somebody has it, with a process on it or without. No driver knows that
+	Held      bool      // a pod was given it, with a process on it or without. No driver knows that
 }
 
 func (d Device) has(pid int) bool {

@@ -73,7 +73,7 @@ func ownersOf(pods []corev1.Pod) owners {
 	}
 	for i := range pods {
 		pod := &pods[i]
-		// A process is of nobody rather than of a pod that takes another's place.
+		// A process of a pod that cannot be told for sure counts as unowned, and never as that of a pod which only claims the hash.
 		if key, ok := staticKey(pod); ok && static[key] == 1 {
 			if _, taken := out[key]; !taken {
 				out[key] = i
@@ -94,8 +94,8 @@ func ownersOf(pods []corev1.Pod) owners {
 	return out
 }
 
-// staticKey is the key of a static pod's processes, by what kubelet writes into its image. On any other pod the annotation is only
-// somebody's word.
+// staticKey is the key of a static pod's processes, which kubelet writes into the mirror pod. On any other pod the annotation proves
+// nothing: whoever created the pod wrote it.
 func staticKey(pod *corev1.Pod) (string, bool) {
 	hash := pod.Annotations[configHash]
 	return uidKey(types.UID(hash)), hash != "" && isMirror(pod)
@@ -105,7 +105,7 @@ func staticKey(pod *corev1.Pod) (string, bool) {
 // own, which cannot be told from dashes in the name of a slice.
 func uidKey(uid types.UID) string { return "pod " + strings.ReplaceAll(string(uid), "_", "-") }
 
-// find is the place of the pod that a process with the owner is of. The pod's own word counts more than the container's.
+// find is the place of the pod that a process with the owner is of. The pod's UID counts more than the container's id.
 func (o owners) find(of Owner) (place int, ok bool) {
 	key := "container " + of.Container
 	if of.PodUID != "" {

@@ -14,7 +14,7 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// DaemonSets tells pods of DaemonSets from pods that say so of themselves: whoever may create a pod may write any owner into it.
+// DaemonSets tells pods of DaemonSets from pods that only claim to be: a user who may create a pod may write any owner into it.
 // It asks the API server for each DaemonSet that a pod of the node names, and remembers the answer. It is not safe for use by
 // several goroutines.
 type DaemonSets struct {
@@ -34,8 +34,8 @@ type daemonSetAnswer struct {
 	at     time.Time
 }
 
-// daemonSetFor is how long it is believed that a DaemonSet exists. Its pods go when it does, and no other one ever gets its UID, so that
-// this is no more than tidiness. For the same reason it is for good that there is none.
+// daemonSetFor is how long the answer holds that a DaemonSet exists. Its pods go with it, and no other DaemonSet ever gets its UID, so
+// asking again is only tidiness. For the same reason the answer that there is none holds for good.
 const daemonSetFor = time.Hour
 
 // NewDaemonSets makes one that remembers nothing.
@@ -43,11 +43,11 @@ func NewDaemonSets(client kubernetes.Interface, clock clock.PassiveClock) *Daemo
 	return &DaemonSets{client: client, clock: clock, known: map[daemonSet]daemonSetAnswer{}}
 }
 
-// Believe gives the pods without the owners that they only pretend to have: what is left of a DaemonSet is of one that exists, with
-// this UID, in the pod's namespace. What else is in a pod stays as it is, and the pods that are handed in are not changed. The
-// pods are all of the node: what was learnt of others is forgotten.
+// Believe gives copies of the pods without the owners that they only claim to have: a DaemonSet stays as owner if it exists, with this
+// UID, in the pod's namespace. Nothing else of a pod changes, and the pods that are passed in are not changed. The pods are all of the
+// node: answers about other DaemonSets are forgotten.
 //
-// The error is that the API server does not say it. Then nothing may be decided by the owner of any pod.
+// The error means that the API server did not answer. Then nothing may be decided by the owner of any pod.
 func (d *DaemonSets) Believe(ctx context.Context, pods []corev1.Pod) ([]corev1.Pod, error) {
 	out := slices.Clone(pods)
 	kept := map[daemonSet]daemonSetAnswer{}

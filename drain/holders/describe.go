@@ -61,7 +61,7 @@ func running(status *corev1.PodStatus) []string {
 }
 
 // volumes names the volumes that are directories on the node's disk, and the claims of those that outlive the pod or have
-// to be detached. An emptyDir in memory, or of huge pages, is memory: nobody expects it to stay.
+// to be detached. An emptyDir in memory, or of huge pages, is left out: its files are lost with any restart.
 func volumes(pod *corev1.Pod) (emptyDirs, claims []string) {
 	for _, v := range pod.Spec.Volumes {
 		switch {

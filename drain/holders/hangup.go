@@ -17,10 +17,11 @@ import (
 )
 
 // Hangup sends SIGHUP, by which daemons are told to read their config anew, to every process of the pods whose command, as the kernel
-// names it, is one of commands. The kernel keeps the first 15 bytes of a command, and so many count here. It returns who was told, and
-// by a command alone nobody is: many nodes run a program of the same name twice.
+// names it, is one of commands. The kernel keeps the first 15 bytes of a command, and so many count here. It returns the processes that
+// were sent the signal. A command alone is not enough: many nodes run a program of the same name twice.
 //
-// A process that ends meanwhile is none. The error is of the first that could not be looked at or told; the others are told all the same.
+// A process that ends meanwhile is none. The error is of the first process that could not be looked at or sent the signal; the others
+// are sent it all the same.
 func (p Processes) Hangup(ctx context.Context, pods []types.UID, commands []string) ([]Client, error) {
 	pids, err := openfiles.Numbers(p.root())
 	if err != nil {
@@ -49,8 +50,8 @@ func (p Processes) Hangup(ctx context.Context, pods []types.UID, commands []stri
 	return told, failed
 }
 
-// signal tells a process if it still is who it was when it was found: its number may have been given away since. A handle of it is taken
-// before that is looked at, so that it cannot be given away in between.
+// signal sends SIGHUP to a process that still is the one which was found: the kernel may have given its pid to another since. A handle of
+// it is taken before the check, so that the pid cannot go to another in between.
 func (p Processes) signal(pid int, is func() bool) error {
 	if p.Signal != nil {
 		return p.Signal(pid, unix.SIGHUP)
@@ -73,8 +74,8 @@ func commandIn(command string, commands []string) bool {
 	return slices.ContainsFunc(commands, func(name string) bool { return name[:min(len(name), maxCommand)] == command })
 }
 
-// FileOf reports whether a process of the pod has the file, as the process itself sees it. An agent without the rights to look is told so.
-// The pod may have anything mounted there, so a look that does not end before ctx is left behind; see Holders.
+// FileOf reports whether a process of the pod has the file, as the process itself sees it. Without the rights to look it is an error.
+// The pod may have anything mounted there, so a look that does not end before ctx is abandoned; see Holders.
 func (p Processes) FileOf(ctx context.Context, pod types.UID, command, path string) (bool, error) {
 	what := fmt.Sprintf("looking for %s in pod %s", path, pod)
 	return aside.Do(ctx, &p.lanes().files, what, func(context.Context, aside.At) (bool, error) { return p.fileOf(pod, command, path) })

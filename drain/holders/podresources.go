@@ -17,8 +17,8 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// ErrKubeletUnavailable means that kubelet's PodResources API could not be asked: its socket is missing, nobody listens
-// on it, or kubelet did not answer in time.
+// ErrKubeletUnavailable means that kubelet's PodResources API could not be asked: its socket is missing, kubelet does not listen
+// on it, or did not answer in time.
 var ErrKubeletUnavailable = errors.New("kubelet's PodResources API is not available")
 
 // ErrKubeletStarting means that kubelet lists no pods yet, though some run.
@@ -54,7 +54,7 @@ type Kubelet struct {
 	socket string
 
 	mu   sync.Mutex
-	conn *grpc.ClientConn // nil until the first call, and again after a call that found nobody
+	conn *grpc.ClientConn // nil until the first call, and again after a call that kubelet did not take
 }
 
 // DialKubelet names the socket of kubelet's PodResources API, as a path. It connects at the first call.

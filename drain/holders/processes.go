@@ -47,7 +47,7 @@ type Processes struct {
 	Signal func(pid int, signal unix.Signal) error
 }
 
-// Lanes are where looks at the process table run, beside whoever asks for them.
+// Lanes run the looks at the process table, each kind in a goroutine of its own.
 type Lanes struct {
 	table aside.Lane
 	files aside.Lane // of processes, as they see them
@@ -59,9 +59,9 @@ func (p Processes) lanes() *Lanes { return cmp.Or(p.Lanes, &Lanes{}) }
 // file open which counts. It takes one look at the process table for all devices, and where no files count, looks at the
 // reported processes alone.
 //
-// What cannot be looked at may hold any of them, so it is an error, which names it; the holders that were found all the
-// same come with it. A process that ends meanwhile is none. Once ctx ends, Holders returns its error and no holders, also where
-// the look hangs: it is then left behind, and until it ends there is no other. aside.Hangs tells that error from others.
+// A process that cannot be looked at may hold any of the devices, so it is an error, which names the process; the holders that were
+// found come with the error. A process that ends meanwhile is none. Once ctx ends, Holders returns its error and no holders, also while
+// the look hangs: the look is then abandoned, and until it ends no other begins. aside.Hangs tells that error from others.
 func (p Processes) Holders(ctx context.Context, sought []Sought) ([]Client, error) {
 	clients, err := aside.Do(ctx, &p.lanes().table, "looking at the process table", func(ctx context.Context, at aside.At) ([]Client, error) {
 		return p.holders(ctx, at, sought)
@@ -98,12 +98,12 @@ func (p Processes) holders(ctx context.Context, at aside.At, sought []Sought) ([
 // search is one look at the process table.
 type search struct {
 	Processes
-	files  map[int][]string // the devices that whoever has the file of a GPU open holds, by its minor number
+	files  map[int][]string // by the minor number of a GPU: the devices that a process holds which has its device file open
 	found  map[int]*Client  // by pid
 	unread unreadable
 }
 
-// note adds what a process was found by, and the devices that it thus holds.
+// note adds a source by which a process was found, and the devices that it thus holds.
 func (s *search) note(pid int, source Source, devices ...string) {
 	c := s.found[pid]
 	if c == nil {

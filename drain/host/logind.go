@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What may come of asking logind.
+// Errors of asking logind.
 var (
 	// ErrNoLogind means that there is no logind to ask: no system bus, or no logind on it. That is normal on Talos and on
 	// machines that do not boot by systemd, and no fault.
@@ -123,7 +123,7 @@ func (l *Logind) canReboot(ctx context.Context) error {
 }
 
 // Reboot has logind reboot the host. Nil means that it has begun to: units are stopped next, this process among them.
-// The error matches ErrNoLogind, ErrShuttingDown (somebody was faster), ErrLogindSilent, ErrLogindRefuses or
+// The error matches ErrNoLogind, ErrShuttingDown (another program asked first), ErrLogindSilent, ErrLogindRefuses or
 // ErrRebootInhibited.
 //
 // After any other error the host may be going down all the same: the bus is among what goes first.
@@ -131,7 +131,7 @@ func (l *Logind) canReboot(ctx context.Context) error {
 // Logind waits for every inhibitor of mode "delay" first, and makes no exception for those of the caller: release them
 // before, or the reboot comes only when their time is up.
 func (l *Logind) Reboot(ctx context.Context) error {
-	const interactive = false // nobody is there to type a password
+	const interactive = false // no person is there to type a password
 	if err := l.call(ctx, loginManager+".Reboot", []any{interactive}); err != nil {
 		return fmt.Errorf("rebooting the host: %w", err)
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/godbus/dbus/v5"
 )
 
-// What may come of asking systemd.
+// Errors of asking systemd.
 var (
 	// ErrNoSystemd means that there is no systemd to ask: no system bus, or no systemd on it. That is normal on Talos and
 	// on machines that do not boot by systemd, and no fault: such a host has no units.
@@ -23,8 +23,8 @@ var (
 	ErrSystemdSilent = errors.New("systemd does not answer")
 	// ErrSystemdRefuses means that the host's security policy does not let this process do what it asked for.
 	ErrSystemdRefuses = errors.New("systemd refuses")
-	// ErrJobRunning means that a job has begun, and that nobody waits for its end any more: the time was up, or the bus
-	// hung up. It goes on all the same, and States tells later what came of it.
+	// ErrJobRunning means that a job has begun, and that Stop or Start waits for its end no longer: the time was up, or the bus
+	// hung up. The job goes on, and States tells later what came of it.
 	ErrJobRunning = errors.New("the job of systemd still runs")
 )
 
@@ -193,8 +193,8 @@ func (e jobEnd) reached(verb string) bool {
 
 const jobPause = time.Second
 
-// awaitJob waits until systemd has the job no more. That is seen by the unit: the signal that tells of the end may be lost, and whoever is
-// on the bus can send one; so it only says when to look, and by which word the job has ended.
+// awaitJob waits until systemd has the job no more, which the unit's state shows. The signal that tells of the end may be lost, and any
+// program on the bus can send one: so it only says when to look, and by which word the job has ended.
 func (u *Units) awaitJob(ctx context.Context, bus *unitBus, name string, number int, words <-chan string) (jobEnd, error) {
 	tick := time.NewTicker(cmp.Or(u.Pause, jobPause))
 	defer tick.Stop()
@@ -258,7 +258,7 @@ type unitBus struct {
 
 // connect dials, and ends as dial does when ctx ends.
 func connect(ctx context.Context, address string) (*unitBus, error) {
-	// Nobody but the kernel starts systemd, whatever the bus has been told.
+	// The kernel starts systemd. The bus must not try to, whatever its service files say.
 	noAutoStart := dbus.WithOutgoingInterceptor(func(m *dbus.Message) { m.Flags |= dbus.FlagNoAutoStart })
 	calls, err := dial(ctx, address, noAutoStart)
 	if err != nil {

@@ -84,7 +84,7 @@ func Do[T any](ctx context.Context, lane *Lane, what string, f func(ctx context.
 		value T
 		err   error
 	}
-	results := make(chan result, 1) // nobody may be left to take it
+	results := make(chan result, 1) // the caller may have given up by then
 	go func() {
 		defer lane.leave(c)
 		value, err := f(ctx, c.isAt)
