@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"maps"
 	"os"
 	"path"
@@ -60,16 +61,16 @@ type origin struct {
 	known         bool // the text is in the file line by line; else its own lines are all that can be told
 }
 
-// reader collects the pieces of files.
-type reader struct{ pieces []piece }
+// reader hands on the pieces of files one by one, and keeps none: a file may have tens of thousands.
+type reader struct{ found func(p piece) }
 
-// read adds what is in a file: the documents of a YAML stream, and what is in lists and ConfigMaps among them.
+// read hands on what is in a file: the documents of a YAML stream, and what is in lists and ConfigMaps among them.
 func (r *reader) read(name string, text []byte) {
-	for _, d := range split(text) {
+	for d := range split(text) {
 		top, err := mappingOf(d.text)
 		switch {
 		case err != nil:
-			r.pieces = append(r.pieces, piece{at: name, err: shifted(err, d.lines)})
+			r.found(piece{at: name, err: shifted(err, d.lines)})
 		case len(top) > 0:
 			r.manifest(name, d, nil, top)
 		}
@@ -84,28 +85,29 @@ type section struct {
 }
 
 // split finds the documents of a stream: what is between lines that begin with "---".
-func split(text []byte) []section {
-	var all []section
-	begin, from, line := 0, 0, 0
-	add := func(end int) {
-		part := text[begin:end]
-		if len(bytes.TrimSpace(part)) > 0 {
-			all = append(all, section{text: part, lines: from, read: sync.OnceValue(func() *document.Text { return document.Read(part) })})
+func split(text []byte) iter.Seq[section] {
+	return func(yield func(section) bool) {
+		begin, from, line := 0, 0, 0
+		hand := func(end int) bool {
+			part := text[begin:end]
+			return len(bytes.TrimSpace(part)) == 0 ||
+				yield(section{text: part, lines: from, read: sync.OnceValue(func() *document.Text { return document.Read(part) })})
 		}
+		for at := 0; at < len(text); line++ {
+			length := bytes.IndexByte(text[at:], '\n') + 1
+			if length == 0 {
+				length = len(text) - at
+			}
+			if fields := bytes.Fields(text[at : at+length]); text[at] == '-' && len(fields) > 0 && string(fields[0]) == "---" {
+				if !hand(at) {
+					return
+				}
+				begin, from = at, line // a document may begin on this line
+			}
+			at += length
+		}
+		hand(len(text))
 	}
-	for at := 0; at < len(text); line++ {
-		length := bytes.IndexByte(text[at:], '\n') + 1
-		if length == 0 {
-			length = len(text) - at
-		}
-		if fields := bytes.Fields(text[at : at+length]); text[at] == '-' && len(fields) > 0 && string(fields[0]) == "---" {
-			add(at)
-			begin, from = at, line // a document may begin on this line
-		}
-		at += length
-	}
-	add(len(text))
-	return all
 }
 
 // manifest adds a document, or what steps lead to in it: an item of a list.
@@ -117,7 +119,7 @@ func (r *reader) manifest(name string, d section, steps []string, top map[string
 	case kind == "ConfigMap":
 		r.configMap(name, d, steps, top)
 	case top["apiVersion"] != nil && kind != "" && !isOurs(top):
-		r.pieces = append(r.pieces, piece{at: name, foreign: kind, top: top})
+		r.found(piece{at: name, foreign: kind, top: top})
 	case len(steps) == 0:
 		p := piece{at: name, key: strings.TrimSuffix(path.Base(name), path.Ext(name)), text: d.text, top: top}
 		p.origin = func() origin { return origin{lines: d.lines, known: true} }
@@ -125,7 +127,7 @@ func (r *reader) manifest(name string, d section, steps []string, top map[string
 	default:
 		text, err := yaml.Marshal(top)
 		if err != nil {
-			r.pieces = append(r.pieces, piece{at: name, err: err})
+			r.found(piece{at: name, err: err})
 			return
 		}
 		r.content(piece{at: name, text: text, origin: func() origin { return origin{} }, top: top})
@@ -135,14 +137,14 @@ func (r *reader) manifest(name string, d section, steps []string, top map[string
 func (r *reader) list(name string, d section, steps []string, items any) {
 	list, ok := items.([]any)
 	if !ok {
-		r.pieces = append(r.pieces, piece{at: name, err: errors.New("items: must be a list")})
+		r.found(piece{at: name, err: errors.New("items: must be a list")})
 	}
 	for i, item := range list {
 		if top, ok := item.(map[string]any); ok {
 			r.manifest(name, d, append(slices.Clone(steps), "items", strconv.Itoa(i)), top)
 			continue
 		}
-		r.pieces = append(r.pieces, piece{at: name, err: fmt.Errorf("items: one is %s, not a mapping", formOf(item))})
+		r.found(piece{at: name, err: fmt.Errorf("items: one is %s, not a mapping", formOf(item))})
 	}
 }
 
@@ -157,11 +159,11 @@ func (r *reader) configMap(name string, d section, steps []string, top map[strin
 		err = yaml.UnmarshalStrict(text, &m)
 	}
 	if err != nil {
-		r.pieces = append(r.pieces, piece{at: name, err: fmt.Errorf("reading a ConfigMap: %w", err)})
+		r.found(piece{at: name, err: fmt.Errorf("reading a ConfigMap: %w", err)})
 		return
 	}
 	if len(m.Data) == 0 {
-		r.pieces = append(r.pieces, piece{at: name, configMap: m.Name, foreign: "a ConfigMap without data"})
+		r.found(piece{at: name, configMap: m.Name, foreign: "a ConfigMap without data"})
 	}
 	for _, key := range slices.Sorted(maps.Keys(m.Data)) {
 		p := piece{at: fmt.Sprintf("%s, ConfigMap %s, %s", name, path.Join(m.Namespace, m.Name), key), configMap: m.Name, key: key, text: []byte(m.Data[key])}
@@ -181,7 +183,7 @@ func (r *reader) configMap(name string, d section, steps []string, top map[strin
 				p.err = shifted(err, o.lines)
 			}
 		}
-		r.pieces = append(r.pieces, p)
+		r.found(p)
 	}
 }
 
@@ -194,7 +196,7 @@ func (r *reader) content(p piece) {
 			break
 		}
 	}
-	r.pieces = append(r.pieces, p)
+	r.found(p)
 }
 
 // lineOfYAML is the line that an error of the YAML decoders names.

@@ -111,15 +111,20 @@ func readConfigs(files []string, stdin io.Reader) (configs, error) {
 		if err != nil {
 			return configs{}, fmt.Errorf("reading configs: %w", err)
 		}
-		var r reader
-		r.read(file, text)
 		found := 0
-		for _, p := range r.pieces {
+		var wrong error // the first
+		r := reader{found: func(p piece) {
+			if wrong != nil {
+				return
+			}
 			used, err := out.add(p)
 			if err != nil {
-				return configs{}, fmt.Errorf("%s: %w", p.at, err)
+				wrong = fmt.Errorf("%s: %w", p.at, err)
 			}
 			found += used
+		}}
+		if r.read(file, text); wrong != nil {
+			return configs{}, wrong
 		}
 		if found == 0 {
 			return configs{}, fmt.Errorf("%s: there is nothing here that a plan goes by: MIG configs, profiles, configs of the device plugin, or a ConfigMap with any of them", file)

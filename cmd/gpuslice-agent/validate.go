@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/duration"
 
+	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
@@ -150,7 +151,7 @@ func describeSharing(s config.Sharing) string {
 		}
 		parts = append(parts, part)
 	}
-	return fmt.Sprintf("device plugin config: %s, %s", s.Strategy, strings.Join(parts, ", "))
+	return fmt.Sprintf("device plugin config: %s, %s", s.Strategy, some(parts))
 }
 
 // describeMaintenance says of each pool when it opens next, so that people see what they wrote.
@@ -159,8 +160,12 @@ func describeMaintenance(m config.Maintenance, now time.Time) string {
 	if len(m.Pools) == 1 {
 		lines[0] = "maintenance of 1 pool"
 	}
-	for _, p := range append(slices.Clone(m.Pools), m.Others) {
+	pools := append(slices.Clone(m.Pools), m.Others)
+	for _, p := range pools[:min(len(pools), mostPieces)] {
 		lines = append(lines, fmt.Sprintf("%s: %s", cmp.Or(p.Name, "nodes of no pool"), describeOpening(p, now)))
+	}
+	if more := len(pools) - mostPieces; more > 0 {
+		lines = append(lines, fmt.Sprintf("and %d more", more))
 	}
 	return strings.Join(lines, "\n  ")
 }
@@ -200,19 +205,56 @@ type validation struct {
 	now          time.Time
 	right, wrong int
 	foreign      bool // what is nobody's here is no error, also where there is nothing else
+
+	said map[string]int // pieces of the file, by what was said of them
+	told int            // mistakes of the file
 }
+
+// How much is printed of one file. Whoever has mended that looks again.
+const (
+	mostPieces   = 100  // of which the same is said
+	mostMistakes = 1000 // of all of them
+	longestLine  = 2000 // characters
+	longestName  = 256
+)
+
+// What is said of pieces.
+const (
+	passedOver = "passed over"
+	isRight    = "right"
+	isWrong    = "wrong"
+)
 
 // file checks all that is in a file.
 func (v *validation) file(name string, text []byte) {
-	var r reader
-	r.read(name, text)
-	for _, p := range r.pieces {
+	v.said, v.told = map[string]int{}, 0
+	something := false
+	var policies clusterPolicies
+	r := reader{found: func(p piece) {
+		something = something || p.err != nil || p.format != nil || p.configMap == "" || p.key == ""
 		v.piece(p)
-	}
-	if !slices.ContainsFunc(r.pieces, func(p piece) bool { return p.err != nil || p.format != nil || p.configMap == "" || p.key == "" }) {
+		policies.note(p)
+	}}
+	r.read(name, text)
+	if !something {
 		v.out.Printf("%s: nothing that gpuslice reads, passed over\n", name)
 	}
-	v.clusterPolicies(r.pieces)
+	policies.check(v)
+	for _, what := range []string{passedOver, isRight, isWrong} {
+		if more := v.said[what] - mostPieces; more > 0 {
+			v.out.Printf("%s: and %d more, %s\n", name, more, what)
+		}
+	}
+}
+
+// say prints what is said of a piece, unless as much was said of others, and reports whether it has.
+func (v *validation) say(what, format string, args ...any) bool {
+	v.said[what]++
+	if v.said[what] > mostPieces {
+		return false
+	}
+	v.out.Printf(format, args...)
+	return true
 }
 
 var errNothingToCheck = errors.New("there is nothing here that gpuslice reads: profiles (kind: Profiles), settings (kind: Settings), maintenance (kind: Maintenance), MIG configs (mig-configs:)," +
@@ -223,7 +265,7 @@ func (v *validation) piece(p piece) {
 	case p.err != nil:
 		v.report(p.at, "", p.err)
 	case p.format == nil && (p.configMap == "" || p.key == ""):
-		v.out.Printf("%s: %s, passed over\n", p.at, p.foreign)
+		v.say(passedOver, "%s: %s, passed over\n", legible.Cut(p.at, longestName), legible.Cut(p.foreign, longestName))
 	case p.format == nil: // of a ConfigMap, others may read other keys
 	default:
 		found, err := p.format.check(p.text, v.now)
@@ -280,55 +322,82 @@ func placedIn(text func() *document.Text, p piece, err error) error {
 
 // clusterPolicies checks that the device plugin's ConfigMap that the GPU Operator is told is there, with the key that it is told, where the
 // file has such ConfigMaps at all: without them every config is right, and no node gets any.
-func (v *validation) clusterPolicies(pieces []piece) {
-	keys := map[string][]string{} // of configs of the device plugin, by ConfigMap
-	for _, p := range pieces {
-		if p.configMap != "" && p.format != nil && p.format.name == pluginFormat {
-			keys[p.configMap] = append(keys[p.configMap], p.key)
+type clusterPolicies struct {
+	keys map[string][]string // of configs of the device plugin, by ConfigMap
+	told []pluginConfigTold
+}
+
+// pluginConfigTold is what a ClusterPolicy says of the device plugin's config.
+type pluginConfigTold struct{ at, name, key string }
+
+func (c *clusterPolicies) note(p piece) {
+	switch {
+	case p.configMap != "" && p.format != nil && p.format.name == pluginFormat:
+		if c.keys == nil {
+			c.keys = map[string][]string{}
 		}
-	}
-	if len(keys) == 0 {
-		return
-	}
-	for _, p := range pieces {
-		if p.foreign != "ClusterPolicy" {
-			continue
-		}
+		c.keys[p.configMap] = append(c.keys[p.configMap], p.key)
+	case p.foreign == "ClusterPolicy":
 		spec, _ := p.top["spec"].(map[string]any)
 		plugin, _ := spec["devicePlugin"].(map[string]any)
 		told, _ := plugin["config"].(map[string]any)
 		name, _ := told["name"].(string)
 		key, _ := told["default"].(string)
-		at := p.at + ", ClusterPolicy"
-		switch here, there := keys[name]; {
-		case name == "":
-			v.report(at, "", fmt.Errorf("spec.devicePlugin.config.name: is not set, and no node gets a config of ConfigMap %s", listed(keys)))
+		c.told = append(c.told, pluginConfigTold{at: p.at + ", ClusterPolicy", name: name, key: key})
+	}
+}
+
+func (c *clusterPolicies) check(v *validation) {
+	if len(c.keys) == 0 {
+		return
+	}
+	for _, told := range c.told {
+		switch here, there := c.keys[told.name]; {
+		case told.name == "":
+			v.report(told.at, "", fmt.Errorf("spec.devicePlugin.config.name: is not set, and no node gets a config of ConfigMap %s", some(slices.Sorted(maps.Keys(c.keys)))))
 		case !there:
-			v.report(at, "", fmt.Errorf("spec.devicePlugin.config.name: no ConfigMap %q with configs of the device plugin is here; there is %s", name, listed(keys)))
-		case key != "" && !slices.Contains(here, key):
-			v.report(at, "", fmt.Errorf("spec.devicePlugin.config.default: ConfigMap %s has no key %q with a config of the device plugin; it has %s", name, key, strings.Join(here, ", ")))
+			v.report(told.at, "", fmt.Errorf("spec.devicePlugin.config.name: no ConfigMap %q with configs of the device plugin is here; there is %s",
+				told.name, some(slices.Sorted(maps.Keys(c.keys)))))
+		case told.key != "" && !slices.Contains(here, told.key):
+			v.report(told.at, "", fmt.Errorf("spec.devicePlugin.config.default: ConfigMap %s has no key %q with a config of the device plugin; it has %s",
+				told.name, told.key, some(here)))
 		}
 	}
 }
 
-func listed(byName map[string][]string) string {
-	return strings.Join(slices.Sorted(maps.Keys(byName)), ", ")
+// some lists as many names as are read in a line.
+func some(names []string) string {
+	const most = 12
+	if more := len(names) - most; more > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), more)
+	}
+	return strings.Join(names, ", ")
 }
 
 func (v *validation) report(at, found string, err error) {
-	switch {
-	case err == nil:
+	at = legible.Cut(at, longestName)
+	if err == nil {
 		v.right++
-		v.out.Printf("%s: %s\n", at, found)
+		v.say(isRight, "%s: %s\n", at, found)
 		return
-	case found == "":
-		v.out.Printf("%s: wrong\n", at)
-	default:
-		v.out.Printf("%s: %s, wrong\n", at, found)
 	}
 	v.wrong++
-	for _, line := range strings.Split(err.Error(), "\n") {
-		v.out.Printf("  %s\n", line)
+	if found != "" {
+		found += ", "
+	}
+	if !v.say(isWrong, "%s: %swrong\n", at, found) {
+		return
+	}
+	left := 0
+	for line := range strings.SplitSeq(err.Error(), "\n") {
+		if v.told++; v.told > mostMistakes {
+			left++
+			continue
+		}
+		v.out.Printf("  %s\n", legible.Cut(line, longestLine))
+	}
+	if left > 0 {
+		v.out.Printf("  and %d more\n", left)
 	}
 }
 

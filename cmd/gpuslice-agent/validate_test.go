@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -139,6 +140,81 @@ func TestValidateWantsFiles(t *testing.T) {
 			got := validated(t, "", append([]string{"validate"}, test.args...)...)
 			if !strings.HasSuffix(got, test.want) {
 				t.Errorf("it says %q, want the end %q", got, test.want)
+			}
+		})
+	}
+}
+
+func TestValidateSaysOfAHugeFileAsMuchAsIsRead(t *testing.T) {
+	const pool = "- {name: p%d, selector: 'a=b%d'}\n"
+	var pools strings.Builder
+	for i := range 300 {
+		fmt.Fprintf(&pools, pool, i, i)
+	}
+	for name, test := range map[string]struct {
+		text string
+		most int    // lines
+		want string // in one of the last
+	}{
+		"foreign documents":  {strings.Repeat("apiVersion: v1\nkind: Service\n---\n", 31_775), 102, "-: and 31675 more, passed over\n"},
+		"right documents":    {strings.Repeat("version: v1\n---\n", 5000), 101, "-: and 4900 more, right\n"},
+		"what is no YAML":    {strings.Repeat("a: [\n---\n", 5000), 202, "-: and 4900 more, wrong\n"},
+		"mistakes":           {"version: v1\nmig-configs:\n  a:\n" + strings.Repeat("  - {devices: [-1], mig-enabled: x}\n", 3000), 103, "\n  and 5900 more\n"},
+		"documents of those": {strings.Repeat("version: v1\nmig-configs:\n  a:\n"+strings.Repeat("  - {devices: [-1], mig-enabled: x}\n", 40)+"---\n", 200), 1192, "-: and 100 more, wrong\n"},
+		"pools":              {"apiVersion: gpuslice.io/v1alpha1\nkind: Maintenance\npools:\n" + pools.String(), 102, "\n  and 201 more\n"},
+		"a kind":             {"apiVersion: v1\nkind: " + strings.Repeat("x", 10_000), 2, "x…, passed over\n"},
+		"a key":              {"apiVersion: v1\nkind: ConfigMap\ndata:\n  " + strings.Repeat("x", 900) + ": 'version: v1'", 1, "x…: device plugin config without sharing\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := validated(t, test.text, "validate", "-f", "-")
+			if lines := strings.Count(got, "\n"); lines > test.most || !strings.Contains(got, test.want) {
+				t.Errorf("it says %d lines, want at most %d with %q: %.200s … %s", lines, test.most, test.want, got, got[max(0, len(got)-300):])
+			}
+			for line := range strings.Lines(got) {
+				if len(line) > 3000 {
+					t.Errorf("a line has %d bytes: %.100s…", len(line), line)
+				}
+			}
+		})
+	}
+}
+
+// live watches what the heap holds while lines are written.
+type live struct{ lines, most int }
+
+func (l *live) Write(text []byte) (int, error) {
+	if l.lines++; l.lines == 100 || l.lines%10_000 == 0 || bytes.Contains(text, []byte(" more, ")) {
+		l.most = max(l.most, heap())
+	}
+	return len(text), nil
+}
+
+// heap is what this process has in use, in bytes.
+func heap() int {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int(m.HeapAlloc)
+}
+
+// A process of this program has 43 MiB before it reads anything, and is to stay below 64.
+func TestValidateKeepsNoDocumentInMemory(t *testing.T) {
+	for name, text := range map[string]string{
+		"foreign documents": strings.Repeat("apiVersion: v1\nkind: Service\n---\n", 31_775),
+		"right documents":   strings.Repeat("version: v1\n---\n", 65_536),
+	} {
+		t.Run(name, func(t *testing.T) {
+			var l live
+			c := command()
+			c.SetIn(strings.NewReader(text))
+			c.SetOut(&l)
+			c.SetArgs([]string{"validate", "--ignore-foreign", "-f", "-"})
+			before := heap()
+			if err := c.ExecuteContext(t.Context()); err != nil || l.most == 0 {
+				t.Fatalf("%d lines, error %v", l.lines, err)
+			}
+			if took := l.most - before; took > 8<<20 {
+				t.Errorf("it holds %d MiB, want at most 8", took>>20)
 			}
 		})
 	}
