@@ -41,19 +41,27 @@ func locate(doc []byte) []error {
 		return config.AddMistake(errs, &config.InvalidError{Field: "mig-configs", Want: "must be a mapping of at least one name to a list of rules"})
 	}
 	for _, name := range slices.Sorted(maps.Keys(configs)) {
-		if err := checkName(name); err != nil {
+		for _, err := range mistakesInConfig(name, configs[name]) {
 			errs = config.AddMistake(errs, err)
 		}
-		var rules []json.RawMessage
-		if err := json.Unmarshal(configs[name], &rules); err != nil || len(rules) == 0 {
-			errs = config.AddMistake(errs, &config.InvalidError{Config: name, Want: `must be a list of at least one rule with "devices" and "mig-enabled"`})
-			continue
-		}
-		for i, rule := range rules {
-			for _, wrong := range mistakesIn(rule) {
-				wrong.Config, wrong.Rule = name, i+1
-				errs = config.AddMistake(errs, wrong)
-			}
+	}
+	return errs
+}
+
+// mistakesInConfig says what is wrong about a name and its rules.
+func mistakesInConfig(name string, raw json.RawMessage) []error {
+	var errs []error
+	if err := checkName(name); err != nil {
+		errs = config.AddMistake(errs, err)
+	}
+	var rules []json.RawMessage
+	if err := json.Unmarshal(raw, &rules); err != nil || len(rules) == 0 {
+		return config.AddMistake(errs, &config.InvalidError{Config: name, Want: `must be a list of at least one rule with "devices" and "mig-enabled"`})
+	}
+	for i, rule := range rules {
+		for _, wrong := range mistakesIn(rule) {
+			wrong.Config, wrong.Rule = name, i+1
+			errs = config.AddMistake(errs, wrong)
 		}
 	}
 	return errs
