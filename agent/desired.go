@@ -216,17 +216,15 @@ func wishesOf(catalog config.Catalog, label, name string, gpus []nvml.GPU) (map[
 // with a file.
 func (a *Agent) catalog(seen observed, label, name string) (config.Catalog, error) {
 	var profiles map[string]config.Profile
-	var profilesFrom string
 	var err error
 	if label == config.LabelProfile {
-		if profilesFrom, profiles, err = seen.catalogOfProfiles(); err != nil {
+		if profiles, err = seen.catalogOfProfiles(); err != nil {
 			return config.Catalog{}, err
 		}
 	}
 	var custom map[string]config.MIGConfig
-	var from string
 	if _, isProfile := profiles[name]; !isProfile { // which goes before a MIG config of its name, and needs none
-		from, err = seen.files.configs.read(func(data []byte) (err error) {
+		err = seen.files.configs.read(func(data []byte) (err error) {
 			custom, err = a.parse(data)
 			return err
 		})
@@ -234,34 +232,30 @@ func (a *Agent) catalog(seen observed, label, name string) (config.Catalog, erro
 			return config.Catalog{}, err
 		}
 	}
-	catalog := config.Merge(config.Generate(seen.gpus), custom)
-	if custom != nil {
-		catalog.Custom = from
-	}
-	return catalog.WithProfiles(profilesFrom, profiles), nil
+	return config.Merge(config.Generate(seen.gpus), custom).WithProfiles(profiles), nil
 }
 
-// catalogOfProfiles are the profiles of the administrator's file, and where that is.
-func (s observed) catalogOfProfiles() (from string, profiles map[string]config.Profile, err error) {
-	from, err = s.files.profiles.read(func(data []byte) (err error) {
+// catalogOfProfiles are the profiles of the administrator's file.
+func (s observed) catalogOfProfiles() (profiles map[string]config.Profile, err error) {
+	err = s.files.profiles.read(func(data []byte) (err error) {
 		profiles, err = config.ParseProfiles(data)
 		return err
 	})
-	return from, profiles, err
+	return profiles, err
 }
 
-// read parses the file, if there is one, and says where it comes from.
-func (f *configMapFile) read(parse func(data []byte) error) (from string, err error) {
+// read parses the file, if there is one.
+func (f *configMapFile) read(parse func(data []byte) error) error {
 	switch {
 	case f == nil || f.absent:
-		return "", nil
+		return nil
 	case f.err != nil:
-		return f.name, f.err
+		return f.err
 	}
 	if err := parse(f.data); err != nil {
-		return f.name, fmt.Errorf("%s: %w", f.name, err)
+		return fmt.Errorf("%s: %w", f.name, err)
 	}
-	return f.name, nil
+	return nil
 }
 
 // reasonOf is the reason that an error of the catalog carries.

@@ -19,7 +19,7 @@ func (a *Agent) observeMaintenance(ctx context.Context, seen *observed) error {
 	if err != nil {
 		return err
 	}
-	_, seen.pool.err = file.read(func(data []byte) (err error) {
+	seen.pool.err = file.read(func(data []byte) (err error) {
 		seen.pool.file, err = config.ParseMaintenance(data)
 		return err
 	})

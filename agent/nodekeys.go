@@ -28,7 +28,7 @@ func (a *Agent) publishedOn(seen *observed) nodeKeys {
 	if err := json.Unmarshal([]byte(seen.node.Annotations[config.AnnotationPublished]), &noted); err != nil {
 		return nodeKeys{}
 	}
-	_, profiles, err := seen.catalogOfProfiles()
+	profiles, err := seen.catalogOfProfiles()
 	if err != nil {
 		return nodeKeys{}
 	}

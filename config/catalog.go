@@ -83,30 +83,21 @@ func FilterOf(g nvml.GPU) string { return DeviceFilter{DeviceID: g.DeviceID}.Str
 // Catalog is what a node can be asked for by name: MIG configs by both labels, profiles by LabelProfile alone, so that a
 // profile never changes what LabelMIGConfig means.
 type Catalog struct {
-	// Custom says where the configs that people wrote come from, for messages: "ConfigMap gpu-operator/custom".
-	Custom string
-
 	configs  map[string]MIGConfig
-	custom   map[string]bool
 	profiles map[string]Profile
-	from     string // where the profiles come from
 }
 
 // Merge makes the catalog of a node. Where both have a config of the same name, the custom one wins.
 func Merge(generated, custom map[string]MIGConfig) Catalog {
-	c := Catalog{Custom: "ConfigMap", configs: map[string]MIGConfig{}, custom: map[string]bool{}}
+	c := Catalog{configs: map[string]MIGConfig{}}
 	maps.Copy(c.configs, generated)
 	maps.Copy(c.configs, custom)
-	for name := range custom {
-		c.custom[name] = true
-	}
 	return c
 }
 
-// WithProfiles is the catalog with these profiles in place of any that it had. They come from what from says, for
-// messages: "ConfigMap gpuslice/gpuslice-profiles".
-func (c Catalog) WithProfiles(from string, profiles map[string]Profile) Catalog {
-	c.profiles, c.from = maps.Clone(profiles), from
+// WithProfiles is the catalog with these profiles in place of any that it had.
+func (c Catalog) WithProfiles(profiles map[string]Profile) Catalog {
+	c.profiles = maps.Clone(profiles)
 	return c
 }
 
@@ -130,22 +121,6 @@ func (c Catalog) Config(name string) (MIGConfig, bool) {
 func (c Catalog) Profile(name string) (Profile, bool) {
 	p, ok := c.profiles[name]
 	return p, ok
-}
-
-// Source says where the MIG config of that name comes from: the node's own hardware, or what Custom says.
-func (c Catalog) Source(name string) string {
-	if c.custom[name] {
-		return c.Custom
-	}
-	return "hardware"
-}
-
-// ProfileSource says where that comes from which LabelProfile asks for by that name.
-func (c Catalog) ProfileSource(name string) string {
-	if _, ok := c.profiles[name]; ok {
-		return c.from
-	}
-	return c.Source(name)
 }
 
 // Wishes is what the MIG config of that name asks of each of the node's GPUs. GPUs that no rule names are not in the

@@ -423,15 +423,6 @@ func TestMerge(t *testing.T) {
 	}
 	before := maps.Clone(generated)
 	catalog := config.Merge(generated, custom)
-	catalog.Custom = "ConfigMap gpu-operator/custom"
-
-	for name, want := range map[string]string{
-		"all-balanced": "ConfigMap gpu-operator/custom", "night": "ConfigMap gpu-operator/custom", "all-1g.10gb": "hardware",
-	} {
-		if got := catalog.Source(name); got != want {
-			t.Errorf("%s comes from %s, want %s", name, got, want)
-		}
-	}
 	for name, want := range map[string]config.MIGConfig{
 		"all-balanced": custom["all-balanced"], "night": custom["night"], "all-1g.10gb": generated["all-1g.10gb"],
 	} {

@@ -109,7 +109,7 @@ func TestProfilesThatWeShowAreRead(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", show.file, err)
 		}
-		merged := config.Merge(nil, nil).WithProfiles(show.file, profiles)
+		merged := config.Merge(nil, nil).WithProfiles(profiles)
 		wishes, err := merged.ProfileWishes("production-inference", node(h100(), a100()))
 		want := nvml.Wish{MIG: true, Devices: map[string]int{"3g.40gb": 1, "2g.20gb": 2}}
 		if diff := cmp.Diff(map[nvml.UUID]nvml.Wish{"GPU-0": want, "GPU-1": want}, wishes); err != nil || diff != "" {
@@ -460,7 +460,7 @@ func profileWishes(t *testing.T, entries string, gpus []nvml.GPU) (map[nvml.UUID
 	if err != nil {
 		t.Fatal(err)
 	}
-	return config.Merge(config.Generate(gpus), nil).WithProfiles("a test", profiles).ProfileWishes("mine", gpus)
+	return config.Merge(config.Generate(gpus), nil).WithProfiles(profiles).ProfileWishes("mine", gpus)
 }
 
 func TestProfileWishes(t *testing.T) {
@@ -621,8 +621,7 @@ func TestTheTwoLabelsLookInTheirOwnPlaces(t *testing.T) {
 		"production-inference": {MIG: config.MIGConfig{all(map[string]int{"3g.40gb": 2})}},
 	}
 	before := config.Merge(config.Generate(gpus), custom)
-	before.Custom = "ConfigMap gpuslice/mine"
-	catalog := before.WithProfiles("ConfigMap gpuslice/gpuslice-profiles", profiles)
+	catalog := before.WithProfiles(profiles)
 
 	for _, name := range before.Names() {
 		want, wantErr := before.Wishes(name, gpus)
@@ -637,29 +636,23 @@ func TestTheTwoLabelsLookInTheirOwnPlaces(t *testing.T) {
 	if want := len(before.Names()) + 1; len(catalog.ProfileNames()) != want || !slices.IsSorted(catalog.ProfileNames()) {
 		t.Errorf("a profile may be %v, want %d names in order", catalog.ProfileNames(), want)
 	}
-	for name, want := range map[string]struct {
-		from string
-		wish nvml.Wish
-	}{
-		"night":                {"ConfigMap gpuslice/gpuslice-profiles", nvml.Wish{}},
-		"all-balanced":         {"ConfigMap gpuslice/gpuslice-profiles", nvml.Wish{}},
-		"production-inference": {"ConfigMap gpuslice/gpuslice-profiles", nvml.Wish{MIG: true, Devices: map[string]int{"3g.40gb": 2}}},
-		"serving":              {"ConfigMap gpuslice/mine", nvml.Wish{MIG: true, Devices: map[string]int{"2g.20gb": 3}}},
-		"all-1g.10gb":          {"hardware", nvml.Wish{MIG: true, Devices: map[string]int{"1g.10gb": 7}}},
+	for name, want := range map[string]nvml.Wish{
+		"night":                {},
+		"all-balanced":         {},
+		"production-inference": {MIG: true, Devices: map[string]int{"3g.40gb": 2}},
+		"serving":              {MIG: true, Devices: map[string]int{"2g.20gb": 3}},
+		"all-1g.10gb":          {MIG: true, Devices: map[string]int{"1g.10gb": 7}},
 	} {
 		got, err := catalog.ProfileWishes(name, gpus)
-		if diff := cmp.Diff(map[nvml.UUID]nvml.Wish{"GPU-0": want.wish}, got); err != nil || diff != "" {
+		if diff := cmp.Diff(map[nvml.UUID]nvml.Wish{"GPU-0": want}, got); err != nil || diff != "" {
 			t.Errorf("%s: error %v, wishes (-want +got):\n%s", name, err, diff)
-		}
-		if from := catalog.ProfileSource(name); from != want.from {
-			t.Errorf("%s comes from %s, want %s", name, from, want.from)
 		}
 	}
 }
 
 func TestAnUnknownProfile(t *testing.T) {
 	gpus := node(h200())
-	catalog := config.Merge(config.Generate(gpus), nil).WithProfiles("a test", map[string]config.Profile{
+	catalog := config.Merge(config.Generate(gpus), nil).WithProfiles(map[string]config.Profile{
 		"production-inference": {MIG: config.MIGConfig{all(nil)}}, "all-balance": {MIG: config.MIGConfig{all(nil)}},
 	})
 	const generated = `all-1g.18gb, all-1g.18gb.me, all-1g.35gb, all-2g.35gb, all-3g.71gb, all-4g.71gb, all-7g.141gb, all-balanced, all-disabled, all-enabled`

@@ -91,7 +91,7 @@ func (o *options) preview(cmd *cobra.Command, w wanted, known configs) (agent.Pr
 	if err != nil {
 		return agent.Preview{}, err
 	}
-	catalog := config.Merge(config.Generate(gpus), known.mig).WithProfiles(strings.Join(w.files, ", "), known.profiles)
+	catalog := config.Merge(config.Generate(gpus), known.mig).WithProfiles(known.profiles)
 	return agent.Offline{GPUs: gpus, Catalog: catalog, Plugin: known.plugin}.Preview(label, name)
 }
 

@@ -94,9 +94,6 @@ func (s Schedule) Prev(t time.Time) (Opening, bool) {
 	return s.At(end.Add(-tick))
 }
 
-// Edge is the first instant after t at which Contains changes. There is none where it stays as it is for ever.
-func (s Schedule) Edge(t time.Time) (time.Time, bool) { return s.next(wall(t)) }
-
 // wall is an instant by the wall clock alone, without the reading of the monotonic clock that time.Now adds: windows are
 // about what clocks show, also when one has been set.
 func wall(t time.Time) time.Time { return t.Round(0).UTC() }

@@ -55,7 +55,7 @@ func apply(t *testing.T, name string, profiles map[string]config.Profile, node s
 	if err != nil {
 		t.Fatal(err)
 	}
-	wishes, err := config.Merge(config.Generate(gpus), nil).WithProfiles("the example", profiles).ProfileWishes(name, gpus)
+	wishes, err := config.Merge(config.Generate(gpus), nil).WithProfiles(profiles).ProfileWishes(name, gpus)
 	if err != nil {
 		t.Fatal(err)
 	}
