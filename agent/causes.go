@@ -230,7 +230,7 @@ func (e evidence) podsInTheWay() []Finding {
 		case drain.Refused:
 			f.Cause, f.You = CausePolicyRefuses, "move the pod yourself, or change drain in the settings"
 			f.Command = "kubectl describe pod " + pod
-		default:
+		case drain.Requested, drain.Deleted, drain.Gone, drain.Queued: // it goes
 			continue
 		}
 		out = append(out, f)

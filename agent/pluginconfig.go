@@ -84,7 +84,7 @@ func (a *Agent) observePlugin(ctx context.Context, seen *observed) {
 		p.readers = slices.DeleteFunc(slices.Clone(seen.pods), func(pod corev1.Pod) bool { return ended(&pod) || !a.readsFile(&pod) || !runsReader(seen, &pod) })
 	case config.HandoverLabel, config.HandoverConfigMap:
 		a.readManaged(ctx, seen)
-	default:
+	case "", config.HandoverAuto: // which wayOf leaves to nobody
 		p.lost = errors.New(p.why)
 	}
 }

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"cmp"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/duration"
@@ -69,10 +70,8 @@ func (e evidence) outcomeOfOthers(causes []Finding) Outcome {
 // closedByOthers says what else keeps pods from the node.
 func closedByOthers(causes []Finding) string {
 	for _, f := range causes {
-		switch f.Cause {
-		case CauseCordonedByPerson, CauseCordonedByTool, CauseUnschedulableTaintLeft:
+		if slices.Contains([]Cause{CauseCordonedByPerson, CauseCordonedByTool, CauseUnschedulableTaintLeft}, f.Cause) {
 			return f.Evidence
-		default:
 		}
 	}
 	return ""

@@ -39,16 +39,16 @@ func CheckStrategy(gpus []nvml.GPU, strategy MIGStrategy) error {
 		return refuse("%s would be offered as a whole GPU that nothing can run on: set the plugin's strategy to single or mixed", nameOf(gpus[cut]))
 	case MIGStrategySingle:
 		return checkSingle(gpus, cut, refuse)
-	default:
-		for _, g := range gpus {
-			for _, d := range devices(g) {
-				if strings.Count(d, ".") > 1 {
-					return refuse("it ends on a device %s of %s, which is a part of a GPU instance: leave instances whole", d, nameOf(g))
-				}
+	case MIGStrategyMixed, MIGStrategyAuto: // which is taken to be mixed
+	}
+	for _, g := range gpus {
+		for _, d := range devices(g) {
+			if strings.Count(d, ".") > 1 {
+				return refuse("it ends on a device %s of %s, which is a part of a GPU instance: leave instances whole", d, nameOf(g))
 			}
 		}
-		return nil
 	}
+	return nil
 }
 
 // FittingStrategy is a MIG strategy under which the plugin offers GPUs that are cut so, shared by MPS or not: the one that it has, if that

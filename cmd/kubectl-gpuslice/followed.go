@@ -280,9 +280,9 @@ func (f *followed) state() string {
 		return "Failed"
 	case deleted:
 		return "Deleted"
-	default:
-		return cmp.Or(string(f.phase), "Asked")
+	case pending:
 	}
+	return cmp.Or(string(f.phase), "Asked")
 }
 
 // words say why, with the reason where there is one that the state does not say.

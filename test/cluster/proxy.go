@@ -36,9 +36,9 @@ func (c Cut) String() string {
 		return "silent"
 	case Deaf:
 		return "deaf"
-	default:
-		return "mended"
+	case Mended:
 	}
+	return "mended"
 }
 
 // asks and answers tell whether the two directions pass.

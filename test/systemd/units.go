@@ -437,9 +437,9 @@ func (u Unit) after(j job, result Result) Unit {
 		return u.in("failed")
 	case Dependency, Skipped: // it never ran
 		return u.in(j.was)
-	default: // the unit stays on its way
-		return u
+	case Canceled, Timeout, Never: // the unit stays on its way
 	}
+	return u
 }
 
 func jobPath(id uint32) dbus.ObjectPath {
