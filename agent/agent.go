@@ -10,8 +10,10 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
@@ -20,6 +22,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/alive"
 	"github.com/gpuslice/gpuslice/agent/fleet"
+	"github.com/gpuslice/gpuslice/agent/memory"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/pluginfile"
 	"github.com/gpuslice/gpuslice/agent/retried"
@@ -123,16 +126,31 @@ type Agent struct {
 	upgrade      upgrade
 	proof        proof
 	verification verification
-	pressure     *pressure
 	turn         turn
 	times        times
 	watched      budgetWatch
+
+	parts []Part
 
 	busy     bool // the last look has found a change under way
 	replaced bool // the driver is another one than this process has loaded
 }
 
-// forgetter is a part that remembers by the clock.
+// Part watches something of the node besides the change, and tells of it by conditions of its own, by Events and by metrics.
+type Part interface {
+	// Look takes a look, in each pass that has seen all of the node.
+	Look(ctx context.Context, node *corev1.Node, gpus []nvml.GPU, pods []corev1.Pod, with []holders.Pod)
+	// LookAgain takes a look between two passes, and reports whether there is something to tell.
+	LookAgain(ctx context.Context) bool
+	// Conditions are those that differ from what the node shows, or, on beat, all. Complete means that all of the node was seen; silent is
+	// why nothing can be said of the GPUs, or empty.
+	Conditions(node *corev1.Node, complete bool, silent string, beat bool) []corev1.NodeCondition
+	// Forget drops what depends on times that the clock gave.
+	Forget(now time.Time)
+	prometheus.Collector
+}
+
+// forgetter remembers by the clock.
 type forgetter interface {
 	// forget drops what depends on times that the clock gave, as if the process began now.
 	forget(now time.Time)
@@ -141,7 +159,7 @@ type forgetter interface {
 // forgetters are all of them.
 func (a *Agent) forgetters() []forgetter {
 	return []forgetter{
-		&a.budget, &a.clients, &a.systemd, &a.logind, &a.plugin, &a.leftovers, &a.upgrade, &a.proof, &a.verification, a.pressure, &a.turn, &a.times,
+		&a.budget, &a.clients, &a.systemd, &a.logind, &a.plugin, &a.leftovers, &a.upgrade, &a.proof, &a.verification, &a.turn, &a.times,
 	}
 }
 
@@ -153,7 +171,7 @@ func New(o Options) *Agent {
 	if o.Processes.Lanes == nil {
 		o.Processes.Lanes = &holders.Lanes{}
 	}
-	return &Agent{
+	a := &Agent{
 		node: o.Node, client: o.Client, driver: o.Driver, kubelet: o.Kubelet, parse: o.Parse, settings: o.Settings,
 		wall: o.Clock, clock: steady, events: events{o.Events}, metrics: o.Metrics, alive: o.Alive, log: o.Log,
 		evictor: evictor, sets: holders.NewDaemonSets(o.Client, steady), sentinel: &sentinel{path: o.Settings.Reboot.Sentinel},
@@ -174,11 +192,18 @@ func New(o Options) *Agent {
 			configs: o.Plugin,
 			file:    pluginfile.New(cmp.Or(o.PluginFile, o.Settings.DevicePlugin.ConfigFile), o.Settings.DevicePlugin.ConfigFile),
 		},
-		pressure: newPressure(o.Settings.MemoryPressure),
 		turn: turn{slots: &fleet.Slots{
 			Client: o.Client, Namespace: o.Settings.Maintenance.Namespace, Clock: steady, Timeout: o.Settings.Timeouts.APICall, Log: o.Log.Named("fleet"),
 		}},
 	}
+	a.parts = []Part{
+		memory.New(memory.Options{
+			Limits: o.Settings.MemoryPressure, Snapshot: a.snapshot, Processes: o.Processes, ComputesForOthers: a.servesMPS, Tell: a.podEventf,
+			Clock: steady, Log: o.Log.Named("memory"),
+		}),
+	}
+	a.metrics.takeOver(a.parts)
+	return a
 }
 
 // Run keeps the node as desired until ctx ends. A step that has begun is brought to its end first. The error is
@@ -223,6 +248,33 @@ func (a *Agent) settle(ctx context.Context, rest time.Duration) time.Duration {
 	return rest - pause
 }
 
+// partsLook is the time between two looks of the parts. A program fills a GPU within seconds, but what matters is one that stays full, and a
+// look takes the driver some ten calls a GPU.
+const partsLook = 15 * time.Second
+
+// rest waits for the next pass: until something wakes it, at most for d. Meanwhile the parts look, which takes nothing of the API server; it
+// ends when one has something to tell.
+func (a *Agent) rest(ctx context.Context, wake <-chan struct{}, d time.Duration) {
+	timer := a.clock.NewTimer(d)
+	defer timer.Stop()
+	looks := a.clock.NewTicker(partsLook)
+	defer looks.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-wake:
+			return
+		case <-timer.C():
+			return
+		case <-looks.C():
+		}
+		if slices.ContainsFunc(a.parts, func(p Part) bool { return p.LookAgain(context.WithoutCancel(ctx)) }) {
+			return
+		}
+	}
+}
+
 // begin notes what a new process cannot know.
 func (a *Agent) begin() { a.leftovers.forget(a.clock.Now()) }
 
@@ -243,7 +295,7 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 		return a.conclude(ctx, seen, wish{}, nil, err)
 	}
 	delete(a.budget.attempts, look.String())
-	a.follow(seen)
+	a.follow(ctx, seen)
 	a.tidyRecord(ctx, seen)
 	a.setClock(seen)
 	a.renewSlot(ctx, seen)
@@ -258,11 +310,13 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 }
 
 // follow takes over what the look has found for the parts that remember it.
-func (a *Agent) follow(seen observed) {
+func (a *Agent) follow(ctx context.Context, seen observed) {
 	if seen.leftovers.migManager {
 		a.leftovers.migManagerAt = a.clock.Now()
 	}
-	a.followMemory(seen)
+	for _, part := range a.parts {
+		part.Look(ctx, seen.node, seen.gpus, seen.pods, seen.holders.pods)
+	}
 	a.followStarted(seen)
 }
 
@@ -296,6 +350,9 @@ func (a *Agent) setClock(seen observed) {
 	a.log.Info("the host's clock was set", zap.Duration("by", step))
 	for _, part := range a.forgetters() {
 		part.forget(a.clock.Now())
+	}
+	for _, part := range a.parts {
+		part.Forget(a.clock.Now())
 	}
 }
 

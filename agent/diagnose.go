@@ -204,7 +204,7 @@ func driverError(err error) bool {
 func (e *evidence) readNode() {
 	e.kubeletSeen = describeKubelet(e.node, e.kubelet.err)
 	e.agent = AgentSeen{Runs: e.running, Phase: e.record.status.Phase}
-	if c := condition(e.node); c != nil {
+	if c := partitionReady(e.node); c != nil {
 		e.agent.Wrote, e.agent.Reason, e.agent.Message = c.LastHeartbeatTime.Time, config.Reason(c.Reason), c.Message
 	}
 	if by, since, on := fence.Cordoner(e.node); on {

@@ -149,12 +149,12 @@ func (a *Agent) heldBy(ctx context.Context, seen observed, step plan.Step, held 
 // reportedOn lists the processes that the driver reports in the way of the step. A process of another instance does not
 // hold one that is to be destroyed, nor does one of another part.
 func reportedOn(gpu nvml.GPU, step plan.Step) []int {
-	found := pids(gpu.Processes)
+	found := nvml.PIDs(gpu.Processes)
 	for _, i := range gpu.Instances {
 		if step.Kind == plan.Destroy && (i.Profile != step.Instance.Profile || i.Span != step.Instance.Span) {
 			continue
 		}
-		found = append(found, pids(inTheWay(i, step))...)
+		found = append(found, nvml.PIDs(inTheWay(i, step))...)
 	}
 	return found
 }

@@ -92,26 +92,18 @@ func (s observed) sought(taken []plan.Taken) []holders.Sought {
 			continue
 		}
 		if t.Whole {
-			out = append(out, holders.Sought{Device: string(gpu.UUID), Minor: gpu.Minor, Reported: pids(gpu.Processes)})
+			out = append(out, holders.Sought{Device: string(gpu.UUID), Minor: gpu.Minor, Reported: nvml.PIDs(gpu.Processes)})
 		}
 		if t.Compute {
-			out = append(out, holders.Sought{Device: string(gpu.UUID), Minor: holders.NoFiles, Reported: pids(gpu.Processes)})
+			out = append(out, holders.Sought{Device: string(gpu.UUID), Minor: holders.NoFiles, Reported: nvml.PIDs(gpu.Processes)})
 		}
 		for _, i := range gpu.Instances {
 			for _, d := range i.Devices {
 				if slices.Contains(t.Devices, d.UUID) {
-					out = append(out, holders.Sought{Device: d.UUID, Minor: holders.NoFiles, Reported: pids(i.ProcessesOn(d))})
+					out = append(out, holders.Sought{Device: d.UUID, Minor: holders.NoFiles, Reported: nvml.PIDs(i.ProcessesOn(d))})
 				}
 			}
 		}
-	}
-	return out
-}
-
-func pids(processes []nvml.Process) []int {
-	var out []int
-	for _, p := range processes {
-		out = append(out, p.PID)
 	}
 	return out
 }

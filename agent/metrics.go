@@ -15,8 +15,6 @@ import (
 	"github.com/gpuslice/gpuslice/agent/plan"
 )
 
-const mebibyte = 1 << 20
-
 // Bounds of those who ask: an answer takes milliseconds, and there is one Prometheus, or two.
 const (
 	mostScrapes = 2
@@ -42,8 +40,7 @@ type Metrics struct {
 	pass   time.Time               // when one last ended
 	since  time.Time               // when its phase began, or its time was last counted
 	phases map[Phase]time.Duration // without that since then
-	now    []usage
-	full   map[string]bool
+	parts  []Part
 	window windowSeen
 }
 
@@ -65,14 +62,6 @@ var (
 		"1 if hardware and capacity are as the node's labels ask, and nothing is left to do.", nil, nil)
 	descPhase = prometheus.NewDesc("gpuslice_phase_seconds_total",
 		"Time that the agent has spent in each phase since it was started.", []string{"phase"}, nil)
-	descTotal = prometheus.NewDesc("gpuslice_gpu_memory_total_bytes",
-		"Memory of a GPU, or of one of its instances.", []string{"gpu", "device"}, nil)
-	descUsed = prometheus.NewDesc("gpuslice_gpu_memory_used_bytes",
-		"Memory in use on a GPU, or on one of its instances.", []string{"gpu", "device"}, nil)
-	descPod = prometheus.NewDesc("gpuslice_pod_gpu_memory_used_bytes",
-		"Memory that the processes of a pod use on a GPU, or on one of its instances.", []string{"namespace", "pod", "gpu", "device"}, nil)
-	descPressure = prometheus.NewDesc("gpuslice_gpu_memory_pressure",
-		"1 if the memory of a GPU or an instance that several pods share is nearly full.", []string{"gpu", "device"}, nil)
 	descPass = prometheus.NewDesc("gpuslice_last_pass_timestamp_seconds",
 		"When the agent last had looked at its node and done what there was to do; an old one means that it stands still.", nil, nil)
 	descWindow = prometheus.NewDesc("gpuslice_window_open",
@@ -108,7 +97,7 @@ func (m *Metrics) Gatherer() prometheus.Gatherer { return m.registry }
 
 // Describe implements prometheus.Collector.
 func (m *Metrics) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descReady, descConverged, descPhase, descTotal, descUsed, descPod, descPressure, descPass, descWindow, descNextWindow, descOverrun} {
+	for _, d := range []*prometheus.Desc{descReady, descConverged, descPhase, descPass, descWindow, descNextWindow, descOverrun} {
 		out <- d
 	}
 }
@@ -137,14 +126,6 @@ func (m *Metrics) Collect(out chan<- prometheus.Metric) {
 	}
 	if !m.window.next.IsZero() {
 		gauge(descNextWindow, float64(m.window.next.Unix()))
-	}
-	for _, u := range m.now {
-		gauge(descTotal, float64(u.totalMiB)*mebibyte, string(u.gpu), u.device)
-		gauge(descUsed, float64(u.usedMiB)*mebibyte, string(u.gpu), u.device)
-		gauge(descPressure, bit(m.full[u.device]), string(u.gpu), u.device)
-		for _, p := range u.pods {
-			gauge(descPod, float64(p.mib)*mebibyte, p.pod.Namespace, p.pod.Name, string(u.gpu), u.device)
-		}
 	}
 }
 
@@ -190,9 +171,6 @@ func (m *Metrics) reported(r report) {
 		m.count()
 	}
 	m.report = r
-	if r.ready == corev1.ConditionUnknown { // what was seen before may not be so any more
-		m.now = nil
-	}
 }
 
 // passed notes that a pass has ended.
@@ -215,12 +193,16 @@ func (m *Metrics) windowed(seen windowSeen) {
 	m.window = seen
 }
 
-// looked notes a look at the memory.
-func (m *Metrics) looked(all []usage, full map[string]bool) {
+// takeOver has the metrics of these parts told, in place of those of an agent before.
+func (m *Metrics) takeOver(parts []Part) {
 	if m == nil {
 		return
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.now, m.full = all, full
+	for _, part := range m.parts {
+		m.registry.Unregister(part)
+	}
+	for _, part := range parts {
+		m.registry.MustRegister(part)
+	}
+	m.parts = parts
 }

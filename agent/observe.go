@@ -46,7 +46,6 @@ type observed struct {
 	holders      holdersSeen
 	units        []plan.Unit // of the host that may have to stop, or to start again
 	started      startedSeen
-	memory       []usage // of what pods may share
 	capacity     capacitySeen
 	complete     bool // all of it was seen; otherwise the look ended early with an error
 
@@ -192,7 +191,6 @@ func (a *Agent) observe(ctx context.Context) (observed, error) {
 	a.observeOwed(ctx, &seen)
 	seen.pods = pods.Items
 	a.observeKubelet(ctx, &seen, pods.Items)
-	seen.memory = a.usages(ctx, seen.gpus, podsOnNode{pods: seen.pods, holders: seen.holders.pods})
 	a.observeOthers(&seen)
 	a.observeReboots(ctx, &seen, pods.Items)
 	a.observeSpecs(ctx, &seen)

@@ -98,3 +98,8 @@ func (a *Agent) toldTo(pod *corev1.Pod) string {
 		return fmt.Sprintf("%s and no config", strategy)
 	}
 }
+
+// servesMPS reports whether the pod is MPS's daemon, whose server computes for others and not for itself.
+func (a *Agent) servesMPS(pod *corev1.Pod) bool {
+	return matches(pod, a.settings.MPS.PodSelector) && a.pretends(pod) == ""
+}

@@ -208,12 +208,12 @@ func holdersOf(gpus []nvml.GPU, taken []plan.Taken) []Holder {
 			}
 			var found []int
 			if t.Whole || t.Compute {
-				found = pids(gpu.Processes)
+				found = nvml.PIDs(gpu.Processes)
 			}
 			for _, instance := range gpu.Instances {
 				for _, d := range instance.Devices {
 					if t.Whole || t.Compute || slices.Contains(t.Devices, d.UUID) {
-						found = append(found, pids(instance.ProcessesOn(d))...)
+						found = append(found, nvml.PIDs(instance.ProcessesOn(d))...)
 					}
 				}
 			}

@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpuslice/gpuslice/agent/condition"
 	"github.com/gpuslice/gpuslice/agent/fleet"
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/plan"
@@ -45,6 +46,14 @@ type report struct {
 	left      int      // steps
 	drain     drainReport
 	planned   time.Time // when the change begins that waits for its window
+}
+
+// silent is why nothing can be said of the GPUs; empty if something can.
+func (r report) silent() string {
+	if r.ready != corev1.ConditionUnknown {
+		return ""
+	}
+	return r.message
 }
 
 // conclude tells what the pass has found and done, and returns how long the loop may sleep. It is the only writer of the
@@ -127,7 +136,7 @@ func (a *Agent) sleep(seen observed, steps []plan.Step, d decision, err error) t
 		return 0
 	}
 	due := a.settings.NodeHeartbeat
-	if c := condition(seen.node); c != nil {
+	if c := partitionReady(seen.node); c != nil {
 		if age := a.clock.Since(c.LastHeartbeatTime.Time); age < due {
 			due -= max(0, age) // one of the future was written before the clock was set back
 		}
@@ -320,7 +329,7 @@ func stalled(seen observed, want wish, d decision) string {
 
 // tell writes what differs from what the node shows already.
 func (a *Agent) tell(ctx context.Context, seen observed, want wish, r report, underway bool) error {
-	old := condition(seen.node)
+	old := partitionReady(seen.node)
 	if old == nil {
 		old = &corev1.NodeCondition{}
 	}
@@ -342,7 +351,7 @@ func (a *Agent) tell(ctx context.Context, seen observed, want wish, r report, un
 
 // tellCondition writes the conditions that differ from what the node shows already.
 func (a *Agent) tellCondition(ctx context.Context, seen observed, want wish, r report, underway bool) error {
-	old := condition(seen.node)
+	old := partitionReady(seen.node)
 	if old == nil {
 		old = &corev1.NodeCondition{}
 	}
@@ -350,11 +359,14 @@ func (a *Agent) tellCondition(ctx context.Context, seen observed, want wish, r r
 	news := old.Reason != string(r.reason)
 	same := !news && old.Status == r.ready && old.Message == r.message
 	beat := a.heartbeatDue(age)
-	conditions := slices.Concat(a.drainConditions(seen.node, r), a.memoryConditions(seen, r, beat), a.plannedCondition(seen, want, r))
+	conditions := slices.Concat(a.drainConditions(seen.node, r), a.plannedCondition(seen, want, r))
+	for _, part := range a.parts {
+		conditions = append(conditions, part.Conditions(seen.node, seen.complete, r.silent(), beat)...)
+	}
 	if same && len(conditions) == 0 && !beat {
 		return nil
 	}
-	conditions = append(conditions, a.conditionOf(old, config.ConditionGPUPartitionReady, r.ready, string(r.reason), r.message))
+	conditions = append(conditions, condition.After(old, config.ConditionGPUPartitionReady, r.ready, string(r.reason), r.message, a.clock.Now()))
 	if err := a.tellConditions(ctx, conditions); err != nil {
 		return err
 	}
@@ -488,18 +500,6 @@ func (a *Agent) tellConditions(ctx context.Context, conditions []corev1.NodeCond
 	return nil
 }
 
-// conditionOf is the condition as of now, after an old one that may be nil.
-func (a *Agent) conditionOf(old *corev1.NodeCondition, kind corev1.NodeConditionType, status corev1.ConditionStatus, reason, message string) corev1.NodeCondition {
-	now := metav1.NewTime(a.clock.Now())
-	c := corev1.NodeCondition{
-		Type: kind, Status: status, Reason: reason, Message: legible.Message(message, legible.Longest), LastHeartbeatTime: now, LastTransitionTime: now,
-	}
-	if old != nil && old.Status == status {
-		c.LastTransitionTime = old.LastTransitionTime
-	}
-	return c
-}
-
 // drainReport is what KEP-5683's conditions say of a node.
 type drainReport struct{ draining, drained, maintained bool }
 
@@ -524,7 +524,7 @@ func (a *Agent) drainConditions(node *corev1.Node, r report) []corev1.NodeCondit
 		{config.ConditionDrained, r.drain.drained, "DrainCompleted"},
 		{config.ConditionMaintenanceInProgress, r.drain.maintained, "Repartitioning"},
 	} {
-		old := conditionOfType(node, c.kind)
+		old := condition.Find(node, c.kind)
 		status, reason := corev1.ConditionFalse, "NotInMaintenance"
 		if c.is {
 			status, reason = corev1.ConditionTrue, c.reason
@@ -532,7 +532,7 @@ func (a *Agent) drainConditions(node *corev1.Node, r report) []corev1.NodeCondit
 		if old == nil && !c.is || old != nil && old.Status == status {
 			continue
 		}
-		out = append(out, a.conditionOf(old, c.kind, status, reason, "by "+FieldManager+", see condition "+config.ConditionGPUPartitionReady))
+		out = append(out, condition.After(old, c.kind, status, reason, "by "+FieldManager+", see condition "+config.ConditionGPUPartitionReady, a.clock.Now()))
 	}
 	return out
 }
@@ -542,7 +542,7 @@ func (a *Agent) plannedCondition(seen observed, want wish, r report) []corev1.No
 	if !seen.complete { // it was said after another look
 		return nil
 	}
-	old := conditionOfType(seen.node, config.ConditionMaintenancePlanned)
+	old := condition.Find(seen.node, config.ConditionMaintenancePlanned)
 	status, reason, message := corev1.ConditionFalse, "NotPlanned", "by "+FieldManager+": nothing waits for a window"
 	if !r.planned.IsZero() {
 		status, reason = corev1.ConditionTrue, "MaintenanceWindow" // of KEP-5683
@@ -551,20 +551,11 @@ func (a *Agent) plannedCondition(seen observed, want wish, r report) []corev1.No
 	if old == nil && status == corev1.ConditionFalse || old != nil && old.Status == status && old.Message == message {
 		return nil
 	}
-	return []corev1.NodeCondition{a.conditionOf(old, config.ConditionMaintenancePlanned, status, reason, message)}
+	return []corev1.NodeCondition{condition.After(old, config.ConditionMaintenancePlanned, status, reason, message, a.clock.Now())}
 }
 
-func condition(node *corev1.Node) *corev1.NodeCondition {
-	return conditionOfType(node, config.ConditionGPUPartitionReady)
-}
-
-func conditionOfType(node *corev1.Node, kind corev1.NodeConditionType) *corev1.NodeCondition {
-	for i := range node.Status.Conditions {
-		if node.Status.Conditions[i].Type == kind {
-			return &node.Status.Conditions[i]
-		}
-	}
-	return nil
+func partitionReady(node *corev1.Node) *corev1.NodeCondition {
+	return condition.Find(node, config.ConditionGPUPartitionReady)
 }
 
 // eventf records an event on the node, under the UID by which kubectl describe finds a node's events.

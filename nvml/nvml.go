@@ -188,6 +188,15 @@ type Process struct {
 	UsedMiB int // memory it holds on the GPU; 0 if the library does not say
 }
 
+// PIDs are those of the processes.
+func PIDs(processes []Process) []int {
+	var out []int
+	for _, p := range processes {
+		out = append(out, p.PID)
+	}
+	return out
+}
+
 // GPU is everything that one look at a GPU tells.
 type GPU struct {
 	UUID     UUID

@@ -1,4 +1,6 @@
-package agent
+// Package memory watches the memory of GPUs that pods share, which no sharing keeps apart, and tells of it by condition GPUMemoryPressure, by
+// Events on pods, and by metrics.
+package memory
 
 import (
 	"cmp"
@@ -12,19 +14,19 @@ import (
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
 
+	"github.com/gpuslice/gpuslice/agent/condition"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-const (
-	// memoryLook is the time between two looks at the memory of GPUs that pods share. A program fills a GPU within seconds,
-	// but what matters is one that stays full, and a look takes the driver some ten calls a GPU.
-	memoryLook = 15 * time.Second
-	// memoryNews is the least time between two reports that differ only in the pods on a GPU that stays full.
-	memoryNews = time.Minute
-)
+// newsInterval is the least time between two reports that differ only in the pods on a GPU that stays full.
+const newsInterval = time.Minute
+
+// ownersTimeout bounds the search for the pods whose processes are on the GPUs.
+const ownersTimeout = 5 * time.Second
 
 // usage is the memory of what pods may share: a GPU that is not cut, or one instance of one that is. Instances keep their
 // memory apart from each other, pods on the same one do not.
@@ -127,40 +129,61 @@ func (u usage) by(devices []string, processes []nvml.Process, holders []holders.
 	return u
 }
 
-// pressure is what is known of the memory of what pods share. All of it may be lost at any moment.
-type pressure struct {
-	limits     config.MemoryPressure
+// Options is what a Monitor works with.
+type Options struct {
+	Limits    config.MemoryPressure
+	Snapshot  func(ctx context.Context) ([]nvml.GPU, error)
+	Processes holders.Processes
+	// ComputesForOthers reports whether the pod's processes on a GPU are those of a server, whose clients are other pods.
+	ComputesForOthers func(pod *corev1.Pod) bool
+	Tell              func(pod types.NamespacedName, uid types.UID, kind string, reason config.Reason, format string, args ...any) // an Event
+	Clock             clock.PassiveClock
+	Log               *zap.Logger
+}
+
+// Monitor is what is known of the memory of what pods share. All of it may be lost at any moment.
+type Monitor struct {
+	Options
 	last       []usage                      // of the last look
 	nearlyFull map[string]bool              // by device
 	since      map[string]time.Time         // since when a device that is not nearly full has been over the threshold, or one that is below
 	baseline   map[string]map[types.UID]int // MiB that each pod had when the device was last below both limits, by device
 	seeded     bool                         // what the node said before this process began is taken over
-	podsOnNode podsOnNode
+	here       podsOnNode
+	metrics    metrics
 }
 
-func newPressure(limits config.MemoryPressure) *pressure {
-	return &pressure{limits: limits, nearlyFull: map[string]bool{}, since: map[string]time.Time{}, baseline: map[string]map[types.UID]int{}}
+// podsOnNode are the pods of the node and those with a GPU, as of the last look at the cluster.
+type podsOnNode struct {
+	pods    []corev1.Pod
+	holders []holders.Pod
 }
 
-func (m *pressure) forget(time.Time) { clear(m.since) }
+// New makes a Monitor that has seen nothing.
+func New(o Options) *Monitor {
+	return &Monitor{Options: o, nearlyFull: map[string]bool{}, since: map[string]time.Time{}, baseline: map[string]map[types.UID]int{}}
+}
+
+// Forget drops since when anything is so: the host's clock was set.
+func (m *Monitor) Forget(time.Time) { clear(m.since) }
 
 // off reports whether nobody wants to know.
-func (m *pressure) off() bool { return m.limits.Threshold == 0 }
+func (m *Monitor) off() bool { return m.Limits.Threshold == 0 }
 
 // seed takes over what the node has said until now: a device that is full, and not below the lower limit, stays so.
-func (m *pressure) seed(old *corev1.NodeCondition, all []usage) {
+func (m *Monitor) seed(old *corev1.NodeCondition, all []usage) {
 	if m.seeded {
 		return
 	}
 	m.seeded = true
 	for _, u := range all {
-		m.nearlyFull[u.device] = old != nil && old.Status == corev1.ConditionTrue && u.shared() && u.percent() > m.limits.Clear &&
+		m.nearlyFull[u.device] = old != nil && old.Status == corev1.ConditionTrue && u.shared() && u.percent() > m.Limits.Clear &&
 			strings.Contains(old.Message, u.name)
 	}
 }
 
 // look takes a look, and lists what has become full by it.
-func (m *pressure) look(now time.Time, all []usage) (filled []usage) {
+func (m *Monitor) look(now time.Time, all []usage) (filled []usage) {
 	m.last = all
 	full, since, before := map[string]bool{}, map[string]time.Time{}, map[string]map[types.UID]int{}
 	for _, u := range all {
@@ -173,13 +196,13 @@ func (m *pressure) look(now time.Time, all []usage) (filled []usage) {
 			}
 			since[u.device] = began
 			// What is shared no more is not waited for.
-			if now.Sub(began) >= m.limits.For || was && !u.shared() {
+			if now.Sub(began) >= m.Limits.For || was && !u.shared() {
 				full[u.device] = !was
 				delete(since, u.device)
 			}
 		}
 		before[u.device] = m.baseline[u.device]
-		if u.percent() <= m.limits.Clear {
+		if u.percent() <= m.Limits.Clear {
 			before[u.device] = u.byPod()
 		}
 		if full[u.device] && !was {
@@ -191,11 +214,11 @@ func (m *pressure) look(now time.Time, all []usage) (filled []usage) {
 }
 
 // turns reports whether a device that is full looks as if it were not, or the other way round.
-func (m *pressure) turns(u usage) bool {
+func (m *Monitor) turns(u usage) bool {
 	if m.nearlyFull[u.device] {
-		return !u.shared() || u.percent() <= m.limits.Clear
+		return !u.shared() || u.percent() <= m.Limits.Clear
 	}
-	return !m.off() && u.shared() && u.percent() >= m.limits.Threshold
+	return !m.off() && u.shared() && u.percent() >= m.Limits.Threshold
 }
 
 func (u usage) byPod() map[types.UID]int {
@@ -207,7 +230,7 @@ func (u usage) byPod() map[types.UID]int {
 }
 
 // grown is the pod whose memory has grown most since the device was last below both limits, and by how much.
-func (m *pressure) grown(u usage) (pod podUsage, by int) {
+func (m *Monitor) grown(u usage) (pod podUsage, by int) {
 	by = -1
 	for _, p := range u.pods {
 		if more := p.mib - m.baseline[u.device][p.uid]; more > by {
@@ -218,10 +241,10 @@ func (m *pressure) grown(u usage) (pod podUsage, by int) {
 }
 
 // watched reports whether anything is shared, so that looks between those of the loop are worth their while.
-func (m *pressure) watched() bool { return !m.off() && slices.ContainsFunc(m.last, usage.shared) }
+func (m *Monitor) watched() bool { return !m.off() && slices.ContainsFunc(m.last, usage.shared) }
 
 // verdict is the condition: without numbers as long as nothing is full.
-func (m *pressure) verdict() (status corev1.ConditionStatus, reason config.Reason, message string) {
+func (m *Monitor) verdict() (status corev1.ConditionStatus, reason config.Reason, message string) {
 	var full []string
 	for _, u := range m.last {
 		if m.nearlyFull[u.device] {
@@ -240,8 +263,8 @@ func (m *pressure) verdict() (status corev1.ConditionStatus, reason config.Reaso
 }
 
 // condition is what is to be told of it, or nothing if the node shows it already. What changes in the numbers alone is told
-// with the heartbeat, so that a node is not written for every MiB; who is on a GPU that is full, at most once in memoryNews.
-func (m *pressure) condition(old *corev1.NodeCondition, unknown string, now time.Time, beat bool) (corev1.ConditionStatus, config.Reason, string, bool) {
+// with the heartbeat, so that a node is not written for every MiB; who is on a GPU that is full, at most once in newsInterval.
+func (m *Monitor) condition(old *corev1.NodeCondition, unknown string, now time.Time, beat bool) (corev1.ConditionStatus, config.Reason, string, bool) {
 	status, reason, message := m.verdict()
 	if unknown != "" && !m.off() {
 		status, reason, message = corev1.ConditionUnknown, config.ReasonGPUMemoryUnknown, unknown
@@ -254,12 +277,12 @@ func (m *pressure) condition(old *corev1.NodeCondition, unknown string, now time
 	case old.Status != status || old.Reason != string(reason) || beat:
 		return status, reason, message, true
 	default:
-		return status, reason, message, status == corev1.ConditionTrue && now.Sub(old.LastHeartbeatTime.Time) >= memoryNews && !m.names(old.Message)
+		return status, reason, message, status == corev1.ConditionTrue && now.Sub(old.LastHeartbeatTime.Time) >= newsInterval && !m.names(old.Message)
 	}
 }
 
 // names reports whether the message is about what is full, and those who have it.
-func (m *pressure) names(message string) bool {
+func (m *Monitor) names(message string) bool {
 	for _, u := range m.last {
 		if m.nearlyFull[u.device] != strings.Contains(message, u.name) {
 			return false
@@ -273,100 +296,74 @@ func (m *pressure) names(message string) bool {
 	return true
 }
 
-// followMemory takes a look at the memory over, and tells the pod that has filled it.
-func (a *Agent) followMemory(seen observed) {
-	a.pressure.podsOnNode = podsOnNode{pods: seen.pods, holders: seen.holders.pods}
-	a.pressure.seed(conditionOfType(seen.node, config.ConditionGPUMemoryPressure), seen.memory)
-	a.lookAtMemory(seen.memory)
+// Look takes a look at the GPUs as they were seen, and tells the pod that has filled one.
+func (m *Monitor) Look(ctx context.Context, node *corev1.Node, gpus []nvml.GPU, pods []corev1.Pod, with []holders.Pod) {
+	m.here = podsOnNode{pods: pods, holders: with}
+	all := m.usages(ctx, gpus)
+	m.seed(condition.Find(node, config.ConditionGPUMemoryPressure), all)
+	m.take(all)
 }
 
-// podsOnNode are the pods of the node and those with a GPU, as of the last look at the cluster.
-type podsOnNode struct {
-	pods    []corev1.Pod
-	holders []holders.Pod
-}
-
-// usages finds out whose processes are on the GPUs. Where the process table does not tell, only kubelet does.
-func (a *Agent) usages(ctx context.Context, gpus []nvml.GPU, here podsOnNode) []usage {
-	var sought []holders.Sought
-	for _, g := range gpus {
-		sought = append(sought, holders.Sought{Device: string(g.UUID), Minor: holders.NoFiles, Reported: pids(g.Processes)})
-		for _, i := range g.Instances {
-			sought = append(sought, holders.Sought{Device: string(g.UUID), Minor: holders.NoFiles, Reported: pids(i.Processes)})
-		}
+// LookAgain takes a look between two passes, and reports whether there is something to tell of the node.
+func (m *Monitor) LookAgain(ctx context.Context) bool {
+	if !m.watched() {
+		return false
 	}
-	call, cancel := context.WithTimeout(ctx, hostTimeout)
-	defer cancel()
-	clients, err := a.clients.processes.Holders(call, sought)
-	if err != nil {
-		a.log.Debug("whose memory it is that GPUs are full of is not known", zap.Error(err))
-	}
-	owners := holders.PodsOf(clients, here.pods)
-	// The server of MPS, in the pod of its daemon, computes for the others and not for itself.
-	maps.DeleteFunc(owners, func(_ int, pod *corev1.Pod) bool {
-		return matches(pod, a.settings.MPS.PodSelector) && a.pretends(pod) == ""
-	})
-	return usages(gpus, here.holders, owners)
-}
-
-func (a *Agent) lookAtMemory(all []usage) {
-	filled := a.pressure.look(a.clock.Now(), all)
-	a.metrics.looked(all, a.pressure.nearlyFull)
-	for _, u := range filled {
-		pod, by := a.pressure.grown(u)
-		a.podEventf(pod.pod, pod.uid, corev1.EventTypeWarning, config.ReasonGPUMemoryNearlyFull, "this pod has grown most, by %d MiB: %s", by, u)
-	}
-}
-
-// memoryConditions are what is to be told of the memory, with the others that are told now.
-func (a *Agent) memoryConditions(seen observed, r report, beat bool) []corev1.NodeCondition {
-	unknown := ""
-	if r.ready == corev1.ConditionUnknown {
-		unknown = "the driver does not say how full the GPUs are: " + r.message
-		a.pressure.last = nil // a look between two passes would take hold of a driver that is being upgraded
-	}
-	if !seen.complete && unknown == "" {
-		return nil
-	}
-	old := conditionOfType(seen.node, config.ConditionGPUMemoryPressure)
-	status, reason, message, news := a.pressure.condition(old, unknown, a.clock.Now(), beat)
-	if !news {
-		return nil
-	}
-	return []corev1.NodeCondition{a.conditionOf(old, config.ConditionGPUMemoryPressure, status, string(reason), message)}
-}
-
-// rest waits for the next pass: until something wakes it, at most for d. Meanwhile it looks at the memory of what is shared,
-// which takes nothing of the API server, and ends when there is something to tell.
-func (a *Agent) rest(ctx context.Context, wake <-chan struct{}, d time.Duration) {
-	timer := a.clock.NewTimer(d)
-	defer timer.Stop()
-	looks := a.clock.NewTicker(memoryLook)
-	defer looks.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-wake:
-			return
-		case <-timer.C():
-			return
-		case <-looks.C():
-		}
-		if a.pressure.watched() && a.memoryTurns(context.WithoutCancel(ctx)) {
-			return
-		}
-	}
-}
-
-// memoryTurns takes a look, and reports whether there is something to tell.
-func (a *Agent) memoryTurns(ctx context.Context) bool {
-	before, _, _ := a.pressure.verdict()
-	gpus, err := a.snapshot(ctx)
+	before, _, _ := m.verdict()
+	gpus, err := m.Snapshot(ctx)
 	if err != nil {
 		return true // the next pass finds out what
 	}
-	a.lookAtMemory(a.usages(ctx, gpus, a.pressure.podsOnNode))
-	after, _, _ := a.pressure.verdict()
+	m.take(m.usages(ctx, gpus))
+	after, _, _ := m.verdict()
 	return after != before
+}
+
+// usages finds out whose processes are on the GPUs. Where the process table does not tell, only kubelet does.
+func (m *Monitor) usages(ctx context.Context, gpus []nvml.GPU) []usage {
+	var sought []holders.Sought
+	for _, g := range gpus {
+		sought = append(sought, holders.Sought{Device: string(g.UUID), Minor: holders.NoFiles, Reported: nvml.PIDs(g.Processes)})
+		for _, i := range g.Instances {
+			sought = append(sought, holders.Sought{Device: string(g.UUID), Minor: holders.NoFiles, Reported: nvml.PIDs(i.Processes)})
+		}
+	}
+	call, cancel := context.WithTimeout(ctx, ownersTimeout)
+	defer cancel()
+	clients, err := m.Processes.Holders(call, sought)
+	if err != nil {
+		m.Log.Debug("whose memory it is that GPUs are full of is not known", zap.Error(err))
+	}
+	owners := holders.PodsOf(clients, m.here.pods)
+	maps.DeleteFunc(owners, func(_ int, pod *corev1.Pod) bool { return m.ComputesForOthers(pod) })
+	return usages(gpus, m.here.holders, owners)
+}
+
+func (m *Monitor) take(all []usage) {
+	filled := m.look(m.Clock.Now(), all)
+	m.metrics.looked(m.last, m.nearlyFull)
+	for _, u := range filled {
+		pod, by := m.grown(u)
+		m.Tell(pod.pod, pod.uid, corev1.EventTypeWarning, config.ReasonGPUMemoryNearlyFull, "this pod has grown most, by %d MiB: %s", by, u)
+	}
+}
+
+// Conditions are what is to be told of the memory, with the others that are told now. Complete means that all of the node was seen; silent
+// is why the driver does not answer, or empty; beat, that what was told before is to be told again.
+func (m *Monitor) Conditions(node *corev1.Node, complete bool, silent string, beat bool) []corev1.NodeCondition {
+	unknown := ""
+	if silent != "" {
+		unknown = "the driver does not say how full the GPUs are: " + silent
+		m.last = nil // a look between two passes would take hold of a driver that is being upgraded
+		m.metrics.looked(nil, nil)
+	}
+	if !complete && unknown == "" {
+		return nil
+	}
+	old := condition.Find(node, config.ConditionGPUMemoryPressure)
+	status, reason, message, news := m.condition(old, unknown, m.Clock.Now(), beat)
+	if !news {
+		return nil
+	}
+	return []corev1.NodeCondition{condition.After(old, config.ConditionGPUMemoryPressure, status, string(reason), message, m.Clock.Now())}
 }

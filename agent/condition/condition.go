@@ -1,0 +1,35 @@
+// Package condition reads and makes conditions of a node.
+package condition
+
+import (
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpuslice/gpuslice/agent/legible"
+)
+
+// Find gives the node's condition of the type, or nil.
+func Find(node *corev1.Node, kind corev1.NodeConditionType) *corev1.NodeCondition {
+	for i := range node.Status.Conditions {
+		if node.Status.Conditions[i].Type == kind {
+			return &node.Status.Conditions[i]
+		}
+	}
+	return nil
+}
+
+// After is the condition as of now, after an old one that may be nil. Its message is printable, and no longer than a condition may be.
+func After(
+	old *corev1.NodeCondition, kind corev1.NodeConditionType, status corev1.ConditionStatus, reason, message string, now time.Time,
+) corev1.NodeCondition {
+	at := metav1.NewTime(now)
+	c := corev1.NodeCondition{
+		Type: kind, Status: status, Reason: reason, Message: legible.Message(message, legible.Longest), LastHeartbeatTime: at, LastTransitionTime: at,
+	}
+	if old != nil && old.Status == status {
+		c.LastTransitionTime = old.LastTransitionTime
+	}
+	return c
+}

@@ -1,0 +1,63 @@
+package memory
+
+import (
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+const mebibyte = 1 << 20
+
+// metrics are the last look, as Prometheus asks for it at any moment.
+type metrics struct {
+	mu   sync.Mutex
+	all  []usage
+	full map[string]bool
+}
+
+var (
+	descTotal = prometheus.NewDesc("gpuslice_gpu_memory_total_bytes",
+		"Memory of a GPU, or of one of its instances.", []string{"gpu", "device"}, nil)
+	descUsed = prometheus.NewDesc("gpuslice_gpu_memory_used_bytes",
+		"Memory in use on a GPU, or on one of its instances.", []string{"gpu", "device"}, nil)
+	descPod = prometheus.NewDesc("gpuslice_pod_gpu_memory_used_bytes",
+		"Memory that the processes of a pod use on a GPU, or on one of its instances.", []string{"namespace", "pod", "gpu", "device"}, nil)
+	descPressure = prometheus.NewDesc("gpuslice_gpu_memory_pressure",
+		"1 if the memory of a GPU or an instance that several pods share is nearly full.", []string{"gpu", "device"}, nil)
+)
+
+func (m *metrics) looked(all []usage, full map[string]bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.all, m.full = all, full
+}
+
+var _ prometheus.Collector = (*Monitor)(nil)
+
+// Describe implements prometheus.Collector.
+func (m *Monitor) Describe(out chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{descTotal, descUsed, descPod, descPressure} {
+		out <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (m *Monitor) Collect(out chan<- prometheus.Metric) {
+	m.metrics.mu.Lock()
+	defer m.metrics.mu.Unlock()
+	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
+	}
+	for _, u := range m.metrics.all {
+		gauge(descTotal, float64(u.totalMiB)*mebibyte, string(u.gpu), u.device)
+		gauge(descUsed, float64(u.usedMiB)*mebibyte, string(u.gpu), u.device)
+		full := 0.0
+		if m.metrics.full[u.device] {
+			full = 1
+		}
+		gauge(descPressure, full, string(u.gpu), u.device)
+		for _, p := range u.pods {
+			gauge(descPod, float64(p.mib)*mebibyte, p.pod.Namespace, p.pod.Name, string(u.gpu), u.device)
+		}
+	}
+}
