@@ -12,8 +12,8 @@ import (
 // DevicePlugin is how to recognise NVIDIA's device plugin, and how it is handed another config.
 type DevicePlugin struct {
 	PodSelector []labels.Selector // its pod on the node matches at least one
-	// Namespaces are where its pod is looked for, and that of MPS, at least one: elsewhere, whoever may create a pod could give it
-	// the same labels.
+	// Namespaces, at least one, are where the agent looks for its pod and that of MPS: in any other namespace a user may create a pod
+	// with the same labels.
 	Namespaces []string
 	// Containers are the names of its container, of which the pod has one; empty for any. The plugin's Helm chart gives
 	// the pods of the plugin, of GPU feature discovery and of the MPS control daemon the same labels.

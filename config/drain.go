@@ -21,7 +21,7 @@ type Drain struct {
 	DeleteGrace   time.Duration     // longest grace that a deletion after the deadline leaves a pod; never 0
 	UnmanagedPods DrainAction       // DrainEvict or DrainRefuse: pods that no controller brings back
 	EmptyDir      DrainAction       // DrainEvict or DrainRefuse: pods whose files on an emptyDir would be lost
-	OnUncordon    OnUncordon        // when somebody lifts our cordon in the middle of a change
+	OnUncordon    OnUncordon        // when a user or another tool lifts our cordon in the middle of a change
 	Rules         []DrainRule       // the first that fits a pod counts
 	Clients       []labels.Selector // pods that hold no GPU but keep NVIDIA's library open
 }
@@ -61,10 +61,10 @@ const (
 	DrainRefuse DrainAction = "refuse"
 )
 
-// OnUncordon says what an uncordon by somebody else means for a change that is under way.
+// OnUncordon says what the agent makes of an uncordon by a user or another tool while a change is under way.
 type OnUncordon string
 
-// What it may mean.
+// The answers to an uncordon.
 const (
 	// UncordonCancel takes it for a wish that the change be given up.
 	UncordonCancel OnUncordon = "cancel"

@@ -16,7 +16,7 @@ type InvalidError struct {
 	Want    string // what is allowed, or what to do: "is not a GPU of this node: they are 0 to 7"
 }
 
-// maxMistakes is how many mistakes of a file are told. Whoever has mended a hundred looks again.
+// maxMistakes is how many mistakes of a file are told. A person who has mended a hundred checks the file again.
 const maxMistakes = 100
 
 // AddMistake adds what is wrong about a file to what was found so far. Of more than a hundred mistakes only the number is

@@ -11,8 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// foreignDomains are those whose keys a profile cannot set: what stands under them is said by others, and believed by
-// schedulers, operators and this agent. A role, node-role.kubernetes.io, is among them: on some platforms a node that
+// foreignDomains are those whose keys a profile cannot set: other programs write them, and schedulers, operators and this agent
+// believe them. A role, node-role.kubernetes.io, is among them: on some platforms a node that
 // changes its role is reinstalled.
 var foreignDomains = []string{"nvidia.com", "gpuslice.io", "kubernetes.io", "k8s.io"}
 

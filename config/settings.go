@@ -366,7 +366,7 @@ func (c *checks) all(field, value string, problems []string) {
 	}
 }
 
-// selectors checks label selectors of whose, each of which must be there once.
+// selectors checks label selectors of pods or nodes, as whose names them, each of which must be there once.
 func (c *checks) selectors(field string, in list, whose string) []labels.Selector {
 	var out []labels.Selector
 	texts := map[string]bool{}

@@ -11,10 +11,10 @@ import (
 	"github.com/gpuslice/gpuslice/config/window"
 )
 
-// What bounds windows.
+// Bounds of the length of a window.
 const (
-	minWindow = time.Minute        // what is shorter is most likely a slip: "30s" for "30m"
-	maxWindow = 7 * 24 * time.Hour // what is longer overlaps itself a week later
+	minWindow = time.Minute        // a shorter one is most likely a slip: "30s" for "30m"
+	maxWindow = 7 * 24 * time.Hour // a longer one overlaps itself a week later
 )
 
 type windowInputs struct {

@@ -303,8 +303,8 @@ func (s *search) chosen(set int) Geometry {
 	return out
 }
 
-// What keeping is worth. One busy device outweighs all idle ones, one device all calls into the driver, and one call all memory
-// slices (each of which is worth 1), as no GPU has a thousand of either.
+// The weights of a solution. One busy device that is kept outweighs all idle ones, one device all calls into the driver, and one call
+// all memory slices (each of which weighs 1), as no GPU has a thousand of either.
 const (
 	worthCall   = 1000
 	worthDevice = 1000 * worthCall

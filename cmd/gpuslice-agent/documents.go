@@ -27,8 +27,8 @@ type piece struct {
 	configMap string // that holds it, by its name; empty for a document
 	key       string // of the ConfigMap; of a document, the file's name without its ending
 	text      []byte
-	origin    func() origin // asked where there is a mistake alone: to find out takes a reading of the whole document
-	format    *format       // nil for what nobody here reads
+	origin    func() origin // called for mistakes alone: it reads the whole document again
+	format    *format       // nil for a format that neither reads
 	foreign   string        // what it is instead, by its kind if it has one
 	top       map[string]any
 	err       error // why it cannot be read

@@ -28,10 +28,10 @@ const (
 	longestHealth = 16 << 10 // bytes
 )
 
-var errStranger = errors.New("the other end is of another user")
+var errOtherUser = errors.New("the other end is of another user")
 
-// health answers kubelet's probes. It is a command, and no page at a port: whoever can reach a port can occupy it, and kubelet would
-// end the agent in the middle of a change for that.
+// health answers kubelet's probes. It is a command and not a page at a port: any program that reaches a port can occupy it, and kubelet
+// would then end the agent in the middle of a change.
 func (o *options) health() *cobra.Command {
 	var ready bool
 	c := &cobra.Command{
@@ -55,8 +55,8 @@ func (o *options) health() *cobra.Command {
 	return c
 }
 
-// healthSocket is where the agent answers that has this lock. It is an abstract address, which needs no room on any file system and
-// goes with its process; in a pod without the host's network nobody else reaches it.
+// healthSocket is where the agent that has this lock answers. It is an abstract address, which needs no room on any file system and
+// goes with its process; in a pod without the host's network no other pod reaches it.
 func (o *options) healthSocket() string {
 	sum := sha256.Sum256([]byte(o.lockFile))
 	return "@gpuslice-agent-" + hex.EncodeToString(sum[:8])
@@ -125,7 +125,7 @@ func (o *options) askHealth(ctx context.Context) (s alive.State, err error) {
 func ownUser(c net.Conn) error {
 	u, ok := c.(*net.UnixConn)
 	if !ok {
-		return errStranger
+		return errOtherUser
 	}
 	raw, err := u.SyscallConn()
 	if err != nil {
@@ -139,7 +139,7 @@ func ownUser(c net.Conn) error {
 	case err != nil:
 		return err
 	case int(who.Uid) != os.Geteuid():
-		return errStranger
+		return errOtherUser
 	}
 	return nil
 }

@@ -16,8 +16,7 @@ import (
 // lockRetry is the pause before trying again for the lock of an agent that is still ending.
 const lockRetry = time.Second
 
-// held is the lock of this process. It is never unlocked, and kept from the garbage collector, which closes files that
-// nobody knows any more.
+// held is the lock of this process. It is never unlocked. The variable keeps it from the garbage collector, which would close its file.
 var held *flock.Flock //nolint:unused // that it is kept is its use
 
 // lock waits until this is the only agent of the machine: during an update of the DaemonSet, or beside one that was

@@ -29,11 +29,11 @@ const (
 // inquiry asks agents what they would do.
 type inquiry struct {
 	wish  wish
-	nodes []*asked
+	nodes []*askedNode
 }
 
-// asked is a node whose agent is asked.
-type asked struct {
+// askedNode is a node whose agent is asked.
+type askedNode struct {
 	identity
 	node   *corev1.Node
 	answer *api.Answer
@@ -72,7 +72,7 @@ func interrupted(ctx context.Context, err error) error {
 func (q *inquiry) ask(ctx context.Context, client kubernetes.Interface, n *corev1.Node) error {
 	request := q.wish.String()
 	after, err := write(ctx, client, n, change{annotations: map[string]*string{config.AnnotationPreview: &request, config.AnnotationPlan: nil}})
-	a := &asked{node: n, identity: identify(n)}
+	a := &askedNode{node: n, identity: identify(n)}
 	switch {
 	case apierrors.IsNotFound(err):
 		a.lost = "the node was deleted"
@@ -118,10 +118,10 @@ func (q *inquiry) passed(time.Time) {}
 func (q *inquiry) trouble(error) {}
 
 func (q *inquiry) settled() (bool, error) {
-	return !slices.ContainsFunc(q.nodes, func(a *asked) bool { return a.answer == nil && a.lost == "" }), nil
+	return !slices.ContainsFunc(q.nodes, func(a *askedNode) bool { return a.answer == nil && a.lost == "" }), nil
 }
 
-func (a *asked) see(n *corev1.Node, request string) {
+func (a *askedNode) see(n *corev1.Node, request string) {
 	if a.answer != nil || a.lost != "" || a.outdated(n) {
 		return
 	}
@@ -181,7 +181,7 @@ func (q *inquiry) print(out *cli.Printer) error {
 }
 
 // describe is what one node would do.
-func (q *inquiry) describe(a *asked) string {
+func (q *inquiry) describe(a *askedNode) string {
 	switch {
 	case a.lost != "":
 		return a.lost

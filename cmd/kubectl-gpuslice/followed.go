@@ -16,9 +16,8 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// Silence after which people are told that no agent answers.
 const (
-	// answerTime is how long an agent may take to notice a label, which it does by a watch.
+	// answerTime is how long an agent may take to notice a label, which it does by a watch. People are told of a longer silence.
 	answerTime = 2 * time.Minute
 	// longestWord is the number of characters of a phase or reason, of which the longest have some 20.
 	longestWord = 64

@@ -73,7 +73,7 @@ func TestWhatOthersWroteOnANodeMovesNoCursor(t *testing.T) {
 		t.Errorf("%d lines for one node", lines)
 	}
 	q := &inquiry{wish: wish{config.LabelProfile, "research"}}
-	a := &asked{node: n, identity: identify(n)}
+	a := &askedNode{node: n, identity: identify(n)}
 	answer, err := json.Marshal(api.Answer{For: q.wish.String(), Steps: []string{hostile}, Pods: []string{hostile}, Runs: hostile})
 	if err != nil {
 		t.Fatal(err)

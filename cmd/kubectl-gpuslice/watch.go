@@ -17,8 +17,8 @@ import (
 	watchtools "k8s.io/client-go/tools/watch"
 )
 
-// lookout is how often it is looked who keeps silent. Everything else is told by the watch.
-const lookout = 10 * time.Second
+// silenceCheck is how often the command looks which agents have not answered. Everything else comes by the watch.
+const silenceCheck = 10 * time.Second
 
 // watcher is told what becomes of nodes.
 type watcher interface {
@@ -34,7 +34,7 @@ func follow(ctx context.Context, client kubernetes.Interface, names []string, w 
 	troubles := make(chan error, 1)
 	index, informer, events, ended := watchtools.NewIndexerInformerWatcherWithLogger(logr.Discard(), source(client, names, troubles), &corev1.Node{})
 	defer func() { events.Stop(); <-ended }()
-	ticks := time.NewTicker(lookout)
+	ticks := time.NewTicker(silenceCheck)
 	defer ticks.Stop()
 	for {
 		if done, err := w.settled(); done || err != nil {

@@ -1,7 +1,7 @@
-// Package document reads the YAML of people and of other programs into JSON, and bounds what that takes: whoever may edit a
+// Package document reads the YAML of people and of other programs into JSON, and bounds what that takes: a user who may edit a
 // ConfigMap must not be able to fill the memory of every agent that reads it.
 //
-// Whoever decodes YAML goes through it. It knows no format.
+// All YAML is decoded by it. It knows no format.
 package document
 
 import (

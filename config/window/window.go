@@ -1,6 +1,6 @@
 // Package window says when a node may be disturbed: weekly windows in any time zone, one-off windows, and freezes.
 //
-// It is pure: no clock is in it, and whoever asks brings the time. Times of day are those that clocks in the zone show, so
+// It is pure: it reads no clock, and callers pass the time. Times of day are those that clocks in the zone show, so
 // that a window that opens at 22:00 does so in summer and in winter; lengths are elapsed time, so that one of six hours is
 // never five. Every interval contains its start and not its end.
 package window

@@ -121,7 +121,7 @@ func (s *Specs) makeNodes() error {
 	return nil
 }
 
-// mknod is replaced in tests, since nobody but root outside of containers can make device files.
+// mknod is replaced in tests, since only root outside of containers can make device files.
 var mknod = unix.Mknod
 
 // majorOf finds the major number of a character device, which the kernel hands out anew at each start.

@@ -165,7 +165,7 @@ func (s *Specs) rewrite(ctx context.Context, f file, gpus []nvml.GPU) error {
 			return errors.Join(err, fmt.Errorf("NVIDIA's library gives devices %s, which are not those of the GPUs as they were seen: look again",
 				strings.Join(names(updated), ", ")))
 		}
-		if ctx.Err() != nil { // nobody waits for it any more, and the GPUs may be others by now
+		if ctx.Err() != nil { // the caller has given up, and the GPUs may be others by now
 			return ctx.Err()
 		}
 		return f.replace(updated)

@@ -191,8 +191,8 @@ func keepWhole(old *specs.Spec, devices []specs.Device) []specs.Device {
 	return devices
 }
 
-// open finds NVIDIA's library and keeps it loaded. nvcdi initialises it and shuts it down beside whoever else does in this
-// process, which the library counts. go-nvml unloads it after that, and has its functions bound for the life of the process.
+// open finds NVIDIA's library and keeps it loaded. nvcdi initialises it and shuts it down, as nvml/lib does in the same process; the
+// library counts both. go-nvml unloads it after that, and has its functions bound for the life of the process.
 func (s *Specs) open() (nv.Interface, error) {
 	path, err := s.find()
 	if err == nil {

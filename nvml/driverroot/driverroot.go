@@ -16,8 +16,8 @@ import (
 // Library is the file name of NVIDIA's management library.
 const Library = "libnvidia-ml.so.1"
 
-// Where the GPU Operator has its driver's container, and says where the driver is that it has found to work. From its validator and
-// its chart (hostPaths.driverInstallDir), v26.7.
+// The folder of the GPU Operator's driver container, and the file in which the operator names the driver that it found to work. From
+// its validator and its chart (hostPaths.driverInstallDir), v26.7.
 const (
 	containers = "run/nvidia/driver"
 	readyFile  = "run/nvidia/validations/driver-ready"
@@ -36,8 +36,8 @@ var folders = []string{
 // Find gives the path of the library in the file system at root: where the GPU Operator says, below the root itself, or in the driver's
 // container. The error, which matches fs.ErrNotExist, names the places.
 //
-// It asks for files of the host, any of which may be behind a server that does not answer: it is for a call that is abandoned at a
-// deadline. At is told of each file first, so that whoever abandons it can say where it stands; nil is nobody.
+// It asks for files of the host, any of which may be behind a server that does not answer: call it where a deadline abandons it. At is
+// called with each file first, so that the error of an abandoned call names the file; it may be nil.
 func Find(root string, at aside.At) (string, error) {
 	if at == nil {
 		at = func(string) {}

@@ -21,7 +21,7 @@ func check(op string, gpu nvml.UUID, ret nv.Return) error {
 	return &nvml.Error{Op: op, GPU: gpu, Code: name(ret), Err: cause(ret)}
 }
 
-// cause is what callers decide by, or nil if nobody decides by the code.
+// cause is the error that callers decide by, or nil for a code that no caller decides by.
 func cause(ret nv.Return) error {
 	switch ret {
 	case nv.ERROR_IN_USE:

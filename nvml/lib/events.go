@@ -13,11 +13,11 @@ import (
 )
 
 const (
-	// eventWait is how long one wait inside the library lasts: as long as it takes to notice that nobody listens any more.
+	// eventWait is how long one wait inside the library lasts: as long as it takes to notice that the listener has gone.
 	eventWait = time.Second
 	// eventRetry is how long after a failed wait the events are registered anew, as after a reload of the driver.
 	eventRetry = 10 * time.Second
-	// registerWait is how long registering may take. Who asks for events gives the context of its own life, which ends no wait.
+	// registerWait is how long registering may take. The context of Events is that of the listener's life, which ends no wait.
 	registerWait = 30 * time.Second
 )
 
@@ -66,7 +66,7 @@ func (d *Driver) register(ctx context.Context) (nv.EventSet, error) {
 		set, err = s.register()
 		switch {
 		case err != nil:
-		case ctx.Err() != nil: // nobody waits for it any more
+		case ctx.Err() != nil: // the listener has gone
 			_ = set.Free()
 		default:
 			d.waits.Add(1)

@@ -17,7 +17,7 @@ import (
 // There is one for the life of the process: go-nvml leaves its calls to the dynamic linker, which binds each of them at its
 // first use to the library that was loaded first, and never again. When the driver is replaced by another version, that
 // library talks to a kernel module that is not its own, and answers every call with a mismatch. The new library would be
-// mapped beside it and nobody would call it: only a new process can.
+// mapped beside it and never be called: only a new process can use it.
 var mapped struct {
 	mu    sync.Mutex
 	place string      // path that leads to it, and will lead to the one of a driver that replaces it

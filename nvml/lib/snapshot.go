@@ -37,7 +37,7 @@ func (s *session) snapshot(ctx context.Context) ([]nvml.GPU, error) {
 	var out []nvml.GPU
 	lost := 0
 	for i := range n {
-		if ctx.Err() != nil { // nobody waits for it any more
+		if ctx.Err() != nil { // the caller has given up
 			return nil, ctx.Err()
 		}
 		g, err := s.gpu(i)
@@ -348,8 +348,8 @@ func (s *session) attribute(d device, standing []instance) ([]nvml.Process, erro
 	return rest, nil
 }
 
-// processes lists what runs on a GPU or a MIG device, of whatever kind. Not being told is an error: nobody may take it
-// for nothing running.
+// processes lists what runs on a GPU or a MIG device, of whatever kind. A driver that does not say is an error: the GPU must not count
+// as idle then.
 func (s *session) processes(d nv.Device, gpu nvml.UUID, on string) ([]nv.ProcessInfo, error) {
 	queries := []func() ([]nv.ProcessInfo, nv.Return){d.GetComputeRunningProcesses, d.GetGraphicsRunningProcesses}
 	if s.has("nvmlDeviceGetMPSComputeRunningProcesses_v3") {
