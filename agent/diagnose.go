@@ -11,8 +11,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/duration"
 
@@ -523,11 +521,9 @@ func since(t, now time.Time) string {
 func (a *Agent) listPods(ctx context.Context) ([]corev1.Pod, error) {
 	api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
 	defer cancel()
-	list, err := a.client.CoreV1().Pods(metav1.NamespaceAll).List(api, metav1.ListOptions{
-		FieldSelector: fields.OneTermEqualSelector("spec.nodeName", a.node).String(),
-	})
+	pods, err := podsOf(api, a.client, a.node)
 	if err != nil {
 		return nil, fmt.Errorf("listing the pods of node %s: %w", a.node, err)
 	}
-	return a.believe(api, list.Items)
+	return a.believe(api, pods)
 }

@@ -11,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -166,17 +165,11 @@ func (a *Agent) observe(ctx context.Context) (observed, error) {
 	if err = a.observeFiles(api, &seen); err != nil {
 		return seen, err
 	}
-	var pods *corev1.PodList
-	err = retried.Do(api, func() (err error) {
-		pods, err = a.client.CoreV1().Pods(metav1.NamespaceAll).List(api, metav1.ListOptions{
-			FieldSelector: fields.OneTermEqualSelector("spec.nodeName", a.node).String(),
-		})
-		return err
-	})
+	pods, err := podsOf(api, a.client, a.node)
 	if err != nil {
 		return seen, fmt.Errorf("listing the pods of node %s: %w", a.node, err)
 	}
-	if pods.Items, err = a.believe(api, pods.Items); err != nil {
+	if pods, err = a.believe(api, pods); err != nil {
 		return seen, err
 	}
 	if err := a.observeUpgrade(&seen); err != nil {
@@ -189,10 +182,10 @@ func (a *Agent) observe(ctx context.Context) (observed, error) {
 		seen.record.published = a.publishedOn(&seen)
 	}
 	a.observeOwed(ctx, &seen)
-	seen.pods = pods.Items
-	a.observeKubelet(ctx, &seen, pods.Items)
+	seen.pods = pods
+	a.observeKubelet(ctx, &seen, pods)
 	a.observeOthers(&seen)
-	a.observeReboots(ctx, &seen, pods.Items)
+	a.observeReboots(ctx, &seen, pods)
 	a.observeSpecs(ctx, &seen)
 	seen.started = a.observeStarted(ctx, seen)
 	seen.complete = true

@@ -7,6 +7,7 @@ import (
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -107,8 +108,30 @@ func (a *Agent) watchAll(ctx context.Context, client cache.Getter, resource, nam
 			UpdateFunc: func(any, any) { poke() },
 			DeleteFunc: func(any) { poke() },
 		},
+		Transform: nameOnly,
 	})
 	go informer.RunWithContext(ctx)
+}
+
+// nameOnly is what is kept of a watched object, which may be large: a wake carries no data.
+func nameOnly(object any) (any, error) {
+	of, err := meta.Accessor(object)
+	if err != nil {
+		return object, nil //nolint:nilerr // of what has no name, as the note that an object is gone, nothing can be left out
+	}
+	kept := metav1.ObjectMeta{Name: of.GetName(), Namespace: of.GetNamespace(), UID: of.GetUID(), ResourceVersion: of.GetResourceVersion()}
+	switch object.(type) {
+	case *corev1.Node:
+		return &corev1.Node{ObjectMeta: kept}, nil
+	case *corev1.Pod:
+		return &corev1.Pod{ObjectMeta: kept}, nil
+	case *corev1.ConfigMap:
+		return &corev1.ConfigMap{ObjectMeta: kept}, nil
+	case *policyv1.PodDisruptionBudget:
+		return &policyv1.PodDisruptionBudget{ObjectMeta: kept}, nil
+	default:
+		return object, nil
+	}
 }
 
 // eventsRetry is the pause before asking again for the driver's news, which has none while it is not loaded.

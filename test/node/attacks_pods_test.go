@@ -1,6 +1,8 @@
 package node_test
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -48,5 +50,33 @@ func TestATenantsPodsHoldUpNoChange(t *testing.T) {
 	}
 	if _, err := r.client.CoreV1().Pods(namespace).Get(t.Context(), "plugin", metav1.GetOptions{}); err != nil {
 		t.Errorf("the pod without a GPU was disturbed: %v", err)
+	}
+}
+
+// Promise 16. A tenant fills pods with as much text as the API server takes, and sends them to the node: kubelet refuses those that are
+// too many, and they stay in the list all the same. The agent's pod has 256 MiB.
+func TestPromise16PodsFullOfTextTakeNoMemory(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, twoH100, "")
+	r.awaitOffered("nvidia.com/gpu", 2)
+	namespace := clustertest.Namespace(t)
+	text := strings.Repeat("x", 1<<20)
+	for i := range 150 {
+		spec := r.podSpec(nil)
+		spec.NodeName, spec.NodeSelector = r.Name, nil
+		spec.Containers[0].Env = []corev1.EnvVar{{Name: "TEXT", Value: text}}
+		if _, err := r.client.CoreV1().Pods(namespace).Create(t.Context(), &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("full-%d", i)}, Spec: spec,
+		}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := r.run()
+	r.label(config.LabelMIGConfig, "all-balanced")
+	r.givenBack(r.awaitConverged("all-balanced"))
+	most := r.resident(p, "VmHWM") >> 10
+	t.Logf("at most %d MiB", most)
+	if most > 256 {
+		t.Errorf("it has taken %d MiB", most)
 	}
 }
