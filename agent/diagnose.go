@@ -110,7 +110,7 @@ func (a *Agent) evidence(ctx context.Context) evidence {
 		e.processes = e.strangers()
 		if e.nobodyOffers() {
 			e.noPlugin = a.deployPlugin(e.observed)
-		} else if under := e.offeredUnder(); under != "" {
+		} else if under := e.runsUnder(); under != "" {
 			e.wrongly = a.otherStrategy(e.observed, under)
 		}
 	}

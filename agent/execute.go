@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpuslice/gpuslice/agent/capacity"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/retried"
 	"github.com/gpuslice/gpuslice/config"
@@ -106,7 +107,7 @@ func (a *Agent) awaitCapacity(ctx context.Context, seen observed, want wish, ste
 	if len(seen.capacity.missing) == 0 {
 		return &Waiting{
 			Reason: config.ReasonAwaitingCapacity, After: proofInterval,
-			Message: "capacity is right; looking once more: " + offered(seen.kubelet.offered).summary(want.plugin),
+			Message: "capacity is right; looking once more: " + capacity.Offered(seen.kubelet.offered).Summary(want.plugin.sharingKnown()),
 		}
 	}
 	reason, missing := a.missingCapacity(seen)

@@ -5,11 +5,8 @@ import (
 	"reflect"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/nvml/aside"
 )
 
@@ -21,11 +18,6 @@ func (a *Agent) Begin() { a.begin() }
 
 // ParseJournal is how the journal is read.
 var ParseJournal = parseJournal
-
-// Disagreements is how the capacity is judged.
-func Disagreements(gpus []nvml.GPU, strategy config.MIGStrategy, kubelet map[string][]string, node corev1.ResourceList) []string {
-	return disagreements(expected(gpus, strategy), kubelet, node)
-}
 
 // Replaced reports whether the run ends, since the driver is another one than this process has loaded.
 func (a *Agent) Replaced() bool { return a.replaced }

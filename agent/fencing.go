@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuslice/gpuslice/agent/capacity"
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
@@ -339,7 +340,7 @@ func (a *Agent) release(ctx context.Context, seen observed, want wish) error {
 	a.endTurn(ctx, seen, want)
 	a.times.touchedAt, a.times.provenAt = time.Time{}, time.Time{}
 	a.eventf(seen.node, corev1.EventTypeNormal, config.ReasonReleased, "node given back after %s, %s",
-		a.clock.Since(seen.journal.Started).Round(time.Second), offered(seen.kubelet.offered).summary(want.plugin))
+		a.clock.Since(seen.journal.Started).Round(time.Second), capacity.Offered(seen.kubelet.offered).Summary(want.plugin.sharingKnown()))
 	return nil
 }
 

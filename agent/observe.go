@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpuslice/gpuslice/agent/capacity"
 	"github.com/gpuslice/gpuslice/agent/fleet"
 	"github.com/gpuslice/gpuslice/agent/hostrecord"
 	"github.com/gpuslice/gpuslice/agent/plan"
@@ -94,7 +95,7 @@ type poolSeen struct {
 
 // kubeletSeen is what kubelet says.
 type kubeletSeen struct {
-	offered  resources // what it would give out
+	offered  capacity.Resources // what it would give out
 	assigned holders.Assignments
 	err      error // it does not answer: which pod has which device is not known
 }
@@ -283,12 +284,12 @@ func (a *Agent) prove(seen *observed, want *pluginWish) {
 	case seen.devicePlugin.rivals != "":
 		seen.capacity.missing = []string{seen.devicePlugin.rivals}
 	case want != nil && want.known:
-		seen.capacity.missing = mismatches(shared(expected(seen.gpus, seen.capacity.strategy).namedBy(seen.kubelet.offered), want.sharing), seen.kubelet.offered, seen.node.Status.Allocatable)
+		seen.capacity.missing = capacity.Mismatches(capacity.Shared(capacity.Expected(seen.gpus, seen.capacity.strategy).NamedBy(seen.kubelet.offered), want.sharing), seen.kubelet.offered, seen.node.Status.Allocatable)
 		if want.sharing.Strategy == config.SharingMPS {
 			seen.capacity.missing = append(seen.capacity.missing, seen.missingMPS()...)
 		}
 	default:
-		seen.capacity.missing = disagreements(expected(seen.gpus, seen.capacity.strategy), seen.kubelet.offered, seen.node.Status.Allocatable)
+		seen.capacity.missing = capacity.Disagreements(capacity.Expected(seen.gpus, seen.capacity.strategy), seen.kubelet.offered, seen.node.Status.Allocatable)
 	}
 	seen.capacity.proof = a.proof
 	a.awaitFeatures(seen, want)

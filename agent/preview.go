@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/capacity"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -183,7 +184,7 @@ func wishOffline(has config.PluginConfig, profile config.Profile, after []nvml.G
 	if err := config.CheckStrategy(after, want.strategy); err != nil {
 		return nil, err
 	}
-	return want, config.CheckSharing(after, want.strategy, want.sharing, slices.Collect(maps.Keys(expected(after, want.strategy))))
+	return want, config.CheckSharing(after, want.strategy, want.sharing, slices.Collect(maps.Keys(capacity.Expected(after, want.strategy))))
 }
 
 func preview(want plan.Desired, seen plan.Observed) (Preview, error) {

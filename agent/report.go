@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpuslice/gpuslice/agent/capacity"
 	"github.com/gpuslice/gpuslice/agent/condition"
 	"github.com/gpuslice/gpuslice/agent/fleet"
 	"github.com/gpuslice/gpuslice/agent/legible"
@@ -274,7 +275,7 @@ func progress(kind plan.Kind, want wish) (config.Reason, Phase) {
 }
 
 func converged(seen observed, want wish) string {
-	text := fmt.Sprintf("%s: %s", want.name, offered(seen.kubelet.offered).summary(want.plugin))
+	text := fmt.Sprintf("%s: %s", want.name, capacity.Offered(seen.kubelet.offered).Summary(want.plugin.sharingKnown()))
 	if len(want.beyond) > 0 {
 		var positions []string
 		for _, i := range want.beyond {
@@ -286,7 +287,7 @@ func converged(seen observed, want wish) string {
 	if stale := seen.staleFeatures(want.plugin); len(stale) > 0 {
 		text += " (" + strings.Join(stale, "; ") + ")"
 	}
-	if old := ghosts(seen.kubelet.offered, seen.node.Status.Allocatable); len(old) > 0 {
+	if old := capacity.Ghosts(seen.kubelet.offered, seen.node.Status.Allocatable); len(old) > 0 {
 		text += fmt.Sprintf(" (kubelet keeps showing %s at 0, which is harmless)", strings.Join(old, ", "))
 	}
 	return text
@@ -391,7 +392,10 @@ func (a *Agent) statusOf(ctx context.Context, seen observed, want wish, r report
 	if !seen.complete {
 		return "", false, nil
 	}
-	status := Status{Desired: want.name, Phase: r.phase, Reason: r.reason, GPUs: statusGPUs(seen.gpus), Capacity: offered(seen.kubelet.offered).summary(want.plugin)}
+	status := Status{
+		Desired: want.name, Phase: r.phase, Reason: r.reason, GPUs: statusGPUs(seen.gpus),
+		Capacity: capacity.Offered(seen.kubelet.offered).Summary(want.plugin.sharingKnown()),
+	}
 	status.Failed, status.NoReset, status.Blockers = seen.kept(want), seen.refusal(), r.blockers
 	status.Left, status.Since = r.left, seen.since(r.reason, a.now())
 	if seen.record.status.Desired != want.name { // tools tell by it what was said of a former wish

@@ -14,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpuslice/gpuslice/agent/capacity"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/holders"
@@ -30,6 +31,14 @@ type pluginWish struct {
 	absent   bool               // no file at all will do as well
 	body     string             // of the key that the label names, if that is ours to write
 	theirs   bool               // people have set the label themselves, and the plugin's own config manager goes by it
+}
+
+// sharingKnown is how the plugin is to share GPUs; nil if that is not known, or nothing is wanted of it.
+func (w *pluginWish) sharingKnown() *config.Sharing {
+	if w == nil || !w.known {
+		return nil
+	}
+	return &w.sharing
 }
 
 // ownKey begins the keys that we write into the ConfigMap of the plugin's config manager. What follows is a hash of the config: an edited
@@ -365,7 +374,7 @@ func (a *Agent) fits(seen observed, want wish) error {
 			"and neither its environment nor label " + config.LabelMIGStrategy + " says any; set flags.migStrategy: mixed in its config"}
 	}
 	if err == nil && want.plugin != nil {
-		err = config.CheckSharing(after, strategy, want.plugin.sharing, slices.Collect(maps.Keys(expected(after, strategy))))
+		err = config.CheckSharing(after, strategy, want.plugin.sharing, slices.Collect(maps.Keys(capacity.Expected(after, strategy))))
 	}
 	if err != nil {
 		return &Stalled{Reason: reasonOf(err), Message: fmt.Sprintf("label %s=%s: %v", want.label, want.name, err)}

@@ -19,13 +19,14 @@ import (
 // that it points down. The linter's depguard says why some are forbidden.
 var arrows = map[string][]string{
 	"agent": {
-		"agent/alive", "agent/api", "agent/condition", "agent/fleet", "agent/hostrecord", "agent/legible", "agent/memory", "agent/plan",
+		"agent/alive", "agent/api", "agent/capacity", "agent/condition", "agent/fleet", "agent/hostrecord", "agent/legible", "agent/memory", "agent/plan",
 		"agent/pluginfile", "agent/retried", "config", "config/window", "drain", "drain/fence", "drain/holders", "drain/host", "nvml",
 		"nvml/aside",
 	},
 	"agent/access":     {"config"},
 	"agent/alive":      {"config"},
 	"agent/api":        {"config", "nvml"},
+	"agent/capacity":   {"config", "drain/holders", "nvml"},
 	"agent/condition":  {"agent/legible"},
 	"agent/fleet":      {"agent/legible", "agent/retried", "config", "drain/fence"},
 	"agent/hostrecord": {"agent/legible"},

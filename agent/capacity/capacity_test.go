@@ -1,4 +1,4 @@
-package agent_test
+package capacity_test
 
 import (
 	"strings"
@@ -8,7 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
-	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/agent/capacity"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -109,7 +109,7 @@ func TestCapacityIsProvenByDevicesAndNotByCounts(t *testing.T) {
 			for name, n := range row.node {
 				allocatable[corev1.ResourceName("nvidia.com/"+name)] = resource.MustParse(n)
 			}
-			got := strings.Join(agent.Disagreements(row.gpus, row.strategy, kubelet, allocatable), "; ")
+			got := strings.Join(capacity.Disagreements(capacity.Expected(row.gpus, row.strategy), kubelet, allocatable), "; ")
 			if diff := cmp.Diff(row.want, got); diff != "" {
 				t.Errorf("disagreements (-want +got):\n%s", diff)
 			}

@@ -1,0 +1,270 @@
+// Package capacity compares what GPUs there are with what kubelet gives out of them, and with what the node object promises to the scheduler.
+package capacity
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// Resources maps the name of a resource to the sorted ids of its devices.
+type Resources map[string][]string
+
+// Expected lists what the device plugin makes of the GPUs under the strategy.
+func Expected(gpus []nvml.GPU, strategy config.MIGStrategy) Resources {
+	out := Resources{}
+	for _, gpu := range gpus {
+		if gpu.Lost {
+			continue
+		}
+		if !gpu.Enabled || strategy == config.MIGStrategyNone {
+			out[nvml.ResourceGPU] = append(out[nvml.ResourceGPU], string(gpu.UUID))
+			continue
+		}
+		for _, i := range gpu.Instances {
+			for _, d := range i.Devices {
+				name := nvml.ResourceGPU
+				if strategy == config.MIGStrategyMixed {
+					name = nvml.ResourceMIGPrefix + strings.ReplaceAll(d.Profile, "+", ".")
+				}
+				out[name] = append(out[name], d.UUID)
+			}
+		}
+	}
+	for _, ids := range out {
+		slices.Sort(ids)
+	}
+	return out
+}
+
+// Shared is what the device plugin makes of the resources by the sharing: each device as often as it is shared, under the name that this has.
+func Shared(of Resources, s config.Sharing) Resources {
+	out := Resources{}
+	for resource, ids := range of {
+		name, n := s.Offered(resource)
+		for _, id := range ids {
+			if n == 1 {
+				out[name] = append(out[name], id)
+				continue
+			}
+			for i := range n {
+				out[name] = append(out[name], id+nvml.ReplicaSeparator+strconv.Itoa(i))
+			}
+		}
+		slices.Sort(out[name])
+	}
+	return out
+}
+
+// Mismatches compares what is wanted, device by device, with what kubelet would give out and with what the node promises to the scheduler.
+func Mismatches(want, kubelet Resources, allocatable corev1.ResourceList) []string {
+	var out []string
+	names := map[string]bool{}
+	for name := range want {
+		names[name] = true
+	}
+	for name := range kubelet {
+		names[name] = holders.GPUResource(name)
+	}
+	for name := range allocatable {
+		names[string(name)] = holders.GPUResource(string(name))
+	}
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		if !names[name] {
+			continue
+		}
+		switch wanted, given := want[name], kubelet[name]; {
+		case len(given) != len(wanted):
+			out = append(out, fmt.Sprintf("%s: %d wanted, kubelet has %d", name, len(wanted), len(given)))
+		case !slices.Equal(given, wanted):
+			out = append(out, fmt.Sprintf("%s: kubelet has %d others than are wanted", name, len(given)))
+		case Count(allocatable, name) != len(given):
+			out = append(out, fmt.Sprintf("%s: kubelet has %d, the node object %d", name, len(given), Count(allocatable, name)))
+		}
+	}
+	return out
+}
+
+// Summary is the capacity as people check it: "nvidia.com/gpu 24 = 8 x 3 time-slicing". Sharing is that of the device plugin, or nil if it is
+// not known.
+func (r Resources) Summary(sharing *config.Sharing) string {
+	if sharing == nil || sharing.Strategy == config.SharingNone {
+		return r.String()
+	}
+	replicas := map[string]int{}
+	for _, resource := range sharing.Resources() {
+		name, n := sharing.Offered(resource)
+		replicas[name] = n
+	}
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(r)) {
+		text := fmt.Sprintf("%s %d", name, len(r[name]))
+		if n := replicas[name]; n > 1 {
+			text += fmt.Sprintf(" = %d x %d %s", len(r[name])/n, n, sharing.Strategy)
+		}
+		parts = append(parts, text)
+	}
+	return cmp.Or(strings.Join(parts, ", "), "none")
+}
+
+// Offered is what kubelet gives out of GPUs, leaving out names without devices.
+func Offered(kubelet Resources) Resources {
+	out := Resources{}
+	for name, ids := range kubelet {
+		if holders.GPUResource(name) && len(ids) > 0 {
+			out[name] = ids
+		}
+	}
+	return out
+}
+
+// RunsUnder is the MIG strategy under which the device plugin offers just what it does, where that is another than it is taken to have;
+// empty otherwise.
+func RunsUnder(gpus []nvml.GPU, kubelet Resources, taken config.MIGStrategy) config.MIGStrategy {
+	given := Resources{}
+	for name, ids := range Offered(kubelet) {
+		name = strings.TrimSuffix(name, nvml.SharedSuffix)
+		given[name] = append(given[name], Physical(ids)...)
+	}
+	for name, ids := range given {
+		slices.Sort(ids)
+		given[name] = slices.Compact(ids)
+	}
+	wanted := Expected(gpus, taken).NamedBy(given)
+	for _, other := range []config.MIGStrategy{config.MIGStrategyNone, config.MIGStrategySingle, config.MIGStrategyMixed} {
+		would := Expected(gpus, other).NamedBy(given)
+		if would.Equal(given) && !would.Equal(wanted) {
+			return other
+		}
+	}
+	return ""
+}
+
+// StaleFeatures are the labels by which GPU feature discovery tells of another sharing of the resources than this. Where it does not run there
+// are none.
+func StaleFeatures(of Resources, sharing config.Sharing, labels map[string]string) []string {
+	var out []string
+	for _, resource := range slices.Sorted(maps.Keys(of)) {
+		_, n := sharing.Offered(resource)
+		strategy := config.SharingNone
+		if n > 1 {
+			strategy = sharing.Strategy
+		}
+		for label, value := range map[string]string{resource + ".replicas": strconv.Itoa(n), resource + ".sharing-strategy": string(strategy)} {
+			if told, there := labels[label]; there && told != value {
+				out = append(out, fmt.Sprintf("GPU feature discovery still says %s=%s, and not %s", label, told, value))
+			}
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// Equal reports whether there are any, and the same.
+func (r Resources) Equal(other Resources) bool {
+	return len(r) > 0 && maps.EqualFunc(r, other, slices.Equal)
+}
+
+// NamedBy gives the hardware's devices the names under which the node's plugin has them. Plugins before v0.20 leave out
+// what distinguishes a profile from its plain form: they offer a 1g.10gb+me as nvidia.com/mig-1g.10gb.
+func (r Resources) NamedBy(kubelet Resources) Resources {
+	out := Resources{}
+	for name, ids := range r {
+		profile, plain := strings.CutPrefix(name, nvml.ResourceMIGPrefix)
+		if end := strings.Index(profile, "gb"); plain && len(kubelet[name])+len(kubelet[name+nvml.SharedSuffix]) == 0 && end >= 0 {
+			name = nvml.ResourceMIGPrefix + profile[:end+len("gb")]
+		}
+		out[name] = append(out[name], ids...)
+	}
+	for _, ids := range out {
+		slices.Sort(ids)
+	}
+	return out
+}
+
+// String lists names and counts: "nvidia.com/mig-1g.10gb 16, nvidia.com/mig-3g.40gb 8".
+func (r Resources) String() string {
+	if len(r) == 0 {
+		return "none"
+	}
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(r)) {
+		parts = append(parts, fmt.Sprintf("%s %d", name, len(r[name])))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// Disagreements compares the hardware with what kubelet would give out and with what the node promises to the scheduler.
+// Nothing means that all three agree. Devices are compared by id, since equal counts of old ids prove nothing.
+func Disagreements(hardware Resources, kubelet Resources, allocatable corev1.ResourceList) []string {
+	var out []string
+	hardware = hardware.NamedBy(kubelet)
+	seen := map[string]bool{}
+	for _, name := range slices.Sorted(maps.Keys(hardware)) {
+		shown := name
+		if len(kubelet[name]) == 0 && len(kubelet[name+nvml.SharedSuffix]) > 0 {
+			shown = name + nvml.SharedSuffix
+		}
+		seen[shown] = true
+		switch ids := Physical(kubelet[shown]); {
+		case len(ids) != len(hardware[name]):
+			out = append(out, fmt.Sprintf("%s: the GPUs have %d, kubelet %d", name, len(hardware[name]), len(ids)))
+		case !slices.Equal(ids, hardware[name]):
+			out = append(out, fmt.Sprintf("%s: kubelet still has devices that no longer exist", name))
+		default:
+			if n := Count(allocatable, shown); n != len(kubelet[shown]) {
+				out = append(out, fmt.Sprintf("%s: kubelet has %d, the node object %d", shown, len(kubelet[shown]), n))
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(kubelet)) {
+		if holders.GPUResource(name) && !seen[name] && len(kubelet[name]) > 0 {
+			seen[name] = true
+			out = append(out, fmt.Sprintf("%s: the GPUs have none, kubelet %d", name, len(kubelet[name])))
+		}
+	}
+	for name := range allocatable {
+		if n := Count(allocatable, string(name)); holders.GPUResource(string(name)) && !seen[string(name)] && n > 0 {
+			out = append(out, fmt.Sprintf("%s: the GPUs have none, the node object %d", name, n))
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// Ghosts lists resources that stay on the node object at 0 after their plugin went: kubelet never removes them.
+func Ghosts(kubelet Resources, allocatable corev1.ResourceList) []string {
+	var out []string
+	for name := range allocatable {
+		if holders.GPUResource(string(name)) && Count(allocatable, string(name)) == 0 && len(kubelet[string(name)]) == 0 {
+			out = append(out, string(name))
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// Count is how many the node object promises.
+func Count(list corev1.ResourceList, name string) int {
+	quantity := list[corev1.ResourceName(name)]
+	return int(quantity.Value())
+}
+
+// Physical cuts the replica numbers off and leaves each device once.
+func Physical(ids []string) []string {
+	out := make([]string, len(ids))
+	for i, id := range ids {
+		out[i], _, _ = strings.Cut(id, nvml.ReplicaSeparator)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
