@@ -21,6 +21,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent/alive"
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/fleet"
 	"github.com/gpuslice/gpuslice/agent/memory"
 	"github.com/gpuslice/gpuslice/agent/plan"
@@ -377,7 +378,7 @@ func (a *Agent) plan(ctx context.Context, seen *observed) (wish, []plan.Step, er
 	case seen.journal == nil || err == nil && !seen.givenUp(want):
 		return want, steps, err
 	case errors.Is(err, plan.ErrStillPending) && seen.journal.Undo == nil:
-		return want, nil, &Failure{Wish: want.fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}
+		return want, nil, &api.Failure{Wish: want.fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}
 	}
 	want.undo, want.why, want.plugin = true, err, a.former(seen)
 	a.prove(seen, want.plugin)
@@ -409,7 +410,7 @@ func (a *Agent) calledOff(seen observed, want wish, steps []plan.Step) bool {
 }
 
 // cancelled is the end of a change whose cordon somebody else has lifted. Kubectl leaves no name when it does.
-func (s observed) cancelled(want wish) *Failure {
+func (s observed) cancelled(want wish) *api.Failure {
 	text := "somebody has uncordoned the node"
 	who, when := fence.Uncordoner(s.node, FieldManager)
 	if !when.IsZero() {
@@ -418,7 +419,7 @@ func (s observed) cancelled(want wish) *Failure {
 	if who != "" {
 		text += " (perhaps " + who + ", which wrote to it then)"
 	}
-	return &Failure{
+	return &api.Failure{
 		Wish: want.fingerprint, Reason: config.ReasonCancelled, Cancelled: true, Message: text + " in the middle of the change, which calls it off",
 	}
 }

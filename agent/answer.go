@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 )
@@ -57,13 +58,13 @@ func (a *Agent) answer(ctx context.Context, seen observed, ended error) {
 
 // answers reports whether the annotation is the answer to the request.
 func answers(annotation, request string) bool {
-	var given Answer
+	var given api.Answer
 	return json.Unmarshal([]byte(annotation), &given) == nil && given.For == request
 }
 
 // answerTo plans what the request asks for.
-func (a *Agent) answerTo(ctx context.Context, seen observed, ended error, request string) Answer {
-	out := Answer{For: request, At: a.now()}
+func (a *Agent) answerTo(ctx context.Context, seen observed, ended error, request string) api.Answer {
+	out := api.Answer{For: request, At: a.now()}
 	label, name, _ := strings.Cut(request, "=")
 	if name == "" || !slices.Contains([]string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig}, label) {
 		out.Refused = fmt.Sprintf("annotation %s is %q: it must be %s=NAME, %s=NAME or %s=NAME",

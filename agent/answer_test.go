@@ -13,22 +13,22 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
 // ask asks for a preview and gives the agent's answer, after as many passes as it takes.
-func (w *world) ask(request string) agent.Answer {
+func (w *world) ask(request string) api.Answer {
 	w.t.Helper()
 	w.annotate(config.AnnotationPreview, request)
-	var given agent.Answer
+	var given api.Answer
 	w.passes("an answer to "+request, func() bool {
 		text, answered := w.node().Annotations[config.AnnotationPlan]
 		if !answered {
 			return false
 		}
-		given = agent.Answer{}
+		given = api.Answer{}
 		if err := json.Unmarshal([]byte(text), &given); err != nil {
 			w.t.Fatal(err)
 		}

@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/record"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/config"
 )
@@ -60,7 +61,7 @@ func (d decision) bounded() decision {
 }
 
 // boundedFailure is the failure as it can be kept on the node.
-func boundedFailure(f *Failure) *Failure {
+func boundedFailure(f *api.Failure) *api.Failure {
 	if f == nil {
 		return nil
 	}
@@ -71,7 +72,7 @@ func boundedFailure(f *Failure) *Failure {
 
 // boundedStatus is the status in so many bytes: without blockers first, then without the geometry and the capacity, which people find
 // elsewhere. What the agent reads back stays, also where there is no room even for that.
-func boundedStatus(s Status, room int) (text string, fits bool, err error) {
+func boundedStatus(s api.Status, room int) (text string, fits bool, err error) {
 	s.Desired = legible.Cut(s.Desired, longestBlocker)
 	s.Capacity, s.Failed = legible.Message(s.Capacity, legible.Longest), boundedFailure(s.Failed)
 	blockers := s.Blockers
@@ -111,7 +112,7 @@ func roomFor(node *corev1.Node, key string, most int) int {
 const noRoom = "; annotation " + config.AnnotationStatus + " is out of date, since the annotations of this node are full"
 
 // boundedAnswer is the answer in so many bytes: it counts the steps and pods that are left out.
-func boundedAnswer(a Answer, room int) (string, error) {
+func boundedAnswer(a api.Answer, room int) (string, error) {
 	a.Refused, a.Runs = legible.Message(a.Refused, legible.Longest), legible.Message(a.Runs, legible.Longest)
 	for i := range a.Steps {
 		a.Steps[i] = legible.Message(a.Steps[i], legible.Longest)

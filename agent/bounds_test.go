@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/config"
 )
 
@@ -86,7 +87,7 @@ func TestPromise16FullAnnotationsSilenceNoCondition(t *testing.T) {
 		}
 		w.edit(func(n *corev1.Node) { delete(n.Annotations, "example.com/full") })
 		w.passes("status", func() bool {
-			var s agent.Status
+			var s api.Status
 			if err := json.Unmarshal([]byte(w.node().Annotations[config.AnnotationStatus]), &s); err != nil {
 				t.Fatal(err)
 			}

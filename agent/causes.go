@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
@@ -24,9 +25,9 @@ var byHand = []string{"kubectl", "k9s", "oc", "node-fetch", "Mozilla", "dashboar
 // causes looks for each cause, in the order in which a person would. Of the table of causes that people know, it leaves out
 // what shows on no node: an uncordon that did not stick is the same as OwnCordonLeft, and a loop that cordons again would
 // be a fault of the agent.
-func (e evidence) causes() []Finding {
-	var out []Finding
-	for _, find := range []func() []Finding{
+func (e evidence) causes() []api.Finding {
+	var out []api.Finding
+	for _, find := range []func() []api.Finding{
 		e.journalUnreadable, e.keptCordoned, e.cordonedByOthers, e.kubeletAway, e.driverAway, e.change, e.notAllowedYet,
 		e.podsInTheWay, e.podsThatStay, e.processesInTheWay, e.left, e.operandsPaused, e.taintLeft, e.capacityMissing, e.failedBefore,
 	} {
@@ -35,12 +36,12 @@ func (e evidence) causes() []Finding {
 	return out
 }
 
-func (e evidence) journalUnreadable() []Finding {
+func (e evidence) journalUnreadable() []api.Finding {
 	if e.unreadable == "" {
 		return nil
 	}
-	return []Finding{{
-		Cause: CauseJournalUnreadable, Evidence: e.unreadable,
+	return []api.Finding{{
+		Cause: api.CauseJournalUnreadable, Evidence: e.unreadable,
 		Agent: "touches nothing, since it does not know what is owed", Waits: true,
 		You: "run the version of the agent that wrote it; or, when you have seen that the GPUs are as they shall be, take the journal away: " +
 			"the agent then gives back what is ours, and leaves the GPUs as they are",
@@ -48,27 +49,27 @@ func (e evidence) journalUnreadable() []Finding {
 	}}
 }
 
-func (e evidence) keptCordoned() []Finding {
+func (e evidence) keptCordoned() []api.Finding {
 	value, kept := e.node.Annotations[config.AnnotationKeepCordoned]
 	if !kept || !e.node.Spec.Unschedulable {
 		return nil
 	}
-	return []Finding{{
-		Cause: CauseKeepCordoned, Evidence: fmt.Sprintf("annotation %s=%q is on the node", config.AnnotationKeepCordoned, value),
+	return []api.Finding{{
+		Cause: api.CauseKeepCordoned, Evidence: fmt.Sprintf("annotation %s=%q is on the node", config.AnnotationKeepCordoned, value),
 		Agent: "finishes what it has begun, and leaves the cordon", Waits: e.cordon.Ours,
 		You:     "when the reason is gone, take the annotation away; then the agent lifts the cordon if it is its own",
 		Command: fmt.Sprintf("kubectl annotate node %s %s-", e.node.Name, config.AnnotationKeepCordoned),
 	}}
 }
 
-func (e evidence) cordonedByOthers() []Finding {
-	var out []Finding
+func (e evidence) cordonedByOthers() []api.Finding {
+	var out []api.Finding
 	for _, m := range e.others {
 		if !m.Cordons || e.cordon == nil && pausesOnly(m.Tool) {
 			continue
 		}
-		out = append(out, Finding{
-			Cause: CauseCordonedByTool, Evidence: m.Tool + " is at work here" + since(m.Since, e.now) + ": " + m.Sign,
+		out = append(out, api.Finding{
+			Cause: api.CauseCordonedByTool, Evidence: m.Tool + " is at work here" + since(m.Since, e.now) + ": " + m.Sign,
 			Agent: "never lifts a cordon that is not its own, and begins nothing that takes a GPU away", You: m.Ends,
 			Command: "kubectl describe node " + e.node.Name,
 		})
@@ -77,15 +78,15 @@ func (e evidence) cordonedByOthers() []Finding {
 	if c == nil || c.Ours || len(out) > 0 {
 		return out
 	}
-	f := Finding{
-		Cause: CauseCordonedByTool, Evidence: "cordoned by " + c.By + since(c.Since, e.now), Agent: "never lifts a cordon that is not its own",
+	f := api.Finding{
+		Cause: api.CauseCordonedByTool, Evidence: "cordoned by " + c.By + since(c.Since, e.now), Agent: "never lifts a cordon that is not its own",
 		You: "see what it waits for, or when it has ended, uncordon the node", Command: "kubectl uncordon " + e.node.Name,
 	}
 	switch {
 	case c.By == "":
-		f.Cause, f.Evidence = CauseCordonedByPerson, "cordoned"+since(c.Since, e.now)+"; the API server does not tell by whom"
+		f.Cause, f.Evidence = api.CauseCordonedByPerson, "cordoned"+since(c.Since, e.now)+"; the API server does not tell by whom"
 	case slices.ContainsFunc(byHand, func(name string) bool { return strings.HasPrefix(c.By, name) }):
-		f.Cause, f.You = CauseCordonedByPerson, "ask who has done it; if nobody needs it any more, uncordon the node"
+		f.Cause, f.You = api.CauseCordonedByPerson, "ask who has done it; if nobody needs it any more, uncordon the node"
 	}
 	return append(out, f)
 }
@@ -95,38 +96,38 @@ func pausesOnly(tool string) bool {
 	return tool == fence.ToolMIGManager || tool == fence.ToolDriverManager
 }
 
-func (e evidence) kubeletAway() []Finding {
+func (e evidence) kubeletAway() []api.Finding {
 	k := e.kubeletSeen
 	if k.Ready == corev1.ConditionTrue && k.Silent == "" {
 		return nil
 	}
-	f := Finding{
-		Cause: CauseNodeNotReady, Evidence: fmt.Sprintf("condition Ready is %s%s: %s", k.Ready, since(k.Since, e.now), k.Says),
+	f := api.Finding{
+		Cause: api.CauseNodeNotReady, Evidence: fmt.Sprintf("condition Ready is %s%s: %s", k.Ready, since(k.Since, e.now), k.Says),
 		Agent: "evicts nobody, believes no pod to be gone, and goes on when kubelet is back", Waits: e.ours(),
 		You: "bring kubelet back", Command: "systemctl status kubelet # on " + e.node.Name,
 	}
 	if k.Ready == corev1.ConditionTrue {
 		f.Evidence = "kubelet does not say which pod has which device: " + k.Silent
 	}
-	return []Finding{f}
+	return []api.Finding{f}
 }
 
-func (e evidence) driverAway() []Finding {
+func (e evidence) driverAway() []api.Finding {
 	if e.driver == "" {
 		return nil
 	}
-	f := Finding{
-		Cause: CauseDriverAway, Evidence: e.driver, Agent: "waits for the driver, and goes on when it is there", Waits: e.ours(),
+	f := api.Finding{
+		Cause: api.CauseDriverAway, Evidence: e.driver, Agent: "waits for the driver, and goes on when it is there", Waits: e.ours(),
 		You: "see why the driver is not there", Command: "nvidia-smi # on " + e.node.Name + ", or the log of the driver's pod",
 	}
-	if slices.ContainsFunc(e.paused, func(o OperandSeen) bool { return o.By == fence.ToolDriverManager }) {
+	if slices.ContainsFunc(e.paused, func(o api.OperandSeen) bool { return o.By == fence.ToolDriverManager }) {
 		f.You, f.Command = "see how far the upgrade of the driver has come", "kubectl get pods -A --field-selector spec.nodeName="+e.node.Name+" | grep driver"
 	}
-	return []Finding{f}
+	return []api.Finding{f}
 }
 
 // change says how far the change has come that the journal is about.
-func (e evidence) change() []Finding {
+func (e evidence) change() []api.Finding {
 	j := e.journal
 	if j == nil {
 		return nil
@@ -135,38 +136,38 @@ func (e evidence) change() []Finding {
 	if j.Target == "" {
 		begun = "what was left on the node without a journal, found" + strings.Replace(since(j.Started, e.now), "since", "at", 1)
 	}
-	var out []Finding
+	var out []api.Finding
 	switch {
 	case j.Target == "":
-		out = append(out, Finding{
-			Cause: CauseOwnCordonLeft, Evidence: begun, Agent: "proves the capacity, and gives the node back", Waits: e.stalled(), You: e.lastWord(),
+		out = append(out, api.Finding{
+			Cause: api.CauseOwnCordonLeft, Evidence: begun, Agent: "proves the capacity, and gives the node back", Waits: e.stalled(), You: e.lastWord(),
 		})
 	case e.parked():
-		return []Finding{{
-			Cause: CauseRebootAwaited, Evidence: begun + ": MIG mode is pending until the node's next reboot; the node takes pods until then",
+		return []api.Finding{{
+			Cause: api.CauseRebootAwaited, Evidence: begun + ": MIG mode is pending until the node's next reboot; the node takes pods until then",
 			Agent: "goes on after the reboot, whoever does it", You: "reboot the node when it suits you", Command: "kubectl drain " + e.node.Name + " --ignore-daemonsets",
 		}}
 	case e.calledOff() != "":
-		out = append(out, Finding{
-			Cause: CauseChangeFailed, Evidence: begun + ": " + e.calledOff(),
+		out = append(out, api.Finding{
+			Cause: api.CauseChangeFailed, Evidence: begun + ": " + e.calledOff(),
 			Agent: "gives the change up, brings the GPUs back to what they were, proves it, and gives the node back",
 		})
 	case j.Undo != nil:
-		out = append(out, Finding{
-			Cause: CauseChangeFailed, Evidence: begun + ", was given up: " + j.Undo.Message,
+		out = append(out, api.Finding{
+			Cause: api.CauseChangeFailed, Evidence: begun + ", was given up: " + j.Undo.Message,
 			Agent: "brings the GPUs back to what they were, proves it, and gives the node back", Waits: e.stalled(),
 			You: e.lastWord(),
 		})
 	case e.want.why != nil:
-		out = append(out, Finding{
-			Cause: CauseWishGone, Evidence: begun + ": " + e.want.why.Error(),
+		out = append(out, api.Finding{
+			Cause: api.CauseWishGone, Evidence: begun + ": " + e.want.why.Error(),
 			Agent: "brings the GPUs back to what they were, proves it, and gives the node back", Waits: e.stalled(),
 			You: e.lastWord(),
 		})
 	}
 	if j.BootID != "" && e.boot.id != "" && j.BootID != e.boot.id {
-		out = append(out, Finding{
-			Cause: CauseRebootInTheMiddle, Evidence: begun + " in boot " + j.BootID + "; this is boot " + e.boot.id,
+		out = append(out, api.Finding{
+			Cause: api.CauseRebootInTheMiddle, Evidence: begun + " in boot " + j.BootID + "; this is boot " + e.boot.id,
 			Agent: "makes anew what the reboot has taken away, proves the capacity, and gives the node back",
 		})
 	}
@@ -175,7 +176,7 @@ func (e evidence) change() []Finding {
 
 // calledOff says why the change is about to be given up.
 func (e evidence) calledOff() string {
-	var failure *Failure
+	var failure *api.Failure
 	if errors.As(e.refused, &failure) {
 		return failure.Message
 	}
@@ -191,36 +192,36 @@ func (e evidence) lastWord() string {
 }
 
 // alive says whether somebody works on the change.
-func (e evidence) alive(begun string, told bool) []Finding {
-	f := Finding{Cause: CauseChangeUnderWay, Evidence: begun + e.stepsLeft(), Agent: "is at work"}
+func (e evidence) alive(begun string, told bool) []api.Finding {
+	f := api.Finding{Cause: api.CauseChangeUnderWay, Evidence: begun + e.stepsLeft(), Agent: "is at work"}
 	switch {
 	case e.running && told:
 		return nil
 	case e.running:
-		return []Finding{f}
+		return []api.Finding{f}
 	case e.draining():
-		f.Cause = CauseAgentDiedInDrain
+		f.Cause = api.CauseAgentDiedInDrain
 	default:
-		f.Cause = CauseAgentDiedInChange
+		f.Cause = api.CauseAgentDiedInChange
 	}
 	f.Agent = "does not run; the next one goes on where this one stopped"
 	f.You, f.Command, f.Waits = "start the agent, or have this done now", "gpuslice-agent recover --node "+e.node.Name, true
-	return []Finding{f}
+	return []api.Finding{f}
 }
 
-func (e evidence) podsInTheWay() []Finding {
-	var out []Finding
+func (e evidence) podsInTheWay() []api.Finding {
+	var out []api.Finding
 	for _, v := range e.verdicts {
-		f := Finding{Evidence: "pod " + v.Pod.String() + ": " + v.Message, Agent: e.patience(), Waits: e.want.undo && e.journal != nil}
+		f := api.Finding{Evidence: "pod " + v.Pod.String() + ": " + v.Message, Agent: e.patience(), Waits: e.want.undo && e.journal != nil}
 		pod := fmt.Sprintf("-n %s %s", v.Pod.Namespace, v.Pod.Name)
 		switch v.State {
 		case drain.Blocked:
-			f.Cause, f.You = CauseBudgetBlocks, "make the budget allow it, by more or healthy pods; or delete the pod yourself, which no budget prevents"
+			f.Cause, f.You = api.CauseBudgetBlocks, "make the budget allow it, by more or healthy pods; or delete the pod yourself, which no budget prevents"
 			f.Command = budgetCommand(v)
 		case drain.Failed:
-			f.Cause, f.You, f.Command = CausePodNotEvictable, "move it yourself", "kubectl describe pod "+pod
+			f.Cause, f.You, f.Command = api.CausePodNotEvictable, "move it yourself", "kubectl describe pod "+pod
 		case drain.Waiting:
-			f.Cause, f.Agent = CauseRuleWaits, "evicts it after that, if it has not ended"
+			f.Cause, f.Agent = api.CauseRuleWaits, "evicts it after that, if it has not ended"
 			f.You, f.Command = "wait, or end it yourself", "kubectl describe pod "+pod
 		case drain.Terminating:
 			if !e.overstays(v.Pod) {
@@ -228,7 +229,7 @@ func (e evidence) podsInTheWay() []Finding {
 			}
 			f = e.overstaying(v.Pod, f)
 		case drain.Refused:
-			f.Cause, f.You = CausePolicyRefuses, "move the pod yourself, or change drain in the settings"
+			f.Cause, f.You = api.CausePolicyRefuses, "move the pod yourself, or change drain in the settings"
 			f.Command = "kubectl describe pod " + pod
 		case drain.Requested, drain.Deleted, drain.Gone, drain.Queued: // it goes
 			continue
@@ -239,12 +240,12 @@ func (e evidence) podsInTheWay() []Finding {
 }
 
 // podsThatStay are pods that overstay their grace and that no plan needs to leave, as after the deadline.
-func (e evidence) podsThatStay() []Finding {
-	var out []Finding
+func (e evidence) podsThatStay() []api.Finding {
+	var out []api.Finding
 	for _, p := range e.holders.pods {
 		asked := slices.ContainsFunc(e.verdicts, func(v drain.Verdict) bool { return v.Pod.UID == p.UID })
 		if p.Terminating && !asked && e.overstays(p) {
-			out = append(out, e.overstaying(p, Finding{
+			out = append(out, e.overstaying(p, api.Finding{
 				Evidence: fmt.Sprintf("pod %s: terminating, its grace ended at %s", p, p.GraceEnds.UTC().Format(time.RFC3339)),
 				Agent:    "waits for it only where a change needs what it holds",
 			}))
@@ -258,12 +259,12 @@ func (e evidence) overstays(p holders.Pod) bool {
 }
 
 // overstaying says what keeps a pod that is past its grace.
-func (e evidence) overstaying(p holders.Pod, f Finding) Finding {
-	f.Cause = CausePodKeepsTerminating
+func (e evidence) overstaying(p holders.Pod, f api.Finding) api.Finding {
+	f.Cause = api.CausePodKeepsTerminating
 	f.You, f.Command = "see what keeps it", fmt.Sprintf("kubectl describe pod -n %s %s", p.Namespace, p.Name)
 	switch {
 	case slices.Contains(p.Sources, holders.SourceClaim) && len(p.Running) == 0 && !e.claimDriver():
-		f.Cause = CauseClaimDriverGone
+		f.Cause = api.CauseClaimDriverGone
 		f.You = "start NVIDIA's DRA driver on this node again: without it kubelet cannot unprepare the pod's claims" + named(p.DeviceClaims)
 		f.Command = "kubectl get pods -A --field-selector spec.nodeName=" + e.node.Name + " | grep dra"
 	case len(p.Finalizers) > 0:
@@ -281,11 +282,11 @@ func named(names []string) string {
 	return " (" + strings.Join(names, ", ") + ")"
 }
 
-func (e evidence) processesInTheWay() []Finding {
-	var out []Finding
+func (e evidence) processesInTheWay() []api.Finding {
+	var out []api.Finding
 	for _, p := range e.processes {
-		f := Finding{
-			Cause: CauseProcessHoldsGPU, Evidence: fmt.Sprintf("%s holds %s", p.Name, strings.Join(p.Holds, ", ")), Agent: e.patience(),
+		f := api.Finding{
+			Cause: api.CauseProcessHoldsGPU, Evidence: fmt.Sprintf("%s holds %s", p.Name, strings.Join(p.Holds, ", ")), Agent: e.patience(),
 			You: cmp.Or(p.Remedy, "end it, if nobody needs it"), Command: fmt.Sprintf("kill %d # on %s", p.PID, e.node.Name),
 		}
 		if strings.HasSuffix(p.Unit, ".service") {
@@ -297,12 +298,12 @@ func (e evidence) processesInTheWay() []Finding {
 }
 
 // left is what is ours and in no journal.
-func (e evidence) left() []Finding {
+func (e evidence) left() []api.Finding {
 	if len(e.leftover) == 0 || e.unreadable != "" {
 		return nil
 	}
-	f := Finding{
-		Cause: CauseOwnCordonLeft, Evidence: strings.Join(e.leftover, "; ") + ": ours, and no journal says what for",
+	f := api.Finding{
+		Cause: api.CauseOwnCordonLeft, Evidence: strings.Join(e.leftover, "; ") + ": ours, and no journal says what for",
 		Agent: "proves the capacity, and gives the node back",
 	}
 	if e.record.forged {
@@ -312,13 +313,13 @@ func (e evidence) left() []Finding {
 		f.Agent = "does not run; the next one " + f.Agent
 		f.You, f.Command, f.Waits = "start the agent, or have this done now", "gpuslice-agent recover --node "+e.node.Name, true
 	}
-	return []Finding{f}
+	return []api.Finding{f}
 }
 
-func (e evidence) operandsPaused() []Finding {
-	var out []Finding
+func (e evidence) operandsPaused() []api.Finding {
+	var out []api.Finding
 	for _, o := range e.paused {
-		f := Finding{Cause: CauseOperandsPaused, Evidence: fmt.Sprintf("label %s=%s, paused by %s", o.Label, o.Value, o.By)}
+		f := api.Finding{Cause: api.CauseOperandsPaused, Evidence: fmt.Sprintf("label %s=%s, paused by %s", o.Label, o.Value, o.By)}
 		switch {
 		case o.Owed || o.By == toolOurs && e.journal != nil:
 			continue
@@ -342,13 +343,13 @@ func (e evidence) operandsPaused() []Finding {
 	return out
 }
 
-func (e evidence) taintLeft() []Finding {
+func (e evidence) taintLeft() []api.Finding {
 	taint := fence.CordonTaint(e.node)
 	if taint == nil || e.node.Spec.Unschedulable {
 		return nil
 	}
-	f := Finding{
-		Cause: CauseUnschedulableTaintLeft, Evidence: "the node is not cordoned, and still has the taint " + taint.Key,
+	f := api.Finding{
+		Cause: api.CauseUnschedulableTaintLeft, Evidence: "the node is not cordoned, and still has the taint " + taint.Key,
 		Agent: "leaves it to the controller manager, which takes it away within seconds of the uncordon",
 		You:   "if it stays for a minute, see whether the controller manager works; or take the taint away",
 		Waits: true, Command: fmt.Sprintf("kubectl taint node %s %s-", e.node.Name, taint.Key),
@@ -356,15 +357,15 @@ func (e evidence) taintLeft() []Finding {
 	if taint.TimeAdded != nil {
 		f.Evidence += since(taint.TimeAdded.Time, e.now)
 	}
-	return []Finding{f}
+	return []api.Finding{f}
 }
 
-func (e evidence) capacityMissing() []Finding {
+func (e evidence) capacityMissing() []api.Finding {
 	if len(e.capacity.missing) == 0 || !e.complete || e.kubelet.err != nil || e.beforeVerify() && e.noPlugin == "" {
 		return nil
 	}
-	f := Finding{
-		Cause: CauseCapacityMissing, Evidence: strings.Join(e.capacity.missing, "; "), Waits: e.stalled() && e.ours(),
+	f := api.Finding{
+		Cause: api.CauseCapacityMissing, Evidence: strings.Join(e.capacity.missing, "; "), Waits: e.stalled() && e.ours(),
 		You: "see the log of the device plugin on this node", Command: e.pluginCommand(),
 	}
 	switch {
@@ -381,28 +382,28 @@ func (e evidence) capacityMissing() []Finding {
 	default:
 		f.Agent = "leaves it alone: nothing is asked for"
 	}
-	return []Finding{f}
+	return []api.Finding{f}
 }
 
 // notAllowedYet is a change that is not begun, though nothing on the node is in its way.
-func (e evidence) notAllowedYet() []Finding {
+func (e evidence) notAllowedYet() []api.Finding {
 	if e.notYet == nil {
 		return nil
 	}
-	return []Finding{{
-		Cause: CauseNotAllowedYet, Evidence: e.notYet.Message,
+	return []api.Finding{{
+		Cause: api.CauseNotAllowedYet, Evidence: e.notYet.Message,
 		Agent: "leaves the node as it is, and begins by itself when it may", You: e.notYet.Advice,
 	}}
 }
 
 // failedBefore is a wish that has failed, or cannot be, on a node that is given back.
-func (e evidence) failedBefore() []Finding {
+func (e evidence) failedBefore() []api.Finding {
 	f := e.kept(e.want)
 	if f == nil || e.journal != nil {
 		return nil
 	}
-	return []Finding{{
-		Cause: CauseChangeFailed, Evidence: fmt.Sprintf("%s failed: %s", e.want.name, f.Message),
+	return []api.Finding{{
+		Cause: api.CauseChangeFailed, Evidence: fmt.Sprintf("%s failed: %s", e.want.name, f.Message),
 		Agent: "has brought the GPUs back to what they were, and does not try again by itself",
 		You:   "when the reason is gone, remove the label and set it again",
 		Command: fmt.Sprintf("kubectl label node %[1]s %[2]s- && kubectl label node %[1]s %[2]s=%[3]s",

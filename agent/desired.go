@@ -32,7 +32,7 @@ type wish struct {
 	drain       *config.DrainOverrides
 	windows     []window.Window // of a profile; none for those of the pool
 	fingerprint string          // tells this wish from any other, on these GPUs
-	left        *Failure        // why what an agent has left is given back before; nil if it is a part of the change
+	left        *api.Failure    // why what an agent has left is given back before; nil if it is a part of the change
 	undo        bool            // the way back is taken instead
 	why         error           // for another reason than a failure that the journal keeps
 }

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/duration"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
@@ -43,32 +44,32 @@ type evidence struct {
 
 	// In the words of the diagnosis.
 
-	kubeletSeen KubeletSeen
-	agent       AgentSeen
-	cordon      *CordonSeen
-	others      []ToolSeen
-	processes   []ProcessSeen
-	paused      []OperandSeen
+	kubeletSeen api.KubeletSeen
+	agent       api.AgentSeen
+	cordon      *api.CordonSeen
+	others      []api.ToolSeen
+	processes   []api.ProcessSeen
+	paused      []api.OperandSeen
 	leftover    []string
 }
 
 // Diagnose says why the node is as it is, and changes nothing. Whether another process is this machine's agent is for the
 // caller to say, who knows the lock. A look that ends early, for want of a driver, of kubelet or of an API server, gives a
 // diagnosis of what was seen.
-func (a *Agent) Diagnose(ctx context.Context, running bool) Diagnosis {
+func (a *Agent) Diagnose(ctx context.Context, running bool) api.Diagnosis {
 	e := a.evidence(ctx)
 	e.running, e.agent.Runs = running, running
 	return diagnose(e)
 }
 
 // diagnose is what the evidence says.
-func diagnose(e evidence) Diagnosis {
-	d := Diagnosis{
+func diagnose(e evidence) api.Diagnosis {
+	d := api.Diagnosis{
 		At: e.now, Agent: e.agent, Kubelet: e.kubeletSeen, Cordon: e.cordon, Owed: e.owed(), Left: e.leftover, Others: e.others,
 		Taints: e.taints(), Pods: e.podsSeen(), Processes: e.processes, Operands: e.paused, Capacity: e.capacity.missing, Unseen: e.unseen,
 		Failed: e.record.status.Failed,
-		GPUs:   GPUsSeen{Asked: e.want.name, Label: e.want.label, Now: statusGPUs(e.gpus), Unasked: e.devicePlugin.unpicked},
-		Causes: []Finding{},
+		GPUs:   api.GPUsSeen{Asked: e.want.name, Label: e.want.label, Now: statusGPUs(e.gpus), Unasked: e.devicePlugin.unpicked},
+		Causes: []api.Finding{},
 	}
 	if e.node != nil {
 		d.Node = e.node.Name
@@ -201,26 +202,26 @@ func driverError(err error) bool {
 // readNode puts into words what the node object says.
 func (e *evidence) readNode() {
 	e.kubeletSeen = describeKubelet(e.node, e.kubelet.err)
-	e.agent = AgentSeen{Runs: e.running, Phase: e.record.status.Phase}
+	e.agent = api.AgentSeen{Runs: e.running, Phase: e.record.status.Phase}
 	if c := partitionReady(e.node); c != nil {
 		e.agent.Wrote, e.agent.Reason, e.agent.Message = c.LastHeartbeatTime.Time, config.Reason(c.Reason), c.Message
 	}
 	if by, since, on := fence.Cordoner(e.node); on {
 		_, kept := e.node.Annotations[config.AnnotationKeepCordoned]
-		e.cordon = &CordonSeen{By: by, Ours: !e.foreignCordon(), Kept: kept, Since: since}
+		e.cordon = &api.CordonSeen{By: by, Ours: !e.foreignCordon(), Kept: kept, Since: since}
 	}
 	for _, m := range e.marks.tools {
-		e.others = append(e.others, ToolSeen{Tool: m.Tool, Sign: m.Sign, Since: m.Since, Cordons: m.Cordons, Planned: m.Planned, Ends: m.Done})
+		e.others = append(e.others, api.ToolSeen{Tool: m.Tool, Sign: m.Sign, Since: m.Since, Cordons: m.Cordons, Planned: m.Planned, Ends: m.Done})
 	}
 	e.paused = e.pausedOperands()
 	e.leftover = e.leftOnNode()
 }
 
-func describeKubelet(node *corev1.Node, deaf error) KubeletSeen {
-	out := KubeletSeen{Ready: corev1.ConditionUnknown, Says: "kubelet has never said so"}
+func describeKubelet(node *corev1.Node, deaf error) api.KubeletSeen {
+	out := api.KubeletSeen{Ready: corev1.ConditionUnknown, Says: "kubelet has never said so"}
 	for _, c := range node.Status.Conditions {
 		if c.Type == corev1.NodeReady {
-			out = KubeletSeen{Ready: c.Status, Since: c.LastTransitionTime.Time, Says: c.Message}
+			out = api.KubeletSeen{Ready: c.Status, Since: c.LastTransitionTime.Time, Says: c.Message}
 		}
 	}
 	if out.Ready == corev1.ConditionTrue {
@@ -240,14 +241,14 @@ const (
 )
 
 // pausedOperands are the operands that somebody keeps away by a label, and not for good.
-func (e *evidence) pausedOperands() []OperandSeen {
-	var out []OperandSeen
+func (e *evidence) pausedOperands() []api.OperandSeen {
+	var out []api.OperandSeen
 	for _, label := range slices.Sorted(maps.Keys(e.node.Labels)) {
 		value := e.node.Labels[label]
 		if !strings.HasPrefix(label, config.LabelOperandPrefix) || !strings.Contains(value, pausedPrefix) {
 			continue
 		}
-		o := OperandSeen{Label: label, Value: value, By: "somebody who writes " + value}
+		o := api.OperandSeen{Label: label, Value: value, By: "somebody who writes " + value}
 		switch {
 		case strings.Contains(value, fence.PausedForDriverUpgrade): // also behind the pause of another
 			o.By = fence.ToolDriverManager
@@ -307,7 +308,7 @@ func (a *Agent) evictable(ctx context.Context, e evidence) []drain.Verdict {
 
 // strangers are the processes that hold what the steps take away, of which no pod that leaves and no unit that stops takes
 // account.
-func (e *evidence) strangers() []ProcessSeen {
+func (e *evidence) strangers() []api.ProcessSeen {
 	leaves, stops := map[types.UID]bool{}, map[string]bool{}
 	for _, s := range e.steps {
 		for _, p := range s.Pods {
@@ -315,13 +316,13 @@ func (e *evidence) strangers() []ProcessSeen {
 		}
 		stops[s.Unit] = s.Unit != ""
 	}
-	var out []ProcessSeen
+	var out []api.ProcessSeen
 	names := holders.NameClients(e.holders.processes, e.pods)
 	for i, c := range e.holders.processes {
 		if c.Self || c.Sibling || leaves[c.PodUID] || stops[c.Unit] {
 			continue
 		}
-		p := ProcessSeen{PID: c.PID, Name: names[i], Unit: c.Unit, Remedy: c.Remedy()}
+		p := api.ProcessSeen{PID: c.PID, Name: names[i], Unit: c.Unit, Remedy: c.Remedy()}
 		for _, d := range c.Devices {
 			p.Holds = append(p.Holds, e.device(d))
 		}
@@ -334,15 +335,15 @@ func (e *evidence) strangers() []ProcessSeen {
 }
 
 // owed is the journal in the words of the diagnosis.
-func (e evidence) owed() *Owed {
+func (e evidence) owed() *api.Owed {
 	if e.unreadable != "" {
-		return &Owed{Unreadable: e.unreadable}
+		return &api.Owed{Unreadable: e.unreadable}
 	}
 	j := e.journal
 	if j == nil {
 		return nil
 	}
-	o := &Owed{
+	o := &api.Owed{
 		Operation: j.Operation, Target: j.Target, Since: j.Started, Cordon: j.Cordoned, WasCordoned: j.WasUnschedulable,
 		Paused: j.Paused, Stopped: j.Stopped, Before: j.before(e.places()), Undo: j.Undo,
 	}
@@ -390,13 +391,13 @@ func (e evidence) deadline() time.Time {
 }
 
 // taints are those that keep pods away and that we have a word on.
-func (e evidence) taints() []TaintSeen {
+func (e evidence) taints() []api.TaintSeen {
 	if e.node == nil {
 		return nil
 	}
-	var out []TaintSeen
+	var out []api.TaintSeen
 	for _, t := range e.node.Spec.Taints {
-		seen := TaintSeen{Key: t.Key, Effect: t.Effect}
+		seen := api.TaintSeen{Key: t.Key, Effect: t.Effect}
 		if t.TimeAdded != nil {
 			seen.Since = t.TimeAdded.Time
 		}
@@ -419,8 +420,8 @@ func (e evidence) taints() []TaintSeen {
 const stateMayGo = "MayGo"
 
 // podsSeen lists the pods that hold a GPU and those that have to leave.
-func (e evidence) podsSeen() []PodSeen {
-	var out []PodSeen
+func (e evidence) podsSeen() []api.PodSeen {
+	var out []api.PodSeen
 	asked := map[types.UID]bool{}
 	for _, v := range e.verdicts {
 		asked[v.Pod.UID] = true
@@ -444,8 +445,8 @@ func (e evidence) podsSeen() []PodSeen {
 	return out
 }
 
-func (e evidence) podSeen(p holders.Pod) PodSeen {
-	out := PodSeen{Namespace: p.Namespace, Name: cmp.Or(p.Name, "with UID "+string(p.UID))}
+func (e evidence) podSeen(p holders.Pod) api.PodSeen {
+	out := api.PodSeen{Namespace: p.Namespace, Name: cmp.Or(p.Name, "with UID "+string(p.UID))}
 	for _, s := range p.Sources {
 		out.FoundBy = append(out.FoundBy, string(s))
 	}
@@ -502,7 +503,9 @@ func (e evidence) ours() bool {
 }
 
 // stalled reports whether the agent has said that it can do no more.
-func (e evidence) stalled() bool { return e.journal != nil && e.record.status.Phase == PhaseStalled }
+func (e evidence) stalled() bool {
+	return e.journal != nil && e.record.status.Phase == api.PhaseStalled
+}
 
 // beforeVerify reports whether the capacity is not to be expected yet.
 func (e evidence) beforeVerify() bool {

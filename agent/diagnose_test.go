@@ -19,6 +19,7 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/cmd/show"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
@@ -41,37 +42,37 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 		models  string
 		provoke func(w *world)
 		dead    bool // no agent runs
-		causes  []agent.Cause
-		verdict agent.Verdict
+		causes  []api.Cause
+		verdict api.Verdict
 		says    []string
 		never   string
 	}{
 		{
-			name: "nothing", provoke: func(*world) {}, verdict: agent.VerdictFree,
+			name: "nothing", provoke: func(*world) {}, verdict: api.VerdictFree,
 			says: []string{"no config is asked for", "The node takes pods, and nothing is owed to it."},
 		}, {
 			name: "a change that nobody has begun", dead: true, provoke: func(w *world) { w.trainer(); w.label("all-1g.10gb") },
-			verdict: agent.VerdictFree,
+			verdict: api.VerdictFree,
 			says:    []string{"team/train, has to leave, holds GPU 0", "MayGo", "fence: journal, cordon, taint"},
 		}, {
 			name: "1: the agent died between cordon and drain end", dead: true, provoke: func(w *world) { w.draining(); w.block("team/train: needs 1 healthy pod and has 1") },
-			causes: []agent.Cause{agent.CauseAgentDiedInDrain, agent.CauseBudgetBlocks}, verdict: agent.VerdictWaitsForYou,
+			causes: []api.Cause{api.CauseAgentDiedInDrain, api.CauseBudgetBlocks}, verdict: api.VerdictWaitsForYou,
 			says: []string{"does not run on this machine", "goes on where this one stopped", "$ gpuslice-agent recover", "evict team/train"},
 		}, {
 			name: "1: the same with an agent", provoke: func(w *world) { w.draining() },
-			causes: []agent.Cause{agent.CauseChangeUnderWay}, verdict: agent.VerdictGivesBack,
+			causes: []api.Cause{api.CauseChangeUnderWay}, verdict: api.VerdictGivesBack,
 			says: []string{"Cordon     ours since", "pods have until", "has to leave, holds GPU 0", "by itself within"},
 		}, {
 			name: "2: the agent died while it changed the GPU", dead: true, provoke: func(w *world) { w.begin("all-1g.10gb") },
-			causes: []agent.Cause{agent.CauseAgentDiedInChange}, verdict: agent.VerdictWaitsForYou,
+			causes: []api.Cause{api.CauseAgentDiedInChange}, verdict: api.VerdictWaitsForYou,
 			says: []string{"if it fails: GPU 0: MIG off", "GPU 0: create 6 instances, 1g.10gb@"},
 		}, {
 			name: "3: a reboot in the middle", provoke: func(w *world) { w.begin("all-1g.10gb"); w.reboot() },
-			causes: []agent.Cause{agent.CauseRebootInTheMiddle}, verdict: agent.VerdictGivesBack,
+			causes: []api.Cause{api.CauseRebootInTheMiddle}, verdict: api.VerdictGivesBack,
 			says: []string{"in boot " + bootID(1) + "; this is boot " + bootID(2), "makes anew what the reboot has taken away"},
 		}, {
 			name: "4: a budget", provoke: func(w *world) { w.draining(); w.block("team/train: needs 1 healthy pod and has 1") },
-			causes: []agent.Cause{agent.CauseChangeUnderWay, agent.CauseBudgetBlocks}, verdict: agent.VerdictGivesBack,
+			causes: []api.Cause{api.CauseChangeUnderWay, api.CauseBudgetBlocks}, verdict: api.VerdictGivesBack,
 			says: []string{"asks again until", "then it goes back to what was before", "$ kubectl get pdb -n team train"},
 		}, {
 			name: "4: a budget before the cordon", provoke: func(w *world) {
@@ -80,15 +81,15 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 				w.label("all-1g.10gb")
 				w.spend(time.Minute)
 			},
-			causes: []agent.Cause{agent.CauseBudgetBlocks}, verdict: agent.VerdictFree,
+			causes: []api.Cause{api.CauseBudgetBlocks}, verdict: api.VerdictFree,
 			says: []string{"disturbs nothing before", "The node takes pods, and is not as all-1g.10gb asks."},
 		}, {
 			name: "5: a finalizer", provoke: func(w *world) { w.draining("team.example/backup"); w.spend(10 * time.Minute) },
-			causes: []agent.Cause{agent.CauseChangeUnderWay, agent.CausePodKeepsTerminating}, verdict: agent.VerdictGivesBack,
+			causes: []api.Cause{api.CauseChangeUnderWay, api.CausePodKeepsTerminating}, verdict: api.VerdictGivesBack,
 			says: []string{"team.example/backup", "$ kubectl get pod -n team train -o jsonpath='{.metadata.finalizers}'"},
 		}, {
 			name: "6: kubelet is away", provoke: func(w *world) { w.draining(); w.deaf = true; w.readiness(corev1.ConditionUnknown) },
-			causes: []agent.Cause{agent.CauseNodeNotReady, agent.CauseChangeUnderWay}, verdict: agent.VerdictWaitsForYou,
+			causes: []api.Cause{api.CauseNodeNotReady, api.CauseChangeUnderWay}, verdict: api.VerdictWaitsForYou,
 			says: []string{"Ready is Unknown", "believes no pod to be gone", "$ systemctl status kubelet"},
 		}, {
 			name: "7: the driver of claims is gone", provoke: func(w *world) {
@@ -99,7 +100,7 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 				})
 				w.terminating("claimant")
 			},
-			causes: []agent.Cause{agent.CauseClaimDriverGone}, verdict: agent.VerdictFree,
+			causes: []api.Cause{api.CauseClaimDriverGone}, verdict: api.VerdictFree,
 			says: []string{"start NVIDIA's DRA driver on this node again"},
 		}, {
 			name: "8: the settings refuse", provoke: func(w *world) {
@@ -109,7 +110,7 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 				w.label("all-1g.10gb")
 				w.spend(time.Minute)
 			},
-			causes: []agent.Cause{agent.CausePolicyRefuses}, verdict: agent.VerdictFree,
+			causes: []api.Cause{api.CausePolicyRefuses}, verdict: api.VerdictFree,
 			says: []string{"drain.unmanagedPods", "change drain in the settings", "The node takes pods"},
 		}, {
 			name: "8: a rule lets a pod end by itself", provoke: func(w *world) {
@@ -120,7 +121,7 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 				w.passes("the fence", w.owed)
 				w.spend(time.Hour)
 			},
-			causes: []agent.Cause{agent.CauseChangeUnderWay, agent.CauseRuleWaits}, verdict: agent.VerdictGivesBack,
+			causes: []api.Cause{api.CauseChangeUnderWay, api.CauseRuleWaits}, verdict: api.VerdictGivesBack,
 			says: []string{"drain.rules[0]", "pods have until 2000-01-01T09:00:", "within 8h"},
 		}, {
 			name: "8: all pods may end by themselves", provoke: func(w *world) {
@@ -131,7 +132,7 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 				w.passes("the fence", w.owed)
 				w.spend(time.Hour)
 			},
-			causes: []agent.Cause{agent.CauseChangeUnderWay, agent.CauseRuleWaits}, verdict: agent.VerdictGivesBack,
+			causes: []api.Cause{api.CauseChangeUnderWay, api.CauseRuleWaits}, verdict: api.VerdictGivesBack,
 			says: []string{"drain.mode", "pods have until 2000-01-01T09:00:", "within 8h"},
 		}, {
 			name: "10: our cordon without a journal", provoke: func(w *world) {
@@ -139,7 +140,7 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 				w.edit(func(n *corev1.Node) { delete(n.Annotations, config.AnnotationJournal) })
 				w.label("")
 			},
-			causes: []agent.Cause{agent.CauseOwnCordonLeft}, verdict: agent.VerdictGivesBack,
+			causes: []api.Cause{api.CauseOwnCordonLeft}, verdict: api.VerdictGivesBack,
 			says: []string{"Left       the cordon since", "ours, and no journal says what for"},
 		}, {
 			name: "10: the same while it is given back", provoke: func(w *world) {
@@ -148,19 +149,19 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 				w.label("")
 				w.passes("another journal", w.owed)
 			},
-			causes: []agent.Cause{agent.CauseOwnCordonLeft}, verdict: agent.VerdictGivesBack,
+			causes: []api.Cause{api.CauseOwnCordonLeft}, verdict: api.VerdictGivesBack,
 			says: []string{"Owed       what was left on the node", "without a journal, found at"},
 		}, {
 			name: "11: the label is gone", provoke: func(w *world) { w.begin("all-1g.10gb"); w.label("") },
-			causes: []agent.Cause{agent.CauseWishGone}, verdict: agent.VerdictGivesBack,
+			causes: []api.Cause{api.CauseWishGone}, verdict: api.VerdictGivesBack,
 			says: []string{"the label that asked for all-1g.10gb was removed", "brings the GPUs back to what they were"},
 		}, {
 			name: "12: an administrator's cordon", provoke: func(w *world) { w.cordon(true) },
-			causes: []agent.Cause{agent.CauseCordonedByPerson}, verdict: agent.VerdictNotOurs,
+			causes: []api.Cause{api.CauseCordonedByPerson}, verdict: api.VerdictNotOurs,
 			says: []string{"by kubectl-edit since", "never lifts a cordon that is not its own", "$ kubectl uncordon gpu-1", "Not ours: cordoned by kubectl-edit"},
 		}, {
 			name: "12: an administrator's cordon from before", provoke: func(w *world) { w.cordon(true); w.draining() },
-			causes: []agent.Cause{agent.CauseCordonedByPerson, agent.CauseChangeUnderWay}, verdict: agent.VerdictGivesBack,
+			causes: []api.Cause{api.CauseCordonedByPerson, api.CauseChangeUnderWay}, verdict: api.VerdictGivesBack,
 			says: []string{"the node was cordoned before", "gives back what is its own within", "the node stays closed: cordoned by kubectl-edit"},
 		}, {
 			name: "outside of its window", provoke: func(w *world) {
@@ -170,22 +171,22 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 				w.label("all-1g.10gb")
 				w.says(config.ReasonAwaitingWindow)
 			},
-			causes: []agent.Cause{agent.CauseNotAllowedYet}, verdict: agent.VerdictFree,
+			causes: []api.Cause{api.CauseNotAllowedYet}, verdict: api.VerdictFree,
 			says: []string{"no window comes", "begins by itself when it may", config.AnnotationForce},
 		}, {
 			name: "12: a cordon that people want to keep", provoke: func(w *world) { w.annotate(config.AnnotationKeepCordoned, "rack move"); w.draining() },
-			causes: []agent.Cause{agent.CauseKeepCordoned, agent.CauseChangeUnderWay}, verdict: agent.VerdictWaitsForYou,
+			causes: []api.Cause{api.CauseKeepCordoned, api.CauseChangeUnderWay}, verdict: api.VerdictWaitsForYou,
 			says: []string{`gpuslice.io/keep-cordoned="rack move"`, "$ kubectl annotate node gpu-1 gpuslice.io/keep-cordoned-"},
 		}, {
 			name: "13: another tool at work", provoke: func(w *world) {
 				w.cordon(true)
 				w.annotate("weave.works/kured-reboot-in-progress", time.Now().UTC().Format(time.RFC3339))
 			},
-			causes: []agent.Cause{agent.CauseCordonedByTool}, verdict: agent.VerdictNotOurs,
+			causes: []api.Cause{api.CauseCordonedByTool}, verdict: api.VerdictNotOurs,
 			says: []string{"kured is at work here since", "Others     kured", "after the reboot"},
 		}, {
 			name: "13: another tool's cordon", provoke: func(w *world) { w.cordonAs("machine-controller") },
-			causes: []agent.Cause{agent.CauseCordonedByTool}, verdict: agent.VerdictNotOurs,
+			causes: []api.Cause{api.CauseCordonedByTool}, verdict: api.VerdictNotOurs,
 			says: []string{"cordoned by machine-controller", "Not ours"},
 		}, {
 			name: "15: the taint of a cordon that is lifted", provoke: func(w *world) {
@@ -193,7 +194,7 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 					n.Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}}
 				})
 			},
-			causes: []agent.Cause{agent.CauseUnschedulableTaintLeft}, verdict: agent.VerdictNotOurs,
+			causes: []api.Cause{api.CauseUnschedulableTaintLeft}, verdict: api.VerdictNotOurs,
 			says: []string{"left behind by a cordon that is lifted", "$ kubectl taint node gpu-1 node.kubernetes.io/unschedulable-"},
 		}, {
 			name: "16: a change that failed", provoke: func(w *world) {
@@ -201,7 +202,7 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 				w.label("all-1g.10gb")
 				w.settle(config.ReasonHardwareFailure)
 			},
-			causes: []agent.Cause{agent.CauseChangeFailed}, verdict: agent.VerdictFree,
+			causes: []api.Cause{api.CauseChangeFailed}, verdict: api.VerdictFree,
 			says: []string{"does not try again by itself", "nvidia.com/mig.config=all-1g.10gb", "The node takes pods, and is not as all-1g.10gb asks."},
 		}, {
 			name: "16: a change that is being undone", provoke: func(w *world) {
@@ -209,7 +210,7 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 				w.fail(gpusim.CreateGpuInstanceWithPlacement)
 				w.passes("the failure", func() bool { return w.condition().Reason == string(config.ReasonRollingBack) })
 			},
-			causes: []agent.Cause{agent.CauseChangeFailed}, verdict: agent.VerdictGivesBack,
+			causes: []api.Cause{api.CauseChangeFailed}, verdict: api.VerdictGivesBack,
 			says: []string{"was given up", "RollingBack"},
 		}, {
 			name: "16: a process that does not go", provoke: func(w *world) {
@@ -221,19 +222,19 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 				w.label("all-3g.40gb")
 				w.spend(time.Minute)
 			},
-			causes: []agent.Cause{agent.CauseChangeUnderWay, agent.CauseProcessHoldsGPU}, verdict: agent.VerdictGivesBack,
+			causes: []api.Cause{api.CauseChangeUnderWay, api.CauseProcessHoldsGPU}, verdict: api.VerdictGivesBack,
 			says: []string{"pid 4711 python of session-3.scope holds GPU 0 1g.10gb@0 (by NVML)", "$ kill 4711 # on gpu-1", "within 64m"},
 		}, {
 			name: "17: operands that we have left paused", provoke: func(w *world) { w.operand(operandPlugin, fence.PausedValue) },
-			causes: []agent.Cause{agent.CauseOwnCordonLeft, agent.CauseOperandsPaused}, verdict: agent.VerdictGivesBack,
+			causes: []api.Cause{api.CauseOwnCordonLeft, api.CauseOperandsPaused}, verdict: api.VerdictGivesBack,
 			says: []string{"paused by gpuslice", `gives the label its value "true" back`},
 		}, {
 			name: "17: operands that mig-manager has left paused", provoke: func(w *world) { w.operand(operandDCGM, "paused-for-mig-change") },
-			causes: []agent.Cause{agent.CauseOperandsPaused}, verdict: agent.VerdictNotOurs,
+			causes: []api.Cause{api.CauseOperandsPaused}, verdict: api.VerdictNotOurs,
 			says: []string{"leaves it alone, unless recover.adopt names mig-manager", "$ gpuslice-agent recover --adopt mig-manager"},
 		}, {
 			name: "17: operands that the driver manager has left paused", provoke: func(w *world) { w.operand(operandDCGM, fence.PausedForDriverUpgrade) },
-			causes: []agent.Cause{agent.CauseDriverAway, agent.CauseOperandsPaused}, verdict: agent.VerdictNotOurs,
+			causes: []api.Cause{api.CauseDriverAway, api.CauseOperandsPaused}, verdict: api.VerdictNotOurs,
 			says: []string{"the driver is being upgraded", "$ kubectl label node gpu-1 nvidia.com/gpu.deploy.dcgm=true --overwrite"},
 		}, {
 			name: "a journal of a newer agent", provoke: func(w *world) {
@@ -241,15 +242,15 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 				w.annotate(config.AnnotationJournal, `{"version": 99}`)
 				w.disk.text = []byte(`{"version":1,"node":"` + nodeName + `","uid":"node-uid","journal":"{\"version\": 99}"}`)
 			},
-			causes: []agent.Cause{agent.CauseJournalUnreadable}, verdict: agent.VerdictWaitsForYou,
+			causes: []api.Cause{api.CauseJournalUnreadable}, verdict: api.VerdictWaitsForYou,
 			says: []string{"version 99", "$ kubectl annotate node gpu-1 gpuslice.io/journal-"},
 		}, {
 			name: "a journal that somebody else has written", provoke: func(w *world) { w.draining(); w.annotate(config.AnnotationJournal, `{"version":1,"target":"evil"}`) },
-			causes: []agent.Cause{agent.CauseOwnCordonLeft}, verdict: agent.VerdictGivesBack,
+			causes: []api.Cause{api.CauseOwnCordonLeft}, verdict: api.VerdictGivesBack,
 			says: []string{"was not written for it by this host's agent"}, never: "evil",
 		}, {
 			name: "a driver that is not loaded", provoke: func(w *world) { w.draining(); w.unload() },
-			causes: []agent.Cause{agent.CauseDriverAway, agent.CauseChangeUnderWay}, verdict: agent.VerdictWaitsForYou,
+			causes: []api.Cause{api.CauseDriverAway, api.CauseChangeUnderWay}, verdict: api.VerdictWaitsForYou,
 			says: []string{"Not seen", "team/train", "all-1g.10gb is asked for", "if it fails: GPU 0: MIG off"},
 		}, {
 			name: "capacity that does not come", provoke: func(w *world) {
@@ -258,11 +259,11 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 				w.passes("the wait", func() bool { return w.condition().Reason == string(config.ReasonAwaitingCapacity) })
 				w.spend(time.Minute)
 			},
-			causes: []agent.Cause{agent.CauseChangeUnderWay, agent.CauseCapacityMissing}, verdict: agent.VerdictGivesBack,
+			causes: []api.Cause{api.CauseChangeUnderWay, api.CauseCapacityMissing}, verdict: api.VerdictGivesBack,
 			says: []string{"the GPUs have 14, kubelet 0", "$ kubectl logs -n kube-system plugin-"},
 		}, {
 			name: "a reboot that is awaited", models: passthrough, provoke: func(w *world) { w.label("all-balanced"); w.parked() },
-			causes: []agent.Cause{agent.CauseRebootAwaited}, verdict: agent.VerdictFree,
+			causes: []api.Cause{api.CauseRebootAwaited}, verdict: api.VerdictFree,
 			says: []string{"pending until the node's next reboot", "The node takes pods, and all-balanced waits for its next reboot."},
 		},
 	} {
@@ -366,8 +367,8 @@ func TestADiagnosisInJSON(t *testing.T) {
 	})
 }
 
-func causesOf(d agent.Diagnosis) []agent.Cause {
-	var out []agent.Cause
+func causesOf(d api.Diagnosis) []api.Cause {
+	var out []api.Cause
 	for _, f := range d.Causes {
 		out = append(out, f.Cause)
 	}
@@ -375,7 +376,7 @@ func causesOf(d agent.Diagnosis) []agent.Cause {
 }
 
 // diagnose is done by a process of its own, beside the agent's.
-func (w *world) diagnose(running bool) agent.Diagnosis {
+func (w *world) diagnose(running bool) api.Diagnosis {
 	w.t.Helper()
 	return agent.New(w.optionsFor(&w.host)).Diagnose(w.t.Context(), running)
 }

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
@@ -45,7 +46,7 @@ func (a *Agent) evict(ctx context.Context, seen observed, want wish, steps []pla
 		a.tellPod(seen, want, v)
 	}
 	if late := slices.IndexFunc(verdicts, func(v drain.Verdict) bool { return v.Overdue }); late >= 0 {
-		return &Failure{
+		return &api.Failure{
 			Wish: want.fingerprint, Reason: config.ReasonEvictionBlocked,
 			Message: fmt.Sprintf("pods still there at the deadline, %s: %s",
 				moment(verdicts[late].Deadline), listed(describe(verdicts))),
@@ -155,7 +156,7 @@ func (a *Agent) mustSee(seen observed, want wish, step plan.Step) error {
 		until = until.Add(drainPolicy(a.settingsFor(want)).EndFor)
 	}
 	if a.clock.Now().After(until) && !want.undo {
-		return &Failure{Wish: want.fingerprint, Reason: reason, Message: fmt.Sprintf("nobody was evicted %v, up to the deadline", busy)}
+		return &api.Failure{Wish: want.fingerprint, Reason: reason, Message: fmt.Sprintf("nobody was evicted %v, up to the deadline", busy)}
 	}
 	wait := &Waiting{
 		Reason: reason, After: evictionRetry, Message: fmt.Sprintf("nobody is evicted %v", busy),
@@ -195,7 +196,7 @@ func (a *Agent) pauseOperand(ctx context.Context, seen observed, want wish, step
 	message := fmt.Sprintf("waiting for the pods of %s to end: %s", step.Label, listed(pods))
 	until := a.deadline(seen, want, step)
 	if a.clock.Now().After(until) && !want.undo {
-		return &Failure{Wish: want.fingerprint, Reason: config.ReasonPausingOperands, Message: message + ", up to the deadline"}
+		return &api.Failure{Wish: want.fingerprint, Reason: config.ReasonPausingOperands, Message: message + ", up to the deadline"}
 	}
 	wait := &Waiting{
 		Reason: config.ReasonPausingOperands, After: evictionRetry, Message: message, Since: seen.journal.Started, Blockers: pods,

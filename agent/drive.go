@@ -10,6 +10,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/holders"
@@ -25,7 +26,7 @@ func (a *Agent) change(
 		if step.Kind == plan.RestorePersistence { // a change that is finished is not undone, and no node is kept, for want of it
 			return a.forgoPersistence(ctx, seen, step, fmt.Errorf("%s reported success %d times and had no effect", step, n))
 		}
-		return &Failure{
+		return &api.Failure{
 			Wish: want.fingerprint, Reason: config.ReasonStepHadNoEffect,
 			Message: fmt.Sprintf("%s reported success %d times and had no effect, or somebody else undoes it", step, n),
 		}

@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/capacity"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/retried"
@@ -95,7 +96,7 @@ func (a *Agent) inVain(want wish, step plan.Step) error {
 		delete(a.budget.successes, step.String())
 		return errors.New(text)
 	}
-	return &Failure{Wish: want.fingerprint, Reason: config.ReasonStepHadNoEffect, Message: text}
+	return &api.Failure{Wish: want.fingerprint, Reason: config.ReasonStepHadNoEffect, Message: text}
 }
 
 // awaitCapacity says what is missing until the look that finds nothing.
@@ -139,7 +140,7 @@ func (a *Agent) awaitCapacity(ctx context.Context, seen observed, want wish, ste
 			Message: fmt.Sprintf("the GPUs are as they were, but their capacity is not back after %s: %s", a.settings.Timeouts.Capacity, missing),
 		}
 	}
-	return &Failure{
+	return &api.Failure{
 		Wish: want.fingerprint, Reason: reason, Message: fmt.Sprintf("no proof of capacity after %s: %s", a.settings.Timeouts.Capacity, missing),
 	}
 }
@@ -148,7 +149,7 @@ func (a *Agent) awaitCapacity(ctx context.Context, seen observed, want wish, ste
 // has been seen to register and to be forgotten by kubelet.
 func (a *Agent) mendPlugin(ctx context.Context, seen observed, want wish, step plan.Step, fresh bool) error {
 	if fails := a.pluginFails(seen); fails != "" && seen.journal.changesPlugin() && !want.undo {
-		return &Failure{Wish: want.fingerprint, Reason: config.ReasonPluginFailed, Message: "the device plugin does not run by its new config: " + fails}
+		return &api.Failure{Wish: want.fingerprint, Reason: config.ReasonPluginFailed, Message: "the device plugin does not run by its new config: " + fails}
 	}
 	half := a.verification.began.Add(a.settings.Timeouts.Capacity / 2)
 	if fresh || a.verification.restarted || !a.clock.Now().After(half) || len(seen.devicePlugin.pods) == 0 {

@@ -5,6 +5,7 @@ import (
 	"reflect"
 	"time"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml/aside"
@@ -47,7 +48,7 @@ func (a *Agent) Settle(ctx context.Context, rest time.Duration) time.Duration {
 }
 
 // Performs reports whether there is an executor for the kind of step, and how people are told of it.
-func Performs(kind plan.Kind) (performed bool, reason config.Reason, phase Phase) {
+func Performs(kind plan.Kind) (performed bool, reason config.Reason, phase api.Phase) {
 	p := progresses[kind]
 	return executors[kind] != nil, p.reason, p.phase
 }

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/capacity"
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/plan"
@@ -361,7 +362,7 @@ func (a *Agent) learnForGood(ctx context.Context, seen observed, want wish) {
 }
 
 // giveUp keeps a failure in the journal: from now on the way is back.
-func (a *Agent) giveUp(ctx context.Context, seen observed, want wish, failure *Failure) time.Duration {
+func (a *Agent) giveUp(ctx context.Context, seen observed, want wish, failure *api.Failure) time.Duration {
 	j := *seen.journal
 	j.Undo, j.Parked = failure, false
 	if err := a.amend(ctx, seen, j); err != nil {

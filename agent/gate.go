@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -136,8 +137,8 @@ func (s observed) onHold(want wish, now time.Time) error {
 }
 
 // putOff ends a change before a GPU is touched, to try it again when it may be.
-func (s observed) putOff(want wish, reason config.Reason, why string) *Failure {
-	return &Failure{Wish: want.fingerprint, Reason: reason, Message: why + "; the change is put off", Later: true}
+func (s observed) putOff(want wish, reason config.Reason, why string) *api.Failure {
+	return &api.Failure{Wish: want.fingerprint, Reason: reason, Message: why + "; the change is put off", Later: true}
 }
 
 // forced reports whether people have said that this change needs no window.

@@ -18,6 +18,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -150,9 +151,9 @@ func (w *world) planned() corev1.NodeCondition {
 	return corev1.NodeCondition{}
 }
 
-func (w *world) status() agent.Status {
+func (w *world) status() api.Status {
 	w.t.Helper()
-	var s agent.Status
+	var s api.Status
 	if err := json.Unmarshal([]byte(w.node().Annotations[config.AnnotationStatus]), &s); err != nil {
 		w.t.Fatal(err)
 	}

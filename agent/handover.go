@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/pluginfile"
@@ -321,7 +322,7 @@ func (a *Agent) daemonsGone(seen observed, want wish, step plan.Step) error {
 	message := "waiting for the MPS control daemon to end: " + listed(pods)
 	until := a.deadline(seen, want, step)
 	if a.clock.Now().After(until) && !want.undo {
-		return &Failure{Wish: want.fingerprint, Reason: config.ReasonPluginFailed, Message: message + ", up to the deadline"}
+		return &api.Failure{Wish: want.fingerprint, Reason: config.ReasonPluginFailed, Message: message + ", up to the deadline"}
 	}
 	wait := &Waiting{
 		Reason: config.ReasonHandingOver, After: evictionRetry, Message: message, Since: seen.journal.Started, Blockers: pods,

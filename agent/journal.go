@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	strictjson "sigs.k8s.io/json"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
@@ -53,12 +54,12 @@ type Journal struct {
 	Stopped          []string           `json:"stopped,omitempty"`    // units of the host that it stops, in that order; they were running
 	Persistent       []nvml.UUID        `json:"persistent,omitempty"` // GPUs that were in persistence mode, by a journal that was lost
 	Plugin           *formerPlugin      `json:"plugin,omitempty"`     // the device plugin's config, if it changes that
-	NoReset          *noReset           `json:"noReset,omitempty"`    // which GPUs the driver has refused to reset
+	NoReset          *api.NoReset       `json:"noReset,omitempty"`    // which GPUs the driver has refused to reset
 	Reboots          []string           `json:"reboots,omitempty"`    // boots in which a reboot was asked for
 	RebootAsked      time.Time          `json:"rebootAsked,omitzero"` // when the last of them was
 	Parked           bool               `json:"parked,omitempty"`     // the node was given back until it is rebooted
 	Forced           bool               `json:"forced,omitempty"`     // people have said that it needs no window
-	Undo             *Failure           `json:"undo,omitempty"`       // the change has failed: back to Previous
+	Undo             *api.Failure       `json:"undo,omitempty"`       // the change has failed: back to Previous
 }
 
 // cut is how one GPU was cut.
@@ -325,10 +326,10 @@ func checkCuts(cuts []cut) error {
 }
 
 // before lists how the GPUs of the journal were cut, by their places.
-func (j *Journal) before(places map[nvml.UUID]int) []StatusGPU {
-	var out []StatusGPU
+func (j *Journal) before(places map[nvml.UUID]int) []api.StatusGPU {
+	var out []api.StatusGPU
 	for _, c := range j.Previous {
-		s := StatusGPU{Index: -1, UUID: c.GPU, MIG: c.MIG}
+		s := api.StatusGPU{Index: -1, UUID: c.GPU, MIG: c.MIG}
 		if at, ok := places[c.GPU]; ok {
 			s.Index = at
 		}

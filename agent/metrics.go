@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/clock"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
 )
 
@@ -37,9 +38,9 @@ type Metrics struct {
 
 	mu     sync.Mutex
 	report report
-	pass   time.Time               // when one last ended
-	since  time.Time               // when its phase began, or its time was last counted
-	phases map[Phase]time.Duration // without that since then
+	pass   time.Time                   // when one last ended
+	since  time.Time                   // when its phase began, or its time was last counted
+	phases map[api.Phase]time.Duration // without that since then
 	parts  []Part
 	window windowSeen
 }
@@ -75,7 +76,7 @@ var (
 // NewMetrics makes an empty set, with those of the process itself.
 func NewMetrics(c clock.PassiveClock) *Metrics {
 	m := &Metrics{
-		registry: prometheus.NewRegistry(), clock: c, phases: map[Phase]time.Duration{},
+		registry: prometheus.NewRegistry(), clock: c, phases: map[api.Phase]time.Duration{},
 		steps: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "gpuslice_steps_total", Help: "Steps that were taken, by their kind and by what came of them: done, waiting, failed.",
 		}, []string{"kind", "result"}),

@@ -8,7 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/cmd/show"
 	"github.com/gpuslice/gpuslice/config"
 )
@@ -46,7 +46,7 @@ func TestANodeWithoutADevicePluginSaysSo(t *testing.T) {
 				if strings.Contains(c.Message, "log") || strings.Contains(said, "see the log") || strings.Contains(said, "undoes the change") {
 					t.Errorf("the node says %q, the diagnosis %q", c.Message, said)
 				}
-				if !strings.Contains(strings.Join(strings.Fields(said), " "), row.wait) || len(d.Causes) == 0 || d.Causes[len(d.Causes)-1].Cause != agent.CauseCapacityMissing {
+				if !strings.Contains(strings.Join(strings.Fields(said), " "), row.wait) || len(d.Causes) == 0 || d.Causes[len(d.Causes)-1].Cause != api.CauseCapacityMissing {
 					t.Errorf("the diagnosis says %q, want %q", said, row.wait)
 				}
 				if w.owed() {

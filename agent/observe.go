@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/capacity"
 	"github.com/gpuslice/gpuslice/agent/fleet"
 	"github.com/gpuslice/gpuslice/agent/hostrecord"
@@ -71,8 +72,8 @@ type bootSeen struct {
 
 // recordSeen is what the host's record says, beside the journal.
 type recordSeen struct {
-	forged    bool   // the node has a journal that this host's agent did not write for it
-	status    Status // what we last told, with what the record says has been learnt
+	forged    bool       // the node has a journal that this host's agent did not write for it
+	status    api.Status // what we last told, with what the record says has been learnt
 	learnt    hostrecord.Learnt
 	published nodeKeys          // labels and taints that a profile of ours has put on the node
 	owed      owedHost          // to the host, by a journal that was lost
@@ -452,7 +453,7 @@ func tolerates(pod corev1.Pod, key string) bool {
 }
 
 // failed is the failure that is known of the wish: while it is being undone from the journal, after that from the status.
-func (s observed) failed(want wish) *Failure {
+func (s observed) failed(want wish) *api.Failure {
 	if s.givenUp(want) {
 		return s.journal.Undo
 	}
@@ -464,7 +465,7 @@ func (s observed) failed(want wish) *Failure {
 
 // kept is the failure that the status must go on telling: the one that is known of the wish, or, while nobody knows what
 // is wished because the catalog cannot be read, the last one.
-func (s observed) kept(want wish) *Failure {
+func (s observed) kept(want wish) *api.Failure {
 	if f := s.failed(want); f != nil && !f.Later {
 		return f
 	}

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
@@ -225,10 +226,10 @@ func TestAnOperandThatAnotherToolPausesInTheMiddleStaysPaused(t *testing.T) {
 func TestAJournalThatSaysHowItEndsIsOfAVersionOfItsOwn(t *testing.T) {
 	t.Parallel()
 	for want, j := range map[string]*agent.Journal{
-		`{"version":1,`:  {Undo: &agent.Failure{Wish: "slices", Later: true}},
+		`{"version":1,`:  {Undo: &api.Failure{Wish: "slices", Later: true}},
 		`{"version":2,`:  {Stopped: []string{"dcgm.service"}},
 		`{"version":5,`:  {Parked: true},
-		`{"version":5, `: {Undo: &agent.Failure{Wish: "slices", Cancelled: true}},
+		`{"version":5, `: {Undo: &api.Failure{Wish: "slices", Cancelled: true}},
 	} {
 		text, err := agent.Encode(j)
 		if err != nil || !strings.HasPrefix(text, strings.TrimSpace(want)) {

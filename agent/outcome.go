@@ -7,6 +7,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/retried"
@@ -93,7 +94,7 @@ type decision struct {
 	stalled  bool
 	blockers []string // what is in the way
 	planned  time.Time
-	failure  *Failure // the change is given up, and undone
+	failure  *api.Failure // the change is given up, and undone
 	waits    waitFor
 	noReset  bool // the GPU changes its mode at a reboot only: the plan is another one from now on
 }
@@ -102,7 +103,7 @@ type decision struct {
 func (a *Agent) decide(seen observed, want wish, step plan.Step, err error) decision {
 	var waiting *Waiting
 	var stalled *Stalled
-	var failure *Failure
+	var failure *api.Failure
 	var refused *plan.Refused
 	switch {
 	case errors.As(err, &waiting):
@@ -141,7 +142,7 @@ func unsupported(seen observed, want wish, step plan.Step, err error) decision {
 	if step.Kind == plan.Reset && seen.boot.id != "" {
 		return decision{noReset: true}
 	}
-	return decision{failure: &Failure{Wish: want.fingerprint, Reason: config.ReasonHardwareFailure, Message: err.Error()}}
+	return decision{failure: &api.Failure{Wish: want.fingerprint, Reason: config.ReasonHardwareFailure, Message: err.Error()}}
 }
 
 // inUse waits for processes that no pod accounts for, until the deadline for pods. Some come and go, as a monitor's do: who
@@ -149,7 +150,7 @@ func unsupported(seen observed, want wish, step plan.Step, err error) decision {
 func (a *Agent) inUse(seen observed, want wish, step plan.Step, err error) decision {
 	now := a.clock.Now()
 	if seen.journal != nil && now.After(a.deadline(seen, want, step)) && !want.undo {
-		return decision{failure: &Failure{
+		return decision{failure: &api.Failure{
 			Wish: want.fingerprint, Reason: config.ReasonGPUInUse,
 			Message: fmt.Sprintf("%v, and still is at the deadline, %s", err, moment(a.deadline(seen, want, step))),
 		}}
@@ -212,7 +213,7 @@ func (a *Agent) retry(step plan.Step, want wish, err error) decision {
 	tried.next = a.clock.Now().Add(pause)
 	tried.told = decision{reason: config.ReasonRetrying, message: err.Error() + "; trying again", after: pause}
 	if step.Traits().Bounded && tried.failures >= a.settings.Retry.Failures {
-		failure := &Failure{
+		failure := &api.Failure{
 			Wish: want.fingerprint, Reason: config.ReasonHardwareFailure,
 			Message: fmt.Sprintf("%v; given up after %s", err, legible.Counted(a.settings.Retry.Failures, "attempt")),
 		}

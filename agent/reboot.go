@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/holders"
@@ -104,7 +105,7 @@ func (a *Agent) observeReboots(ctx context.Context, seen *observed, pods []corev
 }
 
 // refusal is what is known of GPUs that are not reset here, in this boot or in an earlier one; nil if nothing is.
-func (s observed) refusal() *noReset {
+func (s observed) refusal() *api.NoReset {
 	if s.journal != nil && s.journal.NoReset != nil {
 		return s.journal.NoReset
 	}
@@ -114,7 +115,7 @@ func (s observed) refusal() *noReset {
 // noteNoReset keeps in the journal that the GPU is not reset here: from now on its way leads over a reboot.
 func (a *Agent) noteNoReset(ctx context.Context, seen observed, gpu nvml.UUID, err error) time.Duration {
 	j := *seen.journal
-	j.NoReset = &noReset{Boot: seen.boot.id, GPUs: []nvml.UUID{gpu}}
+	j.NoReset = &api.NoReset{Boot: seen.boot.id, GPUs: []nvml.UUID{gpu}}
 	if known := seen.refusal(); known != nil && known.Boot == j.NoReset.Boot {
 		j.NoReset.GPUs = append(slices.Clone(known.GPUs), gpu)
 	}
@@ -179,7 +180,7 @@ func (a *Agent) mayReboot(ctx context.Context, seen observed, want wish) error {
 		err = a.logind.host.CanReboot(call)
 	}
 	if err != nil {
-		return &Failure{Wish: want.fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}
+		return &api.Failure{Wish: want.fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}
 	}
 	return nil
 }
@@ -191,7 +192,7 @@ func (a *Agent) reboot(ctx context.Context, seen observed, want wish) error {
 	bootUnknown := seen.boot.err != nil && len(j.Reboots) > 0
 	if bootUnknown || slices.Contains(j.Reboots, seen.boot.id) {
 		if a.clock.Since(j.RebootAsked) > a.settings.Timeouts.Reboot {
-			return &Failure{
+			return &api.Failure{
 				Wish: want.fingerprint, Reason: config.ReasonNeedsReboot,
 				Message: fmt.Sprintf("the node has not been rebooted in the %s since that was asked for", a.settings.Timeouts.Reboot),
 			}
@@ -218,7 +219,7 @@ func (a *Agent) reboot(ctx context.Context, seen observed, want wish) error {
 	defer cancel()
 	err := a.logind.host.Reboot(call)
 	if errors.Is(err, host.ErrNoLogind) || errors.Is(err, host.ErrLogindRefuses) || errors.Is(err, host.ErrRebootInhibited) {
-		return &Failure{Wish: want.fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}
+		return &api.Failure{Wish: want.fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}
 	}
 	return a.awaitReboot(j) // any other error leaves open whether the host goes down
 }

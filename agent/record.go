@@ -18,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/hostrecord"
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/plan"
@@ -53,7 +54,7 @@ type hostRecord struct {
 	failed  error                  // why the disk is behind
 	retryAt time.Time
 
-	persisted *Status // what the node was told for good at the end of a change, until it is told something else
+	persisted *api.Status // what the node was told for good at the end of a change, until it is told something else
 }
 
 // load reads the record, once.
@@ -338,7 +339,7 @@ func (j *Journal) takesMore(than *Journal) bool {
 // back.
 func (a *Agent) unrecorded(seen observed, err error) error {
 	if seen.disturbed() {
-		return &Failure{
+		return &api.Failure{
 			Wish: seen.asks, Reason: config.ReasonHostRecordUnavailable, Later: true,
 			Message: err.Error() + ": what the change would take next could not be given back after a crash; the change is put off",
 		}
@@ -485,7 +486,7 @@ func (a *Agent) learn(ctx context.Context, learnt hostrecord.Learnt) {
 }
 
 // learntOf is what of the status the next changes go by, as the record takes it.
-func learntOf(s Status, published nodeKeys) hostrecord.Learnt {
+func learntOf(s api.Status, published nodeKeys) hostrecord.Learnt {
 	out := hostrecord.Learnt{Proven: s.Proven, Cut: legible.Cut(s.Cut, 128)}
 	if n := s.NoReset; n != nil {
 		out.NoReset = &hostrecord.NoReset{Boot: legible.Cut(n.Boot, 128)}
@@ -511,23 +512,23 @@ func learntOf(s Status, published nodeKeys) hostrecord.Learnt {
 }
 
 // learntStatus is the status with what the host's record says has been learnt, whatever the annotation says of it.
-func learntStatus(s Status, l hostrecord.Learnt) Status {
+func learntStatus(s api.Status, l hostrecord.Learnt) api.Status {
 	s.Failed, s.NoReset, s.Asked, s.Took = nil, nil, nil, nil
 	s.Proven, s.Cut = l.Proven, l.Cut
 	if n := l.NoReset; n != nil {
-		s.NoReset = &noReset{Boot: n.Boot}
+		s.NoReset = &api.NoReset{Boot: n.Boot}
 		for _, gpu := range n.GPUs {
 			s.NoReset.GPUs = append(s.NoReset.GPUs, nvml.UUID(gpu))
 		}
 	}
 	if l.Asked != nil {
-		s.Asked = &askedFor{Wish: l.Asked.Wish, Since: l.Asked.Since}
+		s.Asked = &api.AskedFor{Wish: l.Asked.Wish, Since: l.Asked.Since}
 	}
 	for _, t := range l.Took {
-		s.Took = append(s.Took, took{Whole: t.Whole, Rest: t.Rest})
+		s.Took = append(s.Took, api.Took{Whole: t.Whole, Rest: t.Rest})
 	}
 	if f := l.Failed; f != nil {
-		s.Failed = &Failure{Wish: f.Wish, Reason: config.Reason(f.Reason), Message: f.Message}
+		s.Failed = &api.Failure{Wish: f.Wish, Reason: config.Reason(f.Reason), Message: f.Message}
 	}
 	return s
 }

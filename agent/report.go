@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/capacity"
 	"github.com/gpuslice/gpuslice/agent/condition"
 	"github.com/gpuslice/gpuslice/agent/fleet"
@@ -35,7 +36,7 @@ const mostBlockers = 100
 
 // report is what one pass tells.
 type report struct {
-	phase   Phase
+	phase   api.Phase
 	state   config.State           // empty: the label is left as it is
 	ready   corev1.ConditionStatus // of GPUPartitionReady
 	reason  config.Reason
@@ -169,12 +170,12 @@ func reportOf(seen observed, want wish, steps []plan.Step, err error, d decision
 			message: fmt.Sprintf("%s: %s left; done: %s", target(seen, want), legible.Counted(len(steps)-1, "step"), steps[0]),
 		}
 	case d.stalled:
-		return report{phase: PhaseStalled, ready: corev1.ConditionFalse, reason: d.reason, state: config.StateFailed, message: stalled(seen, want, d)}
+		return report{phase: api.PhaseStalled, ready: corev1.ConditionFalse, reason: d.reason, state: config.StateFailed, message: stalled(seen, want, d)}
 	case d.waits == forDriver:
-		return report{phase: PhaseWaiting, ready: corev1.ConditionUnknown, reason: d.reason, message: d.message}
+		return report{phase: api.PhaseWaiting, ready: corev1.ConditionUnknown, reason: d.reason, message: d.message}
 	}
 	r := report{
-		phase: PhaseWaiting, ready: corev1.ConditionFalse, reason: d.reason, state: config.StatePending, message: d.message, blocked: d.waits == forRoom,
+		phase: api.PhaseWaiting, ready: corev1.ConditionFalse, reason: d.reason, state: config.StatePending, message: d.message, blocked: d.waits == forRoom,
 	}
 	if d.waits == forReboot {
 		r.state = config.StateRebooting
@@ -193,7 +194,7 @@ func reportOf(seen observed, want wish, steps []plan.Step, err error, d decision
 func atRest(seen observed, want wish) report {
 	if want.name == "" {
 		r := report{
-			phase: PhaseIdle, ready: corev1.ConditionTrue, reason: config.ReasonNoWish,
+			phase: api.PhaseIdle, ready: corev1.ConditionTrue, reason: config.ReasonNoWish,
 			message: fmt.Sprintf("no config is asked for by label %s, %s or %s; the GPUs are left as they are",
 				config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig) + cordonOfOthers(seen),
 		}
@@ -207,12 +208,12 @@ func atRest(seen observed, want wish) report {
 	}
 	if message := seen.onAtReboot(want); message != "" {
 		return report{
-			phase: PhaseWaiting, ready: corev1.ConditionFalse, reason: config.ReasonNeedsReboot, state: seen.rebootState(),
+			phase: api.PhaseWaiting, ready: corev1.ConditionFalse, reason: config.ReasonNeedsReboot, state: seen.rebootState(),
 			message: message,
 		}
 	}
 	return report{
-		phase: PhaseIdle, ready: corev1.ConditionTrue, converged: true, reason: config.ReasonConverged, state: config.StateSuccess,
+		phase: api.PhaseIdle, ready: corev1.ConditionTrue, converged: true, reason: config.ReasonConverged, state: config.StateSuccess,
 		message: converged(seen, want),
 	}
 }
@@ -234,41 +235,41 @@ func target(seen observed, want wish) string {
 // progresses has the reason and the phase of a plan that begins with each kind of step.
 var progresses = map[plan.Kind]struct {
 	reason config.Reason
-	phase  Phase
+	phase  api.Phase
 }{
-	plan.AcquireSlot:        {config.ReasonAwaitingSlot, PhaseWaiting},
-	plan.ReleaseSlot:        {config.ReasonAwaitingSlot, PhaseWaiting},
-	plan.Record:             {config.ReasonFencing, PhaseDraining},
-	plan.Fence:              {config.ReasonFencing, PhaseDraining},
-	plan.Adopt:              {config.ReasonRecovering, PhaseVerifying},
-	plan.Evict:              {config.ReasonEvicting, PhaseDraining},
-	plan.PauseOperands:      {config.ReasonPausingOperands, PhaseDraining},
-	plan.StopUnits:          {config.ReasonStoppingUnits, PhaseDraining},
-	plan.SetMode:            {config.ReasonRepartitioning, PhaseApplying},
-	plan.DropPersistence:    {config.ReasonRepartitioning, PhaseApplying},
-	plan.RestorePersistence: {config.ReasonRepartitioning, PhaseApplying},
-	plan.Reset:              {config.ReasonRepartitioning, PhaseApplying},
-	plan.Destroy:            {config.ReasonRepartitioning, PhaseApplying},
-	plan.Create:             {config.ReasonRepartitioning, PhaseApplying},
-	plan.WriteSharing:       {config.ReasonHandingOver, PhaseApplying},
-	plan.ReloadPlugin:       {config.ReasonHandingOver, PhaseApplying},
-	plan.SetComputeMode:     {config.ReasonHandingOver, PhaseApplying},
-	plan.PublishNodeKeys:    {config.ReasonHandingOver, PhaseApplying},
-	plan.Park:               {config.ReasonNeedsReboot, PhaseWaiting},
-	plan.AskReboot:          {config.ReasonNeedsReboot, PhaseWaiting},
-	plan.Reboot:             {config.ReasonNeedsReboot, PhaseWaiting},
-	plan.RegenerateCDI:      {config.ReasonAwaitingCapacity, PhaseVerifying},
-	plan.StartUnits:         {config.ReasonAwaitingCapacity, PhaseVerifying},
-	plan.ResumeOperands:     {config.ReasonAwaitingCapacity, PhaseVerifying},
-	plan.RestartOperands:    {config.ReasonAwaitingCapacity, PhaseVerifying},
-	plan.VerifyCapacity:     {config.ReasonAwaitingCapacity, PhaseVerifying},
-	plan.Release:            {config.ReasonAwaitingCapacity, PhaseVerifying},
+	plan.AcquireSlot:        {config.ReasonAwaitingSlot, api.PhaseWaiting},
+	plan.ReleaseSlot:        {config.ReasonAwaitingSlot, api.PhaseWaiting},
+	plan.Record:             {config.ReasonFencing, api.PhaseDraining},
+	plan.Fence:              {config.ReasonFencing, api.PhaseDraining},
+	plan.Adopt:              {config.ReasonRecovering, api.PhaseVerifying},
+	plan.Evict:              {config.ReasonEvicting, api.PhaseDraining},
+	plan.PauseOperands:      {config.ReasonPausingOperands, api.PhaseDraining},
+	plan.StopUnits:          {config.ReasonStoppingUnits, api.PhaseDraining},
+	plan.SetMode:            {config.ReasonRepartitioning, api.PhaseApplying},
+	plan.DropPersistence:    {config.ReasonRepartitioning, api.PhaseApplying},
+	plan.RestorePersistence: {config.ReasonRepartitioning, api.PhaseApplying},
+	plan.Reset:              {config.ReasonRepartitioning, api.PhaseApplying},
+	plan.Destroy:            {config.ReasonRepartitioning, api.PhaseApplying},
+	plan.Create:             {config.ReasonRepartitioning, api.PhaseApplying},
+	plan.WriteSharing:       {config.ReasonHandingOver, api.PhaseApplying},
+	plan.ReloadPlugin:       {config.ReasonHandingOver, api.PhaseApplying},
+	plan.SetComputeMode:     {config.ReasonHandingOver, api.PhaseApplying},
+	plan.PublishNodeKeys:    {config.ReasonHandingOver, api.PhaseApplying},
+	plan.Park:               {config.ReasonNeedsReboot, api.PhaseWaiting},
+	plan.AskReboot:          {config.ReasonNeedsReboot, api.PhaseWaiting},
+	plan.Reboot:             {config.ReasonNeedsReboot, api.PhaseWaiting},
+	plan.RegenerateCDI:      {config.ReasonAwaitingCapacity, api.PhaseVerifying},
+	plan.StartUnits:         {config.ReasonAwaitingCapacity, api.PhaseVerifying},
+	plan.ResumeOperands:     {config.ReasonAwaitingCapacity, api.PhaseVerifying},
+	plan.RestartOperands:    {config.ReasonAwaitingCapacity, api.PhaseVerifying},
+	plan.VerifyCapacity:     {config.ReasonAwaitingCapacity, api.PhaseVerifying},
+	plan.Release:            {config.ReasonAwaitingCapacity, api.PhaseVerifying},
 }
 
 // progress tells the reason and the phase of a plan that begins with the kind of step.
-func progress(kind plan.Kind, want wish) (config.Reason, Phase) {
+func progress(kind plan.Kind, want wish) (config.Reason, api.Phase) {
 	if want.undo {
-		return config.ReasonRollingBack, PhaseRollingBack
+		return config.ReasonRollingBack, api.PhaseRollingBack
 	}
 	p := progresses[kind]
 	return p.reason, p.phase
@@ -392,7 +393,7 @@ func (a *Agent) statusOf(ctx context.Context, seen observed, want wish, r report
 	if !seen.complete {
 		return "", false, nil
 	}
-	status := Status{
+	status := api.Status{
 		Desired: want.name, Phase: r.phase, Reason: r.reason, GPUs: statusGPUs(seen.gpus),
 		Capacity: capacity.Offered(seen.kubelet.offered).Summary(want.plugin.sharingKnown()),
 	}
@@ -435,7 +436,7 @@ func (a *Agent) tellState(ctx context.Context, seen observed, r report) error {
 // outlived reports whether the state label says that something has failed which nobody asks for any more. Tools that wait for the label have
 // had the time of a heartbeat to see it; a success is still true, and a mig-manager's word is its own.
 func (a *Agent) outlived(seen observed, r report) bool {
-	return r.phase == PhaseIdle && !r.converged && r.state == "" && config.State(seen.node.Labels[config.LabelMIGConfigState]) == config.StateFailed &&
+	return r.phase == api.PhaseIdle && !r.converged && r.state == "" && config.State(seen.node.Labels[config.LabelMIGConfigState]) == config.StateFailed &&
 		seen.record.status.Reason == config.ReasonNoWish && a.now().Sub(seen.record.status.Since) >= a.settings.NodeHeartbeat && !seen.leftovers.migManager
 }
 
@@ -448,7 +449,7 @@ func (a *Agent) tellMetadata(ctx context.Context, seen observed, r report, text 
 	if text != "" && seen.node.Annotations[config.AnnotationStatus] != text {
 		annotations[config.AnnotationStatus] = &text
 	}
-	if _, forced := seen.node.Annotations[config.AnnotationForce]; forced && r.phase == PhaseIdle {
+	if _, forced := seen.node.Annotations[config.AnnotationForce]; forced && r.phase == api.PhaseIdle {
 		annotations[config.AnnotationForce] = nil // it was for this change, or for one that is wanted no more: the next one is to wait for its window
 	}
 	if len(annotations) == 0 {
@@ -458,7 +459,7 @@ func (a *Agent) tellMetadata(ctx context.Context, seen observed, r report, text 
 }
 
 // keep adds what the next changes go by.
-func (a *Agent) keep(status *Status, seen observed, want wish, r report) {
+func (a *Agent) keep(status *api.Status, seen observed, want wish, r report) {
 	status.Next, status.Proven, status.Cut, status.Took = r.planned.UTC(), seen.record.status.Proven, seen.record.status.Cut, seen.record.status.Took
 	if r.converged {
 		status.Proven, status.Cut = want.fingerprint, ""
@@ -471,7 +472,7 @@ func (a *Agent) keep(status *Status, seen observed, want wish, r report) {
 	}
 	switch {
 	case want.fingerprint != "":
-		status.Asked = &askedFor{Wish: want.fingerprint, Since: seen.asked(want, a.now())}
+		status.Asked = &api.AskedFor{Wish: want.fingerprint, Since: seen.asked(want, a.now())}
 	case want.name != "": // what it means is not known as long as a file cannot be read
 		status.Asked = seen.record.status.Asked
 	}

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/fleet"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
@@ -196,7 +197,7 @@ func (a *Agent) endTurn(ctx context.Context, seen observed, want wish) {
 
 // countFailure tells the pool that the change has failed here: too many in a row, and it pauses itself. What people have called off, and
 // what is only put off, has not failed.
-func (a *Agent) countFailure(ctx context.Context, seen observed, failure *Failure) {
+func (a *Agent) countFailure(ctx context.Context, seen observed, failure *api.Failure) {
 	if failure == nil || failure.Later || failure.Cancelled || !seen.pooled() {
 		return
 	}

@@ -4,13 +4,14 @@ import (
 	"encoding/json"
 	"fmt"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-func statusGPUs(gpus []nvml.GPU) []StatusGPU {
-	var out []StatusGPU
+func statusGPUs(gpus []nvml.GPU) []api.StatusGPU {
+	var out []api.StatusGPU
 	for _, gpu := range gpus {
-		s := StatusGPU{Index: gpu.Index, UUID: gpu.UUID, MIG: gpu.Enabled}
+		s := api.StatusGPU{Index: gpu.Index, UUID: gpu.UUID, MIG: gpu.Enabled}
 		if geometry := gpu.Geometry(); len(geometry) > 0 {
 			s.Geometry = geometry.String()
 		}
@@ -20,15 +21,15 @@ func statusGPUs(gpus []nvml.GPU) []StatusGPU {
 }
 
 // parseStatus reads our own last words, or those of anybody else. An unreadable one is as good as none.
-func parseStatus(annotation string) Status {
-	var s Status
+func parseStatus(annotation string) api.Status {
+	var s api.Status
 	if err := json.Unmarshal([]byte(annotation), &s); err != nil {
-		return Status{}
+		return api.Status{}
 	}
 	return s
 }
 
-func encodeStatus(s Status) (string, error) {
+func encodeStatus(s api.Status) (string, error) {
 	b, err := json.Marshal(s)
 	if err != nil {
 		return "", fmt.Errorf("encoding the status: %w", err)

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/host"
@@ -30,7 +31,7 @@ func (a *Agent) stopUnit(ctx context.Context, seen observed, want wish, step pla
 		return err
 	}
 	if a.clock.Now().After(until) && !want.undo {
-		return &Failure{
+		return &api.Failure{
 			Wish: want.fingerprint, Reason: config.ReasonUnitFailed,
 			Message: fmt.Sprintf("%s of this host has not stopped in %s; see systemctl status %s", step.Unit, a.settings.Timeouts.Unit, step.Unit),
 		}

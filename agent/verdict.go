@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/duration"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
 )
 
@@ -14,10 +15,10 @@ import (
 const stepTime = 5 * time.Second
 
 // outcome is the bottom line.
-func (e evidence) outcome(causes []Finding) Outcome {
+func (e evidence) outcome(causes []api.Finding) api.Outcome {
 	switch {
 	case e.node == nil:
-		return Outcome{Verdict: VerdictUnknown, Text: "nothing can be said of the node before the API server answers"}
+		return api.Outcome{Verdict: api.VerdictUnknown, Text: "nothing can be said of the node before the API server answers"}
 	case e.ours():
 		return e.outcomeOfOurs(causes)
 	default:
@@ -26,15 +27,15 @@ func (e evidence) outcome(causes []Finding) Outcome {
 }
 
 // outcomeOfOurs is of a node that something of ours keeps from pods.
-func (e evidence) outcomeOfOurs(causes []Finding) Outcome {
+func (e evidence) outcomeOfOurs(causes []api.Finding) api.Outcome {
 	for _, f := range causes {
 		if f.Waits {
-			return Outcome{Verdict: VerdictWaitsForYou, Text: "waits for you: " + cmp.Or(f.You, f.Evidence)}
+			return api.Outcome{Verdict: api.VerdictWaitsForYou, Text: "waits for you: " + cmp.Or(f.You, f.Evidence)}
 		}
 	}
 	within := e.within()
-	out := Outcome{
-		Verdict: VerdictGivesBack, Within: Duration(within),
+	out := api.Outcome{
+		Verdict: api.VerdictGivesBack, Within: api.Duration(within),
 		Text: "the agent gives this node back by itself within " + duration.HumanDuration(within),
 	}
 	if foreign := closedByOthers(causes); foreign != "" {
@@ -44,33 +45,33 @@ func (e evidence) outcomeOfOurs(causes []Finding) Outcome {
 }
 
 // outcomeOfOthers is of a node on which nothing of ours is in the way.
-func (e evidence) outcomeOfOthers(causes []Finding) Outcome {
+func (e evidence) outcomeOfOthers(causes []api.Finding) api.Outcome {
 	foreign := closedByOthers(causes)
 	for _, f := range causes {
 		switch {
-		case f.Cause == CauseKeepCordoned && e.cordon.Ours:
-			return Outcome{Verdict: VerdictWaitsForYou, Text: "waits for you: " + f.You}
-		case f.Cause == CauseNodeNotReady && e.kubeletSeen.Ready != "True", f.Cause == CauseOperandsPaused:
+		case f.Cause == api.CauseKeepCordoned && e.cordon.Ours:
+			return api.Outcome{Verdict: api.VerdictWaitsForYou, Text: "waits for you: " + f.You}
+		case f.Cause == api.CauseNodeNotReady && e.kubeletSeen.Ready != "True", f.Cause == api.CauseOperandsPaused:
 			foreign = cmp.Or(foreign, f.Evidence)
 		default:
 		}
 	}
 	switch {
 	case e.parked():
-		return Outcome{Verdict: VerdictFree, Text: "the node takes pods, and " + e.journal.Target + " waits for its next reboot"}
+		return api.Outcome{Verdict: api.VerdictFree, Text: "the node takes pods, and " + e.journal.Target + " waits for its next reboot"}
 	case foreign != "":
-		return Outcome{Verdict: VerdictNotOurs, Text: "not ours: " + foreign + "; nothing of gpuslice keeps pods from the node"}
+		return api.Outcome{Verdict: api.VerdictNotOurs, Text: "not ours: " + foreign + "; nothing of gpuslice keeps pods from the node"}
 	case e.want.name != "" && (len(e.steps) > 0 || e.refused != nil):
-		return Outcome{Verdict: VerdictFree, Text: "the node takes pods, and is not as " + e.want.name + " asks"}
+		return api.Outcome{Verdict: api.VerdictFree, Text: "the node takes pods, and is not as " + e.want.name + " asks"}
 	default:
-		return Outcome{Verdict: VerdictFree, Text: "the node takes pods, and nothing is owed to it"}
+		return api.Outcome{Verdict: api.VerdictFree, Text: "the node takes pods, and nothing is owed to it"}
 	}
 }
 
 // closedByOthers says what else keeps pods from the node.
-func closedByOthers(causes []Finding) string {
+func closedByOthers(causes []api.Finding) string {
 	for _, f := range causes {
-		if slices.Contains([]Cause{CauseCordonedByPerson, CauseCordonedByTool, CauseUnschedulableTaintLeft}, f.Cause) {
+		if slices.Contains([]api.Cause{api.CauseCordonedByPerson, api.CauseCordonedByTool, api.CauseUnschedulableTaintLeft}, f.Cause) {
 			return f.Evidence
 		}
 	}

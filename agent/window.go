@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/window"
@@ -227,11 +228,11 @@ func (s observed) estimate() estimate {
 
 // measured adds the change that ends now to those that the estimate is made by. How long one took that another process has begun to
 // carry out is not known.
-func (a *Agent) measured(seen observed) []took {
+func (a *Agent) measured(seen observed) []api.Took {
 	if a.times.touchedAt.IsZero() {
 		return seen.record.status.Took
 	}
-	t := took{Whole: seconds(a.times.provenAt.Sub(seen.journal.Started)), Rest: seconds(a.times.provenAt.Sub(a.times.touchedAt))}
+	t := api.Took{Whole: seconds(a.times.provenAt.Sub(seen.journal.Started)), Rest: seconds(a.times.provenAt.Sub(a.times.touchedAt))}
 	all := append(slices.Clone(seen.record.status.Took), t)
 	return all[max(0, len(all)-keptTimes):]
 }
