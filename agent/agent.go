@@ -164,6 +164,11 @@ func (a *Agent) forgetters() []forgetter {
 	}
 }
 
+// fenceTaint keeps pods away from the node while its GPUs are changed.
+func fenceTaint() corev1.Taint {
+	return corev1.Taint{Key: config.TaintRepartitioning, Effect: corev1.TaintEffectNoSchedule}
+}
+
 // New makes an Agent. Nothing happens before Run.
 func New(o Options) *Agent {
 	steady := newSteady(o.Clock)
@@ -177,7 +182,7 @@ func New(o Options) *Agent {
 		wall: o.Clock, clock: steady, events: events{o.Events}, metrics: o.Metrics, alive: o.Alive, log: o.Log,
 		evictor: evictor, sets: holders.NewDaemonSets(o.Client, steady), sentinel: &sentinel{path: o.Settings.Reboot.Sentinel},
 		fence: fence.Fence{
-			Taint:           corev1.Taint{Key: config.TaintRepartitioning, Effect: corev1.TaintEffectNoSchedule},
+			Taint:           fenceTaint(),
 			StartupKey:      config.TaintNotReady,
 			JournalKey:      config.AnnotationJournal,
 			KeepCordonedKey: config.AnnotationKeepCordoned,

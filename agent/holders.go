@@ -12,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/plan"
-	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/drain/host"
@@ -215,7 +214,7 @@ func (s observed) mustLeave() []holders.Pod {
 // returns reports whether the fence does not keep the pod away.
 func (s observed) returns(p holders.Pod) bool {
 	return slices.ContainsFunc(s.pods, func(pod corev1.Pod) bool {
-		return pod.UID == p.UID && tolerates(pod, config.TaintRepartitioning)
+		return pod.UID == p.UID && holders.Tolerates(pod.Spec.Tolerations, fenceTaint())
 	})
 }
 
@@ -251,7 +250,7 @@ func (a *Agent) observeClients(seen *observed) {
 		if ended(pod) || !matches(pod, a.settings.Drain.Clients) {
 			continue
 		}
-		if !tolerates(*pod, config.TaintRepartitioning) {
+		if !holders.Tolerates(pod.Spec.Tolerations, fenceTaint()) {
 			seen.holders.ofLibrary = append(seen.holders.ofLibrary, holders.Describe(pod))
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
 // nodeKeys are labels and taints of a node.
@@ -76,11 +77,7 @@ func foreignKey(node *corev1.Node, ours, want nodeKeys) string {
 func unbearable(seen observed, taints []corev1.Taint) string {
 	for _, pod := range slices.Concat(seen.devicePlugin.pods, seen.devicePlugin.mpsDaemons) {
 		for _, t := range taints {
-			bears := slices.ContainsFunc(pod.Spec.Tolerations, func(by corev1.Toleration) bool {
-				exists := by.Operator == corev1.TolerationOpExists
-				return (by.Key == t.Key && (exists || by.Value == t.Value) || by.Key == "" && exists) && (by.Effect == "" || by.Effect == t.Effect)
-			})
-			if t.Effect == corev1.TaintEffectNoSchedule && !bears {
+			if t.Effect == corev1.TaintEffectNoSchedule && !holders.Tolerates(pod.Spec.Tolerations, t) {
 				return fmt.Sprintf("pod %s/%s does not tolerate the taint %s, and would not come back: add the toleration to its DaemonSet",
 					pod.Namespace, pod.Name, t.ToString())
 			}

@@ -434,7 +434,7 @@ func (s observed) plannedOperands() (pauses []plan.Pause, plugins []plan.Operand
 		plugins = append(plugins, plan.Operand{
 			Pod:     plan.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID)},
 			Stale:   s.journal != nil && s.journal.ranBefore(string(p.UID)),
-			Returns: tolerates(p, config.TaintRepartitioning),
+			Returns: holders.Tolerates(p.Spec.Tolerations, fenceTaint()),
 			ByLabel: byLabel[string(p.UID)],
 		})
 	}
@@ -443,13 +443,6 @@ func (s observed) plannedOperands() (pauses []plan.Pause, plugins []plan.Operand
 
 func plannedPod(p holders.Pod) plan.Pod {
 	return plan.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), Devices: p.Devices, Known: p.DevicesKnown}
-}
-
-func tolerates(pod corev1.Pod, key string) bool {
-	return slices.ContainsFunc(pod.Spec.Tolerations, func(t corev1.Toleration) bool {
-		everything := t.Key == "" && t.Operator == corev1.TolerationOpExists
-		return (everything || t.Key == key) && (t.Effect == "" || t.Effect == corev1.TaintEffectNoSchedule)
-	})
 }
 
 // failed is the failure that is known of the wish: while it is being undone from the journal, after that from the status.

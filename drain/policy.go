@@ -182,11 +182,5 @@ func (r Rule) ruling() terms {
 // comesBack reports whether the pod would be evicted for ever: its DaemonSet makes a new one as long as the node's taints
 // allow it, and tolerates the cordon always.
 func (p Policy) comesBack(pod holders.Pod) bool {
-	return pod.Daemon && p.Fence.Key != "" &&
-		slices.ContainsFunc(pod.Tolerations, func(t corev1.Toleration) bool { return tolerates(t, p.Fence) })
-}
-
-func tolerates(t corev1.Toleration, taint corev1.Taint) bool {
-	return (t.Key == "" || t.Key == taint.Key) && (t.Effect == "" || t.Effect == taint.Effect) &&
-		(t.Operator == corev1.TolerationOpExists || t.Value == taint.Value)
+	return pod.Daemon && p.Fence.Key != "" && holders.Tolerates(pod.Tolerations, p.Fence)
 }

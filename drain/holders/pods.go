@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -235,4 +236,9 @@ func (p *Pod) use(clients []Client) {
 	}
 	slices.Sort(p.Devices)
 	p.Devices = slices.Compact(p.Devices)
+}
+
+// Tolerates reports whether any of the tolerations is for the taint, as the scheduler goes by them.
+func Tolerates(tolerations []corev1.Toleration, taint corev1.Taint) bool {
+	return slices.ContainsFunc(tolerations, func(t corev1.Toleration) bool { return t.ToleratesTaint(klog.Logger{}, &taint, true) })
 }

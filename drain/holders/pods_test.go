@@ -517,3 +517,28 @@ func mirror(p *corev1.Pod, hash string) {
 	p.Spec.NodeName = "gpu-1"
 	p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "gpu-1", UID: "node-uid", Controller: ptr.To(true)}}
 }
+
+// The scheduler's rules, values and all: who tolerates another value of the fence's taint is kept away by it.
+func TestATolerationIsForTheTaintWithItsValue(t *testing.T) {
+	const key = "gpuslice.io/repartitioning"
+	for _, row := range []struct {
+		toleration corev1.Toleration
+		value      string // of the taint
+		want       bool
+	}{
+		{corev1.Toleration{Key: key, Operator: corev1.TolerationOpExists}, "", true},
+		{corev1.Toleration{Operator: corev1.TolerationOpExists}, "any", true},
+		{corev1.Toleration{Key: key}, "", true},
+		{corev1.Toleration{Key: key, Value: "other"}, "", false},
+		{corev1.Toleration{Key: key, Operator: corev1.TolerationOpEqual, Value: "mine"}, "mine", true},
+		{corev1.Toleration{Key: key, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute}, "", false},
+		{corev1.Toleration{Key: key, Operator: corev1.TolerationOpGt, Value: "1"}, "2", true},
+		{corev1.Toleration{Key: key, Operator: "Like", Value: "2"}, "2", false},
+		{corev1.Toleration{Key: "example.com/other", Operator: corev1.TolerationOpExists}, "", false},
+	} {
+		taint := corev1.Taint{Key: key, Value: row.value, Effect: corev1.TaintEffectNoSchedule}
+		if got := holders.Tolerates([]corev1.Toleration{row.toleration}, taint); got != row.want {
+			t.Errorf("%+v tolerates %s: %t", row.toleration, taint.ToString(), got)
+		}
+	}
+}
