@@ -107,8 +107,8 @@ func (a *Agent) askPlugin(ctx context.Context, seen *observed, want *wish, by st
 	if want.later = seen.keepsPluginAway(err); want.later {
 		return nil
 	}
-	if stalled, is := errors.AsType[*Stalled](err); is && stalled.Reason == config.ReasonNoHandover {
-		return &Stalled{Reason: stalled.Reason, Message: by + ": " + stalled.Message}
+	if stalled, is := errors.AsType[*Stalled](err); is && stalled.NoHandover {
+		return &Stalled{Reason: stalled.Reason, NoHandover: true, Message: by + ": " + stalled.Message}
 	}
 	return err
 }

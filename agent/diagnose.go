@@ -103,7 +103,8 @@ func (a *Agent) evidence(ctx context.Context) evidence {
 		a.lookFurther(ctx, &e, err)
 	}
 	e.readNode()
-	e.want.label, e.want.name = asked(e.node)
+	asked, _ := a.asked(e.node)
+	e.want.label, e.want.name = asked.label, asked.name
 	if e.complete {
 		e.want, e.steps, e.refused = a.plan(ctx, &e.observed)
 		e.notYet = a.notYet(ctx, e)
@@ -182,14 +183,6 @@ func (a *Agent) lookAtMachine(ctx context.Context, e *evidence) {
 	if _, err := a.kubelet.Assignments(call); err != nil {
 		e.kubeletSeen.Silent = err.Error()
 	}
-}
-
-// asked is the label that asks for a config, and its name.
-func asked(node *corev1.Node) (label, name string) {
-	if name = node.Labels[config.LabelProfile]; name != "" {
-		return config.LabelProfile, name
-	}
-	return config.LabelMIGConfig, node.Labels[config.LabelMIGConfig]
 }
 
 // driverError reports whether the look ended for want of the driver.

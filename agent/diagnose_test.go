@@ -253,6 +253,13 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 			causes: []api.Cause{api.CauseDriverAway, api.CauseChangeUnderWay}, verdict: api.VerdictWaitsForYou,
 			says: []string{"Not seen", "team/train", "all-1g.10gb is asked for", "if it fails: GPU 0: MIG off"},
 		}, {
+			name: "a driver that is not loaded, where a config of the device plugin is asked for", provoke: func(w *world) {
+				w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelDevicePluginConfig, "two") })
+				w.unload()
+			},
+			causes: []api.Cause{api.CauseDriverAway}, verdict: api.VerdictFree,
+			says: []string{"two is asked for"}, never: "no config is asked for",
+		}, {
 			name: "capacity that does not come", provoke: func(w *world) {
 				w.begin("all-1g.10gb")
 				w.broken = true

@@ -81,6 +81,8 @@ type Stalled struct {
 	Reason  config.Reason
 	Message string
 	Journal bool // there is one that this agent cannot read
+	// NoHandover: there is no way to give the device plugin a config.
+	NoHandover bool
 }
 
 // Error is the message.

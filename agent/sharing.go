@@ -63,7 +63,10 @@ func (a *Agent) sharingOf(seen *observed, profile config.Profile, after []nvml.G
 	case isUnseen(p.lost):
 		return nil, p.lost
 	default:
-		return nil, &Stalled{Reason: config.ReasonNoHandover, Message: fmt.Sprintf("the profile leaves the sharing as it is, and that is not known: %v", p.lost)}
+		return nil, &Stalled{
+			Reason: config.ReasonNoHandover, NoHandover: true,
+			Message: fmt.Sprintf("the profile leaves the sharing as it is, and that is not known: %v", p.lost),
+		}
 	}
 	var err error
 	if want.strategy, err = a.strategyOf(seen, profile.MIGStrategy, want.sharing, after); err != nil {
@@ -123,7 +126,7 @@ func (a *Agent) noHandover(seen observed) error {
 			Reason: config.ReasonNoDevicePlugin, For: forDevicePlugin, Message: "nothing is disturbed: " + why, After: driverRetry, Advice: a.deployPlugin(seen),
 		}
 	}
-	return &Stalled{Reason: config.ReasonNoHandover, Message: why}
+	return &Stalled{Reason: config.ReasonNoHandover, NoHandover: true, Message: why}
 }
 
 // keyOf finds a key of the config manager's ConfigMap with the sharing, or makes up one.
@@ -133,7 +136,7 @@ func (a *Agent) keyOf(p pluginConfig, want *pluginWish) (*pluginWish, error) {
 		return nil, m.lost
 	}
 	if m.lost != nil {
-		return nil, &Stalled{Reason: config.ReasonNoHandover, Message: m.lost.Error()}
+		return nil, &Stalled{Reason: config.ReasonNoHandover, NoHandover: true, Message: m.lost.Error()}
 	}
 	for _, key := range slices.Sorted(maps.Keys(m.files)) {
 		parsed, err := a.plugin.configs.Parse([]byte(m.files[key]))
@@ -148,7 +151,7 @@ func (a *Agent) keyOf(p pluginConfig, want *pluginWish) (*pluginWish, error) {
 	}
 	if p.way == config.HandoverLabel {
 		return nil, &Stalled{
-			Reason: config.ReasonNoHandover,
+			Reason: config.ReasonNoHandover, NoHandover: true,
 			Message: fmt.Sprintf("no key of ConfigMap %s/%s has the sharing %s, and the MIG strategy %s; add one, or set devicePlugin.handover to configmap",
 				m.namespace, m.configMap, sharingText(want.sharing), orNone(want.strategy)),
 		}
