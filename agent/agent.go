@@ -44,6 +44,11 @@ type Kubelet interface {
 	Allocatable(ctx context.Context) (map[string][]string, error)
 }
 
+// Pods lists the pods of the node, as the API server has them now.
+type Pods interface {
+	List(ctx context.Context) ([]corev1.Pod, error)
+}
+
 // Host answers for the machine below the node. All of it may be missing: host.ErrNoLogind.
 type Host interface {
 	// Inhibit keeps the host from shutting down until release is called. Once it is shutting down it is
@@ -75,6 +80,7 @@ type Options struct {
 	Node      string // name of the node it runs on; it never touches another
 	Client    kubernetes.Interface
 	Driver    nvml.Driver
+	Pods      Pods
 	Kubelet   Kubelet
 	Host      Host
 	Units     Units
@@ -98,6 +104,7 @@ type Agent struct {
 	node     string
 	client   kubernetes.Interface
 	driver   nvml.Driver
+	podList  Pods
 	kubelet  Kubelet
 	parse    func(data []byte) (map[string]config.MIGConfig, error)
 	settings config.Settings
@@ -178,7 +185,7 @@ func New(o Options) *Agent {
 		o.Processes.Lanes = &holders.Lanes{}
 	}
 	a := &Agent{
-		node: o.Node, client: o.Client, driver: o.Driver, kubelet: o.Kubelet, parse: o.Parse, settings: o.Settings,
+		node: o.Node, client: o.Client, driver: o.Driver, podList: o.Pods, kubelet: o.Kubelet, parse: o.Parse, settings: o.Settings,
 		wall: o.Clock, clock: steady, events: events{o.Events}, metrics: o.Metrics, alive: o.Alive, log: o.Log,
 		evictor: evictor, sets: holders.NewDaemonSets(o.Client, steady), sentinel: &sentinel{path: o.Settings.Reboot.Sentinel},
 		fence: fence.Fence{

@@ -517,7 +517,7 @@ func since(t, now time.Time) string {
 func (a *Agent) listPods(ctx context.Context) ([]corev1.Pod, error) {
 	api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
 	defer cancel()
-	pods, err := podsOf(api, a.client, a.node)
+	pods, err := a.podList.List(api)
 	if err != nil {
 		return nil, fmt.Errorf("listing the pods of node %s: %w", a.node, err)
 	}

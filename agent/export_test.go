@@ -90,6 +90,3 @@ func (a *Agent) Observe(ctx context.Context) error {
 	_, err := a.observe(ctx)
 	return err
 }
-
-// PodsOf is how the pods of a node are listed.
-var PodsOf = podsOf

@@ -167,7 +167,7 @@ func (a *Agent) observe(ctx context.Context) (observed, error) {
 	if err = a.observeFiles(api, &seen); err != nil {
 		return seen, err
 	}
-	pods, err := podsOf(api, a.client, a.node)
+	pods, err := a.podList.List(api)
 	if err != nil {
 		return seen, fmt.Errorf("listing the pods of node %s: %w", a.node, err)
 	}

@@ -14,6 +14,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/agent/podlist"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -46,7 +47,8 @@ func TestADriverThatHangsWhenAskedForEventsDoesNotHoldUpTheLoop(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := agent.New(agent.Options{
-		Node: nodeName, Client: client, Driver: mute{w.gpus.Driver()}, Kubelet: w, Settings: w.settings, Record: &w.disk,
+		Node: nodeName, Client: client, Driver: mute{w.gpus.Driver()}, Kubelet: w, Pods: podlist.Lister{Client: client, Node: nodeName},
+		Settings: w.settings, Record: &w.disk,
 		Clock: clock.RealClock{}, Events: &record.FakeRecorder{}, Log: zaptest.NewLogger(t),
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)

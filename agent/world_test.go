@@ -23,6 +23,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	k8stesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/clock"
@@ -129,12 +130,24 @@ func (w *world) forget() {
 // optionsFor is what the next agent process is started with, on the host.
 func (w *world) optionsFor(h agent.Host) agent.Options {
 	return agent.Options{
-		Node: nodeName, Client: w.client, Driver: w.through(w.gpus.Driver()), Kubelet: w, Settings: w.settings,
+		Node: nodeName, Client: w.client, Driver: w.through(w.gpus.Driver()), Pods: podsOf{w.client}, Kubelet: w, Settings: w.settings,
 		Host: h, Units: &w.units, Specs: &w.specs, Record: &w.disk, Processes: holders.Processes{Root: w.table, Signal: w.hangup},
 		Parse:  func([]byte) (map[string]config.MIGConfig, error) { return w.file, w.fileError },
 		Plugin: agent.PluginConfigs{Parse: deviceplugin.Parse, Render: deviceplugin.Render}, PluginFile: w.pluginFile,
 		Clock: w.clock, Events: &record.FakeRecorder{}, Log: zaptest.NewLogger(w.t),
 	}
+}
+
+// podsOf lists the pods of the test's node.
+type podsOf struct{ client kubernetes.Interface }
+
+// List implements agent.Pods.
+func (p podsOf) List(ctx context.Context) ([]corev1.Pod, error) {
+	list, err := p.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + nodeName})
+	if err != nil {
+		return nil, err
+	}
+	return list.Items, nil
 }
 
 // logind is the machine below the node, as logind answers for it.

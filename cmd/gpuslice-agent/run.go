@@ -20,6 +20,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/access"
 	"github.com/gpuslice/gpuslice/agent/alive"
 	"github.com/gpuslice/gpuslice/agent/hostrecord"
+	"github.com/gpuslice/gpuslice/agent/podlist"
 	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
@@ -93,6 +94,7 @@ func (o *options) agent(log *zap.Logger, metrics *agent.Metrics) (*agent.Agent, 
 	return agent.New(agent.Options{
 		Node: o.node, Client: client, Settings: settings, Log: log, Alive: o.alive, Metrics: metrics, Clock: clock.RealClock{},
 		Driver:  lib.Open(lib.Options{DriverRoot: o.driverRoot, Logger: log.Named("nvml")}),
+		Pods:    podlist.Lister{Client: client, Node: o.node},
 		Kubelet: holders.DialKubelet(o.podResources), Host: &host.Logind{Address: o.systemBus}, Units: &host.Units{Address: o.systemBus},
 		Record:    hostrecord.In(o.stateDir),
 		Processes: holders.Processes{Root: o.procRoot},

@@ -34,11 +34,12 @@ var arrows = map[string][]string{
 	"agent/memory":     {"agent/condition", "config", "drain/holders", "nvml"},
 	"agent/plan":       {"nvml"},
 	"agent/pluginfile": {"nvml/aside"},
+	"agent/podlist":    {"agent/retried"},
 	"agent/retried":    nil,
 
 	"cmd/cli": {"agent/legible"},
 	"cmd/gpuslice-agent": {
-		"agent", "agent/access", "agent/alive", "agent/api", "agent/hostrecord", "agent/legible", "agent/plan", "cmd/cli", "cmd/show", "config",
+		"agent", "agent/access", "agent/alive", "agent/api", "agent/hostrecord", "agent/legible", "agent/plan", "agent/podlist", "cmd/cli", "cmd/show", "config",
 		"config/deviceplugin", "config/document", "config/migparted", "drain/holders", "drain/host", "nvml", "nvml/cdi", "nvml/lib",
 	},
 	"cmd/kubectl-gpuslice": {"agent/api", "agent/legible", "cmd/cli", "config"},

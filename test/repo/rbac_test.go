@@ -32,7 +32,7 @@ func grantOf(verb, resource, group string) grant {
 var unseen = map[grant]string{
 	"list nodes":                        "agent.watchObjects",
 	"watch nodes":                       "agent.watchObjects",
-	"list pods":                         "agent.watchObjects",
+	"list pods":                         "podlist.list",
 	"watch pods":                        "agent.watchObjects",
 	"list configmaps":                   "agent.watchObjects",
 	"watch configmaps":                  "agent.watchObjects",

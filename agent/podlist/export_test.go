@@ -1,0 +1,4 @@
+package podlist
+
+// Read takes a list from a stream.
+var Read = read

@@ -1,0 +1,173 @@
+// Package podlist reads the pods of a node one by one, so that a list of any length takes little memory.
+package podlist
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+
+	"github.com/gpuslice/gpuslice/agent/retried"
+)
+
+// Whoever may create a pod may send any number of them to the node, each with as much text as the API server takes. Kubelet refuses
+// those that are too many, and they stay in the list. So of a large pod only what decisions are made by is kept.
+const (
+	largePod     = 64 << 10 // bytes; what people write by hand is shorter
+	longestOfPod = 1 << 10  // bytes of a text in a large pod
+	mostOfLarge  = 256      // of what a large pod may have any number
+)
+
+// Lister lists the pods of a node.
+type Lister struct {
+	Client kubernetes.Interface
+	Node   string
+}
+
+// List gives the pods as the API server has them now. It asks for all of them at once: the API server answers that from its cache, by the name
+// of the node, and a list in pages from etcd, where it goes through the pods of the whole cluster. The answer is read pod by pod.
+func (l Lister) List(ctx context.Context) (pods []corev1.Pod, err error) {
+	err = retried.Do(ctx, func() error {
+		pods, err = l.list(ctx)
+		return err
+	})
+	return pods, err
+}
+
+func (l Lister) list(ctx context.Context) ([]corev1.Pod, error) {
+	options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", l.Node).String()}
+	body, err := l.Client.CoreV1().RESTClient().Get().Resource("pods").VersionedParams(&options, scheme.ParameterCodec).SetHeader("Accept", "application/json").Stream(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = body.Close() }() // it was read to its end, or is of no use
+	return read(body)
+}
+
+var errNoList = errors.New("it is no list")
+
+// read takes one item after the other from a list.
+func read(body io.Reader) ([]corev1.Pod, error) {
+	d := json.NewDecoder(body)
+	switch token, err := d.Token(); {
+	case err != nil:
+		return nil, fmt.Errorf("reading the list: %w", err)
+	case token != json.Delim('{'):
+		return nil, fmt.Errorf("reading the list: %w", errNoList)
+	}
+	var out []corev1.Pod
+	for d.More() {
+		key, err := d.Token()
+		if err != nil {
+			return nil, fmt.Errorf("reading the list: %w", err)
+		}
+		if key != "items" {
+			var other json.RawMessage
+			if err := d.Decode(&other); err != nil {
+				return nil, fmt.Errorf("reading %v of the list: %w", key, err)
+			}
+			continue
+		}
+		if out, err = readItems(d); err != nil {
+			return nil, err
+		}
+	}
+	if _, err := d.Token(); err != nil { // the end may be missing
+		return nil, fmt.Errorf("reading the end of the list: %w", err)
+	}
+	return out, nil
+}
+
+func readItems(d *json.Decoder) ([]corev1.Pod, error) {
+	switch token, err := d.Token(); {
+	case err != nil:
+		return nil, fmt.Errorf("reading the pods: %w", err)
+	case token == nil: // null, as an empty list may be written
+		return nil, nil
+	case token != json.Delim('['):
+		return nil, fmt.Errorf("reading the pods: %w", errNoList)
+	}
+	var out []corev1.Pod
+	for d.More() {
+		var pod corev1.Pod
+		if err := d.Decode(&pod); err != nil {
+			return nil, fmt.Errorf("reading the pod after %d others: %w", len(out), err)
+		}
+		shorten(&pod)
+		out = append(out, pod)
+	}
+	if _, err := d.Token(); err != nil {
+		return nil, fmt.Errorf("reading the end of the pods: %w", err)
+	}
+	return out, nil
+}
+
+// shorten takes from a large pod what no decision is made by.
+func shorten(pod *corev1.Pod) {
+	if pod.Size() <= largePod {
+		return
+	}
+	pod.ManagedFields = nil
+	pod.Annotations, pod.Labels = firstOf(pod.Annotations), firstOf(pod.Labels)
+	for _, containers := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range containers {
+			c := &containers[i]
+			containers[i] = corev1.Container{
+				Name: c.Name, Command: firstTexts(c.Command), Args: firstTexts(c.Args), Resources: c.Resources, RestartPolicy: c.RestartPolicy,
+				VolumeMounts: firstFew(c.VolumeMounts), Env: firstFew(c.Env),
+			}
+			for j := range containers[i].Env {
+				e := &containers[i].Env[j]
+				*e = corev1.EnvVar{Name: cutText(e.Name), Value: cutText(e.Value)}
+			}
+		}
+	}
+	pod.Spec.EphemeralContainers = nil
+	pod.Spec.Affinity, pod.Spec.TopologySpreadConstraints, pod.Spec.HostAliases, pod.Spec.DNSConfig = nil, nil, nil, nil
+	pod.Spec.ImagePullSecrets, pod.Spec.ReadinessGates, pod.Spec.SecurityContext = nil, nil, nil
+	for i := range pod.Spec.Volumes {
+		v := &pod.Spec.Volumes[i]
+		kept := corev1.Volume{Name: v.Name}
+		kept.HostPath, kept.EmptyDir, kept.PersistentVolumeClaim, kept.Ephemeral = v.HostPath, v.EmptyDir, v.PersistentVolumeClaim, v.Ephemeral
+		if v.ConfigMap != nil {
+			kept.ConfigMap = &corev1.ConfigMapVolumeSource{LocalObjectReference: v.ConfigMap.LocalObjectReference}
+		}
+		pod.Spec.Volumes[i] = kept
+	}
+}
+
+func firstFew[T any](all []T) []T { return slices.Clone(all[:min(len(all), mostOfLarge)]) }
+
+func firstTexts(all []string) []string {
+	out := firstFew(all)
+	for i := range out {
+		out[i] = cutText(out[i])
+	}
+	return out
+}
+
+func firstOf(all map[string]string) map[string]string {
+	out := map[string]string{}
+	for _, key := range slices.Sorted(maps.Keys(all))[:min(len(all), mostOfLarge)] {
+		out[key] = cutText(all[key])
+	}
+	return out
+}
+
+// cutText is the beginning of a text; the rest of it is let go.
+func cutText(text string) string {
+	if len(text) <= longestOfPod {
+		return text
+	}
+	return strings.Clone(text[:longestOfPod])
+}
