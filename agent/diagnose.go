@@ -107,7 +107,7 @@ func (a *Agent) evidence(ctx context.Context) evidence {
 	e.want.label, e.want.name = asked.label, asked.name
 	if e.complete {
 		e.want, e.steps, e.refused = a.plan(ctx, &e.observed)
-		e.notYet = a.notYet(ctx, e)
+		e.notYet = a.notYet(e)
 		e.verdicts = a.evictable(ctx, e)
 		e.processes = e.strangers()
 		if e.nobodyOffers() {
@@ -126,7 +126,7 @@ func (a *Agent) evidence(ctx context.Context) evidence {
 }
 
 // notYet is why a change is not begun that nothing on the node is in the way of.
-func (a *Agent) notYet(ctx context.Context, e evidence) *Waiting {
+func (a *Agent) notYet(e evidence) *Waiting {
 	var wait *Waiting
 	switch {
 	case e.journal != nil || len(e.steps) == 0:

@@ -210,14 +210,15 @@ func (c *checks) replicas(field string, raw json.RawMessage, strategy SharingStr
 		least = 2
 	}
 	n, err := strconv.Atoi(text(raw))
-	switch quoted := len(raw) > 0 && raw[0] == '"'; {
-	case quoted && err == nil && n >= least && n <= maxReplicas:
+	possible := err == nil && n >= least && n <= maxReplicas
+	switch {
+	case possible && raw[0] == '"':
 		c.refuse(field, text(raw), "is text: write "+text(raw)+" without quotes")
 	case err == nil && n == 1 && plugins:
 		c.refuse(field, text(raw), "is refused by NVIDIA's device plugin: leave the resource out, and it is offered as it is")
 	case err == nil && n > mostMPSClients && strategy == SharingMPS:
 		c.refuse(field, text(raw), fmt.Sprintf("is more than the %d clients that an MPS control daemon serves", mostMPSClients))
-	case err != nil || n < least || n > maxReplicas:
+	case !possible:
 		c.refuse(field, text(raw), fmt.Sprintf("must be a whole number from %d to %d", least, maxReplicas))
 	}
 	return n

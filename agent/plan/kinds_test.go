@@ -27,7 +27,11 @@ func declared(t *testing.T) []plan.Kind {
 		if kind, ok := spec.Type.(*ast.Ident); !ok || kind.Name != "Kind" {
 			return true
 		}
-		value, err := strconv.Unquote(spec.Values[0].(*ast.BasicLit).Value)
+		literal, ok := spec.Values[0].(*ast.BasicLit)
+		if !ok {
+			t.Fatalf("%s is no literal", spec.Names[0])
+		}
+		value, err := strconv.Unquote(literal.Value)
 		if err != nil {
 			t.Fatal(err)
 		}
