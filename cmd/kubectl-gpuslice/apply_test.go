@@ -363,6 +363,30 @@ error: profile research failed on 1 node
 	}, gpu("gpu-1"))
 }
 
+// Condition and status are two writes. What is between them is no news; a condition to which no status comes is told.
+func TestAConditionWaitsForItsStatus(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.start(apply("--wait")...)
+		evicting := research(api.PhaseDraining, config.ReasonEvicting, 20)
+		w.edit("gpu-1", func(n *corev1.Node) { concludes(n, evicting, "waiting for pods") })
+		w.says("gpu-1", evicting, "waiting for pods")
+		<-time.After(5 * time.Second)
+		w.edit("gpu-1", func(n *corev1.Node) {
+			concludes(n, api.Status{Reason: config.ReasonHostRecordUnavailable}, "the disk does not answer")
+		})
+		<-time.After(5 * time.Second)
+		w.says("gpu-1", done(), "research: as asked")
+		w.is(`
+gpu-1  labelled gpuslice.io/profile=research
+00:00:00Z  gpu-1  Asked  waiting for its agent to see the label
+00:00:01Z  gpu-1  Draining  Evicting: waiting for pods
+00:00:08Z  gpu-1  Waiting  HostRecordUnavailable: the disk does not answer
+00:00:12Z  gpu-1  Converged  research: as asked
+profile research: 1 of 1 node converged
+`, 0)
+	}, gpu("gpu-1"))
+}
+
 func TestALostWatchIsTakenUpAgain(t *testing.T) {
 	inWorld(t, func(w *world) {
 		var mended, given atomic.Bool

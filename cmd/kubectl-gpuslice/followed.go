@@ -141,6 +141,7 @@ type followed struct {
 	last  agentReport
 	heard time.Time // when the agent last said anything, or the wait began
 	most  int       // steps that were ever left
+	ahead time.Time // since when the condition has been newer than the status; zero if it is not
 
 	stage    stage
 	phase    api.Phase
@@ -183,9 +184,9 @@ func (f *followed) see(n *corev1.Node, now time.Time) {
 	case t.condition.Reason == string(config.ReasonJournalUnreadable): // it touches nothing, nor the status
 		f.end(failed, config.ReasonJournalUnreadable, t.condition.Message)
 	case t.about(f.wish):
-		f.judge(t, before)
-	case t.condition.Reason != string(t.status.Reason) && !t.sameCondition(f.first): // it cannot look at the node, as without a driver
-		f.tell(api.PhaseWaiting, config.Reason(t.condition.Reason), t.condition.Message, nil)
+		f.judge(t, before, now)
+	case t.condition.Reason != string(t.status.Reason) && !t.sameCondition(f.first):
+		f.heedCondition(t, before, now)
 	}
 }
 
@@ -206,8 +207,11 @@ func (f *followed) withdrawn(n *corev1.Node) string {
 }
 
 // judge takes in a status that is about the wish.
-func (f *followed) judge(t, before agentReport) {
+func (f *followed) judge(t, before agentReport, now time.Time) {
 	s := t.status
+	if t.agrees() {
+		f.ahead = time.Time{}
+	}
 	switch {
 	case t.agrees() && s.Reason == config.ReasonConverged && t.condition.Status == corev1.ConditionTrue:
 		f.percent = 100
@@ -217,10 +221,29 @@ func (f *followed) judge(t, before agentReport) {
 	case t.agrees():
 		f.progress(s)
 		f.tell(s.Phase, s.Reason, t.condition.Message, s.Blockers)
-	case !t.sameCondition(before): // the condition is the newer: the agent cannot look at the node
-		f.tell(api.PhaseWaiting, config.Reason(t.condition.Reason), t.condition.Message, nil)
-	default: // the condition is about to follow
+	default:
+		f.heedCondition(t, before, now)
 	}
+}
+
+// heedCondition takes in a condition that is not about the same as the status.
+func (f *followed) heedCondition(t, before agentReport, now time.Time) {
+	switch {
+	case t.sameCondition(before): // it is about to follow the status
+	case t.condition.Status == corev1.ConditionUnknown: // the agent cannot look at the node, as without a driver
+		f.tellCondition()
+	default: // the status is about to follow, unless the agent has not seen all of the node
+		f.ahead = now
+	}
+}
+
+// followTime is how long a status takes to follow its condition: they are two writes, one right after the other.
+const followTime = 2 * time.Second
+
+// tellCondition says what the condition does, where there is no status to it.
+func (f *followed) tellCondition() {
+	f.ahead = time.Time{}
+	f.tell(api.PhaseWaiting, config.Reason(f.last.condition.Reason), f.last.condition.Message, nil)
 }
 
 // progress is how much of the change is done: of the steps that were ever left, forwards or on the way back.
@@ -253,6 +276,9 @@ func (f *followed) gone() {
 // passed looks whether the agent keeps silent: for longer than a heartbeat, once it has said anything of the wish. A node of which
 // none has ever said anything is given up.
 func (f *followed) passed(now time.Time) {
+	if f.stage == pending && !f.ahead.IsZero() && now.Sub(f.ahead) >= followTime {
+		f.tellCondition()
+	}
 	patience := answerTime
 	if f.reason != "" {
 		patience += config.Default().NodeHeartbeat

@@ -18,7 +18,7 @@ import (
 )
 
 // silenceCheck is how often the command looks which agents have not answered. Everything else comes by the watch.
-const silenceCheck = 10 * time.Second
+const silenceCheck = followTime
 
 // watcher is told what becomes of nodes.
 type watcher interface {

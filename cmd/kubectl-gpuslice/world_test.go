@@ -116,6 +116,9 @@ func concludes(n *corev1.Node, s api.Status, message string) *corev1.Node {
 	if s.Reason == config.ReasonConverged || s.Reason == config.ReasonNoWish {
 		c.Status = corev1.ConditionTrue
 	}
+	if s.Reason == config.ReasonDriverNotLoaded {
+		c.Status = corev1.ConditionUnknown
+	}
 	n.Status.Conditions = []corev1.NodeCondition{c}
 	return n
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
+	"github.com/gpuslice/gpuslice/test/long"
 )
 
 // Promise 15: Believe only what this host's agent wrote. A tenant, who may create pods and nothing else, has one that looks like the
@@ -61,7 +62,7 @@ func TestPromise16PodsFullOfTextTakeNoMemory(t *testing.T) {
 	r.awaitOffered("nvidia.com/gpu", 2)
 	namespace := clustertest.Namespace(t)
 	text := strings.Repeat("x", 1<<20)
-	for i := range 150 {
+	for i := range long.Size(150, 40) { // of which 40 took 400 MiB
 		spec := r.podSpec(nil)
 		spec.NodeName, spec.NodeSelector = r.Name, nil
 		spec.Containers[0].Env = []corev1.EnvVar{{Name: "TEXT", Value: text}}
