@@ -305,7 +305,7 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 		if j := seen.journal; j != nil && (j.Cordoned || len(j.Paused) > 0) { // the pool does without the node all the same
 			a.renewSlot(ctx, seen)
 		}
-		return a.conclude(ctx, seen, wish{}, nil, err)
+		return a.conclude(ctx, seen, desired{}, nil, err)
 	}
 	delete(a.budget.attempts, look.String())
 	a.follow(ctx, seen)
@@ -317,7 +317,7 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 	a.proof = seen.capacity.proof
 	if err == nil && len(steps) > 0 {
 		err = a.execute(ctx, seen, want, steps)
-		want, steps, err = a.meanwhile(ctx, seen, want, steps, err)
+		want, steps, err = a.cleanUpWhileWaiting(ctx, seen, want, steps, err)
 	}
 	return a.conclude(ctx, seen, want, steps, err)
 }
@@ -333,9 +333,8 @@ func (a *Agent) follow(ctx context.Context, seen observed) {
 	a.followStarted(seen)
 }
 
-// meanwhile begins to give back what an agent has left on the node without a journal, where the change that would give it back has to
-// wait itself: for a window that may be days.
-func (a *Agent) meanwhile(ctx context.Context, seen observed, want wish, steps []plan.Step, err error) (wish, []plan.Step, error) {
+// cleanUpWhileWaiting restores now what an earlier agent has left without a journal, if the change that would restore it must wait, perhaps for days.
+func (a *Agent) cleanUpWhileWaiting(ctx context.Context, seen observed, want desired, steps []plan.Step, err error) (desired, []plan.Step, error) {
 	var wait *Waiting
 	// Where nobody knows whose the cordon is, only our taint says that it is ours.
 	taint := seen.marks.fenced && (!seen.node.Spec.Unschedulable || seen.foreignCordon())
@@ -371,8 +370,8 @@ func (a *Agent) setClock(seen observed) {
 
 // plan lists the steps to what the labels ask for; or, where that cannot be and something was begun already, the steps
 // back to what was before.
-func (a *Agent) plan(ctx context.Context, seen *observed) (wish, []plan.Step, error) {
-	want, err := a.desired(ctx, seen)
+func (a *Agent) plan(ctx context.Context, seen *observed) (desired, []plan.Step, error) {
+	want, err := a.resolve(ctx, seen)
 	a.prove(seen, want.plugin)
 	var steps []plan.Step
 	if err == nil {
@@ -392,7 +391,7 @@ func (a *Agent) plan(ctx context.Context, seen *observed) (wish, []plan.Step, er
 	case errors.Is(err, plan.ErrStillPending) && seen.journal.Undo == nil:
 		return want, nil, &api.Failure{Wish: want.fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}
 	}
-	want.undo, want.why, want.plugin = true, err, a.former(seen)
+	want.undo, want.undoCause, want.plugin = true, err, a.former(seen)
 	a.prove(seen, want.plugin)
 	if a.cdi.failures >= a.settings.Retry.Failures { // on the way back they keep no node
 		seen.specs = nil
@@ -402,7 +401,7 @@ func (a *Agent) plan(ctx context.Context, seen *observed) (wish, []plan.Step, er
 }
 
 // clearAway plans to give back what an agent has left, where what is asked for cannot be: that is no reason to keep it.
-func (a *Agent) clearAway(ctx context.Context, seen *observed, want wish, err error) ([]plan.Step, error) {
+func (a *Agent) clearAway(ctx context.Context, seen *observed, want desired, err error) ([]plan.Step, error) {
 	if !seen.leftovers.orphan.is() && !seen.marks.fenced && !seen.pool.slot.Held && !seen.pool.slot.Waiting {
 		return nil, err
 	}
@@ -416,13 +415,13 @@ func (a *Agent) clearAway(ctx context.Context, seen *observed, want wish, err er
 
 // calledOff reports whether somebody has lifted our cordon while pods and GPUs are still to be touched. After that it hurts
 // nobody: what is left is proof. What was asked for since is not meant by it, and gets a cordon of its own.
-func (a *Agent) calledOff(seen observed, want wish, steps []plan.Step) bool {
+func (a *Agent) calledOff(seen observed, want desired, steps []plan.Step) bool {
 	changes := plan.Disrupts(steps) || plan.Has(steps, plan.Create)
 	return a.settingsFor(want).Drain.OnUncordon == config.UncordonCancel && seen.uncordoned() && changes && !seen.other(want) && !seen.givenUp(want)
 }
 
 // cancelled is the end of a change whose cordon somebody else has lifted. Kubectl leaves no name when it does.
-func (s observed) cancelled(want wish) *api.Failure {
+func (s observed) cancelled(want desired) *api.Failure {
 	text := "somebody has uncordoned the node"
 	who, when := fence.Uncordoner(s.node, FieldManager)
 	if !when.IsZero() {

@@ -91,7 +91,7 @@ func (a *Agent) answerTo(ctx context.Context, seen observed, ended error, reques
 }
 
 // askedWith is what the node would ask for if it had the label, and no profile, which wins over the other labels, but by this one.
-func (a *Agent) askedWith(node *corev1.Node, label, name string) wish {
+func (a *Agent) askedWith(node *corev1.Node, label, name string) desired {
 	node = node.DeepCopy()
 	delete(node.Labels, config.LabelProfile)
 	metav1.SetMetaDataLabel(&node.ObjectMeta, label, name)

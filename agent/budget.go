@@ -22,11 +22,11 @@ func (b *budget) forget(time.Time) { *b = newBudget(b.clock) }
 
 // attempt is what is known of a step that fails.
 type attempt struct {
-	failures int       // in a row
-	next     time.Time // not to be tried before, whatever wakes the loop
-	told     decision  // what followed from it last
-	inUse    bool      // it waits for who holds the GPU, which was told at
-	toldAt   time.Time
+	failures       int       // in a row
+	next           time.Time // not to be tried before, whatever wakes the loop
+	lastDecision   decision  // what followed from it last
+	inUse          bool      // it waits for who holds the GPU, which was told at
+	lastDecisionAt time.Time
 }
 
 // tooEarly is what was told when the step failed a moment ago, for as long as it must not be tried again.
@@ -36,10 +36,10 @@ func (b *budget) tooEarly(step plan.Step) error {
 	switch {
 	case !ok || wait <= 0:
 		return nil
-	case tried.told.stalled:
-		return &Stalled{Reason: tried.told.reason, Message: tried.told.message}
+	case tried.lastDecision.stalled:
+		return &Stalled{Reason: tried.lastDecision.reason, Message: tried.lastDecision.message}
 	default:
-		return &Waiting{Reason: tried.told.reason, Message: tried.told.message, After: wait}
+		return &Waiting{Reason: tried.lastDecision.reason, Message: tried.lastDecision.message, After: wait}
 	}
 }
 

@@ -53,8 +53,8 @@ func (v *verification) forget(time.Time) { v.began = time.Time{} }
 // carries over what it finds. They are a hint that pods are placed by, and no proof.
 const featurePatience = 90 * time.Second
 
-// awaitFeatures counts labels that are not yet right as missing capacity, for a while, in the middle of a change.
-func (a *Agent) awaitFeatures(seen *observed, want *pluginWish) {
+// awaitFeatures treats stale labels of GPU feature discovery as missing capacity for up to featurePatience, in the middle of a change.
+func (a *Agent) awaitFeatures(seen *observed, want *desiredPlugin) {
 	if want == nil {
 		return
 	}
@@ -72,7 +72,7 @@ func (a *Agent) awaitFeatures(seen *observed, want *pluginWish) {
 }
 
 // staleFeatures are the labels by which GPU feature discovery tells of another sharing than is wanted.
-func (s observed) staleFeatures(want *pluginWish) []string {
+func (s observed) staleFeatures(want *desiredPlugin) []string {
 	if want == nil || !want.known {
 		return nil
 	}
@@ -137,7 +137,7 @@ func (a *Agent) otherStrategy(seen observed, under config.MIGStrategy) string {
 		set = fmt.Sprintf("migStrategy of the agent's settings is %s: %s; or set migStrategy of the settings to auto", seen.capacity.strategy, set)
 	case told != "":
 		set = "its environment or arguments say so, and it does otherwise: see its log on this node"
-	case seen.plugin.now != nil && seen.plugin.now.MIGStrategy == seen.capacity.strategy:
+	case seen.plugin.current != nil && seen.plugin.current.MIGStrategy == seen.capacity.strategy:
 		set = "its config says so, which it has not read: delete its pod on this node"
 	}
 	return fmt.Sprintf("the device plugin runs under the MIG strategy %s, by what it offers, and %s is needed: %s", under, seen.capacity.strategy, set)

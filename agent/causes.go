@@ -140,7 +140,7 @@ func (e evidence) change() []api.Finding {
 	switch {
 	case j.Target == "":
 		out = append(out, api.Finding{
-			Cause: api.CauseOwnCordonLeft, Evidence: begun, Agent: "proves the capacity, and gives the node back", Waits: e.stalled(), You: e.lastWord(),
+			Cause: api.CauseOwnCordonLeft, Evidence: begun, Agent: "proves the capacity, and gives the node back", Waits: e.stalled(), You: e.stalledAdvice(),
 		})
 	case e.parked():
 		return []api.Finding{{
@@ -156,13 +156,13 @@ func (e evidence) change() []api.Finding {
 		out = append(out, api.Finding{
 			Cause: api.CauseChangeFailed, Evidence: begun + ", was given up: " + j.Undo.Message,
 			Agent: "brings the GPUs back to what they were, proves it, and gives the node back", Waits: e.stalled(),
-			You: e.lastWord(),
+			You: e.stalledAdvice(),
 		})
-	case e.want.why != nil:
+	case e.want.undoCause != nil:
 		out = append(out, api.Finding{
-			Cause: api.CauseWishGone, Evidence: begun + ": " + e.want.why.Error(),
+			Cause: api.CauseWishGone, Evidence: begun + ": " + e.want.undoCause.Error(),
 			Agent: "brings the GPUs back to what they were, proves it, and gives the node back", Waits: e.stalled(),
-			You: e.lastWord(),
+			You: e.stalledAdvice(),
 		})
 	}
 	if j.BootID != "" && e.boot.id != "" && j.BootID != e.boot.id {
@@ -183,8 +183,8 @@ func (e evidence) calledOff() string {
 	return ""
 }
 
-// lastWord is what the agent says that it cannot do, once it has given up.
-func (e evidence) lastWord() string {
+// stalledAdvice is what the agent says that it cannot do, once it has given up.
+func (e evidence) stalledAdvice() string {
 	if !e.stalled() {
 		return ""
 	}

@@ -20,29 +20,29 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// wish is what the node's labels ask for.
-type wish struct {
-	name        string       // of the config; empty if nothing is asked for
-	label       string       // that asks for it
-	targets     plan.Targets // GPU by GPU
-	plugin      *pluginWish  // nil leaves the device plugin's config as it is
-	keys        *nodeKeys    // of a profile; nil leaves the node's labels and taints as they are
-	beyond      []int        // positions that the config names and the node does not have
-	later       bool         // the device plugin is asked for a config once it is there: the startup taint keeps it away
-	drain       *config.DrainOverrides
-	windows     []window.Window // of a profile; none for those of the pool
-	fingerprint string          // tells this wish from any other, on these GPUs
-	left        *api.Failure    // why what an agent has left is given back before; nil if it is a part of the change
-	undo        bool            // the way back is taken instead
-	why         error           // for another reason than a failure that the journal keeps
+// desired is what the node's labels ask for.
+type desired struct {
+	name             string         // of the config; empty if nothing is asked for
+	label            string         // that asks for it
+	targets          plan.Targets   // GPU by GPU
+	plugin           *desiredPlugin // nil leaves the device plugin's config as it is
+	keys             *nodeKeys      // of a profile; nil leaves the node's labels and taints as they are
+	missingPositions []int          // positions that the config names and the node does not have
+	pluginLater      bool           // the device plugin is asked for a config once it is there: the startup taint keeps it away
+	drain            *config.DrainOverrides
+	windows          []window.Window // of a profile; none for those of the pool
+	fingerprint      string          // tells this wish from any other, on these GPUs
+	left             *api.Failure    // why what an agent has left is given back before; nil if it is a part of the change
+	undo             bool            // the way back is taken instead
+	undoCause        error           // for another reason than a failure that the journal keeps
 }
 
 // settingsFor are the settings as the profile that is asked for has them.
-func (a *Agent) settingsFor(want wish) config.Settings { return a.settings.With(want.drain) }
+func (a *Agent) settingsFor(want desired) config.Settings { return a.settings.With(want.drain) }
 
-// desired turns labels into targets. A bad wish is a *Stalled error, which is told and disturbs nothing. Any error ends a
+// resolve turns labels into targets. A bad wish is a *Stalled error, which is told and disturbs nothing. Any error ends a
 // change that is under way.
-func (a *Agent) desired(ctx context.Context, seen *observed) (wish, error) {
+func (a *Agent) resolve(ctx context.Context, seen *observed) (desired, error) {
 	want, pluginKey := a.asked(seen.node)
 	if seen.journal != nil && seen.journal.Plugin != nil {
 		a.observePlugin(ctx, seen)
@@ -60,13 +60,13 @@ func (a *Agent) desired(ctx context.Context, seen *observed) (wish, error) {
 		if err != nil {
 			return want, err
 		}
-		wishes, want.beyond = found, beyond
+		wishes, want.missingPositions = found, beyond
 		if err := a.apply(ctx, seen, &want, profile, asWished(seen.gpus, targets(found))); err != nil {
 			return want, err
 		}
 	}
 	if pluginKey != "" {
-		if err := a.askPlugin(ctx, seen, &want, a.pluginAskedBy(seen.node, pluginKey), func() (*pluginWish, error) { return a.namedConfig(ctx, seen, pluginKey) }); err != nil {
+		if err := a.askPlugin(ctx, seen, &want, a.pluginAskedBy(seen.node, pluginKey), func() (*desiredPlugin, error) { return a.namedConfig(ctx, seen, pluginKey) }); err != nil {
 			return want, err
 		}
 	}
@@ -81,8 +81,8 @@ func (a *Agent) desired(ctx context.Context, seen *observed) (wish, error) {
 	return want, nil
 }
 
-// withdrawn says of a change that is under way that nobody asks for it any more.
-func (s observed) withdrawn(want wish) error {
+// withdrawn returns an error if the label that requested the running change was removed.
+func (s observed) withdrawn(want desired) error {
 	if s.journal == nil {
 		return nil
 	}
@@ -100,11 +100,11 @@ func (s observed) withdrawn(want wish) error {
 
 // askPlugin adds to the wish what is asked of the device plugin's config, and says by what it is asked where there is no way to give it
 // any. Where the plugin is kept away because the node has just been registered, that comes later.
-func (a *Agent) askPlugin(ctx context.Context, seen *observed, want *wish, by string, ask func() (*pluginWish, error)) error {
+func (a *Agent) askPlugin(ctx context.Context, seen *observed, want *desired, by string, ask func() (*desiredPlugin, error)) error {
 	a.observePlugin(ctx, seen)
 	var err error
 	want.plugin, err = ask()
-	if want.later = seen.keepsPluginAway(err); want.later {
+	if want.pluginLater = seen.keepsPluginAway(err); want.pluginLater {
 		return nil
 	}
 	if stalled, is := errors.AsType[*Stalled](err); is && stalled.NoHandover {
@@ -122,15 +122,15 @@ func (a *Agent) pluginAskedBy(node *corev1.Node, key string) string {
 }
 
 // asked is what the node's labels name, and by what they name it: a profile alone, or a MIG config and a config of the device plugin.
-func (a *Agent) asked(node *corev1.Node) (want wish, pluginKey string) {
+func (a *Agent) asked(node *corev1.Node) (want desired, pluginKey string) {
 	if name := node.Labels[config.LabelProfile]; name != "" {
-		return wish{label: config.LabelProfile, name: name}, ""
+		return desired{label: config.LabelProfile, name: name}, ""
 	}
 	pluginKey = cmp.Or(node.Labels[config.LabelDevicePluginConfig], a.settings.DevicePlugin.DefaultConfig)
 	if strings.HasPrefix(pluginKey, ownKey) { // left by a profile
 		pluginKey = ""
 	}
-	want = wish{label: config.LabelMIGConfig, name: node.Labels[config.LabelMIGConfig]}
+	want = desired{label: config.LabelMIGConfig, name: node.Labels[config.LabelMIGConfig]}
 	switch {
 	case pluginKey == "":
 	case want.name == "":
@@ -150,7 +150,7 @@ func migName(name, pluginKey string) string {
 }
 
 // apply adds what a profile asks for besides the geometry, which is that of the GPUs after.
-func (a *Agent) apply(ctx context.Context, seen *observed, want *wish, profile config.Profile, after []nvml.GPU) error {
+func (a *Agent) apply(ctx context.Context, seen *observed, want *desired, profile config.Profile, after []nvml.GPU) error {
 	if want.label != config.LabelProfile {
 		return nil
 	}
@@ -168,7 +168,7 @@ func (a *Agent) apply(ctx context.Context, seen *observed, want *wish, profile c
 	if profile.Sharing == nil && profile.MIGStrategy == "" {
 		return nil
 	}
-	return a.askPlugin(ctx, seen, want, fmt.Sprintf("label %s=%s", want.label, want.name), func() (*pluginWish, error) { return a.sharingOf(seen, profile, after) })
+	return a.askPlugin(ctx, seen, want, fmt.Sprintf("label %s=%s", want.label, want.name), func() (*desiredPlugin, error) { return a.sharingOf(seen, profile, after) })
 }
 
 // keepsPluginAway reports whether there is no device plugin to be asked for anything because the node has just been registered.
@@ -267,13 +267,13 @@ func reasonOf(err error) config.Reason {
 	return config.ReasonInvalidCatalog
 }
 
-func fingerprint(want wish, wishes map[nvml.UUID]nvml.Wish) string {
+func fingerprint(want desired, wishes map[nvml.UUID]nvml.Wish) string {
 	h := sha256.New()
 	fmt.Fprint(h, want.name)
 	for _, gpu := range slices.Sorted(maps.Keys(wishes)) {
 		fmt.Fprintf(h, " %s %v", gpu, wishes[gpu]) // prints maps in the order of their keys
 	}
-	if p := want.plugin; p != nil && p.exact {
+	if p := want.plugin; p != nil && p.matchText {
 		fmt.Fprintf(h, " %s", p.text)
 	} else if p != nil {
 		fmt.Fprintf(h, " %v %s", p.sharing, orNone(p.strategy))

@@ -30,7 +30,7 @@ type evidence struct {
 	running  bool // an agent runs on this machine
 	settings config.Settings
 
-	want     wish
+	want     desired
 	steps    []plan.Step     // that are left, if the look was whole
 	refused  error           // why what is asked for cannot be
 	verdicts []drain.Verdict // on the pods that the steps need to leave
@@ -90,7 +90,7 @@ func (a *Agent) evidence(ctx context.Context) evidence {
 	seen, err := a.observe(ctx)
 	e := evidence{observed: seen, now: a.now(), settings: a.settings}
 	if err == nil {
-		want, _ := a.desired(ctx, &e.observed) // what cannot be is told elsewhere
+		want, _ := a.resolve(ctx, &e.observed) // what cannot be is told elsewhere
 		e.settings = a.settingsFor(want)
 		a.prove(&e.observed, want.plugin)
 	}

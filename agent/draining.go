@@ -24,7 +24,7 @@ const evictionsTimeout = time.Minute
 
 // evict asks pods to leave and says which are still there. It never returns nil: only the next look can tell that they
 // are gone.
-func (a *Agent) evict(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
+func (a *Agent) evict(ctx context.Context, seen observed, want desired, steps []plan.Step) error {
 	step := steps[0]
 	if len(steps) > 1 && steps[1].Kind == plan.Reboot {
 		if err := a.mayReboot(ctx, seen, want); err != nil {
@@ -32,7 +32,7 @@ func (a *Agent) evict(ctx context.Context, seen observed, want wish, steps []pla
 		}
 	}
 	if step.Kind == plan.Evict {
-		if err := a.mustSee(seen, want, step); err != nil {
+		if err := a.requireHoldersKnown(seen, want, step); err != nil {
 			return err
 		}
 	}
@@ -56,7 +56,7 @@ func (a *Agent) evict(ctx context.Context, seen observed, want wish, steps []pla
 }
 
 // awaitPods says which pods are still there, and why.
-func (a *Agent) awaitPods(seen observed, want wish, policy drain.Policy, verdicts []drain.Verdict) *Waiting {
+func (a *Agent) awaitPods(seen observed, want desired, policy drain.Policy, verdicts []drain.Verdict) *Waiting {
 	wait := &Waiting{
 		Reason: config.ReasonEvicting, After: evictionRetry, Blockers: describe(verdicts),
 		Message: "waiting for pods to leave: " + listed(describe(verdicts)),
@@ -99,7 +99,7 @@ func listed(texts []string) string {
 }
 
 // callOff says how people end the change.
-func callOff(want wish) string {
+func callOff(want desired) string {
 	if want.undo || want.label == "" {
 		return "the change is being undone already"
 	}
@@ -108,7 +108,7 @@ func callOff(want wish) string {
 
 // policy is by which rules pods are made to leave, and since when their deadlines count. Operands are replaced or come back by
 // themselves, and on the way back what stands has to go: no rule is for either, and on the way back there is no deadline.
-func (a *Agent) policy(seen observed, step plan.Step, want wish) (p drain.Policy, since time.Time) {
+func (a *Agent) policy(seen observed, step plan.Step, want desired) (p drain.Policy, since time.Time) {
 	switch {
 	case want.undo:
 	case step.Kind == plan.Evict:
@@ -127,7 +127,7 @@ func (a *Agent) policy(seen observed, step plan.Step, want wish) (p drain.Policy
 }
 
 // tellPod records on the pod, and on the node, that it has to leave.
-func (a *Agent) tellPod(seen observed, want wish, v drain.Verdict) {
+func (a *Agent) tellPod(seen observed, want desired, v drain.Verdict) {
 	did := map[drain.State]string{drain.Requested: "evicting", drain.Deleted: "deleting, as drain.afterDeadline says,"}[v.State]
 	if did == "" {
 		return
@@ -139,11 +139,10 @@ func (a *Agent) tellPod(seen observed, want wish, v drain.Verdict) {
 	}
 }
 
-// mustSee waits, up to the deadline for pods, where it cannot be known who holds what goes: a source that fails counts as busy,
-// which is a reason to wait and none to evict everybody, nor to touch a GPU. The way back is held up by a silent kubelet alone,
-// without which all pods count as holders.
-func (a *Agent) mustSee(seen observed, want wish, step plan.Step) error {
-	busy := seen.busy()
+// requireHoldersKnown waits, up to the deadline for pods, while a source of holders fails: that counts as busy, so nobody is evicted and no GPU is
+// touched. The way back waits for a silent kubelet alone, without which every pod counts as a holder.
+func (a *Agent) requireHoldersKnown(seen observed, want desired, step plan.Step) error {
+	busy := seen.holdersUnknown()
 	if busy == nil || seen.journal == nil || want.undo && seen.kubelet.err == nil {
 		return nil
 	}
@@ -183,7 +182,7 @@ func (a *Agent) resumeOperands(ctx context.Context, w work) error {
 }
 
 // pauseOperand sends an operand away by its label, and waits for its pods. The journal has the label's former value.
-func (a *Agent) pauseOperand(ctx context.Context, seen observed, want wish, step plan.Step) error {
+func (a *Agent) pauseOperand(ctx context.Context, seen observed, want desired, step plan.Step) error {
 	if seen.node.Labels[step.Label] != fence.PausedValue {
 		return a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) {
 			return fence.SetLabels(node, map[string]string{step.Label: fence.PausedValue})
@@ -214,7 +213,7 @@ func (a *Agent) resumeOperand(ctx context.Context, seen observed, step plan.Step
 }
 
 // then says what is done at a deadline.
-func (s observed) then(want wish) string {
+func (s observed) then(want desired) string {
 	if want.undo {
 		return "nothing more is waited for"
 	}
@@ -222,7 +221,7 @@ func (s observed) then(want wish) string {
 }
 
 // atDeadline is the end of a wait, and what comes then. The way back has none.
-func (s observed) atDeadline(until time.Time, want wish) (time.Time, string) {
+func (s observed) atDeadline(until time.Time, want desired) (time.Time, string) {
 	if want.undo || s.journal == nil {
 		return time.Time{}, ""
 	}

@@ -18,13 +18,13 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// change performs a step on a GPU. A step that comes back again and again although it succeeds is a failure.
+// change performs a step on a GPU. It fails with StepHadNoEffect after retry.noEffect successes that left the plan as it was.
 func (a *Agent) change(
-	ctx context.Context, seen observed, want wish, step plan.Step, into func(*Agent, context.Context, plan.Step) error,
+	ctx context.Context, seen observed, want desired, step plan.Step, into func(*Agent, context.Context, plan.Step) error,
 ) error {
 	if n := a.budget.successes[step.String()]; n >= a.settings.Retry.NoEffect {
 		if step.Kind == plan.RestorePersistence { // a change that is finished is not undone, and no node is kept, for want of it
-			return a.forgoPersistence(ctx, seen, step, fmt.Errorf("%s reported success %d times and had no effect", step, n))
+			return a.abandonPersistence(ctx, seen, step, fmt.Errorf("%s reported success %d times and had no effect", step, n))
 		}
 		return &api.Failure{
 			Wish: want.fingerprint, Reason: config.ReasonStepHadNoEffect,
@@ -32,7 +32,7 @@ func (a *Agent) change(
 		}
 	}
 	if !want.undo && step.Traits().HoldersKnown {
-		if err := a.mustSee(seen, want, step); err != nil {
+		if err := a.requireHoldersKnown(seen, want, step); err != nil {
 			return err
 		}
 	}
@@ -175,7 +175,7 @@ func (a *Agent) persistenceRefused(ctx context.Context, seen observed, step plan
 	case errors.Is(err, nvml.ErrNoDriver), errors.Is(err, nvml.ErrReplaced):
 		return err
 	case errors.Is(err, nvml.ErrNotSupported), a.budget.attempts[step.String()].failures+1 >= a.settings.Retry.Failures:
-		return a.forgoPersistence(ctx, seen, step, err)
+		return a.abandonPersistence(ctx, seen, step, err)
 	case errors.Is(err, nvml.ErrUnresponsive):
 		tried := a.budget.attempts[step.String()]
 		tried.failures++
@@ -186,8 +186,8 @@ func (a *Agent) persistenceRefused(ctx context.Context, seen observed, step plan
 	}
 }
 
-// forgoPersistence strikes from the journal what cannot be given back. The GPU works as well without.
-func (a *Agent) forgoPersistence(ctx context.Context, seen observed, step plan.Step, err error) error {
+// abandonPersistence strikes from the journal what cannot be given back. The GPU works as well without.
+func (a *Agent) abandonPersistence(ctx context.Context, seen observed, step plan.Step, err error) error {
 	a.log.Warn("persistence mode cannot be turned on again", zap.Int("gpu", step.Index), zap.Error(err))
 	j := *seen.journal
 	j.Previous = nil

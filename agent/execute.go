@@ -27,13 +27,13 @@ import (
 
 // execute performs the first step. Each step is idempotent, and none waits: what takes time returns *Waiting, and the
 // next pass looks again.
-func (a *Agent) execute(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
+func (a *Agent) execute(ctx context.Context, seen observed, want desired, steps []plan.Step) error {
 	step := steps[0]
 	a.alive.At(step)
 	began := a.clock.Now()
 	err := a.budget.tooEarly(step)
 	if err == nil {
-		err = a.inVain(want, step)
+		err = a.checkNoEffect(want, step)
 	}
 	early := err != nil
 	if !early {
@@ -49,7 +49,7 @@ func (a *Agent) execute(ctx context.Context, seen observed, want wish, steps []p
 		}
 	}
 	if !early || step.Kind != plan.AcquireSlot {
-		a.standBack(ctx, seen, step, err)
+		a.yieldSlot(ctx, seen, step, err)
 	}
 	if err == nil {
 		a.budget.done(step)
@@ -60,7 +60,7 @@ func (a *Agent) execute(ctx context.Context, seen observed, want wish, steps []p
 }
 
 // perform is what the kind of the first step does.
-func (a *Agent) perform(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
+func (a *Agent) perform(ctx context.Context, seen observed, want desired, steps []plan.Step) error {
 	step := steps[0]
 	perform := executors[step.Kind]
 	if perform == nil {
@@ -72,12 +72,11 @@ func (a *Agent) perform(ctx context.Context, seen observed, want wish, steps []p
 	return perform(a, ctx, work{seen: seen, want: want, step: step, steps: steps})
 }
 
-// afterPods is the least time that each wait has which comes when the pods have left: they may take all of theirs, and a rule may
-// give them more.
+// afterPods is the least time of each wait that comes after eviction, which may use up timeouts.drain.
 const afterPods = 5 * time.Minute
 
-// deadline is the end of a wait that is no pod's with the GPU, but comes after it.
-func (a *Agent) deadline(seen observed, want wish, step plan.Step) time.Time {
+// deadline is the end of a wait that starts after eviction: the drain deadline, or afterPods from its start, whichever is later.
+func (a *Agent) deadline(seen observed, want desired, step plan.Step) time.Time {
 	until := a.budget.began(step).Add(afterPods)
 	if pods := seen.journal.Started.Add(a.settingsFor(want).Timeouts.Drain); pods.After(until) {
 		return pods
@@ -85,8 +84,8 @@ func (a *Agent) deadline(seen observed, want wish, step plan.Step) time.Time {
 	return until
 }
 
-// inVain ends a change that somebody else undoes as often as it goes a step on. On the way back it is tried again, but ever less often.
-func (a *Agent) inVain(want wish, step plan.Step) error {
+// checkNoEffect ends a change that somebody else undoes as often as it goes a step on. On the way back it is tried again, but ever less often.
+func (a *Agent) checkNoEffect(want desired, step plan.Step) error {
 	n := a.budget.successes[step.String()]
 	if !step.Traits().Repeatable || n < a.settings.Retry.NoEffect {
 		return nil
@@ -100,7 +99,7 @@ func (a *Agent) inVain(want wish, step plan.Step) error {
 }
 
 // awaitCapacity says what is missing until the look that finds nothing.
-func (a *Agent) awaitCapacity(ctx context.Context, seen observed, want wish, step plan.Step) error {
+func (a *Agent) awaitCapacity(ctx context.Context, seen observed, want desired, step plan.Step) error {
 	now := a.clock.Now()
 	if a.verification.began.IsZero() {
 		a.verification.began = now
@@ -147,7 +146,7 @@ func (a *Agent) awaitCapacity(ctx context.Context, seen observed, want wish, ste
 
 // mendPlugin ends a change whose config the device plugin does not run by. Otherwise, for want of capacity, it evicts the plugin once: one
 // has been seen to register and to be forgotten by kubelet.
-func (a *Agent) mendPlugin(ctx context.Context, seen observed, want wish, step plan.Step, fresh bool) error {
+func (a *Agent) mendPlugin(ctx context.Context, seen observed, want desired, step plan.Step, fresh bool) error {
 	if fails := a.pluginFails(seen); fails != "" && seen.journal.changesPlugin() && !want.undo {
 		return &api.Failure{Wish: want.fingerprint, Reason: config.ReasonPluginFailed, Message: "the device plugin does not run by its new config: " + fails}
 	}

@@ -10,7 +10,7 @@ import (
 // work is what an executor is given: what was seen, what is wanted, and the steps to there, of which it performs the first.
 type work struct {
 	seen  observed
-	want  wish
+	want  desired
 	step  plan.Step
 	steps []plan.Step
 }

@@ -23,12 +23,12 @@ import (
 
 // writeJournal writes the journal without a fence: for a change that disrupts nobody, to add to a journal that stands, or for what
 // an agent has left without one.
-func (a *Agent) writeJournal(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
-	if !want.undo && !seen.disturbed() && plan.Disrupts(steps) {
+func (a *Agent) writeJournal(ctx context.Context, seen observed, want desired, steps []plan.Step) error {
+	if !want.undo && !seen.disruptionStarted() && plan.Disrupts(steps) {
 		if err := a.preflight(ctx, seen, want, steps); err != nil {
 			return err
 		}
-		if err := a.keepSlot(ctx, seen, want); err != nil {
+		if err := a.confirmSlot(ctx, seen, want); err != nil {
 			return err
 		}
 	}
@@ -50,12 +50,12 @@ func (a *Agent) writeJournal(ctx context.Context, seen observed, want wish, step
 
 // raise fences the node, once it is known that the pods that must leave may do so. A node that cannot be drained stays
 // schedulable.
-func (a *Agent) raise(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
-	if !want.undo && !seen.disturbed() {
+func (a *Agent) raise(ctx context.Context, seen observed, want desired, steps []plan.Step) error {
+	if !want.undo && !seen.disruptionStarted() {
 		if err := a.preflight(ctx, seen, want, steps); err != nil {
 			return err
 		}
-		if err := a.keepSlot(ctx, seen, want); err != nil {
+		if err := a.confirmSlot(ctx, seen, want); err != nil {
 			return err
 		}
 	}
@@ -87,15 +87,15 @@ func (s observed) spent(j Journal) []string {
 	return []string{config.AnnotationForce}
 }
 
-// disturbed reports whether the change has begun to take something away. To wait for a better moment is too late then, and would
+// disruptionStarted reports whether the change has begun to take something away. To wait for a better moment is too late then, and would
 // have no end: deadlines count from the fence.
-func (s observed) disturbed() bool {
+func (s observed) disruptionStarted() bool {
 	return s.journal != nil && (s.journal.Cordoned || slices.ContainsFunc(s.pauses, s.pausedHere))
 }
 
 // preflight asks before the cordon whether the change can come to its end: whether nobody else works on the node, the pods may
 // be evicted, no process would stay that nobody can send away, and there is anybody to prove the capacity.
-func (a *Agent) preflight(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
+func (a *Agent) preflight(ctx context.Context, seen observed, want desired, steps []plan.Step) error {
 	const before = "nothing is disturbed before "
 	if err := a.recordable(ctx, seen); err != nil {
 		return err
@@ -104,9 +104,9 @@ func (a *Agent) preflight(ctx context.Context, seen observed, want wish, steps [
 		return err
 	}
 	wait := &Waiting{After: evictionRetry}
-	busy, foreign, strangers := seen.busy(), seen.atWork(), a.strange(seen)
+	busy, foreign, strangers := seen.holdersUnknown(), seen.atWork(), a.unownedProcesses(seen)
 	if len(strangers) == 0 {
-		a.clients.unowned = told{}
+		a.clients.unowned = throttledNames{}
 	}
 	switch {
 	case len(foreign) > 0:
@@ -133,7 +133,7 @@ func (a *Agent) preflight(ctx context.Context, seen observed, want wish, steps [
 }
 
 // drainable asks in a dry run whether the pods may be evicted.
-func (a *Agent) drainable(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
+func (a *Agent) drainable(ctx context.Context, seen observed, want desired, steps []plan.Step) error {
 	for _, s := range steps {
 		policy := drainPolicy(a.settingsFor(want))
 		switch {
@@ -196,7 +196,7 @@ func nameOf(m fence.Marker) string {
 }
 
 // journal is what the steps will owe to the node: what is owed already, and what they add.
-func (a *Agent) journal(seen observed, want wish, steps []plan.Step) (*Journal, error) {
+func (a *Agent) journal(seen observed, want desired, steps []plan.Step) (*Journal, error) {
 	j := &Journal{
 		Operation: cmp.Or(a.turn.claim, uuid.NewString()), BootID: seen.boot.id,
 		Proven:  seen.capacity.proven || seen.leftovers.orphan.is(), // what was left is given back when it is seen to work
@@ -224,7 +224,7 @@ func (a *Agent) journal(seen observed, want wish, steps []plan.Step) (*Journal, 
 	}
 	for _, gpu := range seen.gpus {
 		if slices.ContainsFunc(steps, func(s plan.Step) bool { return s.GPU == gpu.UUID && s.Traits().ShapesPlugin }) {
-			j.note(gpu)
+			j.recordLayout(gpu)
 		}
 	}
 	j.owe(seen, steps)
@@ -244,7 +244,7 @@ func (a *Agent) notePlugin(j *Journal, seen observed, steps []plan.Step) error {
 		}
 	}
 	changes := plan.Has(steps, plan.WriteSharing)
-	if seen.plugin.way == "" || j.Plugin != nil && (!j.Plugin.Stays || !changes) {
+	if seen.plugin.method == "" || j.Plugin != nil && (!j.Plugin.Stays || !changes) {
 		return nil
 	}
 	former, err := a.formerPlugin(seen)
@@ -311,7 +311,7 @@ func (a *Agent) resume(ctx context.Context, seen observed) error {
 }
 
 // release gives the node back. A node that has just been registered and is not ready goes on keeping pods away.
-func (a *Agent) release(ctx context.Context, seen observed, want wish) error {
+func (a *Agent) release(ctx context.Context, seen observed, want desired) error {
 	if a.times.provenAt.IsZero() { // what others keep the node for after that is no time that the change takes
 		a.times.provenAt = a.clock.Now()
 	}
@@ -347,7 +347,7 @@ func (a *Agent) release(ctx context.Context, seen observed, want wish) error {
 
 // learnForGood keeps in the host's record what only the journal and this process know, before the node is given back: a restarted agent must
 // not try again what has failed, nor restore what was before.
-func (a *Agent) learnForGood(ctx context.Context, seen observed, want wish) {
+func (a *Agent) learnForGood(ctx context.Context, seen observed, want desired) {
 	status := seen.record.status
 	failed := seen.journal.Undo
 	if failed != nil && !failed.Later && want.undo && (status.Failed == nil || status.Failed.Wish != failed.Wish) {
@@ -362,7 +362,7 @@ func (a *Agent) learnForGood(ctx context.Context, seen observed, want wish) {
 }
 
 // giveUp keeps a failure in the journal: from now on the way is back.
-func (a *Agent) giveUp(ctx context.Context, seen observed, want wish, failure *api.Failure) time.Duration {
+func (a *Agent) giveUp(ctx context.Context, seen observed, want desired, failure *api.Failure) time.Duration {
 	j := *seen.journal
 	j.Undo, j.Parked = failure, false
 	if err := a.amend(ctx, seen, j); err != nil {

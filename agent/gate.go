@@ -31,15 +31,15 @@ func (a *Agent) observeMaintenance(ctx context.Context, seen *observed) error {
 
 // gate says why the first step may not be taken now: a *Waiting before anything is disturbed, and a *Failure that puts the change
 // off after that. It writes nothing. Steps that disturb nobody, roll-backs, and changes past the point of no return are always allowed.
-func (a *Agent) gate(seen observed, want wish, steps []plan.Step) error {
+func (a *Agent) gate(seen observed, want desired, steps []plan.Step) error {
 	switch {
 	case want.undo:
 		return nil
-	case seen.held() != "" && seen.begins(want, steps):
+	case seen.held() != "" && seen.startsChange(want, steps):
 		return seen.onHold(want, a.now())
-	case seen.forced(want) || !disturbs(seen, want, steps) || seen.goesOn(want, steps):
+	case seen.forced(want) || !needsWindow(seen, want, steps) || seen.pastPointOfNoReturn(want, steps):
 		return nil
-	case seen.pool.err != nil && seen.disturbed():
+	case seen.pool.err != nil && seen.disruptionStarted():
 		return seen.putOff(want, config.ReasonInvalidMaintenance, fmt.Sprintf("the maintenance file cannot be read any more: %v", seen.pool.err))
 	case seen.pool.err != nil:
 		return &Waiting{
@@ -47,16 +47,16 @@ func (a *Agent) gate(seen observed, want wish, steps []plan.Step) error {
 			Message: fmt.Sprintf("nothing is begun before it is known when this node may be disturbed: %v", seen.pool.err),
 			Advice:  "mend the file, or take the ConfigMap away to have no windows",
 		}
-	case seen.disturbed():
+	case seen.disruptionStarted():
 		return a.mayGoOn(seen, want)
 	default:
 		return a.mayBegin(seen, want)
 	}
 }
 
-// disturbs reports whether anybody is disturbed by the steps: a pod, or who would get a GPU meanwhile. On a node that has just been
-// registered is nobody yet, and nobody is served by GPUs that have lost what they had, as at a reboot.
-func disturbs(seen observed, want wish, steps []plan.Step) bool {
+// needsWindow reports whether the steps disturb anybody: a pod that runs, or one that would get a GPU meanwhile. A node with its startup taint runs
+// no workload, and a GPU whose instances a reboot removed serves none.
+func needsWindow(seen observed, want desired, steps []plan.Step) bool {
 	// As long as kubelet is silent, everybody may be on it, and preflight waits.
 	fresh := seen.marks.startup != nil && (seen.kubelet.err != nil || !plan.Has(steps, plan.Evict)) || seen.journal != nil && seen.journal.Startup != nil
 	if fresh || seen.restores(want) && !plan.Has(steps, plan.Evict) {
@@ -67,7 +67,7 @@ func disturbs(seen observed, want wish, steps []plan.Step) bool {
 
 // restores reports whether the node was as is asked before, or had instances that a reboot has taken: to wait for a window with nothing
 // to offer serves nobody.
-func (s observed) restores(want wish) bool {
+func (s observed) restores(want desired) bool {
 	if want.fingerprint == "" {
 		return false
 	}
@@ -86,7 +86,7 @@ func (s observed) touched() bool {
 		return false
 	}
 	for _, was := range s.journal.Previous {
-		if gpu, ok := s.gpu(was.GPU); ok && !gpu.Lost && !was.is(gpu) {
+		if gpu, ok := s.gpu(was.GPU); ok && !gpu.Lost && !was.matches(gpu) {
 			return true
 		}
 	}
@@ -101,10 +101,10 @@ func (s observed) touched() bool {
 	}
 }
 
-// goesOn reports whether the steps are what is left of a change beyond the point of no return, of which nobody has edited the meaning
-// since. On a node that was given back until its reboot others may be by now.
-func (s observed) goesOn(want wish, steps []plan.Step) bool {
-	return s.touched() && !s.other(want) && !s.edited(want) && (s.disturbed() || !plan.Has(steps, plan.Evict))
+// pastPointOfNoReturn reports whether a GPU or the plugin's config is already on the way to the target, nobody has edited the target since, and
+// the rest of the steps evicts nobody who came after the node was given back.
+func (s observed) pastPointOfNoReturn(want desired, steps []plan.Step) bool {
+	return s.touched() && !s.other(want) && !s.edited(want) && (s.disruptionStarted() || !plan.Has(steps, plan.Evict))
 }
 
 // held is what people have written to keep the node from changes; empty if they have not.
@@ -116,8 +116,8 @@ func (s observed) held() string {
 	return text
 }
 
-// begins reports whether the steps begin something. To clear away what was left, and to prove what is there, begins nothing.
-func (s observed) begins(want wish, steps []plan.Step) bool {
+// startsChange reports whether the steps begin a change. Clearing away what was left, and proving what is there, begins none.
+func (s observed) startsChange(want desired, steps []plan.Step) bool {
 	if s.journal != nil && !s.other(want) || steps[0].Kind == plan.Adopt {
 		return false
 	}
@@ -125,7 +125,7 @@ func (s observed) begins(want wish, steps []plan.Step) bool {
 }
 
 // onHold is what a hold means: what was not begun waits, and what was begun for something else is given back.
-func (s observed) onHold(want wish, now time.Time) error {
+func (s observed) onHold(want desired, now time.Time) error {
 	if s.journal != nil {
 		return s.putOff(want, config.ReasonHeld, fmt.Sprintf("annotation %s says %q, and what was begun was for %s", config.AnnotationHold, s.held(), s.journal.Target))
 	}
@@ -137,18 +137,18 @@ func (s observed) onHold(want wish, now time.Time) error {
 }
 
 // putOff ends a change before a GPU is touched, to try it again when it may be.
-func (s observed) putOff(want wish, reason config.Reason, why string) *api.Failure {
+func (s observed) putOff(want desired, reason config.Reason, why string) *api.Failure {
 	return &api.Failure{Wish: want.fingerprint, Reason: reason, Message: why + "; the change is put off", Later: true}
 }
 
 // forced reports whether people have said that this change needs no window.
-func (s observed) forced(want wish) bool {
+func (s observed) forced(want desired) bool {
 	return s.journal != nil && s.journal.Forced && !s.other(want) && !s.edited(want) || s.forces(want) && !want.undo
 }
 
 // noteForced has the journal of the change that is under way say that it needs no window, as people have said since it was begun. Their
 // word is good for one change: it goes when the journal has it.
-func (a *Agent) noteForced(ctx context.Context, seen *observed, want wish) error {
+func (a *Agent) noteForced(ctx context.Context, seen *observed, want desired) error {
 	if seen.journal == nil || seen.other(want) || want.undo || !seen.forces(want) || seen.journal.Forced && !seen.edited(want) {
 		return nil
 	}
@@ -165,7 +165,7 @@ func (a *Agent) noteForced(ctx context.Context, seen *observed, want wish) error
 }
 
 // forces reports whether the annotation means the change to what is asked for.
-func (s observed) forces(want wish) bool {
+func (s observed) forces(want desired) bool {
 	switch value := s.node.Annotations[config.AnnotationForce]; value {
 	case "":
 		return false

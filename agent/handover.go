@@ -85,7 +85,7 @@ const maxFormer = 32 << 10
 // the way back leads to: a plugin that is run with a file does not run without.
 func (a *Agent) formerPlugin(seen observed) (*formerPlugin, error) {
 	p := seen.plugin
-	f := &formerPlugin{Way: p.way, Text: p.text, MPS: p.now != nil && p.now.Sharing.Strategy == config.SharingMPS}
+	f := &formerPlugin{Way: p.method, Text: p.text, MPS: p.current != nil && p.current.Sharing.Strategy == config.SharingMPS}
 	if m := p.manager; m != nil {
 		f.Label, f.Namespace, f.ConfigMap, f.Dir, f.Fallback = m.label, m.namespace, m.configMap, m.dir, m.fallback
 		if strings.HasPrefix(p.text, ownKey) {
@@ -108,7 +108,7 @@ func (a *Agent) formerPlugin(seen observed) (*formerPlugin, error) {
 }
 
 // writeSharing gives the device plugin another config, by the way that it is given any.
-func (a *Agent) writeSharing(ctx context.Context, seen observed, want wish) error {
+func (a *Agent) writeSharing(ctx context.Context, seen observed, want desired) error {
 	a.proof.agreed = 0 // by another config, the same devices are to be proven anew
 	if seen.plugin.manager != nil {
 		return a.setConfigLabel(ctx, seen, want)
@@ -123,7 +123,7 @@ func (a *Agent) writeSharing(ctx context.Context, seen observed, want wish) erro
 }
 
 // prepareSharing makes sure, before anything is disturbed, that the plugin can be given its config, and the former one again.
-func (a *Agent) prepareSharing(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
+func (a *Agent) prepareSharing(ctx context.Context, seen observed, want desired, steps []plan.Step) error {
 	writes := plan.Has(steps, plan.WriteSharing)
 	if want.undo || !writes || seen.plugin.manager != nil || seen.touched() {
 		return nil
@@ -155,15 +155,15 @@ func fullFolder(full *pluginfile.NoRoomError, before string) *Waiting {
 
 // setConfigLabel names another config to the plugin's config manager. That ends when it is named one that it does not see, so a key
 // of ours must have reached its pod before.
-func (a *Agent) setConfigLabel(ctx context.Context, seen observed, want wish) error {
+func (a *Agent) setConfigLabel(ctx context.Context, seen observed, want desired) error {
 	m, key := seen.plugin.manager, want.plugin.text
-	if want.plugin.body != "" && m.files[key] != want.plugin.body {
-		if err := a.patchConfigMap(ctx, m, key, &want.plugin.body); err != nil {
+	if want.plugin.keyContent != "" && m.files[key] != want.plugin.keyContent {
+		if err := a.patchConfigMap(ctx, m, key, &want.plugin.keyContent); err != nil {
 			return err
 		}
-		m.files[key] = want.plugin.body
+		m.files[key] = want.plugin.keyContent
 	}
-	if want.plugin.body != "" && m.pod.UID != "" {
+	if want.plugin.keyContent != "" && m.pod.UID != "" {
 		if err := a.awaitKey(ctx, seen, want); err != nil {
 			return err
 		}
@@ -180,7 +180,7 @@ func (a *Agent) setConfigLabel(ctx context.Context, seen observed, want wish) er
 }
 
 // awaitKey waits until the config manager sees the key, or, where nobody can look, until it must.
-func (a *Agent) awaitKey(ctx context.Context, seen observed, want wish) error {
+func (a *Agent) awaitKey(ctx context.Context, seen observed, want desired) error {
 	m, key := seen.plugin.manager, want.plugin.text
 	step := plan.Step{Kind: plan.WriteSharing, Config: want.plugin.configText()}
 	began := a.budget.began(step)
@@ -257,15 +257,15 @@ func (a *Agent) collectKey(ctx context.Context, seen observed) {
 
 // reloadPlugin has the readers of the plugin's config file read it: by SIGHUP, or, where that is not the way or nobody could be told, as
 // a new pod.
-func (a *Agent) reloadPlugin(ctx context.Context, seen observed, want wish, step plan.Step) error {
+func (a *Agent) reloadPlugin(ctx context.Context, seen observed, want desired, step plan.Step) error {
 	a.proof.agreed = 0 // by another config, the same devices are to be proven anew
 	untold := a.untold(seen.plugin)
-	if seen.plugin.way == config.HandoverFile {
+	if seen.plugin.method == config.HandoverFile {
 		call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.DriverCall)
 		defer cancel()
 		told, err := a.clients.processes.Hangup(call, untold, readers)
 		for _, c := range told {
-			seen.plugin.told[c.PodUID] = seen.plugin.writing()
+			seen.plugin.notifiedPods[c.PodUID] = seen.plugin.writing()
 			a.log.Info("told to read the device plugin's config", zap.String("command", c.Command), zap.Int("pid", c.PID))
 		}
 		a.noteTold(call, seen.plugin)
@@ -311,7 +311,7 @@ func (a *Agent) pluginFails(s observed) string {
 }
 
 // daemonsGone waits for the control daemon of MPS, which gives GPUs back when it ends in peace.
-func (a *Agent) daemonsGone(seen observed, want wish, step plan.Step) error {
+func (a *Agent) daemonsGone(seen observed, want desired, step plan.Step) error {
 	if len(seen.devicePlugin.mpsDaemons) == 0 {
 		return nil
 	}

@@ -30,23 +30,23 @@ const (
 type clients struct {
 	processes holders.Processes
 	foundFree map[string]time.Time // the last scan that found no process on the device; valid for freeFor
-	unowned   told                 // processes of no pod that hold what is to go
+	unowned   throttledNames       // processes of no pod that hold what is to go
 }
 
 func (c *clients) forget(time.Time) {
 	clear(c.foundFree)
-	c.unowned = told{}
+	c.unowned = throttledNames{}
 }
 
 // steps plans the way to the targets, once it is known who holds what goes.
-func (a *Agent) steps(ctx context.Context, seen *observed, want wish, targets plan.Targets) ([]plan.Step, error) {
+func (a *Agent) steps(ctx context.Context, seen *observed, want desired, targets plan.Targets) ([]plan.Step, error) {
 	a.observeTaken(ctx, seen, want, targets)
 	return plan.Make(a.planned(*seen, want), want.desired(targets))
 }
 
 // desired is all that the planner goes by.
-func (w wish) desired(targets plan.Targets) plan.Desired {
-	out := plan.Desired{GPUs: targets, Config: w.plugin.configText(), Later: w.later}
+func (w desired) desired(targets plan.Targets) plan.Desired {
+	out := plan.Desired{GPUs: targets, Config: w.plugin.configText(), Later: w.pluginLater}
 	if w.plugin != nil {
 		out.Sharing = plannedSharing(w.plugin.sharing, w.plugin.strategy)
 	}
@@ -54,7 +54,7 @@ func (w wish) desired(targets plan.Targets) plan.Desired {
 }
 
 // observeTaken completes the look by who is concerned by what goes.
-func (a *Agent) observeTaken(ctx context.Context, seen *observed, want wish, targets plan.Targets) {
+func (a *Agent) observeTaken(ctx context.Context, seen *observed, want desired, targets plan.Targets) {
 	taken := plan.Takes(a.planned(*seen, want), want.desired(targets))
 	a.observeHolders(ctx, seen, taken)
 	a.observeUnits(ctx, seen, taken)
@@ -172,9 +172,9 @@ func union(a, b []string) []string {
 	return out
 }
 
-// strange names the processes that compute on what goes, while no pod has it that could be evicted and no unit that could
+// unownedProcesses names the processes that compute on what goes, while no pod has it that could be evicted and no unit that could
 // be stopped. People have to end them. One that the process table does not show has mostly just ended.
-func (a *Agent) strange(seen observed) []string {
+func (a *Agent) unownedProcesses(seen observed) []string {
 	held := map[string]bool{}
 	for _, p := range seen.holders.pods {
 		for _, d := range p.Devices {
@@ -189,9 +189,8 @@ func (a *Agent) strange(seen observed) []string {
 	return holders.NameClients(strange, seen.pods)
 }
 
-// mustLeave are the holders that leave by eviction. Operands are sent away in their own order, and so are other clients of the library
-// that have no more than a file open. So does a pod of a DaemonSet that the fence does not keep away, and that would come back as often
-// as it is evicted: it is left, since most changes do not mind.
+// mustLeave are the holders that are evicted. Excluded are operands, which have an order of their own, clients of the library that have no more
+// than a file open, and pods of DaemonSets that tolerate the fence: evicting those would only restart them.
 func (s observed) mustLeave() []holders.Pod {
 	apart := map[string]bool{}
 	for _, o := range s.devicePlugin.pods {
@@ -260,8 +259,8 @@ func ended(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// busy says why what is to go cannot be known to be free; nil if it can.
-func (s observed) busy() error {
+// holdersUnknown says why what is to go cannot be known to be free; nil if it can.
+func (s observed) holdersUnknown() error {
 	switch {
 	case s.kubelet.err != nil:
 		return fmt.Errorf("until kubelet says which pod has which device: %w", s.kubelet.err)

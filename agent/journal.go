@@ -46,7 +46,7 @@ type Journal struct {
 	Cordoned         bool               `json:"cordoned"`             // the change has fenced the node
 	WasUnschedulable bool               `json:"wasUnschedulable"`     // somebody had cordoned the node before us
 	Proven           bool               `json:"proven"`               // kubelet offered what the GPUs had when it began
-	Previous         []cut              `json:"previous"`             // how the GPUs that it changes were cut
+	Previous         []gpuLayout        `json:"previous"`             // how the GPUs that it changes were cut
 	Strategy         config.MIGStrategy `json:"strategy,omitempty"`   // that the device plugin is told besides its config
 	Operands         []string           `json:"operands"`             // UIDs of the device plugin pods from before the change
 	Startup          *startup           `json:"startup,omitempty"`    // the taint that the node had been registered with
@@ -62,13 +62,13 @@ type Journal struct {
 	Undo             *api.Failure       `json:"undo,omitempty"`       // the change has failed: back to Previous
 }
 
-// cut is how one GPU was cut.
-type cut struct {
-	GPU        nvml.UUID `json:"gpu"`
-	MIG        bool      `json:"mig"`
-	Persistent bool      `json:"persistent,omitempty"` // it was in persistence mode
-	Foreign    bool      `json:"foreign,omitempty"`    // nothing is asked of it, but a reboot of ours takes its instances away
-	Instances  []piece   `json:"instances,omitempty"`
+// gpuLayout is how one GPU was cut.
+type gpuLayout struct {
+	GPU        nvml.UUID        `json:"gpu"`
+	MIG        bool             `json:"mig"`
+	Persistent bool             `json:"persistent,omitempty"` // it was in persistence mode
+	Foreign    bool             `json:"foreign,omitempty"`    // nothing is asked of it, but a reboot of ours takes its instances away
+	Instances  []instanceRecord `json:"instances,omitempty"`
 }
 
 // startup is the taint of a node that has just been registered, without its key.
@@ -81,26 +81,26 @@ func (s startup) taint() corev1.Taint {
 	return corev1.Taint{Key: config.TaintNotReady, Value: s.Value, Effect: corev1.TaintEffect(s.Effect)}
 }
 
-// piece is one instance of a cut.
-type piece struct {
+// instanceRecord is one instance of a cut.
+type instanceRecord struct {
 	Profile string `json:"profile"`
 	Start   int    `json:"start"`
 	Size    int    `json:"size"`
 	Compute string `json:"compute,omitempty"`
 }
 
-// note adds how the GPU is cut, unless that is in the journal already. Half-made instances are not worth giving back.
-func (j *Journal) note(gpu nvml.GPU) {
+// recordLayout adds how the GPU is cut, unless that is in the journal already. Half-made instances are not worth giving back.
+func (j *Journal) recordLayout(gpu nvml.GPU) {
 	for i := range j.Previous {
 		if j.Previous[i].GPU == gpu.UUID { // persistence mode may have been turned on since; only we turn it off
 			j.Previous[i].Persistent = j.Previous[i].Persistent || gpu.Persistent
 			return
 		}
 	}
-	c := cut{GPU: gpu.UUID, MIG: gpu.Enabled, Persistent: gpu.Persistent}
+	c := gpuLayout{GPU: gpu.UUID, MIG: gpu.Enabled, Persistent: gpu.Persistent}
 	for _, i := range gpu.Instances {
 		if !i.HalfMade() {
-			c.Instances = append(c.Instances, piece{i.Profile, i.Start, i.Size, i.Compute})
+			c.Instances = append(c.Instances, instanceRecord{i.Profile, i.Start, i.Size, i.Compute})
 		}
 	}
 	j.Previous = append(j.Previous, c)
@@ -115,15 +115,15 @@ func (j *Journal) cuts() map[nvml.UUID]bool {
 	return out
 }
 
-// is reports whether the GPU is cut as it was. Half-made instances are none.
-func (c cut) is(gpu nvml.GPU) bool {
+// matches reports whether the GPU is cut as it was. Half-made instances are none.
+func (c gpuLayout) matches(gpu nvml.GPU) bool {
 	now := Journal{}
-	now.note(gpu)
+	now.recordLayout(gpu)
 	return gpu.Enabled == c.MIG && slices.Equal(sortedPieces(now.Previous[0].Instances), sortedPieces(c.Instances))
 }
 
-func sortedPieces(pieces []piece) []piece {
-	return slices.SortedFunc(slices.Values(pieces), func(a, b piece) int {
+func sortedPieces(pieces []instanceRecord) []instanceRecord {
+	return slices.SortedFunc(slices.Values(pieces), func(a, b instanceRecord) int {
 		return cmp.Or(cmp.Compare(a.Start, b.Start), cmp.Compare(a.Size, b.Size), cmp.Compare(a.Profile, b.Profile), cmp.Compare(a.Compute, b.Compute))
 	})
 }
@@ -156,7 +156,7 @@ func (j *Journal) previous(gpus []nvml.GPU) plan.Targets {
 }
 
 // target is the cut as the planner brings it back.
-func (c cut) target() plan.Target {
+func (c gpuLayout) target() plan.Target {
 	target := plan.Target{Wish: nvml.Wish{MIG: c.MIG}, Undo: true}
 	for _, p := range c.Instances {
 		target.Exact = append(target.Exact,
@@ -309,7 +309,7 @@ func (j *Journal) check() error {
 	return j.Plugin.check()
 }
 
-func checkCuts(cuts []cut) error {
+func checkCuts(cuts []gpuLayout) error {
 	named := map[nvml.UUID]bool{}
 	for _, c := range cuts {
 		if c.GPU == "" || named[c.GPU] || len(c.Instances) > maxSlices {

@@ -277,7 +277,7 @@ func (a *Agent) observeKubelet(ctx context.Context, seen *observed, pods []corev
 }
 
 // prove compares the capacity with the hardware, and with the sharing that is wanted, if any is known.
-func (a *Agent) prove(seen *observed, want *pluginWish) {
+func (a *Agent) prove(seen *observed, want *desiredPlugin) {
 	seen.capacity.strategy = a.strategy(*seen, want)
 	switch {
 	case seen.kubelet.err != nil:
@@ -298,7 +298,7 @@ func (a *Agent) prove(seen *observed, want *pluginWish) {
 }
 
 // strategy is how the plugin presents MIG devices: as the settings say, or as it is told, above all by its environment.
-func (a *Agent) strategy(seen observed, want *pluginWish) config.MIGStrategy {
+func (a *Agent) strategy(seen observed, want *desiredPlugin) config.MIGStrategy {
 	if a.settings.MIGStrategy != config.MIGStrategyAuto {
 		return a.settings.MIGStrategy
 	}
@@ -387,7 +387,7 @@ func (a *Agent) observeOthers(seen *observed) {
 }
 
 // planned is what the planner needs of the look.
-func (a *Agent) planned(s observed, want wish) plan.Observed {
+func (a *Agent) planned(s observed, want desired) plan.Observed {
 	out := plan.Observed{
 		GPUs: s.gpus, Fenced: s.marks.fenced, Startup: s.marks.startup != nil, Undo: want.undo, Reboots: s.reboots, CDI: s.specs,
 		Capacity: plan.Capacity{Agreed: s.capacity.proof.agreed}, Orphaned: s.leftovers.orphan.is(), Breached: s.uncordoned() && !want.undo &&
@@ -446,7 +446,7 @@ func plannedPod(p holders.Pod) plan.Pod {
 }
 
 // failed is the failure that is known of the wish: while it is being undone from the journal, after that from the status.
-func (s observed) failed(want wish) *api.Failure {
+func (s observed) failed(want desired) *api.Failure {
 	if s.givenUp(want) {
 		return s.journal.Undo
 	}
@@ -458,7 +458,7 @@ func (s observed) failed(want wish) *api.Failure {
 
 // kept is the failure that the status must go on telling: the one that is known of the wish, or, while nobody knows what
 // is wished because the catalog cannot be read, the last one.
-func (s observed) kept(want wish) *api.Failure {
+func (s observed) kept(want desired) *api.Failure {
 	if f := s.failed(want); f != nil && !f.Later {
 		return f
 	}
@@ -486,18 +486,18 @@ func (s observed) foreignCordon() bool {
 }
 
 // givenUp reports whether what is asked for is what the journal says cannot be done.
-func (s observed) givenUp(want wish) bool {
+func (s observed) givenUp(want desired) bool {
 	return s.journal != nil && s.journal.Undo != nil && s.journal.Undo.Wish == want.fingerprint
 }
 
 // other reports whether the journal is about another target than the one that is asked for.
-func (s observed) other(want wish) bool {
+func (s observed) other(want desired) bool {
 	return s.journal != nil && !want.undo && s.journal.Target != want.name
 }
 
 // edited reports whether the journal is about what the target's name meant before somebody has edited it. A journal of an agent that
 // did not note it is not.
-func (s observed) edited(want wish) bool {
+func (s observed) edited(want desired) bool {
 	return s.journal != nil && !want.undo && !s.other(want) && s.journal.Wish != "" && want.fingerprint != "" && s.journal.Wish != want.fingerprint
 }
 

@@ -102,7 +102,7 @@ type decision struct {
 }
 
 // decide is the one place where an error becomes a decision.
-func (a *Agent) decide(seen observed, want wish, step plan.Step, err error) decision {
+func (a *Agent) decide(seen observed, want desired, step plan.Step, err error) decision {
 	var waiting *Waiting
 	var stalled *Stalled
 	var failure *api.Failure
@@ -140,7 +140,7 @@ func (a *Agent) decide(seen observed, want wish, step plan.Step, err error) deci
 
 // unsupported is a step that will not work however often it is tried. A reset may be done by a reboot instead, where it can
 // be told that one has happened.
-func unsupported(seen observed, want wish, step plan.Step, err error) decision {
+func unsupported(seen observed, want desired, step plan.Step, err error) decision {
 	if step.Kind == plan.Reset && seen.boot.id != "" {
 		return decision{noReset: true}
 	}
@@ -149,7 +149,7 @@ func unsupported(seen observed, want wish, step plan.Step, err error) decision {
 
 // inUse waits for processes that no pod accounts for, until the deadline for pods. Some come and go, as a monitor's do: who
 // it is that holds the GPU is not told anew each time.
-func (a *Agent) inUse(seen observed, want wish, step plan.Step, err error) decision {
+func (a *Agent) inUse(seen observed, want desired, step plan.Step, err error) decision {
 	now := a.clock.Now()
 	if seen.journal != nil && now.After(a.deadline(seen, want, step)) && !want.undo {
 		return decision{failure: &api.Failure{
@@ -158,28 +158,28 @@ func (a *Agent) inUse(seen observed, want wish, step plan.Step, err error) decis
 		}}
 	}
 	tried := a.budget.attempts[step.String()]
-	if !tried.inUse || now.Sub(tried.toldAt) >= inUseNews {
-		tried.inUse, tried.toldAt = true, now
+	if !tried.inUse || now.Sub(tried.lastDecisionAt) >= inUseNews {
+		tried.inUse, tried.lastDecisionAt = true, now
 		wait := Waiting{Message: err.Error() + "; waiting for that to end", Advice: "end it to go on at once"}
 		if seen.journal != nil {
 			wait.Since = seen.journal.Started
 			wait.Until, wait.Then = seen.atDeadline(a.deadline(seen, want, step), want)
 		}
-		tried.told = decision{reason: config.ReasonGPUInUse, after: inUseRetry, message: wait.Error()}
+		tried.lastDecision = decision{reason: config.ReasonGPUInUse, after: inUseRetry, message: wait.Error()}
 	}
 	tried.next = now.Add(inUseRetry)
 	a.budget.attempts[step.String()] = tried
-	return tried.told
+	return tried.lastDecision
 }
 
-// told are names that people were told, and when.
-type told struct {
+// throttledNames are names that people were told, and when.
+type throttledNames struct {
 	names []string
 	at    time.Time
 }
 
 // of returns the names, or for a while those from before: processes that are started again and again have another pid each time.
-func (t *told) of(names []string, now time.Time) []string {
+func (t *throttledNames) of(names []string, now time.Time) []string {
 	if len(t.names) == 0 || now.Sub(t.at) >= inUseNews {
 		t.names, t.at = names, now
 	}
@@ -202,7 +202,7 @@ func refusal(err *plan.Refused) config.Reason {
 }
 
 // retry lets a failed step be tried again after a pause that doubles each time, until its budget is used up.
-func (a *Agent) retry(step plan.Step, want wish, err error) decision {
+func (a *Agent) retry(step plan.Step, want desired, err error) decision {
 	tried := a.budget.attempts[step.String()]
 	tried.failures++
 	pause := a.settings.Retry.First
@@ -213,14 +213,14 @@ func (a *Agent) retry(step plan.Step, want wish, err error) decision {
 		pause = min(pause, apiRetry)
 	}
 	tried.next = a.clock.Now().Add(pause)
-	tried.told = decision{reason: config.ReasonRetrying, message: err.Error() + "; trying again", after: pause}
+	tried.lastDecision = decision{reason: config.ReasonRetrying, message: err.Error() + "; trying again", after: pause}
 	if step.Traits().Bounded && tried.failures >= a.settings.Retry.Failures {
 		failure := &api.Failure{
 			Wish: want.fingerprint, Reason: config.ReasonHardwareFailure,
 			Message: fmt.Sprintf("%v; given up after %s", err, legible.Counted(a.settings.Retry.Failures, "attempt")),
 		}
-		tried.told = decision{failure: failure, reason: failure.Reason, message: failure.Message, stalled: true}
+		tried.lastDecision = decision{failure: failure, reason: failure.Reason, message: failure.Message, stalled: true}
 	}
 	a.budget.attempts[step.String()] = tried
-	return tried.told
+	return tried.lastDecision
 }

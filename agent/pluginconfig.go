@@ -34,17 +34,17 @@ type PluginConfigs struct {
 
 // pluginConfig is the config of the node's device plugin, and the way by which it is given another one.
 type pluginConfig struct {
-	way    config.Handover // empty if none is known
-	why    string          // why none is
-	text   string          // of the config file; by label, the label's value
-	exists bool            // there is such a file, or label
-	now    *config.PluginConfig
-	lost   error // why now is not known
+	method   config.Handover // empty if none is known
+	noMethod string          // why none is
+	text     string          // of the config file; by label, the label's value
+	exists   bool            // there is such a file, or label
+	current  *config.PluginConfig
+	parseErr error // why now is not known
 
-	written time.Time            // when the file was
-	told    map[types.UID]string // readers that were told to read the file since they started, and a hash of what it said then
-	readers []corev1.Pod         // pods that read the file
-	manager *configManager       // of a plugin that gets its config by label
+	written      time.Time            // when the file was
+	notifiedPods map[types.UID]string // readers that were told to read the file since they started, and a hash of what it said then
+	readers      []corev1.Pod         // pods that read the file
+	manager      *configManager       // of a plugin that gets its config by label
 }
 
 // configManager is NVIDIA's sidecar of the device plugin, which brings it the config that a label of the node names.
@@ -55,9 +55,9 @@ type configManager struct {
 	configMap string            // whose keys the label names
 	dir       string            // where the sidecar sees them
 	fallback  string            // the key for nodes without the label
-	otherwise []string          // what it takes without either, in this order: named, single, empty
+	fallbacks []string          // what it takes without either, in this order: named, single, empty
 	files     map[string]string // the ConfigMap's; nil if it cannot be read
-	lost      error             // why it cannot
+	readErr   error             // why it cannot
 }
 
 // What the sidecar is told by, as the plugin's chart and the GPU Operator deploy it.
@@ -77,15 +77,15 @@ const (
 // for another config.
 func (a *Agent) observePlugin(ctx context.Context, seen *observed) {
 	p := &seen.plugin
-	p.way, p.manager, p.why = a.wayOf(seen)
-	switch p.way {
+	p.method, p.manager, p.noMethod = a.wayOf(seen)
+	switch p.method {
 	case config.HandoverFile, config.HandoverRestart:
 		a.readPluginFile(ctx, p)
 		p.readers = slices.DeleteFunc(slices.Clone(seen.pods), func(pod corev1.Pod) bool { return ended(&pod) || !a.readsFile(&pod) || !runsReader(seen, &pod) })
 	case config.HandoverLabel, config.HandoverConfigMap:
 		a.readManaged(ctx, seen)
 	case "", config.HandoverAuto: // which wayOf leaves to nobody
-		p.lost = errors.New(p.why)
+		p.parseErr = errors.New(p.noMethod)
 	}
 }
 
@@ -177,7 +177,7 @@ func managerOf(pod corev1.Pod) *configManager {
 			label: cmp.Or(env[envNodeLabel], config.LabelDevicePluginConfig),
 		}
 		if s := env[envFallbacks]; s != "" {
-			m.otherwise = strings.Split(s, ",")
+			m.fallbacks = strings.Split(s, ",")
 		}
 		for _, mount := range c.VolumeMounts {
 			for _, v := range pod.Spec.Volumes {
@@ -209,28 +209,28 @@ func (a *Agent) readPluginFile(ctx context.Context, p *pluginConfig) {
 	call, cancel := context.WithTimeout(ctx, hostTimeout)
 	defer cancel()
 	found, err := a.plugin.file.Read(call)
-	if p.told = found.Told; p.told == nil {
-		p.told = map[types.UID]string{}
+	if p.notifiedPods = found.Told; p.notifiedPods == nil {
+		p.notifiedPods = map[types.UID]string{}
 	}
-	maps.Copy(p.told, a.plugin.notified)
+	maps.Copy(p.notifiedPods, a.plugin.notified)
 	switch {
 	case aside.Hangs(err):
-		p.lost = &unseen{fmt.Errorf("the device plugin's config: %w", err)}
+		p.parseErr = &unseen{fmt.Errorf("the device plugin's config: %w", err)}
 		return
 	case err != nil:
-		p.lost = fmt.Errorf("the device plugin's config: %w", err)
+		p.parseErr = fmt.Errorf("the device plugin's config: %w", err)
 		return
 	case !found.Exists:
-		p.now = &config.PluginConfig{Sharing: config.Sharing{Strategy: config.SharingNone}}
+		p.current = &config.PluginConfig{Sharing: config.Sharing{Strategy: config.SharingNone}}
 		return
 	}
 	p.text, p.exists, p.written = found.Text, true, found.Written
 	parsed, err := a.plugin.configs.Parse([]byte(found.Text))
 	if err != nil {
-		p.lost = fmt.Errorf("reading the device plugin's config %s: %w", a.settings.DevicePlugin.ConfigFile, err)
+		p.parseErr = fmt.Errorf("reading the device plugin's config %s: %w", a.settings.DevicePlugin.ConfigFile, err)
 		return
 	}
-	p.now = &parsed
+	p.current = &parsed
 }
 
 // writing is one writing of the file: who has read the same text before may have read another one since.
@@ -241,7 +241,7 @@ func (p pluginConfig) writing() string { return hash(p.text + p.written.UTC().St
 func (a *Agent) noteTold(ctx context.Context, p pluginConfig) {
 	kept := map[types.UID]string{}
 	for _, pod := range p.readers {
-		if what, ok := p.told[pod.UID]; ok {
+		if what, ok := p.notifiedPods[pod.UID]; ok {
 			kept[pod.UID] = what
 		}
 	}
@@ -255,22 +255,22 @@ func (a *Agent) noteTold(ctx context.Context, p pluginConfig) {
 func (a *Agent) readManaged(ctx context.Context, seen *observed) {
 	p, m := &seen.plugin, seen.plugin.manager
 	p.text, p.exists = seen.node.Labels[m.label], seen.node.Labels[m.label] != ""
-	m.files, m.lost = a.configFiles(ctx, m.namespace, m.configMap)
-	if m.lost != nil {
-		p.lost = m.lost
+	m.files, m.readErr = a.configFiles(ctx, m.namespace, m.configMap)
+	if m.readErr != nil {
+		p.parseErr = m.readErr
 		return
 	}
 	text, err := m.config(p.text)
 	if err != nil {
-		p.lost = err
+		p.parseErr = err
 		return
 	}
 	parsed, err := a.plugin.configs.Parse([]byte(text))
 	if err != nil {
-		p.lost = fmt.Errorf("reading %s: %w", m.keyed(p.text), err)
+		p.parseErr = fmt.Errorf("reading %s: %w", m.keyed(p.text), err)
 		return
 	}
-	p.now = &parsed
+	p.current = &parsed
 }
 
 // config is the text that the manager gives to the plugin of a node whose label has the value.
@@ -283,7 +283,7 @@ func (m *configManager) config(value string) (string, error) {
 		}
 		return text, nil
 	}
-	for _, s := range m.otherwise {
+	for _, s := range m.fallbacks {
 		switch text, named := m.files[fallbackNameKey]; {
 		case s == fallbackNamed && named:
 			return text, nil

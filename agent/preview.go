@@ -81,7 +81,7 @@ func (a *Agent) Preview(ctx context.Context, label, name string) (Preview, error
 
 // previewOf plans by a look that was taken already.
 func (a *Agent) previewOf(ctx context.Context, seen observed, label, name string) (Preview, error) {
-	want := wish{name: name, label: label}
+	want := desired{name: name, label: label}
 	var wishes map[nvml.UUID]nvml.Wish
 	var beyond []int
 	geometry, pluginKey := parts(label, name)
@@ -99,7 +99,7 @@ func (a *Agent) previewOf(ctx context.Context, seen observed, label, name string
 		// A config manager goes by the label as it would be.
 		seen.node = seen.node.DeepCopy()
 		metav1.SetMetaDataLabel(&seen.node.ObjectMeta, config.LabelDevicePluginConfig, pluginKey)
-		if err := a.askPlugin(ctx, &seen, &want, a.pluginAskedBy(seen.node, pluginKey), func() (*pluginWish, error) { return a.namedConfig(ctx, &seen, pluginKey) }); err != nil {
+		if err := a.askPlugin(ctx, &seen, &want, a.pluginAskedBy(seen.node, pluginKey), func() (*desiredPlugin, error) { return a.namedConfig(ctx, &seen, pluginKey) }); err != nil {
 			return Preview{}, err
 		}
 	}
@@ -131,7 +131,7 @@ func (o Offline) Preview(label, name string) (Preview, error) {
 	has := config.PluginConfig{Sharing: config.Sharing{Strategy: config.SharingNone}, MIGStrategy: config.MIGStrategyMixed}
 	seen := plan.Observed{GPUs: o.GPUs, Capacity: plan.Capacity{Agreed: plan.Proof}}
 	geometry, pluginKey := parts(label, name)
-	want := wish{}
+	want := desired{}
 	var profile config.Profile
 	var wishes map[nvml.UUID]nvml.Wish
 	var err error
@@ -173,8 +173,8 @@ func (o Offline) Preview(label, name string) (Preview, error) {
 }
 
 // wishOffline is what a profile asks of a device plugin that has this config and is told nothing else.
-func wishOffline(has config.PluginConfig, profile config.Profile, after []nvml.GPU) (*pluginWish, error) {
-	want := &pluginWish{sharing: has.Sharing, known: true, strategy: profile.MIGStrategy}
+func wishOffline(has config.PluginConfig, profile config.Profile, after []nvml.GPU) (*desiredPlugin, error) {
+	want := &desiredPlugin{sharing: has.Sharing, known: true, strategy: profile.MIGStrategy}
 	if profile.Sharing != nil {
 		want.sharing = *profile.Sharing
 	}

@@ -128,7 +128,7 @@ func (a *Agent) noteNoReset(ctx context.Context, seen observed, gpu nvml.UUID, e
 }
 
 // askForReboot writes the sentinel file.
-func (a *Agent) askForReboot(ctx context.Context, seen observed, want wish) error {
+func (a *Agent) askForReboot(ctx context.Context, seen observed, want desired) error {
 	if err := a.sentinel.ask(ctx, fmt.Sprintf("MIG mode of GPUs of node %s changes for %s at the next reboot", a.node, want.name)); err != nil {
 		return err
 	}
@@ -149,7 +149,7 @@ func (a *Agent) withdrawReboot(ctx context.Context, seen observed) {
 }
 
 // keepForeign gives the GPUs of which nothing is asked their instances back, which a reboot of ours has taken.
-func (want *wish) keepForeign(j *Journal) {
+func (want *desired) keepForeign(j *Journal) {
 	if j == nil || len(j.Reboots) == 0 {
 		return
 	}
@@ -161,7 +161,7 @@ func (want *wish) keepForeign(j *Journal) {
 }
 
 // mayReboot reports why the node may not be rebooted for the change: nobody is evicted for a reboot that cannot be.
-func (a *Agent) mayReboot(ctx context.Context, seen observed, want wish) error {
+func (a *Agent) mayReboot(ctx context.Context, seen observed, want desired) error {
 	limit := maxReboots
 	if want.undo {
 		limit = maxRebootsUndo
@@ -187,7 +187,7 @@ func (a *Agent) mayReboot(ctx context.Context, seen observed, want wish) error {
 
 // reboot asks for one reboot for the change, or does it, and waits for it. It never returns nil: only the next boot of the
 // node ends the step.
-func (a *Agent) reboot(ctx context.Context, seen observed, want wish) error {
+func (a *Agent) reboot(ctx context.Context, seen observed, want desired) error {
 	j := *seen.journal
 	bootUnknown := seen.boot.err != nil && len(j.Reboots) > 0
 	if bootUnknown || slices.Contains(j.Reboots, seen.boot.id) {
@@ -226,13 +226,13 @@ func (a *Agent) reboot(ctx context.Context, seen observed, want wish) error {
 
 // noteReboot writes into the journal that a reboot is asked for in this boot, and what it takes from GPUs of which nothing is
 // asked.
-func (a *Agent) noteReboot(ctx context.Context, seen observed, want wish, j *Journal) error {
+func (a *Agent) noteReboot(ctx context.Context, seen observed, want desired, j *Journal) error {
 	j.Reboots = append(slices.Clone(j.Reboots), seen.boot.id)
 	j.RebootAsked = a.clock.Now().UTC().Truncate(time.Second)
 	j.Previous = slices.Clone(j.Previous)
 	for _, gpu := range seen.gpus {
 		if _, asked := want.targets[gpu.UUID]; !asked && gpu.Enabled && !j.cuts()[gpu.UUID] {
-			j.note(gpu)
+			j.recordLayout(gpu)
 			j.Previous[len(j.Previous)-1].Foreign = true
 		}
 	}
@@ -258,7 +258,7 @@ func (a *Agent) awaitReboot(j Journal) error {
 
 // park gives the node back until it is rebooted. The journal stays: the modes that are pending are taken back if the wish goes. Operands
 // and units are back by now, and whoever stops one until the reboot means it.
-func (a *Agent) park(ctx context.Context, seen observed, want wish) error {
+func (a *Agent) park(ctx context.Context, seen observed, want desired) error {
 	j := *seen.journal
 	uncordon := j.Cordoned && !seen.foreignCordon()
 	j.Cordoned, j.Paused, j.Stopped, j.Parked = false, nil, nil, true
@@ -277,7 +277,7 @@ func (a *Agent) park(ctx context.Context, seen observed, want wish) error {
 }
 
 // onAtReboot tells what the next reboot will bring; empty if nothing waits for one.
-func (s observed) onAtReboot(want wish) string {
+func (s observed) onAtReboot(want desired) string {
 	gpus := plan.OnAtReboot(plan.Observed{GPUs: s.gpus, Reboots: s.reboots}, plan.Desired{GPUs: want.targets})
 	if len(gpus) == 0 {
 		return ""

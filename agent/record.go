@@ -332,13 +332,13 @@ func (j *Journal) takesMore(than *Journal) bool {
 		return true
 	}
 	cuts, persistent := than.cuts(), than.persistent()
-	return slices.ContainsFunc(j.Previous, func(c cut) bool { return !cuts[c.GPU] || c.Persistent && !persistent[c.GPU] })
+	return slices.ContainsFunc(j.Previous, func(c gpuLayout) bool { return !cuts[c.GPU] || c.Persistent && !persistent[c.GPU] })
 }
 
 // unrecorded is why nothing is taken, for want of a record of it. A change that is under way is put off, and what it has taken given
 // back.
 func (a *Agent) unrecorded(seen observed, err error) error {
-	if seen.disturbed() {
+	if seen.disruptionStarted() {
 		return &api.Failure{
 			Wish: seen.asks, Reason: config.ReasonHostRecordUnavailable, Later: true,
 			Message: err.Error() + ": what the change would take next could not be given back after a crash; the change is put off",

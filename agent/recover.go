@@ -39,7 +39,7 @@ func (a *Agent) Recover(ctx context.Context, seen func(*corev1.Node)) error {
 		}
 		switch {
 		case err == nil && left.none() && passed:
-			return a.lastWord(ctx)
+			return a.reportFinal(ctx)
 		case err == nil && left.none():
 			return nil
 		case err == nil && len(left.ours) > 0: // else a pass might begin a change
@@ -87,8 +87,8 @@ func (a *Agent) readNode(ctx context.Context) (*corev1.Node, error) {
 	return node, nil
 }
 
-// lastWord tells of a node to which nothing is owed any more how things stand: the last pass told of its last step.
-func (a *Agent) lastWord(ctx context.Context) error {
+// reportFinal tells of a node to which nothing is owed any more how things stand: the last pass told of its last step.
+func (a *Agent) reportFinal(ctx context.Context) error {
 	seen, err := a.observe(ctx)
 	if err != nil {
 		return err

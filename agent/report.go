@@ -60,7 +60,7 @@ func (r report) silent() string {
 
 // conclude tells what the pass has found and done, and returns how long the loop may sleep. It is the only writer of the
 // state label, the status annotation, the condition and their events.
-func (a *Agent) conclude(ctx context.Context, seen observed, want wish, steps []plan.Step, err error) time.Duration {
+func (a *Agent) conclude(ctx context.Context, seen observed, want desired, steps []plan.Step, err error) time.Duration {
 	a.alive.At(telling)
 	first := look
 	if len(steps) > 0 {
@@ -159,7 +159,7 @@ func (a *Agent) sleep(seen observed, steps []plan.Step, d decision, err error) t
 }
 
 // reportOf puts the pass into words.
-func reportOf(seen observed, want wish, steps []plan.Step, err error, d decision) report {
+func reportOf(seen observed, want desired, steps []plan.Step, err error, d decision) report {
 	switch {
 	case err == nil && len(steps) == 0:
 		return atRest(seen, want)
@@ -191,7 +191,7 @@ func reportOf(seen observed, want wish, steps []plan.Step, err error, d decision
 }
 
 // atRest puts into words that there is nothing to do.
-func atRest(seen observed, want wish) report {
+func atRest(seen observed, want desired) report {
 	if want.name == "" {
 		r := report{
 			phase: api.PhaseIdle, ready: corev1.ConditionTrue, reason: config.ReasonNoWish,
@@ -219,10 +219,10 @@ func atRest(seen observed, want wish) report {
 }
 
 // target names what the steps lead to.
-func target(seen observed, want wish) string {
+func target(seen observed, want desired) string {
 	switch {
-	case want.undo && want.why != nil:
-		return fmt.Sprintf("going back to what was before, since %v", want.why)
+	case want.undo && want.undoCause != nil:
+		return fmt.Sprintf("going back to what was before, since %v", want.undoCause)
 	case want.undo:
 		return fmt.Sprintf("going back to what was before %s, since %s", want.name, seen.journal.Undo.Message)
 	case want.name == "":
@@ -267,7 +267,7 @@ var progresses = map[plan.Kind]struct {
 }
 
 // progress tells the reason and the phase of a plan that begins with the kind of step.
-func progress(kind plan.Kind, want wish) (config.Reason, api.Phase) {
+func progress(kind plan.Kind, want desired) (config.Reason, api.Phase) {
 	if want.undo {
 		return config.ReasonRollingBack, api.PhaseRollingBack
 	}
@@ -275,11 +275,11 @@ func progress(kind plan.Kind, want wish) (config.Reason, api.Phase) {
 	return p.reason, p.phase
 }
 
-func converged(seen observed, want wish) string {
+func converged(seen observed, want desired) string {
 	text := fmt.Sprintf("%s: %s", want.name, capacity.Offered(seen.kubelet.offered).Summary(want.plugin.sharingKnown()))
-	if len(want.beyond) > 0 {
+	if len(want.missingPositions) > 0 {
 		var positions []string
-		for _, i := range want.beyond {
+		for _, i := range want.missingPositions {
 			positions = append(positions, strconv.Itoa(i))
 		}
 		text += fmt.Sprintf(" (the config names devices that this node does not have, which were passed over: %s)", listed(positions))
@@ -316,7 +316,7 @@ func cordonOfOthers(seen observed) string {
 	return text + ", which is not ours to lift"
 }
 
-func stalled(seen observed, want wish, d decision) string {
+func stalled(seen observed, want desired, d decision) string {
 	switch {
 	case seen.journal != nil && seen.journal.Cordoned:
 		return d.message + "; the node stays cordoned until this is mended"
@@ -330,7 +330,7 @@ func stalled(seen observed, want wish, d decision) string {
 }
 
 // tell writes what differs from what the node shows already.
-func (a *Agent) tell(ctx context.Context, seen observed, want wish, r report, underway bool) error {
+func (a *Agent) tell(ctx context.Context, seen observed, want desired, r report, underway bool) error {
 	old := partitionReady(seen.node)
 	if old == nil {
 		old = &corev1.NodeCondition{}
@@ -352,7 +352,7 @@ func (a *Agent) tell(ctx context.Context, seen observed, want wish, r report, un
 }
 
 // tellCondition writes the conditions that differ from what the node shows already.
-func (a *Agent) tellCondition(ctx context.Context, seen observed, want wish, r report, underway bool) error {
+func (a *Agent) tellCondition(ctx context.Context, seen observed, want desired, r report, underway bool) error {
 	old := partitionReady(seen.node)
 	if old == nil {
 		old = &corev1.NodeCondition{}
@@ -389,7 +389,7 @@ func (a *Agent) heartbeatDue(age time.Duration) bool {
 
 // statusOf is the status annotation, and whether there is no room for it. A look that ended early has nothing to say there, and must
 // not wipe out what an earlier one said: then it is empty. What the next changes go by is kept in the host's record besides.
-func (a *Agent) statusOf(ctx context.Context, seen observed, want wish, r report) (text string, full bool, err error) {
+func (a *Agent) statusOf(ctx context.Context, seen observed, want desired, r report) (text string, full bool, err error) {
 	if !seen.complete {
 		return "", false, nil
 	}
@@ -458,8 +458,8 @@ func (a *Agent) tellMetadata(ctx context.Context, seen observed, r report, text 
 	return a.patch(ctx, seen.node, func(*corev1.Node) ([]byte, error) { return metadataPatch(nil, annotations) })
 }
 
-// keep adds what the next changes go by.
-func (a *Agent) keep(status *api.Status, seen observed, want wish, r report) {
+// keep copies into the status what later changes need: the config that was last proven, the boot, and how long changes took.
+func (a *Agent) keep(status *api.Status, seen observed, want desired, r report) {
 	status.Next, status.Proven, status.Cut, status.Took = r.planned.UTC(), seen.record.status.Proven, seen.record.status.Cut, seen.record.status.Took
 	if r.converged {
 		status.Proven, status.Cut = want.fingerprint, ""
@@ -543,7 +543,7 @@ func (a *Agent) drainConditions(node *corev1.Node, r report) []corev1.NodeCondit
 }
 
 // plannedCondition says when the change begins that waits for its window.
-func (a *Agent) plannedCondition(seen observed, want wish, r report) []corev1.NodeCondition {
+func (a *Agent) plannedCondition(seen observed, want desired, r report) []corev1.NodeCondition {
 	if !seen.complete { // it was said after another look
 		return nil
 	}

@@ -21,20 +21,20 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// pluginWish is what shall become of the device plugin's config.
-type pluginWish struct {
-	sharing  config.Sharing
-	known    bool               // sharing is what text says; a text from before the change may be nothing that can be read
-	strategy config.MIGStrategy // flags.migStrategy; empty if the config does not say
-	text     string             // of the file; by label, the label's value, empty for no label
-	exact    bool               // the text counts; otherwise one that means the same will do
-	absent   bool               // no file at all will do as well
-	body     string             // of the key that the label names, if that is ours to write
-	theirs   bool               // people have set the label themselves, and the plugin's own config manager goes by it
+// desiredPlugin is what shall become of the device plugin's config.
+type desiredPlugin struct {
+	sharing      config.Sharing
+	known        bool               // sharing is what text says; a text from before the change may be nothing that can be read
+	strategy     config.MIGStrategy // flags.migStrategy; empty if the config does not say
+	text         string             // of the file; by label, the label's value, empty for no label
+	matchText    bool               // the config must equal text; otherwise an equivalent one is accepted
+	allowMissing bool               // no file at all will do as well
+	keyContent   string             // of the key that the label names, if that is ours to write
+	userManaged  bool               // people have set the label themselves, and the plugin's own config manager goes by it
 }
 
 // sharingKnown is how the plugin is to share GPUs; nil if that is not known, or nothing is wanted of it.
-func (w *pluginWish) sharingKnown() *config.Sharing {
+func (w *desiredPlugin) sharingKnown() *config.Sharing {
 	if w == nil || !w.known {
 		return nil
 	}
@@ -46,33 +46,33 @@ func (w *pluginWish) sharingKnown() *config.Sharing {
 const ownKey = "gpuslice-"
 
 // sharingOf is the config that a profile takes on this node, whose GPUs it cuts so.
-func (a *Agent) sharingOf(seen *observed, profile config.Profile, after []nvml.GPU) (*pluginWish, error) {
+func (a *Agent) sharingOf(seen *observed, profile config.Profile, after []nvml.GPU) (*desiredPlugin, error) {
 	p := seen.plugin
-	if p.way == "" {
+	if p.method == "" {
 		return nil, a.noHandover(*seen)
 	}
-	if p.manager == nil && isUnseen(p.lost) {
-		return nil, p.lost
+	if p.manager == nil && isUnseen(p.parseErr) {
+		return nil, p.parseErr
 	}
-	want := &pluginWish{known: true}
+	want := &desiredPlugin{known: true}
 	switch {
 	case profile.Sharing != nil:
 		want.sharing = *profile.Sharing
-	case p.now != nil:
-		want.sharing = p.now.Sharing // which stays as it is
-	case isUnseen(p.lost):
-		return nil, p.lost
+	case p.current != nil:
+		want.sharing = p.current.Sharing // which stays as it is
+	case isUnseen(p.parseErr):
+		return nil, p.parseErr
 	default:
 		return nil, &Stalled{
 			Reason: config.ReasonNoHandover, NoHandover: true,
-			Message: fmt.Sprintf("the profile leaves the sharing as it is, and that is not known: %v", p.lost),
+			Message: fmt.Sprintf("the profile leaves the sharing as it is, and that is not known: %v", p.parseErr),
 		}
 	}
 	var err error
 	if want.strategy, err = a.strategyOf(seen, profile.MIGStrategy, want.sharing, after); err != nil {
 		return nil, err
 	}
-	if want.as(p.now) {
+	if want.as(p.current) {
 		want.text = p.text
 		return want, nil
 	}
@@ -80,7 +80,7 @@ func (a *Agent) sharingOf(seen *observed, profile config.Profile, after []nvml.G
 		return a.keyOf(p, want)
 	}
 	base := p.text
-	if p.now == nil {
+	if p.current == nil {
 		base = "" // what cannot be read is nothing to go on from
 	}
 	text, err := a.plugin.configs.Render([]byte(base), want.sharing, want.strategy)
@@ -95,8 +95,8 @@ func (a *Agent) sharingOf(seen *observed, profile config.Profile, after []nvml.G
 // says already wherever that will do. Where the plugin is told besides its config, or by the settings, that is nothing to choose.
 func (a *Agent) strategyOf(seen *observed, asked config.MIGStrategy, s config.Sharing, after []nvml.GPU) (config.MIGStrategy, error) {
 	now, set := config.MIGStrategy(""), a.settings.MIGStrategy
-	if seen.plugin.now != nil {
-		now = seen.plugin.now.MIGStrategy
+	if seen.plugin.current != nil {
+		now = seen.plugin.current.MIGStrategy
 	}
 	switch {
 	case asked != "" && set != config.MIGStrategyAuto && set != asked:
@@ -114,13 +114,13 @@ func (a *Agent) strategyOf(seen *observed, asked config.MIGStrategy, s config.Sh
 }
 
 // as reports whether the config says what is wanted.
-func (w *pluginWish) as(now *config.PluginConfig) bool {
+func (w *desiredPlugin) as(now *config.PluginConfig) bool {
 	return now != nil && now.Sharing.Equal(w.sharing) && orNone(now.MIGStrategy) == orNone(w.strategy)
 }
 
 // noHandover says why the plugin cannot be given another config. One that is still to come may be given one then.
 func (a *Agent) noHandover(seen observed) error {
-	why := seen.plugin.why
+	why := seen.plugin.noMethod
 	if len(seen.devicePlugin.pods) == 0 {
 		return &Waiting{
 			Reason: config.ReasonNoDevicePlugin, For: forDevicePlugin, Message: "nothing is disturbed: " + why, After: driverRetry, Advice: a.deployPlugin(seen),
@@ -130,13 +130,13 @@ func (a *Agent) noHandover(seen observed) error {
 }
 
 // keyOf finds a key of the config manager's ConfigMap with the sharing, or makes up one.
-func (a *Agent) keyOf(p pluginConfig, want *pluginWish) (*pluginWish, error) {
+func (a *Agent) keyOf(p pluginConfig, want *desiredPlugin) (*desiredPlugin, error) {
 	m := p.manager
-	if isUnseen(m.lost) {
-		return nil, m.lost
+	if isUnseen(m.readErr) {
+		return nil, m.readErr
 	}
-	if m.lost != nil {
-		return nil, &Stalled{Reason: config.ReasonNoHandover, NoHandover: true, Message: m.lost.Error()}
+	if m.readErr != nil {
+		return nil, &Stalled{Reason: config.ReasonNoHandover, NoHandover: true, Message: m.readErr.Error()}
 	}
 	for _, key := range slices.Sorted(maps.Keys(m.files)) {
 		parsed, err := a.plugin.configs.Parse([]byte(m.files[key]))
@@ -145,11 +145,11 @@ func (a *Agent) keyOf(p pluginConfig, want *pluginWish) (*pluginWish, error) {
 		}
 		want.text = key
 		if strings.HasPrefix(key, ownKey) {
-			want.body = m.files[key] // it may be so new that the config manager does not see it yet
+			want.keyContent = m.files[key] // it may be so new that the config manager does not see it yet
 		}
 		return want, nil
 	}
-	if p.way == config.HandoverLabel {
+	if p.method == config.HandoverLabel {
 		return nil, &Stalled{
 			Reason: config.ReasonNoHandover, NoHandover: true,
 			Message: fmt.Sprintf("no key of ConfigMap %s/%s has the sharing %s, and the MIG strategy %s; add one, or set devicePlugin.handover to configmap",
@@ -164,7 +164,7 @@ func (a *Agent) keyOf(p pluginConfig, want *pluginWish) (*pluginWish, error) {
 	if err != nil {
 		return nil, err
 	}
-	want.body, want.text = string(body), ownKey+hash(string(body))
+	want.keyContent, want.text = string(body), ownKey+hash(string(body))
 	return want, nil
 }
 
@@ -178,19 +178,19 @@ func hash(text string) string {
 
 // namedConfig is the config of the device plugin that the node's label names. Where the plugin has a config manager, that goes by the label
 // itself, and all that is left is proof.
-func (a *Agent) namedConfig(ctx context.Context, seen *observed, key string) (*pluginWish, error) {
+func (a *Agent) namedConfig(ctx context.Context, seen *observed, key string) (*desiredPlugin, error) {
 	p := seen.plugin
 	switch {
-	case p.way == "":
+	case p.method == "":
 		return nil, a.noHandover(*seen)
-	case isUnseen(p.lost):
-		return nil, p.lost
-	case p.manager != nil && apierrors.IsForbidden(p.lost):
+	case isUnseen(p.parseErr):
+		return nil, p.parseErr
+	case p.manager != nil && apierrors.IsForbidden(p.parseErr):
 		return nil, nil // what it means is between the label and the config manager
-	case p.manager != nil && p.now == nil:
-		return nil, &Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("%s: %v", a.pluginAskedBy(seen.node, key), p.lost)}
+	case p.manager != nil && p.current == nil:
+		return nil, &Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("%s: %v", a.pluginAskedBy(seen.node, key), p.parseErr)}
 	case p.manager != nil:
-		return &pluginWish{sharing: p.now.Sharing, strategy: p.now.MIGStrategy, known: true, text: p.text, theirs: true}, nil
+		return &desiredPlugin{sharing: p.current.Sharing, strategy: p.current.MIGStrategy, known: true, text: p.text, userManaged: true}, nil
 	}
 	ref := a.settings.DevicePlugin.ConfigMap
 	files, err := a.configFiles(ctx, ref.Namespace, ref.Name)
@@ -208,21 +208,21 @@ func (a *Agent) namedConfig(ctx context.Context, seen *observed, key string) (*p
 	if err != nil {
 		return nil, &Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("%s: %v", a.pluginAskedBy(seen.node, key), err)}
 	}
-	return &pluginWish{sharing: parsed.Sharing, strategy: parsed.MIGStrategy, known: true, text: text, exact: true}, nil
+	return &desiredPlugin{sharing: parsed.Sharing, strategy: parsed.MIGStrategy, known: true, text: text, matchText: true}, nil
 }
 
 // former is the way back to the config that the plugin had.
-func (a *Agent) former(seen *observed) *pluginWish {
+func (a *Agent) former(seen *observed) *desiredPlugin {
 	j := seen.journal
 	if !j.changesPlugin() {
 		return nil
 	}
-	want := &pluginWish{text: j.Plugin.Text, exact: true, absent: j.Plugin.Absent, body: j.Plugin.Body}
+	want := &desiredPlugin{text: j.Plugin.Text, matchText: true, allowMissing: j.Plugin.Absent, keyContent: j.Plugin.Body}
 	if m := seen.plugin.manager; m != nil {
 		// What it says is in a ConfigMap, and need not be the same as then: enough for a plan, and not for a proof.
 		text, err := m.config(want.text)
-		if want.body != "" {
-			text, err = want.body, nil
+		if want.keyContent != "" {
+			text, err = want.keyContent, nil
 		}
 		if err == nil {
 			if parsed, err := a.plugin.configs.Parse([]byte(text)); err == nil {
@@ -237,17 +237,17 @@ func (a *Agent) former(seen *observed) *pluginWish {
 }
 
 // pluginSet reports whether the plugin's config is as wanted.
-func (s observed) pluginSet(want *pluginWish) bool {
+func (s observed) pluginSet(want *desiredPlugin) bool {
 	p := s.plugin
 	switch {
-	case want == nil || want.theirs:
+	case want == nil || want.userManaged:
 		return true
 	case p.manager != nil:
-		return p.text == want.text && (want.body == "" || p.manager.files[want.text] == want.body)
-	case want.exact:
-		return p.exists && p.text == want.text || !p.exists && want.absent
+		return p.text == want.text && (want.keyContent == "" || p.manager.files[want.text] == want.keyContent)
+	case want.matchText:
+		return p.exists && p.text == want.text || !p.exists && want.allowMissing
 	default:
-		return want.as(p.now)
+		return want.as(p.current)
 	}
 }
 
@@ -260,7 +260,7 @@ func (a *Agent) pluginTold(seen observed) bool {
 func (a *Agent) untold(p pluginConfig) []types.UID {
 	var out []types.UID
 	for _, pod := range p.readers {
-		if p.told[pod.UID] == p.writing() {
+		if p.notifiedPods[pod.UID] == p.writing() {
 			continue
 		}
 		for _, c := range pod.Status.ContainerStatuses {
@@ -280,13 +280,13 @@ func plannedSharing(s config.Sharing, strategy config.MIGStrategy) *plan.Sharing
 }
 
 // plannedPlugin is what the planner needs of the plugin's config.
-func (a *Agent) plannedPlugin(seen observed, want wish) plan.Plugin {
+func (a *Agent) plannedPlugin(seen observed, want desired) plan.Plugin {
 	p := seen.plugin
 	out := plan.Plugin{
 		Set: seen.pluginSet(want.plugin), Told: a.pluginTold(seen), Tells: p.manager == nil, Noted: seen.journal != nil && seen.journal.changesPlugin(),
 	}
-	if p.now != nil {
-		out.Now = plannedSharing(p.now.Sharing, p.now.MIGStrategy)
+	if p.current != nil {
+		out.Now = plannedSharing(p.current.Sharing, p.current.MIGStrategy)
 	}
 	return out
 }
@@ -322,7 +322,7 @@ func sharingText(s config.Sharing) string {
 }
 
 // configText names what the plugin's config shall be.
-func (w *pluginWish) configText() string {
+func (w *desiredPlugin) configText() string {
 	switch {
 	case w == nil:
 		return ""
@@ -363,7 +363,7 @@ func (s observed) missingMPS() []string {
 var errTooLong = errors.New("it is longer than the journal can hold, and could not be brought back")
 
 // fits refuses, before anything is disturbed, what the device plugin of this node would not do.
-func (a *Agent) fits(seen observed, want wish) error {
+func (a *Agent) fits(seen observed, want desired) error {
 	if len(want.targets) == 0 && want.plugin == nil {
 		return nil
 	}
@@ -386,7 +386,7 @@ func (a *Agent) fits(seen observed, want wish) error {
 }
 
 // strategyFor is the plugin's MIG strategy under the config that is wanted. What its pod is told wins over the config.
-func (a *Agent) strategyFor(seen observed, want wish) (config.MIGStrategy, error) {
+func (a *Agent) strategyFor(seen observed, want desired) (config.MIGStrategy, error) {
 	asked := config.MIGStrategy("")
 	if want.plugin != nil {
 		asked = want.plugin.strategy
@@ -412,15 +412,15 @@ func (a *Agent) strategyFor(seen observed, want wish) (config.MIGStrategy, error
 }
 
 // knowsStrategy reports whether the plugin's MIG strategy is more than a guess, by which nothing is refused.
-func (a *Agent) knowsStrategy(seen observed, want wish) bool {
+func (a *Agent) knowsStrategy(seen observed, want desired) bool {
 	return a.settings.MIGStrategy != config.MIGStrategyAuto || seen.toldStrategy() != "" || want.plugin != nil && want.plugin.strategy != "" ||
 		seen.node.Labels[config.LabelMIGStrategy] != ""
 }
 
 // runsUntold reports whether the device plugin is known to be told no MIG strategy at all, by which it has none: all that it is given
 // is the config.
-func (s observed) runsUntold(want *pluginWish) bool {
-	return s.plugin.way != "" && len(s.devicePlugin.pods) > 0 && want != nil && want.known && want.strategy == ""
+func (s observed) runsUntold(want *desiredPlugin) bool {
+	return s.plugin.method != "" && len(s.devicePlugin.pods) > 0 && want != nil && want.known && want.strategy == ""
 }
 
 // asWished are the GPUs as they will be, as far as the device plugin goes by it.

@@ -60,7 +60,7 @@ func (t *turn) forget(time.Time) {
 // renewSlot says that the change is still under way. A slot that this process has taken for it and that was lost since is taken back:
 // not every change has a fence by which others know of it.
 func (a *Agent) renewSlot(ctx context.Context, seen observed) {
-	lost := seen.pooled() && seen.disturbed() && a.turn.claim != "" && a.turn.claim == seen.operation()
+	lost := seen.pooled() && seen.disruptionStarted() && a.turn.claim != "" && a.turn.claim == seen.operation()
 	if !lost && !a.hasSlot(seen) {
 		return
 	}
@@ -76,15 +76,15 @@ func (a *Agent) hasSlot(s observed) bool {
 }
 
 // plannedSlot is what the planner needs of it. A change that has begun needs none: its node is one that the pool does without.
-func (a *Agent) plannedSlot(s observed, want wish) plan.Slot {
+func (a *Agent) plannedSlot(s observed, want desired) plan.Slot {
 	return plan.Slot{
-		Needed: s.pooled() && !want.undo && !s.disturbed() && !a.hasSlot(s), Spared: s.restores(want),
+		Needed: s.pooled() && !want.undo && !s.disruptionStarted() && !a.hasSlot(s), Spared: s.restores(want),
 		Has: s.pool.slot.Held || s.pool.slot.Waiting,
 	}
 }
 
 // takeSlot asks for the node's turn, once nothing else is in the way: who cannot be drained keeps no other node waiting.
-func (a *Agent) takeSlot(ctx context.Context, seen observed, want wish, steps []plan.Step) error {
+func (a *Agent) takeSlot(ctx context.Context, seen observed, want desired, steps []plan.Step) error {
 	if err := a.preflight(ctx, seen, want, steps); err != nil {
 		return err
 	}
@@ -97,8 +97,8 @@ func (a *Agent) takeSlot(ctx context.Context, seen observed, want wish, steps []
 	return nil
 }
 
-// keepSlot makes sure right before the fence that the slot was not given to another node meanwhile.
-func (a *Agent) keepSlot(ctx context.Context, seen observed, want wish) error {
+// confirmSlot makes sure right before the fence that the slot was not given to another node meanwhile.
+func (a *Agent) confirmSlot(ctx context.Context, seen observed, want desired) error {
 	if !seen.pooled() || !a.hasSlot(seen) {
 		return nil
 	}
@@ -149,13 +149,13 @@ func (a *Agent) awaitSlot(seen observed, full *fleet.Full) *Waiting {
 	}
 }
 
-// standBack lets others go first where the change has to wait after all for something else, before anything was disturbed; or where
-// it cannot be begun, and is tried again ever less often. Who has only failed to ask for the slot stays in line.
-func (a *Agent) standBack(ctx context.Context, seen observed, step plan.Step, err error) {
+// yieldSlot gives the slot back if the change, before it has disturbed anything, has to wait for something other than the pool, or keeps failing.
+// A change that has only failed to ask for the slot keeps its place in line.
+func (a *Agent) yieldSlot(ctx context.Context, seen observed, step plan.Step, err error) {
 	var wait *Waiting
 	waits := errors.As(err, &wait)
 	switch {
-	case err == nil, seen.disturbed(), apierrors.IsConflict(err):
+	case err == nil, seen.disruptionStarted(), apierrors.IsConflict(err):
 	case waits && wait.For == forTurn:
 	case !waits && step.Kind == plan.AcquireSlot:
 	default:
@@ -183,7 +183,7 @@ func (a *Agent) returnSlot(ctx context.Context, seen observed) error {
 }
 
 // endTurn lets another node have its turn when the node is given back. Where that fails, the slot is returned by a plan of its own.
-func (a *Agent) endTurn(ctx context.Context, seen observed, want wish) {
+func (a *Agent) endTurn(ctx context.Context, seen observed, want desired) {
 	a.countFailure(ctx, seen, seen.journal.Undo)
 	a.turn.claim = ""
 	if want.undo || !seen.pooled() || !seen.pool.slot.Held {
@@ -207,7 +207,7 @@ func (a *Agent) countFailure(ctx context.Context, seen observed, failure *api.Fa
 }
 
 // asked is since when the wish is asked for.
-func (s observed) asked(want wish, now time.Time) time.Time {
+func (s observed) asked(want desired, now time.Time) time.Time {
 	if s.record.status.Asked != nil && s.record.status.Asked.Wish == want.fingerprint {
 		return s.record.status.Asked.Since
 	}

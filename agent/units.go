@@ -21,7 +21,7 @@ import (
 const unitRetry = hostTimeout
 
 // stopUnit stops a unit of the host that is in the way. One that does not stop ends the change.
-func (a *Agent) stopUnit(ctx context.Context, seen observed, want wish, step plan.Step) error {
+func (a *Agent) stopUnit(ctx context.Context, seen observed, want desired, step plan.Step) error {
 	until := a.budget.began(step).Add(a.settings.Timeouts.Unit)
 	call, cancel := context.WithTimeout(ctx, hostTimeout)
 	defer cancel()
@@ -69,7 +69,7 @@ type start struct {
 func (a *Agent) startUnit(ctx context.Context, seen observed, step plan.Step) error {
 	before := a.systemd.started[step.Unit]
 	if before.times >= a.settings.Retry.NoEffect {
-		return a.forgoUnit(ctx, seen, step, fmt.Errorf("it was started %d times, and has ended each time", before.times))
+		return a.abandonUnit(ctx, seen, step, fmt.Errorf("it was started %d times, and has ended each time", before.times))
 	}
 	until := a.budget.began(step).Add(a.settings.Timeouts.Unit)
 	call, cancel := context.WithTimeout(ctx, hostTimeout)
@@ -85,14 +85,14 @@ func (a *Agent) startUnit(ctx context.Context, seen observed, step plan.Step) er
 			Until: until, Then: "the node is given back without it",
 		}
 	case errors.Is(err, host.ErrJobRunning), a.budget.attempts[step.String()].failures+1 >= a.settings.Retry.Failures:
-		return a.forgoUnit(ctx, seen, step, err)
+		return a.abandonUnit(ctx, seen, step, err)
 	default:
 		return err
 	}
 }
 
-// forgoUnit strikes from the journal a unit that does not start, and tells.
-func (a *Agent) forgoUnit(ctx context.Context, seen observed, step plan.Step, err error) error {
+// abandonUnit strikes from the journal a unit that does not start, and tells.
+func (a *Agent) abandonUnit(ctx context.Context, seen observed, step plan.Step, err error) error {
 	a.log.Warn("a unit of the host does not start again", zap.String("unit", step.Unit), zap.Error(err))
 	a.eventf(seen.node, corev1.EventTypeWarning, config.ReasonUnitFailed,
 		"%s of this host was stopped for the change and does not start again: %v; start it by hand", step.Unit, err)

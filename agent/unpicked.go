@@ -37,14 +37,14 @@ func (a *Agent) unpickedConfigs(ctx context.Context, seen *observed) string {
 func (a *Agent) lookForConfigs(ctx context.Context, seen *observed) string {
 	a.observePlugin(ctx, seen)
 	p := seen.plugin
-	if p.way == "" {
+	if p.method == "" {
 		return ""
 	}
 	ref, byDefault := a.settings.DevicePlugin.ConfigMap, "devicePlugin.defaultConfig of the settings"
 	namespace, name := ref.Namespace, ref.Name
 	var files map[string]string
 	if m := p.manager; m != nil {
-		if p.text != "" || m.fallback != "" || m.lost != nil || m.picksOne() {
+		if p.text != "" || m.fallback != "" || m.readErr != nil || m.picksOne() {
 			return ""
 		}
 		namespace, name, byDefault = m.namespace, m.configMap, "devicePlugin.config.default of the GPU Operator's ClusterPolicy"
@@ -66,7 +66,7 @@ func (a *Agent) lookForConfigs(ctx context.Context, seen *observed) string {
 // picksOne reports whether the config manager takes one of the ConfigMap's keys for a node without the label.
 func (m *configManager) picksOne() bool {
 	_, named := m.files[fallbackNameKey]
-	return slices.Contains(m.otherwise, fallbackNamed) && named || slices.Contains(m.otherwise, fallbackSingle) && len(m.files) == 1
+	return slices.Contains(m.fallbacks, fallbackNamed) && named || slices.Contains(m.fallbacks, fallbackSingle) && len(m.files) == 1
 }
 
 // uids are those of the pods, in one text.

@@ -16,7 +16,7 @@ import (
 )
 
 // schedule is when the node may be disturbed for the wish.
-func (s observed) schedule(want wish) window.Schedule {
+func (s observed) schedule(want desired) window.Schedule {
 	schedule := s.pool.Schedule
 	if len(want.windows) > 0 {
 		schedule.Windows = want.windows
@@ -25,7 +25,7 @@ func (s observed) schedule(want wish) window.Schedule {
 }
 
 // mayBegin waits for a window that is long enough.
-func (a *Agent) mayBegin(seen observed, want wish) error {
+func (a *Agent) mayBegin(seen observed, want desired) error {
 	now, takes := a.wall.Now(), seen.estimate()
 	turn, ok := seen.turn(want, now)
 	if ok && !turn.After(now) {
@@ -37,28 +37,28 @@ func (a *Agent) mayBegin(seen observed, want wish) error {
 	}
 	if !ok {
 		wait.Message = fmt.Sprintf("by %s no window comes that is as long as the change takes, %s: make one longer in the maintenance file or the profile",
-			seen.scheduleOf(want), takes.rest)
+			seen.scheduleOf(want), takes.afterFirstTouch)
 		return wait
 	}
 	wait.Planned, wait.After = turn, turn.Sub(now)
-	wait.Message = fmt.Sprintf("by %s the change begins at %s; it takes %s", seen.scheduleOf(want), zoned(turn), takes.whole)
+	wait.Message = fmt.Sprintf("by %s the change begins at %s; it takes %s", seen.scheduleOf(want), zoned(turn), takes.total)
 	return wait
 }
 
 // runs says when a change with these steps would begin.
-func (a *Agent) runs(seen observed, want wish, steps []plan.Step) string {
+func (a *Agent) runs(seen observed, want desired, steps []plan.Step) string {
 	now := a.wall.Now()
 	turn, ok := seen.turn(want, now)
 	when := "at once, since no window has to be waited for"
 	switch {
 	case seen.held() != "":
 		return fmt.Sprintf("not before annotation %s is taken away, which says %q", config.AnnotationHold, seen.held())
-	case !disturbs(seen, want, steps):
+	case !needsWindow(seen, want, steps):
 		return "at once, since nobody is disturbed"
 	case seen.pool.err != nil:
 		return fmt.Sprintf("not before the maintenance file can be read: %v", seen.pool.err)
 	case !ok:
-		return fmt.Sprintf("never: by %s no window comes that is as long as the change takes, %s", seen.scheduleOf(want), seen.estimate().rest)
+		return fmt.Sprintf("never: by %s no window comes that is as long as the change takes, %s", seen.scheduleOf(want), seen.estimate().afterFirstTouch)
 	case turn.After(now):
 		when = fmt.Sprintf("at %s, by %s", zoned(turn), seen.scheduleOf(want))
 	default:
@@ -74,20 +74,20 @@ func (a *Agent) runs(seen observed, want wish, steps []plan.Step) string {
 
 // turn is when the change may begin: now, or at the node's own moment of the next window that is long enough. The time is in the zone
 // of the window. There may be none.
-func (s observed) turn(want wish, now time.Time) (time.Time, bool) {
+func (s observed) turn(want desired, now time.Time) (time.Time, bool) {
 	schedule, takes := s.schedule(want), s.estimate()
 	if opening, open := schedule.At(now); open {
-		at := latest(s.moment(opening), now)
-		if left(opening, at) >= takes.within(opening) {
+		at := latest(s.startFor(opening), now)
+		if remaining(opening, at) >= takes.within(opening) {
 			return at.In(zone(opening)), true
 		}
 	}
-	opening, ok := schedule.Next(now, takes.rest)
-	return s.moment(opening).In(zone(opening)), ok
+	opening, ok := schedule.Next(now, takes.afterFirstTouch)
+	return s.startFor(opening).In(zone(opening)), ok
 }
 
-// moment is when this node begins in the opening. Not all of a pool begin at its first second.
-func (s observed) moment(o window.Opening) time.Time {
+// startFor is when this node begins in the opening. Not all of a pool begin at its first second.
+func (s observed) startFor(o window.Opening) time.Time {
 	spread := s.pool.Jitter
 	if !o.Start.IsZero() && !o.End.IsZero() {
 		length := o.End.Sub(o.Start)
@@ -107,16 +107,16 @@ const jitterShare = 10
 
 // mayGoOn puts a change off whose window has closed, or closes before the change can be done. Pods that have left by then have left
 // in vain; a GPU that is taken away when nobody expects it is worse.
-func (a *Agent) mayGoOn(seen observed, want wish) error {
+func (a *Agent) mayGoOn(seen observed, want desired) error {
 	now, takes := a.wall.Now(), seen.estimate()
 	schedule := seen.schedule(want)
 	opening, open := schedule.At(now)
 	switch {
-	case open && left(opening, now) >= takes.rest:
+	case open && remaining(opening, now) >= takes.afterFirstTouch:
 		return nil
 	case open:
 		return seen.putOff(want, config.ReasonWindowClosed, fmt.Sprintf("the window closes at %s, and the change takes %s from here on",
-			zoned(opening.End.In(zone(opening))), takes.rest))
+			zoned(opening.End.In(zone(opening))), takes.afterFirstTouch))
 	}
 	why := "the window is closed"
 	if last, ok := schedule.Prev(now); ok {
@@ -126,7 +126,7 @@ func (a *Agent) mayGoOn(seen observed, want wish) error {
 }
 
 // overrun is for how long the change has gone on beyond its window, since its GPUs were touched.
-func (a *Agent) overrun(seen observed, want wish) time.Duration {
+func (a *Agent) overrun(seen observed, want desired) time.Duration {
 	j := seen.journal
 	if j == nil || !j.Cordoned || j.Forced || j.Startup != nil || want.undo || seen.pool.err != nil || seen.restores(want) || !seen.touched() {
 		return 0
@@ -153,7 +153,7 @@ type times struct {
 func (t *times) forget(time.Time) { t.touchedAt, t.provenAt = time.Time{}, time.Time{} }
 
 // tellWindow notes how the node's windows are, and says what there is to say of them.
-func (a *Agent) tellWindow(seen observed, want wish, planned time.Time) string {
+func (a *Agent) tellWindow(seen observed, want desired, planned time.Time) string {
 	if !seen.complete {
 		return ""
 	}
@@ -168,7 +168,7 @@ func (a *Agent) tellWindow(seen observed, want wish, planned time.Time) string {
 }
 
 // tellOverrun says once for each change that it goes on beyond its window.
-func (a *Agent) tellOverrun(seen observed, want wish, over time.Duration) string {
+func (a *Agent) tellOverrun(seen observed, want desired, over time.Duration) string {
 	if over <= 0 {
 		return ""
 	}
@@ -182,7 +182,7 @@ func (a *Agent) tellOverrun(seen observed, want wish, over time.Duration) string
 }
 
 // scheduleOf says whose windows count.
-func (s observed) scheduleOf(want wish) string {
+func (s observed) scheduleOf(want desired) string {
 	switch {
 	case len(want.windows) > 0:
 		return "the windows of profile " + want.name
@@ -195,17 +195,17 @@ func (s observed) scheduleOf(want wish) string {
 
 // estimate is how long a change takes.
 type estimate struct {
-	whole time.Duration // from the fence on
-	rest  time.Duration // from the first touch of a GPU on
+	total           time.Duration // from the fence on
+	afterFirstTouch time.Duration // from the first touch of a GPU on
 }
 
-// within is what has to be left of the opening for a change to begin in it. Who has to wait for pods may have waited long before: that
-// is no reason to begin in no window at all.
+// within is the time that has to be left of the opening for a change to begin in it. It is at most half the window, so that one long drain in
+// the past does not block every window.
 func (e estimate) within(o window.Opening) time.Duration {
 	if o.Start.IsZero() || o.End.IsZero() {
-		return e.whole
+		return e.total
 	}
-	return min(e.whole, max(e.rest, o.End.Sub(o.Start)/2))
+	return min(e.total, max(e.afterFirstTouch, o.End.Sub(o.Start)/2))
 }
 
 // keptTimes is how many changes the estimate is made by.
@@ -214,15 +214,15 @@ const keptTimes = 5
 // estimate is the longest of the last changes of this node, or what the maintenance file says.
 func (s observed) estimate() estimate {
 	if len(s.record.status.Took) == 0 {
-		return estimate{whole: s.pool.Estimate, rest: s.pool.Estimate}
+		return estimate{total: s.pool.Estimate, afterFirstTouch: s.pool.Estimate}
 	}
 	var e estimate
 	for _, t := range s.record.status.Took {
-		e.whole = max(e.whole, time.Duration(t.Whole)*time.Second)
-		e.rest = max(e.rest, time.Duration(t.Rest)*time.Second)
+		e.total = max(e.total, time.Duration(t.Whole)*time.Second)
+		e.afterFirstTouch = max(e.afterFirstTouch, time.Duration(t.Rest)*time.Second)
 	}
 	// A change that was turned to another target in the middle has touched a GPU before the time of its fence.
-	e.whole = max(e.whole, e.rest)
+	e.total = max(e.total, e.afterFirstTouch)
 	return e
 }
 
@@ -239,8 +239,8 @@ func (a *Agent) measured(seen observed) []api.Took {
 
 func seconds(d time.Duration) int { return int((d + time.Second - 1) / time.Second) }
 
-// left is what is left of the opening from then on.
-func left(o window.Opening, from time.Time) time.Duration {
+// remaining is what is left of the opening from then on.
+func remaining(o window.Opening, from time.Time) time.Duration {
 	if o.End.IsZero() {
 		return forever
 	}

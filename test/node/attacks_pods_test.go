@@ -62,7 +62,7 @@ func TestPromise16PodsFullOfTextTakeNoMemory(t *testing.T) {
 	r.awaitOffered("nvidia.com/gpu", 2)
 	namespace := clustertest.Namespace(t)
 	text := strings.Repeat("x", 1<<20)
-	for i := range long.Size(150, 40) { // of which 40 took 400 MiB
+	for i := range long.Size(150, 40) {
 		spec := r.podSpec(nil)
 		spec.NodeName, spec.NodeSelector = r.Name, nil
 		spec.Containers[0].Env = []corev1.EnvVar{{Name: "TEXT", Value: text}}
