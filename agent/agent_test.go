@@ -93,7 +93,7 @@ func TestAHardwareFailureBringsBackWhatWas(t *testing.T) {
 
 		// Withdrawn and set again, it is.
 		w.label("")
-		w.settle(config.ReasonNoWish)
+		w.settle(config.ReasonNotRequested)
 		w.label("all-1g.10gb")
 		w.settle(config.ReasonConverged)
 		w.givenBack()

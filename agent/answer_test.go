@@ -76,7 +76,7 @@ func TestARequestThatCannotBeIsRefused(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.settle(config.ReasonNoWish)
+		w.settle(config.ReasonNotRequested)
 		for request, want := range map[string]string{
 			config.LabelMIGConfig + "=all-9g.999gb": "all-9g.999gb",
 			config.LabelMIGConfig:                   "it must be gpuslice.io/profile=NAME, nvidia.com/mig.config=NAME or nvidia.com/device-plugin.config=NAME",
@@ -98,7 +98,7 @@ func TestARequestOfAnyLengthIsAnsweredOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.settle(config.ReasonNoWish)
+		w.settle(config.ReasonNotRequested)
 		w.annotate(config.AnnotationPreview, strings.Repeat("ü", 100_000)+"\xff")
 		w.turn()
 		if n := w.writes(10 * time.Minute); n > 5 { // one answer, and the heartbeats
@@ -151,7 +151,7 @@ func TestANodeWithoutItsDriverSaysSoInTheAnswer(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.settle(config.ReasonNoWish)
+		w.settle(config.ReasonNotRequested)
 		w.edit(func(n *corev1.Node) {
 			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelOperandPrefix+"dcgm", fence.PausedForDriverUpgrade)
 		})

@@ -396,7 +396,7 @@ func TestAHarmlessChangeThatTurnsIntoAnotherIsPreparedLikeOne(t *testing.T) {
 		w.begin("all-1g.10gb")
 		w.annotate(kured, "2000-01-01T00:00:00Z")
 		w.label("all-3g.40gb")
-		w.passes("a word about kured", func() bool { return w.condition().Reason == string(config.ReasonForeignMaintenance) })
+		w.passes("a word about kured", func() bool { return w.condition().Reason == string(config.ReasonOtherMaintenance) })
 		w.spend(minutes)
 		if diff := cmp.Diff(before, w.values()); diff != "" || w.node().Spec.Unschedulable {
 			t.Errorf("the node is cordoned, or operands are paused (-before +after):\n%s", diff)

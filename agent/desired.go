@@ -158,7 +158,7 @@ func (a *Agent) apply(ctx context.Context, seen *observed, want *desired, profil
 	want.keys = &nodeKeys{Labels: profile.Labels, Taints: profile.Taints}
 	if foreign := foreignKey(seen.node, seen.record.published, *want.keys); foreign != "" {
 		return &Stalled{
-			Reason:  config.ReasonForeignNodeKey,
+			Reason:  config.ReasonNodeKeyConflict,
 			Message: fmt.Sprintf("profile %s: %s, which is not ours to change; take it away, or out of the profile", want.name, foreign),
 		}
 	}

@@ -110,7 +110,7 @@ func (a *Agent) preflight(ctx context.Context, seen observed, want desired, step
 	}
 	switch {
 	case len(foreign) > 0:
-		wait.Reason, wait.Blockers = config.ReasonForeignMaintenance, foreign
+		wait.Reason, wait.Blockers = config.ReasonOtherMaintenance, foreign
 		wait.Advice = "the node is as it was meanwhile"
 		wait.Message = before + "other tools are done with this node: " + strings.Join(foreign, "; ")
 	case busy != nil && seen.kubelet.err != nil:
@@ -318,9 +318,9 @@ func (a *Agent) release(ctx context.Context, seen observed, want desired) error 
 	uncordon := seen.journal.Cordoned && !seen.foreignCordon()
 	if foreign := seen.cordoning(); uncordon && len(foreign) > 0 {
 		return &Waiting{
-			Reason: config.ReasonForeignMaintenance, After: evictionRetry, Blockers: foreign,
+			Reason: config.ReasonOtherMaintenance, After: evictionRetry, Blockers: foreign,
 			Message: "the GPUs are as they should be; the node is uncordoned when other tools are done with it: " + strings.Join(foreign, "; "),
-			Since:   seen.since(config.ReasonForeignMaintenance, a.now()),
+			Since:   seen.since(config.ReasonOtherMaintenance, a.now()),
 		}
 	}
 	if seen.journal.Plugin != nil {

@@ -124,7 +124,7 @@ func TestWhatOthersKeepTheNodeForIsNoPartOfTheEstimate(t *testing.T) {
 			metav1.SetMetaDataAnnotation(&n.ObjectMeta, "machineconfiguration.openshift.io/desiredDrain", "drain-a")
 			metav1.SetMetaDataAnnotation(&n.ObjectMeta, "machineconfiguration.openshift.io/lastAppliedDrain", "uncordon-b")
 		})
-		w.says(config.ReasonForeignMaintenance)
+		w.says(config.ReasonOtherMaintenance)
 		w.spend(2 * time.Hour)
 		w.edit(func(n *corev1.Node) {
 			delete(n.Annotations, "machineconfiguration.openshift.io/desiredDrain")
@@ -491,7 +491,7 @@ func TestAForceGoesWithItsWish(t *testing.T) {
 		w.annotate(config.AnnotationForce, config.ForceNow)
 		w.spend(2 * time.Hour)
 		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) })
-		w.settle(config.ReasonNoWish)
+		w.settle(config.ReasonNotRequested)
 		w.spend(2 * time.Hour)
 		w.label("all-1g.10gb")
 		w.settle(config.ReasonAwaitingWindow)

@@ -360,7 +360,7 @@ func TestAnUndoNeedsNoWindow(t *testing.T) {
 		w.begin("all-1g.10gb")
 		w.maintain(until(time.Now()))
 		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) })
-		w.settle(config.ReasonNoWish)
+		w.settle(config.ReasonNotRequested)
 		w.givenBack()
 		if gpu := w.snapshot()[0]; gpu.Enabled {
 			t.Errorf("the GPU is left with %v", gpu.Geometry())

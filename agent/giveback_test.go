@@ -32,7 +32,7 @@ func TestATaintThatNoJournalBelongsToIsTakenAway(t *testing.T) {
 		w.edit(func(n *corev1.Node) {
 			n.Spec.Taints = []corev1.Taint{{Key: config.TaintRepartitioning, Effect: corev1.TaintEffectNoSchedule}}
 		})
-		w.settle(config.ReasonNoWish)
+		w.settle(config.ReasonNotRequested)
 		w.givenBack()
 	})
 }
@@ -236,7 +236,7 @@ func TestAWithdrawnWishIsNotPendingForEver(t *testing.T) {
 		w := newWorld(t, h100)
 		w.begin("all-balanced")
 		w.label("")
-		w.settle(config.ReasonNoWish)
+		w.settle(config.ReasonNotRequested)
 		w.givenBack()
 		if state := w.node().Labels[config.LabelMIGConfigState]; state != string(config.StateFailed) {
 			t.Errorf("state label is %q, want failed", state)
@@ -314,7 +314,7 @@ func TestAFailureDoesNotStayOnANodeOfWhichNothingIsAsked(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, h100)
 				row.fail(w)
-				for w.node().Labels[config.LabelMIGConfig] == "" && w.condition().Reason != string(config.ReasonNoWish) {
+				for w.node().Labels[config.LabelMIGConfig] == "" && w.condition().Reason != string(config.ReasonNotRequested) {
 					w.turn()
 					<-time.After(min(w.agent.Pass(t.Context()), time.Second))
 				}

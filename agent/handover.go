@@ -191,7 +191,7 @@ func (a *Agent) awaitKey(ctx context.Context, seen observed, want desired) error
 		return nil
 	}
 	wait := &Waiting{
-		Reason: config.ReasonHandingOver, After: handoverRetry, Since: began,
+		Reason: config.ReasonConfiguringPlugin, After: handoverRetry, Since: began,
 		Message: fmt.Sprintf("waiting for kubelet to show %s to pod %s/%s", m.keyed(key), m.pod.Namespace, m.pod.Name),
 		Until:   began.Add(propagation), Then: "the label " + m.label + " is set to it",
 	}
@@ -325,7 +325,7 @@ func (a *Agent) daemonsGone(seen observed, want desired, step plan.Step) error {
 		return &api.Failure{Wish: want.fingerprint, Reason: config.ReasonPluginFailed, Message: message + ", up to the deadline"}
 	}
 	wait := &Waiting{
-		Reason: config.ReasonHandingOver, After: evictionRetry, Message: message, Since: seen.journal.Started, Blockers: pods,
+		Reason: config.ReasonConfiguringPlugin, After: evictionRetry, Message: message, Since: seen.journal.Started, Blockers: pods,
 		Advice: "it goes when the node's label " + labelMPSCapable + " does: " + setsMPSCapable,
 	}
 	wait.Until, wait.Then = seen.atDeadline(until, want)

@@ -403,7 +403,7 @@ func TestLabelsAndTaintsGoWhenAnotherConfigIsAskedFor(t *testing.T) {
 		w.profile("four")
 		w.passes("four", func() bool { return w.condition().Reason == string(config.ReasonConverged) })
 		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelProfile) })
-		w.settle(config.ReasonNoWish)
+		w.settle(config.ReasonNotRequested)
 		if n := w.node(); n.Labels["workload-type"] != "research" || len(n.Spec.Taints) != 1 {
 			t.Errorf("a label that goes changes nothing, but labels are %v, taints %v", n.Labels, n.Spec.Taints)
 		}

@@ -48,7 +48,7 @@ func TestAChangeGoesOnAfterTheUpgradeOfAnAgentWithoutARecord(t *testing.T) {
 					if wanted {
 						w.converge("all-1g.10gb")
 					} else {
-						w.settle(config.ReasonNoWish)
+						w.settle(config.ReasonNotRequested)
 					}
 					w.givenBack()
 					if w.units.states["nvidia-dcgm.service"] != "active" {

@@ -18,7 +18,7 @@ func TestALostGPUOutsideTheChangeDoesNotKeepTheNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.administer(firstOnly)
-		w.settle(config.ReasonNoWish) // a driver knows the UUIDs of lost GPUs that it has seen before alone
+		w.settle(config.ReasonNotRequested) // a driver knows the UUIDs of lost GPUs that it has seen before alone
 		w.lose(1, true)
 		before := w.gpus.String()
 		w.fail(gpusim.CreateGpuInstanceWithPlacement)

@@ -85,7 +85,7 @@ func TestMetricsTellHowAChangeGoes(t *testing.T) {
 gpuslice_converged 0
 # HELP gpuslice_partition_ready Condition GPUPartitionReady of the node: 1 if it is True, by its reason.
 # TYPE gpuslice_partition_ready gauge
-gpuslice_partition_ready{reason="NoWish"} 1
+gpuslice_partition_ready{reason="NotRequested"} 1
 `, "gpuslice_partition_ready", "gpuslice_converged")
 
 		<-time.After(time.Minute)

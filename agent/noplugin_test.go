@@ -53,7 +53,7 @@ func TestANodeWithoutADevicePluginSaysSo(t *testing.T) {
 					t.Error("a change has begun")
 				}
 				w.unplugged = false
-				w.settle(config.ReasonConverged, config.ReasonNoWish)
+				w.settle(config.ReasonConverged, config.ReasonNotRequested)
 			})
 		})
 	}

@@ -86,7 +86,7 @@ func TestOtherToolsAreWaitedForByName(t *testing.T) {
 			w := newWorld(t, h100)
 			w.annotate(kured, "2000-01-01T00:00:00Z")
 			w.label("all-balanced")
-			w.passes("a word", func() bool { return w.condition().Reason == string(config.ReasonForeignMaintenance) })
+			w.passes("a word", func() bool { return w.condition().Reason == string(config.ReasonOtherMaintenance) })
 			if c := w.condition(); !strings.Contains(c.Message, "kured") || w.owed() || w.node().Spec.Unschedulable {
 				t.Errorf("the node is touched, or kured not named: %s", c.Message)
 			}
@@ -99,7 +99,7 @@ func TestOtherToolsAreWaitedForByName(t *testing.T) {
 			w := newWorld(t, h100)
 			w.begin("all-balanced")
 			w.annotate(kured, "2000-01-01T00:00:00Z")
-			w.passes("a word", func() bool { return w.condition().Reason == string(config.ReasonForeignMaintenance) })
+			w.passes("a word", func() bool { return w.condition().Reason == string(config.ReasonOtherMaintenance) })
 			if !w.node().Spec.Unschedulable {
 				t.Error("the node was uncordoned under kured's hands")
 			}
@@ -122,7 +122,7 @@ func TestWhatAnAgentHasLeftIsGivenBack(t *testing.T) {
 				delete(n.Labels, config.LabelMIGConfig)
 				n.Spec.Taints = nil
 			})
-			w.settle(config.ReasonNoWish)
+			w.settle(config.ReasonNotRequested)
 			w.givenBack()
 		})
 	})
@@ -146,7 +146,7 @@ func TestWhatAnAgentHasLeftIsGivenBack(t *testing.T) {
 			w := newWorld(t, h100)
 			w.operator(map[string]string{labelDCGM: fence.PausedValue, labelGFD: "false"})
 			w.passes("the operand", func() bool { return w.values()[labelDCGM] == "true" })
-			w.settle(config.ReasonNoWish)
+			w.settle(config.ReasonNotRequested)
 			w.givenBack()
 			if w.values()[labelGFD] != "false" {
 				t.Error("an operand that somebody has switched off was switched on")
@@ -158,7 +158,7 @@ func TestWhatAnAgentHasLeftIsGivenBack(t *testing.T) {
 			w := newWorld(t, h100)
 			const another = config.LabelOperandPrefix + "another"
 			w.operator(map[string]string{another: fence.PausedValue, labelGFD: "true"})
-			w.settle(config.ReasonNoWish)
+			w.settle(config.ReasonNotRequested)
 			w.spend(minutes)
 			if got := w.values()[another]; got != fence.PausedValue {
 				t.Errorf("the label is %s", got)
@@ -191,7 +191,7 @@ func TestWhatAnAgentHasLeftIsGivenBack(t *testing.T) {
 			w.passes("the operands", func() bool {
 				return w.values()[labelDCGM] == "true" && w.values()[config.LabelDevicePlugin] == "true"
 			})
-			w.settle(config.ReasonNoWish)
+			w.settle(config.ReasonNotRequested)
 			w.givenBack()
 			if state := w.node().Labels[config.LabelMIGConfigState]; state == "pending" {
 				t.Error("the state is still pending")

@@ -61,7 +61,7 @@ func TestAFileThatCannotBeReadEndsNoLookThatDoesNotNeedIt(t *testing.T) {
 		w.converge("all-1g.10gb")
 		lost["custom"] = true
 		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) })
-		w.settle(config.ReasonNoWish)
+		w.settle(config.ReasonNotRequested)
 		w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelProfile, "research") })
 		w.settle(config.ReasonRetrying) // what it means is not known
 		w.spend(time.Minute)

@@ -453,7 +453,7 @@ func TestTheStateLabelDoesNotSayRebootingForEver(t *testing.T) {
 		w.passes("the request", w.asked)
 		w.spend(time.Minute)
 		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) })
-		w.settle(config.ReasonNoWish)
+		w.settle(config.ReasonNotRequested)
 		w.spend(time.Hour)
 		if got := w.node().Labels[config.LabelMIGConfigState]; got == string(config.StateRebooting) {
 			t.Errorf("the state is %q for ever", got)

@@ -209,7 +209,7 @@ func TestAnOldJournalOfOursIsNotBelievedAgain(t *testing.T) {
 		w.converge("all-1g.10gb")
 		w.maintain(frozen)
 		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) }) // of a change that nobody asks for, the journal is undone
-		w.settle(config.ReasonNoWish)
+		w.settle(config.ReasonNotRequested)
 		before := w.gpus.String()
 		w.units.did = nil
 		w.annotate(config.AnnotationJournal, old)
@@ -229,7 +229,7 @@ func TestAForgedStatusDecidesNothing(t *testing.T) {
 			w := owing(t)
 			w.settings.Reboot.Policy = config.RebootSelf
 			w.restart()
-			w.annotate(config.AnnotationStatus, fmt.Sprintf(`{"phase":"Idle","reason":"NoWish","noReset":{"boot":"00000000-0000-4000-8000-000000000001","gpus":[%q]}}`, w.snapshot()[0].UUID))
+			w.annotate(config.AnnotationStatus, fmt.Sprintf(`{"phase":"Idle","reason":"NotRequested","noReset":{"boot":"00000000-0000-4000-8000-000000000001","gpus":[%q]}}`, w.snapshot()[0].UUID))
 			w.converge("all-balanced")
 			if w.host.reboots > 0 {
 				t.Errorf("%d reboots of a host whose GPU resets", w.host.reboots)
@@ -258,7 +258,7 @@ func TestAForgedStatusDecidesNothing(t *testing.T) {
 			w.converge("all-balanced")
 			wish := w.disk.record(t).Learnt.Proven
 			w.converge("all-1g.10gb")
-			w.annotate(config.AnnotationStatus, fmt.Sprintf(`{"phase":"Idle","reason":"NoWish","failed":{"wish":%q,"reason":"HardwareFailure","message":"call 0900-EVIL"}}`, wish))
+			w.annotate(config.AnnotationStatus, fmt.Sprintf(`{"phase":"Idle","reason":"NotRequested","failed":{"wish":%q,"reason":"HardwareFailure","message":"call 0900-EVIL"}}`, wish))
 			w.converge("all-balanced")
 		})
 	})
@@ -305,7 +305,7 @@ func TestTheHostIsGivenBackWithoutTheJournal(t *testing.T) {
 					if killed {
 						w.restart()
 					}
-					w.settle(config.ReasonNoWish)
+					w.settle(config.ReasonNotRequested)
 					w.hostGivenBack()
 					w.givenBack()
 					if r := w.disk.record(t); len(r.Owes) > 0 || r.Journal != "" {
@@ -327,7 +327,7 @@ func TestWhatARebootGivesBackIsOwedNoMore(t *testing.T) {
 		w.boot()
 		w.restart()
 		w.units.did = nil
-		w.settle(config.ReasonNoWish)
+		w.settle(config.ReasonNotRequested)
 		w.spend(time.Hour)
 		if len(w.units.did) > 0 {
 			t.Errorf("units: %v", w.units.did)
@@ -360,7 +360,7 @@ func TestABootOfTheNodesStatusIsNoReboot(t *testing.T) {
 				w.registerAnew()
 				claim(w)
 				w.restart()
-				w.settle(config.ReasonNoWish)
+				w.settle(config.ReasonNotRequested)
 				w.hostGivenBack()
 			})
 		})
@@ -381,7 +381,7 @@ func TestABootThatCannotBeReadIsNoReboot(t *testing.T) {
 				w.middle()
 				w.registerAnew()
 				spoil(w)
-				w.settle(config.ReasonNoWish)
+				w.settle(config.ReasonNotRequested)
 				w.hostGivenBack()
 				told := strings.Contains(w.condition().Message, "a reboot of this host would not be noticed: looking which boot of the host this is")
 				if known := name == "it was readable"; told == known {
@@ -422,7 +422,7 @@ func TestWithoutARecordOurMarksAreGivenBack(t *testing.T) {
 				lose(w)
 				w.restart()
 				w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) })
-				w.settle(config.ReasonNoWish)
+				w.settle(config.ReasonNotRequested)
 				w.givenBack()
 				w.hostGivenBack() // nothing of it was taken yet
 			})
@@ -476,8 +476,8 @@ func TestAnAgentThatIsKilledAtAWriteOfItsRecordIsFollowedByOneThatEndsTheSame(t 
 		"and the wish goes with the journal": {func(w *world) {
 			w.unannotate()
 			w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) })
-		}, config.ReasonNoWish},
-		"and the node is registered anew": {(*world).registerAnew, config.ReasonNoWish},
+		}, config.ReasonNotRequested},
+		"and the node is registered anew": {(*world).registerAnew, config.ReasonNotRequested},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, after := range []bool{false, true} {
@@ -571,7 +571,7 @@ func TestAUnitComesBackByTheOneWriteThatTheDiskHasTaken(t *testing.T) {
 		w.unannotate()
 		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) })
 		w.restart()
-		w.settle(config.ReasonNoWish)
+		w.settle(config.ReasonNotRequested)
 		w.hostGivenBack()
 	})
 }
@@ -651,7 +651,7 @@ func TestAJournalOfOursThatCannotBeReadStopsEverything(t *testing.T) {
 func TestTheRecordOfANodeAtRestIsNotWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.settle(config.ReasonNoWish)
+		w.settle(config.ReasonNotRequested)
 		w.spend(time.Hour)
 		if w.disk.writes > 0 {
 			t.Errorf("%d writes where nothing was asked for", w.disk.writes)
@@ -675,7 +675,7 @@ func TestAChangeThatCouldNotBeRecordedOwesNothing(t *testing.T) {
 		w.label("all-balanced")
 		w.passes("a word", func() bool { return w.condition().Reason == string(config.ReasonHostRecordUnavailable) })
 		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) })
-		w.settle(config.ReasonNoWish)
+		w.settle(config.ReasonNotRequested)
 		w.givenBack()
 		if len(w.units.did) > 0 {
 			t.Errorf("units: %v", w.units.did)

@@ -194,7 +194,7 @@ func reportOf(seen observed, want desired, steps []plan.Step, err error, d decis
 func atRest(seen observed, want desired) report {
 	if want.name == "" {
 		r := report{
-			phase: api.PhaseIdle, ready: corev1.ConditionTrue, reason: config.ReasonNoWish,
+			phase: api.PhaseIdle, ready: corev1.ConditionTrue, reason: config.ReasonNotRequested,
 			message: fmt.Sprintf("no config is asked for by label %s, %s or %s; the GPUs are left as they are",
 				config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig) + cordonOfOthers(seen),
 		}
@@ -251,10 +251,10 @@ var progresses = map[plan.Kind]struct {
 	plan.Reset:              {config.ReasonRepartitioning, api.PhaseApplying},
 	plan.Destroy:            {config.ReasonRepartitioning, api.PhaseApplying},
 	plan.Create:             {config.ReasonRepartitioning, api.PhaseApplying},
-	plan.WriteSharing:       {config.ReasonHandingOver, api.PhaseApplying},
-	plan.ReloadPlugin:       {config.ReasonHandingOver, api.PhaseApplying},
-	plan.SetComputeMode:     {config.ReasonHandingOver, api.PhaseApplying},
-	plan.PublishNodeKeys:    {config.ReasonHandingOver, api.PhaseApplying},
+	plan.WriteSharing:       {config.ReasonConfiguringPlugin, api.PhaseApplying},
+	plan.ReloadPlugin:       {config.ReasonConfiguringPlugin, api.PhaseApplying},
+	plan.SetComputeMode:     {config.ReasonConfiguringPlugin, api.PhaseApplying},
+	plan.PublishNodeKeys:    {config.ReasonConfiguringPlugin, api.PhaseApplying},
 	plan.Park:               {config.ReasonNeedsReboot, api.PhaseWaiting},
 	plan.AskReboot:          {config.ReasonNeedsReboot, api.PhaseWaiting},
 	plan.Reboot:             {config.ReasonNeedsReboot, api.PhaseWaiting},
@@ -437,7 +437,7 @@ func (a *Agent) tellState(ctx context.Context, seen observed, r report) error {
 // had the time of a heartbeat to see it; a success is still true, and a mig-manager's word is its own.
 func (a *Agent) outlived(seen observed, r report) bool {
 	return r.phase == api.PhaseIdle && !r.converged && r.state == "" && config.State(seen.node.Labels[config.LabelMIGConfigState]) == config.StateFailed &&
-		seen.record.status.Reason == config.ReasonNoWish && a.now().Sub(seen.record.status.Since) >= a.settings.NodeHeartbeat && !seen.leftovers.migManager
+		seen.record.status.Reason == config.ReasonNotRequested && a.now().Sub(seen.record.status.Since) >= a.settings.NodeHeartbeat && !seen.leftovers.migManager
 }
 
 // tellMetadata writes the status annotation, unless there is none to write, and takes away those that are spent.

@@ -98,7 +98,7 @@ func TestDaemonSetsAreAskedForAgainWhereTheAPIServerFails(t *testing.T) {
 		asked := w.failsEverySecond("get", "daemonsets", "")
 		w.restart()
 		w.agent.Pass(t.Context())
-		if c := w.condition(); c.Reason != string(config.ReasonNoWish) || *asked < 2 {
+		if c := w.condition(); c.Reason != string(config.ReasonNotRequested) || *asked < 2 {
 			t.Errorf("after one look and %d requests: %s: %s", *asked, c.Reason, c.Message)
 		}
 	})

@@ -358,7 +358,7 @@ func TestALabelOfSomebodyElseIsNotChanged(t *testing.T) {
 		w.shares()
 		w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, "workload-type", "training") })
 		w.profile("two")
-		c := w.settle(config.ReasonForeignNodeKey)
+		c := w.settle(config.ReasonNodeKeyConflict)
 		if want := `label workload-type is "training" on the node`; !strings.Contains(c.Message, want) {
 			t.Errorf("the node says %q, want %q in it", c.Message, want)
 		}
@@ -519,7 +519,7 @@ func TestARequestIsAnsweredWithTheLabelsThatTheNodeHas(t *testing.T) {
 			"two":   "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n",
 		})
 		key := config.LabelDevicePluginConfig
-		w.settle(config.ReasonNoWish)
+		w.settle(config.ReasonNotRequested)
 		if given := w.ask(key + "=two"); given.Refused != "" || len(given.Steps) == 0 {
 			t.Errorf("where nothing is asked for: %+v", given)
 		}

@@ -238,7 +238,7 @@ func TestWhatPeopleCallOffIsNoFailureOfThePool(t *testing.T) {
 			w.cordon(false)
 			w.settle(config.ReasonCancelled)
 			w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) })
-			w.settle(config.ReasonNoWish)
+			w.settle(config.ReasonNotRequested)
 		}
 		relent()
 		if !free(t, slots, pool, other) {

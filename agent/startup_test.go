@@ -54,7 +54,7 @@ func TestAFreshNodeOfWhichNothingIsAskedIsOpened(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.register()
-		w.settle(config.ReasonNoWish)
+		w.settle(config.ReasonNotRequested)
 		w.givenBack()
 	})
 }

@@ -47,7 +47,7 @@ func TestAPluginUnderAnotherMIGStrategyIsNamedAsTheCause(t *testing.T) {
 					})
 				}
 				w.presents(row.settings)
-				w.settle(config.ReasonNoWish)
+				w.settle(config.ReasonNotRequested)
 				before := w.gpus.String()
 				named := func(text string) {
 					t.Helper()
@@ -81,7 +81,7 @@ func TestAPluginThatIsOnItsWayIsNotTakenForOneUnderAnotherStrategy(t *testing.T)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.settle(config.ReasonNoWish)
+		w.settle(config.ReasonNotRequested)
 		former := w.offered
 		w.label("all-1g.10gb")
 		w.passes("the wait for capacity", func() bool { return w.condition().Reason == string(config.ReasonAwaitingCapacity) })

@@ -78,7 +78,7 @@ func TestConfigsOfThePluginThatNothingAsksForAreNamed(t *testing.T) {
 					w.manage()
 				}
 				w.within(5, nil, func() bool { return len(w.offered) > 0 })
-				c := w.settle(config.ReasonNoWish)
+				c := w.settle(config.ReasonNotRequested)
 				said := show.Diagnosis(w.agent.Diagnose(t.Context(), true))
 				for _, label := range []string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig} {
 					if !strings.Contains(c.Message, label) {

@@ -111,8 +111,8 @@ type Reason string
 
 // Reasons of a node at rest.
 const (
-	// ReasonNoWish is given when no label asks for anything: the GPUs are left as they are.
-	ReasonNoWish Reason = "NoWish"
+	// ReasonNotRequested is given when no label asks for anything: the GPUs are left as they are.
+	ReasonNotRequested Reason = "NotRequested"
 	// ReasonConverged is given when hardware and allocatable are as the labels ask.
 	ReasonConverged Reason = "Converged"
 )
@@ -129,8 +129,8 @@ const (
 	ReasonWrongMIGStrategy Reason = "WrongMIGStrategy"
 	// ReasonNoHandover is given when the node's device plugin cannot be given another config.
 	ReasonNoHandover Reason = "NoHandover"
-	// ReasonForeignNodeKey is given when somebody else has set a label or taint of the node otherwise than the profile does.
-	ReasonForeignNodeKey Reason = "ForeignNodeKey"
+	// ReasonNodeKeyConflict is given when somebody else has set a label or taint of the node otherwise than the profile does.
+	ReasonNodeKeyConflict Reason = "NodeKeyConflict"
 	// ReasonNoCapableGPU is given when a config asks for MIG and no GPU that it names can do MIG.
 	ReasonNoCapableGPU Reason = "NoCapableGPU"
 	// ReasonVirtualGPU is given when MIG or sharing is asked of a vGPU, which its host has cut for one workload at a time, or
@@ -166,8 +166,8 @@ const (
 	ReasonEvicting Reason = "Evicting"
 	// ReasonHoldersUnknown is given while the host's processes cannot be looked at, so that nobody knows who holds a GPU.
 	ReasonHoldersUnknown Reason = "HoldersUnknown"
-	// ReasonForeignMaintenance is given while another tool maintains the node, by what it has written there.
-	ReasonForeignMaintenance Reason = "ForeignMaintenance"
+	// ReasonOtherMaintenance is given while another tool maintains the node, by what it has written there.
+	ReasonOtherMaintenance Reason = "OtherMaintenance"
 	// ReasonPausingOperands is given while operands of the GPU operator are being sent away by their labels.
 	ReasonPausingOperands Reason = "PausingOperands"
 	// ReasonStoppingUnits is given while units of the host that keep GPUs open are being stopped.
@@ -187,8 +187,8 @@ const (
 	ReasonShuttingDown Reason = "ShuttingDown"
 	// ReasonRepartitioning is given while MIG mode is turned on or off and instances are destroyed and created.
 	ReasonRepartitioning Reason = "Repartitioning"
-	// ReasonHandingOver is given while the device plugin is being given another config.
-	ReasonHandingOver Reason = "HandingOver"
+	// ReasonConfiguringPlugin is given while the device plugin is being given another config.
+	ReasonConfiguringPlugin Reason = "ConfiguringPlugin"
 	// ReasonPluginFailed is given when the device plugin does not run by its new config, or MPS does not end.
 	ReasonPluginFailed Reason = "PluginFailed"
 	// ReasonAwaitingCapacity is given while kubelet does not yet show the new devices.

@@ -484,15 +484,15 @@ func TestWhatCannotBeMeantIsRefused(t *testing.T) {
 func TestAWaitForTheSameIsOneLine(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.start(apply("--wait")...)
-		w.says("gpu-1", research(api.PhaseWaiting, config.ReasonHandingOver, 9), "research: waiting for kubelet to show the key")
-		w.says("gpu-1", research(api.PhaseApplying, config.ReasonHandingOver, 9), "research: waiting for kubelet to show the key")
+		w.says("gpu-1", research(api.PhaseWaiting, config.ReasonConfiguringPlugin, 9), "research: waiting for kubelet to show the key")
+		w.says("gpu-1", research(api.PhaseApplying, config.ReasonConfiguringPlugin, 9), "research: waiting for kubelet to show the key")
 		w.says("gpu-1", research(api.PhaseApplying, config.ReasonEvictionBlocked, 9), "research: PDB web/api")
 		w.says("gpu-1", research(api.PhaseRollingBack, config.ReasonEvictionBlocked, 9), "going back: PDB web/api")
 		w.says("gpu-1", done(), "research: as asked")
 		w.is(`
 gpu-1  labelled gpuslice.io/profile=research
 00:00:00Z  gpu-1  Asked  waiting for its agent to see the label
-00:00:01Z  gpu-1  Waiting  HandingOver: research: waiting for kubelet to show the key
+00:00:01Z  gpu-1  Waiting  ConfiguringPlugin: research: waiting for kubelet to show the key
 00:00:03Z  gpu-1  Applying  EvictionBlocked: research: PDB web/api
 00:00:04Z  gpu-1  RollingBack  EvictionBlocked: going back: PDB web/api
 00:00:05Z  gpu-1  Converged  research: as asked

@@ -78,7 +78,7 @@ func gpuNode(name string) *corev1.Node {
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
 		Name: name, UID: types.UID(name), Labels: map[string]string{"pool": "research"}, Annotations: map[string]string{},
 	}}
-	return says(n, api.Status{Phase: api.PhaseIdle, Reason: config.ReasonNoWish}, "no config is asked for")
+	return says(n, api.Status{Phase: api.PhaseIdle, Reason: config.ReasonNotRequested}, "no config is asked for")
 }
 
 // gpu is such a node, made in the test's time.
@@ -113,7 +113,7 @@ func concludes(n *corev1.Node, s api.Status, message string) *corev1.Node {
 		Type: config.ConditionGPUPartitionReady, Status: corev1.ConditionFalse, Reason: string(s.Reason), Message: message,
 		LastHeartbeatTime: metav1.Now(),
 	}
-	if s.Reason == config.ReasonConverged || s.Reason == config.ReasonNoWish {
+	if s.Reason == config.ReasonConverged || s.Reason == config.ReasonNotRequested {
 		c.Status = corev1.ConditionTrue
 	}
 	if s.Reason == config.ReasonDriverNotLoaded {

@@ -105,7 +105,7 @@ func (at *site) startAgent(ctx context.Context, settings string) (*process, erro
 // idle reports whether the agent has said that there is nothing to do.
 func idle(_ context.Context, o *corev1.Node) (bool, error) {
 	c := ready(o)
-	return c != nil && c.Reason == string(config.ReasonNoWish), nil
+	return c != nil && c.Reason == string(config.ReasonNotRequested), nil
 }
 
 // ready is what the agent says of the node; nil if it has said nothing yet.

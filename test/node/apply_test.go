@@ -105,7 +105,7 @@ func TestARollOutEndsWhenAllNodesAreAsAskedOrRefuse(t *testing.T) {
 	for _, r := range []*rig{good, bad} {
 		r.awaitOffered("nvidia.com/gpu", len(r.GPUs.UUIDs()))
 		r.run()
-		r.awaitReason(config.ReasonNoWish)
+		r.awaitReason(config.ReasonNotRequested)
 	}
 	namespace := clustertest.Namespace(t)
 	good.pod(namespace, "trainer", map[string]string{"nvidia.com/gpu": "1"})

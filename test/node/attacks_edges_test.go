@@ -123,7 +123,7 @@ func TestAChangeEndsDespiteOthersWritesAndAFailingAPIServer(t *testing.T) {
 			r.user(namespace, "train", nil)
 			all := r.counted()
 			p := r.run()
-			r.awaitReason(config.ReasonNoWish)
+			r.awaitReason(config.ReasonNotRequested)
 			began, asked := time.Now(), all.asked.Load()
 			r.label(config.LabelMIGConfig, "all-balanced")
 			mend := trouble(r, all)

@@ -23,7 +23,7 @@ func TestAForgedJournalStartsAndStopsNoUnitOfTheHost(t *testing.T) {
 	host.SetUnit("debug-shell.service", systemd.Unit{ActiveState: "inactive"})
 	r.awaitOffered("nvidia.com/gpu", 1)
 	r.run()
-	r.awaitReason(config.ReasonNoWish)
+	r.awaitReason(config.ReasonNotRequested)
 	forge := func() {
 		r.writeAs("mallory", func(n *corev1.Node) {
 			metav1.SetMetaDataAnnotation(&n.ObjectMeta, config.AnnotationJournal, `{"version":3,"operation":"op","target":"x","bootID":"b",`+

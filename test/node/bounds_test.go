@@ -27,7 +27,7 @@ func TestFilesThatWouldFillTheMemoryAreRefusedAndTheNextWishObeyed(t *testing.T)
 	r.configMap("filling", head+"  all-balanced: [{devices: all, mig-enabled: true, mig-devices: {3g.40gb: 2}}]\n")
 	r.awaitOffered("nvidia.com/gpu", 1)
 	p := r.run()
-	r.awaitReason(config.ReasonNoWish)
+	r.awaitReason(config.ReasonNotRequested)
 	before := r.resident(p, "VmRSS")
 	r.label(config.LabelMIGConfig, "broken")
 	r.awaitReason(config.ReasonUnknownConfig)
@@ -105,7 +105,7 @@ func TestConfigsThatNothingPicksAreNamedWithTheLabelThatWould(t *testing.T) {
 	})
 	r.awaitOffered("nvidia.com/gpu", 2)
 	r.run()
-	n := r.awaitReason(config.ReasonNoWish)
+	n := r.awaitReason(config.ReasonNotRequested)
 	said := r.recover(0)
 	for _, say := range []string{
 		config.LabelProfile, config.LabelMIGConfig, "set label " + config.LabelDevicePluginConfig + " to a key of it (any)", "ConfigMap gpuslice/unpicked",

@@ -289,7 +289,7 @@ func TestCauseOwnCordonWithoutAJournal(t *testing.T) {
 	r.run()
 	given(r.await("the end", func(n *corev1.Node) bool {
 		c := condition(n)
-		return c != nil && c.Reason == string(config.ReasonNoWish) && !n.Spec.Unschedulable
+		return c != nil && c.Reason == string(config.ReasonNotRequested) && !n.Spec.Unschedulable
 	}))
 }
 
@@ -305,7 +305,7 @@ func TestCauseLabelRemovedAndCordonLeft(t *testing.T) {
 	r.run()
 	given(r.await("the end", func(n *corev1.Node) bool {
 		c := condition(n)
-		return c != nil && c.Reason == string(config.ReasonNoWish) && n.Annotations[config.AnnotationJournal] == ""
+		return c != nil && c.Reason == string(config.ReasonNotRequested) && n.Annotations[config.AnnotationJournal] == ""
 	}))
 	if after := r.geometry(); after != before {
 		t.Errorf("the GPUs are cut as %s, and were as %s", after, before)
@@ -342,7 +342,7 @@ func TestCauseAnotherControllerCordoned(t *testing.T) {
 	r.kubectl("annotate", "node", r.Name, mark+"=2026-11-21T02:00:00Z")
 	r.run()
 	r.label(config.LabelMIGConfig, "all-balanced")
-	n := r.awaitReason(config.ReasonForeignMaintenance)
+	n := r.awaitReason(config.ReasonOtherMaintenance)
 	if message := condition(n).Message; !strings.Contains(message, "kured") || !strings.Contains(message, mark) {
 		t.Errorf("the message does not name kured: %s", message)
 	}
@@ -436,7 +436,7 @@ func TestCauseTheWayBackCordonsAgain(t *testing.T) {
 	r.run()
 	r.awaitGivenUp(config.ReasonHardwareFailure, "given up after 3 attempts")
 	r.kubectl("label", "node", r.Name, config.LabelMIGConfig+"-")
-	n := r.awaitReason(config.ReasonNoWish)
+	n := r.awaitReason(config.ReasonNotRequested)
 	r.givenBack(n)
 	cordons := 0
 	for _, e := range r.writes("nodes") {

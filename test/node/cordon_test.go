@@ -118,7 +118,7 @@ func TestAnotherControllerIsWaitedFor(t *testing.T) {
 		})
 		r.run()
 		r.label(config.LabelMIGConfig, "all-balanced")
-		r.keptAndNamed(r.awaitReason(config.ReasonForeignMaintenance), tool)
+		r.keptAndNamed(r.awaitReason(config.ReasonOtherMaintenance), tool)
 		if after := r.GPUs.String(); after != before {
 			t.Errorf("the GPUs were touched:\n%s", after)
 		}
@@ -137,7 +137,7 @@ func TestAnotherControllerIsWaitedFor(t *testing.T) {
 			n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: taint, Effect: corev1.TaintEffectPreferNoSchedule})
 		})
 		goOn()
-		n := r.awaitReason(config.ReasonForeignMaintenance)
+		n := r.awaitReason(config.ReasonOtherMaintenance)
 		if c := condition(n); !n.Spec.Unschedulable || !strings.Contains(c.Message, tool) {
 			t.Errorf("the node is unschedulable %t, and says: %s", n.Spec.Unschedulable, c.Message)
 		}

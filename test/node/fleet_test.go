@@ -75,7 +75,7 @@ func (f *fleet) run() {
 		r.run()
 	}
 	for _, r := range f.nodes {
-		r.awaitReason(config.ReasonNoWish)
+		r.awaitReason(config.ReasonNotRequested)
 	}
 	f.t.Logf("%d agents after %s", len(f.nodes), time.Since(began).Round(100*time.Millisecond))
 }

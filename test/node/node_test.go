@@ -39,7 +39,7 @@ func TestALabelDrainsRepartitionsAndGivesTheNodeBack(t *testing.T) {
 	r.awaitRunning(namespace, "cpu")
 
 	r.run()
-	r.awaitReason(config.ReasonNoWish)
+	r.awaitReason(config.ReasonNotRequested)
 	r.label(config.LabelMIGConfig, "all-balanced")
 	n := r.awaitConverged("all-balanced")
 
@@ -336,7 +336,7 @@ func TestAWithdrawnWishIsUndoneAndACordonStays(t *testing.T) {
 		}
 	}
 	r.label(config.LabelMIGConfig, "")
-	n := r.awaitReason(config.ReasonNoWish)
+	n := r.awaitReason(config.ReasonNotRequested)
 	if !n.Spec.Unschedulable {
 		t.Error("the administrator's cordon was lifted")
 	}

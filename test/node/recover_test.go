@@ -89,7 +89,7 @@ func TestRecoverNamesWhoHasCordoned(t *testing.T) {
 	for _, runs := range []bool{false, true} {
 		if runs {
 			r.run()
-			r.awaitReason(config.ReasonNoWish)
+			r.awaitReason(config.ReasonNotRequested)
 		}
 		out := r.recover(exitNotOurs)
 		for _, want := range []string{"error: not ours: cordoned by kubectl since 20", "$ kubectl uncordon " + r.Name} {
@@ -115,7 +115,7 @@ func TestRecoverRestoresWhatMIGManagerHasLeft(t *testing.T) {
 	r.awaitOffered("nvidia.com/gpu", 2)
 	r.label(dcgm, "paused-for-mig-change")
 	r.run()
-	r.awaitReason(config.ReasonNoWish)
+	r.awaitReason(config.ReasonNotRequested)
 	if out := r.recover(exitNotOurs); !strings.Contains(out, "$ gpuslice-agent recover --adopt mig-manager") {
 		t.Errorf("it does not say what to do:\n%s", out)
 	}

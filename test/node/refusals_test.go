@@ -112,7 +112,7 @@ func TestWrongWishesAboutSharingDisturbNothing(t *testing.T) {
 	r.awaitOffered("nvidia.com/gpu", 2)
 	u := r.undisturbedBy(clustertest.Namespace(t))
 	r.run()
-	r.awaitReason(config.ReasonNoWish)
+	r.awaitReason(config.ReasonNotRequested)
 	for _, w := range wrongWishes {
 		r.labels(map[string]string{config.LabelMIGConfig: w.mig, config.LabelDevicePluginConfig: w.name})
 		n := r.await(w.name+" to be refused", func(n *corev1.Node) bool {

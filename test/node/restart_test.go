@@ -43,7 +43,7 @@ func TestAKubeletThatHasJustStartedIsNoReasonToEvictFromOtherGPUs(t *testing.T) 
 		}
 	}
 	r.run()
-	r.awaitReason(config.ReasonNoWish)
+	r.awaitReason(config.ReasonNotRequested)
 	r.Kubelet.Stop()
 	r.label(config.LabelMIGConfig, "first")
 	r.awaitReason(config.ReasonKubeletUnavailable)

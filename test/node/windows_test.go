@@ -96,7 +96,7 @@ func (s *scheduled) guard() guarded {
 	s.replica(g, "api-1")
 	s.awaitBudget(g.namespace, "api", 1)
 	s.run()
-	s.awaitReason(config.ReasonNoWish)
+	s.awaitReason(config.ReasonNotRequested)
 	g.calls = s.GPUs.Calls()
 	return g
 }
@@ -199,7 +199,7 @@ func TestNothingMovesBeforeTheWindowOpens(t *testing.T) {
 	namespace := clustertest.Namespace(t)
 	s.user(namespace, "train", nil)
 	s.run()
-	s.awaitReason(config.ReasonNoWish)
+	s.awaitReason(config.ReasonNotRequested)
 	s.label(config.LabelMIGConfig, "all-balanced")
 	s.awaitReason(config.ReasonAwaitingWindow)
 	calls, until := s.GPUs.Calls(), 10*time.Second
@@ -305,7 +305,7 @@ func TestAnAnnotationForcesOneChangeOutOfItsWindow(t *testing.T) {
 	t.Parallel()
 	s := newScheduled(t, "", farOff)
 	s.run()
-	s.awaitReason(config.ReasonNoWish)
+	s.awaitReason(config.ReasonNotRequested)
 	s.label(config.LabelMIGConfig, "all-balanced")
 	s.givenBack(s.awaitReason(config.ReasonAwaitingWindow))
 	s.kubectl("annotate", "node", s.Name, config.AnnotationForce+"="+config.ForceNow)
@@ -323,7 +323,7 @@ func TestAHeldNodeBeginsNothing(t *testing.T) {
 	t.Parallel()
 	s := newScheduled(t, "", always)
 	s.run()
-	s.awaitReason(config.ReasonNoWish)
+	s.awaitReason(config.ReasonNotRequested)
 	calls := s.GPUs.Calls()
 	s.kubectl("annotate", "node", s.Name, config.AnnotationHold+"=until the paper is out")
 	s.label(config.LabelMIGConfig, "all-balanced")

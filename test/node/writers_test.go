@@ -167,7 +167,7 @@ func TestNothingIsLostBetweenManyWritersOfTheNode(t *testing.T) {
 	r.pod(namespace, "gpu", map[string]string{"nvidia.com/gpu": "1"})
 	r.awaitRunning(namespace, "gpu")
 	r.run()
-	r.awaitReason(config.ReasonNoWish)
+	r.awaitReason(config.ReasonNotRequested)
 
 	writing, stop := context.WithCancel(t.Context())
 	var writes atomic.Int64
