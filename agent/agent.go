@@ -24,9 +24,11 @@ import (
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/fleet"
 	"github.com/gpuslice/gpuslice/agent/memory"
+	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/pluginfile"
 	"github.com/gpuslice/gpuslice/agent/retried"
+	"github.com/gpuslice/gpuslice/agent/steady"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
 	"github.com/gpuslice/gpuslice/drain/fence"
@@ -109,7 +111,7 @@ type Agent struct {
 	parse    func(data []byte) (map[string]config.MIGConfig, error)
 	settings config.Settings
 	wall     clock.PassiveClock // the host's, for windows alone
-	clock    *steady
+	clock    *steady.Clock
 	events   record.EventRecorder
 	metrics  *Metrics
 	alive    *alive.Loop
@@ -178,16 +180,16 @@ func fenceTaint() corev1.Taint {
 
 // New makes an Agent. Nothing happens before Run.
 func New(o Options) *Agent {
-	steady := newSteady(o.Clock)
-	evictor := drain.NewEvictor(o.Client, steady, o.Log.Named("drain"))
+	c := steady.New(o.Clock)
+	evictor := drain.NewEvictor(o.Client, c, o.Log.Named("drain"))
 	evictor.Again = retried.Do
 	if o.Processes.Lanes == nil {
 		o.Processes.Lanes = &holders.Lanes{}
 	}
 	a := &Agent{
 		node: o.Node, client: o.Client, driver: o.Driver, podList: o.Pods, kubelet: o.Kubelet, parse: o.Parse, settings: o.Settings,
-		wall: o.Clock, clock: steady, events: events{o.Events}, metrics: o.Metrics, alive: o.Alive, log: o.Log,
-		evictor: evictor, sets: holders.NewDaemonSets(o.Client, steady), sentinel: &sentinel{path: o.Settings.Reboot.Sentinel},
+		wall: o.Clock, clock: c, events: events{o.Events}, metrics: o.Metrics, alive: o.Alive, log: o.Log,
+		evictor: evictor, sets: holders.NewDaemonSets(o.Client, c), sentinel: &sentinel{path: o.Settings.Reboot.Sentinel},
 		fence: fence.Fence{
 			Taint:           fenceTaint(),
 			StartupKey:      config.TaintNotReady,
@@ -195,7 +197,7 @@ func New(o Options) *Agent {
 			KeepCordonedKey: config.AnnotationKeepCordoned,
 		},
 		record:  &hostRecord{store: o.Record, log: o.Log.Named("record")},
-		budget:  newBudget(steady),
+		budget:  newBudget(c),
 		clients: clients{processes: o.Processes, foundFree: map[string]time.Time{}},
 		systemd: systemd{units: o.Units, started: map[string]start{}},
 		logind:  logind{host: o.Host},
@@ -206,13 +208,13 @@ func New(o Options) *Agent {
 			file:    pluginfile.New(cmp.Or(o.PluginFile, o.Settings.DevicePlugin.ConfigFile), o.Settings.DevicePlugin.ConfigFile),
 		},
 		turn: turn{slots: &fleet.Slots{
-			Client: o.Client, Namespace: o.Settings.Maintenance.Namespace, Clock: steady, Timeout: o.Settings.Timeouts.APICall, Log: o.Log.Named("fleet"),
+			Client: o.Client, Namespace: o.Settings.Maintenance.Namespace, Clock: c, Timeout: o.Settings.Timeouts.APICall, Log: o.Log.Named("fleet"),
 		}},
 	}
 	a.parts = []Part{
 		memory.New(memory.Options{
 			Limits: o.Settings.MemoryPressure, Snapshot: a.snapshot, Processes: o.Processes, ComputesForOthers: a.servesMPS, Tell: a.podEventf,
-			Clock: steady, Log: o.Log.Named("memory"),
+			Clock: c, Log: o.Log.Named("memory"),
 		}),
 	}
 	a.metrics.takeOver(a.parts)
@@ -335,7 +337,7 @@ func (a *Agent) follow(ctx context.Context, seen observed) {
 
 // cleanUpWhileWaiting restores now what an earlier agent has left without a journal, if the change that would restore it must wait, perhaps for days.
 func (a *Agent) cleanUpWhileWaiting(ctx context.Context, seen observed, want desired, steps []plan.Step, err error) (desired, []plan.Step, error) {
-	var wait *Waiting
+	var wait *outcome.Waiting
 	// Where nobody knows whose the cordon is, only our taint says that it is ours.
 	taint := seen.marks.fenced && (!seen.node.Spec.Unschedulable || seen.foreignCordon())
 	if seen.journal != nil || !seen.leftovers.orphan.is() && !taint || !errors.As(err, &wait) {
@@ -355,7 +357,7 @@ func (a *Agent) setClock(seen observed) {
 	if seen.journal != nil {
 		return
 	}
-	step := a.clock.step()
+	step := a.clock.Step()
 	if step == 0 {
 		return
 	}
@@ -379,7 +381,7 @@ func (a *Agent) plan(ctx context.Context, seen *observed) (desired, []plan.Step,
 		steps, err = a.steps(ctx, seen, want, want.targets)
 	}
 	switch {
-	case isUnseen(err):
+	case outcome.IsUnseen(err):
 		return want, nil, err
 	case err == nil && a.calledOff(*seen, want, steps):
 		return want, nil, seen.cancelled(want)
@@ -396,7 +398,7 @@ func (a *Agent) plan(ctx context.Context, seen *observed) (desired, []plan.Step,
 	if a.cdi.failures >= a.settings.Retry.Failures { // on the way back they keep no node
 		seen.specs = nil
 	}
-	steps, err = a.steps(ctx, seen, want, seen.journal.previous(seen.gpus))
+	steps, err = a.steps(ctx, seen, want, seen.journal.Targets(seen.gpus))
 	return want, steps, err
 }
 
@@ -425,7 +427,7 @@ func (s observed) cancelled(want desired) *api.Failure {
 	text := "somebody has uncordoned the node"
 	who, when := fence.Uncordoner(s.node, FieldManager)
 	if !when.IsZero() {
-		text += " at " + moment(when)
+		text += " at " + outcome.Moment(when)
 	}
 	if who != "" {
 		text += " (perhaps " + who + ", which wrote to it then)"

@@ -18,8 +18,6 @@ import (
 const (
 	// longestDecision leaves a condition room for what was asked for, and for what becomes of the node, around the cause.
 	longestDecision = 768 // characters
-	// longestWait leaves a decision room for since when, how long, and what people can do, behind what is waited for.
-	longestWait = 512 // characters
 	// longestBlocker is a pod with the budget that keeps it.
 	longestBlocker = 256 // characters
 	// longestLastWords are those of a container that has ended.

@@ -3,18 +3,20 @@ package agent
 import (
 	"time"
 
+	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/steady"
 )
 
 // budget is how often steps were tried, and since when they are waited for.
 type budget struct {
-	clock     *steady
+	clock     *steady.Clock
 	attempts  map[string]attempt   // of steps that fail
 	successes map[string]int       // of each step on the hardware since a step of another kind, and of those that others may undo
 	waits     map[string]time.Time // when the waits began that have a time of their own, by what is waited for
 }
 
-func newBudget(clock *steady) budget {
+func newBudget(clock *steady.Clock) budget {
 	return budget{clock: clock, attempts: map[string]attempt{}, successes: map[string]int{}, waits: map[string]time.Time{}}
 }
 
@@ -37,9 +39,9 @@ func (b *budget) tooEarly(step plan.Step) error {
 	case !ok || wait <= 0:
 		return nil
 	case tried.lastDecision.stalled:
-		return &Stalled{Reason: tried.lastDecision.reason, Message: tried.lastDecision.message}
+		return &outcome.Stalled{Reason: tried.lastDecision.reason, Message: tried.lastDecision.message}
 	default:
-		return &Waiting{Reason: tried.lastDecision.reason, Message: tried.lastDecision.message, After: wait}
+		return &outcome.Waiting{Reason: tried.lastDecision.reason, Message: tried.lastDecision.message, After: wait}
 	}
 }
 

@@ -14,6 +14,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/nodekeys"
+	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/window"
@@ -26,7 +28,7 @@ type desired struct {
 	label            string         // that asks for it
 	targets          plan.Targets   // GPU by GPU
 	plugin           *desiredPlugin // nil leaves the device plugin's config as it is
-	keys             *nodeKeys      // of a profile; nil leaves the node's labels and taints as they are
+	keys             *nodekeys.Keys // of a profile; nil leaves the node's labels and taints as they are
 	missingPositions []int          // positions that the config names and the node does not have
 	pluginLater      bool           // the device plugin is asked for a config once it is there: the startup taint keeps it away
 	drain            *config.DrainOverrides
@@ -76,7 +78,7 @@ func (a *Agent) resolve(ctx context.Context, seen *observed) (desired, error) {
 		return want, err
 	}
 	if failed := seen.failed(want); failed != nil && seen.journal == nil {
-		return want, &Stalled{Reason: failed.Reason, Message: failed.Message}
+		return want, &outcome.Stalled{Reason: failed.Reason, Message: failed.Message}
 	}
 	return want, nil
 }
@@ -87,7 +89,7 @@ func (s observed) withdrawn(want desired) error {
 		return nil
 	}
 	// What a profile has put into the label of the device plugin's config is ours, and nobody's wish.
-	leaves := want.label != config.LabelProfile && s.journal.changesPlugin() && s.journal.Plugin.Label != ""
+	leaves := want.label != config.LabelProfile && s.journal.ChangesPlugin() && s.journal.Plugin.Label != ""
 	switch {
 	case want.name == "" && s.journal.Target == "":
 		return errors.New("nothing is asked for, and what an agent has left on the node is given back")
@@ -107,8 +109,8 @@ func (a *Agent) askPlugin(ctx context.Context, seen *observed, want *desired, by
 	if want.pluginLater = seen.keepsPluginAway(err); want.pluginLater {
 		return nil
 	}
-	if stalled, is := errors.AsType[*Stalled](err); is && stalled.NoHandover {
-		return &Stalled{Reason: stalled.Reason, NoHandover: true, Message: by + ": " + stalled.Message}
+	if stalled, is := errors.AsType[*outcome.Stalled](err); is && stalled.NoHandover {
+		return &outcome.Stalled{Reason: stalled.Reason, NoHandover: true, Message: by + ": " + stalled.Message}
 	}
 	return err
 }
@@ -127,7 +129,7 @@ func (a *Agent) asked(node *corev1.Node) (want desired, pluginKey string) {
 		return desired{label: config.LabelProfile, name: name}, ""
 	}
 	pluginKey = cmp.Or(node.Labels[config.LabelDevicePluginConfig], a.settings.DevicePlugin.DefaultConfig)
-	if strings.HasPrefix(pluginKey, ownKey) { // left by a profile
+	if strings.HasPrefix(pluginKey, config.OwnPluginKey) { // left by a profile
 		pluginKey = ""
 	}
 	want = desired{label: config.LabelMIGConfig, name: node.Labels[config.LabelMIGConfig]}
@@ -139,7 +141,7 @@ func (a *Agent) asked(node *corev1.Node) (want desired, pluginKey string) {
 		want.name += api.DesiredSeparator + pluginKey
 	}
 	if want.name != "" {
-		want.keys = &nodeKeys{} // those of a profile go when something else is asked for
+		want.keys = &nodekeys.Keys{} // those of a profile go when something else is asked for
 	}
 	return want, pluginKey
 }
@@ -155,15 +157,15 @@ func (a *Agent) apply(ctx context.Context, seen *observed, want *desired, profil
 		return nil
 	}
 	want.drain, want.windows = profile.Drain, profile.Windows
-	want.keys = &nodeKeys{Labels: profile.Labels, Taints: profile.Taints}
-	if foreign := foreignKey(seen.node, seen.record.published, *want.keys); foreign != "" {
-		return &Stalled{
+	want.keys = &nodekeys.Keys{Labels: profile.Labels, Taints: profile.Taints}
+	if foreign := nodekeys.Foreign(seen.node, seen.record.published, *want.keys); foreign != "" {
+		return &outcome.Stalled{
 			Reason:  config.ReasonNodeKeyConflict,
 			Message: fmt.Sprintf("profile %s: %s, which is not ours to change; take it away, or out of the profile", want.name, foreign),
 		}
 	}
 	if unbearable := unbearable(*seen, profile.Taints); unbearable != "" {
-		return &Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("profile %s: %s", want.name, unbearable)}
+		return &outcome.Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("profile %s: %s", want.name, unbearable)}
 	}
 	if profile.Sharing == nil && profile.MIGStrategy == "" {
 		return nil
@@ -173,8 +175,8 @@ func (a *Agent) apply(ctx context.Context, seen *observed, want *desired, profil
 
 // keepsPluginAway reports whether there is no device plugin to be asked for anything because the node has just been registered.
 func (s observed) keepsPluginAway(err error) bool {
-	var waiting *Waiting
-	return errors.As(err, &waiting) && waiting.For == forDevicePlugin &&
+	var waiting *outcome.Waiting
+	return errors.As(err, &waiting) && waiting.For == outcome.ForDevicePlugin &&
 		(s.marks.startup != nil || s.journal != nil && s.journal.Startup != nil)
 }
 
@@ -193,10 +195,10 @@ func (a *Agent) wishes(seen observed, label, name string) (
 ) {
 	catalog, err := a.catalog(seen, label, name)
 	if err != nil {
-		return profile, nil, nil, &Stalled{Reason: config.ReasonInvalidCatalog, Message: err.Error()}
+		return profile, nil, nil, &outcome.Stalled{Reason: config.ReasonInvalidCatalog, Message: err.Error()}
 	}
 	if wishes, err = wishesOf(catalog, label, name, seen.gpus); err != nil {
-		return profile, nil, nil, &Stalled{Reason: reasonOf(err), Message: fmt.Sprintf("label %s=%s: %v", label, name, err)}
+		return profile, nil, nil, &outcome.Stalled{Reason: reasonOf(err), Message: fmt.Sprintf("label %s=%s: %v", label, name, err)}
 	}
 	profile, isProfile := catalog.Profile(name)
 	if label != config.LabelProfile || !isProfile {

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
@@ -31,13 +32,13 @@ type evidence struct {
 	settings config.Settings
 
 	want     desired
-	steps    []plan.Step     // that are left, if the look was whole
-	refused  error           // why what is asked for cannot be
-	verdicts []drain.Verdict // on the pods that the steps need to leave
-	driver   string          // why the GPUs were not seen
-	notYet   *Waiting        // why the steps are not begun, if they may not be yet
-	noPlugin string          // what people can do about a node where nobody offers the GPUs to kubelet; empty where somebody does
-	wrongly  string          // why the device plugin offers what it does, where that is for its MIG strategy
+	steps    []plan.Step      // that are left, if the look was whole
+	refused  error            // why what is asked for cannot be
+	verdicts []drain.Verdict  // on the pods that the steps need to leave
+	driver   string           // why the GPUs were not seen
+	notYet   *outcome.Waiting // why the steps are not begun, if they may not be yet
+	noPlugin string           // what people can do about a node where nobody offers the GPUs to kubelet; empty where somebody does
+	wrongly  string           // why the device plugin offers what it does, where that is for its MIG strategy
 
 	unreadable string // why the journal says nothing
 	unseen     []string
@@ -126,22 +127,22 @@ func (a *Agent) evidence(ctx context.Context) evidence {
 }
 
 // notYet is why a change is not begun that nothing on the node is in the way of.
-func (a *Agent) notYet(e evidence) *Waiting {
-	var wait *Waiting
+func (a *Agent) notYet(e evidence) *outcome.Waiting {
+	var wait *outcome.Waiting
 	switch {
 	case e.journal != nil || len(e.steps) == 0:
 	case errors.As(a.gate(e.observed, e.want, e.steps), &wait):
 	case e.pool.slot.Paused != "":
 		wait = a.poolPaused(e.observed, e.pool.slot.Paused)
 	case e.pool.slot.Waiting:
-		wait = &Waiting{Message: fmt.Sprintf("pool %s can do without %s at once, and other nodes have their turn", e.pool.Name, e.pool.MaxUnavailable)}
+		wait = &outcome.Waiting{Message: fmt.Sprintf("pool %s can do without %s at once, and other nodes have their turn", e.pool.Name, e.pool.MaxUnavailable)}
 	}
 	return wait
 }
 
 // lookFurther goes on where the look at the node has ended early: a driver that is away hides no pod from a person.
 func (a *Agent) lookFurther(ctx context.Context, e *evidence, ended error) {
-	var stalled *Stalled
+	var stalled *outcome.Stalled
 	switch {
 	case errors.As(ended, &stalled) && stalled.Journal:
 		e.unreadable, _, _ = strings.Cut(ended.Error(), "; ")
@@ -187,9 +188,9 @@ func (a *Agent) lookAtMachine(ctx context.Context, e *evidence) {
 
 // driverError reports whether the look ended for want of the driver.
 func driverError(err error) bool {
-	var waiting *Waiting
+	var waiting *outcome.Waiting
 	return errors.Is(err, nvml.ErrNoDriver) || errors.Is(err, nvml.ErrUnresponsive) || errors.Is(err, nvml.ErrReplaced) ||
-		errors.As(err, &waiting) && waiting.For == forDriver
+		errors.As(err, &waiting) && waiting.For == outcome.ForDriver
 }
 
 // readNode puts into words what the node object says.
@@ -338,7 +339,7 @@ func (e evidence) owed() *api.Owed {
 	}
 	o := &api.Owed{
 		Operation: j.Operation, Target: j.Target, Since: j.Started, Cordon: j.Cordoned, WasCordoned: j.WasUnschedulable,
-		Paused: j.Paused, Stopped: j.Stopped, Before: j.before(e.places()), Undo: j.Undo,
+		Paused: j.Paused, Stopped: j.Stopped, Before: j.LayoutsBefore(e.places()), Undo: j.Undo,
 	}
 	if len(e.steps) > 0 {
 		_, o.Phase = progress(e.steps[0].Kind, e.want)

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
@@ -49,15 +50,15 @@ func (a *Agent) evict(ctx context.Context, seen observed, want desired, steps []
 		return &api.Failure{
 			Wish: want.fingerprint, Reason: config.ReasonEvictionBlocked,
 			Message: fmt.Sprintf("pods still there at the deadline, %s: %s",
-				moment(verdicts[late].Deadline), listed(describe(verdicts))),
+				outcome.Moment(verdicts[late].Deadline), listed(describe(verdicts))),
 		}
 	}
 	return a.awaitPods(seen, want, policy, verdicts)
 }
 
 // awaitPods says which pods are still there, and why.
-func (a *Agent) awaitPods(seen observed, want desired, policy drain.Policy, verdicts []drain.Verdict) *Waiting {
-	wait := &Waiting{
+func (a *Agent) awaitPods(seen observed, want desired, policy drain.Policy, verdicts []drain.Verdict) *outcome.Waiting {
+	wait := &outcome.Waiting{
 		Reason: config.ReasonEvicting, After: evictionRetry, Blockers: describe(verdicts),
 		Message: "waiting for pods to leave: " + listed(describe(verdicts)),
 	}
@@ -76,7 +77,7 @@ func (a *Agent) awaitPods(seen observed, want desired, policy drain.Policy, verd
 		}
 	}
 	if blocked := blockedOf(verdicts); len(blocked) > 0 {
-		wait.Reason, wait.For, wait.Message = config.ReasonEvictionBlocked, forRoom, listed(blocked)
+		wait.Reason, wait.For, wait.Message = config.ReasonEvictionBlocked, outcome.ForRoom, listed(blocked)
 		wait.Advice = "make room in the budget, or delete the pod, to go on at once; " + callOff(want)
 	}
 	if want.undo { // what was before stands on what they hold
@@ -157,7 +158,7 @@ func (a *Agent) requireHoldersKnown(seen observed, want desired, step plan.Step)
 	if a.clock.Now().After(until) && !want.undo {
 		return &api.Failure{Wish: want.fingerprint, Reason: reason, Message: fmt.Sprintf("nobody was evicted %v, up to the deadline", busy)}
 	}
-	wait := &Waiting{
+	wait := &outcome.Waiting{
 		Reason: reason, After: evictionRetry, Message: fmt.Sprintf("nobody is evicted %v", busy),
 		Since: seen.journal.Started, Advice: callOff(want),
 	}
@@ -197,7 +198,7 @@ func (a *Agent) pauseOperand(ctx context.Context, seen observed, want desired, s
 	if a.clock.Now().After(until) && !want.undo {
 		return &api.Failure{Wish: want.fingerprint, Reason: config.ReasonPausingOperands, Message: message + ", up to the deadline"}
 	}
-	wait := &Waiting{
+	wait := &outcome.Waiting{
 		Reason: config.ReasonPausingOperands, After: evictionRetry, Message: message, Since: seen.journal.Started, Blockers: pods,
 		Advice: "see kubectl describe pod; " + callOff(want),
 	}

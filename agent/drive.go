@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/holders"
@@ -99,7 +100,7 @@ func (a *Agent) inhibit(ctx context.Context, step plan.Step) (release func(), er
 	case err == nil:
 		return release, nil
 	case errors.Is(err, host.ErrShuttingDown):
-		return nil, &Waiting{
+		return nil, &outcome.Waiting{
 			Reason: config.ReasonShuttingDown, After: rebootRetry,
 			Message: "the node is shutting down: no further change to a GPU is begun",
 		}

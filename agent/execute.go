@@ -18,6 +18,8 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/capacity"
+	"github.com/gpuslice/gpuslice/agent/journal"
+	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/retried"
 	"github.com/gpuslice/gpuslice/config"
@@ -64,7 +66,7 @@ func (a *Agent) perform(ctx context.Context, seen observed, want desired, steps 
 	step := steps[0]
 	perform := executors[step.Kind]
 	if perform == nil {
-		return &Stalled{Reason: config.ReasonHardwareFailure, Message: fmt.Sprintf("no way to perform step %q", step.Kind)}
+		return &outcome.Stalled{Reason: config.ReasonHardwareFailure, Message: fmt.Sprintf("no way to perform step %q", step.Kind)}
 	}
 	if step.Traits().ReachesTarget && !want.undo && a.times.touchedAt.IsZero() && !seen.touched() {
 		a.times.touchedAt = a.clock.Now()
@@ -105,14 +107,14 @@ func (a *Agent) awaitCapacity(ctx context.Context, seen observed, want desired, 
 		a.verification.began = now
 	}
 	if len(seen.capacity.missing) == 0 {
-		return &Waiting{
+		return &outcome.Waiting{
 			Reason: config.ReasonAwaitingCapacity, After: proofInterval,
 			Message: "capacity is right; looking once more: " + capacity.Offered(seen.kubelet.offered).Summary(want.plugin.sharingKnown()),
 		}
 	}
 	reason, missing := a.missingCapacity(seen)
 	if seen.journal == nil {
-		return &Waiting{Reason: reason, Message: missing, After: driverRetry}
+		return &outcome.Waiting{Reason: reason, Message: missing, After: driverRetry}
 	}
 	// A fresh node has nothing to go back to, and its first plugin may wait for a driver that is still being installed.
 	fresh := seen.journal.Startup != nil && !want.undo
@@ -124,7 +126,7 @@ func (a *Agent) awaitCapacity(ctx context.Context, seen observed, want desired, 
 		if reason == config.ReasonCapacityMismatch || now.Sub(a.verification.began) < causePatience {
 			missing = seen.blockers()
 		}
-		wait := &Waiting{
+		wait := &outcome.Waiting{
 			Reason: config.ReasonAwaitingCapacity, Message: "waiting for kubelet and the device plugin: " + missing, After: proofInterval,
 			Blockers: seen.capacity.missing,
 		}
@@ -134,7 +136,7 @@ func (a *Agent) awaitCapacity(ctx context.Context, seen observed, want desired, 
 		return wait
 	}
 	if want.undo {
-		return &Stalled{
+		return &outcome.Stalled{
 			Reason:  reason,
 			Message: fmt.Sprintf("the GPUs are as they were, but their capacity is not back after %s: %s", a.settings.Timeouts.Capacity, missing),
 		}
@@ -147,7 +149,7 @@ func (a *Agent) awaitCapacity(ctx context.Context, seen observed, want desired, 
 // mendPlugin ends a change whose config the device plugin does not run by. Otherwise, for want of capacity, it evicts the plugin once: one
 // has been seen to register and to be forgotten by kubelet.
 func (a *Agent) mendPlugin(ctx context.Context, seen observed, want desired, step plan.Step, fresh bool) error {
-	if fails := a.pluginFails(seen); fails != "" && seen.journal.changesPlugin() && !want.undo {
+	if fails := a.pluginFails(seen); fails != "" && seen.journal.ChangesPlugin() && !want.undo {
 		return &api.Failure{Wish: want.fingerprint, Reason: config.ReasonPluginFailed, Message: "the device plugin does not run by its new config: " + fails}
 	}
 	half := a.verification.began.Add(a.settings.Timeouts.Capacity / 2)
@@ -167,7 +169,7 @@ func (a *Agent) mendPlugin(ctx context.Context, seen observed, want desired, ste
 func (a *Agent) now() time.Time { return a.clock.Now().UTC().Truncate(time.Second) }
 
 // amend writes the journal anew, and takes away annotations by which people have asked for something that it now holds.
-func (a *Agent) amend(ctx context.Context, seen observed, j Journal, spent ...string) error {
+func (a *Agent) amend(ctx context.Context, seen observed, j journal.Journal, spent ...string) error {
 	_, err := a.recorded(ctx, seen, j, func(node *corev1.Node, text string) ([]byte, error) { return a.fence.Record(node, text, spent...) })
 	return err
 }

@@ -17,14 +17,8 @@ func (a *Agent) Pass(ctx context.Context) time.Duration { return a.pass(ctx) }
 // Begin is how a process begins that is to run.
 func (a *Agent) Begin() { a.begin() }
 
-// ParseJournal is how the journal is read.
-var ParseJournal = parseJournal
-
 // Replaced reports whether the run ends, since the driver is another one than this process has loaded.
 func (a *Agent) Replaced() bool { return a.replaced }
-
-// Summary is what a journal says to people.
-func Summary(j *Journal) string { return j.summary() }
 
 // Rest waits as the loop does between two passes, with nothing to wake it.
 func (a *Agent) Rest(ctx context.Context, d time.Duration) { a.rest(ctx, nil, d) }
@@ -81,9 +75,6 @@ func (a *Agent) Unforgotten() []string {
 	}
 	return out
 }
-
-// Encode is how a journal is written.
-func Encode(j *Journal) (string, error) { return j.encode() }
 
 // Observe takes a look, as each pass begins with.
 func (a *Agent) Observe(ctx context.Context) error {

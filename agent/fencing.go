@@ -14,7 +14,9 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/capacity"
+	"github.com/gpuslice/gpuslice/agent/journal"
 	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
@@ -68,7 +70,7 @@ func (a *Agent) raise(ctx context.Context, seen observed, want desired, steps []
 	}
 	j.Cordoned, j.WasUnschedulable = true, seen.foreignCordon()
 	if seen.marks.startup != nil {
-		j.Startup = &startup{Value: seen.marks.startup.Value, Effect: string(seen.marks.startup.Effect)}
+		j.Startup = &journal.Startup{Value: seen.marks.startup.Value, Effect: string(seen.marks.startup.Effect)}
 	}
 	if _, err := a.recorded(ctx, seen, *j, func(node *corev1.Node, text string) ([]byte, error) {
 		return a.fence.Raise(node, text, seen.spent(*j)...)
@@ -80,7 +82,7 @@ func (a *Agent) raise(ctx context.Context, seen observed, want desired, steps []
 }
 
 // spent are the annotations that mean nothing any more once the journal is written.
-func (s observed) spent(j Journal) []string {
+func (s observed) spent(j journal.Journal) []string {
 	if !j.Forced {
 		return nil
 	}
@@ -103,7 +105,7 @@ func (a *Agent) preflight(ctx context.Context, seen observed, want desired, step
 	if err := a.prepareSharing(ctx, seen, want, steps); err != nil {
 		return err
 	}
-	wait := &Waiting{After: evictionRetry}
+	wait := &outcome.Waiting{After: evictionRetry}
 	busy, foreign, strangers := seen.holdersUnknown(), seen.atWork(), a.unownedProcesses(seen)
 	if len(strangers) == 0 {
 		a.clients.unowned = throttledNames{}
@@ -149,8 +151,8 @@ func (a *Agent) drainable(ctx context.Context, seen observed, want desired, step
 		blocked := blockedOf(verdicts)
 		a.blockedBy(verdicts)
 		if len(blocked) > 0 {
-			return &Waiting{
-				Reason: config.ReasonEvictionBlocked, For: forRoom, After: evictionRetry, Blockers: blocked,
+			return &outcome.Waiting{
+				Reason: config.ReasonEvictionBlocked, For: outcome.ForRoom, After: evictionRetry, Blockers: blocked,
 				Message: "nothing is disturbed before these pods may be evicted: " + listed(blocked),
 				Since:   seen.since(config.ReasonEvictionBlocked, a.now()),
 				Advice:  "the node stays schedulable meanwhile, and is looked at again when they change; to call the change off, remove the label",
@@ -187,7 +189,7 @@ func (s observed) tools(count func(fence.Marker) bool) []string {
 func nameOf(m fence.Marker) string {
 	text := m.Tool + ", by " + m.Sign
 	if !m.Since.IsZero() {
-		text += ", since " + moment(m.Since)
+		text += ", since " + outcome.Moment(m.Since)
 	}
 	if m.Done != "" {
 		text += " (" + m.Done + ")"
@@ -196,8 +198,8 @@ func nameOf(m fence.Marker) string {
 }
 
 // journal is what the steps will owe to the node: what is owed already, and what they add.
-func (a *Agent) journal(seen observed, want desired, steps []plan.Step) (*Journal, error) {
-	j := &Journal{
+func (a *Agent) journal(seen observed, want desired, steps []plan.Step) (*journal.Journal, error) {
+	j := &journal.Journal{
 		Operation: cmp.Or(a.turn.claim, uuid.NewString()), BootID: seen.boot.id,
 		Proven:  seen.capacity.proven || seen.leftovers.orphan.is(), // what was left is given back when it is seen to work
 		Started: a.now(),
@@ -224,10 +226,10 @@ func (a *Agent) journal(seen observed, want desired, steps []plan.Step) (*Journa
 	}
 	for _, gpu := range seen.gpus {
 		if slices.ContainsFunc(steps, func(s plan.Step) bool { return s.GPU == gpu.UUID && s.Traits().ShapesPlugin }) {
-			j.recordLayout(gpu)
+			j.RecordLayout(gpu)
 		}
 	}
-	j.owe(seen, steps)
+	owe(j, seen, steps)
 	if seen.journal == nil && steps[0].Kind == plan.Adopt {
 		j.Undo = cmp.Or(seen.failed(want), want.left) // of which the former is not tried again
 	}
@@ -235,11 +237,11 @@ func (a *Agent) journal(seen observed, want desired, steps []plan.Step) (*Journa
 }
 
 // notePlugin adds what the steps will change of the device plugin: what it has read of the GPUs, and its config.
-func (a *Agent) notePlugin(j *Journal, seen observed, steps []plan.Step) error {
+func (a *Agent) notePlugin(j *journal.Journal, seen observed, steps []plan.Step) error {
 	j.Strategy = seen.toldStrategy()
 	shapes := plan.Any(steps, func(t plan.Traits) bool { return t.ShapesPlugin })
 	for _, pod := range seen.devicePlugin.pods {
-		if shapes && !j.ranBefore(string(pod.UID)) {
+		if shapes && !j.RanBefore(string(pod.UID)) {
 			j.Operands = append(j.Operands, string(pod.UID))
 		}
 	}
@@ -257,7 +259,7 @@ func (a *Agent) notePlugin(j *Journal, seen observed, steps []plan.Step) error {
 }
 
 // owe notes what the steps take from operands and units, and what an agent has left on the node without a journal.
-func (j *Journal) owe(seen observed, steps []plan.Step) {
+func owe(j *journal.Journal, seen observed, steps []plan.Step) {
 	paused := maps.Clone(seen.leftovers.orphan.labels)
 	if paused == nil {
 		paused = map[string]string{}
@@ -317,7 +319,7 @@ func (a *Agent) release(ctx context.Context, seen observed, want desired) error 
 	}
 	uncordon := seen.journal.Cordoned && !seen.foreignCordon()
 	if foreign := seen.cordoning(); uncordon && len(foreign) > 0 {
-		return &Waiting{
+		return &outcome.Waiting{
 			Reason: config.ReasonOtherMaintenance, After: evictionRetry, Blockers: foreign,
 			Message: "the GPUs are as they should be; the node is uncordoned when other tools are done with it: " + strings.Join(foreign, "; "),
 			Since:   seen.since(config.ReasonOtherMaintenance, a.now()),
@@ -330,7 +332,7 @@ func (a *Agent) release(ctx context.Context, seen observed, want desired) error 
 	a.record.release(ctx, a.clock.Now())
 	err := a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) {
 		if startup := seen.journal.Startup; startup != nil && want.undo && want.name != "" {
-			return a.fence.LiftUnready(node, uncordon, startup.taint())
+			return a.fence.LiftUnready(node, uncordon, startup.Taint())
 		}
 		return a.fence.Lift(node, uncordon)
 	})

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -42,7 +43,7 @@ func (a *Agent) gate(seen observed, want desired, steps []plan.Step) error {
 	case seen.pool.err != nil && seen.disruptionStarted():
 		return seen.putOff(want, config.ReasonInvalidMaintenance, fmt.Sprintf("the maintenance file cannot be read any more: %v", seen.pool.err))
 	case seen.pool.err != nil:
-		return &Waiting{
+		return &outcome.Waiting{
 			Reason: config.ReasonInvalidMaintenance, After: a.settings.Retry.Longest, Since: seen.since(config.ReasonInvalidMaintenance, a.now()),
 			Message: fmt.Sprintf("nothing is begun before it is known when this node may be disturbed: %v", seen.pool.err),
 			Advice:  "mend the file, or take the ConfigMap away to have no windows",
@@ -86,13 +87,13 @@ func (s observed) touched() bool {
 		return false
 	}
 	for _, was := range s.journal.Previous {
-		if gpu, ok := s.gpu(was.GPU); ok && !gpu.Lost && !was.matches(gpu) {
+		if gpu, ok := s.gpu(was.GPU); ok && !gpu.Lost && !was.Matches(gpu) {
 			return true
 		}
 	}
 	former := s.journal.Plugin
 	switch {
-	case !s.journal.changesPlugin():
+	case !s.journal.ChangesPlugin():
 		return false
 	case former.Absent: // Text is what a file would say that is not there
 		return s.plugin.exists
@@ -129,7 +130,7 @@ func (s observed) onHold(want desired, now time.Time) error {
 	if s.journal != nil {
 		return s.putOff(want, config.ReasonHeld, fmt.Sprintf("annotation %s says %q, and what was begun was for %s", config.AnnotationHold, s.held(), s.journal.Target))
 	}
-	return &Waiting{
+	return &outcome.Waiting{
 		Reason: config.ReasonHeld, After: evictionRetry, Since: s.since(config.ReasonHeld, now),
 		Message: fmt.Sprintf("nothing is begun while annotation %s is on the node, which says %q", config.AnnotationHold, s.held()),
 		Advice:  fmt.Sprintf("to go on: kubectl annotate node %s %s-", s.node.Name, config.AnnotationHold),

@@ -19,6 +19,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/journal"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -461,7 +462,7 @@ func TestForceLetsOneChangeBeginOutsideOfItsWindow(t *testing.T) {
 		relent := w.stubborn()
 		w.label("all-1g.10gb")
 		w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
-		j, err := agent.ParseJournal(w.node().Annotations[config.AnnotationJournal])
+		j, err := journal.Parse(w.node().Annotations[config.AnnotationJournal])
 		if err != nil {
 			t.Fatal(err)
 		}

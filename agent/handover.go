@@ -16,7 +16,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/journal"
 	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/pluginfile"
 	"github.com/gpuslice/gpuslice/agent/retried"
@@ -38,44 +40,12 @@ const (
 // readers are the programs that read the plugin's config file, and read it anew on SIGHUP.
 var readers = []string{"nvidia-device-plugin", "gpu-feature-discovery", "mps-control-daemon"}
 
-// formerPlugin is the config that the device plugin had before a change, and how it got it.
-type formerPlugin struct {
-	Way       config.Handover `json:"way"`
-	Text      string          `json:"text"`                // of the file; by label, the label's value, empty for no label
-	Absent    bool            `json:"absent,omitempty"`    // there was no file
-	Body      string          `json:"body,omitempty"`      // of the key that the label named, if that was ours: another node may collect it
-	MPS       bool            `json:"mps,omitempty"`       // it shared GPUs by MPS
-	Label     string          `json:"label,omitempty"`     // of the node
-	Namespace string          `json:"namespace,omitempty"` // of the ConfigMap
-	ConfigMap string          `json:"configMap,omitempty"` // whose keys the label names
-	Dir       string          `json:"dir,omitempty"`       // where the config manager sees them
-	Fallback  string          `json:"fallback,omitempty"`  // the key for nodes without the label
-	Stays     bool            `json:"stays,omitempty"`     // the change leaves it alone: it is noted for as long as the plugin is away
-}
-
-// manager is what is known of the plugin's config manager while it is away.
-func (f *formerPlugin) manager() *configManager {
+// formerManager is what is known of the plugin's config manager while it is away.
+func formerManager(f *journal.FormerPlugin) *configManager {
 	if f.Label == "" {
 		return nil
 	}
 	return &configManager{label: f.Label, namespace: f.Namespace, configMap: f.ConfigMap, dir: f.Dir, fallback: f.Fallback}
-}
-
-// check holds what the journal says of the plugin's config to what an agent writes: the label is the one that NVIDIA's config manager goes
-// by, and never another of the node.
-func (f *formerPlugin) check() error {
-	switch {
-	case f == nil:
-		return nil
-	case !slices.Contains([]config.Handover{config.HandoverFile, config.HandoverRestart, config.HandoverLabel, config.HandoverConfigMap}, f.Way):
-		return fmt.Errorf("the device plugin is given no config by %q", legible.Cut(string(f.Way), 100))
-	case f.Label != "" && f.Label != config.LabelDevicePluginConfig:
-		return fmt.Errorf("the device plugin goes by no label %q", legible.Cut(f.Label, 100))
-	case f.Body != "" && !strings.HasPrefix(f.Text, ownKey):
-		return fmt.Errorf("key %q of a ConfigMap is not ours to write: it does not begin with %s", legible.Cut(f.Text, 100), ownKey)
-	default:
-		return nil
-	}
 }
 
 // maxFormer bounds the text that the journal holds. All annotations of a node together may take 256 KiB.
@@ -83,12 +53,12 @@ const maxFormer = 32 << 10
 
 // former is the config that the plugin has now, for the journal. Where there is no file yet, nothing is shared, and that is what
 // the way back leads to: a plugin that is run with a file does not run without.
-func (a *Agent) formerPlugin(seen observed) (*formerPlugin, error) {
+func (a *Agent) formerPlugin(seen observed) (*journal.FormerPlugin, error) {
 	p := seen.plugin
-	f := &formerPlugin{Way: p.method, Text: p.text, MPS: p.current != nil && p.current.Sharing.Strategy == config.SharingMPS}
+	f := &journal.FormerPlugin{Way: p.method, Text: p.text, MPS: p.current != nil && p.current.Sharing.Strategy == config.SharingMPS}
 	if m := p.manager; m != nil {
 		f.Label, f.Namespace, f.ConfigMap, f.Dir, f.Fallback = m.label, m.namespace, m.configMap, m.dir, m.fallback
-		if strings.HasPrefix(p.text, ownKey) {
+		if strings.HasPrefix(p.text, config.OwnPluginKey) {
 			f.Body = m.files[p.text]
 		}
 	} else if !p.exists {
@@ -99,7 +69,7 @@ func (a *Agent) formerPlugin(seen observed) (*formerPlugin, error) {
 		f.Text, f.Absent = string(text), true
 	}
 	if len(f.Text)+len(f.Body) > maxFormer {
-		return nil, &Stalled{
+		return nil, &outcome.Stalled{
 			Reason:  config.ReasonNoHandover,
 			Message: fmt.Sprintf("noting the device plugin's config %s: %v; shorten it", a.settings.DevicePlugin.ConfigFile, errTooLong),
 		}
@@ -138,7 +108,7 @@ func (a *Agent) prepareSharing(ctx context.Context, seen observed, want desired,
 		wait.Since = seen.since(wait.Reason, a.now())
 		return wait
 	case aside.Hangs(err):
-		return &unseen{err}
+		return &outcome.UnseenError{Err: err}
 	case err != nil: // what else is wrong with the folder shows when the file is written, and is counted then
 		a.log.Debug("making room for the device plugin's config", zap.Error(err))
 	}
@@ -146,8 +116,8 @@ func (a *Agent) prepareSharing(ctx context.Context, seen observed, want desired,
 }
 
 // fullFolder waits for people to make room.
-func fullFolder(full *pluginfile.NoRoomError, before string) *Waiting {
-	return &Waiting{
+func fullFolder(full *pluginfile.NoRoomError, before string) *outcome.Waiting {
+	return &outcome.Waiting{
 		Reason: config.ReasonNoHandover, After: evictionRetry, Blockers: []string{full.Error()},
 		Message: full.Error() + "; there has to be room for the device plugin's config before " + before,
 	}
@@ -190,7 +160,7 @@ func (a *Agent) awaitKey(ctx context.Context, seen observed, want desired) error
 	if there || a.clock.Since(began) > propagation {
 		return nil
 	}
-	wait := &Waiting{
+	wait := &outcome.Waiting{
 		Reason: config.ReasonConfiguringPlugin, After: handoverRetry, Since: began,
 		Message: fmt.Sprintf("waiting for kubelet to show %s to pod %s/%s", m.keyed(key), m.pod.Namespace, m.pod.Name),
 		Until:   began.Add(propagation), Then: "the label " + m.label + " is set to it",
@@ -203,8 +173,8 @@ func (a *Agent) awaitKey(ctx context.Context, seen observed, want desired) error
 
 // patchConfigMap sets one key, or takes it away.
 func (a *Agent) patchConfigMap(ctx context.Context, m *configManager, key string, text *string) error {
-	if !strings.HasPrefix(key, ownKey) { // whatever has led here
-		return &Stalled{Reason: config.ReasonNoHandover, Message: fmt.Sprintf("%s is not ours to write: its name does not begin with %s", m.keyed(key), ownKey)}
+	if !strings.HasPrefix(key, config.OwnPluginKey) { // whatever has led here
+		return &outcome.Stalled{Reason: config.ReasonNoHandover, Message: fmt.Sprintf("%s is not ours to write: its name does not begin with %s", m.keyed(key), config.OwnPluginKey)}
 	}
 	body, err := json.Marshal(map[string]any{"data": map[string]*string{key: text}})
 	if err != nil {
@@ -241,14 +211,14 @@ func (a *Agent) collectKey(ctx context.Context, seen observed) {
 	if m := seen.plugin.manager; m != nil && former != nil && (m.namespace != former.Namespace || m.configMap != former.ConfigMap) {
 		return // the plugin's DaemonSet names another ConfigMap by now
 	}
-	if former == nil || former.Stays || former.manager() == nil || !strings.HasPrefix(former.Text, ownKey) || seen.node.Labels[former.Label] == former.Text {
+	if former == nil || former.Stays || formerManager(former) == nil || !strings.HasPrefix(former.Text, config.OwnPluginKey) || seen.node.Labels[former.Label] == former.Text {
 		return
 	}
 	api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
 	defer cancel()
 	users, err := a.client.CoreV1().Nodes().List(api, metav1.ListOptions{LabelSelector: former.Label + "=" + former.Text, Limit: 1})
 	if err == nil && len(users.Items) == 0 {
-		err = a.patchConfigMap(ctx, former.manager(), former.Text, nil)
+		err = a.patchConfigMap(ctx, formerManager(former), former.Text, nil)
 	}
 	if err != nil {
 		a.log.Warn("leaving a config of the device plugin that no node uses", zap.String("key", former.Text), zap.Error(err))
@@ -324,7 +294,7 @@ func (a *Agent) daemonsGone(seen observed, want desired, step plan.Step) error {
 	if a.clock.Now().After(until) && !want.undo {
 		return &api.Failure{Wish: want.fingerprint, Reason: config.ReasonPluginFailed, Message: message + ", up to the deadline"}
 	}
-	wait := &Waiting{
+	wait := &outcome.Waiting{
 		Reason: config.ReasonConfiguringPlugin, After: evictionRetry, Message: message, Since: seen.journal.Started, Blockers: pods,
 		Advice: "it goes when the node's label " + labelMPSCapable + " does: " + setsMPSCapable,
 	}

@@ -62,16 +62,3 @@ func TestAChangeGoesOnAfterTheUpgradeOfAnAgentWithoutARecord(t *testing.T) {
 		}
 	}
 }
-
-func TestTheSummaryOfAJournalSaysWhatIsOwed(t *testing.T) {
-	t.Parallel()
-	j, err := agent.ParseJournal(journals["version 2"])
-	if err != nil {
-		t.Fatal(err)
-	}
-	const want = "change to all-1g.10gb since 2000-01-01T00:00:00Z; to be given back: cordon and taint gpuslice.io/repartitioning; " +
-		"label nvidia.com/gpu.deploy.dcgm=true; start of nvidia-dcgm.service; geometry of 1 GPU if it fails"
-	if got := agent.Summary(j); got != want {
-		t.Errorf("summary:\n%s\nwant\n%s", got, want)
-	}
-}

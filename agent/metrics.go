@@ -13,6 +13,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 )
 
@@ -153,7 +154,7 @@ func (m *Metrics) stepped(steps []plan.Step, err error) {
 	switch {
 	case err == nil:
 		result = resultDone
-	case errors.As(err, new(*Waiting)):
+	case errors.As(err, new(*outcome.Waiting)):
 		result = resultWaiting
 	}
 	m.steps.WithLabelValues(string(steps[0].Kind), result).Inc()

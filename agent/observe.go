@@ -18,6 +18,8 @@ import (
 	"github.com/gpuslice/gpuslice/agent/capacity"
 	"github.com/gpuslice/gpuslice/agent/fleet"
 	"github.com/gpuslice/gpuslice/agent/hostrecord"
+	"github.com/gpuslice/gpuslice/agent/journal"
+	"github.com/gpuslice/gpuslice/agent/nodekeys"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/retried"
 	"github.com/gpuslice/gpuslice/config"
@@ -31,7 +33,7 @@ type observed struct {
 	node         *corev1.Node
 	marks        marksSeen
 	boot         bootSeen
-	journal      *Journal
+	journal      *journal.Journal
 	record       recordSeen
 	files        filesSeen
 	pool         poolSeen
@@ -75,7 +77,7 @@ type recordSeen struct {
 	forged    bool       // the node has a journal that this host's agent did not write for it
 	status    api.Status // what we last told, with what the record says has been learnt
 	learnt    hostrecord.Learnt
-	published nodeKeys          // labels and taints that a profile of ours has put on the node
+	published nodekeys.Keys     // labels and taints that a profile of ours has put on the node
 	owed      owedHost          // to the host, by a journal that was lost
 	dropped   map[string]string // units that were stopped and are not started, and why
 }
@@ -393,15 +395,15 @@ func (a *Agent) planned(s observed, want desired) plan.Observed {
 		Capacity: plan.Capacity{Agreed: s.capacity.proof.agreed}, Orphaned: s.leftovers.orphan.is(), Breached: s.uncordoned() && !want.undo &&
 			(a.settingsFor(want).Drain.OnUncordon == config.UncordonRefence || s.other(want)),
 		Slot:  a.plannedSlot(s, want),
-		Units: s.units, Keys: want.keys != nil && !want.undo && unpublished(s.node, s.record.published, *want.keys),
+		Units: s.units, Keys: want.keys != nil && !want.undo && nodekeys.Unpublished(s.node, s.record.published, *want.keys),
 	}
 	if want.plugin != nil {
 		out.Plugin = a.plannedPlugin(s, want)
 	}
 	if j := s.journal; j != nil {
 		out.Journal = plan.Journal{
-			Owed: true, Cordoned: j.Cordoned, Other: s.other(want) || s.edited(want), Cuts: j.cuts(), Persistent: j.persistent(), Proven: j.Proven,
-			Paused: j.paused(), Stopped: j.stopped(), MPS: j.changesPlugin() && j.Plugin.MPS,
+			Owed: true, Cordoned: j.Cordoned, Other: s.other(want) || s.edited(want), Cuts: j.Cut(), Persistent: j.PersistentGPUs(), Proven: j.Proven,
+			Paused: j.PausedLabels(), Stopped: j.StoppedUnits(), MPS: j.ChangesPlugin() && j.Plugin.MPS,
 		}
 	}
 	for _, p := range s.mustLeave() {
@@ -433,7 +435,7 @@ func (s observed) plannedOperands() (pauses []plan.Pause, plugins []plan.Operand
 	for _, p := range s.devicePlugin.pods {
 		plugins = append(plugins, plan.Operand{
 			Pod:     plan.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID)},
-			Stale:   s.journal != nil && s.journal.ranBefore(string(p.UID)),
+			Stale:   s.journal != nil && s.journal.RanBefore(string(p.UID)),
 			Returns: holders.Tolerates(p.Spec.Tolerations, fenceTaint()),
 			ByLabel: byLabel[string(p.UID)],
 		})

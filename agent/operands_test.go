@@ -10,8 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/gpuslice/gpuslice/agent"
-	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
@@ -220,22 +218,6 @@ func TestAnOperandThatAnotherToolPausesInTheMiddleStaysPaused(t *testing.T) {
 			t.Errorf("the label is %s", got)
 		}
 	})
-}
-
-// An agent that does not know how a change ends touches nothing of its node.
-func TestAJournalThatSaysHowItEndsIsOfAVersionOfItsOwn(t *testing.T) {
-	t.Parallel()
-	for want, j := range map[string]*agent.Journal{
-		`{"version":1,`:  {Undo: &api.Failure{Wish: "slices", Later: true}},
-		`{"version":2,`:  {Stopped: []string{"dcgm.service"}},
-		`{"version":5,`:  {Parked: true},
-		`{"version":5, `: {Undo: &api.Failure{Wish: "slices", Cancelled: true}},
-	} {
-		text, err := agent.Encode(j)
-		if err != nil || !strings.HasPrefix(text, strings.TrimSpace(want)) {
-			t.Errorf("%+v is written as %s, %v", j, text, err)
-		}
-	}
 }
 
 // The journal of a change that owes no more than its predecessors did is one that they can read.

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/pluginfile"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml/aside"
@@ -108,7 +109,7 @@ func (a *Agent) wayOf(seen *observed) (way config.Handover, manager *configManag
 	case owed:
 		way = seen.journal.Plugin.Way
 		if manager == nil {
-			manager = seen.journal.Plugin.manager()
+			manager = formerManager(seen.journal.Plugin)
 		}
 	case way != config.HandoverAuto:
 	case manager != nil:
@@ -215,7 +216,7 @@ func (a *Agent) readPluginFile(ctx context.Context, p *pluginConfig) {
 	maps.Copy(p.notifiedPods, a.plugin.notified)
 	switch {
 	case aside.Hangs(err):
-		p.parseErr = &unseen{fmt.Errorf("the device plugin's config: %w", err)}
+		p.parseErr = &outcome.UnseenError{Err: fmt.Errorf("the device plugin's config: %w", err)}
 		return
 	case err != nil:
 		p.parseErr = fmt.Errorf("the device plugin's config: %w", err)
@@ -301,7 +302,7 @@ func (m *configManager) config(value string) (string, error) {
 // keysOf are the keys that a label can name, sorted.
 func keysOf(files map[string]string) []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(files)), func(key string) bool {
-		return strings.HasPrefix(key, ownKey) || len(validation.IsValidLabelValue(key)) > 0
+		return strings.HasPrefix(key, config.OwnPluginKey) || len(validation.IsValidLabelValue(key)) > 0
 	})
 }
 
@@ -325,21 +326,10 @@ func (a *Agent) configFiles(ctx context.Context, namespace, name string) (map[st
 	case apierrors.IsNotFound(err):
 		return nil, fmt.Errorf("reading ConfigMap %s/%s: %w", namespace, name, err)
 	case err != nil:
-		return nil, &unseen{fmt.Errorf("reading ConfigMap %s/%s: %w", namespace, name, err)}
+		return nil, &outcome.UnseenError{Err: fmt.Errorf("reading ConfigMap %s/%s: %w", namespace, name, err)}
 	}
 	if object.Data == nil {
 		return map[string]string{}, nil
 	}
 	return object.Data, nil
-}
-
-// unseen is what could not be looked at for a cause that may pass: nothing is decided by it, and what has begun is not ended.
-type unseen struct{ error }
-
-// Unwrap gives the cause.
-func (u *unseen) Unwrap() error { return u.error }
-
-func isUnseen(err error) bool {
-	_, is := errors.AsType[*unseen](err)
-	return is
 }

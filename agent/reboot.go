@@ -13,6 +13,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/journal"
+	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/holders"
@@ -149,13 +151,13 @@ func (a *Agent) withdrawReboot(ctx context.Context, seen observed) {
 }
 
 // keepForeign gives the GPUs of which nothing is asked their instances back, which a reboot of ours has taken.
-func (want *desired) keepForeign(j *Journal) {
+func (want *desired) keepForeign(j *journal.Journal) {
 	if j == nil || len(j.Reboots) == 0 {
 		return
 	}
 	for _, c := range j.Previous {
 		if _, asked := want.targets[c.GPU]; c.Foreign && !asked {
-			want.targets[c.GPU] = c.target()
+			want.targets[c.GPU] = c.Target()
 		}
 	}
 }
@@ -226,13 +228,13 @@ func (a *Agent) reboot(ctx context.Context, seen observed, want desired) error {
 
 // noteReboot writes into the journal that a reboot is asked for in this boot, and what it takes from GPUs of which nothing is
 // asked.
-func (a *Agent) noteReboot(ctx context.Context, seen observed, want desired, j *Journal) error {
+func (a *Agent) noteReboot(ctx context.Context, seen observed, want desired, j *journal.Journal) error {
 	j.Reboots = append(slices.Clone(j.Reboots), seen.boot.id)
 	j.RebootAsked = a.clock.Now().UTC().Truncate(time.Second)
 	j.Previous = slices.Clone(j.Previous)
 	for _, gpu := range seen.gpus {
-		if _, asked := want.targets[gpu.UUID]; !asked && gpu.Enabled && !j.cuts()[gpu.UUID] {
-			j.recordLayout(gpu)
+		if _, asked := want.targets[gpu.UUID]; !asked && gpu.Enabled && !j.Cut()[gpu.UUID] {
+			j.RecordLayout(gpu)
 			j.Previous[len(j.Previous)-1].Foreign = true
 		}
 	}
@@ -243,14 +245,14 @@ func (a *Agent) noteReboot(ctx context.Context, seen observed, want desired, j *
 	return nil
 }
 
-func (a *Agent) awaitReboot(j Journal) error {
+func (a *Agent) awaitReboot(j journal.Journal) error {
 	until := j.RebootAsked.Add(a.settings.Timeouts.Reboot)
 	who := "whoever answers " + a.sentinel.path
 	if a.settings.Reboot.Policy == config.RebootSelf {
 		who = "logind"
 	}
-	return &Waiting{
-		Reason: config.ReasonNeedsReboot, For: forReboot, After: rebootRetry,
+	return &outcome.Waiting{
+		Reason: config.ReasonNeedsReboot, For: outcome.ForReboot, After: rebootRetry,
 		Message: fmt.Sprintf("waiting for %s to reboot the node, asked for at %s, given up at %s",
 			who, j.RebootAsked.Format(time.RFC3339), until.Format(time.RFC3339)),
 	}
@@ -264,7 +266,7 @@ func (a *Agent) park(ctx context.Context, seen observed, want desired) error {
 	j.Cordoned, j.Paused, j.Stopped, j.Parked = false, nil, nil, true
 	var startup []corev1.Taint // no pods are wanted on what a fresh node is until then
 	if j.Startup != nil {
-		startup = append(startup, j.Startup.taint())
+		startup = append(startup, j.Startup.Taint())
 	}
 	if _, err := a.recorded(ctx, seen, j, func(node *corev1.Node, text string) ([]byte, error) {
 		return a.fence.Park(node, text, uncordon, startup...)

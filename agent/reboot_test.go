@@ -12,7 +12,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
@@ -282,32 +281,4 @@ func TestAChangeGoesOnAfterAReboot(t *testing.T) {
 			})
 		})
 	}
-}
-
-func FuzzParseJournal(f *testing.F) {
-	f.Add(`{"version":1,"operation":"a","target":"all-balanced","previous":[{"gpu":"GPU-1","mig":true}]}`)
-	f.Add(`{"version":1,"previous":[{"gpu":"GPU-1","mig":true,"instances":[{"profile":"1g.10gb","start":-1,"size":1}]}]}`)
-	f.Add(`null`)
-	for _, text := range []string{
-		`{"version":3,"operation":"a","target":"t","wish":"w","strategy":"mixed","bootID":"b","started":"2000-01-01T00:00:00Z","cordoned":true,` +
-			`"paused":{"nvidia.com/gpu.deploy.dcgm":"true"},"stopped":["a.service"],"persistent":["GPU-1"],"proven":true,` +
-			`"startup":{"value":"v","effect":"NoSchedule"},"noReset":{"boot":"b","gpus":["GPU-1"]},"reboots":["b"],"rebootAsked":"2000-01-01T00:00:00Z",` +
-			`"plugin":{"way":"configmap","namespace":"n","configMap":"c","key":"k","label":"nvidia.com/device-plugin.config"},` +
-			`"undo":{"wish":"w","reason":"HardwareFailure","message":"m"}}`,
-		`{"version":1,"version":2}`, `{"version":1}{"version":1}`, `{"VERSION":1}`, `{"version":1e3}`, `{"version":9223372036854775808}`, `[]`, `1`, ` `,
-		`{"version":1,"previous":[{"gpu":"GPU-1","mig":true,"instances":[{"profile":"1g.10gb","start":9223372036854775807,"size":1}]}]}`,
-		`{"version":1,"started":"9999999-01-01T00:00:00Z"}`, "{\"version\":1,\"target\":\"\x1b[2J\u202e\"}",
-		`{"version":1,"previous":` + strings.Repeat("[", 10_000) + strings.Repeat("]", 10_000) + `}`,
-	} {
-		f.Add(text)
-	}
-	f.Fuzz(func(t *testing.T, text string) {
-		j, err := agent.ParseJournal(text)
-		if err == nil && j == nil && text != "" {
-			t.Errorf("a journal that is there reads as none: %q", text)
-		}
-		if err != nil && len(err.Error()) > 4<<10 {
-			t.Errorf("an error of %d bytes", len(err.Error()))
-		}
-	})
 }

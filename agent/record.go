@@ -20,7 +20,10 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/hostrecord"
+	"github.com/gpuslice/gpuslice/agent/journal"
 	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/agent/nodekeys"
+	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/host"
@@ -136,7 +139,7 @@ func (h *hostRecord) covers() bool {
 func (h *hostRecord) operands(settings []string) []string {
 	out := slices.Clone(settings)
 	for _, text := range append([]string{h.now.Journal}, h.now.Next...) {
-		if j, err := parseJournal(text); err == nil && j != nil {
+		if j, err := journal.Parse(text); err == nil && j != nil {
 			out = slices.AppendSeq(out, maps.Keys(j.Paused))
 		}
 	}
@@ -160,8 +163,8 @@ func owes(r hostrecord.Record) []string {
 	if r.Journal != "" || len(r.Next) > 0 {
 		text := "a change of node " + r.Node
 		all := append([]string{r.Journal}, r.Next...)
-		if j, err := parseJournal(all[len(all)-1]); err == nil && j != nil {
-			text = j.summary()
+		if j, err := journal.Parse(all[len(all)-1]); err == nil && j != nil {
+			text = j.Describe()
 		}
 		out = append(out, legible.Cut(text, longestText))
 	}
@@ -192,9 +195,9 @@ func (a *Agent) observeRecord(ctx context.Context, seen *observed) error {
 	switch {
 	case text == "":
 	case text == h.now.Journal || sent:
-		j, err := parseJournal(text)
+		j, err := journal.Parse(text)
 		if err != nil {
-			return &Stalled{Reason: config.ReasonJournalUnreadable, Journal: true, Message: err.Error() +
+			return &outcome.Stalled{Reason: config.ReasonJournalUnreadable, Journal: true, Message: err.Error() +
 				"; nothing is changed. Run the agent that wrote it; or remove the annotation " + config.AnnotationJournal +
 				": what is ours on the node is given back then, and its GPUs stay as they are"}
 		}
@@ -214,7 +217,7 @@ func (a *Agent) observeRecord(ctx context.Context, seen *observed) error {
 // adoptOlder takes from the journal of an agent that kept no record, as before an upgrade, the one thing that hurts nobody if it was
 // somebody else who wrote it: that units are started which the settings name.
 func (a *Agent) adoptOlder(seen *observed, text string) {
-	j, err := parseJournal(text)
+	j, err := journal.Parse(text)
 	if !a.record.absent || err != nil || a.record.now.Host.Boot != "" {
 		return
 	}
@@ -232,7 +235,7 @@ func unreadableRecord(err error) error {
 	text := err.Error() + "; nothing is begun, and nothing is given back. "
 	switch {
 	case errors.Is(err, hostrecord.ErrSilent):
-		return &Waiting{
+		return &outcome.Waiting{
 			Reason: config.ReasonHostRecordUnavailable, After: driverRetry, Message: "waiting for the disk with the host's record: " + err.Error(),
 			Advice: "see the host's kernel log for the disk or file system below --state-dir",
 		}
@@ -243,16 +246,16 @@ func unreadableRecord(err error) error {
 	case errors.Is(err, hostrecord.ErrCorrupt):
 		text += "Remove the file to go on without it: what is ours on the node is given back then, and units of the host that were stopped are yours to start"
 	default:
-		return &Waiting{
+		return &outcome.Waiting{
 			Reason: config.ReasonHostRecordUnavailable, After: recordRetry, Message: err.Error(),
 			Advice: "nothing is done before the directory below --state-dir can be read",
 		}
 	}
-	return &Stalled{Reason: config.ReasonHostRecordUnavailable, Message: text}
+	return &outcome.Stalled{Reason: config.ReasonHostRecordUnavailable, Message: text}
 }
 
 // settled is the record once the API server has taken the journal.
-func (h *hostRecord) settled(seen observed, j Journal, text string) hostrecord.Record {
+func (h *hostRecord) settled(seen observed, j journal.Journal, text string) hostrecord.Record {
 	r := h.now
 	r.Operation, r.Journal, r.Next, r.Ends = legible.Cut(j.Operation, 128), text, nil, false
 	r.Host = owedBy(j, seen.boot.id)
@@ -260,7 +263,7 @@ func (h *hostRecord) settled(seen observed, j Journal, text string) hostrecord.R
 }
 
 // owedBy is what the journal says that the host is owed.
-func owedBy(j Journal, boot string) hostrecord.Host {
+func owedBy(j journal.Journal, boot string) hostrecord.Host {
 	host := hostrecord.Host{Stopped: slices.Clone(j.Stopped)}
 	for _, c := range j.Previous {
 		if c.Persistent {
@@ -284,8 +287,8 @@ const mostSent = 4
 
 // recorded writes the journal: into the host's record first, then, by the patch, to the node. Where the record cannot be written, what
 // takes something from the node or the host is not begun, and what gives back is done without.
-func (a *Agent) recorded(ctx context.Context, seen observed, j Journal, write func(node *corev1.Node, text string) ([]byte, error)) (*corev1.Node, error) {
-	text, err := j.encode()
+func (a *Agent) recorded(ctx context.Context, seen observed, j journal.Journal, write func(node *corev1.Node, text string) ([]byte, error)) (*corev1.Node, error) {
+	text, err := j.Encode()
 	if err != nil {
 		return nil, err
 	}
@@ -300,7 +303,7 @@ func (a *Agent) recorded(ctx context.Context, seen observed, j Journal, write fu
 	r.Host = hostrecord.Host{
 		Boot: cmp.Or(host.Boot, r.Host.Boot), Stopped: union(r.Host.Stopped, host.Stopped), Persistent: union(r.Host.Persistent, host.Persistent),
 	}
-	if seen.gives || j.Undo != nil || !j.takesMore(seen.journal) {
+	if seen.gives || j.Undo != nil || !j.TakesMore(seen.journal) {
 		h.keep(ctx, r, a.clock.Now())
 	} else if err := h.write(ctx, r, a.clock.Now()); err != nil {
 		return nil, a.unrecorded(seen, err)
@@ -321,20 +324,6 @@ func refused(err error) bool {
 		apierrors.IsBadRequest(err) || apierrors.IsRequestEntityTooLargeError(err)
 }
 
-// takesMore reports whether the journal owes something that the other, which may be nil, does not.
-func (j *Journal) takesMore(than *Journal) bool {
-	if than == nil || j.Target != than.Target || j.Cordoned && !than.Cordoned || j.changesPlugin() && !than.changesPlugin() ||
-		len(j.Reboots) > len(than.Reboots) || len(j.Operands) > len(than.Operands) || !subset(j.Stopped, than.Stopped) {
-		return true
-	}
-	former := than.paused()
-	if slices.ContainsFunc(slices.Collect(maps.Keys(j.Paused)), func(label string) bool { return !former[label] }) {
-		return true
-	}
-	cuts, persistent := than.cuts(), than.persistent()
-	return slices.ContainsFunc(j.Previous, func(c gpuLayout) bool { return !cuts[c.GPU] || c.Persistent && !persistent[c.GPU] })
-}
-
 // unrecorded is why nothing is taken, for want of a record of it. A change that is under way is put off, and what it has taken given
 // back.
 func (a *Agent) unrecorded(seen observed, err error) error {
@@ -348,7 +337,7 @@ func (a *Agent) unrecorded(seen observed, err error) error {
 	if errors.Is(err, hostrecord.ErrSilent) {
 		advice = "see the host's kernel log for the disk or file system below --state-dir, which does not answer"
 	}
-	return &Waiting{
+	return &outcome.Waiting{
 		Reason: config.ReasonHostRecordUnavailable, After: recordRetry, Since: seen.since(config.ReasonHostRecordUnavailable, a.now()),
 		Message: "nothing is disturbed before the host's record can be written, by which all is given back after a crash: " + err.Error(), Advice: advice,
 	}
@@ -486,7 +475,7 @@ func (a *Agent) learn(ctx context.Context, learnt hostrecord.Learnt) {
 }
 
 // learntOf is what of the status the next changes go by, as the record takes it.
-func learntOf(s api.Status, published nodeKeys) hostrecord.Learnt {
+func learntOf(s api.Status, published nodekeys.Keys) hostrecord.Learnt {
 	out := hostrecord.Learnt{Proven: s.Proven, Cut: legible.Cut(s.Cut, 128)}
 	if n := s.NoReset; n != nil {
 		out.NoReset = &hostrecord.NoReset{Boot: legible.Cut(n.Boot, 128)}
@@ -534,8 +523,8 @@ func learntStatus(s api.Status, l hostrecord.Learnt) api.Status {
 }
 
 // publishedBy are the labels and taints of a profile that the record says are ours.
-func publishedBy(l hostrecord.Learnt) nodeKeys {
-	out := nodeKeys{Labels: l.Published.Labels}
+func publishedBy(l hostrecord.Learnt) nodekeys.Keys {
+	out := nodekeys.Keys{Labels: l.Published.Labels}
 	for _, t := range l.Published.Taints {
 		out.Taints = append(out.Taints, corev1.Taint{Key: t.Key, Value: t.Value, Effect: corev1.TaintEffect(t.Effect)})
 	}

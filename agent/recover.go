@@ -186,7 +186,7 @@ func (a *Agent) owing(ctx context.Context, node *corev1.Node) (debts, error) {
 		seen.leftovers.adopts = err == nil && a.adopts(seen.pods)
 	}
 	if seen.journal != nil && !seen.journal.Parked {
-		left.ours = append(left.ours, seen.journal.summary())
+		left.ours = append(left.ours, seen.journal.Describe())
 	}
 	if a.fence.Stands(node) {
 		left.ours = append(left.ours, "the taint "+config.TaintRepartitioning)

@@ -21,8 +21,10 @@ import (
 	"github.com/gpuslice/gpuslice/agent/condition"
 	"github.com/gpuslice/gpuslice/agent/fleet"
 	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/retried"
+	"github.com/gpuslice/gpuslice/agent/steady"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -171,13 +173,13 @@ func reportOf(seen observed, want desired, steps []plan.Step, err error, d decis
 		}
 	case d.stalled:
 		return report{phase: api.PhaseStalled, ready: corev1.ConditionFalse, reason: d.reason, state: config.StateFailed, message: stalled(seen, want, d)}
-	case d.waits == forDriver:
+	case d.waits == outcome.ForDriver:
 		return report{phase: api.PhaseWaiting, ready: corev1.ConditionUnknown, reason: d.reason, message: d.message}
 	}
 	r := report{
-		phase: api.PhaseWaiting, ready: corev1.ConditionFalse, reason: d.reason, state: config.StatePending, message: d.message, blocked: d.waits == forRoom,
+		phase: api.PhaseWaiting, ready: corev1.ConditionFalse, reason: d.reason, state: config.StatePending, message: d.message, blocked: d.waits == outcome.ForRoom,
 	}
-	if d.waits == forReboot {
+	if d.waits == outcome.ForReboot {
 		r.state = config.StateRebooting
 	}
 	if len(steps) > 0 {
@@ -305,7 +307,7 @@ func cordonOfOthers(seen observed) string {
 		text += " by " + who
 	}
 	if !since.IsZero() {
-		text += " since " + moment(since)
+		text += " since " + outcome.Moment(since)
 	}
 	if foreign := seen.cordoning(); len(foreign) > 0 {
 		text += ", while it is in the hands of " + strings.Join(foreign, "; ")
@@ -384,7 +386,7 @@ func (a *Agent) tellCondition(ctx context.Context, seen observed, want desired, 
 // heartbeatDue reports whether the conditions are to be written though they say nothing new. Their time is in the future where the
 // clock was set back.
 func (a *Agent) heartbeatDue(age time.Duration) bool {
-	return age >= a.settings.NodeHeartbeat || age < -stepNoticed
+	return age >= a.settings.NodeHeartbeat || age < -steady.StepNoticed
 }
 
 // statusOf is the status annotation, and whether there is no room for it. A look that ended early has nothing to say there, and must

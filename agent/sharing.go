@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/agent/capacity"
+	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/holders"
@@ -41,17 +42,13 @@ func (w *desiredPlugin) sharingKnown() *config.Sharing {
 	return &w.sharing
 }
 
-// ownKey begins the keys that we write into the ConfigMap of the plugin's config manager. What follows is a hash of the config: an edited
-// key is never read again, another one is.
-const ownKey = "gpuslice-"
-
 // sharingOf is the config that a profile takes on this node, whose GPUs it cuts so.
 func (a *Agent) sharingOf(seen *observed, profile config.Profile, after []nvml.GPU) (*desiredPlugin, error) {
 	p := seen.plugin
 	if p.method == "" {
 		return nil, a.noHandover(*seen)
 	}
-	if p.manager == nil && isUnseen(p.parseErr) {
+	if p.manager == nil && outcome.IsUnseen(p.parseErr) {
 		return nil, p.parseErr
 	}
 	want := &desiredPlugin{known: true}
@@ -60,10 +57,10 @@ func (a *Agent) sharingOf(seen *observed, profile config.Profile, after []nvml.G
 		want.sharing = *profile.Sharing
 	case p.current != nil:
 		want.sharing = p.current.Sharing // which stays as it is
-	case isUnseen(p.parseErr):
+	case outcome.IsUnseen(p.parseErr):
 		return nil, p.parseErr
 	default:
-		return nil, &Stalled{
+		return nil, &outcome.Stalled{
 			Reason: config.ReasonNoHandover, NoHandover: true,
 			Message: fmt.Sprintf("the profile leaves the sharing as it is, and that is not known: %v", p.parseErr),
 		}
@@ -100,7 +97,7 @@ func (a *Agent) strategyOf(seen *observed, asked config.MIGStrategy, s config.Sh
 	}
 	switch {
 	case asked != "" && set != config.MIGStrategyAuto && set != asked:
-		return "", &Stalled{Reason: config.ReasonWrongMIGStrategy, Message: fmt.Sprintf(
+		return "", &outcome.Stalled{Reason: config.ReasonWrongMIGStrategy, Message: fmt.Sprintf(
 			"the profile's migStrategy is %s, and the settings' is %s: set that to auto, so that the device plugin's config decides", asked, set)}
 	case asked != "":
 		return asked, nil
@@ -122,21 +119,21 @@ func (w *desiredPlugin) as(now *config.PluginConfig) bool {
 func (a *Agent) noHandover(seen observed) error {
 	why := seen.plugin.noMethod
 	if len(seen.devicePlugin.pods) == 0 {
-		return &Waiting{
-			Reason: config.ReasonNoDevicePlugin, For: forDevicePlugin, Message: "nothing is disturbed: " + why, After: driverRetry, Advice: a.deployPlugin(seen),
+		return &outcome.Waiting{
+			Reason: config.ReasonNoDevicePlugin, For: outcome.ForDevicePlugin, Message: "nothing is disturbed: " + why, After: driverRetry, Advice: a.deployPlugin(seen),
 		}
 	}
-	return &Stalled{Reason: config.ReasonNoHandover, NoHandover: true, Message: why}
+	return &outcome.Stalled{Reason: config.ReasonNoHandover, NoHandover: true, Message: why}
 }
 
 // keyOf finds a key of the config manager's ConfigMap with the sharing, or makes up one.
 func (a *Agent) keyOf(p pluginConfig, want *desiredPlugin) (*desiredPlugin, error) {
 	m := p.manager
-	if isUnseen(m.readErr) {
+	if outcome.IsUnseen(m.readErr) {
 		return nil, m.readErr
 	}
 	if m.readErr != nil {
-		return nil, &Stalled{Reason: config.ReasonNoHandover, NoHandover: true, Message: m.readErr.Error()}
+		return nil, &outcome.Stalled{Reason: config.ReasonNoHandover, NoHandover: true, Message: m.readErr.Error()}
 	}
 	for _, key := range slices.Sorted(maps.Keys(m.files)) {
 		parsed, err := a.plugin.configs.Parse([]byte(m.files[key]))
@@ -144,13 +141,13 @@ func (a *Agent) keyOf(p pluginConfig, want *desiredPlugin) (*desiredPlugin, erro
 			continue
 		}
 		want.text = key
-		if strings.HasPrefix(key, ownKey) {
+		if strings.HasPrefix(key, config.OwnPluginKey) {
 			want.keyContent = m.files[key] // it may be so new that the config manager does not see it yet
 		}
 		return want, nil
 	}
 	if p.method == config.HandoverLabel {
-		return nil, &Stalled{
+		return nil, &outcome.Stalled{
 			Reason: config.ReasonNoHandover, NoHandover: true,
 			Message: fmt.Sprintf("no key of ConfigMap %s/%s has the sharing %s, and the MIG strategy %s; add one, or set devicePlugin.handover to configmap",
 				m.namespace, m.configMap, sharingText(want.sharing), orNone(want.strategy)),
@@ -164,7 +161,7 @@ func (a *Agent) keyOf(p pluginConfig, want *desiredPlugin) (*desiredPlugin, erro
 	if err != nil {
 		return nil, err
 	}
-	want.keyContent, want.text = string(body), ownKey+hash(string(body))
+	want.keyContent, want.text = string(body), config.OwnPluginKey+hash(string(body))
 	return want, nil
 }
 
@@ -183,19 +180,19 @@ func (a *Agent) namedConfig(ctx context.Context, seen *observed, key string) (*d
 	switch {
 	case p.method == "":
 		return nil, a.noHandover(*seen)
-	case isUnseen(p.parseErr):
+	case outcome.IsUnseen(p.parseErr):
 		return nil, p.parseErr
 	case p.manager != nil && apierrors.IsForbidden(p.parseErr):
 		return nil, nil // what it means is between the label and the config manager
 	case p.manager != nil && p.current == nil:
-		return nil, &Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("%s: %v", a.pluginAskedBy(seen.node, key), p.parseErr)}
+		return nil, &outcome.Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("%s: %v", a.pluginAskedBy(seen.node, key), p.parseErr)}
 	case p.manager != nil:
 		return &desiredPlugin{sharing: p.current.Sharing, strategy: p.current.MIGStrategy, known: true, text: p.text, userManaged: true}, nil
 	}
 	ref := a.settings.DevicePlugin.ConfigMap
 	files, err := a.configFiles(ctx, ref.Namespace, ref.Name)
 	text, ok := files[key]
-	if isUnseen(err) {
+	if outcome.IsUnseen(err) {
 		return nil, err
 	}
 	if err == nil && !ok {
@@ -206,7 +203,7 @@ func (a *Agent) namedConfig(ctx context.Context, seen *observed, key string) (*d
 		parsed, err = a.plugin.configs.Parse([]byte(text))
 	}
 	if err != nil {
-		return nil, &Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("%s: %v", a.pluginAskedBy(seen.node, key), err)}
+		return nil, &outcome.Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("%s: %v", a.pluginAskedBy(seen.node, key), err)}
 	}
 	return &desiredPlugin{sharing: parsed.Sharing, strategy: parsed.MIGStrategy, known: true, text: text, matchText: true}, nil
 }
@@ -214,7 +211,7 @@ func (a *Agent) namedConfig(ctx context.Context, seen *observed, key string) (*d
 // former is the way back to the config that the plugin had.
 func (a *Agent) former(seen *observed) *desiredPlugin {
 	j := seen.journal
-	if !j.changesPlugin() {
+	if !j.ChangesPlugin() {
 		return nil
 	}
 	want := &desiredPlugin{text: j.Plugin.Text, matchText: true, allowMissing: j.Plugin.Absent, keyContent: j.Plugin.Body}
@@ -283,7 +280,7 @@ func plannedSharing(s config.Sharing, strategy config.MIGStrategy) *plan.Sharing
 func (a *Agent) plannedPlugin(seen observed, want desired) plan.Plugin {
 	p := seen.plugin
 	out := plan.Plugin{
-		Set: seen.pluginSet(want.plugin), Told: a.pluginTold(seen), Tells: p.manager == nil, Noted: seen.journal != nil && seen.journal.changesPlugin(),
+		Set: seen.pluginSet(want.plugin), Told: a.pluginTold(seen), Tells: p.manager == nil, Noted: seen.journal != nil && seen.journal.ChangesPlugin(),
 	}
 	if p.current != nil {
 		out.Now = plannedSharing(p.current.Sharing, p.current.MIGStrategy)
@@ -380,7 +377,7 @@ func (a *Agent) fits(seen observed, want desired) error {
 		err = config.CheckSharing(after, strategy, want.plugin.sharing, slices.Collect(maps.Keys(capacity.Expected(after, strategy))))
 	}
 	if err != nil {
-		return &Stalled{Reason: reasonOf(err), Message: fmt.Sprintf("label %s=%s: %v", want.label, want.name, err)}
+		return &outcome.Stalled{Reason: reasonOf(err), Message: fmt.Sprintf("label %s=%s: %v", want.label, want.name, err)}
 	}
 	return nil
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/fleet"
+	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 )
@@ -124,9 +125,9 @@ func (a *Agent) askForSlot(ctx context.Context, seen observed, turn fleet.Change
 }
 
 // poolPaused says why no node of the pool begins anything.
-func (a *Agent) poolPaused(s observed, why string) *Waiting {
-	wait := &Waiting{
-		Reason: config.ReasonPoolPaused, For: forTurn, Message: fmt.Sprintf("pool %s begins nothing: %s", s.pool.Name, why),
+func (a *Agent) poolPaused(s observed, why string) *outcome.Waiting {
+	wait := &outcome.Waiting{
+		Reason: config.ReasonPoolPaused, For: outcome.ForTurn, Message: fmt.Sprintf("pool %s begins nothing: %s", s.pool.Name, why),
 		Blockers: []string{"pool " + s.pool.Name + " is paused: " + why},
 	}
 	if !strings.Contains(why, config.AnnotationPaused) { // as what people write may say as well
@@ -137,13 +138,13 @@ func (a *Agent) poolPaused(s observed, why string) *Waiting {
 }
 
 // awaitSlot says whom the pool does without at present. That changes often, and is told anew now and then.
-func (a *Agent) awaitSlot(seen observed, full *fleet.Full) *Waiting {
+func (a *Agent) awaitSlot(seen observed, full *fleet.Full) *outcome.Waiting {
 	now := a.clock.Now()
 	if a.turn.full == nil || now.Sub(a.turn.fullAt) >= slotNews || seen.record.status.Reason != config.ReasonAwaitingSlot {
 		a.turn.full, a.turn.fullAt = full, now
 	}
-	return &Waiting{
-		Reason: config.ReasonAwaitingSlot, For: forTurn, After: full.Retry, Since: seen.since(config.ReasonAwaitingSlot, a.now()),
+	return &outcome.Waiting{
+		Reason: config.ReasonAwaitingSlot, For: outcome.ForTurn, After: full.Retry, Since: seen.since(config.ReasonAwaitingSlot, a.now()),
 		Message: a.turn.full.Error(), Blockers: a.turn.full.Unavailable,
 		Advice: "the node is as it was meanwhile, and has its turn by the age of its wish",
 	}
@@ -152,11 +153,11 @@ func (a *Agent) awaitSlot(seen observed, full *fleet.Full) *Waiting {
 // yieldSlot gives the slot back if the change, before it has disturbed anything, has to wait for something other than the pool, or keeps failing.
 // A change that has only failed to ask for the slot keeps its place in line.
 func (a *Agent) yieldSlot(ctx context.Context, seen observed, step plan.Step, err error) {
-	var wait *Waiting
+	var wait *outcome.Waiting
 	waits := errors.As(err, &wait)
 	switch {
 	case err == nil, seen.disruptionStarted(), apierrors.IsConflict(err):
-	case waits && wait.For == forTurn:
+	case waits && wait.For == outcome.ForTurn:
 	case !waits && step.Kind == plan.AcquireSlot:
 	default:
 		a.leavePool(ctx, seen)

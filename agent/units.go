@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/host"
@@ -36,7 +37,7 @@ func (a *Agent) stopUnit(ctx context.Context, seen observed, want desired, step 
 			Message: fmt.Sprintf("%s of this host has not stopped in %s; see systemctl status %s", step.Unit, a.settings.Timeouts.Unit, step.Unit),
 		}
 	}
-	return &Waiting{
+	return &outcome.Waiting{
 		Reason: config.ReasonStoppingUnits, After: unitRetry,
 		Message: fmt.Sprintf("waiting for %s of this host to stop, which keeps GPUs open", step.Unit),
 		Since:   seen.journal.Started, Until: until, Then: seen.then(want),
@@ -80,7 +81,7 @@ func (a *Agent) startUnit(ctx context.Context, seen observed, step plan.Step) er
 		a.systemd.started[step.Unit] = start{times: before.times + 1, at: a.clock.Now()}
 		return nil
 	case errors.Is(err, host.ErrJobRunning) && a.clock.Now().Before(until):
-		return &Waiting{
+		return &outcome.Waiting{
 			Reason: config.ReasonAwaitingCapacity, After: unitRetry, Message: fmt.Sprintf("waiting for %s of this host to start", step.Unit),
 			Until: until, Then: "the node is given back without it",
 		}

@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
@@ -37,8 +38,8 @@ func (a *Agent) observeUpgrade(seen *observed) error {
 	if since.IsZero() {
 		since = a.now()
 	}
-	wait := &Waiting{
-		Reason: config.ReasonDriverNotLoaded, For: forDriver, After: driverRetry, Since: since,
+	wait := &outcome.Waiting{
+		Reason: config.ReasonDriverNotLoaded, For: outcome.ForDriver, After: driverRetry, Since: since,
 		Message: fmt.Sprintf("the driver is being upgraded, as %s says; nothing is done until that is over", seen.marks.upgrade),
 	}
 	until := since.Add(a.settings.Timeouts.DriverUpgrade)
@@ -103,7 +104,7 @@ func (a *Agent) unfence(ctx context.Context, seen observed) error {
 	j.Cordoned = false
 	var startup []corev1.Taint // it was not ready before the change either
 	if j.Startup != nil {
-		startup = append(startup, j.Startup.taint())
+		startup = append(startup, j.Startup.Taint())
 	}
 	seen.gives = true
 	if _, err := a.recorded(ctx, seen, j, func(node *corev1.Node, text string) ([]byte, error) {

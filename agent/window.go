@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/window"
@@ -31,7 +32,7 @@ func (a *Agent) mayBegin(seen observed, want desired) error {
 	if ok && !turn.After(now) {
 		return nil
 	}
-	wait := &Waiting{
+	wait := &outcome.Waiting{
 		Reason: config.ReasonAwaitingWindow, After: a.settings.Retry.Longest, Since: seen.since(config.ReasonAwaitingWindow, a.now()),
 		Advice: fmt.Sprintf("to begin at once: kubectl annotate node %s %s=%s", seen.node.Name, config.AnnotationForce, want.fingerprint),
 	}

@@ -242,3 +242,7 @@ const (
 	// ReasonRollingBack is given while GPUs are brought back to what they were.
 	ReasonRollingBack Reason = "RollingBack"
 )
+
+// OwnPluginKey begins the keys that the agent writes into the ConfigMap of the device plugin's config manager. What follows is a hash of the
+// config: an edited key is never read again, another one is.
+const OwnPluginKey = "gpuslice-"

@@ -19,9 +19,9 @@ import (
 // that it points down. The linter's depguard says why some are forbidden.
 var arrows = map[string][]string{
 	"agent": {
-		"agent/alive", "agent/api", "agent/capacity", "agent/condition", "agent/fleet", "agent/hostrecord", "agent/legible", "agent/memory", "agent/plan",
-		"agent/pluginfile", "agent/retried", "config", "config/window", "drain", "drain/fence", "drain/holders", "drain/host", "nvml",
-		"nvml/aside",
+		"agent/alive", "agent/api", "agent/capacity", "agent/condition", "agent/fleet", "agent/hostrecord", "agent/journal", "agent/legible",
+		"agent/memory", "agent/nodekeys", "agent/outcome", "agent/plan", "agent/pluginfile", "agent/retried", "agent/steady", "config",
+		"config/window", "drain", "drain/fence", "drain/holders", "drain/host", "nvml", "nvml/aside",
 	},
 	"agent/access":     {"config"},
 	"agent/alive":      {"config"},
@@ -30,12 +30,16 @@ var arrows = map[string][]string{
 	"agent/condition":  {"agent/legible"},
 	"agent/fleet":      {"agent/legible", "agent/retried", "config", "drain/fence"},
 	"agent/hostrecord": {"agent/legible"},
+	"agent/journal":    {"agent/api", "agent/legible", "agent/plan", "config", "nvml"},
 	"agent/legible":    nil,
 	"agent/memory":     {"agent/condition", "config", "drain/holders", "nvml"},
+	"agent/nodekeys":   {"config"},
+	"agent/outcome":    {"agent/legible", "config"},
 	"agent/plan":       {"nvml"},
 	"agent/pluginfile": {"nvml/aside"},
 	"agent/podlist":    {"agent/retried"},
 	"agent/retried":    nil,
+	"agent/steady":     nil,
 
 	"cmd/cli": {"agent/legible"},
 	"cmd/gpuslice-agent": {

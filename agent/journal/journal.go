@@ -1,4 +1,6 @@
-package agent
+// Package journal is what must be given back to the node: an annotation that is written before the first change and goes in the same write as
+// the last one.
+package journal
 
 import (
 	"cmp"
@@ -23,18 +25,18 @@ import (
 // Versions of the journal's format. One is written in the lowest version that holds all of it, so that an agent that is
 // rolled back in the middle of a change either knows all that it owes, or touches nothing.
 const (
-	journalOfGPUs     = 1 // cordon, geometry, reboots
-	journalOfOperands = 2 // labels of operands and units of the host besides
-	journalOfPlugin   = 3 // and the device plugin's config
-	journalOfLost     = 4 // and what the host is owed by a journal that was lost
-	journalOfEnds     = 5 // and that people have called the change off, or that the node was given back until its reboot
-	journalVersion    = journalOfEnds
+	ofGPUs     = 1 // cordon, geometry, reboots
+	ofOperands = 2 // labels of operands and units of the host besides
+	ofPlugin   = 3 // and the device plugin's config
+	ofLost     = 4 // and what the host is owed by a journal that was lost
+	ofEnds     = 5 // and that people have called the change off, or that the node was given back until its reboot
+	newest     = ofEnds
 )
 
 // Journal is what must be given back to the node: an annotation that is written before the first change and goes in the
 // same write as the last one. It holds no progress; how far a change has come is observed, never remembered.
 //
-// It consists of types of this package alone, so that no library's update can make an old journal unreadable.
+// It consists of types of ours alone, so that no library's update can make an old journal unreadable.
 type Journal struct {
 	Version          int                `json:"version"`
 	Summary          string             `json:"summary"`              // all of it for people, who find it by kubectl describe node; never read
@@ -46,14 +48,14 @@ type Journal struct {
 	Cordoned         bool               `json:"cordoned"`             // the change has fenced the node
 	WasUnschedulable bool               `json:"wasUnschedulable"`     // somebody had cordoned the node before us
 	Proven           bool               `json:"proven"`               // kubelet offered what the GPUs had when it began
-	Previous         []gpuLayout        `json:"previous"`             // how the GPUs that it changes were cut
+	Previous         []GPULayout        `json:"previous"`             // how the GPUs that it changes were cut
 	Strategy         config.MIGStrategy `json:"strategy,omitempty"`   // that the device plugin is told besides its config
 	Operands         []string           `json:"operands"`             // UIDs of the device plugin pods from before the change
-	Startup          *startup           `json:"startup,omitempty"`    // the taint that the node had been registered with
+	Startup          *Startup           `json:"startup,omitempty"`    // the taint that the node had been registered with
 	Paused           map[string]string  `json:"paused,omitempty"`     // labels of operands that it changes, with their values before
 	Stopped          []string           `json:"stopped,omitempty"`    // units of the host that it stops, in that order; they were running
 	Persistent       []nvml.UUID        `json:"persistent,omitempty"` // GPUs that were in persistence mode, by a journal that was lost
-	Plugin           *formerPlugin      `json:"plugin,omitempty"`     // the device plugin's config, if it changes that
+	Plugin           *FormerPlugin      `json:"plugin,omitempty"`     // the device plugin's config, if it changes that
 	NoReset          *api.NoReset       `json:"noReset,omitempty"`    // which GPUs the driver has refused to reset
 	Reboots          []string           `json:"reboots,omitempty"`    // boots in which a reboot was asked for
 	RebootAsked      time.Time          `json:"rebootAsked,omitzero"` // when the last of them was
@@ -62,52 +64,53 @@ type Journal struct {
 	Undo             *api.Failure       `json:"undo,omitempty"`       // the change has failed: back to Previous
 }
 
-// gpuLayout is how one GPU was cut.
-type gpuLayout struct {
+// GPULayout is how one GPU was cut.
+type GPULayout struct {
 	GPU        nvml.UUID        `json:"gpu"`
 	MIG        bool             `json:"mig"`
 	Persistent bool             `json:"persistent,omitempty"` // it was in persistence mode
 	Foreign    bool             `json:"foreign,omitempty"`    // nothing is asked of it, but a reboot of ours takes its instances away
-	Instances  []instanceRecord `json:"instances,omitempty"`
+	Instances  []InstanceRecord `json:"instances,omitempty"`
 }
 
-// startup is the taint of a node that has just been registered, without its key.
-type startup struct {
+// Startup is the taint of a node that has just been registered, without its key.
+type Startup struct {
 	Value  string `json:"value,omitempty"`
 	Effect string `json:"effect"`
 }
 
-func (s startup) taint() corev1.Taint {
+// Taint is it with its key.
+func (s Startup) Taint() corev1.Taint {
 	return corev1.Taint{Key: config.TaintNotReady, Value: s.Value, Effect: corev1.TaintEffect(s.Effect)}
 }
 
-// instanceRecord is one instance of a cut.
-type instanceRecord struct {
+// InstanceRecord is one instance of a cut.
+type InstanceRecord struct {
 	Profile string `json:"profile"`
 	Start   int    `json:"start"`
 	Size    int    `json:"size"`
 	Compute string `json:"compute,omitempty"`
 }
 
-// recordLayout adds how the GPU is cut, unless that is in the journal already. Half-made instances are not worth giving back.
-func (j *Journal) recordLayout(gpu nvml.GPU) {
+// RecordLayout adds how the GPU is cut, unless that is in the journal already. Half-made instances are not worth giving back.
+func (j *Journal) RecordLayout(gpu nvml.GPU) {
 	for i := range j.Previous {
 		if j.Previous[i].GPU == gpu.UUID { // persistence mode may have been turned on since; only we turn it off
 			j.Previous[i].Persistent = j.Previous[i].Persistent || gpu.Persistent
 			return
 		}
 	}
-	c := gpuLayout{GPU: gpu.UUID, MIG: gpu.Enabled, Persistent: gpu.Persistent}
+	c := GPULayout{GPU: gpu.UUID, MIG: gpu.Enabled, Persistent: gpu.Persistent}
 	for _, i := range gpu.Instances {
 		if !i.HalfMade() {
-			c.Instances = append(c.Instances, instanceRecord{i.Profile, i.Start, i.Size, i.Compute})
+			c.Instances = append(c.Instances, InstanceRecord{i.Profile, i.Start, i.Size, i.Compute})
 		}
 	}
 	j.Previous = append(j.Previous, c)
 }
 
-// cuts are the GPUs whose former cut is in the journal.
-func (j *Journal) cuts() map[nvml.UUID]bool {
+// Cut are the GPUs whose former cut is in the
+func (j *Journal) Cut() map[nvml.UUID]bool {
 	out := map[nvml.UUID]bool{}
 	for _, c := range j.Previous {
 		out[c.GPU] = true
@@ -115,21 +118,21 @@ func (j *Journal) cuts() map[nvml.UUID]bool {
 	return out
 }
 
-// matches reports whether the GPU is cut as it was. Half-made instances are none.
-func (c gpuLayout) matches(gpu nvml.GPU) bool {
+// Matches reports whether the GPU is cut as it was. Half-made instances are none.
+func (c GPULayout) Matches(gpu nvml.GPU) bool {
 	now := Journal{}
-	now.recordLayout(gpu)
+	now.RecordLayout(gpu)
 	return gpu.Enabled == c.MIG && slices.Equal(sortedPieces(now.Previous[0].Instances), sortedPieces(c.Instances))
 }
 
-func sortedPieces(pieces []instanceRecord) []instanceRecord {
-	return slices.SortedFunc(slices.Values(pieces), func(a, b instanceRecord) int {
+func sortedPieces(pieces []InstanceRecord) []InstanceRecord {
+	return slices.SortedFunc(slices.Values(pieces), func(a, b InstanceRecord) int {
 		return cmp.Or(cmp.Compare(a.Start, b.Start), cmp.Compare(a.Size, b.Size), cmp.Compare(a.Profile, b.Profile), cmp.Compare(a.Compute, b.Compute))
 	})
 }
 
-// persistent are the GPUs that were in persistence mode.
-func (j *Journal) persistent() map[nvml.UUID]bool {
+// PersistentGPUs are the GPUs that were in persistence mode.
+func (j *Journal) PersistentGPUs() map[nvml.UUID]bool {
 	out := map[nvml.UUID]bool{}
 	for _, c := range j.Previous {
 		out[c.GPU] = c.Persistent
@@ -140,12 +143,12 @@ func (j *Journal) persistent() map[nvml.UUID]bool {
 	return out
 }
 
-// previous is the journal's record as a target of the planner. GPUs that were lost meanwhile are left out: the others
+// Targets is the journal's record as a target of the planner. GPUs that were lost meanwhile are left out: the others
 // must not wait for them.
-func (j *Journal) previous(gpus []nvml.GPU) plan.Targets {
+func (j *Journal) Targets(gpus []nvml.GPU) plan.Targets {
 	want := plan.Targets{}
 	for _, c := range j.Previous {
-		want[c.GPU] = c.target()
+		want[c.GPU] = c.Target()
 	}
 	for _, gpu := range gpus {
 		if gpu.Lost {
@@ -155,8 +158,8 @@ func (j *Journal) previous(gpus []nvml.GPU) plan.Targets {
 	return want
 }
 
-// target is the cut as the planner brings it back.
-func (c gpuLayout) target() plan.Target {
+// Target is the cut as the planner brings it back.
+func (c GPULayout) Target() plan.Target {
 	target := plan.Target{Wish: nvml.Wish{MIG: c.MIG}, Undo: true}
 	for _, p := range c.Instances {
 		target.Exact = append(target.Exact,
@@ -165,8 +168,8 @@ func (c gpuLayout) target() plan.Target {
 	return target
 }
 
-// ranBefore reports whether the pod was there before the change.
-func (j *Journal) ranBefore(uid string) bool {
+// RanBefore reports whether the pod was there before the change.
+func (j *Journal) RanBefore(uid string) bool {
 	for _, o := range j.Operands {
 		if o == uid {
 			return true
@@ -175,21 +178,21 @@ func (j *Journal) ranBefore(uid string) bool {
 	return false
 }
 
-// encode writes the journal as the annotation has it.
-func (j *Journal) encode() (string, error) {
+// Encode writes the journal as the annotation has it.
+func (j *Journal) Encode() (string, error) {
 	out := *j
-	out.Version, out.Summary = journalOfGPUs, j.summary()
+	out.Version, out.Summary = ofGPUs, j.Describe()
 	if len(j.Paused)+len(j.Stopped) > 0 {
-		out.Version = journalOfOperands
+		out.Version = ofOperands
 	}
-	if j.changesPlugin() {
-		out.Version = journalOfPlugin
+	if j.ChangesPlugin() {
+		out.Version = ofPlugin
 	}
 	if len(j.Persistent) > 0 {
-		out.Version = journalOfLost
+		out.Version = ofLost
 	}
 	if j.Parked || j.Undo != nil && j.Undo.Cancelled {
-		out.Version = journalOfEnds
+		out.Version = ofEnds
 	}
 	b, err := json.Marshal(&out)
 	if err != nil {
@@ -198,8 +201,8 @@ func (j *Journal) encode() (string, error) {
 	return string(b), nil
 }
 
-// summary says what is owed to the node, and since when.
-func (j *Journal) summary() string {
+// Describe says what is owed to the node, and since when.
+func (j *Journal) Describe() string {
 	text := "what an agent left on the node"
 	if j.Target != "" {
 		text = "change to " + j.Target
@@ -226,17 +229,17 @@ func (j *Journal) summary() string {
 	if n := len(j.Previous); n > 0 {
 		owed = append(owed, fmt.Sprintf("geometry of %s if it fails", legible.Counted(n, "GPU")))
 	}
-	if j.changesPlugin() {
+	if j.ChangesPlugin() {
 		owed = append(owed, "the device plugin's config if it fails")
 	}
 	return fmt.Sprintf("%s since %s; to be given back: %s", text, j.Started.UTC().Format(time.RFC3339), cmp.Or(strings.Join(owed, "; "), "nothing"))
 }
 
-// changesPlugin reports whether the change gives the device plugin another config.
-func (j *Journal) changesPlugin() bool { return j.Plugin != nil && !j.Plugin.Stays }
+// ChangesPlugin reports whether the change gives the device plugin another config.
+func (j *Journal) ChangesPlugin() bool { return j.Plugin != nil && !j.Plugin.Stays }
 
-// paused are the labels of which the journal holds the former value.
-func (j *Journal) paused() map[string]bool {
+// PausedLabels are the labels of which the journal holds the former value.
+func (j *Journal) PausedLabels() map[string]bool {
 	out := map[string]bool{}
 	for label := range j.Paused {
 		out[label] = true
@@ -244,8 +247,8 @@ func (j *Journal) paused() map[string]bool {
 	return out
 }
 
-// stopped are the units that are to be started again.
-func (j *Journal) stopped() map[string]bool {
+// StoppedUnits are the units that are to be started again.
+func (j *Journal) StoppedUnits() map[string]bool {
 	out := map[string]bool{}
 	for _, name := range j.Stopped {
 		out[name] = true
@@ -253,16 +256,17 @@ func (j *Journal) stopped() map[string]bool {
 	return out
 }
 
-// Bounds of a journal. No node has as many GPUs, operands or units.
+// Bounds of a  No node has as many GPUs, operands or units.
 const (
-	maxJournal = 256 << 10
-	maxEntries = 256
-	maxSlices  = 64
+	longestError = 1000 // bytes
+	maxJournal   = 256 << 10
+	maxEntries   = 256
+	maxSlices    = 64
 )
 
-// parseJournal reads the annotation strictly; nil is the journal of a node to which nothing is owed. That a journal can be read does not
+// Parse reads the annotation strictly; nil is the journal of a node to which nothing is owed. That a journal can be read does not
 // make it ours: the host's record does.
-func parseJournal(annotation string) (*Journal, error) {
+func Parse(annotation string) (*Journal, error) {
 	if annotation == "" {
 		return nil, nil
 	}
@@ -273,15 +277,15 @@ func parseJournal(annotation string) (*Journal, error) {
 		Version int `json:"version"`
 	}
 	if err := strictjson.UnmarshalCaseSensitivePreserveInts([]byte(annotation), &head); err != nil {
-		return nil, fmt.Errorf("reading the journal: %s", legible.Cut(err.Error(), longestText))
+		return nil, fmt.Errorf("reading the journal: %s", legible.Cut(err.Error(), longestError))
 	}
-	if head.Version < 1 || head.Version > journalVersion {
-		return nil, fmt.Errorf("reading the journal: version %d, this agent knows 1 to %d", head.Version, journalVersion)
+	if head.Version < 1 || head.Version > newest {
+		return nil, fmt.Errorf("reading the journal: version %d, this agent knows 1 to %d", head.Version, newest)
 	}
 	var j Journal
 	strict, err := strictjson.UnmarshalStrict([]byte(annotation), &j)
 	if err := errors.Join(append(strict, err)...); err != nil {
-		return nil, fmt.Errorf("reading the journal: %s", legible.Cut(err.Error(), longestText))
+		return nil, fmt.Errorf("reading the journal: %s", legible.Cut(err.Error(), longestError))
 	}
 	if err := j.check(); err != nil {
 		return nil, fmt.Errorf("reading the journal: %w", err)
@@ -309,7 +313,7 @@ func (j *Journal) check() error {
 	return j.Plugin.check()
 }
 
-func checkCuts(cuts []gpuLayout) error {
+func checkCuts(cuts []GPULayout) error {
 	named := map[nvml.UUID]bool{}
 	for _, c := range cuts {
 		if c.GPU == "" || named[c.GPU] || len(c.Instances) > maxSlices {
@@ -325,18 +329,64 @@ func checkCuts(cuts []gpuLayout) error {
 	return nil
 }
 
-// before lists how the GPUs of the journal were cut, by their places.
-func (j *Journal) before(places map[nvml.UUID]int) []api.StatusGPU {
+// LayoutsBefore lists how the GPUs of the journal were cut, by their places.
+func (j *Journal) LayoutsBefore(places map[nvml.UUID]int) []api.StatusGPU {
 	var out []api.StatusGPU
 	for _, c := range j.Previous {
 		s := api.StatusGPU{Index: -1, UUID: c.GPU, MIG: c.MIG}
 		if at, ok := places[c.GPU]; ok {
 			s.Index = at
 		}
-		if exact := c.target().Exact; len(exact) > 0 {
+		if exact := c.Target().Exact; len(exact) > 0 {
 			s.Geometry = exact.String()
 		}
 		out = append(out, s)
 	}
 	return out
+}
+
+// FormerPlugin is the config that the device plugin had before a change, and how it got it.
+type FormerPlugin struct {
+	Way       config.Handover `json:"way"`
+	Text      string          `json:"text"`                // of the file; by label, the label's value, empty for no label
+	Absent    bool            `json:"absent,omitempty"`    // there was no file
+	Body      string          `json:"body,omitempty"`      // of the key that the label named, if that was ours: another node may collect it
+	MPS       bool            `json:"mps,omitempty"`       // it shared GPUs by MPS
+	Label     string          `json:"label,omitempty"`     // of the node
+	Namespace string          `json:"namespace,omitempty"` // of the ConfigMap
+	ConfigMap string          `json:"configMap,omitempty"` // whose keys the label names
+	Dir       string          `json:"dir,omitempty"`       // where the config manager sees them
+	Fallback  string          `json:"fallback,omitempty"`  // the key for nodes without the label
+	Stays     bool            `json:"stays,omitempty"`     // the change leaves it alone: it is noted for as long as the plugin is away
+}
+
+// check holds what the journal says of the plugin's config to what an agent writes: the label is the one that NVIDIA's config manager goes
+// by, and never another of the node.
+func (f *FormerPlugin) check() error {
+	switch {
+	case f == nil:
+		return nil
+	case !slices.Contains([]config.Handover{config.HandoverFile, config.HandoverRestart, config.HandoverLabel, config.HandoverConfigMap}, f.Way):
+		return fmt.Errorf("the device plugin is given no config by %q", legible.Cut(string(f.Way), 100))
+	case f.Label != "" && f.Label != config.LabelDevicePluginConfig:
+		return fmt.Errorf("the device plugin goes by no label %q", legible.Cut(f.Label, 100))
+	case f.Body != "" && !strings.HasPrefix(f.Text, config.OwnPluginKey):
+		return fmt.Errorf("key %q of a ConfigMap is not ours to write: it does not begin with %s", legible.Cut(f.Text, 100), config.OwnPluginKey)
+	default:
+		return nil
+	}
+}
+
+// TakesMore reports whether the journal owes something that the other, which may be nil, does not.
+func (j *Journal) TakesMore(than *Journal) bool {
+	if than == nil || j.Target != than.Target || j.Cordoned && !than.Cordoned || j.ChangesPlugin() && !than.ChangesPlugin() ||
+		len(j.Reboots) > len(than.Reboots) || len(j.Operands) > len(than.Operands) || slices.ContainsFunc(j.Stopped, func(unit string) bool { return !slices.Contains(than.Stopped, unit) }) {
+		return true
+	}
+	former := than.PausedLabels()
+	if slices.ContainsFunc(slices.Collect(maps.Keys(j.Paused)), func(label string) bool { return !former[label] }) {
+		return true
+	}
+	cuts, persistent := than.Cut(), than.PersistentGPUs()
+	return slices.ContainsFunc(j.Previous, func(c GPULayout) bool { return !cuts[c.GPU] || c.Persistent && !persistent[c.GPU] })
 }

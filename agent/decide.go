@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/retried"
 	"github.com/gpuslice/gpuslice/config"
@@ -31,63 +32,6 @@ const (
 	conflictRetry = 100 * time.Millisecond
 )
 
-// Waiting says that something else has to happen first. The loop looks again after After, or when it is woken.
-type Waiting struct {
-	Reason   config.Reason
-	Message  string // what is waited for
-	After    time.Duration
-	Since    time.Time // since when, where that is known
-	Until    time.Time // how long, where that has an end
-	Then     string    // what is done at the end
-	Advice   string    // what people can do meanwhile
-	Blockers []string  // what is in the way, one by one, for tools
-	Planned  time.Time // when the change begins, in the zone of its window, where a window is waited for
-	For      waitFor   // what others decide by; Reason and Message are for people
-}
-
-// waitFor is what a wait is for, where something follows from that.
-type waitFor int
-
-const (
-	forAnything     waitFor = iota
-	forDriver               // how the GPUs are cannot be told without it
-	forDevicePlugin         // none runs here that could be asked
-	forReboot
-	forRoom // people have to let pods go
-	forTurn // in the pool's line, where the node keeps its place
-)
-
-// Error says all of it, in moments and not in spans: a message that changes by itself would be written to the node again and
-// again.
-func (w *Waiting) Error() string {
-	text := legible.Message(w.Message, longestWait)
-	if !w.Since.IsZero() {
-		text += "; since " + moment(w.Since)
-	}
-	if !w.Until.IsZero() {
-		text += "; at " + moment(w.Until) + " " + w.Then
-	}
-	if w.Advice != "" {
-		text += "; " + w.Advice
-	}
-	return text
-}
-
-// moment writes a time as people read it in a condition.
-func moment(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05Z") }
-
-// Stalled says that nothing more is done until the input changes: a label, a ConfigMap, a GPU.
-type Stalled struct {
-	Reason  config.Reason
-	Message string
-	Journal bool // there is one that this agent cannot read
-	// NoHandover: there is no way to give the device plugin a config.
-	NoHandover bool
-}
-
-// Error is the message.
-func (s *Stalled) Error() string { return s.Message }
-
 // decision is what follows from one pass.
 type decision struct {
 	reason   config.Reason
@@ -97,14 +41,14 @@ type decision struct {
 	blockers []string // what is in the way
 	planned  time.Time
 	failure  *api.Failure // the change is given up, and undone
-	waits    waitFor
+	waits    outcome.For
 	noReset  bool // the GPU changes its mode at a reboot only: the plan is another one from now on
 }
 
 // decide is the one place where an error becomes a decision.
 func (a *Agent) decide(seen observed, want desired, step plan.Step, err error) decision {
-	var waiting *Waiting
-	var stalled *Stalled
+	var waiting *outcome.Waiting
+	var stalled *outcome.Stalled
 	var failure *api.Failure
 	var refused *plan.Refused
 	switch {
@@ -120,13 +64,13 @@ func (a *Agent) decide(seen observed, want desired, step plan.Step, err error) d
 	case errors.As(err, &failure):
 		return decision{reason: failure.Reason, message: failure.Message, failure: failure}
 	case errors.Is(err, nvml.ErrReplaced):
-		return decision{reason: config.ReasonDriverNotLoaded, message: err.Error() + "; starting anew", waits: forDriver}
+		return decision{reason: config.ReasonDriverNotLoaded, message: err.Error() + "; starting anew", waits: outcome.ForDriver}
 	case errors.Is(err, nvml.ErrNoDriver):
-		return decision{reason: config.ReasonDriverNotLoaded, message: err.Error() + "; waiting for the driver to be loaded", after: driverRetry, waits: forDriver}
+		return decision{reason: config.ReasonDriverNotLoaded, message: err.Error() + "; waiting for the driver to be loaded", after: driverRetry, waits: outcome.ForDriver}
 	case errors.Is(err, nvml.ErrUnresponsive):
 		return decision{
 			reason:  config.ReasonDriverUnresponsive,
-			message: err.Error() + "; nothing is done until it answers (a reboot may be needed)", after: driverRetry, waits: forDriver,
+			message: err.Error() + "; nothing is done until it answers (a reboot may be needed)", after: driverRetry, waits: outcome.ForDriver,
 		}
 	case apierrors.IsConflict(err):
 		return decision{reason: config.ReasonRepartitioning, message: "the node object changed meanwhile; looking again", after: conflictRetry}
@@ -154,13 +98,13 @@ func (a *Agent) inUse(seen observed, want desired, step plan.Step, err error) de
 	if seen.journal != nil && now.After(a.deadline(seen, want, step)) && !want.undo {
 		return decision{failure: &api.Failure{
 			Wish: want.fingerprint, Reason: config.ReasonGPUInUse,
-			Message: fmt.Sprintf("%v, and still is at the deadline, %s", err, moment(a.deadline(seen, want, step))),
+			Message: fmt.Sprintf("%v, and still is at the deadline, %s", err, outcome.Moment(a.deadline(seen, want, step))),
 		}}
 	}
 	tried := a.budget.attempts[step.String()]
 	if !tried.inUse || now.Sub(tried.lastDecisionAt) >= inUseNews {
 		tried.inUse, tried.lastDecisionAt = true, now
-		wait := Waiting{Message: err.Error() + "; waiting for that to end", Advice: "end it to go on at once"}
+		wait := outcome.Waiting{Message: err.Error() + "; waiting for that to end", Advice: "end it to go on at once"}
 		if seen.journal != nil {
 			wait.Since = seen.journal.Started
 			wait.Until, wait.Then = seen.atDeadline(a.deadline(seen, want, step), want)

@@ -1,0 +1,67 @@
+package journal_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/journal"
+)
+
+func TestTheSummaryOfAJournalSaysWhatIsOwed(t *testing.T) {
+	t.Parallel()
+	j, err := journal.Parse(`{"version":2,"operation":"a","target":"all-1g.10gb","bootID":"b","started":"2000-01-01T00:00:00Z","cordoned":true,` +
+		`"previous":[{"gpu":"GPU","mig":false}],"paused":{"nvidia.com/gpu.deploy.dcgm":"true"},"stopped":["nvidia-dcgm.service"]}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = "change to all-1g.10gb since 2000-01-01T00:00:00Z; to be given back: cordon and taint gpuslice.io/repartitioning; " +
+		"label nvidia.com/gpu.deploy.dcgm=true; start of nvidia-dcgm.service; geometry of 1 GPU if it fails"
+	if got := j.Describe(); got != want {
+		t.Errorf("summary:\n%s\nwant\n%s", got, want)
+	}
+}
+
+// An agent that does not know how a change ends touches nothing of its node.
+func TestAJournalThatSaysHowItEndsIsOfAVersionOfItsOwn(t *testing.T) {
+	t.Parallel()
+	for want, j := range map[string]*journal.Journal{
+		`{"version":1,`:  {Undo: &api.Failure{Wish: "slices", Later: true}},
+		`{"version":2,`:  {Stopped: []string{"dcgm.service"}},
+		`{"version":5,`:  {Parked: true},
+		`{"version":5, `: {Undo: &api.Failure{Wish: "slices", Cancelled: true}},
+	} {
+		text, err := j.Encode()
+		if err != nil || !strings.HasPrefix(text, strings.TrimSpace(want)) {
+			t.Errorf("%+v is written as %s, %v", j, text, err)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add(`{"version":1,"operation":"a","target":"all-balanced","previous":[{"gpu":"GPU-1","mig":true}]}`)
+	f.Add(`{"version":1,"previous":[{"gpu":"GPU-1","mig":true,"instances":[{"profile":"1g.10gb","start":-1,"size":1}]}]}`)
+	f.Add(`null`)
+	for _, text := range []string{
+		`{"version":3,"operation":"a","target":"t","wish":"w","strategy":"mixed","bootID":"b","started":"2000-01-01T00:00:00Z","cordoned":true,` +
+			`"paused":{"nvidia.com/gpu.deploy.dcgm":"true"},"stopped":["a.service"],"persistent":["GPU-1"],"proven":true,` +
+			`"startup":{"value":"v","effect":"NoSchedule"},"noReset":{"boot":"b","gpus":["GPU-1"]},"reboots":["b"],"rebootAsked":"2000-01-01T00:00:00Z",` +
+			`"plugin":{"way":"configmap","namespace":"n","configMap":"c","key":"k","label":"nvidia.com/device-plugin.config"},` +
+			`"undo":{"wish":"w","reason":"HardwareFailure","message":"m"}}`,
+		`{"version":1,"version":2}`, `{"version":1}{"version":1}`, `{"VERSION":1}`, `{"version":1e3}`, `{"version":9223372036854775808}`, `[]`, `1`, ` `,
+		`{"version":1,"previous":[{"gpu":"GPU-1","mig":true,"instances":[{"profile":"1g.10gb","start":9223372036854775807,"size":1}]}]}`,
+		`{"version":1,"started":"9999999-01-01T00:00:00Z"}`, "{\"version\":1,\"target\":\"\x1b[2J\u202e\"}",
+		`{"version":1,"previous":` + strings.Repeat("[", 10_000) + strings.Repeat("]", 10_000) + `}`,
+	} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		j, err := journal.Parse(text)
+		if err == nil && j == nil && text != "" {
+			t.Errorf("a journal that is there reads as none: %q", text)
+		}
+		if err != nil && len(err.Error()) > 4<<10 {
+			t.Errorf("an error of %d bytes", len(err.Error()))
+		}
+	})
+}

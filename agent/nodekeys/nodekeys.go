@@ -1,0 +1,193 @@
+// Package nodekeys has the labels and taints that a profile puts on its node, and tells them from those of others.
+package nodekeys
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// Keys are labels and taints of a node.
+type Keys struct {
+	Labels map[string]string `json:"labels,omitempty"`
+	Taints []corev1.Taint    `json:"taints,omitempty"`
+}
+
+// Noted are the keys that a profile has put on the node, as its annotation says. Others can write it, so only keys count that one of the
+// profiles has.
+func Noted(node *corev1.Node, profiles map[string]config.Profile) Keys {
+	var noted, out Keys
+	if err := json.Unmarshal([]byte(node.Annotations[config.AnnotationPublished]), &noted); err != nil {
+		return Keys{}
+	}
+	for _, name := range slices.Sorted(maps.Keys(profiles)) {
+		profile := profiles[name]
+		for key, value := range profile.Labels {
+			if noted.Labels[key] == value && value != "" {
+				if out.Labels == nil {
+					out.Labels = map[string]string{}
+				}
+				out.Labels[key] = value
+			}
+		}
+		for _, t := range profile.Taints {
+			if i := taintAt(noted.Taints, t); i >= 0 && noted.Taints[i].Value == t.Value && taintAt(out.Taints, t) < 0 {
+				out.Taints = append(out.Taints, t)
+			}
+		}
+	}
+	return out
+}
+
+// And adds the keys of others that it has not.
+func (k Keys) And(others Keys) Keys {
+	out := Keys{Labels: maps.Clone(k.Labels), Taints: slices.Clone(k.Taints)}
+	for key, value := range others.Labels {
+		if out.Labels == nil {
+			out.Labels = map[string]string{}
+		}
+		if _, is := out.Labels[key]; !is {
+			out.Labels[key] = value
+		}
+	}
+	for _, t := range others.Taints {
+		if taintAt(out.Taints, t) < 0 {
+			out.Taints = append(out.Taints, t)
+		}
+	}
+	return out
+}
+
+func taintAt(taints []corev1.Taint, t corev1.Taint) int {
+	return slices.IndexFunc(taints, func(u corev1.Taint) bool { return u.MatchTaint(&t) })
+}
+
+// Foreign names a label or taint that the profile sets and somebody else has set otherwise.
+func Foreign(node *corev1.Node, ours, want Keys) string {
+	for _, key := range slices.Sorted(maps.Keys(want.Labels)) {
+		value, there := node.Labels[key]
+		if _, is := ours.Labels[key]; there && !is && value != want.Labels[key] {
+			return fmt.Sprintf("label %s is %q on the node, and %q in the profile", key, value, want.Labels[key])
+		}
+	}
+	for _, t := range want.Taints {
+		i := taintAt(node.Spec.Taints, t)
+		if i >= 0 && taintAt(ours.Taints, t) < 0 && node.Spec.Taints[i].Value != t.Value {
+			return fmt.Sprintf("taint %s has the value %q on the node, and %q in the profile", t.Key+":"+string(t.Effect), node.Spec.Taints[i].Value, t.Value)
+		}
+	}
+	return ""
+}
+
+// Settled is the node's labels and taints with those of the profile, and the note of which of them are ours: what stood there before as
+// the profile has it is not, and stays when the profile goes.
+func Settled(node *corev1.Node, ours, want Keys) (labels map[string]*string, taints []corev1.Taint, note Keys) {
+	labels, note.Labels = settledLabels(node, ours, want)
+	taints, note.Taints = settledTaints(node, ours, want)
+	return labels, taints, note
+}
+
+func settledLabels(node *corev1.Node, ours, want Keys) (labels map[string]*string, note map[string]string) {
+	labels, note = map[string]*string{}, map[string]string{}
+	for key := range ours.Labels {
+		if _, stays := want.Labels[key]; !stays && node.Labels[key] == ours.Labels[key] {
+			labels[key] = nil
+		}
+	}
+	for key, value := range want.Labels {
+		_, is := ours.Labels[key]
+		if there, exists := node.Labels[key]; !exists || there != value {
+			labels[key], is = &value, true
+		}
+		if is {
+			note[key] = value
+		}
+	}
+	return labels, note
+}
+
+func settledTaints(node *corev1.Node, ours, want Keys) (taints, note []corev1.Taint) {
+	for _, t := range node.Spec.Taints {
+		if i := taintAt(ours.Taints, t); i < 0 || taintAt(want.Taints, t) >= 0 || ours.Taints[i].Value != t.Value {
+			taints = append(taints, t)
+		}
+	}
+	for _, t := range want.Taints {
+		i, is := taintAt(taints, t), taintAt(ours.Taints, t) >= 0
+		switch {
+		case i < 0:
+			taints, is = append(taints, t), true
+		case taints[i].Value != t.Value:
+			taints[i].Value, is = t.Value, true
+		}
+		if is {
+			note = append(note, t)
+		}
+	}
+	return taints, note
+}
+
+// Unpublished reports whether the profile's labels and taints are not yet on the node, or a former one's still are.
+func Unpublished(node *corev1.Node, ours, want Keys) bool {
+	labels, taints, note := Settled(node, ours, want)
+	text, err := note.encode()
+	return err == nil && (len(labels) > 0 || !slices.EqualFunc(taints, node.Spec.Taints, sameTaint) || text != node.Annotations[config.AnnotationPublished])
+}
+
+func sameTaint(a, b corev1.Taint) bool { return a.MatchTaint(&b) && a.Value == b.Value }
+
+// Patch is the guarded update that writes them, and what of the node is ours then.
+func Patch(node *corev1.Node, ours, want Keys) (body []byte, note Keys, err error) {
+	if foreign := Foreign(node, ours, want); foreign != "" { // set since the node was looked at
+		return nil, note, apierrors.NewConflict(corev1.Resource("nodes"), node.Name, errors.New(foreign))
+	}
+	labels, taints, note := Settled(node, ours, want)
+	text, err := note.encode()
+	if err != nil {
+		return nil, note, err
+	}
+	annotation := &text
+	if text == "" {
+		annotation = nil
+	}
+	patch := map[string]any{"metadata": map[string]any{
+		"uid": node.UID, "resourceVersion": node.ResourceVersion, "labels": labels,
+		"annotations": map[string]*string{config.AnnotationPublished: annotation},
+	}}
+	if !slices.EqualFunc(taints, node.Spec.Taints, sameTaint) {
+		patch["spec"] = map[string]any{"taints": taints}
+	}
+	body, err = json.Marshal(patch)
+	return body, note, err
+}
+
+func (k Keys) encode() (string, error) {
+	if len(k.Labels)+len(k.Taints) == 0 {
+		return "", nil
+	}
+	b, err := json.Marshal(k)
+	if err != nil {
+		return "", fmt.Errorf("encoding the labels and taints of the profile: %w", err)
+	}
+	return string(b), nil
+}
+
+// String lists them for people.
+func (k Keys) String() string {
+	var parts []string
+	for _, key := range slices.Sorted(maps.Keys(k.Labels)) {
+		parts = append(parts, "label "+key+"="+k.Labels[key])
+	}
+	for _, t := range k.Taints {
+		parts = append(parts, "taint "+t.ToString())
+	}
+	return strings.Join(parts, ", ")
+}

@@ -1,0 +1,38 @@
+// Package steady is the clock that waits and deadlines go by.
+package steady
+
+import (
+	"time"
+
+	"k8s.io/utils/clock"
+)
+
+// StepNoticed is how far the host's clock may run apart from elapsed time before that counts as a step of it.
+const StepNoticed = 2 * time.Second
+
+// Clock is the one that waits and deadlines go by. It tells the time of day at which it was set, and what has elapsed since:
+// a step of the host's clock in the middle of a change lets no deadline pass, and puts none off. Only windows go by the time of
+// day itself.
+type Clock struct {
+	clock.WithTicker // the host's
+	set              time.Time
+}
+
+// New makes one that begins with the host's.
+func New(host clock.WithTicker) *Clock { return &Clock{WithTicker: host, set: host.Now()} }
+
+// Now is the time without the steps since the clock was set.
+func (c *Clock) Now() time.Time { return c.set.Round(0).Add(c.WithTicker.Since(c.set)) }
+
+// Since is the time between then and Now.
+func (c *Clock) Since(then time.Time) time.Duration { return c.Now().Sub(then) }
+
+// Step sets the clock by the host's again, and gives the step that the latter has made since; 0 if it has made none.
+func (c *Clock) Step() time.Duration {
+	by := c.WithTicker.Now().Round(0).Sub(c.Now())
+	if by.Abs() < StepNoticed {
+		return 0
+	}
+	c.set = c.WithTicker.Now()
+	return by
+}
