@@ -24,6 +24,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/fleet"
 	"github.com/gpuslice/gpuslice/agent/memory"
+	"github.com/gpuslice/gpuslice/agent/metrics"
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/pluginfile"
@@ -96,8 +97,8 @@ type Options struct {
 	Settings   config.Settings
 	Clock      clock.WithTicker
 	Events     record.EventRecorder
-	Metrics    *Metrics    // may be nil
-	Alive      *alive.Loop // may be nil
+	Metrics    *metrics.Set // may be nil
+	Alive      *alive.Loop  // may be nil
 	Log        *zap.Logger
 }
 
@@ -113,7 +114,7 @@ type Agent struct {
 	wall     clock.PassiveClock // the host's, for windows alone
 	clock    *steady.Clock
 	events   record.EventRecorder
-	metrics  *Metrics
+	metrics  *metrics.Set
 	alive    *alive.Loop
 	log      *zap.Logger
 
@@ -217,7 +218,11 @@ func New(o Options) *Agent {
 			Clock: c, Log: o.Log.Named("memory"),
 		}),
 	}
-	a.metrics.takeOver(a.parts)
+	collectors := make([]prometheus.Collector, len(a.parts))
+	for i, part := range a.parts {
+		collectors[i] = part
+	}
+	a.metrics.TakeOver(collectors)
 	return a
 }
 
@@ -232,7 +237,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		a.alive.Begin()
 		next := a.pass(context.WithoutCancel(ctx))
 		a.alive.End(next)
-		a.metrics.passed()
+		a.metrics.Passed()
 		if a.replaced {
 			a.log.Info("the driver was replaced", zap.String("node", a.node))
 			return nvml.ErrReplaced

@@ -20,6 +20,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/journal"
+	"github.com/gpuslice/gpuslice/agent/metrics"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -778,7 +779,7 @@ func TestMetricsTellOfWindows(t *testing.T) {
 		w.maintain(nights)
 		w.spend(5 * time.Hour)
 		o := w.optionsFor(&w.host)
-		o.Metrics = agent.NewMetrics(clock.RealClock{})
+		o.Metrics = metrics.New(clock.RealClock{})
 		w.agent = agent.New(o)
 		w.label("all-1g.10gb")
 		w.says(config.ReasonAwaitingWindow)

@@ -10,19 +10,20 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/agent/metrics"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
 // measured gives the next agent metrics.
-func (p *pressure) measured() *agent.Metrics {
+func (p *pressure) measured() *metrics.Set {
 	o := p.optionsFor(&p.host)
-	o.Metrics = agent.NewMetrics(clock.RealClock{})
+	o.Metrics = metrics.New(clock.RealClock{})
 	p.agent = agent.New(o)
 	return o.Metrics
 }
 
-func expectMetrics(t *testing.T, m *agent.Metrics, want string, names ...string) {
+func expectMetrics(t *testing.T, m *metrics.Set, want string, names ...string) {
 	t.Helper()
 	if err := testutil.GatherAndCompare(m.Gatherer(), strings.NewReader(want), names...); err != nil {
 		t.Error(err)
@@ -137,7 +138,7 @@ func TestStepsThatFailAreCounted(t *testing.T) {
 }
 
 // counters are those of the agent, by name and the values of their labels.
-func counters(t *testing.T, m *agent.Metrics) map[string]float64 {
+func counters(t *testing.T, m *metrics.Set) map[string]float64 {
 	t.Helper()
 	families, err := m.Gatherer().Gather()
 	if err != nil {

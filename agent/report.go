@@ -21,6 +21,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/condition"
 	"github.com/gpuslice/gpuslice/agent/fleet"
 	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/agent/metrics"
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/retried"
@@ -68,7 +69,7 @@ func (a *Agent) conclude(ctx context.Context, seen observed, want desired, steps
 	if len(steps) > 0 {
 		first = steps[0]
 	}
-	a.metrics.stepped(steps, err)
+	a.metrics.Stepped(steps, err)
 	if !seen.complete {
 		a.verification.began = time.Time{} // what is not seen takes none of the time for capacity
 	} else {
@@ -93,7 +94,7 @@ func (a *Agent) conclude(ctx context.Context, seen observed, want desired, steps
 	r := reportOf(seen, want, steps, err, d)
 	r.message = legible.Message(r.message+a.tellDropped(seen)+a.unitsDown()+seen.unnoticedReboots()+a.tellWindow(seen, want, d.planned), legible.Longest)
 	r.blockers, r.drain, r.planned, r.left = d.blockers, drainOf(seen, first), d.planned, stepsLeft(steps, err)
-	a.metrics.reported(r)
+	a.metrics.Reported(metrics.Report{Phase: r.phase, Ready: r.ready == corev1.ConditionTrue, Reason: r.reason, Converged: r.converged})
 	a.removeGhosts(ctx, seen, err == nil && len(steps) == 0)
 	if err := a.tell(ctx, seen, want, r, err == nil && len(steps) > 0); err != nil {
 		a.log.Warn("reporting", zap.Error(err))

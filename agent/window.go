@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/metrics"
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
@@ -160,11 +161,11 @@ func (a *Agent) tellWindow(seen observed, want desired, planned time.Time) strin
 	}
 	now, schedule := a.wall.Now(), seen.schedule(want)
 	over := a.overrun(seen, want)
-	w := windowSeen{known: true, open: seen.pool.err == nil && schedule.Contains(now), next: planned, overrun: over}
+	w := metrics.Window{Known: true, Open: seen.pool.err == nil && schedule.Contains(now), Next: planned, Overrun: over}
 	if next, ok := schedule.Next(now, 0); ok && planned.IsZero() && seen.pool.err == nil {
-		w.next = next.Start
+		w.Next = next.Start
 	}
-	a.metrics.windowed(w)
+	a.metrics.Windowed(w)
 	return a.tellOverrun(seen, want, over)
 }
 

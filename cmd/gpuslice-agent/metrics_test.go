@@ -12,13 +12,13 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 	"k8s.io/utils/clock"
 
-	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/agent/metrics"
 )
 
 func TestMetricsAreServedWhereTheFlagSays(t *testing.T) {
 	core, logged := observer.New(zapcore.InfoLevel)
 	o := options{metricsAddress: "127.0.0.1:0"}
-	o.serve(t.Context(), agent.NewMetrics(clock.RealClock{}).Handler(), zap.New(core))
+	o.serve(t.Context(), metrics.New(clock.RealClock{}).Handler(), zap.New(core))
 	address, ok := logged.All()[0].ContextMap()["address"].(string)
 	if !ok {
 		t.Fatalf("logged: %v", logged.All())

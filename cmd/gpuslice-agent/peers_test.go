@@ -16,7 +16,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 	"k8s.io/utils/clock"
 
-	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/agent/metrics"
 	"github.com/gpuslice/gpuslice/test/long"
 )
 
@@ -25,7 +25,7 @@ func served(t *testing.T) string {
 	t.Helper()
 	core, logged := observer.New(zapcore.InfoLevel)
 	o := options{metricsAddress: "127.0.0.1:0"}
-	o.serve(t.Context(), agent.NewMetrics(clock.RealClock{}).Handler(), zap.New(core))
+	o.serve(t.Context(), metrics.New(clock.RealClock{}).Handler(), zap.New(core))
 	address, ok := logged.All()[0].ContextMap()["address"].(string)
 	if !ok {
 		t.Fatalf("logged: %v", logged.All())

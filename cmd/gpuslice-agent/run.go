@@ -20,6 +20,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/access"
 	"github.com/gpuslice/gpuslice/agent/alive"
 	"github.com/gpuslice/gpuslice/agent/hostrecord"
+	"github.com/gpuslice/gpuslice/agent/metrics"
 	"github.com/gpuslice/gpuslice/agent/podlist"
 	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/config"
@@ -45,8 +46,8 @@ func (o *options) run() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			metrics := agent.NewMetrics(clock.RealClock{})
-			a, err := o.agent(log, metrics)
+			set := metrics.New(clock.RealClock{})
+			a, err := o.agent(log, set)
 			if err != nil {
 				return err
 			}
@@ -55,9 +56,9 @@ func (o *options) run() *cobra.Command {
 			if err := o.lock(cmd.Context(), log); err != nil {
 				return err
 			}
-			metrics.Register(o.access)
+			set.Register(o.access)
 			go o.access.Run(cmd.Context())
-			o.serve(cmd.Context(), metrics.Handler(), log)
+			o.serve(cmd.Context(), set.Handler(), log)
 			if err := a.Run(cmd.Context()); !errors.Is(err, nvml.ErrReplaced) {
 				return err
 			}
@@ -70,7 +71,7 @@ func (o *options) run() *cobra.Command {
 }
 
 // agent wires the parts together.
-func (o *options) agent(log *zap.Logger, metrics *agent.Metrics) (*agent.Agent, error) {
+func (o *options) agent(log *zap.Logger, set *metrics.Set) (*agent.Agent, error) {
 	if o.node == "" {
 		return nil, errNoNode
 	}
@@ -92,7 +93,7 @@ func (o *options) agent(log *zap.Logger, metrics *agent.Metrics) (*agent.Agent, 
 	})
 	o.alive = alive.New(alive.Patience(settings), log)
 	return agent.New(agent.Options{
-		Node: o.node, Client: client, Settings: settings, Log: log, Alive: o.alive, Metrics: metrics, Clock: clock.RealClock{},
+		Node: o.node, Client: client, Settings: settings, Log: log, Alive: o.alive, Metrics: set, Clock: clock.RealClock{},
 		Driver:  lib.Open(lib.Options{DriverRoot: o.driverRoot, Logger: log.Named("nvml")}),
 		Pods:    podlist.Lister{Client: client, Node: o.node},
 		Kubelet: holders.DialKubelet(o.podResources), Host: &host.Logind{Address: o.systemBus}, Units: &host.Units{Address: o.systemBus},

@@ -1,4 +1,5 @@
-package agent
+// Package metrics is what the agent tells Prometheus of its loop. Parts of the agent have metrics of their own beside these.
+package metrics
 
 import (
 	"errors"
@@ -9,12 +10,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/config"
 )
 
 // Bounds of those who ask: an answer takes milliseconds, and there is one Prometheus, or two.
@@ -30,31 +31,39 @@ const (
 	resultFailed  = "failed"
 )
 
-// Metrics are what the agent tells Prometheus. They are read while the loop works. A nil one is told everything, and keeps
+// Set is what the agent tells Prometheus. It is read while the loop works. A nil one is told everything, and keeps
 // nothing.
-type Metrics struct {
+type Set struct {
 	registry *prometheus.Registry
 	steps    *prometheus.CounterVec
 	clock    clock.PassiveClock
 
 	mu     sync.Mutex
-	report report
+	report Report
 	pass   time.Time                   // when one last ended
 	since  time.Time                   // when its phase began, or its time was last counted
 	phases map[api.Phase]time.Duration // without that since then
-	parts  []Part
-	window windowSeen
+	parts  []prometheus.Collector
+	window Window
 }
 
-// windowSeen is what the last pass has found of the node's windows.
-type windowSeen struct {
-	known   bool
-	open    bool
-	next    time.Time // when the change that waits for a window begins, or the next window opens; zero if none comes
-	overrun time.Duration
+// Report is what the last pass has told of the node.
+type Report struct {
+	Phase     api.Phase
+	Ready     bool // condition GPUPartitionReady is True
+	Reason    config.Reason
+	Converged bool
 }
 
-var _ prometheus.Collector = (*Metrics)(nil)
+// Window is what the last pass has found of the node's windows.
+type Window struct {
+	Known   bool
+	Open    bool
+	Next    time.Time // when the change that waits for a window begins, or the next window opens; zero if none comes
+	Overrun time.Duration
+}
+
+var _ prometheus.Collector = (*Set)(nil)
 
 // The metrics that are made of the last pass when they are asked for.
 var (
@@ -74,9 +83,9 @@ var (
 		"For how long the change that is under way has gone on beyond its window.", nil, nil)
 )
 
-// NewMetrics makes an empty set, with those of the process itself.
-func NewMetrics(c clock.PassiveClock) *Metrics {
-	m := &Metrics{
+// New makes an empty set, with those of the process itself.
+func New(c clock.PassiveClock) *Set {
+	m := &Set{
 		registry: prometheus.NewRegistry(), clock: c, phases: map[api.Phase]time.Duration{},
 		steps: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "gpuslice_steps_total", Help: "Steps that were taken, by their kind and by what came of them: done, waiting, failed.",
@@ -87,33 +96,33 @@ func NewMetrics(c clock.PassiveClock) *Metrics {
 }
 
 // Handler answers Prometheus.
-func (m *Metrics) Handler() http.Handler {
+func (m *Set) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{MaxRequestsInFlight: mostScrapes, Timeout: scrapeTime})
 }
 
 // Register adds metrics of another package. Those of the same name twice are a mistake of the program, and panic.
-func (m *Metrics) Register(c prometheus.Collector) { m.registry.MustRegister(c) }
+func (m *Set) Register(c prometheus.Collector) { m.registry.MustRegister(c) }
 
 // Gatherer has all metrics.
-func (m *Metrics) Gatherer() prometheus.Gatherer { return m.registry }
+func (m *Set) Gatherer() prometheus.Gatherer { return m.registry }
 
 // Describe implements prometheus.Collector.
-func (m *Metrics) Describe(out chan<- *prometheus.Desc) {
+func (m *Set) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{descReady, descConverged, descPhase, descPass, descWindow, descNextWindow, descOverrun} {
 		out <- d
 	}
 }
 
 // Collect implements prometheus.Collector.
-func (m *Metrics) Collect(out chan<- prometheus.Metric) {
+func (m *Set) Collect(out chan<- prometheus.Metric) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
 		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
 	}
-	if m.report.phase != "" {
-		gauge(descReady, bit(m.report.ready == corev1.ConditionTrue), string(m.report.reason))
-		gauge(descConverged, bit(m.report.converged))
+	if m.report.Phase != "" {
+		gauge(descReady, bit(m.report.Ready), string(m.report.Reason))
+		gauge(descConverged, bit(m.report.Converged))
 		m.count()
 	}
 	if !m.pass.IsZero() {
@@ -122,12 +131,12 @@ func (m *Metrics) Collect(out chan<- prometheus.Metric) {
 	for phase, spent := range m.phases {
 		out <- prometheus.MustNewConstMetric(descPhase, prometheus.CounterValue, spent.Seconds(), string(phase))
 	}
-	if m.window.known {
-		gauge(descWindow, bit(m.window.open))
-		gauge(descOverrun, m.window.overrun.Seconds())
+	if m.window.Known {
+		gauge(descWindow, bit(m.window.Open))
+		gauge(descOverrun, m.window.Overrun.Seconds())
 	}
-	if !m.window.next.IsZero() {
-		gauge(descNextWindow, float64(m.window.next.Unix()))
+	if !m.window.Next.IsZero() {
+		gauge(descNextWindow, float64(m.window.Next.Unix()))
 	}
 }
 
@@ -139,14 +148,14 @@ func bit(is bool) float64 {
 }
 
 // count adds the time of the present phase until now.
-func (m *Metrics) count() {
+func (m *Set) count() {
 	now := m.clock.Now()
-	m.phases[m.report.phase] += now.Sub(m.since)
+	m.phases[m.report.Phase] += now.Sub(m.since)
 	m.since = now
 }
 
-// stepped notes what came of the first step of a pass.
-func (m *Metrics) stepped(steps []plan.Step, err error) {
+// Stepped notes what came of the first step of a pass.
+func (m *Set) Stepped(steps []plan.Step, err error) {
 	if m == nil || len(steps) == 0 {
 		return
 	}
@@ -160,14 +169,14 @@ func (m *Metrics) stepped(steps []plan.Step, err error) {
 	m.steps.WithLabelValues(string(steps[0].Kind), result).Inc()
 }
 
-// reported notes what a pass has told.
-func (m *Metrics) reported(r report) {
+// Reported notes what a pass has told.
+func (m *Set) Reported(r Report) {
 	if m == nil {
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.report.phase == "" {
+	if m.report.Phase == "" {
 		m.since = m.clock.Now()
 	} else {
 		m.count()
@@ -175,8 +184,8 @@ func (m *Metrics) reported(r report) {
 	m.report = r
 }
 
-// passed notes that a pass has ended.
-func (m *Metrics) passed() {
+// Passed notes that a pass has ended.
+func (m *Set) Passed() {
 	if m == nil {
 		return
 	}
@@ -185,8 +194,8 @@ func (m *Metrics) passed() {
 	m.pass = m.clock.Now()
 }
 
-// windowed notes how the node's windows are.
-func (m *Metrics) windowed(seen windowSeen) {
+// Windowed notes how the node's windows are.
+func (m *Set) Windowed(seen Window) {
 	if m == nil {
 		return
 	}
@@ -195,8 +204,8 @@ func (m *Metrics) windowed(seen windowSeen) {
 	m.window = seen
 }
 
-// takeOver has the metrics of these parts told, in place of those of an agent before.
-func (m *Metrics) takeOver(parts []Part) {
+// TakeOver has the metrics of these parts told, in place of those of an agent before.
+func (m *Set) TakeOver(parts []prometheus.Collector) {
 	if m == nil {
 		return
 	}
