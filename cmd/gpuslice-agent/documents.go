@@ -141,7 +141,8 @@ func (r *reader) list(name string, d section, steps []string, items any) {
 	}
 	for i, item := range list {
 		if top, ok := item.(map[string]any); ok {
-			r.manifest(name, d, append(slices.Clone(steps), "items", strconv.Itoa(i)), top)
+			// The next item may write over these steps: what was found here is handed on by then.
+			r.manifest(name, d, append(steps, "items", strconv.Itoa(i)), top)
 			continue
 		}
 		r.found(piece{at: name, err: fmt.Errorf("items: one is %s, not a mapping", formOf(item))})
