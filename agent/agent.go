@@ -1,8 +1,9 @@
 // Package agent keeps the GPUs of one node as the node's labels ask.
 //
-// It observes the node, lets agent/plan decide, performs at most one step, reports, and looks again. It owns the loop,
-// the journal and everything that is written to the node object. It knows no NVIDIA library and no file format: the
-// driver and the parser are handed in.
+// It observes the node, lets agent/plan decide, performs at most one step, reports, and looks again. It owns the loop and
+// everything that is written to the node object. What needs neither is in packages below it: the plan, the journal, the
+// comparison of capacity, the parts that watch something besides. It knows no NVIDIA library and no file format: the driver
+// and the parser are handed in.
 package agent
 
 import (
@@ -314,7 +315,7 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 		}
 		return a.conclude(ctx, seen, desired{}, nil, err)
 	}
-	delete(a.budget.attempts, look.String())
+	delete(a.budget.attempts, noStep)
 	a.follow(ctx, seen)
 	a.tidyRecord(ctx, seen)
 	a.setClock(seen)
@@ -340,7 +341,8 @@ func (a *Agent) follow(ctx context.Context, seen observed) {
 	a.followStarted(seen)
 }
 
-// cleanUpWhileWaiting restores now what an earlier agent has left without a journal, if the change that would restore it must wait, perhaps for days.
+// cleanUpWhileWaiting restores now what an earlier agent has left without a journal, if the change that would restore it must wait, perhaps
+// for days.
 func (a *Agent) cleanUpWhileWaiting(ctx context.Context, seen observed, want desired, steps []plan.Step, err error) (desired, []plan.Step, error) {
 	var wait *outcome.Waiting
 	// Where nobody knows whose the cordon is, only our taint says that it is ours.

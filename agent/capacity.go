@@ -79,17 +79,17 @@ func (s observed) staleFeatures(want *desiredPlugin) []string {
 	return capacity.StaleFeatures(capacity.Expected(s.gpus, s.capacity.strategy), want.sharing, s.node.Labels)
 }
 
-// nobodyOffers reports whether there is no device plugin on the node at all, though nothing of ours keeps one away.
-func (s observed) nobodyOffers() bool {
-	nobody := s.kubelet.err == nil && len(s.devicePlugin.pods) == 0 && len(capacity.Offered(s.kubelet.offered)) == 0
-	return nobody && !s.marks.fenced && s.marks.startup == nil && !s.paused()
+// lacksDevicePlugin reports whether the node has no device plugin at all, though the agent keeps none away.
+func (s observed) lacksDevicePlugin() bool {
+	noneOffers := s.kubelet.err == nil && len(s.devicePlugin.pods) == 0 && len(capacity.Offered(s.kubelet.offered)) == 0
+	return noneOffers && !s.marks.fenced && s.marks.startup == nil && !s.paused()
 }
 
-// nobody says of such a node what it lacks.
-const nobody = "no device plugin offers the GPUs to kubelet, and no pod of this node matches devicePlugin.podSelector of the settings"
+// noPluginOffers says of such a node what it lacks.
+const noPluginOffers = "no device plugin offers the GPUs to kubelet, and no pod of this node matches devicePlugin.podSelector of the settings"
 
-// deployPlugin is what people can do about it.
-func (a *Agent) deployPlugin(seen observed) string {
+// devicePluginAdvice is what people can do about it.
+func (a *Agent) devicePluginAdvice(seen observed) string {
 	text := "deploy NVIDIA's device plugin, or see why its DaemonSet has no pod on this node: it has to select the node"
 	var taints []string
 	for _, t := range seen.node.Spec.Taints {
@@ -108,8 +108,8 @@ func (a *Agent) deployPlugin(seen observed) string {
 
 // missingCapacity says what is missing of the capacity, with the cause and what people can do where that is known.
 func (a *Agent) missingCapacity(seen observed) (reason config.Reason, text string) {
-	if seen.nobodyOffers() {
-		return config.ReasonNoDevicePlugin, fmt.Sprintf("%s; %s (%s)", nobody, a.deployPlugin(seen), seen.blockers())
+	if seen.lacksDevicePlugin() {
+		return config.ReasonNoDevicePlugin, fmt.Sprintf("%s; %s (%s)", noPluginOffers, a.devicePluginAdvice(seen), seen.blockers())
 	}
 	if under := seen.runsUnder(); under != "" {
 		return config.ReasonWrongMIGStrategy, fmt.Sprintf("%s (%s)", a.otherStrategy(seen, under), seen.blockers())

@@ -361,7 +361,7 @@ func (e evidence) taintLeft() []api.Finding {
 }
 
 func (e evidence) capacityMissing() []api.Finding {
-	if len(e.capacity.missing) == 0 || !e.complete || e.kubelet.err != nil || e.beforeVerify() && e.noPlugin == "" {
+	if len(e.capacity.missing) == 0 || !e.complete || e.kubelet.err != nil || e.beforeVerify() && e.pluginAdvice == "" {
 		return nil
 	}
 	f := api.Finding{
@@ -369,10 +369,10 @@ func (e evidence) capacityMissing() []api.Finding {
 		You: "see the log of the device plugin on this node", Command: e.pluginCommand(),
 	}
 	switch {
-	case e.noPlugin != "":
-		f.Evidence, f.You = nobody+": "+f.Evidence, e.noPlugin
-	case e.wrongly != "":
-		f.You = e.wrongly
+	case e.pluginAdvice != "":
+		f.Evidence, f.You = noPluginOffers+": "+f.Evidence, e.pluginAdvice
+	case e.strategyAdvice != "":
+		f.You = e.strategyAdvice
 	}
 	switch {
 	case e.journal != nil:

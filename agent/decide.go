@@ -153,7 +153,7 @@ func (a *Agent) retry(step plan.Step, want desired, err error) decision {
 	for range tried.failures - 1 {
 		pause = min(2*pause, a.settings.Retry.Longest)
 	}
-	if _, is := errors.AsType[*retried.Unanswered](err); is && step.Kind == look.Kind {
+	if _, is := errors.AsType[*retried.Unanswered](err); is && step.Kind == "" {
 		pause = min(pause, apiRetry)
 	}
 	tried.next = a.clock.Now().Add(pause)

@@ -31,14 +31,14 @@ type evidence struct {
 	running  bool // an agent runs on this machine
 	settings config.Settings
 
-	want     desired
-	steps    []plan.Step      // that are left, if the look was whole
-	refused  error            // why what is asked for cannot be
-	verdicts []drain.Verdict  // on the pods that the steps need to leave
-	driver   string           // why the GPUs were not seen
-	notYet   *outcome.Waiting // why the steps are not begun, if they may not be yet
-	noPlugin string           // what people can do about a node where nobody offers the GPUs to kubelet; empty where somebody does
-	wrongly  string           // why the device plugin offers what it does, where that is for its MIG strategy
+	want           desired
+	steps          []plan.Step      // that are left, if the look was whole
+	refused        error            // why what is asked for cannot be
+	verdicts       []drain.Verdict  // on the pods that the steps need to leave
+	driver         string           // why the GPUs were not seen
+	notYet         *outcome.Waiting // why the steps are not begun, if they may not be yet
+	pluginAdvice   string           // what people can do about a node where nobody offers the GPUs to kubelet; empty where somebody does
+	strategyAdvice string           // why the device plugin offers what it does, where that is for its MIG strategy
 
 	unreadable string // why the journal says nothing
 	unseen     []string
@@ -111,10 +111,10 @@ func (a *Agent) evidence(ctx context.Context) evidence {
 		e.notYet = a.notYet(e)
 		e.verdicts = a.evictable(ctx, e)
 		e.processes = e.strangers()
-		if e.nobodyOffers() {
-			e.noPlugin = a.deployPlugin(e.observed)
+		if e.lacksDevicePlugin() {
+			e.pluginAdvice = a.devicePluginAdvice(e.observed)
 		} else if under := e.runsUnder(); under != "" {
-			e.wrongly = a.otherStrategy(e.observed, under)
+			e.strategyAdvice = a.otherStrategy(e.observed, under)
 		}
 	}
 	if e.boot.err != nil {

@@ -120,8 +120,8 @@ func (a *Agent) preflight(ctx context.Context, seen observed, want desired, step
 		wait.Advice = "see the node's kubelet, by journalctl -u kubelet"
 	case busy != nil:
 		wait.Reason, wait.Message = config.ReasonHoldersUnknown, before+"the host's processes show who holds a GPU: "+seen.holders.err.Error()
-	case seen.nobodyOffers():
-		wait.Reason, wait.Message, wait.Advice = config.ReasonNoDevicePlugin, before+"a device plugin runs here: "+nobody, a.deployPlugin(seen)
+	case seen.lacksDevicePlugin():
+		wait.Reason, wait.Message, wait.Advice = config.ReasonNoDevicePlugin, before+"a device plugin runs here: "+noPluginOffers, a.devicePluginAdvice(seen)
 	case len(strangers) > 0:
 		strangers = a.clients.unowned.of(strangers, a.clock.Now())
 		wait.Reason, wait.Blockers = config.ReasonGPUInUse, strangers

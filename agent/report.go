@@ -65,7 +65,7 @@ func (r report) silent() string {
 // state label, the status annotation, the condition and their events.
 func (a *Agent) conclude(ctx context.Context, seen observed, want desired, steps []plan.Step, err error) time.Duration {
 	a.alive.At(telling)
-	first := look
+	var first plan.Step // none, if the look at the node has failed
 	if len(steps) > 0 {
 		first = steps[0]
 	}
@@ -128,11 +128,16 @@ func (a *Agent) forget(first plan.Step, converged bool) {
 	}
 }
 
-// telling stands for what comes behind all steps.
-var telling = plan.Step{Kind: "Tell"}
+// doing is what the agent is at beside the steps, for people who look why it stands still.
+type doing string
 
-// look stands for a step where none was reached: the look at the node failed.
-var look = plan.Step{Kind: "Look"}
+const telling doing = "Tell"
+
+// String implements fmt.Stringer.
+func (d doing) String() string { return string(d) }
+
+// noStep is by what failures are counted where no step was reached, since the look at the node has failed.
+var noStep = plan.Step{}.String()
 
 // sleep is the time until the next look: at once after a step, else what the decision says, at the latest when the
 // heartbeat is due.
@@ -440,7 +445,7 @@ func (a *Agent) tellState(ctx context.Context, seen observed, r report) error {
 // had the time of a heartbeat to see it; a success is still true, and a mig-manager's word is its own.
 func (a *Agent) outlived(seen observed, r report) bool {
 	return r.phase == api.PhaseIdle && !r.converged && r.state == "" && config.State(seen.node.Labels[config.LabelMIGConfigState]) == config.StateFailed &&
-		seen.record.status.Reason == config.ReasonNotRequested && a.now().Sub(seen.record.status.Since) >= a.settings.NodeHeartbeat && !seen.leftovers.migManager
+		a.now().Sub(seen.since(r.reason, a.now())) >= a.settings.NodeHeartbeat && !seen.leftovers.migManager
 }
 
 // tellMetadata writes the status annotation, unless there is none to write, and takes away those that are spent.

@@ -120,7 +120,7 @@ func (a *Agent) noHandover(seen observed) error {
 	why := seen.plugin.noMethod
 	if len(seen.devicePlugin.pods) == 0 {
 		return &outcome.Waiting{
-			Reason: config.ReasonNoDevicePlugin, For: outcome.ForDevicePlugin, Message: "nothing is disturbed: " + why, After: driverRetry, Advice: a.deployPlugin(seen),
+			Reason: config.ReasonNoDevicePlugin, For: outcome.ForDevicePlugin, Message: "nothing is disturbed: " + why, After: driverRetry, Advice: a.devicePluginAdvice(seen),
 		}
 	}
 	return &outcome.Stalled{Reason: config.ReasonNoHandover, NoHandover: true, Message: why}

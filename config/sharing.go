@@ -185,7 +185,7 @@ func (c *checks) shared(at string, raw json.RawMessage, s *Sharing, plugins bool
 	if _, twice := s.Replicas[name]; twice {
 		c.refuse(at+".name", name, "is there twice")
 	}
-	if s.Strategy == SharingMPS && strings.HasPrefix(name, migResourcePrefix) {
+	if s.Strategy == SharingMPS && strings.HasPrefix(name, nvml.ResourceMIGPrefix) {
 		c.refuse(at+".name", name, "is a MIG device, and NVIDIA's device plugin has no MPS on MIG: share it by timeSlicing")
 	}
 	s.Replicas[name] = replicas
@@ -244,11 +244,9 @@ func text(raw json.RawMessage) string {
 	return string(s)
 }
 
-// The resources of the device plugin are nvml.ResourceGPU and those with this prefix. It passes over other names.
-const (
-	resourceDomain    = "nvidia.com/"
-	migResourcePrefix = resourceDomain + "mig-"
-)
+// resourceDomain begins the names of all resources of the device plugin: nvml.ResourceGPU, and those of nvml.ResourceMIGPrefix. It passes over
+// others.
+const resourceDomain = "nvidia.com/"
 
 // maxResourceName is the plugin's own limit, which is that of the name of a label.
 const maxResourceName = 63
@@ -263,7 +261,7 @@ func ResourceName(written string) (string, error) {
 	if !strings.HasPrefix(name, resourceDomain) {
 		name = resourceDomain + name
 	}
-	mig, isMIG := strings.CutPrefix(name, migResourcePrefix)
+	mig, isMIG := strings.CutPrefix(name, nvml.ResourceMIGPrefix)
 	switch {
 	case strings.Contains(written, "+"):
 		return "", fmt.Errorf(`cannot have a "+": write %q`, strings.ReplaceAll(written, "+", "."))
@@ -276,4 +274,4 @@ func ResourceName(written string) (string, error) {
 	}
 }
 
-var errNotResource = fmt.Errorf("is no resource that NVIDIA's device plugin offers: they are %s and, for each MIG profile, the like of %s1g.10gb", nvml.ResourceGPU, migResourcePrefix)
+var errNotResource = fmt.Errorf("is no resource that NVIDIA's device plugin offers: they are %s and, for each MIG profile, the like of %s1g.10gb", nvml.ResourceGPU, nvml.ResourceMIGPrefix)
