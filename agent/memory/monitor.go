@@ -146,7 +146,7 @@ type Monitor struct {
 	Options
 	last       []usage                      // of the last look
 	nearlyFull map[string]bool              // by device
-	since      map[string]time.Time         // since when a device that is not nearly full has been over the threshold, or one that is below
+	since      map[string]time.Time         // since when a device has been over the threshold, or, if nearly full, below the lower limit
 	baseline   map[string]map[types.UID]int // MiB that each pod had when the device was last below both limits, by device
 	seeded     bool                         // what the node said before this process began is taken over
 	here       podsOnNode
