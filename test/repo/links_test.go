@@ -1,73 +1,149 @@
 package repo_test
 
 import (
+	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
 
-// links are those of Markdown to a file of the repository, to a heading, or to both.
-var links = regexp.MustCompile(`\]\(([^)\s]+)\)`)
-
 func TestEveryLinkOfAPageLeadsSomewhere(t *testing.T) {
 	checked := 0
-	for _, page := range files(t) {
-		if filepath.Ext(page) != ".md" {
-			continue
-		}
-		page, err := filepath.Rel(root, page)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, link := range links.FindAllStringSubmatch(read(t, page), -1) {
-			if strings.Contains(link[1], "://") {
-				continue
-			}
+	for _, page := range pages(t) {
+		for _, link := range linksOf(t, page) {
 			checked++
-			path, heading, _ := strings.Cut(link[1], "#")
-			target := page
-			if path != "" {
-				target = filepath.Join(filepath.Dir(page), path)
-			}
-			info, err := os.Stat(filepath.Join(root, target))
-			switch {
-			case err != nil:
-				t.Errorf("%s links to %s, which is not there", page, link[1])
-				continue
-			case info.IsDir() && heading != "":
-				target = filepath.Join(target, "README.md")
-			}
-			if heading != "" && !hasHeading(read(t, target), heading) {
-				t.Errorf("%s links to %s, and %s has no such heading", page, link[1], target)
+			switch target, heading := link.target(); {
+			case !exists(filepath.Join(root, target)):
+				t.Errorf("%s links to %s, which is not there", page, link.text)
+			case heading != "" && !slices.Contains(anchors(read(t, pageOf(target))), heading):
+				t.Errorf("%s links to %s, and %s has no such heading", page, link.text, pageOf(target))
 			}
 		}
 	}
-	if checked < 20 {
+	if checked < 30 {
 		t.Errorf("only %d links were looked at", checked)
 	}
 }
 
-var (
-	headings    = regexp.MustCompile(`(?m)^#+ (.*)$`)
-	notInAnchor = regexp.MustCompile("[^a-z0-9 _-]")
-)
-
-// hasHeading says whether a page has a heading of this anchor, as it is made of a heading where Markdown is shown.
-func hasHeading(text, anchor string) bool {
-	for _, heading := range headings.FindAllStringSubmatch(text, -1) {
-		if strings.ReplaceAll(notInAnchor.ReplaceAllString(strings.ToLower(heading[1]), ""), " ", "-") == anchor {
-			return true
+// A page that no other page links to is found by nobody.
+func TestEveryPageIsFoundFromTheREADME(t *testing.T) {
+	found := map[string]bool{"README.md": true}
+	for unread := []string{"README.md"}; len(unread) > 0; unread = unread[1:] {
+		for _, link := range linksOf(t, unread[0]) {
+			target, _ := link.target()
+			if page := pageOf(target); exists(filepath.Join(root, page)) && !found[page] {
+				found[page] = true
+				if filepath.Ext(page) == ".md" {
+					unread = append(unread, page)
+				}
+			}
 		}
 	}
-	return false
+	for _, page := range pages(t) {
+		if !found[page] {
+			t.Errorf("no page links to %s: name it in the map of README.md or test/README.md", page)
+		}
+	}
 }
 
-// Who opens the project reads one page in five minutes.
-func TestTheREADMEIsShort(t *testing.T) {
-	const most = 220
-	if lines := strings.Count(read(t, "README.md"), "\n"); lines >= most {
-		t.Errorf("README.md has %d lines, of which %d are one too many: tell it in the README beside what it describes", lines, most)
+// A newcomer reads one page in five minutes.
+func TestThePagesForNewcomersAreShort(t *testing.T) {
+	for page, most := range map[string]int{"README.md": 220} {
+		if lines := strings.Count(read(t, page), "\n"); lines > most {
+			t.Errorf("%s has %d lines and may have %d: tell the rest in the README beside what it describes", page, lines, most)
+		}
 	}
+}
+
+func TestHeadingsHaveTheAnchorsThatGitHubGivesThem(t *testing.T) {
+	page := "# One, two: three's `code_name`\n" +
+		"```sh\n# a comment\n```\n" +
+		"## [A page](page.md) – and more\n### Again\n## Again #\n    # indented code\n#no heading\n"
+	want := []string{"one-two-threes-code_name", "a-page--and-more", "again", "again-1"}
+	if got := anchors(page); !slices.Equal(got, want) {
+		t.Errorf("the anchors are %q, want %q", got, want)
+	}
+}
+
+// link is a link to a file of the repository, to a heading of a page, or to both.
+type link struct{ page, text string }
+
+var (
+	linkPattern = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	fences      = regexp.MustCompile("(?ms)^[ \t]*```.*?^[ \t]*```[^\n]*$")
+)
+
+func linksOf(t *testing.T, page string) []link {
+	t.Helper()
+	var all []link
+	for _, found := range linkPattern.FindAllStringSubmatch(fences.ReplaceAllString(read(t, page), ""), -1) {
+		if !strings.Contains(found[1], "://") {
+			all = append(all, link{page, found[1]})
+		}
+	}
+	return all
+}
+
+// target is the path of what the link leads to, from the root, and the heading there, if it names one.
+func (l link) target() (path, heading string) {
+	path, heading, _ = strings.Cut(l.text, "#")
+	if path == "" {
+		return l.page, heading
+	}
+	return filepath.Join(filepath.Dir(l.page), path), heading
+}
+
+// pageOf is what a reader sees at a path: of a folder its README.
+func pageOf(path string) string {
+	if readme := filepath.Join(path, "README.md"); exists(filepath.Join(root, readme)) {
+		return readme
+	}
+	return path
+}
+
+var (
+	headingPattern = regexp.MustCompile(`(?m)^#{1,6} +(.*?)(?: +#+)?$`)
+	linkText       = regexp.MustCompile(`\[([^\]]*)\]\([^)]*\)`)
+	notInAnchor    = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
+)
+
+// anchors are what the headings of a page are linked by, as GitHub makes them.
+func anchors(text string) []string {
+	var all []string
+	for _, heading := range headingPattern.FindAllStringSubmatch(fences.ReplaceAllString(text, ""), -1) {
+		shown := linkText.ReplaceAllString(heading[1], "$1")
+		anchor := strings.ReplaceAll(notInAnchor.ReplaceAllString(strings.ToLower(shown), ""), " ", "-")
+		unique := anchor
+		for n := 1; slices.Contains(all, unique); n++ {
+			unique = fmt.Sprintf("%s-%d", anchor, n)
+		}
+		all = append(all, unique)
+	}
+	return all
+}
+
+// pages are the Markdown files of the repository, as paths from the root.
+func pages(t *testing.T) []string {
+	t.Helper()
+	all := map[string]bool{}
+	for _, file := range files(t) {
+		if filepath.Ext(file) != ".md" {
+			continue
+		}
+		page, err := filepath.Rel(root, file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[page] = true
+	}
+	return slices.Sorted(maps.Keys(all))
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
