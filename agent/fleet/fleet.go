@@ -40,9 +40,12 @@ const (
 	// one were free: that nodes without a slot fill the pool it finds out then, and begins anew. It is more than the longest pause
 	// of those that a free slot may be for.
 	Patience = 10 * time.Second
-	// Most is how many nodes have a slot at once, and how many wait in line, in any pool: an object has room for annotations of
-	// 256 KiB. Who is beyond the line's end gets in when it has moved on.
+	// Most is how many nodes have a slot at once, and how many wait in line, in any pool. A node beyond the line's end gets in
+	// when the line has moved on.
 	Most = 512
+	// mostBytes bounds what those with a slot and the line take together, whatever length their names have. The API server takes
+	// 256 KiB for all annotations of an object: the rest is left for the failures, the pause and the annotations of others.
+	mostBytes = 232 << 10
 )
 
 // contention is how often a write is tried that others come before, with pauses that add up to some four seconds.

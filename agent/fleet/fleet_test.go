@@ -869,6 +869,55 @@ func TestPeopleSeeWhoHasASlot(t *testing.T) {
 	}
 }
 
+// Nodes with the longest names that there may be, with a slot and in line: the API server takes no annotations of more than 256 KiB.
+func TestTheLineEndsWhereLongNamesFillTheLease(t *testing.T) {
+	w := newWorld(t, atMost(1))
+	long := func(name string) string {
+		return name + strings.Repeat(".x", 126)[:253-len(w.named(name))-1] + "x"
+	}
+	w.node("first", time.Hour).mustTake()
+	var st map[string]any
+	if err := json.Unmarshal([]byte(w.lease().Annotations[config.AnnotationSlots]), &st); err != nil {
+		t.Fatal(err)
+	}
+	entry := func(kind string, i int) map[string]any {
+		return map[string]any{
+			"node": w.named(long(fmt.Sprintf("%s%03d", kind, i))), "uid": fmt.Sprintf("8f2c1a6e-0000-4000-%s000-%012d", kind, i),
+			"since": noon.Add(-time.Hour).Format(time.RFC3339),
+		}
+	}
+	var holders, queue []map[string]any
+	for i := range fleet.Most {
+		h := entry("b", i)
+		h["operation"], h["renewed"] = "0123456789ab", 1
+		holders = append(holders, h)
+	}
+	for i := range 80 {
+		queue = append(queue, entry("c", i))
+	}
+	st["holders"], st["queue"] = holders, queue
+	text, err := json.Marshal(st)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.annotate(config.AnnotationSlots, string(text))
+	const asking = 120
+	var young *agent
+	for i := range asking {
+		young = w.node(long(fmt.Sprintf("d%03d", i)), -time.Duration(i)*time.Second)
+		young.refused()
+	}
+	slots, line := len(w.lease().Annotations[config.AnnotationSlots]), len(w.state().Queue)
+	if slots > 240<<10 || line <= len(queue) || line >= len(queue)+asking {
+		t.Errorf("the annotation has %d bytes and a line of %d: want at most 240 KiB, and as many as have room", slots, line)
+	}
+	before := w.lease().ResourceVersion
+	young.refused()
+	if young.look().Waiting || w.lease().ResourceVersion != before {
+		t.Error("a node for which the line has no room writes the Lease")
+	}
+}
+
 func TestTheLineHasAnEnd(t *testing.T) {
 	w := newWorld(t, atMost(1))
 	a, young, old := w.node("a", 0), w.node("young", -time.Minute), w.node("old", time.Hour)

@@ -89,6 +89,30 @@ func (st *state) hold(c Change, now time.Time) {
 		h.Operation, h.Failed = c.Operation, false
 	}
 	h.Renewed = st.Turn + 1
+	st.cutLine()
+}
+
+// cutLine ends the line where nothing more has room.
+func (st *state) cutLine() {
+	room := mostBytes
+	for _, h := range st.Holders {
+		room -= size(h)
+	}
+	for i, w := range st.Queue {
+		if room -= size(w); room < 0 || i == Most {
+			st.Queue = st.Queue[:i]
+			return
+		}
+	}
+}
+
+// size is how many bytes an entry of the state takes, with what parts it from the next.
+func size[T holder | waiter](entry T) int {
+	text, err := json.Marshal(entry)
+	if err != nil { // a time beyond the year 9999: the state cannot be written at all, which write says
+		return mostBytes
+	}
+	return len(text) + len(",")
 }
 
 // dropHolders reports whether any was dropped.
@@ -113,12 +137,9 @@ func (st *state) lineUp(c Change) bool {
 	}
 	st.dropWaiters(func(w waiter) bool { return w.Node == me.Node || w.UID == me.UID })
 	i, _ := slices.BinarySearchFunc(st.Queue, me, age)
-	if i >= Most {
-		return false
-	}
 	st.Queue = slices.Insert(st.Queue, i, me)
-	st.Queue = st.Queue[:min(len(st.Queue), Most)]
-	return true
+	st.cutLine()
+	return i < len(st.Queue)
 }
 
 // inLine is a time as the line keeps it: in whole seconds, which an annotation keeps as they are.
