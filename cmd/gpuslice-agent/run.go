@@ -84,7 +84,7 @@ func (o *options) agent(log *zap.Logger, set *metrics.Set) (*agent.Agent, error)
 		return nil, err
 	}
 	// Events live as long as the process: they are told in the background, and lost with it.
-	events := record.NewBroadcaster()
+	events := newEvents()
 	events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")})
 	recorder := events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: agent.FieldManager, Host: o.node})
 	o.access = access.New(access.Options{
@@ -104,6 +104,13 @@ func (o *options) agent(log *zap.Logger, set *metrics.Set) (*agent.Agent, error)
 		Plugin:    agent.PluginConfigs{Parse: deviceplugin.Parse, Render: deviceplugin.Render}, PluginFile: o.pluginConfig,
 		Events: recorder,
 	}), nil
+}
+
+// newEvents sends as many Events of one object in a row as a change of a full node has: of the node, one for each pod that is
+// evicted, and some for the change. After them one more comes each half minute. By default it would be 25, and the Event that
+// says how a change ended would be lost.
+func newEvents() record.EventBroadcaster {
+	return record.NewBroadcaster(record.WithCorrelatorOptions(record.CorrelatorOptions{BurstSize: 150, QPS: 1.0 / 30}))
 }
 
 func (o *options) load() (config.Settings, error) {
