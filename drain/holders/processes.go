@@ -224,7 +224,8 @@ func (u *unreadable) err() error {
 		err = fmt.Errorf("%w (and %d more)", err, u.more)
 	}
 	if errors.Is(err, fs.ErrPermission) {
-		err = fmt.Errorf("%w; the agent may look at all processes only as root with CAP_SYS_PTRACE, as in a privileged container", err)
+		err = fmt.Errorf("%w; the agent may look at all processes only as root with CAP_SYS_PTRACE, as in a privileged container, "+
+			"and where no policy of a security module (SELinux, AppArmor) or of /proc (hidepid) denies it: the host's audit log names the one that does", err)
 	}
 	return err
 }
