@@ -30,7 +30,7 @@ import (
 )
 
 // Why nodes are found cordoned, cause by cause. Each is provoked for real, and it is measured how long the node is kept after
-// it. test/README.md has the table, with the causes that other tests show.
+// it. README.md has the table, with the causes that other tests show.
 
 // impatient gives pods the shortest time that the settings allow.
 const impatient = "timeouts: {drain: 1m}\n"
