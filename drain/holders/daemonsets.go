@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -72,6 +73,10 @@ func (d *DaemonSets) Believe(ctx context.Context, pods []corev1.Pod) ([]corev1.P
 
 func (d *DaemonSets) ask(ctx context.Context, named daemonSet) (daemonSetAnswer, error) {
 	now := d.clock.Now()
+	// The API server takes any text as the name of an owner, and nobody can be asked for some of them: the error would never end.
+	if len(apivalidation.NameIsDNSSubdomain(named.name, false)) > 0 {
+		return daemonSetAnswer{at: now}, nil
+	}
 	if a, known := d.known[named]; known && (!a.exists || now.Sub(a.at) < daemonSetFor) {
 		return a, nil
 	}

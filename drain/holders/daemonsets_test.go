@@ -2,6 +2,8 @@ package holders_test
 
 import (
 	"errors"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -14,7 +16,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
 	k8stesting "k8s.io/client-go/testing"
 	clocktesting "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
@@ -70,6 +74,24 @@ func TestAPodIsOfADaemonSetThatExists(t *testing.T) {
 	for i := range before {
 		if len(pods[i].OwnerReferences) != 1 {
 			t.Errorf("pod %s was changed", pods[i].Name)
+		}
+	}
+}
+
+// The API server takes any text as the name of an owner, while a client sends no request for a name that no object can have: a path,
+// and one that is longer than a line of HTTP.
+func TestAnOwnerWhoseNameNoDaemonSetCanHaveIsNone(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { t.Errorf("asked for %.100s", r.URL.Path) }))
+	t.Cleanup(server.Close)
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sets := holders.NewDaemonSets(client, clocktesting.NewFakePassiveClock(time.Now()))
+	for _, name := range []string{"../pods", ".", "..", "a%2fb", "Monitor", "a\nb", strings.Repeat("x", 1<<20)} {
+		got, err := sets.Believe(t.Context(), []corev1.Pod{daemonPod("a", "apps/v1", name, "1")})
+		if err != nil || ofDaemonSets(got) != "" {
+			t.Errorf("%.20q: of DaemonSets are %q, error %.200v", name, ofDaemonSets(got), err)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package node_test
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -8,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
@@ -52,6 +54,39 @@ func TestATenantsPodsHoldUpNoChange(t *testing.T) {
 	if _, err := r.client.CoreV1().Pods(namespace).Get(t.Context(), "plugin", metav1.GetOptions{}); err != nil {
 		t.Errorf("the pod without a GPU was disturbed: %v", err)
 	}
+}
+
+// Promise 15. The API server takes any text as the name of a pod's owner, also one by which nobody can be asked for. Where the agent
+// waits for an answer, it does not look at the node any more, and a node that is fenced stays so.
+func TestATenantsPodWithAnOwnerThatNobodyCanAskForHoldsUpNoChange(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, twoH100, "")
+	r.awaitOffered("nvidia.com/gpu", 2)
+	namespace := clustertest.Namespace(t)
+	for i, name := range []string{"../../pods", strings.Repeat("x", 1<<20)} {
+		spec := r.podSpec(nil)
+		spec.NodeName, spec.NodeSelector = r.Name, nil
+		pod, err := r.client.CoreV1().Pods(namespace).Create(t.Context(), &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{
+				Name: fmt.Sprintf("owned-%d", i), Finalizers: []string{"example.com/stays"}, // though the garbage collector misses its owner
+				OwnerReferences: []metav1.OwnerReference{{
+					APIVersion: "apps/v1", Kind: "DaemonSet", Name: name, UID: "2f1c1d2e-0000-4000-8000-000000000001", Controller: new(true),
+				}},
+			}, Spec: spec,
+		}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			_, err := r.client.CoreV1().Pods(namespace).Patch(context.Background(), pod.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	r.run()
+	r.label(config.LabelMIGConfig, "all-balanced")
+	r.givenBack(r.awaitConverged("all-balanced"))
 }
 
 // Promise 16. A tenant fills pods with as much text as the API server takes, and sends them to the node: kubelet refuses those that are
