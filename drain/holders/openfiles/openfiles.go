@@ -21,7 +21,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -49,7 +48,7 @@ type Look struct {
 	caps   uint32 // major number of MIG's capabilities; 0 if the driver has none
 	kcmp   bool   // pids of the table are those of this process's own PID namespace
 	mounts mounts
-	later  []open // on mounts that were not known when the file was seen
+	later  []open // on mounts that were not known when the file was seen; at most mostLater
 }
 
 // open is an open file that is to be looked at.
@@ -57,9 +56,12 @@ type open struct {
 	pid    int
 	folder string // /proc/PID/fd, or /proc/PID/task/TID/fd
 	name   string
-	target []byte // what the link shows
 	mount  int
 }
+
+// mostLater bounds what is remembered. Files of memory without a name are on a mount that no process shows, and a process may have a
+// million open.
+const mostLater = 4096
 
 // nvidiaMajor is the major number of /dev/nvidiaN, the same on every machine (NV_MAJOR_DEVICE_NUMBER of NVIDIA's open
 // kernel modules). That of /dev/nvidia-caps differs.
@@ -225,6 +227,10 @@ func (l *Look) openFiles(ctx context.Context, pid int, of string) error {
 				return &fs.PathError{Op: "looking at", Path: d.Name() + "/" + name, Err: err}
 			}
 		}
+		if len(l.later) >= mostLater {
+			l.askLater(ctx)
+			l.At("the open files of pid " + strconv.Itoa(pid))
+		}
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
@@ -255,8 +261,8 @@ func printable(path []byte) string {
 
 // file looks at one open file.
 func (l *Look) file(fds, infos int, f open) error {
-	var err error
-	if f.target, err = l.readLink(fds, f.name); err != nil || len(f.target) == 0 || f.target[0] != '/' {
+	target, err := l.readLink(fds, f.name)
+	if err != nil || len(target) == 0 || target[0] != '/' {
 		return err // sockets, pipes and what else has no path are most of what is open
 	}
 	flags, mount, err := l.facts(infos, f.name)
@@ -271,7 +277,6 @@ func (l *Look) file(fds, infos int, f open) error {
 	case local:
 		return l.ask(fds, f)
 	case unknown:
-		f.target = slices.Clone(f.target)
 		l.later = append(l.later, f)
 	case foreign:
 	}
@@ -320,7 +325,11 @@ func (l *Look) ask(fds int, f open) error {
 		return nil
 	}
 	if gpu, ok := l.gpuOf(is.Rdev_major, int(is.Rdev_minor)); ok {
-		l.Found(f.pid, File{GPU: gpu, Path: printable(f.target)})
+		target, err := l.readLink(fds, f.name)
+		if err != nil {
+			return err
+		}
+		l.Found(f.pid, File{GPU: gpu, Path: printable(target)})
 	}
 	return nil
 }
@@ -338,8 +347,8 @@ func (l *Look) gpuOf(major uint32, minor int) (gpu int, ok bool) {
 }
 
 // askLater looks at the files whose mounts were in no process's table when they were seen. By now another process may have shown
-// the mount. One that no process shows has been taken away since the file was opened, and what it was cannot be found out
-// without asking, which may hang: so they are asked last, and At is told of each.
+// the mount. One that no process shows has been taken away since the file was opened, or is the kernel's own, and what it was cannot be
+// found out without asking, which may hang: so they are asked last, or when they are many, and At is told of each.
 func (l *Look) askLater(ctx context.Context) {
 	for _, f := range l.later {
 		if ctx.Err() != nil {
@@ -358,6 +367,7 @@ func (l *Look) askLater(ctx context.Context) {
 			l.Failed(&fs.PathError{Op: "looking at", Path: f.folder + "/" + f.name, Err: err})
 		}
 	}
+	l.later = l.later[:0]
 }
 
 // Numbers lists the entries of a folder of procfs that are named by a number: processes, or threads.

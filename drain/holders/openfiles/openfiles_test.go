@@ -242,6 +242,57 @@ func TestAFileWhoseServerIsSilentIsNotAskedFor(t *testing.T) {
 	}
 }
 
+// Promise 16. A file of memory without a name is on a mount that no process shows, and who has one open may have it open a million times
+// more, under a long name. So the look must not remember each.
+func TestFilesOnAMountThatNobodyShowsTakeNoMemory(t *testing.T) {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	n := int(min(limit.Cur, 15_200)) - 200
+	fd, err := unix.MemfdCreate(strings.Repeat("x", 240), unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fds := []int{fd}
+	defer func() {
+		for _, fd := range fds {
+			_ = unix.Close(fd)
+		}
+	}()
+	for range n {
+		fd, err := unix.FcntlInt(uintptr(fds[0]), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fds = append(fds, fd)
+	}
+	self := fmt.Sprintf("/proc/%d/fd/", os.Getpid())
+	asked, most := 0, uint64(0)
+	var before, now runtime.MemStats
+	l := openfiles.Look{Root: "/proc", Found: func(int, openfiles.File) {}, Failed: func(error) {}, At: func(what string) {
+		if !strings.HasPrefix(what, self) {
+			return
+		}
+		if asked++; asked%2000 == 1 {
+			runtime.GC()
+			runtime.ReadMemStats(&now)
+			most = max(most, now.HeapAlloc)
+		}
+	}}
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	if err := l.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if asked < n {
+		t.Errorf("%d of %d files were asked what they are", asked, n)
+	}
+	if more := int64(most) - int64(before.HeapAlloc); more > 2<<20 {
+		t.Errorf("%d files have taken %d KiB, %d bytes each", n, more>>10, more/int64(n))
+	}
+}
+
 func TestALookEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
