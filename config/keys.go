@@ -1,5 +1,7 @@
 package config
 
+//go:generate go test -count=1 ../test/repo -run TestTheAgentsPageHasTheReasonsOfTheCode -update
+
 // Labels of the node that the agent reads.
 const (
 	// LabelMIGConfig names the MIG config that the node shall have. Without it the GPUs are left as they are.
@@ -106,18 +108,18 @@ const ConditionGPUPartitionReady = "GPUPartitionReady"
 const ConditionGPUMemoryPressure = "GPUMemoryPressure"
 
 // Reason is why the agent does, waits for, or refuses something. Conditions, events, metrics and logs share the
-// reasons, so that each can be searched by the words of any other.
+// reasons, so that each can be searched by the words of any other. What the comments below say of each is what agent/README.md says.
 type Reason string
 
 // Reasons of a node at rest.
 const (
-	// ReasonNotRequested is given when no label asks for anything: the GPUs are left as they are.
+	// ReasonNotRequested is given when no label asks for anything: the GPUs stay as they are.
 	ReasonNotRequested Reason = "NotRequested"
-	// ReasonConverged is given when hardware and allocatable are as the labels ask.
+	// ReasonConverged is given when hardware and allocatable are as the labels ask, seen twice in a row.
 	ReasonConverged Reason = "Converged"
 )
 
-// Reasons why a wish is refused before anything is disturbed.
+// Reasons why the agent refuses what is asked for, before it disturbs anything. The message says what would be possible.
 const (
 	// ReasonUnknownConfig is given when no config of the catalog has the name that the label asks for.
 	ReasonUnknownConfig Reason = "UnknownConfig"
@@ -125,16 +127,18 @@ const (
 	ReasonInvalidCatalog Reason = "InvalidCatalog"
 	// ReasonImpossibleGeometry is given when a GPU cannot hold the instances that the config asks of it.
 	ReasonImpossibleGeometry Reason = "ImpossibleGeometry"
-	// ReasonWrongMIGStrategy is given when the node's device plugin, as it is told to present MIG devices, would not offer what is asked for.
+	// ReasonWrongMIGStrategy is given when the device plugin, by the MIG strategy that it is told, would end on what is asked for or
+	// not offer it. Where only what the plugin offers shows its strategy, the agent finds out while it awaits the capacity, and
+	// undoes the change.
 	ReasonWrongMIGStrategy Reason = "WrongMIGStrategy"
-	// ReasonNoHandover is given when the node's device plugin cannot be given another config.
+	// ReasonNoHandover is given when the agent has no way to give the device plugin another config.
 	ReasonNoHandover Reason = "NoHandover"
-	// ReasonNodeKeyConflict is given when somebody else has set a label or taint of the node otherwise than the profile does.
+	// ReasonNodeKeyConflict is given when a label or taint of the profile is on the node with another value, which is not the agent's.
 	ReasonNodeKeyConflict Reason = "NodeKeyConflict"
-	// ReasonNoCapableGPU is given when a config asks for MIG and no GPU that it names can do MIG.
+	// ReasonNoCapableGPU is given when a config asks for MIG and no GPU that it names can do MIG, or a profile selects no GPU of this node.
 	ReasonNoCapableGPU Reason = "NoCapableGPU"
-	// ReasonVirtualGPU is given when MIG or sharing is asked of a vGPU, which its host has cut for one workload at a time, or
-	// sharing of a GPU that this host lends to virtual machines.
+	// ReasonVirtualGPU is given when a label asks for MIG or sharing of a vGPU, which only the host of its virtual machine can cut and
+	// which one workload has at a time, or for sharing of a GPU that this host lends to virtual machines.
 	ReasonVirtualGPU Reason = "VirtualGPU"
 	// ReasonImpossibleSharing is given when the device plugin cannot share the node's resources in the way that is asked for.
 	ReasonImpossibleSharing Reason = "ImpossibleSharing"
@@ -142,74 +146,83 @@ const (
 
 // Reasons why a change does not begin yet, or not go on.
 const (
-	// ReasonHeld is given while people keep the node from any change by AnnotationHold.
+	// ReasonHeld is given while AnnotationHold keeps the node from any change.
 	ReasonHeld Reason = "Held"
-	// ReasonInvalidMaintenance is given when the maintenance file cannot be read: nothing is begun then.
+	// ReasonInvalidMaintenance is given while the maintenance file cannot be read: the agent begins nothing until it can.
 	ReasonInvalidMaintenance Reason = "InvalidMaintenance"
-	// ReasonAwaitingWindow is given while the node may not be disturbed, or not for as long as the change takes.
+	// ReasonAwaitingWindow is given while no window is open that is long enough for the change. The message and
+	// ConditionMaintenancePlanned say when the change begins.
 	ReasonAwaitingWindow Reason = "AwaitingWindow"
-	// ReasonAwaitingSlot is given while as many nodes of the pool are unavailable as may be.
+	// ReasonAwaitingSlot is given while as many nodes of the pool are unavailable as may be; the message names them.
 	ReasonAwaitingSlot Reason = "AwaitingSlot"
-	// ReasonPoolPaused is given while the pool begins nothing, after too many failures or because people say so.
+	// ReasonPoolPaused is given while the pool begins nothing, after too many failures in a row or because people say so.
 	ReasonPoolPaused Reason = "PoolPaused"
-	// ReasonWindowClosed is given when a change is put off because its window closed before a GPU was touched.
+	// ReasonWindowClosed is given when the window closes, or is about to, before the agent has touched a GPU: it gives the node back,
+	// and begins the change again in the next window.
 	ReasonWindowClosed Reason = "WindowClosed"
-	// ReasonWindowOverrun is given when a change goes on beyond its window, since its GPUs were touched.
+	// ReasonWindowOverrun is given, by an Event and in the condition's message, when a change goes on beyond its window, since its GPUs were touched.
 	ReasonWindowOverrun Reason = "WindowOverrun"
 )
 
 // Reasons while a change is under way, in the order of its steps.
 const (
-	// ReasonFencing is given while the node is being cordoned and tainted.
+	// ReasonFencing is given while the agent cordons and taints the node.
 	ReasonFencing Reason = "Fencing"
 	// ReasonEvicting is given while pods that hold what will change are leaving.
 	ReasonEvicting Reason = "Evicting"
-	// ReasonHoldersUnknown is given while the host's processes cannot be looked at, so that nobody knows who holds a GPU.
+	// ReasonHoldersUnknown is given while the agent cannot see the host's processes, so that nobody knows who holds a GPU. It evicts no
+	// pod before it can.
 	ReasonHoldersUnknown Reason = "HoldersUnknown"
-	// ReasonOtherMaintenance is given while another tool maintains the node, by what it has written there.
+	// ReasonOtherMaintenance is given while another tool works on the node (kured, a driver upgrade, an autoscaler, …). The agent names it
+	// and waits for it, before the fence and before the uncordon.
 	ReasonOtherMaintenance Reason = "OtherMaintenance"
-	// ReasonPausingOperands is given while operands of the GPU operator are being sent away by their labels.
+	// ReasonPausingOperands is given while the agent sends operands of the GPU Operator away by their labels.
 	ReasonPausingOperands Reason = "PausingOperands"
-	// ReasonStoppingUnits is given while units of the host that keep GPUs open are being stopped.
+	// ReasonStoppingUnits is given while the agent stops units of the host that keep GPUs open.
 	ReasonStoppingUnits Reason = "StoppingUnits"
-	// ReasonEvictionBlocked is given when a pod cannot be evicted now, as when its disruption budget is used up.
+	// ReasonEvictionBlocked is given when a pod cannot be evicted now, as when its disruption budget is used up. Before the cordon the
+	// node stays schedulable until it can.
 	ReasonEvictionBlocked Reason = "EvictionBlocked"
-	// ReasonKubeletUnavailable is given while kubelet does not say which pod has which device.
+	// ReasonKubeletUnavailable is given while kubelet does not say which pod has which device. The agent evicts no pod before it does.
 	ReasonKubeletUnavailable Reason = "KubeletUnavailable"
-	// ReasonNoDevicePlugin is given when nobody on the node offers its GPUs to kubelet, so that no change could be proven.
+	// ReasonNoDevicePlugin is given when nothing offers the node's GPUs to kubelet, so that no change could be proven. The message says
+	// why a device plugin may not be here.
 	ReasonNoDevicePlugin Reason = "NoDevicePlugin"
-	// ReasonGPUInUse is given when a process that no pod accounts for holds what will change.
+	// ReasonGPUInUse is given when a process that belongs to no evicted pod holds what will change. The message names its pid,
+	// its command, and its pod, unit or container.
 	ReasonGPUInUse Reason = "GPUInUse"
 	// ReasonNeedsReboot is given when a mode change is pending and only a reboot of the node makes it current, as in
 	// virtual machines that do not let the driver reset a GPU.
 	ReasonNeedsReboot Reason = "NeedsReboot"
-	// ReasonShuttingDown is given when the node is being shut down: no further change to a GPU is begun.
+	// ReasonShuttingDown is given while the node shuts down: the agent begins no further change to a GPU.
 	ReasonShuttingDown Reason = "ShuttingDown"
-	// ReasonRepartitioning is given while MIG mode is turned on or off and instances are destroyed and created.
+	// ReasonRepartitioning is given while the agent turns MIG mode on or off, and destroys and creates instances.
 	ReasonRepartitioning Reason = "Repartitioning"
-	// ReasonConfiguringPlugin is given while the device plugin is being given another config.
+	// ReasonConfiguringPlugin is given while the agent gives the device plugin another config.
 	ReasonConfiguringPlugin Reason = "ConfiguringPlugin"
-	// ReasonPluginFailed is given when the device plugin does not run by its new config, or MPS does not end.
+	// ReasonPluginFailed is given when the device plugin ends again and again by its new config, or MPS does not end. The agent
+	// brings the former config back.
 	ReasonPluginFailed Reason = "PluginFailed"
 	// ReasonAwaitingCapacity is given while kubelet does not yet show the new devices.
 	ReasonAwaitingCapacity Reason = "AwaitingCapacity"
 	// ReasonCapacityMismatch is given when allocatable is still not what stands on the hardware at the deadline.
 	ReasonCapacityMismatch Reason = "CapacityMismatch"
-	// ReasonReleased is given when the node is uncordoned and nothing more is owed.
+	// ReasonReleased is given, by an Event alone, when the node is uncordoned and the agent owes it nothing more.
 	ReasonReleased Reason = "Released"
 )
 
-// Reasons of ConditionGPUMemoryPressure, and of the event about the pod that has filled a GPU.
+// Reasons of ConditionGPUMemoryPressure, and of the Event about the pod that has filled a GPU.
 const (
-	// ReasonGPUMemorySufficient is given when no GPU that pods share is nearly full.
+	// ReasonGPUMemorySufficient is given when no GPU or MIG instance that pods share is nearly full.
 	ReasonGPUMemorySufficient Reason = "GPUMemorySufficient"
 	// ReasonGPUMemoryNearlyFull is given when one is: sharing keeps no pod's memory apart, and any may be the next to get none.
+	// The message has its pods with their MiB.
 	ReasonGPUMemoryNearlyFull Reason = "GPUMemoryNearlyFull"
-	// ReasonGPUMemoryUnknown is given while the driver does not say, or nobody wants to know.
+	// ReasonGPUMemoryUnknown is given while the driver does not answer, or memoryPressure.threshold of the settings is 0.
 	ReasonGPUMemoryUnknown Reason = "GPUMemoryUnknown"
 )
 
-// Reasons of events about what the agent's account may do. They are told when an agent starts, and keep it from nothing.
+// Reasons of Events about what the agent's account may do. The agent tells them when it starts, and works all the same.
 const (
 	// ReasonUnconfined is given when no admission policy confines the agent to its own node, or when they refuse all it writes.
 	ReasonUnconfined Reason = "Unconfined"
@@ -219,11 +232,13 @@ const (
 
 // Reasons when something went wrong.
 const (
-	// ReasonJournalUnreadable is given when the journal is not one that this agent can read: it then touches nothing.
+	// ReasonJournalUnreadable is given when this agent cannot read the journal, as when a newer one wrote it: it touches nothing until a
+	// person has looked.
 	ReasonJournalUnreadable Reason = "JournalUnreadable"
-	// ReasonHostRecordUnavailable is given while the host's record of what is owed cannot be read or written: nothing is begun then.
+	// ReasonHostRecordUnavailable is given while the agent cannot read or write the host's record of what it owes: it begins nothing, and
+	// gives back what was begun. The message says what to do.
 	ReasonHostRecordUnavailable Reason = "HostRecordUnavailable"
-	// ReasonDriverNotLoaded is given while NVIDIA's driver or library is not there.
+	// ReasonDriverNotLoaded is given while NVIDIA's driver or library is not there, as during its upgrade. The agent waits for it.
 	ReasonDriverNotLoaded Reason = "DriverNotLoaded"
 	// ReasonDriverUnresponsive is given while a call into the driver does not come back.
 	ReasonDriverUnresponsive Reason = "DriverUnresponsive"
@@ -231,15 +246,15 @@ const (
 	ReasonHardwareFailure Reason = "HardwareFailure"
 	// ReasonStepHadNoEffect is given when a step reported success again and again and is still needed.
 	ReasonStepHadNoEffect Reason = "StepHadNoEffect"
-	// ReasonRetrying is given when a step failed for a cause that may pass, and is tried again.
+	// ReasonRetrying is given when a step failed for a cause that may pass; the agent tries it again.
 	ReasonRetrying Reason = "Retrying"
-	// ReasonCancelled is given when somebody lifts our cordon in the middle of a change, which ends it.
+	// ReasonCancelled is given when somebody lifts our cordon in the middle of a change, which calls it off.
 	ReasonCancelled Reason = "Cancelled"
-	// ReasonRecovering is given when something of ours is found on the node that no change accounts for, and is given back.
+	// ReasonRecovering is given while the agent gives back what is ours on the node without a journal.
 	ReasonRecovering Reason = "Recovering"
-	// ReasonUnitFailed is given when a unit of the host does not stop, or does not start again.
+	// ReasonUnitFailed is given when a unit of the host does not stop, which undoes the change, or does not start again.
 	ReasonUnitFailed Reason = "UnitFailed"
-	// ReasonRollingBack is given while GPUs are brought back to what they were.
+	// ReasonRollingBack is given while the agent brings GPUs back to what they were, since the change was given up.
 	ReasonRollingBack Reason = "RollingBack"
 )
 
