@@ -30,7 +30,7 @@ func documented(t *testing.T, file string, beginnings ...string) []string {
 // Whoever follows the README sees the wait end when the node is as asked, also where it is so already, and not by what was asked before.
 func TestTheFirstCommandsOfTheREADMEsWaitForWhatWasAsked(t *testing.T) {
 	t.Parallel()
-	for file, node := range map[string]string{"../../README.md": "gpu-1", "../../deploy/README.md": "NODE"} {
+	for file, node := range map[string]string{"../../README.md": "gpu-1"} {
 		t.Run(file, func(t *testing.T) {
 			t.Parallel()
 			commands := documented(t, file, "kubectl label node "+node, "kubectl wait node")

@@ -1,9 +1,12 @@
 package repo_test
 
 import (
+	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -15,6 +18,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
+	"github.com/gpuslice/gpuslice/config/migparted"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/gpusim/gpusimtest"
 )
@@ -252,4 +256,56 @@ func TestPodsThatPeopleWorkInMayEndByThemselves(t *testing.T) {
 	if diff := cmp.Diff(slices.Sorted(slices.Values(interactive)), slices.Sorted(maps.Keys(gradual))); diff != "" {
 		t.Errorf("profiles (-want +found):\n%s", diff)
 	}
+}
+
+// People copy what the pages show.
+func TestTheFilesThatThePagesShowAreRead(t *testing.T) {
+	block := regexp.MustCompile("(?ms)^```yaml\n(.*?)^```")
+	looked := 0
+	for _, page := range pages(t) {
+		text, err := os.ReadFile(filepath.Join(root, page))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, found := range block.FindAllSubmatch(text, -1) {
+			var file struct {
+				Kind string
+				Data map[string]string
+			}
+			if err := sigsyaml.Unmarshal(found[1], &file); err != nil {
+				t.Errorf("%s: %v\n%s", page, err, found[1])
+			}
+			switch file.Kind {
+			case "Kustomization":
+				_, err = sigsyaml.YAMLToJSONStrict(found[1])
+			case "ConfigMap":
+				for name, inside := range file.Data {
+					err = errors.Join(err, readByName(name, []byte(inside)))
+				}
+			default: // a part of the settings
+				_, err = config.Parse(append([]byte("apiVersion: "+config.SettingsAPIVersion+"\nkind: "+config.SettingsKind+"\n"), found[1]...))
+			}
+			if looked++; err != nil {
+				t.Errorf("%s: %v\n%s", page, err, found[1])
+			}
+		}
+	}
+	if looked < 4 {
+		t.Errorf("the pages show %d files", looked)
+	}
+}
+
+// readByName reads a file that the agent finds in a ConfigMap under this name.
+func readByName(name string, text []byte) (err error) {
+	switch name {
+	case config.DefaultProfilesKey:
+		_, err = config.ParseProfiles(text)
+	case config.DefaultMaintenanceKey:
+		_, err = config.ParseMaintenance(text)
+	case config.DefaultMIGConfigMapKey:
+		_, err = migparted.Parse(text)
+	default:
+		err = fmt.Errorf("the agent reads no %s", name)
+	}
+	return err
 }
