@@ -351,6 +351,51 @@ func TestLabelsAndTaintsComeAndGoWithTheProfile(t *testing.T) {
 	})
 }
 
+// Promise 12. The host's record keeps in mind which labels and taints are ours, of a profile and of the one before it. What does not fit
+// there must not be found out behind the fence, again and again.
+func TestAsManyLabelsAndTaintsAsAProfileMayHaveComeAndGo(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.shares()
+		var file strings.Builder
+		file.WriteString("apiVersion: gpuslice.io/v1alpha1\nkind: Profiles\nprofiles:\n")
+		for _, p := range []struct {
+			name string
+			keys int
+		}{{"first", 100}, {"second", 100}, {"much", 300}} {
+			fmt.Fprintf(&file, "  %s:\n    mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}]\n    labels:\n", p.name)
+			for i := range p.keys {
+				fmt.Fprintf(&file, "      %s-%d: %s\n", p.name, i, strings.Repeat("x", 63))
+			}
+		}
+		profiles := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "gpuslice-profiles", Namespace: "gpuslice"}, Data: map[string]string{}}
+		profiles.Data["profiles.yaml"] = file.String()
+		set := func() {
+			t.Helper()
+			if _, err := w.client.CoreV1().ConfigMaps("gpuslice").Update(t.Context(), profiles, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		set()
+		w.pod("train", "0")
+		w.profile("much")
+		w.within(50, nil, func() bool { return w.condition().Reason == string(config.ReasonInvalidCatalog) })
+		if !w.runs("train") {
+			t.Fatalf("a pod had to leave for a profile that cannot be: %s", w.condition().Message)
+		}
+		profiles.Data["profiles.yaml"], _, _ = strings.Cut(file.String(), "  much:")
+		set()
+		for _, name := range []string{"first", "second"} {
+			w.profile(name)
+			w.reach(name)
+			if n := len(w.node().Labels); n < 100 || n > 110 {
+				t.Errorf("%s: %d labels", name, n)
+			}
+		}
+	})
+}
+
 func TestALabelOfSomebodyElseIsNotChanged(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

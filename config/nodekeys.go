@@ -16,11 +16,23 @@ import (
 // changes its role is reinstalled.
 var foreignDomains = []string{"nvidia.com", "gpuslice.io", "kubernetes.io", "k8s.io"}
 
+// mostNodeKeys bounds the labels, and the taints, of a profile: those of one and of the one before it are kept in the host's record, on the
+// node and in each write between them.
+const mostNodeKeys = 100
+
+// fewKeys refuses more than that.
+func (c *checks) fewKeys(field string, n int) bool {
+	if n > mostNodeKeys {
+		c.add(&InvalidError{Field: field, Want: fmt.Sprintf("has %d entries, and at most %d can be kept in mind", n, mostNodeKeys)})
+	}
+	return n <= mostNodeKeys
+}
+
 // nodeLabels checks the labels that a profile puts on its nodes.
 func (c *checks) nodeLabels(raw json.RawMessage) map[string]string {
 	const field = "labels"
 	var in map[string]json.RawMessage
-	if absent(raw) || !c.mapping(field, raw, &in) || len(in) == 0 {
+	if absent(raw) || !c.mapping(field, raw, &in) || len(in) == 0 || !c.fewKeys(field, len(in)) {
 		return nil
 	}
 	labels := map[string]string{}
@@ -43,6 +55,9 @@ func (c *checks) nodeTaints(raw json.RawMessage) []corev1.Taint {
 	var entries []json.RawMessage
 	if !absent(raw) && json.Unmarshal(raw, &entries) != nil {
 		c.add(&InvalidError{Field: field, Want: `must be a list of entries with "key", "value" and "effect"`})
+	}
+	if !c.fewKeys(field, len(entries)) {
+		return nil
 	}
 	var taints []corev1.Taint
 	for i, entry := range entries {

@@ -1,6 +1,7 @@
 package config_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -160,6 +161,10 @@ func TestProfilesOfPoolsAreRefused(t *testing.T) {
 				`labels.d: "e f" a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')`,
 			},
 		},
+		"with more labels and taints than can be recorded": {
+			"{labels: {" + numbered(101, "l%d: a", ", ") + "}, taints: [" + numbered(101, "{key: t%d, effect: NoSchedule}", ", ") + "]}",
+			[]string{"labels: has 101 entries, and at most 100 can be kept in mind", "taints: has 101 entries, and at most 100 can be kept in mind"},
+		},
 		"with labels that are a list": {
 			"{labels: [a], taints: {gpu: true}}",
 			[]string{"labels: must be a mapping, not a list", `taints: must be a list of entries with "key", "value" and "effect"`},
@@ -298,4 +303,13 @@ func TestWhatIsOffered(t *testing.T) {
 			t.Errorf("%s with renaming %t is offered as %s, %d times; want %s, %d times", test.resource, test.rename, name, n, test.name, test.replicas)
 		}
 	}
+}
+
+// numbered writes a text so many times, each with its number.
+func numbered(n int, text, between string) string {
+	var all []string
+	for i := range n {
+		all = append(all, fmt.Sprintf(text, i))
+	}
+	return strings.Join(all, between)
 }

@@ -32,7 +32,7 @@ type Profile struct {
 	// Labels of the node, under keys of your own.
 	Labels NodeLabels `json:"labels,omitempty"`
 	// Taints of the node, under keys of your own.
-	Taints []Taint `json:"taints,omitempty" jsonschema:"uniqueItems=true"`
+	Taints []Taint `json:"taints,omitempty" jsonschema:"maxItems=100,uniqueItems=true"`
 	// How pods are sent away, where it is otherwise than in the settings.
 	Drain *DrainOverrides `json:"drain,omitempty"`
 	// When a change to it may begin, in place of the windows of the node's pool.

@@ -84,7 +84,9 @@ func (NodeKey) JSONSchema() *jsonschema.Schema {
 
 // JSONSchema is the form of labels.
 func (NodeLabels) JSONSchema() *jsonschema.Schema {
-	return &jsonschema.Schema{Type: "object", PropertyNames: NodeKey("").JSONSchema(), AdditionalProperties: LabelValue("").JSONSchema()}
+	return &jsonschema.Schema{
+		Type: "object", PropertyNames: NodeKey("").JSONSchema(), AdditionalProperties: LabelValue("").JSONSchema(), MaxProperties: number(100),
+	}
 }
 
 // JSONSchema is the form of counts of MIG devices.
