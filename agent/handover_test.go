@@ -254,6 +254,26 @@ func TestAConfigThatAProfileHasLeftIsNobodysWish(t *testing.T) {
 	})
 }
 
+// The API server refuses the value of such a label, when pods have left for it.
+func TestAKeyThatNoLabelCanNameIsPassedOver(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.managed()
+		const two = "version: v1\nflags: {migStrategy: mixed}\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n"
+		w.setPluginConfigs("kube-system", "plugin-configs", map[string]string{
+			"default": "version: v1\nflags: {migStrategy: mixed}\n", strings.Repeat("a", 64): two, "-two": two,
+		})
+		w.profile("two")
+		if !w.within(300, w.manage, w.done("two")) {
+			t.Error("never shared")
+		}
+		if v := w.node().Labels[config.LabelDevicePluginConfig]; !strings.HasPrefix(v, config.OwnPluginKey) {
+			t.Errorf("label %s=%s, and keys %v", config.LabelDevicePluginConfig, v, w.pluginConfigs())
+		}
+	})
+}
+
 func TestPeoplesConfigStaysWhileTheGPUsAreCut(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

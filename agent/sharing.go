@@ -13,6 +13,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/gpuslice/gpuslice/agent/capacity"
 	"github.com/gpuslice/gpuslice/agent/outcome"
@@ -136,6 +137,9 @@ func (a *Agent) keyOf(p pluginConfig, want *desiredPlugin) (*desiredPlugin, erro
 		return nil, &outcome.Stalled{Reason: config.ReasonNoHandover, NoHandover: true, Message: m.readErr.Error()}
 	}
 	for _, key := range slices.Sorted(maps.Keys(m.files)) {
+		if len(validation.IsValidLabelValue(key)) > 0 {
+			continue // no label can name it
+		}
 		parsed, err := a.plugin.configs.Parse([]byte(m.files[key]))
 		if err != nil || !want.as(&parsed) {
 			continue
