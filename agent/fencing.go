@@ -240,10 +240,8 @@ func (a *Agent) journal(seen observed, want desired, steps []plan.Step) (*journa
 func (a *Agent) notePlugin(j *journal.Journal, seen observed, steps []plan.Step) error {
 	j.Strategy = seen.toldStrategy()
 	shapes := plan.Any(steps, func(t plan.Traits) bool { return t.ShapesPlugin })
-	for _, pod := range seen.devicePlugin.pods {
-		if shapes && !j.RanBefore(string(pod.UID)) {
-			j.Operands = append(j.Operands, string(pod.UID))
-		}
+	if shapes {
+		j.Operands = operandsOf(*j, seen.devicePlugin.pods)
 	}
 	changes := plan.Has(steps, plan.WriteSharing)
 	if seen.plugin.method == "" || j.Plugin != nil && (!j.Plugin.Stays || !changes) {
@@ -256,6 +254,23 @@ func (a *Agent) notePlugin(j *journal.Journal, seen observed, steps []plan.Step)
 	former.Stays = !changes
 	j.Plugin = former
 	return nil
+}
+
+// operandsOf are the UIDs of the plugin's pods for the journal: those that it has of pods that are there, and those that have come since. One that
+// is gone never comes back, and any number of them may come and go while others are waited for.
+func operandsOf(j journal.Journal, pods []corev1.Pod) []string {
+	var out []string
+	for _, uid := range j.Operands {
+		if slices.ContainsFunc(pods, func(p corev1.Pod) bool { return string(p.UID) == uid }) {
+			out = append(out, uid)
+		}
+	}
+	for _, pod := range pods {
+		if !j.RanBefore(string(pod.UID)) {
+			out = append(out, string(pod.UID))
+		}
+	}
+	return out
 }
 
 // owe notes what the steps take from operands and units, and what an agent has left on the node without a journal.

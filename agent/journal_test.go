@@ -3,6 +3,7 @@ package agent_test
 import (
 	"testing"
 	"testing/synctest"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -61,4 +62,37 @@ func TestAChangeGoesOnAfterTheUpgradeOfAnAgentWithoutARecord(t *testing.T) {
 			})
 		}
 	}
+}
+
+// The journal names the plugin's pods that have read the GPUs as they were. Each pod that comes while others are waited for is one
+// more, and a journal with too many of them is one that no agent reads: the node would stay cordoned.
+func TestDevicePluginsThatComeAndGoMakeNoJournalTooLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.grace, w.settings.Timeouts.Drain = 2*time.Hour, 24*time.Hour
+		w.restart()
+		w.pod("train", "0")
+		w.label("all-1g.10gb")
+		everything := corev1.Toleration{Operator: corev1.TolerationOpExists}
+		for range 300 {
+			pods, err := w.client.CoreV1().Pods("kube-system").List(t.Context(), metav1.ListOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, p := range pods.Items {
+				if err := w.client.Tracker().Delete(podResource, p.Namespace, p.Name); err != nil {
+					t.Fatal(err)
+				}
+			}
+			w.startPlugin(everything)
+			w.turn()
+			if pause := w.agent.Pass(t.Context()); pause > 0 {
+				<-time.After(pause)
+			}
+		}
+		if c := w.condition(); c.Reason == string(config.ReasonJournalUnreadable) {
+			t.Errorf("after %d device plugins: %s", w.started, c.Message)
+		}
+		w.reach("all-1g.10gb")
+	})
 }

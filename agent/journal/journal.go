@@ -380,7 +380,8 @@ func (f *FormerPlugin) check() error {
 // TakesMore reports whether the journal owes something that the other, which may be nil, does not.
 func (j *Journal) TakesMore(than *Journal) bool {
 	if than == nil || j.Target != than.Target || j.Cordoned && !than.Cordoned || j.ChangesPlugin() && !than.ChangesPlugin() ||
-		len(j.Reboots) > len(than.Reboots) || len(j.Operands) > len(than.Operands) || slices.ContainsFunc(j.Stopped, func(unit string) bool { return !slices.Contains(than.Stopped, unit) }) {
+		len(j.Reboots) > len(than.Reboots) || slices.ContainsFunc(j.Operands, func(uid string) bool { return !than.RanBefore(uid) }) ||
+		slices.ContainsFunc(j.Stopped, func(unit string) bool { return !slices.Contains(than.Stopped, unit) }) {
 		return true
 	}
 	former := than.PausedLabels()
