@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
 )
 
 // await watches the node until done is satisfied with it.
@@ -27,27 +28,17 @@ func (r *rig) await(what string, done func(*corev1.Node) bool) *corev1.Node {
 
 // seek watches the node until done is satisfied with it, or ctx ends. It returns the node as last seen.
 func (r *rig) seek(ctx context.Context, done func(*corev1.Node) bool) (last *corev1.Node, satisfied bool) {
-	for ctx.Err() == nil {
-		w, err := r.client.CoreV1().Nodes().Watch(ctx, metav1.ListOptions{
-			FieldSelector: fields.OneTermEqualSelector("metadata.name", r.Name).String(),
-		})
-		if err != nil {
-			break
-		}
-		for event := range w.ResultChan() {
-			object, ok := event.Object.(*corev1.Node)
-			if !ok {
-				break
-			}
-			last = object
-			if done(object) {
-				w.Stop()
-				return object, true
-			}
-		}
-		w.Stop()
+	open := func(ctx context.Context) (watch.Interface, error) {
+		return r.client.CoreV1().Nodes().Watch(ctx, metav1.SingleObject(metav1.ObjectMeta{Name: r.Name}))
 	}
-	return last, false
+	err := clustertest.Follow(ctx, open, nil, func(_ watch.EventType, n *corev1.Node) bool {
+		last = n
+		return done(n)
+	})
+	if err != nil && ctx.Err() == nil {
+		r.t.Fatalf("watching node %s: %v", r.Name, err)
+	}
+	return last, err == nil
 }
 
 // awaitReason watches the node until GPUPartitionReady has the reason.
@@ -91,27 +82,23 @@ func (r *rig) awaitPod(namespace string, selected metav1.ListOptions, wanted fun
 	r.t.Helper()
 	ctx, cancel := context.WithTimeout(r.t.Context(), patience)
 	defer cancel()
-	last := "there is none"
-	for ctx.Err() == nil {
-		w, err := r.client.CoreV1().Pods(namespace).Watch(ctx, selected)
-		if err != nil {
-			break
-		}
-		for event := range w.ResultChan() {
-			p, ok := event.Object.(*corev1.Pod)
-			if !ok {
-				break
-			}
-			last = fmt.Sprintf("%s on node %q: %s %s %s", p.Name, p.Spec.NodeName, p.Status.Phase, p.Status.Reason, p.Status.Message)
-			if p.Spec.NodeName == r.Name && event.Type != watch.Deleted && wanted(p) {
-				w.Stop()
-				return p
-			}
-		}
-		w.Stop()
+	var last *corev1.Pod
+	open := func(ctx context.Context) (watch.Interface, error) {
+		return r.client.CoreV1().Pods(namespace).Watch(ctx, selected)
+	}
+	err := clustertest.Follow(ctx, open, nil, func(did watch.EventType, p *corev1.Pod) bool {
+		last = p
+		return p.Spec.NodeName == r.Name && did != watch.Deleted && wanted(p)
+	})
+	if err == nil {
+		return last
+	}
+	seen := "there is none"
+	if last != nil {
+		seen = fmt.Sprintf("%s on node %q: %s %s %s", last.Name, last.Spec.NodeName, last.Status.Phase, last.Status.Reason, last.Status.Message)
 	}
 	r.t.Fatalf("waiting for a pod of namespace %s (%s%s): %v; the last seen is %s", namespace,
-		selected.LabelSelector, selected.FieldSelector, context.Cause(ctx), last)
+		selected.LabelSelector, selected.FieldSelector, err, seen)
 	return nil
 }
 

@@ -2,6 +2,7 @@ package node_test
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -18,6 +19,7 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 
 	"github.com/gpuslice/gpuslice/agent/api"
@@ -487,21 +489,16 @@ func slow(d time.Duration) func(*corev1.Pod) {
 // awaitBudget waits until the controller manager has counted so many pods that may go.
 func (r *rig) awaitBudget(namespace, name string, allowed int32) {
 	r.t.Helper()
-	w, err := r.client.PolicyV1().PodDisruptionBudgets(namespace).Watch(r.t.Context(), metav1.SingleObject(metav1.ObjectMeta{Name: name}))
-	if err != nil {
-		r.t.Fatal(err)
+	ctx, cancel := context.WithTimeout(r.t.Context(), patience)
+	defer cancel()
+	open := func(ctx context.Context) (watch.Interface, error) {
+		return r.client.PolicyV1().PodDisruptionBudgets(namespace).Watch(ctx, metav1.SingleObject(metav1.ObjectMeta{Name: name}))
 	}
-	defer w.Stop()
-	timeout := time.After(patience)
-	for {
-		select {
-		case event := <-w.ResultChan():
-			if b, ok := event.Object.(*policyv1.PodDisruptionBudget); ok && b.Status.DisruptionsAllowed == allowed {
-				return
-			}
-		case <-timeout:
-			r.t.Fatalf("the budget %s does not let %d pods go in %s", name, allowed, patience)
-		}
+	err := clustertest.Follow(ctx, open, nil, func(_ watch.EventType, b *policyv1.PodDisruptionBudget) bool {
+		return b.Status.DisruptionsAllowed == allowed
+	})
+	if err != nil {
+		r.t.Fatalf("waiting for budget %s to let %d pods go: %v", name, allowed, err)
 	}
 }
 

@@ -220,17 +220,15 @@ func (f *fleet) awaitSlots(what string, wanted func(slots) bool) {
 	f.t.Helper()
 	ctx, cancel := context.WithTimeout(f.t.Context(), patience)
 	defer cancel()
-	w, err := f.client.CoordinationV1().Leases(agentNamespace).Watch(ctx, metav1.SingleObject(metav1.ObjectMeta{Name: f.lease()}))
+	open := func(ctx context.Context) (watch.Interface, error) {
+		return f.client.CoordinationV1().Leases(agentNamespace).Watch(ctx, metav1.SingleObject(metav1.ObjectMeta{Name: f.lease()}))
+	}
+	err := clustertest.Follow(ctx, open, nil, func(did watch.EventType, l *coordinationv1.Lease) bool {
+		return did != watch.Deleted && wanted(f.slotsOf(l))
+	})
 	if err != nil {
-		f.t.Fatal(err)
+		f.t.Fatalf("waiting for %s: %v", what, err)
 	}
-	defer w.Stop()
-	for e := range w.ResultChan() {
-		if l, ok := e.Object.(*coordinationv1.Lease); ok && e.Type != watch.Deleted && wanted(f.slotsOf(l)) {
-			return
-		}
-	}
-	f.t.Fatalf("waiting for %s: %v", what, context.Cause(ctx))
 }
 
 // crowd is a fleet on which much goes on: its nodes are labelled one after the other, agents die, and others take nodes and give them

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/holders"
@@ -139,25 +140,19 @@ func (r *rig) awaitPods(namespace, what string, done func(map[types.UID]*corev1.
 	ctx, cancel := context.WithTimeout(r.t.Context(), patience)
 	defer cancel()
 	pods := map[types.UID]*corev1.Pod{}
-	w, err := r.client.CoreV1().Pods(namespace).Watch(ctx, metav1.ListOptions{}) // begins with all that are there
-	if err != nil {
-		r.t.Fatal(err)
+	open := func(ctx context.Context) (watch.Interface, error) {
+		return r.client.CoreV1().Pods(namespace).Watch(ctx, metav1.ListOptions{})
 	}
-	defer w.Stop()
-	for event := range w.ResultChan() {
-		pod, ok := event.Object.(*corev1.Pod)
-		if !ok {
-			break
-		}
-		if pods[pod.UID] = pod; event.Type == "DELETED" {
+	err := clustertest.Follow(ctx, open, func() { clear(pods) }, func(did watch.EventType, pod *corev1.Pod) bool {
+		if pods[pod.UID] = pod; did == watch.Deleted {
 			delete(pods, pod.UID)
 		}
-		if done(pods) {
-			return pods
-		}
+		return done(pods)
+	})
+	if err != nil {
+		r.t.Fatalf("waiting for %s: %v; of %d pods %d run", what, err, len(pods), len(those(pods, running)))
 	}
-	r.t.Fatalf("waiting for %s: %v; of %d pods %d run", what, context.Cause(ctx), len(pods), len(those(pods, running)))
-	return nil
+	return pods
 }
 
 func those(pods map[types.UID]*corev1.Pod, is func(*corev1.Pod) bool) map[types.UID]*corev1.Pod {

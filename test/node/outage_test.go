@@ -1,6 +1,7 @@
 package node_test
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/cluster"
@@ -167,15 +169,14 @@ type census struct {
 func (r *rig) count() *census {
 	r.t.Helper()
 	c := &census{rig: r, seen: map[string]map[types.UID]bool{}}
-	w, err := r.client.CoreV1().Pods(metav1.NamespaceAll).Watch(r.t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=" + r.Name})
-	if err != nil {
-		r.t.Fatal(err)
+	ctx := r.t.Context()
+	open := func(ctx context.Context) (watch.Interface, error) {
+		return r.client.CoreV1().Pods(metav1.NamespaceAll).Watch(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + r.Name})
 	}
 	go func() {
-		for event := range w.ResultChan() {
-			if pod, ok := event.Object.(*corev1.Pod); ok {
-				c.see(pod)
-			}
+		err := clustertest.Follow(ctx, open, nil, func(_ watch.EventType, pod *corev1.Pod) bool { c.see(pod); return false })
+		if err != nil && ctx.Err() == nil {
+			r.t.Errorf("watching the pods of node %s: %v", r.Name, err)
 		}
 	}()
 	return c

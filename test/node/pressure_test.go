@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
@@ -57,15 +58,16 @@ func TestAPodThatFillsAGPUThatItSharesIsNamedUntilItLeaves(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	events, err := r.client.CoreV1().Events(namespace).Watch(ctx, metav1.ListOptions{
-		FieldSelector: "involvedObject.uid=" + string(greedy.UID) + ",reason=" + told.Reason,
-	})
-	if err != nil {
+	open := func(ctx context.Context) (watch.Interface, error) {
+		return r.client.CoreV1().Events(namespace).Watch(ctx, metav1.ListOptions{
+			FieldSelector: "involvedObject.uid=" + string(greedy.UID) + ",reason=" + told.Reason,
+		})
+	}
+	var heard *corev1.Event
+	if err := clustertest.Follow(ctx, open, nil, func(_ watch.EventType, e *corev1.Event) bool { heard = e; return true }); err != nil {
 		t.Fatal(err)
 	}
-	defer events.Stop()
-	heard, ok := (<-events.ResultChan()).Object.(*corev1.Event)
-	if !ok || !strings.HasPrefix(heard.Message, "this pod has grown most, by ") {
+	if heard == nil || !strings.HasPrefix(heard.Message, "this pod has grown most, by ") {
 		t.Errorf("the event on the pod that has grown most is %v", heard)
 	}
 	if err := r.client.CoreV1().Pods(namespace).Delete(t.Context(), "greedy", metav1.DeleteOptions{}); err != nil {

@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
@@ -180,15 +181,14 @@ func (s *scheduled) awaitEvent(reason config.Reason) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
 	defer cancel()
-	w, err := s.client.CoreV1().Events(metav1.NamespaceDefault).Watch(ctx, metav1.ListOptions{FieldSelector: fields.Set{
-		"involvedObject.name": s.Name, "reason": string(reason),
-	}.AsSelector().String()})
-	if err != nil {
-		s.t.Fatal(err)
+	open := func(ctx context.Context) (watch.Interface, error) {
+		return s.client.CoreV1().Events(metav1.NamespaceDefault).Watch(ctx, metav1.ListOptions{FieldSelector: fields.Set{
+			"involvedObject.name": s.Name, "reason": string(reason),
+		}.AsSelector().String()})
 	}
-	defer w.Stop()
-	if _, ok := <-w.ResultChan(); !ok {
-		s.t.Errorf("no event %s about the node", reason)
+	err := clustertest.Follow(ctx, open, nil, func(watch.EventType, *corev1.Event) bool { return true })
+	if err != nil {
+		s.t.Errorf("no event %s about the node: %v", reason, err)
 	}
 }
 

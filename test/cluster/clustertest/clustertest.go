@@ -14,7 +14,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpuslice/gpuslice/test/cluster"
@@ -86,7 +88,7 @@ func Namespace(t testing.TB) string {
 			t.Errorf("deleting namespace %s: %v", namespace.Name, err)
 		}
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	err = wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 		_, err := client.CoreV1().ServiceAccounts(namespace.Name).Get(ctx, "default", metav1.GetOptions{})
@@ -117,10 +119,42 @@ func Node(t testing.TB) *corev1.Node {
 	return node
 }
 
+// patience is how long the control plane may take for anything: a machine may have much else to do.
+const patience = 5 * time.Minute
+
+// Follow watches until done is satisfied with an object. The error is why ctx has ended before that, or why nothing can be watched. The API server ends watches before that, above all
+// those of a client that is slow to read. Then another begins, which tells of all that is there anew: each begins with a call of anew, which
+// may be nil.
+func Follow[T runtime.Object](
+	ctx context.Context, open func(context.Context) (watch.Interface, error), anew func(), done func(watch.EventType, T) bool,
+) error {
+	for ctx.Err() == nil {
+		w, err := open(ctx)
+		if err != nil {
+			return err
+		}
+		if anew != nil {
+			anew()
+		}
+		for event := range w.ResultChan() {
+			object, ok := event.Object.(T)
+			if !ok {
+				break
+			}
+			if done(event.Type, object) {
+				w.Stop()
+				return nil
+			}
+		}
+		w.Stop()
+	}
+	return context.Cause(ctx)
+}
+
 // Eventually waits for the control plane to bring something about.
 func Eventually(t testing.TB, what string, done func(context.Context) (bool, error)) {
 	t.Helper()
-	if err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, 2*time.Minute, true, done); err != nil {
+	if err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, patience, true, done); err != nil {
 		t.Fatalf("waiting until %s: %v", what, err)
 	}
 }

@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 
@@ -158,22 +159,10 @@ func hasFailed(pod *corev1.Pod) bool { return pod.Status.Phase == corev1.PodFail
 // gone waits until the object is removed.
 func (j *joined) gone(t *testing.T, pod *corev1.Pod) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	watch, err := j.admin.CoreV1().Pods(j.namespace).Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + pod.Name})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer watch.Stop()
-	for {
+	clustertest.Eventually(t, "pod "+pod.Name+" is gone", func(ctx context.Context) (bool, error) {
 		now, err := j.admin.CoreV1().Pods(j.namespace).Get(ctx, pod.Name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) || (err == nil && now.UID != pod.UID) {
-			return
-		}
-		if _, open := <-watch.ResultChan(); !open {
-			t.Fatalf("pod %s is still there: %v, deleted %v", pod.Name, now.Status.Phase, now.DeletionTimestamp)
-		}
-	}
+		return apierrors.IsNotFound(err) || err == nil && now.UID != pod.UID, nil
+	})
 }
 
 func (j *joined) remove(t *testing.T, name string, o metav1.DeleteOptions) {
@@ -185,7 +174,7 @@ func (j *joined) remove(t *testing.T, name string, o metav1.DeleteOptions) {
 
 func (j *joined) expect(t *testing.T, resource string, capacity, allocatable int64) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := j.WaitResource(ctx, resource, capacity, allocatable); err != nil {
 		t.Fatal(err)
@@ -389,15 +378,12 @@ func TestABudgetHoldsAnEvictionUntilAnotherPodIsReady(t *testing.T) {
 	}
 	j.pod(t, "second", app)
 	j.until(t, "second", isReady)
-	watch, err := j.admin.PolicyV1().PodDisruptionBudgets(j.namespace).Watch(t.Context(), metav1.ListOptions{})
+	open := func(ctx context.Context) (watch.Interface, error) {
+		return j.admin.PolicyV1().PodDisruptionBudgets(j.namespace).Watch(ctx, metav1.ListOptions{})
+	}
+	err := clustertest.Follow(t.Context(), open, nil, func(_ watch.EventType, b *policyv1.PodDisruptionBudget) bool { return b.Status.DisruptionsAllowed == 1 })
 	if err != nil {
 		t.Fatal(err)
-	}
-	defer watch.Stop()
-	for event := range watch.ResultChan() {
-		if budget, is := event.Object.(*policyv1.PodDisruptionBudget); is && budget.Status.DisruptionsAllowed == 1 {
-			break
-		}
 	}
 	if err := evict(); err != nil {
 		t.Fatal(err)
