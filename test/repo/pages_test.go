@@ -4,6 +4,7 @@ import (
 	"go/parser"
 	"go/token"
 	"maps"
+	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -87,5 +88,55 @@ func TestEveryMakeTargetOfAPageIsThere(t *testing.T) {
 	}
 	if named < 15 {
 		t.Errorf("the pages name %d targets", named)
+	}
+}
+
+// What is told twice is mended once.
+func TestNoTwoPagesTellTheSame(t *testing.T) {
+	const long = 60 // of what is told by chance in the same words, most is shorter
+	first := map[string]string{}
+	for _, page := range pages(t) {
+		for _, said := range sentences(read(t, page)) {
+			if len(said) < long {
+				continue
+			}
+			if other, told := first[said]; told && other != page {
+				t.Errorf("%s and %s both tell: %s", other, page, said)
+			}
+			first[said] = page
+		}
+	}
+	if len(first) < 500 {
+		t.Errorf("the pages have %d long sentences", len(first))
+	}
+}
+
+// sentences are those of a page, its cells of tables, and its lines of code.
+func sentences(page string) []string {
+	var all []string
+	prose := fences.ReplaceAllStringFunc(page, func(block string) string {
+		for line := range strings.Lines(block) {
+			all = append(all, strings.TrimSpace(line))
+		}
+		return "\n"
+	})
+	end := regexp.MustCompile(`[.:;|] |\n\n|\n(?:[|#]|- )`)
+	for _, sentence := range end.Split(prose, -1) {
+		all = append(all, strings.Trim(strings.Join(strings.Fields(sentence), " "), " |"))
+	}
+	return all
+}
+
+func TestThePageOfTheTestsNamesTheirFolders(t *testing.T) {
+	page := read(t, "test/README.md")
+	entries, err := os.ReadDir(root + "/test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, entry := range entries {
+		name := entry.Name()
+		if entry.IsDir() && !strings.Contains(page, "["+name+"]("+name+"/README.md)") && !strings.Contains(page, "`"+name+"`") && !strings.Contains(page, "`test/"+name+"`") {
+			t.Errorf("test/README.md says nothing of the folder test/%s", name)
+		}
 	}
 }
