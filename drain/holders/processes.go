@@ -103,6 +103,9 @@ type search struct {
 	unread unreadable
 }
 
+// mostSources is by how many names of device files people are told of a process. It may have a device open by any number of them.
+const mostSources = 8
+
 // note adds a source by which a process was found, and the devices that it thus holds.
 func (s *search) note(pid int, source Source, devices ...string) {
 	c := s.found[pid]
@@ -110,7 +113,7 @@ func (s *search) note(pid int, source Source, devices ...string) {
 		c = &Client{PID: pid}
 		s.found[pid] = c
 	}
-	if !slices.Contains(c.Sources, source) {
+	if len(c.Sources) < mostSources && !slices.Contains(c.Sources, source) {
 		c.Sources = append(c.Sources, source)
 	}
 	for _, d := range devices {

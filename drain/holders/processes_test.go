@@ -267,6 +267,21 @@ func TestTheAgentKnowsItself(t *testing.T) {
 	}
 }
 
+// Promise 16. Who has a device file may give it as many names as it likes, and open each.
+func TestAProcessThatOpensADeviceByThousandsOfNamesIsToldByAFew(t *testing.T) {
+	var files []string
+	for i := range 5000 {
+		files = append(files, fmt.Sprintf("/%d/dev/nvidia0", i))
+	}
+	clients := clientsOf(t, processTable(t, process{pid: 99, command: "a", files: files}), 0, 99)
+	if len(clients) != 1 || clients[0].Sources[0] != holders.SourceNVML || !slices.Equal(clients[0].Devices, []string{"GPU-1"}) {
+		t.Fatalf("found %.300v", clients)
+	}
+	if n := len(clients[0].Sources); n > 8 {
+		t.Errorf("the process was found by %d names", n)
+	}
+}
+
 func TestANameThatAProcessGivesItselfIsFitForLogs(t *testing.T) {
 	clients := clientsOf(t, processTable(t, process{pid: 99, command: "a\x1b[31m\nb\xff\u202ec d", files: []string{"/dev/nvidia0"}}), 0)
 	if want := "pid 99 a?[31m?b??c d"; len(clients) != 1 || clients[0].String() != want {
