@@ -84,11 +84,9 @@ func (r *round) matching(ctx context.Context, pod holders.Pod) []policyv1.PodDis
 	if !read {
 		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 		defer cancel()
-		list, err := r.client.PolicyV1().PodDisruptionBudgets(pod.Namespace).List(ctx, metav1.ListOptions{})
-		if err != nil {
+		var err error
+		if all, err = r.readBudgets(ctx, pod.Namespace); err != nil {
 			r.log.Debug("budgets not readable", zap.String("namespace", pod.Namespace), zap.Error(err))
-		} else {
-			all = list.Items
 		}
 		if r.budgets == nil {
 			r.budgets = map[string][]policyv1.PodDisruptionBudget{}
@@ -103,6 +101,35 @@ func (r *round) matching(ctx context.Context, pod holders.Pod) []policyv1.PodDis
 		}
 	}
 	return out
+}
+
+// Whoever may write one budget in a namespace may write many, each as large as the API server takes.
+const (
+	budgetsAtOnce   = 20
+	longestSelector = 64 << 10 // bytes; one that is longer counts as selecting nothing, and the message has less detail
+)
+
+// readBudgets reads the budgets of a namespace, as far as they count here.
+func (r *round) readBudgets(ctx context.Context, namespace string) ([]policyv1.PodDisruptionBudget, error) {
+	var out []policyv1.PodDisruptionBudget
+	for page := (metav1.ListOptions{Limit: budgetsAtOnce}); ; {
+		list, err := r.client.PolicyV1().PodDisruptionBudgets(namespace).List(ctx, page)
+		if err != nil {
+			return nil, err
+		}
+		for i := range list.Items {
+			b := &list.Items[i]
+			kept := policyv1.PodDisruptionBudget{Status: b.Status}
+			kept.Name, kept.Generation, kept.Spec.UnhealthyPodEvictionPolicy = b.Name, b.Generation, b.Spec.UnhealthyPodEvictionPolicy
+			if b.Spec.Selector.Size() <= longestSelector {
+				kept.Spec.Selector = b.Spec.Selector
+			}
+			out = append(out, kept)
+		}
+		if page.Continue = list.Continue; page.Continue == "" {
+			return out, nil
+		}
+	}
 }
 
 // budgetCause is what the API server says of the budget, or else of the whole.

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -109,6 +110,42 @@ func TestPromise16PodsFullOfTextTakeNoMemory(t *testing.T) {
 	}
 	p := r.run()
 	r.label(config.LabelMIGConfig, "all-balanced")
+	r.givenBack(r.awaitConverged("all-balanced"))
+	most := r.resident(p, "VmHWM") >> 10
+	t.Logf("at most %d MiB", most)
+	if most > 256 {
+		t.Errorf("it has taken %d MiB", most)
+	}
+}
+
+// Promise 16. A tenant whose pod a disruption budget keeps has as many others beside it as the API server takes, each as large as it takes.
+func TestPromise16BudgetsFullOfTextTakeNoMemory(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, twoH100, "")
+	r.awaitOffered("nvidia.com/gpu", 2)
+	namespace := clustertest.Namespace(t)
+	r.user(namespace, "train", nil)
+	r.budget(namespace, "train", 1)
+	r.awaitBudget(namespace, "train", 0)
+	var values []string
+	for i := range 16 << 10 {
+		values = append(values, fmt.Sprintf("%063d", i))
+	}
+	for i := range long.Size(100, 40) {
+		_, err := r.client.PolicyV1().PodDisruptionBudgets(namespace).Create(t.Context(), &policyv1.PodDisruptionBudget{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("full-%d", i)},
+			Spec: policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{
+				{Key: "app", Operator: metav1.LabelSelectorOpIn, Values: values},
+			}}},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := r.run()
+	r.label(config.LabelMIGConfig, "all-balanced")
+	r.awaitReason(config.ReasonEvictionBlocked)
+	r.relax(namespace, "train")
 	r.givenBack(r.awaitConverged("all-balanced"))
 	most := r.resident(p, "VmHWM") >> 10
 	t.Logf("at most %d MiB", most)
