@@ -61,6 +61,22 @@ func taint(name, key, effect string) func(context.Context, *scene, kubernetes.In
 	return patchNode(name, types.JSONPatchType, fmt.Sprintf(`[{"op":"add","path":"/spec/taints/-","value":{"key":%q,"effect":%q}}]`, key, effect))
 }
 
+// apply is a server-side apply, by which the API server makes what is not there.
+func apply(name, body string, sub ...string) func(context.Context, *scene, kubernetes.Interface) error {
+	return func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
+		force := true
+		_, err := c.CoreV1().Nodes().Patch(ctx, name, types.ApplyPatchType, []byte(body), metav1.PatchOptions{FieldManager: "mallory", Force: &force}, sub...)
+		return err
+	}
+}
+
+func patchPod(body string, sub ...string) func(context.Context, *scene, kubernetes.Interface) error {
+	return func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
+		_, err := c.CoreV1().Pods("team").Patch(ctx, "app-own", types.StrategicMergePatchType, []byte(body), metav1.PatchOptions{}, sub...)
+		return err
+	}
+}
+
 func condition(name, kind string) func(context.Context, *scene, kubernetes.Interface) error {
 	return status(name, fmt.Sprintf(`{"status":{"conditions":[{"type":%q,"status":"False","reason":"Forged","message":"forged"}]}}`, kind))
 }
@@ -204,6 +220,16 @@ var attempts = []attempt{
 		return c.CoreV1().RESTClient().Post().Namespace("team").Resource("pods").Name("app-own").SubResource("exec").Param("command", "id").Do(ctx).Error()
 	}},
 
+	{"pod: put a container beside those of one that runs", never, patchPod(`{"spec":{"ephemeralContainers":[{"name":"e","image":"none"}]}}`, "ephemeralcontainers")},
+	{"pod: give one more CPU", never, patchPod(`{"spec":{"containers":[{"name":"c","resources":{"requests":{"cpu":"1"}}}]}}`, "resize")},
+	{"pod: say that it has failed", never, patchPod(`{"status":{"phase":"Failed"}}`, "status")},
+	{"other node: cordon it by server-side apply", closed, apply("other", `{"apiVersion":"v1","kind":"Node","metadata":{"name":"other"},"spec":{"unschedulable":true}}`)},
+	{"own node: a role by server-side apply to its status", closed, apply("own", `{"apiVersion":"v1","kind":"Node","metadata":{"name":"own","labels":{"node-role.kubernetes.io/control-plane":""}}}`, "status")},
+	{"a node that is not there: make it by server-side apply", never, apply("new", `{"apiVersion":"v1","kind":"Node","metadata":{"name":"new"}}`)},
+	{"Lease: one with a name that the API server makes up", closed, func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
+		_, err := c.CoordinationV1().Leases("gpuslice").Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{GenerateName: "leader-"}}, metav1.CreateOptions{})
+		return err
+	}},
 	{"Lease: one that is no pool's", closed, func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
 		_, err := c.CoordinationV1().Leases("gpuslice").Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "leader"}}, metav1.CreateOptions{})
 		return err
