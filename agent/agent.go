@@ -26,6 +26,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/fleet"
 	"github.com/gpuslice/gpuslice/agent/memory"
 	"github.com/gpuslice/gpuslice/agent/metrics"
+	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/pluginfile"
@@ -38,9 +39,6 @@ import (
 	"github.com/gpuslice/gpuslice/drain/host"
 	"github.com/gpuslice/gpuslice/nvml"
 )
-
-// FieldManager names the agent in the managedFields of what it writes.
-const FieldManager = "gpuslice-agent"
 
 // Kubelet answers which pod was given which device, and what may still be given out.
 type Kubelet interface {
@@ -107,6 +105,7 @@ type Options struct {
 type Agent struct {
 	node     string
 	client   kubernetes.Interface
+	nodes    nodewrite.Writer
 	driver   nvml.Driver
 	podList  Pods
 	kubelet  Kubelet
@@ -189,7 +188,7 @@ func New(o Options) *Agent {
 		o.Processes.Lanes = &holders.Lanes{}
 	}
 	a := &Agent{
-		node: o.Node, client: o.Client, driver: o.Driver, podList: o.Pods, kubelet: o.Kubelet, parse: o.Parse, settings: o.Settings,
+		node: o.Node, client: o.Client, nodes: nodewrite.Writer{Client: o.Client, Timeout: o.Settings.Timeouts.APICall}, driver: o.Driver, podList: o.Pods, kubelet: o.Kubelet, parse: o.Parse, settings: o.Settings,
 		wall: o.Clock, clock: c, events: events{o.Events}, metrics: o.Metrics, alive: o.Alive, log: o.Log,
 		evictor: evictor, sets: holders.NewDaemonSets(o.Client, c), sentinel: &sentinel{path: o.Settings.Reboot.Sentinel},
 		fence: fence.Fence{
@@ -432,7 +431,7 @@ func (a *Agent) calledOff(seen observed, want desired, steps []plan.Step) bool {
 // cancelled is the end of a change whose cordon somebody else has lifted. Kubectl leaves no name when it does.
 func (s observed) cancelled(want desired) *api.Failure {
 	text := "somebody has uncordoned the node"
-	who, when := fence.Uncordoner(s.node, FieldManager)
+	who, when := fence.Uncordoner(s.node, nodewrite.FieldManager)
 	if !when.IsZero() {
 		text += " at " + outcome.Moment(when)
 	}

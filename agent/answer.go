@@ -46,7 +46,7 @@ func (a *Agent) answer(ctx context.Context, seen observed, ended error) {
 		}
 		text = &encoded
 	}
-	err := a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) {
+	err := a.nodes.Patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) {
 		return json.Marshal(map[string]any{"metadata": map[string]any{
 			"uid": node.UID, "annotations": map[string]*string{config.AnnotationPlan: text},
 		}})

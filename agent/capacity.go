@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/agent/capacity"
+	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
@@ -168,7 +169,7 @@ func (a *Agent) removeGhosts(ctx context.Context, seen observed, converged bool)
 	if err == nil {
 		api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
 		defer cancel()
-		_, err = a.client.CoreV1().Nodes().Patch(api, a.node, types.JSONPatchType, body, metav1.PatchOptions{FieldManager: FieldManager}, "status")
+		_, err = a.client.CoreV1().Nodes().Patch(api, a.node, types.JSONPatchType, body, metav1.PatchOptions{FieldManager: nodewrite.FieldManager}, "status")
 	}
 	if err != nil {
 		a.log.Warn("removing resources of former configs from the node", zap.Strings("resources", names), zap.Error(err))

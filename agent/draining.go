@@ -185,7 +185,7 @@ func (a *Agent) resumeOperands(ctx context.Context, w work) error {
 // pauseOperand sends an operand away by its label, and waits for its pods. The journal has the label's former value.
 func (a *Agent) pauseOperand(ctx context.Context, seen observed, want desired, step plan.Step) error {
 	if seen.node.Labels[step.Label] != fence.PausedValue {
-		return a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) {
+		return a.nodes.Patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) {
 			return fence.SetLabels(node, map[string]string{step.Label: fence.PausedValue})
 		})
 	}
@@ -208,7 +208,7 @@ func (a *Agent) pauseOperand(ctx context.Context, seen observed, want desired, s
 
 // resumeOperand gives the label of an operand its former value again.
 func (a *Agent) resumeOperand(ctx context.Context, seen observed, step plan.Step) error {
-	return a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) {
+	return a.nodes.Patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) {
 		return fence.SetLabels(node, map[string]string{step.Label: seen.journal.Paused[step.Label]})
 	})
 }

@@ -4,26 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
-	"strings"
 	"time"
 
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/capacity"
 	"github.com/gpuslice/gpuslice/agent/journal"
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
-	"github.com/gpuslice/gpuslice/agent/retried"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
@@ -172,85 +163,4 @@ func (a *Agent) now() time.Time { return a.clock.Now().UTC().Truncate(time.Secon
 func (a *Agent) amend(ctx context.Context, seen observed, j journal.Journal, spent ...string) error {
 	_, err := a.recorded(ctx, seen, j, func(node *corev1.Node, text string) ([]byte, error) { return a.fence.Record(node, text, spent...) })
 	return err
-}
-
-// patch sends one write of the node's metadata and spec.
-func (a *Agent) patch(ctx context.Context, node *corev1.Node, write func(*corev1.Node) ([]byte, error)) error {
-	_, err := a.patched(ctx, node, write)
-	return err
-}
-
-// patched is patch, and the node as it is then. Others write to the node too, some many times in a second: where nothing has changed that
-// counts here, the write is as right for the node as it is now.
-func (a *Agent) patched(ctx context.Context, node *corev1.Node, write func(*corev1.Node) ([]byte, error)) (*corev1.Node, error) {
-	api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
-	defer cancel()
-	current := node
-	for range conflicts {
-		after, err := a.patchOnce(api, current, write)
-		if !apierrors.IsConflict(err) {
-			return after, err
-		}
-		fresh, failed := a.client.CoreV1().Nodes().Get(api, node.Name, metav1.GetOptions{})
-		if failed != nil || !alike(node, fresh) {
-			return nil, err
-		}
-		current = fresh
-	}
-	return a.patchOnce(api, current, write)
-}
-
-// conflicts is how often a write is tried again at once.
-const conflicts = 10
-
-// alike reports whether the same is decided by both looks at a node: nothing differs but status, and taints, labels and annotations
-// that are not read here.
-func alike(a, b *corev1.Node) bool {
-	whoseA, _, _ := fence.Cordoner(a)
-	whoseB, _, _ := fence.Cordoner(b)
-	for _, key := range []string{
-		config.AnnotationJournal, config.AnnotationStatus, config.AnnotationKeepCordoned, config.AnnotationHold, config.AnnotationForce,
-	} {
-		textA, isA := a.Annotations[key]
-		if textB, isB := b.Annotations[key]; textA != textB || isA != isB {
-			return false
-		}
-	}
-	// Labels of operands are compared with all of NVIDIA's, so markers are looked for without them.
-	return a.UID == b.UID && whoseA == whoseB &&
-		a.Spec.Unschedulable == b.Spec.Unschedulable && equality.Semantic.DeepEqual(ourTaints(a), ourTaints(b)) &&
-		slices.EqualFunc(fence.Markers(a, nil), fence.Markers(b, nil), sameMarker) && maps.Equal(nvidia(a.Labels), nvidia(b.Labels))
-}
-
-func sameMarker(a, b fence.Marker) bool { return a.Tool == b.Tool && a.Sign == b.Sign }
-
-func ourTaints(node *corev1.Node) []corev1.Taint {
-	return slices.DeleteFunc(slices.Clone(node.Spec.Taints), func(t corev1.Taint) bool {
-		return t.Key != config.TaintRepartitioning && t.Key != config.TaintNotReady
-	})
-}
-
-// nvidia are the labels that something is decided by.
-func nvidia(labels map[string]string) map[string]string {
-	out := maps.Clone(labels)
-	maps.DeleteFunc(out, func(key, _ string) bool {
-		return !strings.HasPrefix(key, "nvidia.com/") && key != config.LabelProfile
-	})
-	return out
-}
-
-func (a *Agent) patchOnce(ctx context.Context, node *corev1.Node, write func(*corev1.Node) ([]byte, error)) (*corev1.Node, error) {
-	body, err := write(node)
-	if err != nil {
-		return nil, err
-	}
-	var after *corev1.Node
-	err = retried.Do(ctx, func() (err error) {
-		after, err = a.client.CoreV1().Nodes().Patch(ctx, node.Name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: FieldManager})
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("patching node %s: %w", node.Name, err)
-	}
-	return after, nil
 }

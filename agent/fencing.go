@@ -312,7 +312,7 @@ func owe(j *journal.Journal, seen observed, steps []plan.Step) {
 // owed, and the taint is all that is ours.
 func (a *Agent) resume(ctx context.Context, seen observed) error {
 	if seen.journal == nil {
-		return a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return a.fence.Lift(node, false) })
+		return a.nodes.Patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return a.fence.Lift(node, false) })
 	}
 	if seen.journal.WasUnschedulable && !seen.node.Spec.Unschedulable {
 		j := *seen.journal
@@ -322,9 +322,9 @@ func (a *Agent) resume(ctx context.Context, seen observed) error {
 	// Who has uncordoned the node to call the change off wants no cordon in its place, unless pods would meet GPUs that are
 	// not there yet.
 	if undo := seen.journal.Undo; undo != nil && undo.Cancelled && len(seen.capacity.missing) == 0 {
-		return a.patch(ctx, seen.node, a.fence.Uncover)
+		return a.nodes.Patch(ctx, seen.node, a.fence.Uncover)
 	}
-	return a.patch(ctx, seen.node, a.fence.Open)
+	return a.nodes.Patch(ctx, seen.node, a.fence.Open)
 }
 
 // release gives the node back. A node that has just been registered and is not ready goes on keeping pods away.
@@ -345,7 +345,7 @@ func (a *Agent) release(ctx context.Context, seen observed, want desired) error 
 	}
 	a.learnForGood(ctx, seen, want)
 	a.record.release(ctx, a.clock.Now())
-	err := a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) {
+	err := a.nodes.Patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) {
 		if startup := seen.journal.Startup; startup != nil && want.undo && want.name != "" {
 			return a.fence.LiftUnready(node, uncordon, startup.Taint())
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/journal"
 	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/pluginfile"
@@ -142,7 +143,7 @@ func (a *Agent) setConfigLabel(ctx context.Context, seen observed, want desired)
 	if key == "" {
 		value = nil
 	}
-	return a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) {
+	return a.nodes.Patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) {
 		return json.Marshal(map[string]any{"metadata": map[string]any{
 			"uid": node.UID, "resourceVersion": node.ResourceVersion, "labels": map[string]*string{m.label: value},
 		}})
@@ -183,7 +184,7 @@ func (a *Agent) patchConfigMap(ctx context.Context, m *configManager, key string
 	api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
 	defer cancel()
 	err = retried.Do(api, func() error {
-		_, err := a.client.CoreV1().ConfigMaps(m.namespace).Patch(api, m.configMap, types.MergePatchType, body, metav1.PatchOptions{FieldManager: FieldManager})
+		_, err := a.client.CoreV1().ConfigMaps(m.namespace).Patch(api, m.configMap, types.MergePatchType, body, metav1.PatchOptions{FieldManager: nodewrite.FieldManager})
 		return err
 	})
 	if err != nil {

@@ -48,7 +48,7 @@ func (a *Agent) publish(ctx context.Context, seen observed, want nodekeys.Keys) 
 		return a.unrecorded(seen, err)
 	}
 	var body []byte
-	err := a.patch(ctx, seen.node, func(node *corev1.Node) (_ []byte, err error) {
+	err := a.nodes.Patch(ctx, seen.node, func(node *corev1.Node) (_ []byte, err error) {
 		body, note, err = nodekeys.Patch(node, ours, want)
 		return body, err
 	})

@@ -20,6 +20,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/hostrecord"
 	"github.com/gpuslice/gpuslice/agent/journal"
 	"github.com/gpuslice/gpuslice/agent/nodekeys"
+	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/retried"
 	"github.com/gpuslice/gpuslice/config"
@@ -479,7 +480,7 @@ func (s observed) foreignCordon() bool {
 	who, _, ok := fence.Cordoner(s.node)
 	switch {
 	case ok && who != "":
-		return who != FieldManager
+		return who != nodewrite.FieldManager
 	case s.journal != nil && s.journal.Cordoned:
 		return s.journal.WasUnschedulable
 	default:

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/drain/holders"
@@ -65,7 +66,7 @@ func (a *Agent) orphanOn(seen *observed) orphan {
 	}
 	who, _, cordoned := fence.Cordoner(seen.node)
 	_, kept := seen.node.Annotations[config.AnnotationKeepCordoned]
-	o.cordon = cordoned && who == FieldManager && !kept
+	o.cordon = cordoned && who == nodewrite.FieldManager && !kept
 	o.forged, o.host = seen.record.forged, seen.record.owed
 	o.labels = map[string]string{}
 	for _, label := range fence.LeftPaused(seen.node, a.record.operands(a.settings.Operands), fence.PausedValue) {

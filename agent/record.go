@@ -308,7 +308,7 @@ func (a *Agent) recorded(ctx context.Context, seen observed, j journal.Journal, 
 	} else if err := h.write(ctx, r, a.clock.Now()); err != nil {
 		return nil, a.unrecorded(seen, err)
 	}
-	node, err := a.patched(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return write(node, text) })
+	node, err := a.nodes.Patched(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return write(node, text) })
 	switch {
 	case err == nil:
 		h.keep(ctx, h.settled(seen, j, text), a.clock.Now())

@@ -161,7 +161,7 @@ func (a *Agent) Restore(ctx context.Context) ([]string, error) {
 	for _, label := range labels {
 		values[label] = fence.DeployedValue
 	}
-	return labels, a.patch(ctx, node, func(node *corev1.Node) ([]byte, error) { return fence.SetLabels(node, values) })
+	return labels, a.nodes.Patch(ctx, node, func(node *corev1.Node) ([]byte, error) { return fence.SetLabels(node, values) })
 }
 
 // owing says what is owed to the node. A change that waits for a reboot has given it back until then.

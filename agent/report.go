@@ -22,6 +22,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/fleet"
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/metrics"
+	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/retried"
@@ -429,8 +430,8 @@ func (a *Agent) statusOf(ctx context.Context, seen observed, want desired, r rep
 // tellState writes the state label, which tools wait for.
 func (a *Agent) tellState(ctx context.Context, seen observed, r report) error {
 	if a.outlived(seen, r) {
-		return a.patch(ctx, seen.node, func(*corev1.Node) ([]byte, error) {
-			return metadataPatch(map[string]*string{config.LabelMIGConfigState: nil}, nil)
+		return a.nodes.Patch(ctx, seen.node, func(*corev1.Node) ([]byte, error) {
+			return nodewrite.Metadata(map[string]*string{config.LabelMIGConfigState: nil}, nil)
 		})
 	}
 	if !seen.complete || r.state == "" || seen.node.Labels[config.LabelMIGConfigState] == string(r.state) {
@@ -438,7 +439,7 @@ func (a *Agent) tellState(ctx context.Context, seen observed, r report) error {
 	}
 	state := string(r.state)
 	labels := map[string]*string{config.LabelMIGConfigState: &state}
-	return a.patch(ctx, seen.node, func(*corev1.Node) ([]byte, error) { return metadataPatch(labels, nil) })
+	return a.nodes.Patch(ctx, seen.node, func(*corev1.Node) ([]byte, error) { return nodewrite.Metadata(labels, nil) })
 }
 
 // outlived reports whether the state label says that something has failed which nobody asks for any more. Tools that wait for the label have
@@ -463,7 +464,7 @@ func (a *Agent) tellMetadata(ctx context.Context, seen observed, r report, text 
 	if len(annotations) == 0 {
 		return nil
 	}
-	return a.patch(ctx, seen.node, func(*corev1.Node) ([]byte, error) { return metadataPatch(nil, annotations) })
+	return a.nodes.Patch(ctx, seen.node, func(*corev1.Node) ([]byte, error) { return nodewrite.Metadata(nil, annotations) })
 }
 
 // keep copies into the status what later changes need: the config that was last proven, the boot, and how long changes took.
@@ -504,7 +505,7 @@ func (a *Agent) tellConditions(ctx context.Context, conditions []corev1.NodeCond
 	defer cancel()
 	err = retried.Do(api, func() error {
 		_, err := a.client.CoreV1().Nodes().Patch(api, a.node, types.StrategicMergePatchType, body,
-			metav1.PatchOptions{FieldManager: FieldManager}, "status")
+			metav1.PatchOptions{FieldManager: nodewrite.FieldManager}, "status")
 		return err
 	})
 	if err != nil {
@@ -545,7 +546,7 @@ func (a *Agent) drainConditions(node *corev1.Node, r report) []corev1.NodeCondit
 		if old == nil && !c.is || old != nil && old.Status == status {
 			continue
 		}
-		out = append(out, condition.After(old, c.kind, status, reason, "by "+FieldManager+", see condition "+config.ConditionGPUPartitionReady, a.clock.Now()))
+		out = append(out, condition.After(old, c.kind, status, reason, "by "+nodewrite.FieldManager+", see condition "+config.ConditionGPUPartitionReady, a.clock.Now()))
 	}
 	return out
 }
@@ -556,10 +557,10 @@ func (a *Agent) plannedCondition(seen observed, want desired, r report) []corev1
 		return nil
 	}
 	old := condition.Find(seen.node, config.ConditionMaintenancePlanned)
-	status, reason, message := corev1.ConditionFalse, "NotPlanned", "by "+FieldManager+": nothing waits for a window"
+	status, reason, message := corev1.ConditionFalse, "NotPlanned", "by "+nodewrite.FieldManager+": nothing waits for a window"
 	if !r.planned.IsZero() {
 		status, reason = corev1.ConditionTrue, "MaintenanceWindow" // of KEP-5683
-		message = fmt.Sprintf("by %s: the change to %s begins at %s", FieldManager, want.name, zoned(r.planned))
+		message = fmt.Sprintf("by %s: the change to %s begins at %s", nodewrite.FieldManager, want.name, zoned(r.planned))
 	}
 	if old == nil && status == corev1.ConditionFalse || old != nil && old.Status == status && old.Message == message {
 		return nil

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/nvml/aside"
 )
@@ -44,7 +45,7 @@ func (s *sentinel) asked() plan.Asked {
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, aside.ErrNoFile):
 		return plan.AskedByNobody
-	case err == nil && strings.HasPrefix(string(text), FieldManager+":"):
+	case err == nil && strings.HasPrefix(string(text), nodewrite.FieldManager+":"):
 		return plan.AskedByUs
 	default:
 		return plan.AskedByOthers
@@ -65,13 +66,13 @@ func (s *sentinel) ask(ctx context.Context, why string) error {
 
 func (s *sentinel) write(ctx context.Context, why string) (err error) {
 	// Only one agent of a machine runs: what is there by this name was left by one that was killed.
-	whole := filepath.Join(filepath.Dir(s.path), "."+filepath.Base(s.path)+"."+FieldManager)
+	whole := filepath.Join(filepath.Dir(s.path), "."+filepath.Base(s.path)+"."+nodewrite.FieldManager)
 	defer func() {
 		if gone := os.Remove(whole); gone != nil && !errors.Is(gone, fs.ErrNotExist) {
 			err = errors.Join(err, fmt.Errorf("tidying up after asking for a reboot: %w", gone))
 		}
 	}()
-	if err := writeAnew(whole, fmt.Sprintf("%s: %s\n", FieldManager, why)); err != nil {
+	if err := writeAnew(whole, fmt.Sprintf("%s: %s\n", nodewrite.FieldManager, why)); err != nil {
 		return fmt.Errorf("asking for a reboot: %w; mount the folder into the agent's container, or set reboot.sentinel", err)
 	}
 	if ctx.Err() != nil { // nobody waits for it any more, and it may have been asked for in vain

@@ -36,16 +36,3 @@ func encodeStatus(s api.Status) (string, error) {
 	}
 	return string(b), nil
 }
-
-// metadataPatch is a merge patch that sets labels and annotations, takes away those that are nil, and leaves all
-// others alone.
-func metadataPatch(labels, annotations map[string]*string) ([]byte, error) {
-	metadata := map[string]any{}
-	if len(labels) > 0 {
-		metadata["labels"] = labels
-	}
-	if len(annotations) > 0 {
-		metadata["annotations"] = annotations
-	}
-	return json.Marshal(map[string]any{"metadata": metadata})
-}

@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
@@ -83,9 +84,9 @@ func (a *Agent) giveWay(ctx context.Context, seen observed) {
 	switch who, _, cordoned := fence.Cordoner(seen.node); {
 	case seen.journal != nil && seen.journal.Cordoned:
 		err = a.unfence(ctx, seen)
-	case seen.journal == nil && (seen.marks.fenced || cordoned && who == FieldManager):
+	case seen.journal == nil && (seen.marks.fenced || cordoned && who == nodewrite.FieldManager):
 		uncordon := cordoned && !seen.foreignCordon()
-		err = a.patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return a.fence.Lift(node, uncordon) })
+		err = a.nodes.Patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return a.fence.Lift(node, uncordon) })
 	default:
 		return
 	}

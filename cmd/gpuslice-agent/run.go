@@ -21,6 +21,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/alive"
 	"github.com/gpuslice/gpuslice/agent/hostrecord"
 	"github.com/gpuslice/gpuslice/agent/metrics"
+	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/podlist"
 	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/config"
@@ -86,7 +87,7 @@ func (o *options) agent(log *zap.Logger, set *metrics.Set) (*agent.Agent, error)
 	// Events live as long as the process: they are told in the background, and lost with it.
 	events := newEvents()
 	events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")})
-	recorder := events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: agent.FieldManager, Host: o.node})
+	recorder := events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: nodewrite.FieldManager, Host: o.node})
 	o.access = access.New(access.Options{
 		Client: client, Node: o.node, Namespace: settings.Maintenance.Namespace, Deletes: settings.Drain.AfterDeadline == config.AfterDeadlineDelete,
 		Timeout: settings.Timeouts.APICall, Events: recorder, Log: log.Named("access"),
@@ -140,5 +141,5 @@ func (o *options) client() (kubernetes.Interface, error) {
 	if err != nil {
 		return nil, fmt.Errorf("finding the API server: %w", err)
 	}
-	return cli.Client(c, agent.FieldManager, version)
+	return cli.Client(c, nodewrite.FieldManager, version)
 }

@@ -20,8 +20,8 @@ import (
 var arrows = map[string][]string{
 	"agent": {
 		"agent/alive", "agent/api", "agent/capacity", "agent/condition", "agent/fleet", "agent/hostrecord", "agent/journal", "agent/legible",
-		"agent/memory", "agent/metrics", "agent/nodekeys", "agent/outcome", "agent/plan", "agent/pluginfile", "agent/retried", "agent/steady",
-		"config", "config/window", "drain", "drain/fence", "drain/holders", "drain/host", "nvml", "nvml/aside",
+		"agent/memory", "agent/metrics", "agent/nodekeys", "agent/nodewrite", "agent/outcome", "agent/plan", "agent/pluginfile", "agent/retried",
+		"agent/steady", "config", "config/window", "drain", "drain/fence", "drain/holders", "drain/host", "nvml", "nvml/aside",
 	},
 	"agent/access":     {"config"},
 	"agent/alive":      {"config"},
@@ -35,6 +35,7 @@ var arrows = map[string][]string{
 	"agent/memory":     {"agent/condition", "config", "drain/holders", "nvml"},
 	"agent/metrics":    {"agent/api", "agent/outcome", "agent/plan", "config"},
 	"agent/nodekeys":   {"config"},
+	"agent/nodewrite":  {"agent/retried", "config", "drain/fence"},
 	"agent/outcome":    {"agent/legible", "config"},
 	"agent/plan":       {"nvml"},
 	"agent/pluginfile": {"nvml/aside"},
@@ -44,9 +45,9 @@ var arrows = map[string][]string{
 
 	"cmd/cli": {"agent/legible"},
 	"cmd/gpuslice-agent": {
-		"agent", "agent/access", "agent/alive", "agent/api", "agent/hostrecord", "agent/legible", "agent/metrics", "agent/plan", "agent/podlist",
-		"cmd/cli", "cmd/show", "config", "config/deviceplugin", "config/document", "config/migparted", "drain/holders", "drain/host", "nvml",
-		"nvml/cdi", "nvml/lib",
+		"agent", "agent/access", "agent/alive", "agent/api", "agent/hostrecord", "agent/legible", "agent/metrics", "agent/nodewrite",
+		"agent/plan", "agent/podlist", "cmd/cli", "cmd/show", "config", "config/deviceplugin", "config/document", "config/migparted",
+		"drain/holders", "drain/host", "nvml", "nvml/cdi", "nvml/lib",
 	},
 	"cmd/kubectl-gpuslice": {"agent/api", "agent/legible", "cmd/cli", "config"},
 	"cmd/show":             {"agent/api", "agent/legible", "nvml"},
