@@ -23,6 +23,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/alive"
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/capacity"
 	"github.com/gpuslice/gpuslice/agent/fleet"
 	"github.com/gpuslice/gpuslice/agent/memory"
 	"github.com/gpuslice/gpuslice/agent/metrics"
@@ -31,6 +32,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/pluginfile"
 	"github.com/gpuslice/gpuslice/agent/retried"
+	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/steady"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
@@ -135,7 +137,7 @@ type Agent struct {
 	plugin       plugin
 	leftovers    leftovers
 	upgrade      upgrade
-	proof        proof
+	proof        capacity.Proof
 	verification verification
 	turn         turn
 	times        times
@@ -163,8 +165,8 @@ type Part interface {
 
 // forgetter remembers by the clock.
 type forgetter interface {
-	// forget drops what depends on times that the clock gave, as if the process began now.
-	forget(now time.Time)
+	// Forget drops what depends on times that the clock gave, as if the process began now.
+	Forget(now time.Time)
 }
 
 // forgetters are all of them.
@@ -172,11 +174,6 @@ func (a *Agent) forgetters() []forgetter {
 	return []forgetter{
 		&a.budget, &a.clients, &a.systemd, &a.logind, &a.plugin, &a.leftovers, &a.upgrade, &a.proof, &a.verification, &a.turn, &a.times,
 	}
-}
-
-// fenceTaint keeps pods away from the node while its GPUs are changed.
-func fenceTaint() corev1.Taint {
-	return corev1.Taint{Key: config.TaintRepartitioning, Effect: corev1.TaintEffectNoSchedule}
 }
 
 // New makes an Agent. Nothing happens before Run.
@@ -192,7 +189,7 @@ func New(o Options) *Agent {
 		wall: o.Clock, clock: c, events: events{o.Events}, metrics: o.Metrics, alive: o.Alive, log: o.Log,
 		evictor: evictor, sets: holders.NewDaemonSets(o.Client, c), sentinel: &sentinel{path: o.Settings.Reboot.Sentinel},
 		fence: fence.Fence{
-			Taint:           fenceTaint(),
+			Taint:           state.FenceTaint(),
 			StartupKey:      config.TaintNotReady,
 			JournalKey:      config.AnnotationJournal,
 			KeepCordonedKey: config.AnnotationKeepCordoned,
@@ -296,23 +293,23 @@ func (a *Agent) rest(ctx context.Context, wake <-chan struct{}, d time.Duration)
 }
 
 // begin notes what a new process cannot know.
-func (a *Agent) begin() { a.leftovers.forget(a.clock.Now()) }
+func (a *Agent) begin() { a.leftovers.Forget(a.clock.Now()) }
 
 // pass observes, decides, and performs at most one step. It returns how long the loop may sleep.
 // It is safe to be killed anywhere inside it.
 func (a *Agent) pass(ctx context.Context) time.Duration {
 	seen, err := a.observe(ctx)
-	a.busy = seen.journal != nil
+	a.busy = seen.Journal != nil
 	a.answer(ctx, seen, err)
 	if failed := a.followUpgrade(ctx, seen); failed != nil {
 		err = failed
 	}
 	if err != nil {
 		a.giveWay(ctx, seen)
-		if j := seen.journal; j != nil && (j.Cordoned || len(j.Paused) > 0) { // the pool does without the node all the same
+		if j := seen.Journal; j != nil && (j.Cordoned || len(j.Paused) > 0) { // the pool does without the node all the same
 			a.renewSlot(ctx, seen)
 		}
-		return a.conclude(ctx, seen, desired{}, nil, err)
+		return a.conclude(ctx, seen, state.Desired{}, nil, err)
 	}
 	delete(a.budget.attempts, noStep)
 	a.follow(ctx, seen)
@@ -321,7 +318,7 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 	a.renewSlot(ctx, seen)
 	a.withdrawReboot(ctx, seen)
 	want, steps, err := a.plan(ctx, &seen)
-	a.proof = seen.capacity.proof
+	a.proof = seen.Capacity.Proof
 	if err == nil && len(steps) > 0 {
 		err = a.execute(ctx, seen, want, steps)
 		want, steps, err = a.cleanUpWhileWaiting(ctx, seen, want, steps, err)
@@ -330,37 +327,37 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 }
 
 // follow takes over what the look has found for the parts that remember it.
-func (a *Agent) follow(ctx context.Context, seen observed) {
-	if seen.leftovers.migManager {
+func (a *Agent) follow(ctx context.Context, seen state.Observed) {
+	if seen.Leftovers.MIGManager {
 		a.leftovers.migManagerAt = a.clock.Now()
 	}
 	for _, part := range a.parts {
-		part.Look(ctx, seen.node, seen.gpus, seen.pods, seen.holders.pods)
+		part.Look(ctx, seen.Node, seen.GPUs, seen.Pods, seen.Holders.Pods)
 	}
 	a.followStarted(seen)
 }
 
 // cleanUpWhileWaiting restores now what an earlier agent has left without a journal, if the change that would restore it must wait, perhaps
 // for days.
-func (a *Agent) cleanUpWhileWaiting(ctx context.Context, seen observed, want desired, steps []plan.Step, err error) (desired, []plan.Step, error) {
+func (a *Agent) cleanUpWhileWaiting(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step, err error) (state.Desired, []plan.Step, error) {
 	var wait *outcome.Waiting
 	// Where nobody knows whose the cordon is, only our taint says that it is ours.
-	taint := seen.marks.fenced && (!seen.node.Spec.Unschedulable || seen.foreignCordon())
-	if seen.journal != nil || !seen.leftovers.orphan.is() && !taint || !errors.As(err, &wait) {
+	taint := seen.Marks.Fenced && (!seen.Node.Spec.Unschedulable || seen.ForeignCordon())
+	if seen.Journal != nil || !seen.Leftovers.Orphan.Is() && !taint || !errors.As(err, &wait) {
 		return want, steps, err
 	}
 	rest, failed := a.clearAway(ctx, &seen, want, err)
 	if failed != nil {
 		return want, steps, err
 	}
-	want.left = seen.putOff(want, wait.Reason, "what an agent has left is given back first, and "+wait.Message)
+	want.Left = seen.PutOff(want, wait.Reason, "what an agent has left is given back first, and "+wait.Message)
 	return want, rest, a.execute(ctx, seen, want, rest)
 }
 
 // setClock follows a step of the host's clock when nothing is under way that a deadline counts for. What was remembered by the clock
 // of before is forgotten, as by a new process.
-func (a *Agent) setClock(seen observed) {
-	if seen.journal != nil {
+func (a *Agent) setClock(seen state.Observed) {
+	if seen.Journal != nil {
 		return
 	}
 	step := a.clock.Step()
@@ -369,7 +366,7 @@ func (a *Agent) setClock(seen observed) {
 	}
 	a.log.Info("the host's clock was set", zap.Duration("by", step))
 	for _, part := range a.forgetters() {
-		part.forget(a.clock.Now())
+		part.Forget(a.clock.Now())
 	}
 	for _, part := range a.parts {
 		part.Forget(a.clock.Now())
@@ -378,42 +375,42 @@ func (a *Agent) setClock(seen observed) {
 
 // plan lists the steps to what the labels ask for; or, where that cannot be and something was begun already, the steps
 // back to what was before.
-func (a *Agent) plan(ctx context.Context, seen *observed) (desired, []plan.Step, error) {
+func (a *Agent) plan(ctx context.Context, seen *state.Observed) (state.Desired, []plan.Step, error) {
 	want, err := a.resolve(ctx, seen)
-	a.prove(seen, want.plugin)
+	a.prove(seen, want.Plugin)
 	var steps []plan.Step
 	if err == nil {
-		want.keepForeign(seen.journal)
-		steps, err = a.steps(ctx, seen, want, want.targets)
+		want.KeepForeign(seen.Journal)
+		steps, err = a.steps(ctx, seen, want, want.Targets)
 	}
 	switch {
 	case outcome.IsUnseen(err):
 		return want, nil, err
 	case err == nil && a.calledOff(*seen, want, steps):
-		return want, nil, seen.cancelled(want)
-	case err != nil && seen.journal == nil:
+		return want, nil, seen.Cancelled(want)
+	case err != nil && seen.Journal == nil:
 		steps, err = a.clearAway(ctx, seen, want, err)
 		return want, steps, err
-	case seen.journal == nil || err == nil && !seen.givenUp(want):
+	case seen.Journal == nil || err == nil && !seen.GivenUp(want):
 		return want, steps, err
-	case errors.Is(err, plan.ErrStillPending) && seen.journal.Undo == nil:
-		return want, nil, &api.Failure{Wish: want.fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}
+	case errors.Is(err, plan.ErrStillPending) && seen.Journal.Undo == nil:
+		return want, nil, &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}
 	}
-	want.undo, want.undoCause, want.plugin = true, err, a.former(seen)
-	a.prove(seen, want.plugin)
+	want.Undo, want.UndoCause, want.Plugin = true, err, a.former(seen)
+	a.prove(seen, want.Plugin)
 	if a.cdi.failures >= a.settings.Retry.Failures { // on the way back they keep no node
-		seen.specs = nil
+		seen.Specs = nil
 	}
-	steps, err = a.steps(ctx, seen, want, seen.journal.Targets(seen.gpus))
+	steps, err = a.steps(ctx, seen, want, seen.Journal.Targets(seen.GPUs))
 	return want, steps, err
 }
 
 // clearAway plans to give back what an agent has left, where what is asked for cannot be: that is no reason to keep it.
-func (a *Agent) clearAway(ctx context.Context, seen *observed, want desired, err error) ([]plan.Step, error) {
-	if !seen.leftovers.orphan.is() && !seen.marks.fenced && !seen.pool.slot.Held && !seen.pool.slot.Waiting {
+func (a *Agent) clearAway(ctx context.Context, seen *state.Observed, want state.Desired, err error) ([]plan.Step, error) {
+	if !seen.Leftovers.Orphan.Is() && !seen.Marks.Fenced && !seen.Pool.Slot.Held && !seen.Pool.Slot.Waiting {
 		return nil, err
 	}
-	want.plugin, want.keys = nil, nil
+	want.Plugin, want.Keys = nil, nil
 	steps, planning := a.steps(ctx, seen, want, nil)
 	if planning != nil || len(steps) == 0 {
 		return nil, err
@@ -423,22 +420,7 @@ func (a *Agent) clearAway(ctx context.Context, seen *observed, want desired, err
 
 // calledOff reports whether somebody has lifted our cordon while pods and GPUs are still to be touched. After that it hurts
 // nobody: what is left is proof. What was asked for since is not meant by it, and gets a cordon of its own.
-func (a *Agent) calledOff(seen observed, want desired, steps []plan.Step) bool {
+func (a *Agent) calledOff(seen state.Observed, want state.Desired, steps []plan.Step) bool {
 	changes := plan.Disrupts(steps) || plan.Has(steps, plan.Create)
-	return a.settingsFor(want).Drain.OnUncordon == config.UncordonCancel && seen.uncordoned() && changes && !seen.other(want) && !seen.givenUp(want)
-}
-
-// cancelled is the end of a change whose cordon somebody else has lifted. Kubectl leaves no name when it does.
-func (s observed) cancelled(want desired) *api.Failure {
-	text := "somebody has uncordoned the node"
-	who, when := fence.Uncordoner(s.node, nodewrite.FieldManager)
-	if !when.IsZero() {
-		text += " at " + outcome.Moment(when)
-	}
-	if who != "" {
-		text += " (perhaps " + who + ", which wrote to it then)"
-	}
-	return &api.Failure{
-		Wish: want.fingerprint, Reason: config.ReasonCancelled, Cancelled: true, Message: text + " in the middle of the change, which calls it off",
-	}
+	return a.settingsFor(want).Drain.OnUncordon == config.UncordonCancel && seen.Uncordoned() && changes && !seen.Other(want) && !seen.GivenUp(want)
 }

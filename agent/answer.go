@@ -15,6 +15,8 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/report"
+	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
 )
 
@@ -26,27 +28,27 @@ const (
 
 // answer writes the answer to a request, or takes away one that nobody asks for any more. An answer that cannot be given is no
 // reason to put a change off.
-func (a *Agent) answer(ctx context.Context, seen observed, ended error) {
-	if seen.node == nil {
+func (a *Agent) answer(ctx context.Context, seen state.Observed, ended error) {
+	if seen.Node == nil {
 		return
 	}
-	request, asked := seen.node.Annotations[config.AnnotationPreview]
+	request, asked := seen.Node.Annotations[config.AnnotationPreview]
 	request = shortened(strings.ToValidUTF8(request, "?"))
-	former, answered := seen.node.Annotations[config.AnnotationPlan]
+	former, answered := seen.Node.Annotations[config.AnnotationPlan]
 	if asked == answered && (!asked || answers(former, request)) {
 		return
 	}
 	var text *string // nil takes it away
 	if asked {
 		a.log.Info("answering", zap.String("for", request))
-		encoded, err := boundedAnswer(a.answerTo(ctx, seen, ended, request), roomFor(seen.node, config.AnnotationPlan, answerRoom))
+		encoded, err := report.EncodeAnswer(a.answerTo(ctx, seen, ended, request), report.RoomFor(seen.Node, config.AnnotationPlan, report.AnswerRoom))
 		if err != nil {
 			a.log.Warn("answering", zap.Error(err))
 			return
 		}
 		text = &encoded
 	}
-	err := a.nodes.Patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) {
+	err := a.nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) {
 		return json.Marshal(map[string]any{"metadata": map[string]any{
 			"uid": node.UID, "annotations": map[string]*string{config.AnnotationPlan: text},
 		}})
@@ -63,7 +65,7 @@ func answers(annotation, request string) bool {
 }
 
 // answerTo plans what the request asks for.
-func (a *Agent) answerTo(ctx context.Context, seen observed, ended error, request string) api.Answer {
+func (a *Agent) answerTo(ctx context.Context, seen state.Observed, ended error, request string) api.Answer {
 	out := api.Answer{For: request, At: a.now()}
 	label, name, _ := strings.Cut(request, "=")
 	if name == "" || !slices.Contains([]string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig}, label) {
@@ -73,8 +75,8 @@ func (a *Agent) answerTo(ctx context.Context, seen observed, ended error, reques
 	}
 	var p Preview
 	if ended == nil {
-		want := a.askedWith(seen.node, label, name)
-		p, ended = a.previewOf(ctx, seen, want.label, want.name)
+		want := a.askedWith(seen.Node, label, name)
+		p, ended = a.previewOf(ctx, seen, want.Label, want.Name)
 	}
 	if ended != nil {
 		out.Refused = shortened(ended.Error())
@@ -91,7 +93,7 @@ func (a *Agent) answerTo(ctx context.Context, seen observed, ended error, reques
 }
 
 // askedWith is what the node would ask for if it had the label, and no profile, which wins over the other labels, but by this one.
-func (a *Agent) askedWith(node *corev1.Node, label, name string) desired {
+func (a *Agent) askedWith(node *corev1.Node, label, name string) state.Desired {
 	node = node.DeepCopy()
 	delete(node.Labels, config.LabelProfile)
 	metav1.SetMetaDataLabel(&node.ObjectMeta, label, name)

@@ -5,6 +5,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/agent/steady"
 )
 
@@ -20,14 +21,14 @@ func newBudget(clock *steady.Clock) budget {
 	return budget{clock: clock, attempts: map[string]attempt{}, successes: map[string]int{}, waits: map[string]time.Time{}}
 }
 
-func (b *budget) forget(time.Time) { *b = newBudget(b.clock) }
+func (b *budget) Forget(time.Time) { *b = newBudget(b.clock) }
 
 // attempt is what is known of a step that fails.
 type attempt struct {
-	failures       int       // in a row
-	next           time.Time // not to be tried before, whatever wakes the loop
-	lastDecision   decision  // what followed from it last
-	inUse          bool      // it waits for who holds the GPU, which was told at
+	failures       int             // in a row
+	next           time.Time       // not to be tried before, whatever wakes the loop
+	lastDecision   report.Decision // what followed from it last
+	inUse          bool            // it waits for who holds the GPU, which was told at
 	lastDecisionAt time.Time
 }
 
@@ -38,10 +39,10 @@ func (b *budget) tooEarly(step plan.Step) error {
 	switch {
 	case !ok || wait <= 0:
 		return nil
-	case tried.lastDecision.stalled:
-		return &outcome.Stalled{Reason: tried.lastDecision.reason, Message: tried.lastDecision.message}
+	case tried.lastDecision.Stalled:
+		return &outcome.Stalled{Reason: tried.lastDecision.Reason, Message: tried.lastDecision.Message}
 	default:
-		return &outcome.Waiting{Reason: tried.lastDecision.reason, Message: tried.lastDecision.message, After: wait}
+		return &outcome.Waiting{Reason: tried.lastDecision.Reason, Message: tried.lastDecision.Message, After: wait}
 	}
 }
 

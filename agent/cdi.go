@@ -7,6 +7,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -19,11 +20,11 @@ type cdi struct {
 
 // observeSpecs looks for CDI specs that describe what was. One that cannot be read is not ours to mend, and one that
 // cannot be written is no reason to keep the node: that is told once, and they are left alone.
-func (a *Agent) observeSpecs(ctx context.Context, seen *observed) {
+func (a *Agent) observeSpecs(ctx context.Context, seen *state.Observed) {
 	call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.DriverCall)
 	defer cancel()
-	stale, err := a.cdi.specs.Stale(call, seen.gpus)
-	givenUp := seen.journal == nil || seen.journal.Undo != nil
+	stale, err := a.cdi.specs.Stale(call, seen.GPUs)
+	givenUp := seen.Journal == nil || seen.Journal.Undo != nil
 	if len(stale) > 0 && givenUp && a.cdi.failures >= a.settings.Retry.Failures {
 		stale, err = nil, errors.Join(err, fmt.Errorf("writing CDI specs failed %d times", a.cdi.failures))
 	}
@@ -34,7 +35,7 @@ func (a *Agent) observeSpecs(ctx context.Context, seen *observed) {
 	if text != "" && text != a.cdi.trouble {
 		a.log.Warn("CDI specs are left alone", zap.Error(err))
 	}
-	seen.specs, a.cdi.trouble = stale, text
+	seen.Specs, a.cdi.trouble = stale, text
 }
 
 // regenerate writes the CDI specs anew.

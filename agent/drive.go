@@ -13,6 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/drain/host"
@@ -21,18 +22,18 @@ import (
 
 // change performs a step on a GPU. It fails with StepHadNoEffect after retry.noEffect successes that left the plan as it was.
 func (a *Agent) change(
-	ctx context.Context, seen observed, want desired, step plan.Step, into func(*Agent, context.Context, plan.Step) error,
+	ctx context.Context, seen state.Observed, want state.Desired, step plan.Step, into func(*Agent, context.Context, plan.Step) error,
 ) error {
 	if n := a.budget.successes[step.String()]; n >= a.settings.Retry.NoEffect {
 		if step.Kind == plan.RestorePersistence { // a change that is finished is not undone, and no node is kept, for want of it
 			return a.abandonPersistence(ctx, seen, step, fmt.Errorf("%s reported success %d times and had no effect", step, n))
 		}
 		return &api.Failure{
-			Wish: want.fingerprint, Reason: config.ReasonStepHadNoEffect,
+			Wish: want.Fingerprint, Reason: config.ReasonStepHadNoEffect,
 			Message: fmt.Sprintf("%s reported success %d times and had no effect, or somebody else undoes it", step, n),
 		}
 	}
-	if !want.undo && step.Traits().HoldersKnown {
+	if !want.Undo && step.Traits().HoldersKnown {
 		if err := a.requireHoldersKnown(seen, want, step); err != nil {
 			return err
 		}
@@ -116,8 +117,8 @@ func (a *Agent) inhibit(ctx context.Context, step plan.Step) (release func(), er
 
 // heldBy adds to an error who holds the GPU. That nobody can be found is added too: a client that no list shows is what
 // people look for longest.
-func (a *Agent) heldBy(ctx context.Context, seen observed, step plan.Step, held error) error {
-	gpu, ok := seen.gpu(step.GPU)
+func (a *Agent) heldBy(ctx context.Context, seen state.Observed, step plan.Step, held error) error {
+	gpu, ok := seen.GPU(step.GPU)
 	if !ok {
 		return held
 	}
@@ -128,7 +129,7 @@ func (a *Agent) heldBy(ctx context.Context, seen observed, step plan.Step, held 
 	clients = slices.DeleteFunc(clients, func(c holders.Client) bool {
 		return c.Self || step.Kind == plan.Destroy && len(reported) > 0 && !slices.Contains(reported, c.PID)
 	})
-	names := holders.NameClients(clients, seen.pods)
+	names := holders.NameClients(clients, seen.Pods)
 	said := map[string]bool{"": true}
 	for i, c := range clients {
 		if remedy := c.Remedy(); !said[remedy] {
@@ -171,7 +172,7 @@ func inTheWay(i nvml.Instance, step plan.Step) []nvml.Process {
 
 // persistenceRefused lets it be tried again until the budget is used up. All errors use it up but those that a driver
 // gives which is not there, or is another one: then everything has to wait.
-func (a *Agent) persistenceRefused(ctx context.Context, seen observed, step plan.Step, err error) error {
+func (a *Agent) persistenceRefused(ctx context.Context, seen state.Observed, step plan.Step, err error) error {
 	switch {
 	case errors.Is(err, nvml.ErrNoDriver), errors.Is(err, nvml.ErrReplaced):
 		return err
@@ -188,23 +189,14 @@ func (a *Agent) persistenceRefused(ctx context.Context, seen observed, step plan
 }
 
 // abandonPersistence strikes from the journal what cannot be given back. The GPU works as well without.
-func (a *Agent) abandonPersistence(ctx context.Context, seen observed, step plan.Step, err error) error {
+func (a *Agent) abandonPersistence(ctx context.Context, seen state.Observed, step plan.Step, err error) error {
 	a.log.Warn("persistence mode cannot be turned on again", zap.Int("gpu", step.Index), zap.Error(err))
-	j := *seen.journal
+	j := *seen.Journal
 	j.Previous = nil
-	for _, c := range seen.journal.Previous {
+	for _, c := range seen.Journal.Previous {
 		c.Persistent = c.Persistent && c.GPU != step.GPU
 		j.Previous = append(j.Previous, c)
 	}
 	j.Persistent = slices.DeleteFunc(slices.Clone(j.Persistent), func(gpu nvml.UUID) bool { return gpu == step.GPU })
 	return a.amend(ctx, seen, j)
-}
-
-func (s observed) gpu(uuid nvml.UUID) (nvml.GPU, bool) {
-	for _, gpu := range s.gpus {
-		if gpu.UUID == uuid {
-			return gpu, true
-		}
-	}
-	return nvml.GPU{}, false
 }

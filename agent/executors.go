@@ -4,13 +4,14 @@ import (
 	"context"
 
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // work is what an executor is given: what was seen, what is wanted, and the steps to there, of which it performs the first.
 type work struct {
-	seen  observed
-	want  desired
+	seen  state.Observed
+	want  state.Desired
 	step  plan.Step
 	steps []plan.Step
 }
@@ -47,7 +48,7 @@ var executors = map[plan.Kind]executor{
 	plan.Reset:         onGPU(func(a *Agent, ctx context.Context, s plan.Step) error { return a.driver.Reset(ctx, s.GPU) }),
 	plan.Destroy:       onGPU((*Agent).destroy),
 	plan.Create:        onGPU((*Agent).create),
-	plan.RegenerateCDI: func(a *Agent, ctx context.Context, w work) error { return a.regenerate(ctx, w.seen.gpus) },
+	plan.RegenerateCDI: func(a *Agent, ctx context.Context, w work) error { return a.regenerate(ctx, w.seen.GPUs) },
 
 	plan.Park:      func(a *Agent, ctx context.Context, w work) error { return a.park(ctx, w.seen, w.want) },
 	plan.AskReboot: func(a *Agent, ctx context.Context, w work) error { return a.askForReboot(ctx, w.seen, w.want) },
@@ -56,7 +57,7 @@ var executors = map[plan.Kind]executor{
 	plan.WriteSharing:    func(a *Agent, ctx context.Context, w work) error { return a.writeSharing(ctx, w.seen, w.want) },
 	plan.ReloadPlugin:    func(a *Agent, ctx context.Context, w work) error { return a.reloadPlugin(ctx, w.seen, w.want, w.step) },
 	plan.VerifyCapacity:  func(a *Agent, ctx context.Context, w work) error { return a.awaitCapacity(ctx, w.seen, w.want, w.step) },
-	plan.PublishNodeKeys: func(a *Agent, ctx context.Context, w work) error { return a.publish(ctx, w.seen, *w.want.keys) },
+	plan.PublishNodeKeys: func(a *Agent, ctx context.Context, w work) error { return a.publish(ctx, w.seen, *w.want.Keys) },
 }
 
 // onGPU is the executor of a step that is one call into the driver.

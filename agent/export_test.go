@@ -7,6 +7,8 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/report"
+	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml/aside"
 )
@@ -43,8 +45,8 @@ func (a *Agent) Settle(ctx context.Context, rest time.Duration) time.Duration {
 
 // Performs reports whether there is an executor for the kind of step, and how people are told of it.
 func Performs(kind plan.Kind) (performed bool, reason config.Reason, phase api.Phase) {
-	p := progresses[kind]
-	return executors[kind] != nil, p.reason, p.phase
+	reason, phase = report.Progress(kind, state.Desired{})
+	return executors[kind] != nil, reason, phase
 }
 
 // HangSentinel has the file by which a reboot is asked for answer nobody until the channel is closed.

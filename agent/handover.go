@@ -23,14 +23,13 @@ import (
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/pluginfile"
 	"github.com/gpuslice/gpuslice/agent/retried"
+	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/holders"
-	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/nvml/aside"
 )
 
 const (
-	computeMPS = nvml.ComputeExclusiveProcess
 	// propagation is how long kubelet takes at most to show an edited ConfigMap to a running pod: its sync period of a minute, and as long
 	// again for its cache.
 	propagation = 2 * time.Minute
@@ -42,11 +41,11 @@ const (
 var readers = []string{"nvidia-device-plugin", "gpu-feature-discovery", "mps-control-daemon"}
 
 // formerManager is what is known of the plugin's config manager while it is away.
-func formerManager(f *journal.FormerPlugin) *configManager {
+func formerManager(f *journal.FormerPlugin) *state.ConfigManager {
 	if f.Label == "" {
 		return nil
 	}
-	return &configManager{label: f.Label, namespace: f.Namespace, configMap: f.ConfigMap, dir: f.Dir, fallback: f.Fallback}
+	return &state.ConfigManager{Label: f.Label, Namespace: f.Namespace, ConfigMap: f.ConfigMap, Dir: f.Dir, Fallback: f.Fallback}
 }
 
 // maxFormer bounds the text that the journal holds. All annotations of a node together may take 256 KiB.
@@ -54,15 +53,15 @@ const maxFormer = 32 << 10
 
 // former is the config that the plugin has now, for the journal. Where there is no file yet, nothing is shared, and that is what
 // the way back leads to: a plugin that is run with a file does not run without.
-func (a *Agent) formerPlugin(seen observed) (*journal.FormerPlugin, error) {
-	p := seen.plugin
-	f := &journal.FormerPlugin{Way: p.method, Text: p.text, MPS: p.current != nil && p.current.Sharing.Strategy == config.SharingMPS}
-	if m := p.manager; m != nil {
-		f.Label, f.Namespace, f.ConfigMap, f.Dir, f.Fallback = m.label, m.namespace, m.configMap, m.dir, m.fallback
-		if strings.HasPrefix(p.text, config.OwnPluginKey) {
-			f.Body = m.files[p.text]
+func (a *Agent) formerPlugin(seen state.Observed) (*journal.FormerPlugin, error) {
+	p := seen.Plugin
+	f := &journal.FormerPlugin{Way: p.Method, Text: p.Text, MPS: p.Current != nil && p.Current.Sharing.Strategy == config.SharingMPS}
+	if m := p.Manager; m != nil {
+		f.Label, f.Namespace, f.ConfigMap, f.Dir, f.Fallback = m.Label, m.Namespace, m.ConfigMap, m.Dir, m.Fallback
+		if strings.HasPrefix(p.Text, config.OwnPluginKey) {
+			f.Body = m.Files[p.Text]
 		}
-	} else if !p.exists {
+	} else if !p.Exists {
 		text, err := a.plugin.configs.Render(nil, config.Sharing{Strategy: config.SharingNone}, "")
 		if err != nil {
 			return nil, err
@@ -79,34 +78,34 @@ func (a *Agent) formerPlugin(seen observed) (*journal.FormerPlugin, error) {
 }
 
 // writeSharing gives the device plugin another config, by the way that it is given any.
-func (a *Agent) writeSharing(ctx context.Context, seen observed, want desired) error {
-	a.proof.agreed = 0 // by another config, the same devices are to be proven anew
-	if seen.plugin.manager != nil {
+func (a *Agent) writeSharing(ctx context.Context, seen state.Observed, want state.Desired) error {
+	a.proof.Agreed = 0 // by another config, the same devices are to be proven anew
+	if seen.Plugin.Manager != nil {
 		return a.setConfigLabel(ctx, seen, want)
 	}
 	call, cancel := context.WithTimeout(ctx, hostTimeout)
 	defer cancel()
-	err := a.plugin.file.Write(call, want.plugin.text, a.clock.Now())
-	if full, is := errors.AsType[*pluginfile.NoRoomError](err); is && !want.undo && a.clock.Now().Before(a.deadline(seen, want, plan.Step{Kind: plan.WriteSharing})) {
+	err := a.plugin.file.Write(call, want.Plugin.Text, a.clock.Now())
+	if full, is := errors.AsType[*pluginfile.NoRoomError](err); is && !want.Undo && a.clock.Now().Before(a.deadline(seen, want, plan.Step{Kind: plan.WriteSharing})) {
 		return fullFolder(full, "the device plugin is given its config")
 	}
 	return err
 }
 
 // prepareSharing makes sure, before anything is disturbed, that the plugin can be given its config, and the former one again.
-func (a *Agent) prepareSharing(ctx context.Context, seen observed, want desired, steps []plan.Step) error {
+func (a *Agent) prepareSharing(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {
 	writes := plan.Has(steps, plan.WriteSharing)
-	if want.undo || !writes || seen.plugin.manager != nil || seen.touched() {
+	if want.Undo || !writes || seen.Plugin.Manager != nil || seen.Touched() {
 		return nil
 	}
 	call, cancel := context.WithTimeout(ctx, hostTimeout)
 	defer cancel()
-	err := a.plugin.file.Prepare(call, want.plugin.text)
+	err := a.plugin.file.Prepare(call, want.Plugin.Text)
 	full, is := errors.AsType[*pluginfile.NoRoomError](err)
 	switch {
 	case is:
 		wait := fullFolder(full, "anything is disturbed")
-		wait.Since = seen.since(wait.Reason, a.now())
+		wait.Since = seen.Since(wait.Reason, a.now())
 		return wait
 	case aside.Hangs(err):
 		return &outcome.UnseenError{Err: err}
@@ -119,22 +118,22 @@ func (a *Agent) prepareSharing(ctx context.Context, seen observed, want desired,
 // fullFolder waits for people to make room.
 func fullFolder(full *pluginfile.NoRoomError, before string) *outcome.Waiting {
 	return &outcome.Waiting{
-		Reason: config.ReasonNoHandover, After: evictionRetry, Blockers: []string{full.Error()},
+		Reason: config.ReasonNoHandover, After: outcome.EvictionRetry, Blockers: []string{full.Error()},
 		Message: full.Error() + "; there has to be room for the device plugin's config before " + before,
 	}
 }
 
 // setConfigLabel names another config to the plugin's config manager. That ends when it is named one that it does not see, so a key
 // of ours must have reached its pod before.
-func (a *Agent) setConfigLabel(ctx context.Context, seen observed, want desired) error {
-	m, key := seen.plugin.manager, want.plugin.text
-	if want.plugin.keyContent != "" && m.files[key] != want.plugin.keyContent {
-		if err := a.patchConfigMap(ctx, m, key, &want.plugin.keyContent); err != nil {
+func (a *Agent) setConfigLabel(ctx context.Context, seen state.Observed, want state.Desired) error {
+	m, key := seen.Plugin.Manager, want.Plugin.Text
+	if want.Plugin.KeyContent != "" && m.Files[key] != want.Plugin.KeyContent {
+		if err := a.patchConfigMap(ctx, m, key, &want.Plugin.KeyContent); err != nil {
 			return err
 		}
-		m.files[key] = want.plugin.keyContent
+		m.Files[key] = want.Plugin.KeyContent
 	}
-	if want.plugin.keyContent != "" && m.pod.UID != "" {
+	if want.Plugin.KeyContent != "" && m.Pod.UID != "" {
 		if err := a.awaitKey(ctx, seen, want); err != nil {
 			return err
 		}
@@ -143,28 +142,28 @@ func (a *Agent) setConfigLabel(ctx context.Context, seen observed, want desired)
 	if key == "" {
 		value = nil
 	}
-	return a.nodes.Patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) {
+	return a.nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) {
 		return json.Marshal(map[string]any{"metadata": map[string]any{
-			"uid": node.UID, "resourceVersion": node.ResourceVersion, "labels": map[string]*string{m.label: value},
+			"uid": node.UID, "resourceVersion": node.ResourceVersion, "labels": map[string]*string{m.Label: value},
 		}})
 	})
 }
 
 // awaitKey waits until the config manager sees the key, or, where nobody can look, until it must.
-func (a *Agent) awaitKey(ctx context.Context, seen observed, want desired) error {
-	m, key := seen.plugin.manager, want.plugin.text
-	step := plan.Step{Kind: plan.WriteSharing, Config: want.plugin.configText()}
+func (a *Agent) awaitKey(ctx context.Context, seen state.Observed, want state.Desired) error {
+	m, key := seen.Plugin.Manager, want.Plugin.Text
+	step := plan.Step{Kind: plan.WriteSharing, Config: want.Plugin.ConfigText()}
 	began := a.budget.began(step)
 	call, cancel := context.WithTimeout(ctx, hostTimeout)
 	defer cancel()
-	there, err := a.clients.processes.FileOf(call, m.pod.UID, managerCommand, path.Join(m.dir, key))
+	there, err := a.clients.processes.FileOf(call, m.Pod.UID, state.ManagerCommand, path.Join(m.Dir, key))
 	if there || a.clock.Since(began) > propagation {
 		return nil
 	}
 	wait := &outcome.Waiting{
 		Reason: config.ReasonConfiguringPlugin, After: handoverRetry, Since: began,
-		Message: fmt.Sprintf("waiting for kubelet to show %s to pod %s/%s", m.keyed(key), m.pod.Namespace, m.pod.Name),
-		Until:   began.Add(propagation), Then: "the label " + m.label + " is set to it",
+		Message: fmt.Sprintf("waiting for kubelet to show %s to pod %s/%s", m.Keyed(key), m.Pod.Namespace, m.Pod.Name),
+		Until:   began.Add(propagation), Then: "the label " + m.Label + " is set to it",
 	}
 	if err != nil {
 		a.log.Debug("whether the config manager sees its new config is not known", zap.Error(err))
@@ -173,29 +172,29 @@ func (a *Agent) awaitKey(ctx context.Context, seen observed, want desired) error
 }
 
 // patchConfigMap sets one key, or takes it away.
-func (a *Agent) patchConfigMap(ctx context.Context, m *configManager, key string, text *string) error {
+func (a *Agent) patchConfigMap(ctx context.Context, m *state.ConfigManager, key string, text *string) error {
 	if !strings.HasPrefix(key, config.OwnPluginKey) { // whatever has led here
-		return &outcome.Stalled{Reason: config.ReasonNoHandover, Message: fmt.Sprintf("%s is not ours to write: its name does not begin with %s", m.keyed(key), config.OwnPluginKey)}
+		return &outcome.Stalled{Reason: config.ReasonNoHandover, Message: fmt.Sprintf("%s is not ours to write: its name does not begin with %s", m.Keyed(key), config.OwnPluginKey)}
 	}
 	body, err := json.Marshal(map[string]any{"data": map[string]*string{key: text}})
 	if err != nil {
-		return fmt.Errorf("encoding %s: %w", m.keyed(key), err)
+		return fmt.Errorf("encoding %s: %w", m.Keyed(key), err)
 	}
 	api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
 	defer cancel()
 	err = retried.Do(api, func() error {
-		_, err := a.client.CoreV1().ConfigMaps(m.namespace).Patch(api, m.configMap, types.MergePatchType, body, metav1.PatchOptions{FieldManager: nodewrite.FieldManager})
+		_, err := a.client.CoreV1().ConfigMaps(m.Namespace).Patch(api, m.ConfigMap, types.MergePatchType, body, metav1.PatchOptions{FieldManager: nodewrite.FieldManager})
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("writing %s: %w", m.keyed(key), err)
+		return fmt.Errorf("writing %s: %w", m.Keyed(key), err)
 	}
 	return nil
 }
 
 // tidySharing takes away what a change of the plugin's config has left.
-func (a *Agent) tidySharing(ctx context.Context, seen observed) {
-	if way := seen.journal.Plugin.Way; way != config.HandoverFile && way != config.HandoverRestart {
+func (a *Agent) tidySharing(ctx context.Context, seen state.Observed) {
+	if way := seen.Journal.Plugin.Way; way != config.HandoverFile && way != config.HandoverRestart {
 		a.collectKey(ctx, seen)
 		return
 	}
@@ -207,12 +206,12 @@ func (a *Agent) tidySharing(ctx context.Context, seen observed) {
 }
 
 // collectKey takes the key away that the node was given before by us, unless another node goes by it.
-func (a *Agent) collectKey(ctx context.Context, seen observed) {
-	former := seen.journal.Plugin
-	if m := seen.plugin.manager; m != nil && former != nil && (m.namespace != former.Namespace || m.configMap != former.ConfigMap) {
+func (a *Agent) collectKey(ctx context.Context, seen state.Observed) {
+	former := seen.Journal.Plugin
+	if m := seen.Plugin.Manager; m != nil && former != nil && (m.Namespace != former.Namespace || m.ConfigMap != former.ConfigMap) {
 		return // the plugin's DaemonSet names another ConfigMap by now
 	}
-	if former == nil || former.Stays || formerManager(former) == nil || !strings.HasPrefix(former.Text, config.OwnPluginKey) || seen.node.Labels[former.Label] == former.Text {
+	if former == nil || former.Stays || formerManager(former) == nil || !strings.HasPrefix(former.Text, config.OwnPluginKey) || seen.Node.Labels[former.Label] == former.Text {
 		return
 	}
 	api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
@@ -228,44 +227,47 @@ func (a *Agent) collectKey(ctx context.Context, seen observed) {
 
 // reloadPlugin has the readers of the plugin's config file read it: by SIGHUP, or, where that is not the way or nobody could be told, as
 // a new pod.
-func (a *Agent) reloadPlugin(ctx context.Context, seen observed, want desired, step plan.Step) error {
-	a.proof.agreed = 0 // by another config, the same devices are to be proven anew
-	untold := a.untold(seen.plugin)
-	if seen.plugin.method == config.HandoverFile {
+func (a *Agent) reloadPlugin(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
+	a.proof.Agreed = 0 // by another config, the same devices are to be proven anew
+	untold := a.untold(seen.Plugin)
+	if seen.Plugin.Method == config.HandoverFile {
 		call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.DriverCall)
 		defer cancel()
 		told, err := a.clients.processes.Hangup(call, untold, readers)
 		for _, c := range told {
-			seen.plugin.notifiedPods[c.PodUID] = seen.plugin.writing()
+			seen.Plugin.NotifiedPods[c.PodUID] = seen.Plugin.Writing()
 			a.log.Info("told to read the device plugin's config", zap.String("command", c.Command), zap.Int("pid", c.PID))
 		}
-		a.noteTold(call, seen.plugin)
-		if err != nil || len(a.untold(seen.plugin)) == 0 {
+		a.noteTold(call, seen.Plugin)
+		if err != nil || len(a.untold(seen.Plugin)) == 0 {
 			return err
 		}
-		untold = a.untold(seen.plugin)
+		untold = a.untold(seen.Plugin)
 	}
 	restart := step
 	restart.Kind, restart.Pods = plan.RestartOperands, nil
-	for _, pod := range seen.plugin.readers {
+	for _, pod := range seen.Plugin.Readers {
 		for _, uid := range untold {
 			if pod.UID == uid {
-				restart.Pods = append(restart.Pods, plannedPod(holders.Describe(&pod)))
+				restart.Pods = append(restart.Pods, state.PlannedPod(holders.Describe(&pod)))
 			}
 		}
 	}
 	return a.evict(ctx, seen, want, []plan.Step{restart})
 }
 
+// longestLastWords are those of a container that has ended.
+const longestLastWords = 256 // characters
+
 // pluginFails is why the device plugin does not run by its present config; empty if it does, or has not tried.
 // What else is in its pod does not count: a config manager ends once where it cannot find the plugin to tell.
-func (a *Agent) pluginFails(s observed) string {
-	since := s.plugin.written
-	if s.journal != nil && since.IsZero() {
-		since = s.journal.Started
+func (a *Agent) pluginFails(s state.Observed) string {
+	since := s.Plugin.Written
+	if s.Journal != nil && since.IsZero() {
+		since = s.Journal.Started
 	}
 	plugin := a.settings.DevicePlugin.Containers
-	for _, pod := range s.devicePlugin.pods {
+	for _, pod := range s.DevicePlugin.Pods {
 		for _, c := range pod.Status.ContainerStatuses {
 			last := c.LastTerminationState.Terminated
 			if len(plugin) > 0 && !slices.Contains(plugin, c.Name) || c.State.Waiting == nil || c.State.Waiting.Reason != "CrashLoopBackOff" || last == nil || last.FinishedAt.Time.Before(since) {
@@ -282,23 +284,23 @@ func (a *Agent) pluginFails(s observed) string {
 }
 
 // daemonsGone waits for the control daemon of MPS, which gives GPUs back when it ends in peace.
-func (a *Agent) daemonsGone(seen observed, want desired, step plan.Step) error {
-	if len(seen.devicePlugin.mpsDaemons) == 0 {
+func (a *Agent) daemonsGone(seen state.Observed, want state.Desired, step plan.Step) error {
+	if len(seen.DevicePlugin.MPSDaemons) == 0 {
 		return nil
 	}
 	var pods []string
-	for _, pod := range seen.devicePlugin.mpsDaemons {
+	for _, pod := range seen.DevicePlugin.MPSDaemons {
 		pods = append(pods, pod.Namespace+"/"+pod.Name)
 	}
-	message := "waiting for the MPS control daemon to end: " + listed(pods)
+	message := "waiting for the MPS control daemon to end: " + legible.Listed(pods)
 	until := a.deadline(seen, want, step)
-	if a.clock.Now().After(until) && !want.undo {
-		return &api.Failure{Wish: want.fingerprint, Reason: config.ReasonPluginFailed, Message: message + ", up to the deadline"}
+	if a.clock.Now().After(until) && !want.Undo {
+		return &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonPluginFailed, Message: message + ", up to the deadline"}
 	}
 	wait := &outcome.Waiting{
-		Reason: config.ReasonConfiguringPlugin, After: evictionRetry, Message: message, Since: seen.journal.Started, Blockers: pods,
-		Advice: "it goes when the node's label " + labelMPSCapable + " does: " + setsMPSCapable,
+		Reason: config.ReasonConfiguringPlugin, After: outcome.EvictionRetry, Message: message, Since: seen.Journal.Started, Blockers: pods,
+		Advice: "it goes when the node's label " + state.LabelMPSCapable + " does: " + state.SetsMPSCapable,
 	}
-	wait.Until, wait.Then = seen.atDeadline(until, want)
+	wait.Until, wait.Then = seen.AtDeadline(until, want)
 	return wait
 }

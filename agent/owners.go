@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/agent/retried"
+	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
@@ -83,7 +84,7 @@ func setOf(pod *corev1.Pod) types.UID {
 
 // toldTo is what decisions are made by of a device plugin's pod.
 func (a *Agent) toldTo(pod *corev1.Pod) string {
-	strategy := string(toldStrategy(*pod))
+	strategy := string(state.ToldStrategy(*pod))
 	if strategy == "" {
 		strategy = "no MIG strategy"
 	} else {
@@ -91,7 +92,7 @@ func (a *Agent) toldTo(pod *corev1.Pod) string {
 	}
 	switch m := managerOf(*pod); {
 	case m != nil:
-		return fmt.Sprintf("%s and its config from ConfigMap %s/%s by label %s", strategy, m.namespace, m.configMap, m.label)
+		return fmt.Sprintf("%s and its config from ConfigMap %s/%s by label %s", strategy, m.Namespace, m.ConfigMap, m.Label)
 	case a.readsFile(pod):
 		return fmt.Sprintf("%s and its config from the file %s", strategy, a.settings.DevicePlugin.ConfigFile)
 	default:

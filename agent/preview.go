@@ -13,6 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/capacity"
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -80,8 +81,8 @@ func (a *Agent) Preview(ctx context.Context, label, name string) (Preview, error
 }
 
 // previewOf plans by a look that was taken already.
-func (a *Agent) previewOf(ctx context.Context, seen observed, label, name string) (Preview, error) {
-	want := desired{name: name, label: label}
+func (a *Agent) previewOf(ctx context.Context, seen state.Observed, label, name string) (Preview, error) {
+	want := state.Desired{Name: name, Label: label}
 	var wishes map[nvml.UUID]nvml.Wish
 	var beyond []int
 	geometry, pluginKey := parts(label, name)
@@ -91,29 +92,29 @@ func (a *Agent) previewOf(ctx context.Context, seen observed, label, name string
 		if profile, wishes, beyond, err = a.wishes(seen, label, geometry); err != nil {
 			return Preview{}, err
 		}
-		if err := a.apply(ctx, &seen, &want, profile, asWished(seen.gpus, targets(wishes))); err != nil {
+		if err := a.apply(ctx, &seen, &want, profile, asWished(seen.GPUs, targets(wishes))); err != nil {
 			return Preview{}, err
 		}
 	}
 	if pluginKey != "" {
 		// A config manager goes by the label as it would be.
-		seen.node = seen.node.DeepCopy()
-		metav1.SetMetaDataLabel(&seen.node.ObjectMeta, config.LabelDevicePluginConfig, pluginKey)
-		if err := a.askPlugin(ctx, &seen, &want, a.pluginAskedBy(seen.node, pluginKey), func() (*desiredPlugin, error) { return a.namedConfig(ctx, &seen, pluginKey) }); err != nil {
+		seen.Node = seen.Node.DeepCopy()
+		metav1.SetMetaDataLabel(&seen.Node.ObjectMeta, config.LabelDevicePluginConfig, pluginKey)
+		if err := a.askPlugin(ctx, &seen, &want, a.pluginAskedBy(seen.Node, pluginKey), func() (*state.DesiredPlugin, error) { return a.namedConfig(ctx, &seen, pluginKey) }); err != nil {
 			return Preview{}, err
 		}
 	}
-	want.targets = targets(wishes)
+	want.Targets = targets(wishes)
 	if err := a.fits(seen, want); err != nil {
 		return Preview{}, err
 	}
-	a.prove(&seen, want.plugin)
-	a.observeTaken(ctx, &seen, want, want.targets)
-	p, err := preview(want.desired(want.targets), a.planned(seen, want))
+	a.prove(&seen, want.Plugin)
+	a.observeTaken(ctx, &seen, want, want.Targets)
+	p, err := preview(want.Planned(want.Targets), a.planned(seen, want))
 	if err == nil && len(p.Steps) > 0 {
 		p.Runs = a.runs(seen, want, p.Steps)
 	}
-	p.MIGStrategy, p.Beyond = a.strategy(seen, want.plugin), beyond
+	p.MIGStrategy, p.Beyond = a.strategy(seen, want.Plugin), beyond
 	return p, err
 }
 
@@ -131,7 +132,7 @@ func (o Offline) Preview(label, name string) (Preview, error) {
 	has := config.PluginConfig{Sharing: config.Sharing{Strategy: config.SharingNone}, MIGStrategy: config.MIGStrategyMixed}
 	seen := plan.Observed{GPUs: o.GPUs, Capacity: plan.Capacity{Agreed: plan.Proof}}
 	geometry, pluginKey := parts(label, name)
-	want := desired{}
+	want := state.Desired{}
 	var profile config.Profile
 	var wishes map[nvml.UUID]nvml.Wish
 	var err error
@@ -150,20 +151,20 @@ func (o Offline) Preview(label, name string) (Preview, error) {
 		return Preview{}, fmt.Errorf("no config of the device plugin is named %q: the files have %s", pluginKey,
 			cmp.Or(strings.Join(slices.Sorted(maps.Keys(o.Plugin)), ", "), "none"))
 	case pluginKey != "":
-		want.plugin, err = wishOffline(has, config.Profile{Sharing: &asked.Sharing, MIGStrategy: orNone(asked.MIGStrategy)}, after)
+		want.Plugin, err = wishOffline(has, config.Profile{Sharing: &asked.Sharing, MIGStrategy: state.OrNone(asked.MIGStrategy)}, after)
 	case profile.Sharing != nil || profile.MIGStrategy != "":
-		want.plugin, err = wishOffline(has, profile, after)
+		want.Plugin, err = wishOffline(has, profile, after)
 	}
 	if err != nil {
 		return Preview{}, err
 	}
-	if want.plugin != nil {
-		seen.Plugin = plan.Plugin{Now: plannedSharing(has.Sharing, has.MIGStrategy), Told: true, Tells: true, Set: want.plugin.as(&has)}
-		has.MIGStrategy = want.plugin.strategy
+	if want.Plugin != nil {
+		seen.Plugin = plan.Plugin{Now: state.PlannedSharing(has.Sharing, has.MIGStrategy), Told: true, Tells: true, Set: want.Plugin.As(&has)}
+		has.MIGStrategy = want.Plugin.Strategy
 	}
-	p, err := preview(want.desired(targets(wishes)), seen)
+	p, err := preview(want.Planned(targets(wishes)), seen)
 	p.MIGStrategy = has.MIGStrategy
-	if want.plugin != nil {
+	if want.Plugin != nil {
 		p.Handover = config.HandoverFile
 	}
 	if _, isProfile := o.Catalog.Profile(geometry); label != config.LabelProfile || !isProfile {
@@ -173,18 +174,18 @@ func (o Offline) Preview(label, name string) (Preview, error) {
 }
 
 // wishOffline is what a profile asks of a device plugin that has this config and is told nothing else.
-func wishOffline(has config.PluginConfig, profile config.Profile, after []nvml.GPU) (*desiredPlugin, error) {
-	want := &desiredPlugin{sharing: has.Sharing, known: true, strategy: profile.MIGStrategy}
+func wishOffline(has config.PluginConfig, profile config.Profile, after []nvml.GPU) (*state.DesiredPlugin, error) {
+	want := &state.DesiredPlugin{Sharing: has.Sharing, Known: true, Strategy: profile.MIGStrategy}
 	if profile.Sharing != nil {
-		want.sharing = *profile.Sharing
+		want.Sharing = *profile.Sharing
 	}
-	if want.strategy == "" {
-		want.strategy = config.FittingStrategy(after, has.MIGStrategy, want.sharing.Strategy == config.SharingMPS)
+	if want.Strategy == "" {
+		want.Strategy = config.FittingStrategy(after, has.MIGStrategy, want.Sharing.Strategy == config.SharingMPS)
 	}
-	if err := config.CheckStrategy(after, want.strategy); err != nil {
+	if err := config.CheckStrategy(after, want.Strategy); err != nil {
 		return nil, err
 	}
-	return want, config.CheckSharing(after, want.strategy, want.sharing, slices.Collect(maps.Keys(capacity.Expected(after, want.strategy))))
+	return want, config.CheckSharing(after, want.Strategy, want.Sharing, slices.Collect(maps.Keys(capacity.Expected(after, want.Strategy))))
 }
 
 func preview(want plan.Desired, seen plan.Observed) (Preview, error) {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -16,6 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/journal"
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/drain/host"
@@ -40,7 +40,7 @@ type logind struct {
 	rebooting bool      // this process has asked it for a reboot
 }
 
-func (l *logind) forget(time.Time) { l.next = time.Time{} }
+func (l *logind) Forget(time.Time) { l.next = time.Time{} }
 
 // boots is what is known of the host's boot.
 type boots struct {
@@ -51,7 +51,7 @@ type boots struct {
 
 // observeBoot reads the host's boot id. If it can no longer be read, the last one still holds, since a reboot would have ended this process.
 // If it was never read, the agent takes nothing for a reboot.
-func (a *Agent) observeBoot(ctx context.Context, seen *observed) {
+func (a *Agent) observeBoot(ctx context.Context, seen *state.Observed) {
 	call, cancel := context.WithTimeout(ctx, hostTimeout)
 	defer cancel()
 	boot, err := a.boots.kernel.Boot(call)
@@ -63,24 +63,16 @@ func (a *Agent) observeBoot(ctx context.Context, seen *observed) {
 		a.log.Warn("it cannot be told whether the host is rebooted", zap.Error(err))
 	}
 	a.boots.id, a.boots.trouble = cmp.Or(boot, a.boots.id), text
-	if seen.boot.id = a.boots.id; seen.boot.id == "" {
-		seen.boot.err = err
+	if seen.Boot.ID = a.boots.id; seen.Boot.ID == "" {
+		seen.Boot.Err = err
 	}
-}
-
-// unnoticedReboots says, for the end of a message, why no reboot would be noticed; empty if one would.
-func (s observed) unnoticedReboots() string {
-	if s.boot.err == nil {
-		return ""
-	}
-	return "; a reboot of this host would not be noticed: " + s.boot.err.Error()
 }
 
 // observeReboots looks which mode changes take a reboot here, and what is known of one.
-func (a *Agent) observeReboots(ctx context.Context, seen *observed, pods []corev1.Pod) {
-	boot := seen.boot.id
-	known := seen.refusal()
-	seen.reboots = plan.Reboots{
+func (a *Agent) observeReboots(ctx context.Context, seen *state.Observed, pods []corev1.Pod) {
+	boot := seen.Boot.ID
+	known := seen.Refusal()
+	seen.Reboots = plan.Reboots{
 		NoReset:   map[nvml.UUID]bool{},
 		Suspected: map[nvml.UUID]bool{},
 		Policy:    plan.RebootPolicy(a.settings.Reboot.Policy),
@@ -88,37 +80,29 @@ func (a *Agent) observeReboots(ctx context.Context, seen *observed, pods []corev
 	}
 	if known != nil {
 		for _, gpu := range known.GPUs {
-			seen.reboots.Suspected[gpu] = true
-			seen.reboots.NoReset[gpu] = boot != "" && known.Boot == boot
+			seen.Reboots.Suspected[gpu] = true
+			seen.Reboots.NoReset[gpu] = boot != "" && known.Boot == boot
 		}
 	}
-	j := seen.journal
-	seen.reboots.InVain = j != nil && j.NoReset != nil && boot != "" && j.NoReset.Boot != boot
+	j := seen.Journal
+	seen.Reboots.InVain = j != nil && j.NoReset != nil && boot != "" && j.NoReset.Boot != boot
 	for _, p := range pods {
 		// Pods that came behind the fence tolerate everything, and would come back as often as they are evicted.
 		if j != nil && j.Cordoned && p.CreationTimestamp.After(j.Started) {
 			continue
 		}
-		seen.holders.beforeReboot = append(seen.holders.beforeReboot, holders.Drainable([]corev1.Pod{p})...)
+		seen.Holders.BeforeReboot = append(seen.Holders.BeforeReboot, holders.Drainable([]corev1.Pod{p})...)
 	}
-	for _, p := range seen.holders.beforeReboot {
-		seen.reboots.Others = append(seen.reboots.Others, plannedPod(p))
+	for _, p := range seen.Holders.BeforeReboot {
+		seen.Reboots.Others = append(seen.Reboots.Others, state.PlannedPod(p))
 	}
-}
-
-// refusal is what is known of GPUs that are not reset here, in this boot or in an earlier one; nil if nothing is.
-func (s observed) refusal() *api.NoReset {
-	if s.journal != nil && s.journal.NoReset != nil {
-		return s.journal.NoReset
-	}
-	return s.record.status.NoReset
 }
 
 // noteNoReset keeps in the journal that the GPU is not reset here: from now on its way leads over a reboot.
-func (a *Agent) noteNoReset(ctx context.Context, seen observed, gpu nvml.UUID, err error) time.Duration {
-	j := *seen.journal
-	j.NoReset = &api.NoReset{Boot: seen.boot.id, GPUs: []nvml.UUID{gpu}}
-	if known := seen.refusal(); known != nil && known.Boot == j.NoReset.Boot {
+func (a *Agent) noteNoReset(ctx context.Context, seen state.Observed, gpu nvml.UUID, err error) time.Duration {
+	j := *seen.Journal
+	j.NoReset = &api.NoReset{Boot: seen.Boot.ID, GPUs: []nvml.UUID{gpu}}
+	if known := seen.Refusal(); known != nil && known.Boot == j.NoReset.Boot {
 		j.NoReset.GPUs = append(slices.Clone(known.GPUs), gpu)
 	}
 	if err := a.amend(ctx, seen, j); err != nil {
@@ -130,19 +114,19 @@ func (a *Agent) noteNoReset(ctx context.Context, seen observed, gpu nvml.UUID, e
 }
 
 // askForReboot writes the sentinel file.
-func (a *Agent) askForReboot(ctx context.Context, seen observed, want desired) error {
-	if err := a.sentinel.ask(ctx, fmt.Sprintf("MIG mode of GPUs of node %s changes for %s at the next reboot", a.node, want.name)); err != nil {
+func (a *Agent) askForReboot(ctx context.Context, seen state.Observed, want state.Desired) error {
+	if err := a.sentinel.ask(ctx, fmt.Sprintf("MIG mode of GPUs of node %s changes for %s at the next reboot", a.node, want.Name)); err != nil {
 		return err
 	}
-	a.eventf(seen.node, corev1.EventTypeNormal, config.ReasonNeedsReboot, "asked for a reboot by %s", a.sentinel.path)
+	a.eventf(seen.Node, corev1.EventTypeNormal, config.ReasonNeedsReboot, "asked for a reboot by %s", a.sentinel.path)
 	return nil
 }
 
 // withdrawReboot removes our sentinel file as soon as no mode is pending, whatever is asked of the node by then: a reboot that
 // nobody needs would take the geometry of all GPUs away.
-func (a *Agent) withdrawReboot(ctx context.Context, seen observed) {
-	pending := slices.ContainsFunc(seen.gpus, func(gpu nvml.GPU) bool { return !gpu.Lost && gpu.Pending != gpu.Enabled })
-	if seen.reboots.Asked != plan.AskedByUs || pending && a.settings.Reboot.Policy == config.RebootDelegate {
+func (a *Agent) withdrawReboot(ctx context.Context, seen state.Observed) {
+	pending := slices.ContainsFunc(seen.GPUs, func(gpu nvml.GPU) bool { return !gpu.Lost && gpu.Pending != gpu.Enabled })
+	if seen.Reboots.Asked != plan.AskedByUs || pending && a.settings.Reboot.Policy == config.RebootDelegate {
 		return
 	}
 	if err := a.sentinel.withdraw(ctx); err != nil {
@@ -150,31 +134,19 @@ func (a *Agent) withdrawReboot(ctx context.Context, seen observed) {
 	}
 }
 
-// keepForeign gives the GPUs of which nothing is asked their instances back, which a reboot of ours has taken.
-func (want *desired) keepForeign(j *journal.Journal) {
-	if j == nil || len(j.Reboots) == 0 {
-		return
-	}
-	for _, c := range j.Previous {
-		if _, asked := want.targets[c.GPU]; c.Foreign && !asked {
-			want.targets[c.GPU] = c.Target()
-		}
-	}
-}
-
 // mayReboot reports why the node may not be rebooted for the change: nobody is evicted for a reboot that cannot be.
-func (a *Agent) mayReboot(ctx context.Context, seen observed, want desired) error {
+func (a *Agent) mayReboot(ctx context.Context, seen state.Observed, want state.Desired) error {
 	limit := maxReboots
-	if want.undo {
+	if want.Undo {
 		limit = maxRebootsUndo
 	}
 	var err error
 	switch {
-	case seen.boot.err != nil:
-		err = fmt.Errorf("the host is not rebooted for it: %w", seen.boot.err)
+	case seen.Boot.Err != nil:
+		err = fmt.Errorf("the host is not rebooted for it: %w", seen.Boot.Err)
 	case a.settings.Reboot.Policy == config.RebootNever:
 		err = plan.ErrNeedsReboot
-	case !slices.Contains(seen.journal.Reboots, seen.boot.id) && len(seen.journal.Reboots) >= limit:
+	case !slices.Contains(seen.Journal.Reboots, seen.Boot.ID) && len(seen.Journal.Reboots) >= limit:
 		err = plan.ErrStillPending
 	case a.settings.Reboot.Policy == config.RebootSelf:
 		call, cancel := context.WithTimeout(ctx, hostTimeout)
@@ -182,20 +154,20 @@ func (a *Agent) mayReboot(ctx context.Context, seen observed, want desired) erro
 		err = a.logind.host.CanReboot(call)
 	}
 	if err != nil {
-		return &api.Failure{Wish: want.fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}
+		return &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}
 	}
 	return nil
 }
 
 // reboot asks for one reboot for the change, or does it, and waits for it. It never returns nil: only the next boot of the
 // node ends the step.
-func (a *Agent) reboot(ctx context.Context, seen observed, want desired) error {
-	j := *seen.journal
-	bootUnknown := seen.boot.err != nil && len(j.Reboots) > 0
-	if bootUnknown || slices.Contains(j.Reboots, seen.boot.id) {
+func (a *Agent) reboot(ctx context.Context, seen state.Observed, want state.Desired) error {
+	j := *seen.Journal
+	bootUnknown := seen.Boot.Err != nil && len(j.Reboots) > 0
+	if bootUnknown || slices.Contains(j.Reboots, seen.Boot.ID) {
 		if a.clock.Since(j.RebootAsked) > a.settings.Timeouts.Reboot {
 			return &api.Failure{
-				Wish: want.fingerprint, Reason: config.ReasonNeedsReboot,
+				Wish: want.Fingerprint, Reason: config.ReasonNeedsReboot,
 				Message: fmt.Sprintf("the node has not been rebooted in the %s since that was asked for", a.settings.Timeouts.Reboot),
 			}
 		}
@@ -206,7 +178,7 @@ func (a *Agent) reboot(ctx context.Context, seen observed, want desired) error {
 	if err := a.mayReboot(ctx, seen, want); err != nil {
 		return err
 	}
-	if !slices.Contains(j.Reboots, seen.boot.id) {
+	if !slices.Contains(j.Reboots, seen.Boot.ID) {
 		if err := a.noteReboot(ctx, seen, want, &j); err != nil {
 			return err
 		}
@@ -221,19 +193,19 @@ func (a *Agent) reboot(ctx context.Context, seen observed, want desired) error {
 	defer cancel()
 	err := a.logind.host.Reboot(call)
 	if errors.Is(err, host.ErrNoLogind) || errors.Is(err, host.ErrLogindRefuses) || errors.Is(err, host.ErrRebootInhibited) {
-		return &api.Failure{Wish: want.fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}
+		return &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}
 	}
 	return a.awaitReboot(j) // any other error leaves open whether the host goes down
 }
 
 // noteReboot writes into the journal that a reboot is asked for in this boot, and what it takes from GPUs of which nothing is
 // asked.
-func (a *Agent) noteReboot(ctx context.Context, seen observed, want desired, j *journal.Journal) error {
-	j.Reboots = append(slices.Clone(j.Reboots), seen.boot.id)
+func (a *Agent) noteReboot(ctx context.Context, seen state.Observed, want state.Desired, j *journal.Journal) error {
+	j.Reboots = append(slices.Clone(j.Reboots), seen.Boot.ID)
 	j.RebootAsked = a.clock.Now().UTC().Truncate(time.Second)
 	j.Previous = slices.Clone(j.Previous)
-	for _, gpu := range seen.gpus {
-		if _, asked := want.targets[gpu.UUID]; !asked && gpu.Enabled && !j.Cut()[gpu.UUID] {
+	for _, gpu := range seen.GPUs {
+		if _, asked := want.Targets[gpu.UUID]; !asked && gpu.Enabled && !j.Cut()[gpu.UUID] {
 			j.RecordLayout(gpu)
 			j.Previous[len(j.Previous)-1].Foreign = true
 		}
@@ -241,7 +213,7 @@ func (a *Agent) noteReboot(ctx context.Context, seen observed, want desired, j *
 	if err := a.amend(ctx, seen, *j); err != nil {
 		return err
 	}
-	a.eventf(seen.node, corev1.EventTypeNormal, config.ReasonNeedsReboot, "the node is to be rebooted for %s: MIG mode is pending", want.name)
+	a.eventf(seen.Node, corev1.EventTypeNormal, config.ReasonNeedsReboot, "the node is to be rebooted for %s: MIG mode is pending", want.Name)
 	return nil
 }
 
@@ -260,9 +232,9 @@ func (a *Agent) awaitReboot(j journal.Journal) error {
 
 // park gives the node back until it is rebooted. The journal stays: the modes that are pending are taken back if the wish goes. Operands
 // and units are back by now, and whoever stops one until the reboot means it.
-func (a *Agent) park(ctx context.Context, seen observed, want desired) error {
-	j := *seen.journal
-	uncordon := j.Cordoned && !seen.foreignCordon()
+func (a *Agent) park(ctx context.Context, seen state.Observed, want state.Desired) error {
+	j := *seen.Journal
+	uncordon := j.Cordoned && !seen.ForeignCordon()
 	j.Cordoned, j.Paused, j.Stopped, j.Parked = false, nil, nil, true
 	var startup []corev1.Taint // no pods are wanted on what a fresh node is until then
 	if j.Startup != nil {
@@ -274,40 +246,6 @@ func (a *Agent) park(ctx context.Context, seen observed, want desired) error {
 		return err
 	}
 	a.leavePool(ctx, seen) // whether it succeeds shows after the reboot
-	a.eventf(seen.node, corev1.EventTypeNormal, config.ReasonNeedsReboot, "node given back until it is rebooted for %s", want.name)
+	a.eventf(seen.Node, corev1.EventTypeNormal, config.ReasonNeedsReboot, "node given back until it is rebooted for %s", want.Name)
 	return nil
-}
-
-// onAtReboot tells what the next reboot will bring; empty if nothing waits for one.
-func (s observed) onAtReboot(want desired) string {
-	gpus := plan.OnAtReboot(plan.Observed{GPUs: s.gpus, Reboots: s.reboots}, plan.Desired{GPUs: want.targets})
-	if len(gpus) == 0 {
-		return ""
-	}
-	text := fmt.Sprintf("%s: %s MIG mode on at the node's next reboot, since this machine does not let the driver reset a GPU; "+
-		"until then the node is given back, and the change goes on by itself after it", want.name, turns(gpus))
-	if s.reboots.Policy == plan.RebootDelegate {
-		return text + ". A reboot is asked for by the sentinel file"
-	}
-	return text + ". Reboot the node when it suits you, or set reboot.policy in the settings"
-}
-
-// rebootState is the state of a change that waits for a reboot: one that is left to people is none that a tool should go
-// on waiting for.
-func (s observed) rebootState() config.State {
-	if s.reboots.Policy == plan.RebootDelegate {
-		return config.StateRebooting
-	}
-	return config.StateFailed
-}
-
-func turns(gpus []nvml.GPU) string {
-	names := make([]string, len(gpus))
-	for i, gpu := range gpus {
-		names[i] = fmt.Sprint(gpu.Index)
-	}
-	if len(names) == 1 {
-		return "GPU " + names[0] + " turns"
-	}
-	return "GPUs " + strings.Join(names, ", ") + " turn"
 }

@@ -25,6 +25,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/nodekeys"
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/host"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -179,18 +180,18 @@ func owes(r hostrecord.Record) []string {
 
 // observeRecord reads the host's record, and tells by it whether the journal on the node is ours. What it says of the node is believed
 // for the very node object that it was written for.
-func (a *Agent) observeRecord(ctx context.Context, seen *observed) error {
+func (a *Agent) observeRecord(ctx context.Context, seen *state.Observed) error {
 	h := a.record
 	if err := h.load(ctx); err != nil {
 		return unreadableRecord(err)
 	}
-	if h.now.Node != seen.node.Name || h.now.UID != string(seen.node.UID) {
-		h.now = hostrecord.Record{Node: seen.node.Name, UID: string(seen.node.UID), Host: h.now.Host}
+	if h.now.Node != seen.Node.Name || h.now.UID != string(seen.Node.UID) {
+		h.now = hostrecord.Record{Node: seen.Node.Name, UID: string(seen.Node.UID), Host: h.now.Host}
 	}
-	if h.now.Host.Boot != seen.boot.id && h.now.Host.Boot != "" && seen.boot.id != "" {
+	if h.now.Host.Boot != seen.Boot.ID && h.now.Host.Boot != "" && seen.Boot.ID != "" {
 		h.now.Host = hostrecord.Host{} // a reboot has given it back
 	}
-	text := seen.node.Annotations[config.AnnotationJournal]
+	text := seen.Node.Annotations[config.AnnotationJournal]
 	sent := slices.Contains(h.now.Next, text)
 	switch {
 	case text == "":
@@ -201,27 +202,27 @@ func (a *Agent) observeRecord(ctx context.Context, seen *observed) error {
 				"; nothing is changed. Run the agent that wrote it; or remove the annotation " + config.AnnotationJournal +
 				": what is ours on the node is given back then, and its GPUs stay as they are"}
 		}
-		seen.journal = j
+		seen.Journal = j
 		if sent {
 			h.now = h.settled(*seen, *j, text)
 		}
 	default:
-		seen.record.forged = true
+		seen.Record.Forged = true
 		a.adoptOlder(seen, text)
 	}
-	seen.record.learnt = h.now.Learnt
-	seen.record.status = learntStatus(parseStatus(seen.node.Annotations[config.AnnotationStatus]), h.now.Learnt)
+	seen.Record.Learnt = h.now.Learnt
+	seen.Record.Status = learntStatus(parseStatus(seen.Node.Annotations[config.AnnotationStatus]), h.now.Learnt)
 	return nil
 }
 
 // adoptOlder takes from the journal of an agent that kept no record, as before an upgrade, the one thing that hurts nobody if it was
 // somebody else who wrote it: that units are started which the settings name.
-func (a *Agent) adoptOlder(seen *observed, text string) {
+func (a *Agent) adoptOlder(seen *state.Observed, text string) {
 	j, err := journal.Parse(text)
 	if !a.record.absent || err != nil || a.record.now.Host.Boot != "" {
 		return
 	}
-	a.record.now.Host.Boot = seen.boot.id
+	a.record.now.Host.Boot = seen.Boot.ID
 	for _, unit := range a.settings.Units {
 		if slices.Contains(j.Stopped, unit) {
 			a.record.now.Host.Stopped = append(a.record.now.Host.Stopped, unit)
@@ -236,7 +237,7 @@ func unreadableRecord(err error) error {
 	switch {
 	case errors.Is(err, hostrecord.ErrSilent):
 		return &outcome.Waiting{
-			Reason: config.ReasonHostRecordUnavailable, After: driverRetry, Message: "waiting for the disk with the host's record: " + err.Error(),
+			Reason: config.ReasonHostRecordUnavailable, After: outcome.DriverRetry, Message: "waiting for the disk with the host's record: " + err.Error(),
 			Advice: "see the host's kernel log for the disk or file system below --state-dir",
 		}
 	case errors.As(err, &newer):
@@ -255,10 +256,10 @@ func unreadableRecord(err error) error {
 }
 
 // settled is the record once the API server has taken the journal.
-func (h *hostRecord) settled(seen observed, j journal.Journal, text string) hostrecord.Record {
+func (h *hostRecord) settled(seen state.Observed, j journal.Journal, text string) hostrecord.Record {
 	r := h.now
 	r.Operation, r.Journal, r.Next, r.Ends = legible.Cut(j.Operation, 128), text, nil, false
-	r.Host = owedBy(j, seen.boot.id)
+	r.Host = owedBy(j, seen.Boot.ID)
 	return r
 }
 
@@ -287,7 +288,7 @@ const mostSent = 4
 
 // recorded writes the journal: into the host's record first, then, by the patch, to the node. Where the record cannot be written, what
 // takes something from the node or the host is not begun, and what gives back is done without.
-func (a *Agent) recorded(ctx context.Context, seen observed, j journal.Journal, write func(node *corev1.Node, text string) ([]byte, error)) (*corev1.Node, error) {
+func (a *Agent) recorded(ctx context.Context, seen state.Observed, j journal.Journal, write func(node *corev1.Node, text string) ([]byte, error)) (*corev1.Node, error) {
 	text, err := j.Encode()
 	if err != nil {
 		return nil, err
@@ -299,16 +300,16 @@ func (a *Agent) recorded(ctx context.Context, seen observed, j journal.Journal, 
 	if text != r.Journal && !slices.Contains(r.Next, text) {
 		r.Next = append(slices.Clone(r.Next[max(0, len(r.Next)-mostSent+1):]), text)
 	}
-	host := owedBy(j, seen.boot.id)
+	host := owedBy(j, seen.Boot.ID)
 	r.Host = hostrecord.Host{
 		Boot: cmp.Or(host.Boot, r.Host.Boot), Stopped: union(r.Host.Stopped, host.Stopped), Persistent: union(r.Host.Persistent, host.Persistent),
 	}
-	if seen.gives || j.Undo != nil || !j.TakesMore(seen.journal) {
+	if seen.Gives || j.Undo != nil || !j.TakesMore(seen.Journal) {
 		h.keep(ctx, r, a.clock.Now())
 	} else if err := h.write(ctx, r, a.clock.Now()); err != nil {
 		return nil, a.unrecorded(seen, err)
 	}
-	node, err := a.nodes.Patched(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return write(node, text) })
+	node, err := a.nodes.Patched(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) { return write(node, text) })
 	switch {
 	case err == nil:
 		h.keep(ctx, h.settled(seen, j, text), a.clock.Now())
@@ -326,10 +327,10 @@ func refused(err error) bool {
 
 // unrecorded is why nothing is taken, for want of a record of it. A change that is under way is put off, and what it has taken given
 // back.
-func (a *Agent) unrecorded(seen observed, err error) error {
-	if seen.disruptionStarted() {
+func (a *Agent) unrecorded(seen state.Observed, err error) error {
+	if seen.DisruptionStarted() {
 		return &api.Failure{
-			Wish: seen.asks, Reason: config.ReasonHostRecordUnavailable, Later: true,
+			Wish: seen.Asks, Reason: config.ReasonHostRecordUnavailable, Later: true,
 			Message: err.Error() + ": what the change would take next could not be given back after a crash; the change is put off",
 		}
 	}
@@ -338,13 +339,13 @@ func (a *Agent) unrecorded(seen observed, err error) error {
 		advice = "see the host's kernel log for the disk or file system below --state-dir, which does not answer"
 	}
 	return &outcome.Waiting{
-		Reason: config.ReasonHostRecordUnavailable, After: recordRetry, Since: seen.since(config.ReasonHostRecordUnavailable, a.now()),
+		Reason: config.ReasonHostRecordUnavailable, After: recordRetry, Since: seen.Since(config.ReasonHostRecordUnavailable, a.now()),
 		Message: "nothing is disturbed before the host's record can be written, by which all is given back after a crash: " + err.Error(), Advice: advice,
 	}
 }
 
 // recordable reports why the record could not be written, before anything is disturbed. It is written as it is.
-func (a *Agent) recordable(ctx context.Context, seen observed) error {
+func (a *Agent) recordable(ctx context.Context, seen state.Observed) error {
 	if err := a.record.write(ctx, a.record.now, a.clock.Now()); err != nil {
 		return a.unrecorded(seen, err)
 	}
@@ -353,8 +354,8 @@ func (a *Agent) recordable(ctx context.Context, seen observed) error {
 
 // mayTake keeps a step from taking something of the host while the disk knows less than the node: after a crash, and without the
 // annotation, it would not be given back.
-func (a *Agent) mayTake(ctx context.Context, seen observed, step plan.Step) error {
-	if !step.Traits().TakesFromHost || seen.gives || a.record.covers() {
+func (a *Agent) mayTake(ctx context.Context, seen state.Observed, step plan.Step) error {
+	if !step.Traits().TakesFromHost || seen.Gives || a.record.covers() {
 		return nil
 	}
 	if err := a.record.flush(ctx, a.clock.Now()); err != nil {
@@ -364,9 +365,9 @@ func (a *Agent) mayTake(ctx context.Context, seen observed, step plan.Step) erro
 }
 
 // tidyRecord strikes from the record a change of which nothing is left, and brings the disk up to date.
-func (a *Agent) tidyRecord(ctx context.Context, seen observed) {
+func (a *Agent) tidyRecord(ctx context.Context, seen state.Observed) {
 	r := a.record.now
-	if seen.journal == nil && !seen.record.forged && len(seen.record.owed.Stopped)+len(seen.record.owed.Persistent) == 0 {
+	if seen.Journal == nil && !seen.Record.Forged && len(seen.Record.Owed.Stopped)+len(seen.Record.Owed.Persistent) == 0 {
 		r.Operation, r.Journal, r.Next, r.Ends, r.Host = "", "", nil, false, hostrecord.Host{}
 	}
 	if a.record.absent && r.Journal == "" && len(r.Next)+len(r.Host.Stopped) == 0 && same(r, hostrecord.Record{Node: r.Node, UID: r.UID}) {
@@ -377,14 +378,14 @@ func (a *Agent) tidyRecord(ctx context.Context, seen observed) {
 
 // observeOwed looks what the host is still owed of a change that no journal is left of: after somebody has removed it, or the node object
 // was deleted. What the settings do not name any more is nobody's to start, and is told.
-func (a *Agent) observeOwed(ctx context.Context, seen *observed) {
+func (a *Agent) observeOwed(ctx context.Context, seen *state.Observed) {
 	owed := a.record.now.Host
-	if seen.journal != nil || a.record.now.Ends && !seen.record.forged {
+	if seen.Journal != nil || a.record.now.Ends && !seen.Record.Forged {
 		return
 	}
-	for _, gpu := range seen.gpus {
+	for _, gpu := range seen.GPUs {
 		if !gpu.Persistent && !gpu.Lost && slices.Contains(owed.Persistent, string(gpu.UUID)) {
-			seen.record.owed.Persistent = append(seen.record.owed.Persistent, gpu.UUID)
+			seen.Record.Owed.Persistent = append(seen.Record.Owed.Persistent, gpu.UUID)
 		}
 	}
 	named := a.named(seen, owed.Stopped)
@@ -397,56 +398,42 @@ func (a *Agent) observeOwed(ctx context.Context, seen *observed) {
 		switch {
 		case errors.Is(err, host.ErrNoSystemd):
 		case err == nil && !exists:
-			seen.drop(unit, notStartable)
+			seen.Drop(unit, notStartable)
 		case !runs(state):
-			seen.record.owed.Stopped = append(seen.record.owed.Stopped, unit)
+			seen.Record.Owed.Stopped = append(seen.Record.Owed.Stopped, unit)
 		}
 	}
 }
 
-// owedHost is what the host is owed though no journal says so.
-type owedHost struct {
-	Stopped    []string
-	Persistent []nvml.UUID
-}
-
 // named are those of the units that the settings name; the others are told, and left alone.
-func (a *Agent) named(seen *observed, stopped []string) []string {
+func (a *Agent) named(seen *state.Observed, stopped []string) []string {
 	var out []string
 	for _, unit := range stopped {
 		if slices.Contains(a.settings.Units, unit) {
 			out = append(out, unit)
 		} else {
-			seen.drop(unit, "units of the settings does not name it any more")
+			seen.Drop(unit, "units of the settings does not name it any more")
 		}
 	}
 	return out
 }
 
-// drop notes that a unit is not started though it was stopped.
-func (s *observed) drop(unit, why string) {
-	if s.record.dropped == nil {
-		s.record.dropped = map[string]string{}
-	}
-	s.record.dropped[unit] = why
-}
-
 // tellDropped says of units that were stopped for a change why they are not started, in the log once and at the end of the message.
-func (a *Agent) tellDropped(seen observed) string {
+func (a *Agent) tellDropped(seen state.Observed) string {
 	text := ""
-	for _, unit := range slices.Sorted(maps.Keys(seen.record.dropped)) {
-		why := seen.record.dropped[unit]
+	for _, unit := range slices.Sorted(maps.Keys(seen.Record.Dropped)) {
+		why := seen.Record.Dropped[unit]
 		text += fmt.Sprintf("; %s of this host was stopped for a change and is not started: %s", legible.Cut(unit, 256), why)
 		if a.systemd.toldDropped[unit] == why {
 			continue
 		}
 		a.log.Warn("a unit of the host was stopped for a change and is not started", zap.String("unit", unit), zap.String("why", why))
-		a.eventf(seen.node, corev1.EventTypeWarning, config.ReasonUnitFailed, "%s of this host was stopped for a change and is not started: %s", legible.Cut(unit, 256), why)
+		a.eventf(seen.Node, corev1.EventTypeWarning, config.ReasonUnitFailed, "%s of this host was stopped for a change and is not started: %s", legible.Cut(unit, 256), why)
 		if slices.Contains(a.settings.Units, unit) {
 			a.systemd.started[unit] = start{at: a.clock.Now(), failed: true} // which is told until it runs
 		}
 	}
-	a.systemd.toldDropped = seen.record.dropped
+	a.systemd.toldDropped = seen.Record.Dropped
 	return text
 }
 

@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	watchtools "k8s.io/client-go/tools/watch"
 
+	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -154,7 +155,7 @@ func (a *Agent) Restore(ctx context.Context) ([]string, error) {
 	switch {
 	case len(labels) == 0:
 		return nil, nil
-	case runsMIGManager(pods):
+	case state.RunsMIGManager(pods):
 		return nil, errMIGManagerRuns
 	}
 	values := map[string]string{}
@@ -166,13 +167,13 @@ func (a *Agent) Restore(ctx context.Context) ([]string, error) {
 
 // owing says what is owed to the node. A change that waits for a reboot has given it back until then.
 func (a *Agent) owing(ctx context.Context, node *corev1.Node) (debts, error) {
-	seen := observed{node: node}
+	seen := state.Observed{Node: node}
 	var left debts
 	var err error
 	if err := a.observeRecord(ctx, &seen); err != nil {
 		return left, err
 	}
-	if r := a.record.now; seen.journal == nil && !r.Ends {
+	if r := a.record.now; seen.Journal == nil && !r.Ends {
 		for _, unit := range r.Host.Stopped {
 			if slices.Contains(a.settings.Units, unit) {
 				left.ours = append(left.ours, "start of "+unit)
@@ -180,18 +181,18 @@ func (a *Agent) owing(ctx context.Context, node *corev1.Node) (debts, error) {
 		}
 	}
 	if len(a.settings.Recover.Adopt) > 0 { // whether what others have left is to be adopted depends on who runs
-		if seen.pods, err = a.listPods(ctx); err != nil {
+		if seen.Pods, err = a.listPods(ctx); err != nil {
 			left.others = append(left.others, err.Error())
 		}
-		seen.leftovers.adopts = err == nil && a.adopts(seen.pods)
+		seen.Leftovers.Adopts = err == nil && a.adopts(seen.Pods)
 	}
-	if seen.journal != nil && !seen.journal.Parked {
-		left.ours = append(left.ours, seen.journal.Describe())
+	if seen.Journal != nil && !seen.Journal.Parked {
+		left.ours = append(left.ours, seen.Journal.Describe())
 	}
 	if a.fence.Stands(node) {
 		left.ours = append(left.ours, "the taint "+config.TaintRepartitioning)
 	}
-	if o := a.orphanOn(&seen); o.is() {
+	if o := a.orphanOn(&seen); o.Is() {
 		left.ours = append(left.ours, o.String())
 	}
 	if !node.Spec.Unschedulable && fence.CordonTaint(node) != nil { // pods stay away until it is gone

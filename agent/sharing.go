@@ -1,10 +1,7 @@
 package agent
 
 import (
-	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
@@ -18,83 +15,64 @@ import (
 	"github.com/gpuslice/gpuslice/agent/capacity"
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// desiredPlugin is what shall become of the device plugin's config.
-type desiredPlugin struct {
-	sharing      config.Sharing
-	known        bool               // sharing is what text says; a text from before the change may be nothing that can be read
-	strategy     config.MIGStrategy // flags.migStrategy; empty if the config does not say
-	text         string             // of the file; by label, the label's value, empty for no label
-	matchText    bool               // the config must equal text; otherwise an equivalent one is accepted
-	allowMissing bool               // no file at all will do as well
-	keyContent   string             // of the key that the label names, if that is ours to write
-	userManaged  bool               // people have set the label themselves, and the plugin's own config manager goes by it
-}
-
-// sharingKnown is how the plugin is to share GPUs; nil if that is not known, or nothing is wanted of it.
-func (w *desiredPlugin) sharingKnown() *config.Sharing {
-	if w == nil || !w.known {
-		return nil
-	}
-	return &w.sharing
-}
-
 // sharingOf is the config that a profile takes on this node, whose GPUs it cuts so.
-func (a *Agent) sharingOf(seen *observed, profile config.Profile, after []nvml.GPU) (*desiredPlugin, error) {
-	p := seen.plugin
-	if p.method == "" {
+func (a *Agent) sharingOf(seen *state.Observed, profile config.Profile, after []nvml.GPU) (*state.DesiredPlugin, error) {
+	p := seen.Plugin
+	if p.Method == "" {
 		return nil, a.noHandover(*seen)
 	}
-	if p.manager == nil && outcome.IsUnseen(p.parseErr) {
-		return nil, p.parseErr
+	if p.Manager == nil && outcome.IsUnseen(p.ParseErr) {
+		return nil, p.ParseErr
 	}
-	want := &desiredPlugin{known: true}
+	want := &state.DesiredPlugin{Known: true}
 	switch {
 	case profile.Sharing != nil:
-		want.sharing = *profile.Sharing
-	case p.current != nil:
-		want.sharing = p.current.Sharing // which stays as it is
-	case outcome.IsUnseen(p.parseErr):
-		return nil, p.parseErr
+		want.Sharing = *profile.Sharing
+	case p.Current != nil:
+		want.Sharing = p.Current.Sharing // which stays as it is
+	case outcome.IsUnseen(p.ParseErr):
+		return nil, p.ParseErr
 	default:
 		return nil, &outcome.Stalled{
 			Reason: config.ReasonNoHandover, NoHandover: true,
-			Message: fmt.Sprintf("the profile leaves the sharing as it is, and that is not known: %v", p.parseErr),
+			Message: fmt.Sprintf("the profile leaves the sharing as it is, and that is not known: %v", p.ParseErr),
 		}
 	}
 	var err error
-	if want.strategy, err = a.strategyOf(seen, profile.MIGStrategy, want.sharing, after); err != nil {
+	if want.Strategy, err = a.strategyOf(seen, profile.MIGStrategy, want.Sharing, after); err != nil {
 		return nil, err
 	}
-	if want.as(p.current) {
-		want.text = p.text
+	if want.As(p.Current) {
+		want.Text = p.Text
 		return want, nil
 	}
-	if p.manager != nil {
+	if p.Manager != nil {
 		return a.keyOf(p, want)
 	}
-	base := p.text
-	if p.current == nil {
+	base := p.Text
+	if p.Current == nil {
 		base = "" // what cannot be read is nothing to go on from
 	}
-	text, err := a.plugin.configs.Render([]byte(base), want.sharing, want.strategy)
+	text, err := a.plugin.configs.Render([]byte(base), want.Sharing, want.Strategy)
 	if err != nil {
 		return nil, err
 	}
-	want.text = string(text)
+	want.Text = string(text)
 	return want, nil
 }
 
 // strategyOf is what the plugin's config is to say of the MIG strategy: what the profile does, or else what fits, which is what the config
 // says already wherever that will do. Where the plugin is told besides its config, or by the settings, that is nothing to choose.
-func (a *Agent) strategyOf(seen *observed, asked config.MIGStrategy, s config.Sharing, after []nvml.GPU) (config.MIGStrategy, error) {
+func (a *Agent) strategyOf(seen *state.Observed, asked config.MIGStrategy, s config.Sharing, after []nvml.GPU) (config.MIGStrategy, error) {
 	now, set := config.MIGStrategy(""), a.settings.MIGStrategy
-	if seen.plugin.current != nil {
-		now = seen.plugin.current.MIGStrategy
+	if seen.Plugin.Current != nil {
+		now = seen.Plugin.Current.MIGStrategy
 	}
 	switch {
 	case asked != "" && set != config.MIGStrategyAuto && set != asked:
@@ -102,96 +80,83 @@ func (a *Agent) strategyOf(seen *observed, asked config.MIGStrategy, s config.Sh
 			"the profile's migStrategy is %s, and the settings' is %s: set that to auto, so that the device plugin's config decides", asked, set)}
 	case asked != "":
 		return asked, nil
-	case set != config.MIGStrategyAuto || seen.toldStrategy() != "":
+	case set != config.MIGStrategyAuto || seen.ToldStrategy() != "":
 		return now, nil
 	}
-	if fits := config.FittingStrategy(after, orNone(now), s.Strategy == config.SharingMPS); fits != orNone(now) {
+	if fits := config.FittingStrategy(after, state.OrNone(now), s.Strategy == config.SharingMPS); fits != state.OrNone(now) {
 		return fits, nil
 	}
 	return now, nil
 }
 
-// as reports whether the config says what is wanted.
-func (w *desiredPlugin) as(now *config.PluginConfig) bool {
-	return now != nil && now.Sharing.Equal(w.sharing) && orNone(now.MIGStrategy) == orNone(w.strategy)
-}
-
 // noHandover says why the plugin cannot be given another config. One that is still to come may be given one then.
-func (a *Agent) noHandover(seen observed) error {
-	why := seen.plugin.noMethod
-	if len(seen.devicePlugin.pods) == 0 {
+func (a *Agent) noHandover(seen state.Observed) error {
+	why := seen.Plugin.NoMethod
+	if len(seen.DevicePlugin.Pods) == 0 {
 		return &outcome.Waiting{
-			Reason: config.ReasonNoDevicePlugin, For: outcome.ForDevicePlugin, Message: "nothing is disturbed: " + why, After: driverRetry, Advice: a.devicePluginAdvice(seen),
+			Reason: config.ReasonNoDevicePlugin, For: outcome.ForDevicePlugin, Message: "nothing is disturbed: " + why, After: outcome.DriverRetry, Advice: a.devicePluginAdvice(seen),
 		}
 	}
 	return &outcome.Stalled{Reason: config.ReasonNoHandover, NoHandover: true, Message: why}
 }
 
 // keyOf finds a key of the config manager's ConfigMap with the sharing, or makes up one.
-func (a *Agent) keyOf(p pluginConfig, want *desiredPlugin) (*desiredPlugin, error) {
-	m := p.manager
-	if outcome.IsUnseen(m.readErr) {
-		return nil, m.readErr
+func (a *Agent) keyOf(p state.PluginConfig, want *state.DesiredPlugin) (*state.DesiredPlugin, error) {
+	m := p.Manager
+	if outcome.IsUnseen(m.ReadErr) {
+		return nil, m.ReadErr
 	}
-	if m.readErr != nil {
-		return nil, &outcome.Stalled{Reason: config.ReasonNoHandover, NoHandover: true, Message: m.readErr.Error()}
+	if m.ReadErr != nil {
+		return nil, &outcome.Stalled{Reason: config.ReasonNoHandover, NoHandover: true, Message: m.ReadErr.Error()}
 	}
-	for _, key := range slices.Sorted(maps.Keys(m.files)) {
+	for _, key := range slices.Sorted(maps.Keys(m.Files)) {
 		if len(validation.IsValidLabelValue(key)) > 0 {
 			continue // no label can name it
 		}
-		parsed, err := a.plugin.configs.Parse([]byte(m.files[key]))
-		if err != nil || !want.as(&parsed) {
+		parsed, err := a.plugin.configs.Parse([]byte(m.Files[key]))
+		if err != nil || !want.As(&parsed) {
 			continue
 		}
-		want.text = key
+		want.Text = key
 		if strings.HasPrefix(key, config.OwnPluginKey) {
-			want.keyContent = m.files[key] // it may be so new that the config manager does not see it yet
+			want.KeyContent = m.Files[key] // it may be so new that the config manager does not see it yet
 		}
 		return want, nil
 	}
-	if p.method == config.HandoverLabel {
+	if p.Method == config.HandoverLabel {
 		return nil, &outcome.Stalled{
 			Reason: config.ReasonNoHandover, NoHandover: true,
 			Message: fmt.Sprintf("no key of ConfigMap %s/%s has the sharing %s, and the MIG strategy %s; add one, or set devicePlugin.handover to configmap",
-				m.namespace, m.configMap, sharingText(want.sharing), orNone(want.strategy)),
+				m.Namespace, m.ConfigMap, state.SharingText(want.Sharing), state.OrNone(want.Strategy)),
 		}
 	}
-	base, err := m.config(p.text) // all else stays as it is
+	base, err := m.Config(p.Text) // all else stays as it is
 	if err != nil {
 		base = ""
 	}
-	body, err := a.plugin.configs.Render([]byte(base), want.sharing, want.strategy)
+	body, err := a.plugin.configs.Render([]byte(base), want.Sharing, want.Strategy)
 	if err != nil {
 		return nil, err
 	}
-	want.keyContent, want.text = string(body), config.OwnPluginKey+hash(string(body))
+	want.KeyContent, want.Text = string(body), config.OwnPluginKey+state.Hash(string(body))
 	return want, nil
-}
-
-// orNone is the strategy of a plugin whose config does not say any.
-func orNone(s config.MIGStrategy) config.MIGStrategy { return cmp.Or(s, config.MIGStrategyNone) }
-
-func hash(text string) string {
-	sum := sha256.Sum256([]byte(text))
-	return hex.EncodeToString(sum[:6])
 }
 
 // namedConfig is the config of the device plugin that the node's label names. Where the plugin has a config manager, that goes by the label
 // itself, and all that is left is proof.
-func (a *Agent) namedConfig(ctx context.Context, seen *observed, key string) (*desiredPlugin, error) {
-	p := seen.plugin
+func (a *Agent) namedConfig(ctx context.Context, seen *state.Observed, key string) (*state.DesiredPlugin, error) {
+	p := seen.Plugin
 	switch {
-	case p.method == "":
+	case p.Method == "":
 		return nil, a.noHandover(*seen)
-	case outcome.IsUnseen(p.parseErr):
-		return nil, p.parseErr
-	case p.manager != nil && apierrors.IsForbidden(p.parseErr):
+	case outcome.IsUnseen(p.ParseErr):
+		return nil, p.ParseErr
+	case p.Manager != nil && apierrors.IsForbidden(p.ParseErr):
 		return nil, nil // what it means is between the label and the config manager
-	case p.manager != nil && p.current == nil:
-		return nil, &outcome.Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("%s: %v", a.pluginAskedBy(seen.node, key), p.parseErr)}
-	case p.manager != nil:
-		return &desiredPlugin{sharing: p.current.Sharing, strategy: p.current.MIGStrategy, known: true, text: p.text, userManaged: true}, nil
+	case p.Manager != nil && p.Current == nil:
+		return nil, &outcome.Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("%s: %v", a.pluginAskedBy(seen.Node, key), p.ParseErr)}
+	case p.Manager != nil:
+		return &state.DesiredPlugin{Sharing: p.Current.Sharing, Strategy: p.Current.MIGStrategy, Known: true, Text: p.Text, UserManaged: true}, nil
 	}
 	ref := a.settings.DevicePlugin.ConfigMap
 	files, err := a.configFiles(ctx, ref.Namespace, ref.Name)
@@ -200,73 +165,58 @@ func (a *Agent) namedConfig(ctx context.Context, seen *observed, key string) (*d
 		return nil, err
 	}
 	if err == nil && !ok {
-		err = noSuchKey(ref.Namespace, ref.Name, files)
+		err = state.NoSuchKey(ref.Namespace, ref.Name, files)
 	}
 	var parsed config.PluginConfig
 	if err == nil {
 		parsed, err = a.plugin.configs.Parse([]byte(text))
 	}
 	if err != nil {
-		return nil, &outcome.Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("%s: %v", a.pluginAskedBy(seen.node, key), err)}
+		return nil, &outcome.Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("%s: %v", a.pluginAskedBy(seen.Node, key), err)}
 	}
-	return &desiredPlugin{sharing: parsed.Sharing, strategy: parsed.MIGStrategy, known: true, text: text, matchText: true}, nil
+	return &state.DesiredPlugin{Sharing: parsed.Sharing, Strategy: parsed.MIGStrategy, Known: true, Text: text, MatchText: true}, nil
 }
 
 // former is the way back to the config that the plugin had.
-func (a *Agent) former(seen *observed) *desiredPlugin {
-	j := seen.journal
+func (a *Agent) former(seen *state.Observed) *state.DesiredPlugin {
+	j := seen.Journal
 	if !j.ChangesPlugin() {
 		return nil
 	}
-	want := &desiredPlugin{text: j.Plugin.Text, matchText: true, allowMissing: j.Plugin.Absent, keyContent: j.Plugin.Body}
-	if m := seen.plugin.manager; m != nil {
+	want := &state.DesiredPlugin{Text: j.Plugin.Text, MatchText: true, AllowMissing: j.Plugin.Absent, KeyContent: j.Plugin.Body}
+	if m := seen.Plugin.Manager; m != nil {
 		// What it says is in a ConfigMap, and need not be the same as then: enough for a plan, and not for a proof.
-		text, err := m.config(want.text)
-		if want.keyContent != "" {
-			text, err = want.keyContent, nil
+		text, err := m.Config(want.Text)
+		if want.KeyContent != "" {
+			text, err = want.KeyContent, nil
 		}
 		if err == nil {
 			if parsed, err := a.plugin.configs.Parse([]byte(text)); err == nil {
-				want.sharing, want.strategy = parsed.Sharing, parsed.MIGStrategy
+				want.Sharing, want.Strategy = parsed.Sharing, parsed.MIGStrategy
 			}
 		}
 		return want
 	}
-	parsed, err := a.plugin.configs.Parse([]byte(want.text))
-	want.sharing, want.strategy, want.known = parsed.Sharing, parsed.MIGStrategy, err == nil
+	parsed, err := a.plugin.configs.Parse([]byte(want.Text))
+	want.Sharing, want.Strategy, want.Known = parsed.Sharing, parsed.MIGStrategy, err == nil
 	return want
 }
 
-// pluginSet reports whether the plugin's config is as wanted.
-func (s observed) pluginSet(want *desiredPlugin) bool {
-	p := s.plugin
-	switch {
-	case want == nil || want.userManaged:
-		return true
-	case p.manager != nil:
-		return p.text == want.text && (want.keyContent == "" || p.manager.files[want.text] == want.keyContent)
-	case want.matchText:
-		return p.exists && p.text == want.text || !p.exists && want.allowMissing
-	default:
-		return want.as(p.current)
-	}
-}
-
 // pluginTold reports whether everybody who reads the plugin's config file has read it as it is.
-func (a *Agent) pluginTold(seen observed) bool {
-	return len(a.untold(seen.plugin)) == 0
+func (a *Agent) pluginTold(seen state.Observed) bool {
+	return len(a.untold(seen.Plugin)) == 0
 }
 
 // untold are the readers that run since before the file was written, and were not told since.
-func (a *Agent) untold(p pluginConfig) []types.UID {
+func (a *Agent) untold(p state.PluginConfig) []types.UID {
 	var out []types.UID
-	for _, pod := range p.readers {
-		if p.notifiedPods[pod.UID] == p.writing() {
+	for _, pod := range p.Readers {
+		if p.NotifiedPods[pod.UID] == p.Writing() {
 			continue
 		}
 		for _, c := range pod.Status.ContainerStatuses {
 			// Kubelet tells whole seconds.
-			if c.State.Running != nil && !c.State.Running.StartedAt.After(p.written) {
+			if c.State.Running != nil && !c.State.Running.StartedAt.After(p.Written) {
 				out = append(out, pod.UID)
 				break
 			}
@@ -275,19 +225,14 @@ func (a *Agent) untold(p pluginConfig) []types.UID {
 	return out
 }
 
-// plannedSharing is the sharing as the planner has it.
-func plannedSharing(s config.Sharing, strategy config.MIGStrategy) *plan.Sharing {
-	return &plan.Sharing{MPS: s.Strategy == config.SharingMPS, Replicas: s.Replicas, Rename: s.Rename, MIG: string(strategy)}
-}
-
 // plannedPlugin is what the planner needs of the plugin's config.
-func (a *Agent) plannedPlugin(seen observed, want desired) plan.Plugin {
-	p := seen.plugin
+func (a *Agent) plannedPlugin(seen state.Observed, want state.Desired) plan.Plugin {
+	p := seen.Plugin
 	out := plan.Plugin{
-		Set: seen.pluginSet(want.plugin), Told: a.pluginTold(seen), Tells: p.manager == nil, Noted: seen.journal != nil && seen.journal.ChangesPlugin(),
+		Set: seen.PluginSet(want.Plugin), Told: a.pluginTold(seen), Tells: p.Manager == nil, Noted: seen.Journal != nil && seen.Journal.ChangesPlugin(),
 	}
-	if p.current != nil {
-		out.Now = plannedSharing(p.current.Sharing, p.current.MIGStrategy)
+	if p.Current != nil {
+		out.Now = state.PlannedSharing(p.Current.Sharing, p.Current.MIGStrategy)
 	}
 	return out
 }
@@ -306,97 +251,42 @@ func replicas(given map[string][]string) []plan.Replica {
 	return out
 }
 
-// sharingText says it as people do: "time-slicing of nvidia.com/gpu x 3".
-func sharingText(s config.Sharing) string {
-	if s.Strategy == config.SharingNone {
-		return "nothing shared"
-	}
-	var parts []string
-	for _, name := range s.Resources() {
-		parts = append(parts, fmt.Sprintf("%s x %d", name, s.Replicas[name]))
-	}
-	text := fmt.Sprintf("%s of %s", s.Strategy, strings.Join(parts, ", "))
-	if s.Rename {
-		text += ", renamed"
-	}
-	return text
-}
-
-// configText names what the plugin's config shall be.
-func (w *desiredPlugin) configText() string {
-	switch {
-	case w == nil:
-		return ""
-	case !w.known:
-		return "as it was"
-	default:
-		return sharingText(w.sharing)
-	}
-}
-
-// labelMPSCapable is the label by which NVIDIA's MPS control daemon comes to a node.
-const (
-	labelMPSCapable = "nvidia.com/mps.capable"
-	setsMPSCapable  = "GPU feature discovery sets it by the device plugin's config"
-)
-
-// missingMPS says what a node lacks that shall share its GPUs by MPS: its control daemon takes each GPU for itself alone.
-func (s observed) missingMPS() []string {
-	var out []string
-	capable, there := s.node.Labels[labelMPSCapable]
-	switch {
-	case len(s.devicePlugin.mpsDaemons) > 0:
-	case capable == "true":
-		out = append(out, "no MPS control daemon runs on this node: none of its pods matches mps.podSelector of the settings")
-	case there:
-		out = append(out, fmt.Sprintf("no MPS control daemon runs on this node, whose label %s is %q and not true: %s", labelMPSCapable, capable, setsMPSCapable))
-	default:
-		out = append(out, fmt.Sprintf("no MPS control daemon runs on this node, which has not the label %s=true by which it comes: %s", labelMPSCapable, setsMPSCapable))
-	}
-	for _, gpu := range s.gpus {
-		if !gpu.Lost && gpu.ComputeMode != "" && gpu.ComputeMode != computeMPS {
-			out = append(out, fmt.Sprintf("GPU %d: its compute mode is %s, and is %s under MPS", gpu.Index, gpu.ComputeMode, computeMPS))
-		}
-	}
-	return out
-}
-
 var errTooLong = errors.New("it is longer than the journal can hold, and could not be brought back")
 
 // fits refuses, before anything is disturbed, what the device plugin of this node would not do.
-func (a *Agent) fits(seen observed, want desired) error {
-	if len(want.targets) == 0 && want.plugin == nil {
+func (a *Agent) fits(seen state.Observed, want state.Desired) error {
+	if len(want.Targets) == 0 && want.Plugin == nil {
 		return nil
 	}
-	after := asWished(seen.gpus, want.targets)
+	after := asWished(seen.GPUs, want.Targets)
 	strategy, err := a.strategyFor(seen, want)
 	if err == nil && a.knowsStrategy(seen, want) {
 		err = config.CheckStrategy(after, strategy)
 	}
-	if err == nil && !a.knowsStrategy(seen, want) && seen.runsUntold(want.plugin) && slices.ContainsFunc(after, func(g nvml.GPU) bool { return g.Enabled }) {
+	if err == nil && !a.knowsStrategy(seen, want) && seen.RunsUntold(want.Plugin) && slices.ContainsFunc(after, func(g nvml.GPU) bool { return g.Enabled }) {
 		err = &config.StrategyError{Strategy: config.MIGStrategyNone, Problem: "it offers no MIG device: its config has no flags.migStrategy, " +
 			"and neither its environment nor label " + config.LabelMIGStrategy + " says any; set flags.migStrategy: mixed in its config"}
 	}
-	if err == nil && want.plugin != nil {
-		err = config.CheckSharing(after, strategy, want.plugin.sharing, slices.Collect(maps.Keys(capacity.Expected(after, strategy))))
+	if err == nil && want.Plugin != nil {
+		err = config.CheckSharing(after, strategy, want.Plugin.Sharing, slices.Collect(maps.Keys(capacity.Expected(after, strategy))))
 	}
 	if err != nil {
-		return &outcome.Stalled{Reason: reasonOf(err), Message: fmt.Sprintf("label %s=%s: %v", want.label, want.name, err)}
+		return &outcome.Stalled{Reason: reasonOf(err), Message: fmt.Sprintf("label %s=%s: %v", want.Label, want.Name, err)}
 	}
 	return nil
 }
 
 // strategyFor is the plugin's MIG strategy under the config that is wanted. What its pod is told wins over the config.
-func (a *Agent) strategyFor(seen observed, want desired) (config.MIGStrategy, error) {
+func (a *Agent) strategyFor(seen state.Observed, want state.Desired) (config.MIGStrategy, error) {
 	asked := config.MIGStrategy("")
-	if want.plugin != nil {
-		asked = want.plugin.strategy
+	if want.Plugin != nil {
+		asked = want.Plugin.Strategy
 	}
-	if seen.devicePlugin.rivals != "" {
-		return a.strategy(seen, want.plugin), &config.StrategyError{Strategy: a.strategy(seen, want.plugin), Problem: seen.devicePlugin.rivals}
+	if seen.DevicePlugin.Rivals != "" {
+		return a.strategy(seen, want.Plugin), &config.StrategyError{Strategy: a.strategy(seen, want.Plugin), Problem: seen.DevicePlugin.Rivals}
 	}
-	for _, pod := range seen.devicePlugin.pods {
-		told := toldStrategy(pod)
+	for _, pod := range seen.DevicePlugin.Pods {
+		told := state.ToldStrategy(pod)
 		set := a.settings.MIGStrategy
 		switch {
 		case told == "":
@@ -409,19 +299,13 @@ func (a *Agent) strategyFor(seen observed, want desired) (config.MIGStrategy, er
 				"migStrategy of the settings, %s, is not true on this node, by pod %s/%s: set it to auto", set, pod.Namespace, pod.Name)}
 		}
 	}
-	return a.strategy(seen, want.plugin), nil
+	return a.strategy(seen, want.Plugin), nil
 }
 
 // knowsStrategy reports whether the plugin's MIG strategy is more than a guess, by which nothing is refused.
-func (a *Agent) knowsStrategy(seen observed, want desired) bool {
-	return a.settings.MIGStrategy != config.MIGStrategyAuto || seen.toldStrategy() != "" || want.plugin != nil && want.plugin.strategy != "" ||
-		seen.node.Labels[config.LabelMIGStrategy] != ""
-}
-
-// runsUntold reports whether the device plugin is known to be told no MIG strategy at all, by which it has none: all that it is given
-// is the config.
-func (s observed) runsUntold(want *desiredPlugin) bool {
-	return s.plugin.method != "" && len(s.devicePlugin.pods) > 0 && want != nil && want.known && want.strategy == ""
+func (a *Agent) knowsStrategy(seen state.Observed, want state.Desired) bool {
+	return a.settings.MIGStrategy != config.MIGStrategyAuto || seen.ToldStrategy() != "" || want.Plugin != nil && want.Plugin.Strategy != "" ||
+		seen.Node.Labels[config.LabelMIGStrategy] != ""
 }
 
 // asWished are the GPUs as they will be, as far as the device plugin goes by it.

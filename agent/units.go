@@ -14,6 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/host"
 )
@@ -22,7 +23,7 @@ import (
 const unitRetry = hostTimeout
 
 // stopUnit stops a unit of the host that is in the way. One that does not stop ends the change.
-func (a *Agent) stopUnit(ctx context.Context, seen observed, want desired, step plan.Step) error {
+func (a *Agent) stopUnit(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
 	until := a.budget.began(step).Add(a.settings.Timeouts.Unit)
 	call, cancel := context.WithTimeout(ctx, hostTimeout)
 	defer cancel()
@@ -31,16 +32,16 @@ func (a *Agent) stopUnit(ctx context.Context, seen observed, want desired, step 
 	if !errors.Is(err, host.ErrJobRunning) {
 		return err
 	}
-	if a.clock.Now().After(until) && !want.undo {
+	if a.clock.Now().After(until) && !want.Undo {
 		return &api.Failure{
-			Wish: want.fingerprint, Reason: config.ReasonUnitFailed,
+			Wish: want.Fingerprint, Reason: config.ReasonUnitFailed,
 			Message: fmt.Sprintf("%s of this host has not stopped in %s; see systemctl status %s", step.Unit, a.settings.Timeouts.Unit, step.Unit),
 		}
 	}
 	return &outcome.Waiting{
 		Reason: config.ReasonStoppingUnits, After: unitRetry,
 		Message: fmt.Sprintf("waiting for %s of this host to stop, which keeps GPUs open", step.Unit),
-		Since:   seen.journal.Started, Until: until, Then: seen.then(want),
+		Since:   seen.Journal.Started, Until: until, Then: seen.Then(want),
 	}
 }
 
@@ -53,7 +54,7 @@ type systemd struct {
 	toldDropped map[string]string // units that are not started, as people were told
 }
 
-func (s *systemd) forget(time.Time) {
+func (s *systemd) Forget(time.Time) {
 	clear(s.started)
 	s.next, s.startedNext = time.Time{}, time.Time{}
 }
@@ -67,7 +68,7 @@ type start struct {
 
 // startUnit starts a unit that the change has stopped. One that does not start, or ends as often as it does, keeps no node: the GPUs
 // work without it.
-func (a *Agent) startUnit(ctx context.Context, seen observed, step plan.Step) error {
+func (a *Agent) startUnit(ctx context.Context, seen state.Observed, step plan.Step) error {
 	before := a.systemd.started[step.Unit]
 	if before.times >= a.settings.Retry.NoEffect {
 		return a.abandonUnit(ctx, seen, step, fmt.Errorf("it was started %d times, and has ended each time", before.times))
@@ -93,11 +94,11 @@ func (a *Agent) startUnit(ctx context.Context, seen observed, step plan.Step) er
 }
 
 // abandonUnit strikes from the journal a unit that does not start, and tells.
-func (a *Agent) abandonUnit(ctx context.Context, seen observed, step plan.Step, err error) error {
+func (a *Agent) abandonUnit(ctx context.Context, seen state.Observed, step plan.Step, err error) error {
 	a.log.Warn("a unit of the host does not start again", zap.String("unit", step.Unit), zap.Error(err))
-	a.eventf(seen.node, corev1.EventTypeWarning, config.ReasonUnitFailed,
+	a.eventf(seen.Node, corev1.EventTypeWarning, config.ReasonUnitFailed,
 		"%s of this host was stopped for the change and does not start again: %v; start it by hand", step.Unit, err)
-	j := *seen.journal
+	j := *seen.Journal
 	j.Stopped = slices.DeleteFunc(slices.Clone(j.Stopped), func(name string) bool { return name == step.Unit })
 	if err := a.amend(ctx, seen, j); err != nil {
 		return err
@@ -106,31 +107,24 @@ func (a *Agent) abandonUnit(ctx context.Context, seen observed, step plan.Step, 
 	return nil
 }
 
-// startedSeen is how units are that were started again.
-type startedSeen struct {
-	asked  bool
-	states map[string]string
-	err    error
-}
-
 // observeStarted looks what has become of units that were started again. A job of systemd is done when the unit's process has begun,
 // and that may end a moment later, when nothing is owed to it any more.
-func (a *Agent) observeStarted(ctx context.Context, seen observed) startedSeen {
-	if seen.journal != nil || len(a.systemd.started) == 0 || a.clock.Now().Before(a.systemd.startedNext) {
-		return startedSeen{}
+func (a *Agent) observeStarted(ctx context.Context, seen state.Observed) state.Started {
+	if seen.Journal != nil || len(a.systemd.started) == 0 || a.clock.Now().Before(a.systemd.startedNext) {
+		return state.Started{}
 	}
 	call, cancel := context.WithTimeout(ctx, hostTimeout)
 	defer cancel()
 	states, err := a.systemd.units.States(call, slices.Sorted(maps.Keys(a.systemd.started)))
-	return startedSeen{asked: true, states: states, err: err}
+	return state.Started{Asked: true, States: states, Err: err}
 }
 
 // followStarted tells of units that do not run since they were started again, and forgets those that do.
-func (a *Agent) followStarted(seen observed) {
-	if !seen.started.asked {
+func (a *Agent) followStarted(seen state.Observed) {
+	if !seen.Started.Asked {
 		return
 	}
-	now, states, err := a.clock.Now(), seen.started.states, seen.started.err
+	now, states, err := a.clock.Now(), seen.Started.States, seen.Started.Err
 	for name, s := range a.systemd.started {
 		state, over := states[name], now.Sub(s.at) >= a.settings.Timeouts.Unit
 		switch {
@@ -139,7 +133,7 @@ func (a *Agent) followStarted(seen observed) {
 		case state == "failed" || state == "activating" && over:
 			a.systemd.started[name] = start{at: s.at, failed: true}
 			a.log.Warn("a unit of the host does not run since it was started again", zap.String("unit", name), zap.String("state", state))
-			a.eventf(seen.node, corev1.EventTypeWarning, config.ReasonUnitFailed,
+			a.eventf(seen.Node, corev1.EventTypeWarning, config.ReasonUnitFailed,
 				"%s of this host was stopped for a change, was started again, and is %s since; see systemctl status %s", name, state, name)
 		case s.failed || over:
 			delete(a.systemd.started, name)

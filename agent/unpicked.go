@@ -9,6 +9,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
 )
 
@@ -25,48 +27,42 @@ type unpicked struct {
 
 // unpickedConfigs says which configs of the device plugin there are of which this node gets none, and how it is given one; empty if there
 // are none, or if it has one. Who has written a config and sees no replicas has named it nowhere.
-func (a *Agent) unpickedConfigs(ctx context.Context, seen *observed) string {
+func (a *Agent) unpickedConfigs(ctx context.Context, seen *state.Observed) string {
 	now := a.clock.Now()
-	plugins := uids(seen.devicePlugin.pods)
+	plugins := uids(seen.DevicePlugin.Pods)
 	if a.plugin.unpicked.at.IsZero() || a.plugin.unpicked.plugins != plugins || now.Sub(a.plugin.unpicked.at) >= unpickedFor || now.Before(a.plugin.unpicked.at) {
 		a.plugin.unpicked = unpicked{at: now, plugins: plugins, text: a.lookForConfigs(ctx, seen)}
 	}
 	return a.plugin.unpicked.text
 }
 
-func (a *Agent) lookForConfigs(ctx context.Context, seen *observed) string {
+func (a *Agent) lookForConfigs(ctx context.Context, seen *state.Observed) string {
 	a.observePlugin(ctx, seen)
-	p := seen.plugin
-	if p.method == "" {
+	p := seen.Plugin
+	if p.Method == "" {
 		return ""
 	}
 	ref, byDefault := a.settings.DevicePlugin.ConfigMap, "devicePlugin.defaultConfig of the settings"
 	namespace, name := ref.Namespace, ref.Name
 	var files map[string]string
-	if m := p.manager; m != nil {
-		if p.text != "" || m.fallback != "" || m.readErr != nil || m.picksOne() {
+	if m := p.Manager; m != nil {
+		if p.Text != "" || m.Fallback != "" || m.ReadErr != nil || m.PicksOne() {
 			return ""
 		}
-		namespace, name, byDefault = m.namespace, m.configMap, "devicePlugin.config.default of the GPU Operator's ClusterPolicy"
-		files = m.files
+		namespace, name, byDefault = m.Namespace, m.ConfigMap, "devicePlugin.config.default of the GPU Operator's ClusterPolicy"
+		files = m.Files
 	} else {
 		var err error
 		if files, err = a.configFiles(ctx, namespace, name); err != nil {
 			return ""
 		}
 	}
-	keys := keysOf(files)
+	keys := state.KeysOf(files)
 	if len(keys) == 0 {
 		return ""
 	}
 	return fmt.Sprintf("ConfigMap %s/%s has configs of the device plugin, and none of them is picked for this node: set label %s to a key of it (%s), or set %s",
-		namespace, name, config.LabelDevicePluginConfig, listed(keys), byDefault)
-}
-
-// picksOne reports whether the config manager takes one of the ConfigMap's keys for a node without the label.
-func (m *configManager) picksOne() bool {
-	_, named := m.files[fallbackNameKey]
-	return slices.Contains(m.fallbacks, fallbackNamed) && named || slices.Contains(m.fallbacks, fallbackSingle) && len(m.files) == 1
+		namespace, name, config.LabelDevicePluginConfig, legible.Listed(keys), byDefault)
 }
 
 // uids are those of the pods, in one text.

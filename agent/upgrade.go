@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/outcome"
+	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
@@ -21,27 +22,27 @@ type upgrade struct {
 	since time.Time // since when labels say that it is under way
 }
 
-func (u *upgrade) forget(time.Time) { u.since = time.Time{} }
+func (u *upgrade) Forget(time.Time) { u.since = time.Time{} }
 
 // observeUpgrade looks whether the driver is being upgraded, and waits for the end of that. Only labels of operands say so: any other is no
 // business of the driver manager.
-func (a *Agent) observeUpgrade(seen *observed) error {
-	node := seen.node
-	seen.marks.complete = true
+func (a *Agent) observeUpgrade(seen *state.Observed) error {
+	node := seen.Node
+	seen.Marks.Complete = true
 	// It stands behind an underscore where the operand was paused before, by us too.
 	i := slices.IndexFunc(a.settings.Operands, func(key string) bool { return strings.HasSuffix(node.Labels[key], fence.PausedForDriverUpgrade) })
 	if i < 0 {
 		return nil
 	}
 	key := a.settings.Operands[i]
-	seen.marks.upgrade = fmt.Sprintf("label %s=%s", key, node.Labels[key])
+	seen.Marks.Upgrade = fmt.Sprintf("label %s=%s", key, node.Labels[key])
 	since := a.upgrade.since
 	if since.IsZero() {
 		since = a.now()
 	}
 	wait := &outcome.Waiting{
-		Reason: config.ReasonDriverNotLoaded, For: outcome.ForDriver, After: driverRetry, Since: since,
-		Message: fmt.Sprintf("the driver is being upgraded, as %s says; nothing is done until that is over", seen.marks.upgrade),
+		Reason: config.ReasonDriverNotLoaded, For: outcome.ForDriver, After: outcome.DriverRetry, Since: since,
+		Message: fmt.Sprintf("the driver is being upgraded, as %s says; nothing is done until that is over", seen.Marks.Upgrade),
 	}
 	until := since.Add(a.settings.Timeouts.DriverUpgrade)
 	if a.clock.Now().Before(until) {
@@ -54,11 +55,11 @@ func (a *Agent) observeUpgrade(seen *observed) error {
 }
 
 // followUpgrade lets go of the driver while it is being upgraded: the kernel does not unload one that a process has open.
-func (a *Agent) followUpgrade(ctx context.Context, seen observed) error {
+func (a *Agent) followUpgrade(ctx context.Context, seen state.Observed) error {
 	switch {
-	case !seen.marks.complete:
+	case !seen.Marks.Complete:
 		return nil
-	case seen.marks.upgrade == "":
+	case seen.Marks.Upgrade == "":
 		a.upgrade.since = time.Time{}
 		return nil
 	case a.upgrade.since.IsZero():
@@ -72,21 +73,21 @@ func (a *Agent) followUpgrade(ctx context.Context, seen observed) error {
 // giveWay gives the node back while the driver is being upgraded, which may have no end: the label is anybody's who may write labels. What
 // the change owes stays in the journal, and the change is begun again after the upgrade. Who else relies on the cordon keeps it, and so do
 // people who have said so.
-func (a *Agent) giveWay(ctx context.Context, seen observed) {
-	if seen.marks.upgrade == "" { // nor was the node seen, if the look has ended before
+func (a *Agent) giveWay(ctx context.Context, seen state.Observed) {
+	if seen.Marks.Upgrade == "" { // nor was the node seen, if the look has ended before
 		return
 	}
-	others := seen.tools(func(m fence.Marker) bool { return m.Cordons && m.Tool != fence.ToolDriverManager })
-	if _, kept := seen.node.Annotations[config.AnnotationKeepCordoned]; kept || len(others) > 0 {
+	others := seen.Tools(func(m fence.Marker) bool { return m.Cordons && m.Tool != fence.ToolDriverManager })
+	if _, kept := seen.Node.Annotations[config.AnnotationKeepCordoned]; kept || len(others) > 0 {
 		return
 	}
 	var err error
-	switch who, _, cordoned := fence.Cordoner(seen.node); {
-	case seen.journal != nil && seen.journal.Cordoned:
+	switch who, _, cordoned := fence.Cordoner(seen.Node); {
+	case seen.Journal != nil && seen.Journal.Cordoned:
 		err = a.unfence(ctx, seen)
-	case seen.journal == nil && (seen.marks.fenced || cordoned && who == nodewrite.FieldManager):
-		uncordon := cordoned && !seen.foreignCordon()
-		err = a.nodes.Patch(ctx, seen.node, func(node *corev1.Node) ([]byte, error) { return a.fence.Lift(node, uncordon) })
+	case seen.Journal == nil && (seen.Marks.Fenced || cordoned && who == nodewrite.FieldManager):
+		uncordon := cordoned && !seen.ForeignCordon()
+		err = a.nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) { return a.fence.Lift(node, uncordon) })
 	default:
 		return
 	}
@@ -94,20 +95,20 @@ func (a *Agent) giveWay(ctx context.Context, seen observed) {
 		a.log.Warn("giving the node back while the driver is being upgraded", zap.Error(err))
 		return
 	}
-	a.eventf(seen.node, corev1.EventTypeNormal, config.ReasonDriverNotLoaded,
-		"node given back while the driver is being upgraded, as %s says; what was begun goes on after that", seen.marks.upgrade)
+	a.eventf(seen.Node, corev1.EventTypeNormal, config.ReasonDriverNotLoaded,
+		"node given back while the driver is being upgraded, as %s says; what was begun goes on after that", seen.Marks.Upgrade)
 }
 
 // unfence gives the node back and leaves the journal, so that nothing is forgotten.
-func (a *Agent) unfence(ctx context.Context, seen observed) error {
-	j := *seen.journal
-	uncordon := !seen.foreignCordon()
+func (a *Agent) unfence(ctx context.Context, seen state.Observed) error {
+	j := *seen.Journal
+	uncordon := !seen.ForeignCordon()
 	j.Cordoned = false
 	var startup []corev1.Taint // it was not ready before the change either
 	if j.Startup != nil {
 		startup = append(startup, j.Startup.Taint())
 	}
-	seen.gives = true
+	seen.Gives = true
 	if _, err := a.recorded(ctx, seen, j, func(node *corev1.Node, text string) ([]byte, error) {
 		return a.fence.Park(node, text, uncordon, startup...)
 	}); err != nil {

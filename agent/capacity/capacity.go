@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -267,4 +268,29 @@ func Physical(ids []string) []string {
 	}
 	slices.Sort(out)
 	return slices.Compact(out)
+}
+
+// ProofInterval is the least time between two looks that both count as proof. A plugin that registers and fails right
+// after, or registers twice, does so within a second or two.
+const ProofInterval = 2 * time.Second
+
+// Proof is how often hardware, kubelet and node were seen to agree, and when last.
+type Proof struct {
+	Agreed     int // looks in a row
+	at         time.Time
+	StaleSince time.Time // when labels of GPU feature discovery were first seen to lag behind the change
+}
+
+// Forget is for when the clock was set: looks count from anew.
+func (p *Proof) Forget(time.Time) { *p = Proof{} }
+
+// Count adds a look, if it comes long enough after the last.
+func (p *Proof) Count(agrees bool, now time.Time) {
+	switch {
+	case !agrees:
+		p.Agreed = 0
+	case p.Agreed == 0 || now.Sub(p.at) >= ProofInterval:
+		p.Agreed++
+		p.at = now
+	}
 }

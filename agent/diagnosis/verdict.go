@@ -1,4 +1,4 @@
-package agent
+package diagnosis
 
 import (
 	"cmp"
@@ -15,9 +15,9 @@ import (
 const stepTime = 5 * time.Second
 
 // outcome is the bottom line.
-func (e evidence) outcome(causes []api.Finding) api.Outcome {
+func (e Evidence) outcome(causes []api.Finding) api.Outcome {
 	switch {
-	case e.node == nil:
+	case e.Node == nil:
 		return api.Outcome{Verdict: api.VerdictUnknown, Text: "nothing can be said of the node before the API server answers"}
 	case e.ours():
 		return e.outcomeOfOurs(causes)
@@ -27,7 +27,7 @@ func (e evidence) outcome(causes []api.Finding) api.Outcome {
 }
 
 // outcomeOfOurs is of a node that something of ours keeps from pods.
-func (e evidence) outcomeOfOurs(causes []api.Finding) api.Outcome {
+func (e Evidence) outcomeOfOurs(causes []api.Finding) api.Outcome {
 	for _, f := range causes {
 		if f.Waits {
 			return api.Outcome{Verdict: api.VerdictWaitsForYou, Text: "waits for you: " + cmp.Or(f.You, f.Evidence)}
@@ -45,24 +45,24 @@ func (e evidence) outcomeOfOurs(causes []api.Finding) api.Outcome {
 }
 
 // outcomeOfOthers is of a node on which nothing of ours is in the way.
-func (e evidence) outcomeOfOthers(causes []api.Finding) api.Outcome {
+func (e Evidence) outcomeOfOthers(causes []api.Finding) api.Outcome {
 	foreign := closedByOthers(causes)
 	for _, f := range causes {
 		switch {
 		case f.Cause == api.CauseKeepCordoned && e.cordon.Ours:
 			return api.Outcome{Verdict: api.VerdictWaitsForYou, Text: "waits for you: " + f.You}
-		case f.Cause == api.CauseNodeNotReady && e.kubeletSeen.Ready != "True", f.Cause == api.CauseOperandsPaused:
+		case f.Cause == api.CauseNodeNotReady && e.KubeletSeen.Ready != "True", f.Cause == api.CauseOperandsPaused:
 			foreign = cmp.Or(foreign, f.Evidence)
 		default:
 		}
 	}
 	switch {
 	case e.parked():
-		return api.Outcome{Verdict: api.VerdictFree, Text: "the node takes pods, and " + e.journal.Target + " waits for its next reboot"}
+		return api.Outcome{Verdict: api.VerdictFree, Text: "the node takes pods, and " + e.Journal.Target + " waits for its next reboot"}
 	case foreign != "":
 		return api.Outcome{Verdict: api.VerdictNotOurs, Text: "not ours: " + foreign + "; nothing of gpuslice keeps pods from the node"}
-	case e.want.name != "" && (len(e.steps) > 0 || e.refused != nil):
-		return api.Outcome{Verdict: api.VerdictFree, Text: "the node takes pods, and is not as " + e.want.name + " asks"}
+	case e.Want.Name != "" && (len(e.Steps) > 0 || e.Refused != nil):
+		return api.Outcome{Verdict: api.VerdictFree, Text: "the node takes pods, and is not as " + e.Want.Name + " asks"}
 	default:
 		return api.Outcome{Verdict: api.VerdictFree, Text: "the node takes pods, and nothing is owed to it"}
 	}
@@ -80,22 +80,22 @@ func closedByOthers(causes []api.Finding) string {
 
 // within is how long it takes at the most until the node is given back, if no step fails: what those have left who are in the
 // way, after which the change is given up, and what the steps may take.
-func (e evidence) within() time.Duration {
+func (e Evidence) within() time.Duration {
 	var total time.Duration
-	if e.journal != nil && !e.want.undo && (e.evicts() || len(e.processes) > 0) {
-		total += max(0, e.deadline().Sub(e.now))
+	if e.Journal != nil && !e.Want.Undo && (e.evicts() || len(e.Processes) > 0) {
+		total += max(0, e.deadline().Sub(e.Now))
 	}
-	for _, s := range e.steps {
+	for _, s := range e.Steps {
 		switch s.Traits().Wait {
 		case plan.WaitNone:
 		case plan.WaitDriver:
 			total += stepTime
 		case plan.WaitUnit:
-			total += e.settings.Timeouts.Unit
+			total += e.Settings.Timeouts.Unit
 		case plan.WaitReboot:
-			total += e.settings.Timeouts.Reboot
+			total += e.Settings.Timeouts.Reboot
 		case plan.WaitCapacity:
-			total += e.settings.Timeouts.Capacity
+			total += e.Settings.Timeouts.Capacity
 		}
 	}
 	return max(time.Minute, total.Round(time.Second))

@@ -1,4 +1,4 @@
-package agent
+package drainpolicy_test
 
 import (
 	"testing"
@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
+	"github.com/gpuslice/gpuslice/agent/drainpolicy"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
 )
@@ -55,7 +56,7 @@ drain:
 		}},
 	} {
 		bySelectorText := cmp.Comparer(func(a, b labels.Selector) bool { return a.String() == b.String() })
-		if diff := cmp.Diff(c.want, drainPolicy(c.settings), bySelectorText); diff != "" {
+		if diff := cmp.Diff(c.want, drainpolicy.From(c.settings), bySelectorText); diff != "" {
 			t.Errorf("policy (-want +got):\n%s", diff)
 		}
 	}

@@ -1,4 +1,4 @@
-package agent
+package diagnosis
 
 import (
 	"cmp"
@@ -13,6 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
 	"github.com/gpuslice/gpuslice/drain/fence"
@@ -25,7 +26,7 @@ var byHand = []string{"kubectl", "k9s", "oc", "node-fetch", "Mozilla", "dashboar
 // causes looks for each cause, in the order in which a person would. Of the table of causes that people know, it leaves out
 // what shows on no node: an uncordon that did not stick is the same as OwnCordonLeft, and a loop that cordons again would
 // be a fault of the agent.
-func (e evidence) causes() []api.Finding {
+func (e Evidence) causes() []api.Finding {
 	var out []api.Finding
 	for _, find := range []func() []api.Finding{
 		e.journalUnreadable, e.keptCordoned, e.cordonedByOthers, e.kubeletAway, e.driverAway, e.change, e.notAllowedYet,
@@ -36,42 +37,42 @@ func (e evidence) causes() []api.Finding {
 	return out
 }
 
-func (e evidence) journalUnreadable() []api.Finding {
-	if e.unreadable == "" {
+func (e Evidence) journalUnreadable() []api.Finding {
+	if e.Unreadable == "" {
 		return nil
 	}
 	return []api.Finding{{
-		Cause: api.CauseJournalUnreadable, Evidence: e.unreadable,
+		Cause: api.CauseJournalUnreadable, Evidence: e.Unreadable,
 		Agent: "touches nothing, since it does not know what is owed", Waits: true,
 		You: "run the version of the agent that wrote it; or, when you have seen that the GPUs are as they shall be, take the journal away: " +
 			"the agent then gives back what is ours, and leaves the GPUs as they are",
-		Command: fmt.Sprintf("kubectl annotate node %s %s-", e.node.Name, config.AnnotationJournal),
+		Command: fmt.Sprintf("kubectl annotate node %s %s-", e.Node.Name, config.AnnotationJournal),
 	}}
 }
 
-func (e evidence) keptCordoned() []api.Finding {
-	value, kept := e.node.Annotations[config.AnnotationKeepCordoned]
-	if !kept || !e.node.Spec.Unschedulable {
+func (e Evidence) keptCordoned() []api.Finding {
+	value, kept := e.Node.Annotations[config.AnnotationKeepCordoned]
+	if !kept || !e.Node.Spec.Unschedulable {
 		return nil
 	}
 	return []api.Finding{{
 		Cause: api.CauseKeepCordoned, Evidence: fmt.Sprintf("annotation %s=%q is on the node", config.AnnotationKeepCordoned, value),
 		Agent: "finishes what it has begun, and leaves the cordon", Waits: e.cordon.Ours,
 		You:     "when the reason is gone, take the annotation away; then the agent lifts the cordon if it is its own",
-		Command: fmt.Sprintf("kubectl annotate node %s %s-", e.node.Name, config.AnnotationKeepCordoned),
+		Command: fmt.Sprintf("kubectl annotate node %s %s-", e.Node.Name, config.AnnotationKeepCordoned),
 	}}
 }
 
-func (e evidence) cordonedByOthers() []api.Finding {
+func (e Evidence) cordonedByOthers() []api.Finding {
 	var out []api.Finding
 	for _, m := range e.others {
 		if !m.Cordons || e.cordon == nil && pausesOnly(m.Tool) {
 			continue
 		}
 		out = append(out, api.Finding{
-			Cause: api.CauseCordonedByTool, Evidence: m.Tool + " is at work here" + since(m.Since, e.now) + ": " + m.Sign,
+			Cause: api.CauseCordonedByTool, Evidence: m.Tool + " is at work here" + since(m.Since, e.Now) + ": " + m.Sign,
 			Agent: "never lifts a cordon that is not its own, and begins nothing that takes a GPU away", You: m.Ends,
-			Command: "kubectl describe node " + e.node.Name,
+			Command: "kubectl describe node " + e.Node.Name,
 		})
 	}
 	c := e.cordon
@@ -79,12 +80,12 @@ func (e evidence) cordonedByOthers() []api.Finding {
 		return out
 	}
 	f := api.Finding{
-		Cause: api.CauseCordonedByTool, Evidence: "cordoned by " + c.By + since(c.Since, e.now), Agent: "never lifts a cordon that is not its own",
-		You: "see what it waits for, or when it has ended, uncordon the node", Command: "kubectl uncordon " + e.node.Name,
+		Cause: api.CauseCordonedByTool, Evidence: "cordoned by " + c.By + since(c.Since, e.Now), Agent: "never lifts a cordon that is not its own",
+		You: "see what it waits for, or when it has ended, uncordon the node", Command: "kubectl uncordon " + e.Node.Name,
 	}
 	switch {
 	case c.By == "":
-		f.Cause, f.Evidence = api.CauseCordonedByPerson, "cordoned"+since(c.Since, e.now)+"; the API server does not tell by whom"
+		f.Cause, f.Evidence = api.CauseCordonedByPerson, "cordoned"+since(c.Since, e.Now)+"; the API server does not tell by whom"
 	case slices.ContainsFunc(byHand, func(name string) bool { return strings.HasPrefix(c.By, name) }):
 		f.Cause, f.You = api.CauseCordonedByPerson, "ask who has done it; if nobody needs it any more, uncordon the node"
 	}
@@ -96,15 +97,15 @@ func pausesOnly(tool string) bool {
 	return tool == fence.ToolMIGManager || tool == fence.ToolDriverManager
 }
 
-func (e evidence) kubeletAway() []api.Finding {
-	k := e.kubeletSeen
+func (e Evidence) kubeletAway() []api.Finding {
+	k := e.KubeletSeen
 	if k.Ready == corev1.ConditionTrue && k.Silent == "" {
 		return nil
 	}
 	f := api.Finding{
-		Cause: api.CauseNodeNotReady, Evidence: fmt.Sprintf("condition Ready is %s%s: %s", k.Ready, since(k.Since, e.now), k.Says),
+		Cause: api.CauseNodeNotReady, Evidence: fmt.Sprintf("condition Ready is %s%s: %s", k.Ready, since(k.Since, e.Now), k.Says),
 		Agent: "evicts nobody, believes no pod to be gone, and goes on when kubelet is back", Waits: e.ours(),
-		You: "bring kubelet back", Command: "systemctl status kubelet # on " + e.node.Name,
+		You: "bring kubelet back", Command: "systemctl status kubelet # on " + e.Node.Name,
 	}
 	if k.Ready == corev1.ConditionTrue {
 		f.Evidence = "kubelet does not say which pod has which device: " + k.Silent
@@ -112,29 +113,29 @@ func (e evidence) kubeletAway() []api.Finding {
 	return []api.Finding{f}
 }
 
-func (e evidence) driverAway() []api.Finding {
-	if e.driver == "" {
+func (e Evidence) driverAway() []api.Finding {
+	if e.Driver == "" {
 		return nil
 	}
 	f := api.Finding{
-		Cause: api.CauseDriverAway, Evidence: e.driver, Agent: "waits for the driver, and goes on when it is there", Waits: e.ours(),
-		You: "see why the driver is not there", Command: "nvidia-smi # on " + e.node.Name + ", or the log of the driver's pod",
+		Cause: api.CauseDriverAway, Evidence: e.Driver, Agent: "waits for the driver, and goes on when it is there", Waits: e.ours(),
+		You: "see why the driver is not there", Command: "nvidia-smi # on " + e.Node.Name + ", or the log of the driver's pod",
 	}
 	if slices.ContainsFunc(e.paused, func(o api.OperandSeen) bool { return o.By == fence.ToolDriverManager }) {
-		f.You, f.Command = "see how far the upgrade of the driver has come", "kubectl get pods -A --field-selector spec.nodeName="+e.node.Name+" | grep driver"
+		f.You, f.Command = "see how far the upgrade of the driver has come", "kubectl get pods -A --field-selector spec.nodeName="+e.Node.Name+" | grep driver"
 	}
 	return []api.Finding{f}
 }
 
 // change says how far the change has come that the journal is about.
-func (e evidence) change() []api.Finding {
-	j := e.journal
+func (e Evidence) change() []api.Finding {
+	j := e.Journal
 	if j == nil {
 		return nil
 	}
-	begun := "change to " + j.Target + ", begun" + strings.Replace(since(j.Started, e.now), "since", "at", 1)
+	begun := "change to " + j.Target + ", begun" + strings.Replace(since(j.Started, e.Now), "since", "at", 1)
 	if j.Target == "" {
-		begun = "what was left on the node without a journal, found" + strings.Replace(since(j.Started, e.now), "since", "at", 1)
+		begun = "what was left on the node without a journal, found" + strings.Replace(since(j.Started, e.Now), "since", "at", 1)
 	}
 	var out []api.Finding
 	switch {
@@ -145,7 +146,7 @@ func (e evidence) change() []api.Finding {
 	case e.parked():
 		return []api.Finding{{
 			Cause: api.CauseRebootAwaited, Evidence: begun + ": MIG mode is pending until the node's next reboot; the node takes pods until then",
-			Agent: "goes on after the reboot, whoever does it", You: "reboot the node when it suits you", Command: "kubectl drain " + e.node.Name + " --ignore-daemonsets",
+			Agent: "goes on after the reboot, whoever does it", You: "reboot the node when it suits you", Command: "kubectl drain " + e.Node.Name + " --ignore-daemonsets",
 		}}
 	case e.calledOff() != "":
 		out = append(out, api.Finding{
@@ -158,16 +159,16 @@ func (e evidence) change() []api.Finding {
 			Agent: "brings the GPUs back to what they were, proves it, and gives the node back", Waits: e.stalled(),
 			You: e.stalledAdvice(),
 		})
-	case e.want.undoCause != nil:
+	case e.Want.UndoCause != nil:
 		out = append(out, api.Finding{
-			Cause: api.CauseWishGone, Evidence: begun + ": " + e.want.undoCause.Error(),
+			Cause: api.CauseWishGone, Evidence: begun + ": " + e.Want.UndoCause.Error(),
 			Agent: "brings the GPUs back to what they were, proves it, and gives the node back", Waits: e.stalled(),
 			You: e.stalledAdvice(),
 		})
 	}
-	if j.BootID != "" && e.boot.id != "" && j.BootID != e.boot.id {
+	if j.BootID != "" && e.Boot.ID != "" && j.BootID != e.Boot.ID {
 		out = append(out, api.Finding{
-			Cause: api.CauseRebootInTheMiddle, Evidence: begun + " in boot " + j.BootID + "; this is boot " + e.boot.id,
+			Cause: api.CauseRebootInTheMiddle, Evidence: begun + " in boot " + j.BootID + "; this is boot " + e.Boot.ID,
 			Agent: "makes anew what the reboot has taken away, proves the capacity, and gives the node back",
 		})
 	}
@@ -175,29 +176,29 @@ func (e evidence) change() []api.Finding {
 }
 
 // calledOff says why the change is about to be given up.
-func (e evidence) calledOff() string {
+func (e Evidence) calledOff() string {
 	var failure *api.Failure
-	if errors.As(e.refused, &failure) {
+	if errors.As(e.Refused, &failure) {
 		return failure.Message
 	}
 	return ""
 }
 
 // stalledAdvice is what the agent says that it cannot do, once it has given up.
-func (e evidence) stalledAdvice() string {
+func (e Evidence) stalledAdvice() string {
 	if !e.stalled() {
 		return ""
 	}
-	return "mend what the agent says it cannot do: " + e.agent.Message
+	return "mend what the agent says it cannot do: " + e.Agent.Message
 }
 
 // alive says whether somebody works on the change.
-func (e evidence) alive(begun string, told bool) []api.Finding {
+func (e Evidence) alive(begun string, told bool) []api.Finding {
 	f := api.Finding{Cause: api.CauseChangeUnderWay, Evidence: begun + e.stepsLeft(), Agent: "is at work"}
 	switch {
-	case e.running && told:
+	case e.Running && told:
 		return nil
-	case e.running:
+	case e.Running:
 		return []api.Finding{f}
 	case e.draining():
 		f.Cause = api.CauseAgentDiedInDrain
@@ -205,14 +206,14 @@ func (e evidence) alive(begun string, told bool) []api.Finding {
 		f.Cause = api.CauseAgentDiedInChange
 	}
 	f.Agent = "does not run; the next one goes on where this one stopped"
-	f.You, f.Command, f.Waits = "start the agent, or have this done now", "gpuslice-agent recover --node "+e.node.Name, true
+	f.You, f.Command, f.Waits = "start the agent, or have this done now", "gpuslice-agent recover --node "+e.Node.Name, true
 	return []api.Finding{f}
 }
 
-func (e evidence) podsInTheWay() []api.Finding {
+func (e Evidence) podsInTheWay() []api.Finding {
 	var out []api.Finding
-	for _, v := range e.verdicts {
-		f := api.Finding{Evidence: "pod " + v.Pod.String() + ": " + v.Message, Agent: e.patience(), Waits: e.want.undo && e.journal != nil}
+	for _, v := range e.Verdicts {
+		f := api.Finding{Evidence: "pod " + v.Pod.String() + ": " + v.Message, Agent: e.patience(), Waits: e.Want.Undo && e.Journal != nil}
 		pod := fmt.Sprintf("-n %s %s", v.Pod.Namespace, v.Pod.Name)
 		switch v.State {
 		case drain.Blocked:
@@ -240,10 +241,10 @@ func (e evidence) podsInTheWay() []api.Finding {
 }
 
 // podsThatStay are pods that overstay their grace and that no plan needs to leave, as after the deadline.
-func (e evidence) podsThatStay() []api.Finding {
+func (e Evidence) podsThatStay() []api.Finding {
 	var out []api.Finding
-	for _, p := range e.holders.pods {
-		asked := slices.ContainsFunc(e.verdicts, func(v drain.Verdict) bool { return v.Pod.UID == p.UID })
+	for _, p := range e.Holders.Pods {
+		asked := slices.ContainsFunc(e.Verdicts, func(v drain.Verdict) bool { return v.Pod.UID == p.UID })
 		if p.Terminating && !asked && e.overstays(p) {
 			out = append(out, e.overstaying(p, api.Finding{
 				Evidence: fmt.Sprintf("pod %s: terminating, its grace ended at %s", p, p.GraceEnds.UTC().Format(time.RFC3339)),
@@ -254,19 +255,19 @@ func (e evidence) podsThatStay() []api.Finding {
 	return out
 }
 
-func (e evidence) overstays(p holders.Pod) bool {
-	return p.Unlisted || !p.GraceEnds.IsZero() && e.now.After(p.GraceEnds)
+func (e Evidence) overstays(p holders.Pod) bool {
+	return p.Unlisted || !p.GraceEnds.IsZero() && e.Now.After(p.GraceEnds)
 }
 
 // overstaying says what keeps a pod that is past its grace.
-func (e evidence) overstaying(p holders.Pod, f api.Finding) api.Finding {
+func (e Evidence) overstaying(p holders.Pod, f api.Finding) api.Finding {
 	f.Cause = api.CausePodKeepsTerminating
 	f.You, f.Command = "see what keeps it", fmt.Sprintf("kubectl describe pod -n %s %s", p.Namespace, p.Name)
 	switch {
-	case slices.Contains(p.Sources, holders.SourceClaim) && len(p.Running) == 0 && !e.claimDriver():
+	case slices.Contains(p.Sources, holders.SourceClaim) && len(p.Running) == 0 && !e.ClaimDriver():
 		f.Cause = api.CauseClaimDriverGone
 		f.You = "start NVIDIA's DRA driver on this node again: without it kubelet cannot unprepare the pod's claims" + named(p.DeviceClaims)
-		f.Command = "kubectl get pods -A --field-selector spec.nodeName=" + e.node.Name + " | grep dra"
+		f.Command = "kubectl get pods -A --field-selector spec.nodeName=" + e.Node.Name + " | grep dra"
 	case len(p.Finalizers) > 0:
 		f.You = "find out why nobody has removed the finalizers " + strings.Join(p.Finalizers, ", ") + ", and remove them only if what they guard is done"
 		f.Command = fmt.Sprintf("kubectl get pod -n %s %s -o jsonpath='{.metadata.finalizers}'", p.Namespace, p.Name)
@@ -282,15 +283,15 @@ func named(names []string) string {
 	return " (" + strings.Join(names, ", ") + ")"
 }
 
-func (e evidence) processesInTheWay() []api.Finding {
+func (e Evidence) processesInTheWay() []api.Finding {
 	var out []api.Finding
-	for _, p := range e.processes {
+	for _, p := range e.Processes {
 		f := api.Finding{
 			Cause: api.CauseProcessHoldsGPU, Evidence: fmt.Sprintf("%s holds %s", p.Name, strings.Join(p.Holds, ", ")), Agent: e.patience(),
-			You: cmp.Or(p.Remedy, "end it, if nobody needs it"), Command: fmt.Sprintf("kill %d # on %s", p.PID, e.node.Name),
+			You: cmp.Or(p.Remedy, "end it, if nobody needs it"), Command: fmt.Sprintf("kill %d # on %s", p.PID, e.Node.Name),
 		}
 		if strings.HasSuffix(p.Unit, ".service") {
-			f.Command = fmt.Sprintf("systemctl stop %s # on %s", p.Unit, e.node.Name)
+			f.Command = fmt.Sprintf("systemctl stop %s # on %s", p.Unit, e.Node.Name)
 		}
 		out = append(out, f)
 	}
@@ -298,37 +299,37 @@ func (e evidence) processesInTheWay() []api.Finding {
 }
 
 // left is what is ours and in no journal.
-func (e evidence) left() []api.Finding {
-	if len(e.leftover) == 0 || e.unreadable != "" {
+func (e Evidence) left() []api.Finding {
+	if len(e.leftover) == 0 || e.Unreadable != "" {
 		return nil
 	}
 	f := api.Finding{
 		Cause: api.CauseOwnCordonLeft, Evidence: strings.Join(e.leftover, "; ") + ": ours, and no journal says what for",
 		Agent: "proves the capacity, and gives the node back",
 	}
-	if e.record.forged {
+	if e.Record.Forged {
 		f.Evidence += "; the journal on the node was not written for it by this host's agent, and nothing in it is believed"
 	}
-	if !e.running {
+	if !e.Running {
 		f.Agent = "does not run; the next one " + f.Agent
-		f.You, f.Command, f.Waits = "start the agent, or have this done now", "gpuslice-agent recover --node "+e.node.Name, true
+		f.You, f.Command, f.Waits = "start the agent, or have this done now", "gpuslice-agent recover --node "+e.Node.Name, true
 	}
 	return []api.Finding{f}
 }
 
-func (e evidence) operandsPaused() []api.Finding {
+func (e Evidence) operandsPaused() []api.Finding {
 	var out []api.Finding
 	for _, o := range e.paused {
 		f := api.Finding{Cause: api.CauseOperandsPaused, Evidence: fmt.Sprintf("label %s=%s, paused by %s", o.Label, o.Value, o.By)}
 		switch {
-		case o.Owed || o.By == toolOurs && e.journal != nil:
+		case o.Owed || o.By == toolOurs && e.Journal != nil:
 			continue
 		case o.By == toolOurs:
 			f.Agent = "gives the label its value \"true\" back"
-		case o.By == fence.ToolMIGManager && runsMIGManager(e.pods):
+		case o.By == fence.ToolMIGManager && state.RunsMIGManager(e.Pods):
 			f.Agent = "leaves it alone: mig-manager runs on this node, and minds its labels itself"
-			f.You, f.Command = "see what it does", "kubectl get pods -A -l app="+migManagerLabel+" --field-selector spec.nodeName="+e.node.Name
-		case o.By == fence.ToolMIGManager && slices.Contains(e.settings.Recover.Adopt, config.AdoptMIGManager):
+			f.You, f.Command = "see what it does", "kubectl get pods -A -l app="+state.MIGManagerLabel+" --field-selector spec.nodeName="+e.Node.Name
+		case o.By == fence.ToolMIGManager && slices.Contains(e.Settings.Recover.Adopt, config.AdoptMIGManager):
 			f.Agent = "gives the label its value \"true\" back, since recover.adopt names " + config.AdoptMIGManager
 		case o.By == fence.ToolMIGManager:
 			f.Agent = "leaves it alone, unless recover.adopt names " + config.AdoptMIGManager
@@ -336,48 +337,48 @@ func (e evidence) operandsPaused() []api.Finding {
 		default:
 			f.Agent = "leaves it alone"
 			f.You = "if " + o.By + " is not at work, give the label its value back"
-			f.Command = fmt.Sprintf("kubectl label node %s %s=true --overwrite", e.node.Name, o.Label)
+			f.Command = fmt.Sprintf("kubectl label node %s %s=true --overwrite", e.Node.Name, o.Label)
 		}
 		out = append(out, f)
 	}
 	return out
 }
 
-func (e evidence) taintLeft() []api.Finding {
-	taint := fence.CordonTaint(e.node)
-	if taint == nil || e.node.Spec.Unschedulable {
+func (e Evidence) taintLeft() []api.Finding {
+	taint := fence.CordonTaint(e.Node)
+	if taint == nil || e.Node.Spec.Unschedulable {
 		return nil
 	}
 	f := api.Finding{
 		Cause: api.CauseUnschedulableTaintLeft, Evidence: "the node is not cordoned, and still has the taint " + taint.Key,
 		Agent: "leaves it to the controller manager, which takes it away within seconds of the uncordon",
 		You:   "if it stays for a minute, see whether the controller manager works; or take the taint away",
-		Waits: true, Command: fmt.Sprintf("kubectl taint node %s %s-", e.node.Name, taint.Key),
+		Waits: true, Command: fmt.Sprintf("kubectl taint node %s %s-", e.Node.Name, taint.Key),
 	}
 	if taint.TimeAdded != nil {
-		f.Evidence += since(taint.TimeAdded.Time, e.now)
+		f.Evidence += since(taint.TimeAdded.Time, e.Now)
 	}
 	return []api.Finding{f}
 }
 
-func (e evidence) capacityMissing() []api.Finding {
-	if len(e.capacity.missing) == 0 || !e.complete || e.kubelet.err != nil || e.beforeVerify() && e.pluginAdvice == "" {
+func (e Evidence) capacityMissing() []api.Finding {
+	if len(e.Capacity.Missing) == 0 || !e.Complete || e.Kubelet.Err != nil || e.beforeVerify() && e.PluginAdvice == "" {
 		return nil
 	}
 	f := api.Finding{
-		Cause: api.CauseCapacityMissing, Evidence: strings.Join(e.capacity.missing, "; "), Waits: e.stalled() && e.ours(),
+		Cause: api.CauseCapacityMissing, Evidence: strings.Join(e.Capacity.Missing, "; "), Waits: e.stalled() && e.ours(),
 		You: "see the log of the device plugin on this node", Command: e.pluginCommand(),
 	}
 	switch {
-	case e.pluginAdvice != "":
-		f.Evidence, f.You = noPluginOffers+": "+f.Evidence, e.pluginAdvice
-	case e.strategyAdvice != "":
-		f.You = e.strategyAdvice
+	case e.PluginAdvice != "":
+		f.Evidence, f.You = state.NoPluginOffers+": "+f.Evidence, e.PluginAdvice
+	case e.StrategyAdvice != "":
+		f.You = e.StrategyAdvice
 	}
 	switch {
-	case e.journal != nil:
-		f.Agent = fmt.Sprintf("waits for the device plugin for %s, and then undoes the change that it belongs to", e.settings.Timeouts.Capacity)
-	case e.want.name != "":
+	case e.Journal != nil:
+		f.Agent = fmt.Sprintf("waits for the device plugin for %s, and then undoes the change that it belongs to", e.Settings.Timeouts.Capacity)
+	case e.Want.Name != "":
 		f.Agent = "waits for the device plugin, without an end, and disturbs nothing meanwhile"
 	default:
 		f.Agent = "leaves it alone: nothing is asked for"
@@ -386,41 +387,41 @@ func (e evidence) capacityMissing() []api.Finding {
 }
 
 // notAllowedYet is a change that is not begun, though nothing on the node is in its way.
-func (e evidence) notAllowedYet() []api.Finding {
-	if e.notYet == nil {
+func (e Evidence) notAllowedYet() []api.Finding {
+	if e.NotYet == nil {
 		return nil
 	}
 	return []api.Finding{{
-		Cause: api.CauseNotAllowedYet, Evidence: e.notYet.Message,
-		Agent: "leaves the node as it is, and begins by itself when it may", You: e.notYet.Advice,
+		Cause: api.CauseNotAllowedYet, Evidence: e.NotYet.Message,
+		Agent: "leaves the node as it is, and begins by itself when it may", You: e.NotYet.Advice,
 	}}
 }
 
 // failedBefore is a wish that has failed, or cannot be, on a node that is given back.
-func (e evidence) failedBefore() []api.Finding {
-	f := e.kept(e.want)
-	if f == nil || e.journal != nil {
+func (e Evidence) failedBefore() []api.Finding {
+	f := e.Kept(e.Want)
+	if f == nil || e.Journal != nil {
 		return nil
 	}
 	return []api.Finding{{
-		Cause: api.CauseChangeFailed, Evidence: fmt.Sprintf("%s failed: %s", e.want.name, f.Message),
+		Cause: api.CauseChangeFailed, Evidence: fmt.Sprintf("%s failed: %s", e.Want.Name, f.Message),
 		Agent: "has brought the GPUs back to what they were, and does not try again by itself",
 		You:   "when the reason is gone, remove the label and set it again",
 		Command: fmt.Sprintf("kubectl label node %[1]s %[2]s- && kubectl label node %[1]s %[2]s=%[3]s",
-			e.node.Name, e.want.label, e.want.name),
+			e.Node.Name, e.Want.Label, e.Want.Name),
 	}}
 }
 
 // patience is what the agent does with somebody who is in the way.
-func (e evidence) patience() string {
+func (e Evidence) patience() string {
 	switch {
-	case e.journal == nil:
+	case e.Journal == nil:
 		return "asks again, and disturbs nothing before; the node takes pods meanwhile"
-	case e.want.undo:
+	case e.Want.Undo:
 		return "asks again, without a limit, since this is the way back"
 	default:
 		then := "it goes back to what was before and gives the node back"
-		if e.settings.Drain.AfterDeadline == config.AfterDeadlineDelete {
+		if e.Settings.Drain.AfterDeadline == config.AfterDeadlineDelete {
 			then = "it deletes the pods that are still there"
 		}
 		return fmt.Sprintf("asks again until %s; then %s", e.deadline().UTC().Format(time.RFC3339), then)
@@ -428,16 +429,16 @@ func (e evidence) patience() string {
 }
 
 // stepsLeft names the step that comes next.
-func (e evidence) stepsLeft() string {
-	if len(e.steps) == 0 {
+func (e Evidence) stepsLeft() string {
+	if len(e.Steps) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("; %s left, the next: %s", legible.Counted(len(e.steps), "step"), e.steps[0])
+	return fmt.Sprintf("; %s left, the next: %s", legible.Counted(len(e.Steps), "step"), e.Steps[0])
 }
 
 // draining reports whether something has to happen before a GPU is touched.
-func (e evidence) draining() bool {
-	return plan.Any(e.steps, func(t plan.Traits) bool { return t.Drains })
+func (e Evidence) draining() bool {
+	return plan.Any(e.Steps, func(t plan.Traits) bool { return t.Drains })
 }
 
 func budgetCommand(v drain.Verdict) string {

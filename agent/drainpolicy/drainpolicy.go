@@ -1,4 +1,5 @@
-package agent
+// Package drainpolicy turns the settings into the rules by which pods leave a node.
+package drainpolicy
 
 import (
 	"fmt"
@@ -9,11 +10,11 @@ import (
 	"github.com/gpuslice/gpuslice/drain"
 )
 
-// drainModeField is the field of the settings that lets pods end by themselves which no rule fits.
-const drainModeField = "drain.mode"
+// ModeField is the field of the settings that lets pods end by themselves which no rule fits.
+const ModeField = "drain.mode"
 
-// drainPolicy is what the settings say of pods that have to leave the node.
-func drainPolicy(s config.Settings) drain.Policy {
+// From is what the settings say of pods that have to leave the node.
+func From(s config.Settings) drain.Policy {
 	p := drain.Policy{
 		Unmanaged:   drain.Choice{Refuse: s.Drain.UnmanagedPods == config.DrainRefuse, Field: "drain.unmanagedPods"},
 		EmptyDir:    drain.Choice{Refuse: s.Drain.EmptyDir == config.DrainRefuse, Field: "drain.emptyDir"},
@@ -23,7 +24,7 @@ func drainPolicy(s config.Settings) drain.Policy {
 		Fence:       corev1.Taint{Key: config.TaintRepartitioning, Effect: corev1.TaintEffectNoSchedule},
 	}
 	if s.Drain.Mode == config.DrainGradual {
-		p.EndFor, p.EndField = s.Drain.GradualFor, drainModeField
+		p.EndFor, p.EndField = s.Drain.GradualFor, ModeField
 	}
 	for i, rule := range s.Drain.Rules {
 		p.Rules = append(p.Rules, drain.Rule{

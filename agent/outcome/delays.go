@@ -1,0 +1,19 @@
+package outcome
+
+import "time"
+
+// Delays between looks. Watches wake the loop earlier; these are for what cannot be watched.
+const (
+	// DriverRetry is the pause before asking an absent or silent driver again: a driver upgrade takes minutes.
+	DriverRetry = 5 * time.Second
+	// EvictionRetry is the longest pause between two looks at pods that are leaving.
+	EvictionRetry = 5 * time.Second
+	// InUseRetry is the pause before trying again what a process still holds.
+	InUseRetry = 2 * time.Second
+	// InUseNews is the least time between two words on who holds a GPU: people read it, and each is a write to the node.
+	InUseNews = time.Minute
+	// APIRetry is the longest pause after a look that the API server has ended: it may answer again at any moment.
+	APIRetry = 10 * time.Second
+	// ConflictRetry is the pause after somebody else wrote the node at the same moment.
+	ConflictRetry = 100 * time.Millisecond
+)

@@ -1,0 +1,241 @@
+// Package report puts a pass into words: the condition, the phase, the state label and the status, each within its bounds. It decides nothing, and
+// writes nothing.
+package report
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/capacity"
+	"github.com/gpuslice/gpuslice/agent/condition"
+	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/agent/outcome"
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/fence"
+)
+
+// Decision is what follows from one pass.
+type Decision struct {
+	Reason   config.Reason
+	Message  string
+	After    time.Duration // until the next look, if nothing wakes the loop; 0 means at once
+	Stalled  bool
+	Blockers []string // what is in the way
+	Planned  time.Time
+	Failure  *api.Failure // the change is given up, and undone
+	Waits    outcome.For
+	NoReset  bool // the GPU changes its mode at a reboot only: the plan is another one from now on
+}
+
+// mostBlockers bounds what the status lists: all annotations of a node together may take 256 KiB.
+const mostBlockers = 100
+
+// Report is what one pass tells.
+type Report struct {
+	Phase   api.Phase
+	State   config.State           // empty: the label is left as it is
+	Ready   corev1.ConditionStatus // of GPUPartitionReady
+	Reason  config.Reason
+	Message string
+	// Converged: what is asked for is there, and proven.
+	Converged bool
+	Blocked   bool     // people have to let pods go
+	Blockers  []string // what is in the way, one by one
+	Left      int      // steps
+	Drain     DrainReport
+	Planned   time.Time // when the change begins that waits for its window
+}
+
+// Silent is why nothing can be said of the GPUs; empty if something can.
+func (r Report) Silent() string {
+	if r.Ready != corev1.ConditionUnknown {
+		return ""
+	}
+	return r.Message
+}
+
+// Of puts the pass into words.
+func Of(seen state.Observed, want state.Desired, steps []plan.Step, err error, d Decision) Report {
+	switch {
+	case err == nil && len(steps) == 0:
+		return atRest(seen, want)
+	case err == nil:
+		reason, phase := Progress(steps[0].Kind, want)
+		return Report{
+			Phase: phase, Ready: corev1.ConditionFalse, Reason: reason, State: config.StatePending,
+			Message: fmt.Sprintf("%s: %s left; done: %s", target(seen, want), legible.Counted(len(steps)-1, "step"), steps[0]),
+		}
+	case d.Stalled:
+		return Report{Phase: api.PhaseStalled, Ready: corev1.ConditionFalse, Reason: d.Reason, State: config.StateFailed, Message: stalled(seen, want, d)}
+	case d.Waits == outcome.ForDriver:
+		return Report{Phase: api.PhaseWaiting, Ready: corev1.ConditionUnknown, Reason: d.Reason, Message: d.Message}
+	}
+	r := Report{
+		Phase: api.PhaseWaiting, Ready: corev1.ConditionFalse, Reason: d.Reason, State: config.StatePending, Message: d.Message, Blocked: d.Waits == outcome.ForRoom,
+	}
+	if d.Waits == outcome.ForReboot {
+		r.State = config.StateRebooting
+	}
+	if len(steps) > 0 {
+		_, r.Phase = Progress(steps[0].Kind, want)
+		r.Message = target(seen, want) + ": " + d.Message
+	}
+	if want.Name == "" && seen.Journal == nil {
+		r.State = "" // nothing was asked for: what cannot be seen now is no matter of the label
+	}
+	return r
+}
+
+// atRest puts into words that there is nothing to do.
+func atRest(seen state.Observed, want state.Desired) Report {
+	if want.Name == "" {
+		r := Report{
+			Phase: api.PhaseIdle, Ready: corev1.ConditionTrue, Reason: config.ReasonNotRequested,
+			Message: fmt.Sprintf("no config is asked for by label %s, %s or %s; the GPUs are left as they are",
+				config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig) + cordonOfOthers(seen),
+		}
+		if seen.DevicePlugin.Unpicked != "" {
+			r.Message += "; " + seen.DevicePlugin.Unpicked
+		}
+		if state := config.State(seen.Node.Labels[config.LabelMIGConfigState]); state == config.StatePending || state == config.StateRebooting {
+			r.State = config.StateFailed // what was asked for has not come: tools that wait for it must not wait for ever
+		}
+		return r
+	}
+	if message := seen.OnAtReboot(want); message != "" {
+		return Report{
+			Phase: api.PhaseWaiting, Ready: corev1.ConditionFalse, Reason: config.ReasonNeedsReboot, State: seen.RebootState(),
+			Message: message,
+		}
+	}
+	return Report{
+		Phase: api.PhaseIdle, Ready: corev1.ConditionTrue, Converged: true, Reason: config.ReasonConverged, State: config.StateSuccess,
+		Message: converged(seen, want),
+	}
+}
+
+// target names what the steps lead to.
+func target(seen state.Observed, want state.Desired) string {
+	switch {
+	case want.Undo && want.UndoCause != nil:
+		return fmt.Sprintf("going back to what was before, since %v", want.UndoCause)
+	case want.Undo:
+		return fmt.Sprintf("going back to what was before %s, since %s", want.Name, seen.Journal.Undo.Message)
+	case want.Name == "":
+		return "no config asked for"
+	default:
+		return want.Name
+	}
+}
+
+// progresses has the reason and the phase of a plan that begins with each kind of step.
+var progresses = map[plan.Kind]struct {
+	reason config.Reason
+	phase  api.Phase
+}{
+	plan.AcquireSlot:        {config.ReasonAwaitingSlot, api.PhaseWaiting},
+	plan.ReleaseSlot:        {config.ReasonAwaitingSlot, api.PhaseWaiting},
+	plan.Record:             {config.ReasonFencing, api.PhaseDraining},
+	plan.Fence:              {config.ReasonFencing, api.PhaseDraining},
+	plan.Adopt:              {config.ReasonRecovering, api.PhaseVerifying},
+	plan.Evict:              {config.ReasonEvicting, api.PhaseDraining},
+	plan.PauseOperands:      {config.ReasonPausingOperands, api.PhaseDraining},
+	plan.StopUnits:          {config.ReasonStoppingUnits, api.PhaseDraining},
+	plan.SetMode:            {config.ReasonRepartitioning, api.PhaseApplying},
+	plan.DropPersistence:    {config.ReasonRepartitioning, api.PhaseApplying},
+	plan.RestorePersistence: {config.ReasonRepartitioning, api.PhaseApplying},
+	plan.Reset:              {config.ReasonRepartitioning, api.PhaseApplying},
+	plan.Destroy:            {config.ReasonRepartitioning, api.PhaseApplying},
+	plan.Create:             {config.ReasonRepartitioning, api.PhaseApplying},
+	plan.WriteSharing:       {config.ReasonConfiguringPlugin, api.PhaseApplying},
+	plan.ReloadPlugin:       {config.ReasonConfiguringPlugin, api.PhaseApplying},
+	plan.SetComputeMode:     {config.ReasonConfiguringPlugin, api.PhaseApplying},
+	plan.PublishNodeKeys:    {config.ReasonConfiguringPlugin, api.PhaseApplying},
+	plan.Park:               {config.ReasonNeedsReboot, api.PhaseWaiting},
+	plan.AskReboot:          {config.ReasonNeedsReboot, api.PhaseWaiting},
+	plan.Reboot:             {config.ReasonNeedsReboot, api.PhaseWaiting},
+	plan.RegenerateCDI:      {config.ReasonAwaitingCapacity, api.PhaseVerifying},
+	plan.StartUnits:         {config.ReasonAwaitingCapacity, api.PhaseVerifying},
+	plan.ResumeOperands:     {config.ReasonAwaitingCapacity, api.PhaseVerifying},
+	plan.RestartOperands:    {config.ReasonAwaitingCapacity, api.PhaseVerifying},
+	plan.VerifyCapacity:     {config.ReasonAwaitingCapacity, api.PhaseVerifying},
+	plan.Release:            {config.ReasonAwaitingCapacity, api.PhaseVerifying},
+}
+
+// Progress tells the reason and the phase of a plan that begins with the kind of step.
+func Progress(kind plan.Kind, want state.Desired) (config.Reason, api.Phase) {
+	if want.Undo {
+		return config.ReasonRollingBack, api.PhaseRollingBack
+	}
+	p := progresses[kind]
+	return p.reason, p.phase
+}
+
+func converged(seen state.Observed, want state.Desired) string {
+	text := fmt.Sprintf("%s: %s", want.Name, capacity.Offered(seen.Kubelet.Offered).Summary(want.Plugin.SharingKnown()))
+	if len(want.MissingPositions) > 0 {
+		var positions []string
+		for _, i := range want.MissingPositions {
+			positions = append(positions, strconv.Itoa(i))
+		}
+		text += fmt.Sprintf(" (the config names devices that this node does not have, which were passed over: %s)", legible.Listed(positions))
+	}
+	text += cordonOfOthers(seen)
+	if stale := seen.StaleFeatures(want.Plugin); len(stale) > 0 {
+		text += " (" + strings.Join(stale, "; ") + ")"
+	}
+	if old := capacity.Ghosts(seen.Kubelet.Offered, seen.Node.Status.Allocatable); len(old) > 0 {
+		text += fmt.Sprintf(" (kubelet keeps showing %s at 0, which is harmless)", strings.Join(old, ", "))
+	}
+	return text
+}
+
+// cordonOfOthers says of a cordoned node to which nothing is owed whose cordon it is.
+func cordonOfOthers(seen state.Observed) string {
+	who, since, cordoned := fence.Cordoner(seen.Node)
+	if !cordoned || seen.Journal != nil {
+		return ""
+	}
+	text := "; the node is cordoned"
+	if who != "" {
+		text += " by " + who
+	}
+	if !since.IsZero() {
+		text += " since " + outcome.Moment(since)
+	}
+	if foreign := seen.Cordoning(); len(foreign) > 0 {
+		text += ", while it is in the hands of " + strings.Join(foreign, "; ")
+	}
+	if _, keep := seen.Node.Annotations[config.AnnotationKeepCordoned]; keep {
+		return text + "; it stays so for annotation " + config.AnnotationKeepCordoned
+	}
+	return text + ", which is not ours to lift"
+}
+
+func stalled(seen state.Observed, want state.Desired, d Decision) string {
+	switch {
+	case seen.Journal != nil && seen.Journal.Cordoned:
+		return d.Message + "; the node stays cordoned until this is mended"
+	case seen.Marks.Startup != nil:
+		return d.Message + "; the node keeps the taint " + config.TaintNotReady + " until this is mended"
+	case seen.Failed(want) != nil:
+		return d.Message + fmt.Sprintf("; the GPUs are as they were before. To try again, remove the label %s and set it again", want.Label)
+	default:
+		return d.Message
+	}
+}
+
+// DrainReport is what KEP-5683's conditions say of a node.
+type DrainReport struct{ Draining, Drained, Maintained bool }
+
+// PartitionReady is the agent's condition on the node; nil if there is none.
+func PartitionReady(node *corev1.Node) *corev1.NodeCondition {
+	return condition.Find(node, config.ConditionGPUPartitionReady)
+}

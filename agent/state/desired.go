@@ -1,0 +1,77 @@
+package state
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/nodekeys"
+	"github.com/gpuslice/gpuslice/agent/outcome"
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/window"
+)
+
+// Desired is what the node's labels ask for.
+type Desired struct {
+	Name             string         // of the config; empty if nothing is asked for
+	Label            string         // that asks for it
+	Targets          plan.Targets   // GPU by GPU
+	Plugin           *DesiredPlugin // nil leaves the device plugin's config as it is
+	Keys             *nodekeys.Keys // of a profile; nil leaves the node's labels and taints as they are
+	MissingPositions []int          // positions that the config names and the node does not have
+	PluginLater      bool           // the device plugin is asked for a config once it is there: the startup taint keeps it away
+	Drain            *config.DrainOverrides
+	Windows          []window.Window // of a profile; none for those of the pool
+	Fingerprint      string          // tells this wish from any other, on these GPUs
+	Left             *api.Failure    // why what an agent has left is given back before; nil if it is a part of the change
+	Undo             bool            // the way back is taken instead
+	UndoCause        error           // for another reason than a failure that the journal keeps
+}
+
+// Withdrawn returns an error if the label that requested the running change was removed.
+func (s Observed) Withdrawn(want Desired) error {
+	if s.Journal == nil {
+		return nil
+	}
+	// What a profile has put into the label of the device plugin's config is ours, and nobody's wish.
+	leaves := want.Label != config.LabelProfile && s.Journal.ChangesPlugin() && s.Journal.Plugin.Label != ""
+	switch {
+	case want.Name == "" && s.Journal.Target == "":
+		return errors.New("nothing is asked for, and what an agent has left on the node is given back")
+	case want.Name == "" || leaves:
+		return fmt.Errorf("the label that asked for %s was removed in the middle of the change", s.Journal.Target)
+	default:
+		return nil
+	}
+}
+
+// KeepsPluginAway reports whether there is no device plugin to be asked for anything because the node has just been registered.
+func (s Observed) KeepsPluginAway(err error) bool {
+	var waiting *outcome.Waiting
+	return errors.As(err, &waiting) && waiting.For == outcome.ForDevicePlugin &&
+		(s.Marks.Startup != nil || s.Journal != nil && s.Journal.Startup != nil)
+}
+
+// CatalogOfProfiles are the profiles of the administrator's file.
+func (s Observed) CatalogOfProfiles() (profiles map[string]config.Profile, err error) {
+	err = s.Files.Profiles.Read(func(data []byte) (err error) {
+		profiles, err = config.ParseProfiles(data)
+		return err
+	})
+	return profiles, err
+}
+
+// Read parses the file, if there is one.
+func (f *ConfigMapFile) Read(parse func(data []byte) error) error {
+	switch {
+	case f == nil || f.Absent:
+		return nil
+	case f.Err != nil:
+		return f.Err
+	}
+	if err := parse(f.Data); err != nil {
+		return fmt.Errorf("%s: %w", f.Name, err)
+	}
+	return nil
+}

@@ -1,0 +1,146 @@
+package state
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/drain/fence"
+	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// Planned is all that the planner goes by.
+func (w Desired) Planned(targets plan.Targets) plan.Desired {
+	out := plan.Desired{GPUs: targets, Config: w.Plugin.ConfigText(), Later: w.PluginLater}
+	if w.Plugin != nil {
+		out.Sharing = PlannedSharing(w.Plugin.Sharing, w.Plugin.Strategy)
+	}
+	return out
+}
+
+// Sought is what to look for. Whoever has a GPU's device file open holds it as a whole, and may be on another instance of it
+// than one that goes.
+func (s Observed) Sought(taken []plan.Taken) []holders.Sought {
+	var out []holders.Sought
+	for _, t := range taken {
+		gpu, ok := s.GPU(t.GPU)
+		if !ok {
+			continue
+		}
+		if t.Whole {
+			out = append(out, holders.Sought{Device: string(gpu.UUID), Minor: gpu.Minor, Reported: nvml.PIDs(gpu.Processes)})
+		}
+		if t.Compute {
+			out = append(out, holders.Sought{Device: string(gpu.UUID), Minor: holders.NoFiles, Reported: nvml.PIDs(gpu.Processes)})
+		}
+		for _, i := range gpu.Instances {
+			for _, d := range i.Devices {
+				if slices.Contains(t.Devices, d.UUID) {
+					out = append(out, holders.Sought{Device: d.UUID, Minor: holders.NoFiles, Reported: nvml.PIDs(i.ProcessesOn(d))})
+				}
+			}
+		}
+	}
+	return out
+}
+
+// Computes reports whether a process of the unit computes on what goes.
+func (s Observed) Computes(unit string) bool {
+	return slices.ContainsFunc(s.Holders.Processes, func(c holders.Client) bool {
+		return c.Unit == unit && slices.Contains(c.Sources, holders.SourceNVML)
+	})
+}
+
+// MustLeave are the holders that are evicted. Excluded are operands, which have an order of their own, clients of the library that have no more
+// than a file open, and pods of DaemonSets that tolerate the fence: evicting those would only restart them.
+func (s Observed) MustLeave() []holders.Pod {
+	apart := map[string]bool{}
+	for _, o := range s.DevicePlugin.Pods {
+		apart[string(o.UID)] = true
+	}
+	for _, o := range s.Pauses {
+		for _, p := range o.Pods {
+			apart[string(p.UID)] = true
+		}
+	}
+	clients := map[string]bool{}
+	for _, p := range s.Holders.OfLibrary {
+		clients[string(p.UID)] = true
+	}
+	return slices.DeleteFunc(slices.Clone(s.Holders.Pods), func(p holders.Pod) bool {
+		return p.UID != "" && apart[string(p.UID)] || byFilesAlone(p) && (clients[string(p.UID)] || p.Daemon && s.returns(p))
+	})
+}
+
+// returns reports whether the fence does not keep the pod away.
+func (s Observed) returns(p holders.Pod) bool {
+	return slices.ContainsFunc(s.Pods, func(pod corev1.Pod) bool {
+		return pod.UID == p.UID && holders.Tolerates(pod.Spec.Tolerations, FenceTaint())
+	})
+}
+
+// claimDriverLabels are those of the kubelet plugin of NVIDIA's DRA driver, by either name that the driver has had.
+var claimDriverLabels = []string{"nvidia-dra-driver-gpu-component", "dra-driver-nvidia-gpu-component"}
+
+func drivesClaims(labels map[string]string) bool {
+	return slices.ContainsFunc(claimDriverLabels, func(l string) bool { return labels[l] == "kubelet-plugin" })
+}
+
+// keepsClaims reports whether the operand is that driver, or has it in its care. The label alone is anybody's.
+func keepsClaims(o fence.Operand) bool {
+	return slices.ContainsFunc(o.Pods, func(p holders.Pod) bool { return p.Daemon && drivesClaims(p.Labels) })
+}
+
+// ClaimDriver reports whether NVIDIA's DRA driver runs on the node.
+func (s Observed) ClaimDriver() bool {
+	return slices.ContainsFunc(s.Pods, func(p corev1.Pod) bool {
+		_, of := holders.DaemonSetOf(&p)
+		return of && p.Status.Phase == corev1.PodRunning && drivesClaims(p.Labels)
+	})
+}
+
+func byFilesAlone(p holders.Pod) bool {
+	return !slices.ContainsFunc(p.Sources, func(s holders.Source) bool { return !strings.HasPrefix(string(s), "device file ") })
+}
+
+// HoldersUnknown says why what is to go cannot be known to be free; nil if it can.
+func (s Observed) HoldersUnknown() error {
+	switch {
+	case s.Kubelet.Err != nil:
+		return fmt.Errorf("until kubelet says which pod has which device: %w", s.Kubelet.Err)
+	case s.Holders.Err != nil:
+		return fmt.Errorf("until the host's processes show who holds a GPU: %w", s.Holders.Err)
+	default:
+		return nil
+	}
+}
+
+// Started is how units are that were started again.
+type Started struct {
+	Asked  bool
+	States map[string]string
+	Err    error
+}
+
+// Owed is what the host is owed though no journal says so.
+type Owed struct {
+	Stopped    []string
+	Persistent []nvml.UUID
+}
+
+// Drop notes that a unit is not started though it was stopped.
+func (s *Observed) Drop(unit, why string) {
+	if s.Record.Dropped == nil {
+		s.Record.Dropped = map[string]string{}
+	}
+	s.Record.Dropped[unit] = why
+}
+
+// Ended reports whether the pod's containers have ended for good.
+func Ended(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}

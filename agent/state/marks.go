@@ -1,0 +1,156 @@
+package state
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/journal"
+	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/agent/nodewrite"
+	"github.com/gpuslice/gpuslice/agent/outcome"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/fence"
+	"github.com/gpuslice/gpuslice/drain/holders"
+)
+
+// FenceTaint keeps pods away from the node while its GPUs are changed.
+func FenceTaint() corev1.Taint {
+	return corev1.Taint{Key: config.TaintRepartitioning, Effect: corev1.TaintEffectNoSchedule}
+}
+
+// Cancelled is the end of a change whose cordon somebody else has lifted. Kubectl leaves no name when it does.
+func (s Observed) Cancelled(want Desired) *api.Failure {
+	text := "somebody has uncordoned the node"
+	who, when := fence.Uncordoner(s.Node, nodewrite.FieldManager)
+	if !when.IsZero() {
+		text += " at " + outcome.Moment(when)
+	}
+	if who != "" {
+		text += " (perhaps " + who + ", which wrote to it then)"
+	}
+	return &api.Failure{
+		Wish: want.Fingerprint, Reason: config.ReasonCancelled, Cancelled: true, Message: text + " in the middle of the change, which calls it off",
+	}
+}
+
+// Spent are the annotations that mean nothing any more once the journal is written.
+func (s Observed) Spent(j journal.Journal) []string {
+	if !j.Forced {
+		return nil
+	}
+	return []string{config.AnnotationForce}
+}
+
+// DisruptionStarted reports whether the change has begun to take something away. To wait for a better moment is too late then, and would
+// have no end: deadlines count from the fence.
+func (s Observed) DisruptionStarted() bool {
+	return s.Journal != nil && (s.Journal.Cordoned || slices.ContainsFunc(s.Pauses, s.pausedHere))
+}
+
+// AtWork names the other tools that work on the node, by what they have written on it. What one has only announced is no reason
+// to wait, nor is what a mig-manager has left that is not there any more.
+func (s Observed) AtWork() []string {
+	return s.Tools(func(m fence.Marker) bool {
+		return !m.Planned && (m.Tool != fence.ToolMIGManager || s.Leftovers.MIGManager)
+	})
+}
+
+// Cordoning names those that rely on the node's cordon.
+func (s Observed) Cordoning() []string {
+	return s.Tools(func(m fence.Marker) bool { return m.Cordons })
+}
+
+// Tools names those whose marks count.
+func (s Observed) Tools(count func(fence.Marker) bool) []string {
+	var out []string
+	for _, m := range s.Marks.Tools {
+		if count(m) {
+			out = append(out, nameOf(m))
+		}
+	}
+	return out
+}
+
+// nameOf says which tool it is, by what it is known, and what ends its work.
+func nameOf(m fence.Marker) string {
+	text := m.Tool + ", by " + m.Sign
+	if !m.Since.IsZero() {
+		text += ", since " + outcome.Moment(m.Since)
+	}
+	if m.Done != "" {
+		text += " (" + m.Done + ")"
+	}
+	return text
+}
+
+// Orphan is what stands on a node that has no journal, as when somebody has removed it by hand, and is given back all the
+// same: by its marks it is ours, or that of a tool whose remains we are told to adopt.
+type Orphan struct {
+	Cordon bool              // managedFields say that it is ours
+	Labels map[string]string // of operands that are paused, with the values that they had before
+	Forged bool              // a journal that this host's agent did not write
+	Host   Owed              // what the host's record says
+}
+
+// Is reports whether there is anything.
+func (o Orphan) Is() bool {
+	return o.Cordon || o.Forged || len(o.Labels)+len(o.Host.Stopped)+len(o.Host.Persistent) > 0
+}
+
+// String names what there is.
+func (o Orphan) String() string {
+	parts := slices.Sorted(maps.Keys(o.Labels))
+	if o.Cordon {
+		parts = append([]string{"our cordon"}, parts...)
+	}
+	if o.Forged {
+		parts = append(parts, "a journal that this host's agent did not write for this node, of which nothing is believed")
+	}
+	if len(o.Host.Stopped) > 0 {
+		parts = append(parts, "start of "+strings.Join(o.Host.Stopped, ", "))
+	}
+	if n := len(o.Host.Persistent); n > 0 {
+		parts = append(parts, "persistence mode of "+legible.Counted(n, "GPU"))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// pausedHere reports whether the operand is away by our hand, or by one whose remains we have adopted.
+func (s Observed) pausedHere(o fence.Operand) bool {
+	if o.State == fence.OperandPaused {
+		return true
+	}
+	_, left := s.Leftovers.Orphan.Labels[o.Label]
+	if s.Journal != nil {
+		_, left = s.Journal.Paused[o.Label]
+	}
+	return left && s.Leftovers.Adopts && o.Value == fence.PausedForMIGChange
+}
+
+// paused reports whether the device plugin is away by its label, so that nobody offers GPUs.
+func (s Observed) paused() bool {
+	return slices.ContainsFunc(s.Pauses, func(o fence.Operand) bool {
+		return o.Label == config.LabelDevicePlugin && s.pausedHere(o)
+	})
+}
+
+// Uncordoned reports whether somebody else has lifted a cordon that is ours.
+func (s Observed) Uncordoned() bool {
+	return s.Journal != nil && s.Journal.Cordoned && !s.Journal.WasUnschedulable && !s.Node.Spec.Unschedulable
+}
+
+// MIGManagerLabel marks the pods of a k8s-mig-manager, which minds its own labels while it lives.
+const MIGManagerLabel = "nvidia-mig-manager"
+
+// RunsMIGManager reports whether a mig-manager is on the node, which then clears its own labels away. It is of a DaemonSet that exists:
+// the label alone is anybody's.
+func RunsMIGManager(believed []corev1.Pod) bool {
+	return slices.ContainsFunc(believed, func(p corev1.Pod) bool {
+		_, of := holders.DaemonSetOf(&p)
+		return of && p.Labels["app"] == MIGManagerLabel && !Ended(&p)
+	})
+}

@@ -1,0 +1,257 @@
+package state
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/gpuslice/gpuslice/agent/capacity"
+	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// PluginConfig is the config of the node's device plugin, and the way by which it is given another one.
+type PluginConfig struct {
+	Method   config.Handover // empty if none is known
+	NoMethod string          // why none is
+	Text     string          // of the config file; by label, the label's value
+	Exists   bool            // there is such a file, or label
+	Current  *config.PluginConfig
+	ParseErr error // why now is not known
+
+	Written      time.Time            // when the file was
+	NotifiedPods map[types.UID]string // Readers that were told to read the file since they started, and a hash of what it said then
+	Readers      []corev1.Pod         // pods that read the file
+	Manager      *ConfigManager       // of a plugin that gets its config by label
+}
+
+// ConfigManager is NVIDIA's sidecar of the device plugin, which brings it the config that a label of the node names.
+type ConfigManager struct {
+	Pod       corev1.Pod
+	Label     string            // of the node
+	Namespace string            // of the ConfigMap
+	ConfigMap string            // whose keys the label names
+	Dir       string            // where the sidecar sees them
+	Fallback  string            // the key for nodes without the label
+	Fallbacks []string          // what it takes without either, in this order: named, single, empty
+	Files     map[string]string // the ConfigMap's; nil if it cannot be read
+	ReadErr   error             // why it cannot
+}
+
+// What the sidecar is told by, as the plugin's chart and the GPU Operator deploy it.
+const (
+	EnvNodeLabel    = "NODE_LABEL"
+	EnvConfigDir    = "CONFIG_FILE_SRCDIR"
+	EnvDefault      = "DEFAULT_CONFIG"
+	EnvFallbacks    = "FALLBACK_STRATEGIES"
+	ManagerCommand  = "config-manager"
+	fallbackNamed   = "named"
+	fallbackSingle  = "single"
+	fallbackEmpty   = "empty"
+	fallbackNameKey = "default"
+)
+
+// Writing is one writing of the file: who has read the same text before may have read another one since.
+func (p PluginConfig) Writing() string { return Hash(p.Text + p.Written.UTC().String()) }
+
+// Config is the text that the manager gives to the plugin of a node whose label has the value.
+func (m *ConfigManager) Config(value string) (string, error) {
+	key := cmp.Or(value, m.Fallback)
+	if key != "" {
+		text, ok := m.Files[key]
+		if !ok {
+			return "", NoSuchKey(m.Namespace, m.ConfigMap, m.Files)
+		}
+		return text, nil
+	}
+	for _, s := range m.Fallbacks {
+		switch text, named := m.Files[fallbackNameKey]; {
+		case s == fallbackNamed && named:
+			return text, nil
+		case s == fallbackSingle && len(m.Files) == 1:
+			for _, text := range m.Files {
+				return text, nil
+			}
+		case s == fallbackEmpty:
+			return "", nil
+		}
+	}
+	return "", fmt.Errorf("label %s names no key of ConfigMap %s/%s, and the config manager has no default", m.Label, m.Namespace, m.ConfigMap)
+}
+
+// KeysOf are the keys that a label can name, sorted.
+func KeysOf(files map[string]string) []string {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(files)), func(key string) bool {
+		return strings.HasPrefix(key, config.OwnPluginKey) || len(validation.IsValidLabelValue(key)) > 0
+	})
+}
+
+// NoSuchKey is the error where a label names a key that is not there.
+func NoSuchKey(namespace, configMap string, files map[string]string) error {
+	return fmt.Errorf("ConfigMap %s/%s has no such key; it has %s", namespace, configMap, cmp.Or(legible.Listed(KeysOf(files)), "none that a label can name"))
+}
+
+// Keyed names a key of the ConfigMap for people.
+func (m *ConfigManager) Keyed(key string) string {
+	return fmt.Sprintf("ConfigMap %s/%s, key %s", m.Namespace, m.ConfigMap, key)
+}
+
+// DesiredPlugin is what shall become of the device plugin's config.
+type DesiredPlugin struct {
+	Sharing      config.Sharing
+	Known        bool               // Sharing is what text says; a text from before the change may be nothing that can be read
+	Strategy     config.MIGStrategy // flags.migStrategy; empty if the config does not say
+	Text         string             // of the file; by label, the label's value, empty for no label
+	MatchText    bool               // the config must equal text; otherwise an equivalent one is accepted
+	AllowMissing bool               // no file at all will do as well
+	KeyContent   string             // of the key that the label names, if that is ours to write
+	UserManaged  bool               // people have set the label themselves, and the plugin's own config manager goes by it
+}
+
+// SharingKnown is how the plugin is to share GPUs; nil if that is not known, or nothing is wanted of it.
+func (w *DesiredPlugin) SharingKnown() *config.Sharing {
+	if w == nil || !w.Known {
+		return nil
+	}
+	return &w.Sharing
+}
+
+// As reports whether the config says what is wanted.
+func (w *DesiredPlugin) As(now *config.PluginConfig) bool {
+	return now != nil && now.Sharing.Equal(w.Sharing) && OrNone(now.MIGStrategy) == OrNone(w.Strategy)
+}
+
+// OrNone is the strategy of a plugin whose config does not say any.
+func OrNone(s config.MIGStrategy) config.MIGStrategy { return cmp.Or(s, config.MIGStrategyNone) }
+
+// Hash is a short name of the text that no other text has.
+func Hash(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(sum[:6])
+}
+
+// PluginSet reports whether the plugin's config is as wanted.
+func (s Observed) PluginSet(want *DesiredPlugin) bool {
+	p := s.Plugin
+	switch {
+	case want == nil || want.UserManaged:
+		return true
+	case p.Manager != nil:
+		return p.Text == want.Text && (want.KeyContent == "" || p.Manager.Files[want.Text] == want.KeyContent)
+	case want.MatchText:
+		return p.Exists && p.Text == want.Text || !p.Exists && want.AllowMissing
+	default:
+		return want.As(p.Current)
+	}
+}
+
+// PlannedSharing is the sharing as the planner has it.
+func PlannedSharing(s config.Sharing, strategy config.MIGStrategy) *plan.Sharing {
+	return &plan.Sharing{MPS: s.Strategy == config.SharingMPS, Replicas: s.Replicas, Rename: s.Rename, MIG: string(strategy)}
+}
+
+// SharingText says it as people do: "time-slicing of nvidia.com/gpu x 3".
+func SharingText(s config.Sharing) string {
+	if s.Strategy == config.SharingNone {
+		return "nothing shared"
+	}
+	var parts []string
+	for _, name := range s.Resources() {
+		parts = append(parts, fmt.Sprintf("%s x %d", name, s.Replicas[name]))
+	}
+	text := fmt.Sprintf("%s of %s", s.Strategy, strings.Join(parts, ", "))
+	if s.Rename {
+		text += ", renamed"
+	}
+	return text
+}
+
+// ConfigText names what the plugin's config shall be.
+func (w *DesiredPlugin) ConfigText() string {
+	switch {
+	case w == nil:
+		return ""
+	case !w.Known:
+		return "as it was"
+	default:
+		return SharingText(w.Sharing)
+	}
+}
+
+// LabelMPSCapable is the label by which NVIDIA's MPS control daemon comes to a node.
+const (
+	LabelMPSCapable = "nvidia.com/mps.capable"
+	SetsMPSCapable  = "GPU feature discovery sets it by the device plugin's config"
+)
+
+// MissingMPS says what a node lacks that shall share its GPUs by MPS: its control daemon takes each GPU for itself alone.
+func (s Observed) MissingMPS() []string {
+	var out []string
+	capable, there := s.Node.Labels[LabelMPSCapable]
+	switch {
+	case len(s.DevicePlugin.MPSDaemons) > 0:
+	case capable == "true":
+		out = append(out, "no MPS control daemon runs on this node: none of its pods matches mps.podSelector of the settings")
+	case there:
+		out = append(out, fmt.Sprintf("no MPS control daemon runs on this node, whose label %s is %q and not true: %s", LabelMPSCapable, capable, SetsMPSCapable))
+	default:
+		out = append(out, fmt.Sprintf("no MPS control daemon runs on this node, which has not the label %s=true by which it comes: %s", LabelMPSCapable, SetsMPSCapable))
+	}
+	for _, gpu := range s.GPUs {
+		if !gpu.Lost && gpu.ComputeMode != "" && gpu.ComputeMode != computeMPS {
+			out = append(out, fmt.Sprintf("GPU %d: its compute mode is %s, and is %s under MPS", gpu.Index, gpu.ComputeMode, computeMPS))
+		}
+	}
+	return out
+}
+
+// RunsUntold reports whether the device plugin is known to be told no MIG strategy at all, by which it has none: all that it is given
+// is the config.
+func (s Observed) RunsUntold(want *DesiredPlugin) bool {
+	return s.Plugin.Method != "" && len(s.DevicePlugin.Pods) > 0 && want != nil && want.Known && want.Strategy == ""
+}
+
+// PicksOne reports whether the config manager takes one of the ConfigMap's keys for a node without the label.
+func (m *ConfigManager) PicksOne() bool {
+	_, named := m.Files[fallbackNameKey]
+	return slices.Contains(m.Fallbacks, fallbackNamed) && named || slices.Contains(m.Fallbacks, fallbackSingle) && len(m.Files) == 1
+}
+
+// computeMPS is the compute mode in which MPS has a GPU.
+const computeMPS = nvml.ComputeExclusiveProcess
+
+// StaleFeatures are the labels by which GPU feature discovery tells of another sharing than is wanted.
+func (s Observed) StaleFeatures(want *DesiredPlugin) []string {
+	if want == nil || !want.Known {
+		return nil
+	}
+	return capacity.StaleFeatures(capacity.Expected(s.GPUs, s.Capacity.Strategy), want.Sharing, s.Node.Labels)
+}
+
+// LacksDevicePlugin reports whether the node has no device plugin at all, though the agent keeps none away.
+func (s Observed) LacksDevicePlugin() bool {
+	noneOffers := s.Kubelet.Err == nil && len(s.DevicePlugin.Pods) == 0 && len(capacity.Offered(s.Kubelet.Offered)) == 0
+	return noneOffers && !s.Marks.Fenced && s.Marks.Startup == nil && !s.paused()
+}
+
+// RunsUnder is the MIG strategy under which the device plugin evidently runs, if that is another than it is taken to have.
+func (s Observed) RunsUnder() config.MIGStrategy {
+	if s.Kubelet.Err != nil || s.DevicePlugin.Rivals != "" {
+		return ""
+	}
+	return capacity.RunsUnder(s.GPUs, s.Kubelet.Offered, s.Capacity.Strategy)
+}
+
+// NoPluginOffers says of such a node what it lacks.
+const NoPluginOffers = "no device plugin offers the GPUs to kubelet, and no pod of this node matches devicePlugin.podSelector of the settings"

@@ -1,0 +1,118 @@
+package state
+
+import (
+	"hash/fnv"
+	"time"
+
+	"github.com/gpuslice/gpuslice/config/window"
+)
+
+// Schedule is when the node may be disturbed for the wish.
+func (s Observed) Schedule(want Desired) window.Schedule {
+	schedule := s.Pool.Schedule
+	if len(want.Windows) > 0 {
+		schedule.Windows = want.Windows
+	}
+	return schedule
+}
+
+// Turn is when the change may begin: now, or at the node's own moment of the next window that is long enough. The time is in the zone
+// of the window. There may be none.
+func (s Observed) Turn(want Desired, now time.Time) (time.Time, bool) {
+	schedule, takes := s.Schedule(want), s.Estimate()
+	if opening, open := schedule.At(now); open {
+		at := Latest(s.startFor(opening), now)
+		if Remaining(opening, at) >= takes.within(opening) {
+			return at.In(Zone(opening)), true
+		}
+	}
+	opening, ok := schedule.Next(now, takes.AfterFirstTouch)
+	return s.startFor(opening).In(Zone(opening)), ok
+}
+
+// startFor is when this node begins in the opening. Not all of a pool begin at its first second.
+func (s Observed) startFor(o window.Opening) time.Time {
+	spread := s.Pool.Jitter
+	if !o.Start.IsZero() && !o.End.IsZero() {
+		length := o.End.Sub(o.Start)
+		spread = min(spread, length/jitterShare, length-s.Estimate().within(o))
+	}
+	if o.Start.IsZero() || spread <= 0 {
+		return o.Start
+	}
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(s.Node.Name)) // a hash takes everything
+	share := float64(h.Sum32()) / (1 << 32)
+	return o.Start.Add(time.Duration(share * float64(spread)).Truncate(time.Second))
+}
+
+// jitterShare: no node waits for more than a tenth of its window.
+const jitterShare = 10
+
+// ScheduleOf says whose windows count.
+func (s Observed) ScheduleOf(want Desired) string {
+	switch {
+	case len(want.Windows) > 0:
+		return "the windows of profile " + want.Name
+	case s.Pool.Name != "":
+		return "the windows of pool " + s.Pool.Name
+	default:
+		return "the windows of the maintenance file"
+	}
+}
+
+// Estimate is how long a change takes.
+type Estimate struct {
+	Total           time.Duration // from the fence on
+	AfterFirstTouch time.Duration // from the first touch of a GPU on
+}
+
+// within is the time that has to be left of the opening for a change to begin in it. It is at most half the window, so that one long drain in
+// the past does not block every window.
+func (e Estimate) within(o window.Opening) time.Duration {
+	if o.Start.IsZero() || o.End.IsZero() {
+		return e.Total
+	}
+	return min(e.Total, max(e.AfterFirstTouch, o.End.Sub(o.Start)/2))
+}
+
+// Estimate is the longest of the last changes of this node, or what the maintenance file says.
+func (s Observed) Estimate() Estimate {
+	if len(s.Record.Status.Took) == 0 {
+		return Estimate{Total: s.Pool.Estimate, AfterFirstTouch: s.Pool.Estimate}
+	}
+	var e Estimate
+	for _, t := range s.Record.Status.Took {
+		e.Total = max(e.Total, time.Duration(t.Whole)*time.Second)
+		e.AfterFirstTouch = max(e.AfterFirstTouch, time.Duration(t.Rest)*time.Second)
+	}
+	// A change that was turned to another target in the middle has touched a GPU before the time of its fence.
+	e.Total = max(e.Total, e.AfterFirstTouch)
+	return e
+}
+
+// Remaining is what is left of the opening from then on.
+func Remaining(o window.Opening, from time.Time) time.Duration {
+	if o.End.IsZero() {
+		return forever
+	}
+	return o.End.Sub(from)
+}
+
+const forever = 1<<63 - 1
+
+// Zone is the time zone of the opening's own times.
+func Zone(o window.Opening) *time.Location {
+	if o.Zone == nil {
+		return time.UTC
+	}
+	return o.Zone
+}
+
+// Latest is the later of the two.
+func Latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
