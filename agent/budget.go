@@ -21,6 +21,7 @@ func newBudget(clock *steady.Clock) budget {
 	return budget{clock: clock, attempts: map[string]attempt{}, successes: map[string]int{}, waits: map[string]time.Time{}}
 }
 
+// Forget implements forgetter.
 func (b *budget) Forget(time.Time) { *b = newBudget(b.clock) }
 
 // attempt is what is known of a step that fails.

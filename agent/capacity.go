@@ -26,6 +26,7 @@ type verification struct {
 	restarted bool      // the device plugin was started anew for want of capacity
 }
 
+// Forget implements forgetter.
 func (v *verification) Forget(time.Time) { v.began = time.Time{} }
 
 // featurePatience is how long the labels of GPU feature discovery are waited for: it looks each minute, and node feature discovery

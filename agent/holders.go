@@ -29,6 +29,7 @@ type clients struct {
 	unowned   throttledNames       // processes of no pod that hold what is to go
 }
 
+// Forget implements forgetter.
 func (c *clients) Forget(time.Time) {
 	clear(c.foundFree)
 	c.unowned = throttledNames{}

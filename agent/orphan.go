@@ -17,7 +17,7 @@ type leftovers struct {
 	migManagerAt time.Time // when a mig-manager was last seen here
 }
 
-// forget takes it that one was here a moment ago, which a new process cannot know.
+// Forget takes it that one was here a moment ago, which a new process cannot know.
 func (l *leftovers) Forget(now time.Time) { l.migManagerAt = now }
 
 // orphanOn looks for remains on a node without a journal. A cordon that people want to keep is none.

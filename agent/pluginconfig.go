@@ -161,6 +161,7 @@ type plugin struct {
 	unpicked unpicked             // configs that nothing asks for
 }
 
+// Forget implements forgetter.
 func (p *plugin) Forget(time.Time) { p.unpicked = unpicked{} }
 
 // readPluginFile reads the config file of the host. One that is not there is how a plugin runs that shares nothing. By one that is behind a

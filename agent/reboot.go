@@ -40,6 +40,7 @@ type logind struct {
 	rebooting bool      // this process has asked it for a reboot
 }
 
+// Forget implements forgetter.
 func (l *logind) Forget(time.Time) { l.next = time.Time{} }
 
 // boots is what is known of the host's boot.

@@ -49,6 +49,7 @@ type turn struct {
 	fullAt time.Time   // and when
 }
 
+// Forget implements forgetter.
 func (t *turn) Forget(time.Time) {
 	t.full = nil
 	t.slots.Forget()

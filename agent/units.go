@@ -54,6 +54,7 @@ type systemd struct {
 	toldDropped map[string]string // units that are not started, as people were told
 }
 
+// Forget implements forgetter.
 func (s *systemd) Forget(time.Time) {
 	clear(s.started)
 	s.next, s.startedNext = time.Time{}, time.Time{}

@@ -22,6 +22,7 @@ type upgrade struct {
 	since time.Time // since when labels say that it is under way
 }
 
+// Forget implements forgetter.
 func (u *upgrade) Forget(time.Time) { u.since = time.Time{} }
 
 // observeUpgrade looks whether the driver is being upgraded, and waits for the end of that. Only labels of operands say so: any other is no

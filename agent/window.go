@@ -109,6 +109,7 @@ type times struct {
 	overran   string    // operation of which people know that it goes on beyond its window
 }
 
+// Forget implements forgetter.
 func (t *times) Forget(time.Time) { t.touchedAt, t.provenAt = time.Time{}, time.Time{} }
 
 // tellWindow notes how the node's windows are, and says what there is to say of them.

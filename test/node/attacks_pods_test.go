@@ -79,7 +79,7 @@ func TestATenantsPodWithAnOwnerThatNobodyCanAskForHoldsUpNoChange(t *testing.T) 
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
-			_, err := r.client.CoreV1().Pods(namespace).Patch(context.Background(), pod.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+			_, err := r.client.CoreV1().Pods(namespace).Patch(context.WithoutCancel(t.Context()), pod.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
 			if err != nil {
 				t.Error(err)
 			}
