@@ -204,7 +204,7 @@ func (a *Agent) observeRecord(ctx context.Context, seen *state.Observed) error {
 		}
 		seen.Journal = j
 		if sent {
-			h.now = h.settled(*seen, *j, text)
+			h.now = h.settled(seen.Boot.ID, *j, text)
 		}
 	default:
 		seen.Record.Forged = true
@@ -256,10 +256,10 @@ func unreadableRecord(err error) error {
 }
 
 // settled is the record once the API server has taken the journal.
-func (h *hostRecord) settled(seen state.Observed, j journal.Journal, text string) hostrecord.Record {
+func (h *hostRecord) settled(boot string, j journal.Journal, text string) hostrecord.Record {
 	r := h.now
 	r.Operation, r.Journal, r.Next, r.Ends = legible.Cut(j.Operation, 128), text, nil, false
-	r.Host = owedBy(j, seen.Boot.ID)
+	r.Host = owedBy(j, boot)
 	return r
 }
 
@@ -312,7 +312,7 @@ func (a *Agent) recorded(ctx context.Context, seen state.Observed, j journal.Jou
 	node, err := a.nodes.Patched(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) { return write(node, text) })
 	switch {
 	case err == nil:
-		h.keep(ctx, h.settled(seen, j, text), a.clock.Now())
+		h.keep(ctx, h.settled(seen.Boot.ID, j, text), a.clock.Now())
 	case refused(err): // it will not arrive any more
 		h.now.Journal, h.now.Next, h.now.Host = before.Journal, before.Next, before.Host
 	}

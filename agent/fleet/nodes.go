@@ -17,8 +17,8 @@ import (
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
-// page is how many nodes are read at once. One takes some 20 KiB.
-const page = 250
+// page is how many nodes are read at once. One takes some 20 KiB; but somebody may have filled its annotations, and then it takes 256.
+const page = 50
 
 // changing is why a node with a slot or with our taint is unavailable.
 const changing = "being changed by gpuslice"

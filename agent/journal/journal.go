@@ -178,7 +178,7 @@ func (j *Journal) RanBefore(uid string) bool {
 	return false
 }
 
-// Encode writes the journal as the annotation has it.
+// Encode writes the journal as the annotation has it. The error says why Parse would not take it.
 func (j *Journal) Encode() (string, error) {
 	out := *j
 	out.Version, out.Summary = ofGPUs, j.Describe()
@@ -197,6 +197,10 @@ func (j *Journal) Encode() (string, error) {
 	b, err := json.Marshal(&out)
 	if err != nil {
 		return "", fmt.Errorf("encoding the journal: %w", err)
+	}
+	// A node whose journal no agent can read stays as it is until people act: it is better not to take the step that makes it so.
+	if _, err := Parse(string(b)); err != nil {
+		return "", fmt.Errorf("the journal of this change could not be read again: %w", err)
 	}
 	return string(b), nil
 }

@@ -1,6 +1,7 @@
 package journal_test
 
 import (
+	"strconv"
 	"strings"
 	"testing"
 
@@ -35,6 +36,22 @@ func TestAJournalThatSaysHowItEndsIsOfAVersionOfItsOwn(t *testing.T) {
 		if err != nil || !strings.HasPrefix(text, strings.TrimSpace(want)) {
 			t.Errorf("%+v is written as %s, %v", j, text, err)
 		}
+	}
+}
+
+// Where an agent cannot read the journal it begins nothing and gives nothing back, so none is written that is like that.
+func TestAJournalThatCouldNotBeReadAgainIsNotWritten(t *testing.T) {
+	t.Parallel()
+	j := &journal.Journal{Operation: "a", Target: "all-1g.10gb", Operands: make([]string, 257)}
+	for i := range j.Operands {
+		j.Operands[i] = strconv.Itoa(i)
+	}
+	if text, err := j.Encode(); err == nil || !strings.Contains(err.Error(), "256 entries") {
+		t.Errorf("got %.80q, %v, want that it has too many entries", text, err)
+	}
+	j.Operands = j.Operands[1:]
+	if _, err := j.Encode(); err != nil {
+		t.Error(err)
 	}
 }
 
