@@ -25,6 +25,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/capacity"
 	"github.com/gpuslice/gpuslice/agent/fleet"
+	"github.com/gpuslice/gpuslice/agent/hostrecord"
 	"github.com/gpuslice/gpuslice/agent/memory"
 	"github.com/gpuslice/gpuslice/agent/metrics"
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
@@ -89,7 +90,7 @@ type Options struct {
 	Host      Host
 	Units     Units
 	Specs     Specs
-	Record    Records
+	Record    hostrecord.Store
 	Processes holders.Processes
 	Parse     func(data []byte) (map[string]config.MIGConfig, error) // reads a file in mig-parted's format
 	Plugin    PluginConfigs
@@ -127,7 +128,7 @@ type Agent struct {
 
 	// Each part keeps what it remembers. All of that may be lost at any moment: after a restart it is gathered anew.
 
-	record       *hostRecord
+	record       *hostrecord.Keeper
 	budget       budget
 	clients      clients
 	systemd      systemd
@@ -194,7 +195,7 @@ func New(o Options) *Agent {
 			JournalKey:      config.AnnotationJournal,
 			KeepCordonedKey: config.AnnotationKeepCordoned,
 		},
-		record:  &hostRecord{store: o.Record, log: o.Log.Named("record")},
+		record:  &hostrecord.Keeper{Store: o.Record, Log: o.Log.Named("record")},
 		budget:  newBudget(c),
 		clients: clients{processes: o.Processes, foundFree: map[string]time.Time{}},
 		systemd: systemd{units: o.Units, started: map[string]start{}},

@@ -297,7 +297,7 @@ func (a *Agent) release(ctx context.Context, seen state.Observed, want state.Des
 		a.tidySharing(ctx, seen)
 	}
 	a.learnForGood(ctx, seen, want)
-	a.record.release(ctx, a.clock.Now())
+	a.record.Release(ctx, a.clock.Now())
 	err := a.nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) {
 		if startup := seen.Journal.Startup; startup != nil && want.Undo && want.Name != "" {
 			return a.fence.LiftUnready(node, uncordon, startup.Taint())
@@ -307,7 +307,7 @@ func (a *Agent) release(ctx context.Context, seen state.Observed, want state.Des
 	if err != nil {
 		return err
 	}
-	a.record.over(ctx, a.clock.Now())
+	a.record.Over(ctx, a.clock.Now())
 	a.endTurn(ctx, seen, want)
 	a.times.touchedAt, a.times.provenAt = time.Time{}, time.Time{}
 	a.eventf(seen.Node, corev1.EventTypeNormal, config.ReasonReleased, "node given back after %s, %s",
@@ -327,7 +327,7 @@ func (a *Agent) learnForGood(ctx context.Context, seen state.Observed, want stat
 	if !want.Undo {
 		status.Proven, status.Took = want.Fingerprint, a.measured(seen)
 	}
-	a.record.persisted = &status
+	a.record.Persisted = &status
 	a.learn(ctx, learntOf(status, seen.Record.Published))
 }
 

@@ -41,11 +41,11 @@ func (a *Agent) publish(ctx context.Context, seen state.Observed, want nodekeys.
 	ours := seen.Record.Published
 	_, _, note := nodekeys.Settled(seen.Node, ours, want)
 	during := note.And(ours)
-	r := a.record.now
+	r := a.record.Now
 	r.Learnt = learntOf(seen.Record.Status, during)
 	if seen.Gives {
-		a.record.keep(ctx, r, a.clock.Now())
-	} else if err := a.record.write(ctx, r, a.clock.Now()); err != nil {
+		a.record.Keep(ctx, r, a.clock.Now())
+	} else if err := a.record.Write(ctx, r, a.clock.Now()); err != nil {
 		return a.unrecorded(seen, err)
 	}
 	var body []byte

@@ -61,7 +61,7 @@ func (a *Agent) observe(ctx context.Context) (state.Observed, error) {
 	if seen.GPUs, err = a.snapshot(ctx); err != nil {
 		return seen, err
 	}
-	if seen.Record.Published = publishedBy(seen.Record.Learnt); a.record.absent {
+	if seen.Record.Published = publishedBy(seen.Record.Learnt); a.record.Absent {
 		seen.Record.Published = a.publishedOn(&seen)
 	}
 	a.observeOwed(ctx, &seen)

@@ -31,7 +31,7 @@ func (a *Agent) orphanOn(seen *state.Observed) state.Orphan {
 	o.Cordon = cordoned && who == nodewrite.FieldManager && !kept
 	o.Forged, o.Host = seen.Record.Forged, seen.Record.Owed
 	o.Labels = map[string]string{}
-	for _, label := range fence.LeftPaused(seen.Node, a.record.operands(a.settings.Operands), fence.PausedValue) {
+	for _, label := range fence.LeftPaused(seen.Node, a.record.Operands(a.settings.Operands), fence.PausedValue) {
 		o.Labels[label] = fence.DeployedValue // no other value is paused
 	}
 	theirs := fence.LeftPaused(seen.Node, a.settings.Operands, fence.PausedForMIGChange)

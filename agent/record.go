@@ -1,18 +1,13 @@
 package agent
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"reflect"
 	"slices"
-	"strings"
-	"time"
 
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
@@ -31,171 +26,26 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Records keeps the record of this host, which outlives the agent, the boot and the node object. *hostrecord.File does.
-type Records interface {
-	// Read gives the record, or nil where there is none. The error is a *hostrecord.NewerError, or matches one of that package's.
-	Read(ctx context.Context) (*hostrecord.Record, error)
-	// Write returns when the disk has the record, and after hostrecord.ErrSilent may still write it.
-	Write(ctx context.Context, r hostrecord.Record) error
-	// SetAside moves one away that cannot be read, and says whereto.
-	SetAside(ctx context.Context) (string, error)
-}
-
-// recordRetry is the pause before a disk is asked again that has refused a write of which nothing hangs.
-const recordRetry = 30 * time.Second
-
-// hostRecord is the host's record as this process knows it. The journal on the node is ours where it says word by word what this
-// record says, for the node object with this UID; the record is written before the node is told. So a process that is killed anywhere
-// finds the annotation in Journal or in Next; whatever else is on the node was written by somebody else, or long ago.
-type hostRecord struct {
-	store   Records
-	log     *zap.Logger
-	now     hostrecord.Record
-	saved   hostrecord.Record // as the disk has it; behind now after a write that failed
-	read    bool
-	absent  bool                   // there was none: the node may have been in the care of an agent that kept none
-	newer   *hostrecord.NewerError // owes nothing, and is set aside before the first write
-	failed  error                  // why the disk is behind
-	retryAt time.Time
-
-	persisted *api.Status // what the node was told for good at the end of a change, until it is told something else
-}
-
-// load reads the record, once.
-func (h *hostRecord) load(ctx context.Context) error {
-	if h.read {
-		return nil
-	}
-	r, err := h.store.Read(ctx)
-	if errors.As(err, &h.newer) && len(h.newer.Owes) == 0 {
-		r, err = nil, nil
-	}
-	if err != nil {
-		return err
-	}
-	h.read, h.absent = true, r == nil
-	if r != nil {
-		h.now, h.saved = *r, *r
-	}
-	return nil
-}
-
-// write has the disk take the record. Where that fails, what is remembered stays as it was.
-func (h *hostRecord) write(ctx context.Context, r hostrecord.Record, now time.Time) error {
-	r.Version, r.Owes = hostrecord.Version, owes(r)
-	if h.newer != nil {
-		aside, err := h.store.SetAside(ctx)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return h.fail(err, now)
-		}
-		h.log.Info("the record of a newer agent owes nothing, and is set aside", zap.String("as", aside), zap.Int("version", h.newer.Version))
-		h.newer = nil
-	}
-	if err := h.store.Write(ctx, r); err != nil {
-		return h.fail(err, now)
-	}
-	h.now, h.saved, h.failed, h.absent = r, r, nil, false
-	return nil
-}
-
-func (h *hostRecord) fail(err error, now time.Time) error {
-	if h.failed == nil {
-		h.log.Warn("the host's record cannot be written", zap.Error(err))
-	}
-	h.failed, h.retryAt = err, now.Add(recordRetry)
-	return err
-}
-
-// keep remembers the record, and has the disk take it if it does. It is for what gives back, and for what can be lost.
-func (h *hostRecord) keep(ctx context.Context, r hostrecord.Record, now time.Time) {
-	r.Version, r.Owes = hostrecord.Version, owes(r)
-	h.now = r
-	switch {
-	case same(r, h.saved):
-		h.failed = nil
-		return
-	case h.failed != nil && now.Before(h.retryAt):
-		return
-	}
-	_ = h.write(ctx, r, now) // it is logged, and tried again
-}
-
-// flush brings the disk up to date.
-func (h *hostRecord) flush(ctx context.Context, now time.Time) error {
-	if h.failed == nil {
-		return nil
-	}
-	return h.write(ctx, h.now, now)
-}
-
-// covers reports whether a process that has only the disk to go by would give all back that is owed now.
-func (h *hostRecord) covers() bool {
-	journal := h.now.Journal == "" || h.now.Journal == h.saved.Journal || slices.Contains(h.saved.Next, h.now.Journal)
-	return journal && h.now.UID == h.saved.UID && h.now.Host.Boot == h.saved.Host.Boot &&
-		subset(h.now.Host.Stopped, h.saved.Host.Stopped) && subset(h.now.Host.Persistent, h.saved.Host.Persistent) &&
-		reflect.DeepEqual(h.now.Learnt.NoReset, h.saved.Learnt.NoReset)
-}
-
-// operands are those of the settings, and those that the record's change has paused: the settings may have been others then.
-func (h *hostRecord) operands(settings []string) []string {
-	out := slices.Clone(settings)
-	for _, text := range append([]string{h.now.Journal}, h.now.Next...) {
-		if j, err := journal.Parse(text); err == nil && j != nil {
-			out = slices.AppendSeq(out, maps.Keys(j.Paused))
-		}
-	}
-	return out
-}
-
-func subset(a, b []string) bool {
-	return !slices.ContainsFunc(a, func(s string) bool { return !slices.Contains(b, s) })
-}
-
-// same reports whether the disk would have the same for both.
-func same(a, b hostrecord.Record) bool {
-	textA, errA := json.Marshal(a)
-	textB, errB := json.Marshal(b)
-	return errA == nil && errB == nil && bytes.Equal(textA, textB)
-}
-
-// owes says what is owed by the record, for agents of all versions and for people.
-func owes(r hostrecord.Record) []string {
-	var out []string
-	if r.Journal != "" || len(r.Next) > 0 {
-		text := "a change of node " + r.Node
-		all := append([]string{r.Journal}, r.Next...)
-		if j, err := journal.Parse(all[len(all)-1]); err == nil && j != nil {
-			text = j.Describe()
-		}
-		out = append(out, legible.Cut(text, longestText))
-	}
-	if len(r.Host.Stopped) > 0 {
-		out = append(out, legible.Cut("start of "+strings.Join(r.Host.Stopped, ", ")+" in boot "+r.Host.Boot, longestText))
-	}
-	if len(r.Host.Persistent) > 0 {
-		out = append(out, legible.Cut("persistence mode of "+strings.Join(r.Host.Persistent, ", ")+" in boot "+r.Host.Boot, longestText))
-	}
-	return out
-}
+// bytes
 
 // observeRecord reads the host's record, and tells by it whether the journal on the node is ours. What it says of the node is believed
 // for the very node object that it was written for.
 func (a *Agent) observeRecord(ctx context.Context, seen *state.Observed) error {
 	h := a.record
-	if err := h.load(ctx); err != nil {
+	if err := h.Load(ctx); err != nil {
 		return unreadableRecord(err)
 	}
-	if h.now.Node != seen.Node.Name || h.now.UID != string(seen.Node.UID) {
-		h.now = hostrecord.Record{Node: seen.Node.Name, UID: string(seen.Node.UID), Host: h.now.Host}
+	if h.Now.Node != seen.Node.Name || h.Now.UID != string(seen.Node.UID) {
+		h.Now = hostrecord.Record{Node: seen.Node.Name, UID: string(seen.Node.UID), Host: h.Now.Host}
 	}
-	if h.now.Host.Boot != seen.Boot.ID && h.now.Host.Boot != "" && seen.Boot.ID != "" {
-		h.now.Host = hostrecord.Host{} // a reboot has given it back
+	if h.Now.Host.Boot != seen.Boot.ID && h.Now.Host.Boot != "" && seen.Boot.ID != "" {
+		h.Now.Host = hostrecord.Host{} // a reboot has given it back
 	}
 	text := seen.Node.Annotations[config.AnnotationJournal]
-	sent := slices.Contains(h.now.Next, text)
+	sent := slices.Contains(h.Now.Next, text)
 	switch {
 	case text == "":
-	case text == h.now.Journal || sent:
+	case text == h.Now.Journal || sent:
 		j, err := journal.Parse(text)
 		if err != nil {
 			return &outcome.Stalled{Reason: config.ReasonJournalUnreadable, Journal: true, Message: err.Error() +
@@ -204,14 +54,14 @@ func (a *Agent) observeRecord(ctx context.Context, seen *state.Observed) error {
 		}
 		seen.Journal = j
 		if sent {
-			h.now = h.settled(seen.Boot.ID, *j, text)
+			h.Now = h.Settled(seen.Boot.ID, *j, text)
 		}
 	default:
 		seen.Record.Forged = true
 		a.adoptOlder(seen, text)
 	}
-	seen.Record.Learnt = h.now.Learnt
-	seen.Record.Status = learntStatus(parseStatus(seen.Node.Annotations[config.AnnotationStatus]), h.now.Learnt)
+	seen.Record.Learnt = h.Now.Learnt
+	seen.Record.Status = learntStatus(parseStatus(seen.Node.Annotations[config.AnnotationStatus]), h.Now.Learnt)
 	return nil
 }
 
@@ -219,13 +69,13 @@ func (a *Agent) observeRecord(ctx context.Context, seen *state.Observed) error {
 // somebody else who wrote it: that units are started which the settings name.
 func (a *Agent) adoptOlder(seen *state.Observed, text string) {
 	j, err := journal.Parse(text)
-	if !a.record.absent || err != nil || a.record.now.Host.Boot != "" {
+	if !a.record.Absent || err != nil || a.record.Now.Host.Boot != "" {
 		return
 	}
-	a.record.now.Host.Boot = seen.Boot.ID
+	a.record.Now.Host.Boot = seen.Boot.ID
 	for _, unit := range a.settings.Units {
 		if slices.Contains(j.Stopped, unit) {
-			a.record.now.Host.Stopped = append(a.record.now.Host.Stopped, unit)
+			a.record.Now.Host.Stopped = append(a.record.Now.Host.Stopped, unit)
 		}
 	}
 }
@@ -248,38 +98,11 @@ func unreadableRecord(err error) error {
 		text += "Remove the file to go on without it: what is ours on the node is given back then, and units of the host that were stopped are yours to start"
 	default:
 		return &outcome.Waiting{
-			Reason: config.ReasonHostRecordUnavailable, After: recordRetry, Message: err.Error(),
+			Reason: config.ReasonHostRecordUnavailable, After: hostrecord.Retry, Message: err.Error(),
 			Advice: "nothing is done before the directory below --state-dir can be read",
 		}
 	}
 	return &outcome.Stalled{Reason: config.ReasonHostRecordUnavailable, Message: text}
-}
-
-// settled is the record once the API server has taken the journal.
-func (h *hostRecord) settled(boot string, j journal.Journal, text string) hostrecord.Record {
-	r := h.now
-	r.Operation, r.Journal, r.Next, r.Ends = legible.Cut(j.Operation, 128), text, nil, false
-	r.Host = owedBy(j, boot)
-	return r
-}
-
-// owedBy is what the journal says that the host is owed.
-func owedBy(j journal.Journal, boot string) hostrecord.Host {
-	host := hostrecord.Host{Stopped: slices.Clone(j.Stopped)}
-	for _, c := range j.Previous {
-		if c.Persistent {
-			host.Persistent = append(host.Persistent, string(c.GPU))
-		}
-	}
-	for _, gpu := range j.Persistent {
-		if !slices.Contains(host.Persistent, string(gpu)) {
-			host.Persistent = append(host.Persistent, string(gpu))
-		}
-	}
-	if len(host.Stopped)+len(host.Persistent) > 0 {
-		host.Boot = boot
-	}
-	return host
 }
 
 // mostSent bounds the journals that were sent to the API server and of which no answer is known. Each is guarded by the version of the
@@ -294,27 +117,27 @@ func (a *Agent) recorded(ctx context.Context, seen state.Observed, j journal.Jou
 		return nil, err
 	}
 	h := a.record
-	before := h.now
-	r := h.now
+	before := h.Now
+	r := h.Now
 	r.Operation, r.Ends = legible.Cut(j.Operation, 128), false
 	if text != r.Journal && !slices.Contains(r.Next, text) {
 		r.Next = append(slices.Clone(r.Next[max(0, len(r.Next)-mostSent+1):]), text)
 	}
-	host := owedBy(j, seen.Boot.ID)
+	host := hostrecord.OwedBy(j, seen.Boot.ID)
 	r.Host = hostrecord.Host{
 		Boot: cmp.Or(host.Boot, r.Host.Boot), Stopped: union(r.Host.Stopped, host.Stopped), Persistent: union(r.Host.Persistent, host.Persistent),
 	}
 	if seen.Gives || j.Undo != nil || !j.TakesMore(seen.Journal) {
-		h.keep(ctx, r, a.clock.Now())
-	} else if err := h.write(ctx, r, a.clock.Now()); err != nil {
+		h.Keep(ctx, r, a.clock.Now())
+	} else if err := h.Write(ctx, r, a.clock.Now()); err != nil {
 		return nil, a.unrecorded(seen, err)
 	}
 	node, err := a.nodes.Patched(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) { return write(node, text) })
 	switch {
 	case err == nil:
-		h.keep(ctx, h.settled(seen.Boot.ID, j, text), a.clock.Now())
+		h.Keep(ctx, h.Settled(seen.Boot.ID, j, text), a.clock.Now())
 	case refused(err): // it will not arrive any more
-		h.now.Journal, h.now.Next, h.now.Host = before.Journal, before.Next, before.Host
+		h.Now.Journal, h.Now.Next, h.Now.Host = before.Journal, before.Next, before.Host
 	}
 	return node, err
 }
@@ -339,14 +162,14 @@ func (a *Agent) unrecorded(seen state.Observed, err error) error {
 		advice = "see the host's kernel log for the disk or file system below --state-dir, which does not answer"
 	}
 	return &outcome.Waiting{
-		Reason: config.ReasonHostRecordUnavailable, After: recordRetry, Since: seen.Since(config.ReasonHostRecordUnavailable, a.now()),
+		Reason: config.ReasonHostRecordUnavailable, After: hostrecord.Retry, Since: seen.Since(config.ReasonHostRecordUnavailable, a.now()),
 		Message: "nothing is disturbed before the host's record can be written, by which all is given back after a crash: " + err.Error(), Advice: advice,
 	}
 }
 
 // recordable reports why the record could not be written, before anything is disturbed. It is written as it is.
 func (a *Agent) recordable(ctx context.Context, seen state.Observed) error {
-	if err := a.record.write(ctx, a.record.now, a.clock.Now()); err != nil {
+	if err := a.record.Write(ctx, a.record.Now, a.clock.Now()); err != nil {
 		return a.unrecorded(seen, err)
 	}
 	return nil
@@ -355,10 +178,10 @@ func (a *Agent) recordable(ctx context.Context, seen state.Observed) error {
 // mayTake keeps a step from taking something of the host while the disk knows less than the node: after a crash, and without the
 // annotation, it would not be given back.
 func (a *Agent) mayTake(ctx context.Context, seen state.Observed, step plan.Step) error {
-	if !step.Traits().TakesFromHost || seen.Gives || a.record.covers() {
+	if !step.Traits().TakesFromHost || seen.Gives || a.record.Covers() {
 		return nil
 	}
-	if err := a.record.flush(ctx, a.clock.Now()); err != nil {
+	if err := a.record.Flush(ctx, a.clock.Now()); err != nil {
 		return a.unrecorded(seen, err)
 	}
 	return nil
@@ -366,21 +189,21 @@ func (a *Agent) mayTake(ctx context.Context, seen state.Observed, step plan.Step
 
 // tidyRecord strikes from the record a change of which nothing is left, and brings the disk up to date.
 func (a *Agent) tidyRecord(ctx context.Context, seen state.Observed) {
-	r := a.record.now
+	r := a.record.Now
 	if seen.Journal == nil && !seen.Record.Forged && len(seen.Record.Owed.Stopped)+len(seen.Record.Owed.Persistent) == 0 {
 		r.Operation, r.Journal, r.Next, r.Ends, r.Host = "", "", nil, false, hostrecord.Host{}
 	}
-	if a.record.absent && r.Journal == "" && len(r.Next)+len(r.Host.Stopped) == 0 && same(r, hostrecord.Record{Node: r.Node, UID: r.UID}) {
+	if a.record.Absent && r.Journal == "" && len(r.Next)+len(r.Host.Stopped) == 0 && hostrecord.Same(r, hostrecord.Record{Node: r.Node, UID: r.UID}) {
 		return // nothing was learnt or taken yet
 	}
-	a.record.keep(ctx, r, a.clock.Now())
+	a.record.Keep(ctx, r, a.clock.Now())
 }
 
 // observeOwed looks what the host is still owed of a change that no journal is left of: after somebody has removed it, or the node object
 // was deleted. What the settings do not name any more is nobody's to start, and is told.
 func (a *Agent) observeOwed(ctx context.Context, seen *state.Observed) {
-	owed := a.record.now.Host
-	if seen.Journal != nil || a.record.now.Ends && !seen.Record.Forged {
+	owed := a.record.Now.Host
+	if seen.Journal != nil || a.record.Now.Ends && !seen.Record.Forged {
 		return
 	}
 	for _, gpu := range seen.GPUs {
@@ -437,28 +260,14 @@ func (a *Agent) tellDropped(seen state.Observed) string {
 	return text
 }
 
-// release tells the record that the annotation is about to go, so that its absence means nothing is owed.
-func (h *hostRecord) release(ctx context.Context, now time.Time) {
-	r := h.now
-	r.Ends = true
-	h.keep(ctx, r, now)
-}
-
-// over tells it that the annotation is gone.
-func (h *hostRecord) over(ctx context.Context, now time.Time) {
-	r := h.now
-	r.Operation, r.Journal, r.Next, r.Ends, r.Host = "", "", nil, false, hostrecord.Host{}
-	h.keep(ctx, r, now)
-}
-
 // learn keeps what the next changes go by.
 func (a *Agent) learn(ctx context.Context, learnt hostrecord.Learnt) {
-	r := a.record.now
+	r := a.record.Now
 	r.Learnt = learnt
-	if a.record.absent && reflect.DeepEqual(learnt, hostrecord.Learnt{}) {
+	if a.record.Absent && reflect.DeepEqual(learnt, hostrecord.Learnt{}) {
 		return
 	}
-	a.record.keep(ctx, r, a.clock.Now())
+	a.record.Keep(ctx, r, a.clock.Now())
 }
 
 // learntOf is what of the status the next changes go by, as the record takes it.

@@ -127,7 +127,7 @@ func (a *Agent) AwaitRecovered(ctx context.Context, seen func(*corev1.Node)) err
 		}
 		seen(node)
 		var err error
-		a.record.read = false // the agent that runs writes it
+		a.record.Reread() // the agent that runs writes it
 		left, err = a.owing(ctx, node)
 		return left.none(), err
 	})
@@ -173,7 +173,7 @@ func (a *Agent) owing(ctx context.Context, node *corev1.Node) (debts, error) {
 	if err := a.observeRecord(ctx, &seen); err != nil {
 		return left, err
 	}
-	if r := a.record.now; seen.Journal == nil && !r.Ends {
+	if r := a.record.Now; seen.Journal == nil && !r.Ends {
 		for _, unit := range r.Host.Stopped {
 			if slices.Contains(a.settings.Units, unit) {
 				left.ours = append(left.ours, "start of "+unit)

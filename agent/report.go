@@ -215,8 +215,8 @@ func (a *Agent) statusOf(ctx context.Context, seen state.Observed, want state.De
 		status.Label = want.Label
 	}
 	a.keep(&status, seen, want, r)
-	published := publishedBy(a.record.now.Learnt) // this pass may have published others
-	if a.record.absent {
+	published := publishedBy(a.record.Now.Learnt) // this pass may have published others
+	if a.record.Absent {
 		published = seen.Record.Published
 	}
 	a.learn(ctx, learntOf(status, published))
@@ -276,8 +276,8 @@ func (a *Agent) keep(status *api.Status, seen state.Observed, want state.Desired
 			status.Cut = seen.Boot.ID
 		}
 	}
-	if a.record.persisted != nil { // it was written after the look
-		status.Proven, status.Took, a.record.persisted = a.record.persisted.Proven, a.record.persisted.Took, nil
+	if a.record.Persisted != nil { // it was written after the look
+		status.Proven, status.Took, a.record.Persisted = a.record.Persisted.Proven, a.record.Persisted.Took, nil
 	}
 	switch {
 	case want.Fingerprint != "":

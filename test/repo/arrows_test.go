@@ -35,7 +35,7 @@ var arrows = map[string][]string{
 	},
 	"agent/drainpolicy": {"config", "drain"},
 	"agent/fleet":       {"agent/legible", "agent/retried", "config", "drain/fence"},
-	"agent/hostrecord":  {"agent/legible"},
+	"agent/hostrecord":  {"agent/api", "agent/journal", "agent/legible"},
 	"agent/journal":     {"agent/api", "agent/legible", "agent/plan", "config", "nvml"},
 	"agent/legible":     nil,
 	"agent/memory":      {"agent/condition", "config", "drain/holders", "nvml"},
