@@ -28,7 +28,8 @@ func (r *rig) run() *process {
 	if r.agents.inSandbox {
 		cmd = sandbox.Command(context.Background(), r.Parts.Sandbox, r.Sandbox(), r.Parts.Agent, args...)
 	}
-	cmd.Env = append(os.Environ(), "GPUSIM_NODE="+r.GPUs.Dir())
+	// The agent collects its garbage as its DaemonSet says, and not as these tests do.
+	cmd.Env = append(os.Environ(), "GPUSIM_NODE="+r.GPUs.Dir(), "GOGC=100", "GOMEMLIMIT=200MiB")
 	pipe, err := cmd.StderrPipe()
 	if err != nil {
 		r.t.Fatal(err)
