@@ -23,6 +23,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/alive"
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/budget"
 	"github.com/gpuslice/gpuslice/agent/capacity"
 	"github.com/gpuslice/gpuslice/agent/fleet"
 	"github.com/gpuslice/gpuslice/agent/hostrecord"
@@ -33,8 +34,10 @@ import (
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/pluginfile"
 	"github.com/gpuslice/gpuslice/agent/retried"
+	"github.com/gpuslice/gpuslice/agent/sentinel"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/steady"
+	"github.com/gpuslice/gpuslice/agent/wake"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
 	"github.com/gpuslice/gpuslice/drain/fence"
@@ -124,12 +127,12 @@ type Agent struct {
 	evictor  *drain.Evictor
 	sets     *holders.DaemonSets
 	fence    fence.Fence
-	sentinel *sentinel
+	sentinel *sentinel.File
 
 	// Each part keeps what it remembers. All of that may be lost at any moment: after a restart it is gathered anew.
 
 	record       *hostrecord.Keeper
-	budget       budget
+	budget       budget.Budget
 	clients      clients
 	systemd      systemd
 	logind       logind
@@ -142,7 +145,7 @@ type Agent struct {
 	verification verification
 	turn         turn
 	times        times
-	watched      budgetWatch
+	wakes        *wake.Sources
 
 	parts []Part
 
@@ -188,7 +191,7 @@ func New(o Options) *Agent {
 	a := &Agent{
 		node: o.Node, client: o.Client, nodes: nodewrite.Writer{Client: o.Client, Timeout: o.Settings.Timeouts.APICall}, driver: o.Driver, podList: o.Pods, kubelet: o.Kubelet, parse: o.Parse, settings: o.Settings,
 		wall: o.Clock, clock: c, events: events{o.Events}, metrics: o.Metrics, alive: o.Alive, log: o.Log,
-		evictor: evictor, sets: holders.NewDaemonSets(o.Client, c), sentinel: &sentinel{path: o.Settings.Reboot.Sentinel},
+		evictor: evictor, sets: holders.NewDaemonSets(o.Client, c), sentinel: &sentinel.File{Path: o.Settings.Reboot.Sentinel},
 		fence: fence.Fence{
 			Taint:           state.FenceTaint(),
 			StartupKey:      config.TaintNotReady,
@@ -196,7 +199,8 @@ func New(o Options) *Agent {
 			KeepCordonedKey: config.AnnotationKeepCordoned,
 		},
 		record:  &hostrecord.Keeper{Store: o.Record, Log: o.Log.Named("record")},
-		budget:  newBudget(c),
+		budget:  budget.New(c),
+		wakes:   &wake.Sources{Client: o.Client, Node: o.Node, Settings: o.Settings, Driver: o.Driver, Clock: c, Log: o.Log},
 		clients: clients{processes: o.Processes, foundFree: map[string]time.Time{}},
 		systemd: systemd{units: o.Units, started: map[string]start{}},
 		logind:  logind{host: o.Host},
@@ -227,7 +231,7 @@ func New(o Options) *Agent {
 // Run keeps the node as desired until ctx ends. A step that has begun is brought to its end first. The error is
 // nvml.ErrReplaced: NVIDIA's driver is another one than this process has loaded, and only a new process can go on.
 func (a *Agent) Run(ctx context.Context) error {
-	wake := a.watch(ctx)
+	wake := a.wakes.Watch(ctx)
 	a.begin()
 	a.log.Info("watching", zap.String("node", a.node))
 	for ctx.Err() == nil {
@@ -312,7 +316,7 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 		}
 		return a.conclude(ctx, seen, state.Desired{}, nil, err)
 	}
-	delete(a.budget.attempts, noStep)
+	delete(a.budget.Attempts, noStep)
 	a.follow(ctx, seen)
 	a.tidyRecord(ctx, seen)
 	a.setClock(seen)

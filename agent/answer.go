@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/preview"
 	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
@@ -73,7 +74,7 @@ func (a *Agent) answerTo(ctx context.Context, seen state.Observed, ended error, 
 			config.AnnotationPreview, request, config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig)
 		return out
 	}
-	var p Preview
+	var p preview.Result
 	if ended == nil {
 		want := a.askedWith(seen.Node, label, name)
 		p, ended = a.previewOf(ctx, seen, want.Label, want.Name)

@@ -74,19 +74,19 @@ func (a *Agent) inUse(seen state.Observed, want state.Desired, step plan.Step, e
 			Message: fmt.Sprintf("%v, and still is at the deadline, %s", err, outcome.Moment(a.deadline(seen, want, step))),
 		}}
 	}
-	tried := a.budget.attempts[step.String()]
-	if !tried.inUse || now.Sub(tried.lastDecisionAt) >= outcome.InUseNews {
-		tried.inUse, tried.lastDecisionAt = true, now
+	tried := a.budget.Attempts[step.String()]
+	if !tried.InUse || now.Sub(tried.LastDecisionAt) >= outcome.InUseNews {
+		tried.InUse, tried.LastDecisionAt = true, now
 		wait := outcome.Waiting{Message: err.Error() + "; waiting for that to end", Advice: "end it to go on at once"}
 		if seen.Journal != nil {
 			wait.Since = seen.Journal.Started
 			wait.Until, wait.Then = seen.AtDeadline(a.deadline(seen, want, step), want)
 		}
-		tried.lastDecision = report.Decision{Reason: config.ReasonGPUInUse, After: outcome.InUseRetry, Message: wait.Error()}
+		tried.LastDecision = report.Decision{Reason: config.ReasonGPUInUse, After: outcome.InUseRetry, Message: wait.Error()}
 	}
-	tried.next = now.Add(outcome.InUseRetry)
-	a.budget.attempts[step.String()] = tried
-	return tried.lastDecision
+	tried.Next = now.Add(outcome.InUseRetry)
+	a.budget.Attempts[step.String()] = tried
+	return tried.LastDecision
 }
 
 // throttledNames are names that people were told, and when.
@@ -120,24 +120,24 @@ func refusal(err *plan.Refused) config.Reason {
 
 // retry lets a failed step be tried again after a pause that doubles each time, until its budget is used up.
 func (a *Agent) retry(step plan.Step, want state.Desired, err error) report.Decision {
-	tried := a.budget.attempts[step.String()]
-	tried.failures++
+	tried := a.budget.Attempts[step.String()]
+	tried.Failures++
 	pause := a.settings.Retry.First
-	for range tried.failures - 1 {
+	for range tried.Failures - 1 {
 		pause = min(2*pause, a.settings.Retry.Longest)
 	}
 	if _, is := errors.AsType[*retried.Unanswered](err); is && step.Kind == "" {
 		pause = min(pause, outcome.APIRetry)
 	}
-	tried.next = a.clock.Now().Add(pause)
-	tried.lastDecision = report.Decision{Reason: config.ReasonRetrying, Message: err.Error() + "; trying again", After: pause}
-	if step.Traits().Bounded && tried.failures >= a.settings.Retry.Failures {
+	tried.Next = a.clock.Now().Add(pause)
+	tried.LastDecision = report.Decision{Reason: config.ReasonRetrying, Message: err.Error() + "; trying again", After: pause}
+	if step.Traits().Bounded && tried.Failures >= a.settings.Retry.Failures {
 		failure := &api.Failure{
 			Wish: want.Fingerprint, Reason: config.ReasonHardwareFailure,
 			Message: fmt.Sprintf("%v; given up after %s", err, legible.Counted(a.settings.Retry.Failures, "attempt")),
 		}
-		tried.lastDecision = report.Decision{Failure: failure, Reason: failure.Reason, Message: failure.Message, Stalled: true}
+		tried.LastDecision = report.Decision{Failure: failure, Reason: failure.Reason, Message: failure.Message, Stalled: true}
 	}
-	a.budget.attempts[step.String()] = tried
-	return tried.lastDecision
+	a.budget.Attempts[step.String()] = tried
+	return tried.LastDecision
 }

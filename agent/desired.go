@@ -16,7 +16,6 @@ import (
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/nodekeys"
 	"github.com/gpuslice/gpuslice/agent/outcome"
-	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -46,7 +45,7 @@ func (a *Agent) resolve(ctx context.Context, seen *state.Observed) (state.Desire
 			return want, err
 		}
 		wishes, want.MissingPositions = found, beyond
-		if err := a.apply(ctx, seen, &want, profile, asWished(seen.GPUs, targets(found))); err != nil {
+		if err := a.apply(ctx, seen, &want, profile, state.AsWished(seen.GPUs, state.Targets(found))); err != nil {
 			return want, err
 		}
 	}
@@ -55,7 +54,7 @@ func (a *Agent) resolve(ctx context.Context, seen *state.Observed) (state.Desire
 			return want, err
 		}
 	}
-	want.Targets = targets(wishes)
+	want.Targets = state.Targets(wishes)
 	want.Fingerprint = fingerprint(want, wishes)
 	if err := a.fits(*seen, want); err != nil {
 		return want, err
@@ -139,14 +138,6 @@ func (a *Agent) apply(ctx context.Context, seen *state.Observed, want *state.Des
 	return a.askPlugin(ctx, seen, want, fmt.Sprintf("label %s=%s", want.Label, want.Name), func() (*state.DesiredPlugin, error) { return a.sharingOf(seen, profile, after) })
 }
 
-func targets(wishes map[nvml.UUID]nvml.Wish) plan.Targets {
-	out := plan.Targets{}
-	for gpu, w := range wishes {
-		out[gpu] = plan.Target{Wish: w}
-	}
-	return out
-}
-
 // wishes is what a label asks of each GPU. A name may mean something else once a file can be read that cannot be now, so nothing is done
 // by a catalog of which a part is missing that counts for the name. The profile is that of the name, if there is one.
 func (a *Agent) wishes(seen state.Observed, label, name string) (
@@ -156,7 +147,7 @@ func (a *Agent) wishes(seen state.Observed, label, name string) (
 	if err != nil {
 		return profile, nil, nil, &outcome.Stalled{Reason: config.ReasonInvalidCatalog, Message: err.Error()}
 	}
-	if wishes, err = wishesOf(catalog, label, name, seen.GPUs); err != nil {
+	if wishes, err = state.WishesOf(catalog, label, name, seen.GPUs); err != nil {
 		return profile, nil, nil, &outcome.Stalled{Reason: reasonOf(err), Message: fmt.Sprintf("label %s=%s: %v", label, name, err)}
 	}
 	profile, isProfile := catalog.Profile(name)
@@ -164,13 +155,6 @@ func (a *Agent) wishes(seen state.Observed, label, name string) (
 		beyond = catalog.Beyond(name, seen.GPUs)
 	}
 	return profile, wishes, beyond, nil
-}
-
-func wishesOf(catalog config.Catalog, label, name string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Wish, error) {
-	if label == config.LabelProfile {
-		return catalog.ProfileWishes(name, gpus)
-	}
-	return catalog.Wishes(name, gpus)
 }
 
 // catalog joins what the hardware offers with the administrator's files, as far as they count for the name. The error says what is wrong

@@ -43,7 +43,7 @@ func (a *Agent) evict(ctx context.Context, seen state.Observed, want state.Desir
 	defer cancel()
 	policy, since := a.policy(seen, step, want)
 	verdicts := a.evictor.Evict(all, seen.Drained(step.Pods), policy, since)
-	a.blockedBy(verdicts)
+	a.wakes.BlockedBy(verdicts)
 	for _, v := range verdicts {
 		a.tellPod(seen, want, v)
 	}

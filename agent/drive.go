@@ -24,7 +24,7 @@ import (
 func (a *Agent) change(
 	ctx context.Context, seen state.Observed, want state.Desired, step plan.Step, into func(*Agent, context.Context, plan.Step) error,
 ) error {
-	if n := a.budget.successes[step.String()]; n >= a.settings.Retry.NoEffect {
+	if n := a.budget.Successes[step.String()]; n >= a.settings.Retry.NoEffect {
 		if step.Kind == plan.RestorePersistence { // a change that is finished is not undone, and no node is kept, for want of it
 			return a.abandonPersistence(ctx, seen, step, fmt.Errorf("%s reported success %d times and had no effect", step, n))
 		}
@@ -51,7 +51,7 @@ func (a *Agent) change(
 	release()
 	switch {
 	case err == nil:
-		a.budget.successes[step.String()]++
+		a.budget.Successes[step.String()]++
 		return nil
 	case step.Kind == plan.RestorePersistence:
 		return a.persistenceRefused(ctx, seen, step, err)
@@ -94,7 +94,7 @@ func (a *Agent) inhibit(ctx context.Context, step plan.Step) (release func(), er
 	if a.clock.Now().Before(a.logind.next) {
 		return nobody, nil
 	}
-	call, cancel := context.WithTimeout(ctx, hostTimeout)
+	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
 	defer cancel()
 	release, err = a.logind.host.Inhibit(call, step.String())
 	switch {
@@ -176,12 +176,12 @@ func (a *Agent) persistenceRefused(ctx context.Context, seen state.Observed, ste
 	switch {
 	case errors.Is(err, nvml.ErrNoDriver), errors.Is(err, nvml.ErrReplaced):
 		return err
-	case errors.Is(err, nvml.ErrNotSupported), a.budget.attempts[step.String()].failures+1 >= a.settings.Retry.Failures:
+	case errors.Is(err, nvml.ErrNotSupported), a.budget.Attempts[step.String()].Failures+1 >= a.settings.Retry.Failures:
 		return a.abandonPersistence(ctx, seen, step, err)
 	case errors.Is(err, nvml.ErrUnresponsive):
-		tried := a.budget.attempts[step.String()]
-		tried.failures++
-		a.budget.attempts[step.String()] = tried
+		tried := a.budget.Attempts[step.String()]
+		tried.Failures++
+		a.budget.Attempts[step.String()] = tried
 		return err
 	default:
 		return errors.New(err.Error()) // without its kind: what is in use is waited for without a budget

@@ -25,7 +25,7 @@ func (a *Agent) execute(ctx context.Context, seen state.Observed, want state.Des
 	step := steps[0]
 	a.alive.At(step)
 	began := a.clock.Now()
-	err := a.budget.tooEarly(step)
+	err := a.budget.TooEarly(step)
 	if err == nil {
 		err = a.checkNoEffect(want, step)
 	}
@@ -46,7 +46,7 @@ func (a *Agent) execute(ctx context.Context, seen state.Observed, want state.Des
 		a.yieldSlot(ctx, seen, step, err)
 	}
 	if err == nil {
-		a.budget.done(step)
+		a.budget.Done(step)
 		a.log.Info("step done", zap.Stringer("step", step), zap.Int("left", len(steps)-1),
 			zap.Duration("took", a.clock.Since(began)), zap.String("operation", seen.Operation()))
 	}
@@ -71,7 +71,7 @@ const afterPods = 5 * time.Minute
 
 // deadline is the end of a wait that starts after eviction: the drain deadline, or afterPods from its start, whichever is later.
 func (a *Agent) deadline(seen state.Observed, want state.Desired, step plan.Step) time.Time {
-	until := a.budget.began(step).Add(afterPods)
+	until := a.budget.Began(step).Add(afterPods)
 	if pods := seen.Journal.Started.Add(a.settingsFor(want).Timeouts.Drain); pods.After(until) {
 		return pods
 	}
@@ -80,13 +80,13 @@ func (a *Agent) deadline(seen state.Observed, want state.Desired, step plan.Step
 
 // checkNoEffect ends a change that somebody else undoes as often as it goes a step on. On the way back it is tried again, but ever less often.
 func (a *Agent) checkNoEffect(want state.Desired, step plan.Step) error {
-	n := a.budget.successes[step.String()]
+	n := a.budget.Successes[step.String()]
 	if !step.Traits().Repeatable || n < a.settings.Retry.NoEffect {
 		return nil
 	}
 	text := fmt.Sprintf("%s succeeded %d times and had no effect, or somebody else undoes it", step, n)
 	if want.Undo {
-		delete(a.budget.successes, step.String())
+		delete(a.budget.Successes, step.String())
 		return errors.New(text)
 	}
 	return &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonStepHadNoEffect, Message: text}

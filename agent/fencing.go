@@ -15,6 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/capacity"
 	"github.com/gpuslice/gpuslice/agent/drainpolicy"
+	"github.com/gpuslice/gpuslice/agent/hostrecord"
 	"github.com/gpuslice/gpuslice/agent/journal"
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/outcome"
@@ -137,7 +138,7 @@ func (a *Agent) drainable(ctx context.Context, seen state.Observed, want state.D
 		verdicts := a.evictor.DryRun(all, seen.Drained(s.Pods), policy)
 		cancel()
 		blocked := blockedOf(verdicts)
-		a.blockedBy(verdicts)
+		a.wakes.BlockedBy(verdicts)
 		if len(blocked) > 0 {
 			return &outcome.Waiting{
 				Reason: config.ReasonEvictionBlocked, For: outcome.ForRoom, After: outcome.EvictionRetry, Blockers: blocked,
@@ -165,7 +166,7 @@ func (a *Agent) journal(seen state.Observed, want state.Desired, steps []plan.St
 	if !want.Undo && j.Target != want.Name { // the deadlines count for each target
 		j.Target, j.Started = want.Name, a.now()
 		j.NoReset, j.Reboots, j.RebootAsked, j.Forced = nil, nil, time.Time{}, seen.Forces(want)
-		clear(a.budget.attempts)
+		clear(a.budget.Attempts)
 		a.times.touchedAt, a.times.provenAt = time.Time{}, time.Time{}
 		if known := seen.Refusal(); known != nil && known.Boot == seen.Boot.ID {
 			j.NoReset = known
@@ -328,7 +329,7 @@ func (a *Agent) learnForGood(ctx context.Context, seen state.Observed, want stat
 		status.Proven, status.Took = want.Fingerprint, a.measured(seen)
 	}
 	a.record.Persisted = &status
-	a.learn(ctx, learntOf(status, seen.Record.Published))
+	a.learn(ctx, hostrecord.LearntOf(status, seen.Record.Published))
 }
 
 // giveUp keeps a failure in the journal: from now on the way is back.
@@ -341,8 +342,8 @@ func (a *Agent) giveUp(ctx context.Context, seen state.Observed, want state.Desi
 	}
 	a.countFailure(ctx, seen, failure)
 	a.verification.began = time.Time{}
-	clear(a.budget.attempts)
-	clear(a.budget.successes)
+	clear(a.budget.Attempts)
+	clear(a.budget.Successes)
 	a.log.Warn("change given up", zap.String("target", want.Name), zap.String("reason", string(failure.Reason)), zap.String("message", failure.Message))
 	a.eventf(seen.Node, corev1.EventTypeWarning, failure.Reason, "%s: %s; going back to what was before", want.Name, failure.Message)
 	return 0

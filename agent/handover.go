@@ -83,7 +83,7 @@ func (a *Agent) writeSharing(ctx context.Context, seen state.Observed, want stat
 	if seen.Plugin.Manager != nil {
 		return a.setConfigLabel(ctx, seen, want)
 	}
-	call, cancel := context.WithTimeout(ctx, hostTimeout)
+	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
 	defer cancel()
 	err := a.plugin.file.Write(call, want.Plugin.Text, a.clock.Now())
 	if full, is := errors.AsType[*pluginfile.NoRoomError](err); is && !want.Undo && a.clock.Now().Before(a.deadline(seen, want, plan.Step{Kind: plan.WriteSharing})) {
@@ -98,7 +98,7 @@ func (a *Agent) prepareSharing(ctx context.Context, seen state.Observed, want st
 	if want.Undo || !writes || seen.Plugin.Manager != nil || seen.Touched() {
 		return nil
 	}
-	call, cancel := context.WithTimeout(ctx, hostTimeout)
+	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
 	defer cancel()
 	err := a.plugin.file.Prepare(call, want.Plugin.Text)
 	full, is := errors.AsType[*pluginfile.NoRoomError](err)
@@ -153,8 +153,8 @@ func (a *Agent) setConfigLabel(ctx context.Context, seen state.Observed, want st
 func (a *Agent) awaitKey(ctx context.Context, seen state.Observed, want state.Desired) error {
 	m, key := seen.Plugin.Manager, want.Plugin.Text
 	step := plan.Step{Kind: plan.WriteSharing, Config: want.Plugin.ConfigText()}
-	began := a.budget.began(step)
-	call, cancel := context.WithTimeout(ctx, hostTimeout)
+	began := a.budget.Began(step)
+	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
 	defer cancel()
 	there, err := a.clients.processes.FileOf(call, m.Pod.UID, state.ManagerCommand, path.Join(m.Dir, key))
 	if there || a.clock.Since(began) > propagation {
@@ -198,7 +198,7 @@ func (a *Agent) tidySharing(ctx context.Context, seen state.Observed) {
 		a.collectKey(ctx, seen)
 		return
 	}
-	call, cancel := context.WithTimeout(ctx, hostTimeout)
+	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
 	defer cancel()
 	if err := a.plugin.file.Tidy(call); err != nil {
 		a.log.Warn("leaving what was kept for a change of the device plugin's config", zap.Error(err))

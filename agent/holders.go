@@ -8,6 +8,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/drain/holders"
@@ -102,7 +103,7 @@ func (a *Agent) unitStates(ctx context.Context, stopped []string) (map[string]st
 	if len(stopped) == 0 && a.clock.Now().Before(a.systemd.next) {
 		return nil, nil
 	}
-	call, cancel := context.WithTimeout(ctx, hostTimeout)
+	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
 	defer cancel()
 	states, err := a.systemd.units.States(call, a.settings.Units)
 	switch {

@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuslice/gpuslice/agent/hostrecord"
 	"github.com/gpuslice/gpuslice/agent/nodekeys"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/drain/holders"
@@ -42,7 +43,7 @@ func (a *Agent) publish(ctx context.Context, seen state.Observed, want nodekeys.
 	_, _, note := nodekeys.Settled(seen.Node, ours, want)
 	during := note.And(ours)
 	r := a.record.Now
-	r.Learnt = learntOf(seen.Record.Status, during)
+	r.Learnt = hostrecord.LearntOf(seen.Record.Status, during)
 	if seen.Gives {
 		a.record.Keep(ctx, r, a.clock.Now())
 	} else if err := a.record.Write(ctx, r, a.clock.Now()); err != nil {
@@ -55,9 +56,9 @@ func (a *Agent) publish(ctx context.Context, seen state.Observed, want nodekeys.
 	})
 	switch {
 	case err == nil:
-		a.learn(ctx, learntOf(seen.Record.Status, note))
+		a.learn(ctx, hostrecord.LearntOf(seen.Record.Status, note))
 	case refused(err): // what stands there now is of somebody else
-		a.learn(ctx, learntOf(seen.Record.Status, ours))
+		a.learn(ctx, hostrecord.LearntOf(seen.Record.Status, ours))
 	}
 	return err
 }

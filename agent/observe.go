@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/agent/capacity"
+	"github.com/gpuslice/gpuslice/agent/hostrecord"
 	"github.com/gpuslice/gpuslice/agent/nodekeys"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/retried"
@@ -61,7 +62,7 @@ func (a *Agent) observe(ctx context.Context) (state.Observed, error) {
 	if seen.GPUs, err = a.snapshot(ctx); err != nil {
 		return seen, err
 	}
-	if seen.Record.Published = publishedBy(seen.Record.Learnt); a.record.Absent {
+	if seen.Record.Published = hostrecord.PublishedBy(seen.Record.Learnt); a.record.Absent {
 		seen.Record.Published = a.publishedOn(&seen)
 	}
 	a.observeOwed(ctx, &seen)

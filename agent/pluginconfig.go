@@ -167,7 +167,7 @@ func (p *plugin) Forget(time.Time) { p.unpicked = unpicked{} }
 // readPluginFile reads the config file of the host. One that is not there is how a plugin runs that shares nothing. By one that is behind a
 // mount which does not answer nothing is decided.
 func (a *Agent) readPluginFile(ctx context.Context, p *state.PluginConfig) {
-	call, cancel := context.WithTimeout(ctx, hostTimeout)
+	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
 	defer cancel()
 	found, err := a.plugin.file.Read(call)
 	if p.NotifiedPods = found.Told; p.NotifiedPods == nil {

@@ -23,8 +23,6 @@ import (
 )
 
 const (
-	// hostTimeout bounds one request to the host's logind, which answers in milliseconds if it answers.
-	hostTimeout = 5 * time.Second
 	// rebootRetry is the pause between two looks whether the node has been rebooted: each reboot starts the agent anew.
 	rebootRetry = 30 * time.Second
 	// maxReboots and maxRebootsUndo bound how many reboots one change may take. A mode that is still pending after one
@@ -53,7 +51,7 @@ type boots struct {
 // observeBoot reads the host's boot id. If it can no longer be read, the last one still holds, since a reboot would have ended this process.
 // If it was never read, the agent takes nothing for a reboot.
 func (a *Agent) observeBoot(ctx context.Context, seen *state.Observed) {
-	call, cancel := context.WithTimeout(ctx, hostTimeout)
+	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
 	defer cancel()
 	boot, err := a.boots.kernel.Boot(call)
 	text := ""
@@ -77,7 +75,7 @@ func (a *Agent) observeReboots(ctx context.Context, seen *state.Observed, pods [
 		NoReset:   map[nvml.UUID]bool{},
 		Suspected: map[nvml.UUID]bool{},
 		Policy:    plan.RebootPolicy(a.settings.Reboot.Policy),
-		Asked:     a.sentinel.state(ctx),
+		Asked:     a.sentinel.State(ctx),
 	}
 	if known != nil {
 		for _, gpu := range known.GPUs {
@@ -116,10 +114,10 @@ func (a *Agent) noteNoReset(ctx context.Context, seen state.Observed, gpu nvml.U
 
 // askForReboot writes the sentinel file.
 func (a *Agent) askForReboot(ctx context.Context, seen state.Observed, want state.Desired) error {
-	if err := a.sentinel.ask(ctx, fmt.Sprintf("MIG mode of GPUs of node %s changes for %s at the next reboot", a.node, want.Name)); err != nil {
+	if err := a.sentinel.Ask(ctx, fmt.Sprintf("MIG mode of GPUs of node %s changes for %s at the next reboot", a.node, want.Name)); err != nil {
 		return err
 	}
-	a.eventf(seen.Node, corev1.EventTypeNormal, config.ReasonNeedsReboot, "asked for a reboot by %s", a.sentinel.path)
+	a.eventf(seen.Node, corev1.EventTypeNormal, config.ReasonNeedsReboot, "asked for a reboot by %s", a.sentinel.Path)
 	return nil
 }
 
@@ -130,7 +128,7 @@ func (a *Agent) withdrawReboot(ctx context.Context, seen state.Observed) {
 	if seen.Reboots.Asked != plan.AskedByUs || pending && a.settings.Reboot.Policy == config.RebootDelegate {
 		return
 	}
-	if err := a.sentinel.withdraw(ctx); err != nil {
+	if err := a.sentinel.Withdraw(ctx); err != nil {
 		a.log.Warn("a reboot is still asked for, and not needed", zap.Error(err))
 	}
 }
@@ -150,7 +148,7 @@ func (a *Agent) mayReboot(ctx context.Context, seen state.Observed, want state.D
 	case !slices.Contains(seen.Journal.Reboots, seen.Boot.ID) && len(seen.Journal.Reboots) >= limit:
 		err = plan.ErrStillPending
 	case a.settings.Reboot.Policy == config.RebootSelf:
-		call, cancel := context.WithTimeout(ctx, hostTimeout)
+		call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
 		defer cancel()
 		err = a.logind.host.CanReboot(call)
 	}
@@ -190,7 +188,7 @@ func (a *Agent) reboot(ctx context.Context, seen state.Observed, want state.Desi
 	// An agent that was killed before this line is followed by one that asks again, which does no harm: logind tells if it is
 	// rebooting already.
 	a.logind.rebooting = true
-	call, cancel := context.WithTimeout(ctx, hostTimeout)
+	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
 	defer cancel()
 	err := a.logind.host.Reboot(call)
 	if errors.Is(err, host.ErrNoLogind) || errors.Is(err, host.ErrLogindRefuses) || errors.Is(err, host.ErrRebootInhibited) {
@@ -220,7 +218,7 @@ func (a *Agent) noteReboot(ctx context.Context, seen state.Observed, want state.
 
 func (a *Agent) awaitReboot(j journal.Journal) error {
 	until := j.RebootAsked.Add(a.settings.Timeouts.Reboot)
-	who := "whoever answers " + a.sentinel.path
+	who := "whoever answers " + a.sentinel.Path
 	if a.settings.Reboot.Policy == config.RebootSelf {
 		who = "logind"
 	}

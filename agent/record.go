@@ -17,13 +17,11 @@ import (
 	"github.com/gpuslice/gpuslice/agent/hostrecord"
 	"github.com/gpuslice/gpuslice/agent/journal"
 	"github.com/gpuslice/gpuslice/agent/legible"
-	"github.com/gpuslice/gpuslice/agent/nodekeys"
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/host"
-	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // bytes
@@ -61,7 +59,7 @@ func (a *Agent) observeRecord(ctx context.Context, seen *state.Observed) error {
 		a.adoptOlder(seen, text)
 	}
 	seen.Record.Learnt = h.Now.Learnt
-	seen.Record.Status = learntStatus(parseStatus(seen.Node.Annotations[config.AnnotationStatus]), h.Now.Learnt)
+	seen.Record.Status = hostrecord.StatusWith(parseStatus(seen.Node.Annotations[config.AnnotationStatus]), h.Now.Learnt)
 	return nil
 }
 
@@ -268,61 +266,4 @@ func (a *Agent) learn(ctx context.Context, learnt hostrecord.Learnt) {
 		return
 	}
 	a.record.Keep(ctx, r, a.clock.Now())
-}
-
-// learntOf is what of the status the next changes go by, as the record takes it.
-func learntOf(s api.Status, published nodekeys.Keys) hostrecord.Learnt {
-	out := hostrecord.Learnt{Proven: s.Proven, Cut: legible.Cut(s.Cut, 128)}
-	if n := s.NoReset; n != nil {
-		out.NoReset = &hostrecord.NoReset{Boot: legible.Cut(n.Boot, 128)}
-		for _, gpu := range n.GPUs {
-			out.NoReset.GPUs = append(out.NoReset.GPUs, string(gpu))
-		}
-	}
-	if s.Asked != nil {
-		out.Asked = &hostrecord.Asked{Wish: s.Asked.Wish, Since: s.Asked.Since}
-	}
-	const year = 365 * 24 * 3600
-	for _, t := range s.Took {
-		out.Took = append(out.Took, hostrecord.Took{Whole: min(max(t.Whole, 0), year), Rest: min(max(t.Rest, 0), year)})
-	}
-	if f := s.Failed; f != nil {
-		out.Failed = &hostrecord.Failed{Wish: f.Wish, Reason: string(f.Reason), Message: legible.Cut(f.Message, 4<<10)}
-	}
-	out.Published.Labels = published.Labels
-	for _, t := range published.Taints {
-		out.Published.Taints = append(out.Published.Taints, hostrecord.Taint{Key: t.Key, Value: t.Value, Effect: string(t.Effect)})
-	}
-	return out
-}
-
-// learntStatus is the status with what the host's record says has been learnt, whatever the annotation says of it.
-func learntStatus(s api.Status, l hostrecord.Learnt) api.Status {
-	s.Failed, s.NoReset, s.Asked, s.Took = nil, nil, nil, nil
-	s.Proven, s.Cut = l.Proven, l.Cut
-	if n := l.NoReset; n != nil {
-		s.NoReset = &api.NoReset{Boot: n.Boot}
-		for _, gpu := range n.GPUs {
-			s.NoReset.GPUs = append(s.NoReset.GPUs, nvml.UUID(gpu))
-		}
-	}
-	if l.Asked != nil {
-		s.Asked = &api.AskedFor{Wish: l.Asked.Wish, Since: l.Asked.Since}
-	}
-	for _, t := range l.Took {
-		s.Took = append(s.Took, api.Took{Whole: t.Whole, Rest: t.Rest})
-	}
-	if f := l.Failed; f != nil {
-		s.Failed = &api.Failure{Wish: f.Wish, Reason: config.Reason(f.Reason), Message: f.Message}
-	}
-	return s
-}
-
-// publishedBy are the labels and taints of a profile that the record says are ours.
-func publishedBy(l hostrecord.Learnt) nodekeys.Keys {
-	out := nodekeys.Keys{Labels: l.Published.Labels}
-	for _, t := range l.Published.Taints {
-		out.Taints = append(out.Taints, corev1.Taint{Key: t.Key, Value: t.Value, Effect: corev1.TaintEffect(t.Effect)})
-	}
-	return out
 }

@@ -27,7 +27,7 @@ var errNodeGone = errors.New("the node was deleted")
 // agent runs. Seen is called with the node at each look. The error is nvml.ErrReplaced as that of Run; where ctx ends, it
 // says what is owed.
 func (a *Agent) Recover(ctx context.Context, seen func(*corev1.Node)) error {
-	wake := a.watch(ctx)
+	wake := a.wakes.Watch(ctx)
 	left := debts{ours: []string{unknown}}
 	for passed := false; ctx.Err() == nil; {
 		pause := a.settings.Retry.First

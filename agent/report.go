@@ -15,9 +15,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/budget"
 	"github.com/gpuslice/gpuslice/agent/capacity"
 	"github.com/gpuslice/gpuslice/agent/condition"
 	"github.com/gpuslice/gpuslice/agent/fleet"
+	"github.com/gpuslice/gpuslice/agent/hostrecord"
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/metrics"
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
@@ -89,14 +91,14 @@ func (a *Agent) forget(first plan.Step, converged bool) {
 		a.verification.began, a.verification.restarted = time.Time{}, false
 	}
 	if !first.Traits().TouchesGPU {
-		maps.DeleteFunc(a.budget.successes, func(step string, _ int) bool { return step != first.String() })
+		maps.DeleteFunc(a.budget.Successes, func(step string, _ int) bool { return step != first.String() })
 	}
-	maps.DeleteFunc(a.budget.waits, func(what string, _ time.Time) bool { return what != waitOf(first) })
+	maps.DeleteFunc(a.budget.Waits, func(what string, _ time.Time) bool { return what != budget.WaitOf(first) })
 	if !first.Traits().AsksBudgets {
-		a.blockedBy(nil)
+		a.wakes.BlockedBy(nil)
 	}
 	if converged {
-		clear(a.budget.attempts)
+		clear(a.budget.Attempts)
 	}
 }
 
@@ -215,11 +217,11 @@ func (a *Agent) statusOf(ctx context.Context, seen state.Observed, want state.De
 		status.Label = want.Label
 	}
 	a.keep(&status, seen, want, r)
-	published := publishedBy(a.record.Now.Learnt) // this pass may have published others
+	published := hostrecord.PublishedBy(a.record.Now.Learnt) // this pass may have published others
 	if a.record.Absent {
 		published = seen.Record.Published
 	}
-	a.learn(ctx, learntOf(status, published))
+	a.learn(ctx, hostrecord.LearntOf(status, published))
 	text, fits, err := report.EncodeStatus(status, report.RoomFor(seen.Node, config.AnnotationStatus, report.StatusRoom))
 	if err != nil || fits {
 		return text, false, err

@@ -258,7 +258,7 @@ func (a *Agent) fits(seen state.Observed, want state.Desired) error {
 	if len(want.Targets) == 0 && want.Plugin == nil {
 		return nil
 	}
-	after := asWished(seen.GPUs, want.Targets)
+	after := state.AsWished(seen.GPUs, want.Targets)
 	strategy, err := a.strategyFor(seen, want)
 	if err == nil && a.knowsStrategy(seen, want) {
 		err = config.CheckStrategy(after, strategy)
@@ -306,22 +306,4 @@ func (a *Agent) strategyFor(seen state.Observed, want state.Desired) (config.MIG
 func (a *Agent) knowsStrategy(seen state.Observed, want state.Desired) bool {
 	return a.settings.MIGStrategy != config.MIGStrategyAuto || seen.ToldStrategy() != "" || want.Plugin != nil && want.Plugin.Strategy != "" ||
 		seen.Node.Labels[config.LabelMIGStrategy] != ""
-}
-
-// asWished are the GPUs as they will be, as far as the device plugin goes by it.
-func asWished(gpus []nvml.GPU, targets plan.Targets) []nvml.GPU {
-	out := slices.Clone(gpus)
-	for i := range out {
-		target, named := targets[out[i].UUID]
-		if !named || !out[i].Capable {
-			continue
-		}
-		out[i].Enabled, out[i].Instances = target.MIG, nil
-		for _, name := range slices.Sorted(maps.Keys(target.Devices)) {
-			for range target.Devices[name] {
-				out[i].Instances = append(out[i].Instances, nvml.Instance{Devices: []nvml.Device{{Profile: name}}})
-			}
-		}
-	}
-	return out
 }

@@ -20,12 +20,12 @@ import (
 )
 
 // unitRetry is the pause between two looks at a unit that stops or starts.
-const unitRetry = hostTimeout
+const unitRetry = outcome.HostTimeout
 
 // stopUnit stops a unit of the host that is in the way. One that does not stop ends the change.
 func (a *Agent) stopUnit(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
-	until := a.budget.began(step).Add(a.settings.Timeouts.Unit)
-	call, cancel := context.WithTimeout(ctx, hostTimeout)
+	until := a.budget.Began(step).Add(a.settings.Timeouts.Unit)
+	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
 	defer cancel()
 	delete(a.systemd.started, step.Unit)
 	err := a.systemd.units.Stop(call, step.Unit)
@@ -74,8 +74,8 @@ func (a *Agent) startUnit(ctx context.Context, seen state.Observed, step plan.St
 	if before.times >= a.settings.Retry.NoEffect {
 		return a.abandonUnit(ctx, seen, step, fmt.Errorf("it was started %d times, and has ended each time", before.times))
 	}
-	until := a.budget.began(step).Add(a.settings.Timeouts.Unit)
-	call, cancel := context.WithTimeout(ctx, hostTimeout)
+	until := a.budget.Began(step).Add(a.settings.Timeouts.Unit)
+	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
 	defer cancel()
 	err := a.systemd.units.Start(call, step.Unit)
 	switch {
@@ -87,7 +87,7 @@ func (a *Agent) startUnit(ctx context.Context, seen state.Observed, step plan.St
 			Reason: config.ReasonAwaitingCapacity, After: unitRetry, Message: fmt.Sprintf("waiting for %s of this host to start", step.Unit),
 			Until: until, Then: "the node is given back without it",
 		}
-	case errors.Is(err, host.ErrJobRunning), a.budget.attempts[step.String()].failures+1 >= a.settings.Retry.Failures:
+	case errors.Is(err, host.ErrJobRunning), a.budget.Attempts[step.String()].Failures+1 >= a.settings.Retry.Failures:
 		return a.abandonUnit(ctx, seen, step, err)
 	default:
 		return err
@@ -114,7 +114,7 @@ func (a *Agent) observeStarted(ctx context.Context, seen state.Observed) state.S
 	if seen.Journal != nil || len(a.systemd.started) == 0 || a.clock.Now().Before(a.systemd.startedNext) {
 		return state.Started{}
 	}
-	call, cancel := context.WithTimeout(ctx, hostTimeout)
+	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
 	defer cancel()
 	states, err := a.systemd.units.States(call, slices.Sorted(maps.Keys(a.systemd.started)))
 	return state.Started{Asked: true, States: states, Err: err}

@@ -17,3 +17,6 @@ const (
 	// ConflictRetry is the pause after somebody else wrote the node at the same moment.
 	ConflictRetry = 100 * time.Millisecond
 )
+
+// HostTimeout bounds one request to the host's logind, which answers in milliseconds if it answers.
+const HostTimeout = 5 * time.Second

@@ -10,6 +10,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/window"
+	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // Desired is what the node's labels ask for.
@@ -74,4 +75,21 @@ func (f *ConfigMapFile) Read(parse func(data []byte) error) error {
 		return fmt.Errorf("%s: %w", f.Name, err)
 	}
 	return nil
+}
+
+// Targets are the wishes as the planner takes them.
+func Targets(wishes map[nvml.UUID]nvml.Wish) plan.Targets {
+	out := plan.Targets{}
+	for gpu, w := range wishes {
+		out[gpu] = plan.Target{Wish: w}
+	}
+	return out
+}
+
+// WishesOf is what the catalog has by this name for the label, GPU by GPU.
+func WishesOf(catalog config.Catalog, label, name string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Wish, error) {
+	if label == config.LabelProfile {
+		return catalog.ProfileWishes(name, gpus)
+	}
+	return catalog.Wishes(name, gpus)
 }

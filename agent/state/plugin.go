@@ -255,3 +255,21 @@ func (s Observed) RunsUnder() config.MIGStrategy {
 
 // NoPluginOffers says of such a node what it lacks.
 const NoPluginOffers = "no device plugin offers the GPUs to kubelet, and no pod of this node matches devicePlugin.podSelector of the settings"
+
+// AsWished are the GPUs as they will be, as far as the device plugin goes by it.
+func AsWished(gpus []nvml.GPU, targets plan.Targets) []nvml.GPU {
+	out := slices.Clone(gpus)
+	for i := range out {
+		target, named := targets[out[i].UUID]
+		if !named || !out[i].Capable {
+			continue
+		}
+		out[i].Enabled, out[i].Instances = target.MIG, nil
+		for _, name := range slices.Sorted(maps.Keys(target.Devices)) {
+			for range target.Devices[name] {
+				out[i].Instances = append(out[i].Instances, nvml.Instance{Devices: []nvml.Device{{Profile: name}}})
+			}
+		}
+	}
+	return out
+}

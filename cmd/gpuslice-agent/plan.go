@@ -15,8 +15,8 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
-	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/preview"
 	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/cmd/show"
 	"github.com/gpuslice/gpuslice/config"
@@ -33,7 +33,7 @@ var (
 
 // wanted is what the plan is for: what labels would ask for, and the files of configs to look in.
 type wanted struct {
-	agent.Ask
+	preview.Ask
 
 	files   []string
 	offline bool
@@ -49,7 +49,7 @@ func (o *options) plan() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			w.files = append(w.files, profiles...)
 			switch {
-			case w.Ask == agent.Ask{}:
+			case w.Ask == preview.Ask{}:
 				return errNoName
 			case w.Profile != "" && (w.MIGConfig != "" || w.PluginConfig != ""):
 				return errBothAsk
@@ -78,21 +78,21 @@ func (o *options) plan() *cobra.Command {
 	return c
 }
 
-func (o *options) preview(cmd *cobra.Command, w wanted, known configs) (agent.Preview, error) {
+func (o *options) preview(cmd *cobra.Command, w wanted, known configs) (preview.Result, error) {
 	label, name := w.Label()
 	if !w.offline {
 		a, err := o.agent(zap.NewNop(), nil)
 		if err != nil {
-			return agent.Preview{}, err
+			return preview.Result{}, err
 		}
 		return a.Preview(cmd.Context(), label, name)
 	}
 	gpus, err := lib.Open(lib.Options{DriverRoot: o.driverRoot, Logger: zap.NewNop()}).Snapshot(cmd.Context())
 	if err != nil {
-		return agent.Preview{}, err
+		return preview.Result{}, err
 	}
 	catalog := config.Merge(config.Generate(gpus), known.mig).WithProfiles(known.profiles)
-	return agent.Offline{GPUs: gpus, Catalog: catalog, Plugin: known.plugin}.Preview(label, name)
+	return preview.Offline{GPUs: gpus, Catalog: catalog, Plugin: known.plugin}.Plan(label, name)
 }
 
 // configs are those of files, by the names that labels have for them.
@@ -176,7 +176,7 @@ func (o *options) command(pid int) string {
 }
 
 // printPlan prints the GPUs before and after, and the steps between. By command, processes have names.
-func printPlan(w io.Writer, name string, p agent.Preview, offline bool, command func(pid int) string) error {
+func printPlan(w io.Writer, name string, p preview.Result, offline bool, command func(pid int) string) error {
 	out := &cli.Printer{W: w}
 	for i, gpu := range p.Before {
 		out.Printf("GPU %d  %s  %s\n", gpu.Index, gpu.Model, gpu.UUID)
@@ -221,7 +221,7 @@ func printPlan(w io.Writer, name string, p agent.Preview, offline bool, command 
 }
 
 // assumed is what is taken for granted of a node that no cluster is asked about.
-func assumed(p agent.Preview, offline bool) []string {
+func assumed(p preview.Result, offline bool) []string {
 	var out []string
 	if offline && p.MIGStrategy != "" {
 		out = append(out, fmt.Sprintf("The MIG strategy of the device plugin is taken to be %s.", p.MIGStrategy))
@@ -248,7 +248,7 @@ func numbers(all []int) string {
 }
 
 // inTheWay names the processes on what the change takes away, whoever they are of.
-func inTheWay(holders []agent.Holder, command func(pid int) string) []string {
+func inTheWay(holders []preview.Holder, command func(pid int) string) []string {
 	var out []string
 	for _, h := range holders {
 		var names []string
@@ -278,7 +278,7 @@ func processes(names []string) string {
 
 // resets says of which GPUs a change of the MIG mode is in effect only after a reset, which the hardware shows once the mode is pending:
 // those before Hopper.
-func resets(p agent.Preview) []string {
+func resets(p preview.Result) []string {
 	var out []string
 	for _, step := range p.Steps {
 		at := slices.IndexFunc(p.Before, func(g nvml.GPU) bool { return g.UUID == step.GPU })
@@ -293,7 +293,7 @@ func resets(p agent.Preview) []string {
 }
 
 // atReboot says what waits for a reboot of the node; empty if nothing does.
-func atReboot(name string, p agent.Preview) string {
+func atReboot(name string, p preview.Result) string {
 	var indices []string
 	for _, gpu := range p.AtReboot {
 		indices = append(indices, strconv.Itoa(gpu.Index))

@@ -11,8 +11,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/preview"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/binaries"
 	"github.com/gpuslice/gpuslice/test/gpusim"
@@ -145,7 +145,7 @@ func TestAPlanReadsStandardInput(t *testing.T) {
 }
 
 func TestAPlanNamesProcessesOnWhatGoes(t *testing.T) {
-	p := agent.Preview{Steps: []plan.Step{{Kind: plan.Fence}}, Holders: []agent.Holder{{Index: 1, PIDs: []int{41, 42}}}}
+	p := preview.Result{Steps: []plan.Step{{Kind: plan.Fence}}, Holders: []preview.Holder{{Index: 1, PIDs: []int{41, 42}}}}
 	var out bytes.Buffer
 	if err := printPlan(&out, "all-balanced", p, true, func(pid int) string { return map[int]string{42: "python3"}[pid] }); err != nil {
 		t.Fatal(err)
@@ -176,7 +176,7 @@ func TestAPlanCountsEachPodThatHasToLeaveOnce(t *testing.T) {
 func TestAPlanSaysWhatWaitsForAReboot(t *testing.T) {
 	gpus := []nvml.GPU{{Index: 0, UUID: "GPU-a"}, {Index: 1, UUID: "GPU-b"}}
 	reboot := []plan.Step{{Kind: plan.Reboot}}
-	for want, p := range map[string]agent.Preview{
+	for want, p := range map[string]preview.Result{
 		"Nothing to do: the GPUs are as all-balanced asks.":                                   {},
 		"GPUs 0, 1 turn MIG on at the node's next reboot; the change to all-balanced goes on": {AtReboot: gpus},
 		"GPU 1 turns MIG on at the node's next reboot; the change to all-balanced goes on":    {AtReboot: gpus[1:], Steps: nil},

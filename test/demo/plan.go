@@ -7,8 +7,8 @@ import (
 	"os"
 	"strings"
 
-	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/preview"
 	"github.com/gpuslice/gpuslice/cmd/show"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -36,7 +36,7 @@ func foresee(ctx context.Context, out *screen, name string) (err error) {
 	if err != nil {
 		return fmt.Errorf("looking at the GPUs of the plan: %w", err)
 	}
-	p, err := agent.Offline{GPUs: before, Catalog: config.Merge(config.Generate(before), nil)}.Preview(config.LabelMIGConfig, name)
+	p, err := preview.Offline{GPUs: before, Catalog: config.Merge(config.Generate(before), nil)}.Plan(config.LabelMIGConfig, name)
 	if err != nil {
 		return fmt.Errorf("%s cannot be: %w", name, err)
 	}

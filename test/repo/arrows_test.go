@@ -19,14 +19,15 @@ import (
 // that it points down. The linter's depguard says why some are forbidden.
 var arrows = map[string][]string{
 	"agent": {
-		"agent/alive", "agent/api", "agent/capacity", "agent/condition", "agent/diagnosis", "agent/drainpolicy", "agent/fleet",
+		"agent/alive", "agent/api", "agent/budget", "agent/capacity", "agent/condition", "agent/diagnosis", "agent/drainpolicy", "agent/fleet",
 		"agent/hostrecord", "agent/journal", "agent/legible", "agent/memory", "agent/metrics", "agent/nodekeys", "agent/nodewrite",
-		"agent/outcome", "agent/plan", "agent/pluginfile", "agent/report", "agent/retried", "agent/state", "agent/steady", "config", "drain",
-		"drain/fence", "drain/holders", "drain/host", "nvml", "nvml/aside",
+		"agent/outcome", "agent/plan", "agent/pluginfile", "agent/preview", "agent/report", "agent/retried", "agent/sentinel", "agent/state",
+		"agent/steady", "agent/wake", "config", "drain", "drain/fence", "drain/holders", "drain/host", "nvml", "nvml/aside",
 	},
 	"agent/access":    {"config"},
 	"agent/alive":     {"config"},
 	"agent/api":       {"config", "nvml"},
+	"agent/budget":    {"agent/outcome", "agent/plan", "agent/report", "agent/steady"},
 	"agent/capacity":  {"config", "drain/holders", "nvml"},
 	"agent/condition": {"agent/legible"},
 	"agent/diagnosis": {
@@ -35,7 +36,7 @@ var arrows = map[string][]string{
 	},
 	"agent/drainpolicy": {"config", "drain"},
 	"agent/fleet":       {"agent/legible", "agent/retried", "config", "drain/fence"},
-	"agent/hostrecord":  {"agent/api", "agent/journal", "agent/legible"},
+	"agent/hostrecord":  {"agent/api", "agent/journal", "agent/legible", "agent/nodekeys", "config", "nvml"},
 	"agent/journal":     {"agent/api", "agent/legible", "agent/plan", "config", "nvml"},
 	"agent/legible":     nil,
 	"agent/memory":      {"agent/condition", "config", "drain/holders", "nvml"},
@@ -46,22 +47,25 @@ var arrows = map[string][]string{
 	"agent/plan":        {"nvml"},
 	"agent/pluginfile":  {"nvml/aside"},
 	"agent/podlist":     {"agent/retried"},
+	"agent/preview":     {"agent/api", "agent/capacity", "agent/plan", "agent/state", "config", "nvml"},
 	"agent/report": {
 		"agent/api", "agent/capacity", "agent/condition", "agent/legible", "agent/outcome", "agent/plan", "agent/state", "config", "drain/fence",
 		"nvml",
 	},
-	"agent/retried": nil,
+	"agent/retried":  nil,
+	"agent/sentinel": {"agent/nodewrite", "agent/outcome", "agent/plan", "nvml/aside"},
 	"agent/state": {
 		"agent/api", "agent/capacity", "agent/fleet", "agent/hostrecord", "agent/journal", "agent/legible", "agent/nodekeys", "agent/nodewrite",
 		"agent/outcome", "agent/plan", "config", "config/window", "drain/fence", "drain/holders", "nvml",
 	},
 	"agent/steady": nil,
+	"agent/wake":   {"config", "drain", "nvml"},
 
 	"cmd/cli": {"agent/legible"},
 	"cmd/gpuslice-agent": {
 		"agent", "agent/access", "agent/alive", "agent/api", "agent/hostrecord", "agent/legible", "agent/metrics", "agent/nodewrite",
-		"agent/plan", "agent/podlist", "cmd/cli", "cmd/show", "config", "config/deviceplugin", "config/document", "config/migparted",
-		"drain/holders", "drain/host", "nvml", "nvml/cdi", "nvml/lib",
+		"agent/plan", "agent/podlist", "agent/preview", "cmd/cli", "cmd/show", "config", "config/deviceplugin", "config/document",
+		"config/migparted", "drain/holders", "drain/host", "nvml", "nvml/cdi", "nvml/lib",
 	},
 	"cmd/kubectl-gpuslice": {"agent/api", "agent/legible", "cmd/cli", "config"},
 	"cmd/show":             {"agent/api", "agent/legible", "nvml"},

@@ -1,4 +1,5 @@
-package agent
+// Package wake says when the loop should look again. A wake carries no data: what has changed is read anew.
+package wake
 
 import (
 	"context"
@@ -11,14 +12,29 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// watch wakes the loop when something may have changed. Wakes carry no data: they only say "look again".
-func (a *Agent) watch(ctx context.Context) <-chan struct{} {
+// Sources are what the loop is woken by.
+type Sources struct {
+	Client   kubernetes.Interface
+	Node     string
+	Settings config.Settings
+	Driver   nvml.Driver
+	Clock    clock.Clock
+	Log      *zap.Logger
+
+	namespaces chan map[string]bool // of the disruption budgets that are in the way; nil if nothing is watched
+}
+
+// Watch wakes the loop when something may have changed. Wakes carry no data: they only say "look again".
+func (s *Sources) Watch(ctx context.Context) <-chan struct{} {
 	wake := make(chan struct{}, 1)
 	poke := func() {
 		select {
@@ -26,24 +42,24 @@ func (a *Agent) watch(ctx context.Context) <-chan struct{} {
 		default: // a wake is pending already
 		}
 	}
-	a.watchObjects(ctx, "nodes", metav1.NamespaceAll, fields.OneTermEqualSelector("metadata.name", a.node), &corev1.Node{}, poke)
-	a.watchObjects(ctx, "pods", metav1.NamespaceAll, fields.OneTermEqualSelector("spec.nodeName", a.node), &corev1.Pod{}, poke)
-	plugin := config.ConfigMapKey{Namespace: a.settings.DevicePlugin.ConfigMap.Namespace, Name: a.settings.DevicePlugin.ConfigMap.Name}
-	for _, ref := range []config.ConfigMapKey{a.settings.MIGConfigMap, a.settings.Profiles, a.settings.Maintenance, plugin} {
+	s.watchObjects(ctx, "nodes", metav1.NamespaceAll, fields.OneTermEqualSelector("metadata.name", s.Node), &corev1.Node{}, poke)
+	s.watchObjects(ctx, "pods", metav1.NamespaceAll, fields.OneTermEqualSelector("spec.nodeName", s.Node), &corev1.Pod{}, poke)
+	plugin := config.ConfigMapKey{Namespace: s.Settings.DevicePlugin.ConfigMap.Namespace, Name: s.Settings.DevicePlugin.ConfigMap.Name}
+	for _, ref := range []config.ConfigMapKey{s.Settings.MIGConfigMap, s.Settings.Profiles, s.Settings.Maintenance, plugin} {
 		if ref.Name == "" {
 			continue
 		}
-		a.watchObjects(ctx, "configmaps", ref.Namespace, fields.OneTermEqualSelector("metadata.name", ref.Name), &corev1.ConfigMap{}, poke)
+		s.watchObjects(ctx, "configmaps", ref.Namespace, fields.OneTermEqualSelector("metadata.name", ref.Name), &corev1.ConfigMap{}, poke)
 	}
-	go a.watchDriver(ctx, poke)
-	a.watched.namespaces = make(chan map[string]bool, 1)
-	go a.watchBudgets(ctx, a.watched.namespaces, poke)
+	go s.watchDriver(ctx, poke)
+	s.namespaces = make(chan map[string]bool, 1)
+	go s.watchBudgets(ctx, s.namespaces, poke)
 	return wake
 }
 
 // watchBudgets pokes at every change of the disruption budgets in the namespaces that were last sent. Only those that are in the way
 // are: all budgets of a cluster, watched from each of its nodes, would be a load for the API server.
-func (a *Agent) watchBudgets(ctx context.Context, blocked <-chan map[string]bool, poke func()) {
+func (s *Sources) watchBudgets(ctx context.Context, blocked <-chan map[string]bool, poke func()) {
 	watched := map[string]context.CancelFunc{}
 	for {
 		var namespaces map[string]bool
@@ -58,7 +74,7 @@ func (a *Agent) watchBudgets(ctx context.Context, blocked <-chan map[string]bool
 			}
 			watch, stop := context.WithCancel(ctx)
 			watched[namespace] = stop
-			a.watchAll(watch, a.client.PolicyV1().RESTClient(), "poddisruptionbudgets", namespace, fields.Everything(),
+			s.watchAll(watch, s.Client.PolicyV1().RESTClient(), "poddisruptionbudgets", namespace, fields.Everything(),
 				&policyv1.PodDisruptionBudget{}, poke)
 		}
 		for namespace, stop := range watched {
@@ -70,14 +86,9 @@ func (a *Agent) watchBudgets(ctx context.Context, blocked <-chan map[string]bool
 	}
 }
 
-// budgetWatch is where the loop says which disruption budgets are in the way.
-type budgetWatch struct {
-	namespaces chan map[string]bool // nil if no loop runs that could be woken
-}
-
-// blockedBy tells which budgets are in the way now: those of the namespaces of pods that one does not let go.
-func (a *Agent) blockedBy(verdicts []drain.Verdict) {
-	if a.watched.namespaces == nil { // no loop runs that could be woken
+// BlockedBy tells which budgets are in the way now: those of the namespaces of pods that one does not let go.
+func (s *Sources) BlockedBy(verdicts []drain.Verdict) {
+	if s.namespaces == nil { // no loop runs that could be woken
 		return
 	}
 	namespaces := map[string]bool{}
@@ -87,18 +98,18 @@ func (a *Agent) blockedBy(verdicts []drain.Verdict) {
 		}
 	}
 	select {
-	case <-a.watched.namespaces: // what was not taken yet is out of date
+	case <-s.namespaces: // what was not taken yet is out of date
 	default:
 	}
-	a.watched.namespaces <- namespaces
+	s.namespaces <- namespaces
 }
 
 // watchObjects pokes at every change of the selected objects. It lists and watches again for as long as ctx lasts.
-func (a *Agent) watchObjects(ctx context.Context, resource, namespace string, selector fields.Selector, kind runtime.Object, poke func()) {
-	a.watchAll(ctx, a.client.CoreV1().RESTClient(), resource, namespace, selector, kind, poke)
+func (s *Sources) watchObjects(ctx context.Context, resource, namespace string, selector fields.Selector, kind runtime.Object, poke func()) {
+	s.watchAll(ctx, s.Client.CoreV1().RESTClient(), resource, namespace, selector, kind, poke)
 }
 
-func (a *Agent) watchAll(ctx context.Context, client cache.Getter, resource, namespace string, selector fields.Selector, kind runtime.Object, poke func()) {
+func (s *Sources) watchAll(ctx context.Context, client cache.Getter, resource, namespace string, selector fields.Selector, kind runtime.Object, poke func()) {
 	source := cache.NewListWatchFromClient(client, resource, namespace, selector)
 	_, informer := cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: source,
@@ -138,11 +149,11 @@ func nameOnly(object any) (any, error) {
 const eventsRetry = time.Minute
 
 // watchDriver pokes at news of the GPUs. It never holds up the loop, which looks at every heartbeat anyway.
-func (a *Agent) watchDriver(ctx context.Context, poke func()) {
+func (s *Sources) watchDriver(ctx context.Context, poke func()) {
 	for ctx.Err() == nil {
-		news, err := a.driver.Events(ctx)
+		news, err := s.Driver.Events(ctx)
 		if err != nil {
-			a.log.Debug("no news from the driver", zap.Error(err))
+			s.Log.Debug("no news from the driver", zap.Error(err))
 		} else {
 			for range news {
 				poke()
@@ -150,7 +161,7 @@ func (a *Agent) watchDriver(ctx context.Context, poke func()) {
 		}
 		select {
 		case <-ctx.Done():
-		case <-a.clock.After(eventsRetry):
+		case <-s.Clock.After(eventsRetry):
 		}
 	}
 }
