@@ -30,14 +30,14 @@ func grantOf(verb, resource, group string) grant {
 // unseen are the grants that calls need which are not made through a typed client, with where they are made.
 // TestRawCallsToTheAPIServerAreKnown fails when a place is added.
 var unseen = map[grant]string{
-	"list nodes":                        "agent.watchObjects",
-	"watch nodes":                       "agent.watchObjects",
+	"list nodes":                        "wake.watchObjects",
+	"watch nodes":                       "wake.watchObjects",
 	"list pods":                         "podlist.list",
-	"watch pods":                        "agent.watchObjects",
-	"list configmaps":                   "agent.watchObjects",
-	"watch configmaps":                  "agent.watchObjects",
-	"list poddisruptionbudgets.policy":  "agent.watchBudgets",
-	"watch poddisruptionbudgets.policy": "agent.watchBudgets",
+	"watch pods":                        "wake.watchObjects",
+	"list configmaps":                   "wake.watchObjects",
+	"watch configmaps":                  "wake.watchObjects",
+	"list poddisruptionbudgets.policy":  "wake.watchBudgets",
+	"watch poddisruptionbudgets.policy": "wake.watchBudgets",
 	"create pods/eviction":              "drain.request",
 	"create events":                     "record.EventRecorder",
 	"patch events":                      "record.EventRecorder, for an event that is there already",
