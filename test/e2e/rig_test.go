@@ -167,6 +167,17 @@ func (r *rig) await(what string, goal func(timeline.State) bool) timeline.State 
 	return s
 }
 
+// awaitReport waits until kubelet has reported its node's status since then: until it does, the node says what an earlier kubelet has said.
+func (r *rig) awaitReport(since time.Time) {
+	r.t.Helper()
+	r.await("a report of kubelet", func(timeline.State) bool {
+		node, err := r.Client.CoreV1().Nodes().Get(r.t.Context(), r.Node, metav1.GetOptions{})
+		return err == nil && slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+			return c.Type == corev1.NodeReady && c.LastHeartbeatTime.After(since)
+		})
+	})
+}
+
 // awaitAmount waits until the node says so of the resource.
 func (r *rig) awaitAmount(resource string, capacity, allocatable int64) timeline.State {
 	r.t.Helper()

@@ -65,9 +65,11 @@ func TestAPodHoldsADeviceWhileThePluginComesBackWithAnotherConfig(t *testing.T) 
 			q.ask("the plugin has the new config")
 			q.restartContainers()
 			q.admitMore()
+			before := time.Now()
 			if err := r.Restart(t.Context()); err != nil {
 				t.Fatal(err)
 			}
+			r.awaitReport(before)
 			q.ask("kubelet has restarted")
 			q.restartContainers()
 			r.plugin.stop()
