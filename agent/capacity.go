@@ -87,7 +87,7 @@ const causePatience = 10 * time.Second
 // otherStrategy names the strategy under which the device plugin evidently runs, and where to set the one that is needed.
 func (a *Agent) otherStrategy(seen state.Observed, under config.MIGStrategy) string {
 	set := fmt.Sprintf("set MIG_STRATEGY=%[1]s in the environment of its DaemonSet, or flags.migStrategy: %[1]s in its config", seen.Capacity.Strategy)
-	switch told := seen.ToldStrategy(); {
+	switch told := seen.ExplicitStrategy(); {
 	case a.settings.MIGStrategy != config.MIGStrategyAuto:
 		set = fmt.Sprintf("migStrategy of the agent's settings is %s: %s; or set migStrategy of the settings to auto", seen.Capacity.Strategy, set)
 	case told != "":

@@ -49,7 +49,7 @@ func (a *Agent) evidence(ctx context.Context) diagnosis.Evidence {
 		e.Want, e.Steps, e.Refused = a.plan(ctx, &e.Observed)
 		e.NotYet = a.notYet(e)
 		e.Verdicts = a.evictable(ctx, e)
-		e.Processes = e.Strangers()
+		e.Processes = e.UnownedProcesses()
 		if e.LacksDevicePlugin() {
 			e.PluginAdvice = a.devicePluginAdvice(e.Observed)
 		} else if under := e.RunsUnder(); under != "" {

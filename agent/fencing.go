@@ -192,7 +192,7 @@ func (a *Agent) journal(seen state.Observed, want state.Desired, steps []plan.St
 
 // notePlugin adds what the steps will change of the device plugin: what it has read of the GPUs, and its config.
 func (a *Agent) notePlugin(j *journal.Journal, seen state.Observed, steps []plan.Step) error {
-	j.Strategy = seen.ToldStrategy()
+	j.Strategy = seen.ExplicitStrategy()
 	shapes := plan.Any(steps, func(t plan.Traits) bool { return t.ShapesPlugin })
 	if shapes {
 		j.Operands = operandsOf(*j, seen.DevicePlugin.Pods)

@@ -184,7 +184,7 @@ func (a *Agent) strategy(seen state.Observed, want *state.DesiredPlugin) config.
 	if a.settings.MIGStrategy != config.MIGStrategyAuto {
 		return a.settings.MIGStrategy
 	}
-	if s := seen.ToldStrategy(); s != "" {
+	if s := seen.ExplicitStrategy(); s != "" {
 		return s
 	}
 	if want != nil && want.Strategy != "" {

@@ -84,7 +84,7 @@ func setOf(pod *corev1.Pod) types.UID {
 
 // toldTo is what decisions are made by of a device plugin's pod.
 func (a *Agent) toldTo(pod *corev1.Pod) string {
-	strategy := string(state.ToldStrategy(*pod))
+	strategy := string(state.StrategyOf(*pod))
 	if strategy == "" {
 		strategy = "no MIG strategy"
 	} else {

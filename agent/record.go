@@ -189,7 +189,7 @@ func (a *Agent) mayTake(ctx context.Context, seen state.Observed, step plan.Step
 func (a *Agent) tidyRecord(ctx context.Context, seen state.Observed) {
 	r := a.record.Now
 	if seen.Journal == nil && !seen.Record.Forged && len(seen.Record.Owed.Stopped)+len(seen.Record.Owed.Persistent) == 0 {
-		r.Operation, r.Journal, r.Next, r.Ends, r.Host = "", "", nil, false, hostrecord.Host{}
+		r.DropChange()
 	}
 	if a.record.Absent && r.Journal == "" && len(r.Next)+len(r.Host.Stopped) == 0 && hostrecord.Same(r, hostrecord.Record{Node: r.Node, UID: r.UID}) {
 		return // nothing was learnt or taken yet

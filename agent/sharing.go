@@ -80,7 +80,7 @@ func (a *Agent) strategyOf(seen *state.Observed, asked config.MIGStrategy, s con
 			"the profile's migStrategy is %s, and the settings' is %s: set that to auto, so that the device plugin's config decides", asked, set)}
 	case asked != "":
 		return asked, nil
-	case set != config.MIGStrategyAuto || seen.ToldStrategy() != "":
+	case set != config.MIGStrategyAuto || seen.ExplicitStrategy() != "":
 		return now, nil
 	}
 	if fits := config.FittingStrategy(after, state.OrNone(now), s.Strategy == config.SharingMPS); fits != state.OrNone(now) {
@@ -263,7 +263,7 @@ func (a *Agent) fits(seen state.Observed, want state.Desired) error {
 	if err == nil && a.knowsStrategy(seen, want) {
 		err = config.CheckStrategy(after, strategy)
 	}
-	if err == nil && !a.knowsStrategy(seen, want) && seen.RunsUntold(want.Plugin) && slices.ContainsFunc(after, func(g nvml.GPU) bool { return g.Enabled }) {
+	if err == nil && !a.knowsStrategy(seen, want) && seen.RunsWithoutStrategy(want.Plugin) && slices.ContainsFunc(after, func(g nvml.GPU) bool { return g.Enabled }) {
 		err = &config.StrategyError{Strategy: config.MIGStrategyNone, Problem: "it offers no MIG device: its config has no flags.migStrategy, " +
 			"and neither its environment nor label " + config.LabelMIGStrategy + " says any; set flags.migStrategy: mixed in its config"}
 	}
@@ -286,7 +286,7 @@ func (a *Agent) strategyFor(seen state.Observed, want state.Desired) (config.MIG
 		return a.strategy(seen, want.Plugin), &config.StrategyError{Strategy: a.strategy(seen, want.Plugin), Problem: seen.DevicePlugin.Rivals}
 	}
 	for _, pod := range seen.DevicePlugin.Pods {
-		told := state.ToldStrategy(pod)
+		told := state.StrategyOf(pod)
 		set := a.settings.MIGStrategy
 		switch {
 		case told == "":
@@ -304,6 +304,6 @@ func (a *Agent) strategyFor(seen state.Observed, want state.Desired) (config.MIG
 
 // knowsStrategy reports whether the plugin's MIG strategy is more than a guess, by which nothing is refused.
 func (a *Agent) knowsStrategy(seen state.Observed, want state.Desired) bool {
-	return a.settings.MIGStrategy != config.MIGStrategyAuto || seen.ToldStrategy() != "" || want.Plugin != nil && want.Plugin.Strategy != "" ||
+	return a.settings.MIGStrategy != config.MIGStrategyAuto || seen.ExplicitStrategy() != "" || want.Plugin != nil && want.Plugin.Strategy != "" ||
 		seen.Node.Labels[config.LabelMIGStrategy] != ""
 }

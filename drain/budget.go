@@ -103,7 +103,7 @@ func (r *round) matching(ctx context.Context, pod holders.Pod) []policyv1.PodDis
 	return out
 }
 
-// Whoever may write one budget in a namespace may write many, each as large as the API server takes.
+// A tenant may write any number of budgets into a namespace, each as large as the API server takes.
 const (
 	budgetsAtOnce   = 8
 	longestSelector = 64 << 10 // bytes; one that is longer counts as selecting nothing, and the message has less detail

@@ -1,4 +1,4 @@
-// Package budget counts how often steps were tried, and since when they are waited for.
+// Package budget counts how often steps were tried, and since when the agent waits for them.
 package budget
 
 import (
@@ -10,7 +10,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/steady"
 )
 
-// Budget is how often steps were tried, and since when they are waited for.
+// Budget is how often steps were tried, and since when the agent waits for them.
 type Budget struct {
 	clock     *steady.Clock
 	Attempts  map[string]Attempt   // of steps that fail
@@ -32,10 +32,10 @@ type Attempt struct {
 	Next           time.Time       // not to be tried before, whatever wakes the loop
 	LastDecision   report.Decision // what followed from it last
 	InUse          bool            // it waits for who holds the GPU
-	LastDecisionAt time.Time       // when that was told
+	LastDecisionAt time.Time       // when the condition said so
 }
 
-// TooEarly is what was told when the step failed a moment ago, for as long as it must not be tried again.
+// TooEarly repeats what the condition said when the step failed a moment ago, for as long as it must not be tried again.
 func (b *Budget) TooEarly(step plan.Step) error {
 	tried, ok := b.Attempts[step.String()]
 	wait := tried.Next.Sub(b.clock.Now())

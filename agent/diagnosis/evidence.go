@@ -1,4 +1,5 @@
-// Package diagnosis says why a node is as it is, what becomes of it and what people can do, by one look at it. It changes nothing, and asks nobody.
+// Package diagnosis says why a node is as it is, what becomes of it and what people can do, by one look at it. It changes nothing, and
+// sends no request.
 package diagnosis
 
 import (
@@ -97,7 +98,7 @@ func (e *Evidence) ReadNode() {
 	e.leftover = e.leftOnNode()
 }
 
-func describeKubelet(node *corev1.Node, deaf error) api.KubeletSeen {
+func describeKubelet(node *corev1.Node, silent error) api.KubeletSeen {
 	out := api.KubeletSeen{Ready: corev1.ConditionUnknown, Says: "kubelet has never said so"}
 	for _, c := range node.Status.Conditions {
 		if c.Type == corev1.NodeReady {
@@ -107,8 +108,8 @@ func describeKubelet(node *corev1.Node, deaf error) api.KubeletSeen {
 	if out.Ready == corev1.ConditionTrue {
 		out.Says = ""
 	}
-	if deaf != nil {
-		out.Silent = deaf.Error()
+	if silent != nil {
+		out.Silent = silent.Error()
 	}
 	return out
 }
@@ -172,9 +173,9 @@ func (e *Evidence) leftOnNode() []string {
 	return out
 }
 
-// Strangers are the processes that hold what the steps take away, of which no pod that leaves and no unit that stops takes
+// UnownedProcesses are the processes that hold what the steps take away, of which no pod that leaves and no unit that stops takes
 // account.
-func (e *Evidence) Strangers() []api.ProcessSeen {
+func (e *Evidence) UnownedProcesses() []api.ProcessSeen {
 	leaves, stops := map[types.UID]bool{}, map[string]bool{}
 	for _, s := range e.Steps {
 		for _, p := range s.Pods {

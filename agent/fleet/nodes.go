@@ -17,7 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
-// page is how many nodes are read at once. One takes some 20 KiB; but somebody may have filled its annotations, and then it takes 256.
+// page is how many nodes are read at once. A node takes some 20 KiB, or 256 where its annotations are full.
 const page = 50
 
 // changing is why a node with a slot or with our taint is unavailable.

@@ -46,7 +46,7 @@ type Keeper struct {
 	failed  error       // why the disk is behind
 	retryAt time.Time
 
-	Persisted *api.Status // what the node was told for good at the end of a change, until it is told something else
+	Persisted *api.Status // the status that was written at the end of a change, until the next is written
 }
 
 // Reread has the next Load read the record again: for who looks while another process writes it.
@@ -209,6 +209,6 @@ func (h *Keeper) Release(ctx context.Context, now time.Time) {
 // Over tells it that the annotation is gone.
 func (h *Keeper) Over(ctx context.Context, now time.Time) {
 	r := h.Now
-	r.Operation, r.Journal, r.Next, r.Ends, r.Host = "", "", nil, false, Host{}
+	r.DropChange()
 	h.Keep(ctx, r, now)
 }

@@ -48,6 +48,11 @@ type Record struct {
 	Learnt    Learnt   `json:"learnt,omitzero"`
 }
 
+// DropChange strikes the change of which nothing is owed any more.
+func (r *Record) DropChange() {
+	r.Operation, r.Journal, r.Next, r.Ends, r.Host = "", "", nil, false, Host{}
+}
+
 // Host is what the host is owed. It is as long true as the boot lasts: a reboot starts units, and forgets persistence mode.
 type Host struct {
 	Boot       string   `json:"boot,omitempty"`

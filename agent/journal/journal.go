@@ -109,7 +109,7 @@ func (j *Journal) RecordLayout(gpu nvml.GPU) {
 	j.Previous = append(j.Previous, c)
 }
 
-// Cut are the GPUs whose former cut is in the
+// Cut are the GPUs whose former geometry the journal holds.
 func (j *Journal) Cut() map[nvml.UUID]bool {
 	out := map[nvml.UUID]bool{}
 	for _, c := range j.Previous {

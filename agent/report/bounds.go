@@ -19,7 +19,7 @@ const (
 	longestBlocker = 256 // characters
 
 	// AllAnnotations is what the API server lets all annotations of an object take, keys and values together.
-	AllAnnotations = 256 << 10 // bytes
+	allAnnotations = 256 << 10 // bytes
 	// StatusRoom and AnswerRoom are what the status and an answer may take of it. The journal may take 64 KiB, and what is left is for
 	// others: kubelet, the network's and the storage's agents write some KiB each.
 	StatusRoom = 32 << 10 // bytes
@@ -118,7 +118,7 @@ func marshal(s api.Status) (string, error) {
 
 // RoomFor is what an annotation of the node may take, of so many bytes at most: others may have filled the rest.
 func RoomFor(node *corev1.Node, key string, most int) int {
-	left := AllAnnotations - len(key)
+	left := allAnnotations - len(key)
 	for k, v := range node.Annotations {
 		if k != key {
 			left -= len(k) + len(v)

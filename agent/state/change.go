@@ -44,7 +44,7 @@ func (s Observed) Touched() bool {
 	switch {
 	case !s.Journal.ChangesPlugin():
 		return false
-	case former.Absent: // Text is what a file would say that is not there
+	case former.Absent: // its text is what a file would say that is not there
 		return s.Plugin.Exists
 	default:
 		return s.Plugin.Text != former.Text

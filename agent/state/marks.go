@@ -64,7 +64,7 @@ func (s Observed) Cordoning() []string {
 	return s.Tools(func(m fence.Marker) bool { return m.Cordons })
 }
 
-// Tools names those whose marks count.
+// Tools names the tools of the marks that count.
 func (s Observed) Tools(count func(fence.Marker) bool) []string {
 	var out []string
 	for _, m := range s.Marks.Tools {
@@ -138,7 +138,7 @@ func (s Observed) paused() bool {
 	})
 }
 
-// Uncordoned reports whether somebody else has lifted a cordon that is ours.
+// Uncordoned reports whether another user or tool has lifted the agent's cordon.
 func (s Observed) Uncordoned() bool {
 	return s.Journal != nil && s.Journal.Cordoned && !s.Journal.WasUnschedulable && !s.Node.Spec.Unschedulable
 }

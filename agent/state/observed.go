@@ -1,5 +1,6 @@
 // Package state is one look at a node, and what its labels ask for: the data that decisions are made by, and what follows from
-// that alone. It has no client, no clock and no driver. Others fill it, each section once in a pass; nobody changes it after that.
+// that alone. It has no client, no clock and no driver. The observers of package
+// agent fill it, each section once in a pass. Execution adds Gives and Asks, of the step that it performs, to its own copy.
 package state
 
 import (
@@ -70,7 +71,7 @@ type Boot struct {
 // Record is what the host's record says, beside the journal.
 type Record struct {
 	Forged    bool       // the node has a journal that this host's agent did not write for it
-	Status    api.Status // what we last told, with what the record says has been learnt
+	Status    api.Status // the last that the agent wrote, with what the record has of it
 	Learnt    hostrecord.Learnt
 	Published nodekeys.Keys     // labels and taints that a profile of ours has put on the node
 	Owed      Owed              // to the host, by a journal that was lost
@@ -139,11 +140,12 @@ type ConfigMapFile struct {
 	Err    error // it may not be read, or has no such key
 }
 
-// ToldStrategy is what the plugin is told besides its config. While it is away in the middle of a change, the journal knows.
-func (s Observed) ToldStrategy() config.MIGStrategy {
+// ExplicitStrategy is the MIG strategy of the plugin's arguments or environment; empty if they say none. While the plugin is away in the middle
+// of a change, it is the one that the journal holds.
+func (s Observed) ExplicitStrategy() config.MIGStrategy {
 	for _, pod := range s.DevicePlugin.Pods {
-		if told := ToldStrategy(pod); told != "" {
-			return told
+		if strategy := StrategyOf(pod); strategy != "" {
+			return strategy
 		}
 	}
 	if s.Journal != nil {
@@ -152,8 +154,8 @@ func (s Observed) ToldStrategy() config.MIGStrategy {
 	return ""
 }
 
-// ToldStrategy is the MIG strategy of the plugin's arguments or environment, which win over its config file in this order.
-func ToldStrategy(pod corev1.Pod) config.MIGStrategy {
+// StrategyOf is the MIG strategy of the plugin's arguments or environment, which win over its config file in this order.
+func StrategyOf(pod corev1.Pod) config.MIGStrategy {
 	var env config.MIGStrategy
 	for _, c := range pod.Spec.Containers {
 		for i, arg := range slices.Concat(c.Command, c.Args) {

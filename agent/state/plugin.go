@@ -31,7 +31,7 @@ type PluginConfig struct {
 	ParseErr error // why now is not known
 
 	Written      time.Time            // when the file was
-	NotifiedPods map[types.UID]string // Readers that were told to read the file since they started, and a hash of what it said then
+	NotifiedPods map[types.UID]string // readers that got a SIGHUP since they started, and a hash of the file then
 	Readers      []corev1.Pod         // pods that read the file
 	Manager      *ConfigManager       // of a plugin that gets its config by label
 }
@@ -41,7 +41,7 @@ type ConfigManager struct {
 	Pod       corev1.Pod
 	Label     string            // of the node
 	Namespace string            // of the ConfigMap
-	ConfigMap string            // whose keys the label names
+	ConfigMap string            // its name; the label names one of its keys
 	Dir       string            // where the sidecar sees them
 	Fallback  string            // the key for nodes without the label
 	Fallbacks []string          // what it takes without either, in this order: named, single, empty
@@ -110,7 +110,7 @@ func (m *ConfigManager) Keyed(key string) string {
 // DesiredPlugin is what shall become of the device plugin's config.
 type DesiredPlugin struct {
 	Sharing      config.Sharing
-	Known        bool               // Sharing is what text says; a text from before the change may be nothing that can be read
+	Known        bool               // Text says Sharing; a text from before the change may be nothing that can be read
 	Strategy     config.MIGStrategy // flags.migStrategy; empty if the config does not say
 	Text         string             // of the file; by label, the label's value, empty for no label
 	MatchText    bool               // the config must equal text; otherwise an equivalent one is accepted
@@ -216,9 +216,9 @@ func (s Observed) MissingMPS() []string {
 	return out
 }
 
-// RunsUntold reports whether the device plugin is known to be told no MIG strategy at all, by which it has none: all that it is given
+// RunsWithoutStrategy reports whether the device plugin is known to have no MIG strategy from any source, by which it has none: all that it is given
 // is the config.
-func (s Observed) RunsUntold(want *DesiredPlugin) bool {
+func (s Observed) RunsWithoutStrategy(want *DesiredPlugin) bool {
 	return s.Plugin.Method != "" && len(s.DevicePlugin.Pods) > 0 && want != nil && want.Known && want.Strategy == ""
 }
 

@@ -49,7 +49,7 @@ func (s Observed) startFor(o window.Opening) time.Time {
 // jitterShare: no node waits for more than a tenth of its window.
 const jitterShare = 10
 
-// ScheduleOf says whose windows count.
+// ScheduleOf names the windows that count: those of the profile, of the pool or of the maintenance file.
 func (s Observed) ScheduleOf(want Desired) string {
 	switch {
 	case len(want.Windows) > 0:

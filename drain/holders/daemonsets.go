@@ -73,7 +73,7 @@ func (d *DaemonSets) Believe(ctx context.Context, pods []corev1.Pod) ([]corev1.P
 
 func (d *DaemonSets) ask(ctx context.Context, named daemonSet) (daemonSetAnswer, error) {
 	now := d.clock.Now()
-	// The API server takes any text as the name of an owner, and nobody can be asked for some of them: the error would never end.
+	// The API server takes any text as the name of an owner. A request for a DaemonSet of such a name fails each time.
 	if len(apivalidation.NameIsDNSSubdomain(named.name, false)) > 0 {
 		return daemonSetAnswer{at: now}, nil
 	}

@@ -51,10 +51,12 @@ func takes(command *cobra.Command, args []string) error {
 	return sub.ParseFlags(rest)
 }
 
-// printed are the arguments of the command's lines in all pages. A placeholder in capitals is no line to run.
+// printed are the arguments of the command's lines in all pages. A line whose first argument is in capitals, as NAME, shows a form and cannot be
+// run.
 func printed(t *testing.T, name string) []string {
 	t.Helper()
 	line := regexp.MustCompile(`\b` + name + ` ([a-z][^` + "`#\n]*)")
+	inCode := regexp.MustCompile("(?m)`[^`\n]+`|^\\$ .*$")
 	var lines []string
 	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 		switch {
@@ -69,7 +71,7 @@ func printed(t *testing.T, name string) []string {
 		if err != nil {
 			return err
 		}
-		for _, code := range regexp.MustCompile("(?m)`[^`\n]+`|^\\$ .*$").FindAllString(string(text), -1) {
+		for _, code := range inCode.FindAllString(string(text), -1) {
 			if found := line.FindStringSubmatch(code); found != nil && !slices.Contains(lines, strings.TrimSpace(found[1])) {
 				lines = append(lines, strings.TrimSpace(found[1]))
 			}

@@ -210,8 +210,8 @@ func (s *server) set(silent bool) {
 	}
 }
 
-// wait waits while the server is silent. That somebody waits is said of the test's own process alone: any other of the machine may ask for
-// the mount too, as one that looks at all mounts does, and the test would take that for the call that it waits for.
+// wait waits while the server is silent. The server tells the test of a waiting call only if the test's own process makes it: any process of
+// the machine may ask for the mount, and the test would take that for the call that it waits for.
 func (s *server) wait(ctx context.Context) {
 	s.mu.Lock()
 	until := s.until
