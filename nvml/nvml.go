@@ -127,6 +127,7 @@ func ComparePlaced(a, b Placed) int {
 // Instance is a GPU instance that exists.
 type Instance struct {
 	Placed
+	ID        int       // the driver's number of it, by which an Event names it; another instance gets it later
 	Devices   []Device  // its MIG devices, one for each compute instance; none if the instance is only half made
 	Processes []Process // processes with a context on it, on whatever part
 	UsedMiB   int       // memory in use, which its devices share; -1 if the driver does not say
@@ -305,20 +306,36 @@ type Wish struct {
 	Devices map[string]int // count by name of the MIG device: "1g.10gb", "1c.3g.40gb"
 }
 
-// Event is news from the driver. It carries no state: it only says that it is worth looking again.
+// Event is news from the driver. It carries no state: it only says that it is worth looking again, and why.
 type Event struct {
-	GPU  UUID
+	GPU  UUID // empty if it is not known, or about all
 	Kind EventKind
 	Xid  uint64 // NVIDIA's error number, for EventXid
+
+	// GI and CI are the numbers of the GPU instance and the compute instance that it is about, or WholeGPU: Instance.ID.
+	GI, CI int
 }
+
+// WholeGPU stands for an instance in an Event that is about no single one.
+const WholeGPU = -1
 
 // EventKind tells what an Event is about.
 type EventKind string
 
 // The kinds of events that a Driver reports.
 const (
-	EventXid EventKind = "xid"
-	EventECC EventKind = "ecc"
+	EventXid          EventKind = "xid"
+	EventECC          EventKind = "ecc"           // an uncorrectable memory error
+	EventRetired      EventKind = "retired"       // memory is replaced, or no more used, after the next reset
+	EventRetireFailed EventKind = "retire-failed" // it could not be
+	EventPoison       EventKind = "poison"        // a memory error was contained
+	EventFatalPoison  EventKind = "fatal-poison"  // a memory error was not contained
+	EventUnavailable  EventKind = "unavailable"   // the GPU does not answer
+	EventAction       EventKind = "action"        // another recovery action is recommended
+
+	// EventSilence says that no news come until an EventWatching does. What happens between is never told.
+	EventSilence  EventKind = "silence"
+	EventWatching EventKind = "watching"
 )
 
 // Driver is everything the agent may do to this node's GPUs. The caller serialises calls, except that of Events, which may

@@ -12,6 +12,8 @@ import (
 
 	"github.com/godbus/dbus/v5"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/nvml/aside"
 )
 
 // Errors of asking logind.
@@ -59,6 +61,8 @@ type Logind struct {
 	Address string
 	// Patience bounds each call, beside its context. 0 means 25 s, as with systemd's own tools.
 	Patience time.Duration
+
+	connecting aside.Lane
 }
 
 // Inhibit keeps the host from going down until release is called, or this process ends; why is shown to people who ask
@@ -146,7 +150,7 @@ func (l *Logind) call(ctx context.Context, method string, args []any, answer ...
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(l.Patience, busPatience))
 	defer cancel()
 	address := busAddress(l.Address)
-	bus, err := dial(ctx, address)
+	bus, err := dial(ctx, &l.connecting, address)
 	if err != nil {
 		return login1.failure(ctx, address, err)
 	}

@@ -13,6 +13,8 @@ import (
 
 	"github.com/godbus/dbus/v5"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/nvml/aside"
 )
 
 const (
@@ -57,12 +59,20 @@ type line struct {
 // that is just coming in is lost then, and what it stands for cannot be given back before this process ends. So the end
 // of ctx only ends reading: what the kernel has received by then is still read, and after it every call is answered,
 // once. A bus that has stopped to read is not waited for either.
-func dial(ctx context.Context, address string, options ...dbus.ConnOption) (*line, error) {
+//
+// It connects in the lane: the kernel looks the socket's path up, and lets nobody go before the file system has answered.
+func dial(ctx context.Context, lane *aside.Lane, address string, options ...dbus.ConnOption) (*line, error) {
 	path, err := socketPath(address)
 	if err != nil {
 		return nil, err
 	}
-	socket, err := new(net.Dialer).DialUnix(ctx, "unix", nil, &net.UnixAddr{Net: "unix", Name: path})
+	socket, err := aside.Do(ctx, lane, "connecting to "+path, func(ctx context.Context, _ aside.At) (*net.UnixConn, error) {
+		socket, err := new(net.Dialer).DialUnix(ctx, "unix", nil, &net.UnixAddr{Net: "unix", Name: path})
+		if err == nil && ctx.Err() != nil { // the caller has given up
+			return nil, errors.Join(ctx.Err(), socket.Close())
+		}
+		return socket, err
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -117,6 +127,8 @@ func (p *peer) failure(ctx context.Context, address string, err error) error {
 		return p.explain(p.meaning(said.Name), fmt.Errorf("%s: %w", said.Name, said))
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return fmt.Errorf("%w on %s: %w", p.silent, address, ctx.Err())
+	case ctx.Err() == nil && aside.Hangs(err):
+		return fmt.Errorf("%w on %s: %w", p.silent, address, err)
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ECONNREFUSED):

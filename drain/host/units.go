@@ -12,6 +12,8 @@ import (
 
 	systemd "github.com/coreos/go-systemd/v22/dbus"
 	"github.com/godbus/dbus/v5"
+
+	"github.com/gpuslice/gpuslice/nvml/aside"
 )
 
 // Errors of asking systemd.
@@ -67,6 +69,8 @@ type Units struct {
 	Patience time.Duration
 	// Pause between two looks whether a job has ended, of which systemd tells besides. 0 means a second.
 	Pause time.Duration
+
+	connecting aside.Lane
 }
 
 // States tells how each unit is: "active", "reloading", "inactive", "failed", "activating" or "deactivating". Units that
@@ -87,7 +91,7 @@ func (u *Units) states(ctx context.Context, names []string) (map[string]string, 
 	ctx, cancel := context.WithTimeout(ctx, u.patience())
 	defer cancel()
 	address := busAddress(u.Address)
-	bus, err := connect(ctx, address)
+	bus, err := u.connect(ctx, address)
 	if err != nil {
 		return nil, systemd1.failure(ctx, address, err)
 	}
@@ -145,7 +149,7 @@ func (u *Units) job(ctx context.Context, verb, name string, begin beginning) err
 	starting, cancel := context.WithTimeout(ctx, u.patience())
 	defer cancel()
 	address := busAddress(u.Address)
-	bus, err := connect(starting, address)
+	bus, err := u.connect(starting, address)
 	if err != nil {
 		return systemd1.failure(starting, address, err)
 	}
@@ -257,14 +261,14 @@ type unitBus struct {
 }
 
 // connect dials, and ends as dial does when ctx ends.
-func connect(ctx context.Context, address string) (*unitBus, error) {
+func (u *Units) connect(ctx context.Context, address string) (*unitBus, error) {
 	// The kernel starts systemd. The bus must not try to, whatever its service files say.
 	noAutoStart := dbus.WithOutgoingInterceptor(func(m *dbus.Message) { m.Flags |= dbus.FlagNoAutoStart })
-	calls, err := dial(ctx, address, noAutoStart)
+	calls, err := dial(ctx, &u.connecting, address, noAutoStart)
 	if err != nil {
 		return nil, err
 	}
-	signals, err := dial(ctx, address, noAutoStart, dbus.WithSignalHandler(&listeners{}))
+	signals, err := dial(ctx, &u.connecting, address, noAutoStart, dbus.WithSignalHandler(&listeners{}))
 	if err != nil {
 		calls.hangUp()
 		return nil, err

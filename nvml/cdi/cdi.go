@@ -56,15 +56,14 @@ type Specs struct {
 	library    string
 	log        *zap.Logger
 
-	slot  chan struct{} // holds a token while a call is in NVIDIA's library
-	files aside.Lane    // of calls that touch files of the host
+	generating aside.Lane // of calls into NVIDIA's library
+	files      aside.Lane // of calls that touch files of the host
 }
 
 // New prepares Specs. It touches neither files nor NVIDIA's library yet.
 func New(o Options) *Specs {
 	s := &Specs{
 		dirs: o.Dirs, driverRoot: o.DriverRoot, devRoot: o.DevRoot, library: o.Library, log: o.Logger,
-		slot: make(chan struct{}, 1),
 	}
 	if len(s.dirs) == 0 {
 		s.dirs = []string{"/etc/cdi", "/var/run/cdi"}
@@ -149,7 +148,7 @@ func (s *Specs) compare(ctx context.Context, at aside.At, gpus []nvml.GPU) ([]fi
 }
 
 func (s *Specs) rewrite(ctx context.Context, f file, gpus []nvml.GPU) error {
-	devices, err := s.answer(ctx, func() ([]specs.Device, error) { return s.generate(f.spec, gpus) })
+	devices, err := s.answer(ctx, func(at aside.At) ([]specs.Device, error) { return s.generate(f.spec, gpus, at) })
 	if err != nil {
 		return err
 	}
@@ -174,30 +173,22 @@ func (s *Specs) rewrite(ctx context.Context, f file, gpus []nvml.GPU) error {
 
 // answer waits for a call into NVIDIA's library, but not longer than ctx. Such a call only generates: when it comes back
 // late, nothing is written any more.
-func (s *Specs) answer(ctx context.Context, call func() ([]specs.Device, error)) ([]specs.Device, error) {
+func (s *Specs) answer(ctx context.Context, call func(aside.At) ([]specs.Device, error)) ([]specs.Device, error) {
 	const op = "generating CDI devices"
 	if ctx.Err() != nil {
 		return nil, &nvml.Error{Op: op, Err: ctx.Err()}
 	}
-	select {
-	case s.slot <- struct{}{}:
-	default:
-		return nil, &nvml.Error{Op: op, Err: nvml.ErrUnresponsive, Code: "an earlier call has not come back"}
+	devices, err := aside.Do(ctx, &s.generating, op, func(_ context.Context, at aside.At) ([]specs.Device, error) { return call(at) })
+	left, abandoned := errors.AsType[*aside.AbandonedError](err)
+	if !abandoned {
+		return devices, err
 	}
-	type result struct {
-		devices []specs.Device
-		err     error
+	why := "an earlier call has not come back"
+	if left.Hanging == "" {
+		why = context.Cause(ctx).Error()
 	}
-	done := make(chan result, 1)
-	go func() {
-		devices, err := call()
-		<-s.slot
-		done <- result{devices, err}
-	}()
-	select {
-	case r := <-done:
-		return r.devices, r.err
-	case <-ctx.Done():
-		return nil, &nvml.Error{Op: op, Err: nvml.ErrUnresponsive, Code: context.Cause(ctx).Error()}
+	if left.At != "" {
+		why += "; it stands at " + left.At
 	}
+	return nil, &nvml.Error{Op: op, Err: nvml.ErrUnresponsive, Code: why}
 }

@@ -46,7 +46,9 @@ func (s *Specs) read(at aside.At) ([]file, error) {
 			if ext := filepath.Ext(e.Name()); ext != ".json" && ext != ".yaml" || e.IsDir() {
 				continue // runtimes read no others
 			}
-			f, err := open(filepath.Join(dir, e.Name()))
+			path := filepath.Join(dir, e.Name())
+			at(path)
+			f, err := open(path)
 			if err != nil {
 				errs = append(errs, err)
 			}

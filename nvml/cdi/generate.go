@@ -9,20 +9,20 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/dl"
 	nv "github.com/NVIDIA/go-nvml/pkg/nvml"
-	"github.com/NVIDIA/nvidia-container-toolkit/pkg/lookup"
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
 	"go.uber.org/zap"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/gpuslice/gpuslice/nvml"
+	"github.com/gpuslice/gpuslice/nvml/aside"
 	"github.com/gpuslice/gpuslice/nvml/driverroot"
 )
 
 const libraryName = driverroot.Library
 
 // generate gives the devices of a spec for the GPUs. It runs beside its caller, who may have given up: it must not write.
-func (s *Specs) generate(old *specs.Spec, gpus []nvml.GPU) ([]specs.Device, error) {
-	library, err := s.open()
+func (s *Specs) generate(old *specs.Spec, gpus []nvml.GPU, at aside.At) ([]specs.Device, error) {
+	library, err := s.open(at)
 	if err != nil {
 		return nil, err
 	}
@@ -193,14 +193,17 @@ func keepWhole(old *specs.Spec, devices []specs.Device) []specs.Device {
 
 // open finds NVIDIA's library and keeps it loaded. nvcdi initialises it and shuts it down, as nvml/lib does in the same process; the
 // library counts both. go-nvml unloads it after that, and has its functions bound for the life of the process.
-func (s *Specs) open() (nv.Interface, error) {
-	path, err := s.find()
+func (s *Specs) open(at aside.At) (nv.Interface, error) {
+	path, err := s.find(at)
 	if err == nil {
+		at(path)
+		driverroot.Touch(path)
 		err = pin(path)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: opening NVIDIA's library: %w", nvml.ErrNoDriver, err)
 	}
+	at("")
 	return nv.New(nv.WithLibraryPath(path)), nil
 }
 
@@ -208,19 +211,18 @@ func pin(path string) error {
 	return dl.New(path, dl.RTLD_LAZY|dl.RTLD_GLOBAL|dl.RTLD_NODELETE).Open()
 }
 
-// find gives the path of the library, or its bare name for the dynamic loader to look up.
-func (s *Specs) find() (string, error) {
+// find gives the path of the library, or its bare name for the dynamic loader to look up: the same that nvml/lib finds.
+func (s *Specs) find(at aside.At) (string, error) {
 	if s.library != "" {
 		return s.library, nil
 	}
-	if filepath.Clean(s.driverRoot) == "/" && pin(libraryName) == nil {
-		return libraryName, nil
+	if filepath.Clean(s.driverRoot) == "/" {
+		at("the dynamic loader's search for " + libraryName)
+		if pin(libraryName) == nil {
+			return libraryName, nil
+		}
 	}
-	found, err := lookup.NewLibraryLocator(lookup.WithLogger(logger{s.log}), lookup.WithRoot(s.driverRoot)).Locate(libraryName)
-	if err == nil {
-		return found[0], nil
-	}
-	return driverroot.Find(s.driverRoot, nil) //nolint:wrapcheck // it names the places
+	return driverroot.Find(s.driverRoot, at) //nolint:wrapcheck // it names the places
 }
 
 // logger hands on what NVIDIA's library says. None of it is for an operator: what matters comes back as an error.

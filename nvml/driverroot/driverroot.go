@@ -4,6 +4,7 @@ package driverroot
 
 import (
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -63,7 +64,7 @@ func Find(root string, at aside.At) (string, error) {
 	err := fmt.Errorf("there is no %s under %s%w", Library, strings.Join(places, ", "), notThere{})
 	switch {
 	case asked && said == "/":
-		err = fmt.Errorf("%w; the GPU Operator says that the driver is the host's own, so mount the host's /usr below %s, without the component driver-container", err, root)
+		err = fmt.Errorf("%w; the GPU Operator says that the driver is the host's own, so mount the host's /usr below %s", err, root)
 	case asked:
 		err = fmt.Errorf("%w; the GPU Operator says that it is under %s of the host: mount that below %s", err, said, root)
 	}
@@ -98,4 +99,22 @@ func operatorsRoot(root string, at aside.At) (string, bool) {
 func exists(path string) bool {
 	_, err := os.Stat(path)
 	return err == nil
+}
+
+// Touch reads a library's file to its end, if path is more than a name for the dynamic loader to look up. What is wrong with the file the
+// loader will say. It is for files that may be behind a server which does not answer: who stands in the loader then holds its lock, for
+// which other threads of the Go runtime may wait before they let the garbage be collected, and with that the whole program stands. In this
+// call nothing is held.
+func Touch(path string) {
+	if !strings.ContainsRune(path, filepath.Separator) {
+		return
+	}
+	f, err := os.Open(filepath.Clean(path))
+	if err != nil {
+		return
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err == nil && info.Mode().IsRegular() {
+		_, _ = io.Copy(io.Discard, f) // the loader reads it again
+	}
 }

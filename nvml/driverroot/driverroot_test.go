@@ -67,7 +67,7 @@ func TestALibraryThatIsNowhereIsMissedByThePlaces(t *testing.T) {
 	for ready, want := range map[string]string{
 		"":                               "",
 		"NVIDIA_DRIVER_ROOT=/opt/driver": "; the GPU Operator says that it is under /opt/driver of the host: mount that below ROOT",
-		"NVIDIA_DRIVER_ROOT=/":           "; the GPU Operator says that the driver is the host's own, so mount the host's /usr below ROOT, without the component driver-container",
+		"NVIDIA_DRIVER_ROOT=/":           "; the GPU Operator says that the driver is the host's own, so mount the host's /usr below ROOT",
 	} {
 		root := host(t, map[string]string{"run/nvidia/validations/driver-ready": ready})
 		_, err := driverroot.Find(root, nil)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	nv "github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -15,14 +16,40 @@ import (
 const (
 	// eventWait is how long one wait inside the library lasts: as long as it takes to notice that the listener has gone.
 	eventWait = time.Second
-	// eventRetry is how long after a failed wait the events are registered anew, as after a reload of the driver.
-	eventRetry = 10 * time.Second
+	// firstRetry is how long after a wait that has failed the events are registered anew, and eventRetry how long after each try that fails,
+	// too. A wait that tells of a lost GPU comes back at once for as long as it is lost: it must not be repeated at once.
+	firstRetry, eventRetry = time.Second, 10 * time.Second
 	// registerWait is how long registering may take. The context of Events is that of the listener's life, which ends no wait.
 	registerWait = 30 * time.Second
 )
 
-// watched are the kinds of events that are waited for, if the GPU has them.
-const watched = uint64(nv.EventTypeXidCriticalError | nv.EventTypeDoubleBitEccError)
+// kinds are the events that are waited for, if the GPU has them, by their bit. The driver's other events are about what the agent
+// itself does (0x100, a change of MIG), or about clocks and power, and would only wake it.
+var kinds = map[uint64]nvml.EventKind{
+	nv.EventTypeXidCriticalError:      nvml.EventXid,
+	nv.EventTypeDoubleBitEccError:     nvml.EventECC,
+	nv.EventTypeDramRetirementEvent:   nvml.EventRetired,
+	nv.EventTypeDramRetirementFailure: nvml.EventRetireFailed,
+	nv.EventTypeNonFatalPoisonError:   nvml.EventPoison,
+	nv.EventTypeFatalPoisonError:      nvml.EventFatalPoison,
+	nv.EventTypeGpuUnavailableError:   nvml.EventUnavailable,
+	nv.EventTypeGpuRecoveryAction:     nvml.EventAction,
+}
+
+// watched are the bits of all kinds.
+func watched() uint64 {
+	var out uint64
+	for bit := range kinds {
+		out |= bit
+	}
+	return out
+}
+
+// eventSet is one of the library's, with whose events it collects: the handle of a lost GPU cannot be asked whose it is.
+type eventSet struct {
+	nv.EventSet
+	gpus map[nv.Device]nvml.UUID
+}
 
 // Events implements nvml.Driver. It waits beside the other calls, which the library allows.
 func (d *Driver) Events(ctx context.Context) (<-chan nvml.Event, error) {
@@ -55,13 +82,13 @@ func (d *Driver) Events(ctx context.Context) (<-chan nvml.Event, error) {
 var errReleased = fmt.Errorf("%w: it is being replaced, and the agent has let go of it", nvml.ErrNoDriver)
 
 // register makes a set of the events of all GPUs.
-func (d *Driver) register(ctx context.Context) (nv.EventSet, error) {
+func (d *Driver) register(ctx context.Context) (*eventSet, error) {
 	ctx, cancel := context.WithTimeout(ctx, registerWait)
 	defer cancel()
 	if d.released.Load() {
 		return nil, &nvml.Error{Op: "registering for events", Err: errReleased}
 	}
-	var set nv.EventSet
+	var set *eventSet
 	err := d.call(ctx, "registering for events", "", func(ctx context.Context, s *session) (err error) {
 		set, err = s.register()
 		switch {
@@ -79,15 +106,17 @@ func (d *Driver) register(ctx context.Context) (nv.EventSet, error) {
 	return set, nil
 }
 
-func (s *session) register() (nv.EventSet, error) {
+func (s *session) register() (*eventSet, error) {
 	n, ret := s.lib.DeviceGetCount()
 	if err := check("counting GPUs", "", ret); err != nil {
 		return nil, err
 	}
-	set, ret := s.lib.EventSetCreate()
+	created, ret := s.lib.EventSetCreate()
 	if err := check("creating an event set", "", ret); err != nil {
 		return nil, err
 	}
+	set := &eventSet{EventSet: created, gpus: map[nv.Device]nvml.UUID{}}
+	all := watched()
 	for i := range n {
 		d, err := s.deviceAt(i)
 		if errors.Is(err, nvml.ErrNoDriver) {
@@ -97,40 +126,57 @@ func (s *session) register() (nv.EventSet, error) {
 			continue // a lost GPU has no more news; a Snapshot tells of it
 		}
 		supported, ret := d.GetSupportedEventTypes()
-		if ret != nv.SUCCESS || supported&watched == 0 {
+		if ret != nv.SUCCESS || supported&all == 0 { // one bit that it does not have, and none would be registered
 			continue
 		}
-		if err := check("registering for events", d.uuid, d.RegisterEvents(supported&watched, set)); err != nil && !isUnsupported(err) {
+		err = check("registering for events", d.uuid, d.RegisterEvents(supported&all, set.EventSet))
+		if err != nil && !isUnsupported(err) && !errors.Is(err, nvml.ErrLost) {
 			_ = set.Free() // the first error is the one to tell
 			return nil, err
 		}
+		set.gpus[d.Device] = d.uuid
 	}
 	return set, nil
 }
 
 // wait hands on events until ctx ends.
-func (d *Driver) wait(ctx context.Context, set nv.EventSet, found chan<- nvml.Event) {
+func (d *Driver) wait(ctx context.Context, set *eventSet, found chan<- nvml.Event) {
 	for set != nil {
 		ret := d.listen(ctx, set, found)
 		if !errors.Is(cause(ret), nvml.ErrNoDriver) { // with the driver the set is gone, and may not be touched again
 			_ = set.Free()
 		}
 		d.waits.Done()
-		set = d.again(ctx)
+		if ret == nv.ERROR_GPU_IS_LOST {
+			hand(ctx, found, about(nvml.EventUnavailable))
+		}
+		hand(ctx, found, about(nvml.EventSilence))
+		if set = d.again(ctx); set != nil {
+			hand(ctx, found, about(nvml.EventWatching))
+		}
+	}
+}
+
+// about is an event that is about no GPU that is known.
+func about(kind nvml.EventKind) nvml.Event {
+	return nvml.Event{Kind: kind, GI: nvml.WholeGPU, CI: nvml.WholeGPU}
+}
+
+func hand(ctx context.Context, found chan<- nvml.Event, e nvml.Event) {
+	select {
+	case found <- e:
+	case <-ctx.Done():
 	}
 }
 
 // listen hands on the events of one set until the driver is let go, ctx ends, or the library fails.
-func (d *Driver) listen(ctx context.Context, set nv.EventSet, found chan<- nvml.Event) nv.Return {
+func (d *Driver) listen(ctx context.Context, set *eventSet, found chan<- nvml.Event) nv.Return {
 	for ctx.Err() == nil && !d.released.Load() {
 		e, ret := set.Wait(uint32(eventWait / time.Millisecond))
 		switch ret {
-		case nv.ERROR_TIMEOUT:
+		case nv.ERROR_TIMEOUT: // it may come early
 		case nv.SUCCESS:
-			select {
-			case found <- event(e):
-			case <-ctx.Done():
-			}
+			hand(ctx, found, set.event(e))
 		default:
 			d.log.Debug("waiting for events", zap.String("code", name(ret)))
 			return ret
@@ -140,12 +186,12 @@ func (d *Driver) listen(ctx context.Context, set nv.EventSet, found chan<- nvml.
 }
 
 // again registers anew until it succeeds or ctx ends, when it gives nil.
-func (d *Driver) again(ctx context.Context) nv.EventSet {
-	for {
+func (d *Driver) again(ctx context.Context) *eventSet {
+	for pause := firstRetry; ; pause = eventRetry {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(eventRetry):
+		case <-time.After(pause):
 		}
 		set, err := d.register(ctx)
 		if err == nil {
@@ -155,13 +201,19 @@ func (d *Driver) again(ctx context.Context) nv.EventSet {
 	}
 }
 
-func event(e nv.EventData) nvml.Event {
-	out := nvml.Event{Kind: nvml.EventECC}
-	if e.EventType == nv.EventTypeXidCriticalError {
-		out.Kind, out.Xid = nvml.EventXid, e.EventData
-	}
-	if uuid, ret := e.Device.GetUUID(); ret == nv.SUCCESS {
-		out.GPU = nvml.UUID(uuid)
+// event puts one of the library's into the domain's terms. It makes no call: one about a GPU that is lost or hangs would end the wait.
+func (s *eventSet) event(e nv.EventData) nvml.Event {
+	out := nvml.Event{GPU: s.gpus[e.Device], Kind: kinds[e.EventType], GI: instanceOf(e.GpuInstanceId), CI: instanceOf(e.ComputeInstanceId)}
+	if out.Kind == nvml.EventXid {
+		out.Xid = e.EventData
 	}
 	return out
+}
+
+// instanceOf is the number of an instance in an event; the library has all bits set for none.
+func instanceOf(id uint32) int {
+	if id == math.MaxUint32 {
+		return nvml.WholeGPU
+	}
+	return int(id)
 }

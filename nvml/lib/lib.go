@@ -49,6 +49,9 @@ type Driver struct {
 	released atomic.Bool    // nothing may be opened before the next Snapshot
 	waits    sync.WaitGroup // waits for events, which have the library open beside the slot
 
+	opened opened // who has the library open: the session, and those who read health beside it
+	health health
+
 	session *session   // nil while the library is not open; only for the holder of slot
 	known   modelCache // what outlives a session; only for the holder of slot
 }
@@ -79,6 +82,7 @@ func (d *Driver) Release(ctx context.Context) error {
 			d.session.close()
 			d.session = nil
 		}
+		d.opened.wait() // until health is read, too
 		return nil
 	})
 }
@@ -160,6 +164,7 @@ func (d *Driver) open() (*session, error) {
 		return nil, &nvml.Error{Op: "looking for NVIDIA's library", Err: err}
 	}
 	d.isAt(path)
+	driverroot.Touch(path)
 	// go-nvml binds functions once for the life of the process: the library must never be unmapped under them.
 	if err := dl.New(path, dl.RTLD_LAZY|dl.RTLD_GLOBAL|dl.RTLD_NODELETE).Open(); err != nil {
 		return nil, &nvml.Error{
@@ -169,12 +174,12 @@ func (d *Driver) open() (*session, error) {
 	}
 	remember(path)
 	d.isAt("")
-	lib := nv.New(nv.WithLibraryPath(path))
-	if err := check("initialising NVIDIA's library", "", lib.Init()); err != nil {
+	lib, err := d.opened.open(path)
+	if err != nil {
 		return nil, err
 	}
 	d.log.Debug("library open", zap.String("path", path))
-	return &session{lib: lib, known: d.known}, nil
+	return &session{lib: lib, opened: &d.opened, known: d.known}, nil
 }
 
 // find gives the path of the library, or its bare name for the dynamic loader to look up.

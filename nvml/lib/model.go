@@ -50,7 +50,7 @@ func (s *session) model(index int, d device) (*model, error) {
 	if err != nil {
 		return nil, err
 	}
-	m.pci = fmt.Sprintf("%04x:%02x:%02x.0", pci.Domain, pci.Bus, pci.Device)
+	m.pci = address(pci)
 	m.id, m.subsystem = pci.PciDeviceId, pci.PciSubSystemId
 	if m.minor, err = s.minor(d); err != nil {
 		return nil, err
@@ -273,4 +273,9 @@ func text(chars []int8) string {
 		b.WriteByte(byte(c)) //nolint:gosec // a char is a byte
 	}
 	return b.String()
+}
+
+// address is the PCI address of a GPU as sysfs has it. A GPU is function 0 of its device.
+func address(pci nv.PciInfo) string {
+	return fmt.Sprintf("%04x:%02x:%02x.0", pci.Domain, pci.Bus, pci.Device)
 }

@@ -11,6 +11,7 @@ import (
 // session is the library while it is initialised. Handles live as long as it does.
 type session struct {
 	lib     nv.Interface
+	opened  *opened
 	devices map[nvml.UUID]device
 	lacks   map[string]bool // functions, by whether the library lacks them
 	known   modelCache
@@ -27,8 +28,8 @@ type device struct {
 // lost GPU was. By position among the GPUs.
 type modelCache map[int]*model
 
-// close ends the session. The library answers nothing to a driver that is gone, so its result does not matter.
-func (s *session) close() { _ = s.lib.Shutdown() }
+// close ends the session.
+func (s *session) close() { s.opened.leave() }
 
 // has reports whether the library has a function. go-nvml resolves functions when they are called, and a missing one
 // aborts the process: newer ones, and those that drivers before MIG lack, must be asked for first.

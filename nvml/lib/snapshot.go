@@ -178,6 +178,7 @@ func (s *session) instance(d device, p *profile, handle nv.GpuInstance) (instanc
 		return instance{}, err
 	}
 	i := instance{handle: handle, id: info.Id, profile: p}
+	i.ID = int(info.Id)
 	i.Profile = p.Name
 	i.Span = nvml.Span{Start: int(info.Placement.Start), Size: int(info.Placement.Size)}
 	if err := s.askCompute(d, &i); err != nil {

@@ -530,7 +530,7 @@ func TestEventsArrive(t *testing.T) {
 		events, err := n.Driver().Events(ctx)
 		must(t, err)
 		must(t, n.Xid(1, 79))
-		want := nvml.Event{GPU: nvml.UUID(n.UUIDs()[1]), Kind: nvml.EventXid, Xid: 79}
+		want := nvml.Event{GPU: nvml.UUID(n.UUIDs()[1]), Kind: nvml.EventXid, Xid: 79, GI: nvml.WholeGPU, CI: nvml.WholeGPU}
 		if diff := cmp.Diff(want, <-events); diff != "" {
 			t.Errorf("event (-want +got):\n%s", diff)
 		}

@@ -34,8 +34,8 @@ func (l *Library) UUID(d Device) (uuid string, r Return) {
 
 // Index is the number that the handle is found by again: among the node's GPUs, or among the GPU's MIG devices.
 func (l *Library) Index(d Device) (index int, r Return) {
-	r = l.onDevice(GetIndex, d, func(_ *gpu, _ *instance, c *compute) Return {
-		index = d.gpu
+	r = l.onDeviceOf(GetIndex, d, func(s *state, _ *gpu, _ *instance, c *compute) Return {
+		index = slices.Index(s.counted(), d.gpu)
 		if c != nil {
 			index = c.Slot
 		}
@@ -122,7 +122,6 @@ type Static struct {
 	Cores              int
 	ECC                bool
 	VirtualizationMode uint32
-	EventTypes         uint64
 	NUMA               int
 }
 
@@ -131,8 +130,7 @@ func (l *Library) Static(d Device) (f Static, r Return) {
 	r = l.onDevice(GetStatic, d, func(g *gpu, _ *instance, _ *compute) Return {
 		m := g.model()
 		f = Static{
-			Arch: m.Arch, Brand: m.Brand, Major: m.Compute[0], Minor: m.Compute[1], Cores: m.CUDACores, ECC: true,
-			EventTypes: m.EventTypes, NUMA: g.NUMA,
+			Arch: m.Arch, Brand: m.Brand, Major: m.Compute[0], Minor: m.Compute[1], Cores: m.CUDACores, ECC: true, NUMA: g.NUMA,
 		}
 		f.VirtualizationMode = virtualizationModes[g.Virtual]
 		if g.Passthrough {
@@ -229,15 +227,6 @@ func (l *Library) ProcessName(pid int) (name string, r Return) {
 		return NotFound
 	})
 	return name, r
-}
-
-// Health of a GPU; a lost one answers GPUIsLost.
-func (l *Library) Health(d Device) (h Health, r Return) {
-	r = l.onDevice(GetHealth, d, func(g *gpu, _ *instance, _ *compute) Return {
-		h = g.Health
-		return Success
-	})
-	return h, r
 }
 
 // MIGMode is the mode now and after the next reset.
@@ -384,13 +373,7 @@ func (l *Library) Reset(d Device) Return {
 		}
 		g.Current, g.Instances = g.Pending, nil
 		g.ComputeMode = 0
-		g.Health.RemapPending = false
-		if g.Health.RecoveryAction == recoverByReset {
-			g.Health.RecoveryAction = 0
-		}
+		g.Health = g.Health.reset()
 		return Success
 	})
 }
-
-// recoverByReset is NVML_GPU_RECOVERY_ACTION_GPU_RESET.
-const recoverByReset = 1

@@ -15,7 +15,12 @@ import (
 
 // Driver gives the node's GPUs as the agent sees them, without go-nvml and without cgo. It stands for a process that loads
 // the library now: after an Upgrade each of its calls is nvml.ErrReplaced, and only a Driver made after it is of use.
-func (n *Node) Driver() nvml.Driver {
+func (n *Node) Driver() nvml.Driver { return n.driver() }
+
+// Health gives what the node's GPUs say of themselves, as Driver does.
+func (n *Node) Health() nvml.HealthReader { return n.driver() }
+
+func (n *Node) driver() *driver {
 	l := n.Library()
 	l.version = n.DriverVersion()
 	return &driver{library: l, known: map[int]nvml.GPU{}}
@@ -294,7 +299,7 @@ func (d *driver) stands(gi GPUInstance, p GPUInstanceProfile) (standing, Return)
 	if r != Success {
 		return s, r
 	}
-	s.Placed, s.UsedMiB = nvml.Placed{Profile: p.Name, Span: facts.At}, -1
+	s.Placed, s.ID, s.UsedMiB = nvml.Placed{Profile: p.Name, Span: facts.At}, facts.ID, -1
 	var parts []string
 	full := false
 	for kind := range computeKinds {
@@ -676,6 +681,58 @@ const eventPatience = time.Second
 // Events implements nvml.Driver.
 func (d *driver) Events(ctx context.Context) (<-chan nvml.Event, error) {
 	const op = "listening for events"
+	set, err := d.register(ctx, op)
+	if err != nil {
+		return nil, err
+	}
+	out := make(chan nvml.Event)
+	go func() {
+		defer close(out)
+		hand := func(e nvml.Event) {
+			select {
+			case out <- e:
+			case <-ctx.Done():
+			}
+		}
+		for ctx.Err() == nil {
+			e, r := set.wait(ctx, eventPatience)
+			if r == Timeout {
+				continue
+			}
+			if r == Success {
+				hand(d.news(e))
+				continue
+			}
+			if r == GPUIsLost {
+				hand(nvml.Event{Kind: nvml.EventUnavailable, GI: nvml.WholeGPU, CI: nvml.WholeGPU})
+			}
+			hand(nvml.Event{Kind: nvml.EventSilence, GI: nvml.WholeGPU, CI: nvml.WholeGPU})
+			if set = d.again(ctx, op); set != nil {
+				hand(nvml.Event{Kind: nvml.EventWatching, GI: nvml.WholeGPU, CI: nvml.WholeGPU})
+			}
+		}
+	}()
+	return out, nil
+}
+
+// again registers anew until it succeeds or ctx ends, when it gives nil.
+func (d *driver) again(ctx context.Context, op string) *EventSet {
+	for {
+		t := time.NewTimer(eventPatience)
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			return nil
+		case <-t.C:
+		}
+		if set, err := d.register(ctx, op); err == nil {
+			return set
+		}
+	}
+}
+
+// register makes a set of what all GPUs tell that are not lost.
+func (d *driver) register(ctx context.Context, op string) (*EventSet, error) {
 	l := &Library{store: d.library.store, version: d.library.version} // it stays initialized, beside the calls of this driver
 	var set *EventSet
 	err := d.do(ctx, op, "", func() error {
@@ -688,40 +745,44 @@ func (d *driver) Events(ctx context.Context) (<-chan nvml.Event, error) {
 		}
 		n, r := l.DeviceCount()
 		for i := 0; i < n && r == Success; i++ {
-			r = l.Register(Device{gpu: i}, EventXid|EventSingleBitECC|EventDoubleBitECC, set)
-			if r == GPUIsLost {
+			if r = registerAt(l, i, set); r == GPUIsLost {
 				r = Success // the others still have news
 			}
 		}
 		return failure(op, "", r)
 	})
 	if err != nil {
-		return nil, err
+		return nil, err // and set is still the call's that was abandoned
 	}
-	out := make(chan nvml.Event)
-	go func() {
-		defer close(out)
-		for ctx.Err() == nil {
-			e, r := set.wait(ctx, eventPatience)
-			if r == Timeout {
-				continue
-			}
-			if r != Success {
-				return
-			}
-			select {
-			case out <- d.news(e):
-			case <-ctx.Done():
-			}
-		}
-	}()
-	return out, nil
+	return set, nil
+}
+
+// listened are the events that are news, by their bit.
+var listened = map[uint64]nvml.EventKind{
+	EventXid: nvml.EventXid, EventDoubleBitECC: nvml.EventECC, EventRetired: nvml.EventRetired, EventRetireFailed: nvml.EventRetireFailed,
+	EventPoison: nvml.EventPoison, EventFatalPoison: nvml.EventFatalPoison, EventUnavailable: nvml.EventUnavailable, EventAction: nvml.EventAction,
+}
+
+func registerAt(l *Library, index int, set *EventSet) Return {
+	h, r := l.DeviceByIndex(index)
+	if r != Success {
+		return r
+	}
+	types, r := l.EventTypes(h)
+	if r != Success {
+		return r
+	}
+	var want uint64
+	for bit := range listened {
+		want |= bit & types
+	}
+	return l.Register(h, want, set)
 }
 
 func (d *driver) news(e Event) nvml.Event {
-	news := nvml.Event{Kind: nvml.EventECC}
+	news := nvml.Event{Kind: listened[e.Type], GI: e.GI, CI: e.CI}
 	if e.Type == EventXid {
-		news.Kind, news.Xid = nvml.EventXid, e.Data
+		news.Xid = e.Data
 	}
 	if st, err := d.library.store.load(); err == nil {
 		news.GPU = nvml.UUID(st.GPUs[e.GPU].UUID)

@@ -12,6 +12,13 @@ const (
 	EventSingleBitECC uint64 = 0x1
 	EventDoubleBitECC uint64 = 0x2
 	EventXid          uint64 = 0x8
+	EventStorm        uint64 = 0x200
+	EventRetired      uint64 = 0x400
+	EventRetireFailed uint64 = 0x800
+	EventPoison       uint64 = 0x1000
+	EventFatalPoison  uint64 = 0x2000
+	EventUnavailable  uint64 = 0x4000
+	EventAction       uint64 = 0x8000
 )
 
 // Event is news about a GPU.
@@ -31,42 +38,68 @@ const eventInterval = 100 * time.Millisecond
 // keptEvents is how many events a node remembers. A waiter that falls behind further misses some, as on hardware.
 const keptEvents = 64
 
-func (s *state) emit(e Event) {
-	e.Serial = s.next()
+// emit reports an event of a GPU, on one of its instances or on all of it.
+func (s *state) emit(gpuIndex int, kind, data uint64, at *instance) {
+	e := Event{Serial: s.next(), GPU: gpuIndex, Type: kind, Data: data, GI: NoInstance, CI: NoInstance}
+	if s.generation() < withGIOfEvents {
+		at = nil
+	}
+	if at != nil {
+		e.GI = at.ID
+		if len(at.Compute) == 1 {
+			e.CI = at.Compute[0].ID
+		}
+	}
 	s.Events = append(s.Events, e)
 	if extra := len(s.Events) - keptEvents; extra > 0 {
 		s.Events = slices.Delete(s.Events, 0, extra)
 	}
 }
 
-// EventSet collects events of the GPUs that are registered with it, from its creation on.
+// EventSet collects events of the GPUs that are registered with it, of each from then on. It is of no more use once the driver was
+// loaded anew.
 type EventSet struct {
 	library *Library
+	loads   int // of the driver, when it was made
 
-	mu    sync.Mutex
-	last  uint64
-	types map[int]uint64 // by GPU
+	mu         sync.Mutex
+	last       uint64
+	registered map[int]registration // by GPU
+}
+
+// registration is what a set collects of a GPU.
+type registration struct {
+	types uint64
+	since uint64 // number of the last event before
 }
 
 // NewEventSet makes an empty set.
 func (l *Library) NewEventSet() (*EventSet, Return) {
-	set := &EventSet{library: l, types: map[int]uint64{}}
+	set := &EventSet{library: l, registered: map[int]registration{}}
 	r := l.read(RegisterEvents, noGPU, func(s *state) Return {
-		set.last = s.Counter
+		set.loads = s.Loads
 		return Success
 	})
 	return set, r
 }
 
-// Register adds event types of a GPU. Types that the GPU does not have are NotSupported.
+// Register adds event types of a GPU. If one of them is none that the driver knows it is NotSupported, and none is added.
 func (l *Library) Register(d Device, types uint64, set *EventSet) Return {
-	return l.onGPU(RegisterEvents, d, func(g *gpu) Return {
-		if types&^g.model().EventTypes != 0 {
+	return l.onDeviceOf(RegisterEvents, d, func(s *state, g *gpu, _ *instance, c *compute) Return {
+		switch {
+		case c != nil:
+			return InvalidArgument
+		case types&^s.eventTypes(g) != 0:
 			return NotSupported
 		}
 		set.mu.Lock()
 		defer set.mu.Unlock()
-		set.types[d.gpu] |= types
+		was := set.registered[d.gpu]
+		if was.types == 0 {
+			was.since = s.Counter
+		}
+		was.types |= types
+		set.registered[d.gpu] = was
 		return Success
 	})
 }
@@ -83,11 +116,8 @@ func (set *EventSet) wait(ctx context.Context, d time.Duration) (e Event, r Retu
 	for {
 		changed := set.library.store.change()
 		r = set.library.read(EventSetWait, noGPU, func(s *state) Return {
-			var ok bool
-			if e, ok = set.take(s); !ok {
-				return Timeout
-			}
-			return Success
+			e, r = set.take(s)
+			return r
 		})
 		if r != Timeout {
 			return e, r
@@ -110,16 +140,26 @@ func (set *EventSet) wait(ctx context.Context, d time.Duration) (e Event, r Retu
 	}
 }
 
-func (set *EventSet) take(s *state) (Event, bool) {
+// take gives the next event. Without one, a GPU that is lost ends the wait at once.
+func (set *EventSet) take(s *state) (Event, Return) {
+	if s.Loads != set.loads {
+		return Event{}, Uninitialized
+	}
 	set.mu.Lock()
 	defer set.mu.Unlock()
 	for _, e := range s.Events {
-		if e.Serial > set.last && set.types[e.GPU]&e.Type != 0 {
+		at := set.registered[e.GPU]
+		if e.Serial > set.last && e.Serial > at.since && at.types&e.Type != 0 {
 			set.last = e.Serial
-			return e, true
+			return e, Success
 		}
 	}
-	return Event{}, false
+	for n := range set.registered {
+		if s.GPUs[n].Health.Lost {
+			return Event{}, GPUIsLost
+		}
+	}
+	return Event{}, Timeout
 }
 
 // Handle is the GPU that the event is about.

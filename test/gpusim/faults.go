@@ -32,7 +32,8 @@ const (
 	GetComputeMode       = "GetComputeMode"
 	SetComputeMode       = "SetComputeMode"
 	GetRunningProcesses  = "GetRunningProcesses"
-	GetHealth            = "GetHealth" // ECC counters, remapped rows, recovery action
+	GetHealth            = "GetHealth"      // ECC counters, remapped rows, SRAM, repairs, fabric
+	GetFieldValues       = "GetFieldValues" // the same as fields, and the recovery action
 	GetMigMode           = "GetMigMode"
 	SetMigMode           = "SetMigMode"
 	GetMaxMigDeviceCount = "GetMaxMigDeviceCount"
@@ -70,7 +71,7 @@ const (
 var functions = []string{
 	Init, Shutdown, GetDriverVersion, GetCount, GetHandleByIndex, GetHandleByUUID, GetHandleByPciBusId, GetHandleBySerial,
 	GetName, GetUUID, GetIndex, GetMinorNumber, GetSerial, GetPciInfo, GetMemoryInfo, GetStatic, GetPersistenceMode,
-	SetPersistenceMode, GetComputeMode, SetComputeMode, GetRunningProcesses, GetHealth, GetMigMode, SetMigMode,
+	SetPersistenceMode, GetComputeMode, SetComputeMode, GetRunningProcesses, GetHealth, GetFieldValues, GetMigMode, SetMigMode,
 	GetMaxMigDeviceCount, GetMigDeviceHandleByIndex, GetAttributes, GetInstanceIds, GetGpuInstanceProfileInfo,
 	GetGpuInstancePossiblePlacements, GetGpuInstanceRemainingCapacity, GetGpuInstances, GetGpuInstanceById,
 	CreateGpuInstance, CreateGpuInstanceWithPlacement, GpuInstanceGetInfo, GpuInstanceDestroy,

@@ -171,10 +171,24 @@ func (s *state) gpuAt(n int) (*gpu, Return) {
 	if n < 0 || n >= len(s.GPUs) {
 		return nil, InvalidArgument
 	}
-	if s.GPUs[n].Health.Lost {
+	switch h := s.GPUs[n].Health; {
+	case h.Absent:
+		return nil, NotFound
+	case h.Lost:
 		return nil, GPUIsLost
 	}
 	return s.GPUs[n], Success
+}
+
+// counted are the GPUs that the driver has found when it was loaded, in the order in which it counts them.
+func (s *state) counted() []int {
+	var out []int
+	for n, g := range s.GPUs {
+		if !g.Health.Absent {
+			out = append(out, n)
+		}
+	}
+	return out
 }
 
 // onGPU reads something that only a GPU has, and no MIG device.
@@ -193,19 +207,24 @@ func (l *Library) onGPU(function string, d Device, work func(g *gpu) Return) Ret
 
 // onDevice reads something that GPUs and MIG devices have; i and c are nil for a GPU.
 func (l *Library) onDevice(function string, d Device, work func(g *gpu, i *instance, c *compute) Return) Return {
+	return l.onDeviceOf(function, d, func(_ *state, g *gpu, i *instance, c *compute) Return { return work(g, i, c) })
+}
+
+// onDeviceOf is onDevice for what takes more of the node than the device.
+func (l *Library) onDeviceOf(function string, d Device, work func(s *state, g *gpu, i *instance, c *compute) Return) Return {
 	return l.read(function, d.gpu, func(s *state) Return {
 		g, r := s.gpuAt(d.gpu)
 		switch {
 		case r != Success:
 			return r
 		case d.mig == "":
-			return work(g, nil, nil)
+			return work(s, g, nil, nil)
 		}
 		i, c := g.device(d.mig)
 		if c == nil {
 			return NotFound
 		}
-		return work(g, i, c)
+		return work(s, g, i, c)
 	})
 }
 
@@ -241,7 +260,7 @@ func (l *Library) Versions() (driver, nvml string, cuda int, r Return) {
 // DeviceCount is the number of GPUs.
 func (l *Library) DeviceCount() (n int, r Return) {
 	r = l.read(GetCount, noGPU, func(s *state) Return {
-		n = len(s.GPUs)
+		n = len(s.counted())
 		return Success
 	})
 	return n, r
@@ -249,9 +268,16 @@ func (l *Library) DeviceCount() (n int, r Return) {
 
 // DeviceByIndex finds a GPU by its place in PCI order.
 func (l *Library) DeviceByIndex(index int) (d Device, r Return) {
-	r = l.read(GetHandleByIndex, index, func(s *state) Return {
-		d = Device{gpu: index}
-		_, r := s.gpuAt(index)
+	at := index
+	if st, err := l.store.load(); err == nil && index >= 0 && index < len(st.counted()) {
+		at = st.counted()[index]
+	}
+	r = l.read(GetHandleByIndex, at, func(s *state) Return {
+		if index < 0 || index >= len(s.counted()) {
+			return InvalidArgument
+		}
+		d = Device{gpu: s.counted()[index]}
+		_, r := s.gpuAt(d.gpu)
 		return r
 	})
 	return d, r

@@ -316,43 +316,8 @@ func (n *Node) BootID() string {
 	return st.BootID
 }
 
-// Xid reports an error of the driver about a GPU to all who listen.
-func (n *Node) Xid(gpuIndex int, xid uint64) error {
-	return n.event(gpuIndex, Event{Type: EventXid, Data: xid})
-}
-
-// ECC counts an uncorrectable memory error of a GPU and reports it to all who listen.
-func (n *Node) ECC(gpuIndex int) error {
-	return n.event(gpuIndex, Event{Type: EventDoubleBitECC})
-}
-
-func (n *Node) event(gpuIndex int, e Event) error {
-	return n.update("reporting an event", func(s *state) error {
-		if gpuIndex < 0 || gpuIndex >= len(s.GPUs) {
-			return noSuchGPU(gpuIndex, s)
-		}
-		if e.Type == EventDoubleBitECC {
-			s.GPUs[gpuIndex].Health.UncorrectableECC++
-		}
-		e.GPU, e.GI, e.CI = gpuIndex, NoInstance, NoInstance
-		s.emit(e)
-		return nil
-	})
-}
-
 func noSuchGPU(index int, s *state) error {
 	return fmt.Errorf("there is no GPU %d: use 0 to %d", index, len(s.GPUs)-1)
-}
-
-// SetHealth decides what a GPU reports about itself.
-func (n *Node) SetHealth(gpuIndex int, h Health) error {
-	return n.update("setting health", func(s *state) error {
-		if gpuIndex < 0 || gpuIndex >= len(s.GPUs) {
-			return noSuchGPU(gpuIndex, s)
-		}
-		s.GPUs[gpuIndex].Health = h
-		return nil
-	})
 }
 
 // UUIDs are the GPUs of the node, in order.
@@ -434,23 +399,6 @@ func (g *gpu) describeMode() string {
 	}
 	if g.ComputeMode != 0 {
 		out += fmt.Sprintf(" compute-mode=%d", g.ComputeMode)
-	}
-	return out
-}
-
-func (h Health) describe() string {
-	var out string
-	if h.Lost {
-		out += " lost"
-	}
-	if h.RecoveryAction != 0 {
-		out += fmt.Sprintf(" recovery-action=%d", h.RecoveryAction)
-	}
-	if h.RemapPending {
-		out += " remap-pending"
-	}
-	if h.RemapFailed {
-		out += " remap-failed"
 	}
 	return out
 }

@@ -28,6 +28,7 @@ type state struct {
 	Delays  map[string]time.Duration `json:"delays,omitempty"`
 	Calls   map[string]int           `json:"calls,omitempty"`
 	Events  []Event                  `json:"events,omitempty"` // the newest ones
+	Loads   int                      `json:"loads,omitempty"`  // how often the driver was loaded again
 	Host    string                   `json:"host,omitempty"`   // where RenderHost has put the node's parts of /proc
 }
 
@@ -81,16 +82,6 @@ type process struct {
 	Hidden  bool   `json:"hidden,omitempty"`  // an NVML client without a CUDA context
 	MPS     bool   `json:"mps,omitempty"`     // its context is in the server of MPS
 	Started uint64 `json:"started,omitempty"` // start time of a real process, 0 for an imagined one
-}
-
-// Health is what a GPU reports about its own state.
-type Health struct {
-	Lost             bool   `json:"lost,omitempty"`           // fallen off the bus: nearly every call answers GPUIsLost
-	RecoveryAction   int    `json:"recoveryAction,omitempty"` // NVML_GPU_RECOVERY_ACTION_…; 0 none, 1 reset, 2 reboot
-	UncorrectableECC uint64 `json:"uncorrectableECC,omitempty"`
-	RemappedRows     int    `json:"remappedRows,omitempty"` // because of uncorrectable errors
-	RemapPending     bool   `json:"remapPending,omitempty"`
-	RemapFailed      bool   `json:"remapFailed,omitempty"`
 }
 
 func (g *gpu) model() *model { return models[g.Model] }
@@ -269,13 +260,14 @@ func newState(spec Spec) *state {
 // forget drops what is lost when the driver starts anew: geometry and processes always, MIG mode where it is not kept in
 // the GPU itself, persistence mode where no daemon sets it again.
 func (s *state) forget() {
+	s.Loads++
 	for _, g := range s.GPUs {
 		g.Instances, g.Processes = nil, nil
 		if !g.model().resetsForMode() {
 			g.Pending = false
 		}
 		g.Current = g.Pending
-		g.Health = Health{UncorrectableECC: g.Health.UncorrectableECC, RemappedRows: g.Health.RemappedRows, RemapFailed: g.Health.RemapFailed}
+		g.Health = g.Health.reloaded()
 		g.ComputeMode = 0
 		g.Persistence = g.Daemon
 	}

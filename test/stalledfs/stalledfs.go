@@ -16,6 +16,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -34,7 +35,7 @@ const (
 	sayStall   = "stall"   // to the server, which says it back when it is silent
 	sayAnswer  = "answer"  // to the server, which says it back when it answers again
 	sayMounted = "mounted" // by the server
-	sayAsked   = "asked"   // by the server: somebody waits
+	sayAsked   = "asked "  // by the server: somebody waits, the thread of this id
 	sayCannot  = "cannot " // by the server: it cannot mount, and why
 )
 
@@ -53,6 +54,7 @@ type FS struct {
 	t      testing.TB
 	server io.Writer   // takes commands
 	said   chan string // what it says to them
+	others chan int    // ids of threads of other processes that wait; those that nobody takes are left out
 	mu     sync.Mutex
 	asked  chan struct{} // closed when somebody waits; nil while it answers
 }
@@ -61,7 +63,7 @@ type FS struct {
 // At the end of the test the server is killed, so that whoever waits for it gets an error.
 func Mount(t testing.TB, files ...string) *FS {
 	t.Helper()
-	f := &FS{Dir: filepath.Join(t.TempDir(), "mnt"), t: t, said: make(chan string, 1)}
+	f := &FS{Dir: filepath.Join(t.TempDir(), "mnt"), t: t, said: make(chan string, 1), others: make(chan int, 64)}
 	if err := os.Mkdir(f.Dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -126,12 +128,22 @@ func (f *FS) start() {
 	})
 }
 
-// listen hears what the server says until it has ended.
+// listen hears what the server says until it has ended. Only a call of the test's own process is one that the test waits for: any other
+// process of the machine may ask for the mount, too.
 func (f *FS) listen(out io.Reader) {
 	defer close(f.said)
 	for lines := bufio.NewScanner(out); lines.Scan(); {
-		if lines.Text() != sayAsked {
+		who, asks := strings.CutPrefix(lines.Text(), sayAsked)
+		if !asks {
 			f.said <- lines.Text()
+			continue
+		}
+		thread, err := strconv.Atoi(who)
+		if _, gone := os.Stat(fmt.Sprintf("/proc/self/task/%d", thread)); err != nil || gone != nil {
+			select {
+			case f.others <- thread:
+			default:
+			}
 			continue
 		}
 		f.mu.Lock()
@@ -193,7 +205,6 @@ func serve(dir string) {
 type server struct {
 	mu    sync.Mutex
 	until chan struct{} // closed when it answers again; nil while it does
-	asked bool          // somebody waits
 }
 
 func (s *server) say(what string) { _, _ = fmt.Fprintln(os.Stdout, what) } // to nobody, if the test has ended
@@ -206,33 +217,21 @@ func (s *server) set(silent bool) {
 		s.until = nil
 	}
 	if silent {
-		s.until, s.asked = make(chan struct{}), false
+		s.until = make(chan struct{})
 	}
 }
 
-// wait waits while the server is silent. The server tells the test of a waiting call only if the test's own process makes it: any process of
-// the machine may ask for the mount, and the test would take that for the call that it waits for.
+// wait waits while the server is silent, and tells the test who does.
 func (s *server) wait(ctx context.Context) {
 	s.mu.Lock()
 	until := s.until
-	if until != nil && !s.asked && ofTest(ctx) {
-		s.asked = true
-		s.say(sayAsked)
+	if caller, ok := fuse.FromContext(ctx); ok && until != nil {
+		s.say(sayAsked + strconv.Itoa(int(caller.Pid)))
 	}
 	s.mu.Unlock()
 	if until != nil {
 		<-until
 	}
-}
-
-// ofTest reports whether a thread of the test's process asks.
-func ofTest(ctx context.Context) bool {
-	caller, ok := fuse.FromContext(ctx)
-	if !ok {
-		return false
-	}
-	_, err := os.Stat(fmt.Sprintf("/proc/%d/task/%d", os.Getppid(), caller.Pid))
-	return err == nil
 }
 
 // node is a file or folder.

@@ -12,49 +12,74 @@ import (
 //export nvmlDeviceGetEccMode
 func nvmlDeviceGetEccMode(device, current, pending unsafe.Pointer) int32 {
 	return on(device, func(d gpusim.Device) gpusim.Return {
-		s, r := lib().Static(d)
-		if r := put(current, bit(s.ECC), r); r != gpusim.Success {
+		now, next, r := lib().ECCMode(d)
+		if r := put(current, bit(now), r); r != gpusim.Success {
 			return r
 		}
-		return put(pending, bit(s.ECC), r)
+		return put(pending, bit(next), r)
 	})
 }
 
-const uncorrected = 1 // NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+const (
+	uncorrected = 1 // NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+	aggregate   = 1 // NVML_AGGREGATE_ECC
+)
+
+func eccErrors(h gpusim.Health, kind, counter uint32) uint64 {
+	switch {
+	case kind == uncorrected && counter == aggregate:
+		return h.UncorrectableECC
+	case kind == uncorrected:
+		return h.Volatile.Uncorrectable
+	case counter == aggregate:
+		return h.CorrectableECC
+	default:
+		return h.Volatile.Correctable
+	}
+}
 
 //export nvmlDeviceGetTotalEccErrors
-func nvmlDeviceGetTotalEccErrors(device unsafe.Pointer, kind, _ uint32, to unsafe.Pointer) int32 {
+func nvmlDeviceGetTotalEccErrors(device unsafe.Pointer, kind, counter uint32, to unsafe.Pointer) int32 {
 	return on(device, func(d gpusim.Device) gpusim.Return {
 		h, r := lib().Health(d)
-		if kind != uncorrected {
-			h.UncorrectableECC = 0
-		}
-		return put(to, h.UncorrectableECC, r)
+		return put(to, eccErrors(h, kind, counter), r)
 	})
 }
 
-const deviceMemory = 2 // NVML_MEMORY_LOCATION_DEVICE_MEMORY
+// Places of memory, as NVML_MEMORY_LOCATION_… numbers them. A real H200 has none of the others.
+const (
+	deviceMemory   = 2
+	sram           = 7
+	knownLocations = 8
+)
 
 //export nvmlDeviceGetMemoryErrorCounter
 func nvmlDeviceGetMemoryErrorCounter(device unsafe.Pointer, kind, counter, location uint32, to unsafe.Pointer) int32 {
-	if location != deviceMemory {
-		return on(device, func(d gpusim.Device) gpusim.Return {
-			_, r := lib().Health(d)
+	return on(device, func(d gpusim.Device) gpusim.Return {
+		h, r := lib().Health(d)
+		switch {
+		case r != gpusim.Success:
+			return r
+		case location >= knownLocations:
+			return gpusim.InvalidArgument
+		case location == sram:
 			return put(to, uint64(0), r)
-		})
-	}
-	return nvmlDeviceGetTotalEccErrors(device, kind, counter, to)
+		case location != deviceMemory:
+			return gpusim.NotSupported
+		}
+		return put(to, eccErrors(h, kind, counter), r)
+	})
 }
 
 //export nvmlDeviceGetRemappedRows
 func nvmlDeviceGetRemappedRows(device, correctable, uncorrectable, pending, failed unsafe.Pointer) int32 {
 	return on(device, func(d gpusim.Device) gpusim.Return {
-		h, r := lib().Health(d)
+		h, r := lib().RowRemapping(d)
 		for _, out := range []struct {
 			to unsafe.Pointer
 			v  uint32
 		}{
-			{correctable, 0},
+			{correctable, uint32(h.RemappedRowsCorrectable)},
 			{uncorrectable, uint32(h.RemappedRows)},
 			{pending, bit(h.RemapPending)},
 			{failed, bit(h.RemapFailed)},
@@ -67,6 +92,64 @@ func nvmlDeviceGetRemappedRows(device, correctable, uncorrectable, pending, fail
 	})
 }
 
+// histogram is nvmlRowRemapperHistogramValues_t.
+type histogram struct{ max, high, partial, low, none uint32 }
+
+//export nvmlDeviceGetRowRemapperHistogram
+func nvmlDeviceGetRowRemapperHistogram(device, to unsafe.Pointer) int32 {
+	return on(device, func(d gpusim.Device) gpusim.Return {
+		h, r := lib().RemapBanks(d)
+		return put(to, histogram{max: uint32(h.FullBanks()), none: uint32(h.SparelessBanks)}, r)
+	})
+}
+
+// sramStatus is nvmlEccSramErrorStatus_v1_t.
+type sramStatus struct {
+	version  uint32
+	counts   [11]uint64
+	exceeded uint32
+}
+
+//export nvmlDeviceGetSramEccErrorStatus
+func nvmlDeviceGetSramEccErrorStatus(device, to unsafe.Pointer) int32 {
+	return on(device, func(d gpusim.Device) gpusim.Return {
+		h, r := lib().SRAMStatus(d)
+		return putVersioned(to, sramStatus{version: versionOf[sramStatus](1), exceeded: bit(h.SRAMThreshold)}, 1, r)
+	})
+}
+
+// repairStatus is nvmlRepairStatus_v1_t.
+type repairStatus struct{ version, channel, tpc uint32 }
+
+//export nvmlDeviceGetRepairStatus
+func nvmlDeviceGetRepairStatus(device, to unsafe.Pointer) int32 {
+	return on(device, func(d gpusim.Device) gpusim.Return {
+		h, r := lib().RepairStatus(d)
+		return putVersioned(to, repairStatus{version: versionOf[repairStatus](1), channel: bit(h.RepairPending)}, 1, r)
+	})
+}
+
+//export nvmlDeviceGetUnrepairableMemoryFlag_v1
+func nvmlDeviceGetUnrepairableMemoryFlag_v1(device, to unsafe.Pointer) int32 {
+	return on(device, func(d gpusim.Device) gpusim.Return {
+		h, r := lib().UnrepairableMemory(d)
+		return put(to, bit(h.Unrepairable), r)
+	})
+}
+
+//export nvmlDeviceGetRetiredPagesPendingStatus
+func nvmlDeviceGetRetiredPagesPendingStatus(device, to unsafe.Pointer) int32 {
+	return on(device, func(d gpusim.Device) gpusim.Return {
+		fields, r := lib().Fields(d, []uint32{retiredPagesPending})
+		if r != gpusim.Success {
+			return r
+		}
+		return put(to, uint32(fields[0].Value), fields[0].Return)
+	})
+}
+
+const retiredPagesPending = 31 // NVML_FI_DEV_RETIRED_PENDING
+
 // fieldValue is nvmlFieldValue_t.
 type fieldValue struct {
 	field, scope       uint32
@@ -75,10 +158,10 @@ type fieldValue struct {
 	value              uint64
 }
 
-// What nvmlDeviceGetFieldValues is asked for here.
+// Types of fields: NVML_VALUE_TYPE_….
 const (
-	recoveryAction = 230 // NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
-	unsignedInt    = 1   // NVML_VALUE_TYPE_UNSIGNED_INT
+	unsignedInt      = 1
+	unsignedLongLong = 3
 )
 
 //export nvmlDeviceGetFieldValues
@@ -87,16 +170,22 @@ func nvmlDeviceGetFieldValues(device unsafe.Pointer, count int32, values unsafe.
 		if values == nil || count < 0 {
 			return gpusim.InvalidArgument
 		}
-		h, r := lib().Health(d)
+		asked := unsafe.Slice((*fieldValue)(values), count)
+		ids := make([]uint32, len(asked))
+		for i := range asked {
+			ids[i] = asked[i].field
+		}
+		found, r := lib().Fields(d, ids)
 		if r != gpusim.Success {
 			return r
 		}
-		for i := range unsafe.Slice((*fieldValue)(values), count) {
-			f := &unsafe.Slice((*fieldValue)(values), count)[i]
-			f.timestamp = time.Now().UnixMicro()
-			f.result = uint32(gpusim.NotSupported)
-			if f.field == recoveryAction {
-				f.kind, f.result, f.value = unsignedInt, uint32(gpusim.Success), uint64(h.RecoveryAction)
+		for i, f := range found {
+			asked[i].timestamp, asked[i].kind, asked[i].result = time.Now().UnixMicro(), unsignedInt, uint32(f.Return)
+			if f.Wide {
+				asked[i].kind = unsignedLongLong
+			}
+			if f.Return == gpusim.Success {
+				asked[i].value = f.Value
 			}
 		}
 		return gpusim.Success
@@ -113,8 +202,8 @@ type fabricInfo struct {
 //export nvmlDeviceGetGpuFabricInfo
 func nvmlDeviceGetGpuFabricInfo(device, to unsafe.Pointer) int32 {
 	return on(device, func(d gpusim.Device) gpusim.Return {
-		_, r := lib().Static(d)
-		return put(to, fabricInfo{}, r)
+		h, r := lib().Health(d)
+		return put(to, fabricInfo{status: uint32(h.Fabric.Status), state: uint8(h.Fabric.State)}, r)
 	})
 }
 
@@ -136,8 +225,10 @@ type fabricInfoV3 struct {
 //export nvmlDeviceGetGpuFabricInfoV
 func nvmlDeviceGetGpuFabricInfoV(device, to unsafe.Pointer) int32 {
 	return on(device, func(d gpusim.Device) gpusim.Return {
-		_, r := lib().Static(d)
-		v2 := fabricInfoV2{version: versionOf[fabricInfoV2](2)}
+		h, r := lib().Health(d)
+		v2 := fabricInfoV2{
+			version: versionOf[fabricInfoV2](2), status: uint32(h.Fabric.Status), state: uint8(h.Fabric.State), health: h.Fabric.Mask,
+		}
 		if r := putVersioned(to, v2, 2, r); r != gpusim.VersionMismatch {
 			return r
 		}
@@ -160,8 +251,8 @@ func nvmlDeviceGetAddressingMode(device, to unsafe.Pointer) int32 {
 //export nvmlDeviceGetSupportedEventTypes
 func nvmlDeviceGetSupportedEventTypes(device, to unsafe.Pointer) int32 {
 	return on(device, func(d gpusim.Device) gpusim.Return {
-		s, r := lib().Static(d)
-		return put(to, s.EventTypes, r)
+		types, r := lib().EventTypes(d)
+		return put(to, types, r)
 	})
 }
 

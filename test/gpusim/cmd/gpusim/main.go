@@ -57,7 +57,7 @@ func command() *cobra.Command {
 	root.PersistentFlags().StringVar(&c.dir, "node", defaultDir(), "directory of the node; GPUSIM_NODE says it too")
 	root.AddCommand(
 		c.create(), c.show(), c.hold(), c.use(), c.release(), c.monitor(), c.compute(), c.fail(), c.delay(), c.reset(), c.reboot(), c.reload(), c.upgrade(),
-		c.calls(), c.xid(), c.ecc(), c.health(), c.render(),
+		c.calls(), c.xid(), c.ecc(), c.health(), c.play(), c.render(),
 	)
 	return root
 }
@@ -343,12 +343,59 @@ func (c *cli) health() *cobra.Command {
 			return c.on(func(n *gpusim.Node) error { return n.SetHealth(gpu, h) })
 		},
 	}
-	cmd.Flags().BoolVar(&h.Lost, "lost", false, "fallen off the bus")
-	cmd.Flags().IntVar(&h.RecoveryAction, "recovery-action", 0, "1 reset, 2 reboot, as NVML numbers them")
-	cmd.Flags().Uint64Var(&h.UncorrectableECC, "uncorrectable-ecc", 0, "memory errors so far")
-	cmd.Flags().IntVar(&h.RemappedRows, "remapped-rows", 0, "rows of memory remapped so far")
-	cmd.Flags().BoolVar(&h.RemapPending, "remap-pending", false, "a row waits for a reset to be remapped")
-	cmd.Flags().BoolVar(&h.RemapFailed, "remap-failed", false, "a row could not be remapped")
+	flags := cmd.Flags()
+	flags.BoolVar(&h.Lost, "lost", false, "fallen off the bus")
+	flags.BoolVar(&h.Absent, "absent", false, "the driver did not find it when it was loaded")
+	flags.IntVar(&h.RecoveryAction, "recovery-action", 0, "1 reset, 2 reboot, 4 drain and reset, and so on, as NVML numbers them")
+	flags.Uint64Var(&h.UncorrectableECC, "uncorrectable-ecc", 0, "memory errors so far")
+	flags.Uint64Var(&h.Volatile.Uncorrectable, "volatile-ecc", 0, "memory errors since the driver was loaded or the GPU reset")
+	flags.IntVar(&h.RemappedRows, "remapped-rows", 0, "rows of memory remapped so far")
+	flags.BoolVar(&h.RemapPending, "remap-pending", false, "a row waits for a reset to be remapped")
+	flags.BoolVar(&h.RemapFailed, "remap-failed", false, "a row could not be remapped")
+	flags.IntVar(&h.SparelessBanks, "spareless-banks", 0, "banks of memory without a spare row")
+	flags.BoolVar(&h.RepairPending, "repair-pending", false, "a channel waits for a reset to be repaired")
+	flags.BoolVar(&h.Unrepairable, "unrepairable", false, "memory cannot be repaired any more")
+	flags.BoolVar(&h.SRAMThreshold, "sram-threshold", false, "SRAM has had more errors than NVIDIA lets pass")
+	flags.BoolVar(&h.RetiringPages, "retiring-pages", false, "a page of memory is dropped at the next load of the driver (T4)")
+	flags.BoolVar(&h.ECCModeChanging, "ecc-mode-changing", false, "ECC is turned off, or on, at the next reset")
+	flags.IntVar(&h.Fabric.State, "fabric-state", 0, "0 none, 1 not started, 2 in progress, 3 completed")
+	flags.IntVar((*int)(&h.Fabric.Status), "fabric-status", 0, "result code of joining the fabric, once that is completed")
+	return cmd
+}
+
+// play lets what happens to GPUs on real machines happen to a simulated one.
+func (c *cli) play() *cobra.Command {
+	start, cure := gpusim.NoInstance, false
+	cmd := &cobra.Command{
+		Use:   "play GPU SEQUENCE",
+		Short: "Let a sequence of faults happen to a GPU, or what cures it; without arguments, list them",
+		Args: cobra.MatchAll(cobra.MaximumNArgs(2), func(_ *cobra.Command, args []string) error {
+			if len(args) == 1 {
+				return fmt.Errorf("SEQUENCE is missing: gpusim play lists them")
+			}
+			return nil
+		}),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				for _, s := range gpusim.Sequences() {
+					fmt.Fprintf(cmd.OutOrStdout(), "%-31s %s\n", s.Name, s.Means)
+				}
+				return nil
+			}
+			gpu, err := strconv.Atoi(args[0])
+			if err != nil {
+				return fmt.Errorf("GPU is %q: use a number", args[0])
+			}
+			return c.on(func(n *gpusim.Node) error {
+				if cure {
+					return n.Cure(cmd.Context(), gpu, args[1])
+				}
+				return n.Play(cmd.Context(), gpu, start, args[1])
+			})
+		},
+	}
+	cmd.Flags().IntVar(&start, "instance", gpusim.NoInstance, "where the GPU instance stands that it is about; none is the whole GPU")
+	cmd.Flags().BoolVar(&cure, "cure", false, "let what ends the sequence happen: a reset, a reboot, another GPU")
 	return cmd
 }
 

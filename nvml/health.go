@@ -1,0 +1,147 @@
+package nvml
+
+import (
+	"context"
+	"fmt"
+)
+
+// HealthReader tells how the node's GPUs are. It changes nothing, and may be used beside a Driver on the same GPUs: a call that hangs
+// here holds up none there.
+type HealthReader interface {
+	// Health reports every GPU that the driver counts, in PCI order, those that are lost too. What takes more than some
+	// microseconds, or is not known to come at all, is read only if thorough.
+	//
+	// It returns when ctx ends, at the latest: a call into the driver that does not come back is left alone, and Health is
+	// ErrUnresponsive until it does. With no driver loaded it is ErrNoDriver.
+	Health(ctx context.Context, thorough bool) ([]Health, error)
+	// Events delivers news until ctx ends, then closes the channel.
+	Events(ctx context.Context) (<-chan Event, error)
+}
+
+// Bus tells which GPUs the machine has, whether a driver answers for them or not.
+type Bus interface {
+	// GPUs lists NVIDIA's GPUs on the PCI bus in order of address.
+	GPUs(ctx context.Context) ([]BusGPU, error)
+}
+
+// BusGPU is a GPU as the PCI bus shows it.
+type BusGPU struct {
+	PCI    string // address, "0000:17:00.0"
+	Driver string // kernel driver that has it: "nvidia", or "vfio-pci" for one that is lent to a virtual machine; empty for none
+}
+
+// Reading is a value that the driver was asked for. A driver that does not tell has said nothing: such a value is not known,
+// and is never to be taken for a zero.
+type Reading[T any] struct {
+	Value T
+	Known bool
+	Code  string // why it is not known, as the library names it: "ERROR_NOT_SUPPORTED"; empty if nobody has asked
+}
+
+// Told is a value that the driver has told.
+func Told[T any](v T) Reading[T] { return Reading[T]{Value: v, Known: true} }
+
+// Is reports whether a flag is known, and set.
+func Is(flag Reading[bool]) bool { return flag.Known && flag.Value }
+
+// Health is what a GPU says of itself.
+type Health struct {
+	UUID  UUID // empty of one that has never answered
+	Index int
+	PCI   string // bus address, "0000:17:00.0"; empty of one that has never answered
+
+	// Lost means that the GPU has fallen off the bus: nothing else is known.
+	Lost bool
+
+	// Action is what the driver recommends. Drivers before R565 do not tell it, but some have NeedsReset and NeedsDrain.
+	Action     Reading[RecoveryAction]
+	NeedsReset Reading[bool]
+	NeedsDrain Reading[bool] // and a reset then
+
+	ECC   ECC
+	Rows  Rows
+	Pages Pages
+
+	ECCMode, MIGMode Reading[Mode]
+
+	// From here on only a thorough look tells.
+
+	Banks         Reading[Banks]
+	RepairPending Reading[bool] // a channel or a TPC is repaired at the next reset
+	Unrepairable  Reading[bool] // there is no repair left
+	SRAMThreshold Reading[bool] // SRAM has had more errors than NVIDIA lets pass; told to root alone
+	Fabric        Reading[Fabric]
+}
+
+// ECC counts memory errors. Volatile counts begin anew with each load of the driver and each reset; aggregate ones never do.
+type ECC struct {
+	CorrectedVolatile, UncorrectedVolatile   Reading[uint64]
+	CorrectedAggregate, UncorrectedAggregate Reading[uint64]
+}
+
+// Rows are rows of memory that are replaced by spare ones (Ampere and later). With MIG instances the driver may not tell.
+type Rows struct {
+	Corrected, Uncorrected Reading[uint64] // replaced so far, by the kind of error that was the cause
+	Pending                Reading[bool]   // one more is at the next reset
+	Failed                 Reading[bool]   // one could not be
+}
+
+// Pages are pages of memory that the driver uses no more (Turing and earlier).
+type Pages struct {
+	Corrected, Uncorrected Reading[uint64] // so far, by the kind of error that was the cause
+	Pending                Reading[bool]   // some are dropped at the next load of the driver
+}
+
+// Banks counts banks of memory by how many spare rows they have left.
+type Banks struct{ Max, High, Partial, Low, None int }
+
+// Mode is one that changes at a reset: what it is, and what it will be after the next.
+type Mode struct{ Current, Pending bool }
+
+// Fabric is how a GPU stands to its NVSwitch fabric.
+type Fabric struct {
+	State   FabricState
+	Failed  bool // it has joined, and that failed
+	Healthy bool // nothing is said against it
+}
+
+// FabricState is how far a GPU has come in joining its fabric. The values are NVML's.
+type FabricState int
+
+// The states.
+const (
+	FabricNone       FabricState = iota // there is none
+	FabricNotStarted                    // nvidia-fabricmanager has not begun
+	FabricInProgress
+	FabricCompleted
+)
+
+// RecoveryAction is what the driver recommends for a GPU. The values are NVML's, and may be ones that are newer than this list.
+type RecoveryAction int
+
+// The actions.
+const (
+	RecoverNothing RecoveryAction = iota
+	RecoverByReset
+	RecoverByReboot        // of the operating system
+	RecoverByDrainingP2P   // let work end, start none
+	RecoverByDrainAndReset // the same, and a reset then
+	RecoverIMEX            // restart the multi-node NVLink domain; R595
+	RecoverByBusReset      // of the PCIe bus; R615
+	RecoverByMachineReboot // of the machine and not only its operating system; R615
+	knownActions
+)
+
+// String says it in NVIDIA's words.
+func (a RecoveryAction) String() string {
+	names := [knownActions]string{
+		"none", "GPU reset", "node reboot", "drain P2P", "drain and reset", "recover IMEX domain", "bus reset", "system reboot",
+	}
+	if a >= 0 && a < knownActions {
+		return names[a]
+	}
+	return fmt.Sprintf("action %d, which this agent does not know", int(a))
+}
+
+// Known reports whether it is one of the actions above.
+func (a RecoveryAction) Known() bool { return a >= 0 && a < knownActions }
