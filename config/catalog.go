@@ -131,14 +131,14 @@ func (c Catalog) Profile(name string) (Profile, bool) {
 // Whether a GPU has room for the instances is not looked at here.
 func (c Catalog) Wishes(name string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Wish, error) {
 	cfg, ok := c.configs[name]
-	if !ok && strings.HasPrefix(name, generatedPrefix) && allVirtual(gpus) {
+	if !ok && strings.HasPrefix(name, GeneratedPrefix) && allVirtual(gpus) {
 		return nil, (&reading{config: name}).virtualGPU(gpus)
 	}
 	if !ok {
 		known := c.Names()
 		return nil, &UnknownConfigError{
-			Name: name, Close: closest(name, known), Known: known,
-			Profiles: closest(name, slices.Sorted(maps.Keys(c.profiles))),
+			Name: name, Close: Closest(name, known), Known: known,
+			Profiles: Closest(name, slices.Sorted(maps.Keys(c.profiles))),
 		}
 	}
 	return (&reading{config: name, gpus: gpus}).wishesOf(cfg)
@@ -161,7 +161,7 @@ func (c Catalog) ProfileWishes(name string, gpus []nvml.GPU) (map[nvml.UUID]nvml
 		return c.Wishes(name, gpus)
 	}
 	known := c.ProfileNames()
-	return nil, &UnknownConfigError{Profile: true, Name: name, Close: closest(name, known), Known: known}
+	return nil, &UnknownConfigError{Profile: true, Name: name, Close: Closest(name, known), Known: known}
 }
 
 // reading turns a config or a profile into wishes for the GPUs of one node.

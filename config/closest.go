@@ -9,9 +9,9 @@ import (
 // suggestions bounds how many names a message suggests: more than three are a list, not a suggestion.
 const suggestions = 3
 
-// closest lists the known names that name may have been meant as, the nearest first. A third of the name may be wrong:
+// Closest lists the known names that name may have been meant as, the nearest first. A third of the name may be wrong:
 // "all-1g.5gb", written for another model of GPU, is two edits away from "all-1g.10gb".
-func closest(name string, known []string) []string {
+func Closest(name string, known []string) []string {
 	// A label cannot hold "+", so names have "." for it; people type what they see in NVIDIA's tools.
 	name = strings.ToLower(strings.ReplaceAll(name, "+", "."))
 	limit := max(2, len(name)/3)

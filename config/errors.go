@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -209,3 +210,12 @@ func (e *NoSelectedGPUError) Error() string {
 
 // Reason is ReasonNoCapableGPU.
 func (*NoSelectedGPUError) Reason() Reason { return ReasonNoCapableGPU }
+
+// ReasonOf is the reason that an error of the catalog carries.
+func ReasonOf(err error) Reason {
+	var reasoned interface{ Reason() Reason }
+	if errors.As(err, &reasoned) {
+		return reasoned.Reason()
+	}
+	return ReasonInvalidCatalog
+}

@@ -14,8 +14,8 @@ var balanced = map[int]map[int]int{
 	4: {1: 2, 2: 1},
 }
 
-// generatedPrefix begins the name of each generated config.
-const generatedPrefix = "all-"
+// GeneratedPrefix begins the name of each generated config: all-disabled, all-1g.10gb. A config of people may begin with it too.
+const GeneratedPrefix = "all-"
 
 // Generate makes the configs that the node's own hardware suggests, under the names that NVIDIA's k8s-mig-manager gives
 // them: all-disabled, all-enabled, all-balanced, and for each profile that any GPU offers one that fills GPUs with it.
@@ -54,7 +54,7 @@ func Generate(gpus []nvml.GPU) map[string]MIGConfig {
 		configs["all-balanced"] = rules(filled...)
 	}
 	for _, profile := range profileNames(kinds) {
-		configs[generatedPrefix+strings.ReplaceAll(profile, "+", ".")] = rules(fillingRules(kinds, profile)...)
+		configs[GeneratedPrefix+strings.ReplaceAll(profile, "+", ".")] = rules(fillingRules(kinds, profile)...)
 	}
 	return configs
 }

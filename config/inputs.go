@@ -26,6 +26,7 @@ type inputs struct {
 	DevicePlugin   devicePluginInputs   `json:"devicePlugin"`
 	MPS            mpsInputs            `json:"mps"`
 	MemoryPressure memoryPressureInputs `json:"memoryPressure"`
+	Health         healthInputs         `json:"health"`
 	Ghosts         scalar               `json:"ghosts"`
 	Reboot         rebootInputs         `json:"reboot"`
 	Drain          drainInputs          `json:"drain"`
@@ -66,6 +67,11 @@ type memoryPressureInputs struct {
 	Threshold scalar `json:"threshold"`
 	Clear     scalar `json:"clear"`
 	For       scalar `json:"for"`
+}
+
+type healthInputs struct {
+	CriticalXids    list `json:"criticalXids"`
+	ApplicationXids list `json:"applicationXids"`
 }
 
 type rebootInputs struct {

@@ -37,6 +37,7 @@ type Settings struct {
 	Recover       Recover
 	// MemoryPressure is when a GPU that several pods share counts as full.
 	MemoryPressure MemoryPressure
+	Health         Health
 	Ghosts         Ghosts
 	Timeouts       Timeouts
 	Retry          Retry
@@ -269,6 +270,7 @@ func (in inputs) settings() (Settings, error) {
 		DevicePlugin:   c.devicePlugin(in.DevicePlugin),
 		MPS:            c.mps(in.MPS),
 		MemoryPressure: c.memoryPressure(in.MemoryPressure),
+		Health:         c.health(in.Health),
 		Ghosts:         Ghosts(c.oneOf("ghosts", in.Ghosts, string(GhostsReport), string(GhostsRemove))),
 		Drain:          c.drain("drain", in.Drain),
 		Operands:       c.operands("operands", in.Operands),

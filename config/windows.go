@@ -201,7 +201,7 @@ func (c *checks) timeZone(field string, value scalar) *time.Location {
 func closestZones(name string) []string {
 	name = strings.ReplaceAll(name, " ", "_")
 	if strings.Contains(name, "/") {
-		near := closest(name, window.Zones())
+		near := Closest(name, window.Zones())
 		return near[:min(1, len(near))]
 	}
 	var meant []string

@@ -74,10 +74,5 @@ func label(p nvml.Placed, width int) string {
 		parts := "(" + p.Compute + ")"
 		forms = []string{p.Profile + parts, short + parts, p.Compute, p.Profile, short}
 	}
-	for _, f := range forms {
-		if utf8.RuneCountInString(f) <= width {
-			return f
-		}
-	}
-	return string([]rune(short)[:max(0, width-1)]) + "…"
+	return fitting(append(forms, short), width)
 }

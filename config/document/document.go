@@ -64,7 +64,7 @@ func Into(text []byte, into any) error {
 	if _, err := ofFile.check(text); err != nil {
 		return err
 	}
-	return plain(yaml.Unmarshal(text, into))
+	return plain(yaml.Unmarshal(asWritten(text), into))
 }
 
 // ManifestInto decodes a text with manifests as Into does. It may be four times as long.
@@ -72,7 +72,7 @@ func ManifestInto(text []byte, into any) error {
 	if _, err := ofManifest.check(text); err != nil {
 		return err
 	}
-	return plain(yaml.Unmarshal(text, into))
+	return plain(yaml.Unmarshal(asWritten(text), into))
 }
 
 // ReadFile reads a file that JSON may take: one that is longer is an error, however long it is.

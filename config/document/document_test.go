@@ -243,3 +243,15 @@ func FuzzJSON(f *testing.F) {
 		}
 	})
 }
+
+// JSON has no such number. Whoever reads the field says where it is; that there is one somewhere helps nobody.
+func TestANumberThatIsNoneIsDecodedAsText(t *testing.T) {
+	for _, number := range []string{".nan", "-.inf", "18446744073709551616"} {
+		for name, decode := range map[string]func([]byte, any) error{"a file": document.Into, "a manifest": document.ManifestInto} {
+			var into struct{ A []any }
+			if err := decode([]byte("a: [1, "+number+"]\n"), &into); err != nil || len(into.A) != 2 || into.A[1] != number {
+				t.Errorf("%s with %s: %v, %v", name, number, into.A, err)
+			}
+		}
+	}
+}

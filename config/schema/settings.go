@@ -17,6 +17,8 @@ type Settings struct {
 	DevicePlugin   *DevicePlugin   `json:"devicePlugin,omitempty"`
 	MPS            *Pods           `json:"mps,omitempty"`
 	MemoryPressure *MemoryPressure `json:"memoryPressure,omitempty"`
+	// Which of NVIDIA's error numbers the condition GPUUnhealthy tells, beside those of the agent's own table.
+	Health *Health `json:"health,omitempty"`
 	// What happens to resources of former configs that kubelet leaves on the node at 0.
 	Ghosts string  `json:"ghosts,omitempty" jsonschema:"enum=report,enum=remove"`
 	Reboot *Reboot `json:"reboot,omitempty"`
@@ -71,6 +73,14 @@ type Pods struct {
 	PodSelector []string `json:"podSelector,omitempty" jsonschema:"minItems=1,uniqueItems=true"`
 	// Names of containers, one of which its pod has; none for any.
 	Containers []DNSLabel `json:"containers,omitempty" jsonschema:"uniqueItems=true"`
+}
+
+// Health is which of NVIDIA's error numbers, Xids, say that a GPU is not well.
+type Health struct {
+	// Numbers after which a GPU is not to be trusted, beside those of the agent's own table.
+	CriticalXids []int `json:"criticalXids,omitempty" jsonschema:"uniqueItems=true,minimum=1,maximum=999"`
+	// Numbers that are programs' own errors, also if the agent's table says otherwise.
+	ApplicationXids []int `json:"applicationXids,omitempty" jsonschema:"uniqueItems=true,minimum=1,maximum=999"`
 }
 
 // MemoryPressure is when a GPU that several pods share counts as full.

@@ -1,0 +1,325 @@
+// Package migrate says what becomes of an installation of NVIDIA's k8s-mig-manager when gpuslice takes its place: what gpuslice goes by as
+// it is, what it leaves alone and why, and what people have to change.
+//
+// It judges what others have read for it, and changes nothing.
+package migrate
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// Sources are what there is of mig-manager's and the GPU Operator's.
+type Sources struct {
+	Policies []Policy
+	Catalogs []Catalog
+	Clients  []Clients
+	Nodes    []corev1.Node
+}
+
+// Policy is a ClusterPolicy of the GPU Operator, as far as it matters here. Fields as of v26.7.
+type Policy struct {
+	Metadata struct {
+		Name string `json:"name"`
+	} `json:"metadata"`
+	Spec struct {
+		MIGManager struct {
+			Enabled    *bool           `json:"enabled"` // true if left out
+			Config     *named          `json:"config"`
+			GPUClients *named          `json:"gpuClientsConfig"`
+			Env        []corev1.EnvVar `json:"env"`
+		} `json:"migManager"`
+		MIG struct {
+			Strategy string `json:"strategy"`
+		} `json:"mig"`
+		DevicePlugin struct {
+			Config *named `json:"config"`
+		} `json:"devicePlugin"`
+		Daemonsets struct {
+			Tolerations []corev1.Toleration `json:"tolerations"`
+		} `json:"daemonsets"`
+	} `json:"spec"`
+}
+
+// named is a ConfigMap of a ClusterPolicy.
+type named struct {
+	Name    string `json:"name"`
+	Default string `json:"default"`
+}
+
+// ReadPolicy reads a ClusterPolicy from its JSON or YAML. Fields that do not matter here may be anything.
+func ReadPolicy(text []byte) (p Policy, err error) {
+	if err := yaml.Unmarshal(text, &p); err != nil {
+		return p, fmt.Errorf("reading a ClusterPolicy: %w", err)
+	}
+	return p, nil
+}
+
+// Catalog is a file of MIG configs.
+type Catalog struct {
+	Where   string
+	Configs map[string]config.MIGConfig
+	Err     error // what the agent would refuse about the file
+}
+
+// Clients is a file of the units of the host that mig-manager stops.
+type Clients struct {
+	Where string
+	Units []string
+}
+
+// ReadClients reads a clients file of mig-manager (clients.yaml). ok is false for a text that is none.
+func ReadClients(where string, text []byte) (c Clients, ok bool, err error) {
+	var file struct {
+		Version string    `json:"version"`
+		Units   *[]string `json:"systemd-services"`
+	}
+	if err := yaml.Unmarshal(text, &file); err != nil {
+		if _, bad := errors.AsType[*json.UnmarshalTypeError](err); bad && strings.Contains(string(text), "systemd-services") {
+			return c, true, fmt.Errorf("%s: systemd-services: must be a list of names of units", where)
+		}
+		return c, false, nil // another's text
+	}
+	if file.Units == nil {
+		return c, false, nil
+	}
+	return Clients{Where: where, Units: *file.Units}, true, nil
+}
+
+// Verdict is what becomes of something.
+type Verdict string
+
+// The verdicts.
+const (
+	Taken   Verdict = "taken over" // gpuslice goes by it as it is
+	Change  Verdict = "change"     // a person has to change it before gpuslice is installed
+	Ignored Verdict = "ignored"    // it has no effect any more
+)
+
+// Finding is a verdict on a part of the installation.
+type Finding struct {
+	About   string // what it is part of
+	Verdict Verdict
+	Text    string
+	Command string // by which it is done; empty for none
+}
+
+// Judge gives the findings, those of one thing together. Nothing in them is longer than a line of a condition.
+func Judge(s Sources, settings config.Settings) []Finding {
+	j := judge{settings: settings, configs: map[string]bool{}}
+	for _, p := range s.Policies {
+		j.policy(p)
+	}
+	for _, c := range s.Catalogs {
+		j.catalog(c)
+	}
+	for _, c := range s.Clients {
+		j.clients(c)
+	}
+	j.nodes(s.Nodes, len(s.Catalogs) > 0)
+	return j.found
+}
+
+type judge struct {
+	settings config.Settings
+	configs  map[string]bool // names that the files have
+	found    []Finding
+}
+
+func (j *judge) say(about string, v Verdict, command, format string, args ...any) {
+	j.found = append(j.found, Finding{About: legible.Cut(about, legible.Longest), Verdict: v, Text: legible.Cut(fmt.Sprintf(format, args...), legible.Longest), Command: legible.Text(command)})
+}
+
+func (j *judge) policy(p Policy) {
+	about := "ClusterPolicy " + p.Metadata.Name
+	patch := func(spec string) string {
+		return fmt.Sprintf("kubectl patch clusterpolicies.nvidia.com/%s --type merge -p '{\"spec\": %s}'", cmp.Or(p.Metadata.Name, "NAME"), spec)
+	}
+	m := p.Spec.MIGManager
+	if m.Enabled == nil || *m.Enabled {
+		j.say(about, Change, patch(`{"migManager": {"enabled": false}}`), "migManager is enabled: two programs that divide the same GPUs undo each other's work")
+	} else {
+		j.say(about, Taken, "", "migManager is off")
+	}
+	if m.Config != nil && m.Config.Default != "" {
+		j.say(about, Ignored, "", "migManager.config.default is %s: the operator has given nodes without a label this one; gpuslice leaves such nodes as they are", m.Config.Default)
+	}
+	for _, e := range m.Env {
+		j.env(about, e)
+	}
+	if s := p.Spec.MIG.Strategy; s != "" {
+		j.say(about, Change, patch(`{"mig": {"strategy": null}}`),
+			"mig.strategy is %s, which wins over what a config of the device plugin says: unset it where profiles or configs are to decide node by node; otherwise all of them have to go with %s", s, s)
+	}
+	if c := p.Spec.DevicePlugin.Config; c != nil && c.Name != "" {
+		j.say(about, Taken, "", "devicePlugin.config.name is %s: overlays/gpu-operator lets the agent use that ConfigMap, by data.configMap of its operator.yaml", c.Name)
+		if c.Default != "" {
+			j.say(about, Taken, "", "devicePlugin.config.default is %s: NVIDIA's config manager gives it to nodes without the label %s, without a drain; gpuslice changes nothing there",
+				c.Default, config.LabelDevicePluginConfig)
+		}
+	}
+	j.tolerations(about, p.Spec.Daemonsets.Tolerations)
+}
+
+// env judges a variable of mig-manager that decides what happens to the host. Those that say where things are have no effect on gpuslice.
+func (j *judge) env(about string, e corev1.EnvVar) {
+	on := strings.EqualFold(e.Value, "true")
+	switch {
+	case e.Name == "WITH_REBOOT" && on && j.settings.Reboot.Policy == config.RebootNever:
+		j.say(about, Change, "", "migManager.env: WITH_REBOOT=true reboots the node without a drain; write reboot: {policy: self} into the settings, by which the agent drains first, or delegate")
+	case e.Name == "WITH_REBOOT":
+		j.say(about, Taken, "", "migManager.env: WITH_REBOOT=%s; reboot.policy of the settings is %s", e.Value, j.settings.Reboot.Policy)
+	case e.Name == "WITH_SHUTDOWN_HOST_GPU_CLIENTS":
+		j.say(about, Taken, "", "migManager.env: WITH_SHUTDOWN_HOST_GPU_CLIENTS=%s: the agent stops the units of its settings where they run, and only for a reset", e.Value)
+	default:
+		j.say(about, Ignored, "", "migManager.env: %s is mig-manager's own", e.Name)
+	}
+}
+
+// tolerations judges the list of the operator's DaemonSets, which takes the place of NVIDIA's own.
+func (j *judge) tolerations(about string, all []corev1.Toleration) {
+	if len(all) == 0 {
+		return
+	}
+	for _, key := range []string{"nvidia.com/gpu", config.TaintNotReady} {
+		if !slices.ContainsFunc(all, func(t corev1.Toleration) bool {
+			return t.Key == key || t.Key == "" && t.Operator == corev1.TolerationOpExists
+		}) {
+			j.say(about, Change, "", "daemonsets.tolerations lacks %s: on a node with that taint there would be no driver and no device plugin; add {key: %s, operator: Exists, effect: NoSchedule}", key, key)
+		}
+	}
+}
+
+func (j *judge) catalog(c Catalog) {
+	if c.Err != nil {
+		j.say(c.Where, Change, "", "the agent would refuse the file: %s", legible.Message(c.Err.Error(), legible.Longest/2))
+	}
+	var there, own []string
+	for _, name := range slices.Sorted(maps.Keys(c.Configs)) {
+		j.configs[name] = true
+		if strings.HasPrefix(name, config.GeneratedPrefix) {
+			there = append(there, name)
+		} else {
+			own = append(own, name)
+		}
+	}
+	if len(own) > 0 {
+		j.say(c.Where, Change, "", "%s to copy into the ConfigMap that migConfigMap of the settings names (gpuslice-mig-configs in deploy/base); the format is the same: %s",
+			legible.Counted(len(own), "MIG config"), legible.Listed(own))
+	}
+	if len(there) > 0 {
+		j.say(c.Where, Ignored, "", "%s of a name that each node has for what its GPUs can be; if yours says something else, copy it, and it wins: %s",
+			legible.Counted(len(there), "MIG config"), legible.Listed(there))
+	}
+}
+
+func (j *judge) clients(c Clients) {
+	var has, lacks, never []string
+	for _, unit := range c.Units {
+		switch {
+		case unit == "kubelet.service":
+			never = append(never, unit)
+		case slices.Contains(j.settings.Units, unit):
+			has = append(has, unit)
+		default:
+			lacks = append(lacks, unit)
+		}
+	}
+	if len(has) > 0 {
+		j.say(c.Where, Taken, "", "the settings' units have %s", legible.Listed(has))
+	}
+	if len(lacks) > 0 {
+		j.say(c.Where, Change, "", "add to units of the settings, in the order in which they are stopped: %s", legible.Listed(lacks))
+	}
+	if len(never) > 0 {
+		j.say(c.Where, Ignored, "", "the agent never stops %s: it evicts pods instead", legible.Listed(never))
+	}
+}
+
+// pausedByMIGManager is the value by which mig-manager keeps an operand away during a change (mig-parted v0.14.4, pkg/mig/reconfigure).
+const pausedByMIGManager = "paused-for-mig-change"
+
+// nodes judges them together: many say the same.
+func (j *judge) nodes(nodes []corev1.Node, files bool) {
+	type row struct {
+		verdict Verdict
+		text    string
+	}
+	at := map[row][]string{}
+	for _, n := range nodes {
+		note := func(v Verdict, format string, args ...any) {
+			r := row{v, fmt.Sprintf(format, args...)}
+			at[r] = append(at[r], n.Name)
+		}
+		j.wish(n, files, note)
+		switch state := n.Labels[config.LabelMIGConfigState]; state {
+		case "", string(config.StateSuccess):
+		default:
+			note(Change, "%s=%s: mig-manager is in the middle of a change, or has failed: wait until it has ended, or set the label to what the GPUs are, before it is turned off", config.LabelMIGConfigState, state)
+		}
+		for _, key := range slices.Sorted(maps.Keys(n.Labels)) {
+			if strings.HasPrefix(key, config.LabelOperandPrefix) && n.Labels[key] == pausedByMIGManager && !slices.Contains(j.settings.Recover.Adopt, config.AdoptMIGManager) {
+				note(Change, "%s=%s: mig-manager has left an operand paused; write recover: {adopt: [mig-manager]} into the settings, and the agent restores it", key, pausedByMIGManager)
+			}
+		}
+	}
+	for _, v := range []Verdict{Taken, Change, Ignored} {
+		for _, r := range slices.SortedFunc(maps.Keys(at), func(a, b row) int { return strings.Compare(a.text, b.text) }) {
+			if r.verdict == v {
+				j.say("Nodes", v, "", "%s: %s", r.text, legible.Listed(at[r]))
+			}
+		}
+	}
+}
+
+// wish judges what a node's labels ask mig-manager for.
+func (j *judge) wish(n corev1.Node, files bool, note func(Verdict, string, ...any)) {
+	name := n.Labels[config.LabelMIGConfig]
+	switch {
+	case n.Labels[config.LabelProfile] != "":
+		note(Taken, "%s=%s wins over %s", config.LabelProfile, n.Labels[config.LabelProfile], config.LabelMIGConfig)
+	case name == "":
+		note(Ignored, "no label %s: gpuslice leaves the GPUs as they are", config.LabelMIGConfig)
+	case j.configs[name] || strings.HasPrefix(name, config.GeneratedPrefix):
+		note(Taken, "%s=%s", config.LabelMIGConfig, name)
+	case files:
+		note(Change, "%s=%s is in none of the files: the agent would say UnknownConfig; add it, or change the label", config.LabelMIGConfig, name)
+	default:
+		note(Change, "%s=%s: no file of MIG configs was read, by which to tell whether it is there", config.LabelMIGConfig, name)
+	}
+}
+
+// ConfigMaps are those that the policy names for mig-manager.
+func (p Policy) ConfigMaps() (names []string) {
+	for _, of := range []*named{p.Spec.MIGManager.Config, p.Spec.MIGManager.GPUClients} {
+		if of != nil && of.Name != "" {
+			names = append(names, of.Name)
+		}
+	}
+	return names
+}
+
+// Concerns reports whether a node has anything to do with GPUs, by the labels that say so and those of mig-manager.
+func Concerns(n corev1.Node) bool {
+	for key, value := range n.Labels {
+		gpu := slices.Contains([]string{
+			"nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present", "feature.node.kubernetes.io/pci-0302_10de.present",
+			"feature.node.kubernetes.io/pci-0300_10de.present",
+		}, key) && value == "true"
+		if gpu || key == config.LabelMIGConfig || key == config.LabelMIGConfigState {
+			return true
+		}
+	}
+	return false
+}
