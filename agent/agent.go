@@ -7,7 +7,6 @@
 package agent
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -18,137 +17,86 @@ import (
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/record"
-	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent/alive"
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/budget"
-	"github.com/gpuslice/gpuslice/agent/capacity"
-	"github.com/gpuslice/gpuslice/agent/fleet"
+	"github.com/gpuslice/gpuslice/agent/deviceplugin"
+	"github.com/gpuslice/gpuslice/agent/draining"
+	"github.com/gpuslice/gpuslice/agent/events"
+	"github.com/gpuslice/gpuslice/agent/fencing"
+	"github.com/gpuslice/gpuslice/agent/files"
+	"github.com/gpuslice/gpuslice/agent/gate"
+	"github.com/gpuslice/gpuslice/agent/hardware"
 	"github.com/gpuslice/gpuslice/agent/hostrecord"
-	"github.com/gpuslice/gpuslice/agent/memory"
+	"github.com/gpuslice/gpuslice/agent/ledger"
+	"github.com/gpuslice/gpuslice/agent/leftovers"
+	"github.com/gpuslice/gpuslice/agent/measure"
 	"github.com/gpuslice/gpuslice/agent/metrics"
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
-	"github.com/gpuslice/gpuslice/agent/pluginfile"
-	"github.com/gpuslice/gpuslice/agent/retried"
-	"github.com/gpuslice/gpuslice/agent/sentinel"
+	"github.com/gpuslice/gpuslice/agent/processes"
+	"github.com/gpuslice/gpuslice/agent/proving"
+	"github.com/gpuslice/gpuslice/agent/publish"
+	"github.com/gpuslice/gpuslice/agent/reboot"
+	"github.com/gpuslice/gpuslice/agent/resolve"
+	"github.com/gpuslice/gpuslice/agent/slot"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/steady"
+	"github.com/gpuslice/gpuslice/agent/tell"
+	"github.com/gpuslice/gpuslice/agent/units"
+	"github.com/gpuslice/gpuslice/agent/upgrade"
 	"github.com/gpuslice/gpuslice/agent/wake"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/drain/holders"
-	"github.com/gpuslice/gpuslice/drain/host"
 	"github.com/gpuslice/gpuslice/nvml"
 )
-
-// Kubelet answers which pod was given which device, and what may still be given out.
-type Kubelet interface {
-	Assignments(ctx context.Context) (holders.Assignments, error)
-	Allocatable(ctx context.Context) (map[string][]string, error)
-}
-
-// Pods lists the pods of the node, as the API server has them now.
-type Pods interface {
-	List(ctx context.Context) ([]corev1.Pod, error)
-}
-
-// Host answers for the machine below the node. All of it may be missing: host.ErrNoLogind.
-type Host interface {
-	// Inhibit keeps the host from shutting down until release is called. Once it is shutting down it is
-	// host.ErrShuttingDown.
-	Inhibit(ctx context.Context, why string) (release func(), err error)
-	CanReboot(ctx context.Context) error
-	Reboot(ctx context.Context) error
-}
-
-// Units are the units of the host's systemd. All of it may be missing: host.ErrNoSystemd.
-type Units interface {
-	// States gives the active state of each unit that the host has.
-	States(ctx context.Context, names []string) (map[string]string, error)
-	// Stop and Start wait for the unit's job as long as ctx lasts; host.ErrJobRunning if it goes on after that.
-	Stop(ctx context.Context, name string) error
-	Start(ctx context.Context, name string) error
-}
-
-// Specs are the CDI specs that tell container runtimes what GPUs and instances there are.
-type Specs interface {
-	// Stale names the specs that describe other instances than those that stand. Where no spec is in use there are none.
-	Stale(ctx context.Context, gpus []nvml.GPU) ([]string, error)
-	// Write writes those anew, each as a whole or not at all.
-	Write(ctx context.Context, gpus []nvml.GPU) error
-}
-
-// Options is what an Agent works with.
-type Options struct {
-	Node      string // name of the node it runs on; it never touches another
-	Client    kubernetes.Interface
-	Driver    nvml.Driver
-	Pods      Pods
-	Kubelet   Kubelet
-	Host      Host
-	Units     Units
-	Specs     Specs
-	Record    hostrecord.Store
-	Processes holders.Processes
-	Parse     func(data []byte) (map[string]config.MIGConfig, error) // reads a file in mig-parted's format
-	Plugin    PluginConfigs
-	// PluginFile is where this process sees the device plugin's config file; empty where the host does, by the settings.
-	PluginFile string
-	Settings   config.Settings
-	Clock      clock.WithTicker
-	Events     record.EventRecorder
-	Metrics    *metrics.Set // may be nil
-	Alive      *alive.Loop  // may be nil
-	Log        *zap.Logger
-}
 
 // Agent keeps one node as its labels ask.
 type Agent struct {
 	node     string
 	client   kubernetes.Interface
 	nodes    nodewrite.Writer
-	driver   nvml.Driver
 	podList  Pods
 	kubelet  Kubelet
-	parse    func(data []byte) (map[string]config.MIGConfig, error)
 	settings config.Settings
-	wall     clock.PassiveClock // the host's, for windows alone
 	clock    *steady.Clock
-	events   record.EventRecorder
+	events   events.Recorder
 	metrics  *metrics.Set
 	alive    *alive.Loop
 	log      *zap.Logger
-
-	evictor  *drain.Evictor
 	sets     *holders.DaemonSets
 	fence    fence.Fence
-	sentinel *sentinel.File
+	wakes    *wake.Sources
 
-	// Each part keeps what it remembers. All of that may be lost at any moment: after a restart it is gathered anew.
+	// Each room keeps what it remembers. All of that may be lost at any moment: after a restart it is gathered anew.
 
 	record       *hostrecord.Keeper
-	budget       budget.Budget
-	clients      clients
-	systemd      systemd
-	logind       logind
-	boots        boots
-	cdi          cdi
-	plugin       plugin
-	leftovers    leftovers
-	upgrade      upgrade
-	proof        capacity.Proof
-	verification verification
-	turn         turn
-	times        times
-	wakes        *wake.Sources
+	ledger       *ledger.Ledger
+	budget       *budget.Budget
+	processes    *processes.Finder
+	draining     *draining.Draining
+	devicePlugin *deviceplugin.Plugin
+	units        *units.Units
+	rebooter     *reboot.Rebooter
+	hardware     *hardware.GPUs
+	publisher    *publish.Publisher
+	prover       *proving.Prover
+	turn         *slot.Turn
+	change       *measure.Change
+	fencing      *fencing.Fencing
+	upgrades     *upgrade.Watch
+	leftovers    *leftovers.Finder
+	files        *files.Files
 
-	parts []Part
+	resolver *resolve.Resolver
+	gates    *gate.Gate
+	teller   *tell.Teller
+	parts    []Part
 
+	looked   bool // this process has seen the node once
 	busy     bool // the last look has found a change under way
 	replaced bool // the driver is another one than this process has loaded
 }
@@ -167,6 +115,11 @@ type Part interface {
 	prometheus.Collector
 }
 
+// Watcher is a part that watches between the passes, too. Poke wakes the loop.
+type Watcher interface {
+	Watch(ctx context.Context, poke func())
+}
+
 // forgetter remembers by the clock.
 type forgetter interface {
 	// Forget drops what depends on times that the clock gave, as if the process began now.
@@ -176,62 +129,19 @@ type forgetter interface {
 // forgetters are all of them.
 func (a *Agent) forgetters() []forgetter {
 	return []forgetter{
-		&a.budget, &a.clients, &a.systemd, &a.logind, &a.plugin, &a.leftovers, &a.upgrade, &a.proof, &a.verification, &a.turn, &a.times,
+		a.budget, a.processes, a.units, a.rebooter, a.devicePlugin, a.leftovers, a.upgrades, a.prover, a.turn, a.change,
 	}
-}
-
-// New makes an Agent. Nothing happens before Run.
-func New(o Options) *Agent {
-	c := steady.New(o.Clock)
-	evictor := drain.NewEvictor(o.Client, c, o.Log.Named("drain"))
-	evictor.Again = retried.Do
-	if o.Processes.Lanes == nil {
-		o.Processes.Lanes = &holders.Lanes{}
-	}
-	a := &Agent{
-		node: o.Node, client: o.Client, nodes: nodewrite.Writer{Client: o.Client, Timeout: o.Settings.Timeouts.APICall}, driver: o.Driver, podList: o.Pods, kubelet: o.Kubelet, parse: o.Parse, settings: o.Settings,
-		wall: o.Clock, clock: c, events: events{o.Events}, metrics: o.Metrics, alive: o.Alive, log: o.Log,
-		evictor: evictor, sets: holders.NewDaemonSets(o.Client, c), sentinel: &sentinel.File{Path: o.Settings.Reboot.Sentinel},
-		fence: fence.Fence{
-			Taint:           state.FenceTaint(),
-			StartupKey:      config.TaintNotReady,
-			JournalKey:      config.AnnotationJournal,
-			KeepCordonedKey: config.AnnotationKeepCordoned,
-		},
-		record:  &hostrecord.Keeper{Store: o.Record, Log: o.Log.Named("record")},
-		budget:  budget.New(c),
-		wakes:   &wake.Sources{Client: o.Client, Node: o.Node, Settings: o.Settings, Driver: o.Driver, Clock: c, Log: o.Log},
-		clients: clients{processes: o.Processes, foundFree: map[string]time.Time{}},
-		systemd: systemd{units: o.Units, started: map[string]start{}},
-		logind:  logind{host: o.Host},
-		boots:   boots{kernel: &host.Kernel{Proc: o.Processes.Root}},
-		cdi:     cdi{specs: o.Specs},
-		plugin: plugin{
-			configs: o.Plugin,
-			file:    pluginfile.New(cmp.Or(o.PluginFile, o.Settings.DevicePlugin.ConfigFile), o.Settings.DevicePlugin.ConfigFile),
-		},
-		turn: turn{slots: &fleet.Slots{
-			Client: o.Client, Namespace: o.Settings.Maintenance.Namespace, Clock: c, Timeout: o.Settings.Timeouts.APICall, Log: o.Log.Named("fleet"),
-		}},
-	}
-	a.parts = []Part{
-		memory.New(memory.Options{
-			Limits: o.Settings.MemoryPressure, Snapshot: a.snapshot, Processes: o.Processes, ComputesForOthers: a.servesMPS, Tell: a.podEventf,
-			Clock: c, Log: o.Log.Named("memory"),
-		}),
-	}
-	collectors := make([]prometheus.Collector, len(a.parts))
-	for i, part := range a.parts {
-		collectors[i] = part
-	}
-	a.metrics.TakeOver(collectors)
-	return a
 }
 
 // Run keeps the node as desired until ctx ends. A step that has begun is brought to its end first. The error is
 // nvml.ErrReplaced: NVIDIA's driver is another one than this process has loaded, and only a new process can go on.
 func (a *Agent) Run(ctx context.Context) error {
 	wake := a.wakes.Watch(ctx)
+	for _, part := range a.parts {
+		if w, watches := part.(Watcher); watches {
+			a.wakes.Beside(ctx, w.Watch)
+		}
+	}
 	a.begin()
 	a.log.Info("watching", zap.String("node", a.node))
 	for ctx.Err() == nil {
@@ -306,24 +216,25 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 	seen, err := a.observe(ctx)
 	a.busy = seen.Journal != nil
 	a.answer(ctx, seen, err)
-	if failed := a.followUpgrade(ctx, seen); failed != nil {
+	if failed := a.upgrades.Follow(ctx, seen); failed != nil {
 		err = failed
 	}
 	if err != nil {
-		a.giveWay(ctx, seen)
+		a.upgrades.GiveWay(ctx, seen)
 		if j := seen.Journal; j != nil && (j.Cordoned || len(j.Paused) > 0) { // the pool does without the node all the same
-			a.renewSlot(ctx, seen)
+			a.turn.Renew(ctx, seen)
 		}
 		return a.conclude(ctx, seen, state.Desired{}, nil, err)
 	}
 	delete(a.budget.Attempts, noStep)
+	a.countRecovery(seen)
 	a.follow(ctx, seen)
-	a.tidyRecord(ctx, seen)
+	a.ledger.Tidy(ctx, seen)
 	a.setClock(seen)
-	a.renewSlot(ctx, seen)
-	a.withdrawReboot(ctx, seen)
+	a.turn.Renew(ctx, seen)
+	a.rebooter.Withdraw(ctx, seen)
 	want, steps, err := a.plan(ctx, &seen)
-	a.proof = seen.Capacity.Proof
+	a.prover.Follow(seen.Capacity.Proof)
 	if err == nil && len(steps) > 0 {
 		err = a.execute(ctx, seen, want, steps)
 		want, steps, err = a.cleanUpWhileWaiting(ctx, seen, want, steps, err)
@@ -331,15 +242,23 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 	return a.conclude(ctx, seen, want, steps, err)
 }
 
+// countRecovery counts a change that was under way when this process began.
+func (a *Agent) countRecovery(seen state.Observed) {
+	if !a.looked && seen.Journal != nil {
+		a.metrics.Resumed()
+	}
+	a.looked = true
+}
+
 // follow takes over what the look has found for the parts that remember it.
 func (a *Agent) follow(ctx context.Context, seen state.Observed) {
 	if seen.Leftovers.MIGManager {
-		a.leftovers.migManagerAt = a.clock.Now()
+		a.leftovers.SawMIGManager()
 	}
 	for _, part := range a.parts {
 		part.Look(ctx, seen.Node, seen.GPUs, seen.Pods, seen.Holders.Pods)
 	}
-	a.followStarted(seen)
+	a.units.Follow(seen)
 }
 
 // cleanUpWhileWaiting restores now what an earlier agent has left without a journal, if the change that would restore it must wait, perhaps
@@ -381,8 +300,8 @@ func (a *Agent) setClock(seen state.Observed) {
 // plan lists the steps to what the labels ask for; or, where that cannot be and something was begun already, the steps
 // back to what was before.
 func (a *Agent) plan(ctx context.Context, seen *state.Observed) (state.Desired, []plan.Step, error) {
-	want, err := a.resolve(ctx, seen)
-	a.prove(seen, want.Plugin)
+	want, err := a.resolver.Desired(ctx, seen)
+	a.prover.Prove(seen, want.Plugin)
 	var steps []plan.Step
 	if err == nil {
 		want.KeepForeign(seen.Journal)
@@ -401,9 +320,9 @@ func (a *Agent) plan(ctx context.Context, seen *state.Observed) (state.Desired, 
 	case errors.Is(err, plan.ErrStillPending) && seen.Journal.Undo == nil:
 		return want, nil, &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}
 	}
-	want.Undo, want.UndoCause, want.Plugin = true, err, a.former(seen)
-	a.prove(seen, want.Plugin)
-	if a.cdi.failures >= a.settings.Retry.Failures { // on the way back they keep no node
+	want.Undo, want.UndoCause, want.Plugin = true, err, a.devicePlugin.Former(seen)
+	a.prover.Prove(seen, want.Plugin)
+	if a.hardware.SpecsAbandoned() { // on the way back they keep no node
 		seen.Specs = nil
 	}
 	steps, err = a.steps(ctx, seen, want, seen.Journal.Targets(seen.GPUs))
@@ -427,5 +346,5 @@ func (a *Agent) clearAway(ctx context.Context, seen *state.Observed, want state.
 // nobody: what is left is proof. What was asked for since is not meant by it, and gets a cordon of its own.
 func (a *Agent) calledOff(seen state.Observed, want state.Desired, steps []plan.Step) bool {
 	changes := plan.Disrupts(steps) || plan.Has(steps, plan.Create)
-	return a.settingsFor(want).Drain.OnUncordon == config.UncordonCancel && seen.Uncordoned() && changes && !seen.Other(want) && !seen.GivenUp(want)
+	return a.settings.With(want.Drain).Drain.OnUncordon == config.UncordonCancel && seen.Uncordoned() && changes && !seen.Other(want) && !seen.GivenUp(want)
 }

@@ -4,27 +4,18 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
-	"unicode/utf8"
 
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
-	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/preview"
 	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
-)
-
-// Bounds of an answer: all annotations of a node together may take 256 KiB.
-const (
-	mostSteps   = 100
-	longestText = 1000 // bytes of a step, which may name any number of pods, or of an error
 )
 
 // answer writes the answer to a request, or takes away one that nobody asks for any more. An answer that cannot be given is no
@@ -34,7 +25,7 @@ func (a *Agent) answer(ctx context.Context, seen state.Observed, ended error) {
 		return
 	}
 	request, asked := seen.Node.Annotations[config.AnnotationPreview]
-	request = shortened(strings.ToValidUTF8(request, "?"))
+	request = preview.Shortened(strings.ToValidUTF8(request, "?"))
 	former, answered := seen.Node.Annotations[config.AnnotationPlan]
 	if asked == answered && (!asked || answers(former, request)) {
 		return
@@ -67,11 +58,16 @@ func answers(annotation, request string) bool {
 
 // answerTo plans what the request asks for.
 func (a *Agent) answerTo(ctx context.Context, seen state.Observed, ended error, request string) api.Answer {
-	out := api.Answer{For: request, At: a.now()}
+	out := api.Answer{For: request, At: a.clock.Stamp()}
+	if request == config.RequestDiagnosis {
+		d := a.Diagnose(ctx, true)
+		out.Diagnosis = &d
+		return out
+	}
 	label, name, _ := strings.Cut(request, "=")
 	if name == "" || !slices.Contains([]string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig}, label) {
-		out.Refused = fmt.Sprintf("annotation %s is %q: it must be %s=NAME, %s=NAME or %s=NAME",
-			config.AnnotationPreview, request, config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig)
+		out.Refused = fmt.Sprintf("annotation %s is %q: it must be %s=NAME, %s=NAME, %s=NAME or %s",
+			config.AnnotationPreview, request, config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig, config.RequestDiagnosis)
 		return out
 	}
 	var p preview.Result
@@ -80,16 +76,10 @@ func (a *Agent) answerTo(ctx context.Context, seen state.Observed, ended error, 
 		p, ended = a.previewOf(ctx, seen, want.Label, want.Name)
 	}
 	if ended != nil {
-		out.Refused = shortened(ended.Error())
+		out.Refused = preview.Shortened(ended.Error())
 		return out
 	}
-	for _, step := range p.Steps[:min(len(p.Steps), mostSteps)] {
-		out.Steps = append(out.Steps, shortened(step.String()))
-	}
-	pods := leaving(p.Steps)
-	out.Pods = pods[:min(len(pods), mostSteps)]
-	out.More, out.MorePods = len(p.Steps)-len(out.Steps), len(pods)-len(out.Pods)
-	out.Reboot, out.Runs = p.Reboot || len(p.AtReboot) > 0, p.Runs
+	p.AddTo(&out)
 	return out
 }
 
@@ -98,32 +88,6 @@ func (a *Agent) askedWith(node *corev1.Node, label, name string) state.Desired {
 	node = node.DeepCopy()
 	delete(node.Labels, config.LabelProfile)
 	metav1.SetMetaDataLabel(&node.ObjectMeta, label, name)
-	want, _ := a.asked(node)
+	want, _ := a.resolver.Asked(node)
 	return want
-}
-
-// leaving names the pods that the steps send away.
-func leaving(steps []plan.Step) []string {
-	pods := map[string]bool{}
-	for _, s := range steps {
-		if s.Kind != plan.Evict {
-			continue
-		}
-		for _, p := range s.Pods {
-			pods[p.Namespace+"/"+p.Name] = true
-		}
-	}
-	return slices.Sorted(maps.Keys(pods))
-}
-
-// shortened is a text that is not too long, cut between two characters.
-func shortened(text string) string {
-	if len(text) <= longestText {
-		return text
-	}
-	end := longestText
-	for !utf8.RuneStart(text[end]) {
-		end--
-	}
-	return text[:end] + "…"
 }

@@ -72,6 +72,33 @@ func TestARequestIsAnsweredByThePlan(t *testing.T) {
 	})
 }
 
+func TestAnAgentTellsWhoHoldsWhichInstance(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.converge("all-1g.10gb")
+		instance := w.snapshot()[0].Instances[0]
+		w.pod("notebook", instance.Devices[0].UUID)
+		d := w.ask(config.RequestDiagnosis).Diagnosis
+		if d == nil || !d.Agent.Runs || d.Agent.Reason != config.ReasonConverged {
+			t.Fatalf("the diagnosis is %+v", d)
+		}
+		held := "GPU 0 " + instance.Placed.String()
+		if len(d.Pods) != 1 || d.Pods[0].Name != "notebook" || !slices.Equal(d.Pods[0].Devices, []string{held}) {
+			t.Errorf("the pods are %+v, want notebook on %s", d.Pods, held)
+		}
+		var told []string
+		for _, i := range d.GPUs.Now[0].Instances {
+			told = append(told, fmt.Sprintf("%s %d", i.Is, i.ID))
+		}
+		if first := fmt.Sprintf("%s %d", instance.Placed, instance.ID); !slices.Contains(told, first) || len(told) != 7 {
+			t.Errorf("the instances are %q, want 7 with %s", told, first)
+		}
+		w.withdraw()
+		w.runs("notebook")
+	})
+}
+
 func TestARequestThatCannotBeIsRefused(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -79,7 +106,7 @@ func TestARequestThatCannotBeIsRefused(t *testing.T) {
 		w.settle(config.ReasonNotRequested)
 		for request, want := range map[string]string{
 			config.LabelMIGConfig + "=all-9g.999gb": "all-9g.999gb",
-			config.LabelMIGConfig:                   "it must be gpuslice.io/profile=NAME, nvidia.com/mig.config=NAME or nvidia.com/device-plugin.config=NAME",
+			config.LabelMIGConfig:                   "it must be gpuslice.io/profile=NAME, nvidia.com/mig.config=NAME, nvidia.com/device-plugin.config=NAME or diagnosis",
 			config.LabelMIGConfig + "=":             "it must be",
 			"example.com/other=all-disabled":        "it must be",
 			"research":                              "it must be",

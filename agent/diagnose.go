@@ -11,8 +11,6 @@ import (
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/diagnosis"
 	"github.com/gpuslice/gpuslice/agent/outcome"
-	"github.com/gpuslice/gpuslice/agent/plan"
-	"github.com/gpuslice/gpuslice/drain"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -28,11 +26,11 @@ func (a *Agent) Diagnose(ctx context.Context, running bool) api.Diagnosis {
 // evidence looks once.
 func (a *Agent) evidence(ctx context.Context) diagnosis.Evidence {
 	seen, err := a.observe(ctx)
-	e := diagnosis.Evidence{Observed: seen, Now: a.now(), Settings: a.settings}
+	e := diagnosis.Evidence{Observed: seen, Now: a.clock.Stamp(), Settings: a.settings}
 	if err == nil {
-		want, _ := a.resolve(ctx, &e.Observed) // what cannot be is told elsewhere
-		e.Settings = a.settingsFor(want)
-		a.prove(&e.Observed, want.Plugin)
+		want, _ := a.resolver.Desired(ctx, &e.Observed) // what cannot be is told elsewhere
+		e.Settings = a.settings.With(want.Drain)
+		a.prover.Prove(&e.Observed, want.Plugin)
 	}
 	switch {
 	case seen.Node == nil:
@@ -43,17 +41,17 @@ func (a *Agent) evidence(ctx context.Context) diagnosis.Evidence {
 		a.lookFurther(ctx, &e, err)
 	}
 	e.ReadNode()
-	asked, _ := a.asked(e.Node)
+	asked, _ := a.resolver.Asked(e.Node)
 	e.Want.Label, e.Want.Name = asked.Label, asked.Name
 	if e.Complete {
 		e.Want, e.Steps, e.Refused = a.plan(ctx, &e.Observed)
 		e.NotYet = a.notYet(e)
-		e.Verdicts = a.evictable(ctx, e)
+		e.Verdicts = a.draining.Evictable(ctx, e.Observed, e.Want, e.Steps)
 		e.Processes = e.UnownedProcesses()
 		if e.LacksDevicePlugin() {
-			e.PluginAdvice = a.devicePluginAdvice(e.Observed)
+			e.PluginAdvice = a.devicePlugin.Advice(e.Observed)
 		} else if under := e.RunsUnder(); under != "" {
-			e.StrategyAdvice = a.otherStrategy(e.Observed, under)
+			e.StrategyAdvice = a.prover.OtherStrategy(e.Observed, under)
 		}
 	}
 	if e.Boot.Err != nil {
@@ -70,9 +68,9 @@ func (a *Agent) notYet(e diagnosis.Evidence) *outcome.Waiting {
 	var wait *outcome.Waiting
 	switch {
 	case e.Journal != nil || len(e.Steps) == 0:
-	case errors.As(a.gate(e.Observed, e.Want, e.Steps), &wait):
+	case errors.As(a.gates.Allow(e.Observed, e.Want, e.Steps), &wait):
 	case e.Pool.Slot.Paused != "":
-		wait = a.poolPaused(e.Observed, e.Pool.Slot.Paused)
+		wait = a.turn.Paused(e.Observed, e.Pool.Slot.Paused)
 	case e.Pool.Slot.Waiting:
 		wait = &outcome.Waiting{Message: fmt.Sprintf("pool %s can do without %s at once, and other nodes have their turn", e.Pool.Name, e.Pool.MaxUnavailable)}
 	}
@@ -98,7 +96,7 @@ func (a *Agent) lookFurther(ctx context.Context, e *diagnosis.Evidence, ended er
 	}
 	if e.GPUs == nil && e.Driver == "" {
 		var err error
-		if e.GPUs, err = a.snapshot(ctx); err != nil {
+		if e.GPUs, err = a.hardware.Snapshot(ctx); err != nil {
 			e.Driver = err.Error()
 		}
 	}
@@ -115,7 +113,7 @@ func (a *Agent) lookFurther(ctx context.Context, e *diagnosis.Evidence, ended er
 // lookAtMachine looks at what is there without an API server.
 func (a *Agent) lookAtMachine(ctx context.Context, e *diagnosis.Evidence) {
 	var err error
-	if e.GPUs, err = a.snapshot(ctx); err != nil {
+	if e.GPUs, err = a.hardware.Snapshot(ctx); err != nil {
 		e.Unseen = append(e.Unseen, "the GPUs: "+err.Error())
 	}
 	call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
@@ -130,20 +128,6 @@ func driverError(err error) bool {
 	var waiting *outcome.Waiting
 	return errors.Is(err, nvml.ErrNoDriver) || errors.Is(err, nvml.ErrUnresponsive) || errors.Is(err, nvml.ErrReplaced) ||
 		errors.As(err, &waiting) && waiting.For == outcome.ForDriver
-}
-
-// evictable asks for each pod that the steps need to leave whether it would be let go now.
-func (a *Agent) evictable(ctx context.Context, e diagnosis.Evidence) []drain.Verdict {
-	all, cancel := context.WithTimeout(ctx, evictionsTimeout)
-	defer cancel()
-	var out []drain.Verdict
-	for _, s := range e.Steps {
-		if s.Kind == plan.Evict {
-			policy, _ := a.policy(e.Observed, s, e.Want)
-			out = append(out, a.evictor.DryRun(all, e.Drained(s.Pods), policy)...)
-		}
-	}
-	return out
 }
 
 // listPods lists all pods of the node, without owners that they only pretend to have.

@@ -5,7 +5,6 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
-	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // work is what an executor is given: what was seen, what is wanted, and the steps to there, of which it performs the first.
@@ -21,46 +20,109 @@ type executor func(a *Agent, ctx context.Context, w work) error
 
 // executors has one for each kind of step.
 var executors = map[plan.Kind]executor{
-	plan.Record:      func(a *Agent, ctx context.Context, w work) error { return a.writeJournal(ctx, w.seen, w.want, w.steps) },
-	plan.Adopt:       func(a *Agent, ctx context.Context, w work) error { return a.writeJournal(ctx, w.seen, w.want, w.steps) },
-	plan.AcquireSlot: func(a *Agent, ctx context.Context, w work) error { return a.takeSlot(ctx, w.seen, w.want, w.steps) },
-	plan.ReleaseSlot: func(a *Agent, ctx context.Context, w work) error { return a.returnSlot(ctx, w.seen) },
-	plan.Fence:       func(a *Agent, ctx context.Context, w work) error { return a.raise(ctx, w.seen, w.want, w.steps) },
-	plan.Release:     func(a *Agent, ctx context.Context, w work) error { return a.release(ctx, w.seen, w.want) },
+	plan.Record: func(a *Agent, ctx context.Context, w work) error {
+		return a.fencing.WriteJournal(ctx, w.seen, w.want, w.steps)
+	},
+	plan.Adopt:       (*Agent).adopt,
+	plan.AcquireSlot: (*Agent).acquireSlot,
+	plan.ReleaseSlot: func(a *Agent, ctx context.Context, w work) error { return a.turn.Return(ctx, w.seen) },
+	plan.Fence: func(a *Agent, ctx context.Context, w work) error {
+		return a.fencing.Raise(ctx, w.seen, w.want, w.steps)
+	},
+	plan.Release: func(a *Agent, ctx context.Context, w work) error { return a.fencing.Release(ctx, w.seen, w.want) },
 
-	plan.Evict:           func(a *Agent, ctx context.Context, w work) error { return a.evict(ctx, w.seen, w.want, w.steps) },
-	plan.RestartOperands: func(a *Agent, ctx context.Context, w work) error { return a.evict(ctx, w.seen, w.want, w.steps) },
+	plan.Evict:           (*Agent).evictPods,
+	plan.RestartOperands: (*Agent).evictPods,
 	plan.PauseOperands:   (*Agent).pauseOperands,
 	plan.ResumeOperands:  (*Agent).resumeOperands,
-	plan.StopUnits:       func(a *Agent, ctx context.Context, w work) error { return a.stopUnit(ctx, w.seen, w.want, w.step) },
-	plan.StartUnits:      func(a *Agent, ctx context.Context, w work) error { return a.startUnit(ctx, w.seen, w.step) },
+	plan.StopUnits:       func(a *Agent, ctx context.Context, w work) error { return a.units.Stop(ctx, w.seen, w.want, w.step) },
+	plan.StartUnits:      func(a *Agent, ctx context.Context, w work) error { return a.units.Start(ctx, w.seen, w.step) },
 
-	plan.SetMode: onGPU(func(a *Agent, ctx context.Context, s plan.Step) error { return a.driver.SetMode(ctx, s.GPU, s.On) }),
-	plan.DropPersistence: onGPU(func(a *Agent, ctx context.Context, s plan.Step) error {
-		return a.driver.SetPersistence(ctx, s.GPU, false)
-	}),
-	plan.RestorePersistence: onGPU(func(a *Agent, ctx context.Context, s plan.Step) error {
-		return a.driver.SetPersistence(ctx, s.GPU, true)
-	}),
-	plan.SetComputeMode: onGPU(func(a *Agent, ctx context.Context, s plan.Step) error {
-		return a.driver.SetComputeMode(ctx, s.GPU, nvml.ComputeDefault)
-	}),
-	plan.Reset:         onGPU(func(a *Agent, ctx context.Context, s plan.Step) error { return a.driver.Reset(ctx, s.GPU) }),
-	plan.Destroy:       onGPU((*Agent).destroy),
-	plan.Create:        onGPU((*Agent).create),
-	plan.RegenerateCDI: func(a *Agent, ctx context.Context, w work) error { return a.regenerate(ctx, w.seen.GPUs) },
+	plan.SetMode:            (*Agent).changeGPU,
+	plan.DropPersistence:    (*Agent).changeGPU,
+	plan.RestorePersistence: (*Agent).changeGPU,
+	plan.Reset:              (*Agent).changeGPU,
+	plan.Destroy:            (*Agent).changeGPU,
+	plan.Create:             (*Agent).changeGPU,
+	plan.SetComputeMode:     (*Agent).setComputeMode,
+	plan.RegenerateCDI:      func(a *Agent, ctx context.Context, w work) error { return a.hardware.Regenerate(ctx, w.seen.GPUs) },
 
-	plan.Park:      func(a *Agent, ctx context.Context, w work) error { return a.park(ctx, w.seen, w.want) },
-	plan.AskReboot: func(a *Agent, ctx context.Context, w work) error { return a.askForReboot(ctx, w.seen, w.want) },
-	plan.Reboot:    func(a *Agent, ctx context.Context, w work) error { return a.reboot(ctx, w.seen, w.want) },
+	plan.Park:      func(a *Agent, ctx context.Context, w work) error { return a.fencing.Park(ctx, w.seen, w.want) },
+	plan.AskReboot: func(a *Agent, ctx context.Context, w work) error { return a.rebooter.Ask(ctx, w.seen, w.want) },
+	plan.Reboot:    func(a *Agent, ctx context.Context, w work) error { return a.rebooter.Reboot(ctx, w.seen, w.want) },
 
-	plan.WriteSharing:    func(a *Agent, ctx context.Context, w work) error { return a.writeSharing(ctx, w.seen, w.want) },
-	plan.ReloadPlugin:    func(a *Agent, ctx context.Context, w work) error { return a.reloadPlugin(ctx, w.seen, w.want, w.step) },
-	plan.VerifyCapacity:  func(a *Agent, ctx context.Context, w work) error { return a.awaitCapacity(ctx, w.seen, w.want, w.step) },
-	plan.PublishNodeKeys: func(a *Agent, ctx context.Context, w work) error { return a.publish(ctx, w.seen, *w.want.Keys) },
+	plan.WriteSharing:   (*Agent).writeSharing,
+	plan.ReloadPlugin:   (*Agent).reloadPlugin,
+	plan.VerifyCapacity: func(a *Agent, ctx context.Context, w work) error { return a.prover.Await(ctx, w.seen, w.want, w.step) },
+	plan.PublishNodeKeys: func(a *Agent, ctx context.Context, w work) error {
+		return a.publisher.Publish(ctx, w.seen, *w.want.Keys)
+	},
 }
 
-// onGPU is the executor of a step that is one call into the driver.
-func onGPU(call func(a *Agent, ctx context.Context, step plan.Step) error) executor {
-	return func(a *Agent, ctx context.Context, w work) error { return a.change(ctx, w.seen, w.want, w.step, call) }
+// changeGPU performs a step that is one call into the driver.
+func (a *Agent) changeGPU(ctx context.Context, w work) error {
+	return a.hardware.Change(ctx, w.seen, w.want, w.step)
+}
+
+// setComputeMode performs one that waits for the daemon of MPS.
+func (a *Agent) setComputeMode(ctx context.Context, w work) error {
+	if err := a.devicePlugin.DaemonsGone(w.seen, w.want, w.step); err != nil {
+		return err
+	}
+	return a.changeGPU(ctx, w)
+}
+
+// acquireSlot asks for the node's turn, once nothing else is in the way: who cannot be drained keeps no other node waiting.
+func (a *Agent) acquireSlot(ctx context.Context, w work) error {
+	if err := a.fencing.Preflight(ctx, w.seen, w.want, w.steps); err != nil {
+		return err
+	}
+	return a.turn.Take(ctx, w.seen, w.want)
+}
+
+// pauseOperands sends operands away: one by its label, or those that the fence keeps away.
+func (a *Agent) pauseOperands(ctx context.Context, w work) error {
+	if w.step.Label == "" {
+		return a.evictPods(ctx, w)
+	}
+	return a.draining.PauseOperand(ctx, w.seen, w.want, w.step)
+}
+
+// resumeOperands brings them back.
+func (a *Agent) resumeOperands(ctx context.Context, w work) error {
+	if w.step.Label == "" {
+		return a.fencing.Resume(ctx, w.seen)
+	}
+	return a.draining.ResumeOperand(ctx, w.seen, w.step)
+}
+
+// evictPods sends pods away; for a reboot only if that may be.
+func (a *Agent) evictPods(ctx context.Context, w work) error {
+	if len(w.steps) > 1 && w.steps[1].Kind == plan.Reboot {
+		if err := a.rebooter.Allowed(ctx, w.seen, w.want); err != nil {
+			return err
+		}
+	}
+	return a.draining.Evict(ctx, w.seen, w.want, w.steps)
+}
+
+// writeSharing gives the device plugin another config, by which the same devices are to be proven anew.
+func (a *Agent) writeSharing(ctx context.Context, w work) error {
+	a.prover.ProveAnew()
+	return a.devicePlugin.WriteSharing(ctx, w.seen, w.want)
+}
+
+// reloadPlugin has the device plugin read it.
+func (a *Agent) reloadPlugin(ctx context.Context, w work) error {
+	a.prover.ProveAnew()
+	return a.devicePlugin.Reload(ctx, w.seen, w.want, w.step)
+}
+
+// adopt takes over what an agent has left without a journal of its own.
+func (a *Agent) adopt(ctx context.Context, w work) error {
+	if err := a.fencing.WriteJournal(ctx, w.seen, w.want, w.steps); err != nil {
+		return err
+	}
+	a.metrics.Adopted(w.seen.Record.Forged)
+	return nil
 }

@@ -52,7 +52,7 @@ func Performs(kind plan.Kind) (performed bool, reason config.Reason, phase api.P
 // HangSentinel has the file by which a reboot is asked for answer nobody until the channel is closed.
 func (a *Agent) HangSentinel(until <-chan struct{}) error {
 	ctx, cancel := context.WithCancel(context.Background())
-	return aside.Run(ctx, &a.sentinel.Calls, "looking at "+a.sentinel.Path, func(context.Context, aside.At) error {
+	return aside.Run(ctx, &a.rebooter.Sentinel.Calls, "looking at "+a.rebooter.Sentinel.Path, func(context.Context, aside.At) error {
 		cancel()
 		<-until
 		return nil

@@ -2,6 +2,8 @@ package agent_test
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -17,6 +19,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
+	"github.com/gpuslice/gpuslice/test/fullfs"
 )
 
 // cuttingProfiles has one more, which cuts and shares nothing.
@@ -435,4 +438,87 @@ func TestLabelsAndTaintsGoWhenAnotherConfigIsAskedFor(t *testing.T) {
 			t.Errorf("labels %v, taints %v", n.Labels, n.Spec.Taints)
 		}
 	})
+}
+
+// A disk that is full beside the device plugin's config keeps no node: the note there is for a restarted agent alone.
+func TestANoteForWhichThereIsNoRoomNeitherUndoesNorKeeps(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.shares()
+		// Whoever runs the tests may be root, for whom a folder that may not be written is none: what stands there is another folder.
+		if err := os.MkdirAll(filepath.Join(w.pluginFile+".told", "full"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		w.profile("four")
+		if !w.within(300, nil, func() bool { return w.condition().Reason == string(config.ReasonConverged) }) {
+			c := w.condition()
+			t.Fatalf("%s: %s", c.Reason, c.Message)
+		}
+		w.givenBack()
+	})
+}
+
+func TestAFullFolderOfThePluginsConfigDisturbsNobodyAndIsNamed(t *testing.T) {
+	t.Parallel()
+	dir := fullfs.Folder(t)
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.shares()
+		w.pluginFile = filepath.Join(dir, "config.yaml")
+		w.restart()
+		w.profile("two")
+		w.reach("two")
+		w.pod("train", string(w.snapshot()[0].UUID)+"::1")
+		empty := fullfs.Fill(t, dir)
+		w.profile("alone")
+		w.spend(90 * time.Minute)
+		c := w.condition()
+		if folder := filepath.Dir(w.settings.DevicePlugin.ConfigFile); !strings.Contains(c.Message, "folder "+folder+" ") {
+			t.Errorf("it does not say which folder is full: %s: %s", c.Reason, c.Message)
+		}
+		if want := "room for the device plugin's config, for which label gpuslice.io/profile=alone asks"; !strings.Contains(c.Message, want) {
+			t.Errorf("the node says %q, want %q in it", c.Message, want)
+		}
+		if w.owed() || w.node().Spec.Unschedulable || !w.runs("train") {
+			t.Errorf("something was begun; %s: %s", c.Reason, c.Message)
+		}
+		empty()
+		w.reach("alone")
+	})
+}
+
+// There, it is neither undone nor kept, and on the way back neither.
+func TestAFolderThatFillsInTheMiddleOfAChangeNeitherUndoesNorKeepsIt(t *testing.T) {
+	t.Parallel()
+	for name, broken := range map[string]bool{"": false, " and back": true} {
+		t.Run("there"+name, func(t *testing.T) {
+			t.Parallel()
+			dir := fullfs.Folder(t)
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				w.shares()
+				w.pluginFile = filepath.Join(dir, "config.yaml")
+				w.restart()
+				w.profile("four")
+				w.reach("four")
+				w.pod("train", string(w.snapshot()[0].UUID)+"::3")
+				w.profile("two")
+				w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
+				fullfs.Fill(t, dir)
+				if broken {
+					w.refusesConfig = "replicas: 2"
+				}
+				if !broken {
+					w.reach("two")
+					return
+				}
+				w.settle(config.ReasonPluginFailed)
+				w.givenBack()
+				if got := w.offers(); got != "gpu=8" {
+					t.Errorf("kubelet offers %s", got)
+				}
+			})
+		})
+	}
 }

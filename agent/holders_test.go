@@ -1,6 +1,7 @@
 package agent_test
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -12,11 +13,13 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/tools/record"
 
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/host"
+	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // minutes is longer than all pauses of a node at rest but the heartbeat.
@@ -284,4 +287,116 @@ func TestAUnitThatIsStartedAndFailsIsTold(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Promises 5 and 10.
+func TestAClientOfTheLibraryThatMayNotGoKeepsNoNode(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "gpus: [{model: A100-80GB}]")
+		s, _ := labels.Parse("app=monitor")
+		w.settings.Drain.Clients = []labels.Selector{s}
+		w.restart()
+		w.pod("monitor", "", func(p *corev1.Pod) {
+			p.Labels = map[string]string{"app": "monitor"}
+			p.Spec.Containers[0].Resources = corev1.ResourceRequirements{}
+		})
+		w.blocks("monitor")
+		w.label("all-balanced")
+		w.passes("a day or an end", func() bool { return w.condition().Reason != "" })
+		if !w.turns(3000, func() bool { return !w.owed() && w.condition().Reason == string(config.ReasonEvictionBlocked) }) {
+			t.Errorf("%v %s: %s", w.node().Spec, w.condition().Reason, w.condition().Message)
+		}
+	})
+}
+
+// Promise 3.
+func TestAClientOfTheLibraryThatHasAnInstanceIsEvicted(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		s, _ := labels.Parse("app=monitor")
+		w.settings.Drain.Clients = []labels.Selector{s}
+		w.restart()
+		w.converge("all-1g.10gb")
+		w.pod("monitor", w.gpus.MIGDevice(0, 0), func(p *corev1.Pod) { p.Labels = map[string]string{"app": "monitor"} })
+		w.label("all-3g.40gb")
+		w.passes("the end", w.converged("all-3g.40gb"))
+		if w.runs("monitor") {
+			t.Error("the pod still runs, and its instance is gone")
+		}
+	})
+}
+
+// Promise 3: what cannot be looked at counts as busy, not before the fence alone.
+func TestNoGPUIsTouchedWhileTheProcessTableCannotBeRead(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.converge("all-1g.10gb")
+		w.label("all-3g.40gb")
+		w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
+		w.breakTable()
+		<-time.After(time.Minute)
+		before := w.gpus.String()
+		w.spend(5 * time.Minute)
+		if after := w.gpus.String(); after != before {
+			t.Errorf("the GPUs were changed while nobody could say who holds them: %s: %s", w.condition().Reason, w.condition().Message)
+		}
+	})
+}
+
+// slow is a driver that takes its time for each look, as one does after a long idle time.
+type slow struct {
+	nvml.Driver
+	by time.Duration
+}
+
+// Snapshot takes its time, unless ctx ends before.
+func (s slow) Snapshot(ctx context.Context) ([]nvml.GPU, error) {
+	select {
+	case <-time.After(s.by):
+		return s.Driver.Snapshot(ctx)
+	case <-ctx.Done():
+		return nil, nvml.ErrUnresponsive
+	}
+}
+
+// Promise 3. The time that the driver takes is not the kubelet's.
+func TestASlowDriverIsNoReasonToEvictFromOtherGPUs(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.through = func(d nvml.Driver) nvml.Driver { return slow{d, w.settings.Timeouts.APICall + time.Second} }
+		w.administer(firstOnly)
+		w.turn()
+		w.pod("innocent", w.gpus.UUIDs()[1])
+		w.converge("first-1g")
+		if !w.runs("innocent") {
+			t.Error("the pod on the other GPU was evicted")
+		}
+	})
+}
+
+// Promise 3. Kubelet may be restarted at any time.
+func TestASilentKubeletIsNoReasonToEvictFromOtherGPUs(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.administer(firstOnly)
+		w.turn()
+		w.pod("innocent", w.gpus.UUIDs()[1])
+		w.label("first-1g")
+		w.passes("a journal", w.owed)
+		w.deaf = true
+		w.spend(20 * time.Second)
+		if c := w.condition(); c.Reason != string(config.ReasonKubeletUnavailable) {
+			t.Errorf("the node says %s: %s", c.Reason, c.Message)
+		}
+		w.deaf = false
+		w.reach("first-1g")
+		if !w.runs("innocent") {
+			t.Error("the pod on the other GPU was evicted")
+		}
+	})
 }

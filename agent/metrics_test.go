@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/agent/metrics"
+	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
@@ -155,4 +156,103 @@ func counters(t *testing.T, m *metrics.Set) map[string]float64 {
 		}
 	}
 	return out
+}
+
+func TestMetricsTellWhatIsAskedForAndWhatThereIs(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := newPressure(t, "seed: 1\ngpus: [{model: A100-40GB, mig: true}]")
+		m := p.measured()
+		p.look(0)
+		if problems, err := testutil.GatherAndLint(m.Gatherer()); err != nil || len(problems) > 0 {
+			t.Errorf("promlint: %v, %v", problems, err)
+		}
+		if got := gauges(t, m); got["gpuslice_wish_info"] != 0 {
+			t.Errorf("nobody asks for anything, and gpuslice_wish_info is told: %v", got)
+		}
+		p.converge("all-3g.20gb")
+		got := gauges(t, m)
+		for name, want := range map[string]float64{
+			"gpuslice_wish_info": 1, "gpuslice_instance_info": 2, "gpuslice_instances": 1, "gpuslice_phase_info": 1,
+			"gpuslice_capacity_expected": 1, "gpuslice_capacity_kubelet": 1, "gpuslice_capacity_allocatable": 1,
+		} {
+			if got[name] != want {
+				t.Errorf("%s has %v series, want %v", name, got[name], want)
+			}
+		}
+		expectMetrics(t, m, `
+# HELP gpuslice_capacity_expected Devices of a resource that the GPUs give as they are cut and shared.
+# TYPE gpuslice_capacity_expected gauge
+gpuslice_capacity_expected{resource="nvidia.com/mig-3g.20gb"} 2
+# HELP gpuslice_capacity_kubelet Devices of a resource that kubelet has to give out, by its own word on the node.
+# TYPE gpuslice_capacity_kubelet gauge
+gpuslice_capacity_kubelet{resource="nvidia.com/mig-3g.20gb"} 2
+`, "gpuslice_capacity_expected", "gpuslice_capacity_kubelet")
+		if problems, err := testutil.GatherAndLint(m.Gatherer()); err != nil || len(problems) > 0 {
+			t.Errorf("promlint: %v, %v", problems, err)
+		}
+		if at := value(t, m, "gpuslice_last_successful_pass_timestamp_seconds"); at == 0 {
+			t.Error("a change was done, and no pass counts as successful")
+		}
+	})
+}
+
+func TestMetricsTellWhatKeepsAChange(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := newPressure(t, "gpus: [{model: A100-40GB, mig: true}]")
+		m := p.measured()
+		p.annotate(config.AnnotationHold, "ask team-a")
+		p.label("all-3g.20gb")
+		p.look(0)
+		<-time.After(time.Minute)
+		p.look(0)
+		got := counters(t, m)
+		if held := got["gpuslice_blocked_seconds_total "+string(config.ReasonHeld)]; held < 60 {
+			t.Errorf("a change that was held for a minute was blocked for %v s: %v", held, got)
+		}
+	})
+}
+
+func TestMetricsCountWhatAnAgentTakesOver(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := newPressure(t, "gpus: [{model: A100-40GB, mig: true}]")
+		p.label("all-3g.20gb")
+		p.passes("the journal", func() bool { return p.node().Annotations[config.AnnotationJournal] != "" })
+		m := p.measured() // the agent before is dead
+		p.converge("all-3g.20gb")
+		if got := counters(t, m)["gpuslice_recoveries_total interrupted"]; got != 1 {
+			t.Errorf("a change was taken over %v times, want 1", got)
+		}
+	})
+}
+
+// gauges counts the series of each gauge.
+func gauges(t *testing.T, m *metrics.Set) map[string]float64 {
+	t.Helper()
+	families, err := m.Gatherer().Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]float64{}
+	for _, f := range families {
+		out[f.GetName()] = float64(len(f.GetMetric()))
+	}
+	return out
+}
+
+// value is that of a gauge without labels.
+func value(t *testing.T, m *metrics.Set, name string) float64 {
+	t.Helper()
+	families, err := m.Gatherer().Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() == name {
+			return f.GetMetric()[0].GetGauge().GetValue()
+		}
+	}
+	return 0
 }

@@ -5,10 +5,15 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
@@ -238,5 +243,109 @@ func TestAJournalIsWrittenInTheLowestVersionThatHoldsIt(t *testing.T) {
 				t.Errorf("the journal does not say %q and what is owed: %s", want, journal)
 			}
 		}
+	})
+}
+
+// blocks lets a disruption budget keep the pod.
+func (w *world) blocks(name string) {
+	w.client.PrependReactor("create", "pods", func(action k8stesting.Action) (bool, runtime.Object, error) {
+		if action.GetSubresource() != "eviction" {
+			return false, nil, nil
+		}
+		e, ok := action.(k8stesting.CreateAction).GetObject().(*policyv1.Eviction)
+		if ok && e.Name == name {
+			return true, nil, apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 0)
+		}
+		return false, nil, nil
+	})
+}
+
+// Promise 8. Without a fence there is no cordon by which a change that is parked could be told from one that is not yet.
+func TestOperandsAreBackOnAParkedNodeThatWasNotFenced(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, passthrough)
+		w.operator(map[string]string{config.LabelDevicePlugin: "true", labelDCGM: "true"})
+		w.label("all-balanced")
+		w.parked()
+		w.spend(time.Hour)
+		for label, value := range w.values() {
+			if value != "true" {
+				t.Errorf("%s is %s on a parked node", label, value)
+			}
+		}
+	})
+}
+
+// turns counts passes until stop, or fails after n.
+func (w *world) turns(n int, stop func() bool) bool {
+	w.t.Helper()
+	for range n {
+		if stop() {
+			return true
+		}
+		w.turn()
+		if pause := w.agent.Pass(w.t.Context()); pause > 0 {
+			<-time.After(pause)
+		}
+	}
+	return false
+}
+
+// As a tool does that keeps the labels of nodes as a file says.
+func TestALabelThatSomebodySetsBackEndsTheChange(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.operator(map[string]string{labelDCGM: "true"})
+		w.label("all-balanced")
+		writes := 0
+		if !w.turns(400, func() bool {
+			if w.values()[labelDCGM] == fence.PausedValue {
+				writes++
+				w.edit(func(n *corev1.Node) { n.Labels[labelDCGM] = "true" })
+			}
+			return !w.owed() && w.condition().Reason == string(config.ReasonStepHadNoEffect)
+		}) {
+			t.Errorf("after 400 passes the agent still pauses it: %d times; %s", writes, w.condition().Message)
+		}
+		w.givenBack()
+	})
+}
+
+// Promise 10. The change has begun, so that it is no time any more to wait without an end.
+func TestAPodThatComesLateAndMayNotGoKeepsNoOperandsPaused(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.operator(map[string]string{config.LabelDevicePlugin: "true", labelDCGM: "true"})
+		w.label("all-balanced")
+		w.passes("the pause", func() bool { return w.values()[labelDCGM] == fence.PausedValue })
+		w.pod("late", string(w.snapshot()[1].UUID))
+		w.blocks("late")
+		if !w.turns(2500, func() bool {
+			return !w.owed() && w.values()[config.LabelDevicePlugin] == "true" && w.values()[labelDCGM] == "true"
+		}) {
+			t.Errorf("labels %v: %s", w.values(), w.condition().Message)
+		}
+		w.givenBack()
+	})
+}
+
+// Pods may take all of their time, or more by a rule.
+func TestAnOperandMayEndAfterTheDeadlineForPods(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.settings.Drain.AfterDeadline = config.AfterDeadlineDelete
+		w.restart()
+		w.operator(map[string]string{labelDCGM: "true"})
+		w.turn()
+		w.pod("trainer", w.devices()["nvidia.com/gpu"][0])
+		w.lingers, w.grace = 20*time.Second, 24*time.Hour
+		w.label("all-balanced")
+		w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
+		w.blocks("trainer")
+		w.reach("all-balanced")
 	})
 }

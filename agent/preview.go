@@ -30,10 +30,10 @@ func (a *Agent) previewOf(ctx context.Context, seen state.Observed, label, name 
 	if geometry != "" {
 		var profile config.Profile
 		var err error
-		if profile, wishes, beyond, err = a.wishes(seen, label, geometry); err != nil {
+		if profile, wishes, beyond, err = a.resolver.Wishes(seen, label, geometry); err != nil {
 			return preview.Result{}, err
 		}
-		if err := a.apply(ctx, &seen, &want, profile, state.AsWished(seen.GPUs, state.Targets(wishes))); err != nil {
+		if err := a.resolver.Apply(ctx, &seen, &want, profile, state.AsWished(seen.GPUs, state.Targets(wishes))); err != nil {
 			return preview.Result{}, err
 		}
 	}
@@ -41,20 +41,20 @@ func (a *Agent) previewOf(ctx context.Context, seen state.Observed, label, name 
 		// A config manager goes by the label as it would be.
 		seen.Node = seen.Node.DeepCopy()
 		metav1.SetMetaDataLabel(&seen.Node.ObjectMeta, config.LabelDevicePluginConfig, pluginKey)
-		if err := a.askPlugin(ctx, &seen, &want, a.pluginAskedBy(seen.Node, pluginKey), func() (*state.DesiredPlugin, error) { return a.namedConfig(ctx, &seen, pluginKey) }); err != nil {
+		if err := a.resolver.AskPlugin(ctx, &seen, &want, a.devicePlugin.AskedBy(seen.Node, pluginKey), func() (*state.DesiredPlugin, error) { return a.devicePlugin.NamedConfig(ctx, &seen, pluginKey) }); err != nil {
 			return preview.Result{}, err
 		}
 	}
 	want.Targets = state.Targets(wishes)
-	if err := a.fits(seen, want); err != nil {
+	if err := a.devicePlugin.Fits(seen, want); err != nil {
 		return preview.Result{}, err
 	}
-	a.prove(&seen, want.Plugin)
+	a.prover.Prove(&seen, want.Plugin)
 	a.observeTaken(ctx, &seen, want, want.Targets)
 	p, err := preview.Of(want.Planned(want.Targets), a.planned(seen, want))
 	if err == nil && len(p.Steps) > 0 {
-		p.Runs = a.runs(seen, want, p.Steps)
+		p.Runs = a.gates.Runs(seen, want, p.Steps)
 	}
-	p.MIGStrategy, p.Beyond = a.strategy(seen, want.Plugin), beyond
+	p.MIGStrategy, p.Beyond = a.devicePlugin.Strategy(seen, want.Plugin), beyond
 	return p, err
 }

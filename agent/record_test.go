@@ -15,9 +15,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/gpuslice/gpuslice/agent/hostrecord"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
 const dcgm = "nvidia-dcgm.service"
@@ -679,6 +682,39 @@ func TestAChangeThatCouldNotBeRecordedOwesNothing(t *testing.T) {
 		w.givenBack()
 		if len(w.units.did) > 0 {
 			t.Errorf("units: %v", w.units.did)
+		}
+	})
+}
+
+// Promises 8 and 12. The agent dies right after it has given the node back, before it could say anything else. Where it
+// knows of no plugin to restart, that is the first thing it does on the way back.
+func TestAnAgentThatDiesAtTheEndOfAnUndoLeavesWordOfTheFailure(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.converge("all-enabled")
+		w.settings.DevicePlugin.PodSelector = nil
+		w.restart()
+		dead := false
+		w.client.PrependReactor("patch", "nodes", func(a k8stesting.Action) (bool, runtime.Object, error) {
+			patch, ok := a.(k8stesting.PatchAction)
+			if !ok || dead {
+				return true, nil, errors.New("the agent is dead")
+			}
+			dead = strings.Contains(string(patch.GetPatch()), `"`+config.AnnotationJournal+`":null`)
+			return false, nil, nil
+		})
+		w.fail(gpusim.CreateGpuInstanceWithPlacement)
+		w.label("all-1g.10gb")
+		w.passes("a release", func() bool { return dead })
+		w.givenBack()
+		calls := w.gpus.Calls()[gpusim.CreateGpuInstanceWithPlacement]
+		dead = false
+		w.restart()
+		w.settle(config.ReasonHardwareFailure)
+		w.spend(10 * time.Minute)
+		if again := w.gpus.Calls()[gpusim.CreateGpuInstanceWithPlacement]; again != calls {
+			t.Errorf("the failed wish was tried again, with %d calls", again-calls)
 		}
 	})
 }

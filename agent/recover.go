@@ -170,7 +170,7 @@ func (a *Agent) owing(ctx context.Context, node *corev1.Node) (debts, error) {
 	seen := state.Observed{Node: node}
 	var left debts
 	var err error
-	if err := a.observeRecord(ctx, &seen); err != nil {
+	if err := a.ledger.Observe(ctx, &seen); err != nil {
 		return left, err
 	}
 	if r := a.record.Now; seen.Journal == nil && !r.Ends {
@@ -184,7 +184,7 @@ func (a *Agent) owing(ctx context.Context, node *corev1.Node) (debts, error) {
 		if seen.Pods, err = a.listPods(ctx); err != nil {
 			left.others = append(left.others, err.Error())
 		}
-		seen.Leftovers.Adopts = err == nil && a.adopts(seen.Pods)
+		seen.Leftovers.Adopts = err == nil && a.leftovers.Adopts(seen.Pods)
 	}
 	if seen.Journal != nil && !seen.Journal.Parked {
 		left.ours = append(left.ours, seen.Journal.Describe())
@@ -192,7 +192,7 @@ func (a *Agent) owing(ctx context.Context, node *corev1.Node) (debts, error) {
 	if a.fence.Stands(node) {
 		left.ours = append(left.ours, "the taint "+config.TaintRepartitioning)
 	}
-	if o := a.orphanOn(&seen); o.Is() {
+	if o := a.leftovers.Orphan(&seen); o.Is() {
 		left.ours = append(left.ours, o.String())
 	}
 	if !node.Spec.Unschedulable && fence.CordonTaint(node) != nil { // pods stay away until it is gone

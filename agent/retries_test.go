@@ -1,6 +1,7 @@
 package agent_test
 
 import (
+	"io"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -123,6 +124,33 @@ func TestABudgetThatSaysNoIsNotAskedAgainAtOnce(t *testing.T) {
 		w.passes("a word", func() bool { return w.condition().Reason == string(config.ReasonEvictionBlocked) })
 		if asked != 1 {
 			t.Errorf("asked %d times", asked)
+		}
+	})
+}
+
+// TestPromise16AServerThatFailsEverySecondRequestStopsNoChange: one request of a look that failed used to end it, with a pause of up to two
+// minutes.
+func TestPromise16AServerThatFailsEverySecondRequestStopsNoChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "gpus: [{model: H100-80GB}]")
+		w.settings.MIGConfigMap = config.ConfigMapKey{Namespace: "gpuslice", Name: "custom", Key: "config.yaml"}
+		w.settings.Maintenance = config.ConfigMapKey{Namespace: "gpuslice", Name: "maintenance", Key: "maintenance.yaml"}
+		w.restart()
+		w.pod("train", w.devices()["nvidia.com/gpu"][0])
+		asked := 0
+		fails := func(k8stesting.Action) (bool, runtime.Object, error) {
+			if asked++; asked%2 == 0 {
+				return false, nil, nil
+			}
+			return true, nil, apierrors.NewInternalError(io.ErrUnexpectedEOF)
+		}
+		w.label("all-1g.10gb")
+		began := time.Now()
+		w.client.PrependReactor("get", "configmaps", fails)
+		w.client.PrependReactor("patch", "nodes", fails)
+		w.reach("all-1g.10gb")
+		if took := w.condition().LastTransitionTime.Sub(began); took > time.Minute {
+			t.Errorf("the change took %s", took)
 		}
 	})
 }

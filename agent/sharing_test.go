@@ -684,6 +684,42 @@ func TestWhatCannotBeHandedOverIsSaidWithTheLabelThatAsksForIt(t *testing.T) {
 	}
 }
 
+// What the journal cannot hold could not be brought back.
+func TestAConfigThatIsTooLongToBringBackIsSaidWithTheLabelThatAsksForAnother(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		ask  func(w *world)
+		want string
+	}{
+		"a profile": {func(w *world) { w.profile("two") }, "label gpuslice.io/profile=two: noting the device plugin's config "},
+		"a config": {func(w *world) {
+			w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelDevicePluginConfig, "any") })
+		}, "label nvidia.com/device-plugin.config=any: noting the device plugin's config "},
+		"the settings' default": {func(w *world) {
+			w.settings.DevicePlugin.DefaultConfig = "any"
+			w.restart()
+		}, "devicePlugin.defaultConfig of the settings, any: noting the device plugin's config "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				w.shares()
+				w.settings.DevicePlugin.ConfigMap = config.ConfigMapName{Namespace: "gpuslice", Name: "device-plugin-config"}
+				w.setPluginConfigs("gpuslice", "device-plugin-config", map[string]string{"any": "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n"})
+				text := "version: v1\n" + strings.Repeat("# "+strings.Repeat("x", 100)+"\n", 400)
+				if err := os.WriteFile(w.pluginFile, []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				w.restart()
+				row.ask(w)
+				if c := w.settle(config.ReasonNoHandover); !strings.HasPrefix(c.Message, row.want) {
+					t.Errorf("the node says %q, want %q", c.Message, row.want)
+				}
+			})
+		})
+	}
+}
+
 // The control daemon comes to a node by a label. Where that is not there, no selector of the settings is wrong.
 func TestAnMPSDaemonThatHasNoLabelToComeByIsMissedByTheLabel(t *testing.T) {
 	t.Parallel()

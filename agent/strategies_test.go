@@ -96,3 +96,89 @@ func TestAPluginThatIsOnItsWayIsNotTakenForOneUnderAnotherStrategy(t *testing.T)
 		w.reach("all-1g.10gb")
 	})
 }
+
+// TestPromise1APluginThatIsToldNoStrategyIsNotGuessed: with a config manager, what its config does not say is nowhere.
+func TestPromise1APluginThatIsToldNoStrategyIsNotGuessed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.managed()
+		cm, err := w.client.CoreV1().ConfigMaps("kube-system").Get(t.Context(), "plugin-configs", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		cm.Data["default"] = "version: v1\n"
+		if _, err := w.client.CoreV1().ConfigMaps("kube-system").Update(t.Context(), cm, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.manage()
+		w.pod("train", w.devices()["nvidia.com/gpu"][0])
+		w.edit(func(n *corev1.Node) {
+			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelMIGConfig, "all-1g.10gb")
+			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelDevicePluginConfig, "default")
+		})
+		if !w.within(300, w.manage, func() bool { return w.condition().Reason == string(config.ReasonWrongMIGStrategy) || w.owed() }) {
+			t.Fatal("nothing is said:", w.condition())
+		}
+		c := w.condition()
+		if w.owed() || w.node().Spec.Unschedulable || !w.runs("train") {
+			t.Errorf("something was begun; %s: %s", c.Reason, c.Message)
+		}
+		if !strings.Contains(c.Message, "flags.migStrategy") {
+			t.Errorf("it does not say what to do: %s", c.Message)
+		}
+		// GPU feature discovery tells what the plugin has told it.
+		w.edit(func(n *corev1.Node) {
+			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelMIGStrategy, string(config.MIGStrategyMixed))
+		})
+		if !w.within(300, w.manage, w.owed) {
+			t.Errorf("with a label that says so: %s: %s", w.condition().Reason, w.condition().Message)
+		}
+	})
+}
+
+// A profile has a config of its own, which says what fits it where the one that is there says nothing.
+func TestAProfileTellsThePluginTheStrategyThatNothingElseDoes(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.managed()
+		w.setPluginConfigs("kube-system", "plugin-configs", map[string]string{"default": "version: v1\n"})
+		w.manage()
+		w.profile("slices")
+		if !w.within(400, w.manage, w.done("slices")) {
+			t.Fatal("never converges")
+		}
+		key := w.node().Labels[config.LabelDevicePluginConfig]
+		if text := w.pluginConfigs()[key]; !strings.Contains(text, "migStrategy: mixed") {
+			t.Errorf("key %q says:\n%s", key, text)
+		}
+	})
+}
+
+// TestPromise1APluginOfAFileThatIsToldNoStrategyIsNotGuessed: what its file does not say, and its pod is not told, is nowhere.
+func TestPromise1APluginOfAFileThatIsToldNoStrategyIsNotGuessed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.settings.DevicePlugin.ConfigMap = config.ConfigMapName{Namespace: "gpuslice", Name: "device-plugin-config"}
+		w.shares()
+		const name = "device-plugin-config"
+		w.setPluginConfigs("gpuslice", name, map[string]string{"plain": "version: v1\n"})
+		w.turn()
+		w.pod("train", w.devices()["nvidia.com/gpu"][0])
+		w.edit(func(n *corev1.Node) {
+			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelMIGConfig, "all-1g.10gb")
+			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelDevicePluginConfig, "plain")
+		})
+		if !w.within(300, nil, func() bool { return w.condition().Reason == string(config.ReasonWrongMIGStrategy) || w.owed() }) {
+			t.Fatal("nothing is said:", w.condition())
+		}
+		c := w.condition()
+		if w.owed() || w.node().Spec.Unschedulable || !w.runs("train") || !strings.Contains(c.Message, "flags.migStrategy") {
+			t.Errorf("something was begun, or it does not say what to do; %s: %s", c.Reason, c.Message)
+		}
+		w.setPluginConfigs("gpuslice", name, map[string]string{"plain": "version: v1\nflags: {migStrategy: mixed}\n"})
+		w.passes("the config that the label names", func() bool { return w.condition().Reason == string(config.ReasonConverged) && !w.owed() })
+	})
+}

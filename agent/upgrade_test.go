@@ -140,3 +140,38 @@ func TestWhatIsLeftWithoutAJournalIsOpenedWhileTheDriverIsUpgraded(t *testing.T)
 		w.reach("all-1g.10gb")
 	})
 }
+
+// Who may write labels must not be able to stop an agent by one that no driver manager sets, and one that it has left is told.
+func TestAnUpgradeOfTheDriverIsWhatOperandsSayAndEndsOrIsTold(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.settings.Timeouts.DriverUpgrade = 45 * time.Minute
+		w.restart()
+		w.converge("all-1g.10gb")
+		w.edit(func(n *corev1.Node) {
+			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelOperandPrefix+"anything", fence.PausedForDriverUpgrade)
+		})
+		w.spend(10 * time.Minute)
+		if c := w.condition(); c.Reason != string(config.ReasonConverged) {
+			t.Errorf("by a label of no operand, %s: %s", c.Reason, c.Message)
+		}
+		w.edit(func(n *corev1.Node) {
+			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelOperandPrefix+"dcgm", fence.PausedForDriverUpgrade)
+		})
+		c := w.settle(config.ReasonDriverNotLoaded)
+		if strings.Contains(c.Message, "kubectl") || !strings.Contains(c.Message, config.LabelOperandPrefix+"dcgm="+fence.PausedForDriverUpgrade) {
+			t.Errorf("people are sent there at once, or the label is not named: %s", c.Message)
+		}
+		w.spend(40 * time.Minute)
+		if c := w.condition(); strings.Contains(c.Message, "kubectl") {
+			t.Errorf("people are sent there before timeouts.driverUpgrade: %s", c.Message)
+		}
+		w.spend(6 * time.Minute)
+		if c := w.condition(); !strings.Contains(c.Message, "kubectl label node gpu-1 "+config.LabelOperandPrefix+"dcgm=true --overwrite") {
+			t.Errorf("it does not say who has to act: %s", c.Message)
+		}
+		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelOperandPrefix+"dcgm") })
+		w.reach("all-1g.10gb")
+	})
+}

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/zap/zaptest"
@@ -67,4 +68,27 @@ func TestADriverThatHangsWhenAskedForEventsDoesNotHoldUpTheLoop(t *testing.T) {
 	}
 	cancel()
 	<-ended
+}
+
+// TestPromise16ANodeAtRestIsLookedAtOnceASecondAtMost: whoever writes to a node or to a pod makes the agent look.
+func TestPromise16ANodeAtRestIsLookedAtOnceASecondAtMost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "gpus: [{model: H100-80GB}]")
+		w.converge("all-1g.10gb")
+		pause := w.agent.Pass(t.Context())
+		began := time.Now()
+		left := w.agent.Settle(t.Context(), pause)
+		took := time.Since(began)
+		if took < time.Second || took > 2*time.Second || left != pause-took {
+			t.Errorf("the next pass comes after %s, and %s of %s are left", took, left, pause)
+		}
+		if left := w.agent.Settle(t.Context(), 100*time.Millisecond); left != 0 {
+			t.Errorf("what is to come sooner comes %s later", left)
+		}
+		w.begin("all-3g.40gb") // in the middle of a change
+		began = time.Now()
+		if left := w.agent.Settle(t.Context(), 5*time.Second); left != 5*time.Second || time.Since(began) > 0 {
+			t.Errorf("a change is slowed down: %s, %s left", time.Since(began), left)
+		}
+	})
 }

@@ -29,7 +29,9 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent"
+	plugin "github.com/gpuslice/gpuslice/agent/deviceplugin"
 	"github.com/gpuslice/gpuslice/agent/hostrecord"
+	"github.com/gpuslice/gpuslice/agent/reboot"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/drain/holders"
@@ -128,12 +130,12 @@ func (w *world) forget() {
 }
 
 // optionsFor is what the next agent process is started with, on the host.
-func (w *world) optionsFor(h agent.Host) agent.Options {
+func (w *world) optionsFor(h reboot.Host) agent.Options {
 	return agent.Options{
 		Node: nodeName, Client: w.client, Driver: w.through(w.gpus.Driver()), Pods: podsOf{w.client}, Kubelet: w, Settings: w.settings,
 		Host: h, Units: &w.units, Specs: &w.specs, Record: &w.disk, Processes: holders.Processes{Root: w.table, Signal: w.hangup},
 		Parse:  func([]byte) (map[string]config.MIGConfig, error) { return w.file, w.fileError },
-		Plugin: agent.PluginConfigs{Parse: deviceplugin.Parse, Render: deviceplugin.Render}, PluginFile: w.pluginFile,
+		Plugin: plugin.Configs{Parse: deviceplugin.Parse, Render: deviceplugin.Render}, PluginFile: w.pluginFile,
 		Clock: w.clock, Events: &record.FakeRecorder{}, Log: zaptest.NewLogger(w.t),
 	}
 }
@@ -160,7 +162,7 @@ type logind struct {
 	took    int   // inhibitors so far
 }
 
-// Inhibit implements agent.Host.
+// Inhibit implements reboot.Host.
 func (h *logind) Inhibit(ctx context.Context, _ string) (func(), error) {
 	if h.silent {
 		<-ctx.Done()
@@ -174,10 +176,10 @@ func (h *logind) Inhibit(ctx context.Context, _ string) (func(), error) {
 	return func() { h.held-- }, nil
 }
 
-// CanReboot implements agent.Host.
+// CanReboot implements reboot.Host.
 func (h *logind) CanReboot(context.Context) error { return h.refuses }
 
-// Reboot implements agent.Host.
+// Reboot implements reboot.Host.
 func (h *logind) Reboot(context.Context) error {
 	if h.down {
 		return host.ErrShuttingDown
@@ -302,7 +304,7 @@ type units struct {
 	asked   map[string]bool // whose state was asked for
 }
 
-// States implements agent.Units.
+// States implements units.Systemd.
 func (u *units) States(_ context.Context, names []string) (map[string]string, error) {
 	if u.states == nil {
 		return nil, host.ErrNoSystemd
@@ -320,10 +322,10 @@ func (u *units) States(_ context.Context, names []string) (map[string]string, er
 	return out, nil
 }
 
-// Stop implements agent.Units.
+// Stop implements units.Systemd.
 func (u *units) Stop(_ context.Context, name string) error { return u.set("stop", name, "inactive") }
 
-// Start implements agent.Units.
+// Start implements units.Systemd.
 func (u *units) Start(_ context.Context, name string) error { return u.set("start", name, "active") }
 
 func (u *units) set(verb, name, state string) error {

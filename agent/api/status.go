@@ -42,6 +42,10 @@ type Status struct {
 	Proven  string    `json:"proven,omitempty"`  // the wish that the node was last seen to fulfil
 	Cut     string    `json:"cut,omitempty"`     // boot in which it had MIG instances, then
 	Took    []Took    `json:"took,omitempty"`    // the last changes, by which the next is estimated
+	// As the watch of the GPUs' health has them.
+
+	Boot    string `json:"boot,omitempty"`    // of the host
+	Watched bool   `json:"watched,omitempty"` // the driver hands out its events
 }
 
 // AskedFor is since when a wish is asked for. The older one of two nodes goes first.
@@ -56,6 +60,48 @@ type StatusGPU struct {
 	UUID     nvml.UUID `json:"uuid"`
 	MIG      bool      `json:"mig"`
 	Geometry string    `json:"geometry,omitempty"` // "1g.10gb@0 1g.10gb@1 3g.40gb@4"
+	Slices   int       `json:"slices,omitempty"`   // memory slices that instances may take; 0 where MIG is not possible
+	// Instances are those of Geometry with their numbers and sizes, in its order. Where there is no room for them, they are missing.
+	Instances []StatusInstance `json:"instances,omitempty"`
+
+	Health *GPUHealth `json:"health,omitempty"` // nil of one that is well
+}
+
+// StatusInstance is one GPU instance.
+type StatusInstance struct {
+	Is   string `json:"is"`   // profile and place, as in StatusGPU.Geometry: "3g.40gb@4"
+	At   int    `json:"at"`   // its first memory slice
+	Size int    `json:"size"` // memory slices
+	ID   int    `json:"id"`   // the driver's number of it
+}
+
+// GPUHealth is what is wrong with a GPU, and what its driver has reported.
+type GPUHealth struct {
+	Reason    config.Reason `json:"reason,omitempty"`   // the worst; empty if nothing is wrong
+	Severity  string        `json:"severity,omitempty"` // "critical", "degraded"
+	Action    string        `json:"action,omitempty"`   // "ResetGPU", …
+	Since     time.Time     `json:"since,omitzero"`
+	Recovery  int           `json:"recovery,omitempty"`  // action that the driver recommends, by NVML's number
+	Instances []string      `json:"instances,omitempty"` // that it is about: "1g.10gb@2"; none is the whole GPU
+	Xids      []XidSeen     `json:"xids,omitempty"`
+	Remap     *Remap        `json:"remap,omitempty"`
+}
+
+// XidSeen is an error number that the driver has reported of a GPU. How often is in the metrics.
+type XidSeen struct {
+	Number uint64    `json:"n"`
+	First  time.Time `json:"first"`
+	Last   time.Time `json:"last"` // to the minute
+	GI     int       `json:"gi"`   // GPU instance and compute instance, -1 for the whole GPU
+	CI     int       `json:"ci"`
+}
+
+// Remap is what is known of rows of memory, when they could last be read.
+type Remap struct {
+	Corrected   uint64 `json:"corrected"`
+	Uncorrected uint64 `json:"uncorrected"`
+	Pending     bool   `json:"pending,omitempty"`
+	Failed      bool   `json:"failed,omitempty"`
 }
 
 // Failure is a change that could not be done. It is kept on the node so that a restarted agent does not disturb the

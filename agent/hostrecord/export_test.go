@@ -2,7 +2,7 @@ package hostrecord
 
 // Hang has every call on the disk wait until the channel is closed.
 func (f *File) Hang(until <-chan struct{}) {
-	f.work = func(work func()) {
+	f.file.Work = func(work func()) {
 		<-until
 		work()
 	}

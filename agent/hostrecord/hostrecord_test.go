@@ -1,6 +1,8 @@
 package hostrecord_test
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"os"
@@ -14,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpuslice/gpuslice/agent/hostrecord"
+	"github.com/gpuslice/gpuslice/test/stalledfs"
 )
 
 // full is a record with every field.
@@ -281,4 +284,93 @@ func rewritten(t *testing.T, r hostrecord.Record) hostrecord.Record {
 		t.Fatal(err)
 	}
 	return again
+}
+
+// written gives the file of a full record, and its text.
+func written(t *testing.T) (*hostrecord.File, []byte) {
+	t.Helper()
+	file := hostrecord.In(t.TempDir())
+	if err := file.Write(t.Context(), full()); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(file.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return file, text
+}
+
+// The disk of a host that loses its power may have any part of a file, or zeros where it had not written yet.
+func TestARecordThatEndsAtAnyByteIsNoRecord(t *testing.T) {
+	file, whole := written(t)
+	put := func(text []byte) (*hostrecord.Record, error) {
+		if err := os.WriteFile(file.Path(), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return file.Read(t.Context())
+	}
+	for end := range whole {
+		if r, err := put(whole[:end]); !errors.Is(err, hostrecord.ErrCorrupt) || r != nil {
+			t.Errorf("of the first %d bytes of %d: %+v, %v", end, len(whole), r, err)
+		}
+		zeros := append(bytes.Clone(whole[:end]), make([]byte, len(whole)-end)...)
+		if r, err := put(zeros); !errors.Is(err, hostrecord.ErrCorrupt) || r != nil {
+			t.Errorf("zeros from byte %d on: %+v, %v", end, r, err)
+		}
+	}
+	if r, err := put(whole); err != nil || r == nil {
+		t.Fatalf("the whole record: %+v, %v", r, err)
+	}
+}
+
+// Nobody can tell that a letter of a name is another. What is read holds the bounds all the same, and could be written again.
+func TestARecordOfWhichABitIsAnotherHoldsTheBounds(t *testing.T) {
+	_, whole := written(t)
+	for at := range whole {
+		for bit := range 8 {
+			flipped := bytes.Clone(whole)
+			flipped[at] ^= 1 << bit
+			r, err := hostrecord.Parse(flipped)
+			if err == nil {
+				again, failed := json.Marshal(r)
+				if failed == nil {
+					_, failed = hostrecord.Parse(again)
+				}
+				if failed != nil {
+					t.Errorf("bit %d of byte %d: what was read could not be read again: %v", bit, at, failed)
+				}
+			} else if !errors.Is(err, hostrecord.ErrCorrupt) && !errors.As(err, new(*hostrecord.NewerError)) {
+				t.Errorf("bit %d of byte %d: %v", bit, at, err)
+			}
+		}
+	}
+}
+
+// Promise 14. The same of a real file system whose server does not answer, where the kernel keeps the thread that asks.
+func TestARecordBehindAMountThatDoesNotAnswerIsSilent(t *testing.T) {
+	mounted := stalledfs.Mount(t, "record.json")
+	file := hostrecord.In(mounted.Dir)
+	asked := mounted.Stall()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := file.Read(ctx)
+		ended <- err
+	}()
+	<-asked
+	cancel()
+	if err := <-ended; !errors.Is(err, hostrecord.ErrSilent) || !strings.Contains(err.Error(), file.Path()) {
+		t.Errorf("reading: %v", err)
+	}
+	// These return only because the call before is still out.
+	if err := file.Write(t.Context(), full()); !errors.Is(err, hostrecord.ErrSilent) || !strings.Contains(err.Error(), file.Path()) {
+		t.Errorf("writing: %v", err)
+	}
+	if _, err := file.SetAside(t.Context()); !errors.Is(err, hostrecord.ErrSilent) {
+		t.Errorf("setting it aside: %v", err)
+	}
+	mounted.Answer()
+	for _, err := file.Read(t.Context()); errors.Is(err, hostrecord.ErrSilent); _, err = file.Read(t.Context()) { // until the call that hung has ended
+		<-time.After(time.Millisecond)
+	}
 }

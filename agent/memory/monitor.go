@@ -129,11 +129,17 @@ func (u usage) by(devices []string, processes []nvml.Process, holders []holders.
 	return u
 }
 
+// Processes are the host's.
+type Processes interface {
+	// Holders finds the processes that have a device.
+	Holders(ctx context.Context, sought []holders.Sought) ([]holders.Client, error)
+}
+
 // Options is what a Monitor works with.
 type Options struct {
 	Limits    config.MemoryPressure
 	Snapshot  func(ctx context.Context) ([]nvml.GPU, error)
-	Processes holders.Processes
+	Processes Processes
 	// ComputesForOthers reports whether the pod's processes on a GPU are those of a server, whose clients are other pods.
 	ComputesForOthers func(pod *corev1.Pod) bool
 	Tell              func(pod types.NamespacedName, uid types.UID, kind string, reason config.Reason, format string, args ...any) // an Event

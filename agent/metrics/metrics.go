@@ -16,6 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain"
 )
 
 // Bounds of those who ask: an answer takes milliseconds, and there is one Prometheus, or two.
@@ -34,17 +35,21 @@ const (
 // Set is what the agent tells Prometheus. It is read while the loop works. A nil one is told everything, and keeps
 // nothing.
 type Set struct {
-	registry *prometheus.Registry
-	steps    *prometheus.CounterVec
-	clock    clock.PassiveClock
+	registry                        *prometheus.Registry
+	steps                           *prometheus.CounterVec
+	evictions, recoveries, requests *prometheus.CounterVec
+	clock                           clock.PassiveClock
 
-	mu     sync.Mutex
-	report Report
-	pass   time.Time                   // when one last ended
-	since  time.Time                   // when its phase began, or its time was last counted
-	phases map[api.Phase]time.Duration // without that since then
-	parts  []prometheus.Collector
-	window Window
+	mu      sync.Mutex
+	report  Report
+	pass    time.Time                   // when one last ended
+	since   time.Time                   // when its phase began, or its time was last counted
+	phases  map[api.Phase]time.Duration // without that since then
+	parts   []prometheus.Collector
+	window  Window
+	look    *look
+	passed  time.Time                       // when one last ended in which nothing failed
+	blocked map[config.Reason]time.Duration // as phases
 }
 
 // Report is what the last pass has told of the node.
@@ -53,6 +58,8 @@ type Report struct {
 	Ready     bool // condition GPUPartitionReady is True
 	Reason    config.Reason
 	Converged bool
+	Blocked   bool // it waits for others than the agent and the hardware, or for good
+	Failed    bool // something that the agent tried has failed
 }
 
 // Window is what the last pass has found of the node's windows.
@@ -75,6 +82,12 @@ var (
 		"Time that the agent has spent in each phase since it was started.", []string{"phase"}, nil)
 	descPass = prometheus.NewDesc("gpuslice_last_pass_timestamp_seconds",
 		"When the agent last had looked at its node and done what there was to do; an old one means that it stands still.", nil, nil)
+	descPassed = prometheus.NewDesc("gpuslice_last_successful_pass_timestamp_seconds",
+		"When a pass last ended in which nothing has failed that the agent tried.", nil, nil)
+	descPhaseInfo = prometheus.NewDesc("gpuslice_phase_info",
+		"1 for the phase that the agent is in.", []string{"phase"}, nil)
+	descBlocked = prometheus.NewDesc("gpuslice_blocked_seconds_total",
+		"Time for which a change was kept from going on by others, or for good, by the reason that the condition gave.", []string{"reason"}, nil)
 	descWindow = prometheus.NewDesc("gpuslice_window_open",
 		"1 if a window of the node is open, or it has none to wait for.", nil, nil)
 	descNextWindow = prometheus.NewDesc("gpuslice_next_window_start_timestamp_seconds",
@@ -86,18 +99,39 @@ var (
 // New makes an empty set, with those of the process itself.
 func New(c clock.PassiveClock) *Set {
 	m := &Set{
-		registry: prometheus.NewRegistry(), clock: c, phases: map[api.Phase]time.Duration{},
+		registry: prometheus.NewRegistry(), clock: c, phases: map[api.Phase]time.Duration{}, blocked: map[config.Reason]time.Duration{},
 		steps: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "gpuslice_steps_total", Help: "Steps that were taken, by their kind and by what came of them: done, waiting, failed.",
 		}, []string{"kind", "result"}),
+		evictions: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "gpuslice_evictions_total", Help: "Pods that were sent away, by how: evicted, or deleted after their deadline; and overdue, those that stayed.",
+		}, []string{"result"}),
+		recoveries: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "gpuslice_recoveries_total",
+			Help: "Times that something was taken over from an earlier agent: an interrupted change, leftovers without a journal, a journal of a stranger.",
+		}, []string{"cause"}),
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "gpuslice_api_requests_total", Help: "Requests to the API server, by verb of HTTP and class of the answer.",
+		}, []string{"verb", "code"}),
 	}
-	m.registry.MustRegister(m, m.steps, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.registry.MustRegister(m, m.steps, m.evictions, m.recoveries, m.requests, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 
-// Handler answers Prometheus.
+// Handler answers Prometheus. Few answers are made at a time, and who comes meanwhile waits for a turn: whoever asks without end would
+// else have everybody refused. A turn ends before the answer is sent, for which a slow reader may take long.
 func (m *Set) Handler() http.Handler {
-	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{MaxRequestsInFlight: mostScrapes, Timeout: scrapeTime})
+	answer := promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
+	turns := make(chan struct{}, mostScrapes)
+	inTurn := func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case turns <- struct{}{}:
+			defer func() { <-turns }()
+			answer.ServeHTTP(w, r)
+		case <-r.Context().Done():
+		}
+	}
+	return http.TimeoutHandler(http.HandlerFunc(inTurn), scrapeTime, "there are too many who ask")
 }
 
 // Register adds metrics of another package. Those of the same name twice are a mistake of the program, and panic.
@@ -108,7 +142,10 @@ func (m *Set) Gatherer() prometheus.Gatherer { return m.registry }
 
 // Describe implements prometheus.Collector.
 func (m *Set) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descReady, descConverged, descPhase, descPass, descWindow, descNextWindow, descOverrun} {
+	for _, d := range []*prometheus.Desc{descReady, descConverged, descPhase, descPass, descPassed, descWindow, descNextWindow, descOverrun, descPhaseInfo, descBlocked} {
+		out <- d
+	}
+	for _, d := range lookDescs {
 		out <- d
 	}
 }
@@ -123,10 +160,18 @@ func (m *Set) Collect(out chan<- prometheus.Metric) {
 	if m.report.Phase != "" {
 		gauge(descReady, bit(m.report.Ready), string(m.report.Reason))
 		gauge(descConverged, bit(m.report.Converged))
+		gauge(descPhaseInfo, 1, string(m.report.Phase))
 		m.count()
 	}
 	if !m.pass.IsZero() {
 		gauge(descPass, float64(m.pass.UnixMilli())/1000)
+	}
+	if !m.passed.IsZero() {
+		gauge(descPassed, float64(m.passed.UnixMilli())/1000)
+	}
+	m.look.collect(gauge)
+	for reason, spent := range m.blocked {
+		out <- prometheus.MustNewConstMetric(descBlocked, prometheus.CounterValue, spent.Seconds(), string(reason))
 	}
 	for phase, spent := range m.phases {
 		out <- prometheus.MustNewConstMetric(descPhase, prometheus.CounterValue, spent.Seconds(), string(phase))
@@ -151,6 +196,9 @@ func bit(is bool) float64 {
 func (m *Set) count() {
 	now := m.clock.Now()
 	m.phases[m.report.Phase] += now.Sub(m.since)
+	if m.report.Blocked {
+		m.blocked[m.report.Reason] += now.Sub(m.since)
+	}
 	m.since = now
 }
 
@@ -182,6 +230,9 @@ func (m *Set) Reported(r Report) {
 		m.count()
 	}
 	m.report = r
+	if !r.Failed {
+		m.passed = m.clock.Now()
+	}
 }
 
 // Passed notes that a pass has ended.
@@ -216,4 +267,39 @@ func (m *Set) TakeOver(parts []prometheus.Collector) {
 		m.registry.MustRegister(part)
 	}
 	m.parts = parts
+}
+
+// Evicted counts pods that were sent away.
+func (m *Set) Evicted(verdicts []drain.Verdict) {
+	if m == nil {
+		return
+	}
+	for _, v := range verdicts {
+		switch {
+		case v.Overdue:
+			m.evictions.WithLabelValues("overdue").Inc()
+		case v.State == drain.Requested:
+			m.evictions.WithLabelValues("evicted").Inc()
+		case v.State == drain.Deleted:
+			m.evictions.WithLabelValues("deleted").Inc()
+		}
+	}
+}
+
+// Resumed counts a change that the agent before this process had begun.
+func (m *Set) Resumed() { m.recovered("interrupted") }
+
+// Adopted counts marks of ours that were found without a journal, or beside one that this host's agent did not write.
+func (m *Set) Adopted(forged bool) {
+	if forged {
+		m.recovered("strange_journal")
+		return
+	}
+	m.recovered("leftovers")
+}
+
+func (m *Set) recovered(cause string) {
+	if m != nil {
+		m.recoveries.WithLabelValues(cause).Inc()
+	}
 }

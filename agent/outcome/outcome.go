@@ -58,6 +58,14 @@ func (w *Waiting) Error() string {
 // Moment writes a time as people read it in a condition.
 func Moment(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05Z") }
 
+// Zoned writes a time as clocks show it where the window is, and in UTC.
+func Zoned(t time.Time) string {
+	if _, offset := t.Zone(); offset == 0 {
+		return t.UTC().Format("Mon 2006-01-02 15:04:05Z")
+	}
+	return t.Format("Mon 2006-01-02 15:04:05 MST (") + t.UTC().Format("Mon 15:04:05Z") + ")"
+}
+
 // Stalled says that nothing more is done until the input changes: a label, a ConfigMap, a GPU.
 type Stalled struct {
 	Reason  config.Reason

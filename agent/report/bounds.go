@@ -1,8 +1,10 @@
 package report
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -45,8 +47,8 @@ func boundedFailure(f *api.Failure) *api.Failure {
 	return &out
 }
 
-// EncodeStatus is the status in so many bytes: without blockers first, then without the geometry and the capacity, which people find
-// elsewhere. What the agent reads back stays, also where there is no room even for that.
+// EncodeStatus is the status in so many bytes: without blockers first, then without the numbers of instances, the geometry and the
+// capacity, which people find elsewhere. What the agent reads back stays, also where there is no room even for that.
 func EncodeStatus(s api.Status, room int) (text string, fits bool, err error) {
 	s.Desired = legible.Cut(s.Desired, longestBlocker)
 	s.Capacity, s.Failed = legible.Message(s.Capacity, legible.Longest), boundedFailure(s.Failed)
@@ -62,6 +64,8 @@ func EncodeStatus(s api.Status, room int) (text string, fits bool, err error) {
 			return text, err == nil, err
 		case len(s.Blockers) > 0:
 			s.Blockers = s.Blockers[:len(s.Blockers)/2]
+		case slices.ContainsFunc(s.GPUs, func(g api.StatusGPU) bool { return g.Instances != nil }):
+			s.GPUs = withoutInstances(s.GPUs)
 		case len(s.GPUs) > 0:
 			s.GPUs = nil
 		case s.Capacity != "":
@@ -72,11 +76,14 @@ func EncodeStatus(s api.Status, room int) (text string, fits bool, err error) {
 	}
 }
 
-// EncodeAnswer is the answer in so many bytes: it counts the steps and pods that are left out.
+// EncodeAnswer is the answer in so many bytes: it counts the steps and pods that are left out, and says what a diagnosis leaves out.
 func EncodeAnswer(a api.Answer, room int) (string, error) {
 	a.Refused, a.Runs = legible.Message(a.Refused, legible.Longest), legible.Message(a.Runs, legible.Longest)
 	for i := range a.Steps {
 		a.Steps[i] = legible.Message(a.Steps[i], legible.Longest)
+	}
+	if a.Diagnosis != nil {
+		return encodeDiagnosis(a, room)
 	}
 	for {
 		b, err := json.Marshal(a)
@@ -95,6 +102,63 @@ func EncodeAnswer(a api.Answer, room int) (string, error) {
 	}
 }
 
+// encodeDiagnosis is a diagnosis in so many bytes: the longest list loses its second half until the rest fits. Causes and outcome stay.
+func encodeDiagnosis(a api.Answer, room int) (string, error) {
+	d := *a.Diagnosis
+	a.Diagnosis = &d
+	d.GPUs.Now = slices.Clone(d.GPUs.Now)
+	for {
+		b, err := json.Marshal(a)
+		switch {
+		case err != nil:
+			return "", fmt.Errorf("encoding a diagnosis: %w", err)
+		case len(b) <= room:
+			return string(b), nil
+		}
+		if !halved(&d) {
+			b, err = json.Marshal(api.Answer{For: a.For, At: a.At, Refused: tooLong})
+			if err != nil {
+				return "", fmt.Errorf("encoding an answer: %w", err)
+			}
+			return string(b), nil
+		}
+	}
+}
+
+// tooLong is the answer where there is no room for more.
+const tooLong = "the annotations of this node are too full for the diagnosis; ask on the node itself, by gpuslice-agent recover --dry-run"
+
+// listed is a list of a diagnosis.
+type listed struct {
+	name string
+	size int
+	cut  func(n int)
+}
+
+// halved shortens the longest list of a diagnosis, and says so in it. It reports false if no list is left.
+func halved(d *api.Diagnosis) bool {
+	lists := []listed{
+		{"steps", len(d.GPUs.Steps), func(n int) { d.GPUs.Steps = d.GPUs.Steps[:n] }},
+		{"pods", len(d.Pods), func(n int) { d.Pods = d.Pods[:n] }},
+		{"processes", len(d.Processes), func(n int) { d.Processes = d.Processes[:n] }},
+		{"operands", len(d.Operands), func(n int) { d.Operands = d.Operands[:n] }},
+		{"taints", len(d.Taints), func(n int) { d.Taints = d.Taints[:n] }},
+		{"tools", len(d.Others), func(n int) { d.Others = d.Others[:n] }},
+		{"differences of capacity", len(d.Capacity), func(n int) { d.Capacity = d.Capacity[:n] }},
+		{"GPUs", len(d.GPUs.Now), func(n int) { d.GPUs.Now = d.GPUs.Now[:n] }},
+	}
+	longest := slices.MaxFunc(lists, func(a, b listed) int { return cmp.Compare(a.size, b.size) })
+	if longest.size == 0 {
+		return false
+	}
+	longest.cut(longest.size / 2)
+	note := fmt.Sprintf("for want of room, not all %s are told", longest.name)
+	if !slices.Contains(d.Unseen, note) {
+		d.Unseen = append(slices.Clone(d.Unseen), note)
+	}
+	return true
+}
+
 // GPUs is how they are cut, as the status tells it.
 func GPUs(gpus []nvml.GPU) []api.StatusGPU {
 	var out []api.StatusGPU
@@ -103,7 +167,27 @@ func GPUs(gpus []nvml.GPU) []api.StatusGPU {
 		if geometry := gpu.Geometry(); len(geometry) > 0 {
 			s.Geometry = geometry.String()
 		}
+		s.Slices = gpu.MemorySlices()
+		s.Instances = instances(gpu)
 		out = append(out, s)
+	}
+	return out
+}
+
+// instances are those of the GPU, in the order of its geometry.
+func instances(gpu nvml.GPU) []api.StatusInstance {
+	var out []api.StatusInstance
+	for _, i := range slices.SortedFunc(slices.Values(gpu.Instances), func(a, b nvml.Instance) int { return nvml.ComparePlaced(a.Placed, b.Placed) }) {
+		out = append(out, api.StatusInstance{Is: i.Placed.String(), At: i.Start, Size: i.Size, ID: i.ID})
+	}
+	return out
+}
+
+// withoutInstances are the GPUs with what people can read of them alone.
+func withoutInstances(gpus []api.StatusGPU) []api.StatusGPU {
+	out := slices.Clone(gpus)
+	for i := range out {
+		out[i].Instances = nil
 	}
 	return out
 }

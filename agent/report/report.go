@@ -3,6 +3,7 @@
 package report
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -19,6 +20,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
+	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // Decision is what follows from one pass.
@@ -178,6 +180,23 @@ func Progress(kind plan.Kind, want state.Desired) (config.Reason, api.Phase) {
 	return p.reason, p.phase
 }
 
+// IsProgress reports whether a change goes on by itself where the condition gives the reason: some step gives it, or the agent tries again or goes
+// back.
+func IsProgress(reason config.Reason) bool {
+	switch reason { //nolint:exhaustive // of the other reasons, those of steps
+	case config.ReasonRetrying, config.ReasonRollingBack:
+		return true
+	case config.ReasonAwaitingSlot, config.ReasonNeedsReboot: // others have to do something
+		return false
+	}
+	for _, p := range progresses {
+		if p.reason == reason {
+			return true
+		}
+	}
+	return false
+}
+
 func converged(seen state.Observed, want state.Desired) string {
 	text := fmt.Sprintf("%s: %s", want.Name, capacity.Offered(seen.Kubelet.Offered).Summary(want.Plugin.SharingKnown()))
 	if len(want.MissingPositions) > 0 {
@@ -238,4 +257,28 @@ type DrainReport struct{ Draining, Drained, Maintained bool }
 // PartitionReady is the agent's condition on the node; nil if there is none.
 func PartitionReady(node *corev1.Node) *corev1.NodeCondition {
 	return condition.Find(node, config.ConditionGPUPartitionReady)
+}
+
+// DrainOf tells from the first step that is left how far the node is drained.
+func DrainOf(seen state.Observed, first plan.Step) DrainReport {
+	if seen.Journal == nil || !seen.Journal.Cordoned {
+		return DrainReport{}
+	}
+	draining := first.Traits().BeforePodsLeft
+	return DrainReport{Draining: draining, Drained: !draining, Maintained: true}
+}
+
+// Refusal is the reason why a wish cannot be.
+func Refusal(err *plan.Refused) config.Reason {
+	var impossible *nvml.Impossible
+	switch {
+	case errors.As(err, &impossible):
+		return config.ReasonImpossibleGeometry
+	case errors.Is(err, nvml.ErrLost):
+		return config.ReasonHardwareFailure
+	case errors.Is(err, plan.ErrNeedsReboot):
+		return config.ReasonNeedsReboot
+	default:
+		return config.ReasonNoCapableGPU
+	}
 }

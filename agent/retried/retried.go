@@ -8,7 +8,10 @@ import (
 	"math/rand/v2"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 )
 
 const (
@@ -68,4 +71,13 @@ func transient(err error) bool {
 	default:
 		return status.Status().Code >= 500
 	}
+}
+
+// ConfigMap reads a ConfigMap, and asks again as Do does.
+func ConfigMap(ctx context.Context, client kubernetes.Interface, namespace, name string) (object *corev1.ConfigMap, err error) {
+	err = Do(ctx, func() (err error) {
+		object, err = client.CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
+		return err
+	})
+	return object, err
 }

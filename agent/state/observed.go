@@ -4,6 +4,7 @@
 package state
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -181,6 +182,21 @@ const (
 	migStrategyFlag = "--mig-strategy"
 	envMIGStrategy  = "MIG_STRATEGY"
 )
+
+// OperandLabels are the labels that operands are paused by: those of the settings first, then those that an agent has left or the journal holds.
+func (s Observed) OperandLabels(ofSettings []string) []string {
+	out := slices.Clone(ofSettings)
+	left := slices.Sorted(maps.Keys(s.Leftovers.Orphan.Labels))
+	if s.Journal != nil {
+		left = append(left, slices.Sorted(maps.Keys(s.Journal.Paused))...)
+	}
+	for _, label := range left {
+		if !slices.Contains(out, label) {
+			out = append(out, label)
+		}
+	}
+	return out
+}
 
 // PlannedOperands are the operands that go by a label of the node, and the device plugin's pods.
 func (s Observed) PlannedOperands() (pauses []plan.Pause, plugins []plan.Operand) {

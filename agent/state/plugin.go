@@ -116,6 +116,7 @@ type DesiredPlugin struct {
 	MatchText    bool               // the config must equal text; otherwise an equivalent one is accepted
 	AllowMissing bool               // no file at all will do as well
 	KeyContent   string             // of the key that the label names, if that is ours to write
+	AskedBy      string             // what asks for it
 	UserManaged  bool               // people have set the label themselves, and the plugin's own config manager goes by it
 }
 
@@ -272,4 +273,12 @@ func AsWished(gpus []nvml.GPU, targets plan.Targets) []nvml.GPU {
 		}
 	}
 	return out
+}
+
+// PluginAskedBy is what asks for the device plugin's config.
+func (d Desired) PluginAskedBy() string {
+	if d.Plugin != nil && d.Plugin.AskedBy != "" {
+		return d.Plugin.AskedBy
+	}
+	return fmt.Sprintf("label %s=%s", d.Label, d.Name)
 }

@@ -24,6 +24,9 @@ func New(host clock.WithTicker) *Clock { return &Clock{WithTicker: host, set: ho
 // Now is the time without the steps since the clock was set.
 func (c *Clock) Now() time.Time { return c.set.Round(0).Add(c.WithTicker.Since(c.set)) }
 
+// Stamp is Now as annotations hold it: in UTC, to the second.
+func (c *Clock) Stamp() time.Time { return c.Now().UTC().Truncate(time.Second) }
+
 // Since is the time between then and Now.
 func (c *Clock) Since(then time.Time) time.Duration { return c.Now().Sub(then) }
 

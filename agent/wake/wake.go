@@ -26,10 +26,11 @@ type Sources struct {
 	Client   kubernetes.Interface
 	Node     string
 	Settings config.Settings
-	Driver   nvml.Driver
+	Driver   nvml.Driver // whose news wake the loop; nil if nobody is to be woken by them
 	Clock    clock.Clock
 	Log      *zap.Logger
 
+	poke       func()
 	namespaces chan map[string]bool // of the disruption budgets that are in the way; nil if nothing is watched
 }
 
@@ -42,6 +43,7 @@ func (s *Sources) Watch(ctx context.Context) <-chan struct{} {
 		default: // a wake is pending already
 		}
 	}
+	s.poke = poke
 	s.watchObjects(ctx, "nodes", metav1.NamespaceAll, fields.OneTermEqualSelector("metadata.name", s.Node), &corev1.Node{}, poke)
 	s.watchObjects(ctx, "pods", metav1.NamespaceAll, fields.OneTermEqualSelector("spec.nodeName", s.Node), &corev1.Pod{}, poke)
 	plugin := config.ConfigMapKey{Namespace: s.Settings.DevicePlugin.ConfigMap.Namespace, Name: s.Settings.DevicePlugin.ConfigMap.Name}
@@ -51,10 +53,17 @@ func (s *Sources) Watch(ctx context.Context) <-chan struct{} {
 		}
 		s.watchObjects(ctx, "configmaps", ref.Namespace, fields.OneTermEqualSelector("metadata.name", ref.Name), &corev1.ConfigMap{}, poke)
 	}
-	go s.watchDriver(ctx, poke)
+	if s.Driver != nil {
+		go s.watchDriver(ctx, poke)
+	}
 	s.namespaces = make(chan map[string]bool, 1)
 	go s.watchBudgets(ctx, s.namespaces, poke)
 	return wake
+}
+
+// Beside runs a watch that wakes the loop, too, for as long as ctx lasts. Watch comes first.
+func (s *Sources) Beside(ctx context.Context, watch func(ctx context.Context, poke func())) {
+	go watch(ctx, s.poke)
 }
 
 // watchBudgets pokes at every change of the disruption budgets in the namespaces that were last sent. Only those that are in the way
@@ -111,6 +120,10 @@ func (s *Sources) watchObjects(ctx context.Context, resource, namespace string, 
 
 func (s *Sources) watchAll(ctx context.Context, client cache.Getter, resource, namespace string, selector fields.Selector, kind runtime.Object, poke func()) {
 	source := cache.NewListWatchFromClient(client, resource, namespace, selector)
+	source.ListWithContextFunc = func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		o.FieldSelector = selector.String()
+		return names(ctx, client, resource, namespace, o)
+	}
 	_, informer := cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: source,
 		ObjectType:    kind,

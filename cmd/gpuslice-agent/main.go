@@ -36,7 +36,7 @@ type options struct {
 	node, namespace, kubeconfig, settings string
 	driverRoot, devRoot, podResources     string
 	lockFile, stateDir                    string
-	procRoot, systemBus                   string
+	procRoot, pciDevices, systemBus       string
 	pluginConfig, metricsAddress          string
 	specs                                 []string
 	adopt                                 []string // of recover
@@ -70,10 +70,11 @@ func command() *cobra.Command {
 	flags.StringVar(&o.pluginConfig, "plugin-config", env("PLUGIN_CONFIG", ""),
 		"where the device plugin's config file is seen; without it where the settings say that the host has it (env GPUSLICE_PLUGIN_CONFIG)")
 	flags.StringVar(&o.procRoot, "proc", "/proc", "the process table of the host")
+	flags.StringVar(&o.pciDevices, "pci-devices", "/sys/bus/pci/devices", "the devices of the host's PCI bus")
 	flags.StringVar(&o.systemBus, "system-bus", env("SYSTEM_BUS", "unix:path=/run/dbus/system_bus_socket"),
 		"address of the host's D-Bus, for logind and systemd; it need not exist (env GPUSLICE_SYSTEM_BUS)")
 	flags.BoolVar(&o.debug, "debug", false, "log observations too")
-	root.AddCommand(o.run(), o.health(), o.plan(), o.validate(), o.recover(), cli.Version(version))
+	root.AddCommand(o.run(), o.health(), o.plan(), o.validate(), o.recover(), o.migrate(), cli.Version(version))
 	return root
 }
 

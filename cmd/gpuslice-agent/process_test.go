@@ -40,7 +40,7 @@ func TestTheNextAgentIsKeptOutWhileACallIsInTheLibrary(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer gpus.Close()
-	if err := gpus.Fail(gpusim.RegisterEvents, gpusim.Fault{Hang: true}); err != nil {
+	if err := gpus.Fail(gpusim.Init, gpusim.Fault{Hang: true}); err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv("GPUSIM_NODE", gpus.Dir())

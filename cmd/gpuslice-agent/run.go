@@ -19,6 +19,8 @@ import (
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/agent/access"
 	"github.com/gpuslice/gpuslice/agent/alive"
+	plugin "github.com/gpuslice/gpuslice/agent/deviceplugin"
+	"github.com/gpuslice/gpuslice/agent/health"
 	"github.com/gpuslice/gpuslice/agent/hostrecord"
 	"github.com/gpuslice/gpuslice/agent/metrics"
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
@@ -48,6 +50,7 @@ func (o *options) run() *cobra.Command {
 				return err
 			}
 			set := metrics.New(clock.RealClock{})
+			set.CountRequests()
 			a, err := o.agent(log, set)
 			if err != nil {
 				return err
@@ -93,16 +96,19 @@ func (o *options) agent(log *zap.Logger, set *metrics.Set) (*agent.Agent, error)
 		Timeout: settings.Timeouts.APICall, Events: recorder, Log: log.Named("access"),
 	})
 	o.alive = alive.New(alive.Patience(settings), log)
+	driver := lib.Open(lib.Options{DriverRoot: o.driverRoot, Logger: log.Named("nvml")})
 	return agent.New(agent.Options{
 		Node: o.node, Client: client, Settings: settings, Log: log, Alive: o.alive, Metrics: set, Clock: clock.RealClock{},
-		Driver:  lib.Open(lib.Options{DriverRoot: o.driverRoot, Logger: log.Named("nvml")}),
+		Driver: driver, Health: driver, Bus: lib.OpenBus(o.pciDevices, log),
+		HealthRecord: health.In(o.stateDir),
+
 		Pods:    podlist.Lister{Client: client, Node: o.node},
 		Kubelet: holders.DialKubelet(o.podResources), Host: &host.Logind{Address: o.systemBus}, Units: &host.Units{Address: o.systemBus},
 		Record:    hostrecord.In(o.stateDir),
 		Processes: holders.Processes{Root: o.procRoot},
 		Specs:     cdi.New(cdi.Options{Dirs: o.specs, DriverRoot: o.driverRoot, DevRoot: o.devRoot, Logger: log}),
 		Parse:     migparted.Parse,
-		Plugin:    agent.PluginConfigs{Parse: deviceplugin.Parse, Render: deviceplugin.Render}, PluginFile: o.pluginConfig,
+		Plugin:    plugin.Configs{Parse: deviceplugin.Parse, Render: deviceplugin.Render}, PluginFile: o.pluginConfig,
 		Events: recorder,
 	}), nil
 }

@@ -57,17 +57,29 @@ Exit codes: 0 the nodes are labelled, and with --wait, as asked; 1 a node has fa
 			return a.run(cmd, client, w, args)
 		},
 	}
+	a.bind(c, o)
+	c.ValidArgsFunction = o.completeNodes
+	flags := c.Flags()
+	flags.BoolVar(&a.wait, "wait", false, "wait until all nodes are as asked, and show how far they are")
+	flags.DurationVar(&a.timeout, "timeout", 0, "with --wait: how long; 0 for as long as it takes")
+	flags.BoolVar(&a.dryRun, "dry-run", false, "print what each node would do, and label nothing")
+	c.MarkFlagsMutuallyExclusive("wait", "dry-run")
+	return c
+}
+
+// bind adds the flags that say what is asked of which nodes.
+func (a *application) bind(c *cobra.Command, o *options) {
 	a.nodes.bind(c)
 	flags := c.Flags()
 	flags.StringVar(&a.profile, "profile", "", "name of a profile, as in the label "+config.LabelProfile+"; every MIG config is one")
 	flags.StringVar(&a.migConfig, "mig-config", "", "name of a MIG config, as in the label "+config.LabelMIGConfig)
 	flags.StringVar(&a.pluginConfig, "device-plugin-config", "", "key of a config of the device plugin, as in the label "+config.LabelDevicePluginConfig)
-	flags.BoolVar(&a.wait, "wait", false, "wait until all nodes are as asked, and show how far they are")
-	flags.DurationVar(&a.timeout, "timeout", 0, "with --wait: how long; 0 for as long as it takes")
-	flags.BoolVar(&a.dryRun, "dry-run", false, "print what each node would do, and label nothing")
 	c.MarkFlagsMutuallyExclusive("profile", "mig-config", "device-plugin-config")
-	c.MarkFlagsMutuallyExclusive("wait", "dry-run")
-	return c
+	for flag, label := range map[string]string{
+		"profile": config.LabelProfile, "mig-config": config.LabelMIGConfig, "device-plugin-config": config.LabelDevicePluginConfig,
+	} {
+		_ = c.RegisterFlagCompletionFunc(flag, o.completeNames(label)) // which fails only for a flag that is not there
+	}
 }
 
 func (a *application) wish() (wish, error) {
@@ -108,7 +120,7 @@ func (a *application) run(cmd *cobra.Command, client kubernetes.Interface, w wis
 	warn(asked, out)
 	if !a.wait {
 		out.Printf("the agents do the rest; to see it:\n  %s --wait\n", a.again)
-		return out.Err
+		return errors.Join(refusedAtOnce(ctx, client, w, asked, out), out.Err)
 	}
 	r := &rollout{wish: w, nodes: asked, out: out}
 	r.screen = newLines(out)

@@ -72,6 +72,8 @@ gpu-4: 41 steps; 9 pods have to leave: team/a, team/b and 7 more; it takes a reb
       and 40 more
 gpu-5: 1 step; 1 pod has to leave: team/a
    1  evict team/a
+gpu-4: whether 9 pods more would fit elsewhere is not known
+gpu-5: whether 1 pod more would fit elsewhere is not known
 profile research: 4 of 5 nodes would change; nothing was labelled
 `, 0)
 		w.untouched("gpu-1", "gpu-2", "gpu-3", "gpu-4", "gpu-5")

@@ -16,6 +16,7 @@ func (o *options) hold() *cobra.Command {
 		Short: "Keep the selected nodes from beginning any change, or let them again",
 		Long: "Sets the annotation " + config.AnnotationHold + ": nothing is begun on the node, whatever its labels ask, until --release takes it away.\n" +
 			"What is begun already is finished or undone.",
+		ValidArgsFunction: o.completeNodes,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			client, err := o.client()
 			if err != nil {

@@ -9,6 +9,7 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	_ "k8s.io/client-go/plugin/pkg/client/auth" // kubeconfigs may log in by OpenID Connect, as kubectl's
 
 	"github.com/gpuslice/gpuslice/cmd/cli"
 )
@@ -42,6 +43,6 @@ func (o *options) command() *cobra.Command {
 		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl gpuslice"},
 	}
 	o.bind(root.PersistentFlags())
-	root.AddCommand(o.apply(), o.hold(), o.status(), cli.Version(version))
+	root.AddCommand(o.apply(), o.plan(), o.hold(), o.recover(), o.status(), explain(), cli.Version(version))
 	return root
 }

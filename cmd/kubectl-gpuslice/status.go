@@ -1,131 +1,272 @@
 package main
 
 import (
-	"cmp"
+	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
 	"strings"
 	"time"
 
-	"github.com/jedib0t/go-pretty/v6/table"
-	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/yaml"
 
-	"github.com/gpuslice/gpuslice/agent/api"
-	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/cli"
-	"github.com/gpuslice/gpuslice/config"
 )
 
+// Formats of what status prints.
 const (
-	// mostListed blockers are named in a table; the condition has them all.
-	mostListed = 2
-	// longestHold is the number of characters of why a node is held, in a table.
-	longestHold = 256
+	formatWide = "wide"
+	formatJSON = "json"
+	formatYAML = "yaml"
 )
+
+// statusRequest is what status is asked for.
+type statusRequest struct {
+	nodes  selection
+	format string
+	watch  bool
+	ask    bool
+}
 
 func (o *options) status() *cobra.Command {
-	var nodes selection
+	var s statusRequest
 	c := &cobra.Command{
-		Use:   "status [-l SELECTOR | NODE...]",
-		Short: "Show what the nodes are asked for, and how far they are",
-		Long:  "Shows the selected nodes, or without a selection all on which an agent has ever run.",
+		Use:   "status [-l SELECTOR | NODE...] [-o wide|json|yaml] [--watch]",
+		Short: "Show what the nodes are asked for, how far they are, and how their GPUs are cut",
+		Long: `Shows the selected nodes, or without a selection all on which an agent has ever run, each on a line.
+
+Of nodes that are named, it also draws the memory slices of each GPU, with the instances, their numbers and the pods that use them. The
+agent of the node tells the pods: it is asked by an annotation, which takes the verb patch on nodes. Without it, or with --ask=false, the
+drawing is as of the agent's last word.`,
+		Example: `  # All nodes
+  kubectl gpuslice status
+  # How the GPUs of one are cut, and who uses them
+  kubectl gpuslice status gpu-1`,
+		ValidArgsFunction: o.completeNodes,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if !slices.Contains([]string{"", formatWide, formatJSON, formatYAML}, s.format) {
+				return fmt.Errorf("flag --output is %q: it must be %s, %s or %s", s.format, formatWide, formatJSON, formatYAML)
+			}
 			client, err := o.client()
 			if err != nil {
 				return err
 			}
-			all := nodes.selector == "" && len(args) == 0
-			var found []corev1.Node
-			if all {
-				found, err = fitting(cmd.Context(), client, "")
-			} else {
-				found, err = nodes.nodes(cmd.Context(), client, args)
-			}
+			found, err := s.find(cmd.Context(), client, args)
 			if err != nil {
 				return err
 			}
-			if all {
-				found = withAgent(found)
+			if s.watch {
+				return s.follow(cmd.Context(), client, found, cmd.OutOrStdout())
 			}
-			if len(found) == 0 {
-				return errors.New("no agent has ever said anything of any node; see deploy/README.md for how to install it")
-			}
-			out := &cli.Printer{W: cmd.OutOrStdout()}
-			width, _, _ := terminal(out.W)
-			out.Printf("%s\n", tabulate(found, width, time.Now()))
-			return out.Err
+			return s.print(cmd.Context(), client, found, len(args) > 0, cmd.OutOrStdout())
 		},
 	}
-	nodes.bind(c)
+	s.nodes.bind(c)
+	c.Flags().StringVarP(&s.format, "output", "o", "", formatWide+", "+formatJSON+" or "+formatYAML)
+	c.Flags().BoolVarP(&s.watch, "watch", "w", false, "go on showing the nodes as they change")
+	c.Flags().BoolVar(&s.ask, "ask", true, "ask the agents of nodes that are named which pods use the GPUs")
+	complete(c, "output", formatWide, formatJSON, formatYAML)
 	return c
 }
 
-func withAgent(nodes []corev1.Node) []corev1.Node {
-	var out []corev1.Node
-	for _, n := range nodes {
-		if !agentReportOf(&n).none() {
-			out = append(out, n)
-		}
+// find reads the nodes that are meant.
+func (s *statusRequest) find(ctx context.Context, client kubernetes.Interface, names []string) ([]corev1.Node, error) {
+	all := s.nodes.selector == "" && len(names) == 0
+	var found []corev1.Node
+	var err error
+	if all {
+		found, err = fitting(ctx, client, "")
+		found = slices.DeleteFunc(found, func(n corev1.Node) bool { return agentReportOf(&n).none() })
+	} else {
+		found, err = s.nodes.nodes(ctx, client, names)
 	}
-	return out
+	if err == nil && len(found) == 0 {
+		err = errors.New("no agent has ever said anything of any node; see deploy/README.md for how to install it")
+	}
+	return found, err
 }
 
-// tabulate writes a line for each node, cut to the width if there is one.
-func tabulate(nodes []corev1.Node, width int, now time.Time) string {
-	w := table.NewWriter()
-	w.SetStyle(table.StyleLight)
-	w.Style().Options = table.OptionsNoBordersAndSeparators
-	w.Style().Format.Header = text.FormatUpper
-	w.Style().Box.PaddingLeft, w.Style().Box.PaddingRight = "", "   "
-	w.Style().Size.WidthMax = width
-	w.Style().Box.UnfinishedRow = "…"
-	w.AppendHeader(table.Row{"node", "asked for", "phase", "reason", "since", "capacity", "blockers"})
+// print writes the nodes once.
+func (s *statusRequest) print(ctx context.Context, client kubernetes.Interface, nodes []corev1.Node, named bool, w io.Writer) error {
+	var views []nodeView
 	for i := range nodes {
-		w.AppendRow(row(&nodes[i], now))
+		views = append(views, viewOf(&nodes[i]))
 	}
-	lines := strings.Split(w.Render(), "\n")
-	for i := range lines {
-		lines[i] = strings.TrimRight(lines[i], " ")
-	}
-	return strings.Join(lines, "\n")
-}
-
-func row(n *corev1.Node, now time.Time) table.Row {
-	t := agentReportOf(n)
-	s := t.status
-	phase, reason := string(s.Phase), cmp.Or(t.condition.Reason, string(s.Reason))
-	if t.none() {
-		phase, reason = "", "no agent"
-	}
-	since := ""
-	if !s.Since.IsZero() && string(s.Reason) == reason {
-		since = duration.HumanDuration(now.Sub(s.Since))
-	}
-	blockers := s.Blockers
-	if more := len(blockers) - mostListed; more > 0 {
-		blockers = append(blockers[:mostListed:mostListed], "and "+cli.Counted(more, "other"))
-	}
-	if !s.Next.IsZero() {
-		blockers = append([]string{"begins at " + s.Next.UTC().Format("2006-01-02 15:04:05Z")}, blockers...)
-	}
-	if why, held := n.Annotations[config.AnnotationHold]; held {
-		blockers = append([]string{"held: " + legible.Message(why, longestHold)}, blockers...)
-	}
-	return table.Row{n.Name, asks(n), phase, reason, since, s.Capacity, strings.Join(blockers, "; ")}
-}
-
-// asks is what the node's labels ask for.
-func asks(n *corev1.Node) string {
-	if profile := n.Labels[config.LabelProfile]; profile != "" {
-		return profile
-	}
-	var names []string
-	for _, label := range []string{config.LabelMIGConfig, config.LabelDevicePluginConfig} {
-		if name := n.Labels[label]; name != "" {
-			names = append(names, name)
+	if named {
+		if err := s.seePods(ctx, client, nodes, views); err != nil {
+			return err
+		}
+	} else {
+		for i := range views {
+			views[i].Pods.Why = "name the node to have them"
 		}
 	}
-	return strings.Join(names, api.DesiredSeparator)
+	text, err := s.text(views, named, paperOf(w))
+	if err != nil {
+		return err
+	}
+	_, err = io.WriteString(w, text)
+	return err
 }
+
+// text is the nodes in the format that is asked for.
+func (s *statusRequest) text(views []nodeView, drawn bool, p paper) (string, error) {
+	switch s.format {
+	case formatJSON:
+		text, err := json.MarshalIndent(map[string]any{"nodes": views}, "", "  ")
+		return string(text) + "\n", err
+	case formatYAML:
+		text, err := yaml.Marshal(map[string]any{"nodes": views})
+		return string(text), err
+	}
+	parts := []string{tabulate(views, s.format == formatWide, p)}
+	for i := range views {
+		if drawn && views[i].Agent {
+			parts = append(parts, draw(&views[i], p))
+		}
+	}
+	return strings.Join(parts, "\n\n") + "\n", nil
+}
+
+// paperOf is what the writer is: a terminal has an end, and colour unless people want none.
+func paperOf(w io.Writer) paper {
+	width, _, is := terminal(w)
+	return paper{width: width, colour: is && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb", now: time.Now()}
+}
+
+// leastPause is the time between two pictures on a terminal.
+const leastPause = 100 * time.Millisecond
+
+// statusWatch shows nodes as they change: again and again on a terminal, otherwise what has changed.
+type statusWatch struct {
+	request *statusRequest
+	w       io.Writer
+	views   map[string]nodeView
+	told    map[string]string
+	drawn   time.Time
+	stale   bool // something has changed since
+	out     cli.Printer
+}
+
+// follow shows the nodes until people have seen enough.
+func (s *statusRequest) follow(ctx context.Context, client kubernetes.Interface, nodes []corev1.Node, w io.Writer) error {
+	f := &statusWatch{request: s, w: w, views: map[string]nodeView{}, told: map[string]string{}, out: cli.Printer{W: w}}
+	var names []string
+	for i := range nodes {
+		names = append(names, nodes[i].Name)
+		f.see(&nodes[i])
+	}
+	err := follow(ctx, client, names, watchOf{f, names})
+	if ctx.Err() != nil {
+		return f.out.Err
+	}
+	return err
+}
+
+// watchOf passes over nodes that are not meant: the watch is of all nodes if it is of several.
+type watchOf struct {
+	*statusWatch
+	names []string
+}
+
+func (o watchOf) see(n *corev1.Node) {
+	if slices.Contains(o.names, n.Name) {
+		o.statusWatch.see(n)
+	}
+}
+
+func (o watchOf) gone(name string) {
+	if slices.Contains(o.names, name) {
+		o.statusWatch.gone(name)
+	}
+}
+
+func (f *statusWatch) see(n *corev1.Node) {
+	v := viewOf(n)
+	v.Pods.Why = "a watch does not ask the agents"
+	f.views[n.Name] = v
+	f.changed(n.Name, v)
+}
+
+func (f *statusWatch) gone(name string) {
+	if _, there := f.views[name]; !there {
+		return
+	}
+	delete(f.views, name)
+	if _, _, is := terminal(f.w); !is && f.told[name] != "" {
+		f.out.Printf("%s  %s  was deleted\n", time.Now().UTC().Format(time.TimeOnly+"Z"), name)
+	}
+	delete(f.told, name)
+	f.stale = true
+}
+
+// changed shows the node, if what is shown of it has changed.
+func (f *statusWatch) changed(name string, v nodeView) {
+	if _, _, is := terminal(f.w); is {
+		f.stale = true
+		f.picture(time.Now())
+		return
+	}
+	p := paper{now: time.Now()}
+	said := strings.Join([]string{v.Node, v.AskedFor, string(v.Phase), string(v.Reason), v.Capacity, blockers(&v, p)}, "  ")
+	if f.told[name] == said {
+		return
+	}
+	f.told[name] = said
+	switch f.request.format {
+	case formatJSON:
+		line, err := json.Marshal(v)
+		f.raw(string(line)+"\n", err)
+	case formatYAML:
+		document, err := yaml.Marshal(v)
+		f.raw("---\n"+string(document), err)
+	default:
+		f.out.Printf("%s  %s\n", time.Now().UTC().Format(time.TimeOnly+"Z"), said)
+	}
+}
+
+func (f *statusWatch) raw(text string, err error) {
+	if f.out.Err == nil {
+		f.out.Err = err
+	}
+	if f.out.Err == nil {
+		_, f.out.Err = io.WriteString(f.w, text)
+	}
+}
+
+// clearScreen moves to the top of a terminal, and clears it.
+const clearScreen = "\x1b[H\x1b[2J"
+
+// picture draws all anew, unless it has just done so.
+func (f *statusWatch) picture(now time.Time) {
+	if now.Sub(f.drawn) < leastPause {
+		return
+	}
+	f.drawn, f.stale = now, false
+	var views []nodeView
+	for _, v := range f.views {
+		views = append(views, v)
+	}
+	slices.SortFunc(views, func(a, b nodeView) int { return strings.Compare(a.Node, b.Node) })
+	text, err := f.request.text(views, false, paperOf(f.w))
+	if f.request.format != formatJSON && f.request.format != formatYAML {
+		text = clearScreen + text
+	}
+	f.raw(text, err)
+}
+
+func (f *statusWatch) passed(now time.Time) {
+	if _, _, is := terminal(f.w); is && f.request.format != formatJSON && f.request.format != formatYAML {
+		f.picture(now) // the ages go on
+	}
+}
+
+func (f *statusWatch) trouble(err error) { f.out.Printf("%v; trying again\n", err) }
+
+func (f *statusWatch) settled() (bool, error) { return false, f.out.Err }

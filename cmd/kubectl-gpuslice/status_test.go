@@ -7,7 +7,6 @@ import (
 	"time"
 	"unicode"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
@@ -48,15 +47,6 @@ cpu-1                       no agent
 	}, gpu("gpu-1"), gpu("gpu-2"), bare("cpu-1"))
 }
 
-func TestAStatusIsCutToTheTerminal(t *testing.T) {
-	n := says(gpuNode("gpu-1"), research(api.PhaseDraining, config.ReasonEvictionBlocked, 9, "team/a: PDB team/a: needs 2 healthy pods and has 2"), "")
-	want := `NODE    ASKED FOR   PHASE      REASON            SINCE   CAPACITY   BLOCKER…
-gpu-1               Draining   EvictionBlocked   0s                 team/a:…`
-	if diff := cmp.Diff(want, tabulate([]corev1.Node{*n}, 76, time.Now())); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-}
-
 func TestWhatOthersWroteOnANodeMovesNoCursor(t *testing.T) {
 	const hostile = "\x1b[2J\x1b[1;1Hgpu-9   research   Idle\r\ngpu-8\u202e"
 	n := gpuNode("gpu-1")
@@ -64,15 +54,25 @@ func TestWhatOthersWroteOnANodeMovesNoCursor(t *testing.T) {
 	s.Capacity = hostile
 	says(n, s, hostile)
 	n.Annotations[config.AnnotationHold] = hostile
-	for _, r := range tabulate([]corev1.Node{*n}, 0, time.Now()) {
+	n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: config.ConditionGPUUnhealthy, Status: corev1.ConditionTrue, Reason: hostile, Message: hostile})
+	v := viewOf(n)
+	v.take(&api.Diagnosis{
+		Pods:   []api.PodSeen{{Namespace: hostile, Name: hostile, Devices: []string{hostile, "GPU 0"}, State: hostile}},
+		Unseen: []string{hostile},
+		GPUs: api.GPUsSeen{Now: []api.StatusGPU{{UUID: hostile, MIG: true, Slices: 1 << 40, Geometry: hostile, Instances: []api.StatusInstance{
+			{Is: hostile, At: -5, Size: 1 << 40}, {Is: hostile, At: 1 << 62, Size: 1 << 62}, {Is: "1g@0", At: 0, Size: 1, ID: -1 << 60},
+		}}}},
+	})
+	table := tabulate([]nodeView{v}, true, paper{now: time.Now()})
+	if lines := strings.Count(table, "\n") + 1; lines != 2 {
+		t.Errorf("%d lines for one node", lines)
+	}
+	for _, r := range table + draw(&v, paper{width: 80}) {
 		if r != '\n' && !unicode.IsPrint(r) {
 			t.Errorf("raw %q", r)
 		}
 	}
-	if lines := strings.Count(tabulate([]corev1.Node{*n}, 0, time.Now()), "\n") + 1; lines != 2 {
-		t.Errorf("%d lines for one node", lines)
-	}
-	q := &inquiry{wish: wish{config.LabelProfile, "research"}}
+	q := &plans{&inquiry{request: "gpuslice.io/profile=research"}, wish{config.LabelProfile, "research"}}
 	a := &askedNode{node: n, identity: identify(n)}
 	answer, err := json.Marshal(api.Answer{For: q.wish.String(), Steps: []string{hostile}, Pods: []string{hostile}, Runs: hostile})
 	if err != nil {

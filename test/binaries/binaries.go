@@ -40,6 +40,8 @@ var recipes = map[string]recipe{
 	"deviceplugin": devicePlugin,
 	"pluginconfig": pluginConfig,
 	"migparted":    migParted,
+	"image":        image,
+	"helm":         helm,
 }
 
 // Runtime returns the directory of containerd, containerd-shim-runc-v2, ctr, runc, and the CNI plugins bridge, host-local and
@@ -128,6 +130,32 @@ var migParted = recipe{
 			"-X github.com/NVIDIA/mig-parted/internal/info.version={{github.com/NVIDIA/mig-parted}}", lazy,
 		},
 	}},
+}
+
+// Image returns the directory of image, which makes the agent's container image.
+func (b Builder) Image(ctx context.Context) (dir string, err error) {
+	return b.cached(ctx, image, nil)
+}
+
+var image = recipe{
+	name:   "image",
+	what:   "the maker of container images",
+	module: "test/image",
+	work:   time.Minute,
+	steps:  []step{{packages: []string{"."}}},
+}
+
+// Helm returns the directory of helm, which renders, checks and packs a chart by Helm's own packages.
+func (b Builder) Helm(ctx context.Context) (dir string, err error) {
+	return b.cached(ctx, helm, nil)
+}
+
+var helm = recipe{
+	name:   "helm",
+	what:   "the renderer of charts, with Helm {{helm.sh/helm/v4}}",
+	module: "test/helm",
+	work:   3 * time.Minute,
+	steps:  []step{{packages: []string{"."}}},
 }
 
 // recipe says how the programs of a module of its own are built.

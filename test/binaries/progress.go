@@ -24,7 +24,7 @@ const (
 )
 
 // Announce says, before anything is begun, what of the named has to be built and about how long that takes in all: kube,
-// runtime, deviceplugin, pluginconfig, migparted. It says nothing when all is there.
+// runtime, deviceplugin, pluginconfig, migparted, image, helm. It says nothing when all is there.
 func (b Builder) Announce(ctx context.Context, names ...string) error {
 	root, err := b.root()
 	if err != nil {

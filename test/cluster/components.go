@@ -49,7 +49,8 @@ func (c *Cluster) etcd(port int) component {
 	return c.component("etcd",
 		"--name=etcd",
 		"--data-dir="+c.file(etcdData),
-		"--unsafe-no-fsync", // nothing here outlives the machine
+		"--unsafe-no-fsync",                // nothing here outlives the machine
+		"--quota-backend-bytes=8589934592", // 8 GiB, as many as etcd advises at most: tests that fill objects with text share it
 		"--listen-client-urls="+client,
 		"--advertise-client-urls="+client,
 		"--listen-peer-urls="+peer,

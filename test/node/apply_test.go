@@ -2,6 +2,7 @@ package node_test
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -186,4 +187,42 @@ func TestARollOutTellsOfAnotherWish(t *testing.T) {
 		t.Errorf("annotation %s is %q", config.AnnotationHold, why)
 	}
 	says(t, kubectl("hold", r.Name, "--release"), 0, r.Name+"  released")
+}
+
+// A person sees how the GPUs are cut and who uses them, and what is owed to the node, without a shell in a pod.
+func TestAnAgentAnswersThePluginWithoutAShell(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, twoH100, "")
+	kubectl := r.rollsOut()
+	r.awaitOffered("nvidia.com/gpu", 2)
+	r.run()
+	says(t, kubectl("apply", r.Name, "--mig-config", "all-1g.10gb", "--wait"), 0, r.Name+"  Converged  ")
+	namespace := clustertest.Namespace(t)
+	r.pod(namespace, "notebook", map[string]string{"nvidia.com/mig-1g.10gb": "1"})
+	r.awaitRunning(namespace, "notebook")
+
+	var held string // where the pod is
+	for _, gpu := range r.snapshot() {
+		for _, i := range gpu.Instances {
+			if len(i.Processes) > 0 {
+				held = fmt.Sprintf("  #%-3d %s  %s/notebook", i.ID, i.Placed, namespace)
+			}
+		}
+	}
+	if held == "" {
+		t.Fatal("no instance has a process")
+	}
+	says(t, kubectl("status", r.Name), 0, "│1g.10gb", held, "1g.10gb@6  free")
+	says(t, kubectl("status", r.Name, "-o", "yaml"), 0, "- "+namespace+"/notebook", "known: true")
+	says(t, kubectl("status", r.Name, "--ask=false"), 0, "who uses which instance is not known: --ask=false", "1g.10gb@6  ?")
+	says(t, kubectl("plan", r.Name), 0, r.Name+": nothing to do")
+	says(t, kubectl("plan", r.Name, "--mig-config", "all-disabled"), 0, "1 pod has to leave: "+namespace+"/notebook",
+		"whether the pods that leave fit elsewhere is not known: listing pods: ")
+	says(t, kubectl("recover", r.Name, "--dry-run"), 0, "all-1g.10gb", "GPU 0: 1g.10gb@0")
+	says(t, kubectl("apply", r.Name, "--mig-config", "all-1g.10g"), 1, r.Name+"  UnknownConfig: ", "all-1g.10gb", "refused by 1 node")
+	for key, value := range r.node().Annotations {
+		if key == config.AnnotationPreview || key == config.AnnotationPlan {
+			t.Errorf("annotation %s is left: %s", key, value)
+		}
+	}
 }

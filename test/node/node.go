@@ -203,7 +203,7 @@ func (n *Node) kubeletOptions(o Options, credentials *rest.Config) kubelet.Optio
 			mountShm:          {Path: "/bin/true"}, // a folder of the node's own needs no tmpfs
 			shell:             {Path: "/bin/sh"},
 			DCGMImage:         {Path: o.Parts.GPUSim, Args: []string{"monitor"}, Env: n.env},
-			AgentImage:        {Path: o.Parts.Agent, Args: []string{"--proc=" + n.ProcRoot(), "--metrics-address="}, Env: n.env, Mounts: drivers},
+			AgentImage:        {Path: o.Parts.Agent, Args: []string{"--proc=" + n.ProcRoot(), "--pci-devices=" + n.PCIDevices(), "--metrics-address="}, Env: n.env, Mounts: drivers},
 		},
 		OnAllocate: n.Users.Hold, OnFree: n.Users.Release,
 		OnStart: n.started, OnEnd: n.Users.Close,
@@ -252,6 +252,9 @@ func (n *Node) DevRoot() string { return n.host() }
 
 // ProcRoot is the node's process table.
 func (n *Node) ProcRoot() string { return filepath.Join(n.Dir, "proc") }
+
+// PCIDevices is what sysfs shows of the node's PCI bus.
+func (n *Node) PCIDevices() string { return filepath.Join(n.host(), "sys", "bus", "pci", "devices") }
 
 // PluginConfig is the config file of the device plugin where that is run with one of the host's.
 func (n *Node) PluginConfig() string {

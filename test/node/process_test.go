@@ -23,13 +23,14 @@ type process struct {
 // run starts the agent.
 func (r *rig) run() *process {
 	r.t.Helper()
-	args := append([]string{"run"}, r.flags()...)
+	args := append([]string{"run", "--metrics-address", r.agents.metrics}, r.flags()...)
 	cmd := exec.Command(r.Parts.Agent, args...)
 	if r.agents.inSandbox {
 		cmd = sandbox.Command(context.Background(), r.Parts.Sandbox, r.Sandbox(), r.Parts.Agent, args...)
 	}
 	// The agent collects its garbage as its DaemonSet says, and not as these tests do.
 	cmd.Env = append(os.Environ(), "GPUSIM_NODE="+r.GPUs.Dir(), "GOGC=100", "GOMEMLIMIT=200MiB")
+	cmd.Env = append(cmd.Env, r.agents.env...)
 	pipe, err := cmd.StderrPipe()
 	if err != nil {
 		r.t.Fatal(err)

@@ -37,9 +37,13 @@ func TestTheFirstCommandsOfTheREADMEsWaitForWhatWasAsked(t *testing.T) {
 			r := newRig(t, twoH100, "")
 			r.awaitOffered("nvidia.com/gpu", 2)
 			r.run()
-			for _, name := range []string{"all-balanced", "all-balanced", "all-disabled"} {
+			for _, wish := range []string{
+				"nvidia.com/mig.config=all-balanced", "nvidia.com/mig.config=all-balanced", "nvidia.com/mig.config=all-disabled",
+				"gpuslice.io/profile=all-balanced", "gpuslice.io/profile=all-balanced", "gpuslice.io/profile=all-disabled",
+			} {
+				_, name, _ := strings.Cut(wish, "=")
 				for _, command := range commands {
-					line := strings.ReplaceAll(strings.ReplaceAll(command, node, r.Name), "all-balanced", name)
+					line := strings.ReplaceAll(strings.ReplaceAll(command, node, r.Name), "nvidia.com/mig.config=all-balanced", wish)
 					cmd := exec.CommandContext(t.Context(), "sh", "-c", `kubectl() { "`+r.cluster.Kubectl()+`" --kubeconfig "`+r.cluster.AdminKubeconfig()+`" "$@"; }; `+line)
 					if out, err := cmd.CombinedOutput(); err != nil {
 						t.Fatalf("%s: %v\n%s", line, err, out)

@@ -47,7 +47,9 @@ type rig struct {
 type agents struct {
 	kubeconfig, settings string
 	bus                  string // address of the host's system bus, which is none unless a test starts one
+	metrics              string // address at which it serves them; empty for none
 	inSandbox            bool   // it sees the node's part of /proc, and not this machine's
+	env                  []string
 	running              *process
 }
 
@@ -156,5 +158,6 @@ func (r *rig) flags() []string {
 		"--driver-root", r.DriverRoot(), "--pod-resources", r.Kubelet.PodResourcesSocket(),
 		"--lock", filepath.Join(r.Dir, "agent.lock"), "--state-dir", filepath.Join(r.Dir, "state"), "--system-bus", r.agents.bus,
 		"--cdi", r.SpecDir(), "--dev-root", r.DevRoot(), "--proc", r.ProcRoot(), "--plugin-config", r.PluginConfig(),
+		"--pci-devices", r.PCIDevices(),
 	}
 }

@@ -33,6 +33,8 @@ func main() {
 		{"deviceplugin", b.DevicePlugin},
 		{"pluginconfig", b.PluginConfig},
 		{"migparted", b.MigParted},
+		{"image", b.Image},
+		{"helm", b.Helm},
 		{"libnvidia-ml", b.LibNVML},
 		{"runtime", b.Runtime},
 	}

@@ -1,0 +1,212 @@
+package agent_test
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// The policy is to put the cordon back, and not to fight for it.
+func TestAnUncordonAgainAndAgainEndsTheChange(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.settings.Drain.OnUncordon = config.UncordonRefence
+		w.restart()
+		w.label("all-balanced")
+		writes := 0
+		if !w.turns(400, func() bool {
+			if w.node().Spec.Unschedulable {
+				writes++
+				w.cordon(false)
+			}
+			r := w.condition().Reason
+			return !w.owed() && (r == string(config.ReasonStepHadNoEffect) || r == string(config.ReasonConverged))
+		}) {
+			t.Errorf("after 400 passes the agent still cordons it: %d times; %s", writes, w.condition().Message)
+		}
+	})
+}
+
+func TestACordonThatIsPutBackMovesNoDeadline(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.settings.Drain.OnUncordon = config.UncordonRefence
+		w.restart()
+		w.pod("trainer", w.devices()["nvidia.com/gpu"][0])
+		w.grace = time.Hour
+		w.label("all-balanced")
+		w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
+		w.blocks("trainer")
+		w.cordon(false)
+		if !w.turns(2500, func() bool { return !w.owed() }) {
+			t.Errorf("%v %s", w.node().Spec, w.condition().Message)
+		}
+		w.givenBack()
+	})
+}
+
+func TestAWishThatComesAfterAnUncordonIsNotCalledOffByIt(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.begin("all-balanced")
+		w.cordon(false)
+		w.label("all-1g.10gb")
+		w.passes("an end", func() bool { return !w.owed() && w.condition().Reason != string(config.ReasonRepartitioning) })
+		if !w.turns(2000, w.converged("all-1g.10gb")) {
+			t.Errorf("%s: %s", w.condition().Reason, w.condition().Message)
+		}
+	})
+}
+
+// attribute lets the client say from here on who wrote what, as API servers do.
+func (w *world) attribute() {
+	w.t.Helper()
+	w.edit(func(n *corev1.Node) {
+		n.ManagedFields = []metav1.ManagedFieldsEntry{{
+			Manager: "kubelet", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1", FieldsType: "FieldsV1",
+			FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:labels":{}}}`),
+		}}
+	})
+}
+
+// Promise 6.
+func TestAnUncordonInTheMiddleCallsTheChangeOff(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		name  string
+		until func(w *world) bool
+	}{
+		{"before a pod has left", func(w *world) bool { return w.node().Spec.Unschedulable }},
+		{"while the GPUs change", func(w *world) bool { return len(w.snapshot()[0].Instances) == 2 }},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				before := w.gpus.String()
+				w.label("all-balanced")
+				w.passes("the middle", func() bool { return row.until(w) })
+				w.cordon(false)
+				c := w.settle(config.ReasonCancelled)
+				w.givenBack()
+				if !strings.Contains(c.Message, "somebody has uncordoned the node") {
+					t.Errorf("the message does not say why: %s", c.Message)
+				}
+				if after := w.gpus.String(); after != before {
+					t.Errorf("the GPUs are not as they were, but\n%s", after)
+				}
+			})
+		})
+	}
+	t.Run("and not when only the proof is left", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, h100)
+			w.label("all-balanced")
+			w.passes("the proof", func() bool {
+				return w.condition().Reason == string(config.ReasonAwaitingCapacity) && len(w.node().Spec.Taints) == 0
+			})
+			w.cordon(false)
+			w.reach("all-balanced")
+		})
+	})
+	t.Run("and is undone by policy", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, h100)
+			w.settings.Drain.OnUncordon = config.UncordonRefence
+			w.restart()
+			w.begin("all-balanced")
+			w.cordon(false)
+			w.passes("another cordon", func() bool { return w.node().Spec.Unschedulable })
+			w.reach("all-balanced")
+		})
+	})
+}
+
+// Promise 13.
+func TestOtherToolsAreWaitedForByName(t *testing.T) {
+	t.Parallel()
+	const kured = "weave.works/kured-reboot-in-progress"
+	t.Run("before the fence", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, h100)
+			w.annotate(kured, "2000-01-01T00:00:00Z")
+			w.label("all-balanced")
+			w.passes("a word", func() bool { return w.condition().Reason == string(config.ReasonOtherMaintenance) })
+			if c := w.condition(); !strings.Contains(c.Message, "kured") || w.owed() || w.node().Spec.Unschedulable {
+				t.Errorf("the node is touched, or kured not named: %s", c.Message)
+			}
+			w.edit(func(n *corev1.Node) { delete(n.Annotations, kured) })
+			w.reach("all-balanced")
+		})
+	})
+	t.Run("before the release", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, h100)
+			w.begin("all-balanced")
+			w.annotate(kured, "2000-01-01T00:00:00Z")
+			w.passes("a word", func() bool { return w.condition().Reason == string(config.ReasonOtherMaintenance) })
+			if !w.node().Spec.Unschedulable {
+				t.Error("the node was uncordoned under kured's hands")
+			}
+			w.edit(func(n *corev1.Node) { delete(n.Annotations, kured) })
+			w.reach("all-balanced")
+		})
+	})
+}
+
+// Who holds a foreign cordon, and since when, is what people ask first.
+func TestACordonOfOthersIsReported(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.attribute()
+		w.cordon(true)
+		w.label("all-balanced")
+		w.passes("the end", w.converged("all-balanced"))
+		if c := w.condition(); !strings.Contains(c.Message, "cordoned by "+administrator+" since 2000-01-01") {
+			t.Errorf("the message does not say whose the cordon is: %s", c.Message)
+		}
+		if !w.node().Spec.Unschedulable {
+			t.Error("the cordon was lifted")
+		}
+	})
+}
+
+// KEP-5683: so other tools see what goes on.
+func TestTheConditionsOfADrainFollowIt(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.pod("trainer", w.devices()["nvidia.com/gpu"][0])
+		w.grace = minutes
+		w.label("all-balanced")
+		is := func(kind corev1.NodeConditionType) bool {
+			for _, c := range w.node().Status.Conditions {
+				if c.Type == kind {
+					return c.Status == corev1.ConditionTrue
+				}
+			}
+			return false
+		}
+		w.passes("the drain", func() bool { return is(config.ConditionDrainInProgress) })
+		if !is(config.ConditionMaintenanceInProgress) || is(config.ConditionDrained) {
+			t.Error("it is not told that the node is under maintenance, and not drained yet")
+		}
+		w.passes("the drain's end", func() bool { return is(config.ConditionDrained) })
+		if !is(config.ConditionMaintenanceInProgress) || is(config.ConditionDrainInProgress) {
+			t.Error("it is not told that the node is under maintenance, and drained")
+		}
+		w.reach("all-balanced")
+		w.passes("the end of all that", func() bool {
+			return !is(config.ConditionDrained) && !is(config.ConditionDrainInProgress) && !is(config.ConditionMaintenanceInProgress)
+		})
+	})
+}

@@ -1,0 +1,269 @@
+// Package deviceplugin knows NVIDIA's device plugin on the node: which pods it is, how it is given its config and what that says, which config a
+// profile or a label asks for, and how it is handed over.
+package deviceplugin
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/gpuslice/gpuslice/agent/budget"
+	"github.com/gpuslice/gpuslice/agent/draining"
+	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/agent/nodewrite"
+	"github.com/gpuslice/gpuslice/agent/outcome"
+	"github.com/gpuslice/gpuslice/agent/pluginfile"
+	"github.com/gpuslice/gpuslice/agent/retried"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/steady"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/nvml/aside"
+)
+
+// Plugin is the device plugin of one node.
+type Plugin struct {
+	Client    kubernetes.Interface
+	Nodes     nodewrite.Writer
+	Processes holders.Processes
+	Draining  *draining.Draining
+	Budget    *budget.Budget
+	Configs   Configs
+	File      *pluginfile.File // its config on the host
+	Settings  config.Settings
+	Clock     *steady.Clock
+	Log       *zap.Logger
+
+	notified map[types.UID]string // pods that were told to read the file, and a hash of what it said then
+	unpicked unpicked             // configs that nothing asks for
+}
+
+// Forget drops what depends on times that the clock gave.
+func (dp *Plugin) Forget(time.Time) { dp.unpicked = unpicked{} }
+
+// Configs reads and writes config files of NVIDIA's device plugin.
+type Configs struct {
+	Parse func(text []byte) (config.PluginConfig, error)
+	// Render writes a file with this sharing and MIG strategy, and all else as in the base, which may be empty. An empty strategy leaves
+	// that as it is too.
+	Render func(base []byte, s config.Sharing, strategy config.MIGStrategy) ([]byte, error)
+}
+
+// Observe looks what config the device plugin runs by. It changes nothing, and what it cannot find out is no error: nobody may ask
+// for another config.
+func (dp *Plugin) Observe(ctx context.Context, seen *state.Observed) {
+	p := &seen.Plugin
+	p.Method, p.Manager, p.NoMethod = dp.method(seen)
+	switch p.Method {
+	case config.HandoverFile, config.HandoverRestart:
+		dp.readFile(ctx, p)
+		p.Readers = slices.DeleteFunc(slices.Clone(seen.Pods), func(pod corev1.Pod) bool { return state.Ended(&pod) || !dp.readsFile(&pod) || !runsReader(seen, &pod) })
+	case config.HandoverLabel, config.HandoverConfigMap:
+		dp.readManaged(ctx, seen)
+	case "", config.HandoverAuto: // which wayOf leaves to nobody
+		p.ParseErr = errors.New(p.NoMethod)
+	}
+}
+
+// method is how the plugin gets its config: as the settings say, or by what its pod is given. While it is away in the middle of a change
+// the journal knows.
+func (dp *Plugin) method(seen *state.Observed) (way config.Handover, manager *state.ConfigManager, why string) {
+	if seen.DevicePlugin.Rivals != "" {
+		return "", nil, seen.DevicePlugin.Rivals
+	}
+	var reads bool
+	for i := range seen.DevicePlugin.Pods {
+		reads = reads || dp.readsFile(&seen.DevicePlugin.Pods[i])
+		if m := managerOf(seen.DevicePlugin.Pods[i]); m != nil {
+			manager = m
+		}
+	}
+	way = dp.Settings.DevicePlugin.Handover
+	owed := seen.Journal != nil && seen.Journal.Plugin != nil
+	switch {
+	case owed:
+		way = seen.Journal.Plugin.Way
+		if manager == nil {
+			manager = formerManager(seen.Journal.Plugin)
+		}
+	case way != config.HandoverAuto:
+	case manager != nil:
+		way = config.HandoverConfigMap
+	case reads:
+		way = config.HandoverFile
+	case len(seen.DevicePlugin.Pods) == 0:
+		return "", nil, "no device plugin runs on this node that could be given a config"
+	default:
+		pod := seen.DevicePlugin.Pods[0]
+		return "", nil, fmt.Sprintf("pod %s/%s is given no config that could be changed: it has no config manager, and mounts no directory %s of the host; "+
+			"see devicePlugin.handover of the settings", pod.Namespace, pod.Name, filepath.Dir(dp.Settings.DevicePlugin.ConfigFile))
+	}
+	if why := unusable(way, manager); why != "" {
+		return "", nil, why
+	}
+	return way, manager, ""
+}
+
+// unusable says why the plugin cannot be given a config by its config manager; empty if it can, or if that is not the way.
+func unusable(way config.Handover, manager *state.ConfigManager) string {
+	switch {
+	case manager != nil && manager.Label != config.LabelDevicePluginConfig:
+		return fmt.Sprintf("the config manager of the device plugin goes by label %s, and the agent sets no other than %s: set NODE_LABEL of its DaemonSet to that",
+			legible.Cut(manager.Label, 100), config.LabelDevicePluginConfig)
+	case manager == nil && (way == config.HandoverLabel || way == config.HandoverConfigMap):
+		return "the settings say that the device plugin gets its config by a label, but its pod on this node has no config manager"
+	default:
+		return ""
+	}
+}
+
+// readsFile reports whether the pod sees the directory of the plugin's config file.
+func (dp *Plugin) readsFile(pod *corev1.Pod) bool {
+	dir := filepath.Dir(dp.Settings.DevicePlugin.ConfigFile)
+	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
+		return v.HostPath != nil && filepath.Clean(v.HostPath.Path) == dir
+	})
+}
+
+// runsReader reports whether the pod runs a program that reads the file. Others see it too: the agent above all.
+func runsReader(seen *state.Observed, pod *corev1.Pod) bool {
+	is := func(p corev1.Pod) bool { return p.UID == pod.UID }
+	return slices.ContainsFunc(seen.DevicePlugin.Pods, is) || slices.ContainsFunc(seen.DevicePlugin.MPSDaemons, is) ||
+		slices.ContainsFunc(pod.Spec.Containers, func(c corev1.Container) bool {
+			return slices.ContainsFunc(readers, func(name string) bool {
+				return strings.Contains(c.Name, name) ||
+					slices.ContainsFunc(slices.Concat(c.Command, c.Args), func(word string) bool { return path.Base(word) == name })
+			})
+		})
+}
+
+// managerOf finds the config manager of a plugin's pod.
+func managerOf(pod corev1.Pod) *state.ConfigManager {
+	for _, c := range pod.Spec.Containers {
+		env := map[string]string{}
+		for _, e := range c.Env {
+			env[e.Name] = e.Value
+		}
+		dir := env[state.EnvConfigDir]
+		if dir == "" || env[state.EnvNodeLabel] == "" && !strings.Contains(c.Name, state.ManagerCommand) {
+			continue
+		}
+		m := &state.ConfigManager{
+			Pod: pod, Namespace: pod.Namespace, Dir: dir, Fallback: env[state.EnvDefault],
+			Label: cmp.Or(env[state.EnvNodeLabel], config.LabelDevicePluginConfig),
+		}
+		if s := env[state.EnvFallbacks]; s != "" {
+			m.Fallbacks = strings.Split(s, ",")
+		}
+		for _, mount := range c.VolumeMounts {
+			for _, v := range pod.Spec.Volumes {
+				if v.Name == mount.Name && v.ConfigMap != nil && filepath.Clean(mount.MountPath) == filepath.Clean(dir) {
+					m.ConfigMap = v.ConfigMap.Name
+				}
+			}
+		}
+		if m.ConfigMap != "" {
+			return m
+		}
+	}
+	return nil
+}
+
+// readFile reads the config file of the host. One that is not there is how a plugin runs that shares nothing. By one that is behind a
+// mount which does not answer nothing is decided.
+func (dp *Plugin) readFile(ctx context.Context, p *state.PluginConfig) {
+	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
+	defer cancel()
+	found, err := dp.File.Read(call)
+	if p.NotifiedPods = found.Told; p.NotifiedPods == nil {
+		p.NotifiedPods = map[types.UID]string{}
+	}
+	maps.Copy(p.NotifiedPods, dp.notified)
+	switch {
+	case aside.Hangs(err):
+		p.ParseErr = &outcome.UnseenError{Err: fmt.Errorf("the device plugin's config: %w", err)}
+		return
+	case err != nil:
+		p.ParseErr = fmt.Errorf("the device plugin's config: %w", err)
+		return
+	case !found.Exists:
+		p.Current = &config.PluginConfig{Sharing: config.Sharing{Strategy: config.SharingNone}}
+		return
+	}
+	p.Text, p.Exists, p.Written = found.Text, true, found.Written
+	parsed, err := dp.Configs.Parse([]byte(found.Text))
+	if err != nil {
+		p.ParseErr = fmt.Errorf("reading the device plugin's config %s: %w", dp.Settings.DevicePlugin.ConfigFile, err)
+		return
+	}
+	p.Current = &parsed
+}
+
+// noteTold keeps who was told, of those who are still there: in this process, and beside the file for the next one. Where there is no room
+// for that, who was told is told again.
+func (dp *Plugin) noteTold(ctx context.Context, p state.PluginConfig) {
+	kept := map[types.UID]string{}
+	for _, pod := range p.Readers {
+		if what, ok := p.NotifiedPods[pod.UID]; ok {
+			kept[pod.UID] = what
+		}
+	}
+	dp.notified = kept
+	if err := dp.File.Tell(ctx, kept); err != nil {
+		dp.Log.Warn("noting who was told to read the device plugin's config: a restarted agent tells them again", zap.Error(err))
+	}
+}
+
+// readManaged reads the config that the plugin's config manager takes by the node's label.
+func (dp *Plugin) readManaged(ctx context.Context, seen *state.Observed) {
+	p, m := &seen.Plugin, seen.Plugin.Manager
+	p.Text, p.Exists = seen.Node.Labels[m.Label], seen.Node.Labels[m.Label] != ""
+	m.Files, m.ReadErr = dp.configMap(ctx, m.Namespace, m.ConfigMap)
+	if m.ReadErr != nil {
+		p.ParseErr = m.ReadErr
+		return
+	}
+	text, err := m.Config(p.Text)
+	if err != nil {
+		p.ParseErr = err
+		return
+	}
+	parsed, err := dp.Configs.Parse([]byte(text))
+	if err != nil {
+		p.ParseErr = fmt.Errorf("reading %s: %w", m.Keyed(p.Text), err)
+		return
+	}
+	p.Current = &parsed
+}
+
+// configMap reads all keys of a ConfigMap.
+func (dp *Plugin) configMap(ctx context.Context, namespace, name string) (map[string]string, error) {
+	api, cancel := context.WithTimeout(ctx, dp.Settings.Timeouts.APICall)
+	defer cancel()
+	object, err := retried.ConfigMap(api, dp.Client, namespace, name)
+	switch {
+	case apierrors.IsForbidden(err):
+		return nil, fmt.Errorf("reading ConfigMap %s/%s: %w; grant the agent a role there", namespace, name, err)
+	case apierrors.IsNotFound(err):
+		return nil, fmt.Errorf("reading ConfigMap %s/%s: %w", namespace, name, err)
+	case err != nil:
+		return nil, &outcome.UnseenError{Err: fmt.Errorf("reading ConfigMap %s/%s: %w", namespace, name, err)}
+	}
+	if object.Data == nil {
+		return map[string]string{}, nil
+	}
+	return object.Data, nil
+}

@@ -1,0 +1,306 @@
+package deviceplugin
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/journal"
+	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/agent/nodewrite"
+	"github.com/gpuslice/gpuslice/agent/outcome"
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/pluginfile"
+	"github.com/gpuslice/gpuslice/agent/retried"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/nvml/aside"
+)
+
+const (
+	// propagation is how long kubelet takes at most to show an edited ConfigMap to a running pod: its sync period of a minute, and as long
+	// again for its cache.
+	propagation = 2 * time.Minute
+	// handoverRetry is the pause between two looks at what kubelet shows to a pod.
+	handoverRetry = time.Second
+)
+
+// readers are the programs that read the plugin's config file, and read it anew on SIGHUP.
+var readers = []string{"nvidia-device-plugin", "gpu-feature-discovery", "mps-control-daemon"}
+
+// formerManager is what is known of the plugin's config manager while it is away.
+func formerManager(f *journal.FormerPlugin) *state.ConfigManager {
+	if f.Label == "" {
+		return nil
+	}
+	return &state.ConfigManager{Label: f.Label, Namespace: f.Namespace, ConfigMap: f.ConfigMap, Dir: f.Dir, Fallback: f.Fallback}
+}
+
+// maxFormer bounds the text that the journal holds. All annotations of a node together may take 256 KiB.
+const maxFormer = 32 << 10
+
+// FormerConfig is the config that the plugin has now, for the journal. Where there is no file yet, nothing is shared, and that is what
+// the way back leads to: a plugin that is run with a file does not run without.
+func (dp *Plugin) FormerConfig(seen state.Observed, want state.Desired) (*journal.FormerPlugin, error) {
+	p := seen.Plugin
+	f := &journal.FormerPlugin{Way: p.Method, Text: p.Text, MPS: p.Current != nil && p.Current.Sharing.Strategy == config.SharingMPS}
+	if m := p.Manager; m != nil {
+		f.Label, f.Namespace, f.ConfigMap, f.Dir, f.Fallback = m.Label, m.Namespace, m.ConfigMap, m.Dir, m.Fallback
+		if strings.HasPrefix(p.Text, config.OwnPluginKey) {
+			f.Body = m.Files[p.Text]
+		}
+	} else if !p.Exists {
+		text, err := dp.Configs.Render(nil, config.Sharing{Strategy: config.SharingNone}, "")
+		if err != nil {
+			return nil, err
+		}
+		f.Text, f.Absent = string(text), true
+	}
+	if len(f.Text)+len(f.Body) > maxFormer {
+		return nil, &outcome.Stalled{
+			Reason:  config.ReasonNoHandover,
+			Message: fmt.Sprintf("%s: noting the device plugin's config %s: %v; shorten it", want.PluginAskedBy(), dp.Settings.DevicePlugin.ConfigFile, errTooLong),
+		}
+	}
+	return f, nil
+}
+
+// WriteSharing gives the device plugin another config, by the way that it is given any.
+func (dp *Plugin) WriteSharing(ctx context.Context, seen state.Observed, want state.Desired) error {
+	if seen.Plugin.Manager != nil {
+		return dp.setLabel(ctx, seen, want)
+	}
+	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
+	defer cancel()
+	err := dp.File.Write(call, want.Plugin.Text, dp.Clock.Now())
+	if full, is := errors.AsType[*pluginfile.NoRoomError](err); is && !want.Undo && dp.Clock.Now().Before(dp.Budget.Deadline(seen, want, plan.Step{Kind: plan.WriteSharing})) {
+		return fullFolder(full, want.PluginAskedBy(), "the device plugin is given its config")
+	}
+	return err
+}
+
+// Prepare makes sure, before anything is disturbed, that the plugin can be given its config, and the former one again.
+func (dp *Plugin) Prepare(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {
+	writes := plan.Has(steps, plan.WriteSharing)
+	if want.Undo || !writes || seen.Plugin.Manager != nil || seen.Touched() {
+		return nil
+	}
+	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
+	defer cancel()
+	err := dp.File.Prepare(call, want.Plugin.Text)
+	full, is := errors.AsType[*pluginfile.NoRoomError](err)
+	switch {
+	case is:
+		wait := fullFolder(full, want.PluginAskedBy(), "anything is disturbed")
+		wait.Since = seen.Since(wait.Reason, dp.Clock.Stamp())
+		return wait
+	case aside.Hangs(err):
+		return &outcome.UnseenError{Err: err}
+	case err != nil: // what else is wrong with the folder shows when the file is written, and is counted then
+		dp.Log.Debug("making room for the device plugin's config", zap.Error(err))
+	}
+	return nil
+}
+
+// fullFolder waits for people to make room for what is asked for.
+func fullFolder(full *pluginfile.NoRoomError, asked, before string) *outcome.Waiting {
+	return &outcome.Waiting{
+		Reason: config.ReasonNoHandover, After: outcome.EvictionRetry, Blockers: []string{full.Error()},
+		Message: full.Error() + "; there has to be room for the device plugin's config, for which " + asked + " asks, before " + before,
+	}
+}
+
+// setLabel names another config to the plugin's config manager. That ends when it is named one that it does not see, so a key
+// of ours must have reached its pod before.
+func (dp *Plugin) setLabel(ctx context.Context, seen state.Observed, want state.Desired) error {
+	m, key := seen.Plugin.Manager, want.Plugin.Text
+	if want.Plugin.KeyContent != "" && m.Files[key] != want.Plugin.KeyContent {
+		if err := dp.patchConfigMap(ctx, m, key, &want.Plugin.KeyContent); err != nil {
+			return err
+		}
+		m.Files[key] = want.Plugin.KeyContent
+	}
+	if want.Plugin.KeyContent != "" && m.Pod.UID != "" {
+		if err := dp.awaitKey(ctx, seen, want); err != nil {
+			return err
+		}
+	}
+	value := &key
+	if key == "" {
+		value = nil
+	}
+	return dp.Nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) {
+		return json.Marshal(map[string]any{"metadata": map[string]any{
+			"uid": node.UID, "resourceVersion": node.ResourceVersion, "labels": map[string]*string{m.Label: value},
+		}})
+	})
+}
+
+// awaitKey waits until the config manager sees the key, or, where nobody can look, until it must.
+func (dp *Plugin) awaitKey(ctx context.Context, seen state.Observed, want state.Desired) error {
+	m, key := seen.Plugin.Manager, want.Plugin.Text
+	step := plan.Step{Kind: plan.WriteSharing, Config: want.Plugin.ConfigText()}
+	began := dp.Budget.Began(step)
+	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
+	defer cancel()
+	there, err := dp.Processes.FileOf(call, m.Pod.UID, state.ManagerCommand, path.Join(m.Dir, key))
+	if there || dp.Clock.Since(began) > propagation {
+		return nil
+	}
+	wait := &outcome.Waiting{
+		Reason: config.ReasonConfiguringPlugin, After: handoverRetry, Since: began,
+		Message: fmt.Sprintf("waiting for kubelet to show %s to pod %s/%s", m.Keyed(key), m.Pod.Namespace, m.Pod.Name),
+		Until:   began.Add(propagation), Then: "the label " + m.Label + " is set to it",
+	}
+	if err != nil {
+		dp.Log.Debug("whether the config manager sees its new config is not known", zap.Error(err))
+	}
+	return wait
+}
+
+// patchConfigMap sets one key, or takes it away.
+func (dp *Plugin) patchConfigMap(ctx context.Context, m *state.ConfigManager, key string, text *string) error {
+	if !strings.HasPrefix(key, config.OwnPluginKey) { // whatever has led here
+		return &outcome.Stalled{Reason: config.ReasonNoHandover, Message: fmt.Sprintf("%s is not ours to write: its name does not begin with %s", m.Keyed(key), config.OwnPluginKey)}
+	}
+	body, err := json.Marshal(map[string]any{"data": map[string]*string{key: text}})
+	if err != nil {
+		return fmt.Errorf("encoding %s: %w", m.Keyed(key), err)
+	}
+	api, cancel := context.WithTimeout(ctx, dp.Settings.Timeouts.APICall)
+	defer cancel()
+	err = retried.Do(api, func() error {
+		_, err := dp.Client.CoreV1().ConfigMaps(m.Namespace).Patch(api, m.ConfigMap, types.MergePatchType, body, metav1.PatchOptions{FieldManager: nodewrite.FieldManager})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("writing %s: %w", m.Keyed(key), err)
+	}
+	return nil
+}
+
+// Tidy takes away what a change of the plugin's config has left.
+func (dp *Plugin) Tidy(ctx context.Context, seen state.Observed) {
+	if way := seen.Journal.Plugin.Way; way != config.HandoverFile && way != config.HandoverRestart {
+		dp.collectKey(ctx, seen)
+		return
+	}
+	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
+	defer cancel()
+	if err := dp.File.Tidy(call); err != nil {
+		dp.Log.Warn("leaving what was kept for a change of the device plugin's config", zap.Error(err))
+	}
+}
+
+// collectKey takes the key away that the node was given before by us, unless another node goes by it.
+func (dp *Plugin) collectKey(ctx context.Context, seen state.Observed) {
+	former := seen.Journal.Plugin
+	if m := seen.Plugin.Manager; m != nil && former != nil && (m.Namespace != former.Namespace || m.ConfigMap != former.ConfigMap) {
+		return // the plugin's DaemonSet names another ConfigMap by now
+	}
+	if former == nil || former.Stays || formerManager(former) == nil || !strings.HasPrefix(former.Text, config.OwnPluginKey) || seen.Node.Labels[former.Label] == former.Text {
+		return
+	}
+	api, cancel := context.WithTimeout(ctx, dp.Settings.Timeouts.APICall)
+	defer cancel()
+	users, err := dp.Client.CoreV1().Nodes().List(api, metav1.ListOptions{LabelSelector: former.Label + "=" + former.Text, Limit: 1})
+	if err == nil && len(users.Items) == 0 {
+		err = dp.patchConfigMap(ctx, formerManager(former), former.Text, nil)
+	}
+	if err != nil {
+		dp.Log.Warn("leaving a config of the device plugin that no node uses", zap.String("key", former.Text), zap.Error(err))
+	}
+}
+
+// Reload has the readers of the plugin's config file read it: by SIGHUP, or, where that is not the way or nobody could be told, as
+// a new pod.
+func (dp *Plugin) Reload(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
+	untold := dp.untold(seen.Plugin)
+	if seen.Plugin.Method == config.HandoverFile {
+		call, cancel := context.WithTimeout(ctx, dp.Settings.Timeouts.DriverCall)
+		defer cancel()
+		told, err := dp.Processes.Hangup(call, untold, readers)
+		for _, c := range told {
+			seen.Plugin.NotifiedPods[c.PodUID] = seen.Plugin.Writing()
+			dp.Log.Info("told to read the device plugin's config", zap.String("command", c.Command), zap.Int("pid", c.PID))
+		}
+		dp.noteTold(call, seen.Plugin)
+		if err != nil || len(dp.untold(seen.Plugin)) == 0 {
+			return err
+		}
+		untold = dp.untold(seen.Plugin)
+	}
+	restart := step
+	restart.Kind, restart.Pods = plan.RestartOperands, nil
+	for _, pod := range seen.Plugin.Readers {
+		for _, uid := range untold {
+			if pod.UID == uid {
+				restart.Pods = append(restart.Pods, state.PlannedPod(holders.Describe(&pod)))
+			}
+		}
+	}
+	return dp.Draining.Evict(ctx, seen, want, []plan.Step{restart})
+}
+
+// longestLastWords are those of a container that has ended.
+const longestLastWords = 256
+
+// Fails is why the device plugin does not run by its present config; empty if it does, or has not tried.
+// What else is in its pod does not count: a config manager ends once where it cannot find the plugin to tell.
+func (dp *Plugin) Fails(s state.Observed) string {
+	since := s.Plugin.Written
+	if s.Journal != nil && since.IsZero() {
+		since = s.Journal.Started
+	}
+	plugin := dp.Settings.DevicePlugin.Containers
+	for _, pod := range s.DevicePlugin.Pods {
+		for _, c := range pod.Status.ContainerStatuses {
+			last := c.LastTerminationState.Terminated
+			if len(plugin) > 0 && !slices.Contains(plugin, c.Name) || c.State.Waiting == nil || c.State.Waiting.Reason != "CrashLoopBackOff" || last == nil || last.FinishedAt.Time.Before(since) {
+				continue
+			}
+			text := fmt.Sprintf("container %s of pod %s/%s ends again and again, with exit code %d", c.Name, pod.Namespace, pod.Name, last.ExitCode)
+			if last.Message != "" {
+				text += ": " + legible.Message(last.Message, longestLastWords)
+			}
+			return text
+		}
+	}
+	return ""
+}
+
+// DaemonsGone waits for the control daemon of MPS, which gives GPUs back when it ends in peace.
+func (dp *Plugin) DaemonsGone(seen state.Observed, want state.Desired, step plan.Step) error {
+	if len(seen.DevicePlugin.MPSDaemons) == 0 {
+		return nil
+	}
+	var pods []string
+	for _, pod := range seen.DevicePlugin.MPSDaemons {
+		pods = append(pods, pod.Namespace+"/"+pod.Name)
+	}
+	message := "waiting for the MPS control daemon to end: " + legible.Listed(pods)
+	until := dp.Budget.Deadline(seen, want, step)
+	if dp.Clock.Now().After(until) && !want.Undo {
+		return &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonPluginFailed, Message: message + ", up to the deadline"}
+	}
+	wait := &outcome.Waiting{
+		Reason: config.ReasonConfiguringPlugin, After: outcome.EvictionRetry, Message: message, Since: seen.Journal.Started, Blockers: pods,
+		Advice: "it goes when the node's label " + state.LabelMPSCapable + " does: " + state.SetsMPSCapable,
+	}
+	wait.Until, wait.Then = seen.AtDeadline(until, want)
+	return wait
+}
+
+var errTooLong = errors.New("it is longer than the journal can hold, and could not be brought back")

@@ -1,0 +1,118 @@
+package deviceplugin
+
+import (
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/fence"
+	"github.com/gpuslice/gpuslice/drain/holders"
+)
+
+// Advice is what people can do about it.
+func (dp *Plugin) Advice(seen state.Observed) string {
+	text := "deploy NVIDIA's device plugin, or see why its DaemonSet has no pod on this node: it has to select the node"
+	var taints []string
+	for _, t := range seen.Node.Spec.Taints {
+		if t.Effect != corev1.TaintEffectPreferNoSchedule {
+			taints = append(taints, t.ToString())
+		}
+	}
+	if len(taints) > 0 {
+		text += ", and to tolerate " + legible.Listed(taints)
+	}
+	if value, there := seen.Node.Labels[config.LabelDevicePlugin]; there && value != fence.DeployedValue {
+		text += fmt.Sprintf("; label %s=%s keeps that of the GPU Operator away", config.LabelDevicePlugin, value)
+	}
+	return text + dp.pretenders(seen.Pods)
+}
+
+// Pods picks the device plugin's pods.
+func (dp *Plugin) Pods(pods []corev1.Pod) []corev1.Pod {
+	return dp.ofNVIDIA(state.Picked(pods, dp.Settings.DevicePlugin.PodSelector, dp.Settings.DevicePlugin.Containers))
+}
+
+// MPSDaemons picks the pods of MPS's control daemon.
+func (dp *Plugin) MPSDaemons(pods []corev1.Pod) []corev1.Pod {
+	return dp.ofNVIDIA(state.Picked(pods, dp.Settings.MPS.PodSelector, dp.Settings.MPS.Containers))
+}
+
+// ofNVIDIA leaves those of the pods that are what their labels say.
+func (dp *Plugin) ofNVIDIA(pods []corev1.Pod) []corev1.Pod {
+	return slices.DeleteFunc(pods, func(p corev1.Pod) bool { return dp.pretends(&p) != "" })
+}
+
+// pretends says why the pod is not what its labels say; empty if it is.
+func (dp *Plugin) pretends(pod *corev1.Pod) string {
+	switch _, of := holders.DaemonSetOf(pod); {
+	case !slices.Contains(dp.Settings.DevicePlugin.Namespaces, pod.Namespace):
+		return fmt.Sprintf("namespace %s is not among devicePlugin.namespaces of the settings", pod.Namespace)
+	case !of:
+		return "it is of no DaemonSet that exists"
+	default:
+		return ""
+	}
+}
+
+// pretenders tells people of a pod that has the device plugin's labels and does not count: it may be theirs, in a namespace that the
+// settings do not know yet.
+func (dp *Plugin) pretenders(pods []corev1.Pod) string {
+	for _, pod := range state.Picked(pods, dp.Settings.DevicePlugin.PodSelector, dp.Settings.DevicePlugin.Containers) {
+		if why := dp.pretends(&pod); why != "" {
+			return fmt.Sprintf("; pod %s/%s has its labels, and does not count: %s", pod.Namespace, pod.Name, why)
+		}
+	}
+	return ""
+}
+
+// Rivals is why it is not known which device plugin counts, where several DaemonSets run one on the node and are told different things:
+// to choose one would be to guess. Of one DaemonSet, a new pod follows the old one.
+func (dp *Plugin) Rivals(operands []corev1.Pod) string {
+	var first *corev1.Pod
+	for i := range operands {
+		pod := &operands[i]
+		switch {
+		case pod.DeletionTimestamp != nil: // what it is told counts no more
+		case first == nil:
+			first = pod
+		case setOf(pod) != setOf(first) && dp.toldTo(pod) != dp.toldTo(first):
+			return fmt.Sprintf("two device plugins run on this node and are told different things: pod %s/%s has %s, and pod %s/%s has %s; "+
+				"nothing is changed until one of their DaemonSets is removed, or both are told the same",
+				first.Namespace, first.Name, dp.toldTo(first), pod.Namespace, pod.Name, dp.toldTo(pod))
+		}
+	}
+	return ""
+}
+
+func setOf(pod *corev1.Pod) types.UID {
+	set, _ := holders.DaemonSetOf(pod)
+	return set
+}
+
+// toldTo is what decisions are made by of a device plugin's pod.
+func (dp *Plugin) toldTo(pod *corev1.Pod) string {
+	strategy := string(state.StrategyOf(*pod))
+	if strategy == "" {
+		strategy = "no MIG strategy"
+	} else {
+		strategy = "MIG strategy " + strategy
+	}
+	switch m := managerOf(*pod); {
+	case m != nil:
+		return fmt.Sprintf("%s and its config from ConfigMap %s/%s by label %s", strategy, m.Namespace, m.ConfigMap, m.Label)
+	case dp.readsFile(pod):
+		return fmt.Sprintf("%s and its config from the file %s", strategy, dp.Settings.DevicePlugin.ConfigFile)
+	default:
+		return fmt.Sprintf("%s and no config", strategy)
+	}
+}
+
+// ServesMPS reports whether the pod is MPS's daemon, whose server computes for others and not for itself.
+func (dp *Plugin) ServesMPS(pod *corev1.Pod) bool {
+	return state.Selected(pod, dp.Settings.MPS.PodSelector) && dp.pretends(pod) == ""
+}

@@ -1,0 +1,317 @@
+package deviceplugin
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/gpuslice/gpuslice/agent/capacity"
+	"github.com/gpuslice/gpuslice/agent/outcome"
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// AskedBy is what asks for a key of the device plugin's configs.
+func (dp *Plugin) AskedBy(node *corev1.Node, key string) string {
+	if node.Labels[config.LabelDevicePluginConfig] != key {
+		return "devicePlugin.defaultConfig of the settings, " + key
+	}
+	return fmt.Sprintf("label %s=%s", config.LabelDevicePluginConfig, key)
+}
+
+// Strategy is how the plugin presents MIG devices: as the settings say, or as it is told, above all by its environment.
+func (dp *Plugin) Strategy(seen state.Observed, want *state.DesiredPlugin) config.MIGStrategy {
+	if dp.Settings.MIGStrategy != config.MIGStrategyAuto {
+		return dp.Settings.MIGStrategy
+	}
+	if s := seen.ExplicitStrategy(); s != "" {
+		return s
+	}
+	if want != nil && want.Strategy != "" {
+		return want.Strategy
+	}
+	if want != nil && want.Sharing.Strategy == config.SharingMPS {
+		return config.MIGStrategyNone // which a plugin is told nothing has, and mixed would be none that MPS goes with
+	}
+	return dp.Settings.MIGStrategy.On(seen.Node.Labels[config.LabelMIGStrategy])
+}
+
+// SharingOf is the config that a profile takes on this node, whose GPUs it cuts so.
+func (dp *Plugin) SharingOf(seen *state.Observed, profile config.Profile, after []nvml.GPU) (*state.DesiredPlugin, error) {
+	p := seen.Plugin
+	if p.Method == "" {
+		return nil, dp.noHandover(*seen)
+	}
+	if p.Manager == nil && outcome.IsUnseen(p.ParseErr) {
+		return nil, p.ParseErr
+	}
+	want := &state.DesiredPlugin{Known: true}
+	switch {
+	case profile.Sharing != nil:
+		want.Sharing = *profile.Sharing
+	case p.Current != nil:
+		want.Sharing = p.Current.Sharing // which stays as it is
+	case outcome.IsUnseen(p.ParseErr):
+		return nil, p.ParseErr
+	default:
+		return nil, &outcome.Stalled{
+			Reason: config.ReasonNoHandover, NoHandover: true,
+			Message: fmt.Sprintf("the profile leaves the sharing as it is, and that is not known: %v", p.ParseErr),
+		}
+	}
+	var err error
+	if want.Strategy, err = dp.strategyOf(seen, profile.MIGStrategy, want.Sharing, after); err != nil {
+		return nil, err
+	}
+	if want.As(p.Current) {
+		want.Text = p.Text
+		return want, nil
+	}
+	if p.Manager != nil {
+		return dp.keyOf(p, want)
+	}
+	base := p.Text
+	if p.Current == nil {
+		base = "" // what cannot be read is nothing to go on from
+	}
+	text, err := dp.Configs.Render([]byte(base), want.Sharing, want.Strategy)
+	if err != nil {
+		return nil, err
+	}
+	want.Text = string(text)
+	return want, nil
+}
+
+// strategyOf is what the plugin's config is to say of the MIG strategy: what the profile does, or else what fits, which is what the config
+// says already wherever that will do. Where the plugin is told besides its config, or by the settings, that is nothing to choose.
+func (dp *Plugin) strategyOf(seen *state.Observed, asked config.MIGStrategy, s config.Sharing, after []nvml.GPU) (config.MIGStrategy, error) {
+	now, set := config.MIGStrategy(""), dp.Settings.MIGStrategy
+	if seen.Plugin.Current != nil {
+		now = seen.Plugin.Current.MIGStrategy
+	}
+	switch {
+	case asked != "" && set != config.MIGStrategyAuto && set != asked:
+		return "", &outcome.Stalled{Reason: config.ReasonWrongMIGStrategy, Message: fmt.Sprintf(
+			"the profile's migStrategy is %s, and the settings' is %s: set that to auto, so that the device plugin's config decides", asked, set)}
+	case asked != "":
+		return asked, nil
+	case set != config.MIGStrategyAuto || seen.ExplicitStrategy() != "":
+		return now, nil
+	}
+	if fits := config.FittingStrategy(after, state.OrNone(now), s.Strategy == config.SharingMPS); fits != state.OrNone(now) {
+		return fits, nil
+	}
+	return now, nil
+}
+
+// noHandover says why the plugin cannot be given another config. One that is still to come may be given one then.
+func (dp *Plugin) noHandover(seen state.Observed) error {
+	why := seen.Plugin.NoMethod
+	if len(seen.DevicePlugin.Pods) == 0 {
+		return &outcome.Waiting{
+			Reason: config.ReasonNoDevicePlugin, For: outcome.ForDevicePlugin, Message: "nothing is disturbed: " + why, After: outcome.DriverRetry, Advice: dp.Advice(seen),
+		}
+	}
+	return &outcome.Stalled{Reason: config.ReasonNoHandover, NoHandover: true, Message: why}
+}
+
+// keyOf finds a key of the config manager's ConfigMap with the sharing, or makes up one.
+func (dp *Plugin) keyOf(p state.PluginConfig, want *state.DesiredPlugin) (*state.DesiredPlugin, error) {
+	m := p.Manager
+	if outcome.IsUnseen(m.ReadErr) {
+		return nil, m.ReadErr
+	}
+	if m.ReadErr != nil {
+		return nil, &outcome.Stalled{Reason: config.ReasonNoHandover, NoHandover: true, Message: m.ReadErr.Error()}
+	}
+	for _, key := range slices.Sorted(maps.Keys(m.Files)) {
+		if len(validation.IsValidLabelValue(key)) > 0 {
+			continue // no label can name it
+		}
+		parsed, err := dp.Configs.Parse([]byte(m.Files[key]))
+		if err != nil || !want.As(&parsed) {
+			continue
+		}
+		want.Text = key
+		if strings.HasPrefix(key, config.OwnPluginKey) {
+			want.KeyContent = m.Files[key] // it may be so new that the config manager does not see it yet
+		}
+		return want, nil
+	}
+	if p.Method == config.HandoverLabel {
+		return nil, &outcome.Stalled{
+			Reason: config.ReasonNoHandover, NoHandover: true,
+			Message: fmt.Sprintf("no key of ConfigMap %s/%s has the sharing %s, and the MIG strategy %s; add one, or set devicePlugin.handover to configmap",
+				m.Namespace, m.ConfigMap, state.SharingText(want.Sharing), state.OrNone(want.Strategy)),
+		}
+	}
+	base, err := m.Config(p.Text) // all else stays as it is
+	if err != nil {
+		base = ""
+	}
+	body, err := dp.Configs.Render([]byte(base), want.Sharing, want.Strategy)
+	if err != nil {
+		return nil, err
+	}
+	want.KeyContent, want.Text = string(body), config.OwnPluginKey+state.Hash(string(body))
+	return want, nil
+}
+
+// NamedConfig is the config of the device plugin that the node's label names. Where the plugin has a config manager, that goes by the label
+// itself, and all that is left is proof.
+func (dp *Plugin) NamedConfig(ctx context.Context, seen *state.Observed, key string) (*state.DesiredPlugin, error) {
+	p := seen.Plugin
+	switch {
+	case p.Method == "":
+		return nil, dp.noHandover(*seen)
+	case outcome.IsUnseen(p.ParseErr):
+		return nil, p.ParseErr
+	case p.Manager != nil && apierrors.IsForbidden(p.ParseErr):
+		return nil, nil // what it means is between the label and the config manager
+	case p.Manager != nil && p.Current == nil:
+		return nil, &outcome.Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("%s: %v", dp.AskedBy(seen.Node, key), p.ParseErr)}
+	case p.Manager != nil:
+		return &state.DesiredPlugin{Sharing: p.Current.Sharing, Strategy: p.Current.MIGStrategy, Known: true, Text: p.Text, UserManaged: true}, nil
+	}
+	ref := dp.Settings.DevicePlugin.ConfigMap
+	files, err := dp.configMap(ctx, ref.Namespace, ref.Name)
+	text, ok := files[key]
+	if outcome.IsUnseen(err) {
+		return nil, err
+	}
+	if err == nil && !ok {
+		err = state.NoSuchKey(ref.Namespace, ref.Name, files)
+	}
+	var parsed config.PluginConfig
+	if err == nil {
+		parsed, err = dp.Configs.Parse([]byte(text))
+	}
+	if err != nil {
+		return nil, &outcome.Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("%s: %v", dp.AskedBy(seen.Node, key), err)}
+	}
+	return &state.DesiredPlugin{Sharing: parsed.Sharing, Strategy: parsed.MIGStrategy, Known: true, Text: text, MatchText: true}, nil
+}
+
+// Former is the way back to the config that the plugin had.
+func (dp *Plugin) Former(seen *state.Observed) *state.DesiredPlugin {
+	j := seen.Journal
+	if !j.ChangesPlugin() {
+		return nil
+	}
+	want := &state.DesiredPlugin{Text: j.Plugin.Text, MatchText: true, AllowMissing: j.Plugin.Absent, KeyContent: j.Plugin.Body}
+	if m := seen.Plugin.Manager; m != nil {
+		// What it says is in a ConfigMap, and need not be the same as then: enough for a plan, and not for a proof.
+		text, err := m.Config(want.Text)
+		if want.KeyContent != "" {
+			text, err = want.KeyContent, nil
+		}
+		if err == nil {
+			if parsed, err := dp.Configs.Parse([]byte(text)); err == nil {
+				want.Sharing, want.Strategy = parsed.Sharing, parsed.MIGStrategy
+			}
+		}
+		return want
+	}
+	parsed, err := dp.Configs.Parse([]byte(want.Text))
+	want.Sharing, want.Strategy, want.Known = parsed.Sharing, parsed.MIGStrategy, err == nil
+	return want
+}
+
+// told reports whether everybody who reads the plugin's config file has read it as it is.
+func (dp *Plugin) told(seen state.Observed) bool {
+	return len(dp.untold(seen.Plugin)) == 0
+}
+
+// untold are the readers that run since before the file was written, and were not told since.
+func (dp *Plugin) untold(p state.PluginConfig) []types.UID {
+	var out []types.UID
+	for _, pod := range p.Readers {
+		if p.NotifiedPods[pod.UID] == p.Writing() {
+			continue
+		}
+		for _, c := range pod.Status.ContainerStatuses {
+			// Kubelet tells whole seconds.
+			if c.State.Running != nil && !c.State.Running.StartedAt.After(p.Written) {
+				out = append(out, pod.UID)
+				break
+			}
+		}
+	}
+	return out
+}
+
+// Planned is what the planner needs of the plugin's config.
+func (dp *Plugin) Planned(seen state.Observed, want state.Desired) plan.Plugin {
+	p := seen.Plugin
+	out := plan.Plugin{
+		Set: seen.PluginSet(want.Plugin), Told: dp.told(seen), Tells: p.Manager == nil, Noted: seen.Journal != nil && seen.Journal.ChangesPlugin(),
+	}
+	if p.Current != nil {
+		out.Now = state.PlannedSharing(p.Current.Sharing, p.Current.MIGStrategy)
+	}
+	return out
+}
+
+// Fits refuses, before anything is disturbed, what the device plugin of this node would not do.
+func (dp *Plugin) Fits(seen state.Observed, want state.Desired) error {
+	if len(want.Targets) == 0 && want.Plugin == nil {
+		return nil
+	}
+	after := state.AsWished(seen.GPUs, want.Targets)
+	strategy, err := dp.strategyFor(seen, want)
+	if err == nil && dp.knowsStrategy(seen, want) {
+		err = config.CheckStrategy(after, strategy)
+	}
+	if err == nil && !dp.knowsStrategy(seen, want) && seen.RunsWithoutStrategy(want.Plugin) && slices.ContainsFunc(after, func(g nvml.GPU) bool { return g.Enabled }) {
+		err = &config.StrategyError{Strategy: config.MIGStrategyNone, Problem: "it offers no MIG device: its config has no flags.migStrategy, " +
+			"and neither its environment nor label " + config.LabelMIGStrategy + " says any; set flags.migStrategy: mixed in its config"}
+	}
+	if err == nil && want.Plugin != nil {
+		err = config.CheckSharing(after, strategy, want.Plugin.Sharing, slices.Collect(maps.Keys(capacity.Expected(after, strategy))))
+	}
+	if err != nil {
+		return &outcome.Stalled{Reason: config.ReasonOf(err), Message: fmt.Sprintf("label %s=%s: %v", want.Label, want.Name, err)}
+	}
+	return nil
+}
+
+// strategyFor is the plugin's MIG strategy under the config that is wanted. What its pod is told wins over the config.
+func (dp *Plugin) strategyFor(seen state.Observed, want state.Desired) (config.MIGStrategy, error) {
+	asked := config.MIGStrategy("")
+	if want.Plugin != nil {
+		asked = want.Plugin.Strategy
+	}
+	if seen.DevicePlugin.Rivals != "" {
+		return dp.Strategy(seen, want.Plugin), &config.StrategyError{Strategy: dp.Strategy(seen, want.Plugin), Problem: seen.DevicePlugin.Rivals}
+	}
+	for _, pod := range seen.DevicePlugin.Pods {
+		told := state.StrategyOf(pod)
+		set := dp.Settings.MIGStrategy
+		switch {
+		case told == "":
+		case asked != "" && asked != told:
+			return told, &config.StrategyError{Strategy: told, Problem: fmt.Sprintf(
+				"the config's flags.migStrategy, %s, has no effect: pod %s/%s is told otherwise by its environment or arguments; take it out of either",
+				asked, pod.Namespace, pod.Name)}
+		case set != config.MIGStrategyAuto && set != told:
+			return told, &config.StrategyError{Strategy: told, Problem: fmt.Sprintf(
+				"migStrategy of the settings, %s, is not true on this node, by pod %s/%s: set it to auto", set, pod.Namespace, pod.Name)}
+		}
+	}
+	return dp.Strategy(seen, want.Plugin), nil
+}
+
+// knowsStrategy reports whether the plugin's MIG strategy is more than a guess, by which nothing is refused.
+func (dp *Plugin) knowsStrategy(seen state.Observed, want state.Desired) bool {
+	return dp.Settings.MIGStrategy != config.MIGStrategyAuto || seen.ExplicitStrategy() != "" || want.Plugin != nil && want.Plugin.Strategy != "" ||
+		seen.Node.Labels[config.LabelMIGStrategy] != ""
+}

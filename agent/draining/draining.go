@@ -1,0 +1,268 @@
+// Package draining has pods leave the node: it asks first whether they may, evicts them by the rules of the settings and of the profile, and says
+// who is still there and why.
+package draining
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/budget"
+	"github.com/gpuslice/gpuslice/agent/drainpolicy"
+	"github.com/gpuslice/gpuslice/agent/events"
+	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/agent/metrics"
+	"github.com/gpuslice/gpuslice/agent/nodewrite"
+	"github.com/gpuslice/gpuslice/agent/outcome"
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/steady"
+	"github.com/gpuslice/gpuslice/agent/wake"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/fence"
+)
+
+// Draining sends pods of one node away.
+type Draining struct {
+	Node     string // name of the node
+	Nodes    nodewrite.Writer
+	Evictor  *drain.Evictor
+	Wakes    *wake.Sources
+	Budget   *budget.Budget
+	Metrics  *metrics.Set
+	Settings config.Settings
+	Events   events.Recorder
+	Clock    *steady.Clock
+}
+
+// Evictable asks for each pod that the steps need to leave whether it would be let go now.
+func (d *Draining) Evictable(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) []drain.Verdict {
+	all, cancel := context.WithTimeout(ctx, evictionsTimeout)
+	defer cancel()
+	var out []drain.Verdict
+	for _, s := range steps {
+		if s.Kind == plan.Evict {
+			policy, _ := d.policy(seen, s, want)
+			out = append(out, d.Evictor.DryRun(all, seen.Drained(s.Pods), policy)...)
+		}
+	}
+	return out
+}
+
+// evictionsTimeout bounds one round of eviction requests. The API server may take 10 s for one when many fight over a
+// disruption budget.
+const evictionsTimeout = time.Minute
+
+// Evict asks pods to leave and says which are still there. It never returns nil: only the next look can tell that they
+// are gone.
+func (d *Draining) Evict(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {
+	step := steps[0]
+	if step.Kind == plan.Evict {
+		if err := d.RequireHoldersKnown(seen, want, step); err != nil {
+			return err
+		}
+	}
+	// Each request has a deadline of its own; this one keeps a slow API server from holding up the loop for all pods.
+	all, cancel := context.WithTimeout(ctx, evictionsTimeout)
+	defer cancel()
+	policy, since := d.policy(seen, step, want)
+	verdicts := d.Evictor.Evict(all, seen.Drained(step.Pods), policy, since)
+	d.Wakes.BlockedBy(verdicts)
+	d.Metrics.Evicted(verdicts)
+	for _, v := range verdicts {
+		d.tell(seen, want, v)
+	}
+	if late := slices.IndexFunc(verdicts, func(v drain.Verdict) bool { return v.Overdue }); late >= 0 {
+		return &api.Failure{
+			Wish: want.Fingerprint, Reason: config.ReasonEvictionBlocked,
+			Message: fmt.Sprintf("pods still there at the deadline, %s: %s",
+				outcome.Moment(verdicts[late].Deadline), legible.Listed(describe(verdicts))),
+		}
+	}
+	return d.await(seen, want, policy, verdicts)
+}
+
+// await says which pods are still there, and why.
+func (d *Draining) await(seen state.Observed, want state.Desired, policy drain.Policy, verdicts []drain.Verdict) *outcome.Waiting {
+	wait := &outcome.Waiting{
+		Reason: config.ReasonEvicting, After: outcome.EvictionRetry, Blockers: describe(verdicts),
+		Message: "waiting for pods to leave: " + legible.Listed(describe(verdicts)),
+	}
+	if seen.Journal != nil {
+		wait.Since = seen.Journal.Started
+	}
+	for _, v := range verdicts {
+		if left := v.RetryAt.Sub(d.Clock.Now()); !v.RetryAt.IsZero() && left > 0 {
+			wait.After = min(wait.After, left)
+		}
+		if v.Deadline.After(wait.Until) {
+			wait.Until, wait.Then = v.Deadline, seen.Then(want)
+			if policy.Delete && v.State != drain.Deleted && v.State != drain.Terminating {
+				wait.Then = "pods that are still there are deleted, as drain.afterDeadline says"
+			}
+		}
+	}
+	if blocked := blockedOf(verdicts); len(blocked) > 0 {
+		wait.Reason, wait.For, wait.Message = config.ReasonEvictionBlocked, outcome.ForRoom, legible.Listed(blocked)
+		wait.Advice = "make room in the budget, or delete the pod, to go on at once; " + callOff(want)
+	}
+	if want.Undo { // what was before stands on what they hold
+		wait.Since = seen.Since(wait.Reason, d.Clock.Stamp())
+		wait.Advice = "there is no deadline on the way back, and no pod is deleted: see what keeps it with kubectl describe pod, or delete it yourself"
+	}
+	return wait
+}
+
+// callOff says how people end the change.
+func callOff(want state.Desired) string {
+	if want.Undo || want.Label == "" {
+		return "the change is being undone already"
+	}
+	return "to call the change off, remove the label " + want.Label
+}
+
+// policy is by which rules pods are made to leave, and since when their deadlines count. Operands are replaced or come back by
+// themselves, and on the way back what stands has to go: no rule is for either, and on the way back there is no deadline.
+func (d *Draining) policy(seen state.Observed, step plan.Step, want state.Desired) (p drain.Policy, since time.Time) {
+	switch {
+	case want.Undo:
+	case step.Kind == plan.Evict:
+		p = drainpolicy.From(d.Settings.With(want.Drain))
+	case step.Kind == plan.PauseOperands && seen.Journal != nil:
+		p.Deadline = d.Budget.Deadline(seen, want, step).Sub(seen.Journal.Started)
+	}
+	if seen.Kubelet.Err != nil {
+		p.KubeletSilent = seen.Kubelet.Err.Error()
+	}
+	p.ClaimDriverAway = !seen.ClaimDriver()
+	if seen.Journal != nil {
+		since = seen.Journal.Started
+	}
+	return p, since
+}
+
+// tell records on the pod, and on the node, that it has to leave.
+func (d *Draining) tell(seen state.Observed, want state.Desired, v drain.Verdict) {
+	did := map[drain.State]string{drain.Requested: "evicting", drain.Deleted: "deleting, as drain.afterDeadline says,"}[v.State]
+	if did == "" {
+		return
+	}
+	d.Events.Nodef(seen.Node, corev1.EventTypeNormal, config.ReasonEvicting, "%s pod %s for the change to %s", did, v.Pod, want.Name)
+	if v.Pod.UID != "" && v.Pod.Name != "" {
+		d.Events.Podf(types.NamespacedName{Namespace: v.Pod.Namespace, Name: v.Pod.Name}, v.Pod.UID, corev1.EventTypeNormal, config.ReasonEvicting,
+			"%s this pod: its GPU on node %s is repartitioned for %s", did, d.Node, want.Name)
+	}
+}
+
+// RequireHoldersKnown waits, up to the deadline for pods, while a source of holders fails: that counts as busy, so nobody is evicted and no GPU is
+// touched. The way back waits for a silent kubelet alone, without which every pod counts as a holder.
+func (d *Draining) RequireHoldersKnown(seen state.Observed, want state.Desired, step plan.Step) error {
+	busy := seen.HoldersUnknown()
+	if busy == nil || seen.Journal == nil || want.Undo && seen.Kubelet.Err == nil {
+		return nil
+	}
+	reason := config.ReasonHoldersUnknown
+	if seen.Kubelet.Err != nil {
+		reason = config.ReasonKubeletUnavailable
+	}
+	until := d.Budget.Deadline(seen, want, step)
+	if step.Kind == plan.Evict { // kubelet may be away more than once in the hours in which pods may end by themselves
+		until = until.Add(drainpolicy.From(d.Settings.With(want.Drain)).EndFor)
+	}
+	if d.Clock.Now().After(until) && !want.Undo {
+		return &api.Failure{Wish: want.Fingerprint, Reason: reason, Message: fmt.Sprintf("nobody was evicted %v, up to the deadline", busy)}
+	}
+	wait := &outcome.Waiting{
+		Reason: reason, After: outcome.EvictionRetry, Message: fmt.Sprintf("nobody is evicted %v", busy),
+		Since: seen.Journal.Started, Advice: callOff(want),
+	}
+	wait.Until, wait.Then = seen.AtDeadline(until, want)
+	return wait
+}
+
+// PauseOperand sends an operand away by its label, and waits for its pods. The journal has the label's former value.
+func (d *Draining) PauseOperand(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
+	if seen.Node.Labels[step.Label] != fence.PausedValue {
+		return d.Nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) {
+			return fence.SetLabels(node, map[string]string{step.Label: fence.PausedValue})
+		})
+	}
+	pods := make([]string, len(step.Pods))
+	for i, p := range step.Pods {
+		pods[i] = p.Namespace + "/" + p.Name
+	}
+	message := fmt.Sprintf("waiting for the pods of %s to end: %s", step.Label, legible.Listed(pods))
+	until := d.Budget.Deadline(seen, want, step)
+	if d.Clock.Now().After(until) && !want.Undo {
+		return &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonPausingOperands, Message: message + ", up to the deadline"}
+	}
+	wait := &outcome.Waiting{
+		Reason: config.ReasonPausingOperands, After: outcome.EvictionRetry, Message: message, Since: seen.Journal.Started, Blockers: pods,
+		Advice: "see kubectl describe pod; " + callOff(want),
+	}
+	wait.Until, wait.Then = seen.AtDeadline(until, want)
+	return wait
+}
+
+// ResumeOperand gives the label of an operand its former value again.
+func (d *Draining) ResumeOperand(ctx context.Context, seen state.Observed, step plan.Step) error {
+	return d.Nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) {
+		return fence.SetLabels(node, map[string]string{step.Label: seen.Journal.Paused[step.Label]})
+	})
+}
+
+func blockedOf(verdicts []drain.Verdict) []string {
+	var out []string
+	for _, v := range verdicts {
+		if v.State == drain.Blocked || v.State == drain.Failed || v.State == drain.Refused {
+			out = append(out, describe([]drain.Verdict{v})...)
+		}
+	}
+	return out
+}
+
+func describe(verdicts []drain.Verdict) []string {
+	var out []string
+	for _, v := range verdicts {
+		text := v.Pod.String()
+		if v.Message != "" {
+			text += ": " + v.Message
+		}
+		out = append(out, text)
+	}
+	return out
+}
+
+// Drainable asks in a dry run whether the pods may be evicted.
+func (d *Draining) Drainable(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {
+	for _, s := range steps {
+		policy := drainpolicy.From(d.Settings.With(want.Drain))
+		switch {
+		case s.Kind == plan.Evict:
+		case s.Kind == plan.PauseOperands && s.Label == "":
+			policy = drain.Policy{} // no rule is for them
+		default:
+			continue
+		}
+		all, cancel := context.WithTimeout(ctx, evictionsTimeout)
+		verdicts := d.Evictor.DryRun(all, seen.Drained(s.Pods), policy)
+		cancel()
+		blocked := blockedOf(verdicts)
+		d.Wakes.BlockedBy(verdicts)
+		if len(blocked) > 0 {
+			return &outcome.Waiting{
+				Reason: config.ReasonEvictionBlocked, For: outcome.ForRoom, After: outcome.EvictionRetry, Blockers: blocked,
+				Message: "nothing is disturbed before these pods may be evicted: " + legible.Listed(blocked),
+				Since:   seen.Since(config.ReasonEvictionBlocked, d.Clock.Stamp()),
+				Advice:  "the node stays schedulable meanwhile, and is looked at again when they change; to call the change off, remove the label",
+			}
+		}
+	}
+	return nil
+}

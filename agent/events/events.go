@@ -1,0 +1,30 @@
+// Package events records what the agent does as Events of its node and of the pods there: printable, and cut to what the API takes.
+package events
+
+import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/record"
+
+	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// Recorder records Events. All Events of the agent are of its node, or of a pod there.
+type Recorder struct{ To record.EventRecorder }
+
+// Nodef records an Event on the node, under the UID by which kubectl describe finds a node's Events.
+func (r Recorder) Nodef(node *corev1.Node, kind string, reason config.Reason, format string, args ...any) {
+	r.record(&corev1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: node.Name, UID: types.UID(node.Name)}, kind, reason, format, args)
+}
+
+// Podf records an Event on a pod.
+func (r Recorder) Podf(pod types.NamespacedName, uid types.UID, kind string, reason config.Reason, format string, args ...any) {
+	r.record(&corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: pod.Namespace, Name: pod.Name, UID: uid}, kind, reason, format, args)
+}
+
+func (r Recorder) record(of *corev1.ObjectReference, kind string, reason config.Reason, format string, args []any) {
+	r.To.Event(of, kind, string(reason), legible.Message(fmt.Sprintf(format, args...), legible.Longest))
+}

@@ -1,0 +1,126 @@
+package fencing
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent/journal"
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/drain/fence"
+)
+
+// journal is what the steps will owe to the node: what is owed already, and what they add.
+func (f *Fencing) journal(seen state.Observed, want state.Desired, steps []plan.Step) (*journal.Journal, error) {
+	j := &journal.Journal{
+		Operation: cmp.Or(f.Turn.Claim(), uuid.NewString()), BootID: seen.Boot.ID,
+		Proven:  seen.Capacity.Proven || seen.Leftovers.Orphan.Is(), // what was left is given back when it is seen to work
+		Started: f.Clock.Stamp(),
+	}
+	if seen.Journal != nil {
+		copied := *seen.Journal
+		j = &copied
+		j.Previous, j.Parked = slices.Clone(j.Previous), false
+	}
+	if !want.Undo && j.Target != want.Name { // the deadlines count for each target
+		j.Target, j.Started = want.Name, f.Clock.Stamp()
+		j.NoReset, j.Reboots, j.RebootAsked, j.Forced = nil, nil, time.Time{}, seen.Forces(want)
+		clear(f.Budget.Attempts)
+		f.Change.Forget(f.Clock.Now())
+		if known := seen.Refusal(); known != nil && known.Boot == seen.Boot.ID {
+			j.NoReset = known
+		}
+	}
+	if seen.Edited(want) {
+		j.Forced = seen.Forces(want)
+	}
+	if !want.Undo {
+		j.Wish = want.Fingerprint
+	}
+	for _, gpu := range seen.GPUs {
+		if slices.ContainsFunc(steps, func(s plan.Step) bool { return s.GPU == gpu.UUID && s.Traits().ShapesPlugin }) {
+			j.RecordLayout(gpu)
+		}
+	}
+	owe(j, seen, steps)
+	if seen.Journal == nil && steps[0].Kind == plan.Adopt {
+		j.Undo = cmp.Or(seen.Failed(want), want.Left) // of which the former is not tried again
+	}
+	return j, f.notePlugin(j, seen, want, steps)
+}
+
+// notePlugin adds what the steps will change of the device plugin: what it has read of the GPUs, and its config.
+func (f *Fencing) notePlugin(j *journal.Journal, seen state.Observed, want state.Desired, steps []plan.Step) error {
+	j.Strategy = seen.ExplicitStrategy()
+	shapes := plan.Any(steps, func(t plan.Traits) bool { return t.ShapesPlugin })
+	if shapes {
+		j.Operands = operandsOf(*j, seen.DevicePlugin.Pods)
+	}
+	changes := plan.Has(steps, plan.WriteSharing)
+	if seen.Plugin.Method == "" || j.Plugin != nil && (!j.Plugin.Stays || !changes) {
+		return nil
+	}
+	former, err := f.DevicePlugin.FormerConfig(seen, want)
+	if err != nil {
+		return err
+	}
+	former.Stays = !changes
+	j.Plugin = former
+	return nil
+}
+
+// operandsOf are the UIDs of the plugin's pods for the journal: those that it has of pods that are there, and those that have come since. One that
+// is gone never comes back, and any number of them may come and go while others are waited for.
+func operandsOf(j journal.Journal, pods []corev1.Pod) []string {
+	var out []string
+	for _, uid := range j.Operands {
+		if slices.ContainsFunc(pods, func(p corev1.Pod) bool { return string(p.UID) == uid }) {
+			out = append(out, uid)
+		}
+	}
+	for _, pod := range pods {
+		if !j.RanBefore(string(pod.UID)) {
+			out = append(out, string(pod.UID))
+		}
+	}
+	return out
+}
+
+// owe notes what the steps take from operands and units, and what an agent has left on the node without a journal.
+func owe(j *journal.Journal, seen state.Observed, steps []plan.Step) {
+	paused := maps.Clone(seen.Leftovers.Orphan.Labels)
+	if paused == nil {
+		paused = map[string]string{}
+	}
+	j.Stopped = slices.Clone(j.Stopped)
+	for _, s := range steps {
+		switch {
+		case s.Kind == plan.PauseOperands && s.Label != "" && seen.Node.Labels[s.Label] != fence.PausedValue:
+			paused[s.Label] = seen.Node.Labels[s.Label]
+		case s.Kind == plan.StopUnits && !slices.Contains(j.Stopped, s.Unit):
+			j.Stopped = append(j.Stopped, s.Unit)
+		}
+	}
+	for label, value := range j.Paused { // what it holds already was there first
+		paused[label] = value
+	}
+	j.Paused = paused
+	for _, unit := range seen.Leftovers.Orphan.Host.Stopped {
+		if !slices.Contains(j.Stopped, unit) {
+			j.Stopped = append(j.Stopped, unit)
+		}
+	}
+	for _, gpu := range seen.Leftovers.Orphan.Host.Persistent {
+		if !slices.Contains(j.Persistent, gpu) {
+			j.Persistent = append(slices.Clone(j.Persistent), gpu)
+		}
+	}
+	if seen.Leftovers.Orphan.Cordon {
+		j.Cordoned, j.WasUnschedulable = true, false
+	}
+}

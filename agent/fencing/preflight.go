@@ -1,0 +1,47 @@
+package fencing
+
+import (
+	"context"
+	"strings"
+
+	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/agent/outcome"
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// Preflight asks before the cordon whether the change can come to its end: whether nobody else works on the node, the pods may
+// be evicted, no process would stay that nobody can send away, and there is anybody to prove the capacity.
+func (f *Fencing) Preflight(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {
+	const before = "nothing is disturbed before "
+	if err := f.Ledger.Recordable(ctx, seen); err != nil {
+		return err
+	}
+	if err := f.DevicePlugin.Prepare(ctx, seen, want, steps); err != nil {
+		return err
+	}
+	wait := &outcome.Waiting{After: outcome.EvictionRetry}
+	busy, foreign, unowned := seen.HoldersUnknown(), seen.AtWork(), f.Processes.Unowned(seen)
+	switch {
+	case len(foreign) > 0:
+		wait.Reason, wait.Blockers = config.ReasonOtherMaintenance, foreign
+		wait.Advice = "the node is as it was meanwhile"
+		wait.Message = before + "other tools are done with this node: " + strings.Join(foreign, "; ")
+	case busy != nil && seen.Kubelet.Err != nil:
+		wait.Reason, wait.Message = config.ReasonKubeletUnavailable, before+"kubelet says which pod has which device: "+seen.Kubelet.Err.Error()
+		wait.Advice = "see the node's kubelet, by journalctl -u kubelet"
+	case busy != nil:
+		wait.Reason, wait.Message = config.ReasonHoldersUnknown, before+"the host's processes show who holds a GPU: "+seen.Holders.Err.Error()
+	case seen.LacksDevicePlugin():
+		wait.Reason, wait.Message, wait.Advice = config.ReasonNoDevicePlugin, before+"a device plugin runs here: "+state.NoPluginOffers, f.DevicePlugin.Advice(seen)
+	case len(unowned) > 0:
+		wait.Reason, wait.Blockers = config.ReasonGPUInUse, unowned
+		wait.Message = before + "these processes end, which are of no pod and hold what is to go: " + legible.Listed(unowned)
+		wait.Advice = "end them on the node, or stop their units"
+	default:
+		return f.Draining.Drainable(ctx, seen, want, steps)
+	}
+	wait.Since = seen.Since(wait.Reason, f.Clock.Stamp())
+	return wait
+}

@@ -1,0 +1,90 @@
+package agent_test
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// The label may be there for nothing, beside a plugin that no selector finds.
+func TestThereIsAFenceWhereTheLabelDeploysNoPlugin(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		none, _ := labels.Parse("name=nobody")
+		w.settings.DevicePlugin.PodSelector = []labels.Selector{none}
+		w.restart()
+		w.startPlugin()
+		w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelDevicePlugin, "true") })
+		w.label("all-balanced")
+		w.turns(500, func() bool {
+			if len(w.snapshot()[0].Instances) > 0 && len(w.offered["nvidia.com/gpu"]) > 0 && !w.node().Spec.Unschedulable {
+				t.Error("kubelet still gives out what goes, and the node is open")
+				return true
+			}
+			return false
+		})
+	})
+}
+
+// Promise 5. A change that has only created so far has disturbed nobody, and what it turns into is asked for like any other.
+func TestAHarmlessChangeThatTurnsIntoAnotherIsPreparedLikeOne(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const kured = "weave.works/kured-reboot-in-progress"
+		w := newWorld(t, h100)
+		before := map[string]string{config.LabelDevicePlugin: "true"}
+		w.operator(before)
+		w.converge("all-enabled")
+		w.begin("all-1g.10gb")
+		w.annotate(kured, "2000-01-01T00:00:00Z")
+		w.label("all-3g.40gb")
+		w.passes("a word about kured", func() bool { return w.condition().Reason == string(config.ReasonOtherMaintenance) })
+		w.spend(minutes)
+		if diff := cmp.Diff(before, w.values()); diff != "" || w.node().Spec.Unschedulable {
+			t.Errorf("the node is cordoned, or operands are paused (-before +after):\n%s", diff)
+		}
+		w.edit(func(n *corev1.Node) { delete(n.Annotations, kured) })
+		w.reach("all-3g.40gb")
+	})
+}
+
+// Promises 10 and 12: a node that cannot be given back says so, and nothing else.
+func TestANodeThatCannotBeGivenBackIsQuiet(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.through = func(d nvml.Driver) nvml.Driver { return slow{d, time.Second} }
+		w.restart()
+		w.converge("all-disabled")
+		w.begin("all-1g.10gb")
+		w.broken = true
+		stalled := func() bool {
+			return w.condition().Reason == string(config.ReasonCapacityMismatch) &&
+				strings.Contains(w.condition().Message, "the node stays cordoned until this is mended")
+		}
+		w.passes("an end of the undo", stalled)
+		w.restart()
+		w.spend(2 * w.settings.Timeouts.Capacity) // in which the next agent waits for the capacity too
+
+		if n, beats := w.writes(time.Hour), int(time.Hour/w.settings.NodeHeartbeat); n > beats+1 {
+			t.Errorf("%d writes in an hour of %d heartbeats", n, beats)
+		}
+		if !stalled() || !w.owed() || !w.node().Spec.Unschedulable {
+			t.Errorf("the node was given back, or says something else: %s", w.condition().Message)
+		}
+		w.broken = false
+		w.startPlugin()
+		w.settle(config.ReasonCapacityMismatch)
+		w.givenBack()
+	})
+}

@@ -1,0 +1,85 @@
+// Package files reads the ConfigMaps of administrators: MIG configs, profiles, and when and how many nodes may be disturbed.
+package files
+
+import (
+	"context"
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/gpuslice/gpuslice/agent/resolve"
+	"github.com/gpuslice/gpuslice/agent/retried"
+	"github.com/gpuslice/gpuslice/agent/slot"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// Files reads them.
+type Files struct {
+	Client   kubernetes.Interface
+	Resolver *resolve.Resolver
+	Turn     *slot.Turn
+	Settings config.Settings
+}
+
+// maintenance reads what the maintenance file says of the node. One that cannot be read closes it.
+func (f *Files) maintenance(ctx context.Context, seen *state.Observed) error {
+	file, err := f.read(ctx, f.Settings.Maintenance)
+	if err != nil {
+		return err
+	}
+	seen.Pool.Err = file.Read(func(data []byte) (err error) {
+		seen.Pool.File, err = config.ParseMaintenance(data)
+		return err
+	})
+	seen.Pool.Pool = seen.Pool.File.For(seen.Node)
+	f.Turn.Observe(ctx, seen)
+	return nil
+}
+
+// Observe reads the files of the administrator. One that cannot be read ends the look only if something is asked for that takes it.
+func (f *Files) Observe(ctx context.Context, seen *state.Observed) (err error) {
+	want, _ := f.Resolver.Asked(seen.Node)
+	geometry := want.Name != "" && want.Label != config.LabelDevicePluginConfig
+	if seen.Files.Configs, err = f.read(ctx, f.Settings.MIGConfigMap); err != nil && geometry {
+		return err
+	}
+	if seen.Files.Profiles, err = f.read(ctx, f.Settings.Profiles); err != nil && geometry && want.Label == config.LabelProfile {
+		return err
+	}
+	if err = f.maintenance(ctx, seen); err != nil && (want.Name != "" || seen.Journal != nil) {
+		return err
+	}
+	if err != nil {
+		seen.Pool.Err = err
+	}
+	return nil
+}
+
+// read reads a file of the administrator. That it is missing or broken is an observation, not an error: the generated
+// configs still work.
+func (f *Files) read(ctx context.Context, ref config.ConfigMapKey) (*state.ConfigMapFile, error) {
+	if ref.Name == "" {
+		return nil, nil
+	}
+	file := &state.ConfigMapFile{Name: fmt.Sprintf("ConfigMap %s/%s, key %s", ref.Namespace, ref.Name, ref.Key)}
+	object, err := retried.ConfigMap(ctx, f.Client, ref.Namespace, ref.Name)
+	switch {
+	case apierrors.IsNotFound(err):
+		file.Absent = true
+		return file, nil
+	case apierrors.IsForbidden(err), apierrors.IsInvalid(err), apierrors.IsBadRequest(err):
+		file.Err = fmt.Errorf("reading %s: %w", file.Name, err)
+		return file, nil
+	case err != nil:
+		file.Err = fmt.Errorf("reading %s: %w", file.Name, err)
+		return file, file.Err
+	}
+	data, ok := object.Data[ref.Key]
+	if !ok {
+		file.Err = fmt.Errorf("%s: no such key; put the file there, or name its key in the settings", file.Name)
+	}
+	file.Data = []byte(data)
+	return file, nil
+}

@@ -1,0 +1,68 @@
+package agent_test
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	k8stesting "k8s.io/client-go/testing"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/test/gpusim"
+)
+
+// Promise 12: what has failed stays failed, also when nobody could say for a moment what was wished.
+func TestAFileThatIsBrokenForAMomentDoesNotBringTheFailedWishBack(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.administer(firstOnly)
+		w.fail(gpusim.CreateGpuInstanceWithPlacement)
+		w.label("first-1g")
+		w.settle(config.ReasonHardwareFailure)
+		calls := w.gpus.Calls()[gpusim.CreateGpuInstanceWithPlacement]
+		broken := true
+		w.client.PrependReactor("get", "configmaps", func(k8stesting.Action) (bool, runtime.Object, error) {
+			return broken, &corev1.ConfigMap{}, nil
+		})
+		w.settle(config.ReasonInvalidCatalog)
+		broken = false
+		w.settle(config.ReasonHardwareFailure)
+		w.spend(10 * time.Minute)
+		w.givenBack()
+		if again := w.gpus.Calls()[gpusim.CreateGpuInstanceWithPlacement]; again != calls {
+			t.Errorf("the failed wish was tried again, with %d calls", again-calls)
+		}
+	})
+}
+
+// A file that nothing asks for is no reason not to look at the node.
+func TestAFileThatCannotBeReadEndsNoLookThatDoesNotNeedIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "gpus: [{model: H100-80GB}]")
+		w.settings.Profiles = config.ConfigMapKey{Namespace: "gpuslice", Name: "profiles", Key: "profiles.yaml"}
+		w.settings.MIGConfigMap = config.ConfigMapKey{Namespace: "gpuslice", Name: "custom", Key: "config.yaml"}
+		w.restart()
+		lost := map[string]bool{"profiles": true}
+		w.client.PrependReactor("get", "configmaps", func(action k8stesting.Action) (bool, runtime.Object, error) {
+			get, ok := action.(k8stesting.GetAction)
+			if !ok || !lost[get.GetName()] {
+				return false, nil, nil
+			}
+			return true, nil, errors.New("connection reset by peer")
+		})
+		w.converge("all-1g.10gb")
+		lost["custom"] = true
+		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) })
+		w.settle(config.ReasonNotRequested)
+		w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelProfile, "research") })
+		w.settle(config.ReasonRetrying) // what it means is not known
+		w.spend(time.Minute)
+		lost = map[string]bool{}
+		w.settle(config.ReasonUnknownConfig)
+	})
+}

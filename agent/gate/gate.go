@@ -1,0 +1,133 @@
+// Package gate says whether a change may begin, or go on, now: by holds, by the windows of the node, and by the maintenance file.
+package gate
+
+import (
+	"fmt"
+
+	"go.uber.org/zap"
+	"k8s.io/utils/clock"
+
+	"github.com/gpuslice/gpuslice/agent/events"
+	"github.com/gpuslice/gpuslice/agent/metrics"
+	"github.com/gpuslice/gpuslice/agent/outcome"
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/steady"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// Gate says so for one node.
+type Gate struct {
+	Settings config.Settings
+	Events   events.Recorder
+	Metrics  *metrics.Set
+	Wall     clock.PassiveClock // the host's, by which windows open
+	Clock    *steady.Clock
+	Log      *zap.Logger
+
+	overran string // operation of which people know that it goes on beyond its window
+}
+
+// Allow says why the first step may not be taken now: a *Waiting before anything is disturbed, and a *Failure that puts the change
+// off after that. It writes nothing. Steps that disturb nobody, roll-backs, and changes past the point of no return are always allowed.
+func (g *Gate) Allow(seen state.Observed, want state.Desired, steps []plan.Step) error {
+	switch {
+	case want.Undo:
+		return nil
+	case seen.Held() != "" && seen.StartsChange(want, steps):
+		return seen.OnHold(want, g.Clock.Stamp())
+	case seen.Forced(want) || !needsWindow(seen, want, steps) || seen.PastPointOfNoReturn(want, steps):
+		return nil
+	case seen.Pool.Err != nil && seen.DisruptionStarted():
+		return seen.PutOff(want, config.ReasonInvalidMaintenance, fmt.Sprintf("the maintenance file cannot be read any more: %v", seen.Pool.Err))
+	case seen.Pool.Err != nil:
+		return &outcome.Waiting{
+			Reason: config.ReasonInvalidMaintenance, After: g.Settings.Retry.Longest, Since: seen.Since(config.ReasonInvalidMaintenance, g.Clock.Stamp()),
+			Message: fmt.Sprintf("nothing is begun before it is known when this node may be disturbed: %v", seen.Pool.Err),
+			Advice:  "mend the file, or take the ConfigMap away to have no windows",
+		}
+	case seen.DisruptionStarted():
+		return g.mayGoOn(seen, want)
+	default:
+		return g.mayBegin(seen, want)
+	}
+}
+
+// needsWindow reports whether the steps disturb anybody: a pod that runs, or one that would get a GPU meanwhile. A node with its startup taint runs
+// no workload, and a GPU whose instances a reboot removed serves none.
+func needsWindow(seen state.Observed, want state.Desired, steps []plan.Step) bool {
+	// As long as kubelet is silent, everybody may be on it, and preflight waits.
+	fresh := seen.Marks.Startup != nil && (seen.Kubelet.Err != nil || !plan.Has(steps, plan.Evict)) || seen.Journal != nil && seen.Journal.Startup != nil
+	if fresh || seen.Restores(want) && !plan.Has(steps, plan.Evict) {
+		return false
+	}
+	return plan.Disrupts(steps) || plan.Has(steps, plan.Fence)
+}
+
+// mayBegin waits for a window that is long enough.
+func (g *Gate) mayBegin(seen state.Observed, want state.Desired) error {
+	now, takes := g.Wall.Now(), seen.Estimate()
+	turn, ok := seen.Turn(want, now)
+	if ok && !turn.After(now) {
+		return nil
+	}
+	wait := &outcome.Waiting{
+		Reason: config.ReasonAwaitingWindow, After: g.Settings.Retry.Longest, Since: seen.Since(config.ReasonAwaitingWindow, g.Clock.Stamp()),
+		Advice: fmt.Sprintf("to begin at once: kubectl annotate node %s %s=%s", seen.Node.Name, config.AnnotationForce, want.Fingerprint),
+	}
+	if !ok {
+		wait.Message = fmt.Sprintf("by %s no window comes that is as long as the change takes, %s: make one longer in the maintenance file or the profile",
+			seen.ScheduleOf(want), takes.AfterFirstTouch)
+		return wait
+	}
+	wait.Planned, wait.After = turn, turn.Sub(now)
+	wait.Message = fmt.Sprintf("by %s the change begins at %s; it takes %s", seen.ScheduleOf(want), outcome.Zoned(turn), takes.Total)
+	return wait
+}
+
+// Runs says when a change with these steps would begin.
+func (g *Gate) Runs(seen state.Observed, want state.Desired, steps []plan.Step) string {
+	now := g.Wall.Now()
+	turn, ok := seen.Turn(want, now)
+	when := "at once, since no window has to be waited for"
+	switch {
+	case seen.Held() != "":
+		return fmt.Sprintf("not before annotation %s is taken away, which says %q", config.AnnotationHold, seen.Held())
+	case !needsWindow(seen, want, steps):
+		return "at once, since nobody is disturbed"
+	case seen.Pool.Err != nil:
+		return fmt.Sprintf("not before the maintenance file can be read: %v", seen.Pool.Err)
+	case !ok:
+		return fmt.Sprintf("never: by %s no window comes that is as long as the change takes, %s", seen.ScheduleOf(want), seen.Estimate().AfterFirstTouch)
+	case turn.After(now):
+		when = fmt.Sprintf("at %s, by %s", outcome.Zoned(turn), seen.ScheduleOf(want))
+	default:
+		if opening, open := seen.Schedule(want).At(now); open && !opening.End.IsZero() {
+			when = fmt.Sprintf("at once: a window is open until %s, by %s", outcome.Zoned(opening.End.In(state.Zone(opening))), seen.ScheduleOf(want))
+		}
+	}
+	if seen.Pooled() && seen.Pool.MaxUnavailable != nil {
+		when += fmt.Sprintf(", when it is the node's turn: pool %s can do without %s at once", seen.Pool.Name, seen.Pool.MaxUnavailable)
+	}
+	return when
+}
+
+// mayGoOn puts a change off whose window has closed, or closes before the change can be done. Pods that have left by then have left
+// in vain; a GPU that is taken away when nobody expects it is worse.
+func (g *Gate) mayGoOn(seen state.Observed, want state.Desired) error {
+	now, takes := g.Wall.Now(), seen.Estimate()
+	schedule := seen.Schedule(want)
+	opening, open := schedule.At(now)
+	switch {
+	case open && state.Remaining(opening, now) >= takes.AfterFirstTouch:
+		return nil
+	case open:
+		return seen.PutOff(want, config.ReasonWindowClosed, fmt.Sprintf("the window closes at %s, and the change takes %s from here on",
+			outcome.Zoned(opening.End.In(state.Zone(opening))), takes.AfterFirstTouch))
+	}
+	why := "the window is closed"
+	if last, ok := schedule.Prev(now); ok {
+		why = "the window closed at " + outcome.Zoned(last.End.In(state.Zone(last)))
+	}
+	return seen.PutOff(want, config.ReasonWindowClosed, why+" before a GPU was touched")
+}

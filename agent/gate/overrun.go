@@ -1,0 +1,59 @@
+package gate
+
+import (
+	"time"
+
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent/metrics"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// overrun is for how long the change has gone on beyond its window, since its GPUs were touched.
+func (g *Gate) overrun(seen state.Observed, want state.Desired) time.Duration {
+	j := seen.Journal
+	if j == nil || !j.Cordoned || j.Forced || j.Startup != nil || want.Undo || seen.Pool.Err != nil || seen.Restores(want) || !seen.Touched() {
+		return 0
+	}
+	now := g.Wall.Now()
+	schedule := seen.Schedule(want)
+	if schedule.Contains(now) {
+		return 0
+	}
+	since := j.Started
+	if last, ok := schedule.Prev(now); ok {
+		since = state.Latest(last.End, since)
+	}
+	return now.Sub(since)
+}
+
+// Tell notes how the node's windows are, and says what there is to say of them.
+func (g *Gate) Tell(seen state.Observed, want state.Desired, planned time.Time) string {
+	if !seen.Complete {
+		return ""
+	}
+	now, schedule := g.Wall.Now(), seen.Schedule(want)
+	over := g.overrun(seen, want)
+	w := metrics.Window{Known: true, Open: seen.Pool.Err == nil && schedule.Contains(now), Next: planned, Overrun: over}
+	if next, ok := schedule.Next(now, 0); ok && planned.IsZero() && seen.Pool.Err == nil {
+		w.Next = next.Start
+	}
+	g.Metrics.Windowed(w)
+	return g.tellOverrun(seen, want, over)
+}
+
+// tellOverrun says once for each change that it goes on beyond its window.
+func (g *Gate) tellOverrun(seen state.Observed, want state.Desired, over time.Duration) string {
+	if over <= 0 {
+		return ""
+	}
+	const text = "the window has closed, and the change goes on, since a GPU was touched"
+	if g.overran != seen.Operation() {
+		g.overran = seen.Operation()
+		g.Log.Warn("window overrun", zap.Duration("by", over), zap.String("operation", g.overran))
+		g.Events.Nodef(seen.Node, corev1.EventTypeWarning, config.ReasonWindowOverrun, "%s: %s", want.Name, text)
+	}
+	return "; " + string(config.ReasonWindowOverrun) + ": " + text
+}

@@ -1,0 +1,44 @@
+package hardware
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"go.uber.org/zap"
+
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// ObserveSpecs looks for CDI specs that describe what was. One that cannot be read is not ours to mend, and one that
+// cannot be written is no reason to keep the node: that is told once, and they are left alone.
+func (g *GPUs) ObserveSpecs(ctx context.Context, seen *state.Observed) {
+	call, cancel := context.WithTimeout(ctx, g.Settings.Timeouts.DriverCall)
+	defer cancel()
+	stale, err := g.Specs.Stale(call, seen.GPUs)
+	givenUp := seen.Journal == nil || seen.Journal.Undo != nil
+	if len(stale) > 0 && givenUp && g.failures >= g.Settings.Retry.Failures {
+		stale, err = nil, errors.Join(err, fmt.Errorf("writing CDI specs failed %d times", g.failures))
+	}
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	if text != "" && text != g.trouble {
+		g.Log.Warn("CDI specs are left alone", zap.Error(err))
+	}
+	seen.Specs, g.trouble = stale, text
+}
+
+// Regenerate writes the CDI specs anew.
+func (g *GPUs) Regenerate(ctx context.Context, gpus []nvml.GPU) error {
+	call, cancel := context.WithTimeout(ctx, g.Settings.Timeouts.DriverCall)
+	defer cancel()
+	if err := g.Specs.Write(call, gpus); err != nil {
+		g.failures++
+		return err
+	}
+	g.failures = 0
+	return nil
+}

@@ -1,0 +1,158 @@
+// Package hardware changes the GPUs of the node, a call into the driver at a time, and has their CDI specs written anew.
+package hardware
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"go.uber.org/zap"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/budget"
+	"github.com/gpuslice/gpuslice/agent/draining"
+	"github.com/gpuslice/gpuslice/agent/ledger"
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/processes"
+	"github.com/gpuslice/gpuslice/agent/reboot"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// Specs are the CDI specs that tell container runtimes what GPUs and instances there are.
+type Specs interface {
+	// Stale names the specs that describe other instances than those that stand. Where no spec is in use there are none.
+	Stale(ctx context.Context, gpus []nvml.GPU) ([]string, error)
+	// Write writes those anew, each as a whole or not at all.
+	Write(ctx context.Context, gpus []nvml.GPU) error
+}
+
+// GPUs are those of one node.
+type GPUs struct {
+	Driver    nvml.Driver
+	Specs     Specs
+	Draining  *draining.Draining
+	Processes *processes.Finder
+	Rebooter  *reboot.Rebooter
+	Budget    *budget.Budget
+	Ledger    *ledger.Ledger
+	Settings  config.Settings
+	Log       *zap.Logger
+
+	failures int    // of writing the specs, in a row
+	trouble  string // why they could not be looked at, the last time
+}
+
+// SpecsAbandoned reports whether the specs could not be written so often that no node is kept for them.
+func (g *GPUs) SpecsAbandoned() bool { return g.failures >= g.Settings.Retry.Failures }
+
+// Change performs a step on a GPU. It fails with StepHadNoEffect after retry.noEffect successes that left the plan as it was.
+func (g *GPUs) Change(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
+	if n := g.Budget.Successes[step.String()]; n >= g.Settings.Retry.NoEffect {
+		if step.Kind == plan.RestorePersistence { // a change that is finished is not undone, and no node is kept, for want of it
+			return g.abandonPersistence(ctx, seen, step, fmt.Errorf("%s reported success %d times and had no effect", step, n))
+		}
+		return &api.Failure{
+			Wish: want.Fingerprint, Reason: config.ReasonStepHadNoEffect,
+			Message: fmt.Sprintf("%s reported success %d times and had no effect, or somebody else undoes it", step, n),
+		}
+	}
+	if !want.Undo && step.Traits().HoldersKnown {
+		if err := g.Draining.RequireHoldersKnown(seen, want, step); err != nil {
+			return err
+		}
+	}
+	release, err := g.Rebooter.Inhibit(ctx, step)
+	if err != nil {
+		return err
+	}
+	err = g.drive(ctx, step)
+	release()
+	switch {
+	case err == nil:
+		g.Budget.Successes[step.String()]++
+		return nil
+	case step.Kind == plan.RestorePersistence:
+		return g.persistenceRefused(ctx, seen, step, err)
+	case errors.Is(err, nvml.ErrInUse):
+		return g.Processes.HeldBy(ctx, seen, step, err)
+	default:
+		return err
+	}
+}
+
+// calls has the call into the driver of each kind of step that has one.
+var calls = map[plan.Kind]func(ctx context.Context, driver nvml.Driver, s plan.Step) error{
+	plan.SetMode: func(ctx context.Context, driver nvml.Driver, s plan.Step) error {
+		return driver.SetMode(ctx, s.GPU, s.On)
+	},
+	plan.DropPersistence: func(ctx context.Context, driver nvml.Driver, s plan.Step) error {
+		return driver.SetPersistence(ctx, s.GPU, false)
+	},
+	plan.RestorePersistence: func(ctx context.Context, driver nvml.Driver, s plan.Step) error {
+		return driver.SetPersistence(ctx, s.GPU, true)
+	},
+	plan.SetComputeMode: func(ctx context.Context, driver nvml.Driver, s plan.Step) error {
+		return driver.SetComputeMode(ctx, s.GPU, nvml.ComputeDefault)
+	},
+	plan.Reset: func(ctx context.Context, driver nvml.Driver, s plan.Step) error { return driver.Reset(ctx, s.GPU) },
+	plan.Destroy: func(ctx context.Context, driver nvml.Driver, s plan.Step) error {
+		if s.OnPart() {
+			return driver.DestroyPart(ctx, s.GPU, s.Instance, s.Part)
+		}
+		return driver.Destroy(ctx, s.GPU, s.Instance)
+	},
+	plan.Create: func(ctx context.Context, driver nvml.Driver, s plan.Step) error {
+		if s.OnPart() {
+			return driver.CreatePart(ctx, s.GPU, s.Instance, s.Part)
+		}
+		return driver.Create(ctx, s.GPU, s.Instance)
+	},
+}
+
+// drive makes the one call into the driver.
+func (g *GPUs) drive(ctx context.Context, step plan.Step) error {
+	call, cancel := context.WithTimeout(ctx, g.Settings.Timeouts.DriverCall)
+	defer cancel()
+	return calls[step.Kind](call, g.Driver, step)
+}
+
+// persistenceRefused lets it be tried again until the budget is used up. All errors use it up but those that a driver
+// gives which is not there, or is another one: then everything has to wait.
+func (g *GPUs) persistenceRefused(ctx context.Context, seen state.Observed, step plan.Step, err error) error {
+	switch {
+	case errors.Is(err, nvml.ErrNoDriver), errors.Is(err, nvml.ErrReplaced):
+		return err
+	case errors.Is(err, nvml.ErrNotSupported), g.Budget.Attempts[step.String()].Failures+1 >= g.Settings.Retry.Failures:
+		return g.abandonPersistence(ctx, seen, step, err)
+	case errors.Is(err, nvml.ErrUnresponsive):
+		tried := g.Budget.Attempts[step.String()]
+		tried.Failures++
+		g.Budget.Attempts[step.String()] = tried
+		return err
+	default:
+		return errors.New(err.Error()) // without its kind: what is in use is waited for without a budget
+	}
+}
+
+// abandonPersistence strikes from the journal what cannot be given back. The GPU works as well without.
+func (g *GPUs) abandonPersistence(ctx context.Context, seen state.Observed, step plan.Step, err error) error {
+	g.Log.Warn("persistence mode cannot be turned on again", zap.Int("gpu", step.Index), zap.Error(err))
+	j := *seen.Journal
+	j.Previous = nil
+	for _, c := range seen.Journal.Previous {
+		c.Persistent = c.Persistent && c.GPU != step.GPU
+		j.Previous = append(j.Previous, c)
+	}
+	j.Persistent = slices.DeleteFunc(slices.Clone(j.Persistent), func(gpu nvml.UUID) bool { return gpu == step.GPU })
+	return g.Ledger.Amend(ctx, seen, j)
+}
+
+// Snapshot reads the GPUs as they are now.
+func (g *GPUs) Snapshot(ctx context.Context) ([]nvml.GPU, error) {
+	call, cancel := context.WithTimeout(ctx, g.Settings.Timeouts.DriverCall)
+	defer cancel()
+	return g.Driver.Snapshot(call)
+}

@@ -1,0 +1,4 @@
+package health
+
+// LongestRecord is for tests that go beyond it.
+const LongestRecord = longestRecord

@@ -1,0 +1,152 @@
+package health
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// Severity says how much a GPU can still be used.
+type Severity string
+
+// The severities.
+const (
+	Critical Severity = "critical" // it cannot be used, or not be trusted
+	Degraded Severity = "degraded" // it works, and something is due
+)
+
+// Action is what is to be done, in one word that tools can go by.
+type Action string
+
+// The actions.
+const (
+	ActionNone             Action = "None"
+	ActionResetGPU         Action = "ResetGPU"
+	ActionRebootNode       Action = "RebootNode"
+	ActionDrainAndReset    Action = "DrainAndReset"
+	ActionRecoverIMEX      Action = "RecoverIMEX"
+	ActionResetBus         Action = "ResetBus"
+	ActionRebootMachine    Action = "RebootMachine"
+	ActionContactSupport   Action = "ContactSupport"
+	ActionCheckMechanicals Action = "CheckMechanicals"
+	ActionCheckFabric      Action = "CheckFabric"
+	ActionRunDiagnostics   Action = "RunDiagnostics"
+)
+
+// reasons are what may be wrong with a GPU, the worst first.
+var reasons = []struct {
+	reason   config.Reason
+	severity Severity
+	action   Action
+	phrase   string // "GPU 3 … has fallen off the bus"
+	next     string // for people: who does what
+}{
+	{
+		config.ReasonGPULost, Critical, ActionRebootNode, "has fallen off the bus: it answers nothing",
+		"the agent does not bring it back; end its pods, then reboot the node, and have the machine looked at if it happens again",
+	},
+	{
+		config.ReasonGPUMissing, Critical, ActionRebootNode, "is missing: the driver does not tell of it",
+		"reboot the node; a GPU that stays away has to be looked at in the machine",
+	},
+	{
+		config.ReasonRebootRequired, Critical, ActionRebootNode, "needs a reboot", "the agent does not reboot the node for it; drain the node and reboot it",
+	},
+	{
+		config.ReasonResetRequired, Critical, ActionResetGPU, "needs a reset",
+		"the agent does not reset it; end its pods, then reset it, or reboot the node",
+	},
+	{
+		config.ReasonDrainRequired, Critical, ActionDrainAndReset, "has to be drained",
+		"let its pods end, start none on it, then reset it, or reboot the node",
+	},
+	{
+		config.ReasonXidCritical, Critical, ActionResetGPU, "has reported an error that its driver does not say is over",
+		"end its pods, then reset it, or reboot the node; or set annotation " + config.AnnotationHealthAck + " of the node to the time until which you have looked",
+	},
+	{
+		config.ReasonRowRemapFailed, Critical, ActionContactSupport, "has a row of memory that cannot be replaced",
+		"no reset helps; run NVIDIA's field diagnostics and have the GPU replaced",
+	},
+	{
+		config.ReasonSRAMThresholdExceeded, Critical, ActionContactSupport, "has had more errors of SRAM than NVIDIA lets pass",
+		"no reset helps; run NVIDIA's field diagnostics and have the GPU replaced",
+	},
+	{
+		config.ReasonMemoryUnrepairable, Critical, ActionContactSupport, "has memory that cannot be repaired any more",
+		"no reset helps; run NVIDIA's field diagnostics and have the GPU replaced",
+	},
+	{
+		config.ReasonRowRemapPending, Degraded, ActionResetGPU, "replaces a bad row of memory at its next reset",
+		"new work is safe; reset it when its pods have ended",
+	},
+	{
+		config.ReasonRepairPending, Degraded, ActionResetGPU, "repairs itself at its next reset",
+		"new work is safe; reset it when its pods have ended",
+	},
+	{
+		config.ReasonPageRetirementPending, Degraded, ActionResetGPU, "drops a bad page of memory at the next load of its driver",
+		"new work is safe; reset it when its pods have ended",
+	},
+	{
+		config.ReasonUncorrectableECC, Degraded, ActionResetGPU, "has had an uncorrectable memory error",
+		"what ran on it then may have computed nonsense; reset it when its pods have ended, unless the driver says that nothing is left of it",
+	},
+	{
+		config.ReasonModePending, Degraded, ActionResetGPU, "has a mode that changes at its next reset", "reset it when its pods have ended",
+	},
+	{
+		config.ReasonFabricUnhealthy, Degraded, ActionCheckFabric, "is not well connected to its NVSwitch fabric",
+		"look at nvidia-fabricmanager, on this node or the fabric's",
+	},
+	{
+		config.ReasonRepeatedXid, Degraded, ActionRunDiagnostics, "has had errors of several pods within an hour",
+		"they may be the programs' own; if they are not related, run NVIDIA's diagnostics on the GPU",
+	},
+}
+
+// rank is the place of a reason among the others; a smaller one is worse.
+func rank(r config.Reason) int {
+	for i, known := range reasons {
+		if known.reason == r {
+			return i
+		}
+	}
+	return len(reasons)
+}
+
+// finding is something that is wrong with a GPU.
+type finding struct {
+	reason config.Reason
+	action Action
+	detail string // after the phrase of the reason, as ": recovery action 1 (GPU reset)"
+	// instances are the numbers of the GPU instances that it is about; none for the whole GPU.
+	instances []int
+
+	since  time.Time
+	good   int       // looks in a row that did not find it any more
+	goodAt time.Time // the last of these
+}
+
+func (f finding) severity() Severity { return reasons[rank(f.reason)].severity }
+
+func worst(all []finding) finding {
+	return slices.MinFunc(all, func(a, b finding) int { return cmp.Compare(rank(a.reason), rank(b.reason)) })
+}
+
+// recoveries are what follows from the recovery action that a driver recommends.
+var recoveries = map[nvml.RecoveryAction]struct {
+	reason config.Reason
+	action Action
+}{
+	nvml.RecoverByReset:         {config.ReasonResetRequired, ActionResetGPU},
+	nvml.RecoverByReboot:        {config.ReasonRebootRequired, ActionRebootNode},
+	nvml.RecoverByDrainingP2P:   {config.ReasonDrainRequired, ActionDrainAndReset},
+	nvml.RecoverByDrainAndReset: {config.ReasonDrainRequired, ActionDrainAndReset},
+	nvml.RecoverIMEX:            {config.ReasonDrainRequired, ActionRecoverIMEX},
+	nvml.RecoverByBusReset:      {config.ReasonResetRequired, ActionResetBus},
+	nvml.RecoverByMachineReboot: {config.ReasonRebootRequired, ActionRebootMachine},
+}

@@ -1,0 +1,184 @@
+package health
+
+import (
+	"errors"
+	"maps"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// counts is what has happened since the process began.
+type counts struct {
+	xids   map[xidCount]float64
+	errors map[string]float64 // of looks, by code
+	took   time.Duration      // the last look
+	last   time.Time          // look that went well
+
+	events []time.Time // that were told lately
+}
+
+type xidCount struct {
+	gpu   nvml.UUID
+	xid   string
+	class Class
+}
+
+func newCounts() counts { return counts{xids: map[xidCount]float64{}, errors: map[string]float64{}} }
+
+// xid counts one. Those that the table does not have are counted together, so that there are no more series than it has rows.
+func (c *counts) xid(gpu nvml.UUID, x Xid) {
+	number := strconv.FormatUint(x.Number, 10)
+	if _, known := table[x.Number]; !known {
+		number = "other"
+	}
+	c.xids[xidCount{gpu, number, x.Class}]++
+}
+
+func (c *counts) looked(now time.Time, took time.Duration, err error) {
+	c.took = took
+	if err == nil {
+		c.last = now
+		return
+	}
+	code := "other"
+	var e *nvml.Error
+	switch {
+	case errors.Is(err, nvml.ErrUnresponsive):
+		code = "unresponsive"
+	case errors.Is(err, nvml.ErrNoDriver):
+		code = "no-driver"
+	case errors.As(err, &e) && len(c.errors) < 32 && e.Code != "" && len(e.Code) < 64:
+		code = e.Code
+	}
+	c.errors[code]++
+}
+
+// mayTell reports whether there is room for one more Event.
+func (c *counts) mayTell(now time.Time) bool {
+	for len(c.events) > 0 && now.Sub(c.events[0]) >= quietFor {
+		c.events = c.events[1:]
+	}
+	if len(c.events) >= mostEvents {
+		return false
+	}
+	c.events = append(c.events, now)
+	return true
+}
+
+var (
+	descHealthy = prometheus.NewDesc("gpuslice_gpu_healthy",
+		"1 if nothing is wrong with a GPU, 0 if condition GPUUnhealthy tells of it.", []string{"gpu"}, nil)
+	descProblem = prometheus.NewDesc("gpuslice_gpu_problem",
+		"1 for each thing that is wrong with a GPU, while it is.", []string{"gpu", "reason", "severity"}, nil)
+	descAction = prometheus.NewDesc("gpuslice_gpu_recovery_action",
+		"What the driver recommends for a GPU, by NVML's number; 0 is nothing. Absent if it does not tell.", []string{"gpu"}, nil)
+	descXids = prometheus.NewDesc("gpuslice_gpu_xid_events_total",
+		"Errors that the driver has reported, since the agent was started.", []string{"gpu", "xid", "class"}, nil)
+	descECC = prometheus.NewDesc("gpuslice_gpu_ecc_errors",
+		"Errors of memory, since the last reset of the GPU (volatile) or ever (aggregate).", []string{"gpu", "type", "counter"}, nil)
+	descRows = prometheus.NewDesc("gpuslice_gpu_remapped_rows",
+		"Rows of memory that were replaced, by the kind of error that was the cause. Absent if the driver does not tell, as with MIG instances.",
+		[]string{"gpu", "cause"}, nil)
+	descPending = prometheus.NewDesc("gpuslice_gpu_row_remap_pending",
+		"1 if a row of memory is replaced at the next reset.", []string{"gpu"}, nil)
+	descFailed = prometheus.NewDesc("gpuslice_gpu_row_remap_failed",
+		"1 if a row of memory could not be replaced.", []string{"gpu"}, nil)
+	descBanks = prometheus.NewDesc("gpuslice_gpu_remap_banks",
+		"Banks of memory, by how many spare rows they have left.", []string{"gpu", "spare"}, nil)
+	descWatched = prometheus.NewDesc("gpuslice_health_events_watched",
+		"1 if the driver hands out its events.", nil, nil)
+	descTook = prometheus.NewDesc("gpuslice_health_read_seconds",
+		"How long the last look at the health of all GPUs took.", nil, nil)
+	descLast = prometheus.NewDesc("gpuslice_health_last_success_timestamp_seconds",
+		"When the driver last told how the GPUs are.", nil, nil)
+	descErrors = prometheus.NewDesc("gpuslice_nvml_errors_total",
+		"Looks at the health of GPUs that failed, by the library's code.", []string{"code"}, nil)
+)
+
+var _ prometheus.Collector = (*Monitor)(nil)
+
+// Describe implements prometheus.Collector.
+func (m *Monitor) Describe(out chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		descHealthy, descProblem, descAction, descXids, descECC, descRows, descPending, descFailed, descBanks, descWatched, descTook, descLast, descErrors,
+	} {
+		out <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (m *Monitor) Collect(out chan<- prometheus.Metric) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
+	}
+	told := map[string]bool{}
+	for _, g := range m.node.gpus {
+		id := string(g.uuid)
+		if id == "" {
+			id = g.pci
+		}
+		if id == "" || told[id] {
+			continue
+		}
+		told[id] = true
+		gauge(descHealthy, number(len(g.findings) == 0), id)
+		for _, f := range g.findings {
+			gauge(descProblem, 1, id, string(f.reason), string(f.severity()))
+		}
+		g.collect(id, gauge)
+	}
+	for of, n := range m.counts.xids {
+		out <- prometheus.MustNewConstMetric(descXids, prometheus.CounterValue, n, string(of.gpu), of.xid, string(of.class))
+	}
+	for code, n := range m.counts.errors {
+		out <- prometheus.MustNewConstMetric(descErrors, prometheus.CounterValue, n, code)
+	}
+	gauge(descWatched, number(!m.node.blind))
+	gauge(descTook, m.counts.took.Seconds())
+	if !m.counts.last.IsZero() {
+		gauge(descLast, float64(m.counts.last.UnixMilli())/1000)
+	}
+}
+
+func number(is bool) float64 {
+	if is {
+		return 1
+	}
+	return 0
+}
+
+// collect gives what the driver has last told of one GPU, and nothing that it does not tell.
+func (g *gpu) collect(id string, gauge func(d *prometheus.Desc, value float64, labels ...string)) {
+	h := g.reading
+	if h.Action.Known && h.UUID != "" {
+		gauge(descAction, float64(h.Action.Value), id)
+	}
+	count := func(d *prometheus.Desc, r nvml.Reading[uint64], labels ...string) {
+		if r.Known && h.UUID != "" {
+			gauge(d, float64(r.Value), append([]string{id}, labels...)...)
+		}
+	}
+	count(descECC, h.ECC.CorrectedVolatile, "corrected", "volatile")
+	count(descECC, h.ECC.UncorrectedVolatile, "uncorrected", "volatile")
+	count(descECC, h.ECC.CorrectedAggregate, "corrected", "aggregate")
+	count(descECC, h.ECC.UncorrectedAggregate, "uncorrected", "aggregate")
+	count(descRows, h.Rows.Corrected, "corrected")
+	count(descRows, h.Rows.Uncorrected, "uncorrected")
+	if h.Rows.Pending.Known || g.pending {
+		gauge(descPending, number(g.pending), id)
+	}
+	if h.Rows.Failed.Known || g.failed {
+		gauge(descFailed, number(g.failed), id)
+	}
+	if b := h.Banks; b.Known {
+		for spare, n := range maps.All(map[string]int{"max": b.Value.Max, "high": b.Value.High, "partial": b.Value.Partial, "low": b.Value.Low, "none": b.Value.None}) {
+			gauge(descBanks, float64(n), id, spare)
+		}
+	}
+}

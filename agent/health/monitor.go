@@ -1,0 +1,415 @@
+// Package health watches how the node's GPUs are, and tells it by condition GPUUnhealthy, by Events, by metrics and in the status.
+//
+// A GPU's state decides; an error number of the driver, an Xid, is evidence. What is found is told at once and taken back by itself. A
+// process of the agent goes on from what the one before has remembered. The driver is asked beside the agent's loop, in a lane of its own:
+// if it hangs, that is what is told. What is decided is decided by node and gpu, which call nothing.
+package health
+
+import (
+	"context"
+	"encoding/json"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/condition"
+	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+const (
+	// interval is the time between two looks: all that changes often is one call a GPU, of less than a millisecond.
+	interval = 2 * time.Second
+	// deadline is what one look may take.
+	deadline = 3 * time.Second
+	// thoroughEvery and busEvery are how often what takes longer, or changes rarely, is looked at.
+	thoroughEvery, busEvery = time.Minute, 10 * time.Second
+	// tellAgain is the least time between two writes, of the node or of the record.
+	tellAgain = time.Second
+	// recordEvery is how often the record is written for numbers that have changed and nothing else.
+	recordEvery = time.Minute
+	// skew is how far the clock of a person's machine may be ahead of this one's.
+	skew = time.Minute
+	// listenAgain is the pause before the driver is asked again for its events.
+	listenAgain = 10 * time.Second
+)
+
+// Options is what a Monitor works with.
+type Options struct {
+	Settings config.Health
+	Reader   nvml.HealthReader
+	Bus      nvml.Bus // may be nil
+	Store    Store    // may be nil
+	// Boot is the id of the host's boot.
+	Boot func(ctx context.Context) (string, error)
+	// Write writes conditions of the node.
+	Write func(ctx context.Context, conditions []corev1.NodeCondition) error
+	// TellNode and TellPod record Events.
+	TellNode func(kind string, reason config.Reason, format string, args ...any)
+	TellPod  func(pod types.NamespacedName, uid types.UID, kind string, reason config.Reason, format string, args ...any)
+	Clock    clock.WithTicker
+	Log      *zap.Logger
+}
+
+// Monitor watches the GPUs. Watch does the work; the other methods are for the agent's loop, beside it.
+type Monitor struct {
+	Options
+
+	mu       sync.Mutex
+	node     node
+	here     here
+	boot     string
+	recalled bool
+
+	seen *corev1.NodeCondition // the condition on the node, as last seen or written
+	met  bool                  // the node was seen at least once
+	told string                // gist of what was last told
+	ack  time.Time             // by a person
+
+	saved   string    // gist of the record that the disk has
+	savedAt time.Time // when
+
+	counts  counts
+	changed chan struct{} // there may be something to tell
+	look    chan struct{} // the GPUs are worth a look at once
+}
+
+// here is what the last pass has seen of the node's GPUs and their pods.
+type here struct {
+	gpus    []nvml.GPU
+	holders []holders.Pod
+}
+
+// New makes a Monitor that has seen nothing.
+func New(o Options) *Monitor {
+	return &Monitor{
+		Options: o, node: node{xids: xids{o.Settings}, blind: true}, changed: make(chan struct{}, 1), look: make(chan struct{}, 1), counts: newCounts(),
+	}
+}
+
+// Watch watches until ctx ends. Poke is called when the agent's loop should look.
+func (m *Monitor) Watch(ctx context.Context, poke func()) {
+	var all sync.WaitGroup
+	m.recall(ctx)
+	all.Go(func() { m.listen(ctx) })
+	all.Go(func() { m.tell(ctx, poke) })
+	m.poll(ctx)
+	all.Wait()
+}
+
+// recall goes on from what the process before has remembered.
+func (m *Monitor) recall(ctx context.Context) {
+	boot, err := m.Boot(ctx)
+	if err != nil {
+		m.Log.Warn("which boot of the host this is is not known: what was remembered of the GPUs counts as of another one", zap.Error(err))
+	}
+	var r record
+	if m.Store != nil {
+		data, err := m.Store.Read(ctx)
+		if err == nil && data != nil {
+			r, err = parse(data)
+		}
+		if err != nil {
+			m.Log.Warn("what was remembered of the GPUs cannot be read, and is forgotten", zap.Error(err))
+			r = record{}
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.boot, m.told, m.recalled = boot, r.Told, true
+	m.node.recall(r, boot)
+	m.node.began = m.Clock.Now()
+}
+
+// poll looks at the GPUs every interval, and at once when there is news.
+func (m *Monitor) poll(ctx context.Context) {
+	ticker := m.Clock.NewTicker(interval)
+	defer ticker.Stop()
+	var thorough, bus time.Time
+	for ctx.Err() == nil {
+		now := m.Clock.Now()
+		if m.Bus != nil && (bus.IsZero() || now.Sub(bus) >= busEvery) {
+			m.lookAtBus(ctx)
+			bus = now
+		}
+		deep := thorough.IsZero() || now.Sub(thorough) >= thoroughEvery
+		if m.lookAtGPUs(ctx, deep) && deep {
+			thorough = now
+		}
+		select {
+		case <-ctx.Done():
+		case <-ticker.C():
+		case <-m.look:
+		}
+	}
+}
+
+func (m *Monitor) lookAtBus(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, deadline)
+	defer cancel()
+	found, err := m.Bus.GPUs(ctx)
+	if err != nil {
+		m.Log.Debug("the PCI bus cannot be looked at", zap.Error(err))
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.node.bus(found, err == nil)
+}
+
+// lookAtGPUs reports whether the driver has told.
+func (m *Monitor) lookAtGPUs(ctx context.Context, thorough bool) bool {
+	call, cancel := context.WithTimeout(ctx, deadline)
+	defer cancel()
+	began := m.Clock.Now()
+	all, err := m.Reader.Health(call, thorough)
+	if ctx.Err() != nil {
+		return false
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := m.Clock.Now()
+	m.counts.looked(now, now.Sub(began), err)
+	if err != nil {
+		m.node.unseen(now, err)
+	} else {
+		before := m.states()
+		m.node.look(now, all, thorough)
+		m.tellChanges(before)
+	}
+	m.signal(m.changed)
+	return err == nil
+}
+
+// signal wakes who waits, or leaves a note that it should not wait.
+func (m *Monitor) signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// listen takes the driver's events until ctx ends.
+func (m *Monitor) listen(ctx context.Context) {
+	for told := false; ctx.Err() == nil; {
+		news, err := m.Reader.Events(ctx)
+		m.mu.Lock()
+		m.node.blind = err != nil
+		loaded := m.node.looked && m.node.silent.IsZero()
+		m.mu.Unlock()
+		if err == nil {
+			told = false
+			for e := range news {
+				m.heard(e)
+			}
+		} else if loaded && !told {
+			m.TellNode(corev1.EventTypeWarning, config.ReasonHealthNotWatched, "errors of GPUs are seen only as far as their state shows them: %v", err)
+			told = true
+		}
+		select {
+		case <-ctx.Done():
+		case <-m.Clock.After(listenAgain):
+		}
+	}
+}
+
+// heard takes over one event.
+func (m *Monitor) heard(e nvml.Event) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := m.Clock.Now()
+	g, x, o := m.node.news(now, e)
+	if g != nil && e.Kind == nvml.EventXid {
+		m.counts.xid(g.uuid, x)
+		m.tellXid(now, g, x, e, o)
+	}
+	m.signal(m.changed)
+	// State decides: it is read at once, and again until the driver has had its time. Xids of programs alone change no state.
+	if e.Kind != nvml.EventXid || x.Critical || x.Class != ClassApplication && x.Class != ClassInfo {
+		m.signal(m.look)
+	}
+}
+
+// tell writes the record and the condition when they are other ones, until ctx ends.
+func (m *Monitor) tell(ctx context.Context, poke func()) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-m.changed:
+		}
+		old, c, gist, news := m.news()
+		saved := m.save(ctx, gist)
+		if !news {
+			if saved {
+				m.pause(ctx)
+			}
+			continue
+		}
+		if err := m.Write(ctx, []corev1.NodeCondition{c}); err != nil {
+			m.Log.Warn("telling of the health of the GPUs", zap.Error(err))
+		} else {
+			m.wrote(old, c, gist)
+			poke() // the GPUs are worth a look of the loop, too
+		}
+		m.pause(ctx)
+	}
+}
+
+// pause keeps writes apart.
+func (m *Monitor) pause(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+	case <-m.Clock.After(tellAgain):
+	}
+	m.signal(m.changed)
+}
+
+// news is the condition that is to be told, if it is another one than old, which the node has.
+func (m *Monitor) news() (old *corev1.NodeCondition, c corev1.NodeCondition, gist string, is bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c, gist, known := m.condition()
+	if !known || !m.met {
+		return nil, c, m.told, false
+	}
+	old = m.seen
+	return old, c, gist, old == nil || old.Status != c.Status || old.Reason != c.Reason || gist != m.told
+}
+
+// condition is what is to be told now. It is false while too little is known.
+func (m *Monitor) condition() (corev1.NodeCondition, string, bool) {
+	now := m.Clock.Now()
+	v, known := m.node.judge(now)
+	if !known || !m.recalled {
+		return corev1.NodeCondition{}, "", false
+	}
+	return condition.After(m.seen, config.ConditionGPUUnhealthy, v.status, string(v.reason), m.message(v, now), now), v.gist(), true
+}
+
+// wrote takes over that the node has the condition instead of old, and tells of a change by an Event. A pass of the loop may have seen
+// the write before its answer came, so that m.seen need not be old any more.
+func (m *Monitor) wrote(old *corev1.NodeCondition, c corev1.NodeCondition, gist string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	was := old != nil && old.Status == corev1.ConditionTrue
+	is := c.Status == corev1.ConditionTrue
+	switch {
+	case is && (!was || rank(config.Reason(c.Reason)) < rank(config.Reason(old.Reason))):
+		m.TellNode(corev1.EventTypeWarning, config.ReasonGPUUnhealthy, "%s: %s", c.Reason, c.Message)
+	case was && c.Status == corev1.ConditionFalse:
+		m.TellNode(corev1.EventTypeNormal, config.ReasonGPUHealthy, "%s", c.Message)
+	}
+	if old == nil || old.Status != c.Status || old.Reason != c.Reason {
+		m.Log.Info("telling of the health of the GPUs", zap.String("status", string(c.Status)), zap.String("reason", c.Reason), zap.String("message", c.Message))
+	}
+	m.seen, m.told = &c, gist
+}
+
+// save has the disk take the record if it is another one. It is written before the node is told, so that a process that is killed in
+// between is followed by one that knows. That the disk does not take it is no reason to be silent. It reports whether it has tried.
+func (m *Monitor) save(ctx context.Context, gist string) bool {
+	if m.Store == nil {
+		return false
+	}
+	m.mu.Lock()
+	now := m.Clock.Now()
+	r := m.node.encode(m.boot, gist)
+	is := r.gist()
+	skip := !m.recalled || !m.node.looked && len(r.GPUs) == 0 || is == m.saved && now.Sub(m.savedAt) < recordEvery
+	m.mu.Unlock()
+	if skip {
+		return false
+	}
+	data, err := json.Marshal(r)
+	if err == nil {
+		_, err = parse(data) // what could not be read again is not written
+	}
+	if err == nil {
+		err = m.Store.Write(ctx, data)
+	}
+	if err != nil {
+		m.Log.Debug("what is known of the GPUs cannot be remembered", zap.Error(err))
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.saved, m.savedAt = is, now
+	return true
+}
+
+// Look takes over what a pass has seen.
+func (m *Monitor) Look(_ context.Context, node *corev1.Node, gpus []nvml.GPU, _ []corev1.Pod, with []holders.Pod) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.here = here{gpus: gpus, holders: with}
+	for _, known := range gpus {
+		if g := m.node.byUUID(known.UUID); g != nil && known.ComputeCapability.Major > 0 {
+			g.old = !known.ComputeCapability.AtLeast(8, 0)
+		}
+	}
+	m.acknowledged(node)
+}
+
+// acknowledged drops what a person says to have looked at.
+func (m *Monitor) acknowledged(node *corev1.Node) {
+	text, asked := node.Annotations[config.AnnotationHealthAck]
+	if !asked {
+		return
+	}
+	until, err := time.Parse(time.RFC3339, legible.Cut(text, 64))
+	// A time to come would acknowledge what is still to happen.
+	if err != nil || until.Equal(m.ack) || until.After(m.Clock.Now().Add(skew)) {
+		return
+	}
+	m.ack = until
+	m.node.acknowledge(until)
+	m.signal(m.look)
+}
+
+// LookAgain is for parts that nothing else wakes.
+func (m *Monitor) LookAgain(context.Context) bool { return false }
+
+// Conditions takes over the condition that the node shows, and gives it anew on beat, or if somebody has changed it.
+func (m *Monitor) Conditions(node *corev1.Node, _ bool, _ string, beat bool) []corev1.NodeCondition {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	shown := condition.Find(node, config.ConditionGPUUnhealthy)
+	if !m.met || shown == nil || m.seen == nil || !shown.LastHeartbeatTime.Before(&m.seen.LastHeartbeatTime) {
+		m.seen = shown.DeepCopy() // and not a look from before the last write
+	}
+	m.met = true
+	m.signal(m.changed)
+	if m.seen == nil || !beat {
+		return nil
+	}
+	c, gist, known := m.condition()
+	if !known || gist != m.told { // which is told by itself
+		return nil
+	}
+	m.seen = &c
+	return []corev1.NodeCondition{c}
+}
+
+// Forget is for what depends on the host's clock: nothing that is remembered here is worth losing for that.
+func (m *Monitor) Forget(time.Time) {}
+
+// Report adds the health of the GPUs to the status.
+func (m *Monitor) Report(s *api.Status) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.recalled {
+		return
+	}
+	s.Boot, s.Watched = m.boot, !m.node.blind
+	for i := range s.GPUs {
+		if g := m.node.byUUID(s.GPUs[i].UUID); g != nil {
+			s.GPUs[i].Health = m.status(g)
+		}
+	}
+}

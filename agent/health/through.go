@@ -1,0 +1,78 @@
+package health
+
+import (
+	"context"
+
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// Through is the driver, by whose changes the Monitor knows what is the agent's own doing: while a GPU is cut or reset, and shortly after,
+// it may look lost or away.
+func (m *Monitor) Through(d nvml.Driver) nvml.Driver { return driver{Driver: d, monitor: m} }
+
+type driver struct {
+	nvml.Driver
+	monitor *Monitor
+}
+
+// during notes that a change of the GPU is under way until it is done.
+func (d driver) during(gpu nvml.UUID, change func() error) error {
+	m := d.monitor
+	m.mu.Lock()
+	g := m.node.byUUID(gpu)
+	if g == nil {
+		m.mu.Unlock()
+		return change()
+	}
+	g.changing++
+	m.mu.Unlock()
+	err := change()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	g.changing--
+	g.quiet = m.Clock.Now().Add(afterChange)
+	return err
+}
+
+// SetMode implements nvml.Driver.
+func (d driver) SetMode(ctx context.Context, gpu nvml.UUID, on bool) error {
+	m := d.monitor
+	m.mu.Lock()
+	if g := m.node.byUUID(gpu); g != nil {
+		g.asked = true
+	}
+	m.mu.Unlock()
+	return d.during(gpu, func() error { return d.Driver.SetMode(ctx, gpu, on) })
+}
+
+// Create implements nvml.Driver.
+func (d driver) Create(ctx context.Context, gpu nvml.UUID, p nvml.Placed) error {
+	return d.during(gpu, func() error { return d.Driver.Create(ctx, gpu, p) })
+}
+
+// Destroy implements nvml.Driver.
+func (d driver) Destroy(ctx context.Context, gpu nvml.UUID, p nvml.Placed) error {
+	return d.during(gpu, func() error { return d.Driver.Destroy(ctx, gpu, p) })
+}
+
+// CreatePart implements nvml.Driver.
+func (d driver) CreatePart(ctx context.Context, gpu nvml.UUID, p nvml.Placed, part nvml.Part) error {
+	return d.during(gpu, func() error { return d.Driver.CreatePart(ctx, gpu, p, part) })
+}
+
+// DestroyPart implements nvml.Driver.
+func (d driver) DestroyPart(ctx context.Context, gpu nvml.UUID, p nvml.Placed, part nvml.Part) error {
+	return d.during(gpu, func() error { return d.Driver.DestroyPart(ctx, gpu, p, part) })
+}
+
+// Reset implements nvml.Driver. What an Xid has left is gone with it.
+func (d driver) Reset(ctx context.Context, gpu nvml.UUID) error {
+	err := d.during(gpu, func() error { return d.Driver.Reset(ctx, gpu) })
+	m := d.monitor
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if g := m.node.byUUID(gpu); g != nil && err == nil {
+		g.afterReset()
+	}
+	return err
+}

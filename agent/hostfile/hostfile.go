@@ -1,0 +1,213 @@
+// Package hostfile keeps files of the agent on the host that only root can write. Each call has a deadline, since the disk may hang.
+package hostfile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/google/renameio/v2"
+	"golang.org/x/sys/unix"
+)
+
+// patience is how long a disk may take that answers at all: an fsync behind a busy writer takes seconds.
+const patience = 10 * time.Second
+
+// What may come of asking the disk.
+var (
+	// ErrSilent means that the disk has not answered in time. A write that was asked for may still be done.
+	ErrSilent = errors.New("the disk does not answer")
+	// ErrUnsafe means that another user than the agent's could have written the file.
+	ErrUnsafe = errors.New("others than root can write it")
+)
+
+// File is a file of the host. Its methods are for one goroutine at a time; each returns at its deadline, whatever the disk does.
+type File struct {
+	dir, name string
+	longest   int           // bytes
+	busy      chan struct{} // holds a token while a call works on the disk, also one that is not waited for any more
+	swept     bool          // what a killed process has left of a write is removed
+
+	// Work runs the work on the disk; for tests of one that hangs.
+	Work func(func())
+}
+
+// In is the file of a name in the directory, which is made when the file is first written. A longer one is never read.
+func In(dir, name string, longest int) *File {
+	return &File{dir: filepath.Clean(dir), name: name, longest: longest, busy: make(chan struct{}, 1), Work: func(f func()) { f() }}
+}
+
+// Path is the file's.
+func (f *File) Path() string { return filepath.Join(f.dir, f.name) }
+
+// Read gives what the file holds, at most one byte more than the longest that it may be, or nil where there is none. The error matches
+// ErrUnsafe or ErrSilent, or is the file system's.
+func (f *File) Read(ctx context.Context) ([]byte, error) { return within(ctx, f, f.read) }
+
+// Write replaces the file as a whole, and returns when the disk has it. The error matches ErrUnsafe or ErrSilent, or is the file
+// system's; the former content stands then, or, after ErrSilent, either.
+func (f *File) Write(ctx context.Context, data []byte) error {
+	_, err := within(ctx, f, func() (struct{}, error) { return struct{}{}, f.write(data) })
+	return err
+}
+
+// SetAside moves the file to another name beside it, and gives the path. It replaces what has that name.
+func (f *File) SetAside(ctx context.Context, name string) (string, error) {
+	aside := filepath.Join(f.dir, name)
+	_, err := within(ctx, f, func() (struct{}, error) {
+		err := os.Rename(f.Path(), aside)
+		if err == nil {
+			err = f.sync()
+		}
+		return struct{}{}, err
+	})
+	return aside, err
+}
+
+// within does the work on the disk, and waits for it up to the deadline. While a call hangs, no other is begun: an earlier write could
+// otherwise come after a later one.
+func within[T any](ctx context.Context, f *File, work func() (T, error)) (T, error) {
+	var none T
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	select {
+	case f.busy <- struct{}{}:
+	default:
+		return none, fmt.Errorf("%w: an earlier call has not come back", ErrSilent)
+	}
+	type answer struct {
+		value T
+		err   error
+	}
+	done := make(chan answer, 1)
+	go f.Work(func() {
+		value, err := work()
+		<-f.busy
+		done <- answer{value, err}
+	})
+	select {
+	case a := <-done:
+		return a.value, a.err
+	case <-ctx.Done():
+		return none, fmt.Errorf("%w: %w", ErrSilent, ctx.Err())
+	}
+}
+
+func (f *File) read() ([]byte, error) {
+	dir, err := f.open()
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	// Without O_NONBLOCK the open of a FIFO would wait for its writer.
+	fd, err := unix.Openat(int(dir.Fd()), f.name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil
+	case errors.Is(err, unix.ELOOP):
+		return nil, fmt.Errorf("%w: it is a symbolic link", ErrUnsafe)
+	case err != nil:
+		return nil, err
+	}
+	file := os.NewFile(uintptr(fd), f.Path())
+	defer file.Close()
+	if err := safe(file, unix.S_IFREG); err != nil {
+		return nil, err
+	}
+	return io.ReadAll(io.LimitReader(file, int64(f.longest)+1))
+}
+
+// open opens the directory, if others cannot write to it.
+func (f *File) open() (*os.File, error) {
+	fd, err := unix.Open(f.dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	switch {
+	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR):
+		return nil, fmt.Errorf("%w: %s is no directory but a link or a file", ErrUnsafe, f.dir)
+	case err != nil:
+		return nil, &fs.PathError{Op: "open", Path: f.dir, Err: err}
+	}
+	dir := os.NewFile(uintptr(fd), f.dir)
+	if err := safe(dir, unix.S_IFDIR); err != nil {
+		return nil, errors.Join(err, dir.Close())
+	}
+	return dir, nil
+}
+
+// safe says who else could have written the file.
+func safe(file *os.File, kind uint32) error {
+	var stat unix.Stat_t
+	if err := unix.Fstat(int(file.Fd()), &stat); err != nil {
+		return &fs.PathError{Op: "stat", Path: file.Name(), Err: err}
+	}
+	switch {
+	case stat.Mode&unix.S_IFMT != kind:
+		return fmt.Errorf("%w: %s is of another kind, mode %o", ErrUnsafe, file.Name(), stat.Mode)
+	case int(stat.Uid) != os.Geteuid():
+		return fmt.Errorf("%w: %s is of user %d, and the agent runs as %d", ErrUnsafe, file.Name(), stat.Uid, os.Geteuid())
+	case stat.Mode&0o022 != 0:
+		return fmt.Errorf("%w: %s has mode %04o", ErrUnsafe, file.Name(), stat.Mode&0o7777)
+	case kind == unix.S_IFREG && stat.Nlink != 1:
+		return fmt.Errorf("%w: %s has %d names", ErrUnsafe, file.Name(), stat.Nlink)
+	default:
+		return nil
+	}
+}
+
+func (f *File) write(data []byte) error {
+	if err := os.MkdirAll(f.dir, 0o700); err != nil {
+		return err
+	}
+	dir, err := f.open()
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	if err := dir.Chmod(0o700); err != nil { // kubelet makes a hostPath with 0755
+		return err
+	}
+	if err := f.sweep(); err != nil {
+		return err
+	}
+	file, err := renameio.NewPendingFile(f.Path(), renameio.WithTempDir(f.dir), renameio.WithStaticPermissions(0o600))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = file.Cleanup() }() // of what was renamed nothing is left
+	if _, err := file.Write(data); err != nil {
+		return err
+	}
+	if err := file.CloseAtomicallyReplace(); err != nil { // which syncs it first
+		return err
+	}
+	return dir.Sync()
+}
+
+// sweep removes what a process that was killed in the middle of a write has left.
+func (f *File) sweep() error {
+	if f.swept {
+		return nil
+	}
+	left, err := filepath.Glob(filepath.Join(f.dir, "."+f.name+"*"))
+	for _, path := range left {
+		err = errors.Join(err, os.Remove(path))
+	}
+	f.swept = err == nil
+	return err
+}
+
+func (f *File) sync() error {
+	dir, err := f.open()
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return dir.Sync()
+}

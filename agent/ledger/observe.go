@@ -1,0 +1,101 @@
+package ledger
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/hostrecord"
+	"github.com/gpuslice/gpuslice/agent/journal"
+	"github.com/gpuslice/gpuslice/agent/outcome"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// Observe reads the host's record, and tells by it whether the journal on the node is ours. What it says of the node is believed
+// for the very node object that it was written for.
+func (l *Ledger) Observe(ctx context.Context, seen *state.Observed) error {
+	h := l.Record
+	if err := h.Load(ctx); err != nil {
+		return unreadable(err)
+	}
+	if h.Now.Node != seen.Node.Name || h.Now.UID != string(seen.Node.UID) {
+		h.Now = hostrecord.Record{Node: seen.Node.Name, UID: string(seen.Node.UID), Host: h.Now.Host}
+	}
+	if h.Now.Host.Boot != seen.Boot.ID && h.Now.Host.Boot != "" && seen.Boot.ID != "" {
+		h.Now.Host = hostrecord.Host{} // a reboot has given it back
+	}
+	text := seen.Node.Annotations[config.AnnotationJournal]
+	sent := slices.Contains(h.Now.Next, text)
+	switch {
+	case text == "":
+	case text == h.Now.Journal || sent:
+		j, err := journal.Parse(text)
+		if err != nil {
+			return &outcome.Stalled{Reason: config.ReasonJournalUnreadable, Journal: true, Message: err.Error() +
+				"; nothing is changed. Run the agent that wrote it; or remove the annotation " + config.AnnotationJournal +
+				": what is ours on the node is given back then, and its GPUs stay as they are"}
+		}
+		seen.Journal = j
+		if sent {
+			h.Now = h.Settled(seen.Boot.ID, *j, text)
+		}
+	default:
+		seen.Record.Forged = true
+		l.adoptOlder(seen, text)
+	}
+	seen.Record.Learnt = h.Now.Learnt
+	seen.Record.Status = hostrecord.StatusWith(parseStatus(seen.Node.Annotations[config.AnnotationStatus]), h.Now.Learnt)
+	return nil
+}
+
+// adoptOlder takes from the journal of an agent that kept no record, as before an upgrade, the one thing that hurts nobody if it was
+// somebody else who wrote it: that units are started which the settings name.
+func (l *Ledger) adoptOlder(seen *state.Observed, text string) {
+	j, err := journal.Parse(text)
+	if !l.Record.Absent || err != nil || l.Record.Now.Host.Boot != "" {
+		return
+	}
+	l.Record.Now.Host.Boot = seen.Boot.ID
+	for _, unit := range l.Units {
+		if slices.Contains(j.Stopped, unit) {
+			l.Record.Now.Host.Stopped = append(l.Record.Now.Host.Stopped, unit)
+		}
+	}
+}
+
+// unreadable says what people can do about a record that cannot be read.
+func unreadable(err error) error {
+	var newer *hostrecord.NewerError
+	text := err.Error() + "; nothing is begun, and nothing is given back. "
+	switch {
+	case errors.Is(err, hostrecord.ErrSilent):
+		return &outcome.Waiting{
+			Reason: config.ReasonHostRecordUnavailable, After: outcome.DriverRetry, Message: "waiting for the disk with the host's record: " + err.Error(),
+			Advice: "see the host's kernel log for the disk or file system below --state-dir",
+		}
+	case errors.As(err, &newer):
+		text += "Run that agent until it has given back what it owes; or give that back by hand and remove the file"
+	case errors.Is(err, hostrecord.ErrUnsafe):
+		text += "Find out who has changed it; then remove it, or make file and directory root's own, with modes 0600 and 0700"
+	case errors.Is(err, hostrecord.ErrCorrupt):
+		text += "Remove the file to go on without it: what is ours on the node is given back then, and units of the host that were stopped are yours to start"
+	default:
+		return &outcome.Waiting{
+			Reason: config.ReasonHostRecordUnavailable, After: hostrecord.Retry, Message: err.Error(),
+			Advice: "nothing is done before the directory below --state-dir can be read",
+		}
+	}
+	return &outcome.Stalled{Reason: config.ReasonHostRecordUnavailable, Message: text}
+}
+
+// parseStatus reads our own last words, or those of anybody else. An unreadable one is as good as none.
+func parseStatus(annotation string) api.Status {
+	var s api.Status
+	if err := json.Unmarshal([]byte(annotation), &s); err != nil {
+		return api.Status{}
+	}
+	return s
+}

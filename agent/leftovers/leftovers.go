@@ -1,0 +1,67 @@
+// Package leftovers finds what an earlier agent, or a mig-manager, has left on a node without a journal.
+package leftovers
+
+import (
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent/hostrecord"
+	"github.com/gpuslice/gpuslice/agent/nodewrite"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/steady"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/fence"
+)
+
+// Finder finds it.
+type Finder struct {
+	Record   *hostrecord.Keeper
+	Settings config.Settings
+	Clock    *steady.Clock
+
+	migManagerAt time.Time // when a mig-manager was last seen here
+}
+
+// Forget takes it that one was here a moment ago, which a new process cannot know.
+func (f *Finder) Forget(now time.Time) { f.migManagerAt = now }
+
+// SawMIGManager notes that one is here.
+func (f *Finder) SawMIGManager() { f.migManagerAt = f.Clock.Now() }
+
+// Orphan looks for remains on a node without a journal. A cordon that people want to keep is none.
+func (f *Finder) Orphan(seen *state.Observed) state.Orphan {
+	var o state.Orphan
+	if seen.Journal != nil {
+		return o
+	}
+	who, _, cordoned := fence.Cordoner(seen.Node)
+	_, kept := seen.Node.Annotations[config.AnnotationKeepCordoned]
+	o.Cordon = cordoned && who == nodewrite.FieldManager && !kept
+	o.Forged, o.Host = seen.Record.Forged, seen.Record.Owed
+	o.Labels = map[string]string{}
+	for _, label := range fence.LeftPaused(seen.Node, f.Record.Operands(f.Settings.Operands), fence.PausedValue) {
+		o.Labels[label] = fence.DeployedValue // no other value is paused
+	}
+	theirs := fence.LeftPaused(seen.Node, f.Settings.Operands, fence.PausedForMIGChange)
+	if !seen.Leftovers.Adopts || len(theirs) == 0 {
+		return o
+	}
+	if seen.Leftovers.AdoptsIn = adoptAfter - f.Clock.Since(f.migManagerAt); seen.Leftovers.AdoptsIn > 0 {
+		return o
+	}
+	for _, label := range theirs {
+		o.Labels[label] = fence.DeployedValue
+	}
+	return o
+}
+
+// adoptAfter is how long a mig-manager has to be away until what it has left is ours: from one pod of a rollout to the next, none is
+// there for some seconds.
+const adoptAfter = time.Minute
+
+// Adopts reports whether what a mig-manager has left is ours to clear away: where people have said so, and none is there to do it.
+func (f *Finder) Adopts(pods []corev1.Pod) bool {
+	return slices.Contains(f.Settings.Recover.Adopt, config.AdoptMIGManager) && !state.RunsMIGManager(pods)
+}

@@ -1,0 +1,216 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/utils/clock"
+
+	"github.com/gpuslice/gpuslice/agent/alive"
+	"github.com/gpuslice/gpuslice/agent/budget"
+	"github.com/gpuslice/gpuslice/agent/deviceplugin"
+	"github.com/gpuslice/gpuslice/agent/draining"
+	"github.com/gpuslice/gpuslice/agent/events"
+	"github.com/gpuslice/gpuslice/agent/fencing"
+	"github.com/gpuslice/gpuslice/agent/files"
+	"github.com/gpuslice/gpuslice/agent/fleet"
+	"github.com/gpuslice/gpuslice/agent/gate"
+	"github.com/gpuslice/gpuslice/agent/hardware"
+	"github.com/gpuslice/gpuslice/agent/health"
+	"github.com/gpuslice/gpuslice/agent/hostrecord"
+	"github.com/gpuslice/gpuslice/agent/ledger"
+	"github.com/gpuslice/gpuslice/agent/leftovers"
+	"github.com/gpuslice/gpuslice/agent/measure"
+	"github.com/gpuslice/gpuslice/agent/memory"
+	"github.com/gpuslice/gpuslice/agent/metrics"
+	"github.com/gpuslice/gpuslice/agent/nodewrite"
+	"github.com/gpuslice/gpuslice/agent/pluginfile"
+	"github.com/gpuslice/gpuslice/agent/processes"
+	"github.com/gpuslice/gpuslice/agent/proving"
+	"github.com/gpuslice/gpuslice/agent/publish"
+	"github.com/gpuslice/gpuslice/agent/reboot"
+	"github.com/gpuslice/gpuslice/agent/resolve"
+	"github.com/gpuslice/gpuslice/agent/retried"
+	"github.com/gpuslice/gpuslice/agent/sentinel"
+	"github.com/gpuslice/gpuslice/agent/slot"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/steady"
+	"github.com/gpuslice/gpuslice/agent/tell"
+	"github.com/gpuslice/gpuslice/agent/units"
+	"github.com/gpuslice/gpuslice/agent/upgrade"
+	"github.com/gpuslice/gpuslice/agent/wake"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/fence"
+	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/drain/host"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// Kubelet answers which pod was given which device, and what may still be given out.
+type Kubelet interface {
+	Assignments(ctx context.Context) (holders.Assignments, error)
+	Allocatable(ctx context.Context) (map[string][]string, error)
+}
+
+// Pods lists the pods of the node, as the API server has them now.
+type Pods interface {
+	List(ctx context.Context) ([]corev1.Pod, error)
+}
+
+// Options is what an Agent works with.
+type Options struct {
+	Node    string // name of the node it runs on; it never touches another
+	Client  kubernetes.Interface
+	Driver  nvml.Driver
+	Pods    Pods
+	Kubelet Kubelet
+	Host    reboot.Host
+	Units   units.Systemd
+	Specs   hardware.Specs
+	Record  hostrecord.Store
+	// Health tells how the GPUs are, Bus which there are; HealthRecord keeps what is remembered of them. Without Health nobody watches them.
+	Health       nvml.HealthReader
+	Bus          nvml.Bus     // may be nil
+	HealthRecord health.Store // may be nil
+
+	Processes holders.Processes
+	Parse     func(data []byte) (map[string]config.MIGConfig, error) // reads a file in mig-parted's format
+	Plugin    deviceplugin.Configs
+	// PluginFile is where this process sees the device plugin's config file; empty where the host does, by the settings.
+	PluginFile string
+	Settings   config.Settings
+	Clock      clock.WithTicker
+	Events     record.EventRecorder
+	Metrics    *metrics.Set // may be nil
+	Alive      *alive.Loop  // may be nil
+	Log        *zap.Logger
+}
+
+// New makes an Agent. Nothing happens before Run.
+func New(o Options) *Agent {
+	c := steady.New(o.Clock)
+	if o.Processes.Lanes == nil {
+		o.Processes.Lanes = &holders.Lanes{}
+	}
+	a := &Agent{
+		node: o.Node, client: o.Client, podList: o.Pods, kubelet: o.Kubelet, settings: o.Settings, clock: c, metrics: o.Metrics, alive: o.Alive, log: o.Log,
+		nodes:  nodewrite.Writer{Client: o.Client, Timeout: o.Settings.Timeouts.APICall},
+		events: events.Recorder{To: o.Events},
+		sets:   holders.NewDaemonSets(o.Client, c),
+		fence: fence.Fence{
+			Taint: state.FenceTaint(), StartupKey: config.TaintNotReady, JournalKey: config.AnnotationJournal, KeepCordonedKey: config.AnnotationKeepCordoned,
+		},
+		wakes:     &wake.Sources{Client: o.Client, Node: o.Node, Settings: o.Settings, Driver: o.Driver, Clock: c, Log: o.Log},
+		record:    &hostrecord.Keeper{Store: o.Record, Log: o.Log.Named("record")},
+		budget:    budget.New(c, o.Settings),
+		processes: &processes.Finder{Processes: o.Processes, Settings: o.Settings, Clock: c},
+		change:    &measure.Change{},
+	}
+	a.watchHealth(&o)
+	a.ledger = &ledger.Ledger{Record: a.record, Nodes: a.nodes, Fence: a.fence, Units: o.Settings.Units, Clock: c}
+	a.addSteps(o)
+	a.addDecisions(o)
+	a.addParts(o)
+	return a
+}
+
+// watchHealth makes the part that watches how the GPUs are. It comes first, as it has to see what the agent itself does to them. By what it
+// finds the loop is woken, and not by each event of the driver.
+func (a *Agent) watchHealth(o *Options) {
+	if o.Health == nil {
+		return
+	}
+	kernel := &host.Kernel{Proc: o.Processes.Root}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: o.Node}}
+	m := health.New(health.Options{
+		Settings: o.Settings.Health, Reader: o.Health, Bus: o.Bus, Store: o.HealthRecord, Boot: kernel.Boot,
+		Write: func(ctx context.Context, conditions []corev1.NodeCondition) error {
+			return a.teller.Write(ctx, conditions)
+		},
+		TellNode: func(kind string, reason config.Reason, format string, args ...any) {
+			a.events.Nodef(node, kind, reason, format, args...)
+		},
+		TellPod: a.events.Podf, Clock: o.Clock, Log: o.Log.Named("health"),
+	})
+	o.Driver, a.wakes.Driver = m.Through(o.Driver), nil
+	a.parts = append(a.parts, m)
+}
+
+// addSteps makes the rooms that perform steps, each after those that it goes by.
+func (a *Agent) addSteps(o Options) {
+	evictor := drain.NewEvictor(o.Client, a.clock, o.Log.Named("drain"))
+	evictor.Again = retried.Do
+	a.draining = &draining.Draining{
+		Node: o.Node, Nodes: a.nodes, Evictor: evictor, Wakes: a.wakes, Budget: a.budget, Metrics: o.Metrics, Settings: o.Settings, Events: a.events,
+		Clock: a.clock,
+	}
+	a.devicePlugin = &deviceplugin.Plugin{
+		Client: o.Client, Nodes: a.nodes, Processes: o.Processes, Draining: a.draining, Budget: a.budget, Configs: o.Plugin,
+		File:     pluginfile.New(cmp.Or(o.PluginFile, o.Settings.DevicePlugin.ConfigFile), o.Settings.DevicePlugin.ConfigFile),
+		Settings: o.Settings, Clock: a.clock, Log: o.Log,
+	}
+	a.units = &units.Units{
+		Systemd: o.Units, Settings: o.Settings, Budget: a.budget, Ledger: a.ledger, Events: a.events, Clock: a.clock, Log: o.Log,
+	}
+	a.rebooter = &reboot.Rebooter{
+		Node: o.Node, Host: o.Host, Kernel: &host.Kernel{Proc: o.Processes.Root}, Sentinel: &sentinel.File{Path: o.Settings.Reboot.Sentinel},
+		Settings: o.Settings, Ledger: a.ledger, Events: a.events, Clock: a.clock, Log: o.Log,
+	}
+	a.hardware = &hardware.GPUs{
+		Driver: o.Driver, Specs: o.Specs, Draining: a.draining, Processes: a.processes, Rebooter: a.rebooter, Budget: a.budget, Ledger: a.ledger,
+		Settings: o.Settings, Log: o.Log,
+	}
+	a.publisher = &publish.Publisher{Nodes: a.nodes, Record: a.record, Ledger: a.ledger, Clock: a.clock}
+	a.prover = &proving.Prover{
+		Node: o.Node, Client: o.Client, DevicePlugin: a.devicePlugin, Draining: a.draining, Settings: o.Settings, Events: a.events, Clock: a.clock, Log: o.Log,
+	}
+	a.turn = &slot.Turn{
+		Slots: &fleet.Slots{
+			Client: o.Client, Namespace: o.Settings.Maintenance.Namespace, Clock: a.clock, Timeout: o.Settings.Timeouts.APICall, Log: o.Log.Named("fleet"),
+		},
+		Namespace: o.Settings.Maintenance.Namespace, Clock: a.clock, Log: o.Log,
+	}
+	a.fencing = &fencing.Fencing{
+		Nodes: a.nodes, Fence: a.fence, Ledger: a.ledger, Record: a.record, Turn: a.turn, Draining: a.draining, Processes: a.processes,
+		DevicePlugin: a.devicePlugin, Change: a.change, Budget: a.budget, Events: a.events, Clock: a.clock,
+	}
+	a.upgrades = &upgrade.Watch{
+		Node: o.Node, Nodes: a.nodes, Driver: o.Driver, Fence: a.fence, Ledger: a.ledger, Turn: a.turn, Settings: o.Settings, Events: a.events,
+		Clock: a.clock, Log: o.Log,
+	}
+}
+
+// addDecisions makes the rooms that say what is wanted, and whether it may be now.
+func (a *Agent) addDecisions(o Options) {
+	a.leftovers = &leftovers.Finder{Record: a.record, Settings: o.Settings, Clock: a.clock}
+	a.resolver = &resolve.Resolver{Parse: o.Parse, DevicePlugin: a.devicePlugin, Settings: o.Settings}
+	a.files = &files.Files{Client: o.Client, Resolver: a.resolver, Turn: a.turn, Settings: o.Settings}
+	a.gates = &gate.Gate{Settings: o.Settings, Events: a.events, Metrics: o.Metrics, Wall: o.Clock, Clock: a.clock, Log: o.Log}
+}
+
+// addParts makes the parts, and what tells of them. One more is a line here.
+func (a *Agent) addParts(o Options) {
+	a.parts = append([]Part{
+		memory.New(memory.Options{
+			Limits: o.Settings.MemoryPressure, Snapshot: a.hardware.Snapshot, Processes: o.Processes, ComputesForOthers: a.devicePlugin.ServesMPS,
+			Tell: a.events.Podf, Clock: a.clock, Log: o.Log.Named("memory"),
+		}),
+	}, a.parts...)
+	sources := make([]tell.Source, len(a.parts))
+	collectors := make([]prometheus.Collector, len(a.parts))
+	for i, part := range a.parts {
+		sources[i], collectors[i] = part, part
+	}
+	a.metrics.TakeOver(collectors)
+	a.teller = &tell.Teller{
+		Node: o.Node, Client: o.Client, Nodes: a.nodes, Ledger: a.ledger, Record: a.record, Sources: sources, Settings: o.Settings, Events: a.events,
+		Clock: a.clock, Log: o.Log,
+	}
+}

@@ -1,0 +1,53 @@
+package preview
+
+import (
+	"maps"
+	"slices"
+	"unicode/utf8"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/plan"
+)
+
+// Bounds of an answer: all annotations of a node together may take 256 KiB.
+const (
+	mostSteps   = 100
+	longestText = 1000 // bytes of a step, which may name any number of pods, or of an error
+)
+
+// AddTo adds to an answer what would be done, as far as there is room.
+func (p Result) AddTo(out *api.Answer) {
+	for _, step := range p.Steps[:min(len(p.Steps), mostSteps)] {
+		out.Steps = append(out.Steps, Shortened(step.String()))
+	}
+	pods := leaving(p.Steps)
+	out.Pods = pods[:min(len(pods), mostSteps)]
+	out.More, out.MorePods = len(p.Steps)-len(out.Steps), len(pods)-len(out.Pods)
+	out.Reboot, out.Runs = p.Reboot || len(p.AtReboot) > 0, p.Runs
+}
+
+// leaving names the pods that the steps send away.
+func leaving(steps []plan.Step) []string {
+	pods := map[string]bool{}
+	for _, s := range steps {
+		if s.Kind != plan.Evict {
+			continue
+		}
+		for _, p := range s.Pods {
+			pods[p.Namespace+"/"+p.Name] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(pods))
+}
+
+// Shortened is a text that is not too long, cut between two characters.
+func Shortened(text string) string {
+	if len(text) <= longestText {
+		return text
+	}
+	end := longestText
+	for !utf8.RuneStart(text[end]) {
+		end--
+	}
+	return text[:end] + "…"
+}

@@ -1,0 +1,151 @@
+package proving
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/capacity"
+	"github.com/gpuslice/gpuslice/agent/nodewrite"
+	"github.com/gpuslice/gpuslice/agent/outcome"
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/holders"
+)
+
+// missing says what is missing of the capacity, with the cause and what people can do where that is known.
+func (p *Prover) missing(seen state.Observed) (reason config.Reason, text string) {
+	if seen.LacksDevicePlugin() {
+		return config.ReasonNoDevicePlugin, fmt.Sprintf("%s; %s (%s)", state.NoPluginOffers, p.DevicePlugin.Advice(seen), seen.Blockers())
+	}
+	if under := seen.RunsUnder(); under != "" {
+		return config.ReasonWrongMIGStrategy, fmt.Sprintf("%s (%s)", p.OtherStrategy(seen, under), seen.Blockers())
+	}
+	return config.ReasonCapacityMismatch, seen.Blockers() + "; see the device plugin's log on this node"
+}
+
+// causePatience is how long capacity is missing before a cause is told of it in the middle of a change: by then kubelet has forgotten what
+// the device plugin offered before, and the next one has begun to offer.
+const causePatience = 10 * time.Second
+
+// OtherStrategy names the strategy under which the device plugin evidently runs, and where to set the one that is needed.
+func (p *Prover) OtherStrategy(seen state.Observed, under config.MIGStrategy) string {
+	set := fmt.Sprintf("set MIG_STRATEGY=%[1]s in the environment of its DaemonSet, or flags.migStrategy: %[1]s in its config", seen.Capacity.Strategy)
+	switch told := seen.ExplicitStrategy(); {
+	case p.Settings.MIGStrategy != config.MIGStrategyAuto:
+		set = fmt.Sprintf("migStrategy of the agent's settings is %s: %s; or set migStrategy of the settings to auto", seen.Capacity.Strategy, set)
+	case told != "":
+		set = "its environment or arguments say so, and it does otherwise: see its log on this node"
+	case seen.Plugin.Current != nil && seen.Plugin.Current.MIGStrategy == seen.Capacity.Strategy:
+		set = "its config says so, which it has not read: delete its pod on this node"
+	}
+	return fmt.Sprintf("the device plugin runs under the MIG strategy %s, by what it offers, and %s is needed: %s", under, seen.Capacity.Strategy, set)
+}
+
+// RemoveGhosts takes off the node what ghosts it has, where the settings say so. Kubelet does not put back what it has forgotten, which takes it
+// five minutes: until then the capacity is not 0, and is left to it.
+func (p *Prover) RemoveGhosts(ctx context.Context, seen state.Observed, converged bool) {
+	if p.Settings.Ghosts != config.GhostsRemove || !converged {
+		return
+	}
+	var patch []map[string]any
+	var names []string
+	for _, name := range capacity.Ghosts(seen.Kubelet.Offered, seen.Node.Status.Allocatable) {
+		if capacity.Count(seen.Node.Status.Capacity, name) > 0 {
+			continue
+		}
+		names = append(names, name)
+		for _, list := range []string{"capacity", "allocatable"} {
+			at := "/status/" + list + "/" + strings.ReplaceAll(name, "/", "~1")
+			patch = append(patch, map[string]any{"op": "test", "path": at, "value": "0"}, map[string]any{"op": "remove", "path": at})
+		}
+	}
+	if len(patch) == 0 {
+		return
+	}
+	body, err := json.Marshal(patch)
+	if err == nil {
+		api, cancel := context.WithTimeout(ctx, p.Settings.Timeouts.APICall)
+		defer cancel()
+		_, err = p.Client.CoreV1().Nodes().Patch(api, p.Node, types.JSONPatchType, body, metav1.PatchOptions{FieldManager: nodewrite.FieldManager}, "status")
+	}
+	if err != nil {
+		p.Log.Warn("removing resources of former configs from the node", zap.Strings("resources", names), zap.Error(err))
+		return
+	}
+	p.Events.Nodef(seen.Node, corev1.EventTypeNormal, config.ReasonReleased, "removed resources of former configs from the node, as ghosts: remove says: %s", strings.Join(names, ", "))
+}
+
+// Await says what is missing until the look that finds nothing.
+func (p *Prover) Await(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
+	now := p.Clock.Now()
+	if p.began.IsZero() {
+		p.began = now
+	}
+	if len(seen.Capacity.Missing) == 0 {
+		return &outcome.Waiting{
+			Reason: config.ReasonAwaitingCapacity, After: capacity.ProofInterval,
+			Message: "capacity is right; looking once more: " + capacity.Offered(seen.Kubelet.Offered).Summary(want.Plugin.SharingKnown()),
+		}
+	}
+	reason, missing := p.missing(seen)
+	if seen.Journal == nil {
+		return &outcome.Waiting{Reason: reason, Message: missing, After: outcome.DriverRetry}
+	}
+	// A fresh node has nothing to go back to, and its first plugin may wait for a driver that is still being installed.
+	fresh := seen.Journal.Startup != nil && !want.Undo
+	until := p.began.Add(p.Settings.Timeouts.Capacity)
+	if err := p.mendPlugin(ctx, seen, want, step, fresh); err != nil {
+		return err
+	}
+	if fresh || now.Before(until) {
+		if reason == config.ReasonCapacityMismatch || now.Sub(p.began) < causePatience {
+			missing = seen.Blockers()
+		}
+		wait := &outcome.Waiting{
+			Reason: config.ReasonAwaitingCapacity, Message: "waiting for kubelet and the device plugin: " + missing, After: capacity.ProofInterval,
+			Blockers: seen.Capacity.Missing,
+		}
+		if !fresh {
+			wait.Since, wait.Until, wait.Then = p.began, until, seen.Then(want)
+		}
+		return wait
+	}
+	if want.Undo {
+		return &outcome.Stalled{
+			Reason:  reason,
+			Message: fmt.Sprintf("the GPUs are as they were, but their capacity is not back after %s: %s", p.Settings.Timeouts.Capacity, missing),
+		}
+	}
+	return &api.Failure{
+		Wish: want.Fingerprint, Reason: reason, Message: fmt.Sprintf("no proof of capacity after %s: %s", p.Settings.Timeouts.Capacity, missing),
+	}
+}
+
+// mendPlugin ends a change whose config the device plugin does not run by. Otherwise, for want of capacity, it evicts the plugin once: one
+// has been seen to register and to be forgotten by kubelet.
+func (p *Prover) mendPlugin(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step, fresh bool) error {
+	if fails := p.DevicePlugin.Fails(seen); fails != "" && seen.Journal.ChangesPlugin() && !want.Undo {
+		return &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonPluginFailed, Message: "the device plugin does not run by its new config: " + fails}
+	}
+	half := p.began.Add(p.Settings.Timeouts.Capacity / 2)
+	if fresh || p.restarted || !p.Clock.Now().After(half) || len(seen.DevicePlugin.Pods) == 0 {
+		return nil
+	}
+	p.restarted = true
+	step.Kind, step.Pods = plan.RestartOperands, nil
+	for i := range seen.DevicePlugin.Pods {
+		step.Pods = append(step.Pods, state.PlannedPod(holders.Describe(&seen.DevicePlugin.Pods[i])))
+	}
+	p.Log.Info("no capacity for long: starting the device plugin anew", zap.Strings("missing", seen.Capacity.Missing))
+	return p.Draining.Evict(ctx, seen, want, []plan.Step{step})
+}

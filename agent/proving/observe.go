@@ -1,0 +1,95 @@
+// Package proving has the capacity proven: what kubelet offers is compared with the hardware and with what is wanted, and a change waits until two
+// looks agree.
+package proving
+
+import (
+	"time"
+
+	"go.uber.org/zap"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/gpuslice/gpuslice/agent/capacity"
+	"github.com/gpuslice/gpuslice/agent/deviceplugin"
+	"github.com/gpuslice/gpuslice/agent/draining"
+	"github.com/gpuslice/gpuslice/agent/events"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/steady"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// Prover proves the capacity of one node.
+type Prover struct {
+	Node         string // name of the node
+	Client       kubernetes.Interface
+	DevicePlugin *deviceplugin.Plugin
+	Draining     *draining.Draining
+	Settings     config.Settings
+	Events       events.Recorder
+	Clock        *steady.Clock
+	Log          *zap.Logger
+
+	proof     capacity.Proof
+	began     time.Time // the present wait for capacity; zero if none is under way
+	restarted bool      // the device plugin was started anew for want of capacity
+}
+
+// Forget drops what depends on times that the clock gave.
+func (p *Prover) Forget(now time.Time) {
+	p.proof.Forget(now)
+	p.began = time.Time{}
+}
+
+// Follow takes over the looks that have been counted.
+func (p *Prover) Follow(proof capacity.Proof) { p.proof = proof }
+
+// ProveAnew has what was proven proven again.
+func (p *Prover) ProveAnew() { p.proof.Agreed = 0 }
+
+// Pause has the wait for capacity begin anew: what is not seen takes none of its time.
+func (p *Prover) Pause() { p.began = time.Time{} }
+
+// End ends the wait for capacity.
+func (p *Prover) End() { p.began, p.restarted = time.Time{}, false }
+
+// featurePatience is how long the labels of GPU feature discovery are waited for: it looks each minute, and node feature discovery
+// carries over what it finds. They are a hint that pods are placed by, and no proof.
+const featurePatience = 90 * time.Second
+
+// awaitFeatures treats stale labels of GPU feature discovery as missing capacity for up to featurePatience, in the middle of a change.
+func (p *Prover) awaitFeatures(seen *state.Observed, want *state.DesiredPlugin) {
+	if want == nil {
+		return
+	}
+	stale := seen.StaleFeatures(want)
+	switch {
+	case seen.Journal == nil || len(stale) == 0:
+		seen.Capacity.Proof.StaleSince = time.Time{}
+	case len(seen.Capacity.Missing) > 0:
+	case seen.Capacity.Proof.StaleSince.IsZero():
+		seen.Capacity.Proof.StaleSince = p.Clock.Now()
+		seen.Capacity.Missing = stale
+	case p.Clock.Since(seen.Capacity.Proof.StaleSince) < min(featurePatience, p.Settings.Timeouts.Capacity/2):
+		seen.Capacity.Missing = stale
+	}
+}
+
+// Prove compares the capacity with the hardware, and with the sharing that is wanted, if any is known.
+func (p *Prover) Prove(seen *state.Observed, want *state.DesiredPlugin) {
+	seen.Capacity.Strategy = p.DevicePlugin.Strategy(*seen, want)
+	switch {
+	case seen.Kubelet.Err != nil:
+		seen.Capacity.Missing = []string{seen.Kubelet.Err.Error()}
+	case seen.DevicePlugin.Rivals != "":
+		seen.Capacity.Missing = []string{seen.DevicePlugin.Rivals}
+	case want != nil && want.Known:
+		seen.Capacity.Missing = capacity.Mismatches(capacity.Shared(capacity.Expected(seen.GPUs, seen.Capacity.Strategy).NamedBy(seen.Kubelet.Offered), want.Sharing), seen.Kubelet.Offered, seen.Node.Status.Allocatable)
+		if want.Sharing.Strategy == config.SharingMPS {
+			seen.Capacity.Missing = append(seen.Capacity.Missing, seen.MissingMPS()...)
+		}
+	default:
+		seen.Capacity.Missing = capacity.Disagreements(capacity.Expected(seen.GPUs, seen.Capacity.Strategy), seen.Kubelet.Offered, seen.Node.Status.Allocatable)
+	}
+	seen.Capacity.Proof = p.proof
+	p.awaitFeatures(seen, want)
+	seen.Capacity.Proof.Count(len(seen.Capacity.Missing) == 0, p.Clock.Now())
+}

@@ -1,0 +1,60 @@
+// Package publish writes the labels and taints of a profile to the node, and takes them away again.
+package publish
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent/hostrecord"
+	"github.com/gpuslice/gpuslice/agent/ledger"
+	"github.com/gpuslice/gpuslice/agent/nodekeys"
+	"github.com/gpuslice/gpuslice/agent/nodewrite"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/steady"
+)
+
+// Publisher does so for one node.
+type Publisher struct {
+	Nodes  nodewrite.Writer
+	Record *hostrecord.Keeper
+	Ledger *ledger.Ledger
+	Clock  *steady.Clock
+}
+
+// Noted are the keys that a profile has put on the node, of an agent that kept no record of its host, as before an upgrade, or on a host
+// that was installed anew.
+func (p *Publisher) Noted(seen *state.Observed) nodekeys.Keys {
+	profiles, err := seen.CatalogOfProfiles()
+	if err != nil {
+		return nodekeys.Keys{}
+	}
+	return nodekeys.Noted(seen.Node, profiles)
+}
+
+// Publish writes the profile's labels and taints to the node. The host's record has those that will be ours before, and those that are
+// after.
+func (p *Publisher) Publish(ctx context.Context, seen state.Observed, want nodekeys.Keys) error {
+	ours := seen.Record.Published
+	_, _, note := nodekeys.Settled(seen.Node, ours, want)
+	during := note.And(ours)
+	r := p.Record.Now
+	r.Learnt = hostrecord.LearntOf(seen.Record.Status, during)
+	if seen.Gives {
+		p.Record.Keep(ctx, r, p.Clock.Now())
+	} else if err := p.Record.Write(ctx, r, p.Clock.Now()); err != nil {
+		return p.Ledger.Unrecorded(seen, err)
+	}
+	var body []byte
+	err := p.Nodes.Patch(ctx, seen.Node, func(node *corev1.Node) (_ []byte, err error) {
+		body, note, err = nodekeys.Patch(node, ours, want)
+		return body, err
+	})
+	switch {
+	case err == nil:
+		p.Ledger.Learn(ctx, hostrecord.LearntOf(seen.Record.Status, note))
+	case ledger.Refused(err): // what stands there now is of somebody else
+		p.Ledger.Learn(ctx, hostrecord.LearntOf(seen.Record.Status, ours))
+	}
+	return err
+}

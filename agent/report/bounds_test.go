@@ -1,0 +1,61 @@
+package report_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/report"
+)
+
+// cutUp is a status of so many GPUs of seven instances.
+func cutUp(gpus int) []api.StatusGPU {
+	var out []api.StatusGPU
+	for i := range gpus {
+		g := api.StatusGPU{Index: i, MIG: true, Slices: 8, Geometry: strings.Repeat("1g.10gb@0 ", 7)}
+		for at := range 7 {
+			g.Instances = append(g.Instances, api.StatusInstance{Is: fmt.Sprintf("1g.10gb@%d", at), At: at, Size: 1, ID: 7 + at})
+		}
+		out = append(out, g)
+	}
+	return out
+}
+
+func TestAStatusLosesTheNumbersOfInstancesBeforeItsGeometry(t *testing.T) {
+	for _, room := range []int{report.StatusRoom, 4 << 10, 200} {
+		text, fits, err := report.EncodeStatus(api.Status{Phase: api.PhaseIdle, GPUs: cutUp(16)}, room)
+		var s api.Status
+		if err != nil || !fits || len(text) > room || json.Unmarshal([]byte(text), &s) != nil {
+			t.Fatalf("%d bytes in %d, fits %t: %v", len(text), room, fits, err)
+		}
+		numbered, drawn := len(s.GPUs) > 0 && s.GPUs[0].Instances != nil, len(s.GPUs) > 0
+		if numbered != (room == report.StatusRoom) || drawn != (room >= 4<<10) {
+			t.Errorf("in %d bytes: GPUs %t, with instances %t", room, drawn, numbered)
+		}
+	}
+}
+
+func TestADiagnosisSaysWhatItLeavesOut(t *testing.T) {
+	d := api.Diagnosis{Node: "gpu-1", Outcome: api.Outcome{Verdict: api.VerdictFree, Text: "free"}, GPUs: api.GPUsSeen{Now: cutUp(8)}}
+	for i := range 5000 {
+		d.Pods = append(d.Pods, api.PodSeen{Namespace: "team", Name: fmt.Sprintf("notebook-%d", i), Devices: []string{"GPU 0"}})
+	}
+	for room, whole := range map[int]bool{1 << 20: true, report.AnswerRoom: false, 2 << 10: false} {
+		text, err := report.EncodeAnswer(api.Answer{For: "diagnosis", Diagnosis: &d}, room)
+		var given api.Answer
+		if err != nil || len(text) > room || json.Unmarshal([]byte(text), &given) != nil || given.Diagnosis == nil {
+			t.Fatalf("%d bytes in %d: %v: %.200s", len(text), room, err, text)
+		}
+		got := given.Diagnosis
+		said := strings.Contains(strings.Join(got.Unseen, "\n"), "not all pods are told")
+		if got.Outcome.Verdict != api.VerdictFree || (len(got.Pods) == len(d.Pods)) != whole || said == whole {
+			t.Errorf("in %d bytes: %d of %d pods, unseen %q", room, len(got.Pods), len(d.Pods), got.Unseen)
+		}
+	}
+	text, err := report.EncodeAnswer(api.Answer{For: "diagnosis", Diagnosis: &d}, 300)
+	if err != nil || !strings.Contains(text, "too full") || len(text) > 300 {
+		t.Errorf("%d bytes without room: %v: %s", len(text), err, text)
+	}
+}

@@ -1,0 +1,27 @@
+package agent_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// One file serves nodes of four GPUs and of eight. Who looks at the node sees that a part of it is about others.
+func TestPositionsThatTheNodeDoesNotHaveAreToldAndPassedOver(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "gpus: [{model: H100-80GB}]")
+		w.administer(map[string]config.MIGConfig{"mine": {{Indices: []int{0, 4, 5}, MIG: true, Devices: map[string]int{"3g.40gb": 2}}}})
+		w.label("mine")
+		w.reach("mine")
+		if p, err := w.agent.Preview(t.Context(), config.LabelMIGConfig, "mine"); err != nil || !slices.Equal(p.Beyond, []int{4, 5}) {
+			t.Errorf("the preview passes over %v, error %v", p.Beyond, err)
+		}
+		if got, want := w.condition().Message, "does not have, which were passed over: 4; 5"; !strings.Contains(got, want) {
+			t.Errorf("the condition does not say %q: %s", want, got)
+		}
+	})
+}

@@ -1,0 +1,286 @@
+// Package tell writes to the node what a pass has found and done: the conditions, the state label, the status annotation and their Events.
+package tell
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/capacity"
+	"github.com/gpuslice/gpuslice/agent/condition"
+	"github.com/gpuslice/gpuslice/agent/events"
+	"github.com/gpuslice/gpuslice/agent/hostrecord"
+	"github.com/gpuslice/gpuslice/agent/ledger"
+	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/agent/nodewrite"
+	"github.com/gpuslice/gpuslice/agent/outcome"
+	"github.com/gpuslice/gpuslice/agent/report"
+	"github.com/gpuslice/gpuslice/agent/retried"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/steady"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// Source has conditions of its own.
+type Source interface {
+	// Conditions are those that differ from what the node shows, or, on beat, all. Complete means that all of the node was seen; silent is
+	// why nothing can be said of the GPUs, or empty.
+	Conditions(node *corev1.Node, complete bool, silent string, beat bool) []corev1.NodeCondition
+}
+
+// Reporter is a source that has something to say in the status, too.
+type Reporter interface {
+	Report(status *api.Status)
+}
+
+// Teller tells of one node.
+type Teller struct {
+	Node     string // its name
+	Client   kubernetes.Interface
+	Nodes    nodewrite.Writer
+	Ledger   *ledger.Ledger
+	Record   *hostrecord.Keeper
+	Sources  []Source
+	Settings config.Settings
+	Events   events.Recorder
+	Clock    *steady.Clock
+	Log      *zap.Logger
+}
+
+// progressInterval is the least time between two reports that differ in nothing but how far a change has come.
+const progressInterval = time.Second
+
+// Tell writes what differs from what the node shows already.
+func (t *Teller) Tell(ctx context.Context, seen state.Observed, want state.Desired, r report.Report, underway bool) error {
+	old := report.PartitionReady(seen.Node)
+	if old == nil {
+		old = &corev1.NodeCondition{}
+	}
+	age := t.Clock.Since(old.LastHeartbeatTime.Time)
+	news := old.Reason != string(r.Reason)
+	if underway && !news && age < progressInterval {
+		return nil
+	}
+	status, full, err := t.status(ctx, seen, want, r)
+	if err != nil {
+		return err
+	}
+	if full {
+		r.Message = legible.Message(r.Message, legible.Longest-len(noRoom)) + noRoom
+	}
+	// Each for itself, and the annotation last: what others write there must not keep the node from saying how it is.
+	return errors.Join(t.stateLabel(ctx, seen, r), t.condition(ctx, seen, want, r, underway), t.annotations(ctx, seen, r, status))
+}
+
+// condition writes the conditions that differ from what the node shows already.
+func (t *Teller) condition(ctx context.Context, seen state.Observed, want state.Desired, r report.Report, underway bool) error {
+	old := report.PartitionReady(seen.Node)
+	if old == nil {
+		old = &corev1.NodeCondition{}
+	}
+	age := t.Clock.Since(old.LastHeartbeatTime.Time)
+	news := old.Reason != string(r.Reason)
+	same := !news && old.Status == r.Ready && old.Message == r.Message
+	beat := t.heartbeatDue(age)
+	conditions := slices.Concat(t.drainConditions(seen.Node, r), t.plannedCondition(seen, want, r))
+	for _, source := range t.Sources {
+		conditions = append(conditions, source.Conditions(seen.Node, seen.Complete, r.Silent(), beat)...)
+	}
+	if same && len(conditions) == 0 && !beat {
+		return nil
+	}
+	conditions = append(conditions, condition.After(old, config.ConditionGPUPartitionReady, r.Ready, string(r.Reason), r.Message, t.Clock.Now()))
+	if err := t.Write(ctx, conditions); err != nil {
+		return err
+	}
+	if news {
+		t.Log.Info("telling", zap.String("phase", string(r.Phase)), zap.String("reason", string(r.Reason)), zap.String("message", r.Message))
+	}
+	if news && !underway {
+		t.Events.Nodef(seen.Node, eventType(r), r.Reason, "%s", r.Message)
+	}
+	return nil
+}
+
+// heartbeatDue reports whether the conditions are to be written though they say nothing new. Their time is in the future where the
+// clock was set back.
+func (t *Teller) heartbeatDue(age time.Duration) bool {
+	return age >= t.Settings.NodeHeartbeat || age < -steady.StepNoticed
+}
+
+// status is the status annotation, and whether there is no room for it. A look that ended early has nothing to say there, and must
+// not wipe out what an earlier one said: then it is empty. What the next changes go by is kept in the host's record besides.
+func (t *Teller) status(ctx context.Context, seen state.Observed, want state.Desired, r report.Report) (text string, full bool, err error) {
+	if !seen.Complete {
+		return "", false, nil
+	}
+	status := api.Status{
+		Desired: want.Name, Phase: r.Phase, Reason: r.Reason, GPUs: report.GPUs(seen.GPUs),
+		Capacity: capacity.Offered(seen.Kubelet.Offered).Summary(want.Plugin.SharingKnown()),
+	}
+	status.Failed, status.NoReset, status.Blockers = seen.Kept(want), seen.Refusal(), r.Blockers
+	status.Left, status.Since = r.Left, seen.Since(r.Reason, t.Clock.Stamp())
+	if seen.Record.Status.Desired != want.Name { // tools tell by it what was said of a former wish
+		status.Since = t.Clock.Stamp()
+	}
+	if want.Name != "" {
+		status.Label = want.Label
+	}
+	t.keep(&status, seen, want, r)
+	published := hostrecord.PublishedBy(t.Record.Now.Learnt) // this pass may have published others
+	if t.Record.Absent {
+		published = seen.Record.Published
+	}
+	t.Ledger.Learn(ctx, hostrecord.LearntOf(status, published))
+	for _, source := range t.Sources {
+		if r, reports := source.(Reporter); reports {
+			r.Report(&status)
+		}
+	}
+	text, fits, err := report.EncodeStatus(status, report.RoomFor(seen.Node, config.AnnotationStatus, report.StatusRoom))
+	if err != nil || fits {
+		return text, false, err
+	}
+	return "", true, nil
+}
+
+// stateLabel writes the state label, which tools wait for.
+func (t *Teller) stateLabel(ctx context.Context, seen state.Observed, r report.Report) error {
+	if t.outlived(seen, r) {
+		return t.Nodes.Patch(ctx, seen.Node, func(*corev1.Node) ([]byte, error) {
+			return nodewrite.Metadata(map[string]*string{config.LabelMIGConfigState: nil}, nil)
+		})
+	}
+	if !seen.Complete || r.State == "" || seen.Node.Labels[config.LabelMIGConfigState] == string(r.State) {
+		return nil
+	}
+	state := string(r.State)
+	labels := map[string]*string{config.LabelMIGConfigState: &state}
+	return t.Nodes.Patch(ctx, seen.Node, func(*corev1.Node) ([]byte, error) { return nodewrite.Metadata(labels, nil) })
+}
+
+// outlived reports whether the state label says that something has failed which nobody asks for any more. Tools that wait for the label have
+// had the time of a heartbeat to see it; a success is still true, and a mig-manager's word is its own.
+func (t *Teller) outlived(seen state.Observed, r report.Report) bool {
+	return r.Phase == api.PhaseIdle && !r.Converged && r.State == "" && config.State(seen.Node.Labels[config.LabelMIGConfigState]) == config.StateFailed &&
+		t.Clock.Stamp().Sub(seen.Since(r.Reason, t.Clock.Stamp())) >= t.Settings.NodeHeartbeat && !seen.Leftovers.MIGManager
+}
+
+// annotations writes the status annotation, unless there is none to write, and takes away those that are spent.
+func (t *Teller) annotations(ctx context.Context, seen state.Observed, r report.Report, text string) error {
+	if !seen.Complete {
+		return nil
+	}
+	annotations := map[string]*string{}
+	if text != "" && seen.Node.Annotations[config.AnnotationStatus] != text {
+		annotations[config.AnnotationStatus] = &text
+	}
+	if _, forced := seen.Node.Annotations[config.AnnotationForce]; forced && r.Phase == api.PhaseIdle {
+		annotations[config.AnnotationForce] = nil // it was for this change, or for one that is wanted no more: the next one is to wait for its window
+	}
+	if len(annotations) == 0 {
+		return nil
+	}
+	return t.Nodes.Patch(ctx, seen.Node, func(*corev1.Node) ([]byte, error) { return nodewrite.Metadata(nil, annotations) })
+}
+
+// keep copies into the status what later changes need: the config that was last proven, the boot, and how long changes took.
+func (t *Teller) keep(status *api.Status, seen state.Observed, want state.Desired, r report.Report) {
+	status.Next, status.Proven, status.Cut, status.Took = r.Planned.UTC(), seen.Record.Status.Proven, seen.Record.Status.Cut, seen.Record.Status.Took
+	if r.Converged {
+		status.Proven, status.Cut = want.Fingerprint, ""
+		if state.HasInstances(seen.GPUs) {
+			status.Cut = seen.Boot.ID
+		}
+	}
+	if t.Record.Persisted != nil { // it was written after the look
+		status.Proven, status.Took, t.Record.Persisted = t.Record.Persisted.Proven, t.Record.Persisted.Took, nil
+	}
+	switch {
+	case want.Fingerprint != "":
+		status.Asked = &api.AskedFor{Wish: want.Fingerprint, Since: seen.Asked(want, t.Clock.Stamp())}
+	case want.Name != "": // what it means is not known as long as a file cannot be read
+		status.Asked = seen.Record.Status.Asked
+	}
+}
+
+// Write writes conditions of ours. A strategic merge patch leaves all others alone, so that a source may write its own between two passes.
+func (t *Teller) Write(ctx context.Context, conditions []corev1.NodeCondition) error {
+	body, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": conditions}})
+	if err != nil {
+		return fmt.Errorf("encoding the conditions: %w", err)
+	}
+	api, cancel := context.WithTimeout(ctx, t.Settings.Timeouts.APICall)
+	defer cancel()
+	err = retried.Do(api, func() error {
+		_, err := t.Client.CoreV1().Nodes().Patch(api, t.Node, types.StrategicMergePatchType, body,
+			metav1.PatchOptions{FieldManager: nodewrite.FieldManager}, "status")
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("writing the conditions of node %s: %w", t.Node, err)
+	}
+	return nil
+}
+
+// drainConditions are those conditions that differ from what the node shows. A node that was never drained has none.
+func (t *Teller) drainConditions(node *corev1.Node, r report.Report) []corev1.NodeCondition {
+	var out []corev1.NodeCondition
+	for _, c := range []struct {
+		kind   corev1.NodeConditionType
+		is     bool
+		reason string // of KEP-5683
+	}{
+		{config.ConditionDrainInProgress, r.Drain.Draining, "DrainStarted"},
+		{config.ConditionDrained, r.Drain.Drained, "DrainCompleted"},
+		{config.ConditionMaintenanceInProgress, r.Drain.Maintained, "Repartitioning"},
+	} {
+		old := condition.Find(node, c.kind)
+		status, reason := corev1.ConditionFalse, "NotInMaintenance"
+		if c.is {
+			status, reason = corev1.ConditionTrue, c.reason
+		}
+		if old == nil && !c.is || old != nil && old.Status == status {
+			continue
+		}
+		out = append(out, condition.After(old, c.kind, status, reason, "by "+nodewrite.FieldManager+", see condition "+config.ConditionGPUPartitionReady, t.Clock.Now()))
+	}
+	return out
+}
+
+// plannedCondition says when the change begins that waits for its window.
+func (t *Teller) plannedCondition(seen state.Observed, want state.Desired, r report.Report) []corev1.NodeCondition {
+	if !seen.Complete { // it was said after another look
+		return nil
+	}
+	old := condition.Find(seen.Node, config.ConditionMaintenancePlanned)
+	status, reason, message := corev1.ConditionFalse, "NotPlanned", "by "+nodewrite.FieldManager+": nothing waits for a window"
+	if !r.Planned.IsZero() {
+		status, reason = corev1.ConditionTrue, "MaintenanceWindow" // of KEP-5683
+		message = fmt.Sprintf("by %s: the change to %s begins at %s", nodewrite.FieldManager, want.Name, outcome.Zoned(r.Planned))
+	}
+	if old == nil && status == corev1.ConditionFalse || old != nil && old.Status == status && old.Message == message {
+		return nil
+	}
+	return []corev1.NodeCondition{condition.After(old, config.ConditionMaintenancePlanned, status, reason, message, t.Clock.Now())}
+}
+
+func eventType(r report.Report) string {
+	if r.Ready == corev1.ConditionTrue || r.State == config.StatePending && !r.Blocked {
+		return corev1.EventTypeNormal
+	}
+	return corev1.EventTypeWarning
+}
+
+// noRoom is what people are told where others have filled the node's annotations.
+const noRoom = "; annotation " + config.AnnotationStatus + " is out of date, since the annotations of this node are full"

@@ -1,0 +1,143 @@
+// Package units stops units of the host's systemd that keep GPUs open, and starts them again: those that the settings name, and no others.
+package units
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/budget"
+	"github.com/gpuslice/gpuslice/agent/events"
+	"github.com/gpuslice/gpuslice/agent/ledger"
+	"github.com/gpuslice/gpuslice/agent/outcome"
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/steady"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/host"
+)
+
+// Systemd is that of the host. All of it may be missing: host.ErrNoSystemd.
+type Systemd interface {
+	// States gives the active state of each unit that the host has.
+	States(ctx context.Context, names []string) (map[string]string, error)
+	// Stop and Start wait for the unit's job as long as ctx lasts; host.ErrJobRunning if it goes on after that.
+	Stop(ctx context.Context, name string) error
+	Start(ctx context.Context, name string) error
+}
+
+// Units are those of the host that the settings name, and what systemd was asked for.
+type Units struct {
+	Systemd  Systemd
+	Settings config.Settings
+	Budget   *budget.Budget
+	Ledger   *ledger.Ledger
+	Events   events.Recorder
+	Clock    *steady.Clock
+	Log      *zap.Logger
+
+	next        time.Time         // a systemd that has not answered is not asked before
+	started     map[string]start  // units that were started again
+	startedNext time.Time         // they are not asked after before
+	toldDropped map[string]string // units that are not started, as people were told
+}
+
+// Forget drops what depends on times that the clock gave.
+func (u *Units) Forget(time.Time) {
+	clear(u.started)
+	u.next, u.startedNext = time.Time{}, time.Time{}
+}
+
+// note keeps what is known of a unit that was started again.
+func (u *Units) note(unit string, s start) {
+	if u.started == nil {
+		u.started = map[string]start{}
+	}
+	u.started[unit] = s
+}
+
+// systemdRetry is the pause before asking a systemd again that has not answered.
+const systemdRetry = 5 * time.Minute
+
+// notStartable is why a unit is left alone that was stopped, and that systemd does not list as one that it could start.
+const notStartable = "the host has no such unit that it may start: it is masked or was removed"
+
+// Retry is the pause between two looks at a unit that stops or starts.
+const Retry = outcome.HostTimeout
+
+// Stop stops a unit of the host that is in the way. One that does not stop ends the change.
+func (u *Units) Stop(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
+	until := u.Budget.Began(step).Add(u.Settings.Timeouts.Unit)
+	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
+	defer cancel()
+	delete(u.started, step.Unit)
+	err := u.Systemd.Stop(call, step.Unit)
+	if !errors.Is(err, host.ErrJobRunning) {
+		return err
+	}
+	if u.Clock.Now().After(until) && !want.Undo {
+		return &api.Failure{
+			Wish: want.Fingerprint, Reason: config.ReasonUnitFailed,
+			Message: fmt.Sprintf("%s of this host has not stopped in %s; see systemctl status %s", step.Unit, u.Settings.Timeouts.Unit, step.Unit),
+		}
+	}
+	return &outcome.Waiting{
+		Reason: config.ReasonStoppingUnits, After: Retry,
+		Message: fmt.Sprintf("waiting for %s of this host to stop, which keeps GPUs open", step.Unit),
+		Since:   seen.Journal.Started, Until: until, Then: seen.Then(want),
+	}
+}
+
+// start is what is known of a unit that was started again.
+type start struct {
+	times  int       // since it was stopped
+	at     time.Time // the last
+	failed bool      // it does not run, and people were told
+}
+
+// Start starts a unit that the change has stopped. One that does not start, or ends as often as it does, keeps no node: the GPUs
+// work without it.
+func (u *Units) Start(ctx context.Context, seen state.Observed, step plan.Step) error {
+	before := u.started[step.Unit]
+	if before.times >= u.Settings.Retry.NoEffect {
+		return u.abandon(ctx, seen, step, fmt.Errorf("it was started %d times, and has ended each time", before.times))
+	}
+	until := u.Budget.Began(step).Add(u.Settings.Timeouts.Unit)
+	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
+	defer cancel()
+	err := u.Systemd.Start(call, step.Unit)
+	switch {
+	case err == nil:
+		u.note(step.Unit, start{times: before.times + 1, at: u.Clock.Now()})
+		return nil
+	case errors.Is(err, host.ErrJobRunning) && u.Clock.Now().Before(until):
+		return &outcome.Waiting{
+			Reason: config.ReasonAwaitingCapacity, After: Retry, Message: fmt.Sprintf("waiting for %s of this host to start", step.Unit),
+			Until: until, Then: "the node is given back without it",
+		}
+	case errors.Is(err, host.ErrJobRunning), u.Budget.Attempts[step.String()].Failures+1 >= u.Settings.Retry.Failures:
+		return u.abandon(ctx, seen, step, err)
+	default:
+		return err
+	}
+}
+
+// abandon strikes from the journal a unit that does not start, and tells.
+func (u *Units) abandon(ctx context.Context, seen state.Observed, step plan.Step, err error) error {
+	u.Log.Warn("a unit of the host does not start again", zap.String("unit", step.Unit), zap.Error(err))
+	u.Events.Nodef(seen.Node, corev1.EventTypeWarning, config.ReasonUnitFailed,
+		"%s of this host was stopped for the change and does not start again: %v; start it by hand", step.Unit, err)
+	j := *seen.Journal
+	j.Stopped = slices.DeleteFunc(slices.Clone(j.Stopped), func(name string) bool { return name == step.Unit })
+	if err := u.Ledger.Amend(ctx, seen, j); err != nil {
+		return err
+	}
+	u.note(step.Unit, start{failed: true})
+	return nil
+}

@@ -1,0 +1,70 @@
+package agent_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/host"
+)
+
+// One process makes many changes.
+func TestAUnitHasItsTimeInEachChange(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := monitored(t)
+		const unit = "nvidia-dcgm.service"
+		slowly := func() {
+			w.units.refuses = map[string]error{"stop " + unit: host.ErrJobRunning}
+			w.passes("the stop", func() bool { return w.condition().Reason == string(config.ReasonStoppingUnits) })
+			w.units.refuses = nil
+			w.units.states[unit] = "inactive"
+			w.units.changed(unit)
+		}
+		w.label("all-balanced")
+		slowly()
+		w.reach("all-balanced")
+		w.spend(time.Hour)
+		w.label("all-disabled")
+		slowly()
+		w.reach("all-disabled")
+	})
+}
+
+// Promise 10: it would be stopped a moment after nobody owes it anything.
+func TestAUnitThatIsStillStoppingWhenTheNodeIsGivenBackIsStarted(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := monitored(t)
+		const unit = "nvidia-dcgm.service"
+		w.units.refuses = map[string]error{"stop " + unit: host.ErrJobRunning}
+		w.label("all-balanced")
+		w.passes("the stop", func() bool { return w.condition().Reason == string(config.ReasonStoppingUnits) })
+		w.units.states[unit], w.units.changed = "deactivating", nil
+		w.passes("the end", func() bool { return !w.owed() })
+		started := false
+		for _, d := range w.units.did {
+			started = started || d == "start "+unit
+		}
+		if !started {
+			t.Errorf("the unit was never started again: %v", w.units.did)
+		}
+	})
+}
+
+// Such as one that is activated by its socket.
+func TestAUnitThatComesBackByItselfEndsTheChange(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := monitored(t)
+		w.units.changed = func(name string) { w.units.states[name] = "active" }
+		w.label("all-balanced")
+		if !w.turns(400, func() bool {
+			r := w.condition().Reason
+			return !w.owed() && (r == string(config.ReasonStepHadNoEffect) || r == string(config.ReasonUnitFailed))
+		}) {
+			t.Errorf("after 400 passes the agent still stops it: %d times; %s", len(w.units.did), w.condition().Message)
+		}
+	})
+}

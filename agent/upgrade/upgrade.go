@@ -1,0 +1,137 @@
+// Package upgrade stands back while the driver is being upgraded: it lets go of the driver, and gives the node back if that takes long.
+package upgrade
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent/events"
+	"github.com/gpuslice/gpuslice/agent/ledger"
+	"github.com/gpuslice/gpuslice/agent/nodewrite"
+	"github.com/gpuslice/gpuslice/agent/outcome"
+	"github.com/gpuslice/gpuslice/agent/slot"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/steady"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/fence"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// Watch knows since when an upgrade is under way.
+type Watch struct {
+	Node     string // name of the node
+	Nodes    nodewrite.Writer
+	Driver   nvml.Driver
+	Fence    fence.Fence
+	Ledger   *ledger.Ledger
+	Turn     *slot.Turn
+	Settings config.Settings
+	Events   events.Recorder
+	Clock    *steady.Clock
+	Log      *zap.Logger
+
+	since time.Time // since when labels say that it is under way
+}
+
+// Forget drops what depends on times that the clock gave.
+func (u *Watch) Forget(time.Time) { u.since = time.Time{} }
+
+// Observe looks whether the driver is being upgraded, and waits for the end of that. Only labels of operands say so: any other is no
+// business of the driver manager.
+func (u *Watch) Observe(seen *state.Observed) error {
+	node := seen.Node
+	seen.Marks.Complete = true
+	// It stands behind an underscore where the operand was paused before, by us too.
+	i := slices.IndexFunc(u.Settings.Operands, func(key string) bool { return strings.HasSuffix(node.Labels[key], fence.PausedForDriverUpgrade) })
+	if i < 0 {
+		return nil
+	}
+	key := u.Settings.Operands[i]
+	seen.Marks.Upgrade = fmt.Sprintf("label %s=%s", key, node.Labels[key])
+	since := u.since
+	if since.IsZero() {
+		since = u.Clock.Stamp()
+	}
+	wait := &outcome.Waiting{
+		Reason: config.ReasonDriverNotLoaded, For: outcome.ForDriver, After: outcome.DriverRetry, Since: since,
+		Message: fmt.Sprintf("the driver is being upgraded, as %s says; nothing is done until that is over", seen.Marks.Upgrade),
+	}
+	until := since.Add(u.Settings.Timeouts.DriverUpgrade)
+	if u.Clock.Now().Before(until) {
+		wait.Until, wait.Then = until, "people have to look why it is not over"
+		return wait
+	}
+	wait.Advice = fmt.Sprintf("that is longer than %s: see the pod of the driver, or of its manager, on this node; if neither upgrades it any more: "+
+		"kubectl label node %s %s=true --overwrite", u.Settings.Timeouts.DriverUpgrade, u.Node, key)
+	return wait
+}
+
+// Follow lets go of the driver while it is being upgraded: the kernel does not unload one that a process has open.
+func (u *Watch) Follow(ctx context.Context, seen state.Observed) error {
+	switch {
+	case !seen.Marks.Complete:
+		return nil
+	case seen.Marks.Upgrade == "":
+		u.since = time.Time{}
+		return nil
+	case u.since.IsZero():
+		u.since = u.Clock.Stamp()
+	}
+	call, cancel := context.WithTimeout(ctx, u.Settings.Timeouts.DriverCall)
+	defer cancel()
+	return u.Driver.Release(call)
+}
+
+// GiveWay gives the node back while the driver is being upgraded, which may have no end: the label is anybody's who may write labels. What
+// the change owes stays in the journal, and the change is begun again after the upgrade. Who else relies on the cordon keeps it, and so do
+// people who have said so.
+func (u *Watch) GiveWay(ctx context.Context, seen state.Observed) {
+	if seen.Marks.Upgrade == "" { // nor was the node seen, if the look has ended before
+		return
+	}
+	others := seen.Tools(func(m fence.Marker) bool { return m.Cordons && m.Tool != fence.ToolDriverManager })
+	if _, kept := seen.Node.Annotations[config.AnnotationKeepCordoned]; kept || len(others) > 0 {
+		return
+	}
+	var err error
+	switch who, _, cordoned := fence.Cordoner(seen.Node); {
+	case seen.Journal != nil && seen.Journal.Cordoned:
+		err = u.unfence(ctx, seen)
+	case seen.Journal == nil && (seen.Marks.Fenced || cordoned && who == nodewrite.FieldManager):
+		uncordon := cordoned && !seen.ForeignCordon()
+		err = u.Nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) { return u.Fence.Lift(node, uncordon) })
+	default:
+		return
+	}
+	if err != nil {
+		u.Log.Warn("giving the node back while the driver is being upgraded", zap.Error(err))
+		return
+	}
+	u.Events.Nodef(seen.Node, corev1.EventTypeNormal, config.ReasonDriverNotLoaded,
+		"node given back while the driver is being upgraded, as %s says; what was begun goes on after that", seen.Marks.Upgrade)
+}
+
+// unfence gives the node back and leaves the journal, so that nothing is forgotten.
+func (u *Watch) unfence(ctx context.Context, seen state.Observed) error {
+	j := *seen.Journal
+	uncordon := !seen.ForeignCordon()
+	j.Cordoned = false
+	var startup []corev1.Taint // it was not ready before the change either
+	if j.Startup != nil {
+		startup = append(startup, j.Startup.Taint())
+	}
+	seen.Gives = true
+	if _, err := u.Ledger.Write(ctx, seen, j, func(node *corev1.Node, text string) ([]byte, error) {
+		return u.Fence.Park(node, text, uncordon, startup...)
+	}); err != nil {
+		return err
+	}
+	u.Turn.Leave(ctx, seen)
+	return nil
+}

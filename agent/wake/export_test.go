@@ -1,0 +1,4 @@
+package wake
+
+// ReadNames is readNames.
+var ReadNames = readNames

@@ -1,0 +1,81 @@
+package main
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// completionTime bounds the look at the cluster while somebody waits behind the tab key.
+const completionTime = 2 * time.Second
+
+// complete offers fixed values of a flag. That there is such a flag is for the caller to see to.
+func complete(c *cobra.Command, flag string, values ...cobra.Completion) {
+	_ = c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// completeNodes offers nodes on which an agent has ever run, but for those that are named already.
+func (o *options) completeNodes(c *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	var out []cobra.Completion
+	for _, n := range o.known(c) {
+		if t := agentReportOf(&n); !t.none() && !slices.Contains(args, n.Name) {
+			out = append(out, cobra.CompletionWithDesc(n.Name, strings.TrimSpace(asks(&n)+" "+t.condition.Reason)))
+		}
+	}
+	return out, cobra.ShellCompDirectiveNoFileComp
+}
+
+// everywhere are the configs that are there on every node.
+var everywhere = []string{"all-balanced", "all-disabled", "all-enabled"}
+
+// completeNames offers the names that nodes are asked for by the label, and those that are there everywhere. ConfigMaps are not looked
+// into: people who may label nodes need not be let into them.
+func (o *options) completeNames(label string) cobra.CompletionFunc {
+	return func(c *cobra.Command, _ []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		names := map[string]bool{}
+		if label != config.LabelDevicePluginConfig {
+			for _, name := range everywhere {
+				names[name] = true
+			}
+		}
+		for _, n := range o.known(c) {
+			names[n.Labels[label]] = true
+			if label == config.LabelProfile {
+				names[n.Labels[config.LabelMIGConfig]] = true // every MIG config is a profile
+			}
+			t := agentReportOf(&n)
+			if t.status.Label == label && !strings.Contains(t.status.Desired, api.DesiredSeparator) {
+				names[t.status.Desired] = true
+			}
+		}
+		delete(names, "")
+		return slices.Sorted(maps.Keys(names)), cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// known are the cluster's nodes; none if it does not answer soon.
+func (o *options) known(c *cobra.Command) []corev1.Node {
+	ctx := c.Context()
+	if ctx == nil {
+		ctx = context.Background() // cobra has none for a completion in some of its paths
+	}
+	ctx, cancel := context.WithTimeout(ctx, completionTime)
+	defer cancel()
+	client, err := o.client()
+	if err != nil {
+		return nil
+	}
+	nodes, err := fitting(ctx, client, "")
+	if err != nil {
+		return nil
+	}
+	return nodes
+}

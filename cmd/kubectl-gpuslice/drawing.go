@@ -1,0 +1,119 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/jedib0t/go-pretty/v6/text"
+
+	"github.com/gpuslice/gpuslice/cmd/show"
+)
+
+const (
+	// widestDrawing is the number of columns of a GPU on a terminal of whatever width.
+	widestDrawing = 129
+	// indent is that of what belongs to a GPU.
+	indent = "  "
+)
+
+// draw is a node's GPUs: the memory slices of each, the numbers of its instances, and who uses them.
+func draw(v *nodeView, p paper) string {
+	var out []string
+	out = append(out, p.paint(v.Node, text.Bold))
+	if v.Health != nil && v.unhealthy() != "" {
+		for _, l := range p.block("health: ", v.unhealthy()+": "+v.Health.Message) {
+			out = append(out, p.paint(l, text.FgRed))
+		}
+	}
+	if !v.Pods.Known {
+		out = append(out, p.block("pods: ", "who uses which instance is not known: "+v.Pods.Why)...)
+	}
+	if len(v.Pods.Asking) > 0 {
+		out = append(out, p.block("pods: ", "here ask for GPUs: "+strings.Join(v.Pods.Asking, ", "))...)
+	}
+	if len(v.Pods.Anywhere) > 0 {
+		out = append(out, p.block("pods: ", "hold what is not drawn here: "+strings.Join(v.Pods.Anywhere, ", "))...)
+	}
+	if len(v.GPUs) == 0 {
+		out = append(out, "no agent has told how the GPUs are cut")
+	}
+	for i := range v.GPUs {
+		out = append(out, v.Pods.gpu(&v.GPUs[i], p)...)
+	}
+	return strings.Join(out, "\n")
+}
+
+// gpu draws one.
+func (k podsView) gpu(g *gpuView, p paper) []string {
+	head := fmt.Sprintf("GPU %d %s", g.Index, g.UUID)
+	if !g.MIG || g.Slices == 0 {
+		lines := p.block("", head+" whole")
+		return append(lines, p.block(indent+"used by: ", k.users(g.Pods))...)
+	}
+	lines := p.block("", head+" MIG")
+	columns := widestDrawing
+	if p.width > 0 {
+		columns = min(columns, p.width-len(indent))
+	} else {
+		columns = paperWidth - len(indent)
+	}
+	names, numbers := cells(g)
+	if len(names) == len(g.Instances) && (len(names) > 0 || g.Geometry == "") {
+		lines = append(lines, p.cut(indent+show.Slices(g.Slices, names, columns)))
+		if len(numbers) > 0 {
+			lines = append(lines, p.paint(p.cut(indent+show.Slices(g.Slices, numbers, columns)), text.FgHiBlack))
+		}
+	}
+	if len(g.Instances) == 0 && g.Geometry != "" { // of an older agent, or without room for more
+		return append(lines, p.block(indent, g.Geometry)...)
+	}
+	longest := 0
+	for _, i := range g.Instances {
+		longest = max(longest, len([]rune(i.Is)))
+	}
+	for _, i := range g.Instances {
+		heading := fmt.Sprintf("%s#%-3d %-*s  ", indent, i.ID, longest, i.Is)
+		entry := p.block(heading, k.users(i.Pods))
+		if len(i.Pods) > 0 {
+			for n := range entry {
+				entry[n] = p.paint(entry[n], text.FgCyan)
+			}
+		}
+		lines = append(lines, entry...)
+	}
+	if len(g.Pods) > 0 {
+		lines = append(lines, p.block(indent+"on the whole of it: ", strings.Join(g.Pods, ", "))...)
+	}
+	return lines
+}
+
+// users names the pods, or says that there are none, if that is known.
+func (k podsView) users(pods []string) string {
+	switch {
+	case len(pods) > 0:
+		return strings.Join(pods, ", ")
+	case k.Known:
+		return "free"
+	default:
+		return "?"
+	}
+}
+
+func (p paper) cut(line string) string {
+	if p.width == 0 {
+		return line
+	}
+	return text.Snip(line, p.width, "…")
+}
+
+// cells are the GPU's instances as they are drawn, by name and by number.
+func cells(g *gpuView) (names, numbers []show.Cell) {
+	for _, i := range g.Instances {
+		profile, _, _ := strings.Cut(i.Is, "@")
+		short, _, _ := strings.Cut(profile, ".")
+		names = append(names, show.Cell{At: i.At, Size: i.Size, Names: []string{profile, short}})
+		number := fmt.Sprintf("#%d", i.ID)
+		numbers = append(numbers, show.Cell{At: i.At, Size: i.Size, Names: []string{number, number[1:]}})
+	}
+	return names, numbers
+}

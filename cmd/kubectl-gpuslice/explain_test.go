@@ -1,0 +1,50 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/mattn/go-runewidth"
+
+	"github.com/gpuslice/gpuslice/config/reasons"
+)
+
+func TestAReasonIsExplained(t *testing.T) {
+	inWorld(t, func(w *world) {
+		const held = `
+Held
+  is given: while gpuslice.io/hold keeps the node from any change
+  you can:  let the node change again: kubectl gpuslice hold NODE --release
+`
+		for _, name := range []string{"Held", "held"} {
+			w.start("explain", name)
+			w.is(held, 0)
+		}
+		w.start("explain", "EvictionBloked")
+		w.is("\nerror: there is no reason \"EvictionBloked\"; did you mean EvictionBlocked? kubectl gpuslice explain lists them all\n", 1)
+		w.start("explain", "\x1b[2Jxyzzyxyzzyxyzzy")
+		w.is("\nerror: there is no reason \"\\x1b[2Jxyzzyxyzzyxyzzy\"; kubectl gpuslice explain lists them all\n", 1)
+	})
+}
+
+func TestAllReasonsAreListedInEightyColumns(t *testing.T) {
+	inWorld(t, func(w *world) {
+		said, code := w.run("explain")
+		if code != 0 {
+			t.Fatalf("exit code %d: %s", code, said)
+		}
+		for line := range strings.Lines(said) {
+			if n := runewidth.StringWidth(strings.TrimSuffix(line, "\n")); n > paperWidth {
+				t.Errorf("%d columns: %s", n, line)
+			}
+		}
+		for _, name := range reasons.Names() {
+			if !strings.Contains(said, "\n  "+name+" ") {
+				t.Errorf("%s is not listed", name)
+			}
+			if text, known := reasons.Find(name); !known || text.Given == "" || text.YouCan == "" {
+				t.Errorf("%s: %+v", name, text)
+			}
+		}
+	})
+}

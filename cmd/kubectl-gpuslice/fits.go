@@ -1,0 +1,275 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/kubernetes"
+	requested "k8s.io/component-helpers/resource"
+	scheduling "k8s.io/component-helpers/scheduling/corev1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"k8s.io/klog/v2"
+
+	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/cmd/cli"
+)
+
+// leavingPods are the pods that have to leave a node, each by namespace and name.
+type leavingPods struct {
+	node string
+	pods []string
+	more int // that the agent has not named
+}
+
+// running is what runs in the cluster, to tell whether pods that leave a node have a place on another.
+type running struct {
+	nodes   []corev1.Node
+	pods    map[string]*corev1.Pod // by namespace and name
+	free    map[string]corev1.ResourceList
+	budgets []policyv1.PodDisruptionBudget
+}
+
+// fit says of the pods that leave each node whether they fit on others, and which budgets stand in the way. It is a help, and no error,
+// where people may not look.
+func fit(ctx context.Context, client kubernetes.Interface, leaving []leavingPods, out *cli.Printer) {
+	if len(leaving) == 0 || ctx.Err() != nil {
+		return
+	}
+	r, err := lookAround(ctx, client)
+	if err != nil {
+		out.Printf("whether the pods that leave fit elsewhere is not known: %v\n", err)
+		return
+	}
+	for _, l := range leaving {
+		for _, line := range r.judge(l) {
+			out.Printf("%s: %s\n", l.node, line)
+		}
+	}
+}
+
+// lookAround lists nodes, pods and budgets. The lists come from the API server's cache, since they may be long.
+func lookAround(ctx context.Context, client kubernetes.Interface) (*running, error) {
+	cached := metav1.ListOptions{ResourceVersion: "0"}
+	nodes, err := client.CoreV1().Nodes().List(ctx, cached)
+	if err != nil {
+		return nil, fmt.Errorf("listing nodes: %w", err)
+	}
+	pods, err := client.CoreV1().Pods("").List(ctx, cached)
+	if err != nil {
+		return nil, fmt.Errorf("listing pods: %w", err)
+	}
+	budgets, err := client.PolicyV1().PodDisruptionBudgets("").List(ctx, cached)
+	if err != nil {
+		return nil, fmt.Errorf("listing budgets: %w", err)
+	}
+	r := &running{nodes: nodes.Items, budgets: budgets.Items, pods: map[string]*corev1.Pod{}, free: map[string]corev1.ResourceList{}}
+	for _, n := range nodes.Items {
+		r.free[n.Name] = n.Status.Allocatable.DeepCopy()
+	}
+	for i := range pods.Items {
+		p := &pods.Items[i]
+		r.pods[p.Namespace+"/"+p.Name] = p
+		if p.Spec.NodeName != "" && !ended(p) {
+			take(r.free[p.Spec.NodeName], requests(p))
+		}
+	}
+	return r, nil
+}
+
+// requests are what the pod asks of its node, with its place among the node's pods.
+func requests(p *corev1.Pod) corev1.ResourceList {
+	out := requested.PodRequests(p, requested.PodResourcesOptions{})
+	out[corev1.ResourcePods] = *resource.NewQuantity(1, resource.DecimalSI)
+	return out
+}
+
+func take(from, what corev1.ResourceList) {
+	for name, n := range what {
+		if left, there := from[name]; there {
+			left.Sub(n)
+			from[name] = left
+		}
+	}
+}
+
+// judge says whether the pods of one node fit on the others, as if nothing else changed, and what keeps them.
+func (r *running) judge(l leavingPods) []string {
+	free := map[string]corev1.ResourceList{}
+	for name, list := range r.free {
+		free[name] = list.DeepCopy()
+	}
+	var lines []string
+	var placed, alone, lost []string
+	homeless := map[string]bool{}
+	for _, name := range l.pods {
+		p := r.pods[name]
+		owner := controller(p)
+		switch {
+		case p == nil || p.Spec.NodeName != l.node:
+			lost = append(lost, name)
+			continue
+		case owner == nil:
+			alone = append(alone, name)
+			continue
+		case owner.Kind == "DaemonSet": // comes back to the node
+			continue
+		}
+		if why := r.place(p, l.node, free); why != "" {
+			homeless[name] = true
+			lines = append(lines, fmt.Sprintf("%s fits on no other node: %s", name, why))
+		} else {
+			placed = append(placed, name)
+		}
+	}
+	if len(placed) > 0 {
+		lines = append([]string{have(len(placed)) + " a place on other nodes: " + legible.Listed(placed)}, lines...)
+	}
+	if len(alone) > 0 {
+		lines = append(lines, fmt.Sprintf("nobody makes %s anew: %s", them(len(alone)), legible.Listed(alone)))
+	}
+	if n := len(lost) + l.more; n > 0 {
+		lines = append(lines, fmt.Sprintf("whether %s more would fit elsewhere is not known", cli.Counted(n, "pod")))
+	}
+	return append(lines, r.inTheWay(l, homeless)...)
+}
+
+func have(n int) string {
+	if n == 1 {
+		return "1 pod has"
+	}
+	return fmt.Sprintf("%d pods have", n)
+}
+
+func them(n int) string {
+	if n == 1 {
+		return "this pod"
+	}
+	return "these pods"
+}
+
+func controller(p *corev1.Pod) *metav1.OwnerReference {
+	if p == nil {
+		return nil
+	}
+	return metav1.GetControllerOf(p)
+}
+
+// place finds a node for the pod, and takes what it needs there. Otherwise it counts why the nodes do not do.
+func (r *running) place(p *corev1.Pod, from string, free map[string]corev1.ResourceList) string {
+	needs := requests(p)
+	against := map[string]int{}
+	for i := range r.nodes {
+		n := &r.nodes[i]
+		if n.Name == from {
+			continue
+		}
+		why := keeps(n, p, free[n.Name], needs)
+		if why == "" {
+			take(free[n.Name], needs)
+			return ""
+		}
+		against[why]++
+	}
+	if len(against) == 0 {
+		return "there is none"
+	}
+	var out []string
+	for _, why := range slices.SortedFunc(maps.Keys(against), func(a, b string) int { return cmp.Or(against[b]-against[a], cmp.Compare(a, b)) }) {
+		out = append(out, fmt.Sprintf("%s: %s", cli.Counted(against[why], "node"), why))
+	}
+	return strings.Join(out, "; ")
+}
+
+// keeps is why a pod of these needs could not be scheduled to the node; empty if it could, as far as capacity, selectors and taints go.
+func keeps(n *corev1.Node, p *corev1.Pod, free, needs corev1.ResourceList) string {
+	if n.Spec.Unschedulable {
+		return "cordoned"
+	}
+	ready := slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
+	if !ready {
+		return "not ready"
+	}
+	if fits, err := nodeaffinity.GetRequiredNodeAffinity(p).Match(n); err != nil || !fits {
+		return "labels that the pod's selector does not fit"
+	}
+	repels := func(t *corev1.Taint) bool {
+		return t.Effect == corev1.TaintEffectNoSchedule || t.Effect == corev1.TaintEffectNoExecute
+	}
+	if taint, repelled := scheduling.FindMatchingUntoleratedTaint(klog.Background(), n.Spec.Taints, p.Spec.Tolerations, repels, true); repelled {
+		return "taint " + legible.Cut(taint.Key, longestWord)
+	}
+	for _, name := range slices.Sorted(maps.Keys(needs)) {
+		need := needs[name]
+		left, there := free[name]
+		switch {
+		case need.IsZero():
+		case !there:
+			return "no " + legible.Cut(string(name), longestWord)
+		case left.Cmp(need) < 0:
+			return "too little free " + legible.Cut(string(name), longestWord)
+		}
+	}
+	return ""
+}
+
+// inTheWay are the budgets that do not let all the pods go at once.
+func (r *running) inTheWay(l leavingPods, homeless map[string]bool) []string {
+	var out []string
+	over := map[string][]string{} // budgets, by pod
+	for i := range r.budgets {
+		b := &r.budgets[i]
+		selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
+		if err != nil {
+			continue
+		}
+		name := b.Namespace + "/" + b.Name
+		count, stuck := 0, 0
+		for _, pod := range l.pods {
+			p := r.pods[pod]
+			if p == nil || p.Namespace != b.Namespace || p.Spec.NodeName != l.node || !selector.Matches(labels.Set(p.Labels)) {
+				continue
+			}
+			count++
+			over[pod] = append(over[pod], name)
+			if homeless[pod] {
+				stuck++
+			}
+		}
+		allowed := int(b.Status.DisruptionsAllowed)
+		switch {
+		case count == 0 || count <= allowed:
+		case allowed <= 0:
+			out = append(out, fmt.Sprintf("budget %s lets none of %s go now: it needs %d healthy and has %d",
+				name, cli.Counted(count, "pod"), b.Status.DesiredHealthy, b.Status.CurrentHealthy))
+		case stuck > 0:
+			out = append(out, fmt.Sprintf("budget %s lets %d of %s go, and stays in the way then: the next one waits for a successor, and %d of them %s no place elsewhere",
+				name, allowed, cli.Counted(count, "pod"), stuck, has(stuck)))
+		default:
+			out = append(out, fmt.Sprintf("budget %s lets %d of %s go at a time: the next one waits until a successor is ready", name, allowed, cli.Counted(count, "pod")))
+		}
+	}
+	for _, pod := range l.pods {
+		if len(over[pod]) > 1 {
+			out = append(out, fmt.Sprintf("%s is in more than one budget, and the API server evicts no such pod: %s", pod, legible.Listed(over[pod])))
+		}
+	}
+	return out
+}
+
+func has(n int) string {
+	if n == 1 {
+		return "has"
+	}
+	return "have"
+}

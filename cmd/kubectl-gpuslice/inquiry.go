@@ -1,0 +1,137 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/cmd/cli"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// cleanTime bounds the end, when the requests are taken away.
+const cleanTime = time.Minute
+
+// inquiry asks agents something.
+type inquiry struct {
+	request string // value of config.AnnotationPreview
+	nodes   []*askedNode
+}
+
+// askedNode is a node whose agent is asked.
+type askedNode struct {
+	identity
+	node   *corev1.Node
+	answer *api.Answer
+	lost   string // why there will be no answer
+}
+
+// inquire asks the agents of the nodes, and waits for so long until all have answered. Then it takes its requests away.
+func inquire(ctx context.Context, client kubernetes.Interface, nodes []corev1.Node, request string, patience time.Duration, out *cli.Printer) (*inquiry, error) {
+	q := &inquiry{request: request}
+	defer q.withdraw(context.WithoutCancel(ctx), client, out)
+	for i := range nodes {
+		if err := q.ask(ctx, client, &nodes[i]); err != nil {
+			return q, err
+		}
+	}
+	waiting, cancel := context.WithTimeoutCause(ctx, patience, errLate)
+	defer cancel()
+	var names []string
+	for _, a := range q.nodes {
+		names = append(names, a.name)
+	}
+	if err := follow(waiting, client, names, q); err != nil && !errors.Is(err, errLate) {
+		return q, err
+	}
+	return q, nil
+}
+
+// ask sets the request, and takes away an answer that an earlier one has left.
+func (q *inquiry) ask(ctx context.Context, client kubernetes.Interface, n *corev1.Node) error {
+	request := q.request
+	after, err := write(ctx, client, n, change{annotations: map[string]*string{config.AnnotationPreview: &request, config.AnnotationPlan: nil}})
+	a := &askedNode{node: n, identity: identify(n)}
+	switch {
+	case apierrors.IsNotFound(err):
+		a.lost = "the node was deleted"
+	case err != nil:
+		return err
+	default:
+		a.node, a.identity = after, identify(after)
+	}
+	q.nodes = append(q.nodes, a)
+	return nil
+}
+
+// withdraw takes requests and answers away.
+func (q *inquiry) withdraw(ctx context.Context, client kubernetes.Interface, out *cli.Printer) {
+	ctx, cancel := context.WithTimeout(ctx, cleanTime)
+	defer cancel()
+	for _, a := range q.nodes {
+		_, err := write(ctx, client, a.node, change{annotations: map[string]*string{config.AnnotationPreview: nil, config.AnnotationPlan: nil}})
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) { // it is another node of the same name then
+			out.Printf("warning: %v; to take the request away: kubectl annotate node %s %s-\n", err, a.name, config.AnnotationPreview)
+		}
+	}
+}
+
+func (q *inquiry) see(n *corev1.Node) {
+	for _, a := range q.nodes {
+		if a.name == n.Name {
+			a.see(n, q.request)
+		}
+	}
+}
+
+func (q *inquiry) gone(name string) {
+	for _, a := range q.nodes {
+		if a.name == name && a.answer == nil {
+			a.lost = "the node was deleted"
+		}
+	}
+}
+
+func (q *inquiry) passed(time.Time) {}
+
+func (q *inquiry) trouble(error) {}
+
+func (q *inquiry) settled() (bool, error) {
+	return !slices.ContainsFunc(q.nodes, func(a *askedNode) bool { return a.answer == nil && a.lost == "" }), nil
+}
+
+func (a *askedNode) see(n *corev1.Node, request string) {
+	if a.answer != nil || a.lost != "" || a.outdated(n) {
+		return
+	}
+	if n.Annotations[config.AnnotationPreview] != request {
+		a.lost = "somebody else has asked its agent something at the same time; ask again"
+		return
+	}
+	var given api.Answer
+	if json.Unmarshal([]byte(n.Annotations[config.AnnotationPlan]), &given) == nil && given.For == request {
+		makeLegible(&given)
+		a.answer = &given
+	}
+}
+
+// makeLegible bounds what is shown of an answer: others can write to the annotation too.
+func makeLegible(a *api.Answer) {
+	if a.Diagnosis != nil {
+		a.Diagnosis.Outcome.Text = legible.Message(a.Diagnosis.Outcome.Text, legible.Longest)
+	}
+	a.Refused, a.Runs = legible.Message(a.Refused, legible.Longest), legible.Message(a.Runs, legible.Longest)
+	for _, texts := range [][]string{a.Steps, a.Pods} {
+		for i := range texts {
+			texts[i] = legible.Message(texts[i], legible.Longest)
+		}
+	}
+}

@@ -1,0 +1,97 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/cmd/cli"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+func (o *options) plan() *cobra.Command {
+	var a application
+	c := &cobra.Command{
+		Use:   "plan (-l SELECTOR | NODE...) [--profile NAME | --mig-config NAME | --device-plugin-config NAME]",
+		Short: "Say what the nodes would do for a config, or have left to do; nothing is labelled",
+		Long: `Asks the agent of each node for its plan: its steps, which pods would have to leave and when, whether they fit on other nodes, and which
+budgets stand in the way. Without a name, the plan is for what the labels of the node ask already. It is apply --dry-run by another name.`,
+		ValidArgsFunction: o.completeNodes,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			client, err := o.client()
+			if err != nil {
+				return err
+			}
+			nodes, err := a.nodes.nodes(cmd.Context(), client, args)
+			if err != nil {
+				return err
+			}
+			out := &cli.Printer{W: cmd.OutOrStdout()}
+			if a.profile+a.migConfig+a.pluginConfig != "" {
+				w, err := a.wish()
+				if err != nil {
+					return err
+				}
+				if err := outvoted(nodes, w); err != nil {
+					return err
+				}
+				return preview(cmd.Context(), client, nodes, w, out)
+			}
+			groups, err := byWish(nodes)
+			if err != nil {
+				return err
+			}
+			for _, g := range groups {
+				if err := preview(cmd.Context(), client, g.nodes, g.wish, out); err != nil {
+					return err
+				}
+			}
+			return out.Err
+		},
+	}
+	a.bind(c, o)
+	return c
+}
+
+// sameWish are nodes whose labels ask for the same.
+type sameWish struct {
+	wish  wish
+	nodes []corev1.Node
+}
+
+// byWish puts together nodes that ask for the same by their labels.
+func byWish(nodes []corev1.Node) ([]sameWish, error) {
+	var out []sameWish
+	var none []string
+next:
+	for _, n := range nodes {
+		w, asks := wishOf(&n)
+		if !asks {
+			none = append(none, n.Name)
+			continue
+		}
+		for i := range out {
+			if out[i].wish == w {
+				out[i].nodes = append(out[i].nodes, n)
+				continue next
+			}
+		}
+		out = append(out, sameWish{w, []corev1.Node{n}})
+	}
+	if len(none) > 0 {
+		return nil, fmt.Errorf("nothing is asked of %s: say what to plan for, by --profile, --mig-config or --device-plugin-config", strings.Join(none, ", "))
+	}
+	return out, nil
+}
+
+// wishOf is what the labels of the node ask for. Its agent adds the other of the two labels that stand together.
+func wishOf(n *corev1.Node) (wish, bool) {
+	for _, label := range []string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig} {
+		if name := n.Labels[label]; name != "" {
+			return wish{label, name}, true
+		}
+	}
+	return wish{}, false
+}

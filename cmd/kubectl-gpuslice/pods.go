@@ -1,0 +1,127 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/gpuslice/gpuslice/cmd/cli"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// viewTime is how long the agents have to say who uses the GPUs: people who look do not want to wait for one in the middle of a step.
+const viewTime = 5 * time.Second
+
+// mostAsking bounds how many pods are listed of which only the node is known.
+const mostAsking = 32
+
+// seePods adds which pods use the GPUs: as the agents say, or else which pods of the node ask for any.
+func (s *statusRequest) seePods(ctx context.Context, client kubernetes.Interface, nodes []corev1.Node, views []nodeView) error {
+	said, why, err := s.askAgents(ctx, client, nodes, views)
+	if err != nil {
+		return err
+	}
+	for i := range views {
+		v := &views[i]
+		if !v.Agent {
+			v.Pods.Why = "no agent"
+			continue
+		}
+		v.Pods.Why = why
+		if a := said[v.Node]; a == nil || !v.heed(a) {
+			v.Pods.Asking = asking(ctx, client, v.Node)
+		}
+	}
+	return nil
+}
+
+// askAgents asks those that have ever said anything, and says why others have not answered.
+func (s *statusRequest) askAgents(ctx context.Context, client kubernetes.Interface, nodes []corev1.Node, views []nodeView) (said map[string]*askedNode, why string, err error) {
+	if !s.ask {
+		return nil, "--ask=false", nil
+	}
+	var asked []corev1.Node
+	for i := range views {
+		if views[i].Agent {
+			asked = append(asked, nodes[i])
+		}
+	}
+	said = map[string]*askedNode{}
+	q, err := inquire(ctx, client, asked, config.RequestDiagnosis, viewTime, &cli.Printer{W: io.Discard}) // a request that is left hurts nobody
+	for _, a := range q.nodes {
+		said[a.name] = a
+	}
+	switch {
+	case apierrors.IsForbidden(err):
+		return said, "to ask the agent takes the verb patch on nodes, which you do not have", nil
+	case err != nil && ctx.Err() != nil:
+		return nil, "", &cli.ExitError{Code: exitInterrupted, Err: err}
+	case err != nil:
+		return nil, "", err
+	default:
+		return said, fmt.Sprintf("the agent has not answered within %s", viewTime), nil
+	}
+}
+
+// heed takes in what the agent has answered, and reports whether it has said who uses the GPUs.
+func (v *nodeView) heed(a *askedNode) bool {
+	switch {
+	case a.answer != nil && a.answer.Diagnosis != nil:
+		v.take(a.answer.Diagnosis)
+		return true
+	case a.answer != nil && a.answer.Refused != "": // as an older agent does
+		v.Pods.Why = "the agent does not say: " + a.answer.Refused
+	case a.lost != "":
+		v.Pods.Why = a.lost
+	}
+	return false
+}
+
+// asking are the pods of the node that ask for GPUs, with what they ask for; none where people may not list pods.
+func asking(ctx context.Context, client kubernetes.Interface, node string) []string {
+	list, err := client.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String()})
+	if err != nil {
+		return nil
+	}
+	var out []string
+	for i := range list.Items {
+		p := &list.Items[i]
+		if p.Spec.NodeName != node || ended(p) {
+			continue
+		}
+		if gpus := gpuRequests(p); len(gpus) > 0 {
+			out = append(out, fmt.Sprintf("%s/%s (%s)", p.Namespace, p.Name, strings.Join(gpus, ", ")))
+		}
+	}
+	slices.Sort(out)
+	if more := len(out) - mostAsking; more > 0 {
+		out = append(out[:mostAsking], fmt.Sprintf("and %d more", more))
+	}
+	return out
+}
+
+// ended reports whether the pod uses nothing any more.
+func ended(p *corev1.Pod) bool {
+	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
+}
+
+// gpuRequests are the resources of NVIDIA's that the pod asks for: "nvidia.com/mig-1g.10gb 1".
+func gpuRequests(p *corev1.Pod) []string {
+	var out []string
+	for name, n := range requests(p) {
+		if strings.HasPrefix(string(name), "nvidia.com/") {
+			out = append(out, fmt.Sprintf("%s %s", name, n.String()))
+		}
+	}
+	slices.Sort(out)
+	return out
+}

@@ -1,0 +1,189 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/cmd/cli"
+	"github.com/gpuslice/gpuslice/cmd/show"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// exitNotOurs is the exit code where nothing is owed to the node any more, and somebody else keeps it closed.
+const exitNotOurs = 3
+
+// recovery is what recover is asked for.
+type recovery struct {
+	dryRun  bool
+	format  string
+	timeout time.Duration
+}
+
+func (o *options) recover() *cobra.Command {
+	var r recovery
+	c := &cobra.Command{
+		Use:   "recover NODE [--dry-run]",
+		Short: "Say why a node is kept from pods, and wait until its agent has given it back",
+		Long: `Asks the agent of the node why the node is kept from pods: whose cordon it is, what is owed to the node, who is in the way, and what to do.
+
+Where the agent gives the node back by itself, the command waits for that. Where somebody has to act first, it says who, and ends. It changes
+nothing on the node but the annotation by which it asks. Where no agent runs, gpuslice-agent recover on the node itself does the work.
+
+Exit codes: 0 the node is open for pods, or with --dry-run: the agent has answered; 3 nothing of ours keeps it closed, somebody else does,
+or the timeout has come first; 1 somebody has to act, and anything else.`,
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: o.completeNodes,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if r.format != "text" && r.format != formatJSON {
+				return fmt.Errorf("flag --output is %q: it must be text or json", r.format)
+			}
+			client, err := o.client()
+			if err != nil {
+				return err
+			}
+			nodes, err := named(cmd.Context(), client, args)
+			if err != nil {
+				return err
+			}
+			return r.run(cmd.Context(), client, nodes[0], cmd.OutOrStdout())
+		},
+	}
+	c.Flags().BoolVar(&r.dryRun, "dry-run", false, "say it, and wait for nothing")
+	c.Flags().StringVarP(&r.format, "output", "o", "text", "text or json")
+	c.Flags().DurationVar(&r.timeout, "timeout", 10*time.Minute, "how long to wait until the node is given back")
+	complete(c, "output", "text", formatJSON)
+	return c
+}
+
+func (r *recovery) run(ctx context.Context, client kubernetes.Interface, node corev1.Node, w io.Writer) error {
+	out := &cli.Printer{W: w}
+	d, err := r.diagnose(ctx, client, node, out)
+	if err != nil {
+		return err
+	}
+	r.say(d, out)
+	if r.dryRun || out.Err != nil {
+		return out.Err
+	}
+	if d.Outcome.Verdict == api.VerdictGivesBack {
+		g := &givenBack{node: node.Name, out: out, quiet: r.format == formatJSON}
+		waiting, cancel := context.WithTimeoutCause(ctx, r.timeout, errLate)
+		defer cancel()
+		err := follow(waiting, client, []string{node.Name}, g)
+		switch {
+		case ctx.Err() != nil:
+			return &cli.ExitError{Code: exitInterrupted, Err: errors.New("interrupted; the agent goes on")}
+		case errors.Is(err, errLate):
+			return &cli.ExitError{Code: exitTimeout, Err: fmt.Errorf("node %s was not given back in %s; the agent goes on", node.Name, r.timeout)}
+		case err != nil:
+			return err
+		case g.deleted:
+			return fmt.Errorf("node %s was deleted", node.Name)
+		}
+		now, err := named(ctx, client, []string{node.Name})
+		if err != nil {
+			return err
+		}
+		if d, err = r.diagnose(ctx, client, now[0], out); err != nil {
+			return err
+		}
+		if r.format == formatJSON {
+			r.say(d, out)
+		} else {
+			out.Printf("%s\n", d.Outcome.Text)
+		}
+	}
+	switch {
+	case out.Err != nil:
+		return out.Err
+	case d.Outcome.Verdict == api.VerdictFree:
+		return nil
+	case d.Outcome.Verdict == api.VerdictNotOurs:
+		return &cli.ExitError{Code: exitNotOurs, Err: errors.New(d.Outcome.Text)}
+	default:
+		return errors.New(d.Outcome.Text)
+	}
+}
+
+// diagnose asks the agent.
+func (r *recovery) diagnose(ctx context.Context, client kubernetes.Interface, node corev1.Node, out *cli.Printer) (*api.Diagnosis, error) {
+	q, err := inquire(ctx, client, []corev1.Node{node}, config.RequestDiagnosis, planTime, out)
+	switch a := asked(q); {
+	case err != nil && ctx.Err() != nil:
+		return nil, &cli.ExitError{Code: exitInterrupted, Err: errors.New("interrupted")}
+	case err != nil:
+		return nil, err
+	case a.lost != "":
+		return nil, fmt.Errorf("node %s: %s", node.Name, a.lost)
+	case a.answer == nil:
+		return nil, fmt.Errorf("the agent of node %s has not answered within %s. Where none runs, give the node back by gpuslice-agent recover on it; "+
+			"to see whether one does: kubectl get pods -A -l app.kubernetes.io/name=gpuslice --field-selector spec.nodeName=%s", node.Name, planTime, node.Name)
+	case a.answer.Diagnosis == nil:
+		return nil, fmt.Errorf("the agent of node %s does not say: %s", node.Name, a.answer.Refused)
+	default:
+		return a.answer.Diagnosis, nil
+	}
+}
+
+// asked is the one node of an inquiry.
+func asked(q *inquiry) *askedNode {
+	if len(q.nodes) == 0 {
+		return &askedNode{}
+	}
+	return q.nodes[0]
+}
+
+func (r *recovery) say(d *api.Diagnosis, out *cli.Printer) {
+	if r.format != formatJSON {
+		out.Printf("%s", show.Diagnosis(*d))
+		return
+	}
+	text, err := json.MarshalIndent(d, "", "  ")
+	if err != nil && out.Err == nil {
+		out.Err = err
+	}
+	out.Printf("%s\n", text)
+}
+
+// givenBack waits until nothing is owed to the node.
+type givenBack struct {
+	node          string
+	out           *cli.Printer
+	quiet         bool
+	last          string
+	done, deleted bool
+}
+
+func (g *givenBack) see(n *corev1.Node) {
+	if n.Name != g.node {
+		return
+	}
+	t := agentReportOf(n)
+	if said := t.condition.Reason + ": " + t.condition.Message; said != g.last && !g.quiet {
+		g.last = said
+		g.out.Printf("%s  %s\n", t.condition.LastHeartbeatTime.UTC().Format(time.TimeOnly+"Z"), said)
+	}
+	_, owed := n.Annotations[config.AnnotationJournal]
+	fenced := false
+	for _, taint := range n.Spec.Taints {
+		fenced = fenced || taint.Key == config.TaintRepartitioning || taint.Key == config.TaintNotReady
+	}
+	g.done = !owed && !fenced
+}
+
+func (g *givenBack) gone(name string) { g.deleted = g.deleted || name == g.node }
+
+func (g *givenBack) passed(time.Time) {}
+
+func (g *givenBack) trouble(err error) { g.out.Printf("%v; trying again\n", err) }
+
+func (g *givenBack) settled() (bool, error) { return g.done || g.deleted, g.out.Err }

@@ -1,0 +1,291 @@
+package node_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
+	"github.com/gpuslice/gpuslice/test/gpusim"
+	"github.com/gpuslice/gpuslice/test/long"
+)
+
+// tooSlow is more than what agent/health holds by a clock that no load of this machine slows: 5 s until a fault is told, 10 s until it is over.
+const tooSlow = time.Minute
+
+// unhealthy is what the node says of its GPUs.
+func unhealthy(n *corev1.Node) corev1.NodeCondition {
+	for _, c := range n.Status.Conditions {
+		if c.Type == config.ConditionGPUUnhealthy {
+			return c
+		}
+	}
+	return corev1.NodeCondition{}
+}
+
+// awaitHealth waits until the node says this of its GPUs, and says how long that took.
+func (r *rig) awaitHealth(status corev1.ConditionStatus, reasons ...config.Reason) (corev1.NodeCondition, time.Duration) {
+	r.t.Helper()
+	began := time.Now()
+	n := r.await(fmt.Sprintf("%s %s %v", config.ConditionGPUUnhealthy, status, reasons), func(n *corev1.Node) bool {
+		c := unhealthy(n)
+		return c.Status == status && (len(reasons) == 0 || slices.Contains(reasons, config.Reason(c.Reason)))
+	})
+	return unhealthy(n), time.Since(began)
+}
+
+// awaitEvent waits for an Event about the object.
+func (r *rig) awaitEvent(namespace, about string, reason config.Reason, words string) {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(r.t.Context(), patience)
+	defer cancel()
+	open := func(ctx context.Context) (watch.Interface, error) {
+		return r.client.CoreV1().Events(namespace).Watch(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + about + ",reason=" + string(reason)})
+	}
+	if err := clustertest.Follow(ctx, open, nil, func(_ watch.EventType, e *corev1.Event) bool { return strings.Contains(e.Message, words) }); err != nil {
+		r.t.Fatalf("waiting for the Event %s on %s with %q: %v", reason, about, words, err)
+	}
+}
+
+// scrape gives the metrics that the agent serves.
+func (r *rig) scrape() (string, error) {
+	request, err := http.NewRequestWithContext(r.t.Context(), http.MethodGet, "http://"+r.agents.metrics+"/metrics", nil)
+	if err != nil {
+		return "", err
+	}
+	answer, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return "", err
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	return string(text), err
+}
+
+func (r *rig) metrics() string {
+	r.t.Helper()
+	text, err := r.scrape()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return text
+}
+
+// serveMetrics has the next agent serve metrics at a port that is free now.
+func (r *rig) serveMetrics() {
+	r.t.Helper()
+	l, err := new(net.ListenConfig).Listen(r.t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.agents.metrics = l.Addr().String()
+	if err := l.Close(); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// What happens to GPUs, one after the other on a GPU of its own each, by the agent's own program and NVIDIA's library as it is simulated.
+// The agent is killed in the middle of each, and the next one says the same. Each is over without anybody's restart.
+func TestEachFaultOfAGPUIsToldAndHeals(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "gpus: [{model: H200, count: 8}]", "")
+	r.awaitOffered("nvidia.com/gpu", 8)
+	r.serveMetrics()
+	r.run()
+	r.awaitHealth(corev1.ConditionFalse, config.ReasonGPUsHealthy)
+	faults := []struct {
+		name  string
+		soon  []config.Reason
+		later config.Reason // after the agent was killed; empty if it may be over by then
+	}{
+		{"uncontained-ecc", []config.Reason{config.ReasonXidCritical, config.ReasonResetRequired}, config.ReasonResetRequired},
+		{"contained-ecc", []config.Reason{config.ReasonXidCritical}, config.ReasonXidCritical},
+		{"fallen-off", []config.Reason{config.ReasonXidCritical, config.ReasonGPULost}, config.ReasonGPULost},
+		{"uncontained-ecc-settled", []config.Reason{config.ReasonXidCritical}, config.ReasonXidCritical},
+		{"gsp-hang", []config.Reason{config.ReasonXidCritical, config.ReasonDriverUnresponsive}, ""},
+		{"fallen-off-silently", []config.Reason{config.ReasonGPULost}, config.ReasonGPULost},
+		{"remap-failure", []config.Reason{config.ReasonXidCritical, config.ReasonRowRemapFailed}, ""},
+		{"nvlink", []config.Reason{config.ReasonXidCritical, config.ReasonResetRequired}, config.ReasonResetRequired},
+		{"somebodys-reset", []config.Reason{config.ReasonResetRequired}, config.ReasonResetRequired},
+		{"gsp-hiccup", []config.Reason{config.ReasonXidCritical}, config.ReasonXidCritical},
+		{"pmu-halt", []config.Reason{config.ReasonXidCritical, config.ReasonResetRequired}, config.ReasonResetRequired},
+		{"context-switch-timeout", []config.Reason{config.ReasonXidCritical, config.ReasonResetRequired}, config.ReasonResetRequired},
+		{"contained-ecc-drain", []config.Reason{config.ReasonXidCritical, config.ReasonDrainRequired}, config.ReasonDrainRequired},
+	}
+	for i, f := range faults[:long.Size(len(faults), 5)] {
+		r.fault(i%8, f.name, f.soon, f.later)
+	}
+}
+
+func (r *rig) fault(gpu int, name string, soon []config.Reason, later config.Reason) {
+	r.t.Helper()
+	r.awaitMetric("gpuslice_health_events_watched 1")
+	if err := r.GPUs.Play(r.t.Context(), gpu, gpusim.NoInstance, name); err != nil {
+		r.t.Fatal(err)
+	}
+	uuid := r.GPUs.UUIDs()[gpu]
+	c, told := r.awaitHealth(corev1.ConditionTrue, soon...)
+	if !strings.Contains(c.Message, uuid) {
+		r.t.Errorf("%s: the message does not name %s: %s", name, uuid, c.Message)
+	}
+	r.awaitEvent(metav1.NamespaceDefault, r.Name, config.ReasonGPUUnhealthy, uuid)
+	if later != "" {
+		r.awaitHealth(corev1.ConditionTrue, later)
+	}
+	if name != "gsp-hang" { // no status is written of GPUs that cannot be looked at
+		r.await("the status of "+name, func(n *corev1.Node) bool { return statusHas(n, uuid) })
+	}
+	for _, want := range []string{fmt.Sprintf("gpuslice_gpu_healthy{gpu=%q} 0", uuid), fmt.Sprintf("gpuslice_gpu_problem{gpu=%q,reason=", uuid)} {
+		if text := r.metrics(); !strings.Contains(text, want) {
+			r.t.Errorf("%s: the metrics do not have %s", name, want)
+		}
+	}
+	r.nextSaysTheSame(name)
+	if err := r.GPUs.Cure(r.t.Context(), gpu, name); err != nil {
+		r.t.Fatal(err)
+	}
+	_, healed := r.awaitHealth(corev1.ConditionFalse, config.ReasonGPUsHealthy)
+	r.t.Logf("%s: told after %s, over after %s", name, told.Round(10*time.Millisecond), healed.Round(10*time.Millisecond))
+	if limit := tooSlow; told > limit || healed > limit && !strings.HasSuffix(name, "settled") && name != "gsp-hiccup" {
+		r.t.Errorf("%s: told after %s, over after %s, want less than %s", name, told, healed, limit)
+	}
+}
+
+// nextSaysTheSame kills the agent, and lets the next one look.
+func (r *rig) nextSaysTheSame(name string) {
+	r.t.Helper()
+	since := unhealthy(r.node()).LastTransitionTime
+	r.kill()
+	r.run()
+	r.awaitMetric("gpuslice_health_last_success_timestamp_seconds", "gpuslice_nvml_errors_total{")
+	if c := unhealthy(r.node()); c.Status != corev1.ConditionTrue || !c.LastTransitionTime.Equal(&since) {
+		r.t.Fatalf("%s: after a restart of the agent the node says %s %s since %s: %s; before it was True since %s", name, c.Status, c.Reason,
+			c.LastTransitionTime, c.Message, since)
+	}
+}
+
+// awaitMetric waits until the agent serves metrics with one of the words.
+func (r *rig) awaitMetric(words ...string) {
+	r.t.Helper()
+	deadline := time.After(patience)
+	for {
+		text, err := r.scrape()
+		if err == nil && slices.ContainsFunc(words, func(w string) bool { return strings.Contains(text, w) }) {
+			return
+		}
+		select {
+		case <-deadline:
+			r.t.Fatalf("the metrics do not come to have %q: %v\n%s", words, err, text)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+func statusHas(n *corev1.Node, uuid string) bool {
+	var s api.Status
+	if err := json.Unmarshal([]byte(n.Annotations[config.AnnotationStatus]), &s); err != nil {
+		return false
+	}
+	return slices.ContainsFunc(s.GPUs, func(g api.StatusGPU) bool {
+		return string(g.UUID) == uuid && g.Health != nil && len(g.Health.Reason) > 0
+	})
+}
+
+// A pod's own error is told on the pod, and takes no GPU away.
+func TestAProgramsErrorIsToldOnItsPod(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, twoH100, "")
+	namespace := clustertest.Namespace(t)
+	r.awaitOffered("nvidia.com/gpu", 2)
+	r.pod(namespace, "train-0", map[string]string{"nvidia.com/gpu": "1"})
+	r.awaitRunning(namespace, "train-0")
+	r.run()
+	r.awaitHealth(corev1.ConditionFalse)
+	r.awaitReason(config.ReasonNotRequested)
+	gpu := slices.Index(r.GPUs.UUIDs(), r.assignments(namespace)["train-0"][0])
+	if err := r.GPUs.Play(t.Context(), gpu, gpusim.NoInstance, "application"); err != nil {
+		t.Fatal(err)
+	}
+	r.awaitEvent(namespace, "train-0", config.ReasonApplicationXid, "Xid 31 ")
+	if c := unhealthy(r.node()); c.Status != corev1.ConditionFalse {
+		t.Errorf("the node says %s %s: %s", c.Status, c.Reason, c.Message)
+	}
+}
+
+// A GPU that is on the PCI bus, and that the driver has not found.
+func TestAGPUThatTheDriverHasNotFoundIsNamedByItsPlace(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "gpus: [{model: H200, count: 8}]", "")
+	if err := r.GPUs.SetHealth(3, gpusim.Health{Absent: true}); err != nil {
+		t.Fatal(err)
+	}
+	r.run()
+	c, _ := r.awaitHealth(corev1.ConditionTrue, config.ReasonGPUMissing)
+	if !strings.Contains(c.Message, "0000:31:00.0") {
+		t.Errorf("the message does not say where it is: %s", c.Message)
+	}
+	if err := r.GPUs.SetHealth(3, gpusim.Health{}); err != nil {
+		t.Fatal(err)
+	}
+	r.awaitHealth(corev1.ConditionFalse, config.ReasonGPUsHealthy)
+}
+
+// 500 Xids a second from 8 GPUs, by the library that the agent has loaded.
+func TestPromise16AStormOfXidsIsTakenInAFewWrites(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "gpus: [{model: H200, count: 8}]", "")
+	r.awaitOffered("nvidia.com/gpu", 8)
+	r.serveMetrics()
+	p := r.run()
+	r.awaitHealth(corev1.ConditionFalse)
+	r.awaitReason(config.ReasonNotRequested)
+	before, memory := len(r.writes("")), r.resident(p, "VmRSS")
+	const perSecond = 500
+	seconds := long.Size(60, 10)
+	ticker := time.NewTicker(time.Second / 50)
+	defer ticker.Stop()
+	numbers := []uint64{13, 31, 43, 45, 48, 63, 74, 79, 94, 95, 109, 119, 120, 154, 8, 69, 140, 175, 1234, 999}
+	began := time.Now()
+	for n := 0; n < perSecond*seconds; {
+		<-ticker.C
+		for range perSecond / 50 {
+			if err := r.GPUs.Xid(n%8, numbers[(n/8)%len(numbers)]); err != nil {
+				t.Fatal(err)
+			}
+			n++
+		}
+	}
+	took := time.Since(began)
+	r.awaitHealth(corev1.ConditionTrue)
+	writes := r.writes("")[before:]
+	counted := 0
+	for line := range strings.Lines(r.metrics()) {
+		if strings.HasPrefix(line, "gpuslice_gpu_xid_events_total{") {
+			counted++
+		}
+	}
+	t.Logf("%d Xids in %s: %d writes to the node, %d series, %d KiB resident before, %d after, %d at most", perSecond*seconds, took.Round(time.Second),
+		len(writes), counted, memory, r.resident(p, "VmRSS"), r.resident(p, "VmHWM"))
+	if most := 15 + 4*int(took.Seconds()); len(writes) > most {
+		t.Errorf("%d writes to the node, at most %d: %v", len(writes), most, writes)
+	}
+	if most := r.resident(p, "VmHWM"); most > agentMemory {
+		t.Errorf("the agent took up to %d KiB, and its container may have %d", most, agentMemory)
+	}
+	if counted > 8*len(numbers) {
+		t.Errorf("%d series for %d numbers of 8 GPUs", counted, len(numbers))
+	}
+}
