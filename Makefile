@@ -5,7 +5,7 @@ SHELL := /bin/bash -euo pipefail
 .DEFAULT_GOAL := help
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-IMAGE   ?= gpuslice/gpuslice-agent:$(VERSION)
+IMAGE   ?= gpuslice/gpuslice-agent
 
 # grpcnotrace: with gRPC's tracing, which nothing here uses, the linker keeps every method of every type, a third of a program.
 # GOFLAGS hands it to every go command here; test/repo holds the Dockerfile and test/binaries to the same.
@@ -112,8 +112,12 @@ verify: ## generate, tidy, fmt and lint; fails if that changes a file
 		echo "verify: the files above are not as 'make generate tidy fmt' writes them: commit what it wrote" >&2; exit 1; \
 	fi
 
+# What is made, of which sources, by which compilers: the same archive from the same, whoever makes it.
 .PHONY: image
-image: ## the container image, by docker or podman
-	@engine=$$(command -v docker || command -v podman) || { echo "image: needs docker or podman, neither is on PATH" >&2; exit 1; }; \
-	"$$engine" info >/dev/null 2>&1 || { echo "image: $$engine is installed but its engine does not answer: start it" >&2; exit 1; }; \
-	"$$engine" build --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD) -t $(IMAGE) .
+image: ## the container image, as an OCI archive in bin/image (needs gcc; for the other architecture Debian's cross compiler)
+	@go run -C test/image . -checkout '$(CURDIR)' -out '$(CURDIR)/bin/image' -name '$(IMAGE)' -version '$(VERSION)' \
+		-revision "$$(git rev-parse HEAD)" -created "$$(git log -1 --format=%ct)"
+
+.PHONY: release
+release: ## all that a release has, into bin/release: image, chart, manifests, plugin, notes, checksums (needs both C compilers)
+	go run ./test/release -version '$(VERSION)' -out bin/release

@@ -5,25 +5,35 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
-var components = []string{"delete-after-deadline", "driver-container", "reboot-sentinel", "without-policies"}
+var components = []string{"delete-after-deadline", "reboot-sentinel", "without-policies"}
 
 // render is what kubectl makes of an overlay with components. A field that a type does not have fails the test.
-func (s *scene) render(overlay string, components ...string) (objects []runtime.Object) {
+func (s *scene) render(overlay string, components ...string) []runtime.Object {
+	s.t.Helper()
+	return s.build(kustomization(s.t, overlay, components...))
+}
+
+// build is what kubectl makes of the kustomization in a folder.
+func (s *scene) build(folder string) (objects []runtime.Object) {
 	s.t.Helper()
 	strict := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
-	text := s.kubectl("kustomize", kustomization(s.t, overlay, components...))
+	text := s.kubectl("kustomize", folder)
 	documents := yaml.NewYAMLReader(bufio.NewReader(bytes.NewReader([]byte(text))))
 	for {
 		doc, err := documents.Read()
@@ -35,7 +45,7 @@ func (s *scene) render(overlay string, components ...string) (objects []runtime.
 		}
 		object, _, err := strict.Decode(doc, nil, nil)
 		if err != nil {
-			s.t.Fatalf("%s with %v: %v\n%s", overlay, components, err, doc)
+			s.t.Fatalf("%s: %v\n%s", folder, err, doc)
 		}
 		objects = append(objects, object)
 	}
@@ -43,8 +53,8 @@ func (s *scene) render(overlay string, components ...string) (objects []runtime.
 
 func TestComponentsGoWithEveryOverlay(t *testing.T) {
 	s := newScene(t)
-	for _, overlay := range []string{"base", "device-plugin", "gpu-operator"} {
-		for _, set := range [][]string{nil, components[:1], components[1:2], components[2:3], components[3:], components} {
+	for _, overlay := range []string{"base", "device-plugin", "gpu-operator", "openshift"} {
+		for _, set := range [][]string{nil, components[:1], components[1:2], components[2:], components} {
 			policies, mounts := 0, map[string]string{}
 			for _, object := range s.render(overlay, set...) {
 				if strings.HasPrefix(object.GetObjectKind().GroupVersionKind().Kind, "ValidatingAdmissionPolicy") {
@@ -60,15 +70,66 @@ func TestComponentsGoWithEveryOverlay(t *testing.T) {
 			}
 			for folder, want := range map[string]bool{
 				"/run/dbus": true, "/run/gpuslice": true, "/dev": true,
-				"/usr": !has("driver-container"), "/run/nvidia": has("driver-container"), "/run": has("reboot-sentinel"), "/": false,
+				"/usr": true, "/run/nvidia": true, "/run": has("reboot-sentinel"), "/": false,
 			} {
 				if _, mounted := mounts[folder]; mounted != want {
 					t.Errorf("%s with %v: %s of the host is mounted: %t, want %t", overlay, set, folder, mounted, want)
 				}
 			}
-			if has("driver-container") && mounts["/run/nvidia"] != "/run/driver-root/run/nvidia" { // below GPUSLICE_DRIVER_ROOT, as on the host
-				t.Errorf("%s with %v: the driver's root is at %s", overlay, set, mounts["/run/nvidia"])
+			for _, folder := range []string{"/usr", "/run/nvidia"} { // below GPUSLICE_DRIVER_ROOT as on the host: the finder looks in both
+				if mounts[folder] != "/run/driver-root"+folder {
+					t.Errorf("%s with %v: %s of the host is at %s", overlay, set, folder, mounts[folder])
+				}
 			}
+		}
+	}
+}
+
+// The role has to be where the operator keeps its ConfigMaps, and its file must not get into the cluster.
+func TestTheOperatorsNamespaceIsSaidOnce(t *testing.T) {
+	s := newScene(t)
+	elsewhere := kustomization(t, "base", "gpu-operator")
+	operator, err := os.ReadFile(filepath.Join(deployFolder, "overlays/gpu-operator/operator.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := strings.NewReplacer("namespace: gpu-operator", "namespace: gpus", "configMap: device-plugin-config", "configMap: shares").Replace(string(operator))
+	if err := os.WriteFile(filepath.Join(elsewhere, "operator.yaml"), []byte(said), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(elsewhere, "kustomization.yaml")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text = bytes.Replace(text, []byte("components:"), []byte("- operator.yaml\ncomponents:"), 1)
+	if err := os.WriteFile(file, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for folder, want := range map[string][]string{
+		filepath.Join(deployFolder, "overlays/gpu-operator"): {"gpu-operator", "device-plugin-config"},
+		filepath.Join(deployFolder, "overlays/openshift"):    {"nvidia-gpu-operator", "device-plugin-config"},
+		elsewhere: {"gpus", "shares"},
+	} {
+		var got [][]string
+		for _, object := range s.build(folder) {
+			switch o := object.(type) {
+			case *rbacv1.Role:
+				if o.Namespace != "gpuslice" {
+					got = append(got, []string{o.Namespace, o.Rules[0].ResourceNames[0]})
+				}
+			case *rbacv1.RoleBinding:
+				if o.Namespace != "gpuslice" {
+					got = append(got, []string{o.Namespace, want[1]})
+				}
+			case *corev1.ConfigMap:
+				if o.Name == "gpuslice-operator" {
+					t.Errorf("%s: ConfigMap %s comes into the cluster", folder, o.Name)
+				}
+			}
+		}
+		if diff := cmp.Diff([][]string{want, want}, got); diff != "" {
+			t.Errorf("%s: namespace and ConfigMap of the role and its binding (-want +got):\n%s", folder, diff)
 		}
 	}
 }

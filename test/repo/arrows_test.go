@@ -19,61 +19,123 @@ import (
 // that it points down. The linter's depguard says why some are forbidden.
 var arrows = map[string][]string{
 	"agent": {
-		"agent/alive", "agent/api", "agent/budget", "agent/capacity", "agent/condition", "agent/diagnosis", "agent/drainpolicy", "agent/fleet",
-		"agent/hostrecord", "agent/journal", "agent/legible", "agent/memory", "agent/metrics", "agent/nodekeys", "agent/nodewrite",
-		"agent/outcome", "agent/plan", "agent/pluginfile", "agent/preview", "agent/report", "agent/retried", "agent/sentinel", "agent/state",
-		"agent/steady", "agent/wake", "config", "drain", "drain/fence", "drain/holders", "drain/host", "nvml", "nvml/aside",
+		"agent/alive", "agent/api", "agent/budget", "agent/deviceplugin", "agent/diagnosis", "agent/draining", "agent/events",
+		"agent/fencing", "agent/files", "agent/fleet", "agent/gate", "agent/hardware", "agent/health", "agent/hostrecord", "agent/ledger",
+		"agent/leftovers", "agent/legible", "agent/measure", "agent/memory", "agent/metrics", "agent/nodekeys", "agent/nodewrite",
+		"agent/outcome", "agent/plan", "agent/pluginfile", "agent/preview", "agent/processes", "agent/proving", "agent/publish",
+		"agent/reboot", "agent/report", "agent/resolve", "agent/retried", "agent/sentinel", "agent/slot", "agent/state", "agent/steady",
+		"agent/tell", "agent/units", "agent/upgrade", "agent/wake", "config", "drain", "drain/fence", "drain/holders", "drain/host", "nvml",
 	},
-	"agent/access":    {"config"},
-	"agent/alive":     {"config"},
-	"agent/api":       {"config", "nvml"},
-	"agent/budget":    {"agent/outcome", "agent/plan", "agent/report", "agent/steady"},
+	"agent/access": {"config"},
+	"agent/alive":  {"config"},
+	"agent/api":    {"config", "nvml"},
+	"agent/budget": {
+		"agent/api", "agent/legible", "agent/outcome", "agent/plan", "agent/report", "agent/retried", "agent/state", "agent/steady", "config",
+	},
 	"agent/capacity":  {"config", "drain/holders", "nvml"},
 	"agent/condition": {"agent/legible"},
+	"agent/deviceplugin": {
+		"agent/api", "agent/budget", "agent/capacity", "agent/draining", "agent/journal", "agent/legible", "agent/nodewrite", "agent/outcome",
+		"agent/plan", "agent/pluginfile", "agent/retried", "agent/state", "agent/steady", "config", "drain/fence", "drain/holders", "nvml",
+		"nvml/aside",
+	},
 	"agent/diagnosis": {
 		"agent/api", "agent/drainpolicy", "agent/legible", "agent/outcome", "agent/plan", "agent/report", "agent/state", "config", "drain",
 		"drain/fence", "drain/holders", "nvml",
 	},
+	"agent/draining": {
+		"agent/api", "agent/budget", "agent/drainpolicy", "agent/events", "agent/legible", "agent/metrics", "agent/nodewrite",
+		"agent/outcome", "agent/plan", "agent/state", "agent/steady", "agent/wake", "config", "drain", "drain/fence",
+	},
 	"agent/drainpolicy": {"config", "drain"},
-	"agent/fleet":       {"agent/legible", "agent/retried", "config", "drain/fence"},
-	"agent/hostrecord":  {"agent/api", "agent/journal", "agent/legible", "agent/nodekeys", "config", "nvml"},
-	"agent/journal":     {"agent/api", "agent/legible", "agent/plan", "config", "nvml"},
-	"agent/legible":     nil,
-	"agent/memory":      {"agent/condition", "config", "drain/holders", "nvml"},
-	"agent/metrics":     {"agent/api", "agent/outcome", "agent/plan", "config"},
-	"agent/nodekeys":    {"config"},
-	"agent/nodewrite":   {"agent/retried", "config", "drain/fence"},
-	"agent/outcome":     {"agent/legible", "config"},
-	"agent/plan":        {"nvml"},
-	"agent/pluginfile":  {"nvml/aside"},
-	"agent/podlist":     {"agent/retried"},
-	"agent/preview":     {"agent/api", "agent/capacity", "agent/plan", "agent/state", "config", "nvml"},
-	"agent/report": {
-		"agent/api", "agent/capacity", "agent/condition", "agent/legible", "agent/outcome", "agent/plan", "agent/state", "config", "drain/fence",
+	"agent/events":      {"agent/legible", "config"},
+	"agent/fencing": {
+		"agent/budget", "agent/capacity", "agent/deviceplugin", "agent/draining", "agent/events", "agent/hostrecord", "agent/journal",
+		"agent/ledger", "agent/legible", "agent/measure", "agent/nodewrite", "agent/outcome", "agent/plan", "agent/processes", "agent/slot",
+		"agent/state", "agent/steady", "config", "drain/fence",
+	},
+	"agent/files": {"agent/resolve", "agent/retried", "agent/slot", "agent/state", "config"},
+	"agent/fleet": {"agent/legible", "agent/retried", "config", "drain/fence"},
+	"agent/gate":  {"agent/events", "agent/metrics", "agent/outcome", "agent/plan", "agent/state", "agent/steady", "config"},
+	"agent/hardware": {
+		"agent/api", "agent/budget", "agent/draining", "agent/ledger", "agent/plan", "agent/processes", "agent/reboot", "agent/state",
+		"config", "nvml",
+	},
+	"agent/health":     {"agent/api", "agent/condition", "agent/hostfile", "agent/legible", "config", "drain/holders", "nvml"},
+	"agent/hostfile":   nil,
+	"agent/hostrecord": {"agent/api", "agent/hostfile", "agent/journal", "agent/legible", "agent/nodekeys", "config", "nvml"},
+	"agent/journal":    {"agent/api", "agent/legible", "agent/plan", "config", "nvml"},
+	"agent/ledger": {
+		"agent/api", "agent/hostrecord", "agent/journal", "agent/legible", "agent/nodewrite", "agent/outcome", "agent/plan", "agent/state",
+		"agent/steady", "config", "drain/fence",
+	},
+	"agent/leftovers": {"agent/hostrecord", "agent/nodewrite", "agent/state", "agent/steady", "config", "drain/fence"},
+	"agent/legible":   nil,
+	"agent/measure":   {"agent/api"},
+	"agent/memory":    {"agent/condition", "config", "drain/holders", "nvml"},
+	"agent/metrics": {
+		"agent/api", "agent/capacity", "agent/legible", "agent/outcome", "agent/plan", "agent/state", "config", "drain", "drain/holders",
 		"nvml",
 	},
+	"agent/nodekeys":   {"config"},
+	"agent/nodewrite":  {"agent/retried", "config", "drain/fence"},
+	"agent/outcome":    {"agent/legible", "config"},
+	"agent/plan":       {"nvml"},
+	"agent/pluginfile": {"nvml/aside"},
+	"agent/podlist":    {"agent/retried"},
+	"agent/preview":    {"agent/api", "agent/capacity", "agent/plan", "agent/state", "config", "nvml"},
+	"agent/processes":  {"agent/outcome", "agent/plan", "agent/state", "agent/steady", "config", "drain/holders", "nvml"},
+	"agent/proving": {
+		"agent/api", "agent/capacity", "agent/deviceplugin", "agent/draining", "agent/events", "agent/nodewrite", "agent/outcome",
+		"agent/plan", "agent/state", "agent/steady", "config", "drain/holders",
+	},
+	"agent/publish": {"agent/hostrecord", "agent/ledger", "agent/nodekeys", "agent/nodewrite", "agent/state", "agent/steady"},
+	"agent/reboot": {
+		"agent/api", "agent/events", "agent/journal", "agent/ledger", "agent/outcome", "agent/plan", "agent/sentinel", "agent/state",
+		"agent/steady", "config", "drain/holders", "drain/host", "nvml",
+	},
+	"agent/report": {
+		"agent/api", "agent/capacity", "agent/condition", "agent/legible", "agent/outcome", "agent/plan", "agent/state", "config",
+		"drain/fence", "nvml",
+	},
+	"agent/resolve":  {"agent/api", "agent/deviceplugin", "agent/nodekeys", "agent/outcome", "agent/state", "config", "drain/holders", "nvml"},
 	"agent/retried":  nil,
 	"agent/sentinel": {"agent/nodewrite", "agent/outcome", "agent/plan", "nvml/aside"},
+	"agent/slot":     {"agent/api", "agent/fleet", "agent/outcome", "agent/plan", "agent/state", "agent/steady", "config"},
 	"agent/state": {
-		"agent/api", "agent/capacity", "agent/fleet", "agent/hostrecord", "agent/journal", "agent/legible", "agent/nodekeys", "agent/nodewrite",
-		"agent/outcome", "agent/plan", "config", "config/window", "drain/fence", "drain/holders", "nvml",
+		"agent/api", "agent/capacity", "agent/fleet", "agent/hostrecord", "agent/journal", "agent/legible", "agent/nodekeys",
+		"agent/nodewrite", "agent/outcome", "agent/plan", "config", "config/window", "drain/fence", "drain/holders", "nvml",
 	},
 	"agent/steady": nil,
-	"agent/wake":   {"config", "drain", "nvml"},
+	"agent/tell": {
+		"agent/api", "agent/capacity", "agent/condition", "agent/events", "agent/hostrecord", "agent/ledger", "agent/legible",
+		"agent/nodewrite", "agent/outcome", "agent/report", "agent/retried", "agent/state", "agent/steady", "config",
+	},
+	"agent/units": {
+		"agent/api", "agent/budget", "agent/events", "agent/ledger", "agent/legible", "agent/outcome", "agent/plan", "agent/state",
+		"agent/steady", "config", "drain/host",
+	},
+	"agent/upgrade": {
+		"agent/events", "agent/ledger", "agent/nodewrite", "agent/outcome", "agent/slot", "agent/state", "agent/steady", "config",
+		"drain/fence", "nvml",
+	},
+	"agent/wake": {"config", "drain", "nvml"},
 
 	"cmd/cli": {"agent/legible"},
 	"cmd/gpuslice-agent": {
-		"agent", "agent/access", "agent/alive", "agent/api", "agent/hostrecord", "agent/legible", "agent/metrics", "agent/nodewrite",
-		"agent/plan", "agent/podlist", "agent/preview", "cmd/cli", "cmd/show", "config", "config/deviceplugin", "config/document",
-		"config/migparted", "drain/holders", "drain/host", "nvml", "nvml/cdi", "nvml/lib",
+		"agent", "agent/access", "agent/alive", "agent/api", "agent/deviceplugin", "agent/health", "agent/hostrecord", "agent/legible",
+		"agent/metrics", "agent/nodewrite", "agent/plan", "agent/podlist", "agent/preview", "cmd/cli", "cmd/migrate", "cmd/show", "config",
+		"config/deviceplugin", "config/document", "config/migparted", "drain/holders", "drain/host", "nvml", "nvml/cdi", "nvml/lib",
 	},
-	"cmd/kubectl-gpuslice": {"agent/api", "agent/legible", "cmd/cli", "config"},
+	"cmd/kubectl-gpuslice": {"agent/api", "agent/legible", "cmd/cli", "cmd/show", "config", "config/reasons"},
+	"cmd/migrate":          {"agent/legible", "config"},
 	"cmd/show":             {"agent/api", "agent/legible", "nvml"},
 
 	"config":                   {"config/document", "config/window", "nvml"},
 	"config/deviceplugin":      {"config", "config/document"},
 	"config/document":          nil,
 	"config/migparted":         {"config", "config/document", "nvml"},
+	"config/reasons":           {"config"},
 	"config/schema":            nil,
 	"config/schema/cmd/schema": {"config/schema"},
 	"config/window":            nil,
@@ -89,7 +151,7 @@ var arrows = map[string][]string{
 	"nvml/aside":      nil,
 	"nvml/cdi":        {"nvml", "nvml/aside", "nvml/driverroot"},
 	"nvml/driverroot": {"nvml/aside"},
-	"nvml/lib":        {"nvml", "nvml/driverroot"},
+	"nvml/lib":        {"nvml", "nvml/aside", "nvml/driverroot"},
 }
 
 func TestPackagesImportNoMoreThanTheirArrows(t *testing.T) {
@@ -162,4 +224,18 @@ func imports(t *testing.T, below string) map[string]map[string]bool {
 		}
 	}
 	return out
+}
+
+// Who opens agent/ for the first time finds each of its packages by its subject.
+func TestEachPackageOfTheAgentIsOnTheMap(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile(filepath.Join(root, ".github", "CONTRIBUTING.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for folder := range arrows {
+		if name, below := strings.CutPrefix(folder, "agent/"); below && !strings.Contains(string(page), "`"+name+"`") {
+			t.Errorf("agent/%s is not in the table of packages in .github/CONTRIBUTING.md", name)
+		}
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"flag"
 	"fmt"
 	"go/ast"
+	"go/format"
 	"go/parser"
 	"go/token"
 	"os"
@@ -15,17 +16,19 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-var update = flag.Bool("update", false, "write what config/keys.go says of each reason into agent/README.md")
+var update = flag.Bool("update", false, "write what config/keys.go says of each reason into agent/README.md and config/reasons")
 
 const (
 	agentsPage   = "agent/README.md"
+	reasonTexts  = "config/reasons/texts.go"
 	reasonsBegin = "<!-- reasons: written by go generate ./config, from the comments of config/keys.go -->\n"
 	reasonsEnd   = "<!-- end of reasons -->\n"
 )
 
-// People search the agent's page for the word that their node shows.
+// People search the agent's page for the word that their node shows, and ask kubectl gpuslice to explain it.
 func TestTheAgentsPageHasTheReasonsOfTheCode(t *testing.T) {
-	want := reasonsOfTheCode(t)
+	groups := reasonsOfTheCode(t)
+	want, texts := tablesOf(groups), textsOf(t, groups)
 	if n := strings.Count(want, "\n| `"); n < 40 {
 		t.Fatalf("found %d reasons in config/keys.go", n)
 	}
@@ -35,18 +38,32 @@ func TestTheAgentsPageHasTheReasonsOfTheCode(t *testing.T) {
 		t.Fatalf("%s has no place for the reasons", agentsPage)
 	}
 	if *update {
-		if err := os.WriteFile(root+"/"+agentsPage, []byte(before+reasonsBegin+want+reasonsEnd+after), 0o600); err != nil {
-			t.Fatal(err)
+		for file, text := range map[string]string{agentsPage: before + reasonsBegin + want + reasonsEnd + after, reasonTexts: texts} {
+			if err := os.WriteFile(root+"/"+file, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
 		}
 		return
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("%s says otherwise than config/keys.go (-code +page); go generate ./config writes it:\n%s", agentsPage, diff)
 	}
+	if diff := cmp.Diff(texts, read(t, reasonTexts)); diff != "" {
+		t.Errorf("%s says otherwise than config/keys.go (-comments +file); go generate ./config writes it:\n%s", reasonTexts, diff)
+	}
 }
 
-// reasonsOfTheCode are the reasons as tables, one for each group of constants, with what the comments say.
-func reasonsOfTheCode(t *testing.T) string {
+// reasonGroup is a group of constants that are reasons.
+type reasonGroup struct {
+	title   string
+	reasons []reasonText
+}
+
+// reasonText is what the comment of a reason says.
+type reasonText struct{ name, given, do string }
+
+// reasonsOfTheCode are the reasons, with what the comments say.
+func reasonsOfTheCode(t *testing.T) []reasonGroup {
 	t.Helper()
 	file, err := parser.ParseFile(token.NewFileSet(), root+"/config/keys.go", nil, parser.ParseComments)
 	if err != nil {
@@ -54,8 +71,8 @@ func reasonsOfTheCode(t *testing.T) string {
 	}
 	values := valuesOf(t, file)
 	name := regexp.MustCompile(`\b(Annotation|Condition|Label|Reason|Taint)[A-Z]\w+`)
-	said := func(comment *ast.CommentGroup) string {
-		text := strings.Join(strings.Fields(comment.Text()), " ")
+	said := func(comment string) string {
+		text := strings.Join(strings.Fields(comment), " ")
 		return name.ReplaceAllStringFunc(text, func(constant string) string {
 			if values[constant] == "" {
 				t.Errorf("config/keys.go has no constant %s, of which a comment speaks: %s", constant, text)
@@ -63,26 +80,62 @@ func reasonsOfTheCode(t *testing.T) string {
 			return "`" + values[constant] + "`"
 		})
 	}
-	var tables strings.Builder
+	var groups []reasonGroup
 	for _, group := range constants(file) {
-		var rows strings.Builder
+		g := reasonGroup{title: said(group.Doc.Text())}
 		for _, spec := range group.Specs {
 			c, ok := spec.(*ast.ValueSpec)
 			if !ok || !strings.HasPrefix(c.Names[0].Name, "Reason") {
 				continue
 			}
-			reason := "`" + values[c.Names[0].Name] + "`"
-			when, ok := strings.CutPrefix(said(c.Doc), reason+" is given")
-			if !ok {
-				t.Errorf("the comment of %s does not begin by \"%s is given\"", c.Names[0].Name, c.Names[0].Name)
+			constant := c.Names[0].Name
+			comment, do, told := strings.Cut(c.Doc.Text(), "\n\nYou can: ")
+			when, ok := strings.CutPrefix(said(comment), "`"+values[constant]+"` is given")
+			if !ok || !told {
+				t.Errorf("the comment of %s does not begin by \"%s is given\", or does not end with a paragraph \"You can: …\" for whoever reads it on a node", constant, constant)
 			}
-			fmt.Fprintf(&rows, "| %s | %s |\n", reason, strings.TrimSuffix(strings.TrimLeft(when, ", "), "."))
+			g.reasons = append(g.reasons, reasonText{values[constant], trimmed(when), trimmed(said(do))})
 		}
-		if rows.Len() > 0 {
-			fmt.Fprintf(&tables, "\n%s\n\n| reason | is given |\n|---|---|\n%s", said(group.Doc), rows.String())
+		if len(g.reasons) > 0 {
+			groups = append(groups, g)
+		}
+	}
+	return groups
+}
+
+func trimmed(text string) string { return strings.TrimSuffix(strings.TrimLeft(text, ", "), ".") }
+
+// tablesOf are the tables of the page, one for each group.
+func tablesOf(groups []reasonGroup) string {
+	var tables strings.Builder
+	for _, g := range groups {
+		fmt.Fprintf(&tables, "\n%s\n\n| reason | is given | you can |\n|---|---|---|\n", g.title)
+		for _, r := range g.reasons {
+			fmt.Fprintf(&tables, "| `%s` | %s | %s |\n", r.name, r.given, r.do)
 		}
 	}
 	return tables.String() + "\n"
+}
+
+// textsOf is the same as a Go file, for the command that explains them.
+func textsOf(t *testing.T, groups []reasonGroup) string {
+	t.Helper()
+	var b strings.Builder
+	b.WriteString("// Code generated by go generate ./config from the comments of config/keys.go. DO NOT EDIT.\n\n" +
+		"package reasons\n\nvar groups = []Group{\n")
+	plain := func(text string) string { return strconv.Quote(strings.ReplaceAll(text, "`", "")) }
+	for _, g := range groups {
+		fmt.Fprintf(&b, "{%s, []Text{\n", plain(g.title))
+		for _, r := range g.reasons {
+			fmt.Fprintf(&b, "{%q, %s, %s},\n", r.name, plain(r.given), plain(r.do))
+		}
+		b.WriteString("}},\n")
+	}
+	text, err := format.Source([]byte(b.String() + "}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }
 
 // constants are the groups of constants of a file.

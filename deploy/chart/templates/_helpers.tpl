@@ -1,0 +1,43 @@
+{{/* Labels that Helm's own guide asks for, beside those of deploy/base. Selectors have none of them, so that an upgrade works. */}}
+{{- define "gpuslice.labels" -}}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end }}
+
+{{/* The agent's image, by its digest where one is given. */}}
+{{- define "gpuslice.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+{{- end }}
+
+{{/* The settings with the namespace of the release where they name none, as YAML. */}}
+{{- define "gpuslice.settings" -}}
+{{- $settings := deepCopy .Values.settings -}}
+{{- range list "migConfigMap" "profiles" "maintenance" -}}
+{{- $of := index $settings . -}}
+{{- if and $of (not $of.namespace) -}}
+{{- $_ := set $of "namespace" $.Release.Namespace -}}
+{{- end -}}
+{{- end -}}
+{{- if not $settings.devicePlugin.configMap.namespace -}}
+{{- $_ := set $settings.devicePlugin.configMap "namespace" .Release.Namespace -}}
+{{- end -}}
+{{- $namespaces := prepend $settings.devicePlugin.namespaces .Release.Namespace -}}
+{{- if .Values.gpuOperator.enabled -}}
+{{- $namespaces = append $namespaces .Values.gpuOperator.namespace -}}
+{{- end -}}
+{{- $_ := set $settings.devicePlugin "namespaces" (uniq $namespaces) -}}
+{{- toYaml $settings -}}
+{{- end }}
+
+{{/* Whether the cluster is OpenShift, or is said to be. */}}
+{{- define "gpuslice.openshift" -}}
+{{- if or (eq .Values.openshift "true") (and (eq .Values.openshift "auto") (.Capabilities.APIVersions.Has "security.openshift.io/v1")) -}}
+true
+{{- end -}}
+{{- end }}

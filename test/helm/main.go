@@ -1,0 +1,156 @@
+// Command helm does with a chart what Helm does, by Helm's own packages and without a cluster, for tests and for a release: it renders
+// the chart, checks it, or packs it.
+//
+// It is a module of its own so that what Helm requires never decides the versions that this project is built with.
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"helm.sh/helm/v4/pkg/chart/common"
+	"helm.sh/helm/v4/pkg/chart/common/util"
+	"helm.sh/helm/v4/pkg/chart/v2/lint"
+	"helm.sh/helm/v4/pkg/chart/v2/lint/support"
+	"helm.sh/helm/v4/pkg/chart/v2/loader"
+	chartutil "helm.sh/helm/v4/pkg/chart/v2/util"
+	"helm.sh/helm/v4/pkg/engine"
+)
+
+// request is what is to be done with a chart.
+type request struct {
+	chart     string
+	namespace string
+	values    string // file of values over the chart's own; empty for none
+	kube      string // version of the cluster
+	apis      string // that the cluster has beside Kubernetes' own, as "group/version/Kind", separated by commas
+	version   string // of a packed chart and of what it installs
+	out       string // folder of a packed chart
+}
+
+func main() {
+	if err := run(os.Args[1:]); err != nil && !errors.Is(err, flag.ErrHelp) {
+		fmt.Fprintln(os.Stderr, "error:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	var r request
+	flags := flag.NewFlagSet("helm", flag.ContinueOnError)
+	flags.StringVar(&r.chart, "chart", "deploy/chart", "folder of the chart")
+	flags.StringVar(&r.namespace, "namespace", "gpuslice", "namespace of the release")
+	flags.StringVar(&r.values, "values", "", "file of values over the chart's own")
+	flags.StringVar(&r.kube, "kube", "v1.37.1", "version of the cluster")
+	flags.StringVar(&r.apis, "apis", "", "what the cluster has beside Kubernetes' own, such as security.openshift.io/v1, separated by commas")
+	flags.StringVar(&r.version, "version", "", "of package: version of the chart and of the agent")
+	flags.StringVar(&r.out, "out", ".", "of package: folder of the result")
+	if len(args) == 0 {
+		return errors.New("say what to do: template, lint or package")
+	}
+	if err := flags.Parse(args[1:]); err != nil {
+		return err //nolint:wrapcheck // it says which flag
+	}
+	do := map[string]func() error{"template": r.template, "lint": r.lint, "package": r.pack}[args[0]]
+	if do == nil {
+		return fmt.Errorf("%q is none of template, lint, package", args[0])
+	}
+	return do()
+}
+
+// over are the values that go over the chart's own.
+func (r request) over() (map[string]any, error) {
+	if r.values == "" {
+		return map[string]any{}, nil
+	}
+	values, err := common.ReadValuesFile(r.values)
+	if err != nil {
+		return nil, fmt.Errorf("reading the values: %w", err)
+	}
+	return values, nil
+}
+
+// template prints what Helm would send to the cluster.
+func (r request) template() error {
+	chart, err := loader.Load(r.chart)
+	if err != nil {
+		return fmt.Errorf("loading the chart: %w", err)
+	}
+	over, err := r.over()
+	if err != nil {
+		return err
+	}
+	kube, err := common.ParseKubeVersion(r.kube)
+	if err != nil {
+		return fmt.Errorf("-kube %q: %w", r.kube, err)
+	}
+	if wants := chart.Metadata.KubeVersion; wants != "" && !chartutil.IsCompatibleRange(wants, kube.Version) {
+		return fmt.Errorf("the chart is for Kubernetes %s, and the cluster has %s", wants, kube)
+	}
+	// Beside what a program is compiled with: under "go test" that would be Kubernetes 1.20.
+	capabilities := &common.Capabilities{KubeVersion: *kube, APIVersions: common.VersionSet{"v1", "apps/v1", "rbac.authorization.k8s.io/v1"}}
+	if r.apis != "" {
+		capabilities.APIVersions = append(capabilities.APIVersions, strings.Split(r.apis, ",")...)
+	}
+	release := common.ReleaseOptions{Name: "gpuslice", Namespace: r.namespace, Revision: 1, IsInstall: true}
+	values, err := util.ToRenderValues(chart, over, release, capabilities)
+	if err != nil {
+		return fmt.Errorf("checking the values: %w", err)
+	}
+	rendered, err := engine.Render(chart, values)
+	if err != nil {
+		return fmt.Errorf("rendering: %w", err)
+	}
+	for _, crd := range chart.CRDObjects() {
+		fmt.Printf("---\n%s\n", crd.File.Data)
+	}
+	for _, name := range slices.Sorted(maps.Keys(rendered)) {
+		if text := rendered[name]; filepath.Ext(name) == ".yaml" && strings.TrimSpace(text) != "" {
+			fmt.Printf("---\n# %s\n%s\n", name, strings.Trim(text, "\n"))
+		}
+	}
+	return nil
+}
+
+// lint prints what Helm finds wrong with the chart; an error or a warning fails.
+func (r request) lint() error {
+	over, err := r.over()
+	if err != nil {
+		return err
+	}
+	kube, err := common.ParseKubeVersion(r.kube)
+	if err != nil {
+		return fmt.Errorf("-kube %q: %w", r.kube, err)
+	}
+	found := lint.RunAll(r.chart, over, r.namespace, lint.WithKubeVersion(kube))
+	for _, m := range found.Messages {
+		fmt.Println(m)
+	}
+	if found.HighestSeverity >= support.WarningSev {
+		return errors.New("the chart has the faults above")
+	}
+	return nil
+}
+
+// pack writes the chart's archive.
+func (r request) pack() error {
+	chart, err := loader.Load(r.chart)
+	if err != nil {
+		return fmt.Errorf("loading the chart: %w", err)
+	}
+	if r.version != "" {
+		chart.Metadata.Version, chart.Metadata.AppVersion = strings.TrimPrefix(r.version, "v"), r.version
+	}
+	file, err := chartutil.Save(chart, r.out)
+	if err != nil {
+		return fmt.Errorf("packing the chart: %w", err)
+	}
+	fmt.Println(file)
+	return nil
+}

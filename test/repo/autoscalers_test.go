@@ -1,0 +1,104 @@
+package repo_test
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	sigsyaml "sigs.k8s.io/yaml"
+
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// pool is what the examples for autoscalers say of the nodes that they add.
+type pool struct {
+	labels map[string]string
+	taints []corev1.Taint
+	offers string // of all GPUs together
+}
+
+// poolOf reads a MachineSet, or a NodePool with its NodeOverlay.
+func poolOf(t *testing.T, file string) (p pool) {
+	t.Helper()
+	r := yaml.NewYAMLReader(bufio.NewReader(strings.NewReader(read(t, "deploy/examples/"+file))))
+	for {
+		doc, err := r.Read()
+		if errors.Is(err, io.EOF) {
+			return p
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		var o struct {
+			Kind     string
+			Metadata struct{ Annotations map[string]string }
+			Spec     struct {
+				Template struct {
+					Metadata struct{ Labels map[string]string }
+					Spec     struct {
+						Metadata              struct{ Labels map[string]string }
+						Taints, StartupTaints []corev1.Taint
+					}
+				}
+				Capacity map[string]int
+			}
+		}
+		if err := sigsyaml.Unmarshal(bytes.TrimSpace(doc), &o); err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+		spec := o.Spec.Template.Spec
+		switch o.Kind {
+		case "MachineSet":
+			p = pool{labels: spec.Metadata.Labels, taints: spec.Taints, offers: o.Metadata.Annotations["machine.openshift.io/GPU"]}
+			for _, label := range strings.Split(o.Metadata.Annotations["capacity.cluster-autoscaler.kubernetes.io/labels"], ",") {
+				if key, value, _ := strings.Cut(label, "="); p.labels[key] != value {
+					t.Errorf("%s: the autoscaler is told %s, and the nodes have %q", file, label, p.labels[key])
+				}
+			}
+		case "NodePool":
+			p.labels, p.taints = o.Spec.Template.Metadata.Labels, append(spec.Taints, spec.StartupTaints...)
+		case "NodeOverlay":
+			p.offers = fmt.Sprint(o.Spec.Capacity["nvidia.com/mig-1g.10gb"])
+		}
+	}
+}
+
+// An autoscaler that is told something else than what the agent makes of a node adds none, or adds nodes for ever.
+func TestTheExamplesForAutoscalersSayWhatTheAgentMakes(t *testing.T) {
+	profiles := exampleProfiles(t, "configmap-pools.yaml")
+	for _, file := range []string{"machineset.yaml", "karpenter.yaml"} {
+		p := poolOf(t, file)
+		name := p.labels[config.LabelProfile]
+		profile, ok := profiles[name]
+		if !ok {
+			t.Fatalf("%s asks for the profile %q, which examples/configmap-pools.yaml does not have", file, name)
+		}
+		instances := 0
+		for _, gpu := range apply(t, name, profiles, "gpus: [{model: A100-80GB, count: 8}]") {
+			instances += len(gpu.Instances)
+		}
+		if got := fmt.Sprint(instances); got != p.offers {
+			t.Errorf("%s: a node offers %s, and the autoscaler is told %q", file, got, p.offers)
+		}
+		want := map[string]bool{config.TaintNotReady + ":NoSchedule": true}
+		for _, taint := range profile.Taints {
+			want[taint.Key+":"+string(taint.Effect)] = true
+		}
+		for _, taint := range p.taints {
+			if key := taint.Key + ":" + string(taint.Effect); !want[key] {
+				t.Errorf("%s: nobody takes the taint %s away", file, key)
+			} else {
+				delete(want, key)
+			}
+		}
+		if len(want) > 0 {
+			t.Errorf("%s: nodes do not begin with the taints %v", file, want)
+		}
+	}
+}

@@ -1,0 +1,274 @@
+package repo_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	sigsyaml "sigs.k8s.io/yaml"
+)
+
+//go:generate go test -count=1 . -run TestTheChartIsMadeOfTheBase -update
+
+// The manifests of deploy/base and its components are written once. The chart's templates are those files with places that values are put
+// into; test/shipped renders them by Helm, and compares objects.
+func TestTheChartIsMadeOfTheBase(t *testing.T) {
+	made := map[string]string{}
+	for _, source := range chartSources {
+		text := read(t, "deploy/"+source.from)
+		for _, e := range slices.Concat(source.first, common, source.edits) {
+			text = e.apply(t, source.from, text)
+		}
+		if source.when != "" {
+			text = "{{- if " + source.when + " }}\n" + text + "{{- end }}\n"
+		}
+		if made[source.to] != "" {
+			text = "---\n" + text
+		}
+		made[source.to] += text
+	}
+	out := map[string]string{}
+	for name, text := range made {
+		out["deploy/chart/templates/"+name] = madeBy + text
+	}
+	head, _, found := strings.Cut(read(t, "deploy/chart/values.yaml"), marker)
+	if !found {
+		t.Fatalf("deploy/chart/values.yaml has no line %q", marker)
+	}
+	out["deploy/chart/values.yaml"] = head + marker + valuesOfTheBase(t)
+	out["deploy/chart/values.schema.json"] = schemaOfValues(t)
+	for name, text := range out {
+		if *update {
+			if err := os.WriteFile(filepath.Join(root, name), []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		}
+		if diff := cmp.Diff(read(t, name), text); diff != "" {
+			t.Errorf("%s is not made of deploy/base any more: run make generate (-is +would be):\n%s", name, diff)
+		}
+	}
+}
+
+const (
+	madeBy = "{{- /* Made by \"make generate\" of the manifests in deploy/: change those. */ -}}\n"
+	marker = "# ---- from here on made of deploy/base by \"make generate\" ----\n"
+)
+
+// edit puts a value into a manifest in place of what is there.
+type edit struct {
+	old, new string
+	often    bool // it may be there more than once
+	optional bool // or not at all
+}
+
+func (e edit) apply(t *testing.T, file, text string) string {
+	t.Helper()
+	switch n := strings.Count(text, e.old); {
+	case n == 0 && e.optional:
+	case n == 0, n > 1 && !e.often:
+		t.Fatalf("deploy/%s has %d times what the chart puts a value for; change the edits in test/repo/chart_test.go with it:\n%s", file, n, e.old)
+	}
+	return strings.ReplaceAll(text, e.old, e.new)
+}
+
+// common are the edits of all files.
+var common = []edit{
+	{old: "namespace: gpuslice\n", new: "namespace: {{ .Release.Namespace }}\n", often: true, optional: true},
+	{
+		old: "  - kind: ServiceAccount\n    name: gpuslice-agent\n", new: "  - kind: ServiceAccount\n    name: {{ .Values.serviceAccount.name }}\n",
+		often: true, optional: true,
+	},
+	{
+		old: "system:serviceaccount:gpuslice:gpuslice-agent", new: "system:serviceaccount:{{ .Release.Namespace }}:{{ .Values.serviceAccount.name }}",
+		often: true, optional: true,
+	},
+	{
+		old: "\n  labels:\n    app.kubernetes.io/name: gpuslice\n",
+		new: "\n  labels:\n    app.kubernetes.io/name: gpuslice\n    {{- include \"gpuslice.labels\" . | nindent 4 }}\n", often: true, optional: true,
+	},
+}
+
+// chartSource is a manifest of deploy/ and what the chart makes of it.
+type chartSource struct {
+	from, to string
+	when     string // condition in the template's language; empty for always
+	first    []edit // before those of all files
+	edits    []edit
+}
+
+var chartSources = []chartSource{
+	{from: "base/namespace.yaml", to: "namespace.yaml", when: ".Values.namespace.create", edits: []edit{
+		{old: "metadata:\n  name: gpuslice\n", new: "metadata:\n  name: {{ .Release.Namespace }}\n"},
+	}},
+	{from: "base/serviceaccount.yaml", to: "serviceaccount.yaml", when: ".Values.serviceAccount.create", edits: []edit{
+		{old: "  name: gpuslice-agent\n", new: "  name: {{ .Values.serviceAccount.name }}\n"},
+		{
+			old: "    {{- include \"gpuslice.labels\" . | nindent 4 }}\n",
+			new: "    {{- include \"gpuslice.labels\" . | nindent 4 }}\n  {{- with .Values.serviceAccount.annotations }}\n  annotations:\n    {{- toYaml . | nindent 4 }}\n  {{- end }}\n",
+		},
+	}},
+	{from: "base/rbac.yaml", to: "rbac.yaml"},
+	{from: "components/delete-after-deadline/rbac.yaml", to: "rbac.yaml", when: `eq .Values.settings.drain.afterDeadline "delete"`},
+	{from: "components/gpu-operator/rbac.yaml", to: "gpu-operator.yaml", when: ".Values.gpuOperator.enabled", edits: []edit{
+		{old: "namespace: gpu-operator\n", new: "namespace: {{ .Values.gpuOperator.namespace }}\n", often: true},
+		{old: "resourceNames: [device-plugin-config, time-slicing-config]", new: "resourceNames: {{ toJson .Values.gpuOperator.configMaps }}"},
+		{old: "The first is\n  # replaced by what operator.yaml of the overlay says.", new: "They\n  # are the value gpuOperator.configMaps."},
+	}},
+	{from: "components/openshift/rolebinding.yaml", to: "openshift.yaml", when: `eq (include "gpuslice.openshift" .) "true"`},
+	{from: "components/prometheus/podmonitor.yaml", to: "podmonitor.yaml", when: ".Values.podMonitor.enabled", edits: []edit{
+		{
+			old: "    {{- include \"gpuslice.labels\" . | nindent 4 }}\n",
+			new: "    {{- include \"gpuslice.labels\" . | nindent 4 }}\n    {{- with .Values.podMonitor.labels }}\n    {{- toYaml . | nindent 4 }}\n    {{- end }}\n",
+		},
+		{old: "interval: 30s", new: "interval: {{ .Values.podMonitor.interval }}"},
+	}},
+	{from: "base/networkpolicy.yaml", to: "networkpolicy.yaml", when: ".Values.networkPolicy.enabled", edits: []edit{
+		{old: "values: [monitoring, prometheus, openshift-monitoring, openshift-user-workload-monitoring]", new: "values: {{ toJson .Values.networkPolicy.namespaces }}"},
+	}},
+	{from: "base/daemonset.yaml", to: "daemonset.yaml", edits: []edit{
+		{
+			old: "      annotations: # for a Prometheus", new: "        {{- with .Values.podLabels }}\n        {{- toYaml . | nindent 8 }}\n        {{- end }}\n      annotations: # for a Prometheus",
+		},
+		{
+			old: "        prometheus.io/port: \"9400\"\n",
+			new: "        prometheus.io/port: \"9400\"\n        # The settings are read when an agent starts.\n        checksum/settings: {{ include \"gpuslice.settings\" . | sha256sum }}\n" +
+				"        {{- with .Values.podAnnotations }}\n        {{- toYaml . | nindent 8 }}\n        {{- end }}\n",
+		},
+		{
+			old: "      serviceAccountName: gpuslice-agent\n",
+			new: "      serviceAccountName: {{ .Values.serviceAccount.name }}\n      {{- with .Values.imagePullSecrets }}\n      imagePullSecrets:\n        {{- toYaml . | nindent 8 }}\n      {{- end }}\n" +
+				"      {{- with .Values.nodeSelector }}\n      nodeSelector:\n        {{- toYaml . | nindent 8 }}\n      {{- end }}\n",
+		},
+		{
+			old: "      tolerations:\n        - operator: Exists\n", new: "      {{- with .Values.tolerations }}\n      tolerations:\n        {{- toYaml . | nindent 8 }}\n      {{- end }}\n",
+		},
+		{old: "      priorityClassName: system-node-critical\n", new: "      {{- with .Values.priorityClassName }}\n      priorityClassName: {{ . }}\n      {{- end }}\n"},
+		{old: "          image: gpuslice/gpuslice-agent:v0.1.0\n          imagePullPolicy: IfNotPresent\n", new: "          image: {{ include \"gpuslice.image\" . }}\n          imagePullPolicy: {{ .Values.image.pullPolicy }}\n"},
+		{
+			old: "              value: 200MiB\n", new: "              value: 200MiB\n            {{- with .Values.extraEnv }}\n            {{- toYaml . | nindent 12 }}\n            {{- end }}\n",
+		},
+		{
+			old: "  updateStrategy:\n    type: RollingUpdate\n    rollingUpdate:\n      maxUnavailable: 1 # a bad release is noticed on one node\n",
+			new: "  updateStrategy:\n    {{- toYaml .Values.updateStrategy | nindent 4 }}\n",
+		},
+		{
+			old: "          resources:\n            requests:\n              cpu: 10m\n              memory: 64Mi\n            limits:\n              memory: 256Mi # no CPU limit: being throttled in the middle of a change helps nobody\n",
+			new: "          resources:\n            {{- toYaml .Values.resources | nindent 12 }}\n",
+		},
+		{
+			old: "          volumeMounts:\n", new: "          volumeMounts:\n            {{- if eq .Values.settings.reboot.policy \"delegate\" }}\n            # The folder of the sentinel file, with the sockets of the container runtime and of systemd.\n" +
+				"            - name: run\n              mountPath: /run/host\n              mountPropagation: HostToContainer\n            {{- end }}\n",
+		},
+		{
+			old: "      volumes:\n", new: "      volumes:\n        {{- if eq .Values.settings.reboot.policy \"delegate\" }}\n        - name: run\n          hostPath:\n            path: /run\n            type: Directory\n        {{- end }}\n",
+		},
+	}},
+	{from: "base/configmap-mig-configs.yaml", to: "configmap-mig-configs.yaml", first: []edit{{old: migConfigs, new: "{{- .Values.migConfigs | nindent 4 }}\n"}}},
+	{from: "base/configmap-settings.yaml", to: "configmap-settings.yaml", first: []edit{{old: settingsText, new: "{{- include \"gpuslice.settings\" . | nindent 4 }}\n"}}},
+	{from: "policies/configmaps.yaml", to: "policies.yaml", when: ".Values.policies.enabled"},
+	{from: "policies/events.yaml", to: "policies.yaml", when: ".Values.policies.enabled"},
+	{from: "policies/evictions.yaml", to: "policies.yaml", when: ".Values.policies.enabled"},
+	{from: "policies/leases.yaml", to: "policies.yaml", when: ".Values.policies.enabled"},
+	{from: "policies/nodes.yaml", to: "policies.yaml", when: ".Values.policies.enabled"},
+	{from: "policies/pods.yaml", to: "policies.yaml", when: ".Values.policies.enabled"},
+	{from: "overlays/device-plugin/device-plugin.yaml", to: "device-plugin.yaml", when: ".Values.devicePlugin.enabled", edits: pluginEdits},
+	{from: "overlays/device-plugin/gpu-feature-discovery.yaml", to: "device-plugin.yaml", when: ".Values.devicePlugin.enabled", edits: pluginEdits},
+	{from: "overlays/device-plugin/mps-control-daemon.yaml", to: "device-plugin.yaml", when: ".Values.devicePlugin.enabled", edits: pluginEdits},
+}
+
+var pluginEdits = []edit{
+	{old: "image: " + nvidiasRegistry + "k8s-device-plugin:v0.19.3\n", new: "image: {{ .Values.devicePlugin.image }}\n", often: true},
+	{
+		old: "      priorityClassName: system-node-critical\n",
+		new: "      priorityClassName: system-node-critical\n      {{- with .Values.devicePlugin.runtimeClassName }}\n      runtimeClassName: {{ . }}\n      {{- end }}\n",
+	},
+}
+
+// settingsText and migConfigs are the texts in the ConfigMaps of deploy/base, indented as there.
+var (
+	settingsText = textOf("configmap-settings.yaml", "  settings.yaml: |\n")
+	migConfigs   = textOf("configmap-mig-configs.yaml", "  config.yaml: |\n")
+)
+
+func textOf(file, after string) string {
+	text, err := os.ReadFile(base + "/" + file)
+	if err != nil {
+		panic(err)
+	}
+	_, below, _ := bytes.Cut(text, []byte(after))
+	return string(below)
+}
+
+// outdent takes so many spaces from the start of each line.
+func outdent(text string, spaces int) string {
+	return regexp.MustCompile(fmt.Sprintf("(?m)^ {0,%d}", spaces)).ReplaceAllString(text, "")
+}
+
+// valuesOfTheBase are the settings and MIG configs as values. The namespace of the release is the chart's to put in.
+func valuesOfTheBase(t *testing.T) string {
+	t.Helper()
+	settings := regexp.MustCompile(`(?m)^ *(namespace:|-) gpuslice\n`).ReplaceAllString(settingsText, "")
+	for _, e := range []edit{
+		{old: "The agent may read ConfigMaps of this namespace only (rbac.yaml).", new: "The agent may read ConfigMaps of the release's namespace only."},
+		{old: "The namespaces in which", new: "The namespaces, beside that of the release, in which"},
+		{old: "(with components/reboot-sentinel)", new: "(the chart mounts its folder)"},
+		{old: "with components/delete-after-deadline, which gives the right to.", new: "the chart then gives the right to."},
+	} {
+		settings = e.apply(t, "base/configmap-settings.yaml", settings)
+	}
+	return "\n# The agents' settings. After an edit the agents are started anew, one by one.\nsettings:\n" + outdent(settings, 2) +
+		"\n# MIG configs by name, in the format of NVIDIA's mig-parted. Most nodes need none: all-disabled, all-<profile> and all-balanced are there\n" +
+		"# on each.\nmigConfigs: |\n" + outdent(migConfigs, 2)
+}
+
+// schemaOfValues is the schema of the chart's values: that of the settings within deploy/schema/values.json.
+func schemaOfValues(t *testing.T) string {
+	t.Helper()
+	var values, settings map[string]any
+	for file, into := range map[string]*map[string]any{"deploy/schema/values.json": &values, "deploy/schema/settings.schema.json": &settings} {
+		if err := json.Unmarshal([]byte(read(t, file)), into); err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+	}
+	defs, ok := settings["$defs"].(map[string]any)
+	if !ok {
+		t.Fatal("deploy/schema/settings.schema.json has no $defs")
+	}
+	values["$defs"] = defs
+	text, err := json.MarshalIndent(values, "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text) + "\n"
+}
+
+// A key that the schema does not have would be refused, and one that values.yaml does not have would be found by nobody.
+func TestTheSchemaOfValuesKnowsEachValue(t *testing.T) {
+	var values map[string]any
+	if err := sigsyaml.Unmarshal([]byte(read(t, "deploy/chart/values.yaml")), &values); err != nil {
+		t.Fatal(err)
+	}
+	var schema struct {
+		Properties           map[string]any
+		AdditionalProperties *bool
+	}
+	if err := json.Unmarshal([]byte(read(t, "deploy/chart/values.schema.json")), &schema); err != nil {
+		t.Fatal(err)
+	}
+	delete(schema.Properties, "global") // which Helm gives every chart
+	if diff := cmp.Diff(slices.Sorted(maps.Keys(values)), slices.Sorted(maps.Keys(schema.Properties))); diff != "" {
+		t.Errorf("values (-values.yaml +values.schema.json):\n%s", diff)
+	}
+	if schema.AdditionalProperties == nil || *schema.AdditionalProperties {
+		t.Error("the schema lets values through that there are not")
+	}
+}

@@ -1,0 +1,473 @@
+package shipped_test
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/kubernetes/scheme"
+	sigsyaml "sigs.k8s.io/yaml"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/deviceplugin"
+	"github.com/gpuslice/gpuslice/test/binaries"
+	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
+)
+
+func TestMain(m *testing.M) { clustertest.Main(m) }
+
+// openShift is how a chart knows the cluster.
+const openShift = "security.openshift.io/v1"
+
+// helm runs Helm's engine on the chart with values, and gives what it prints.
+func helm(t *testing.T, do, values string, flags ...string) (string, error) {
+	t.Helper()
+	tool, err := binaries.Builder{Log: os.Stderr}.Helm(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "values.yaml")
+	if err := os.WriteFile(file, []byte(values), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var said bytes.Buffer
+	run := exec.CommandContext(t.Context(), filepath.Join(tool, "helm"), append([]string{do, "-chart", root + "/deploy/chart", "-values", file}, flags...)...)
+	run.Stderr = &said
+	out, err := run.Output()
+	if err != nil {
+		return string(out), fmt.Errorf("helm %s: %w: %s", do, err, said.String())
+	}
+	return string(out), nil
+}
+
+func template(t *testing.T, values string, flags ...string) string {
+	t.Helper()
+	out, err := helm(t, "template", values, flags...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// kustomize builds an overlay of deploy/ with components.
+func kustomize(t *testing.T, overlay string, components ...string) string {
+	t.Helper()
+	kube, err := binaries.Builder{Log: os.Stderr}.Kube(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	folder := filepath.Join(root, "deploy", overlay)
+	if len(components) > 0 {
+		dir, err := filepath.EvalSymlinks(t.TempDir())
+		if err != nil {
+			t.Fatal(err)
+		}
+		deploy, err := filepath.Abs(filepath.Join(root, "deploy"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if deploy, err = filepath.Rel(dir, deploy); err != nil { // kustomize takes relative paths alone
+			t.Fatal(err)
+		}
+		text := "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [" + filepath.Join(deploy, overlay) + "]\ncomponents:\n"
+		for _, c := range components {
+			text += "  - " + filepath.Join(deploy, "components", c) + "\n"
+		}
+		if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		folder = dir
+	}
+	run := exec.CommandContext(t.Context(), filepath.Join(kube, "kubectl"), "kustomize", folder)
+	var said bytes.Buffer
+	run.Stderr = &said
+	out, err := run.Output()
+	if err != nil {
+		t.Fatalf("building %s: %v: %s", folder, err, said.String())
+	}
+	return string(out)
+}
+
+// documents are those of a stream of YAML.
+func documents(t *testing.T, text string) (out [][]byte) {
+	t.Helper()
+	r := yaml.NewYAMLReader(bufio.NewReader(strings.NewReader(text)))
+	for {
+		doc, err := r.Read()
+		if errors.Is(err, io.EOF) {
+			return out
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(bytes.TrimSpace(doc)) > 0 {
+			out = append(out, doc)
+		}
+	}
+}
+
+// objects are those of a stream of YAML by kind, namespace and name, with their defaults left open. A field that a type does not have
+// fails the test.
+func objects(t *testing.T, text string) map[string]map[string]any {
+	t.Helper()
+	strict := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
+	all := map[string]map[string]any{}
+	for _, doc := range documents(t, text) {
+		o := unstructured.Unstructured{}
+		if err := sigsyaml.UnmarshalStrict(doc, &o.Object); err != nil {
+			t.Fatalf("%v\n%s", err, doc)
+		}
+		if o.Object == nil {
+			continue // a comment alone
+		}
+		if object, _, err := strict.Decode(doc, nil, nil); err == nil {
+			// The same meaning in the same words: as the type is written.
+			if o.Object, err = runtime.DefaultUnstructuredConverter.ToUnstructured(object); err != nil {
+				t.Fatal(err)
+			}
+		} else if o.GroupVersionKind().Kind != "PodMonitor" {
+			t.Fatalf("%v\n%s", err, doc)
+		}
+		if strings.HasPrefix(o.GetKind(), "ValidatingAdmissionPolicy") {
+			o.SetNamespace("") // kustomize takes them for objects of a namespace, and the API server does not mind
+		}
+		key := o.GetKind() + " " + o.GetNamespace() + "/" + o.GetName()
+		if all[key] != nil {
+			t.Errorf("%s is there twice", key)
+		}
+		all[key] = o.Object
+	}
+	return all
+}
+
+// comparable takes away what a release has and a kustomization has not, and the order of what has none.
+func comparable(t *testing.T, all map[string]map[string]any) map[string]map[string]any {
+	t.Helper()
+	for key, object := range all {
+		o := unstructured.Unstructured{Object: object}
+		labels := o.GetLabels()
+		for _, of := range []string{"app.kubernetes.io/instance", "app.kubernetes.io/version", "app.kubernetes.io/managed-by", "helm.sh/chart"} {
+			delete(labels, of)
+		}
+		o.SetLabels(labels)
+		unstructured.RemoveNestedField(object, "spec", "template", "metadata", "annotations", "checksum/settings")
+		if strings.HasPrefix(key, "DaemonSet ") {
+			sortByName(object, "spec", "template", "spec", "volumes")
+			containers, _, err := unstructured.NestedSlice(object, "spec", "template", "spec", "containers")
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, c := range containers {
+				sortByName(c.(map[string]any), "volumeMounts") //nolint:errcheck // the type has objects there
+			}
+			if err := unstructured.SetNestedSlice(object, containers, "spec", "template", "spec", "containers"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		data, _, _ := unstructured.NestedStringMap(object, "data") // other kinds have none
+		for name, text := range data {
+			var meaning any
+			if err := sigsyaml.Unmarshal([]byte(text), &meaning); err != nil {
+				t.Fatalf("%s, %s: %v", key, name, err)
+			}
+			same, err := json.Marshal(meaning)
+			if err != nil {
+				t.Fatal(err)
+			}
+			data[name] = string(same)
+		}
+		if data != nil {
+			if err := unstructured.SetNestedStringMap(object, data, "data"); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return all
+}
+
+func sortByName(object map[string]any, path ...string) {
+	list, found, err := unstructured.NestedSlice(object, path...)
+	if !found || err != nil {
+		return
+	}
+	name := func(of any) string { return fmt.Sprint(of.(map[string]any)["name"]) } //nolint:errcheck // as above
+	slices.SortStableFunc(list, func(a, b any) int { return cmp.Compare(name(a), name(b)) })
+	if err := unstructured.SetNestedSlice(object, list, path...); err != nil {
+		panic(err) // it was read from there
+	}
+}
+
+// ways are the ways of installing that both the chart and kustomize have.
+var ways = map[string]struct {
+	values     string
+	apis       string
+	overlay    string
+	components []string
+	settings   bool // the values change the settings, which people of kustomize write into the ConfigMap themselves
+}{
+	"the chart's own values":   {overlay: "base"},
+	"the GPU Operator":         {values: "gpuOperator: {enabled: true}", overlay: "overlays/gpu-operator"},
+	"OpenShift":                {values: "gpuOperator: {enabled: true, namespace: nvidia-gpu-operator}", apis: openShift, overlay: "overlays/openshift"},
+	"NVIDIA's device plugin":   {values: "devicePlugin: {enabled: true}", overlay: "overlays/device-plugin"},
+	"a runtime class":          {values: "devicePlugin: {enabled: true, runtimeClassName: nvidia}", overlay: "overlays/device-plugin", components: []string{"runtime-class"}},
+	"without policies":         {values: "policies: {enabled: false}", overlay: "base", components: []string{"without-policies"}},
+	"a Prometheus operator":    {values: "podMonitor: {enabled: true}", overlay: "base", components: []string{"prometheus"}},
+	"pods deleted in the end":  {values: "settings: {drain: {afterDeadline: delete}}", overlay: "base", components: []string{"delete-after-deadline"}, settings: true},
+	"a reboot by the sentinel": {values: "settings: {reboot: {policy: delegate}}", overlay: "base", components: []string{"reboot-sentinel"}, settings: true},
+}
+
+func TestTheChartIsTheBaseObjectByObject(t *testing.T) {
+	for name, way := range ways {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			want := comparable(t, objects(t, kustomize(t, way.overlay, way.components...)))
+			got := comparable(t, objects(t, template(t, "namespace: {create: true}\n"+way.values, "-apis", way.apis)))
+			if len(want) < 10 {
+				t.Fatalf("%s has %d objects", way.overlay, len(want))
+			}
+			if way.settings {
+				delete(want, "ConfigMap gpuslice/gpuslice-settings")
+				delete(got, "ConfigMap gpuslice/gpuslice-settings")
+			}
+			if diff := gocmp.Diff(want, got); diff != "" {
+				t.Errorf("objects (-%s with %v +chart):\n%s", way.overlay, way.components, diff)
+			}
+		})
+	}
+}
+
+func TestTheChartHasNoFaultThatHelmFinds(t *testing.T) {
+	for name, way := range ways {
+		if said, err := helm(t, "lint", way.values); err != nil {
+			t.Errorf("%s: %v\n%s", name, err, said)
+		}
+	}
+}
+
+// A value with a mistake is told before anything is sent to the cluster.
+func TestWrongValuesAreRefused(t *testing.T) {
+	for _, test := range []struct{ values, kube, want string }{
+		{"images: {}", "", "additional properties 'images' not allowed"},
+		{"image: {digest: abc}", "", "/image/digest"},
+		{"settings: {nodeHeartbeat: soon}", "", "/settings/nodeHeartbeat"},
+		{"settings: {drain: {mode: never}}", "", "/settings/drain/mode"},
+		{"openshift: yes", "", "/openshift"},
+		{"gpuOperator: {enabled: true, configMaps: []}", "", "/gpuOperator/configMaps"},
+		{"gpuOperator: {enabled: true}\ndevicePlugin: {enabled: true}", "", "two on one node offer the same GPUs twice"},
+		{"profiles: {whole: {}}\nsettings: {profiles: {name: other}}", "", "would never be read"},
+		{"", "v1.29.14", "set it to false, and read deploy/SECURITY.md"},
+		{"", "v1.27.16", "the chart is for Kubernetes >=1.28.0-0"},
+	} {
+		flags := []string{"-kube", cmp.Or(test.kube, "v1.37.1")}
+		if out, err := helm(t, "template", test.values, flags...); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%q on %q: error %v, want %q\n%.200s", test.values, test.kube, err, test.want, out)
+		}
+	}
+}
+
+// What people put in comes out where it belongs, and the agent's own reader takes it.
+func TestValuesComeIntoTheObjects(t *testing.T) {
+	const values = `
+image: {repository: registry.example.com/agent, digest: "sha256:` + "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef" + `", pullPolicy: Always}
+imagePullSecrets: [{name: pull}]
+serviceAccount: {name: slicer, annotations: {a: b}}
+networkPolicy: {namespaces: [metrics]}
+podAnnotations: {x: "1"}
+podLabels: {team: gpus}
+nodeSelector: {pool: a}
+extraEnv: [{name: GOGC, value: "50"}]
+podMonitor: {enabled: true, labels: {release: prom}}
+settings: {nodeHeartbeat: 7m, devicePlugin: {defaultConfig: shared}}
+gpuOperator: {enabled: true, namespace: gpus, configMaps: [shares]}
+profiles: {whole: {mig: [{gpus: {all: true}, enabled: false}], sharing: none}}
+maintenance: {windows: [{days: [Tue], start: "22:00", duration: 6h, timeZone: Europe/Berlin}]}
+`
+	all := objects(t, template(t, values, "-namespace", "slices"))
+	text := func(key string) string {
+		object, ok := all[key]
+		if !ok {
+			t.Fatalf("there is no %s, but %v", key, slices.Sorted(maps.Keys(all)))
+		}
+		out, err := json.Marshal(object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(out)
+	}
+	for key, wants := range map[string][]string{
+		"DaemonSet slices/gpuslice-agent": {
+			`"image":"registry.example.com/agent@sha256:0123456789abcdef`, `"imagePullPolicy":"Always"`, `"imagePullSecrets":[{"name":"pull"}]`,
+			`"serviceAccountName":"slicer"`, `"x":"1"`, `"team":"gpus"`, `"nodeSelector":{"pool":"a"}`, `{"name":"GOGC","value":"50"}`,
+		},
+		"ServiceAccount slices/slicer":          {`"a":"b"`},
+		"ClusterRoleBinding /gpuslice-agent":    {`"name":"slicer","namespace":"slices"`},
+		"Role gpus/gpuslice-agent":              {`"resourceNames":["shares"]`},
+		"RoleBinding gpus/gpuslice-agent":       {`"name":"slicer","namespace":"slices"`},
+		"NetworkPolicy slices/gpuslice-agent":   {`"values":["metrics"]`},
+		"PodMonitor slices/gpuslice-agent":      {`"release":"prom"`},
+		"ConfigMap slices/gpuslice-profiles":    {`whole:`},
+		"ConfigMap slices/gpuslice-maintenance": {`windows:`},
+		"ConfigMap slices/gpuslice-settings":    {`defaultConfig: shared`},
+	} {
+		for _, want := range wants {
+			if got := text(key); !strings.Contains(got, want) {
+				t.Errorf("%s has no %s:\n%s", key, want, got)
+			}
+		}
+	}
+	confined(t, all, "system:serviceaccount:slices:slicer")
+	readByTheAgent(t, all)
+}
+
+// confined fails the test unless there are policies, and for this account.
+func confined(t *testing.T, all map[string]map[string]any, account string) {
+	t.Helper()
+	policies := 0
+	for key, object := range all {
+		if !strings.HasPrefix(key, "ValidatingAdmissionPolicy ") {
+			continue
+		}
+		policies++
+		if !strings.Contains(fmt.Sprint(object), "'"+account+"'") {
+			t.Errorf("%s confines another account than that of the agent's pods", key)
+		}
+	}
+	if policies < 6 {
+		t.Errorf("there are %d policies", policies)
+	}
+}
+
+// readByTheAgent has the agent's own reader take what the chart has put into ConfigMaps of the namespace slices.
+func readByTheAgent(t *testing.T, all map[string]map[string]any) {
+	t.Helper()
+	read := func(name, key string) []byte {
+		data, _, err := unstructured.NestedStringMap(all["ConfigMap slices/"+name], "data")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return []byte(data[key])
+	}
+	settings, err := config.Parse(read("gpuslice-settings", "settings.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for of, namespace := range map[string]string{
+		"profiles": settings.Profiles.Namespace, "migConfigMap": settings.MIGConfigMap.Namespace, "maintenance": settings.Maintenance.Namespace,
+		"devicePlugin.configMap": settings.DevicePlugin.ConfigMap.Namespace,
+	} {
+		if namespace != "slices" {
+			t.Errorf("settings: %s is looked for in %q", of, namespace)
+		}
+	}
+	if n := settings.DevicePlugin.Namespaces; !slices.Contains(n, "slices") || !slices.Contains(n, "gpus") || slices.Contains(n, "gpuslice") {
+		t.Errorf("settings: the device plugin is looked for in %v", n)
+	}
+	if _, err := config.ParseProfiles(read("gpuslice-profiles", "profiles.yaml")); err != nil {
+		t.Error(err)
+	}
+	if _, err := config.ParseMaintenance(read("gpuslice-maintenance", "maintenance.yaml")); err != nil {
+		t.Error(err)
+	}
+}
+
+// modes are the overlays that set the cluster's default, by what each of two GPUs is offered as.
+var modes = map[string]string{
+	"default": "single", "mig-single": "single", "mig-mixed": "mixed",
+	"time-sliced-2": "single time-slicing 2", "time-sliced-4": "single time-slicing 4", "mps-2": "none mps 2", "mps-4": "none mps 4",
+}
+
+// What they do on a node is shown by test/node.
+func TestEachOverlayOfSharingSetsTheDefaultAndNothingElse(t *testing.T) {
+	base := comparable(t, objects(t, kustomize(t, "overlays/openshift")))
+	for name, want := range modes {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got := comparable(t, objects(t, kustomize(t, "overlays/"+name)))
+			changed := map[string]bool{}
+			for key := range got {
+				changed[key] = !gocmp.Equal(base[key], got[key])
+			}
+			maps.DeleteFunc(changed, func(_ string, is bool) bool { return !is })
+			if diff := gocmp.Diff(map[string]bool{"ConfigMap gpuslice/device-plugin-config": true, "ConfigMap gpuslice/gpuslice-settings": true}, changed); diff != "" || len(got) != len(base)+1 {
+				t.Errorf("objects that differ from those of overlays/openshift (-want +got):\n%s", diff)
+			}
+			read := func(name, key string) []byte {
+				data, _, err := unstructured.NestedStringMap(got["ConfigMap gpuslice/"+name], "data")
+				if err != nil {
+					t.Fatal(err)
+				}
+				return []byte(data[key])
+			}
+			settings, err := config.Parse(read("gpuslice-settings", "settings.yaml"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if p := settings.DevicePlugin; p.DefaultConfig != "default" || p.ConfigMap.Name != "device-plugin-config" || p.ConfigMap.Namespace != "" {
+				t.Errorf("the agent's default is %q of ConfigMap %s/%s", p.DefaultConfig, p.ConfigMap.Namespace, p.ConfigMap.Name)
+			}
+			before, err := config.Parse([]byte("apiVersion: gpuslice.io/v1alpha1\nkind: Settings\n" +
+				"migConfigMap: {name: gpuslice-mig-configs}\nreboot: {sentinel: /run/host/reboot-required}\n"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			before.DevicePlugin.DefaultConfig = "default"
+			if fmt.Sprint(before) != fmt.Sprint(settings) {
+				t.Errorf("settings beside the defaults:\n%v\n%v", settings, before)
+			}
+			plugin, err := deviceplugin.Parse(read("device-plugin-config", "default"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			said := string(cmp.Or(plugin.MIGStrategy, config.MIGStrategyNone))
+			if n := plugin.Sharing.Replicas["nvidia.com/gpu"]; n > 0 {
+				said += fmt.Sprintf(" %s %d", plugin.Sharing.Strategy, n)
+			}
+			if said != want {
+				t.Errorf("its config says %q, want %q", said, want)
+			}
+		})
+	}
+}
+
+// A field that the API server does not know, or a value that it does not take, is found here and not at the first user's.
+func TestTheAPIServerTakesEveryManifest(t *testing.T) {
+	c, client := clustertest.Start(t), clustertest.Client(t)
+	for _, name := range []string{"gpuslice", "gpu-operator", "nvidia-gpu-operator"} {
+		_, err := client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			t.Fatal(err)
+		}
+	}
+	for name, way := range ways {
+		var known []string
+		for _, doc := range documents(t, template(t, way.values, "-apis", way.apis)) {
+			if !bytes.Contains(doc, []byte("\nkind: PodMonitor\n")) { // which this cluster has no type of
+				known = append(known, string(doc))
+			}
+		}
+		run := exec.CommandContext(t.Context(), c.Kubectl(), "--kubeconfig", c.AdminKubeconfig(), "apply", "--dry-run=server", "--validate=strict", "-f", "-")
+		run.Stdin = strings.NewReader(strings.Join(known, "\n---\n"))
+		if said, err := run.CombinedOutput(); err != nil || bytes.Contains(said, []byte("Warning")) {
+			t.Errorf("%s: %v\n%s", name, err, said)
+		}
+	}
+}
