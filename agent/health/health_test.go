@@ -12,7 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpuslice/gpuslice/agent/health"
+	"github.com/gpuslice/gpuslice/agent/health/verdict"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/gpusim"
@@ -484,7 +484,7 @@ func TestPromise16AStormOfXidsTakesNoMemoryAndFewWrites(t *testing.T) {
 		w.within(5*time.Second, corev1.ConditionFalse)
 		writes, saves := w.written()
 		before := heap()
-		numbers := health.Xids()
+		numbers := verdict.Xids()
 		seconds := long.Size(60, 8)
 		for n := range 500 * seconds {
 			must(t, w.gpus.Xid(n%8, numbers[n*7%len(numbers)].Number))
@@ -514,7 +514,7 @@ func TestPromise16AStormOfXidsTakesNoMemoryAndFewWrites(t *testing.T) {
 		if grown > 4<<20 {
 			t.Errorf("the heap has grown by %d bytes", grown)
 		}
-		if len(w.record()) > health.LongestRecord/2 {
+		if len(w.record()) > verdict.LongestRecord/2 {
 			t.Errorf("the record has %d bytes", len(w.record()))
 		}
 	})

@@ -8,6 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/gpuslice/gpuslice/agent/health/verdict"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -24,21 +25,22 @@ type counts struct {
 type xidCount struct {
 	gpu   nvml.UUID
 	xid   string
-	class Class
+	class verdict.Class
 }
 
 func newCounts() counts { return counts{xids: map[xidCount]float64{}, errors: map[string]float64{}} }
 
-// xid counts one. Those that the table does not have are counted together, so that there are no more series than it has rows.
-func (c *counts) xid(gpu nvml.UUID, x Xid) {
+// addXid counts one. Those that the table does not have are counted together, so that there are no more series than it has rows.
+func (c *counts) addXid(gpu nvml.UUID, x verdict.Xid) {
 	number := strconv.FormatUint(x.Number, 10)
-	if _, known := table[x.Number]; !known {
+	if !verdict.InTable(x.Number) {
 		number = "other"
 	}
 	c.xids[xidCount{gpu, number, x.Class}]++
 }
 
-func (c *counts) looked(now time.Time, took time.Duration, err error) {
+// addLook counts a look at all GPUs.
+func (c *counts) addLook(now time.Time, took time.Duration, err error) {
 	c.took = took
 	if err == nil {
 		c.last = now
@@ -57,9 +59,9 @@ func (c *counts) looked(now time.Time, took time.Duration, err error) {
 	c.errors[code]++
 }
 
-// mayTell reports whether there is room for one more Event.
-func (c *counts) mayTell(now time.Time) bool {
-	for len(c.events) > 0 && now.Sub(c.events[0]) >= quietFor {
+// addEvent counts an Event, unless there were too many lately; then it is not to be sent.
+func (c *counts) addEvent(now time.Time) bool {
+	for len(c.events) > 0 && now.Sub(c.events[0]) >= eventPause {
 		c.events = c.events[1:]
 	}
 	if len(c.events) >= mostEvents {
@@ -118,20 +120,20 @@ func (m *Monitor) Collect(out chan<- prometheus.Metric) {
 		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
 	}
 	told := map[string]bool{}
-	for _, g := range m.node.gpus {
-		id := string(g.uuid)
+	for _, g := range m.node.GPUs() {
+		id := string(g.UUID())
 		if id == "" {
-			id = g.pci
+			id = g.PCI()
 		}
 		if id == "" || told[id] {
 			continue
 		}
 		told[id] = true
-		gauge(descHealthy, number(len(g.findings) == 0), id)
-		for _, f := range g.findings {
-			gauge(descProblem, 1, id, string(f.reason), string(f.severity()))
+		gauge(descHealthy, number(len(g.Findings()) == 0), id)
+		for _, f := range g.Findings() {
+			gauge(descProblem, 1, id, string(f.Reason), string(f.Severity()))
 		}
-		g.collect(id, gauge)
+		collect(g, id, gauge)
 	}
 	for of, n := range m.counts.xids {
 		out <- prometheus.MustNewConstMetric(descXids, prometheus.CounterValue, n, string(of.gpu), of.xid, string(of.class))
@@ -139,7 +141,7 @@ func (m *Monitor) Collect(out chan<- prometheus.Metric) {
 	for code, n := range m.counts.errors {
 		out <- prometheus.MustNewConstMetric(descErrors, prometheus.CounterValue, n, code)
 	}
-	gauge(descWatched, number(!m.node.blind))
+	gauge(descWatched, number(m.node.HasEvents()))
 	gauge(descTook, m.counts.took.Seconds())
 	if !m.counts.last.IsZero() {
 		gauge(descLast, float64(m.counts.last.UnixMilli())/1000)
@@ -154,8 +156,8 @@ func number(is bool) float64 {
 }
 
 // collect gives what the driver has last told of one GPU, and nothing that it does not tell.
-func (g *gpu) collect(id string, gauge func(d *prometheus.Desc, value float64, labels ...string)) {
-	h := g.reading
+func collect(g *verdict.GPU, id string, gauge func(d *prometheus.Desc, value float64, labels ...string)) {
+	h, _ := g.Reading()
 	if h.Action.Known && h.UUID != "" {
 		gauge(descAction, float64(h.Action.Value), id)
 	}
@@ -170,11 +172,11 @@ func (g *gpu) collect(id string, gauge func(d *prometheus.Desc, value float64, l
 	count(descECC, h.ECC.UncorrectedAggregate, "uncorrected", "aggregate")
 	count(descRows, h.Rows.Corrected, "corrected")
 	count(descRows, h.Rows.Uncorrected, "uncorrected")
-	if h.Rows.Pending.Known || g.pending {
-		gauge(descPending, number(g.pending), id)
+	if h.Rows.Pending.Known || g.RowPending() {
+		gauge(descPending, number(g.RowPending()), id)
 	}
-	if h.Rows.Failed.Known || g.failed {
-		gauge(descFailed, number(g.failed), id)
+	if h.Rows.Failed.Known || g.RowFailed() {
+		gauge(descFailed, number(g.RowFailed()), id)
 	}
 	if b := h.Banks; b.Known {
 		for spare, n := range maps.All(map[string]int{"max": b.Value.Max, "high": b.Value.High, "partial": b.Value.Partial, "low": b.Value.Low, "none": b.Value.None}) {

@@ -2,7 +2,7 @@
 //
 // A GPU's state decides; an error number of the driver, an Xid, is evidence. What is found is told at once and taken back by itself. A
 // process of the agent goes on from what the one before has remembered. The driver is asked beside the agent's loop, in a lane of its own:
-// if it hangs, that is what is told. What is decided is decided by node and gpu, which call nothing.
+// if it hangs, that is what is told. What is decided is decided by verdict, which calls nothing.
 package health
 
 import (
@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/condition"
+	"github.com/gpuslice/gpuslice/agent/health/verdict"
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/holders"
@@ -25,9 +26,7 @@ import (
 )
 
 const (
-	// interval is the time between two looks: all that changes often is one call a GPU, of less than a millisecond.
-	interval = 2 * time.Second
-	// deadline is what one look may take.
+	// deadline is what one look may take. All that changes often is one call a GPU, of less than a millisecond.
 	deadline = 3 * time.Second
 	// thoroughEvery and busEvery are how often what takes longer, or changes rarely, is looked at.
 	thoroughEvery, busEvery = time.Minute, 10 * time.Second
@@ -63,26 +62,26 @@ type Monitor struct {
 	Options
 
 	mu       sync.Mutex
-	node     node
-	here     here
+	node     *verdict.Node
+	lastPass lastPass
 	boot     string
 	recalled bool
 
-	seen *corev1.NodeCondition // the condition on the node, as last seen or written
-	met  bool                  // the node was seen at least once
-	told string                // gist of what was last told
-	ack  time.Time             // by a person
+	shown          *corev1.NodeCondition // the condition on the node, as last seen or written
+	nodeSeen       bool                  // at least once
+	toldKey        string                // of the verdict that was last told
+	acknowledgedTo time.Time             // by a person
 
-	saved   string    // gist of the record that the disk has
-	savedAt time.Time // when
+	savedKey string    // of the record that the disk has
+	savedAt  time.Time // when
 
 	counts  counts
 	changed chan struct{} // there may be something to tell
-	look    chan struct{} // the GPUs are worth a look at once
+	lookNow chan struct{} // the GPUs are worth a look at once
 }
 
-// here is what the last pass has seen of the node's GPUs and their pods.
-type here struct {
+// lastPass is what the agent's last pass has seen of the node's GPUs and their pods.
+type lastPass struct {
 	gpus    []nvml.GPU
 	holders []holders.Pod
 }
@@ -90,7 +89,7 @@ type here struct {
 // New makes a Monitor that has seen nothing.
 func New(o Options) *Monitor {
 	return &Monitor{
-		Options: o, node: node{xids: xids{o.Settings}, blind: true}, changed: make(chan struct{}, 1), look: make(chan struct{}, 1), counts: newCounts(),
+		Options: o, node: verdict.New(o.Settings), changed: make(chan struct{}, 1), lookNow: make(chan struct{}, 1), counts: newCounts(),
 	}
 }
 
@@ -110,27 +109,26 @@ func (m *Monitor) recall(ctx context.Context) {
 	if err != nil {
 		m.Log.Warn("which boot of the host this is is not known: what was remembered of the GPUs counts as of another one", zap.Error(err))
 	}
-	var r record
+	var r verdict.Record
 	if m.Store != nil {
 		data, err := m.Store.Read(ctx)
 		if err == nil && data != nil {
-			r, err = parse(data)
+			r, err = verdict.ParseRecord(data)
 		}
 		if err != nil {
 			m.Log.Warn("what was remembered of the GPUs cannot be read, and is forgotten", zap.Error(err))
-			r = record{}
+			r = verdict.Record{}
 		}
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.boot, m.told, m.recalled = boot, r.Told, true
-	m.node.recall(r, boot)
-	m.node.began = m.Clock.Now()
+	m.boot, m.toldKey, m.recalled = boot, r.Told, true
+	m.node.Recall(r, boot)
 }
 
-// poll looks at the GPUs every interval, and at once when there is news.
+// poll looks at the GPUs every verdict.Interval, and at once when there is news.
 func (m *Monitor) poll(ctx context.Context) {
-	ticker := m.Clock.NewTicker(interval)
+	ticker := m.Clock.NewTicker(verdict.Interval)
 	defer ticker.Stop()
 	var thorough, bus time.Time
 	for ctx.Err() == nil {
@@ -146,7 +144,7 @@ func (m *Monitor) poll(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 		case <-ticker.C():
-		case <-m.look:
+		case <-m.lookNow:
 		}
 	}
 }
@@ -160,7 +158,7 @@ func (m *Monitor) lookAtBus(ctx context.Context) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.node.bus(found, err == nil)
+	m.node.ObserveBus(found, err == nil)
 }
 
 // lookAtGPUs reports whether the driver has told.
@@ -175,12 +173,12 @@ func (m *Monitor) lookAtGPUs(ctx context.Context, thorough bool) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := m.Clock.Now()
-	m.counts.looked(now, now.Sub(began), err)
+	m.counts.addLook(now, now.Sub(began), err)
 	if err != nil {
-		m.node.unseen(now, err)
+		m.node.ObserveError(now, err)
 	} else {
-		before := m.states()
-		m.node.look(now, all, thorough)
+		before := m.readings()
+		m.node.ObserveGPUs(now, all, thorough)
 		m.tellChanges(before)
 	}
 	m.signal(m.changed)
@@ -197,20 +195,20 @@ func (m *Monitor) signal(c chan struct{}) {
 
 // listen takes the driver's events until ctx ends.
 func (m *Monitor) listen(ctx context.Context) {
-	for told := false; ctx.Err() == nil; {
-		news, err := m.Reader.Events(ctx)
+	for failureTold := false; ctx.Err() == nil; {
+		events, err := m.Reader.Events(ctx)
 		m.mu.Lock()
-		m.node.blind = err != nil
-		loaded := m.node.looked && m.node.silent.IsZero()
+		m.node.SetEvents(err == nil)
+		answers := m.node.DriverAnswers()
 		m.mu.Unlock()
 		if err == nil {
-			told = false
-			for e := range news {
-				m.heard(e)
+			failureTold = false
+			for e := range events {
+				m.takeEvent(e)
 			}
-		} else if loaded && !told {
+		} else if answers && !failureTold {
 			m.TellNode(corev1.EventTypeWarning, config.ReasonHealthNotWatched, "errors of GPUs are seen only as far as their state shows them: %v", err)
-			told = true
+			failureTold = true
 		}
 		select {
 		case <-ctx.Done():
@@ -219,20 +217,20 @@ func (m *Monitor) listen(ctx context.Context) {
 	}
 }
 
-// heard takes over one event.
-func (m *Monitor) heard(e nvml.Event) {
+// takeEvent takes over one event of the driver.
+func (m *Monitor) takeEvent(e nvml.Event) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := m.Clock.Now()
-	g, x, o := m.node.news(now, e)
+	g, x, o := m.node.ObserveEvent(now, e)
 	if g != nil && e.Kind == nvml.EventXid {
-		m.counts.xid(g.uuid, x)
+		m.counts.addXid(g.UUID(), x)
 		m.tellXid(now, g, x, e, o)
 	}
 	m.signal(m.changed)
 	// State decides: it is read at once, and again until the driver has had its time. Xids of programs alone change no state.
-	if e.Kind != nvml.EventXid || x.Critical || x.Class != ClassApplication && x.Class != ClassInfo {
-		m.signal(m.look)
+	if e.Kind != nvml.EventXid || x.Critical || x.Class != verdict.ClassApplication && x.Class != verdict.ClassInfo {
+		m.signal(m.lookNow)
 	}
 }
 
@@ -244,9 +242,9 @@ func (m *Monitor) tell(ctx context.Context, poke func()) {
 			return
 		case <-m.changed:
 		}
-		old, c, gist, news := m.news()
-		saved := m.save(ctx, gist)
-		if !news {
+		old, c, key, differs := m.conditionToTell()
+		saved := m.save(ctx, key)
+		if !differs {
 			if saved {
 				m.pause(ctx)
 			}
@@ -255,7 +253,7 @@ func (m *Monitor) tell(ctx context.Context, poke func()) {
 		if err := m.Write(ctx, []corev1.NodeCondition{c}); err != nil {
 			m.Log.Warn("telling of the health of the GPUs", zap.Error(err))
 		} else {
-			m.wrote(old, c, gist)
+			m.noteWritten(old, c, key)
 			poke() // the GPUs are worth a look of the loop, too
 		}
 		m.pause(ctx)
@@ -271,37 +269,37 @@ func (m *Monitor) pause(ctx context.Context) {
 	m.signal(m.changed)
 }
 
-// news is the condition that is to be told, if it is another one than old, which the node has.
-func (m *Monitor) news() (old *corev1.NodeCondition, c corev1.NodeCondition, gist string, is bool) {
+// conditionToTell is the condition that is to be told, with the key of its verdict, if it differs from old, which the node has.
+func (m *Monitor) conditionToTell() (old *corev1.NodeCondition, c corev1.NodeCondition, key string, differs bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	c, gist, known := m.condition()
-	if !known || !m.met {
-		return nil, c, m.told, false
+	c, key, known := m.condition()
+	if !known || !m.nodeSeen {
+		return nil, c, m.toldKey, false
 	}
-	old = m.seen
-	return old, c, gist, old == nil || old.Status != c.Status || old.Reason != c.Reason || gist != m.told
+	old = m.shown
+	return old, c, key, old == nil || old.Status != c.Status || old.Reason != c.Reason || key != m.toldKey
 }
 
-// condition is what is to be told now. It is false while too little is known.
+// condition is what is to be told now, with the key of its verdict. It is false while too little is known.
 func (m *Monitor) condition() (corev1.NodeCondition, string, bool) {
 	now := m.Clock.Now()
-	v, known := m.node.judge(now)
+	v, known := m.node.Judge(now)
 	if !known || !m.recalled {
 		return corev1.NodeCondition{}, "", false
 	}
-	return condition.After(m.seen, config.ConditionGPUUnhealthy, v.status, string(v.reason), m.message(v, now), now), v.gist(), true
+	return condition.After(m.shown, config.ConditionGPUUnhealthy, v.Status, string(v.Reason), m.message(v, now), now), v.Key(), true
 }
 
-// wrote takes over that the node has the condition instead of old, and tells of a change by an Event. A pass of the loop may have seen
-// the write before its answer came, so that m.seen need not be old any more.
-func (m *Monitor) wrote(old *corev1.NodeCondition, c corev1.NodeCondition, gist string) {
+// noteWritten takes over that the node has the condition instead of old, and tells of a change by an Event. A pass of the loop may have seen
+// the write before its answer came, so that m.shown need not be old any more.
+func (m *Monitor) noteWritten(old *corev1.NodeCondition, c corev1.NodeCondition, key string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	was := old != nil && old.Status == corev1.ConditionTrue
 	is := c.Status == corev1.ConditionTrue
 	switch {
-	case is && (!was || rank(config.Reason(c.Reason)) < rank(config.Reason(old.Reason))):
+	case is && (!was || verdict.Worse(config.Reason(c.Reason), config.Reason(old.Reason))):
 		m.TellNode(corev1.EventTypeWarning, config.ReasonGPUUnhealthy, "%s: %s", c.Reason, c.Message)
 	case was && c.Status == corev1.ConditionFalse:
 		m.TellNode(corev1.EventTypeNormal, config.ReasonGPUHealthy, "%s", c.Message)
@@ -309,27 +307,27 @@ func (m *Monitor) wrote(old *corev1.NodeCondition, c corev1.NodeCondition, gist 
 	if old == nil || old.Status != c.Status || old.Reason != c.Reason {
 		m.Log.Info("telling of the health of the GPUs", zap.String("status", string(c.Status)), zap.String("reason", c.Reason), zap.String("message", c.Message))
 	}
-	m.seen, m.told = &c, gist
+	m.shown, m.toldKey = &c, key
 }
 
 // save has the disk take the record if it is another one. It is written before the node is told, so that a process that is killed in
 // between is followed by one that knows. That the disk does not take it is no reason to be silent. It reports whether it has tried.
-func (m *Monitor) save(ctx context.Context, gist string) bool {
+func (m *Monitor) save(ctx context.Context, verdictKey string) bool {
 	if m.Store == nil {
 		return false
 	}
 	m.mu.Lock()
 	now := m.Clock.Now()
-	r := m.node.encode(m.boot, gist)
-	is := r.gist()
-	skip := !m.recalled || !m.node.looked && len(r.GPUs) == 0 || is == m.saved && now.Sub(m.savedAt) < recordEvery
+	r := m.node.Record(m.boot, verdictKey)
+	key := r.Key()
+	skip := !m.recalled || !m.node.Looked() && len(r.GPUs) == 0 || key == m.savedKey && now.Sub(m.savedAt) < recordEvery
 	m.mu.Unlock()
 	if skip {
 		return false
 	}
 	data, err := json.Marshal(r)
 	if err == nil {
-		_, err = parse(data) // what could not be read again is not written
+		_, err = verdict.ParseRecord(data) // what could not be read again is not written
 	}
 	if err == nil {
 		err = m.Store.Write(ctx, data)
@@ -339,7 +337,7 @@ func (m *Monitor) save(ctx context.Context, gist string) bool {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.saved, m.savedAt = is, now
+	m.savedKey, m.savedAt = key, now
 	return true
 }
 
@@ -347,29 +345,29 @@ func (m *Monitor) save(ctx context.Context, gist string) bool {
 func (m *Monitor) Look(_ context.Context, node *corev1.Node, gpus []nvml.GPU, _ []corev1.Pod, with []holders.Pod) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.here = here{gpus: gpus, holders: with}
+	m.lastPass = lastPass{gpus: gpus, holders: with}
 	for _, known := range gpus {
-		if g := m.node.byUUID(known.UUID); g != nil && known.ComputeCapability.Major > 0 {
-			g.old = !known.ComputeCapability.AtLeast(8, 0)
+		if g := m.node.GPU(known.UUID); g != nil {
+			g.NoteArchitecture(known.ComputeCapability)
 		}
 	}
-	m.acknowledged(node)
+	m.readAcknowledgement(node)
 }
 
-// acknowledged drops what a person says to have looked at.
-func (m *Monitor) acknowledged(node *corev1.Node) {
+// readAcknowledgement drops what a person says, by an annotation, to have looked at.
+func (m *Monitor) readAcknowledgement(node *corev1.Node) {
 	text, asked := node.Annotations[config.AnnotationHealthAck]
 	if !asked {
 		return
 	}
 	until, err := time.Parse(time.RFC3339, legible.Cut(text, 64))
 	// A time to come would acknowledge what is still to happen.
-	if err != nil || until.Equal(m.ack) || until.After(m.Clock.Now().Add(skew)) {
+	if err != nil || until.Equal(m.acknowledgedTo) || until.After(m.Clock.Now().Add(skew)) {
 		return
 	}
-	m.ack = until
-	m.node.acknowledge(until)
-	m.signal(m.look)
+	m.acknowledgedTo = until
+	m.node.Acknowledge(until)
+	m.signal(m.lookNow)
 }
 
 // LookAgain is for parts that nothing else wakes.
@@ -380,19 +378,19 @@ func (m *Monitor) Conditions(node *corev1.Node, _ bool, _ string, beat bool) []c
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	shown := condition.Find(node, config.ConditionGPUUnhealthy)
-	if !m.met || shown == nil || m.seen == nil || !shown.LastHeartbeatTime.Before(&m.seen.LastHeartbeatTime) {
-		m.seen = shown.DeepCopy() // and not a look from before the last write
+	if !m.nodeSeen || shown == nil || m.shown == nil || !shown.LastHeartbeatTime.Before(&m.shown.LastHeartbeatTime) {
+		m.shown = shown.DeepCopy() // and not a look from before the last write
 	}
-	m.met = true
+	m.nodeSeen = true
 	m.signal(m.changed)
-	if m.seen == nil || !beat {
+	if m.shown == nil || !beat {
 		return nil
 	}
-	c, gist, known := m.condition()
-	if !known || gist != m.told { // which is told by itself
+	c, key, known := m.condition()
+	if !known || key != m.toldKey { // which is told by itself
 		return nil
 	}
-	m.seen = &c
+	m.shown = &c
 	return []corev1.NodeCondition{c}
 }
 
@@ -406,9 +404,9 @@ func (m *Monitor) Report(s *api.Status) {
 	if !m.recalled {
 		return
 	}
-	s.Boot, s.Watched = m.boot, !m.node.blind
+	s.Boot, s.Watched = m.boot, m.node.HasEvents()
 	for i := range s.GPUs {
-		if g := m.node.byUUID(s.GPUs[i].UUID); g != nil {
+		if g := m.node.GPU(s.GPUs[i].UUID); g != nil {
 			s.GPUs[i].Health = m.status(g)
 		}
 	}

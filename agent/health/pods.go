@@ -9,14 +9,16 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpuslice/gpuslice/agent/health/verdict"
+	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
 const (
-	// quietFor is how long after an Event the same is only counted.
-	quietFor = 3 * time.Minute
-	// mostEvents within quietFor: what comes beyond is counted by the metrics.
+	// eventPause is how long after an Event the same is only counted.
+	eventPause = 3 * time.Minute
+	// mostEvents within eventPause: what comes beyond is counted by the metrics.
 	mostEvents = 30
 	// mostPodsTold of one Xid get an Event.
 	mostPodsTold = 8
@@ -30,7 +32,7 @@ type holder struct {
 
 // instances are those of the GPU, as last seen.
 func (m *Monitor) instances(gpu nvml.UUID) []nvml.Instance {
-	for _, g := range m.here.gpus {
+	for _, g := range m.lastPass.gpus {
 		if g.UUID == gpu {
 			return g.Instances
 		}
@@ -59,7 +61,7 @@ func (m *Monitor) podsOn(gpu nvml.UUID, instances []int) []holder {
 		}
 	}
 	var out []holder
-	for _, h := range m.here.holders {
+	for _, h := range m.lastPass.holders {
 		if h.UID != "" && h.Name != "" && slices.ContainsFunc(h.Devices, func(d string) bool { return slices.Contains(devices, d) }) {
 			out = append(out, holder{types.NamespacedName{Namespace: h.Namespace, Name: h.Name}, h.UID})
 		}
@@ -70,26 +72,26 @@ func (m *Monitor) podsOn(gpu nvml.UUID, instances []int) []holder {
 
 // tellXid tells of an Xid by Events: a program's own on its pod alone, others on the node too. The same one again is counted first, and so
 // is what comes in a storm.
-func (m *Monitor) tellXid(now time.Time, g *gpu, x Xid, e nvml.Event, o *occurrence) {
+func (m *Monitor) tellXid(now time.Time, g *verdict.GPU, x verdict.Xid, e nvml.Event, o *verdict.Occurrence) {
 	if o == nil {
 		return
 	}
 	var on []int
-	where := g.name()
+	where := g.Name()
 	if e.GI != nvml.WholeGPU {
 		on = []int{e.GI}
 		where = m.instanceName(g, e.GI) + " of " + where
 	}
-	pods := m.podsOn(g.uuid, on)
-	own := x.Class == ClassApplication && !x.Critical
+	pods := m.podsOn(g.UUID(), on)
+	own := x.Class == verdict.ClassApplication && !x.Critical
 	if own && len(pods) == 1 && x.Number != containedError {
-		g.erred(now, pods[0].uid)
+		g.NoteProgramError(now, pods[0].uid)
 	}
-	if (x.Class == ClassInfo || x.Class == ClassState) && !x.Critical {
+	if (x.Class == verdict.ClassInfo || x.Class == verdict.ClassState) && !x.Critical {
 		return // a note, which the metrics count
 	}
-	again, may := m.mayTell(now, o)
-	if !may {
+	again, due := m.eventDue(now, o)
+	if !due {
 		return
 	}
 	if own {
@@ -111,16 +113,15 @@ func (m *Monitor) tellXid(now time.Time, g *gpu, x Xid, e nvml.Event, o *occurre
 // containedError is the Xid of an error of memory that has hit one program, which is not its own fault.
 const containedError = 94
 
-// mayTell reports whether an Xid is to be told by Events now, and what is to be said of those that were not.
-func (m *Monitor) mayTell(now time.Time, o *occurrence) (again string, may bool) {
-	if !o.told.IsZero() && now.Sub(o.told) < quietFor || !m.counts.mayTell(now) {
-		o.untold++
+// eventDue reports whether an Xid is to be told by Events now, and what is to be said of those that were not.
+func (m *Monitor) eventDue(now time.Time, o *verdict.Occurrence) (again string, due bool) {
+	if !o.EventDue(now, eventPause) || !m.counts.addEvent(now) {
+		o.CountUntold()
 		return "", false
 	}
-	if o.untold > 0 {
-		again = fmt.Sprintf("; %d more since %s", o.untold, moment(cmp.Or(o.told, o.first)))
+	if untold, since := o.NoteEvent(now); untold > 0 {
+		again = fmt.Sprintf("; %d more since %s", untold, verdict.Moment(since))
 	}
-	o.told, o.untold = now, 0
 	return again, true
 }
 
@@ -134,40 +135,36 @@ func (m *Monitor) tellPods(pods []holder, reason config.Reason, text func(whose 
 	}
 }
 
-// before is what a look may change that is told by Events.
-type before struct {
-	action nvml.Reading[nvml.RecoveryAction]
-	rows   nvml.Reading[uint64]
-}
-
-func (m *Monitor) states() map[*gpu]before {
-	out := map[*gpu]before{}
-	for _, g := range m.node.gpus {
-		if g.read {
-			out[g] = before{g.reading.Action, g.reading.Rows.Uncorrected}
+// readings are what the driver has last told of each GPU.
+func (m *Monitor) readings() map[*verdict.GPU]nvml.Health {
+	out := map[*verdict.GPU]nvml.Health{}
+	for _, g := range m.node.GPUs() {
+		if reading, has := g.Reading(); has {
+			out[g] = reading
 		}
 	}
 	return out
 }
 
-// tellChanges tells what a look has changed.
-func (m *Monitor) tellChanges(were map[*gpu]before) {
-	for _, g := range m.node.gpus {
-		was, known := were[g]
+// tellChanges tells by Events what a look has changed.
+func (m *Monitor) tellChanges(before map[*verdict.GPU]nvml.Health) {
+	for _, g := range m.node.GPUs() {
+		was, known := before[g]
 		if !known {
 			continue
 		}
-		if is := g.reading.Action; is.Known && was.action.Known && is.Value != was.action.Value {
+		now, _ := g.Reading()
+		if is, was := now.Action, was.Action; is.Known && was.Known && is.Value != was.Value {
 			kind := corev1.EventTypeWarning
 			if is.Value == nvml.RecoverNothing {
 				kind = corev1.EventTypeNormal
 			}
 			m.TellNode(kind, config.ReasonRecoveryActionChanged, "the driver recommends for %s: %v (recovery action %d), and before: %v",
-				g.name(), is.Value, int(is.Value), was.action.Value)
+				g.Name(), is.Value, int(is.Value), was.Value)
 		}
-		if is := g.reading.Rows.Uncorrected; is.Known && was.rows.Known && is.Value > was.rows.Value {
-			m.TellNode(corev1.EventTypeNormal, config.ReasonRowRemapped, "%s has replaced %s of memory, %d in all", g.name(),
-				counted(int(is.Value-was.rows.Value), "row"), is.Value) //nolint:gosec // few
+		if is, was := now.Rows.Uncorrected, was.Rows.Uncorrected; is.Known && was.Known && is.Value > was.Value {
+			m.TellNode(corev1.EventTypeNormal, config.ReasonRowRemapped, "%s has replaced %s of memory, %d in all", g.Name(),
+				legible.Counted(int(is.Value-was.Value), "row"), is.Value) //nolint:gosec // few
 		}
 	}
 }

@@ -19,18 +19,17 @@ type driver struct {
 func (d driver) during(gpu nvml.UUID, change func() error) error {
 	m := d.monitor
 	m.mu.Lock()
-	g := m.node.byUUID(gpu)
+	g := m.node.GPU(gpu)
 	if g == nil {
 		m.mu.Unlock()
 		return change()
 	}
-	g.changing++
+	g.BeginChange()
 	m.mu.Unlock()
 	err := change()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	g.changing--
-	g.quiet = m.Clock.Now().Add(afterChange)
+	g.EndChange(m.Clock.Now())
 	return err
 }
 
@@ -38,8 +37,8 @@ func (d driver) during(gpu nvml.UUID, change func() error) error {
 func (d driver) SetMode(ctx context.Context, gpu nvml.UUID, on bool) error {
 	m := d.monitor
 	m.mu.Lock()
-	if g := m.node.byUUID(gpu); g != nil {
-		g.asked = true
+	if g := m.node.GPU(gpu); g != nil {
+		g.AwaitMIGMode()
 	}
 	m.mu.Unlock()
 	return d.during(gpu, func() error { return d.Driver.SetMode(ctx, gpu, on) })
@@ -71,8 +70,8 @@ func (d driver) Reset(ctx context.Context, gpu nvml.UUID) error {
 	m := d.monitor
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if g := m.node.byUUID(gpu); g != nil && err == nil {
-		g.afterReset()
+	if g := m.node.GPU(gpu); g != nil && err == nil {
+		g.NoteReset()
 	}
 	return err
 }

@@ -61,7 +61,11 @@ var arrows = map[string][]string{
 		"agent/api", "agent/budget", "agent/draining", "agent/ledger", "agent/plan", "agent/processes", "agent/reboot", "agent/state",
 		"config", "nvml",
 	},
-	"agent/health":     {"agent/api", "agent/condition", "agent/hostfile", "agent/legible", "config", "drain/holders", "nvml"},
+	"agent/health": {
+		"agent/api", "agent/condition", "agent/health/verdict", "agent/hostfile", "agent/legible", "config", "drain/holders", "nvml",
+	},
+	"agent/health/verdict": {"agent/legible", "config", "nvml"},
+
 	"agent/hostfile":   nil,
 	"agent/hostrecord": {"agent/api", "agent/hostfile", "agent/journal", "agent/legible", "agent/nodekeys", "config", "nvml"},
 	"agent/journal":    {"agent/api", "agent/legible", "agent/plan", "config", "nvml"},
@@ -224,6 +228,43 @@ func imports(t *testing.T, below string) map[string]map[string]bool {
 		}
 	}
 	return out
+}
+
+// Each package of the agent has one subject, and is short enough to be read at one sitting.
+func TestPackagesOfTheAgentAreShort(t *testing.T) {
+	t.Parallel()
+	lines := map[string]int{} // that are not blank, of the product
+	for _, path := range files(t) {
+		within, err := filepath.Rel(root, path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		folder := filepath.ToSlash(filepath.Dir(within))
+		if filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") || folder != "agent" && !strings.HasPrefix(folder, "agent/") {
+			continue
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			if strings.TrimSpace(line) != "" {
+				lines[folder]++
+			}
+		}
+	}
+	if lines["agent"] == 0 {
+		t.Fatal("no line of agent/ was counted")
+	}
+	for folder, n := range lines {
+		most := 1800
+		if folder == "agent" {
+			most = 1500
+		}
+		if n > most {
+			t.Errorf("%s has %d lines that are not blank, and may have %d: give one of its subjects a package of its own", folder, n, most)
+		}
+	}
 }
 
 // Who opens agent/ for the first time finds each of its packages by its subject.

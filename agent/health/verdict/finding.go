@@ -1,4 +1,6 @@
-package health
+// Package verdict decides how the GPUs of a node are, by what their driver, its events and the PCI bus tell. It calls nothing, writes nothing
+// and has no clock: whoever watches the GPUs hands it each observation with its time, and asks for the verdict.
+package verdict
 
 import (
 	"cmp"
@@ -42,7 +44,7 @@ var reasons = []struct {
 	severity Severity
 	action   Action
 	phrase   string // "GPU 3 … has fallen off the bus"
-	next     string // for people: who does what
+	advice   string // for people: who does what
 }{
 	{
 		config.ReasonGPULost, Critical, ActionRebootNode, "has fallen off the bus: it answers nothing",
@@ -118,23 +120,39 @@ func rank(r config.Reason) int {
 	return len(reasons)
 }
 
-// finding is something that is wrong with a GPU.
-type finding struct {
-	reason config.Reason
-	action Action
-	detail string // after the phrase of the reason, as ": recovery action 1 (GPU reset)"
-	// instances are the numbers of the GPU instances that it is about; none for the whole GPU.
-	instances []int
+// Finding is something that is wrong with a GPU.
+type Finding struct {
+	Reason config.Reason
+	Action Action
+	Detail string // after the phrase of the reason, as ": recovery action 1 (GPU reset)"
+	// Instances are the numbers of the GPU instances that it is about; none for the whole GPU.
+	Instances []int
+	Since     time.Time
 
-	since  time.Time
-	good   int       // looks in a row that did not find it any more
-	goodAt time.Time // the last of these
+	looksWithout int       // readings in a row that did not show it any more
+	lastWithout  time.Time // the last of these
 }
 
-func (f finding) severity() Severity { return reasons[rank(f.reason)].severity }
+// Severity says how much its GPU can still be used.
+func (f Finding) Severity() Severity { return reasons[rank(f.Reason)].severity }
 
-func worst(all []finding) finding {
-	return slices.MinFunc(all, func(a, b finding) int { return cmp.Compare(rank(a.reason), rank(b.reason)) })
+// Phrase is what follows the GPU's name: "has fallen off the bus: it answers nothing".
+func (f Finding) Phrase() string { return reasons[rank(f.Reason)].phrase + f.Detail }
+
+// Advice says who does what about it.
+func (f Finding) Advice() string {
+	if f.Action == ActionContactSupport && f.Reason == config.ReasonResetRequired {
+		return "ask NVIDIA's support what this action means, or run a newer agent"
+	}
+	return reasons[rank(f.Reason)].advice
+}
+
+// Worse reports whether a GPU is worse off by the first reason than by the second.
+func Worse(a, b config.Reason) bool { return rank(a) < rank(b) }
+
+// sortFindings puts the worst first.
+func sortFindings(all []Finding) {
+	slices.SortFunc(all, func(a, b Finding) int { return cmp.Compare(rank(a.Reason), rank(b.Reason)) })
 }
 
 // recoveries are what follows from the recovery action that a driver recommends.

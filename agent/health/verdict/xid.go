@@ -1,4 +1,4 @@
-package health
+package verdict
 
 import (
 	"maps"
@@ -111,6 +111,12 @@ var criticalBeforeAmpere = []uint64{48, 62, 64, 79}
 
 // hangs are the Xids after which a driver that does not answer will not answer soon.
 var hangs = []uint64{79, 119, 120}
+
+// InTable reports whether the table has the number.
+func InTable(number uint64) bool {
+	_, has := table[number]
+	return has
+}
 
 // Xids are all that the table has, in order of number.
 func Xids() []Xid {

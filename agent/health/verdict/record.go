@@ -1,7 +1,6 @@
-package health
+package verdict
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,33 +9,22 @@ import (
 
 	strictjson "sigs.k8s.io/json"
 
-	"github.com/gpuslice/gpuslice/agent/hostfile"
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// The record is a file of this host that only root can write: what the node object says could have been written by others.
 const (
-	// recordName is the file's name.
-	recordName = "health.json"
-	// longestRecord is more than all GPUs with all that is remembered of them take.
-	longestRecord = 512 << 10 // bytes
+	// LongestRecord is more than all GPUs with all that is remembered of them take.
+	LongestRecord = 512 << 10 // bytes
 	recordVersion = 1
 )
 
-// Store keeps the record. *hostfile.File does.
-type Store interface {
-	// Read gives what was last written, or nil if nothing was.
-	Read(ctx context.Context) ([]byte, error)
-	Write(ctx context.Context, data []byte) error
-}
-
-// record is what a next process of the agent goes on from.
-type record struct {
+// Record is what a next process of the agent goes on from.
+type Record struct {
 	Version int         `json:"version"`
 	Boot    string      `json:"boot"`
-	Told    string      `json:"told,omitempty"` // gist of the last verdict that was told
+	Told    string      `json:"told,omitempty"` // key of the verdict that was last told
 	Hung    time.Time   `json:"hung,omitzero"`
 	Away    bool        `json:"away,omitempty"` // no driver was loaded: the next time it is, it was loaded anew
 	GPUs    []gpuRecord `json:"gpus,omitempty"`
@@ -87,32 +75,32 @@ type rowsRecord struct {
 	Read        time.Time `json:"read"`
 }
 
-// encode is the record of what is known now.
-func (n *node) encode(boot, told string) record {
-	r := record{Version: recordVersion, Boot: boot, Told: told, Hung: n.hung, Away: n.away}
+// Record is what is known now, with the id of the host's boot and the key of the verdict that was last told.
+func (n *Node) Record(boot, told string) Record {
+	r := Record{Version: recordVersion, Boot: boot, Told: told, Hung: n.hangXidAt, Away: n.driverUnloaded}
 	for _, g := range n.gpus {
 		out := gpuRecord{
-			UUID: string(g.uuid), PCI: g.pci, Index: g.index, Old: g.old, Pending: g.pending, Failed: g.failed, SRAM: g.sram, Unrepairable: g.unrepairable,
-			Erred: g.erredAt, Asked: g.asked, Rises: g.rises, FlapUntil: g.flapUntil, Errors: g.reading.ECC.UncorrectedVolatile.Value,
+			UUID: string(g.uuid), PCI: g.pci, Index: g.index, Old: g.beforeAmpere, Pending: g.rowPending, Failed: g.rowFailed, SRAM: g.sramExceeded, Unrepairable: g.memoryUnrepairable,
+			Erred: g.eccErrorAt, Asked: g.awaitsMIGMode, Rises: g.rises, FlapUntil: g.flappingUntil, Errors: g.reading.ECC.UncorrectedVolatile.Value,
 			Action: int(g.reading.Action.Value),
 		}
 		for _, f := range g.findings {
-			out.Findings = append(out.Findings, findingRecord{string(f.reason), string(f.action), f.detail, f.instances, f.since})
+			out.Findings = append(out.Findings, findingRecord{string(f.Reason), string(f.Action), f.Detail, f.Instances, f.Since})
 		}
 		for key, o := range g.xids {
-			out.Xids = append(out.Xids, xidRecord{key.xid, key.gi, key.ci, o.count, o.first, o.last, o.holds, o.told})
+			out.Xids = append(out.Xids, xidRecord{key.xid, key.gi, key.ci, o.count, o.first, o.last, o.unsettled, o.eventAt})
 		}
 		slices.SortFunc(out.Xids, func(a, b xidRecord) int { return a.First.Compare(b.First) })
-		if g.rows != nil {
-			out.Rows = &rowsRecord{g.rows.corrected, g.rows.uncorrected, g.rows.at}
+		if g.lastRows != nil {
+			out.Rows = &rowsRecord{g.lastRows.Corrected, g.lastRows.Uncorrected, g.lastRows.readAt}
 		}
 		r.GPUs = append(r.GPUs, out)
 	}
 	return r
 }
 
-// gist is the record without what changes by itself: another one is worth a write.
-func (r record) gist() string {
+// Key is the record without what changes by itself: a record with another key is worth a write.
+func (r Record) Key() string {
 	r.Hung, r.GPUs = time.Time{}, slices.Clone(r.GPUs)
 	for i := range r.GPUs {
 		g := &r.GPUs[i]
@@ -134,22 +122,22 @@ func (r record) gist() string {
 
 var errRecord = errors.New("it is no record of GPUs' health that this agent can read")
 
-// parse reads a record strictly, and holds it to its bounds.
-func parse(data []byte) (record, error) {
-	var r record
-	if len(data) > longestRecord {
-		return r, fmt.Errorf("%w: it is longer than %d bytes", errRecord, longestRecord)
+// ParseRecord reads a record strictly, and holds it to its bounds.
+func ParseRecord(data []byte) (Record, error) {
+	var r Record
+	if len(data) > LongestRecord {
+		return r, fmt.Errorf("%w: it is longer than %d bytes", errRecord, LongestRecord)
 	}
 	strict, err := strictjson.UnmarshalStrict(data, &r)
 	if err := errors.Join(append(strict, err)...); err != nil {
-		return record{}, fmt.Errorf("%w: %s", errRecord, legible.Cut(err.Error(), 256))
+		return Record{}, fmt.Errorf("%w: %s", errRecord, legible.Cut(err.Error(), 256))
 	}
 	if r.Version != recordVersion || len(r.GPUs) > mostGPUs || !legal(r.Boot, 64) || !legal(r.Told, 64<<10) {
-		return record{}, fmt.Errorf("%w: version %d, %d GPUs", errRecord, r.Version, len(r.GPUs))
+		return Record{}, fmt.Errorf("%w: version %d, %d GPUs", errRecord, r.Version, len(r.GPUs))
 	}
 	for _, g := range r.GPUs {
 		if err := g.check(); err != nil {
-			return record{}, fmt.Errorf("%w: %w", errRecord, err)
+			return Record{}, fmt.Errorf("%w: %w", errRecord, err)
 		}
 	}
 	return r, nil
@@ -172,14 +160,14 @@ func (g gpuRecord) check() error {
 	return nil
 }
 
-// recall goes on from a record. What only a boot keeps is not taken over from another one: memory that is used up stays so.
-func (n *node) recall(r record, boot string) {
+// Recall goes on from a record. What only a boot keeps is not taken over from another one: memory that is used up stays so.
+func (n *Node) Recall(r Record, boot string) {
 	same := boot != "" && r.Boot == boot
 	for _, was := range r.GPUs {
 		g := newGPU(nvml.UUID(was.UUID), was.PCI, was.Index)
-		g.old, g.failed, g.sram, g.unrepairable = was.Old, was.Failed, was.SRAM, was.Unrepairable
+		g.beforeAmpere, g.rowFailed, g.sramExceeded, g.memoryUnrepairable = was.Old, was.Failed, was.SRAM, was.Unrepairable
 		if was.Rows != nil {
-			g.rows = &rowsRead{was.Rows.Corrected, was.Rows.Uncorrected, was.Rows.Read}
+			g.lastRows = &Rows{was.Rows.Corrected, was.Rows.Uncorrected, was.Rows.Read}
 		}
 		if same {
 			g.recall(was)
@@ -187,25 +175,23 @@ func (n *node) recall(r record, boot string) {
 		n.gpus = append(n.gpus, g)
 	}
 	if same {
-		n.hung, n.away = r.Hung, r.Away
+		n.hangXidAt, n.driverUnloaded = r.Hung, r.Away
 	}
 }
 
-func (g *gpu) recall(was gpuRecord) {
-	g.pending, g.erredAt, g.asked, g.rises, g.flapUntil = was.Pending, was.Erred, was.Asked, was.Rises, was.FlapUntil
-	g.read = true // with what shows a reset
+func (g *GPU) recall(was gpuRecord) {
+	g.rowPending, g.eccErrorAt, g.awaitsMIGMode, g.rises, g.flappingUntil = was.Pending, was.Erred, was.Asked, was.Rises, was.FlapUntil
+	g.hasReading = true // with what shows a reset
 	g.reading.ECC.UncorrectedVolatile = nvml.Told(was.Errors)
 	g.reading.Action = nvml.Told(nvml.RecoveryAction(was.Action))
 	for _, f := range was.Findings {
 		reason := config.Reason(f.Reason)
 		g.lost = g.lost || reason == config.ReasonGPULost
 		g.missing = g.missing || reason == config.ReasonGPUMissing
-		g.findings = append(g.findings, finding{reason: reason, action: Action(f.Action), detail: f.Detail, instances: f.Instances, since: f.Since})
+		g.findings = append(g.findings, Finding{Reason: reason, Action: Action(f.Action), Detail: f.Detail, Instances: f.Instances, Since: f.Since})
 	}
+	sortFindings(g.findings)
 	for _, x := range was.Xids {
-		g.xids[xidKey{x.Xid, x.GI, x.CI}] = &occurrence{count: x.Count, first: x.First, last: x.Last, holds: x.Holds, told: x.Told}
+		g.xids[xidKey{x.Xid, x.GI, x.CI}] = &Occurrence{count: x.Count, first: x.First, last: x.Last, unsettled: x.Holds, eventAt: x.Told}
 	}
 }
-
-// In is the Store below a directory of the host, beside the host's record.
-func In(stateDir string) Store { return hostfile.In(stateDir, recordName, longestRecord) }

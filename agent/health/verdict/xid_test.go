@@ -1,4 +1,4 @@
-package health_test
+package verdict_test
 
 import (
 	"flag"
@@ -9,21 +9,23 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpuslice/gpuslice/agent/health"
+	"github.com/gpuslice/gpuslice/agent/health/verdict"
 )
 
 //go:generate go test -count=1 . -run TestThePageHasTheXidsOfTheCode -update
 
-var update = flag.Bool("update", false, "write the table of Xids into README.md")
+var update = flag.Bool("update", false, "write the table of Xids into the page")
 
 func TestThePageHasTheXidsOfTheCode(t *testing.T) {
-	const begin, end = "<!-- xids: written by go generate ./agent/health -->\n", "<!-- end of xids -->"
-	page, err := os.ReadFile("README.md")
-	must(t, err)
+	const begin, end = "<!-- xids: written by go generate ./agent/health/verdict -->\n", "<!-- end of xids -->"
+	page, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
 	head, rest, ok := strings.Cut(string(page), begin)
 	got, tail, closed := strings.Cut(rest, end)
 	if !ok || !closed {
-		t.Fatalf("README.md lacks %q or %q", begin, end)
+		t.Fatalf("the page lacks %q or %q", begin, end)
 	}
 	var b strings.Builder
 	b.WriteString("\n| Xid | what | class | critical | settled | action |\n|---|---|---|---|---|---|\n")
@@ -31,7 +33,7 @@ func TestThePageHasTheXidsOfTheCode(t *testing.T) {
 	type row struct{ meaning, class, critical, settled, action string }
 	numbers := map[row][]string{}
 	var order []row
-	for _, x := range health.Xids() {
+	for _, x := range verdict.Xids() {
 		r := row{x.Meaning, string(x.Class), yes[x.Critical], yes[x.Settled], string(x.Action)}
 		if numbers[r] == nil {
 			order = append(order, r)
@@ -43,10 +45,12 @@ func TestThePageHasTheXidsOfTheCode(t *testing.T) {
 	}
 	b.WriteString("\n")
 	if *update {
-		must(t, os.WriteFile("README.md", []byte(head+begin+b.String()+end+tail), 0o600))
+		if err := os.WriteFile("../README.md", []byte(head+begin+b.String()+end+tail), 0o600); err != nil {
+			t.Fatal(err)
+		}
 		return
 	}
 	if diff := cmp.Diff(b.String(), got); diff != "" {
-		t.Errorf("run go generate ./agent/health (-code +page):\n%s", diff)
+		t.Errorf("run go generate ./agent/health/verdict (-code +page):\n%s", diff)
 	}
 }

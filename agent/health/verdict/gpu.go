@@ -1,0 +1,542 @@
+package verdict
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// Interval is the time between two readings of the driver that whoever watches the GPUs takes.
+const Interval = 2 * time.Second
+
+// How long things hold.
+const (
+	// settleTime is how long after an Xid, or an error of memory, the driver may take to recommend an action for it.
+	settleTime = 30 * time.Second
+	// goodReadings are those in a row that must not show something any more until it is over: one may fall between two changes of the driver.
+	goodReadings = 2
+	// afterChange is how long after a change by the agent what follows from it is no finding.
+	afterChange = 30 * time.Second
+	// flapWindow, flapRises and flapHold: what is found for the third time in an hour stays for ten minutes after it was last seen.
+	flapWindow, flapRises, flapHold = time.Hour, 3, 10 * time.Minute
+	// repeatedPods pods with Xids of their own on one GPU within repeatedWindow are more than their own mistakes.
+	repeatedPods, repeatedWindow = 3, time.Hour
+	// consequence is how long after another Xid of the GPU a 45 follows from that.
+	consequence = 10 * time.Second
+	// mostXids bounds what is remembered of one GPU.
+	mostXids = 32
+)
+
+// GPU is what is known of one GPU.
+type GPU struct {
+	uuid  nvml.UUID // empty of one that has never answered
+	pci   string
+	index int
+
+	reading       nvml.Health // the last, with what only a thorough reading tells from the last of these
+	hasReading    bool        // since the process began
+	lost          bool
+	missing       bool
+	onBus         bool   // while it is missing
+	missingDetail string // how many GPUs the bus and the driver have, for people
+	beforeAmpere  bool   // NVIDIA has another catalog of Xids for it
+
+	findings []Finding // the worst first
+	xids     map[xidKey]*Occurrence
+
+	// What the driver may not tell while there are instances.
+
+	rowPending, rowFailed bool
+	lastRows              *Rows
+
+	sramExceeded, memoryUnrepairable bool // a thorough reading told so, and nothing mends it
+
+	eccErrorAt     time.Time // an uncorrectable memory error after which the driver may still recommend an action; zero if there is none
+	awaitsMIGMode  bool      // the agent has set another MIG mode in this boot, which waits for a reset
+	podErrors      map[types.UID]time.Time
+	rises          []time.Time // when it became unhealthy, the last flapRises
+	flappingUntil  time.Time
+	lastXidAt      time.Time // other than 45
+	agentsChanges  int       // calls of the agent that change the GPU and have not come back
+	agentChangedAt time.Time // when the last of them came back
+}
+
+// xidKey tells Xids apart.
+type xidKey struct {
+	xid    uint64
+	gi, ci int
+}
+
+// Occurrence is what is remembered of an Xid on a GPU or an instance of it.
+type Occurrence struct {
+	count       int
+	first, last time.Time
+	unsettled   bool // nothing has shown yet that nothing is left of it
+
+	eventAt time.Time // of the last Event that told of it
+	untold  int       // times since that Event
+}
+
+// Rows are counts of replaced rows of memory.
+type Rows struct {
+	Corrected, Uncorrected uint64 // by the kind of error that was the cause
+	readAt                 time.Time
+}
+
+func newGPU(uuid nvml.UUID, pci string, index int) *GPU {
+	return &GPU{uuid: uuid, pci: pci, index: index, xids: map[xidKey]*Occurrence{}, podErrors: map[types.UID]time.Time{}}
+}
+
+// addXid notes an Xid, and gives what is remembered of it. It is nil for what follows from another one, and for one too many.
+func (g *GPU) addXid(now time.Time, x Xid, gi, ci int) *Occurrence {
+	if x.Number == channelsRemoved && !g.lastXidAt.IsZero() && now.Sub(g.lastXidAt) < consequence {
+		return nil
+	}
+	if x.Number != channelsRemoved {
+		g.lastXidAt = now
+	}
+	key := xidKey{x.Number, gi, ci}
+	o := g.xids[key]
+	if o == nil && len(g.xids) >= mostXids && !g.forgetOldestXid() {
+		key.gi, key.ci = nvml.WholeGPU, nvml.WholeGPU
+		if o = g.xids[key]; o == nil && len(g.xids) >= 2*mostXids {
+			return nil
+		}
+	}
+	if o == nil {
+		o = &Occurrence{first: now}
+		g.xids[key] = o
+	}
+	o.count++
+	o.last = now
+	o.unsettled = o.unsettled || x.Critical
+	g.noteRowXid(x.Number)
+	return o
+}
+
+// noteRowXid notes what an Xid says of rows of memory whose state cannot be read.
+func (g *GPU) noteRowXid(xid uint64) {
+	switch xid {
+	case 63:
+		g.rowPending = g.rowPending || !g.reading.Rows.Pending.Known && !g.beforeAmpere
+	case 64:
+		g.rowFailed = g.rowFailed || !g.reading.Rows.Failed.Known && !g.beforeAmpere
+	}
+}
+
+// forgetOldestXid forgets the oldest settled Xid, and reports whether there was one.
+func (g *GPU) forgetOldestXid() bool {
+	var oldest xidKey
+	var found *Occurrence
+	for key, o := range g.xids {
+		if !o.unsettled && (found == nil || o.last.Before(found.last)) {
+			oldest, found = key, o
+		}
+	}
+	delete(g.xids, oldest)
+	return found != nil
+}
+
+// addEvent notes an event that is no Xid.
+func (g *GPU) addEvent(now time.Time, kind nvml.EventKind) {
+	switch kind {
+	case nvml.EventECC, nvml.EventFatalPoison:
+		g.eccErrorAt = now
+	case nvml.EventRetired:
+		g.noteRowXid(63)
+	case nvml.EventRetireFailed:
+		g.noteRowXid(64)
+	case nvml.EventXid, nvml.EventPoison, nvml.EventUnavailable, nvml.EventAction, nvml.EventSilence, nvml.EventWatching:
+	}
+}
+
+// addReading takes over a reading. Reloaded says that the driver was not loaded for some time since the last one.
+func (g *GPU) addReading(now time.Time, h nvml.Health, thorough, reloaded bool) {
+	before, had := g.reading, g.hasReading
+	reloaded = reloaded || g.lost || g.missing // nothing but a reset, a reboot or a reload brings one back
+	g.lost, g.missing, g.index = h.Lost, false, h.Index
+	if h.PCI != "" {
+		g.pci = h.PCI
+	}
+	if h.Lost {
+		return
+	}
+	if !thorough {
+		h.Banks, h.RepairPending, h.Unrepairable, h.SRAMThreshold, h.Fabric =
+			before.Banks, before.RepairPending, before.Unrepairable, before.SRAMThreshold, before.Fabric
+	}
+	g.reading, g.hasReading = h, true
+	if reloaded || had && wasReset(before, h) {
+		g.NoteReset()
+	}
+	g.rememberReading(now, h)
+	g.settleECCError(now, before, had)
+	g.settleXids(now)
+}
+
+// rememberReading keeps of a reading what a later one may not tell.
+func (g *GPU) rememberReading(now time.Time, h nvml.Health) {
+	if h.Rows.Pending.Known {
+		g.rowPending = h.Rows.Pending.Value
+	}
+	if h.Rows.Failed.Known {
+		g.rowFailed = h.Rows.Failed.Value
+	}
+	if h.Rows.Corrected.Known && h.Rows.Uncorrected.Known {
+		g.lastRows = &Rows{h.Rows.Corrected.Value, h.Rows.Uncorrected.Value, now}
+	}
+	g.sramExceeded = g.sramExceeded || nvml.Is(h.SRAMThreshold)
+	g.memoryUnrepairable = g.memoryUnrepairable || nvml.Is(h.Unrepairable)
+	if m := h.MIGMode; m.Known && m.Value.Current == m.Value.Pending {
+		g.awaitsMIGMode = false
+	}
+}
+
+// wasReset reports whether a reset, whoever did it, lies between two readings.
+func wasReset(before, now nvml.Health) bool {
+	recommended := before.Action.Known && before.Action.Value != nvml.RecoverNothing && now.Action.Known && now.Action.Value == nvml.RecoverNothing
+	return recommended || gone(before.Rows.Pending, now.Rows.Pending) || gone(before.RepairPending, now.RepairPending) ||
+		fell(before.ECC.UncorrectedVolatile, now.ECC.UncorrectedVolatile) || fell(before.ECC.CorrectedVolatile, now.ECC.CorrectedVolatile)
+}
+
+func gone(before, now nvml.Reading[bool]) bool { return nvml.Is(before) && now.Known && !now.Value }
+
+func fell(before, now nvml.Reading[uint64]) bool {
+	return before.Known && now.Known && now.Value < before.Value
+}
+
+// NoteReset drops what a reset mends.
+func (g *GPU) NoteReset() {
+	g.rowPending, g.eccErrorAt = false, time.Time{}
+	for _, o := range g.xids {
+		o.unsettled = false
+	}
+}
+
+// settleECCError finds out whether something is left of an uncorrectable memory error.
+func (g *GPU) settleECCError(now time.Time, before nvml.Health, had bool) {
+	errors, action := g.reading.ECC.UncorrectedVolatile, g.reading.Action
+	grown := had && fell(errors, before.ECC.UncorrectedVolatile)
+	untold := !action.Known && !g.beforeAmpere && errors.Known && errors.Value > 0 && g.eccErrorAt.IsZero()
+	if grown || untold {
+		g.eccErrorAt = now
+	}
+	over := !action.Known && errors.Known && errors.Value == 0
+	if action.Known { // it tells, or there is none
+		over = action.Value != nvml.RecoverNothing || now.Sub(g.eccErrorAt) >= settleTime
+	}
+	if over {
+		g.eccErrorAt = time.Time{}
+	}
+}
+
+// settleXids finds out whether something is left of the Xids.
+func (g *GPU) settleXids(now time.Time) {
+	action := g.reading.Action
+	for key, o := range g.xids {
+		switch {
+		case key.xid == 64 && g.rowFailed: // the state tells, and does not heal
+			o.unsettled = false
+		case !action.Known: // only a reset, a reboot or a person ends it
+		case action.Value != nvml.RecoverNothing: // the action has taken over, and ends when it is done
+			o.unsettled = false
+		case table[key.xid].Settled && now.Sub(o.last) >= settleTime:
+			o.unsettled = false
+		}
+	}
+}
+
+// acknowledge drops what a person has looked at, as of that time.
+func (g *GPU) acknowledge(until time.Time) {
+	for _, o := range g.xids {
+		o.unsettled = o.unsettled && o.last.After(until)
+	}
+}
+
+// changedByAgent reports whether a change by the agent explains what looks wrong.
+func (g *GPU) changedByAgent(now time.Time) bool {
+	return g.agentsChanges > 0 || !g.agentChangedAt.IsZero() && now.Before(g.agentChangedAt.Add(afterChange))
+}
+
+// BeginChange notes that the agent calls into the driver to change the GPU, until EndChange.
+func (g *GPU) BeginChange() { g.agentsChanges++ }
+
+// EndChange notes that this call has come back.
+func (g *GPU) EndChange(now time.Time) {
+	g.agentsChanges--
+	g.agentChangedAt = now
+}
+
+// AwaitMIGMode notes that the agent asks for another MIG mode: that it is pending is then no finding.
+func (g *GPU) AwaitMIGMode() { g.awaitsMIGMode = true }
+
+// NoteArchitecture takes over what the GPU is built by, which says by which catalog its Xids are read.
+func (g *GPU) NoteArchitecture(c nvml.ComputeCapability) {
+	if c.Major > 0 {
+		g.beforeAmpere = !c.AtLeast(8, 0)
+	}
+}
+
+// symptoms are what is wrong with the GPU by all that is known.
+func (g *GPU) symptoms(now time.Time, t xids) []Finding {
+	var out []Finding
+	add := func(is bool, f Finding) {
+		if is {
+			f.Action = cmp.Or(f.Action, reasons[rank(f.Reason)].action)
+			out = append(out, f)
+		}
+	}
+	add(g.lost && !g.changedByAgent(now), Finding{Reason: config.ReasonGPULost})
+	add(g.missing && !g.changedByAgent(now), Finding{Reason: config.ReasonGPUMissing, Detail: g.missingDetail})
+	add(g.rowFailed, Finding{Reason: config.ReasonRowRemapFailed})
+	add(g.sramExceeded, Finding{Reason: config.ReasonSRAMThresholdExceeded})
+	add(g.memoryUnrepairable, Finding{Reason: config.ReasonMemoryUnrepairable})
+	held, found := g.unsettledXids(t)
+	add(found, held)
+	repeated, found := g.repeatedPodErrors(now)
+	add(found, repeated)
+	if g.lost || g.missing || !g.hasReading { // nothing else is known of it now
+		return out
+	}
+	due, found := g.recommended()
+	add(found, due)
+	h := g.reading
+	add(g.rowPending, Finding{Reason: config.ReasonRowRemapPending})
+	add(nvml.Is(h.RepairPending), Finding{Reason: config.ReasonRepairPending})
+	add(nvml.Is(h.Pages.Pending), Finding{Reason: config.ReasonPageRetirementPending})
+	add(!g.eccErrorAt.IsZero(), Finding{Reason: config.ReasonUncorrectableECC})
+	add(modePending(h.ECCMode), Finding{Reason: config.ReasonModePending, Detail: ": ECC"})
+	add(modePending(h.MIGMode) && !g.awaitsMIGMode && !g.changedByAgent(now), Finding{Reason: config.ReasonModePending, Detail: ": MIG"})
+	add(h.Fabric.Known && fabricUnhealthy(h.Fabric.Value), Finding{Reason: config.ReasonFabricUnhealthy})
+	return out
+}
+
+// fabricUnhealthy reports whether a GPU that has joined its fabric is not well connected to it.
+func fabricUnhealthy(f nvml.Fabric) bool {
+	return f.State == nvml.FabricCompleted && (f.Failed || !f.Healthy)
+}
+
+func modePending(m nvml.Reading[nvml.Mode]) bool {
+	return m.Known && m.Value.Current != m.Value.Pending
+}
+
+// recommended is what follows from the action that the driver recommends, or, with drivers that recommend none, from their flags.
+func (g *GPU) recommended() (Finding, bool) {
+	h := g.reading
+	switch {
+	case h.Action.Known && h.Action.Value == nvml.RecoverNothing:
+		return Finding{}, false
+	case h.Action.Known:
+		detail := fmt.Sprintf(": recovery action %d (%v)", int(h.Action.Value), h.Action.Value)
+		if known, ok := recoveries[h.Action.Value]; ok {
+			return Finding{Reason: known.reason, Action: known.action, Detail: detail}, true
+		}
+		return Finding{Reason: config.ReasonResetRequired, Action: ActionContactSupport, Detail: detail}, true
+	case nvml.Is(h.NeedsDrain):
+		return Finding{Reason: config.ReasonDrainRequired, Detail: ": the driver recommends a drain and a reset"}, true
+	case nvml.Is(h.NeedsReset):
+		return Finding{Reason: config.ReasonResetRequired, Detail: ": the driver says so"}, true
+	default:
+		return Finding{}, false
+	}
+}
+
+// unsettledXids is what Xids say of which nothing has shown that it is over.
+func (g *GPU) unsettledXids(t xids) (Finding, bool) {
+	f := Finding{Reason: config.ReasonXidCritical}
+	whole, order := false, []Action{ActionResetGPU, ActionRunDiagnostics, ActionCheckMechanicals, ActionRebootNode, ActionContactSupport}
+	for key, o := range g.xids {
+		if !o.unsettled {
+			continue
+		}
+		x := t.of(key.xid, g.beforeAmpere)
+		action := x.Action
+		if action == ActionNone {
+			action = ActionRunDiagnostics
+		}
+		if slices.Index(order, action) > slices.Index(order, f.Action) {
+			f.Action = action
+		}
+		if key.gi == nvml.WholeGPU {
+			whole = true
+		} else if !slices.Contains(f.Instances, key.gi) {
+			f.Instances = append(f.Instances, key.gi)
+		}
+	}
+	slices.Sort(f.Instances)
+	if whole {
+		f.Instances = nil
+	}
+	return f, f.Action != ""
+}
+
+// repeatedPodErrors is that programs of several pods have had errors.
+func (g *GPU) repeatedPodErrors(now time.Time) (Finding, bool) {
+	maps.DeleteFunc(g.podErrors, func(_ types.UID, at time.Time) bool { return now.Sub(at) >= repeatedWindow })
+	return Finding{Reason: config.ReasonRepeatedXid, Detail: fmt.Sprintf(": %d pods", len(g.podErrors))}, len(g.podErrors) >= repeatedPods
+}
+
+// NoteProgramError notes that a pod's program has had an Xid of its own. Pods come and go: no more are remembered than make a finding, and some.
+func (g *GPU) NoteProgramError(now time.Time, pod types.UID) {
+	if _, known := g.podErrors[pod]; known || len(g.podErrors) < 4*repeatedPods {
+		g.podErrors[pod] = now
+	}
+}
+
+// updateFindings has the findings follow the symptoms: a new one at once, and one that is over after goodReadings. ByReading says that a
+// reading is what they follow.
+func (g *GPU) updateFindings(now time.Time, t xids, byReading bool) {
+	found := g.symptoms(now, t)
+	was := len(g.findings)
+	var next []Finding
+	for _, f := range g.findings {
+		at := slices.IndexFunc(found, func(s Finding) bool { return s.Reason == f.Reason })
+		if at >= 0 {
+			found[at].Since = f.Since
+			continue
+		}
+		if byReading && now.Sub(f.lastWithout) >= Interval/2 {
+			f.looksWithout++
+			f.lastWithout = now
+		}
+		if f.looksWithout < goodReadings || now.Before(g.flappingUntil) {
+			next = append(next, f)
+		}
+	}
+	for _, f := range found {
+		if f.Since.IsZero() {
+			f.Since = now
+		}
+		next = append(next, f)
+	}
+	sortFindings(next)
+	g.findings = next
+	if was == 0 && len(next) > 0 {
+		g.rises = slices.DeleteFunc(append(g.rises, now), func(at time.Time) bool { return now.Sub(at) >= flapWindow })
+		g.rises = g.rises[max(0, len(g.rises)-flapRises):]
+	}
+	if len(found) > 0 && len(g.rises) >= flapRises && now.Sub(g.rises[0]) < flapWindow {
+		g.flappingUntil = now.Add(flapHold)
+	}
+}
+
+// FlappingUntil is until when findings stay because they have come and gone too often; false if they do not.
+func (g *GPU) FlappingUntil(now time.Time) (time.Time, bool) {
+	return g.flappingUntil, now.Before(g.flappingUntil) && len(g.rises) >= flapRises
+}
+
+// UUID is empty of a GPU that has never answered.
+func (g *GPU) UUID() nvml.UUID { return g.uuid }
+
+// PCI is the GPU's address on the PCI bus; empty if it is not known.
+func (g *GPU) PCI() string { return g.pci }
+
+// Reading is the last that the driver has told of the GPU, and whether it has since the process began.
+func (g *GPU) Reading() (nvml.Health, bool) { return g.reading, g.hasReading }
+
+// Findings are what is wrong with the GPU, the worst first.
+func (g *GPU) Findings() []Finding { return g.findings }
+
+// RowPending reports whether a bad row of memory is replaced at the next reset.
+func (g *GPU) RowPending() bool { return g.rowPending }
+
+// RowFailed reports whether a bad row of memory could not be replaced.
+func (g *GPU) RowFailed() bool { return g.rowFailed }
+
+// Rows are those that were replaced when the driver last told; nil if it never has.
+func (g *GPU) Rows() *Rows { return g.lastRows }
+
+// Name is how people find the GPU.
+func (g *GPU) Name() string {
+	var known []string
+	for _, text := range []string{string(g.uuid), g.pci} {
+		if text != "" {
+			known = append(known, text)
+		}
+	}
+	if g.index < 0 {
+		return "a GPU (" + strings.Join(known, ", ") + ")"
+	}
+	if len(known) == 0 {
+		return fmt.Sprintf("GPU %d", g.index)
+	}
+	return fmt.Sprintf("GPU %d (%s)", g.index, strings.Join(known, ", "))
+}
+
+// Reported is an Xid that a GPU has reported, once or more often.
+type Reported struct {
+	Xid         Xid
+	GI, CI      int // nvml.WholeGPU of one that is not an instance's
+	Count       int
+	First, Last time.Time
+
+	unsettled bool
+}
+
+// reported are all Xids of the GPU that are remembered, in no order.
+func (g *GPU) reported(t xids) []Reported {
+	out := make([]Reported, 0, len(g.xids))
+	for key, o := range g.xids {
+		out = append(out, Reported{t.of(key.xid, g.beforeAmpere), key.gi, key.ci, o.count, o.first, o.last, o.unsettled})
+	}
+	return out
+}
+
+// Xids are those of the GPU that are remembered: the unsettled ones first, then the newest.
+func (n *Node) Xids(g *GPU) []Reported {
+	out := g.reported(n.xids)
+	slices.SortFunc(out, func(a, b Reported) int {
+		if a.unsettled != b.unsettled {
+			return map[bool]int{true: -1, false: 1}[a.unsettled]
+		}
+		return cmp.Or(b.Last.Compare(a.Last), cmp.Compare(a.Xid.Number, b.Xid.Number), cmp.Compare(a.GI, b.GI))
+	})
+	return out
+}
+
+// RelevantXids are those that matter for what is wrong with the GPU now, the newest last: critical ones, or else those with which it began.
+func (n *Node) RelevantXids(g *GPU) []Reported {
+	var critical, began []Reported
+	for _, r := range g.reported(n.xids) {
+		switch {
+		case r.unsettled || r.Xid.Critical:
+			critical = append(critical, r)
+		case r.Xid.Class == ClassInfo || r.Xid.Class == ClassState || len(g.findings) == 0:
+		case r.Last.After(g.findings[0].Since.Add(-time.Minute)):
+			began = append(began, r)
+		}
+	}
+	if len(critical) == 0 {
+		critical = began
+	}
+	slices.SortFunc(critical, func(a, b Reported) int {
+		return cmp.Or(a.Last.Compare(b.Last), cmp.Compare(a.Xid.Number, b.Xid.Number), cmp.Compare(a.GI, b.GI), cmp.Compare(a.CI, b.CI))
+	})
+	return critical
+}
+
+// EventDue reports whether an Event may tell of the Xid again, since the last one is so long ago.
+func (o *Occurrence) EventDue(now time.Time, pause time.Duration) bool {
+	return o.eventAt.IsZero() || now.Sub(o.eventAt) >= pause
+}
+
+// CountUntold notes one of which no Event tells.
+func (o *Occurrence) CountUntold() { o.untold++ }
+
+// NoteEvent notes that an Event tells of the Xid, and returns how many no Event has told of, and since when.
+func (o *Occurrence) NoteEvent(now time.Time) (untold int, since time.Time) {
+	untold, since = o.untold, o.eventAt
+	if since.IsZero() {
+		since = o.first
+	}
+	o.eventAt, o.untold = now, 0
+	return untold, since
+}
