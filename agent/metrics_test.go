@@ -1,6 +1,7 @@
 package agent_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -255,4 +256,37 @@ func value(t *testing.T, m *metrics.Set, name string) float64 {
 		}
 	}
 	return 0
+}
+
+func TestMetricsTellWhetherTheNodeIsKeptFromPods(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := newPressure(t, "gpus: [{model: A100-40GB}]")
+		relent, m := p.stubborn(), p.measured()
+		fenced := func() string {
+			p.look(0)
+			return fmt.Sprint(gauges(t, m)["gpuslice_node_fenced"], " of ", value(t, m, "gpuslice_node_fenced"))
+		}
+		if got := fenced(); got != "1 of 0" {
+			t.Errorf("at rest gpuslice_node_fenced is %s", got)
+		}
+		p.pod("train", p.gpus.UUIDs()[0])
+		p.label("all-3g.20gb")
+		if got := fenced(); got != "1 of 1" {
+			t.Errorf("while a pod does not leave gpuslice_node_fenced is %s", got)
+		}
+		through := p.through
+		p.through = func(d nvml.Driver) nvml.Driver { return unloaded{d} }
+		m = p.measured()
+		if got := fenced(); got != "1 of 1" {
+			t.Errorf("after a restart without a driver gpuslice_node_fenced is %s", got)
+		}
+		p.through = through
+		m = p.measured()
+		relent()
+		p.converge("all-3g.20gb")
+		if got := fenced(); got != "1 of 0" {
+			t.Errorf("after the change gpuslice_node_fenced is %s", got)
+		}
+	})
 }

@@ -42,6 +42,8 @@ type devices struct {
 }
 
 var (
+	descFenced = prometheus.NewDesc("gpuslice_node_fenced",
+		"1 while the agent keeps new pods off the node by its taint, as it does during a change.", nil, nil)
 	descWish = prometheus.NewDesc("gpuslice_wish_info",
 		"1 for what the node's labels ask for: the label, the name that it gives, and the fingerprint that stands for what the name means here.",
 		[]string{"label", "name", "fingerprint"}, nil)
@@ -59,11 +61,18 @@ var (
 )
 
 // lookDescs are those of the last look.
-var lookDescs = []*prometheus.Desc{descWish, descInstances, descInstance, descExpected, descKubelet, descAllocatable}
+var lookDescs = []*prometheus.Desc{descFenced, descWish, descInstances, descInstance, descExpected, descKubelet, descAllocatable}
 
-// Looked notes what a complete look has seen, and what is wanted of it.
+// Looked notes what a look has seen, and of a complete one what is wanted of it.
 func (m *Set) Looked(seen state.Observed, want state.Desired) {
-	if m == nil || !seen.Complete {
+	if m == nil {
+		return
+	}
+	fenced := seen.Marks.Fenced // seen also where the driver does not answer
+	m.mu.Lock()
+	m.fenced = &fenced
+	m.mu.Unlock()
+	if !seen.Complete {
 		return
 	}
 	l := look{label: want.Label, name: legible.Cut(want.Name, longestLabel), fingerprint: want.Fingerprint}

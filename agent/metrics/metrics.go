@@ -48,6 +48,7 @@ type Set struct {
 	parts   []prometheus.Collector
 	window  Window
 	look    *look
+	fenced  *bool                           // nil before the first look
 	passed  time.Time                       // when one last ended in which nothing failed
 	blocked map[config.Reason]time.Duration // as phases
 }
@@ -168,6 +169,9 @@ func (m *Set) Collect(out chan<- prometheus.Metric) {
 	}
 	if !m.passed.IsZero() {
 		gauge(descPassed, float64(m.passed.UnixMilli())/1000)
+	}
+	if m.fenced != nil {
+		gauge(descFenced, bit(*m.fenced))
 	}
 	m.look.collect(gauge)
 	for reason, spent := range m.blocked {
