@@ -42,6 +42,7 @@ var recipes = map[string]recipe{
 	"migparted":    migParted,
 	"image":        image,
 	"helm":         helm,
+	"alerts":       alerts,
 }
 
 // Runtime returns the directory of containerd, containerd-shim-runc-v2, ctr, runc, and the CNI plugins bridge, host-local and
@@ -156,6 +157,20 @@ var helm = recipe{
 	module: "test/helm",
 	work:   3 * time.Minute,
 	steps:  []step{{packages: []string{"."}}},
+}
+
+// Alerts returns the directory of promtool, and of alerts, which reads expressions and objects of Prometheus.
+func (b Builder) Alerts(ctx context.Context) (dir string, err error) {
+	return b.cached(ctx, alerts, nil)
+}
+
+var alerts = recipe{
+	name:   "promtool",
+	what:   "promtool {{github.com/prometheus/prometheus}}",
+	module: "test/alerts",
+	work:   3 * time.Minute,
+	// Without what finds targets in all the clouds there are.
+	steps: []step{{packages: []string{".", "github.com/prometheus/prometheus/cmd/promtool"}, tags: "remove_all_sd"}},
 }
 
 // recipe says how the programs of a module of its own are built.

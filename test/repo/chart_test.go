@@ -24,6 +24,9 @@ func TestTheChartIsMadeOfTheBase(t *testing.T) {
 	made := map[string]string{}
 	for _, source := range chartSources {
 		text := read(t, "deploy/"+source.from)
+		if source.braces {
+			text = strings.ReplaceAll(text, "{{", `{{"{{"}}`)
+		}
 		for _, e := range slices.Concat(source.first, common, source.edits) {
 			text = e.apply(t, source.from, text)
 		}
@@ -101,6 +104,7 @@ var common = []edit{
 type chartSource struct {
 	from, to string
 	when     string // condition in the template's language; empty for always
+	braces   bool   // it has double braces of its own, which are no template's
 	first    []edit // before those of all files
 	edits    []edit
 }
@@ -130,6 +134,15 @@ var chartSources = []chartSource{
 			new: "    {{- include \"gpuslice.labels\" . | nindent 4 }}\n    {{- with .Values.podMonitor.labels }}\n    {{- toYaml . | nindent 4 }}\n    {{- end }}\n",
 		},
 		{old: "interval: 30s", new: "interval: {{ .Values.podMonitor.interval }}"},
+	}},
+	{from: "components/prometheus/prometheusrule.yaml", to: "prometheusrule.yaml", when: ".Values.prometheusRule.enabled", braces: true, edits: []edit{
+		{
+			old: "    {{- include \"gpuslice.labels\" . | nindent 4 }}\n",
+			new: "    {{- include \"gpuslice.labels\" . | nindent 4 }}\n    {{- with .Values.prometheusRule.labels }}\n    {{- toYaml . | nindent 4 }}\n    {{- end }}\n",
+		},
+	}},
+	{from: "components/prometheus/dashboards.yaml", to: "dashboards.yaml", when: ".Values.dashboards.enabled", braces: true, edits: []edit{
+		{old: "    grafana_dashboard: \"1\"\n", new: "    {{- toYaml .Values.dashboards.labels | nindent 4 }}\n"},
 	}},
 	{from: "base/networkpolicy.yaml", to: "networkpolicy.yaml", when: ".Values.networkPolicy.enabled", edits: []edit{
 		{old: "values: [monitoring, prometheus, openshift-monitoring, openshift-user-workload-monitoring]", new: "values: {{ toJson .Values.networkPolicy.namespaces }}"},

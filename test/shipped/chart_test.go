@@ -144,7 +144,7 @@ func objects(t *testing.T, text string) map[string]map[string]any {
 			if o.Object, err = runtime.DefaultUnstructuredConverter.ToUnstructured(object); err != nil {
 				t.Fatal(err)
 			}
-		} else if o.GroupVersionKind().Kind != "PodMonitor" {
+		} else if o.GroupVersionKind().Group != "monitoring.coreos.com" { // of whose kinds alerts_test.go has the types
 			t.Fatalf("%v\n%s", err, doc)
 		}
 		if strings.HasPrefix(o.GetKind(), "ValidatingAdmissionPolicy") {
@@ -230,7 +230,7 @@ var ways = map[string]struct {
 	"NVIDIA's device plugin":   {values: "devicePlugin: {enabled: true}", overlay: "overlays/device-plugin"},
 	"a runtime class":          {values: "devicePlugin: {enabled: true, runtimeClassName: nvidia}", overlay: "overlays/device-plugin", components: []string{"runtime-class"}},
 	"without policies":         {values: "policies: {enabled: false}", overlay: "base", components: []string{"without-policies"}},
-	"a Prometheus operator":    {values: "podMonitor: {enabled: true}", overlay: "base", components: []string{"prometheus"}},
+	"a Prometheus operator":    {values: "podMonitor: {enabled: true}\nprometheusRule: {enabled: true}\ndashboards: {enabled: true}", overlay: "base", components: []string{"prometheus"}},
 	"pods deleted in the end":  {values: "settings: {drain: {afterDeadline: delete}}", overlay: "base", components: []string{"delete-after-deadline"}, settings: true},
 	"a reboot by the sentinel": {values: "settings: {reboot: {policy: delegate}}", overlay: "base", components: []string{"reboot-sentinel"}, settings: true},
 }
@@ -296,6 +296,8 @@ podLabels: {team: gpus}
 nodeSelector: {pool: a}
 extraEnv: [{name: GOGC, value: "50"}]
 podMonitor: {enabled: true, labels: {release: prom}}
+prometheusRule: {enabled: true, labels: {release: prom}}
+dashboards: {enabled: true, labels: {board: "yes"}}
 settings: {nodeHeartbeat: 7m, devicePlugin: {defaultConfig: shared}}
 gpuOperator: {enabled: true, namespace: gpus, configMaps: [shares]}
 profiles: {whole: {mig: [{gpus: {all: true}, enabled: false}], sharing: none}}
@@ -324,6 +326,8 @@ maintenance: {windows: [{days: [Tue], start: "22:00", duration: 6h, timeZone: Eu
 		"RoleBinding gpus/gpuslice-agent":       {`"name":"slicer","namespace":"slices"`},
 		"NetworkPolicy slices/gpuslice-agent":   {`"values":["metrics"]`},
 		"PodMonitor slices/gpuslice-agent":      {`"release":"prom"`},
+		"PrometheusRule slices/gpuslice":        {`"release":"prom"`, `{{ $labels.node }}`},
+		"ConfigMap slices/gpuslice-dashboards":  {`"board":"yes"`, `{{reason}}`},
 		"ConfigMap slices/gpuslice-profiles":    {`whole:`},
 		"ConfigMap slices/gpuslice-maintenance": {`windows:`},
 		"ConfigMap slices/gpuslice-settings":    {`defaultConfig: shared`},
@@ -460,7 +464,7 @@ func TestTheAPIServerTakesEveryManifest(t *testing.T) {
 	for name, way := range ways {
 		var known []string
 		for _, doc := range documents(t, template(t, way.values, "-apis", way.apis)) {
-			if !bytes.Contains(doc, []byte("\nkind: PodMonitor\n")) { // which this cluster has no type of
+			if !bytes.Contains(doc, []byte("\napiVersion: monitoring.coreos.com/v1\n")) { // which this cluster has no types of
 				known = append(known, string(doc))
 			}
 		}

@@ -35,6 +35,7 @@ func main() {
 		{"migparted", b.MigParted},
 		{"image", b.Image},
 		{"helm", b.Helm},
+		{"alerts", b.Alerts},
 		{"libnvidia-ml", b.LibNVML},
 		{"runtime", b.Runtime},
 	}

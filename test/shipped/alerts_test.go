@@ -1,0 +1,368 @@
+package shipped_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/clock"
+	sigsyaml "sigs.k8s.io/yaml"
+
+	"github.com/gpuslice/gpuslice/agent/access"
+	"github.com/gpuslice/gpuslice/agent/health"
+	"github.com/gpuslice/gpuslice/agent/memory"
+	"github.com/gpuslice/gpuslice/agent/metrics"
+	"github.com/gpuslice/gpuslice/test/binaries"
+)
+
+const prometheusComponent = root + "/deploy/components/prometheus/"
+
+// prometheusTool runs promtool, or the project's reader of expressions.
+func prometheusTool(t *testing.T, dir, name, stdin string, args ...string) string {
+	t.Helper()
+	tools, err := binaries.Builder{Log: os.Stderr}.Alerts(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := exec.CommandContext(t.Context(), filepath.Join(tools, name), args...)
+	run.Dir, run.Stdin = dir, strings.NewReader(stdin)
+	var said bytes.Buffer
+	run.Stderr = &said
+	out, err := run.Output()
+	if err != nil {
+		t.Fatalf("%s %s: %v\n%s%s", name, strings.Join(args, " "), err, out, said.String())
+	}
+	return string(out)
+}
+
+// component reads an object of the component prometheus.
+func component(t *testing.T, file string, into any) {
+	t.Helper()
+	text, err := os.ReadFile(prometheusComponent + file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := sigsyaml.Unmarshal(text, into); err != nil {
+		t.Fatalf("%s: %v", file, err)
+	}
+}
+
+// rules are the groups of the rules, as Prometheus itself reads them.
+type rules struct {
+	Groups []struct {
+		Name  string `json:"name"`
+		Rules []struct {
+			Alert       string            `json:"alert"`
+			Expr        string            `json:"expr"`
+			For         string            `json:"for"`
+			Labels      map[string]string `json:"labels"`
+			Annotations map[string]string `json:"annotations"`
+		} `json:"rules"`
+	} `json:"groups"`
+}
+
+func shippedRules(t *testing.T) (r rules) {
+	t.Helper()
+	var object struct{ Spec rules }
+	component(t, "prometheusrule.yaml", &object)
+	return object.Spec
+}
+
+// Each alert has a case in which it fires, and one in which it does not; promtool says that they come true.
+func TestEachAlertFiresWhenItShouldAndElseDoesNot(t *testing.T) {
+	dir := t.TempDir()
+	cases, err := os.ReadFile(root + "/test/alerts/alerts.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules := shippedRules(t)
+	groups, err := sigsyaml.Marshal(rules)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string][]byte{"alerts.yaml": cases, "rules.yaml": groups} {
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	prometheusTool(t, dir, "promtool", "", "check", "rules", "--lint=all", "--lint-fatal", "rules.yaml")
+	prometheusTool(t, dir, "promtool", "", "test", "rules", "alerts.yaml")
+
+	fires, not := told(t, cases)
+	for _, group := range rules.Groups {
+		for _, rule := range group.Rules {
+			if !fires[rule.Alert] || !not[rule.Alert] {
+				t.Errorf("%s: fires in a case: %t; never fires in a case: %t", rule.Alert, fires[rule.Alert], not[rule.Alert])
+			}
+		}
+	}
+}
+
+// told are the alerts that fire in some case, and those that never do in one.
+func told(t *testing.T, cases []byte) (fires, not map[string]bool) {
+	t.Helper()
+	var read struct {
+		Tests []struct {
+			Checks []struct {
+				Alert    string `json:"alertname"`
+				Expected []any  `json:"exp_alerts"`
+			} `json:"alert_rule_test"`
+		} `json:"tests"`
+	}
+	if err := sigsyaml.Unmarshal(cases, &read); err != nil {
+		t.Fatal(err)
+	}
+	fires, not = map[string]bool{}, map[string]bool{}
+	for _, test := range read.Tests {
+		quiet := map[string]bool{}
+		for _, check := range test.Checks {
+			if len(check.Expected) > 0 {
+				fires[check.Alert], quiet[check.Alert] = true, false
+			} else if _, told := quiet[check.Alert]; !told {
+				quiet[check.Alert] = true
+			}
+		}
+		for alert, is := range quiet {
+			not[alert] = not[alert] || is
+		}
+	}
+	return fires, not
+}
+
+// A query of what nobody tells finds nothing, and says so to nobody.
+func TestEachQueryAsksForWhatTheAgentTells(t *testing.T) {
+	metrics := descriptors()
+	metrics["up"] = nil
+	queries := map[string]string{} // by expression, where it is
+	for _, group := range shippedRules(t).Groups {
+		for _, rule := range group.Rules {
+			queries[rule.Expr] = rule.Alert
+		}
+	}
+	dashboards(t, queries)
+	if len(queries) < 40 {
+		t.Fatalf("found %d queries", len(queries))
+	}
+	values := map[string]*regexp.Regexp{
+		"reason": constants(t, "config/keys.go", `Reason = "(\w+)"`), "phase": constants(t, "agent/api/status.go", `Phase = "(\w+)"`),
+		"severity": constants(t, "agent/health", `Severity = "(\w+)"`), "result": constants(t, "agent/metrics", `result\w+ += "(\w+)"`),
+	}
+	for expression, asked := range read(t, slices.Sorted(maps.Keys(queries))) {
+		for _, wrong := range asked.wrong(metrics, values) {
+			t.Errorf("%s %s:\n%s", queries[expression], wrong, expression)
+		}
+	}
+}
+
+// target are the labels that Prometheus gives each series of a pod. A label of the agent's that has such a name is told with "exported_" before
+// it.
+var target = []string{"job", "instance", "namespace", "pod", "container", "endpoint", "node"}
+
+// wrong says what an expression asks for that is not told.
+func (a asked) wrong(metrics map[string][]string, values map[string]*regexp.Regexp) (out []string) {
+	known := slices.Clone(target)
+	for _, s := range a.Series {
+		labels, is := metrics[s.Metric]
+		if !is {
+			out = append(out, fmt.Sprintf("asks for %q, which the agent does not tell", s.Metric))
+		}
+		for _, label := range labels {
+			if slices.Contains(target, label) {
+				label = "exported_" + label
+			}
+			known = append(known, label)
+		}
+		for label, pattern := range s.Labels {
+			if !slices.Contains(known, label) {
+				out = append(out, fmt.Sprintf("asks for %s with label %s, which it does not have", s.Metric, label))
+			}
+			for value := range strings.SplitSeq(pattern, "|") {
+				if of := values[label]; of != nil && !of.MatchString(value) {
+					out = append(out, fmt.Sprintf("asks for %s=%q, which there is not", label, value))
+				}
+			}
+		}
+	}
+	for _, label := range a.Labels {
+		if !slices.Contains(known, label) {
+			out = append(out, fmt.Sprintf("groups by %s, which nothing has that it asks for", label))
+		}
+	}
+	return out
+}
+
+// asked is what test/alerts says of an expression.
+type asked struct {
+	Series []struct {
+		Metric string            `json:"metric"`
+		Labels map[string]string `json:"labels"`
+	} `json:"series"`
+	Labels []string `json:"labels"`
+}
+
+func read(t *testing.T, expressions []string) map[string]asked {
+	t.Helper()
+	var plain []string
+	for _, e := range expressions {
+		plain = append(plain, strings.ReplaceAll(e, "$__rate_interval", "5m"))
+	}
+	in, err := json.Marshal(plain)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []asked
+	if err := json.Unmarshal([]byte(prometheusTool(t, "", "alerts", string(in), "expressions")), &all); err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]asked{}
+	for i, one := range all {
+		out[expressions[i]] = one
+	}
+	return out
+}
+
+// descriptors are the metrics that the agent may tell, with their labels.
+func descriptors() map[string][]string {
+	all := make(chan *prometheus.Desc, 1000)
+	own, _ := metrics.New(clock.RealClock{}).Gatherer().(prometheus.Collector) // a registry is one
+	for _, c := range []prometheus.Collector{own, new(health.Monitor), new(memory.Monitor), new(access.Checker)} {
+		c.Describe(all)
+	}
+	close(all)
+	out := map[string][]string{}
+	parts := regexp.MustCompile(`fqName: "(\w+)".*variableLabels: \{([\w,]*)\}`)
+	for d := range all {
+		if found := parts.FindStringSubmatch(d.String()); found != nil {
+			out[found[1]] = strings.Split(found[2], ",")
+		}
+	}
+	return out
+}
+
+// constants match the values that the code below a folder has.
+func constants(t *testing.T, folder, pattern string) *regexp.Regexp {
+	t.Helper()
+	var values []string
+	err := filepath.WalkDir(filepath.Join(root, folder), func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || filepath.Ext(path) != ".go" {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		for _, found := range regexp.MustCompile(pattern).FindAllStringSubmatch(string(text), -1) {
+			values = append(values, found[1])
+		}
+		return err
+	})
+	if err != nil || len(values) < 2 {
+		t.Fatalf("%s has no %s: %v", folder, pattern, err)
+	}
+	return regexp.MustCompile("^(" + strings.Join(values, "|") + ")$")
+}
+
+// dashboard is what is read of one.
+type dashboard struct {
+	UID, Title string
+	Panels     []panel
+	Templating struct {
+		List []struct{ Name, Type, Definition string }
+	}
+}
+
+type panel struct {
+	ID          int
+	Type, Title string
+	Datasource  struct{ UID string }
+	GridPos     struct{ X, Y, W, H int }
+	Targets     []struct{ Expr, LegendFormat string }
+}
+
+// dashboards adds the queries of the dashboards, and looks at what Grafana needs of a dashboard.
+func dashboards(t *testing.T, queries map[string]string) {
+	t.Helper()
+	var object corev1.ConfigMap
+	component(t, "dashboards.yaml", &object)
+	for file, text := range object.Data {
+		var board dashboard
+		if err := json.Unmarshal([]byte(text), &board); err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+		variables := map[string]bool{"__rate_interval": true}
+		for _, v := range board.Templating.List {
+			variables[v.Name] = true
+			if found := regexp.MustCompile(`^label_values\((\w+), (\w+)\)$`).FindStringSubmatch(v.Definition); found != nil {
+				queries[fmt.Sprintf("count by (%s) (%s)", found[2], found[1])] = file + ", variable " + v.Name
+			}
+		}
+		ids, taken := map[int]bool{}, map[[2]int]bool{}
+		for _, p := range board.Panels {
+			where := file + ", panel " + p.Title
+			if ids[p.ID] || p.Title == "" || p.Datasource.UID != "${datasource}" || len(p.Targets) == 0 {
+				t.Errorf("%s: its number is another's, or it lacks a title, the data source or a query", where)
+			}
+			ids[p.ID] = true
+			if !p.fits(taken) {
+				t.Errorf("%s lies over another, or beyond the edge", where)
+			}
+			p.ask(t, where, variables, queries)
+		}
+		if board.UID == "" || board.Title == "" || len(board.Panels) < 10 {
+			t.Errorf("%s has %d panels, title %q", file, len(board.Panels), board.Title)
+		}
+	}
+}
+
+// fits takes the panel's place, and reports whether it was free.
+func (p panel) fits(taken map[[2]int]bool) bool {
+	free := p.GridPos.X+p.GridPos.W <= 24
+	for x := p.GridPos.X; x < p.GridPos.X+p.GridPos.W; x++ {
+		for y := p.GridPos.Y; y < p.GridPos.Y+p.GridPos.H; y++ {
+			free = free && !taken[[2]int{x, y}]
+			taken[[2]int{x, y}] = true
+		}
+	}
+	return free
+}
+
+// ask adds the panel's queries, whose variables and labels have to be there.
+func (p panel) ask(t *testing.T, where string, variables map[string]bool, queries map[string]string) {
+	t.Helper()
+	for _, target := range p.Targets {
+		queries[target.Expr] = where
+		for _, v := range regexp.MustCompile(`\$(\w+)`).FindAllStringSubmatch(target.Expr, -1) {
+			if !variables[v[1]] {
+				t.Errorf("%s has the variable %s, which the dashboard has not", where, v[1])
+			}
+		}
+		for _, label := range regexp.MustCompile(`\{\{(\w+)\}\}`).FindAllStringSubmatch(target.LegendFormat, -1) {
+			if !regexp.MustCompile(`by \([^)]*\b` + label[1] + `\b`).MatchString(target.Expr) {
+				t.Errorf("%s shows label %s, by which it does not group", where, label[1])
+			}
+		}
+	}
+}
+
+// The types are the operator's own; a field that they do not have would be dropped without a word.
+func TestObjectsOfThePrometheusOperatorHaveTheFieldsOfTheirTypes(t *testing.T) {
+	var all []map[string]any
+	for _, file := range []string{"podmonitor.yaml", "prometheusrule.yaml"} {
+		var object map[string]any
+		component(t, file, &object)
+		all = append(all, object)
+	}
+	in, err := json.Marshal(all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	prometheusTool(t, "", "alerts", string(in), "objects")
+}
