@@ -120,6 +120,12 @@ type Watcher interface {
 	Watch(ctx context.Context, poke func())
 }
 
+// DriverWatcher is a part that watches the driver: each change that the agent makes to a GPU goes through it, and it wakes the loop by what
+// it finds, in place of each event of the driver.
+type DriverWatcher interface {
+	Through(driver nvml.Driver) nvml.Driver
+}
+
 // forgetter remembers by the clock.
 type forgetter interface {
 	// Forget drops what depends on times that the clock gave, as if the process began now.

@@ -7,7 +7,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/clock"
@@ -113,34 +112,14 @@ func New(o Options) *Agent {
 		processes: &processes.Finder{Processes: o.Processes, Settings: o.Settings, Clock: c},
 		change:    &measure.Change{},
 	}
-	a.watchHealth(&o)
 	a.ledger = &ledger.Ledger{Record: a.record, Nodes: a.nodes, Fence: a.fence, Units: o.Settings.Units, Clock: c}
 	a.addSteps(o)
 	a.addDecisions(o)
+	a.teller = &tell.Teller{
+		Node: o.Node, Client: o.Client, Nodes: a.nodes, Ledger: a.ledger, Record: a.record, Settings: o.Settings, Events: a.events, Clock: c, Log: o.Log,
+	}
 	a.addParts(o)
 	return a
-}
-
-// watchHealth makes the part that watches how the GPUs are. It comes first, as it has to see what the agent itself does to them. By what it
-// finds the loop is woken, and not by each event of the driver.
-func (a *Agent) watchHealth(o *Options) {
-	if o.Health == nil {
-		return
-	}
-	kernel := &host.Kernel{Proc: o.Processes.Root}
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: o.Node}}
-	m := health.New(health.Options{
-		Settings: o.Settings.Health, Reader: o.Health, Bus: o.Bus, Store: o.HealthRecord, Boot: kernel.Boot,
-		Write: func(ctx context.Context, conditions []corev1.NodeCondition) error {
-			return a.teller.Write(ctx, conditions)
-		},
-		TellNode: func(kind string, reason config.Reason, format string, args ...any) {
-			a.events.Nodef(node, kind, reason, format, args...)
-		},
-		TellPod: a.events.Podf, Clock: o.Clock, Log: o.Log.Named("health"),
-	})
-	o.Driver, a.wakes.Driver = m.Through(o.Driver), nil
-	a.parts = append(a.parts, m)
 }
 
 // addSteps makes the rooms that perform steps, each after those that it goes by.
@@ -197,20 +176,25 @@ func (a *Agent) addDecisions(o Options) {
 
 // addParts makes the parts, and what tells of them. One more is a line here.
 func (a *Agent) addParts(o Options) {
-	a.parts = append([]Part{
+	a.parts = []Part{
 		memory.New(memory.Options{
 			Limits: o.Settings.MemoryPressure, Snapshot: a.hardware.Snapshot, Processes: o.Processes, ComputesForOthers: a.devicePlugin.ServesMPS,
 			Tell: a.events.Podf, Clock: a.clock, Log: o.Log.Named("memory"),
 		}),
-	}, a.parts...)
-	sources := make([]tell.Source, len(a.parts))
+	}
+	if o.Health != nil {
+		a.parts = append(a.parts, health.New(health.Options{
+			Settings: o.Settings.Health, Reader: o.Health, Bus: o.Bus, Store: o.HealthRecord, Boot: a.rebooter.Kernel.Boot, Write: a.teller.Write,
+			TellNode: a.events.Of(o.Node), TellPod: a.events.Podf, Clock: o.Clock, Log: o.Log.Named("health"),
+		}))
+	}
 	collectors := make([]prometheus.Collector, len(a.parts))
 	for i, part := range a.parts {
-		sources[i], collectors[i] = part, part
+		collectors[i] = part
+		a.teller.Sources = append(a.teller.Sources, part)
+		if w, watches := part.(DriverWatcher); watches {
+			a.hardware.Driver, a.wakes.Driver = w.Through(a.hardware.Driver), nil
+		}
 	}
 	a.metrics.TakeOver(collectors)
-	a.teller = &tell.Teller{
-		Node: o.Node, Client: o.Client, Nodes: a.nodes, Ledger: a.ledger, Record: a.record, Sources: sources, Settings: o.Settings, Events: a.events,
-		Clock: a.clock, Log: o.Log,
-	}
 }

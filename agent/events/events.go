@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
 
@@ -18,6 +19,13 @@ type Recorder struct{ To record.EventRecorder }
 // Nodef records an Event on the node, under the UID by which kubectl describe finds a node's Events.
 func (r Recorder) Nodef(node *corev1.Node, kind string, reason config.Reason, format string, args ...any) {
 	r.record(&corev1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: node.Name, UID: types.UID(node.Name)}, kind, reason, format, args)
+}
+
+// Of records Events on the node of that name.
+func (r Recorder) Of(node string) func(kind string, reason config.Reason, format string, args ...any) {
+	return func(kind string, reason config.Reason, format string, args ...any) {
+		r.Nodef(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, kind, reason, format, args...)
+	}
 }
 
 // Podf records an Event on a pod.

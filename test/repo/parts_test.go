@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/gpuslice/gpuslice/agent/health"
 	"github.com/gpuslice/gpuslice/agent/memory"
 )
@@ -45,6 +47,7 @@ func TestAPartIsOneDirectoryAndOneLine(t *testing.T) {
 			conditions[name] = part
 		}
 	}
+	checkWiring(t)
 	for _, path := range files(t) {
 		within, err := filepath.Rel(root, path)
 		if err != nil {
@@ -55,6 +58,37 @@ func TestAPartIsOneDirectoryAndOneLine(t *testing.T) {
 			continue
 		}
 		checkKnowsNoPart(t, path, filepath.ToSlash(within), conditions)
+	}
+}
+
+// checkWiring checks that of the functions in agent/new.go only the list of the parts names one, and that by its New and its Options alone.
+func checkWiring(t *testing.T) {
+	t.Helper()
+	file, err := parser.ParseFile(token.NewFileSet(), filepath.Join(root, "agent", "new.go"), nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	uses := map[string]int{}
+	for _, decl := range file.Decls {
+		f, ok := decl.(*ast.FuncDecl)
+		if !ok {
+			continue
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			if selector, ok := n.(*ast.SelectorExpr); ok {
+				if of, ok := selector.X.(*ast.Ident); ok && parts[of.Name] != nil {
+					uses[f.Name.Name+" "+of.Name+"."+selector.Sel.Name]++
+				}
+			}
+			return true
+		})
+	}
+	want := map[string]int{}
+	for part := range parts {
+		want["addParts "+part+".New"], want["addParts "+part+".Options"] = 1, 1
+	}
+	if diff := cmp.Diff(want, uses); diff != "" {
+		t.Errorf("a part is one line in addParts of agent/new.go (-want +got):\n%s", diff)
 	}
 }
 
