@@ -28,8 +28,7 @@ func (a *Agent) execute(ctx context.Context, seen state.Observed, want state.Des
 			err = a.gates.Allow(seen, want, steps)
 		}
 		if err == nil {
-			seen.Gives, seen.Asks = want.Undo || step.Kind == plan.Adopt, want.Fingerprint
-			err = a.ledger.MayTake(ctx, seen, step)
+			err = a.ledger.MayTake(ctx, seen, want, step)
 		}
 		if err == nil {
 			err = a.perform(ctx, seen, want, steps)

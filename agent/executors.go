@@ -29,14 +29,14 @@ var executors = map[plan.Kind]executor{
 	plan.Fence: func(a *Agent, ctx context.Context, w work) error {
 		return a.fencing.Raise(ctx, w.seen, w.want, w.steps)
 	},
-	plan.Release: func(a *Agent, ctx context.Context, w work) error { return a.fencing.Release(ctx, w.seen, w.want) },
+	plan.Release: (*Agent).release,
 
 	plan.Evict:           (*Agent).evictPods,
 	plan.RestartOperands: (*Agent).evictPods,
 	plan.PauseOperands:   (*Agent).pauseOperands,
 	plan.ResumeOperands:  (*Agent).resumeOperands,
 	plan.StopUnits:       func(a *Agent, ctx context.Context, w work) error { return a.units.Stop(ctx, w.seen, w.want, w.step) },
-	plan.StartUnits:      func(a *Agent, ctx context.Context, w work) error { return a.units.Start(ctx, w.seen, w.step) },
+	plan.StartUnits:      func(a *Agent, ctx context.Context, w work) error { return a.units.Start(ctx, w.seen, w.want, w.step) },
 
 	plan.SetMode:            (*Agent).changeGPU,
 	plan.DropPersistence:    (*Agent).changeGPU,
@@ -51,12 +51,19 @@ var executors = map[plan.Kind]executor{
 	plan.AskReboot: func(a *Agent, ctx context.Context, w work) error { return a.rebooter.Ask(ctx, w.seen, w.want) },
 	plan.Reboot:    func(a *Agent, ctx context.Context, w work) error { return a.rebooter.Reboot(ctx, w.seen, w.want) },
 
-	plan.WriteSharing:   (*Agent).writeSharing,
-	plan.ReloadPlugin:   (*Agent).reloadPlugin,
-	plan.VerifyCapacity: func(a *Agent, ctx context.Context, w work) error { return a.prover.Await(ctx, w.seen, w.want, w.step) },
-	plan.PublishNodeKeys: func(a *Agent, ctx context.Context, w work) error {
-		return a.publisher.Publish(ctx, w.seen, *w.want.Keys)
-	},
+	plan.WriteSharing:    (*Agent).writeSharing,
+	plan.ReloadPlugin:    (*Agent).reloadPlugin,
+	plan.VerifyCapacity:  func(a *Agent, ctx context.Context, w work) error { return a.prover.Await(ctx, w.seen, w.want, w.step) },
+	plan.PublishNodeKeys: func(a *Agent, ctx context.Context, w work) error { return a.publisher.Publish(ctx, w.seen, w.want) },
+}
+
+// release gives the node back. The next status has what the change has taught.
+func (a *Agent) release(ctx context.Context, w work) error {
+	learnt, err := a.fencing.Release(ctx, w.seen, w.want)
+	if learnt != nil {
+		a.teller.Learn(learnt)
+	}
+	return err
 }
 
 // changeGPU performs a step that is one call into the driver.
@@ -91,7 +98,7 @@ func (a *Agent) pauseOperands(ctx context.Context, w work) error {
 // resumeOperands brings them back.
 func (a *Agent) resumeOperands(ctx context.Context, w work) error {
 	if w.step.Label == "" {
-		return a.fencing.Resume(ctx, w.seen)
+		return a.fencing.Resume(ctx, w.seen, w.want)
 	}
 	return a.draining.ResumeOperand(ctx, w.seen, w.step)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/budget"
 	"github.com/gpuslice/gpuslice/agent/fleet"
+	"github.com/gpuslice/gpuslice/agent/ledger"
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/metrics"
 	"github.com/gpuslice/gpuslice/agent/plan"
@@ -46,7 +47,7 @@ func (a *Agent) conclude(ctx context.Context, seen state.Observed, want state.De
 		a.log.Warn("looking at the node", zap.Error(err))
 		return d.After
 	case d.NoReset && seen.Journal != nil:
-		return a.rebooter.NoteNoReset(ctx, seen, first.GPU, err)
+		return a.rebooter.NoteNoReset(ctx, seen, want, first.GPU, err)
 	case d.Failure != nil && seen.Journal != nil && !want.Undo:
 		return a.giveUp(ctx, seen, want, d.Failure)
 	case d.Failure != nil: // the way back fails too
@@ -140,7 +141,7 @@ func (a *Agent) sleep(seen state.Observed, steps []plan.Step, d report.Decision,
 func (a *Agent) giveUp(ctx context.Context, seen state.Observed, want state.Desired, failure *api.Failure) time.Duration {
 	j := *seen.Journal
 	j.Undo, j.Parked = failure, false
-	if err := a.ledger.Amend(ctx, seen, j); err != nil {
+	if err := a.ledger.Amend(ctx, seen, ledger.For(want, plan.Record), j); err != nil {
 		a.log.Warn("recording the failure", zap.Error(err))
 		return a.settings.Retry.First
 	}

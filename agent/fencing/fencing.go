@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/budget"
 	"github.com/gpuslice/gpuslice/agent/capacity"
 	"github.com/gpuslice/gpuslice/agent/deviceplugin"
@@ -64,7 +65,7 @@ func (f *Fencing) WriteJournal(ctx context.Context, seen state.Observed, want st
 	if err != nil {
 		return err
 	}
-	if err := f.Ledger.Amend(ctx, seen, *j, seen.Spent(*j)...); err != nil {
+	if err := f.Ledger.Amend(ctx, seen, ledger.For(want, steps[0].Kind), *j, seen.Spent(*j)...); err != nil {
 		return err
 	}
 	if left := seen.Leftovers.Orphan.String(); seen.Journal == nil && left != "" {
@@ -95,7 +96,7 @@ func (f *Fencing) Raise(ctx context.Context, seen state.Observed, want state.Des
 	if seen.Marks.Startup != nil {
 		j.Startup = &journal.Startup{Value: seen.Marks.Startup.Value, Effect: string(seen.Marks.Startup.Effect)}
 	}
-	if _, err := f.Ledger.Write(ctx, seen, *j, func(node *corev1.Node, text string) ([]byte, error) {
+	if _, err := f.Ledger.Write(ctx, seen, ledger.For(want, plan.Fence), *j, func(node *corev1.Node, text string) ([]byte, error) {
 		return f.Fence.Raise(node, text, seen.Spent(*j)...)
 	}); err != nil {
 		return err
@@ -107,14 +108,14 @@ func (f *Fencing) Raise(ctx context.Context, seen state.Observed, want state.Des
 // Resume takes the taint away and leaves the cordon. An administrator who had cordoned the node before us and has
 // uncordoned it since wants it back: the journal is told, so that the end leaves no cordon. Without a journal nothing is
 // owed, and the taint is all that is ours.
-func (f *Fencing) Resume(ctx context.Context, seen state.Observed) error {
+func (f *Fencing) Resume(ctx context.Context, seen state.Observed, want state.Desired) error {
 	if seen.Journal == nil {
 		return f.Nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) { return f.Fence.Lift(node, false) })
 	}
 	if seen.Journal.WasUnschedulable && !seen.Node.Spec.Unschedulable {
 		j := *seen.Journal
 		j.WasUnschedulable = false
-		return f.Ledger.Amend(ctx, seen, j)
+		return f.Ledger.Amend(ctx, seen, ledger.For(want, plan.ResumeOperands), j)
 	}
 	// Who has uncordoned the node to call the change off wants no cordon in its place, unless pods would meet GPUs that are
 	// not there yet.
@@ -124,12 +125,13 @@ func (f *Fencing) Resume(ctx context.Context, seen state.Observed) error {
 	return f.Nodes.Patch(ctx, seen.Node, f.Fence.Open)
 }
 
-// Release gives the node back. A node that has just been registered and is not ready goes on keeping pods away.
-func (f *Fencing) Release(ctx context.Context, seen state.Observed, want state.Desired) error {
+// Release gives the node back. A node that has just been registered and is not ready goes on keeping pods away. Learnt is what the end of
+// the change has put into the host's record, which the status does not have yet; nil if it has not come to that.
+func (f *Fencing) Release(ctx context.Context, seen state.Observed, want state.Desired) (learnt *api.Status, err error) {
 	f.Change.IsProven(f.Clock.Now())
 	uncordon := seen.Journal.Cordoned && !seen.ForeignCordon()
 	if foreign := seen.Cordoning(); uncordon && len(foreign) > 0 {
-		return &outcome.Waiting{
+		return nil, &outcome.Waiting{
 			Reason: config.ReasonOtherMaintenance, After: outcome.EvictionRetry, Blockers: foreign,
 			Message: "the GPUs are as they should be; the node is uncordoned when other tools are done with it: " + strings.Join(foreign, "; "),
 			Since:   seen.Since(config.ReasonOtherMaintenance, f.Clock.Stamp()),
@@ -138,28 +140,28 @@ func (f *Fencing) Release(ctx context.Context, seen state.Observed, want state.D
 	if seen.Journal.Plugin != nil {
 		f.DevicePlugin.Tidy(ctx, seen)
 	}
-	f.learnForGood(ctx, seen, want)
+	learnt = f.learnForGood(ctx, seen, want)
 	f.Record.Release(ctx, f.Clock.Now())
-	err := f.Nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) {
+	err = f.Nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) {
 		if startup := seen.Journal.Startup; startup != nil && want.Undo && want.Name != "" {
 			return f.Fence.LiftUnready(node, uncordon, startup.Taint())
 		}
 		return f.Fence.Lift(node, uncordon)
 	})
 	if err != nil {
-		return err
+		return learnt, err
 	}
 	f.Record.Over(ctx, f.Clock.Now())
 	f.Turn.End(ctx, seen, want)
 	f.Change.Forget(f.Clock.Now())
 	f.Events.Nodef(seen.Node, corev1.EventTypeNormal, config.ReasonReleased, "node given back after %s, %s",
 		f.Clock.Since(seen.Journal.Started).Round(time.Second), capacity.Offered(seen.Kubelet.Offered).Summary(want.Plugin.SharingKnown()))
-	return nil
+	return learnt, nil
 }
 
 // learnForGood keeps in the host's record what only the journal and this process know, before the node is given back: a restarted agent must
 // not try again what has failed, nor restore what was before.
-func (f *Fencing) learnForGood(ctx context.Context, seen state.Observed, want state.Desired) {
+func (f *Fencing) learnForGood(ctx context.Context, seen state.Observed, want state.Desired) *api.Status {
 	status := seen.Record.Status
 	failed := seen.Journal.Undo
 	if failed != nil && !failed.Later && want.Undo && (status.Failed == nil || status.Failed.Wish != failed.Wish) {
@@ -169,8 +171,8 @@ func (f *Fencing) learnForGood(ctx context.Context, seen state.Observed, want st
 	if !want.Undo {
 		status.Proven, status.Took = want.Fingerprint, f.Change.With(seen.Record.Status.Took, seen.Journal.Started)
 	}
-	f.Record.Persisted = &status
 	f.Ledger.Learn(ctx, hostrecord.LearntOf(status, seen.Record.Published))
+	return &status
 }
 
 // NoteForced has the journal of the change that is under way say that it needs no window, as people have said since it was begun. Their
@@ -181,7 +183,7 @@ func (f *Fencing) NoteForced(ctx context.Context, seen *state.Observed, want sta
 	}
 	j := *seen.Journal
 	j.Forced = true
-	node, err := f.Ledger.Write(ctx, *seen, j, func(node *corev1.Node, text string) ([]byte, error) {
+	node, err := f.Ledger.Write(ctx, *seen, ledger.For(want, plan.Record), j, func(node *corev1.Node, text string) ([]byte, error) {
 		return f.Fence.Record(node, text, config.AnnotationForce)
 	})
 	if err != nil {
@@ -201,7 +203,7 @@ func (f *Fencing) Park(ctx context.Context, seen state.Observed, want state.Desi
 	if j.Startup != nil {
 		startup = append(startup, j.Startup.Taint())
 	}
-	if _, err := f.Ledger.Write(ctx, seen, j, func(node *corev1.Node, text string) ([]byte, error) {
+	if _, err := f.Ledger.Write(ctx, seen, ledger.For(want, plan.Park), j, func(node *corev1.Node, text string) ([]byte, error) {
 		return f.Fence.Park(node, text, uncordon, startup...)
 	}); err != nil {
 		return err

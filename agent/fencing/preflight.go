@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 
+	"github.com/gpuslice/gpuslice/agent/ledger"
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
@@ -15,7 +16,7 @@ import (
 // be evicted, no process would stay that nobody can send away, and there is anybody to prove the capacity.
 func (f *Fencing) Preflight(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {
 	const before = "nothing is disturbed before "
-	if err := f.Ledger.Recordable(ctx, seen); err != nil {
+	if err := f.Ledger.Recordable(ctx, seen, ledger.For(want, steps[0].Kind)); err != nil {
 		return err
 	}
 	if err := f.DevicePlugin.Prepare(ctx, seen, want, steps); err != nil {

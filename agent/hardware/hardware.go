@@ -52,7 +52,7 @@ func (g *GPUs) SpecsAbandoned() bool { return g.failures >= g.Settings.Retry.Fai
 func (g *GPUs) Change(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
 	if n := g.Budget.Successes[step.String()]; n >= g.Settings.Retry.NoEffect {
 		if step.Kind == plan.RestorePersistence { // a change that is finished is not undone, and no node is kept, for want of it
-			return g.abandonPersistence(ctx, seen, step, fmt.Errorf("%s reported success %d times and had no effect", step, n))
+			return g.abandonPersistence(ctx, seen, want, step, fmt.Errorf("%s reported success %d times and had no effect", step, n))
 		}
 		return &api.Failure{
 			Wish: want.Fingerprint, Reason: config.ReasonStepHadNoEffect,
@@ -75,7 +75,7 @@ func (g *GPUs) Change(ctx context.Context, seen state.Observed, want state.Desir
 		g.Budget.Successes[step.String()]++
 		return nil
 	case step.Kind == plan.RestorePersistence:
-		return g.persistenceRefused(ctx, seen, step, err)
+		return g.persistenceRefused(ctx, seen, want, step, err)
 	case errors.Is(err, nvml.ErrInUse):
 		return g.Processes.HeldBy(ctx, seen, step, err)
 	default:
@@ -121,12 +121,12 @@ func (g *GPUs) drive(ctx context.Context, step plan.Step) error {
 
 // persistenceRefused lets it be tried again until the budget is used up. All errors use it up but those that a driver
 // gives which is not there, or is another one: then everything has to wait.
-func (g *GPUs) persistenceRefused(ctx context.Context, seen state.Observed, step plan.Step, err error) error {
+func (g *GPUs) persistenceRefused(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step, err error) error {
 	switch {
 	case errors.Is(err, nvml.ErrNoDriver), errors.Is(err, nvml.ErrReplaced):
 		return err
 	case errors.Is(err, nvml.ErrNotSupported), g.Budget.Attempts[step.String()].Failures+1 >= g.Settings.Retry.Failures:
-		return g.abandonPersistence(ctx, seen, step, err)
+		return g.abandonPersistence(ctx, seen, want, step, err)
 	case errors.Is(err, nvml.ErrUnresponsive):
 		tried := g.Budget.Attempts[step.String()]
 		tried.Failures++
@@ -138,7 +138,7 @@ func (g *GPUs) persistenceRefused(ctx context.Context, seen state.Observed, step
 }
 
 // abandonPersistence strikes from the journal what cannot be given back. The GPU works as well without.
-func (g *GPUs) abandonPersistence(ctx context.Context, seen state.Observed, step plan.Step, err error) error {
+func (g *GPUs) abandonPersistence(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step, err error) error {
 	g.Log.Warn("persistence mode cannot be turned on again", zap.Int("gpu", step.Index), zap.Error(err))
 	j := *seen.Journal
 	j.Previous = nil
@@ -147,7 +147,7 @@ func (g *GPUs) abandonPersistence(ctx context.Context, seen state.Observed, step
 		j.Previous = append(j.Previous, c)
 	}
 	j.Persistent = slices.DeleteFunc(slices.Clone(j.Persistent), func(gpu nvml.UUID) bool { return gpu == step.GPU })
-	return g.Ledger.Amend(ctx, seen, j)
+	return g.Ledger.Amend(ctx, seen, ledger.For(want, step.Kind), j)
 }
 
 // Snapshot reads the GPUs as they are now.

@@ -14,7 +14,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/journal"
 	"github.com/gpuslice/gpuslice/agent/legible"
 )
@@ -45,8 +44,6 @@ type Keeper struct {
 	newer   *NewerError // owes nothing, and is set aside before the first write
 	failed  error       // why the disk is behind
 	retryAt time.Time
-
-	Persisted *api.Status // the status that was written at the end of a change, until the next is written
 }
 
 // Reread has the next Load read the record again: for who looks while another process writes it.

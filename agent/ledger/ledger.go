@@ -34,9 +34,20 @@ type Ledger struct {
 	Clock  *steady.Clock
 }
 
+// Purpose is what a step is performed for.
+type Purpose struct {
+	Wish      string // fingerprint of the config that is asked for
+	GivesBack bool   // the step takes nothing: it is done even if the host's record cannot be written
+}
+
+// For is the purpose of a step on the way to what is wanted.
+func For(want state.Desired, step plan.Kind) Purpose {
+	return Purpose{Wish: want.Fingerprint, GivesBack: want.Undo || step == plan.Adopt}
+}
+
 // Amend writes the journal anew, and takes away annotations by which people have asked for something that it now holds.
-func (l *Ledger) Amend(ctx context.Context, seen state.Observed, j journal.Journal, spent ...string) error {
-	_, err := l.Write(ctx, seen, j, func(node *corev1.Node, text string) ([]byte, error) { return l.Fence.Record(node, text, spent...) })
+func (l *Ledger) Amend(ctx context.Context, seen state.Observed, p Purpose, j journal.Journal, spent ...string) error {
+	_, err := l.Write(ctx, seen, p, j, func(node *corev1.Node, text string) ([]byte, error) { return l.Fence.Record(node, text, spent...) })
 	return err
 }
 
@@ -56,7 +67,9 @@ const mostSent = 4
 
 // Write writes the journal: into the host's record first, then, by the patch, to the node. Where the record cannot be written, what
 // takes something from the node or the host is not begun, and what gives back is done without.
-func (l *Ledger) Write(ctx context.Context, seen state.Observed, j journal.Journal, write func(node *corev1.Node, text string) ([]byte, error)) (*corev1.Node, error) {
+func (l *Ledger) Write(
+	ctx context.Context, seen state.Observed, p Purpose, j journal.Journal, write func(node *corev1.Node, text string) ([]byte, error),
+) (*corev1.Node, error) {
 	text, err := j.Encode()
 	if err != nil {
 		return nil, err
@@ -72,10 +85,10 @@ func (l *Ledger) Write(ctx context.Context, seen state.Observed, j journal.Journ
 	r.Host = hostrecord.Host{
 		Boot: cmp.Or(host.Boot, r.Host.Boot), Stopped: union(r.Host.Stopped, host.Stopped), Persistent: union(r.Host.Persistent, host.Persistent),
 	}
-	if seen.Gives || j.Undo != nil || !j.TakesMore(seen.Journal) {
+	if p.GivesBack || j.Undo != nil || !j.TakesMore(seen.Journal) {
 		h.Keep(ctx, r, l.Clock.Now())
 	} else if err := h.Write(ctx, r, l.Clock.Now()); err != nil {
-		return nil, l.Unrecorded(seen, err)
+		return nil, l.Unrecorded(seen, p, err)
 	}
 	node, err := l.Nodes.Patched(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) { return write(node, text) })
 	switch {
@@ -95,10 +108,10 @@ func Refused(err error) bool {
 
 // Unrecorded is why nothing is taken, for want of a record of it. A change that is under way is put off, and what it has taken given
 // back.
-func (l *Ledger) Unrecorded(seen state.Observed, err error) error {
+func (l *Ledger) Unrecorded(seen state.Observed, p Purpose, err error) error {
 	if seen.DisruptionStarted() {
 		return &api.Failure{
-			Wish: seen.Asks, Reason: config.ReasonHostRecordUnavailable, Later: true,
+			Wish: p.Wish, Reason: config.ReasonHostRecordUnavailable, Later: true,
 			Message: err.Error() + ": what the change would take next could not be given back after a crash; the change is put off",
 		}
 	}
@@ -113,21 +126,22 @@ func (l *Ledger) Unrecorded(seen state.Observed, err error) error {
 }
 
 // Recordable reports why the record could not be written, before anything is disturbed. It is written as it is.
-func (l *Ledger) Recordable(ctx context.Context, seen state.Observed) error {
+func (l *Ledger) Recordable(ctx context.Context, seen state.Observed, p Purpose) error {
 	if err := l.Record.Write(ctx, l.Record.Now, l.Clock.Now()); err != nil {
-		return l.Unrecorded(seen, err)
+		return l.Unrecorded(seen, p, err)
 	}
 	return nil
 }
 
 // MayTake keeps a step from taking something of the host while the disk knows less than the node: after a crash, and without the
 // annotation, it would not be given back.
-func (l *Ledger) MayTake(ctx context.Context, seen state.Observed, step plan.Step) error {
-	if !step.Traits().TakesFromHost || seen.Gives || l.Record.Covers() {
+func (l *Ledger) MayTake(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
+	p := For(want, step.Kind)
+	if !step.Traits().TakesFromHost || p.GivesBack || l.Record.Covers() {
 		return nil
 	}
 	if err := l.Record.Flush(ctx, l.Clock.Now()); err != nil {
-		return l.Unrecorded(seen, err)
+		return l.Unrecorded(seen, p, err)
 	}
 	return nil
 }

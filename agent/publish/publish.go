@@ -10,6 +10,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/ledger"
 	"github.com/gpuslice/gpuslice/agent/nodekeys"
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
+	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/steady"
 )
@@ -34,20 +35,20 @@ func (p *Publisher) Noted(seen *state.Observed) nodekeys.Keys {
 
 // Publish writes the profile's labels and taints to the node. The host's record has those that will be ours before, and those that are
 // after.
-func (p *Publisher) Publish(ctx context.Context, seen state.Observed, want nodekeys.Keys) error {
-	ours := seen.Record.Published
-	_, _, note := nodekeys.Settled(seen.Node, ours, want)
+func (p *Publisher) Publish(ctx context.Context, seen state.Observed, want state.Desired) error {
+	ours, purpose := seen.Record.Published, ledger.For(want, plan.PublishNodeKeys)
+	_, _, note := nodekeys.Settled(seen.Node, ours, *want.Keys)
 	during := note.And(ours)
 	r := p.Record.Now
 	r.Learnt = hostrecord.LearntOf(seen.Record.Status, during)
-	if seen.Gives {
+	if purpose.GivesBack {
 		p.Record.Keep(ctx, r, p.Clock.Now())
 	} else if err := p.Record.Write(ctx, r, p.Clock.Now()); err != nil {
-		return p.Ledger.Unrecorded(seen, err)
+		return p.Ledger.Unrecorded(seen, purpose, err)
 	}
 	var body []byte
 	err := p.Nodes.Patch(ctx, seen.Node, func(node *corev1.Node) (_ []byte, err error) {
-		body, note, err = nodekeys.Patch(node, ours, want)
+		body, note, err = nodekeys.Patch(node, ours, *want.Keys)
 		return body, err
 	})
 	switch {

@@ -1,6 +1,6 @@
 // Package state is one look at a node, and what its labels ask for: the data that decisions are made by, and what follows from
 // that alone. It has no client, no clock and no driver. The observers of package
-// agent fill it, each section once in a pass. Execution adds Gives and Asks, of the step that it performs, to its own copy.
+// agent fill it, each section once in a pass.
 package state
 
 import (
@@ -48,9 +48,6 @@ type Observed struct {
 	Started      Started
 	Capacity     Capacity
 	Complete     bool // all of it was seen; otherwise the look ended early with an error
-
-	Gives bool   // the step that is performed gives back
-	Asks  string // fingerprint of the wish that it is performed for
 }
 
 // Marks is what the agent and other tools have written on the node object.

@@ -55,7 +55,12 @@ type Teller struct {
 	Events   events.Recorder
 	Clock    *steady.Clock
 	Log      *zap.Logger
+
+	learnt *api.Status // at the end of a change, after the look: the next status has it
 }
+
+// Learn takes over what the end of a change has put into the host's record, after the look of the pass.
+func (t *Teller) Learn(learnt *api.Status) { t.learnt = learnt }
 
 // progressInterval is the least time between two reports that differ in nothing but how far a change has come.
 const progressInterval = time.Second
@@ -203,8 +208,8 @@ func (t *Teller) keep(status *api.Status, seen state.Observed, want state.Desire
 			status.Cut = seen.Boot.ID
 		}
 	}
-	if t.Record.Persisted != nil { // it was written after the look
-		status.Proven, status.Took, t.Record.Persisted = t.Record.Persisted.Proven, t.Record.Persisted.Took, nil
+	if t.learnt != nil {
+		status.Proven, status.Took, t.learnt = t.learnt.Proven, t.learnt.Took, nil
 	}
 	switch {
 	case want.Fingerprint != "":

@@ -103,10 +103,10 @@ type start struct {
 
 // Start starts a unit that the change has stopped. One that does not start, or ends as often as it does, keeps no node: the GPUs
 // work without it.
-func (u *Units) Start(ctx context.Context, seen state.Observed, step plan.Step) error {
+func (u *Units) Start(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
 	before := u.started[step.Unit]
 	if before.times >= u.Settings.Retry.NoEffect {
-		return u.abandon(ctx, seen, step, fmt.Errorf("it was started %d times, and has ended each time", before.times))
+		return u.abandon(ctx, seen, want, step, fmt.Errorf("it was started %d times, and has ended each time", before.times))
 	}
 	until := u.Budget.Began(step).Add(u.Settings.Timeouts.Unit)
 	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
@@ -122,20 +122,20 @@ func (u *Units) Start(ctx context.Context, seen state.Observed, step plan.Step) 
 			Until: until, Then: "the node is given back without it",
 		}
 	case errors.Is(err, host.ErrJobRunning), u.Budget.Attempts[step.String()].Failures+1 >= u.Settings.Retry.Failures:
-		return u.abandon(ctx, seen, step, err)
+		return u.abandon(ctx, seen, want, step, err)
 	default:
 		return err
 	}
 }
 
 // abandon strikes from the journal a unit that does not start, and tells.
-func (u *Units) abandon(ctx context.Context, seen state.Observed, step plan.Step, err error) error {
+func (u *Units) abandon(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step, err error) error {
 	u.Log.Warn("a unit of the host does not start again", zap.String("unit", step.Unit), zap.Error(err))
 	u.Events.Nodef(seen.Node, corev1.EventTypeWarning, config.ReasonUnitFailed,
 		"%s of this host was stopped for the change and does not start again: %v; start it by hand", step.Unit, err)
 	j := *seen.Journal
 	j.Stopped = slices.DeleteFunc(slices.Clone(j.Stopped), func(name string) bool { return name == step.Unit })
-	if err := u.Ledger.Amend(ctx, seen, j); err != nil {
+	if err := u.Ledger.Amend(ctx, seen, ledger.For(want, step.Kind), j); err != nil {
 		return err
 	}
 	u.note(step.Unit, start{failed: true})

@@ -126,8 +126,7 @@ func (u *Watch) unfence(ctx context.Context, seen state.Observed) error {
 	if j.Startup != nil {
 		startup = append(startup, j.Startup.Taint())
 	}
-	seen.Gives = true
-	if _, err := u.Ledger.Write(ctx, seen, j, func(node *corev1.Node, text string) ([]byte, error) {
+	if _, err := u.Ledger.Write(ctx, seen, ledger.Purpose{GivesBack: true}, j, func(node *corev1.Node, text string) ([]byte, error) {
 		return u.Fence.Park(node, text, uncordon, startup...)
 	}); err != nil {
 		return err

@@ -50,7 +50,7 @@ var arrows = map[string][]string{
 	"agent/drainpolicy": {"config", "drain"},
 	"agent/events":      {"agent/legible", "config"},
 	"agent/fencing": {
-		"agent/budget", "agent/capacity", "agent/deviceplugin", "agent/draining", "agent/events", "agent/hostrecord", "agent/journal",
+		"agent/api", "agent/budget", "agent/capacity", "agent/deviceplugin", "agent/draining", "agent/events", "agent/hostrecord", "agent/journal",
 		"agent/ledger", "agent/legible", "agent/measure", "agent/nodewrite", "agent/outcome", "agent/plan", "agent/processes", "agent/slot",
 		"agent/state", "agent/steady", "config", "drain/fence",
 	},
@@ -93,7 +93,7 @@ var arrows = map[string][]string{
 		"agent/api", "agent/capacity", "agent/deviceplugin", "agent/draining", "agent/events", "agent/nodewrite", "agent/outcome",
 		"agent/plan", "agent/state", "agent/steady", "config", "drain/holders",
 	},
-	"agent/publish": {"agent/hostrecord", "agent/ledger", "agent/nodekeys", "agent/nodewrite", "agent/state", "agent/steady"},
+	"agent/publish": {"agent/hostrecord", "agent/ledger", "agent/nodekeys", "agent/nodewrite", "agent/plan", "agent/state", "agent/steady"},
 	"agent/reboot": {
 		"agent/api", "agent/events", "agent/journal", "agent/ledger", "agent/outcome", "agent/plan", "agent/sentinel", "agent/state",
 		"agent/steady", "config", "drain/holders", "drain/host", "nvml",
