@@ -131,8 +131,11 @@ func (c Catalog) Profile(name string) (Profile, bool) {
 // Whether a GPU has room for the instances is not looked at here.
 func (c Catalog) Wishes(name string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Wish, error) {
 	cfg, ok := c.configs[name]
-	if !ok && strings.HasPrefix(name, GeneratedPrefix) && allVirtual(gpus) {
+	switch generated := strings.HasPrefix(name, GeneratedPrefix); {
+	case !ok && generated && allVirtual(gpus):
 		return nil, (&reading{config: name}).virtualGPU(gpus)
+	case !ok && generated && noneCapable(gpus):
+		return nil, &NoCapableGPUError{Config: name, Models: models(gpus)}
 	}
 	if !ok {
 		known := c.Names()
@@ -497,4 +500,9 @@ func indices(gpus []nvml.GPU) string {
 		all[i] = g.Index
 	}
 	return fmt.Sprintf("%d to %d", slices.Min(all), slices.Max(all))
+}
+
+// noneCapable reports whether the node has GPUs, and none that could do MIG.
+func noneCapable(gpus []nvml.GPU) bool {
+	return len(gpus) > 0 && !slices.ContainsFunc(gpus, func(g nvml.GPU) bool { return g.Capable || g.Lost })
 }

@@ -375,6 +375,21 @@ func TestAConfigThatOtherNodesGenerateIsRefusedOnAVGPUForWhatItIs(t *testing.T) 
 	}
 }
 
+// Nor is a list of names an answer where none of them could be had.
+func TestAConfigThatOtherNodesGenerateIsRefusedWhereNoGPUCanDoMIG(t *testing.T) {
+	gpus := node(t4())
+	catalog := config.Merge(config.Generate(gpus), nil)
+	_, err := catalog.Wishes("all-1g.5gb", gpus)
+	incapable, ok := errors.AsType[*config.NoCapableGPUError](err)
+	if want := (&config.NoCapableGPUError{Config: "all-1g.5gb", Models: []string{"Tesla T4"}}); !ok || incapable.Error() != want.Error() {
+		t.Errorf("got %v, want %v", err, want)
+	}
+	_, err = catalog.Wishes("gold", gpus)
+	if _, ok := errors.AsType[*config.UnknownConfigError](err); !ok {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestAnUnknownConfig(t *testing.T) {
 	tests := map[string]struct {
 		name string
