@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -28,6 +29,7 @@ import (
 	sigsyaml "sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/config/migparted"
 	"github.com/gpuslice/gpuslice/test/binaries"
 )
@@ -225,6 +227,18 @@ func TestTheOperatorsPodsTolerateWhatOurPluginDoes(t *testing.T) {
 	want := keys(the[*appsv1.DaemonSet](t, "gpuslice-device-plugin").Spec.Template.Spec.Tolerations)
 	if diff := cmp.Diff(want, keys(policy.Spec.Daemonsets.Tolerations)); diff != "" {
 		t.Errorf("tolerations (-overlays/device-plugin +examples/clusterpolicy.yaml):\n%s", diff)
+	}
+}
+
+// NVIDIA's config manager ends where its ConfigMap has no key ("no configuration files available"), and no device plugin starts.
+func TestTheConfigMapThatTheClusterPolicyNamesHasAKeyThatSharesNothing(t *testing.T) {
+	command := regexp.MustCompile(`(?m)^ *# +kubectl -n \S+ create configmap device-plugin-config --from-literal=([-._a-zA-Z0-9]+)='([^']+)'$`)
+	said := command.FindStringSubmatch(read(t, "deploy/examples/clusterpolicy.yaml"))
+	if said == nil {
+		t.Fatalf("examples/clusterpolicy.yaml does not say how to make the ConfigMap, by %s", command)
+	}
+	if c, err := deviceplugin.Parse([]byte(said[2])); err != nil || c.Sharing.Strategy != config.SharingNone {
+		t.Errorf("key %s: %+v, %v", said[1], c, err)
 	}
 }
 
