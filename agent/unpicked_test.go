@@ -100,3 +100,27 @@ func TestConfigsOfThePluginThatNothingAsksForAreNamed(t *testing.T) {
 		})
 	}
 }
+
+// A ConfigMap that is not there, or has no key, keeps the plugin's pod from starting: it has no log that would say so.
+func TestAPluginWhosePodDoesNotStartIsNamedWithWhatItNeeds(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.managed()
+		w.client.PrependReactor("create", "pods", func(action k8stesting.Action) (bool, runtime.Object, error) {
+			if pod, ok := action.(k8stesting.CreateAction).GetObject().(*corev1.Pod); ok && strings.HasPrefix(pod.Name, "managed-") {
+				pod.Status.InitContainerStatuses = []corev1.ContainerStatus{{
+					Name: "config-manager-init", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}},
+				}}
+			}
+			return false, nil, nil
+		})
+		starts := func() { w.manage(); w.offered = nil }
+		w.within(20, starts, func() bool { return w.condition().Reason == string(config.ReasonCapacityMismatch) })
+		want := "; pod kube-system/managed-1 does not start: its container config-manager-init waits (CrashLoopBackOff); " +
+			"NVIDIA's config manager needs ConfigMap kube-system/plugin-configs, with one key at least"
+		if c := w.condition(); !strings.HasSuffix(c.Message, want) || strings.Contains(c.Message, "log on this node") {
+			t.Errorf("the node says %s: %s; want at its end %q", c.Reason, c.Message, want)
+		}
+	})
+}

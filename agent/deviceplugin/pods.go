@@ -32,6 +32,28 @@ func (dp *Plugin) Advice(seen state.Observed) string {
 	return text + dp.pretenders(seen.Pods)
 }
 
+// Unstarted says which container of the device plugin's pod does not start, and what its config manager needs for that; empty if all run.
+// There is no log to look at then.
+func (dp *Plugin) Unstarted(seen state.Observed) string {
+	for i := range seen.DevicePlugin.Pods {
+		pod := &seen.DevicePlugin.Pods[i]
+		if pod.DeletionTimestamp != nil {
+			continue
+		}
+		for _, c := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+			if c.State.Waiting == nil {
+				continue
+			}
+			text := fmt.Sprintf("pod %s/%s does not start: its container %s waits (%s)", pod.Namespace, pod.Name, c.Name, legible.Cut(c.State.Waiting.Reason, 100))
+			if m := managerOf(*pod); m != nil {
+				text += fmt.Sprintf("; NVIDIA's config manager needs ConfigMap %s/%s, with one key at least", m.Namespace, m.ConfigMap)
+			}
+			return text
+		}
+	}
+	return ""
+}
+
 // Pods picks the device plugin's pods.
 func (dp *Plugin) Pods(pods []corev1.Pod) []corev1.Pod {
 	return dp.ofNVIDIA(state.Picked(pods, dp.Settings.DevicePlugin.PodSelector, dp.Settings.DevicePlugin.Containers))

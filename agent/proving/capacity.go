@@ -1,6 +1,7 @@
 package proving
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -30,7 +31,7 @@ func (p *Prover) missing(seen state.Observed) (reason config.Reason, text string
 	if under := seen.RunsUnder(); under != "" {
 		return config.ReasonWrongMIGStrategy, fmt.Sprintf("%s (%s)", p.OtherStrategy(seen, under), seen.Blockers())
 	}
-	return config.ReasonCapacityMismatch, seen.Blockers() + "; see the device plugin's log on this node"
+	return config.ReasonCapacityMismatch, seen.Blockers() + "; " + cmp.Or(p.DevicePlugin.Unstarted(seen), "see the device plugin's log on this node")
 }
 
 // causePatience is how long capacity is missing before a cause is told of it in the middle of a change: by then kubelet has forgotten what
