@@ -522,3 +522,40 @@ func TestAFolderThatFillsInTheMiddleOfAChangeNeitherUndoesNorKeepsIt(t *testing.
 		})
 	}
 }
+
+// The settings' default counts on every node without a label of its own, also where the config manager of the GPU Operator has a default of
+// its own: the node gets it as a profile's sharing, by a key of ours.
+func TestTheSettingsDefaultIsHandedToAConfigManager(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.managed()
+		w.settings.DevicePlugin.ConfigMap = config.ConfigMapName{Namespace: "gpuslice", Name: "device-plugin-config"}
+		w.settings.DevicePlugin.DefaultConfig = "default"
+		w.restart()
+		becomes := func(text, want string) {
+			t.Helper()
+			w.setPluginConfigs("gpuslice", "device-plugin-config", map[string]string{"default": text})
+			if !w.within(400, w.manage, func() bool { return w.done("default")() && w.offers() == want }) {
+				t.Fatalf("never %s: kubelet offers %s", want, w.offers())
+			}
+		}
+		becomes("version: v1\nflags: {migStrategy: mixed, plugin: {deviceIDStrategy: index}}\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n", "gpu=8")
+		key := w.node().Labels[config.LabelDevicePluginConfig]
+		if text := w.pluginConfigs()[key]; !strings.HasPrefix(key, config.OwnPluginKey) || !strings.Contains(text, "deviceIDStrategy: index") {
+			t.Errorf("the node has label %s=%q, whose config is %q: all that the default says is to count", config.LabelDevicePluginConfig, key, text)
+		}
+		becomes("version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n", "gpu=4")
+		if _, there := w.pluginConfigs()[key]; there {
+			t.Errorf("key %s is still there, which no node goes by", key)
+		}
+		w.profile("alone")
+		if !w.within(400, w.manage, func() bool { return w.done("alone")() && w.offers() == "gpu=2" }) {
+			t.Errorf("a profile does not win over the default: kubelet offers %s", w.offers())
+		}
+		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelProfile) })
+		if !w.within(400, w.manage, func() bool { return w.done("default")() && w.offers() == "gpu=4" }) {
+			t.Errorf("without a profile it is not the default again: kubelet offers %s", w.offers())
+		}
+	})
+}

@@ -684,6 +684,23 @@ func TestWhatCannotBeHandedOverIsSaidWithTheLabelThatAsksForIt(t *testing.T) {
 	}
 }
 
+// Guides put their ConfigMap elsewhere than the settings name it.
+func TestAConfigMapThatIsNotThereIsNamedWithTheSettingThatNamesIt(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.shares()
+		w.settings.DevicePlugin.ConfigMap = config.ConfigMapName{Namespace: "gpuslice", Name: "device-plugin-config"}
+		w.restart()
+		w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelDevicePluginConfig, "any") })
+		const want = "label nvidia.com/device-plugin.config=any: reading ConfigMap gpuslice/device-plugin-config: configmaps \"device-plugin-config\" not found: " +
+			"create it, or name yours in devicePlugin.configMap of the settings"
+		if c := w.settle(config.ReasonInvalidCatalog); c.Message != want {
+			t.Errorf("the node says %q, want %q", c.Message, want)
+		}
+	})
+}
+
 // What the journal cannot hold could not be brought back.
 func TestAConfigThatIsTooLongToBringBackIsSaidWithTheLabelThatAsksForAnother(t *testing.T) {
 	t.Parallel()

@@ -166,13 +166,15 @@ func (dp *Plugin) keyOf(p state.PluginConfig, want *state.DesiredPlugin) (*state
 	return want, nil
 }
 
-// NamedConfig is the config of the device plugin that the node's label names. Where the plugin has a config manager, that goes by the label
-// itself, and all that is left is proof.
+// NamedConfig is the config of the device plugin that the node's label names, or the settings' default. Where the plugin has a config
+// manager, that goes by the label itself, and all that is left is proof; it knows nothing of the default.
 func (dp *Plugin) NamedConfig(ctx context.Context, seen *state.Observed, key string) (*state.DesiredPlugin, error) {
 	p := seen.Plugin
 	switch {
 	case p.Method == "":
 		return nil, dp.noHandover(*seen)
+	case p.Manager != nil && seen.Node.Labels[config.LabelDevicePluginConfig] != key:
+		return dp.managedDefault(ctx, seen, key)
 	case outcome.IsUnseen(p.ParseErr):
 		return nil, p.ParseErr
 	case p.Manager != nil && apierrors.IsForbidden(p.ParseErr):
@@ -182,11 +184,24 @@ func (dp *Plugin) NamedConfig(ctx context.Context, seen *state.Observed, key str
 	case p.Manager != nil:
 		return &state.DesiredPlugin{Sharing: p.Current.Sharing, Strategy: p.Current.MIGStrategy, Known: true, Text: p.Text, UserManaged: true}, nil
 	}
+	want, err := dp.ownConfig(ctx, seen.Node, key)
+	if err != nil {
+		return nil, err
+	}
+	want.MatchText = true
+	return want, nil
+}
+
+// ownConfig reads a config of the ConfigMap that the settings name.
+func (dp *Plugin) ownConfig(ctx context.Context, node *corev1.Node, key string) (*state.DesiredPlugin, error) {
 	ref := dp.Settings.DevicePlugin.ConfigMap
 	files, err := dp.configMap(ctx, ref.Namespace, ref.Name)
 	text, ok := files[key]
 	if outcome.IsUnseen(err) {
 		return nil, err
+	}
+	if apierrors.IsNotFound(err) {
+		err = fmt.Errorf("%w: create it, or name yours in devicePlugin.configMap of the settings", err)
 	}
 	if err == nil && !ok {
 		err = state.NoSuchKey(ref.Namespace, ref.Name, files)
@@ -196,9 +211,33 @@ func (dp *Plugin) NamedConfig(ctx context.Context, seen *state.Observed, key str
 		parsed, err = dp.Configs.Parse([]byte(text))
 	}
 	if err != nil {
-		return nil, &outcome.Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("%s: %v", dp.AskedBy(seen.Node, key), err)}
+		return nil, &outcome.Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("%s: %v", dp.AskedBy(node, key), err)}
 	}
-	return &state.DesiredPlugin{Sharing: parsed.Sharing, Strategy: parsed.MIGStrategy, Known: true, Text: text, MatchText: true}, nil
+	return &state.DesiredPlugin{Sharing: parsed.Sharing, Strategy: parsed.MIGStrategy, Known: true, Text: text}, nil
+}
+
+// managedDefault is the settings' default where the plugin has a config manager: what it has already if that shares alike, else a key of
+// ours with the default's text. A key of people's is not taken: by the label alone nobody could tell it from their wish.
+func (dp *Plugin) managedDefault(ctx context.Context, seen *state.Observed, key string) (*state.DesiredPlugin, error) {
+	p, m := seen.Plugin, seen.Plugin.Manager
+	want, err := dp.ownConfig(ctx, seen.Node, key)
+	switch {
+	case err != nil:
+		return nil, err
+	case want.As(p.Current):
+		want.Text = p.Text
+		return want, nil
+	case outcome.IsUnseen(m.ReadErr):
+		return nil, m.ReadErr
+	case m.ReadErr != nil:
+		return nil, &outcome.Stalled{Reason: config.ReasonNoHandover, NoHandover: true, Message: m.ReadErr.Error()}
+	case p.Method == config.HandoverLabel:
+		return nil, &outcome.Stalled{Reason: config.ReasonNoHandover, NoHandover: true, Message: fmt.Sprintf(
+			"the default takes a key of the agent's in ConfigMap %s/%s: set devicePlugin.handover to configmap; or have the config manager "+
+				"know a default, as by devicePlugin.config.default of the GPU Operator's ClusterPolicy", m.Namespace, m.ConfigMap)}
+	}
+	want.KeyContent, want.Text = want.Text, config.OwnPluginKey+state.Hash(want.Text)
+	return want, nil
 }
 
 // Former is the way back to the config that the plugin had.

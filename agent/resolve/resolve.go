@@ -38,7 +38,7 @@ func (r *Resolver) Desired(ctx context.Context, seen *state.Observed) (state.Des
 	if seen.Journal != nil && seen.Journal.Plugin != nil {
 		r.DevicePlugin.Observe(ctx, seen)
 	}
-	if err := seen.Withdrawn(want); err != nil {
+	if err := seen.Withdrawn(want, pluginKey != seen.Node.Labels[config.LabelDevicePluginConfig] && pluginKey != ""); err != nil {
 		return want, err
 	}
 	if want.Name == "" {
@@ -94,10 +94,11 @@ func (r *Resolver) Asked(node *corev1.Node) (want state.Desired, pluginKey strin
 	if name := node.Labels[config.LabelProfile]; name != "" {
 		return state.Desired{Label: config.LabelProfile, Name: name}, ""
 	}
-	pluginKey = cmp.Or(node.Labels[config.LabelDevicePluginConfig], r.Settings.DevicePlugin.DefaultConfig)
-	if strings.HasPrefix(pluginKey, config.OwnPluginKey) { // left by a profile
+	pluginKey = node.Labels[config.LabelDevicePluginConfig]
+	if strings.HasPrefix(pluginKey, config.OwnPluginKey) { // set by an agent, for a profile or the settings' default
 		pluginKey = ""
 	}
+	pluginKey = cmp.Or(pluginKey, r.Settings.DevicePlugin.DefaultConfig)
 	want = state.Desired{Label: config.LabelMIGConfig, Name: node.Labels[config.LabelMIGConfig]}
 	switch {
 	case pluginKey == "":

@@ -30,13 +30,13 @@ type Desired struct {
 	UndoCause        error           // for another reason than a failure that the journal keeps
 }
 
-// Withdrawn returns an error if the label that requested the running change was removed.
-func (s Observed) Withdrawn(want Desired) error {
+// Withdrawn returns an error if the label that requested the running change was removed. By default the settings ask, without a label.
+func (s Observed) Withdrawn(want Desired, byDefault bool) error {
 	if s.Journal == nil {
 		return nil
 	}
 	// What a profile has put into the label of the device plugin's config is ours, and nobody's wish.
-	leaves := want.Label != config.LabelProfile && s.Journal.ChangesPlugin() && s.Journal.Plugin.Label != ""
+	leaves := want.Label != config.LabelProfile && !byDefault && s.Journal.ChangesPlugin() && s.Journal.Plugin.Label != ""
 	switch {
 	case want.Name == "" && s.Journal.Target == "":
 		return errors.New("nothing is asked for, and what an agent has left on the node is given back")

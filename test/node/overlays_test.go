@@ -44,17 +44,7 @@ func TestEachOverlayIsTheDefaultOfANodeWithoutLabels(t *testing.T) {
 	r.run()
 	becomes := func(asked, overlay string, want map[string]int) {
 		t.Helper()
-		edit, err := json.Marshal(map[string]any{"data": shippedDefault(t, overlay)})
-		if err == nil {
-			_, err = r.client.CoreV1().ConfigMaps("gpuslice").Patch(t.Context(), name, types.MergePatchType, edit, metav1.PatchOptions{})
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		n := r.await(fmt.Sprintf("overlay %s: %v", overlay, want), func(n *corev1.Node) bool {
-			return converged(asked)(n) && maps.Equal(offered(n), want)
-		})
-		r.givenBack(n)
+		r.sharesByDefault(name, asked, overlay, want)
 	}
 	becomes("default", "default", map[string]int{"nvidia.com/gpu": 1})
 	r.smokeTest(namespace)
@@ -76,6 +66,40 @@ func TestEachOverlayIsTheDefaultOfANodeWithoutLabels(t *testing.T) {
 	r.label(config.LabelMIGConfig, "all-disabled")
 	becomes("all-disabled + default", "default", map[string]int{"nvidia.com/gpu": 1})
 	r.awaitSmokeTest(namespace, 1, 1)
+}
+
+// The overlays are for clusters of the GPU Operator, whose device plugin has a config manager that knows nothing of the settings' default.
+func TestAnOverlayIsTheDefaultBesideAConfigManager(t *testing.T) {
+	t.Parallel()
+	const name = "overlays-beside-a-config-manager"
+	r := newRig(t, "gpus: [{model: A100-80GB}]", "devicePlugin: {configMap: {name: "+name+"}, defaultConfig: default}\n", configManager)
+	r.configMapOf(name, shippedDefault(t, "time-sliced-2"))
+	r.awaitOffered("nvidia.com/gpu", 1)
+	r.run()
+	r.sharesByDefault(name, "default", "time-sliced-2", map[string]int{"nvidia.com/gpu": 2})
+	r.sharesByDefault(name, "default", "default", map[string]int{"nvidia.com/gpu": 1})
+	if long.Full() {
+		r.sharesByDefault(name, "default", "mps-2", map[string]int{"nvidia.com/gpu": 2})
+		r.label(config.LabelMIGConfig, "all-1g.10gb")
+		r.sharesByDefault(name, "all-1g.10gb + default", "mig-single", map[string]int{"nvidia.com/gpu": 7})
+		r.sharesByDefault(name, "all-1g.10gb + default", "mig-mixed", map[string]int{"nvidia.com/mig-1g.10gb": 7})
+	}
+}
+
+// sharesByDefault writes the overlay's default into the ConfigMap, and waits until the node that asks for this offers so much by it.
+func (r *rig) sharesByDefault(configMap, asked, overlay string, want map[string]int) {
+	r.t.Helper()
+	edit, err := json.Marshal(map[string]any{"data": shippedDefault(r.t, overlay)})
+	if err == nil {
+		_, err = r.client.CoreV1().ConfigMaps("gpuslice").Patch(r.t.Context(), configMap, types.MergePatchType, edit, metav1.PatchOptions{})
+	}
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	n := r.await(fmt.Sprintf("overlay %s: %v", overlay, want), func(n *corev1.Node) bool {
+		return converged(asked)(n) && maps.Equal(offered(n), want)
+	})
+	r.givenBack(n)
 }
 
 // smokeTest deploys deploy/examples/smoke-test.yaml, for this node of the many that tests share.
