@@ -37,7 +37,9 @@ type options struct {
 	driverRoot, devRoot, podResources     string
 	lockFile, stateDir                    string
 	procRoot, pciDevices, systemBus       string
-	pluginConfig, metricsAddress          string
+	pluginConfig                          string
+	metricsAddress, metricsCertDir        string
+	metricsSecure                         bool
 	specs                                 []string
 	adopt                                 []string // of recover
 	debug                                 bool

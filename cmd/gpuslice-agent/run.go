@@ -70,7 +70,11 @@ func (o *options) run() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&o.metricsAddress, "metrics-address", env("METRICS_ADDRESS", ""),
-		"address to serve metrics for Prometheus at, as :9400; without it none are served (env GPUSLICE_METRICS_ADDRESS)")
+		"address to serve metrics for Prometheus at, as 127.0.0.1:9400; without it none are served (env GPUSLICE_METRICS_ADDRESS)")
+	cmd.Flags().BoolVar(&o.metricsSecure, "metrics-secure", env("METRICS_SECURE", "") == "true",
+		"serve metrics with TLS, to those whom the API server lets get the URL /metrics; needed beyond loopback (env GPUSLICE_METRICS_SECURE=true)")
+	cmd.Flags().StringVar(&o.metricsCertDir, "metrics-cert-dir", env("METRICS_CERT_DIR", ""),
+		"directory of tls.crt and tls.key for that, read again when they change; without it the agent signs its own (env GPUSLICE_METRICS_CERT_DIR)")
 	return cmd
 }
 

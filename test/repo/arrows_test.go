@@ -27,6 +27,7 @@ var arrows = map[string][]string{
 		"agent/tell", "agent/units", "agent/upgrade", "agent/wake", "config", "drain", "drain/fence", "drain/holders", "drain/host", "nvml",
 	},
 	"agent/access": {"config"},
+	"agent/admit":  nil,
 	"agent/alive":  {"config"},
 	"agent/api":    {"config", "nvml"},
 	"agent/budget": {
@@ -127,7 +128,7 @@ var arrows = map[string][]string{
 
 	"cmd/cli": {"agent/legible"},
 	"cmd/gpuslice-agent": {
-		"agent", "agent/access", "agent/alive", "agent/api", "agent/deviceplugin", "agent/health", "agent/hostrecord", "agent/legible",
+		"agent", "agent/access", "agent/admit", "agent/alive", "agent/api", "agent/deviceplugin", "agent/health", "agent/hostrecord", "agent/legible",
 		"agent/metrics", "agent/nodewrite", "agent/plan", "agent/podlist", "agent/preview", "cmd/cli", "cmd/migrate", "cmd/show", "config",
 		"config/deviceplugin", "config/document", "config/migparted", "drain/holders", "drain/host", "nvml", "nvml/cdi", "nvml/lib",
 	},

@@ -128,6 +128,7 @@ var chartSources = []chartSource{
 		{old: "The first is\n  # replaced by what operator.yaml of the overlay says.", new: "They\n  # are the value gpuOperator.configMaps."},
 	}},
 	{from: "components/openshift/rolebinding.yaml", to: "openshift.yaml", when: `eq (include "gpuslice.openshift" .) "true"`},
+	{from: "components/prometheus/rbac.yaml", to: "podmonitor.yaml", when: ".Values.podMonitor.enabled"},
 	{from: "components/prometheus/podmonitor.yaml", to: "podmonitor.yaml", when: ".Values.podMonitor.enabled", edits: []edit{
 		{
 			old: "    {{- include \"gpuslice.labels\" . | nindent 4 }}\n",
@@ -149,12 +150,15 @@ var chartSources = []chartSource{
 	}},
 	{from: "base/daemonset.yaml", to: "daemonset.yaml", edits: []edit{
 		{
-			old: "      annotations: # for a Prometheus", new: "        {{- with .Values.podLabels }}\n        {{- toYaml . | nindent 8 }}\n        {{- end }}\n      annotations: # for a Prometheus",
+			old: "        app.kubernetes.io/component: agent\n    spec:\n",
+			new: "        app.kubernetes.io/component: agent\n        {{- with .Values.podLabels }}\n        {{- toYaml . | nindent 8 }}\n        {{- end }}\n" +
+				"      annotations:\n        # The settings are read when an agent starts.\n        checksum/settings: {{ include \"gpuslice.settings\" . | sha256sum }}\n" +
+				"        {{- with .Values.podAnnotations }}\n        {{- toYaml . | nindent 8 }}\n        {{- end }}\n    spec:\n",
 		},
 		{
-			old: "        prometheus.io/port: \"9400\"\n",
-			new: "        prometheus.io/port: \"9400\"\n        # The settings are read when an agent starts.\n        checksum/settings: {{ include \"gpuslice.settings\" . | sha256sum }}\n" +
-				"        {{- with .Values.podAnnotations }}\n        {{- toYaml . | nindent 8 }}\n        {{- end }}\n",
+			old: "            - --metrics-address=127.0.0.1:9400 # of the pod; for the cluster with ../components/prometheus\n",
+			new: "            {{- if .Values.podMonitor.enabled }}\n            - --metrics-address=:9400\n            - --metrics-secure\n" +
+				"            {{- else }}\n            - --metrics-address=127.0.0.1:9400 # of the pod; for the cluster with podMonitor.enabled\n            {{- end }}\n",
 		},
 		{
 			old: "      serviceAccountName: gpuslice-agent\n",

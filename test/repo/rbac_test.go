@@ -51,7 +51,7 @@ var verbs = map[string]string{
 }
 
 // groups are the API groups that are not called as the package of their typed client.
-var groups = map[string]string{"core": "", "coordination": "coordination.k8s.io", "authorization": "authorization.k8s.io"}
+var groups = map[string]string{"core": "", "coordination": "coordination.k8s.io", "authorization": "authorization.k8s.io", "authentication": "authentication.k8s.io"}
 
 func TestTheAgentMayDoWhatItsCodeCallsAndNothingElse(t *testing.T) {
 	used := map[grant]bool{}

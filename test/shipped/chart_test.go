@@ -170,6 +170,9 @@ func comparable(t *testing.T, all map[string]map[string]any) map[string]map[stri
 		}
 		o.SetLabels(labels)
 		unstructured.RemoveNestedField(object, "spec", "template", "metadata", "annotations", "checksum/settings")
+		if of, found, err := unstructured.NestedMap(object, "spec", "template", "metadata", "annotations"); err == nil && found && len(of) == 0 {
+			unstructured.RemoveNestedField(object, "spec", "template", "metadata", "annotations")
+		}
 		if strings.HasPrefix(key, "DaemonSet ") {
 			sortByName(object, "spec", "template", "spec", "volumes")
 			containers, _, err := unstructured.NestedSlice(object, "spec", "template", "spec", "containers")

@@ -1,0 +1,209 @@
+// Package admit asks the API server whether who asks the agent for its metrics may have them. It knows nothing of metrics.
+//
+// The two reviews are made by client-go, and the answers kept here: the library by which the control plane's own programs do the same would
+// make the agent's program larger by a tenth.
+package admit
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+)
+
+const (
+	// Path is what may be asked for, and the right to it: nonResourceURLs in RBAC, with the verb get.
+	Path = "/metrics"
+
+	// goodFor is how long an answer of the API server holds. A right that is taken away is good for as long.
+	goodFor = time.Minute
+	// knownFor is how long one who had the right has a turn of its own. It bounds nothing but how seldom Prometheus may ask.
+	knownFor = time.Hour
+	// mostKnown is a Prometheus or two, with the tokens that they had before.
+	mostKnown = 16
+	// reviewTime is for both reviews together: Prometheus waits for ten seconds.
+	reviewTime = 5 * time.Second
+	// betweenStrangers lets all agents of a large cluster together ask the API server less than its own clients do, however many
+	// tokens somebody makes up.
+	betweenStrangers = time.Second
+	// longestToken is that of a service account, several times over.
+	longestToken = 6 << 10 // bytes
+)
+
+var (
+	errNoToken  = errors.New("there is no bearer token")
+	errStranger = errors.New("the API server does not know the token")
+	errNoRight  = errors.New("the token's user has no right to get " + Path)
+	errTooMany  = errors.New("there are too many who ask with a token that is not known yet")
+)
+
+// Options are what a Door needs.
+type Options struct {
+	// Client has the right to create tokenreviews and subjectaccessreviews. It is one of its own, so that those who ask use up no request
+	// of the agent's.
+	Client kubernetes.Interface
+	Log    *zap.Logger
+}
+
+// Door lets those in who may.
+type Door struct {
+	o    Options
+	salt [sha256.Size]byte
+	// turns are one for those who were let in before, and one for strangers: whoever makes tokens up keeps no Prometheus out.
+	known, strangers chan struct{}
+
+	asked time.Time // when a stranger's token was last; of who has the turn of strangers
+
+	mu sync.Mutex
+	in map[[sha256.Size]byte]time.Time // when each token was found good
+}
+
+// New makes a Door that has let in nobody.
+func New(o Options) (*Door, error) {
+	d := &Door{o: o, known: make(chan struct{}, 1), strangers: make(chan struct{}, 1), in: map[[sha256.Size]byte]time.Time{}}
+	if _, err := rand.Read(d.salt[:]); err != nil {
+		return nil, fmt.Errorf("reading random bytes: %w", err)
+	}
+	return d, nil
+}
+
+// Before has next answer those who may ask. Others are told that they need a token (401), that theirs does not do (403), or that the API
+// server, or the agent, has no time for them (503).
+func (d *Door) Before(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		err := d.admits(r)
+		switch {
+		case err == nil:
+			next.ServeHTTP(w, r)
+			return
+		case errors.Is(err, errNoToken), errors.Is(err, errStranger):
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			http.Error(w, err.Error(), http.StatusUnauthorized)
+		case errors.Is(err, errNoRight):
+			http.Error(w, err.Error(), http.StatusForbidden)
+		default:
+			http.Error(w, "whether you may ask cannot be found out now", http.StatusServiceUnavailable)
+		}
+		d.o.Log.Debug("metrics were refused", zap.String("peer", r.RemoteAddr), zap.Error(err))
+	})
+}
+
+func (d *Door) admits(r *http.Request) error {
+	kind, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	if token = strings.TrimSpace(token); !strings.EqualFold(kind, "Bearer") || token == "" || len(token) > longestToken {
+		return errNoToken
+	}
+	key := sha256.Sum256(append(d.salt[:], token...)) // no token stays in memory longer than its request
+	if d.age(key) < goodFor {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), reviewTime)
+	defer cancel()
+	turn := d.strangers
+	if d.age(key) < knownFor {
+		turn = d.known
+	}
+	select {
+	case turn <- struct{}{}:
+		defer func() { <-turn }()
+	case <-ctx.Done():
+		return errTooMany
+	}
+	if d.age(key) < goodFor { // whoever had the turn before has asked the same
+		return nil
+	}
+	if turn == d.strangers {
+		if err := d.pace(ctx); err != nil {
+			return err
+		}
+	}
+	began := time.Now()
+	err := d.review(ctx, token)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch {
+	case err == nil:
+		d.remember(key, began)
+	case errors.Is(err, errStranger), errors.Is(err, errNoRight):
+		delete(d.in, key)
+	}
+	return err
+}
+
+// age is for how long a token has not been asked about; longer than anything for one that was not found good.
+func (d *Door) age(key [sha256.Size]byte) time.Duration {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if at, ok := d.in[key]; ok {
+		return time.Since(at)
+	}
+	return knownFor
+}
+
+// pace waits until a stranger's token may be asked about. Only who has the turn of strangers calls it.
+func (d *Door) pace(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return errTooMany
+	case <-time.After(betweenStrangers - time.Since(d.asked)):
+		d.asked = time.Now()
+		return nil
+	}
+}
+
+// remember notes a token that is good, in place of the oldest where there are too many.
+func (d *Door) remember(key [sha256.Size]byte, at time.Time) {
+	d.in[key] = at
+	if len(d.in) <= mostKnown {
+		return
+	}
+	oldest := key
+	for k, of := range d.in {
+		if of.Before(d.in[oldest]) {
+			oldest = k
+		}
+	}
+	delete(d.in, oldest)
+}
+
+// review asks the API server whose the token is, and whether that user may.
+func (d *Door) review(ctx context.Context, token string) error {
+	who, err := d.o.Client.AuthenticationV1().TokenReviews().Create(ctx, &authenticationv1.TokenReview{
+		Spec: authenticationv1.TokenReviewSpec{Token: token},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("asking whose a token is: %w", err)
+	}
+	if !who.Status.Authenticated {
+		return errStranger
+	}
+	user := who.Status.User
+	extra := map[string]authorizationv1.ExtraValue{}
+	for key, values := range user.Extra {
+		extra[key] = authorizationv1.ExtraValue(values)
+	}
+	may, err := d.o.Client.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
+		Spec: authorizationv1.SubjectAccessReviewSpec{
+			User: user.Username, Groups: user.Groups, UID: user.UID, Extra: extra,
+			NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: Path, Verb: "get"},
+		},
+	}, metav1.CreateOptions{})
+	switch {
+	case err != nil:
+		return fmt.Errorf("asking whether a user may get %s: %w", Path, err)
+	case !may.Status.Allowed || may.Status.Denied:
+		return errNoRight
+	}
+	return nil
+}
