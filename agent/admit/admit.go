@@ -1,7 +1,7 @@
 // Package admit asks the API server whether who asks the agent for its metrics may have them. It knows nothing of metrics.
 //
-// The two reviews are made by client-go, and the answers kept here: the library by which the control plane's own programs do the same would
-// make the agent's program larger by a tenth.
+// The two reviews are made by client-go, and the answers kept here: k8s.io/apiserver v0.37, by which the control plane's own programs do the
+// same, would link 187 packages more into the agent's program, CEL and OpenTelemetry's exporters among them.
 package admit
 
 import (
