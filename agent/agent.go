@@ -96,9 +96,9 @@ type Agent struct {
 	teller   *tell.Teller
 	parts    []Part
 
-	looked   bool // this process has seen the node once
-	busy     bool // the last look has found a change under way
-	replaced bool // the driver is another one than this process has loaded
+	hasLooked      bool // this process has seen the node once
+	changeUnderway bool // the last look has found a change under way
+	driverReplaced bool // the driver is another one than this process has loaded
 }
 
 // Part watches something of the node besides the change, and tells of it by conditions of its own, by Events and by metrics.
@@ -148,7 +148,7 @@ func (a *Agent) Run(ctx context.Context) error {
 			a.wakes.Beside(ctx, w.Watch)
 		}
 	}
-	a.begin()
+	a.noteStart()
 	a.log.Info("watching", zap.String("node", a.node))
 	for ctx.Err() == nil {
 		// Cutting a step off in the middle gains nothing: each has a deadline, and a restart resumes anyway.
@@ -156,11 +156,11 @@ func (a *Agent) Run(ctx context.Context) error {
 		next := a.pass(context.WithoutCancel(ctx))
 		a.alive.End(next)
 		a.metrics.Passed()
-		if a.replaced {
+		if a.driverReplaced {
 			a.log.Info("the driver was replaced", zap.String("node", a.node))
 			return nvml.ErrReplaced
 		}
-		a.rest(ctx, wake, a.settle(ctx, next))
+		a.waitForNextPass(ctx, wake, a.pauseAfterPass(ctx, next))
 	}
 	a.log.Info("stopping", zap.String("node", a.node))
 	return nil
@@ -170,10 +170,10 @@ func (a *Agent) Run(ctx context.Context) error {
 // many times in a second, and each pass reads both.
 const settleTime = time.Second
 
-// settle waits for that time, whatever wakes the loop meanwhile, and returns what is left of the rest. What is being done is not slowed down
+// pauseAfterPass waits for that time, whatever wakes the loop meanwhile, and returns what is left of the rest. What is being done is not slowed down
 // by it, nor what is to be tried again sooner.
-func (a *Agent) settle(ctx context.Context, rest time.Duration) time.Duration {
-	if a.busy || rest <= 0 {
+func (a *Agent) pauseAfterPass(ctx context.Context, rest time.Duration) time.Duration {
+	if a.changeUnderway || rest <= 0 {
 		return rest
 	}
 	pause := min(rest, settleTime+rand.N(settleTime/4)) // many nodes must not come at once
@@ -190,9 +190,9 @@ func (a *Agent) settle(ctx context.Context, rest time.Duration) time.Duration {
 // look takes the driver some ten calls a GPU.
 const partsLook = 15 * time.Second
 
-// rest waits for the next pass: until something wakes it, at most for d. Meanwhile the parts look, which takes nothing of the API server; it
+// waitForNextPass waits for the next pass: until something wakes it, at most for d. Meanwhile the parts look, which takes nothing of the API server; it
 // ends when one has something to tell.
-func (a *Agent) rest(ctx context.Context, wake <-chan struct{}, d time.Duration) {
+func (a *Agent) waitForNextPass(ctx context.Context, wake <-chan struct{}, d time.Duration) {
 	timer := a.clock.NewTimer(d)
 	defer timer.Stop()
 	looks := a.clock.NewTicker(partsLook)
@@ -213,20 +213,20 @@ func (a *Agent) rest(ctx context.Context, wake <-chan struct{}, d time.Duration)
 	}
 }
 
-// begin notes what a new process cannot know.
-func (a *Agent) begin() { a.leftovers.Forget(a.clock.Now()) }
+// noteStart notes what a new process cannot know.
+func (a *Agent) noteStart() { a.leftovers.Forget(a.clock.Now()) }
 
 // pass observes, decides, and performs at most one step. It returns how long the loop may sleep.
 // It is safe to be killed anywhere inside it.
 func (a *Agent) pass(ctx context.Context) time.Duration {
 	seen, err := a.observe(ctx)
-	a.busy = seen.Journal != nil
+	a.changeUnderway = seen.Journal != nil
 	a.answer(ctx, seen, err)
 	if failed := a.upgrades.Follow(ctx, seen); failed != nil {
 		err = failed
 	}
 	if err != nil {
-		a.upgrades.GiveWay(ctx, seen)
+		a.upgrades.ReleaseNode(ctx, seen)
 		if j := seen.Journal; j != nil && (j.Cordoned || len(j.Paused) > 0) { // the pool does without the node all the same
 			a.turn.Renew(ctx, seen)
 		}
@@ -234,7 +234,7 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 	}
 	delete(a.budget.Attempts, noStep)
 	a.countRecovery(seen)
-	a.follow(ctx, seen)
+	a.notifyRooms(ctx, seen)
 	a.ledger.Tidy(ctx, seen)
 	a.setClock(seen)
 	a.turn.Renew(ctx, seen)
@@ -250,14 +250,14 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 
 // countRecovery counts a change that was under way when this process began.
 func (a *Agent) countRecovery(seen state.Observed) {
-	if !a.looked && seen.Journal != nil {
+	if !a.hasLooked && seen.Journal != nil {
 		a.metrics.Resumed()
 	}
-	a.looked = true
+	a.hasLooked = true
 }
 
-// follow takes over what the look has found for the parts that remember it.
-func (a *Agent) follow(ctx context.Context, seen state.Observed) {
+// notifyRooms takes over what the look has found for the parts that remember it.
+func (a *Agent) notifyRooms(ctx context.Context, seen state.Observed) {
 	if seen.Leftovers.MIGManager {
 		a.leftovers.SawMIGManager()
 	}
@@ -273,14 +273,14 @@ func (a *Agent) cleanUpWhileWaiting(ctx context.Context, seen state.Observed, wa
 	var wait *outcome.Waiting
 	// Where nobody knows whose the cordon is, only our taint says that it is ours.
 	taint := seen.Marks.Fenced && (!seen.Node.Spec.Unschedulable || seen.ForeignCordon())
-	if seen.Journal != nil || !seen.Leftovers.Orphan.Is() && !taint || !errors.As(err, &wait) {
+	if seen.Journal != nil || !seen.Leftovers.Orphan.Exists() && !taint || !errors.As(err, &wait) {
 		return want, steps, err
 	}
-	rest, failed := a.clearAway(ctx, &seen, want, err)
+	rest, failed := a.planCleanUp(ctx, &seen, want, err)
 	if failed != nil {
 		return want, steps, err
 	}
-	want.Left = seen.PutOff(want, wait.Reason, "what an agent has left is given back first, and "+wait.Message)
+	want.Left = seen.Postponed(want, wait.Reason, "what an agent has left is given back first, and "+wait.Message)
 	return want, rest, a.execute(ctx, seen, want, rest)
 }
 
@@ -316,10 +316,10 @@ func (a *Agent) plan(ctx context.Context, seen *state.Observed) (state.Desired, 
 	switch {
 	case outcome.IsUnseen(err):
 		return want, nil, err
-	case err == nil && a.calledOff(*seen, want, steps):
+	case err == nil && a.changeCancelled(*seen, want, steps):
 		return want, nil, seen.Cancelled(want)
 	case err != nil && seen.Journal == nil:
-		steps, err = a.clearAway(ctx, seen, want, err)
+		steps, err = a.planCleanUp(ctx, seen, want, err)
 		return want, steps, err
 	case seen.Journal == nil || err == nil && !seen.GivenUp(want):
 		return want, steps, err
@@ -335,9 +335,9 @@ func (a *Agent) plan(ctx context.Context, seen *state.Observed) (state.Desired, 
 	return want, steps, err
 }
 
-// clearAway plans to give back what an agent has left, where what is asked for cannot be: that is no reason to keep it.
-func (a *Agent) clearAway(ctx context.Context, seen *state.Observed, want state.Desired, err error) ([]plan.Step, error) {
-	if !seen.Leftovers.Orphan.Is() && !seen.Marks.Fenced && !seen.Pool.Slot.Held && !seen.Pool.Slot.Waiting {
+// planCleanUp plans to give back what an agent has left, where what is asked for cannot be: that is no reason to keep it.
+func (a *Agent) planCleanUp(ctx context.Context, seen *state.Observed, want state.Desired, err error) ([]plan.Step, error) {
+	if !seen.Leftovers.Orphan.Exists() && !seen.Marks.Fenced && !seen.Pool.Slot.Held && !seen.Pool.Slot.Waiting {
 		return nil, err
 	}
 	want.Plugin, want.Keys = nil, nil
@@ -348,9 +348,9 @@ func (a *Agent) clearAway(ctx context.Context, seen *state.Observed, want state.
 	return steps, nil
 }
 
-// calledOff reports whether somebody has lifted our cordon while pods and GPUs are still to be touched. After that it hurts
+// changeCancelled reports whether somebody has lifted our cordon while pods and GPUs are still to be touched. After that it hurts
 // nobody: what is left is proof. What was asked for since is not meant by it, and gets a cordon of its own.
-func (a *Agent) calledOff(seen state.Observed, want state.Desired, steps []plan.Step) bool {
+func (a *Agent) changeCancelled(seen state.Observed, want state.Desired, steps []plan.Step) bool {
 	changes := plan.Disrupts(steps) || plan.Has(steps, plan.Create)
 	return a.settings.With(want.Drain).Drain.OnUncordon == config.UncordonCancel && seen.Uncordoned() && changes && !seen.Other(want) && !seen.GivenUp(want)
 }

@@ -45,7 +45,7 @@ func (a *Agent) evidence(ctx context.Context) diagnosis.Evidence {
 	e.Want.Label, e.Want.Name = asked.Label, asked.Name
 	if e.Complete {
 		e.Want, e.Steps, e.Refused = a.plan(ctx, &e.Observed)
-		e.NotYet = a.notYet(e)
+		e.NotYet = a.whyNotBegun(e)
 		e.Verdicts = a.draining.Evictable(ctx, e.Observed, e.Want, e.Steps)
 		e.Processes = e.UnownedProcesses()
 		if e.LacksDevicePlugin() {
@@ -63,8 +63,8 @@ func (a *Agent) evidence(ctx context.Context) diagnosis.Evidence {
 	return e
 }
 
-// notYet is why a change is not begun that nothing on the node is in the way of.
-func (a *Agent) notYet(e diagnosis.Evidence) *outcome.Waiting {
+// whyNotBegun is why a change is not begun that nothing on the node is in the way of.
+func (a *Agent) whyNotBegun(e diagnosis.Evidence) *outcome.Waiting {
 	var wait *outcome.Waiting
 	switch {
 	case e.Journal != nil || len(e.Steps) == 0:

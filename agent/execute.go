@@ -52,7 +52,7 @@ func (a *Agent) perform(ctx context.Context, seen state.Observed, want state.Des
 	if perform == nil {
 		return &outcome.Stalled{Reason: config.ReasonHardwareFailure, Message: fmt.Sprintf("no way to perform step %q", step.Kind)}
 	}
-	if step.Traits().ReachesTarget && !want.Undo && !seen.Touched() {
+	if step.Traits().ReachesTarget && !want.Undo && !seen.HardwareOrPluginTouched() {
 		a.change.Touches(a.clock.Now())
 	}
 	return perform(a, ctx, work{seen: seen, want: want, step: step, steps: steps})

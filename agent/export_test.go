@@ -17,13 +17,13 @@ import (
 func (a *Agent) Pass(ctx context.Context) time.Duration { return a.pass(ctx) }
 
 // Begin is how a process begins that is to run.
-func (a *Agent) Begin() { a.begin() }
+func (a *Agent) Begin() { a.noteStart() }
 
 // Replaced reports whether the run ends, since the driver is another one than this process has loaded.
-func (a *Agent) Replaced() bool { return a.replaced }
+func (a *Agent) Replaced() bool { return a.driverReplaced }
 
 // Rest waits as the loop does between two passes, with nothing to wake it.
-func (a *Agent) Rest(ctx context.Context, d time.Duration) { a.rest(ctx, nil, d) }
+func (a *Agent) Rest(ctx context.Context, d time.Duration) { a.waitForNextPass(ctx, nil, d) }
 
 // NextStep is the kind of the step that the next pass begins with; empty if there is none.
 func (a *Agent) NextStep(ctx context.Context) plan.Kind {
@@ -40,7 +40,7 @@ func (a *Agent) NextStep(ctx context.Context) plan.Kind {
 
 // Settle waits as the loop does after a pass, before anything can wake it.
 func (a *Agent) Settle(ctx context.Context, rest time.Duration) time.Duration {
-	return a.settle(ctx, rest)
+	return a.pauseAfterPass(ctx, rest)
 }
 
 // Performs reports whether there is an executor for the kind of step, and how people are told of it.

@@ -35,7 +35,7 @@ func (a *Agent) observe(ctx context.Context) (state.Observed, error) {
 	}
 	seen.Node = node
 	seen.Marks.Tools = fence.Markers(node, a.settings.Operands)
-	seen.Marks.Fenced, seen.Marks.Startup = a.fence.Stands(node), a.fence.Startup(node)
+	seen.Marks.Fenced, seen.Marks.Startup = a.fence.IsRaised(node), a.fence.Startup(node)
 	a.rebooter.ObserveBoot(ctx, &seen)
 	if err := a.ledger.Observe(ctx, &seen); err != nil {
 		return seen, err
@@ -106,7 +106,7 @@ func (a *Agent) observeOthers(seen *state.Observed) {
 func (a *Agent) planned(s state.Observed, want state.Desired) plan.Observed {
 	out := plan.Observed{
 		GPUs: s.GPUs, Fenced: s.Marks.Fenced, Startup: s.Marks.Startup != nil, Undo: want.Undo, Reboots: s.Reboots, CDI: s.Specs,
-		Capacity: plan.Capacity{Agreed: s.Capacity.Proof.Agreed}, Orphaned: s.Leftovers.Orphan.Is(), Breached: s.Uncordoned() && !want.Undo &&
+		Capacity: plan.Capacity{Agreed: s.Capacity.Proof.Agreed}, Orphaned: s.Leftovers.Orphan.Exists(), Breached: s.Uncordoned() && !want.Undo &&
 			(a.settings.With(want.Drain).Drain.OnUncordon == config.UncordonRefence || s.Other(want)),
 		Slot:  a.turn.Planned(s, want),
 		Units: s.Units, Keys: want.Keys != nil && !want.Undo && nodekeys.Unpublished(s.Node, s.Record.Published, *want.Keys),

@@ -33,7 +33,7 @@ func (a *Agent) previewOf(ctx context.Context, seen state.Observed, label, name 
 		if profile, wishes, beyond, err = a.resolver.Wishes(seen, label, geometry); err != nil {
 			return preview.Result{}, err
 		}
-		if err := a.resolver.Apply(ctx, &seen, &want, profile, state.AsWished(seen.GPUs, state.Targets(wishes))); err != nil {
+		if err := a.resolver.Apply(ctx, &seen, &want, profile, state.WithTargets(seen.GPUs, state.Targets(wishes))); err != nil {
 			return preview.Result{}, err
 		}
 	}

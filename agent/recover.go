@@ -46,7 +46,7 @@ func (a *Agent) Recover(ctx context.Context, seen func(*corev1.Node)) error {
 		case err == nil && len(left.ours) > 0: // else a pass might begin a change
 			pause, passed = a.pass(context.WithoutCancel(ctx)), true
 		}
-		if a.replaced {
+		if a.driverReplaced {
 			return nvml.ErrReplaced
 		}
 		timer := a.clock.NewTimer(pause)
@@ -189,10 +189,10 @@ func (a *Agent) owing(ctx context.Context, node *corev1.Node) (debts, error) {
 	if seen.Journal != nil && !seen.Journal.Parked {
 		left.ours = append(left.ours, seen.Journal.Describe())
 	}
-	if a.fence.Stands(node) {
+	if a.fence.IsRaised(node) {
 		left.ours = append(left.ours, "the taint "+config.TaintRepartitioning)
 	}
-	if o := a.leftovers.Orphan(&seen); o.Is() {
+	if o := a.leftovers.Orphan(&seen); o.Exists() {
 		left.ours = append(left.ours, o.String())
 	}
 	if !node.Spec.Unschedulable && fence.CordonTaint(node) != nil { // pods stay away until it is gone

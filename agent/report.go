@@ -41,7 +41,7 @@ func (a *Agent) conclude(ctx context.Context, seen state.Observed, want state.De
 	if err != nil {
 		d = a.decide(seen, want, first, err).Bounded()
 	}
-	a.replaced = errors.Is(err, nvml.ErrReplaced)
+	a.driverReplaced = errors.Is(err, nvml.ErrReplaced)
 	switch {
 	case seen.Node == nil:
 		a.log.Warn("looking at the node", zap.Error(err))

@@ -50,8 +50,8 @@ const (
 	Failed      State = "Failed"      // anything else; Message says what
 )
 
-// stays reports whether a pod of this state does not leave by what was done so far.
-func (s State) stays() bool { return s == Blocked || s == Refused || s == Failed }
+// isStuck reports whether a pod of this state does not leave by what was done so far.
+func (s State) isStuck() bool { return s == Blocked || s == Refused || s == Failed }
 
 // Verdict is what became of the wish that a pod go.
 type Verdict struct {
@@ -180,7 +180,7 @@ func (r *round) verdict(ctx context.Context, pod holders.Pod) Verdict {
 // stillValid reports whether it is too early to ask again. An answer from before the deadline is outdated after it, when the pod may be
 // deleted.
 func (r *round) stillValid(before *attempt, t terms) bool {
-	outdated := r.dueForDeletion(t) && before.verdict.State.stays() && before.at.Before(t.deadline)
+	outdated := r.dueForDeletion(t) && before.verdict.State.isStuck() && before.at.Before(t.deadline)
 	return r.now.Before(before.verdict.RetryAt) && !outdated
 }
 
@@ -195,7 +195,7 @@ func (r *round) remember(v Verdict, before *attempt, retryAfter time.Duration) V
 	if before != nil {
 		now.backoff = before.backoff
 	}
-	if v.State.stays() {
+	if v.State.isStuck() {
 		v.Since = r.now
 		if before != nil && !before.verdict.Since.IsZero() {
 			v.Since = before.verdict.Since
@@ -281,7 +281,7 @@ func (r *round) judge(ctx context.Context, pod holders.Pod, t terms) (Verdict, t
 	last := Verdict{Message: "its own grace is longer"}
 	if pod.Grace <= r.policy.DeleteGrace {
 		var retryAfter time.Duration
-		if last, retryAfter = r.ask(ctx, pod, false); !last.State.stays() || r.noAnswer != nil {
+		if last, retryAfter = r.ask(ctx, pod, false); !last.State.isStuck() || r.noAnswer != nil {
 			return last, retryAfter
 		}
 	}

@@ -41,8 +41,8 @@ type Reading[T any] struct {
 // Told is a value that the driver has told.
 func Told[T any](v T) Reading[T] { return Reading[T]{Value: v, Known: true} }
 
-// Is reports whether a flag is known, and set.
-func Is(flag Reading[bool]) bool { return flag.Known && flag.Value }
+// IsSet reports whether a flag is known, and set.
+func IsSet(flag Reading[bool]) bool { return flag.Known && flag.Value }
 
 // Health is what a GPU says of itself.
 type Health struct {

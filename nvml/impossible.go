@@ -355,23 +355,23 @@ func lines(wish []wanted) string {
 
 // subject is lines, but a single instance goes by its name alone.
 func subject(wish []wanted) string {
-	if single(wish) {
+	if isSingle(wish) {
 		return wish[0].name()
 	}
 	return lines(wish)
 }
 
-func single(wish []wanted) bool { return len(wish) == 1 && wish[0].count == 1 }
+func isSingle(wish []wanted) bool { return len(wish) == 1 && wish[0].count == 1 }
 
 func takes(wish []wanted) string {
-	if single(wish) {
+	if isSingle(wish) {
 		return "takes"
 	}
 	return "take"
 }
 
 func needs(wish []wanted) string {
-	if single(wish) {
+	if isSingle(wish) {
 		return "needs"
 	}
 	return "need"

@@ -99,7 +99,7 @@ func arrange(g GPU, wish []wanted) (Geometry, bool) {
 			return
 		}
 		w -= len(target) * worthCall // each is a call to be made, unless it is one that is kept
-		order := cmp.Or(cmp.Compare(worth, w), cmp.Compare(crowding(target), crowding(best)), slices.CompareFunc(target, best, ComparePlaced))
+		order := cmp.Or(cmp.Compare(worth, w), cmp.Compare(unevenness(target), unevenness(best)), slices.CompareFunc(target, best, ComparePlaced))
 		if !found || order < 0 {
 			best, worth, found = target, w, true
 		}
@@ -107,8 +107,8 @@ func arrange(g GPU, wish []wanted) (Geometry, bool) {
 	return best, found
 }
 
-// crowding is the smaller the more evenly devices are spread over instances.
-func crowding(target Geometry) int {
+// unevenness is the smaller the more evenly devices are spread over instances.
+func unevenness(target Geometry) int {
 	n := 0
 	for _, p := range target {
 		n += len(p.Devices()) * len(p.Devices())

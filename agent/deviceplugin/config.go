@@ -212,9 +212,9 @@ func (dp *Plugin) readFile(ctx context.Context, p *state.PluginConfig) {
 	p.Current = &parsed
 }
 
-// noteTold keeps who was told, of those who are still there: in this process, and beside the file for the next one. Where there is no room
+// noteNotified keeps who was told, of those who are still there: in this process, and beside the file for the next one. Where there is no room
 // for that, who was told is told again.
-func (dp *Plugin) noteTold(ctx context.Context, p state.PluginConfig) {
+func (dp *Plugin) noteNotified(ctx context.Context, p state.PluginConfig) {
 	kept := map[types.UID]string{}
 	for _, pod := range p.Readers {
 		if what, ok := p.NotifiedPods[pod.UID]; ok {
@@ -243,7 +243,7 @@ func (dp *Plugin) readManaged(ctx context.Context, seen *state.Observed) {
 	}
 	parsed, err := dp.Configs.Parse([]byte(text))
 	if err != nil {
-		p.ParseErr = fmt.Errorf("reading %s: %w", m.Keyed(p.Text), err)
+		p.ParseErr = fmt.Errorf("reading %s: %w", m.KeyName(p.Text), err)
 		return
 	}
 	p.Current = &parsed

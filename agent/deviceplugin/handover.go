@@ -94,7 +94,7 @@ func (dp *Plugin) WriteSharing(ctx context.Context, seen state.Observed, want st
 // Prepare makes sure, before anything is disturbed, that the plugin can be given its config, and the former one again.
 func (dp *Plugin) Prepare(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {
 	writes := plan.Has(steps, plan.WriteSharing)
-	if want.Undo || !writes || seen.Plugin.Manager != nil || seen.Touched() {
+	if want.Undo || !writes || seen.Plugin.Manager != nil || seen.HardwareOrPluginTouched() {
 		return nil
 	}
 	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
@@ -161,7 +161,7 @@ func (dp *Plugin) awaitKey(ctx context.Context, seen state.Observed, want state.
 	}
 	wait := &outcome.Waiting{
 		Reason: config.ReasonConfiguringPlugin, After: handoverRetry, Since: began,
-		Message: fmt.Sprintf("waiting for kubelet to show %s to pod %s/%s", m.Keyed(key), m.Pod.Namespace, m.Pod.Name),
+		Message: fmt.Sprintf("waiting for kubelet to show %s to pod %s/%s", m.KeyName(key), m.Pod.Namespace, m.Pod.Name),
 		Until:   began.Add(propagation), Then: "the label " + m.Label + " is set to it",
 	}
 	if err != nil {
@@ -173,11 +173,11 @@ func (dp *Plugin) awaitKey(ctx context.Context, seen state.Observed, want state.
 // patchConfigMap sets one key, or takes it away.
 func (dp *Plugin) patchConfigMap(ctx context.Context, m *state.ConfigManager, key string, text *string) error {
 	if !strings.HasPrefix(key, config.OwnPluginKey) { // whatever has led here
-		return &outcome.Stalled{Reason: config.ReasonNoHandover, Message: fmt.Sprintf("%s is not ours to write: its name does not begin with %s", m.Keyed(key), config.OwnPluginKey)}
+		return &outcome.Stalled{Reason: config.ReasonNoHandover, Message: fmt.Sprintf("%s is not ours to write: its name does not begin with %s", m.KeyName(key), config.OwnPluginKey)}
 	}
 	body, err := json.Marshal(map[string]any{"data": map[string]*string{key: text}})
 	if err != nil {
-		return fmt.Errorf("encoding %s: %w", m.Keyed(key), err)
+		return fmt.Errorf("encoding %s: %w", m.KeyName(key), err)
 	}
 	api, cancel := context.WithTimeout(ctx, dp.Settings.Timeouts.APICall)
 	defer cancel()
@@ -186,7 +186,7 @@ func (dp *Plugin) patchConfigMap(ctx context.Context, m *state.ConfigManager, ke
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("writing %s: %w", m.Keyed(key), err)
+		return fmt.Errorf("writing %s: %w", m.KeyName(key), err)
 	}
 	return nil
 }
@@ -227,7 +227,7 @@ func (dp *Plugin) collectKey(ctx context.Context, seen state.Observed) {
 // Reload has the readers of the plugin's config file read it: by SIGHUP, or, where that is not the way or nobody could be told, as
 // a new pod.
 func (dp *Plugin) Reload(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
-	untold := dp.untold(seen.Plugin)
+	untold := dp.unnotifiedReaders(seen.Plugin)
 	if seen.Plugin.Method == config.HandoverFile {
 		call, cancel := context.WithTimeout(ctx, dp.Settings.Timeouts.DriverCall)
 		defer cancel()
@@ -236,11 +236,11 @@ func (dp *Plugin) Reload(ctx context.Context, seen state.Observed, want state.De
 			seen.Plugin.NotifiedPods[c.PodUID] = seen.Plugin.Writing()
 			dp.Log.Info("told to read the device plugin's config", zap.String("command", c.Command), zap.Int("pid", c.PID))
 		}
-		dp.noteTold(call, seen.Plugin)
-		if err != nil || len(dp.untold(seen.Plugin)) == 0 {
+		dp.noteNotified(call, seen.Plugin)
+		if err != nil || len(dp.unnotifiedReaders(seen.Plugin)) == 0 {
 			return err
 		}
-		untold = dp.untold(seen.Plugin)
+		untold = dp.unnotifiedReaders(seen.Plugin)
 	}
 	restart := step
 	restart.Kind, restart.Pods = plan.RestartOperands, nil

@@ -29,7 +29,7 @@ func (dp *Plugin) Advice(seen state.Observed) string {
 	if value, there := seen.Node.Labels[config.LabelDevicePlugin]; there && value != fence.DeployedValue {
 		text += fmt.Sprintf("; label %s=%s keeps that of the GPU Operator away", config.LabelDevicePlugin, value)
 	}
-	return text + dp.pretenders(seen.Pods)
+	return text + dp.mislabelledPods(seen.Pods)
 }
 
 // Unstarted says which container of the device plugin's pod does not start, and what its config manager needs for that; empty if all run.
@@ -66,11 +66,11 @@ func (dp *Plugin) MPSDaemons(pods []corev1.Pod) []corev1.Pod {
 
 // ofNVIDIA leaves those of the pods that are what their labels say.
 func (dp *Plugin) ofNVIDIA(pods []corev1.Pod) []corev1.Pod {
-	return slices.DeleteFunc(pods, func(p corev1.Pod) bool { return dp.pretends(&p) != "" })
+	return slices.DeleteFunc(pods, func(p corev1.Pod) bool { return dp.whyNotPluginPod(&p) != "" })
 }
 
-// pretends says why the pod is not what its labels say; empty if it is.
-func (dp *Plugin) pretends(pod *corev1.Pod) string {
+// whyNotPluginPod says why the pod is not what its labels say; empty if it is.
+func (dp *Plugin) whyNotPluginPod(pod *corev1.Pod) string {
 	switch _, of := holders.DaemonSetOf(pod); {
 	case !slices.Contains(dp.Settings.DevicePlugin.Namespaces, pod.Namespace):
 		return fmt.Sprintf("namespace %s is not among devicePlugin.namespaces of the settings", pod.Namespace)
@@ -81,11 +81,11 @@ func (dp *Plugin) pretends(pod *corev1.Pod) string {
 	}
 }
 
-// pretenders tells people of a pod that has the device plugin's labels and does not count: it may be theirs, in a namespace that the
+// mislabelledPods tells people of a pod that has the device plugin's labels and does not count: it may be theirs, in a namespace that the
 // settings do not know yet.
-func (dp *Plugin) pretenders(pods []corev1.Pod) string {
+func (dp *Plugin) mislabelledPods(pods []corev1.Pod) string {
 	for _, pod := range state.Picked(pods, dp.Settings.DevicePlugin.PodSelector, dp.Settings.DevicePlugin.Containers) {
-		if why := dp.pretends(&pod); why != "" {
+		if why := dp.whyNotPluginPod(&pod); why != "" {
 			return fmt.Sprintf("; pod %s/%s has its labels, and does not count: %s", pod.Namespace, pod.Name, why)
 		}
 	}
@@ -102,22 +102,22 @@ func (dp *Plugin) Rivals(operands []corev1.Pod) string {
 		case pod.DeletionTimestamp != nil: // what it is told counts no more
 		case first == nil:
 			first = pod
-		case setOf(pod) != setOf(first) && dp.toldTo(pod) != dp.toldTo(first):
+		case daemonSetUID(pod) != daemonSetUID(first) && dp.podRole(pod) != dp.podRole(first):
 			return fmt.Sprintf("two device plugins run on this node and are told different things: pod %s/%s has %s, and pod %s/%s has %s; "+
 				"nothing is changed until one of their DaemonSets is removed, or both are told the same",
-				first.Namespace, first.Name, dp.toldTo(first), pod.Namespace, pod.Name, dp.toldTo(pod))
+				first.Namespace, first.Name, dp.podRole(first), pod.Namespace, pod.Name, dp.podRole(pod))
 		}
 	}
 	return ""
 }
 
-func setOf(pod *corev1.Pod) types.UID {
+func daemonSetUID(pod *corev1.Pod) types.UID {
 	set, _ := holders.DaemonSetOf(pod)
 	return set
 }
 
-// toldTo is what decisions are made by of a device plugin's pod.
-func (dp *Plugin) toldTo(pod *corev1.Pod) string {
+// podRole is what decisions are made by of a device plugin's pod.
+func (dp *Plugin) podRole(pod *corev1.Pod) string {
 	strategy := string(state.StrategyOf(*pod))
 	if strategy == "" {
 		strategy = "no MIG strategy"
@@ -136,5 +136,5 @@ func (dp *Plugin) toldTo(pod *corev1.Pod) string {
 
 // ServesMPS reports whether the pod is MPS's daemon, whose server computes for others and not for itself.
 func (dp *Plugin) ServesMPS(pod *corev1.Pod) bool {
-	return state.Selected(pod, dp.Settings.MPS.PodSelector) && dp.pretends(pod) == ""
+	return state.Selected(pod, dp.Settings.MPS.PodSelector) && dp.whyNotPluginPod(pod) == ""
 }

@@ -265,13 +265,13 @@ func (dp *Plugin) Former(seen *state.Observed) *state.DesiredPlugin {
 	return want
 }
 
-// told reports whether everybody who reads the plugin's config file has read it as it is.
-func (dp *Plugin) told(seen state.Observed) bool {
-	return len(dp.untold(seen.Plugin)) == 0
+// allReadersNotified reports whether everybody who reads the plugin's config file has read it as it is.
+func (dp *Plugin) allReadersNotified(seen state.Observed) bool {
+	return len(dp.unnotifiedReaders(seen.Plugin)) == 0
 }
 
-// untold are the readers that run since before the file was written, and were not told since.
-func (dp *Plugin) untold(p state.PluginConfig) []types.UID {
+// unnotifiedReaders are the readers that run since before the file was written, and were not told since.
+func (dp *Plugin) unnotifiedReaders(p state.PluginConfig) []types.UID {
 	var out []types.UID
 	for _, pod := range p.Readers {
 		if p.NotifiedPods[pod.UID] == p.Writing() {
@@ -292,7 +292,7 @@ func (dp *Plugin) untold(p state.PluginConfig) []types.UID {
 func (dp *Plugin) Planned(seen state.Observed, want state.Desired) plan.Plugin {
 	p := seen.Plugin
 	out := plan.Plugin{
-		Set: seen.PluginSet(want.Plugin), Told: dp.told(seen), Tells: p.Manager == nil, Noted: seen.Journal != nil && seen.Journal.ChangesPlugin(),
+		Set: seen.PluginSet(want.Plugin), Told: dp.allReadersNotified(seen), Tells: p.Manager == nil, Noted: seen.Journal != nil && seen.Journal.ChangesPlugin(),
 	}
 	if p.Current != nil {
 		out.Now = state.PlannedSharing(p.Current.Sharing, p.Current.MIGStrategy)
@@ -305,7 +305,7 @@ func (dp *Plugin) Fits(seen state.Observed, want state.Desired) error {
 	if len(want.Targets) == 0 && want.Plugin == nil {
 		return nil
 	}
-	after := state.AsWished(seen.GPUs, want.Targets)
+	after := state.WithTargets(seen.GPUs, want.Targets)
 	strategy, err := dp.strategyFor(seen, want)
 	if err == nil && dp.knowsStrategy(seen, want) {
 		err = config.CheckStrategy(after, strategy)

@@ -148,9 +148,9 @@ func (e Evidence) change() []api.Finding {
 			Cause: api.CauseRebootAwaited, Evidence: begun + ": MIG mode is pending until the node's next reboot; the node takes pods until then",
 			Agent: "goes on after the reboot, whoever does it", You: "reboot the node when it suits you", Command: "kubectl drain " + e.Node.Name + " --ignore-daemonsets",
 		}}
-	case e.calledOff() != "":
+	case e.cancellationCause() != "":
 		out = append(out, api.Finding{
-			Cause: api.CauseChangeFailed, Evidence: begun + ": " + e.calledOff(),
+			Cause: api.CauseChangeFailed, Evidence: begun + ": " + e.cancellationCause(),
 			Agent: "gives the change up, brings the GPUs back to what they were, proves it, and gives the node back",
 		})
 	case j.Undo != nil:
@@ -175,8 +175,8 @@ func (e Evidence) change() []api.Finding {
 	return append(out, e.alive(begun, len(out) > 0)...)
 }
 
-// calledOff says why the change is about to be given up.
-func (e Evidence) calledOff() string {
+// cancellationCause says why the change is about to be given up.
+func (e Evidence) cancellationCause() string {
 	var failure *api.Failure
 	if errors.As(e.Refused, &failure) {
 		return failure.Message

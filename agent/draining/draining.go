@@ -110,7 +110,7 @@ func (d *Draining) await(seen state.Observed, want state.Desired, policy drain.P
 	}
 	if blocked := blockedOf(verdicts); len(blocked) > 0 {
 		wait.Reason, wait.For, wait.Message = config.ReasonEvictionBlocked, outcome.ForRoom, legible.Listed(blocked)
-		wait.Advice = "make room in the budget, or delete the pod, to go on at once; " + callOff(want)
+		wait.Advice = "make room in the budget, or delete the pod, to go on at once; " + cancelAdvice(want)
 	}
 	if want.Undo { // what was before stands on what they hold
 		wait.Since = seen.Since(wait.Reason, d.Clock.Stamp())
@@ -119,8 +119,8 @@ func (d *Draining) await(seen state.Observed, want state.Desired, policy drain.P
 	return wait
 }
 
-// callOff says how people end the change.
-func callOff(want state.Desired) string {
+// cancelAdvice says how people end the change.
+func cancelAdvice(want state.Desired) string {
 	if want.Undo || want.Label == "" {
 		return "the change is being undone already"
 	}
@@ -180,7 +180,7 @@ func (d *Draining) RequireHoldersKnown(seen state.Observed, want state.Desired, 
 	}
 	wait := &outcome.Waiting{
 		Reason: reason, After: outcome.EvictionRetry, Message: fmt.Sprintf("nobody is evicted %v", busy),
-		Since: seen.Journal.Started, Advice: callOff(want),
+		Since: seen.Journal.Started, Advice: cancelAdvice(want),
 	}
 	wait.Until, wait.Then = seen.AtDeadline(until, want)
 	return wait
@@ -204,7 +204,7 @@ func (d *Draining) PauseOperand(ctx context.Context, seen state.Observed, want s
 	}
 	wait := &outcome.Waiting{
 		Reason: config.ReasonPausingOperands, After: outcome.EvictionRetry, Message: message, Since: seen.Journal.Started, Blockers: pods,
-		Advice: "see kubectl describe pod; " + callOff(want),
+		Advice: "see kubectl describe pod; " + cancelAdvice(want),
 	}
 	wait.Until, wait.Then = seen.AtDeadline(until, want)
 	return wait

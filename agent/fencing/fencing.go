@@ -151,7 +151,7 @@ func (f *Fencing) Release(ctx context.Context, seen state.Observed, want state.D
 	if err != nil {
 		return learnt, err
 	}
-	f.Record.Over(ctx, f.Clock.Now())
+	f.Record.NoteJournalGone(ctx, f.Clock.Now())
 	f.Turn.End(ctx, seen, want)
 	f.Change.Forget(f.Clock.Now())
 	f.Events.Nodef(seen.Node, corev1.EventTypeNormal, config.ReasonReleased, "node given back after %s, %s",

@@ -19,7 +19,7 @@ import (
 func (f *Fencing) journal(seen state.Observed, want state.Desired, steps []plan.Step) (*journal.Journal, error) {
 	j := &journal.Journal{
 		Operation: cmp.Or(f.Turn.Claim(), uuid.NewString()), BootID: seen.Boot.ID,
-		Proven:  seen.Capacity.Proven || seen.Leftovers.Orphan.Is(), // what was left is given back when it is seen to work
+		Proven:  seen.Capacity.Proven || seen.Leftovers.Orphan.Exists(), // what was left is given back when it is seen to work
 		Started: f.Clock.Stamp(),
 	}
 	if seen.Journal != nil {

@@ -147,7 +147,7 @@ func (s *Slots) Take(ctx context.Context, pool Pool, c Change) error {
 // is for nodes whose fence stands.
 func (s *Slots) Renew(ctx context.Context, pool Pool, c Change) error {
 	v := s.view(pool)
-	if !s.due(v) {
+	if !s.renewalDue(v) {
 		return nil
 	}
 	v.out = false

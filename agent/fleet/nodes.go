@@ -79,8 +79,8 @@ func (c *census) mustHave(change Change, pool Pool) error {
 		change.Node, change.UID, len(c.members), pool.Name)
 }
 
-// away are those that are unavailable or have a slot, without the one that asks, each with why.
-func (c *census) away(holders []holder, but Change) []string {
+// unavailableNodes are those that are unavailable or have a slot, without the one that asks, each with why.
+func (c *census) unavailableNodes(holders []holder, but Change) []string {
 	away := []string{}
 	holds := map[types.UID]bool{but.UID: true}
 	for _, h := range holders {
@@ -97,9 +97,9 @@ func (c *census) away(holders []holder, but Change) []string {
 	return away
 }
 
-// gone are those whose node is no more, or is another of the same name. What is known of the nodes need not be asked for. A node
+// deletedNodes are those whose node is no more, or is another of the same name. What is known of the nodes need not be asked for. A node
 // that was not read because its labels have changed is still there, and may still be at its change.
-func (s *Slots) gone(ctx context.Context, pool Pool, known map[string]types.UID, holders []holder) ([]types.UID, error) {
+func (s *Slots) deletedNodes(ctx context.Context, pool Pool, known map[string]types.UID, holders []holder) ([]types.UID, error) {
 	var gone []types.UID
 	for _, h := range holders {
 		uid, read := known[h.Node]

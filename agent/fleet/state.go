@@ -233,8 +233,8 @@ func (r *record) pause(why string) {
 	r.pauses = true
 }
 
-// moved tells which nodes have lost or returned their slot, and which have got one.
-func (r *record) moved() (left, come []string) {
+// slotsMoved tells which nodes have lost or returned their slot, and which have got one.
+func (r *record) slotsMoved() (left, come []string) {
 	without := func(all, others []holder) (names []string) {
 		for _, h := range all {
 			if !slices.ContainsFunc(others, func(o holder) bool { return o.UID == h.UID }) {
@@ -280,7 +280,7 @@ func (s *Slots) read(ctx context.Context, pool Pool) (*record, error) {
 		r.state = state{Version: stateVersion, Turn: first, Left: first}
 	}
 	r.before = slices.Clone(r.state.Holders)
-	s.view(pool).note(r.state.Holders, s.Clock.Now())
+	s.view(pool).noteRenewals(r.state.Holders, s.Clock.Now())
 	return r, nil
 }
 
@@ -288,7 +288,7 @@ func (s *Slots) read(ctx context.Context, pool Pool) (*record, error) {
 func (s *Slots) write(ctx context.Context, pool Pool, r *record) (lost bool, err error) {
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
-	left, come := r.moved()
+	left, come := r.slotsMoved()
 	r.state.Turn++
 	if len(left) > 0 {
 		r.state.Left++

@@ -36,13 +36,13 @@ func (s *Slots) view(pool Pool) *view {
 	return s.views[pool.Name]
 }
 
-// due reports whether the node's own slot has to be renewed.
-func (s *Slots) due(v *view) bool {
+// renewalDue reports whether the node's own slot has to be renewed.
+func (s *Slots) renewalDue(v *view) bool {
 	return v.renewed.IsZero() || s.Clock.Since(v.renewed) >= RenewAfter
 }
 
-// note takes down who has renewed since the last look.
-func (v *view) note(holders []holder, now time.Time) {
+// noteRenewals takes down who has renewed since the last look.
+func (v *view) noteRenewals(holders []holder, now time.Time) {
 	old := v.renewals
 	v.renewals = make(map[types.UID]sighting, len(holders))
 	for _, h := range holders {
@@ -54,8 +54,10 @@ func (v *view) note(holders []holder, now time.Time) {
 	}
 }
 
-// stale reports whether the node has been seen for long without a renewal.
-func (v *view) stale(h holder, now time.Time) bool { return now.Sub(v.renewals[h.UID].at) >= Duration }
+// renewalOverdue reports whether the node has been seen for long without a renewal.
+func (v *view) renewalOverdue(h holder, now time.Time) bool {
+	return now.Sub(v.renewals[h.UID].at) >= Duration
+}
 
 // rank is how many of the nodes ahead go first, with room for so many. One that has let a free slot pass for long does not: it
 // may be dead, or held back by something that it does not know of.
@@ -80,8 +82,8 @@ func (v *view) rank(ahead []waiter, room int, now time.Time) int {
 	return rank
 }
 
-// impatient reports whether the node goes before this one although it is younger.
-func (v *view) impatient(w waiter, now time.Time) bool {
+// goesFirst reports whether the node goes before this one although it is younger.
+func (v *view) goesFirst(w waiter, now time.Time) bool {
 	since, passes := v.passed[w.UID]
 	return passes && now.Sub(since) >= Patience
 }
@@ -103,7 +105,7 @@ func (t *taking) decide(ctx context.Context, r *record) (bool, error) {
 	st, now := &r.state, t.slots.Clock.Now()
 	t.renews = false
 	if h := st.holder(t.change.UID); h != nil {
-		if h.Operation == t.change.Operation && !t.slots.due(t.view) {
+		if h.Operation == t.change.Operation && !t.slots.renewalDue(t.view) {
 			return false, nil
 		}
 		return t.hold(st, now)
@@ -112,7 +114,7 @@ func (t *taking) decide(ctx context.Context, r *record) (bool, error) {
 		t.view.passed = nil // nobody lets anything pass
 		return false, &Paused{Pool: t.pool.Name, Why: why, Retry: pause(longest)}
 	}
-	changed := st.dropHolders(func(h holder) bool { return h.Node == t.change.Node || t.view.stale(h, now) })
+	changed := st.dropHolders(func(h holder) bool { return h.Node == t.change.Node || t.view.renewalOverdue(h, now) })
 	enters := st.lineUp(t.change)
 	gone, err := t.probe(ctx, st)
 	if err != nil {
@@ -151,7 +153,7 @@ func (t *taking) probe(ctx context.Context, st *state) (bool, error) {
 	slices.SortStableFunc(suspects, func(a, b holder) int {
 		return t.view.renewals[a.UID].at.Compare(t.view.renewals[b.UID].at)
 	})
-	gone, err := t.slots.gone(ctx, t.pool, nil, suspects[:min(len(suspects), probed)])
+	gone, err := t.slots.deletedNodes(ctx, t.pool, nil, suspects[:min(len(suspects), probed)])
 	if err != nil {
 		return false, err
 	}
@@ -161,7 +163,7 @@ func (t *taking) probe(ctx context.Context, st *state) (bool, error) {
 // hold gives the node its slot, and takes out of the line whom it was tired of waiting for. Who lives gets in again, with the
 // age that it had.
 func (t *taking) hold(st *state, now time.Time) (bool, error) {
-	st.dropWaiters(func(w waiter) bool { return t.view.impatient(w, now) })
+	st.dropWaiters(func(w waiter) bool { return t.view.goesFirst(w, now) })
 	st.hold(t.change, now)
 	t.renews = true
 	return true, nil
@@ -197,7 +199,7 @@ func (t *taking) count(ctx context.Context, r *record, changed bool) (bool, erro
 	if err := t.nodes.mustHave(t.change, t.pool); err != nil {
 		return false, err
 	}
-	gone, err := t.slots.gone(ctx, t.pool, t.nodes.all, st.Holders)
+	gone, err := t.slots.deletedNodes(ctx, t.pool, t.nodes.all, st.Holders)
 	if err != nil {
 		return false, err
 	}
@@ -208,7 +210,7 @@ func (t *taking) count(ctx context.Context, r *record, changed bool) (bool, erro
 		st.Nodes, changed = len(t.nodes.members), true
 	}
 	limit := min(t.pool.Limit.Of(len(t.nodes.members)), Most)
-	away := t.nodes.away(st.Holders, t.change)
+	away := t.nodes.unavailableNodes(st.Holders, t.change)
 	room := limit - len(away)
 	rank := t.view.rank(st.ahead(t.change), room, now)
 	if rank < room {
@@ -226,7 +228,7 @@ func (t *taking) full(limit, rank int, st *state, away []string) *Full {
 	}
 	now := t.slots.Clock.Now()
 	for _, w := range st.ahead(t.change) {
-		if _, may := t.view.passed[w.UID]; may && !t.view.impatient(w, now) {
+		if _, may := t.view.passed[w.UID]; may && !t.view.goesFirst(w, now) {
 			away = append(away, w.Node+": waits longer")
 		}
 	}

@@ -34,12 +34,12 @@ func (g *Gate) Allow(seen state.Observed, want state.Desired, steps []plan.Step)
 	switch {
 	case want.Undo:
 		return nil
-	case seen.Held() != "" && seen.StartsChange(want, steps):
-		return seen.OnHold(want, g.Clock.Stamp())
+	case seen.HoldText() != "" && seen.StartsChange(want, steps):
+		return seen.HoldDecision(want, g.Clock.Stamp())
 	case seen.Forced(want) || !needsWindow(seen, want, steps) || seen.PastPointOfNoReturn(want, steps):
 		return nil
 	case seen.Pool.Err != nil && seen.DisruptionStarted():
-		return seen.PutOff(want, config.ReasonInvalidMaintenance, fmt.Sprintf("the maintenance file cannot be read any more: %v", seen.Pool.Err))
+		return seen.Postponed(want, config.ReasonInvalidMaintenance, fmt.Sprintf("the maintenance file cannot be read any more: %v", seen.Pool.Err))
 	case seen.Pool.Err != nil:
 		return &outcome.Waiting{
 			Reason: config.ReasonInvalidMaintenance, After: g.Settings.Retry.Longest, Since: seen.Since(config.ReasonInvalidMaintenance, g.Clock.Stamp()),
@@ -91,8 +91,8 @@ func (g *Gate) Runs(seen state.Observed, want state.Desired, steps []plan.Step) 
 	turn, ok := seen.Turn(want, now)
 	when := "at once, since no window has to be waited for"
 	switch {
-	case seen.Held() != "":
-		return fmt.Sprintf("not before annotation %s is taken away, which says %q", config.AnnotationHold, seen.Held())
+	case seen.HoldText() != "":
+		return fmt.Sprintf("not before annotation %s is taken away, which says %q", config.AnnotationHold, seen.HoldText())
 	case !needsWindow(seen, want, steps):
 		return "at once, since nobody is disturbed"
 	case seen.Pool.Err != nil:
@@ -106,7 +106,7 @@ func (g *Gate) Runs(seen state.Observed, want state.Desired, steps []plan.Step) 
 			when = fmt.Sprintf("at once: a window is open until %s, by %s", outcome.Zoned(opening.End.In(state.Zone(opening))), seen.ScheduleOf(want))
 		}
 	}
-	if seen.Pooled() && seen.Pool.MaxUnavailable != nil {
+	if seen.InLimitedPool() && seen.Pool.MaxUnavailable != nil {
 		when += fmt.Sprintf(", when it is the node's turn: pool %s can do without %s at once", seen.Pool.Name, seen.Pool.MaxUnavailable)
 	}
 	return when
@@ -122,12 +122,12 @@ func (g *Gate) mayGoOn(seen state.Observed, want state.Desired) error {
 	case open && state.Remaining(opening, now) >= takes.AfterFirstTouch:
 		return nil
 	case open:
-		return seen.PutOff(want, config.ReasonWindowClosed, fmt.Sprintf("the window closes at %s, and the change takes %s from here on",
+		return seen.Postponed(want, config.ReasonWindowClosed, fmt.Sprintf("the window closes at %s, and the change takes %s from here on",
 			outcome.Zoned(opening.End.In(state.Zone(opening))), takes.AfterFirstTouch))
 	}
 	why := "the window is closed"
 	if last, ok := schedule.Prev(now); ok {
 		why = "the window closed at " + outcome.Zoned(last.End.In(state.Zone(last)))
 	}
-	return seen.PutOff(want, config.ReasonWindowClosed, why+" before a GPU was touched")
+	return seen.Postponed(want, config.ReasonWindowClosed, why+" before a GPU was touched")
 }

@@ -14,7 +14,7 @@ import (
 // overrun is for how long the change has gone on beyond its window, since its GPUs were touched.
 func (g *Gate) overrun(seen state.Observed, want state.Desired) time.Duration {
 	j := seen.Journal
-	if j == nil || !j.Cordoned || j.Forced || j.Startup != nil || want.Undo || seen.Pool.Err != nil || seen.Restores(want) || !seen.Touched() {
+	if j == nil || !j.Cordoned || j.Forced || j.Startup != nil || want.Undo || seen.Pool.Err != nil || seen.Restores(want) || !seen.HardwareOrPluginTouched() {
 		return 0
 	}
 	now := g.Wall.Now()

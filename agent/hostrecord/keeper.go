@@ -70,23 +70,23 @@ func (h *Keeper) Load(ctx context.Context) error {
 
 // Write has the disk take the record. Where that fails, what is remembered stays as it was.
 func (h *Keeper) Write(ctx context.Context, r Record, now time.Time) error {
-	r.Version, r.Owes = Version, owes(r)
+	r.Version, r.Owes = Version, debtsOf(r)
 	if h.newer != nil {
 		aside, err := h.Store.SetAside(ctx)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return h.fail(err, now)
+			return h.noteWriteFailure(err, now)
 		}
 		h.Log.Info("the record of a newer agent owes nothing, and is set aside", zap.String("as", aside), zap.Int("version", h.newer.Version))
 		h.newer = nil
 	}
 	if err := h.Store.Write(ctx, r); err != nil {
-		return h.fail(err, now)
+		return h.noteWriteFailure(err, now)
 	}
 	h.Now, h.saved, h.failed, h.Absent = r, r, nil, false
 	return nil
 }
 
-func (h *Keeper) fail(err error, now time.Time) error {
+func (h *Keeper) noteWriteFailure(err error, now time.Time) error {
 	if h.failed == nil {
 		h.Log.Warn("the host's record cannot be written", zap.Error(err))
 	}
@@ -96,7 +96,7 @@ func (h *Keeper) fail(err error, now time.Time) error {
 
 // Keep remembers the record, and has the disk take it if it does. It is for what gives back, and for what can be lost.
 func (h *Keeper) Keep(ctx context.Context, r Record, now time.Time) {
-	r.Version, r.Owes = Version, owes(r)
+	r.Version, r.Owes = Version, debtsOf(r)
 	h.Now = r
 	switch {
 	case Same(r, h.saved):
@@ -116,8 +116,8 @@ func (h *Keeper) Flush(ctx context.Context, now time.Time) error {
 	return h.Write(ctx, h.Now, now)
 }
 
-// Covers reports whether a process that has only the disk to go by would give all back that is owed now.
-func (h *Keeper) Covers() bool {
+// DiskCoversDebts reports whether a process that has only the disk to go by would give all back that is owed now.
+func (h *Keeper) DiskCoversDebts() bool {
 	journal := h.Now.Journal == "" || h.Now.Journal == h.saved.Journal || slices.Contains(h.saved.Next, h.Now.Journal)
 	return journal && h.Now.UID == h.saved.UID && h.Now.Host.Boot == h.saved.Host.Boot &&
 		subset(h.Now.Host.Stopped, h.saved.Host.Stopped) && subset(h.Now.Host.Persistent, h.saved.Host.Persistent) &&
@@ -149,8 +149,8 @@ func Same(a, b Record) bool {
 // longestOwed bounds what is said of one thing that is owed.
 const longestOwed = 1000
 
-// owes says what is owed by the record, for agents of all versions and for people.
-func owes(r Record) []string {
+// debtsOf says what is owed by the record, for agents of all versions and for people.
+func debtsOf(r Record) []string {
 	var out []string
 	if r.Journal != "" || len(r.Next) > 0 {
 		text := "a change of node " + r.Node
@@ -169,8 +169,8 @@ func owes(r Record) []string {
 	return out
 }
 
-// Settled is the record once the API server has taken the journal.
-func (h *Keeper) Settled(boot string, j journal.Journal, text string) Record {
+// AfterJournalWrite is the record once the API server has taken the journal.
+func (h *Keeper) AfterJournalWrite(boot string, j journal.Journal, text string) Record {
 	r := h.Now
 	r.Operation, r.Journal, r.Next, r.Ends = legible.Cut(j.Operation, 128), text, nil, false
 	r.Host = OwedBy(j, boot)
@@ -203,8 +203,8 @@ func (h *Keeper) Release(ctx context.Context, now time.Time) {
 	h.Keep(ctx, r, now)
 }
 
-// Over tells it that the annotation is gone.
-func (h *Keeper) Over(ctx context.Context, now time.Time) {
+// NoteJournalGone tells it that the annotation is gone.
+func (h *Keeper) NoteJournalGone(ctx context.Context, now time.Time) {
 	r := h.Now
 	r.DropChange()
 	h.Keep(ctx, r, now)

@@ -93,7 +93,7 @@ func (l *Ledger) Write(
 	node, err := l.Nodes.Patched(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) { return write(node, text) })
 	switch {
 	case err == nil:
-		h.Keep(ctx, h.Settled(seen.Boot.ID, j, text), l.Clock.Now())
+		h.Keep(ctx, h.AfterJournalWrite(seen.Boot.ID, j, text), l.Clock.Now())
 	case Refused(err): // it will not arrive any more
 		h.Now.Journal, h.Now.Next, h.Now.Host = before.Journal, before.Next, before.Host
 	}
@@ -137,7 +137,7 @@ func (l *Ledger) Recordable(ctx context.Context, seen state.Observed, p Purpose)
 // annotation, it would not be given back.
 func (l *Ledger) MayTake(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
 	p := For(want, step.Kind)
-	if !step.Traits().TakesFromHost || p.GivesBack || l.Record.Covers() {
+	if !step.Traits().TakesFromHost || p.GivesBack || l.Record.DiskCoversDebts() {
 		return nil
 	}
 	if err := l.Record.Flush(ctx, l.Clock.Now()); err != nil {

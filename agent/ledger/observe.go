@@ -40,7 +40,7 @@ func (l *Ledger) Observe(ctx context.Context, seen *state.Observed) error {
 		}
 		seen.Journal = j
 		if sent {
-			h.Now = h.Settled(seen.Boot.ID, *j, text)
+			h.Now = h.AfterJournalWrite(seen.Boot.ID, *j, text)
 		}
 	default:
 		seen.Record.Forged = true

@@ -74,7 +74,7 @@ func usages(gpus []nvml.GPU, holders []holders.Pod, owners map[int]*corev1.Pod) 
 		case g.Lost:
 		case !g.Enabled:
 			u := usage{device: string(g.UUID), gpu: g.UUID, name: fmt.Sprintf("GPU %d (%s)", g.Index, g.UUID), totalMiB: g.MemoryMiB, usedMiB: g.UsedMiB}
-			out = append(out, u.by([]string{u.device}, g.Processes, holders, owners))
+			out = append(out, u.withHolders([]string{u.device}, g.Processes, holders, owners))
 		default:
 			for _, i := range g.Instances {
 				if i.HalfMade() {
@@ -89,15 +89,15 @@ func usages(gpus []nvml.GPU, holders []holders.Pod, owners map[int]*corev1.Pod) 
 				for _, d := range i.Devices {
 					devices = append(devices, d.UUID)
 				}
-				out = append(out, u.by(devices, i.Processes, holders, owners))
+				out = append(out, u.withHolders(devices, i.Processes, holders, owners))
 			}
 		}
 	}
 	return out
 }
 
-// by adds who has it. A driver that does not say how much is in use has said it of each process.
-func (u usage) by(devices []string, processes []nvml.Process, holders []holders.Pod, owners map[int]*corev1.Pod) usage {
+// withHolders adds who has it. A driver that does not say how much is in use has said it of each process.
+func (u usage) withHolders(devices []string, processes []nvml.Process, holders []holders.Pod, owners map[int]*corev1.Pod) usage {
 	found := map[types.UID]*podUsage{}
 	add := func(pod types.NamespacedName, uid types.UID, mib int) {
 		if found[uid] == nil {
@@ -150,13 +150,13 @@ type Options struct {
 // Monitor is what is known of the memory of what pods share. All of it may be lost at any moment.
 type Monitor struct {
 	Options
-	last       []usage                      // of the last look
-	nearlyFull map[string]bool              // by device
-	since      map[string]time.Time         // since when a device has been over the threshold, or, if nearly full, below the lower limit
-	baseline   map[string]map[types.UID]int // MiB that each pod had when the device was last below both limits, by device
-	seeded     bool                         // what the node said before this process began is taken over
-	here       podsOnNode
-	metrics    metrics
+	last           []usage                      // of the last look
+	nearlyFull     map[string]bool              // by device
+	since          map[string]time.Time         // since when a device has been over the threshold, or, if nearly full, below the lower limit
+	baseline       map[string]map[types.UID]int // MiB that each pod had when the device was last below both limits, by device
+	seeded         bool                         // what the node said before this process began is taken over
+	podsOfLastPass podsOnNode
+	metrics        metrics
 }
 
 // podsOnNode are the pods of the node and those with a GPU, as of the last look at the cluster.
@@ -173,11 +173,11 @@ func New(o Options) *Monitor {
 // Forget drops since when anything is so: the host's clock was set.
 func (m *Monitor) Forget(time.Time) { clear(m.since) }
 
-// off reports whether nobody wants to know.
-func (m *Monitor) off() bool { return m.Limits.Threshold == 0 }
+// isDisabled reports whether nobody wants to know.
+func (m *Monitor) isDisabled() bool { return m.Limits.Threshold == 0 }
 
-// seed takes over what the node has said until now: a device that is full, and not below the lower limit, stays so.
-func (m *Monitor) seed(old *corev1.NodeCondition, all []usage) {
+// adoptShownCondition takes over what the node has said until now: a device that is full, and not below the lower limit, stays so.
+func (m *Monitor) adoptShownCondition(old *corev1.NodeCondition, all []usage) {
 	if m.seeded {
 		return
 	}
@@ -188,14 +188,14 @@ func (m *Monitor) seed(old *corev1.NodeCondition, all []usage) {
 	}
 }
 
-// look takes a look, and lists what has become full by it.
-func (m *Monitor) look(now time.Time, all []usage) (filled []usage) {
+// updateNearlyFull takes a look, and lists what has become full by it.
+func (m *Monitor) updateNearlyFull(now time.Time, all []usage) (filled []usage) {
 	m.last = all
 	full, since, before := map[string]bool{}, map[string]time.Time{}, map[string]map[types.UID]int{}
 	for _, u := range all {
 		was := m.nearlyFull[u.device]
 		full[u.device] = was
-		if m.turns(u) {
+		if m.crossesLimit(u) {
 			began, known := m.since[u.device]
 			if !known {
 				began = now
@@ -219,12 +219,12 @@ func (m *Monitor) look(now time.Time, all []usage) (filled []usage) {
 	return filled
 }
 
-// turns reports whether a device that is full looks as if it were not, or the other way round.
-func (m *Monitor) turns(u usage) bool {
+// crossesLimit reports whether a device that is full looks as if it were not, or the other way round.
+func (m *Monitor) crossesLimit(u usage) bool {
 	if m.nearlyFull[u.device] {
 		return !u.shared() || u.percent() <= m.Limits.Clear
 	}
-	return !m.off() && u.shared() && u.percent() >= m.Limits.Threshold
+	return !m.isDisabled() && u.shared() && u.percent() >= m.Limits.Threshold
 }
 
 func (u usage) byPod() map[types.UID]int {
@@ -235,8 +235,8 @@ func (u usage) byPod() map[types.UID]int {
 	return out
 }
 
-// grown is the pod whose memory has grown most since the device was last below both limits, and by how much.
-func (m *Monitor) grown(u usage) (pod podUsage, by int) {
+// mostGrownPod is the pod whose memory has grown most since the device was last below both limits, and by how much.
+func (m *Monitor) mostGrownPod(u usage) (pod podUsage, by int) {
 	by = -1
 	for _, p := range u.pods {
 		if more := p.mib - m.baseline[u.device][p.uid]; more > by {
@@ -247,7 +247,7 @@ func (m *Monitor) grown(u usage) (pod podUsage, by int) {
 }
 
 // watched reports whether anything is shared, so that looks between those of the loop are worth their while.
-func (m *Monitor) watched() bool { return !m.off() && slices.ContainsFunc(m.last, usage.shared) }
+func (m *Monitor) watched() bool { return !m.isDisabled() && slices.ContainsFunc(m.last, usage.shared) }
 
 // verdict is the condition: without numbers as long as nothing is full.
 func (m *Monitor) verdict() (status corev1.ConditionStatus, reason config.Reason, message string) {
@@ -258,7 +258,7 @@ func (m *Monitor) verdict() (status corev1.ConditionStatus, reason config.Reason
 		}
 	}
 	switch {
-	case m.off():
+	case m.isDisabled():
 		return corev1.ConditionUnknown, config.ReasonGPUMemoryUnknown, "not watched, since memoryPressure.threshold of the settings is 0"
 	case len(full) == 0:
 		return corev1.ConditionFalse, config.ReasonGPUMemorySufficient, "no GPU that pods share is nearly full"
@@ -272,13 +272,13 @@ func (m *Monitor) verdict() (status corev1.ConditionStatus, reason config.Reason
 // with the heartbeat, so that a node is not written for every MiB; who is on a GPU that is full, at most once in newsInterval.
 func (m *Monitor) condition(old *corev1.NodeCondition, unknown string, now time.Time, beat bool) (corev1.ConditionStatus, config.Reason, string, bool) {
 	status, reason, message := m.verdict()
-	if unknown != "" && !m.off() {
+	if unknown != "" && !m.isDisabled() {
 		status, reason, message = corev1.ConditionUnknown, config.ReasonGPUMemoryUnknown, unknown
 	}
 	switch {
 	case old == nil:
-		return status, reason, message, !m.off()
-	case m.off():
+		return status, reason, message, !m.isDisabled()
+	case m.isDisabled():
 		return status, reason, message, old.Reason != string(reason)
 	case old.Status != status || old.Reason != string(reason) || beat:
 		return status, reason, message, true
@@ -304,9 +304,9 @@ func (m *Monitor) names(message string) bool {
 
 // Look takes a look at the GPUs as they were seen, and tells the pod that has filled one.
 func (m *Monitor) Look(ctx context.Context, node *corev1.Node, gpus []nvml.GPU, pods []corev1.Pod, with []holders.Pod) {
-	m.here = podsOnNode{pods: pods, holders: with}
+	m.podsOfLastPass = podsOnNode{pods: pods, holders: with}
 	all := m.usages(ctx, gpus)
-	m.seed(condition.Find(node, config.ConditionGPUMemoryPressure), all)
+	m.adoptShownCondition(condition.Find(node, config.ConditionGPUMemoryPressure), all)
 	m.take(all)
 }
 
@@ -340,16 +340,16 @@ func (m *Monitor) usages(ctx context.Context, gpus []nvml.GPU) []usage {
 	if err != nil {
 		m.Log.Debug("whose memory it is that GPUs are full of is not known", zap.Error(err))
 	}
-	owners := holders.PodsOf(clients, m.here.pods)
+	owners := holders.PodsOf(clients, m.podsOfLastPass.pods)
 	maps.DeleteFunc(owners, func(_ int, pod *corev1.Pod) bool { return m.ComputesForOthers(pod) })
-	return usages(gpus, m.here.holders, owners)
+	return usages(gpus, m.podsOfLastPass.holders, owners)
 }
 
 func (m *Monitor) take(all []usage) {
-	filled := m.look(m.Clock.Now(), all)
+	filled := m.updateNearlyFull(m.Clock.Now(), all)
 	m.metrics.looked(m.last, m.nearlyFull)
 	for _, u := range filled {
-		pod, by := m.grown(u)
+		pod, by := m.mostGrownPod(u)
 		m.Tell(pod.pod, pod.uid, corev1.EventTypeWarning, config.ReasonGPUMemoryNearlyFull, "this pod has grown most, by %d MiB: %s", by, u)
 	}
 }

@@ -127,11 +127,11 @@ const (
 
 // kinds has a row for each kind.
 var kinds = map[Kind]Traits{
-	AcquireSlot: {Text: says("take a slot of the pool")},
-	Record:      {Text: says("record: journal"), Begins: true, BeforePodsLeft: true, AsksBudgets: true},
-	Adopt:       {Text: says("adopt what was left: journal")},
+	AcquireSlot: {Text: fixedText("take a slot of the pool")},
+	Record:      {Text: fixedText("record: journal"), Begins: true, BeforePodsLeft: true, AsksBudgets: true},
+	Adopt:       {Text: fixedText("adopt what was left: journal")},
 	Fence: {
-		Text: says("fence: journal, cordon, taint"), Begins: true, Drains: true, BeforePodsLeft: true, AsksBudgets: true, Repeatable: true,
+		Text: fixedText("fence: journal, cordon, taint"), Begins: true, Drains: true, BeforePodsLeft: true, AsksBudgets: true, Repeatable: true,
 	},
 	Evict: {
 		Text:     func(s Step) string { return "evict " + names(s.Pods) },
@@ -148,11 +148,11 @@ var kinds = map[Kind]Traits{
 		Wait: WaitDriver,
 	},
 	DropPersistence: {
-		Text: onGPU(says("turn persistence mode off")), Apply: withPersistence(false),
+		Text: onGPU(fixedText("turn persistence mode off")), Apply: withPersistence(false),
 		TouchesGPU: true, Disrupts: true, Begins: true, ShapesPlugin: true, ReachesTarget: true, TakesFromHost: true, Bounded: true, Wait: WaitDriver,
 	},
 	Reset: {
-		Text: onGPU(says("reset")), Apply: withPending,
+		Text: onGPU(fixedText("reset")), Apply: withPending,
 		TouchesGPU: true, Disrupts: true, Begins: true, ShapesPlugin: true, ReachesTarget: true, HoldersKnown: true, TakesFromHost: true, Bounded: true,
 		Wait: WaitDriver,
 	},
@@ -165,12 +165,12 @@ var kinds = map[Kind]Traits{
 		TouchesGPU: true, Begins: true, ShapesPlugin: true, ReachesTarget: true, Bounded: true, Wait: WaitDriver,
 	},
 	RestorePersistence: {
-		Text: onGPU(says("turn persistence mode on")), Apply: withPersistence(true),
+		Text: onGPU(fixedText("turn persistence mode on")), Apply: withPersistence(true),
 		TouchesGPU: true, Begins: true, ShapesPlugin: true, ReachesTarget: true, Wait: WaitDriver,
 	},
-	Park:      {Text: says("park: give the node back until it is rebooted")},
-	AskReboot: {Text: says("ask for a reboot"), Bounded: true},
-	Reboot:    {Text: says("reboot the node"), Apply: withPending, TakesFromHost: true, Wait: WaitReboot},
+	Park:      {Text: fixedText("park: give the node back until it is rebooted")},
+	AskReboot: {Text: fixedText("ask for a reboot"), Bounded: true},
+	Reboot:    {Text: fixedText("reboot the node"), Apply: withPending, TakesFromHost: true, Wait: WaitReboot},
 	WriteSharing: {
 		Text:   func(s Step) string { return "set the device plugin's config: " + s.Config },
 		Begins: true, ReachesTarget: true, Bounded: true,
@@ -179,15 +179,15 @@ var kinds = map[Kind]Traits{
 	StartUnits:      {Text: func(s Step) string { return "start unit " + s.Unit }, Wait: WaitUnit},
 	ResumeOperands:  {Text: Step.resume},
 	RestartOperands: {Text: func(s Step) string { return "restart device plugin " + names(s.Pods) }},
-	ReloadPlugin:    {Text: says("have the device plugin read its config"), Bounded: true},
+	ReloadPlugin:    {Text: fixedText("have the device plugin read its config"), Bounded: true},
 	SetComputeMode: {
-		Text: onGPU(says("let any process compute on it")), Apply: withComputeDefault,
+		Text: onGPU(fixedText("let any process compute on it")), Apply: withComputeDefault,
 		TouchesGPU: true, Begins: true, ReachesTarget: true, Bounded: true,
 	},
-	VerifyCapacity:  {Text: says("verify capacity"), Wait: WaitCapacity},
-	PublishNodeKeys: {Text: says("publish the profile's labels and taints"), Begins: true, Bounded: true, Repeatable: true},
-	Release:         {Text: says("release: give the node back")},
-	ReleaseSlot:     {Text: says("give the slot of the pool back")},
+	VerifyCapacity:  {Text: fixedText("verify capacity"), Wait: WaitCapacity},
+	PublishNodeKeys: {Text: fixedText("publish the profile's labels and taints"), Begins: true, Bounded: true, Repeatable: true},
+	Release:         {Text: fixedText("release: give the node back")},
+	ReleaseSlot:     {Text: fixedText("give the slot of the pool back")},
 }
 
-func says(text string) func(Step) string { return func(Step) string { return text } }
+func fixedText(text string) func(Step) string { return func(Step) string { return text } }

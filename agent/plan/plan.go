@@ -409,7 +409,7 @@ func giveBack(seen Observed, want Desired, parks bool) []Step {
 	if seen.Journal.Owed && len(stale) > 0 {
 		steps = append(steps, Step{Kind: RestartOperands, Pods: stale})
 	}
-	steps = append(steps, told(seen, want)...)
+	steps = append(steps, stepsAfterConfig(seen, want)...)
 	if seen.Capacity.Agreed < needed(seen) {
 		steps = append(steps, Step{Kind: VerifyCapacity})
 	}

@@ -160,7 +160,7 @@ func endMPS(seen *Observed, want Desired, c sharingChange) []Step {
 	if want.Sharing == nil || want.Sharing.MPS || !usesMPS(seen.Plugin.Now) && len(c.modes) == 0 {
 		return nil
 	}
-	steps := append(write(seen, want), told(*seen, want)...)
+	steps := append(write(seen, want), stepsAfterConfig(*seen, want)...)
 	seen.GPUs = Result(seen.GPUs, steps)
 	seen.Plugin.Told = true
 	return steps
@@ -176,8 +176,8 @@ func write(seen *Observed, want Desired) []Step {
 	return []Step{{Kind: WriteSharing, Config: want.Config}}
 }
 
-// told lists what follows a config that is set.
-func told(seen Observed, want Desired) []Step {
+// stepsAfterConfig lists what follows a config that is set.
+func stepsAfterConfig(seen Observed, want Desired) []Step {
 	if want.Sharing == nil || !seen.Journal.Owed {
 		return nil
 	}

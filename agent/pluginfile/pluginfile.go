@@ -66,7 +66,7 @@ func (e *NoRoomError) Unwrap() error { return e.Err }
 func (f *File) Read(ctx context.Context) (Content, error) {
 	return aside.Do(ctx, &f.lane, "reading "+f.name, func(_ context.Context, at aside.At) (Content, error) {
 		at(f.name)
-		out := Content{Told: f.told()}
+		out := Content{Told: f.notifiedPods()}
 		text, err := aside.Bounded(f.path, longest)
 		if errors.Is(err, fs.ErrNotExist) {
 			return out, nil
@@ -82,7 +82,7 @@ func (f *File) Read(ctx context.Context) (Content, error) {
 	})
 }
 
-func (f *File) told() map[types.UID]string {
+func (f *File) notifiedPods() map[types.UID]string {
 	told := map[types.UID]string{}
 	text, err := aside.Bounded(f.path+toldSuffix, longest)
 	if err != nil || json.Unmarshal(text, &told) != nil || told == nil {
@@ -107,7 +107,7 @@ func (f *File) Prepare(ctx context.Context, text string) error {
 		if err := f.makeFolder(); err != nil {
 			return err
 		}
-		if !f.says(nextSuffix, text) {
+		if !f.keptTextIs(nextSuffix, text) {
 			if err := renameio.WriteFile(f.path+nextSuffix, []byte(text), 0o644); err != nil {
 				return err
 			}
@@ -130,7 +130,7 @@ func (f *File) Write(ctx context.Context, text string, at time.Time) error {
 			return err
 		}
 		for _, kept := range []string{nextSuffix, formerSuffix} {
-			if !f.says(kept, text) {
+			if !f.keptTextIs(kept, text) {
 				continue
 			}
 			// By it is known who has started before, also where clocks of files are coarse.
@@ -172,8 +172,8 @@ func (f *File) makeFolder() error {
 	return os.MkdirAll(filepath.Dir(f.path), 0o755) //nolint:gosec // the plugin reads it, as any user
 }
 
-// says reports whether what is kept beside the file is the text.
-func (f *File) says(suffix, text string) bool {
+// keptTextIs reports whether what is kept beside the file is the text.
+func (f *File) keptTextIs(suffix, text string) bool {
 	kept, err := aside.Bounded(f.path+suffix, longest)
 	return err == nil && string(kept) == text
 }

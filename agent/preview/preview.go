@@ -95,7 +95,7 @@ func (o Offline) Plan(label, name string) (Result, error) {
 		profile, _ = o.Catalog.Profile(name)
 		seen.Keys = len(profile.Labels)+len(profile.Taints) > 0
 	}
-	after := state.AsWished(o.GPUs, state.Targets(wishes))
+	after := state.WithTargets(o.GPUs, state.Targets(wishes))
 	switch asked, there := o.Plugin[pluginKey]; {
 	case pluginKey != "" && !there:
 		return Result{}, fmt.Errorf("no config of the device plugin is named %q: the files have %s", pluginKey,

@@ -75,13 +75,13 @@ func reportedOn(gpu nvml.GPU, step plan.Step) []int {
 		if step.Kind == plan.Destroy && (i.Profile != step.Instance.Profile || i.Span != step.Instance.Span) {
 			continue
 		}
-		found = append(found, nvml.PIDs(inTheWay(i, step))...)
+		found = append(found, nvml.PIDs(blockingProcesses(i, step))...)
 	}
 	return found
 }
 
-// inTheWay are the processes of an instance that are in the way of the step.
-func inTheWay(i nvml.Instance, step plan.Step) []nvml.Process {
+// blockingProcesses are the processes of an instance that are in the way of the step.
+func blockingProcesses(i nvml.Instance, step plan.Step) []nvml.Process {
 	if at := slices.IndexFunc(i.Devices, func(d nvml.Device) bool { return d.Part == step.Part }); step.OnPart() && at >= 0 {
 		return i.ProcessesOn(i.Devices[at])
 	}

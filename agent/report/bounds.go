@@ -115,7 +115,7 @@ func encodeDiagnosis(a api.Answer, room int) (string, error) {
 		case len(b) <= room:
 			return string(b), nil
 		}
-		if !halved(&d) {
+		if !halveLongestList(&d) {
 			b, err = json.Marshal(api.Answer{For: a.For, At: a.At, Refused: tooLong})
 			if err != nil {
 				return "", fmt.Errorf("encoding an answer: %w", err)
@@ -135,8 +135,8 @@ type listed struct {
 	cut  func(n int)
 }
 
-// halved shortens the longest list of a diagnosis, and says so in it. It reports false if no list is left.
-func halved(d *api.Diagnosis) bool {
+// halveLongestList shortens the longest list of a diagnosis, and says so in it. It reports false if no list is left.
+func halveLongestList(d *api.Diagnosis) bool {
 	lists := []listed{
 		{"steps", len(d.GPUs.Steps), func(n int) { d.GPUs.Steps = d.GPUs.Steps[:n] }},
 		{"pods", len(d.Pods), func(n int) { d.Pods = d.Pods[:n] }},

@@ -67,12 +67,12 @@ func (r Report) Silent() string {
 func Of(seen state.Observed, want state.Desired, steps []plan.Step, err error, d Decision) Report {
 	switch {
 	case err == nil && len(steps) == 0:
-		return atRest(seen, want)
+		return idleReport(seen, want)
 	case err == nil:
 		reason, phase := Progress(steps[0].Kind, want)
 		return Report{
 			Phase: phase, Ready: corev1.ConditionFalse, Reason: reason, State: config.StatePending,
-			Message: fmt.Sprintf("%s: %s left; done: %s", target(seen, want), legible.Counted(len(steps)-1, "step"), steps[0]),
+			Message: fmt.Sprintf("%s: %s left; done: %s", targetName(seen, want), legible.Counted(len(steps)-1, "step"), steps[0]),
 		}
 	case d.Stalled:
 		return Report{Phase: api.PhaseStalled, Ready: corev1.ConditionFalse, Reason: d.Reason, State: config.StateFailed, Message: stalled(seen, want, d)}
@@ -87,7 +87,7 @@ func Of(seen state.Observed, want state.Desired, steps []plan.Step, err error, d
 	}
 	if len(steps) > 0 {
 		_, r.Phase = Progress(steps[0].Kind, want)
-		r.Message = target(seen, want) + ": " + d.Message
+		r.Message = targetName(seen, want) + ": " + d.Message
 	}
 	if want.Name == "" && seen.Journal == nil {
 		r.State = "" // nothing was asked for: what cannot be seen now is no matter of the label
@@ -95,8 +95,8 @@ func Of(seen state.Observed, want state.Desired, steps []plan.Step, err error, d
 	return r
 }
 
-// atRest puts into words that there is nothing to do.
-func atRest(seen state.Observed, want state.Desired) Report {
+// idleReport puts into words that there is nothing to do.
+func idleReport(seen state.Observed, want state.Desired) Report {
 	if want.Name == "" {
 		r := Report{
 			Phase: api.PhaseIdle, Ready: corev1.ConditionTrue, Reason: config.ReasonNotRequested,
@@ -123,8 +123,8 @@ func atRest(seen state.Observed, want state.Desired) Report {
 	}
 }
 
-// target names what the steps lead to.
-func target(seen state.Observed, want state.Desired) string {
+// targetName names what the steps lead to.
+func targetName(seen state.Observed, want state.Desired) string {
 	switch {
 	case want.Undo && want.UndoCause != nil:
 		return fmt.Sprintf("going back to what was before, since %v", want.UndoCause)

@@ -52,7 +52,7 @@ func (r *Resolver) Desired(ctx context.Context, seen *state.Observed) (state.Des
 			return want, err
 		}
 		wishes, want.MissingPositions = found, beyond
-		if err := r.Apply(ctx, seen, &want, profile, state.AsWished(seen.GPUs, state.Targets(found))); err != nil {
+		if err := r.Apply(ctx, seen, &want, profile, state.WithTargets(seen.GPUs, state.Targets(found))); err != nil {
 			return want, err
 		}
 	}
@@ -131,7 +131,7 @@ func (r *Resolver) Apply(ctx context.Context, seen *state.Observed, want *state.
 			Message: fmt.Sprintf("profile %s: %s, which is not ours to change; take it away, or out of the profile", want.Name, foreign),
 		}
 	}
-	if unbearable := unbearable(*seen, profile.Taints); unbearable != "" {
+	if unbearable := untoleratedTaint(*seen, profile.Taints); unbearable != "" {
 		return &outcome.Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("profile %s: %s", want.Name, unbearable)}
 	}
 	if profile.Sharing == nil && profile.MIGStrategy == "" {
@@ -196,8 +196,8 @@ func fingerprint(want state.Desired, wishes map[nvml.UUID]nvml.Wish) string {
 	return hex.EncodeToString(h.Sum(nil)[:6])
 }
 
-// unbearable names a taint that would keep the device plugin away when it is started the next time.
-func unbearable(seen state.Observed, taints []corev1.Taint) string {
+// untoleratedTaint names a taint that would keep the device plugin away when it is started the next time.
+func untoleratedTaint(seen state.Observed, taints []corev1.Taint) string {
 	for _, pod := range slices.Concat(seen.DevicePlugin.Pods, seen.DevicePlugin.MPSDaemons) {
 		for _, t := range taints {
 			if t.Effect == corev1.TaintEffectNoSchedule && !holders.Tolerates(pod.Spec.Tolerations, t) {

@@ -55,7 +55,7 @@ func (t *Turn) change(s state.Observed) fleet.Change {
 // Observe looks whether the node has a slot of its pool. That it cannot be looked at is no error: a slot is needed to begin, and
 // taking it will tell.
 func (t *Turn) Observe(ctx context.Context, seen *state.Observed) {
-	if !seen.Pooled() {
+	if !seen.InLimitedPool() {
 		return
 	}
 	var err error
@@ -67,7 +67,7 @@ func (t *Turn) Observe(ctx context.Context, seen *state.Observed) {
 // Renew says that the change is still under way. A slot that this process has taken for it and that was lost since is taken back:
 // not every change has a fence by which others know of it.
 func (t *Turn) Renew(ctx context.Context, seen state.Observed) {
-	lost := seen.Pooled() && seen.DisruptionStarted() && t.claim != "" && t.claim == seen.Operation()
+	lost := seen.InLimitedPool() && seen.DisruptionStarted() && t.claim != "" && t.claim == seen.Operation()
 	if !lost && !t.holds(seen) {
 		return
 	}
@@ -85,7 +85,7 @@ func (t *Turn) holds(s state.Observed) bool {
 // Planned is what the planner needs of it. A change that has begun needs none: its node is one that the pool does without.
 func (t *Turn) Planned(s state.Observed, want state.Desired) plan.Slot {
 	return plan.Slot{
-		Needed: s.Pooled() && !want.Undo && !s.DisruptionStarted() && !t.holds(s), Spared: s.Restores(want),
+		Needed: s.InLimitedPool() && !want.Undo && !s.DisruptionStarted() && !t.holds(s), Spared: s.Restores(want),
 		Has: s.Pool.Slot.Held || s.Pool.Slot.Waiting,
 	}
 }
@@ -103,7 +103,7 @@ func (t *Turn) Take(ctx context.Context, seen state.Observed, want state.Desired
 
 // Confirm makes sure right before the fence that the slot was not given to another node meanwhile.
 func (t *Turn) Confirm(ctx context.Context, seen state.Observed, want state.Desired) error {
-	if !seen.Pooled() || !t.holds(seen) {
+	if !seen.InLimitedPool() || !t.holds(seen) {
 		return nil
 	}
 	turn := t.change(seen)
@@ -176,7 +176,7 @@ func (t *Turn) Leave(ctx context.Context, seen state.Observed) {
 
 // Return gives back a slot, or a place in line, that nothing needs any more. What it was for counts neither as done nor as failed.
 func (t *Turn) Return(ctx context.Context, seen state.Observed) error {
-	if !seen.Pooled() || !seen.Pool.Slot.Held && !seen.Pool.Slot.Waiting {
+	if !seen.InLimitedPool() || !seen.Pool.Slot.Held && !seen.Pool.Slot.Waiting {
 		return nil
 	}
 	if err := t.Slots.Leave(ctx, seen.PoolOf(), t.change(seen)); err != nil {
@@ -190,7 +190,7 @@ func (t *Turn) Return(ctx context.Context, seen state.Observed) error {
 func (t *Turn) End(ctx context.Context, seen state.Observed, want state.Desired) {
 	t.CountFailure(ctx, seen, seen.Journal.Undo)
 	t.claim = ""
-	if want.Undo || !seen.Pooled() || !seen.Pool.Slot.Held {
+	if want.Undo || !seen.InLimitedPool() || !seen.Pool.Slot.Held {
 		t.Leave(ctx, seen)
 		return
 	}
@@ -202,7 +202,7 @@ func (t *Turn) End(ctx context.Context, seen state.Observed, want state.Desired)
 // CountFailure tells the pool that the change has failed here: too many in a row, and it pauses itself. What people have called off, and
 // what is only put off, has not failed.
 func (t *Turn) CountFailure(ctx context.Context, seen state.Observed, failure *api.Failure) {
-	if failure == nil || failure.Later || failure.Cancelled || !seen.Pooled() {
+	if failure == nil || failure.Later || failure.Cancelled || !seen.InLimitedPool() {
 		return
 	}
 	if err := t.Slots.Fail(ctx, seen.PoolOf(), t.change(seen), string(failure.Reason)+": "+failure.Message); err != nil {

@@ -29,9 +29,9 @@ func HasInstances(gpus []nvml.GPU) bool {
 	return slices.ContainsFunc(gpus, func(gpu nvml.GPU) bool { return len(gpu.Instances) > 0 })
 }
 
-// Touched reports whether a GPU, or the device plugin's config, is not as it was when the change began. From there on the way to the
+// HardwareOrPluginTouched reports whether a GPU, or the device plugin's config, is not as it was when the change began. From there on the way to the
 // end is as short as the way back.
-func (s Observed) Touched() bool {
+func (s Observed) HardwareOrPluginTouched() bool {
 	if s.Journal == nil {
 		return false
 	}
@@ -54,11 +54,11 @@ func (s Observed) Touched() bool {
 // PastPointOfNoReturn reports whether a GPU or the plugin's config is already on the way to the target, nobody has edited the target since, and
 // the rest of the steps evicts nobody who came after the node was given back.
 func (s Observed) PastPointOfNoReturn(want Desired, steps []plan.Step) bool {
-	return s.Touched() && !s.Other(want) && !s.Edited(want) && (s.DisruptionStarted() || !plan.Has(steps, plan.Evict))
+	return s.HardwareOrPluginTouched() && !s.Other(want) && !s.Edited(want) && (s.DisruptionStarted() || !plan.Has(steps, plan.Evict))
 }
 
-// Held is what people have written to keep the node from changes; empty if they have not.
-func (s Observed) Held() string {
+// HoldText is what people have written to keep the node from changes; empty if they have not.
+func (s Observed) HoldText() string {
 	text, is := s.Node.Annotations[config.AnnotationHold]
 	if is && text == "" {
 		return "true"
@@ -74,20 +74,20 @@ func (s Observed) StartsChange(want Desired, steps []plan.Step) bool {
 	return plan.Any(steps, func(t plan.Traits) bool { return t.Begins })
 }
 
-// OnHold is what a hold means: what was not begun waits, and what was begun for something else is given back.
-func (s Observed) OnHold(want Desired, now time.Time) error {
+// HoldDecision is what a hold means: what was not begun waits, and what was begun for something else is given back.
+func (s Observed) HoldDecision(want Desired, now time.Time) error {
 	if s.Journal != nil {
-		return s.PutOff(want, config.ReasonHeld, fmt.Sprintf("annotation %s says %q, and what was begun was for %s", config.AnnotationHold, s.Held(), s.Journal.Target))
+		return s.Postponed(want, config.ReasonHeld, fmt.Sprintf("annotation %s says %q, and what was begun was for %s", config.AnnotationHold, s.HoldText(), s.Journal.Target))
 	}
 	return &outcome.Waiting{
 		Reason: config.ReasonHeld, After: outcome.EvictionRetry, Since: s.Since(config.ReasonHeld, now),
-		Message: fmt.Sprintf("nothing is begun while annotation %s is on the node, which says %q", config.AnnotationHold, s.Held()),
+		Message: fmt.Sprintf("nothing is begun while annotation %s is on the node, which says %q", config.AnnotationHold, s.HoldText()),
 		Advice:  fmt.Sprintf("to go on: kubectl annotate node %s %s-", s.Node.Name, config.AnnotationHold),
 	}
 }
 
-// PutOff ends a change before a GPU is touched, to try it again when it may be.
-func (s Observed) PutOff(want Desired, reason config.Reason, why string) *api.Failure {
+// Postponed ends a change before a GPU is touched, to try it again when it may be.
+func (s Observed) Postponed(want Desired, reason config.Reason, why string) *api.Failure {
 	return &api.Failure{Wish: want.Fingerprint, Reason: reason, Message: why + "; the change is put off", Later: true}
 }
 
@@ -148,8 +148,8 @@ func (s Observed) Drained(pods []plan.Pod) []holders.Pod {
 	return out
 }
 
-// Pooled reports whether the node is of a pool that can do without so many nodes only, or that pauses itself.
-func (s Observed) Pooled() bool { return s.Pool.Err == nil && s.Pool.Name != "" }
+// InLimitedPool reports whether the node is of a pool that can do without so many nodes only, or that pauses itself.
+func (s Observed) InLimitedPool() bool { return s.Pool.Err == nil && s.Pool.Name != "" }
 
 // PoolOf is the node's pool, as its Lease is asked for slots.
 func (s Observed) PoolOf() fleet.Pool { return fleet.PoolOf(s.Pool.File, s.Pool.Pool) }

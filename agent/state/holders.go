@@ -132,8 +132,8 @@ type Owed struct {
 	Persistent []nvml.UUID
 }
 
-// Drop notes that a unit is not started though it was stopped.
-func (s *Observed) Drop(unit, why string) {
+// NoteDroppedUnit notes that a unit is not started though it was stopped.
+func (s *Observed) NoteDroppedUnit(unit, why string) {
 	if s.Record.Dropped == nil {
 		s.Record.Dropped = map[string]string{}
 	}

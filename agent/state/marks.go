@@ -96,8 +96,8 @@ type Orphan struct {
 	Host   Owed              // what the host's record says
 }
 
-// Is reports whether there is anything.
-func (o Orphan) Is() bool {
+// Exists reports whether there is anything.
+func (o Orphan) Exists() bool {
 	return o.Cordon || o.Forged || len(o.Labels)+len(o.Host.Stopped)+len(o.Host.Persistent) > 0
 }
 

@@ -102,8 +102,8 @@ func NoSuchKey(namespace, configMap string, files map[string]string) error {
 	return fmt.Errorf("ConfigMap %s/%s has no such key; it has %s", namespace, configMap, cmp.Or(legible.Listed(KeysOf(files)), "none that a label can name"))
 }
 
-// Keyed names a key of the ConfigMap for people.
-func (m *ConfigManager) Keyed(key string) string {
+// KeyName names a key of the ConfigMap for people.
+func (m *ConfigManager) KeyName(key string) string {
 	return fmt.Sprintf("ConfigMap %s/%s, key %s", m.Namespace, m.ConfigMap, key)
 }
 
@@ -257,8 +257,8 @@ func (s Observed) RunsUnder() config.MIGStrategy {
 // NoPluginOffers says of such a node what it lacks.
 const NoPluginOffers = "no device plugin offers the GPUs to kubelet, and no pod of this node matches devicePlugin.podSelector of the settings"
 
-// AsWished are the GPUs as they will be, as far as the device plugin goes by it.
-func AsWished(gpus []nvml.GPU, targets plan.Targets) []nvml.GPU {
+// WithTargets are the GPUs as they will be, as far as the device plugin goes by it.
+func WithTargets(gpus []nvml.GPU, targets plan.Targets) []nvml.GPU {
 	out := slices.Clone(gpus)
 	for i := range out {
 		target, named := targets[out[i].UUID]

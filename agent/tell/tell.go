@@ -141,7 +141,7 @@ func (t *Teller) status(ctx context.Context, seen state.Observed, want state.Des
 	if want.Name != "" {
 		status.Label = want.Label
 	}
-	t.keep(&status, seen, want, r)
+	t.copyForNextChanges(&status, seen, want, r)
 	published := hostrecord.PublishedBy(t.Record.Now.Learnt) // this pass may have published others
 	if t.Record.Absent {
 		published = seen.Record.Published
@@ -161,7 +161,7 @@ func (t *Teller) status(ctx context.Context, seen state.Observed, want state.Des
 
 // stateLabel writes the state label, which tools wait for.
 func (t *Teller) stateLabel(ctx context.Context, seen state.Observed, r report.Report) error {
-	if t.outlived(seen, r) {
+	if t.stateLabelStale(seen, r) {
 		return t.Nodes.Patch(ctx, seen.Node, func(*corev1.Node) ([]byte, error) {
 			return nodewrite.Metadata(map[string]*string{config.LabelMIGConfigState: nil}, nil)
 		})
@@ -174,9 +174,9 @@ func (t *Teller) stateLabel(ctx context.Context, seen state.Observed, r report.R
 	return t.Nodes.Patch(ctx, seen.Node, func(*corev1.Node) ([]byte, error) { return nodewrite.Metadata(labels, nil) })
 }
 
-// outlived reports whether the state label says that something has failed which nobody asks for any more. Tools that wait for the label have
+// stateLabelStale reports whether the state label says that something has failed which nobody asks for any more. Tools that wait for the label have
 // had the time of a heartbeat to see it; a success is still true, and a mig-manager's word is its own.
-func (t *Teller) outlived(seen state.Observed, r report.Report) bool {
+func (t *Teller) stateLabelStale(seen state.Observed, r report.Report) bool {
 	return r.Phase == api.PhaseIdle && !r.Converged && r.State == "" && config.State(seen.Node.Labels[config.LabelMIGConfigState]) == config.StateFailed &&
 		t.Clock.Stamp().Sub(seen.Since(r.Reason, t.Clock.Stamp())) >= t.Settings.NodeHeartbeat && !seen.Leftovers.MIGManager
 }
@@ -199,8 +199,8 @@ func (t *Teller) annotations(ctx context.Context, seen state.Observed, r report.
 	return t.Nodes.Patch(ctx, seen.Node, func(*corev1.Node) ([]byte, error) { return nodewrite.Metadata(nil, annotations) })
 }
 
-// keep copies into the status what later changes need: the config that was last proven, the boot, and how long changes took.
-func (t *Teller) keep(status *api.Status, seen state.Observed, want state.Desired, r report.Report) {
+// copyForNextChanges copies into the status what later changes need: the config that was last proven, the boot, and how long changes took.
+func (t *Teller) copyForNextChanges(status *api.Status, seen state.Observed, want state.Desired, r report.Report) {
 	status.Next, status.Proven, status.Cut, status.Took = r.Planned.UTC(), seen.Record.Status.Proven, seen.Record.Status.Cut, seen.Record.Status.Took
 	if r.Converged {
 		status.Proven, status.Cut = want.Fingerprint, ""

@@ -33,7 +33,7 @@ func (u *Units) Observe(ctx context.Context, seen *state.Observed, taken []plan.
 		state, exists := states[name]
 		if !exists && (err == nil || !slices.Contains(stopped, name)) {
 			if slices.Contains(stopped, name) {
-				seen.Drop(name, notStartable)
+				seen.NoteDroppedUnit(name, notStartable)
 			}
 			continue
 		}
@@ -85,7 +85,7 @@ func (u *Units) ObserveOwed(ctx context.Context, seen *state.Observed) {
 		switch {
 		case errors.Is(err, host.ErrNoSystemd):
 		case err == nil && !exists:
-			seen.Drop(unit, notStartable)
+			seen.NoteDroppedUnit(unit, notStartable)
 		case !runs(state):
 			seen.Record.Owed.Stopped = append(seen.Record.Owed.Stopped, unit)
 		}
@@ -99,7 +99,7 @@ func (u *Units) named(seen *state.Observed, stopped []string) []string {
 		if slices.Contains(u.Settings.Units, unit) {
 			out = append(out, unit)
 		} else {
-			seen.Drop(unit, "units of the settings does not name it any more")
+			seen.NoteDroppedUnit(unit, "units of the settings does not name it any more")
 		}
 	}
 	return out

@@ -88,10 +88,10 @@ func (u *Watch) Follow(ctx context.Context, seen state.Observed) error {
 	return u.Driver.Release(call)
 }
 
-// GiveWay gives the node back while the driver is being upgraded, which may have no end: the label is anybody's who may write labels. What
+// ReleaseNode gives the node back while the driver is being upgraded, which may have no end: the label is anybody's who may write labels. What
 // the change owes stays in the journal, and the change is begun again after the upgrade. Who else relies on the cordon keeps it, and so do
 // people who have said so.
-func (u *Watch) GiveWay(ctx context.Context, seen state.Observed) {
+func (u *Watch) ReleaseNode(ctx context.Context, seen state.Observed) {
 	if seen.Marks.Upgrade == "" { // nor was the node seen, if the look has ended before
 		return
 	}

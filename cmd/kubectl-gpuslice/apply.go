@@ -106,7 +106,7 @@ func (a *application) run(cmd *cobra.Command, client kubernetes.Interface, w wis
 	if err != nil {
 		return err
 	}
-	if err := outvoted(nodes, w); err != nil {
+	if err := checkLabelPrecedence(nodes, w); err != nil {
 		return err
 	}
 	out := &cli.Printer{W: cmd.OutOrStdout()}
@@ -132,8 +132,8 @@ func (a *application) run(cmd *cobra.Command, client kubernetes.Interface, w wis
 	return r.wait(ctx, client, a.timeout, a.again)
 }
 
-// outvoted says on which nodes another label would win over the one that is to be set.
-func outvoted(nodes []corev1.Node, w wish) error {
+// checkLabelPrecedence says on which nodes another label would win over the one that is to be set.
+func checkLabelPrecedence(nodes []corev1.Node, w wish) error {
 	if w.label == config.LabelProfile {
 		return nil
 	}

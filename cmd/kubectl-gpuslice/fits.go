@@ -79,7 +79,7 @@ func lookAround(ctx context.Context, client kubernetes.Interface) (*running, err
 		p := &pods.Items[i]
 		r.pods[p.Namespace+"/"+p.Name] = p
 		if p.Spec.NodeName != "" && !ended(p) {
-			take(r.free[p.Spec.NodeName], requests(p))
+			subtract(r.free[p.Spec.NodeName], requests(p))
 		}
 	}
 	return r, nil
@@ -92,7 +92,7 @@ func requests(p *corev1.Pod) corev1.ResourceList {
 	return out
 }
 
-func take(from, what corev1.ResourceList) {
+func subtract(from, what corev1.ResourceList) {
 	for name, n := range what {
 		if left, there := from[name]; there {
 			left.Sub(n)
@@ -139,7 +139,7 @@ func (r *running) judge(l leavingPods) []string {
 	if n := len(lost) + l.more; n > 0 {
 		lines = append(lines, fmt.Sprintf("whether %s more would fit elsewhere is not known", cli.Counted(n, "pod")))
 	}
-	return append(lines, r.inTheWay(l, homeless)...)
+	return append(lines, r.blockingBudgets(l, homeless)...)
 }
 
 func have(n int) string {
@@ -174,7 +174,7 @@ func (r *running) place(p *corev1.Pod, from string, free map[string]corev1.Resou
 		}
 		why := keeps(n, p, free[n.Name], needs)
 		if why == "" {
-			take(free[n.Name], needs)
+			subtract(free[n.Name], needs)
 			return ""
 		}
 		against[why]++
@@ -223,8 +223,8 @@ func keeps(n *corev1.Node, p *corev1.Pod, free, needs corev1.ResourceList) strin
 	return ""
 }
 
-// inTheWay are the budgets that do not let all the pods go at once.
-func (r *running) inTheWay(l leavingPods, homeless map[string]bool) []string {
+// blockingBudgets are the budgets that do not let all the pods go at once.
+func (r *running) blockingBudgets(l leavingPods, homeless map[string]bool) []string {
 	var out []string
 	over := map[string][]string{} // budgets, by pod
 	for i := range r.budgets {

@@ -99,16 +99,18 @@ func (t agentReport) about(w wish) bool {
 	migConfig, pluginConfig, joined := strings.Cut(t.status.Desired, api.DesiredSeparator)
 	switch {
 	case joined && w.label == config.LabelMIGConfig:
-		return w.name == migConfig && t.by(w.label)
+		return w.name == migConfig && t.isOfLabel(w.label)
 	case joined && w.label == config.LabelDevicePluginConfig:
-		return w.name == pluginConfig && t.by(config.LabelMIGConfig)
+		return w.name == pluginConfig && t.isOfLabel(config.LabelMIGConfig)
 	default:
-		return w.name == t.status.Desired && t.by(w.label)
+		return w.name == t.status.Desired && t.isOfLabel(w.label)
 	}
 }
 
-// by reports whether the status is about what the label asks for. Older agents do not say which label that is.
-func (t agentReport) by(label string) bool { return t.status.Label == "" || t.status.Label == label }
+// isOfLabel reports whether the status is about what the label asks for. Older agents do not say which label that is.
+func (t agentReport) isOfLabel(label string) bool {
+	return t.status.Label == "" || t.status.Label == label
+}
 
 // agrees reports whether condition and status, which are two writes, are about the same.
 func (t agentReport) agrees() bool {

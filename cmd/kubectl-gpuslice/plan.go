@@ -34,7 +34,7 @@ budgets stand in the way. Without a name, the plan is for what the labels of the
 				if err != nil {
 					return err
 				}
-				if err := outvoted(nodes, w); err != nil {
+				if err := checkLabelPrecedence(nodes, w); err != nil {
 					return err
 				}
 				return preview(cmd.Context(), client, nodes, w, out)

@@ -76,7 +76,7 @@ func (s *statusRequest) askAgents(ctx context.Context, client kubernetes.Interfa
 func (v *nodeView) heed(a *askedNode) bool {
 	switch {
 	case a.answer != nil && a.answer.Diagnosis != nil:
-		v.take(a.answer.Diagnosis)
+		v.addDiagnosis(a.answer.Diagnosis)
 		return true
 	case a.answer != nil && a.answer.Refused != "": // as an older agent does
 		v.Pods.Why = "the agent does not say: " + a.answer.Refused

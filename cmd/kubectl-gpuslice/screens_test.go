@@ -99,7 +99,7 @@ func TestScreens(t *testing.T) {
 		views = append(views, viewOf(&nodes[i]))
 	}
 	known, sick := viewOf(&nodes[1]), viewOf(&nodes[3])
-	known.take(diagnosed())
+	known.addDiagnosis(diagnosed())
 	sick.Pods.Why = "the agent has not answered within 5s"
 	sick.Pods.Asking = []string{"team-a/notebook-0 (nvidia.com/mig-1g.10gb 1)"}
 	for _, width := range []int{160, 80, 40} {
@@ -151,7 +151,7 @@ func TestColoursAddNothing(t *testing.T) {
 	t.Cleanup(text.DisableColors)
 	for _, n := range screenNodes() {
 		v := viewOf(&n)
-		v.take(diagnosed())
+		v.addDiagnosis(diagnosed())
 		with, without := paper{width: 80, colour: true, now: screenTime}, paper{width: 80, now: screenTime}
 		if diff := cmp.Diff(tabulate([]nodeView{v}, true, without)+draw(&v, without), text.StripEscape(tabulate([]nodeView{v}, true, with)+draw(&v, with))); diff != "" {
 			t.Errorf("(-plain +colour without its colours):\n%s", diff)
@@ -162,7 +162,7 @@ func TestColoursAddNothing(t *testing.T) {
 func TestAStatusForPrograms(t *testing.T) {
 	nodes := screenNodes()
 	v := viewOf(&nodes[1])
-	v.take(diagnosed())
+	v.addDiagnosis(diagnosed())
 	for _, format := range []string{formatJSON, formatYAML} {
 		said, err := (&statusRequest{format: format}).text([]nodeView{v}, true, paper{now: screenTime})
 		if err != nil {

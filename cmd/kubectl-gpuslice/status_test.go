@@ -56,7 +56,7 @@ func TestWhatOthersWroteOnANodeMovesNoCursor(t *testing.T) {
 	n.Annotations[config.AnnotationHold] = hostile
 	n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: config.ConditionGPUUnhealthy, Status: corev1.ConditionTrue, Reason: hostile, Message: hostile})
 	v := viewOf(n)
-	v.take(&api.Diagnosis{
+	v.addDiagnosis(&api.Diagnosis{
 		Pods:   []api.PodSeen{{Namespace: hostile, Name: hostile, Devices: []string{hostile, "GPU 0"}, State: hostile}},
 		Unseen: []string{hostile},
 		GPUs: api.GPUsSeen{Now: []api.StatusGPU{{UUID: hostile, MIG: true, Slices: 1 << 40, Geometry: hostile, Instances: []api.StatusInstance{

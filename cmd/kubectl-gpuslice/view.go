@@ -151,8 +151,8 @@ func (v nodeView) instances() int {
 	return n
 }
 
-// take takes in what the agent says of the GPUs and their pods just now.
-func (v *nodeView) take(d *api.Diagnosis) {
+// addDiagnosis takes in what the agent says of the GPUs and their pods just now.
+func (v *nodeView) addDiagnosis(d *api.Diagnosis) {
 	v.Pods = podsView{Known: true}
 	if len(d.GPUs.Now) > 0 {
 		v.GPUs = nil

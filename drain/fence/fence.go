@@ -62,7 +62,7 @@ func (f Fence) Open(node *corev1.Node) ([]byte, error) {
 		return nil, fmt.Errorf("opening the fence of node %s: %w", node.Name, err)
 	}
 	p.cordon(node)
-	p.taints(node, f.opened(node))
+	p.taints(node, f.taintsWithoutFence(node))
 	return p.bytes()
 }
 
@@ -72,7 +72,7 @@ func (f Fence) Uncover(node *corev1.Node) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("uncovering node %s: %w", node.Name, err)
 	}
-	p.taints(node, f.opened(node))
+	p.taints(node, f.taintsWithoutFence(node))
 	return p.bytes()
 }
 
@@ -80,13 +80,13 @@ func (f Fence) Uncover(node *corev1.Node) ([]byte, error) {
 // one patch: a journal that outlives its cordon, or the reverse, would be read as work that is still to be done. The caller
 // decides whether the cordon is ours to lift.
 func (f Fence) Lift(node *corev1.Node, uncordon bool) ([]byte, error) {
-	return f.lift(node, "", uncordon, f.opened(node))
+	return f.lift(node, "", uncordon, f.taintsWithoutFence(node))
 }
 
 // LiftUnready is Lift for a node that has just been registered and could not be made ready: its startup taint, which Open has
 // taken away, keeps pods away from it as before.
 func (f Fence) LiftUnready(node *corev1.Node, uncordon bool, startup corev1.Taint) ([]byte, error) {
-	return f.lift(node, "", uncordon, append(f.opened(node), startup))
+	return f.lift(node, "", uncordon, append(f.taintsWithoutFence(node), startup))
 }
 
 // Park is Lift that leaves a journal: the node takes pods again, and the agent still owes it something. A startup taint that is
@@ -95,7 +95,7 @@ func (f Fence) Park(node *corev1.Node, journal string, uncordon bool, startup ..
 	if journal == "" {
 		return nil, fmt.Errorf("parking the change of node %s: the journal is empty, so nobody would know what to give back", node.Name)
 	}
-	return f.lift(node, journal, uncordon, append(f.opened(node), startup...))
+	return f.lift(node, journal, uncordon, append(f.taintsWithoutFence(node), startup...))
 }
 
 func (f Fence) lift(node *corev1.Node, journal string, uncordon bool, taints []corev1.Taint) ([]byte, error) {
@@ -115,8 +115,8 @@ func (f Fence) lift(node *corev1.Node, journal string, uncordon bool, taints []c
 	return p.bytes()
 }
 
-// Stands reports whether the fence's taint is on the node.
-func (f Fence) Stands(node *corev1.Node) bool {
+// IsRaised reports whether the fence's taint is on the node.
+func (f Fence) IsRaised(node *corev1.Node) bool {
 	return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.MatchTaint(&f.Taint) })
 }
 
@@ -146,8 +146,8 @@ func (f Fence) untainted(node *corev1.Node) []corev1.Taint {
 	return slices.DeleteFunc(slices.Clone(node.Spec.Taints), func(t corev1.Taint) bool { return t.Key == f.Taint.Key })
 }
 
-// opened is the node's taints without the fence's and without that of a node that has just been registered.
-func (f Fence) opened(node *corev1.Node) []corev1.Taint {
+// taintsWithoutFence is the node's taints without the fence's and without that of a node that has just been registered.
+func (f Fence) taintsWithoutFence(node *corev1.Node) []corev1.Taint {
 	return slices.DeleteFunc(f.untainted(node), func(t corev1.Taint) bool { return t.Key == f.StartupKey })
 }
 
@@ -247,7 +247,7 @@ func Cordoner(node *corev1.Node) (who string, since time.Time, ok bool) {
 	}
 	var managers []string
 	for _, m := range node.ManagedFields {
-		if !owns(m, "f:spec", "f:unschedulable") {
+		if !ownsField(m, "f:spec", "f:unschedulable") {
 			continue
 		}
 		managers = append(managers, m.Manager)
@@ -283,7 +283,7 @@ func Uncordoner(node *corev1.Node, ours string) (who string, when time.Time) {
 		return "", time.Time{}
 	}
 	for _, m := range node.ManagedFields {
-		if m.Manager == controllerManager && m.Time != nil && owns(m, "f:spec", "f:taints") {
+		if m.Manager == controllerManager && m.Time != nil && ownsField(m, "f:spec", "f:taints") {
 			when = m.Time.Time
 		}
 	}
@@ -311,8 +311,8 @@ func CordonTaint(node *corev1.Node) *corev1.Taint {
 	return nil
 }
 
-// owns reports whether the entry's manager owns the field, which is named as in managedFields.
-func owns(m metav1.ManagedFieldsEntry, path ...string) bool {
+// ownsField reports whether the entry's manager owns the field, which is named as in managedFields.
+func ownsField(m metav1.ManagedFieldsEntry, path ...string) bool {
 	if m.FieldsV1 == nil {
 		return false
 	}

@@ -87,7 +87,7 @@ func TestClusterFenceGoesUpAndDownAndLeavesForeignTaintsAlone(t *testing.T) {
 			}
 			return err == nil, err
 		})
-		if got := theFence.Stands(now); got != step.stands || now.Spec.Unschedulable != step.cordoned || now.Annotations[theFence.JournalKey] != step.journal {
+		if got := theFence.IsRaised(now); got != step.stands || now.Spec.Unschedulable != step.cordoned || now.Annotations[theFence.JournalKey] != step.journal {
 			t.Errorf("after %s: taint %v, cordon %v, journal %q; want %v, %v, %q", step.name,
 				got, now.Spec.Unschedulable, now.Annotations[theFence.JournalKey], step.stands, step.cordoned, step.journal)
 		}

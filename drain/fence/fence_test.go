@@ -234,7 +234,7 @@ func TestFenceStandsByItsOwnTaintOnly(t *testing.T) {
 		{"fenced, and uncordoned by somebody", node(tainted(theFence.Taint)), true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if got := theFence.Stands(c.node); got != c.want {
+			if got := theFence.IsRaised(c.node); got != c.want {
 				t.Errorf("Stands is %v, want %v", got, c.want)
 			}
 		})

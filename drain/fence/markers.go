@@ -428,7 +428,7 @@ func writtenBy(manager string, find finder) finder {
 		sign, since := find(node)
 		key, _, _ := strings.Cut(strings.TrimPrefix(sign, "label "), "=")
 		for _, m := range node.ManagedFields {
-			if sign != "" && m.Manager == manager && owns(m, "f:metadata", "f:labels", "f:"+key) {
+			if sign != "" && m.Manager == manager && ownsField(m, "f:metadata", "f:labels", "f:"+key) {
 				return sign, since
 			}
 		}

@@ -67,7 +67,7 @@ func Operands(node *corev1.Node, pods []corev1.Pod, labels []string) []Operand {
 			o.State = OperandPaused
 		}
 		for i := range pods {
-			if p := holders.Describe(&pods[i]); p.Daemon && leavesWithout(&pods[i], label) {
+			if p := holders.Describe(&pods[i]); p.Daemon && requiresLabel(&pods[i], label) {
 				o.Pods = append(o.Pods, p)
 			}
 		}
@@ -76,9 +76,9 @@ func Operands(node *corev1.Node, pods []corev1.Pod, labels []string) []Operand {
 	return out
 }
 
-// leavesWithout reports whether the pod is still there and cannot be on a node whose label is paused, by its selector or
+// requiresLabel reports whether the pod is still there and cannot be on a node whose label is paused, by its selector or
 // by each term of its required affinity.
-func leavesWithout(pod *corev1.Pod, label string) bool {
+func requiresLabel(pod *corev1.Pod, label string) bool {
 	if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 		return false // its containers have ended
 	}

@@ -25,7 +25,7 @@ func (s *session) computeMode(d device, m mode) (nvml.ComputeMode, error) {
 		return "", nil
 	}
 	found, ret := twice(d.GetComputeMode)
-	if untold(ret) {
+	if isNotProvided(ret) {
 		return "", nil
 	}
 	for name, number := range computeModes {

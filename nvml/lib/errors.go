@@ -83,8 +83,8 @@ func isAbsent(ret nv.Return) bool {
 	return ret == nv.ERROR_NOT_SUPPORTED || ret == nv.ERROR_INVALID_ARGUMENT
 }
 
-// untold reports whether the library says that the GPU has no such thing, or has no such function itself.
-func untold(ret nv.Return) bool { return isAbsent(ret) || ret == nv.ERROR_FUNCTION_NOT_FOUND }
+// isNotProvided reports whether the library says that the GPU has no such thing, or has no such function itself.
+func isNotProvided(ret nv.Return) bool { return isAbsent(ret) || ret == nv.ERROR_FUNCTION_NOT_FOUND }
 
 // twice asks again for what is said not to be there, if it is something that callers remember for longer than one look. A
 // profile that was once overlooked would hide its instances, and a mode that was would not be given back.

@@ -148,21 +148,21 @@ func (d *Driver) wait(ctx context.Context, set *eventSet, found chan<- nvml.Even
 		}
 		d.waits.Done()
 		if ret == nv.ERROR_GPU_IS_LOST {
-			hand(ctx, found, about(nvml.EventUnavailable))
+			sendEvent(ctx, found, eventOfNoGPU(nvml.EventUnavailable))
 		}
-		hand(ctx, found, about(nvml.EventSilence))
-		if set = d.again(ctx); set != nil {
-			hand(ctx, found, about(nvml.EventWatching))
+		sendEvent(ctx, found, eventOfNoGPU(nvml.EventSilence))
+		if set = d.registerAgain(ctx); set != nil {
+			sendEvent(ctx, found, eventOfNoGPU(nvml.EventWatching))
 		}
 	}
 }
 
-// about is an event that is about no GPU that is known.
-func about(kind nvml.EventKind) nvml.Event {
+// eventOfNoGPU is an event that is about no GPU that is known.
+func eventOfNoGPU(kind nvml.EventKind) nvml.Event {
 	return nvml.Event{Kind: kind, GI: nvml.WholeGPU, CI: nvml.WholeGPU}
 }
 
-func hand(ctx context.Context, found chan<- nvml.Event, e nvml.Event) {
+func sendEvent(ctx context.Context, found chan<- nvml.Event, e nvml.Event) {
 	select {
 	case found <- e:
 	case <-ctx.Done():
@@ -176,7 +176,7 @@ func (d *Driver) listen(ctx context.Context, set *eventSet, found chan<- nvml.Ev
 		switch ret {
 		case nv.ERROR_TIMEOUT: // it may come early
 		case nv.SUCCESS:
-			hand(ctx, found, set.event(e))
+			sendEvent(ctx, found, set.event(e))
 		default:
 			d.log.Debug("waiting for events", zap.String("code", name(ret)))
 			return ret
@@ -185,8 +185,8 @@ func (d *Driver) listen(ctx context.Context, set *eventSet, found chan<- nvml.Ev
 	return nv.SUCCESS
 }
 
-// again registers anew until it succeeds or ctx ends, when it gives nil.
-func (d *Driver) again(ctx context.Context) *eventSet {
+// registerAgain registers anew until it succeeds or ctx ends, when it gives nil.
+func (d *Driver) registerAgain(ctx context.Context) *eventSet {
 	for pause := firstRetry; ; pause = eventRetry {
 		select {
 		case <-ctx.Done():

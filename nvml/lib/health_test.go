@@ -122,7 +122,7 @@ func TestWhatIsNotSupportedIsNotKnown(t *testing.T) {
 	must(t, d.SetMode(t.Context(), g.UUID, true))
 	must(t, d.Create(t.Context(), g.UUID, nvml.Placed{Profile: "1g.18gb", Span: nvml.Span{Size: 1}}))
 	must(t, n.SetHealth(0, gpusim.Health{RemapPending: true}))
-	if g = healthOf(t, d, true)[0]; g.Rows.Pending.Known || nvml.Is(g.Rows.Pending) {
+	if g = healthOf(t, d, true)[0]; g.Rows.Pending.Known || nvml.IsSet(g.Rows.Pending) {
 		t.Errorf("with instances a pending remap is %+v, want not known", g.Rows.Pending)
 	}
 }

@@ -182,7 +182,7 @@ func (s *session) divide(op string, d device, i instance, p nvml.Placed) error {
 	if err == nil {
 		return nil
 	}
-	return besides(err, undivide(d, i))
+	return withUndoError(err, undivide(d, i))
 }
 
 // undivide removes a GPU instance with whatever is inside of it: a call that has failed may have done its work.
@@ -200,9 +200,9 @@ func undivide(d device, i instance) error {
 	return check(op, d.uuid, i.handle.Destroy())
 }
 
-// besides adds to an error what went wrong when it was cleaned up after. Callers decide by the first alone: that an instance
+// withUndoError adds to an error what went wrong when it was cleaned up after. Callers decide by the first alone: that an instance
 // could not be removed again, since it is in use, does not mean that what was asked for was.
-func besides(err, then error) error {
+func withUndoError(err, then error) error {
 	if then == nil {
 		return err
 	}
@@ -297,17 +297,17 @@ func (p *profile) computeInfo(op string, d device, name string) (nv.ComputeInsta
 func (s *session) destroy(op string, d device, i instance) error {
 	for n, c := range i.compute {
 		if ret := c.handle.Destroy(); ret != nv.SUCCESS {
-			return besides(check(op, d.uuid, ret), s.standAgain(d, &i, i.compute[:n]))
+			return withUndoError(check(op, d.uuid, ret), s.recreateCompute(d, &i, i.compute[:n]))
 		}
 	}
 	if ret := i.handle.Destroy(); ret != nv.SUCCESS {
-		return besides(check(op, d.uuid, ret), s.standAgain(d, &i, i.compute))
+		return withUndoError(check(op, d.uuid, ret), s.recreateCompute(d, &i, i.compute))
 	}
 	return nil
 }
 
-// standAgain makes compute instances that were removed from an instance, at the places where they were.
-func (s *session) standAgain(d device, i *instance, gone []compute) error {
+// recreateCompute makes compute instances that were removed from an instance, at the places where they were.
+func (s *session) recreateCompute(d device, i *instance, gone []compute) error {
 	var errs []error
 	for _, c := range gone {
 		at := slices.IndexFunc(i.profile.compute, func(o nv.ComputeInstanceProfileInfo) bool { return o.Id == c.kind })

@@ -70,13 +70,13 @@ func Open(o Options) *Driver {
 
 // call runs one operation with the library open.
 func (d *Driver) call(ctx context.Context, op string, gpu nvml.UUID, f func(context.Context, *session) error) error {
-	return d.alone(ctx, op, gpu, func() error { return d.inside(ctx, op, f) })
+	return d.runExclusively(ctx, op, gpu, func() error { return d.inside(ctx, op, f) })
 }
 
 // Release implements nvml.Driver.
 func (d *Driver) Release(ctx context.Context) error {
 	d.released.Store(true)
-	return d.alone(ctx, "letting go of the driver", "", func() error {
+	return d.runExclusively(ctx, "letting go of the driver", "", func() error {
 		d.waits.Wait() // at most as long as one wait lasts
 		if d.session != nil {
 			d.session.close()
@@ -87,14 +87,14 @@ func (d *Driver) Release(ctx context.Context) error {
 	})
 }
 
-// alone runs one operation while no other runs, and returns when it is done or when ctx ends. An operation that is given
+// runExclusively runs one operation while no other runs, and returns when it is done or when ctx ends. An operation that is given
 // up goes on by itself, so that nothing is left half done; until it is back every call fails at once.
-func (d *Driver) alone(ctx context.Context, op string, gpu nvml.UUID, f func() error) error {
+func (d *Driver) runExclusively(ctx context.Context, op string, gpu nvml.UUID, f func() error) error {
 	if ctx.Err() != nil {
 		return &nvml.Error{Op: op, GPU: gpu, Err: ctx.Err()}
 	}
 	if d.hung.Load() {
-		return &nvml.Error{Op: op, GPU: gpu, Err: nvml.ErrUnresponsive, Code: "an earlier call has not come back" + d.stands()}
+		return &nvml.Error{Op: op, GPU: gpu, Err: nvml.ErrUnresponsive, Code: "an earlier call has not come back" + d.fileOfCall()}
 	}
 	select {
 	case d.slot <- struct{}{}:
@@ -124,14 +124,14 @@ func (d *Driver) alone(ctx context.Context, op string, gpu nvml.UUID, f func() e
 }
 
 func (d *Driver) unanswered(ctx context.Context, op string, gpu nvml.UUID) error {
-	return &nvml.Error{Op: op, GPU: gpu, Err: nvml.ErrUnresponsive, Code: context.Cause(ctx).Error() + d.stands()}
+	return &nvml.Error{Op: op, GPU: gpu, Err: nvml.ErrUnresponsive, Code: context.Cause(ctx).Error() + d.fileOfCall()}
 }
 
 // isAt notes what is about to be opened.
 func (d *Driver) isAt(path string) { d.at.Store(path) }
 
-// stands says, for the end of an error, at which file the call in the library is; empty if it is at none.
-func (d *Driver) stands() string {
+// fileOfCall says, for the end of an error, at which file the call in the library is; empty if it is at none.
+func (d *Driver) fileOfCall() string {
 	if path, _ := d.at.Load().(string); path != "" {
 		return "; it stands at " + path
 	}

@@ -127,7 +127,7 @@ func (s *session) readKind(d device, m *model) error {
 		switch {
 		case ret == nv.SUCCESS:
 			m.capability = nvml.ComputeCapability{Major: major, Minor: minor}
-		case !untold(ret):
+		case !isNotProvided(ret):
 			return check("reading the compute capability", d.uuid, ret)
 		}
 	}
@@ -136,7 +136,7 @@ func (s *session) readKind(d device, m *model) error {
 		switch {
 		case ret == nv.SUCCESS:
 			m.virtualization = virtualizations[how]
-		case !untold(ret):
+		case !isNotProvided(ret):
 			return check("reading the virtualization mode", d.uuid, ret)
 		}
 	}

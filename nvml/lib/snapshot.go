@@ -246,7 +246,7 @@ func (s *session) computePlacements(d device, i *instance, info nv.ComputeInstan
 	places, ret := twice(func() ([]nv.ComputeInstancePlacement, nv.Return) {
 		return i.handle.GetComputeInstancePossiblePlacements(&info)
 	})
-	if untold(ret) {
+	if isNotProvided(ret) {
 		return nil, nil
 	}
 	if err := check("reading the placements of "+name+"."+i.profile.Name, d.uuid, ret); err != nil {

@@ -193,8 +193,8 @@ func (g *GPU) rememberReading(now time.Time, h nvml.Health) {
 	if h.Rows.Corrected.Known && h.Rows.Uncorrected.Known {
 		g.lastRows = &Rows{h.Rows.Corrected.Value, h.Rows.Uncorrected.Value, now}
 	}
-	g.sramExceeded = g.sramExceeded || nvml.Is(h.SRAMThreshold)
-	g.memoryUnrepairable = g.memoryUnrepairable || nvml.Is(h.Unrepairable)
+	g.sramExceeded = g.sramExceeded || nvml.IsSet(h.SRAMThreshold)
+	g.memoryUnrepairable = g.memoryUnrepairable || nvml.IsSet(h.Unrepairable)
 	if m := h.MIGMode; m.Known && m.Value.Current == m.Value.Pending {
 		g.awaitsMIGMode = false
 	}
@@ -207,7 +207,7 @@ func wasReset(before, now nvml.Health) bool {
 		fell(before.ECC.UncorrectedVolatile, now.ECC.UncorrectedVolatile) || fell(before.ECC.CorrectedVolatile, now.ECC.CorrectedVolatile)
 }
 
-func gone(before, now nvml.Reading[bool]) bool { return nvml.Is(before) && now.Known && !now.Value }
+func gone(before, now nvml.Reading[bool]) bool { return nvml.IsSet(before) && now.Known && !now.Value }
 
 func fell(before, now nvml.Reading[uint64]) bool {
 	return before.Known && now.Known && now.Value < before.Value
@@ -310,8 +310,8 @@ func (g *GPU) symptoms(now time.Time, t xids) []Finding {
 	add(found, due)
 	h := g.reading
 	add(g.rowPending, Finding{Reason: config.ReasonRowRemapPending})
-	add(nvml.Is(h.RepairPending), Finding{Reason: config.ReasonRepairPending})
-	add(nvml.Is(h.Pages.Pending), Finding{Reason: config.ReasonPageRetirementPending})
+	add(nvml.IsSet(h.RepairPending), Finding{Reason: config.ReasonRepairPending})
+	add(nvml.IsSet(h.Pages.Pending), Finding{Reason: config.ReasonPageRetirementPending})
 	add(!g.eccErrorAt.IsZero(), Finding{Reason: config.ReasonUncorrectableECC})
 	add(modePending(h.ECCMode), Finding{Reason: config.ReasonModePending, Detail: ": ECC"})
 	add(modePending(h.MIGMode) && !g.awaitsMIGMode && !g.changedByAgent(now), Finding{Reason: config.ReasonModePending, Detail: ": MIG"})
@@ -340,9 +340,9 @@ func (g *GPU) recommended() (Finding, bool) {
 			return Finding{Reason: known.reason, Action: known.action, Detail: detail}, true
 		}
 		return Finding{Reason: config.ReasonResetRequired, Action: ActionContactSupport, Detail: detail}, true
-	case nvml.Is(h.NeedsDrain):
+	case nvml.IsSet(h.NeedsDrain):
 		return Finding{Reason: config.ReasonDrainRequired, Detail: ": the driver recommends a drain and a reset"}, true
-	case nvml.Is(h.NeedsReset):
+	case nvml.IsSet(h.NeedsReset):
 		return Finding{Reason: config.ReasonResetRequired, Detail: ": the driver says so"}, true
 	default:
 		return Finding{}, false
