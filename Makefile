@@ -21,9 +21,10 @@ LINT    := go tool -modfile=test/tools/go.mod golangci-lint
 # Tests run programs that the cache of test results does not know of, so nothing is taken from it. Three packages at a
 # time, the longest first, so that none of them runs alone in the end. Their tests mostly wait for programs, so many run
 # at a time. Garbage is collected seldom: the memory of tests costs nothing, and a third of their time went into that.
+# -w: nobody debugs these binaries, and to link sixty of them takes minutes.
 GOTEST   = events=$$(mktemp); trap 'rm -f "$$events"' EXIT; \
 	GOGC=400 go tool -modfile=test/tools/go.mod gotestsum --format pkgname --format-hide-empty-pkg --hide-summary skipped \
-	--jsonfile "$$events" $(RERUN) --packages "$(PACKAGES)" -- -count=1 -p 3 -parallel 14 -timeout 60m
+	--jsonfile "$$events" $(RERUN) --packages "$(PACKAGES)" -- -ldflags=-w -count=1 -p 3 -parallel 14 -timeout 60m
 # Where CI is set, up to eight tests that failed run once more; both results are printed.
 RERUN   := $(if $(CI),--rerun-fails=1 --rerun-fails-max-failures=8)
 # What took longest is printed, whether the tests passed or not.

@@ -85,6 +85,10 @@ func (s *supervisor) bind() (int, error) {
 	return inet.Port, nil
 }
 
+// collection says how often a Go program collects garbage (go doc runtime). Half of what an API server computes is that, so whoever runs
+// tests and has the memory lets all of their programs do it seldom.
+const collection = "GOGC"
+
 // start runs a component; its output goes to its log.
 func (s *supervisor) start(c component) error {
 	out, err := os.Create(s.logOf(c.name))
@@ -95,6 +99,9 @@ func (s *supervisor) start(c component) error {
 	cmd := exec.Command(c.path, c.args...)
 	cmd.Dir = s.dir
 	cmd.Env = []string{"HOME=" + s.dir} // variables of the user, such as ETCD_…, are settings too
+	if often, set := os.LookupEnv(collection); set {
+		cmd.Env = append(cmd.Env, collection+"="+often)
+	}
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Pdeathsig: syscall.SIGKILL,
