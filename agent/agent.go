@@ -124,6 +124,8 @@ type Watcher interface {
 // it finds, in place of each event of the driver.
 type DriverWatcher interface {
 	Through(driver nvml.Driver) nvml.Driver
+	// Recovered says, of each GPU with which nothing is wrong any more, when something last was.
+	Recovered() map[nvml.UUID]time.Time
 }
 
 // forgetter remembers by the clock.
@@ -337,7 +339,7 @@ func (a *Agent) plan(ctx context.Context, seen *state.Observed) (state.Desired, 
 
 // planCleanUp plans to give back what an agent has left, where what is asked for cannot be: that is no reason to keep it.
 func (a *Agent) planCleanUp(ctx context.Context, seen *state.Observed, want state.Desired, err error) ([]plan.Step, error) {
-	if !seen.Leftovers.Orphan.Exists() && !seen.Marks.Fenced && !seen.Pool.Slot.Held && !seen.Pool.Slot.Waiting {
+	if !seen.Leftovers.Orphan.Exists() && !seen.Marks.Fenced && !seen.Pool.Slot.Held && !seen.Pool.Slot.Waiting && !seen.WithholdsRecovered() {
 		return nil, err
 	}
 	want.Plugin, want.Keys = nil, nil

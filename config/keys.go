@@ -425,6 +425,11 @@ const (
 	//
 	// You can: leave it; the GPU has mended itself.
 	ReasonRowRemapped Reason = "RowRemapped"
+	// ReasonPluginRestarted is given when the agent restarts the device plugin after a GPU has recovered: the plugin takes a GPU that has had an
+	// error for unhealthy until it starts anew.
+	//
+	// You can: leave it; the GPU is offered again in a moment.
+	ReasonPluginRestarted Reason = "PluginRestarted"
 	// ReasonHealthNotWatched is given when the driver does not hand out its events: errors are seen only as far as the GPUs' state shows them.
 	//
 	// You can: see whether the driver is well; an older one may not have events.

@@ -270,6 +270,22 @@ func Physical(ids []string) []string {
 	return slices.Compact(out)
 }
 
+// Withheld reports whether kubelet has a device of the GPU that it would not give out, or none of it.
+func Withheld(gpu nvml.GPU, strategy config.MIGStrategy, kubelet Resources) bool {
+	offered := map[string]bool{}
+	for _, ids := range Offered(kubelet) {
+		for _, id := range Physical(ids) {
+			offered[id] = true
+		}
+	}
+	for _, ids := range Expected([]nvml.GPU{gpu}, strategy) {
+		if slices.ContainsFunc(ids, func(id string) bool { return !offered[id] }) {
+			return true
+		}
+	}
+	return false
+}
+
 // ProofInterval is the least time between two looks that both count as proof. A plugin that registers and fails right
 // after, or registers twice, does so within a second or two.
 const ProofInterval = 2 * time.Second

@@ -1,9 +1,25 @@
 package health
 
 import (
+	"time"
+
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/health/verdict"
+	"github.com/gpuslice/gpuslice/nvml"
 )
+
+// Recovered says, of each GPU with which nothing is wrong any more, when something last was.
+func (m *Monitor) Recovered() map[nvml.UUID]time.Time {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := map[nvml.UUID]time.Time{}
+	for _, g := range m.node.GPUs() {
+		if at, is := g.RecoveredFrom(m.Clock.Now()); is && m.recalled {
+			out[g.UUID()] = at
+		}
+	}
+	return out
+}
 
 // mostXidsInStatus bounds what the status has of one GPU.
 const mostXidsInStatus = 4

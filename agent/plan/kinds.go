@@ -58,6 +58,9 @@ const (
 	ResumeOperands Kind = "ResumeOperands"
 	// RestartOperands evicts a device plugin that started before the change, since it reads the layout only at its start.
 	RestartOperands Kind = "RestartOperands"
+	// RestartPlugin evicts a device plugin that does not offer a GPU again which has recovered: until it starts anew, it takes the GPU for
+	// unhealthy.
+	RestartPlugin Kind = "RestartPlugin"
 	// ReloadPlugin makes those read the plugin's config who run by a former one.
 	ReloadPlugin Kind = "ReloadPlugin"
 	// SetComputeMode lets any process compute on a GPU again that MPS has left to its daemon alone, when that is gone.
@@ -175,9 +178,15 @@ var kinds = map[Kind]Traits{
 		Text:   func(s Step) string { return "set the device plugin's config: " + s.Config },
 		Begins: true, ReachesTarget: true, Bounded: true,
 	},
-	RegenerateCDI:   {Text: func(s Step) string { return "regenerate CDI spec " + strings.Join(s.Files, ", ") }, Bounded: true},
-	StartUnits:      {Text: func(s Step) string { return "start unit " + s.Unit }, Wait: WaitUnit},
-	ResumeOperands:  {Text: Step.resume},
+	RegenerateCDI:  {Text: func(s Step) string { return "regenerate CDI spec " + strings.Join(s.Files, ", ") }, Bounded: true},
+	StartUnits:     {Text: func(s Step) string { return "start unit " + s.Unit }, Wait: WaitUnit},
+	ResumeOperands: {Text: Step.resume},
+	RestartPlugin: {
+		Text: func(s Step) string {
+			return "restart device plugin " + names(s.Pods) + ", which withholds a GPU that has recovered"
+		},
+		Begins: true,
+	},
 	RestartOperands: {Text: func(s Step) string { return "restart device plugin " + names(s.Pods) }},
 	ReloadPlugin:    {Text: fixedText("have the device plugin read its config"), Bounded: true},
 	SetComputeMode: {

@@ -69,6 +69,8 @@ type Operand struct {
 	Stale   bool // the journal says that it read the layout of the GPUs before the change
 	Returns bool // it tolerates the fence, so that evicting it does not keep it away
 	ByLabel bool // it is one of Pauses
+	// Withholds: it has run since before a GPU recovered, and does not offer all of that.
+	Withholds bool
 }
 
 // Pause is an operand that runs where a label of the node says so, and goes when the label says otherwise. Operands that
@@ -160,8 +162,24 @@ func Make(seen Observed, want Desired) ([]Step, error) {
 		seen.Journal.Owed = true
 		return append([]Step{{Kind: Adopt}}, giveBack(seen, want, parks)...), nil
 	default:
-		return giveBack(seen, want, parks), nil
+		return append(restartWithholding(&seen), giveBack(seen, want, parks)...), nil
 	}
+}
+
+// restartWithholding lists the restart of device plugins that do not offer again what has recovered. In the middle of a change each is
+// restarted by the journal, or was.
+func restartWithholding(seen *Observed) []Step {
+	var pods []Pod
+	for _, o := range seen.Operands {
+		if o.Withholds {
+			pods = append(pods, o.Pod)
+		}
+	}
+	if len(pods) == 0 || seen.Journal.Owed {
+		return nil
+	}
+	seen.Capacity.Agreed = 0
+	return []Step{{Kind: RestartPlugin, Pods: pods}}
 }
 
 // carryOut lists all steps of a change.

@@ -166,6 +166,7 @@ var progresses = map[plan.Kind]struct {
 	plan.RegenerateCDI:      {config.ReasonAwaitingCapacity, api.PhaseVerifying},
 	plan.StartUnits:         {config.ReasonAwaitingCapacity, api.PhaseVerifying},
 	plan.ResumeOperands:     {config.ReasonAwaitingCapacity, api.PhaseVerifying},
+	plan.RestartPlugin:      {config.ReasonAwaitingCapacity, api.PhaseVerifying},
 	plan.RestartOperands:    {config.ReasonAwaitingCapacity, api.PhaseVerifying},
 	plan.VerifyCapacity:     {config.ReasonAwaitingCapacity, api.PhaseVerifying},
 	plan.Release:            {config.ReasonAwaitingCapacity, api.PhaseVerifying},

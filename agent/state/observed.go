@@ -35,7 +35,8 @@ type Observed struct {
 	Files        Files
 	Pool         Pool
 	GPUs         []nvml.GPU
-	Specs        []string // CDI specs that describe other GPU instances than there are
+	Recovered    map[nvml.UUID]time.Time // when something was last wrong with a GPU that is well again
+	Specs        []string                // CDI specs that describe other GPU instances than there are
 	Reboots      plan.Reboots
 	Pods         []corev1.Pod // all pods of the node
 	Kubelet      Kubelet
@@ -214,7 +215,7 @@ func (s Observed) PlannedOperands() (pauses []plan.Pause, plugins []plan.Operand
 			Pod:     plan.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID)},
 			Stale:   s.Journal != nil && s.Journal.RanBefore(string(p.UID)),
 			Returns: holders.Tolerates(p.Spec.Tolerations, FenceTaint()),
-			ByLabel: byLabel[string(p.UID)],
+			ByLabel: byLabel[string(p.UID)], Withholds: s.withholds(&p),
 		})
 	}
 	return pauses, plugins

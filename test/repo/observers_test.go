@@ -14,6 +14,7 @@ import (
 var observers = []string{
 	"(*agent.Agent).observe", "(*agent.Agent).observeTaken", "(*agent/resolve.Resolver).Desired", "(*agent/proving.Prover).Prove",
 	"(*agent/memory.Monitor).Look", "(*agent/memory.Monitor).LookAgain", "(*agent/health.Monitor).Look", "(*agent/health.Monitor).LookAgain",
+	"(*agent/health.Monitor).Recovered",
 }
 
 // readers are the methods by which the interfaces of this module and the clients of the API server are read. Any other method of an interface
@@ -24,6 +25,7 @@ var readers = map[string][]string{
 	"nvml.Bus":                   {"GPUs"},
 	"agent.Kubelet":              {"Assignments", "Allocatable"},
 	"agent.Pods":                 {"List"},
+	"agent.DriverWatcher":        {"Recovered"},
 	"agent/memory.Processes":     {"Holders"},
 	"agent/hostrecord.Store":     {"Read"},
 	"agent/health.Store":         {"Read"},

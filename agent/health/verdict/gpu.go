@@ -65,6 +65,7 @@ type GPU struct {
 	rises          []time.Time // when it became unhealthy, the last flapRises
 	flappingUntil  time.Time
 	lastXidAt      time.Time // other than 45
+	lastTroubleAt  time.Time // of a finding, an Xid or an error of memory, for whoever takes the GPU for unhealthy since then
 	agentsChanges  int       // calls of the agent that change the GPU and have not come back
 	agentChangedAt time.Time // when the last of them came back
 }
@@ -103,6 +104,7 @@ func (g *GPU) addXid(now time.Time, x Xid, gi, ci int) *Occurrence {
 	if x.Number != channelsRemoved {
 		g.lastXidAt = now
 	}
+	g.lastTroubleAt = now
 	key := xidKey{x.Number, gi, ci}
 	o := g.xids[key]
 	if o == nil && len(g.xids) >= mostXids && !g.forgetOldestXid() {
@@ -149,7 +151,7 @@ func (g *GPU) forgetOldestXid() bool {
 func (g *GPU) addEvent(now time.Time, kind nvml.EventKind) {
 	switch kind {
 	case nvml.EventECC, nvml.EventFatalPoison:
-		g.eccErrorAt = now
+		g.eccErrorAt, g.lastTroubleAt = now, now
 	case nvml.EventRetired:
 		g.noteRowXid(63)
 	case nvml.EventRetireFailed:
@@ -419,6 +421,9 @@ func (g *GPU) updateFindings(now time.Time, t xids, byReading bool) {
 	}
 	sortFindings(next)
 	g.findings = next
+	if len(next) > 0 {
+		g.lastTroubleAt = now
+	}
 	if was == 0 && len(next) > 0 {
 		g.rises = slices.DeleteFunc(append(g.rises, now), func(at time.Time) bool { return now.Sub(at) >= flapWindow })
 		g.rises = g.rises[max(0, len(g.rises)-flapRises):]
@@ -426,6 +431,15 @@ func (g *GPU) updateFindings(now time.Time, t xids, byReading bool) {
 	if len(found) > 0 && len(g.rises) >= flapRises && now.Sub(g.rises[0]) < flapWindow {
 		g.flappingUntil = now.Add(flapHold)
 	}
+}
+
+// calmTime is how long nothing has to be wrong with a GPU until it has recovered: a driver may report several errors one after the other.
+const calmTime = 5 * time.Second
+
+// RecoveredFrom is when something was last wrong with a GPU with which nothing is any more; false if something is, or never was in this boot.
+func (g *GPU) RecoveredFrom(now time.Time) (time.Time, bool) {
+	calm := g.hasReading && !g.lost && !g.missing && len(g.findings) == 0 && now.Sub(g.lastTroubleAt) >= calmTime
+	return g.lastTroubleAt, calm && !g.lastTroubleAt.IsZero()
 }
 
 // FlappingUntil is until when findings stay because they have come and gone too often; false if they do not.

@@ -48,6 +48,7 @@ type gpuRecord struct {
 	Rows         *rowsRecord     `json:"rows,omitempty"`
 	Rises        []time.Time     `json:"rises,omitempty"`
 	FlapUntil    time.Time       `json:"flapUntil,omitzero"`
+	Trouble      time.Time       `json:"trouble,omitzero"`
 }
 
 type findingRecord struct {
@@ -82,7 +83,7 @@ func (n *Node) Record(boot, told string) Record {
 		out := gpuRecord{
 			UUID: string(g.uuid), PCI: g.pci, Index: g.index, Old: g.beforeAmpere, Pending: g.rowPending, Failed: g.rowFailed, SRAM: g.sramExceeded, Unrepairable: g.memoryUnrepairable,
 			Erred: g.eccErrorAt, Asked: g.awaitsMIGMode, Rises: g.rises, FlapUntil: g.flappingUntil, Errors: g.reading.ECC.UncorrectedVolatile.Value,
-			Action: int(g.reading.Action.Value),
+			Action: int(g.reading.Action.Value), Trouble: g.lastTroubleAt,
 		}
 		for _, f := range g.findings {
 			out.Findings = append(out.Findings, findingRecord{string(f.Reason), string(f.Action), f.Detail, f.Instances, f.Since})
@@ -105,6 +106,7 @@ func (r Record) Key() string {
 	for i := range r.GPUs {
 		g := &r.GPUs[i]
 		g.Xids, g.FlapUntil, g.Erred = slices.Clone(g.Xids), time.Time{}, time.Time{}
+		g.Trouble = time.Time{}
 		for k := range g.Xids {
 			g.Xids[k].Count, g.Xids[k].Last, g.Xids[k].Told = 0, time.Time{}, time.Time{}
 		}
@@ -181,6 +183,7 @@ func (n *Node) Recall(r Record, boot string) {
 
 func (g *GPU) recall(was gpuRecord) {
 	g.rowPending, g.eccErrorAt, g.awaitsMIGMode, g.rises, g.flappingUntil = was.Pending, was.Erred, was.Asked, was.Rises, was.FlapUntil
+	g.lastTroubleAt = was.Trouble
 	g.hasReading = true // with what shows a reset
 	g.reading.ECC.UncorrectedVolatile = nvml.Told(was.Errors)
 	g.reading.Action = nvml.Told(nvml.RecoveryAction(was.Action))

@@ -166,3 +166,53 @@ func TestARecordIsRecalled(t *testing.T) {
 		}
 	}
 }
+
+// Who restarts a device plugin for it needs to know when something was last wrong, after a restart of the agent too.
+func TestAGPURecoversWhenNothingWasWrongForAWhile(t *testing.T) {
+	n := verdict.New(config.Health{})
+	now := began
+	look := func(h nvml.Health) {
+		now = now.Add(verdict.Interval)
+		n.ObserveGPUs(now, []nvml.Health{h}, false)
+	}
+	recovered := func() (time.Time, bool) { return n.GPUs()[0].RecoveredFrom(now) }
+	look(well(0))
+	if at, is := recovered(); is {
+		t.Errorf("a GPU that was always well has recovered at %s", at)
+	}
+	lost := well(0)
+	lost.Lost = true
+	look(lost)
+	trouble := now
+	if at, is := recovered(); is {
+		t.Errorf("a GPU that is lost has recovered at %s", at)
+	}
+	for range 10 {
+		look(well(0))
+	}
+	at, is := recovered()
+	if !is || at.Before(trouble) || !at.Before(now) {
+		t.Errorf("the GPU has recovered: %t, from trouble at %s; want true, and between %s and %s", is, at, trouble, now)
+	}
+	n.ObserveEvent(now, nvml.Event{Kind: nvml.EventXid, GPU: well(0).UUID, Xid: 31, GI: nvml.WholeGPU, CI: nvml.WholeGPU})
+	if at, is := recovered(); is {
+		t.Errorf("a GPU that has just had an error has recovered at %s", at)
+	}
+	trouble = now
+	data, err := json.Marshal(n.Record("boot", ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := verdict.ParseRecord(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n = verdict.New(config.Health{})
+	n.Recall(r, "boot")
+	for range 5 {
+		look(well(0))
+	}
+	if at, is := recovered(); !is || !at.Equal(trouble) {
+		t.Errorf("for the next agent the GPU has recovered: %t, from trouble at %s; want true, %s", is, at, trouble)
+	}
+}

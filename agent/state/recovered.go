@@ -1,0 +1,41 @@
+package state
+
+import (
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent/capacity"
+)
+
+// WithholdsRecovered reports whether a device plugin has to be restarted to offer again what has recovered.
+func (s Observed) WithholdsRecovered() bool {
+	return slices.ContainsFunc(s.DevicePlugin.Pods, func(p corev1.Pod) bool { return s.withholds(&p) })
+}
+
+// withholds reports whether the device plugin's pod began before a GPU recovered of which kubelet does not give out everything. NVIDIA's
+// device plugin takes a GPU that has had an error for unhealthy until it is started anew.
+func (s Observed) withholds(plugin *corev1.Pod) bool {
+	began, runs := startOf(plugin)
+	if !runs || s.Kubelet.Err != nil {
+		return false
+	}
+	for _, g := range s.GPUs {
+		at, has := s.Recovered[g.UUID]
+		if has && began.Before(at) && capacity.Withheld(g, s.Capacity.Strategy, s.Kubelet.Offered) {
+			return true
+		}
+	}
+	return false
+}
+
+// startOf is when the first of the pod's containers that run was started; false if none runs, or the pod is about to end.
+func startOf(pod *corev1.Pod) (began time.Time, runs bool) {
+	for _, c := range pod.Status.ContainerStatuses {
+		if r := c.State.Running; r != nil && (!runs || r.StartedAt.Time.Before(began)) {
+			began, runs = r.StartedAt.Time, true
+		}
+	}
+	return began, runs && pod.DeletionTimestamp == nil
+}
