@@ -113,5 +113,5 @@ func inLibrary(t *testing.T) bool {
 	if err := pprof.Lookup("goroutine").WriteTo(&stacks, 2); err != nil {
 		t.Fatal(err)
 	}
-	return strings.Contains(stacks.String(), "lib.(*Driver).alone.func")
+	return strings.Contains(stacks.String(), "lib.(*Driver).runExclusively.func")
 }
