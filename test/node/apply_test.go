@@ -219,6 +219,8 @@ func TestAnAgentAnswersThePluginWithoutAShell(t *testing.T) {
 	says(t, kubectl("plan", r.Name, "--mig-config", "all-disabled"), 0, "1 pod has to leave: "+namespace+"/notebook",
 		"whether the pods that leave fit elsewhere is not known: listing pods: ")
 	says(t, kubectl("recover", r.Name, "--dry-run"), 0, "all-1g.10gb", "GPU 0: 1g.10gb@0")
+	_ = kubectl("apply", r.Name, "--mig-config", "all-1g.10g").Run() // it waits three seconds for a refusal, and a busy machine's agent takes longer
+	r.awaitReason(config.ReasonUnknownConfig)
 	says(t, kubectl("apply", r.Name, "--mig-config", "all-1g.10g"), 1, r.Name+"  UnknownConfig: ", "all-1g.10gb", "refused by 1 node")
 	for key, value := range r.node().Annotations {
 		if key == config.AnnotationPreview || key == config.AnnotationPlan {
