@@ -85,8 +85,8 @@ func (s *supervisor) bind() (int, error) {
 	return inet.Port, nil
 }
 
-// collection says how often a Go program collects garbage (go doc runtime). Half of what an API server computes is that, so whoever runs
-// tests and has the memory lets all of their programs do it seldom.
+// collection says how often a Go program collects garbage (go doc runtime). Whoever runs tests and has the memory lets all of their programs
+// do it seldom.
 const collection = "GOGC"
 
 // start runs a component; its output goes to its log.
