@@ -48,6 +48,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/units"
 	"github.com/gpuslice/gpuslice/agent/upgrade"
 	"github.com/gpuslice/gpuslice/agent/wake"
+	"github.com/gpuslice/gpuslice/agent/watched"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/drain/holders"
@@ -59,7 +60,7 @@ type Agent struct {
 	node     string
 	client   kubernetes.Interface
 	nodes    nodewrite.Writer
-	podList  Pods
+	objects  *watched.Objects
 	kubelet  Kubelet
 	settings config.Settings
 	clock    *steady.Clock
@@ -246,6 +247,9 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 	if err == nil && len(steps) > 0 {
 		err = a.execute(ctx, seen, want, steps)
 		want, steps, err = a.cleanUpWhileWaiting(ctx, seen, want, steps, err)
+	}
+	if errors.Is(err, errNotFresh) {
+		return 0
 	}
 	return a.conclude(ctx, seen, want, steps, err)
 }

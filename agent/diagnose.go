@@ -134,9 +134,9 @@ func driverError(err error) bool {
 func (a *Agent) listPods(ctx context.Context) ([]corev1.Pod, error) {
 	api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
 	defer cancel()
-	pods, err := a.podList.List(api)
+	pods, err := a.objects.Pods(api)
 	if err != nil {
 		return nil, fmt.Errorf("listing the pods of node %s: %w", a.node, err)
 	}
-	return a.believe(api, pods)
+	return a.sets.Believe(api, pods)
 }

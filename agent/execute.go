@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"go.uber.org/zap"
@@ -27,6 +28,12 @@ func (a *Agent) execute(ctx context.Context, seen state.Observed, want state.Des
 		if err = a.fencing.NoteForced(ctx, &seen, want); err == nil {
 			err = a.gates.Allow(seen, want, steps)
 		}
+		if err == nil && !step.Traits().OnlyLooks {
+			fresh := a.objects.AreFresh()
+			if a.objects.ReadAnew(); !fresh {
+				return errNotFresh
+			}
+		}
 		if err == nil {
 			err = a.ledger.MayTake(ctx, seen, want, step)
 		}
@@ -44,6 +51,9 @@ func (a *Agent) execute(ctx context.Context, seen state.Observed, want state.Des
 	}
 	return err
 }
+
+// errNotFresh: the step would rest on what the watches have shown, which may be out of date.
+var errNotFresh = errors.New("the look has to be taken anew")
 
 // perform is what the kind of the first step does.
 func (a *Agent) perform(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {

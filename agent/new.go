@@ -6,7 +6,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/clock"
@@ -44,6 +43,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/units"
 	"github.com/gpuslice/gpuslice/agent/upgrade"
 	"github.com/gpuslice/gpuslice/agent/wake"
+	"github.com/gpuslice/gpuslice/agent/watched"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
 	"github.com/gpuslice/gpuslice/drain/fence"
@@ -58,17 +58,12 @@ type Kubelet interface {
 	Allocatable(ctx context.Context) (map[string][]string, error)
 }
 
-// Pods lists the pods of the node, as the API server has them now.
-type Pods interface {
-	List(ctx context.Context) ([]corev1.Pod, error)
-}
-
 // Options is what an Agent works with.
 type Options struct {
 	Node    string // name of the node it runs on; it never touches another
 	Client  kubernetes.Interface
 	Driver  nvml.Driver
-	Pods    Pods
+	Pods    watched.Pods
 	Kubelet Kubelet
 	Host    reboot.Host
 	Units   units.Systemd
@@ -98,15 +93,17 @@ func New(o Options) *Agent {
 	if o.Processes.Lanes == nil {
 		o.Processes.Lanes = &holders.Lanes{}
 	}
+	objects := watched.New(watched.Options{Node: o.Node, Client: o.Client, Pods: o.Pods, ConfigMaps: o.Settings.ConfigMaps()})
 	a := &Agent{
-		node: o.Node, client: o.Client, podList: o.Pods, kubelet: o.Kubelet, settings: o.Settings, clock: c, metrics: o.Metrics, alive: o.Alive, log: o.Log,
-		nodes:  nodewrite.Writer{Client: o.Client, Timeout: o.Settings.Timeouts.APICall},
+		node: o.Node, client: o.Client, kubelet: o.Kubelet, settings: o.Settings, clock: c, metrics: o.Metrics, alive: o.Alive, log: o.Log,
 		events: events.Recorder{To: o.Events},
 		sets:   holders.NewDaemonSets(o.Client, c),
 		fence: fence.Fence{
 			Taint: state.FenceTaint(), StartupKey: config.TaintNotReady, JournalKey: config.AnnotationJournal, KeepCordonedKey: config.AnnotationKeepCordoned,
 		},
-		wakes:     &wake.Sources{Client: o.Client, Node: o.Node, Settings: o.Settings, Driver: o.Driver, Clock: c, Log: o.Log},
+		objects:   objects,
+		nodes:     nodewrite.Writer{Client: o.Client, Timeout: o.Settings.Timeouts.APICall, Saw: objects.SawNode},
+		wakes:     &wake.Sources{Client: o.Client, Objects: objects, Driver: o.Driver, Clock: c, Log: o.Log},
 		record:    &hostrecord.Keeper{Store: o.Record, Log: o.Log.Named("record")},
 		budget:    budget.New(c, o.Settings),
 		processes: &processes.Finder{Processes: o.Processes, Settings: o.Settings, Clock: c},
@@ -116,7 +113,7 @@ func New(o Options) *Agent {
 	a.addSteps(o)
 	a.addDecisions(o)
 	a.teller = &tell.Teller{
-		Node: o.Node, Client: o.Client, Nodes: a.nodes, Ledger: a.ledger, Record: a.record, Settings: o.Settings, Events: a.events, Clock: c, Log: o.Log,
+		Node: o.Node, Nodes: a.nodes, Ledger: a.ledger, Record: a.record, Settings: o.Settings, Events: a.events, Clock: c, Log: o.Log,
 	}
 	a.addParts(o)
 	return a
@@ -125,13 +122,13 @@ func New(o Options) *Agent {
 // addSteps makes the rooms that perform steps, each after those that it goes by.
 func (a *Agent) addSteps(o Options) {
 	evictor := drain.NewEvictor(o.Client, a.clock, o.Log.Named("drain"))
-	evictor.Again = retried.Do
+	evictor.Again, a.sets.Again = retried.Do, retried.Do
 	a.draining = &draining.Draining{
 		Node: o.Node, Nodes: a.nodes, Evictor: evictor, Wakes: a.wakes, Budget: a.budget, Metrics: o.Metrics, Settings: o.Settings, Events: a.events,
 		Clock: a.clock,
 	}
 	a.devicePlugin = &deviceplugin.Plugin{
-		Client: o.Client, Nodes: a.nodes, Processes: o.Processes, Draining: a.draining, Budget: a.budget, Configs: o.Plugin,
+		Client: o.Client, Objects: a.objects, Nodes: a.nodes, Processes: o.Processes, Draining: a.draining, Budget: a.budget, Configs: o.Plugin,
 		File:     pluginfile.New(cmp.Or(o.PluginFile, o.Settings.DevicePlugin.ConfigFile), o.Settings.DevicePlugin.ConfigFile),
 		Settings: o.Settings, Clock: a.clock, Log: o.Log,
 	}
@@ -170,7 +167,7 @@ func (a *Agent) addSteps(o Options) {
 func (a *Agent) addDecisions(o Options) {
 	a.leftovers = &leftovers.Finder{Record: a.record, Settings: o.Settings, Clock: a.clock}
 	a.resolver = &resolve.Resolver{Parse: o.Parse, DevicePlugin: a.devicePlugin, Settings: o.Settings}
-	a.files = &files.Files{Client: o.Client, Resolver: a.resolver, Turn: a.turn, Settings: o.Settings}
+	a.files = &files.Files{Objects: a.objects, Resolver: a.resolver, Turn: a.turn, Settings: o.Settings}
 	a.gates = &gate.Gate{Settings: o.Settings, Events: a.events, Metrics: o.Metrics, Wall: o.Clock, Clock: a.clock, Log: o.Log}
 }
 

@@ -5,13 +5,11 @@ import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/agent/hostrecord"
 	"github.com/gpuslice/gpuslice/agent/nodekeys"
 	"github.com/gpuslice/gpuslice/agent/plan"
-	"github.com/gpuslice/gpuslice/agent/retried"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
@@ -20,18 +18,15 @@ import (
 
 // observe looks at the node, its pods, kubelet, the ConfigMap and the GPUs. It writes nothing, tells nothing, and lets go of nothing: what
 // follows from the look is up to the pass.
-// Node and pods are read from the API server, not from a cache: a stale cordon or pod list is how fences fail.
+// It looks at what the watches have shown; at what the API server has now, once the pass before has found something to do.
 func (a *Agent) observe(ctx context.Context) (state.Observed, error) {
 	api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
 	defer cancel()
 	var seen state.Observed
-	var node *corev1.Node
-	err := retried.Do(api, func() (err error) {
-		node, err = a.client.CoreV1().Nodes().Get(api, a.node, metav1.GetOptions{})
-		return err
-	})
+	a.objects.BeginLook()
+	node, err := a.objects.Node(api)
 	if err != nil {
-		return seen, fmt.Errorf("reading node %s: %w", a.node, err)
+		return seen, err
 	}
 	seen.Node = node
 	seen.Marks.Tools = fence.Markers(node, a.settings.Operands)
@@ -43,11 +38,12 @@ func (a *Agent) observe(ctx context.Context) (state.Observed, error) {
 	if err = a.files.Observe(api, &seen); err != nil {
 		return seen, err
 	}
-	pods, err := a.podList.List(api)
+	pods, err := a.objects.Pods(api)
 	if err != nil {
 		return seen, fmt.Errorf("listing the pods of node %s: %w", a.node, err)
 	}
-	if pods, err = a.believe(api, pods); err != nil {
+	// Pods of NVIDIA's programs are known by their labels, which any pod may have. So they count only as pods of a DaemonSet that exists.
+	if pods, err = a.sets.Believe(api, pods); err != nil {
 		return seen, err
 	}
 	if err := a.upgrades.Observe(&seen); err != nil {
@@ -148,16 +144,4 @@ func (a *Agent) observeTaken(ctx context.Context, seen *state.Observed, want sta
 	taken := plan.Takes(a.planned(*seen, want), want.Planned(targets))
 	a.processes.Observe(ctx, seen, taken)
 	a.units.Observe(ctx, seen, taken)
-}
-
-// Pods of NVIDIA's programs are known by their labels, which any pod may have. So they count only where the settings say that they
-// are, and as pods of a DaemonSet that exists.
-
-// believe gives the pods without the owners that they only pretend to have.
-func (a *Agent) believe(ctx context.Context, pods []corev1.Pod) (out []corev1.Pod, err error) {
-	err = retried.Do(ctx, func() (err error) {
-		out, err = a.sets.Believe(ctx, pods)
-		return err
-	})
-	return out, err
 }

@@ -397,6 +397,12 @@ func (c *checks) selector(field string, text scalar, whose string) labels.Select
 	return selector
 }
 
+// ConfigMaps are those that the settings name.
+func (s Settings) ConfigMaps() []ConfigMapKey {
+	plugin := ConfigMapKey{Namespace: s.DevicePlugin.ConfigMap.Namespace, Name: s.DevicePlugin.ConfigMap.Name}
+	return slices.DeleteFunc([]ConfigMapKey{s.MIGConfigMap, s.Profiles, s.Maintenance, plugin}, func(c ConfigMapKey) bool { return c.Name == "" })
+}
+
 // short writes a duration without its zero parts: "10m", not "10m0s".
 func short(d time.Duration) string {
 	s := d.String()

@@ -26,9 +26,9 @@ import (
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/pluginfile"
-	"github.com/gpuslice/gpuslice/agent/retried"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/steady"
+	"github.com/gpuslice/gpuslice/agent/watched"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml/aside"
@@ -37,6 +37,7 @@ import (
 // Plugin is the device plugin of one node.
 type Plugin struct {
 	Client    kubernetes.Interface
+	Objects   *watched.Objects
 	Nodes     nodewrite.Writer
 	Processes holders.Processes
 	Draining  *draining.Draining
@@ -253,7 +254,7 @@ func (dp *Plugin) readManaged(ctx context.Context, seen *state.Observed) {
 func (dp *Plugin) configMap(ctx context.Context, namespace, name string) (map[string]string, error) {
 	api, cancel := context.WithTimeout(ctx, dp.Settings.Timeouts.APICall)
 	defer cancel()
-	object, err := retried.ConfigMap(api, dp.Client, namespace, name)
+	object, err := dp.Objects.ConfigMap(api, namespace, name)
 	switch {
 	case apierrors.IsForbidden(err):
 		return nil, fmt.Errorf("reading ConfigMap %s/%s: %w; grant the agent a role there", namespace, name, err)

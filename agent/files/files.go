@@ -6,18 +6,17 @@ import (
 	"fmt"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpuslice/gpuslice/agent/resolve"
-	"github.com/gpuslice/gpuslice/agent/retried"
 	"github.com/gpuslice/gpuslice/agent/slot"
 	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/watched"
 	"github.com/gpuslice/gpuslice/config"
 )
 
 // Files reads them.
 type Files struct {
-	Client   kubernetes.Interface
+	Objects  *watched.Objects
 	Resolver *resolve.Resolver
 	Turn     *slot.Turn
 	Settings config.Settings
@@ -64,7 +63,7 @@ func (f *Files) read(ctx context.Context, ref config.ConfigMapKey) (*state.Confi
 		return nil, nil
 	}
 	file := &state.ConfigMapFile{Name: fmt.Sprintf("ConfigMap %s/%s, key %s", ref.Namespace, ref.Name, ref.Key)}
-	object, err := retried.ConfigMap(ctx, f.Client, ref.Namespace, ref.Name)
+	object, err := f.Objects.ConfigMap(ctx, ref.Namespace, ref.Name)
 	switch {
 	case apierrors.IsNotFound(err):
 		file.Absent = true

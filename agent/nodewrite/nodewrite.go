@@ -1,5 +1,5 @@
-// Package nodewrite writes the metadata and spec of the agent's node: by patches that are guarded by the version of the node that they were
-// made for, and sent again where others write in between what does not matter here.
+// Package nodewrite writes the agent's node. Metadata and spec: by patches that are guarded by the version of the node that they were made for,
+// and sent again where others write in between what does not matter here. Conditions: each by itself, whatever others write.
 package nodewrite
 
 import (
@@ -29,7 +29,8 @@ const FieldManager = "gpuslice-agent"
 // Writer writes one node.
 type Writer struct {
 	Client  kubernetes.Interface
-	Timeout time.Duration // of a write with all its tries
+	Timeout time.Duration      // of a write with all its tries
+	Saw     func(*corev1.Node) // is told the node as each write has left it; may be nil
 }
 
 // Patch sends one write of the node's metadata and spec.
@@ -110,7 +111,34 @@ func (w Writer) once(ctx context.Context, node *corev1.Node, write func(*corev1.
 	if err != nil {
 		return nil, fmt.Errorf("patching node %s: %w", node.Name, err)
 	}
+	w.saw(after)
 	return after, nil
+}
+
+func (w Writer) saw(node *corev1.Node) {
+	if w.Saw != nil {
+		w.Saw(node)
+	}
+}
+
+// Conditions writes conditions of the node that has the name. A strategic merge patch leaves all others alone.
+func (w Writer) Conditions(ctx context.Context, name string, conditions []corev1.NodeCondition) error {
+	body, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": conditions}})
+	if err != nil {
+		return fmt.Errorf("encoding the conditions: %w", err)
+	}
+	api, cancel := context.WithTimeout(ctx, w.Timeout)
+	defer cancel()
+	var after *corev1.Node
+	err = retried.Do(api, func() (err error) {
+		after, err = w.Client.CoreV1().Nodes().Patch(api, name, types.StrategicMergePatchType, body, metav1.PatchOptions{FieldManager: FieldManager}, "status")
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("writing the conditions of node %s: %w", name, err)
+	}
+	w.saw(after)
+	return nil
 }
 
 // Metadata is a merge patch that sets labels and annotations, takes away those that are nil, and leaves all

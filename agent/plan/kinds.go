@@ -106,6 +106,8 @@ type Traits struct {
 	HoldersKnown bool
 	// TakesFromHost: the host gets back what it takes by the host's record alone, if the agent is killed.
 	TakesFromHost bool
+	// OnlyLooks: it changes nothing, so it may rest on what the watches have shown.
+	OnlyLooks bool
 	// Bounded: a change whose step goes on failing is given up.
 	Bounded bool
 	// Repeatable: it succeeds at once, and somebody else may undo it at once. A change that repeats it in vain is given up.
@@ -193,7 +195,7 @@ var kinds = map[Kind]Traits{
 		Text: onGPU(fixedText("let any process compute on it")), Apply: withComputeDefault,
 		TouchesGPU: true, Begins: true, ReachesTarget: true, Bounded: true,
 	},
-	VerifyCapacity:  {Text: fixedText("verify capacity"), Wait: WaitCapacity},
+	VerifyCapacity:  {Text: fixedText("verify capacity"), OnlyLooks: true, Wait: WaitCapacity},
 	PublishNodeKeys: {Text: fixedText("publish the profile's labels and taints"), Begins: true, Bounded: true, Repeatable: true},
 	Release:         {Text: fixedText("release: give the node back")},
 	ReleaseSlot:     {Text: fixedText("give the slot of the pool back")},

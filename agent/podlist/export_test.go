@@ -1,4 +1,4 @@
 package podlist
 
-// Read takes a list from a stream.
-var Read = read
+// ReadStream takes a list from a stream.
+var ReadStream = read

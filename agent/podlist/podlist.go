@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/gpuslice/gpuslice/agent/retried"
 )
@@ -45,8 +46,16 @@ func (l Lister) List(ctx context.Context) (pods []corev1.Pod, err error) {
 }
 
 func (l Lister) list(ctx context.Context) ([]corev1.Pod, error) {
-	options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", l.Node).String()}
-	body, err := l.Client.CoreV1().RESTClient().Get().Resource("pods").VersionedParams(&options, scheme.ParameterCodec).SetHeader("Accept", "application/json").Stream(ctx)
+	list, err := Read(ctx, l.Client.CoreV1().RESTClient(), metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", l.Node).String()})
+	if err != nil {
+		return nil, err
+	}
+	return list.Items, nil
+}
+
+// Read asks for a list of pods once, and reads the answer pod by pod.
+func Read(ctx context.Context, client cache.Getter, options metav1.ListOptions) (*corev1.PodList, error) {
+	body, err := client.Get().Resource("pods").VersionedParams(&options, scheme.ParameterCodec).SetHeader("Accept", "application/json").Stream(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -57,7 +66,7 @@ func (l Lister) list(ctx context.Context) ([]corev1.Pod, error) {
 var errNoList = errors.New("it is no list")
 
 // read takes one item after the other from a list.
-func read(body io.Reader) ([]corev1.Pod, error) {
+func read(body io.Reader) (*corev1.PodList, error) {
 	d := json.NewDecoder(body)
 	switch token, err := d.Token(); {
 	case err != nil:
@@ -65,21 +74,25 @@ func read(body io.Reader) ([]corev1.Pod, error) {
 	case token != json.Delim('{'):
 		return nil, fmt.Errorf("reading the list: %w", errNoList)
 	}
-	var out []corev1.Pod
+	out := &corev1.PodList{}
 	for d.More() {
 		key, err := d.Token()
 		if err != nil {
 			return nil, fmt.Errorf("reading the list: %w", err)
 		}
-		if key != "items" {
-			var other json.RawMessage
-			if err := d.Decode(&other); err != nil {
-				return nil, fmt.Errorf("reading %v of the list: %w", key, err)
+		switch key {
+		case "items":
+			if out.Items, err = readItems(d); err != nil {
+				return nil, err
 			}
 			continue
+		case "metadata":
+			err = d.Decode(&out.ListMeta)
+		default:
+			err = d.Decode(new(json.RawMessage))
 		}
-		if out, err = readItems(d); err != nil {
-			return nil, err
+		if err != nil {
+			return nil, fmt.Errorf("reading %v of the list: %w", key, err)
 		}
 	}
 	if _, err := d.Token(); err != nil { // the end may be missing
@@ -103,7 +116,7 @@ func readItems(d *json.Decoder) ([]corev1.Pod, error) {
 		if err := d.Decode(&pod); err != nil {
 			return nil, fmt.Errorf("reading the pod after %d others: %w", len(out), err)
 		}
-		shorten(&pod)
+		Shorten(&pod)
 		out = append(out, pod)
 	}
 	if _, err := d.Token(); err != nil {
@@ -112,23 +125,18 @@ func readItems(d *json.Decoder) ([]corev1.Pod, error) {
 	return out, nil
 }
 
-// shorten takes from a large pod what no decision is made by.
-func shorten(pod *corev1.Pod) {
-	if pod.Size() <= largePod {
-		return
-	}
+// Shorten takes from a pod what no decision is made by, and cuts the texts of a large one.
+func Shorten(pod *corev1.Pod) {
+	large := pod.Size() > largePod
 	pod.ManagedFields = nil
-	pod.Annotations, pod.Labels = firstOf(pod.Annotations), firstOf(pod.Labels)
 	for _, containers := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for i := range containers {
 			c := &containers[i]
 			containers[i] = corev1.Container{
-				Name: c.Name, Command: firstTexts(c.Command), Args: firstTexts(c.Args), Resources: c.Resources, RestartPolicy: c.RestartPolicy,
-				VolumeMounts: firstFew(c.VolumeMounts), Env: firstFew(c.Env),
+				Name: c.Name, Command: c.Command, Args: c.Args, Resources: c.Resources, RestartPolicy: c.RestartPolicy, VolumeMounts: c.VolumeMounts, Env: c.Env,
 			}
-			for j := range containers[i].Env {
-				e := &containers[i].Env[j]
-				*e = corev1.EnvVar{Name: cutText(e.Name), Value: cutText(e.Value)}
+			if large {
+				cut(&containers[i])
 			}
 		}
 	}
@@ -143,6 +151,18 @@ func shorten(pod *corev1.Pod) {
 			kept.ConfigMap = &corev1.ConfigMapVolumeSource{LocalObjectReference: v.ConfigMap.LocalObjectReference}
 		}
 		pod.Spec.Volumes[i] = kept
+	}
+	if large {
+		pod.Annotations, pod.Labels = firstOf(pod.Annotations), firstOf(pod.Labels)
+	}
+}
+
+func cut(c *corev1.Container) {
+	c.Command, c.Args = firstTexts(c.Command), firstTexts(c.Args)
+	c.VolumeMounts, c.Env = firstFew(c.VolumeMounts), firstFew(c.Env)
+	for j := range c.Env {
+		e := &c.Env[j]
+		*e = corev1.EnvVar{Name: cutText(e.Name), Value: cutText(e.Value)}
 	}
 }
 

@@ -107,13 +107,13 @@ func TestOfALargePodWhatCountsIsKept(t *testing.T) {
 func TestAListWithoutItsEndIsNone(t *testing.T) {
 	whole := answer(t, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "b"}})
 	for cut := range len(whole) {
-		if pods, err := podlist.Read(strings.NewReader(whole[:cut])); err == nil {
-			t.Fatalf("of %q: %d pods and no error", whole[:cut], len(pods))
+		if pods, err := podlist.ReadStream(strings.NewReader(whole[:cut])); err == nil {
+			t.Fatalf("of %q: %d pods and no error", whole[:cut], len(pods.Items))
 		}
 	}
 	for _, other := range []string{"[]", `"items"`, `{"items":{}}`, `{"items":[7]}`} {
-		if pods, err := podlist.Read(strings.NewReader(other)); err == nil {
-			t.Errorf("of %q: %d pods and no error", other, len(pods))
+		if pods, err := podlist.ReadStream(strings.NewReader(other)); err == nil {
+			t.Errorf("of %q: %d pods and no error", other, len(pods.Items))
 		}
 	}
 }

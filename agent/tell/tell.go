@@ -3,7 +3,6 @@ package tell
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -11,9 +10,6 @@ import (
 
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/capacity"
@@ -25,7 +21,6 @@ import (
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/report"
-	"github.com/gpuslice/gpuslice/agent/retried"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/steady"
 	"github.com/gpuslice/gpuslice/config"
@@ -46,7 +41,6 @@ type Reporter interface {
 // Teller tells of one node.
 type Teller struct {
 	Node     string // its name
-	Client   kubernetes.Interface
 	Nodes    nodewrite.Writer
 	Ledger   *ledger.Ledger
 	Record   *hostrecord.Keeper
@@ -219,23 +213,9 @@ func (t *Teller) copyForNextChanges(status *api.Status, seen state.Observed, wan
 	}
 }
 
-// Write writes conditions of ours. A strategic merge patch leaves all others alone, so that a source may write its own between two passes.
+// Write writes conditions of ours, so that a source may write its own between two passes.
 func (t *Teller) Write(ctx context.Context, conditions []corev1.NodeCondition) error {
-	body, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": conditions}})
-	if err != nil {
-		return fmt.Errorf("encoding the conditions: %w", err)
-	}
-	api, cancel := context.WithTimeout(ctx, t.Settings.Timeouts.APICall)
-	defer cancel()
-	err = retried.Do(api, func() error {
-		_, err := t.Client.CoreV1().Nodes().Patch(api, t.Node, types.StrategicMergePatchType, body,
-			metav1.PatchOptions{FieldManager: nodewrite.FieldManager}, "status")
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("writing the conditions of node %s: %w", t.Node, err)
-	}
-	return nil
+	return t.Nodes.Conditions(ctx, t.Node, conditions)
 }
 
 // drainConditions are those conditions that differ from what the node shows. A node that was never drained has none.

@@ -1,4 +1,4 @@
-// Package wake says when the loop should look again. A wake carries no data: what has changed is read anew.
+// Package wake says when the loop should look again. A wake carries no data.
 package wake
 
 import (
@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -16,19 +15,22 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 
-	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
+// Objects watches what the agent decides by, and tells when that has changed.
+type Objects interface {
+	Watch(ctx context.Context, changed func())
+}
+
 // Sources are what the loop is woken by.
 type Sources struct {
-	Client   kubernetes.Interface
-	Node     string
-	Settings config.Settings
-	Driver   nvml.Driver // whose news wake the loop; nil if nobody is to be woken by them
-	Clock    clock.Clock
-	Log      *zap.Logger
+	Client  kubernetes.Interface
+	Objects Objects
+	Driver  nvml.Driver // whose news wake the loop; nil if nobody is to be woken by them
+	Clock   clock.Clock
+	Log     *zap.Logger
 
 	poke       func()
 	namespaces chan map[string]bool // of the disruption budgets that are in the way; nil if nothing is watched
@@ -44,15 +46,7 @@ func (s *Sources) Watch(ctx context.Context) <-chan struct{} {
 		}
 	}
 	s.poke = poke
-	s.watchObjects(ctx, "nodes", metav1.NamespaceAll, fields.OneTermEqualSelector("metadata.name", s.Node), &corev1.Node{}, poke)
-	s.watchObjects(ctx, "pods", metav1.NamespaceAll, fields.OneTermEqualSelector("spec.nodeName", s.Node), &corev1.Pod{}, poke)
-	plugin := config.ConfigMapKey{Namespace: s.Settings.DevicePlugin.ConfigMap.Namespace, Name: s.Settings.DevicePlugin.ConfigMap.Name}
-	for _, ref := range []config.ConfigMapKey{s.Settings.MIGConfigMap, s.Settings.Profiles, s.Settings.Maintenance, plugin} {
-		if ref.Name == "" {
-			continue
-		}
-		s.watchObjects(ctx, "configmaps", ref.Namespace, fields.OneTermEqualSelector("metadata.name", ref.Name), &corev1.ConfigMap{}, poke)
-	}
+	s.Objects.Watch(ctx, poke)
 	if s.Driver != nil {
 		go s.watchDriver(ctx, poke)
 	}
@@ -83,8 +77,7 @@ func (s *Sources) watchBudgets(ctx context.Context, blocked <-chan map[string]bo
 			}
 			watch, stop := context.WithCancel(ctx)
 			watched[namespace] = stop
-			s.watchAll(watch, s.Client.PolicyV1().RESTClient(), "poddisruptionbudgets", namespace, fields.Everything(),
-				&policyv1.PodDisruptionBudget{}, poke)
+			s.watchBudgetsOf(watch, namespace, poke)
 		}
 		for namespace, stop := range watched {
 			if !namespaces[namespace] {
@@ -113,20 +106,16 @@ func (s *Sources) BlockedBy(verdicts []drain.Verdict) {
 	s.namespaces <- namespaces
 }
 
-// watchObjects pokes at every change of the selected objects. It lists and watches again for as long as ctx lasts.
-func (s *Sources) watchObjects(ctx context.Context, resource, namespace string, selector fields.Selector, kind runtime.Object, poke func()) {
-	s.watchAll(ctx, s.Client.CoreV1().RESTClient(), resource, namespace, selector, kind, poke)
-}
-
-func (s *Sources) watchAll(ctx context.Context, client cache.Getter, resource, namespace string, selector fields.Selector, kind runtime.Object, poke func()) {
-	source := cache.NewListWatchFromClient(client, resource, namespace, selector)
+// watchBudgetsOf pokes at every change of the disruption budgets of a namespace. It lists and watches again for as long as ctx lasts.
+func (s *Sources) watchBudgetsOf(ctx context.Context, namespace string, poke func()) {
+	client := s.Client.PolicyV1().RESTClient()
+	source := cache.NewListWatchFromClient(client, "poddisruptionbudgets", namespace, fields.Everything())
 	source.ListWithContextFunc = func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-		o.FieldSelector = selector.String()
-		return names(ctx, client, resource, namespace, o)
+		return names(ctx, client, "poddisruptionbudgets", namespace, o)
 	}
 	_, informer := cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: source,
-		ObjectType:    kind,
+		ObjectType:    &policyv1.PodDisruptionBudget{},
 		Handler: cache.ResourceEventHandlerFuncs{
 			AddFunc:    func(any) { poke() },
 			UpdateFunc: func(any, any) { poke() },
@@ -144,18 +133,7 @@ func nameOnly(object any) (any, error) {
 		return object, nil //nolint:nilerr // of what has no name, as the note that an object is gone, nothing can be left out
 	}
 	kept := metav1.ObjectMeta{Name: of.GetName(), Namespace: of.GetNamespace(), UID: of.GetUID(), ResourceVersion: of.GetResourceVersion()}
-	switch object.(type) {
-	case *corev1.Node:
-		return &corev1.Node{ObjectMeta: kept}, nil
-	case *corev1.Pod:
-		return &corev1.Pod{ObjectMeta: kept}, nil
-	case *corev1.ConfigMap:
-		return &corev1.ConfigMap{ObjectMeta: kept}, nil
-	case *policyv1.PodDisruptionBudget:
-		return &policyv1.PodDisruptionBudget{ObjectMeta: kept}, nil
-	default:
-		return object, nil
-	}
+	return &policyv1.PodDisruptionBudget{ObjectMeta: kept}, nil
 }
 
 // eventsRetry is the pause before asking again for the driver's news, which has none while it is not loaded.

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
@@ -19,6 +20,9 @@ import (
 // It asks the API server for each DaemonSet that a pod of the node names, and remembers the answer. It is not safe for use by
 // several goroutines.
 type DaemonSets struct {
+	// Again repeats a request that failed for a passing cause; nil sends each once.
+	Again func(ctx context.Context, request func() error) error
+
 	client kubernetes.Interface
 	clock  clock.PassiveClock
 	known  map[daemonSet]daemonSetAnswer
@@ -81,7 +85,11 @@ func (d *DaemonSets) ask(ctx context.Context, named daemonSet) (daemonSetAnswer,
 		return a, nil
 	}
 	// From the API server itself: its cache may not have one yet that was just made.
-	found, err := d.client.AppsV1().DaemonSets(named.namespace).Get(ctx, named.name, metav1.GetOptions{})
+	var found *appsv1.DaemonSet
+	err := d.again(ctx, func() (err error) {
+		found, err = d.client.AppsV1().DaemonSets(named.namespace).Get(ctx, named.name, metav1.GetOptions{})
+		return err
+	})
 	switch {
 	case apierrors.IsNotFound(err):
 		return daemonSetAnswer{at: now}, nil
@@ -93,6 +101,13 @@ func (d *DaemonSets) ask(ctx context.Context, named daemonSet) (daemonSetAnswer,
 	a := daemonSetAnswer{exists: found.UID == named.uid && named.uid != "", at: now}
 	d.known[named] = a
 	return a, nil
+}
+
+func (d *DaemonSets) again(ctx context.Context, request func() error) error {
+	if d.Again == nil {
+		return request()
+	}
+	return d.Again(ctx, request)
 }
 
 // isDaemonSet reports whether the owner is said to be a DaemonSet. Of other API groups, it is some other thing of that name.

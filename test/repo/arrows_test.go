@@ -24,7 +24,8 @@ var arrows = map[string][]string{
 		"agent/leftovers", "agent/legible", "agent/measure", "agent/memory", "agent/metrics", "agent/nodekeys", "agent/nodewrite",
 		"agent/outcome", "agent/plan", "agent/pluginfile", "agent/preview", "agent/processes", "agent/proving", "agent/publish",
 		"agent/reboot", "agent/report", "agent/resolve", "agent/retried", "agent/sentinel", "agent/slot", "agent/state", "agent/steady",
-		"agent/tell", "agent/units", "agent/upgrade", "agent/wake", "config", "drain", "drain/fence", "drain/holders", "drain/host", "nvml",
+		"agent/tell", "agent/units", "agent/upgrade", "agent/wake", "agent/watched", "config", "drain", "drain/fence", "drain/holders", "drain/host",
+		"nvml",
 	},
 	"agent/access": {"config"},
 	"agent/admit":  nil,
@@ -37,7 +38,7 @@ var arrows = map[string][]string{
 	"agent/condition": {"agent/legible"},
 	"agent/deviceplugin": {
 		"agent/api", "agent/budget", "agent/capacity", "agent/draining", "agent/journal", "agent/legible", "agent/nodewrite", "agent/outcome",
-		"agent/plan", "agent/pluginfile", "agent/retried", "agent/state", "agent/steady", "config", "drain/fence", "drain/holders", "nvml",
+		"agent/plan", "agent/pluginfile", "agent/retried", "agent/state", "agent/steady", "agent/watched", "config", "drain/fence", "drain/holders", "nvml",
 		"nvml/aside",
 	},
 	"agent/diagnosis": {
@@ -55,7 +56,7 @@ var arrows = map[string][]string{
 		"agent/ledger", "agent/legible", "agent/measure", "agent/nodewrite", "agent/outcome", "agent/plan", "agent/processes", "agent/slot",
 		"agent/state", "agent/steady", "config", "drain/fence",
 	},
-	"agent/files": {"agent/resolve", "agent/retried", "agent/slot", "agent/state", "config"},
+	"agent/files": {"agent/resolve", "agent/slot", "agent/state", "agent/watched", "config"},
 	"agent/fleet": {"agent/legible", "agent/retried", "config", "drain/fence"},
 	"agent/gate":  {"agent/events", "agent/metrics", "agent/outcome", "agent/plan", "agent/state", "agent/steady", "config"},
 	"agent/hardware": {
@@ -114,7 +115,7 @@ var arrows = map[string][]string{
 	"agent/steady": nil,
 	"agent/tell": {
 		"agent/api", "agent/capacity", "agent/condition", "agent/events", "agent/hostrecord", "agent/ledger", "agent/legible",
-		"agent/nodewrite", "agent/outcome", "agent/report", "agent/retried", "agent/state", "agent/steady", "config",
+		"agent/nodewrite", "agent/outcome", "agent/report", "agent/state", "agent/steady", "config",
 	},
 	"agent/units": {
 		"agent/api", "agent/budget", "agent/events", "agent/ledger", "agent/legible", "agent/outcome", "agent/plan", "agent/state",
@@ -124,7 +125,8 @@ var arrows = map[string][]string{
 		"agent/events", "agent/ledger", "agent/nodewrite", "agent/outcome", "agent/slot", "agent/state", "agent/steady", "config",
 		"drain/fence", "nvml",
 	},
-	"agent/wake": {"config", "drain", "nvml"},
+	"agent/wake":    {"drain", "nvml"},
+	"agent/watched": {"agent/podlist", "agent/retried", "config"},
 
 	"cmd/cli": {"agent/legible"},
 	"cmd/gpuslice-agent": {

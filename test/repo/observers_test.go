@@ -24,7 +24,7 @@ var readers = map[string][]string{
 	"nvml.HealthReader":          {"Health", "Events"},
 	"nvml.Bus":                   {"GPUs"},
 	"agent.Kubelet":              {"Assignments", "Allocatable"},
-	"agent.Pods":                 {"List"},
+	"agent/watched.Pods":         {"List"},
 	"agent.DriverWatcher":        {"Recovered"},
 	"agent/memory.Processes":     {"Holders"},
 	"agent/hostrecord.Store":     {"Read"},

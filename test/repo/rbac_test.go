@@ -30,14 +30,14 @@ func grantOf(verb, resource, group string) grant {
 // unseen are the grants that calls need which are not made through a typed client, with where they are made.
 // TestRawCallsToTheAPIServerAreKnown fails when a place is added.
 var unseen = map[grant]string{
-	"list nodes":                        "wake.watchObjects",
-	"watch nodes":                       "wake.watchObjects",
+	"list nodes":                        "watched.watch",
+	"watch nodes":                       "watched.watch",
 	"list pods":                         "podlist.list",
-	"watch pods":                        "wake.watchObjects",
-	"list configmaps":                   "wake.watchObjects",
-	"watch configmaps":                  "wake.watchObjects",
-	"list poddisruptionbudgets.policy":  "wake.watchBudgets",
-	"watch poddisruptionbudgets.policy": "wake.watchBudgets",
+	"watch pods":                        "watched.watch",
+	"list configmaps":                   "watched.watch",
+	"watch configmaps":                  "watched.watch",
+	"list poddisruptionbudgets.policy":  "wake.watchBudgetsOf",
+	"watch poddisruptionbudgets.policy": "wake.watchBudgetsOf",
 	"create pods/eviction":              "drain.request",
 	"create events":                     "record.EventRecorder",
 	"patch events":                      "record.EventRecorder, for an event that is there already",

@@ -1,0 +1,140 @@
+// Package watched holds the objects of the API server by which the agent decides: its node, the node's pods, and the ConfigMaps of the
+// settings.
+//
+// Watches keep them, so that a look that leads to nothing costs the API server no request. Before the agent changes anything it reads them
+// anew: a stale cordon or a stale list of pods is how nodes are lost.
+package watched
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/gpuslice/gpuslice/agent/retried"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// Pods lists the pods of the node, as the API server has them now.
+type Pods interface {
+	List(ctx context.Context) ([]corev1.Pod, error)
+}
+
+// Options is what Objects works with.
+type Options struct {
+	Node       string
+	Client     kubernetes.Interface
+	Pods       Pods
+	ConfigMaps []config.ConfigMapKey // those that the settings name; of any other nothing is kept
+}
+
+// Objects are what a look sees of the API server. One goroutine looks at a time.
+type Objects struct {
+	o Options
+
+	anew  bool // this look reads from the API server
+	again bool // the next one does
+
+	node       *kept
+	pods       *kept
+	configMaps map[config.ConfigMapKey]*kept
+
+	lock   sync.Mutex
+	newest *corev1.Node // that was read or written here
+}
+
+// New has nothing yet: before Watch each look reads from the API server.
+func New(o Options) *Objects {
+	return &Objects{o: o, configMaps: map[config.ConfigMapKey]*kept{}}
+}
+
+// BeginLook begins a look: by what the watches have shown, or by reading anew if that was asked for.
+func (o *Objects) BeginLook() { o.anew, o.again = o.again || o.node == nil, false }
+
+// ReadAnew has the next look read everything from the API server.
+func (o *Objects) ReadAnew() { o.again = true }
+
+// AreFresh reports whether this look reads from the API server.
+func (o *Objects) AreFresh() bool { return o.anew }
+
+// Node is the agent's node. It is at least as new as what the agent has read or written before.
+func (o *Objects) Node(ctx context.Context) (*corev1.Node, error) {
+	if !o.anew && o.node.synced() {
+		if node := o.watchedNode(); node != nil {
+			return node, nil
+		}
+	}
+	var node *corev1.Node
+	err := retried.Do(ctx, func() (err error) {
+		node, err = o.o.Client.CoreV1().Nodes().Get(ctx, o.o.Node, metav1.GetOptions{})
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("reading node %s: %w", o.o.Node, err)
+	}
+	o.SawNode(node)
+	return node, nil
+}
+
+// SawNode takes over the node as it was read, or as a write of the agent has left it.
+func (o *Objects) SawNode(node *corev1.Node) {
+	o.lock.Lock()
+	defer o.lock.Unlock()
+	if o.newest == nil || !older(node, o.newest) {
+		o.newest = node
+	}
+}
+
+// watchedNode is nil where the watch is behind what was read or written, and where the node is gone.
+func (o *Objects) watchedNode() *corev1.Node {
+	node, is := o.node.only().(*corev1.Node)
+	if !is {
+		return nil
+	}
+	o.lock.Lock()
+	defer o.lock.Unlock()
+	switch {
+	case o.newest == nil || o.newest.UID != node.UID || older(o.newest, node):
+		o.newest = nil // the watch is past it
+		return node
+	default:
+		return o.newest
+	}
+}
+
+// older compares two states of one object. Versions that cannot be compared, which Kubernetes does not give, count as older, so that what
+// was seen last counts.
+func older(a, b *corev1.Node) bool {
+	order, err := resourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
+	return err == nil && order < 0
+}
+
+// Pods are those of the node.
+func (o *Objects) Pods(ctx context.Context) ([]corev1.Pod, error) {
+	if o.anew || !o.pods.synced() {
+		return o.o.Pods.List(ctx)
+	}
+	all := o.pods.all()
+	out := make([]corev1.Pod, 0, len(all))
+	for _, object := range all {
+		if pod, is := object.(*corev1.Pod); is {
+			out = append(out, *pod)
+		}
+	}
+	return out, nil
+}
+
+// ConfigMap is one of those that the settings name, or is read. That it is missing is told by the API server's own error.
+func (o *Objects) ConfigMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error) {
+	if watch := o.configMaps[config.ConfigMapKey{Namespace: namespace, Name: name}]; watch != nil && !o.anew && watch.synced() {
+		if object, is := watch.only().(*corev1.ConfigMap); is {
+			return object, nil
+		}
+		return nil, notFound(name)
+	}
+	return retried.ConfigMap(ctx, o.o.Client, namespace, name)
+}

@@ -1,0 +1,157 @@
+package watched_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/gpuslice/gpuslice/agent/watched"
+)
+
+func node(version string, labels map[string]string) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gpu-1", UID: "uid", ResourceVersion: version, Labels: labels}}
+}
+
+// listed is what the API server has, and counts how often it is asked.
+type listed struct {
+	pods  []corev1.Pod
+	asked int
+}
+
+func (l *listed) List(context.Context) ([]corev1.Pod, error) {
+	l.asked++
+	return l.pods, nil
+}
+
+// version looks at the node and returns its version.
+func version(t *testing.T, o *watched.Objects) string {
+	t.Helper()
+	o.BeginLook()
+	n, err := o.Node(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n.ResourceVersion
+}
+
+func TestTheNodeIsAtLeastAsNewAsWhatTheAgentHasWritten(t *testing.T) {
+	t.Parallel()
+	o := watched.New(watched.Options{Node: "gpu-1", Client: fake.NewClientset(node("20", nil)), Pods: &listed{}})
+	if got := version(t, o); got != "20" || !o.AreFresh() {
+		t.Errorf("before anything is watched, version %s was seen, fresh %t; want 20, read from the API server", got, o.AreFresh())
+	}
+	o.Show(node("9", nil)) // as text, 9 comes after 20
+	if got := version(t, o); got != "20" || o.AreFresh() {
+		t.Errorf("with a watch that is behind, version %s was seen, fresh %t; want 20 without a request", got, o.AreFresh())
+	}
+	o.SawNode(node("30", nil))
+	if got := version(t, o); got != "30" {
+		t.Errorf("after a write of version 30, version %s was seen", got)
+	}
+	o.SawNode(node("25", nil)) // an answer that came late
+	if got := version(t, o); got != "30" {
+		t.Errorf("after an answer that came late, version %s was seen", got)
+	}
+	o.Show(node("31", nil))
+	if got := version(t, o); got != "31" {
+		t.Errorf("when the watch has caught up, version %s was seen", got)
+	}
+	o.SawNode(node("40", nil))
+	again := node("33", nil)
+	again.UID = "another"
+	o.Show(again)
+	if got := version(t, o); got != "33" {
+		t.Errorf("of a node that was made anew, version %s was seen", got)
+	}
+}
+
+func TestANodeThatIsGoneIsAskedFor(t *testing.T) {
+	t.Parallel()
+	o := watched.New(watched.Options{Node: "gpu-1", Client: fake.NewClientset(), Pods: &listed{}})
+	o.Show(nil)
+	o.BeginLook()
+	if n, err := o.Node(t.Context()); !apierrors.IsNotFound(err) {
+		t.Errorf("got %v, %v", n, err)
+	}
+}
+
+func TestOneLookReadsAnew(t *testing.T) {
+	t.Parallel()
+	server := &listed{pods: []corev1.Pod{{ObjectMeta: metav1.ObjectMeta{Name: "new"}}}}
+	o := watched.New(watched.Options{Node: "gpu-1", Client: fake.NewClientset(node("2", nil)), Pods: server})
+	o.Show(node("1", nil), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "b"}}, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "a"}})
+	look := func() (names []string) {
+		o.BeginLook()
+		pods, err := o.Pods(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range pods {
+			names = append(names, p.Name)
+		}
+		return names
+	}
+	if got := look(); len(got) != 2 || got[0] != "a" || server.asked != 0 {
+		t.Errorf("by the watch: %v, %d requests", got, server.asked)
+	}
+	o.ReadAnew()
+	if got := look(); len(got) != 1 || got[0] != "new" || server.asked != 1 || !o.AreFresh() {
+		t.Errorf("anew: %v, %d requests", got, server.asked)
+	}
+	if got := look(); len(got) != 2 || server.asked != 1 || o.AreFresh() {
+		t.Errorf("after that: %v, %d requests", got, server.asked)
+	}
+}
+
+// What others write again and again wakes nobody; what something is decided by does.
+func TestWhatNothingIsDecidedByWakesNobody(t *testing.T) {
+	t.Parallel()
+	pod := func(change func(*corev1.Pod)) *corev1.Pod {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "a", ResourceVersion: "1", Annotations: map[string]string{"kubernetes.io/config.hash": "h"}}}
+		p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "c", RestartCount: 1}}
+		change(p)
+		return p
+	}
+	at := func(change func(*corev1.Node)) *corev1.Node {
+		n := node("1", map[string]string{"nvidia.com/mig.config": "all-1g.10gb"})
+		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+		change(n)
+		return n
+	}
+	files := func(change func(*corev1.ConfigMap)) *corev1.ConfigMap {
+		c := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "configs", ResourceVersion: "1"}, Data: map[string]string{"config.yaml": "a"}}
+		change(c)
+		return c
+	}
+	for _, c := range []struct {
+		what          string
+		before, after any
+		alike         bool
+	}{
+		{"another annotation of a pod", pod(func(*corev1.Pod) {}), pod(func(p *corev1.Pod) { p.ResourceVersion, p.Annotations["example.com/a"] = "2", "b" }), true},
+		{"kubelet's annotation of a static pod", pod(func(*corev1.Pod) {}), pod(func(p *corev1.Pod) { p.Annotations["kubernetes.io/config.hash"] = "i" }), false},
+		{"a restart of a container", pod(func(*corev1.Pod) {}), pod(func(p *corev1.Pod) { p.Status.ContainerStatuses[0].RestartCount++ }), false},
+		{"a pod that is leaving", pod(func(*corev1.Pod) {}), pod(func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)} }), false},
+		{"a heartbeat of kubelet", at(func(*corev1.Node) {}), at(func(n *corev1.Node) {
+			n.ResourceVersion, n.Status.Conditions[0].LastHeartbeatTime = "2", metav1.Unix(9, 0)
+		}), true},
+		{"an image that was pulled", at(func(*corev1.Node) {}), at(func(n *corev1.Node) { n.Status.Images = []corev1.ContainerImage{{SizeBytes: 1}} }), true},
+		{"a label", at(func(*corev1.Node) {}), at(func(n *corev1.Node) { n.Labels["nvidia.com/mig.config"] = "all-3g.40gb" }), false},
+		{"a cordon", at(func(*corev1.Node) {}), at(func(n *corev1.Node) { n.Spec.Unschedulable = true }), false},
+		{"capacity", at(func(*corev1.Node) {}), at(func(n *corev1.Node) {
+			n.Status.Allocatable = corev1.ResourceList{"nvidia.com/gpu": *resource.NewQuantity(1, resource.DecimalSI)}
+		}), false},
+		{"an annotation of a ConfigMap", files(func(*corev1.ConfigMap) {}), files(func(c *corev1.ConfigMap) { c.Annotations = map[string]string{"a": "b"} }), true},
+		{"a file", files(func(*corev1.ConfigMap) {}), files(func(c *corev1.ConfigMap) { c.Data["config.yaml"] = "b" }), false},
+	} {
+		if got := watched.DecidesAlike(c.before, c.after); got != c.alike {
+			t.Errorf("%s: decided alike: %t, want %t", c.what, got, c.alike)
+		}
+	}
+}

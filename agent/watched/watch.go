@@ -1,0 +1,150 @@
+package watched
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/gpuslice/gpuslice/agent/podlist"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// kept is what one watch has shown.
+type kept struct {
+	store    cache.Store
+	informer cache.Controller
+}
+
+// synced reports whether there is a watch and it has shown what there is. One that the account may not watch never does.
+func (k *kept) synced() bool { return k != nil && k.informer.HasSynced() }
+
+// all are the objects of the watch, by namespace and name.
+func (k *kept) all() []any {
+	keys := k.store.ListKeys()
+	slices.Sort(keys)
+	out := make([]any, 0, len(keys))
+	for _, key := range keys {
+		if object, is, err := k.store.GetByKey(key); err == nil && is {
+			out = append(out, object)
+		}
+	}
+	return out
+}
+
+// only is the one object of a watch that is for one, or nil.
+func (k *kept) only() any {
+	if all := k.store.List(); len(all) == 1 {
+		return all[0]
+	}
+	return nil
+}
+
+func notFound(configMap string) error {
+	return apierrors.NewNotFound(schema.GroupResource{Resource: "configmaps"}, configMap)
+}
+
+// Watch keeps the objects for as long as ctx lasts, and calls changed when one has changed in what the agent decides by. It does not wait:
+// until the API server has shown all of them, looks read.
+func (o *Objects) Watch(ctx context.Context, changed func()) {
+	o.node = o.watch(ctx, "nodes", metav1.NamespaceAll, fields.OneTermEqualSelector("metadata.name", o.o.Node), &corev1.Node{}, changed)
+	o.pods = o.watch(ctx, "pods", metav1.NamespaceAll, fields.OneTermEqualSelector("spec.nodeName", o.o.Node), &corev1.Pod{}, changed)
+	for _, ref := range o.o.ConfigMaps {
+		key := config.ConfigMapKey{Namespace: ref.Namespace, Name: ref.Name}
+		if o.configMaps[key] != nil {
+			continue
+		}
+		o.configMaps[key] = o.watch(ctx, "configmaps", ref.Namespace, fields.OneTermEqualSelector("metadata.name", ref.Name), &corev1.ConfigMap{}, changed)
+	}
+}
+
+func (o *Objects) watch(ctx context.Context, resource, namespace string, selector fields.Selector, kind runtime.Object, changed func()) *kept {
+	client := o.o.Client.CoreV1().RESTClient()
+	source := cache.NewListWatchFromClient(client, resource, namespace, selector)
+	if resource == "pods" { // a list of any length, of an API server that does not begin a watch with what is there
+		source.ListWithContextFunc = func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			options.FieldSelector = selector.String()
+			return podlist.Read(ctx, client, options)
+		}
+	}
+	store, informer := cache.NewInformerWithOptions(cache.InformerOptions{
+		ListerWatcher: source,
+		ObjectType:    kind,
+		Handler: cache.ResourceEventHandlerFuncs{
+			AddFunc: func(any) { changed() },
+			UpdateFunc: func(before, after any) {
+				if !decidesAlike(before, after) {
+					changed()
+				}
+			},
+			DeleteFunc: func(any) { changed() },
+		},
+		Transform: shortened,
+	})
+	go informer.RunWithContext(ctx)
+	return &kept{store: store, informer: informer}
+}
+
+// shortened is what is kept of a watched object, which may be large.
+func shortened(object any) (any, error) {
+	switch object := object.(type) {
+	case *corev1.Pod:
+		podlist.Shorten(object)
+	case *corev1.ConfigMap:
+		object.ManagedFields = nil
+	}
+	return object, nil
+}
+
+// decidesAlike reports whether the agent decides the same by both states of an object: nothing differs but what others keep there for
+// themselves, and what a heartbeat changes.
+func decidesAlike(before, after any) bool {
+	switch after := after.(type) {
+	case *corev1.Node:
+		before, is := before.(*corev1.Node)
+		return is && equality.Semantic.DeepEqual(decisive(before), decisive(after))
+	case *corev1.Pod:
+		before, is := before.(*corev1.Pod)
+		return is && equality.Semantic.DeepEqual(decisiveOfPod(before), decisiveOfPod(after))
+	case *corev1.ConfigMap:
+		before, is := before.(*corev1.ConfigMap)
+		return is && before.UID == after.UID && equality.Semantic.DeepEqual(before.Data, after.Data)
+	default:
+		return false
+	}
+}
+
+// decisive is the node without what kubelet writes at each heartbeat and when it pulls an image.
+func decisive(node *corev1.Node) *corev1.Node {
+	out := *node
+	out.ResourceVersion, out.Generation, out.ManagedFields = "", 0, nil
+	out.Status.Images, out.Status.VolumesInUse, out.Status.VolumesAttached = nil, nil, nil
+	out.Status.Conditions = slices.Clone(node.Status.Conditions)
+	for i := range out.Status.Conditions {
+		out.Status.Conditions[i].LastHeartbeatTime = metav1.Time{}
+	}
+	return &out
+}
+
+// decisiveOfPod is the pod without its annotations, but those of kubelet by which static pods are told.
+func decisiveOfPod(pod *corev1.Pod) *corev1.Pod {
+	out := *pod
+	out.ResourceVersion, out.Generation, out.ManagedFields, out.Annotations = "", 0, nil, nil
+	for key, value := range pod.Annotations {
+		if strings.HasPrefix(key, "kubernetes.io/config.") {
+			if out.Annotations == nil {
+				out.Annotations = map[string]string{}
+			}
+			out.Annotations[key] = value
+		}
+	}
+	return &out
+}
