@@ -29,6 +29,8 @@ GOTEST   = events=$$(mktemp); trap 'rm -f "$$events"' EXIT; \
 RERUN   := $(if $(CI),--rerun-fails=1 --rerun-fails-max-failures=8)
 # What took longest is printed, whether the tests passed or not.
 SLOWEST  = || failed=$$?; go run ./test/slowest "$$events"; exit $${failed:-0}
+# The names of the tests that test/long lists as left out of make test.
+MORE     = $$(go run ./test/long/cmd/longtests more)
 LONGEST := ./test/node ./agent ./test/geometry ./test/incumbent ./test/cluster/kubelet ./test/cluster
 PACKAGES = $(LONGEST) ./...
 MODULES  = $(shell git ls-files go.mod '*/go.mod' | xargs -n1 dirname)
@@ -43,15 +45,20 @@ build: ## the programs, into bin/ (needs a C compiler)
 
 .PHONY: test
 test: test-nocgo test-binaries ## what shows a broken change: unit tests, and the agent against a real control plane
-	@$(GOTEST) -short $(SLOWEST)
+	@$(GOTEST) -short -skip "$(MORE)" $(SLOWEST)
 
 .PHONY: test-all
-test-all: test test-long test-race test-e2e ## everything: the short tests, those it shortens, the race detector, and e2e
+test-all: test test-more test-long test-race test-e2e ## everything: what make test runs, leaves out and shortens, the race detector, and e2e
+
+.PHONY: test-more
+test-more: PACKAGES = $$(go run ./test/long/cmd/longtests more-packages)
+test-more: test-binaries ## what make test leaves out, since another test shows most of it in less time
+	@$(GOTEST) -short -run "$(MORE)" $(SLOWEST)
 
 .PHONY: test-race
 test-race: PACKAGES = $$(go list ./... | grep -v -E '/test/(node|policy|geometry|incumbent)$$')
 test-race: test-binaries test-race-agent ## the tests of what runs in their own process with the race detector, and the agent built with it
-	@$(GOTEST) -race -short $(SLOWEST)
+	@$(GOTEST) -race -short -skip "$(MORE)" $(SLOWEST)
 
 # The agent runs as a process here: it is built with the race detector too, and its log is read for what that finds.
 .PHONY: test-race-agent

@@ -7,9 +7,11 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/gpuslice/gpuslice/test/long/more"
 	"github.com/gpuslice/gpuslice/test/long/uses"
 )
 
@@ -79,4 +81,27 @@ func toldOfLongTests(t *testing.T) map[string]bool {
 		told[row[1]] = true
 	}
 	return told
+}
+
+// Each test that make test leaves to make test-more has another that make test runs. Names are matched in all packages, so each is in one.
+func TestWhatMakeTestLeavesOutIsShownByAnotherTest(t *testing.T) {
+	where := map[string][]string{} // folders by the name of a test
+	for folder, tests := range testsByFolder(t) {
+		for _, test := range tests {
+			where[test] = append(where[test], filepath.ToSlash(folder))
+		}
+	}
+	for test, by := range more.Tests {
+		folder, name, _ := strings.Cut(test, ": ")
+		if !slices.Equal(where[name], []string{folder}) {
+			t.Errorf("test/long/more leaves out %s of %s, but tests of that name are in %v", name, folder, where[name])
+		}
+		folder, name, _ = strings.Cut(by, ": ")
+		if !slices.Contains(where[name], folder) {
+			t.Errorf("test/long/more: there is no %s, which is to show most of %s", by, test)
+		}
+		if _, left := more.Tests[by]; left {
+			t.Errorf("test/long/more: %s is to show most of %s, but is left out itself", by, test)
+		}
+	}
 }
