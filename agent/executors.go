@@ -33,7 +33,7 @@ var executors = map[plan.Kind]executor{
 
 	plan.Evict:           (*Agent).evictPods,
 	plan.RestartOperands: (*Agent).evictPods,
-	plan.RestartPlugin:   (*Agent).evictPods,
+	plan.RestartPlugin:   func(a *Agent, ctx context.Context, w work) error { return a.draining.Restart(ctx, w.seen, w.step) },
 	plan.PauseOperands:   (*Agent).pauseOperands,
 	plan.ResumeOperands:  (*Agent).resumeOperands,
 	plan.StopUnits:       func(a *Agent, ctx context.Context, w work) error { return a.units.Stop(ctx, w.seen, w.want, w.step) },

@@ -63,9 +63,6 @@ const evictionsTimeout = time.Minute
 // are gone.
 func (d *Draining) Evict(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {
 	step := steps[0]
-	if step.Kind == plan.RestartPlugin {
-		return d.restartPlugin(ctx, seen, step)
-	}
 	if step.Kind == plan.Evict {
 		if err := d.RequireHoldersKnown(seen, want, step); err != nil {
 			return err

@@ -2,8 +2,6 @@ package draining
 
 import (
 	"context"
-	"fmt"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -15,10 +13,11 @@ import (
 	"github.com/gpuslice/gpuslice/drain"
 )
 
-// restartPlugin evicts the device plugin's pod, which its DaemonSet replaces. No journal owes anything for that: an agent that is killed
-// here is followed by one that finds the former pod, or the next. It never returns nil, as Evict. Other tools that work on the node have
-// it first: one that has taken the node out for a bad GPU restarts the plugin by itself, or does not want it to be.
-func (d *Draining) restartPlugin(ctx context.Context, seen state.Observed, step plan.Step) error {
+// Restart evicts the pod of a device plugin that withholds a GPU which has recovered; its DaemonSet replaces the pod. The agent owes nothing for
+// that, so it writes no journal: an agent that is killed here is followed by one that finds the former pod, or the next. Restart never returns
+// nil: only the next look can tell that the pod is gone. Other tools that work on the node come first: one that has taken the node out for a
+// bad GPU restarts the plugin itself, or does not want it restarted.
+func (d *Draining) Restart(ctx context.Context, seen state.Observed, step plan.Step) error {
 	if others := seen.AtWork(); len(others) > 0 {
 		return &outcome.Waiting{
 			Reason: config.ReasonOtherMaintenance, After: outcome.EvictionRetry, Since: seen.Since(config.ReasonOtherMaintenance, d.Clock.Stamp()),
@@ -37,8 +36,16 @@ func (d *Draining) restartPlugin(ctx context.Context, seen state.Observed, step 
 				"restarting device plugin %s: it takes a GPU for unhealthy that has recovered", v.Pod)
 		}
 	}
+	if blocked := blockedOf(verdicts); len(blocked) > 0 {
+		return &outcome.Waiting{
+			Reason: config.ReasonEvictionBlocked, For: outcome.ForRoom, After: outcome.EvictionRetry, Blockers: blocked,
+			Since:   seen.Since(config.ReasonEvictionBlocked, d.Clock.Stamp()),
+			Message: "the device plugin withholds a GPU that has recovered, and cannot be restarted: " + legible.Listed(blocked),
+			Advice:  "make room in the budget, or delete the pod: its DaemonSet makes another",
+		}
+	}
 	return &outcome.Waiting{
 		Reason: config.ReasonAwaitingCapacity, After: outcome.EvictionRetry, Blockers: describe(verdicts),
-		Message: fmt.Sprintf("restarting the device plugin, which withholds a GPU that has recovered: %s", strings.Join(describe(verdicts), "; ")),
+		Message: "restarting the device plugin, which withholds a GPU that has recovered: " + legible.Listed(describe(verdicts)),
 	}
 }

@@ -96,7 +96,7 @@ type Traits struct {
 	Drains bool
 	// BeforePodsLeft: while it is the next step, pods that hold what goes may still be there.
 	BeforePodsLeft bool
-	// AsksBudgets: it asks whether pods may be evicted, so their disruption budgets are watched while it waits.
+	// AsksBudgets: it asks whether pods may be evicted, so the agent watches their disruption budgets while it waits.
 	AsksBudgets bool
 	// ShapesPlugin: it changes what the device plugin reads when it starts, and never again.
 	ShapesPlugin bool
@@ -187,7 +187,7 @@ var kinds = map[Kind]Traits{
 		Text: func(s Step) string {
 			return "restart device plugin " + names(s.Pods) + ", which withholds a GPU that has recovered"
 		},
-		Begins: true,
+		Begins: true, AsksBudgets: true,
 	},
 	RestartOperands: {Text: func(s Step) string { return "restart device plugin " + names(s.Pods) }},
 	ReloadPlugin:    {Text: fixedText("have the device plugin read its config"), Bounded: true},

@@ -19,6 +19,7 @@ const completionTime = 2 * time.Second
 
 // complete offers fixed values of a flag. That there is such a flag is for the caller to see to.
 func complete(c *cobra.Command, flag string, values ...cobra.Completion) {
+	// It fails only where there is no such flag, or twice for one: without the offers the flag works all the same.
 	_ = c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 }
 

@@ -131,7 +131,7 @@ func serving(t *testing.T, flags ...string) (address string) {
 	for lines.Scan() {
 		var entry struct{ Msg, Address string }
 		if err := json.Unmarshal(lines.Bytes(), &entry); err == nil && entry.Address != "" {
-			go func() { _, _ = io.Copy(io.Discard, log) }()
+			go func() { _, _ = io.Copy(io.Discard, log) }() // a pipe that nobody reads would hold up the agent; it ends when the agent does
 			return entry.Address
 		}
 		fmt.Fprintln(&said, lines.Text())
