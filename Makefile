@@ -18,20 +18,23 @@ LDFLAGS := -s -w -X main.version=$(VERSION) -extldflags=-Wl,-z,lazy,-z,relro
 export CGO_CFLAGS := -O2 -g -Wno-deprecated-declarations
 
 LINT    := go tool -modfile=test/tools/go.mod golangci-lint
-# Tests run programs that the cache of test results does not know of, so nothing is taken from it. Three packages at a
+# A package whose tests run none of our programs is taken from the cache of test results while nothing has changed that it is made of or reads; where
+# CI is set, nothing is. Tests that run programs read GPUSLICE_RUN, which differs each time. Three packages at a
 # time, the longest first, so that none of them runs alone in the end. Their tests mostly wait for programs, so many run
 # at a time. Garbage is collected seldom: the memory of tests costs nothing, and a third of their time went into that.
-# -w: nobody debugs these binaries, and to link sixty of them takes minutes.
+# -w: nobody debugs these binaries, and to link sixty of them takes minutes. -vet=off: make lint vets.
+export GPUSLICE_RUN := $(shell date +%s%N)
+COUNT   := $(if $(CI),-count=1)
 GOTEST   = events=$$(mktemp); trap 'rm -f "$$events"' EXIT; \
 	GOGC=400 go tool -modfile=test/tools/go.mod gotestsum --format pkgname --format-hide-empty-pkg --hide-summary skipped \
-	--jsonfile "$$events" $(RERUN) --packages "$(PACKAGES)" -- -ldflags=-w -count=1 -p 3 -parallel 14 -timeout 60m
+	--jsonfile "$$events" $(RERUN) --packages "$(PACKAGES)" -- -ldflags=-w -vet=off $(COUNT) -p 3 -parallel 14 -timeout 60m
 # Where CI is set, up to eight tests that failed run once more; both results are printed.
 RERUN   := $(if $(CI),--rerun-fails=1 --rerun-fails-max-failures=8)
 # What took longest is printed, whether the tests passed or not.
 SLOWEST  = || failed=$$?; go run ./test/slowest "$$events"; exit $${failed:-0}
 # The names of the tests that test/long lists as left out of make test.
 MORE     = $$(go run ./test/long/cmd/longtests more)
-LONGEST := ./test/node ./agent ./test/geometry ./test/incumbent ./test/cluster/kubelet ./test/cluster
+LONGEST := ./test/node ./agent ./test/geometry ./test/shipped ./test/incumbent ./test/cluster/kubelet ./test/cluster ./agent/fleet ./cmd/gpuslice-agent ./test/policy
 PACKAGES = $(LONGEST) ./...
 MODULES  = $(shell git ls-files go.mod '*/go.mod' | xargs -n1 dirname)
 

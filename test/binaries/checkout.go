@@ -39,7 +39,12 @@ func (b Builder) root() (string, error) {
 	}
 }
 
+// KeepOutOfTestCache has the Go command run the tests of the calling package again in each run of make: it knows which variables a test has read,
+// and not which programs it has run.
+func KeepOutOfTestCache() { os.Getenv("GPUSLICE_RUN") }
+
 func (b Builder) cache() (string, error) {
+	KeepOutOfTestCache()
 	dir := b.Cache
 	if dir == "" {
 		user, err := os.UserCacheDir()

@@ -20,7 +20,7 @@ var (
 )
 
 // wished is how many random wishes there are for each model.
-func wished() int { return cmp.Or(*wishes, long.Size(2000, 30)) }
+func wished() int { return cmp.Or(*wishes, long.Size(2000, 12)) }
 
 // newRandom gives random numbers that are others for each model, and the same for each run.
 func newRandom(model string) *rand.Rand {

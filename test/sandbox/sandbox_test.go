@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpuslice/gpuslice/test/binaries"
 	"github.com/gpuslice/gpuslice/test/sandbox"
 )
 
@@ -66,6 +67,7 @@ func host(t *testing.T, files map[string]string) string {
 }
 
 func requireSandbox(t *testing.T) {
+	binaries.KeepOutOfTestCache()
 	t.Helper()
 	if err := sandbox.Possible(); err != nil {
 		t.Skip(err)

@@ -6,6 +6,9 @@ package more
 var Tests = map[string]string{
 	"agent: TestEveryGeneratedConfigIsReachedFromEveryOther": "test/geometry: TestRandomWalk",
 
+	"agent: TestEachCallOfTheLibraryFailsOnce":                      "agent: TestAHardwareFailureBringsBackWhatWas",
+	"agent: TestACallOfTheLibraryThatHangsIsLeftAloneUntilItIsBack": "agent: TestACallThatHangsIsReportedAndTheChangeGoesOnAfterIt",
+
 	// Why a node is found cordoned.
 	"test/node: TestCauseAgentDiedBetweenCordonAndDrainEnd":      "test/node: TestCauseAgentDiedWhileMutating",
 	"test/node: TestCauseRebootInTheMiddle":                      "agent: TestAChangeGoesOnAfterAReboot",
@@ -82,5 +85,7 @@ var Tests = map[string]string{
 	"test/node: TestRecoverRestoresWhatMIGManagerHasLeft": "agent: TestWhatMIGManagerHasLeftIsRestored",
 
 	// What people install.
-	"test/shipped: TestTheImageIsWhatTheDockerfileMakes": "test/repo: TestProgramsAreBuiltAlike",
+	"test/shipped: TestTheImageIsTheSameWhereverItIsMade":       "test/repo: TestProgramsAreBuiltAlike",
+	"test/shipped: TestTheBillOfMaterialsNamesWhatIsInTheImage": "test/repo: TestTheImageIsBuiltFromEveryPackageOfTheAgent",
+	"test/shipped: TestTheImageIsWhatTheDockerfileMakes":        "test/repo: TestProgramsAreBuiltAlike",
 }
