@@ -109,8 +109,9 @@ func (m mishap) String() string {
 
 // mishaps are the faults that a function is given at the spots where it is called. With all of them, each call of those
 // that change something fails with each code, as do the first, the middle and the last of those that only look; the other
-// calls fail with one. Without, each code that is documented for a change befalls its first call, and three calls of each
-// kind fail with one code, which is another from spot to spot.
+// calls fail with one; a change fails both before and after the driver has made it. Without, each code that is documented for a
+// change befalls its first call, every other one after the driver has made it, and one call of each kind fails with one code,
+// which is another from venture to venture.
 func mishaps(function string, spots []spot, failures int, all bool) []mishap {
 	codes := slices.Clone(anywhere)
 	for _, c := range documented[function] {
@@ -121,7 +122,10 @@ func mishaps(function string, spots []spot, failures int, all bool) []mishap {
 	changes := slices.Contains(changing, function)
 	chosen := spots
 	if !all {
-		chosen = pick(spots)
+		chosen = spots[len(spots)/2:][:1]
+		if changes {
+			chosen = pick(spots)
+		}
 	}
 	var out []mishap
 	for n, s := range chosen {
@@ -132,9 +136,12 @@ func mishaps(function string, spots []spot, failures int, all bool) []mishap {
 		case changes && n == 0:
 			these = documented[function]
 		}
-		for _, code := range these {
-			out = append(out, mishap{s, gpusim.Fault{Return: code}})
-			if changes {
+		for k, code := range these {
+			done := changes && (k+len(spots))%2 == 1
+			if all || !done {
+				out = append(out, mishap{s, gpusim.Fault{Return: code}})
+			}
+			if done || all && changes {
 				out = append(out, mishap{s, gpusim.Fault{Return: code, Done: true}})
 			}
 		}

@@ -86,7 +86,8 @@ module k8s.io/kubernetes
 // newBuilder returns a builder for a checkout of its own with an empty cache.
 func newBuilder(t *testing.T) (b binaries.Builder, root string) {
 	t.Helper()
-	// What the user has is of no account, as long as a test does not say otherwise.
+	// What the user has is of no account, as long as a test does not say otherwise; and sources change within a run of make.
+	t.Setenv("GPUSLICE_RUN", "")
 	t.Setenv(binaries.KubeBin, "")
 	old := t.TempDir()
 	script(t, filepath.Join(old, "kubectl"), "echo Client Version: v1.2.3\n")
@@ -239,6 +240,37 @@ func TestAToolThatIsRunningIsNotReplacedByItsNextVersion(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{"first", "second"}, []string{output(t, first), output(t, second)}); diff != "" {
 		t.Errorf("what the two versions print (-want +got):\n%s", diff)
+	}
+}
+
+func TestARunOfMakeBuildsAProgramOnce(t *testing.T) {
+	b, root := newBuilder(t)
+	tool := func(run string) string {
+		t.Helper()
+		t.Setenv("GPUSLICE_RUN", run)
+		file, err := b.Tool(t.Context(), "./cmd/tool")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	first := tool("1")
+	write(t, filepath.Join(root, "cmd/tool/main.go"), "package main\n\nfunc main() { println(\"second\") }\n")
+	if same := tool("1"); same != first {
+		t.Errorf("one run has %s, then %s", first, same)
+	}
+	second := tool("2")
+	if diff := cmp.Diff([]string{"first", "second"}, []string{output(t, first), output(t, second)}); diff != "" {
+		t.Errorf("what the programs of two runs print (-want +got):\n%s", diff)
+	}
+	if err := os.Remove(second); err != nil {
+		t.Fatal(err)
+	}
+	if got := output(t, tool("2")); got != "second" {
+		t.Errorf("the program that was removed prints %q", got)
+	}
+	if got := output(t, tool("")); got != "second" {
+		t.Errorf("outside of make it prints %q", got)
 	}
 }
 

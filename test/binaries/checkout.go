@@ -41,12 +41,12 @@ func (b Builder) root() (string, error) {
 
 // KeepOutOfTestCache has the Go command run the tests of the calling package again in each run of make: it knows which variables a test has read,
 // and not which programs it has run.
-func KeepOutOfTestCache() { os.Getenv("GPUSLICE_RUN") }
+func KeepOutOfTestCache() { os.Getenv(runVariable) }
 
 func (b Builder) cache() (string, error) {
-	KeepOutOfTestCache()
 	dir := b.Cache
 	if dir == "" {
+		KeepOutOfTestCache()
 		user, err := os.UserCacheDir()
 		if err != nil {
 			return "", fmt.Errorf("looking for the cache directory (set XDG_CACHE_HOME): %w", err)

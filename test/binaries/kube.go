@@ -62,7 +62,9 @@ var kubePrograms = []program{
 // GPUSLICE_KUBE_BIN if it is set, else those on PATH if they are all there in the minor versions of test/kube, else those that
 // it builds, which takes several minutes the first time. Programs of different origin are never mixed.
 func (b Builder) Kube(ctx context.Context) (dir string, err error) {
-	KeepOutOfTestCache()
+	if b.Cache == "" {
+		KeepOutOfTestCache()
+	}
 	dir, unfit, err := b.presentKube(ctx)
 	if err != nil || dir != "" {
 		return dir, err

@@ -18,6 +18,12 @@ import (
 // unused is how long a program of our own is kept that no process asks for any more: each edit makes a new one.
 const unused = 24 * time.Hour
 
+// runVariable names the run of make, which sets it; runSuffix is the file beside a program that says in which run it was built.
+const (
+	runVariable = "GPUSLICE_RUN"
+	runSuffix   = ".run"
+)
+
 // Tags are the build tags of the project's own programs, as in the Makefile and the Dockerfile. With gRPC's tracing the
 // linker would keep every method of every type.
 const Tags = "grpcnotrace"
@@ -37,7 +43,8 @@ func (b Builder) Tool(ctx context.Context, pkg string, flags ...string) (file st
 }
 
 // own builds a package of the root module, which the compiler does only when something changed, and puts the result
-// under a name made of its content: who started an earlier one keeps it.
+// under a name made of its content: who started an earlier one keeps it. In a run of make it asks the compiler once: to
+// hear that nothing changed takes it a second, and the tests ask for programs a hundred times.
 func (b Builder) own(ctx context.Context, pkg, name string, flags ...string) (string, error) {
 	root, err := b.root()
 	if err != nil {
@@ -54,6 +61,9 @@ func (b Builder) own(ctx context.Context, pkg, name string, flags ...string) (st
 		return "", err
 	}
 	defer unlock()
+	if file := builtInThisRun(latest); file != "" {
+		return file, nil
+	}
 	start := time.Now()
 	// Without -trimpath the compiler shares what it compiled with tests of the same packages.
 	args := append([]string{"build", "-v", "-buildvcs=false", "-tags=" + Tags, "-o", latest}, flags...)
@@ -69,8 +79,37 @@ func (b Builder) own(ctx context.Context, pkg, name string, flags ...string) (st
 	if err != nil {
 		return "", fmt.Errorf("keeping %s: %w", name, err)
 	}
+	if err := noteRun(latest, file); err != nil {
+		return "", fmt.Errorf("keeping %s: %w", name, err)
+	}
 	b.logf("%s: up to date after %s", name, time.Since(start).Round(100*time.Millisecond))
 	return file, nil
+}
+
+// builtInThisRun is the file that this run of make has made of the program at latest, or "".
+func builtInThisRun(latest string) string {
+	run := os.Getenv(runVariable)
+	if run == "" {
+		return ""
+	}
+	text, err := os.ReadFile(latest + runSuffix)
+	if err != nil {
+		return "" // it is built, which says what is wrong
+	}
+	file, found := strings.CutPrefix(string(text), run+"\n")
+	if !found || !exists(file) {
+		return ""
+	}
+	return file
+}
+
+// noteRun has builtInThisRun return file for the program at latest.
+func noteRun(latest, file string) error {
+	run := os.Getenv(runVariable)
+	if run == "" {
+		return nil
+	}
+	return os.WriteFile(latest+runSuffix, []byte(run+"\n"+file), 0o600)
 }
 
 // keep links the file into a directory named after its content, and drops directories of that name that are not used.

@@ -14,7 +14,7 @@ import (
 )
 
 var (
-	wishes = flag.Int("wishes", 0, "random wishes for each model; 0 is 2000, and 200 in short runs")
+	wishes = flag.Int("wishes", 0, "random wishes for each model; 0 is 2000, and 12 in short runs")
 	seed   = flag.Uint64("seed", 1, "where random numbers begin")
 	full   = flag.Bool("full", false, "every wish with parts, and not a quarter of them")
 )
