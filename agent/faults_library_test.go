@@ -107,11 +107,8 @@ func (m mishap) String() string {
 	return out
 }
 
-// mishaps are the faults that a function is given at the spots where it is called. With all of them, each call of those
-// that change something fails with each code, as do the first, the middle and the last of those that only look; the other
-// calls fail with one; a change fails both before and after the driver has made it. Without, each code that is documented for a
-// change befalls its first call, every other one after the driver has made it, and one call of each kind fails with one code,
-// which is another from venture to venture.
+// mishaps are the faults that a function is given at the spots where it is called: in full runs everyMishap, else someMishaps;
+// and those that last.
 func mishaps(function string, spots []spot, failures int, all bool) []mishap {
 	codes := slices.Clone(anywhere)
 	for _, c := range documented[function] {
@@ -120,34 +117,51 @@ func mishaps(function string, spots []spot, failures int, all bool) []mishap {
 		}
 	}
 	changes := slices.Contains(changing, function)
-	chosen := spots
-	if !all {
-		chosen = spots[len(spots)/2:][:1]
-		if changes {
-			chosen = pick(spots)
-		}
-	}
 	var out []mishap
-	for n, s := range chosen {
+	if all {
+		out = everyMishap(spots, codes, changes)
+	} else {
+		out = someMishaps(function, spots, codes, changes)
+	}
+	if changes {
+		out = append(out, lasting(function, spots[0], codes, failures, all)...)
+	}
+	return out
+}
+
+// everyMishap has each call that changes something fail with each code, before and after the driver has made the change, as do the
+// first, the middle and the last of those that only look; the other calls fail with one code.
+func everyMishap(spots []spot, codes []gpusim.Return, changes bool) []mishap {
+	var out []mishap
+	for n, s := range spots {
 		these := []gpusim.Return{codes[(7*n+len(spots))%len(codes)]}
-		switch {
-		case all && (changes || slices.Contains(pick(spots), s)):
+		if changes || slices.Contains(pick(spots), s) {
 			these = codes
-		case changes && n == 0:
-			these = documented[function]
 		}
-		for k, code := range these {
-			done := changes && (k+len(spots))%2 == 1
-			if all || !done {
-				out = append(out, mishap{s, gpusim.Fault{Return: code}})
-			}
-			if done || all && changes {
+		for _, code := range these {
+			out = append(out, mishap{s, gpusim.Fault{Return: code}})
+			if changes {
 				out = append(out, mishap{s, gpusim.Fault{Return: code, Done: true}})
 			}
 		}
 	}
-	if changes {
-		out = append(out, lasting(function, spots[0], codes, failures, all)...)
+	return out
+}
+
+// someMishaps has the first call of a change fail with each code that is documented for it, every other one after the driver has
+// made the change; its call in the middle and its last one, and one call of a function that only looks, fail with a code that is
+// another from venture to venture.
+func someMishaps(function string, spots []spot, codes []gpusim.Return, changes bool) []mishap {
+	code := func(n int) gpusim.Return { return codes[(7*n+len(spots))%len(codes)] }
+	if !changes {
+		return []mishap{{spots[len(spots)/2], gpusim.Fault{Return: code(0)}}}
+	}
+	var out []mishap
+	for k, c := range documented[function] {
+		out = append(out, mishap{spots[0], gpusim.Fault{Return: c, Done: (k+len(spots))%2 == 1}})
+	}
+	for n, s := range pick(spots)[1:] {
+		out = append(out, mishap{s, gpusim.Fault{Return: code(n + 1), Done: len(spots)%2 == 1}})
 	}
 	return out
 }

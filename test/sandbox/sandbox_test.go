@@ -67,8 +67,8 @@ func host(t *testing.T, files map[string]string) string {
 }
 
 func requireSandbox(t *testing.T) {
-	binaries.KeepOutOfTestCache()
 	t.Helper()
+	binaries.KeepOutOfTestCache()
 	if err := sandbox.Possible(); err != nil {
 		t.Skip(err)
 	}
