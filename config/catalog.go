@@ -16,8 +16,8 @@ import (
 // one wins, as mig-parted has it; in a profile they may not.
 type MIGConfig []MIGRule
 
-// MIGRule says how the GPUs that it selects shall be cut. What selects is joined by "and": each list that is there must
-// have the GPU, and it is enough to be one of the list. The last three fields exist in our own catalog alone.
+// MIGRule says how the GPUs that it selects shall be cut. It selects a GPU that is in each list that the rule has; an empty list selects
+// any GPU. The last three fields exist in our own catalog alone.
 type MIGRule struct {
 	DeviceFilter []string       // of the forms of ParseDeviceFilter; empty for any
 	All          bool           // every GPU of the filters; otherwise those that Indices, UUIDs and PCI name
@@ -80,8 +80,8 @@ var (
 // FilterOf is the device filter entry that matches the GPU and all of its kind.
 func FilterOf(g nvml.GPU) string { return DeviceFilter{DeviceID: g.DeviceID}.String() }
 
-// Catalog is what a node can be asked for by name: MIG configs by both labels, profiles by LabelProfile alone, so that a
-// profile never changes what LabelMIGConfig means.
+// Catalog has the MIG configs and profiles that a label can name: both labels can name a MIG config, and only LabelProfile can name a
+// profile, so that a profile never changes the meaning of LabelMIGConfig.
 type Catalog struct {
 	configs  map[string]MIGConfig
 	profiles map[string]Profile
@@ -104,7 +104,7 @@ func (c Catalog) WithProfiles(profiles map[string]Profile) Catalog {
 // Names lists the MIG configs, which LabelMIGConfig may ask for, sorted.
 func (c Catalog) Names() []string { return slices.Sorted(maps.Keys(c.configs)) }
 
-// ProfileNames lists what LabelProfile may ask for, sorted: the profiles and the MIG configs.
+// ProfileNames lists the names that LabelProfile may have, sorted: those of the profiles and of the MIG configs.
 func (c Catalog) ProfileNames() []string {
 	names := slices.AppendSeq(c.Names(), maps.Keys(c.profiles))
 	slices.Sort(names)
@@ -123,17 +123,17 @@ func (c Catalog) Profile(name string) (Profile, bool) {
 	return p, ok
 }
 
-// Wishes is what the MIG config of that name asks of each of the node's GPUs. GPUs that no rule names are not in the
-// result: they are to be left as they are. A GPU that cannot do MIG may be in it with MIG off, which it already is.
+// Wishes gives the wish of the named MIG config for each of the node's GPUs. The result has no entry for a GPU that no rule selects: the
+// agent leaves it as it is. A GPU that cannot do MIG may be in it with MIG off, which it already is.
 //
 // An unknown name is an *UnknownConfigError; a config that asks for MIG where no GPU can do it is a
 // *NoCapableGPUError, and a *VirtualGPUError where they are vGPUs; one that cannot be meant for this node is one or several *InvalidError.
-// Whether a GPU has room for the instances is not looked at here.
+// Wishes does not check whether a GPU has room for the instances.
 func (c Catalog) Wishes(name string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Wish, error) {
 	cfg, ok := c.configs[name]
 	switch generated := strings.HasPrefix(name, GeneratedPrefix); {
-	case !ok && generated && allVirtual(gpus):
-		return nil, (&reading{config: name}).virtualGPU(gpus)
+	case !ok && generated && allVirtualGPUs(gpus):
+		return nil, (&wishBuilder{config: name}).virtualGPU(gpus)
 	case !ok && generated && noneCapable(gpus):
 		return nil, &NoCapableGPUError{Config: name, Models: models(gpus)}
 	}
@@ -144,11 +144,10 @@ func (c Catalog) Wishes(name string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Wish, 
 			Profiles: Closest(name, slices.Sorted(maps.Keys(c.profiles))),
 		}
 	}
-	return (&reading{config: name, gpus: gpus}).wishesOf(cfg)
+	return (&wishBuilder{config: name, gpus: gpus}).build(cfg)
 }
 
-// ProfileWishes is what LabelProfile asks for by that name: the profile, or if there is none the MIG config, whose rules
-// and errors are those of Wishes.
+// ProfileWishes gives the wishes of the profile of that name, or if there is none of the MIG config, with the rules and errors of Wishes.
 //
 // A profile that selects no GPU of this node is a *NoSelectedGPUError. It is shared by the nodes of a pool, so that an
 // entry may select none, as long as another does. Two entries for one GPU are an *InvalidError. A profile that has no
@@ -158,7 +157,7 @@ func (c Catalog) ProfileWishes(name string, gpus []nvml.GPU) (map[nvml.UUID]nvml
 		if len(p.MIG) == 0 {
 			return nil, nil
 		}
-		return (&reading{profile: name, gpus: gpus}).wishesOf(p.MIG)
+		return (&wishBuilder{profile: name, gpus: gpus}).build(p.MIG)
 	}
 	if _, ok := c.configs[name]; ok {
 		return c.Wishes(name, gpus)
@@ -167,112 +166,113 @@ func (c Catalog) ProfileWishes(name string, gpus []nvml.GPU) (map[nvml.UUID]nvml
 	return nil, &UnknownConfigError{Profile: true, Name: name, Close: Closest(name, known), Known: known}
 }
 
-// reading turns a config or a profile into wishes for the GPUs of one node.
-type reading struct {
-	config, profile string // the name of the one that it is
+// wishBuilder turns a config or a profile into wishes for the GPUs of one node.
+type wishBuilder struct {
+	config, profile string // the name; one of the two is empty
 	gpus            []nvml.GPU
 
 	wishes    map[nvml.UUID]nvml.Wish
-	rules     map[nvml.UUID]int // the rule that each wish comes from
-	incapable []nvml.GPU        // that rules ask MIG of, without naming them
-	virtual   []nvml.GPU        // vGPUs, of which rules ask what only their host can do, without naming them
+	rules     map[nvml.UUID]int // the number of the rule that each wish comes from
+	incapable []nvml.GPU        // GPUs without MIG that a rule for all GPUs wants cut
+	virtual   []nvml.GPU        // vGPUs that a rule for all GPUs wants cut or uncut; only their host can do that
 	errs      []error
 }
 
-func (r *reading) wishesOf(cfg MIGConfig) (map[nvml.UUID]nvml.Wish, error) {
-	r.wishes, r.rules = map[nvml.UUID]nvml.Wish{}, map[nvml.UUID]int{}
+func (b *wishBuilder) build(cfg MIGConfig) (map[nvml.UUID]nvml.Wish, error) {
+	b.wishes, b.rules = map[nvml.UUID]nvml.Wish{}, map[nvml.UUID]int{}
 	for i, rule := range cfg {
-		r.read(i+1, rule)
+		b.addRule(i+1, rule)
 	}
-	if len(r.errs) > 0 {
-		return nil, errors.Join(r.errs...)
+	if len(b.errs) > 0 {
+		return nil, errors.Join(b.errs...)
 	}
-	if len(r.virtual) > 0 && !asksForMIG(r.wishes) {
-		return nil, r.virtualGPU(r.virtual)
+	if len(b.virtual) > 0 && !asksForMIG(b.wishes) {
+		return nil, b.virtualGPU(b.virtual)
 	}
-	if len(r.incapable) > 0 && !asksForMIG(r.wishes) {
-		return nil, &NoCapableGPUError{Config: r.config, Profile: r.profile, Models: models(r.incapable)}
+	if len(b.incapable) > 0 && !asksForMIG(b.wishes) {
+		return nil, &NoCapableGPUError{Config: b.config, Profile: b.profile, Models: models(b.incapable)}
 	}
-	if len(r.wishes) == 0 {
-		return nil, r.namesNothing(cfg)
+	if len(b.wishes) == 0 {
+		return nil, b.explainNoMatch(cfg)
 	}
-	return r.wishes, nil
+	return b.wishes, nil
 }
 
-// read adds what one rule asks for.
-func (r *reading) read(number int, rule MIGRule) {
-	named, wrong := r.named(rule)
+// addRule adds the wishes of one rule.
+func (b *wishBuilder) addRule(number int, rule MIGRule) {
+	named, wrong := b.selected(rule)
 	if wrong != nil {
-		r.refuse(number, wrong)
+		b.refuse(number, wrong)
 		return
 	}
 	for _, g := range named {
-		if r.isOfItsHost(g, rule) {
+		if b.refuseCutOfVirtualGPU(g, rule) {
 			continue
 		}
-		// What a lost GPU could do is not known; that it is lost, the planner tells.
+		// A lost GPU does not say whether it can do MIG. The planner tells that it is lost.
 		incapable := rule.MIG && !g.Capable && !g.Lost
-		earlier, taken := r.rules[g.UUID]
+		earlier, taken := b.rules[g.UUID]
 		switch {
 		case incapable && rule.All:
-			r.incapable = append(r.incapable, g)
-		case incapable && r.profile != "":
-			r.refuse(number, &InvalidError{
+			b.incapable = append(b.incapable, g)
+		case incapable && b.profile != "":
+			b.refuse(number, &InvalidError{
 				Field: "gpus", Value: nameOf(g),
 				Want: fmt.Sprintf("is a %s, which cannot do MIG: leave it out, or set enabled to false for it", g.Model),
 			})
 		case incapable:
-			r.refuse(number, &InvalidError{
+			b.refuse(number, &InvalidError{
 				Field: fieldDevices, Value: strconv.Itoa(g.Index),
 				Want: fmt.Sprintf("is a %s, which cannot do MIG: leave it out, or set mig-enabled to false for it", g.Model),
 			})
-		case taken && !g.Lost && r.profile != "":
-			r.refuse(number, &InvalidError{
+		case taken && !g.Lost && b.profile != "":
+			b.refuse(number, &InvalidError{
 				Field: "gpus", Value: nameOf(g),
 				Want: fmt.Sprintf("is selected by mig entry %d already: a GPU may be in one entry of a profile only", earlier),
 			})
 		default:
-			r.wishes[g.UUID] = nvml.Wish{MIG: rule.MIG, Devices: maps.Clone(rule.Devices)}
-			r.rules[g.UUID] = number
+			b.wishes[g.UUID] = nvml.Wish{MIG: rule.MIG, Devices: maps.Clone(rule.Devices)}
+			b.rules[g.UUID] = number
 		}
 	}
 }
 
-// named lists the GPUs that the rule is about. A profile names no position that the node does not have.
-func (r *reading) named(rule MIGRule) ([]nvml.GPU, *InvalidError) {
-	if beyond := rule.beyond(r.gpus); r.profile != "" && len(beyond) > 0 {
-		return nil, &InvalidError{Field: fieldDevices, Value: strconv.Itoa(beyond[0]), Want: "is not a GPU of this node, which has " + indices(r.gpus)}
+// selected lists the GPUs that the rule selects. A profile may not name a position that the node does not have.
+func (b *wishBuilder) selected(rule MIGRule) ([]nvml.GPU, *InvalidError) {
+	if missing := rule.missingPositions(b.gpus); b.profile != "" && len(missing) > 0 {
+		return nil, &InvalidError{Field: fieldDevices, Value: strconv.Itoa(missing[0]), Want: "is not a GPU of this node, which has " + indices(b.gpus)}
 	}
-	return rule.named(r.gpus)
+	return rule.selected(b.gpus)
 }
 
-// isOfItsHost notes a vGPU that the rule asks to be cut, or to be uncut again. Where it was named, that is refused.
-func (r *reading) isOfItsHost(g nvml.GPU, rule MIGRule) bool {
+// refuseCutOfVirtualGPU reports whether the rule wants a vGPU cut or uncut. A rule that names the vGPU is refused; one for all GPUs is
+// refused later if it leaves nothing else to do.
+func (b *wishBuilder) refuseCutOfVirtualGPU(g nvml.GPU, rule MIGRule) bool {
 	if g.Lost || g.Virtualization != nvml.VirtualGPU || rule.MIG == g.Enabled && !rule.MIG {
 		return false
 	}
 	if rule.All {
-		r.virtual = append(r.virtual, g)
+		b.virtual = append(b.virtual, g)
 	} else {
-		r.errs = AddMistake(r.errs, r.virtualGPU([]nvml.GPU{g}))
+		b.errs = AddMistake(b.errs, b.virtualGPU([]nvml.GPU{g}))
 	}
 	return true
 }
 
-func (r *reading) virtualGPU(gpus []nvml.GPU) error {
-	e := &VirtualGPUError{Config: r.config, Profile: r.profile}
+func (b *wishBuilder) virtualGPU(gpus []nvml.GPU) error {
+	e := &VirtualGPUError{Config: b.config, Profile: b.profile}
 	for _, g := range gpus {
 		e.GPUs = append(e.GPUs, fmt.Sprintf("%s, %s", nameOf(g), g.Model))
 	}
 	return e
 }
 
-func (r *reading) refuse(number int, wrong *InvalidError) {
-	wrong.Config, wrong.Profile, wrong.Rule = r.config, r.profile, number
-	if field, ok := inProfiles[wrong.Field]; ok && r.profile != "" {
+func (b *wishBuilder) refuse(number int, wrong *InvalidError) {
+	wrong.Config, wrong.Profile, wrong.Rule = b.config, b.profile, number
+	if field, ok := profileFields[wrong.Field]; ok && b.profile != "" {
 		wrong.Field = field
 	}
-	r.errs = AddMistake(r.errs, wrong)
+	b.errs = AddMistake(b.errs, wrong)
 }
 
 // The fields of a rule, in mig-parted's format, that a node may turn out not to fit.
@@ -281,28 +281,29 @@ const (
 	fieldFilter  = "device-filter"
 )
 
-// inProfiles is what those fields are in a profile.
-var inProfiles = map[string]string{fieldDevices: "gpus.index", fieldFilter: "gpus.deviceFilter"}
+// profileFields are the names of those fields in a profile.
+var profileFields = map[string]string{fieldDevices: "gpus.index", fieldFilter: "gpus.deviceFilter"}
 
-// named lists the GPUs that the rule is about. A filter that lets none pass is normal, since configs are written for fleets, and so is a
-// UUID, an address or a position that no GPU of this node has.
-func (r MIGRule) named(gpus []nvml.GPU) ([]nvml.GPU, *InvalidError) {
-	named, wrong := r.passing(gpus)
+// selected lists the GPUs that the rule selects. People write configs for fleets, so it is normal that no GPU of this node passes a filter
+// or has a UUID, an address or a position of the rule.
+func (r MIGRule) selected(gpus []nvml.GPU) ([]nvml.GPU, *InvalidError) {
+	named, wrong := r.passingFilters(gpus)
 	if wrong != nil || r.All {
 		return named, wrong
 	}
 	if len(r.Indices)+len(r.UUIDs)+len(r.PCI) == 0 {
 		return nil, nil
 	}
-	named = slices.DeleteFunc(named, func(g nvml.GPU) bool { return !has(r.UUIDs, g.UUID) || !has(r.PCI, g.PCI) })
-	return slices.DeleteFunc(named, func(g nvml.GPU) bool { return !has(r.Indices, g.Index) }), nil
+	named = slices.DeleteFunc(named, func(g nvml.GPU) bool { return !emptyOrContains(r.UUIDs, g.UUID) || !emptyOrContains(r.PCI, g.PCI) })
+	return slices.DeleteFunc(named, func(g nvml.GPU) bool { return !emptyOrContains(r.Indices, g.Index) }), nil
 }
 
-// beyond lists the positions of the rule at which the node has no GPU. Where the filters, UUIDs and addresses beside them are of other nodes
-// alone, so are they, and nothing is said of them.
-func (r MIGRule) beyond(gpus []nvml.GPU) []int {
-	passing, wrong := r.passing(gpus)
-	if wrong != nil || !slices.ContainsFunc(passing, func(g nvml.GPU) bool { return has(r.UUIDs, g.UUID) && has(r.PCI, g.PCI) }) {
+// missingPositions lists the positions of the rule at which the node has no GPU. It lists none if the rule's filters, UUIDs and addresses
+// select no GPU of this node: then the rule is for other nodes.
+func (r MIGRule) missingPositions(gpus []nvml.GPU) []int {
+	passing, wrong := r.passingFilters(gpus)
+	selected := func(g nvml.GPU) bool { return emptyOrContains(r.UUIDs, g.UUID) && emptyOrContains(r.PCI, g.PCI) }
+	if wrong != nil || !slices.ContainsFunc(passing, selected) {
 		return nil
 	}
 	var out []int
@@ -314,22 +315,24 @@ func (r MIGRule) beyond(gpus []nvml.GPU) []int {
 	return out
 }
 
-// Beyond lists the positions that a MIG config names and at which the node has no GPU, in ascending order. NVIDIA's mig-parted passes
-// them over, so that one file serves nodes of four GPUs and of eight.
-func (c Catalog) Beyond(name string, gpus []nvml.GPU) []int {
+// MissingPositions lists the positions that a MIG config names and at which the node has no GPU, in ascending order. NVIDIA's mig-parted
+// ignores them, so that one file serves nodes of four GPUs and of eight.
+func (c Catalog) MissingPositions(name string, gpus []nvml.GPU) []int {
 	var out []int
 	for _, rule := range c.configs[name] {
-		out = append(out, rule.beyond(gpus)...)
+		out = append(out, rule.missingPositions(gpus)...)
 	}
 	slices.Sort(out)
 	return slices.Compact(out)
 }
 
-// has reports whether the list, if there is one, has the value.
-func has[T comparable](list []T, value T) bool { return len(list) == 0 || slices.Contains(list, value) }
+// emptyOrContains reports whether the list is empty or has the value.
+func emptyOrContains[T comparable](list []T, value T) bool {
+	return len(list) == 0 || slices.Contains(list, value)
+}
 
-// passing lists the GPUs that pass the rule's filters.
-func (r MIGRule) passing(gpus []nvml.GPU) ([]nvml.GPU, *InvalidError) {
+// passingFilters lists the GPUs that pass the rule's filters.
+func (r MIGRule) passingFilters(gpus []nvml.GPU) ([]nvml.GPU, *InvalidError) {
 	var filters []DeviceFilter
 	for _, text := range r.DeviceFilter {
 		f, err := ParseDeviceFilter(text)
@@ -352,8 +355,8 @@ func (r MIGRule) isModel(name string) bool {
 	})
 }
 
-// allVirtual reports whether every GPU of the node is a vGPU, so that no config is generated that would cut one.
-func allVirtual(gpus []nvml.GPU) bool {
+// allVirtualGPUs reports whether every GPU of the node is a vGPU, so that no config is generated that would cut one.
+func allVirtualGPUs(gpus []nvml.GPU) bool {
 	return len(gpus) > 0 && !slices.ContainsFunc(gpus, func(g nvml.GPU) bool { return g.Virtualization != nvml.VirtualGPU })
 }
 
@@ -366,17 +369,17 @@ func asksForMIG(wishes map[nvml.UUID]nvml.Wish) bool {
 	return false
 }
 
-// namesNothing explains why no rule is about any GPU of the node: it is for other kinds of GPU, or its filters let
+// explainNoMatch explains why no rule is about any GPU of the node: it is for other kinds of GPU, or its filters let
 // through only GPUs at other positions.
-func (r *reading) namesNothing(cfg MIGConfig) error {
-	if len(r.gpus) == 0 {
-		return &NoCapableGPUError{Config: r.config, Profile: r.profile}
+func (b *wishBuilder) explainNoMatch(cfg MIGConfig) error {
+	if len(b.gpus) == 0 {
+		return &NoCapableGPUError{Config: b.config, Profile: b.profile}
 	}
-	if r.profile != "" {
-		return r.selectsNothing(cfg)
+	if b.profile != "" {
+		return b.explainNoSelection(cfg)
 	}
 	var have, filters, positions []string
-	for _, g := range r.gpus {
+	for _, g := range b.gpus {
 		have = append(have, fmt.Sprintf("%s (%s)", FilterOf(g), g.Model))
 	}
 	slices.Sort(have)
@@ -387,48 +390,48 @@ func (r *reading) namesNothing(cfg MIGConfig) error {
 			positions = append(positions, strconv.Itoa(i))
 		}
 	}
-	anyHere := func(rule MIGRule) bool { passing, _ := rule.passing(r.gpus); return len(passing) > 0 }
+	anyHere := func(rule MIGRule) bool { passing, _ := rule.passingFilters(b.gpus); return len(passing) > 0 }
 	switch {
 	case len(filters) == 0:
 		return &InvalidError{
-			Config: r.config, Field: fieldDevices, Value: strings.Join(positions, ", "),
-			Want: "is the position of no GPU of this node, which has " + indices(r.gpus),
+			Config: b.config, Field: fieldDevices, Value: strings.Join(positions, ", "),
+			Want: "is the position of no GPU of this node, which has " + indices(b.gpus),
 		}
 	case slices.ContainsFunc(cfg, anyHere):
 		return &InvalidError{
-			Config: r.config, Field: fieldDevices, Value: strings.Join(positions, ", "),
+			Config: b.config, Field: fieldDevices, Value: strings.Join(positions, ", "),
 			Want: "passes the filter of no rule on " + here,
 		}
 	}
 	return &InvalidError{
-		Config: r.config, Field: fieldFilter, Value: strings.Join(filters, ", "), Want: "is about no GPU of " + here,
+		Config: b.config, Field: fieldFilter, Value: strings.Join(filters, ", "), Want: "is about no GPU of " + here,
 	}
 }
 
-// selectsNothing explains why no entry of a profile selects any GPU of the node.
-func (r *reading) selectsNothing(cfg MIGConfig) error {
-	wrong := &NoSelectedGPUError{Profile: r.profile}
+// explainNoSelection explains why no entry of a profile selects any GPU of the node.
+func (b *wishBuilder) explainNoSelection(cfg MIGConfig) error {
+	wrong := &NoSelectedGPUError{Profile: b.profile}
 	by := map[string]bool{}
 	for _, rule := range cfg {
 		var parts []string
 		for _, s := range rule.selectors() {
 			by[s.field] = true
-			parts = append(parts, s.field+" "+shown(s.values, ", "))
+			parts = append(parts, s.field+" "+joinFirst(s.values, ", "))
 		}
 		if entry := strings.Join(parts, " and "); !slices.Contains(wrong.Selectors, entry) {
 			wrong.Selectors = append(wrong.Selectors, entry)
 		}
 	}
-	for _, g := range r.gpus {
-		if seen := describe(g, by); !slices.Contains(wrong.GPUs, seen) {
+	for _, g := range b.gpus {
+		if seen := describeGPU(g, by); !slices.Contains(wrong.GPUs, seen) {
 			wrong.GPUs = append(wrong.GPUs, seen)
 		}
 	}
 	return wrong
 }
 
-// describe writes what is known of a GPU that these fields select by, so that equal GPUs are one line where they can be.
-func describe(g nvml.GPU, by map[string]bool) string {
+// describeGPU writes the model of a GPU, and the properties that the given selectors compare. GPUs that are equal in these get one text.
+func describeGPU(g nvml.GPU, by map[string]bool) string {
 	if g.Lost {
 		return fmt.Sprintf("GPU %d (lost)", g.Index)
 	}

@@ -247,7 +247,7 @@ func TestPositionsBeyondTheNodesGPUsArePassedOver(t *testing.T) {
 	if diff := cmp.Diff(want, wishes); diff != "" {
 		t.Errorf("wishes (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]int{3, 7}, catalog.Beyond("mine", gpus)); diff != "" {
+	if diff := cmp.Diff([]int{3, 7}, catalog.MissingPositions("mine", gpus)); diff != "" {
 		t.Errorf("positions beyond (-want +got):\n%s", diff)
 	}
 }

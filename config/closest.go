@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// suggestions bounds how many names a message suggests: more than three are a list, not a suggestion.
-const suggestions = 3
+// maxSuggestions bounds how many names a message suggests: more than three are a list, not a suggestion.
+const maxSuggestions = 3
 
-// Closest lists the known names that name may have been meant as, the nearest first. A third of the name may be wrong:
+// Closest lists the known names that are spelt like name, the nearest first. A third of the name may be wrong:
 // "all-1g.5gb", written for another model of GPU, is two edits away from "all-1g.10gb".
 func Closest(name string, known []string) []string {
 	// A label cannot hold "+", so names have "." for it; people type what they see in NVIDIA's tools.
@@ -21,20 +21,20 @@ func Closest(name string, known []string) []string {
 	}
 	var near []candidate
 	for _, k := range known {
-		if d := edits(name, strings.ToLower(k)); d <= limit {
+		if d := editDistance(name, strings.ToLower(k)); d <= limit {
 			near = append(near, candidate{k, d})
 		}
 	}
 	slices.SortStableFunc(near, func(a, b candidate) int { return cmp.Compare(a.edits, b.edits) })
 	var out []string
-	for _, c := range near[:min(len(near), suggestions)] {
+	for _, c := range near[:min(len(near), maxSuggestions)] {
 		out = append(out, c.name)
 	}
 	return out
 }
 
 // edits counts the insertions, deletions and replacements of bytes that turn a into b (Levenshtein's distance).
-func edits(a, b string) int {
+func editDistance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {
 		row[j] = j

@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// DevicePlugin is how to recognise NVIDIA's device plugin, and how it is handed another config.
+// DevicePlugin says how the agent recognises NVIDIA's device plugin, and how it hands it another config.
 type DevicePlugin struct {
 	PodSelector []labels.Selector // its pod on the node matches at least one
 	// Namespaces, at least one, are where the agent looks for its pod and that of MPS: in any other namespace a user may create a pod
@@ -25,12 +25,12 @@ type DevicePlugin struct {
 	DefaultConfig string        // key of it for nodes without that label; empty to leave them as they are
 }
 
-// Handover is how the device plugin is given another config.
+// Handover says how the agent gives the device plugin another config.
 type Handover string
 
-// The ways.
+// The values of Handover.
 const (
-	// HandoverAuto is one of the others, by what runs on the node.
+	// HandoverAuto chooses one of the others by the pods that run on the node.
 	HandoverAuto Handover = "auto"
 	// HandoverFile writes the file that the plugin is run with, and sends it the signal to read it.
 	HandoverFile Handover = "file"
@@ -42,17 +42,17 @@ const (
 	HandoverRestart Handover = "restart"
 )
 
-// MPS is how to recognise NVIDIA's MPS control daemon.
+// MPS says how the agent recognises NVIDIA's MPS control daemon.
 type MPS struct {
 	PodSelector []labels.Selector // its pod on the node matches at least one
 	Containers  []string          // names of its container, of which the pod has one; empty for any
 }
 
-// MemoryPressure is when a GPU that several pods share counts as full.
+// MemoryPressure says when a GPU that several pods share is nearly full.
 type MemoryPressure struct {
-	Threshold int           // percent of its memory in use from which it does; 0 for never
-	Clear     int           // percent from which on downwards it does no more
-	For       time.Duration // how long either must last
+	Threshold int           // percent of the GPU's memory: at this use or more it is nearly full; 0 for never
+	Clear     int           // percent: at this use or less it is no longer
+	For       time.Duration // how long the use must stay there
 }
 
 // Ghosts says what happens to resources of former configs, which kubelet leaves on the node at 0 for ever.
@@ -71,14 +71,14 @@ const (
 	// DefaultPluginConfigFile: a directory of its own, since a file that is replaced by renaming is not seen through a
 	// mount of the file alone.
 	DefaultPluginConfigFile = "/var/lib/gpuslice/device-plugin/config.yaml"
-	// DefaultPluginConfigMap is what people call the configs of the device plugin, in the agent's namespace.
+	// DefaultPluginConfigMap is the name that people give the ConfigMap of the device plugin's configs, in the agent's namespace.
 	DefaultPluginConfigMap = "device-plugin-config"
 
 	// DefaultPressureThreshold: a framework that grows its pool asks for some per cent of the GPU at a time.
 	DefaultPressureThreshold = 90
-	// DefaultPressureClear is so much lower that a pool which is trimmed and grows again is one story, not many.
+	// DefaultPressureClear is so much lower that a memory pool which shrinks and grows again causes one Event, not many.
 	DefaultPressureClear = 80
-	// DefaultPressureFor lets a load that is gone at once go unmentioned.
+	// DefaultPressureFor ignores a peak that is over at once.
 	DefaultPressureFor = 30 * time.Second
 )
 
@@ -86,8 +86,8 @@ func (c *checks) devicePlugin(in devicePluginInputs) DevicePlugin {
 	const field = "devicePlugin"
 	d := DevicePlugin{
 		PodSelector: c.podSelector(field, in.PodSelector, "the device plugin's"),
-		Namespaces:  c.each(field+".namespaces", in.Namespaces, validation.IsDNS1123Label),
-		Containers:  c.each(field+".containers", in.Containers, validation.IsDNS1123Label),
+		Namespaces:  c.elements(field+".namespaces", in.Namespaces, validation.IsDNS1123Label),
+		Containers:  c.elements(field+".containers", in.Containers, validation.IsDNS1123Label),
 		Handover: Handover(c.oneOf(field+".handover", in.Handover, string(HandoverAuto), string(HandoverFile), string(HandoverLabel),
 			string(HandoverConfigMap), string(HandoverRestart))),
 		ConfigFile:    c.path(field+".configFile", in.ConfigFile, DefaultPluginConfigFile),
@@ -98,11 +98,11 @@ func (c *checks) devicePlugin(in devicePluginInputs) DevicePlugin {
 		c.add(&InvalidError{Field: field + ".namespaces", Value: "[]", Want: "must name at least one namespace"})
 	}
 	if d.ConfigMap.Namespace != "" {
-		c.all(field+".configMap.namespace", d.ConfigMap.Namespace, validation.IsDNS1123Label(d.ConfigMap.Namespace))
+		c.refuseEach(field+".configMap.namespace", d.ConfigMap.Namespace, validation.IsDNS1123Label(d.ConfigMap.Namespace))
 	}
 	switch {
 	case d.ConfigMap.Name != "":
-		c.all(field+".configMap.name", d.ConfigMap.Name, validation.IsDNS1123Subdomain(d.ConfigMap.Name))
+		c.refuseEach(field+".configMap.name", d.ConfigMap.Name, validation.IsDNS1123Subdomain(d.ConfigMap.Name))
 	case d.Handover == HandoverConfigMap:
 		c.refuse(field+".configMap.name", "", "must name the ConfigMap that handover configmap writes to")
 	case d.DefaultConfig != "":
@@ -111,7 +111,7 @@ func (c *checks) devicePlugin(in devicePluginInputs) DevicePlugin {
 		d.ConfigMap = ConfigMapName{}
 	}
 	if d.DefaultConfig != "" {
-		c.all(field+".defaultConfig", d.DefaultConfig, validation.IsConfigMapKey(d.DefaultConfig))
+		c.refuseEach(field+".defaultConfig", d.DefaultConfig, validation.IsConfigMapKey(d.DefaultConfig))
 	}
 	return d
 }
@@ -119,7 +119,7 @@ func (c *checks) devicePlugin(in devicePluginInputs) DevicePlugin {
 func (c *checks) mps(in mpsInputs) MPS {
 	return MPS{
 		PodSelector: c.podSelector("mps", in.PodSelector, "the MPS control daemon"),
-		Containers:  c.each("mps.containers", in.Containers, validation.IsDNS1123Label),
+		Containers:  c.elements("mps.containers", in.Containers, validation.IsDNS1123Label),
 	}
 }
 

@@ -13,34 +13,34 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// Drain is how pods are sent away.
+// Drain says how the agent evicts pods.
 type Drain struct {
-	Mode          DrainMode     // of pods that no rule fits
-	GradualFor    time.Duration // of DrainGradual: how long they may end by themselves
+	Mode          DrainMode     // for pods that no rule fits
+	GradualFor    time.Duration // of DrainGradual: how long pods may take to end by themselves
 	AfterDeadline AfterDeadline
 	DeleteGrace   time.Duration     // longest grace that a deletion after the deadline leaves a pod; never 0
 	UnmanagedPods DrainAction       // DrainEvict or DrainRefuse: pods that no controller brings back
 	EmptyDir      DrainAction       // DrainEvict or DrainRefuse: pods whose files on an emptyDir would be lost
-	OnUncordon    OnUncordon        // when a user or another tool lifts our cordon in the middle of a change
+	OnUncordon    OnUncordon        // the agent's reaction when a user or another tool lifts its cordon during a change
 	Rules         []DrainRule       // the first that fits a pod counts
 	Clients       []labels.Selector // pods that hold no GPU but keep NVIDIA's library open
 }
 
-// DrainMode says when pods are sent away.
+// DrainMode says when the agent evicts pods.
 type DrainMode string
 
 // The modes.
 const (
-	// DrainAtOnce sends them away as soon as the node is fenced.
+	// DrainAtOnce evicts them as soon as the node is fenced.
 	DrainAtOnce DrainMode = "atOnce"
-	// DrainGradual lets them end by themselves behind the fence for a time, and sends away those that have not.
+	// DrainGradual lets them end by themselves behind the fence for a time, and then evicts the others.
 	DrainGradual DrainMode = "gradual"
 )
 
-// AfterDeadline says what happens to pods that are still there at their deadline.
+// AfterDeadline says what the agent does about pods that are still there at their deadline.
 type AfterDeadline string
 
-// What may happen at the deadline.
+// The values of AfterDeadline.
 const (
 	// AfterDeadlineUndo gives the change up, and the node back as it was.
 	AfterDeadlineUndo AfterDeadline = "undo"
@@ -48,39 +48,39 @@ const (
 	AfterDeadlineDelete AfterDeadline = "delete"
 )
 
-// DrainAction is what is done with a pod that has to leave.
+// DrainAction says what the agent does about a pod that has to leave.
 type DrainAction string
 
 // The actions.
 const (
-	// DrainEvict sends it away through the Eviction API.
+	// DrainEvict evicts it through the Eviction API.
 	DrainEvict DrainAction = "evict"
 	// DrainWait lets it end by itself, for a time.
 	DrainWait DrainAction = "wait"
-	// DrainRefuse leaves it alone: a change that needs it to leave does not begin.
+	// DrainRefuse leaves it alone: the agent does not begin a change for which it would have to leave.
 	DrainRefuse DrainAction = "refuse"
 )
 
-// OnUncordon says what the agent makes of an uncordon by a user or another tool while a change is under way.
+// OnUncordon says what the agent does when a user or another tool lifts its cordon during a change.
 type OnUncordon string
 
-// The answers to an uncordon.
+// The values of OnUncordon.
 const (
-	// UncordonCancel takes it for a wish that the change be given up.
+	// UncordonCancel gives the change up.
 	UncordonCancel OnUncordon = "cancel"
-	// UncordonRefence takes it for a mistake: the node is cordoned again.
+	// UncordonRefence cordons the node again: the uncordon was a mistake.
 	UncordonRefence OnUncordon = "refence"
 )
 
-// DrainRule is what is done with certain pods.
+// DrainRule says what the agent does about certain pods.
 type DrainRule struct {
 	Namespaces []string        // none for all
 	Selector   labels.Selector // labels.Everything() where none is written
 	Action     DrainAction
-	For        time.Duration // of DrainWait: how long it may go on
+	For        time.Duration // of DrainWait: how long a pod may take to end by itself
 }
 
-// DrainOverrides is what a profile says of draining in place of the settings. What is zero is as in the settings.
+// DrainOverrides are a profile's values in place of those of the settings. A zero value leaves that of the settings.
 type DrainOverrides struct {
 	Mode          DrainMode
 	GradualFor    time.Duration
@@ -93,7 +93,7 @@ type DrainOverrides struct {
 	Rules         []DrainRule // before those of the settings, so that they count first
 }
 
-// With is the settings of a node that has a profile with these overrides, which may be nil.
+// With gives the settings of a node that has a profile with these overrides, which may be nil.
 func (s Settings) With(o *DrainOverrides) Settings {
 	if o == nil {
 		return s
@@ -110,9 +110,9 @@ func (s Settings) With(o *DrainOverrides) Settings {
 	return s
 }
 
-// Recover is what is restored that others have left behind.
+// Recover says after which other tools the agent restores a node.
 type Recover struct {
-	Adopt []string // whose remains are restored: AdoptMIGManager
+	Adopt []string // names of the tools: AdoptMIGManager
 }
 
 // AdoptMIGManager restores the labels that NVIDIA's k8s-mig-manager leaves behind when it dies in the middle.
@@ -122,10 +122,10 @@ const AdoptMIGManager = "mig-manager"
 const (
 	// DefaultGradualFor: long enough for a working day in a notebook, or a night's training, to come to its end.
 	DefaultGradualFor = 8 * time.Hour
-	minWait           = time.Minute         // what is shorter is most likely a slip
+	minWait           = time.Minute         // a shorter wait is most likely a slip
 	maxWait           = 30 * 24 * time.Hour // longer than any job runs that saves checkpoints
 
-	// DefaultDeleteGrace is what pods get that do not say otherwise.
+	// DefaultDeleteGrace is Kubernetes' own grace for pods that name none.
 	DefaultDeleteGrace = 30 * time.Second
 
 	// DefaultUnit: systemd itself gives a service 90 s to stop before it kills it.
@@ -135,7 +135,7 @@ const (
 	minDeleteGrace = time.Second
 )
 
-// defaultOperands are NVIDIA's operands that keep the library or the driver open, clients before what they ask.
+// defaultOperands are NVIDIA's operands that keep the library or the driver open, clients before their servers.
 func defaultOperands() []string {
 	return []string{
 		LabelOperandPrefix + "dcgm-exporter",
@@ -146,7 +146,7 @@ func defaultOperands() []string {
 	}
 }
 
-// defaultUnits are services that NVIDIA ships with DGX systems and data centre drivers, clients before what they ask.
+// defaultUnits are services that NVIDIA ships with DGX systems and data centre drivers, clients before their servers.
 func defaultUnits() []string {
 	return []string{
 		"nvsm.service", "nvsm-mqtt.service", "nvsm-core.service", "nvsm-api-gateway.service", "nvsm-notifier.service",
@@ -157,7 +157,7 @@ func defaultUnits() []string {
 // unitTypes are the units that can be stopped and started again. A slice or a scope would take along all that runs in it.
 var unitTypes = []string{".service", ".socket", ".path", ".timer"}
 
-// vitalUnits are what the node, its pods and the agent itself live by. Names are without the type.
+// vitalUnits are units without which the node, its pods or the agent would end. Names are without the type.
 var vitalUnits = []string{
 	"kubelet", "k3s", "k3s-agent", "rke2-agent", "rke2-server", "k0sworker", "k0scontroller", // each is or holds the kubelet
 	"containerd", "crio", "docker", "cri-docker",
@@ -178,7 +178,7 @@ func (c *checks) drain(field string, in drainInputs) Drain {
 	}
 }
 
-// drainOverrides checks those of a profile: what is not written is as in the settings.
+// drainOverrides checks those of a profile. A field that is not written leaves the value of the settings.
 func (c *checks) drainOverrides(raw json.RawMessage) *DrainOverrides {
 	const field = "drain"
 	var in drainOverrideInputs
@@ -186,20 +186,20 @@ func (c *checks) drainOverrides(raw json.RawMessage) *DrainOverrides {
 		return nil
 	}
 	return &DrainOverrides{
-		Mode:          given(field+".mode", in.Mode, c.drainMode),
-		GradualFor:    given(field+".gradualFor", in.GradualFor, c.gradualFor),
-		Deadline:      given(field+".deadline", in.Deadline, c.drainDeadline),
-		AfterDeadline: given(field+".afterDeadline", in.AfterDeadline, c.afterDeadline),
-		DeleteGrace:   given(field+".deleteGrace", in.DeleteGrace, c.deleteGrace),
-		UnmanagedPods: given(field+".unmanagedPods", in.UnmanagedPods, c.evictOrRefuse),
-		EmptyDir:      given(field+".emptyDir", in.EmptyDir, c.evictOrRefuse),
-		OnUncordon:    given(field+".onUncordon", in.OnUncordon, c.onUncordon),
+		Mode:          ifWritten(field+".mode", in.Mode, c.drainMode),
+		GradualFor:    ifWritten(field+".gradualFor", in.GradualFor, c.gradualFor),
+		Deadline:      ifWritten(field+".deadline", in.Deadline, c.drainDeadline),
+		AfterDeadline: ifWritten(field+".afterDeadline", in.AfterDeadline, c.afterDeadline),
+		DeleteGrace:   ifWritten(field+".deleteGrace", in.DeleteGrace, c.deleteGrace),
+		UnmanagedPods: ifWritten(field+".unmanagedPods", in.UnmanagedPods, c.evictOrRefuse),
+		EmptyDir:      ifWritten(field+".emptyDir", in.EmptyDir, c.evictOrRefuse),
+		OnUncordon:    ifWritten(field+".onUncordon", in.OnUncordon, c.onUncordon),
 		Rules:         c.drainRules(field+".rules", in.Rules),
 	}
 }
 
-// given checks a value that need not be there.
-func given[T any](field string, value scalar, check func(string, scalar) T) T {
+// ifWritten checks a value that the file may leave out.
+func ifWritten[T any](field string, value scalar, check func(string, scalar) T) T {
 	if value == "" {
 		var none T
 		return none
@@ -245,7 +245,7 @@ func (c *checks) drainRules(field string, in []drainRuleInputs) []DrainRule {
 
 func (c *checks) drainRule(at string, in drainRuleInputs) DrainRule {
 	rule := DrainRule{
-		Namespaces: c.each(at+".namespaces", in.Namespaces, validation.IsDNS1123Label),
+		Namespaces: c.elements(at+".namespaces", in.Namespaces, validation.IsDNS1123Label),
 		Selector:   labels.Everything(),
 		Action:     DrainAction(c.oneOf(at+".action", in.Action, string(DrainEvict), string(DrainWait), string(DrainRefuse))),
 	}
@@ -266,7 +266,7 @@ func (c *checks) drainRule(at string, in drainRuleInputs) DrainRule {
 }
 
 func (c *checks) operands(field string, in list) []string {
-	return c.each(field, in, func(key string) []string {
+	return c.elements(field, in, func(key string) []string {
 		name, ok := strings.CutPrefix(key, LabelOperandPrefix)
 		switch {
 		case !ok || name == "":
@@ -279,7 +279,7 @@ func (c *checks) operands(field string, in list) []string {
 }
 
 func (c *checks) units(field string, in list) []string {
-	return c.each(field, in, func(unit string) []string {
+	return c.elements(field, in, func(unit string) []string {
 		kind := path.Ext(unit)
 		name := strings.TrimSuffix(unit, kind)
 		switch {
@@ -300,7 +300,7 @@ func (c *checks) units(field string, in list) []string {
 const unitCharacters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789:-_.\\@"
 
 func (c *checks) adopt(field string, in list) []string {
-	return c.each(field, in, func(name string) []string {
+	return c.elements(field, in, func(name string) []string {
 		if name != AdoptMIGManager {
 			return []string{"must be " + AdoptMIGManager}
 		}
@@ -308,12 +308,12 @@ func (c *checks) adopt(field string, in list) []string {
 	})
 }
 
-// each checks the elements of a list one by one, and that none is there twice. A list without elements is nil.
-func (c *checks) each(field string, in list, problems func(string) []string) []string {
+// elements checks the elements of a list one by one, and refuses one that is there twice. A list without elements is nil.
+func (c *checks) elements(field string, in list, problems func(string) []string) []string {
 	var out []string
 	for i, element := range in {
 		at := fmt.Sprintf("%s[%d]", field, i)
-		c.all(at, string(element), problems(string(element)))
+		c.refuseEach(at, string(element), problems(string(element)))
 		if slices.Contains(out, string(element)) {
 			c.refuse(at, string(element), "is there twice")
 		}

@@ -7,21 +7,20 @@ import (
 	"strings"
 )
 
-// InvalidError is one value that cannot be used, with where it stands and what is allowed there.
+// InvalidError is one value that is not allowed, with its place and the allowed values.
 type InvalidError struct {
 	Config  string // name of the MIG config; empty outside of a catalog
 	Profile string // name of the profile of our own catalog, in place of Config
 	Rule    int    // number of the rule in the config, or of the entry in the profile, from 1; 0 for all of it
 	Field   string // as it is written in the file: "devices", "timeouts.drain"
 	Value   string // as it is written in the file; empty if there is none
-	Want    string // what is allowed, or what to do: "is not a GPU of this node: they are 0 to 7"
+	Want    string // the predicate of the message, which says what is allowed: "is not a GPU of this node: they are 0 to 7"
 }
 
-// maxMistakes is how many mistakes of a file are told. A person who has mended a hundred checks the file again.
+// maxMistakes bounds the mistakes that an error lists. A user who has mended a hundred checks the file again.
 const maxMistakes = 100
 
-// AddMistake adds what is wrong about a file to what was found so far. Of more than a hundred mistakes only the number is
-// kept, as the last error: "and 2900 more".
+// AddMistake adds a mistake of a file to those found so far. Beyond a hundred it only counts them, in the last error: "and 2900 more".
 func AddMistake(found []error, err error) []error {
 	further := moreMistakesError(1)
 	if more, ok := err.(moreMistakesError); ok { //nolint:errorlint // it is never wrapped
@@ -41,69 +40,68 @@ func AddMistake(found []error, err error) []error {
 	return append(found, err)
 }
 
-// moreMistakesError stands for those that are not told.
+// moreMistakesError counts the mistakes that the error does not list.
 type moreMistakesError int
 
 func (n moreMistakesError) Error() string { return fmt.Sprintf("and %d more", int(n)) }
 
-// The longest that is quoted of what is written in a file, and that is said about it, in bytes. Names and values that are
-// right are shorter.
+// The longest text of a file that a message quotes, and the longest Want, in bytes. Allowed names and values are shorter.
 const (
 	maxQuoted = 256
-	maxSaid   = 1024
+	maxWant   = 1024
 )
 
-// cut shortens a text that is too long to be read in a message.
-func cut(text string, most int) string {
+// shorten cuts a text that is too long to be read in a message.
+func shorten(text string, most int) string {
 	if len(text) <= most {
 		return text
 	}
 	return strings.ToValidUTF8(text[:most], "") + "…"
 }
 
-// Error names the place, the value and what is allowed. What is long is cut.
+// Error names the place, the value and what is allowed. It shortens long texts.
 func (e *InvalidError) Error() string {
 	var at []string
 	if e.Config != "" {
-		at = append(at, fmt.Sprintf("config %q", cut(e.Config, maxQuoted)))
+		at = append(at, fmt.Sprintf("config %q", shorten(e.Config, maxQuoted)))
 	}
 	rule := "rule"
 	if e.Profile != "" {
-		at, rule = append(at, fmt.Sprintf("profile %q", cut(e.Profile, maxQuoted))), "mig entry"
+		at, rule = append(at, fmt.Sprintf("profile %q", shorten(e.Profile, maxQuoted))), "mig entry"
 	}
 	if e.Rule > 0 {
 		at = append(at, fmt.Sprintf("%s %d", rule, e.Rule))
 	}
 	if e.Field != "" {
-		at = append(at, cut(e.Field, maxQuoted))
+		at = append(at, shorten(e.Field, maxQuoted))
 	}
 	place := strings.Join(at, ", ")
 	if e.Value == "" {
-		return fmt.Sprintf("%s: %s", place, cut(e.Want, maxSaid))
+		return fmt.Sprintf("%s: %s", place, shorten(e.Want, maxWant))
 	}
-	return fmt.Sprintf("%s: %s %s", place, cut(e.Value, maxQuoted), cut(e.Want, maxSaid))
+	return fmt.Sprintf("%s: %s %s", place, shorten(e.Value, maxQuoted), shorten(e.Want, maxWant))
 }
 
 // Reason is ReasonInvalidCatalog.
 func (*InvalidError) Reason() Reason { return ReasonInvalidCatalog }
 
-// UnknownConfigError means that nothing has the name that a label asks for.
+// UnknownConfigError means that no MIG config and no profile has the name that a label gives.
 type UnknownConfigError struct {
-	Name  string   // what was asked for
-	Close []string // names that it may have been meant as, the nearest first
+	Name  string   // the label's value
+	Close []string // known names that are spelt like it, the nearest first
 	Known []string // every name that the label may have, sorted
 
-	// Profile is set where LabelProfile asked, whose names are those of the profiles and of the MIG configs.
+	// Profile says that the label is LabelProfile, which may name profiles and MIG configs.
 	Profile bool
-	// Profiles are those that may have been meant where LabelMIGConfig asked, which cannot ask for them; nearest first.
+	// Profiles are profiles whose names are spelt like it, the nearest first, if the label is LabelMIGConfig, which cannot name them.
 	Profiles []string
 }
 
-// namesShown bounds lists in a message: a condition's message is read in a terminal's width, and the mixed nodes with the
+// maxNames bounds lists in a message: a condition's message is read in a terminal's width, and the mixed nodes with the
 // longest catalogs have about 30 configs.
-const namesShown = 12
+const maxNames = 12
 
-// Error says what the name may have been meant as, and which names there are.
+// Error names the closest names, and those that the label may have.
 func (e *UnknownConfigError) Error() string {
 	var b strings.Builder
 	kind := "MIG config"
@@ -123,11 +121,11 @@ func (e *UnknownConfigError) Error() string {
 	} else {
 		b.WriteString("; this node has ")
 	}
-	b.WriteString(shown(e.Known, ", "))
+	b.WriteString(joinFirst(e.Known, ", "))
 	return b.String()
 }
 
-// meant lists what the name may have been meant as, the profiles with the label that asks for them.
+// meant lists the closest names, each profile with the label that can name it.
 func (e *UnknownConfigError) meant() []string {
 	meant := slices.Clone(e.Close)
 	for _, p := range e.Profiles {
@@ -140,9 +138,9 @@ func (e *UnknownConfigError) meant() []string {
 	return meant
 }
 
-// shown joins as many names as a message can hold.
-func shown(names []string, separator string) string {
-	first := slices.Clone(names[:min(len(names), namesShown)])
+// joinFirst joins as many names as a message can hold.
+func joinFirst(names []string, separator string) string {
+	first := slices.Clone(names[:min(len(names), maxNames)])
 	if more := len(names) - len(first); more > 0 {
 		first = append(first, fmt.Sprintf("and %d more", more))
 	}
@@ -152,11 +150,11 @@ func shown(names []string, separator string) string {
 // Reason is ReasonUnknownConfig.
 func (*UnknownConfigError) Reason() Reason { return ReasonUnknownConfig }
 
-// NoCapableGPUError means that a config or profile asks for MIG on GPUs none of which can do it.
+// NoCapableGPUError means that a config or profile asks for MIG, and that none of the GPUs it selects can do MIG.
 type NoCapableGPUError struct {
 	Config  string   // name of the MIG config
 	Profile string   // name of the profile, in place of Config
-	Models  []string // the GPUs that it names, by model, sorted; none if the node has no GPU
+	Models  []string // models of the GPUs that it selects, sorted; none if the node has no GPU
 }
 
 // Error names the models that are there instead.
@@ -175,21 +173,21 @@ func (e *NoCapableGPUError) Error() string {
 // Reason is ReasonNoCapableGPU.
 func (*NoCapableGPUError) Reason() Reason { return ReasonNoCapableGPU }
 
-// VirtualGPUError means that a config or profile asks vGPUs for what only their host can do: to be cut, or uncut.
+// VirtualGPUError means that a config or profile wants vGPUs cut or uncut, which only their host can do.
 type VirtualGPUError struct {
 	Config  string   // name of the MIG config
 	Profile string   // name of the profile, in place of Config
 	GPUs    []string // each by position, UUID and model
 }
 
-// Error names the GPUs, and says who can do it.
+// Error names the GPUs, and sends the user to their host.
 func (e *VirtualGPUError) Error() string {
 	subject := fmt.Sprintf("config %q", e.Config)
 	if e.Profile != "" {
 		subject = fmt.Sprintf("profile %q", e.Profile)
 	}
 	return fmt.Sprintf("%s: a vGPU is cut on the host of its virtual machine and cannot be cut here: %s; "+
-		"choose another vGPU profile for this virtual machine on its host, and remove the label", subject, shown(e.GPUs, "; "))
+		"choose another vGPU profile for this virtual machine on its host, and remove the label", subject, joinFirst(e.GPUs, "; "))
 }
 
 // Reason is ReasonVirtualGPU.
@@ -198,14 +196,14 @@ func (*VirtualGPUError) Reason() Reason { return ReasonVirtualGPU }
 // NoSelectedGPUError means that no entry of a profile selects a GPU of the node: the profile is for other nodes.
 type NoSelectedGPUError struct {
 	Profile   string   // its name
-	Selectors []string // what each entry selects by, without repetitions: "pci 0000:17:00.0 and model NVIDIA A100*"
-	GPUs      []string // what the node has instead: "NVIDIA H100 80GB HBM3 (0000:18:00.0)"
+	Selectors []string // the selectors of each entry, without repetitions: "pci 0000:17:00.0 and model NVIDIA A100*"
+	GPUs      []string // the GPUs of the node: "NVIDIA H100 80GB HBM3 (0000:18:00.0)"
 }
 
-// Error says what was looked for, and what the node has.
+// Error names the selectors and the GPUs of the node.
 func (e *NoSelectedGPUError) Error() string {
 	return fmt.Sprintf("profile %q selects no GPU of this node: it is about %s; this node has %s",
-		e.Profile, shown(e.Selectors, ", or "), shown(e.GPUs, ", "))
+		e.Profile, joinFirst(e.Selectors, ", or "), joinFirst(e.GPUs, ", "))
 }
 
 // Reason is ReasonNoCapableGPU.

@@ -9,7 +9,7 @@ import (
 )
 
 // balanced is how many instances of how many compute slices NVIDIA's generator puts on a GPU of so many slices.
-var balanced = map[int]map[int]int{
+var balancedCounts = map[int]map[int]int{
 	7: {1: 2, 2: 1, 3: 1},
 	4: {1: 2, 2: 1},
 }
@@ -17,25 +17,25 @@ var balanced = map[int]map[int]int{
 // GeneratedPrefix begins the name of each generated config: all-disabled, all-1g.10gb. A config of people may begin with it too.
 const GeneratedPrefix = "all-"
 
-// Generate makes the configs that the node's own hardware suggests, under the names that NVIDIA's k8s-mig-manager gives
-// them: all-disabled, all-enabled, all-balanced, and for each profile that any GPU offers one that fills GPUs with it.
-// A "+" of a profile is "." in the name, since no label can hold it.
+// Generate makes the configs that NVIDIA's k8s-mig-manager makes for the node's GPUs, under its names: all-disabled, all-enabled,
+// all-balanced, and for each profile that any GPU offers one that fills GPUs with it. A "+" of a profile is "." in the name, since no
+// label can have a "+".
 //
-// The content is NVIDIA's too, except on nodes where some GPUs cannot do MIG. There, NVIDIA's rules ask for MIG on all
-// GPUs and its own tool finds them unmet forever; ours name the capable ones, and ask for MIG off on the others.
+// The rules are NVIDIA's too, except on nodes where some GPUs cannot do MIG. There, NVIDIA's rules ask for MIG on all
+// GPUs, and its own tool never finds them met; ours ask for MIG on the capable ones, and for MIG off on the others.
 func Generate(gpus []nvml.GPU) map[string]MIGConfig {
-	kinds, plain := kindsOf(gpus)
+	kinds, incapable := kindsOf(gpus)
 
-	// rules makes a config of the rules for capable GPUs, which take their filter only where one is needed.
+	// rules makes a config of the rules for capable GPUs. On a node with one kind of GPU they need no filter.
 	rules := func(capable ...MIGRule) MIGConfig {
-		if len(kinds)+len(plain) <= 1 {
+		if len(kinds)+len(incapable) <= 1 {
 			for i := range capable {
 				capable[i].DeviceFilter = nil
 			}
 			return capable
 		}
-		if len(plain) > 0 {
-			capable = append(capable, MIGRule{DeviceFilter: plain, All: true})
+		if len(incapable) > 0 {
+			capable = append(capable, MIGRule{DeviceFilter: incapable, All: true})
 		}
 		return capable
 	}
@@ -46,7 +46,7 @@ func Generate(gpus []nvml.GPU) map[string]MIGConfig {
 		configs["all-enabled"] = MIGConfig{enabled}
 		return configs
 	}
-	if len(plain) > 0 {
+	if len(incapable) > 0 {
 		enabled.DeviceFilter = slices.Sorted(maps.Keys(kinds))
 	}
 	configs["all-enabled"] = rules(enabled)
@@ -61,7 +61,7 @@ func Generate(gpus []nvml.GPU) map[string]MIGConfig {
 
 // kindsOf lists the node's kinds of GPU by device filter: those that can do MIG with the profiles that every one of the
 // kind offers, and, sorted, those that cannot.
-func kindsOf(gpus []nvml.GPU) (capable map[string][]nvml.Profile, plain []string) {
+func kindsOf(gpus []nvml.GPU) (capable map[string][]nvml.Profile, incapable []string) {
 	capable = map[string][]nvml.Profile{}
 	for _, g := range gpus {
 		if !g.Capable {
@@ -78,18 +78,18 @@ func kindsOf(gpus []nvml.GPU) (capable map[string][]nvml.Profile, plain []string
 	}
 	for _, g := range gpus {
 		if _, ok := capable[FilterOf(g)]; !ok {
-			plain = append(plain, FilterOf(g))
+			incapable = append(incapable, FilterOf(g))
 		}
 	}
-	slices.Sort(plain)
-	return capable, slices.Compact(plain)
+	slices.Sort(incapable)
+	return capable, slices.Compact(incapable)
 }
 
 func profileNames(kinds map[string][]nvml.Profile) []string {
 	var names []string
 	for _, profiles := range kinds {
 		for _, p := range profiles {
-			if room(p) > 0 {
+			if fitting(p) > 0 {
 				names = append(names, p.Name)
 			}
 		}
@@ -103,8 +103,8 @@ func fillingRules(kinds map[string][]nvml.Profile, profile string) []MIGRule {
 	filters := map[int][]string{}
 	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
 		for _, p := range kinds[kind] {
-			if p.Name == profile && room(p) > 0 {
-				filters[room(p)] = append(filters[room(p)], kind)
+			if p.Name == profile && fitting(p) > 0 {
+				filters[fitting(p)] = append(filters[fitting(p)], kind)
 			}
 		}
 	}
@@ -115,7 +115,7 @@ func fillingRules(kinds map[string][]nvml.Profile, profile string) []MIGRule {
 	return rules
 }
 
-// balancedRules has one rule for each kind of GPU that offers what a balanced cut is made of.
+// balancedRules has one rule for each kind of GPU that offers the profiles of a balanced cut.
 func balancedRules(kinds map[string][]nvml.Profile) []MIGRule {
 	var rules []MIGRule
 	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
@@ -137,12 +137,12 @@ func balancedDevices(profiles []nvml.Profile) map[string]int {
 			continue
 		}
 		total = max(total, p.Slices)
-		if have, ok := best[p.Slices]; !ok || room(p) > room(have) {
+		if have, ok := best[p.Slices]; !ok || fitting(p) > fitting(have) {
 			best[p.Slices] = p
 		}
 	}
 	devices := map[string]int{}
-	for size, n := range balanced[total] {
+	for size, n := range balancedCounts[total] {
 		p, ok := best[size]
 		if !ok {
 			return nil
@@ -155,10 +155,10 @@ func balancedDevices(profiles []nvml.Profile) map[string]int {
 	return devices
 }
 
-// room is how many instances of the profile an empty GPU really holds: as many as the hardware says, and no more than
-// have a place, since NVIDIA's library counts wrongly on the A30 (mig-parted v0.14.4 has a table for it). Where it counts
-// too little, all-<profile> asks for less than would fit.
-func room(p nvml.Profile) int {
+// fitting counts the instances of the profile that an empty GPU holds: as many as the hardware says, and no more than
+// there are places, since NVIDIA's library counts wrongly on the A30 (mig-parted v0.14.4 has a table for it). Where the library counts
+// too few, all-<profile> asks for fewer than would fit.
+func fitting(p nvml.Profile) int {
 	if len(p.Placements) == 0 {
 		return p.Max
 	}

@@ -6,14 +6,14 @@ import (
 	"strconv"
 )
 
-// Health is which of NVIDIA's error numbers are told by ConditionGPUUnhealthy, beside those of the agent's own table.
+// Health has the Xids, NVIDIA's error numbers, that ConditionGPUUnhealthy treats otherwise than the agent's own table does.
 type Health struct {
-	CriticalXids    []int // told on sight
-	ApplicationXids []int // programs' own errors, which take no GPU away; never one of the others
+	CriticalXids    []int // the condition tells of the first one
+	ApplicationXids []int // errors of programs, which leave the GPU healthy; none is in CriticalXids
 }
 
-// mostXid is more than NVIDIA has numbers: 999 is its own for one that it does not know.
-const mostXid = 999
+// maxXid is NVIDIA's number for an error that it does not know, above all others.
+const maxXid = 999
 
 func (c *checks) health(in healthInputs) Health {
 	h := Health{CriticalXids: c.xids("health.criticalXids", in.CriticalXids), ApplicationXids: c.xids("health.applicationXids", in.ApplicationXids)}
@@ -26,9 +26,9 @@ func (c *checks) health(in healthInputs) Health {
 }
 
 func (c *checks) xids(field string, in list) []int {
-	c.each(field, in, func(text string) []string {
-		if n, err := strconv.Atoi(text); err != nil || n < 1 || n > mostXid || strconv.Itoa(n) != text {
-			return []string{fmt.Sprintf("must be the number of an Xid, from 1 to %d", mostXid)}
+	c.elements(field, in, func(text string) []string {
+		if n, err := strconv.Atoi(text); err != nil || n < 1 || n > maxXid || strconv.Itoa(n) != text {
+			return []string{fmt.Sprintf("must be the number of an Xid, from 1 to %d", maxXid)}
 		}
 		return nil
 	})

@@ -135,8 +135,7 @@ type retryInputs struct {
 // scalar is one value as it is written: text without its quotes, anything else as JSON.
 type scalar string
 
-// UnmarshalJSON accepts every value, since it is the checks that say what is allowed. A field without a value is as if it
-// were not there.
+// UnmarshalJSON accepts every value: the checks refuse those that are not allowed. A field without a value is as if it were not there.
 func (s *scalar) UnmarshalJSON(raw []byte) error {
 	var text string
 	switch {
@@ -149,7 +148,7 @@ func (s *scalar) UnmarshalJSON(raw []byte) error {
 	return nil
 }
 
-// list is a list of values as they are written. One in a file takes the place of the default's, also when it is empty.
+// list is a list of values as they are written. A list in a file replaces the default's, also when it is empty.
 type list []scalar
 
 // UnmarshalJSON leaves a field without a value as if it were not there.
@@ -173,7 +172,7 @@ func listOf(values []string) list {
 	return out
 }
 
-// inputsOf writes settings as a file would have them, to be overwritten by one. The kind of file is left for it to say.
+// inputsOf writes settings in the form of a file, which decode then lays a user's file over. It leaves apiVersion and kind to that file.
 func inputsOf(s Settings) inputs {
 	in := inputs{
 		NodeHeartbeat: scalar(s.NodeHeartbeat.String()),
@@ -230,8 +229,8 @@ func inputsOfKey(k ConfigMapKey) configMapInputs {
 	return configMapInputs{Namespace: scalar(k.Namespace), Name: scalar(k.Name), Key: scalar(k.Key)}
 }
 
-// decode lays a settings file over the inputs. Fields that do not exist are returned as unknown; the rest is still read,
-// so that all that is wrong can be said at once.
+// decode lays a settings file over the inputs. It returns fields that do not exist as unknown and reads the rest, so that one error can
+// have all mistakes.
 func (in *inputs) decode(text []byte) (unknown, err error) {
 	doc, err := document.JSON(text)
 	if err != nil {

@@ -27,25 +27,25 @@ const (
 const (
 	// DefaultEstimate: a change that resets GPUs, waits for the device plugin and has pods to send away takes minutes.
 	DefaultEstimate = 15 * time.Minute
-	// DefaultJitter spreads what hundreds of nodes ask of the API server at once, and is little of a window of hours.
+	// DefaultJitter spreads the requests of hundreds of nodes to the API server, and is a small part of a window of hours.
 	DefaultJitter = 5 * time.Minute
-	// DefaultPauseAfter: one node may be broken, and two by chance; what three in a row fail at is the change itself.
+	// DefaultPauseAfter: one node may be broken, and two by chance; if three in a row fail, the fault is in the change.
 	DefaultPauseAfter = 3
 )
 
-// Maintenance is when nodes may be disturbed, and how many of them at once.
+// Maintenance says when changes may begin, and on how many nodes at once.
 type Maintenance struct {
-	Others Pool   // of nodes that no pool selects; without a name, a selector and a limit
-	Pools  []Pool // the first that selects a node counts
+	Others Pool   // for nodes that no pool selects; without a name, a selector and a limit
+	Pools  []Pool // a node is in the first one that selects it
 }
 
-// Pool is what holds for certain nodes.
+// Pool says it for certain nodes.
 type Pool struct {
 	Name     string
 	Selector labels.Selector
 	Schedule window.Schedule
-	Estimate time.Duration // how long a change takes on a node that knows of no earlier one
-	Jitter   time.Duration // nodes begin this long after an opening at the latest, each at a moment of its own
+	Estimate time.Duration // assumed length of a change on a node that has measured none yet
+	Jitter   time.Duration // each node begins at a moment of its own, at most this long after an opening
 
 	MaxUnavailable *Limit // nil for no limit
 	PauseAfter     int    // failures in a row after which the pool begins no further change; 0 for never
@@ -77,7 +77,7 @@ func (l Limit) String() string {
 	}
 }
 
-// For is the pool of a node.
+// For gives the pool of a node.
 func (m Maintenance) For(node *corev1.Node) Pool {
 	for _, p := range m.Pools {
 		if p.Selector.Matches(labels.Set(node.Labels)) {
@@ -89,8 +89,8 @@ func (m Maintenance) For(node *corev1.Node) Pool {
 
 // ParseMaintenance reads a maintenance file. Fields that do not exist are refused.
 //
-// The error joins everything that is wrong: one *InvalidError for each value that is not allowed. A file with a mistake says
-// nothing: what is left of one could open where its author closed.
+// The error joins one *InvalidError for each value that is not allowed. A file with a mistake gives no windows at all: without the mistaken
+// part the rest could allow changes at a time that its author forbids.
 func ParseMaintenance(text []byte) (Maintenance, error) {
 	doc, err := document.JSON(text)
 	if err != nil {
@@ -110,7 +110,7 @@ func ParseMaintenance(text []byte) (Maintenance, error) {
 		Schedule: window.Schedule{Windows: c.windows("windows", in.Windows), Freezes: c.freezes("freezes", in.Freezes)},
 		Estimate: DefaultEstimate, Jitter: DefaultJitter,
 	}}
-	c.pace("", in.Estimate, in.Jitter, &m.Others)
+	c.estimateAndJitter("", in.Estimate, in.Jitter, &m.Others)
 	m.Pools = c.pools("pools", in.Pools, m.Others)
 	if len(c) > 0 {
 		return Maintenance{}, errors.Join(c...)
@@ -118,8 +118,8 @@ func ParseMaintenance(text []byte) (Maintenance, error) {
 	return m, nil
 }
 
-// maintenanceInputs is a maintenance file, not yet checked. Lists are left as JSON, so that a value of the wrong form hides
-// nothing of its neighbours.
+// maintenanceInputs is a maintenance file, not yet checked. Lists stay JSON, so that the checks still find the mistakes beside a value of
+// the wrong form.
 type maintenanceInputs struct {
 	APIVersion scalar          `json:"apiVersion"`
 	Kind       scalar          `json:"kind"`
@@ -141,7 +141,7 @@ type poolInputs struct {
 	Jitter         scalar          `json:"jitter"`
 }
 
-// pools checks those that are written. What they do not say is as of others.
+// pools checks the pools that are written. A field that one leaves out is as in others.
 func (c *checks) pools(field string, raw json.RawMessage, others Pool) []Pool {
 	if absent(raw) {
 		return nil
@@ -165,7 +165,7 @@ func (c *checks) pools(field string, raw json.RawMessage, others Pool) []Pool {
 func (c *checks) pool(at string, raw json.RawMessage, others Pool) Pool {
 	var in poolInputs
 	if absent(raw) {
-		raw = json.RawMessage("{}") // so that what it lacks is said
+		raw = json.RawMessage("{}") // the checks then name the missing fields
 	}
 	if !c.mapping(at, raw, &in) {
 		return Pool{}
@@ -176,15 +176,15 @@ func (c *checks) pool(at string, raw json.RawMessage, others Pool) Pool {
 	if p.Name == "" {
 		c.add(&InvalidError{Field: at + ".name", Want: "is missing: name the pool, like research"})
 	} else {
-		c.all(at+".name", p.Name, validation.IsDNS1123Label(p.Name))
+		c.refuseEach(at+".name", p.Name, validation.IsDNS1123Label(p.Name))
 	}
 	p.Selector = c.nodeSelector(at+".selector", in.Selector)
 	if windows := c.windows(at+".windows", in.Windows); windows != nil {
 		p.Schedule.Windows = windows
 	}
 	p.Schedule.Freezes = slices.Concat(others.Schedule.Freezes, c.freezes(at+".freezes", in.Freezes))
-	c.pace(at+".", in.Estimate, in.Jitter, &p)
-	p.MaxUnavailable = given(at+".maxUnavailable", in.MaxUnavailable, c.limit)
+	c.estimateAndJitter(at+".", in.Estimate, in.Jitter, &p)
+	p.MaxUnavailable = ifWritten(at+".maxUnavailable", in.MaxUnavailable, c.limit)
 	p.PauseAfter = DefaultPauseAfter
 	if in.PauseAfter != "" {
 		p.PauseAfter = c.pauseAfter(at+".pauseAfter", in.PauseAfter)
@@ -192,8 +192,8 @@ func (c *checks) pool(at string, raw json.RawMessage, others Pool) Pool {
 	return p
 }
 
-// pace fills in how long changes take and how they are spread, where that is written.
-func (c *checks) pace(within string, estimate, jitter scalar, p *Pool) {
+// estimateAndJitter checks those two, if they are written.
+func (c *checks) estimateAndJitter(within string, estimate, jitter scalar, p *Pool) {
 	if estimate != "" {
 		p.Estimate = c.duration(within+"estimate", estimate, time.Second, 24*time.Hour)
 	}

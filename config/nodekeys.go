@@ -12,27 +12,26 @@ import (
 )
 
 // foreignDomains are those whose keys a profile cannot set: other programs write them, and schedulers, operators and this agent
-// believe them. A role, node-role.kubernetes.io, is among them: on some platforms a node that
-// changes its role is reinstalled.
+// rely on them. One of them has node-role.kubernetes.io: some platforms reinstall a node whose role changes.
 var foreignDomains = []string{"nvidia.com", "gpuslice.io", "kubernetes.io", "k8s.io"}
 
-// mostNodeKeys bounds the labels, and the taints, of a profile: those of one and of the one before it are kept in the host's record, on the
-// node and in each write between them.
-const mostNodeKeys = 100
+// maxNodeKeys bounds the labels, and the taints, of a profile: the host's record, the node and each write have those of two profiles, the
+// new one and the former.
+const maxNodeKeys = 100
 
-// fewKeys refuses more than that.
-func (c *checks) fewKeys(field string, n int) bool {
-	if n > mostNodeKeys {
-		c.add(&InvalidError{Field: field, Want: fmt.Sprintf("has %d entries, and at most %d can be kept in mind", n, mostNodeKeys)})
+// boundKeys refuses more keys than that.
+func (c *checks) boundKeys(field string, n int) bool {
+	if n > maxNodeKeys {
+		c.add(&InvalidError{Field: field, Want: fmt.Sprintf("has %d entries, and at most %d can be kept in mind", n, maxNodeKeys)})
 	}
-	return n <= mostNodeKeys
+	return n <= maxNodeKeys
 }
 
 // nodeLabels checks the labels that a profile puts on its nodes.
 func (c *checks) nodeLabels(raw json.RawMessage) map[string]string {
 	const field = "labels"
 	var in map[string]json.RawMessage
-	if absent(raw) || !c.mapping(field, raw, &in) || len(in) == 0 || !c.fewKeys(field, len(in)) {
+	if absent(raw) || !c.mapping(field, raw, &in) || len(in) == 0 || !c.boundKeys(field, len(in)) {
 		return nil
 	}
 	labels := map[string]string{}
@@ -56,7 +55,7 @@ func (c *checks) nodeTaints(raw json.RawMessage) []corev1.Taint {
 	if !absent(raw) && json.Unmarshal(raw, &entries) != nil {
 		c.add(&InvalidError{Field: field, Want: `must be a list of entries with "key", "value" and "effect"`})
 	}
-	if !c.fewKeys(field, len(entries)) {
+	if !c.boundKeys(field, len(entries)) {
 		return nil
 	}
 	var taints []corev1.Taint
@@ -83,7 +82,7 @@ func (c *checks) nodeTaints(raw json.RawMessage) []corev1.Taint {
 
 func (c *checks) nodeKey(field, key string) {
 	problems := validation.IsQualifiedName(key)
-	c.all(field, key, problems)
+	c.refuseEach(field, key, problems)
 	domain, _, _ := strings.Cut(key, "/")
 	for _, foreign := range foreignDomains {
 		if len(problems) == 0 && domain != key && (domain == foreign || strings.HasSuffix(domain, "."+foreign)) {
@@ -99,6 +98,6 @@ func (c *checks) nodeValue(field string, raw json.RawMessage) string {
 		c.refuse(field, string(raw), "must be text: put it in quotes")
 		return ""
 	}
-	c.all(field, value, validation.IsValidLabelValue(value))
+	c.refuseEach(field, value, validation.IsValidLabelValue(value))
 	return value
 }

@@ -27,24 +27,23 @@ const (
 	ProfilesKind       = "Profiles"
 )
 
-// Profile is one named wish of our own catalog. All of it is checked, as far as that can be done without a node.
-// At least one of MIG, Sharing, MIGStrategy, Labels and Taints is there.
+// Profile is one named wish of our own catalog, checked as far as that can be done without a node.
+// It has at least one of MIG, Sharing, MIGStrategy, Labels and Taints.
 type Profile struct {
 	Description string            // for people; may be empty
 	MIG         MIGConfig         // no two rules may select the same GPU of a node; none leaves all as they are
 	Sharing     *Sharing          // nil leaves it as it is; one with SharingNone wants none
-	MIGStrategy MIGStrategy       // of the device plugin's config; empty for what fits, where Sharing is there, and else as it is
+	MIGStrategy MIGStrategy       // of the device plugin's config; if empty, with Sharing one that fits, without it the strategy stays
 	Labels      map[string]string // of the node
 	Taints      []corev1.Taint    // of the node, none twice with the same effect; without NoExecute
 	Drain       *DrainOverrides   // nil for the settings'
-	Windows     []window.Window   // when a change to it may begin; none for those of the node's pool
+	Windows     []window.Window   // when a change to this profile may begin; if empty, those of the node's pool
 }
 
 // ParseProfiles reads a file of profiles, our own catalog, by name. Fields that do not exist are refused.
 //
-// The error joins everything that is wrong: one *InvalidError for each value that is not allowed, in the order of names
-// and entries. A file with a mistake has no profiles: half a catalog would let a label mean something else than its
-// author sees.
+// The error joins one *InvalidError for each value that is not allowed, in the order of names and entries. A file with a mistake gives no
+// profiles: with half a catalog a label would mean something else than the file's author reads there.
 func ParseProfiles(text []byte) (map[string]Profile, error) {
 	doc, err := document.JSON(text)
 	if err != nil {
@@ -67,7 +66,7 @@ func ParseProfiles(text []byte) (map[string]Profile, error) {
 	for _, name := range slices.Sorted(maps.Keys(written)) {
 		c.labelValue("profiles", name)
 		profile, wrong := profileOf(written[name])
-		c.in(name, wrong)
+		c.addOfProfile(name, wrong)
 		profiles[name] = profile
 	}
 	if len(c) > 0 {
@@ -76,8 +75,8 @@ func ParseProfiles(text []byte) (map[string]Profile, error) {
 	return profiles, nil
 }
 
-// catalogInputs is a file of profiles, not yet checked. What is inside each mapping is left as JSON, so that a value of
-// the wrong form hides nothing of its neighbours.
+// catalogInputs is a file of profiles, not yet checked. The values in each mapping stay JSON, so that the checks still find the mistakes
+// beside a value of the wrong form.
 type catalogInputs struct {
 	APIVersion scalar          `json:"apiVersion"`
 	Kind       scalar          `json:"kind"`
@@ -113,7 +112,7 @@ type selectorInputs struct {
 // oneOrMore is a list, or one value that stands for a list of it. It is nil if it is not there.
 type oneOrMore []scalar
 
-// UnmarshalJSON accepts every value, as a scalar does.
+// UnmarshalJSON accepts every value, as that of scalar does.
 func (o *oneOrMore) UnmarshalJSON(raw []byte) error {
 	if absent(raw) {
 		return nil
@@ -142,7 +141,7 @@ func profileOf(raw json.RawMessage) (Profile, checks) {
 	var c checks
 	var in profileInputs
 	if absent(raw) {
-		raw = json.RawMessage("{}") // so that what it lacks is said
+		raw = json.RawMessage("{}") // the checks then name the missing fields
 	}
 	if !c.mapping("", raw, &in) {
 		return Profile{}, c
@@ -184,13 +183,13 @@ func (c *checks) migRules(raw json.RawMessage) MIGConfig {
 	var rules MIGConfig
 	for i, entry := range entries {
 		rule, wrong := migRuleOf(entry)
-		c.atEntry(i+1, wrong)
+		c.addOfEntry(i+1, wrong)
 		rules = append(rules, rule)
 	}
 	return rules
 }
 
-// noMIG refuses MIG beside MPS: the device plugin shares no MIG device by MPS, and ends where it finds one.
+// noMIG refuses MIG beside MPS: the device plugin shares no MIG device by MPS, and exits if it finds one.
 func (c *checks) noMIG(rules MIGConfig) {
 	for i, rule := range rules {
 		if rule.MIG {
@@ -250,11 +249,11 @@ const selectorForms = "write all: true, or at least one of uuid, pci, index, mod
 
 // gpuSelectors fills in what the rule selects GPUs by.
 func (c *checks) gpuSelectors(in selectorInputs, rule *MIGRule) {
-	rule.UUIDs = eachOf(c, "gpus.uuid", in.UUID, gpuUUID)
-	rule.PCI = eachOf(c, "gpus.pci", in.PCI, pciAddress)
-	rule.Indices = eachOf(c, "gpus.index", in.Index, position)
-	rule.Models = eachOf(c, "gpus.model", in.Model, modelPattern)
-	rule.DeviceFilter = eachOf(c, "gpus.deviceFilter", in.DeviceFilter, deviceFilter)
+	rule.UUIDs = readEach(c, "gpus.uuid", in.UUID, gpuUUID)
+	rule.PCI = readEach(c, "gpus.pci", in.PCI, pciAddress)
+	rule.Indices = readEach(c, "gpus.index", in.Index, position)
+	rule.Models = readEach(c, "gpus.model", in.Model, modelPattern)
+	rule.DeviceFilter = readEach(c, "gpus.deviceFilter", in.DeviceFilter, deviceFilter)
 
 	rule.All = in.UUID == nil && in.PCI == nil && in.Index == nil
 	selects := !rule.All || in.Model != nil || in.DeviceFilter != nil
@@ -286,8 +285,8 @@ func (c *checks) instances(raw json.RawMessage) map[string]int {
 	return devices
 }
 
-// eachOf reads the values of a selector, each in its one form, and refuses one that is there twice.
-func eachOf[T comparable](c *checks, field string, in oneOrMore, read func(string) (T, error)) []T {
+// readEach reads the values of a selector, each in its one form, and refuses one that is there twice.
+func readEach[T comparable](c *checks, field string, in oneOrMore, read func(string) (T, error)) []T {
 	if in != nil && len(in) == 0 {
 		c.add(&InvalidError{Field: field, Value: "[]", Want: "selects no GPU: give at least one, or leave it out"})
 	}
@@ -334,7 +333,7 @@ func gpuUUID(text string) (nvml.UUID, error) {
 }
 
 // pciAddress brings an address to the form of nvml.GPU, which is the kernel's: NVIDIA's tools write the domain in eight
-// digits, people often leave it out.
+// digits, and people often leave it out.
 func pciAddress(text string) (string, error) {
 	m := pciForm.FindStringSubmatch(strings.ToLower(text))
 	if m == nil {
@@ -381,8 +380,7 @@ func (c *checks) labelValue(field, name string) {
 	}
 }
 
-// mapping reads a mapping and refuses fields that into does not have. Something else than a mapping is refused, and the
-// result is then false.
+// mapping reads a mapping and refuses fields that into does not have. It refuses a value that is no mapping, and is then false.
 func (c *checks) mapping(field string, raw json.RawMessage, into any) bool {
 	if absent(raw) {
 		return true
@@ -396,7 +394,7 @@ func (c *checks) mapping(field string, raw json.RawMessage, into any) bool {
 				form = "a list"
 			}
 			wrong.Field = within(field, mismatch.Field)
-			wrong.Want = fmt.Sprintf("must be %s, not %s", form, forms[mismatch.Value])
+			wrong.Want = fmt.Sprintf("must be %s, not %s", form, namesOfForms[mismatch.Value])
 		}
 		c.add(wrong)
 		return false
@@ -412,7 +410,7 @@ func (c *checks) mapping(field string, raw json.RawMessage, into any) bool {
 	return true
 }
 
-// within is the place of a field in another, or of the other if it is all of it.
+// within joins the place of a mapping and that of a field in it.
 func within(outer, field string) string {
 	switch {
 	case field == "":
@@ -424,8 +422,8 @@ func within(outer, field string) string {
 	}
 }
 
-// forms is what people call a value of the wrong form, by its name in JSON.
-var forms = map[string]string{"object": "a mapping", "array": "a list", "string": "text", "number": "a number", "bool": "true or false"}
+// namesOfForms are people's names for the forms of values, by those of encoding/json.
+var namesOfForms = map[string]string{"object": "a mapping", "array": "a list", "string": "text", "number": "a number", "bool": "true or false"}
 
 // fieldsOf lists the names of a mapping's fields.
 func fieldsOf(into any) []string {
@@ -438,8 +436,8 @@ func fieldsOf(into any) []string {
 	return names
 }
 
-// in adds what is wrong about a profile.
-func (c *checks) in(profile string, wrong checks) {
+// addOfProfile adds the mistakes of a profile.
+func (c *checks) addOfProfile(profile string, wrong checks) {
 	for _, err := range wrong {
 		if invalid, ok := errors.AsType[*InvalidError](err); ok {
 			invalid.Profile = profile
@@ -448,8 +446,8 @@ func (c *checks) in(profile string, wrong checks) {
 	}
 }
 
-// atEntry adds what is wrong about an entry of a profile.
-func (c *checks) atEntry(number int, wrong checks) {
+// addOfEntry adds the mistakes of an entry of a profile.
+func (c *checks) addOfEntry(number int, wrong checks) {
 	for _, err := range wrong {
 		if invalid, ok := errors.AsType[*InvalidError](err); ok {
 			invalid.Rule = number

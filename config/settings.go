@@ -21,21 +21,21 @@ const (
 	SettingsKind       = "Settings"
 )
 
-// Settings is how the agent behaves on its node, whatever the labels ask for. All of it is checked.
+// Settings says how the agent behaves on its node, whatever the labels ask for. All of it is checked.
 type Settings struct {
-	NodeHeartbeat time.Duration // how often a converged node is written to
+	NodeHeartbeat time.Duration // time between two writes to a converged node
 	MIGStrategy   MIGStrategy   // how the device plugin presents MIG devices
-	MIGConfigMap  ConfigMapKey  // people's own MIG configs; without a name there are only generated ones
+	MIGConfigMap  ConfigMapKey  // users' own MIG configs; without a name there are only generated ones
 	Profiles      ConfigMapKey  // our own catalog; without a name there is none
-	Maintenance   ConfigMapKey  // when nodes may be disturbed, and how many; without a name always, and all
+	Maintenance   ConfigMapKey  // the maintenance file; without a name changes may begin at any time, on all nodes at once
 	DevicePlugin  DevicePlugin
 	MPS           MPS
 	Reboot        Reboot
 	Drain         Drain
-	Operands      []string // labels by which NVIDIA's operands are paused, in this order
-	Units         []string // units of the host that are stopped for a reset, in this order
+	Operands      []string // labels by which the agent pauses NVIDIA's operands, in this order
+	Units         []string // units of the host that the agent stops for a reset, in this order
 	Recover       Recover
-	// MemoryPressure is when a GPU that several pods share counts as full.
+
 	MemoryPressure MemoryPressure
 	Health         Health
 	Ghosts         Ghosts
@@ -56,7 +56,7 @@ type ConfigMapName struct {
 	Name      string // empty for no ConfigMap at all
 }
 
-// Reboot is what happens where a GPU changes its MIG mode only at a reboot of the node.
+// Reboot says what the agent does about a GPU that changes its MIG mode only at a reboot of the node.
 type Reboot struct {
 	Policy   RebootPolicy
 	Sentinel string // path of the file by which RebootDelegate asks, as the agent sees it
@@ -67,7 +67,7 @@ type RebootPolicy string
 
 // The policies.
 const (
-	// RebootNever leaves it to people: the node says that it needs a reboot, and goes on as it can.
+	// RebootNever leaves the reboot to an administrator: the condition says that the node needs one, and the node works on meanwhile.
 	RebootNever RebootPolicy = "never"
 	// RebootDelegate asks by a sentinel file, which kured and others watch and answer with a drain and a reboot.
 	RebootDelegate RebootPolicy = "delegate"
@@ -83,16 +83,16 @@ type Timeouts struct {
 	Drain      time.Duration // until the pods that hold a GPU have left
 	Unit       time.Duration // until a unit of the host is stopped, or started
 	Reboot     time.Duration // until a reboot that was asked for has happened
-	// DriverUpgrade is until people are told to look at an upgrade of the driver that is not over.
+	// DriverUpgrade is how long an upgrade of the driver may take until the condition asks an administrator to look at it.
 	DriverUpgrade time.Duration
 }
 
-// Retry is what happens to a step that fails for a cause that may pass.
+// Retry says how the agent tries a step again that fails for a cause that may pass.
 type Retry struct {
-	Failures int           // in a row, until the change is given up and undone
-	First    time.Duration // delay after the first failure; it doubles with each further one
-	Longest  time.Duration // delay that is not exceeded
-	NoEffect int           // how often a step may succeed and still be needed, until it is a fault
+	Failures int           // failures in a row after which the agent gives the change up and undoes it
+	First    time.Duration // delay after the first failure; each further one doubles it
+	Longest  time.Duration // longest delay
+	NoEffect int           // successes of one step without effect after which it is a fault
 }
 
 // MIGStrategy is how the device plugin presents MIG devices, in the plugin's own words.
@@ -106,9 +106,8 @@ const (
 	MIGStrategyMixed  MIGStrategy = "mixed"
 )
 
-// On is the strategy on a node whose LabelMIGStrategy has the given value, which is empty where there is none.
-// Auto without a label is mixed: it is what clusters use that cut GPUs unevenly, and the label comes with GPU feature
-// discovery, which need not run.
+// On gives the strategy on a node whose LabelMIGStrategy has the given value, which is empty if the node has no such label.
+// Auto without the label is mixed: clusters that cut GPUs unevenly use it. The label comes with GPU feature discovery, which need not run.
 func (s MIGStrategy) On(label string) MIGStrategy {
 	if s != MIGStrategyAuto {
 		return s
@@ -133,11 +132,11 @@ const (
 	DefaultMIGConfigMap    = "custom"
 	DefaultMIGConfigMapKey = "config.yaml"
 
-	// DefaultProfiles and DefaultProfilesKey are where our own catalog is looked for, in the agent's namespace.
+	// DefaultProfiles and DefaultProfilesKey are the ConfigMap and key of our own catalog, in the agent's namespace.
 	DefaultProfiles    = "gpuslice-profiles"
 	DefaultProfilesKey = "profiles.yaml"
 
-	// DefaultMaintenance and DefaultMaintenanceKey are where the maintenance file is looked for, in the agent's namespace.
+	// DefaultMaintenance and DefaultMaintenanceKey are the ConfigMap and key of the maintenance file, in the agent's namespace.
 	DefaultMaintenance    = "gpuslice-maintenance"
 	DefaultMaintenanceKey = "maintenance.yaml"
 
@@ -154,8 +153,7 @@ const (
 	DefaultDriverCall = 30 * time.Second
 	// DefaultAPICall: an API server that needs longer is not there, and the next try may reach another one.
 	DefaultAPICall = 15 * time.Second
-	// DefaultCapacity: the plugin needs seconds for a few devices; with 56 on a node discovery has been seen to take
-	// minutes.
+	// DefaultCapacity: the plugin needs seconds for a few devices; with 56 on a node, users have seen discovery take minutes.
 	DefaultCapacity = 5 * time.Minute
 	// DefaultDrain: long enough for a disruption budget to free up after a rollout, short enough to be noticed the same
 	// day.
@@ -164,14 +162,14 @@ const (
 	// DefaultFailures, with the delays below, gives a driver that is being restarted about ten minutes.
 	DefaultFailures   = 10
 	DefaultFirstDelay = 2 * time.Second
-	// DefaultLongestDelay: people who have cured the cause should not wait longer than it takes to look again.
+	// DefaultLongestDelay: a user who has removed the cause should see the effect while still looking.
 	DefaultLongestDelay = 2 * time.Minute
 	// DefaultNoEffect: once may be a reader that lags behind; three times in a row is no lag.
 	DefaultNoEffect = 3
 	maxCount        = 1000 // more tries than anyone waits for
 )
 
-// Default is the settings of an agent without a settings file.
+// Default gives the settings of an agent without a settings file.
 func Default() Settings {
 	return Settings{
 		NodeHeartbeat: DefaultNodeHeartbeat,
@@ -236,8 +234,8 @@ func Load(path string) (Settings, error) {
 	return s, nil
 }
 
-// Parse reads settings from YAML. What is not written has its default; fields that do not exist are refused.
-// The error joins everything that is wrong: one *InvalidError for each value that is not allowed.
+// Parse reads settings from YAML. A field that is not written has its default; fields that do not exist are refused.
+// The error joins one *InvalidError for each value that is not allowed.
 func Parse(text []byte) (Settings, error) {
 	in := inputsOf(Default())
 	unknown, err := in.decode(text)
@@ -302,7 +300,7 @@ func (in inputs) settings() (Settings, error) {
 	return s, nil
 }
 
-// checks collects what is wrong about the inputs. Each method gives the checked value, or zero if it is refused.
+// checks collects the mistakes of the inputs. Each method gives the checked value, or zero if it refuses it.
 type checks []error
 
 func (c *checks) add(err error) { *c = AddMistake(*c, err) }
@@ -325,7 +323,7 @@ func (c *checks) duration(field string, value scalar, least, most time.Duration)
 	case err != nil:
 		c.refuse(field, string(value), `must be a duration with its unit, like "90s" or "1h30m"`)
 	case d < least || d > most:
-		c.refuse(field, string(value), fmt.Sprintf("must be from %s to %s", short(least), short(most)))
+		c.refuse(field, string(value), fmt.Sprintf("must be from %s to %s", withoutZeroParts(least), withoutZeroParts(most)))
 	default:
 		return d
 	}
@@ -355,20 +353,20 @@ func (c *checks) configMapKey(field string, in configMapInputs) ConfigMapKey {
 		return ConfigMapKey{}
 	}
 	if k.Namespace != "" {
-		c.all(field+".namespace", k.Namespace, validation.IsDNS1123Label(k.Namespace))
+		c.refuseEach(field+".namespace", k.Namespace, validation.IsDNS1123Label(k.Namespace))
 	}
-	c.all(field+".name", k.Name, validation.IsDNS1123Subdomain(k.Name))
-	c.all(field+".key", k.Key, validation.IsConfigMapKey(k.Key))
+	c.refuseEach(field+".name", k.Name, validation.IsDNS1123Subdomain(k.Name))
+	c.refuseEach(field+".key", k.Key, validation.IsConfigMapKey(k.Key))
 	return k
 }
 
-func (c *checks) all(field, value string, problems []string) {
+func (c *checks) refuseEach(field, value string, problems []string) {
 	for _, p := range problems {
 		c.refuse(field, value, p)
 	}
 }
 
-// selectors checks label selectors of pods or nodes, as whose names them, each of which must be there once.
+// selectors checks label selectors of pods or nodes, which whose names for messages, and refuses one that is there twice.
 func (c *checks) selectors(field string, in list, whose string) []labels.Selector {
 	var out []labels.Selector
 	texts := map[string]bool{}
@@ -397,14 +395,14 @@ func (c *checks) selector(field string, text scalar, whose string) labels.Select
 	return selector
 }
 
-// ConfigMaps are those that the settings name.
+// ConfigMaps lists those that the settings name.
 func (s Settings) ConfigMaps() []ConfigMapKey {
 	plugin := ConfigMapKey{Namespace: s.DevicePlugin.ConfigMap.Namespace, Name: s.DevicePlugin.ConfigMap.Name}
 	return slices.DeleteFunc([]ConfigMapKey{s.MIGConfigMap, s.Profiles, s.Maintenance, plugin}, func(c ConfigMapKey) bool { return c.Name == "" })
 }
 
-// short writes a duration without its zero parts: "10m", not "10m0s".
-func short(d time.Duration) string {
+// withoutZeroParts writes a duration as "10m", not "10m0s".
+func withoutZeroParts(d time.Duration) string {
 	s := d.String()
 	if strings.HasSuffix(s, "m0s") {
 		s = strings.TrimSuffix(s, "0s")

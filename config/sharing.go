@@ -13,7 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// SharingStrategy is how one device is given to several pods at once, in the words of NVIDIA's GPU feature discovery.
+// SharingStrategy says how several pods share one device, in the words of NVIDIA's GPU feature discovery.
 type SharingStrategy string
 
 // The strategies of the device plugin.
@@ -23,12 +23,11 @@ const (
 	SharingMPS         SharingStrategy = "mps"
 )
 
-// Sharing is how NVIDIA's device plugin multiplies what it offers. What is not shared by any resource has the strategy none,
-// and nothing else set.
+// Sharing says how often NVIDIA's device plugin offers each device. If no resource is shared, the strategy is none, and nothing else is set.
 type Sharing struct {
 	Strategy SharingStrategy
-	// Replicas is how often each device of a resource is offered, at least 2, by the resource's name: "nvidia.com/gpu",
-	// "nvidia.com/mig-1g.10gb". A resource that is not in it is offered as it is.
+	// Replicas is how often the plugin offers each device of a resource, at least 2, by the resource's name: "nvidia.com/gpu",
+	// "nvidia.com/mig-1g.10gb". The plugin offers each device of any other resource once.
 	Replicas map[string]int
 	// Rename is the plugin's renameByDefault: shared resources are offered as "nvidia.com/gpu.shared".
 	Rename bool
@@ -36,7 +35,7 @@ type Sharing struct {
 	FailMultiple bool
 }
 
-// Offered is the name under which the plugin offers a resource, and how often each of its devices.
+// Offered gives the name under which the plugin offers a resource, and how often it offers each device.
 func (s Sharing) Offered(resource string) (name string, replicas int) {
 	replicas, shared := s.Replicas[resource]
 	switch {
@@ -54,22 +53,22 @@ func (s Sharing) Equal(t Sharing) bool {
 	return s.Strategy == t.Strategy && s.Rename == t.Rename && s.FailMultiple == t.FailMultiple && maps.Equal(s.Replicas, t.Replicas)
 }
 
-// Resources are the names of those that are shared, sorted.
+// Resources lists the names of the shared resources, sorted.
 func (s Sharing) Resources() []string { return slices.Sorted(maps.Keys(s.Replicas)) }
 
-// PluginConfig is one config file of NVIDIA's device plugin, as far as the agent goes by it.
+// PluginConfig has the fields of one config file of NVIDIA's device plugin that the agent uses.
 type PluginConfig struct {
 	Sharing     Sharing
 	MIGStrategy MIGStrategy // flags.migStrategy; empty if the file does not say
 	MPSRoot     string      // flags.mpsRoot; empty if the file does not say
 }
 
-// maxReplicas is more than anyone shares a GPU by, and little enough for kubelet: the plugin sends it the ids of all replicas
-// of a resource in one message, which gRPC bounds at 4 MiB.
+// maxReplicas is more than useful, and few enough for kubelet: the plugin sends it the ids of all replicas of a resource in one message,
+// which gRPC bounds at 4 MiB.
 const maxReplicas = 1000
 
-// ParseSharing checks what a config file of NVIDIA's device plugin has under "sharing", as JSON. The error joins one
-// *InvalidError for each value that is not allowed, some of which the plugin takes and passes over.
+// ParseSharing checks the value of "sharing" in a config file of NVIDIA's device plugin, as JSON. The error joins one
+// *InvalidError for each value that is not allowed. The plugin itself ignores some of these.
 func ParseSharing(text []byte) (Sharing, error) {
 	var c checks
 	s := c.sharing(text, true)
@@ -79,7 +78,8 @@ func ParseSharing(text []byte) (Sharing, error) {
 	return s, nil
 }
 
-// Profiles say it in the same words, but that they have one for no sharing at all, and take one replica for it.
+// profileSharing checks the value of "sharing" in a profile: the plugin's format, but that it may be the word none, and that one replica
+// is allowed and means none.
 func (c *checks) profileSharing(raw json.RawMessage) *Sharing {
 	const field = "sharing"
 	var in sharingInputs
@@ -117,8 +117,8 @@ type sharedInputs struct {
 	Devices  json.RawMessage `json:"devices" ignored:"by the plugin"`
 }
 
-// sharing reads at most one strategy. What the plugin refuses is refused in its files, and taken for none in ours.
-func (c *checks) sharing(raw json.RawMessage, plugins bool) Sharing {
+// sharing reads at most one strategy. ofPlugin says that it is the plugin's file, which must not have one replica.
+func (c *checks) sharing(raw json.RawMessage, ofPlugin bool) Sharing {
 	const field = "sharing"
 	none := Sharing{Strategy: SharingNone}
 	var in sharingInputs
@@ -130,17 +130,17 @@ func (c *checks) sharing(raw json.RawMessage, plugins bool) Sharing {
 		c.add(&InvalidError{
 			Field: field, Want: "has both timeSlicing and mps, which exclude each other: NVIDIA's device plugin would take mps without a word",
 		})
-		c.replicated(field+".timeSlicing", in.TimeSlicing, SharingTimeSlicing, plugins)
-		return c.replicated(field+".mps", in.MPS, SharingMPS, plugins)
+		c.replicated(field+".timeSlicing", in.TimeSlicing, SharingTimeSlicing, ofPlugin)
+		return c.replicated(field+".mps", in.MPS, SharingMPS, ofPlugin)
 	case in.MPS != nil:
-		return c.replicated(field+".mps", in.MPS, SharingMPS, plugins)
+		return c.replicated(field+".mps", in.MPS, SharingMPS, ofPlugin)
 	case in.TimeSlicing != nil:
-		return c.replicated(field+".timeSlicing", in.TimeSlicing, SharingTimeSlicing, plugins)
+		return c.replicated(field+".timeSlicing", in.TimeSlicing, SharingTimeSlicing, ofPlugin)
 	}
 	return none
 }
 
-func (c *checks) replicated(field string, raw json.RawMessage, strategy SharingStrategy, plugins bool) Sharing {
+func (c *checks) replicated(field string, raw json.RawMessage, strategy SharingStrategy, ofPlugin bool) Sharing {
 	var in replicatedInputs
 	if !c.mapping(field, raw, &in) {
 		return Sharing{}
@@ -156,7 +156,7 @@ func (c *checks) replicated(field string, raw json.RawMessage, strategy SharingS
 		c.add(&InvalidError{Field: field + ".resources", Want: `must be a list of at least one entry with "name" and "replicas"`})
 	}
 	for i, entry := range entries {
-		c.shared(fmt.Sprintf("%s.resources[%d]", field, i), entry, &s, plugins)
+		c.shared(fmt.Sprintf("%s.resources[%d]", field, i), entry, &s, ofPlugin)
 	}
 	maps.DeleteFunc(s.Replicas, func(_ string, n int) bool { return n < 2 })
 	if len(s.Replicas) == 0 {
@@ -166,18 +166,18 @@ func (c *checks) replicated(field string, raw json.RawMessage, strategy SharingS
 }
 
 // shared checks one resource and adds it.
-func (c *checks) shared(at string, raw json.RawMessage, s *Sharing, plugins bool) {
+func (c *checks) shared(at string, raw json.RawMessage, s *Sharing, ofPlugin bool) {
 	var in sharedInputs
 	if !c.mapping(at, raw, &in) {
 		return
 	}
 	name := c.resourceName(at+".name", in.Name)
-	replicas := c.replicas(at+".replicas", in.Replicas, s.Strategy, plugins)
-	if in.Rename != nil && !(plugins && s.Rename && string(in.Rename) == strconv.Quote(name+nvml.SharedSuffix)) {
-		c.refuse(at+".rename", text(in.Rename), "is passed over by NVIDIA's device plugin: renameByDefault offers each shared resource as <name>"+nvml.SharedSuffix)
+	replicas := c.replicas(at+".replicas", in.Replicas, s.Strategy, ofPlugin)
+	if in.Rename != nil && !(ofPlugin && s.Rename && string(in.Rename) == strconv.Quote(name+nvml.SharedSuffix)) {
+		c.refuse(at+".rename", asWritten(in.Rename), "is passed over by NVIDIA's device plugin: renameByDefault offers each shared resource as <name>"+nvml.SharedSuffix)
 	}
-	if in.Devices != nil && !(plugins && string(in.Devices) == `"all"`) {
-		c.refuse(at+".devices", text(in.Devices), "is passed over by NVIDIA's device plugin, which shares all devices of a resource: leave it out")
+	if in.Devices != nil && !(ofPlugin && string(in.Devices) == `"all"`) {
+		c.refuse(at+".devices", asWritten(in.Devices), "is passed over by NVIDIA's device plugin, which shares all devices of a resource: leave it out")
 	}
 	if name == "" {
 		return
@@ -194,7 +194,7 @@ func (c *checks) shared(at string, raw json.RawMessage, s *Sharing, plugins bool
 func (c *checks) resourceName(field string, raw json.RawMessage) string {
 	var written string
 	if absent(raw) || json.Unmarshal(raw, &written) != nil {
-		c.refuse(field, text(raw), "must be the name of a resource, like "+nvml.ResourceGPU)
+		c.refuse(field, asWritten(raw), "must be the name of a resource, like "+nvml.ResourceGPU)
 		return ""
 	}
 	name, err := ResourceName(written)
@@ -204,39 +204,39 @@ func (c *checks) resourceName(field string, raw json.RawMessage) string {
 	return name
 }
 
-func (c *checks) replicas(field string, raw json.RawMessage, strategy SharingStrategy, plugins bool) int {
+func (c *checks) replicas(field string, raw json.RawMessage, strategy SharingStrategy, ofPlugin bool) int {
 	least := 1
-	if plugins {
+	if ofPlugin {
 		least = 2
 	}
-	n, err := strconv.Atoi(text(raw))
+	n, err := strconv.Atoi(asWritten(raw))
 	possible := err == nil && n >= least && n <= maxReplicas
 	switch {
 	case possible && raw[0] == '"':
-		c.refuse(field, text(raw), "is text: write "+text(raw)+" without quotes")
-	case err == nil && n == 1 && plugins:
-		c.refuse(field, text(raw), "is refused by NVIDIA's device plugin: leave the resource out, and it is offered as it is")
-	case err == nil && n > mostMPSClients && strategy == SharingMPS:
-		c.refuse(field, text(raw), fmt.Sprintf("is more than the %d clients that an MPS control daemon serves", mostMPSClients))
+		c.refuse(field, asWritten(raw), "is text: write "+asWritten(raw)+" without quotes")
+	case err == nil && n == 1 && ofPlugin:
+		c.refuse(field, asWritten(raw), "is refused by NVIDIA's device plugin: leave the resource out, and it is offered as it is")
+	case err == nil && n > maxMPSClients && strategy == SharingMPS:
+		c.refuse(field, asWritten(raw), fmt.Sprintf("is more than the %d clients that an MPS control daemon serves", maxMPSClients))
 	case !possible:
-		c.refuse(field, text(raw), fmt.Sprintf("must be a whole number from %d to %d", least, maxReplicas))
+		c.refuse(field, asWritten(raw), fmt.Sprintf("must be a whole number from %d to %d", least, maxReplicas))
 	}
 	return n
 }
 
-// flag checks a value that the plugin takes as true or false only where it has no quotes.
+// flag checks a value that the plugin takes as true or false only without quotes.
 func (c *checks) flag(field string, raw json.RawMessage, otherwise bool) bool {
 	switch {
 	case absent(raw):
 		return otherwise
 	case string(raw) != "true" && string(raw) != "false":
-		c.refuse(field, text(raw), "must be true or false, without quotes")
+		c.refuse(field, asWritten(raw), "must be true or false, without quotes")
 	}
 	return string(raw) == "true"
 }
 
-// text is a value as it is written, without quotes.
-func text(raw json.RawMessage) string {
+// asWritten gives a value as it is written, without quotes.
+func asWritten(raw json.RawMessage) string {
 	var s scalar
 	if len(raw) == 0 || s.UnmarshalJSON(raw) != nil {
 		return ""
@@ -244,18 +244,18 @@ func text(raw json.RawMessage) string {
 	return string(s)
 }
 
-// resourceDomain begins the names of all resources of the device plugin: nvml.ResourceGPU, and those of nvml.ResourceMIGPrefix. It passes over
-// others.
+// resourceDomain begins the names of all resources of the device plugin: nvml.ResourceGPU, and those of nvml.ResourceMIGPrefix. The plugin
+// ignores others.
 const resourceDomain = "nvidia.com/"
 
 // maxResourceName is the plugin's own limit, which is that of the name of a label.
 const maxResourceName = 63
 
-// migResource is how the plugin names a MIG device: as its profile, with "." for "+". It knows no compute instances.
+// migResource is the form of the plugin's name of a MIG device: its profile, with "." for "+". The plugin knows no compute instances.
 var migResource = regexp.MustCompile(`^[1-9]g\.[1-9][0-9]*gb(?:[.-][a-z](?:[a-z0-9.-]*[a-z0-9])?)?$`)
 
-// ResourceName is the full name of a resource of the device plugin, as it is written in a config: without "nvidia.com/"
-// this is put before it, as the plugin does. The error says what is wrong, to be read behind the name.
+// ResourceName gives the full name of a resource of the device plugin that a config names: it adds "nvidia.com/" if that is missing, as
+// the plugin does. The error is the predicate of a message that begins with the name.
 func ResourceName(written string) (string, error) {
 	name := written
 	if !strings.HasPrefix(name, resourceDomain) {

@@ -9,29 +9,28 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// How many clients a server of MPS has at most, and so how often a GPU can be shared: NVIDIA's daemon for it refuses more.
+// The most clients that an MPS server accepts, and so the most replicas of a GPU.
 const (
-	mostMPSClients    = 48
-	mostMPSClientsOld = 16 // before compute capability 7.5
+	maxMPSClients    = 48
+	maxMPSClientsOld = 16 // before compute capability 7.5
 )
 
-// CheckSharing finds out whether NVIDIA's device plugin can share a node's resources so. The plugin itself ends on some of
-// what cannot be, and passes over the rest in silence. The error names the GPU or the resource, and joins all that is wrong:
-// each is a *SharingError.
+// CheckSharing checks whether NVIDIA's device plugin can share a node's resources so. The plugin itself exits on some mistakes, and
+// silently ignores the others. The error joins one *SharingError for each mistake, which names the GPU or the resource.
 //
-// The GPUs are as they will be when they have been cut, and offered are the names of the resources that the plugin makes of
+// The GPUs are as they will be once they have been cut, and offered are the names of the resources that the plugin makes of
 // them under the strategy, unshared.
 func CheckSharing(gpus []nvml.GPU, strategy MIGStrategy, s Sharing, offered []string) error {
 	if s.Strategy == SharingNone || len(s.Replicas) == 0 {
 		return nil
 	}
 	c := sharingCheck{gpus: slices.DeleteFunc(slices.Clone(gpus), func(g nvml.GPU) bool { return g.Lost }), strategy: strategy, Sharing: s}
-	c.virtual()
+	c.refuseVirtualGPUs()
 	if s.Strategy == SharingMPS {
-		c.mps()
+		c.refuseForMPS()
 	}
-	c.uncut()
-	c.present(offered)
+	c.refuseCutGPUsAsWhole()
+	c.refuseMissingResources(offered)
 	return errors.Join(c.errs...)
 }
 
@@ -46,8 +45,8 @@ func (c *sharingCheck) refuse(reason Reason, subject, format string, args ...any
 	c.errs = AddMistake(c.errs, &SharingError{Subject: subject, Problem: fmt.Sprintf(format, args...), reason: reason})
 }
 
-// virtual refuses GPUs that are not this node's to share.
-func (c *sharingCheck) virtual() {
+// refuseVirtualGPUs refuses to share vGPUs, and GPUs that the node lends to virtual machines.
+func (c *sharingCheck) refuseVirtualGPUs() {
 	for _, g := range c.gpus {
 		switch g.Virtualization {
 		case nvml.VirtualGPU:
@@ -59,8 +58,8 @@ func (c *sharingCheck) virtual() {
 	}
 }
 
-// mps refuses what the daemon and the plugin do not do under MPS.
-func (c *sharingCheck) mps() {
+// refuseForMPS refuses the strategy mixed, GPUs in MIG mode, and more replicas than an MPS server has clients.
+func (c *sharingCheck) refuseForMPS() {
 	if c.strategy == MIGStrategyMixed {
 		c.refuse(ReasonImpossibleSharing, "MPS", "does not go with the MIG strategy mixed: the device plugin ends; "+
 			"set the strategy to none or single, or share by time-slicing")
@@ -70,9 +69,9 @@ func (c *sharingCheck) mps() {
 			c.refuse(ReasonImpossibleSharing, nameOf(g), "is in MIG mode, and MPS does not share MIG devices: share by time-slicing, or turn MIG mode off")
 			continue
 		}
-		most := mostMPSClientsOld
+		most := maxMPSClientsOld
 		if g.ComputeCapability.AtLeast(7, 5) {
-			most = mostMPSClients
+			most = maxMPSClients
 		}
 		if n := c.Replicas[nvml.ResourceGPU]; n > most {
 			c.refuse(ReasonImpossibleSharing, nameOf(g), "cannot be shared by %d replicas through MPS, which has at most %d clients on a %s: use %d or fewer", n, most, g.Model, most)
@@ -80,8 +79,8 @@ func (c *sharingCheck) mps() {
 	}
 }
 
-// uncut refuses to share GPUs in MIG mode as if they were whole: the plugin offers them, and no program runs on them.
-func (c *sharingCheck) uncut() {
+// refuseCutGPUsAsWhole refuses to share GPUs in MIG mode as whole ones: the plugin offers them, and no program runs on them.
+func (c *sharingCheck) refuseCutGPUsAsWhole() {
 	if c.strategy != MIGStrategyNone || c.Replicas[nvml.ResourceGPU] == 0 {
 		return
 	}
@@ -93,8 +92,8 @@ func (c *sharingCheck) uncut() {
 	}
 }
 
-// present refuses resources that the node will not have: the plugin passes over them, and the node stays unshared.
-func (c *sharingCheck) present(offered []string) {
+// refuseMissingResources refuses resources that the node will not have: the plugin ignores them, and the node stays unshared.
+func (c *sharingCheck) refuseMissingResources(offered []string) {
 	for _, name := range c.Resources() {
 		if slices.Contains(offered, name) {
 			continue
@@ -107,15 +106,15 @@ func (c *sharingCheck) present(offered []string) {
 	}
 }
 
-// SharingError is one thing about a way of sharing that cannot be.
+// SharingError is one reason why the device plugin cannot share a node's resources so.
 type SharingError struct {
 	Subject string // the GPU, the resource, or MPS
-	Problem string // to be read behind the subject, with what to do
+	Problem string // the predicate of the message, with a remedy
 
 	reason Reason
 }
 
-// Error says what cannot be, and what to do.
+// Error joins the subject and the problem.
 func (e *SharingError) Error() string { return e.Subject + " " + e.Problem }
 
 // Reason is ReasonVirtualGPU or ReasonImpossibleSharing.

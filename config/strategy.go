@@ -8,13 +8,13 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// StrategyError is why the device plugin would not offer GPUs that are cut so, under its MIG strategy.
+// StrategyError says why the device plugin would not offer GPUs that are cut so, under its MIG strategy.
 type StrategyError struct {
 	Strategy MIGStrategy
-	Problem  string // to be read behind the strategy, with what to do
+	Problem  string // the end of the message, with a remedy
 }
 
-// Error names the strategy, and says what cannot be.
+// Error names the strategy and the problem.
 func (e *StrategyError) Error() string {
 	return fmt.Sprintf("the device plugin's MIG strategy is %s, under which %s", e.Strategy, e.Problem)
 }
@@ -22,8 +22,8 @@ func (e *StrategyError) Error() string {
 // Reason is ReasonWrongMIGStrategy.
 func (e *StrategyError) Reason() Reason { return ReasonWrongMIGStrategy }
 
-// CheckStrategy finds out whether NVIDIA's device plugin offers GPUs that are cut so. Under the strategy none it offers GPUs that are cut
-// as whole ones, on which nothing can run; on most of what the other two do not know it ends, again and again. The error is a
+// CheckStrategy checks whether NVIDIA's device plugin offers GPUs that are cut so. Under the strategy none the plugin offers GPUs in MIG
+// mode as whole ones, on which no program runs; under the other two it exits on most cuts that they do not allow. The error is a
 // *StrategyError.
 func CheckStrategy(gpus []nvml.GPU, strategy MIGStrategy) error {
 	gpus = slices.DeleteFunc(slices.Clone(gpus), func(g nvml.GPU) bool { return g.Lost })
@@ -39,7 +39,7 @@ func CheckStrategy(gpus []nvml.GPU, strategy MIGStrategy) error {
 		return refuse("%s would be offered as a whole GPU that nothing can run on: set the plugin's strategy to single or mixed", nameOf(gpus[cut]))
 	case MIGStrategySingle:
 		return checkSingle(gpus, cut, refuse)
-	case MIGStrategyMixed, MIGStrategyAuto: // which is taken to be mixed
+	case MIGStrategyMixed, MIGStrategyAuto: // auto counts as mixed
 	}
 	for _, g := range gpus {
 		for _, d := range devices(g) {
@@ -51,8 +51,8 @@ func CheckStrategy(gpus []nvml.GPU, strategy MIGStrategy) error {
 	return nil
 }
 
-// FittingStrategy is a MIG strategy under which the plugin offers GPUs that are cut so, shared by MPS or not: the one that it has, if that
-// will do. MPS goes with none, if with any.
+// FittingStrategy gives a MIG strategy under which the plugin offers GPUs that are cut so, shared by MPS or not: its present one, if that
+// fits. With MPS the only other one is none.
 func FittingStrategy(gpus []nvml.GPU, has MIGStrategy, mps bool) MIGStrategy {
 	switch {
 	case CheckStrategy(gpus, has) == nil && !(mps && has == MIGStrategyMixed):
@@ -64,7 +64,7 @@ func FittingStrategy(gpus []nvml.GPU, has MIGStrategy, mps bool) MIGStrategy {
 	}
 }
 
-// checkSingle refuses what is not one profile on all GPUs.
+// checkSingle refuses GPUs that are not all cut into instances of one profile.
 func checkSingle(gpus []nvml.GPU, cut int, refuse func(string, ...any) error) error {
 	const remedy = ": cut all GPUs of the node into instances of one profile, or set the plugin's strategy to mixed"
 	profile := ""

@@ -32,8 +32,7 @@ type freezeInputs struct {
 	Reason scalar `json:"reason"`
 }
 
-// windows checks a list of windows, if there is one. A list without windows is refused: some would take it for never, and
-// others for always.
+// windows checks a list of windows, if there is one. It refuses an empty list, which could be read as never and as always.
 func (c *checks) windows(field string, raw json.RawMessage) []window.Window {
 	if absent(raw) {
 		return nil
@@ -52,15 +51,15 @@ func (c *checks) windows(field string, raw json.RawMessage) []window.Window {
 func (c *checks) window(at string, raw json.RawMessage) window.Window {
 	var in windowInputs
 	if absent(raw) {
-		raw = json.RawMessage("{}") // so that what it lacks is said
+		raw = json.RawMessage("{}") // the checks then name the missing fields
 	}
 	if !c.mapping(at, raw, &in) {
 		return window.Window{}
 	}
 	w := window.Window{Zone: c.timeZone(at+".timeZone", in.TimeZone), Days: c.weekdays(at+".days", in.Days)}
-	w.NotBefore = given(at+".notBefore", in.NotBefore, c.instant)
-	w.NotAfter = given(at+".notAfter", in.NotAfter, c.instant)
-	c.order(at+".notAfter", in.NotAfter, "notBefore", w.NotBefore, w.NotAfter)
+	w.NotBefore = ifWritten(at+".notBefore", in.NotBefore, c.instant)
+	w.NotAfter = ifWritten(at+".notAfter", in.NotAfter, c.instant)
+	c.refuseEndBeforeStart(at+".notAfter", in.NotAfter, "notBefore", w.NotBefore, w.NotAfter)
 	if in.Days != nil {
 		w.Start = c.timeOfDay(at+".start", in.Start)
 		w.Duration = c.duration(at+".duration", in.Duration, minWindow, maxWindow)
@@ -100,14 +99,14 @@ func (c *checks) freezes(field string, raw json.RawMessage) []window.Freeze {
 			continue
 		}
 		f := window.Freeze{From: c.instant(at+".from", in.From), To: c.instant(at+".to", in.To), Reason: string(in.Reason)}
-		c.order(at+".to", in.To, "from", f.From, f.To)
+		c.refuseEndBeforeStart(at+".to", in.To, "from", f.From, f.To)
 		out = append(out, f)
 	}
 	return out
 }
 
-// order refuses an end that is not after its start.
-func (c *checks) order(field string, value scalar, start string, from, to time.Time) {
+// refuseEndBeforeStart refuses an end that is not after its start.
+func (c *checks) refuseEndBeforeStart(field string, value scalar, start string, from, to time.Time) {
 	if !from.IsZero() && !to.IsZero() && !from.Before(to) {
 		c.refuse(field, string(value), fmt.Sprintf("must be after %s, which is %s", start, from.Format(time.RFC3339)))
 	}
@@ -196,8 +195,8 @@ func (c *checks) timeZone(field string, value scalar) *time.Location {
 	return time.UTC
 }
 
-// closestZones lists zones that a name may have been meant as: the nearest, as cities of one region are near to each other.
-// A city alone means the zone of its name; other names without a region, like PST, are near to too many.
+// closestZones lists zones whose names are spelt like name: only the nearest, since names of one region are alike.
+// A city alone stands for the zone of its name; other names without a region, like PST, are like too many.
 func closestZones(name string) []string {
 	name = strings.ReplaceAll(name, " ", "_")
 	if strings.Contains(name, "/") {
@@ -207,7 +206,7 @@ func closestZones(name string) []string {
 	var meant []string
 	for _, zone := range window.Zones() {
 		city := zone[strings.LastIndex(zone, "/")+1:]
-		if len(meant) < suggestions && strings.EqualFold(city, name) {
+		if len(meant) < maxSuggestions && strings.EqualFold(city, name) {
 			meant = append(meant, zone)
 		}
 	}

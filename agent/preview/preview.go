@@ -118,7 +118,7 @@ func (o Offline) Plan(label, name string) (Result, error) {
 		p.Handover = config.HandoverFile
 	}
 	if _, isProfile := o.Catalog.Profile(geometry); label != config.LabelProfile || !isProfile {
-		p.Beyond = o.Catalog.Beyond(geometry, o.GPUs)
+		p.Beyond = o.Catalog.MissingPositions(geometry, o.GPUs)
 	}
 	return p, err
 }

@@ -154,7 +154,7 @@ func (r *Resolver) Wishes(seen state.Observed, label, name string) (
 	}
 	profile, isProfile := catalog.Profile(name)
 	if label != config.LabelProfile || !isProfile {
-		beyond = catalog.Beyond(name, seen.GPUs)
+		beyond = catalog.MissingPositions(name, seen.GPUs)
 	}
 	return profile, wishes, beyond, nil
 }
