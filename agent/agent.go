@@ -10,12 +10,9 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"slices"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpuslice/gpuslice/agent/alive"
@@ -35,6 +32,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/metrics"
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/outcome"
+	"github.com/gpuslice/gpuslice/agent/part"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/processes"
 	"github.com/gpuslice/gpuslice/agent/proving"
@@ -95,38 +93,11 @@ type Agent struct {
 	resolver *resolve.Resolver
 	gates    *gate.Gate
 	teller   *tell.Teller
-	parts    []Part
+	parts    part.All
 
 	hasLooked      bool // this process has seen the node once
 	changeUnderway bool // the last look has found a change under way
 	driverReplaced bool // the driver is another one than this process has loaded
-}
-
-// Part watches something of the node besides the change, and tells of it by conditions of its own, by Events and by metrics.
-type Part interface {
-	// Look takes a look, in each pass that has seen all of the node.
-	Look(ctx context.Context, node *corev1.Node, gpus []nvml.GPU, pods []corev1.Pod, with []holders.Pod)
-	// LookAgain takes a look between two passes, and reports whether there is something to tell.
-	LookAgain(ctx context.Context) bool
-	// Conditions are those that differ from what the node shows, or, on beat, all. Complete means that all of the node was seen; silent is
-	// why nothing can be said of the GPUs, or empty.
-	Conditions(node *corev1.Node, complete bool, silent string, beat bool) []corev1.NodeCondition
-	// Forget drops what depends on times that the clock gave.
-	Forget(now time.Time)
-	prometheus.Collector
-}
-
-// Watcher is a part that watches between the passes, too. Poke wakes the loop.
-type Watcher interface {
-	Watch(ctx context.Context, poke func())
-}
-
-// DriverWatcher is a part that watches the driver: each change that the agent makes to a GPU goes through it, and it wakes the loop by what
-// it finds, in place of each event of the driver.
-type DriverWatcher interface {
-	Through(driver nvml.Driver) nvml.Driver
-	// Recovered says, of each GPU with which nothing is wrong any more, when something last was.
-	Recovered() map[nvml.UUID]time.Time
 }
 
 // forgetter remembers by the clock.
@@ -138,7 +109,7 @@ type forgetter interface {
 // forgetters are all of them.
 func (a *Agent) forgetters() []forgetter {
 	return []forgetter{
-		a.budget, a.processes, a.units, a.rebooter, a.devicePlugin, a.leftovers, a.upgrades, a.prover, a.turn, a.change,
+		a.budget, a.processes, a.units, a.rebooter, a.devicePlugin, a.leftovers, a.upgrades, a.prover, a.turn, a.change, a.parts,
 	}
 }
 
@@ -146,11 +117,7 @@ func (a *Agent) forgetters() []forgetter {
 // nvml.ErrReplaced: NVIDIA's driver is another one than this process has loaded, and only a new process can go on.
 func (a *Agent) Run(ctx context.Context) error {
 	wake := a.wakes.Watch(ctx)
-	for _, part := range a.parts {
-		if w, watches := part.(Watcher); watches {
-			a.wakes.Beside(ctx, w.Watch)
-		}
-	}
+	a.parts.Watch(ctx, a.wakes.Beside)
 	a.noteStart()
 	a.log.Info("watching", zap.String("node", a.node))
 	for ctx.Err() == nil {
@@ -210,7 +177,7 @@ func (a *Agent) waitForNextPass(ctx context.Context, wake <-chan struct{}, d tim
 			return
 		case <-looks.C():
 		}
-		if slices.ContainsFunc(a.parts, func(p Part) bool { return p.LookAgain(context.WithoutCancel(ctx)) }) {
+		if a.parts.LookAgain(context.WithoutCancel(ctx)) {
 			return
 		}
 	}
@@ -267,9 +234,7 @@ func (a *Agent) notifyRooms(ctx context.Context, seen state.Observed) {
 	if seen.Leftovers.MIGManager {
 		a.leftovers.SawMIGManager()
 	}
-	for _, part := range a.parts {
-		part.Look(ctx, seen.Node, seen.GPUs, seen.Pods, seen.Holders.Pods)
-	}
+	a.parts.Look(ctx, seen.Node, seen.GPUs, seen.Pods, seen.Holders.Pods)
 	a.units.Follow(seen)
 }
 
@@ -301,11 +266,8 @@ func (a *Agent) setClock(seen state.Observed) {
 		return
 	}
 	a.log.Info("the host's clock was set", zap.Duration("by", step))
-	for _, part := range a.forgetters() {
-		part.Forget(a.clock.Now())
-	}
-	for _, part := range a.parts {
-		part.Forget(a.clock.Now())
+	for _, f := range a.forgetters() {
+		f.Forget(a.clock.Now())
 	}
 }
 

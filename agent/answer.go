@@ -59,15 +59,20 @@ func answers(annotation, request string) bool {
 // answerTo plans what the request asks for.
 func (a *Agent) answerTo(ctx context.Context, seen state.Observed, ended error, request string) api.Answer {
 	out := api.Answer{For: request, At: a.clock.Stamp()}
-	if request == config.RequestDiagnosis {
+	switch request {
+	case config.RequestDiagnosis:
 		d := a.Diagnose(ctx, true)
 		out.Diagnosis = &d
+		return out
+	case config.RequestTop:
+		out.Uses = a.parts.Uses()
 		return out
 	}
 	label, name, _ := strings.Cut(request, "=")
 	if name == "" || !slices.Contains([]string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig}, label) {
-		out.Refused = fmt.Sprintf("annotation %s is %q: it must be %s=NAME, %s=NAME, %s=NAME or %s",
-			config.AnnotationPreview, request, config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig, config.RequestDiagnosis)
+		out.Refused = fmt.Sprintf("annotation %s is %q: it must be %s=NAME, %s=NAME, %s=NAME, %s or %s",
+			config.AnnotationPreview, request, config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig, config.RequestDiagnosis,
+			config.RequestTop)
 		return out
 	}
 	var p preview.Result

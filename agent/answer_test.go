@@ -99,6 +99,30 @@ func TestAnAgentTellsWhoHoldsWhichInstance(t *testing.T) {
 	})
 }
 
+func TestAnAgentTellsWhichPodUsesHowMuchOfWhat(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.converge("all-1g.10gb")
+		instances := w.snapshot()[0].Instances
+		w.pod("notebook", instances[0].Devices[0].UUID)
+		w.pod("trainer", instances[1].Devices[0].UUID)
+		w.compute(instances[1].Devices[0].UUID, 5000, "python", podCgroup("trainer"))
+		var got []string
+		for _, u := range w.ask(config.RequestTop).Uses {
+			got = append(got, fmt.Sprintf("%s/%s GPU %d %s %d of %d MiB, %d pods", u.Namespace, u.Pod, u.GPU, u.Instance, u.MemoryMiB, u.TotalMiB, u.Pods))
+		}
+		want := []string{
+			fmt.Sprintf("team/trainer GPU 0 %s 1000 of 9728 MiB, 1 pods", instances[1].Placed),
+			fmt.Sprintf("team/notebook GPU 0 %s 0 of 9728 MiB, 1 pods", instances[0].Placed),
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("uses (-want +got):\n%s", diff)
+		}
+		w.withdraw()
+	})
+}
+
 func TestARequestThatCannotBeIsRefused(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -106,7 +130,7 @@ func TestARequestThatCannotBeIsRefused(t *testing.T) {
 		w.settle(config.ReasonNotRequested)
 		for request, want := range map[string]string{
 			config.LabelMIGConfig + "=all-9g.999gb": "all-9g.999gb",
-			config.LabelMIGConfig:                   "it must be gpuslice.io/profile=NAME, nvidia.com/mig.config=NAME, nvidia.com/device-plugin.config=NAME or diagnosis",
+			config.LabelMIGConfig:                   "it must be gpuslice.io/profile=NAME, nvidia.com/mig.config=NAME, nvidia.com/device-plugin.config=NAME, diagnosis or top",
 			config.LabelMIGConfig + "=":             "it must be",
 			"example.com/other=all-disabled":        "it must be",
 			"research":                              "it must be",

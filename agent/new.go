@@ -28,6 +28,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/memory"
 	"github.com/gpuslice/gpuslice/agent/metrics"
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
+	"github.com/gpuslice/gpuslice/agent/part"
 	"github.com/gpuslice/gpuslice/agent/pluginfile"
 	"github.com/gpuslice/gpuslice/agent/processes"
 	"github.com/gpuslice/gpuslice/agent/proving"
@@ -173,7 +174,7 @@ func (a *Agent) addDecisions(o Options) {
 
 // addParts makes the parts, and what tells of them. One more is a line here.
 func (a *Agent) addParts(o Options) {
-	a.parts = []Part{
+	a.parts = part.All{
 		memory.New(memory.Options{
 			Limits: o.Settings.MemoryPressure, Snapshot: a.hardware.Snapshot, Processes: o.Processes, ComputesForOthers: a.devicePlugin.ServesMPS,
 			Tell: a.events.Podf, Clock: a.clock, Log: o.Log.Named("memory"),
@@ -186,10 +187,10 @@ func (a *Agent) addParts(o Options) {
 		}))
 	}
 	collectors := make([]prometheus.Collector, len(a.parts))
-	for i, part := range a.parts {
-		collectors[i] = part
-		a.teller.Sources = append(a.teller.Sources, part)
-		if w, watches := part.(DriverWatcher); watches {
+	for i, p := range a.parts {
+		collectors[i] = p
+		a.teller.Sources = append(a.teller.Sources, p)
+		if w, watches := p.(part.DriverWatcher); watches {
 			a.hardware.Driver, a.wakes.Driver = w.Through(a.hardware.Driver), nil
 		}
 	}

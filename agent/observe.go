@@ -57,11 +57,7 @@ func (a *Agent) observe(ctx context.Context) (state.Observed, error) {
 	}
 	a.units.ObserveOwed(ctx, &seen)
 	seen.Pods = pods
-	for _, part := range a.parts {
-		if w, is := part.(DriverWatcher); is {
-			seen.Recovered = w.Recovered()
-		}
-	}
+	seen.Recovered = a.parts.Recovered()
 	a.observeKubelet(ctx, &seen, pods)
 	a.observeOthers(&seen)
 	a.rebooter.Observe(ctx, &seen, pods)

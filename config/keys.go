@@ -49,8 +49,8 @@ const (
 	AnnotationHold = "gpuslice.io/hold"
 	// AnnotationForce lets one change begin outside of its window: ForceNow, or the id of a change. The agent takes it away.
 	AnnotationForce = "gpuslice.io/force"
-	// AnnotationPreview asks what a label would do, as "gpuslice.io/profile=research", or for RequestDiagnosis. The agent answers by
-	// AnnotationPlan.
+	// AnnotationPreview asks what a label would do, as "gpuslice.io/profile=research", or for RequestDiagnosis or RequestTop. The agent
+	// answers by AnnotationPlan.
 	AnnotationPreview = "gpuslice.io/preview"
 	// AnnotationHealthAck is the time, as RFC 3339 has it, until which a person has looked at what GPUs have reported. What is held for an
 	// Xid of before that is dropped.
@@ -62,6 +62,9 @@ const ForceNow = "now"
 
 // RequestDiagnosis is the value of AnnotationPreview that asks for the agent's diagnosis: who holds which GPU, and why the node is as it is.
 const RequestDiagnosis = "diagnosis"
+
+// RequestTop is the value of AnnotationPreview that asks which pod uses how much of which GPU or instance.
+const RequestTop = "top"
 
 // Annotations of the node that the agent writes.
 const (

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/condition"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/holders"
@@ -33,6 +34,8 @@ const ownersTimeout = 5 * time.Second
 type usage struct {
 	device   string // UUID of the GPU, or of the instance's first MIG device
 	gpu      nvml.UUID
+	index    int    // of the GPU
+	instance string // profile and place; empty for a GPU
 	name     string // as people are told it
 	totalMiB int
 	usedMiB  int
@@ -73,7 +76,7 @@ func usages(gpus []nvml.GPU, holders []holders.Pod, owners map[int]*corev1.Pod) 
 		switch {
 		case g.Lost:
 		case !g.Enabled:
-			u := usage{device: string(g.UUID), gpu: g.UUID, name: fmt.Sprintf("GPU %d (%s)", g.Index, g.UUID), totalMiB: g.MemoryMiB, usedMiB: g.UsedMiB}
+			u := usage{device: string(g.UUID), gpu: g.UUID, index: g.Index, name: fmt.Sprintf("GPU %d (%s)", g.Index, g.UUID), totalMiB: g.MemoryMiB, usedMiB: g.UsedMiB}
 			out = append(out, u.withHolders([]string{u.device}, g.Processes, holders, owners))
 		default:
 			for _, i := range g.Instances {
@@ -82,7 +85,7 @@ func usages(gpus []nvml.GPU, holders []holders.Pod, owners map[int]*corev1.Pod) 
 				}
 				p, _ := g.Profile(i.Profile)
 				u := usage{
-					device: i.Devices[0].UUID, gpu: g.UUID, name: fmt.Sprintf("%s of GPU %d (%s)", i.Placed, g.Index, g.UUID),
+					device: i.Devices[0].UUID, gpu: g.UUID, index: g.Index, instance: i.Placed.String(), name: fmt.Sprintf("%s of GPU %d (%s)", i.Placed, g.Index, g.UUID),
 					totalMiB: p.MemoryMiB, usedMiB: i.UsedMiB,
 				}
 				var devices []string
@@ -372,4 +375,19 @@ func (m *Monitor) Conditions(node *corev1.Node, complete bool, silent string, be
 		return nil
 	}
 	return []corev1.NodeCondition{condition.After(old, config.ConditionGPUMemoryPressure, status, string(reason), message, m.Clock.Now())}
+}
+
+// Uses are what pods have, most memory first.
+func (m *Monitor) Uses() []api.Use {
+	var out []api.Use
+	for _, u := range m.last {
+		for _, p := range u.pods {
+			out = append(out, api.Use{
+				Namespace: p.pod.Namespace, Pod: p.pod.Name, GPU: u.index, UUID: u.gpu, Instance: u.instance, Pods: len(u.pods), MemoryMiB: p.mib,
+				UsedMiB: u.usedMiB, TotalMiB: u.totalMiB, Unknown: "nobody watches it",
+			})
+		}
+	}
+	slices.SortStableFunc(out, func(a, b api.Use) int { return cmp.Compare(b.MemoryMiB, a.MemoryMiB) })
+	return out
 }

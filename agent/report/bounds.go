@@ -76,7 +76,7 @@ func EncodeStatus(s api.Status, room int) (text string, fits bool, err error) {
 	}
 }
 
-// EncodeAnswer is the answer in so many bytes: it counts the steps and pods that are left out, and says what a diagnosis leaves out.
+// EncodeAnswer is the answer in so many bytes: it counts the steps, pods and uses that are left out, and says what a diagnosis leaves out.
 func EncodeAnswer(a api.Answer, room int) (string, error) {
 	a.Refused, a.Runs = legible.Message(a.Refused, legible.Longest), legible.Message(a.Runs, legible.Longest)
 	for i := range a.Steps {
@@ -90,10 +90,12 @@ func EncodeAnswer(a api.Answer, room int) (string, error) {
 		if err != nil {
 			return "", fmt.Errorf("encoding an answer: %w", err)
 		}
-		steps, pods := len(a.Steps), len(a.Pods)
+		steps, pods, uses := len(a.Steps), len(a.Pods), len(a.Uses)
 		switch {
-		case len(b) <= room || steps+pods == 0:
+		case len(b) <= room || steps+pods+uses == 0:
 			return string(b), nil
+		case uses > 0:
+			a.Uses, a.MoreUses = a.Uses[:uses/2], a.MoreUses+uses-uses/2
 		case steps >= pods:
 			a.Steps, a.More = a.Steps[:steps/2], a.More+steps-steps/2
 		default:

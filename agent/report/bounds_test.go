@@ -59,3 +59,19 @@ func TestADiagnosisSaysWhatItLeavesOut(t *testing.T) {
 		t.Errorf("%d bytes without room: %v: %s", len(text), err, text)
 	}
 }
+
+// What is left out of the uses is what takes least memory, and is counted.
+func TestTheUsesOfAFullNodeAreCutToTheRoom(t *testing.T) {
+	a := api.Answer{For: "top"}
+	for i := range 2000 {
+		a.Uses = append(a.Uses, api.Use{Namespace: "team", Pod: fmt.Sprintf("notebook-%d", i), GPU: 3, Instance: "1g.10gb@2", MemoryMiB: 2000 - i})
+	}
+	text, err := report.EncodeAnswer(a, report.AnswerRoom)
+	var given api.Answer
+	if err != nil || len(text) > report.AnswerRoom || json.Unmarshal([]byte(text), &given) != nil {
+		t.Fatalf("%d bytes: %v: %.200s", len(text), err, text)
+	}
+	if n := len(given.Uses); n < 100 || n+given.MoreUses != 2000 || given.Uses[0].Pod != "notebook-0" || given.Uses[n-1].Pod != fmt.Sprintf("notebook-%d", n-1) {
+		t.Errorf("%d uses are told and %d not", n, given.MoreUses)
+	}
+}

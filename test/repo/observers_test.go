@@ -25,7 +25,7 @@ var readers = map[string][]string{
 	"nvml.Bus":                   {"GPUs"},
 	"agent.Kubelet":              {"Assignments", "Allocatable"},
 	"agent/watched.Pods":         {"List"},
-	"agent.DriverWatcher":        {"Recovered"},
+	"agent/part.DriverWatcher":   {"Recovered"},
 	"agent/memory.Processes":     {"Holders"},
 	"agent/hostrecord.Store":     {"Read"},
 	"agent/health.Store":         {"Read"},
