@@ -1,8 +1,8 @@
 // Package deviceplugin reads and writes the config files of NVIDIA's k8s-device-plugin, version v1, in which people say
-// how GPUs are shared. It is the only package that knows the format.
+// how pods share GPUs. It is the only package that knows the format.
 //
-// It knows no hardware: a resource that is well written may still be one that the node will not have. What a file leaves
-// open is decided by the plugin's environment, which is not looked at here either.
+// It knows no hardware: the node may not have a resource that a file names correctly. Nor does it know the plugin's environment, which
+// decides if the file does not.
 package deviceplugin
 
 import (
@@ -18,15 +18,15 @@ import (
 	"github.com/gpuslice/gpuslice/config/document"
 )
 
-// version is the only one of the format.
+// version is the format's only version.
 const version = "v1"
 
-// Parse reads a config file of the device plugin. An empty one is legal: nothing is shared.
+// Parse reads a config file of the device plugin. An empty one is legal, and shares nothing.
 //
-// What the plugin refuses is refused, since it ends at once on a file that it cannot read, and the node is then without
-// GPUs. So is what it passes over without a word: fields that do not exist or are written in other cases, one strategy of
-// two, devices and names of one's own, a resource that is there twice. Written down from k8s-device-plugin v0.19.3, with
-// the one field that v0.20.0 adds.
+// It refuses files that the plugin refuses, since the plugin then exits and the node is without GPUs. It also refuses values
+// that the plugin silently ignores: fields that do not exist or are written in other cases, one strategy of two, devices and
+// names of one's own, a resource that is there twice. The rules are those of k8s-device-plugin v0.19.3, with the one field
+// that v0.20.0 adds.
 //
 // The error joins one *config.InvalidError for each mistake.
 func Parse(text []byte) (config.PluginConfig, error) {
@@ -52,8 +52,8 @@ func Parse(text []byte) (config.PluginConfig, error) {
 	return read, nil
 }
 
-// replicated is one strategy as it is written. The plugin's own types would write an empty timeSlicing beside mps and
-// where nothing is shared, which the plugin then refuses (v0.19.3, v0.20.0).
+// replicated is one strategy as a file has it. The plugin's own types would write an empty timeSlicing beside mps, and
+// in a file that shares nothing, and the plugin would refuse that (v0.19.3, v0.20.0).
 type replicated struct {
 	RenameByDefault            bool     `json:"renameByDefault"`
 	FailRequestsGreaterThanOne bool     `json:"failRequestsGreaterThanOne"`
@@ -70,8 +70,8 @@ var strategies = map[config.SharingStrategy]string{
 	config.SharingMPS:         "mps",
 }
 
-// Render writes a config file that shares like this and has the MIG strategy, or where that is empty the one of base. All else is as in
-// base, which may be empty; what the agent does not know is kept.
+// Render writes a config file with this sharing and MIG strategy; if strategy is empty, with that of base. It keeps all other fields of
+// base, which may be empty, also those that the agent does not know.
 func Render(base []byte, s config.Sharing, strategy config.MIGStrategy) ([]byte, error) {
 	doc := map[string]any{}
 	if err := document.Into(base, &doc); err != nil {
@@ -84,7 +84,7 @@ func Render(base []byte, s config.Sharing, strategy config.MIGStrategy) ([]byte,
 		doc = map[string]any{}
 	}
 	doc["version"] = version
-	// The plugin reads names in any case, and would join what stands under two of them.
+	// The plugin reads names in any case, and would join the values of two spellings.
 	maps.DeleteFunc(doc, func(name string, _ any) bool { return strings.EqualFold(name, "sharing") })
 	if s.Strategy != config.SharingNone {
 		written, err := sharingOf(s)
@@ -125,7 +125,7 @@ func setStrategy(doc map[string]any, strategy config.MIGStrategy) error {
 	return nil
 }
 
-// sharingOf is what stands under "sharing". It is read back, so that nothing is written that the plugin would not take.
+// sharingOf gives the value of "sharing". It reads that back, so that Render writes nothing that the plugin would refuse.
 func sharingOf(s config.Sharing) (json.RawMessage, error) {
 	strategy := replicated{RenameByDefault: s.Rename, FailRequestsGreaterThanOne: s.FailMultiple}
 	for _, name := range s.Resources() {

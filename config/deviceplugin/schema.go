@@ -12,7 +12,7 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// checks collects what is wrong with a file.
+// checks collects the mistakes of a file.
 type checks []error
 
 func (c *checks) add(err error) { *c = config.AddMistake(*c, err) }
@@ -21,10 +21,10 @@ func (c *checks) refuse(field string, value json.RawMessage, want string) {
 	c.add(&config.InvalidError{Field: field, Value: string(value), Want: want})
 }
 
-// check looks at the value of one field. No value is as if the field were not there.
+// check checks the value of one field. A field without a value is as if it were not there.
 type check func(c *checks, field string, value json.RawMessage)
 
-// file looks at all of a file but what stands under sharing, which is the same in profiles.
+// file checks a file except for its sharing: package config checks that, since profiles have it too.
 func (c *checks) file(doc json.RawMessage) {
 	mapping(map[string]check{
 		"version":   (*checks).version,
@@ -35,7 +35,7 @@ func (c *checks) file(doc json.RawMessage) {
 	})(c, "", doc)
 }
 
-// flags stand for the flags of the plugin's command line.
+// flags are the file's fields for the plugin's command line.
 var flags = map[string]check{
 	"migStrategy": oneOf(string(config.MIGStrategyNone), string(config.MIGStrategySingle), string(config.MIGStrategyMixed)),
 
@@ -66,7 +66,7 @@ var flags = map[string]check{
 	}),
 }
 
-// mapping looks at a mapping that has these fields, in the order of their names.
+// mapping checks a mapping that may have these fields, in the order of their names.
 func mapping(fields map[string]check) check {
 	known := strings.Join(slices.Sorted(maps.Keys(fields)), ", ")
 	return func(c *checks, field string, value json.RawMessage) {
@@ -117,7 +117,7 @@ func (c *checks) text(field string, value json.RawMessage) {
 	}
 }
 
-// listStrategies may be one or a list.
+// listStrategies checks a strategy, or a list of them.
 func (c *checks) listStrategies(field string, value json.RawMessage) {
 	one := oneOf("envvar", "volume-mounts", "cdi-annotations", "cdi-cri")
 	var several []json.RawMessage
@@ -129,7 +129,7 @@ func (c *checks) listStrategies(field string, value json.RawMessage) {
 	}
 }
 
-// interval is a duration, or a number of nanoseconds.
+// interval checks a duration, or a number of nanoseconds.
 func (c *checks) interval(field string, value json.RawMessage) {
 	_, notNumber := strconv.ParseFloat(string(value), 64)
 	_, notDuration := time.ParseDuration(textOf(value))
@@ -145,12 +145,12 @@ func (c *checks) channels(field string, value json.RawMessage) {
 	}
 }
 
-// resources would rename what the plugin offers, if it did not pass over it.
+// resources refuses the field by which a user would rename the plugin's resources: the plugin ignores it.
 func (c *checks) resources(field string, value json.RawMessage) {
 	c.refuse(field, nil, "is passed over by the device plugin, which gives its resources no other names: leave it out")
 }
 
-// fieldsOf are those of a mapping, none if it is something else.
+// fieldsOf gives the fields of a mapping; nil if the value is no mapping.
 func fieldsOf(value json.RawMessage) map[string]json.RawMessage {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(value, &fields) != nil {
@@ -159,7 +159,7 @@ func fieldsOf(value json.RawMessage) map[string]json.RawMessage {
 	return fields
 }
 
-// textOf is the text of a value, empty if it is something else.
+// textOf gives the text of a value; empty if the value is no text.
 func textOf(value json.RawMessage) string {
 	var s string
 	if json.Unmarshal(value, &s) != nil {

@@ -1,7 +1,7 @@
-// Package document reads the YAML of people and of other programs into JSON, and bounds what that takes: a user who may edit a
+// Package document reads YAML of people and of other programs into JSON, and bounds the memory for that: a user who may edit a
 // ConfigMap must not be able to fill the memory of every agent that reads it.
 //
-// All YAML is decoded by it. It knows no format.
+// It decodes all YAML of the programs, and knows no format.
 package document
 
 import (
@@ -16,55 +16,54 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// limits bound a text, and what its aliases make of it.
+// limits bound a text, with the copies that its aliases stand for.
 type limits struct {
 	bytes int // of the text
-	json  int // bytes that it comes to as JSON, where a sign may take six; what people write takes little more than in YAML
-	parts int // keys, values and entries, each of which takes up to 400 bytes decoded, whatever it takes in the text
+	json  int // bytes as JSON, in which a character may take six; an honest file takes little more than as YAML
+	parts int // keys, values and entries, each of which takes up to 400 bytes decoded, however short it is in the text
 }
 
 var (
-	// A file is at most what the API server takes as a ConfigMap, 1 MiB. A thousand MIG configs have half of
-	// these parts.
+	// The API server takes ConfigMaps of at most 1 MiB. A thousand MIG configs have half of these parts.
 	ofFile = limits{bytes: 1 << 20, json: 3 << 19, parts: 25_000}
-	// Manifests hold files, whose lines are counted as parts, and people check several at once, where memory is not bounded
-	// as tightly as an agent's.
+	// Manifests have files in them, whose lines count as parts, and people check several at once, on machines with more
+	// memory than an agent has.
 	ofManifest = limits{bytes: 4 << 20, json: 8 << 20, parts: 100_000}
 )
 
-var errWithinItself = errors.New("an alias is within what it refers to")
+var errAliasLoop = errors.New("an alias is within what it refers to")
 
-// JSON turns a file of YAML into JSON. A key that is there twice is an error. So is a text of more than 1 MiB, and one that
-// would take much more memory than its length: for its aliases, for 25,000 keys, values and entries, or for signs that are
-// written longer in JSON. That is found before it is decoded.
+// JSON turns a file of YAML into JSON. A key that is there twice is an error. So is a text of more than 1 MiB, and one that would take
+// much more memory than its length: for its aliases, for more than 25,000 keys, values and entries, or for characters that are longer in
+// JSON. JSON finds that before it decodes the text.
 //
-// A number that no machine's number holds is text, so that messages can quote it as it is written.
+// A number that 64 bits or JSON cannot have becomes text, so that messages can quote it as it is written.
 //
-// A merge key, "<<", gives a mapping what another has, but for what it has itself behind it. One that stands behind a key which
-// both have is an error, since it would win in NVIDIA's tools and lose by the standard.
+// A merge key, "<<", gives a mapping the fields of another, except for those that it has itself after the merge key. A merge key after a
+// key which both have is an error: NVIDIA's tools would take the other's value, and by the standard the mapping's own counts.
 func JSON(text []byte) ([]byte, error) {
 	root, err := ofFile.check(text)
 	if err != nil {
 		return nil, err
 	}
 	if root != nil && merges(root) {
-		// The strict decoder takes what a mapping overrides for a key that is there twice.
+		// The strict decoder takes a key that overrides a merged one for a key that is there twice.
 		if err := checkKeys(root); err != nil {
 			return nil, err
 		}
-		doc, err := yaml.YAMLToJSON(asWritten(text))
-		return doc, plain(err)
+		doc, err := yaml.YAMLToJSON(quoteNumbers(text))
+		return doc, withoutPrefixes(err)
 	}
-	doc, err := yaml.YAMLToJSONStrict(asWritten(text))
-	return doc, plain(err)
+	doc, err := yaml.YAMLToJSONStrict(quoteNumbers(text))
+	return doc, withoutPrefixes(err)
 }
 
-// Into decodes a file as JSON does, but that of a key that is there twice the last one counts.
+// Into decodes a file as JSON does, but of a key that is there twice it takes the last one.
 func Into(text []byte, into any) error {
 	if _, err := ofFile.check(text); err != nil {
 		return err
 	}
-	return plain(yaml.Unmarshal(asWritten(text), into))
+	return withoutPrefixes(yaml.Unmarshal(quoteNumbers(text), into))
 }
 
 // ManifestInto decodes a text with manifests as Into does. It may be four times as long.
@@ -72,10 +71,10 @@ func ManifestInto(text []byte, into any) error {
 	if _, err := ofManifest.check(text); err != nil {
 		return err
 	}
-	return plain(yaml.Unmarshal(asWritten(text), into))
+	return withoutPrefixes(yaml.Unmarshal(quoteNumbers(text), into))
 }
 
-// ReadFile reads a file that JSON may take: one that is longer is an error, however long it is.
+// ReadFile reads a file of at most the length that JSON takes; a longer one is an error.
 func ReadFile(path string) ([]byte, error) {
 	file, err := os.Open(filepath.Clean(path))
 	if err != nil {
@@ -91,21 +90,21 @@ func ReadFile(path string) ([]byte, error) {
 	return text, nil
 }
 
-// check refuses a text that is not safe to decode. It gives the tree of one that may have aliases or merge keys.
+// check refuses a text that is not safe to decode. If the text may have aliases or merge keys, it gives its tree.
 func (l limits) check(text []byte) (*node.Node, error) {
 	if err := l.checkLength(text); err != nil {
 		return nil, err
 	}
-	if err := l.checkSize(size{parts: parts(text), json: written(text)}); err != nil {
+	if err := l.checkSize(size{parts: parts(text), json: jsonLength(text)}); err != nil {
 		return nil, fmt.Errorf("the text %w", err)
 	}
-	// What has no alias is not longer decoded than written.
+	// A text without aliases has no copies.
 	if !bytes.ContainsRune(text, '*') && !bytes.Contains(text, []byte("<<")) {
-		return nil, nil //nolint:nilnil // there is nothing to look at
+		return nil, nil //nolint:nilnil // the caller needs no tree then
 	}
 	var root node.Node
 	if err := node.Unmarshal(text, &root); err != nil {
-		return nil, plain(err)
+		return nil, withoutPrefixes(err)
 	}
 	if _, err := (expansion{limits: l, of: map[*node.Node]size{}}).size(&root); err != nil {
 		return nil, err
@@ -130,11 +129,11 @@ func (l limits) checkSize(s size) error {
 	return nil
 }
 
-// size is what a text, or a part of it with all that its aliases repeat, comes to.
+// size is the size of a text or a part of it, with the copies that its aliases stand for.
 type size struct{ parts, json int }
 
-// written is about what a text comes to as JSON: six bytes for each of three signs, and for what "\0" stands for.
-func written[T string | []byte](text T) int {
+// jsonLength estimates the length of a text as JSON: six bytes for each of three characters, and for the one that "\0" stands for.
+func jsonLength[T string | []byte](text T) int {
 	n := len(text)
 	for i := range len(text) {
 		switch c := text[i]; {
@@ -149,8 +148,8 @@ func written[T string | []byte](text T) int {
 	return n
 }
 
-// parts is an upper bound for the keys, values and entries of a text. Each follows on a sign that sets it apart from the
-// one before; in a scalar these signs part nothing, and are counted all the same.
+// parts is an upper bound for the keys, values and entries of a text. Each begins after a character that parts it from the
+// one before; parts counts these characters also in scalars, where they part nothing.
 func parts(text []byte) int {
 	n := 1
 	for i, c := range text {
@@ -158,7 +157,7 @@ func parts(text []byte) int {
 		case ',', '[', '{', '\n', '?':
 			n++
 		case ':', '-':
-			// Inside of words they part nothing, as in 00000000:17:00.0. The last sign of the text may.
+			// Inside of words, as 00000000:17:00.0, they part nothing. The last character of the text may.
 			if i+1 == len(text) || bytes.IndexByte([]byte(" \t\r\n,[]{}\"'"), text[i+1]) >= 0 {
 				n++
 			}
@@ -167,21 +166,21 @@ func parts(text []byte) int {
 	return n
 }
 
-// expansion adds up what a document comes to. Each node is looked at once, whatever refers to it.
+// expansion adds up the size of a document. It visits each node once, however many aliases refer to it.
 type expansion struct {
 	limits
-	of map[*node.Node]size // of the nodes that aliases refer to; not of those that are being added up
+	of map[*node.Node]size // of the nodes with an anchor whose sum is complete
 }
 
 func (x expansion) size(n *node.Node) (size, error) {
 	if n.Kind == node.AliasNode {
 		of, known := x.of[n.Alias]
 		if !known {
-			return size{}, fmt.Errorf("line %d: %w", n.Line, errWithinItself)
+			return size{}, fmt.Errorf("line %d: %w", n.Line, errAliasLoop)
 		}
 		return of, nil
 	}
-	total := size{parts: 1, json: written(n.Value)}
+	total := size{parts: 1, json: jsonLength(n.Value)}
 	for _, child := range n.Content {
 		s, err := x.size(child)
 		if err != nil {

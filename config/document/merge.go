@@ -7,14 +7,14 @@ import (
 	node "go.yaml.in/yaml/v3"
 )
 
-// merges reports whether a mapping takes over what others have.
+// merges reports whether a mapping has a merge key.
 func merges(n *node.Node) bool {
 	return isMerge(n) || slices.ContainsFunc(n.Content, merges)
 }
 
 func isMerge(n *node.Node) bool { return n.Kind == node.ScalarNode && n.ShortTag() == "!!merge" }
 
-// checkKeys refuses keys that are there twice, and merge keys behind what they would override.
+// checkKeys refuses keys that are there twice, and merge keys after keys that they would override.
 func checkKeys(n *node.Node) error {
 	if n.Kind == node.MappingNode {
 		if err := checkMapping(n); err != nil {
@@ -51,8 +51,8 @@ func checkMapping(n *node.Node) error {
 	return nil
 }
 
-// keysOf adds the keys of what is merged: a mapping, an alias of one, or a list of these. That no alias is within itself has been
-// checked.
+// keysOf adds the keys of a merged value: a mapping, an alias of one, or a list of these. The caller has checked that no alias is within
+// its own anchor.
 func keysOf(n *node.Node, keys []string) []string {
 	switch n.Kind {
 	case node.AliasNode:
@@ -69,7 +69,7 @@ func keysOf(n *node.Node, keys []string) []string {
 				keys = append(keys, n.Content[i].Value)
 			}
 		}
-	case node.DocumentNode, node.ScalarNode: // which cannot be merged, as the decoder says
+	case node.DocumentNode, node.ScalarNode: // the decoder refuses to merge these
 	}
 	return keys
 }

@@ -16,7 +16,7 @@ type Text struct {
 	root  *node.Node // nil where the text cannot be read
 }
 
-// Read reads a document for its places alone. One that cannot be read has none.
+// Read reads the places of a document. A document that cannot be read has none.
 func Read(text []byte) *Text {
 	t := &Text{lines: strings.Split(string(text), "\n")}
 	var document node.Node
@@ -26,9 +26,9 @@ func Read(text []byte) *Text {
 	return t
 }
 
-// Locate finds where a field stands: steps lead through mappings by key and through lists by position from 0, and the field goes on from
-// there in the words of a message, "timeouts.drain" or "rules[0].for". Where the last of that is not there, as with a field that is
-// missing, it is what would hold it.
+// Locate finds the place of a field. Steps lead through mappings by key and through lists by position from 0; field goes on from there in
+// the form of messages, "timeouts.drain" or "rules[0].for". For a field that is missing it gives the place of the mapping or list that
+// would have it.
 func (t *Text) Locate(steps []string, field string) Place {
 	if t.root == nil {
 		return Place{}
@@ -52,8 +52,8 @@ func (t *Text) Locate(steps []string, field string) Place {
 	return at
 }
 
-// Block finds where the lines of a value stand that is written as they are, after a "|": so many lines of the document come before
-// them, and so many spaces before each. Of a value that is written in another way, ok is false.
+// Block finds the place of a value that the document has line by line, after a "|": so many lines of the document come before it, and so
+// many spaces before each of its lines. For a value in another form ok is false.
 func (t *Text) Block(steps ...string) (before, indent int, ok bool) {
 	n := t.root
 	for _, step := range steps {
@@ -83,7 +83,7 @@ func (t *Text) Block(steps ...string) (before, indent int, ok bool) {
 	return 0, 0, false
 }
 
-// enter goes one step along the path, and gives what is left of it. A key may have dots itself, so the longest counts.
+// enter goes one step along the path, and gives the rest of the path. A key may have dots itself, so the longest one counts.
 func enter(n *node.Node, path string) (next *node.Node, at Place, rest string) {
 	if n.Kind == node.AliasNode {
 		n = n.Alias

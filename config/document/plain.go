@@ -12,11 +12,11 @@ import (
 	node "go.yaml.in/yaml/v3"
 )
 
-// maxLines is how many mistakes of a text are told that the decoder has found.
+// maxLines bounds the mistakes of the decoder that an error lists.
 const maxLines = 100
 
-// plain is an error of the decoders without what they say of themselves.
-func plain(err error) error {
+// withoutPrefixes gives an error of the decoders without their own names for their work, and bounds its lines.
+func withoutPrefixes(err error) error {
 	if err == nil {
 		return nil
 	}
@@ -32,23 +32,23 @@ func plain(err error) error {
 }
 
 var (
-	// beyond finds texts that may have a number which is none in JSON, or another one.
-	beyond = regexp.MustCompile(`[0-9_]{19}|\.(?i:inf|nan)`)
-	whole  = regexp.MustCompile(`^[-+]?[0-9][0-9_]*$`)
-	// breaks are line breaks for the decoder alone.
-	breaks = regexp.MustCompile("\r[^\n]|\u0085|\u2028|\u2029")
+	// suspects finds texts that may have a number which JSON cannot have.
+	suspects    = regexp.MustCompile(`[0-9_]{19}|\.(?i:inf|nan)`)
+	wholeNumber = regexp.MustCompile(`^[-+]?[0-9][0-9_]*$`)
+	// lineBreaks are those of the decoder that other programs do not count as line breaks.
+	lineBreaks = regexp.MustCompile("\r[^\n]|\u0085|\u2028|\u2029")
 )
 
-// asWritten puts numbers in quotes that the decoder would round, as those beyond 64 bits, or that JSON has not. No field takes any of
-// them, and a message about it quotes what people wrote.
-func asWritten(text []byte) []byte {
+// quoteNumbers puts numbers in quotes that the decoder would round, as those beyond 64 bits, or that JSON cannot have. No field takes any
+// of them, and a message about one then quotes it as it is written.
+func quoteNumbers(text []byte) []byte {
 	var root node.Node
-	if !beyond.Match(text) || breaks.Match(text) || node.Unmarshal(text, &root) != nil {
+	if !suspects.Match(text) || lineBreaks.Match(text) || node.Unmarshal(text, &root) != nil {
 		return text
 	}
 	var out bytes.Buffer
 	at, line, column, done := 0, 1, 1, 0
-	for _, n := range misread(&root, nil) {
+	for _, n := range misreadNumbers(&root, nil) {
 		for at < len(text) && (line < n.Line || line == n.Line && column < n.Column) {
 			r, size := utf8.DecodeRune(text[at:])
 			at += size
@@ -58,7 +58,7 @@ func asWritten(text []byte) []byte {
 			}
 		}
 		rest, _, _ := bytes.Cut(text[at:], []byte("\n"))
-		i := bytes.Index(rest, []byte(n.Value)) // which may be behind an anchor
+		i := bytes.Index(rest, []byte(n.Value)) // there may be an anchor before it
 		if i < 0 {
 			continue
 		}
@@ -70,25 +70,25 @@ func asWritten(text []byte) []byte {
 	return out.Bytes()
 }
 
-// misread adds the numbers below the node that JSON has not as they are written, in the order of the text.
-func misread(n *node.Node, found []*node.Node) []*node.Node {
+// misreadNumbers adds the numbers below the node that JSON cannot have as they are written, in the order of the text.
+func misreadNumbers(n *node.Node, found []*node.Node) []*node.Node {
 	const quoted = node.DoubleQuotedStyle | node.SingleQuotedStyle | node.LiteralStyle | node.FoldedStyle
-	if n.Kind == node.ScalarNode && n.Style&quoted == 0 && (n.ShortTag() == "!!int" || n.ShortTag() == "!!float") && !holds(n.Value) {
+	if n.Kind == node.ScalarNode && n.Style&quoted == 0 && (n.ShortTag() == "!!int" || n.ShortTag() == "!!float") && !sameInJSON(n.Value) {
 		return append(found, n)
 	}
 	for _, child := range n.Content {
-		found = misread(child, found)
+		found = misreadNumbers(child, found)
 	}
 	return found
 }
 
-// holds reports whether the number is the same in JSON, as far as a whole number is.
-func holds(number string) bool {
+// sameInJSON reports whether the number is the same in JSON; other digits than those of a whole number do not count.
+func sameInJSON(number string) bool {
 	if strings.Contains(strings.ToLower(number), ".inf") || strings.EqualFold(number, ".nan") {
 		return false
 	}
 	digits := strings.ReplaceAll(number, "_", "")
 	_, notSigned := strconv.ParseInt(digits, 10, 64)
 	_, notUnsigned := strconv.ParseUint(strings.TrimPrefix(digits, "+"), 10, 64)
-	return !whole.MatchString(number) || notSigned == nil || notUnsigned == nil
+	return !wholeNumber.MatchString(number) || notSigned == nil || notUnsigned == nil
 }

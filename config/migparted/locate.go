@@ -15,8 +15,8 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// locate finds again what mig-parted refused about a document, and all else that is wrong about it, each with its place. It decides
-// nothing: a document comes here only when it is refused already, and where nothing is found here mig-parted's own message counts.
+// locate finds the mistakes of a document that mig-parted has refused, each with its place. It decides nothing: if it finds no mistake, the
+// caller gives mig-parted's own message.
 func locate(doc []byte) []error {
 	var file map[string]json.RawMessage
 	if json.Unmarshal(doc, &file) != nil {
@@ -48,7 +48,7 @@ func locate(doc []byte) []error {
 	return errs
 }
 
-// mistakesInConfig says what is wrong about a name and its rules.
+// mistakesInConfig lists the mistakes of a name and its rules.
 func mistakesInConfig(name string, raw json.RawMessage) []error {
 	var errs []error
 	if err := checkName(name); err != nil {
@@ -59,7 +59,7 @@ func mistakesInConfig(name string, raw json.RawMessage) []error {
 		return config.AddMistake(errs, &config.InvalidError{Config: name, Want: `must be a list of at least one rule with "devices" and "mig-enabled"`})
 	}
 	for i, rule := range rules {
-		for _, wrong := range mistakesIn(rule) {
+		for _, wrong := range mistakesInRule(rule) {
 			wrong.Config, wrong.Rule = name, i+1
 			errs = config.AddMistake(errs, wrong)
 		}
@@ -67,8 +67,8 @@ func mistakesInConfig(name string, raw json.RawMessage) []error {
 	return errs
 }
 
-// mistakesIn says what is wrong about a rule, whether mig-parted takes it or not.
-func mistakesIn(raw json.RawMessage) []*config.InvalidError {
+// mistakesInRule lists the mistakes of a rule, whether mig-parted takes it or not.
+func mistakesInRule(raw json.RawMessage) []*config.InvalidError {
 	var rule spec.MigConfigSpec
 	refused := json.Unmarshal(raw, &rule)
 	if refused == nil {
@@ -91,8 +91,8 @@ func mistakesIn(raw json.RawMessage) []*config.InvalidError {
 			wrong = append(wrong, &config.InvalidError{Field: required, Want: "is missing"})
 		}
 	}
-	if among := mistakeAmong(fields); among != nil {
-		wrong = append(wrong, among)
+	if conflict := conflictOf(fields); conflict != nil {
+		wrong = append(wrong, conflict)
 	}
 	if len(wrong) == 0 {
 		wrong = append(wrong, &config.InvalidError{Field: "this rule", Want: refused.Error()})
@@ -100,7 +100,7 @@ func mistakesIn(raw json.RawMessage) []*config.InvalidError {
 	return wrong
 }
 
-// mistakesInField says what is wrong about the value of one field, as far as it can be said without the others.
+// mistakesInField refuses a value that is wrong whatever the other fields have.
 func mistakesInField(field string, raw json.RawMessage, refuse func(value, want string)) {
 	switch field {
 	case "device-filter":
@@ -108,7 +108,7 @@ func mistakesInField(field string, raw json.RawMessage, refuse func(value, want 
 	case "devices":
 		mistakesInPositions(raw, refuse)
 	case "mig-enabled":
-		if !decodes[bool](raw) {
+		if !decodesAs[bool](raw) {
 			refuse(string(raw), "must be true or false")
 		}
 	case "mig-devices":
@@ -123,7 +123,7 @@ func mistakesInFilter(raw json.RawMessage, refuse func(value, want string)) {
 	var several []string
 	if json.Unmarshal(raw, &one) == nil && one != "" {
 		several = []string{one}
-	} else if one == "" && !decodes[string](raw) && json.Unmarshal(raw, &several) != nil {
+	} else if one == "" && !decodesAs[string](raw) && json.Unmarshal(raw, &several) != nil {
 		refuse(string(raw), `must be a device id in quotes, "0x233010DE", or a list of them`)
 		return
 	}
@@ -152,7 +152,7 @@ func mistakesInPositions(raw json.RawMessage, refuse func(value, want string)) {
 	}
 }
 
-// What both say who look at a rule.
+// Messages of locate and of ruleOf.
 const (
 	noPosition       = `names no GPU: write "all" or a list of positions, [0, 1]`
 	negativePosition = "is negative: the first GPU in PCI order is 0"
@@ -170,7 +170,7 @@ func mistakesInDevices(raw json.RawMessage, refuse func(value, want string)) {
 		counts[name] = n
 		if want != "" {
 			value := string(written[name])
-			if want == tooMany { // of which a number may have come to be text
+			if want == tooMany { // package document has made text of a number that is too large
 				value = unquoted(written[name])
 			}
 			refuse(fmt.Sprintf("%q: %s", name, value), want)
@@ -184,7 +184,7 @@ func mistakesInDevices(raw json.RawMessage, refuse func(value, want string)) {
 	}
 }
 
-// countOf is a number of devices, or what is wrong about it; how many there may be of each is not looked at.
+// countOf reads a number of devices. If it refuses the number, want is the predicate of the message.
 func countOf(raw json.RawMessage) (n int, want string) {
 	text := unquoted(raw)
 	n, err := strconv.Atoi(text)
@@ -201,7 +201,7 @@ func countOf(raw json.RawMessage) (n int, want string) {
 	return n, ""
 }
 
-// unquoted is a value as people wrote it, without the quotes of a text.
+// unquoted gives a value as people wrote it, without the quotes of a text.
 func unquoted(raw json.RawMessage) string {
 	var text string
 	if json.Unmarshal(raw, &text) != nil || string(raw) == "null" {
@@ -210,8 +210,8 @@ func unquoted(raw json.RawMessage) string {
 	return text
 }
 
-// mistakeAmong says what is wrong about fields that are right each by itself; nil if nothing is.
-func mistakeAmong(fields map[string]json.RawMessage) *config.InvalidError {
+// conflictOf finds fields of which each is allowed alone, and not beside the other; nil if there are none.
+func conflictOf(fields map[string]json.RawMessage) *config.InvalidError {
 	devices, given := fields["mig-devices"]
 	var counts map[string]json.RawMessage
 	counted := json.Unmarshal(devices, &counts) == nil && len(counts) > 0
@@ -228,7 +228,7 @@ func mistakeAmong(fields map[string]json.RawMessage) *config.InvalidError {
 	}
 }
 
-func decodes[T any](raw json.RawMessage) bool {
+func decodesAs[T any](raw json.RawMessage) bool {
 	var v T
 	return json.Unmarshal(raw, &v) == nil
 }

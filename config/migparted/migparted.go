@@ -27,11 +27,11 @@ import (
 // name (v0.14.4, pkg/types/nvdev.go). It loads no library for it.
 var upstream sync.Mutex
 
-// Parse reads a file of MIG configs. What mig-parted refuses is refused, and so is what it would silently ignore: a
-// filter that can match nothing, a negative index, a name that no label can hold, a field that is there twice.
+// Parse reads a file of MIG configs. It refuses files that mig-parted refuses, and values that mig-parted silently ignores: a
+// filter that can match nothing, a negative index, a name that no label can have, a field that is there twice.
 //
-// The error joins one *config.InvalidError for each mistake, in the order of names and rules. A file with a mistake has
-// no configs: half a catalog would let a label mean something else than its author sees.
+// The error joins one *config.InvalidError for each mistake, in the order of names and rules. A file with a mistake gives
+// no configs: with half a catalog a label would mean something else than the file's author reads there.
 func Parse(text []byte) (map[string]config.MIGConfig, error) {
 	doc, err := document.JSON(text)
 	if err != nil {
@@ -97,8 +97,8 @@ func Render(configs map[string]config.MIGConfig) ([]byte, error) {
 	return text, nil
 }
 
-// decode leaves the decision to mig-parted. Its messages tell one mistake, and not where it is, so all of ours are given instead if it
-// can be found again.
+// decode leaves the decision to mig-parted. Mig-parted's message names one mistake without its place, so the error has ours instead,
+// if locate finds any.
 func decode(doc []byte) (spec.Spec, error) {
 	upstream.Lock()
 	defer upstream.Unlock()
@@ -130,7 +130,7 @@ func checkName(name string) error {
 	return nil
 }
 
-// ruleOf turns a rule that mig-parted accepts into ours, with everything that is wrong about it.
+// ruleOf turns a rule that mig-parted accepts into ours, and lists its mistakes.
 func ruleOf(written spec.MigConfigSpec) (config.MIGRule, []*config.InvalidError) {
 	rule := config.MIGRule{MIG: written.MigEnabled, All: written.MatchesAllDevices()}
 	var wrong []*config.InvalidError
@@ -170,7 +170,7 @@ func ruleOf(written spec.MigConfigSpec) (config.MIGRule, []*config.InvalidError)
 	return rule, wrong
 }
 
-// countsOf adds up the spellings of each device.
+// countsOf counts devices by the one form of their names; a file may spell one device in two ways.
 func countsOf(written types.MigConfig, refuse func(field, value, want string)) map[string]int {
 	counts := map[string]int{}
 	for _, name := range slices.Sorted(maps.Keys(written)) {

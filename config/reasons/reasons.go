@@ -1,4 +1,4 @@
-// Package reasons has a text for each reason that a node, an Event or a metric shows: when it is given, and what people can do.
+// Package reasons has a text for each reason that a node, an Event or a metric shows: when the agent gives it, and how a user can react.
 package reasons
 
 import (
@@ -10,8 +10,8 @@ import (
 // Text explains one reason.
 type Text struct {
 	Reason config.Reason `json:"reason"`
-	Given  string        `json:"given"`  // when: "while the agent cordons and taints the node"
-	YouCan string        `json:"youCan"` // what people can do, as an imperative
+	Given  string        `json:"given"`  // when the agent gives it: "while the agent cordons and taints the node"
+	YouCan string        `json:"youCan"` // the user's possible reaction, as an imperative
 }
 
 // Group is reasons of one kind.
@@ -23,7 +23,7 @@ type Group struct {
 // All are the reasons in groups, in the order of config/keys.go.
 func All() []Group { return groups }
 
-// Find is the text of the reason of that name, in whatever case it is written.
+// Find gives the text of the reason of that name, in upper or lower case.
 func Find(name string) (Text, bool) {
 	for _, g := range groups {
 		for _, t := range g.Texts {
@@ -35,10 +35,10 @@ func Find(name string) (Text, bool) {
 	return Text{}, false
 }
 
-// Close are the reasons that a name may have been meant as, the nearest first.
+// Close lists the reasons that are spelt like name, the nearest first.
 func Close(name string) []string { return config.Closest(name, Names()) }
 
-// Names are those of all reasons.
+// Names lists the names of all reasons.
 func Names() []string {
 	var out []string
 	for _, g := range groups {

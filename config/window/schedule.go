@@ -5,20 +5,20 @@ import (
 	"time"
 )
 
-// horizon is how far beyond the last date that is written anything is looked for. From there on only changes of clocks make
-// one week differ from another: what does not come in three years, in each of which they fall on other dates, never does.
+// horizon bounds the search after the last date of the schedule. From there on weeks differ only by clock changes, which fall on other
+// dates each year: an opening that does not come in three years never does.
 const horizon = 3 * 366 * day
 
 // tick is the resolution of time: the instant before an interval's start is a tick earlier.
 const tick = time.Nanosecond
 
-// Always reports whether there is nothing to wait for at any time.
+// Always reports whether the schedule is open at any time.
 func (s Schedule) Always() bool { return len(s.Windows) == 0 && len(s.Freezes) == 0 }
 
 // Contains reports whether the schedule is open at an instant.
 func (s Schedule) Contains(t time.Time) bool { return s.open(wall(t)) }
 
-// At is the opening that contains an instant.
+// At gives the opening that contains an instant.
 func (s Schedule) At(t time.Time) (Opening, bool) {
 	t = wall(t)
 	if !s.open(t) {
@@ -34,7 +34,7 @@ func (s Schedule) At(t time.Time) (Opening, bool) {
 	return o, true
 }
 
-// Next is the first opening that starts after an instant and is at least so long.
+// Next gives the first opening that starts after an instant and is at least so long.
 func (s Schedule) Next(t time.Time, least time.Duration) (Opening, bool) {
 	t = wall(t)
 	limit := s.lastDate(t).Add(horizon)
@@ -44,8 +44,8 @@ func (s Schedule) Next(t time.Time, least time.Duration) (Opening, bool) {
 			return o, ok
 		}
 		t = o.End
-		if end, ok := weeks.passedOver(t); ok {
-			// Every opening that ends before these weeks do is as long as one of those seen. The one that goes on may be longer.
+		if end, ok := weeks.skippable(t); ok {
+			// Every further opening that ends within these weeks is as long as an earlier one of them. The one that goes on after them may be longer.
 			t = end.Add(-tick)
 			if o, ok := s.At(t); ok {
 				if o.Lasts(least) {
@@ -61,7 +61,7 @@ func (s Schedule) Next(t time.Time, least time.Duration) (Opening, bool) {
 	return Opening{}, false
 }
 
-// startingAfter is the first opening that starts after an instant.
+// startingAfter gives the first opening that starts after an instant.
 func (s Schedule) startingAfter(t time.Time) (Opening, bool) {
 	start, ok := s.next(t)
 	if ok && !s.open(start) {
@@ -77,7 +77,7 @@ func (s Schedule) startingAfter(t time.Time) (Opening, bool) {
 	return o, true
 }
 
-// Prev is the last opening that ended at or before an instant.
+// Prev gives the last opening that ended at or before an instant.
 func (s Schedule) Prev(t time.Time) (Opening, bool) {
 	t = wall(t)
 	if s.open(t) {
@@ -94,8 +94,7 @@ func (s Schedule) Prev(t time.Time) (Opening, bool) {
 	return s.At(end.Add(-tick))
 }
 
-// wall is an instant by the wall clock alone, without the reading of the monotonic clock that time.Now adds: windows are
-// about what clocks show, also when one has been set.
+// wall drops the reading of the monotonic clock that time.Now adds: windows follow the wall clock, also when an administrator sets it.
 func wall(t time.Time) time.Time { return t.Round(0).UTC() }
 
 func (s Schedule) open(t time.Time) bool {
@@ -103,7 +102,7 @@ func (s Schedule) open(t time.Time) bool {
 	return !frozen && s.covered(t)
 }
 
-// covered reports whether a window contains an instant, whatever freezes say.
+// covered reports whether a window contains an instant, freezes aside.
 func (s Schedule) covered(t time.Time) bool {
 	return len(s.Windows) == 0 || slices.ContainsFunc(s.Windows, func(w Window) bool { return w.contains(t) })
 }
@@ -117,7 +116,7 @@ func (s Schedule) freeze(t time.Time) (Freeze, bool) {
 	return s.Freezes[i], true
 }
 
-// zone is that of the first window that contains an instant.
+// zone gives the zone of the first window that contains an instant.
 func (s Schedule) zone(t time.Time) *time.Location {
 	for _, w := range s.Windows {
 		if w.contains(t) {
@@ -127,7 +126,7 @@ func (s Schedule) zone(t time.Time) *time.Location {
 	return time.UTC
 }
 
-// next is the first instant after t at which the schedule opens or closes.
+// next gives the first instant after t at which the schedule opens or closes.
 func (s Schedule) next(t time.Time) (time.Time, bool) {
 	if s.open(t) {
 		end, ends := s.coveredUntil(t)
@@ -154,7 +153,7 @@ func (s Schedule) next(t time.Time) (time.Time, bool) {
 	}
 }
 
-// last is the last instant at or before t at which the schedule opened or closed.
+// last gives the last instant at or before t at which the schedule opened or closed.
 func (s Schedule) last(t time.Time) (time.Time, bool) {
 	if s.open(t) {
 		start, starts := s.coveredSince(t)
@@ -181,7 +180,7 @@ func (s Schedule) last(t time.Time) (time.Time, bool) {
 	}
 }
 
-// windowAfter is when the next window opens after an instant that none contains.
+// windowAfter gives the next opening of a window after an instant that no window contains.
 func (s Schedule) windowAfter(t time.Time) (first time.Time, found bool) {
 	for _, w := range s.Windows {
 		if i, ok := w.after(t); ok && (!found || i.start.Before(first)) {
@@ -191,7 +190,7 @@ func (s Schedule) windowAfter(t time.Time) (first time.Time, found bool) {
 	return first, found
 }
 
-// windowBefore is when the last window closed before an instant that none contains.
+// windowBefore gives the last closing of a window before an instant that no window contains.
 func (s Schedule) windowBefore(t time.Time) (last time.Time, found bool) {
 	for _, w := range s.Windows {
 		if i, ok := w.upTo(t); ok && (!found || i.end.After(last)) {
@@ -201,7 +200,7 @@ func (s Schedule) windowBefore(t time.Time) (last time.Time, found bool) {
 	return last, found
 }
 
-// coveredUntil is when the last closes of the windows that contain t, and of those that take over from them.
+// coveredUntil gives the end of the time without a gap that t is in, of windows that overlap or touch.
 func (s Schedule) coveredUntil(t time.Time) (end time.Time, ends bool) {
 	if len(s.Windows) == 0 {
 		return time.Time{}, false
@@ -225,7 +224,7 @@ func (s Schedule) coveredUntil(t time.Time) (end time.Time, ends bool) {
 			return t, true
 		}
 		t = until
-		if end, ok := weeks.passedOver(t); ok {
+		if end, ok := weeks.skippable(t); ok {
 			t = end.Add(-tick)
 		}
 		if !t.Before(weeks.end) {
@@ -235,7 +234,7 @@ func (s Schedule) coveredUntil(t time.Time) (end time.Time, ends bool) {
 	return time.Time{}, false
 }
 
-// coveredSince is when the first opened of the windows that contain t, and of those that they took over from.
+// coveredSince gives the start of the time without a gap that t is in, of windows that overlap or touch.
 func (s Schedule) coveredSince(t time.Time) (start time.Time, starts bool) {
 	if len(s.Windows) == 0 {
 		return time.Time{}, false
@@ -259,7 +258,7 @@ func (s Schedule) coveredSince(t time.Time) (start time.Time, starts bool) {
 			return since, true
 		}
 		t = since.Add(-tick)
-		if start, ok := weeks.passedOverBackwards(t); ok {
+		if start, ok := weeks.skippableBefore(t); ok {
 			t = start
 		}
 		if t.Before(weeks.start) {

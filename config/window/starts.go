@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// interval is one time at which a window is open. A zero start or end is none.
+// interval is one time in which a window is open. A zero start or end means that it has none.
 type interval struct{ start, end time.Time }
 
 func (i interval) contains(t time.Time) bool {
@@ -24,7 +24,7 @@ func (w Window) contains(t time.Time) bool {
 	return ok && i.contains(t)
 }
 
-// upTo is the last interval of the window that starts at or before t.
+// upTo gives the last interval of the window that starts at or before t.
 func (w Window) upTo(t time.Time) (interval, bool) {
 	bounds := w.bounds()
 	switch {
@@ -48,11 +48,11 @@ func (w Window) upTo(t time.Time) (interval, bool) {
 	return i, i.start.Before(i.end)
 }
 
-// after is the first interval of the window that starts after t.
+// after gives the first interval of the window that starts after t.
 func (w Window) after(t time.Time) (interval, bool) {
 	bounds := w.bounds()
 	if t.Before(bounds.start) {
-		// The window may be open already where it is first allowed to be.
+		// A weekly opening that began before NotBefore starts at NotBefore.
 		if i, ok := w.upTo(bounds.start); ok && i.contains(bounds.start) {
 			return i, true
 		}
@@ -81,7 +81,7 @@ func (w Window) bounds() interval {
 	return b
 }
 
-// from is the interval of a start, within the bounds.
+// from gives the interval of a start, within the bounds.
 func (w Window) from(start time.Time) interval {
 	i, bounds := interval{start: start, end: start.Add(w.Duration)}, w.bounds()
 	if i.start.Before(bounds.start) {
@@ -93,15 +93,15 @@ func (w Window) from(start time.Time) interval {
 	return i
 }
 
-// A start is on its own date as clocks show it, or on the next where they skip it; and after a time that clocks show twice they
-// may show the date before that of the last start. So dates are tried from a week and two days before to as many after.
-const reach = 7 + 2
+// maxDays is how many days before and after an instant its neighbouring starts may be dated: a week, since a window opens weekly, and two
+// days more, since clocks may skip the time of a start, and after a time that they show twice may show an earlier date.
+const maxDays = 7 + 2
 
-// startUpTo is the last start of a weekly window at or before t.
+// startUpTo gives the last start of a weekly window at or before t.
 func (w Window) startUpTo(t time.Time) (time.Time, bool) {
 	c, midnight := clock{zone: w.zone()}, midnight(t, w.zone())
-	c.look(midnight.Add(-reach*day - westmost)) // which most often is all there is to look up
-	for d := 2; d >= -reach; d-- {
+	c.load(midnight.Add(-maxDays*day - maxOffset)) // most often one offset serves for all dates
+	for d := 2; d >= -maxDays; d-- {
 		date := midnight.Add(time.Duration(d) * day)
 		if !slices.Contains(w.Days, date.Weekday()) {
 			continue
@@ -113,10 +113,10 @@ func (w Window) startUpTo(t time.Time) (time.Time, bool) {
 	return time.Time{}, false
 }
 
-// startAfter is the first start of a weekly window after t.
+// startAfter gives the first start of a weekly window after t.
 func (w Window) startAfter(t time.Time) (time.Time, bool) {
 	c, midnight := clock{zone: w.zone()}, midnight(t, w.zone())
-	for d := -2; d <= reach; d++ {
+	for d := -2; d <= maxDays; d++ {
 		date := midnight.Add(time.Duration(d) * day)
 		if !slices.Contains(w.Days, date.Weekday()) {
 			continue
@@ -128,30 +128,30 @@ func (w Window) startAfter(t time.Time) (time.Time, bool) {
 	return time.Time{}, false
 }
 
-// midnight is the date that clocks show, with no time of day. Like all dates and times of day here it is in UTC, as if there
+// midnight gives the date that clocks in the zone show, with no time of day. Like all dates and times of day here it is in UTC, as if there
 // were no zones.
 func midnight(t time.Time, zone *time.Location) time.Time {
 	year, month, day := t.In(zone).Date()
 	return time.Date(year, month, day, 0, 0, 0, 0, time.UTC)
 }
 
-// clock finds out when clocks in a zone show what.
+// clock finds the instants at which clocks in a zone show a date and time of day.
 type clock struct {
 	zone *time.Location
 
-	// What was looked up last: the offset from UTC in that time, which has no end if that is zero.
+	// The zone's offset from UTC between these two instants, as load found it; without an end if to is zero.
 	from, to time.Time
 	offset   time.Duration
 }
 
-// westmost is more than clocks were ever ahead of UTC, 16 hours before there were zones.
-const westmost = day
+// maxOffset is more than clocks were ever ahead of UTC: 16 hours, before there were zones.
+const maxOffset = day
 
-// first is the first instant at which clocks show a date and time of day, or a later one. time.Date does not say that: where
-// clocks are put forward or back it gives an instant by the offset before or after, and not always by the same.
+// first gives the first instant at which clocks show a date and time of day, or a later one. time.Date does not: around a clock
+// change it uses the offset before or the one after, and not always the same.
 func (c *clock) first(shown time.Time) time.Time {
-	for t := shown.Add(-westmost); ; t = c.to {
-		c.look(t)
+	for t := shown.Add(-maxOffset); ; t = c.to {
+		c.load(t)
 		start := shown.Add(-c.offset)
 		if start.Before(t) {
 			start = t // clocks were put forward past it
@@ -162,8 +162,8 @@ func (c *clock) first(shown time.Time) time.Time {
 	}
 }
 
-// look makes sure that what was looked up is about t.
-func (c *clock) look(t time.Time) {
+// load looks up the zone's offset at t.
+func (c *clock) load(t time.Time) {
 	if !c.from.IsZero() && !t.Before(c.from) && (c.to.IsZero() || t.Before(c.to)) {
 		return
 	}
@@ -173,7 +173,7 @@ func (c *clock) look(t time.Time) {
 	c.to, _ = changeAfter(local)
 }
 
-// changeAfter is the next instant at which the offset of the zone of t may change.
+// changeAfter gives the next instant at which the offset of the zone of t may change.
 func changeAfter(t time.Time) (time.Time, bool) {
 	_, end := t.ZoneBounds()
 	if end.IsZero() {
@@ -186,14 +186,14 @@ func changeAfter(t time.Time) (time.Time, bool) {
 	return end.UTC(), true
 }
 
-// changeUpTo is the last instant at or before t at which the offset of its zone may have changed.
+// changeUpTo gives the last instant at or before t at which the offset of its zone may have changed.
 func changeUpTo(t time.Time) (time.Time, bool) {
 	start, _ := t.ZoneBounds()
 	if start.IsZero() {
 		return time.Time{}, false
 	}
-	// Where the rule for the years to come begins to count in the middle of one, ZoneBounds gives the start of that year, and
-	// there may have been changes since.
+	// If the rule for future years begins in the middle of a year, ZoneBounds gives the start of that year, and there may have been
+	// changes since.
 	for {
 		next, ok := changeAfter(start)
 		if !ok || next.After(t) {

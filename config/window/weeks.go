@@ -7,28 +7,27 @@ const (
 	week = 7 * day
 )
 
-// weeks is a time in which each week is like the one before: no clock of a window's zone changes in it, and no date that is
-// written falls into it, but at its start. What a week of it has shown need not be looked for in the rest.
+// weeks is a time in which each week is like the one before: except at its start, no clock of a window's zone changes in it, and it has no
+// date of the schedule. A search that has seen one of its weeks may skip the rest.
 type weeks struct {
 	start, end time.Time
-	settled    time.Duration // how long after the start the change of clocks there still makes a difference
-	from       time.Time     // where looking began
+	overhang   time.Duration // how long after the start a clock change there still matters
+	from       time.Time     // start of the search
 }
 
-// passedOver reports whether a whole week has been looked at on the way to t, and gives the end of the weeks, up to which
-// nothing else comes.
-func (w weeks) passedOver(t time.Time) (time.Time, bool) {
-	return w.end, !t.Before(w.from.Add(w.settled+week)) && t.Before(w.end)
+// skippable reports whether the search has seen a whole week on the way to t, so that it may go on at the end, which it gives.
+func (w weeks) skippable(t time.Time) (time.Time, bool) {
+	return w.end, !t.Before(w.from.Add(w.overhang+week)) && t.Before(w.end)
 }
 
-// passedOverBackwards is passedOver for who looks into the past. It gives the first instant from which on each week is
+// skippableBefore is skippable for a search into the past. It gives the first instant from which on each week is
 // like the next.
-func (w weeks) passedOverBackwards(t time.Time) (time.Time, bool) {
-	first := w.start.Add(w.settled)
+func (w weeks) skippableBefore(t time.Time) (time.Time, bool) {
+	first := w.start.Add(w.overhang)
 	return first, !t.After(w.from.Add(-week)) && t.After(first)
 }
 
-// weeksAfter are those from t on. They end at the limit at the latest.
+// weeksAfter gives those from t on. They end at the limit at the latest.
 func (s Schedule) weeksAfter(t, limit time.Time) weeks {
 	end := limit
 	for _, date := range s.dates() {
@@ -44,10 +43,10 @@ func (s Schedule) weeksAfter(t, limit time.Time) weeks {
 			end = change
 		}
 	}
-	return weeks{start: t, end: end, settled: s.settled(), from: t}
+	return weeks{start: t, end: end, overhang: s.overhang(), from: t}
 }
 
-// weeksBefore are those up to t. They start at the limit at the earliest.
+// weeksBefore gives those up to t. They start at the limit at the earliest.
 func (s Schedule) weeksBefore(t, limit time.Time) weeks {
 	start := limit
 	for _, date := range s.dates() {
@@ -63,11 +62,11 @@ func (s Schedule) weeksBefore(t, limit time.Time) weeks {
 			start = change
 		}
 	}
-	return weeks{start: start, end: t, settled: s.settled(), from: t}
+	return weeks{start: start, end: t, overhang: s.overhang(), from: t}
 }
 
-// settled is the longest window, and the longest that clocks were ever put back, twice over.
-func (s Schedule) settled() time.Duration {
+// overhang is the length of the longest window, and twice the most that clocks were ever put back.
+func (s Schedule) overhang() time.Duration {
 	longest := 2 * day
 	for _, w := range s.Windows {
 		longest = max(longest, 2*day+w.Duration)
@@ -75,7 +74,7 @@ func (s Schedule) settled() time.Duration {
 	return longest
 }
 
-// dates are all that are written.
+// dates lists all dates of the schedule.
 func (s Schedule) dates() []time.Time {
 	var all []time.Time
 	for _, w := range s.Windows {
@@ -91,7 +90,7 @@ func (s Schedule) dates() []time.Time {
 	return all
 }
 
-// lastDate is t, or the last date that is written if that is later.
+// lastDate gives t, or the last date of the schedule if that is later.
 func (s Schedule) lastDate(t time.Time) time.Time {
 	for _, date := range s.dates() {
 		if date.After(t) {
@@ -101,7 +100,7 @@ func (s Schedule) lastDate(t time.Time) time.Time {
 	return t
 }
 
-// firstDate is t, or the first date that is written if that is earlier.
+// firstDate gives t, or the first date of the schedule if that is earlier.
 func (s Schedule) firstDate(t time.Time) time.Time {
 	for _, date := range s.dates() {
 		if date.Before(t) {

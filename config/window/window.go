@@ -1,16 +1,16 @@
 // Package window says when a node may be disturbed: weekly windows in any time zone, one-off windows, and freezes.
 //
-// It is pure: it reads no clock, and callers pass the time. Times of day are those that clocks in the zone show, so
+// It reads no clock: callers pass the time. Times of day are those that clocks in the zone show, so
 // that a window that opens at 22:00 does so in summer and in winter; lengths are elapsed time, so that one of six hours is
 // never five. Every interval contains its start and not its end.
 package window
 
 import (
 	"time"
-	_ "time/tzdata" // the image has no zones, and without them every window outside of UTC would be a mistake
+	_ "time/tzdata" // the image has no zones, and without them time.LoadLocation would refuse all but UTC
 )
 
-// Window is one entry of a list of which any may be open. It is open for Duration from each Start on Days, within
+// Window is one entry of a schedule. It is open for Duration from each Start on Days, within
 // NotBefore and NotAfter where these are set. Without Days it is open from NotBefore to NotAfter, once.
 //
 // It opens at the first instant at which clocks in Zone show Start, or a later time, on a day of Days: where clocks are put
@@ -22,7 +22,7 @@ type Window struct {
 	Duration time.Duration  // elapsed time
 	Zone     *time.Location // nil for UTC
 
-	NotBefore, NotAfter time.Time // zero for no bound; what is open at NotBefore has begun there
+	NotBefore, NotAfter time.Time // zero for no bound; an opening that is cut at NotBefore starts there
 }
 
 // Freeze is a time in which nothing is open.
@@ -31,7 +31,7 @@ type Freeze struct {
 	Reason   string // for people; may be empty
 }
 
-// Schedule is when a node may be disturbed. The zero Schedule is always open.
+// Schedule says when changes of a node may begin. The zero Schedule is always open.
 type Schedule struct {
 	Windows []Window // none is always
 	Freezes []Freeze
