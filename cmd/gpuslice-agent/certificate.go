@@ -21,25 +21,25 @@ import (
 )
 
 const (
-	// lookedAt is how often the files of a certificate are read again. Kubelet brings a Secret's change to a pod within a minute or two.
-	lookedAt = 10 * time.Second
+	// rereadAfter is how often the files of a certificate are read again. Kubelet brings a Secret's change to a pod within a minute or two.
+	rereadAfter = 10 * time.Second
 	// longestPEM is for a chain of certificates, or a key.
 	longestPEM = 256 << 10 // bytes
 	// ownValidity is that of a certificate which the agent makes for itself. It makes another when the half is over.
 	ownValidity = 365 * 24 * time.Hour
 )
 
-// certificate is what the agent shows to those who ask for metrics: that of a folder, read again when it changes, or one that the agent has
-// signed itself. The latter keeps those out who only listen, and proves nobody's name: whoever stands in between gets the token of who asks.
-// Nobody who asks checks names of pods by their addresses as a rule, so it is what there is where nobody has given another.
+// certificate is the server's certificate for metrics: that of a folder, read again when it changes, or one that the agent has
+// signed itself. With the latter an eavesdropper reads nothing, but a client cannot tell the agent from a server in between, which would
+// get the client's token. It is the default, since Prometheus as a rule does not check the names of pods that it finds by their addresses.
 type certificate struct {
 	dir string // of tls.crt and tls.key; empty for one of its own
 	log *zap.Logger
 
 	mu        sync.Mutex
-	looked    time.Time
-	text, key []byte // as they were read last
-	now       *tls.Certificate
+	readAt    time.Time
+	text, key []byte // of the last reading
+	current   *tls.Certificate
 }
 
 // config is for a server. Prometheus has spoken TLS 1.3 for years, and nothing here needs HTTP/2.
@@ -50,26 +50,26 @@ func (c *certificate) config() (*tls.Config, error) {
 	return &tls.Config{MinVersion: tls.VersionTLS13, NextProtos: []string{"http/1.1"}, GetCertificate: c.get}, nil
 }
 
-// get is for each handshake. Files that cannot be used, as while they are being written, leave the certificate as it is.
+// get gives the certificate of a handshake. While the files cannot be used, for instance half written, the former one stays.
 func (c *certificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.now != nil && time.Since(c.looked) < lookedAt {
-		return c.now, nil
+	if c.current != nil && time.Since(c.readAt) < rereadAfter {
+		return c.current, nil
 	}
-	c.looked = time.Now()
+	c.readAt = time.Now()
 	renew := c.read
 	if c.dir == "" {
 		renew = c.sign
 	}
 	err := renew()
 	switch {
-	case c.now == nil:
+	case c.current == nil:
 		return nil, err
 	case err != nil:
 		c.log.Warn("the certificate for metrics stays as it was", zap.Error(err))
 	}
-	return c.now, nil
+	return c.current, nil
 }
 
 func (c *certificate) read() error {
@@ -81,14 +81,14 @@ func (c *certificate) read() error {
 	if err != nil {
 		return err
 	}
-	if c.now != nil && bytes.Equal(text, c.text) && bytes.Equal(key, c.key) {
+	if c.current != nil && bytes.Equal(text, c.text) && bytes.Equal(key, c.key) {
 		return nil
 	}
 	pair, err := tls.X509KeyPair(text, key)
 	if err != nil {
 		return fmt.Errorf("reading the certificate of %s: %w", c.dir, err)
 	}
-	c.now, c.text, c.key = &pair, text, key
+	c.current, c.text, c.key = &pair, text, key
 	return nil
 }
 
@@ -103,7 +103,7 @@ func readPEM(name string) ([]byte, error) {
 
 func (c *certificate) sign() error {
 	now := time.Now()
-	if c.now != nil && now.Before(c.now.Leaf.NotAfter.Add(-ownValidity/2)) {
+	if c.current != nil && now.Before(c.current.Leaf.NotAfter.Add(-ownValidity/2)) {
 		return nil
 	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -123,6 +123,6 @@ func (c *certificate) sign() error {
 	if err != nil {
 		return fmt.Errorf("signing a certificate: %w", err)
 	}
-	c.now = &tls.Certificate{Certificate: [][]byte{text}, PrivateKey: key, Leaf: leaf}
+	c.current = &tls.Certificate{Certificate: [][]byte{text}, PrivateKey: key, Leaf: leaf}
 	return nil
 }

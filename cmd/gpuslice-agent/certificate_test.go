@@ -74,14 +74,14 @@ func TestACertificateIsReadAgainWhenItChanges(t *testing.T) {
 		if got := number(t, config); got != "1" {
 			t.Errorf("at once it is number %s", got)
 		}
-		<-time.After(lookedAt)
+		<-time.After(rereadAfter)
 		if got := number(t, config); got != "2" {
-			t.Errorf("after %v it is number %s", lookedAt, got)
+			t.Errorf("after %v it is number %s", rereadAfter, got)
 		}
 		if err := os.WriteFile(filepath.Join(dir, "tls.key"), []byte("half"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		<-time.After(lookedAt)
+		<-time.After(rereadAfter)
 		if got := number(t, config); got != "2" || logged.Len() != 1 {
 			t.Errorf("with a broken key it is number %s, and %d lines tell of it", got, logged.Len())
 		}
@@ -118,7 +118,7 @@ func TestBeyondLoopbackNothingIsServedInTheOpen(t *testing.T) {
 	core, logged := observer.New(zapcore.InfoLevel)
 	o := options{metricsAddress: ":0"}
 	o.serve(t.Context(), nil, zap.New(core))
-	if all := logged.All(); len(all) != 1 || all[0].Level != zapcore.ErrorLevel || all[0].ContextMap()["error"] != errInTheOpen.Error() {
+	if all := logged.All(); len(all) != 1 || all[0].Level != zapcore.ErrorLevel || all[0].ContextMap()["error"] != errNeedsTLS.Error() {
 		t.Errorf("logged: %v", all)
 	}
 }

@@ -21,24 +21,24 @@ import (
 	"github.com/gpuslice/gpuslice/config/document"
 )
 
-// piece is one text that the agent or the device plugin may read: a document of a file, or what a key of a ConfigMap in it holds.
+// piece is one text that the agent or the device plugin may read: a document of a file, or the value of a key of a ConfigMap in it.
 type piece struct {
-	at        string // where it stands, for people
-	configMap string // that holds it, by its name; empty for a document
+	at        string // its place, for people
+	configMap string // name of the ConfigMap that has it; empty for a document
 	key       string // of the ConfigMap; of a document, the file's name without its ending
 	text      []byte
 	origin    func() origin // called for mistakes alone: it reads the whole document again
 	format    *format       // nil for a format that neither reads
-	foreign   string        // what it is instead, by its kind if it has one
+	foreign   string        // description of a text in no such format, its kind if it has one
 	top       map[string]any
-	err       error // why it cannot be read
+	err       error // of reading it
 }
 
-// longestFile is as many bytes as are read of a file of manifests: a cluster's ConfigMaps in one stream, and no device file to its end.
+// longestFile bounds a file of manifests, in bytes: it has room for a cluster's ConfigMaps in one stream, and ends the reading of a device file.
 const longestFile = 64 << 20
 
-// contents is what a file says, or standard input.
-func contents(file string, stdin io.Reader) ([]byte, error) {
+// readFile reads a file, or standard input for "-".
+func readFile(file string, stdin io.Reader) ([]byte, error) {
 	from := stdin
 	if file != "-" {
 		opened, err := os.Open(path.Clean(file))
@@ -55,22 +55,22 @@ func contents(file string, stdin io.Reader) ([]byte, error) {
 	return text, err
 }
 
-// origin is where in the file a text is written.
+// origin is the place of a text in the file.
 type origin struct {
 	lines, indent int  // of the file before the text, and spaces before each of its lines
-	known         bool // the text is in the file line by line; else its own lines are all that can be told
+	known         bool // the text is in the file line by line; otherwise errors can name only the text's own lines
 }
 
 // reader hands on the pieces of files one by one, and keeps none: a file may have tens of thousands.
 type reader struct{ found func(p piece) }
 
-// read hands on what is in a file: the documents of a YAML stream, and what is in lists and ConfigMaps among them.
+// read hands on the pieces of a file: the documents of a YAML stream, the items of lists, and the values of ConfigMaps.
 func (r *reader) read(name string, text []byte) {
 	for d := range split(text) {
 		top, err := mappingOf(d.text)
 		switch {
 		case err != nil:
-			r.found(piece{at: name, err: shifted(err, d.lines)})
+			r.found(piece{at: name, err: withLinesOfFile(err, d.lines)})
 		case len(top) > 0:
 			r.manifest(name, d, nil, top)
 		}
@@ -84,7 +84,7 @@ type section struct {
 	read  func() *document.Text // its places, read once
 }
 
-// split finds the documents of a stream: what is between lines that begin with "---".
+// split finds the documents of a stream, which lines that begin with "---" part.
 func split(text []byte) iter.Seq[section] {
 	return func(yield func(section) bool) {
 		begin, from, line := 0, 0, 0
@@ -110,7 +110,7 @@ func split(text []byte) iter.Seq[section] {
 	}
 }
 
-// manifest adds a document, or what steps lead to in it: an item of a list.
+// manifest adds a document, or the item of a list that the steps lead to in it.
 func (r *reader) manifest(name string, d section, steps []string, top map[string]any) {
 	kind, _ := top["kind"].(string)
 	switch {
@@ -141,7 +141,7 @@ func (r *reader) list(name string, d section, steps []string, items any) {
 	}
 	for i, item := range list {
 		if top, ok := item.(map[string]any); ok {
-			// The next item may write over these steps: what was found here is handed on by then.
+			// The next item may overwrite these steps: by then the pieces of this one have been handed on.
 			r.manifest(name, d, append(steps, "items", strconv.Itoa(i)), top)
 			continue
 		}
@@ -181,14 +181,14 @@ func (r *reader) configMap(name string, d section, steps []string, top map[strin
 		if strings.HasSuffix(key, ".yaml") || strings.HasSuffix(key, ".yml") {
 			p.err = err
 			if o := p.origin(); o.known {
-				p.err = shifted(err, o.lines)
+				p.err = withLinesOfFile(err, o.lines)
 			}
 		}
 		r.found(p)
 	}
 }
 
-// content adds what the agent reads; what is something else is foreign.
+// content adds a text, with the format that it has, or as foreign if it has none of ours.
 func (r *reader) content(p piece) {
 	p.foreign = "nothing that gpuslice reads"
 	for i, f := range formats {
@@ -203,8 +203,8 @@ func (r *reader) content(p piece) {
 // lineOfYAML is the line that an error of the YAML decoders names.
 var lineOfYAML = regexp.MustCompile(`(^|: |\n *)line (\d+):`)
 
-// shifted is such an error by the lines of the file, so many of which come before the text.
-func shifted(err error, lines int) error {
+// withLinesOfFile turns the lines that such an error names into those of the file, so many of which come before the text.
+func withLinesOfFile(err error, lines int) error {
 	text := lineOfYAML.ReplaceAllStringFunc(err.Error(), func(found string) string {
 		parts := lineOfYAML.FindStringSubmatch(found)
 		line, bad := strconv.Atoi(parts[2])
@@ -229,7 +229,7 @@ func mappingOf(text []byte) (map[string]any, error) {
 	return top, nil
 }
 
-// formOf is what people call a value of this form.
+// formOf gives people's name for the form of a value.
 func formOf(value any) string {
 	switch value.(type) {
 	case nil:

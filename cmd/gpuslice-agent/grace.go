@@ -9,18 +9,18 @@ import (
 )
 
 const (
-	// annotationGrace is how long what a command has begun may take after SIGTERM, for commands that change anything.
+	// annotationGrace says how long a command that changes anything may go on after SIGTERM.
 	annotationGrace = "grace"
-	// gracePeriod is a little less than terminationGracePeriodSeconds of the DaemonSet, 120 s, so that the log says what kubelet's SIGKILL
-	// would not.
+	// gracePeriod is a little less than terminationGracePeriodSeconds of the DaemonSet, 120 s: this process can write a last line into the
+	// log, and kubelet's SIGKILL could not.
 	gracePeriod = 110 * time.Second
-	// shortGrace is that of a command that changes nothing, and has nothing to bring to its end.
+	// shortGrace is that of a command that changes nothing, and so has nothing to finish.
 	shortGrace = 2 * time.Second
 	// exitKilled is the exit code of a process that SIGTERM ends.
 	exitKilled = 143
 )
 
-// graceOf is how long the command may go on that the arguments name.
+// graceOf gives the grace of the command that the arguments name.
 func graceOf(root *cobra.Command, args []string) time.Duration {
 	c, _, err := root.Find(args)
 	if err != nil {
@@ -33,8 +33,8 @@ func graceOf(root *cobra.Command, args []string) time.Duration {
 	return d
 }
 
-// endBy ends the process, whatever it computes or waits for. What it had begun is seen by the next one.
-func endBy(grace time.Duration) {
+// exitAfter ends the process, whatever it computes or waits for. The next one finds what it had begun.
+func exitAfter(grace time.Duration) {
 	time.Sleep(grace) //nolint:forbidigo // the process ends meanwhile, or is ended
 	fmt.Fprintf(os.Stderr, "error: not at an end %s after the signal to end; ended in the middle\n", grace)
 	os.Exit(exitKilled)

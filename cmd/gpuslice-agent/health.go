@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	// healthTimeout is how long the agent takes to answer a probe, which is a few bytes within one machine.
+	// healthTimeout bounds the answer to a probe, a few bytes within one machine.
 	healthTimeout = time.Second
 	// longestHealth bounds an answer, which names one step.
 	longestHealth = 16 << 10 // bytes
@@ -30,8 +30,8 @@ const (
 
 var errOtherUser = errors.New("the other end is of another user")
 
-// health answers kubelet's probes. It is a command and not a page at a port: any program that reaches a port can occupy it, and kubelet
-// would then end the agent in the middle of a change.
+// health is the command by which kubelet probes the agent. It is no page at a port: any program that reaches a port can occupy it, and
+// kubelet would then end the agent in the middle of a change.
 func (o *options) health() *cobra.Command {
 	var ready bool
 	c := &cobra.Command{
@@ -55,14 +55,14 @@ func (o *options) health() *cobra.Command {
 	return c
 }
 
-// healthSocket is where the agent that has this lock answers. It is an abstract address, which needs no room on any file system and
-// goes with its process; in a pod without the host's network no other pod reaches it.
+// healthSocket is the address at which the agent that has this lock answers. It is an abstract address, which needs no file and
+// ends with its process; no other pod reaches it if the agent's pod is not in the host's network.
 func (o *options) healthSocket() string {
 	sum := sha256.Sum256([]byte(o.lockFile))
 	return "@gpuslice-agent-" + hex.EncodeToString(sum[:8])
 }
 
-// answerHealth answers until ctx ends. That it cannot is no reason to leave the node alone.
+// answerHealth answers until ctx ends. If it cannot, it logs that, and the agent works all the same.
 func (o *options) answerHealth(ctx context.Context, state func() alive.State, log *zap.Logger) {
 	listener, err := new(net.ListenConfig).Listen(ctx, "unix", o.healthSocket())
 	if err != nil {
@@ -78,7 +78,7 @@ func (o *options) answerHealth(ctx context.Context, state func() alive.State, lo
 			}
 			if err != nil {
 				log.Warn("answering a probe", zap.Error(err))
-				select { // what is lacking, as file descriptors, comes back with time
+				select { // a lack of file descriptors, for instance, passes with time
 				case <-ctx.Done():
 				case <-time.After(healthTimeout):
 				}
@@ -121,7 +121,7 @@ func (o *options) askHealth(ctx context.Context) (s alive.State, err error) {
 	return s, json.NewDecoder(io.LimitReader(c, longestHealth)).Decode(&s)
 }
 
-// ownUser makes sure that the other end is of the same user: an abstract address is anybody's who comes first.
+// ownUser makes sure that the other end is of the same user: any user may open an abstract address first.
 func ownUser(c net.Conn) error {
 	u, ok := c.(*net.UnixConn)
 	if !ok {

@@ -19,7 +19,7 @@ const legibleJSON = "legible-json"
 
 func (o *options) logger() (*zap.Logger, error) {
 	c := zap.NewProductionConfig()
-	c.Sampling = nil // a line is a decision: none is dropped
+	c.Sampling = nil // each line tells of a decision, so zap may drop none
 	c.EncoderConfig.EncodeTime = zapcore.RFC3339TimeEncoder
 	c.EncoderConfig.EncodeDuration = zapcore.StringDurationEncoder
 	if o.debug {
@@ -73,7 +73,7 @@ func (e encoder) EncodeEntry(entry zapcore.Entry, fields []zapcore.Field) (*buff
 	return line, nil
 }
 
-// legibleWriter writes JSON with everything escaped that is not printable.
+// legibleWriter writes JSON, and escapes all characters that are not printable.
 type legibleWriter struct{ w io.Writer }
 
 // Write implements io.Writer for whole texts of JSON.

@@ -23,8 +23,8 @@ func main() {
 	defer stop()
 	root := command()
 	context.AfterFunc(ctx, func() {
-		stop() // a second signal ends it at once
-		endBy(graceOf(root, os.Args[1:]))
+		stop() // a second signal ends the process at once
+		exitAfter(graceOf(root, os.Args[1:]))
 	})
 	if code := cli.End(os.Stderr, root.ExecuteContext(ctx)); code != 0 {
 		os.Exit(code)
@@ -80,5 +80,5 @@ func command() *cobra.Command {
 	return root
 }
 
-// env is a default that the pod may set: a command that a person runs there finds the host where the agent does.
+// env gives a default that the pod may set, so that a command which a user runs in the agent's pod finds the host where the agent does.
 func env(name, otherwise string) string { return cmp.Or(os.Getenv("GPUSLICE_"+name), otherwise) }

@@ -17,18 +17,18 @@ import (
 
 // Bounds of one connection: every pod of the cluster may reach the port.
 const (
-	// readTime is for a request, which is a few lines. One who says nothing for longer is not waited for.
+	// readTime bounds the reading of a request, which is a few lines.
 	readTime = 2 * time.Second
-	// writeTime is for an answer of some 20 KiB, to one who reads slowly.
+	// writeTime bounds the writing of an answer of some 20 KiB to a slow client.
 	writeTime = 15 * time.Second
-	// longestHeader is that of Prometheus, many times over.
+	// longestHeader is many times that of Prometheus.
 	longestHeader = 8 << 10 // bytes
 )
 
-// errInTheOpen is given where the metrics, which name pods, would be anybody's.
-var errInTheOpen = errors.New("beyond loopback they are served with TLS alone, to those who have the right: add --metrics-secure")
+// errNeedsTLS refuses to serve the metrics, which name pods, to any pod of the cluster.
+var errNeedsTLS = errors.New("beyond loopback they are served with TLS alone, to those who have the right: add --metrics-secure")
 
-// serve answers Prometheus until ctx ends. That it cannot is no reason to leave the node alone.
+// serve answers Prometheus until ctx ends. If it cannot, it logs that, and the agent works all the same.
 func (o *options) serve(ctx context.Context, metrics http.Handler, log *zap.Logger) {
 	if o.metricsAddress == "" {
 		return
@@ -44,11 +44,11 @@ func (o *options) serve(ctx context.Context, metrics http.Handler, log *zap.Logg
 	server := &http.Server{
 		Handler: mux, ReadHeaderTimeout: readTime, ReadTimeout: readTime, WriteTimeout: writeTime, IdleTimeout: readTime, MaxHeaderBytes: longestHeader,
 	}
-	if quiet, err := zap.NewStdLogAt(log, zapcore.DebugLevel); err == nil { // each broken connection is a line, and anyone can break one
+	if quiet, err := zap.NewStdLogAt(log, zapcore.DebugLevel); err == nil { // the server logs each broken connection, and any client can break one
 		server.ErrorLog = quiet
 	}
-	server.SetKeepAlivesEnabled(false)                    // one answer a minute is worth no open connection
-	context.AfterFunc(ctx, func() { _ = server.Close() }) // who is being answered asks again
+	server.SetKeepAlivesEnabled(false)                    // Prometheus asks once a minute or less
+	context.AfterFunc(ctx, func() { _ = server.Close() }) // a client that loses its answer by this asks again
 	go func() {
 		if err := server.Serve(listener); ctx.Err() == nil {
 			log.Error("metrics are served no more", zap.Error(err))
@@ -56,14 +56,14 @@ func (o *options) serve(ctx context.Context, metrics http.Handler, log *zap.Logg
 	}()
 }
 
-// listen opens the port, in plain text on loopback, or with TLS and for those whom the API server says to have the right.
+// listen opens the port: in plain text on loopback, or with TLS, for clients that the API server lets read metrics.
 func (o *options) listen(ctx context.Context, metrics http.Handler, log *zap.Logger) (net.Listener, http.Handler, error) {
 	if !o.metricsSecure && !loopback(o.metricsAddress) {
-		return nil, nil, errInTheOpen
+		return nil, nil, errNeedsTLS
 	}
 	var secure *tls.Config
 	if o.metricsSecure {
-		client, err := o.client() // whoever asks uses up none of the requests of the agent's own
+		client, err := o.client() // its own client, so that clients of the metrics use up none of the agent's requests
 		if err != nil {
 			return nil, nil, err
 		}
@@ -81,14 +81,14 @@ func (o *options) listen(ctx context.Context, metrics http.Handler, log *zap.Log
 	if err != nil {
 		return nil, nil, err
 	}
-	listener := net.Listener(limited(open))
+	listener := net.Listener(limitConnections(open))
 	if secure != nil {
 		listener = tls.NewListener(listener, secure)
 	}
 	return listener, metrics, nil
 }
 
-// loopback reports whether nobody outside of the pod reaches the address. A name but localhost may stand for any.
+// loopback reports whether only this pod reaches the address. A name other than localhost may stand for any address.
 func loopback(address string) bool {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {

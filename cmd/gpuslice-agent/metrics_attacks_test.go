@@ -88,7 +88,7 @@ func TestPromise16NoRequestKeepsAConnection(t *testing.T) {
 			t.Parallel()
 			address := served(t)
 			var work sync.WaitGroup
-			for range mostOfPeer {
+			for range maxOfPeer {
 				c := intrude(t, "127.0.0.2", address)
 				work.Go(func() { // who is ended hears of it as an error
 					if _, err := io.WriteString(c, attack.opening); err == nil {
@@ -129,10 +129,10 @@ func TestPromise16ManyRequestsAtOnceAreFewInFlight(t *testing.T) {
 	var mu sync.Mutex
 	answers := map[string]int{}
 	var work sync.WaitGroup
-	for n := range 2 * mostOfAll {
+	for n := range 2 * maxOfAll {
 		work.Go(func() {
 			for range 10 {
-				status, err := scrape(t.Context(), fmt.Sprintf("127.0.4.%d", n%(mostOfAll/2)+1), address)
+				status, err := scrape(t.Context(), fmt.Sprintf("127.0.4.%d", n%(maxOfAll/2)+1), address)
 				what := fmt.Sprint(status)
 				if err != nil {
 					what = "refused"

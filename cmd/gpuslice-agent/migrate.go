@@ -20,8 +20,8 @@ import (
 	"github.com/gpuslice/gpuslice/config/migparted"
 )
 
-// operatorsNamespaces are where mig-manager's ConfigMaps are looked for: where NVIDIA's documentation, OpenShift's catalog and operators up
-// to 1.6 have the GPU Operator, and where mig-parted's own manifest has mig-manager.
+// operatorsNamespaces are those in which migrate looks for mig-manager's ConfigMaps: NVIDIA's documentation, OpenShift's catalog and
+// operators up to 1.6 put the GPU Operator there, and mig-parted's own manifest mig-manager.
 var operatorsNamespaces = []string{"gpu-operator", "nvidia-gpu-operator", "gpu-operator-resources", "default"}
 
 // The ConfigMaps of mig-manager that the operator makes (v26.7) and that mig-parted's manifest names (v0.14.4), beside those that a
@@ -65,7 +65,7 @@ func (o *options) migrate() *cobra.Command {
 	return c
 }
 
-// migration collects what there is of mig-manager's.
+// migration collects the parts of an installation of mig-manager.
 type migration struct{ migrate.Sources }
 
 // files reads manifests and bare files.
@@ -77,7 +77,7 @@ func (m *migration) files(cmd *cobra.Command, names []string) error {
 		}
 	}}
 	for _, name := range names {
-		text, err := contents(name, cmd.InOrStdin())
+		text, err := readFile(name, cmd.InOrStdin())
 		if err != nil {
 			return err
 		}
@@ -121,7 +121,7 @@ func (m *migration) policy(text []byte) error {
 func (m *migration) text(where string, text []byte) error {
 	top, err := mappingOf(text)
 	if err != nil {
-		return nil //nolint:nilerr // the other keys of a ConfigMap may hold anything, and scripts do
+		return nil //nolint:nilerr // other keys of a ConfigMap may have any text, as a script
 	}
 	if has(top, "mig-configs") {
 		configs, err := migparted.Parse(text)
@@ -135,7 +135,7 @@ func (m *migration) text(where string, text []byte) error {
 	return err
 }
 
-// cluster reads what the API server has.
+// cluster reads the installation from the API server.
 func (m *migration) cluster(ctx context.Context, o *options, namespaces []string) error {
 	client, err := o.client()
 	if err != nil {

@@ -8,12 +8,12 @@ import (
 
 // Bounds of connections. Prometheus needs one, and there may be two of it; a tenant's pod has one address.
 const (
-	mostOfPeer = 4
-	mostOfAll  = 64
+	maxOfPeer = 4
+	maxOfAll  = 64
 )
 
-// peers ends connections at once that are more than a peer, or all of them, may have. Those that wait instead would keep out who
-// comes after them.
+// peers bounds the connections of one peer and of all peers, and closes further ones at once. If these waited instead, they would keep out
+// later peers.
 type peers struct {
 	net.Listener
 
@@ -22,7 +22,7 @@ type peers struct {
 	of  map[netip.Addr]int
 }
 
-func limited(l net.Listener) *peers { return &peers{Listener: l, of: map[netip.Addr]int{}} }
+func limitConnections(l net.Listener) *peers { return &peers{Listener: l, of: map[netip.Addr]int{}} }
 
 // Accept implements net.Listener.
 func (p *peers) Accept() (net.Conn, error) {
@@ -38,14 +38,14 @@ func (p *peers) Accept() (net.Conn, error) {
 		if p.take(peer) {
 			return &connection{Conn: c, release: sync.OnceFunc(func() { p.release(peer) })}, nil
 		}
-		_ = c.Close() // it was told nothing, and is owed nothing
+		_ = c.Close() // the peer has sent nothing yet that could be lost
 	}
 }
 
 func (p *peers) take(peer netip.Addr) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.all >= mostOfAll || p.of[peer] >= mostOfPeer {
+	if p.all >= maxOfAll || p.of[peer] >= maxOfPeer {
 		return false
 	}
 	p.all++

@@ -89,9 +89,9 @@ func TestAPeerHasFewConnectionsAndAllOfThemHaveNotMany(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer listener.Close()
-	taken := make(chan net.Conn, 2*mostOfAll)
+	taken := make(chan net.Conn, 2*maxOfAll)
 	go func() {
-		for l := limited(listener); ; {
+		for l := limitConnections(listener); ; {
 			c, err := l.Accept()
 			if err != nil {
 				return
@@ -111,9 +111,9 @@ func TestAPeerHasFewConnectionsAndAllOfThemHaveNotMany(t *testing.T) {
 		_, err = c.Read(make([]byte, 1))
 		return err == nil
 	}
-	for peer := range mostOfAll / mostOfPeer {
+	for peer := range maxOfAll / maxOfPeer {
 		ip := fmt.Sprintf("127.0.1.%d", peer+1)
-		for i := range mostOfPeer {
+		for i := range maxOfPeer {
 			if !isTaken(ip) {
 				t.Fatalf("connection %d of peer %s is refused", i, ip)
 			}

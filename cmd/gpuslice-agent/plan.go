@@ -31,8 +31,8 @@ var (
 	errBothAsk = errors.New("--profile is all that is asked for where it is there, as the node's label is: leave out --mig-config and --device-plugin-config")
 )
 
-// wanted is what the plan is for: what labels would ask for, and the files of configs to look in.
-type wanted struct {
+// planRequest has the values of the labels to plan for, and the files of configs that they may name.
+type planRequest struct {
 	preview.Ask
 
 	files   []string
@@ -40,7 +40,7 @@ type wanted struct {
 }
 
 func (o *options) plan() *cobra.Command {
-	var w wanted
+	var w planRequest
 	var profiles []string
 	c := &cobra.Command{
 		Use:   "plan",
@@ -66,7 +66,7 @@ func (o *options) plan() *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("%s cannot be: %w", name, err)
 			}
-			return printPlan(cmd.OutOrStdout(), name, preview, w.offline, o.command)
+			return printPlan(cmd.OutOrStdout(), name, preview, w.offline, o.processName)
 		},
 	}
 	c.Flags().StringVar(&w.MIGConfig, "mig-config", "", "name of a MIG config, as in the label "+config.LabelMIGConfig)
@@ -78,7 +78,7 @@ func (o *options) plan() *cobra.Command {
 	return c
 }
 
-func (o *options) preview(cmd *cobra.Command, w wanted, known configs) (preview.Result, error) {
+func (o *options) preview(cmd *cobra.Command, w planRequest, known configs) (preview.Result, error) {
 	label, name := w.Label()
 	if !w.offline {
 		a, err := o.agent(zap.NewNop(), nil)
@@ -95,19 +95,19 @@ func (o *options) preview(cmd *cobra.Command, w wanted, known configs) (preview.
 	return preview.Offline{GPUs: gpus, Catalog: catalog, Plugin: known.plugin}.Plan(label, name)
 }
 
-// configs are those of files, by the names that labels have for them.
+// configs are those of files, by the names by which labels ask for them.
 type configs struct {
 	mig      map[string]config.MIGConfig
 	profiles map[string]config.Profile
 	plugin   map[string]config.PluginConfig // by the key of their ConfigMap, or by the file's name
 }
 
-// readConfigs reads all that a plan goes by in the files, as validate finds it there. What is none of it is passed over; a name that is
-// there twice is refused, since on a node only one of them would count.
+// readConfigs reads the MIG configs, profiles and configs of the device plugin in the files, as validate finds them there, and ignores
+// other texts. It refuses a name that is there twice, since on a node only one of the two would count.
 func readConfigs(files []string, stdin io.Reader) (configs, error) {
 	out := configs{mig: map[string]config.MIGConfig{}, profiles: map[string]config.Profile{}, plugin: map[string]config.PluginConfig{}}
 	for _, file := range files {
-		text, err := contents(file, stdin)
+		text, err := readFile(file, stdin)
 		if err != nil {
 			return configs{}, fmt.Errorf("reading configs: %w", err)
 		}
@@ -133,7 +133,7 @@ func readConfigs(files []string, stdin io.Reader) (configs, error) {
 	return out, nil
 }
 
-// add takes what is in a piece, and says whether that is anything.
+// add adds the configs of a piece. used is 1 if it is of a format that a plan uses.
 func (c *configs) add(p piece) (used int, err error) {
 	switch {
 	case p.err != nil:
@@ -144,13 +144,13 @@ func (c *configs) add(p piece) (used int, err error) {
 	switch p.format.name {
 	case migFormat:
 		parsed, err := migparted.Parse(p.text)
-		return 1, cmp.Or(placed(p, err), merge(c.mig, parsed))
+		return 1, cmp.Or(addPlaces(p, err), merge(c.mig, parsed))
 	case profilesFormat:
 		parsed, err := config.ParseProfiles(p.text)
-		return 1, cmp.Or(placed(p, err), merge(c.profiles, parsed))
+		return 1, cmp.Or(addPlaces(p, err), merge(c.profiles, parsed))
 	case pluginFormat:
 		parsed, err := deviceplugin.Parse(p.text)
-		return 1, cmp.Or(placed(p, err), merge(c.plugin, map[string]config.PluginConfig{p.key: parsed}))
+		return 1, cmp.Or(addPlaces(p, err), merge(c.plugin, map[string]config.PluginConfig{p.key: parsed}))
 	default:
 		return 0, nil
 	}
@@ -166,8 +166,8 @@ func merge[T any](into, more map[string]T) error {
 	return nil
 }
 
-// command is what a process of the host is called; empty if nothing says so.
-func (o *options) command(pid int) string {
+// processName gives the name of a process of the host; empty if it cannot be read.
+func (o *options) processName(pid int) string {
 	text, err := os.ReadFile(filepath.Join(o.procRoot, strconv.Itoa(pid), "comm"))
 	if err != nil {
 		return ""
@@ -175,8 +175,8 @@ func (o *options) command(pid int) string {
 	return strings.TrimSpace(string(text))
 }
 
-// printPlan prints the GPUs before and after, and the steps between. By command, processes have names.
-func printPlan(w io.Writer, name string, p preview.Result, offline bool, command func(pid int) string) error {
+// printPlan prints the GPUs before and after, the steps between, and the processes that hold what goes, by name.
+func printPlan(w io.Writer, name string, p preview.Result, offline bool, processName func(pid int) string) error {
 	out := &cli.Printer{W: w}
 	for i, gpu := range p.Before {
 		out.Printf("GPU %d  %s  %s\n", gpu.Index, gpu.Model, gpu.UUID)
@@ -192,7 +192,7 @@ func printPlan(w io.Writer, name string, p preview.Result, offline bool, command
 			out.Printf("  then  %s\n", show.GPU(after, after.Geometry()))
 		}
 	}
-	waiting := atReboot(name, p)
+	waiting := rebootNote(name, p)
 	switch {
 	case len(p.Steps) == 0 && waiting != "":
 		out.Printf("\nNothing to do before that reboot. %s\n", waiting)
@@ -203,8 +203,8 @@ func printPlan(w io.Writer, name string, p preview.Result, offline bool, command
 		for i, step := range p.Steps {
 			out.Printf("%4d  %s\n", i+1, step)
 		}
-		out.Printf("\n%s\n", leaving(p.Steps, offline))
-		for _, line := range slices.Concat(inTheWay(p.Holders, command), resets(p), assumed(p, offline)) {
+		out.Printf("\n%s\n", podsToEvict(p.Steps, offline))
+		for _, line := range slices.Concat(holderNotes(p.Holders, processName), resetNotes(p), assumptions(p, offline)) {
 			out.Printf("%s\n", line)
 		}
 		if p.Runs != "" {
@@ -215,13 +215,13 @@ func printPlan(w io.Writer, name string, p preview.Result, offline bool, command
 		}
 	}
 	if len(p.Beyond) > 0 {
-		out.Printf("The config names positions that this node does not have, which are passed over: %s.\n", numbers(p.Beyond))
+		out.Printf("The config names positions that this node does not have, which are passed over: %s.\n", joinPositions(p.Beyond))
 	}
 	return out.Err
 }
 
-// assumed is what is taken for granted of a node that no cluster is asked about.
-func assumed(p preview.Result, offline bool) []string {
+// assumptions says what an offline plan assumes about the device plugin.
+func assumptions(p preview.Result, offline bool) []string {
 	var out []string
 	if offline && p.MIGStrategy != "" {
 		out = append(out, fmt.Sprintf("The MIG strategy of the device plugin is taken to be %s.", p.MIGStrategy))
@@ -233,8 +233,8 @@ func assumed(p preview.Result, offline bool) []string {
 	return out
 }
 
-// numbers lists so many of them as are read in a line.
-func numbers(all []int) string {
+// joinPositions lists as many positions as fit in a line.
+func joinPositions(all []int) string {
 	const most = 8
 	var texts []string
 	for _, n := range all[:min(len(all), most)] {
@@ -247,14 +247,14 @@ func numbers(all []int) string {
 	return text
 }
 
-// inTheWay names the processes on what the change takes away, whoever they are of.
-func inTheWay(holders []preview.Holder, command func(pid int) string) []string {
+// holderNotes names the processes on GPUs and instances that the change takes away.
+func holderNotes(holders []preview.Holder, processName func(pid int) string) []string {
 	var out []string
 	for _, h := range holders {
 		var names []string
 		for _, pid := range h.PIDs {
 			name := strconv.Itoa(pid)
-			if called := command(pid); called != "" {
+			if called := processName(pid); called != "" {
 				name += " (" + called + ")"
 			}
 			names = append(names, name)
@@ -276,9 +276,9 @@ func processes(names []string) string {
 	}
 }
 
-// resets says of which GPUs a change of the MIG mode is in effect only after a reset, which the hardware shows once the mode is pending:
-// those before Hopper.
-func resets(p preview.Result) []string {
+// resetNotes names the GPUs whose MIG mode changes only by a reset: those before Hopper. The hardware itself shows that only once the mode
+// is pending.
+func resetNotes(p preview.Result) []string {
 	var out []string
 	for _, step := range p.Steps {
 		at := slices.IndexFunc(p.Before, func(g nvml.GPU) bool { return g.UUID == step.GPU })
@@ -292,8 +292,8 @@ func resets(p preview.Result) []string {
 	return out
 }
 
-// atReboot says what waits for a reboot of the node; empty if nothing does.
-func atReboot(name string, p preview.Result) string {
+// rebootNote names the GPUs that wait for a reboot of the node; empty if there is none.
+func rebootNote(name string, p preview.Result) string {
 	var indices []string
 	for _, gpu := range p.AtReboot {
 		indices = append(indices, strconv.Itoa(gpu.Index))
@@ -311,8 +311,8 @@ func atReboot(name string, p preview.Result) string {
 	}
 }
 
-// leaving counts the pods that have to leave, those of a drain for a reboot among them.
-func leaving(steps []plan.Step, offline bool) string {
+// podsToEvict says how many pods have to leave, those of a drain for a reboot among them.
+func podsToEvict(steps []plan.Step, offline bool) string {
 	if offline {
 		return "Pods were not looked at: leave out --offline to see which have to leave."
 	}

@@ -167,7 +167,7 @@ func TestAPlanCountsEachPodThatHasToLeaveOnce(t *testing.T) {
 		for _, pods := range evictions {
 			steps = append(steps, plan.Step{Kind: plan.Evict, Pods: pods}, plan.Step{Kind: plan.SetMode})
 		}
-		if got := leaving(steps, false); got != want {
+		if got := podsToEvict(steps, false); got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}

@@ -13,16 +13,16 @@ import (
 	"go.uber.org/zap"
 )
 
-// lockRetry is the pause before trying again for the lock of an agent that is still ending.
+// lockRetry is the pause between two tries for the lock while another agent ends.
 const lockRetry = time.Second
 
-// held is the lock of this process. It is never unlocked. The variable keeps it from the garbage collector, which would close its file.
-var held *flock.Flock //nolint:unused // that it is kept is its use
+// processLock is the lock of this process. It is never unlocked. The variable keeps it from the garbage collector, which would close its file.
+var processLock *flock.Flock //nolint:unused // that it is kept is its use
 
-// lock waits until this is the only agent of the machine: during an update of the DaemonSet, or beside one that was
-// started by hand, two would undo each other's work. The lock goes with the process, however it ends, and not before: a
-// call into the driver that does not come back outlives the loop, and keeps its process and the lock until it does, which
-// is what a hung driver needs.
+// lock waits until this is the only agent of the machine: two, during an update of the DaemonSet or beside one that a user
+// has started by hand, would undo each other's work. The kernel frees the lock when the process ends, and not before: a
+// call into the driver that does not return outlives the loop and keeps the process and its lock, so that no second agent
+// calls a hung driver.
 func (o *options) lock(ctx context.Context, log *zap.Logger) error {
 	if err := os.MkdirAll(filepath.Dir(o.lockFile), 0o755); err != nil { //nolint:gosec // holds nothing but the lock
 		return fmt.Errorf("locking this machine: %w; mount the folder, or name another by --lock", err)
@@ -39,14 +39,14 @@ func (o *options) lock(ctx context.Context, log *zap.Logger) error {
 	case err != nil || !locked:
 		return fmt.Errorf("locking %s: %w", o.lockFile, err)
 	}
-	held = file
+	processLock = file
 	return nil
 }
 
-// again replaces this process by a new one of the same program, with the same id: kubelet sees no restart. NVIDIA's library
-// cannot be exchanged within a process, since the dynamic loader binds its functions once. The kernel ends all threads
-// first, and waits for one that is in the driver; only then does it close the lock's file, and the new program locks anew.
-func again() error {
+// replaceProcess replaces this process by a new one of the same program, with the same id, so that kubelet sees no restart. A process
+// cannot exchange NVIDIA's library, since the dynamic loader binds its functions once. The kernel first ends all threads,
+// and waits for one that is in the driver; only then does it close the lock's file, and the new program locks it again.
+func replaceProcess() error {
 	if err := syscall.Exec("/proc/self/exe", os.Args, os.Environ()); err != nil { //nolint:gosec // it is this very program
 		return fmt.Errorf("starting anew: %w", err)
 	}

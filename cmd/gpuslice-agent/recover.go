@@ -25,10 +25,10 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// exitNotOurs is the exit code where nothing is owed to the node any more, and somebody else keeps it closed.
+// exitNotOurs is the exit code if the agent owes the node nothing any more, and another tool or user keeps it closed.
 const exitNotOurs = 3
 
-// recovery is how the node is to be given back.
+// recovery has the flags of the command.
 type recovery struct {
 	dryRun  bool
 	output  string
@@ -69,9 +69,9 @@ else does, and it is said who; 1 anything else, as when the timeout has come fir
 	return c
 }
 
-// giveBack looks, and has the node given back.
+// giveBack prints the diagnosis, and has the node given back.
 func (o *options) giveBack(ctx context.Context, w io.Writer, r recovery) error {
-	running, err := o.claim(r.dryRun)
+	running, err := o.agentRuns(r.dryRun)
 	if err != nil {
 		return err
 	}
@@ -80,7 +80,7 @@ func (o *options) giveBack(ctx context.Context, w io.Writer, r recovery) error {
 		if log, err = o.logger(); err != nil {
 			return err
 		}
-		if !o.debug { // what is done is told by the node
+		if !o.debug { // the node's condition tells what the agent does
 			log = log.WithOptions(zap.IncreaseLevel(zap.WarnLevel))
 		}
 	}
@@ -92,7 +92,7 @@ func (o *options) giveBack(ctx context.Context, w io.Writer, r recovery) error {
 		return err
 	}
 	first := a.Diagnose(ctx, running)
-	out := &words{out: cli.Printer{W: w}, json: r.output == "json", last: news{Reason: first.Agent.Reason, Message: first.Agent.Message}}
+	out := &progress{out: cli.Printer{W: w}, json: r.output == "json", last: nodeMessage{Reason: first.Agent.Reason, Message: first.Agent.Message}}
 	out.say(first)
 	if r.dryRun {
 		return out.out.Err
@@ -106,15 +106,15 @@ func (o *options) giveBack(ctx context.Context, w io.Writer, r recovery) error {
 	}
 	switch {
 	case errors.Is(err, nvml.ErrReplaced):
-		return again()
+		return replaceProcess()
 	case err != nil:
 		return err
 	}
 	return o.conclude(ctx, a, running, first.Outcome, out)
 }
 
-// watch leaves the work to the agent that runs, but for what people ask for besides.
-func (o *options) watch(ctx context.Context, a *agent.Agent, out *words, adopt bool) error {
+// watch waits while the agent that runs gives the node back. If adopt is set, it then restores what mig-manager has left.
+func (o *options) watch(ctx context.Context, a *agent.Agent, out *progress, adopt bool) error {
 	if err := a.AwaitRecovered(ctx, out.node); err != nil || !adopt {
 		return err
 	}
@@ -126,8 +126,8 @@ func (o *options) watch(ctx context.Context, a *agent.Agent, out *words, adopt b
 	return nil
 }
 
-// conclude says whether pods may come now, once nothing is owed.
-func (o *options) conclude(ctx context.Context, a *agent.Agent, running bool, first api.Outcome, out *words) error {
+// conclude tells whether the node takes pods, once the agent owes it nothing.
+func (o *options) conclude(ctx context.Context, a *agent.Agent, running bool, first api.Outcome, out *progress) error {
 	end := a.Diagnose(ctx, running).Outcome
 	closed := end.Verdict != api.VerdictFree
 	out.outcome(end, !closed && end.Text != first.Text)
@@ -141,9 +141,9 @@ func (o *options) conclude(ctx context.Context, a *agent.Agent, running bool, fi
 	}
 }
 
-// claim reports whether an agent runs on this machine, by the lock that it holds. If none does, it takes the lock for the rest
-// of this process, unless it is only to look.
-func (o *options) claim(look bool) (running bool, err error) {
+// agentRuns reports whether an agent runs on this machine, by the lock that it holds. If none does, it takes the lock for the rest
+// of this process, unless look is set.
+func (o *options) agentRuns(look bool) (running bool, err error) {
 	if _, err := os.Stat(o.lockFile); errors.Is(err, os.ErrNotExist) && look {
 		return false, nil
 	}
@@ -158,82 +158,82 @@ func (o *options) claim(look bool) (running bool, err error) {
 	case free && look:
 		return false, file.Unlock()
 	case free:
-		held = file
+		processLock = file
 		return false, nil
 	default:
 		return true, nil
 	}
 }
 
-// words is what the command says: to people, or one JSON document after the other to programs.
-type words struct {
+// progress prints what happens: as text for people, or as one JSON document after the other for programs.
+type progress struct {
 	out  cli.Printer
 	json bool
-	last news
+	last nodeMessage
 }
 
-// news is what the node says of itself.
-type news struct {
+// nodeMessage is reason and message of the node's condition.
+type nodeMessage struct {
 	At      time.Time     `json:"at"`
 	Reason  config.Reason `json:"reason"`
 	Message string        `json:"message"`
 }
 
-func (o *words) say(d api.Diagnosis) {
-	if o.json {
-		o.encode(d)
+func (p *progress) say(d api.Diagnosis) {
+	if p.json {
+		p.encode(d)
 		return
 	}
-	o.line(show.Diagnosis(d))
+	p.line(show.Diagnosis(d))
 }
 
 // restored tells which labels have their value again.
-func (o *words) restored(labels []string) {
+func (p *progress) restored(labels []string) {
 	switch {
 	case len(labels) == 0:
-	case o.json:
-		o.encode(map[string][]string{"restored": labels})
+	case p.json:
+		p.encode(map[string][]string{"restored": labels})
 	default:
-		o.line("restored: " + strings.Join(labels, ", "))
+		p.line("restored: " + strings.Join(labels, ", "))
 	}
 }
 
-// outcome is the last word. People need not be told what they have read a moment ago, or will as an error.
-func (o *words) outcome(end api.Outcome, news bool) {
+// outcome prints how the node is in the end. As text it prints that only if it has changed, and is not the command's error.
+func (p *progress) outcome(end api.Outcome, changed bool) {
 	switch {
-	case o.json:
-		o.encode(end)
-	case news:
-		o.line(end.Text)
+	case p.json:
+		p.encode(end)
+	case changed:
+		p.line(end.Text)
 	}
 }
 
-// node tells what the agent says on the node, when it is news.
-func (o *words) node(n *corev1.Node) {
+// node prints the node's condition, if it has changed.
+func (p *progress) node(n *corev1.Node) {
 	for _, c := range n.Status.Conditions {
 		if c.Type != config.ConditionGPUPartitionReady {
 			continue
 		}
-		now := news{At: c.LastHeartbeatTime.UTC(), Reason: config.Reason(c.Reason), Message: c.Message}
-		if now.Reason == o.last.Reason && now.Message == o.last.Message {
+		now := nodeMessage{At: c.LastHeartbeatTime.UTC(), Reason: config.Reason(c.Reason), Message: c.Message}
+		if now.Reason == p.last.Reason && now.Message == p.last.Message {
 			return
 		}
-		o.last = now
-		if o.json {
-			o.encode(now)
+		p.last = now
+		if p.json {
+			p.encode(now)
 			return
 		}
-		o.line(fmt.Sprintf("%s  %s: %s", now.At.Format(time.TimeOnly+"Z"), now.Reason, legible.Message(now.Message, legible.Longest)))
+		p.line(fmt.Sprintf("%s  %s: %s", now.At.Format(time.TimeOnly+"Z"), now.Reason, legible.Message(now.Message, legible.Longest)))
 	}
 }
 
-func (o *words) encode(what any) {
-	if o.out.Err != nil {
+func (p *progress) encode(what any) {
+	if p.out.Err != nil {
 		return
 	}
-	e := json.NewEncoder(legibleWriter{o.out.W})
+	e := json.NewEncoder(legibleWriter{p.out.W})
 	e.SetIndent("", "  ")
-	o.out.Err = e.Encode(what)
+	p.out.Err = e.Encode(what)
 }
 
-func (o *words) line(text string) { o.out.Printf("%s\n", text) }
+func (p *progress) line(text string) { p.out.Printf("%s\n", text) }

@@ -107,7 +107,7 @@ func TestNewsIsToldOnce(t *testing.T) {
 		}}}}
 	}
 	var out bytes.Buffer
-	w := &words{out: cli.Printer{W: &out}, last: news{Reason: config.ReasonFencing, Message: "a"}}
+	w := &progress{out: cli.Printer{W: &out}, last: nodeMessage{Reason: config.ReasonFencing, Message: "a"}}
 	for _, n := range []*corev1.Node{{}, says(config.ReasonFencing, "a"), says(config.ReasonEvicting, "b"), says(config.ReasonEvicting, "b"), says(config.ReasonEvicting, "c")} {
 		w.node(n)
 	}

@@ -66,7 +66,7 @@ func (o *options) run() *cobra.Command {
 			if err := a.Run(cmd.Context()); !errors.Is(err, nvml.ErrReplaced) {
 				return err
 			}
-			return again()
+			return replaceProcess()
 		},
 	}
 	cmd.Flags().StringVar(&o.metricsAddress, "metrics-address", env("METRICS_ADDRESS", ""),
@@ -91,7 +91,7 @@ func (o *options) agent(log *zap.Logger, set *metrics.Set) (*agent.Agent, error)
 	if err != nil {
 		return nil, err
 	}
-	// Events live as long as the process: they are told in the background, and lost with it.
+	// A goroutine sends the Events as long as the process lives; those that it has not sent by then are lost.
 	events := newEvents()
 	events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")})
 	recorder := events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: nodewrite.FieldManager, Host: o.node})
@@ -117,9 +117,9 @@ func (o *options) agent(log *zap.Logger, set *metrics.Set) (*agent.Agent, error)
 	}), nil
 }
 
-// newEvents sends as many Events of one object in a row as a change of a full node has: of the node, one for each pod that is
-// evicted, and some for the change. After them one more comes each half minute. By default it would be 25, and the Event that
-// says how a change ended would be lost.
+// newEvents makes a broadcaster that sends as many Events of one object in a row as a change of a full node has: one for each evicted
+// pod, and some for the change. After them it sends one each half minute. The default is 25, by which the Event about the end of a change
+// would be lost.
 func newEvents() record.EventBroadcaster {
 	return record.NewBroadcaster(record.WithCorrelatorOptions(record.CorrelatorOptions{BurstSize: 150, QPS: 1.0 / 30}))
 }

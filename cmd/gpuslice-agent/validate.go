@@ -34,7 +34,7 @@ func (o *options) validate() *cobra.Command {
 			"Of maintenance it says when each pool opens next for as long as a change is estimated to take.",
 		Example: "gpuslice-agent validate -f deploy/examples/configmap-pools.yaml\nkubectl get configmap time-slicing-config -o yaml | gpuslice-agent validate -f -",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			files = append(files, args...) // what a shell makes of -f *.yaml
+			files = append(files, args...) // a shell turns -f *.yaml into -f a.yaml b.yaml
 			if len(files) == 0 {
 				return errors.New("name files to check with -f")
 			}
@@ -47,7 +47,7 @@ func (o *options) validate() *cobra.Command {
 			}
 			v := validation{out: &cli.Printer{W: cmd.OutOrStdout()}, now: now, foreign: foreign}
 			for _, file := range files {
-				text, err := contents(file, cmd.InOrStdin())
+				text, err := readFile(file, cmd.InOrStdin())
 				if err != nil {
 					return err
 				}
@@ -69,8 +69,8 @@ type format struct {
 	check func(text []byte, now time.Time) (found string, err error)
 }
 
-// formats, of which the first that fits counts. A file is told by any field that only its kind has, so that one with a
-// mistake is told too.
+// formats are tried in this order. A file is of a format if it has any field that only that format has, so that one with mistakes
+// is recognised too.
 var formats = []format{
 	{profilesFormat, func(top map[string]any) bool {
 		return top["kind"] == config.ProfilesKind || top["kind"] != config.SettingsKind && has(top, "profiles")
@@ -92,14 +92,14 @@ var formats = []format{
 	}},
 }
 
-// Names of formats by which a plan goes.
+// Names of the formats that a plan uses.
 const (
 	profilesFormat = "profiles"
 	migFormat      = "MIG configs"
 	pluginFormat   = "a device plugin config"
 )
 
-// isPluginConfig tells such a config by its fields. Other files of NVIDIA have a version too, and pods have resources.
+// isPluginConfig recognises such a config by its fields. Other files of NVIDIA have a version too, and pods have resources.
 func isPluginConfig(top map[string]any) bool {
 	switch {
 	case has(top, "apiVersion", "kind", "systemd-services", "hooks"):
@@ -118,7 +118,7 @@ func isOurs(top map[string]any) bool {
 	return strings.HasPrefix(version, "gpuslice.io/")
 }
 
-// has reports whether one of the fields is there, in whatever case.
+// has reports whether one of the fields is there, in upper or lower case.
 func has(top map[string]any, fields ...string) bool {
 	for name := range top {
 		if slices.ContainsFunc(fields, func(f string) bool { return strings.EqualFold(f, name) }) {
@@ -151,20 +151,20 @@ func describeSharing(s config.Sharing) string {
 		}
 		parts = append(parts, part)
 	}
-	return fmt.Sprintf("device plugin config: %s, %s", s.Strategy, some(parts))
+	return fmt.Sprintf("device plugin config: %s, %s", s.Strategy, joinFirst(parts))
 }
 
-// describeMaintenance says of each pool when it opens next, so that people see what they wrote.
+// describeMaintenance says when each pool opens next, so that people can check what they wrote.
 func describeMaintenance(m config.Maintenance, now time.Time) string {
 	lines := []string{fmt.Sprintf("maintenance of %d pools", len(m.Pools))}
 	if len(m.Pools) == 1 {
 		lines[0] = "maintenance of 1 pool"
 	}
 	pools := append(slices.Clone(m.Pools), m.Others)
-	for _, p := range pools[:min(len(pools), mostPieces)] {
+	for _, p := range pools[:min(len(pools), maxPieces)] {
 		lines = append(lines, fmt.Sprintf("%s: %s", cmp.Or(p.Name, "nodes of no pool"), describeOpening(p, now)))
 	}
-	if more := len(pools) - mostPieces; more > 0 {
+	if more := len(pools) - maxPieces; more > 0 {
 		lines = append(lines, fmt.Sprintf("and %d more", more))
 	}
 	return strings.Join(lines, "\n  ")
@@ -178,20 +178,20 @@ func describeOpening(p config.Pool, now time.Time) string {
 		if o.End.IsZero() {
 			return "open, and not closed any more"
 		}
-		return "open until " + inBoth(o.End, o.Zone)
+		return "open until " + inZoneAndUTC(o.End, o.Zone)
 	}
 	o, ok := p.Schedule.Next(now, p.Estimate)
 	switch {
 	case !ok:
 		return fmt.Sprintf("never open any more for as long as a change takes, %s", duration.HumanDuration(p.Estimate))
 	case o.End.IsZero():
-		return "next open from " + inBoth(o.Start, o.Zone) + " on"
+		return "next open from " + inZoneAndUTC(o.Start, o.Zone) + " on"
 	}
-	return fmt.Sprintf("next open from %s for %s", inBoth(o.Start, o.Zone), duration.HumanDuration(o.End.Sub(o.Start)))
+	return fmt.Sprintf("next open from %s for %s", inZoneAndUTC(o.Start, o.Zone), duration.HumanDuration(o.End.Sub(o.Start)))
 }
 
-// inBoth is an instant as clocks in a zone show it, and in UTC.
-func inBoth(t time.Time, zone *time.Location) string {
+// inZoneAndUTC writes an instant in the time of a zone, and in UTC.
+func inZoneAndUTC(t time.Time, zone *time.Location) string {
 	const form = "Mon 2006-01-02 15:04"
 	if zone == time.UTC {
 		return t.UTC().Format(form) + " UTC"
@@ -199,58 +199,58 @@ func inBoth(t time.Time, zone *time.Location) string {
 	return fmt.Sprintf("%s %s (%s UTC)", t.In(zone).Format(form), zone, t.UTC().Format(form))
 }
 
-// validation prints what is found, and counts.
+// validation checks pieces, prints the results, and counts them.
 type validation struct {
 	out          *cli.Printer
 	now          time.Time
 	right, wrong int
-	foreign      bool // what is nobody's here is no error, also where there is nothing else
+	foreign      bool // a file without anything for gpuslice is no error
 
-	said map[string]int // pieces of the file, by what was said of them
-	told int            // mistakes of the file
+	printed  map[string]int // pieces of the file, by result
+	mistakes int            // mistakes of the file
 }
 
-// How much is printed of one file. Whoever has mended that looks again.
+// Bounds of the output for one file. A user who has mended these mistakes checks the file again.
 const (
-	mostPieces   = 100  // of which the same is said
-	mostMistakes = 1000 // of all of them
-	longestLine  = 2000 // characters
-	longestName  = 256
+	maxPieces   = 100  // with one result
+	maxMistakes = 1000 // of all pieces
+	longestLine = 2000 // characters
+	longestName = 256
 )
 
-// What is said of pieces.
+// The results for pieces.
 const (
 	passedOver = "passed over"
 	isRight    = "right"
 	isWrong    = "wrong"
 )
 
-// file checks all that is in a file.
+// file checks the pieces of a file.
 func (v *validation) file(name string, text []byte) {
-	v.said, v.told = map[string]int{}, 0
-	something := false
+	v.printed, v.mistakes = map[string]int{}, 0
+	anything := false
 	var policies clusterPolicies
 	r := reader{found: func(p piece) {
-		something = something || p.err != nil || p.format != nil || p.configMap == "" || p.key == ""
+		anything = anything || p.err != nil || p.format != nil || p.configMap == "" || p.key == ""
 		v.piece(p)
 		policies.note(p)
 	}}
 	r.read(name, text)
-	if !something {
+	if !anything {
 		v.out.Printf("%s: nothing that gpuslice reads, passed over\n", name)
 	}
 	policies.check(v)
-	for _, what := range []string{passedOver, isRight, isWrong} {
-		if more := v.said[what] - mostPieces; more > 0 {
-			v.out.Printf("%s: and %d more, %s\n", name, more, what)
+	for _, result := range []string{passedOver, isRight, isWrong} {
+		if more := v.printed[result] - maxPieces; more > 0 {
+			v.out.Printf("%s: and %d more, %s\n", name, more, result)
 		}
 	}
 }
 
-// say prints what is said of a piece, unless as much was said of others, and reports whether it has.
-func (v *validation) say(what, format string, args ...any) bool {
-	v.said[what]++
-	if v.said[what] > mostPieces {
+// say prints the result for a piece, unless it has printed that result often enough, and reports whether it has.
+func (v *validation) say(result, format string, args ...any) bool {
+	v.printed[result]++
+	if v.printed[result] > maxPieces {
 		return false
 	}
 	v.out.Printf(format, args...)
@@ -266,29 +266,29 @@ func (v *validation) piece(p piece) {
 		v.report(p.at, "", p.err)
 	case p.format == nil && (p.configMap == "" || p.key == ""):
 		v.say(passedOver, "%s: %s, passed over\n", legible.Cut(p.at, longestName), legible.Cut(p.foreign, longestName))
-	case p.format == nil: // of a ConfigMap, others may read other keys
+	case p.format == nil: // other programs may read this key of the ConfigMap
 	default:
 		found, err := p.format.check(p.text, v.now)
 		if err != nil {
 			found = p.format.name
 		}
-		v.report(p.at, found, placed(p, err))
+		v.report(p.at, found, addPlaces(p, err))
 	}
 }
 
-// placed says of each mistake where in the file it is, or in what a key holds of which the file has no line as it is.
-func placed(p piece, err error) error {
-	return placedIn(sync.OnceValue(func() *document.Text { return document.Read(p.text) }), p, err) // read once for all mistakes
+// addPlaces adds to each mistake its line in the file, or in the value of the key if the file does not have that value line by line.
+func addPlaces(p piece, err error) error {
+	return addPlacesOf(sync.OnceValue(func() *document.Text { return document.Read(p.text) }), p, err) // read once for all mistakes
 }
 
-func placedIn(text func() *document.Text, p piece, err error) error {
+func addPlacesOf(text func() *document.Text, p piece, err error) error {
 	if err == nil {
 		return nil
 	}
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		var all []error
 		for _, one := range joined.Unwrap() {
-			all = append(all, placedIn(text, p, one))
+			all = append(all, addPlacesOf(text, p, one))
 		}
 		return errors.Join(all...)
 	}
@@ -320,15 +320,15 @@ func placedIn(text func() *document.Text, p piece, err error) error {
 	}
 }
 
-// clusterPolicies checks that the device plugin's ConfigMap that the GPU Operator is told is there, with the key that it is told, where the
-// file has such ConfigMaps at all: without them every config is right, and no node gets any.
+// clusterPolicies checks that a file with ConfigMaps of the device plugin has the ConfigMap, and the key, that its ClusterPolicy names:
+// otherwise each config is right, and no node gets any.
 type clusterPolicies struct {
-	keys map[string][]string // of configs of the device plugin, by ConfigMap
-	told []pluginConfigTold
+	keys    map[string][]string // of configs of the device plugin, by ConfigMap
+	configs []policyPluginConfig
 }
 
-// pluginConfigTold is what a ClusterPolicy says of the device plugin's config.
-type pluginConfigTold struct{ at, name, key string }
+// policyPluginConfig has the ConfigMap and key of the device plugin's configs that a ClusterPolicy names.
+type policyPluginConfig struct{ at, name, key string }
 
 func (c *clusterPolicies) note(p piece) {
 	switch {
@@ -340,10 +340,10 @@ func (c *clusterPolicies) note(p piece) {
 	case p.foreign == "ClusterPolicy":
 		spec, _ := p.top["spec"].(map[string]any)
 		plugin, _ := spec["devicePlugin"].(map[string]any)
-		told, _ := plugin["config"].(map[string]any)
-		name, _ := told["name"].(string)
-		key, _ := told["default"].(string)
-		c.told = append(c.told, pluginConfigTold{at: p.at + ", ClusterPolicy", name: name, key: key})
+		named, _ := plugin["config"].(map[string]any)
+		name, _ := named["name"].(string)
+		key, _ := named["default"].(string)
+		c.configs = append(c.configs, policyPluginConfig{at: p.at + ", ClusterPolicy", name: name, key: key})
 	}
 }
 
@@ -351,22 +351,22 @@ func (c *clusterPolicies) check(v *validation) {
 	if len(c.keys) == 0 {
 		return
 	}
-	for _, told := range c.told {
-		switch here, there := c.keys[told.name]; {
-		case told.name == "":
-			v.report(told.at, "", fmt.Errorf("spec.devicePlugin.config.name: is not set, and no node gets a config of ConfigMap %s", some(slices.Sorted(maps.Keys(c.keys)))))
+	for _, of := range c.configs {
+		switch here, there := c.keys[of.name]; {
+		case of.name == "":
+			v.report(of.at, "", fmt.Errorf("spec.devicePlugin.config.name: is not set, and no node gets a config of ConfigMap %s", joinFirst(slices.Sorted(maps.Keys(c.keys)))))
 		case !there:
-			v.report(told.at, "", fmt.Errorf("spec.devicePlugin.config.name: no ConfigMap %q with configs of the device plugin is here; there is %s",
-				told.name, some(slices.Sorted(maps.Keys(c.keys)))))
-		case told.key != "" && !slices.Contains(here, told.key):
-			v.report(told.at, "", fmt.Errorf("spec.devicePlugin.config.default: ConfigMap %s has no key %q with a config of the device plugin; it has %s",
-				told.name, told.key, some(here)))
+			v.report(of.at, "", fmt.Errorf("spec.devicePlugin.config.name: no ConfigMap %q with configs of the device plugin is here; there is %s",
+				of.name, joinFirst(slices.Sorted(maps.Keys(c.keys)))))
+		case of.key != "" && !slices.Contains(here, of.key):
+			v.report(of.at, "", fmt.Errorf("spec.devicePlugin.config.default: ConfigMap %s has no key %q with a config of the device plugin; it has %s",
+				of.name, of.key, joinFirst(here)))
 		}
 	}
 }
 
-// some lists as many names as are read in a line.
-func some(names []string) string {
+// joinFirst lists as many names as fit in a line.
+func joinFirst(names []string) string {
 	const most = 12
 	if more := len(names) - most; more > 0 {
 		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), more)
@@ -390,7 +390,7 @@ func (v *validation) report(at, found string, err error) {
 	}
 	left := 0
 	for line := range strings.SplitSeq(err.Error(), "\n") {
-		if v.told++; v.told > mostMistakes {
+		if v.mistakes++; v.mistakes > maxMistakes {
 			left++
 			continue
 		}
