@@ -1,4 +1,4 @@
-// Package cli is what the commands have in common: how they write, how they end, and how they reach a cluster.
+// Package cli writes output, ends a command with its exit code, and makes the client of the API server, for all commands.
 package cli
 
 import (
@@ -25,7 +25,7 @@ func (e *ExitError) Error() string { return e.Err.Error() }
 // Unwrap gives the error itself.
 func (e *ExitError) Unwrap() error { return e.Err }
 
-// ExitCode is that of a command which ends with the error: 0 for nil, 1 where the error does not say.
+// ExitCode gives the exit code of a command which ends with the error: 0 for nil, 1 unless the error is an ExitError.
 func ExitCode(err error) int {
 	if exit, ok := errors.AsType[*ExitError](err); ok {
 		return exit.Code
@@ -39,7 +39,7 @@ func ExitCode(err error) int {
 // End writes the error of a command for people, if there is one, and gives the exit code.
 func End(w io.Writer, err error) int {
 	if err != nil {
-		_, _ = fmt.Fprintln(w, "error:", legible.Lines(err.Error())) // where even that cannot be written, the code tells
+		_, _ = fmt.Fprintln(w, "error:", legible.Lines(err.Error())) // if this write fails too, the exit code still tells
 	}
 	return ExitCode(err)
 }
@@ -57,7 +57,7 @@ func Version(version string) *cobra.Command {
 	}
 }
 
-// Printer keeps the first error of many writes. What moves a cursor or turns the reading direction round is written in escapes.
+// Printer keeps the first error of many writes. It escapes characters that move a cursor or turn the reading direction round.
 type Printer struct {
 	W   io.Writer
 	Err error
@@ -73,14 +73,14 @@ func (p *Printer) Printf(format string, args ...any) {
 // Counted writes a number of things: "1 node", "2 nodes".
 func Counted(n int, noun string) string { return legible.Counted(n, noun) }
 
-// Requests in a second, and at once: kubelet's own limits. A change takes some fifty passes of five requests or so, and a roll-out writes
-// each node once; by client-go's default of 5 a second each step would take a second, and 400 nodes more than a minute.
+// Requests in a second, and at once: kubelet's own limits. A change takes some fifty passes of about five requests, and a roll-out writes
+// each node once; with client-go's default of 5 a second each step would take a second, and 400 nodes more than a minute.
 const (
 	requestsPerSecond = 50
 	requestsAtOnce    = 100
 )
 
-// Client makes the client of a program, which the API server knows by its name and version.
+// Client makes the client of a program, which sends its name and version as user agent.
 func Client(c *rest.Config, program, version string) (kubernetes.Interface, error) {
 	c = rest.CopyConfig(c)
 	c.QPS, c.Burst = requestsPerSecond, requestsAtOnce

@@ -1,7 +1,7 @@
-// Package migrate says what becomes of an installation of NVIDIA's k8s-mig-manager when gpuslice takes its place: what gpuslice goes by as
-// it is, what it leaves alone and why, and what people have to change.
+// Package migrate judges an installation of NVIDIA's k8s-mig-manager that gpuslice is to replace: which parts gpuslice uses as they are,
+// which it ignores and why, and which an administrator has to change.
 //
-// It judges what others have read for it, and changes nothing.
+// It judges texts that its caller has read, and changes nothing.
 package migrate
 
 import (
@@ -20,7 +20,7 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// Sources are what there is of mig-manager's and the GPU Operator's.
+// Sources are the parts of an installation of mig-manager and the GPU Operator.
 type Sources struct {
 	Policies []Policy
 	Catalogs []Catalog
@@ -28,7 +28,7 @@ type Sources struct {
 	Nodes    []corev1.Node
 }
 
-// Policy is a ClusterPolicy of the GPU Operator, as far as it matters here. Fields as of v26.7.
+// Policy has the fields of a ClusterPolicy of the GPU Operator (v26.7) that matter here.
 type Policy struct {
 	Metadata struct {
 		Name string `json:"name"`
@@ -70,7 +70,7 @@ func ReadPolicy(text []byte) (p Policy, err error) {
 type Catalog struct {
 	Where   string
 	Configs map[string]config.MIGConfig
-	Err     error // what the agent would refuse about the file
+	Err     error // by which the agent would refuse the file
 }
 
 // Clients is a file of the units of the host that mig-manager stops.
@@ -97,25 +97,25 @@ func ReadClients(where string, text []byte) (c Clients, ok bool, err error) {
 	return Clients{Where: where, Units: *file.Units}, true, nil
 }
 
-// Verdict is what becomes of something.
+// Verdict says how gpuslice treats a part of the installation.
 type Verdict string
 
 // The verdicts.
 const (
-	Taken   Verdict = "taken over" // gpuslice goes by it as it is
-	Change  Verdict = "change"     // a person has to change it before gpuslice is installed
+	Taken   Verdict = "taken over" // gpuslice uses it as it is
+	Change  Verdict = "change"     // an administrator has to change it before gpuslice is installed
 	Ignored Verdict = "ignored"    // it has no effect any more
 )
 
 // Finding is a verdict on a part of the installation.
 type Finding struct {
-	About   string // what it is part of
+	About   string // the file or object that has the part
 	Verdict Verdict
 	Text    string
-	Command string // by which it is done; empty for none
+	Command string // that makes the change; empty for none
 }
 
-// Judge gives the findings, those of one thing together. Nothing in them is longer than a line of a condition.
+// Judge gives the findings, those of one file or object together. No text in them is longer than a condition's message.
 func Judge(s Sources, settings config.Settings) []Finding {
 	j := judge{settings: settings, configs: map[string]bool{}}
 	for _, p := range s.Policies {
@@ -172,7 +172,7 @@ func (j *judge) policy(p Policy) {
 	j.tolerations(about, p.Spec.Daemonsets.Tolerations)
 }
 
-// env judges a variable of mig-manager that decides what happens to the host. Those that say where things are have no effect on gpuslice.
+// env judges a variable of mig-manager. Only those by which it reboots the host or stops its units matter to gpuslice.
 func (j *judge) env(about string, e corev1.EnvVar) {
 	on := strings.EqualFold(e.Value, "true")
 	switch {
@@ -187,7 +187,7 @@ func (j *judge) env(about string, e corev1.EnvVar) {
 	}
 }
 
-// tolerations judges the list of the operator's DaemonSets, which takes the place of NVIDIA's own.
+// tolerations judges the list of the operator's DaemonSets, which replaces NVIDIA's default.
 func (j *judge) tolerations(about string, all []corev1.Toleration) {
 	if len(all) == 0 {
 		return
@@ -250,7 +250,7 @@ func (j *judge) clients(c Clients) {
 // pausedByMIGManager is the value by which mig-manager keeps an operand away during a change (mig-parted v0.14.4, pkg/mig/reconfigure).
 const pausedByMIGManager = "paused-for-mig-change"
 
-// nodes judges them together: many say the same.
+// nodes judges nodes together, since many have the same labels.
 func (j *judge) nodes(nodes []corev1.Node, files bool) {
 	type row struct {
 		verdict Verdict
@@ -283,7 +283,7 @@ func (j *judge) nodes(nodes []corev1.Node, files bool) {
 	}
 }
 
-// wish judges what a node's labels ask mig-manager for.
+// wish judges the config that a node's labels name for mig-manager.
 func (j *judge) wish(n corev1.Node, files bool, note func(Verdict, string, ...any)) {
 	name := n.Labels[config.LabelMIGConfig]
 	switch {
@@ -300,7 +300,7 @@ func (j *judge) wish(n corev1.Node, files bool, note func(Verdict, string, ...an
 	}
 }
 
-// ConfigMaps are those that the policy names for mig-manager.
+// ConfigMaps lists those that the policy names for mig-manager.
 func (p Policy) ConfigMaps() (names []string) {
 	for _, of := range []*named{p.Spec.MIGManager.Config, p.Spec.MIGManager.GPUClients} {
 		if of != nil && of.Name != "" {
@@ -310,7 +310,7 @@ func (p Policy) ConfigMaps() (names []string) {
 	return names
 }
 
-// Concerns reports whether a node has anything to do with GPUs, by the labels that say so and those of mig-manager.
+// Concerns reports whether a node has a GPU, by the labels of node and GPU feature discovery, or a label of mig-manager.
 func Concerns(n corev1.Node) bool {
 	for key, value := range n.Labels {
 		gpu := slices.Contains([]string{

@@ -15,8 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/legible"
 )
 
-// Diagnosis writes what a node is found to be like: what is known, why the node is as it is, and the bottom line last, where the eye
-// is when the prompt comes back.
+// Diagnosis writes a diagnosis: the facts, the causes, and the outcome last, next to the prompt that comes back.
 func Diagnosis(of api.Diagnosis) string {
 	d := diagnosis{of}
 	p := &page{now: d.At}
@@ -54,7 +53,7 @@ const margin = len("Processes") + 2
 
 func (p *page) line(text string) { p.lines = append(p.lines, strings.TrimRight(text, " ")) }
 
-// section writes lines beside the name, or nothing where there are none.
+// section writes lines beside the name; nothing if there are no lines.
 func (p *page) section(name string, lines ...string) {
 	for i, l := range lines {
 		if i > 0 {
@@ -64,7 +63,7 @@ func (p *page) section(name string, lines ...string) {
 	}
 }
 
-// since adds a moment to a sentence, if it is known.
+// since writes a moment for the end of a sentence; empty if it is not known.
 func (p *page) since(t time.Time) string {
 	if t.IsZero() {
 		return ""
@@ -115,7 +114,7 @@ func (d diagnosis) cordon(p *page) []string {
 		return []string{"none"}
 	}
 	c := d.Cordon
-	text := "by " + cmp.Or(c.By, "nobody knows whom")
+	text := "by " + cmp.Or(c.By, "an unknown user or tool")
 	if c.Ours {
 		text = "ours"
 	}
@@ -172,7 +171,7 @@ func (d diagnosis) owed(p *page) []string {
 		out = append(out, "unit "+unit+", which was running")
 	}
 	for _, b := range o.Before {
-		out = append(out, "if it fails: "+cut(b))
+		out = append(out, "if it fails: "+geometryText(b))
 	}
 	return out
 }
@@ -184,8 +183,8 @@ func phase(p api.Phase) string {
 	return ", " + string(p)
 }
 
-// cut is how a GPU is cut: "GPU 0: 1g.10gb@0 3g.40gb@4".
-func cut(s api.StatusGPU) string {
+// geometryText writes how a GPU is cut: "GPU 0: 1g.10gb@0 3g.40gb@4".
+func geometryText(s api.StatusGPU) string {
 	name := fmt.Sprintf("GPU %d", s.Index)
 	if s.Index < 0 {
 		name = "GPU " + string(s.UUID) + ", which is not seen"
@@ -223,7 +222,7 @@ func (d diagnosis) taints(p *page) []string {
 	return out
 }
 
-// pods shows those that are in the way, one by one, and counts the others.
+// pods lists the pods that have to leave or are stuck, and counts the others.
 func (d diagnosis) pods() []string {
 	var out []string
 	stay := 0
@@ -301,21 +300,21 @@ func (d diagnosis) gpus() []string {
 		out = append(out, g.Unasked)
 	}
 	for _, now := range g.Now {
-		out = append(out, cut(now))
+		out = append(out, geometryText(now))
 	}
 	if len(g.Steps) == 0 {
 		return out
 	}
 	out = append(out, legible.Counted(len(g.Steps), "step")+" left:")
-	for _, s := range abridged(g.Steps) {
+	for _, s := range groupInstanceSteps(g.Steps) {
 		out = append(out, "  "+s)
 	}
 	return out
 }
 
-// abridged tells instances of a GPU that are created one after the other, or destroyed, as one: a node of eight GPUs may
-// have more than a hundred.
-func abridged(steps []string) []string {
+// groupInstanceSteps joins steps in a row that create instances of one GPU, or destroy them, into one line: a node of eight GPUs may have
+// more than a hundred.
+func groupInstanceSteps(steps []string) []string {
 	var out []string
 	for i := 0; i < len(steps); {
 		head, first, many := instanceStep(steps[i])

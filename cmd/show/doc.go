@@ -1,3 +1,3 @@
-// Package show writes for people in a terminal what the agent has found: how a GPU is cut, and why a node is as it is. It decides nothing,
-// and what others wrote in it is for its caller to make legible.
+// Package show writes, for a terminal, how a GPU is cut and the agent's diagnosis of a node. It decides nothing. Its callers make texts of
+// others legible.
 package show

@@ -14,13 +14,13 @@ const drawingWidth = 64
 
 const border = "│"
 
-// GPU draws a GPU's memory slices on one line of text, all of the same width, cut as the geometry says: what stands
-// (g.Geometry()) or what shall stand. Each free memory slice is a dot:
+// GPU draws a GPU's memory slices on one line of text, all of the same width, cut as the geometry says: the present one
+// (g.Geometry()) or a planned one. Each free memory slice is a dot:
 //
 //	│1g.10gb│1g.10gb│ 2g.20gb       │ 3g.40gb                       │
 //	│ 4g.40gb                       │1g.10gb│   ·       ·       ·   │
 //
-// A GPU whose MIG mode is off is one box, unless the geometry is what it shall be once the mode is on.
+// A GPU whose MIG mode is off is one box, unless the geometry is one for the time when the mode is on.
 func GPU(g nvml.GPU, geometry nvml.Geometry) string {
 	slots := g.MemorySlices()
 	if slots == 0 {
@@ -53,7 +53,7 @@ func free(size, width int) string {
 	return border + strings.TrimSuffix(strings.Repeat(dot, size), " ")
 }
 
-// box draws an instance of so many columns, its left border included. The name is set off from it where there is room.
+// box draws an instance of so many columns, its left border included, with a space before its name if there is room.
 func box(name string, width int) string {
 	if utf8.RuneCountInString(name)+3 <= width {
 		name = " " + name
@@ -74,5 +74,5 @@ func label(p nvml.Placed, width int) string {
 		parts := "(" + p.Compute + ")"
 		forms = []string{p.Profile + parts, short + parts, p.Compute, p.Profile, short}
 	}
-	return fitting(append(forms, short), width)
+	return firstThatFits(append(forms, short), width)
 }

@@ -12,8 +12,8 @@ type Cell struct {
 	Names    []string // from the fullest to the shortest: the first that has room is written
 }
 
-// Slices draws memory slices on one line, in so many columns at most where these are at least three for each slice. A free one is a dot.
-// Cells that overlap, or lie outside, as in data that others wrote, are left out.
+// Slices draws memory slices on one line, in at most so many columns, if these are at least three for each slice. A free slice is a dot.
+// It leaves out cells that overlap or lie outside, since other programs may have written the data.
 func Slices(slots int, cells []Cell, columns int) string {
 	width := max(2, (columns-1)/max(1, slots)) // of one slice, its left border included
 	ordered := slices.SortedStableFunc(slices.Values(cells), func(a, b Cell) int { return a.At - b.At })
@@ -24,15 +24,15 @@ func Slices(slots int, cells []Cell, columns int) string {
 			continue
 		}
 		b.WriteString(free(c.At-at, width))
-		b.WriteString(box(fitting(c.Names, c.Size*width-1), c.Size*width))
+		b.WriteString(box(firstThatFits(c.Names, c.Size*width-1), c.Size*width))
 		at = c.At + c.Size
 	}
 	b.WriteString(free(slots-at, width))
 	return b.String() + border
 }
 
-// fitting is the first name that has no more than so many characters, or what of the last one has room.
-func fitting(names []string, width int) string {
+// firstThatFits gives the first name that has no more than so many characters, or the beginning of the last one.
+func firstThatFits(names []string, width int) string {
 	last := ""
 	for _, name := range names {
 		if last = name; utf8.RuneCountInString(name) <= width {
