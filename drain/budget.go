@@ -17,7 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
-// blocked names the PodDisruptionBudget that keeps a pod, and what the budget waits for.
+// blocked names the PodDisruptionBudget that keeps a pod, and the state in which the budget would let it go.
 func (r *round) blocked(ctx context.Context, pod holders.Pod, refusal error) Verdict {
 	budgets := r.matching(ctx, pod)
 	cause := budgetCause(refusal)
@@ -43,8 +43,8 @@ func (r *round) blocked(ctx context.Context, pod holders.Pod, refusal error) Ver
 	}
 }
 
-// budgetState says what a budget waits for, or why it never lets a pod go. The API server's own words are the last resort,
-// since they repeat the name.
+// budgetState says how many healthy pods a budget needs and has, or why it never lets a pod go. It gives the API server's own words only
+// if it knows nothing else, since they repeat the name.
 func budgetState(b *policyv1.PodDisruptionBudget, cause string) string {
 	s := b.Status
 	sync := meta.FindStatusCondition(s.Conditions, policyv1.DisruptionAllowedCondition)
@@ -109,7 +109,7 @@ const (
 	longestSelector = 64 << 10 // bytes; one that is longer counts as selecting nothing, and the message has less detail
 )
 
-// readBudgets reads the budgets of a namespace, as far as they count here.
+// readBudgets reads the fields of a namespace's budgets that matter here.
 func (r *round) readBudgets(ctx context.Context, namespace string) ([]policyv1.PodDisruptionBudget, error) {
 	var out []policyv1.PodDisruptionBudget
 	for page := (metav1.ListOptions{Limit: budgetsAtOnce}); ; {
@@ -132,7 +132,7 @@ func (r *round) readBudgets(ctx context.Context, namespace string) ([]policyv1.P
 	}
 }
 
-// budgetCause is what the API server says of the budget, or else of the whole.
+// budgetCause gives the API server's message about the budget, or else the whole message.
 func budgetCause(err error) string {
 	var status apierrors.APIStatus
 	if errors.As(err, &status) && status.Status().Details != nil {

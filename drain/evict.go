@@ -31,10 +31,10 @@ const requestTimeout = 15 * time.Second
 const (
 	firstDelay   = time.Second
 	longestDelay = 30 * time.Second
-	delayJitter  = 0.25 // share that is added at random, so that the pods of many nodes do not ask in step
+	delayJitter  = 0.25 // random share of the delay, so that the agents of many nodes do not ask in step
 )
 
-// State is how far a pod is on its way out.
+// State says how far the eviction of a pod has come.
 type State string
 
 // The states of a pod that is to leave.
@@ -42,47 +42,47 @@ const (
 	Requested   State = "Requested"   // the API server accepted the eviction; in a dry run: it would
 	Deleted     State = "Deleted"     // the API server accepted its deletion, after the deadline
 	Gone        State = "Gone"        // the API server knows the pod no more
-	Terminating State = "Terminating" // it is on its way out
+	Terminating State = "Terminating" // kubelet is ending it
 	Waiting     State = "Waiting"     // a rule, or the policy, lets it end by itself
-	Queued      State = "Queued"      // others have to leave before it
+	Queued      State = "Queued"      // other pods have to leave before it
 	Blocked     State = "Blocked"     // a PodDisruptionBudget does not let it go
-	Refused     State = "Refused"     // it is not asked to go: the policy says so, or it could not be sent away for good
-	Failed      State = "Failed"      // anything else; Message says what
+	Refused     State = "Refused"     // the policy forbids its eviction, or its DaemonSet would make it anew
+	Failed      State = "Failed"      // any other cause, which Message names
 )
 
-// isStuck reports whether a pod of this state does not leave by what was done so far.
+// isStuck reports whether a pod of this state stays unless its budget, its policy or its cause changes.
 func (s State) isStuck() bool { return s == Blocked || s == Refused || s == Failed }
 
-// Verdict is what became of the wish that a pod go.
+// Verdict is the result of asking for the eviction of a pod.
 type Verdict struct {
 	Pod      holders.Pod
 	State    State
 	PDB      string    // namespace/name of the PodDisruptionBudget that blocks; several are joined by ", "
-	By       string    // field of the settings that decided, "drain.rules[0]"; empty where none did
+	By       string    // field of the settings that decided, "drain.rules[0]"; empty if none did
 	Message  string    // for people: "PDB web/api: needs 2 healthy pods and has 2; asked again until 04:02Z"
-	Since    time.Time // when the pod first did not go (Blocked, Refused or Failed); zero if it does
-	RetryAt  time.Time // before this the API server is not asked again; zero where there is nothing to ask
+	Since    time.Time // of the first such verdict in a row (Blocked, Refused or Failed); zero for the other states
+	RetryAt  time.Time // time of the next request to the API server; zero if there is none to come
 	Deadline time.Time // until when the pod may stay; zero if there is no deadline, or it is gone
-	Overdue  bool      // it is there still, past its deadline, and nothing more is done for it to go
+	Overdue  bool      // the pod is there past its deadline, and Evict does nothing more
 }
 
-// Evictor sends pods away through the API server, and remembers which pods it has asked for and when. It is for one goroutine.
+// Evictor evicts pods through the API server, and remembers its requests and their times. It is for one goroutine.
 type Evictor struct {
 	client kubernetes.Interface
 	clock  clock.PassiveClock
 	log    *zap.Logger
 
-	// Again repeats an eviction that failed for a passing cause; nil sends each once. It is not told of a 429, which a disruption budget
-	// answers with. The request names the pod by its UID, so that it can be sent twice.
+	// Again repeats an eviction that failed for a passing cause; nil sends each once. It never gets a 429, which is the answer for a
+	// disruption budget. The request names the pod by its UID, so that it can be sent twice.
 	Again func(ctx context.Context, request func() error) error
 
 	evictions map[types.UID]*attempt // by Evict
 	dryRuns   map[types.UID]*attempt // by DryRun
 }
 
-// attempt is what is remembered of a pod between calls. It may be lost at any time: the agent then sends one request too many.
+// attempt is the memory of a pod between calls. It may be lost at any time: the agent then sends one request too many.
 type attempt struct {
-	verdict Verdict // without what changes with time
+	verdict Verdict // without the fields that withDeadline adds
 	at      time.Time
 	backoff wait.Backoff
 }
@@ -92,17 +92,17 @@ func NewEvictor(client kubernetes.Interface, clock clock.PassiveClock, log *zap.
 	return &Evictor{client: client, clock: clock, log: log}
 }
 
-// Evict sends pods away as the policy says, and returns one verdict for each in the same order. Since is when the node was
+// Evict evicts pods as the policy says, and returns one verdict for each in the same order. Since is when the node was
 // fenced; without it, or without Policy.Deadline, there is no deadline.
 //
 // Pods are asked for through policy/v1, under their own grace: the ordinary ones first; when none of those is left, the
 // critical ones; those of DaemonSets last. From its deadline on, a pod that the API server still does not let go is
-// deleted if the policy says so. A pod that is overdue is asked for in dry runs only, which tell what holds it: no pod
+// deleted if the policy says so. For an overdue pod Evict sends dry runs only, which tell what holds it: no pod
 // shall leave for a change that is about to be given up.
 //
 // It never waits for a pod to go. A pod that was asked for a short while ago gets its last verdict again without a request;
-// the delay grows from 1 to 30 seconds and is never below what the API server asks for. What is remembered is of the
-// pods of the last call only.
+// the delay grows from 1 to 30 seconds and is never below what the API server asks for. Evict remembers the pods of its
+// last call only.
 //
 // Callers list the pods anew before each call: a verdict of Blocked is about the name, and a pod that was replaced by
 // another of the same name can be reported as blocked for as long as the budget is.
@@ -123,9 +123,9 @@ func (e *Evictor) Evict(ctx context.Context, pods []holders.Pod, policy Policy, 
 	return out
 }
 
-// DryRun asks for each pod whether it would be let go now, changing nothing: Requested is yes. Each pod is judged by
-// itself; of several that share a PodDisruptionBudget all may be told yes though they can only go one by one. A pod that
-// may end by itself first is Waiting, and not asked about.
+// DryRun asks the API server for each pod whether it would evict it now, changing nothing: Requested is yes. It judges each pod by
+// itself; of several pods that share a PodDisruptionBudget all may be Requested though they can only go one by one. A pod that
+// may end by itself first is Waiting, without a request.
 // Each call sends new requests; RetryAt tells when that is worth while.
 func (e *Evictor) DryRun(ctx context.Context, pods []holders.Pod, policy Policy) []Verdict {
 	r := round{Evictor: e, now: e.clock.Now(), policy: policy, dryRun: true, lastAttempts: e.dryRuns, nextAttempts: map[types.UID]*attempt{}}
@@ -148,7 +148,7 @@ type round struct {
 	lastAttempts    map[types.UID]*attempt                    // of the call before
 	nextAttempts    map[types.UID]*attempt                    // for the next call
 	budgets         map[string][]policyv1.PodDisruptionBudget // by namespace, read when first needed
-	noAnswer        error                                     // why the API server did not answer at all, once it did not
+	noAnswer        error                                     // of the first request that the API server did not answer; nil so far
 }
 
 // dueForDeletion reports whether the pod is to be deleted, if it does not go otherwise.
@@ -212,7 +212,7 @@ func (r *round) remember(v Verdict, before *attempt, retryAfter time.Duration) V
 	return v
 }
 
-// withDeadline adds what changes with time alone.
+// withDeadline adds the fields that change with time alone.
 func (r *round) withDeadline(v Verdict, t terms) Verdict {
 	if t.deadline.IsZero() || v.State == Gone {
 		return v
@@ -238,10 +238,10 @@ func (r *round) withDeadline(v Verdict, t terms) Verdict {
 	return v
 }
 
-// minutes is how exact a deadline is written.
+// minutes is the form in which messages give a deadline.
 const minutes = "15:04"
 
-// logNews logs a decision when it is news.
+// logNews logs a verdict that differs from the one before.
 func (e *Evictor) logNews(before *attempt, v Verdict) {
 	if before != nil && before.verdict.State == v.State && before.verdict.Message == v.Message {
 		return
@@ -262,7 +262,7 @@ func (e *Evictor) logNews(before *attempt, v Verdict) {
 	}
 }
 
-// judge finds out what is to be done with one pod, and asks for it.
+// judge decides about one pod, and sends the request if there is one.
 func (r *round) judge(ctx context.Context, pod holders.Pod, t terms) (Verdict, time.Duration) {
 	if v, ok := r.withoutRequest(pod, t); ok {
 		return v, 0
@@ -277,7 +277,7 @@ func (r *round) judge(ctx context.Context, pod holders.Pod, t terms) (Verdict, t
 	if !r.dueForDeletion(t) {
 		return r.ask(ctx, pod, r.dryRun)
 	}
-	// Also a pod that is late goes by its eviction, if it may: an agent that was away for hours has not asked before.
+	// A late pod too is evicted rather than deleted if its budget allows it: an agent that was away for hours has not asked before.
 	last := Verdict{Message: "its own grace is longer"}
 	if pod.Grace <= r.policy.DeleteGrace {
 		var retryAfter time.Duration
@@ -288,11 +288,11 @@ func (r *round) judge(ctx context.Context, pod holders.Pod, t terms) (Verdict, t
 	return r.deletePod(ctx, pod, t, last), 0
 }
 
-// withoutRequest is the verdict on a pod for which there is nothing to ask.
+// withoutRequest gives the verdict on a pod that needs no request.
 func (r *round) withoutRequest(pod holders.Pod, t terms) (Verdict, bool) {
 	switch {
 	case pod.Unlisted:
-		return Verdict{State: Terminating, Message: unlisted(pod)}, true
+		return Verdict{State: Terminating, Message: runsUnlisted(pod)}, true
 	case pod.Terminating:
 		return Verdict{State: Terminating, Message: r.terminating(pod)}, true
 	case pod.Mirror:
@@ -320,7 +320,7 @@ var queued = map[tier]string{
 	daemons:  "of a DaemonSet, which goes when all others have left",
 }
 
-// ask requests one eviction, or would.
+// ask requests one eviction, or a dry run of it.
 func (r *round) ask(ctx context.Context, pod holders.Pod, dryRun bool) (Verdict, time.Duration) {
 	err := r.send(ctx, pod, dryRun)
 	if r.unanswered(err) {
@@ -330,7 +330,7 @@ func (r *round) ask(ctx context.Context, pod holders.Pod, dryRun bool) (Verdict,
 	return r.interpret(ctx, pod, err), time.Duration(seconds) * time.Second
 }
 
-// unanswered reports whether the API server did not answer at all, and keeps why for the pods that follow.
+// unanswered reports whether the API server did not answer at all, and keeps the error for the pods that follow.
 func (r *round) unanswered(err error) bool {
 	var answered apierrors.APIStatus
 	if err == nil || errors.As(err, &answered) {
@@ -370,7 +370,7 @@ func isGone(err error) bool {
 	return apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }
 
-// send requests an eviction, again if that is wanted.
+// send requests an eviction, several times if Again is set and the cause may pass.
 func (r *round) send(ctx context.Context, pod holders.Pod, dryRun bool) error {
 	if r.Again == nil {
 		return r.request(ctx, pod, dryRun)

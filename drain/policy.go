@@ -12,19 +12,18 @@ import (
 	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
-// Policy is what may be done to pods that have to leave, and until when. The zero Policy evicts them all, and has no
-// deadline.
+// Policy says which pods may be evicted or deleted, and when. The zero Policy evicts them all, and has no deadline.
 type Policy struct {
 	Rules     []Rule // the first that fits a pod counts, also over Unmanaged and EmptyDir
-	Unmanaged Choice // of pods that no controller brings back
-	EmptyDir  Choice // of pods with files on the node's disk, which go with them
+	Unmanaged Choice // for pods that no controller brings back
+	EmptyDir  Choice // for pods with files on the node's disk, which are lost with them
 
-	// EndFor is how long after the fence an ordinary pod may end by itself that no rule fits. 0 is not at all.
+	// EndFor is how long after the fence an ordinary pod without a rule may take to end by itself; 0 for not at all.
 	EndFor   time.Duration
-	EndField string // of the settings, that says so: "drain.mode"
+	EndField string // field of the settings that EndFor comes from: "drain.mode"
 
-	Deadline    time.Duration // how long a pod may take to leave, after the fence and what it may end by itself in; 0 is for ever
-	Delete      bool          // pods that are still there then are deleted
+	Deadline    time.Duration // how long a pod may take to leave, from the fence or the end of its own time on; 0 for any time
+	Delete      bool          // delete pods that are there after the deadline
 	DeleteGrace time.Duration // longest grace of such a deletion
 
 	// Fence is the taint of the fence. A DaemonSet that tolerates it brings its pod back at once, which is refused.
@@ -38,22 +37,22 @@ type Policy struct {
 	ClaimDriverAway bool
 }
 
-// Choice is whether certain pods are refused, and the field of the settings that says so: "drain.emptyDir".
+// Choice says whether certain pods are refused, and by which field of the settings: "drain.emptyDir".
 type Choice struct {
 	Refuse bool
 	Field  string
 }
 
-// Rule is what is done with certain pods.
+// Rule says how certain pods are treated.
 type Rule struct {
-	Field      string   // of the settings, where people find it: "drain.rules[0]"
+	Field      string   // its place in the settings: "drain.rules[0]"
 	Namespaces []string // none for all
 	Selector   labels.Selector
 	Action     Action
 	For        time.Duration // of Wait: how long after the fence a pod may end by itself
 }
 
-// Action is what a rule does with a pod.
+// Action says how a rule treats a pod.
 type Action string
 
 // The actions.
@@ -72,9 +71,9 @@ type tier int
 
 const (
 	ordinary tier = iota
-	critical      // pods that others may need to end in good order
-	daemons       // pods that serve the others on the node
-	tiers         // how many there are
+	critical      // pods that ordinary pods may need while they end
+	daemons       // pods that serve the other pods of the node
+	tiers         // the number of tiers
 )
 
 func tierOf(pod holders.Pod) tier {
@@ -88,20 +87,20 @@ func tierOf(pod holders.Pod) tier {
 	}
 }
 
-// deletionSlack is what kubelet gets beyond the grace of a pod to end it, and to unmount its volumes.
+// deletionSlack is the time beyond a pod's grace that kubelet gets to end it and to unmount its volumes.
 const deletionSlack = time.Minute
 
-// terms are what a policy comes to for one pod.
+// terms are those of a policy for one pod.
 type terms struct {
 	by      string        // the field of the settings that says more than "evict"; empty if none does
-	refusal string        // why the pod is not sent away; empty if it is
-	wait    time.Duration // how long after the fence it may end by itself
+	refusal string        // why the policy forbids its eviction; empty if it allows it
+	wait    time.Duration // how long after the fence it may take to end by itself
 
 	// These are zero before the fence stands, and the last two where there is no deadline. They follow from when that was,
 	// from the settings and the pod, so that a restart of the agent moves none of them.
 	until    time.Time // until when it may end by itself
-	deadline time.Time // from when on it is deleted, if it is to be
-	end      time.Time // when it has to be gone, whatever was done
+	deadline time.Time // from when on the policy deletes it, if it deletes
+	end      time.Time // when it has to be gone, evicted or deleted
 }
 
 // terms are those of a pod behind a fence that was raised at since; zero means that no fence stands.
@@ -137,7 +136,7 @@ func (p Policy) longestWait() time.Duration {
 	return longest
 }
 
-// ruling finds the rule or the choice that counts for a pod.
+// ruling finds the rule or the choice that applies to a pod.
 func (p Policy) ruling(pod holders.Pod) terms {
 	if p.comesBack(pod) {
 		kind, name, _ := strings.Cut(pod.Controller, "/")

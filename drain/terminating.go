@@ -8,8 +8,8 @@ import (
 	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
-// endSlack is how long after its grace a pod may take to be gone before it is said what keeps it: kubelet kills what still
-// runs then, and unmounts volumes, which takes seconds.
+// endSlack is how long after its grace a pod may take to be gone before a message says what keeps it: kubelet then kills its
+// processes and unmounts its volumes, which takes seconds.
 const endSlack = 10 * time.Second
 
 // terminating says how long a terminating pod has left, or what keeps it.
@@ -28,15 +28,15 @@ func (r *round) terminating(pod holders.Pod) string {
 	case r.policy.KubeletSilent != "":
 		return text + "; kubelet cannot end it: " + r.policy.KubeletSilent
 	case late:
-		return text + "; " + r.keptBy(pod)
+		return text + "; " + r.whatKeeps(pod)
 	default:
 		return text
 	}
 }
 
-// keptBy says what keeps a pod whose grace is over, the first cause first: a finalizer can wait for a container. Claims come
+// whatKeeps says what keeps a pod whose grace is over, the first cause first: a finalizer can wait for a container. Claims come
 // right after the containers: kubelet reports that a pod has ended only when the drivers of its claims have taken the devices back.
-func (r *round) keptBy(pod holders.Pod) string {
+func (r *round) whatKeeps(pod holders.Pod) string {
 	var causes []string
 	switch n := len(pod.Running); {
 	case n == 1:
@@ -60,8 +60,8 @@ func (r *round) keptBy(pod holders.Pod) string {
 	return strings.Join(causes, "; ")
 }
 
-// unlisted says what shows that a pod still runs which the API server does not list.
-func unlisted(pod holders.Pod) string {
+// runsUnlisted says by what sign a pod still runs which the API server does not list.
+func runsUnlisted(pod holders.Pod) string {
 	const text = "the API server does not list it; "
 	var processes []string
 	for _, s := range pod.Sources {

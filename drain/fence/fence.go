@@ -1,7 +1,7 @@
-// Package fence keeps ordinary pods off a node while its GPUs change: the cordon and the taint, whose a cordon is, what other tools have
-// written on the node, and the labels by which NVIDIA's operands leave it.
+// Package fence keeps ordinary pods off a node while its GPUs change, by a cordon and a taint. It tells who has cordoned a node, which other
+// tools maintain it, and by which labels NVIDIA's operands leave it.
 //
-// It reads objects and makes patches, and never sends one. Keys and taints come in as values.
+// It reads objects and makes patches, and never sends one. Its callers give it keys and taints.
 package fence
 
 import (
@@ -24,15 +24,15 @@ import (
 // whole, so an unguarded one would bring back a taint that somebody removed in between and lose one that somebody
 // added; and because a journal that says what was before is only true of the node it was read from.
 type Fence struct {
-	Taint           corev1.Taint // what keeps pods off; no other tool uses its key
-	StartupKey      string       // taint of nodes that have just been registered, to be taken away once they are ready
+	Taint           corev1.Taint // keeps pods off; no other tool uses its key
+	StartupKey      string       // key of the taint of nodes that have just been registered, which goes once they are ready
 	JournalKey      string       // annotation that holds the journal
-	KeepCordonedKey string       // annotation by which people ask that the node stays cordoned; any value counts
+	KeepCordonedKey string       // annotation by which a user asks that the node stays cordoned; any value counts
 }
 
 // Raise writes the journal, the cordon and the taint in one patch, so that there is no moment at which a crash leaves
-// a cordon that nobody owns. Raising a fence that stands already is not an error. The journal must not be empty. Annotations
-// that are spent go in the same patch: what people asked for by them is in the journal.
+// a cordon without a journal. Raising a fence that is up already is not an error. The journal must not be empty. The same patch
+// takes spent annotations away: the journal has the users' requests that they stood for.
 func (f Fence) Raise(node *corev1.Node, journal string, spent ...string) ([]byte, error) {
 	p, err := f.recording(node, journal, spent)
 	if err != nil {
@@ -66,7 +66,7 @@ func (f Fence) Open(node *corev1.Node) ([]byte, error) {
 	return p.bytes()
 }
 
-// Uncover is Open for a node whose cordon shall stay as it is, also where somebody has lifted it.
+// Uncover is Open for a node whose cordon shall stay as it is, also if a user or tool has lifted it.
 func (f Fence) Uncover(node *corev1.Node) ([]byte, error) {
 	p, err := f.guarded(node)
 	if err != nil {
@@ -130,8 +130,8 @@ func (f Fence) Startup(node *corev1.Node) *corev1.Taint {
 	return nil
 }
 
-// tainted is the node's taints with the fence's own. One that stands already is kept as it is, with its time; one of
-// our key that says something else, as another version may have left it, gives way.
+// tainted gives the node's taints with the fence's own. A fence's taint that is there already stays as it is, with its time; one with
+// our key and another value or effect, as another version may have left it, is replaced.
 func (f Fence) tainted(node *corev1.Node) []corev1.Taint {
 	ours := f.Taint
 	for _, t := range node.Spec.Taints {
@@ -146,7 +146,7 @@ func (f Fence) untainted(node *corev1.Node) []corev1.Taint {
 	return slices.DeleteFunc(slices.Clone(node.Spec.Taints), func(t corev1.Taint) bool { return t.Key == f.Taint.Key })
 }
 
-// taintsWithoutFence is the node's taints without the fence's and without that of a node that has just been registered.
+// taintsWithoutFence gives the node's taints without the fence's and without that of a node that has just been registered.
 func (f Fence) taintsWithoutFence(node *corev1.Node) []corev1.Taint {
 	return slices.DeleteFunc(f.untainted(node), func(t corev1.Taint) bool { return t.Key == f.StartupKey })
 }
@@ -174,7 +174,7 @@ func (f Fence) guarded(node *corev1.Node) (*patch, error) {
 	return guardedPatch(node)
 }
 
-// patch is a JSON merge patch of a node (RFC 7386): what is absent stays as it is, and null removes.
+// patch is a JSON merge patch of a node (RFC 7386): a field that is absent stays as it is, and null removes one.
 type patch struct {
 	Metadata struct {
 		UID             string             `json:"uid"`
@@ -261,23 +261,23 @@ func Cordoner(node *corev1.Node) (who string, since time.Time, ok bool) {
 	return strings.Join(managers, ", "), since, true
 }
 
-// controllerManager is who puts the taint of a cordon on the node and takes it away.
+// controllerManager is the manager that puts the taint of a cordon on the node and takes it away.
 const controllerManager = "kube-controller-manager"
 
-// atOnce is how soon the control plane takes the taint away after an uncordon, at most. It takes less than a second; but
-// managedFields know whole seconds only, and a controller may need a moment from one of its writes to the next.
+// atOnce is the longest time from an uncordon until the control plane takes the taint away. It takes less than a second; but
+// managedFields have whole seconds only, and a controller may need a moment from one of its writes to the next.
 const atOnce = 2 * time.Second
 
-// Uncordoner tells when the cordon of a node was lifted, and who seems to have done it. Both are often not known.
+// Uncordoner tells when the cordon of a node was lifted, and which managers may have lifted it. Both are often not known.
 //
 // When is the time at which the control plane took the cordon's taint away, within a second or so. It is zero while the
-// taint is still there, and where the node has no taint left, or somebody has written its taints since: so the time to
-// ask is when the node is first seen without its cordon.
+// taint is still there, if the node has no taint left, or if another manager has written its taints since: so callers
+// ask as soon as they see the node without its cordon.
 //
-// Who are the managers, other than ours, that wrote something else to the node at that very time, as controllers do which
+// Who are the managers, other than ours, that wrote another field of the node at that very time, as controllers do that
 // note the end of their work. The uncordon itself leaves no trace: spec.unschedulable=false is the same as no such field,
-// so nobody owns it; kubectl, which writes nothing else, is gone from managedFields with it, and the entry of whoever had
-// cordoned keeps its time. So an empty who is mostly kubectl, and a who that is not empty is a guess.
+// so no manager owns it; kubectl, which writes nothing else, is gone from managedFields with it, and the entry of the manager
+// that had cordoned keeps its time. So an empty who is mostly kubectl, and a who that is not empty is a guess.
 func Uncordoner(node *corev1.Node, ours string) (who string, when time.Time) {
 	if node.Spec.Unschedulable || CordonTaint(node) != nil {
 		return "", time.Time{}
@@ -319,7 +319,7 @@ func ownsField(m metav1.ManagedFieldsEntry, path ...string) bool {
 	fields := m.FieldsV1.GetRawBytes()
 	for _, name := range path {
 		var below map[string]json.RawMessage
-		// An entry in a form that is not known here names no owner that could be told.
+		// An entry in another form than FieldsV1 names no owner.
 		if err := json.Unmarshal(fields, &below); err != nil {
 			return false
 		}

@@ -13,30 +13,29 @@ import (
 	"github.com/gpuslice/gpuslice/drain/plain"
 )
 
-// Marker is what another tool has written on the node while it maintains the node, or means to.
+// Marker is a sign on the node that another tool maintains it, or is going to.
 type Marker struct {
 	Tool  string    // "kured"
-	Sign  string    // what it wrote: "annotation weave.works/kured-reboot-in-progress=2026-03-01T02:00:00Z"
-	Since time.Time // when it began, as far as the sign itself tells; otherwise zero
+	Sign  string    // the tool's taint, label or annotation: "annotation weave.works/kured-reboot-in-progress=2026-03-01T02:00:00Z"
+	Since time.Time // when the maintenance began; zero if the sign does not tell
 
-	// Cordons says that the tool keeps pods off the node until it is done. A cordon may be its own even if it is not the
-	// one who made it: a tool that finds a node cordoned relies upon that. NVSentinel for one takes an uncordon for the
-	// wish that its quarantine end.
+	// Cordons says that the tool keeps pods off the node until it is done. It may need a cordon that it has not made: a tool
+	// that finds a node cordoned relies upon that. NVSentinel for one ends its quarantine when a user uncordons the node.
 	Cordons bool
-	// Planned says that nothing has begun: the tool has announced that the node will have its turn.
+	// Planned says that the tool has announced its maintenance and not begun.
 	Planned bool
 
-	Done string // what ends it, as advice for people
+	Done string // how the maintenance ends, as advice for people
 }
 
-// Markers lists what other tools have in hand on the node, one marker for each tool, sorted by tool. It is what decides
-// whose a cordon is where managedFields do not, and what is named while we wait.
+// Markers lists the other tools that maintain the node, one marker for each tool, sorted by tool. They decide
+// whose a cordon is if managedFields do not tell, and the agent's messages name them while it waits.
 //
 // Only signs are known here that the tools' own sources or manuals give, as of August 2026. A tool that writes nothing on
 // the node cannot be seen: kured without --annotate-nodes, Rancher's system-upgrade-controller, Mellanox's
 // maintenance-operator, Cluster API while it drains, locksmith, Bottlerocket's update operator, EKS; nor is
-// node-problem-detector, whose conditions name a problem and not a plan. What stays on the node after a tool is done is no
-// sign, and nothing that we write ourselves is one.
+// node-problem-detector, whose conditions name a problem and not a plan. Text that stays on the node after a tool is done is no
+// sign, and neither is our own.
 //
 // Operands are the labels by which NVIDIA's managers pause operands; others of their kind are no sign.
 func Markers(node *corev1.Node, operands []string) []Marker {
@@ -79,7 +78,7 @@ const (
 	markPlanned                    // announced
 )
 
-// finder looks for a sign. It gives an empty one where there is none, and a zero time where the sign does not tell.
+// finder looks for a sign. It gives an empty one if there is none, and a zero time if the sign does not tell.
 type finder func(node *corev1.Node) (sign string, since time.Time)
 
 var knownMarkers = slices.Concat(
@@ -391,7 +390,7 @@ func annotationTime(key, layout string) finder {
 	}
 }
 
-// entry is the first label or annotation that fits, in the order of keys.
+// entry gives the first label or annotation that fits, in the order of keys.
 func entry(kind string, all map[string]string, key string, values []string) string {
 	keys := []string{key}
 	if prefix, some := strings.CutSuffix(key, "*"); some {
@@ -411,7 +410,7 @@ func entry(kind string, all map[string]string, key string, values []string) stri
 	return ""
 }
 
-// sinceLabel is a sign whose time is told by a label.
+// sinceLabel finds a sign whose time a label tells.
 func sinceLabel(find finder, key, layout string) finder {
 	return func(node *corev1.Node) (string, time.Time) {
 		sign, _ := find(node)
@@ -422,7 +421,7 @@ func sinceLabel(find finder, key, layout string) finder {
 	}
 }
 
-// writtenBy is a label that counts only if managedFields name its writer.
+// writtenBy finds a label that counts only if managedFields name its writer.
 func writtenBy(manager string, find finder) finder {
 	return func(node *corev1.Node) (string, time.Time) {
 		sign, since := find(node)
@@ -442,7 +441,7 @@ const (
 	unixSeconds = "unix"
 )
 
-// parseTime is the time that a value tells, or zero: whoever wrote it may have changed its form.
+// parseTime reads the time of a value; zero if the value has another form, as a newer version of the tool may give it.
 func parseTime(layout, value string) time.Time {
 	if layout == unixSeconds {
 		if seconds, err := strconv.ParseInt(value, 10, 64); err == nil && seconds > 0 {
@@ -457,7 +456,7 @@ func parseTime(layout, value string) time.Time {
 	return at.UTC()
 }
 
-// short is a value as it can stand in a message. Annotations may be long, and hold anything.
+// short makes a value fit for a message. Annotations may be long, and have any characters.
 func short(value string) string {
 	const most = 64
 	if runes := []rune(plain.Name(value)); len(runes) > most {

@@ -19,16 +19,16 @@ const deployPrefix = "nvidia.com/gpu.deploy."
 const (
 	// DeployedValue is that of an operand that runs.
 	DeployedValue = "true"
-	// PausedValue is what the label of an operand says while we keep it away.
+	// PausedValue is that of an operand that the agent keeps away.
 	PausedValue = "paused-for-gpuslice"
-	// PausedForMIGChange is what NVIDIA's mig-manager writes, whatever was there before but "false". It keeps no record of that.
+	// PausedForMIGChange is the value that NVIDIA's mig-manager writes over any other but "false", of which it keeps no record.
 	PausedForMIGChange = "paused-for-mig-change"
-	// PausedForDriverUpgrade is what the k8s-driver-manager writes for "true". It puts that behind an underscore onto another's pause
-	// too: it takes its part away in the end, so that ours is there again.
+	// PausedForDriverUpgrade is the value that the k8s-driver-manager writes over "true". To another tool's pause it appends it behind an
+	// underscore; in the end it takes its part away, so that ours is there again.
 	PausedForDriverUpgrade = "paused-for-driver-upgrade"
 )
 
-// OperandState is whether an operand runs, and who keeps it away if it does not.
+// OperandState says whether an operand runs, or which tool keeps it away.
 type OperandState string
 
 // The states of an operand.
@@ -38,13 +38,13 @@ const (
 	OperandForeign OperandState = "Foreign" // anything else, such as "false" or another tool's pause, also upon ours: hands off
 )
 
-// Operand is what the GPU Operator, or a chart that follows its convention, runs on a node by a label of the node.
+// Operand is a program that the GPU Operator, or a chart that follows its convention, runs on a node by a label of the node.
 type Operand struct {
 	Label, Value string
 	State        OperandState
 
-	// Pods are those that go when the label is paused, and that keep the operand from being gone: pods of DaemonSets
-	// that select nodes by the label. It may be more than one: the MPS control daemon goes by the device plugin's label.
+	// Pods are those that go when the label is paused; the operand is gone when they are. They are pods of DaemonSets
+	// that select nodes by the label. There may be more than one: the MPS control daemon follows the device plugin's label.
 	// A pod of another controller that selects by the label is not among them: no controller removes it when the label changes.
 	Pods []holders.Pod
 }
@@ -112,15 +112,15 @@ func allowsPaused(e corev1.NodeSelectorRequirement) bool {
 		return !slices.Contains(e.Values, PausedValue)
 	case corev1.NodeSelectorOpExists:
 		return true
-	case corev1.NodeSelectorOpDoesNotExist, corev1.NodeSelectorOpGt, corev1.NodeSelectorOpLt: // it is there, and no number
+	case corev1.NodeSelectorOpDoesNotExist, corev1.NodeSelectorOpGt, corev1.NodeSelectorOpLt: // the label exists, and is no number
 		return false
-	default: // of a newer API: a pod that is waited for in vain is undone, one that is overlooked is not
+	default: // of a newer API: if the agent waits for such a pod in vain, it undoes the change; one that it overlooks could keep the GPU
 		return false
 	}
 }
 
 // SetLabels writes the labels that values names and no others, in a patch of types.MergePatchType that is guarded as
-// those of Fence are: what was decided by a label's value may be wrong once somebody has changed it.
+// those of Fence are: a decision by a label's value may be wrong once another tool has changed the value.
 func SetLabels(node *corev1.Node, values map[string]string) ([]byte, error) {
 	p, err := guardedPatch(node)
 	if err != nil {
@@ -132,7 +132,7 @@ func SetLabels(node *corev1.Node, values map[string]string) ([]byte, error) {
 
 // LeftPaused lists those of the operands' labels that have the value, sorted: operands that stay paused though no change is under
 // way. With PausedValue that happens after a change when the k8s-driver-manager, which found our pause at its start, puts it back.
-// Other labels are left out: anybody may write the value there.
+// It leaves out other labels: any tool may write the value there.
 func LeftPaused(node *corev1.Node, operands []string, value string) []string {
 	var out []string
 	for _, label := range operands {

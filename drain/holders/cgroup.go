@@ -8,16 +8,16 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Owner is what a process belongs to. A process of a container has no Unit, even where the container is a unit's; one
-// that is started outside of both has none of them.
+// Owner names the pod, container or unit that a process belongs to. A process of a container has no Unit, even if the container is a
+// unit's; a process that is started outside of both has neither.
 type Owner struct {
 	PodUID    types.UID // of a static pod this is the hash of its manifest, which the API server shows as an annotation
 	Container string    // the container runtime's id, 64 digits
 	Unit      string    // the unit of the host's systemd: nvidia-persistenced.service, session-3.scope
 }
 
-// ofSamePod tells as much as can be told without the pods. The agent's own pod has no UID where cgroups are seen from the
-// agent's namespace of them, and it has but one container.
+// ofSamePod reports whether both are of one pod, as far as that shows without the pods. The agent's own pod has no UID if the
+// agent sees cgroups from its own namespace of them, and it has only one container.
 func (o Owner) ofSamePod(as Owner) bool {
 	if o.PodUID != "" && as.PodUID != "" {
 		return o.PodUID == as.PodUID
@@ -40,8 +40,8 @@ var (
 	unitName = regexp.MustCompile(`\.(?:service|scope|socket|mount|swap)$`)
 )
 
-// ParseCgroup tells from the text of /proc/PID/cgroup what the process belongs to. It reads cgroup v1, v2 and both at
-// once, and ignores what it does not understand. Of containers in containers the outer one counts, which kubelet knows.
+// ParseCgroup reads the owner of a process from the text of /proc/PID/cgroup. It reads cgroup v1, v2 and both at
+// once, and ignores lines in other forms. Of containers in containers the outer one counts, which kubelet knows.
 //
 // The paths may be relative to a cgroup namespace of the reader's own. Then a process in the reader's own pod, and
 // outside of its container, has no PodUID.
@@ -61,7 +61,7 @@ func ParseCgroup(text string) Owner {
 	return out
 }
 
-// known orders owners by how much they say.
+// known orders owners by how many of their fields are known.
 func (o Owner) known() int {
 	switch {
 	case o.PodUID != "" && o.Container != "":
@@ -100,7 +100,7 @@ func pathOwner(path string) Owner {
 	return o
 }
 
-// podUID is the UID that the part of a path is named by, if it is a pod's. Above are the parts before it.
+// podUID gives the UID in the name of a part of a path, if it is a pod's cgroup. Above are the parts before it.
 func podUID(above []string, part string) types.UID {
 	if m := podSlice.FindStringSubmatch(part); m != nil {
 		return types.UID(strings.ReplaceAll(m[1], "_", "-"))
@@ -118,8 +118,8 @@ func podUID(above []string, part string) types.UID {
 	return ""
 }
 
-// hostUnit is what systemd itself takes for the unit: the first part below the slices. What is below a unit is its own
-// affair, such as the units of a user's own systemd below user@1000.service, or of a container below docker.service.
+// hostUnit gives the unit as systemd itself defines it: the first part below the slices. Units below a unit are not the host's: those
+// of a user's own systemd below user@1000.service, or of a container below docker.service.
 func hostUnit(parts []string) string {
 	for _, part := range parts {
 		if part == "" || part == ".." || strings.HasSuffix(part, ".slice") {

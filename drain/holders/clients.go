@@ -14,8 +14,8 @@ type Client struct {
 	PID     int
 	Command string // its program's name, of which the kernel keeps 15 bytes; what is not printable is shown as "?"
 	Owner
-	Devices []string // which of what was sought it holds, sorted
-	Sources []Source // how it was found, at least one; NVML comes first
+	Devices []string // those of the sought devices that it holds, sorted
+	Sources []Source // signs by which it was found, at least one; NVML comes first
 	Self    bool     // the agent's own process, whose handles the agent closes by itself
 
 	// Sibling says that it is another process of the agent's own pod, as one that kubectl exec starts there. It ends by
@@ -26,8 +26,8 @@ type Client struct {
 	Unlisted bool
 }
 
-// Source is how a client or a pod was found, in words. A process is found by "NVML", or by "device file /dev/nvidia3" as
-// the process itself names it; how a pod was found is with Pod.
+// Source is a sign by which a client or a pod was found, in words. A process is found by "NVML", or by "device file /dev/nvidia3" as
+// the process itself names it; those of pods are with Pod.
 type Source string
 
 // SourceNVML is the source of processes that NVML reports.
@@ -37,7 +37,7 @@ const SourceNVML Source = "NVML"
 // API server gave the mirror pod another one.
 const configHash = "kubernetes.io/config.hash"
 
-// NameClients says of each client what people call it: its pod by name if it is one of the pods, which are those of the
+// NameClients gives each client a name for people: that of its pod if it is one of the pods, which are those of the
 // node, and otherwise the systemd unit, the container or the UID.
 //
 //	pid 4711 python of pod team-a/trainer-0
@@ -57,7 +57,7 @@ func NameClients(clients []Client, pods []corev1.Pod) []string {
 	return out
 }
 
-// owners finds pods by what the process table tells of a process: their places in a list.
+// owners finds pods, as places in a list, by the owner that the process table gives for a process.
 type owners map[string]int
 
 func ownersOf(pods []corev1.Pod) owners {
@@ -73,7 +73,7 @@ func ownersOf(pods []corev1.Pod) owners {
 	}
 	for i := range pods {
 		pod := &pods[i]
-		// A process of a pod that cannot be told for sure counts as unowned, and never as that of a pod which only claims the hash.
+		// If two pods claim the hash, a process with it counts as unowned, and never as that of the pod with the false claim.
 		if key, ok := staticKey(pod); ok && static[key] == 1 {
 			if _, taken := out[key]; !taken {
 				out[key] = i
@@ -94,18 +94,18 @@ func ownersOf(pods []corev1.Pod) owners {
 	return out
 }
 
-// staticKey is the key of a static pod's processes, which kubelet writes into the mirror pod. On any other pod the annotation proves
-// nothing: whoever created the pod wrote it.
+// staticKey gives the key of a static pod's processes, which kubelet writes into the mirror pod. On any other pod the annotation proves
+// nothing: the pod's creator wrote it.
 func staticKey(pod *corev1.Pod) (string, bool) {
 	hash := pod.Annotations[configHash]
 	return uidKey(types.UID(hash)), hash != "" && isMirror(pod)
 }
 
-// uidKey is the same for a UID from the API server and from the process table. A custom UID may have underscores of its
+// uidKey gives the same key for a UID from the API server and from the process table. A custom UID may have underscores of its
 // own, which cannot be told from dashes in the name of a slice.
 func uidKey(uid types.UID) string { return "pod " + strings.ReplaceAll(string(uid), "_", "-") }
 
-// find is the place of the pod that a process with the owner is of. The pod's UID counts more than the container's id.
+// find gives the place of the pod that a process with this owner is of. The pod's UID counts more than the container's id.
 func (o owners) find(of Owner) (place int, ok bool) {
 	key := "container " + of.Container
 	if of.PodUID != "" {
@@ -115,8 +115,8 @@ func (o owners) find(of Owner) (place int, ok bool) {
 	return place, ok
 }
 
-// Unowned picks the clients that are of no pod of the node, which are thus not to be evicted: host units, containers
-// outside of Kubernetes, and processes of which nothing is known. What the agent's own pod runs besides the agent is
+// Unowned picks the clients that are of no pod of the node, so that no eviction ends them: host units, containers
+// outside of Kubernetes, and processes of unknown owner. Other processes of the agent's own pod are
 // among them, the agent is not. GPUPods has the pods of all others.
 func Unowned(clients []Client, pods []corev1.Pod) []Client {
 	return byOwner(clients, pods).unowned
@@ -177,14 +177,14 @@ func (c Client) String() string {
 	}
 }
 
-// shortID is how many digits of a container's id people read and tools such as crictl take.
+// shortID is the number of digits of a container's id that tools such as crictl print and take.
 const shortID = 12
 
 func (c Client) process() string {
 	return strings.TrimSpace("pid " + strconv.Itoa(c.PID) + " " + c.Command)
 }
 
-// remedies are the programs known to hold GPUs without computing on them, and what to do about each. The names are the
+// remedies are for programs known to hold GPUs without computing on them. The names are the
 // first 15 bytes, as the kernel keeps them, or the beginning of those.
 var remedies = []struct{ command, remedy string }{
 	{"nvidia-persiste", "keeps the driver's state of every GPU loaded: stop nvidia-persistenced.service for the change"},
@@ -199,8 +199,8 @@ var remedies = []struct{ command, remedy string }{
 	{"nvidia-mig-mana", "divides GPUs too: the node needs one MIG manager, so turn NVIDIA's off"},
 }
 
-// Remedy says what to do about a program that is known to hold GPUs without computing on them, and why it does. It is
-// empty for all others: they go when their pod or unit does.
+// Remedy says why a program that is known to hold GPUs without computing on them does so, and how to end that. It is
+// empty for all others: they end with their pod or unit.
 func (c Client) Remedy() string {
 	for _, known := range remedies {
 		if strings.HasPrefix(c.Command, known.command) {

@@ -39,8 +39,8 @@ type daemonSetAnswer struct {
 	at     time.Time
 }
 
-// daemonSetFor is how long the answer holds that a DaemonSet exists. Its pods go with it, and no other DaemonSet ever gets its UID, so
-// asking again is only tidiness. For the same reason the answer that there is none holds for good.
+// daemonSetFor is how long the answer holds that a DaemonSet exists. Its pods end with it, and no other DaemonSet ever gets its UID, so
+// an old answer does no harm. For the same reason the answer that there is none holds for good.
 const daemonSetFor = time.Hour
 
 // NewDaemonSets makes one that remembers nothing.
@@ -50,9 +50,9 @@ func NewDaemonSets(client kubernetes.Interface, clock clock.PassiveClock) *Daemo
 
 // Believe gives copies of the pods without the owners that they only claim to have: a DaemonSet stays as owner if it exists, with this
 // UID, in the pod's namespace. Nothing else of a pod changes, and the pods that are passed in are not changed. The pods are all of the
-// node: answers about other DaemonSets are forgotten.
+// node: Believe forgets answers about other DaemonSets.
 //
-// The error means that the API server did not answer. Then nothing may be decided by the owner of any pod.
+// The error means that the API server did not answer. Then the caller may decide nothing by the owner of any pod.
 func (d *DaemonSets) Believe(ctx context.Context, pods []corev1.Pod) ([]corev1.Pod, error) {
 	out := slices.Clone(pods)
 	kept := map[daemonSet]daemonSetAnswer{}
@@ -110,13 +110,12 @@ func (d *DaemonSets) again(ctx context.Context, request func() error) error {
 	return d.Again(ctx, request)
 }
 
-// isDaemonSet reports whether the owner is said to be a DaemonSet. Of other API groups, it is some other thing of that name.
+// isDaemonSet reports whether the pod names a DaemonSet of the group apps as this owner.
 func isDaemonSet(owner *metav1.OwnerReference) bool {
 	return owner.APIVersion == "apps/v1" && owner.Kind == "DaemonSet"
 }
 
-// DaemonSetOf is the UID of the DaemonSet that the pod is of, if it is of one. Pods that come from the API server have to be
-// believed first; see DaemonSets.
+// DaemonSetOf gives the UID of the pod's DaemonSet, if it has one. It takes pods from DaemonSets.Believe, not from the API server.
 func DaemonSetOf(pod *corev1.Pod) (types.UID, bool) {
 	owner := metav1.GetControllerOfNoCopy(pod)
 	if owner == nil || !isDaemonSet(owner) {
@@ -125,7 +124,7 @@ func DaemonSetOf(pod *corev1.Pod) (types.UID, bool) {
 	return owner.UID, true
 }
 
-// isMirror reports whether the pod is the image of a static pod: kubelet, which makes it, gives it to the node that it runs on.
+// isMirror reports whether the pod is the image of a static pod: kubelet makes it, and names the node as its owner.
 func isMirror(pod *corev1.Pod) bool {
 	_, is := pod.Annotations[corev1.MirrorPodAnnotationKey]
 	owner := metav1.GetControllerOfNoCopy(pod)

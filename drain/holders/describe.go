@@ -9,7 +9,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Describe is the pod without what only kubelet knows of it: its devices. Its owner is taken at its word; see DaemonSets.
+// Describe gives the pod without its devices, which only kubelet knows. It takes the pod's word for its owner; see DaemonSets.
 func Describe(pod *corev1.Pod) Pod {
 	p := Pod{
 		Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, Labels: pod.Labels,

@@ -1,6 +1,6 @@
-// Package holders finds who holds a GPU or a part of one: processes, in the host's process table, and pods, by what they ask for, by
-// what kubelet has given them and by their processes. It reports, and never decides what becomes of a pod.
+// Package holders finds the processes and pods that hold a GPU or a part of one: processes in the host's process table, and pods by their
+// requests, by the devices that kubelet has given them and by their processes. It reports, and never decides about a pod.
 //
-// It knows nothing of GPU geometry, of settings or of the agent's loop. Devices are the identities that kubelet uses. Where the
+// It knows nothing of GPU geometry, of settings or of the agent's loop. Devices are the identities that kubelet uses. If the
 // kernel or kubelet does not answer, the result is an error and never an empty list.
 package holders

@@ -60,7 +60,7 @@ func (p Processes) signal(pid int, is func() bool) error {
 	if err != nil {
 		return err
 	}
-	defer process.Release() //nolint:errcheck // nothing is left to do about it
+	defer process.Release() //nolint:errcheck // no caller could react to it
 	if !is() {
 		return os.ErrProcessDone
 	}

@@ -43,10 +43,10 @@ const maxAnswer = 16 << 20
 // it, also those without devices.
 //
 // For each resource claim of a pod, "claim <its name>" has the drivers of the claim's devices, whosever they are. Kubelet
-// tells them since Kubernetes 1.34, and earlier where its feature KubeletPodResourcesDynamicResources is on.
+// tells them since Kubernetes 1.34, and earlier if its feature KubeletPodResourcesDynamicResources is on.
 //
-// Kubelet tells the names of pods, not their UIDs: for a moment after a pod was replaced by one of the same name, what
-// it lists may be the devices of the former.
+// Kubelet tells the names of pods, not their UIDs: for a moment after a pod was replaced by one of the same name,
+// kubelet may list the devices of the former.
 type Assignments map[types.NamespacedName]map[string][]string
 
 // Kubelet is the PodResources API of this node's kubelet. It may be used from several goroutines.
@@ -122,7 +122,7 @@ func (k *Kubelet) Close() {
 }
 
 // Premature reports whether kubelet has answered before it knew its pods, as it does for about a second after its start: it lists
-// none, though one of these runs. What it says then is not that nothing is assigned.
+// none, though one of these runs. Such an answer does not mean that no device is assigned.
 func (a Assignments) Premature(pods []corev1.Pod) bool {
 	return a != nil && len(a) == 0 && slices.ContainsFunc(pods, func(p corev1.Pod) bool {
 		return p.Status.Phase == corev1.PodRunning && p.DeletionTimestamp == nil
@@ -188,5 +188,5 @@ func (k *Kubelet) drop(conn *grpc.ClientConn) {
 		return
 	}
 	k.conn = nil
-	_ = conn.Close() // it only says that it was closed before
+	_ = conn.Close() // its only error is that the connection was closed before
 }

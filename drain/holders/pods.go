@@ -20,27 +20,27 @@ type Pod struct {
 	UID             types.UID
 	Labels          map[string]string
 
-	Sources      []Source         // how it was found to have a GPU, at least one if GPUPods has picked it
-	Devices      []string         // GPU- and MIG- UUIDs that kubelet gave it or its processes hold, sorted; which share of one it has is cut off
-	DevicesKnown bool             // Devices is all of it; otherwise the pod counts as holding any device
+	Sources      []Source         // signs by which it was found, at least one if GPUPods has picked it
+	Devices      []string         // GPU- and MIG- UUIDs that kubelet gave it or its processes hold, sorted; without the numbers of replicas
+	DevicesKnown bool             // Devices is complete; otherwise the pod counts as holding any device
 	Requests     map[string]int64 // GPU resources that it asks for, as the scheduler counts them
 
-	Controller   string              // what brings it back, "ReplicaSet/api"; empty if nothing does
-	Critical     bool                // the cluster or the node depends on it
-	Ready        bool                // it passes its probes: disruption budgets count it as healthy
-	Grace        time.Duration       // what it is given to end
-	EmptyDirs    []string            // its volumes on the node's disk, which go with it
-	Claims       []string            // the persistent volume claims that it uses
-	DeviceClaims []string            // its resource claims of GPUs, as far as they have names yet
-	Tolerations  []corev1.Toleration // as the scheduler and DaemonSets go by them
-	Running      []string            // containers that run, as kubelet says
+	Controller   string        // the controller that brings it back, "ReplicaSet/api"; empty if none does
+	Critical     bool          // the cluster or the node depends on it
+	Ready        bool          // it passes its probes: disruption budgets count it as healthy
+	Grace        time.Duration // time that it has to end
+	EmptyDirs    []string      // its volumes on the node's disk, which are lost with it
+	Claims       []string      // the persistent volume claims that it uses
+	DeviceClaims []string      // its resource claims of GPUs, as far as they have names yet
+	Tolerations  []corev1.Toleration
+	Running      []string // containers that run, as kubelet says
 
 	Daemon      bool      // of a DaemonSet
 	Mirror      bool      // the image of a static pod, whose manifest is a file on the node
-	Terminating bool      // on its way out
+	Terminating bool      // kubelet is ending it
 	GraceEnds   time.Time // when the grace of a terminating pod is over
-	Finalizers  []string  // what keeps a terminating pod from going, even when its containers have ended
-	// Unlisted says that it still runs, but the API server lists it no more, or not yet. It has a name without a UID if
+	Finalizers  []string  // keep a terminating pod, even when its containers have ended
+	// Unlisted says that it runs, and that the API server lists it no more, or not yet. It has a name without a UID if
 	// kubelet told of it, and a UID without a name if a process did.
 	Unlisted bool
 }
@@ -69,14 +69,14 @@ func (p Pod) Holds(devices map[string]bool) bool {
 	return slices.ContainsFunc(p.Devices, func(d string) bool { return devices[d] })
 }
 
-// GPUResource reports whether NVIDIA's device plugin makes the resource of GPUs or of parts of them. Other nvidia.com/
-// resources, such as those of network devices, are none of our business.
+// GPUResource reports whether NVIDIA's device plugin makes the resource of GPUs or of parts of them. There are other nvidia.com/
+// resources, such as those of network devices.
 func GPUResource(name string) bool {
 	return name == nvml.ResourceGPU || name == nvml.ResourceGPU+nvml.SharedSuffix || strings.HasPrefix(name, nvml.ResourceMIGPrefix)
 }
 
 // GPUPods picks the pods that have a GPU or may have one, sorted by namespace and name. Pods are all pods of the node,
-// whatever their phase; clients are the processes that hold GPUs, as far as they were looked for. Picked is a pod that
+// whatever their phase; clients are the processes that hold the sought GPUs. It picks a pod that
 //   - requests a GPUResource in any container, be it an init, sidecar or ephemeral one;
 //   - has resource claims of GPUs, whose devices kubelet names by driver and pool and not by UUID: they count as not
 //     known. A claim counts unless kubelet says that all its devices are of other drivers than NVIDIA's for GPUs;
@@ -145,7 +145,7 @@ func Drainable(pods []corev1.Pod) []Pod {
 	return out
 }
 
-// assign notes what the pod asks for and was given, and whether that is all that it asked for.
+// assign notes the resources that the pod requests and the devices that it was given, and whether it was given all.
 func (p *Pod) assign(devices map[string][]string) {
 	if len(p.Requests) > 0 {
 		p.Sources = append(p.Sources, SourceSpec)
@@ -192,7 +192,7 @@ func (p *Pod) claim(claims []string, drivers map[string][]string) {
 	}
 }
 
-// claimsOf are the names of the pod's claims, "" for one that is still to be made from its template.
+// claimsOf lists the names of the pod's claims, "" for one that is still to be made from its template.
 func claimsOf(pod *corev1.Pod) []string {
 	var out []string
 	for _, c := range pod.Spec.ResourceClaims {
@@ -202,14 +202,14 @@ func claimsOf(pod *corev1.Pod) []string {
 			out = append(out, *c.ResourceClaimName)
 		case made < 0:
 			out = append(out, "")
-		case pod.Status.ResourceClaimStatuses[made].ResourceClaimName != nil: // otherwise it turned out that none is needed
+		case pod.Status.ResourceClaimStatuses[made].ResourceClaimName != nil: // otherwise the pod needs no claim
 			out = append(out, *pod.Status.ResourceClaimStatuses[made].ResourceClaimName)
 		}
 	}
 	return out
 }
 
-// partClaims parts what kubelet gave to a pod: devices by resource, and the drivers of its claims by their names.
+// partClaims parts a pod's assignments: devices by resource, and the drivers of its claims by their names.
 func partClaims(given map[string][]string) (devices, claims map[string][]string) {
 	devices, claims = map[string][]string{}, map[string][]string{}
 	for name, ids := range given {
@@ -238,7 +238,7 @@ func (p *Pod) use(clients []Client) {
 	p.Devices = slices.Compact(p.Devices)
 }
 
-// Tolerates reports whether any of the tolerations is for the taint, as the scheduler goes by them.
+// Tolerates reports whether any of the tolerations is for the taint, by the scheduler's rules.
 func Tolerates(tolerations []corev1.Toleration, taint corev1.Taint) bool {
 	return slices.ContainsFunc(tolerations, func(t corev1.Toleration) bool { return t.ToleratesTaint(klog.Logger{}, &taint, true) })
 }

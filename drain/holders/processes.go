@@ -20,12 +20,12 @@ import (
 	"github.com/gpuslice/gpuslice/nvml/aside"
 )
 
-// Sought is a device whose holders are looked for.
+// Sought is a device whose holders the caller wants.
 type Sought struct {
 	Device   string // UUID of a GPU or of a MIG device, as kubelet knows it
 	Reported []int  // pids that NVML reports on it
-	// Minor is the N of the device file /dev/nvidiaN of a GPU that goes as a whole: whoever has it open holds the GPU.
-	// AnyGPU stands for one that is not known, NoFiles for a device that open files say nothing about.
+	// Minor is the N of the device file /dev/nvidiaN of a GPU that goes as a whole: a process that has it open holds the GPU.
+	// AnyGPU is for an unknown N, NoFiles for a device about which open files tell nothing.
 	Minor int
 }
 
@@ -37,13 +37,13 @@ const (
 	NoFiles = -2
 )
 
-// Processes finds who holds GPUs in the host's process table. What it does not find is with openfiles; NVML may report such a
-// process.
+// Processes finds holders of GPUs in the host's process table. Package openfiles lists the holders that it cannot find; NVML may report
+// those.
 type Processes struct {
-	Root string // where procfs of the host's PID namespace is mounted; /proc if empty
+	Root string // mount point of procfs of the host's PID namespace; /proc if empty
 	// Lanes keep looks that hang from piling up. Without them each look is on its own.
 	Lanes *Lanes
-	// Signal takes the place of the system's, for a table that is not of this machine's processes.
+	// Signal replaces the system's, for a table that is not of this machine's processes.
 	Signal func(pid int, signal unix.Signal) error
 }
 
@@ -55,9 +55,9 @@ type Lanes struct {
 
 func (p Processes) lanes() *Lanes { return cmp.Or(p.Lanes, &Lanes{}) }
 
-// Holders lists the processes that hold what is sought, by pid: those that NVML has reported, and all that have a device
-// file open which counts. It takes one look at the process table for all devices, and where no files count, looks at the
-// reported processes alone.
+// Holders lists the processes that hold a sought device, by pid: those that NVML has reported, and those that have one of the
+// devices' files open. It takes one look at the process table for all devices; if no files count, it looks at the reported
+// processes alone.
 //
 // A process that cannot be looked at may hold any of the devices, so it is an error, which names the process; the holders that were
 // found come with the error. A process that ends meanwhile is none. Once ctx ends, Holders returns its error and no holders, also while
@@ -103,7 +103,7 @@ type search struct {
 	unread unreadable
 }
 
-// mostSources is by how many names of device files people are told of a process. It may have a device open by any number of them.
+// mostSources bounds the names of device files by which messages tell of a process, which may have one device open under many names.
 const mostSources = 8
 
 // note adds a source by which a process was found, and the devices that it thus holds.
@@ -123,7 +123,7 @@ func (s *search) note(pid int, source Source, devices ...string) {
 	}
 }
 
-// identifyAll is what was found, with what the process table knows of it.
+// identifyAll gives the processes that were found, with their names and owners from the process table.
 func (s *search) identifyAll(ctx context.Context, self int) ([]Client, error) {
 	agent := Client{PID: self}
 	if err := s.identify(&agent); err != nil {
@@ -141,7 +141,7 @@ func (s *search) identifyAll(ctx context.Context, self int) ([]Client, error) {
 		case !openfiles.Gone(err):
 			s.unread.add(err)
 		case c.Sources[0] == SourceNVML:
-			// It may just have ended; then NVML's next report is without it. Until then NVML's word stands.
+			// It may just have ended; then NVML's next report is without it. Until then NVML's report counts.
 			c.Unlisted = true
 		default:
 			continue
@@ -153,7 +153,7 @@ func (s *search) identifyAll(ctx context.Context, self int) ([]Client, error) {
 	return clients, s.unread.err()
 }
 
-// self is the agent's own pid in the PID namespace that the table is of, which need not be the agent's.
+// self gives the agent's own pid in the PID namespace of the table, which need not be the agent's.
 //
 // It is also the proof that the table is one of processes, and of more than the agent's own: in a folder where the host's
 // procfs was never mounted, or in a PID namespace of the agent's own, every GPU would look free.
@@ -184,7 +184,7 @@ func (s *search) open(pid int, file openfiles.File) {
 	}
 }
 
-// identify adds what the process table knows of the client. Its error is for gone if there is no such process now.
+// identify adds the client's name and owner from the process table. openfiles.Gone matches its error if there is no such process now.
 func (p Processes) identify(c *Client) error {
 	process := filepath.Join(p.root(), strconv.Itoa(c.PID))
 	// Not its command line: to read the memory of a process may take for ever when it hangs in the driver.
@@ -206,8 +206,8 @@ func (p Processes) identify(c *Client) error {
 
 func (p Processes) root() string { return cmp.Or(p.Root, "/proc") }
 
-// unreadable gathers what could not be read. An agent without the right to look is refused for nearly every process, so
-// that the first one and a count say as much as all.
+// unreadable counts the processes that could not be read. The kernel refuses an agent without the right to look nearly every process, so
+// that the first error and a count say as much as all errors.
 type unreadable struct {
 	first error
 	more  int
@@ -233,7 +233,7 @@ func (u *unreadable) err() error {
 	return err
 }
 
-// names says what is sought.
+// names lists the sought devices.
 func names(sought []Sought) string {
 	var out []string
 	for _, d := range sought {

@@ -13,17 +13,17 @@ import (
 	"github.com/gpuslice/gpuslice/nvml/aside"
 )
 
-// Kernel answers for the host's kernel by its procfs. It must not be copied after use.
+// Kernel asks the host's kernel by its procfs. It must not be copied after use.
 type Kernel struct {
-	Proc string // where procfs of the host's PID namespace is mounted; /proc if empty
+	Proc string // mount point of procfs of the host's PID namespace; /proc if empty
 	lane aside.Lane
 }
 
-// errNoBoot means that the kernel's file of its boot id holds something else than a boot id: another file is mounted there.
+// errNoBoot means that the kernel's file of its boot id has no boot id: another file is mounted there.
 var errNoBoot = errors.New("it has no id of a boot, which is a UUID")
 
-// Boot is the id that the host's kernel has given itself when it started, proc(5)'s /proc/sys/kernel/random/boot_id: another one is a
-// reboot. What the node's status says of it was written by kubelet, or by anybody else who may.
+// Boot gives the id that the host's kernel has given itself when it started, proc(5)'s /proc/sys/kernel/random/boot_id: after a reboot it
+// is another one. The node's status has it too, but any program with the right to write the status may change it there.
 func (k *Kernel) Boot(ctx context.Context) (string, error) {
 	path := filepath.Join(cmp.Or(k.Proc, "/proc"), "sys", "kernel", "random", "boot_id")
 	const longest = 64 // a UUID has 36, and its line an end

@@ -33,7 +33,7 @@ var (
 )
 
 const (
-	// inhibitor is who holds the lock, for "systemd-inhibit --list".
+	// inhibitor names the lock's holder for "systemd-inhibit --list".
 	inhibitor = "gpuslice-agent"
 
 	loginManager = "org.freedesktop.login1.Manager"
@@ -53,8 +53,8 @@ var login1 = peer{
 
 // Logind asks the host's logind, over the system bus. The zero value is ready for use, by several goroutines at a time.
 //
-// It keeps no connection: each call makes its own and closes it. Calls are few, a bus that was restarted meanwhile makes
-// no difference, and an inhibitor outlives the connection it came by, since logind ties it to a file descriptor.
+// It keeps no connection: each call makes its own and closes it. Calls are few, a restart of the bus between two of them does no
+// harm, and an inhibitor outlives its connection, since logind ties it to a file descriptor.
 type Logind struct {
 	// Address of the system bus, in D-Bus's own form: "unix:path=/run/dbus/system_bus_socket", no other kind. Empty means
 	// DBUS_SYSTEM_BUS_ADDRESS, or that path where the variable is not set.
@@ -82,7 +82,7 @@ func (l *Logind) Inhibit(ctx context.Context, why string) (release func(), err e
 		return nil, fmt.Errorf("delaying a shutdown of the host: %w", err)
 	}
 	return sync.OnceFunc(func() {
-		_ = unix.Close(int(lock)) // of a pipe that nothing was written to: there is nothing to lose
+		_ = unix.Close(int(lock)) // of a pipe that no program writes to: no data can be lost
 	}), nil
 }
 
@@ -135,14 +135,14 @@ func (l *Logind) canReboot(ctx context.Context) error {
 // Logind waits for every inhibitor of mode "delay" first, and makes no exception for those of the caller: release them
 // before, or the reboot comes only when their time is up.
 func (l *Logind) Reboot(ctx context.Context) error {
-	const interactive = false // no person is there to type a password
+	const interactive = false // there is no user to type a password
 	if err := l.call(ctx, loginManager+".Reboot", []any{interactive}); err != nil {
 		return fmt.Errorf("rebooting the host: %w", err)
 	}
 	return nil
 }
 
-// call asks one thing of logind's manager, and stores what comes back.
+// call calls a method of logind's manager, and stores its answer.
 //
 // It is not go-systemd's login1 that asks: its Inhibit and Reboot take no context (v22.7.0), so a logind that does not
 // answer would hold the agent for ever.

@@ -25,15 +25,15 @@ const (
 	busPatience = 25 * time.Second
 )
 
-// peer is who is asked over the system bus, and what may come of it.
+// peer is a service on the system bus, with the errors that it may answer with.
 type peer struct {
-	name, bus             string // as people know it, and as the bus does
+	name, bus             string // its name for people, and on the bus
 	none, silent, refuses error
-	means                 map[string]error // what its own errors mean, by their names
-	advice                map[error]string // what a person can do about them
+	means                 map[string]error // our errors by the names of its own
+	advice                map[error]string // an administrator's remedy for each
 }
 
-// busAddress is where the system bus is, if a setting says so or not.
+// busAddress gives the address of the system bus: that of the setting, of the environment, or the default.
 func busAddress(set string) string {
 	if set != "" {
 		return set
@@ -48,19 +48,19 @@ func busAddress(set string) string {
 type line struct {
 	*dbus.Conn
 	socket *net.UnixConn
-	// takeTime has the end of the context that the line ends with change nothing any more.
+	// takeTime keeps the line from ending with its context.
 	takeTime func() bool
 }
 
 // dial connects to the bus and says hello. When ctx ends, so does every call that is under way, and the connection; the
 // caller hangs up in any case.
 //
-// When a context ends, godbus (v5.2.2) forgets the call, or closes the socket in the middle of a message; a descriptor
-// that is just coming in is lost then, and what it stands for cannot be given back before this process ends. So the end
-// of ctx only ends reading: what the kernel has received by then is still read, and after it every call is answered,
-// once. A bus that has stopped to read is not waited for either.
+// When a context ends, godbus (v5.2.2) forgets the call, or closes the socket in the middle of a message; an inhibitor's descriptor
+// that is just coming in is lost then, and this process cannot release that inhibitor before it ends. So the end
+// of ctx only ends reading: godbus still reads the data that the kernel has received by then, and then ends every call,
+// once. Nor does a bus that has stopped to read hold up the caller.
 //
-// It connects in the lane: the kernel looks the socket's path up, and lets nobody go before the file system has answered.
+// It connects in the lane: the kernel looks the socket's path up, and does not return before the file system has answered.
 func dial(ctx context.Context, lane *aside.Lane, address string, options ...dbus.ConnOption) (*line, error) {
 	path, err := socketPath(address)
 	if err != nil {
@@ -78,7 +78,7 @@ func dial(ctx context.Context, lane *aside.Lane, address string, options ...dbus
 	}
 	l := &line{socket: socket}
 	l.takeTime = context.AfterFunc(ctx, l.end)
-	// By number: names of users would be looked up in files that the image does not have.
+	// By number: godbus would look up a user's name in files that the image does not have.
 	identity := dbus.AuthExternal(strconv.Itoa(os.Geteuid()))
 	if l.Conn, err = dbus.ConnectUnix(socket, append(options, dbus.WithAuth(identity))...); err != nil {
 		l.takeTime()
@@ -87,28 +87,28 @@ func dial(ctx context.Context, lane *aside.Lane, address string, options ...dbus
 	return l, nil
 }
 
-// end has every call end that is under way.
+// end ends every call that is under way.
 func (l *line) end() {
-	_ = l.socket.CloseRead() // a socket that is closed is as good
+	_ = l.socket.CloseRead() // its error means that the socket is closed already
 	_ = l.socket.SetWriteDeadline(time.Unix(1, 0))
 }
 
-// endWith has the end of ctx end the line, and no more that of the context that it was dialled with.
+// endWith makes the line end with ctx instead of the context that it was dialled with.
 func (l *line) endWith(ctx context.Context) {
 	l.takeTime()
 	l.takeTime = context.AfterFunc(ctx, l.end)
 }
 
-// hangUp ends the connection. It has godbus come to the end of what there is to read; to be closed while it reads the
-// head of a message makes it panic (v5.2.2: the Read of its oobReader returns -1, which bytes.Buffer does not bear).
+// hangUp ends the connection. It lets godbus read to the end: a Close while godbus reads the
+// head of a message makes it panic (v5.2.2: the Read of its oobReader returns -1, which bytes.Buffer does not accept).
 func (l *line) hangUp() {
 	l.takeTime()
-	_ = l.socket.CloseRead() // closed already is as good
+	_ = l.socket.CloseRead() // its error means that the socket is closed already
 	<-l.Context().Done()
 	_ = l.Close() // the same
 }
 
-// socketPath is that of a bus address such as "unix:path=/run/dbus/system_bus_socket,guid=4b1d".
+// socketPath gives the path in a bus address such as "unix:path=/run/dbus/system_bus_socket,guid=4b1d".
 func socketPath(address string) (string, error) {
 	keys, isUnix := strings.CutPrefix(address, "unix:")
 	for key := range strings.SplitSeq(keys, ",") {
@@ -119,7 +119,7 @@ func socketPath(address string) (string, error) {
 	return "", errors.New(`only addresses of the form "unix:path=…" are known`)
 }
 
-// failure says what an error means that came of asking under ctx.
+// failure gives our error for one of a call under ctx.
 func (p *peer) failure(ctx context.Context, address string, err error) error {
 	said, isAnswer := errors.AsType[dbus.Error](err)
 	switch {
@@ -140,7 +140,7 @@ func (p *peer) failure(ctx context.Context, address string, err error) error {
 	}
 }
 
-// meaning translates the name of an error that the bus or anybody on it answers with; nil is one that is not known here.
+// meaning gives our error for the name of one that the bus or a service on it answers with; nil for other names.
 func (p *peer) meaning(name string) error {
 	switch name {
 	case "org.freedesktop.DBus.Error.ServiceUnknown", "org.freedesktop.DBus.Error.NameHasNoOwner":
@@ -155,7 +155,7 @@ func (p *peer) meaning(name string) error {
 	}
 }
 
-// explain joins what was answered, what it means, and what a person can do.
+// explain joins the answer, our error for it, and the advice.
 func (p *peer) explain(meaning, answer error) error {
 	advice := p.advice[meaning]
 	if errors.Is(meaning, p.refuses) {

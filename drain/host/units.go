@@ -26,16 +26,16 @@ var (
 	// ErrSystemdRefuses means that the host's security policy does not let this process do what it asked for.
 	ErrSystemdRefuses = errors.New("systemd refuses")
 	// ErrJobRunning means that a job has begun, and that Stop or Start waits for its end no longer: the time was up, or the bus
-	// hung up. The job goes on, and States tells later what came of it.
+	// hung up. The job goes on, and States tells its result later.
 	ErrJobRunning = errors.New("the job of systemd still runs")
 )
 
-// JobError is a job that did not do what it was to do.
+// JobError is a job that did not stop or start its unit.
 type JobError struct {
 	Unit string
 	Verb string // "stop" or "start"
-	// Result is systemd's word for how the job ended, such as "failed"; where that was not heard, the unit's state after it; or, if it
-	// did not even begin, the sentence by which systemd turned it down.
+	// Result is systemd's word for the end of the job, such as "failed"; if the agent did not get that, the unit's state after it; or, if
+	// the job did not even begin, the message by which systemd refused it.
 	Result string
 }
 
@@ -73,9 +73,9 @@ type Units struct {
 	connecting aside.Lane
 }
 
-// States tells how each unit is: "active", "reloading", "inactive", "failed", "activating" or "deactivating". Units that
-// the host does not have are left out, and so are those that it may not start, being masked or broken: what cannot be
-// started again is not to be stopped. The error matches ErrNoSystemd, ErrSystemdSilent or ErrSystemdRefuses.
+// States gives the state of each unit: "active", "reloading", "inactive", "failed", "activating" or "deactivating". It leaves out units
+// that the host does not have, and those that systemd would not start again, being masked or broken: the agent must not stop these.
+// The error matches ErrNoSystemd, ErrSystemdSilent or ErrSystemdRefuses.
 func (u *Units) States(ctx context.Context, names []string) (map[string]string, error) {
 	if len(names) == 0 {
 		return map[string]string{}, nil
@@ -100,8 +100,8 @@ func (u *Units) states(ctx context.Context, names []string) (map[string]string, 
 	if err != nil {
 		return nil, systemd1.failure(ctx, address, err)
 	}
-	// In the order of the question, each under the first of its names, if it has several. What cannot be a name is passed
-	// over (method_list_units_by_names in systemd's src/core/dbus-manager.c).
+	// In the order of the question, each under the first of its names, if it has several. Systemd leaves out texts that cannot be
+	// names (method_list_units_by_names in its src/core/dbus-manager.c).
 	if len(units) != len(names) {
 		return nil, fmt.Errorf("systemd knows only %d of these as names of units", len(units))
 	}
@@ -114,7 +114,7 @@ func (u *Units) states(ctx context.Context, names []string) (map[string]string, 
 	return states, nil
 }
 
-// Stop begins to stop the unit, and waits for its end as long as ctx lasts; stopping what is not active is not an error.
+// Stop begins to stop the unit, and waits for its end as long as ctx lasts. It is no error if the unit is not active.
 // The error is a JobError, or matches ErrJobRunning or those of States.
 //
 // It may be called again while the job runs: systemd has one job for both then.
@@ -122,8 +122,8 @@ func (u *Units) Stop(ctx context.Context, name string) error {
 	return u.run(ctx, "stop", name, (*systemd.Conn).StopUnitContext)
 }
 
-// Start is the contrary of Stop; starting what is active is not an error, and what is about to stop comes back. A unit
-// that the host does not have is a JobError.
+// Start is the contrary of Stop. It is no error if the unit is active; one that is about to stop comes back. A unit that the host does not
+// have is a JobError.
 func (u *Units) Start(ctx context.Context, name string) error {
 	return u.run(ctx, "start", name, (*systemd.Conn).StartUnitContext)
 }
@@ -133,7 +133,7 @@ func (u *Units) patience() time.Duration { return cmp.Or(u.Patience, busPatience
 func (u *Units) run(ctx context.Context, verb, name string, begin beginning) error {
 	err := u.job(ctx, verb, name, begin)
 	if turnedDown, ok := errors.AsType[*JobError](err); ok {
-		return turnedDown // which says itself what was to be done
+		return turnedDown // its message names the job
 	}
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", gerunds[verb], name, err)
@@ -141,10 +141,10 @@ func (u *Units) run(ctx context.Context, verb, name string, begin beginning) err
 	return nil
 }
 
-// beginning is the method of go-systemd's that has systemd begin a job. It gives the job's number, and later the word for its end.
+// beginning is a method of go-systemd's by which systemd begins a job. It gives the job's number, and later systemd's word for its end.
 type beginning func(c *systemd.Conn, ctx context.Context, name, mode string, word chan<- string) (int, error)
 
-// job has systemd begin a job and waits for its end. Patience is for each answer.
+// job makes systemd begin a job and waits for its end. Patience is for each answer.
 func (u *Units) job(ctx context.Context, verb, name string, begin beginning) error {
 	starting, cancel := context.WithTimeout(ctx, u.patience())
 	defer cancel()
@@ -159,7 +159,7 @@ func (u *Units) job(ctx context.Context, verb, name string, begin beginning) err
 	said, isAnswer := errors.AsType[dbus.Error](err)
 	switch {
 	case isAnswer && verb == "stop" && said.Name == "org.freedesktop.systemd1.NoSuchUnit":
-		return nil // what is not there is not active
+		return nil // a unit that does not exist is not active
 	case isAnswer && systemd1.meaning(said.Name) == nil:
 		return &JobError{Unit: name, Verb: verb, Result: said.Error()}
 	case err != nil:
@@ -177,13 +177,13 @@ func (u *Units) job(ctx context.Context, verb, name string, begin beginning) err
 	}
 }
 
-// jobEnd is how a job has ended.
+// jobEnd is the end of a job.
 type jobEnd struct {
-	word  string // systemd's for it; empty if that was not heard
+	word  string // systemd's for it; empty if the agent did not get it
 	state string // of the unit
 }
 
-// reached reports whether the unit is as the job was to make it.
+// reached reports whether the unit has the state that the job was for.
 func (e jobEnd) reached(verb string) bool {
 	switch e.state {
 	case "active", "reloading":
@@ -197,8 +197,8 @@ func (e jobEnd) reached(verb string) bool {
 
 const jobPause = time.Second
 
-// awaitJob waits until systemd has the job no more, which the unit's state shows. The signal that tells of the end may be lost, and any
-// program on the bus can send one: so it only says when to look, and by which word the job has ended.
+// awaitJob waits until systemd has the job no more, which the unit's state shows. The signal of the job's end may be lost, and any
+// program on the bus can send one: so the signal only says when to look, and gives the word for the end.
 func (u *Units) awaitJob(ctx context.Context, bus *unitBus, name string, number int, words <-chan string) (jobEnd, error) {
 	tick := time.NewTicker(cmp.Or(u.Pause, jobPause))
 	defer tick.Stop()
@@ -208,7 +208,7 @@ func (u *Units) awaitJob(ctx context.Context, bus *unitBus, name string, number 
 		select {
 		case e.word = <-words:
 			words = nil
-		case <-signalsLost: // nothing comes but by looks
+		case <-signalsLost: // only looks tell of the end now
 			signalsLost = nil
 			tick.Reset(min(cmp.Or(u.Pause, jobPause), 50*time.Millisecond))
 		case <-tick.C:
@@ -218,21 +218,21 @@ func (u *Units) awaitJob(ctx context.Context, bus *unitBus, name string, number 
 			return e, stillRunning(ctx)
 		}
 		unit, err := u.look(ctx, bus, name)
-		if err != nil { // what broke shows above
+		if err != nil { // the cases above tell the cause
 			continue
 		}
 		if int(unit.JobId) == number {
-			e.word = "" // it was not systemd's
+			e.word = "" // another program sent it
 			continue
 		}
 		if e.state = unit.ActiveState; e.word != "" || over || signalsLost == nil {
 			return e, nil
 		}
-		over = true // its word may be on the way
+		over = true // the signal with its word may be on the way
 	}
 }
 
-// stillRunning is why a job is not waited for any more.
+// stillRunning gives the error of a wait for a job that ctx has ended.
 func stillRunning(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf(`%w (%w): "systemctl list-jobs" on the host shows it`, ErrJobRunning, ctx.Err())
@@ -240,7 +240,7 @@ func stillRunning(ctx context.Context) error {
 	return fmt.Errorf(`%w, but the bus has hung up: "systemctl list-jobs" on the host shows it`, ErrJobRunning)
 }
 
-// look asks how the unit is now.
+// look asks for the unit's state.
 func (u *Units) look(ctx context.Context, bus *unitBus, name string) (systemd.UnitStatus, error) {
 	call, cancel := context.WithTimeout(ctx, u.patience())
 	defer cancel()
@@ -254,7 +254,7 @@ func (u *Units) look(ctx context.Context, bus *unitBus, name string) (systemd.Un
 	return units[0], nil
 }
 
-// unitBus is a connection of go-systemd's, on two lines.
+// unitBus is a connection of go-systemd's, over two lines.
 type unitBus struct {
 	*systemd.Conn
 	calls, signals *line
@@ -287,13 +287,13 @@ func (u *Units) connect(ctx context.Context, address string) (*unitBus, error) {
 	return &unitBus{Conn: conn, calls: calls, signals: signals}, nil
 }
 
-// hangUp takes the place of Close, which may end in the middle of a message.
+// hangUp replaces Close, which may end in the middle of a message.
 func (c *unitBus) hangUp() {
 	c.calls.hangUp()
 	c.signals.hangUp()
 }
 
-// endWith has the end of ctx end it, and no more that of the context by which it was begun.
+// endWith makes it end with ctx instead of the context by which it was begun.
 func (c *unitBus) endWith(ctx context.Context) {
 	c.calls.endWith(ctx)
 	c.signals.endWith(ctx)

@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// answer says who answers for the files of a mount.
+// answer says whether this machine alone answers for the files of a mount.
 type answer int
 
 const (
@@ -21,21 +21,21 @@ const (
 	foreign               // perhaps a server, or a program
 )
 
-// mounts tells file systems by the mounts of them. The kernel numbers mounts across all processes, and each process shows those
-// that it can reach.
+// mounts tells which file systems are this machine's own, by their mounts. The kernel numbers mounts across all processes, and each process
+// shows those that it can reach.
 type mounts struct {
 	known map[int]answer
 	host  map[string]bool // numbers of the file systems that the host itself has mounted, "8:1"
 	asked map[int]bool    // processes whose mounts were read
 }
 
-// memoryTypes are the file systems of device files, which are in memory and have nobody behind them: that of the kernel's own,
-// and the one that container runtimes put device files on.
+// memoryTypes are the file systems of device files, which are in memory, without a server: that of the kernel's own devices, and the
+// one on which container runtimes make device files.
 var memoryTypes = map[string]bool{"devtmpfs": true, "tmpfs": true}
 
-// diskTypes are file systems on a disk, which know of an open file what it is without asking the disk. A container with
-// CAP_MKNOD, which some runtimes give to each, can make a device file there. It counts only where the host has mounted them:
-// in a user namespace anybody can put an overlay on what a server serves.
+// diskTypes are file systems on a disk, which answer a stat of an open file without reading the disk. A container with
+// CAP_MKNOD, which some runtimes give to each, can make a device file there. They count only if the host has mounted them:
+// in a user namespace any program can put an overlay on a file system of a server.
 var diskTypes = map[string]bool{"overlay": true, "ext2": true, "ext3": true, "ext4": true, "xfs": true, "btrfs": true, "f2fs": true, "ramfs": true, "rootfs": true}
 
 // readHost reads the mounts of the host.
@@ -57,7 +57,7 @@ func (m *mounts) note(mount mountPoint) {
 	}
 }
 
-// of tells who answers for a mount that a process has a file of. A process that ends meanwhile shows no mounts.
+// of gives the answer for a mount that a process has a file of. A process that ends meanwhile shows no mounts.
 func (m *mounts) of(mount int, root string, pid int) answer {
 	if a := m.known[mount]; a != unknown || m.asked[pid] {
 		return a

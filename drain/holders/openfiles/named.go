@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// named looks at a process of a table that is not the kernel's: of a simulated machine, whose links are names and lead nowhere.
-// There the names are all that there is to believe, and no file is touched.
+// named looks at a process of a table that is not the kernel's: of a simulated machine, whose links are names and lead to no file.
+// It goes by these names, and touches no file.
 func (l *Look) named(ctx context.Context, pid int) error {
 	process := filepath.Join(l.Root, strconv.Itoa(pid))
 	if err := l.namedFiles(ctx, pid, filepath.Join(process, "fd")); err != nil {
@@ -50,8 +50,8 @@ func (l *Look) namedFiles(ctx context.Context, pid int, folder string) error {
 	return errors.Join(err, ctx.Err())
 }
 
-// gpuNamed is the minor number of the GPU that a file is of by its name. It may have been deleted since, as when a driver's
-// container was replaced, and be below another folder, as that of such a container.
+// gpuNamed reads the minor number of a GPU from the name of its device file. The file may have been deleted since, as when a driver's
+// container was replaced, and may be below another folder, as that of such a container.
 func gpuNamed(target string) (gpu int, ok bool) {
 	folder, name := filepath.Split(strings.TrimSuffix(target, " (deleted)"))
 	if number, ok := strings.CutPrefix(name, "nvidia-cap"); ok && strings.HasSuffix(folder, "/dev/nvidia-caps/") {

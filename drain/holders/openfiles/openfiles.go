@@ -1,10 +1,10 @@
 // Package openfiles finds the device files of GPUs that processes have open, in a process table. It knows neither pods nor
 // GPUs by more than the numbers of their device files.
 //
-// It believes the kernel, and not names: a process may give a device file any name, and any file the name of a device. What
-// counts is that the kernel has opened a character device of NVIDIA's major number. And it touches no file system that others
-// serve: whoever asks a file on NFS or FUSE what it is may wait for its server, for ever. So a file is asked only where the
-// mount that it was opened on says that this machine alone answers.
+// It trusts the kernel, and not names: a process may give a device file any name, and any file the name of a device. A file
+// counts if the kernel has opened it as a character device of NVIDIA's major number. The package touches no file system that a
+// server or program serves: a stat of a file on NFS or FUSE may wait for the server, for ever. So it asks the kernel about a file
+// only if the mount that the file was opened on shows that this machine alone answers.
 //
 // It does not find
 //   - a file that is mapped and closed, on its way through a socket, or registered with io_uring;
@@ -37,10 +37,10 @@ type File struct {
 
 // Look is one look at a process table.
 type Look struct {
-	Root   string                   // where procfs of the host's PID namespace is mounted
-	At     func(what string)        // is told what is looked at next; may be nil
-	Found  func(pid int, file File) // is told of each open file that counts, as often as it is open
-	Failed func(err error)          // is told what could not be looked at; that a process has ended is no failure
+	Root   string                   // mount point of procfs of the host's PID namespace
+	At     func(what string)        // gets the name of the next process or file; may be nil
+	Found  func(pid int, file File) // gets each open file that counts, as often as it is open
+	Failed func(err error)          // gets each error of looking; the end of a process is none
 
 	gpus   uint32             // major number of the GPUs' device files; 0 for NVIDIA's
 	target [unix.PathMax]byte // of the link that was read last
@@ -48,10 +48,10 @@ type Look struct {
 	caps   uint32 // major number of MIG's capabilities; 0 if the driver has none
 	kcmp   bool   // pids of the table are those of this process's own PID namespace
 	mounts mounts
-	later  []open // on mounts that were not known when the file was seen; at most mostLater
+	later  []open // files on mounts that no process had shown yet; at most mostLater
 }
 
-// open is an open file that is to be looked at.
+// open is an open file of a process.
 type open struct {
 	pid    int
 	folder string // /proc/PID/fd, or /proc/PID/task/TID/fd
@@ -59,8 +59,8 @@ type open struct {
 	mount  int
 }
 
-// mostLater bounds what is remembered. Files of memory without a name are on a mount that no process shows, and a process may have a
-// million open.
+// mostLater bounds the files that wait for their mount. Files of memory without a name are on a mount that no process shows, and a process
+// may have a million open.
 const mostLater = 4096
 
 // nvidiaMajor is the major number of /dev/nvidiaN, the same on every machine (NV_MAJOR_DEVICE_NUMBER of NVIDIA's open
@@ -75,14 +75,14 @@ const (
 	// with 15 GPU instances for each GPU, each of itself and 8 compute instances. The GPU is named by its own minor number.
 	firstCapability   = 3
 	capabilitiesOfGPU = 15 * (1 + 8)
-	// maxInfo is what is read of /proc/PID/fdinfo/N. What is needed stands in the first three lines; a program may make the
+	// maxInfo bounds the reading of /proc/PID/fdinfo/N. Flags and mount are in the first three lines; a program may make the
 	// others long.
 	maxInfo = 256
-	// maxPath is what is shown of a file's path.
+	// maxPath bounds a file's path in a message.
 	maxPath = 100
 )
 
-// Run takes the look. Its error is that the table cannot be read at all, or that of ctx, which ends the look between two
+// Run takes the look. Its error means that it could not read the table at all, or is that of ctx, which ends the look between two
 // files.
 func (l *Look) Run(ctx context.Context) error {
 	if l.At == nil {
@@ -128,7 +128,7 @@ func (l *Look) isProcfs() (bool, error) {
 	return of.Type == unix.PROC_SUPER_MAGIC, nil
 }
 
-// prepare reads what is the same for all processes.
+// prepare reads the major numbers and the host's mounts, which are the same for all processes.
 func (l *Look) prepare(ctx context.Context) error {
 	if l.gpus == 0 {
 		l.gpus = nvidiaMajor
@@ -164,7 +164,7 @@ func majorOf(driver, devices string) uint32 {
 	return 0
 }
 
-// process looks at what a process has open, and what those of its threads have that keep files of their own.
+// process looks at the open files of a process, and of those of its threads that have files of their own.
 func (l *Look) process(ctx context.Context, pid int) error {
 	folder := filepath.Join(l.Root, strconv.Itoa(pid))
 	err := l.openFiles(ctx, pid, folder)
@@ -195,9 +195,9 @@ func (l *Look) process(ctx context.Context, pid int) error {
 	return nil
 }
 
-// sharesFiles reports whether the thread has the files of its process, as nearly all have. One does not that was made by
-// clone without CLONE_FILES, or after unshare; and where the first thread has ended, only the others have any. Where the kernel
-// does not say it, the thread is looked at.
+// sharesFiles reports whether the thread has the files of its process, as nearly all have. Threads made by clone without CLONE_FILES
+// have not, nor those that have called unshare; and if the first thread has ended, only the others have any. It is false if the kernel
+// does not tell, so that the caller looks at the thread.
 func (l *Look) sharesFiles(pid, tid int) bool {
 	if !l.kcmp {
 		return false
@@ -240,7 +240,7 @@ func (l *Look) openFiles(ctx context.Context, pid int, of string) error {
 	}
 }
 
-// readLink is the path that the table shows of an open file, until the next is read. It is not believed, and only shown.
+// readLink gives the path that the table shows for an open file, valid until the next call. It serves for messages alone.
 func (l *Look) readLink(fds int, name string) ([]byte, error) {
 	// As os.Readlink, in half its time.
 	n, err := unix.Readlinkat(fds, name, l.target[:])
@@ -250,7 +250,7 @@ func (l *Look) readLink(fds int, name string) ([]byte, error) {
 	return l.target[:max(n, 0)], err
 }
 
-// printable is the path as it is shown to people.
+// printable makes a path fit for a message.
 func printable(path []byte) string {
 	text := plain.Name(string(path[:min(len(path), maxPath)]))
 	if len(path) > maxPath {
@@ -263,14 +263,14 @@ func printable(path []byte) string {
 func (l *Look) file(fds, infos int, f open) error {
 	target, err := l.readLink(fds, f.name)
 	if err != nil || len(target) == 0 || target[0] != '/' {
-		return err // sockets, pipes and what else has no path are most of what is open
+		return err // most open files are sockets, pipes and others without a path
 	}
 	flags, mount, err := l.facts(infos, f.name)
 	if err != nil {
 		return err
 	}
 	if flags&unix.O_PATH != 0 {
-		return nil // only its name is open, which anybody may do, and not the device
+		return nil // with O_PATH only its name is open, which needs no right, and not the device
 	}
 	f.mount = mount
 	switch l.mounts.of(mount, l.Root, f.pid) {
@@ -283,7 +283,7 @@ func (l *Look) file(fds, infos int, f open) error {
 	return nil
 }
 
-// facts are the flags that the file was opened with, and the mount that it was opened on. To ask for them touches neither.
+// facts gives the flags that the file was opened with, and the mount that it was opened on. Reading them touches neither.
 func (l *Look) facts(infos int, name string) (flags, mount int, err error) {
 	fd, err := unix.Openat(infos, name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -303,7 +303,7 @@ func (l *Look) facts(infos int, name string) (flags, mount int, err error) {
 	return f, m, err
 }
 
-// field is a number of fdinfo.
+// field reads a number of fdinfo.
 func field(text, name string, base int) (int, error) {
 	for line := range strings.Lines(text) {
 		if value, ok := strings.CutPrefix(line, name); ok {
@@ -314,7 +314,7 @@ func field(text, name string, base int) (int, error) {
 	return 0, fmt.Errorf("fdinfo says no %s", name)
 }
 
-// ask asks the kernel what an open file is.
+// ask asks the kernel whether an open file is a device of a GPU.
 func (l *Look) ask(fds int, f open) error {
 	var is unix.Statx_t
 	err := unix.Statx(fds, f.name, unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE, &is)
@@ -334,8 +334,8 @@ func (l *Look) ask(fds int, f open) error {
 	return nil
 }
 
-// gpuOf is the minor number of the GPU that a character device is of, if it is of one. The others of NVIDIA's driver are of
-// none in particular: nvidiactl and nvidia-uvm, which every client has open besides, nvidia-modeset, and those of NVSwitch.
+// gpuOf gives the minor number of the GPU that a character device belongs to. Some devices of NVIDIA's driver belong to no single
+// GPU: nvidiactl and nvidia-uvm, which every client has open besides, nvidia-modeset, and those of NVSwitch.
 func (l *Look) gpuOf(major uint32, minor int) (gpu int, ok bool) {
 	switch {
 	case major == l.gpus:
@@ -346,9 +346,9 @@ func (l *Look) gpuOf(major uint32, minor int) (gpu int, ok bool) {
 	return 0, false
 }
 
-// askLater looks at the files whose mounts were in no process's table when they were seen. By now another process may have shown
-// the mount. One that no process shows has been taken away since the file was opened, or is the kernel's own, and what it was cannot be
-// found out without asking, which may hang: so they are asked last, or when they are many, and At is told of each.
+// askLater looks at the files whose mounts no process had shown when the look met them. By now another process may have shown
+// the mount. A mount that no process shows has been unmounted since the file was opened, or is the kernel's own; only a stat of the file,
+// which may hang, tells more: so askLater asks for these files last, or when they are many, and gives each to At.
 func (l *Look) askLater(ctx context.Context) {
 	for _, f := range l.later {
 		if ctx.Err() != nil {
@@ -393,7 +393,7 @@ func Numbers(folder string) ([]int, error) {
 // Gone reports whether the error of reading from procfs means that the process, or its file, is not there any more.
 func Gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) }
 
-// read is the text of a file of procfs, which has at most limit bytes.
+// read gives the text of a file of procfs of at most limit bytes.
 func read(path string, limit int64) (string, error) {
 	f, err := os.Open(filepath.Clean(path))
 	if err != nil {
@@ -407,9 +407,9 @@ func read(path string, limit int64) (string, error) {
 	return string(text), err
 }
 
-// Read is the text of a file of procfs.
+// Read gives the text of a file of procfs.
 func Read(path string) (string, error) { return read(path, maxText) }
 
-// maxText bounds what is read of /proc/PID/cgroup, the longest of those that are read whole: the kernel shows up to 4096 bytes
+// maxText bounds the reading of /proc/PID/cgroup, the longest file that callers read whole: the kernel shows up to 4096 bytes
 // for each hierarchy of cgroups, of which version 1 has some 14.
 const maxText = 128 << 10
