@@ -12,10 +12,10 @@ type division struct {
 	worth           int    // of the devices that stay
 }
 
-// divide finds the cheapest way to have an instance that stands divided as asked for, as Placed.Compute writes it. It is false if
-// the GPU instance has to be made anew for that: parts are missing, and where they may stand is not known.
+// divide finds the cheapest way to divide an existing instance as compute says, in the form of Placed.Compute. It is false if
+// the GPU instance has to be made anew for that: parts are missing, and their possible places are not known.
 //
-// It is the question that Solve answers for GPUs, asked about the compute slices of one instance.
+// It solves for the compute slices of one instance what Solve solves for the memory slices of a GPU.
 func divide(g GPU, i Instance, compute string) (division, bool) {
 	if i.Compute == compute && !i.HalfMade() {
 		return division{worth: i.worth(i.Devices)}, true
@@ -50,7 +50,7 @@ func divide(g GPU, i Instance, compute string) (division, bool) {
 	return out, true
 }
 
-// worth is what it is worth to keep some of the instance's devices.
+// worth gives the worth of keeping these of the instance's devices.
 func (i Instance) worth(devices []Device) int {
 	worth := 0
 	for _, d := range devices {

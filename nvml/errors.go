@@ -31,13 +31,13 @@ var (
 
 // Error is a failed call into the driver.
 type Error struct {
-	Op   string // what was being done, as a gerund: "creating 3g.40gb@4"
-	GPU  UUID   // on which GPU; empty for the node as a whole
+	Op   string // the operation, as a gerund: "creating 3g.40gb@4"
+	GPU  UUID   // empty for the node as a whole
 	Code string // the library's own name of the result: "ERROR_IN_USE"
 	Err  error  // one of the Err… values, or nil for a cause that no caller decides by
 }
 
-// Error says what was being done, to which GPU, and how the library answered.
+// Error names the operation, the GPU, and the library's answer.
 func (e *Error) Error() string {
 	on := ""
 	if e.GPU != "" {

@@ -5,11 +5,11 @@ import (
 	"fmt"
 )
 
-// HealthReader tells how the node's GPUs are. It changes nothing, and may be used beside a Driver on the same GPUs: a call that hangs
+// HealthReader reads the health of the node's GPUs. It changes nothing, and may be used beside a Driver on the same GPUs: a call that hangs
 // here holds up none there.
 type HealthReader interface {
-	// Health reports every GPU that the driver counts, in PCI order, those that are lost too. What takes more than some
-	// microseconds, or is not known to come at all, is read only if thorough.
+	// Health reports every GPU that the driver counts, in PCI order, those that are lost too. It reads values that take more than some
+	// microseconds, or that the driver may not give at all, only if thorough.
 	//
 	// It returns when ctx ends, at the latest: a call into the driver that does not come back is left alone, and Health is
 	// ErrUnresponsive until it does. With no driver loaded it is ErrNoDriver.
@@ -30,12 +30,12 @@ type BusGPU struct {
 	Driver string // kernel driver that has it: "nvidia", or "vfio-pci" for one that is lent to a virtual machine; empty for none
 }
 
-// Reading is a value that the driver was asked for. A driver that does not tell has said nothing: such a value is not known,
-// and is never to be taken for a zero.
+// Reading is a value that a caller has asked the driver for. A value that the driver does not tell is not known: callers must not take
+// it for a zero.
 type Reading[T any] struct {
 	Value T
 	Known bool
-	Code  string // why it is not known, as the library names it: "ERROR_NOT_SUPPORTED"; empty if nobody has asked
+	Code  string // the library's error, if it is not known: "ERROR_NOT_SUPPORTED"; empty if no caller has asked
 }
 
 // Told is a value that the driver has told.
@@ -44,7 +44,7 @@ func Told[T any](v T) Reading[T] { return Reading[T]{Value: v, Known: true} }
 // IsSet reports whether a flag is known, and set.
 func IsSet(flag Reading[bool]) bool { return flag.Known && flag.Value }
 
-// Health is what a GPU says of itself.
+// Health has the values by which a GPU tells its health.
 type Health struct {
 	UUID  UUID // empty of one that has never answered
 	Index int
@@ -53,7 +53,7 @@ type Health struct {
 	// Lost means that the GPU has fallen off the bus: nothing else is known.
 	Lost bool
 
-	// Action is what the driver recommends. Drivers before R565 do not tell it, but some have NeedsReset and NeedsDrain.
+	// Action is the driver's recommendation. Drivers before R565 do not tell it, but some have NeedsReset and NeedsDrain.
 	Action     Reading[RecoveryAction]
 	NeedsReset Reading[bool]
 	NeedsDrain Reading[bool] // and a reset then
@@ -95,14 +95,14 @@ type Pages struct {
 // Banks counts banks of memory by how many spare rows they have left.
 type Banks struct{ Max, High, Partial, Low, None int }
 
-// Mode is one that changes at a reset: what it is, and what it will be after the next.
+// Mode is one that changes at a reset: its present value, and that after the next reset.
 type Mode struct{ Current, Pending bool }
 
-// Fabric is how a GPU stands to its NVSwitch fabric.
+// Fabric is the state of a GPU in its NVSwitch fabric.
 type Fabric struct {
 	State   FabricState
 	Failed  bool // it has joined, and that failed
-	Healthy bool // nothing is said against it
+	Healthy bool // the driver reports no fault of it
 }
 
 // FabricState is how far a GPU has come in joining its fabric. The values are NVML's.
@@ -116,7 +116,7 @@ const (
 	FabricCompleted
 )
 
-// RecoveryAction is what the driver recommends for a GPU. The values are NVML's, and may be ones that are newer than this list.
+// RecoveryAction is the driver's recommendation for a GPU. The values are NVML's; a newer driver may give others than these.
 type RecoveryAction int
 
 // The actions.

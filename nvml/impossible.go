@@ -13,7 +13,7 @@ type Impossible struct {
 	Possible []string // up to three wishes next to it that fit, each like "1x 3g.40gb + 4x 1g.10gb"
 }
 
-// Error is one sentence: why it cannot be, and what could be instead.
+// Error gives the proof and the possible wishes in one sentence.
 func (e *Impossible) Error() string {
 	if len(e.Possible) == 0 {
 		return e.Reason
@@ -21,7 +21,7 @@ func (e *Impossible) Error() string {
 	return e.Reason + "; possible: " + strings.Join(e.Possible, ", or ")
 }
 
-// explain proves that a wish does not fit, and looks for those next to it that do.
+// explain proves that a wish does not fit, and finds the nearest ones that do.
 func explain(g GPU, wish []wanted) *Impossible {
 	reason := excess(g, groupByProfile(wish))
 	if reason == "" {
@@ -30,7 +30,7 @@ func explain(g GPU, wish []wanted) *Impossible {
 	return &Impossible{Reason: reason, Possible: nearest(g, wish)}
 }
 
-// excess names what the groups need more of than the GPU has, wherever they stand; empty if there is enough of everything.
+// excess names the resources of which the groups need more than the GPU has, at any places; empty if it has enough of all.
 func excess(g GPU, groups []group) string {
 	return cmp.Or(tooMany(groups), tooMuchMemory(g, groups), tooMuchCompute(g, groups), tooManyEngines(g, groups))
 }
@@ -87,7 +87,7 @@ func tooMuchMemory(g GPU, groups []group) string {
 	}
 }
 
-// some is n instances of a group as lines. A divided group is taken as a whole or not at all.
+// some gives n instances of a group as lines. It takes a divided group as a whole or not at all.
 func some(gr group, n int) []wanted {
 	switch {
 	case n == 0:
@@ -137,8 +137,8 @@ func tooManyEngines(g GPU, groups []group) string {
 	return ""
 }
 
-// noPlace proves for a wish that the GPU has enough of everything for, that there is still no arrangement. It names
-// only lines that it takes for that.
+// noPlace proves that a wish has no arrangement although the GPU has enough of all resources for it. It names
+// only lines that the proof needs.
 func noPlace(g GPU, wish []wanted) string {
 	core := slices.Clone(wish)
 	for i := range core {
@@ -173,12 +173,12 @@ func starts(p Profile) string {
 	}
 }
 
-// nearest lists what would fit instead of a wish: the largest parts of it, those that drop the fewest instances first,
-// at most three. The room that a dropped instance leaves is given to the other lines, the largest first.
+// nearest lists wishes that would fit instead: the largest parts of the wish, those that drop the fewest instances first,
+// at most three. It gives the room of a dropped instance to the other lines, the largest first.
 func nearest(g GPU, wish []wanted) []string {
 	wish = slices.Clone(wish)
 	for i, w := range wish {
-		wish[i].count = min(w.count, 1+w.profile.Max*max(1, w.compute.Max)) // what is beyond fits in no case
+		wish[i].count = min(w.count, 1+w.profile.Max*max(1, w.compute.Max)) // no GPU has room for more
 	}
 	var out []string
 	for _, counts := range largestParts(g, wish, 3) {
@@ -201,8 +201,8 @@ func largestParts(g GPU, wish []wanted, most int) [][]int {
 	return p.found
 }
 
-// parts is a search for the largest parts of a wish. It goes from many devices to few, so that what it finds is part of
-// nothing that comes later, and it is over after a few steps unless hardly anything fits.
+// parts is a search for the largest parts of a wish. It goes from many devices to few, so that none that it finds is part of a
+// later one, and it ends after a few steps unless hardly anything fits.
 type parts struct {
 	gpu    GPU
 	wish   []wanted
@@ -252,7 +252,7 @@ func (p *parts) left(i, memory int) int {
 	return memory
 }
 
-// partOfAnother reports whether whatever is chosen of the lines from i on, all of it is in a part that was found.
+// partOfAnother reports whether each choice for the lines from i on would give a part of one that the search has found.
 func (p *parts) partOfAnother(i int) bool {
 	all := append(counts(p.part[:i]), counts(p.wish[i:])...)
 	return slices.ContainsFunc(p.found, func(l []int) bool { return within(all, l) })
@@ -282,7 +282,7 @@ func bounds(g GPU, wish []wanted) [][]int {
 	return out
 }
 
-// atMost is how many devices of the lines, all of one profile, so many instances of it can hold at most.
+// atMost bounds the devices of the lines, all of one profile, that so many instances of it can hold.
 func atMost(together []wanted, instances int) int {
 	if together[0].whole() {
 		return min(together[0].count, instances)
@@ -301,7 +301,7 @@ func linesOf(wish []wanted, p Profile) []wanted {
 	return slices.DeleteFunc(slices.Clone(wish), func(w wanted) bool { return w.profile.Name != p.Name })
 }
 
-// fillUp gives the memory slices of what was dropped from a wish to the lines of whole instances that kept all of theirs.
+// fillUp gives the memory slices of the dropped devices to the lines of whole instances that kept all of theirs.
 func fillUp(g GPU, wish []wanted, counts []int) []wanted {
 	out := slices.Clone(wish)
 	freed := 0

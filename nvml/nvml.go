@@ -1,5 +1,5 @@
-// Package nvml is the domain of the agent: GPUs that can be cut into instances, what the hardware offers, what stands,
-// and what is wished for. It holds values, the Driver interface and the placement solver.
+// Package nvml is the domain of the agent: GPUs that can be cut into instances, the profiles that the hardware offers, the instances that
+// exist, and wishes for others. It has values, the Driver interface and the placement solver.
 //
 // It knows no library: the Driver over NVIDIA's library is nvml/lib, and everything here builds without cgo.
 package nvml
@@ -34,7 +34,7 @@ type Profile struct {
 	MemoryMiB  int              // memory of one instance
 	Max        int              // how many instances of it an empty GPU holds
 	Placements []Span           // where an instance may stand, in ascending order
-	Engines    Engines          // what one instance takes of the engines that a GPU has only a few of
+	Engines    Engines          // engines of one instance, of which a GPU has only a few
 	Compute    []ComputeProfile // compute instances that an instance of it can be divided into, smallest first
 }
 
@@ -67,12 +67,12 @@ func ComparePart(a, b Part) int {
 	return cmp.Or(cmp.Compare(a.Start, b.Start), cmp.Compare(a.Size, b.Size), cmp.Compare(a.Name, b.Name))
 }
 
-// Placed is one GPU instance at its place: what we want, or where something stands. It carries no identity, since
+// Placed is one GPU instance at its place, wanted or existing. It carries no identity, since
 // the driver hands out instance ids anew after each change. Values of Placed can be compared and used as map keys.
 type Placed struct {
 	Profile string // name of the GPU instance profile
 	Span
-	// Compute names the compute instances inside, ascending and joined by "+" ("1c+2c"); where they stand it does not say.
+	// Compute names the compute instances inside, ascending and joined by "+" ("1c+2c"), without their places.
 	// Empty is the ordinary case: one compute instance that fills the GPU instance.
 	Compute string
 }
@@ -137,7 +137,7 @@ type Instance struct {
 // use it, and no device plugin shows it.
 func (i Instance) HalfMade() bool { return len(i.Devices) == 0 }
 
-// Divided is the instance of a profile with these devices, and named after them.
+// Divided gives the instance of a profile with these devices, and named after them.
 func (i Instance) Divided(p Profile, devices []Device) Instance {
 	i.Devices = slices.SortedFunc(slices.Values(devices), func(a, b Device) int {
 		return cmp.Or(cmp.Compare(a.Part.Size, b.Part.Size), cmp.Compare(a.Part.Start, b.Part.Start))
@@ -158,7 +158,7 @@ func (i Instance) Divided(p Profile, devices []Device) Instance {
 	return i
 }
 
-// ProcessesOn are the processes on one of the instance's devices, and those of which the driver does not say on which they are.
+// ProcessesOn lists the processes on one of the instance's devices, and those whose device the driver does not tell.
 func (i Instance) ProcessesOn(d Device) []Process {
 	var out []Process
 	for _, p := range i.Processes {
@@ -170,13 +170,13 @@ func (i Instance) ProcessesOn(d Device) []Process {
 	return out
 }
 
-// Device is what a pod is given: a MIG device under the identity that kubelet and the device plugin use.
+// Device is a MIG device, which kubelet gives to pods, under the identity that kubelet and the device plugin use.
 type Device struct {
 	UUID      string    // "MIG-" and a UUID
 	Profile   string    // "1g.10gb", "1c.3g.40gb"
 	Part      Part      // the compute instance that it is
 	Processes []Process // those of the instance's processes that the driver shows on this device
-	Held      bool      // a pod was given it, with a process on it or without. No driver knows that
+	Held      bool      // kubelet has given it to a pod, with a process on it or without. The agent sets it, no driver does
 }
 
 func (d Device) has(pid int) bool {
@@ -189,7 +189,7 @@ type Process struct {
 	UsedMiB int // memory it holds on the GPU; 0 if the library does not say
 }
 
-// PIDs are those of the processes.
+// PIDs lists those of the processes.
 func PIDs(processes []Process) []int {
 	var out []int
 	for _, p := range processes {
@@ -198,7 +198,7 @@ func PIDs(processes []Process) []int {
 	return out
 }
 
-// GPU is everything that one look at a GPU tells.
+// GPU has the state of a GPU from one look at it.
 type GPU struct {
 	UUID     UUID
 	Index    int    // its position among the node's GPUs in PCI order, which config files mean by "devices: [0]"
@@ -215,8 +215,8 @@ type GPU struct {
 	ComputeCapability ComputeCapability
 	Virtualization    Virtualization
 
-	// Lost means that the GPU has fallen off the bus: what is known of it besides is from before, or nothing. What
-	// stands on it is not known, and every change to it is ErrLost.
+	// Lost means that the GPU has fallen off the bus: the other fields are from before, or empty. Its instances are not
+	// known, and every change to it is ErrLost.
 	Lost bool
 
 	Capable bool // it can be cut into instances
@@ -228,12 +228,12 @@ type GPU struct {
 	// ComputeMode is how many processes may have a context on the GPU. With MIG mode on it is the default or not told.
 	ComputeMode ComputeMode
 
-	Profiles  []Profile  // what it offers, whether or not MIG mode is on
-	Instances []Instance // what stands, in ascending order of place
+	Profiles  []Profile  // that it offers, whether or not MIG mode is on
+	Instances []Instance // that exist, in ascending order of place
 	Processes []Process  // processes on the GPU as a whole
 }
 
-// ComputeCapability is CUDA's version of what a GPU can do: 9.0 for an H100. The zero value means that the driver does not
+// ComputeCapability is CUDA's version of a GPU's features: 9.0 for an H100. The zero value means that the driver does not
 // say.
 type ComputeCapability struct{ Major, Minor int }
 
@@ -255,7 +255,7 @@ const (
 	ComputeProhibited       ComputeMode = "prohibited"        // none
 )
 
-// Virtualization says what part of a GPU an operating system has. Empty means that the driver does not say.
+// Virtualization says which part of a GPU this operating system has. Empty means that the driver does not say.
 type Virtualization string
 
 // The ways in which a GPU is virtualized, or not, as NVIDIA's library tells them apart.
@@ -267,7 +267,7 @@ const (
 	HostOfSharedGPUs  Virtualization = "host-vsga"   // this host draws for its virtual machines, which have no GPU of their own
 )
 
-// Geometry is how the GPU is cut now.
+// Geometry gives the present geometry of the GPU.
 func (g GPU) Geometry() Geometry {
 	var out Geometry
 	for _, i := range g.Instances {
@@ -300,13 +300,13 @@ func (g GPU) Profile(name string) (Profile, bool) {
 	return Profile{}, false
 }
 
-// Wish is what one GPU shall look like, as config files say it: by count, without places.
+// Wish is the wanted state of one GPU, in the form of config files: by count, without places.
 type Wish struct {
 	MIG     bool           // MIG mode on
 	Devices map[string]int // count by name of the MIG device: "1g.10gb", "1c.3g.40gb"
 }
 
-// Event is news from the driver. It carries no state: it only says that it is worth looking again, and why.
+// Event is news from the driver. It carries no state: it only says that the agent should look again, and why.
 type Event struct {
 	GPU  UUID // empty if it is not known, or about all
 	Kind EventKind
@@ -333,7 +333,7 @@ const (
 	EventUnavailable  EventKind = "unavailable"   // the GPU does not answer
 	EventAction       EventKind = "action"        // another recovery action is recommended
 
-	// EventSilence says that no news come until an EventWatching does. What happens between is never told.
+	// EventSilence says that no news come until an EventWatching does. The driver never tells of events in between.
 	EventSilence  EventKind = "silence"
 	EventWatching EventKind = "watching"
 )
@@ -350,37 +350,37 @@ type Driver interface {
 	Snapshot(ctx context.Context) ([]GPU, error)
 	// SetMode requests MIG mode on or off. A nil error may leave the change pending until a reset: Snapshot tells.
 	SetMode(ctx context.Context, gpu UUID, on bool) error
-	// Create makes the GPU instance p and its compute instances at their place. What stands there already as wished
-	// is not an error. If a compute instance cannot be made, the GPU instance is removed again.
+	// Create makes the GPU instance p and its compute instances at their place. It is no error if they exist
+	// already. If a compute instance cannot be made, Create removes the GPU instance again.
 	Create(ctx context.Context, gpu UUID, p Placed) error
 	// Destroy removes the GPU instance p and its compute instances. An absent one is not an error; one with a running
-	// process is ErrInUse, and stands as before.
+	// process is ErrInUse, and stays as before.
 	Destroy(ctx context.Context, gpu UUID, p Placed) error
-	// CreatePart makes one compute instance, at its place in the GPU instance that stands at p however that is divided. What
-	// stands there already as wished is not an error; where other parts stand it is ErrNoRoom, and without the GPU
-	// instance ErrNotFound. Nothing else of the GPU instance is touched.
+	// CreatePart makes one compute instance, at its place in the GPU instance at p, however that is divided. It is no error if
+	// the compute instance exists already; if other parts are in its place it is ErrNoRoom, and without the GPU
+	// instance ErrNotFound. CreatePart touches nothing else of the GPU instance.
 	CreatePart(ctx context.Context, gpu UUID, p Placed, part Part) error
 	// DestroyPart removes one compute instance, and leaves the GPU instance and its other parts as they are. An absent one is
-	// not an error; one with a running process is ErrInUse, and stands as before.
+	// not an error; one with a running process is ErrInUse, and stays as before.
 	DestroyPart(ctx context.Context, gpu UUID, p Placed, part Part) error
 	// Reset makes a pending mode change current, and destroys every instance of the GPU. A GPU with a client is ErrInUse;
-	// where a reset cannot be done at all, as in many virtual machines, it is ErrNotSupported.
+	// if the GPU cannot be reset at all, as in many virtual machines, it is ErrNotSupported.
 	Reset(ctx context.Context, gpu UUID) error
-	// SetPersistence turns persistence mode on or off; what is as asked already is not an error, and a driver that does
+	// SetPersistence turns persistence mode on or off. It is no error if the mode is so already; a driver that does
 	// not have the mode is ErrNotSupported.
 	//
 	// The driver, or NVIDIA's persistence daemon, holds a GPU in persistence mode as any client does, so that a reset of
 	// it is ErrInUse: turning the mode off on that one GPU lets the reset pass. It does not survive a reboot, unless the
 	// daemon sets it again.
 	SetPersistence(ctx context.Context, gpu UUID, on bool) error
-	// SetComputeMode sets how many processes may have a context on the GPU; what is as asked already is not an error. It is
-	// about processes that start later: those that run go on. It does not survive a reboot or a reset.
+	// SetComputeMode sets how many processes may have a context on the GPU. It is no error if the mode is so already. It
+	// applies to processes that start later: those that run go on. It does not survive a reboot or a reset.
 	//
 	// With MIG mode on a GPU has the default, and any other is ErrNotSupported ("Setting compute mode to EXCLUSIVE_PROCESS is
 	// not supported on a MIG-enabled device", says nvidia-smi), as are all where the GPU is a vGPU.
 	SetComputeMode(ctx context.Context, gpu UUID, mode ComputeMode) error
-	// Release lets go of the driver, so that it can be unloaded: the kernel keeps one that a process has open. The next
-	// Snapshot takes hold of it again, and so does what waits for events, after it.
+	// Release closes the driver, so that it can be unloaded: the kernel keeps one that a process has open. The next
+	// Snapshot opens it again, and after it so does the wait for events.
 	Release(ctx context.Context) error
 	// Events delivers news until ctx ends, then closes the channel.
 	Events(ctx context.Context) (<-chan Event, error)

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// group is all that is wished of one profile, and into how many GPU instances it goes.
+// group has the lines of a wish for one profile, and the number of GPU instances that they need.
 type group struct {
 	profile    Profile
 	lines      []wanted
@@ -86,7 +86,7 @@ func (g *group) spread(gpu GPU) {
 	}
 }
 
-// without takes away what one instance holds; false if that is not all there.
+// without takes the parts of one instance away; false if they are not all there.
 func without(left, held []int) ([]int, bool) {
 	rest := slices.Clone(left)
 	for i, n := range held {
@@ -110,7 +110,7 @@ func counts(parts []wanted) []int {
 type packing struct {
 	parts []wanted // smallest first
 	room  int      // compute slices of one instance
-	used  [][]int  // what the instances divided so far hold: a count for each part
+	used  [][]int  // the parts of each instance divided so far: a count for each kind
 	found [][][]int
 }
 
@@ -157,14 +157,14 @@ func (p *packing) fill(left []int, n int, before []int) {
 		if before != nil && slices.Compare(held, before) > 0 {
 			return
 		}
-		rest, _ := without(left, held) // it holds nothing but parts that are left
+		rest, _ := without(left, held) // held has only parts that are left
 		p.used = append(p.used, held)
 		p.fill(rest, n-1, held)
 		p.used = p.used[:len(p.used)-1]
 	})
 }
 
-// eachHolding calls yield with everything that one instance can hold of the parts left, from part i on.
+// eachHolding calls yield with each set of the parts left, from part i on, that one instance can hold.
 func (p *packing) eachHolding(left, held []int, i, room int, yield func([]int)) {
 	if i == len(left) {
 		if room < p.room {
@@ -180,7 +180,7 @@ func (p *packing) eachHolding(left, held []int, i, room int, yield func([]int)) 
 	held[i] = 0
 }
 
-// layouts writes what instances hold as Placed.Compute does, equal ones counted.
+// layouts writes the parts of instances as Placed.Compute does, and counts equal ones.
 func (p *packing) layouts(used [][]int) []layout {
 	var out []layout
 	for _, held := range used {

@@ -1,6 +1,6 @@
 package nvml
 
-// How NVIDIA's device plugin names to kubelet what it offers: resources, and the devices of one.
+// The names of resources and devices by which NVIDIA's device plugin offers GPUs to kubelet.
 const (
 	// ResourceGPU is the resource of GPUs that are not divided, and under the MIG strategy single of MIG devices too.
 	ResourceGPU = "nvidia.com/gpu"

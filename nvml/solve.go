@@ -6,19 +6,19 @@ import (
 	"strings"
 )
 
-// Solution is the cheapest way from what stands to what is wanted. Each list is in the order of ComparePlaced.
+// Solution is the cheapest way from the existing instances to the wanted ones. Each list is in the order of ComparePlaced.
 type Solution struct {
-	Target  Geometry // how the GPU is cut in the end: Keep, Change and Create together
-	Keep    []Placed // what stands as wanted, and stays untouched
-	Change  []Change // what stays where it is, and is divided otherwise
-	Destroy []Placed // what stands and has to go
-	Create  []Placed // what is missing
+	Target  Geometry // the final geometry: Keep, Change and Create together
+	Keep    []Placed // existing instances that are wanted, and stay untouched
+	Change  []Change // existing instances that stay in their place, and are divided otherwise
+	Destroy []Placed // existing instances that have to go
+	Create  []Placed // instances that are missing
 }
 
 // Change divides a GPU instance that stays otherwise than it is. Its compute instances that are in neither list stay untouched.
 // Each list is in order of place.
 type Change struct {
-	Instance Placed // as it stands
+	Instance Placed // as it is now
 	Destroy  []Part // compute instances that have to go; they go first
 	Create   []Part // compute instances that are missing
 }
@@ -31,10 +31,10 @@ type Change struct {
 // then the one that stands lowest. A GPU instance at a place that is wanted is never destroyed if the compute instances that it
 // lacks can be made beside those that stay.
 //
-// The answer depends on nothing but the arguments, and executing any part of it leaves the target of a further Solve
-// the same, so that an interrupted change is resumed and not begun anew.
+// The solution depends on the arguments alone, and after any part of it has been carried out a further Solve has the same
+// target, so that an interrupted change is resumed and not begun anew.
 //
-// The error is *Impossible: the wish names what the GPU does not offer, or cannot stand on it however it is arranged.
+// The error is *Impossible: the GPU does not offer a device of the wish, or no arrangement has all of them.
 func Solve(g GPU, devices map[string]int) (Solution, error) {
 	wish, refused := readWish(g, devices)
 	if refused != nil {
@@ -47,7 +47,7 @@ func Solve(g GPU, devices map[string]int) (Solution, error) {
 	return Restore(g, target), nil
 }
 
-// Restore is the way from what stands to exactly the target, each instance at its place: for undoing a change.
+// Restore gives the way from the existing instances to exactly the target, each instance at its place: for undoing a change.
 func Restore(g GPU, target Geometry) Solution {
 	s := Solution{Target: slices.Clone(target)}
 	s.Target.Sort()
@@ -98,7 +98,7 @@ func arrange(g GPU, wish []wanted) (Geometry, bool) {
 		if !ok {
 			return
 		}
-		w -= len(target) * worthCall // each is a call to be made, unless it is one that is kept
+		w -= len(target) * worthCall // each instance takes a call, unless it is kept
 		order := cmp.Or(cmp.Compare(worth, w), cmp.Compare(unevenness(target), unevenness(best)), slices.CompareFunc(target, best, ComparePlaced))
 		if !found || order < 0 {
 			best, worth, found = target, w, true
@@ -116,8 +116,8 @@ func unevenness(target Geometry) int {
 	return n
 }
 
-// possible reports whether a wish has an arrangement at all, whatever stands. That is found sooner than the best one: how
-// instances are divided makes no difference, nor which of them stand where, if all can stand at the same places.
+// possible reports whether a wish has an arrangement at all on an empty GPU. That takes less time than finding the best one: the
+// division of instances does not matter, nor which of them are where, if all have the same possible places.
 func possible(g GPU, wish []wanted) bool {
 	var kinds, alike []kind
 	for _, gr := range groupByProfile(wish) {
@@ -140,15 +140,15 @@ func possible(g GPU, wish []wanted) bool {
 	return ok
 }
 
-// budget is what a GPU has of everything that instances take wherever they stand.
+// budget has the amounts of the resources that a GPU has for instances, whatever their places.
 type budget struct {
 	memory, compute int // slices
 	engines         Engines
 }
 
-// budgetOf reads the budget off the profiles. The library does not say what engines the whole GPU has. It has at least
-// what as many instances of a profile take as it holds; on some GPUs the largest one is said to take less than its
-// parts do together.
+// budgetOf derives the budget from the profiles. The library does not tell the engines of the whole GPU. The GPU has at least
+// those of as many instances of a profile as it holds; on some GPUs the library gives the largest profile fewer than its
+// parts have together.
 func budgetOf(g GPU) budget {
 	b := budget{memory: g.MemorySlices()}
 	for _, p := range g.Profiles {
@@ -162,7 +162,7 @@ func budgetOf(g GPU) budget {
 	return b
 }
 
-// covers reports whether there is enough of everything for the instances, and none of a profile is too many.
+// covers reports whether the budget has enough of each resource for the instances, and the GPU holds so many of each profile.
 func (b budget) covers(kinds []kind) bool {
 	for i, k := range kinds {
 		n := k.count
@@ -198,10 +198,10 @@ type kind struct {
 }
 
 // search walks the memory slices from the lowest, and remembers for each slice and each set of instances that are still
-// without a place what the best arrangement from there on is worth.
+// without a place the worth of the best arrangement from there on.
 type search struct {
 	options [][]option // by first memory slice, each in the order of ComparePlaced
-	radix   []int      // what one instance of a kind counts for in the number that stands for a set of instances
+	radix   []int      // the weight of one instance of a kind in the number of a set of instances
 	left    []int      // instances of a kind that are still without a place
 	memory  int        // memory slices that these need at least
 	memo    []cell     // by set and memory slice
@@ -211,10 +211,10 @@ type search struct {
 type option struct {
 	kind   int
 	placed Placed
-	worth  int // what keeping of it is worth; 0 if nothing of it stands
+	worth  int // of the part of it that exists; 0 if none does
 }
 
-// cell is what is known about one state of the search.
+// cell is the result for one state of the search.
 type cell struct {
 	seen   bool
 	worth  int // unplaceable if nothing fits
@@ -226,7 +226,7 @@ const (
 	leaveFree   = -1
 )
 
-// place finds the best places for instances of the given kinds on so many slices, and what that is worth, given the worth of
+// place finds the best places for instances of the given kinds on so many slices, and their worth, given the worth of
 // each instance at its place.
 func place(slots int, kinds []kind, worth func(Placed) int) (Geometry, int, bool) {
 	s := search{options: make([][]option, slots+1)}
@@ -253,7 +253,7 @@ func place(slots int, kinds []kind, worth func(Placed) int) (Geometry, int, bool
 	return s.chosen(all), total, true
 }
 
-// best is what the best arrangement of a set of instances from a memory slice on is worth.
+// best gives the worth of the best arrangement of a set of instances from a memory slice on.
 // Since it takes the first of equal options and leaves a slice free only if that is better, it finds the lowest one.
 func (s *search) best(slot, set int) int {
 	if set == 0 {
@@ -286,7 +286,7 @@ func (s *search) best(slot, set int) int {
 	return c.worth
 }
 
-// chosen reads the best arrangement of a set back out of what the search remembers.
+// chosen reads the best arrangement of a set from the memory of the search.
 func (s *search) chosen(set int) Geometry {
 	var out Geometry
 	for slot := 0; set != 0; {
@@ -311,7 +311,7 @@ const (
 	worthBusy   = 1000 * worthDevice
 )
 
-// worths knows what keeping of the standing instances is worth, by how they shall be divided. What is asked once is remembered.
+// worths gives the worth of keeping an existing instance, by its wanted division. It remembers its results.
 type worths struct {
 	gpu   GPU
 	known map[Placed]int
@@ -319,8 +319,8 @@ type worths struct {
 
 func newWorths(g GPU) worths { return worths{gpu: g, known: map[Placed]int{}} }
 
-// of is what there is to keep for an instance at its place: a GPU instance, which would take a call to destroy and one to
-// create, and devices of it.
+// of gives the worth of the existing part of an instance at its place: of the GPU instance, which would take a call to destroy and one to
+// create, and of its devices.
 func (w worths) of(p Placed) int {
 	if worth, asked := w.known[p]; asked {
 		return worth
@@ -336,7 +336,7 @@ func (w worths) of(p Placed) int {
 	return worth
 }
 
-// memorySize is the number of memory slices that an instance takes at least; of the GPUs known it is the same everywhere.
+// memorySize gives the fewest memory slices that an instance takes; on all known GPUs it is the same at each place.
 func memorySize(p Profile) int {
 	size := 0
 	for i, at := range p.Placements {

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// MaxDevices is the most MIG devices of one name that a wish may ask of a GPU. The largest GPU known holds 7, so that a wish
-// for more than this is a slip; and what is bounded can be added up and multiplied without overflow.
+// MaxDevices is the most MIG devices of one name in a wish for a GPU. The largest GPU known holds 7, so that a wish
+// for more than this is a slip; and counts with a bound can be added and multiplied without overflow.
 const MaxDevices = 1000
 
 // wanted is one line of a wish: so many MIG devices of one name.
@@ -29,7 +29,7 @@ func (w wanted) name() string {
 	return w.compute.Name + "." + w.profile.Name
 }
 
-// readWish resolves the names of a wish to what the GPU offers, largest first, each line once.
+// readWish resolves the names of a wish to profiles of the GPU, largest first, each line once.
 func readWish(g GPU, devices map[string]int) ([]wanted, *Impossible) {
 	var wish []wanted
 	for _, name := range slices.Sorted(maps.Keys(devices)) {
@@ -65,7 +65,7 @@ func compareProfiles(a, b Profile) int {
 	return cmp.Or(cmp.Compare(memorySize(a), memorySize(b)), cmp.Compare(a.Slices, b.Slices), cmp.Compare(b.Name, a.Name))
 }
 
-// computeSlices is what one device of the line takes of its instance.
+// computeSlices gives the compute slices that one device of the line takes.
 func (w wanted) computeSlices() int {
 	if w.whole() {
 		return w.profile.Slices

@@ -1,6 +1,6 @@
 // Package aside runs calls that may hang, each in a goroutine of its own, and abandons them at their deadline: reads of files
-// behind a mount that does not answer any more, above all. The kernel does not let go of such a call, so nothing else than to
-// leave it behind ends the wait. It knows nothing of what is called.
+// behind a mount that does not answer any more, above all. The kernel does not end such a call, so a caller can only
+// abandon it. It knows nothing of the calls' subjects.
 package aside
 
 import (
@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Lane is where calls of one kind run, one at a time: as long as one hangs there, none follows it, so that those that hang
-// never pile up. What hangs in one lane does not hold up another. The zero Lane is ready; it must not be copied after use.
+// Lane runs calls of one kind, one at a time: as long as one hangs there, none follows it, so that hanging calls
+// never pile up. A call that hangs in one lane does not hold up another. The zero Lane is ready; it must not be copied after use.
 type Lane struct {
 	mu      sync.Mutex
 	running *call
@@ -29,19 +29,19 @@ type call struct {
 	ended chan struct{} // closed when it has
 
 	mu        sync.Mutex
-	at        string // what it is at, as far as it says
+	at        string // the path or name that it touches, as far as it says
 	abandoned bool
 }
 
-// At is told by a call what it is about to touch, for the error of those who abandon it.
+// At takes the name of the file or service that a call is about to touch, for the error of a caller that abandons it.
 type At func(what string)
 
 // AbandonedError is the error of a call that did not end before its context did, and of each one that was to follow while
 // that call hangs. It unwraps to the error of the context where that has ended.
 type AbandonedError struct {
-	What    string // what the caller wanted
+	What    string // the caller's operation, as a gerund
 	Hanging string // the call that hangs, if it is an earlier one
-	At      string // what the hanging call is at, if it has said so
+	At      string // the path or name that the hanging call touches, if it has said so
 	Cause   error  // of the context; nil if an earlier call hangs
 }
 
@@ -69,10 +69,10 @@ func Hangs(err error) bool {
 	return is
 }
 
-// Do runs f in the lane and gives what it returns. What names the call in errors: "reading the device plugin's config".
+// Do runs f in the lane and returns its results. What names the call in errors: "reading the device plugin's config".
 //
-// Once ctx ends Do returns an *AbandonedError at once, whatever f is at, and the lane stays taken until f returns: f must not
-// write to anything that its caller goes on using. While f hangs so, Do of other callers fails at once; while f merely runs,
+// Once ctx ends Do returns an *AbandonedError at once, also in the middle of f, and the lane stays taken until f returns: f must not
+// write to memory that its caller goes on using. While an abandoned f hangs, Do of other callers fails at once; while f merely runs,
 // they wait for their turn, as long as their own context lasts.
 func Do[T any](ctx context.Context, lane *Lane, what string, f func(ctx context.Context, at At) (T, error)) (T, error) {
 	var none T
@@ -157,8 +157,8 @@ func Run(ctx context.Context, lane *Lane, what string, f func(ctx context.Contex
 	return err
 }
 
-// ReadFile reads a regular file of at most limit bytes in the lane. A longer one, and anything else that has the name, is an
-// error: a pipe would be waited for, and a device may do anything. One that is not there is fs.ErrNotExist.
+// ReadFile reads a regular file of at most limit bytes in the lane. A longer one, and any other kind of file, is an
+// error: reading a pipe may wait, and reading a device may have any effect. A missing file is fs.ErrNotExist.
 func ReadFile(ctx context.Context, lane *Lane, path string, limit int64) ([]byte, error) {
 	return Do(ctx, lane, "reading "+path, func(context.Context, At) ([]byte, error) { return Bounded(path, limit) })
 }

@@ -14,19 +14,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kernel is where the driver lists the capabilities of the instances that stand. /proc/driver is the same in every
+// kernel is the folder in which the driver lists the capabilities of the existing instances. /proc/driver is the same in every
 // container that does not cover it.
 const kernel = "/proc/driver/nvidia/capabilities"
 
-// standing are the MIG devices that stand, as the kernel shows them.
-type standing struct {
+// kernelDevices are the MIG devices that the kernel lists.
+type kernelDevices struct {
 	devices int
 	nodes   map[int]fs.FileMode // modes of the device files of their capabilities, by minor number
 }
 
-// look reads what the kernel shows. It is empty where the kernel's list is not to be seen.
-func look() (standing, error) {
-	out := standing{nodes: map[int]fs.FileMode{}}
+// readKernel reads the kernel's list. It is empty if this process cannot see the list.
+func readKernel() (kernelDevices, error) {
+	out := kernelDevices{nodes: map[int]fs.FileMode{}}
 	compute, err := filepath.Glob(kernel + "/gpu*/mig/gi*/ci*/access")
 	if err != nil {
 		return out, fmt.Errorf("listing %s: %w", kernel, err)
@@ -45,7 +45,7 @@ func look() (standing, error) {
 	return out, nil
 }
 
-func (s standing) add(access string) error {
+func (k kernelDevices) add(access string) error {
 	text, err := os.ReadFile(access)
 	if err != nil {
 		return fmt.Errorf("reading a capability: %w", err)
@@ -61,11 +61,11 @@ func (s standing) add(access string) error {
 	if !ok {
 		return fmt.Errorf("reading capability %s: no DeviceFileMinor in it", access)
 	}
-	s.nodes[minor] = fs.FileMode(fields["DeviceFileMode"]) & fs.ModePerm //nolint:gosec // cut to the nine bits of permissions
+	k.nodes[minor] = fs.FileMode(fields["DeviceFileMode"]) & fs.ModePerm //nolint:gosec // cut to the nine bits of permissions
 	return nil
 }
 
-// nodes are the minor numbers of the capabilities that the node has device files of.
+// nodes lists the minor numbers of the capabilities that the node has device files of.
 func (s *Specs) nodes() (map[int]bool, error) {
 	if _, err := os.Lstat(filepath.Join(s.devRoot, "dev", "nvidiactl")); err != nil {
 		return nil, fmt.Errorf("%w: %s must hold the node's own /dev, and NVIDIA's driver must be loaded", err, s.devRoot)
@@ -87,10 +87,10 @@ func (s *Specs) nodes() (map[int]bool, error) {
 
 func (s *Specs) capsDir() string { return filepath.Join(s.devRoot, "dev", "nvidia-caps") }
 
-// makeNodes makes the device files of instances that stand. The driver's library makes them only for itself, and in a
-// container only in that container's own /dev; those of instances that are gone do no harm, and are left as nvidia-smi does.
+// makeNodes makes the device files of existing instances. The driver's library makes them only for itself, and in a
+// container only in that container's own /dev. Device files of instances that are gone do no harm: makeNodes leaves them, as nvidia-smi does.
 func (s *Specs) makeNodes() error {
-	now, err := look()
+	now, err := readKernel()
 	if err != nil || len(now.nodes) == 0 {
 		return err
 	}

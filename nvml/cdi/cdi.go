@@ -38,12 +38,12 @@ type Options struct {
 	Dirs []string
 	// DriverRoot is the root of the file system that NVIDIA's driver is installed in; "/" if empty.
 	DriverRoot string
-	// DevRoot is the directory whose dev holds the node's device files; DriverRoot if empty. What the container runtime
-	// calls that directory is read from each spec.
+	// DevRoot is the directory whose dev has the node's device files; DriverRoot if empty. Each spec has the container runtime's
+	// path of that directory.
 	DevRoot string
 	// Library is the path of libnvidia-ml.so.1 itself, and wins over DriverRoot.
 	Library string
-	// Logger gets what NVIDIA's library says at debug level, and nothing else; nil is none.
+	// Logger gets the messages of NVIDIA's library, at debug level; nil for none.
 	Logger *zap.Logger
 }
 
@@ -152,7 +152,7 @@ func (s *Specs) rewrite(ctx context.Context, f file, gpus []nvml.GPU) error {
 	if err != nil {
 		return err
 	}
-	updated, err := f.with(devices)
+	updated, err := f.withDevices(devices)
 	if err != nil {
 		return err
 	}
@@ -171,8 +171,8 @@ func (s *Specs) rewrite(ctx context.Context, f file, gpus []nvml.GPU) error {
 	})
 }
 
-// answer waits for a call into NVIDIA's library, but not longer than ctx. Such a call only generates: when it comes back
-// late, nothing is written any more.
+// answer waits for a call into NVIDIA's library, but not longer than ctx. Such a call only generates: if it returns
+// late, it writes nothing.
 func (s *Specs) answer(ctx context.Context, call func(aside.At) ([]specs.Device, error)) ([]specs.Device, error) {
 	const op = "generating CDI devices"
 	if ctx.Err() != nil {

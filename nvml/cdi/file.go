@@ -25,11 +25,10 @@ type file struct {
 	spec *specs.Spec
 }
 
-// kind finds what kind a spec is of, in YAML and JSON. It does not take a whole parse: a file that is not ours may be of
-// any version, and is not ours to judge.
+// kind finds the kind of a spec, in YAML and JSON, without a whole parse: a file that is not ours may be of any version.
 var kind = regexp.MustCompile(`(?:^|[\s{,])["']?kind["']?\s*:\s*["']?([A-Za-z0-9._/-]+)`)
 
-// longestSpec is more than a spec takes of 16 GPUs of 7 instances each.
+// longestSpec is more than a spec of 16 GPUs of 7 instances each, in bytes.
 const longestSpec = 16 << 20
 
 // read finds the specs of our kinds.
@@ -87,13 +86,13 @@ func open(path string) (*file, error) {
 	return &file{path: real, text: text, spec: spec}, nil
 }
 
-// with gives the spec with other devices, and with the device "all" if it had one.
-func (f file) with(devices []specs.Device) (*specs.Spec, error) {
+// withDevices gives the spec with other devices, and with the device "all" if it had one.
+func (f file) withDevices(devices []specs.Device) (*specs.Spec, error) {
 	out, err := cdilib.ParseSpec(f.text)
 	if err != nil {
 		return nil, err
 	}
-	// NVIDIA's transforms also sort the common edits, which are not ours to touch: what they work on is not what is written.
+	// NVIDIA's transforms also sort the common edits, which the agent must not touch: so they get a copy.
 	scratch := *f.spec
 	scratch.Devices = devices
 	if err := transform.NewSimplifier().Transform(&scratch); err != nil {
@@ -118,7 +117,7 @@ func (f file) with(devices []specs.Device) (*specs.Spec, error) {
 	return out, nil
 }
 
-// replace puts a spec in the place of the file, under the same name and mode, after a runtime's own checks of it.
+// replace replaces the file by a spec, under the same name and mode, after a runtime's own checks of it.
 func (f file) replace(spec *specs.Spec) error {
 	text, err := encode(spec, filepath.Ext(f.path))
 	if err != nil {
@@ -128,7 +127,7 @@ func (f file) replace(spec *specs.Spec) error {
 	if err != nil {
 		return fmt.Errorf("writing beside it: %w: its directory must be mounted writable", err)
 	}
-	defer pending.Cleanup() //nolint:errcheck // after the rename there is nothing left; before it, the first error is told
+	defer pending.Cleanup() //nolint:errcheck // after the rename there is no file left; before it, the first error counts
 	if _, err := pending.Write(text); err != nil {
 		return fmt.Errorf("writing beside it: %w", err)
 	}

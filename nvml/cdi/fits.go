@@ -15,21 +15,21 @@ import (
 
 // How a spec is compared with the GPUs, by reading alone:
 //
-//   - By the names of its devices. UUIDs tell exactly which devices stand, and nvidia-ctk writes them by default. Names by
+//   - By the names of its devices. UUIDs tell exactly which devices there are, and nvidia-ctk writes them by default. Names by
 //     index tell only how many MIG devices each GPU has.
-//   - By the device files of capabilities that it hands out, /dev/nvidia-caps/nvidia-cap*. They are what a container gets of an
+//   - By the device files of capabilities that it hands out, /dev/nvidia-caps/nvidia-cap*. A container gets these of an
 //     instance, whatever its name: two for each MIG device, numbered by GPU, GPU instance and compute instance. The
-//     kernel lists those of the instances that stand.
+//     kernel lists those of the existing instances.
 //
-// So "0:0" that stands for another instance than before is found too. A fingerprint of the geometry, as an annotation in the
+// So it also finds a "0:0" that means another instance than before. A fingerprint of the geometry, as an annotation in the
 // spec, would tell the same, but annotations need CDI 0.6.0: they would lock out runtimes that read the file today.
 
 // fits reports whether a spec describes the GPUs.
 func (s *Specs) fits(spec *specs.Spec, gpus []nvml.GPU) (bool, error) {
 	if !slices.ContainsFunc(gpus, func(g nvml.GPU) bool { return g.Capable }) {
-		return true, nil // nothing here changes it
+		return true, nil // no change of GPUs changes it
 	}
-	now, err := look()
+	now, err := readKernel()
 	if err != nil {
 		return false, err
 	}
@@ -50,7 +50,7 @@ func (s *Specs) fits(spec *specs.Spec, gpus []nvml.GPU) (bool, error) {
 		return false, nil
 	}
 	if lost || now.devices != migDevices(gpus) {
-		return true, nil // the kernel's list is of another moment, or not to be seen: names are all there is
+		return true, nil // the kernel's list is of another moment, or this process cannot see it: only names can be compared
 	}
 	return maps.Equal(capabilities(spec), want), nil
 }

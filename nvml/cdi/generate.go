@@ -20,13 +20,13 @@ import (
 
 const libraryName = driverroot.Library
 
-// generate gives the devices of a spec for the GPUs. It runs beside its caller, who may have given up: it must not write.
+// generate gives the devices of a spec for the GPUs. It runs beside its caller, which may have given up: it must not write.
 func (s *Specs) generate(old *specs.Spec, gpus []nvml.GPU, at aside.At) ([]specs.Device, error) {
 	library, err := s.open(at)
 	if err != nil {
 		return nil, err
 	}
-	options := append(likeIn(old),
+	options := append(optionsOf(old),
 		nvcdi.WithLogger(logger{s.log}),
 		nvcdi.WithNvmlLib(library),
 		nvcdi.WithDevRoot(s.devRoot),
@@ -51,7 +51,7 @@ func (s *Specs) generate(old *specs.Spec, gpus []nvml.GPU, at aside.At) ([]specs
 		return nil, err
 	}
 	relocate(devices, rootOf(old))
-	return keepWhole(old, devices), nil
+	return keepWholeGPUs(old, devices), nil
 }
 
 // idsOf names the devices by UUID, so that NVIDIA's library looks at no GPU that is lost.
@@ -68,9 +68,9 @@ func idsOf(gpus []nvml.GPU) []string {
 
 func isEmpty(devices []specs.Device) bool { return len(devices) == 1 && devices[0].Name == "none" }
 
-// likeIn are the options with which a spec was generated, as far as devices show them. Hooks are restricted to those in
+// optionsOf gives the options with which a spec was generated, as far as devices show them. Hooks are restricted to those in
 // the file: another one may be newer than the program that is called for it, which would keep containers from starting.
-func likeIn(old *specs.Spec) []nvcdi.Option {
+func optionsOf(old *specs.Spec) []nvcdi.Option {
 	var namers []nvcdi.DeviceNamer
 	for _, s := range strategiesOf(old) {
 		if namer, err := nvcdi.NewDeviceNamer(s.name); err == nil { // all of them are the library's own names
@@ -113,7 +113,7 @@ func hookName(args []string) string {
 	return ""
 }
 
-// edits are the common edits of a spec and those of its devices.
+// edits lists the common edits of a spec and those of its devices.
 func edits(spec *specs.Spec) []specs.ContainerEdits {
 	out := []specs.ContainerEdits{spec.ContainerEdits}
 	for _, d := range spec.Devices {
@@ -122,8 +122,7 @@ func edits(spec *specs.Spec) []specs.ContainerEdits {
 	return out
 }
 
-// complete checks that every device has its device files: NVIDIA's library leaves out, with a warning, what it does not
-// find.
+// complete checks that every device has its device files: NVIDIA's library leaves out files that it does not find, with a warning.
 func (s *Specs) complete(kind string, devices []specs.Device) error {
 	if kind == kindManagement || isEmpty(devices) {
 		return nil
@@ -153,7 +152,7 @@ var gpuNode = regexp.MustCompile(`/nvidia\d+$`)
 
 func isMIG(name string) bool { return strings.HasPrefix(name, "MIG-") || migIndex.MatchString(name) }
 
-// rootOf is the directory that a spec's device files are under on the node, "/" unless they are a driver container's.
+// rootOf gives the directory that a spec's device files are under on the node, "/" unless they are a driver container's.
 func rootOf(spec *specs.Spec) string {
 	for _, e := range edits(spec) {
 		for _, n := range e.DeviceNodes {
@@ -177,8 +176,8 @@ func relocate(devices []specs.Device, root string) {
 	}
 }
 
-// keepWhole takes from a spec the entries of GPUs that were whole and still are: nothing about them has changed.
-func keepWhole(old *specs.Spec, devices []specs.Device) []specs.Device {
+// keepWholeGPUs takes over the entries of GPUs that were whole and still are, since these have not changed.
+func keepWholeGPUs(old *specs.Spec, devices []specs.Device) []specs.Device {
 	if old.Kind == kindManagement {
 		return devices
 	}
@@ -225,7 +224,7 @@ func (s *Specs) find(at aside.At) (string, error) {
 	return driverroot.Find(s.driverRoot, at) //nolint:wrapcheck // it names the places
 }
 
-// logger hands on what NVIDIA's library says. None of it is for an operator: what matters comes back as an error.
+// logger hands on the messages of NVIDIA's library. An administrator needs none of them: the library returns errors that matter.
 type logger struct{ log *zap.Logger }
 
 func (l logger) say(level, format string, args []any) {

@@ -1,5 +1,5 @@
-// Package driverroot finds NVIDIA's management library in a file system that holds the driver: installed there, or in the root of the
-// driver's container, which NVIDIA's GPU Operator mounts below it. It opens nothing but the operator's word on where that is.
+// Package driverroot finds NVIDIA's management library in a file system that has the driver: installed there, or in the root of the
+// driver's container, which NVIDIA's GPU Operator mounts below it. The only file that Find opens is the operator's own, which names that root.
 package driverroot
 
 import (
@@ -71,7 +71,7 @@ func Find(root string, at aside.At) (string, error) {
 	return "", err
 }
 
-// notThere is fs.ErrNotExist without words of its own.
+// notThere is fs.ErrNotExist without a text of its own.
 type notThere struct{}
 
 func (notThere) Error() string { return "" }
@@ -79,8 +79,8 @@ func (notThere) Error() string { return "" }
 // Is makes it fs.ErrNotExist.
 func (notThere) Is(target error) bool { return target == fs.ErrNotExist }
 
-// operatorsRoot is the driver's root on the host as the GPU Operator has written it, which it does once the driver works. The file may
-// hold anything, so its path is taken below the root.
+// operatorsRoot gives the driver's root on the host that the GPU Operator's file names, which the operator writes once the driver works.
+// The file may have any text, so operatorsRoot takes its path below the root.
 func operatorsRoot(root string, at aside.At) (string, bool) {
 	path := filepath.Join(root, readyFile)
 	at(path)
@@ -101,10 +101,10 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// Touch reads a library's file to its end, if path is more than a name for the dynamic loader to look up. What is wrong with the file the
-// loader will say. It is for files that may be behind a server which does not answer: who stands in the loader then holds its lock, for
-// which other threads of the Go runtime may wait before they let the garbage be collected, and with that the whole program stands. In this
-// call nothing is held.
+// Touch reads a library's file to its end, if path is more than a name for the dynamic loader to look up. It leaves errors to the loader.
+// It is for files that may be behind a server which does not answer: a thread that waits for the file in the loader holds the loader's
+// lock, other threads of the Go runtime wait for that lock before they let garbage be collected, and so the whole program stops. A thread
+// that waits in Touch holds no lock.
 func Touch(path string) {
 	if !strings.ContainsRune(path, filepath.Separator) {
 		return

@@ -28,7 +28,7 @@ func OpenBus(devices string, log *zap.Logger) *Bus {
 	return &Bus{pci: nvpci.New(options...)}
 }
 
-// quiet logs at debug level what go-nvlib warns of with each look: names of devices that no database has.
+// quiet logs at debug level go-nvlib's warnings of each look about devices whose names no database has.
 type quiet struct{ log *zap.Logger }
 
 // Warningf implements nvpci's logger.
@@ -36,7 +36,7 @@ func (q quiet) Warningf(format string, args ...any) {
 	q.log.Debug("reading the PCI bus", zap.String("warning", fmt.Sprintf(format, args...)))
 }
 
-// GPUs implements nvml.Bus. Parts of a GPU that its host lends to virtual machines are none.
+// GPUs implements nvml.Bus. It leaves out parts of a GPU that its host lends to virtual machines.
 func (b *Bus) GPUs(ctx context.Context) ([]nvml.BusGPU, error) {
 	return aside.Do(ctx, &b.lane, "reading the PCI bus", func(context.Context, aside.At) ([]nvml.BusGPU, error) {
 		found, err := b.pci.GetGPUs()

@@ -8,8 +8,8 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// computeModes are the compute modes as the library numbers them. The one that is missing lets one thread in, and no driver
-// has it any more.
+// computeModes are the compute modes as the library numbers them. It leaves out the one for a single thread, which no driver
+// has any more.
 var computeModes = map[nvml.ComputeMode]nv.ComputeMode{
 	nvml.ComputeDefault:          nv.COMPUTEMODE_DEFAULT,
 	nvml.ComputeProhibited:       nv.COMPUTEMODE_PROHIBITED,
@@ -18,13 +18,13 @@ var computeModes = map[nvml.ComputeMode]nv.ComputeMode{
 
 // computeMode reads a GPU's compute mode; empty is one that the driver does not tell.
 //
-// A GPU in MIG mode is not asked: its mode cannot be but the default, drivers up to 580 say so, and those since want to be
-// asked about a MIG device instead.
+// It does not ask a GPU in MIG mode: such a GPU has always the default, drivers up to 580 say so, and later ones want a call
+// about a MIG device instead.
 func (s *session) computeMode(d device, m mode) (nvml.ComputeMode, error) {
 	if m.current || !s.has("nvmlDeviceGetComputeMode") {
 		return "", nil
 	}
-	found, ret := twice(d.GetComputeMode)
+	found, ret := askTwice(d.GetComputeMode)
 	if isNotProvided(ret) {
 		return "", nil
 	}
@@ -42,7 +42,7 @@ func (d *Driver) SetComputeMode(ctx context.Context, gpu nvml.UUID, want nvml.Co
 	return d.call(ctx, op, gpu, func(_ context.Context, s *session) error {
 		number, known := computeModes[want]
 		if !known {
-			return fault(op, gpu, nvml.ErrNotSupported, "there is no such mode")
+			return newError(op, gpu, nvml.ErrNotSupported, "there is no such mode")
 		}
 		dev, err := s.device(op, gpu)
 		if err != nil {
@@ -55,9 +55,9 @@ func (d *Driver) SetComputeMode(ctx context.Context, gpu nvml.UUID, want nvml.Co
 		case m.current && want == nvml.ComputeDefault:
 			return nil
 		case m.current:
-			return fault(op, gpu, nvml.ErrNotSupported, "the GPU is in MIG mode")
+			return newError(op, gpu, nvml.ErrNotSupported, "the GPU is in MIG mode")
 		}
-		// A change that is none is not asked for: a virtual machine may forbid to set what it lets be read.
+		// No call if the mode is so already: a virtual machine may allow reading it and forbid setting it.
 		before, err := s.computeMode(dev, m)
 		if err != nil || before == want {
 			return err
@@ -66,7 +66,7 @@ func (d *Driver) SetComputeMode(ctx context.Context, gpu nvml.UUID, want nvml.Co
 			return check(op, gpu, nv.ERROR_FUNCTION_NOT_FOUND)
 		}
 		err = check(op, gpu, dev.SetComputeMode(number))
-		if isUnsupported(err) && before != "" { // and yet it can be read: the mode is not given back if that is believed
+		if isUnsupported(err) && before != "" { // and yet it can be read: as an ErrNotSupported the mode would never be given back
 			err = check(op, gpu, dev.SetComputeMode(number))
 		}
 		return err

@@ -12,7 +12,7 @@ import (
 // errMismatch is an ErrNoDriver until Driver.judge has found out more.
 var errMismatch = fmt.Errorf("%w: its kernel module and its library are of different versions", nvml.ErrNoDriver)
 
-// check turns a result code into an error that says what was being done, on which GPU, and what callers decide by.
+// check turns a result code into an error with the operation, the GPU, and the error by which callers decide.
 // Success is nil. Result codes are errors themselves in go-nvml, success included: none may leave this package.
 func check(op string, gpu nvml.UUID, ret nv.Return) error {
 	if ret == nv.SUCCESS {
@@ -21,7 +21,7 @@ func check(op string, gpu nvml.UUID, ret nv.Return) error {
 	return &nvml.Error{Op: op, GPU: gpu, Code: name(ret), Err: cause(ret)}
 }
 
-// cause is the error that callers decide by, or nil for a code that no caller decides by.
+// cause gives the error by which callers decide, or nil for a code by which none decides.
 func cause(ret nv.Return) error {
 	switch ret {
 	case nv.ERROR_IN_USE:
@@ -47,7 +47,7 @@ func cause(ret nv.Return) error {
 	}
 }
 
-// name is the code as nvml.h spells it. The library's own texts differ between versions and are of no use in a search.
+// name gives the code as nvml.h spells it. The library's own texts differ between versions and do not help in a search.
 func name(ret nv.Return) string {
 	if int(ret) < len(names) {
 		return names[ret]
@@ -69,12 +69,12 @@ var names = [...]string{
 	"ERROR_NOT_READY", "ERROR_GPU_NOT_FOUND", "ERROR_INVALID_STATE", "ERROR_RESET_TYPE_NOT_SUPPORTED",
 }
 
-// fault is an error that no result code stands for.
-func fault(op string, gpu nvml.UUID, cause error, format string, args ...any) error {
+// newError makes an error that has no result code.
+func newError(op string, gpu nvml.UUID, cause error, format string, args ...any) error {
 	return &nvml.Error{Op: op, GPU: gpu, Err: fmt.Errorf("%w: %s", cause, fmt.Sprintf(format, args...))}
 }
 
-// isUnsupported reports whether the GPU or the driver does not have what was asked for, rather than that asking failed.
+// isUnsupported reports whether the GPU or the driver does not have the feature, rather than that the call failed.
 func isUnsupported(err error) bool { return errors.Is(err, nvml.ErrNotSupported) }
 
 // isAbsent reports whether the library says that there is no such thing: as INVALID_ARGUMENT of one that is newer than the
@@ -86,9 +86,9 @@ func isAbsent(ret nv.Return) bool {
 // isNotProvided reports whether the library says that the GPU has no such thing, or has no such function itself.
 func isNotProvided(ret nv.Return) bool { return isAbsent(ret) || ret == nv.ERROR_FUNCTION_NOT_FOUND }
 
-// twice asks again for what is said not to be there, if it is something that callers remember for longer than one look. A
-// profile that was once overlooked would hide its instances, and a mode that was would not be given back.
-func twice[T any](ask func() (T, nv.Return)) (T, nv.Return) {
+// askTwice asks again if the answer is that there is no such thing. It is for values that callers remember for longer than one look: a
+// profile that the library once left out would hide its instances, and a mode would not be given back.
+func askTwice[T any](ask func() (T, nv.Return)) (T, nv.Return) {
 	out, ret := ask()
 	if isAbsent(ret) {
 		return ask()

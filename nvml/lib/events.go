@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// eventWait is how long one wait inside the library lasts: as long as it takes to notice that the listener has gone.
+	// eventWait bounds one wait inside the library, and so the time until Events notices that its caller has gone.
 	eventWait = time.Second
 	// firstRetry is how long after a wait that has failed the events are registered anew, and eventRetry how long after each try that fails,
 	// too. A wait that tells of a lost GPU comes back at once for as long as it is lost: it must not be repeated at once.
@@ -23,8 +23,8 @@ const (
 	registerWait = 30 * time.Second
 )
 
-// kinds are the events that are waited for, if the GPU has them, by their bit. The driver's other events are about what the agent
-// itself does (0x100, a change of MIG), or about clocks and power, and would only wake it.
+// kinds are the events that Events waits for, if the GPU has them, by their bit. The driver's other events are about the agent's own
+// work (0x100, a change of MIG), or about clocks and power, and would only wake it.
 var kinds = map[uint64]nvml.EventKind{
 	nv.EventTypeXidCriticalError:      nvml.EventXid,
 	nv.EventTypeDoubleBitEccError:     nvml.EventECC,
@@ -36,7 +36,7 @@ var kinds = map[uint64]nvml.EventKind{
 	nv.EventTypeGpuRecoveryAction:     nvml.EventAction,
 }
 
-// watched are the bits of all kinds.
+// watched gives the bits of all kinds.
 func watched() uint64 {
 	var out uint64
 	for bit := range kinds {
@@ -45,7 +45,7 @@ func watched() uint64 {
 	return out
 }
 
-// eventSet is one of the library's, with whose events it collects: the handle of a lost GPU cannot be asked whose it is.
+// eventSet is one of the library's, with the UUIDs of its GPUs: the library does not tell the UUID of a lost GPU's handle.
 type eventSet struct {
 	nv.EventSet
 	gpus map[nv.Device]nvml.UUID
@@ -61,7 +61,7 @@ func (d *Driver) Events(ctx context.Context) (<-chan nvml.Event, error) {
 	go d.wait(ctx, set, found)
 	out := make(chan nvml.Event)
 	go func() {
-		// A wait that does not come back must not keep the channel open, so that it is not the one to close it.
+		// This goroutine closes the channel, since a wait that does not return must not keep it open.
 		defer close(out)
 		for {
 			select {
@@ -131,7 +131,7 @@ func (s *session) register() (*eventSet, error) {
 		}
 		err = check("registering for events", d.uuid, d.RegisterEvents(supported&all, set.EventSet))
 		if err != nil && !isUnsupported(err) && !errors.Is(err, nvml.ErrLost) {
-			_ = set.Free() // the first error is the one to tell
+			_ = set.Free() // the first error counts
 			return nil, err
 		}
 		set.gpus[d.Device] = d.uuid
@@ -157,7 +157,7 @@ func (d *Driver) wait(ctx context.Context, set *eventSet, found chan<- nvml.Even
 	}
 }
 
-// eventOfNoGPU is an event that is about no GPU that is known.
+// eventOfNoGPU makes an event about no known GPU.
 func eventOfNoGPU(kind nvml.EventKind) nvml.Event {
 	return nvml.Event{Kind: kind, GI: nvml.WholeGPU, CI: nvml.WholeGPU}
 }
@@ -201,7 +201,7 @@ func (d *Driver) registerAgain(ctx context.Context) *eventSet {
 	}
 }
 
-// event puts one of the library's into the domain's terms. It makes no call: one about a GPU that is lost or hangs would end the wait.
+// event turns one of the library's into ours. It makes no call: a call about a GPU that is lost or hangs would end the wait.
 func (s *eventSet) event(e nv.EventData) nvml.Event {
 	out := nvml.Event{GPU: s.gpus[e.Device], Kind: kinds[e.EventType], GI: instanceOf(e.GpuInstanceId), CI: instanceOf(e.ComputeInstanceId)}
 	if out.Kind == nvml.EventXid {
@@ -210,7 +210,7 @@ func (s *eventSet) event(e nv.EventData) nvml.Event {
 	return out
 }
 
-// instanceOf is the number of an instance in an event; the library has all bits set for none.
+// instanceOf gives the number of an instance in an event; for none the library sets all bits.
 func instanceOf(id uint32) int {
 	if id == math.MaxUint32 {
 		return nvml.WholeGPU

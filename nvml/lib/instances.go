@@ -16,13 +16,13 @@ import (
 func (d *Driver) Create(ctx context.Context, gpu nvml.UUID, p nvml.Placed) error {
 	op := fmt.Sprintf("creating %v", p)
 	return d.call(ctx, op, gpu, func(_ context.Context, s *session) error {
-		dev, m, err := s.cut(op, gpu)
+		dev, m, err := s.capableModel(op, gpu)
 		if err != nil {
 			return err
 		}
 		at := slices.IndexFunc(m.profiles, func(o profile) bool { return o.Name == p.Profile })
 		if at < 0 {
-			return fault(op, gpu, nvml.ErrNotSupported, "the GPU offers no %s", p.Profile)
+			return newError(op, gpu, nvml.ErrNotSupported, "the GPU offers no %s", p.Profile)
 		}
 		standing, err := s.instances(dev, m)
 		if err != nil {
@@ -37,7 +37,7 @@ func (d *Driver) Create(ctx context.Context, gpu nvml.UUID, p nvml.Placed) error
 			case i.Profile == p.Profile && i.Span == p.Span && i.HalfMade():
 				made = i
 			default:
-				return fault(op, gpu, nvml.ErrNoRoom, "%v stands there", i.Placed)
+				return newError(op, gpu, nvml.ErrNoRoom, "%v stands there", i.Placed)
 			}
 		}
 		if made.handle == nil {
@@ -53,12 +53,12 @@ func (d *Driver) Create(ctx context.Context, gpu nvml.UUID, p nvml.Placed) error
 func (d *Driver) Destroy(ctx context.Context, gpu nvml.UUID, p nvml.Placed) error {
 	op := fmt.Sprintf("destroying %v", p)
 	return d.call(ctx, op, gpu, func(_ context.Context, s *session) error {
-		dev, m, err := s.cut(op, gpu)
+		dev, m, err := s.capableModel(op, gpu)
 		if err != nil {
 			return err
 		}
 		if mode, err := s.mode(dev); err != nil || !mode.current {
-			return err // with the mode off, nothing stands
+			return err // with the mode off, there are no instances
 		}
 		standing, err := s.instances(dev, m)
 		if err != nil {
@@ -67,14 +67,14 @@ func (d *Driver) Destroy(ctx context.Context, gpu nvml.UUID, p nvml.Placed) erro
 		if _, err := s.attribute(dev, standing); err != nil {
 			return err
 		}
-		// How an instance is divided is not asked: an earlier attempt may have left it with less.
+		// The division does not matter: an earlier attempt may have left the instance with fewer parts.
 		at := slices.IndexFunc(standing, func(i instance) bool { return i.Profile == p.Profile && i.Span == p.Span })
 		if at < 0 {
 			return nil
 		}
 		i := standing[at]
 		if len(i.Processes) > 0 {
-			return fault(op, gpu, nvml.ErrInUse, "%s", pids(i.Processes))
+			return newError(op, gpu, nvml.ErrInUse, "%s", pids(i.Processes))
 		}
 		return s.destroy(op, dev, i)
 	})
@@ -89,7 +89,7 @@ func (d *Driver) CreatePart(ctx context.Context, gpu nvml.UUID, p nvml.Placed, w
 			case c.part() == want:
 				return nil
 			case c.part().Overlaps(want.Span):
-				return fault(op, gpu, nvml.ErrNoRoom, "%v stands there", c.part())
+				return newError(op, gpu, nvml.ErrNoRoom, "%v stands there", c.part())
 			}
 		}
 		info, err := i.profile.computeInfo(op, dev, want.Name)
@@ -97,7 +97,7 @@ func (d *Driver) CreatePart(ctx context.Context, gpu nvml.UUID, p nvml.Placed, w
 			return err
 		}
 		if !s.placesCompute() {
-			return fault(op, gpu, nvml.ErrNotSupported, "the driver does not take a place for a compute instance")
+			return newError(op, gpu, nvml.ErrNotSupported, "the driver does not take a place for a compute instance")
 		}
 		at := nv.ComputeInstancePlacement{Start: uint32(want.Start), Size: uint32(want.Size)} //nolint:gosec // a compute slice
 		_, err = s.createPart(op, dev, i, part{info: info, at: &at})
@@ -118,7 +118,7 @@ func (d *Driver) DestroyPart(ctx context.Context, gpu nvml.UUID, p nvml.Placed, 
 			return err
 		}
 		if on := one[0].ProcessesOn(one[0].Devices[at]); len(on) > 0 {
-			return fault(op, gpu, nvml.ErrInUse, "%s", pids(on))
+			return newError(op, gpu, nvml.ErrInUse, "%s", pids(on))
 		}
 		return check(op, gpu, i.compute[at].handle.Destroy())
 	})
@@ -128,10 +128,10 @@ func (d *Driver) DestroyPart(ctx context.Context, gpu nvml.UUID, p nvml.Placed, 
 	return err
 }
 
-// onInstance works on the instance that stands at p, however it is divided.
+// onInstance works on the existing instance at p, however it is divided.
 func (d *Driver) onInstance(ctx context.Context, op string, gpu nvml.UUID, p nvml.Placed, work func(*session, device, *instance) error) error {
 	return d.call(ctx, op, gpu, func(_ context.Context, s *session) error {
-		dev, m, err := s.cut(op, gpu)
+		dev, m, err := s.capableModel(op, gpu)
 		if err != nil {
 			return err
 		}
@@ -141,14 +141,14 @@ func (d *Driver) onInstance(ctx context.Context, op string, gpu nvml.UUID, p nvm
 		}
 		at := slices.IndexFunc(standing, func(i instance) bool { return i.Profile == p.Profile && i.Span == p.Span })
 		if at < 0 {
-			return fault(op, gpu, nvml.ErrNotFound, "no %s stands there", p.Profile)
+			return newError(op, gpu, nvml.ErrNotFound, "no %s stands there", p.Profile)
 		}
 		return work(s, dev, &standing[at])
 	})
 }
 
-// cut finds a GPU that can be cut, and what it offers.
-func (s *session) cut(op string, gpu nvml.UUID) (device, *model, error) {
+// capableModel finds a GPU that can do MIG, and its model.
+func (s *session) capableModel(op string, gpu nvml.UUID) (device, *model, error) {
 	dev, _, err := s.capable(op, gpu)
 	if err != nil {
 		return device{}, nil, err
@@ -185,7 +185,7 @@ func (s *session) divide(op string, d device, i instance, p nvml.Placed) error {
 	return withUndoError(err, undivide(d, i))
 }
 
-// undivide removes a GPU instance with whatever is inside of it: a call that has failed may have done its work.
+// undivide removes a GPU instance with all compute instances in it, also those of calls that have failed and yet made them.
 func undivide(d device, i instance) error {
 	op := fmt.Sprintf("removing the half-made %v", i.Placed)
 	i.compute = nil
@@ -200,8 +200,8 @@ func undivide(d device, i instance) error {
 	return check(op, d.uuid, i.handle.Destroy())
 }
 
-// withUndoError adds to an error what went wrong when it was cleaned up after. Callers decide by the first alone: that an instance
-// could not be removed again, since it is in use, does not mean that what was asked for was.
+// withUndoError adds the error of cleaning up to the first error. Callers decide by the first alone: if an instance could not be removed
+// again since it is in use, the operation itself did not fail by that.
 func withUndoError(err, then error) error {
 	if then == nil {
 		return err
@@ -225,10 +225,10 @@ func (s *session) createCompute(op string, d device, i *instance, p nvml.Placed)
 	return nil
 }
 
-// part is a compute instance that is wanted.
+// part is a wanted compute instance.
 type part struct {
 	info nv.ComputeInstanceProfileInfo
-	at   *nv.ComputeInstancePlacement // nil for wherever the driver likes
+	at   *nv.ComputeInstancePlacement // nil for any place that the driver chooses
 }
 
 func (s *session) createPart(op string, d device, i *instance, want part) (compute, error) {
@@ -242,8 +242,8 @@ func (s *session) createPart(op string, d device, i *instance, want part) (compu
 	return compute{handle: handle, slices: int(want.info.SliceCount), kind: want.info.Id}, check(op, d.uuid, ret)
 }
 
-// arrange finds what compute instances to make for p, and where. The driver places each one as if it were the last, so
-// that parts which fit together could block one another; how they fit is the question that nvml.Solve answers for GPUs.
+// arrange finds the compute instances to make for p, and their places. The driver places each one as if it were the last, so
+// that parts which fit together could block one another; arrange places them as nvml.Solve places GPU instances.
 func (s *session) arrange(op string, d device, i *instance, p nvml.Placed) ([]part, error) {
 	if p.Compute == "" {
 		info, err := i.profile.computeInfo(op, d, fmt.Sprintf("%dc", i.profile.Slices))
@@ -272,7 +272,7 @@ func (s *session) arrange(op string, d device, i *instance, p nvml.Placed) ([]pa
 	}
 	solution, err := nvml.Solve(room, count)
 	if err != nil {
-		return nil, fault(op, d.uuid, nvml.ErrNoRoom, "%v", err)
+		return nil, newError(op, d.uuid, nvml.ErrNoRoom, "%v", err)
 	}
 	parts = nil
 	for _, c := range solution.Target {
@@ -289,11 +289,11 @@ func (p *profile) computeInfo(op string, d device, name string) (nv.ComputeInsta
 			return info, nil
 		}
 	}
-	return nv.ComputeInstanceProfileInfo{}, fault(op, d.uuid, nvml.ErrNotSupported, "%s cannot be divided into %s", p.Name, name)
+	return nv.ComputeInstanceProfileInfo{}, newError(op, d.uuid, nvml.ErrNotSupported, "%s cannot be divided into %s", p.Name, name)
 }
 
-// destroy removes an instance with its compute instances. If it cannot go, what was removed of it is made again; what cannot
-// be made again is missing in the next Snapshot, and a later Destroy takes the rest.
+// destroy removes an instance with its compute instances. If the instance cannot go, destroy makes the removed compute instances again;
+// those that it cannot make again are missing in the next Snapshot, and a later Destroy takes the rest.
 func (s *session) destroy(op string, d device, i instance) error {
 	for n, c := range i.compute {
 		if ret := c.handle.Destroy(); ret != nv.SUCCESS {

@@ -2,7 +2,7 @@
 // finding and opening it, handles and instance ids, result codes, which of its functions an older driver lacks, and calls
 // that do not come back.
 //
-// It is the only importer of go-nvml and go-nvlib, and needs cgo. It must not know what the agent wants of the GPUs.
+// It is the only importer of go-nvml and go-nvlib, and needs cgo. It must not know the agent's plans.
 package lib
 
 import (
@@ -24,14 +24,14 @@ import (
 
 const libraryName = driverroot.Library
 
-// Options say where NVIDIA's library is. The zero value takes what the dynamic loader finds.
+// Options say where NVIDIA's library is. The zero value takes the one that the dynamic loader finds.
 type Options struct {
 	// DriverRoot is the root of the file system that NVIDIA's driver is installed in, or that the root of its container is in, as seen
 	// from this process: see driverroot.Find. If it is empty or "/", the dynamic loader's own search comes first.
 	DriverRoot string
 	// Library is the path of the library itself, and wins over DriverRoot.
 	Library string
-	// Logger gets what goes well at debug level, and nothing else; nil is none.
+	// Logger gets successful operations, at debug level; nil for none.
 	Logger *zap.Logger
 }
 
@@ -49,11 +49,11 @@ type Driver struct {
 	released atomic.Bool    // nothing may be opened before the next Snapshot
 	waits    sync.WaitGroup // waits for events, which have the library open beside the slot
 
-	opened opened // who has the library open: the session, and those who read health beside it
+	opened opened // the library's users: the session, and those that read health beside it
 	health health
 
 	session *session   // nil while the library is not open; only for the holder of slot
-	known   modelCache // what outlives a session; only for the holder of slot
+	known   modelCache // outlives a session; only for the holder of slot
 }
 
 var _ nvml.Driver = (*Driver)(nil)
@@ -94,7 +94,7 @@ func (d *Driver) runExclusively(ctx context.Context, op string, gpu nvml.UUID, f
 		return &nvml.Error{Op: op, GPU: gpu, Err: ctx.Err()}
 	}
 	if d.hung.Load() {
-		return &nvml.Error{Op: op, GPU: gpu, Err: nvml.ErrUnresponsive, Code: "an earlier call has not come back" + d.fileOfCall()}
+		return &nvml.Error{Op: op, GPU: gpu, Err: nvml.ErrUnresponsive, Code: "an earlier call has not come back" + d.pathOfCall()}
 	}
 	select {
 	case d.slot <- struct{}{}:
@@ -124,14 +124,14 @@ func (d *Driver) runExclusively(ctx context.Context, op string, gpu nvml.UUID, f
 }
 
 func (d *Driver) unanswered(ctx context.Context, op string, gpu nvml.UUID) error {
-	return &nvml.Error{Op: op, GPU: gpu, Err: nvml.ErrUnresponsive, Code: context.Cause(ctx).Error() + d.fileOfCall()}
+	return &nvml.Error{Op: op, GPU: gpu, Err: nvml.ErrUnresponsive, Code: context.Cause(ctx).Error() + d.pathOfCall()}
 }
 
-// isAt notes what is about to be opened.
-func (d *Driver) isAt(path string) { d.at.Store(path) }
+// setPath notes the path that the call is about to open.
+func (d *Driver) setPath(path string) { d.at.Store(path) }
 
-// fileOfCall says, for the end of an error, at which file the call in the library is; empty if it is at none.
-func (d *Driver) fileOfCall() string {
+// pathOfCall gives, for the end of an error, the file that the call in the library opens; empty if it opens none.
+func (d *Driver) pathOfCall() string {
 	if path, _ := d.at.Load().(string); path != "" {
 		return "; it stands at " + path
 	}
@@ -140,7 +140,7 @@ func (d *Driver) fileOfCall() string {
 
 // inside runs an operation for the holder of the slot.
 func (d *Driver) inside(ctx context.Context, op string, f func(context.Context, *session) error) error {
-	defer d.isAt("")
+	defer d.setPath("")
 	if d.session == nil {
 		s, err := d.open()
 		if err != nil {
@@ -163,7 +163,7 @@ func (d *Driver) open() (*session, error) {
 	if err != nil {
 		return nil, &nvml.Error{Op: "looking for NVIDIA's library", Err: err}
 	}
-	d.isAt(path)
+	d.setPath(path)
 	driverroot.Touch(path)
 	// go-nvml binds functions once for the life of the process: the library must never be unmapped under them.
 	if err := dl.New(path, dl.RTLD_LAZY|dl.RTLD_GLOBAL|dl.RTLD_NODELETE).Open(); err != nil {
@@ -173,7 +173,7 @@ func (d *Driver) open() (*session, error) {
 		}
 	}
 	remember(path)
-	d.isAt("")
+	d.setPath("")
 	lib, err := d.opened.open(path)
 	if err != nil {
 		return nil, err
@@ -190,12 +190,12 @@ func (d *Driver) find() (string, error) {
 	}
 	own := o.DriverRoot == "" || filepath.Clean(o.DriverRoot) == "/"
 	if own {
-		d.isAt("the dynamic loader's search for " + libraryName)
+		d.setPath("the dynamic loader's search for " + libraryName)
 		if dl.New(libraryName, dl.RTLD_LAZY).Open() == nil {
 			return libraryName, nil
 		}
 	}
-	path, err := driverroot.Find(cmp.Or(o.DriverRoot, "/"), d.isAt)
+	path, err := driverroot.Find(cmp.Or(o.DriverRoot, "/"), d.setPath)
 	switch {
 	case err == nil:
 		return path, nil

@@ -20,7 +20,7 @@ func (s *session) mode(d device) (mode, error) {
 		return mode{}, nil
 	}
 	var pending int
-	current, ret := twice(func() (current int, ret nv.Return) {
+	current, ret := askTwice(func() (current int, ret nv.Return) {
 		current, pending, ret = d.GetMigMode()
 		return current, ret
 	})
@@ -72,10 +72,10 @@ func (d *Driver) Reset(ctx context.Context, gpu nvml.UUID) error {
 			return err
 		}
 		if before.current == before.pending {
-			return fault(op, gpu, nvml.ErrNotSupported, "NVIDIA's library resets a GPU only to change its MIG mode, and no change is pending")
+			return newError(op, gpu, nvml.ErrNotSupported, "NVIDIA's library resets a GPU only to change its MIG mode, and no change is pending")
 		}
 		activation, err := s.setMode(op, dev, before.pending)
-		if isUnsupported(err) { // the GPU has taken this mode before, and nothing but a reboot is left if that is believed
+		if isUnsupported(err) { // the GPU has taken this mode before; as an ErrNotSupported it would lead to a reboot
 			activation, err = s.setMode(op, dev, before.pending)
 		}
 		if err != nil {
@@ -90,7 +90,7 @@ func (d *Driver) Reset(ctx context.Context, gpu nvml.UUID) error {
 		case activation == nv.ERROR_RESET_REQUIRED:
 			return &nvml.Error{Op: op, GPU: gpu, Code: name(activation), Err: fmt.Errorf("%w: here only a reboot resets it", nvml.ErrNotSupported)}
 		case activation == nv.SUCCESS:
-			return fault(op, gpu, nvml.ErrInUse, "the mode is still pending")
+			return newError(op, gpu, nvml.ErrInUse, "the mode is still pending")
 		default:
 			return check(op, gpu, activation)
 		}
@@ -108,13 +108,13 @@ func (s *session) capable(op string, gpu nvml.UUID) (device, mode, error) {
 		return device{}, mode{}, err
 	}
 	if !m.capable {
-		return device{}, mode{}, fault(op, gpu, nvml.ErrNotSupported, "the GPU has no MIG mode")
+		return device{}, mode{}, newError(op, gpu, nvml.ErrNotSupported, "the GPU has no MIG mode")
 	}
 	return dev, m, nil
 }
 
-// setMode asks for a mode. The first of the library's two codes tells whether the mode could be made current, the second
-// whether it was taken at all.
+// setMode requests a mode. The first of the library's two codes tells whether the mode is current, the second
+// whether the GPU has taken it at all.
 func (s *session) setMode(op string, d device, on bool) (activation nv.Return, err error) {
 	want := nv.DEVICE_MIG_DISABLE
 	if on {

@@ -13,7 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// model is what a GPU is and offers. None of it changes while the GPU is in the machine.
+// model has the properties and profiles of a GPU. None of them changes while the GPU is in the machine.
 type model struct {
 	uuid      nvml.UUID
 	minor     int // -1 if the driver does not say
@@ -28,14 +28,14 @@ type model struct {
 	virtualization nvml.Virtualization
 }
 
-// profile is a GPU instance profile with what the library asks back of it.
+// profile is a GPU instance profile with the library's own ids for it.
 type profile struct {
 	nvml.Profile
 	info    nv.GpuInstanceProfileInfo
 	compute []nv.ComputeInstanceProfileInfo // as an instance of it answered; nil before there was one
 }
 
-// model reads what a GPU is, once.
+// model reads the model of a GPU, once.
 func (s *session) model(index int, d device) (*model, error) {
 	if known := s.known[index]; known != nil && known.uuid == d.uuid {
 		return known, nil
@@ -86,7 +86,7 @@ func (s *session) minor(d device) (int, error) {
 // memoryInfo is in bytes.
 type memoryInfo struct{ total, used uint64 }
 
-// memory is that of a GPU or a MIG device. The first version of the function counts what the driver reserves as used.
+// memory reads that of a GPU or a MIG device. The first version of the function counts the driver's reserve as used.
 func (s *session) memory(d nv.Device, what string, gpu nvml.UUID) (memoryInfo, error) {
 	if s.has("nvmlDeviceGetMemoryInfo_v2") {
 		if info, ret := d.GetMemoryInfo_v2(); ret == nv.SUCCESS {
@@ -97,8 +97,8 @@ func (s *session) memory(d nv.Device, what string, gpu nvml.UUID) (memoryInfo, e
 	return memoryInfo{info.Total, info.Used}, check("reading "+what, gpu, ret)
 }
 
-// usedMiB is the memory in use on a GPU or a MIG device, or -1 where the driver does not say, as where the processor's
-// memory is also the GPU's, or where this process may not know of all instances.
+// usedMiB gives the memory in use on a GPU or a MIG device, or -1 if the driver does not say: if the processor and the GPU share
+// memory, or if this process may not see all instances.
 func (s *session) usedMiB(d nv.Device, gpu nvml.UUID) (int, error) {
 	info, err := s.memory(d, "the memory in use", gpu)
 	if isUnsupported(err) || errors.Is(err, nvml.ErrPermission) {
@@ -116,11 +116,11 @@ var virtualizations = map[nv.GpuVirtualizationMode]nvml.Virtualization{
 	nv.GPU_VIRTUALIZATION_MODE_HOST_VSGA:   nvml.HostOfSharedGPUs,
 }
 
-// readKind reads what CUDA can do on the GPU, and what part of it this operating system has. Not to be told is not an error.
+// readKind reads the compute capability of the GPU, and how it is virtualized. It is no error if the driver does not tell.
 func (s *session) readKind(d device, m *model) error {
 	if s.has("nvmlDeviceGetCudaComputeCapability") {
 		var minor int
-		major, ret := twice(func() (major int, ret nv.Return) {
+		major, ret := askTwice(func() (major int, ret nv.Return) {
 			major, minor, ret = d.GetCudaComputeCapability()
 			return major, ret
 		})
@@ -132,7 +132,7 @@ func (s *session) readKind(d device, m *model) error {
 		}
 	}
 	if s.has("nvmlDeviceGetVirtualizationMode") {
-		how, ret := twice(d.GetVirtualizationMode)
+		how, ret := askTwice(d.GetVirtualizationMode)
 		switch {
 		case ret == nv.SUCCESS:
 			m.virtualization = virtualizations[how]
@@ -143,14 +143,14 @@ func (s *session) readKind(d device, m *model) error {
 	return nil
 }
 
-// profiles reads what a GPU can be cut into, which it answers whether or not MIG mode is on.
+// profiles reads the profiles of a GPU, which the driver tells whether or not MIG mode is on.
 func (s *session) profiles(d device, memory uint64) ([]profile, error) {
 	if !s.has("nvmlDeviceGetGpuInstanceProfileInfo") {
 		return nil, nil
 	}
 	var out []profile
 	for kind := range nv.GPU_INSTANCE_PROFILE_COUNT {
-		info, ret := twice(func() (nv.GpuInstanceProfileInfo, nv.Return) { return d.GetGpuInstanceProfileInfo(kind) })
+		info, ret := askTwice(func() (nv.GpuInstanceProfileInfo, nv.Return) { return d.GetGpuInstanceProfileInfo(kind) })
 		if isAbsent(ret) {
 			continue
 		}
@@ -182,7 +182,7 @@ func (s *session) profiles(d device, memory uint64) ([]profile, error) {
 	return out, nil
 }
 
-// profileName is the driver's own name of a profile. Drivers that do not tell have it derived as NVIDIA's tools do.
+// profileName gives the driver's own name of a profile. If the driver does not tell, it derives the name as NVIDIA's tools do.
 func (s *session) profileName(d device, kind int, info nv.GpuInstanceProfileInfo, memory uint64) (string, error) {
 	if s.has("nvmlDeviceGetGpuInstanceProfileInfoV") {
 		if v, ret := d.GetGpuInstanceProfileInfoV(kind).V2(); ret == nv.SUCCESS {
@@ -193,12 +193,12 @@ func (s *session) profileName(d device, kind int, info nv.GpuInstanceProfileInfo
 	}
 	n, err := deriveName(kind, info, memory)
 	if err != nil {
-		return "", fault("naming a profile", d.uuid, nvml.ErrNotSupported, "%v", err)
+		return "", newError("naming a profile", d.uuid, nvml.ErrNotSupported, "%v", err)
 	}
 	return n, nil
 }
 
-// deriveName is the name that NVIDIA's tools give a profile by its kind and its share of the GPU's memory in bytes.
+// deriveName gives the name that NVIDIA's tools derive from a profile's kind and its share of the GPU's memory in bytes.
 func deriveName(kind int, info nv.GpuInstanceProfileInfo, memory uint64) (string, error) {
 	whole, err := computeKind(int(info.SliceCount))
 	if err != nil {
@@ -224,8 +224,8 @@ func placements(d device, info nv.GpuInstanceProfileInfo, profile string) ([]nvm
 	return out, nil
 }
 
-// deriveCompute is what an instance of so many slices can be divided into. The hardware tells only of an instance that
-// stands; until there is one, this is what those of all GPUs so far have in common.
+// deriveCompute gives the compute instances that an instance of so many slices can be divided into. The hardware tells them only for an
+// existing instance; until there is one, deriveCompute gives those that all GPUs so far have in common.
 func deriveCompute(slices int) []nvml.ComputeProfile {
 	var out []nvml.ComputeProfile
 	for _, n := range []int{1, 2, 3, 4, slices} {
@@ -275,7 +275,7 @@ func text(chars []int8) string {
 	return b.String()
 }
 
-// address is the PCI address of a GPU as sysfs has it. A GPU is function 0 of its device.
+// address gives the PCI address of a GPU as sysfs has it. A GPU is function 0 of its device.
 func address(pci nv.PciInfo) string {
 	return fmt.Sprintf("%04x:%02x:%02x.0", pci.Domain, pci.Bus, pci.Device)
 }

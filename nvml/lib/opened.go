@@ -6,21 +6,21 @@ import (
 	nv "github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// opened is the library while anyone has it open: the driver's session, and who reads health beside it. The last one shuts it down,
-// as a driver that was loaded anew is only found by a library that was shut down before.
+// opened counts the users of the open library: the driver's session, and those that read health beside it. The last one shuts it down,
+// since a library that was not shut down does not find a driver that is loaded again.
 type opened struct {
 	mu    sync.Mutex
 	lib   nv.Interface
 	users int
-	gone  chan struct{} // closed when nobody has it open any more
+	gone  chan struct{} // closed when the last user has left
 }
 
-// open initialises the library, unless somebody has it open still.
+// open initialises the library, unless another user has it open.
 func (o *opened) open(path string) (nv.Interface, error) {
 	if lib, ok := o.join(); ok {
 		return lib, nil
 	}
-	// Nobody else initialises it: go-nvml rebinds its functions then, without a lock of those who call them.
+	// Only open initialises it: go-nvml then binds its functions anew, and does not lock out their callers meanwhile.
 	lib := nv.New(nv.WithLibraryPath(path))
 	if err := check("initialising NVIDIA's library", "", lib.Init()); err != nil {
 		return nil, err
@@ -31,7 +31,7 @@ func (o *opened) open(path string) (nv.Interface, error) {
 	return lib, nil
 }
 
-// join gives the library if anybody has it open, until leave.
+// join gives the library if another user has it open, until leave.
 func (o *opened) join() (nv.Interface, bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -48,12 +48,12 @@ func (o *opened) leave() {
 	defer o.mu.Unlock()
 	o.users--
 	if o.users == 0 {
-		_ = o.lib.Shutdown() // the library answers nothing to a driver that is gone
+		_ = o.lib.Shutdown() // its error means that the driver is gone
 		close(o.gone)
 	}
 }
 
-// wait returns when nobody has the library open.
+// wait returns when no user has the library open.
 func (o *opened) wait() {
 	o.mu.Lock()
 	gone := o.gone

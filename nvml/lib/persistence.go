@@ -14,7 +14,7 @@ func (s *session) persistent(d device) (bool, error) {
 	if !s.has("nvmlDeviceGetPersistenceMode") {
 		return false, check(op, d.uuid, nv.ERROR_FUNCTION_NOT_FOUND)
 	}
-	state, ret := twice(d.GetPersistenceMode)
+	state, ret := askTwice(d.GetPersistenceMode)
 	return state == nv.FEATURE_ENABLED, check(op, d.uuid, ret)
 }
 
@@ -29,7 +29,7 @@ func (d *Driver) SetPersistence(ctx context.Context, gpu nvml.UUID, on bool) err
 		if err != nil {
 			return err
 		}
-		// A change that is none is not asked for: a virtual machine may forbid to set what it lets be read.
+		// No call if the mode is so already: a virtual machine may allow reading it and forbid setting it.
 		before, err := s.persistent(dev)
 		if err != nil || before == on {
 			return err
@@ -38,7 +38,7 @@ func (d *Driver) SetPersistence(ctx context.Context, gpu nvml.UUID, on bool) err
 			return check(op, gpu, nv.ERROR_FUNCTION_NOT_FOUND)
 		}
 		err = check(op, gpu, dev.SetPersistenceMode(want))
-		if isUnsupported(err) { // and yet it can be read: the mode is not given back if that is believed
+		if isUnsupported(err) { // and yet it can be read: as an ErrNotSupported the mode would never be given back
 			err = check(op, gpu, dev.SetPersistenceMode(want))
 		}
 		return err

@@ -12,7 +12,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml/driverroot"
 )
 
-// mapped is the file of the library that this process works with.
+// mapped is the library's file that this process has mapped.
 //
 // There is one for the life of the process: go-nvml leaves its calls to the dynamic linker, which binds each of them at its
 // first use to the library that was loaded first, and never again. When the driver is replaced by another version, that
@@ -20,14 +20,14 @@ import (
 // mapped beside it and never be called: only a new process can use it.
 var mapped struct {
 	mu    sync.Mutex
-	place string      // path that leads to it, and will lead to the one of a driver that replaces it
-	file  os.FileInfo // as place led to it then; nil before there was one
+	place string      // its path, which will be that of a replacing driver's library too
+	file  os.FileInfo // of the file that place led to; nil before the first one
 }
 
 // remember notes which file has been mapped from path, if it is the first.
 //
-// It asks what the path leads to and does not take device and inode from /proc/self/maps, which differ from those that a
-// path has on overlayfs and btrfs. An inode is not given to another file as long as this process has it mapped.
+// It stats the path and does not take device and inode from /proc/self/maps, which differ from those of a
+// path on overlayfs and btrfs. The kernel gives an inode to no other file as long as this process has it mapped.
 func remember(path string) {
 	mapped.mu.Lock()
 	defer mapped.mu.Unlock()
@@ -43,8 +43,8 @@ func remember(path string) {
 	}
 }
 
-// foundByLoader is the path of the library that the dynamic loader has found by its bare name: in the folder of the file
-// that is mapped, by the name that each version has there.
+// foundByLoader gives the path of the library that the dynamic loader has found by its bare name: in the folder of the
+// mapped file, by the name that each version has there.
 func foundByLoader() string {
 	maps, err := os.ReadFile("/proc/self/maps")
 	if err != nil {
@@ -71,8 +71,8 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// judge decides what a mismatch of versions means. With another file where the library was, the new driver is complete, and
-// a new process will work with it. With the same file, or none, the driver is just being replaced.
+// judge decides about a mismatch of versions. If another file is in the library's place, the new driver is complete, and
+// a new process will work with it. If it is the same file, or none, an installer is just replacing the driver.
 func (d *Driver) judge(err error) error {
 	if !errors.Is(err, errMismatch) || !d.replaced() {
 		return err
@@ -82,7 +82,7 @@ func (d *Driver) judge(err error) error {
 	return &nvml.Error{Op: e.Op, GPU: e.GPU, Code: e.Code, Err: nvml.ErrReplaced}
 }
 
-// replaced reports whether the library that is found now is another file than the one that is mapped.
+// replaced reports whether the library in that place is another file than the mapped one.
 func (d *Driver) replaced() bool {
 	mapped.mu.Lock()
 	defer mapped.mu.Unlock()
@@ -90,15 +90,15 @@ func (d *Driver) replaced() bool {
 	if err != nil || mapped.file == nil {
 		return false
 	}
-	if place == libraryName { // to the loader it is the one that it has loaded before, wherever that name leads now
+	if place == libraryName { // the loader would give the one that it has loaded before, wherever the name leads now
 		place = mapped.place
-		if d.isAt(place); !exists(place) {
-			if place, err = driverroot.Find("/", d.isAt); err != nil {
+		if d.setPath(place); !exists(place) {
+			if place, err = driverroot.Find("/", d.setPath); err != nil {
 				return false // there is no other file
 			}
 		}
 	}
-	d.isAt(place)
+	d.setPath(place)
 	now, err := os.Stat(place)
 	return err == nil && !os.SameFile(now, mapped.file)
 }

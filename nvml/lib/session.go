@@ -15,7 +15,7 @@ type session struct {
 	devices map[nvml.UUID]device
 	lacks   map[string]bool // functions, by whether the library lacks them
 	known   modelCache
-	useless bool // it answers nothing but that the GPUs are lost; after a reload of the driver only a new one finds them
+	useless bool // the library says that all GPUs are lost; after a reload of the driver only a new session finds them
 }
 
 // device is a GPU as the library knows it.
@@ -24,8 +24,8 @@ type device struct {
 	uuid nvml.UUID
 }
 
-// modelCache is what was learnt of each GPU and cannot change: it spares some hundred calls with every look, and tells what a
-// lost GPU was. By position among the GPUs.
+// modelCache has the models of the GPUs, by position: it spares some hundred calls with every look, and has the model of a
+// lost GPU.
 type modelCache map[int]*model
 
 // close ends the session.
@@ -63,7 +63,7 @@ func (s *session) device(op string, uuid nvml.UUID) (device, error) {
 			return device{}, err
 		}
 	}
-	return device{}, fault(op, uuid, nvml.ErrNotFound, "none of the node's %d GPUs has this UUID", n)
+	return device{}, newError(op, uuid, nvml.ErrNotFound, "none of the node's %d GPUs has this UUID", n)
 }
 
 // deviceAt gives the GPU at a position in PCI order.

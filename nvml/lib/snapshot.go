@@ -91,7 +91,7 @@ func (s *session) gpu(index int) (nvml.GPU, error) {
 	if err != nil {
 		return nvml.GPU{}, err
 	}
-	g := s.known.gpu(index) // after looking at the instances, which tells more of the profiles
+	g := s.known.gpu(index) // after the look at the instances, which completes the profiles
 	g.Capable, g.Enabled, g.Pending, g.Processes = mode.capable, mode.current, mode.pending, rest
 	g.Persistent, g.ComputeMode, g.UsedMiB = persistent, compute, used
 	for _, i := range standing {
@@ -100,7 +100,7 @@ func (s *session) gpu(index int) (nvml.GPU, error) {
 	return g, nil
 }
 
-// gpu is what is known of a GPU without looking at it.
+// gpu gives the known properties of a GPU without a call.
 func (m modelCache) gpu(index int) nvml.GPU {
 	known := m[index]
 	if known == nil {
@@ -121,7 +121,7 @@ func (m modelCache) gpu(index int) nvml.GPU {
 	return g
 }
 
-// instance is a GPU instance that stands, with its handles.
+// instance is an existing GPU instance, with its handles.
 type instance struct {
 	nvml.Instance
 	handle  nv.GpuInstance
@@ -130,7 +130,7 @@ type instance struct {
 	compute []compute // in the order of Devices
 }
 
-// compute is a compute instance that stands.
+// compute is an existing compute instance.
 type compute struct {
 	handle nv.ComputeInstance
 	device nv.Device // the MIG device that it makes
@@ -141,13 +141,13 @@ type compute struct {
 	id     uint32
 }
 
-// part is the compute instance as the domain knows it.
+// part gives the compute instance as package nvml has it.
 func (c compute) part() nvml.Part {
 	return nvml.Part{Name: fmt.Sprintf("%dc", c.slices), Span: nvml.Span{Start: int(c.start), Size: c.slices}}
 }
 
-// instances finds what stands on a GPU, in order of place. It walks GPU instances rather than MIG devices: there is no
-// device of an instance that is only half made.
+// instances finds the instances of a GPU, in order of place. It walks GPU instances rather than MIG devices: a half-made
+// instance has no device.
 func (s *session) instances(d device, m *model) ([]instance, error) {
 	var out []instance
 	for n := range m.profiles {
@@ -198,7 +198,7 @@ func (s *session) instance(d device, p *profile, handle nv.GpuInstance) (instanc
 	return i, nil
 }
 
-// askCompute learns from an instance into what those of its profile can be divided, once.
+// askCompute asks an instance, once, how instances of its profile can be divided.
 func (s *session) askCompute(d device, i *instance) error {
 	p := i.profile
 	if p.compute != nil {
@@ -207,7 +207,7 @@ func (s *session) askCompute(d device, i *instance) error {
 	var offered []nvml.ComputeProfile
 	var all []nv.ComputeInstanceProfileInfo
 	for kind := range nv.COMPUTE_INSTANCE_PROFILE_COUNT {
-		info, ret := twice(func() (nv.ComputeInstanceProfileInfo, nv.Return) {
+		info, ret := askTwice(func() (nv.ComputeInstanceProfileInfo, nv.Return) {
 			return i.handle.GetComputeInstanceProfileInfo(kind, nv.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
 		})
 		if isAbsent(ret) {
@@ -237,13 +237,13 @@ func (s *session) placesCompute() bool {
 	return s.has("nvmlGpuInstanceGetComputeInstancePossiblePlacements") && s.has("nvmlGpuInstanceCreateComputeInstanceWithPlacement")
 }
 
-// computePlacements are where compute instances of a profile may stand within the instance, taken or not. Not to be told is no error:
-// then only the driver knows.
+// computePlacements lists the possible places of compute instances of a profile in the instance, taken or not. It is no error if the
+// driver does not tell.
 func (s *session) computePlacements(d device, i *instance, info nv.ComputeInstanceProfileInfo, name string) ([]nvml.Span, error) {
 	if !s.placesCompute() {
 		return nil, nil
 	}
-	places, ret := twice(func() ([]nv.ComputeInstancePlacement, nv.Return) {
+	places, ret := askTwice(func() ([]nv.ComputeInstancePlacement, nv.Return) {
 		return i.handle.GetComputeInstancePossiblePlacements(&info)
 	})
 	if isNotProvided(ret) {
@@ -289,7 +289,7 @@ func readCompute(d device, i *instance) error {
 	return nil
 }
 
-// describe says in the domain's terms how an instance is divided, and what devices that makes.
+// describe fills in the division of an instance and its devices, as package nvml has them.
 func (i *instance) describe() {
 	i.Compute = layout(i.compute, i.profile.Slices)
 	i.Devices = nil
@@ -349,7 +349,7 @@ func (s *session) attribute(d device, standing []instance) ([]nvml.Process, erro
 	return rest, nil
 }
 
-// processes lists what runs on a GPU or a MIG device, of whatever kind. A driver that does not say is an error: the GPU must not count
+// processes lists those on a GPU or a MIG device, of each kind. It is an error if the driver does not say: the GPU must not count
 // as idle then.
 func (s *session) processes(d nv.Device, gpu nvml.UUID, on string) ([]nv.ProcessInfo, error) {
 	queries := []func() ([]nv.ProcessInfo, nv.Return){d.GetComputeRunningProcesses, d.GetGraphicsRunningProcesses}
@@ -374,7 +374,7 @@ func (s *session) processes(d nv.Device, gpu nvml.UUID, on string) ([]nv.Process
 // merge adds a process to a list in order of process id, once.
 func merge(list []nvml.Process, found nv.ProcessInfo) []nvml.Process {
 	p := nvml.Process{PID: int(found.Pid)}
-	if found.UsedGpuMemory != math.MaxUint64 { // what the library says for "I do not know"
+	if found.UsedGpuMemory != math.MaxUint64 { // the library's value for unknown
 		p.UsedMiB = int(found.UsedGpuMemory / mebibyte) //nolint:gosec // a GPU's memory in MiB fits
 	}
 	at, there := slices.BinarySearchFunc(list, p, func(a, b nvml.Process) int { return cmp.Compare(a.PID, b.PID) })
