@@ -48,7 +48,7 @@ func command() *cobra.Command {
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		RunE:          func(cmd *cobra.Command, _ []string) error { return o.show(cmd.Context()) },
+		RunE:          func(cmd *cobra.Command, _ []string) error { return o.show(cmd.Context(), newScreen(os.Stdout)) },
 	}
 	c.Flags().StringVar(&o.config, "config", "all-balanced", "MIG config to ask for")
 	c.Flags().BoolVar(&o.kill, "kill", true, "kill the agent in the middle")
@@ -56,14 +56,13 @@ func command() *cobra.Command {
 	return c
 }
 
-func (o options) show(ctx context.Context) (err error) {
+func (o options) show(ctx context.Context, out *screen) (err error) {
 	if err := sandbox.Possible(); err != nil {
 		return err
 	}
 	if _, err := os.Stat(manifests); err != nil {
 		return fmt.Errorf("run the demo from the root of the checkout: %w", err)
 	}
-	out := newScreen(os.Stdout)
 	out.title("gpuslice: eight simulated H100s, a real control plane, NVIDIA's own device plugin")
 	// What is wrong with the config shows here, and not after minutes of building.
 	if err := foresee(ctx, out, o.config); err != nil {
