@@ -63,18 +63,26 @@ func TestTheProgramsAreBuiltByTheSameTagsEverywhere(t *testing.T) {
 	if found := regexp.MustCompile(`(?m)^\t.*\bgo .*-tags\b`).FindString(makefile); found != "" {
 		t.Errorf("this line of the Makefile takes the place of the tags in GOFLAGS: %s", found)
 	}
-	image := regexp.MustCompile(`(?m)go build .*-tags (\S+)`).FindStringSubmatch(read(t, "Dockerfile"))
-	if image == nil {
-		t.Fatal("the Dockerfile builds without tags")
-	}
-	of := strings.Split(image[1], ",")
-	for tag := range strings.SplitSeq(tags[1], ",") {
-		if !slices.Contains(of, tag) {
-			t.Errorf("the Dockerfile builds with the tags %s, without %s of the Makefile", image[1], tag)
+	for path, pattern := range map[string]string{
+		"Dockerfile":            `go build .*-tags (\S+)`,
+		"test/image/compile.go": `"go", "build", .*"-tags", "([^"]+)"`,
+	} {
+		image := regexp.MustCompile(pattern).FindStringSubmatch(read(t, path))
+		if image == nil {
+			t.Fatalf("%s builds without tags", path)
+		}
+		of := strings.Split(image[1], ",")
+		for tag := range strings.SplitSeq(tags[1], ",") {
+			if !slices.Contains(of, tag) {
+				t.Errorf("%s builds with the tags %s, without %s of the Makefile", path, image[1], tag)
+			}
 		}
 	}
 	if binaries.Tags != tags[1] {
 		t.Errorf("tests build with the tags %s, the Makefile with %s", binaries.Tags, tags[1])
+	}
+	if !strings.Contains(read(t, "test/release/main.go"), `"-tags", binaries.Tags`) {
+		t.Error("test/release builds kubectl's plugin without the tags of tests")
 	}
 }
 
