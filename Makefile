@@ -32,8 +32,8 @@ GOTEST   = events=$$(mktemp); trap 'rm -f "$$events"' EXIT; \
 RERUN   := $(if $(CI),--rerun-fails=1 --rerun-fails-max-failures=8)
 # What took longest is printed, whether the tests passed or not.
 SLOWEST  = || failed=$$?; go run ./test/slowest "$$events"; exit $${failed:-0}
-# The names of the tests that test/long lists as left out of make test.
-MORE     = $$(go run ./test/long/cmd/longtests more)
+# The names of the tests that test/long/more lists as left out of make test.
+MORE     = $$(go run ./test/long/cmd/longtests left-out)
 LONGEST := ./test/node ./agent ./test/geometry ./test/shipped ./test/incumbent ./test/cluster/kubelet ./test/cluster ./agent/fleet ./cmd/gpuslice-agent ./test/policy
 PACKAGES = $(LONGEST) ./...
 MODULES  = $(shell git ls-files go.mod '*/go.mod' | xargs -n1 dirname)
@@ -51,12 +51,7 @@ test: test-nocgo test-binaries ## what shows a broken change: unit tests, and th
 	@$(GOTEST) -short -skip "$(MORE)" $(SLOWEST)
 
 .PHONY: test-all
-test-all: test test-more test-long test-race test-e2e ## everything: what make test runs, leaves out and shortens, the race detector, and e2e
-
-.PHONY: test-more
-test-more: PACKAGES = $$(go run ./test/long/cmd/longtests more-packages)
-test-more: test-binaries ## what make test leaves out, since another test shows most of it in less time
-	@$(GOTEST) -short -run "$(MORE)" $(SLOWEST)
+test-all: test test-long test-race test-e2e ## everything: what make test runs, leaves out and shortens, the race detector, and e2e
 
 .PHONY: test-race
 test-race: PACKAGES = $$(go list ./... | grep -v -E '/test/(node|policy|geometry|incumbent)$$')
@@ -70,7 +65,7 @@ test-race-agent: test-binaries
 	@$(GOTEST) -race -short -run TestKilled $(SLOWEST)
 
 .PHONY: test-long
-test-long: PACKAGES = $$(go run ./test/long/cmd/longtests packages)
+test-long: PACKAGES = $$(go run ./test/long/cmd/longtests packages $(LONGEST))
 test-long: test-binaries ## what make test shortens or leaves out, at full length: fault matrices, walks, every crash, every config
 	@$(GOTEST) -run "$$(go run ./test/long/cmd/longtests tests)" $(SLOWEST)
 

@@ -105,3 +105,43 @@ func TestWhatMakeTestLeavesOutIsShownByAnotherTest(t *testing.T) {
 		}
 	}
 }
+
+// The Go command matches a name in all packages that it is given, so a long test has a name that no other test has.
+func TestALongTestIsInOnePackage(t *testing.T) {
+	where := testsByFolder(t)
+	long, err := uses.Tests(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for folder, tests := range long {
+		for _, test := range tests {
+			for other, names := range where {
+				if other = filepath.ToSlash(other); other != folder && slices.Contains(names, test) {
+					t.Errorf("%s is in %s, and a test of that name is in %s: make test-long would run both", test, folder, other)
+				}
+			}
+		}
+	}
+}
+
+// What "make test-all" runs is run before a change is taken, and told in test/README.md.
+func TestEverythingIsRunBeforeAChangeIsTaken(t *testing.T) {
+	all := regexp.MustCompile(`(?m)^test-all: ([a-z0-9 -]+) ##`).FindStringSubmatch(read(t, "Makefile"))
+	if all == nil {
+		t.Fatal("the Makefile has no target test-all")
+	}
+	ci, page := read(t, ".ci/run"), read(t, "test/README.md")
+	_, page, _ = strings.Cut(page, "### What runs where")
+	targets := strings.Fields(all[1])
+	for _, target := range targets {
+		if !strings.Contains(ci, "run_tests "+target+"\n") {
+			t.Errorf(".ci/run does not run make %s", target)
+		}
+		if !strings.Contains(page, "| `make "+target+"` |") {
+			t.Errorf("\"What runs where\" of test/README.md does not say what make %s runs", target)
+		}
+	}
+	if len(targets) < 4 {
+		t.Errorf("make test-all runs %v alone", targets)
+	}
+}

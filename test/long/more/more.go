@@ -1,4 +1,4 @@
-// Package more lists what "make test" leaves to "make test-more".
+// Package more lists the tests that "make test" leaves to "make test-long".
 package more
 
 // Tests are those that "make test" leaves out, as "package: test", each with the test of "make test" that shows most of the same in less time.

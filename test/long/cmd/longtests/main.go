@@ -1,10 +1,12 @@
-// Command longtests prints what makes "go test" run the tests that are shorter in short runs, and no others: "longtests tests"
-// the pattern of their names for -run, "longtests packages" their packages. "longtests more" and "longtests more-packages" print the same of the
-// tests that "make test" leaves to "make test-more". It is run at the top of the repository.
+// Command longtests prints what makes "go test" run what "make test" shortens or leaves out, and nothing else: "longtests tests" the pattern
+// of the tests' names for -run, "longtests packages" their packages, those first that it is given, in that order. "longtests left-out" prints
+// the pattern of those alone that test/long/more has "make test" leave out. It is run at the top of the repository.
 package main
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"slices"
@@ -15,47 +17,74 @@ import (
 )
 
 func main() {
-	what := strings.Join(os.Args[1:], " ")
-	if of, is := strings.CutPrefix(what, "more"); is {
-		write(strings.TrimPrefix(of, "-"), moreTests())
-		return
+	if err := run(os.Stdout, ".", os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "longtests:", err)
+		os.Exit(1)
 	}
-	tests, err := uses.Tests(".")
+}
+
+// run prints what the first argument says of the tests below root.
+func run(out io.Writer, root string, args []string) error {
+	shortened, err := uses.Tests(root)
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "longtests: reading the tests:", err)
-		os.Exit(1)
+		return fmt.Errorf("reading the tests: %w", err)
 	}
-	if len(tests) == 0 {
-		fmt.Fprintln(os.Stderr, "longtests: no test here asks test/long: run this at the top of the repository")
-		os.Exit(1)
+	if len(shortened) == 0 {
+		return errors.New("no test here asks test/long: run this at the top of the repository")
 	}
-	write(what, tests)
-}
-
-// write prints the pattern of the tests' names, or their packages.
-func write(what string, tests map[string][]string) {
-	var names, packages []string
-	for _, folder := range slices.Sorted(maps.Keys(tests)) {
-		packages = append(packages, "./"+folder)
-		names = append(names, tests[folder]...)
+	leftOut, tests := pairs(more.Tests), map[pair]bool{}
+	for folder, names := range shortened {
+		for _, name := range names {
+			tests[pair{folder, name}] = true
+		}
 	}
-	switch what {
-	case "tests", "":
-		fmt.Printf("^(%s)$\n", strings.Join(names, "|"))
-	case "packages":
-		fmt.Println(strings.Join(packages, " "))
+	maps.Copy(tests, leftOut)
+	switch {
+	case slices.Equal(args, []string{"tests"}):
+		_, err = fmt.Fprintln(out, pattern(tests))
+	case slices.Equal(args, []string{"left-out"}):
+		_, err = fmt.Fprintln(out, pattern(leftOut))
+	case len(args) > 0 && args[0] == "packages":
+		_, err = fmt.Fprintln(out, strings.Join(packages(tests, args[1:]), " "))
 	default:
-		fmt.Fprintf(os.Stderr, "longtests: %q: say tests, packages, more or more-packages\n", what)
-		os.Exit(2)
+		err = fmt.Errorf("%q: say tests, left-out, or packages and which of them come first", strings.Join(args, " "))
 	}
+	return err
 }
 
-// moreTests are the tests of "make test-more", by the folder of their package.
-func moreTests() map[string][]string {
-	out := map[string][]string{}
-	for _, test := range slices.Sorted(maps.Keys(more.Tests)) {
+// pair is a test, by the folder of its package and its name.
+type pair struct{ folder, name string }
+
+func pairs(tests map[string]string) map[pair]bool {
+	out := map[pair]bool{}
+	for test := range tests {
 		folder, name, _ := strings.Cut(test, ": ")
-		out[folder] = append(out[folder], name)
+		out[pair{folder, name}] = true
+	}
+	return out
+}
+
+// pattern matches the names of the tests.
+func pattern(tests map[pair]bool) string {
+	var names []string
+	for test := range tests {
+		names = append(names, test.name)
+	}
+	slices.Sort(names)
+	return "^(" + strings.Join(slices.Compact(names), "|") + ")$"
+}
+
+// packages are those of the tests: first those that are also in first, in its order.
+func packages(tests map[pair]bool, first []string) []string {
+	of := map[string]bool{}
+	for test := range tests {
+		of["./"+test.folder] = true
+	}
+	var out []string
+	for _, pkg := range slices.Concat(first, slices.Sorted(maps.Keys(of))) {
+		if of[pkg] && !slices.Contains(out, pkg) {
+			out = append(out, pkg)
+		}
 	}
 	return out
 }
