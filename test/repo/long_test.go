@@ -145,3 +145,41 @@ func TestEverythingIsRunBeforeAChangeIsTaken(t *testing.T) {
 		t.Errorf("make test-all runs %v alone", targets)
 	}
 }
+
+// A test that is skipped with the race detector is in a package that test-plain runs.
+func TestWhatIsSkippedWithTheRaceDetectorIsRunWithoutIt(t *testing.T) {
+	makefile := read(t, "Makefile")
+	unraced := regexp.MustCompile(`(?m)^UNRACED := (\S+)$`).FindStringSubmatch(makefile)
+	plain := regexp.MustCompile(`(?m)^test-plain: PACKAGES = \$\(addprefix \./,\$\(subst \|, ,\$\(UNRACED\)\)\)(.*)$`).FindStringSubmatch(makefile)
+	if unraced == nil || plain == nil || !strings.Contains(makefile, "\ntest-race: PACKAGES = $$(go list ./... | grep -v -E '/($(UNRACED))$$')\n") {
+		t.Fatal("test-plain does not run what test-race leaves out by UNRACED")
+	}
+	runs := strings.Split(unraced[1], "|")
+	for _, name := range strings.Fields(plain[1]) {
+		runs = append(runs, strings.TrimPrefix(name, "./"))
+	}
+	for _, name := range runs {
+		if len(testsByFolder(t)[name]) == 0 {
+			t.Errorf("%s of the Makefile has no tests", name)
+		}
+	}
+	constrained := 0
+	for _, path := range files(t) {
+		if filepath.Ext(path) != ".go" {
+			continue
+		}
+		name, err := filepath.Rel(root, path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if regexp.MustCompile(`(?m)^//go:build .*\brace\b`).MatchString(read(t, name)) {
+			constrained++
+			if folder := filepath.ToSlash(filepath.Dir(name)); !slices.Contains(runs, folder) {
+				t.Errorf("%s goes by the race detector: have test-plain of the Makefile run ./%s", name, folder)
+			}
+		}
+	}
+	if constrained == 0 {
+		t.Error("no file is found that goes by the race detector")
+	}
+}
