@@ -42,6 +42,27 @@ func (w Writer) Patch(ctx context.Context, node *corev1.Node, write func(*corev1
 // Patched is Patch, and the node as it is then. Others write to the node too, some many times in a second: where nothing has changed that
 // counts here, the write is as right for the node as it is now.
 func (w Writer) Patched(ctx context.Context, node *corev1.Node, write func(*corev1.Node) ([]byte, error)) (*corev1.Node, error) {
+	return w.patchedWhile(ctx, node, alike, write)
+}
+
+// LabelsWhile sets labels of the node, and takes away those that are nil, as long as the node is the same in what they rest on, whatever else has
+// been written there since. When it is not, nothing is written, and that is no error: the next look is at the node as it is.
+func (w Writer) LabelsWhile(ctx context.Context, node *corev1.Node, same func(a, b *corev1.Node) bool, labels map[string]*string) error {
+	differs := false
+	still := func(a, b *corev1.Node) bool {
+		differs = !same(a, b)
+		return !differs
+	}
+	_, err := w.patchedWhile(ctx, node, still, func(current *corev1.Node) ([]byte, error) {
+		return json.Marshal(map[string]any{"metadata": map[string]any{"uid": current.UID, "resourceVersion": current.ResourceVersion, "labels": labels}})
+	})
+	if differs {
+		return nil
+	}
+	return err
+}
+
+func (w Writer) patchedWhile(ctx context.Context, node *corev1.Node, same func(a, b *corev1.Node) bool, write func(*corev1.Node) ([]byte, error)) (*corev1.Node, error) {
 	api, cancel := context.WithTimeout(ctx, w.Timeout)
 	defer cancel()
 	current := node
@@ -51,7 +72,7 @@ func (w Writer) Patched(ctx context.Context, node *corev1.Node, write func(*core
 			return after, err
 		}
 		fresh, failed := w.Client.CoreV1().Nodes().Get(api, node.Name, metav1.GetOptions{})
-		if failed != nil || !alike(node, fresh) {
+		if failed != nil || !same(node, fresh) {
 			return nil, err
 		}
 		current = fresh
@@ -141,15 +162,7 @@ func (w Writer) Conditions(ctx context.Context, name string, conditions []corev1
 	return nil
 }
 
-// Metadata is a merge patch that sets labels and annotations, takes away those that are nil, and leaves all
-// others alone.
-func Metadata(labels, annotations map[string]*string) ([]byte, error) {
-	metadata := map[string]any{}
-	if len(labels) > 0 {
-		metadata["labels"] = labels
-	}
-	if len(annotations) > 0 {
-		metadata["annotations"] = annotations
-	}
-	return json.Marshal(map[string]any{"metadata": metadata})
+// Annotations is a merge patch that sets annotations, takes away those that are nil, and leaves all others alone.
+func Annotations(annotations map[string]*string) ([]byte, error) {
+	return json.Marshal(map[string]any{"metadata": map[string]any{"annotations": annotations}})
 }

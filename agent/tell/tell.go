@@ -153,19 +153,28 @@ func (t *Teller) status(ctx context.Context, seen state.Observed, want state.Des
 	return "", true, nil
 }
 
-// stateLabel writes the state label, which tools wait for.
+// stateLabel writes the state label, which tools wait for. It answers to one wish: on a node that asks for another one meanwhile it would be taken
+// for the answer to that.
 func (t *Teller) stateLabel(ctx context.Context, seen state.Observed, r report.Report) error {
 	if t.stateLabelStale(seen, r) {
-		return t.Nodes.Patch(ctx, seen.Node, func(*corev1.Node) ([]byte, error) {
-			return nodewrite.Metadata(map[string]*string{config.LabelMIGConfigState: nil}, nil)
-		})
+		return t.Nodes.LabelsWhile(ctx, seen.Node, sameWish, map[string]*string{config.LabelMIGConfigState: nil})
 	}
 	if !seen.Complete || r.State == "" || seen.Node.Labels[config.LabelMIGConfigState] == string(r.State) {
 		return nil
 	}
 	state := string(r.State)
-	labels := map[string]*string{config.LabelMIGConfigState: &state}
-	return t.Nodes.Patch(ctx, seen.Node, func(*corev1.Node) ([]byte, error) { return nodewrite.Metadata(labels, nil) })
+	return t.Nodes.LabelsWhile(ctx, seen.Node, sameWish, map[string]*string{config.LabelMIGConfigState: &state})
+}
+
+// sameWish reports whether the node asks for the same by its labels, and has the same answer, which people take away to have another.
+func sameWish(a, b *corev1.Node) bool {
+	for _, label := range []string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig, config.LabelMIGConfigState} {
+		textA, isA := a.Labels[label]
+		if textB, isB := b.Labels[label]; textA != textB || isA != isB {
+			return false
+		}
+	}
+	return a.UID == b.UID
 }
 
 // stateLabelStale reports whether the state label says that something has failed which nobody asks for any more. Tools that wait for the label have
@@ -190,7 +199,7 @@ func (t *Teller) annotations(ctx context.Context, seen state.Observed, r report.
 	if len(annotations) == 0 {
 		return nil
 	}
-	return t.Nodes.Patch(ctx, seen.Node, func(*corev1.Node) ([]byte, error) { return nodewrite.Metadata(nil, annotations) })
+	return t.Nodes.Patch(ctx, seen.Node, func(*corev1.Node) ([]byte, error) { return nodewrite.Annotations(annotations) })
 }
 
 // copyForNextChanges copies into the status what later changes need: the config that was last proven, the boot, and how long changes took.

@@ -162,6 +162,33 @@ func TestARollOutGoesOnWithoutTheCommand(t *testing.T) {
 	r.run()
 	says(t, kubectl(ask...), 0, r.Name+"  Converged  all-balanced: ")
 	r.givenBack(r.node())
+	r.waitsByThePage(kubectl, "all-balanced") // as it is already
+	r.waitsByThePage(kubectl, "all-1g.10gb")
+}
+
+// waitsByThePage asks for the config and waits by the two commands of README, which may see no success of before.
+func (r *rig) waitsByThePage(kubectl func(args ...string) *exec.Cmd, name string) {
+	r.t.Helper()
+	page, err := os.ReadFile("../../README.md")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, begin := range []string{"$ kubectl label node gpu-1 ", "$ kubectl wait node gpu-1 "} {
+		_, line, found := strings.Cut(string(page), begin)
+		line, _, _ = strings.Cut(line, "\n")
+		if !found {
+			r.t.Fatalf("README.md has no command %q", begin)
+		}
+		cmd := kubectl()
+		line = strings.ReplaceAll(cmd.Args[0]+strings.TrimPrefix(begin, "$ kubectl")+line, "all-balanced", name)
+		cmd.Path, cmd.Args = "/bin/sh", []string{"sh", "-c", strings.ReplaceAll(line, " gpu-1 ", " "+r.Name+" ")}
+		says(r.t, cmd, 0)
+	}
+	n := r.node()
+	if c := condition(n); c.Reason != string(config.ReasonConverged) || !strings.HasPrefix(c.Message, name+":") {
+		r.t.Errorf("after the wait for %s the node says %s: %s", name, c.Reason, c.Message)
+	}
+	r.givenBack(n)
 }
 
 // A wish for another config is told by the one who waits for the first.

@@ -1,0 +1,77 @@
+package agent_test
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	k8stesting "k8s.io/client-go/testing"
+
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// asksAnew is what README has people write who wait: the wish, and that the former answer goes, in one write.
+func asksAnew(n *corev1.Node, name string) {
+	metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelMIGConfig, name)
+	delete(n.Labels, config.LabelMIGConfigState)
+}
+
+func stateOf(n *corev1.Node) config.State { return config.State(n.Labels[config.LabelMIGConfigState]) }
+
+// Who takes the former answer away with the wish and waits for a success sees no old one, and need not know how the node was.
+func TestASuccessIsOfTheWishThatIsAskedFor(t *testing.T) {
+	t.Parallel()
+	for name, wish := range map[string]string{"already as asked": "all-balanced", "not yet": "all-1g.10gb"} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				w.converge("all-balanced")
+				w.edit(func(n *corev1.Node) { asksAnew(n, wish) })
+				w.passes("a success", func() bool { return stateOf(w.node()) == config.StateSuccess })
+				if c := w.condition(); c.Reason != string(config.ReasonConverged) || !strings.HasPrefix(c.Message, wish+":") {
+					t.Errorf("at the success the node says %s: %s", c.Reason, c.Message)
+				}
+			})
+		})
+	}
+}
+
+// The agent has looked, and is about to write its answer, when people ask for something else.
+func TestASuccessIsNotWrittenBesideALaterWish(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		asked := false
+		w.client.PrependReactor("patch", "nodes", func(a k8stesting.Action) (bool, runtime.Object, error) {
+			patch, ok := a.(k8stesting.PatchAction)
+			if !ok || asked || !strings.Contains(string(patch.GetPatch()), `"`+config.LabelMIGConfigState+`":"success"`) {
+				return false, nil, nil
+			}
+			asked = true
+			object, err := w.client.nodes.Get(nodeResource, "", nodeName)
+			if err != nil {
+				return true, nil, err
+			}
+			n := object.(*corev1.Node).DeepCopy()
+			asksAnew(n, "all-1g.10gb")
+			if err := w.client.nodes.Update(nodeResource, n, ""); err != nil {
+				return true, nil, err
+			}
+			if strings.Contains(string(patch.GetPatch()), "resourceVersion") { // as the API server does
+				return true, nil, apierrors.NewConflict(nodeResource.GroupResource(), nodeName, nil)
+			}
+			return false, nil, nil
+		})
+		w.label("all-balanced")
+		w.passes("the other wish", func() bool { return asked })
+		if state := stateOf(w.node()); state == config.StateSuccess {
+			t.Errorf("the node asks for all-1g.10gb, and its state is %s, which all-balanced has reached", state)
+		}
+		w.reach("all-1g.10gb")
+		w.passes("a success", func() bool { return stateOf(w.node()) == config.StateSuccess })
+	})
+}
