@@ -45,16 +45,16 @@ func TestMetricsOfMemoryAreThoseOfTheLastLook(t *testing.T) {
 		p.takes("large", gpu+"::1", 10240)
 		p.look(time.Minute)
 		head := strings.ReplaceAll(`
-# HELP gpuslice_gpu_memory_pressure 1 if the memory of a GPU or an instance that several pods share is nearly full.
+# HELP gpuslice_gpu_memory_pressure 1 if a GPU or an instance that several pods share is nearly full.
 # TYPE gpuslice_gpu_memory_pressure gauge
 gpuslice_gpu_memory_pressure{device="GPU",gpu="GPU"} 1
-# HELP gpuslice_gpu_memory_total_bytes Memory of a GPU, or of one of its instances.
+# HELP gpuslice_gpu_memory_total_bytes The memory of a GPU, or of one of its instances; device is the UUID of the GPU, or of the instance's first MIG device.
 # TYPE gpuslice_gpu_memory_total_bytes gauge
 gpuslice_gpu_memory_total_bytes{device="GPU",gpu="GPU"} 1.610612736e+10
-# HELP gpuslice_gpu_memory_used_bytes Memory in use on a GPU, or on one of its instances.
+# HELP gpuslice_gpu_memory_used_bytes The memory in use on a GPU, or on one of its instances.
 # TYPE gpuslice_gpu_memory_used_bytes gauge
 gpuslice_gpu_memory_used_bytes{device="GPU",gpu="GPU"} 1.5032385536e+10
-# HELP gpuslice_pod_gpu_memory_used_bytes Memory that the processes of a pod use on a GPU, or on one of its instances.
+# HELP gpuslice_pod_gpu_memory_used_bytes The memory that the processes of a pod use on a GPU, or on one of its instances.
 # TYPE gpuslice_pod_gpu_memory_used_bytes gauge
 gpuslice_pod_gpu_memory_used_bytes{device="GPU",gpu="GPU",namespace="team",pod="large"} 1.073741824e+10
 gpuslice_pod_gpu_memory_used_bytes{device="GPU",gpu="GPU",namespace="team",pod="small"} 4.294967296e+09
@@ -83,10 +83,10 @@ func TestMetricsTellHowAChangeGoes(t *testing.T) {
 		expectMetrics(t, m, "", "gpuslice_partition_ready", "gpuslice_converged", "gpuslice_steps_total")
 		p.look(0)
 		expectMetrics(t, m, `
-# HELP gpuslice_converged 1 if hardware and capacity are as the node's labels ask, and nothing is left to do.
+# HELP gpuslice_converged 1 if hardware and capacity are as the labels ask, and nothing is left to do.
 # TYPE gpuslice_converged gauge
 gpuslice_converged 0
-# HELP gpuslice_partition_ready Condition GPUPartitionReady of the node: 1 if it is True, by its reason.
+# HELP gpuslice_partition_ready 1 if the condition GPUPartitionReady is True.
 # TYPE gpuslice_partition_ready gauge
 gpuslice_partition_ready{reason="NotRequested"} 1
 `, "gpuslice_partition_ready", "gpuslice_converged")
@@ -95,10 +95,10 @@ gpuslice_partition_ready{reason="NotRequested"} 1
 		p.converge("all-3g.20gb")
 		<-time.After(time.Hour)
 		expectMetrics(t, m, `
-# HELP gpuslice_converged 1 if hardware and capacity are as the node's labels ask, and nothing is left to do.
+# HELP gpuslice_converged 1 if hardware and capacity are as the labels ask, and nothing is left to do.
 # TYPE gpuslice_converged gauge
 gpuslice_converged 1
-# HELP gpuslice_partition_ready Condition GPUPartitionReady of the node: 1 if it is True, by its reason.
+# HELP gpuslice_partition_ready 1 if the condition GPUPartitionReady is True.
 # TYPE gpuslice_partition_ready gauge
 gpuslice_partition_ready{reason="Converged"} 1
 `, "gpuslice_partition_ready", "gpuslice_converged")
@@ -182,10 +182,10 @@ func TestMetricsTellWhatIsAskedForAndWhatThereIs(t *testing.T) {
 			}
 		}
 		expectMetrics(t, m, `
-# HELP gpuslice_capacity_expected Devices of a resource that the GPUs give as they are cut and shared.
+# HELP gpuslice_capacity_expected The number of devices of a resource that the GPUs give as they are cut and shared.
 # TYPE gpuslice_capacity_expected gauge
 gpuslice_capacity_expected{resource="nvidia.com/mig-3g.20gb"} 2
-# HELP gpuslice_capacity_kubelet Devices of a resource that kubelet has to give out, by its own word on the node.
+# HELP gpuslice_capacity_kubelet The number of devices of a resource that kubelet has to give out, by its own word on the node.
 # TYPE gpuslice_capacity_kubelet gauge
 gpuslice_capacity_kubelet{resource="nvidia.com/mig-3g.20gb"} 2
 `, "gpuslice_capacity_expected", "gpuslice_capacity_kubelet")
@@ -211,6 +211,10 @@ func TestMetricsTellWhatKeepsAChange(t *testing.T) {
 		got := counters(t, m)
 		if held := got["gpuslice_blocked_seconds_total "+string(config.ReasonHeld)]; held < 60 {
 			t.Errorf("a change that was held for a minute was blocked for %v s: %v", held, got)
+		}
+		p.look(0)
+		if got := counters(t, m)["gpuslice_blocks_total "+string(config.ReasonHeld)]; got != 1 {
+			t.Errorf("it was held %v times, want 1", got)
 		}
 	})
 }

@@ -1,6 +1,6 @@
 package config
 
-//go:generate go test -count=1 ../test/repo -run TestTheAgentsPageHasTheReasonsOfTheCode -update
+//go:generate go test -count=1 ../test/repo -run TestTheAgentsPageHas -update
 
 // Labels of the node that the agent reads.
 const (

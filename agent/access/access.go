@@ -29,6 +29,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
 
+	"github.com/gpuslice/gpuslice/agent/described"
 	"github.com/gpuslice/gpuslice/config"
 )
 
@@ -234,8 +235,7 @@ func (c *Checker) warn(reason config.Reason, message string) {
 }
 
 // descPolicy has a value for each policy that could be tried.
-var descPolicy = prometheus.NewDesc("gpuslice_admission_policy",
-	"1 if the API server refused, when the agent started, what the admission policy has to refuse.", []string{"policy"}, nil)
+var descPolicy = described.Desc(config.MetricAdmissionPolicy)
 
 // Describe implements prometheus.Collector.
 func (c *Checker) Describe(out chan<- *prometheus.Desc) { out <- descPolicy }

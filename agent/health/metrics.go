@@ -8,7 +8,9 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/gpuslice/gpuslice/agent/described"
 	"github.com/gpuslice/gpuslice/agent/health/verdict"
+	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -72,33 +74,19 @@ func (c *counts) addEvent(now time.Time) bool {
 }
 
 var (
-	descHealthy = prometheus.NewDesc("gpuslice_gpu_healthy",
-		"1 if nothing is wrong with a GPU, 0 if condition GPUUnhealthy tells of it.", []string{"gpu"}, nil)
-	descProblem = prometheus.NewDesc("gpuslice_gpu_problem",
-		"1 for each thing that is wrong with a GPU, while it is.", []string{"gpu", "reason", "severity"}, nil)
-	descAction = prometheus.NewDesc("gpuslice_gpu_recovery_action",
-		"What the driver recommends for a GPU, by NVML's number; 0 is nothing. Absent if it does not tell.", []string{"gpu"}, nil)
-	descXids = prometheus.NewDesc("gpuslice_gpu_xid_events_total",
-		"Errors that the driver has reported, since the agent was started.", []string{"gpu", "xid", "class"}, nil)
-	descECC = prometheus.NewDesc("gpuslice_gpu_ecc_errors",
-		"Errors of memory, since the last reset of the GPU (volatile) or ever (aggregate).", []string{"gpu", "type", "counter"}, nil)
-	descRows = prometheus.NewDesc("gpuslice_gpu_remapped_rows",
-		"Rows of memory that were replaced, by the kind of error that was the cause. Absent if the driver does not tell, as with MIG instances.",
-		[]string{"gpu", "cause"}, nil)
-	descPending = prometheus.NewDesc("gpuslice_gpu_row_remap_pending",
-		"1 if a row of memory is replaced at the next reset.", []string{"gpu"}, nil)
-	descFailed = prometheus.NewDesc("gpuslice_gpu_row_remap_failed",
-		"1 if a row of memory could not be replaced.", []string{"gpu"}, nil)
-	descBanks = prometheus.NewDesc("gpuslice_gpu_remap_banks",
-		"Banks of memory, by how many spare rows they have left.", []string{"gpu", "spare"}, nil)
-	descWatched = prometheus.NewDesc("gpuslice_health_events_watched",
-		"1 if the driver hands out its events.", nil, nil)
-	descTook = prometheus.NewDesc("gpuslice_health_read_seconds",
-		"How long the last look at the health of all GPUs took.", nil, nil)
-	descLast = prometheus.NewDesc("gpuslice_health_last_success_timestamp_seconds",
-		"When the driver last told how the GPUs are.", nil, nil)
-	descErrors = prometheus.NewDesc("gpuslice_nvml_errors_total",
-		"Looks at the health of GPUs that failed, by the library's code.", []string{"code"}, nil)
+	descHealthy = described.Desc(config.MetricGPUHealthy)
+	descProblem = described.Desc(config.MetricGPUProblem)
+	descAction  = described.Desc(config.MetricGPURecoveryAction)
+	descXids    = described.Desc(config.MetricGPUXidEvents)
+	descECC     = described.Desc(config.MetricGPUECCErrors)
+	descRows    = described.Desc(config.MetricGPURemappedRows)
+	descPending = described.Desc(config.MetricGPURowRemapPending)
+	descFailed  = described.Desc(config.MetricGPURowRemapFailed)
+	descBanks   = described.Desc(config.MetricGPURemapBanks)
+	descWatched = described.Desc(config.MetricHealthEventsWatched)
+	descTook    = described.Desc(config.MetricHealthReadSeconds)
+	descLast    = described.Desc(config.MetricHealthLastSuccess)
+	descErrors  = described.Desc(config.MetricNVMLErrors)
 )
 
 var _ prometheus.Collector = (*Monitor)(nil)

@@ -4,6 +4,9 @@ import (
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/gpuslice/gpuslice/agent/described"
+	"github.com/gpuslice/gpuslice/config"
 )
 
 const mebibyte = 1 << 20
@@ -16,14 +19,10 @@ type metrics struct {
 }
 
 var (
-	descTotal = prometheus.NewDesc("gpuslice_gpu_memory_total_bytes",
-		"Memory of a GPU, or of one of its instances.", []string{"gpu", "device"}, nil)
-	descUsed = prometheus.NewDesc("gpuslice_gpu_memory_used_bytes",
-		"Memory in use on a GPU, or on one of its instances.", []string{"gpu", "device"}, nil)
-	descPod = prometheus.NewDesc("gpuslice_pod_gpu_memory_used_bytes",
-		"Memory that the processes of a pod use on a GPU, or on one of its instances.", []string{"namespace", "pod", "gpu", "device"}, nil)
-	descPressure = prometheus.NewDesc("gpuslice_gpu_memory_pressure",
-		"1 if the memory of a GPU or an instance that several pods share is nearly full.", []string{"gpu", "device"}, nil)
+	descTotal    = described.Desc(config.MetricGPUMemoryTotal)
+	descUsed     = described.Desc(config.MetricGPUMemoryUsed)
+	descPod      = described.Desc(config.MetricPodGPUMemoryUsed)
+	descPressure = described.Desc(config.MetricGPUMemoryPressure)
 )
 
 func (m *metrics) looked(all []usage, full map[string]bool) {

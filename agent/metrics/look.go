@@ -9,8 +9,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/capacity"
+	"github.com/gpuslice/gpuslice/agent/described"
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -42,22 +44,13 @@ type devices struct {
 }
 
 var (
-	descFenced = prometheus.NewDesc("gpuslice_node_fenced",
-		"1 while the agent keeps new pods off the node by its taint, as it does during a change.", nil, nil)
-	descWish = prometheus.NewDesc("gpuslice_wish_info",
-		"1 for what the node's labels ask for: the label, the name that it gives, and the fingerprint that stands for what the name means here.",
-		[]string{"label", "name", "fingerprint"}, nil)
-	descInstances = prometheus.NewDesc("gpuslice_instances",
-		"GPU instances that stand on a GPU, by their profile.", []string{"gpu", "profile"}, nil)
-	descInstance = prometheus.NewDesc("gpuslice_instance_info",
-		"1 for each MIG device, with the numbers by which other exporters know it and the resource by which kubelet gives it out.",
-		[]string{"gpu", "device", "gpu_instance_id", "profile", "resource"}, nil)
-	descExpected = prometheus.NewDesc("gpuslice_capacity_expected",
-		"Devices of a resource that the GPUs give as they are cut and shared.", []string{"resource"}, nil)
-	descKubelet = prometheus.NewDesc("gpuslice_capacity_kubelet",
-		"Devices of a resource that kubelet has to give out, by its own word on the node.", []string{"resource"}, nil)
-	descAllocatable = prometheus.NewDesc("gpuslice_capacity_allocatable",
-		"Devices of a resource in the allocatable of the node object, by which the scheduler places pods.", []string{"resource"}, nil)
+	descFenced      = described.Desc(config.MetricNodeFenced)
+	descWish        = described.Desc(config.MetricWishInfo)
+	descInstances   = described.Desc(config.MetricInstances)
+	descInstance    = described.Desc(config.MetricInstanceInfo)
+	descExpected    = described.Desc(config.MetricCapacityExpected)
+	descKubelet     = described.Desc(config.MetricCapacityKubelet)
+	descAllocatable = described.Desc(config.MetricCapacityAllocatable)
 )
 
 // lookDescs are those of the last look.

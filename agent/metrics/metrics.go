@@ -13,6 +13,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/described"
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
@@ -51,6 +52,7 @@ type Set struct {
 	fenced  *bool                           // nil before the first look
 	passed  time.Time                       // when one last ended in which nothing failed
 	blocked map[config.Reason]time.Duration // as phases
+	blocks  map[config.Reason]int           // how often
 }
 
 // Report is what the last pass has told of the node.
@@ -75,45 +77,25 @@ var _ prometheus.Collector = (*Set)(nil)
 
 // The metrics that are made of the last pass when they are asked for.
 var (
-	descReady = prometheus.NewDesc("gpuslice_partition_ready",
-		"Condition GPUPartitionReady of the node: 1 if it is True, by its reason.", []string{"reason"}, nil)
-	descConverged = prometheus.NewDesc("gpuslice_converged",
-		"1 if hardware and capacity are as the node's labels ask, and nothing is left to do.", nil, nil)
-	descPhase = prometheus.NewDesc("gpuslice_phase_seconds_total",
-		"Time that the agent has spent in each phase since it was started.", []string{"phase"}, nil)
-	descPass = prometheus.NewDesc("gpuslice_last_pass_timestamp_seconds",
-		"When the agent last had looked at its node and done what there was to do; an old one means that it stands still.", nil, nil)
-	descPassed = prometheus.NewDesc("gpuslice_last_successful_pass_timestamp_seconds",
-		"When a pass last ended in which nothing has failed that the agent tried.", nil, nil)
-	descPhaseInfo = prometheus.NewDesc("gpuslice_phase_info",
-		"1 for the phase that the agent is in.", []string{"phase"}, nil)
-	descBlocked = prometheus.NewDesc("gpuslice_blocked_seconds_total",
-		"Time for which a change was kept from going on by others, or for good, by the reason that the condition gave.", []string{"reason"}, nil)
-	descWindow = prometheus.NewDesc("gpuslice_window_open",
-		"1 if a window of the node is open, or it has none to wait for.", nil, nil)
-	descNextWindow = prometheus.NewDesc("gpuslice_next_window_start_timestamp_seconds",
-		"When the change that waits for its window begins; without one, when the next window opens.", nil, nil)
-	descOverrun = prometheus.NewDesc("gpuslice_window_overrun_seconds",
-		"For how long the change that is under way has gone on beyond its window.", nil, nil)
+	descReady      = described.Desc(config.MetricPartitionReady)
+	descConverged  = described.Desc(config.MetricConverged)
+	descPhase      = described.Desc(config.MetricPhaseSeconds)
+	descPass       = described.Desc(config.MetricLastPass)
+	descPassed     = described.Desc(config.MetricLastSuccessfulPass)
+	descPhaseInfo  = described.Desc(config.MetricPhaseInfo)
+	descBlocked    = described.Desc(config.MetricBlockedSeconds)
+	descBlocks     = described.Desc(config.MetricBlocks)
+	descWindow     = described.Desc(config.MetricWindowOpen)
+	descNextWindow = described.Desc(config.MetricNextWindow)
+	descOverrun    = described.Desc(config.MetricWindowOverrun)
 )
 
 // New makes an empty set, with those of the process itself.
 func New(c clock.PassiveClock) *Set {
 	m := &Set{
 		registry: prometheus.NewRegistry(), clock: c, phases: map[api.Phase]time.Duration{}, blocked: map[config.Reason]time.Duration{},
-		steps: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "gpuslice_steps_total", Help: "Steps that were taken, by their kind and by what came of them: done, waiting, failed.",
-		}, []string{"kind", "result"}),
-		evictions: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "gpuslice_evictions_total", Help: "Pods that were sent away, by how: evicted, or deleted after their deadline; and overdue, those that stayed.",
-		}, []string{"result"}),
-		recoveries: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "gpuslice_recoveries_total",
-			Help: "Times that something was taken over from an earlier agent: an interrupted change, leftovers without a journal, a journal of a stranger.",
-		}, []string{"cause"}),
-		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "gpuslice_api_requests_total", Help: "Requests to the API server, by verb of HTTP and class of the answer.",
-		}, []string{"verb", "code"}),
+		blocks: map[config.Reason]int{}, steps: described.Counter(config.MetricSteps), evictions: described.Counter(config.MetricEvictions),
+		recoveries: described.Counter(config.MetricRecoveries), requests: described.Counter(config.MetricAPIRequests),
 	}
 	m.registry.MustRegister(m, m.steps, m.evictions, m.recoveries, m.requests, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
@@ -143,7 +125,7 @@ func (m *Set) Gatherer() prometheus.Gatherer { return m.registry }
 
 // Describe implements prometheus.Collector.
 func (m *Set) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descReady, descConverged, descPhase, descPass, descPassed, descWindow, descNextWindow, descOverrun, descPhaseInfo, descBlocked} {
+	for _, d := range []*prometheus.Desc{descReady, descConverged, descPhase, descPass, descPassed, descWindow, descNextWindow, descOverrun, descPhaseInfo, descBlocked, descBlocks} {
 		out <- d
 	}
 	for _, d := range lookDescs {
@@ -176,6 +158,9 @@ func (m *Set) Collect(out chan<- prometheus.Metric) {
 	m.look.collect(gauge)
 	for reason, spent := range m.blocked {
 		out <- prometheus.MustNewConstMetric(descBlocked, prometheus.CounterValue, spent.Seconds(), string(reason))
+	}
+	for reason, n := range m.blocks {
+		out <- prometheus.MustNewConstMetric(descBlocks, prometheus.CounterValue, float64(n), string(reason))
 	}
 	for phase, spent := range m.phases {
 		out <- prometheus.MustNewConstMetric(descPhase, prometheus.CounterValue, spent.Seconds(), string(phase))
@@ -232,6 +217,9 @@ func (m *Set) Reported(r Report) {
 		m.since = m.clock.Now()
 	} else {
 		m.count()
+	}
+	if r.Blocked && (!m.report.Blocked || m.report.Reason != r.Reason) {
+		m.blocks[r.Reason]++
 	}
 	m.report = r
 	if !r.Failed {

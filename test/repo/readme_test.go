@@ -7,6 +7,7 @@ import (
 	"go/format"
 	"go/parser"
 	"go/token"
+	"maps"
 	"os"
 	"regexp"
 	"strconv"
@@ -16,29 +17,46 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-var update = flag.Bool("update", false, "write what config/keys.go says of each reason into agent/README.md and config/reasons")
+var update = flag.Bool("update", false, "write what config says of each reason and metric into agent/README.md, config/reasons and config/metrics")
 
 const (
 	agentsPage   = "agent/README.md"
 	reasonTexts  = "config/reasons/texts.go"
 	reasonsBegin = "<!-- reasons: written by go generate ./config, from the comments of config/keys.go -->\n"
 	reasonsEnd   = "<!-- end of reasons -->\n"
+	metricTexts  = "config/metrics/texts.go"
+	metricsBegin = "<!-- metrics: written by go generate ./config, from the comments of config/metrics.go -->\n"
+	metricsEnd   = "<!-- end of metrics -->\n"
 )
 
 // People search the agent's page for the word that their node shows, and ask kubectl gpuslice to explain it.
 func TestTheAgentsPageHasTheReasonsOfTheCode(t *testing.T) {
 	groups := reasonsOfTheCode(t)
-	want, texts := tablesOf(groups), textsOf(t, groups)
-	if n := strings.Count(want, "\n| `"); n < 40 {
-		t.Fatalf("found %d reasons in config/keys.go", n)
+	generated{reasonsBegin, reasonsEnd, reasonTexts, "config/keys.go"}.hold(t, tablesOf(groups), textsOf(t, groups), 40)
+}
+
+// Each metric is described once, for the page, for kubectl gpuslice and for Prometheus.
+func TestTheAgentsPageHasTheMetricsOfTheCode(t *testing.T) {
+	groups := metricsOfTheCode(t)
+	generated{metricsBegin, metricsEnd, metricTexts, "config/metrics.go"}.hold(t, metricTable(groups), metricTextsOf(t, groups), 30)
+}
+
+// generated is what the comments of a file are written to: a place of the agent's page, and a Go file.
+type generated struct{ begin, end, texts, from string }
+
+// hold compares both with what they should be, or writes them. There are at least so many rows.
+func (g generated) hold(t *testing.T, want, texts string, least int) {
+	t.Helper()
+	if n := strings.Count(want, "\n| `"); n < least {
+		t.Fatalf("found %d in %s", n, g.from)
 	}
-	before, rest, found := strings.Cut(read(t, agentsPage), reasonsBegin)
-	got, after, ended := strings.Cut(rest, reasonsEnd)
+	before, rest, found := strings.Cut(read(t, agentsPage), g.begin)
+	got, after, ended := strings.Cut(rest, g.end)
 	if !found || !ended {
-		t.Fatalf("%s has no place for the reasons", agentsPage)
+		t.Fatalf("%s has no place for what %s says", agentsPage, g.from)
 	}
 	if *update {
-		for file, text := range map[string]string{agentsPage: before + reasonsBegin + want + reasonsEnd + after, reasonTexts: texts} {
+		for file, text := range map[string]string{agentsPage: before + g.begin + want + g.end + after, g.texts: texts} {
 			if err := os.WriteFile(root+"/"+file, []byte(text), 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -46,10 +64,10 @@ func TestTheAgentsPageHasTheReasonsOfTheCode(t *testing.T) {
 		return
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("%s says otherwise than config/keys.go (-code +page); go generate ./config writes it:\n%s", agentsPage, diff)
+		t.Errorf("%s says otherwise than %s (-code +page); go generate ./config writes it:\n%s", agentsPage, g.from, diff)
 	}
-	if diff := cmp.Diff(texts, read(t, reasonTexts)); diff != "" {
-		t.Errorf("%s says otherwise than config/keys.go (-comments +file); go generate ./config writes it:\n%s", reasonTexts, diff)
+	if diff := cmp.Diff(texts, read(t, g.texts)); diff != "" {
+		t.Errorf("%s says otherwise than %s (-comments +file); go generate ./config writes it:\n%s", g.texts, g.from, diff)
 	}
 }
 
@@ -65,21 +83,8 @@ type reasonText struct{ name, given, do string }
 // reasonsOfTheCode are the reasons, with what the comments say.
 func reasonsOfTheCode(t *testing.T) []reasonGroup {
 	t.Helper()
-	file, err := parser.ParseFile(token.NewFileSet(), root+"/config/keys.go", nil, parser.ParseComments)
-	if err != nil {
-		t.Fatal(err)
-	}
-	values := valuesOf(t, file)
-	name := regexp.MustCompile(`\b(Annotation|Condition|Label|Reason|Taint)[A-Z]\w+`)
-	said := func(comment string) string {
-		text := strings.Join(strings.Fields(comment), " ")
-		return name.ReplaceAllStringFunc(text, func(constant string) string {
-			if values[constant] == "" {
-				t.Errorf("config/keys.go has no constant %s, of which a comment speaks: %s", constant, text)
-			}
-			return "`" + values[constant] + "`"
-		})
-	}
+	file := parsed(t, "config/keys.go")
+	values, said := speaks(t, file)
 	var groups []reasonGroup
 	for _, group := range constants(file) {
 		g := reasonGroup{title: said(group.Doc.Text())}
@@ -103,6 +108,121 @@ func reasonsOfTheCode(t *testing.T) []reasonGroup {
 	return groups
 }
 
+// parsed is a file of the code, with its comments.
+func parsed(t *testing.T, name string) *ast.File {
+	t.Helper()
+	file, err := parser.ParseFile(token.NewFileSet(), root+"/"+name, nil, parser.ParseComments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// speaks gives the values of the constants, by name, and what a comment says with them in place of the names.
+func speaks(t *testing.T, files ...*ast.File) (values map[string]string, said func(comment string) string) {
+	t.Helper()
+	values = map[string]string{}
+	for _, file := range files {
+		maps.Copy(values, valuesOf(t, file))
+	}
+	name := regexp.MustCompile(`\b(Annotation|Condition|Label|Metric|Reason|Taint)[A-Z]\w+`)
+	return values, func(comment string) string {
+		text := strings.Join(strings.Fields(comment), " ")
+		return name.ReplaceAllStringFunc(text, func(constant string) string {
+			if values[constant] == "" {
+				t.Errorf("there is no constant %s, of which a comment speaks: %s", constant, text)
+			}
+			return "`" + values[constant] + "`"
+		})
+	}
+}
+
+// metricGroup is a group of constants that are metrics.
+type metricGroup struct {
+	title   string
+	metrics []metricText
+}
+
+// metricText is what the comment of a metric says.
+type metricText struct {
+	name, is string
+	labels   []string
+}
+
+// metricsOfTheCode are the metrics, with what the comments say.
+func metricsOfTheCode(t *testing.T) []metricGroup {
+	t.Helper()
+	file := parsed(t, "config/metrics.go")
+	values, said := speaks(t, parsed(t, "config/keys.go"), file)
+	var groups []metricGroup
+	for _, group := range constants(file) {
+		g := metricGroup{title: said(group.Doc.Text())}
+		for _, spec := range group.Specs {
+			c, ok := spec.(*ast.ValueSpec)
+			if !ok {
+				continue
+			}
+			constant := c.Names[0].Name
+			comment, labels, _ := strings.Cut(c.Doc.Text(), "\n\nLabels: ")
+			is, ok := strings.CutPrefix(said(comment), "`"+values[constant]+"` is ")
+			if !ok {
+				t.Errorf("the comment of %s does not begin by \"%s is\"", constant, constant)
+			}
+			g.metrics = append(g.metrics, metricText{values[constant], trimmed(is), strings.FieldsFunc(labels, func(r rune) bool { return strings.ContainsRune(", \n", r) })})
+		}
+		groups = append(groups, g)
+	}
+	return groups
+}
+
+// metricTable is the table of the page.
+func metricTable(groups []metricGroup) string {
+	var table strings.Builder
+	table.WriteString("\n| metric | labels | what it is |\n|---|---|---|\n")
+	for _, g := range groups {
+		for _, m := range g.metrics {
+			labels := ""
+			if len(m.labels) > 0 {
+				labels = "`" + strings.Join(m.labels, "`, `") + "` "
+			}
+			fmt.Fprintf(&table, "| `%s` | %s| %s |\n", m.name, labels, m.is)
+		}
+	}
+	return table.String() + "\n"
+}
+
+// metricTextsOf is the same as a Go file, for Prometheus and for the command that explains them.
+func metricTextsOf(t *testing.T, groups []metricGroup) string {
+	t.Helper()
+	var b strings.Builder
+	b.WriteString("// Code generated by go generate ./config from the comments of config/metrics.go. DO NOT EDIT.\n\n" +
+		"package metrics\n\nvar groups = []Group{\n")
+	for _, g := range groups {
+		fmt.Fprintf(&b, "{%s, []Text{\n", unquoted(g.title))
+		for _, m := range g.metrics {
+			labels := "nil"
+			if len(m.labels) > 0 {
+				labels = fmt.Sprintf("%#v", m.labels)
+			}
+			fmt.Fprintf(&b, "{%q, %s, %s},\n", m.name, unquoted(m.is), labels)
+		}
+		b.WriteString("}},\n")
+	}
+	return formatted(t, b.String()+"}\n")
+}
+
+// unquoted is a text of a page as a string of Go, without marks.
+func unquoted(text string) string { return strconv.Quote(strings.ReplaceAll(text, "`", "")) }
+
+func formatted(t *testing.T, code string) string {
+	t.Helper()
+	text, err := format.Source([]byte(code))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
 func trimmed(text string) string { return strings.TrimSuffix(strings.TrimLeft(text, ", "), ".") }
 
 // tablesOf are the tables of the page, one for each group.
@@ -123,19 +243,14 @@ func textsOf(t *testing.T, groups []reasonGroup) string {
 	var b strings.Builder
 	b.WriteString("// Code generated by go generate ./config from the comments of config/keys.go. DO NOT EDIT.\n\n" +
 		"package reasons\n\nvar groups = []Group{\n")
-	plain := func(text string) string { return strconv.Quote(strings.ReplaceAll(text, "`", "")) }
 	for _, g := range groups {
-		fmt.Fprintf(&b, "{%s, []Text{\n", plain(g.title))
+		fmt.Fprintf(&b, "{%s, []Text{\n", unquoted(g.title))
 		for _, r := range g.reasons {
-			fmt.Fprintf(&b, "{%q, %s, %s},\n", r.name, plain(r.given), plain(r.do))
+			fmt.Fprintf(&b, "{%q, %s, %s},\n", r.name, unquoted(r.given), unquoted(r.do))
 		}
 		b.WriteString("}},\n")
 	}
-	text, err := format.Source([]byte(b.String() + "}\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
+	return formatted(t, b.String()+"}\n")
 }
 
 // constants are the groups of constants of a file.

@@ -1,0 +1,34 @@
+// Package described makes Prometheus' descriptions of the agent's metrics, from the one text that config/metrics has of each.
+package described
+
+import (
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/gpuslice/gpuslice/config/metrics"
+)
+
+// Desc describes a metric that is made when it is asked for.
+func Desc(name string) *prometheus.Desc {
+	m := find(name)
+	return prometheus.NewDesc(m.Name, help(m), m.Labels, nil)
+}
+
+// Counter is a metric that counts.
+func Counter(name string) *prometheus.CounterVec {
+	m := find(name)
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: m.Name, Help: help(m)}, m.Labels)
+}
+
+// find gives one without a text no more than its name, so that the command runs which writes the texts; test/repo holds that all have one.
+func find(name string) metrics.Text {
+	m, known := metrics.Find(name)
+	if !known {
+		return metrics.Text{Name: name, Is: name}
+	}
+	return m
+}
+
+// help is a sentence, as Prometheus shows it.
+func help(m metrics.Text) string { return strings.ToUpper(m.Is[:1]) + m.Is[1:] + "." }

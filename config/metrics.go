@@ -1,0 +1,177 @@
+package config
+
+// The comment of each metric says what it is, and its labels. go generate writes the table of agent/README.md of it, and config/metrics, by which
+// Prometheus is told the same.
+
+// Metrics of what is asked for, and how far it is.
+const (
+	// MetricPartitionReady is 1 if the condition ConditionGPUPartitionReady is True.
+	//
+	// Labels: reason
+	MetricPartitionReady = "gpuslice_partition_ready"
+	// MetricConverged is 1 if hardware and capacity are as the labels ask, and nothing is left to do.
+	MetricConverged = "gpuslice_converged"
+	// MetricWishInfo is 1 for what the labels ask for; the fingerprint is of what the name means on this node.
+	//
+	// Labels: label, name, fingerprint
+	MetricWishInfo = "gpuslice_wish_info"
+	// MetricPhaseInfo is 1 for the phase that the agent is in.
+	//
+	// Labels: phase
+	MetricPhaseInfo = "gpuslice_phase_info"
+	// MetricPhaseSeconds is the time in each phase since the agent was started.
+	//
+	// Labels: phase
+	MetricPhaseSeconds = "gpuslice_phase_seconds_total"
+	// MetricBlockedSeconds is the time for which a change was kept from going on, as by a window, a slot or a disruption budget, or for
+	// good.
+	//
+	// Labels: reason
+	MetricBlockedSeconds = "gpuslice_blocked_seconds_total"
+	// MetricBlocks is the number of times that a change was kept from going on; with MetricBlockedSeconds it tells for how long each
+	// time, as for a slot.
+	//
+	// Labels: reason
+	MetricBlocks = "gpuslice_blocks_total"
+	// MetricNodeFenced is 1 while the agent keeps new pods off the node by its taint.
+	MetricNodeFenced = "gpuslice_node_fenced"
+	// MetricSteps is the number of steps by their result: `done`, `waiting`, `failed`.
+	//
+	// Labels: kind, result
+	MetricSteps = "gpuslice_steps_total"
+	// MetricEvictions is the number of pods that were sent away: `evicted`, or `deleted` after their deadline; `overdue` stayed.
+	//
+	// Labels: result
+	MetricEvictions = "gpuslice_evictions_total"
+	// MetricRecoveries is the number of times that an agent has taken something over: an `interrupted` change, `leftovers` without a
+	// journal, a `strange_journal`.
+	//
+	// Labels: cause
+	MetricRecoveries = "gpuslice_recoveries_total"
+)
+
+// Metrics of how the GPUs are cut, and of what is offered.
+const (
+	// MetricInstances is the number of GPU instances that stand.
+	//
+	// Labels: gpu, profile
+	MetricInstances = "gpuslice_instances"
+	// MetricInstanceInfo is 1 for each MIG device: DCGM's exporter knows it by GPU and `gpu_instance_id`, kubelet gives it out as the
+	// resource.
+	//
+	// Labels: gpu, device, gpu_instance_id, profile, resource
+	MetricInstanceInfo = "gpuslice_instance_info"
+	// MetricCapacityExpected is the number of devices of a resource that the GPUs give as they are cut and shared.
+	//
+	// Labels: resource
+	MetricCapacityExpected = "gpuslice_capacity_expected"
+	// MetricCapacityKubelet is the number of devices of a resource that kubelet has to give out, by its own word on the node.
+	//
+	// Labels: resource
+	MetricCapacityKubelet = "gpuslice_capacity_kubelet"
+	// MetricCapacityAllocatable is the number of devices of a resource in the allocatable of the node object, by which the scheduler
+	// places pods.
+	//
+	// Labels: resource
+	MetricCapacityAllocatable = "gpuslice_capacity_allocatable"
+)
+
+// Metrics of maintenance windows.
+const (
+	// MetricWindowOpen is 1 if the node may be disturbed now.
+	MetricWindowOpen = "gpuslice_window_open"
+	// MetricNextWindow is when the change that waits begins; if none does, when the next window opens.
+	MetricNextWindow = "gpuslice_next_window_start_timestamp_seconds"
+	// MetricWindowOverrun is for how long a change has gone on beyond its window.
+	MetricWindowOverrun = "gpuslice_window_overrun_seconds"
+)
+
+// Metrics of the agent itself.
+const (
+	// MetricLastPass is when the agent last ended a pass; an old time means that it hangs.
+	MetricLastPass = "gpuslice_last_pass_timestamp_seconds"
+	// MetricLastSuccessfulPass is when a pass last ended in which nothing has failed that the agent tried.
+	MetricLastSuccessfulPass = "gpuslice_last_successful_pass_timestamp_seconds"
+	// MetricAPIRequests is the number of requests to the API server by verb of HTTP and class of the answer: `2xx`, `4xx`, `none`.
+	//
+	// Labels: verb, code
+	MetricAPIRequests = "gpuslice_api_requests_total"
+	// MetricAdmissionPolicy is 1 if the API server refused at the agent's start what the policy for `nodes`, `evictions`, `leases` or
+	// `events` has to refuse.
+	//
+	// Labels: policy
+	MetricAdmissionPolicy = "gpuslice_admission_policy"
+)
+
+// Metrics of the memory of GPUs.
+const (
+	// MetricGPUMemoryTotal is the memory of a GPU, or of one of its instances; `device` is the UUID of the GPU, or of the instance's
+	// first MIG device.
+	//
+	// Labels: gpu, device
+	MetricGPUMemoryTotal = "gpuslice_gpu_memory_total_bytes"
+	// MetricGPUMemoryUsed is the memory in use on a GPU, or on one of its instances.
+	//
+	// Labels: gpu, device
+	MetricGPUMemoryUsed = "gpuslice_gpu_memory_used_bytes"
+	// MetricGPUMemoryPressure is 1 if a GPU or an instance that several pods share is nearly full.
+	//
+	// Labels: gpu, device
+	MetricGPUMemoryPressure = "gpuslice_gpu_memory_pressure"
+	// MetricPodGPUMemoryUsed is the memory that the processes of a pod use on a GPU, or on one of its instances.
+	//
+	// Labels: namespace, pod, gpu, device
+	MetricPodGPUMemoryUsed = "gpuslice_pod_gpu_memory_used_bytes"
+)
+
+// Metrics of the health of GPUs; `gpu` is the UUID.
+const (
+	// MetricGPUHealthy is 1 if nothing is wrong with a GPU, 0 if the condition ConditionGPUUnhealthy tells of it.
+	//
+	// Labels: gpu
+	MetricGPUHealthy = "gpuslice_gpu_healthy"
+	// MetricGPUProblem is 1 for each thing that is wrong with a GPU, while it is.
+	//
+	// Labels: gpu, reason, severity
+	MetricGPUProblem = "gpuslice_gpu_problem"
+	// MetricGPURecoveryAction is what the driver recommends for a GPU, by NVML's number: 0 nothing, 1 reset, 2 reboot, 4 drain and
+	// reset.
+	//
+	// Labels: gpu
+	MetricGPURecoveryAction = "gpuslice_gpu_recovery_action"
+	// MetricGPUXidEvents is the number of errors that the driver has reported since the agent was started; numbers that the agent does
+	// not know are `other`.
+	//
+	// Labels: gpu, xid, class
+	MetricGPUXidEvents = "gpuslice_gpu_xid_events_total"
+	// MetricGPUECCErrors is the number of errors of memory since the last reset of a GPU (`volatile`) or ever (`aggregate`).
+	//
+	// Labels: gpu, type, counter
+	MetricGPUECCErrors = "gpuslice_gpu_ecc_errors"
+	// MetricGPURemappedRows is the number of rows of memory that were replaced, by the kind of error that was the cause.
+	//
+	// Labels: gpu, cause
+	MetricGPURemappedRows = "gpuslice_gpu_remapped_rows"
+	// MetricGPURowRemapPending is 1 if a row of memory is replaced at the next reset.
+	//
+	// Labels: gpu
+	MetricGPURowRemapPending = "gpuslice_gpu_row_remap_pending"
+	// MetricGPURowRemapFailed is 1 if a row of memory could not be replaced.
+	//
+	// Labels: gpu
+	MetricGPURowRemapFailed = "gpuslice_gpu_row_remap_failed"
+	// MetricGPURemapBanks is the number of banks of memory by how many spare rows they have left.
+	//
+	// Labels: gpu, spare
+	MetricGPURemapBanks = "gpuslice_gpu_remap_banks"
+	// MetricHealthEventsWatched is 1 if the driver hands out its events.
+	MetricHealthEventsWatched = "gpuslice_health_events_watched"
+	// MetricHealthReadSeconds is how long the last look at the health of all GPUs took.
+	MetricHealthReadSeconds = "gpuslice_health_read_seconds"
+	// MetricHealthLastSuccess is when the driver last told how the GPUs are.
+	MetricHealthLastSuccess = "gpuslice_health_last_success_timestamp_seconds"
+	// MetricNVMLErrors is the number of looks at the health of GPUs that failed, by the library's code.
+	//
+	// Labels: code
+	MetricNVMLErrors = "gpuslice_nvml_errors_total"
+)
