@@ -51,7 +51,11 @@ type page struct {
 // margin is the width of the column that names the sections.
 const margin = len("Processes") + 2
 
-func (p *page) line(text string) { p.lines = append(p.lines, strings.TrimRight(text, " ")) }
+// line adds one. A diagnosis may come from an annotation, which others can write too: a line feed in a name must not make a line of its own.
+func (p *page) line(text string) {
+	said := strings.TrimLeft(text, " ")
+	p.lines = append(p.lines, text[:len(text)-len(said)]+legible.Message(said, legible.Longest))
+}
 
 // section writes lines beside the name; nothing if there are no lines.
 func (p *page) section(name string, lines ...string) {
