@@ -77,6 +77,19 @@ func (s *selection) nodes(ctx context.Context, client kubernetes.Interface, name
 	return found, err
 }
 
+// orAll is nodes, or without a selection all on which an agent has ever said anything.
+func (s *selection) orAll(ctx context.Context, client kubernetes.Interface, names []string) ([]corev1.Node, error) {
+	if s.selector != "" || len(names) > 0 {
+		return s.nodes(ctx, client, names)
+	}
+	found, err := fitting(ctx, client, "")
+	found = slices.DeleteFunc(found, func(n corev1.Node) bool { return agentReportOf(&n).none() })
+	if err == nil && len(found) == 0 {
+		err = errors.New("no agent has ever said anything of any node; see deploy/README.md for how to install it")
+	}
+	return found, err
+}
+
 func fitting(ctx context.Context, client kubernetes.Interface, selector string) ([]corev1.Node, error) {
 	if _, err := labels.Parse(selector); err != nil {
 		return nil, fmt.Errorf("reading the selector %q: %w", selector, err)
@@ -89,23 +102,51 @@ func fitting(ctx context.Context, client kubernetes.Interface, selector string) 
 	return list.Items, nil
 }
 
-// named reads nodes by their names, which may be as kubectl get -o name writes them.
+// named reads nodes by their names, which may be as kubectl get -o name writes them. Several are read by one request, where people may list
+// nodes.
 func named(ctx context.Context, client kubernetes.Interface, names []string) ([]corev1.Node, error) {
-	var out []corev1.Node
-	var missing []string
+	var wanted []string
 	for _, name := range names {
-		name = strings.TrimPrefix(name, "node/")
-		if slices.ContainsFunc(out, func(n corev1.Node) bool { return n.Name == name }) {
-			continue
+		if name = strings.TrimPrefix(name, "node/"); !slices.Contains(wanted, name) {
+			wanted = append(wanted, name)
 		}
+	}
+	if len(wanted) > 1 {
+		all, err := fitting(ctx, client, "")
+		switch {
+		case err == nil:
+			return pick(all, wanted)
+		case !apierrors.IsForbidden(err):
+			return nil, err
+		}
+	}
+	var all []corev1.Node
+	for _, name := range wanted {
 		n, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err):
-			missing = append(missing, name)
 		case err != nil:
 			return nil, fmt.Errorf("reading node %s: %w", name, err)
 		default:
-			out = append(out, *n)
+			all = append(all, *n)
+		}
+	}
+	return pick(all, wanted)
+}
+
+// pick gives the nodes of these names, sorted. That one is missing is an error.
+func pick(all []corev1.Node, wanted []string) ([]corev1.Node, error) {
+	found := map[string]corev1.Node{}
+	for _, n := range all {
+		found[n.Name] = n
+	}
+	var out []corev1.Node
+	var missing []string
+	for _, name := range wanted {
+		if n, there := found[name]; there {
+			out = append(out, n)
+		} else {
+			missing = append(missing, name)
 		}
 	}
 	if len(missing) > 0 {

@@ -14,6 +14,8 @@ const (
 	widestDrawing = 129
 	// indent is that of what belongs to a GPU.
 	indent = "  "
+	// unwell marks, in the room of the indent, what is not healthy.
+	unwell = "! "
 )
 
 // draw is a node's GPUs: the memory slices of each, the numbers of its instances, and who uses them.
@@ -38,30 +40,24 @@ func draw(v *nodeView, p paper) string {
 		out = append(out, "no agent has told how the GPUs are cut")
 	}
 	for i := range v.GPUs {
-		out = append(out, v.Pods.gpu(&v.GPUs[i], p)...)
+		out = append(out, v.Pods.gpu(&v.GPUs[i], v.healthKnown(), p)...)
 	}
 	return strings.Join(out, "\n")
 }
 
-// gpu draws one.
-func (k podsView) gpu(g *gpuView, p paper) []string {
-	head := fmt.Sprintf("GPU %d %s", g.Index, g.UUID)
-	if !g.MIG || g.Slices == 0 {
-		lines := p.block("", head+" whole")
+// gpu draws one. Known says whether the agent tells how it is.
+func (k podsView) gpu(g *gpuView, known bool, p paper) []string {
+	cut := g.MIG && g.Slices > 0
+	lines := p.headline(g, cut, known)
+	lines = append(lines, g.healthLines(p)...)
+	if !cut {
 		return append(lines, p.block(indent+"used by: ", k.users(g.Pods))...)
-	}
-	lines := p.block("", head+" MIG")
-	columns := widestDrawing
-	if p.width > 0 {
-		columns = min(columns, p.width-len(indent))
-	} else {
-		columns = paperWidth - len(indent)
 	}
 	names, numbers := cells(g)
 	if len(names) == len(g.Instances) && (len(names) > 0 || g.Geometry == "") {
-		lines = append(lines, p.cut(indent+show.Slices(g.Slices, names, columns)))
+		lines = append(lines, p.cut(indent+show.Slices(g.Slices, names, p.drawn())))
 		if len(numbers) > 0 {
-			lines = append(lines, p.paint(p.cut(indent+show.Slices(g.Slices, numbers, columns)), text.FgHiBlack))
+			lines = append(lines, p.paint(p.cut(indent+show.Slices(g.Slices, numbers, p.drawn())), text.FgHiBlack))
 		}
 	}
 	if len(g.Instances) == 0 && g.Geometry != "" { // of an older agent, or without room for more
@@ -72,19 +68,57 @@ func (k podsView) gpu(g *gpuView, p paper) []string {
 		longest = max(longest, len([]rune(i.Is)))
 	}
 	for _, i := range g.Instances {
-		heading := fmt.Sprintf("%s#%-3d %-*s  ", indent, i.ID, longest, i.Is)
-		entry := p.block(heading, k.users(i.Pods))
-		if len(i.Pods) > 0 {
-			for n := range entry {
-				entry[n] = p.paint(entry[n], text.FgCyan)
-			}
-		}
-		lines = append(lines, entry...)
+		lines = append(lines, k.instance(i, longest, g.Health, p)...)
 	}
 	if len(g.Pods) > 0 {
 		lines = append(lines, p.block(indent+"on the whole of it: ", strings.Join(g.Pods, ", "))...)
 	}
 	return lines
+}
+
+// headline names the GPU, and says how it is.
+func (p paper) headline(g *gpuView, cut, known bool) []string {
+	form := "whole"
+	if cut {
+		form = "MIG"
+	}
+	head, state := fmt.Sprintf("GPU %d %s %s", g.Index, g.UUID, form), g.state(known)
+	if state == "" {
+		return p.block("", head)
+	}
+	lines := p.block("", head+", "+state)
+	if last := len(lines) - 1; last >= 0 {
+		if head, found := strings.CutSuffix(lines[last], state); found {
+			lines[last] = head + p.paint(state, g.Health.colour())
+		}
+	}
+	return lines
+}
+
+// drawn is the number of columns of a drawing.
+func (p paper) drawn() int {
+	if p.width == 0 {
+		return paperWidth - len(indent)
+	}
+	return min(widestDrawing, p.width-len(indent))
+}
+
+// instance is one, with those who use it. One that is not healthy is marked.
+func (k podsView) instance(i instanceView, longest int, health *gpuHealth, p paper) []string {
+	margin := indent
+	if i.Unhealthy != "" {
+		margin = unwell
+	}
+	entry := p.block(fmt.Sprintf("%s#%-3d %-*s  ", margin, i.ID, longest, i.Is), k.users(i.Pods))
+	for n := range entry {
+		switch {
+		case i.Unhealthy != "":
+			entry[n] = p.paint(entry[n], health.colour())
+		case len(i.Pods) > 0:
+			entry[n] = p.paint(entry[n], text.FgCyan)
+		}
+	}
+	return entry
 }
 
 // users names the pods, or says that there are none, if that is known.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/cli"
+	"github.com/gpuslice/gpuslice/config/metrics"
 	"github.com/gpuslice/gpuslice/config/reasons"
 )
 
@@ -23,19 +24,19 @@ const (
 // explain needs no cluster.
 func explain() *cobra.Command {
 	return &cobra.Command{
-		Use:   "explain [REASON]",
-		Short: "Say what a reason means that a node shows, and what you can do",
+		Use:   "explain [REASON | METRIC]",
+		Short: "Say what a reason means that a node shows, and what you can do; or what a metric is",
 		Long: "Explains a reason of a condition, an Event or a metric, as in `kubectl describe node`: when it is given, and what you can do.\n" +
-			"Without a reason, it lists all. It asks no cluster.",
+			"Of a metric, it says what it is, and its labels. Without an argument, it lists all. It asks no cluster.",
 		Args: cobra.MaximumNArgs(1),
 		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 			if len(args) > 0 {
 				return nil, cobra.ShellCompDirectiveNoFileComp
 			}
 			var out []cobra.Completion
-			for _, g := range reasons.All() {
-				for _, t := range g.Texts {
-					out = append(out, cobra.CompletionWithDesc(string(t.Reason), t.Given))
+			for _, g := range vocabulary() {
+				for _, w := range g.words {
+					out = append(out, cobra.CompletionWithDesc(w.name, w.means))
 				}
 			}
 			return out, cobra.ShellCompDirectiveNoFileComp
@@ -45,42 +46,83 @@ func explain() *cobra.Command {
 			width, _, _ := terminal(out.W)
 			width = cmp.Or(width, paperWidth)
 			if len(args) == 0 {
-				listReasons(out, width)
+				list(out, width)
 				return out.Err
 			}
-			text, known := reasons.Find(args[0])
-			if !known {
-				return unknownReason(args[0])
+			if text, known := reasons.Find(args[0]); known {
+				out.Printf("%s\n", text.Reason)
+				out.Printf("%s\n", wrapped("  is given: ", text.Given, width))
+				out.Printf("%s\n", wrapped("  you can:  ", text.YouCan, width))
+				return out.Err
 			}
-			out.Printf("%s\n", text.Reason)
-			out.Printf("%s\n", wrapped("  is given: ", text.Given, width))
-			out.Printf("%s\n", wrapped("  you can:  ", text.YouCan, width))
+			text, known := metrics.Find(args[0])
+			if !known {
+				return unknownWord(args[0])
+			}
+			out.Printf("%s\n", text.Name)
+			out.Printf("%s\n", wrapped("  is:     ", text.Is, width))
+			if len(text.Labels) > 0 {
+				out.Printf("%s\n", wrapped("  labels: ", strings.Join(text.Labels, ", "), width))
+			}
 			return out.Err
 		},
 	}
 }
 
-func unknownReason(name string) error {
-	instead := "kubectl gpuslice explain lists them all"
-	if near := reasons.Close(name); len(near) > 0 {
-		instead = "did you mean " + strings.Join(near, ", ") + "? " + instead
-	}
-	return fmt.Errorf("there is no reason \"%s\"; %s", legible.Cut(name, longestName), instead)
+// word is one that people meet, with what it means.
+type word struct{ name, means string }
+
+// words are those of one kind.
+type words struct {
+	title string
+	words []word
 }
 
-// listReasons writes a line for each, cut to the width: the whole text is one call away.
-func listReasons(out *cli.Printer, width int) {
-	longest := 0
-	for _, name := range reasons.Names() {
-		longest = max(longest, len(name))
+// vocabulary is all that explain knows.
+func vocabulary() []words {
+	var out []words
+	for _, g := range reasons.All() {
+		these := words{title: g.Title}
+		for _, t := range g.Texts {
+			these.words = append(these.words, word{string(t.Reason), t.Given})
+		}
+		out = append(out, these)
 	}
-	for i, g := range reasons.All() {
+	for _, g := range metrics.All() {
+		these := words{title: g.Title}
+		for _, t := range g.Texts {
+			these.words = append(these.words, word{t.Name, t.Is})
+		}
+		out = append(out, these)
+	}
+	return out
+}
+
+func unknownWord(name string) error {
+	kind, near := "reason", reasons.Close(name)
+	if strings.HasPrefix(name, "gpuslice_") {
+		kind, near = "metric", metrics.Close(name)
+	}
+	instead := "kubectl gpuslice explain lists them all"
+	if len(near) > 0 {
+		instead = "did you mean " + strings.Join(near, ", ") + "? " + instead
+	}
+	return fmt.Errorf("there is no %s \"%s\"; %s", kind, legible.Cut(name, longestName), instead)
+}
+
+// list writes a line for each word, cut to the width: the whole text is one call away.
+func list(out *cli.Printer, width int) {
+	for i, g := range vocabulary() {
+		longest := 0
+		for _, w := range g.words {
+			longest = max(longest, len(w.name))
+		}
 		if i > 0 {
 			out.Printf("\n")
 		}
-		out.Printf("%s\n", wrapped("", g.Title, width))
-		for _, t := range g.Texts {
-			out.Printf("%s\n", runewidth.Truncate(fmt.Sprintf("  %-*s  %s", longest, t.Reason, t.Given), width, "…"))
+		out.Printf("%s\n", wrapped("", g.title, width))
+		for _, w := range g.words {
+			out.Printf("%s\n", runewidth.Truncate(fmt.Sprintf("  %-*s  %s", longest, w.name, w.means), width, "…"))
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/mattn/go-runewidth"
 
+	"github.com/gpuslice/gpuslice/config/metrics"
 	"github.com/gpuslice/gpuslice/config/reasons"
 )
 
@@ -20,6 +21,16 @@ Held
 			w.start("explain", name)
 			w.is(held, 0)
 		}
+		w.start("explain", "gpuslice_instances")
+		w.is(`
+gpuslice_instances
+  is:     the number of GPU instances that stand
+  labels: gpu, profile
+`, 0)
+		w.start("explain", "gpuslice_instance")
+		if said, code := w.ended(); code != 1 || !strings.Contains(said, "there is no metric \"gpuslice_instance\"; did you mean gpuslice_instances") {
+			t.Errorf("exit code %d: %s", code, said)
+		}
 		w.start("explain", "EvictionBloked")
 		w.is("\nerror: there is no reason \"EvictionBloked\"; did you mean EvictionBlocked? kubectl gpuslice explain lists them all\n", 1)
 		w.start("explain", "\x1b[2Jxyzzyxyzzyxyzzy")
@@ -27,7 +38,7 @@ Held
 	})
 }
 
-func TestAllReasonsAreListedInEightyColumns(t *testing.T) {
+func TestAllReasonsAndMetricsAreListedInEightyColumns(t *testing.T) {
 	inWorld(t, func(w *world) {
 		said, code := w.run("explain")
 		if code != 0 {
@@ -36,6 +47,11 @@ func TestAllReasonsAreListedInEightyColumns(t *testing.T) {
 		for line := range strings.Lines(said) {
 			if n := runewidth.StringWidth(strings.TrimSuffix(line, "\n")); n > paperWidth {
 				t.Errorf("%d columns: %s", n, line)
+			}
+		}
+		for _, name := range metrics.Names() {
+			if !strings.Contains(said, "\n  "+name+" ") {
+				t.Errorf("%s is not listed", name)
 			}
 		}
 		for _, name := range reasons.Names() {

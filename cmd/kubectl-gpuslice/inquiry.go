@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/workqueue"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/legible"
@@ -19,6 +20,9 @@ import (
 
 // cleanTime bounds the end, when the requests are taken away.
 const cleanTime = time.Minute
+
+// writesAtOnce is to how many nodes is written at a time: fifty are asked in the time of a few answers of the API server.
+const writesAtOnce = 16
 
 // inquiry asks agents something.
 type inquiry struct {
@@ -38,10 +42,8 @@ type askedNode struct {
 func inquire(ctx context.Context, client kubernetes.Interface, nodes []corev1.Node, request string, patience time.Duration, out *cli.Printer) (*inquiry, error) {
 	q := &inquiry{request: request}
 	defer q.withdraw(context.WithoutCancel(ctx), client, out)
-	for i := range nodes {
-		if err := q.ask(ctx, client, &nodes[i]); err != nil {
-			return q, err
-		}
+	if err := q.ask(ctx, client, nodes); err != nil {
+		return q, err
 	}
 	waiting, cancel := context.WithTimeoutCause(ctx, patience, errLate)
 	defer cancel()
@@ -55,31 +57,43 @@ func inquire(ctx context.Context, client kubernetes.Interface, nodes []corev1.No
 	return q, nil
 }
 
+// ask asks the agents of all the nodes.
+func (q *inquiry) ask(ctx context.Context, client kubernetes.Interface, nodes []corev1.Node) error {
+	asked, failed := make([]*askedNode, len(nodes)), make([]error, len(nodes))
+	workqueue.ParallelizeUntil(ctx, writesAtOnce, len(nodes), func(i int) { asked[i], failed[i] = ask(ctx, client, &nodes[i], q.request) })
+	q.nodes = slices.DeleteFunc(asked, func(a *askedNode) bool { return a == nil })
+	for _, err := range failed {
+		if err != nil { // one stands for all
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
 // ask sets the request, and takes away an answer that an earlier one has left.
-func (q *inquiry) ask(ctx context.Context, client kubernetes.Interface, n *corev1.Node) error {
-	request := q.request
+func ask(ctx context.Context, client kubernetes.Interface, n *corev1.Node, request string) (*askedNode, error) {
 	after, err := write(ctx, client, n, change{annotations: map[string]*string{config.AnnotationPreview: &request, config.AnnotationPlan: nil}})
-	a := &askedNode{node: n, identity: identify(n)}
 	switch {
 	case apierrors.IsNotFound(err):
-		a.lost = "the node was deleted"
+		return &askedNode{node: n, identity: identify(n), lost: "the node was deleted"}, nil
 	case err != nil:
-		return err
+		return nil, err
 	default:
-		a.node, a.identity = after, identify(after)
+		return &askedNode{node: after, identity: identify(after)}, nil
 	}
-	q.nodes = append(q.nodes, a)
-	return nil
 }
 
 // withdraw takes requests and answers away.
 func (q *inquiry) withdraw(ctx context.Context, client kubernetes.Interface, out *cli.Printer) {
 	ctx, cancel := context.WithTimeout(ctx, cleanTime)
 	defer cancel()
-	for _, a := range q.nodes {
-		_, err := write(ctx, client, a.node, change{annotations: map[string]*string{config.AnnotationPreview: nil, config.AnnotationPlan: nil}})
+	failed := make([]error, len(q.nodes))
+	workqueue.ParallelizeUntil(ctx, writesAtOnce, len(q.nodes), func(i int) {
+		_, failed[i] = write(ctx, client, q.nodes[i].node, change{annotations: map[string]*string{config.AnnotationPreview: nil, config.AnnotationPlan: nil}})
+	})
+	for i, err := range failed {
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) { // it is another node of the same name then
-			out.Printf("warning: %v; to take the request away: kubectl annotate node %s %s-\n", err, a.name, config.AnnotationPreview)
+			out.Printf("warning: %v; to take the request away: kubectl annotate node %s %s-\n", err, q.nodes[i].name, config.AnnotationPreview)
 		}
 	}
 }

@@ -30,6 +30,7 @@ func (s *statusRequest) seePods(ctx context.Context, client kubernetes.Interface
 	if err != nil {
 		return err
 	}
+	var silent []string
 	for i := range views {
 		v := &views[i]
 		if !v.Agent {
@@ -38,8 +39,12 @@ func (s *statusRequest) seePods(ctx context.Context, client kubernetes.Interface
 		}
 		v.Pods.Why = why
 		if a := said[v.Node]; a == nil || !v.heed(a) {
-			v.Pods.Asking = asking(ctx, client, v.Node)
+			silent = append(silent, v.Node)
 		}
+	}
+	known := asking(ctx, client, silent)
+	for i := range views {
+		views[i].Pods.Asking = known[views[i].Node]
 	}
 	return nil
 }
@@ -86,25 +91,35 @@ func (v *nodeView) heed(a *askedNode) bool {
 	return false
 }
 
-// asking are the pods of the node that ask for GPUs, with what they ask for; none where people may not list pods.
-func asking(ctx context.Context, client kubernetes.Interface, node string) []string {
-	list, err := client.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String()})
+// asking are the pods of each of the nodes that ask for GPUs, with what they ask for; none where people may not list pods. Of several nodes all
+// pods are read at once, from the API server's cache.
+func asking(ctx context.Context, client kubernetes.Interface, nodes []string) map[string][]string {
+	o := metav1.ListOptions{ResourceVersion: "0"}
+	switch len(nodes) {
+	case 0:
+		return nil
+	case 1:
+		o = metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", nodes[0]).String()}
+	}
+	list, err := client.CoreV1().Pods("").List(ctx, o)
 	if err != nil {
 		return nil
 	}
-	var out []string
+	out := map[string][]string{}
 	for i := range list.Items {
 		p := &list.Items[i]
-		if p.Spec.NodeName != node || ended(p) {
+		if !slices.Contains(nodes, p.Spec.NodeName) || ended(p) {
 			continue
 		}
 		if gpus := gpuRequests(p); len(gpus) > 0 {
-			out = append(out, fmt.Sprintf("%s/%s (%s)", p.Namespace, p.Name, strings.Join(gpus, ", ")))
+			out[p.Spec.NodeName] = append(out[p.Spec.NodeName], fmt.Sprintf("%s/%s (%s)", p.Namespace, p.Name, strings.Join(gpus, ", ")))
 		}
 	}
-	slices.Sort(out)
-	if more := len(out) - mostAsking; more > 0 {
-		out = append(out[:mostAsking], fmt.Sprintf("and %d more", more))
+	for node, pods := range out {
+		slices.Sort(pods)
+		if more := len(pods) - mostAsking; more > 0 {
+			out[node] = append(pods[:mostAsking], fmt.Sprintf("and %d more", more))
+		}
 	}
 	return out
 }

@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/cmd/show"
 	"github.com/gpuslice/gpuslice/config"
@@ -151,7 +152,7 @@ func (r *recovery) say(d *api.Diagnosis, out *cli.Printer) {
 	if err != nil && out.Err == nil {
 		out.Err = err
 	}
-	out.Printf("%s\n", text)
+	out.Printf("%s\n", legible.JSON(string(text)))
 }
 
 // givenBack waits until nothing is owed to the node.

@@ -56,12 +56,27 @@ func onScreen(name, label, asked string, s api.Status, since time.Duration, mess
 	return n
 }
 
-// pool is what the screens show.
+// health says what is wrong with a GPU of the node, in the status and by the condition.
+func health(n *corev1.Node, index int, h api.GPUHealth, reason, message string) {
+	s := agentReportOf(n).status
+	s.GPUs[index].Health = &h
+	states(n, s)
+	n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: config.ConditionGPUUnhealthy, Status: corev1.ConditionTrue, Reason: reason, Message: message})
+}
+
+// screenNodes are what the screens show.
 func screenNodes() []corev1.Node {
 	well := onScreen("gpu-1", config.LabelMIGConfig, "all-balanced", api.Status{
 		Phase: api.PhaseIdle, Reason: config.ReasonConverged, GPUs: []api.StatusGPU{balanced(0), seven(1), {Index: 2, UUID: "GPU-whole", MIG: false, Slices: 8}},
 		Capacity: "nvidia.com/gpu 1, nvidia.com/mig-1g.10gb 9, nvidia.com/mig-2g.20gb 1, nvidia.com/mig-3g.40gb 1",
 	}, 3*time.Hour, "all-balanced: as asked")
+	health(well, 1, api.GPUHealth{
+		Reason: config.ReasonUncorrectableECC, Severity: "degraded", Action: "ResetGPU", Since: screenTime.Add(-20 * time.Second), Instances: []string{"1g.10gb@6"},
+		Xids: []api.XidSeen{
+			{Number: 94, First: screenTime.Add(-time.Minute), Last: screenTime.Add(-time.Minute), GI: 13, CI: 0},
+			{Number: 31, First: screenTime.Add(-5 * time.Hour), Last: screenTime.Add(-2 * time.Hour), GI: 8, CI: 0},
+		},
+	}, "UncorrectableECC", "GPU 1 (GPU-5d1c…, 0000:4b:00.0) has had an uncorrectable memory error")
 	blocked := onScreen("gpu-2", config.LabelProfile, "research", api.Status{
 		Phase: api.PhaseDraining, Reason: config.ReasonEvictionBlocked, Left: 9, GPUs: []api.StatusGPU{balanced(0)},
 		Capacity: "nvidia.com/mig-1g.10gb 2", Blockers: []string{"team-a/trainer-0: PDB team-a/trainer: needs 2 healthy pods and has 2", "team-b/x: PDB team-b/x", "team-c/y: PDB team-c/y"},
@@ -69,10 +84,10 @@ func screenNodes() []corev1.Node {
 	sick := onScreen("gpu-3", config.LabelMIGConfig, "all-1g.10gb", api.Status{
 		Phase: api.PhaseIdle, Reason: config.ReasonConverged, GPUs: []api.StatusGPU{seven(0)}, Capacity: "nvidia.com/mig-1g.10gb 7",
 	}, 25*time.Hour, "all-1g.10gb: as asked")
-	sick.Status.Conditions = append(sick.Status.Conditions, corev1.NodeCondition{
-		Type: config.ConditionGPUUnhealthy, Status: corev1.ConditionTrue, Reason: "ResetRequired",
-		Message: "GPU 0 (GPU-5d1c…, 0000:4a:00.0) needs a reset: recovery action 1 (GPU reset) since 12:03:05Z, after Xid 95 (uncontained memory error, twice) at 12:03:04Z",
-	})
+	health(sick, 0, api.GPUHealth{
+		Reason: config.ReasonResetRequired, Severity: "critical", Action: "ResetGPU", Since: screenTime.Add(-10 * time.Minute),
+		Xids: []api.XidSeen{{Number: 95, First: screenTime.Add(-10 * time.Minute), Last: screenTime.Add(-10 * time.Minute), GI: -1, CI: -1}},
+	}, "ResetRequired", "GPU 0 (GPU-5d1c…, 0000:4a:00.0) needs a reset: recovery action 1 (GPU reset) since 12:03:05Z, after Xid 95 (uncontained memory error, twice) at 12:03:04Z")
 	stalled := onScreen("gpu-4", config.LabelMIGConfig, "all-9g.90gb", api.Status{Phase: api.PhaseStalled, Reason: config.ReasonUnknownConfig}, time.Minute, "there is no all-9g.90gb")
 	none := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "cpu-1"}}
 	return []corev1.Node{*none, *well, *blocked, *sick, *stalled}
@@ -106,8 +121,8 @@ func TestScreens(t *testing.T) {
 		for _, colour := range []bool{false, true} {
 			p := paper{width: width, colour: colour, now: screenTime}
 			for name, screen := range map[string]string{
-				"status":      tabulate(views, false, p),
-				"status-wide": tabulate(views, true, p),
+				"status":      tabulate(views, nodeColumns, false, p),
+				"status-wide": tabulate(views, nodeColumns, true, p),
 				"status-node": draw(&known, p) + "\n\n" + draw(&sick, p),
 			} {
 				file := filepath.Join("testdata", fmt.Sprintf("%s-%d.txt", name, width))
@@ -126,7 +141,7 @@ func TestScreens(t *testing.T) {
 			}
 		}
 	}
-	golden(t, "testdata/status-pipe.txt", tabulate(views, false, paper{now: screenTime})+"\n\n"+draw(&known, paper{now: screenTime})+"\n")
+	golden(t, "testdata/status-pipe.txt", tabulate(views, nodeColumns, false, paper{now: screenTime})+"\n\n"+draw(&known, paper{now: screenTime})+"\n")
 }
 
 func golden(t *testing.T, file, got string) {
@@ -153,7 +168,7 @@ func TestColoursAddNothing(t *testing.T) {
 		v := viewOf(&n)
 		v.addDiagnosis(diagnosed())
 		with, without := paper{width: 80, colour: true, now: screenTime}, paper{width: 80, now: screenTime}
-		if diff := cmp.Diff(tabulate([]nodeView{v}, true, without)+draw(&v, without), text.StripEscape(tabulate([]nodeView{v}, true, with)+draw(&v, with))); diff != "" {
+		if diff := cmp.Diff(tabulate([]nodeView{v}, nodeColumns, true, without)+draw(&v, without), text.StripEscape(tabulate([]nodeView{v}, nodeColumns, true, with)+draw(&v, with))); diff != "" {
 			t.Errorf("(-plain +colour without its colours):\n%s", diff)
 		}
 	}

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -57,12 +56,12 @@ drawing is as of the agent's last word.`,
 			if err != nil {
 				return err
 			}
-			found, err := s.find(cmd.Context(), client, args)
+			found, err := s.nodes.orAll(cmd.Context(), client, args)
 			if err != nil {
 				return err
 			}
 			if s.watch {
-				return s.follow(cmd.Context(), client, found, cmd.OutOrStdout())
+				return s.follow(cmd.Context(), client, found, len(args) > 0, cmd.OutOrStdout())
 			}
 			return s.print(cmd.Context(), client, found, len(args) > 0, cmd.OutOrStdout())
 		},
@@ -73,23 +72,6 @@ drawing is as of the agent's last word.`,
 	c.Flags().BoolVar(&s.ask, "ask", true, "ask the agents of nodes that are named which pods use the GPUs")
 	complete(c, "output", formatWide, formatJSON, formatYAML)
 	return c
-}
-
-// find reads the nodes that are meant.
-func (s *statusRequest) find(ctx context.Context, client kubernetes.Interface, names []string) ([]corev1.Node, error) {
-	all := s.nodes.selector == "" && len(names) == 0
-	var found []corev1.Node
-	var err error
-	if all {
-		found, err = fitting(ctx, client, "")
-		found = slices.DeleteFunc(found, func(n corev1.Node) bool { return agentReportOf(&n).none() })
-	} else {
-		found, err = s.nodes.nodes(ctx, client, names)
-	}
-	if err == nil && len(found) == 0 {
-		err = errors.New("no agent has ever said anything of any node; see deploy/README.md for how to install it")
-	}
-	return found, err
 }
 
 // print writes the nodes once.
@@ -125,7 +107,7 @@ func (s *statusRequest) text(views []nodeView, drawn bool, p paper) (string, err
 		text, err := yaml.Marshal(map[string]any{"nodes": views})
 		return string(text), err
 	}
-	parts := []string{tabulate(views, s.format == formatWide, p)}
+	parts := []string{tabulate(views, nodeColumns, s.format == formatWide, p)}
 	for i := range views {
 		if drawn && views[i].Agent {
 			parts = append(parts, draw(&views[i], p))
@@ -147,6 +129,7 @@ const leastPause = 100 * time.Millisecond
 type statusWatch struct {
 	request *statusRequest
 	w       io.Writer
+	named   bool // the nodes, whose GPUs are drawn then
 	views   map[string]nodeView
 	told    map[string]string
 	drawn   time.Time
@@ -155,8 +138,8 @@ type statusWatch struct {
 }
 
 // follow shows the nodes until people have seen enough.
-func (s *statusRequest) follow(ctx context.Context, client kubernetes.Interface, nodes []corev1.Node, w io.Writer) error {
-	f := &statusWatch{request: s, w: w, views: map[string]nodeView{}, told: map[string]string{}, out: cli.Printer{W: w}}
+func (s *statusRequest) follow(ctx context.Context, client kubernetes.Interface, nodes []corev1.Node, named bool, w io.Writer) error {
+	f := &statusWatch{request: s, w: w, named: named, views: map[string]nodeView{}, told: map[string]string{}, out: cli.Printer{W: w}}
 	var names []string
 	for i := range nodes {
 		names = append(names, nodes[i].Name)
@@ -254,7 +237,7 @@ func (f *statusWatch) picture(now time.Time) {
 		views = append(views, v)
 	}
 	slices.SortFunc(views, func(a, b nodeView) int { return strings.Compare(a.Node, b.Node) })
-	text, err := f.request.text(views, false, paperOf(f.w))
+	text, err := f.request.text(views, f.named, paperOf(f.w))
 	if f.request.format != formatJSON && f.request.format != formatYAML {
 		text = clearScreen + text
 	}

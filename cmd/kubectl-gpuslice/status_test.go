@@ -59,11 +59,13 @@ func TestWhatOthersWroteOnANodeMovesNoCursor(t *testing.T) {
 	v.addDiagnosis(&api.Diagnosis{
 		Pods:   []api.PodSeen{{Namespace: hostile, Name: hostile, Devices: []string{hostile, "GPU 0"}, State: hostile}},
 		Unseen: []string{hostile},
-		GPUs: api.GPUsSeen{Now: []api.StatusGPU{{UUID: hostile, MIG: true, Slices: 1 << 40, Geometry: hostile, Instances: []api.StatusInstance{
+		GPUs: api.GPUsSeen{Now: []api.StatusGPU{{UUID: hostile, Health: &api.GPUHealth{
+			Reason: hostile, Severity: hostile, Action: hostile, Instances: []string{hostile, "1g@0"}, Xids: []api.XidSeen{{Number: 1 << 60, GI: -1 << 60}},
+		}, MIG: true, Slices: 1 << 40, Geometry: hostile, Instances: []api.StatusInstance{
 			{Is: hostile, At: -5, Size: 1 << 40}, {Is: hostile, At: 1 << 62, Size: 1 << 62}, {Is: "1g@0", At: 0, Size: 1, ID: -1 << 60},
 		}}}},
 	})
-	table := tabulate([]nodeView{v}, true, paper{now: time.Now()})
+	table := tabulate([]nodeView{v}, nodeColumns, true, paper{now: time.Now()})
 	if lines := strings.Count(table, "\n") + 1; lines != 2 {
 		t.Errorf("%d lines for one node", lines)
 	}

@@ -35,33 +35,60 @@ func (p paper) paint(what string, with ...text.Color) string {
 	return text.Colors(with).Sprint(what)
 }
 
-// column is one of the table.
-type column struct {
-	name string
-	wide bool // only with -o wide
-	fold bool // goes below the node where the table is wider than the terminal
-	of   func(v *nodeView, p paper) string
+// column is one of a table.
+type column[T any] struct {
+	name    string
+	wide    bool // only with -o wide
+	folds   bool // goes below the row where the table is wider than the terminal
+	shrinks bool // is cut where it is so still
+	of      func(v *T, p paper) string
+	colour  func(v *T) text.Color // may be nil
 }
 
-var columns = []column{
-	{name: "node", of: func(v *nodeView, _ paper) string { return v.Node }},
-	{name: "asked for", of: func(v *nodeView, _ paper) string { return v.AskedFor }},
-	{name: "phase", of: func(v *nodeView, _ paper) string { return string(v.Phase) }},
-	{name: "reason", of: func(v *nodeView, _ paper) string {
+// cell is what the row has in the column, in its colour.
+func (c column[T]) cell(v *T, p paper) string {
+	said := c.of(v, p)
+	if c.colour == nil {
+		return said
+	}
+	return p.paint(said, c.colour(v))
+}
+
+// below is the cell in lines of its own.
+func (c column[T]) below(v *T, p paper) []string {
+	said := c.of(v, p)
+	if said == "" {
+		return nil
+	}
+	heading := "  " + c.name + ": "
+	lines := p.block(heading, said)
+	for i, line := range lines {
+		if c.colour != nil && len(line) > len(heading) {
+			lines[i] = line[:len(heading)] + p.paint(line[len(heading):], c.colour(v))
+		}
+	}
+	return lines
+}
+
+var nodeColumns = []column[nodeView]{
+	{name: "node", shrinks: true, of: func(v *nodeView, _ paper) string { return v.Node }},
+	{name: "asked for", folds: true, of: func(v *nodeView, _ paper) string { return v.AskedFor }},
+	{name: "phase", folds: true, of: func(v *nodeView, _ paper) string { return string(v.Phase) }, colour: (*nodeView).colour},
+	{name: "reason", folds: true, of: func(v *nodeView, _ paper) string {
 		if !v.Agent {
 			return "no agent"
 		}
 		return string(v.Reason)
-	}},
-	{name: "since", of: func(v *nodeView, p paper) string { return age(v.Since, p.now) }},
-	{name: "heard", wide: true, fold: true, of: func(v *nodeView, p paper) string { return age(v.Heard, p.now) }},
-	{name: "health", wide: true, fold: true, of: func(v *nodeView, _ paper) string {
+	}, colour: (*nodeView).colour},
+	{name: "since", folds: true, of: func(v *nodeView, p paper) string { return age(v.Since, p.now) }},
+	{name: "heard", wide: true, folds: true, of: func(v *nodeView, p paper) string { return age(v.Heard, p.now) }},
+	{name: "health", wide: true, folds: true, of: func(v *nodeView, _ paper) string {
 		if v.Health == nil {
 			return ""
 		}
 		return cmp.Or(v.unhealthy(), "well")
 	}},
-	{name: "gpus", wide: true, fold: true, of: func(v *nodeView, _ paper) string {
+	{name: "gpus", wide: true, folds: true, of: func(v *nodeView, _ paper) string {
 		switch n := v.instances(); {
 		case len(v.GPUs) == 0:
 			return ""
@@ -71,8 +98,8 @@ var columns = []column{
 			return fmt.Sprintf("%s, %s", cli.Counted(len(v.GPUs), "GPU"), cli.Counted(n, "instance"))
 		}
 	}},
-	{name: "capacity", fold: true, of: func(v *nodeView, _ paper) string { return v.Capacity }},
-	{name: "blockers", fold: true, of: blockers},
+	{name: "capacity", folds: true, of: func(v *nodeView, _ paper) string { return v.Capacity }},
+	{name: "blockers", folds: true, of: blockers},
 }
 
 func age(since, now time.Time) string {
@@ -100,34 +127,34 @@ func blockers(v *nodeView, _ paper) string {
 	return strings.Join(listed, "; ")
 }
 
-// tabulate writes a line for each node. Where that is wider than the paper, the last columns go below each node, in lines of their own.
-func tabulate(views []nodeView, wide bool, p paper) string {
-	shown := slices.DeleteFunc(slices.Clone(columns), func(c column) bool { return c.wide && !wide })
-	var folded []column
-	lines := rows(views, shown, p)
+// tabulate writes a line for each row. Where that is wider than the paper, the last columns go below each row, in lines of their own; where that
+// does not help, the column that may is cut.
+func tabulate[T any](all []T, columns []column[T], wide bool, p paper) string {
+	shown := slices.DeleteFunc(slices.Clone(columns), func(c column[T]) bool { return c.wide && !wide })
+	var folded []column[T]
+	lines := rows(all, shown, p, 0)
 	for p.width > 0 && widest(lines) > p.width {
 		last := len(shown) - 1
-		if !shown[last].fold {
+		if !shown[last].folds {
+			lines = rows(all, shown, p, widest(lines)-p.width)
 			break
 		}
-		folded = append([]column{shown[last]}, folded...)
+		folded = append([]column[T]{shown[last]}, folded...)
 		shown = shown[:last]
-		lines = rows(views, shown, p)
+		lines = rows(all, shown, p, 0)
 	}
 	out := []string{p.cut(lines[0])}
-	for i, v := range views {
+	for i := range all {
 		out = append(out, p.cut(lines[i+1]))
 		for _, c := range folded {
-			if cell := c.of(&v, p); cell != "" {
-				out = append(out, p.block("  "+c.name+": ", cell)...)
-			}
+			out = append(out, c.below(&all[i], p)...)
 		}
 	}
 	return strings.Join(out, "\n")
 }
 
-// rows are the lines of a table, its header first.
-func rows(views []nodeView, shown []column, p paper) []string {
+// rows are the lines of a table, its header first. Excess is by how many columns it has to be narrower than it would be.
+func rows[T any](all []T, shown []column[T], p paper, excess int) []string {
 	w := table.NewWriter()
 	w.SetStyle(table.StyleLight)
 	w.Style().Options = table.OptionsNoBordersAndSeparators
@@ -138,16 +165,15 @@ func rows(views []nodeView, shown []column, p paper) []string {
 		header = append(header, c.name)
 	}
 	w.AppendHeader(header)
-	for i := range views {
+	for i := range all {
 		row := table.Row{}
 		for _, c := range shown {
-			cell := c.of(&views[i], p)
-			if c.name == "reason" || c.name == "phase" {
-				cell = p.paint(cell, views[i].colour())
-			}
-			row = append(row, cell)
+			row = append(row, c.cell(&all[i], p))
 		}
 		w.AppendRow(row)
+	}
+	if excess > 0 {
+		w.SetColumnConfigs(narrower(all, shown, p, excess))
 	}
 	lines := strings.Split(w.Render(), "\n")
 	for i := range lines {
@@ -156,8 +182,28 @@ func rows(views []nodeView, shown []column, p paper) []string {
 	return lines
 }
 
+// leastShrunk is the number of columns that are left of one that shrinks.
+const leastShrunk = 12
+
+// narrower has the columns that shrink cut.
+func narrower[T any](all []T, shown []column[T], p paper, excess int) []table.ColumnConfig {
+	var out []table.ColumnConfig
+	for i, c := range shown {
+		if !c.shrinks {
+			continue
+		}
+		width := len(c.name)
+		for n := range all {
+			width = max(width, text.StringWidthWithoutEscSequences(c.of(&all[n], p)))
+		}
+		width = max(leastShrunk, width-excess)
+		out = append(out, table.ColumnConfig{Number: i + 1, WidthMax: width, WidthMaxEnforcer: func(said string, most int) string { return text.Snip(said, most, "…") }})
+	}
+	return out
+}
+
 // colour tells at a glance whether somebody has to look.
-func (v nodeView) colour() text.Color {
+func (v *nodeView) colour() text.Color {
 	switch {
 	case v.Phase == api.PhaseStalled || v.Phase == api.PhaseRollingBack:
 		return text.FgRed

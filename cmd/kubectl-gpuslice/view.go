@@ -59,12 +59,14 @@ type gpuView struct {
 	Slices    int            `json:"slices,omitempty"`
 	Pods      []string       `json:"pods,omitempty"` // on the whole of it
 	Instances []instanceView `json:"instances,omitempty"`
+	Health    *gpuHealth     `json:"health,omitempty"` // nil of one that is well, or of which nothing is known
 }
 
 // instanceView is a GPU instance, and who uses it.
 type instanceView struct {
 	api.StatusInstance
-	Pods []string `json:"pods,omitempty"`
+	Unhealthy config.Reason `json:"unhealthy,omitempty"` // why, if it is
+	Pods      []string      `json:"pods,omitempty"`
 }
 
 // podsView is how far it is known which pods use the GPUs.
@@ -111,6 +113,7 @@ func viewOfGPU(g api.StatusGPU) gpuView {
 		i.Is = legible.Cut(i.Is, longestWord)
 		v.Instances = append(v.Instances, instanceView{StatusInstance: i})
 	}
+	v.setHealth(healthOf(g.Health))
 	return v
 }
 
@@ -155,9 +158,16 @@ func (v nodeView) instances() int {
 func (v *nodeView) addDiagnosis(d *api.Diagnosis) {
 	v.Pods = podsView{Known: true}
 	if len(d.GPUs.Now) > 0 {
+		said := v.GPUs
 		v.GPUs = nil
 		for _, g := range d.GPUs.Now[:min(len(d.GPUs.Now), mostGPUs)] {
-			v.GPUs = append(v.GPUs, viewOfGPU(g))
+			now := viewOfGPU(g)
+			for _, before := range said { // the status has the health of the GPUs, a diagnosis has not
+				if before.UUID == now.UUID && now.Health == nil {
+					now.setHealth(before.Health)
+				}
+			}
+			v.GPUs = append(v.GPUs, now)
 		}
 	}
 	for _, p := range d.Pods {

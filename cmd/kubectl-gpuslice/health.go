@@ -1,0 +1,135 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jedib0t/go-pretty/v6/text"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// mostXids is how many errors of one GPU are shown, which is as many as an agent tells.
+const mostXids = 4
+
+// severityCritical is that of a GPU which is not to be used.
+const severityCritical = "critical"
+
+// gpuHealth is what is wrong with a GPU, and what its driver has reported of it.
+type gpuHealth struct {
+	Reason    config.Reason `json:"reason,omitempty"` // empty if nothing is wrong any more
+	Severity  string        `json:"severity,omitempty"`
+	Action    string        `json:"action,omitempty"`
+	Since     time.Time     `json:"since,omitzero"`
+	Instances []string      `json:"instances,omitempty"` // that have it; none is the whole GPU
+	Xids      []api.XidSeen `json:"xids,omitempty"`
+}
+
+// healthOf bounds what a status says of a GPU: others can write to that too.
+func healthOf(h *api.GPUHealth) *gpuHealth {
+	if h == nil {
+		return nil
+	}
+	out := &gpuHealth{
+		Reason: config.Reason(legible.Cut(string(h.Reason), longestWord)), Severity: legible.Cut(h.Severity, longestWord), Action: legible.Cut(h.Action, longestWord),
+		Since: h.Since.UTC(), Xids: slices.Clone(h.Xids[:min(len(h.Xids), mostXids)]),
+	}
+	for _, is := range h.Instances[:min(len(h.Instances), mostInstances)] {
+		out.Instances = append(out.Instances, legible.Cut(is, longestWord))
+	}
+	return out
+}
+
+// setHealth takes over what is wrong with the GPU, and with which of its instances.
+func (g *gpuView) setHealth(h *gpuHealth) {
+	g.Health = h
+	for i := range g.Instances {
+		instance := &g.Instances[i]
+		instance.Unhealthy = ""
+		if h != nil && (len(h.Instances) == 0 || slices.Contains(h.Instances, instance.Is)) {
+			instance.Unhealthy = h.Reason
+		}
+	}
+}
+
+// state is how the GPU is, in a word: why it is unhealthy, or that it is well, where that is known.
+func (g *gpuView) state(known bool) string {
+	switch {
+	case g.Health != nil && g.Health.Reason != "":
+		return string(g.Health.Reason)
+	case known:
+		return "well"
+	default:
+		return ""
+	}
+}
+
+// colour tells by how bad it is.
+func (h *gpuHealth) colour() text.Color {
+	switch {
+	case h == nil || h.Reason == "":
+		return text.FgGreen
+	case h.Severity == severityCritical:
+		return text.FgRed
+	default:
+		return text.FgYellow
+	}
+}
+
+// healthKnown reports whether the agent says of each GPU whether it is well.
+func (v *nodeView) healthKnown() bool {
+	return v.Health != nil && v.Health.Unhealthy != corev1.ConditionUnknown
+}
+
+// healthLines say what is wrong with the GPU and what is to be done, and which errors it has had.
+func (g *gpuView) healthLines(p paper) []string {
+	h := g.Health
+	if h == nil {
+		return nil
+	}
+	var out []string
+	if h.Reason != "" {
+		said := string(h.Reason)
+		if h.Severity != "" {
+			said += ", " + h.Severity
+		}
+		if !h.Since.IsZero() {
+			said += ", for " + age(h.Since, p.now)
+		}
+		if len(h.Instances) > 0 {
+			said += ", only " + strings.Join(h.Instances, ", ")
+		}
+		if h.Action != "" {
+			said += "; action: " + h.Action
+		}
+		for _, l := range p.block(unwell, said) {
+			out = append(out, p.paint(l, h.colour()))
+		}
+	}
+	var xids []string
+	for _, x := range h.Xids {
+		said := fmt.Sprintf("Xid %d%s", x.Number, g.onInstance(x.GI))
+		if !x.Last.IsZero() {
+			said += " " + age(x.Last, p.now) + " ago"
+		}
+		xids = append(xids, said)
+	}
+	if len(xids) > 0 {
+		out = append(out, p.block(indent+"reported: ", strings.Join(xids, ", "))...)
+	}
+	return out
+}
+
+func (g *gpuView) onInstance(gi int) string {
+	for _, i := range g.Instances {
+		if gi >= 0 && i.ID == gi {
+			return " on " + i.Is
+		}
+	}
+	return ""
+}

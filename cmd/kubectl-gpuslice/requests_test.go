@@ -1,0 +1,93 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	k8stesting "k8s.io/client-go/testing"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// asked counts the requests of the command, by verb and resource.
+func (w *world) asked() map[string]int {
+	out := map[string]int{}
+	for _, a := range w.client.Actions() {
+		out[a.GetVerb()+" "+a.GetResource().Resource]++
+	}
+	return out
+}
+
+// fifty are nodes on which agents run, and their names.
+func fifty() (nodes []func() *corev1.Node, names []string) {
+	for i := range 50 {
+		name := fmt.Sprintf("gpu-%02d", i)
+		nodes, names = append(nodes, gpu(name)), append(names, name)
+	}
+	return nodes, names
+}
+
+// A fleet is read by one request, whatever its size, so that fifty nodes take no longer than one.
+func TestFiftyNodesAreReadByOneRequest(t *testing.T) {
+	nodes, names := fifty()
+	for _, args := range [][]string{
+		{"status"}, {"status", "-o", "json"}, {"status", "-l", "pool=research"}, append([]string{"status", "--ask=false"}, names...),
+	} {
+		inWorld(t, func(w *world) {
+			w.client.ClearActions()
+			if said, code := w.run(args...); code != 0 {
+				t.Fatalf("%q: exit code %d: %s", args, code, said)
+			}
+			got := w.asked()
+			if got["list nodes"] != 1 || got["get nodes"] != 0 || got["list pods"] > 1 || len(got) > 2 {
+				t.Errorf("%q: %v", args[:2], got)
+			}
+		}, nodes...)
+	}
+}
+
+// Agents are asked by one write each, and that is taken away by another one.
+func TestFiftyAgentsAreAskedByTwoWritesEach(t *testing.T) {
+	nodes, names := fifty()
+	inWorld(t, func(w *world) {
+		w.client.PrependReactor("patch", "nodes", func(a k8stesting.Action) (bool, runtime.Object, error) { return w.answersAtOnce(a) })
+		w.client.ClearActions()
+		if said, code := w.run(append([]string{"status"}, names...)...); code != 0 {
+			t.Fatalf("exit code %d: %s", code, said)
+		}
+		if got := w.asked(); got["patch nodes"] != 2*len(names) || got["get nodes"] != 0 || got["list pods"] != 0 || got["list nodes"]+got["watch nodes"] > 3 {
+			t.Errorf("%v", got)
+		}
+		w.untouched(names...)
+	}, nodes...)
+}
+
+// answersAtOnce is an agent that has its answer on the node as soon as it is asked for a diagnosis.
+func (w *world) answersAtOnce(a k8stesting.Action) (bool, runtime.Object, error) {
+	patch, ok := a.(k8stesting.PatchAction)
+	var asks struct {
+		Metadata struct{ Annotations map[string]*string }
+	}
+	if !ok || json.Unmarshal(patch.GetPatch(), &asks) != nil {
+		return false, nil, nil
+	}
+	request := asks.Metadata.Annotations[config.AnnotationPreview]
+	if request == nil {
+		return false, nil, nil
+	}
+	object, err := w.client.Tracker().Get(a.GetResource(), "", patch.GetName())
+	if err != nil {
+		return true, nil, err
+	}
+	answer, err := json.Marshal(api.Answer{For: *request, Diagnosis: &api.Diagnosis{Node: patch.GetName()}})
+	n := object.(*corev1.Node).DeepCopy()
+	n.Annotations[config.AnnotationPreview], n.Annotations[config.AnnotationPlan] = *request, string(answer)
+	if err == nil {
+		err = w.client.Tracker().Update(a.GetResource(), n, "")
+	}
+	return true, n, err
+}
