@@ -154,6 +154,42 @@ func TestRecoverSaysWhoHasToAct(t *testing.T) {
 	}, gpu("gpu-1"))
 }
 
+func TestTopShowsWhatTheAgentsSay(t *testing.T) {
+	inWorld(t, func(w *world) {
+		busy, over := 0.0, 1e300
+		w.start("top", "--sort-by", "busy")
+		w.answers("gpu-1", api.Answer{Uses: []api.Use{
+			{Namespace: "team", Pod: "trainer", GPU: 1, Pods: 1, MemoryMiB: 70000, TotalMiB: 80000, Busy: &over, Since: time.Now().Add(-time.Hour)},
+			{Namespace: "team", Pod: "unknown", GPU: 0, Instance: "1g.10gb@2", Pods: 1, MemoryMiB: 10, TotalMiB: 9728, Unknown: "not told"},
+			{Namespace: "team", Pod: "notebook", GPU: 0, Instance: "1g.10gb@3", Pods: 1, MemoryMiB: 5, TotalMiB: 9728, Busy: &busy},
+		}})
+		w.answers("gpu-2", api.Answer{Refused: "it must be something else"})
+		w.is(`
+POD             NODE    GPU           MEMORY                BUSY   FOR
+team/notebook   gpu-1   0 1g.10gb@3   5/9728 MiB 0%         0%
+team/trainer    gpu-1   1             70000/80000 MiB 88%   100%   60m
+team/unknown    gpu-1   0 1g.10gb@2   10/9728 MiB 0%        ?
+busy ?: not told (gpu-1)
+gpu-2: the agent does not say: it must be something else
+`, 0)
+		w.untouched("gpu-1", "gpu-2")
+		w.start("top", "gpu-2")
+		w.answers("gpu-2", api.Answer{})
+		w.is("no pod has a GPU\n", 0)
+		began := time.Now()
+		w.start("top", "gpu-1")
+		if said, code := w.ended(); code != 1 || !strings.Contains(said, "gpu-1: the agent has not answered within 5s\nerror: no agent has answered, of 1 node\n") {
+			t.Errorf("exit code %d: %s", code, said)
+		}
+		if took := time.Since(began); took != viewTime {
+			t.Errorf("it took %s", took)
+		}
+		w.untouched("gpu-1")
+		w.start("top", "gpu-1", "--sort-by", "name")
+		w.is("\nerror: flag --sort-by is \"name\": it must be memory or busy\n", 1)
+	}, gpu("gpu-1"), gpu("gpu-2"), bare("cpu-1"))
+}
+
 func TestAPlanIsForWhatTheLabelsAsk(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.edit("gpu-1", func(n *corev1.Node) { n.Labels[config.LabelMIGConfig] = "all-1g.10gb" })

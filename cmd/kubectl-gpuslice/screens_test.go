@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -10,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/jedib0t/go-pretty/v6/text"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -144,6 +145,60 @@ func TestScreens(t *testing.T) {
 	golden(t, "testdata/status-pipe.txt", tabulate(views, nodeColumns, false, paper{now: screenTime})+"\n\n"+draw(&known, paper{now: screenTime})+"\n")
 }
 
+// used is what the agents of the pool say of the use of their GPUs.
+func used() uses {
+	busy := func(percent float64) *float64 { return &percent }
+	one := func(node, pod string, u api.Use) use {
+		u.Namespace, u.Pod, _ = strings.Cut(pod, "/")
+		return use{node, u}
+	}
+	const noProcesses = "the driver does not tell how busy processes are on MIG instances of this model"
+	all := uses{More: 12, Silent: []silent{{"gpu-9", "the agent has not answered within 5s"}}, Uses: []use{
+		one("gpu-1", "team-a/trainer-0", api.Use{GPU: 0, Instance: "3g.40gb@4", Pods: 1, MemoryMiB: 31200, UsedMiB: 31240, TotalMiB: 40192, Unknown: noProcesses, Since: screenTime.Add(-6 * time.Hour)}),
+		one("gpu-1", "team-a/notebook-0", api.Use{GPU: 0, Instance: "1g.10gb@0", Pods: 1, MemoryMiB: 0, UsedMiB: 12, TotalMiB: 9728, Unknown: noProcesses, Since: screenTime.Add(-26 * time.Hour)}),
+		one("gpu-2", "team-b/serving-7d9c5b6f4-x2x9z", api.Use{GPU: 3, Pods: 3, MemoryMiB: 20480, UsedMiB: 61440, TotalMiB: 81559, Busy: busy(93.4), Since: screenTime.Add(-40 * time.Minute), UUID: "GPU-5d1c7f03-1111-2222-3333-444455556666"}),
+		one("gpu-2", "team-b/idle-with-a-name-that-is-so-long-that-no-line-of-eighty-columns-has-room-for-it-all", api.Use{GPU: 3, Pods: 3, MemoryMiB: 500, UsedMiB: 61440, TotalMiB: 81559, Busy: busy(0), Since: screenTime.Add(-9 * 24 * time.Hour)}),
+	}}
+	all.sort(byMemory)
+	return all
+}
+
+func TestScreensOfTop(t *testing.T) {
+	text.EnableColors()
+	t.Cleanup(text.DisableColors)
+	for _, width := range []int{160, 80, 40} {
+		for _, colour := range []bool{false, true} {
+			p := paper{width: width, colour: colour, now: screenTime}
+			for name, r := range map[string]topRequest{"top": {}, "top-wide": {format: formatWide}} {
+				screen, err := r.text(used(), p)
+				if err != nil {
+					t.Fatal(err)
+				}
+				file := filepath.Join("testdata", fmt.Sprintf("%s-%d.txt", name, width))
+				if colour {
+					file = strings.TrimSuffix(file, ".txt") + "-colour.txt"
+				}
+				golden(t, file, screen)
+				for line := range strings.SplitSeq(screen, "\n") {
+					if n := text.StringWidthWithoutEscSequences(line); n > width {
+						t.Errorf("%s: %d columns: %s", file, n, line)
+					}
+				}
+				if plain, err := r.text(used(), paper{width: width, now: screenTime}); err != nil || text.StripEscape(screen) != plain {
+					t.Errorf("%s: %v: the colours tell what the words do not", file, err)
+				}
+			}
+		}
+	}
+	for _, format := range []string{formatJSON, formatYAML, ""} {
+		said, err := (&topRequest{format: format}).text(used(), paper{now: screenTime})
+		if err != nil {
+			t.Fatal(err)
+		}
+		golden(t, "testdata/top."+cmp.Or(format, "pipe.txt"), said)
+	}
+}
+
 func golden(t *testing.T, file, got string) {
 	t.Helper()
 	if *update {
@@ -155,7 +210,7 @@ func golden(t *testing.T, file, got string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
+	if diff := gocmp.Diff(string(want), got); diff != "" {
 		t.Errorf("%s (-want +got); -update writes it:\n%s", file, diff)
 	}
 }
@@ -168,7 +223,7 @@ func TestColoursAddNothing(t *testing.T) {
 		v := viewOf(&n)
 		v.addDiagnosis(diagnosed())
 		with, without := paper{width: 80, colour: true, now: screenTime}, paper{width: 80, now: screenTime}
-		if diff := cmp.Diff(tabulate([]nodeView{v}, nodeColumns, true, without)+draw(&v, without), text.StripEscape(tabulate([]nodeView{v}, nodeColumns, true, with)+draw(&v, with))); diff != "" {
+		if diff := gocmp.Diff(tabulate([]nodeView{v}, nodeColumns, true, without)+draw(&v, without), text.StripEscape(tabulate([]nodeView{v}, nodeColumns, true, with)+draw(&v, with))); diff != "" {
 			t.Errorf("(-plain +colour without its colours):\n%s", diff)
 		}
 	}
@@ -190,7 +245,7 @@ func TestAStatusForPrograms(t *testing.T) {
 	if err != nil || json.Unmarshal([]byte(said), &back) != nil {
 		t.Fatalf("%v: %s", err, said)
 	}
-	if diff := cmp.Diff([]nodeView{v}, back.Nodes); diff != "" {
+	if diff := gocmp.Diff([]nodeView{v}, back.Nodes); diff != "" {
 		t.Errorf("(-said +read):\n%s", diff)
 	}
 }

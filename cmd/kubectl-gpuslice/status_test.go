@@ -74,6 +74,21 @@ func TestWhatOthersWroteOnANodeMovesNoCursor(t *testing.T) {
 			t.Errorf("raw %q", r)
 		}
 	}
+	top := &inquiry{request: config.RequestTop, nodes: []*askedNode{{identity: identify(n), answer: &api.Answer{MoreUses: -1, Uses: []api.Use{
+		{Namespace: hostile, Pod: hostile, GPU: -1 << 60, UUID: hostile, Instance: hostile, MemoryMiB: 1 << 62, TotalMiB: 1, UsedMiB: -1 << 62, Unknown: hostile},
+	}}}}}
+	screen, err := (&topRequest{format: formatWide}).text(usesOf(top), paper{now: time.Now()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range screen {
+		if r != '\n' && !unicode.IsPrint(r) {
+			t.Errorf("raw %q", r)
+		}
+	}
+	if lines := strings.Count(screen, "\n"); lines != 3 {
+		t.Errorf("%d lines for one pod: %s", lines, screen)
+	}
 	q := &plans{&inquiry{request: "gpuslice.io/profile=research"}, wish{config.LabelProfile, "research"}}
 	a := &askedNode{node: n, identity: identify(n)}
 	answer, err := json.Marshal(api.Answer{For: q.wish.String(), Steps: []string{hostile}, Pods: []string{hostile}, Runs: hostile})

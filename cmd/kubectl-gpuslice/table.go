@@ -40,7 +40,7 @@ type column[T any] struct {
 	name    string
 	wide    bool // only with -o wide
 	folds   bool // goes below the row where the table is wider than the terminal
-	shrinks bool // is cut where it is so still
+	shrinks int  // columns to which it is cut before others go below; 0: it is not
 	of      func(v *T, p paper) string
 	colour  func(v *T) text.Color // may be nil
 }
@@ -71,7 +71,7 @@ func (c column[T]) below(v *T, p paper) []string {
 }
 
 var nodeColumns = []column[nodeView]{
-	{name: "node", shrinks: true, of: func(v *nodeView, _ paper) string { return v.Node }},
+	{name: "node", of: func(v *nodeView, _ paper) string { return v.Node }},
 	{name: "asked for", folds: true, of: func(v *nodeView, _ paper) string { return v.AskedFor }},
 	{name: "phase", folds: true, of: func(v *nodeView, _ paper) string { return string(v.Phase) }, colour: (*nodeView).colour},
 	{name: "reason", folds: true, of: func(v *nodeView, _ paper) string {
@@ -127,16 +127,19 @@ func blockers(v *nodeView, _ paper) string {
 	return strings.Join(listed, "; ")
 }
 
-// tabulate writes a line for each row. Where that is wider than the paper, the last columns go below each row, in lines of their own; where that
-// does not help, the column that may is cut.
+// tabulate writes a line for each row. Where that is wider than the paper, long names are cut, and where that is not enough, the last columns go below
+// each row, in lines of their own.
 func tabulate[T any](all []T, columns []column[T], wide bool, p paper) string {
 	shown := slices.DeleteFunc(slices.Clone(columns), func(c column[T]) bool { return c.wide && !wide })
 	var folded []column[T]
 	lines := rows(all, shown, p, 0)
 	for p.width > 0 && widest(lines) > p.width {
+		if narrow := rows(all, shown, p, widest(lines)-p.width); widest(narrow) <= p.width {
+			lines = narrow
+			break
+		}
 		last := len(shown) - 1
 		if !shown[last].folds {
-			lines = rows(all, shown, p, widest(lines)-p.width)
 			break
 		}
 		folded = append([]column[T]{shown[last]}, folded...)
@@ -182,24 +185,30 @@ func rows[T any](all []T, shown []column[T], p paper, excess int) []string {
 	return lines
 }
 
-// leastShrunk is the number of columns that are left of one that shrinks.
-const leastShrunk = 12
-
-// narrower has the columns that shrink cut.
+// narrower cuts the columns that shrink, so that the table has so many columns less, if that can be.
 func narrower[T any](all []T, shown []column[T], p paper, excess int) []table.ColumnConfig {
 	var out []table.ColumnConfig
 	for i, c := range shown {
-		if !c.shrinks {
+		if c.shrinks == 0 {
 			continue
 		}
-		width := len(c.name)
+		width := 0
 		for n := range all {
-			width = max(width, text.StringWidthWithoutEscSequences(c.of(&all[n], p)))
+			width = max(width, runewidth.StringWidth(c.of(&all[n], p)))
 		}
-		width = max(leastShrunk, width-excess)
-		out = append(out, table.ColumnConfig{Number: i + 1, WidthMax: width, WidthMaxEnforcer: func(said string, most int) string { return text.Snip(said, most, "…") }})
+		out = append(out, table.ColumnConfig{Number: i + 1, WidthMax: max(c.shrinks, width-excess), WidthMaxEnforcer: shortened})
 	}
 	return out
+}
+
+// shortened leaves out the middle of a name, since names that begin alike differ at their ends.
+func shortened(name string, most int) string {
+	width := runewidth.StringWidth(name)
+	if width <= most {
+		return name
+	}
+	tail := most / 3
+	return runewidth.Truncate(name, most-tail-1, "") + "…" + runewidth.TruncateLeft(name, width-tail, "")
 }
 
 // colour tells at a glance whether somebody has to look.
