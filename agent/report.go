@@ -57,7 +57,7 @@ func (a *Agent) conclude(ctx context.Context, seen state.Observed, want state.De
 	r.Message = legible.Message(r.Message+a.units.TellDropped(seen)+a.units.Down()+seen.UnnoticedReboots()+a.gates.Tell(seen, want, d.Planned), legible.Longest)
 	r.Blockers, r.Drain, r.Planned, r.Left = d.Blockers, report.DrainOf(seen, first), d.Planned, stepsLeft(steps, err)
 	a.count(seen, want, r)
-	a.prover.RemoveGhosts(ctx, seen, err == nil && len(steps) == 0)
+	a.prover.RemoveStaleResources(ctx, seen, err == nil && len(steps) == 0)
 	if err := a.teller.Tell(ctx, seen, want, r, err == nil && len(steps) > 0); err != nil {
 		a.log.Warn("reporting", zap.Error(err))
 		return a.settings.Retry.First

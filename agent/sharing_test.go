@@ -498,13 +498,13 @@ func TestLabelsOfGPUFeatureDiscoveryAreWaitedForAndNotRelied(t *testing.T) {
 	})
 }
 
-func TestGhostsAreRemovedWhereTheSettingsSaySo(t *testing.T) {
+func TestStaleResourcesAreRemovedWhereTheSettingsSaySo(t *testing.T) {
 	t.Parallel()
-	for _, ghosts := range []config.Ghosts{config.GhostsReport, config.GhostsRemove} {
-		t.Run(string(ghosts), func(t *testing.T) {
+	for _, setting := range []config.StaleResources{config.StaleResourcesReport, config.StaleResourcesRemove} {
+		t.Run(string(setting), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, h100)
-				w.settings.Ghosts = ghosts
+				w.settings.StaleResources = setting
 				w.shares()
 				n := w.node()
 				n.Status.Capacity = corev1.ResourceList{"nvidia.com/gpu.shared": resource.MustParse("0")}
@@ -515,7 +515,7 @@ func TestGhostsAreRemovedWhereTheSettingsSaySo(t *testing.T) {
 				w.reach("four")
 				w.spend(2 * time.Minute)
 				_, there := w.node().Status.Capacity["nvidia.com/gpu.shared"]
-				if there != (ghosts == config.GhostsReport) {
+				if there != (setting == config.StaleResourcesReport) {
 					t.Errorf("the resource of a former config is there: %t", there)
 				}
 				if told := strings.Contains(w.condition().Message, "nvidia.com/gpu.shared at 0"); told != there {

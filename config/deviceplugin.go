@@ -55,15 +55,15 @@ type MemoryPressure struct {
 	For       time.Duration // how long the use must stay there
 }
 
-// Ghosts says what happens to resources of former configs, which kubelet leaves on the node at 0 for ever.
-type Ghosts string
+// StaleResources says what happens to resources of former configs, which kubelet leaves on the node at 0 for ever.
+type StaleResources string
 
 // What may happen to them.
 const (
-	// GhostsReport names them in the node's status.
-	GhostsReport Ghosts = "report"
-	// GhostsRemove takes them off the node.
-	GhostsRemove Ghosts = "remove"
+	// StaleResourcesReport names them in the node's status.
+	StaleResourcesReport StaleResources = "report"
+	// StaleResourcesRemove takes them off the node.
+	StaleResourcesRemove StaleResources = "remove"
 )
 
 // The defaults of sharing.

@@ -27,7 +27,7 @@ type inputs struct {
 	MPS            mpsInputs            `json:"mps"`
 	MemoryPressure memoryPressureInputs `json:"memoryPressure"`
 	Health         healthInputs         `json:"health"`
-	Ghosts         scalar               `json:"ghosts"`
+	StaleResources scalar               `json:"staleResources"`
 	Reboot         rebootInputs         `json:"reboot"`
 	Drain          drainInputs          `json:"drain"`
 	Operands       list                 `json:"operands"`
@@ -200,9 +200,9 @@ func inputsOf(s Settings) inputs {
 			Threshold: scalar(strconv.Itoa(s.MemoryPressure.Threshold)), Clear: scalar(strconv.Itoa(s.MemoryPressure.Clear)),
 			For: scalar(s.MemoryPressure.For.String()),
 		},
-		Ghosts:   scalar(s.Ghosts),
-		Operands: listOf(s.Operands),
-		Units:    listOf(s.Units),
+		StaleResources: scalar(s.StaleResources),
+		Operands:       listOf(s.Operands),
+		Units:          listOf(s.Units),
 		Timeouts: timeoutInputs{
 			DriverCall: scalar(s.Timeouts.DriverCall.String()), APICall: scalar(s.Timeouts.APICall.String()),
 			Capacity: scalar(s.Timeouts.Capacity.String()), Drain: scalar(s.Timeouts.Drain.String()),

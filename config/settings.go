@@ -38,7 +38,7 @@ type Settings struct {
 
 	MemoryPressure MemoryPressure
 	Health         Health
-	Ghosts         Ghosts
+	StaleResources StaleResources
 	Timeouts       Timeouts
 	Retry          Retry
 }
@@ -204,7 +204,7 @@ func Default() Settings {
 			Containers: []string{"mps-control-daemon-ctr"},
 		},
 		MemoryPressure: MemoryPressure{Threshold: DefaultPressureThreshold, Clear: DefaultPressureClear, For: DefaultPressureFor},
-		Ghosts:         GhostsReport,
+		StaleResources: StaleResourcesReport,
 		Reboot:         Reboot{Policy: RebootNever, Sentinel: DefaultSentinel},
 		Drain: Drain{
 			Mode: DrainAtOnce, GradualFor: DefaultGradualFor,
@@ -269,7 +269,7 @@ func (in inputs) settings() (Settings, error) {
 		MPS:            c.mps(in.MPS),
 		MemoryPressure: c.memoryPressure(in.MemoryPressure),
 		Health:         c.health(in.Health),
-		Ghosts:         Ghosts(c.oneOf("ghosts", in.Ghosts, string(GhostsReport), string(GhostsRemove))),
+		StaleResources: StaleResources(c.oneOf("staleResources", in.StaleResources, string(StaleResourcesReport), string(StaleResourcesRemove))),
 		Drain:          c.drain("drain", in.Drain),
 		Operands:       c.operands("operands", in.Operands),
 		Units:          c.units("units", in.Units),

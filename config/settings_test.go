@@ -51,7 +51,7 @@ devicePlugin:
   defaultConfig: shared-4
 mps: {podSelector: [app=mps], containers: []}
 memoryPressure: {threshold: 95, clear: 0, for: 0s}
-ghosts: remove
+staleResources: remove
 profiles: {name: pools, key: pools.yaml}
 maintenance: {namespace: ops, name: nights, key: nights.yaml}
 reboot: {policy: delegate, sentinel: /run/host/reboot-required}
@@ -92,7 +92,7 @@ retry: {failures: 3, first: 1s, longest: 1m, noEffect: 5}
 			},
 			MPS:            config.MPS{PodSelector: []labels.Selector{parsed(t, "app=mps")}},
 			MemoryPressure: config.MemoryPressure{Threshold: 95},
-			Ghosts:         config.GhostsRemove,
+			StaleResources: config.StaleResourcesRemove,
 			Drain: config.Drain{
 				Mode: config.DrainGradual, GradualFor: 36 * time.Hour,
 				AfterDeadline: config.AfterDeadlineDelete, DeleteGrace: 10 * time.Second,
@@ -258,12 +258,12 @@ func TestSettingsAreRefused(t *testing.T) {
 			want: []string{`mps.podSelector: [] must have at least one label selector`},
 		},
 		"for pressure that cannot be": {
-			file: head + "memoryPressure: {threshold: 101, clear: 90%, for: 2h}\nghosts: bust\n",
+			file: head + "memoryPressure: {threshold: 101, clear: 90%, for: 2h}\nstaleResources: bust\n",
 			want: []string{
 				`memoryPressure.threshold: "101" must be per cent, a whole number from 0 to 100`,
 				`memoryPressure.clear: "90%" must be per cent, a whole number from 0 to 100`,
 				`memoryPressure.for: "2h" must be from 0s to 1h`,
-				`ghosts: "bust" must be report or remove`,
+				`staleResources: "bust" must be report or remove`,
 			},
 		},
 		"for pressure that is over before it begins": {

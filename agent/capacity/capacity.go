@@ -242,8 +242,8 @@ func Disagreements(hardware Resources, kubelet Resources, allocatable corev1.Res
 	return out
 }
 
-// Ghosts lists resources that stay on the node object at 0 after their plugin went: kubelet never removes them.
-func Ghosts(kubelet Resources, allocatable corev1.ResourceList) []string {
+// StaleResources lists resources that stay on the node object at 0 after their plugin went: kubelet never removes them.
+func StaleResources(kubelet Resources, allocatable corev1.ResourceList) []string {
 	var out []string
 	for name := range allocatable {
 		if holders.GPUResource(string(name)) && Count(allocatable, string(name)) == 0 && len(kubelet[string(name)]) == 0 {

@@ -52,15 +52,15 @@ func (p *Prover) OtherStrategy(seen state.Observed, under config.MIGStrategy) st
 	return fmt.Sprintf("the device plugin runs under the MIG strategy %s, by what it offers, and %s is needed: %s", under, seen.Capacity.Strategy, set)
 }
 
-// RemoveGhosts takes off the node what ghosts it has, where the settings say so. Kubelet does not put back what it has forgotten, which takes it
-// five minutes: until then the capacity is not 0, and is left to it.
-func (p *Prover) RemoveGhosts(ctx context.Context, seen state.Observed, converged bool) {
-	if p.Settings.Ghosts != config.GhostsRemove || !converged {
+// RemoveStaleResources removes resources of former configs from the node object, where the settings say so. Kubelet does not put back
+// what it has forgotten, which takes it five minutes: until then the capacity is not 0, and is left to it.
+func (p *Prover) RemoveStaleResources(ctx context.Context, seen state.Observed, converged bool) {
+	if p.Settings.StaleResources != config.StaleResourcesRemove || !converged {
 		return
 	}
 	var patch []map[string]any
 	var names []string
-	for _, name := range capacity.Ghosts(seen.Kubelet.Offered, seen.Node.Status.Allocatable) {
+	for _, name := range capacity.StaleResources(seen.Kubelet.Offered, seen.Node.Status.Allocatable) {
 		if capacity.Count(seen.Node.Status.Capacity, name) > 0 {
 			continue
 		}
@@ -83,7 +83,7 @@ func (p *Prover) RemoveGhosts(ctx context.Context, seen state.Observed, converge
 		p.Log.Warn("removing resources of former configs from the node", zap.Strings("resources", names), zap.Error(err))
 		return
 	}
-	p.Events.Nodef(seen.Node, corev1.EventTypeNormal, config.ReasonReleased, "removed resources of former configs from the node, as ghosts: remove says: %s", strings.Join(names, ", "))
+	p.Events.Nodef(seen.Node, corev1.EventTypeNormal, config.ReasonReleased, "removed resources of former configs from the node, as staleResources: remove says: %s", strings.Join(names, ", "))
 }
 
 // Await says what is missing until the look that finds nothing.

@@ -211,7 +211,7 @@ func converged(seen state.Observed, want state.Desired) string {
 	if stale := seen.StaleFeatures(want.Plugin); len(stale) > 0 {
 		text += " (" + strings.Join(stale, "; ") + ")"
 	}
-	if old := capacity.Ghosts(seen.Kubelet.Offered, seen.Node.Status.Allocatable); len(old) > 0 {
+	if old := capacity.StaleResources(seen.Kubelet.Offered, seen.Node.Status.Allocatable); len(old) > 0 {
 		text += fmt.Sprintf(" (kubelet keeps showing %s at 0, which is harmless)", strings.Join(old, ", "))
 	}
 	return text

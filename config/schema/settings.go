@@ -20,9 +20,9 @@ type Settings struct {
 	// Which of NVIDIA's error numbers the condition GPUUnhealthy tells, beside those of the agent's own table.
 	Health *Health `json:"health,omitempty"`
 	// What happens to resources of former configs that kubelet leaves on the node at 0.
-	Ghosts string  `json:"ghosts,omitempty" jsonschema:"enum=report,enum=remove"`
-	Reboot *Reboot `json:"reboot,omitempty"`
-	Drain  *Drain  `json:"drain,omitempty"`
+	StaleResources string  `json:"staleResources,omitempty" jsonschema:"enum=report,enum=remove"`
+	Reboot         *Reboot `json:"reboot,omitempty"`
+	Drain          *Drain  `json:"drain,omitempty"`
 	// Labels by which NVIDIA's GPU operator runs its operands, in the order in which they are paused.
 	Operands []Operand `json:"operands,omitempty" jsonschema:"uniqueItems=true"`
 	// systemd units of the host that keep a GPU open, in the order in which they are stopped.

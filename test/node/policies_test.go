@@ -23,7 +23,7 @@ import (
 func TestThePoliciesRefuseAnAgentNothing(t *testing.T) {
 	t.Parallel()
 	name := "policies-" + strconv.FormatUint(rand.Uint64(), 36)
-	r := newRig(t, oneA100, "profiles: {name: "+name+"}\nmaintenance: {name: "+name+"}\nghosts: remove\n", configManager, func(o *node.Options) {
+	r := newRig(t, oneA100, "profiles: {name: "+name+"}\nmaintenance: {name: "+name+"}\nstaleResources: remove\n", configManager, func(o *node.Options) {
 		o.Labels[labelPool], o.Labels["nvidia.com/gpu.deploy.dcgm"], o.Labels[config.LabelDevicePluginConfig] = name, "true", "mixed-4"
 	})
 	host := r.onMachine()

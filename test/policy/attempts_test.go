@@ -305,7 +305,7 @@ var needed = []attempt{
 	{"profile", open, node("own", `{"metadata":{"labels":{"pool":"large"},"annotations":{"gpuslice.io/published":"{\"labels\":{\"pool\":\"large\"}}"}}}`)},
 	{"profile's taint", open, taint("own", "gpu", "NoSchedule")},
 	{"condition", open, condition("own", "GPUPartitionReady")},
-	{"ghosts", open, status("own", `{"status":{"capacity":{"nvidia.com/mig-1g.10gb":null},"allocatable":{"nvidia.com/mig-1g.10gb":null}}}`)},
+	{"stale resources", open, status("own", `{"status":{"capacity":{"nvidia.com/mig-1g.10gb":null},"allocatable":{"nvidia.com/mig-1g.10gb":null}}}`)},
 	{"evict", open, evict("team", "app-own", "its")},
 	{"evict the device plugin", open, evict("kube-system", "", "its")},
 	{"delete after the deadline", open, remove("team", "app-own", true, 30)},
