@@ -108,13 +108,14 @@ func TestAnAgentTellsWhichPodUsesHowMuchOfWhat(t *testing.T) {
 		w.pod("notebook", instances[0].Devices[0].UUID)
 		w.pod("trainer", instances[1].Devices[0].UUID)
 		w.compute(instances[1].Devices[0].UUID, 5000, "python", podCgroup("trainer"))
+		w.spend(time.Minute) // an answer tells what the last look has seen
 		var got []string
 		for _, u := range w.ask(config.RequestTop).Uses {
 			got = append(got, fmt.Sprintf("%s/%s GPU %d %s %d of %d MiB, %d pods", u.Namespace, u.Pod, u.GPU, u.Instance, u.MemoryMiB, u.TotalMiB, u.Pods))
 		}
 		want := []string{
-			fmt.Sprintf("team/trainer GPU 0 %s 1000 of 9728 MiB, 1 pods", instances[1].Placed),
-			fmt.Sprintf("team/notebook GPU 0 %s 0 of 9728 MiB, 1 pods", instances[0].Placed),
+			fmt.Sprintf("team/trainer GPU 0 %s 512 of 9984 MiB, 1 pods", instances[1].Placed),
+			fmt.Sprintf("team/notebook GPU 0 %s 0 of 9984 MiB, 1 pods", instances[0].Placed),
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("uses (-want +got):\n%s", diff)

@@ -67,11 +67,8 @@ func (a *Agent) Unforgotten() []string {
 	}
 	var out []string
 	for field := range reflect.TypeFor[Agent]().Fields() {
-		part := field.Type
-		if part.Kind() != reflect.Pointer {
-			part = reflect.PointerTo(part)
-		}
-		if part.Implements(reflect.TypeFor[forgetter]()) && !listed[part] {
+		remembers := field.Type.Implements(reflect.TypeFor[forgetter]()) || reflect.PointerTo(field.Type).Implements(reflect.TypeFor[forgetter]())
+		if remembers && !listed[field.Type] && !listed[reflect.PointerTo(field.Type)] {
 			out = append(out, field.Name)
 		}
 	}
