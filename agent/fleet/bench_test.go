@@ -12,7 +12,7 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// BenchmarkFourHundredNodes is what a call costs in a pool of 400 nodes, of which 40 have a slot and 360 wait. Nodes list their
+// BenchmarkFourHundredNodes measures a call in a pool of 400 nodes, of which 40 have a slot and 360 wait. Nodes list their
 // images as real ones do, which makes most of their size.
 func BenchmarkFourHundredNodes(b *testing.B) {
 	const nodes, limit = 400, 40

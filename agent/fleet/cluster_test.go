@@ -29,13 +29,13 @@ import (
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
 )
 
-// The tests of this package run on a real API server: client-go's fake does not look at resourceVersions, on which all rests.
+// The tests of this package run on a real API server: client-go's fake ignores resourceVersions, on which the protocol rests.
 
 func TestMain(m *testing.M) { clustertest.Main(m) }
 
 const poolLabel = "pool"
 
-// noon is when the nodes of most tests want their slot, give or take.
+// noon is about the time at which the nodes of most tests want their slot.
 var noon = time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC)
 
 // world is a pool of nodes in a namespace of its own.
@@ -47,14 +47,14 @@ type world struct {
 	wire      *wire // under the clients of the nodes
 }
 
-// wire sees the requests of the nodes, and spoils some.
+// wire counts the requests of the nodes' agents, and makes some of them fail.
 type wire struct {
 	next      http.RoundTripper
-	lists     atomic.Int64 // of nodes
+	lists     atomic.Int64 // requests that list nodes
 	requests  atomic.Int64
 	sent      atomic.Int64           // bytes
-	conflicts atomic.Int64           // writes of Leases that are still to be answered so
-	before    atomic.Pointer[func()] // done before the next write of a Lease arrives
+	conflicts atomic.Int64           // how many of the next writes of Leases get a conflict as their answer
+	before    atomic.Pointer[func()] // called before the next write of a Lease arrives
 }
 
 func (w *wire) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -82,7 +82,7 @@ func (w *wire) RoundTrip(r *http.Request) (*http.Response, error) {
 	return w.next.RoundTrip(r)
 }
 
-// newWorld has a pool of that name with a limit, and no nodes yet.
+// newWorld makes a pool with the limit, and no nodes yet.
 func newWorld(t testing.TB, limit *config.Limit) *world {
 	t.Helper()
 	w := &world{TB: t, namespace: clustertest.Namespace(t), wire: &wire{}}
@@ -111,7 +111,7 @@ type agent struct {
 	change fleet.Change
 }
 
-// node adds a ready node, with an agent that wants a slot since so long before noon.
+// node adds a ready node, with an agent that has wanted a slot for the time waiting at noon.
 func (w *world) node(name string, waiting time.Duration) *agent {
 	w.Helper()
 	node := w.create(name)
@@ -121,7 +121,7 @@ func (w *world) node(name string, waiting time.Duration) *agent {
 	return a
 }
 
-// create adds a node that kubelet says is ready. Its name is the given one behind that of the namespace, since nodes have none.
+// create adds a node that kubelet reports as ready. The namespace is a prefix of its name, since nodes have no namespace.
 func (w *world) create(name string) *corev1.Node {
 	w.Helper()
 	node, err := w.client.CoreV1().Nodes().Create(w.Context(), &corev1.Node{
@@ -144,7 +144,7 @@ func (w *world) create(name string) *corev1.Node {
 
 func (w *world) named(name string) string { return w.namespace + "." + name }
 
-// short takes the namespace out of a text.
+// short removes the namespace from a text.
 func (w *world) short(text string) string { return strings.ReplaceAll(text, w.namespace+".", "") }
 
 func (w *world) patch(name, patch string, subresources ...string) {
@@ -161,7 +161,7 @@ func (w *world) cordon(name string, on bool) {
 	w.patch(name, fmt.Sprintf(`{"spec":{"unschedulable":%t}}`, on))
 }
 
-// images has kubelet list them.
+// images writes the images into the node's status, as kubelet does.
 func (w *world) images(node string, images []corev1.ContainerImage) {
 	w.Helper()
 	text, err := json.Marshal(images)
@@ -171,7 +171,7 @@ func (w *world) images(node string, images []corev1.ContainerImage) {
 	w.patch(strings.TrimPrefix(node, w.namespace+"."), fmt.Sprintf(`{"status":{"images":%s}}`, text), "status")
 }
 
-// ready has kubelet report.
+// ready writes the node's Ready condition, as kubelet does.
 func (w *world) ready(name string, status corev1.ConditionStatus) {
 	w.Helper()
 	w.patch(name, fmt.Sprintf(`{"status":{"conditions":[{"type":"Ready","status":%q,"lastTransitionTime":"2026-12-01T11:30:00Z"}]}}`, status), "status")
@@ -195,7 +195,7 @@ func (w *world) lease() *coordinationv1.Lease {
 	return lease
 }
 
-// annotate edits the Lease as people do.
+// annotate edits an annotation of the Lease, as a user does.
 func (w *world) annotate(key, value string) {
 	w.Helper()
 	text := "null"
@@ -213,7 +213,7 @@ func (w *world) annotate(key, value string) {
 	}
 }
 
-// written is the state as a tool would read it.
+// written is the part of the state that a tool would read.
 type written struct {
 	Holders []struct{ Node, UID, Operation string }
 	Queue   []struct{ Node string }
@@ -234,7 +234,7 @@ func stateOf(t testing.TB, lease *coordinationv1.Lease) written {
 	return st
 }
 
-// line are the names of those who wait.
+// line returns the names of the nodes in the queue, joined.
 func (w *world) line() string {
 	w.Helper()
 	var names []string
@@ -253,7 +253,7 @@ func (w *world) holders() string {
 	return strings.Join(names, " ")
 }
 
-// restart is the agent after a restart: it remembers nothing, and makes a change of its own.
+// restart starts the agent anew: it remembers nothing, and begins a new change.
 func (a *agent) restart() {
 	a.change.Operation = uuid.NewString()
 	a.Slots = &fleet.Slots{Client: a.client, Namespace: a.namespace, Clock: a.clock, Timeout: 30 * time.Second, Log: zaptest.NewLogger(a.TB)}
@@ -270,7 +270,7 @@ func (a *agent) mustTake() {
 	}
 }
 
-// refused takes in vain, and gives what is said.
+// refused calls Take, which must return an error, and returns its text.
 func (a *agent) refused() string {
 	a.Helper()
 	err := a.take()

@@ -1,16 +1,17 @@
 // Package fleet lets the nodes of a pool agree, without a controller, how many of them are unavailable at once.
 //
-// A pool has one Lease, which every change of who has a slot replaces by its resourceVersion: of two nodes that decide at the
-// same time, one has to look again. A slot is about concurrency alone. It says nothing of who owns a cordon, and losing it ends
-// no change that has begun.
+// A pool has one Lease. An agent that takes or returns a slot replaces it by its resourceVersion: of two agents that decide at the
+// same time, one has to read it again. A slot is about concurrency alone. It does not say who owns a cordon, and an agent that loses
+// its slot goes on with a change that has begun.
 //
-// What counts are the nodes that have a slot and those that are unavailable for whatever reason, so that no change adds to an
-// outage. The nodes are read after the Lease and before it is written. A node that is fenced has a slot from before its fence to
-// after the end of it; so whoever is not among the holders of the Lease that is replaced is as it was read, as far as agents go.
+// Nodes that have a slot count against the limit, and so do nodes that are unavailable for any other reason, so that no change adds
+// to an outage. An agent reads the nodes after the Lease, and before it writes the Lease. An agent holds its slot from before it
+// fences its node until after it has removed the fence. So no agent has fenced a node without a slot in the Lease that is replaced
+// since the nodes were read.
 //
-// Who wants a slot gets in line first, oldest wish first, and only who is at the front reads the nodes: of 400 that wait, few do.
-// Times of other nodes decide nothing but that order. Whether somebody is still there is judged by what the observer has seen to
-// change, on its own clock.
+// A node that wants a slot joins the queue first, which is ordered by the time since when it wants one. Only agents at the front
+// read the nodes: of 400 that wait, few do. Times that other nodes have written decide nothing but that order. An agent takes another
+// one for dead by its own clock, if it has not seen that one's renewals change for Duration.
 package fleet
 
 import (
@@ -31,39 +32,40 @@ import (
 )
 
 const (
-	// Duration is how long a slot is kept for a node that does not renew it. It outlasts an API server that restarts, and an agent
-	// that is updated.
+	// Duration is how long a node that does not renew its slot keeps it. It outlasts a restart of the API server, and an update
+	// of the agent.
 	Duration = 90 * time.Second
-	// RenewAfter is a third of it, so that two renewals may fail.
+	// RenewAfter is a third of Duration, so that two renewals may fail.
 	RenewAfter = Duration / 3
-	// Patience is how long a node that waits lets an older one pass by a free slot before it goes first, where the Lease looks as if
-	// one were free: that nodes without a slot fill the pool it finds out then, and begins anew. It is more than the longest pause
-	// of those that a free slot may be for.
+	// Patience is how long a node waits for an older one that does not take a slot, while by the Lease one is free. After that it goes
+	// first. If it then counts the nodes, and finds that the pool is full of unavailable nodes without a slot, it waits anew. Patience
+	// is longer than the longest pause of a node that may take a free slot.
 	Patience = 10 * time.Second
-	// Most is how many nodes have a slot at once, and how many wait in line, in any pool. A node beyond the line's end gets in
-	// when the line has moved on.
-	Most = 512
-	// mostBytes bounds what those with a slot and the line take together, whatever length their names have. The API server takes
-	// 256 KiB for all annotations of an object: the rest is left for the failures, the pause and the annotations of others.
-	mostBytes = 232 << 10
+	// MaxNodes is how many nodes of any pool have a slot at once, and how many the queue holds. A node that finds no room in the queue
+	// joins it when the queue has moved on.
+	MaxNodes = 512
+	// maxStateBytes bounds what holders and queue take together, whatever length their names have. The API server accepts
+	// 256 KiB for all annotations of an object: the rest is for the failures, the pause and the annotations of other programs.
+	maxStateBytes = 232 << 10
 )
 
-// contention is how often a write is tried that others come before, with pauses that add up to some four seconds.
-var contention = wait.Backoff{Duration: 10 * time.Millisecond, Factor: 1.4, Jitter: 1, Steps: 14}
+// conflictBackoff is how often an agent repeats a write that conflicts with those of other nodes' agents. The pauses add up to some four
+// seconds.
+var conflictBackoff = wait.Backoff{Duration: 10 * time.Millisecond, Factor: 1.4, Jitter: 1, Steps: 14}
 
-// ErrContended is returned when others have written the Lease each time. Nothing is wrong, the caller tries again soon.
-var ErrContended = errors.New("others write it all the time; it is tried again")
+// ErrContended means that agents of other nodes have written the Lease each time. Nothing is wrong: the caller tries again soon.
+var ErrContended = errors.New("agents of other nodes write it all the time; this one tries again")
 
 // Pool is what the nodes of a pool agree on.
 type Pool struct {
 	Name       string                  // the Lease is config.LeasePrefix and this; never empty
 	Selector   labels.Selector         // narrows down which nodes are read; nil for all
-	Selects    func(*corev1.Node) bool // whether one that fits is of this pool; nil if all are
-	Limit      *config.Limit           // nil for no limit; slots are taken all the same, and the pause counts
-	PauseAfter int                     // failures in a row after which nobody begins; 0 for never
+	Selects    func(*corev1.Node) bool // whether a node that fits the selector is of this pool; nil if all are
+	Limit      *config.Limit           // nil for no limit; agents take slots all the same, and heed the pause
+	PauseAfter int                     // failures in a row after which the pool is paused; 0 for never
 }
 
-// PoolOf is a pool of the maintenance file. Of pools that select the same node, the first has it.
+// PoolOf makes the Pool of one in the maintenance file. A node that several pools select belongs to the first of them.
 func PoolOf(m config.Maintenance, p config.Pool) Pool {
 	return Pool{
 		Name: p.Name, Selector: p.Selector, Limit: p.MaxUnavailable, PauseAfter: p.PauseAfter,
@@ -74,37 +76,37 @@ func PoolOf(m config.Maintenance, p config.Pool) Pool {
 // Change is what a node wants a slot for.
 type Change struct {
 	Node      string
-	UID       types.UID // of the node: another of its name is another node
-	Operation string    // identifies the change; one that fails is counted once
-	Since     time.Time // since when the node wants it; who wants it longest goes first
+	UID       types.UID // of the node: a node created anew has the same name and another UID
+	Operation string    // identifies the change, so that its failure is counted once
+	Since     time.Time // since when the node wants the slot; the node with the earliest time goes first
 }
 
-// Slots is one node's view of the slots. Its methods are for one goroutine at a time. Each bears to be repeated: what an answer
-// that got lost had done is found done.
+// Slots is one node's view of the slots. Its methods are for one goroutine at a time. Each may be repeated: if the answer of the API
+// server got lost, the repetition finds the write done.
 type Slots struct {
 	Client    kubernetes.Interface
 	Namespace string             // of the Leases
-	Clock     clock.PassiveClock // tells how long something has been seen, and times for people to read
+	Clock     clock.PassiveClock // measures how long other nodes have not renewed; also gives the times that users read
 	Timeout   time.Duration      // of each request; 0 for that of the context alone
 	Log       *zap.Logger
 
 	views map[string]*view // of the pools, by name
 }
 
-// Forget drops all that was seen of the others, as by a new process: for when the clock was set.
+// Forget drops everything that this process has seen of other nodes, as a restart does. Call it when the clock was set.
 func (s *Slots) Forget() { s.views = nil }
 
 // State is what the Lease of a pool says of a node.
 type State struct {
 	Held      bool   // the node has a slot
-	Operation string // for this change
-	Failed    bool   // which has failed
-	Waiting   bool   // the node is in line
-	Paused    string // why nobody begins; empty if they do
+	Operation string // the change that it has the slot for
+	Failed    bool   // that change has failed
+	Waiting   bool   // the node is in the queue
+	Paused    string // why the pool is paused; empty if it is not
 }
 
-// Look reads where the node stands. It changes nothing, but takes note of who has renewed: the earlier and the more often a
-// node looks, the sooner it knows of a slot whose node is gone.
+// Look reads what the Lease says of the node. It changes nothing, but remembers which nodes have renewed their slots: the earlier and the
+// more often a node looks, the sooner it finds out that the holder of a slot is gone.
 func (s *Slots) Look(ctx context.Context, pool Pool, c Change) (State, error) {
 	r, err := s.read(ctx, pool)
 	if err != nil {
@@ -114,25 +116,26 @@ func (s *Slots) Look(ctx context.Context, pool Pool, c Change) (State, error) {
 	if h := r.state.holder(c.UID); h != nil {
 		seen.Held, seen.Operation, seen.Failed = true, h.Operation, h.Failed
 	}
-	if seen.Held || seen.Waiting { // perhaps again, as from a backup
-		s.view(pool).out = false
+	if seen.Held || seen.Waiting { // even after it has left: the Lease may come from a backup
+		s.view(pool).returned = false
 	}
 	return seen, nil
 }
 
-// Take asks for a slot. Nil means that the node has one, be it from before: then the operation becomes that of the change, and a
-// pool that is paused or full keeps nobody. *Full and *Paused say why it has none, and when to ask again.
+// Take asks for a slot. It returns nil if the node has one. A node that has had one before keeps it, even if the pool is paused or full,
+// and Take notes the operation of the change for it. *Full and *Paused say why the node has no slot, and when to ask again.
 //
-// Ask once more right before the fence: a node that was away for long may have lost its slot. The context should end well before
-// Duration has passed, and cover the fence too, so that an agent that was stopped in between does not fence with a slot of old.
+// Call Take once more right before the fence: a node that was away for long may have lost its slot. The context should end well before
+// Duration has passed, and cover the fence too, so that an agent that was stopped in between does not fence with a slot that it has
+// lost meanwhile.
 func (s *Slots) Take(ctx context.Context, pool Pool, c Change) error {
 	t := taking{slots: s, pool: pool, change: c, view: s.view(pool)}
-	t.view.out = false
+	t.view.returned = false
 	for {
 		began := s.Clock.Now()
 		err := s.settle(ctx, pool, t.decide)
-		if errors.Is(err, errLinedUp) {
-			t.lined = true // so that this is not said again
+		if errors.Is(err, errQueued) {
+			t.queued = true // so that decide goes on next time
 			continue
 		}
 		if err == nil && t.renews {
@@ -142,15 +145,15 @@ func (s *Slots) Take(ctx context.Context, pool Pool, c Change) error {
 	}
 }
 
-// Renew says that the change is still under way. It asks nobody until a third of Duration has passed since it last did. A slot
-// that was lost meanwhile is taken back, whether there is room or not: the node is being changed, and others have to know. So it
-// is for nodes whose fence stands.
+// Renew renews the slot, since the change is still under way. It sends no request until RenewAfter has passed since the last one. If
+// the node has lost its slot meanwhile, Renew takes one whether there is room or not: the node is being changed, and other nodes'
+// agents have to count it. So call it only for a node that is fenced.
 func (s *Slots) Renew(ctx context.Context, pool Pool, c Change) error {
 	v := s.view(pool)
 	if !s.renewalDue(v) {
 		return nil
 	}
-	v.out = false
+	v.returned = false
 	began := s.Clock.Now()
 	err := s.settle(ctx, pool, func(_ context.Context, r *record) (bool, error) {
 		r.state.hold(c, s.Clock.Now())
@@ -162,21 +165,21 @@ func (s *Slots) Renew(ctx context.Context, pool Pool, c Change) error {
 	return err
 }
 
-// Release gives the slot back at the end of a change. Unless Fail was noted for it, it was a success, and the failures in a row
-// are over. The node also leaves the line. Nothing to give back is no error.
+// Release returns the slot at the end of a change. Unless Fail was called for that change, it counts as a success, which ends the
+// failures in a row. The node also leaves the queue. It is no error if the node has no slot.
 func (s *Slots) Release(ctx context.Context, pool Pool, c Change) error {
 	return s.leave(ctx, pool, c, true)
 }
 
-// Leave takes the node out of the line, and gives back a slot whose change was put off or called off: that is neither a failure
-// nor a success. A node that is held back by something else leaves, so that others need not wait until they lose patience.
+// Leave takes the node out of the queue, and returns the slot of a change that was postponed or cancelled: that is neither a failure
+// nor a success. A node that has to wait for something else leaves, so that other nodes need not wait for Patience to pass.
 func (s *Slots) Leave(ctx context.Context, pool Pool, c Change) error {
 	return s.leave(ctx, pool, c, false)
 }
 
 func (s *Slots) leave(ctx context.Context, pool Pool, c Change, ended bool) error {
 	v := s.view(pool)
-	if v.out {
+	if v.returned {
 		return nil
 	}
 	err := s.settle(ctx, pool, func(_ context.Context, r *record) (bool, error) {
@@ -193,13 +196,13 @@ func (s *Slots) leave(ctx context.Context, pool Pool, c Change, ended bool) erro
 		return true, nil
 	})
 	if err == nil {
-		v.out, v.renewed = true, time.Time{}
+		v.returned, v.renewed = true, time.Time{}
 	}
 	return err
 }
 
-// Fail notes that the change has failed, once for each operation, and pauses the pool with as many failures in a row as are too
-// many. It is called before Release. While the pool is paused nothing is counted.
+// Fail notes that the change has failed, once for each operation, and pauses the pool after pool.PauseAfter failures in a row. Call it
+// before Release. While the pool is paused, Fail counts nothing.
 func (s *Slots) Fail(ctx context.Context, pool Pool, c Change, why string) error {
 	return s.settle(ctx, pool, func(_ context.Context, r *record) (bool, error) {
 		st := &r.state
@@ -221,12 +224,12 @@ func (s *Slots) Fail(ctx context.Context, pool Pool, c Change, why string) error
 	})
 }
 
-// settle reads the Lease, lets decide change its state, and writes it if decide says so, until nobody else has written in
-// between. It returns what decide has said of the state that stands.
+// settle reads the Lease, lets decide change its state, and writes it if decide says so. It repeats that while agents of other nodes
+// write in between. It returns the error that decide gave for the state that was written or left.
 func (s *Slots) settle(ctx context.Context, pool Pool, decide func(context.Context, *record) (bool, error)) error {
 	var verdict error
 	lost := false
-	err := wait.ExponentialBackoffWithContext(ctx, contention, func(ctx context.Context) (bool, error) {
+	err := wait.ExponentialBackoffWithContext(ctx, conflictBackoff, func(ctx context.Context) (bool, error) {
 		lost = false
 		r, err := s.read(ctx, pool)
 		if err != nil {
@@ -248,12 +251,12 @@ func (s *Slots) settle(ctx context.Context, pool Pool, decide func(context.Conte
 	case !lost:
 		return err
 	case errors.As(verdict, &full):
-		return verdict // it is not in line, which it will be next time
+		return verdict // the node has not joined the queue yet: it will next time
 	}
 	return fmt.Errorf("writing Lease %s/%s of pool %s: %w", s.Namespace, leaseName(pool), pool.Name, ErrContended)
 }
 
-// bounded is a context for one request.
+// bounded returns a context for one request.
 func (s *Slots) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	if s.Timeout <= 0 {
 		return context.WithCancel(ctx)

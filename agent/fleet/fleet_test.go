@@ -29,14 +29,14 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// history are all versions of the Lease and of the nodes of a pool, in the order in which etcd has them.
+// history holds all versions of the Lease and of the nodes of a pool, in the order in which etcd has them.
 type history struct {
 	mu     sync.Mutex
 	events []watch.Event
 	ends   chan struct{}
 }
 
-// record watches until there is a node "end".
+// record watches until a node "end" appears.
 func (w *world) record() *history {
 	w.Helper()
 	h := &history{ends: make(chan struct{}, 2)}
@@ -72,7 +72,7 @@ func (w *world) record() *history {
 	return h
 }
 
-// replay ends the record, and gives at each moment who had a slot, and who had a slot or was unavailable.
+// replay ends the record, and calls at for each moment with the nodes that had a slot, and those that had one or were unavailable.
 func (h *history) replay(w *world, at func(holders, away []string)) {
 	w.Helper()
 	w.create("end")
@@ -119,7 +119,7 @@ func (h *history) replay(w *world, at func(holders, away []string)) {
 	}
 }
 
-// until asks again and again, as the agents do, only sooner.
+// until calls Take until it succeeds, as an agent does, but with shorter pauses.
 func (a *agent) until(ctx context.Context) error {
 	return wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 		var full *fleet.Full
@@ -131,7 +131,7 @@ func (a *agent) until(ctx context.Context) error {
 	})
 }
 
-// changes takes and returns slots, with a cordon in between, as an agent that is killed now and then.
+// changes takes and returns slots, with a cordon in between, as an agent does that is killed now and then.
 func (a *agent) changes(ctx context.Context, rounds int, taken func(context.Context) error) error {
 	a.Slots.Clock = clock.RealClock{}
 	for range rounds {
@@ -175,7 +175,7 @@ func TestNeverAreMoreNodesUnavailableThanTheLimitAllows(t *testing.T) {
 		agents[i] = w.node(fmt.Sprintf("n%02d", i), 0)
 	}
 	history := w.record()
-	// The first keep their slots until all are taken.
+	// The first agents keep their slots until all slots are taken.
 	var took atomic.Int64
 	all := make(chan struct{})
 	taken := func(ctx context.Context) error {
@@ -387,7 +387,7 @@ func TestWhoDoesNotRenewLosesTheSlotByWhatOthersSeeAndNotByTheClock(t *testing.T
 			a.pass(fleet.Duration / 3)
 			a.renew()
 			b.pass(time.Second)
-			b.refused() // sees the renewal
+			b.refused() // b sees the renewal
 			b.pass(fleet.Duration - time.Second)
 			b.refused()
 			b.pass(time.Second)
@@ -516,7 +516,7 @@ func TestWhoLetsASlotPassIsPassedOverAndComesBackWithItsAge(t *testing.T) {
 		each.refused()
 	}
 	b.pass(time.Hour)
-	b.refused() // there was no slot that it could have let pass
+	b.refused() // no slot was free that silent could have taken
 	a.release()
 	b.refused()
 	b.pass(fleet.Patience - time.Second)
@@ -544,7 +544,7 @@ func TestNobodyLosesPatienceWhileThereIsNoRoomOrThePoolIsPaused(t *testing.T) {
 	w.cordon("other", true)
 	front.refused()
 	for range 3 {
-		b.refused() // finds out now and then that nothing is free after all
+		b.refused() // b finds out now and then that no slot is free after all
 		b.pass(fleet.Patience)
 	}
 	b.refused()
@@ -689,19 +689,19 @@ func TestThePoolIsPausedByFailuresInARow(t *testing.T) {
 		each.release()
 	}
 	failing := func(each *agent) func() {
-		return func() { t.Helper(); each.fail(); each.fail() } // said twice, counted once
+		return func() { t.Helper(); each.fail(); each.fail() } // reported twice, counted once
 	}
 	one(a, failing(a))
 	one(b, failing(b))
 	one(c, func() {}) // a success
 	one(a, failing(a))
 	one(a, failing(a))
-	one(b, func() { b.leave() }) // put off: neither
+	one(b, func() { b.leave() }) // postponed: neither
 	if got := c.look().Paused; got != "" {
 		t.Fatalf("after two failures in a row it is paused: %s", got)
 	}
 	b.restart()
-	b.mustTake() // is at its change when the third fails
+	b.mustTake() // b is at its change when the third fails
 	one(a, failing(a))
 	want := "3 changes in a row failed; to go on: kubectl -n " + w.namespace + " annotate lease gpuslice-pool-research gpuslice.io/paused-; " +
 		"failed are a (HardwareFailure), a (HardwareFailure), a (HardwareFailure)"
@@ -807,7 +807,7 @@ func TestNodesAreReadAgainWhenSomebodyHasLeftMeanwhile(t *testing.T) {
 	x, y, z := w.node("x", 0), w.node("y", 0), w.node("z", 0)
 	x.mustTake()
 	w.pool.Limit = atMost(0)
-	z.refused() // gets in line
+	z.refused() // z joins the queue
 	w.pool.Limit = atMost(2)
 	meanwhile := func() { // z has read that x looks fine
 		w.cordon("x", true)
@@ -869,7 +869,7 @@ func TestPeopleSeeWhoHasASlot(t *testing.T) {
 	}
 }
 
-// Nodes with the longest names that there may be, with a slot and in line: the API server takes no annotations of more than 256 KiB.
+// Nodes with the longest names that the API server accepts, as holders and in the queue: it refuses annotations of more than 256 KiB.
 func TestTheLineEndsWhereLongNamesFillTheLease(t *testing.T) {
 	w := newWorld(t, atMost(1))
 	long := func(name string) string {
@@ -887,7 +887,7 @@ func TestTheLineEndsWhereLongNamesFillTheLease(t *testing.T) {
 		}
 	}
 	var holders, queue []map[string]any
-	for i := range fleet.Most {
+	for i := range fleet.MaxNodes {
 		h := entry("b", i)
 		h["operation"], h["renewed"] = "0123456789ab", 1
 		holders = append(holders, h)
@@ -927,7 +927,7 @@ func TestTheLineHasAnEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	var queue []map[string]any
-	for i := range fleet.Most {
+	for i := range fleet.MaxNodes {
 		queue = append(queue, map[string]any{"node": fmt.Sprintf("w%03d", i), "uid": fmt.Sprint(i), "since": noon.Format(time.RFC3339)})
 	}
 	st["queue"] = queue
@@ -937,11 +937,11 @@ func TestTheLineHasAnEnd(t *testing.T) {
 	}
 	w.annotate(config.AnnotationSlots, string(text))
 	young.wantRefused("pool research: 1 node may be unavailable at once; more than 10 nodes wait longer")
-	if n := len(w.state().Queue); young.look().Waiting || n != fleet.Most {
+	if n := len(w.state().Queue); young.look().Waiting || n != fleet.MaxNodes {
 		t.Errorf("%d are in line, and the youngest is: %t", n, young.look().Waiting)
 	}
 	old.refused()
-	if n := len(w.state().Queue); !old.look().Waiting || n != fleet.Most {
+	if n := len(w.state().Queue); !old.look().Waiting || n != fleet.MaxNodes {
 		t.Errorf("%d are in line, and the oldest is: %t", n, old.look().Waiting)
 	}
 }

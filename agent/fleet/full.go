@@ -10,16 +10,16 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// Pauses until the next Take. The first in line asks soon. All that a slot may be for come back before others lose patience with
-// them, and those far behind rarely.
+// Pauses until the next Take. The node at the front of the queue asks soon. Nodes that may get the next free slots ask before Patience
+// has passed, and nodes far behind ask rarely.
 const (
 	soonest = 2 * time.Second
 	timely  = 8 * time.Second
 	longest = 30 * time.Second
 )
 
-// untilNext is when to ask again, with so many ahead and so many slots in all.
-func untilNext(ahead, limit int) time.Duration {
+// retryAfter returns when a node asks again that has so many nodes ahead of it, in a pool with that limit.
+func retryAfter(ahead, limit int) time.Duration {
 	switch after := soonest * time.Duration(1+ahead); {
 	case limit <= 0:
 		return longest
@@ -30,26 +30,26 @@ func untilNext(ahead, limit int) time.Duration {
 	}
 }
 
-// pause is a moment in the last third of the time, so that nodes that were told the same do not come back together.
+// pause returns a random moment in the last third of d, so that nodes that wait for the same do not ask at once.
 func pause(d time.Duration) time.Duration { return wait.Jitter(d*2/3, 0.5) }
 
 // Full says that there is no slot for the node now.
 type Full struct {
 	Pool        string
 	Limit       int           // nodes that may be unavailable at once
-	Unavailable []string      // "gpu-9: cordoned": who is in the way, and why
-	Ahead       int           // nodes that wait longer
-	Retry       time.Duration // after this
+	Unavailable []string      // nodes that are in the way, with the reason: "gpu-9: cordoned"
+	Ahead       int           // nodes that have waited longer
+	Retry       time.Duration // when to ask again
 }
 
-// What a message names. It is written to each node that waits; those far behind would get another one with each node that
-// comes or goes.
+// Bounds of a message. The agent writes it into the condition of its node; the message of a node far behind would change with each
+// node that comes or goes.
 const (
 	aheadCounted = 10
 	awayNamed    = 6
 )
 
-// Error says who is in the way. Far behind it names nobody, so that it stays as it is.
+// Error names the nodes that are in the way. The message of a node far behind names none, so that it does not change.
 func (f *Full) Error() string {
 	text := fmt.Sprintf("pool %s: %d %s may be unavailable at once", f.Pool, f.Limit, plural(f.Limit, "node"))
 	if f.Limit <= 0 {
@@ -71,17 +71,18 @@ func (f *Full) Error() string {
 	return text
 }
 
-// Paused says that the pool begins no change until people take an annotation off its Lease.
+// Paused says that the pool begins no change until a user removes an annotation from its Lease.
 type Paused struct {
 	Pool  string
-	Why   string        // as the annotation says it
-	Retry time.Duration // after this
+	Why   string        // the annotation's value
+	Retry time.Duration // when to ask again
 }
 
-// Error says why.
+// Error says why the pool is paused.
 func (p *Paused) Error() string { return fmt.Sprintf("pool %s is paused: %s", p.Pool, p.Why) }
 
-// Unreadable says that nobody knows who has a slot. It is never overwritten: whoever has edited it may still need what it says.
+// Unreadable says that the agent cannot read the Lease's annotation of slots. No agent overwrites it: a user who has edited it may still
+// need its text.
 type Unreadable struct {
 	Pool      string
 	Namespace string
@@ -89,17 +90,17 @@ type Unreadable struct {
 	Err       error
 }
 
-// Error says how to mend it.
+// Error says how a user mends the annotation.
 func (u *Unreadable) Error() string {
 	return fmt.Sprintf("reading who has a slot of pool %s, from annotation %s of Lease %s/%s: %v; no node begins a change until it is "+
 		"mended, or taken away: kubectl -n %s annotate lease %s %s- (nodes that are at a change note themselves again)",
 		u.Pool, config.AnnotationSlots, u.Namespace, u.Lease, u.Err, u.Namespace, u.Lease, config.AnnotationSlots)
 }
 
-// Unwrap is what is wrong with it.
+// Unwrap returns what is wrong with the annotation.
 func (u *Unreadable) Unwrap() error { return u.Err }
 
-// plural is the word for so many, which is the first with an s unless it is given.
+// plural returns the word for n things: one, or the word given as more, or one with an s.
 func plural(n int, one string, more ...string) string {
 	switch {
 	case n == 1:

@@ -17,26 +17,26 @@ import (
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
-// page is how many nodes are read at once. A node takes some 20 KiB, or 256 where its annotations are full.
+// page is how many nodes the agent reads by one request. A node takes some 20 KiB, or 256 KiB if its annotations are full.
 const page = 50
 
 // changing is why a node with a slot or with our taint is unavailable.
 const changing = "being changed by gpuslice"
 
-// census is what the nodes of a pool were like at one moment.
+// census is the nodes of a pool at one moment.
 type census struct {
-	left    int64                // state.Left of the Lease that was read before
-	all     map[string]types.UID // nodes that were read, also of other pools
-	members []member             // in the order of their names
+	left    int64                // state.Left of the Lease that the agent read before the nodes
+	all     map[string]types.UID // all nodes that were read, even those of other pools
+	members []member             // nodes of the pool, in the order of their names
 }
 
 type member struct {
 	name string
 	uid  types.UID
-	away string // why it is unavailable, or ""
+	away string // why the node is unavailable, or ""
 }
 
-// census reads the nodes, from the API server and not as some cache had them.
+// census reads the nodes from the API server, not from a cache.
 func (s *Slots) census(ctx context.Context, pool Pool) (*census, error) {
 	c := &census{all: map[string]types.UID{}}
 	var options metav1.ListOptions
@@ -66,7 +66,7 @@ func (s *Slots) census(ctx context.Context, pool Pool) (*census, error) {
 	return c, nil
 }
 
-// has reports whether the very node is of the pool.
+// has reports whether the node with this name and UID is of the pool.
 func (c *census) has(name string, uid types.UID) bool {
 	return slices.ContainsFunc(c.members, func(m member) bool { return m.name == name && m.uid == uid })
 }
@@ -79,7 +79,7 @@ func (c *census) mustHave(change Change, pool Pool) error {
 		change.Node, change.UID, len(c.members), pool.Name)
 }
 
-// unavailableNodes are those that are unavailable or have a slot, without the one that asks, each with why.
+// unavailableNodes returns, with the reason, the nodes that are unavailable or have a slot, without the one that asks.
 func (c *census) unavailableNodes(holders []holder, but Change) []string {
 	away := []string{}
 	holds := map[types.UID]bool{but.UID: true}
@@ -97,8 +97,9 @@ func (c *census) unavailableNodes(holders []holder, but Change) []string {
 	return away
 }
 
-// deletedNodes are those whose node is no more, or is another of the same name. What is known of the nodes need not be asked for. A node
-// that was not read because its labels have changed is still there, and may still be at its change.
+// deletedNodes returns the holders of slots whose node was deleted, or was created anew by the same name. It asks the API server only for
+// nodes that are not among the known ones: a node that does not match the pool's selector any more may still be in the middle of its
+// change.
 func (s *Slots) deletedNodes(ctx context.Context, pool Pool, known map[string]types.UID, holders []holder) ([]types.UID, error) {
 	var gone []types.UID
 	for _, h := range holders {
@@ -116,7 +117,7 @@ func (s *Slots) deletedNodes(ctx context.Context, pool Pool, known map[string]ty
 	return gone, nil
 }
 
-// uid is that of the node of this name, or "" if there is none.
+// uid returns the UID of the node of this name, or "" if there is no such node.
 func (s *Slots) uid(ctx context.Context, name string) (types.UID, error) {
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
@@ -130,7 +131,7 @@ func (s *Slots) uid(ctx context.Context, name string) (types.UID, error) {
 	return node.UID, nil
 }
 
-// Unavailable is why a node takes no pods as it should, or "".
+// Unavailable returns why a node takes no pods, or "" if it does.
 func Unavailable(node *corev1.Node) string {
 	tainted := func(key string) bool {
 		return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == key })

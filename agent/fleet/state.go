@@ -23,19 +23,19 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// stateVersion is the version of the state's format. Another is refused, and so is a field that is not known: it may well say who
-// may take a slot.
+// stateVersion is the version of the state's format. An agent refuses another version, and fields that it does not know: they may
+// decide which node may take a slot.
 const stateVersion = 1
 
-// state is what an annotation of the Lease holds. Its times are for people, but for those of the line.
+// state is what the Lease's annotation holds. Its times are for users to read, except those of the queue.
 type state struct {
 	Version  int       `json:"version"`
-	Turn     int64     `json:"turn"`               // one more with each write
-	Left     int64     `json:"left"`               // one more with each write by which somebody loses or returns a slot
-	Nodes    int       `json:"nodes,omitempty"`    // of the pool when they were last counted, for a limit in percent
-	Holders  []holder  `json:"holders,omitempty"`  // who has a slot, in the order in which they came
-	Queue    []waiter  `json:"queue,omitempty"`    // who waits, in the order in which they go
-	Failed   int       `json:"failed,omitempty"`   // changes in a row
+	Turn     int64     `json:"turn"`               // grows by one with each write
+	Left     int64     `json:"left"`               // grows by one with each write by which a node loses or returns a slot
+	Nodes    int       `json:"nodes,omitempty"`    // size of the pool when an agent last counted it, for a limit in percent
+	Holders  []holder  `json:"holders,omitempty"`  // nodes that have a slot, in the order in which they got it
+	Queue    []waiter  `json:"queue,omitempty"`    // nodes that wait, in the order in which they get slots
+	Failed   int       `json:"failed,omitempty"`   // failed changes in a row
 	Failures []failure `json:"failures,omitempty"` // the last of them
 }
 
@@ -44,7 +44,7 @@ type holder struct {
 	UID       types.UID   `json:"uid"`
 	Operation string      `json:"operation"`
 	Since     metav1.Time `json:"since"`
-	Renewed   int64       `json:"renewed"` // in this turn
+	Renewed   int64       `json:"renewed"` // the turn in which the node last renewed its slot
 	Failed    bool        `json:"failed,omitempty"`
 }
 
@@ -61,7 +61,7 @@ type failure struct {
 	At        metav1.Time `json:"at"`
 }
 
-// Bounds of what is kept of failures, since an annotation has little room.
+// Bounds of the failures in the state, since an annotation has little room.
 const (
 	failuresKept = 10
 	whyLength    = 160 // characters
@@ -76,7 +76,7 @@ func (st *state) holder(uid types.UID) *holder {
 	return nil
 }
 
-// hold gives the node a slot, or renews the one that it has for this operation.
+// hold gives the node a slot for the operation, or renews the one that it has.
 func (st *state) hold(c Change, now time.Time) {
 	st.dropWaiters(func(w waiter) bool { return w.UID == c.UID })
 	st.dropHolders(func(h holder) bool { return h.Node == c.Node && h.UID != c.UID })
@@ -89,33 +89,33 @@ func (st *state) hold(c Change, now time.Time) {
 		h.Operation, h.Failed = c.Operation, false
 	}
 	h.Renewed = st.Turn + 1
-	st.cutLine()
+	st.trimQueue()
 }
 
-// cutLine ends the line where nothing more has room.
-func (st *state) cutLine() {
-	room := mostBytes
+// trimQueue drops the nodes at the queue's end for which there is no room.
+func (st *state) trimQueue() {
+	room := maxStateBytes
 	for _, h := range st.Holders {
 		room -= size(h)
 	}
 	for i, w := range st.Queue {
-		if room -= size(w); room < 0 || i == Most {
+		if room -= size(w); room < 0 || i == MaxNodes {
 			st.Queue = st.Queue[:i]
 			return
 		}
 	}
 }
 
-// size is how many bytes an entry of the state takes, with what parts it from the next.
+// size returns how many bytes an entry of the state takes, with the comma after it.
 func size[T holder | waiter](entry T) int {
 	text, err := json.Marshal(entry)
-	if err != nil { // a time beyond the year 9999: the state cannot be written at all, which write says
-		return mostBytes
+	if err != nil { // a time beyond the year 9999 has no JSON: write returns the error
+		return maxStateBytes
 	}
 	return len(text) + len(",")
 }
 
-// dropHolders reports whether any was dropped.
+// dropHolders reports whether it has dropped any holder.
 func (st *state) dropHolders(which func(holder) bool) bool {
 	before := len(st.Holders)
 	st.Holders = slices.DeleteFunc(st.Holders, which)
@@ -126,10 +126,10 @@ func (st *state) waits(uid types.UID) bool {
 	return slices.ContainsFunc(st.Queue, func(w waiter) bool { return w.UID == uid })
 }
 
-// lineUp puts the node where it belongs in the line, unless the line is full of older ones. It reports whether that changes the
-// line.
-func (st *state) lineUp(c Change) bool {
-	me := waiter{Node: c.Node, UID: c.UID, Since: inLine(c)}
+// enqueue puts the node at its place in the queue, unless the queue is full of nodes that have waited longer. It reports whether that
+// changes the queue.
+func (st *state) enqueue(c Change) bool {
+	me := waiter{Node: c.Node, UID: c.UID, Since: waitingSince(c)}
 	if i := slices.IndexFunc(st.Queue, func(w waiter) bool { return w.UID == me.UID }); i >= 0 {
 		if st.Queue[i].Node == me.Node && st.Queue[i].Since.Equal(&me.Since) {
 			return false
@@ -138,16 +138,16 @@ func (st *state) lineUp(c Change) bool {
 	st.dropWaiters(func(w waiter) bool { return w.Node == me.Node || w.UID == me.UID })
 	i, _ := slices.BinarySearchFunc(st.Queue, me, age)
 	st.Queue = slices.Insert(st.Queue, i, me)
-	st.cutLine()
+	st.trimQueue()
 	return i < len(st.Queue)
 }
 
-// inLine is a time as the line keeps it: in whole seconds, which an annotation keeps as they are.
-func inLine(c Change) metav1.Time { return metav1.NewTime(c.Since.UTC().Truncate(time.Second)) }
+// waitingSince returns c.Since in whole seconds, which JSON does not round.
+func waitingSince(c Change) metav1.Time { return metav1.NewTime(c.Since.UTC().Truncate(time.Second)) }
 
-// ahead are those who go first.
+// ahead returns the nodes that get a slot before this one.
 func (st *state) ahead(c Change) []waiter {
-	i, _ := slices.BinarySearchFunc(st.Queue, waiter{Node: c.Node, Since: inLine(c)}, age)
+	i, _ := slices.BinarySearchFunc(st.Queue, waiter{Node: c.Node, Since: waitingSince(c)}, age)
 	return st.Queue[:i]
 }
 
@@ -155,14 +155,14 @@ func age(a, b waiter) int {
 	return cmp.Or(a.Since.Compare(b.Since.Time), strings.Compare(a.Node, b.Node))
 }
 
-// dropWaiters reports whether any was dropped.
+// dropWaiters reports whether it has dropped any waiter.
 func (st *state) dropWaiters(which func(waiter) bool) bool {
 	before := len(st.Queue)
 	st.Queue = slices.DeleteFunc(st.Queue, which)
 	return len(st.Queue) < before
 }
 
-// failed reports whether this failure is counted already.
+// failed reports whether the state already counts the failure of this change.
 func (st *state) failed(c Change) bool {
 	return slices.ContainsFunc(st.Failures, func(f failure) bool { return f.Node == c.Node && f.Operation == c.Operation })
 }
@@ -174,7 +174,7 @@ func (st *state) fail(c Change, why string, now time.Time) {
 	st.Failures = st.Failures[max(0, len(st.Failures)-failuresKept):]
 }
 
-// tooMany says why the pool is paused, and how it goes on: first, since what has failed where may be cut.
+// tooMany says why the pool is paused, and how a user lets it go on. That comes first, since the list of failures may be cut off.
 func (st *state) tooMany(namespace, lease string) string {
 	which := make([]string, len(st.Failures))
 	for i, f := range st.Failures {
@@ -184,7 +184,7 @@ func (st *state) tooMany(namespace, lease string) string {
 		st.Failed, plural(st.Failed, "change"), namespace, lease, config.AnnotationPaused, strings.Join(which, ", "))
 }
 
-// parse reads the state strictly.
+// parse reads the state. It refuses fields that it does not know.
 func parse(text string) (state, error) {
 	var version struct {
 		Version int `json:"version"`
@@ -205,12 +205,12 @@ func parse(text string) (state, error) {
 			return state{}, fmt.Errorf("holders[%d]: node is %q and uid %q; neither may be empty", i, h.Node, h.UID)
 		}
 	}
-	// Whoever has edited it need not know the order.
+	// A user who edits it need not keep the order.
 	slices.SortStableFunc(st.Queue, age)
 	return st, nil
 }
 
-// record is the Lease of a pool as it was read, and the state that it gets.
+// record is the Lease of a pool as it was read, and its new state.
 type record struct {
 	lease  *coordinationv1.Lease
 	absent bool
@@ -219,11 +219,11 @@ type record struct {
 	pauses bool // the write pauses the pool
 }
 
-// paused is why nobody begins, or "".
+// paused returns why the pool is paused, or "" if it is not.
 func (r *record) paused() string {
 	why, paused := r.lease.Annotations[config.AnnotationPaused]
 	if paused && why == "" {
-		return "somebody has paused it and not said why"
+		return "a user has paused it and gave no reason"
 	}
 	return why
 }
@@ -233,7 +233,7 @@ func (r *record) pause(why string) {
 	r.pauses = true
 }
 
-// slotsMoved tells which nodes have lost or returned their slot, and which have got one.
+// slotsMoved returns which nodes have lost or returned their slot, and which have got one.
 func (r *record) slotsMoved() (left, come []string) {
 	without := func(all, others []holder) (names []string) {
 		for _, h := range all {
@@ -246,7 +246,7 @@ func (r *record) slotsMoved() (left, come []string) {
 	return without(r.before, r.state.Holders), without(r.state.Holders, r.before)
 }
 
-// read gets the Lease, from the API server and not from a cache. That there is none yet is no error.
+// read gets the Lease from the API server, not from a cache. It is no error if there is no Lease yet.
 func (s *Slots) read(ctx context.Context, pool Pool) (*record, error) {
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
@@ -275,7 +275,7 @@ func (s *Slots) read(ctx context.Context, pool Pool) (*record, error) {
 			return nil, &Unreadable{Pool: pool.Name, Namespace: s.Namespace, Lease: name, Err: err}
 		}
 	} else {
-		// A turn is never told twice, not even after somebody has taken the annotation or the Lease away.
+		// The clock starts the turns, so that none is used twice even after a user has removed the annotation or the Lease.
 		first := s.Clock.Now().UnixMilli()
 		r.state = state{Version: stateVersion, Turn: first, Left: first}
 	}
@@ -284,7 +284,7 @@ func (s *Slots) read(ctx context.Context, pool Pool) (*record, error) {
 	return r, nil
 }
 
-// write replaces the Lease that was read, and reports whether somebody else was faster.
+// write replaces the Lease that was read, and reports whether another node's agent has written it since.
 func (s *Slots) write(ctx context.Context, pool Pool, r *record) (lost bool, err error) {
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
@@ -298,9 +298,9 @@ func (s *Slots) write(ctx context.Context, pool Pool, r *record) (lost bool, err
 		return false, fmt.Errorf("encoding the state of pool %s: %w", pool.Name, err)
 	}
 	r.lease.Annotations[config.AnnotationSlots] = string(text)
-	s.show(r, len(left)+len(come) > 0)
+	s.fillSpec(r, len(left)+len(come) > 0)
 	leases := s.Client.CoordinationV1().Leases(s.Namespace)
-	// One that was done though it failed is a conflict with itself the next time: the Lease is then read anew, with what it says.
+	// A write may succeed though its answer got lost. Its repetition is then a conflict: settle reads the Lease anew, and finds the write.
 	err = retried.Do(ctx, func() (err error) {
 		if r.absent {
 			_, err = leases.Create(ctx, r.lease, metav1.CreateOptions{})
@@ -324,11 +324,11 @@ func (s *Slots) write(ctx context.Context, pool Pool, r *record) (lost bool, err
 	return false, nil
 }
 
-// namesShown bounds what a table has to show.
+// namesShown is how many holders the table of kubectl get leases shows.
 const namesShown = 5
 
-// show says in the Lease's own fields what people see in a table. Nobody reads them back.
-func (s *Slots) show(r *record, moved bool) {
+// fillSpec fills the Lease's own fields, which kubectl shows in a table. No agent reads them.
+func (s *Slots) fillSpec(r *record, moved bool) {
 	spec := &r.lease.Spec
 	now := ptr.To(metav1.NewMicroTime(s.Clock.Now().UTC()))
 	spec.RenewTime = now

@@ -9,18 +9,18 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// errLinedUp says that the node got in line at its front, and may now look whether there is room.
-var errLinedUp = errors.New("the node is in line")
+// errQueued means that the node has joined the queue at its front, and may now count the nodes.
+var errQueued = errors.New("the node is in line")
 
 // view is what this node has seen of a pool, by its own clock.
 type view struct {
-	renewals map[types.UID]sighting  // of those who have a slot
-	passed   map[types.UID]time.Time // since when somebody in line passes by a free slot
+	renewals map[types.UID]sighting  // the last renewal of each holder of a slot
+	passed   map[types.UID]time.Time // since when a waiting node has not taken a slot that is free
 	renewed  time.Time               // when this node has last renewed its own slot; zero if that is not known
-	out      bool                    // this node has given back all that it had
+	returned bool                    // this node has returned its slot and left the queue
 }
 
-// sighting is when a renewal was first seen.
+// sighting is the turn of a renewal, and when this node first saw it.
 type sighting struct {
 	turn int64
 	at   time.Time
@@ -41,7 +41,7 @@ func (s *Slots) renewalDue(v *view) bool {
 	return v.renewed.IsZero() || s.Clock.Since(v.renewed) >= RenewAfter
 }
 
-// noteRenewals takes down who has renewed since the last look.
+// noteRenewals remembers which holders have renewed their slots since the last look.
 func (v *view) noteRenewals(holders []holder, now time.Time) {
 	old := v.renewals
 	v.renewals = make(map[types.UID]sighting, len(holders))
@@ -54,20 +54,20 @@ func (v *view) noteRenewals(holders []holder, now time.Time) {
 	}
 }
 
-// renewalOverdue reports whether the node has been seen for long without a renewal.
+// renewalOverdue reports whether this node has seen no renewal of the holder for Duration.
 func (v *view) renewalOverdue(h holder, now time.Time) bool {
 	return now.Sub(v.renewals[h.UID].at) >= Duration
 }
 
-// rank is how many of the nodes ahead go first, with room for so many. One that has let a free slot pass for long does not: it
-// may be dead, or held back by something that it does not know of.
+// rank returns how many of the nodes ahead get a slot before this one, if so many slots are free. A node that has not taken a free slot
+// for Patience does not count: its agent may be dead, or wait for something that the Lease does not show.
 func (v *view) rank(ahead []waiter, room int, now time.Time) int {
 	old := v.passed
 	v.passed = map[types.UID]time.Time{}
 	rank := 0
 	for _, w := range ahead {
 		if rank >= room {
-			rank++ // it has to wait itself
+			rank++ // there is no free slot for that node
 			continue
 		}
 		since, known := old[w.UID]
@@ -82,7 +82,7 @@ func (v *view) rank(ahead []waiter, room int, now time.Time) int {
 	return rank
 }
 
-// goesFirst reports whether the node goes before this one although it is younger.
+// goesFirst reports whether this node goes before w, although w has waited longer.
 func (v *view) goesFirst(w waiter, now time.Time) bool {
 	since, passes := v.passed[w.UID]
 	return passes && now.Sub(since) >= Patience
@@ -95,12 +95,12 @@ type taking struct {
 	change Change
 	view   *view
 
-	nodes  *census // that were read for an earlier decision
-	lined  bool    // the node has got in line by this call
+	nodes  *census // read for an earlier decision of this call, or nil
+	queued bool    // this call has put the node into the queue
 	renews bool    // the decision renews the node's slot
 }
 
-// decide is whether the Lease has to be written, and what the answer is then.
+// decide returns whether the agent has to write the Lease, and what Take returns then.
 func (t *taking) decide(ctx context.Context, r *record) (bool, error) {
 	st, now := &r.state, t.slots.Clock.Now()
 	t.renews = false
@@ -111,11 +111,11 @@ func (t *taking) decide(ctx context.Context, r *record) (bool, error) {
 		return t.hold(st, now)
 	}
 	if why := r.paused(); why != "" {
-		t.view.passed = nil // nobody lets anything pass
+		t.view.passed = nil // in a paused pool no node may take a free slot
 		return false, &Paused{Pool: t.pool.Name, Why: why, Retry: pause(longest)}
 	}
 	changed := st.dropHolders(func(h holder) bool { return h.Node == t.change.Node || t.view.renewalOverdue(h, now) })
-	enters := st.lineUp(t.change)
+	enters := st.enqueue(t.change)
 	gone, err := t.probe(ctx, st)
 	if err != nil {
 		return false, err
@@ -129,22 +129,22 @@ func (t *taking) decide(ctx context.Context, r *record) (bool, error) {
 	if t.pool.Limit == nil {
 		return t.hold(st, now)
 	}
-	// Nodes that come all at once would each read all nodes. So they get in line first, and all but the front find no room.
-	if enters && !t.lined {
-		return true, errLinedUp
+	// If many agents ask at once, each would read all nodes. So they join the queue first, and only those at its front find room.
+	if enters && !t.queued {
+		return true, errQueued
 	}
 	return t.count(ctx, r, changed || enters)
 }
 
-// Who is at the front of a line without room asks for the nodes of some that have a slot, so that one whose node was deleted is
-// not waited for until it is stale. One request for each is less than reading all nodes.
+// Agents at the front of a queue without room ask whether some nodes that have a slot still exist, so that they need not wait for
+// Duration until a deleted node loses its slot. One request for each of those is less than reading all nodes.
 const (
-	probers = 3 // nodes of the line that ask; the first may itself be gone
-	probed  = 4 // nodes that each asks for, at each time
+	probers = 3 // nodes at the front of the queue that ask; the first may itself be gone
+	probed  = 4 // holders that each of them asks for at a time
 )
 
-// probe drops those whose node is gone, of the ones that have not renewed for the longest, where it is this node's turn to ask. It
-// reports whether there are any.
+// probe drops holders whose node was deleted, if this node is one of the probers. It asks for those that have not renewed for the
+// longest. It reports whether it has dropped any.
 func (t *taking) probe(ctx context.Context, st *state) (bool, error) {
 	if _, room := t.expected(st); room > 0 || len(st.ahead(t.change)) >= probers {
 		return false, nil
@@ -160,8 +160,8 @@ func (t *taking) probe(ctx context.Context, st *state) (bool, error) {
 	return st.dropHolders(func(h holder) bool { return slices.Contains(gone, h.UID) }), nil
 }
 
-// hold gives the node its slot, and takes out of the line whom it was tired of waiting for. Who lives gets in again, with the
-// age that it had.
+// hold gives the node its slot, and takes the nodes out of the queue that it has passed over. If their agents live, they join the queue
+// again, with the time that they had.
 func (t *taking) hold(st *state, now time.Time) (bool, error) {
 	st.dropWaiters(func(w waiter) bool { return t.view.goesFirst(w, now) })
 	st.hold(t.change, now)
@@ -169,23 +169,23 @@ func (t *taking) hold(st *state, now time.Time) (bool, error) {
 	return true, nil
 }
 
-// expected is the limit and how many more may have a slot, as far as the Lease tells: nodes that are unavailable without a slot
-// come off it. A percentage is one of the nodes that somebody counted last; the first in line always counts them anew.
+// expected returns the limit, and how many more nodes may have a slot by the Lease alone, which does not show the nodes that are
+// unavailable without a slot. A percentage is one of the nodes that an agent counted last; the first in the queue always counts them anew.
 func (t *taking) expected(st *state) (limit, room int) {
 	switch l := t.pool.Limit; {
 	case l == nil:
-		return Most, Most - len(st.Holders)
+		return MaxNodes, MaxNodes - len(st.Holders)
 	case l.Percent == 0:
-		limit = min(l.Nodes, Most)
+		limit = min(l.Nodes, MaxNodes)
 		return limit, limit - len(st.Holders)
 	default:
-		limit = min(l.Of(st.Nodes), Most)
+		limit = min(l.Of(st.Nodes), MaxNodes)
 		return limit, max(1, limit-len(st.Holders))
 	}
 }
 
-// count decides by the nodes of the pool. What was counted before somebody else wrote is good as long as nobody has left: each
-// node that an agent can have made unavailable since then is among the holders.
+// count decides by the nodes of the pool. After another agent's write, a census from before it is still good unless a node has lost or
+// returned its slot: each node that an agent can have made unavailable since the census is among the holders.
 func (t *taking) count(ctx context.Context, r *record, changed bool) (bool, error) {
 	st := &r.state
 	if t.nodes == nil || t.nodes.left != st.Left {
@@ -209,7 +209,7 @@ func (t *taking) count(ctx context.Context, r *record, changed bool) (bool, erro
 	if t.pool.Limit.Percent > 0 && st.Nodes != len(t.nodes.members) {
 		st.Nodes, changed = len(t.nodes.members), true
 	}
-	limit := min(t.pool.Limit.Of(len(t.nodes.members)), Most)
+	limit := min(t.pool.Limit.Of(len(t.nodes.members)), MaxNodes)
 	away := t.nodes.unavailableNodes(st.Holders, t.change)
 	room := limit - len(away)
 	rank := t.view.rank(st.ahead(t.change), room, now)
@@ -219,7 +219,7 @@ func (t *taking) count(ctx context.Context, r *record, changed bool) (bool, erro
 	return changed, t.full(limit, rank, st, away)
 }
 
-// full says what is in the way. Away is nil where the nodes were not counted.
+// full returns what is in the way. Away is nil if the agent has not counted the nodes.
 func (t *taking) full(limit, rank int, st *state, away []string) *Full {
 	if away == nil {
 		for _, h := range st.Holders {
@@ -232,5 +232,5 @@ func (t *taking) full(limit, rank int, st *state, away []string) *Full {
 			away = append(away, w.Node+": waits longer")
 		}
 	}
-	return &Full{Pool: t.pool.Name, Limit: limit, Unavailable: away, Ahead: rank, Retry: pause(untilNext(rank, limit))}
+	return &Full{Pool: t.pool.Name, Limit: limit, Unavailable: away, Ahead: rank, Retry: pause(retryAfter(rank, limit))}
 }
