@@ -8,14 +8,14 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// change is what one GPU needs.
+// change is what has to be done to one GPU.
 type change struct {
 	gpu         nvml.UUID
 	steps       []Step
-	later       []Step // what follows a reboot, if the change waits for one
+	later       []Step // steps after the reboot, if the change waits for one
 	changesMode bool
 	waits       bool     // the mode becomes current at a reboot only
-	takesAway   bool     // it destroys an instance or changes the mode: something that kubelet may give out goes
+	takesAway   bool     // it destroys an instance or changes the mode, so that a device goes that kubelet may give to a pod
 	taken       []string // UUIDs, as kubelet knows them, of the devices that go
 }
 
@@ -36,7 +36,7 @@ func (seen Observed) changeOf(gpu nvml.GPU, target Target) (change, error) {
 	if seen.onAtReboot(gpu, target) {
 		return turnOnAtReboot(gpu), nil
 	}
-	// Taking back a mode that was only pending disturbs nobody.
+	// To set a pending mode back to the current one disturbs no pod.
 	c := change{gpu: gpu.UUID, changesMode: gpu.Enabled != target.MIG}
 	c.waits = seen.waits(gpu, target)
 	c.takesAway = c.changesMode || takesAway(solution)
@@ -46,7 +46,7 @@ func (seen Observed) changeOf(gpu nvml.GPU, target Target) (change, error) {
 	case gpu.Pending != target.MIG:
 		c.steps = append(c.steps, Step{Kind: SetMode, GPU: gpu.UUID, Index: gpu.Index, On: target.MIG})
 	case gpu.Enabled != target.MIG && !c.waits:
-		// Asked for already, and still pending: the driver could not reset the GPU by itself.
+		// The mode was set already, and is still pending: the driver could not reset the GPU by itself.
 		c.steps = append(c.steps, reset(gpu)...)
 	}
 	if made := slices.Concat(parts(gpu, Create, solution), instances(gpu, Create, solution.Create)); c.waits {
@@ -62,7 +62,7 @@ func (seen Observed) waits(gpu nvml.GPU, target Target) bool {
 	return seen.Reboots.NoReset[gpu.UUID] && gpu.Enabled != target.MIG
 }
 
-// refusal is why the target cannot be, whatever its geometry.
+// refusal returns why the GPU cannot become the target, whatever the geometry.
 func (seen Observed) refusal(gpu nvml.GPU, target Target) error {
 	switch {
 	case gpu.Lost:
@@ -99,8 +99,8 @@ func instances(gpu nvml.GPU, kind Kind, placed []nvml.Placed) []Step {
 	return out
 }
 
-// parts lists the steps that destroy or create parts of instances that stay. Which other parts these have is not in the steps, since
-// it changes from one to the next.
+// parts lists the steps that destroy or create parts of instances that stay. A step does not list the other parts of its instance, since
+// these change from one step to the next.
 func parts(gpu nvml.GPU, kind Kind, solution nvml.Solution) []Step {
 	var out []Step
 	for _, c := range solution.Change {
@@ -116,13 +116,13 @@ func parts(gpu nvml.GPU, kind Kind, solution nvml.Solution) []Step {
 	return out
 }
 
-// takesAway reports whether something goes that kubelet may give out.
+// takesAway reports whether a device goes that kubelet may give to a pod.
 func takesAway(solution nvml.Solution) bool {
 	return len(solution.Destroy) > 0 || slices.ContainsFunc(solution.Change, func(c nvml.Change) bool { return len(c.Destroy) > 0 })
 }
 
-// turnOnAtReboot asks for MIG mode and leaves the rest to the next reboot. Pods have to leave the GPU for it: the driver
-// resets a GPU that nobody holds, if it finds that it can after all.
+// turnOnAtReboot asks for MIG mode and leaves the rest to the next reboot. Pods have to leave the GPU for it: if no process holds the
+// GPU, the driver may reset it at once after all.
 func turnOnAtReboot(gpu nvml.GPU) change {
 	if gpu.Pending {
 		return change{}
@@ -133,7 +133,7 @@ func turnOnAtReboot(gpu nvml.GPU) change {
 	}
 }
 
-// reset makes a pending mode current. Persistence mode is a client of the GPU like any other, and given back afterwards.
+// reset makes a pending mode current. Persistence mode keeps the GPU open as a client does: the plan ends it before, and restores it after.
 func reset(gpu nvml.GPU) []Step {
 	var steps []Step
 	if gpu.Persistent {
@@ -142,8 +142,8 @@ func reset(gpu nvml.GPU) []Step {
 	return append(steps, Step{Kind: Reset, GPU: gpu.UUID, Index: gpu.Index})
 }
 
-// held is the GPU with what pods have been given: they may be between two processes, and would have to leave all the same. Pods that
-// may have anything make no difference, since they would have to leave whatever goes.
+// held returns the GPU with the instances marked that kubelet has given to pods: such a pod may have no process just now, and would have to
+// leave all the same. It ignores pods whose devices are not known, since they would have to leave whatever goes.
 func (seen Observed) held(gpu nvml.GPU) nvml.GPU {
 	holds := map[string]bool{}
 	for _, p := range seen.Pods {
@@ -173,7 +173,7 @@ func solve(gpu nvml.GPU, target Target) (nvml.Solution, error) {
 }
 
 // taken lists the devices that go: all of the GPU's when its mode changes, else those of the destroyed instances and parts. The GPU itself
-// goes with any of them: a device plugin that is told a wrong MIG strategy gives it out as a whole while it is cut.
+// goes with any of them: a device plugin with a wrong MIG strategy offers it as a whole while it has instances.
 func taken(gpu nvml.GPU, solution nvml.Solution, changesMode bool) []string {
 	parts := map[nvml.Placed][]nvml.Part{}
 	for _, c := range solution.Change {

@@ -14,26 +14,26 @@ type Kind string
 // The kinds of steps, in the order in which a plan holds them. Within the change of one GPU, instances are destroyed
 // before MIG mode is turned off and created after it is turned on.
 const (
-	// Record writes the journal, for a change that disrupts nobody.
+	// Record writes the journal, for a change that disrupts no pod.
 	Record Kind = "Record"
-	// Adopt writes a journal for what an agent has left on the node without one, so that it is given back like any change.
+	// Adopt writes a journal for what an agent has left on the node without one, so that the agent restores it like any change.
 	Adopt Kind = "Adopt"
-	// AcquireSlot waits until the node's pool can do without it.
+	// AcquireSlot waits until the node's pool gives it a slot.
 	AcquireSlot Kind = "AcquireSlot"
 	// Fence writes the journal, the cordon and the taint in one guarded update.
 	Fence Kind = "Fence"
-	// Evict asks the pods that hold what the plan takes away to leave, and is over when they are gone.
+	// Evict evicts the pods that hold what the plan takes away, and is over when they are gone.
 	Evict Kind = "Evict"
-	// PauseOperands sends away the operands that a label deploys by changing the label, and is over when they are gone. Without
+	// PauseOperands changes the label that deploys operands, so that these end, and is over when they are gone. Without
 	// a label it evicts the device plugin and other clients of the library, which the taint of the fence keeps away.
 	PauseOperands Kind = "PauseOperands"
-	// StopUnits stops one unit of the host that keeps GPUs open.
+	// StopUnits stops one systemd unit of the host that keeps GPUs open.
 	StopUnits Kind = "StopUnits"
 	// SetMode turns MIG mode on or off, which may stay pending until Reset.
 	SetMode Kind = "SetMode"
-	// DropPersistence turns persistence mode off before a Reset, which it stands in the way of.
+	// DropPersistence turns persistence mode off before a Reset: the driver does not reset a GPU in that mode.
 	DropPersistence Kind = "DropPersistence"
-	// RestorePersistence turns it on again after that.
+	// RestorePersistence turns persistence mode on again after the Reset.
 	RestorePersistence Kind = "RestorePersistence"
 	// Reset makes a pending mode change current.
 	Reset Kind = "Reset"
@@ -41,19 +41,19 @@ const (
 	Destroy Kind = "Destroy"
 	// Create makes one instance at its place, or one compute instance in an instance that stands.
 	Create Kind = "Create"
-	// Park uncordons the node and leaves the journal: what is left to do comes with the next reboot.
+	// Park uncordons the node and leaves the journal: the change goes on after the next reboot.
 	Park Kind = "Park"
 	// AskReboot asks for a reboot by the sentinel file.
 	AskReboot Kind = "AskReboot"
-	// Reboot reboots the node once for what is pending, or is over when somebody who was asked has done so.
+	// Reboot reboots the node once for a pending mode; if the settings delegate that, it waits until another tool or a user has rebooted it.
 	Reboot Kind = "Reboot"
 	// WriteSharing gives the device plugin another config, and is over when its readers can see it.
 	WriteSharing Kind = "WriteSharing"
-	// RegenerateCDI writes the CDI specs anew that describe the GPUs as they were.
+	// RegenerateCDI writes the CDI specs anew that describe the GPUs as they were before the change.
 	RegenerateCDI Kind = "RegenerateCDI"
 	// StartUnits starts one unit again.
 	StartUnits Kind = "StartUnits"
-	// ResumeOperands gives a label its former value again. Without a label it takes the taint away and leaves the cordon: pods
+	// ResumeOperands gives a label its former value again. Without a label it removes the taint and leaves the cordon: pods
 	// of DaemonSets come back, others do not.
 	ResumeOperands Kind = "ResumeOperands"
 	// RestartOperands evicts a device plugin that started before the change, since it reads the layout only at its start.
@@ -61,38 +61,38 @@ const (
 	// RestartPlugin evicts a device plugin that does not offer a GPU again which has recovered: until it starts anew, it takes the GPU for
 	// unhealthy.
 	RestartPlugin Kind = "RestartPlugin"
-	// ReloadPlugin makes those read the plugin's config who run by a former one.
+	// ReloadPlugin makes the pods of the device plugin that run by a former config read the present one.
 	ReloadPlugin Kind = "ReloadPlugin"
-	// SetComputeMode lets any process compute on a GPU again that MPS has left to its daemon alone, when that is gone.
+	// SetComputeMode sets the default compute mode on a GPU whose MPS daemon has ended and left it in exclusive-process mode.
 	SetComputeMode Kind = "SetComputeMode"
 	// VerifyCapacity is over when NVML, kubelet and the node's allocatable agree, twice in a row.
 	VerifyCapacity Kind = "VerifyCapacity"
-	// PublishNodeKeys sets the labels and taints of the profile, and takes those of the former away.
+	// PublishNodeKeys sets the labels and taints of the profile, and removes those of the former profile.
 	PublishNodeKeys Kind = "PublishNodeKeys"
-	// Release takes the journal, the taint and our cordon away in one guarded update.
+	// Release removes the journal, the taint and the agent's cordon in one guarded update.
 	Release Kind = "Release"
-	// ReleaseSlot lets another node of the pool have its turn.
+	// ReleaseSlot returns the node's slot to the pool.
 	ReleaseSlot Kind = "ReleaseSlot"
 )
 
-// Kinds are all kinds of steps, by their names.
+// Kinds returns all kinds of steps, sorted by their names.
 func Kinds() []Kind { return slices.Sorted(maps.Keys(kinds)) }
 
-// Traits are what is true of every step of a kind. Whoever has to treat some kinds otherwise than others goes by a trait, so that a new
+// Traits are what is true of every step of a kind. Code that treats some kinds otherwise than others asks for a trait, so that a new
 // kind is one row here.
 type Traits struct {
 	// Text writes the step as plans, logs and goldens show it.
 	Text func(s Step) string
-	// Apply is the GPU after the step, where that changes it. A step that names no GPU is for all.
+	// Apply returns the GPU as the step leaves it; nil if the step changes no GPU. A step that names no GPU is for all.
 	Apply func(s Step, gpu nvml.GPU) nvml.GPU
 
 	// TouchesGPU: it changes the hardware.
 	TouchesGPU bool
-	// Disrupts: it takes something away, of pods or of the host.
+	// Disrupts: it takes something away, from pods or from the host.
 	Disrupts bool
 	// Begins: it begins a change, which a hold on the node forbids.
 	Begins bool
-	// Drains: it has to be done before a GPU is touched.
+	// Drains: the agent has to do it before it touches a GPU.
 	Drains bool
 	// BeforePodsLeft: while it is the next step, pods that hold what goes may still be there.
 	BeforePodsLeft bool
@@ -100,28 +100,28 @@ type Traits struct {
 	AsksBudgets bool
 	// ShapesPlugin: it changes what the device plugin reads when it starts, and never again.
 	ShapesPlugin bool
-	// ReachesTarget: what it does is part of what was asked for, so a change beyond it is as short to finish as to undo.
+	// ReachesTarget: it does a part of what the label asks for, so a change beyond it is as short to finish as to undo.
 	ReachesTarget bool
-	// HoldersKnown: it ends what others run on the GPU, so it must be known who holds it.
+	// HoldersKnown: it ends processes on the GPU, so the agent must know the holders before.
 	HoldersKnown bool
-	// TakesFromHost: the host gets back what it takes by the host's record alone, if the agent is killed.
+	// TakesFromHost: if the agent is killed, only the host's record says what it has taken from the host.
 	TakesFromHost bool
 	// OnlyLooks: it changes nothing, so it may rest on what the watches have shown.
 	OnlyLooks bool
-	// Bounded: a change whose step goes on failing is given up.
+	// Bounded: the agent gives up a change in which this step goes on failing.
 	Bounded bool
-	// Repeatable: it succeeds at once, and somebody else may undo it at once. A change that repeats it in vain is given up.
+	// Repeatable: it succeeds at once, and a user or another tool may undo it at once. The agent gives up a change that repeats it in vain.
 	Repeatable bool
 	// WaitsAsOne: all steps of the kind share one wait and one deadline.
 	WaitsAsOne bool
-	// Wait is what it waits for by itself.
+	// Wait is what it waits for, beside pods.
 	Wait Wait
 }
 
 // Wait is what a step waits for, and so how long it may take.
 type Wait int
 
-// What steps wait for. What is not among these ends at once, or when pods have left.
+// The waits of steps. A step with WaitNone ends at once, or when pods have left.
 const (
 	WaitNone Wait = iota
 	WaitDriver

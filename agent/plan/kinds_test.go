@@ -11,7 +11,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/plan"
 )
 
-// declared are the constants of type Kind, as the source has them.
+// declared returns the constants of type Kind, as the source has them.
 func declared(t *testing.T) []plan.Kind {
 	t.Helper()
 	file, err := parser.ParseFile(token.NewFileSet(), "kinds.go", nil, 0)
@@ -58,7 +58,7 @@ func TestEachKindHasARow(t *testing.T) {
 	}
 }
 
-// What is taken from GPUs and pods can be undone only if it is known before; so no row may contradict another of its traits.
+// The agent can undo only what the journal or the host's record notes before, so the traits of a row must not contradict each other.
 func TestTraitsAgree(t *testing.T) {
 	for _, kind := range plan.Kinds() {
 		has := plan.Step{Kind: kind}.Traits()

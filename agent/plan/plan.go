@@ -1,8 +1,8 @@
 // Package plan decides: it compares what was observed with what is desired and lists the steps between them.
 //
-// It is pure. It knows no Kubernetes client, no NVIDIA library, no clock and no file; whatever it decides by is in its
-// arguments. The agent performs the first step of a plan, observes afresh, and plans again, so a plan must be the same
-// whether the steps before it were done by this process or by one that was killed.
+// It is pure. It knows no Kubernetes client, no NVIDIA library, no clock and no file: its arguments hold everything that it
+// decides by. The agent performs the first step of a plan, observes afresh, and plans again, so a plan must be the same
+// whether this process has done the steps before it, or one that was killed.
 package plan
 
 import (
@@ -13,54 +13,54 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Observed is what one look at the node found.
+// Observed is what the agent has found by one look at the node.
 type Observed struct {
 	GPUs     []nvml.GPU
 	Pods     []Pod // pods of the node that hold a GPU or a part of one, or may do so
 	Operands []Operand
 	Pauses   []Pause // operands that a label of the node deploys, in the order in which they are paused
 	Clients  []Pod   // pods without a GPU of their own that keep the library open, and stay away behind the fence
-	Units    []Unit  // of the host that keep GPUs open, in the order in which they are stopped
+	Units    []Unit  // units of the host that keep GPUs open, in the order in which they are stopped
 	Plugin   Plugin  // the device plugin's config
 	Journal  Journal
-	Orphaned bool // something of ours is on the node, and no journal says what
-	Fenced   bool // our taint keeps new pods away
-	Breached bool // somebody else has lifted our cordon, and it shall be put back
+	Orphaned bool // a change has left something on the node, and there is no journal
+	Fenced   bool // the agent's taint keeps new pods away
+	Breached bool // another user or tool has lifted the agent's cordon, and by the settings the agent puts it back
 	Startup  bool // the taint of a node that has just been registered keeps pods away until the capacity is proven
-	Undo     bool // what is planned is the way back
+	Undo     bool // the plan is the way back
 	Reboots  Reboots
 	CDI      []string // CDI specs that describe other GPU instances than there are
-	Keys     bool     // labels or taints of the node are not yet what the profile says
+	Keys     bool     // labels or taints of the node differ from those of the profile
 	Slot     Slot
 	Capacity Capacity
 }
 
-// Slot is the node's turn among the nodes of its pool, of which only so many may be unavailable at once.
+// Slot is the node's permission to be unavailable, of which its pool gives out only so many at once.
 type Slot struct {
-	Needed bool // nothing is taken away without one
-	Spared bool // unless somebody has to leave: what is asked for was there before, and is lost
-	Has    bool // the node has one
+	Needed bool // a step that takes something away needs a slot
+	Spared bool // but only if pods have to leave: the change restores what the node had before and has lost
+	Has    bool // the node has a slot
 }
 
-// Journal is what the planner needs to know of what is owed to the node.
+// Journal is what the planner needs to know of the node's journal.
 type Journal struct {
 	Owed       bool               // there is a journal
 	Cordoned   bool               // the change has fenced the node, and not given it back
-	Other      bool               // it is about another target than the one that is planned, or about what that meant before an edit
-	Cuts       map[nvml.UUID]bool // GPUs whose former cut it holds
-	Persistent map[nvml.UUID]bool // those of them that were in persistence mode
+	Other      bool               // it is about another target than the one that is planned, or about that one before a user has edited it
+	Cuts       map[nvml.UUID]bool // GPUs of which it holds the former layout
+	Persistent map[nvml.UUID]bool // GPUs among them that were in persistence mode
 	Proven     bool               // the capacity agreed with the hardware when the change began, and must do so again
 	Paused     map[string]bool    // labels of operands of which it holds the former value
-	Stopped    map[string]bool    // units that it says were running
-	MPS        bool               // the plugin's config shared GPUs by MPS before
+	Stopped    map[string]bool    // units that ran before the change
+	MPS        bool               // the plugin's config shared GPUs by MPS before the change
 }
 
 // Pod is a pod that may have to leave.
 type Pod struct {
 	Namespace, Name, UID string
-	Devices              []string  // UUIDs of the GPUs and MIG devices that it was given
-	Replicas             []Replica // the same as kubelet names them
-	Known                bool      // both are certain; otherwise the pod counts as holding everything
+	Devices              []string  // UUIDs of the GPUs and MIG devices that kubelet has given it
+	Replicas             []Replica // the same devices, as kubelet names them
+	Known                bool      // both are certain; otherwise the pod counts as holding every device
 }
 
 // Operand is a device plugin pod of the node.
@@ -69,25 +69,25 @@ type Operand struct {
 	Stale   bool // the journal says that it read the layout of the GPUs before the change
 	Returns bool // it tolerates the fence, so that evicting it does not keep it away
 	ByLabel bool // it is one of Pauses
-	// Withholds: it has run since before a GPU recovered, and does not offer all of that.
+	// Withholds: it has run since before a GPU recovered, and does not offer all devices of that GPU.
 	Withholds bool
 }
 
-// Pause is an operand that runs where a label of the node says so, and goes when the label says otherwise. Operands that
-// somebody else has paused or switched off are not among them.
+// Pause is an operand that runs if a label of the node says so, and ends when the label says otherwise. Operands that
+// a user or another tool has paused or switched off are not among them.
 type Pause struct {
 	Label  string
 	Plugin bool  // it is the device plugin
-	Paused bool  // by us; otherwise it is meant to run
+	Paused bool  // the agent has paused it; otherwise it is meant to run
 	Pods   []Pod // its pods on the node
 }
 
-// Unit is one of the host's systemd that is running or that the journal says was.
+// Unit is a systemd unit of the host that runs, or that ran before the change by the journal.
 type Unit struct {
 	Name     string
 	Active   bool
 	Ending   bool // it is active and about to stop
-	Starting bool // it is on its way to be active, or is tried again and again
+	Starting bool // it is about to be active, or systemd restarts it again and again
 	Holds    bool // one of its processes computes on what the plan takes away
 }
 
@@ -96,37 +96,37 @@ type Capacity struct {
 	Agreed int // looks in a row at which hardware, kubelet and node agreed
 }
 
-// Proof is the number of looks in a row at which everything must agree before a change counts as done: devices have
-// been seen to vanish again right after a plugin's first registration.
+// Proof is the number of looks in a row at which everything must agree before a change counts as done: devices may
+// vanish again right after a plugin's first registration.
 const Proof = 2
 
 // Target is what one GPU shall become.
 type Target struct {
 	nvml.Wish
-	// Exact, if set, is the geometry with its places, as an undo wants it; Wish.Devices is then not used.
+	// Exact, if set, is the geometry with its places, for an undo; Wish.Devices is then not used.
 	Exact nvml.Geometry
-	Undo  bool // Exact is meant, also when it is empty
+	Undo  bool // Exact counts even if it is empty
 }
 
 // Desired is what a node shall become.
 type Desired struct {
 	GPUs    Targets
 	Sharing *Sharing // nil leaves the device plugin's config alone
-	Config  string   // names it, as people do
-	Later   bool     // it is not known before there is a device plugin
+	Config  string   // name of the plugin's config, for users to read
+	Later   bool     // the agent can ask the device plugin for a config only once that is there
 }
 
-// Targets are what the named GPUs shall become. GPUs that are not named are left alone.
+// Targets are what the named GPUs shall become. The plan leaves GPUs alone that are not named.
 type Targets map[nvml.UUID]Target
 
-// Refused says that a wish cannot be fulfilled on a GPU. Nothing has been disturbed.
+// Refused says that a GPU cannot become what is desired. The plan has disturbed nothing.
 type Refused struct {
 	Index int
 	GPU   nvml.UUID
 	Err   error
 }
 
-// Error names the GPU and the reason. A lost GPU that this driver has never seen well has no UUID.
+// Error names the GPU and the reason. A GPU that was lost before the driver has read it has no UUID.
 func (r *Refused) Error() string {
 	if r.GPU == "" {
 		return fmt.Sprintf("GPU %d: %v", r.Index, r.Err)
@@ -138,13 +138,13 @@ func (r *Refused) Error() string {
 func (r *Refused) Unwrap() error { return r.Err }
 
 // Make lists the steps from what was observed to what is desired. No steps means that the node is as desired, that
-// this is proven, and that nothing is owed to it. A wish that cannot be fulfilled is a *Refused error.
+// this is proven, and that the agent owes the node nothing. If a GPU cannot become what is desired, the error is a *Refused.
 func Make(seen Observed, want Desired) ([]Step, error) {
 	changes, err := seen.changes(want)
 	if err != nil {
 		return nil, err
 	}
-	// Where nothing is asked for, nothing is written: what stands in a spec or a file is as others left it.
+	// If no label asks for anything, the agent leaves CDI specs as other programs have written them.
 	if len(want.GPUs) == 0 && !seen.Journal.Owed {
 		seen.CDI = nil
 	}
@@ -166,8 +166,8 @@ func Make(seen Observed, want Desired) ([]Step, error) {
 	}
 }
 
-// restartWithholding lists the restart of device plugins that do not offer again what has recovered. In the middle of a change each is
-// restarted by the journal, or was.
+// restartWithholding lists the restart of device plugins that do not offer a GPU again which has recovered. In the middle of a change the
+// agent restarts each plugin anyway, by the journal.
 func restartWithholding(seen *Observed) []Step {
 	var pods []Pod
 	for _, o := range seen.Operands {
@@ -196,23 +196,23 @@ func carryOut(seen Observed, want Desired, changes []change, sharing sharingChan
 	return append(steps, giveBack(foreseen(seen, changes, d), want, parks)...)
 }
 
-// parked reports whether the node was given back until its reboot. A change without a fence has no cordon either, and owes what it has
-// paused and stopped until it is parked.
+// parked reports whether the agent has given the node back until its reboot. A change without a fence has no cordon either, and owes the
+// operands and units that it has paused and stopped until it is parked.
 func (seen Observed) parked() bool {
 	j := seen.Journal
 	return j.Owed && !j.Cordoned && len(j.Paused) == 0 && len(j.Stopped) == 0
 }
 
-// Taken is what a change takes away of one GPU.
+// Taken is what a change takes away from one GPU.
 type Taken struct {
 	GPU     nvml.UUID
 	Devices []string // UUIDs as kubelet knows them
 	Whole   bool     // the GPU's mode changes, so that all of it goes
-	Compute bool     // nothing of it goes, but what computes on it cannot stay
+	Compute bool     // no device goes, but processes that compute on the GPU cannot stay
 }
 
-// Takes lists what the plan takes away, GPU by GPU; nothing if the wish cannot be. Who holds any of it is to be known before
-// the plan counts.
+// Takes lists what the plan takes away, GPU by GPU; nothing if the desired state is impossible. The caller has to observe the holders of
+// all that before the plan counts.
 func Takes(seen Observed, want Desired) []Taken {
 	changes, err := seen.changes(want)
 	if err != nil {
@@ -253,7 +253,7 @@ func (seen Observed) changes(want Desired) ([]change, error) {
 	return out, nil
 }
 
-// prepare lists what must happen before the hardware is touched.
+// prepare lists the steps before the hardware is touched.
 func prepare(seen Observed, changes []change, d disruption) []Step {
 	var steps []Step
 	if d.needsSlot(seen) {
@@ -271,7 +271,7 @@ func prepare(seen Observed, changes []change, d disruption) []Step {
 	if d.takesAway {
 		steps = append(steps, pause(seen)...)
 	}
-	// The plugin keeps the library open, which is a client that stands in the way of a reset. So do others.
+	// The plugin and other clients keep the library open, and the driver resets no GPU that a client has open.
 	if away := slices.Concat(pausable(seen.Operands), seen.Clients); d.changesMode && len(away) > 0 {
 		steps = append(steps, Step{Kind: PauseOperands, Pods: away})
 	}
@@ -281,11 +281,11 @@ func prepare(seen Observed, changes []change, d disruption) []Step {
 	return steps
 }
 
-// disruption is what the changes take from whom.
+// disruption is what the changes take from pods and from the host.
 type disruption struct {
 	takesAway, changesMode bool
 	sharing                sharingChange
-	holders                []Pod    // that have to leave
+	holders                []Pod    // pods that have to leave
 	stops                  []string // units that have to stop
 }
 
@@ -308,7 +308,7 @@ func disruptionOf(seen Observed, want Desired, changes []change, sharing sharing
 		}
 	}
 	for _, u := range seen.Units {
-		// Only a reset minds who has a GPU open. Creating and destroying instances minds who computes on them.
+		// The driver resets a GPU only if no process has it open. It destroys an instance if no process computes on it.
 		if u.Active && (resets || u.Holds && d.takesAway) {
 			d.stops = append(d.stops, u.Name)
 		}
@@ -316,10 +316,10 @@ func disruptionOf(seen Observed, want Desired, changes []change, sharing sharing
 	return d
 }
 
-// fences reports whether the fence has to go up. What stands idle may be given to a pod at any moment, so it goes up for whatever is
-// taken away, held or not. That a label can send the device plugin away is no reason to do without: once the plugin is back, kubelet gives
-// out what it says, and whether that is right is only being proven then. On a node that has just been registered it goes up for everything:
-// behind it the startup taint can go, which would else keep away the device plugin that has to prove the capacity.
+// fences reports whether the change needs the fence. Kubelet may give an idle device to a pod at any moment, so the change needs the fence
+// whatever it takes away, held or not. It needs the fence even if a label sends the device plugin away: once the plugin is back, kubelet
+// gives out what the plugin offers, before the agent has proven that. On a node that has just been registered every change needs the fence:
+// it replaces the startup taint, which keeps away the device plugin by which the agent has to prove the capacity.
 func (d disruption) fences(seen Observed) bool {
 	if seen.Journal.Owed && seen.Fenced && !seen.Breached {
 		return false
@@ -327,8 +327,8 @@ func (d disruption) fences(seen Observed) bool {
 	return seen.Startup || d.sharing.shrinks || d.takesAway || len(d.holders) > 0
 }
 
-// needsSlot reports whether the pool has to do without the node for a while, and has not agreed to it yet. A node that has just
-// been registered is none that it had.
+// needsSlot reports whether the change makes the node unavailable, and needs a slot of the pool for that. A node that has just been
+// registered needs none: the pool did not have it before.
 func (d disruption) needsSlot(seen Observed) bool {
 	if !seen.Slot.Needed || (seen.Startup || seen.Slot.Spared) && len(d.holders) == 0 {
 		return false
@@ -347,11 +347,11 @@ func pause(seen Observed) []Step {
 	return steps
 }
 
-// incomplete reports whether the journal lacks something that the changes will owe: whatever is about to change must be
-// in it before the hardware is touched, and so must each plugin that has seen the hardware as it was, each label that is
-// about to be changed, and each unit that is about to be stopped.
+// incomplete reports whether the journal lacks something that the agent will have to restore. Before it touches the hardware, the
+// journal must hold each GPU that it will change, each plugin that has seen the hardware as it was, each label that it will
+// change, and each unit that it will stop.
 func incomplete(seen Observed, changes []change, d disruption) bool {
-	if !seen.Journal.Owed || seen.Journal.Other || d.sharing.writes && !seen.Plugin.Noted {
+	if !seen.Journal.Owed || seen.Journal.Other || d.sharing.writes && !seen.Plugin.Journaled {
 		return true
 	}
 	for _, c := range changes {
@@ -364,7 +364,7 @@ func incomplete(seen Observed, changes []change, d disruption) bool {
 		slices.ContainsFunc(d.stops, func(name string) bool { return !seen.Journal.Stopped[name] })
 }
 
-// hardware lists the changes of the GPUs. If any waits for a reboot, all that can be done before is done before, so that
+// hardware lists the changes of the GPUs. If any waits for a reboot, all steps that need none come before it, so that
 // one reboot is enough.
 func hardware(seen Observed, changes []change) []Step {
 	var steps, later []Step
@@ -380,7 +380,7 @@ func hardware(seen Observed, changes []change) []Step {
 	return slices.Concat(steps, reboot(seen), later)
 }
 
-// foreseen is what will be seen after the hardware's change.
+// foreseen returns what the agent will observe after the hardware's change.
 func foreseen(seen Observed, changes []change, d disruption) Observed {
 	seen.GPUs = Result(seen.GPUs, hardware(seen, changes))
 	seen.Journal.Paused, seen.Journal.Stopped = maps.Clone(seen.Journal.Paused), maps.Clone(seen.Journal.Stopped)
@@ -388,7 +388,7 @@ func foreseen(seen Observed, changes []change, d disruption) Observed {
 	seen.Operands = nil
 	for _, o := range operands {
 		if d.changesMode && !o.Returns && !o.ByLabel || d.takesAway && o.ByLabel {
-			continue // paused before the change, and new after it
+			continue // the agent pauses it before the change, and a new pod starts after it
 		}
 		o.Stale = o.Stale || len(changes) > 0
 		seen.Operands = append(seen.Operands, o)
@@ -411,7 +411,7 @@ func foreseen(seen Observed, changes []change, d disruption) Observed {
 	return seen
 }
 
-// giveBack lists what is left once the hardware is as desired, or as near to it as it comes before a reboot.
+// giveBack lists the steps that are left once the hardware is as desired, or as near to it as it comes before a reboot.
 func giveBack(seen Observed, want Desired, parks bool) []Step {
 	steps := append(persist(seen), write(&seen, want)...)
 	if len(seen.CDI) > 0 {
@@ -450,7 +450,7 @@ func (s Slot) release() []Step {
 	return []Step{{Kind: ReleaseSlot}}
 }
 
-// resume brings back, in reverse, who was sent away.
+// resume starts the units and operands again that the change has stopped, in reverse order.
 func resume(seen Observed) []Step {
 	var steps []Step
 	for _, u := range slices.Backward(seen.Units) {
@@ -469,7 +469,7 @@ func resume(seen Observed) []Step {
 	return steps
 }
 
-// persist turns persistence mode on again where the journal says that it was on.
+// persist turns persistence mode on again for GPUs that had it on by the journal.
 func persist(seen Observed) []Step {
 	var steps []Step
 	for _, gpu := range seen.GPUs {
@@ -480,14 +480,14 @@ func persist(seen Observed) []Step {
 	return steps
 }
 
-// needed is the number of agreeing looks that prove the capacity. A node to which nothing is owed was proven before;
-// there, one look tells whether it still holds.
+// needed returns how many agreeing looks prove the capacity. Without a journal, the agent has proven the node before, and one look tells
+// whether that still holds.
 func needed(seen Observed) int {
 	switch {
 	case !seen.Journal.Owed:
 		return 1
 	case seen.Undo && !seen.Journal.Proven:
-		return 0 // what was not there before cannot be given back
+		return 0 // capacity that did not agree before the change need not agree after its undo
 	default:
 		return Proof
 	}

@@ -21,7 +21,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the plans in testdata")
 
-// Each file of testdata is a sentence: what is seen of a node, what is wanted, and the plan.
+// Each file of testdata holds what the agent has observed of a node, what it wants, and the plan.
 func TestPlans(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txtar")
 	if err != nil || len(files) == 0 {
@@ -221,7 +221,7 @@ func parseInstance(t *testing.T, gpu nvml.GPU, text string) nvml.Instance {
 	return i.Divided(profile, devices)
 }
 
-// made is an undivided instance that stands.
+// made returns an undivided instance, as the driver has made it.
 func made(gpu nvml.GPU, placed nvml.Placed) nvml.Instance {
 	p, _ := gpu.Profile(placed.Profile)
 	whole := nvml.Part{Name: fmt.Sprintf("%dc", p.Slices), Span: nvml.Span{Size: p.Slices}}
@@ -258,12 +258,12 @@ func parseSharing(t *testing.T, words []string) *plan.Sharing {
 	return s
 }
 
-// parsePlugin reads what is seen of the plugin's config: "unknown", or a sharing; and "set", "told", "tells", "noted".
+// parsePlugin reads the observed config of the plugin: "unknown", or a sharing; and "set", "told", "tells", "noted".
 func parsePlugin(t *testing.T, words []string) plan.Plugin {
 	t.Helper()
 	p := plan.Plugin{
-		Set: slices.Contains(words, "set"), Told: slices.Contains(words, "told"), Tells: slices.Contains(words, "tells"),
-		Noted: slices.Contains(words, "noted"),
+		Set: slices.Contains(words, "set"), Reloaded: slices.Contains(words, "told"), NeedsReload: slices.Contains(words, "tells"),
+		Journaled: slices.Contains(words, "noted"),
 	}
 	if !slices.Contains(words, "unknown") {
 		p.Now = parseSharing(t, words)
@@ -320,7 +320,7 @@ func parsePod(words []string) plan.Pod {
 	return p
 }
 
-// parseJournal reads the words of what is owed, and of how far the node is.
+// parseJournal reads the words about the journal, and about how far the node is.
 func parseJournal(t *testing.T, words []string, seen *plan.Observed) {
 	t.Helper()
 	seen.Journal = plan.Journal{
@@ -356,7 +356,7 @@ func parsePause(words []string) plan.Pause {
 	return p
 }
 
-// owed reads a list of what the journal holds.
+// owed reads a list of names in the journal.
 func owed(words []string, prefix string) map[string]bool {
 	out := map[string]bool{}
 	for _, w := range words {
@@ -406,8 +406,8 @@ func h100() []nvml.Profile {
 	}
 }
 
-// The agent performs the first step only and then plans anew. So planning from what the first step leaves must give
-// the rest of the same plan, whatever was planned.
+// The agent performs the first step only and then plans anew. So a plan from what the first step leaves must be
+// the rest of the same plan.
 func TestTheRestOfAPlanIsThePlanOfTheRest(t *testing.T) {
 	seen := parseSeen(t, "gpu 0 on 1g.10gb@0 1g.10gb@1 2g.20gb@2 3g.40gb@4\ngpu 1 off\ngpu 2 on 7g.80gb@0\n"+
 		"gpu 3 on 3g.40gb(1c@0,1c@1)@0 3g.40gb(1c@1,1c@2)@4\njournal fenced\n")

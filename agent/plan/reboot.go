@@ -6,18 +6,18 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Reboots is what is known of reboots: which mode changes take one here, and who may do it.
+// Reboots is what the agent knows of reboots: which mode changes need one here, and whether the agent may do it.
 type Reboots struct {
 	// NoReset are the GPUs that the driver has refused to reset since the node's boot. Their pending mode becomes current at
 	// a reboot and not before.
 	NoReset map[nvml.UUID]bool
-	// Suspected are those that it has refused to reset at any time: machines do not often learn it.
+	// Suspected are the GPUs that the driver has refused to reset in any earlier boot: a machine that refuses it once mostly does so always.
 	Suspected map[nvml.UUID]bool
-	// InVain says that the node was rebooted since this change met the refusal. A mode that is still pending then would be so
-	// after any further reboot.
+	// InVain says that the node was rebooted since the driver has refused the reset in this change. A mode that is still pending then
+	// would be so after any further reboot.
 	InVain bool
 	Policy RebootPolicy
-	Asked  Asked // what the sentinel file says
+	Asked  Asked // the state of the sentinel file
 	Others []Pod // all pods that a drain of the node would evict
 }
 
@@ -36,24 +36,23 @@ type Asked string
 
 // States of the sentinel file.
 const (
-	AskedByNobody Asked = ""
+	NotAsked      Asked = ""
 	AskedByUs     Asked = "us"
-	AskedByOthers Asked = "others" // it asks for a reboot too, but it is not ours to withdraw
+	AskedByOthers Asked = "others" // another program has written the file, so the agent must not remove it
 )
 
-// Why MIG mode is not changed where a GPU is not reset.
+// Errors of a change of MIG mode on a GPU that the driver refuses to reset.
 var (
-	// ErrNeedsReboot: nobody may do the reboot that it takes.
+	// ErrNeedsReboot: the change needs a reboot, and the settings allow none.
 	ErrNeedsReboot = errors.New("MIG mode changes at a reboot of the node only, since this machine does not let the driver reset the GPU," +
 		" as in many virtual machines; set reboot.policy in the settings to delegate or self")
-	// ErrStillPending: the reboot has not helped.
+	// ErrStillPending: the mode is still pending after the reboot.
 	ErrStillPending = errors.New("MIG mode is still pending after a reboot of the node; see the kernel's log for messages of NVRM")
 )
 
-// OnAtReboot lists the GPUs that turn MIG mode on at the next reboot that somebody else does: their mode is left pending, and
-// the node is given back until then, as a GPU with a pending mode works as before. The other way round that cannot be: a
-// GPU must lose its instances before MIG mode is turned off, and is of no use to anybody then. Where the agent reboots the
-// node itself there are none.
+// OnAtReboot lists the GPUs that turn MIG mode on at the next reboot by a user or another tool: the agent leaves their mode pending, and
+// gives the node back until then, as a GPU with a pending mode works as before. It cannot do that when MIG mode is to be turned off: the
+// GPU must lose its instances before, and then no pod can use it. If the agent reboots the node itself, the list is empty.
 func OnAtReboot(seen Observed, want Desired) []nvml.GPU {
 	var out []nvml.GPU
 	for _, gpu := range seen.GPUs {
@@ -82,7 +81,7 @@ func reboot(seen Observed) []Step {
 }
 
 func askForReboot(seen Observed) []Step {
-	if seen.Reboots.Policy != RebootDelegate || seen.Reboots.Asked != AskedByNobody {
+	if seen.Reboots.Policy != RebootDelegate || seen.Reboots.Asked != NotAsked {
 		return nil
 	}
 	return []Step{{Kind: AskReboot}}

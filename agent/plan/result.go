@@ -6,8 +6,8 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Result is what the GPUs look like after the steps, if each does what it says. It is for drawing a plan and for
-// checking it; instances that a step makes have no devices in it, since only the driver gives these their names.
+// Result returns the GPUs as the steps leave them, if each does what it says. It is for drawing and for checking a plan.
+// Instances that a step creates have no devices in it, since only the driver gives devices their names.
 func Result(gpus []nvml.GPU, steps []Step) []nvml.GPU {
 	out := slices.Clone(gpus)
 	for i := range out {
@@ -54,7 +54,7 @@ func (s Step) withInstances(gpu nvml.GPU) nvml.GPU {
 	return gpu
 }
 
-// instances are the GPU's when one is made or gone, or a part of one.
+// instances returns the GPU's instances after the step has created or destroyed one, or a part of one.
 func (s Step) instances(gpu nvml.GPU) []nvml.Instance {
 	switch {
 	case s.OnPart():
@@ -68,7 +68,7 @@ func (s Step) instances(gpu nvml.GPU) []nvml.Instance {
 	}
 }
 
-// divided are the GPU's instances when one of them has a part more, or a part less. A new part has no name.
+// divided returns the GPU's instances after one of them has got or lost a part. A new part has no name.
 func (s Step) divided(gpu nvml.GPU) []nvml.Instance {
 	out := slices.Clone(gpu.Instances)
 	for n, i := range out {

@@ -10,19 +10,19 @@ import (
 
 // Sharing is how the device plugin multiplies what it offers. Its zero value shares nothing.
 type Sharing struct {
-	MPS      bool           // by a daemon that no process computes without; otherwise by time-slicing
-	Replicas map[string]int // how often each device of a resource is offered, at least 2
-	Rename   bool           // shared resources are offered under a name of their own
-	MIG      string         // how MIG devices are offered: none, single, mixed; empty if that is not known
+	MPS      bool           // processes share a GPU by the daemon of MPS; otherwise by time-slicing
+	Replicas map[string]int // how often the plugin offers each device of a resource, at least 2
+	Rename   bool           // the plugin offers shared resources under a name of their own
+	MIG      string         // the plugin's MIG strategy: none, single, mixed; empty if that is not known
 }
 
-// Plugin is how the device plugin's config compares with what is wanted of it.
+// Plugin is how the device plugin's config compares with the desired one.
 type Plugin struct {
-	Now   *Sharing // what its config says; nil if that cannot be known
-	Set   bool     // its config is, to the letter, what is wanted
-	Told  bool     // all who read the config have read it as it is now
-	Tells bool     // who reads the config has to be told of another one
-	Noted bool     // the journal holds what config it had before
+	Now         *Sharing // the sharing in its config; nil if that cannot be known
+	Set         bool     // its config is the desired one, to the letter
+	Reloaded    bool     // every pod that reads the config has read it as it is now
+	NeedsReload bool     // pods read another config only after a signal of the agent
+	Journaled   bool     // the journal holds the former config
 }
 
 // Replica is one device as kubelet has given it to a pod.
@@ -31,17 +31,17 @@ type Replica struct {
 	ID       string // "GPU-…", "MIG-…::2"
 }
 
-// migID begins the ids of MIG devices.
+// migID is the prefix of the ids of MIG devices.
 const migID = "MIG-"
 
-// MIG strategies of the device plugin by which MIG devices are offered: as if they were GPUs, or by their profiles.
+// MIG strategies by which the device plugin offers MIG devices: as if they were GPUs, or by their profiles.
 const (
 	migSingle = "single"
 	migMixed  = "mixed"
 )
 
-// offers reports whether kubelet would still give out the replica. Kubelet goes by names: a device id that is offered no more, or
-// under another resource, stays with its pod, but counts neither as given out nor as there when the pod's node is restarted.
+// offers reports whether kubelet would still give out the replica. Kubelet compares names: a device id that the plugin offers no more, or
+// under another resource, stays with its pod, but kubelet counts it neither as given out nor as present when it restarts.
 func (s Sharing) offers(r Replica) bool {
 	resource := strings.TrimSuffix(r.Resource, nvml.SharedSuffix)
 	name, n := s.offered(resource)
@@ -53,7 +53,7 @@ func (s Sharing) offers(r Replica) bool {
 	return (!shared || err == nil && i < n) && s.presents(resource, r.ID)
 }
 
-// presents reports whether the device is offered by this name under the MIG strategy.
+// presents reports whether the plugin offers the device by this resource name under the MIG strategy.
 func (s Sharing) presents(resource, id string) bool {
 	switch {
 	case s.MIG == "" || !strings.HasPrefix(id, migID):
@@ -65,7 +65,7 @@ func (s Sharing) presents(resource, id string) bool {
 	}
 }
 
-// offered is the name under which a resource is offered, and how often each of its devices.
+// offered returns the name under which the plugin offers a resource, and how often it offers each of its devices.
 func (s Sharing) offered(resource string) (name string, replicas int) {
 	n := max(s.Replicas[resource], 1)
 	if n > 1 && s.Rename {
@@ -74,7 +74,8 @@ func (s Sharing) offered(resource string) (name string, replicas int) {
 	return resource, n
 }
 
-// shrinks reports whether anything goes that is offered now and not after, whoever has it. What is not known may go.
+// shrinks reports whether the plugin offers anything now that it does not offer after the change, held or not. If the present config is
+// not known, it may.
 func shrinks(now *Sharing, then Sharing) bool {
 	if now == nil {
 		return true
@@ -97,22 +98,22 @@ func shrinks(now *Sharing, then Sharing) bool {
 	return false
 }
 
-// renamesMIG reports whether MIG devices that stand will be offered by other names.
+// renamesMIG reports whether the plugin will offer present MIG devices by other names.
 func (seen Observed) renamesMIG(now *Sharing, then Sharing) bool {
 	return now != nil && now.MIG != "" && then.MIG != "" && now.MIG != then.MIG &&
 		slices.ContainsFunc(seen.GPUs, func(gpu nvml.GPU) bool { return len(gpu.Instances) > 0 })
 }
 
-// sharingChange is what another config of the device plugin takes.
+// sharingChange is what has to be done for another config of the device plugin, and what that takes away.
 type sharingChange struct {
 	is        bool
-	writes    bool // the config is not as wanted
-	shrinks   bool // something that is offered now goes
-	exclusive bool // MPS begins, ends or changes: what computes on a GPU cannot stay
+	writes    bool // the agent has to write the config
+	shrinks   bool // something goes that the plugin offers now
+	exclusive bool // MPS begins, ends or changes: processes that compute on a GPU cannot stay
 	modes     []nvml.GPU
 }
 
-// sharing compares the plugin's config with what is wanted of it.
+// sharing compares the plugin's config with the desired one.
 func (seen Observed) sharing(want Desired) sharingChange {
 	if want.Sharing == nil {
 		return sharingChange{}
@@ -127,8 +128,8 @@ func (seen Observed) sharing(want Desired) sharingChange {
 	return c
 }
 
-// leftExclusive are the GPUs that MPS was used on and that nothing else can share: its daemon gives them back only if it ends in peace.
-// Where nothing is to be shared, and we have not ended MPS, the mode may be an administrator's wish.
+// leftExclusive returns the GPUs that the MPS daemon has left in exclusive-process mode, which it resets only if it is not killed. If no
+// sharing is desired, and the agent has not ended MPS, an administrator may have set that mode: then it returns none.
 func (seen Observed) leftExclusive(want Desired) []nvml.GPU {
 	if want.Sharing == nil || want.Sharing.MPS || seen.Undo && seen.Journal.MPS || len(want.Sharing.Replicas) == 0 && !seen.Journal.MPS && !usesMPS(seen.Plugin.Now) {
 		return nil
@@ -144,7 +145,7 @@ func (seen Observed) leftExclusive(want Desired) []nvml.GPU {
 
 func usesMPS(s *Sharing) bool { return s != nil && s.MPS }
 
-// displaced are the pods that have what is offered no more.
+// displaced returns the pods that have a device which the plugin will offer no more.
 func (seen Observed) displaced(want Desired, c sharingChange) []Pod {
 	if !c.writes {
 		return nil
@@ -154,35 +155,35 @@ func (seen Observed) displaced(want Desired, c sharingChange) []Pod {
 	})
 }
 
-// endMPS lists what has to happen before GPUs that were shared by MPS can be cut: its daemon computes on them until it is told that
-// it is not wanted any more, and leaves them in a mode of its own unless it ends in peace. Elsewhere that may come last.
+// endMPS lists the steps before the agent can cut GPUs that pods have shared by MPS: the daemon of MPS computes on them until the plugin's
+// config does not ask for MPS any more, and leaves them in exclusive-process mode if it is killed. Without MPS these steps come last.
 func endMPS(seen *Observed, want Desired, c sharingChange) []Step {
 	if want.Sharing == nil || want.Sharing.MPS || !usesMPS(seen.Plugin.Now) && len(c.modes) == 0 {
 		return nil
 	}
 	steps := append(write(seen, want), stepsAfterConfig(*seen, want)...)
 	seen.GPUs = Result(seen.GPUs, steps)
-	seen.Plugin.Told = true
+	seen.Plugin.Reloaded = true
 	return steps
 }
 
-// write sets the config, as far as it is not yet what is wanted, and notes in the look what follows from that.
+// write lists the step that writes the config, if it differs from the desired one, and changes the observation accordingly.
 func write(seen *Observed, want Desired) []Step {
 	if want.Sharing == nil || seen.Plugin.Set {
 		return nil
 	}
 	seen.Journal.MPS = seen.Journal.MPS || usesMPS(seen.Plugin.Now)
-	seen.Plugin.Set, seen.Plugin.Now, seen.Plugin.Told = true, want.Sharing, !seen.Plugin.Tells
+	seen.Plugin.Set, seen.Plugin.Now, seen.Plugin.Reloaded = true, want.Sharing, !seen.Plugin.NeedsReload
 	return []Step{{Kind: WriteSharing, Config: want.Config}}
 }
 
-// stepsAfterConfig lists what follows a config that is set.
+// stepsAfterConfig lists the steps that follow when the config is written.
 func stepsAfterConfig(seen Observed, want Desired) []Step {
 	if want.Sharing == nil || !seen.Journal.Owed {
 		return nil
 	}
 	var steps []Step
-	if !seen.Plugin.Told {
+	if !seen.Plugin.Reloaded {
 		steps = append(steps, Step{Kind: ReloadPlugin})
 	}
 	for _, gpu := range seen.leftExclusive(want) {

@@ -12,13 +12,13 @@ import (
 type Step struct {
 	Kind     Kind
 	GPU      nvml.UUID   // of steps that touch a GPU
-	Index    int         // the same GPU by its position, as people name it
+	Index    int         // the same GPU by its index, as nvidia-smi shows it
 	On       bool        // of SetMode
 	Instance nvml.Placed // of Destroy and Create; if these are about a part of it, it does not say how it is divided
 	Part     nvml.Part   // of Destroy and Create, if these are about one compute instance; else zero
 	Pods     []Pod       // of Evict, PauseOperands, RestartOperands and RestartPlugin
 	Files    []string    // of RegenerateCDI
-	Label    string      // of PauseOperands and ResumeOperands, where they work by label
+	Label    string      // of PauseOperands and ResumeOperands, if they work by label
 	Unit     string      // of StopUnits and StartUnits
 	Config   string      // of WriteSharing: names the config
 }
@@ -48,7 +48,7 @@ func Has(steps []Step, kind Kind) bool {
 	return slices.ContainsFunc(steps, func(s Step) bool { return s.Kind == kind })
 }
 
-// Disrupts reports whether the steps take something away, of pods or of the host.
+// Disrupts reports whether the steps take something away, from pods or from the host.
 func Disrupts(steps []Step) bool { return Any(steps, func(t Traits) bool { return t.Disrupts }) }
 
 func (s Step) pause() string {
@@ -69,7 +69,7 @@ func onGPU(text func(Step) string) func(Step) string {
 	return func(s Step) string { return fmt.Sprintf("GPU %d: %s", s.Index, text(s)) }
 }
 
-// what is destroyed or created: "3g.40gb@4", or "1c@2 in 3g.40gb@4".
+// what names what the step destroys or creates: "3g.40gb@4", or "1c@2 in 3g.40gb@4".
 func (s Step) what() string {
 	if !s.OnPart() {
 		return s.Instance.String()

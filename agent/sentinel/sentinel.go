@@ -35,19 +35,19 @@ func (s *File) State(ctx context.Context) plan.Asked {
 	defer cancel()
 	asked, err := aside.Do(ctx, &s.Calls, "looking at "+s.Path, func(context.Context, aside.At) (plan.Asked, error) { return s.asked(), nil })
 	if err != nil {
-		return plan.AskedByNobody
+		return plan.NotAsked
 	}
 	return asked
 }
 
 func (s *File) asked() plan.Asked {
 	if is, err := os.Stat(s.Path); err != nil || !is.Mode().IsRegular() {
-		return plan.AskedByNobody
+		return plan.NotAsked
 	}
 	text, err := aside.Bounded(s.Path, longestRequest)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, aside.ErrNoFile):
-		return plan.AskedByNobody
+		return plan.NotAsked
 	case err == nil && strings.HasPrefix(string(text), nodewrite.FieldManager+":"):
 		return plan.AskedByUs
 	default:
@@ -82,7 +82,7 @@ func (s *File) write(ctx context.Context, why string) (err error) {
 		return ctx.Err()
 	}
 	err = os.Link(whole, s.Path) // unlike a rename, it does not take the place of what is there
-	if err == nil || errors.Is(err, fs.ErrExist) && s.asked() != plan.AskedByNobody {
+	if err == nil || errors.Is(err, fs.ErrExist) && s.asked() != plan.NotAsked {
 		return nil
 	}
 	if is, told := os.Lstat(s.Path); told == nil && !is.Mode().IsRegular() {
