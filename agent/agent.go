@@ -1,9 +1,9 @@
 // Package agent keeps the GPUs of one node as the node's labels ask.
 //
-// It observes the node, lets agent/plan decide, performs at most one step, reports, and looks again. It owns the loop and
-// everything that is written to the node object. What needs neither is in packages below it: the plan, the journal, the
-// comparison of capacity, the parts that watch something besides. It knows no NVIDIA library and no file format: the driver
-// and the parser are handed in.
+// It observes the node, lets agent/plan decide, performs at most one step, reports, and observes again. It owns the loop and
+// everything that is written to the node object. Packages below it do what needs neither: the plan, the journal, the
+// comparison of capacity, the parts that watch something besides. It knows no NVIDIA library and no file format: cmd hands it
+// the driver and the parser.
 package agent
 
 import (
@@ -70,7 +70,7 @@ type Agent struct {
 	fence    fence.Fence
 	wakes    *wake.Sources
 
-	// Each room keeps what it remembers. All of that may be lost at any moment: after a restart it is gathered anew.
+	// Each of these packages keeps its own memory. A restart loses all of it, and the next passes gather it anew.
 
 	record       *hostrecord.Keeper
 	ledger       *ledger.Ledger
@@ -95,33 +95,33 @@ type Agent struct {
 	teller   *tell.Teller
 	parts    part.All
 
-	hasLooked      bool // this process has seen the node once
-	changeUnderway bool // the last look has found a change under way
+	hasLooked      bool // this process has observed the node once
+	changeUnderway bool // the last pass observed a change under way
 	driverReplaced bool // the driver is another one than this process has loaded
 }
 
-// forgetter remembers by the clock.
+// forgetter keeps times of the host's clock in memory.
 type forgetter interface {
-	// Forget drops what depends on times that the clock gave, as if the process began now.
+	// Forget drops whatever was computed from earlier times of the clock, as if the process began now.
 	Forget(now time.Time)
 }
 
-// forgetters are all of them.
+// forgetters lists every part of the agent that remembers times.
 func (a *Agent) forgetters() []forgetter {
 	return []forgetter{
 		a.budget, a.processes, a.units, a.rebooter, a.devicePlugin, a.leftovers, a.upgrades, a.prover, a.turn, a.change, a.parts,
 	}
 }
 
-// Run keeps the node as desired until ctx ends. A step that has begun is brought to its end first. The error is
+// Run keeps the node as desired until ctx ends. It completes a step that has begun before it returns. The error is
 // nvml.ErrReplaced: NVIDIA's driver is another one than this process has loaded, and only a new process can go on.
 func (a *Agent) Run(ctx context.Context) error {
 	wake := a.wakes.Watch(ctx)
 	a.parts.Watch(ctx, a.wakes.Beside)
-	a.noteStart()
+	a.leftovers.Forget(a.clock.Now())
 	a.log.Info("watching", zap.String("node", a.node))
 	for ctx.Err() == nil {
-		// Cutting a step off in the middle gains nothing: each has a deadline, and a restart resumes anyway.
+		// Cancelling a step in its middle gains nothing: each step has a deadline, and the agent resumes after a restart anyway.
 		a.alive.Begin()
 		next := a.pass(context.WithoutCancel(ctx))
 		a.alive.End(next)
@@ -136,17 +136,17 @@ func (a *Agent) Run(ctx context.Context) error {
 	return nil
 }
 
-// settleTime is the least time between two passes of a node at which nothing is being done. Others may write to the node and its pods
-// many times in a second, and each pass reads both.
+// settleTime is the least time between two passes while no change is under way. Kubelet and controllers may write to the node and
+// its pods many times in a second, and each pass reads both.
 const settleTime = time.Second
 
-// pauseAfterPass waits for that time, whatever wakes the loop meanwhile, and returns what is left of the rest. What is being done is not slowed down
-// by it, nor what is to be tried again sooner.
+// pauseAfterPass waits for settleTime, even if something wakes the loop meanwhile, and returns what is left of the rest. It delays neither
+// a change under way nor a retry that is due sooner.
 func (a *Agent) pauseAfterPass(ctx context.Context, rest time.Duration) time.Duration {
 	if a.changeUnderway || rest <= 0 {
 		return rest
 	}
-	pause := min(rest, settleTime+rand.N(settleTime/4)) // many nodes must not come at once
+	pause := min(rest, settleTime+rand.N(settleTime/4)) // the agents of many nodes must not ask the API server at once
 	timer := a.clock.NewTimer(pause)
 	defer timer.Stop()
 	select {
@@ -156,12 +156,12 @@ func (a *Agent) pauseAfterPass(ctx context.Context, rest time.Duration) time.Dur
 	return rest - pause
 }
 
-// partsLook is the time between two looks of the parts. A program fills a GPU within seconds, but what matters is one that stays full, and a
-// look takes the driver some ten calls a GPU.
+// partsLook is the time between two looks of the parts. A program fills a GPU within seconds, but only a GPU that stays full matters, and a
+// look costs some ten driver calls a GPU.
 const partsLook = 15 * time.Second
 
-// waitForNextPass waits for the next pass: until something wakes it, at most for d. Meanwhile the parts look, which takes nothing of the API server; it
-// ends when one has something to tell.
+// waitForNextPass waits until a watch wakes the loop, at most for d. Meanwhile the parts look, which asks nothing of the API server; the wait
+// ends when a part has something to report.
 func (a *Agent) waitForNextPass(ctx context.Context, wake <-chan struct{}, d time.Duration) {
 	timer := a.clock.NewTimer(d)
 	defer timer.Stop()
@@ -183,11 +183,8 @@ func (a *Agent) waitForNextPass(ctx context.Context, wake <-chan struct{}, d tim
 	}
 }
 
-// noteStart notes what a new process cannot know.
-func (a *Agent) noteStart() { a.leftovers.Forget(a.clock.Now()) }
-
 // pass observes, decides, and performs at most one step. It returns how long the loop may sleep.
-// It is safe to be killed anywhere inside it.
+// The agent may be killed anywhere inside it.
 func (a *Agent) pass(ctx context.Context) time.Duration {
 	seen, err := a.observe(ctx)
 	a.changeUnderway = seen.Journal != nil
@@ -197,14 +194,14 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 	}
 	if err != nil {
 		a.upgrades.ReleaseNode(ctx, seen)
-		if j := seen.Journal; j != nil && (j.Cordoned || len(j.Paused) > 0) { // the pool does without the node all the same
+		if j := seen.Journal; j != nil && (j.Cordoned || len(j.Paused) > 0) { // the node still counts as unavailable in its pool
 			a.turn.Renew(ctx, seen)
 		}
 		return a.conclude(ctx, seen, state.Desired{}, nil, err)
 	}
 	delete(a.budget.Attempts, noStep)
 	a.countRecovery(seen)
-	a.notifyRooms(ctx, seen)
+	a.rememberObserved(ctx, seen)
 	a.ledger.Tidy(ctx, seen)
 	a.setClock(seen)
 	a.turn.Renew(ctx, seen)
@@ -221,7 +218,7 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 	return a.conclude(ctx, seen, want, steps, err)
 }
 
-// countRecovery counts a change that was under way when this process began.
+// countRecovery counts, in the metrics, a change that was under way when this process began.
 func (a *Agent) countRecovery(seen state.Observed) {
 	if !a.hasLooked && seen.Journal != nil {
 		a.metrics.Resumed()
@@ -229,8 +226,8 @@ func (a *Agent) countRecovery(seen state.Observed) {
 	a.hasLooked = true
 }
 
-// notifyRooms takes over what the look has found for the parts that remember it.
-func (a *Agent) notifyRooms(ctx context.Context, seen state.Observed) {
+// rememberObserved hands the observation to the packages that keep some of it in memory.
+func (a *Agent) rememberObserved(ctx context.Context, seen state.Observed) {
 	if seen.Leftovers.MIGManager {
 		a.leftovers.SawMIGManager()
 	}
@@ -238,11 +235,11 @@ func (a *Agent) notifyRooms(ctx context.Context, seen state.Observed) {
 	a.units.Follow(seen)
 }
 
-// cleanUpWhileWaiting restores now what an earlier agent has left without a journal, if the change that would restore it must wait, perhaps
-// for days.
+// cleanUpWhileWaiting restores now what an earlier agent has left without a journal, if the change that would restore it must wait,
+// perhaps for days.
 func (a *Agent) cleanUpWhileWaiting(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step, err error) (state.Desired, []plan.Step, error) {
 	var wait *outcome.Waiting
-	// Where nobody knows whose the cordon is, only our taint says that it is ours.
+	// If the node object does not show which field manager cordoned it, only the agent's taint proves that the agent did.
 	taint := seen.Marks.Fenced && (!seen.Node.Spec.Unschedulable || seen.ForeignCordon())
 	if seen.Journal != nil || !seen.Leftovers.Orphan.Exists() && !taint || !errors.As(err, &wait) {
 		return want, steps, err
@@ -255,8 +252,8 @@ func (a *Agent) cleanUpWhileWaiting(ctx context.Context, seen state.Observed, wa
 	return want, rest, a.execute(ctx, seen, want, rest)
 }
 
-// setClock follows a step of the host's clock when nothing is under way that a deadline counts for. What was remembered by the clock
-// of before is forgotten, as by a new process.
+// setClock follows a step of the host's clock, unless a change is under way, which has deadlines. The agent then forgets all times that it
+// remembers by the clock as it was before.
 func (a *Agent) setClock(seen state.Observed) {
 	if seen.Journal != nil {
 		return
@@ -271,8 +268,8 @@ func (a *Agent) setClock(seen state.Observed) {
 	}
 }
 
-// plan lists the steps to what the labels ask for; or, where that cannot be and something was begun already, the steps
-// back to what was before.
+// plan lists the steps to what the labels ask for. If that is impossible and the agent has begun a change already, it lists the
+// steps back to the former config.
 func (a *Agent) plan(ctx context.Context, seen *state.Observed) (state.Desired, []plan.Step, error) {
 	want, err := a.resolver.Desired(ctx, seen)
 	a.prover.Prove(seen, want.Plugin)
@@ -296,14 +293,14 @@ func (a *Agent) plan(ctx context.Context, seen *state.Observed) (state.Desired, 
 	}
 	want.Undo, want.UndoCause, want.Plugin = true, err, a.devicePlugin.Former(seen)
 	a.prover.Prove(seen, want.Plugin)
-	if a.hardware.SpecsAbandoned() { // on the way back they keep no node
+	if a.hardware.SpecsAbandoned() { // CDI files that cannot be written must not block the way back
 		seen.Specs = nil
 	}
 	steps, err = a.steps(ctx, seen, want, seen.Journal.Targets(seen.GPUs))
 	return want, steps, err
 }
 
-// planCleanUp plans to give back what an agent has left, where what is asked for cannot be: that is no reason to keep it.
+// planCleanUp plans to restore what an earlier agent has left, although the agent refuses what the labels ask for.
 func (a *Agent) planCleanUp(ctx context.Context, seen *state.Observed, want state.Desired, err error) ([]plan.Step, error) {
 	if !seen.Leftovers.Orphan.Exists() && !seen.Marks.Fenced && !seen.Pool.Slot.Held && !seen.Pool.Slot.Waiting && !seen.WithholdsRecovered() {
 		return nil, err
@@ -316,8 +313,9 @@ func (a *Agent) planCleanUp(ctx context.Context, seen *state.Observed, want stat
 	return steps, nil
 }
 
-// changeCancelled reports whether somebody has lifted our cordon while pods and GPUs are still to be touched. After that it hurts
-// nobody: what is left is proof. What was asked for since is not meant by it, and gets a cordon of its own.
+// changeCancelled reports whether a user has uncordoned the node while the change still has pods to evict or GPUs to touch. Later an
+// uncordon harms no pod: only the proof of the capacity is left. A config that was asked for since the cordon is not cancelled: its
+// change gets a cordon of its own.
 func (a *Agent) changeCancelled(seen state.Observed, want state.Desired, steps []plan.Step) bool {
 	changes := plan.Disrupts(steps) || plan.Has(steps, plan.Create)
 	return a.settings.With(want.Drain).Drain.OnUncordon == config.UncordonCancel && seen.Uncordoned() && changes && !seen.Other(want) && !seen.GivenUp(want)

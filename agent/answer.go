@@ -18,8 +18,8 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// answer writes the answer to a request, or takes away one that nobody asks for any more. An answer that cannot be given is no
-// reason to put a change off.
+// answer writes the answer to the request in the node's annotation, or removes the answer to a request that was removed. If the agent
+// cannot answer, it logs that, and goes on with the change.
 func (a *Agent) answer(ctx context.Context, seen state.Observed, ended error) {
 	if seen.Node == nil {
 		return
@@ -30,7 +30,7 @@ func (a *Agent) answer(ctx context.Context, seen state.Observed, ended error) {
 	if asked == answered && (!asked || answers(former, request)) {
 		return
 	}
-	var text *string // nil takes it away
+	var text *string // nil removes the annotation
 	if asked {
 		a.log.Info("answering", zap.String("for", request))
 		encoded, err := report.EncodeAnswer(a.answerTo(ctx, seen, ended, request), report.RoomFor(seen.Node, config.AnnotationPlan, report.AnswerRoom))
@@ -50,7 +50,7 @@ func (a *Agent) answer(ctx context.Context, seen state.Observed, ended error) {
 	}
 }
 
-// answers reports whether the annotation is the answer to the request.
+// answers reports whether the annotation holds the answer to the request.
 func answers(annotation, request string) bool {
 	var given api.Answer
 	return json.Unmarshal([]byte(annotation), &given) == nil && given.For == request
@@ -77,7 +77,7 @@ func (a *Agent) answerTo(ctx context.Context, seen state.Observed, ended error, 
 	}
 	var p preview.Result
 	if ended == nil {
-		want := a.askedWith(seen.Node, label, name)
+		want := a.desiredWithLabel(seen.Node, label, name)
 		p, ended = a.previewOf(ctx, seen, want.Label, want.Name)
 	}
 	if ended != nil {
@@ -88,8 +88,9 @@ func (a *Agent) answerTo(ctx context.Context, seen state.Observed, ended error, 
 	return out
 }
 
-// askedWith is what the node would ask for if it had the label, and no profile, which wins over the other labels, but by this one.
-func (a *Agent) askedWith(node *corev1.Node, label, name string) state.Desired {
+// desiredWithLabel returns what the node would ask for with the label set. It ignores the node's profile label, which else wins over the
+// other labels, unless it is the one to set.
+func (a *Agent) desiredWithLabel(node *corev1.Node, label, name string) state.Desired {
 	node = node.DeepCopy()
 	delete(node.Labels, config.LabelProfile)
 	metav1.SetMetaDataLabel(&node.ObjectMeta, label, name)

@@ -51,8 +51,8 @@ func (a *Agent) decide(seen state.Observed, want state.Desired, step plan.Step, 
 	return a.budget.Failed(step, want, err)
 }
 
-// unsupported is a step that will not work however often it is tried. A reset may be done by a reboot instead, where it can
-// be told that one has happened.
+// unsupported decides on a step that the driver does not support, so that no retry helps. A reboot does the work of a reset, but only
+// if the boot ID shows the agent that the reboot has happened.
 func unsupported(seen state.Observed, want state.Desired, step plan.Step, err error) report.Decision {
 	if step.Kind == plan.Reset && seen.Boot.ID != "" {
 		return report.Decision{NoReset: true}

@@ -14,21 +14,21 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Diagnose says why the node is as it is, and changes nothing. Whether another process is this machine's agent is for the
-// caller to say, who knows the lock. A look that ends early, for want of a driver, of kubelet or of an API server, gives a
-// diagnosis of what was seen.
+// Diagnose says why the node is as it is, and changes nothing. The caller passes in running whether another process is this machine's
+// agent, since it tries the lock. If the driver, kubelet or the API server does not answer, the diagnosis says so, and tells what the
+// rest has shown.
 func (a *Agent) Diagnose(ctx context.Context, running bool) api.Diagnosis {
 	e := a.evidence(ctx)
 	e.Running, e.Agent.Runs = running, running
 	return diagnosis.Of(e)
 }
 
-// evidence looks once.
+// evidence observes the node once, for a diagnosis.
 func (a *Agent) evidence(ctx context.Context) diagnosis.Evidence {
 	seen, err := a.observe(ctx)
 	e := diagnosis.Evidence{Observed: seen, Now: a.clock.Stamp(), Settings: a.settings}
 	if err == nil {
-		want, _ := a.resolver.Desired(ctx, &e.Observed) // what cannot be is told elsewhere
+		want, _ := a.resolver.Desired(ctx, &e.Observed) // the plan below returns the refusal
 		e.Settings = a.settings.With(want.Drain)
 		a.prover.Prove(&e.Observed, want.Plugin)
 	}
@@ -63,7 +63,7 @@ func (a *Agent) evidence(ctx context.Context) diagnosis.Evidence {
 	return e
 }
 
-// whyNotBegun is why a change is not begun that nothing on the node is in the way of.
+// whyNotBegun returns why the agent does not begin a change although nothing on the node is in its way: a gate, or the pool.
 func (a *Agent) whyNotBegun(e diagnosis.Evidence) *outcome.Waiting {
 	var wait *outcome.Waiting
 	switch {
@@ -77,7 +77,7 @@ func (a *Agent) whyNotBegun(e diagnosis.Evidence) *outcome.Waiting {
 	return wait
 }
 
-// lookFurther goes on where the look at the node has ended early: a driver that is away hides no pod from a person.
+// lookFurther reads what observe has not, since it ended early: a diagnosis lists the pods even without a driver.
 func (a *Agent) lookFurther(ctx context.Context, e *diagnosis.Evidence, ended error) {
 	var stalled *outcome.Stalled
 	switch {
@@ -106,11 +106,11 @@ func (a *Agent) lookFurther(ctx context.Context, e *diagnosis.Evidence, ended er
 	a.observeKubelet(ctx, &e.Observed, e.Pods)
 	a.observeOthers(&e.Observed)
 	if e.GPUs == nil {
-		e.Capacity.Missing = nil // there is nothing to compare it with
+		e.Capacity.Missing = nil // without GPUs there is nothing to compare it with
 	}
 }
 
-// lookAtMachine looks at what is there without an API server.
+// lookAtMachine reads what the machine shows without an API server.
 func (a *Agent) lookAtMachine(ctx context.Context, e *diagnosis.Evidence) {
 	var err error
 	if e.GPUs, err = a.hardware.Snapshot(ctx); err != nil {
@@ -123,14 +123,14 @@ func (a *Agent) lookAtMachine(ctx context.Context, e *diagnosis.Evidence) {
 	}
 }
 
-// driverError reports whether the look ended for want of the driver.
+// driverError reports whether observe ended early because of the driver.
 func driverError(err error) bool {
 	var waiting *outcome.Waiting
 	return errors.Is(err, nvml.ErrNoDriver) || errors.Is(err, nvml.ErrUnresponsive) || errors.Is(err, nvml.ErrReplaced) ||
 		errors.As(err, &waiting) && waiting.For == outcome.ForDriver
 }
 
-// listPods lists all pods of the node, without owners that they only pretend to have.
+// listPods lists all pods of the node. It drops owner references to DaemonSets that do not exist, since any user may write them.
 func (a *Agent) listPods(ctx context.Context) ([]corev1.Pod, error) {
 	api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
 	defer cancel()

@@ -13,7 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// execute performs the first step. Each step is idempotent, and none waits: what takes time returns *Waiting, and the
+// execute performs the first step. Each step is idempotent, and none waits: a step that takes time returns *Waiting, and the
 // next pass looks again.
 func (a *Agent) execute(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {
 	step := steps[0]
@@ -52,10 +52,11 @@ func (a *Agent) execute(ctx context.Context, seen state.Observed, want state.Des
 	return err
 }
 
-// errNotFresh: the step would rest on what the watches have shown, which may be out of date.
+// errNotFresh means that the agent planned the step by what the watches have shown, which may be out of date. The next pass reads the
+// API server, and plans anew.
 var errNotFresh = errors.New("the look has to be taken anew")
 
-// perform is what the kind of the first step does.
+// perform calls the executor of the first step.
 func (a *Agent) perform(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {
 	step := steps[0]
 	perform := executors[step.Kind]

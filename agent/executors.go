@@ -7,7 +7,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state"
 )
 
-// work is what an executor is given: what was seen, what is wanted, and the steps to there, of which it performs the first.
+// work is the input of an executor: the observed state, the desired state, and the steps between them, of which it performs the first.
 type work struct {
 	seen  state.Observed
 	want  state.Desired
@@ -15,7 +15,7 @@ type work struct {
 	steps []plan.Step
 }
 
-// executor performs a step. It is idempotent and does not wait: *Waiting means that the next pass looks again.
+// executor performs a step. It is idempotent and does not wait: it returns *Waiting, and the next pass looks again.
 type executor func(a *Agent, ctx context.Context, w work) error
 
 // executors has one for each kind of step.
@@ -58,7 +58,7 @@ var executors = map[plan.Kind]executor{
 	plan.PublishNodeKeys: func(a *Agent, ctx context.Context, w work) error { return a.publisher.Publish(ctx, w.seen, w.want) },
 }
 
-// release gives the node back. The next status has what the change has taught.
+// release gives the node back. The agent writes what it has learnt from the change into the next status.
 func (a *Agent) release(ctx context.Context, w work) error {
 	learnt, err := a.fencing.Release(ctx, w.seen, w.want)
 	if learnt != nil {
@@ -72,7 +72,7 @@ func (a *Agent) changeGPU(ctx context.Context, w work) error {
 	return a.hardware.Change(ctx, w.seen, w.want, w.step)
 }
 
-// setComputeMode performs one that waits for the daemon of MPS.
+// setComputeMode sets the compute mode of a GPU, once the MPS daemons on it have ended.
 func (a *Agent) setComputeMode(ctx context.Context, w work) error {
 	if err := a.devicePlugin.DaemonsGone(w.seen, w.want, w.step); err != nil {
 		return err
@@ -80,7 +80,7 @@ func (a *Agent) setComputeMode(ctx context.Context, w work) error {
 	return a.changeGPU(ctx, w)
 }
 
-// acquireSlot asks for the node's turn, once nothing else is in the way: who cannot be drained keeps no other node waiting.
+// acquireSlot asks the pool for a slot, once nothing else is in the way: a node that cannot be drained keeps no other node waiting.
 func (a *Agent) acquireSlot(ctx context.Context, w work) error {
 	if err := a.fencing.Preflight(ctx, w.seen, w.want, w.steps); err != nil {
 		return err
@@ -88,7 +88,7 @@ func (a *Agent) acquireSlot(ctx context.Context, w work) error {
 	return a.turn.Take(ctx, w.seen, w.want)
 }
 
-// pauseOperands sends operands away: one by its label, or those that the fence keeps away.
+// pauseOperands sends operands away: one by its label, or, if the step names no label, all that the fence keeps away.
 func (a *Agent) pauseOperands(ctx context.Context, w work) error {
 	if w.step.Label == "" {
 		return a.evictPods(ctx, w)
@@ -96,7 +96,7 @@ func (a *Agent) pauseOperands(ctx context.Context, w work) error {
 	return a.draining.PauseOperand(ctx, w.seen, w.want, w.step)
 }
 
-// resumeOperands brings them back.
+// resumeOperands brings operands back.
 func (a *Agent) resumeOperands(ctx context.Context, w work) error {
 	if w.step.Label == "" {
 		return a.fencing.Resume(ctx, w.seen, w.want)
@@ -104,7 +104,7 @@ func (a *Agent) resumeOperands(ctx context.Context, w work) error {
 	return a.draining.ResumeOperand(ctx, w.seen, w.step)
 }
 
-// evictPods sends pods away; for a reboot only if that may be.
+// evictPods evicts pods. If a reboot is the next step, it does so only if the settings and gates allow the reboot.
 func (a *Agent) evictPods(ctx context.Context, w work) error {
 	if len(w.steps) > 1 && w.steps[1].Kind == plan.Reboot {
 		if err := a.rebooter.Allowed(ctx, w.seen, w.want); err != nil {
@@ -114,19 +114,19 @@ func (a *Agent) evictPods(ctx context.Context, w work) error {
 	return a.draining.Evict(ctx, w.seen, w.want, w.steps)
 }
 
-// writeSharing gives the device plugin another config, by which the same devices are to be proven anew.
+// writeSharing gives the device plugin another config. The agent then has to prove the same devices anew.
 func (a *Agent) writeSharing(ctx context.Context, w work) error {
 	a.prover.ProveAnew()
 	return a.devicePlugin.WriteSharing(ctx, w.seen, w.want)
 }
 
-// reloadPlugin has the device plugin read it.
+// reloadPlugin makes the device plugin read its new config.
 func (a *Agent) reloadPlugin(ctx context.Context, w work) error {
 	a.prover.ProveAnew()
 	return a.devicePlugin.Reload(ctx, w.seen, w.want, w.step)
 }
 
-// adopt takes over what an agent has left without a journal of its own.
+// adopt writes a journal for what an earlier agent has left without one.
 func (a *Agent) adopt(ctx context.Context, w work) error {
 	if err := a.fencing.WriteJournal(ctx, w.seen, w.want, w.steps); err != nil {
 		return err

@@ -17,7 +17,7 @@ import (
 func (a *Agent) Pass(ctx context.Context) time.Duration { return a.pass(ctx) }
 
 // Begin is how a process begins that is to run.
-func (a *Agent) Begin() { a.noteStart() }
+func (a *Agent) Begin() { a.leftovers.Forget(a.clock.Now()) }
 
 // Replaced reports whether the run ends, since the driver is another one than this process has loaded.
 func (a *Agent) Replaced() bool { return a.driverReplaced }

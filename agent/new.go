@@ -53,7 +53,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Kubelet answers which pod was given which device, and what may still be given out.
+// Kubelet tells, by its pod-resources API, which pod it has given which device, and which devices it may still give out.
 type Kubelet interface {
 	Assignments(ctx context.Context) (holders.Assignments, error)
 	Allocatable(ctx context.Context) (map[string][]string, error)
@@ -70,7 +70,8 @@ type Options struct {
 	Units   units.Systemd
 	Specs   hardware.Specs
 	Record  hostrecord.Store
-	// Health tells how the GPUs are, Bus which there are; HealthRecord keeps what is remembered of them. Without Health nobody watches them.
+	// Health reads the health of the GPUs, Bus lists those on the PCI bus, HealthRecord keeps what the agent remembers of them. Without
+	// Health the agent does not watch the health of GPUs.
 	Health       nvml.HealthReader
 	Bus          nvml.Bus     // may be nil
 	HealthRecord health.Store // may be nil
@@ -78,7 +79,7 @@ type Options struct {
 	Processes holders.Processes
 	Parse     func(data []byte) (map[string]config.MIGConfig, error) // reads a file in mig-parted's format
 	Plugin    deviceplugin.Configs
-	// PluginFile is where this process sees the device plugin's config file; empty where the host does, by the settings.
+	// PluginFile is the path of the device plugin's config file in this process. If it is empty, it is that on the host, by the settings.
 	PluginFile string
 	Settings   config.Settings
 	Clock      clock.WithTicker
@@ -120,7 +121,7 @@ func New(o Options) *Agent {
 	return a
 }
 
-// addSteps makes the rooms that perform steps, each after those that it goes by.
+// addSteps makes the packages that perform steps, each after those that it depends on.
 func (a *Agent) addSteps(o Options) {
 	evictor := drain.NewEvictor(o.Client, a.clock, o.Log.Named("drain"))
 	evictor.Again, a.sets.Again = retried.Do, retried.Do
@@ -164,7 +165,7 @@ func (a *Agent) addSteps(o Options) {
 	}
 }
 
-// addDecisions makes the rooms that say what is wanted, and whether it may be now.
+// addDecisions makes the packages that find the desired state, and those that say whether a change may begin now.
 func (a *Agent) addDecisions(o Options) {
 	a.leftovers = &leftovers.Finder{Record: a.record, Settings: o.Settings, Clock: a.clock}
 	a.resolver = &resolve.Resolver{Parse: o.Parse, DevicePlugin: a.devicePlugin, Settings: o.Settings}
@@ -172,7 +173,7 @@ func (a *Agent) addDecisions(o Options) {
 	a.gates = &gate.Gate{Settings: o.Settings, Events: a.events, Metrics: o.Metrics, Wall: o.Clock, Clock: a.clock, Log: o.Log}
 }
 
-// addParts makes the parts, and what tells of them. One more is a line here.
+// addParts makes the parts, and the teller that reports on them. A new part is one line here.
 func (a *Agent) addParts(o Options) {
 	a.parts = part.All{
 		memory.New(memory.Options{

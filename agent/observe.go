@@ -16,9 +16,9 @@ import (
 	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
-// observe looks at the node, its pods, kubelet, the ConfigMap and the GPUs. It writes nothing, tells nothing, and lets go of nothing: what
-// follows from the look is up to the pass.
-// It looks at what the watches have shown; at what the API server has now, once the pass before has found something to do.
+// observe reads the node, its pods, kubelet, the ConfigMap and the GPUs. It writes nothing, reports nothing and closes nothing: pass draws
+// the conclusions.
+// It reads what the watches have shown; but if the pass before has found something to do, it asks the API server.
 func (a *Agent) observe(ctx context.Context) (state.Observed, error) {
 	api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
 	defer cancel()
@@ -42,7 +42,7 @@ func (a *Agent) observe(ctx context.Context) (state.Observed, error) {
 	if err != nil {
 		return seen, fmt.Errorf("listing the pods of node %s: %w", a.node, err)
 	}
-	// Pods of NVIDIA's programs are known by their labels, which any pod may have. So they count only as pods of a DaemonSet that exists.
+	// The agent knows pods of NVIDIA's programs by their labels, which any user may set. So such a pod counts only if its DaemonSet exists.
 	if pods, err = a.sets.Believe(api, pods); err != nil {
 		return seen, err
 	}
@@ -67,8 +67,8 @@ func (a *Agent) observe(ctx context.Context) (state.Observed, error) {
 	return seen, nil
 }
 
-// observeKubelet sorts the pods into holders and operands, and compares the capacity. A kubelet that cannot be asked is
-// no error: pods then count as holding anything, and no capacity is proven.
+// observeKubelet sorts the pods into holders and operands, and compares the capacity. If kubelet does not answer, that is
+// no error: the agent then takes each pod for a holder of any device, and proves no capacity.
 func (a *Agent) observeKubelet(ctx context.Context, seen *state.Observed, pods []corev1.Pod) {
 	call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
 	defer cancel()
@@ -89,8 +89,8 @@ func (a *Agent) observeKubelet(ctx context.Context, seen *state.Observed, pods [
 	seen.Capacity.Proven = len(seen.Capacity.Missing) == 0
 }
 
-// observeOthers looks what else on the node has a say: operands, clients of the library, other tools, and what an agent has
-// left there.
+// observeOthers reads what else on the node matters to a change: operands, clients of the library, other tools, and what an earlier
+// agent has left.
 func (a *Agent) observeOthers(seen *state.Observed) {
 	seen.Leftovers.MIGManager = state.RunsMIGManager(seen.Pods)
 	seen.Leftovers.Adopts = a.leftovers.Adopts(seen.Pods)
@@ -99,7 +99,7 @@ func (a *Agent) observeOthers(seen *state.Observed) {
 	a.processes.ObserveClients(seen)
 }
 
-// planned is what the planner needs of the look.
+// planned returns what the planner needs of the observation.
 func (a *Agent) planned(s state.Observed, want state.Desired) plan.Observed {
 	out := plan.Observed{
 		GPUs: s.GPUs, Fenced: s.Marks.Fenced, Startup: s.Marks.Startup != nil, Undo: want.Undo, Reboots: s.Reboots, CDI: s.Specs,
@@ -129,13 +129,13 @@ func (a *Agent) planned(s state.Observed, want state.Desired) plan.Observed {
 	return out
 }
 
-// steps plans the way to the targets, once it is known who holds what goes.
+// steps plans the way to the targets. It first observes which processes and pods hold the devices that the plan takes.
 func (a *Agent) steps(ctx context.Context, seen *state.Observed, want state.Desired, targets plan.Targets) ([]plan.Step, error) {
 	a.observeTaken(ctx, seen, want, targets)
 	return plan.Make(a.planned(*seen, want), want.Planned(targets))
 }
 
-// observeTaken completes the look by who is concerned by what goes.
+// observeTaken adds to the observation which processes and pods use the devices that the plan takes.
 func (a *Agent) observeTaken(ctx context.Context, seen *state.Observed, want state.Desired, targets plan.Targets) {
 	taken := plan.Takes(a.planned(*seen, want), want.Planned(targets))
 	a.processes.Observe(ctx, seen, taken)

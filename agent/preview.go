@@ -21,7 +21,7 @@ func (a *Agent) Preview(ctx context.Context, label, name string) (preview.Result
 	return a.previewOf(ctx, seen, label, name)
 }
 
-// previewOf plans by a look that was taken already.
+// previewOf plans by an observation that the caller has made.
 func (a *Agent) previewOf(ctx context.Context, seen state.Observed, label, name string) (preview.Result, error) {
 	want := state.Desired{Name: name, Label: label}
 	var wishes map[nvml.UUID]nvml.Wish
@@ -38,7 +38,7 @@ func (a *Agent) previewOf(ctx context.Context, seen state.Observed, label, name 
 		}
 	}
 	if pluginKey != "" {
-		// A config manager goes by the label as it would be.
+		// The device plugin's config manager reads the label: it gets the value that it would have.
 		seen.Node = seen.Node.DeepCopy()
 		metav1.SetMetaDataLabel(&seen.Node.ObjectMeta, config.LabelDevicePluginConfig, pluginKey)
 		if err := a.resolver.AskPlugin(ctx, &seen, &want, a.devicePlugin.AskedBy(seen.Node, pluginKey), func() (*state.DesiredPlugin, error) { return a.devicePlugin.NamedConfig(ctx, &seen, pluginKey) }); err != nil {

@@ -23,9 +23,9 @@ import (
 
 var errNodeGone = errors.New("the node was deleted")
 
-// Recover passes as Run does, until nothing is owed to the node, and begins no change. It is for a machine on which no
-// agent runs. Seen is called with the node at each look. The error is nvml.ErrReplaced as that of Run; where ctx ends, it
-// says what is owed.
+// Recover passes as Run does, until the agent owes the node nothing, and begins no change. It is for a machine on which no
+// agent runs. It calls seen with the node at each look. The error is nvml.ErrReplaced as that of Run; if ctx ends, it
+// says what the agent still owes the node.
 func (a *Agent) Recover(ctx context.Context, seen func(*corev1.Node)) error {
 	wake := a.wakes.Watch(ctx)
 	left := debts{ours: []string{unknown}}
@@ -43,7 +43,7 @@ func (a *Agent) Recover(ctx context.Context, seen func(*corev1.Node)) error {
 			return a.reportFinal(ctx)
 		case err == nil && left.none():
 			return nil
-		case err == nil && len(left.ours) > 0: // else a pass might begin a change
+		case err == nil && len(left.ours) > 0: // without own debts a pass might begin a change
 			pause, passed = a.pass(context.WithoutCancel(ctx)), true
 		}
 		if a.driverReplaced {
@@ -57,24 +57,24 @@ func (a *Agent) Recover(ctx context.Context, seen func(*corev1.Node)) error {
 		}
 		timer.Stop()
 	}
-	return late(ctx, left)
+	return errStillOwed(ctx, left)
 }
 
-// debts are what keeps pods or operands away, or is still to be done.
+// debts lists what still keeps pods or operands away from the node, and what is still to be done.
 type debts struct {
 	ours   []string
-	others []string // what is left for others of what was ours
+	others []string // follows from a change of the agent, but another program undoes it
 }
 
-// unknown is what is owed to a node that was never seen.
+// unknown is the debt to a node that could not be read even once.
 const unknown = "what is owed is not known, since the node could not be read"
 
 func (d debts) none() bool { return len(d.ours)+len(d.others) == 0 }
 
 func (d debts) String() string { return strings.Join(slices.Concat(d.ours, d.others), "; ") }
 
-// late is why the node is not given back.
-func late(ctx context.Context, left debts) error {
+// errStillOwed is the error when ctx ends before the node was given back.
+func errStillOwed(ctx context.Context, left debts) error {
 	return fmt.Errorf("%w; still owed: %s", context.Cause(ctx), left)
 }
 
@@ -88,7 +88,7 @@ func (a *Agent) readNode(ctx context.Context) (*corev1.Node, error) {
 	return node, nil
 }
 
-// reportFinal tells of a node to which nothing is owed any more how things stand: the last pass told of its last step.
+// reportFinal writes the final condition to a node to which the agent owes nothing more: the last pass reported its last step only.
 func (a *Agent) reportFinal(ctx context.Context) error {
 	seen, err := a.observe(ctx)
 	if err != nil {
@@ -101,8 +101,8 @@ func (a *Agent) reportFinal(ctx context.Context) error {
 	return nil
 }
 
-// AwaitRecovered watches the node until nothing is owed to it, which is the work of the agent that runs. Seen is called
-// with the node at each change. Where ctx ends, the error says what is owed.
+// AwaitRecovered watches the node until the agent that runs there owes it nothing. It calls seen with the node at each change. If ctx
+// ends, the error says what that agent still owes the node.
 func (a *Agent) AwaitRecovered(ctx context.Context, seen func(*corev1.Node)) error {
 	only := fields.OneTermEqualSelector("metadata.name", a.node).String()
 	nodes := &cache.ListWatch{
@@ -127,21 +127,21 @@ func (a *Agent) AwaitRecovered(ctx context.Context, seen func(*corev1.Node)) err
 		}
 		seen(node)
 		var err error
-		a.record.Reread() // the agent that runs writes it
+		a.record.Reread() // the running agent writes the record
 		left, err = a.owing(ctx, node)
 		return left.none(), err
 	})
 	if err != nil && ctx.Err() != nil {
-		return late(ctx, left)
+		return errStillOwed(ctx, left)
 	}
 	return err
 }
 
 var errMIGManagerRuns = errors.New("NVIDIA's mig-manager runs on this node, and minds its labels itself")
 
-// Restore gives the labels of operands that a mig-manager has left paused the value "true" again, and names them. It is for people
-// who ask for it on a node whose agent is not told to adopt them, once nothing is owed: in the middle of a change operands have
-// to stay away.
+// Restore sets the labels of operands that a mig-manager has left paused back to "true", and returns them. It is for users of gpuslice-agent
+// recover, on a node whose agent may not adopt such labels by its settings. Call it once the agent owes the node nothing: in the
+// middle of a change operands have to stay away.
 func (a *Agent) Restore(ctx context.Context) ([]string, error) {
 	pods, err := a.listPods(ctx)
 	if err != nil {
@@ -165,7 +165,7 @@ func (a *Agent) Restore(ctx context.Context) ([]string, error) {
 	return labels, a.nodes.Patch(ctx, node, func(node *corev1.Node) ([]byte, error) { return fence.SetLabels(node, values) })
 }
 
-// owing says what is owed to the node. A change that waits for a reboot has given it back until then.
+// owing returns what the agent owes the node. A change that waits for a reboot has given the node back until then.
 func (a *Agent) owing(ctx context.Context, node *corev1.Node) (debts, error) {
 	seen := state.Observed{Node: node}
 	var left debts
@@ -180,7 +180,7 @@ func (a *Agent) owing(ctx context.Context, node *corev1.Node) (debts, error) {
 			}
 		}
 	}
-	if len(a.settings.Recover.Adopt) > 0 { // whether what others have left is to be adopted depends on who runs
+	if len(a.settings.Recover.Adopt) > 0 { // the agent adopts what others have left only if no pod of theirs runs
 		if seen.Pods, err = a.listPods(ctx); err != nil {
 			left.others = append(left.others, err.Error())
 		}
@@ -195,7 +195,7 @@ func (a *Agent) owing(ctx context.Context, node *corev1.Node) (debts, error) {
 	if o := a.leftovers.Orphan(&seen); o.Exists() {
 		left.ours = append(left.ours, o.String())
 	}
-	if !node.Spec.Unschedulable && fence.CordonTaint(node) != nil { // pods stay away until it is gone
+	if !node.Spec.Unschedulable && fence.CordonTaint(node) != nil { // the taint keeps pods away until it is gone
 		left.others = append(left.others, "the taint "+corev1.TaintNodeUnschedulable+", which the controller manager takes away")
 	}
 	return left, nil

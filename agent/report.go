@@ -23,17 +23,17 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// conclude tells what the pass has found and done, and returns how long the loop may sleep. It is the only writer of the
-// state label, the status annotation, the condition and their events.
+// conclude reports what the pass has found and done, and returns how long the loop may sleep. It is the only writer of the
+// state label, the status annotation, the condition and their Events.
 func (a *Agent) conclude(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step, err error) time.Duration {
 	a.alive.At(telling)
-	var first plan.Step // none, if the look at the node has failed
+	var first plan.Step // zero if observing the node has failed
 	if len(steps) > 0 {
 		first = steps[0]
 	}
 	a.metrics.Stepped(steps, err)
 	if !seen.Complete {
-		a.prover.Pause() // what is not seen takes none of the time for capacity
+		a.prover.Pause() // the deadline for capacity does not run while the agent cannot see it
 	} else {
 		a.forget(first, err == nil && len(steps) == 0)
 	}
@@ -50,7 +50,7 @@ func (a *Agent) conclude(ctx context.Context, seen state.Observed, want state.De
 		return a.rebooter.NoteNoReset(ctx, seen, want, first.GPU, err)
 	case d.Failure != nil && seen.Journal != nil && !want.Undo:
 		return a.giveUp(ctx, seen, want, d.Failure)
-	case d.Failure != nil: // the way back fails too
+	case d.Failure != nil: // the roll-back fails, too
 		d = report.Decision{Reason: d.Failure.Reason, Message: d.Failure.Message, After: a.settings.Retry.Longest, Stalled: true}
 	}
 	r := report.Of(seen, want, steps, err, d)
@@ -65,7 +65,7 @@ func (a *Agent) conclude(ctx context.Context, seen state.Observed, want state.De
 	return a.sleep(seen, steps, d, err)
 }
 
-// count tells Prometheus what the node is told.
+// count sets the metrics to what the report says.
 func (a *Agent) count(seen state.Observed, want state.Desired, r report.Report) {
 	a.metrics.Looked(seen, want)
 	a.metrics.Reported(metrics.Report{
@@ -74,7 +74,7 @@ func (a *Agent) count(seen state.Observed, want state.Desired, r report.Report) 
 	})
 }
 
-// stepsLeft counts the steps that are still to be done after the pass.
+// stepsLeft returns how many steps are still to be done after the pass.
 func stepsLeft(steps []plan.Step, err error) int {
 	if err == nil && len(steps) > 0 {
 		return len(steps) - 1
@@ -82,7 +82,7 @@ func stepsLeft(steps []plan.Step, err error) int {
 	return len(steps)
 }
 
-// forget drops what was remembered of steps that are over.
+// forget drops what the agent remembers of steps that are over.
 func (a *Agent) forget(first plan.Step, converged bool) {
 	if first.Kind != plan.VerifyCapacity {
 		a.prover.End()
@@ -99,18 +99,18 @@ func (a *Agent) forget(first plan.Step, converged bool) {
 	}
 }
 
-// doing is what the agent is at beside the steps, for people who look why it stands still.
-type doing string
+// activity is what the agent does beside the steps. A user who looks why the agent hangs sees it.
+type activity string
 
-const telling doing = "Tell"
+const telling activity = "Tell"
 
 // String implements fmt.Stringer.
-func (d doing) String() string { return string(d) }
+func (d activity) String() string { return string(d) }
 
-// noStep is by what failures are counted where no step was reached, since the look at the node has failed.
+// noStep is the key by which the agent counts failures of a pass that reached no step, since observing the node failed.
 var noStep = plan.Step{}.String()
 
-// sleep is the time until the next look: at once after a step, else what the decision says, at the latest when the
+// sleep returns the time until the next pass: none after a step, else what the decision says, at the latest until the
 // heartbeat is due.
 func (a *Agent) sleep(seen state.Observed, steps []plan.Step, d report.Decision, err error) time.Duration {
 	if err == nil && len(steps) > 0 {
@@ -119,7 +119,7 @@ func (a *Agent) sleep(seen state.Observed, steps []plan.Step, d report.Decision,
 	due := a.settings.NodeHeartbeat
 	if c := report.PartitionReady(seen.Node); c != nil {
 		if age := a.clock.Since(c.LastHeartbeatTime.Time); age < due {
-			due -= max(0, age) // one of the future was written before the clock was set back
+			due -= max(0, age) // a heartbeat of the future was written before the clock was set back
 		}
 	}
 	if a.units.Awaits() {
@@ -137,7 +137,7 @@ func (a *Agent) sleep(seen state.Observed, steps []plan.Step, d report.Decision,
 	return min(d.After, due)
 }
 
-// giveUp keeps a failure in the journal: from now on the way is back.
+// giveUp writes the failure into the journal: from now on the agent rolls the change back.
 func (a *Agent) giveUp(ctx context.Context, seen state.Observed, want state.Desired, failure *api.Failure) time.Duration {
 	j := *seen.Journal
 	j.Undo, j.Parked = failure, false
