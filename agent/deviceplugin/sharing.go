@@ -72,7 +72,7 @@ func (dp *Plugin) SharingOf(seen *state.Observed, profile config.Profile, after 
 	if want.Strategy, err = dp.strategyOf(seen, profile.MIGStrategy, want.Sharing, after); err != nil {
 		return nil, err
 	}
-	if want.As(p.Current) {
+	if want.Matches(p.Current) {
 		want.Text = p.Text
 		return want, nil
 	}
@@ -138,7 +138,7 @@ func (dp *Plugin) keyOf(p state.PluginConfig, want *state.DesiredPlugin) (*state
 			continue // no label can name it
 		}
 		parsed, err := dp.Configs.Parse([]byte(m.Files[key]))
-		if err != nil || !want.As(&parsed) {
+		if err != nil || !want.Matches(&parsed) {
 			continue
 		}
 		want.Text = key
@@ -224,7 +224,7 @@ func (dp *Plugin) managedDefault(ctx context.Context, seen *state.Observed, key 
 	switch {
 	case err != nil:
 		return nil, err
-	case want.As(p.Current):
+	case want.Matches(p.Current):
 		want.Text = p.Text
 		return want, nil
 	case outcome.IsUnseen(m.ReadErr):

@@ -46,7 +46,7 @@ func (dp *Plugin) lookForConfigs(ctx context.Context, seen *state.Observed) stri
 	namespace, name := ref.Namespace, ref.Name
 	var files map[string]string
 	if m := p.Manager; m != nil {
-		if p.Text != "" || m.Fallback != "" || m.ReadErr != nil || m.PicksOne() {
+		if p.Text != "" || m.Fallback != "" || m.ReadErr != nil || m.PicksKeyWithoutLabel() {
 			return ""
 		}
 		namespace, name, byDefault = m.Namespace, m.ConfigMap, "devicePlugin.config.default of the GPU Operator's ClusterPolicy"

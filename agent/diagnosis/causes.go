@@ -399,7 +399,7 @@ func (e Evidence) notAllowedYet() []api.Finding {
 
 // failedBefore is a wish that has failed, or cannot be, on a node that is given back.
 func (e Evidence) failedBefore() []api.Finding {
-	f := e.Kept(e.Want)
+	f := e.ReportedFailure(e.Want)
 	if f == nil || e.Journal != nil {
 		return nil
 	}

@@ -102,7 +102,7 @@ func (d *Draining) await(seen state.Observed, want state.Desired, policy drain.P
 			wait.After = min(wait.After, left)
 		}
 		if v.Deadline.After(wait.Until) {
-			wait.Until, wait.Then = v.Deadline, seen.Then(want)
+			wait.Until, wait.Then = v.Deadline, seen.DeadlineText(want)
 			if policy.Delete && v.State != drain.Deleted && v.State != drain.Terminating {
 				wait.Then = "pods that are still there are deleted, as drain.afterDeadline says"
 			}

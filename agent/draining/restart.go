@@ -18,7 +18,7 @@ import (
 // nil: only the next look can tell that the pod is gone. Other tools that work on the node come first: one that has taken the node out for a
 // bad GPU restarts the plugin itself, or does not want it restarted.
 func (d *Draining) Restart(ctx context.Context, seen state.Observed, step plan.Step) error {
-	if others := seen.AtWork(); len(others) > 0 {
+	if others := seen.ToolsAtWork(); len(others) > 0 {
 		return &outcome.Waiting{
 			Reason: config.ReasonOtherMaintenance, After: outcome.EvictionRetry, Since: seen.Since(config.ReasonOtherMaintenance, d.Clock.Stamp()),
 			Message: "the device plugin is to be restarted for a GPU that has recovered, after the work of " + legible.Listed(others),

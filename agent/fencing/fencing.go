@@ -65,7 +65,7 @@ func (f *Fencing) WriteJournal(ctx context.Context, seen state.Observed, want st
 	if err != nil {
 		return err
 	}
-	if err := f.Ledger.Amend(ctx, seen, ledger.For(want, steps[0].Kind), *j, seen.Spent(*j)...); err != nil {
+	if err := f.Ledger.Amend(ctx, seen, ledger.For(want, steps[0].Kind), *j, seen.SpentAnnotations(*j)...); err != nil {
 		return err
 	}
 	if left := seen.Leftovers.Orphan.String(); seen.Journal == nil && left != "" {
@@ -97,7 +97,7 @@ func (f *Fencing) Raise(ctx context.Context, seen state.Observed, want state.Des
 		j.Startup = &journal.Startup{Value: seen.Marks.Startup.Value, Effect: string(seen.Marks.Startup.Effect)}
 	}
 	if _, err := f.Ledger.Write(ctx, seen, ledger.For(want, plan.Fence), *j, func(node *corev1.Node, text string) ([]byte, error) {
-		return f.Fence.Raise(node, text, seen.Spent(*j)...)
+		return f.Fence.Raise(node, text, seen.SpentAnnotations(*j)...)
 	}); err != nil {
 		return err
 	}
@@ -130,7 +130,7 @@ func (f *Fencing) Resume(ctx context.Context, seen state.Observed, want state.De
 func (f *Fencing) Release(ctx context.Context, seen state.Observed, want state.Desired) (learnt *api.Status, err error) {
 	f.Change.IsProven(f.Clock.Now())
 	uncordon := seen.Journal.Cordoned && !seen.ForeignCordon()
-	if foreign := seen.Cordoning(); uncordon && len(foreign) > 0 {
+	if foreign := seen.ToolsThatCordon(); uncordon && len(foreign) > 0 {
 		return nil, &outcome.Waiting{
 			Reason: config.ReasonOtherMaintenance, After: outcome.EvictionRetry, Blockers: foreign,
 			Message: "the GPUs are as they should be; the node is uncordoned when other tools are done with it: " + strings.Join(foreign, "; "),

@@ -23,7 +23,7 @@ func (f *Fencing) Preflight(ctx context.Context, seen state.Observed, want state
 		return err
 	}
 	wait := &outcome.Waiting{After: outcome.EvictionRetry}
-	busy, foreign, unowned := seen.HoldersUnknown(), seen.AtWork(), f.Processes.Unowned(seen)
+	busy, foreign, unowned := seen.HoldersUnknown(), seen.ToolsAtWork(), f.Processes.Unowned(seen)
 	switch {
 	case len(foreign) > 0:
 		wait.Reason, wait.Blockers = config.ReasonOtherMaintenance, foreign

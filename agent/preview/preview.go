@@ -109,7 +109,7 @@ func (o Offline) Plan(label, name string) (Result, error) {
 		return Result{}, err
 	}
 	if want.Plugin != nil {
-		seen.Plugin = plan.Plugin{Now: state.PlannedSharing(has.Sharing, has.MIGStrategy), Reloaded: true, NeedsReload: true, Set: want.Plugin.As(&has)}
+		seen.Plugin = plan.Plugin{Now: state.PlannedSharing(has.Sharing, has.MIGStrategy), Reloaded: true, NeedsReload: true, Set: want.Plugin.Matches(&has)}
 		has.MIGStrategy = want.Plugin.Strategy
 	}
 	p, err := Of(want.Planned(state.Targets(wishes)), seen)

@@ -117,7 +117,7 @@ func (p *Prover) Await(ctx context.Context, seen state.Observed, want state.Desi
 			Blockers: seen.Capacity.Missing,
 		}
 		if !fresh {
-			wait.Since, wait.Until, wait.Then = p.began, until, seen.Then(want)
+			wait.Since, wait.Until, wait.Then = p.began, until, seen.DeadlineText(want)
 		}
 		return wait
 	}

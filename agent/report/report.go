@@ -230,7 +230,7 @@ func cordonOfOthers(seen state.Observed) string {
 	if !since.IsZero() {
 		text += " since " + outcome.Moment(since)
 	}
-	if foreign := seen.Cordoning(); len(foreign) > 0 {
+	if foreign := seen.ToolsThatCordon(); len(foreign) > 0 {
 		text += ", while it is in the hands of " + strings.Join(foreign, "; ")
 	}
 	if _, keep := seen.Node.Annotations[config.AnnotationKeepCordoned]; keep {

@@ -93,7 +93,7 @@ func (t *Turn) Planned(s state.Observed, want state.Desired) plan.Slot {
 // Take asks for the node's turn, once nothing else is in the way: who cannot be drained keeps no other node waiting.
 func (t *Turn) Take(ctx context.Context, seen state.Observed, want state.Desired) error {
 	turn := t.change(seen)
-	turn.Operation, turn.Since = cmp.Or(turn.Operation, uuid.NewString()), seen.Asked(want, t.Clock.Stamp())
+	turn.Operation, turn.Since = cmp.Or(turn.Operation, uuid.NewString()), seen.AskedSince(want, t.Clock.Stamp())
 	if err := t.ask(ctx, seen, turn); err != nil {
 		return err
 	}
@@ -107,7 +107,7 @@ func (t *Turn) Confirm(ctx context.Context, seen state.Observed, want state.Desi
 		return nil
 	}
 	turn := t.change(seen)
-	turn.Since = seen.Asked(want, t.Clock.Stamp())
+	turn.Since = seen.AskedSince(want, t.Clock.Stamp())
 	return t.ask(ctx, seen, turn)
 }
 

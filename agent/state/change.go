@@ -14,8 +14,8 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Restores reports whether the node was as is asked before, or had instances that a reboot has taken: to wait for a window with nothing
-// to offer serves nobody.
+// Restores reports whether the node was before as the label asks, or had instances that a reboot has taken. Such a change needs no window:
+// until it is done, the node has nothing to offer to pods.
 func (s Observed) Restores(want Desired) bool {
 	if want.Fingerprint == "" {
 		return false
@@ -24,13 +24,13 @@ func (s Observed) Restores(want Desired) bool {
 	return s.Record.Status.Proven == want.Fingerprint || bare
 }
 
-// HasInstances reports whether any GPU is cut.
+// HasInstances reports whether any GPU has MIG instances.
 func HasInstances(gpus []nvml.GPU) bool {
 	return slices.ContainsFunc(gpus, func(gpu nvml.GPU) bool { return len(gpu.Instances) > 0 })
 }
 
-// HardwareOrPluginTouched reports whether a GPU, or the device plugin's config, is not as it was when the change began. From there on the way to the
-// end is as short as the way back.
+// HardwareOrPluginTouched reports whether a GPU, or the device plugin's config, is not as it was when the change began. From there on the
+// change is as short to finish as to undo.
 func (s Observed) HardwareOrPluginTouched() bool {
 	if s.Journal == nil {
 		return false
@@ -44,20 +44,20 @@ func (s Observed) HardwareOrPluginTouched() bool {
 	switch {
 	case !s.Journal.ChangesPlugin():
 		return false
-	case former.Absent: // its text is what a file would say that is not there
+	case former.Absent: // there was no file, and Text is what such a plugin runs by
 		return s.Plugin.Exists
 	default:
 		return s.Plugin.Text != former.Text
 	}
 }
 
-// PastPointOfNoReturn reports whether a GPU or the plugin's config is already on the way to the target, nobody has edited the target since, and
-// the rest of the steps evicts nobody who came after the node was given back.
+// PastPointOfNoReturn reports whether the change has already touched a GPU or the plugin's config, no user has edited the target since, and
+// the other steps evict no pod that came after the agent had given the node back.
 func (s Observed) PastPointOfNoReturn(want Desired, steps []plan.Step) bool {
 	return s.HardwareOrPluginTouched() && !s.Other(want) && !s.Edited(want) && (s.DisruptionStarted() || !plan.Has(steps, plan.Evict))
 }
 
-// HoldText is what people have written to keep the node from changes; empty if they have not.
+// HoldText is the value of the annotation by which a user keeps the node from changes; empty if there is none.
 func (s Observed) HoldText() string {
 	text, is := s.Node.Annotations[config.AnnotationHold]
 	if is && text == "" {
@@ -66,7 +66,7 @@ func (s Observed) HoldText() string {
 	return text
 }
 
-// StartsChange reports whether the steps begin a change. Clearing away what was left, and proving what is there, begins none.
+// StartsChange reports whether the steps begin a change. Steps that only restore what was left, or prove the capacity, begin none.
 func (s Observed) StartsChange(want Desired, steps []plan.Step) bool {
 	if s.Journal != nil && !s.Other(want) || steps[0].Kind == plan.Adopt {
 		return false
@@ -74,7 +74,7 @@ func (s Observed) StartsChange(want Desired, steps []plan.Step) bool {
 	return plan.Any(steps, func(t plan.Traits) bool { return t.Begins })
 }
 
-// HoldDecision is what a hold means: what was not begun waits, and what was begun for something else is given back.
+// HoldDecision returns what a hold means: a change that has not begun waits, and one that was begun for another target is undone.
 func (s Observed) HoldDecision(want Desired, now time.Time) error {
 	if s.Journal != nil {
 		return s.Postponed(want, config.ReasonHeld, fmt.Sprintf("annotation %s says %q, and what was begun was for %s", config.AnnotationHold, s.HoldText(), s.Journal.Target))
@@ -86,17 +86,17 @@ func (s Observed) HoldDecision(want Desired, now time.Time) error {
 	}
 }
 
-// Postponed ends a change before a GPU is touched, to try it again when it may be.
+// Postponed ends a change before it touches a GPU; the agent begins it again when it may.
 func (s Observed) Postponed(want Desired, reason config.Reason, why string) *api.Failure {
 	return &api.Failure{Wish: want.Fingerprint, Reason: reason, Message: why + "; the change is put off", Later: true}
 }
 
-// Forced reports whether people have said that this change needs no window.
+// Forced reports whether a user has said, by the annotation, that this change needs no window.
 func (s Observed) Forced(want Desired) bool {
 	return s.Journal != nil && s.Journal.Forced && !s.Other(want) && !s.Edited(want) || s.Forces(want) && !want.Undo
 }
 
-// Forces reports whether the annotation means the change to what is asked for.
+// Forces reports whether the annotation is about the change to the desired state.
 func (s Observed) Forces(want Desired) bool {
 	switch value := s.Node.Annotations[config.AnnotationForce]; value {
 	case "":
@@ -108,20 +108,20 @@ func (s Observed) Forces(want Desired) bool {
 	}
 }
 
-// Then says what is done at a deadline.
-func (s Observed) Then(want Desired) string {
+// DeadlineText says what the agent does at a deadline.
+func (s Observed) DeadlineText(want Desired) string {
 	if want.Undo {
 		return "nothing more is waited for"
 	}
 	return "the change is given up: the GPUs go back to what they were, and the node is given back"
 }
 
-// AtDeadline is the end of a wait, and what comes then. The way back has none.
+// AtDeadline returns the end of a wait, and what the agent does then. An undo has no deadline.
 func (s Observed) AtDeadline(until time.Time, want Desired) (time.Time, string) {
 	if want.Undo || s.Journal == nil {
 		return time.Time{}, ""
 	}
-	return until, s.Then(want)
+	return until, s.DeadlineText(want)
 }
 
 // Drained finds the observed pods that the planner named.
@@ -148,14 +148,14 @@ func (s Observed) Drained(pods []plan.Pod) []holders.Pod {
 	return out
 }
 
-// InLimitedPool reports whether the node is of a pool that can do without so many nodes only, or that pauses itself.
+// InLimitedPool reports whether the node is of a pool, which limits how many nodes are unavailable, or pauses after failures.
 func (s Observed) InLimitedPool() bool { return s.Pool.Err == nil && s.Pool.Name != "" }
 
-// PoolOf is the node's pool, as its Lease is asked for slots.
+// PoolOf returns the node's pool, for package fleet.
 func (s Observed) PoolOf() fleet.Pool { return fleet.PoolOf(s.Pool.File, s.Pool.Pool) }
 
-// Asked is since when the wish is asked for.
-func (s Observed) Asked(want Desired, now time.Time) time.Time {
+// AskedSince returns since when a label asks for the desired state.
+func (s Observed) AskedSince(want Desired, now time.Time) time.Time {
 	if s.Record.Status.Asked != nil && s.Record.Status.Asked.Wish == want.Fingerprint {
 		return s.Record.Status.Asked.Since
 	}

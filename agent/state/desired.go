@@ -16,26 +16,27 @@ import (
 // Desired is what the node's labels ask for.
 type Desired struct {
 	Name             string         // of the config; empty if nothing is asked for
-	Label            string         // that asks for it
+	Label            string         // the label that asks for it
 	Targets          plan.Targets   // GPU by GPU
 	Plugin           *DesiredPlugin // nil leaves the device plugin's config as it is
 	Keys             *nodekeys.Keys // of a profile; nil leaves the node's labels and taints as they are
 	MissingPositions []int          // positions that the config names and the node does not have
-	PluginLater      bool           // the device plugin is asked for a config once it is there: the startup taint keeps it away
+	PluginLater      bool           // the agent asks the device plugin for a config once the startup taint does not keep it away
 	Drain            *config.DrainOverrides
 	Windows          []window.Window // of a profile; none for those of the pool
 	Fingerprint      string          // tells this wish from any other, on these GPUs
-	Left             *api.Failure    // why what an agent has left is given back before; nil if it is a part of the change
-	Undo             bool            // the way back is taken instead
-	UndoCause        error           // for another reason than a failure that the journal keeps
+	Left             *api.Failure    // why the agent restores first what an earlier agent has left; nil if the change itself does
+	Undo             bool            // the agent undoes the change instead
+	UndoCause        error           // why, unless that is the failure in the journal
 }
 
-// Withdrawn returns an error if the label that requested the running change was removed. By default the settings ask, without a label.
+// Withdrawn returns an error if the label that requested the running change was removed. If byDefault is set, the settings have requested
+// it, without a label.
 func (s Observed) Withdrawn(want Desired, byDefault bool) error {
 	if s.Journal == nil {
 		return nil
 	}
-	// What a profile has put into the label of the device plugin's config is ours, and nobody's wish.
+	// The agent itself has set the label of the device plugin's config for a profile: it is no user's wish.
 	leaves := want.Label != config.LabelProfile && !byDefault && s.Journal.ChangesPlugin() && s.Journal.Plugin.Label != ""
 	switch {
 	case want.Name == "" && s.Journal.Target == "":
@@ -47,7 +48,7 @@ func (s Observed) Withdrawn(want Desired, byDefault bool) error {
 	}
 }
 
-// KeepsPluginAway reports whether there is no device plugin to be asked for anything because the node has just been registered.
+// KeepsPluginAway reports whether the agent waits for a device plugin that the startup taint of a new node keeps away.
 func (s Observed) KeepsPluginAway(err error) bool {
 	var waiting *outcome.Waiting
 	return errors.As(err, &waiting) && waiting.For == outcome.ForDevicePlugin &&
@@ -77,7 +78,7 @@ func (f *ConfigMapFile) Read(parse func(data []byte) error) error {
 	return nil
 }
 
-// Targets are the wishes as the planner takes them.
+// Targets returns the wishes as targets of the planner.
 func Targets(wishes map[nvml.UUID]nvml.Wish) plan.Targets {
 	out := plan.Targets{}
 	for gpu, w := range wishes {
@@ -86,7 +87,7 @@ func Targets(wishes map[nvml.UUID]nvml.Wish) plan.Targets {
 	return out
 }
 
-// WishesOf is what the catalog has by this name for the label, GPU by GPU.
+// WishesOf returns what the catalog has by this name for the label, GPU by GPU.
 func WishesOf(catalog config.Catalog, label, name string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Wish, error) {
 	if label == config.LabelProfile {
 		return catalog.ProfileWishes(name, gpus)

@@ -13,7 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Planned is all that the planner goes by.
+// Planned returns the desired state as the planner needs it.
 func (w Desired) Planned(targets plan.Targets) plan.Desired {
 	out := plan.Desired{GPUs: targets, Config: w.Plugin.ConfigText(), Later: w.PluginLater}
 	if w.Plugin != nil {
@@ -22,8 +22,8 @@ func (w Desired) Planned(targets plan.Targets) plan.Desired {
 	return out
 }
 
-// Sought is what to look for. Whoever has a GPU's device file open holds it as a whole, and may be on another instance of it
-// than one that goes.
+// Sought returns the devices whose holders the agent has to find. It asks for the processes that have a GPU's device file open only if all
+// of the GPU goes: such a process may be on another instance than one that goes.
 func (s Observed) Sought(taken []plan.Taken) []holders.Sought {
 	var out []holders.Sought
 	for _, t := range taken {
@@ -48,15 +48,15 @@ func (s Observed) Sought(taken []plan.Taken) []holders.Sought {
 	return out
 }
 
-// Computes reports whether a process of the unit computes on what goes.
+// Computes reports whether a process of the unit computes on a device that goes.
 func (s Observed) Computes(unit string) bool {
 	return slices.ContainsFunc(s.Holders.Processes, func(c holders.Client) bool {
 		return c.Unit == unit && slices.Contains(c.Sources, holders.SourceNVML)
 	})
 }
 
-// MustLeave are the holders that are evicted. Excluded are operands, which have an order of their own, clients of the library that have no more
-// than a file open, and pods of DaemonSets that tolerate the fence: evicting those would only restart them.
+// MustLeave returns the holders that the agent evicts. It leaves out operands, which have an order of their own, clients of the library that
+// have no more than a file open, and pods of DaemonSets that tolerate the fence: evicting those would only restart them.
 func (s Observed) MustLeave() []holders.Pod {
 	apart := map[string]bool{}
 	for _, o := range s.DevicePlugin.Pods {
@@ -76,21 +76,22 @@ func (s Observed) MustLeave() []holders.Pod {
 	})
 }
 
-// returns reports whether the fence does not keep the pod away.
+// returns reports whether the pod tolerates the fence, so that it comes back after its eviction.
 func (s Observed) returns(p holders.Pod) bool {
 	return slices.ContainsFunc(s.Pods, func(pod corev1.Pod) bool {
 		return pod.UID == p.UID && holders.Tolerates(pod.Spec.Tolerations, FenceTaint())
 	})
 }
 
-// claimDriverLabels are those of the kubelet plugin of NVIDIA's DRA driver, by either name that the driver has had.
+// claimDriverLabels are the labels of the kubelet plugin of NVIDIA's DRA driver, by either name that the driver has had.
 var claimDriverLabels = []string{"nvidia-dra-driver-gpu-component", "dra-driver-nvidia-gpu-component"}
 
 func drivesClaims(labels map[string]string) bool {
 	return slices.ContainsFunc(claimDriverLabels, func(l string) bool { return labels[l] == "kubelet-plugin" })
 }
 
-// keepsClaims reports whether the operand is that driver, or has it in its care. The label alone is anybody's.
+// keepsClaims reports whether a pod of the operand is the kubelet plugin of NVIDIA's DRA driver. It must be of a DaemonSet: any user may set
+// the label.
 func keepsClaims(o fence.Operand) bool {
 	return slices.ContainsFunc(o.Pods, func(p holders.Pod) bool { return p.Daemon && drivesClaims(p.Labels) })
 }
@@ -107,7 +108,7 @@ func byFilesAlone(p holders.Pod) bool {
 	return !slices.ContainsFunc(p.Sources, func(s holders.Source) bool { return !strings.HasPrefix(string(s), "device file ") })
 }
 
-// HoldersUnknown says why what is to go cannot be known to be free; nil if it can.
+// HoldersUnknown returns why the agent cannot know which pods and processes hold a device; nil if it can.
 func (s Observed) HoldersUnknown() error {
 	switch {
 	case s.Kubelet.Err != nil:
@@ -119,20 +120,20 @@ func (s Observed) HoldersUnknown() error {
 	}
 }
 
-// Started is how units are that were started again.
+// Started is the state of the units that the agent has started again.
 type Started struct {
 	Asked  bool
 	States map[string]string
 	Err    error
 }
 
-// Owed is what the host is owed though no journal says so.
+// Owed is what the agent owes the host though no journal says so.
 type Owed struct {
 	Stopped    []string
 	Persistent []nvml.UUID
 }
 
-// NoteDroppedUnit notes that a unit is not started though it was stopped.
+// NoteDroppedUnit notes why the agent does not start a unit that it has stopped.
 func (s *Observed) NoteDroppedUnit(unit, why string) {
 	if s.Record.Dropped == nil {
 		s.Record.Dropped = map[string]string{}

@@ -22,7 +22,7 @@ func FenceTaint() corev1.Taint {
 	return corev1.Taint{Key: config.TaintRepartitioning, Effect: corev1.TaintEffectNoSchedule}
 }
 
-// Cancelled is the end of a change whose cordon somebody else has lifted. Kubectl leaves no name when it does.
+// Cancelled ends a change because a user or another tool has lifted the agent's cordon. Kubectl leaves no name when a user does so.
 func (s Observed) Cancelled(want Desired) *api.Failure {
 	text := "somebody has uncordoned the node"
 	who, when := fence.Uncordoner(s.Node, nodewrite.FieldManager)
@@ -37,34 +37,34 @@ func (s Observed) Cancelled(want Desired) *api.Failure {
 	}
 }
 
-// Spent are the annotations that mean nothing any more once the journal is written.
-func (s Observed) Spent(j journal.Journal) []string {
+// SpentAnnotations returns the annotations that the journal replaces: the agent removes them when it writes the journal.
+func (s Observed) SpentAnnotations(j journal.Journal) []string {
 	if !j.Forced {
 		return nil
 	}
 	return []string{config.AnnotationForce}
 }
 
-// DisruptionStarted reports whether the change has begun to take something away. To wait for a better moment is too late then, and would
-// have no end: deadlines count from the fence.
+// DisruptionStarted reports whether the change has begun to take something away. The agent does not wait for a better moment then: the
+// deadlines count from the fence.
 func (s Observed) DisruptionStarted() bool {
 	return s.Journal != nil && (s.Journal.Cordoned || slices.ContainsFunc(s.Pauses, s.pausedHere))
 }
 
-// AtWork names the other tools that work on the node, by what they have written on it. What one has only announced is no reason
-// to wait, nor is what a mig-manager has left that is not there any more.
-func (s Observed) AtWork() []string {
+// ToolsAtWork names the other tools that work on the node, by what they have written on it. The agent does not wait for work that a tool has
+// only announced, nor for a mig-manager whose labels are there but whose pod is not.
+func (s Observed) ToolsAtWork() []string {
 	return s.Tools(func(m fence.Marker) bool {
 		return !m.Planned && (m.Tool != fence.ToolMIGManager || s.Leftovers.MIGManager)
 	})
 }
 
-// Cordoning names those that rely on the node's cordon.
-func (s Observed) Cordoning() []string {
+// ToolsThatCordon names the other tools that rely on the node's cordon.
+func (s Observed) ToolsThatCordon() []string {
 	return s.Tools(func(m fence.Marker) bool { return m.Cordons })
 }
 
-// Tools names the tools of the marks that count.
+// Tools names the tools whose marks count.
 func (s Observed) Tools(count func(fence.Marker) bool) []string {
 	var out []string
 	for _, m := range s.Marks.Tools {
@@ -75,7 +75,7 @@ func (s Observed) Tools(count func(fence.Marker) bool) []string {
 	return out
 }
 
-// nameOf says which tool it is, by what it is known, and what ends its work.
+// nameOf names the tool, the sign by which the agent knows it, and what ends its work.
 func nameOf(m fence.Marker) string {
 	text := m.Tool + ", by " + m.Sign
 	if !m.Since.IsZero() {
@@ -87,13 +87,13 @@ func nameOf(m fence.Marker) string {
 	return text
 }
 
-// Orphan is what stands on a node that has no journal, as when somebody has removed it by hand, and is given back all the
-// same: by its marks it is ours, or that of a tool whose remains we are told to adopt.
+// Orphan is what a change has left on a node without a journal, as when a user has removed that by hand. The agent restores it all the
+// same: its marks are the agent's, or those of a tool whose remains the agent adopts by its settings.
 type Orphan struct {
-	Cordon bool              // managedFields say that it is ours
-	Labels map[string]string // of operands that are paused, with the values that they had before
-	Forged bool              // a journal that this host's agent did not write
-	Host   Owed              // what the host's record says
+	Cordon bool              // managedFields show that the agent has cordoned the node
+	Labels map[string]string // labels of paused operands, with the values that they had before
+	Forged bool              // the node has a journal that this host's agent did not write
+	Host   Owed              // what the agent owes the host by its record
 }
 
 // Exists reports whether there is anything.
@@ -119,7 +119,7 @@ func (o Orphan) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// pausedHere reports whether the operand is away by our hand, or by one whose remains we have adopted.
+// pausedHere reports whether the agent has paused the operand, or a tool whose remains the agent has adopted.
 func (s Observed) pausedHere(o fence.Operand) bool {
 	if o.State == fence.OperandPaused {
 		return true
@@ -131,7 +131,7 @@ func (s Observed) pausedHere(o fence.Operand) bool {
 	return left && s.Leftovers.Adopts && o.Value == fence.PausedForMIGChange
 }
 
-// paused reports whether the device plugin is away by its label, so that nobody offers GPUs.
+// paused reports whether the agent has paused the device plugin by its label, so that no plugin offers GPUs.
 func (s Observed) paused() bool {
 	return slices.ContainsFunc(s.Pauses, func(o fence.Operand) bool {
 		return o.Label == config.LabelDevicePlugin && s.pausedHere(o)
@@ -143,11 +143,11 @@ func (s Observed) Uncordoned() bool {
 	return s.Journal != nil && s.Journal.Cordoned && !s.Journal.WasUnschedulable && !s.Node.Spec.Unschedulable
 }
 
-// MIGManagerLabel marks the pods of a k8s-mig-manager, which minds its own labels while it lives.
+// MIGManagerLabel marks the pods of a k8s-mig-manager, which restores its own labels while it runs.
 const MIGManagerLabel = "nvidia-mig-manager"
 
-// RunsMIGManager reports whether a mig-manager is on the node, which then clears its own labels away. It is of a DaemonSet that exists:
-// the label alone is anybody's.
+// RunsMIGManager reports whether a mig-manager is on the node, which then restores its own labels. Its pod must be of a DaemonSet that
+// exists: any user may set the label.
 func RunsMIGManager(believed []corev1.Pod) bool {
 	return slices.ContainsFunc(believed, func(p corev1.Pod) bool {
 		_, of := holders.DaemonSetOf(&p)

@@ -1,4 +1,4 @@
-// Package state is one look at a node, and what its labels ask for: the data that decisions are made by, and what follows from
+// Package state is one look at a node, and what its labels ask for: the data by which the agent decides, and what follows from
 // that alone. It has no client, no clock and no driver. The observers of package
 // agent fill it, each section once in a pass.
 package state
@@ -25,7 +25,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Observed is one look at everything that decisions are made by, in sections. Each section is filled by one function, named after it.
+// Observed is one look at everything by which the agent decides, in sections. One function fills each section, and is named after it.
 type Observed struct {
 	Node         *corev1.Node
 	Marks        Marks
@@ -35,29 +35,29 @@ type Observed struct {
 	Files        Files
 	Pool         Pool
 	GPUs         []nvml.GPU
-	Recovered    map[nvml.UUID]time.Time // when something was last wrong with a GPU that is well again
+	Recovered    map[nvml.UUID]time.Time // when a GPU that is well again was last unhealthy
 	Specs        []string                // CDI specs that describe other GPU instances than there are
 	Reboots      plan.Reboots
 	Pods         []corev1.Pod // all pods of the node
 	Kubelet      Kubelet
 	DevicePlugin DevicePlugin
-	Plugin       PluginConfig // of the device plugin; looked at only where anything is asked of it, or owed to it
+	Plugin       PluginConfig // of the device plugin; read only if a label asks for one, or a change has replaced it
 	Pauses       []fence.Operand
 	Leftovers    Leftovers
 	Holders      Holders
-	Units        []plan.Unit // of the host that may have to stop, or to start again
+	Units        []plan.Unit // units of the host that may have to stop, or to start again
 	Started      Started
 	Capacity     Capacity
-	Complete     bool // all of it was seen; otherwise the look ended early with an error
+	Complete     bool // the agent has seen all of it; otherwise the look ended early with an error
 }
 
 // Marks is what the agent and other tools have written on the node object.
 type Marks struct {
 	Tools   []fence.Marker
 	Fenced  bool
-	Startup *corev1.Taint // of a node that has just been registered: it keeps pods away
+	Startup *corev1.Taint // taint of a node that has just been registered: it keeps pods away
 	Upgrade string        // label that says that the driver is being upgraded
-	// Complete: the look has not ended before it.
+	// Complete: the look did not end before this section.
 	Complete bool
 }
 
@@ -70,20 +70,20 @@ type Boot struct {
 // Record is what the host's record says, beside the journal.
 type Record struct {
 	Forged    bool       // the node has a journal that this host's agent did not write for it
-	Status    api.Status // the last that the agent wrote, with what the record has of it
+	Status    api.Status // the last status that the agent wrote, with what the record holds of it
 	Learnt    hostrecord.Learnt
-	Published nodekeys.Keys     // labels and taints that a profile of ours has put on the node
-	Owed      Owed              // to the host, by a journal that was lost
-	Dropped   map[string]string // units that were stopped and are not started, and why
+	Published nodekeys.Keys     // labels and taints that the agent has put on the node for a profile
+	Owed      Owed              // what the agent owes the host by a journal that was lost
+	Dropped   map[string]string // units that the agent has stopped and does not start, and why
 }
 
 // Files are the administrator's files.
 type Files struct {
 	Configs  *ConfigMapFile // MIG configs, nil if none are configured
-	Profiles *ConfigMapFile // our own catalog, nil if none is configured
+	Profiles *ConfigMapFile // profiles, nil if none are configured
 }
 
-// Pool is the node's pool, and when its nodes may be disturbed.
+// Pool is the node's pool, and when the agent may disturb its nodes.
 type Pool struct {
 	config.Pool
 	File config.Maintenance
@@ -93,41 +93,41 @@ type Pool struct {
 
 // Kubelet is what kubelet says.
 type Kubelet struct {
-	Offered  capacity.Resources // what it would give out
+	Offered  capacity.Resources // what kubelet may give out
 	Assigned holders.Assignments
-	Err      error // it does not answer: which pod has which device is not known
+	Err      error // kubelet does not answer, so that the agent does not know which pod has which device
 }
 
 // DevicePlugin are the pods of NVIDIA's programs that offer GPUs.
 type DevicePlugin struct {
 	Pods       []corev1.Pod
 	MPSDaemons []corev1.Pod
-	Rivals     string // why it is not known which of the pods counts; empty if it is
-	Unpicked   string // which configs there are that nothing asks for, where nothing is asked for
+	Rivals     string // why the agent does not know which of the pods counts; empty if it does
+	Unpicked   string // configs of the device plugin that exist, on a node whose labels ask for none
 }
 
 // Leftovers is what an agent, or another tool, has left on the node.
 type Leftovers struct {
 	Orphan     Orphan
 	MIGManager bool          // a mig-manager runs here
-	Adopts     bool          // what one has left is ours to clear away
-	AdoptsIn   time.Duration // what one has left is on the node, and ours to take on only then
+	Adopts     bool          // the agent restores what a mig-manager has left
+	AdoptsIn   time.Duration // a mig-manager has left something, and the agent restores it after this time
 }
 
-// Holders are those who hold GPUs, or parts of them.
+// Holders are the pods and processes that hold GPUs, or parts of them.
 type Holders struct {
-	Pods         []holders.Pod    // with a GPU or a part of one
-	Processes    []holders.Client // that hold what goes; looked for only when something does
-	Err          error            // the host's process table cannot be looked at: who holds what goes is not known
-	OfLibrary    []holders.Pod    // pods without a GPU that keep the library open and can be sent away
+	Pods         []holders.Pod    // pods with a GPU or a part of one
+	Processes    []holders.Client // processes that hold a device which goes; searched only if the plan takes one
+	Err          error            // the agent cannot read the host's process table, so that it does not know the holders
+	OfLibrary    []holders.Pod    // pods without a GPU that keep the library open, and that the agent can evict
 	BeforeReboot []holders.Pod    // pods that have to leave before a reboot
 }
 
 // Capacity is how hardware, kubelet and node agree.
 type Capacity struct {
 	Missing  []string       // how they disagree
-	Proven   bool           // they did not, whatever is asked for
-	Proof    capacity.Proof // with this look, if it is the one that is decided by
+	Proven   bool           // they agree, whatever the labels ask for
+	Proof    capacity.Proof // the agreeing looks in a row, with this one if the agent decides by it
 	Strategy config.MIGStrategy
 }
 
@@ -136,11 +136,11 @@ type ConfigMapFile struct {
 	Name   string // "ConfigMap namespace/name, key config.yaml"
 	Data   []byte
 	Absent bool  // there is no such ConfigMap, which is legal: it is optional
-	Err    error // it may not be read, or has no such key
+	Err    error // the agent may not read it, or it has no such key
 }
 
-// ExplicitStrategy is the MIG strategy of the plugin's arguments or environment; empty if they say none. While the plugin is away in the middle
-// of a change, it is the one that the journal holds.
+// ExplicitStrategy is the MIG strategy in the plugin's arguments or environment; empty if they say none. While the agent keeps the plugin
+// away in the middle of a change, it is the one in the journal.
 func (s Observed) ExplicitStrategy() config.MIGStrategy {
 	for _, pod := range s.DevicePlugin.Pods {
 		if strategy := StrategyOf(pod); strategy != "" {
@@ -175,13 +175,14 @@ func StrategyOf(pod corev1.Pod) config.MIGStrategy {
 	return env
 }
 
-// How the plugin is told its MIG strategy.
+// The flag and the variable that give the plugin its MIG strategy.
 const (
 	migStrategyFlag = "--mig-strategy"
 	envMIGStrategy  = "MIG_STRATEGY"
 )
 
-// OperandLabels are the labels that operands are paused by: those of the settings first, then those that an agent has left or the journal holds.
+// OperandLabels returns the labels by which the agent pauses operands: those of the settings first, then those that an agent has left on the
+// node or that the journal holds.
 func (s Observed) OperandLabels(ofSettings []string) []string {
 	out := slices.Clone(ofSettings)
 	left := slices.Sorted(maps.Keys(s.Leftovers.Orphan.Labels))
@@ -196,7 +197,7 @@ func (s Observed) OperandLabels(ofSettings []string) []string {
 	return out
 }
 
-// PlannedOperands are the operands that go by a label of the node, and the device plugin's pods.
+// PlannedOperands returns the operands that a label of the node deploys, and the device plugin's pods.
 func (s Observed) PlannedOperands() (pauses []plan.Pause, plugins []plan.Operand) {
 	byLabel := map[string]bool{}
 	for _, o := range s.Pauses {
@@ -226,7 +227,7 @@ func PlannedPod(p holders.Pod) plan.Pod {
 	return plan.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), Devices: p.Devices, Known: p.DevicesKnown}
 }
 
-// Failed is the failure that is known of the wish: while it is being undone from the journal, after that from the status.
+// Failed returns the failure of the desired change: from the journal while the agent undoes it, after that from the status.
 func (s Observed) Failed(want Desired) *api.Failure {
 	if s.GivenUp(want) {
 		return s.Journal.Undo
@@ -237,9 +238,9 @@ func (s Observed) Failed(want Desired) *api.Failure {
 	return nil
 }
 
-// Kept is the failure that the status must go on telling: the one that is known of the wish, or, while nobody knows what
-// is wished because the catalog cannot be read, the last one.
-func (s Observed) Kept(want Desired) *api.Failure {
+// ReportedFailure returns the failure that the status goes on reporting: that of the desired change, or, while the agent cannot read the
+// catalog, and so does not know the desired state, the last one.
+func (s Observed) ReportedFailure(want Desired) *api.Failure {
 	if f := s.Failed(want); f != nil && !f.Later {
 		return f
 	}
@@ -249,8 +250,8 @@ func (s Observed) Kept(want Desired) *api.Failure {
 	return nil
 }
 
-// ForeignCordon reports whether the node is cordoned by somebody else. Who has cordoned it is in managedFields; where
-// those are stripped, a cordon under our own taint is ours, unless the journal says that it was there before.
+// ForeignCordon reports whether another user or tool has cordoned the node, by managedFields. If those are stripped from the node, a cordon
+// beside the agent's taint is the agent's, unless the journal says that it was there before.
 func (s Observed) ForeignCordon() bool {
 	if !s.Node.Spec.Unschedulable {
 		return false
@@ -266,18 +267,18 @@ func (s Observed) ForeignCordon() bool {
 	}
 }
 
-// GivenUp reports whether what is asked for is what the journal says cannot be done.
+// GivenUp reports whether the agent has given up the desired change, by the journal.
 func (s Observed) GivenUp(want Desired) bool {
 	return s.Journal != nil && s.Journal.Undo != nil && s.Journal.Undo.Wish == want.Fingerprint
 }
 
-// Other reports whether the journal is about another target than the one that is asked for.
+// Other reports whether the journal is about another target than the desired one.
 func (s Observed) Other(want Desired) bool {
 	return s.Journal != nil && !want.Undo && s.Journal.Target != want.Name
 }
 
-// Edited reports whether the journal is about what the target's name meant before somebody has edited it. A journal of an agent that
-// did not note it is not.
+// Edited reports whether a user has edited the target's config since the change began. It is false for a journal of an older agent, which
+// has no fingerprint of the config.
 func (s Observed) Edited(want Desired) bool {
 	return s.Journal != nil && !want.Undo && !s.Other(want) && s.Journal.Wish != "" && want.Fingerprint != "" && s.Journal.Wish != want.Fingerprint
 }
@@ -290,10 +291,10 @@ func (s Observed) Operation() string {
 	return s.Journal.Operation
 }
 
-// Blockers is what keeps the capacity from being proven, in one text.
+// Blockers returns, in one text, why the agent cannot prove the capacity yet.
 func (s Observed) Blockers() string { return strings.Join(s.Capacity.Missing, "; ") }
 
-// Since is when the reason began: now, unless it was told before.
+// Since returns when the reason began: now, unless the status reports it already.
 func (s Observed) Since(reason config.Reason, now time.Time) time.Time {
 	if s.Record.Status.Reason == reason && !s.Record.Status.Since.IsZero() {
 		return s.Record.Status.Since
@@ -301,7 +302,7 @@ func (s Observed) Since(reason config.Reason, now time.Time) time.Time {
 	return now
 }
 
-// GPU is the one with the UUID, if it was seen.
+// GPU returns the observed GPU with the UUID, if there is one.
 func (s Observed) GPU(uuid nvml.UUID) (nvml.GPU, bool) {
 	for _, gpu := range s.GPUs {
 		if gpu.UUID == uuid {

@@ -7,8 +7,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// Picked are the pods that match a selector and have one of the containers, where any are named: one chart gives pods of several programs the
-// same labels.
+// Picked returns the pods that match a selector and have one of the containers, if any are named: one chart gives pods of several programs
+// the same labels.
 func Picked(pods []corev1.Pod, any []labels.Selector, containers []string) []corev1.Pod {
 	var out []corev1.Pod
 	for i := range pods {
@@ -20,7 +20,7 @@ func Picked(pods []corev1.Pod, any []labels.Selector, containers []string) []cor
 	return out
 }
 
-// Selected reports whether one of the selectors picks the pod.
+// Selected reports whether one of the selectors matches the pod.
 func Selected(pod *corev1.Pod, any []labels.Selector) bool {
 	return slices.ContainsFunc(any, func(s labels.Selector) bool { return s.Matches(labels.Set(pod.Labels)) })
 }

@@ -21,35 +21,35 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// PluginConfig is the config of the node's device plugin, and the way by which it is given another one.
+// PluginConfig is the config of the node's device plugin, and the method by which the agent gives it another one.
 type PluginConfig struct {
-	Method   config.Handover // empty if none is known
-	NoMethod string          // why none is
+	Method   config.Handover // empty if the agent knows none
+	NoMethod string          // why it knows none
 	Text     string          // of the config file; by label, the label's value
 	Exists   bool            // there is such a file, or label
 	Current  *config.PluginConfig
-	ParseErr error // why now is not known
+	ParseErr error // why Current is not known
 
-	Written      time.Time            // when the file was
+	Written      time.Time            // when the file was written
 	NotifiedPods map[types.UID]string // readers that got a SIGHUP since they started, and a hash of the file then
 	Readers      []corev1.Pod         // pods that read the file
 	Manager      *ConfigManager       // of a plugin that gets its config by label
 }
 
-// ConfigManager is NVIDIA's sidecar of the device plugin, which brings it the config that a label of the node names.
+// ConfigManager is NVIDIA's sidecar of the device plugin, which gives the plugin the config that a label of the node names.
 type ConfigManager struct {
 	Pod       corev1.Pod
 	Label     string            // of the node
 	Namespace string            // of the ConfigMap
 	ConfigMap string            // its name; the label names one of its keys
-	Dir       string            // where the sidecar sees them
+	Dir       string            // directory in which the sidecar sees the keys as files
 	Fallback  string            // the key for nodes without the label
-	Fallbacks []string          // what it takes without either, in this order: named, single, empty
-	Files     map[string]string // the ConfigMap's; nil if it cannot be read
+	Fallbacks []string          // what it takes without label and Fallback, in this order: named, single, empty
+	Files     map[string]string // the keys of the ConfigMap, with their texts; nil if the agent cannot read it
 	ReadErr   error             // why it cannot
 }
 
-// What the sidecar is told by, as the plugin's chart and the GPU Operator deploy it.
+// The environment of the sidecar, as the plugin's chart and the GPU Operator deploy it.
 const (
 	EnvNodeLabel    = "NODE_LABEL"
 	EnvConfigDir    = "CONFIG_FILE_SRCDIR"
@@ -62,10 +62,10 @@ const (
 	fallbackNameKey = "default"
 )
 
-// Writing is one writing of the file: who has read the same text before may have read another one since.
+// Writing identifies one write of the file. The text alone does not: a pod that has read the same text before may have read another since.
 func (p PluginConfig) Writing() string { return Hash(p.Text + p.Written.UTC().String()) }
 
-// Config is the text that the manager gives to the plugin of a node whose label has the value.
+// Config returns the text that the config manager gives to the plugin of a node whose label has the value.
 func (m *ConfigManager) Config(value string) (string, error) {
 	key := cmp.Or(value, m.Fallback)
 	if key != "" {
@@ -90,19 +90,19 @@ func (m *ConfigManager) Config(value string) (string, error) {
 	return "", fmt.Errorf("label %s names no key of ConfigMap %s/%s, and the config manager has no default", m.Label, m.Namespace, m.ConfigMap)
 }
 
-// KeysOf are the keys that a label can name, sorted.
+// KeysOf returns the keys that a label can name, sorted.
 func KeysOf(files map[string]string) []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(files)), func(key string) bool {
 		return strings.HasPrefix(key, config.OwnPluginKey) || len(validation.IsValidLabelValue(key)) > 0
 	})
 }
 
-// NoSuchKey is the error where a label names a key that is not there.
+// NoSuchKey is the error if a label names a key that is not in the ConfigMap.
 func NoSuchKey(namespace, configMap string, files map[string]string) error {
 	return fmt.Errorf("ConfigMap %s/%s has no such key; it has %s", namespace, configMap, cmp.Or(legible.Listed(KeysOf(files)), "none that a label can name"))
 }
 
-// KeyName names a key of the ConfigMap for people.
+// KeyName names a key of the ConfigMap in messages.
 func (m *ConfigManager) KeyName(key string) string {
 	return fmt.Sprintf("ConfigMap %s/%s, key %s", m.Namespace, m.ConfigMap, key)
 }
@@ -110,17 +110,17 @@ func (m *ConfigManager) KeyName(key string) string {
 // DesiredPlugin is what shall become of the device plugin's config.
 type DesiredPlugin struct {
 	Sharing      config.Sharing
-	Known        bool               // Text says Sharing; a text from before the change may be nothing that can be read
+	Known        bool               // Text says Sharing; the agent may not be able to parse a text from before the change
 	Strategy     config.MIGStrategy // flags.migStrategy; empty if the config does not say
 	Text         string             // of the file; by label, the label's value, empty for no label
 	MatchText    bool               // the config must equal text; otherwise an equivalent one is accepted
 	AllowMissing bool               // no file at all will do as well
-	KeyContent   string             // of the key that the label names, if that is ours to write
-	AskedBy      string             // what asks for it
-	UserManaged  bool               // people have set the label themselves, and the plugin's own config manager goes by it
+	KeyContent   string             // text of the key that the label names, if the agent writes that key
+	AskedBy      string             // the label or setting that asks for it
+	UserManaged  bool               // a user has set the label, and the plugin's own config manager reads it
 }
 
-// SharingKnown is how the plugin is to share GPUs; nil if that is not known, or nothing is wanted of it.
+// SharingKnown returns how the plugin shall share GPUs; nil if that is not known, or the agent wants nothing of the plugin.
 func (w *DesiredPlugin) SharingKnown() *config.Sharing {
 	if w == nil || !w.Known {
 		return nil
@@ -128,21 +128,21 @@ func (w *DesiredPlugin) SharingKnown() *config.Sharing {
 	return &w.Sharing
 }
 
-// As reports whether the config says what is wanted.
-func (w *DesiredPlugin) As(now *config.PluginConfig) bool {
+// Matches reports whether the config has the desired sharing and MIG strategy.
+func (w *DesiredPlugin) Matches(now *config.PluginConfig) bool {
 	return now != nil && now.Sharing.Equal(w.Sharing) && OrNone(now.MIGStrategy) == OrNone(w.Strategy)
 }
 
-// OrNone is the strategy of a plugin whose config does not say any.
+// OrNone returns the strategy by which a plugin runs if its config says s, which may be empty.
 func OrNone(s config.MIGStrategy) config.MIGStrategy { return cmp.Or(s, config.MIGStrategyNone) }
 
-// Hash is a short name of the text that no other text has.
+// Hash returns a short hash of the text.
 func Hash(text string) string {
 	sum := sha256.Sum256([]byte(text))
 	return hex.EncodeToString(sum[:6])
 }
 
-// PluginSet reports whether the plugin's config is as wanted.
+// PluginSet reports whether the plugin's config is the desired one.
 func (s Observed) PluginSet(want *DesiredPlugin) bool {
 	p := s.Plugin
 	switch {
@@ -153,16 +153,16 @@ func (s Observed) PluginSet(want *DesiredPlugin) bool {
 	case want.MatchText:
 		return p.Exists && p.Text == want.Text || !p.Exists && want.AllowMissing
 	default:
-		return want.As(p.Current)
+		return want.Matches(p.Current)
 	}
 }
 
-// PlannedSharing is the sharing as the planner has it.
+// PlannedSharing returns the sharing as the planner needs it.
 func PlannedSharing(s config.Sharing, strategy config.MIGStrategy) *plan.Sharing {
 	return &plan.Sharing{MPS: s.Strategy == config.SharingMPS, Replicas: s.Replicas, Rename: s.Rename, MIG: string(strategy)}
 }
 
-// SharingText says it as people do: "time-slicing of nvidia.com/gpu x 3".
+// SharingText names the sharing in messages: "time-slicing of nvidia.com/gpu x 3".
 func SharingText(s config.Sharing) string {
 	if s.Strategy == config.SharingNone {
 		return "nothing shared"
@@ -178,7 +178,7 @@ func SharingText(s config.Sharing) string {
 	return text
 }
 
-// ConfigText names what the plugin's config shall be.
+// ConfigText names the plugin's desired config in messages.
 func (w *DesiredPlugin) ConfigText() string {
 	switch {
 	case w == nil:
@@ -190,13 +190,13 @@ func (w *DesiredPlugin) ConfigText() string {
 	}
 }
 
-// LabelMPSCapable is the label by which NVIDIA's MPS control daemon comes to a node.
+// LabelMPSCapable is the node label that the DaemonSet of NVIDIA's MPS control daemon selects.
 const (
 	LabelMPSCapable = "nvidia.com/mps.capable"
 	SetsMPSCapable  = "GPU feature discovery sets it by the device plugin's config"
 )
 
-// MissingMPS says what a node lacks that shall share its GPUs by MPS: its control daemon takes each GPU for itself alone.
+// MissingMPS says what a node lacks that shall share its GPUs by MPS. MPS's control daemon must have each GPU in exclusive-process mode.
 func (s Observed) MissingMPS() []string {
 	var out []string
 	capable, there := s.Node.Labels[LabelMPSCapable]
@@ -217,22 +217,22 @@ func (s Observed) MissingMPS() []string {
 	return out
 }
 
-// RunsWithoutStrategy reports whether the device plugin is known to have no MIG strategy from any source, by which it has none: all that it is given
-// is the config.
+// RunsWithoutStrategy reports whether the device plugin gets its MIG strategy from its config alone, and that says none, so that it runs
+// with the strategy none.
 func (s Observed) RunsWithoutStrategy(want *DesiredPlugin) bool {
 	return s.Plugin.Method != "" && len(s.DevicePlugin.Pods) > 0 && want != nil && want.Known && want.Strategy == ""
 }
 
-// PicksOne reports whether the config manager takes one of the ConfigMap's keys for a node without the label.
-func (m *ConfigManager) PicksOne() bool {
+// PicksKeyWithoutLabel reports whether the config manager takes one of the ConfigMap's keys for a node without the label.
+func (m *ConfigManager) PicksKeyWithoutLabel() bool {
 	_, named := m.Files[fallbackNameKey]
 	return slices.Contains(m.Fallbacks, fallbackNamed) && named || slices.Contains(m.Fallbacks, fallbackSingle) && len(m.Files) == 1
 }
 
-// computeMPS is the compute mode in which MPS has a GPU.
+// computeMPS is the compute mode of a GPU that MPS uses.
 const computeMPS = nvml.ComputeExclusiveProcess
 
-// StaleFeatures are the labels by which GPU feature discovery tells of another sharing than is wanted.
+// StaleFeatures returns the labels by which GPU feature discovery shows another sharing than the desired one.
 func (s Observed) StaleFeatures(want *DesiredPlugin) []string {
 	if want == nil || !want.Known {
 		return nil
@@ -240,13 +240,14 @@ func (s Observed) StaleFeatures(want *DesiredPlugin) []string {
 	return capacity.StaleFeatures(capacity.Expected(s.GPUs, s.Capacity.Strategy), want.Sharing, s.Node.Labels)
 }
 
-// LacksDevicePlugin reports whether the node has no device plugin at all, though the agent keeps none away.
+// LacksDevicePlugin reports whether the node has no device plugin, although the agent keeps none away.
 func (s Observed) LacksDevicePlugin() bool {
 	noneOffers := s.Kubelet.Err == nil && len(s.DevicePlugin.Pods) == 0 && len(capacity.Offered(s.Kubelet.Offered)) == 0
 	return noneOffers && !s.Marks.Fenced && s.Marks.Startup == nil && !s.paused()
 }
 
-// RunsUnder is the MIG strategy under which the device plugin evidently runs, if that is another than it is taken to have.
+// RunsUnder returns the MIG strategy under which the device plugin runs by what kubelet offers, if that differs from the one that the agent
+// assumes.
 func (s Observed) RunsUnder() config.MIGStrategy {
 	if s.Kubelet.Err != nil || s.DevicePlugin.Rivals != "" {
 		return ""
@@ -254,10 +255,10 @@ func (s Observed) RunsUnder() config.MIGStrategy {
 	return capacity.RunsUnder(s.GPUs, s.Kubelet.Offered, s.Capacity.Strategy)
 }
 
-// NoPluginOffers says of such a node what it lacks.
+// NoPluginOffers is the message about a node that LacksDevicePlugin.
 const NoPluginOffers = "no device plugin offers the GPUs to kubelet, and no pod of this node matches devicePlugin.podSelector of the settings"
 
-// WithTargets are the GPUs as they will be, as far as the device plugin goes by it.
+// WithTargets returns the GPUs as they will be, with what the device plugin reads of them.
 func WithTargets(gpus []nvml.GPU, targets plan.Targets) []nvml.GPU {
 	out := slices.Clone(gpus)
 	for i := range out {
@@ -275,7 +276,7 @@ func WithTargets(gpus []nvml.GPU, targets plan.Targets) []nvml.GPU {
 	return out
 }
 
-// PluginAskedBy is what asks for the device plugin's config.
+// PluginAskedBy returns the label or setting that asks for the device plugin's config.
 func (d Desired) PluginAskedBy() string {
 	if d.Plugin != nil && d.Plugin.AskedBy != "" {
 		return d.Plugin.AskedBy

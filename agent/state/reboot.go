@@ -11,7 +11,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// UnnoticedReboots says, for the end of a message, why no reboot would be noticed; empty if one would.
+// UnnoticedReboots says, for the end of a message, why the agent would not notice a reboot; empty if it would.
 func (s Observed) UnnoticedReboots() string {
 	if s.Boot.Err == nil {
 		return ""
@@ -19,7 +19,7 @@ func (s Observed) UnnoticedReboots() string {
 	return "; a reboot of this host would not be noticed: " + s.Boot.Err.Error()
 }
 
-// Refusal is what is known of GPUs that are not reset here, in this boot or in an earlier one; nil if nothing is.
+// Refusal returns which GPUs the driver has refused to reset, in this boot or in an earlier one; nil if it has not.
 func (s Observed) Refusal() *api.NoReset {
 	if s.Journal != nil && s.Journal.NoReset != nil {
 		return s.Journal.NoReset
@@ -27,7 +27,7 @@ func (s Observed) Refusal() *api.NoReset {
 	return s.Record.Status.NoReset
 }
 
-// KeepForeign gives the GPUs of which nothing is asked their instances back, which a reboot of ours has taken.
+// KeepForeign adds targets for the GPUs that the label does not name, so that they get back the instances that the agent's reboot has taken.
 func (want *Desired) KeepForeign(j *journal.Journal) {
 	if j == nil || len(j.Reboots) == 0 {
 		return
@@ -39,7 +39,7 @@ func (want *Desired) KeepForeign(j *journal.Journal) {
 	}
 }
 
-// OnAtReboot tells what the next reboot will bring; empty if nothing waits for one.
+// OnAtReboot says which GPUs turn MIG mode on at the next reboot; empty if none do.
 func (s Observed) OnAtReboot(want Desired) string {
 	gpus := plan.OnAtReboot(plan.Observed{GPUs: s.GPUs, Reboots: s.Reboots}, plan.Desired{GPUs: want.Targets})
 	if len(gpus) == 0 {
@@ -53,8 +53,8 @@ func (s Observed) OnAtReboot(want Desired) string {
 	return text + ". Reboot the node when it suits you, or set reboot.policy in the settings"
 }
 
-// RebootState is the state of a change that waits for a reboot: one that is left to people is none that a tool should go
-// on waiting for.
+// RebootState returns the state label of a change that waits for a reboot. If a user has to reboot the node, the state is one at which tools
+// stop waiting.
 func (s Observed) RebootState() config.State {
 	if s.Reboots.Policy == plan.RebootDelegate {
 		return config.StateRebooting

@@ -9,13 +9,13 @@ import (
 	"github.com/gpuslice/gpuslice/agent/capacity"
 )
 
-// WithholdsRecovered reports whether a device plugin has to be restarted to offer again what has recovered.
+// WithholdsRecovered reports whether the agent has to restart a device plugin so that it offers a GPU again which has recovered.
 func (s Observed) WithholdsRecovered() bool {
 	return slices.ContainsFunc(s.DevicePlugin.Pods, func(p corev1.Pod) bool { return s.withholds(&p) })
 }
 
-// withholds reports whether the device plugin's pod began before a GPU recovered of which kubelet does not give out everything. NVIDIA's
-// device plugin takes a GPU that has had an error for unhealthy until it is started anew.
+// withholds reports whether the device plugin's pod started before a GPU recovered of which kubelet does not give out everything. NVIDIA's
+// device plugin takes a GPU that has had an error for unhealthy until the plugin starts anew.
 func (s Observed) withholds(plugin *corev1.Pod) bool {
 	began, runs := startOf(plugin)
 	if !runs || s.Kubelet.Err != nil {
@@ -30,7 +30,7 @@ func (s Observed) withholds(plugin *corev1.Pod) bool {
 	return false
 }
 
-// startOf is when the first of the pod's containers that run was started; false if none runs, or the pod is about to end.
+// startOf returns when the first of the pod's running containers started; false if none runs, or the pod is about to end.
 func startOf(pod *corev1.Pod) (began time.Time, runs bool) {
 	for _, c := range pod.Status.ContainerStatuses {
 		if r := c.State.Running; r != nil && (!runs || r.StartedAt.Time.Before(began)) {

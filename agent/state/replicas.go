@@ -8,7 +8,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
-// Replicas are the devices of a pod as kubelet names them.
+// Replicas returns the devices of a pod as kubelet names them.
 func Replicas(given map[string][]string) []plan.Replica {
 	var out []plan.Replica
 	for _, resource := range slices.Sorted(maps.Keys(given)) {

@@ -7,7 +7,7 @@ import (
 	"github.com/gpuslice/gpuslice/config/window"
 )
 
-// Schedule is when the node may be disturbed for the wish.
+// Schedule returns when the agent may disturb the node for the desired change.
 func (s Observed) Schedule(want Desired) window.Schedule {
 	schedule := s.Pool.Schedule
 	if len(want.Windows) > 0 {
@@ -16,8 +16,8 @@ func (s Observed) Schedule(want Desired) window.Schedule {
 	return schedule
 }
 
-// Turn is when the change may begin: now, or at the node's own moment of the next window that is long enough. The time is in the zone
-// of the window. There may be none.
+// Turn returns when the change may begin: now, or at the node's own moment of the next window that is long enough. The time is in the zone
+// of the window. It returns false if there is no such window.
 func (s Observed) Turn(want Desired, now time.Time) (time.Time, bool) {
 	schedule, takes := s.Schedule(want), s.Estimate()
 	if opening, open := schedule.At(now); open {
@@ -30,7 +30,7 @@ func (s Observed) Turn(want Desired, now time.Time) (time.Time, bool) {
 	return s.startFor(opening).In(Zone(opening)), ok
 }
 
-// startFor is when this node begins in the opening. Not all of a pool begin at its first second.
+// startFor returns when this node begins in the opening: the nodes of a pool do not all begin at its first second.
 func (s Observed) startFor(o window.Opening) time.Time {
 	spread := s.Pool.Jitter
 	if !o.Start.IsZero() && !o.End.IsZero() {
@@ -41,7 +41,7 @@ func (s Observed) startFor(o window.Opening) time.Time {
 		return o.Start
 	}
 	h := fnv.New32a()
-	_, _ = h.Write([]byte(s.Node.Name)) // a hash takes everything
+	_, _ = h.Write([]byte(s.Node.Name)) // a hash returns no error
 	share := float64(h.Sum32()) / (1 << 32)
 	return o.Start.Add(time.Duration(share * float64(spread)).Truncate(time.Second))
 }
@@ -49,7 +49,7 @@ func (s Observed) startFor(o window.Opening) time.Time {
 // jitterShare: no node waits for more than a tenth of its window.
 const jitterShare = 10
 
-// ScheduleOf names the windows that count: those of the profile, of the pool or of the maintenance file.
+// ScheduleOf names the windows that the agent goes by: those of the profile, of the pool or of the maintenance file.
 func (s Observed) ScheduleOf(want Desired) string {
 	switch {
 	case len(want.Windows) > 0:
@@ -61,14 +61,14 @@ func (s Observed) ScheduleOf(want Desired) string {
 	}
 }
 
-// Estimate is how long a change takes.
+// Estimate is how long a change will take.
 type Estimate struct {
 	Total           time.Duration // from the fence on
 	AfterFirstTouch time.Duration // from the first touch of a GPU on
 }
 
-// within is the time that has to be left of the opening for a change to begin in it. It is at most half the window, so that one long drain in
-// the past does not block every window.
+// within returns how much time of the opening must be left for a change to begin in it. It is at most half the window, so that one long drain
+// in the past does not block every window.
 func (e Estimate) within(o window.Opening) time.Duration {
 	if o.Start.IsZero() || o.End.IsZero() {
 		return e.Total
@@ -76,7 +76,7 @@ func (e Estimate) within(o window.Opening) time.Duration {
 	return min(e.Total, max(e.AfterFirstTouch, o.End.Sub(o.Start)/2))
 }
 
-// Estimate is the longest of the last changes of this node, or what the maintenance file says.
+// Estimate returns the longest of the last changes of this node, or what the maintenance file says.
 func (s Observed) Estimate() Estimate {
 	if len(s.Record.Status.Took) == 0 {
 		return Estimate{Total: s.Pool.Estimate, AfterFirstTouch: s.Pool.Estimate}
@@ -86,12 +86,12 @@ func (s Observed) Estimate() Estimate {
 		e.Total = max(e.Total, time.Duration(t.Whole)*time.Second)
 		e.AfterFirstTouch = max(e.AfterFirstTouch, time.Duration(t.Rest)*time.Second)
 	}
-	// A change that was turned to another target in the middle has touched a GPU before the time of its fence.
+	// A change that a user has turned to another target in its middle has touched a GPU before its last fence.
 	e.Total = max(e.Total, e.AfterFirstTouch)
 	return e
 }
 
-// Remaining is what is left of the opening from then on.
+// Remaining returns how long the opening lasts from then on.
 func Remaining(o window.Opening, from time.Time) time.Duration {
 	if o.End.IsZero() {
 		return forever
@@ -101,7 +101,7 @@ func Remaining(o window.Opening, from time.Time) time.Duration {
 
 const forever = 1<<63 - 1
 
-// Zone is the time zone of the opening's own times.
+// Zone returns the time zone of the opening.
 func Zone(o window.Opening) *time.Location {
 	if o.Zone == nil {
 		return time.UTC
@@ -109,7 +109,7 @@ func Zone(o window.Opening) *time.Location {
 	return o.Zone
 }
 
-// Latest is the later of the two.
+// Latest returns the later of the two times.
 func Latest(a, b time.Time) time.Time {
 	if a.After(b) {
 		return a

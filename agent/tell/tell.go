@@ -127,7 +127,7 @@ func (t *Teller) status(ctx context.Context, seen state.Observed, want state.Des
 		Desired: want.Name, Phase: r.Phase, Reason: r.Reason, GPUs: report.GPUs(seen.GPUs),
 		Capacity: capacity.Offered(seen.Kubelet.Offered).Summary(want.Plugin.SharingKnown()),
 	}
-	status.Failed, status.NoReset, status.Blockers = seen.Kept(want), seen.Refusal(), r.Blockers
+	status.Failed, status.NoReset, status.Blockers = seen.ReportedFailure(want), seen.Refusal(), r.Blockers
 	status.Left, status.Since = r.Left, seen.Since(r.Reason, t.Clock.Stamp())
 	if seen.Record.Status.Desired != want.Name { // tools tell by it what was said of a former wish
 		status.Since = t.Clock.Stamp()
@@ -216,7 +216,7 @@ func (t *Teller) copyForNextChanges(status *api.Status, seen state.Observed, wan
 	}
 	switch {
 	case want.Fingerprint != "":
-		status.Asked = &api.AskedFor{Wish: want.Fingerprint, Since: seen.Asked(want, t.Clock.Stamp())}
+		status.Asked = &api.AskedFor{Wish: want.Fingerprint, Since: seen.AskedSince(want, t.Clock.Stamp())}
 	case want.Name != "": // what it means is not known as long as a file cannot be read
 		status.Asked = seen.Record.Status.Asked
 	}

@@ -90,7 +90,7 @@ func (u *Units) Stop(ctx context.Context, seen state.Observed, want state.Desire
 	return &outcome.Waiting{
 		Reason: config.ReasonStoppingUnits, After: Retry,
 		Message: fmt.Sprintf("waiting for %s of this host to stop, which keeps GPUs open", step.Unit),
-		Since:   seen.Journal.Started, Until: until, Then: seen.Then(want),
+		Since:   seen.Journal.Started, Until: until, Then: seen.DeadlineText(want),
 	}
 }
 
