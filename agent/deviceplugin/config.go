@@ -1,5 +1,5 @@
-// Package deviceplugin knows NVIDIA's device plugin on the node: which pods it is, how it is given its config and what that says, which config a
-// profile or a label asks for, and how it is handed over.
+// Package deviceplugin knows NVIDIA's device plugin on the node: its pods, how it gets its config and what that says, which config a
+// profile or a label asks for, and how the agent hands that over.
 package deviceplugin
 
 import (
@@ -48,8 +48,8 @@ type Plugin struct {
 	Clock     *steady.Clock
 	Log       *zap.Logger
 
-	notified map[types.UID]string // pods that were told to read the file, and a hash of what it said then
-	unpicked unpicked             // configs that nothing asks for
+	notified map[types.UID]string // pods that got a SIGHUP, and a hash of the file at that time
+	unpicked unpicked             // configs that no label or setting names
 }
 
 // Forget drops what depends on times that the clock gave.
@@ -63,8 +63,8 @@ type Configs struct {
 	Render func(base []byte, s config.Sharing, strategy config.MIGStrategy) ([]byte, error)
 }
 
-// Observe looks what config the device plugin runs by. It changes nothing, and what it cannot find out is no error: nobody may ask
-// for another config.
+// Observe reads the config that the device plugin runs by. It changes nothing. If it cannot read that, it returns no error: the labels may
+// not ask for another config at all.
 func (dp *Plugin) Observe(ctx context.Context, seen *state.Observed) {
 	p := &seen.Plugin
 	p.Method, p.Manager, p.NoMethod = dp.method(seen)
@@ -74,13 +74,13 @@ func (dp *Plugin) Observe(ctx context.Context, seen *state.Observed) {
 		p.Readers = slices.DeleteFunc(slices.Clone(seen.Pods), func(pod corev1.Pod) bool { return state.Ended(&pod) || !dp.readsFile(&pod) || !runsReader(seen, &pod) })
 	case config.HandoverLabel, config.HandoverConfigMap:
 		dp.readManaged(ctx, seen)
-	case "", config.HandoverAuto: // which wayOf leaves to nobody
+	case "", config.HandoverAuto: // method never returns HandoverAuto
 		p.ParseErr = errors.New(p.NoMethod)
 	}
 }
 
-// method is how the plugin gets its config: as the settings say, or by what its pod is given. While it is away in the middle of a change
-// the journal knows.
+// method returns how the plugin gets its config: as the settings say, or by the volumes and containers of its pod. While the agent keeps the
+// plugin away in the middle of a change, it is in the journal.
 func (dp *Plugin) method(seen *state.Observed) (way config.Handover, manager *state.ConfigManager, why string) {
 	if seen.DevicePlugin.Rivals != "" {
 		return "", nil, seen.DevicePlugin.Rivals
@@ -118,7 +118,7 @@ func (dp *Plugin) method(seen *state.Observed) (way config.Handover, manager *st
 	return way, manager, ""
 }
 
-// unusable says why the plugin cannot be given a config by its config manager; empty if it can, or if that is not the way.
+// unusable says why the agent cannot give the plugin a config by its config manager; empty if it can, or if the method is another.
 func unusable(way config.Handover, manager *state.ConfigManager) string {
 	switch {
 	case manager != nil && manager.Label != config.LabelDevicePluginConfig:
@@ -139,7 +139,7 @@ func (dp *Plugin) readsFile(pod *corev1.Pod) bool {
 	})
 }
 
-// runsReader reports whether the pod runs a program that reads the file. Others see it too: the agent above all.
+// runsReader reports whether the pod runs a program that reads the file. Other pods mount the directory, too, such as the agent's.
 func runsReader(seen *state.Observed, pod *corev1.Pod) bool {
 	is := func(p corev1.Pod) bool { return p.UID == pod.UID }
 	return slices.ContainsFunc(seen.DevicePlugin.Pods, is) || slices.ContainsFunc(seen.DevicePlugin.MPSDaemons, is) ||
@@ -183,8 +183,8 @@ func managerOf(pod corev1.Pod) *state.ConfigManager {
 	return nil
 }
 
-// readFile reads the config file of the host. One that is not there is how a plugin runs that shares nothing. By one that is behind a
-// mount which does not answer nothing is decided.
+// readFile reads the config file of the host. A plugin without that file shares nothing. If the file is behind a mount that does not
+// answer, the agent decides nothing by it.
 func (dp *Plugin) readFile(ctx context.Context, p *state.PluginConfig) {
 	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
 	defer cancel()
@@ -213,8 +213,8 @@ func (dp *Plugin) readFile(ctx context.Context, p *state.PluginConfig) {
 	p.Current = &parsed
 }
 
-// noteNotified keeps who was told, of those who are still there: in this process, and beside the file for the next one. Where there is no room
-// for that, who was told is told again.
+// noteNotified notes which of the present readers got a SIGHUP: in this process, and beside the file for the next one. If there is no room
+// beside the file, a restarted agent signals them again.
 func (dp *Plugin) noteNotified(ctx context.Context, p state.PluginConfig) {
 	kept := map[types.UID]string{}
 	for _, pod := range p.Readers {
@@ -228,7 +228,7 @@ func (dp *Plugin) noteNotified(ctx context.Context, p state.PluginConfig) {
 	}
 }
 
-// readManaged reads the config that the plugin's config manager takes by the node's label.
+// readManaged reads the config that the plugin's config manager chooses by the node's label.
 func (dp *Plugin) readManaged(ctx context.Context, seen *state.Observed) {
 	p, m := &seen.Plugin, seen.Plugin.Manager
 	p.Text, p.Exists = seen.Node.Labels[m.Label], seen.Node.Labels[m.Label] != ""

@@ -30,8 +30,8 @@ import (
 )
 
 const (
-	// propagation is how long kubelet takes at most to show an edited ConfigMap to a running pod: its sync period of a minute, and as long
-	// again for its cache.
+	// propagation is how long kubelet takes at most to show an edited ConfigMap to a running pod: its sync period of a minute, and another
+	// minute for its cache.
 	propagation = 2 * time.Minute
 	// handoverRetry is the pause between two looks at what kubelet shows to a pod.
 	handoverRetry = time.Second
@@ -40,7 +40,7 @@ const (
 // readers are the programs that read the plugin's config file, and read it anew on SIGHUP.
 var readers = []string{"nvidia-device-plugin", "gpu-feature-discovery", "mps-control-daemon"}
 
-// formerManager is what is known of the plugin's config manager while it is away.
+// formerManager returns what the journal holds of the plugin's config manager, for while its pod is away.
 func formerManager(f *journal.FormerPlugin) *state.ConfigManager {
 	if f.Label == "" {
 		return nil
@@ -51,8 +51,8 @@ func formerManager(f *journal.FormerPlugin) *state.ConfigManager {
 // maxFormer bounds the text that the journal holds. All annotations of a node together may take 256 KiB.
 const maxFormer = 32 << 10
 
-// FormerConfig is the config that the plugin has now, for the journal. Where there is no file yet, nothing is shared, and that is what
-// the way back leads to: a plugin that is run with a file does not run without.
+// FormerConfig returns the config that the plugin has now, for the journal. If there is no file yet, that is a config which shares nothing,
+// and an undo writes it: a plugin that is started with a file does not run without.
 func (dp *Plugin) FormerConfig(seen state.Observed, want state.Desired) (*journal.FormerPlugin, error) {
 	p := seen.Plugin
 	f := &journal.FormerPlugin{Way: p.Method, Text: p.Text, MPS: p.Current != nil && p.Current.Sharing.Strategy == config.SharingMPS}
@@ -77,7 +77,7 @@ func (dp *Plugin) FormerConfig(seen state.Observed, want state.Desired) (*journa
 	return f, nil
 }
 
-// WriteSharing gives the device plugin another config, by the way that it is given any.
+// WriteSharing gives the device plugin another config: by the label and ConfigMap of its config manager, or by the file.
 func (dp *Plugin) WriteSharing(ctx context.Context, seen state.Observed, want state.Desired) error {
 	if seen.Plugin.Manager != nil {
 		return dp.setLabel(ctx, seen, want)
@@ -91,7 +91,7 @@ func (dp *Plugin) WriteSharing(ctx context.Context, seen state.Observed, want st
 	return err
 }
 
-// Prepare makes sure, before anything is disturbed, that the plugin can be given its config, and the former one again.
+// Prepare makes sure, before the agent disturbs anything, that there is room for the plugin's config and for the former one.
 func (dp *Plugin) Prepare(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {
 	writes := plan.Has(steps, plan.WriteSharing)
 	if want.Undo || !writes || seen.Plugin.Manager != nil || seen.HardwareOrPluginTouched() {
@@ -108,13 +108,13 @@ func (dp *Plugin) Prepare(ctx context.Context, seen state.Observed, want state.D
 		return wait
 	case aside.Hangs(err):
 		return &outcome.UnseenError{Err: err}
-	case err != nil: // what else is wrong with the folder shows when the file is written, and is counted then
+	case err != nil: // the agent reports and counts any other fault of the folder when it writes the file
 		dp.Log.Debug("making room for the device plugin's config", zap.Error(err))
 	}
 	return nil
 }
 
-// fullFolder waits for people to make room for what is asked for.
+// fullFolder waits until an administrator has made room in the folder.
 func fullFolder(full *pluginfile.NoRoomError, asked, before string) *outcome.Waiting {
 	return &outcome.Waiting{
 		Reason: config.ReasonNoHandover, After: outcome.EvictionRetry, Blockers: []string{full.Error()},
@@ -122,8 +122,8 @@ func fullFolder(full *pluginfile.NoRoomError, asked, before string) *outcome.Wai
 	}
 }
 
-// setLabel names another config to the plugin's config manager. That ends when it is named one that it does not see, so a key
-// of ours must have reached its pod before.
+// setLabel sets the node's label to another key for the plugin's config manager. The config manager ends if it does not see that key, so
+// kubelet must have shown a key that the agent has written to its pod before.
 func (dp *Plugin) setLabel(ctx context.Context, seen state.Observed, want state.Desired) error {
 	m, key := seen.Plugin.Manager, want.Plugin.Text
 	if want.Plugin.KeyContent != "" && m.Files[key] != want.Plugin.KeyContent {
@@ -148,7 +148,7 @@ func (dp *Plugin) setLabel(ctx context.Context, seen state.Observed, want state.
 	})
 }
 
-// awaitKey waits until the config manager sees the key, or, where nobody can look, until it must.
+// awaitKey waits until the config manager sees the key. If the agent cannot look, it waits until kubelet must have shown it.
 func (dp *Plugin) awaitKey(ctx context.Context, seen state.Observed, want state.Desired) error {
 	m, key := seen.Plugin.Manager, want.Plugin.Text
 	step := plan.Step{Kind: plan.WriteSharing, Config: want.Plugin.ConfigText()}
@@ -170,9 +170,9 @@ func (dp *Plugin) awaitKey(ctx context.Context, seen state.Observed, want state.
 	return wait
 }
 
-// patchConfigMap sets one key, or takes it away.
+// patchConfigMap sets one key, or removes it if text is nil.
 func (dp *Plugin) patchConfigMap(ctx context.Context, m *state.ConfigManager, key string, text *string) error {
-	if !strings.HasPrefix(key, config.OwnPluginKey) { // whatever has led here
+	if !strings.HasPrefix(key, config.OwnPluginKey) { // the agent never writes a user's key
 		return &outcome.Stalled{Reason: config.ReasonNoHandover, Message: fmt.Sprintf("%s is not ours to write: its name does not begin with %s", m.KeyName(key), config.OwnPluginKey)}
 	}
 	body, err := json.Marshal(map[string]any{"data": map[string]*string{key: text}})
@@ -191,7 +191,7 @@ func (dp *Plugin) patchConfigMap(ctx context.Context, m *state.ConfigManager, ke
 	return nil
 }
 
-// Tidy takes away what a change of the plugin's config has left.
+// Tidy removes what a change of the plugin's config has left.
 func (dp *Plugin) Tidy(ctx context.Context, seen state.Observed) {
 	if way := seen.Journal.Plugin.Way; way != config.HandoverFile && way != config.HandoverRestart {
 		dp.collectKey(ctx, seen)
@@ -204,7 +204,7 @@ func (dp *Plugin) Tidy(ctx context.Context, seen state.Observed) {
 	}
 }
 
-// collectKey takes the key away that the node was given before by us, unless another node goes by it.
+// collectKey removes the key that the agent had written for this node before the change, unless another node's label names it.
 func (dp *Plugin) collectKey(ctx context.Context, seen state.Observed) {
 	former := seen.Journal.Plugin
 	if m := seen.Plugin.Manager; m != nil && former != nil && (m.Namespace != former.Namespace || m.ConfigMap != former.ConfigMap) {
@@ -224,8 +224,8 @@ func (dp *Plugin) collectKey(ctx context.Context, seen state.Observed) {
 	}
 }
 
-// Reload has the readers of the plugin's config file read it: by SIGHUP, or, where that is not the way or nobody could be told, as
-// a new pod.
+// Reload makes the readers of the plugin's config file read it: by SIGHUP, or, if the method is another or a reader got no signal, by
+// restarting its pod.
 func (dp *Plugin) Reload(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
 	untold := dp.unnotifiedReaders(seen.Plugin)
 	if seen.Plugin.Method == config.HandoverFile {
@@ -254,11 +254,11 @@ func (dp *Plugin) Reload(ctx context.Context, seen state.Observed, want state.De
 	return dp.Draining.Evict(ctx, seen, want, []plan.Step{restart})
 }
 
-// longestLastWords are those of a container that has ended.
+// longestLastWords bounds the termination message of a container in the agent's message.
 const longestLastWords = 256
 
-// Fails is why the device plugin does not run by its present config; empty if it does, or has not tried.
-// What else is in its pod does not count: a config manager ends once where it cannot find the plugin to tell.
+// Fails returns why the device plugin does not run by its present config; empty if it does, or has not tried yet.
+// Other containers of its pod do not count: a config manager ends once if it finds no plugin to signal.
 func (dp *Plugin) Fails(s state.Observed) string {
 	since := s.Plugin.Written
 	if s.Journal != nil && since.IsZero() {
@@ -281,7 +281,7 @@ func (dp *Plugin) Fails(s state.Observed) string {
 	return ""
 }
 
-// DaemonsGone waits for the control daemon of MPS, which gives GPUs back when it ends in peace.
+// DaemonsGone waits for the end of the MPS control daemon, which resets the GPUs' compute mode if it is not killed.
 func (dp *Plugin) DaemonsGone(seen state.Observed, want state.Desired, step plan.Step) error {
 	if len(seen.DevicePlugin.MPSDaemons) == 0 {
 		return nil

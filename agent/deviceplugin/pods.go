@@ -14,7 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
-// Advice is what people can do about it.
+// Advice says what a user can do about a node without a device plugin.
 func (dp *Plugin) Advice(seen state.Observed) string {
 	text := "deploy NVIDIA's device plugin, or see why its DaemonSet has no pod on this node: it has to select the node"
 	var taints []string
@@ -33,7 +33,7 @@ func (dp *Plugin) Advice(seen state.Observed) string {
 }
 
 // Unstarted says which container of the device plugin's pod does not start, and what its config manager needs for that; empty if all run.
-// There is no log to look at then.
+// A container that has not started has no log.
 func (dp *Plugin) Unstarted(seen state.Observed) string {
 	for i := range seen.DevicePlugin.Pods {
 		pod := &seen.DevicePlugin.Pods[i]
@@ -54,17 +54,17 @@ func (dp *Plugin) Unstarted(seen state.Observed) string {
 	return ""
 }
 
-// Pods picks the device plugin's pods.
+// Pods returns the device plugin's pods.
 func (dp *Plugin) Pods(pods []corev1.Pod) []corev1.Pod {
 	return dp.ofNVIDIA(state.Picked(pods, dp.Settings.DevicePlugin.PodSelector, dp.Settings.DevicePlugin.Containers))
 }
 
-// MPSDaemons picks the pods of MPS's control daemon.
+// MPSDaemons returns the pods of MPS's control daemon.
 func (dp *Plugin) MPSDaemons(pods []corev1.Pod) []corev1.Pod {
 	return dp.ofNVIDIA(state.Picked(pods, dp.Settings.MPS.PodSelector, dp.Settings.MPS.Containers))
 }
 
-// ofNVIDIA leaves those of the pods that are what their labels say.
+// ofNVIDIA returns the pods that are what their labels say.
 func (dp *Plugin) ofNVIDIA(pods []corev1.Pod) []corev1.Pod {
 	return slices.DeleteFunc(pods, func(p corev1.Pod) bool { return dp.whyNotPluginPod(&p) != "" })
 }
@@ -81,8 +81,8 @@ func (dp *Plugin) whyNotPluginPod(pod *corev1.Pod) string {
 	}
 }
 
-// mislabelledPods tells people of a pod that has the device plugin's labels and does not count: it may be theirs, in a namespace that the
-// settings do not know yet.
+// mislabelledPods names, for a message, a pod that has the device plugin's labels and does not count: it may be the device plugin, in a
+// namespace that is not in the settings.
 func (dp *Plugin) mislabelledPods(pods []corev1.Pod) string {
 	for _, pod := range state.Picked(pods, dp.Settings.DevicePlugin.PodSelector, dp.Settings.DevicePlugin.Containers) {
 		if why := dp.whyNotPluginPod(&pod); why != "" {
@@ -92,14 +92,14 @@ func (dp *Plugin) mislabelledPods(pods []corev1.Pod) string {
 	return ""
 }
 
-// Rivals is why it is not known which device plugin counts, where several DaemonSets run one on the node and are told different things:
-// to choose one would be to guess. Of one DaemonSet, a new pod follows the old one.
+// Rivals says that the pods of two DaemonSets run as device plugins on the node, with different MIG strategies or configs: to choose one of
+// them would be to guess. Two pods of one DaemonSet are no rivals: the new one follows the old one.
 func (dp *Plugin) Rivals(operands []corev1.Pod) string {
 	var first *corev1.Pod
 	for i := range operands {
 		pod := &operands[i]
 		switch {
-		case pod.DeletionTimestamp != nil: // what it is told counts no more
+		case pod.DeletionTimestamp != nil: // it is about to end
 		case first == nil:
 			first = pod
 		case daemonSetUID(pod) != daemonSetUID(first) && dp.podRole(pod) != dp.podRole(first):
@@ -116,7 +116,7 @@ func daemonSetUID(pod *corev1.Pod) types.UID {
 	return set
 }
 
-// podRole is what decisions are made by of a device plugin's pod.
+// podRole returns by which MIG strategy a device plugin's pod runs, and from where it gets its config.
 func (dp *Plugin) podRole(pod *corev1.Pod) string {
 	strategy := string(state.StrategyOf(*pod))
 	if strategy == "" {
@@ -134,7 +134,7 @@ func (dp *Plugin) podRole(pod *corev1.Pod) string {
 	}
 }
 
-// ServesMPS reports whether the pod is MPS's daemon, whose server computes for others and not for itself.
+// ServesMPS reports whether the pod is MPS's daemon, whose server computes for processes of other pods.
 func (dp *Plugin) ServesMPS(pod *corev1.Pod) bool {
 	return state.Selected(pod, dp.Settings.MPS.PodSelector) && dp.whyNotPluginPod(pod) == ""
 }

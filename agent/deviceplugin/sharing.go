@@ -20,7 +20,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// AskedBy is what asks for a key of the device plugin's configs.
+// AskedBy names the label or setting that asks for a key of the device plugin's configs.
 func (dp *Plugin) AskedBy(node *corev1.Node, key string) string {
 	if node.Labels[config.LabelDevicePluginConfig] != key {
 		return "devicePlugin.defaultConfig of the settings, " + key
@@ -28,7 +28,8 @@ func (dp *Plugin) AskedBy(node *corev1.Node, key string) string {
 	return fmt.Sprintf("label %s=%s", config.LabelDevicePluginConfig, key)
 }
 
-// Strategy is how the plugin presents MIG devices: as the settings say, or as it is told, above all by its environment.
+// Strategy returns how the plugin presents MIG devices: by the settings, else by its environment or arguments, else by the desired config,
+// else by the node's label.
 func (dp *Plugin) Strategy(seen state.Observed, want *state.DesiredPlugin) config.MIGStrategy {
 	if dp.Settings.MIGStrategy != config.MIGStrategyAuto {
 		return dp.Settings.MIGStrategy
@@ -40,12 +41,12 @@ func (dp *Plugin) Strategy(seen state.Observed, want *state.DesiredPlugin) confi
 		return want.Strategy
 	}
 	if want != nil && want.Sharing.Strategy == config.SharingMPS {
-		return config.MIGStrategyNone // which a plugin is told nothing has, and mixed would be none that MPS goes with
+		return config.MIGStrategyNone // a plugin without a strategy runs with none, and MPS does not work with mixed
 	}
 	return dp.Settings.MIGStrategy.On(seen.Node.Labels[config.LabelMIGStrategy])
 }
 
-// SharingOf is the config that a profile takes on this node, whose GPUs it cuts so.
+// SharingOf returns the plugin's config for a profile on this node. After holds the GPUs as the profile cuts them.
 func (dp *Plugin) SharingOf(seen *state.Observed, profile config.Profile, after []nvml.GPU) (*state.DesiredPlugin, error) {
 	p := seen.Plugin
 	if p.Method == "" {
@@ -59,7 +60,7 @@ func (dp *Plugin) SharingOf(seen *state.Observed, profile config.Profile, after 
 	case profile.Sharing != nil:
 		want.Sharing = *profile.Sharing
 	case p.Current != nil:
-		want.Sharing = p.Current.Sharing // which stays as it is
+		want.Sharing = p.Current.Sharing // the profile does not change it
 	case outcome.IsUnseen(p.ParseErr):
 		return nil, p.ParseErr
 	default:
@@ -81,7 +82,7 @@ func (dp *Plugin) SharingOf(seen *state.Observed, profile config.Profile, after 
 	}
 	base := p.Text
 	if p.Current == nil {
-		base = "" // what cannot be read is nothing to go on from
+		base = "" // the agent cannot edit a config that it cannot read
 	}
 	text, err := dp.Configs.Render([]byte(base), want.Sharing, want.Strategy)
 	if err != nil {
@@ -91,8 +92,8 @@ func (dp *Plugin) SharingOf(seen *state.Observed, profile config.Profile, after 
 	return want, nil
 }
 
-// strategyOf is what the plugin's config is to say of the MIG strategy: what the profile does, or else what fits, which is what the config
-// says already wherever that will do. Where the plugin is told besides its config, or by the settings, that is nothing to choose.
+// strategyOf returns the MIG strategy for the plugin's config: that of the profile, or else the present one if it fits the GPUs, or else one
+// that fits. If the plugin's environment, arguments or the settings give the strategy, the config keeps what it has.
 func (dp *Plugin) strategyOf(seen *state.Observed, asked config.MIGStrategy, s config.Sharing, after []nvml.GPU) (config.MIGStrategy, error) {
 	now, set := config.MIGStrategy(""), dp.Settings.MIGStrategy
 	if seen.Plugin.Current != nil {
@@ -113,7 +114,7 @@ func (dp *Plugin) strategyOf(seen *state.Observed, asked config.MIGStrategy, s c
 	return now, nil
 }
 
-// noHandover says why the plugin cannot be given another config. One that is still to come may be given one then.
+// noHandover returns why the agent cannot give the plugin another config. If no plugin is there yet, it waits for one.
 func (dp *Plugin) noHandover(seen state.Observed) error {
 	why := seen.Plugin.NoMethod
 	if len(seen.DevicePlugin.Pods) == 0 {
@@ -124,7 +125,7 @@ func (dp *Plugin) noHandover(seen state.Observed) error {
 	return &outcome.Stalled{Reason: config.ReasonNoHandover, NoHandover: true, Message: why}
 }
 
-// keyOf finds a key of the config manager's ConfigMap with the sharing, or makes up one.
+// keyOf finds a key of the config manager's ConfigMap with the sharing, or makes a new one.
 func (dp *Plugin) keyOf(p state.PluginConfig, want *state.DesiredPlugin) (*state.DesiredPlugin, error) {
 	m := p.Manager
 	if outcome.IsUnseen(m.ReadErr) {
@@ -143,7 +144,7 @@ func (dp *Plugin) keyOf(p state.PluginConfig, want *state.DesiredPlugin) (*state
 		}
 		want.Text = key
 		if strings.HasPrefix(key, config.OwnPluginKey) {
-			want.KeyContent = m.Files[key] // it may be so new that the config manager does not see it yet
+			want.KeyContent = m.Files[key] // the key may be so new that the config manager does not see it yet
 		}
 		return want, nil
 	}
@@ -154,7 +155,7 @@ func (dp *Plugin) keyOf(p state.PluginConfig, want *state.DesiredPlugin) (*state
 				m.Namespace, m.ConfigMap, state.SharingText(want.Sharing), state.OrNone(want.Strategy)),
 		}
 	}
-	base, err := m.Config(p.Text) // all else stays as it is
+	base, err := m.Config(p.Text) // the rest of the present config stays as it is
 	if err != nil {
 		base = ""
 	}
@@ -166,8 +167,8 @@ func (dp *Plugin) keyOf(p state.PluginConfig, want *state.DesiredPlugin) (*state
 	return want, nil
 }
 
-// NamedConfig is the config of the device plugin that the node's label names, or the settings' default. Where the plugin has a config
-// manager, that goes by the label itself, and all that is left is proof; it knows nothing of the default.
+// NamedConfig returns the config of the device plugin that the node's label names, or the settings' default. A config manager reads the
+// label itself, so that the agent only has to prove the capacity; but it does not know the settings' default.
 func (dp *Plugin) NamedConfig(ctx context.Context, seen *state.Observed, key string) (*state.DesiredPlugin, error) {
 	p := seen.Plugin
 	switch {
@@ -178,7 +179,7 @@ func (dp *Plugin) NamedConfig(ctx context.Context, seen *state.Observed, key str
 	case outcome.IsUnseen(p.ParseErr):
 		return nil, p.ParseErr
 	case p.Manager != nil && apierrors.IsForbidden(p.ParseErr):
-		return nil, nil // what it means is between the label and the config manager
+		return nil, nil // the agent may not read the ConfigMap: it leaves the label to the config manager
 	case p.Manager != nil && p.Current == nil:
 		return nil, &outcome.Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("%s: %v", dp.AskedBy(seen.Node, key), p.ParseErr)}
 	case p.Manager != nil:
@@ -216,8 +217,8 @@ func (dp *Plugin) ownConfig(ctx context.Context, node *corev1.Node, key string) 
 	return &state.DesiredPlugin{Sharing: parsed.Sharing, Strategy: parsed.MIGStrategy, Known: true, Text: text}, nil
 }
 
-// managedDefault is the settings' default where the plugin has a config manager: what it has already if that shares alike, else a key of
-// ours with the default's text. A key of people's is not taken: by the label alone nobody could tell it from their wish.
+// managedDefault returns the settings' default for a plugin with a config manager: its present config if that shares alike, else a key of
+// the agent's own with the default's text. It never takes a user's key: by the label, the agent could not tell that from a user's wish.
 func (dp *Plugin) managedDefault(ctx context.Context, seen *state.Observed, key string) (*state.DesiredPlugin, error) {
 	p, m := seen.Plugin, seen.Plugin.Manager
 	want, err := dp.ownConfig(ctx, seen.Node, key)
@@ -240,7 +241,7 @@ func (dp *Plugin) managedDefault(ctx context.Context, seen *state.Observed, key 
 	return want, nil
 }
 
-// Former is the way back to the config that the plugin had.
+// Former returns the config that the plugin had before the change, as the target of an undo.
 func (dp *Plugin) Former(seen *state.Observed) *state.DesiredPlugin {
 	j := seen.Journal
 	if !j.ChangesPlugin() {
@@ -248,7 +249,7 @@ func (dp *Plugin) Former(seen *state.Observed) *state.DesiredPlugin {
 	}
 	want := &state.DesiredPlugin{Text: j.Plugin.Text, MatchText: true, AllowMissing: j.Plugin.Absent, KeyContent: j.Plugin.Body}
 	if m := seen.Plugin.Manager; m != nil {
-		// What it says is in a ConfigMap, and need not be the same as then: enough for a plan, and not for a proof.
+		// A user may have edited the ConfigMap since: its text is good enough for a plan, and not for a proof.
 		text, err := m.Config(want.Text)
 		if want.KeyContent != "" {
 			text, err = want.KeyContent, nil
@@ -265,12 +266,12 @@ func (dp *Plugin) Former(seen *state.Observed) *state.DesiredPlugin {
 	return want
 }
 
-// allReadersNotified reports whether everybody who reads the plugin's config file has read it as it is.
+// allReadersNotified reports whether every pod that reads the plugin's config file has read it as it is.
 func (dp *Plugin) allReadersNotified(seen state.Observed) bool {
 	return len(dp.unnotifiedReaders(seen.Plugin)) == 0
 }
 
-// unnotifiedReaders are the readers that run since before the file was written, and were not told since.
+// unnotifiedReaders returns the readers that run since before the file was written, and got no SIGHUP since.
 func (dp *Plugin) unnotifiedReaders(p state.PluginConfig) []types.UID {
 	var out []types.UID
 	for _, pod := range p.Readers {
@@ -278,7 +279,7 @@ func (dp *Plugin) unnotifiedReaders(p state.PluginConfig) []types.UID {
 			continue
 		}
 		for _, c := range pod.Status.ContainerStatuses {
-			// Kubelet tells whole seconds.
+			// Kubelet rounds StartedAt to whole seconds.
 			if c.State.Running != nil && !c.State.Running.StartedAt.After(p.Written) {
 				out = append(out, pod.UID)
 				break
@@ -288,7 +289,7 @@ func (dp *Plugin) unnotifiedReaders(p state.PluginConfig) []types.UID {
 	return out
 }
 
-// Planned is what the planner needs of the plugin's config.
+// Planned returns what the planner needs to know of the plugin's config.
 func (dp *Plugin) Planned(seen state.Observed, want state.Desired) plan.Plugin {
 	p := seen.Plugin
 	out := plan.Plugin{
@@ -300,7 +301,7 @@ func (dp *Plugin) Planned(seen state.Observed, want state.Desired) plan.Plugin {
 	return out
 }
 
-// Fits refuses, before anything is disturbed, what the device plugin of this node would not do.
+// Fits refuses, before the agent disturbs anything, a desired state that the device plugin of this node would not offer.
 func (dp *Plugin) Fits(seen state.Observed, want state.Desired) error {
 	if len(want.Targets) == 0 && want.Plugin == nil {
 		return nil
@@ -323,7 +324,7 @@ func (dp *Plugin) Fits(seen state.Observed, want state.Desired) error {
 	return nil
 }
 
-// strategyFor is the plugin's MIG strategy under the config that is wanted. What its pod is told wins over the config.
+// strategyFor returns the plugin's MIG strategy under the desired config. The environment and arguments of its pod win over the config.
 func (dp *Plugin) strategyFor(seen state.Observed, want state.Desired) (config.MIGStrategy, error) {
 	asked := config.MIGStrategy("")
 	if want.Plugin != nil {
@@ -349,7 +350,7 @@ func (dp *Plugin) strategyFor(seen state.Observed, want state.Desired) (config.M
 	return dp.Strategy(seen, want.Plugin), nil
 }
 
-// knowsStrategy reports whether the plugin's MIG strategy is more than a guess, by which nothing is refused.
+// knowsStrategy reports whether the agent knows the plugin's MIG strategy. By a guess it refuses nothing.
 func (dp *Plugin) knowsStrategy(seen state.Observed, want state.Desired) bool {
 	return dp.Settings.MIGStrategy != config.MIGStrategyAuto || seen.ExplicitStrategy() != "" || want.Plugin != nil && want.Plugin.Strategy != "" ||
 		seen.Node.Labels[config.LabelMIGStrategy] != ""

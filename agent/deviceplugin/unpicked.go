@@ -14,19 +14,19 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// unpickedFor is how long it is not looked again which configs of the device plugin there are, on a node that is asked for nothing: that
-// costs the API server a read.
+// unpickedFor is the time between two looks for configs of the device plugin, on a node whose labels ask for nothing: each look is a
+// request to the API server.
 const unpickedFor = 5 * time.Minute
 
-// unpicked is what was found at the last look for configs of the device plugin that nothing asks for.
+// unpicked is what the last look for configs of the device plugin has found that no label or setting names.
 type unpicked struct {
 	at      time.Time
-	plugins string // UIDs of the device plugin's pods that were here then: one that comes may have configs
+	plugins string // UIDs of the device plugin's pods at that look: a new one may have configs
 	text    string
 }
 
-// Unpicked says which configs of the device plugin there are of which this node gets none, and how it is given one; empty if there
-// are none, or if it has one. Who has written a config and sees no replicas has named it nowhere.
+// Unpicked names the configs of the device plugin that exist, and how this node gets one of them; empty if there are none, or if the node has
+// one. It is for a user who has written a config and sees no replicas, since no label or setting names it.
 func (dp *Plugin) Unpicked(ctx context.Context, seen *state.Observed) string {
 	now := dp.Clock.Now()
 	plugins := uids(seen.DevicePlugin.Pods)
@@ -65,7 +65,7 @@ func (dp *Plugin) lookForConfigs(ctx context.Context, seen *state.Observed) stri
 		namespace, name, config.LabelDevicePluginConfig, legible.Listed(keys), byDefault)
 }
 
-// uids are those of the pods, in one text.
+// uids returns the UIDs of the pods, in one text.
 func uids(pods []corev1.Pod) string {
 	all := make([]string, len(pods))
 	for i := range pods {

@@ -11,7 +11,7 @@ import (
 
 const mebibyte = 1 << 20
 
-// metrics are the last look, as Prometheus asks for it at any moment.
+// metrics holds the last look, since Prometheus may scrape at any moment.
 type metrics struct {
 	mu   sync.Mutex
 	all  []usage

@@ -1,5 +1,5 @@
-// Package memory watches the memory of GPUs that pods share, which no sharing keeps apart, and tells of it by condition GPUMemoryPressure, by
-// Events on pods, and by metrics.
+// Package memory watches the memory of GPUs that pods share, since neither time-slicing nor MPS keeps the pods' memory apart. It reports by the
+// condition GPUMemoryPressure, by Events on pods, and by metrics.
 package memory
 
 import (
@@ -29,27 +29,27 @@ const newsInterval = time.Minute
 // ownersTimeout bounds the search for the pods whose processes are on the GPUs.
 const ownersTimeout = 5 * time.Second
 
-// usage is the memory of what pods may share: a GPU that is not cut, or one instance of one that is. Instances keep their
-// memory apart from each other, pods on the same one do not.
+// usage is the memory of one device that pods may share: a GPU without instances, or one instance. Instances keep their
+// memory apart from each other, pods on the same instance do not.
 type usage struct {
 	device   string // UUID of the GPU, or of the instance's first MIG device
 	gpu      nvml.UUID
 	index    int    // of the GPU
 	instance string // profile and place; empty for a GPU
-	name     string // as people are told it
+	name     string // as messages name it
 	totalMiB int
 	usedMiB  int
-	pods     []podUsage // those that have it, most memory first
+	pods     []podUsage // pods that have the device, most memory first
 }
 
-// podUsage is what the processes of one pod hold of it.
+// podUsage is the device memory of the processes of one pod.
 type podUsage struct {
 	pod types.NamespacedName
 	uid types.UID
 	mib int
 }
 
-// shared reports whether more than one pod has it.
+// shared reports whether more than one pod has the device.
 func (u usage) shared() bool { return len(u.pods) > 1 }
 
 func (u usage) percent() int {
@@ -59,7 +59,7 @@ func (u usage) percent() int {
 	return u.usedMiB * 100 / u.totalMiB
 }
 
-// String says how full it is, and by whom.
+// String says how full the device is, and how much each pod holds.
 func (u usage) String() string {
 	var pods []string
 	for _, p := range u.pods {
@@ -68,8 +68,8 @@ func (u usage) String() string {
 	return fmt.Sprintf("%s has %d of %d MiB in use (%d%%), shared by %s", u.name, u.usedMiB, u.totalMiB, u.percent(), strings.Join(pods, ", "))
 }
 
-// usages lists what pods may share, in the order of the GPUs. Who has it is what kubelet has given to whom, and what the
-// processes on it are of: owners are pods by pid.
+// usages lists the devices that pods may share, in the order of the GPUs. A pod has a device if kubelet has given it, or if a process of the
+// pod is on it: owners are the pods by pid.
 func usages(gpus []nvml.GPU, holders []holders.Pod, owners map[int]*corev1.Pod) []usage {
 	var out []usage
 	for _, g := range gpus {
@@ -99,7 +99,8 @@ func usages(gpus []nvml.GPU, holders []holders.Pod, owners map[int]*corev1.Pod) 
 	return out
 }
 
-// withHolders adds who has it. A driver that does not say how much is in use has said it of each process.
+// withHolders adds the pods that have the device. If the driver does not say how much of the device is in use, the sum over its processes
+// does.
 func (u usage) withHolders(devices []string, processes []nvml.Process, holders []holders.Pod, owners map[int]*corev1.Pod) usage {
 	found := map[types.UID]*podUsage{}
 	add := func(pod types.NamespacedName, uid types.UID, mib int) {
@@ -132,7 +133,7 @@ func (u usage) withHolders(devices []string, processes []nvml.Process, holders [
 	return u
 }
 
-// Processes are the host's.
+// Processes reads the host's process table.
 type Processes interface {
 	// Holders finds the processes that have a device.
 	Holders(ctx context.Context, sought []holders.Sought) ([]holders.Client, error)
@@ -150,19 +151,19 @@ type Options struct {
 	Log               *zap.Logger
 }
 
-// Monitor is what is known of the memory of what pods share. All of it may be lost at any moment.
+// Monitor is what this process knows of the memory of shared devices. A restart loses all of it.
 type Monitor struct {
 	Options
 	last           []usage                      // of the last look
 	nearlyFull     map[string]bool              // by device
 	since          map[string]time.Time         // since when a device has been over the threshold, or, if nearly full, below the lower limit
 	baseline       map[string]map[types.UID]int // MiB that each pod had when the device was last below both limits, by device
-	seeded         bool                         // what the node said before this process began is taken over
+	seeded         bool                         // the condition that a former process had written is taken over
 	podsOfLastPass podsOnNode
 	metrics        metrics
 }
 
-// podsOnNode are the pods of the node and those with a GPU, as of the last look at the cluster.
+// podsOnNode are the pods of the node and those with a GPU, from the last pass.
 type podsOnNode struct {
 	pods    []corev1.Pod
 	holders []holders.Pod
@@ -173,13 +174,14 @@ func New(o Options) *Monitor {
 	return &Monitor{Options: o, nearlyFull: map[string]bool{}, since: map[string]time.Time{}, baseline: map[string]map[types.UID]int{}}
 }
 
-// Forget drops since when anything is so: the host's clock was set.
+// Forget drops the times, since the host's clock was set.
 func (m *Monitor) Forget(time.Time) { clear(m.since) }
 
-// isDisabled reports whether nobody wants to know.
+// isDisabled reports whether the settings turn the monitor off.
 func (m *Monitor) isDisabled() bool { return m.Limits.Threshold == 0 }
 
-// adoptShownCondition takes over what the node has said until now: a device that is full, and not below the lower limit, stays so.
+// adoptShownCondition takes over the condition that a former process has written: a device that was full, and is not below the lower limit,
+// stays full.
 func (m *Monitor) adoptShownCondition(old *corev1.NodeCondition, all []usage) {
 	if m.seeded {
 		return
@@ -191,7 +193,7 @@ func (m *Monitor) adoptShownCondition(old *corev1.NodeCondition, all []usage) {
 	}
 }
 
-// updateNearlyFull takes a look, and lists what has become full by it.
+// updateNearlyFull takes the usages of a new look, and returns the devices that have become full.
 func (m *Monitor) updateNearlyFull(now time.Time, all []usage) (filled []usage) {
 	m.last = all
 	full, since, before := map[string]bool{}, map[string]time.Time{}, map[string]map[types.UID]int{}
@@ -204,7 +206,7 @@ func (m *Monitor) updateNearlyFull(now time.Time, all []usage) (filled []usage) 
 				began = now
 			}
 			since[u.device] = began
-			// What is shared no more is not waited for.
+			// A device that pods do not share any more ends the condition at once.
 			if now.Sub(began) >= m.Limits.For || was && !u.shared() {
 				full[u.device] = !was
 				delete(since, u.device)
@@ -222,7 +224,7 @@ func (m *Monitor) updateNearlyFull(now time.Time, all []usage) (filled []usage) 
 	return filled
 }
 
-// crossesLimit reports whether a device that is full looks as if it were not, or the other way round.
+// crossesLimit reports whether a device that counts as full is below the lower limit, or one that does not is over the threshold.
 func (m *Monitor) crossesLimit(u usage) bool {
 	if m.nearlyFull[u.device] {
 		return !u.shared() || u.percent() <= m.Limits.Clear
@@ -238,7 +240,7 @@ func (u usage) byPod() map[types.UID]int {
 	return out
 }
 
-// mostGrownPod is the pod whose memory has grown most since the device was last below both limits, and by how much.
+// mostGrownPod returns the pod whose memory has grown most since the device was last below both limits, and by how many MiB.
 func (m *Monitor) mostGrownPod(u usage) (pod podUsage, by int) {
 	by = -1
 	for _, p := range u.pods {
@@ -249,10 +251,10 @@ func (m *Monitor) mostGrownPod(u usage) (pod podUsage, by int) {
 	return pod, by
 }
 
-// watched reports whether anything is shared, so that looks between those of the loop are worth their while.
+// watched reports whether pods share any device. If not, looks between two passes are not needed.
 func (m *Monitor) watched() bool { return !m.isDisabled() && slices.ContainsFunc(m.last, usage.shared) }
 
-// verdict is the condition: without numbers as long as nothing is full.
+// verdict returns the condition. Its message has no numbers as long as no device is full.
 func (m *Monitor) verdict() (status corev1.ConditionStatus, reason config.Reason, message string) {
 	var full []string
 	for _, u := range m.last {
@@ -271,8 +273,8 @@ func (m *Monitor) verdict() (status corev1.ConditionStatus, reason config.Reason
 	}
 }
 
-// condition is what is to be told of it, or nothing if the node shows it already. What changes in the numbers alone is told
-// with the heartbeat, so that a node is not written for every MiB; who is on a GPU that is full, at most once in newsInterval.
+// condition returns the condition to write, or false if the node shows it already. If only the numbers change, the agent writes them with the
+// heartbeat, so that it does not write the node for every MiB; if the pods on a full GPU change, at most once in newsInterval.
 func (m *Monitor) condition(old *corev1.NodeCondition, unknown string, now time.Time, beat bool) (corev1.ConditionStatus, config.Reason, string, bool) {
 	status, reason, message := m.verdict()
 	if unknown != "" && !m.isDisabled() {
@@ -290,7 +292,7 @@ func (m *Monitor) condition(old *corev1.NodeCondition, unknown string, now time.
 	}
 }
 
-// names reports whether the message is about what is full, and those who have it.
+// names reports whether the message names all full devices and the pods that have them, and no others.
 func (m *Monitor) names(message string) bool {
 	for _, u := range m.last {
 		if m.nearlyFull[u.device] != strings.Contains(message, u.name) {
@@ -305,7 +307,7 @@ func (m *Monitor) names(message string) bool {
 	return true
 }
 
-// Look takes a look at the GPUs as they were seen, and tells the pod that has filled one.
+// Look takes over the GPUs that the pass has observed, and writes an Event on the pod that has filled one.
 func (m *Monitor) Look(ctx context.Context, node *corev1.Node, gpus []nvml.GPU, pods []corev1.Pod, with []holders.Pod) {
 	m.podsOfLastPass = podsOnNode{pods: pods, holders: with}
 	all := m.usages(ctx, gpus)
@@ -313,7 +315,7 @@ func (m *Monitor) Look(ctx context.Context, node *corev1.Node, gpus []nvml.GPU, 
 	m.take(all)
 }
 
-// LookAgain takes a look between two passes, and reports whether there is something to tell of the node.
+// LookAgain looks at the GPUs between two passes, and reports whether the condition is about to change.
 func (m *Monitor) LookAgain(ctx context.Context) bool {
 	if !m.watched() {
 		return false
@@ -321,14 +323,14 @@ func (m *Monitor) LookAgain(ctx context.Context) bool {
 	before, _, _ := m.verdict()
 	gpus, err := m.Snapshot(ctx)
 	if err != nil {
-		return true // the next pass finds out what
+		return true // the next pass finds out why
 	}
 	m.take(m.usages(ctx, gpus))
 	after, _, _ := m.verdict()
 	return after != before
 }
 
-// usages finds out whose processes are on the GPUs. Where the process table does not tell, only kubelet does.
+// usages finds out of which pods the processes on the GPUs are. If the process table does not tell, it goes by kubelet alone.
 func (m *Monitor) usages(ctx context.Context, gpus []nvml.GPU) []usage {
 	var sought []holders.Sought
 	for _, g := range gpus {
@@ -357,13 +359,13 @@ func (m *Monitor) take(all []usage) {
 	}
 }
 
-// Conditions are what is to be told of the memory, with the others that are told now. Complete means that all of the node was seen; silent
-// is why the driver does not answer, or empty; beat, that what was told before is to be told again.
+// Conditions returns the condition about memory, for the write of the node's conditions. Complete means that the pass has observed all of the
+// node; silent says why the driver does not answer, or is empty; beat means that the heartbeat is due.
 func (m *Monitor) Conditions(node *corev1.Node, complete bool, silent string, beat bool) []corev1.NodeCondition {
 	unknown := ""
 	if silent != "" {
 		unknown = "the driver does not say how full the GPUs are: " + silent
-		m.last = nil // a look between two passes would take hold of a driver that is being upgraded
+		m.last = nil // else a look between two passes would open a driver that is being upgraded
 		m.metrics.looked(nil, nil)
 	}
 	if !complete && unknown == "" {
@@ -377,7 +379,7 @@ func (m *Monitor) Conditions(node *corev1.Node, complete bool, silent string, be
 	return []corev1.NodeCondition{condition.After(old, config.ConditionGPUMemoryPressure, status, string(reason), message, m.Clock.Now())}
 }
 
-// Uses are what pods have, most memory first.
+// Uses returns how much memory each pod has of each device, most memory first.
 func (m *Monitor) Uses() []api.Use {
 	var out []api.Use
 	for _, u := range m.last {
