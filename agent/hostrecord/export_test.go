@@ -1,6 +1,6 @@
 package hostrecord
 
-// Hang has every call on the disk wait until the channel is closed.
+// Hang makes every call on the disk wait until the channel is closed.
 func (f *File) Hang(until <-chan struct{}) {
 	f.file.Work = func(work func()) {
 		<-until

@@ -10,13 +10,13 @@ import (
 
 const (
 	fileName = "record.json"
-	// asideName is where a record goes that a newer agent wrote and that owes nothing.
+	// asideName is the file to which the agent moves a record that a newer agent wrote, and that owes nothing.
 	asideName = "record.newer.json"
 )
 
-// What may come of asking the disk.
+// Errors of calls on the disk.
 var (
-	// ErrSilent means that the disk has not answered in time. A write that was asked for may still be done.
+	// ErrSilent means that the disk has not answered in time. It may still do a write later.
 	ErrSilent = hostfile.ErrSilent
 	// ErrUnsafe means that another user than the agent's could have written the file.
 	ErrUnsafe = hostfile.ErrUnsafe
@@ -25,13 +25,13 @@ var (
 // File is the record of this host. Its methods are for one goroutine at a time; each returns at its deadline, whatever the disk does.
 type File struct{ file *hostfile.File }
 
-// In is the record below the directory, which is made when it is first written.
+// In returns the record below the directory, which Write creates.
 func In(dir string) *File { return &File{file: hostfile.In(dir, fileName, MaxSize)} }
 
-// Path is the file's.
+// Path returns the path of the file.
 func (f *File) Path() string { return f.file.Path() }
 
-// Read gives the record, or nil where there is none. The error is a *NewerError, matches ErrCorrupt, ErrUnsafe or ErrSilent, or is the
+// Read returns the record, or nil if there is none. The error is a *NewerError, matches ErrCorrupt, ErrUnsafe or ErrSilent, or is the
 // file system's.
 func (f *File) Read(ctx context.Context) (*Record, error) {
 	data, err := f.file.Read(ctx)
@@ -54,7 +54,7 @@ func (f *File) Write(ctx context.Context, r Record) error {
 	r.Version = Version
 	data, err := json.Marshal(r)
 	if err == nil {
-		_, err = Parse(data) // what could not be read again is not written
+		_, err = Parse(data) // the agent does not write a record that it could not read again
 	}
 	if err == nil {
 		err = f.file.Write(ctx, data)
@@ -65,7 +65,7 @@ func (f *File) Write(ctx context.Context, r Record) error {
 	return nil
 }
 
-// SetAside moves a record away that cannot be read, to a name beside it that is returned. It replaces the one that was moved before.
+// SetAside moves a record that cannot be read to another name in the same directory, and returns that. It replaces one that was moved before.
 func (f *File) SetAside(ctx context.Context) (string, error) {
 	aside, err := f.file.SetAside(ctx, asideName)
 	if err != nil {

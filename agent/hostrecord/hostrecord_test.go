@@ -41,7 +41,7 @@ func TestARecordIsReadAsItWasWritten(t *testing.T) {
 		t.Fatalf("before the first write: %v, %v", r, err)
 	}
 	want := full()
-	for range 2 { // over none, and over one
+	for range 2 { // without a former record, and over one
 		if err := file.Write(t.Context(), want); err != nil {
 			t.Fatal(err)
 		}
@@ -87,7 +87,7 @@ func TestWhatAKilledProcessHasLeftOfAWriteIsRemoved(t *testing.T) {
 	}
 }
 
-// Promise 15: what others could have written is not believed.
+// Promise 15: the agent does not believe a record that another user could have written.
 func TestARecordThatOthersCouldHaveWrittenIsRefused(t *testing.T) {
 	for what, spoil := range map[string]func(t *testing.T, path string) error{
 		"symbolic link": func(t *testing.T, path string) error {
@@ -189,7 +189,7 @@ func TestWhatCouldNotBeReadAgainIsNotWritten(t *testing.T) {
 	}
 }
 
-// Promise 14: a disk that stalls holds nobody up, and a write that it does later comes before those that were not begun.
+// Promise 14: a disk that stalls does not hold the agent up, and a write that it does later comes before those that were not begun.
 func TestADiskThatHangsIsNotWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		file := hostrecord.In(t.TempDir())
@@ -264,7 +264,7 @@ func FuzzRead(f *testing.F) {
 			}
 			return
 		}
-		// What was read can be written, and is read as the same.
+		// A record that was read can be written, and is read as the same.
 		again := rewritten(t, r)
 		if diff := cmp.Diff(again, rewritten(t, again)); diff != "" {
 			t.Errorf("(-second +third):\n%s", diff)
@@ -272,7 +272,7 @@ func FuzzRead(f *testing.F) {
 	})
 }
 
-// rewritten is the record as it is read after it was written.
+// rewritten writes the record, reads it again, and returns that.
 func rewritten(t *testing.T, r hostrecord.Record) hostrecord.Record {
 	t.Helper()
 	text, err := json.Marshal(r)
@@ -286,7 +286,7 @@ func rewritten(t *testing.T, r hostrecord.Record) hostrecord.Record {
 	return again
 }
 
-// written gives the file of a full record, and its text.
+// written returns the file of a full record, and its text.
 func written(t *testing.T) (*hostrecord.File, []byte) {
 	t.Helper()
 	file := hostrecord.In(t.TempDir())
@@ -323,7 +323,8 @@ func TestARecordThatEndsAtAnyByteIsNoRecord(t *testing.T) {
 	}
 }
 
-// Nobody can tell that a letter of a name is another. What is read holds the bounds all the same, and could be written again.
+// The agent cannot notice that a flipped bit has changed a letter of a name. Such a record holds the bounds all the same, and could be
+// written again.
 func TestARecordOfWhichABitIsAnotherHoldsTheBounds(t *testing.T) {
 	_, whole := written(t)
 	for at := range whole {
@@ -346,7 +347,7 @@ func TestARecordOfWhichABitIsAnotherHoldsTheBounds(t *testing.T) {
 	}
 }
 
-// Promise 14. The same of a real file system whose server does not answer, where the kernel keeps the thread that asks.
+// Promise 14. The same on a real file system whose server does not answer: the kernel keeps the thread that asks.
 func TestARecordBehindAMountThatDoesNotAnswerIsSilent(t *testing.T) {
 	mounted := stalledfs.Mount(t, "record.json")
 	file := hostrecord.In(mounted.Dir)
@@ -362,7 +363,7 @@ func TestARecordBehindAMountThatDoesNotAnswerIsSilent(t *testing.T) {
 	if err := <-ended; !errors.Is(err, hostrecord.ErrSilent) || !strings.Contains(err.Error(), file.Path()) {
 		t.Errorf("reading: %v", err)
 	}
-	// These return only because the call before is still out.
+	// These calls return only because the call before is still waiting.
 	if err := file.Write(t.Context(), full()); !errors.Is(err, hostrecord.ErrSilent) || !strings.Contains(err.Error(), file.Path()) {
 		t.Errorf("writing: %v", err)
 	}

@@ -18,35 +18,35 @@ import (
 	"github.com/gpuslice/gpuslice/agent/legible"
 )
 
-// Store keeps the record of this host, which outlives the agent, the boot and the node object. *File does.
+// Store keeps the record of this host, which outlives the agent, the boot and the node object. *File is one.
 type Store interface {
-	// Read gives the record, or nil where there is none. The error is a *NewerError, or matches one of this package's.
+	// Read returns the record, or nil if there is none. The error is a *NewerError, or matches one of this package's.
 	Read(ctx context.Context) (*Record, error)
 	// Write returns when the disk has the record, and after ErrSilent may still write it.
 	Write(ctx context.Context, r Record) error
-	// SetAside moves one away that cannot be read, and says whereto.
+	// SetAside moves a record that cannot be read to another name, and returns that.
 	SetAside(ctx context.Context) (string, error)
 }
 
-// Retry is the pause before a disk is asked again that has refused a write of which nothing hangs.
+// Retry is the pause after which the agent repeats a failed write that no step waits for.
 const Retry = 30 * time.Second
 
-// Keeper is the host's record as this process knows it. The journal on the node is ours where it says word by word what this
-// record says, for the node object with this UID; the record is written before the node is told. So a process that is killed anywhere
-// finds the annotation in Journal or in Next; whatever else is on the node was written by somebody else, or long ago.
+// Keeper is the host's record as this process knows it. The agent believes the journal on the node only if the record has the same text for
+// the node object with this UID; it writes the record before the node. So an agent that is killed anywhere finds the annotation in Journal
+// or in Next: any other journal on the node is another program's, or an old one.
 type Keeper struct {
 	Store   Store
 	Log     *zap.Logger
-	Now     Record // what the host owes and has learnt, whether the disk has it or not
-	saved   Record // as the disk has it; behind now after a write that failed
+	Now     Record // the record, whether the disk has it or not
+	saved   Record // the record on the disk, which is older than Now after a write that failed
 	read    bool
-	Absent  bool        // there was none: the node may have been in the care of an agent that kept none
-	newer   *NewerError // owes nothing, and is set aside before the first write
-	failed  error       // why the disk is behind
+	Absent  bool        // there was no record: an older agent, which kept none, may have cared for the node
+	newer   *NewerError // a newer agent's record that owes nothing; the first write sets it aside
+	failed  error       // why saved is older than Now
 	retryAt time.Time
 }
 
-// Reread has the next Load read the record again: for who looks while another process writes it.
+// Reread makes the next Load read the record again. It is for a process that watches while the agent's process writes it.
 func (h *Keeper) Reread() { h.read = false }
 
 // Load reads the record, once.
@@ -68,7 +68,7 @@ func (h *Keeper) Load(ctx context.Context) error {
 	return nil
 }
 
-// Write has the disk take the record. Where that fails, what is remembered stays as it was.
+// Write writes the record to the disk. If that fails, Now stays as it was.
 func (h *Keeper) Write(ctx context.Context, r Record, now time.Time) error {
 	r.Version, r.Owes = Version, debtsOf(r)
 	if h.newer != nil {
@@ -94,7 +94,8 @@ func (h *Keeper) noteWriteFailure(err error, now time.Time) error {
 	return err
 }
 
-// Keep remembers the record, and has the disk take it if it does. It is for what gives back, and for what can be lost.
+// Keep sets Now, and tries to write it to the disk; if that fails, Flush repeats it. It is for records of steps that only restore, and for
+// facts that may get lost.
 func (h *Keeper) Keep(ctx context.Context, r Record, now time.Time) {
 	r.Version, r.Owes = Version, debtsOf(r)
 	h.Now = r
@@ -105,10 +106,10 @@ func (h *Keeper) Keep(ctx context.Context, r Record, now time.Time) {
 	case h.failed != nil && now.Before(h.retryAt):
 		return
 	}
-	_ = h.Write(ctx, r, now) // it is logged, and tried again
+	_ = h.Write(ctx, r, now) // Write has logged the error, and Flush repeats it
 }
 
-// Flush brings the disk up to date.
+// Flush repeats a write that has failed.
 func (h *Keeper) Flush(ctx context.Context, now time.Time) error {
 	if h.failed == nil {
 		return nil
@@ -116,7 +117,7 @@ func (h *Keeper) Flush(ctx context.Context, now time.Time) error {
 	return h.Write(ctx, h.Now, now)
 }
 
-// DiskCoversDebts reports whether a process that has only the disk to go by would give all back that is owed now.
+// DiskCoversDebts reports whether an agent that starts now, with the record on the disk, would restore everything that is owed.
 func (h *Keeper) DiskCoversDebts() bool {
 	journal := h.Now.Journal == "" || h.Now.Journal == h.saved.Journal || slices.Contains(h.saved.Next, h.Now.Journal)
 	return journal && h.Now.UID == h.saved.UID && h.Now.Host.Boot == h.saved.Host.Boot &&
@@ -124,7 +125,8 @@ func (h *Keeper) DiskCoversDebts() bool {
 		reflect.DeepEqual(h.Now.Learnt.NoReset, h.saved.Learnt.NoReset)
 }
 
-// Operands are those of the settings, and those that the record's change has paused: the settings may have been others then.
+// Operands returns the labels of operands in the settings, and those that the change in the record has paused: an administrator may have
+// changed the settings since.
 func (h *Keeper) Operands(settings []string) []string {
 	out := slices.Clone(settings)
 	for _, text := range append([]string{h.Now.Journal}, h.Now.Next...) {
@@ -139,17 +141,17 @@ func subset(a, b []string) bool {
 	return !slices.ContainsFunc(a, func(s string) bool { return !slices.Contains(b, s) })
 }
 
-// Same reports whether the disk would have the same for both.
+// Same reports whether both records have the same text on the disk.
 func Same(a, b Record) bool {
 	textA, errA := json.Marshal(a)
 	textB, errB := json.Marshal(b)
 	return errA == nil && errB == nil && bytes.Equal(textA, textB)
 }
 
-// longestOwed bounds what is said of one thing that is owed.
+// longestOwed bounds the text about one debt.
 const longestOwed = 1000
 
-// debtsOf says what is owed by the record, for agents of all versions and for people.
+// debtsOf lists the debts in the record, for agents of all versions and for users.
 func debtsOf(r Record) []string {
 	var out []string
 	if r.Journal != "" || len(r.Next) > 0 {
@@ -169,7 +171,7 @@ func debtsOf(r Record) []string {
 	return out
 }
 
-// AfterJournalWrite is the record once the API server has taken the journal.
+// AfterJournalWrite returns the record for when the API server has accepted the journal.
 func (h *Keeper) AfterJournalWrite(boot string, j journal.Journal, text string) Record {
 	r := h.Now
 	r.Operation, r.Journal, r.Next, r.Ends = legible.Cut(j.Operation, 128), text, nil, false
@@ -177,7 +179,7 @@ func (h *Keeper) AfterJournalWrite(boot string, j journal.Journal, text string) 
 	return r
 }
 
-// OwedBy is what the journal says that the host is owed.
+// OwedBy returns what the agent owes the host by the journal.
 func OwedBy(j journal.Journal, boot string) Host {
 	host := Host{Stopped: slices.Clone(j.Stopped)}
 	for _, c := range j.Previous {
@@ -196,14 +198,14 @@ func OwedBy(j journal.Journal, boot string) Host {
 	return host
 }
 
-// Release tells the record that the annotation is about to go, so that its absence means nothing is owed.
+// Release notes in the record that the agent is about to remove the annotation, so that its absence means that nothing is owed.
 func (h *Keeper) Release(ctx context.Context, now time.Time) {
 	r := h.Now
 	r.Ends = true
 	h.Keep(ctx, r, now)
 }
 
-// NoteJournalGone tells it that the annotation is gone.
+// NoteJournalGone notes in the record that the annotation is gone.
 func (h *Keeper) NoteJournalGone(ctx context.Context, now time.Time) {
 	r := h.Now
 	r.DropChange()

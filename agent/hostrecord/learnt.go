@@ -10,7 +10,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// LearntOf is what of the status the next changes go by, as the record takes it.
+// LearntOf returns what later changes need of the status, in the record's form.
 func LearntOf(s api.Status, published nodekeys.Keys) Learnt {
 	out := Learnt{Proven: s.Proven, Cut: legible.Cut(s.Cut, 128)}
 	if n := s.NoReset; n != nil {
@@ -36,7 +36,7 @@ func LearntOf(s api.Status, published nodekeys.Keys) Learnt {
 	return out
 }
 
-// StatusWith is the status with what the host's record says has been learnt, whatever the annotation says of it.
+// StatusWith returns the status with what the host's record holds of it. That wins over the annotation, which other programs can write.
 func StatusWith(s api.Status, l Learnt) api.Status {
 	s.Failed, s.NoReset, s.Asked, s.Took = nil, nil, nil, nil
 	s.Proven, s.Cut = l.Proven, l.Cut
@@ -58,7 +58,7 @@ func StatusWith(s api.Status, l Learnt) api.Status {
 	return s
 }
 
-// PublishedBy are the labels and taints of a profile that the record says are ours.
+// PublishedBy returns the labels and taints that the agent has set for a profile, by the record.
 func PublishedBy(l Learnt) nodekeys.Keys {
 	out := nodekeys.Keys{Labels: l.Published.Labels}
 	for _, t := range l.Published.Taints {

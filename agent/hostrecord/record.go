@@ -1,8 +1,8 @@
-// Package hostrecord keeps what is a fact of this host in one file that only root can write: the journal as the agent last
-// wrote it to the node, what the host itself is owed, and what the agent has learnt here.
+// Package hostrecord keeps the facts of this host in one file that only root can write: the journal as the agent last
+// wrote it to the node, what the agent owes the host itself, and what it has learnt here.
 //
-// The node object can be written by others, and it can be deleted. What the agent goes on from is this file; what stands on
-// the node tells people. The package knows the file and its format, and nothing of Kubernetes or of GPUs.
+// Other programs and users can write the node object, and delete it. So the agent goes on from this file; the annotations on
+// the node are for users to read. The package knows the file and its format, and nothing of Kubernetes or of GPUs.
 package hostrecord
 
 import (
@@ -37,36 +37,36 @@ const (
 // Record is what the file holds.
 type Record struct {
 	Version   int      `json:"version"`
-	Owes      []string `json:"owes,omitempty"`      // what is owed, in sentences for people; none while nothing is
+	Owes      []string `json:"owes,omitempty"`      // what the agent owes, in sentences for users; empty if nothing
 	Node      string   `json:"node,omitempty"`      // name of the node object that the journal was written to
 	UID       string   `json:"uid,omitempty"`       // and its UID: a node that was deleted and registered anew is another
 	Operation string   `json:"operation,omitempty"` // the change that the journal is of
-	Journal   string   `json:"journal,omitempty"`   // the annotation, word by word, as the API server has taken it
-	Next      []string `json:"next,omitempty"`      // annotations that were sent since, and of which no answer is known
-	Ends      bool     `json:"ends,omitempty"`      // the annotation is about to be taken away
+	Journal   string   `json:"journal,omitempty"`   // the annotation, word by word, as the API server has accepted it
+	Next      []string `json:"next,omitempty"`      // annotations that the agent has sent since, without an answer of the API server
+	Ends      bool     `json:"ends,omitempty"`      // the agent is about to remove the annotation
 	Host      Host     `json:"host,omitzero"`
 	Learnt    Learnt   `json:"learnt,omitzero"`
 }
 
-// DropChange strikes the change of which nothing is owed any more.
+// DropChange removes a change from the record that owes nothing any more.
 func (r *Record) DropChange() {
 	r.Operation, r.Journal, r.Next, r.Ends, r.Host = "", "", nil, false, Host{}
 }
 
-// Host is what the host is owed. It is as long true as the boot lasts: a reboot starts units, and forgets persistence mode.
+// Host is what the agent owes the host. It holds for one boot: a reboot starts units, and ends persistence mode.
 type Host struct {
 	Boot       string   `json:"boot,omitempty"`
 	Stopped    []string `json:"stopped,omitempty"`    // units of systemd that were running, in the order in which they are stopped
 	Persistent []string `json:"persistent,omitempty"` // UUIDs of GPUs that were in persistence mode
 }
 
-// Learnt is what the next changes of the node object go by.
+// Learnt is what later changes of the node need to know.
 type Learnt struct {
 	NoReset   *NoReset `json:"noReset,omitempty"`
 	Asked     *Asked   `json:"asked,omitempty"`
 	Took      []Took   `json:"took,omitempty"`
-	Proven    string   `json:"proven,omitempty"` // fingerprint of the wish that the node was last seen to fulfil
-	Cut       string   `json:"cut,omitempty"`    // boot in which it had MIG instances, then
+	Proven    string   `json:"proven,omitempty"` // fingerprint of the wish that the agent has last proven
+	Cut       string   `json:"cut,omitempty"`    // boot in which the node had MIG instances at that time
 	Failed    *Failed  `json:"failed,omitempty"`
 	Published Keys     `json:"published,omitzero"`
 }
@@ -77,7 +77,7 @@ type NoReset struct {
 	GPUs []string `json:"gpus"`
 }
 
-// Asked is since when a wish is asked for.
+// Asked is since when a label asks for a wish.
 type Asked struct {
 	Wish  string    `json:"wish"` // its fingerprint
 	Since time.Time `json:"since"`
@@ -89,7 +89,7 @@ type Took struct {
 	Rest  int `json:"rest"`  // from the first touch of a GPU on
 }
 
-// Failed is a wish that is not tried again until it is withdrawn.
+// Failed is a wish that the agent does not try again until a user has withdrawn it.
 type Failed struct {
 	Wish    string `json:"wish"` // its fingerprint
 	Reason  string `json:"reason"`
@@ -102,20 +102,20 @@ type Keys struct {
 	Taints []Taint           `json:"taints,omitempty"`
 }
 
-// Taint is one of a node.
+// Taint is a taint of a node.
 type Taint struct {
 	Key    string `json:"key"`
 	Value  string `json:"value,omitempty"`
 	Effect string `json:"effect"`
 }
 
-// ErrCorrupt means that the file is none that an agent has written.
+// ErrCorrupt means that no agent has written the file like that.
 var ErrCorrupt = errors.New("it is not a record that an agent has written")
 
 // NewerError is a record in a version that is newer than this package.
 type NewerError struct {
 	Version int
-	Owes    []string // what it owes; none if it can be set aside
+	Owes    []string // what the newer agent owes; empty if the record can be set aside
 }
 
 func (e *NewerError) Error() string {
@@ -126,7 +126,7 @@ func (e *NewerError) Error() string {
 	return text
 }
 
-// Parse reads a record strictly. The error is a *NewerError or matches ErrCorrupt.
+// Parse reads a record, and refuses fields that it does not know. The error is a *NewerError or matches ErrCorrupt.
 func Parse(data []byte) (Record, error) {
 	if len(data) > MaxSize {
 		return Record{}, fmt.Errorf("%w: it is longer than %d bytes", ErrCorrupt, MaxSize)
@@ -155,7 +155,7 @@ func Parse(data []byte) (Record, error) {
 	return r, nil
 }
 
-// summary is the summary of a newer record, cut to what can be shown to people.
+// summary returns the debts in a newer record, cut to what a message can hold.
 func summary(owes []string) []string {
 	const most, longest = 8, 256
 	var out []string
@@ -168,7 +168,7 @@ func summary(owes []string) []string {
 	return out
 }
 
-// check holds the record to its bounds, whoever has written it.
+// check holds the record to its bounds, as another program may have written it.
 func (r *Record) check() error {
 	err := errors.Join(
 		names("owes", r.Owes, maxText), name("node", r.Node), name("uid", r.UID), name("operation", r.Operation),

@@ -1,5 +1,5 @@
-// Package journal is what must be given back to the node: an annotation that is written before the first change and goes in the same write as
-// the last one.
+// Package journal is what the agent must give back to the node: an annotation that it writes before it changes anything, and removes in the
+// same write as its last change.
 package journal
 
 import (
@@ -22,54 +22,54 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Versions of the journal's format. One is written in the lowest version that holds all of it, so that an agent that is
-// rolled back in the middle of a change either knows all that it owes, or touches nothing.
+// Versions of the journal's format. The agent writes a journal in the lowest version that holds all of it, so that an older agent that
+// replaces it in the middle of a change either knows all that it owes, or touches nothing.
 const (
 	ofGPUs     = 1 // cordon, geometry, reboots
 	ofOperands = 2 // labels of operands and units of the host besides
 	ofPlugin   = 3 // and the device plugin's config
-	ofLost     = 4 // and what the host is owed by a journal that was lost
-	ofEnds     = 5 // and that people have called the change off, or that the node was given back until its reboot
+	ofLost     = 4 // and what the agent owes the host by a journal that was lost
+	ofEnds     = 5 // and that a user has cancelled the change, or that the node was given back until its reboot
 	newest     = ofEnds
 )
 
-// Journal is what must be given back to the node: an annotation that is written before the first change and goes in the
-// same write as the last one. It holds no progress; how far a change has come is observed, never remembered.
+// Journal is what the agent must give back to the node: an annotation that it writes before it changes anything, and removes in the
+// same write as its last change. It holds no progress: the agent observes how far a change has come.
 //
-// It consists of types of ours alone, so that no library's update can make an old journal unreadable.
+// It consists of this project's types alone, so that no library's update can make an old journal unreadable.
 type Journal struct {
 	Version          int                `json:"version"`
-	Summary          string             `json:"summary"`              // all of it for people, who find it by kubectl describe node; never read
+	Summary          string             `json:"summary"`              // all of it for users, in kubectl describe node; the agent never reads it
 	Operation        string             `json:"operation"`            // identifies this change in the logs of all agents that work on it
-	Target           string             `json:"target"`               // the config that was asked for when it began
-	Wish             string             `json:"wish,omitempty"`       // its fingerprint, as it was last begun with
+	Target           string             `json:"target"`               // the config that the label asked for when the change began
+	Wish             string             `json:"wish,omitempty"`       // the fingerprint of that config, from when the change last began
 	BootID           string             `json:"bootID"`               // the node's boot when it began
 	Started          time.Time          `json:"started"`              // when it began
 	Cordoned         bool               `json:"cordoned"`             // the change has fenced the node
-	WasUnschedulable bool               `json:"wasUnschedulable"`     // somebody had cordoned the node before us
+	WasUnschedulable bool               `json:"wasUnschedulable"`     // the node was cordoned before the change
 	Proven           bool               `json:"proven"`               // kubelet offered what the GPUs had when it began
-	Previous         []GPULayout        `json:"previous"`             // how the GPUs that it changes were cut
-	Strategy         config.MIGStrategy `json:"strategy,omitempty"`   // that the device plugin is told besides its config
+	Previous         []GPULayout        `json:"previous"`             // the former layout of the GPUs that it changes
+	Strategy         config.MIGStrategy `json:"strategy,omitempty"`   // MIG strategy in the device plugin's environment or arguments
 	Operands         []string           `json:"operands"`             // UIDs of the device plugin pods from before the change
-	Startup          *Startup           `json:"startup,omitempty"`    // the taint that the node had been registered with
-	Paused           map[string]string  `json:"paused,omitempty"`     // labels of operands that it changes, with their values before
+	Startup          *Startup           `json:"startup,omitempty"`    // the taint with which kubelet had registered the node
+	Paused           map[string]string  `json:"paused,omitempty"`     // labels of operands that it changes, with their former values
 	Stopped          []string           `json:"stopped,omitempty"`    // units of the host that it stops, in that order; they were running
 	Persistent       []nvml.UUID        `json:"persistent,omitempty"` // GPUs that were in persistence mode, by a journal that was lost
 	Plugin           *FormerPlugin      `json:"plugin,omitempty"`     // the device plugin's config, if it changes that
 	NoReset          *api.NoReset       `json:"noReset,omitempty"`    // which GPUs the driver has refused to reset
-	Reboots          []string           `json:"reboots,omitempty"`    // boots in which a reboot was asked for
-	RebootAsked      time.Time          `json:"rebootAsked,omitzero"` // when the last of them was
+	Reboots          []string           `json:"reboots,omitempty"`    // boots in which the agent has asked for a reboot
+	RebootAsked      time.Time          `json:"rebootAsked,omitzero"` // when it has last asked for one
 	Parked           bool               `json:"parked,omitempty"`     // the node was given back until it is rebooted
-	Forced           bool               `json:"forced,omitempty"`     // people have said that it needs no window
+	Forced           bool               `json:"forced,omitempty"`     // a user has said that it needs no window
 	Undo             *api.Failure       `json:"undo,omitempty"`       // the change has failed: back to Previous
 }
 
-// GPULayout is how one GPU was cut.
+// GPULayout is the MIG mode and the instances of one GPU.
 type GPULayout struct {
 	GPU        nvml.UUID        `json:"gpu"`
 	MIG        bool             `json:"mig"`
 	Persistent bool             `json:"persistent,omitempty"` // it was in persistence mode
-	Foreign    bool             `json:"foreign,omitempty"`    // nothing is asked of it, but a reboot of ours takes its instances away
+	Foreign    bool             `json:"foreign,omitempty"`    // the label does not name it, but the agent's reboot takes its instances away
 	Instances  []InstanceRecord `json:"instances,omitempty"`
 }
 
@@ -79,12 +79,12 @@ type Startup struct {
 	Effect string `json:"effect"`
 }
 
-// Taint is it with its key.
+// Taint returns the taint with its key.
 func (s Startup) Taint() corev1.Taint {
 	return corev1.Taint{Key: config.TaintNotReady, Value: s.Value, Effect: corev1.TaintEffect(s.Effect)}
 }
 
-// InstanceRecord is one instance of a cut.
+// InstanceRecord is one instance of a GPULayout.
 type InstanceRecord struct {
 	Profile string `json:"profile"`
 	Start   int    `json:"start"`
@@ -92,10 +92,10 @@ type InstanceRecord struct {
 	Compute string `json:"compute,omitempty"`
 }
 
-// RecordLayout adds how the GPU is cut, unless that is in the journal already. Half-made instances are not worth giving back.
+// RecordLayout adds the GPU's layout, unless that is in the journal already. It leaves half-made instances out, which need no restoring.
 func (j *Journal) RecordLayout(gpu nvml.GPU) {
 	for i := range j.Previous {
-		if j.Previous[i].GPU == gpu.UUID { // persistence mode may have been turned on since; only we turn it off
+		if j.Previous[i].GPU == gpu.UUID { // an administrator may have turned persistence mode on since; only the agent turns it off
 			j.Previous[i].Persistent = j.Previous[i].Persistent || gpu.Persistent
 			return
 		}
@@ -109,7 +109,7 @@ func (j *Journal) RecordLayout(gpu nvml.GPU) {
 	j.Previous = append(j.Previous, c)
 }
 
-// Cut are the GPUs whose former geometry the journal holds.
+// Cut returns the GPUs whose former layout the journal holds.
 func (j *Journal) Cut() map[nvml.UUID]bool {
 	out := map[nvml.UUID]bool{}
 	for _, c := range j.Previous {
@@ -118,7 +118,7 @@ func (j *Journal) Cut() map[nvml.UUID]bool {
 	return out
 }
 
-// Matches reports whether the GPU is cut as it was. Half-made instances are none.
+// Matches reports whether the GPU has this layout. Half-made instances do not count.
 func (c GPULayout) Matches(gpu nvml.GPU) bool {
 	now := Journal{}
 	now.RecordLayout(gpu)
@@ -131,7 +131,7 @@ func sortedPieces(pieces []InstanceRecord) []InstanceRecord {
 	})
 }
 
-// PersistentGPUs are the GPUs that were in persistence mode.
+// PersistentGPUs returns the GPUs that were in persistence mode.
 func (j *Journal) PersistentGPUs() map[nvml.UUID]bool {
 	out := map[nvml.UUID]bool{}
 	for _, c := range j.Previous {
@@ -143,7 +143,7 @@ func (j *Journal) PersistentGPUs() map[nvml.UUID]bool {
 	return out
 }
 
-// Targets is the journal's record as a target of the planner. GPUs that were lost meanwhile are left out: the others
+// Targets returns the former layouts as targets of the planner. It leaves out GPUs that were lost meanwhile: the others
 // must not wait for them.
 func (j *Journal) Targets(gpus []nvml.GPU) plan.Targets {
 	want := plan.Targets{}
@@ -158,7 +158,7 @@ func (j *Journal) Targets(gpus []nvml.GPU) plan.Targets {
 	return want
 }
 
-// Target is the cut as the planner brings it back.
+// Target returns the layout as a target of the planner.
 func (c GPULayout) Target() plan.Target {
 	target := plan.Target{Wish: nvml.Wish{MIG: c.MIG}, Undo: true}
 	for _, p := range c.Instances {
@@ -168,7 +168,7 @@ func (c GPULayout) Target() plan.Target {
 	return target
 }
 
-// RanBefore reports whether the pod was there before the change.
+// RanBefore reports whether the device plugin's pod ran before the change.
 func (j *Journal) RanBefore(uid string) bool {
 	for _, o := range j.Operands {
 		if o == uid {
@@ -178,7 +178,7 @@ func (j *Journal) RanBefore(uid string) bool {
 	return false
 }
 
-// Encode writes the journal as the annotation has it. The error says why Parse would not take it.
+// Encode returns the text of the annotation. The error says why Parse would refuse it.
 func (j *Journal) Encode() (string, error) {
 	out := *j
 	out.Version, out.Summary = ofGPUs, j.Describe()
@@ -198,14 +198,14 @@ func (j *Journal) Encode() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("encoding the journal: %w", err)
 	}
-	// A node whose journal no agent can read stays as it is until people act: it is better not to take the step that makes it so.
+	// If no agent can read its journal, a node stays as it is until a user acts: so the agent does not begin such a change.
 	if _, err := Parse(string(b)); err != nil {
 		return "", fmt.Errorf("the journal of this change could not be read again: %w", err)
 	}
 	return string(b), nil
 }
 
-// Describe says what is owed to the node, and since when.
+// Describe says what the agent owes the node, and since when.
 func (j *Journal) Describe() string {
 	text := "what an agent left on the node"
 	if j.Target != "" {
@@ -242,7 +242,7 @@ func (j *Journal) Describe() string {
 // ChangesPlugin reports whether the change gives the device plugin another config.
 func (j *Journal) ChangesPlugin() bool { return j.Plugin != nil && !j.Plugin.Stays }
 
-// PausedLabels are the labels of which the journal holds the former value.
+// PausedLabels returns the labels of which the journal holds the former value.
 func (j *Journal) PausedLabels() map[string]bool {
 	out := map[string]bool{}
 	for label := range j.Paused {
@@ -251,7 +251,7 @@ func (j *Journal) PausedLabels() map[string]bool {
 	return out
 }
 
-// StoppedUnits are the units that are to be started again.
+// StoppedUnits returns the units that the agent has to start again.
 func (j *Journal) StoppedUnits() map[string]bool {
 	out := map[string]bool{}
 	for _, name := range j.Stopped {
@@ -260,7 +260,7 @@ func (j *Journal) StoppedUnits() map[string]bool {
 	return out
 }
 
-// Bounds of a  No node has as many GPUs, operands or units.
+// Bounds of a journal. No node has as many GPUs, operands or units.
 const (
 	longestError = 1000 // bytes
 	maxJournal   = 256 << 10
@@ -268,8 +268,8 @@ const (
 	maxSlices    = 64
 )
 
-// Parse reads the annotation strictly; nil is the journal of a node to which nothing is owed. That a journal can be read does not
-// make it ours: the host's record does.
+// Parse reads the annotation, and refuses fields that it does not know. It returns nil for an empty annotation. A journal that can be read
+// need not be the agent's: the host's record tells.
 func Parse(annotation string) (*Journal, error) {
 	if annotation == "" {
 		return nil, nil
@@ -297,7 +297,7 @@ func Parse(annotation string) (*Journal, error) {
 	return &j, nil
 }
 
-// check holds the journal to what agents write.
+// check refuses a journal that no agent writes like that.
 func (j *Journal) check() error {
 	if max(len(j.Previous), len(j.Operands), len(j.Paused), len(j.Stopped), len(j.Reboots), len(j.Persistent)) > maxEntries {
 		return fmt.Errorf("it has more than %d entries of a kind", maxEntries)
@@ -333,7 +333,7 @@ func checkCuts(cuts []GPULayout) error {
 	return nil
 }
 
-// LayoutsBefore lists how the GPUs of the journal were cut, by their places.
+// LayoutsBefore lists the former layouts of the GPUs, by their places.
 func (j *Journal) LayoutsBefore(places map[nvml.UUID]int) []api.StatusGPU {
 	var out []api.StatusGPU
 	for _, c := range j.Previous {
@@ -354,18 +354,18 @@ type FormerPlugin struct {
 	Way       config.Handover `json:"way"`
 	Text      string          `json:"text"`                // of the file; by label, the label's value, empty for no label
 	Absent    bool            `json:"absent,omitempty"`    // there was no file
-	Body      string          `json:"body,omitempty"`      // of the key that the label named, if that was ours: another node may collect it
+	Body      string          `json:"body,omitempty"`      // text of the key that the label named, if an agent wrote it: another node's may remove it
 	MPS       bool            `json:"mps,omitempty"`       // it shared GPUs by MPS
 	Label     string          `json:"label,omitempty"`     // of the node
 	Namespace string          `json:"namespace,omitempty"` // of the ConfigMap
 	ConfigMap string          `json:"configMap,omitempty"` // whose keys the label names
-	Dir       string          `json:"dir,omitempty"`       // where the config manager sees them
+	Dir       string          `json:"dir,omitempty"`       // directory in which the config manager sees the keys as files
 	Fallback  string          `json:"fallback,omitempty"`  // the key for nodes without the label
-	Stays     bool            `json:"stays,omitempty"`     // the change leaves it alone: it is noted for as long as the plugin is away
+	Stays     bool            `json:"stays,omitempty"`     // the change keeps this config: the journal holds it while the plugin's pod is away
 }
 
-// check holds what the journal says of the plugin's config to what an agent writes: the label is the one that NVIDIA's config manager goes
-// by, and never another of the node.
+// check refuses a former config that no agent writes like that: above all, its label must be the one that NVIDIA's config manager reads, and
+// no other label of the node.
 func (f *FormerPlugin) check() error {
 	switch {
 	case f == nil:
@@ -381,7 +381,7 @@ func (f *FormerPlugin) check() error {
 	}
 }
 
-// TakesMore reports whether the journal owes something that the other, which may be nil, does not.
+// TakesMore reports whether the journal owes something that the other one does not. The other may be nil.
 func (j *Journal) TakesMore(than *Journal) bool {
 	if than == nil || j.Target != than.Target || j.Cordoned && !than.Cordoned || j.ChangesPlugin() && !than.ChangesPlugin() ||
 		len(j.Reboots) > len(than.Reboots) || slices.ContainsFunc(j.Operands, func(uid string) bool { return !than.RanBefore(uid) }) ||

@@ -23,7 +23,7 @@ func TestTheSummaryOfAJournalSaysWhatIsOwed(t *testing.T) {
 	}
 }
 
-// An agent that does not know how a change ends touches nothing of its node.
+// An older agent that does not know how a change ends refuses the journal, and touches nothing of its node.
 func TestAJournalThatSaysHowItEndsIsOfAVersionOfItsOwn(t *testing.T) {
 	t.Parallel()
 	for want, j := range map[string]*journal.Journal{
@@ -39,7 +39,7 @@ func TestAJournalThatSaysHowItEndsIsOfAVersionOfItsOwn(t *testing.T) {
 	}
 }
 
-// Where an agent cannot read the journal it begins nothing and gives nothing back, so none is written that is like that.
+// An agent that cannot read the journal begins nothing and restores nothing, so it writes no journal that it could not read.
 func TestAJournalThatCouldNotBeReadAgainIsNotWritten(t *testing.T) {
 	t.Parallel()
 	j := &journal.Journal{Operation: "a", Target: "all-1g.10gb", Operands: make([]string, 257)}
