@@ -39,6 +39,7 @@ type options struct {
 	procRoot, pciDevices, systemBus       string
 	pluginConfig                          string
 	metricsAddress, metricsCertDir        string
+	pprofAddress                          string
 	metricsSecure                         bool
 	specs                                 []string
 	adopt                                 []string // of recover

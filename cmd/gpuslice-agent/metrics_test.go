@@ -1,7 +1,6 @@
 package main
 
 import (
-	"io"
 	"net"
 	"net/http"
 	"strings"
@@ -23,18 +22,8 @@ func TestMetricsAreServedWhereTheFlagSays(t *testing.T) {
 	if !ok {
 		t.Fatalf("logged: %v", logged.All())
 	}
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+"/metrics", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer response.Body.Close()
-	text, err := io.ReadAll(response.Body)
-	if err != nil || response.StatusCode != http.StatusOK || !strings.Contains(string(text), "process_resident_memory_bytes") {
-		t.Errorf("got %s, %v:\n%s", response.Status, err, text)
+	if text := getText(t, "http://"+address+"/metrics"); !strings.Contains(text, "process_resident_memory_bytes") {
+		t.Errorf("got:\n%s", text)
 	}
 }
 

@@ -63,6 +63,7 @@ func (o *options) run() *cobra.Command {
 			set.Register(o.access)
 			go o.access.Run(cmd.Context())
 			o.serve(cmd.Context(), set.Handler(), log)
+			o.serveProfiles(cmd.Context(), log)
 			if err := a.Run(cmd.Context()); !errors.Is(err, nvml.ErrReplaced) {
 				return err
 			}
@@ -75,6 +76,8 @@ func (o *options) run() *cobra.Command {
 		"serve metrics with TLS, to those whom the API server lets get the URL /metrics; needed beyond loopback (env GPUSLICE_METRICS_SECURE=true)")
 	cmd.Flags().StringVar(&o.metricsCertDir, "metrics-cert-dir", env("METRICS_CERT_DIR", ""),
 		"directory of tls.crt and tls.key for that, read again when they change; without it the agent signs its own (env GPUSLICE_METRICS_CERT_DIR)")
+	cmd.Flags().StringVar(&o.pprofAddress, "pprof-address", env("PPROF_ADDRESS", ""),
+		"loopback address to serve Go's profiles of the agent at, as 127.0.0.1:6060; without it none are served (env GPUSLICE_PPROF_ADDRESS)")
 	return cmd
 }
 
