@@ -70,11 +70,8 @@ type Options struct {
 	Units   units.Systemd
 	Specs   hardware.Specs
 	Record  hostrecord.Store
-	// Health reads the health of the GPUs, Bus lists those on the PCI bus, HealthRecord keeps what the agent remembers of them. Without
-	// Health the agent does not watch the health of GPUs.
-	Health       nvml.HealthReader
-	Bus          nvml.Bus     // may be nil
-	HealthRecord health.Store // may be nil
+	// Health is what the agent learns the health of GPUs from. Without a driver in it the agent does not watch their health.
+	Health health.Sources
 
 	Processes holders.Processes
 	Parse     func(data []byte) (map[string]config.MIGConfig, error) // reads a file in mig-parted's format
@@ -181,10 +178,10 @@ func (a *Agent) addParts(o Options) {
 			Tell: a.events.Podf, Clock: a.clock, Log: o.Log.Named("memory"),
 		}),
 	}
-	if o.Health != nil {
+	if o.Health.Driver != nil {
 		a.parts = append(a.parts, health.New(health.Options{
-			Settings: o.Settings.Health, Reader: o.Health, Bus: o.Bus, Store: o.HealthRecord, Boot: a.rebooter.Kernel.Boot, Write: a.teller.Write,
-			TellNode: a.events.Of(o.Node), TellPod: a.events.Podf, Clock: o.Clock, Log: o.Log.Named("health"),
+			Sources: o.Health, Settings: o.Settings.Health, Boot: a.rebooter.Kernel.Boot, Write: a.teller.Write, TellNode: a.events.Of(o.Node),
+			TellPod: a.events.Podf, ComputesForOthers: a.devicePlugin.ServesMPS, Clock: o.Clock, Log: o.Log.Named("health"),
 		}))
 	}
 	collectors := make([]prometheus.Collector, len(a.parts))

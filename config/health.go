@@ -6,17 +6,32 @@ import (
 	"strconv"
 )
 
-// Health has the Xids, NVIDIA's error numbers, that ConditionGPUUnhealthy treats otherwise than the agent's own table does.
+// Health says by what ConditionGPUUnhealthy goes: the Xids, NVIDIA's error numbers, that it treats otherwise than the agent's own table
+// does, and what is read beside the driver's library.
 type Health struct {
 	CriticalXids    []int // the condition tells of the first one
 	ApplicationXids []int // errors of programs, which leave the GPU healthy; none is in CriticalXids
+	KernelLog       KernelLog
 }
+
+// KernelLog says whether the kernel's log is read for Xids.
+type KernelLog string
+
+// The choices.
+const (
+	// KernelLogAuto reads it where that is possible.
+	KernelLogAuto  KernelLog = "auto"
+	KernelLogNever KernelLog = "never"
+)
 
 // maxXid is NVIDIA's number for an error that it does not know, above all others.
 const maxXid = 999
 
 func (c *checks) health(in healthInputs) Health {
-	h := Health{CriticalXids: c.xids("health.criticalXids", in.CriticalXids), ApplicationXids: c.xids("health.applicationXids", in.ApplicationXids)}
+	h := Health{
+		CriticalXids: c.xids("health.criticalXids", in.CriticalXids), ApplicationXids: c.xids("health.applicationXids", in.ApplicationXids),
+		KernelLog: KernelLog(c.oneOf("health.kernelLog", in.KernelLog, string(KernelLogAuto), string(KernelLogNever))),
+	}
 	for i, n := range h.ApplicationXids {
 		if slices.Contains(h.CriticalXids, n) {
 			c.refuse(fmt.Sprintf("health.applicationXids[%d]", i), strconv.Itoa(n), "must not be one of health.criticalXids")

@@ -70,8 +70,9 @@ type memoryPressureInputs struct {
 }
 
 type healthInputs struct {
-	CriticalXids    list `json:"criticalXids"`
-	ApplicationXids list `json:"applicationXids"`
+	CriticalXids    list   `json:"criticalXids"`
+	ApplicationXids list   `json:"applicationXids"`
+	KernelLog       scalar `json:"kernelLog"`
 }
 
 type rebootInputs struct {
@@ -200,6 +201,7 @@ func inputsOf(s Settings) inputs {
 			Threshold: scalar(strconv.Itoa(s.MemoryPressure.Threshold)), Clear: scalar(strconv.Itoa(s.MemoryPressure.Clear)),
 			For: scalar(s.MemoryPressure.For.String()),
 		},
+		Health:         healthInputs{KernelLog: scalar(s.Health.KernelLog)},
 		StaleResources: scalar(s.StaleResources),
 		Operands:       listOf(s.Operands),
 		Units:          listOf(s.Units),

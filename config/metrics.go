@@ -166,6 +166,8 @@ const (
 	MetricGPURemapBanks = "gpuslice_gpu_remap_banks"
 	// MetricHealthEventsWatched is 1 if the driver hands out its events.
 	MetricHealthEventsWatched = "gpuslice_health_events_watched"
+	// MetricHealthKernelLogRead is 1 if the kernel's log is read for errors of GPUs.
+	MetricHealthKernelLogRead = "gpuslice_health_kernel_log_read"
 	// MetricHealthReadSeconds is how long the last look at the health of all GPUs took.
 	MetricHealthReadSeconds = "gpuslice_health_read_seconds"
 	// MetricHealthLastSuccess is when the driver last told how the GPUs are.

@@ -51,6 +51,7 @@ devicePlugin:
   defaultConfig: shared-4
 mps: {podSelector: [app=mps], containers: []}
 memoryPressure: {threshold: 95, clear: 0, for: 0s}
+health: {criticalXids: [167], applicationXids: [62], kernelLog: never}
 staleResources: remove
 profiles: {name: pools, key: pools.yaml}
 maintenance: {namespace: ops, name: nights, key: nights.yaml}
@@ -92,6 +93,7 @@ retry: {failures: 3, first: 1s, longest: 1m, noEffect: 5}
 			},
 			MPS:            config.MPS{PodSelector: []labels.Selector{parsed(t, "app=mps")}},
 			MemoryPressure: config.MemoryPressure{Threshold: 95},
+			Health:         config.Health{CriticalXids: []int{167}, ApplicationXids: []int{62}, KernelLog: config.KernelLogNever},
 			StaleResources: config.StaleResourcesRemove,
 			Drain: config.Drain{
 				Mode: config.DrainGradual, GradualFor: 36 * time.Hour,
@@ -258,11 +260,12 @@ func TestSettingsAreRefused(t *testing.T) {
 			want: []string{`mps.podSelector: [] must have at least one label selector`},
 		},
 		"for pressure that cannot be": {
-			file: head + "memoryPressure: {threshold: 101, clear: 90%, for: 2h}\nstaleResources: bust\n",
+			file: head + "memoryPressure: {threshold: 101, clear: 90%, for: 2h}\nstaleResources: bust\nhealth: {kernelLog: always}\n",
 			want: []string{
 				`memoryPressure.threshold: "101" must be per cent, a whole number from 0 to 100`,
 				`memoryPressure.clear: "90%" must be per cent, a whole number from 0 to 100`,
 				`memoryPressure.for: "2h" must be from 0s to 1h`,
+				`health.kernelLog: "always" must be auto or never`,
 				`staleResources: "bust" must be report or remove`,
 			},
 		},

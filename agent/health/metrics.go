@@ -33,12 +33,12 @@ type xidCount struct {
 func newCounts() counts { return counts{xids: map[xidCount]float64{}, errors: map[string]float64{}} }
 
 // addXid counts one. Those that the table does not have are counted together, so that there are no more series than it has rows.
-func (c *counts) addXid(gpu nvml.UUID, x verdict.Xid) {
+func (c *counts) addXid(g *verdict.GPU, x verdict.Xid) {
 	number := strconv.FormatUint(x.Number, 10)
 	if !verdict.InTable(x.Number) {
 		number = "other"
 	}
-	c.xids[xidCount{gpu, number, x.Class}]++
+	c.xids[xidCount{g.UUID(), number, x.Class}]++
 }
 
 // addLook counts a look at all GPUs.
@@ -84,6 +84,7 @@ var (
 	descFailed  = described.Desc(config.MetricGPURowRemapFailed)
 	descBanks   = described.Desc(config.MetricGPURemapBanks)
 	descWatched = described.Desc(config.MetricHealthEventsWatched)
+	descLog     = described.Desc(config.MetricHealthKernelLogRead)
 	descTook    = described.Desc(config.MetricHealthReadSeconds)
 	descLast    = described.Desc(config.MetricHealthLastSuccess)
 	descErrors  = described.Desc(config.MetricNVMLErrors)
@@ -94,7 +95,7 @@ var _ prometheus.Collector = (*Monitor)(nil)
 // Describe implements prometheus.Collector.
 func (m *Monitor) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descHealthy, descProblem, descAction, descXids, descECC, descRows, descPending, descFailed, descBanks, descWatched, descTook, descLast, descErrors,
+		descHealthy, descProblem, descAction, descXids, descECC, descRows, descPending, descFailed, descBanks, descWatched, descLog, descTook, descLast, descErrors,
 	} {
 		out <- d
 	}
@@ -130,6 +131,7 @@ func (m *Monitor) Collect(out chan<- prometheus.Metric) {
 		out <- prometheus.MustNewConstMetric(descErrors, prometheus.CounterValue, n, code)
 	}
 	gauge(descWatched, number(m.node.HasEvents()))
+	gauge(descLog, number(m.readsLog))
 	gauge(descTook, m.counts.took.Seconds())
 	if !m.counts.last.IsZero() {
 		gauge(descLast, float64(m.counts.last.UnixMilli())/1000)

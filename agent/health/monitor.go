@@ -40,12 +40,20 @@ const (
 	listenAgain = 10 * time.Second
 )
 
+// Sources are what a Monitor learns from, and where it remembers.
+type Sources struct {
+	Driver    nvml.HealthReader
+	Bus       nvml.Bus  // may be nil
+	KernelLog KernelLog // may be nil
+	Processes Processes // may be nil
+	Store     Store     // may be nil
+}
+
 // Options is what a Monitor works with.
 type Options struct {
+	Sources
+
 	Settings config.Health
-	Reader   nvml.HealthReader
-	Bus      nvml.Bus // may be nil
-	Store    Store    // may be nil
 	// Boot is the id of the host's boot.
 	Boot func(ctx context.Context) (string, error)
 	// Write writes conditions of the node.
@@ -53,8 +61,10 @@ type Options struct {
 	// TellNode and TellPod record Events.
 	TellNode func(kind string, reason config.Reason, format string, args ...any)
 	TellPod  func(pod types.NamespacedName, uid types.UID, kind string, reason config.Reason, format string, args ...any)
-	Clock    clock.WithTicker
-	Log      *zap.Logger
+	// ComputesForOthers reports whether the pod's processes on a GPU are those of a server, whose clients are other pods.
+	ComputesForOthers func(pod *corev1.Pod) bool
+	Clock             clock.WithTicker
+	Log               *zap.Logger
 }
 
 // Monitor watches the GPUs. Watch does the work; the other methods are for the agent's loop, beside it.
@@ -75,21 +85,29 @@ type Monitor struct {
 	savedKey string    // of the record that the disk has
 	savedAt  time.Time // when
 
+	readsLog bool      // the kernel's log is read
+	twice    sightings // Xids that the driver's events and the kernel's log both may tell
+	held     []heldXid // whose Events wait for the kernel's log to name the process
+	toldPods map[toldPod]podTold
+
 	counts  counts
 	changed chan struct{} // there may be something to tell
 	lookNow chan struct{} // the GPUs are worth a look at once
+	holds   chan struct{} // there is something in held
 }
 
 // lastPass is what the agent's last pass has seen of the node's GPUs and their pods.
 type lastPass struct {
 	gpus    []nvml.GPU
 	holders []holders.Pod
+	pods    []corev1.Pod // all of the node's
 }
 
 // New makes a Monitor that has seen nothing.
 func New(o Options) *Monitor {
 	return &Monitor{
-		Options: o, node: verdict.New(o.Settings), changed: make(chan struct{}, 1), lookNow: make(chan struct{}, 1), counts: newCounts(),
+		Options: o, node: verdict.New(o.Settings), counts: newCounts(), twice: sightings{}, toldPods: map[toldPod]podTold{},
+		changed: make(chan struct{}, 1), lookNow: make(chan struct{}, 1), holds: make(chan struct{}, 1),
 	}
 }
 
@@ -99,6 +117,10 @@ func (m *Monitor) Watch(ctx context.Context, poke func()) {
 	m.recall(ctx)
 	all.Go(func() { m.listen(ctx) })
 	all.Go(func() { m.tell(ctx, poke) })
+	if m.KernelLog != nil && m.Settings.KernelLog != config.KernelLogNever {
+		all.Go(func() { m.readKernelLog(ctx) })
+		all.Go(func() { m.tellHeld(ctx) })
+	}
 	m.poll(ctx)
 	all.Wait()
 }
@@ -166,7 +188,7 @@ func (m *Monitor) lookAtGPUs(ctx context.Context, thorough bool) bool {
 	call, cancel := context.WithTimeout(ctx, deadline)
 	defer cancel()
 	began := m.Clock.Now()
-	all, err := m.Reader.Health(call, thorough)
+	all, err := m.Driver.Health(call, thorough)
 	if ctx.Err() != nil {
 		return false
 	}
@@ -196,7 +218,7 @@ func (m *Monitor) signal(c chan struct{}) {
 // listen takes the driver's events until ctx ends.
 func (m *Monitor) listen(ctx context.Context) {
 	for failureTold := false; ctx.Err() == nil; {
-		events, err := m.Reader.Events(ctx)
+		events, err := m.Driver.Events(ctx)
 		m.mu.Lock()
 		m.node.SetEvents(err == nil)
 		answers := m.node.DriverAnswers()
@@ -222,14 +244,43 @@ func (m *Monitor) takeEvent(e nvml.Event) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := m.Clock.Now()
-	g, x, o := m.node.ObserveEvent(now, e)
-	if g != nil && e.Kind == nvml.EventXid {
-		m.counts.addXid(g.UUID(), x)
-		m.tellXid(now, g, x, e, o)
+	if e.Kind == nvml.EventXid {
+		m.takeXid(now, e)
+		return
 	}
+	m.node.ObserveEvent(now, e)
 	m.signal(m.changed)
-	// State decides: it is read at once, and again until the driver has had its time. Xids of programs alone change no state.
-	if e.Kind != nvml.EventXid || x.Critical || x.Class != verdict.ClassApplication && x.Class != verdict.ClassInfo {
+	m.signal(m.lookNow)
+}
+
+// takeXid takes over an Xid of the driver's events, which the kernel's log may have told already.
+func (m *Monitor) takeXid(now time.Time, e nvml.Event) {
+	var x verdict.Xid
+	if first, told := m.twice.pair(now, fromDriver, e, culprit{}, m.readsLog); told {
+		var g *verdict.GPU
+		e.GI, e.CI = first.gi, first.ci
+		if g, x = m.node.ConfirmLogged(now, e); g != nil {
+			m.noteProgramError(now, report{g: g, x: x, e: e, by: first.by})
+		}
+	} else if g, of, o := m.node.ObserveEvent(now, e); g != nil {
+		x = of
+		r := report{g: g, x: x, e: e, o: o}
+		m.counts.addXid(g, x)
+		if o != nil {
+			m.noteProgramError(now, r)
+		}
+		if !m.hold(now, r) {
+			m.tellXid(now, r)
+		}
+	}
+	m.follow(x)
+}
+
+// follow has the GPUs looked at after an Xid: state decides, and is read at once, and again until the driver has had its time. Xids of
+// programs alone change no state.
+func (m *Monitor) follow(x verdict.Xid) {
+	m.signal(m.changed)
+	if x.Critical || x.Class != verdict.ClassApplication && x.Class != verdict.ClassInfo {
 		m.signal(m.lookNow)
 	}
 }
@@ -342,10 +393,10 @@ func (m *Monitor) save(ctx context.Context, verdictKey string) bool {
 }
 
 // Look takes over what a pass has seen.
-func (m *Monitor) Look(_ context.Context, node *corev1.Node, gpus []nvml.GPU, _ []corev1.Pod, with []holders.Pod) {
+func (m *Monitor) Look(_ context.Context, node *corev1.Node, gpus []nvml.GPU, pods []corev1.Pod, with []holders.Pod) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.lastPass = lastPass{gpus: gpus, holders: with}
+	m.lastPass = lastPass{gpus: gpus, holders: with, pods: pods}
 	for _, known := range gpus {
 		if g := m.node.GPU(known.UUID); g != nil {
 			g.NoteArchitecture(known.ComputeCapability)

@@ -3,6 +3,7 @@ package health
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -28,6 +29,10 @@ const (
 type holder struct {
 	pod types.NamespacedName
 	uid types.UID
+}
+
+func holderOf(pod *corev1.Pod) holder {
+	return holder{types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}, pod.UID}
 }
 
 // instances are those of the GPU, as last seen.
@@ -70,59 +75,139 @@ func (m *Monitor) podsOn(gpu nvml.UUID, instances []int) []holder {
 	return out
 }
 
-// tellXid tells of an Xid by Events: a program's own on its pod alone, others on the node too. The same one again is counted first, and so
-// is what comes in a storm.
-func (m *Monitor) tellXid(now time.Time, g *verdict.GPU, x verdict.Xid, e nvml.Event, o *verdict.Occurrence) {
-	if o == nil {
+// report is an Xid that is to be told.
+type report struct {
+	g      *verdict.GPU
+	x      verdict.Xid
+	e      nvml.Event
+	o      *verdict.Occurrence // nil of one that follows from another, and of one too many
+	by     culprit
+	logged bool // by the kernel's log, and by no event of the driver yet
+}
+
+// own reports whether it is a program's own error.
+func (r report) own() bool { return r.x.Class == verdict.ClassApplication && !r.x.Critical }
+
+// on is the instance that it is about; none for the whole GPU.
+func (r report) on() []int {
+	if r.e.GI == nvml.WholeGPU {
+		return nil
+	}
+	return []int{r.e.GI}
+}
+
+// podsOf are the pods that have the GPU or the instance, or, of a program's own error, the one whose program it is if that is known.
+func (m *Monitor) podsOf(r report) []holder {
+	switch {
+	case !r.own() || !r.by.known:
+		return m.podsOn(r.g.UUID(), r.on())
+	case r.by.ofPod:
+		return []holder{r.by.pod}
+	default:
+		return nil
+	}
+}
+
+// noteProgramError notes whose program has made an error, where that is certain.
+func (m *Monitor) noteProgramError(now time.Time, r report) {
+	if !r.own() || r.x.Number == containedError {
 		return
 	}
-	var on []int
-	where := g.Name()
-	if e.GI != nvml.WholeGPU {
-		on = []int{e.GI}
-		where = m.instanceName(g, e.GI) + " of " + where
+	if pods := m.podsOf(r); len(pods) == 1 {
+		r.g.NoteProgramError(now, pods[0].uid)
 	}
-	pods := m.podsOn(g.UUID(), on)
-	own := x.Class == verdict.ClassApplication && !x.Critical
-	if own && len(pods) == 1 && x.Number != containedError {
-		g.NoteProgramError(now, pods[0].uid)
+}
+
+// tellXid tells of an Xid by Events: a program's own on its pod alone, others on the node too. The same one again is counted first, and so
+// is what comes in a storm.
+func (m *Monitor) tellXid(now time.Time, r report) {
+	if r.o == nil || (r.x.Class == verdict.ClassInfo || r.x.Class == verdict.ClassState) && !r.x.Critical {
+		return // a consequence, or a note, which the metrics count
 	}
-	if (x.Class == verdict.ClassInfo || x.Class == verdict.ClassState) && !x.Critical {
-		return // a note, which the metrics count
-	}
-	again, due := m.eventDue(now, o)
+	again, due := m.eventDue(now, r)
 	if !due {
 		return
 	}
-	if own {
+	where := r.g.Name()
+	if r.e.GI != nvml.WholeGPU {
+		where = m.instanceName(r.g, r.e.GI) + " of " + where
+	}
+	source := ""
+	if r.logged {
+		source = ", by the kernel's log"
+	}
+	pods := m.podsOf(r)
+	switch {
+	case r.own() && r.by.known && !r.by.ofPod:
+		m.TellNode(corev1.EventTypeWarning, config.ReasonXidError, "Xid %d (%s): process %d, which is of no pod, has made an error on %s, and was stopped%s",
+			r.x.Number, r.x.Meaning, r.by.pid, where, again)
+	case r.own():
 		did := "has made an error on"
-		if x.Number == containedError {
+		if r.x.Number == containedError {
 			did = "was hit by it on"
 		}
 		m.tellPods(pods, config.ReasonApplicationXid, func(whose string) string {
-			return fmt.Sprintf("Xid %d (%s): a program of %s %s %s, and was stopped%s", x.Number, x.Meaning, whose, did, where, again)
+			return fmt.Sprintf("Xid %d (%s): a program of %s %s %s, and was stopped%s", r.x.Number, r.x.Meaning, whose, did, where, again)
 		})
-		return
+	default:
+		m.TellNode(corev1.EventTypeWarning, config.ReasonXidError, "Xid %d (%s) on %s%s%s", r.x.Number, r.x.Meaning, where, source, again)
+		m.tellPods(pods, config.ReasonXidError, func(string) string {
+			return fmt.Sprintf("Xid %d (%s) on %s, which this pod has%s%s", r.x.Number, r.x.Meaning, where, source, again)
+		})
 	}
-	m.TellNode(corev1.EventTypeWarning, config.ReasonXidError, "Xid %d (%s) on %s%s", x.Number, x.Meaning, where, again)
-	m.tellPods(pods, config.ReasonXidError, func(string) string {
-		return fmt.Sprintf("Xid %d (%s) on %s, which this pod has%s", x.Number, x.Meaning, where, again)
-	})
 }
 
 // containedError is the Xid of an error of memory that has hit one program, which is not its own fault.
 const containedError = 94
 
+// toldPod is an Xid of a pod's own program, and podTold when an Event last told of it.
+type (
+	toldPod struct {
+		gpu nvml.UUID
+		xid uint64
+		pod types.UID
+	}
+	podTold struct {
+		at     time.Time
+		untold int
+	}
+)
+
 // eventDue reports whether an Xid is to be told by Events now, and what is to be said of those that were not.
-func (m *Monitor) eventDue(now time.Time, o *verdict.Occurrence) (again string, due bool) {
-	if !o.EventDue(now, eventPause) || !m.counts.addEvent(now) {
-		o.CountUntold()
+func (m *Monitor) eventDue(now time.Time, r report) (again string, due bool) {
+	if r.own() && r.by.ofPod {
+		return m.podEventDue(now, toldPod{r.g.UUID(), r.x.Number, r.by.pod.uid})
+	}
+	if !r.o.EventDue(now, eventPause) || !m.counts.addEvent(now) {
+		r.o.CountUntold()
 		return "", false
 	}
-	if untold, since := o.NoteEvent(now); untold > 0 {
-		again = fmt.Sprintf("; %d more since %s", untold, verdict.Moment(since))
+	return moreSince(r.o.NoteEvent(now)), true
+}
+
+// podEventDue is eventDue for a pod that is known: that another one on the same GPU was told is no reason to leave it out.
+func (m *Monitor) podEventDue(now time.Time, of toldPod) (again string, due bool) {
+	was := m.toldPods[of]
+	if !was.at.IsZero() && now.Sub(was.at) < eventPause {
+		was.untold++
+		m.toldPods[of] = was
+		return "", false
 	}
-	return again, true
+	if len(m.toldPods) >= mostEvents {
+		maps.DeleteFunc(m.toldPods, func(_ toldPod, t podTold) bool { return now.Sub(t.at) >= 2*eventPause })
+	}
+	if len(m.toldPods) >= 2*mostEvents || !m.counts.addEvent(now) {
+		return "", false
+	}
+	m.toldPods[of] = podTold{at: now}
+	return moreSince(was.untold, was.at), true
+}
+
+func moreSince(untold int, since time.Time) string {
+	if untold == 0 {
+		return ""
+	}
+	return fmt.Sprintf("; %d more since %s", untold, verdict.Moment(since))
 }
 
 func (m *Monitor) tellPods(pods []holder, reason config.Reason, text func(whose string) string) {

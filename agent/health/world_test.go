@@ -36,6 +36,8 @@ type world struct {
 	disk    disk
 	onBus   []nvml.BusGPU // none is that the bus cannot be read
 	holders []holders.Pod
+	pods    []corev1.Pod
+	log     *kernelLog // none is that it cannot be read
 	stop    context.CancelFunc
 	ended   chan struct{}
 
@@ -99,7 +101,7 @@ func must(t *testing.T, err error) {
 func (w *world) start() {
 	w.t.Helper()
 	o := health.Options{
-		Settings: w.settings, Reader: w.gpus.Health(), Store: &w.disk, Clock: clock.RealClock{}, Log: zaptest.NewLogger(w.t), Write: w.write,
+		Sources: health.Sources{Driver: w.gpus.Health(), Store: &w.disk}, Settings: w.settings, Clock: clock.RealClock{}, Log: zaptest.NewLogger(w.t), Write: w.write,
 		Boot: func(context.Context) (string, error) { return w.gpus.BootID(), nil },
 		TellNode: func(kind string, reason config.Reason, format string, args ...any) {
 			w.event("node", kind, reason, fmt.Sprintf(format, args...))
@@ -110,6 +112,9 @@ func (w *world) start() {
 	}
 	if w.onBus != nil {
 		o.Bus = w
+	}
+	if w.log != nil {
+		o.KernelLog, o.Processes = w.log, w.log
 	}
 	w.m = health.New(o)
 	ctx, stop := context.WithCancel(w.t.Context())
@@ -139,7 +144,7 @@ func (w *world) pass(beat bool) {
 	defer cancel()
 	gpus, err := w.gpus.Driver().Snapshot(ctx)
 	if err == nil {
-		w.m.Look(w.t.Context(), node, gpus, nil, w.holders)
+		w.m.Look(w.t.Context(), node, gpus, w.pods, w.holders)
 	}
 	for _, c := range w.m.Conditions(node, err == nil, "", beat) {
 		must(w.t, w.write(w.t.Context(), []corev1.NodeCondition{c}))
@@ -230,6 +235,7 @@ func (w *world) cut(gpu int, places ...nvml.Placed) {
 
 // holds gives a pod a device.
 func (w *world) holds(pod, device string) {
+	w.pods = append(w.pods, corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: pod, UID: types.UID(pod)}})
 	w.holders = append(w.holders, holders.Pod{Namespace: "ml", Name: pod, UID: types.UID(pod), Devices: []string{device}, DevicesKnown: true})
 }
 

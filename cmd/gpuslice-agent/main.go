@@ -37,6 +37,7 @@ type options struct {
 	driverRoot, devRoot, podResources     string
 	lockFile, stateDir                    string
 	procRoot, pciDevices, systemBus       string
+	kernelLog                             string
 	pluginConfig                          string
 	metricsAddress, metricsCertDir        string
 	pprofAddress                          string
@@ -74,6 +75,7 @@ func command() *cobra.Command {
 		"where the device plugin's config file is seen; without it where the settings say that the host has it (env GPUSLICE_PLUGIN_CONFIG)")
 	flags.StringVar(&o.procRoot, "proc", "/proc", "the process table of the host")
 	flags.StringVar(&o.pciDevices, "pci-devices", "/sys/bus/pci/devices", "the devices of the host's PCI bus")
+	flags.StringVar(&o.kernelLog, "kernel-log", "/dev/kmsg", "the log of the host's kernel; it need not be readable")
 	flags.StringVar(&o.systemBus, "system-bus", env("SYSTEM_BUS", "unix:path=/run/dbus/system_bus_socket"),
 		"address of the host's D-Bus, for logind and systemd; it need not exist (env GPUSLICE_SYSTEM_BUS)")
 	flags.BoolVar(&o.debug, "debug", false, "log observations too")

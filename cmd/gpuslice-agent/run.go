@@ -21,6 +21,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/alive"
 	plugin "github.com/gpuslice/gpuslice/agent/deviceplugin"
 	"github.com/gpuslice/gpuslice/agent/health"
+	"github.com/gpuslice/gpuslice/agent/health/kernellog"
 	"github.com/gpuslice/gpuslice/agent/hostrecord"
 	"github.com/gpuslice/gpuslice/agent/metrics"
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
@@ -106,9 +107,11 @@ func (o *options) agent(log *zap.Logger, set *metrics.Set) (*agent.Agent, error)
 	driver := lib.Open(lib.Options{DriverRoot: o.driverRoot, Logger: log.Named("nvml")})
 	return agent.New(agent.Options{
 		Node: o.node, Client: client, Settings: settings, Log: log, Alive: o.alive, Metrics: set, Clock: clock.RealClock{},
-		Driver: driver, Health: driver, Bus: lib.OpenBus(o.pciDevices, log),
-		HealthRecord: health.In(o.stateDir),
-
+		Driver: driver,
+		Health: health.Sources{
+			Driver: driver, Bus: lib.OpenBus(o.pciDevices, log), KernelLog: kernellog.New(o.kernelLog, clock.RealClock{}, log.Named("kernel")),
+			Processes: holders.Processes{Root: o.procRoot, Lanes: &holders.Lanes{}}, Store: health.In(o.stateDir),
+		},
 		Pods:    podlist.Lister{Client: client, Node: o.node},
 		Kubelet: holders.DialKubelet(o.podResources), Host: &host.Logind{Address: o.systemBus}, Units: &host.Units{Address: o.systemBus},
 		Record:    hostrecord.In(o.stateDir),

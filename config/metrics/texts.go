@@ -51,6 +51,7 @@ var groups = []Group{
 		{"gpuslice_gpu_row_remap_failed", "1 if a row of memory could not be replaced", []string{"gpu"}},
 		{"gpuslice_gpu_remap_banks", "the number of banks of memory by how many spare rows they have left", []string{"gpu", "spare"}},
 		{"gpuslice_health_events_watched", "1 if the driver hands out its events", nil},
+		{"gpuslice_health_kernel_log_read", "1 if the kernel's log is read for errors of GPUs", nil},
 		{"gpuslice_health_read_seconds", "how long the last look at the health of all GPUs took", nil},
 		{"gpuslice_health_last_success_timestamp_seconds", "when the driver last told how the GPUs are", nil},
 		{"gpuslice_nvml_errors_total", "the number of looks at the health of GPUs that failed, by the library's code", []string{"code"}},

@@ -17,7 +17,7 @@ type Settings struct {
 	DevicePlugin   *DevicePlugin   `json:"devicePlugin,omitempty"`
 	MPS            *Pods           `json:"mps,omitempty"`
 	MemoryPressure *MemoryPressure `json:"memoryPressure,omitempty"`
-	// Which of NVIDIA's error numbers the condition GPUUnhealthy tells, beside those of the agent's own table.
+	// By what the condition GPUUnhealthy goes.
 	Health *Health `json:"health,omitempty"`
 	// What happens to resources of former configs that kubelet leaves on the node at 0.
 	StaleResources string  `json:"staleResources,omitempty" jsonschema:"enum=report,enum=remove"`
@@ -75,12 +75,14 @@ type Pods struct {
 	Containers []DNSLabel `json:"containers,omitempty" jsonschema:"uniqueItems=true"`
 }
 
-// Health is which of NVIDIA's error numbers, Xids, say that a GPU is not well.
+// Health is by what a GPU is found not to be well: which of NVIDIA's error numbers, Xids, and whether the kernel's log is read for them.
 type Health struct {
 	// Numbers after which a GPU is not to be trusted, beside those of the agent's own table.
 	CriticalXids []int `json:"criticalXids,omitempty" jsonschema:"uniqueItems=true,minimum=1,maximum=999"`
 	// Numbers that are programs' own errors, also if the agent's table says otherwise.
 	ApplicationXids []int `json:"applicationXids,omitempty" jsonschema:"uniqueItems=true,minimum=1,maximum=999"`
+	// Whether the kernel's log, /dev/kmsg, is read for them: where that is possible, or never.
+	KernelLog string `json:"kernelLog,omitempty" jsonschema:"enum=auto,enum=never"`
 }
 
 // MemoryPressure is when a GPU that several pods share counts as full.

@@ -21,6 +21,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
 	"github.com/gpuslice/gpuslice/test/gpusim"
+	"github.com/gpuslice/gpuslice/test/gpusim/pods"
 	"github.com/gpuslice/gpuslice/test/long"
 )
 
@@ -228,6 +229,55 @@ func TestAProgramsErrorIsToldOnItsPod(t *testing.T) {
 	r.awaitEvent(namespace, "train-0", config.ReasonApplicationXid, "Xid 31 ")
 	if c := unhealthy(r.node()); c.Status != corev1.ConditionFalse {
 		t.Errorf("the node says %s %s: %s", c.Status, c.Reason, c.Message)
+	}
+}
+
+// Two pods on one GPU, by NVIDIA's own plugin: the kernel's log names the process, and a program that writes there what the driver does is
+// not believed.
+func TestAProgramsErrorOnASharedGPUIsToldOnItsPodAlone(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "gpus: [{model: T4}]", "", configFile)
+	namespace := clustertest.Namespace(t)
+	r.awaitOffered("nvidia.com/gpu", 1)
+	r.awaitLabels(map[string]string{labelCount: "1"})
+	r.writeConfig(r.pluginConfigs()["time-slicing-4"])
+	r.awaitOffered("nvidia.com/gpu", 4)
+	one := map[string]string{"nvidia.com/gpu": "1"}
+	r.pod(namespace, "modest", one)
+	greedy := r.pod(namespace, "greedy", one)
+	r.awaitRunning(namespace, "modest")
+	r.awaitRunning(namespace, "greedy")
+	r.serveMetrics()
+	r.run()
+	r.awaitHealth(corev1.ConditionFalse)
+	r.awaitReason(config.ReasonNotRequested)
+	r.awaitMetric("gpuslice_health_kernel_log_read 1")
+	culprit := pods.Process{PID: 4_194_305, Command: "python3", Cgroup: pods.OfPod(greedy)} // above the largest pid of Linux
+	if err := r.Users.Start(culprit, r.GPUs.UUIDs()[0]); err != nil {
+		t.Fatal(err)
+	}
+	const user, kernel = 1, 0
+	line := func(xid int) string {
+		return fmt.Sprintf("NVRM: Xid (PCI:0000:07:00): %d, pid=%d, name=python3, Ch 00000008", xid, culprit.PID)
+	}
+	for _, written := range []error{r.Printk(user, line(79)), r.Printk(kernel, line(31)), r.GPUs.Xid(0, 31)} {
+		if written != nil {
+			t.Fatal(written)
+		}
+	}
+	r.awaitEvent(namespace, "greedy", config.ReasonApplicationXid, "a program of this pod has made an error")
+	r.awaitMetric(fmt.Sprintf("gpuslice_gpu_xid_events_total{class=%q,gpu=%q,xid=\"31\"} 1", "application", r.GPUs.UUIDs()[0]))
+	heard, err := r.client.CoreV1().Events("").List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range heard.Items {
+		if e.InvolvedObject.Namespace == namespace && e.InvolvedObject.Name == "modest" && e.Reason == string(config.ReasonApplicationXid) || e.InvolvedObject.Name == r.Name && e.Reason == string(config.ReasonXidError) {
+			t.Errorf("%s hears: %s %s", e.InvolvedObject.Name, e.Reason, e.Message)
+		}
+	}
+	if text := r.metrics(); strings.Contains(text, `xid="79"`) {
+		t.Error("what a program has written into the kernel's log counts")
 	}
 }
 

@@ -114,6 +114,8 @@ type Node struct {
 	env      []string
 	kubelet  kubelet.Options
 	features *features
+
+	kernelLog *kernelLog
 }
 
 // Start brings up the node and joins it to the cluster. Its device plugin and agent come as DaemonSets, as on any node.
@@ -128,6 +130,9 @@ func Start(ctx context.Context, c *cluster.Cluster, o Options) (*Node, error) {
 	}
 	if err := gpus.RenderHost(n.host()); err != nil {
 		return nil, fmt.Errorf("rendering the host of node %s: %w", o.Name, err)
+	}
+	if n.kernelLog, err = openKernelLog(o.Dir); err != nil {
+		return nil, fmt.Errorf("making the host of node %s: %w", o.Name, err)
 	}
 	table, err := pods.MakeTable(n.ProcRoot(), gpus.BootID())
 	if err != nil {
@@ -203,7 +208,7 @@ func (n *Node) kubeletOptions(o Options, credentials *rest.Config) kubelet.Optio
 			mountShm:          {Path: "/bin/true"}, // a folder of the node's own needs no tmpfs
 			shell:             {Path: "/bin/sh"},
 			DCGMImage:         {Path: o.Parts.GPUSim, Args: []string{"monitor"}, Env: n.env},
-			AgentImage:        {Path: o.Parts.Agent, Args: []string{"--proc=" + n.ProcRoot(), "--pci-devices=" + n.PCIDevices(), "--metrics-address="}, Env: n.env, Mounts: drivers},
+			AgentImage:        {Path: o.Parts.Agent, Args: []string{"--proc=" + n.ProcRoot(), "--pci-devices=" + n.PCIDevices(), "--kernel-log=" + n.KernelLog(), "--metrics-address="}, Env: n.env, Mounts: drivers},
 		},
 		OnAllocate: n.Users.Hold, OnFree: n.Users.Release,
 		OnStart: n.started, OnEnd: n.Users.Close,
@@ -238,6 +243,7 @@ func (n *Node) started(pod *corev1.Pod, c *corev1.Container, pid int) {
 func (n *Node) Stop(ctx context.Context) error {
 	n.features.stop()
 	n.Kubelet.Stop()
+	_ = n.kernelLog.pipe.Close() // nobody could react to it
 	if err := n.client.CoreV1().Nodes().Delete(ctx, n.Name, metav1.DeleteOptions{}); err != nil {
 		return fmt.Errorf("deleting node %s: %w", n.Name, err)
 	}

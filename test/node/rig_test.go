@@ -158,6 +158,6 @@ func (r *rig) flags() []string {
 		"--driver-root", r.DriverRoot(), "--pod-resources", r.Kubelet.PodResourcesSocket(),
 		"--lock", filepath.Join(r.Dir, "agent.lock"), "--state-dir", filepath.Join(r.Dir, "state"), "--system-bus", r.agents.bus,
 		"--cdi", r.SpecDir(), "--dev-root", r.DevRoot(), "--proc", r.ProcRoot(), "--plugin-config", r.PluginConfig(),
-		"--pci-devices", r.PCIDevices(),
+		"--pci-devices", r.PCIDevices(), "--kernel-log", r.KernelLog(),
 	}
 }

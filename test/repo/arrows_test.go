@@ -65,9 +65,10 @@ var arrows = map[string][]string{
 		"config", "nvml",
 	},
 	"agent/health": {
-		"agent/api", "agent/condition", "agent/described", "agent/health/verdict", "agent/hostfile", "agent/legible", "config", "drain/holders", "nvml",
+		"agent/api", "agent/condition", "agent/described", "agent/health/kernellog", "agent/health/verdict", "agent/hostfile", "agent/legible", "config", "drain/holders", "nvml",
 	},
-	"agent/health/verdict": {"agent/legible", "config", "nvml"},
+	"agent/health/kernellog": {"nvml"},
+	"agent/health/verdict":   {"agent/legible", "config", "nvml"},
 
 	"agent/hostfile":   nil,
 	"agent/hostrecord": {"agent/api", "agent/hostfile", "agent/journal", "agent/legible", "agent/nodekeys", "config", "nvml"},
@@ -132,8 +133,8 @@ var arrows = map[string][]string{
 
 	"cmd/cli": {"agent/legible"},
 	"cmd/gpuslice-agent": {
-		"agent", "agent/access", "agent/admit", "agent/alive", "agent/api", "agent/deviceplugin", "agent/health", "agent/hostrecord", "agent/legible",
-		"agent/metrics", "agent/nodewrite", "agent/plan", "agent/podlist", "agent/preview", "cmd/cli", "cmd/migrate", "cmd/show", "config",
+		"agent", "agent/access", "agent/admit", "agent/alive", "agent/api", "agent/deviceplugin", "agent/health", "agent/health/kernellog",
+		"agent/hostrecord", "agent/legible", "agent/metrics", "agent/nodewrite", "agent/plan", "agent/podlist", "agent/preview", "cmd/cli", "cmd/migrate", "cmd/show", "config",
 		"config/deviceplugin", "config/document", "config/migparted", "drain/holders", "drain/host", "nvml", "nvml/cdi", "nvml/lib",
 	},
 	"cmd/kubectl-gpuslice": {"agent/api", "agent/legible", "cmd/cli", "cmd/show", "config", "config/metrics", "config/reasons", "nvml"},

@@ -119,9 +119,16 @@ func (g *GPU) addXid(now time.Time, x Xid, gi, ci int) *Occurrence {
 	}
 	o.count++
 	o.last = now
+	return o
+}
+
+// confirmXid takes over that the driver itself reports an Xid, of which o is what is remembered, or nil: it counts until state shows that it is over.
+func (g *GPU) confirmXid(x Xid, o *Occurrence) {
+	if o == nil {
+		return
+	}
 	o.unsettled = o.unsettled || x.Critical
 	g.noteRowXid(x.Number)
-	return o
 }
 
 // noteRowXid notes what an Xid says of rows of memory whose state cannot be read.

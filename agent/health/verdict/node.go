@@ -82,13 +82,54 @@ func (n *Node) ObserveEvent(now time.Time, e nvml.Event) (*GPU, Xid, *Occurrence
 	}
 	x := n.xids.of(e.Xid, g.beforeAmpere)
 	o := g.addXid(now, x, e.GI, e.CI)
+	g.confirmXid(x, o)
 	g.updateFindings(now, n.xids, false)
 	return g, x, o
+}
+
+// ObserveLogged takes over an Xid that the kernel's log has and the driver's events do not, or not yet. It is remembered, explains what the
+// GPU's state shows, and makes no finding of its own. It returns what ObserveEvent does.
+func (n *Node) ObserveLogged(now time.Time, e nvml.Event) (*GPU, Xid, *Occurrence) {
+	g := n.GPU(e.GPU)
+	if g == nil {
+		return nil, Xid{}, nil
+	}
+	if slices.Contains(hangs, e.Xid) {
+		n.hangXidAt = now // that the driver does not answer is its state
+	}
+	x := n.xids.of(e.Xid, g.beforeAmpere)
+	return g, x, g.addXid(now, x, e.GI, e.CI)
+}
+
+// ConfirmLogged takes over that the driver's events bring, too, what ObserveLogged has taken over and counted.
+func (n *Node) ConfirmLogged(now time.Time, e nvml.Event) (*GPU, Xid) {
+	n.noEvents = false
+	g := n.GPU(e.GPU)
+	if g == nil {
+		return nil, Xid{}
+	}
+	x := n.xids.of(e.Xid, g.beforeAmpere)
+	o := g.xids[xidKey{e.Xid, e.GI, e.CI}]
+	if o == nil { // of another instance by the log, or one too many to remember
+		o = g.addXid(now, x, e.GI, e.CI)
+	}
+	g.confirmXid(x, o)
+	g.updateFindings(now, n.xids, false)
+	return g, x
 }
 
 // GPU is the one of that UUID; nil if there is none.
 func (n *Node) GPU(uuid nvml.UUID) *GPU {
 	at := slices.IndexFunc(n.gpus, func(g *GPU) bool { return g.uuid == uuid && uuid != "" })
+	if at < 0 {
+		return nil
+	}
+	return n.gpus[at]
+}
+
+// GPUAt is the one at an address of the PCI bus; nil if there is none.
+func (n *Node) GPUAt(pci string) *GPU {
+	at := slices.IndexFunc(n.gpus, func(g *GPU) bool { return g.pci == pci && pci != "" })
 	if at < 0 {
 		return nil
 	}
