@@ -69,6 +69,20 @@ func (f *File) SetAside(ctx context.Context, name string) (string, error) {
 	return aside, err
 }
 
+// Remove removes the file, if it is there, and reports whether it was. The directory stays: it may be a mount.
+func (f *File) Remove(ctx context.Context) (bool, error) {
+	return within(ctx, f, func() (bool, error) {
+		err := os.Remove(f.Path())
+		if errors.Is(err, fs.ErrNotExist) {
+			return false, nil
+		}
+		if err == nil {
+			err = f.sync()
+		}
+		return err == nil, err
+	})
+}
+
 // within does the work on the disk, and waits for it up to the deadline. While a call hangs, no other is begun: an earlier write could
 // otherwise come after a later one.
 func within[T any](ctx context.Context, f *File, work func() (T, error)) (T, error) {

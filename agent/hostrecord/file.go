@@ -23,10 +23,12 @@ var (
 )
 
 // File is the record of this host. Its methods are for one goroutine at a time; each returns at its deadline, whatever the disk does.
-type File struct{ file *hostfile.File }
+type File struct{ file, aside *hostfile.File }
 
 // In returns the record below the directory, which Write creates.
-func In(dir string) *File { return &File{file: hostfile.In(dir, fileName, MaxSize)} }
+func In(dir string) *File {
+	return &File{file: hostfile.In(dir, fileName, MaxSize), aside: hostfile.In(dir, asideName, MaxSize)}
+}
 
 // Path returns the path of the file.
 func (f *File) Path() string { return f.file.Path() }
@@ -72,4 +74,14 @@ func (f *File) SetAside(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("setting the host's record %s aside: %w", f.Path(), err)
 	}
 	return aside, nil
+}
+
+// Remove removes the record, if there is one, and one that was set aside, and reports whether there was any.
+func (f *File) Remove(ctx context.Context) (bool, error) {
+	removed, err := f.aside.Remove(ctx)
+	if err != nil {
+		return removed, err
+	}
+	record, err := f.file.Remove(ctx)
+	return removed || record, err
 }

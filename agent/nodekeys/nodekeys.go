@@ -169,8 +169,11 @@ func Patch(node *corev1.Node, ours, want Keys) (body []byte, note Keys, err erro
 	return body, note, err
 }
 
+// Empty reports whether there are none.
+func (k Keys) Empty() bool { return len(k.Labels)+len(k.Taints) == 0 }
+
 func (k Keys) encode() (string, error) {
-	if len(k.Labels)+len(k.Taints) == 0 {
+	if k.Empty() {
 		return "", nil
 	}
 	b, err := json.Marshal(k)

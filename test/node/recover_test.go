@@ -130,19 +130,25 @@ func TestRecoverRestoresWhatMIGManagerHasLeft(t *testing.T) {
 // recover runs the command as the person on call does, and gives all that it says.
 func (r *rig) recover(want int, args ...string) string {
 	r.t.Helper()
+	return r.onNode(want, "recover", args...)
+}
+
+// onNode is what a command of the agent's program prints on the node.
+func (r *rig) onNode(want int, command string, args ...string) string {
+	r.t.Helper()
 	var out bytes.Buffer
-	cmd := exec.CommandContext(r.t.Context(), r.Parts.Agent, append(append([]string{"recover"}, r.flags()...), args...)...)
+	cmd := exec.CommandContext(r.t.Context(), r.Parts.Agent, append(append([]string{command}, r.flags()...), args...)...)
 	cmd.Env = append(os.Environ(), "GPUSIM_NODE="+r.GPUs.Dir())
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err := cmd.Run()
-	if err := os.WriteFile(filepath.Join(r.Dir, "recover.log"), out.Bytes(), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(r.Dir, command+".log"), out.Bytes(), 0o600); err != nil {
 		r.t.Error(err)
 	}
 	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
 		r.t.Fatal(err)
 	}
 	if code := cmd.ProcessState.ExitCode(); code != want {
-		r.t.Fatalf("gpuslice-agent recover %s ends with %d, want %d:\n%s", strings.Join(args, " "), code, want, out.String())
+		r.t.Fatalf("gpuslice-agent %s %s ends with %d, want %d:\n%s", command, strings.Join(args, " "), code, want, out.String())
 	}
 	return out.String()
 }

@@ -37,6 +37,7 @@ var arrows = map[string][]string{
 	"agent/capacity":  {"config", "drain/holders", "nvml"},
 	"agent/condition": {"agent/legible"},
 	"agent/described": {"config/metrics"},
+	"agent/cleanup":   {"agent/legible", "agent/nodekeys", "agent/nodewrite", "config"},
 	"agent/deviceplugin": {
 		"agent/api", "agent/budget", "agent/capacity", "agent/draining", "agent/journal", "agent/legible", "agent/nodewrite", "agent/outcome",
 		"agent/plan", "agent/pluginfile", "agent/retried", "agent/state", "agent/steady", "agent/watched", "config", "drain/fence", "drain/holders", "nvml",
@@ -133,8 +134,9 @@ var arrows = map[string][]string{
 
 	"cmd/cli": {"agent/legible"},
 	"cmd/gpuslice-agent": {
-		"agent", "agent/access", "agent/admit", "agent/alive", "agent/api", "agent/deviceplugin", "agent/health", "agent/health/kernellog",
-		"agent/hostrecord", "agent/legible", "agent/metrics", "agent/nodewrite", "agent/plan", "agent/podlist", "agent/preview", "cmd/cli", "cmd/migrate", "cmd/show", "config",
+		"agent", "agent/access", "agent/admit", "agent/alive", "agent/api", "agent/cleanup", "agent/deviceplugin", "agent/health",
+		"agent/health/kernellog", "agent/hostrecord", "agent/legible", "agent/metrics", "agent/nodekeys", "agent/nodewrite", "agent/plan",
+		"agent/podlist", "agent/preview", "cmd/cli", "cmd/migrate", "cmd/show", "config",
 		"config/deviceplugin", "config/document", "config/migparted", "drain/holders", "drain/host", "nvml", "nvml/cdi", "nvml/lib",
 	},
 	"cmd/kubectl-gpuslice": {"agent/api", "agent/legible", "cmd/cli", "cmd/show", "config", "config/metrics", "config/reasons", "nvml"},
