@@ -1,31 +1,31 @@
 package api
 
-// Cause is why a node is kept from pods, or from the config that is asked of it.
+// Cause is why a node takes no pods, or does not have the config that its labels ask for.
 type Cause string
 
-// Causes of what is under way.
+// Causes of a node with a journal.
 const (
-	// CauseChangeUnderWay: nothing is stuck. An agent is at work, and the node is fenced for that.
+	// CauseChangeUnderWay: an agent is at work, and has fenced the node for that. Nothing is stuck.
 	CauseChangeUnderWay Cause = "ChangeUnderWay"
 	// CauseAgentDiedInDrain: a change has fenced the node, pods have yet to leave, and no agent runs.
 	CauseAgentDiedInDrain Cause = "AgentDiedInDrain"
-	// CauseAgentDiedInChange: the pods have left, the GPUs or the capacity are not as they shall be, and no agent runs.
+	// CauseAgentDiedInChange: the pods have left, the GPUs or the capacity are not yet as desired, and no agent runs.
 	CauseAgentDiedInChange Cause = "AgentDiedInChange"
 	// CauseRebootInTheMiddle: the node was booted since the change began.
 	CauseRebootInTheMiddle Cause = "RebootInTheMiddle"
 	// CauseRebootAwaited: a MIG mode is pending, and only a reboot makes it current.
 	CauseRebootAwaited Cause = "RebootAwaited"
-	// CauseWishGone: nobody asks any more for what the change was for, or what is asked for cannot be.
+	// CauseWishGone: no label asks any more for the config of the change, or that config is impossible.
 	CauseWishGone Cause = "WishGone"
-	// CauseChangeFailed: the change was given up.
+	// CauseChangeFailed: the agent has given up the change.
 	CauseChangeFailed Cause = "ChangeFailed"
-	// CauseJournalUnreadable: a newer agent wrote the journal, or somebody has edited it.
+	// CauseJournalUnreadable: a newer agent wrote the journal, or a user has edited it.
 	CauseJournalUnreadable Cause = "JournalUnreadable"
 )
 
-// Causes for which a change does not come to its end.
+// Causes for which a change does not begin, or not come to its end.
 const (
-	// CauseNotAllowedYet: a change waits for its window, for its turn, or for people.
+	// CauseNotAllowedYet: a change waits for its window, for a slot of its pool, or for users who keep the node from changes.
 	CauseNotAllowedYet Cause = "NotAllowedYet"
 	// CauseBudgetBlocks: a PodDisruptionBudget does not let a pod go.
 	CauseBudgetBlocks Cause = "BudgetBlocks"
@@ -33,15 +33,15 @@ const (
 	CausePodNotEvictable Cause = "PodNotEvictable"
 	// CauseRuleWaits: a rule of the settings lets a pod end by itself for a time.
 	CauseRuleWaits Cause = "RuleWaits"
-	// CausePolicyRefuses: the settings say that a pod is not to be sent away.
+	// CausePolicyRefuses: the settings forbid the agent to evict a pod.
 	CausePolicyRefuses Cause = "PolicyRefuses"
-	// CausePodKeepsTerminating: a pod is past its grace and does not go.
+	// CausePodKeepsTerminating: a pod is past its grace period and does not go.
 	CausePodKeepsTerminating Cause = "PodKeepsTerminating"
 	// CauseClaimDriverGone: such a pod has resource claims, and the driver that has to unprepare them is not there.
 	CauseClaimDriverGone Cause = "ClaimDriverGone"
-	// CauseNodeNotReady: kubelet is away, so that pods do not go and nothing can be proven.
+	// CauseNodeNotReady: kubelet is away, so that pods do not go and the agent can prove nothing.
 	CauseNodeNotReady Cause = "NodeNotReady"
-	// CauseProcessHoldsGPU: a process of no pod that leaves holds what the plan changes.
+	// CauseProcessHoldsGPU: a process that belongs to no leaving pod holds what the plan changes.
 	CauseProcessHoldsGPU Cause = "ProcessHoldsGPU"
 	// CauseDriverAway: NVIDIA's driver is not loaded, does not answer, or is being upgraded.
 	CauseDriverAway Cause = "DriverAway"
@@ -49,19 +49,19 @@ const (
 	CauseCapacityMissing Cause = "CapacityMissing"
 )
 
-// Causes of a cordon, a taint or a label that belongs to nothing that is under way.
+// Causes of a cordon, a taint or a label that belongs to no change that is under way.
 const (
-	// CauseOwnCordonLeft: a cordon or a taint is ours, and no journal says what it is for.
+	// CauseOwnCordonLeft: a cordon or a taint is the agent's, and there is no journal.
 	CauseOwnCordonLeft Cause = "OwnCordonLeft"
-	// CauseKeepCordoned: people have asked that the node stays cordoned.
+	// CauseKeepCordoned: a user has asked that the node stays cordoned.
 	CauseKeepCordoned Cause = "KeepCordoned"
-	// CauseCordonedByPerson: somebody has cordoned the node by hand.
+	// CauseCordonedByPerson: a user has cordoned the node by hand.
 	CauseCordonedByPerson Cause = "CordonedByPerson"
-	// CauseCordonedByTool: another tool has.
+	// CauseCordonedByTool: another tool has cordoned the node.
 	CauseCordonedByTool Cause = "CordonedByTool"
 	// CauseUnschedulableTaintLeft: the node is not cordoned, and still has the taint of a cordon.
 	CauseUnschedulableTaintLeft Cause = "UnschedulableTaintLeft"
-	// CauseOperandsPaused: the labels of operands are paused and nobody seems to be at work, so that there are no GPUs on a
+	// CauseOperandsPaused: the labels of operands are paused and no tool seems to be at work, so that no plugin offers GPUs on a
 	// node that takes pods.
 	CauseOperandsPaused Cause = "OperandsPaused"
 )

@@ -9,26 +9,26 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// Diagnosis is what can be said of a node that is kept from pods, or may be: the facts in the order in which a person
-// would check them, what follows from them, and who has to act. It is plain data. What was not seen is in Unseen, and
-// nothing is concluded from its absence.
+// Diagnosis is what the agent can say of a node that takes no pods, or may not: the facts in the order in which a user
+// would check them, what follows from them, and whether a user has to act. It is plain data. Unseen lists what the agent could not
+// see: it concludes nothing from the absence of that.
 type Diagnosis struct {
 	Node      string        `json:"node"`
 	At        time.Time     `json:"at"`
 	Kubelet   KubeletSeen   `json:"kubelet"`
 	Agent     AgentSeen     `json:"agent"`
-	Cordon    *CordonSeen   `json:"cordon,omitempty"` // nil: pods may be scheduled, as far as a cordon goes
+	Cordon    *CordonSeen   `json:"cordon,omitempty"` // nil if the node is not cordoned
 	Owed      *Owed         `json:"owed,omitempty"`   // from the journal
-	Left      []string      `json:"left,omitempty"`   // what is ours and in no journal
+	Left      []string      `json:"left,omitempty"`   // marks of the agent that are in no journal
 	Others    []ToolSeen    `json:"others,omitempty"` // other tools at work on the node
 	Taints    []TaintSeen   `json:"taints,omitempty"`
 	Pods      []PodSeen     `json:"pods,omitempty"`
-	Processes []ProcessSeen `json:"processes,omitempty"` // that hold what the plan changes
-	Operands  []OperandSeen `json:"operands,omitempty"`  // that are paused
+	Processes []ProcessSeen `json:"processes,omitempty"` // processes that hold what the plan changes
+	Operands  []OperandSeen `json:"operands,omitempty"`  // operands that are paused
 	GPUs      GPUsSeen      `json:"gpus"`
 	Capacity  []string      `json:"capacity,omitempty"` // how hardware, kubelet and node disagree
-	Failed    *Failure      `json:"failed,omitempty"`   // a wish that is not tried again
-	Unseen    []string      `json:"unseen,omitempty"`   // what could not be looked at, and why
+	Failed    *Failure      `json:"failed,omitempty"`   // a wish that the agent does not try again
+	Unseen    []string      `json:"unseen,omitempty"`   // what the agent could not see, and why
 	Causes    []Finding     `json:"causes"`
 	Outcome   Outcome       `json:"outcome"`
 }
@@ -37,7 +37,7 @@ type Diagnosis struct {
 type KubeletSeen struct {
 	Ready  corev1.ConditionStatus `json:"ready"`
 	Since  time.Time              `json:"since,omitzero"`
-	Says   string                 `json:"says,omitempty"`   // where it is not ready
+	Says   string                 `json:"says,omitempty"`   // message of the condition Ready, if that is not True
 	Silent string                 `json:"silent,omitempty"` // why it does not say which pod has which device
 }
 
@@ -50,15 +50,15 @@ type AgentSeen struct {
 	Message string        `json:"message,omitempty"`
 }
 
-// CordonSeen is whose the cordon is.
+// CordonSeen is the node's cordon.
 type CordonSeen struct {
-	By    string    `json:"by"` // field manager; empty if nobody knows
+	By    string    `json:"by"` // field manager; empty if it is not known
 	Ours  bool      `json:"ours"`
-	Kept  bool      `json:"kept,omitempty"` // people have asked to keep it
+	Kept  bool      `json:"kept,omitempty"` // a user has asked to keep it
 	Since time.Time `json:"since,omitzero"`
 }
 
-// Owed is the journal, for people.
+// Owed is the journal, for users.
 type Owed struct {
 	Unreadable  string            `json:"unreadable,omitempty"` // why there is nothing else
 	Operation   string            `json:"operation,omitempty"`
@@ -77,14 +77,14 @@ type Owed struct {
 // ToolSeen is another tool at work on the node.
 type ToolSeen struct {
 	Tool    string    `json:"tool"`
-	Sign    string    `json:"sign"` // by which it is recognised
+	Sign    string    `json:"sign"` // the mark on the node that shows it
 	Since   time.Time `json:"since,omitzero"`
 	Cordons bool      `json:"cordons"`        // it keeps pods off the node until it is done
-	Planned bool      `json:"planned"`        // it has announced something, and begun nothing
+	Planned bool      `json:"planned"`        // it has announced its work, and not begun it
 	Ends    string    `json:"ends,omitempty"` // what ends it
 }
 
-// TaintSeen is a taint of a node that keeps pods away and that gpuslice has a word on.
+// TaintSeen is a taint of a node that keeps pods away and that gpuslice sets, lifts or explains.
 type TaintSeen struct {
 	Key    string             `json:"key"`
 	Effect corev1.TaintEffect `json:"effect"`
@@ -99,7 +99,7 @@ type PodSeen struct {
 	Devices   []string  `json:"devices,omitempty"` // "GPU 0" or "GPU 0 1g.10gb@3"; "unknown"
 	FoundBy   []string  `json:"foundBy,omitempty"`
 	Leaves    bool      `json:"leaves"`          // the plan needs it to leave
-	State     string    `json:"state,omitempty"` // of one that leaves: one of drain's, or MayGo
+	State     string    `json:"state,omitempty"` // if it has to leave: a state of package drain, or MayGo
 	Budget    string    `json:"budget,omitempty"`
 	Message   string    `json:"message,omitempty"`
 	Since     time.Time `json:"since,omitzero"`
@@ -115,7 +115,7 @@ type ProcessSeen struct {
 	Remedy  string   `json:"remedy,omitempty"`
 }
 
-// OperandSeen is a label by which an operand is kept away.
+// OperandSeen is a label that pauses an operand.
 type OperandSeen struct {
 	Label string `json:"label"`
 	Value string `json:"value"`
@@ -125,49 +125,49 @@ type OperandSeen struct {
 
 // GPUsSeen is what the labels ask for, and what is left to do.
 type GPUsSeen struct {
-	Unasked string      `json:"unasked,omitempty"` // which configs of the device plugin there are that nothing asks for
+	Unasked string      `json:"unasked,omitempty"` // configs of the device plugin that exist, and that no label or setting names
 	Asked   string      `json:"asked,omitempty"`
 	Label   string      `json:"label,omitempty"`
-	Refused string      `json:"refused,omitempty"` // why it cannot be
+	Refused string      `json:"refused,omitempty"` // why it is impossible
 	Steps   []string    `json:"steps,omitempty"`
 	Now     []StatusGPU `json:"now,omitempty"`
 }
 
-// Finding is one cause for which the node is as it is.
+// Finding is one cause of the node's state.
 type Finding struct {
 	Cause    Cause  `json:"cause"`
 	Evidence string `json:"evidence"`
 	Agent    string `json:"agent"`             // what the agent does by itself
-	You      string `json:"you,omitempty"`     // what a person can do
-	Command  string `json:"command,omitempty"` // to be pasted
-	Waits    bool   `json:"waits"`             // the node is not given back before somebody has done it
+	You      string `json:"you,omitempty"`     // what a user can do
+	Command  string `json:"command,omitempty"` // for the user to paste
+	Waits    bool   `json:"waits"`             // the agent cannot give the node back before a user has done it
 }
 
-// Verdict is who has to act.
+// Verdict is whether the agent or a user has to act.
 type Verdict string
 
 // The verdicts.
 const (
-	// VerdictFree: pods may be scheduled, and nothing of ours is on the node.
+	// VerdictFree: the node takes pods, and no mark of the agent is on it.
 	VerdictFree Verdict = "Free"
 	// VerdictGivesBack: the agent gives the node back by itself.
 	VerdictGivesBack Verdict = "GivesBack"
-	// VerdictWaitsForYou: it cannot, before somebody has done something.
+	// VerdictWaitsForYou: the agent cannot give the node back before a user has done something.
 	VerdictWaitsForYou Verdict = "WaitsForYou"
-	// VerdictNotOurs: nothing of ours keeps pods away. Somebody else does.
+	// VerdictNotOurs: another tool or a user keeps pods away, not the agent.
 	VerdictNotOurs Verdict = "NotOurs"
-	// VerdictUnknown: too little could be seen.
+	// VerdictUnknown: the agent could see too little.
 	VerdictUnknown Verdict = "Unknown"
 )
 
-// Outcome is the bottom line.
+// Outcome is the conclusion of a diagnosis.
 type Outcome struct {
 	Verdict Verdict  `json:"verdict"`
 	Within  Duration `json:"within,omitempty"` // of VerdictGivesBack
 	Text    string   `json:"text"`
 }
 
-// Duration is a time.Duration that JSON shows as people write it.
+// Duration is a time.Duration that JSON shows as Go writes it: "33m0s".
 type Duration time.Duration
 
 // MarshalJSON writes "33m0s".

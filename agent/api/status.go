@@ -7,7 +7,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Phase is what people see of the loop. It is derived from the first pending step, and never read back.
+// Phase is what users see of the loop. The agent derives it from the first pending step, and never reads it back.
 type Phase string
 
 // The phases.
@@ -21,50 +21,50 @@ const (
 	PhaseStalled     Phase = "Stalled"
 )
 
-// Status is the annotation in which tools find what the condition says to people. Others can write it too, so nothing is decided by it:
-// what the agent has learnt in earlier changes is in the host's record. Of the annotation it reads back Since alone, to go on telling it.
+// Status is the annotation in which tools find what the condition says to users. Other programs can write it too, so the agent decides
+// nothing by it: what it has learnt in earlier changes is in the host's record. It reads back Since alone, to keep that.
 type Status struct {
-	Desired  string        `json:"desired,omitempty"` // name of the config that is asked for
-	Label    string        `json:"label,omitempty"`   // by which it is asked for
+	Desired  string        `json:"desired,omitempty"` // name of the desired config
+	Label    string        `json:"label,omitempty"`   // the label that asks for it
 	Phase    Phase         `json:"phase"`
 	Reason   config.Reason `json:"reason"`
 	GPUs     []StatusGPU   `json:"gpus,omitempty"`
 	Capacity string        `json:"capacity,omitempty"` // what kubelet gives out: "nvidia.com/gpu 24 = 8 x 3 time-slicing"
-	Left     int           `json:"left,omitempty"`     // steps to what is asked for
-	Since    time.Time     `json:"since,omitzero"`     // when Reason began, for what is asked for
+	Left     int           `json:"left,omitempty"`     // steps that are left to the desired config
+	Since    time.Time     `json:"since,omitzero"`     // when Reason began, for the desired config
 	Blockers []string      `json:"blockers,omitempty"` // what is in the way, one by one
-	// As the host's record has them.
+	// From the host's record.
 
-	Failed  *Failure  `json:"failed,omitempty"`  // a wish that is not tried again until it is withdrawn
-	NoReset *NoReset  `json:"noReset,omitempty"` // GPUs that are not reset here: their mode changes at a reboot
+	Failed  *Failure  `json:"failed,omitempty"`  // a wish that the agent does not try again until a user withdraws it
+	NoReset *NoReset  `json:"noReset,omitempty"` // GPUs that the driver does not reset here: their mode changes at a reboot
 	Next    time.Time `json:"next,omitzero"`     // when the change begins that waits for its window
-	Asked   *AskedFor `json:"asked,omitempty"`   // since when
-	Proven  string    `json:"proven,omitempty"`  // the wish that the node was last seen to fulfil
-	Cut     string    `json:"cut,omitempty"`     // boot in which it had MIG instances, then
-	Took    []Took    `json:"took,omitempty"`    // the last changes, by which the next is estimated
-	// As the watch of the GPUs' health has them.
+	Asked   *AskedFor `json:"asked,omitempty"`   // since when a label asks for the desired config
+	Proven  string    `json:"proven,omitempty"`  // fingerprint of the wish that the agent has last proven
+	Cut     string    `json:"cut,omitempty"`     // boot in which the node had MIG instances at that time
+	Took    []Took    `json:"took,omitempty"`    // the last changes, by which the agent estimates the next
+	// From the watch of the GPUs' health.
 
 	Boot    string `json:"boot,omitempty"`    // of the host
-	Watched bool   `json:"watched,omitempty"` // the driver hands out its events
+	Watched bool   `json:"watched,omitempty"` // the agent gets the driver's events
 }
 
-// AskedFor is since when a wish is asked for. The older one of two nodes goes first.
+// AskedFor is since when a label asks for a wish. In a pool, the node with the older wish goes first.
 type AskedFor struct {
 	Wish  string    `json:"wish"` // its fingerprint
 	Since time.Time `json:"since"`
 }
 
-// StatusGPU is how one GPU is cut.
+// StatusGPU is the mode and the instances of one GPU.
 type StatusGPU struct {
 	Index    int       `json:"index"`
 	UUID     nvml.UUID `json:"uuid"`
 	MIG      bool      `json:"mig"`
 	Geometry string    `json:"geometry,omitempty"` // "1g.10gb@0 1g.10gb@1 3g.40gb@4"
-	Slices   int       `json:"slices,omitempty"`   // memory slices that instances may take; 0 where MIG is not possible
-	// Instances are those of Geometry with their numbers and sizes, in its order. Where there is no room for them, they are missing.
+	Slices   int       `json:"slices,omitempty"`   // memory slices that instances may take; 0 if the GPU cannot do MIG
+	// Instances are those of Geometry with their numbers and sizes, in its order. They are missing if the annotation has no room.
 	Instances []StatusInstance `json:"instances,omitempty"`
 
-	Health *GPUHealth `json:"health,omitempty"` // nil of one that is well
+	Health *GPUHealth `json:"health,omitempty"` // nil if the GPU is well
 }
 
 // StatusInstance is one GPU instance.
@@ -72,22 +72,22 @@ type StatusInstance struct {
 	Is   string `json:"is"`   // profile and place, as in StatusGPU.Geometry: "3g.40gb@4"
 	At   int    `json:"at"`   // its first memory slice
 	Size int    `json:"size"` // memory slices
-	ID   int    `json:"id"`   // the driver's number of it
+	ID   int    `json:"id"`   // the driver's number of the instance
 }
 
 // GPUHealth is what is wrong with a GPU, and what its driver has reported.
 type GPUHealth struct {
-	Reason    config.Reason `json:"reason,omitempty"`   // the worst; empty if nothing is wrong
+	Reason    config.Reason `json:"reason,omitempty"`   // the worst finding; empty if nothing is wrong
 	Severity  string        `json:"severity,omitempty"` // "critical", "degraded"
 	Action    string        `json:"action,omitempty"`   // "ResetGPU", …
 	Since     time.Time     `json:"since,omitzero"`
 	Recovery  int           `json:"recovery,omitempty"`  // action that the driver recommends, by NVML's number
-	Instances []string      `json:"instances,omitempty"` // that it is about: "1g.10gb@2"; none is the whole GPU
+	Instances []string      `json:"instances,omitempty"` // instances that Reason is about: "1g.10gb@2"; none is the whole GPU
 	Xids      []XidSeen     `json:"xids,omitempty"`
 	Remap     *Remap        `json:"remap,omitempty"`
 }
 
-// XidSeen is an error number that the driver has reported of a GPU. How often is in the metrics.
+// XidSeen is an error number that the driver has reported of a GPU. The metrics count how often.
 type XidSeen struct {
 	Number uint64    `json:"n"`
 	First  time.Time `json:"first"`
@@ -96,7 +96,7 @@ type XidSeen struct {
 	CI     int       `json:"ci"`
 }
 
-// Remap is what is known of rows of memory, when they could last be read.
+// Remap is the state of the GPU's memory rows, when the agent could last read it.
 type Remap struct {
 	Corrected   uint64 `json:"corrected"`
 	Uncorrected uint64 `json:"uncorrected"`
@@ -104,22 +104,22 @@ type Remap struct {
 	Failed      bool   `json:"failed,omitempty"`
 }
 
-// Failure is a change that could not be done. It is kept on the node so that a restarted agent does not disturb the
-// node again for what has failed there before.
+// Failure is a change that has failed. The agent keeps it on the node, so that after a restart it does not disturb the
+// node again for a change that has failed there before.
 type Failure struct {
-	Wish    string        `json:"wish"` // fingerprint of what was asked for; another wish is tried anew
+	Wish    string        `json:"wish"` // fingerprint of the desired config; the agent tries another one anew
 	Reason  config.Reason `json:"reason"`
 	Message string        `json:"message"`
-	Later   bool          `json:"later,omitempty"` // it is put off: tried again when it may be
-	// Cancelled: people have called it off, by lifting the cordon.
+	Later   bool          `json:"later,omitempty"` // the change is postponed: the agent begins it again when it may
+	// Cancelled: a user has cancelled the change, by lifting the cordon.
 	Cancelled bool `json:"cancelled,omitempty"`
 }
 
 // Error is the message.
 func (f *Failure) Error() string { return f.Message }
 
-// DesiredSeparator stands in Status.Desired between the name of a MIG config and that of a config of the device plugin, where the node
-// asks for both: "all-1g.10gb + slices". No label can have it.
+// DesiredSeparator stands in Status.Desired between the name of a MIG config and that of a config of the device plugin, if the node
+// asks for both: "all-1g.10gb + slices". No value of a label can contain it.
 const DesiredSeparator = " + "
 
 // NoReset names the GPUs that the driver has refused to reset during one boot of the node.

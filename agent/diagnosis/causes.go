@@ -20,12 +20,11 @@ import (
 	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
-// byHand begins the names by which programs that people use write to the API server.
+// byHand has the prefixes of the field managers of programs that people use.
 var byHand = []string{"kubectl", "k9s", "oc", "node-fetch", "Mozilla", "dashboard", "headlamp", "lens"}
 
-// causes looks for each cause, in the order in which a person would. Of the table of causes that people know, it leaves out
-// what shows on no node: an uncordon that did not stick is the same as OwnCordonLeft, and a loop that cordons again would
-// be a fault of the agent.
+// causes looks for each cause, in the order in which a user would. It leaves out two causes of operators' lists that no node
+// shows: an uncordon that did not stick is the same as OwnCordonLeft, and a loop that cordons again would be a fault of the agent.
 func (e Evidence) causes() []api.Finding {
 	var out []api.Finding
 	for _, find := range []func() []api.Finding{
@@ -92,7 +91,7 @@ func (e Evidence) cordonedByOthers() []api.Finding {
 	return append(out, f)
 }
 
-// pausesOnly reports whether the labels that the tool leaves are all there is of it; see operandsPaused.
+// pausesOnly reports whether the tool shows itself by paused labels alone; see operandsPaused.
 func pausesOnly(tool string) bool {
 	return tool == fence.ToolMIGManager || tool == fence.ToolDriverManager
 }
@@ -127,7 +126,7 @@ func (e Evidence) driverAway() []api.Finding {
 	return []api.Finding{f}
 }
 
-// change says how far the change has come that the journal is about.
+// change says how far the change in the journal has come.
 func (e Evidence) change() []api.Finding {
 	j := e.Journal
 	if j == nil {
@@ -175,7 +174,7 @@ func (e Evidence) change() []api.Finding {
 	return append(out, e.alive(begun, len(out) > 0)...)
 }
 
-// cancellationCause says why the change is about to be given up.
+// cancellationCause says why the agent is about to give up the change.
 func (e Evidence) cancellationCause() string {
 	var failure *api.Failure
 	if errors.As(e.Refused, &failure) {
@@ -184,7 +183,7 @@ func (e Evidence) cancellationCause() string {
 	return ""
 }
 
-// stalledAdvice is what the agent says that it cannot do, once it has given up.
+// stalledAdvice returns what the agent has reported that it cannot do, once it has given up.
 func (e Evidence) stalledAdvice() string {
 	if !e.stalled() {
 		return ""
@@ -192,7 +191,7 @@ func (e Evidence) stalledAdvice() string {
 	return "mend what the agent says it cannot do: " + e.Agent.Message
 }
 
-// alive says whether somebody works on the change.
+// alive says whether an agent works on the change.
 func (e Evidence) alive(begun string, told bool) []api.Finding {
 	f := api.Finding{Cause: api.CauseChangeUnderWay, Evidence: begun + e.stepsLeft(), Agent: "is at work"}
 	switch {
@@ -240,7 +239,7 @@ func (e Evidence) podsInTheWay() []api.Finding {
 	return out
 }
 
-// podsThatStay are pods that overstay their grace and that no plan needs to leave, as after the deadline.
+// podsThatStay finds pods that overstay their grace period and that no plan needs to leave, as after the deadline.
 func (e Evidence) podsThatStay() []api.Finding {
 	var out []api.Finding
 	for _, p := range e.Holders.Pods {
@@ -259,7 +258,7 @@ func (e Evidence) overstays(p holders.Pod) bool {
 	return p.Unlisted || !p.GraceEnds.IsZero() && e.Now.After(p.GraceEnds)
 }
 
-// overstaying says what keeps a pod that is past its grace.
+// overstaying says what keeps a pod that is past its grace period.
 func (e Evidence) overstaying(p holders.Pod, f api.Finding) api.Finding {
 	f.Cause = api.CausePodKeepsTerminating
 	f.You, f.Command = "see what keeps it", fmt.Sprintf("kubectl describe pod -n %s %s", p.Namespace, p.Name)
@@ -298,7 +297,7 @@ func (e Evidence) processesInTheWay() []api.Finding {
 	return out
 }
 
-// left is what is ours and in no journal.
+// left finds marks of the agent that are in no journal.
 func (e Evidence) left() []api.Finding {
 	if len(e.leftover) == 0 || e.Unreadable != "" {
 		return nil
@@ -386,7 +385,7 @@ func (e Evidence) capacityMissing() []api.Finding {
 	return []api.Finding{f}
 }
 
-// notAllowedYet is a change that is not begun, though nothing on the node is in its way.
+// notAllowedYet finds a change that the agent does not begin, though nothing on the node is in its way.
 func (e Evidence) notAllowedYet() []api.Finding {
 	if e.NotYet == nil {
 		return nil
@@ -397,7 +396,7 @@ func (e Evidence) notAllowedYet() []api.Finding {
 	}}
 }
 
-// failedBefore is a wish that has failed, or cannot be, on a node that is given back.
+// failedBefore finds a wish that has failed, or is impossible, on a node that is given back.
 func (e Evidence) failedBefore() []api.Finding {
 	f := e.ReportedFailure(e.Want)
 	if f == nil || e.Journal != nil {
@@ -412,7 +411,7 @@ func (e Evidence) failedBefore() []api.Finding {
 	}}
 }
 
-// patience is what the agent does with somebody who is in the way.
+// patience says what the agent does about a pod or a process that is in the way.
 func (e Evidence) patience() string {
 	switch {
 	case e.Journal == nil:

@@ -1,4 +1,4 @@
-// Package diagnosis says why a node is as it is, what becomes of it and what people can do, by one look at it. It changes nothing, and
+// Package diagnosis says why a node is as it is, what the agent will do and what a user can do, by one look at it. It changes nothing, and
 // sends no request.
 package diagnosis
 
@@ -27,7 +27,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Evidence is all that a diagnosis follows from: one look at the node, and what was asked besides.
+// Evidence is everything that a diagnosis follows from: one look at the node, and what the agent has found out besides.
 type Evidence struct {
 	state.Observed
 	Now      time.Time
@@ -35,15 +35,15 @@ type Evidence struct {
 	Settings config.Settings
 
 	Want           state.Desired
-	Steps          []plan.Step      // that are left, if the look was whole
-	Refused        error            // why what is asked for cannot be
-	Verdicts       []drain.Verdict  // on the pods that the steps need to leave
-	Driver         string           // why the GPUs were not seen
-	NotYet         *outcome.Waiting // why the steps are not begun, if they may not be yet
-	PluginAdvice   string           // what people can do about a node where nobody offers the GPUs to kubelet; empty where somebody does
-	StrategyAdvice string           // why the device plugin offers what it does, where that is for its MIG strategy
+	Steps          []plan.Step      // steps that are left, if the look was complete
+	Refused        error            // why the desired state is impossible
+	Verdicts       []drain.Verdict  // verdicts on the pods that the steps need to leave
+	Driver         string           // why the agent could not see the GPUs
+	NotYet         *outcome.Waiting // why the agent does not begin the steps yet
+	PluginAdvice   string           // what a user can do about a node without a device plugin; empty if there is one
+	StrategyAdvice string           // which MIG strategy explains what the device plugin offers, if it is another than expected
 
-	Unreadable string // why the journal says nothing
+	Unreadable string // why the agent cannot read the journal
 	Unseen     []string
 
 	// In the words of the diagnosis.
@@ -57,7 +57,7 @@ type Evidence struct {
 	leftover    []string
 }
 
-// Of is what the evidence says.
+// Of draws the conclusions from the evidence.
 func Of(e Evidence) api.Diagnosis {
 	d := api.Diagnosis{
 		At: e.Now, Agent: e.Agent, Kubelet: e.KubeletSeen, Cordon: e.cordon, Owed: e.owed(), Left: e.leftover, Others: e.others,
@@ -80,7 +80,7 @@ func Of(e Evidence) api.Diagnosis {
 	return d
 }
 
-// ReadNode puts into words what the node object says.
+// ReadNode puts the node object into words.
 func (e *Evidence) ReadNode() {
 	e.KubeletSeen = describeKubelet(e.Node, e.Kubelet.Err)
 	e.Agent = api.AgentSeen{Runs: e.Running, Phase: e.Record.Status.Phase}
@@ -114,14 +114,14 @@ func describeKubelet(node *corev1.Node, silent error) api.KubeletSeen {
 	return out
 }
 
-// Who pauses operands, by the values that they write.
+// The tools that pause operands, by the values that they write.
 const (
 	toolOurs = "gpuslice"
 
 	pausedPrefix = "paused-for-"
 )
 
-// pausedOperands are the operands that somebody keeps away by a label, and not for good.
+// pausedOperands returns the operands that a tool has paused by a label, without those that a user has switched off.
 func (e *Evidence) pausedOperands() []api.OperandSeen {
 	var out []api.OperandSeen
 	for _, label := range slices.Sorted(maps.Keys(e.Node.Labels)) {
@@ -131,7 +131,7 @@ func (e *Evidence) pausedOperands() []api.OperandSeen {
 		}
 		o := api.OperandSeen{Label: label, Value: value, By: "somebody who writes " + value}
 		switch {
-		case strings.Contains(value, fence.PausedForDriverUpgrade): // also behind the pause of another
+		case strings.Contains(value, fence.PausedForDriverUpgrade): // even if another tool had paused it before
 			o.By = fence.ToolDriverManager
 		case value == fence.PausedForMIGChange:
 			o.By = fence.ToolMIGManager
@@ -146,7 +146,7 @@ func (e *Evidence) pausedOperands() []api.OperandSeen {
 	return out
 }
 
-// leftOnNode are what is ours on the node, or to be adopted, though no journal says so.
+// leftOnNode lists the marks of the agent on the node, and those that it adopts, that are in no journal.
 func (e *Evidence) leftOnNode() []string {
 	if e.Journal != nil || e.Unreadable != "" {
 		return nil
@@ -173,8 +173,8 @@ func (e *Evidence) leftOnNode() []string {
 	return out
 }
 
-// UnownedProcesses are the processes that hold what the steps take away, of which no pod that leaves and no unit that stops takes
-// account.
+// UnownedProcesses returns the processes that hold what the steps take away, and that belong to no pod that leaves and no unit that
+// stops.
 func (e *Evidence) UnownedProcesses() []api.ProcessSeen {
 	leaves, stops := map[types.UID]bool{}, map[string]bool{}
 	for _, s := range e.Steps {
@@ -201,7 +201,7 @@ func (e *Evidence) UnownedProcesses() []api.ProcessSeen {
 	return out
 }
 
-// owed is the journal in the words of the diagnosis.
+// owed returns the journal for the diagnosis.
 func (e Evidence) owed() *api.Owed {
 	if e.Unreadable != "" {
 		return &api.Owed{Unreadable: e.Unreadable}
@@ -223,7 +223,7 @@ func (e Evidence) owed() *api.Owed {
 	return o
 }
 
-// places tells the GPUs' positions: those that are seen, or those of which the agent told last.
+// places returns the GPUs' positions: as observed, or as the agent has last reported them.
 func (e Evidence) places() map[nvml.UUID]int {
 	out := map[nvml.UUID]int{}
 	for _, gpu := range e.Record.Status.GPUs {
@@ -240,7 +240,7 @@ func (e Evidence) evicts() bool {
 	return plan.Has(e.Steps, plan.Evict)
 }
 
-// deadline is when the last of the pods has to have left. What a rule or the mode lets a pod wait comes before its time.
+// deadline returns when the last of the pods must have left. The time for which a rule or the mode lets a pod end by itself comes on top.
 func (e Evidence) deadline() time.Time {
 	var longest time.Duration
 	policy := drainpolicy.From(e.Settings)
@@ -257,7 +257,7 @@ func (e Evidence) deadline() time.Time {
 	return e.Journal.Started.Add(e.Settings.Timeouts.Drain + longest)
 }
 
-// taints are those that keep pods away and that we have a word on.
+// taints returns the taints that keep pods away and that gpuslice sets, lifts or explains.
 func (e Evidence) taints() []api.TaintSeen {
 	if e.Node == nil {
 		return nil
@@ -283,7 +283,7 @@ func (e Evidence) taints() []api.TaintSeen {
 	return out
 }
 
-// stateMayGo is of a pod that nobody has asked to leave, and that would be let go.
+// stateMayGo is the state of a pod that the agent has not evicted yet, and that may be evicted.
 const stateMayGo = "MayGo"
 
 // podsSeen lists the pods that hold a GPU and those that have to leave.
@@ -294,7 +294,7 @@ func (e Evidence) podsSeen() []api.PodSeen {
 		asked[v.Pod.UID] = true
 		p := e.podSeen(v.Pod)
 		p.Leaves, p.State, p.Budget, p.Message, p.Since = true, string(v.State), v.PDB, v.Message, v.Since
-		if v.State == drain.Requested { // in a dry run
+		if v.State == drain.Requested { // the eviction was a dry run
 			p.State = stateMayGo
 		}
 		out = append(out, p)
@@ -326,7 +326,7 @@ func (e Evidence) podSeen(p holders.Pod) api.PodSeen {
 	return out
 }
 
-// device names a GPU or an instance as people do.
+// device names a GPU by its index, or an instance by its GPU, profile and place.
 func (e Evidence) device(uuid string) string {
 	for _, gpu := range e.GPUs {
 		if string(gpu.UUID) == uuid {
@@ -350,7 +350,7 @@ func (e Evidence) device(uuid string) string {
 	return uuid + ", which is gone"
 }
 
-// pluginCommand shows the log of the device plugin of this node.
+// pluginCommand returns the command that shows the log of the device plugin of this node.
 func (e Evidence) pluginCommand() string {
 	if len(e.Observed.DevicePlugin.Pods) == 0 {
 		return "kubectl get pods -A --field-selector spec.nodeName=" + e.Node.Name
@@ -364,17 +364,17 @@ func (e Evidence) parked() bool {
 	return e.Journal != nil && !e.Journal.Cordoned && e.Complete && e.OnAtReboot(e.Want) != ""
 }
 
-// ours reports whether anything of ours keeps pods or operands away.
+// ours reports whether a mark of the agent keeps pods or operands away.
 func (e Evidence) ours() bool {
 	return e.Unreadable != "" || e.Journal != nil && !e.parked() || len(e.leftover) > 0 || e.Marks.Startup != nil
 }
 
-// stalled reports whether the agent has said that it can do no more.
+// stalled reports whether the agent has reported that it can do no more.
 func (e Evidence) stalled() bool {
 	return e.Journal != nil && e.Record.Status.Phase == api.PhaseStalled
 }
 
-// beforeVerify reports whether the capacity is not to be expected yet.
+// beforeVerify reports whether steps come first that change the capacity.
 func (e Evidence) beforeVerify() bool {
 	return len(e.Steps) > 0 && e.Steps[0].Kind != plan.VerifyCapacity && e.Steps[0].Kind != plan.Release
 }

@@ -11,10 +11,10 @@ import (
 	"github.com/gpuslice/gpuslice/agent/plan"
 )
 
-// stepTime is the longest that one step on the hardware is known to take: a mode change, or a reset.
+// stepTime is the longest time that one step on the hardware was measured to take: a mode change, or a reset.
 const stepTime = 5 * time.Second
 
-// outcome is the bottom line.
+// outcome concludes from all causes.
 func (e Evidence) outcome(causes []api.Finding) api.Outcome {
 	switch {
 	case e.Node == nil:
@@ -26,7 +26,7 @@ func (e Evidence) outcome(causes []api.Finding) api.Outcome {
 	}
 }
 
-// outcomeOfOurs is of a node that something of ours keeps from pods.
+// outcomeOfOurs concludes for a node on which a mark of the agent keeps pods away.
 func (e Evidence) outcomeOfOurs(causes []api.Finding) api.Outcome {
 	for _, f := range causes {
 		if f.Waits {
@@ -44,7 +44,7 @@ func (e Evidence) outcomeOfOurs(causes []api.Finding) api.Outcome {
 	return out
 }
 
-// outcomeOfOthers is of a node on which nothing of ours is in the way.
+// outcomeOfOthers concludes for a node on which no mark of the agent keeps pods away.
 func (e Evidence) outcomeOfOthers(causes []api.Finding) api.Outcome {
 	foreign := closedByOthers(causes)
 	for _, f := range causes {
@@ -68,7 +68,7 @@ func (e Evidence) outcomeOfOthers(causes []api.Finding) api.Outcome {
 	}
 }
 
-// closedByOthers says what else keeps pods from the node.
+// closedByOthers names the user, tool or taint that keeps pods away.
 func closedByOthers(causes []api.Finding) string {
 	for _, f := range causes {
 		if slices.Contains([]api.Cause{api.CauseCordonedByPerson, api.CauseCordonedByTool, api.CauseUnschedulableTaintLeft}, f.Cause) {
@@ -78,8 +78,8 @@ func closedByOthers(causes []api.Finding) string {
 	return ""
 }
 
-// within is how long it takes at the most until the node is given back, if no step fails: what those have left who are in the
-// way, after which the change is given up, and what the steps may take.
+// within returns how long it takes at most until the agent gives the node back, if no step fails: the time until the deadline of pods and
+// processes that are in the way, and the time of the steps.
 func (e Evidence) within() time.Duration {
 	var total time.Duration
 	if e.Journal != nil && !e.Want.Undo && (e.evicts() || len(e.Processes) > 0) {

@@ -27,7 +27,7 @@ const (
 
 // look is what the last pass has seen of the node.
 type look struct {
-	label, name, fingerprint string // of the wish; no name where nothing is asked for
+	label, name, fingerprint string // of the wish; no name if no label asks for anything
 	instances                []instance
 	capacity                 []devices
 }
@@ -37,7 +37,7 @@ type instance struct {
 	gpu, device, id, profile, resource string
 }
 
-// devices are those of one resource, by who counts them.
+// devices counts the devices of one resource: by the hardware, by kubelet, and by the node object.
 type devices struct {
 	resource                       string
 	expected, kubelet, allocatable int
@@ -53,15 +53,15 @@ var (
 	descAllocatable = described.Desc(config.MetricCapacityAllocatable)
 )
 
-// lookDescs are those of the last look.
+// lookDescs are the metrics of the last look.
 var lookDescs = []*prometheus.Desc{descFenced, descWish, descInstances, descInstance, descExpected, descKubelet, descAllocatable}
 
-// Looked notes what a look has seen, and of a complete one what is wanted of it.
+// Looked notes what a pass has observed, and, if that is complete, the desired state.
 func (m *Set) Looked(seen state.Observed, want state.Desired) {
 	if m == nil {
 		return
 	}
-	fenced := seen.Marks.Fenced // seen also where the driver does not answer
+	fenced := seen.Marks.Fenced // known even if the driver does not answer
 	m.mu.Lock()
 	m.fenced = &fenced
 	m.mu.Unlock()
@@ -98,7 +98,7 @@ func instancesOf(gpus []nvml.GPU, expected capacity.Resources) []instance {
 	return out[:min(len(out), mostInstances)]
 }
 
-// capacityOf counts the resources that the hardware has or kubelet offers. Others on the node object are nobody's GPUs.
+// capacityOf counts the resources that the hardware has or kubelet offers. Other resources on the node object are no GPUs.
 func capacityOf(expected, kubelet capacity.Resources, allocatable corev1.ResourceList) []devices {
 	names := map[string]bool{}
 	for _, of := range []capacity.Resources{expected, kubelet} {

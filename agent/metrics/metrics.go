@@ -1,4 +1,4 @@
-// Package metrics is what the agent tells Prometheus of its loop. Parts of the agent have metrics of their own beside these.
+// Package metrics holds the metrics of the agent's loop. Parts of the agent have metrics of their own beside these.
 package metrics
 
 import (
@@ -20,7 +20,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain"
 )
 
-// Bounds of those who ask: an answer takes milliseconds, and there is one Prometheus, or two.
+// Bounds of scrapes: an answer takes milliseconds, and one Prometheus asks, or two.
 const (
 	mostScrapes = 2
 	scrapeTime  = 10 * time.Second
@@ -33,8 +33,7 @@ const (
 	resultFailed  = "failed"
 )
 
-// Set is what the agent tells Prometheus. It is read while the loop works. A nil one is told everything, and keeps
-// nothing.
+// Set holds the metrics. Prometheus scrapes it while the loop works. A nil Set ignores everything that it is told.
 type Set struct {
 	registry                        *prometheus.Registry
 	steps                           *prometheus.CounterVec
@@ -43,25 +42,25 @@ type Set struct {
 
 	mu      sync.Mutex
 	report  Report
-	pass    time.Time                   // when one last ended
-	since   time.Time                   // when its phase began, or its time was last counted
-	phases  map[api.Phase]time.Duration // without that since then
+	pass    time.Time                   // when a pass last ended
+	since   time.Time                   // when the present phase began, or count last added its time
+	phases  map[api.Phase]time.Duration // times of the phases, without that since then
 	parts   []prometheus.Collector
 	window  Window
 	look    *look
 	fenced  *bool                           // nil before the first look
-	passed  time.Time                       // when one last ended in which nothing failed
+	passed  time.Time                       // when a pass last ended in which nothing failed
 	blocked map[config.Reason]time.Duration // as phases
 	blocks  map[config.Reason]int           // how often
 }
 
-// Report is what the last pass has told of the node.
+// Report is what the last pass has reported.
 type Report struct {
 	Phase     api.Phase
 	Ready     bool // condition GPUPartitionReady is True
 	Reason    config.Reason
 	Converged bool
-	Blocked   bool // it waits for others than the agent and the hardware, or for good
+	Blocked   bool // the agent waits for a user or another tool, or for ever
 	Failed    bool // something that the agent tried has failed
 }
 
@@ -75,7 +74,7 @@ type Window struct {
 
 var _ prometheus.Collector = (*Set)(nil)
 
-// The metrics that are made of the last pass when they are asked for.
+// The metrics that Collect makes of the last pass.
 var (
 	descReady      = described.Desc(config.MetricPartitionReady)
 	descConverged  = described.Desc(config.MetricConverged)
@@ -90,7 +89,7 @@ var (
 	descOverrun    = described.Desc(config.MetricWindowOverrun)
 )
 
-// New makes an empty set, with those of the process itself.
+// New makes an empty Set, with the metrics of the process itself.
 func New(c clock.PassiveClock) *Set {
 	m := &Set{
 		registry: prometheus.NewRegistry(), clock: c, phases: map[api.Phase]time.Duration{}, blocked: map[config.Reason]time.Duration{},
@@ -101,8 +100,8 @@ func New(c clock.PassiveClock) *Set {
 	return m
 }
 
-// Handler answers Prometheus. Few answers are made at a time, and who comes meanwhile waits for a turn: whoever asks without end would
-// else have everybody refused. A turn ends before the answer is sent, for which a slow reader may take long.
+// Handler answers Prometheus. It makes few answers at a time, and lets other requests wait: if it refused them, a client that asks without
+// end would keep Prometheus out. It sends the answer when the next may begin, since a slow client may take long to read it.
 func (m *Set) Handler() http.Handler {
 	answer := promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
 	turns := make(chan struct{}, mostScrapes)
@@ -117,10 +116,10 @@ func (m *Set) Handler() http.Handler {
 	return http.TimeoutHandler(http.HandlerFunc(inTurn), scrapeTime, "there are too many who ask")
 }
 
-// Register adds metrics of another package. Those of the same name twice are a mistake of the program, and panic.
+// Register adds metrics of another package. It panics if a name is registered twice, which is a mistake of the program.
 func (m *Set) Register(c prometheus.Collector) { m.registry.MustRegister(c) }
 
-// Gatherer has all metrics.
+// Gatherer gathers all metrics.
 func (m *Set) Gatherer() prometheus.Gatherer { return m.registry }
 
 // Describe implements prometheus.Collector.
@@ -191,7 +190,7 @@ func (m *Set) count() {
 	m.since = now
 }
 
-// Stepped notes what came of the first step of a pass.
+// Stepped counts the result of the first step of a pass.
 func (m *Set) Stepped(steps []plan.Step, err error) {
 	if m == nil || len(steps) == 0 {
 		return
@@ -206,7 +205,7 @@ func (m *Set) Stepped(steps []plan.Step, err error) {
 	m.steps.WithLabelValues(string(steps[0].Kind), result).Inc()
 }
 
-// Reported notes what a pass has told.
+// Reported notes what a pass has reported.
 func (m *Set) Reported(r Report) {
 	if m == nil {
 		return
@@ -237,7 +236,7 @@ func (m *Set) Passed() {
 	m.pass = m.clock.Now()
 }
 
-// Windowed notes how the node's windows are.
+// Windowed notes the state of the node's windows.
 func (m *Set) Windowed(seen Window) {
 	if m == nil {
 		return
@@ -247,7 +246,7 @@ func (m *Set) Windowed(seen Window) {
 	m.window = seen
 }
 
-// TakeOver has the metrics of these parts told, in place of those of an agent before.
+// TakeOver registers the metrics of these parts, in place of those of the agent before in this process.
 func (m *Set) TakeOver(parts []prometheus.Collector) {
 	if m == nil {
 		return
@@ -261,7 +260,7 @@ func (m *Set) TakeOver(parts []prometheus.Collector) {
 	m.parts = parts
 }
 
-// Evicted counts pods that were sent away.
+// Evicted counts pods that the agent has evicted or deleted.
 func (m *Set) Evicted(verdicts []drain.Verdict) {
 	if m == nil {
 		return
@@ -281,7 +280,7 @@ func (m *Set) Evicted(verdicts []drain.Verdict) {
 // Resumed counts a change that the agent before this process had begun.
 func (m *Set) Resumed() { m.recovered("interrupted") }
 
-// Adopted counts marks of ours that were found without a journal, or beside one that this host's agent did not write.
+// Adopted counts marks of an agent that this one has found without a journal, or beside one that this host's agent did not write.
 func (m *Set) Adopted(forged bool) {
 	if forged {
 		m.recovered("strange_journal")

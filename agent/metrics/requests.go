@@ -9,10 +9,10 @@ import (
 	"k8s.io/client-go/tools/metrics"
 )
 
-// requests counts what client-go asks of the API server, by verb and by class of the answer.
+// requests counts the requests of client-go to the API server, by verb and by class of the answer.
 type requests struct{ *prometheus.CounterVec }
 
-// Increment implements metrics.ResultMetric. Code is a status of HTTP, or "<error>" where there was no answer.
+// Increment implements metrics.ResultMetric. Code is a status of HTTP, or "<error>" if there was no answer.
 func (r requests) Increment(_ context.Context, code, verb, _ string) {
 	class := "none"
 	if len(code) == 3 && strings.Contains("12345", code[:1]) {

@@ -8,13 +8,13 @@ const (
 	DriverRetry = 5 * time.Second
 	// EvictionRetry is the longest pause between two looks at pods that are leaving.
 	EvictionRetry = 5 * time.Second
-	// InUseRetry is the pause before trying again what a process still holds.
+	// InUseRetry is the pause before the agent tries a step again whose GPU a process still holds.
 	InUseRetry = 2 * time.Second
-	// InUseNews is the least time between two words on who holds a GPU: people read it, and each is a write to the node.
+	// InUseNews is the least time between two reports of the processes that hold a GPU: each is a write to the node.
 	InUseNews = time.Minute
-	// APIRetry is the longest pause after a look that the API server has ended: it may answer again at any moment.
+	// APIRetry is the longest pause after a look that ended since the API server did not answer: it may answer again at any moment.
 	APIRetry = 10 * time.Second
-	// ConflictRetry is the pause after somebody else wrote the node at the same moment.
+	// ConflictRetry is the pause after another program wrote the node at the same moment.
 	ConflictRetry = 100 * time.Millisecond
 )
 

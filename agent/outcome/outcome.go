@@ -1,4 +1,4 @@
-// Package outcome has what may come of a pass besides a step that is done: the errors by which the loop decides when to look again.
+// Package outcome has the errors by which the loop decides when to look again.
 package outcome
 
 import (
@@ -9,37 +9,37 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// longestWait leaves a decision room for since when, how long, and what people can do, behind what is waited for.
+// longestWait bounds what the agent waits for, so that the message has room for since when, how long, and what a user can do.
 const longestWait = 512 // characters
 
 // Waiting says that something else has to happen first. The loop looks again after After, or when it is woken.
 type Waiting struct {
 	Reason   config.Reason
-	Message  string // what is waited for
+	Message  string // what the agent waits for
 	After    time.Duration
-	Since    time.Time // since when, where that is known
-	Until    time.Time // how long, where that has an end
-	Then     string    // what is done at the end
-	Advice   string    // what people can do meanwhile
+	Since    time.Time // since when it waits, if that is known
+	Until    time.Time // the deadline; zero if there is none
+	Then     string    // what the agent does at the deadline
+	Advice   string    // what a user can do meanwhile
 	Blockers []string  // what is in the way, one by one, for tools
-	Planned  time.Time // when the change begins, in the zone of its window, where a window is waited for
-	For      For       // what others decide by; Reason and Message are for people
+	Planned  time.Time // when the change begins, in the zone of its window, if the agent waits for a window
+	For      For       // for code that decides by the wait; Reason and Message are for users
 }
 
-// For is what a wait is for, where something follows from that.
+// For is what a wait is for, as far as other code decides by it.
 type For int
 
-// What others decide by.
+// The waits by which other code decides.
 const (
 	ForAnything     For = iota
-	ForDriver           // how the GPUs are cannot be told without it
-	ForDevicePlugin     // none runs here that could be asked
+	ForDriver           // without the driver the agent does not know how the GPUs are
+	ForDevicePlugin     // no device plugin runs here
 	ForReboot
-	ForRoom // people have to let pods go
-	ForTurn // in the pool's line, where the node keeps its place
+	ForRoom // users have to let pods go
+	ForTurn // for a slot of the pool: the node keeps its place in the queue
 )
 
-// Error says all of it, in moments and not in spans: a message that changes by itself would be written to the node again and
+// Error says all of it, with moments and not with durations: the agent would write a message that changes by itself to the node again and
 // again.
 func (w *Waiting) Error() string {
 	text := legible.Message(w.Message, longestWait)
@@ -55,7 +55,7 @@ func (w *Waiting) Error() string {
 	return text
 }
 
-// Moment writes a time as people read it in a condition.
+// Moment writes a time for a condition.
 func Moment(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05Z") }
 
 // Zoned writes a time as clocks show it where the window is, and in UTC.
@@ -66,28 +66,28 @@ func Zoned(t time.Time) string {
 	return t.Format("Mon 2006-01-02 15:04:05 MST (") + t.UTC().Format("Mon 15:04:05Z") + ")"
 }
 
-// Stalled says that nothing more is done until the input changes: a label, a ConfigMap, a GPU.
+// Stalled says that the agent does nothing more until its input changes: a label, a ConfigMap, a GPU.
 type Stalled struct {
 	Reason  config.Reason
 	Message string
-	Journal bool // there is one that this agent cannot read
-	// NoHandover: there is no way to give the device plugin a config.
+	Journal bool // the node has a journal that this agent cannot read
+	// NoHandover: the agent cannot give the device plugin a config.
 	NoHandover bool
 }
 
 // Error is the message.
 func (s *Stalled) Error() string { return s.Message }
 
-// UnseenError is what could not be looked at for a cause that may pass: nothing is decided by it, and what has begun is not ended.
+// UnseenError says what the agent could not see, for a cause that may pass: it decides nothing by that, and does not end a running change.
 type UnseenError struct{ Err error }
 
-// Error is the cause's.
+// Error is the text of the cause.
 func (e *UnseenError) Error() string { return e.Err.Error() }
 
 // Unwrap is the cause.
 func (e *UnseenError) Unwrap() error { return e.Err }
 
-// IsUnseen reports whether the error is one.
+// IsUnseen reports whether the error is an *UnseenError.
 func IsUnseen(err error) bool {
 	_, is := errors.AsType[*UnseenError](err)
 	return is

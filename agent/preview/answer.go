@@ -15,7 +15,7 @@ const (
 	longestText = 1000 // bytes of a step, which may name any number of pods, or of an error
 )
 
-// AddTo adds to an answer what would be done, as far as there is room.
+// AddTo adds to an answer what the agent would do, as far as there is room.
 func (p Result) AddTo(out *api.Answer) {
 	for _, step := range p.Steps[:min(len(p.Steps), mostSteps)] {
 		out.Steps = append(out.Steps, Shortened(step.String()))
@@ -26,7 +26,7 @@ func (p Result) AddTo(out *api.Answer) {
 	out.Reboot, out.Runs = p.Reboot || len(p.AtReboot) > 0, p.Runs
 }
 
-// leaving names the pods that the steps send away.
+// leaving names the pods that the steps evict.
 func leaving(steps []plan.Step) []string {
 	pods := map[string]bool{}
 	for _, s := range steps {
@@ -40,7 +40,7 @@ func leaving(steps []plan.Step) []string {
 	return slices.Sorted(maps.Keys(pods))
 }
 
-// Shortened is a text that is not too long, cut between two characters.
+// Shortened returns the text, cut between two characters if it is too long.
 func Shortened(text string) string {
 	if len(text) <= longestText {
 		return text

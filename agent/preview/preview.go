@@ -1,4 +1,4 @@
-// Package preview says what a config would do to a node, by the plan that would be made, and changes nothing.
+// Package preview says what a config would do to a node, by the plan that the agent would make, and changes nothing.
 package preview
 
 import (
@@ -20,16 +20,16 @@ import (
 type Result struct {
 	Before, After []nvml.GPU
 	Steps         []plan.Step
-	AtReboot      []nvml.GPU         // that turn MIG mode on at the node's next reboot, whoever does it; the change goes on after it
+	AtReboot      []nvml.GPU         // GPUs that turn MIG mode on at the node's next reboot by a user or tool; the change goes on after it
 	Reboot        bool               // the steps wait for a reboot, or do it
 	Holders       []Holder           // processes that NVML shows on what the change takes away
-	MIGStrategy   config.MIGStrategy // of the device plugin after it; offline, taken to be mixed where nothing says another
-	Handover      config.Handover    // by which the device plugin is taken to be given its config; offline alone, where it is given any
-	Beyond        []int              // positions that the config names and the node does not have, which are passed over
-	Runs          string             // when the change would begin; empty offline, and where nothing is to do
+	MIGStrategy   config.MIGStrategy // of the device plugin after the change; offline it is mixed, unless the settings or a config say another
+	Handover      config.Handover    // offline only: the method that the agent is assumed to give the device plugin its config by, if it gives one
+	Beyond        []int              // positions that the config names and the node does not have; the agent ignores them
+	Runs          string             // when the change would begin; empty offline, and if nothing is to do
 }
 
-// Holder is a GPU of which something goes, and the processes that NVML shows on that.
+// Holder is a GPU of which the change takes something, and the processes that NVML shows there.
 type Holder struct {
 	Index int // of the GPU
 	PIDs  []int
@@ -41,7 +41,7 @@ type Ask struct {
 	PluginConfig       string // a key of the ConfigMap of configs
 }
 
-// Label is the label that asks, and the name of what is asked for, as Plan takes them.
+// Label returns the label and the name of the config, for Plan.
 func (a Ask) Label() (label, name string) {
 	switch {
 	case a.Profile != "":
@@ -55,7 +55,7 @@ func (a Ask) Label() (label, name string) {
 	}
 }
 
-// Parts are the names of the MIG config or profile, and of the config of the device plugin, in what Label gives.
+// Parts splits what Label returns into the name of the MIG config or profile, and that of the config of the device plugin.
 func Parts(label, name string) (geometry, pluginKey string) {
 	switch label {
 	case config.LabelDevicePluginConfig:
@@ -68,17 +68,17 @@ func Parts(label, name string) (geometry, pluginKey string) {
 	}
 }
 
-// Offline is what is known where no cluster is asked: the GPUs, and files.
+// Offline is what is known without a cluster: the GPUs, and files.
 type Offline struct {
 	GPUs    []nvml.GPU
 	Catalog config.Catalog
 	Plugin  map[string]config.PluginConfig // configs of the device plugin, by the key that a label would name
 }
 
-// Plan plans what the label would ask for, as on a node that no cluster knows. Label and name are those of an Ask.
+// Plan plans what the label would ask for, without a cluster. Label and name are those of an Ask.
 func (o Offline) Plan(label, name string) (Result, error) {
-	// Without a node nobody knows how its GPUs are shared, or what the device plugin is told: as if they were not, and its config had
-	// the strategy that overlays/device-plugin begins with.
+	// Without a node Plan knows neither how its GPUs are shared, nor the device plugin's environment and arguments. It assumes that nothing
+	// is shared, and that the config has the strategy with which overlays/device-plugin begins.
 	has := config.PluginConfig{Sharing: config.Sharing{Strategy: config.SharingNone}, MIGStrategy: config.MIGStrategyMixed}
 	seen := plan.Observed{GPUs: o.GPUs, Capacity: plan.Capacity{Agreed: plan.Proof}}
 	geometry, pluginKey := Parts(label, name)
@@ -123,7 +123,7 @@ func (o Offline) Plan(label, name string) (Result, error) {
 	return p, err
 }
 
-// wishOffline is what a profile asks of a device plugin that has this config and is told nothing else.
+// wishOffline returns the config that a profile asks for, if the device plugin has this config and no MIG strategy from elsewhere.
 func wishOffline(has config.PluginConfig, profile config.Profile, after []nvml.GPU) (*state.DesiredPlugin, error) {
 	want := &state.DesiredPlugin{Sharing: has.Sharing, Known: true, Strategy: profile.MIGStrategy}
 	if profile.Sharing != nil {
@@ -138,7 +138,7 @@ func wishOffline(has config.PluginConfig, profile config.Profile, after []nvml.G
 	return want, config.CheckSharing(after, want.Strategy, want.Sharing, slices.Collect(maps.Keys(capacity.Expected(after, want.Strategy))))
 }
 
-// Of is what the plan to what is wanted would do.
+// Of returns what the plan to the desired state would do.
 func Of(want plan.Desired, seen plan.Observed) (Result, error) {
 	steps, err := plan.Make(seen, want)
 	if err != nil {
@@ -151,7 +151,7 @@ func Of(want plan.Desired, seen plan.Observed) (Result, error) {
 	}, nil
 }
 
-// holdersOf are the processes that NVML shows on what is taken.
+// holdersOf returns the processes that NVML shows on what the plan takes.
 func holdersOf(gpus []nvml.GPU, taken []plan.Taken) []Holder {
 	var out []Holder
 	for _, t := range taken {

@@ -15,20 +15,20 @@ import (
 
 // Bounds of what the agent writes to its node.
 const (
-	// longestDecision leaves a condition room for what was asked for, and for what becomes of the node, around the cause.
+	// longestDecision bounds the cause, so that a condition has room for the desired config, and for what becomes of the node.
 	longestDecision = 768 // characters
-	// longestBlocker is a pod with the budget that keeps it.
+	// longestBlocker is enough for a pod with the budget that keeps it.
 	longestBlocker = 256 // characters
 
-	// AllAnnotations is what the API server lets all annotations of an object take, keys and values together.
+	// allAnnotations is what the API server accepts for all annotations of an object, keys and values together.
 	allAnnotations = 256 << 10 // bytes
-	// StatusRoom and AnswerRoom are what the status and an answer may take of it. The journal may take 64 KiB, and what is left is for
-	// others: kubelet, the network's and the storage's agents write some KiB each.
+	// StatusRoom and AnswerRoom are what the status and an answer may take of that. The journal may take 64 KiB, and the rest is for
+	// other programs: kubelet, the network's and the storage's agents write some KiB each.
 	StatusRoom = 32 << 10 // bytes
 	AnswerRoom = 48 << 10 // bytes
 )
 
-// Bounded is the decision with texts that leave room for what is said around them.
+// Bounded returns the decision with texts short enough for a condition.
 func (d Decision) Bounded() Decision {
 	d.Message = legible.Message(d.Message, longestDecision)
 	if d.Failure != nil {
@@ -37,7 +37,7 @@ func (d Decision) Bounded() Decision {
 	return d
 }
 
-// boundedFailure is the failure as it can be kept on the node.
+// boundedFailure returns the failure with texts short enough for the node's annotation.
 func boundedFailure(f *api.Failure) *api.Failure {
 	if f == nil {
 		return nil
@@ -47,8 +47,8 @@ func boundedFailure(f *api.Failure) *api.Failure {
 	return &out
 }
 
-// EncodeStatus is the status in so many bytes: without blockers first, then without the numbers of instances, the geometry and the
-// capacity, which people find elsewhere. What the agent reads back stays, also where there is no room even for that.
+// EncodeStatus encodes the status in so many bytes. If it is too long, it loses first the blockers, then the numbers of instances, the geometry
+// and the capacity, which users find elsewhere. It keeps what the agent reads back even if there is no room for that.
 func EncodeStatus(s api.Status, room int) (text string, fits bool, err error) {
 	s.Desired = legible.Cut(s.Desired, longestBlocker)
 	s.Capacity, s.Failed = legible.Message(s.Capacity, legible.Longest), boundedFailure(s.Failed)
@@ -76,7 +76,7 @@ func EncodeStatus(s api.Status, room int) (text string, fits bool, err error) {
 	}
 }
 
-// EncodeAnswer is the answer in so many bytes: it counts the steps, pods and uses that are left out, and says what a diagnosis leaves out.
+// EncodeAnswer encodes the answer in so many bytes: it counts the steps, pods and uses that it leaves out, and says what a diagnosis leaves out.
 func EncodeAnswer(a api.Answer, room int) (string, error) {
 	a.Refused, a.Runs = legible.Message(a.Refused, legible.Longest), legible.Message(a.Runs, legible.Longest)
 	for i := range a.Steps {
@@ -104,7 +104,7 @@ func EncodeAnswer(a api.Answer, room int) (string, error) {
 	}
 }
 
-// encodeDiagnosis is a diagnosis in so many bytes: the longest list loses its second half until the rest fits. Causes and outcome stay.
+// encodeDiagnosis encodes a diagnosis in so many bytes: the longest list loses its second half until the rest fits. Causes and outcome stay.
 func encodeDiagnosis(a api.Answer, room int) (string, error) {
 	d := *a.Diagnosis
 	a.Diagnosis = &d
@@ -127,7 +127,7 @@ func encodeDiagnosis(a api.Answer, room int) (string, error) {
 	}
 }
 
-// tooLong is the answer where there is no room for more.
+// tooLong is the answer if there is no room for more.
 const tooLong = "the annotations of this node are too full for the diagnosis; ask on the node itself, by gpuslice-agent recover --dry-run"
 
 // listed is a list of a diagnosis.
@@ -161,7 +161,7 @@ func halveLongestList(d *api.Diagnosis) bool {
 	return true
 }
 
-// GPUs is how they are cut, as the status tells it.
+// GPUs returns the modes and instances of the GPUs for the status.
 func GPUs(gpus []nvml.GPU) []api.StatusGPU {
 	var out []api.StatusGPU
 	for _, gpu := range gpus {

@@ -23,7 +23,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Decision is what follows from one pass.
+// Decision is what the agent does after one pass.
 type Decision struct {
 	Reason   config.Reason
 	Message  string
@@ -31,7 +31,7 @@ type Decision struct {
 	Stalled  bool
 	Blockers []string // what is in the way
 	Planned  time.Time
-	Failure  *api.Failure // the change is given up, and undone
+	Failure  *api.Failure // the agent gives the change up, and undoes it
 	Waits    outcome.For
 	NoReset  bool // the GPU changes its mode at a reboot only: the plan is another one from now on
 }
@@ -39,23 +39,23 @@ type Decision struct {
 // mostBlockers bounds what the status lists: all annotations of a node together may take 256 KiB.
 const mostBlockers = 100
 
-// Report is what one pass tells.
+// Report is what the agent writes to the node after one pass.
 type Report struct {
 	Phase   api.Phase
-	State   config.State           // empty: the label is left as it is
+	State   config.State           // empty: the label stays as it is
 	Ready   corev1.ConditionStatus // of GPUPartitionReady
 	Reason  config.Reason
 	Message string
-	// Converged: what is asked for is there, and proven.
+	// Converged: the node is as desired, and that is proven.
 	Converged bool
-	Blocked   bool     // people have to let pods go
+	Blocked   bool     // users have to let pods go
 	Blockers  []string // what is in the way, one by one
 	Left      int      // steps
 	Drain     DrainReport
 	Planned   time.Time // when the change begins that waits for its window
 }
 
-// Silent is why nothing can be said of the GPUs; empty if something can.
+// Silent returns why the agent can say nothing about the GPUs; empty if it can.
 func (r Report) Silent() string {
 	if r.Ready != corev1.ConditionUnknown {
 		return ""
@@ -90,12 +90,12 @@ func Of(seen state.Observed, want state.Desired, steps []plan.Step, err error, d
 		r.Message = targetName(seen, want) + ": " + d.Message
 	}
 	if want.Name == "" && seen.Journal == nil {
-		r.State = "" // nothing was asked for: what cannot be seen now is no matter of the label
+		r.State = "" // no label asks for anything, so the state label does not change
 	}
 	return r
 }
 
-// idleReport puts into words that there is nothing to do.
+// idleReport reports that there is nothing to do.
 func idleReport(seen state.Observed, want state.Desired) Report {
 	if want.Name == "" {
 		r := Report{
@@ -107,7 +107,7 @@ func idleReport(seen state.Observed, want state.Desired) Report {
 			r.Message += "; " + seen.DevicePlugin.Unpicked
 		}
 		if state := config.State(seen.Node.Labels[config.LabelMIGConfigState]); state == config.StatePending || state == config.StateRebooting {
-			r.State = config.StateFailed // what was asked for has not come: tools that wait for it must not wait for ever
+			r.State = config.StateFailed // the change has failed: tools that wait for it must not wait for ever
 		}
 		return r
 	}
@@ -137,7 +137,7 @@ func targetName(seen state.Observed, want state.Desired) string {
 	}
 }
 
-// progresses has the reason and the phase of a plan that begins with each kind of step.
+// progresses has, for each kind of step, the reason and the phase of a plan that begins with it.
 var progresses = map[plan.Kind]struct {
 	reason config.Reason
 	phase  api.Phase
@@ -172,7 +172,7 @@ var progresses = map[plan.Kind]struct {
 	plan.Release:            {config.ReasonAwaitingCapacity, api.PhaseVerifying},
 }
 
-// Progress tells the reason and the phase of a plan that begins with the kind of step.
+// Progress returns the reason and the phase of a plan that begins with the kind of step.
 func Progress(kind plan.Kind, want state.Desired) (config.Reason, api.Phase) {
 	if want.Undo {
 		return config.ReasonRollingBack, api.PhaseRollingBack
@@ -181,13 +181,13 @@ func Progress(kind plan.Kind, want state.Desired) (config.Reason, api.Phase) {
 	return p.reason, p.phase
 }
 
-// IsProgress reports whether a change goes on by itself where the condition gives the reason: some step gives it, or the agent tries again or goes
-// back.
+// IsProgress reports whether a change goes on by itself if the condition has the reason: a step has it, or the agent tries again or undoes the
+// change.
 func IsProgress(reason config.Reason) bool {
 	switch reason { //nolint:exhaustive // of the other reasons, those of steps
 	case config.ReasonRetrying, config.ReasonRollingBack:
 		return true
-	case config.ReasonAwaitingSlot, config.ReasonNeedsReboot: // others have to do something
+	case config.ReasonAwaitingSlot, config.ReasonNeedsReboot: // other nodes, or a user, have to do something
 		return false
 	}
 	for _, p := range progresses {
@@ -217,7 +217,7 @@ func converged(seen state.Observed, want state.Desired) string {
 	return text
 }
 
-// cordonOfOthers says of a cordoned node to which nothing is owed whose cordon it is.
+// cordonOfOthers says which user or tool has cordoned a node to which the agent owes nothing.
 func cordonOfOthers(seen state.Observed) string {
 	who, since, cordoned := fence.Cordoner(seen.Node)
 	if !cordoned || seen.Journal != nil {
@@ -252,7 +252,7 @@ func stalled(seen state.Observed, want state.Desired, d Decision) string {
 	}
 }
 
-// DrainReport is what KEP-5683's conditions say of a node.
+// DrainReport holds KEP-5683's conditions of a node.
 type DrainReport struct{ Draining, Drained, Maintained bool }
 
 // PartitionReady is the agent's condition on the node; nil if there is none.
@@ -260,7 +260,7 @@ func PartitionReady(node *corev1.Node) *corev1.NodeCondition {
 	return condition.Find(node, config.ConditionGPUPartitionReady)
 }
 
-// DrainOf tells from the first step that is left how far the node is drained.
+// DrainOf returns how far the node is drained, by the first step that is left.
 func DrainOf(seen state.Observed, first plan.Step) DrainReport {
 	if seen.Journal == nil || !seen.Journal.Cordoned {
 		return DrainReport{}
@@ -269,7 +269,7 @@ func DrainOf(seen state.Observed, first plan.Step) DrainReport {
 	return DrainReport{Draining: draining, Drained: !draining, Maintained: true}
 }
 
-// Refusal is the reason why a wish cannot be.
+// Refusal returns the reason for a wish that is impossible.
 func Refusal(err *plan.Refused) config.Reason {
 	var impossible *nvml.Impossible
 	switch {
