@@ -1,8 +1,8 @@
 // Package access finds out, when an agent starts, what its account may do: whether the admission policies of deploy/policies
-// confine it to its own node, and whether it has the rights that the settings ask for. It tells people, and nothing depends on
-// what it finds.
+// confine it to its own node, and whether it has the rights that the settings need. It reports that to users, and the agent decides
+// nothing by it.
 //
-// It asks the API server by requests that have to be refused, and that would change nothing if they were not (dryRun=All).
+// It sends the API server requests that the policies have to refuse, and that would change nothing if they did not (dryRun=All).
 // It knows nothing of GPUs.
 package access
 
@@ -36,7 +36,7 @@ import (
 // Policy is a part of what deploy/policies confines.
 type Policy string
 
-// The policies that an agent can try. It has no right to write Pods, or ConfigMaps, with which it could try those.
+// The policies that an agent can try. It cannot try those for Pods and ConfigMaps, which it has no right to write.
 const (
 	Nodes     Policy = "nodes"
 	Evictions Policy = "evictions"
@@ -44,10 +44,10 @@ const (
 	Events    Policy = "events"
 )
 
-// probe is what the requests name. No policy allows it, and nothing of that name is made.
+// probe is the name in the requests. No policy allows it, and no object of that name is created.
 const probe = "gpuslice-policies"
 
-// An API server that does not answer is asked again, nine times within about 45 minutes.
+// The agent asks an API server that does not answer nine times, within about 45 minutes.
 var again = wait.Backoff{Duration: 10 * time.Second, Factor: 2, Jitter: 0.2, Steps: 9}
 
 // Options is what a Checker works with.
@@ -63,15 +63,15 @@ type Options struct {
 
 // Findings are what an account may do.
 type Findings struct {
-	// InForce says of each policy that answered whether it refused what it has to.
+	// InForce says of each policy that the agent could try whether it refuses what it has to.
 	InForce map[Policy]bool
-	// Unbound is set where the policies refuse everything, since the token of this process does not name the node.
+	// Unbound is set if the policies refuse everything, since the token of this process does not name the node.
 	Unbound bool
-	// MayNotDelete is set where the settings want pods to be deleted, and the account has no right to.
+	// MayNotDelete is set if the agent shall delete pods by its settings, and its account has no right to.
 	MayNotDelete bool
 }
 
-// Checker finds out once and remembers it for Prometheus.
+// Checker finds out once, and keeps the findings for Prometheus.
 type Checker struct {
 	o Options
 
@@ -84,7 +84,7 @@ var _ prometheus.Collector = (*Checker)(nil)
 // New makes a Checker. Nothing happens before Run.
 func New(o Options) *Checker { return &Checker{o: o} }
 
-// Run finds out what the account may do and tells it: in the log, by events of the node, to Prometheus. It returns then, or
+// Run finds out what the account may do and reports it: in the log, by Events of the node, to Prometheus. It returns then, or
 // when ctx ends, or when the API server has not answered nine times.
 func (c *Checker) Run(ctx context.Context) {
 	var found Findings
@@ -107,8 +107,8 @@ func (c *Checker) Run(ctx context.Context) {
 	c.tell(found)
 }
 
-// Find asks the API server, with no more than one request for each policy and two. The error names what could not be asked;
-// what was found beside it holds.
+// Find asks the API server, with at most one request for each policy and two more. The error names what it could not try;
+// the findings beside it hold.
 func (c *Checker) Find(ctx context.Context) (Findings, error) {
 	found := Findings{InForce: map[Policy]bool{}}
 	var errs []error
@@ -120,7 +120,7 @@ func (c *Checker) Find(ctx context.Context) (Findings, error) {
 		switch {
 		case refused(err):
 			found.InForce[p.policy] = true
-		case err == nil || apierrors.IsNotFound(err): // of the eviction's pod
+		case err == nil || apierrors.IsNotFound(err): // the pod of the eviction does not exist
 			found.InForce[p.policy] = false
 		default:
 			errs = append(errs, fmt.Errorf("trying the policy for %s: %w", p.policy, err))
@@ -151,7 +151,7 @@ func (c *Checker) bounded(ctx context.Context, ask func(context.Context) error) 
 	return ask(ctx)
 }
 
-// refused reports whether an admission policy has refused a request. Where RBAC has, no cause is given.
+// refused reports whether an admission policy has refused a request. A refusal by RBAC has no causes.
 func refused(err error) bool {
 	var status apierrors.APIStatus
 	return apierrors.IsForbidden(err) && errors.As(err, &status) && status.Status().Details != nil && len(status.Status().Details.Causes) > 0
@@ -166,7 +166,7 @@ func (c *Checker) patch(ctx context.Context, body string) error {
 	return err
 }
 
-// eviction names a pod that is not there, and no UID, without which the policy refuses any.
+// eviction evicts a pod that does not exist, without a UID: the policy refuses any eviction without one.
 func (c *Checker) eviction(ctx context.Context) error {
 	return c.o.Client.CoreV1().Pods(c.o.Namespace).EvictV1(ctx, &policyv1.Eviction{
 		ObjectMeta:    metav1.ObjectMeta{Namespace: c.o.Namespace, Name: probe},
@@ -200,12 +200,12 @@ func (c *Checker) mayDelete(ctx context.Context) (bool, error) {
 	return review.Status.Allowed, nil
 }
 
-// reference is the node, under the UID by which kubectl describe finds its events.
+// reference names the node with the UID by which kubectl describe finds its Events.
 func (c *Checker) reference() *corev1.ObjectReference {
 	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: c.o.Node, UID: types.UID(c.o.Node)}
 }
 
-// tell says what people have to know, and what they can do.
+// tell reports what users have to know, and what they can do.
 func (c *Checker) tell(found Findings) {
 	var missing []string
 	for _, policy := range slices.Sorted(maps.Keys(found.InForce)) {
@@ -217,7 +217,7 @@ func (c *Checker) tell(found Findings) {
 	case len(missing) > 0:
 		c.warn(config.ReasonUnconfined, "no admission policy confines this agent's writes to its own node, for: "+strings.Join(missing, ", ")+
 			"; whoever takes its token can change other nodes: apply deploy/policies (deploy/SECURITY.md)")
-	case found.Unbound: // the event is refused as everything else is
+	case found.Unbound: // the policies refuse the Event, too
 		c.warn(config.ReasonUnconfined, "the admission policies refuse all that this agent writes, since its token does not name node "+c.o.Node+
 			": run it as a pod of that node, on Kubernetes 1.32 or newer, or deploy it with components/without-policies")
 	case len(found.InForce) > 0:
@@ -234,7 +234,7 @@ func (c *Checker) warn(reason config.Reason, message string) {
 	c.o.Events.Event(c.reference(), corev1.EventTypeWarning, string(reason), message)
 }
 
-// descPolicy has a value for each policy that could be tried.
+// descPolicy has a value for each policy that the agent could try.
 var descPolicy = described.Desc(config.MetricAdmissionPolicy)
 
 // Describe implements prometheus.Collector.

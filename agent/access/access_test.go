@@ -26,7 +26,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/access"
 )
 
-// errByRBAC and errByPolicy are the API server's refusals. What a real one answers is tried in test/policy.
+// errByRBAC and errByPolicy are the API server's refusals. A test in test/policy asks a real one.
 var (
 	errByRBAC   = apierrors.NewForbidden(schema.GroupResource{Resource: "any"}, "any", errors.New("no right"))
 	errByPolicy = func() error {
@@ -37,7 +37,7 @@ var (
 	errNoAnswer = errors.New("connection refused")
 )
 
-// server answers each request with what the function says; with nil, as one that has nothing against it.
+// server answers each request with what the function returns; nil accepts it.
 func server(answer func(clienttesting.Action) error, mayDelete bool) *fake.Clientset {
 	client := fake.NewClientset()
 	client.PrependReactor("*", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -49,7 +49,7 @@ func server(answer func(clienttesting.Action) error, mayDelete bool) *fake.Clien
 	return client
 }
 
-// policiesAct refuses what an agent tries, and not what it needs.
+// policiesAct refuses the requests by which the agent tries the policies, and accepts those that it needs.
 func policiesAct(action clienttesting.Action) error {
 	if patch, ok := action.(clienttesting.PatchAction); ok && string(patch.GetPatch()) == "{}" {
 		return nil
@@ -57,7 +57,7 @@ func policiesAct(action clienttesting.Action) error {
 	return errByPolicy
 }
 
-// told runs a checker to its end, and gives the events and the metrics.
+// told runs a checker to its end, and returns the Events and the metrics.
 func told(t *testing.T, client *fake.Clientset, deletes bool) (events []string, metrics string) {
 	t.Helper()
 	recorder := record.NewFakeRecorder(10)
@@ -134,8 +134,8 @@ func TestPeopleAreToldWhatTheAccountMayDo(t *testing.T) {
 	}
 }
 
-// What RBAC refuses says nothing of the policies. An API server that gives no answer is asked a bounded number of times, and
-// nobody is told what is not known.
+// A refusal by RBAC shows nothing about the policies. The agent asks an API server that does not answer a bounded number of times, and
+// reports nothing that it does not know.
 func TestWhatIsNotKnownIsNotTold(t *testing.T) {
 	t.Parallel()
 	for name, answer := range map[string]error{"no right to try": errByRBAC, "no answer": errNoAnswer} {

@@ -1,6 +1,6 @@
-// Package admit asks the API server whether who asks the agent for its metrics may have them. It knows nothing of metrics.
+// Package admit asks the API server whether a client may read the agent's metrics. It knows nothing of metrics.
 //
-// The two reviews are made by client-go, and the answers kept here: k8s.io/apiserver v0.37, by which the control plane's own programs do the
+// It sends the two reviews by client-go, and keeps the answers: k8s.io/apiserver v0.37, by which the control plane's own programs do the
 // same, would link 187 packages more into the agent's program, CEL and OpenTelemetry's exporters among them.
 package admit
 
@@ -23,21 +23,21 @@ import (
 )
 
 const (
-	// Path is what may be asked for, and the right to it: nonResourceURLs in RBAC, with the verb get.
+	// Path is the path of the metrics, and the right that a client needs: nonResourceURLs in RBAC, with the verb get.
 	Path = "/metrics"
 
-	// goodFor is how long an answer of the API server holds. A right that is taken away is good for as long.
+	// goodFor is how long the agent keeps an answer of the API server. A client that loses its right may read as long.
 	goodFor = time.Minute
-	// knownFor is how long one who had the right has a turn of its own. It bounds nothing but how seldom Prometheus may ask.
+	// knownFor is how long a token that was good is reviewed before tokens that the agent does not know. Prometheus must scrape more often.
 	knownFor = time.Hour
-	// mostKnown is a Prometheus or two, with the tokens that they had before.
+	// mostKnown is enough for two Prometheus servers, with the tokens that they had before.
 	mostKnown = 16
 	// reviewTime is for both reviews together: Prometheus waits for ten seconds.
 	reviewTime = 5 * time.Second
-	// betweenStrangers lets all agents of a large cluster together ask the API server less than its own clients do, however many
-	// tokens somebody makes up.
+	// betweenStrangers is the least time between two reviews of unknown tokens. So all agents of a large cluster together send the API server
+	// fewer requests than its own clients do, however many tokens a client makes up.
 	betweenStrangers = time.Second
-	// longestToken is that of a service account, several times over.
+	// longestToken is several times the length of a service account's token.
 	longestToken = 6 << 10 // bytes
 )
 
@@ -50,26 +50,26 @@ var (
 
 // Options are what a Door needs.
 type Options struct {
-	// Client has the right to create tokenreviews and subjectaccessreviews. It is one of its own, so that those who ask use up no request
-	// of the agent's.
+	// Client has the right to create tokenreviews and subjectaccessreviews. It has its own rate limit, so that reviews do not delay the
+	// agent's other requests.
 	Client kubernetes.Interface
 	Log    *zap.Logger
 }
 
-// Door lets those in who may.
+// Door lets clients in that have the right.
 type Door struct {
 	o    Options
 	salt [sha256.Size]byte
-	// turns are one for those who were let in before, and one for strangers: whoever makes tokens up keeps no Prometheus out.
+	// At most one known token and one unknown token are under review at a time: a client that makes tokens up keeps no Prometheus out.
 	known, strangers chan struct{}
 
-	asked time.Time // when a stranger's token was last; of who has the turn of strangers
+	asked time.Time // when an unknown token was last reviewed; the goroutine that holds strangers may use it
 
 	mu sync.Mutex
 	in map[[sha256.Size]byte]time.Time // when each token was found good
 }
 
-// New makes a Door that has let in nobody.
+// New makes a Door that knows no token.
 func New(o Options) (*Door, error) {
 	d := &Door{o: o, known: make(chan struct{}, 1), strangers: make(chan struct{}, 1), in: map[[sha256.Size]byte]time.Time{}}
 	if _, err := rand.Read(d.salt[:]); err != nil {
@@ -78,8 +78,8 @@ func New(o Options) (*Door, error) {
 	return d, nil
 }
 
-// Before has next answer those who may ask. Others are told that they need a token (401), that theirs does not do (403), or that the API
-// server, or the agent, has no time for them (503).
+// Before lets next answer clients that have the right. It answers others that they need a token (401), that theirs has no right (403), or that
+// the API server, or the agent, has no time for a review (503).
 func (d *Door) Before(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		err := d.admits(r)
@@ -120,7 +120,7 @@ func (d *Door) admits(r *http.Request) error {
 	case <-ctx.Done():
 		return errTooMany
 	}
-	if d.age(key) < goodFor { // whoever had the turn before has asked the same
+	if d.age(key) < goodFor { // the request before has had the same token reviewed
 		return nil
 	}
 	if turn == d.strangers {
@@ -141,7 +141,7 @@ func (d *Door) admits(r *http.Request) error {
 	return err
 }
 
-// age is for how long a token has not been asked about; longer than anything for one that was not found good.
+// age returns the time since the token was found good; a very long time for other tokens.
 func (d *Door) age(key [sha256.Size]byte) time.Duration {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -151,7 +151,7 @@ func (d *Door) age(key [sha256.Size]byte) time.Duration {
 	return knownFor
 }
 
-// pace waits until a stranger's token may be asked about. Only who has the turn of strangers calls it.
+// pace waits until an unknown token may be reviewed. Only the goroutine that holds strangers calls it.
 func (d *Door) pace(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -162,7 +162,7 @@ func (d *Door) pace(ctx context.Context) error {
 	}
 }
 
-// remember notes a token that is good, in place of the oldest where there are too many.
+// remember notes a token that is good. If there are too many, it drops the oldest.
 func (d *Door) remember(key [sha256.Size]byte, at time.Time) {
 	d.in[key] = at
 	if len(d.in) <= mostKnown {
@@ -177,7 +177,7 @@ func (d *Door) remember(key [sha256.Size]byte, at time.Time) {
 	delete(d.in, oldest)
 }
 
-// review asks the API server whose the token is, and whether that user may.
+// review asks the API server which user the token is of, and whether that user has the right.
 func (d *Door) review(ctx context.Context, token string) error {
 	who, err := d.o.Client.AuthenticationV1().TokenReviews().Create(ctx, &authenticationv1.TokenReview{
 		Spec: authenticationv1.TokenReviewSpec{Token: token},

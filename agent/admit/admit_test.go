@@ -22,7 +22,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/admit"
 )
 
-// server is an API server that knows some tokens. What a real one says is in test/shipped.
+// server is an API server that knows some tokens. A test in test/shipped asks a real one.
 type server struct {
 	*fake.Clientset
 	users   map[string]string // by token
@@ -61,7 +61,7 @@ func newServer(t *testing.T) (*server, http.Handler) {
 	return s, door.Before(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "metrics") }))
 }
 
-// ask sends the header, and tells the status of the answer.
+// ask sends the header, and returns the status of the answer.
 func ask(ctx context.Context, t *testing.T, h http.Handler, authorization string) int {
 	t.Helper()
 	r := httptest.NewRequestWithContext(ctx, http.MethodGet, "/metrics", http.NoBody)
@@ -140,8 +140,8 @@ func TestNobodyIsLetInWhileTheAPIServerIsAway(t *testing.T) {
 	})
 }
 
-// TestPromise16TokensThatAreMadeUpKeepNobodyOut: as many as there may be connections ask with a token of their own, again and again. The API
-// server is asked about one a second, and Prometheus is answered at once meanwhile.
+// TestPromise16TokensThatAreMadeUpKeepNobodyOut: as many clients as there may be connections ask again and again, each with another token. The
+// API server gets one review a second, and the agent answers Prometheus at once meanwhile.
 func TestPromise16TokensThatAreMadeUpKeepNobodyOut(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -1,4 +1,5 @@
-// Package fencing takes the node out of service for a change and gives it back: journal, cordon, taint, and what is asked before the first of them.
+// Package fencing takes the node out of service for a change and gives it back: journal, cordon, taint, and the checks before the first of
+// them.
 package fencing
 
 import (
@@ -31,7 +32,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
-// Fencing does so for one node.
+// Fencing fences one node, and gives it back.
 type Fencing struct {
 	Nodes        nodewrite.Writer
 	Fence        fence.Fence
@@ -47,7 +48,7 @@ type Fencing struct {
 	Clock        *steady.Clock
 }
 
-// WriteJournal writes the journal without a fence: for a change that disrupts nobody, to add to a journal that stands, or for what
+// WriteJournal writes the journal without a fence: for a change that disrupts no pod, to add to a present journal, or for what
 // an agent has left without one.
 func (f *Fencing) WriteJournal(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {
 	if !want.Undo && !seen.DisruptionStarted() && plan.Disrupts(steps) {
@@ -74,7 +75,7 @@ func (f *Fencing) WriteJournal(ctx context.Context, seen state.Observed, want st
 	return nil
 }
 
-// Raise fences the node, once it is known that the pods that must leave may do so. A node that cannot be drained stays
+// Raise fences the node, once the agent knows that the pods which must leave may do so. A node that cannot be drained stays
 // schedulable.
 func (f *Fencing) Raise(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {
 	if !want.Undo && !seen.DisruptionStarted() {
@@ -105,9 +106,9 @@ func (f *Fencing) Raise(ctx context.Context, seen state.Observed, want state.Des
 	return nil
 }
 
-// Resume takes the taint away and leaves the cordon. An administrator who had cordoned the node before us and has
-// uncordoned it since wants it back: the journal is told, so that the end leaves no cordon. Without a journal nothing is
-// owed, and the taint is all that is ours.
+// Resume removes the taint and leaves the cordon. If a user had cordoned the node before the change and has uncordoned it
+// since, Resume notes that in the journal, so that the end of the change leaves no cordon. Without a journal the taint is all
+// that the agent has set.
 func (f *Fencing) Resume(ctx context.Context, seen state.Observed, want state.Desired) error {
 	if seen.Journal == nil {
 		return f.Nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) { return f.Fence.Lift(node, false) })
@@ -117,7 +118,7 @@ func (f *Fencing) Resume(ctx context.Context, seen state.Observed, want state.De
 		j.WasUnschedulable = false
 		return f.Ledger.Amend(ctx, seen, ledger.For(want, plan.ResumeOperands), j)
 	}
-	// Who has uncordoned the node to call the change off wants no cordon in its place, unless pods would meet GPUs that are
+	// A user who has cancelled the change by an uncordon wants no cordon in its place, unless pods would meet GPUs that are
 	// not there yet.
 	if undo := seen.Journal.Undo; undo != nil && undo.Cancelled && len(seen.Capacity.Missing) == 0 {
 		return f.Nodes.Patch(ctx, seen.Node, f.Fence.Uncover)
@@ -125,8 +126,8 @@ func (f *Fencing) Resume(ctx context.Context, seen state.Observed, want state.De
 	return f.Nodes.Patch(ctx, seen.Node, f.Fence.Open)
 }
 
-// Release gives the node back. A node that has just been registered and is not ready goes on keeping pods away. Learnt is what the end of
-// the change has put into the host's record, which the status does not have yet; nil if it has not come to that.
+// Release gives the node back. A node that has just been registered gets its startup taint back if the change was undone. Learnt is what the
+// end of the change has put into the host's record, and the status does not have yet; nil if Release has failed before that.
 func (f *Fencing) Release(ctx context.Context, seen state.Observed, want state.Desired) (learnt *api.Status, err error) {
 	f.Change.IsProven(f.Clock.Now())
 	uncordon := seen.Journal.Cordoned && !seen.ForeignCordon()
@@ -159,8 +160,8 @@ func (f *Fencing) Release(ctx context.Context, seen state.Observed, want state.D
 	return learnt, nil
 }
 
-// learnForGood keeps in the host's record what only the journal and this process know, before the node is given back: a restarted agent must
-// not try again what has failed, nor restore what was before.
+// learnForGood writes into the host's record what only the journal and this process know, before the agent gives the node back: after a
+// restart it must not try a failed change again, nor restore what was before.
 func (f *Fencing) learnForGood(ctx context.Context, seen state.Observed, want state.Desired) *api.Status {
 	status := seen.Record.Status
 	failed := seen.Journal.Undo
@@ -175,8 +176,8 @@ func (f *Fencing) learnForGood(ctx context.Context, seen state.Observed, want st
 	return &status
 }
 
-// NoteForced has the journal of the change that is under way say that it needs no window, as people have said since it was begun. Their
-// word is good for one change: it goes when the journal has it.
+// NoteForced notes in the journal that the running change needs no window, if a user has said so by the annotation since it began. The
+// annotation is good for one change: the same write removes it.
 func (f *Fencing) NoteForced(ctx context.Context, seen *state.Observed, want state.Desired) error {
 	if seen.Journal == nil || seen.Other(want) || want.Undo || !seen.Forces(want) || seen.Journal.Forced && !seen.Edited(want) {
 		return nil
@@ -193,13 +194,13 @@ func (f *Fencing) NoteForced(ctx context.Context, seen *state.Observed, want sta
 	return nil
 }
 
-// Park gives the node back until it is rebooted. The journal stays: the modes that are pending are taken back if the wish goes. Operands
-// and units are back by now, and whoever stops one until the reboot means it.
+// Park gives the node back until it is rebooted. The journal stays: if a user withdraws the wish, the agent takes the pending modes back.
+// Operands and units run again by now; if a user stops one before the reboot, the agent leaves it stopped.
 func (f *Fencing) Park(ctx context.Context, seen state.Observed, want state.Desired) error {
 	j := *seen.Journal
 	uncordon := j.Cordoned && !seen.ForeignCordon()
 	j.Cordoned, j.Paused, j.Stopped, j.Parked = false, nil, nil, true
-	var startup []corev1.Taint // no pods are wanted on what a fresh node is until then
+	var startup []corev1.Taint // a node that has just been registered keeps its startup taint until the reboot
 	if j.Startup != nil {
 		startup = append(startup, j.Startup.Taint())
 	}
@@ -208,7 +209,7 @@ func (f *Fencing) Park(ctx context.Context, seen state.Observed, want state.Desi
 	}); err != nil {
 		return err
 	}
-	f.Turn.Leave(ctx, seen) // whether it succeeds shows after the reboot
+	f.Turn.Leave(ctx, seen) // neither a success nor a failure: that shows after the reboot
 	f.Events.Nodef(seen.Node, corev1.EventTypeNormal, config.ReasonNeedsReboot, "node given back until it is rebooted for %s", want.Name)
 	return nil
 }

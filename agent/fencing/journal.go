@@ -15,11 +15,11 @@ import (
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
-// journal is what the steps will owe to the node: what is owed already, and what they add.
+// journal returns the journal for the steps: what the present one holds, and what the steps add.
 func (f *Fencing) journal(seen state.Observed, want state.Desired, steps []plan.Step) (*journal.Journal, error) {
 	j := &journal.Journal{
 		Operation: cmp.Or(f.Turn.Claim(), uuid.NewString()), BootID: seen.Boot.ID,
-		Proven:  seen.Capacity.Proven || seen.Leftovers.Orphan.Exists(), // what was left is given back when it is seen to work
+		Proven:  seen.Capacity.Proven || seen.Leftovers.Orphan.Exists(), // after leftovers the agent gives the node back only with a proven capacity
 		Started: f.Clock.Stamp(),
 	}
 	if seen.Journal != nil {
@@ -49,12 +49,12 @@ func (f *Fencing) journal(seen state.Observed, want state.Desired, steps []plan.
 	}
 	owe(j, seen, steps)
 	if seen.Journal == nil && steps[0].Kind == plan.Adopt {
-		j.Undo = cmp.Or(seen.Failed(want), want.Left) // of which the former is not tried again
+		j.Undo = cmp.Or(seen.Failed(want), want.Left) // a failed wish is not tried again
 	}
 	return j, f.notePlugin(j, seen, want, steps)
 }
 
-// notePlugin adds what the steps will change of the device plugin: what it has read of the GPUs, and its config.
+// notePlugin adds what the steps change for the device plugin: its pods that have read the former GPUs, and its config.
 func (f *Fencing) notePlugin(j *journal.Journal, seen state.Observed, want state.Desired, steps []plan.Step) error {
 	j.Strategy = seen.ExplicitStrategy()
 	shapes := plan.Any(steps, func(t plan.Traits) bool { return t.ShapesPlugin })
@@ -74,8 +74,8 @@ func (f *Fencing) notePlugin(j *journal.Journal, seen state.Observed, want state
 	return nil
 }
 
-// operandsOf are the UIDs of the plugin's pods for the journal: those that it has of pods that are there, and those that have come since. One that
-// is gone never comes back, and any number of them may come and go while others are waited for.
+// operandsOf returns the UIDs of the plugin's pods for the journal: those that it has, without pods that are gone, and those that have come
+// since. It drops pods that are gone, since any number of them may come and go while the agent waits.
 func operandsOf(j journal.Journal, pods []corev1.Pod) []string {
 	var out []string
 	for _, uid := range j.Operands {
@@ -106,7 +106,7 @@ func owe(j *journal.Journal, seen state.Observed, steps []plan.Step) {
 			j.Stopped = append(j.Stopped, s.Unit)
 		}
 	}
-	for label, value := range j.Paused { // what it holds already was there first
+	for label, value := range j.Paused { // the values that the journal holds already are older
 		paused[label] = value
 	}
 	j.Paused = paused

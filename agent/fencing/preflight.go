@@ -12,8 +12,8 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// Preflight asks before the cordon whether the change can come to its end: whether nobody else works on the node, the pods may
-// be evicted, no process would stay that nobody can send away, and there is anybody to prove the capacity.
+// Preflight checks before the cordon whether the change can come to its end: no other tool works on the node, the pods may
+// be evicted, no process would stay that the agent cannot send away, and a device plugin is there to prove the capacity.
 func (f *Fencing) Preflight(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {
 	const before = "nothing is disturbed before "
 	if err := f.Ledger.Recordable(ctx, seen, ledger.For(want, steps[0].Kind)); err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// Gate says so for one node.
+// Gate decides for one node.
 type Gate struct {
 	Settings config.Settings
 	Events   events.Recorder
@@ -25,11 +25,11 @@ type Gate struct {
 	Clock    *steady.Clock
 	Log      *zap.Logger
 
-	overran string // operation of which people know that it goes on beyond its window
+	overran string // operation of which the agent has reported that it goes on beyond its window
 }
 
-// Allow says why the first step may not be taken now: a *Waiting before anything is disturbed, and a *Failure that puts the change
-// off after that. It writes nothing. Steps that disturb nobody, roll-backs, and changes past the point of no return are always allowed.
+// Allow returns why the agent may not perform the first step now: a *Waiting before it has disturbed anything, and a *Failure that postpones
+// the change after that. It writes nothing. It always allows steps that disturb no pod, roll-backs, and changes past the point of no return.
 func (g *Gate) Allow(seen state.Observed, want state.Desired, steps []plan.Step) error {
 	switch {
 	case want.Undo:
@@ -53,10 +53,10 @@ func (g *Gate) Allow(seen state.Observed, want state.Desired, steps []plan.Step)
 	}
 }
 
-// needsWindow reports whether the steps disturb anybody: a pod that runs, or one that would get a GPU meanwhile. A node with its startup taint runs
-// no workload, and a GPU whose instances a reboot removed serves none.
+// needsWindow reports whether the steps disturb any pod: one that runs, or one that would get a GPU meanwhile. A node with its startup taint
+// runs no workload, and a GPU that has lost its instances by a reboot serves none.
 func needsWindow(seen state.Observed, want state.Desired, steps []plan.Step) bool {
-	// As long as kubelet is silent, everybody may be on it, and preflight waits.
+	// As long as kubelet does not answer, any pod may hold a GPU, and preflight waits.
 	fresh := seen.Marks.Startup != nil && (seen.Kubelet.Err != nil || !plan.Has(steps, plan.Evict)) || seen.Journal != nil && seen.Journal.Startup != nil
 	if fresh || seen.Restores(want) && !plan.Has(steps, plan.Evict) {
 		return false
@@ -112,8 +112,8 @@ func (g *Gate) Runs(seen state.Observed, want state.Desired, steps []plan.Step) 
 	return when
 }
 
-// mayGoOn puts a change off whose window has closed, or closes before the change can be done. Pods that have left by then have left
-// in vain; a GPU that is taken away when nobody expects it is worse.
+// mayGoOn postpones a change if its window has closed, or closes before the change can be done. The agent has evicted some pods in vain
+// then; but to take a GPU away outside of the window is worse.
 func (g *Gate) mayGoOn(seen state.Observed, want state.Desired) error {
 	now, takes := g.Wall.Now(), seen.Estimate()
 	schedule := seen.Schedule(want)

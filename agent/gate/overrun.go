@@ -11,7 +11,7 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// overrun is for how long the change has gone on beyond its window, since its GPUs were touched.
+// overrun returns how long a change that has touched its GPUs has gone on beyond its window.
 func (g *Gate) overrun(seen state.Observed, want state.Desired) time.Duration {
 	j := seen.Journal
 	if j == nil || !j.Cordoned || j.Forced || j.Startup != nil || want.Undo || seen.Pool.Err != nil || seen.Restores(want) || !seen.HardwareOrPluginTouched() {
@@ -29,7 +29,7 @@ func (g *Gate) overrun(seen state.Observed, want state.Desired) time.Duration {
 	return now.Sub(since)
 }
 
-// Tell notes how the node's windows are, and says what there is to say of them.
+// Tell sets the metrics of the node's windows, and returns what the condition has to say of them.
 func (g *Gate) Tell(seen state.Observed, want state.Desired, planned time.Time) string {
 	if !seen.Complete {
 		return ""
@@ -44,7 +44,7 @@ func (g *Gate) Tell(seen state.Observed, want state.Desired, planned time.Time) 
 	return g.tellOverrun(seen, want, over)
 }
 
-// tellOverrun says once for each change that it goes on beyond its window.
+// tellOverrun reports, once for each change, that it goes on beyond its window.
 func (g *Gate) tellOverrun(seen state.Observed, want state.Desired, over time.Duration) string {
 	if over <= 0 {
 		return ""

@@ -1,5 +1,5 @@
-// Package ledger keeps what the agent owes to its node: each journal goes into the host's record first, which only root can write, and then to
-// the node's annotation, which tells people. What stands on the node is believed only if the record says that this host's agent wrote it.
+// Package ledger keeps what the agent owes its node: it writes each journal into the host's record first, which only root can write, and then
+// into the node's annotation, for users to read. It believes the annotation only if the record says that this host's agent wrote it.
 package ledger
 
 import (
@@ -25,27 +25,27 @@ import (
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
-// Ledger reads and writes what is owed to one node.
+// Ledger reads and writes what the agent owes one node.
 type Ledger struct {
 	Record *hostrecord.Keeper
 	Nodes  nodewrite.Writer
 	Fence  fence.Fence
-	Units  []string // of the host, that the settings name
+	Units  []string // units of the host in the settings
 	Clock  *steady.Clock
 }
 
 // Purpose is what a step is performed for.
 type Purpose struct {
-	Wish      string // fingerprint of the config that is asked for
-	GivesBack bool   // the step takes nothing: it is done even if the host's record cannot be written
+	Wish      string // fingerprint of the desired config
+	GivesBack bool   // the step takes nothing: the agent performs it even if it cannot write the host's record
 }
 
-// For is the purpose of a step on the way to what is wanted.
+// For returns the purpose of a step on the way to the desired state.
 func For(want state.Desired, step plan.Kind) Purpose {
 	return Purpose{Wish: want.Fingerprint, GivesBack: want.Undo || step == plan.Adopt}
 }
 
-// Amend writes the journal anew, and takes away annotations by which people have asked for something that it now holds.
+// Amend writes the journal anew, and removes the annotations of users that the journal now holds.
 func (l *Ledger) Amend(ctx context.Context, seen state.Observed, p Purpose, j journal.Journal, spent ...string) error {
 	_, err := l.Write(ctx, seen, p, j, func(node *corev1.Node, text string) ([]byte, error) { return l.Fence.Record(node, text, spent...) })
 	return err
@@ -61,12 +61,12 @@ func union(a, b []string) []string {
 	return out
 }
 
-// mostSent bounds the journals that were sent to the API server and of which no answer is known. Each is guarded by the version of the
-// node that it was made for, so that an old one arrives only while nothing else has.
+// mostSent bounds the journals that the agent has sent to the API server without getting an answer. Each write names the version of the
+// node that it was made for, so that an old one succeeds only if no later one has.
 const mostSent = 4
 
-// Write writes the journal: into the host's record first, then, by the patch, to the node. Where the record cannot be written, what
-// takes something from the node or the host is not begun, and what gives back is done without.
+// Write writes the journal: into the host's record first, then, by the patch, to the node. If it cannot write the record, it does not begin
+// a step that takes something from the node or the host, and performs one that gives back without.
 func (l *Ledger) Write(
 	ctx context.Context, seen state.Observed, p Purpose, j journal.Journal, write func(node *corev1.Node, text string) ([]byte, error),
 ) (*corev1.Node, error) {
@@ -94,20 +94,20 @@ func (l *Ledger) Write(
 	switch {
 	case err == nil:
 		h.Keep(ctx, h.AfterJournalWrite(seen.Boot.ID, j, text), l.Clock.Now())
-	case Refused(err): // it will not arrive any more
+	case Refused(err): // the write will not succeed later
 		h.Now.Journal, h.Now.Next, h.Now.Host = before.Journal, before.Next, before.Host
 	}
 	return node, err
 }
 
-// Refused reports whether the API server has said that it does not do it.
+// Refused reports whether the API server has refused the write.
 func Refused(err error) bool {
 	return apierrors.IsConflict(err) || apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsNotFound(err) ||
 		apierrors.IsBadRequest(err) || apierrors.IsRequestEntityTooLargeError(err)
 }
 
-// Unrecorded is why nothing is taken, for want of a record of it. A change that is under way is put off, and what it has taken given
-// back.
+// Unrecorded returns why the agent takes nothing: it cannot record that. A change that is under way is postponed, and undone
+// until then.
 func (l *Ledger) Unrecorded(seen state.Observed, p Purpose, err error) error {
 	if seen.DisruptionStarted() {
 		return &api.Failure{
@@ -125,7 +125,7 @@ func (l *Ledger) Unrecorded(seen state.Observed, p Purpose, err error) error {
 	}
 }
 
-// Recordable reports why the record could not be written, before anything is disturbed. It is written as it is.
+// Recordable returns why the agent cannot write the record, before it disturbs anything. It tries by writing the present record.
 func (l *Ledger) Recordable(ctx context.Context, seen state.Observed, p Purpose) error {
 	if err := l.Record.Write(ctx, l.Record.Now, l.Clock.Now()); err != nil {
 		return l.Unrecorded(seen, p, err)
@@ -133,8 +133,8 @@ func (l *Ledger) Recordable(ctx context.Context, seen state.Observed, p Purpose)
 	return nil
 }
 
-// MayTake keeps a step from taking something of the host while the disk knows less than the node: after a crash, and without the
-// annotation, it would not be given back.
+// MayTake keeps a step from taking something from the host while the disk knows less than the node: after a crash, and without the
+// annotation, the agent would not give it back.
 func (l *Ledger) MayTake(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
 	p := For(want, step.Kind)
 	if !step.Traits().TakesFromHost || p.GivesBack || l.Record.DiskCoversDebts() {
@@ -146,19 +146,19 @@ func (l *Ledger) MayTake(ctx context.Context, seen state.Observed, want state.De
 	return nil
 }
 
-// Tidy strikes from the record a change of which nothing is left, and brings the disk up to date.
+// Tidy removes a change from the record that owes nothing more, and repeats a write that has failed.
 func (l *Ledger) Tidy(ctx context.Context, seen state.Observed) {
 	r := l.Record.Now
 	if seen.Journal == nil && !seen.Record.Forged && len(seen.Record.Owed.Stopped)+len(seen.Record.Owed.Persistent) == 0 {
 		r.DropChange()
 	}
 	if l.Record.Absent && r.Journal == "" && len(r.Next)+len(r.Host.Stopped) == 0 && hostrecord.Same(r, hostrecord.Record{Node: r.Node, UID: r.UID}) {
-		return // nothing was learnt or taken yet
+		return // the record holds nothing yet
 	}
 	l.Record.Keep(ctx, r, l.Clock.Now())
 }
 
-// Learn keeps what the next changes go by.
+// Learn keeps what later changes need to know.
 func (l *Ledger) Learn(ctx context.Context, learnt hostrecord.Learnt) {
 	r := l.Record.Now
 	r.Learnt = learnt

@@ -14,8 +14,8 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// Observe reads the host's record, and tells by it whether the journal on the node is ours. What it says of the node is believed
-// for the very node object that it was written for.
+// Observe reads the host's record, and finds out by it whether this host's agent wrote the journal on the node. The record counts only
+// for the node object that it was written for.
 func (l *Ledger) Observe(ctx context.Context, seen *state.Observed) error {
 	h := l.Record
 	if err := h.Load(ctx); err != nil {
@@ -25,7 +25,7 @@ func (l *Ledger) Observe(ctx context.Context, seen *state.Observed) error {
 		h.Now = hostrecord.Record{Node: seen.Node.Name, UID: string(seen.Node.UID), Host: h.Now.Host}
 	}
 	if h.Now.Host.Boot != seen.Boot.ID && h.Now.Host.Boot != "" && seen.Boot.ID != "" {
-		h.Now.Host = hostrecord.Host{} // a reboot has given it back
+		h.Now.Host = hostrecord.Host{} // a reboot has restored the host
 	}
 	text := seen.Node.Annotations[config.AnnotationJournal]
 	sent := slices.Contains(h.Now.Next, text)
@@ -51,8 +51,8 @@ func (l *Ledger) Observe(ctx context.Context, seen *state.Observed) error {
 	return nil
 }
 
-// adoptOlder takes from the journal of an agent that kept no record, as before an upgrade, the one thing that hurts nobody if it was
-// somebody else who wrote it: that units are started which the settings name.
+// adoptOlder takes one thing from a journal for which there is no record, as an older agent's before an upgrade: the units of the settings
+// that it has to start. If another program has written that journal, their start does no harm.
 func (l *Ledger) adoptOlder(seen *state.Observed, text string) {
 	j, err := journal.Parse(text)
 	if !l.Record.Absent || err != nil || l.Record.Now.Host.Boot != "" {
@@ -66,7 +66,7 @@ func (l *Ledger) adoptOlder(seen *state.Observed, text string) {
 	}
 }
 
-// unreadable says what people can do about a record that cannot be read.
+// unreadable says what a user can do about a record that the agent cannot read.
 func unreadable(err error) error {
 	var newer *hostrecord.NewerError
 	text := err.Error() + "; nothing is begun, and nothing is given back. "
@@ -91,7 +91,7 @@ func unreadable(err error) error {
 	return &outcome.Stalled{Reason: config.ReasonHostRecordUnavailable, Message: text}
 }
 
-// parseStatus reads our own last words, or those of anybody else. An unreadable one is as good as none.
+// parseStatus reads the agent's last status, which any program may have written. An unreadable one counts as none.
 func parseStatus(annotation string) api.Status {
 	var s api.Status
 	if err := json.Unmarshal([]byte(annotation), &s); err != nil {

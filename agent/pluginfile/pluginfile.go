@@ -1,5 +1,5 @@
 // Package pluginfile is the config file of NVIDIA's device plugin on this host, and what the agent keeps beside it. The folder is the
-// host's: it may be full, and behind a mount that does not answer. It knows nothing of what the file says.
+// host's: it may be full, or behind a mount that does not answer. The package does not parse the file.
 package pluginfile
 
 import (
@@ -19,36 +19,36 @@ import (
 	"github.com/gpuslice/gpuslice/nvml/aside"
 )
 
-// What stands beside the file.
+// Suffixes of the files that the agent keeps beside the config file.
 const (
-	toldSuffix   = ".told"   // who was told to read it
-	nextSuffix   = ".next"   // what it shall say, so that there is room for it
-	formerSuffix = ".former" // what it said, for the way back
+	toldSuffix   = ".told"   // the pods that got a SIGHUP for it
+	nextSuffix   = ".next"   // its next text, so that there is room for it
+	formerSuffix = ".former" // its former text, for the way back
 )
 
-// longest is as much as a ConfigMap can hold, and more than a config of a plugin has.
+// longest is as much as a ConfigMap can hold, and more than any config of a plugin.
 const longest = 1 << 20
 
-// File is the config file. Each of its calls ends with its context, also where the folder does not answer: the error is then an
+// File is the config file. Each of its calls ends with its context, even if the folder does not answer: the error is then an
 // *aside.AbandonedError.
 type File struct {
-	path string // as this process sees it
-	name string // as people on the host do
+	path string // its path in this process
+	name string // its path on the host, for errors
 	lane aside.Lane
 }
 
-// New is the file at the path, which is called by the name in errors.
+// New returns the file at the path. Errors call it by the name.
 func New(path, name string) *File { return &File{path: filepath.Clean(path), name: name} }
 
 // Content is the file at one look.
 type Content struct {
 	Text    string
 	Exists  bool
-	Written time.Time            // the last time
-	Told    map[types.UID]string // who was told to read it, and what it said then; it can be lost
+	Written time.Time            // when it was last written
+	Told    map[types.UID]string // pods that got a SIGHUP for it, with a hash of the text then; it can be lost
 }
 
-// NoRoomError says that nothing can be written to the folder before people make room.
+// NoRoomError says that the agent can write nothing to the folder before an administrator makes room.
 type NoRoomError struct {
 	Folder string // as the host sees it
 	Err    error
@@ -62,7 +62,7 @@ func (e *NoRoomError) Error() string {
 // Unwrap gives the error of the file system.
 func (e *NoRoomError) Unwrap() error { return e.Err }
 
-// Read looks at the file, and at who was told to read it. A file that is not there is no error.
+// Read reads the file, and the note of the pods that got a SIGHUP for it. It is no error if there is no file.
 func (f *File) Read(ctx context.Context) (Content, error) {
 	return aside.Do(ctx, &f.lane, "reading "+f.name, func(_ context.Context, at aside.At) (Content, error) {
 		at(f.name)
@@ -91,7 +91,7 @@ func (f *File) notifiedPods() map[types.UID]string {
 	return told
 }
 
-// Tell keeps who was told to read the file.
+// Tell notes which pods got a SIGHUP for the file.
 func (f *File) Tell(ctx context.Context, told map[types.UID]string) error {
 	text, err := json.Marshal(told)
 	if err != nil {
@@ -100,8 +100,8 @@ func (f *File) Tell(ctx context.Context, told map[types.UID]string) error {
 	return f.run(ctx, "noting who was told to read ", func() error { return renameio.WriteFile(f.path+toldSuffix, text, 0o644) })
 }
 
-// Prepare makes sure that the text can be written later, and what the file says now again after that, however full the folder is by
-// then: both are kept beside the file. The error may be a *NoRoomError.
+// Prepare makes sure that Write can write the text later, and after that the present text again, however full the folder is by
+// then: it keeps both beside the file. The error may be a *NoRoomError.
 func (f *File) Prepare(ctx context.Context, text string) error {
 	return f.run(ctx, "making room for ", func() error {
 		if err := f.makeFolder(); err != nil {
@@ -115,7 +115,7 @@ func (f *File) Prepare(ctx context.Context, text string) error {
 		if err := remove(f.path + formerSuffix); err != nil {
 			return err
 		}
-		// Whoever replaces the file leaves what it said under the other name.
+		// A program that replaces the file leaves its former text under the other name.
 		if err := os.Link(f.path, f.path+formerSuffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
@@ -123,7 +123,7 @@ func (f *File) Prepare(ctx context.Context, text string) error {
 	})
 }
 
-// Write has the file say the text, as a whole or not at all, and be written at that time. The error may be a *NoRoomError.
+// Write replaces the file's text as a whole or not at all, and sets the time of its last write to at. The error may be a *NoRoomError.
 func (f *File) Write(ctx context.Context, text string, at time.Time) error {
 	return f.run(ctx, "writing ", func() error {
 		if err := f.makeFolder(); err != nil {
@@ -133,7 +133,7 @@ func (f *File) Write(ctx context.Context, text string, at time.Time) error {
 			if !f.keptTextIs(kept, text) {
 				continue
 			}
-			// By it is known who has started before, also where clocks of files are coarse.
+			// The agent compares this time with the start of pods; the file system's own clock may be coarse.
 			if err := os.Chtimes(f.path+kept, time.Time{}, at); err != nil {
 				return err
 			}
@@ -146,7 +146,7 @@ func (f *File) Write(ctx context.Context, text string, at time.Time) error {
 	})
 }
 
-// Tidy takes away what Prepare has kept.
+// Tidy removes what Prepare has kept.
 func (f *File) Tidy(ctx context.Context) error {
 	return f.run(ctx, "tidying beside ", func() error {
 		return errors.Join(remove(f.path+nextSuffix), remove(f.path+formerSuffix))
@@ -169,10 +169,10 @@ func (f *File) run(ctx context.Context, what string, call func() error) error {
 }
 
 func (f *File) makeFolder() error {
-	return os.MkdirAll(filepath.Dir(f.path), 0o755) //nolint:gosec // the plugin reads it, as any user
+	return os.MkdirAll(filepath.Dir(f.path), 0o755) //nolint:gosec // the plugin may run as any user
 }
 
-// keptTextIs reports whether what is kept beside the file is the text.
+// keptTextIs reports whether the file with the suffix holds the text.
 func (f *File) keptTextIs(suffix, text string) bool {
 	kept, err := aside.Bounded(f.path+suffix, longest)
 	return err == nil && string(kept) == text

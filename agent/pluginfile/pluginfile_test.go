@@ -54,7 +54,7 @@ func TestWhatIsWrittenIsReadWithItsTimeAndWhoWasTold(t *testing.T) {
 	}
 }
 
-// A full folder must be found out before pods are evicted, and by its name.
+// The agent must find out before it evicts pods that a folder is full, and name the folder.
 func TestAFullFolderIsNamed(t *testing.T) {
 	dir := fullfs.Folder(t)
 	f := pluginfile.New(filepath.Join(dir, "config.yaml"), shown)
@@ -73,13 +73,13 @@ func TestAFullFolderIsNamed(t *testing.T) {
 	says(t, f, "one")
 }
 
-// Whoever fills it in the middle of a change neither ends it nor keeps the node.
+// If a program fills the folder in the middle of a change, that neither ends the change nor keeps the node.
 func TestWhatWasPreparedIsWrittenThereAndBackInAFullFolder(t *testing.T) {
 	dir := fullfs.Folder(t)
 	f := pluginfile.New(filepath.Join(dir, "config.yaml"), shown)
 	must(t, f.Write(t.Context(), "one", time.Now()))
 	must(t, f.Prepare(t.Context(), "two"))
-	must(t, f.Prepare(t.Context(), "two")) // a restarted agent does so again
+	must(t, f.Prepare(t.Context(), "two")) // a restarted agent prepares again
 	fullfs.Fill(t, dir)
 	must(t, f.Prepare(t.Context(), "two"))
 	at := time.Date(2026, 3, 1, 2, 0, 0, 0, time.UTC)
@@ -98,7 +98,7 @@ func TestWhatWasPreparedIsWrittenThereAndBackInAFullFolder(t *testing.T) {
 	}
 }
 
-// Somebody else may have written the file since.
+// Another program may have written the file since.
 func TestWhatIsKeptIsTakenForWhatItSaysAlone(t *testing.T) {
 	f := pluginfile.New(filepath.Join(t.TempDir(), "config.yaml"), shown)
 	must(t, f.Write(t.Context(), "one", time.Now()))

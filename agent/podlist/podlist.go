@@ -21,12 +21,12 @@ import (
 	"github.com/gpuslice/gpuslice/agent/retried"
 )
 
-// Whoever may create a pod may send any number of them to the node, each with as much text as the API server takes. Kubelet refuses
-// those that are too many, and they stay in the list. So of a large pod only what decisions are made by is kept.
+// A user who may create pods may send any number of them to the node, each with as much text as the API server accepts. Kubelet refuses
+// those that are too many, and they stay in the list. So the agent keeps of a large pod only what it decides by.
 const (
-	largePod     = 64 << 10 // bytes; what people write by hand is shorter
+	largePod     = 64 << 10 // bytes; pods that users write by hand are shorter
 	longestOfPod = 1 << 10  // bytes of a text in a large pod
-	mostOfLarge  = 256      // of what a large pod may have any number
+	mostOfLarge  = 256      // entries of a list in a large pod
 )
 
 // Lister lists the pods of a node.
@@ -35,8 +35,8 @@ type Lister struct {
 	Node   string
 }
 
-// List gives the pods as the API server has them now. It asks for all of them at once: the API server answers that from its cache, by the name
-// of the node, and a list in pages from etcd, where it goes through the pods of the whole cluster. The answer is read pod by pod.
+// List returns the pods as the API server has them now. It asks for all of them at once: the API server answers that from its cache, by the name
+// of the node, but a list in pages from etcd, where it reads the pods of the whole cluster. List reads the answer pod by pod.
 func (l Lister) List(ctx context.Context) (pods []corev1.Pod, err error) {
 	err = retried.Do(ctx, func() error {
 		pods, err = l.list(ctx)
@@ -59,7 +59,7 @@ func Read(ctx context.Context, client cache.Getter, options metav1.ListOptions) 
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = body.Close() }() // it was read to its end, or is of no use
+	defer func() { _ = body.Close() }() // read has read it to its end, or has failed
 	return read(body)
 }
 
@@ -125,7 +125,7 @@ func readItems(d *json.Decoder) ([]corev1.Pod, error) {
 	return out, nil
 }
 
-// Shorten takes from a pod what no decision is made by, and cuts the texts of a large one.
+// Shorten removes from a pod what the agent does not decide by, and cuts the texts of a large one.
 func Shorten(pod *corev1.Pod) {
 	large := pod.Size() > largePod
 	pod.ManagedFields = nil
@@ -184,7 +184,7 @@ func firstOf(all map[string]string) map[string]string {
 	return out
 }
 
-// cutText is the beginning of a text; the rest of it is let go.
+// cutText returns a copy of the beginning of a text, so that the rest can be freed.
 func cutText(text string) string {
 	if len(text) <= longestOfPod {
 		return text

@@ -18,7 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/podlist"
 )
 
-// answer is what the API server says.
+// answer is the API server's answer to a list of pods.
 func answer(t *testing.T, pods ...*corev1.Pod) string {
 	t.Helper()
 	list := corev1.PodList{TypeMeta: metav1.TypeMeta{Kind: "PodList", APIVersion: "v1"}, ListMeta: metav1.ListMeta{ResourceVersion: "7"}}
@@ -32,7 +32,7 @@ func answer(t *testing.T, pods ...*corev1.Pod) string {
 	return string(b)
 }
 
-// listFrom lists by servers that give these answers, one after the other.
+// listFrom lists the pods of a server that gives these answers, one after the other.
 func listFrom(t *testing.T, answers ...string) ([]corev1.Pod, error) {
 	t.Helper()
 	asked := 0
@@ -57,7 +57,7 @@ func listFrom(t *testing.T, answers ...string) ([]corev1.Pod, error) {
 	return podlist.Lister{Client: client, Node: "gpu-1"}.List(t.Context())
 }
 
-// What decisions are made by is in the pod still, and what is only long is not.
+// The pod keeps what the agent decides by, and loses texts that are only long.
 func TestOfALargePodWhatCountsIsKept(t *testing.T) {
 	pod := func(text string) *corev1.Pod {
 		p := &corev1.Pod{

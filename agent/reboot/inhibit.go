@@ -13,12 +13,12 @@ import (
 	"github.com/gpuslice/gpuslice/drain/host"
 )
 
-// logindRetry is the pause before asking a logind again that has not answered in hostTimeout. Each step of a change asks,
-// and a node of 8 GPUs takes more than 50: it shall be no minutes slower, and logind be asked again once it may be mended.
+// logindRetry is the pause before the agent asks a logind again that has not answered in HostTimeout. Each step of a change asks,
+// and a change of 8 GPUs takes more than 50 steps: to wait at each would take minutes.
 const logindRetry = 5 * time.Minute
 
-// Inhibit keeps the host from shutting down in the middle of the step, and the step from beginning while it is shutting
-// down. Without logind, as on many immutable hosts, there is nobody to ask; one that does not answer is not waited for.
+// Inhibit keeps the host from shutting down in the middle of the step, and the step from beginning while the host is shutting
+// down. On a host without logind, as many immutable ones, it does neither; it does not wait for a logind that does not answer.
 func (r *Rebooter) Inhibit(ctx context.Context, step plan.Step) (release func(), err error) {
 	nobody := func() {}
 	if r.Clock.Now().Before(r.next) {

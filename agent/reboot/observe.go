@@ -14,8 +14,8 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// ObserveBoot reads the host's boot id. If it can no longer be read, the last one still holds, since a reboot would have ended this process.
-// If it was never read, the agent takes nothing for a reboot.
+// ObserveBoot reads the host's boot id. If that fails, the last one still holds, since a reboot would have ended this process.
+// If the agent has never read it, it takes nothing for a reboot.
 func (r *Rebooter) ObserveBoot(ctx context.Context, seen *state.Observed) {
 	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
 	defer cancel()
@@ -33,7 +33,7 @@ func (r *Rebooter) ObserveBoot(ctx context.Context, seen *state.Observed) {
 	}
 }
 
-// Observe looks which mode changes take a reboot here, and what is known of one.
+// Observe finds out which mode changes need a reboot here, and whether the agent has asked for one.
 func (r *Rebooter) Observe(ctx context.Context, seen *state.Observed, pods []corev1.Pod) {
 	boot := seen.Boot.ID
 	known := seen.Refusal()
@@ -52,7 +52,7 @@ func (r *Rebooter) Observe(ctx context.Context, seen *state.Observed, pods []cor
 	j := seen.Journal
 	seen.Reboots.InVain = j != nil && j.NoReset != nil && boot != "" && j.NoReset.Boot != boot
 	for _, p := range pods {
-		// Pods that came behind the fence tolerate everything, and would come back as often as they are evicted.
+		// Pods that came behind the fence tolerate everything, and would come back as often as the agent evicts them.
 		if j != nil && j.Cordoned && p.CreationTimestamp.After(j.Started) {
 			continue
 		}

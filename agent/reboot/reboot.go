@@ -1,5 +1,5 @@
-// Package reboot has the host rebooted where a change of the MIG mode takes that: by logind, or by a sentinel file that others answer; and keeps
-// the host from shutting down in the middle of a step.
+// Package reboot reboots the host if a change of the MIG mode needs that: by logind, or by a sentinel file on which another tool acts. It also
+// keeps the host from shutting down in the middle of a step.
 package reboot
 
 import (
@@ -26,10 +26,10 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Host answers for the machine below the node. All of it may be missing: host.ErrNoLogind.
+// Host is the machine's logind. On a host without it, each method returns host.ErrNoLogind.
 type Host interface {
-	// Inhibit keeps the host from shutting down until release is called. Once it is shutting down it is
-	// host.ErrShuttingDown.
+	// Inhibit keeps the host from shutting down until release is called. The error is host.ErrShuttingDown if the host is already
+	// shutting down.
 	Inhibit(ctx context.Context, why string) (release func(), err error)
 	CanReboot(ctx context.Context) error
 	Reboot(ctx context.Context) error
@@ -47,10 +47,10 @@ type Rebooter struct {
 	Clock    *steady.Clock
 	Log      *zap.Logger
 
-	next      time.Time // a logind that has not answered is not asked before
-	rebooting bool      // this process has asked it for a reboot
-	id        string    // of the boot, as it was last read
-	trouble   string    // why it could not be read, the last time
+	next      time.Time // when the agent may ask a logind again that has not answered
+	rebooting bool      // this process has asked logind for a reboot
+	id        string    // the boot id, as last read
+	trouble   string    // why the agent could not read it, the last time
 }
 
 // Forget drops what depends on times that the clock gave.
@@ -59,13 +59,13 @@ func (r *Rebooter) Forget(time.Time) { r.next = time.Time{} }
 const (
 	// rebootRetry is the pause between two looks whether the node has been rebooted: each reboot starts the agent anew.
 	retry = 30 * time.Second
-	// maxReboots and maxRebootsUndo bound how many reboots one change may take. A mode that is still pending after one
-	// would be so after the next; the way back may need one of its own.
+	// maxReboots and maxRebootsUndo bound the reboots of one change. A mode that is still pending after one reboot
+	// would be so after the next; an undo may need one of its own.
 	maxReboots     = 1
 	maxRebootsUndo = 2
 )
 
-// NoteNoReset keeps in the journal that the GPU is not reset here: from now on its way leads over a reboot.
+// NoteNoReset notes in the journal that the driver does not reset the GPU: from now on its mode changes by a reboot.
 func (r *Rebooter) NoteNoReset(ctx context.Context, seen state.Observed, want state.Desired, gpu nvml.UUID, err error) time.Duration {
 	j := *seen.Journal
 	j.NoReset = &api.NoReset{Boot: seen.Boot.ID, GPUs: []nvml.UUID{gpu}}
@@ -89,8 +89,8 @@ func (r *Rebooter) Ask(ctx context.Context, seen state.Observed, want state.Desi
 	return nil
 }
 
-// Withdraw removes our sentinel file as soon as no mode is pending, whatever is asked of the node by then: a reboot that
-// nobody needs would take the geometry of all GPUs away.
+// Withdraw removes the agent's sentinel file as soon as no mode is pending, whatever the labels ask for by then: a needless
+// reboot would take the instances of all GPUs away.
 func (r *Rebooter) Withdraw(ctx context.Context, seen state.Observed) {
 	pending := slices.ContainsFunc(seen.GPUs, func(gpu nvml.GPU) bool { return !gpu.Lost && gpu.Pending != gpu.Enabled })
 	if seen.Reboots.Asked != plan.AskedByUs || pending && r.Settings.Reboot.Policy == config.RebootDelegate {
@@ -101,7 +101,7 @@ func (r *Rebooter) Withdraw(ctx context.Context, seen state.Observed) {
 	}
 }
 
-// Allowed reports why the node may not be rebooted for the change: nobody is evicted for a reboot that cannot be.
+// Allowed returns why the agent may not reboot the node for the change. It asks before it evicts pods for the reboot.
 func (r *Rebooter) Allowed(ctx context.Context, seen state.Observed, want state.Desired) error {
 	limit := maxReboots
 	if want.Undo {
@@ -126,7 +126,7 @@ func (r *Rebooter) Allowed(ctx context.Context, seen state.Observed, want state.
 	return nil
 }
 
-// Reboot asks for one reboot for the change, or does it, and waits for it. It never returns nil: only the next boot of the
+// Reboot asks another tool for one reboot, or asks logind, and waits for it. It never returns nil: only the next boot of the
 // node ends the step.
 func (r *Rebooter) Reboot(ctx context.Context, seen state.Observed, want state.Desired) error {
 	j := *seen.Journal
@@ -153,8 +153,7 @@ func (r *Rebooter) Reboot(ctx context.Context, seen state.Observed, want state.D
 	if r.Settings.Reboot.Policy != config.RebootSelf {
 		return r.await(j)
 	}
-	// An agent that was killed before this line is followed by one that asks again, which does no harm: logind tells if it is
-	// rebooting already.
+	// If the agent is killed here, the next one asks logind again, which does no harm: logind says if it is rebooting already.
 	r.rebooting = true
 	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
 	defer cancel()
@@ -162,11 +161,11 @@ func (r *Rebooter) Reboot(ctx context.Context, seen state.Observed, want state.D
 	if errors.Is(err, host.ErrNoLogind) || errors.Is(err, host.ErrLogindRefuses) || errors.Is(err, host.ErrRebootInhibited) {
 		return &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}
 	}
-	return r.await(j) // any other error leaves open whether the host goes down
+	return r.await(j) // after any other error the host may go down all the same
 }
 
-// note writes into the journal that a reboot is asked for in this boot, and what it takes from GPUs of which nothing is
-// asked.
+// note writes into the journal that the agent asks for a reboot in this boot, and the layout of the GPUs that the label does not
+// name, which the reboot takes.
 func (r *Rebooter) note(ctx context.Context, seen state.Observed, want state.Desired, j *journal.Journal) error {
 	j.Reboots = append(slices.Clone(j.Reboots), seen.Boot.ID)
 	j.RebootAsked = r.Clock.Now().UTC().Truncate(time.Second)

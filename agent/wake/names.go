@@ -12,18 +12,18 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// onlyMetadata asks the API server for the metadata of a list's items. One that cannot give that answers with the whole.
+// onlyMetadata asks the API server for the metadata of a list's items. An API server that cannot give that answers with whole objects.
 const onlyMetadata = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 
-// names lists the selected objects by name. It is for API servers that do not begin a watch with what is there (before Kubernetes 1.34, or
-// without the feature WatchList): a list that is decoded as a whole takes several times its length, and tenants decide how long it is. So
-// the answer is read object by object, and of each the name is kept.
+// names lists the selected objects by name. It is for API servers that do not begin a watch with the present objects (before Kubernetes 1.34,
+// or without the feature WatchList): a list that is decoded as a whole takes several times its length, and tenants decide how long it is. So
+// names reads the answer object by object, and keeps only the name of each.
 func names(ctx context.Context, client cache.Getter, resource, namespace string, o metav1.ListOptions) (*metav1.PartialObjectMetadataList, error) {
 	body, err := client.Get().Namespace(namespace).Resource(resource).VersionedParams(&o, metav1.ParameterCodec).SetHeader("Accept", onlyMetadata).Stream(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = body.Close() }() // it was read to its end, or is of no use
+	defer func() { _ = body.Close() }() // readNames has read it to its end, or has failed
 	out, err := readNames(body)
 	if err != nil {
 		return nil, fmt.Errorf("reading the list of %s: %w", resource, err)
@@ -33,7 +33,7 @@ func names(ctx context.Context, client cache.Getter, resource, namespace string,
 
 var errNoList = errors.New("it is no list")
 
-// named is what is read of an object.
+// named is what readNames keeps of an object.
 type named struct {
 	Metadata struct {
 		Name            string    `json:"name"`
@@ -43,7 +43,7 @@ type named struct {
 	} `json:"metadata"`
 }
 
-// readNames takes one object after the other from a list. One whose end is missing is none.
+// readNames reads one object after the other from a list. It returns an error if the list's end is missing.
 func readNames(body io.Reader) (*metav1.PartialObjectMetadataList, error) {
 	d := json.NewDecoder(body)
 	if err := opens(d, '{'); err != nil {

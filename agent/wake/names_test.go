@@ -32,7 +32,7 @@ func TestOfAListTheNamesAreKept(t *testing.T) {
 	}
 }
 
-// By a list of which a part is missing, objects would be taken for gone.
+// If a part of a list were missing, the watch would take objects for deleted.
 func TestAListThatEndsTooEarlyIsNone(t *testing.T) {
 	for end := range twoPods {
 		if got, err := wake.ReadNames(strings.NewReader(twoPods[:end])); err == nil {

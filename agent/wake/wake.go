@@ -19,21 +19,21 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Objects watches what the agent decides by, and tells when that has changed.
+// Objects watches what the agent decides by, and calls changed when that has changed.
 type Objects interface {
 	Watch(ctx context.Context, changed func())
 }
 
-// Sources are what the loop is woken by.
+// Sources are what wakes the loop.
 type Sources struct {
 	Client  kubernetes.Interface
 	Objects Objects
-	Driver  nvml.Driver // whose news wake the loop; nil if nobody is to be woken by them
+	Driver  nvml.Driver // its events wake the loop; nil if they shall not
 	Clock   clock.Clock
 	Log     *zap.Logger
 
 	poke       func()
-	namespaces chan map[string]bool // of the disruption budgets that are in the way; nil if nothing is watched
+	namespaces chan map[string]bool // of the disruption budgets that block evictions; nil before Watch
 }
 
 // Watch wakes the loop when something may have changed. Wakes carry no data: they only say "look again".
@@ -55,13 +55,13 @@ func (s *Sources) Watch(ctx context.Context) <-chan struct{} {
 	return wake
 }
 
-// Beside runs a watch that wakes the loop, too, for as long as ctx lasts. Watch comes first.
+// Beside runs another watch that wakes the loop, for as long as ctx lasts. Call Watch first.
 func (s *Sources) Beside(ctx context.Context, watch func(ctx context.Context, poke func())) {
 	go watch(ctx, s.poke)
 }
 
-// watchBudgets pokes at every change of the disruption budgets in the namespaces that were last sent. Only those that are in the way
-// are: all budgets of a cluster, watched from each of its nodes, would be a load for the API server.
+// watchBudgets pokes at every change of the disruption budgets in the namespaces that BlockedBy has last sent. It watches no others: all budgets
+// of a cluster, watched from each of its nodes, would be a load for the API server.
 func (s *Sources) watchBudgets(ctx context.Context, blocked <-chan map[string]bool, poke func()) {
 	watched := map[string]context.CancelFunc{}
 	for {
@@ -88,7 +88,7 @@ func (s *Sources) watchBudgets(ctx context.Context, blocked <-chan map[string]bo
 	}
 }
 
-// BlockedBy tells which budgets are in the way now: those of the namespaces of pods that one does not let go.
+// BlockedBy sets which budgets Watch watches: those in the namespaces of pods that a budget does not let go.
 func (s *Sources) BlockedBy(verdicts []drain.Verdict) {
 	if s.namespaces == nil { // no loop runs that could be woken
 		return
@@ -100,7 +100,7 @@ func (s *Sources) BlockedBy(verdicts []drain.Verdict) {
 		}
 	}
 	select {
-	case <-s.namespaces: // what was not taken yet is out of date
+	case <-s.namespaces: // a former set that watchBudgets has not read yet is out of date
 	default:
 	}
 	s.namespaces <- namespaces
@@ -126,20 +126,20 @@ func (s *Sources) watchBudgetsOf(ctx context.Context, namespace string, poke fun
 	go informer.RunWithContext(ctx)
 }
 
-// nameOnly is what is kept of a watched object, which may be large: a wake carries no data.
+// nameOnly keeps only the name of a watched object, which may be large: a wake carries no data.
 func nameOnly(object any) (any, error) {
 	of, err := meta.Accessor(object)
 	if err != nil {
-		return object, nil //nolint:nilerr // of what has no name, as the note that an object is gone, nothing can be left out
+		return object, nil //nolint:nilerr // a tombstone of a deleted object has no name, and is kept whole
 	}
 	kept := metav1.ObjectMeta{Name: of.GetName(), Namespace: of.GetNamespace(), UID: of.GetUID(), ResourceVersion: of.GetResourceVersion()}
 	return &policyv1.PodDisruptionBudget{ObjectMeta: kept}, nil
 }
 
-// eventsRetry is the pause before asking again for the driver's news, which has none while it is not loaded.
+// eventsRetry is the pause before the agent asks the driver for events again, which a driver that is not loaded does not have.
 const eventsRetry = time.Minute
 
-// watchDriver pokes at news of the GPUs. It never holds up the loop, which looks at every heartbeat anyway.
+// watchDriver pokes at events of the driver. It never holds up the loop, which looks at every heartbeat anyway.
 func (s *Sources) watchDriver(ctx context.Context, poke func()) {
 	for ctx.Err() == nil {
 		news, err := s.Driver.Events(ctx)

@@ -1,8 +1,8 @@
 // Package watched holds the objects of the API server by which the agent decides: its node, the node's pods, and the ConfigMaps of the
 // settings.
 //
-// Watches keep them, so that a look that leads to nothing costs the API server no request. Before the agent changes anything it reads them
-// anew: a stale cordon or a stale list of pods is how nodes are lost.
+// Watches keep them, so that a look that leads to no step costs the API server no request. Before the agent changes anything it reads them
+// anew: by a stale cordon or a stale list of pods it would take GPUs from running pods.
 package watched
 
 import (
@@ -29,7 +29,7 @@ type Options struct {
 	Node       string
 	Client     kubernetes.Interface
 	Pods       Pods
-	ConfigMaps []config.ConfigMapKey // those that the settings name; of any other nothing is kept
+	ConfigMaps []config.ConfigMapKey // those of the settings; others are not watched
 }
 
 // Objects are what a look sees of the API server. One goroutine looks at a time.
@@ -37,25 +37,25 @@ type Objects struct {
 	o Options
 
 	anew  bool // this look reads from the API server
-	again bool // the next one does
+	again bool // the next look does
 
 	node       *kept
 	pods       *kept
 	configMaps map[config.ConfigMapKey]*kept
 
 	lock   sync.Mutex
-	newest *corev1.Node // that was read or written here
+	newest *corev1.Node // the newest state that the agent has read or written
 }
 
-// New has nothing yet: before Watch each look reads from the API server.
+// New makes Objects without a watch: before Watch each look reads from the API server.
 func New(o Options) *Objects {
 	return &Objects{o: o, configMaps: map[config.ConfigMapKey]*kept{}}
 }
 
-// BeginLook begins a look: by what the watches have shown, or by reading anew if that was asked for.
+// BeginLook begins a look: by what the watches have shown, or, after ReadAnew, by reading from the API server.
 func (o *Objects) BeginLook() { o.anew, o.again = o.again || o.node == nil, false }
 
-// ReadAnew has the next look read everything from the API server.
+// ReadAnew makes the next look read everything from the API server.
 func (o *Objects) ReadAnew() { o.again = true }
 
 // AreFresh reports whether this look reads from the API server.
@@ -80,7 +80,7 @@ func (o *Objects) Node(ctx context.Context) (*corev1.Node, error) {
 	return node, nil
 }
 
-// SawNode takes over the node as it was read, or as a write of the agent has left it.
+// SawNode takes over the node as the agent has read it, or as its write has left it.
 func (o *Objects) SawNode(node *corev1.Node) {
 	o.lock.Lock()
 	defer o.lock.Unlock()
@@ -89,7 +89,7 @@ func (o *Objects) SawNode(node *corev1.Node) {
 	}
 }
 
-// watchedNode is nil where the watch is behind what was read or written, and where the node is gone.
+// watchedNode returns the node of the watch, or the newer one that the agent has read or written; nil if the watch has no node.
 func (o *Objects) watchedNode() *corev1.Node {
 	node, is := o.node.only().(*corev1.Node)
 	if !is {
@@ -106,14 +106,14 @@ func (o *Objects) watchedNode() *corev1.Node {
 	}
 }
 
-// older compares two states of one object. Versions that cannot be compared, which Kubernetes does not give, count as older, so that what
-// was seen last counts.
+// older compares two states of one object. If the versions cannot be compared, which never happens with Kubernetes, it returns false, so
+// that the node which the agent has read or written counts.
 func older(a, b *corev1.Node) bool {
 	order, err := resourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
 	return err == nil && order < 0
 }
 
-// Pods are those of the node.
+// Pods returns the pods of the node.
 func (o *Objects) Pods(ctx context.Context) ([]corev1.Pod, error) {
 	if o.anew || !o.pods.synced() {
 		return o.o.Pods.List(ctx)
@@ -128,7 +128,7 @@ func (o *Objects) Pods(ctx context.Context) ([]corev1.Pod, error) {
 	return out, nil
 }
 
-// ConfigMap is one of those that the settings name, or is read. That it is missing is told by the API server's own error.
+// ConfigMap returns a ConfigMap of the settings from its watch, or reads it. If it is missing, the error is the API server's own.
 func (o *Objects) ConfigMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error) {
 	if watch := o.configMaps[config.ConfigMapKey{Namespace: namespace, Name: name}]; watch != nil && !o.anew && watch.synced() {
 		if object, is := watch.only().(*corev1.ConfigMap); is {

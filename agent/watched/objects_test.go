@@ -18,7 +18,7 @@ func node(version string, labels map[string]string) *corev1.Node {
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gpu-1", UID: "uid", ResourceVersion: version, Labels: labels}}
 }
 
-// listed is what the API server has, and counts how often it is asked.
+// listed returns the pods of the API server, and counts the requests.
 type listed struct {
 	pods  []corev1.Pod
 	asked int
@@ -109,7 +109,7 @@ func TestOneLookReadsAnew(t *testing.T) {
 	}
 }
 
-// What others write again and again wakes nobody; what something is decided by does.
+// A change wakes the loop only if the agent decides by it, and not if other programs write it again and again.
 func TestWhatNothingIsDecidedByWakesNobody(t *testing.T) {
 	t.Parallel()
 	pod := func(change func(*corev1.Pod)) *corev1.Pod {

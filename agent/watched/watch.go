@@ -24,10 +24,10 @@ type kept struct {
 	informer cache.Controller
 }
 
-// synced reports whether there is a watch and it has shown what there is. One that the account may not watch never does.
+// synced reports whether there is a watch and it has shown all present objects. A watch for which the account has no right never does.
 func (k *kept) synced() bool { return k != nil && k.informer.HasSynced() }
 
-// all are the objects of the watch, by namespace and name.
+// all returns the objects of the watch, sorted by namespace and name.
 func (k *kept) all() []any {
 	keys := k.store.ListKeys()
 	slices.Sort(keys)
@@ -40,7 +40,7 @@ func (k *kept) all() []any {
 	return out
 }
 
-// only is the one object of a watch that is for one, or nil.
+// only returns the object of a watch for a single object, or nil.
 func (k *kept) only() any {
 	if all := k.store.List(); len(all) == 1 {
 		return all[0]
@@ -53,7 +53,7 @@ func notFound(configMap string) error {
 }
 
 // Watch keeps the objects for as long as ctx lasts, and calls changed when one has changed in what the agent decides by. It does not wait:
-// until the API server has shown all of them, looks read.
+// until the API server has shown all of them, looks read from it.
 func (o *Objects) Watch(ctx context.Context, changed func()) {
 	o.node = o.watch(ctx, "nodes", metav1.NamespaceAll, fields.OneTermEqualSelector("metadata.name", o.o.Node), &corev1.Node{}, changed)
 	o.pods = o.watch(ctx, "pods", metav1.NamespaceAll, fields.OneTermEqualSelector("spec.nodeName", o.o.Node), &corev1.Pod{}, changed)
@@ -69,7 +69,7 @@ func (o *Objects) Watch(ctx context.Context, changed func()) {
 func (o *Objects) watch(ctx context.Context, resource, namespace string, selector fields.Selector, kind runtime.Object, changed func()) *kept {
 	client := o.o.Client.CoreV1().RESTClient()
 	source := cache.NewListWatchFromClient(client, resource, namespace, selector)
-	if resource == "pods" { // a list of any length, of an API server that does not begin a watch with what is there
+	if resource == "pods" { // an API server that does not begin a watch with the present objects sends a list of any length
 		source.ListWithContextFunc = func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			options.FieldSelector = selector.String()
 			return podlist.Read(ctx, client, options)
@@ -93,7 +93,7 @@ func (o *Objects) watch(ctx context.Context, resource, namespace string, selecto
 	return &kept{store: store, informer: informer}
 }
 
-// shortened is what is kept of a watched object, which may be large.
+// shortened returns what the store keeps of a watched object, which may be large.
 func shortened(object any) (any, error) {
 	switch object := object.(type) {
 	case *corev1.Pod:
@@ -104,8 +104,8 @@ func shortened(object any) (any, error) {
 	return object, nil
 }
 
-// decidesAlike reports whether the agent decides the same by both states of an object: nothing differs but what others keep there for
-// themselves, and what a heartbeat changes.
+// decidesAlike reports whether the agent decides the same by both states of an object: they differ only in annotations and fields of other
+// programs, and in what a heartbeat changes.
 func decidesAlike(before, after any) bool {
 	switch after := after.(type) {
 	case *corev1.Node:
@@ -122,7 +122,7 @@ func decidesAlike(before, after any) bool {
 	}
 }
 
-// decisive is the node without what kubelet writes at each heartbeat and when it pulls an image.
+// decisive returns the node without what kubelet writes at each heartbeat and when it pulls an image.
 func decisive(node *corev1.Node) *corev1.Node {
 	out := *node
 	out.ResourceVersion, out.Generation, out.ManagedFields = "", 0, nil
@@ -134,7 +134,7 @@ func decisive(node *corev1.Node) *corev1.Node {
 	return &out
 }
 
-// decisiveOfPod is the pod without its annotations, but those of kubelet by which static pods are told.
+// decisiveOfPod returns the pod without its annotations, except those by which kubelet marks static pods.
 func decisiveOfPod(pod *corev1.Pod) *corev1.Pod {
 	out := *pod
 	out.ResourceVersion, out.Generation, out.ManagedFields, out.Annotations = "", 0, nil, nil
