@@ -1,4 +1,4 @@
-// Package alive tells whether the loop of an agent goes on: kubelet asks, and starts the agent anew where it does not.
+// Package alive tells whether the loop of an agent goes on: kubelet asks, and restarts the agent if it does not.
 package alive
 
 import (
@@ -11,7 +11,7 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// leastPatience: a pass takes seconds, and one that stands still for less than this harms nobody more than a restart would.
+// leastPatience: a pass takes seconds, and one that hangs for less than this does no more harm than a restart would.
 const leastPatience = 10 * time.Minute
 
 // Patience is how long one pass may legally take, by the deadlines of the settings, and 10 minutes at least. All that a pass does
@@ -19,13 +19,13 @@ const leastPatience = 10 * time.Minute
 func Patience(s config.Settings) time.Duration {
 	const (
 		driverCalls = 8  // a look, its release, the specs, and the step
-		apiCalls    = 16 // node, files, pods, kubelet's two answers, slot, step with a look of its own, and what is told
+		apiCalls    = 16 // node, files, pods, kubelet's two answers, slot, step with a look of its own, and the reports
 		evictions   = time.Minute
 	)
 	return max(leastPatience, driverCalls*s.Timeouts.DriverCall+apiCalls*s.Timeouts.APICall+s.Timeouts.Unit+evictions)
 }
 
-// Loop is what is known of an agent's loop. All of its methods may be called at any time, and on nil, which knows nothing.
+// Loop watches an agent's loop. Any goroutine may call its methods at any time, and on nil, which does nothing.
 type Loop struct {
 	patience time.Duration
 	log      *zap.Logger
@@ -33,12 +33,12 @@ type Loop struct {
 	mu     sync.Mutex
 	ended  time.Time   // when a pass last ended; zero before the first
 	due    time.Time   // when the pass that goes on, or the next one, must have ended; zero before the first
-	at     string      // what the pass stands at; empty between passes
-	since  time.Time   // and since when
-	overdo *time.Timer // says so in the log
+	at     string      // what the pass does now; empty between passes
+	since  time.Time   // since when it does that
+	overdo *time.Timer // logs that the pass takes too long
 }
 
-// New is the loop of an agent that has not begun.
+// New makes the Loop of an agent that has not begun.
 func New(patience time.Duration, log *zap.Logger) *Loop { return &Loop{patience: patience, log: log} }
 
 // Begin says that a pass begins.
@@ -83,14 +83,14 @@ func (l *Loop) End(rest time.Duration) {
 	l.at, l.ended, l.due = "", now, now.Add(rest+l.patience)
 }
 
-// State is what there is to tell of the loop.
+// State is the answer to kubelet about the loop.
 type State struct {
 	Alive bool   `json:"alive"` // it goes on, or has not begun
 	Ready bool   `json:"ready"` // a pass has ended, and it is alive
 	Says  string `json:"says"`
 }
 
-// State is how the loop is now.
+// State returns the present state of the loop.
 func (l *Loop) State() State {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -1,4 +1,4 @@
-// Package budget counts how often steps were tried, and since when the agent waits for them.
+// Package budget counts how often the agent has tried steps, and notes since when it waits for them.
 package budget
 
 import (
@@ -17,33 +17,33 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// Budget is how often steps were tried, and since when the agent waits for them.
+// Budget is how often the agent has tried steps, and since when it waits for them.
 type Budget struct {
 	clock     *steady.Clock
 	settings  config.Settings
 	Attempts  map[string]Attempt   // of steps that fail
-	Successes map[string]int       // of each step on the hardware since a step of another kind, and of those that others may undo
-	Waits     map[string]time.Time // when the waits began that have a time of their own, by what is waited for
+	Successes map[string]int       // of steps on the hardware since a step of another kind, and of steps that other programs may undo
+	Waits     map[string]time.Time // when a wait with a deadline of its own began, by WaitOf
 }
 
-// New is one that knows of no step.
+// New makes a Budget that knows of no step.
 func New(clock *steady.Clock, settings config.Settings) *Budget {
 	return &Budget{clock: clock, settings: settings, Attempts: map[string]Attempt{}, Successes: map[string]int{}, Waits: map[string]time.Time{}}
 }
 
-// Forget is for when the clock was set: all steps begin anew.
+// Forget drops everything, since the clock was set: all steps begin anew.
 func (b *Budget) Forget(time.Time) { *b = *New(b.clock, b.settings) }
 
-// Attempt is what is known of a step that fails.
+// Attempt is what the agent knows of a step that fails.
 type Attempt struct {
 	Failures       int             // in a row
-	Next           time.Time       // not to be tried before, whatever wakes the loop
-	LastDecision   report.Decision // what followed from it last
-	InUse          bool            // it waits for who holds the GPU
-	LastDecisionAt time.Time       // when the condition said so
+	Next           time.Time       // the agent does not try the step before, whatever wakes the loop
+	LastDecision   report.Decision // the decision after the last failure
+	InUse          bool            // the step waits for processes that hold the GPU
+	LastDecisionAt time.Time       // when the condition reported LastDecision
 }
 
-// TooEarly repeats what the condition said when the step failed a moment ago, for as long as it must not be tried again.
+// TooEarly returns the error that the condition has reported when the step failed, as long as the agent must not try it again.
 func (b *Budget) TooEarly(step plan.Step) error {
 	tried, ok := b.Attempts[step.String()]
 	wait := tried.Next.Sub(b.clock.Now())
@@ -57,7 +57,7 @@ func (b *Budget) TooEarly(step plan.Step) error {
 	}
 }
 
-// WaitOf is by what the wait for a step is known: the pods of all operands together, else each step for itself.
+// WaitOf returns the key of the wait for a step in Waits: all operands share one, every other step has its own.
 func WaitOf(step plan.Step) string {
 	if step.Traits().WaitsAsOne {
 		return string(step.Kind)
@@ -65,7 +65,7 @@ func WaitOf(step plan.Step) string {
 	return step.String()
 }
 
-// Began is when the wait for the step began. It is lost with the process: a new one waits anew.
+// Began returns when the wait for the step began. A new process begins the wait anew.
 func (b *Budget) Began(step plan.Step) time.Time {
 	began, ok := b.Waits[WaitOf(step)]
 	if !ok {
@@ -75,7 +75,7 @@ func (b *Budget) Began(step plan.Step) time.Time {
 	return began
 }
 
-// Done drops what is known of failures of the step, and counts its success if that is bounded.
+// Done drops the failures of the step, and counts its success if that is bounded.
 func (b *Budget) Done(step plan.Step) {
 	delete(b.Attempts, step.String())
 	delete(b.Waits, WaitOf(step))
@@ -96,7 +96,8 @@ func (b *Budget) Deadline(seen state.Observed, want state.Desired, step plan.Ste
 	return until
 }
 
-// CheckNoEffect ends a change that somebody else undoes as often as it goes a step on. On the way back it is tried again, but ever less often.
+// CheckNoEffect ends a change of which a user or another tool undoes a step each time. In an undo the agent tries the step again, but ever less
+// often.
 func (b *Budget) CheckNoEffect(want state.Desired, step plan.Step) error {
 	n := b.Successes[step.String()]
 	if !step.Traits().Repeatable || n < b.settings.Retry.NoEffect {
@@ -110,7 +111,7 @@ func (b *Budget) CheckNoEffect(want state.Desired, step plan.Step) error {
 	return &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonStepHadNoEffect, Message: text}
 }
 
-// Failed lets a failed step be tried again after a pause that doubles each time, until its budget is used up.
+// Failed decides to try a failed step again after a pause that doubles each time, until its budget is used up.
 func (b *Budget) Failed(step plan.Step, want state.Desired, err error) report.Decision {
 	tried := b.Attempts[step.String()]
 	tried.Failures++
@@ -134,8 +135,8 @@ func (b *Budget) Failed(step plan.Step, want state.Desired, err error) report.De
 	return tried.LastDecision
 }
 
-// InUse waits for processes that no pod accounts for, until the deadline for pods. Some come and go, as a monitor's do: who
-// it is that holds the GPU is not told anew each time.
+// InUse waits for processes that belong to no pod that leaves, until the deadline for pods. Some come and go, as a monitor's do: so
+// the agent does not report each of them.
 func (b *Budget) InUse(seen state.Observed, want state.Desired, step plan.Step, err error) report.Decision {
 	now := b.clock.Now()
 	if seen.Journal != nil && now.After(b.Deadline(seen, want, step)) && !want.Undo {

@@ -1,4 +1,4 @@
-// Package capacity compares what GPUs there are with what kubelet gives out of them, and with what the node object promises to the scheduler.
+// Package capacity compares the GPUs with the devices that kubelet gives out, and with what the node object promises to the scheduler.
 package capacity
 
 import (
@@ -20,7 +20,7 @@ import (
 // Resources maps the name of a resource to the sorted ids of its devices.
 type Resources map[string][]string
 
-// Expected lists what the device plugin makes of the GPUs under the strategy.
+// Expected lists the devices that the device plugin offers for the GPUs under the strategy.
 func Expected(gpus []nvml.GPU, strategy config.MIGStrategy) Resources {
 	out := Resources{}
 	for _, gpu := range gpus {
@@ -47,7 +47,8 @@ func Expected(gpus []nvml.GPU, strategy config.MIGStrategy) Resources {
 	return out
 }
 
-// Shared is what the device plugin makes of the resources by the sharing: each device as often as it is shared, under the name that this has.
+// Shared returns the resources as the device plugin offers them with the sharing: each device as often as it is shared, under the name of the
+// shared resource.
 func Shared(of Resources, s config.Sharing) Resources {
 	out := Resources{}
 	for resource, ids := range of {
@@ -66,7 +67,7 @@ func Shared(of Resources, s config.Sharing) Resources {
 	return out
 }
 
-// Mismatches compares what is wanted, device by device, with what kubelet would give out and with what the node promises to the scheduler.
+// Mismatches compares the desired devices, one by one, with those that kubelet gives out and with what the node promises to the scheduler.
 func Mismatches(want, kubelet Resources, allocatable corev1.ResourceList) []string {
 	var out []string
 	names := map[string]bool{}
@@ -95,8 +96,8 @@ func Mismatches(want, kubelet Resources, allocatable corev1.ResourceList) []stri
 	return out
 }
 
-// Summary is the capacity as people check it: "nvidia.com/gpu 24 = 8 x 3 time-slicing". Sharing is that of the device plugin, or nil if it is
-// not known.
+// Summary writes the capacity for users to check: "nvidia.com/gpu 24 = 8 x 3 time-slicing". Sharing is that of the device plugin, or nil if it
+// is not known.
 func (r Resources) Summary(sharing *config.Sharing) string {
 	if sharing == nil || sharing.Strategy == config.SharingNone {
 		return r.String()
@@ -117,7 +118,7 @@ func (r Resources) Summary(sharing *config.Sharing) string {
 	return cmp.Or(strings.Join(parts, ", "), "none")
 }
 
-// Offered is what kubelet gives out of GPUs, leaving out names without devices.
+// Offered returns the resources of GPUs that kubelet gives out, without those that have no devices.
 func Offered(kubelet Resources) Resources {
 	out := Resources{}
 	for name, ids := range kubelet {
@@ -128,8 +129,8 @@ func Offered(kubelet Resources) Resources {
 	return out
 }
 
-// RunsUnder is the MIG strategy under which the device plugin offers just what it does, where that is another than it is taken to have;
-// empty otherwise.
+// RunsUnder returns the MIG strategy under which the device plugin would offer exactly what kubelet gives out, if that differs from the one that
+// the agent assumes; empty otherwise.
 func RunsUnder(gpus []nvml.GPU, kubelet Resources, taken config.MIGStrategy) config.MIGStrategy {
 	given := Resources{}
 	for name, ids := range Offered(kubelet) {
@@ -150,8 +151,8 @@ func RunsUnder(gpus []nvml.GPU, kubelet Resources, taken config.MIGStrategy) con
 	return ""
 }
 
-// StaleFeatures are the labels by which GPU feature discovery tells of another sharing of the resources than this. Where it does not run there
-// are none.
+// StaleFeatures returns the labels by which GPU feature discovery shows another sharing of the resources than this. It returns none if GPU
+// feature discovery does not run.
 func StaleFeatures(of Resources, sharing config.Sharing, labels map[string]string) []string {
 	var out []string
 	for _, resource := range slices.Sorted(maps.Keys(of)) {
@@ -170,12 +171,12 @@ func StaleFeatures(of Resources, sharing config.Sharing, labels map[string]strin
 	return out
 }
 
-// Equal reports whether there are any, and the same.
+// Equal reports whether both have the same devices, and at least one.
 func (r Resources) Equal(other Resources) bool {
 	return len(r) > 0 && maps.EqualFunc(r, other, slices.Equal)
 }
 
-// NamedBy gives the hardware's devices the names under which the node's plugin has them. Plugins before v0.20 leave out
+// NamedBy gives the hardware's devices the names under which the node's plugin offers them. Plugins before v0.20 leave out
 // what distinguishes a profile from its plain form: they offer a 1g.10gb+me as nvidia.com/mig-1g.10gb.
 func (r Resources) NamedBy(kubelet Resources) Resources {
 	out := Resources{}
@@ -204,8 +205,8 @@ func (r Resources) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// Disagreements compares the hardware with what kubelet would give out and with what the node promises to the scheduler.
-// Nothing means that all three agree. Devices are compared by id, since equal counts of old ids prove nothing.
+// Disagreements compares the hardware with what kubelet gives out and with what the node promises to the scheduler.
+// It returns nothing if all three agree. It compares devices by id, since equal counts of old ids prove nothing.
 func Disagreements(hardware Resources, kubelet Resources, allocatable corev1.ResourceList) []string {
 	var out []string
 	hardware = hardware.NamedBy(kubelet)
@@ -254,13 +255,13 @@ func StaleResources(kubelet Resources, allocatable corev1.ResourceList) []string
 	return out
 }
 
-// Count is how many the node object promises.
+// Count returns how many devices of the resource the node object promises.
 func Count(list corev1.ResourceList, name string) int {
 	quantity := list[corev1.ResourceName(name)]
 	return int(quantity.Value())
 }
 
-// Physical cuts the replica numbers off and leaves each device once.
+// Physical cuts the replica numbers off the ids, and returns each device once.
 func Physical(ids []string) []string {
 	out := make([]string, len(ids))
 	for i, id := range ids {
@@ -270,7 +271,7 @@ func Physical(ids []string) []string {
 	return slices.Compact(out)
 }
 
-// Withheld reports whether kubelet has a device of the GPU that it would not give out, or none of it.
+// Withheld reports whether kubelet does not give out all devices of the GPU.
 func Withheld(gpu nvml.GPU, strategy config.MIGStrategy, kubelet Resources) bool {
 	offered := map[string]bool{}
 	for _, ids := range Offered(kubelet) {
@@ -290,14 +291,14 @@ func Withheld(gpu nvml.GPU, strategy config.MIGStrategy, kubelet Resources) bool
 // after, or registers twice, does so within a second or two.
 const ProofInterval = 2 * time.Second
 
-// Proof is how often hardware, kubelet and node were seen to agree, and when last.
+// Proof is how often the agent has seen hardware, kubelet and node agree, and when last.
 type Proof struct {
 	Agreed     int // looks in a row
 	at         time.Time
-	StaleSince time.Time // when labels of GPU feature discovery were first seen to lag behind the change
+	StaleSince time.Time // when the agent first saw that labels of GPU feature discovery lag behind the change
 }
 
-// Forget is for when the clock was set: looks count from anew.
+// Forget drops all looks, since the clock was set.
 func (p *Proof) Forget(time.Time) { *p = Proof{} }
 
 // Count adds a look, if it comes long enough after the last.

@@ -10,7 +10,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/legible"
 )
 
-// Find gives the node's condition of the type, or nil.
+// Find returns the node's condition of the type, or nil.
 func Find(node *corev1.Node, kind corev1.NodeConditionType) *corev1.NodeCondition {
 	for i := range node.Status.Conditions {
 		if node.Status.Conditions[i].Type == kind {
@@ -20,7 +20,7 @@ func Find(node *corev1.Node, kind corev1.NodeConditionType) *corev1.NodeConditio
 	return nil
 }
 
-// After is the condition as of now, after an old one that may be nil. Its message is printable, and no longer than a condition may be.
+// After returns the condition as of now. Old is the one before, or nil. It makes the message printable, and cuts it to what a condition may have.
 func After(
 	old *corev1.NodeCondition, kind corev1.NodeConditionType, status corev1.ConditionStatus, reason, message string, now time.Time,
 ) corev1.NodeCondition {

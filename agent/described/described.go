@@ -9,19 +9,20 @@ import (
 	"github.com/gpuslice/gpuslice/config/metrics"
 )
 
-// Desc describes a metric that is made when it is asked for.
+// Desc describes a metric that Collect makes.
 func Desc(name string) *prometheus.Desc {
 	m := find(name)
 	return prometheus.NewDesc(m.Name, help(m), m.Labels, nil)
 }
 
-// Counter is a metric that counts.
+// Counter makes a counter.
 func Counter(name string) *prometheus.CounterVec {
 	m := find(name)
 	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: m.Name, Help: help(m)}, m.Labels)
 }
 
-// find gives one without a text no more than its name, so that the command runs which writes the texts; test/repo holds that all have one.
+// find returns the text of a metric. One without a text gets its name, so that the command runs which generates the texts; test/repo holds
+// that all metrics have a text.
 func find(name string) metrics.Text {
 	m, known := metrics.Find(name)
 	if !known {

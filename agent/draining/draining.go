@@ -1,5 +1,5 @@
-// Package draining has pods leave the node: it asks first whether they may, evicts them by the rules of the settings and of the profile, and says
-// who is still there and why.
+// Package draining evicts pods from the node: it asks first whether they may be evicted, evicts them by the rules of the settings and of the
+// profile, and reports which are still there and why.
 package draining
 
 import (
@@ -28,7 +28,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
-// Draining sends pods of one node away.
+// Draining evicts pods of one node.
 type Draining struct {
 	Node     string // name of the node
 	Nodes    nodewrite.Writer
@@ -41,7 +41,7 @@ type Draining struct {
 	Clock    *steady.Clock
 }
 
-// Evictable asks for each pod that the steps need to leave whether it would be let go now.
+// Evictable asks the API server, for each pod that has to leave for the steps, whether it may be evicted now.
 func (d *Draining) Evictable(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) []drain.Verdict {
 	all, cancel := context.WithTimeout(ctx, evictionsTimeout)
 	defer cancel()
@@ -59,7 +59,7 @@ func (d *Draining) Evictable(ctx context.Context, seen state.Observed, want stat
 // disruption budget.
 const evictionsTimeout = time.Minute
 
-// Evict asks pods to leave and says which are still there. It never returns nil: only the next look can tell that they
+// Evict evicts pods and returns which are still there. It never returns nil: only the next look can tell that they
 // are gone.
 func (d *Draining) Evict(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {
 	step := steps[0]
@@ -88,7 +88,7 @@ func (d *Draining) Evict(ctx context.Context, seen state.Observed, want state.De
 	return d.await(seen, want, policy, verdicts)
 }
 
-// await says which pods are still there, and why.
+// await returns which pods are still there, and why.
 func (d *Draining) await(seen state.Observed, want state.Desired, policy drain.Policy, verdicts []drain.Verdict) *outcome.Waiting {
 	wait := &outcome.Waiting{
 		Reason: config.ReasonEvicting, After: outcome.EvictionRetry, Blockers: describe(verdicts),
@@ -112,14 +112,14 @@ func (d *Draining) await(seen state.Observed, want state.Desired, policy drain.P
 		wait.Reason, wait.For, wait.Message = config.ReasonEvictionBlocked, outcome.ForRoom, legible.Listed(blocked)
 		wait.Advice = "make room in the budget, or delete the pod, to go on at once; " + cancelAdvice(want)
 	}
-	if want.Undo { // what was before stands on what they hold
+	if want.Undo { // these pods hold devices of the former config
 		wait.Since = seen.Since(wait.Reason, d.Clock.Stamp())
 		wait.Advice = "there is no deadline on the way back, and no pod is deleted: see what keeps it with kubectl describe pod, or delete it yourself"
 	}
 	return wait
 }
 
-// cancelAdvice says how people end the change.
+// cancelAdvice says how a user ends the change.
 func cancelAdvice(want state.Desired) string {
 	if want.Undo || want.Label == "" {
 		return "the change is being undone already"
@@ -127,8 +127,8 @@ func cancelAdvice(want state.Desired) string {
 	return "to call the change off, remove the label " + want.Label
 }
 
-// policy is by which rules pods are made to leave, and since when their deadlines count. Operands are replaced or come back by
-// themselves, and on the way back what stands has to go: no rule is for either, and on the way back there is no deadline.
+// policy returns by which rules the agent makes pods leave, and since when their deadlines count. The rules do not hold for operands, which
+// come back by themselves, nor for an undo, which has to take everything away; an undo has no deadline.
 func (d *Draining) policy(seen state.Observed, step plan.Step, want state.Desired) (p drain.Policy, since time.Time) {
 	switch {
 	case want.Undo:
@@ -147,7 +147,7 @@ func (d *Draining) policy(seen state.Observed, step plan.Step, want state.Desire
 	return p, since
 }
 
-// tell records on the pod, and on the node, that it has to leave.
+// tell records an Event on the pod, and on the node, that the pod has to leave.
 func (d *Draining) tell(seen state.Observed, want state.Desired, v drain.Verdict) {
 	did := map[drain.State]string{drain.Requested: "evicting", drain.Deleted: "deleting, as drain.afterDeadline says,"}[v.State]
 	if did == "" {
@@ -160,8 +160,8 @@ func (d *Draining) tell(seen state.Observed, want state.Desired, v drain.Verdict
 	}
 }
 
-// RequireHoldersKnown waits, up to the deadline for pods, while a source of holders fails: that counts as busy, so nobody is evicted and no GPU is
-// touched. The way back waits for a silent kubelet alone, without which every pod counts as a holder.
+// RequireHoldersKnown waits, up to the deadline for pods, while the agent cannot find the holders of GPUs: it evicts no pod and touches no GPU
+// then. An undo waits only for a silent kubelet, without which every pod counts as a holder.
 func (d *Draining) RequireHoldersKnown(seen state.Observed, want state.Desired, step plan.Step) error {
 	busy := seen.HoldersUnknown()
 	if busy == nil || seen.Journal == nil || want.Undo && seen.Kubelet.Err == nil {
@@ -172,7 +172,7 @@ func (d *Draining) RequireHoldersKnown(seen state.Observed, want state.Desired, 
 		reason = config.ReasonKubeletUnavailable
 	}
 	until := d.Budget.Deadline(seen, want, step)
-	if step.Kind == plan.Evict { // kubelet may be away more than once in the hours in which pods may end by themselves
+	if step.Kind == plan.Evict { // kubelet may be silent more than once in the hours that pods have to end by themselves
 		until = until.Add(drainpolicy.From(d.Settings.With(want.Drain)).EndFor)
 	}
 	if d.Clock.Now().After(until) && !want.Undo {
@@ -186,7 +186,7 @@ func (d *Draining) RequireHoldersKnown(seen state.Observed, want state.Desired, 
 	return wait
 }
 
-// PauseOperand sends an operand away by its label, and waits for its pods. The journal has the label's former value.
+// PauseOperand pauses an operand by its label, and waits until its pods are gone. The journal has the label's former value.
 func (d *Draining) PauseOperand(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
 	if seen.Node.Labels[step.Label] != fence.PausedValue {
 		return d.Nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) {
@@ -239,14 +239,14 @@ func describe(verdicts []drain.Verdict) []string {
 	return out
 }
 
-// Drainable asks in a dry run whether the pods may be evicted.
+// Drainable asks the API server in a dry run whether the pods may be evicted.
 func (d *Draining) Drainable(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {
 	for _, s := range steps {
 		policy := drainpolicy.From(d.Settings.With(want.Drain))
 		switch {
 		case s.Kind == plan.Evict:
 		case s.Kind == plan.PauseOperands && s.Label == "":
-			policy = drain.Policy{} // no rule is for them
+			policy = drain.Policy{} // the rules do not hold for operands
 		default:
 			continue
 		}

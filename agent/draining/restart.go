@@ -14,9 +14,9 @@ import (
 )
 
 // Restart evicts the pod of a device plugin that withholds a GPU which has recovered; its DaemonSet replaces the pod. The agent owes nothing for
-// that, so it writes no journal: an agent that is killed here is followed by one that finds the former pod, or the next. Restart never returns
-// nil: only the next look can tell that the pod is gone. Other tools that work on the node come first: one that has taken the node out for a
-// bad GPU restarts the plugin itself, or does not want it restarted.
+// that, so it writes no journal: if it is killed here, the next agent finds the former pod, or the new one. Restart never returns
+// nil: only the next look can tell that the pod is gone. It waits for other tools that work on the node: a tool that has taken the node out for
+// a bad GPU restarts the plugin itself, or does not want it restarted.
 func (d *Draining) Restart(ctx context.Context, seen state.Observed, step plan.Step) error {
 	if others := seen.ToolsAtWork(); len(others) > 0 {
 		return &outcome.Waiting{

@@ -31,8 +31,8 @@ import (
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
-// restart has a device plugin restarted by an API server that answers the eviction so. It returns how many evictions it was asked for in
-// earnest, and the Events.
+// restart restarts a device plugin. The API server answers the eviction with refusal. It returns how many evictions were no dry run, and the
+// Events.
 func restart(t *testing.T, refusal error, marks []fence.Marker, objects ...runtime.Object) (wait *outcome.Waiting, evictions int, told []string) {
 	t.Helper()
 	client := fake.NewClientset(objects...)

@@ -10,10 +10,10 @@ import (
 	"github.com/gpuslice/gpuslice/drain"
 )
 
-// ModeField is the field of the settings that lets pods end by themselves which no rule fits.
+// ModeField is the field of the settings that lets pods end by themselves if no rule matches them.
 const ModeField = "drain.mode"
 
-// From is what the settings say of pods that have to leave the node.
+// From returns the policy of the settings for pods that have to leave the node.
 func From(s config.Settings) drain.Policy {
 	p := drain.Policy{
 		Unmanaged:   drain.Choice{Refuse: s.Drain.UnmanagedPods == config.DrainRefuse, Field: "drain.unmanagedPods"},

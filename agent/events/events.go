@@ -1,4 +1,4 @@
-// Package events records what the agent does as Events of its node and of the pods there: printable, and cut to what the API takes.
+// Package events records what the agent does as Events of its node and of the pods there: printable, and cut to what the API accepts.
 package events
 
 import (

@@ -1,4 +1,4 @@
-// Package files reads the ConfigMaps of administrators: MIG configs, profiles, and when and how many nodes may be disturbed.
+// Package files reads the administrator's ConfigMaps: MIG configs, profiles, and the maintenance file with its windows and pools.
 package files
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// Files reads them.
+// Files reads the administrator's ConfigMaps.
 type Files struct {
 	Objects  *watched.Objects
 	Resolver *resolve.Resolver
@@ -22,7 +22,7 @@ type Files struct {
 	Settings config.Settings
 }
 
-// maintenance reads what the maintenance file says of the node. One that cannot be read closes it.
+// maintenance reads what the maintenance file says of the node. If it cannot read the file, the node begins no change.
 func (f *Files) maintenance(ctx context.Context, seen *state.Observed) error {
 	file, err := f.read(ctx, f.Settings.Maintenance)
 	if err != nil {
@@ -37,7 +37,7 @@ func (f *Files) maintenance(ctx context.Context, seen *state.Observed) error {
 	return nil
 }
 
-// Observe reads the files of the administrator. One that cannot be read ends the look only if something is asked for that takes it.
+// Observe reads the files of the administrator. If it cannot read one, it ends the look only if the node's labels need that file.
 func (f *Files) Observe(ctx context.Context, seen *state.Observed) (err error) {
 	want, _ := f.Resolver.Asked(seen.Node)
 	geometry := want.Name != "" && want.Label != config.LabelDevicePluginConfig
@@ -56,7 +56,7 @@ func (f *Files) Observe(ctx context.Context, seen *state.Observed) (err error) {
 	return nil
 }
 
-// read reads a file of the administrator. That it is missing or broken is an observation, not an error: the generated
+// read reads a file of the administrator. If the file is missing or broken, that is an observation, not an error: the generated
 // configs still work.
 func (f *Files) read(ctx context.Context, ref config.ConfigMapKey) (*state.ConfigMapFile, error) {
 	if ref.Name == "" {

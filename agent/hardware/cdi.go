@@ -11,8 +11,8 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// ObserveSpecs looks for CDI specs that describe what was. One that cannot be read is not ours to mend, and one that
-// cannot be written is no reason to keep the node: that is told once, and they are left alone.
+// ObserveSpecs looks for CDI specs that describe other instances than the present ones. If it cannot read one, or could not write
+// them, the agent reports that once, leaves them alone, and does not keep the node for them.
 func (g *GPUs) ObserveSpecs(ctx context.Context, seen *state.Observed) {
 	call, cancel := context.WithTimeout(ctx, g.Settings.Timeouts.DriverCall)
 	defer cancel()

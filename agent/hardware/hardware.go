@@ -1,4 +1,4 @@
-// Package hardware changes the GPUs of the node, a call into the driver at a time, and has their CDI specs written anew.
+// Package hardware changes the GPUs of the node, one call into the driver at a time, and writes their CDI specs anew.
 package hardware
 
 import (
@@ -23,13 +23,13 @@ import (
 
 // Specs are the CDI specs that tell container runtimes what GPUs and instances there are.
 type Specs interface {
-	// Stale names the specs that describe other instances than those that stand. Where no spec is in use there are none.
+	// Stale names the specs that describe other instances than the present ones. It names none if no spec is in use.
 	Stale(ctx context.Context, gpus []nvml.GPU) ([]string, error)
-	// Write writes those anew, each as a whole or not at all.
+	// Write writes the stale specs anew, each as a whole or not at all.
 	Write(ctx context.Context, gpus []nvml.GPU) error
 }
 
-// GPUs are those of one node.
+// GPUs are the GPUs of one node.
 type GPUs struct {
 	Driver    nvml.Driver
 	Specs     Specs
@@ -42,16 +42,16 @@ type GPUs struct {
 	Log       *zap.Logger
 
 	failures int    // of writing the specs, in a row
-	trouble  string // why they could not be looked at, the last time
+	trouble  string // why the agent could not read the specs, the last time
 }
 
-// SpecsAbandoned reports whether the specs could not be written so often that no node is kept for them.
+// SpecsAbandoned reports whether writing the specs has failed so often that the agent does not keep the node for them.
 func (g *GPUs) SpecsAbandoned() bool { return g.failures >= g.Settings.Retry.Failures }
 
 // Change performs a step on a GPU. It fails with StepHadNoEffect after retry.noEffect successes that left the plan as it was.
 func (g *GPUs) Change(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
 	if n := g.Budget.Successes[step.String()]; n >= g.Settings.Retry.NoEffect {
-		if step.Kind == plan.RestorePersistence { // a change that is finished is not undone, and no node is kept, for want of it
+		if step.Kind == plan.RestorePersistence { // the agent neither undoes a finished change nor keeps the node for that
 			return g.abandonPersistence(ctx, seen, want, step, fmt.Errorf("%s reported success %d times and had no effect", step, n))
 		}
 		return &api.Failure{
@@ -112,15 +112,15 @@ var calls = map[plan.Kind]func(ctx context.Context, driver nvml.Driver, s plan.S
 	},
 }
 
-// drive makes the one call into the driver.
+// drive makes the call into the driver for the step.
 func (g *GPUs) drive(ctx context.Context, step plan.Step) error {
 	call, cancel := context.WithTimeout(ctx, g.Settings.Timeouts.DriverCall)
 	defer cancel()
 	return calls[step.Kind](call, g.Driver, step)
 }
 
-// persistenceRefused lets it be tried again until the budget is used up. All errors use it up but those that a driver
-// gives which is not there, or is another one: then everything has to wait.
+// persistenceRefused lets the agent try again to turn persistence mode on, until the budget is used up. An error of a driver that is not
+// loaded, or was replaced, does not count: then everything has to wait.
 func (g *GPUs) persistenceRefused(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step, err error) error {
 	switch {
 	case errors.Is(err, nvml.ErrNoDriver), errors.Is(err, nvml.ErrReplaced):
@@ -133,11 +133,11 @@ func (g *GPUs) persistenceRefused(ctx context.Context, seen state.Observed, want
 		g.Budget.Attempts[step.String()] = tried
 		return err
 	default:
-		return errors.New(err.Error()) // without its kind: what is in use is waited for without a budget
+		return errors.New(err.Error()) // without its kind: for ErrInUse the agent would wait without a budget
 	}
 }
 
-// abandonPersistence strikes from the journal what cannot be given back. The GPU works as well without.
+// abandonPersistence removes the GPU's persistence mode from the journal, since the agent cannot restore it. The GPU works as well without.
 func (g *GPUs) abandonPersistence(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step, err error) error {
 	g.Log.Warn("persistence mode cannot be turned on again", zap.Int("gpu", step.Index), zap.Error(err))
 	j := *seen.Journal
@@ -150,7 +150,7 @@ func (g *GPUs) abandonPersistence(ctx context.Context, seen state.Observed, want
 	return g.Ledger.Amend(ctx, seen, ledger.For(want, step.Kind), j)
 }
 
-// Snapshot reads the GPUs as they are now.
+// Snapshot reads the present state of the GPUs.
 func (g *GPUs) Snapshot(ctx context.Context) ([]nvml.GPU, error) {
 	call, cancel := context.WithTimeout(ctx, g.Settings.Timeouts.DriverCall)
 	defer cancel()

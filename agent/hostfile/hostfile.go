@@ -15,12 +15,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// patience is how long a disk may take that answers at all: an fsync behind a busy writer takes seconds.
+// patience is how long a working disk may take: an fsync behind a busy writer takes seconds.
 const patience = 10 * time.Second
 
-// What may come of asking the disk.
+// Errors of calls on the disk.
 var (
-	// ErrSilent means that the disk has not answered in time. A write that was asked for may still be done.
+	// ErrSilent means that the disk has not answered in time. It may still do a write later.
 	ErrSilent = errors.New("the disk does not answer")
 	// ErrUnsafe means that another user than the agent's could have written the file.
 	ErrUnsafe = errors.New("others than root can write it")
@@ -30,22 +30,22 @@ var (
 type File struct {
 	dir, name string
 	longest   int           // bytes
-	busy      chan struct{} // holds a token while a call works on the disk, also one that is not waited for any more
-	swept     bool          // what a killed process has left of a write is removed
+	busy      chan struct{} // holds a token while a call works on the disk, even if its caller does not wait any more
+	swept     bool          // the remains of a write of a killed process are removed
 
-	// Work runs the work on the disk; for tests of one that hangs.
+	// Work runs the work on the disk; tests of a disk that hangs replace it.
 	Work func(func())
 }
 
-// In is the file of a name in the directory, which is made when the file is first written. A longer one is never read.
+// In returns the file of a name in the directory, which the first Write creates. Read never reads more than longest bytes and one.
 func In(dir, name string, longest int) *File {
 	return &File{dir: filepath.Clean(dir), name: name, longest: longest, busy: make(chan struct{}, 1), Work: func(f func()) { f() }}
 }
 
-// Path is the file's.
+// Path returns the path of the file.
 func (f *File) Path() string { return filepath.Join(f.dir, f.name) }
 
-// Read gives what the file holds, at most one byte more than the longest that it may be, or nil where there is none. The error matches
+// Read returns the content of the file, at most one byte more than longest, or nil if there is no file. The error matches
 // ErrUnsafe or ErrSilent, or is the file system's.
 func (f *File) Read(ctx context.Context) ([]byte, error) { return within(ctx, f, f.read) }
 
@@ -56,7 +56,7 @@ func (f *File) Write(ctx context.Context, data []byte) error {
 	return err
 }
 
-// SetAside moves the file to another name beside it, and gives the path. It replaces what has that name.
+// SetAside moves the file to another name in its directory, and returns the path. It replaces a file of that name.
 func (f *File) SetAside(ctx context.Context, name string) (string, error) {
 	aside := filepath.Join(f.dir, name)
 	_, err := within(ctx, f, func() (struct{}, error) {
@@ -83,7 +83,7 @@ func (f *File) Remove(ctx context.Context) (bool, error) {
 	})
 }
 
-// within does the work on the disk, and waits for it up to the deadline. While a call hangs, no other is begun: an earlier write could
+// within does the work on the disk, and waits for it up to the deadline. While a call hangs, it begins no other: an earlier write could
 // otherwise come after a later one.
 func within[T any](ctx context.Context, f *File, work func() (T, error)) (T, error) {
 	var none T
@@ -139,7 +139,7 @@ func (f *File) read() ([]byte, error) {
 	return io.ReadAll(io.LimitReader(file, int64(f.longest)+1))
 }
 
-// open opens the directory, if others cannot write to it.
+// open opens the directory, if no other user can write to it.
 func (f *File) open() (*os.File, error) {
 	fd, err := unix.Open(f.dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	switch {
@@ -155,7 +155,7 @@ func (f *File) open() (*os.File, error) {
 	return dir, nil
 }
 
-// safe says who else could have written the file.
+// safe returns an error if another user could have written the file.
 func safe(file *os.File, kind uint32) error {
 	var stat unix.Stat_t
 	if err := unix.Fstat(int(file.Fd()), &stat); err != nil {
@@ -194,7 +194,7 @@ func (f *File) write(data []byte) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = file.Cleanup() }() // of what was renamed nothing is left
+	defer func() { _ = file.Cleanup() }() // after the rename there is nothing left to remove
 	if _, err := file.Write(data); err != nil {
 		return err
 	}
@@ -204,7 +204,7 @@ func (f *File) write(data []byte) error {
 	return dir.Sync()
 }
 
-// sweep removes what a process that was killed in the middle of a write has left.
+// sweep removes the temporary files of a process that was killed in the middle of a write.
 func (f *File) sweep() error {
 	if f.swept {
 		return nil

@@ -15,22 +15,22 @@ import (
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
-// Finder finds it.
+// Finder finds such leftovers.
 type Finder struct {
 	Record   *hostrecord.Keeper
 	Settings config.Settings
 	Clock    *steady.Clock
 
-	migManagerAt time.Time // when a mig-manager was last seen here
+	migManagerAt time.Time // when the agent last saw a mig-manager here
 }
 
-// Forget takes it that one was here a moment ago, which a new process cannot know.
+// Forget assumes that a mig-manager was here a moment ago: a new process does not know when it left.
 func (f *Finder) Forget(now time.Time) { f.migManagerAt = now }
 
-// SawMIGManager notes that one is here.
+// SawMIGManager notes that a mig-manager is here.
 func (f *Finder) SawMIGManager() { f.migManagerAt = f.Clock.Now() }
 
-// Orphan looks for remains on a node without a journal. A cordon that people want to keep is none.
+// Orphan looks for leftovers on a node without a journal. It leaves out a cordon that a user wants to keep.
 func (f *Finder) Orphan(seen *state.Observed) state.Orphan {
 	var o state.Orphan
 	if seen.Journal != nil {
@@ -42,7 +42,7 @@ func (f *Finder) Orphan(seen *state.Observed) state.Orphan {
 	o.Forged, o.Host = seen.Record.Forged, seen.Record.Owed
 	o.Labels = map[string]string{}
 	for _, label := range fence.LeftPaused(seen.Node, f.Record.Operands(f.Settings.Operands), fence.PausedValue) {
-		o.Labels[label] = fence.DeployedValue // no other value is paused
+		o.Labels[label] = fence.DeployedValue // an operand with any other value would not be paused
 	}
 	theirs := fence.LeftPaused(seen.Node, f.Settings.Operands, fence.PausedForMIGChange)
 	if !seen.Leftovers.Adopts || len(theirs) == 0 {
@@ -57,11 +57,11 @@ func (f *Finder) Orphan(seen *state.Observed) state.Orphan {
 	return o
 }
 
-// adoptAfter is how long a mig-manager has to be away until what it has left is ours: from one pod of a rollout to the next, none is
-// there for some seconds.
+// adoptAfter is how long a mig-manager has to be away until the agent adopts what it has left: during a rollout, none is there for some
+// seconds.
 const adoptAfter = time.Minute
 
-// Adopts reports whether what a mig-manager has left is ours to clear away: where people have said so, and none is there to do it.
+// Adopts reports whether the agent restores what a mig-manager has left: by its settings, and only if no mig-manager is there to do it.
 func (f *Finder) Adopts(pods []corev1.Pod) bool {
 	return slices.Contains(f.Settings.Recover.Adopt, config.AdoptMIGManager) && !state.RunsMIGManager(pods)
 }

@@ -1,8 +1,8 @@
-// Package legible makes text that others wrote fit to be shown: to people in a terminal or a condition, and to the API server, which
-// refuses what is not UTF-8 or too long.
+// Package legible makes text of other programs and users fit to be shown in a terminal or a condition, and fit for the API server, which
+// refuses text that is not UTF-8 or too long.
 //
-// Labels, annotations, files, names of processes and the last words of containers can hold anything: sequences that clear a screen,
-// characters that turn the reading direction round, a line feed that forges a row, and megabytes of it.
+// Labels, annotations, files, names of processes and termination messages of containers can hold anything: sequences that clear a screen,
+// characters that turn the reading direction round, a line feed that forges a row, and megabytes of text.
 package legible
 
 import (
@@ -17,13 +17,13 @@ import (
 // Longest is how many characters a condition or an Event may have.
 const Longest = 1024
 
-// Text is the text in one line: what is not printable is written as Go writes it in a string, as \x1b, \n or \u202e.
+// Text returns the text in one line. It writes unprintable characters as Go writes them in a string: \x1b, \n or \u202e.
 func Text(text string) string { return escaped(text, "") }
 
-// Lines is Text, but leaves line feeds and tabs, for what has more than one line rightly.
+// Lines is Text, but leaves line feeds and tabs, for texts that have several lines.
 func Lines(text string) string { return escaped(text, "\n\t") }
 
-// Printable reports whether the character moves no cursor, turns no direction and has a width.
+// Printable reports whether the character moves no cursor, does not change the reading direction, and has a width.
 func Printable(r rune) bool { return unicode.IsPrint(r) }
 
 func escaped(text, legal string) string {
@@ -49,7 +49,7 @@ func escaped(text, legal string) string {
 
 // Cut is Text with at most so many characters, the last of which is … where more were there.
 func Cut(text string, most int) string {
-	// A character has four bytes at most: what is behind is not worth the time.
+	// A character has four bytes at most: the text beyond that is never needed.
 	head, more := text, len(text) > most*utf8.UTFMax
 	if more {
 		end := most * utf8.UTFMax
@@ -65,7 +65,7 @@ func Cut(text string, most int) string {
 	return first(head, most-1) + "…"
 }
 
-// first are so many characters of the text, or all.
+// first returns the first n characters of the text, or all.
 func first(text string, n int) string {
 	for i := range text {
 		if n--; n < 0 {
@@ -75,8 +75,8 @@ func first(text string, n int) string {
 	return text
 }
 
-// Message is a text of any number of lines, as joined errors have, in one line of at most so many characters: the first of
-// them, which is never left out, as many more as there is room for, and how many are not shown.
+// Message returns a text of any number of lines, as joined errors have, in one line of at most so many characters: the first
+// line, which is never left out, as many more as there is room for, and how many lines are not shown.
 func Message(text string, most int) string {
 	text = strings.TrimSpace(text)
 	lines := strings.Count(text, "\n") + 1
@@ -84,7 +84,7 @@ func Message(text string, most int) string {
 		return Cut(text, most)
 	}
 	const separator = "; "
-	room := most - len(more(lines)) // as if none were shown, which takes most
+	room := most - len(more(lines)) // the note is longest if no line is shown
 	var b strings.Builder
 	shown, length := 0, 0
 	for line := range strings.Lines(text) {
@@ -118,10 +118,10 @@ func Counted(n int, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-// JSON is a text of JSON with what is not printable escaped as JSON escapes it. Encoders leave all that JSON allows in a string,
-// which are other control characters than the first, and those that turn the direction.
+// JSON returns a text of JSON with unprintable characters escaped as JSON escapes them. Encoders escape only the control characters below
+// space, and leave others, and those that change the reading direction.
 func JSON(text string) string {
-	fits := func(r rune) bool { return Printable(r) || r < ' ' } // outside of strings, white space; inside it is escaped already
+	fits := func(r rune) bool { return Printable(r) || r < ' ' } // a character below space is white space outside of strings: inside, the encoder has escaped it
 	if strings.IndexFunc(text, func(r rune) bool { return !fits(r) }) < 0 {
 		return text
 	}

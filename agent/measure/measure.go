@@ -1,4 +1,4 @@
-// Package measure takes the time of changes, by which the length of the next ones is estimated.
+// Package measure takes the time of changes, by which the agent estimates the length of the next ones.
 package measure
 
 import (
@@ -8,34 +8,34 @@ import (
 	"github.com/gpuslice/gpuslice/agent/api"
 )
 
-// kept is how many changes the estimate is made by.
+// kept is how many changes count for the estimate.
 const kept = 5
 
-// Change has the moments of the change that is under way. What another process saw of it is not known.
+// Change has the moments of the change that is under way, as far as this process has seen it.
 type Change struct {
 	touchedAt time.Time // when it first touched a GPU
-	provenAt  time.Time // when it was first seen to be done
+	provenAt  time.Time // when the agent first saw that it is done
 }
 
 // Forget drops both: the change is over, another begins, or the clock was set.
 func (c *Change) Forget(time.Time) { *c = Change{} }
 
-// Touches notes that a GPU is touched now, if none was before.
+// Touches notes that the change touches its first GPU now. Later calls do nothing.
 func (c *Change) Touches(now time.Time) {
 	if c.touchedAt.IsZero() {
 		c.touchedAt = now
 	}
 }
 
-// IsProven notes that the change is done now, unless it was done before: what others keep the node for after that is no time that the change takes.
+// IsProven notes that the change is done now. Later calls do nothing: the time for which other tools keep the node after that does not count.
 func (c *Change) IsProven(now time.Time) {
 	if c.provenAt.IsZero() {
 		c.provenAt = now
 	}
 }
 
-// With adds the change, which started then and ends now, to those before it. How long one took that another process has begun to carry out is not
-// known.
+// With adds the change, which started then and ends now, to those before it. It leaves out a change of which another process has touched the
+// GPUs: its time is not known.
 func (c *Change) With(before []api.Took, started time.Time) []api.Took {
 	if c.touchedAt.IsZero() {
 		return before

@@ -1,4 +1,5 @@
-// Package nodekeys has the labels and taints that a profile puts on its node, and tells them from those of others.
+// Package nodekeys has the labels and taints that the agent puts on its node for a profile, and tells them from those of users and other
+// programs.
 package nodekeys
 
 import (
@@ -21,8 +22,8 @@ type Keys struct {
 	Taints []corev1.Taint    `json:"taints,omitempty"`
 }
 
-// Noted are the keys that a profile has put on the node, as its annotation says. Others can write it, so only keys count that one of the
-// profiles has.
+// Noted returns the keys that the agent has put on the node for a profile, by the node's annotation. Other programs can write that, so only keys
+// count that one of the profiles has.
 func Noted(node *corev1.Node, profiles map[string]config.Profile) Keys {
 	var noted, out Keys
 	if err := json.Unmarshal([]byte(node.Annotations[config.AnnotationPublished]), &noted); err != nil {
@@ -47,7 +48,7 @@ func Noted(node *corev1.Node, profiles map[string]config.Profile) Keys {
 	return out
 }
 
-// And adds the keys of others that it has not.
+// And adds the others' keys that k does not have.
 func (k Keys) And(others Keys) Keys {
 	out := Keys{Labels: maps.Clone(k.Labels), Taints: slices.Clone(k.Taints)}
 	for key, value := range others.Labels {
@@ -70,7 +71,7 @@ func taintAt(taints []corev1.Taint, t corev1.Taint) int {
 	return slices.IndexFunc(taints, func(u corev1.Taint) bool { return u.MatchTaint(&t) })
 }
 
-// Foreign names a label or taint that the profile sets and somebody else has set otherwise.
+// Foreign names a label or taint that the profile sets, and that a user or another program has set to another value.
 func Foreign(node *corev1.Node, ours, want Keys) string {
 	for _, key := range slices.Sorted(maps.Keys(want.Labels)) {
 		value, there := node.Labels[key]
@@ -87,8 +88,8 @@ func Foreign(node *corev1.Node, ours, want Keys) string {
 	return ""
 }
 
-// Settled is the node's labels and taints with those of the profile, and the note of which of them are ours: what stood there before as
-// the profile has it is not, and stays when the profile goes.
+// Settled returns the node's labels and taints with those of the profile, and the note of which of them the agent has set: a key that the node
+// had before with the profile's value is not among these, and stays when the profile goes.
 func Settled(node *corev1.Node, ours, want Keys) (labels map[string]*string, taints []corev1.Taint, note Keys) {
 	labels, note.Labels = settledLabels(node, ours, want)
 	taints, note.Taints = settledTaints(node, ours, want)
@@ -144,9 +145,9 @@ func Unpublished(node *corev1.Node, ours, want Keys) bool {
 
 func sameTaint(a, b corev1.Taint) bool { return a.MatchTaint(&b) && a.Value == b.Value }
 
-// Patch is the guarded update that writes them, and what of the node is ours then.
+// Patch returns the guarded update that writes the profile's labels and taints, and the keys that are the agent's then.
 func Patch(node *corev1.Node, ours, want Keys) (body []byte, note Keys, err error) {
-	if foreign := Foreign(node, ours, want); foreign != "" { // set since the node was looked at
+	if foreign := Foreign(node, ours, want); foreign != "" { // another program has set it since the agent has observed the node
 		return nil, note, apierrors.NewConflict(corev1.Resource("nodes"), node.Name, errors.New(foreign))
 	}
 	labels, taints, note := Settled(node, ours, want)
@@ -183,7 +184,7 @@ func (k Keys) encode() (string, error) {
 	return string(b), nil
 }
 
-// String lists them for people.
+// String lists the keys for messages.
 func (k Keys) String() string {
 	var parts []string
 	for _, key := range slices.Sorted(maps.Keys(k.Labels)) {

@@ -1,5 +1,6 @@
-// Package nodewrite writes the agent's node. Metadata and spec: by patches that are guarded by the version of the node that they were made for,
-// and sent again where others write in between what does not matter here. Conditions: each by itself, whatever others write.
+// Package nodewrite writes the agent's node. It writes metadata and spec by patches that name the version of the node that they were made for,
+// and repeats them if another program has written something in between that does not matter here. It writes each condition by itself, whatever
+// other programs write.
 package nodewrite
 
 import (
@@ -30,7 +31,7 @@ const FieldManager = "gpuslice-agent"
 type Writer struct {
 	Client  kubernetes.Interface
 	Timeout time.Duration      // of a write with all its tries
-	Saw     func(*corev1.Node) // is told the node as each write has left it; may be nil
+	Saw     func(*corev1.Node) // called with the node as each write has left it; may be nil
 }
 
 // Patch sends one write of the node's metadata and spec.
@@ -39,14 +40,14 @@ func (w Writer) Patch(ctx context.Context, node *corev1.Node, write func(*corev1
 	return err
 }
 
-// Patched is Patch, and the node as it is then. Others write to the node too, some many times in a second: where nothing has changed that
-// counts here, the write is as right for the node as it is now.
+// Patched is Patch, and returns the node as it is then. Other programs write to the node, some many times in a second: if nothing has changed
+// that the agent decides by, it repeats the write for the new version of the node.
 func (w Writer) Patched(ctx context.Context, node *corev1.Node, write func(*corev1.Node) ([]byte, error)) (*corev1.Node, error) {
 	return w.patchedWhile(ctx, node, alike, write)
 }
 
-// LabelsWhile sets labels of the node, and takes away those that are nil, as long as the node is the same in what they rest on, whatever else has
-// been written there since. When it is not, nothing is written, and that is no error: the next look is at the node as it is.
+// LabelsWhile sets labels of the node, and removes those that are nil, as long as same says that nothing has changed that the labels rest on. If
+// it has, LabelsWhile writes nothing and returns no error: the next pass observes the node anew.
 func (w Writer) LabelsWhile(ctx context.Context, node *corev1.Node, same func(a, b *corev1.Node) bool, labels map[string]*string) error {
 	differs := false
 	still := func(a, b *corev1.Node) bool {
@@ -80,11 +81,11 @@ func (w Writer) patchedWhile(ctx context.Context, node *corev1.Node, same func(a
 	return w.once(api, current, write)
 }
 
-// conflicts is how often a write is tried again at once.
+// conflicts is how often the agent repeats a write at once after a conflict.
 const conflicts = 10
 
-// alike reports whether the same is decided by both looks at a node: nothing differs but status, and taints, labels and annotations
-// that are not read here.
+// alike reports whether the agent decides the same by both states of a node: they differ only in the status, and in taints, labels and
+// annotations that the agent does not read.
 func alike(a, b *corev1.Node) bool {
 	whoseA, _, _ := fence.Cordoner(a)
 	whoseB, _, _ := fence.Cordoner(b)
@@ -96,7 +97,7 @@ func alike(a, b *corev1.Node) bool {
 			return false
 		}
 	}
-	// Labels of operands are compared with all of NVIDIA's, so markers are looked for without them.
+	// Labels of operands are among NVIDIA's labels, which are compared below, so Markers need not look for them.
 	return a.UID == b.UID && whoseA == whoseB &&
 		a.Spec.Unschedulable == b.Spec.Unschedulable && equality.Semantic.DeepEqual(ourTaints(a), ourTaints(b)) &&
 		slices.EqualFunc(fence.Markers(a, nil), fence.Markers(b, nil), sameMarker) && maps.Equal(nvidia(a.Labels), nvidia(b.Labels))
@@ -110,7 +111,7 @@ func ourTaints(node *corev1.Node) []corev1.Taint {
 	})
 }
 
-// nvidia are the labels that something is decided by.
+// nvidia returns the labels of NVIDIA's programs by which the agent decides.
 func nvidia(labels map[string]string) map[string]string {
 	out := maps.Clone(labels)
 	maps.DeleteFunc(out, func(key, _ string) bool {
@@ -162,7 +163,7 @@ func (w Writer) Conditions(ctx context.Context, name string, conditions []corev1
 	return nil
 }
 
-// Annotations is a merge patch that sets annotations, takes away those that are nil, and leaves all others alone.
+// Annotations returns a merge patch that sets annotations, removes those that are nil, and leaves all others alone.
 func Annotations(annotations map[string]*string) ([]byte, error) {
 	return json.Marshal(map[string]any{"metadata": map[string]any{"annotations": annotations}})
 }

@@ -1,4 +1,4 @@
-// Package part is what the agent's loop knows of those that watch something of the node besides the change: what it has them do, and when.
+// Package part has the interfaces by which the agent's loop calls its parts, which watch something of the node besides the change.
 package part
 
 import (
@@ -14,21 +14,21 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Part watches something of the node besides the change, and tells of it by conditions of its own, by Events and by metrics.
+// Part watches something of the node besides the change, and reports it by conditions of its own, by Events and by metrics.
 type Part interface {
-	// Look takes a look, in each pass that has seen all of the node.
+	// Look takes what the pass has observed. The loop calls it in each pass that has observed all of the node.
 	Look(ctx context.Context, node *corev1.Node, gpus []nvml.GPU, pods []corev1.Pod, with []holders.Pod)
-	// LookAgain takes a look between two passes, and reports whether there is something to tell.
+	// LookAgain looks between two passes, and reports whether there is something to report.
 	LookAgain(ctx context.Context) bool
-	// Conditions are those that differ from what the node shows, or, on beat, all. Complete means that all of the node was seen; silent is
-	// why nothing can be said of the GPUs, or empty.
+	// Conditions returns the conditions that differ from those on the node, or, on beat, all. Complete means that the pass has observed all
+	// of the node; silent says why the agent can say nothing about the GPUs, or is empty.
 	Conditions(node *corev1.Node, complete bool, silent string, beat bool) []corev1.NodeCondition
-	// Forget drops what depends on times that the clock gave.
+	// Forget drops what was computed from earlier times of the clock.
 	Forget(now time.Time)
 	prometheus.Collector
 }
 
-// Watcher is a part that watches between the passes, too. Poke wakes the loop.
+// Watcher is a part that watches between the passes, too. It calls poke to wake the loop.
 type Watcher interface {
 	Watch(ctx context.Context, poke func())
 }
@@ -37,7 +37,7 @@ type Watcher interface {
 // it finds, in place of each event of the driver.
 type DriverWatcher interface {
 	Through(driver nvml.Driver) nvml.Driver
-	// Recovered says, of each GPU with which nothing is wrong any more, when something last was.
+	// Recovered returns, for each GPU that is well again, when it was last unhealthy.
 	Recovered() map[nvml.UUID]time.Time
 }
 
@@ -49,7 +49,7 @@ type UseWatcher interface {
 // All are the parts of an agent.
 type All []Part
 
-// Watch has those watch between the passes that do, each beside the others.
+// Watch starts the watches of all parts that are Watchers, each in a goroutine.
 func (all All) Watch(ctx context.Context, beside func(ctx context.Context, watch func(ctx context.Context, poke func()))) {
 	for _, p := range all {
 		if w, watches := p.(Watcher); watches {
@@ -58,26 +58,26 @@ func (all All) Watch(ctx context.Context, beside func(ctx context.Context, watch
 	}
 }
 
-// Look is Part.Look of all.
+// Look calls Part.Look of all parts.
 func (all All) Look(ctx context.Context, node *corev1.Node, gpus []nvml.GPU, pods []corev1.Pod, with []holders.Pod) {
 	for _, p := range all {
 		p.Look(ctx, node, gpus, pods, with)
 	}
 }
 
-// LookAgain has them look until one has something to tell, and reports whether one has.
+// LookAgain calls Part.LookAgain until one part has something to report, and returns whether one has.
 func (all All) LookAgain(ctx context.Context) bool {
 	return slices.ContainsFunc(all, func(p Part) bool { return p.LookAgain(ctx) })
 }
 
-// Forget is Part.Forget of all.
+// Forget calls Part.Forget of all parts.
 func (all All) Forget(now time.Time) {
 	for _, p := range all {
 		p.Forget(now)
 	}
 }
 
-// Recovered is that of the part that watches the driver.
+// Recovered asks the part that watches the driver.
 func (all All) Recovered() map[nvml.UUID]time.Time {
 	for _, p := range all {
 		if w, watches := p.(DriverWatcher); watches {
@@ -87,7 +87,7 @@ func (all All) Recovered() map[nvml.UUID]time.Time {
 	return nil
 }
 
-// Uses are those of the part that knows them.
+// Uses asks the part that knows which pod uses how much.
 func (all All) Uses() []api.Use {
 	for _, p := range all {
 		if w, watches := p.(UseWatcher); watches {

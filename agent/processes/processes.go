@@ -1,4 +1,4 @@
-// Package processes finds who holds the GPUs of the node beside what kubelet says: processes of the host that have them open.
+// Package processes finds the processes of the host that have the node's GPUs open, beside what kubelet says of pods.
 package processes
 
 import (
@@ -17,31 +17,31 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Finder looks for them.
+// Finder finds such processes.
 type Finder struct {
 	Processes holders.Processes
 	Settings  config.Settings
 	Clock     *steady.Clock
 
 	foundFree map[string]time.Time // the last scan that found no process on the device; valid for freeFor
-	unowned   throttledNames       // processes of no pod that hold what is to go
+	unowned   throttledNames       // processes that belong to no pod and hold a device which goes
 }
 
-// Forget drops what depends on times that the clock gave.
+// Forget drops what was computed from earlier times of the clock.
 func (f *Finder) Forget(time.Time) {
 	clear(f.foundFree)
 	f.unowned = throttledNames{}
 }
 
-// HeldBy adds to an error who holds the GPU. That nobody can be found is added too: a client that no list shows is what
-// people look for longest.
+// HeldBy adds the processes that hold the GPU to an error. If it finds none, it adds that, too: users search longest for a
+// client that no list shows.
 func (f *Finder) HeldBy(ctx context.Context, seen state.Observed, step plan.Step, held error) error {
 	gpu, ok := seen.GPU(step.GPU)
 	if !ok {
 		return held
 	}
 	reported := reportedOn(gpu, step)
-	search, cancel := context.WithTimeout(ctx, f.Settings.Timeouts.DriverCall) // of a table with any number of processes
+	search, cancel := context.WithTimeout(ctx, f.Settings.Timeouts.DriverCall) // the table may have any number of processes
 	defer cancel()
 	clients, err := f.Processes.Holders(search, []holders.Sought{{Device: string(gpu.UUID), Reported: reported, Minor: gpu.Minor}})
 	clients = slices.DeleteFunc(clients, func(c holders.Client) bool {
@@ -67,8 +67,8 @@ func (f *Finder) HeldBy(ctx context.Context, seen state.Observed, step plan.Step
 	}
 }
 
-// reportedOn lists the processes that the driver reports in the way of the step. A process of another instance does not
-// hold one that is to be destroyed, nor does one of another part.
+// reportedOn lists the processes that are in the way of the step by the driver. A process on another instance, or on another part,
+// does not hold the one that the step destroys.
 func reportedOn(gpu nvml.GPU, step plan.Step) []int {
 	found := nvml.PIDs(gpu.Processes)
 	for _, i := range gpu.Instances {
@@ -80,7 +80,7 @@ func reportedOn(gpu nvml.GPU, step plan.Step) []int {
 	return found
 }
 
-// blockingProcesses are the processes of an instance that are in the way of the step.
+// blockingProcesses returns the processes on an instance that are in the way of the step.
 func blockingProcesses(i nvml.Instance, step plan.Step) []nvml.Process {
 	if at := slices.IndexFunc(i.Devices, func(d nvml.Device) bool { return d.Part == step.Part }); step.OnPart() && at >= 0 {
 		return i.ProcessesOn(i.Devices[at])
@@ -88,12 +88,12 @@ func blockingProcesses(i nvml.Instance, step plan.Step) []nvml.Process {
 	return i.Processes
 }
 
-// freeFor is how long a look at the process table that found nothing counts. A change of eight GPUs takes some fifty steps,
-// and a table with 200,000 open files takes two seconds to read. The driver refuses in any case what is in use.
+// freeFor is how long a look at the process table that has found nothing counts. A change of eight GPUs takes some fifty steps,
+// and a table with 200,000 open files takes two seconds to read. The driver refuses in any case to change a device in use.
 const freeFor = 5 * time.Second
 
-// Observe adds to the look who holds what goes by processes and open files, whatever kubelet says. A table that cannot
-// be read is no error here: what cannot be looked at counts as busy, and is waited for.
+// Observe adds to the observation which processes hold the devices that go, by the driver and by open files, whatever kubelet says. If it
+// cannot read the process table, it returns no error: the devices count as busy, and the agent waits.
 func (f *Finder) Observe(ctx context.Context, seen *state.Observed, taken []plan.Taken) {
 	now := f.Clock.Now()
 	sought := seen.Sought(taken)
@@ -113,8 +113,8 @@ func (f *Finder) Observe(ctx context.Context, seen *state.Observed, taken []plan
 	seen.Holders.Pods = holders.GPUPods(seen.Pods, seen.Kubelet.Assigned, seen.Holders.Processes)
 }
 
-// Unowned names the processes that compute on what goes, while no pod has it that could be evicted and no unit that could
-// be stopped. People have to end them. One that the process table does not show has mostly just ended.
+// Unowned names the processes that compute on a device which goes, and belong to no pod that the agent could evict and no unit that it could
+// stop. A user has to end them. A process that the process table does not show has mostly just ended.
 func (f *Finder) Unowned(seen state.Observed) []string {
 	held := map[string]bool{}
 	for _, p := range seen.Holders.Pods {
@@ -134,8 +134,8 @@ func (f *Finder) Unowned(seen state.Observed) []string {
 	return f.unowned.of(holders.NameClients(strange, seen.Pods), f.Clock.Now())
 }
 
-// ObserveClients picks the pods that keep the library open without having a GPU, by the selectors of the settings. One that the fence
-// does not keep away cannot be sent away.
+// ObserveClients finds the pods that keep the library open without having a GPU, by the selectors of the settings. It leaves out pods that
+// tolerate the fence: the agent cannot send them away.
 func (f *Finder) ObserveClients(seen *state.Observed) {
 	for i := range seen.Pods {
 		pod := &seen.Pods[i]
@@ -148,13 +148,13 @@ func (f *Finder) ObserveClients(seen *state.Observed) {
 	}
 }
 
-// throttledNames are names that people were told, and when.
+// throttledNames are names that the agent has reported, and when.
 type throttledNames struct {
 	names []string
 	at    time.Time
 }
 
-// of returns the names, or for a while those from before: processes that are started again and again have another pid each time.
+// of returns the names, or for a while those from before: a process that is restarted again and again has another pid each time.
 func (t *throttledNames) of(names []string, now time.Time) []string {
 	if len(t.names) == 0 || now.Sub(t.at) >= outcome.InUseNews {
 		t.names, t.at = names, now

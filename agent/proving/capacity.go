@@ -23,7 +23,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
-// missing says what is missing of the capacity, with the cause and what people can do where that is known.
+// missing says what is missing of the capacity, with the cause and what a user can do, if that is known.
 func (p *Prover) missing(seen state.Observed) (reason config.Reason, text string) {
 	if seen.LacksDevicePlugin() {
 		return config.ReasonNoDevicePlugin, fmt.Sprintf("%s; %s (%s)", state.NoPluginOffers, p.DevicePlugin.Advice(seen), seen.Blockers())
@@ -34,11 +34,11 @@ func (p *Prover) missing(seen state.Observed) (reason config.Reason, text string
 	return config.ReasonCapacityMismatch, seen.Blockers() + "; " + cmp.Or(p.DevicePlugin.Unstarted(seen), "see the device plugin's log on this node")
 }
 
-// causePatience is how long capacity is missing before a cause is told of it in the middle of a change: by then kubelet has forgotten what
-// the device plugin offered before, and the next one has begun to offer.
+// causePatience is how long capacity is missing before the agent reports a cause in the middle of a change: by then kubelet has forgotten what
+// the former device plugin offered, and the next one has begun to offer.
 const causePatience = 10 * time.Second
 
-// OtherStrategy names the strategy under which the device plugin evidently runs, and where to set the one that is needed.
+// OtherStrategy names the strategy under which the device plugin runs by what it offers, and where a user sets the right one.
 func (p *Prover) OtherStrategy(seen state.Observed, under config.MIGStrategy) string {
 	set := fmt.Sprintf("set MIG_STRATEGY=%[1]s in the environment of its DaemonSet, or flags.migStrategy: %[1]s in its config", seen.Capacity.Strategy)
 	switch told := seen.ExplicitStrategy(); {
@@ -52,8 +52,8 @@ func (p *Prover) OtherStrategy(seen state.Observed, under config.MIGStrategy) st
 	return fmt.Sprintf("the device plugin runs under the MIG strategy %s, by what it offers, and %s is needed: %s", under, seen.Capacity.Strategy, set)
 }
 
-// RemoveStaleResources removes resources of former configs from the node object, where the settings say so. Kubelet does not put back
-// what it has forgotten, which takes it five minutes: until then the capacity is not 0, and is left to it.
+// RemoveStaleResources removes resources of former configs from the node object, if the settings say so. Kubelet forgets a resource after five
+// minutes, and does not put it back then: the agent removes only resources whose capacity is 0, which kubelet has forgotten.
 func (p *Prover) RemoveStaleResources(ctx context.Context, seen state.Observed, converged bool) {
 	if p.Settings.StaleResources != config.StaleResourcesRemove || !converged {
 		return
@@ -86,7 +86,7 @@ func (p *Prover) RemoveStaleResources(ctx context.Context, seen state.Observed, 
 	p.Events.Nodef(seen.Node, corev1.EventTypeNormal, config.ReasonReleased, "removed resources of former configs from the node, as staleResources: remove says: %s", strings.Join(names, ", "))
 }
 
-// Await says what is missing until the look that finds nothing.
+// Await returns what is missing, until a look finds that nothing is.
 func (p *Prover) Await(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
 	now := p.Clock.Now()
 	if p.began.IsZero() {
@@ -102,7 +102,7 @@ func (p *Prover) Await(ctx context.Context, seen state.Observed, want state.Desi
 	if seen.Journal == nil {
 		return &outcome.Waiting{Reason: reason, Message: missing, After: outcome.DriverRetry}
 	}
-	// A fresh node has nothing to go back to, and its first plugin may wait for a driver that is still being installed.
+	// A node that has just been registered has no former config, and its first plugin may wait for a driver that is still being installed.
 	fresh := seen.Journal.Startup != nil && !want.Undo
 	until := p.began.Add(p.Settings.Timeouts.Capacity)
 	if err := p.mendPlugin(ctx, seen, want, step, fresh); err != nil {
@@ -132,8 +132,8 @@ func (p *Prover) Await(ctx context.Context, seen state.Observed, want state.Desi
 	}
 }
 
-// mendPlugin ends a change whose config the device plugin does not run by. Otherwise, for want of capacity, it evicts the plugin once: one
-// has been seen to register and to be forgotten by kubelet.
+// mendPlugin ends a change if the device plugin does not run by its new config. Otherwise, if capacity is missing, it evicts the plugin once:
+// kubelet sometimes forgets a plugin that has registered.
 func (p *Prover) mendPlugin(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step, fresh bool) error {
 	if fails := p.DevicePlugin.Fails(seen); fails != "" && seen.Journal.ChangesPlugin() && !want.Undo {
 		return &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonPluginFailed, Message: "the device plugin does not run by its new config: " + fails}

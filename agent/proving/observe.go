@@ -1,5 +1,5 @@
-// Package proving has the capacity proven: what kubelet offers is compared with the hardware and with what is wanted, and a change waits until two
-// looks agree.
+// Package proving proves the capacity: it compares what kubelet offers with the hardware and with the desired sharing, and a change waits until
+// two looks agree.
 package proving
 
 import (
@@ -29,30 +29,30 @@ type Prover struct {
 	Log          *zap.Logger
 
 	proof     capacity.Proof
-	began     time.Time // the present wait for capacity; zero if none is under way
-	restarted bool      // the device plugin was started anew for want of capacity
+	began     time.Time // when the present wait for capacity began; zero if there is none
+	restarted bool      // the agent has restarted the device plugin, since capacity was missing
 }
 
-// Forget drops what depends on times that the clock gave.
+// Forget drops what was computed from earlier times of the clock.
 func (p *Prover) Forget(now time.Time) {
 	p.proof.Forget(now)
 	p.began = time.Time{}
 }
 
-// Follow takes over the looks that have been counted.
+// Follow takes over the looks that Prove has counted.
 func (p *Prover) Follow(proof capacity.Proof) { p.proof = proof }
 
-// ProveAnew has what was proven proven again.
+// ProveAnew makes the agent prove the capacity again.
 func (p *Prover) ProveAnew() { p.proof.Agreed = 0 }
 
-// Pause has the wait for capacity begin anew: what is not seen takes none of its time.
+// Pause makes the wait for capacity begin anew: time in which the agent cannot see the node does not count.
 func (p *Prover) Pause() { p.began = time.Time{} }
 
 // End ends the wait for capacity.
 func (p *Prover) End() { p.began, p.restarted = time.Time{}, false }
 
-// featurePatience is how long the labels of GPU feature discovery are waited for: it looks each minute, and node feature discovery
-// carries over what it finds. They are a hint that pods are placed by, and no proof.
+// featurePatience is how long the agent waits for the labels of GPU feature discovery: that looks each minute, and node feature discovery
+// copies what it finds to the node. Pods may select nodes by these labels, but they prove nothing.
 const featurePatience = 90 * time.Second
 
 // awaitFeatures treats stale labels of GPU feature discovery as missing capacity for up to featurePatience, in the middle of a change.
@@ -73,7 +73,7 @@ func (p *Prover) awaitFeatures(seen *state.Observed, want *state.DesiredPlugin) 
 	}
 }
 
-// Prove compares the capacity with the hardware, and with the sharing that is wanted, if any is known.
+// Prove compares the capacity with the hardware, and with the desired sharing, if that is known.
 func (p *Prover) Prove(seen *state.Observed, want *state.DesiredPlugin) {
 	seen.Capacity.Strategy = p.DevicePlugin.Strategy(*seen, want)
 	switch {

@@ -1,4 +1,4 @@
-// Package publish writes the labels and taints of a profile to the node, and takes them away again.
+// Package publish writes the labels and taints of a profile to the node, and removes them again.
 package publish
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/steady"
 )
 
-// Publisher does so for one node.
+// Publisher publishes on one node.
 type Publisher struct {
 	Nodes  nodewrite.Writer
 	Record *hostrecord.Keeper
@@ -23,8 +23,8 @@ type Publisher struct {
 	Clock  *steady.Clock
 }
 
-// Noted are the keys that a profile has put on the node, of an agent that kept no record of its host, as before an upgrade, or on a host
-// that was installed anew.
+// Noted returns the keys of a profile by the node's annotation. It is for a host without a record: an older agent kept none, and a host that
+// was installed anew has lost it.
 func (p *Publisher) Noted(seen *state.Observed) nodekeys.Keys {
 	profiles, err := seen.CatalogOfProfiles()
 	if err != nil {
@@ -33,8 +33,8 @@ func (p *Publisher) Noted(seen *state.Observed) nodekeys.Keys {
 	return nodekeys.Noted(seen.Node, profiles)
 }
 
-// Publish writes the profile's labels and taints to the node. The host's record has those that will be ours before, and those that are
-// after.
+// Publish writes the profile's labels and taints to the node. Before that it adds them to the host's record, and after it removes those of the
+// former profile from there.
 func (p *Publisher) Publish(ctx context.Context, seen state.Observed, want state.Desired) error {
 	ours, purpose := seen.Record.Published, ledger.For(want, plan.PublishNodeKeys)
 	_, _, note := nodekeys.Settled(seen.Node, ours, *want.Keys)
@@ -54,7 +54,7 @@ func (p *Publisher) Publish(ctx context.Context, seen state.Observed, want state
 	switch {
 	case err == nil:
 		p.Ledger.Learn(ctx, hostrecord.LearntOf(seen.Record.Status, note))
-	case ledger.Refused(err): // what stands there now is of somebody else
+	case ledger.Refused(err): // the keys are not on the node
 		p.Ledger.Learn(ctx, hostrecord.LearntOf(seen.Record.Status, ours))
 	}
 	return err

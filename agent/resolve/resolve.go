@@ -1,4 +1,4 @@
-// Package resolve turns the labels of the node into what each GPU and the device plugin are to be.
+// Package resolve turns the labels of the node into the desired state of each GPU and of the device plugin.
 package resolve
 
 import (
@@ -24,15 +24,15 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Resolver reads them.
+// Resolver resolves the labels of one node.
 type Resolver struct {
 	Parse        func(data []byte) (map[string]config.MIGConfig, error) // reads a file in mig-parted's format
 	DevicePlugin *deviceplugin.Plugin
 	Settings     config.Settings
 }
 
-// Desired turns labels into targets. A bad wish is a *Stalled error, which is told and disturbs nothing. Any error ends a
-// change that is under way.
+// Desired turns labels into targets. A bad wish is a *Stalled error, which the agent reports, and which disturbs nothing. Any error ends
+// a change that is under way.
 func (r *Resolver) Desired(ctx context.Context, seen *state.Observed) (state.Desired, error) {
 	want, pluginKey := r.Asked(seen.Node)
 	if seen.Journal != nil && seen.Journal.Plugin != nil {
@@ -72,8 +72,8 @@ func (r *Resolver) Desired(ctx context.Context, seen *state.Observed) (state.Des
 	return want, nil
 }
 
-// AskPlugin adds to the wish what is asked of the device plugin's config, and says by what it is asked where there is no way to give it
-// any. Where the plugin is kept away because the node has just been registered, that comes later.
+// AskPlugin adds the device plugin's config to the desired state. If the agent cannot give the plugin a config, the error names what asks for
+// it. If the startup taint keeps the plugin away from a new node, AskPlugin leaves the config for later.
 func (r *Resolver) AskPlugin(ctx context.Context, seen *state.Observed, want *state.Desired, by string, ask func() (*state.DesiredPlugin, error)) error {
 	r.DevicePlugin.Observe(ctx, seen)
 	var err error
@@ -89,7 +89,7 @@ func (r *Resolver) AskPlugin(ctx context.Context, seen *state.Observed, want *st
 	return err
 }
 
-// Asked is what the node's labels name, and by what they name it: a profile alone, or a MIG config and a config of the device plugin.
+// Asked returns the label that counts and the config that it names: a profile alone, or a MIG config and a config of the device plugin.
 func (r *Resolver) Asked(node *corev1.Node) (want state.Desired, pluginKey string) {
 	if name := node.Labels[config.LabelProfile]; name != "" {
 		return state.Desired{Label: config.LabelProfile, Name: name}, ""
@@ -108,17 +108,17 @@ func (r *Resolver) Asked(node *corev1.Node) (want state.Desired, pluginKey strin
 		want.Name += api.DesiredSeparator + pluginKey
 	}
 	if want.Name != "" {
-		want.Keys = &nodekeys.Keys{} // those of a profile go when something else is asked for
+		want.Keys = &nodekeys.Keys{} // the keys of a profile go when the label of another config counts
 	}
 	return want, pluginKey
 }
 
-// migName is the MIG config of a wish that may be joined with a config of the device plugin.
+// migName returns the name of the MIG config in a name that may be joined with that of a config of the device plugin.
 func migName(name, pluginKey string) string {
 	return strings.TrimSuffix(name, api.DesiredSeparator+pluginKey)
 }
 
-// Apply adds what a profile asks for besides the geometry, which is that of the GPUs after.
+// Apply adds what a profile asks for besides the geometry. After holds the GPUs as the profile cuts them.
 func (r *Resolver) Apply(ctx context.Context, seen *state.Observed, want *state.Desired, profile config.Profile, after []nvml.GPU) error {
 	if want.Label != config.LabelProfile {
 		return nil
@@ -140,8 +140,8 @@ func (r *Resolver) Apply(ctx context.Context, seen *state.Observed, want *state.
 	return r.AskPlugin(ctx, seen, want, fmt.Sprintf("label %s=%s", want.Label, want.Name), func() (*state.DesiredPlugin, error) { return r.DevicePlugin.SharingOf(seen, profile, after) })
 }
 
-// Wishes is what a label asks of each GPU. A name may mean something else once a file can be read that cannot be now, so nothing is done
-// by a catalog of which a part is missing that counts for the name. The profile is that of the name, if there is one.
+// Wishes returns what a label asks of each GPU, and the profile of the name, if there is one. It returns an error if it cannot read a file that
+// counts for the name: with that file, the name may mean something else.
 func (r *Resolver) Wishes(seen state.Observed, label, name string) (
 	profile config.Profile, wishes map[nvml.UUID]nvml.Wish, beyond []int, err error,
 ) {
@@ -159,8 +159,8 @@ func (r *Resolver) Wishes(seen state.Observed, label, name string) (
 	return profile, wishes, beyond, nil
 }
 
-// catalog joins what the hardware offers with the administrator's files, as far as they count for the name. The error says what is wrong
-// with a file.
+// catalog joins the configs that the agent generates for the hardware with the administrator's files, as far as they count for the name. The error
+// says what is wrong with a file.
 func (r *Resolver) catalog(seen state.Observed, label, name string) (config.Catalog, error) {
 	var profiles map[string]config.Profile
 	var err error
@@ -170,7 +170,7 @@ func (r *Resolver) catalog(seen state.Observed, label, name string) (config.Cata
 		}
 	}
 	var custom map[string]config.MIGConfig
-	if _, isProfile := profiles[name]; !isProfile { // which goes before a MIG config of its name, and needs none
+	if _, isProfile := profiles[name]; !isProfile { // a profile wins over a MIG config of the same name, and needs no MIG config
 		err = seen.Files.Configs.Read(func(data []byte) (err error) {
 			custom, err = r.Parse(data)
 			return err
@@ -196,7 +196,7 @@ func fingerprint(want state.Desired, wishes map[nvml.UUID]nvml.Wish) string {
 	return hex.EncodeToString(h.Sum(nil)[:6])
 }
 
-// untoleratedTaint names a taint that would keep the device plugin away when it is started the next time.
+// untoleratedTaint names a taint that would keep the device plugin's next pod away.
 func untoleratedTaint(seen state.Observed, taints []corev1.Taint) string {
 	for _, pod := range slices.Concat(seen.DevicePlugin.Pods, seen.DevicePlugin.MPSDaemons) {
 		for _, t := range taints {

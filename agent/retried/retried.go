@@ -1,5 +1,5 @@
-// Package retried sends a request to the API server again that has failed for a cause of the moment: too many requests, an error of the
-// server or of what stands before it, an answer of which the end is missing.
+// Package retried repeats a request to the API server that has failed for a transient cause: too many requests, an error of the
+// server or of a proxy before it, an answer of which the end is missing.
 package retried
 
 import (
@@ -15,16 +15,15 @@ import (
 )
 
 const (
-	// tries is how often a request is sent at most. Where half of all fail, one in sixty does not come through.
+	// tries is how often Do sends a request at most. If half of all requests fail, one in sixty does not succeed.
 	tries = 6
 	// firstPause is the pause before the second try. It doubles with each further one.
 	firstPause = 50 * time.Millisecond
 )
 
-// Do sends the request until it succeeds, fails for a cause that stays, or has been sent six times, for as long as ctx lasts; then the
-// error is an *Unanswered. The pauses
-// are together some two seconds, and longer where the server asks for it. The request may have been done though it failed: it has to be one
-// that can be sent twice.
+// Do sends the request until it succeeds, fails for a permanent cause, or has been sent six times, as long as ctx lasts; in the last case the
+// error is an *Unanswered. The pauses add up to some two seconds, and more if the server asks for it. The server may have performed a request
+// that failed: so the request must be one that can be sent twice.
 func Do(ctx context.Context, request func() error) error {
 	pause := firstPause
 	for try := 1; ; try++ {
@@ -35,7 +34,7 @@ func Do(ctx context.Context, request func() error) error {
 		if try == tries || ctx.Err() != nil {
 			return &Unanswered{err}
 		}
-		wait := pause/2 + rand.N(pause) // many nodes must not come at once
+		wait := pause/2 + rand.N(pause) // the agents of many nodes must not ask at once
 		if seconds, ok := apierrors.SuggestsClientDelay(err); ok {
 			wait = max(wait, time.Duration(seconds)*time.Second)
 		}
@@ -51,20 +50,20 @@ func Do(ctx context.Context, request func() error) error {
 	}
 }
 
-// Unanswered is a request that has failed for a cause of the moment each time.
+// Unanswered is the error of a request that has failed for a transient cause each time.
 type Unanswered struct{ error }
 
-// Unwrap is how it failed the last time.
+// Unwrap returns the last error.
 func (u *Unanswered) Unwrap() error { return u.error }
 
-// transient reports whether the same request may well succeed a moment later.
+// transient reports whether the same request may succeed a moment later.
 func transient(err error) bool {
 	var status apierrors.APIStatus
 	told := errors.As(err, &status)
 	switch {
 	case err == nil || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
 		return false
-	case !told: // it was not answered, or by nothing that could be read
+	case !told: // there was no answer, or an unreadable one
 		return true
 	case apierrors.IsTooManyRequests(err) || apierrors.IsTimeout(err) || apierrors.IsServerTimeout(err):
 		return true
@@ -73,7 +72,7 @@ func transient(err error) bool {
 	}
 }
 
-// ConfigMap reads a ConfigMap, and asks again as Do does.
+// ConfigMap reads a ConfigMap, and repeats the request as Do does.
 func ConfigMap(ctx context.Context, client kubernetes.Interface, namespace, name string) (object *corev1.ConfigMap, err error) {
 	err = Do(ctx, func() (err error) {
 		object, err = client.CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})

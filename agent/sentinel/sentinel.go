@@ -1,4 +1,4 @@
-// Package sentinel asks for a reboot of the host by a file, which kured and others look for.
+// Package sentinel asks for a reboot of the host by a file, which kured and other tools look for.
 package sentinel
 
 import (
@@ -16,20 +16,19 @@ import (
 	"github.com/gpuslice/gpuslice/nvml/aside"
 )
 
-// File is the file by which a reboot is asked for. Others write it too, package managers above all: what they have
-// written stays. It is wherever the settings say, which may be behind a mount that does not answer: no call lasts longer than
-// outcome.HostTimeout,
-// and none begins while another hangs.
+// File is the sentinel file. Other programs write it too, package managers above all: the agent leaves what they have
+// written. Its path is from the settings, and may be behind a mount that does not answer: no call lasts longer than
+// outcome.HostTimeout, and none begins while another hangs.
 type File struct {
 	Path  string
 	Calls aside.Lane // no two at a time
 }
 
-// longestRequest bounds what is read of the file, in bytes. What is longer is not ours.
+// longestRequest bounds what the agent reads of the file, in bytes. It never writes a longer one.
 const longestRequest = 64 << 10
 
-// State tells whether a reboot is asked for, and by whom. Only a file asks: kured and others look by "test -f". One that
-// cannot be looked at does not ask; writing it will say why. One that cannot be read asks, and is not known to be ours.
+// State returns whether the file asks for a reboot, and whether the agent wrote it. Only a regular file asks: kured looks by "test -f". If
+// State cannot stat the file, it does not ask, and Ask will say why. If State cannot read the file, it asks, and counts as another program's.
 func (s *File) State(ctx context.Context) plan.Asked {
 	ctx, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
 	defer cancel()
@@ -55,8 +54,8 @@ func (s *File) asked() plan.Asked {
 	}
 }
 
-// Ask writes the file, as a whole or not at all: half a file would not be known as ours. One that is there already asks as
-// well.
+// Ask writes the file, as a whole or not at all: the agent would not know half a file as its own. A file that is there already asks as
+// well, and stays.
 func (s *File) Ask(ctx context.Context, why string) error {
 	ctx, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
 	defer cancel()
@@ -68,7 +67,7 @@ func (s *File) Ask(ctx context.Context, why string) error {
 }
 
 func (s *File) write(ctx context.Context, why string) (err error) {
-	// Only one agent of a machine runs: what is there by this name was left by one that was killed.
+	// Only one agent runs on a machine: a file of this name is left from one that was killed.
 	whole := filepath.Join(filepath.Dir(s.Path), "."+filepath.Base(s.Path)+"."+nodewrite.FieldManager)
 	defer func() {
 		if gone := os.Remove(whole); gone != nil && !errors.Is(gone, fs.ErrNotExist) {
@@ -78,10 +77,10 @@ func (s *File) write(ctx context.Context, why string) (err error) {
 	if err := writeAnew(whole, fmt.Sprintf("%s: %s\n", nodewrite.FieldManager, why)); err != nil {
 		return fmt.Errorf("asking for a reboot: %w; mount the folder into the agent's container, or set reboot.sentinel", err)
 	}
-	if ctx.Err() != nil { // nobody waits for it any more, and it may have been asked for in vain
+	if ctx.Err() != nil { // the caller does not wait any more, and may not need the reboot by now
 		return ctx.Err()
 	}
-	err = os.Link(whole, s.Path) // unlike a rename, it does not take the place of what is there
+	err = os.Link(whole, s.Path) // unlike a rename, a link does not replace a file that is there
 	if err == nil || errors.Is(err, fs.ErrExist) && s.asked() != plan.NotAsked {
 		return nil
 	}
@@ -92,12 +91,12 @@ func (s *File) write(ctx context.Context, why string) (err error) {
 	return fmt.Errorf("asking for a reboot: %w; let the agent write there, or set reboot.sentinel", err)
 }
 
-// writeAnew writes a file that nobody else has by its name.
+// writeAnew writes a new file at the path, in place of one that is there.
 func writeAnew(path, text string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644) //nolint:gosec // whoever reboots the node reads it, as any user
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644) //nolint:gosec // the tool that reboots the node may read it as any user
 	if err != nil {
 		return err
 	}
@@ -105,7 +104,7 @@ func writeAnew(path, text string) error {
 	return errors.Join(err, f.Close())
 }
 
-// kindOf says what stands in a file's place.
+// kindOf names what is at the path in place of a file.
 func kindOf(mode fs.FileMode) string {
 	switch {
 	case mode.IsDir():
@@ -117,7 +116,7 @@ func kindOf(mode fs.FileMode) string {
 	}
 }
 
-// Withdraw removes the file, if it is ours.
+// Withdraw removes the file, if the agent wrote it.
 func (s *File) Withdraw(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
 	defer cancel()

@@ -1,4 +1,4 @@
-// Package slot has the node wait for its turn in its pool: a change that takes capacity away begins with a slot of the pool, and gives it back in the end.
+// Package slot waits for the node's turn in its pool: a change that takes capacity away begins with a slot of the pool, and returns it in the end.
 package slot
 
 import (
@@ -22,28 +22,28 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// Turn is the node's in its pool, and what is known of it.
+// Turn is the node's turn in its pool.
 type Turn struct {
 	Slots     *fleet.Slots
 	Namespace string // of the pools' Leases
 	Clock     *steady.Clock
 	Log       *zap.Logger
 
-	claim  string      // operation for which a slot was taken
-	full   *fleet.Full // what people were told of why the node waits for one
-	fullAt time.Time   // and when
+	claim  string      // operation for which this process has taken a slot
+	full   *fleet.Full // the last reported reason why the node waits for a slot
+	fullAt time.Time   // when the agent has reported it
 }
 
-// Claim is the operation for which this process has taken a slot; empty if it has taken none.
+// Claim returns the operation for which this process has taken a slot; empty if it has taken none.
 func (t *Turn) Claim() string { return t.claim }
 
-// Forget drops what depends on times that the clock gave.
+// Forget drops what was computed from earlier times of the clock.
 func (t *Turn) Forget(time.Time) {
 	t.full = nil
 	t.Slots.Forget()
 }
 
-// slotNews is the least time between two words on whom the pool does without: with hundreds of nodes that wait, each word of each
+// slotNews is the least time between two reports of the nodes that are in the way: with hundreds of nodes that wait, each report of each
 // is a write.
 const slotNews = 5 * time.Minute
 
@@ -52,8 +52,8 @@ func (t *Turn) change(s state.Observed) fleet.Change {
 	return fleet.Change{Node: s.Node.Name, UID: s.Node.UID, Operation: cmp.Or(s.Operation(), t.claim), Since: t.Clock.Stamp()}
 }
 
-// Observe looks whether the node has a slot of its pool. That it cannot be looked at is no error: a slot is needed to begin, and
-// taking it will tell.
+// Observe reads whether the node has a slot of its pool. If it cannot, it returns no error: a change needs a slot to begin, and Take will
+// return the error.
 func (t *Turn) Observe(ctx context.Context, seen *state.Observed) {
 	if !seen.InLimitedPool() {
 		return
@@ -64,8 +64,8 @@ func (t *Turn) Observe(ctx context.Context, seen *state.Observed) {
 	}
 }
 
-// Renew says that the change is still under way. A slot that this process has taken for it and that was lost since is taken back:
-// not every change has a fence by which others know of it.
+// Renew renews the slot, since the change is still under way. It takes a slot again that this process had for the change and has lost since:
+// not every change has a fence by which other nodes' agents know of it.
 func (t *Turn) Renew(ctx context.Context, seen state.Observed) {
 	lost := seen.InLimitedPool() && seen.DisruptionStarted() && t.claim != "" && t.claim == seen.Operation()
 	if !lost && !t.holds(seen) {
@@ -76,13 +76,14 @@ func (t *Turn) Renew(ctx context.Context, seen state.Observed) {
 	}
 }
 
-// holds reports whether the slot is that of the change that is under way, or about to begin. One of an earlier process is taken anew.
+// holds reports whether the slot is that of the change that is under way, or about to begin. A slot that an earlier process has taken does not
+// count before the change has begun: Take takes it over.
 func (t *Turn) holds(s state.Observed) bool {
 	operation := cmp.Or(s.Operation(), t.claim)
 	return s.Pool.Slot.Held && operation != "" && s.Pool.Slot.Operation == operation
 }
 
-// Planned is what the planner needs of it. A change that has begun needs none: its node is one that the pool does without.
+// Planned returns what the planner needs to know of the slot. A change that has begun needs none: its node is unavailable already.
 func (t *Turn) Planned(s state.Observed, want state.Desired) plan.Slot {
 	return plan.Slot{
 		Needed: s.InLimitedPool() && !want.Undo && !s.DisruptionStarted() && !t.holds(s), Spared: s.Restores(want),
@@ -90,7 +91,7 @@ func (t *Turn) Planned(s state.Observed, want state.Desired) plan.Slot {
 	}
 }
 
-// Take asks for the node's turn, once nothing else is in the way: who cannot be drained keeps no other node waiting.
+// Take asks the pool for a slot, once nothing else is in the way: a node that cannot be drained keeps no other node waiting.
 func (t *Turn) Take(ctx context.Context, seen state.Observed, want state.Desired) error {
 	turn := t.change(seen)
 	turn.Operation, turn.Since = cmp.Or(turn.Operation, uuid.NewString()), seen.AskedSince(want, t.Clock.Stamp())
@@ -101,7 +102,7 @@ func (t *Turn) Take(ctx context.Context, seen state.Observed, want state.Desired
 	return nil
 }
 
-// Confirm makes sure right before the fence that the slot was not given to another node meanwhile.
+// Confirm makes sure right before the fence that no other node has got the slot meanwhile.
 func (t *Turn) Confirm(ctx context.Context, seen state.Observed, want state.Desired) error {
 	if !seen.InLimitedPool() || !t.holds(seen) {
 		return nil
@@ -127,20 +128,20 @@ func (t *Turn) ask(ctx context.Context, seen state.Observed, turn fleet.Change) 
 	}
 }
 
-// Paused says why no node of the pool begins anything.
+// Paused returns why no node of the pool begins a change.
 func (t *Turn) Paused(s state.Observed, why string) *outcome.Waiting {
 	wait := &outcome.Waiting{
 		Reason: config.ReasonPoolPaused, For: outcome.ForTurn, Message: fmt.Sprintf("pool %s begins nothing: %s", s.Pool.Name, why),
 		Blockers: []string{"pool " + s.Pool.Name + " is paused: " + why},
 	}
-	if !strings.Contains(why, config.AnnotationPaused) { // as what people write may say as well
+	if !strings.Contains(why, config.AnnotationPaused) { // a user's text may say it as well
 		wait.Advice = fmt.Sprintf("to go on: kubectl -n %s annotate lease %s%s %s-",
 			t.Namespace, config.LeasePrefix, s.Pool.Name, config.AnnotationPaused)
 	}
 	return wait
 }
 
-// await says whom the pool does without at present. That changes often, and is told anew now and then.
+// await returns which nodes are in the way. These change often, so the agent reports them anew only now and then.
 func (t *Turn) await(seen state.Observed, full *fleet.Full) *outcome.Waiting {
 	now := t.Clock.Now()
 	if t.full == nil || now.Sub(t.fullAt) >= slotNews || seen.Record.Status.Reason != config.ReasonAwaitingSlot {
@@ -153,8 +154,8 @@ func (t *Turn) await(seen state.Observed, full *fleet.Full) *outcome.Waiting {
 	}
 }
 
-// Yield gives the slot back if the change, before it has disturbed anything, has to wait for something other than the pool, or keeps failing.
-// A change that has only failed to ask for the slot keeps its place in line.
+// Yield returns the slot if the change, before it has disturbed anything, has to wait for something other than the pool, or keeps failing.
+// A change that has only failed to ask for the slot keeps its place in the queue.
 func (t *Turn) Yield(ctx context.Context, seen state.Observed, step plan.Step, err error) {
 	var wait *outcome.Waiting
 	waits := errors.As(err, &wait)
@@ -167,14 +168,15 @@ func (t *Turn) Yield(ctx context.Context, seen state.Observed, step plan.Step, e
 	}
 }
 
-// Leave gives the slot, or the place in line, to others. If that fails, a plan of its own does it.
+// Leave returns the slot, or the place in the queue. If that fails, the next plan does it.
 func (t *Turn) Leave(ctx context.Context, seen state.Observed) {
 	if err := t.Return(ctx, seen); err != nil {
 		t.Log.Warn("giving the slot of the pool back", zap.String("pool", seen.Pool.Name), zap.Error(err))
 	}
 }
 
-// Return gives back a slot, or a place in line, that nothing needs any more. What it was for counts neither as done nor as failed.
+// Return returns a slot, or a place in the queue, that no change needs any more. The change that it was for counts neither as a success nor as
+// a failure.
 func (t *Turn) Return(ctx context.Context, seen state.Observed) error {
 	if !seen.InLimitedPool() || !seen.Pool.Slot.Held && !seen.Pool.Slot.Waiting {
 		return nil
@@ -186,7 +188,7 @@ func (t *Turn) Return(ctx context.Context, seen state.Observed) error {
 	return nil
 }
 
-// End lets another node have its turn when the node is given back. Where that fails, the slot is returned by a plan of its own.
+// End returns the slot when the node is given back. If that fails, the next plan does it.
 func (t *Turn) End(ctx context.Context, seen state.Observed, want state.Desired) {
 	t.CountFailure(ctx, seen, seen.Journal.Undo)
 	t.claim = ""
@@ -199,8 +201,8 @@ func (t *Turn) End(ctx context.Context, seen state.Observed, want state.Desired)
 	}
 }
 
-// CountFailure tells the pool that the change has failed here: too many in a row, and it pauses itself. What people have called off, and
-// what is only put off, has not failed.
+// CountFailure counts the change as failed in the pool, which pauses itself after too many failures in a row. A change that a user has
+// cancelled, or that is only postponed, has not failed.
 func (t *Turn) CountFailure(ctx context.Context, seen state.Observed, failure *api.Failure) {
 	if failure == nil || failure.Later || failure.Cancelled || !seen.InLimitedPool() {
 		return

@@ -1,4 +1,4 @@
-// Package steady is the clock that waits and deadlines go by.
+// Package steady is the clock for waits and deadlines.
 package steady
 
 import (
@@ -10,27 +10,27 @@ import (
 // StepNoticed is how far the host's clock may run apart from elapsed time before that counts as a step of it.
 const StepNoticed = 2 * time.Second
 
-// Clock is the one that waits and deadlines go by. It tells the time of day at which it was set, and what has elapsed since:
-// a step of the host's clock in the middle of a change lets no deadline pass, and puts none off. Only windows go by the time of
+// Clock is the clock for waits and deadlines. Its time is the time of day at which it was set, and what has elapsed since:
+// a step of the host's clock in the middle of a change lets no deadline pass, and delays none. Only windows go by the time of
 // day itself.
 type Clock struct {
 	clock.WithTicker // the host's
 	set              time.Time
 }
 
-// New makes one that begins with the host's.
+// New makes a Clock that starts with the host's time.
 func New(host clock.WithTicker) *Clock { return &Clock{WithTicker: host, set: host.Now()} }
 
-// Now is the time without the steps since the clock was set.
+// Now returns the time without the steps since the clock was set.
 func (c *Clock) Now() time.Time { return c.set.Round(0).Add(c.WithTicker.Since(c.set)) }
 
-// Stamp is Now as annotations hold it: in UTC, to the second.
+// Stamp returns Now as annotations hold it: in UTC, to the second.
 func (c *Clock) Stamp() time.Time { return c.Now().UTC().Truncate(time.Second) }
 
-// Since is the time between then and Now.
+// Since returns the time between then and Now.
 func (c *Clock) Since(then time.Time) time.Duration { return c.Now().Sub(then) }
 
-// Step sets the clock by the host's again, and gives the step that the latter has made since; 0 if it has made none.
+// Step sets the clock by the host's clock again, and returns the step that the host's clock has made since; 0 if it has made none.
 func (c *Clock) Step() time.Duration {
 	by := c.WithTicker.Now().Round(0).Sub(c.Now())
 	if by.Abs() < StepNoticed {

@@ -28,17 +28,17 @@ import (
 
 // Source has conditions of its own.
 type Source interface {
-	// Conditions are those that differ from what the node shows, or, on beat, all. Complete means that all of the node was seen; silent is
-	// why nothing can be said of the GPUs, or empty.
+	// Conditions returns the conditions that differ from those on the node, or, on beat, all. Complete means that the pass has observed all
+	// of the node; silent says why the agent can say nothing about the GPUs, or is empty.
 	Conditions(node *corev1.Node, complete bool, silent string, beat bool) []corev1.NodeCondition
 }
 
-// Reporter is a source that has something to say in the status, too.
+// Reporter is a source that adds to the status, too.
 type Reporter interface {
 	Report(status *api.Status)
 }
 
-// Teller tells of one node.
+// Teller writes the reports of one node.
 type Teller struct {
 	Node     string // its name
 	Nodes    nodewrite.Writer
@@ -50,16 +50,16 @@ type Teller struct {
 	Clock    *steady.Clock
 	Log      *zap.Logger
 
-	learnt *api.Status // at the end of a change, after the look: the next status has it
+	learnt *api.Status // what the agent has learnt at the end of a change, after the look; the next status has it
 }
 
 // Learn takes over what the end of a change has put into the host's record, after the look of the pass.
 func (t *Teller) Learn(learnt *api.Status) { t.learnt = learnt }
 
-// progressInterval is the least time between two reports that differ in nothing but how far a change has come.
+// progressInterval is the least time between two reports that differ only in how far a change has come.
 const progressInterval = time.Second
 
-// Tell writes what differs from what the node shows already.
+// Tell writes whatever differs from what the node shows already.
 func (t *Teller) Tell(ctx context.Context, seen state.Observed, want state.Desired, r report.Report, underway bool) error {
 	old := report.PartitionReady(seen.Node)
 	if old == nil {
@@ -77,7 +77,7 @@ func (t *Teller) Tell(ctx context.Context, seen state.Observed, want state.Desir
 	if full {
 		r.Message = legible.Message(r.Message, legible.Longest-len(noRoom)) + noRoom
 	}
-	// Each for itself, and the annotation last: what others write there must not keep the node from saying how it is.
+	// Each by its own write, and the annotation last: if other programs have filled the annotations, the agent writes the condition all the same.
 	return errors.Join(t.stateLabel(ctx, seen, r), t.condition(ctx, seen, want, r, underway), t.annotations(ctx, seen, r, status))
 }
 
@@ -111,14 +111,14 @@ func (t *Teller) condition(ctx context.Context, seen state.Observed, want state.
 	return nil
 }
 
-// heartbeatDue reports whether the conditions are to be written though they say nothing new. Their time is in the future where the
+// heartbeatDue reports whether the agent has to write the conditions though they say nothing new. Their time is in the future if the
 // clock was set back.
 func (t *Teller) heartbeatDue(age time.Duration) bool {
 	return age >= t.Settings.NodeHeartbeat || age < -steady.StepNoticed
 }
 
-// status is the status annotation, and whether there is no room for it. A look that ended early has nothing to say there, and must
-// not wipe out what an earlier one said: then it is empty. What the next changes go by is kept in the host's record besides.
+// status returns the status annotation, and whether there is no room for it. After a look that ended early it returns "", so that the agent
+// does not overwrite the status of an earlier look. It also writes what later changes need into the host's record.
 func (t *Teller) status(ctx context.Context, seen state.Observed, want state.Desired, r report.Report) (text string, full bool, err error) {
 	if !seen.Complete {
 		return "", false, nil
@@ -129,14 +129,14 @@ func (t *Teller) status(ctx context.Context, seen state.Observed, want state.Des
 	}
 	status.Failed, status.NoReset, status.Blockers = seen.ReportedFailure(want), seen.Refusal(), r.Blockers
 	status.Left, status.Since = r.Left, seen.Since(r.Reason, t.Clock.Stamp())
-	if seen.Record.Status.Desired != want.Name { // tools tell by it what was said of a former wish
+	if seen.Record.Status.Desired != want.Name { // by Since, tools know which reports are about a former wish
 		status.Since = t.Clock.Stamp()
 	}
 	if want.Name != "" {
 		status.Label = want.Label
 	}
 	t.copyForNextChanges(&status, seen, want, r)
-	published := hostrecord.PublishedBy(t.Record.Now.Learnt) // this pass may have published others
+	published := hostrecord.PublishedBy(t.Record.Now.Learnt) // this pass may have published other keys since the look
 	if t.Record.Absent {
 		published = seen.Record.Published
 	}
@@ -153,8 +153,8 @@ func (t *Teller) status(ctx context.Context, seen state.Observed, want state.Des
 	return "", true, nil
 }
 
-// stateLabel writes the state label, which tools wait for. It answers to one wish: on a node that asks for another one meanwhile it would be taken
-// for the answer to that.
+// stateLabel writes the state label, which tools wait for. It is the answer to one wish: if a user has asked for another one meanwhile, tools
+// would take it for the answer to that, so the agent does not write it.
 func (t *Teller) stateLabel(ctx context.Context, seen state.Observed, r report.Report) error {
 	if t.stateLabelStale(seen, r) {
 		return t.Nodes.LabelsWhile(ctx, seen.Node, sameWish, map[string]*string{config.LabelMIGConfigState: nil})
@@ -166,7 +166,7 @@ func (t *Teller) stateLabel(ctx context.Context, seen state.Observed, r report.R
 	return t.Nodes.LabelsWhile(ctx, seen.Node, sameWish, map[string]*string{config.LabelMIGConfigState: &state})
 }
 
-// sameWish reports whether the node asks for the same by its labels, and has the same answer, which people take away to have another.
+// sameWish reports whether the node's labels ask for the same, and hold the same answer, which a user removes to get a new one.
 func sameWish(a, b *corev1.Node) bool {
 	for _, label := range []string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig, config.LabelMIGConfigState} {
 		textA, isA := a.Labels[label]
@@ -177,14 +177,14 @@ func sameWish(a, b *corev1.Node) bool {
 	return a.UID == b.UID
 }
 
-// stateLabelStale reports whether the state label says that something has failed which nobody asks for any more. Tools that wait for the label have
-// had the time of a heartbeat to see it; a success is still true, and a mig-manager's word is its own.
+// stateLabelStale reports whether the state label reports the failure of a wish that no label asks for any more. Tools that wait for the label
+// have had the time of a heartbeat to see it; a success is still true, and a mig-manager's label is its own.
 func (t *Teller) stateLabelStale(seen state.Observed, r report.Report) bool {
 	return r.Phase == api.PhaseIdle && !r.Converged && r.State == "" && config.State(seen.Node.Labels[config.LabelMIGConfigState]) == config.StateFailed &&
 		t.Clock.Stamp().Sub(seen.Since(r.Reason, t.Clock.Stamp())) >= t.Settings.NodeHeartbeat && !seen.Leftovers.MIGManager
 }
 
-// annotations writes the status annotation, unless there is none to write, and takes away those that are spent.
+// annotations writes the status annotation, unless it is empty, and removes annotations of users that are used up.
 func (t *Teller) annotations(ctx context.Context, seen state.Observed, r report.Report, text string) error {
 	if !seen.Complete {
 		return nil
@@ -194,7 +194,7 @@ func (t *Teller) annotations(ctx context.Context, seen state.Observed, r report.
 		annotations[config.AnnotationStatus] = &text
 	}
 	if _, forced := seen.Node.Annotations[config.AnnotationForce]; forced && r.Phase == api.PhaseIdle {
-		annotations[config.AnnotationForce] = nil // it was for this change, or for one that is wanted no more: the next one is to wait for its window
+		annotations[config.AnnotationForce] = nil // it was for this change, or for one that no label asks for any more: the next change has to wait for its window
 	}
 	if len(annotations) == 0 {
 		return nil
@@ -217,17 +217,17 @@ func (t *Teller) copyForNextChanges(status *api.Status, seen state.Observed, wan
 	switch {
 	case want.Fingerprint != "":
 		status.Asked = &api.AskedFor{Wish: want.Fingerprint, Since: seen.AskedSince(want, t.Clock.Stamp())}
-	case want.Name != "": // what it means is not known as long as a file cannot be read
+	case want.Name != "": // as long as the agent cannot read a file, it does not know what the name means
 		status.Asked = seen.Record.Status.Asked
 	}
 }
 
-// Write writes conditions of ours, so that a source may write its own between two passes.
+// Write writes conditions, so that a source may write its own between two passes.
 func (t *Teller) Write(ctx context.Context, conditions []corev1.NodeCondition) error {
 	return t.Nodes.Conditions(ctx, t.Node, conditions)
 }
 
-// drainConditions are those conditions that differ from what the node shows. A node that was never drained has none.
+// drainConditions returns the conditions of KEP-5683 that differ from those on the node. A node that was never drained has none.
 func (t *Teller) drainConditions(node *corev1.Node, r report.Report) []corev1.NodeCondition {
 	var out []corev1.NodeCondition
 	for _, c := range []struct {
@@ -252,9 +252,9 @@ func (t *Teller) drainConditions(node *corev1.Node, r report.Report) []corev1.No
 	return out
 }
 
-// plannedCondition says when the change begins that waits for its window.
+// plannedCondition returns the condition that says when the change begins that waits for its window.
 func (t *Teller) plannedCondition(seen state.Observed, want state.Desired, r report.Report) []corev1.NodeCondition {
-	if !seen.Complete { // it was said after another look
+	if !seen.Complete { // an earlier, complete look has set it
 		return nil
 	}
 	old := condition.Find(seen.Node, config.ConditionMaintenancePlanned)
@@ -276,5 +276,5 @@ func eventType(r report.Report) string {
 	return corev1.EventTypeWarning
 }
 
-// noRoom is what people are told where others have filled the node's annotations.
+// noRoom is the end of the message if other programs have filled the node's annotations.
 const noRoom = "; annotation " + config.AnnotationStatus + " is out of date, since the annotations of this node are full"

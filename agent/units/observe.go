@@ -18,7 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain/host"
 )
 
-// Observe looks which of the host's units run that may have to stop, or be started again.
+// Observe asks systemd for the state of the units that the agent may have to stop, or has to start again.
 func (u *Units) Observe(ctx context.Context, seen *state.Observed, taken []plan.Taken) {
 	var stopped []string
 	if seen.Journal != nil {
@@ -43,7 +43,8 @@ func (u *Units) Observe(ctx context.Context, seen *state.Observed, taken []plan.
 	}
 }
 
-// states asks systemd for the units of the settings, and never for others. One that has not answered is not asked again for a while, unless something is owed to it.
+// states asks systemd for the units of the settings, and never for others. After a systemd has not answered, it does not ask again for a while,
+// unless the agent owes the start of a unit.
 func (u *Units) states(ctx context.Context, stopped []string) (map[string]string, error) {
 	if len(stopped) == 0 && u.Clock.Now().Before(u.next) {
 		return nil, nil
@@ -63,8 +64,8 @@ func (u *Units) states(ctx context.Context, stopped []string) (map[string]string
 // runs reports whether a unit in the state has processes, or may have.
 func runs(state string) bool { return state != "" && state != "inactive" && state != "failed" }
 
-// ObserveOwed looks what the host is still owed of a change that no journal is left of: after somebody has removed it, or the node object
-// was deleted. What the settings do not name any more is nobody's to start, and is told.
+// ObserveOwed finds what the agent still owes the host for a change without a journal: a user may have removed that, or deleted the node
+// object. The agent does not start units that are not in the settings any more, and reports them.
 func (u *Units) ObserveOwed(ctx context.Context, seen *state.Observed) {
 	owed := u.Ledger.Record.Now.Host
 	if seen.Journal != nil || u.Ledger.Record.Now.Ends && !seen.Record.Forged {
@@ -92,7 +93,7 @@ func (u *Units) ObserveOwed(ctx context.Context, seen *state.Observed) {
 	}
 }
 
-// named are those of the units that the settings name; the others are told, and left alone.
+// named returns the units that are in the settings. It notes the others, which the agent reports and leaves alone.
 func (u *Units) named(seen *state.Observed, stopped []string) []string {
 	var out []string
 	for _, unit := range stopped {
@@ -105,7 +106,7 @@ func (u *Units) named(seen *state.Observed, stopped []string) []string {
 	return out
 }
 
-// TellDropped says of units that were stopped for a change why they are not started, in the log once and at the end of the message.
+// TellDropped says why the agent does not start units that it has stopped for a change: in the log once, and at the end of the message.
 func (u *Units) TellDropped(seen state.Observed) string {
 	text := ""
 	for _, unit := range slices.Sorted(maps.Keys(seen.Record.Dropped)) {
@@ -117,15 +118,15 @@ func (u *Units) TellDropped(seen state.Observed) string {
 		u.Log.Warn("a unit of the host was stopped for a change and is not started", zap.String("unit", unit), zap.String("why", why))
 		u.Events.Nodef(seen.Node, corev1.EventTypeWarning, config.ReasonUnitFailed, "%s of this host was stopped for a change and is not started: %s", legible.Cut(unit, 256), why)
 		if slices.Contains(u.Settings.Units, unit) {
-			u.note(unit, start{at: u.Clock.Now(), failed: true}) // which is told until it runs
+			u.note(unit, start{at: u.Clock.Now(), failed: true}) // the agent reports the unit until it runs
 		}
 	}
 	u.toldDropped = seen.Record.Dropped
 	return text
 }
 
-// ObserveStarted looks what has become of units that were started again. A job of systemd is done when the unit's process has begun,
-// and that may end a moment later, when nothing is owed to it any more.
+// ObserveStarted asks for the state of units that the agent has started again. Systemd's job is done when the unit's process has begun,
+// and that may end a moment later, when the agent owes the unit nothing any more.
 func (u *Units) ObserveStarted(ctx context.Context, seen state.Observed) state.Started {
 	if seen.Journal != nil || len(u.started) == 0 || u.Clock.Now().Before(u.startedNext) {
 		return state.Started{}
@@ -136,7 +137,7 @@ func (u *Units) ObserveStarted(ctx context.Context, seen state.Observed) state.S
 	return state.Started{Asked: true, States: states, Err: err}
 }
 
-// Follow tells of units that do not run since they were started again, and forgets those that do.
+// Follow reports units that do not run since the agent has started them again, and forgets those that do.
 func (u *Units) Follow(seen state.Observed) {
 	if !seen.Started.Asked {
 		return
@@ -162,7 +163,7 @@ func (u *Units) Follow(seen state.Observed) {
 	}
 }
 
-// Awaits reports whether it is too early to say of a unit that it runs again.
+// Awaits reports whether it is too early to say whether a unit runs again.
 func (u *Units) Awaits() bool {
 	for _, s := range u.started {
 		if !s.failed {
@@ -172,7 +173,7 @@ func (u *Units) Awaits() bool {
 	return false
 }
 
-// Down names, for the end of a message, the units that were stopped for a change and do not run since.
+// Down names, for the end of a message, the units that the agent has stopped for a change and that do not run since.
 func (u *Units) Down() string {
 	text := ""
 	for _, name := range slices.Sorted(maps.Keys(u.started)) {

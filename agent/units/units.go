@@ -1,4 +1,4 @@
-// Package units stops units of the host's systemd that keep GPUs open, and starts them again: those that the settings name, and no others.
+// Package units stops units of the host's systemd that keep GPUs open, and starts them again: the units of the settings, and no others.
 package units
 
 import (
@@ -23,7 +23,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain/host"
 )
 
-// Systemd is that of the host. All of it may be missing: host.ErrNoSystemd.
+// Systemd is the host's systemd. On a host without it, each method returns host.ErrNoSystemd.
 type Systemd interface {
 	// States gives the active state of each unit that the host has.
 	States(ctx context.Context, names []string) (map[string]string, error)
@@ -32,7 +32,7 @@ type Systemd interface {
 	Start(ctx context.Context, name string) error
 }
 
-// Units are those of the host that the settings name, and what systemd was asked for.
+// Units are the units of the settings, and what the agent has asked systemd for.
 type Units struct {
 	Systemd  Systemd
 	Settings config.Settings
@@ -42,19 +42,19 @@ type Units struct {
 	Clock    *steady.Clock
 	Log      *zap.Logger
 
-	next        time.Time         // a systemd that has not answered is not asked before
-	started     map[string]start  // units that were started again
-	startedNext time.Time         // they are not asked after before
-	toldDropped map[string]string // units that are not started, as people were told
+	next        time.Time         // when the agent may ask a systemd again that has not answered
+	started     map[string]start  // units that the agent has started again
+	startedNext time.Time         // when it may ask for their states again
+	toldDropped map[string]string // units that it does not start, as it has reported
 }
 
-// Forget drops what depends on times that the clock gave.
+// Forget drops what was computed from earlier times of the clock.
 func (u *Units) Forget(time.Time) {
 	clear(u.started)
 	u.next, u.startedNext = time.Time{}, time.Time{}
 }
 
-// note keeps what is known of a unit that was started again.
+// note keeps what the agent knows of a unit that it has started again.
 func (u *Units) note(unit string, s start) {
 	if u.started == nil {
 		u.started = map[string]start{}
@@ -62,16 +62,16 @@ func (u *Units) note(unit string, s start) {
 	u.started[unit] = s
 }
 
-// systemdRetry is the pause before asking a systemd again that has not answered.
+// systemdRetry is the pause before the agent asks a systemd again that has not answered.
 const systemdRetry = 5 * time.Minute
 
-// notStartable is why a unit is left alone that was stopped, and that systemd does not list as one that it could start.
+// notStartable is why the agent does not start a unit that it has stopped: systemd does not list it as one that can start.
 const notStartable = "the host has no such unit that it may start: it is masked or was removed"
 
 // Retry is the pause between two looks at a unit that stops or starts.
 const Retry = outcome.HostTimeout
 
-// Stop stops a unit of the host that is in the way. One that does not stop ends the change.
+// Stop stops a unit of the host that is in the way. If the unit does not stop, that ends the change.
 func (u *Units) Stop(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
 	until := u.Budget.Began(step).Add(u.Settings.Timeouts.Unit)
 	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
@@ -94,15 +94,15 @@ func (u *Units) Stop(ctx context.Context, seen state.Observed, want state.Desire
 	}
 }
 
-// start is what is known of a unit that was started again.
+// start is what the agent knows of a unit that it has started again.
 type start struct {
-	times  int       // since it was stopped
-	at     time.Time // the last
-	failed bool      // it does not run, and people were told
+	times  int       // how often, since it was stopped
+	at     time.Time // the last start
+	failed bool      // it does not run, and the agent has reported that
 }
 
-// Start starts a unit that the change has stopped. One that does not start, or ends as often as it does, keeps no node: the GPUs
-// work without it.
+// Start starts a unit that the change has stopped. If the unit does not start, or ends each time, the agent gives the node back all the same:
+// the GPUs work without it.
 func (u *Units) Start(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
 	before := u.started[step.Unit]
 	if before.times >= u.Settings.Retry.NoEffect {
@@ -128,7 +128,7 @@ func (u *Units) Start(ctx context.Context, seen state.Observed, want state.Desir
 	}
 }
 
-// abandon strikes from the journal a unit that does not start, and tells.
+// abandon removes a unit that does not start from the journal, and reports it.
 func (u *Units) abandon(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step, err error) error {
 	u.Log.Warn("a unit of the host does not start again", zap.String("unit", step.Unit), zap.Error(err))
 	u.Events.Nodef(seen.Node, corev1.EventTypeWarning, config.ReasonUnitFailed,

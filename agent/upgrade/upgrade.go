@@ -1,4 +1,4 @@
-// Package upgrade stands back while the driver is being upgraded: it lets go of the driver, and gives the node back if that takes long.
+// Package upgrade makes way for an upgrade of the driver: it closes the driver, and gives the node back if the upgrade takes long.
 package upgrade
 
 import (
@@ -23,7 +23,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Watch knows since when an upgrade is under way.
+// Watch watches for an upgrade of the driver.
 type Watch struct {
 	Node     string // name of the node
 	Nodes    nodewrite.Writer
@@ -36,18 +36,18 @@ type Watch struct {
 	Clock    *steady.Clock
 	Log      *zap.Logger
 
-	since time.Time // since when labels say that it is under way
+	since time.Time // since when labels say that an upgrade is under way
 }
 
-// Forget drops what depends on times that the clock gave.
+// Forget drops what was computed from earlier times of the clock.
 func (u *Watch) Forget(time.Time) { u.since = time.Time{} }
 
-// Observe looks whether the driver is being upgraded, and waits for the end of that. Only labels of operands say so: any other is no
-// business of the driver manager.
+// Observe finds out whether the driver is being upgraded, and waits for the end of that. Only labels of operands count: the driver manager
+// writes no others.
 func (u *Watch) Observe(seen *state.Observed) error {
 	node := seen.Node
 	seen.Marks.Complete = true
-	// It stands behind an underscore where the operand was paused before, by us too.
+	// If the operand was paused before, by the agent or another tool, the driver manager appends its value behind an underscore.
 	i := slices.IndexFunc(u.Settings.Operands, func(key string) bool { return strings.HasSuffix(node.Labels[key], fence.PausedForDriverUpgrade) })
 	if i < 0 {
 		return nil
@@ -72,7 +72,7 @@ func (u *Watch) Observe(seen *state.Observed) error {
 	return wait
 }
 
-// Follow lets go of the driver while it is being upgraded: the kernel does not unload one that a process has open.
+// Follow closes the driver while it is being upgraded: the kernel does not unload a driver that a process has open.
 func (u *Watch) Follow(ctx context.Context, seen state.Observed) error {
 	switch {
 	case !seen.Marks.Complete:
@@ -88,11 +88,11 @@ func (u *Watch) Follow(ctx context.Context, seen state.Observed) error {
 	return u.Driver.Release(call)
 }
 
-// ReleaseNode gives the node back while the driver is being upgraded, which may have no end: the label is anybody's who may write labels. What
-// the change owes stays in the journal, and the change is begun again after the upgrade. Who else relies on the cordon keeps it, and so do
-// people who have said so.
+// ReleaseNode gives the node back while the driver is being upgraded, which may have no end: any user who may write labels can set that label.
+// The debts of the change stay in the journal, and the agent begins the change again after the upgrade. The cordon stays if another tool relies
+// on it, or if a user has asked to keep it.
 func (u *Watch) ReleaseNode(ctx context.Context, seen state.Observed) {
-	if seen.Marks.Upgrade == "" { // nor was the node seen, if the look has ended before
+	if seen.Marks.Upgrade == "" { // also if the look has ended before it read the node
 		return
 	}
 	others := seen.Tools(func(m fence.Marker) bool { return m.Cordons && m.Tool != fence.ToolDriverManager })
@@ -117,12 +117,12 @@ func (u *Watch) ReleaseNode(ctx context.Context, seen state.Observed) {
 		"node given back while the driver is being upgraded, as %s says; what was begun goes on after that", seen.Marks.Upgrade)
 }
 
-// unfence gives the node back and leaves the journal, so that nothing is forgotten.
+// unfence gives the node back and leaves the journal, which holds what the agent owes.
 func (u *Watch) unfence(ctx context.Context, seen state.Observed) error {
 	j := *seen.Journal
 	uncordon := !seen.ForeignCordon()
 	j.Cordoned = false
-	var startup []corev1.Taint // it was not ready before the change either
+	var startup []corev1.Taint // a node that was not ready before the change gets its startup taint back
 	if j.Startup != nil {
 		startup = append(startup, j.Startup.Taint())
 	}
