@@ -31,7 +31,7 @@ func TestEveryGeneratedConfigIsReachedFromEveryOther(t *testing.T) {
 	})
 }
 
-// Promise 8: after each pass the agent is replaced by one that knows nothing.
+// Promise 8: after each pass another agent process goes on, which knows nothing.
 func TestAnAgentThatForgetsEverythingAfterEachPassConverges(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -69,7 +69,7 @@ func TestAHardwareFailureBringsBackWhatWas(t *testing.T) {
 			t.Errorf("the message does not say how to try again: %s", c.Message)
 		}
 
-		// The next agent does not disturb the node again for the same wish.
+		// The next agent process does not disturb the node again for the same wish.
 		w.restart()
 		calls := w.gpus.Calls()
 		for range 10 {
@@ -80,7 +80,7 @@ func TestAHardwareFailureBringsBackWhatWas(t *testing.T) {
 			t.Errorf("the failed wish was tried again (-before +after):\n%s", diff)
 		}
 
-		// Not even when the driver has been away meanwhile.
+		// Nor does it when the driver has been away meanwhile.
 		if err := w.gpus.Fail(gpusim.Init, gpusim.Fault{Return: gpusim.DriverNotLoaded, Times: 4}); err != nil {
 			t.Fatal(err)
 		}
@@ -91,7 +91,7 @@ func TestAHardwareFailureBringsBackWhatWas(t *testing.T) {
 			t.Errorf("the failed wish was tried again after the driver came back (-before +after):\n%s", diff)
 		}
 
-		// Withdrawn and set again, it is.
+		// It tries the wish again once a user has withdrawn it and set it again.
 		w.label("")
 		w.settle(config.ReasonNotRequested)
 		w.label("all-1g.10gb")
@@ -196,7 +196,7 @@ func TestADriverThatIsAwayIsWaitedFor(t *testing.T) {
 	})
 }
 
-// A foreign condition, taint, label and annotation go through a whole change unharmed. Promise 13.
+// Promise 13: a condition, taint, label and annotation of other programs stay as they are through a whole change.
 func TestForeignKeysAreLeftAlone(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -224,7 +224,7 @@ func TestForeignKeysAreLeftAlone(t *testing.T) {
 	})
 }
 
-// Promise 10: the node is not kept for ever by a process that nobody ends.
+// Promise 10: a process that no user ends does not keep the node for ever.
 func TestAProcessThatStaysPastTheDeadlineIsNoReasonToKeepTheNode(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -18,7 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
-// ask asks for a preview and gives the agent's answer, after as many passes as it takes.
+// ask asks for a preview and returns the agent's answer, after as many passes as it takes.
 func (w *world) ask(request string) api.Answer {
 	w.t.Helper()
 	w.annotate(config.AnnotationPreview, request)
@@ -37,7 +37,7 @@ func (w *world) ask(request string) api.Answer {
 	return given
 }
 
-// withdraw takes the request away, as whoever has asked does at the end.
+// withdraw removes the request, as a user who has asked does at the end.
 func (w *world) withdraw() {
 	w.t.Helper()
 	w.edit(func(n *corev1.Node) { delete(n.Annotations, config.AnnotationPreview) })
@@ -145,7 +145,7 @@ func TestARequestThatCannotBeIsRefused(t *testing.T) {
 	})
 }
 
-// Some request that is longer than an annotation can be answered by is answered once, and not again and again.
+// The agent answers a request once even if the answer would be longer than an annotation, and not again and again.
 func TestARequestOfAnyLengthIsAnsweredOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -162,7 +162,7 @@ func TestARequestOfAnyLengthIsAnsweredOnce(t *testing.T) {
 	})
 }
 
-// What is asked for meanwhile is neither held up nor taken for proven.
+// The answer neither holds up the running change nor proves its capacity.
 func TestAnAnswerInTheMiddleOfAChangeLeavesItAlone(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -198,7 +198,7 @@ func TestTheStepsAndPodsOfAnAnswerAreBounded(t *testing.T) {
 	})
 }
 
-// Where the look at the node ends early, nothing can be planned, and whoever asks is told why.
+// If the look at the node ends early, the agent can plan nothing, and answers why.
 func TestANodeWithoutItsDriverSaysSoInTheAnswer(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -213,7 +213,7 @@ func TestANodeWithoutItsDriverSaysSoInTheAnswer(t *testing.T) {
 	})
 }
 
-// Tools tell by the status how far the node is with what is asked for, and since when it says so of that.
+// Tools read in the status which config it is about, how many steps are left, and since when the reason holds.
 func TestTheStatusSaysWhatItIsAboutAndHowMuchIsLeft(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -23,7 +23,7 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// wrongProfiles is a file of our own catalog with a mistake in each profile.
+// wrongProfiles is a file of profiles with a mistake in each of them.
 func wrongProfiles(n int) string {
 	var b strings.Builder
 	b.WriteString("apiVersion: gpuslice.io/v1alpha1\nkind: Profiles\nprofiles:\n")
@@ -33,8 +33,8 @@ func wrongProfiles(n int) string {
 	return b.String()
 }
 
-// TestPromise16ThousandsOfMistakesAreToldInOneMessage: the API server refuses a condition of megabytes, and the node would go on
-// saying what it said before.
+// TestPromise16ThousandsOfMistakesAreToldInOneMessage: the API server refuses a condition of megabytes, and the node would keep its
+// former condition.
 func TestPromise16ThousandsOfMistakesAreToldInOneMessage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "gpus: [{model: H100-80GB}]")
@@ -70,7 +70,8 @@ func isLegible(t *testing.T, what, text string, most int) {
 	}
 }
 
-// TestPromise16FullAnnotationsSilenceNoCondition: whoever fills the annotations of a node keeps it from nothing but an annotation.
+// TestPromise16FullAnnotationsSilenceNoCondition: a program that fills the annotations of a node keeps the agent only from writing its
+// annotation.
 func TestPromise16FullAnnotationsSilenceNoCondition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "gpus: [{model: H100-80GB}]")

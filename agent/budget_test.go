@@ -7,7 +7,7 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// A change that succeeds each time is repeated for as long as somebody else undoes it, if they leave time in between.
+// The agent repeats a change that succeeds each time as long as another program undoes it, if that leaves time in between.
 func TestRepairsOverTimeAreNotStepsWithoutEffect(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -29,7 +29,7 @@ type client struct {
 	nodes, others k8stesting.ObjectTracker
 }
 
-// Tracker is where all objects but nodes are, for changes that go by no reactor. The one of the fake itself is empty.
+// Tracker holds all objects but nodes, for changes that no reactor shall see. The fake's own tracker is empty.
 func (c *client) Tracker() k8stesting.ObjectTracker { return c.others }
 
 func newClient(t *testing.T, objects ...runtime.Object) *client {
@@ -73,7 +73,7 @@ func watchOf(tracker k8stesting.ObjectTracker) k8stesting.WatchReactionFunc {
 	}
 }
 
-// noDaemonSet is the name of a DaemonSet that does not exist. All others do, in every namespace.
+// noDaemonSet is the name of a DaemonSet that does not exist. Those of any other name do, in every namespace.
 const noDaemonSet = "none"
 
 func daemonSet(a k8stesting.Action) (bool, runtime.Object, error) {

@@ -12,7 +12,7 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// The policy is to put the cordon back, and not to fight for it.
+// By this policy the agent puts its cordon back, but not again and again.
 func TestAnUncordonAgainAndAgainEndsTheChange(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -67,7 +67,7 @@ func TestAWishThatComesAfterAnUncordonIsNotCalledOffByIt(t *testing.T) {
 	})
 }
 
-// attribute lets the client say from here on who wrote what, as API servers do.
+// attribute makes the client fill managedFields from here on, as API servers do.
 func (w *world) attribute() {
 	w.t.Helper()
 	w.edit(func(n *corev1.Node) {
@@ -162,7 +162,7 @@ func TestOtherToolsAreWaitedForByName(t *testing.T) {
 	})
 }
 
-// Who holds a foreign cordon, and since when, is what people ask first.
+// Users ask first which user or tool has cordoned a node, and since when.
 func TestACordonOfOthersIsReported(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -180,7 +180,7 @@ func TestACordonOfOthersIsReported(t *testing.T) {
 	})
 }
 
-// KEP-5683: so other tools see what goes on.
+// KEP-5683: by these conditions other tools see how far a drain is.
 func TestTheConditionsOfADrainFollowIt(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -33,8 +33,8 @@ const (
 	operandPlugin = config.LabelOperandPrefix + "device-plugin"
 )
 
-// The table of causes. Leases and windows are not built; an uncordon that does not stick leaves the same as a cordon that
-// lost its journal; and that the agent cordons again what it has given back is for the tests of the loop.
+// The table of causes. It has no Leases and windows; an uncordon that does not stick leaves the same as a cordon that
+// lost its journal; and the tests of the loop hold that the agent does not cordon again what it has given back.
 func TestADiagnosisNamesTheCause(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
@@ -310,7 +310,7 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 	}
 }
 
-// What can be seen is said, whatever cannot be.
+// A diagnosis reports what the agent can see, whatever it cannot.
 func TestADiagnosisOfAPartialLook(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
@@ -382,13 +382,13 @@ func causesOf(d api.Diagnosis) []api.Cause {
 	return out
 }
 
-// diagnose is done by a process of its own, beside the agent's.
+// diagnose runs a process beside the agent's, and returns its diagnosis.
 func (w *world) diagnose(running bool) api.Diagnosis {
 	w.t.Helper()
 	return agent.New(w.optionsFor(&w.host)).Diagnose(w.t.Context(), running)
 }
 
-// everything is what a diagnosis must not change.
+// everything returns what a diagnosis must not change.
 func (w *world) everything() any {
 	w.t.Helper()
 	pods, err := w.client.CoreV1().Pods("").List(w.t.Context(), metav1.ListOptions{})
@@ -398,7 +398,7 @@ func (w *world) everything() any {
 	return []any{w.node(), pods.Items, w.gpus.String()}
 }
 
-// readiness is what kubelet, or the node lifecycle controller, says of the node.
+// readiness sets the node's condition Ready, as kubelet or the node lifecycle controller does.
 func (w *world) readiness(status corev1.ConditionStatus) {
 	w.t.Helper()
 	n := w.node()
@@ -408,7 +408,7 @@ func (w *world) readiness(status corev1.ConditionStatus) {
 	}
 }
 
-// named lets the client say who wrote what from now on, as API servers do.
+// named makes the client fill managedFields from now on, as API servers do.
 func (w *world) named() {
 	w.t.Helper()
 	w.edit(func(n *corev1.Node) {
@@ -419,7 +419,7 @@ func (w *world) named() {
 	})
 }
 
-// cordonAs is what another program does.
+// cordonAs cordons the node as another field manager.
 func (w *world) cordonAs(manager string) {
 	w.t.Helper()
 	n := w.node()
@@ -429,13 +429,13 @@ func (w *world) cordonAs(manager string) {
 	}
 }
 
-// trainer is a pod on the first GPU.
+// trainer runs a pod on the first GPU.
 func (w *world) trainer(finalizers ...string) {
 	w.t.Helper()
 	w.pod("train", string(w.snapshot()[0].UUID), func(p *corev1.Pod) { p.Finalizers = finalizers })
 }
 
-// draining lets the agent begin a change for which a pod leaves in a while.
+// draining lets the agent begin a change for which a pod has to leave, and takes a while.
 func (w *world) draining(finalizers ...string) {
 	w.t.Helper()
 	w.grace = 5 * time.Minute
@@ -444,7 +444,7 @@ func (w *world) draining(finalizers ...string) {
 	w.passes("the drain", func() bool { return w.condition().Reason == string(config.ReasonEvicting) && w.owed() })
 }
 
-// terminating begins the end of a pod, and lets its grace pass without it.
+// terminating begins the end of a pod, and lets its grace period pass without it.
 func (w *world) terminating(name string) {
 	w.t.Helper()
 	if err := w.terminate("team", name); err != nil {
@@ -453,7 +453,7 @@ func (w *world) terminating(name string) {
 	<-time.After(w.grace + time.Second)
 }
 
-// block lets a budget keep all pods from now on, also those that are on their way out.
+// block lets a budget keep all pods from now on, even those that are about to end.
 func (w *world) block(message string) {
 	w.t.Helper()
 	_, err := w.client.PolicyV1().PodDisruptionBudgets("team").Create(w.t.Context(), &policyv1.PodDisruptionBudget{

@@ -11,7 +11,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Promise 12, on the way there. That less and less of a pod's grace is left is no news.
+// Promise 12, in the middle of a change: the agent does not write again because less of a pod's grace period is left.
 func TestAPodThatIsLeavingIsNoReasonToWriteAgainAndAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -33,7 +33,7 @@ func TestAPodThatIsLeavingIsNoReasonToWriteAgainAndAgain(t *testing.T) {
 	})
 }
 
-// writes lets the agent look for d as its watch makes it look, at once after each write of its own, while the cluster
+// writes lets the agent pass for d as its watch makes it, at once after each write of its own, while the cluster
 // stands still. It returns how often the agent wrote.
 func (w *world) writes(d time.Duration) int {
 	w.t.Helper()

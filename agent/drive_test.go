@@ -17,7 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
-// A persistent GPU is held by its own driver, which stands in the way of a reset.
+// The driver itself holds a GPU in persistence mode, so that it cannot be reset.
 func TestPersistenceModeIsOffForAResetAndGivenBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -44,7 +44,7 @@ func TestPersistenceModeIsOffForAResetAndGivenBack(t *testing.T) {
 	})
 }
 
-// obedient says yes to persistence mode and turns nothing on, as drivers of virtual machines do.
+// obedient accepts persistence mode and turns nothing on, as drivers of virtual machines do.
 type obedient struct{ nvml.Driver }
 
 func (d obedient) SetPersistence(ctx context.Context, gpu nvml.UUID, on bool) error {
@@ -93,7 +93,7 @@ func TestPersistenceModeThatCannotBeGivenBackUndoesNothingAndKeepsNoNode(t *test
 	}
 }
 
-// Who holds a GPU is said with what waits for it.
+// While the agent waits for a GPU, it reports which process holds it.
 func TestWhoHoldsTheGPUIsNamed(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -109,7 +109,7 @@ func TestWhoHoldsTheGPUIsNamed(t *testing.T) {
 	})
 }
 
-// flickering is a GPU in the way of which there is another short-lived process at each look, as of nvidia-smi in a loop.
+// flickering is a GPU that another short-lived process holds at each look, as of nvidia-smi in a loop.
 type flickering struct {
 	slow
 	pid, tries int
@@ -150,7 +150,7 @@ func TestProcessesThatComeAndGoAreNoReasonToWriteAgainAndAgain(t *testing.T) {
 	})
 }
 
-// Each of the watches may wake the loop at any moment.
+// The watches may wake the loop at any moment.
 func TestWhatIsInUseIsNotTriedAgainAtEachWake(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -199,7 +199,7 @@ func TestCDISpecsFollowTheGeometry(t *testing.T) {
 	})
 }
 
-// The way back may have no failure to tell, but be that of a wish that is gone.
+// An undo may have no failure to report: a user may have withdrawn the wish.
 func TestCDISpecsThatCannotBeWrittenKeepNoNodeOnTheWayBack(t *testing.T) {
 	t.Parallel()
 	for name, edit := range map[string]func(n *corev1.Node){
@@ -223,7 +223,7 @@ func TestCDISpecsThatCannotBeWrittenKeepNoNodeOnTheWayBack(t *testing.T) {
 	}
 }
 
-// What has kept one change from its end is tried anew in the next: GPUs that no spec describes are of no use there.
+// The agent tries to write the specs anew in the next change: containers cannot use GPUs that no spec describes.
 func TestAChangeDoesNotEndWithCDISpecsThatWereGivenUpBeforeIt(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -288,7 +288,7 @@ func TestNothingThatDoesNotAnswerIsWaitedForWithoutADeadline(t *testing.T) {
 	})
 }
 
-// patient is a driver for which no deadline counts.
+// patient is a driver that ignores deadlines.
 type patient struct{ nvml.Driver }
 
 func (d patient) Snapshot(ctx context.Context) ([]nvml.GPU, error) {
@@ -326,7 +326,7 @@ func TestAReplacedDriverEndsTheRunSoThatANewProcessLoadsIt(t *testing.T) {
 	})
 }
 
-// leaving is a driver that counts how often it was let go.
+// leaving is a driver that counts how often the agent has released it.
 type leaving struct {
 	nvml.Driver
 	released int

@@ -7,7 +7,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/plan"
 )
 
-// A kind of step without an executor would stall the change in the middle; one without a reason would tell nothing.
+// A kind of step without an executor would stall the change in the middle; for one without a reason the agent could report nothing.
 func TestEachKindOfStepCanBePerformedAndTold(t *testing.T) {
 	t.Parallel()
 	for _, kind := range plan.Kinds() {

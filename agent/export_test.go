@@ -16,7 +16,7 @@ import (
 // Pass is one pass of the loop, for tests that are the loop themselves.
 func (a *Agent) Pass(ctx context.Context) time.Duration { return a.pass(ctx) }
 
-// Begin is how a process begins that is to run.
+// Begin does what Run does first.
 func (a *Agent) Begin() { a.leftovers.Forget(a.clock.Now()) }
 
 // Replaced reports whether the run ends, since the driver is another one than this process has loaded.
@@ -43,13 +43,13 @@ func (a *Agent) Settle(ctx context.Context, rest time.Duration) time.Duration {
 	return a.pauseAfterPass(ctx, rest)
 }
 
-// Performs reports whether there is an executor for the kind of step, and how people are told of it.
+// Performs reports whether there is an executor for the kind of step, and which reason and phase the agent reports for it.
 func Performs(kind plan.Kind) (performed bool, reason config.Reason, phase api.Phase) {
 	reason, phase = report.Progress(kind, state.Desired{})
 	return executors[kind] != nil, reason, phase
 }
 
-// HangSentinel has the file by which a reboot is asked for answer nobody until the channel is closed.
+// HangSentinel lets every call on the sentinel file hang until the channel is closed.
 func (a *Agent) HangSentinel(until <-chan struct{}) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	return aside.Run(ctx, &a.rebooter.Sentinel.Calls, "looking at "+a.rebooter.Sentinel.Path, func(context.Context, aside.At) error {
@@ -59,7 +59,7 @@ func (a *Agent) HangSentinel(until <-chan struct{}) error {
 	})
 }
 
-// Unforgotten names the parts that remember by the clock and are not among the forgetters.
+// Unforgotten names the parts that remember times of the clock and are not among the forgetters.
 func (a *Agent) Unforgotten() []string {
 	listed := map[reflect.Type]bool{}
 	for _, part := range a.forgetters() {

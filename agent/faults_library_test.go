@@ -25,7 +25,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/long"
 )
 
-// throughLibrary lets the agent that starts next have the driver of the product over the simulated library, instead of the
+// throughLibrary gives the agent that starts next the product's driver over the simulated library, instead of the
 // simulator's own.
 func (w *world) throughLibrary() {
 	w.t.Helper()
@@ -41,8 +41,8 @@ const (
 
 // documented are the error codes that nvml.h says a function returns, in the version that go-nvml v0.13.4-0 comes with.
 // GetMemoryInfo, GetRunningProcesses and GetGpuInstanceProfileInfo stand for all forms of theirs, GetStatic for the
-// compute capability and the virtualization mode. Of those that make and
-// destroy compute instances NOT_SUPPORTED is documented for GPU instances alone, which drivers do not go by.
+// compute capability and the virtualization mode. For functions that create and destroy compute instances nvml.h does not
+// document NOT_SUPPORTED, but drivers return it all the same.
 var documented = map[string][]gpusim.Return{
 	gpusim.Init:                               {gpusim.DriverNotLoaded, gpusim.NoPermission, gpusim.Unknown},
 	gpusim.GetCount:                           {gpusim.Uninitialized, gpusim.InvalidArgument, gpusim.Unknown},
@@ -77,7 +77,7 @@ var documented = map[string][]gpusim.Return{
 	gpusim.Shutdown:                           {gpusim.Uninitialized, gpusim.Unknown},
 }
 
-// anywhere are codes that any function may give when the driver, the GPU or the process is in trouble, documented or not.
+// anywhere are codes that any function may return when the driver, the GPU or the process is in trouble, documented or not.
 var anywhere = []gpusim.Return{
 	gpusim.Uninitialized, gpusim.DriverNotLoaded, gpusim.LibRMVersionMismatch, gpusim.GPUIsLost, gpusim.ResetRequired, gpusim.NotFound,
 	gpusim.Timeout, gpusim.OperatingSystem, gpusim.NoMemory, gpusim.Unknown,
@@ -111,7 +111,7 @@ func (m mishap) String() string {
 var everyFault = flag.Bool("everyfault", false,
 	"TestEachCallOfTheLibraryFailsOnce has each call fail with each code, some 6,000 changes, and not each call and each code once")
 
-// mishaps are the faults that a function is given at the spots where it is called, and those that last.
+// mishaps returns the faults of a function at the spots where the agent calls it, and those that last.
 func mishaps(function string, spots []spot, failures, venture int) []mishap {
 	codes := slices.Clone(anywhere)
 	for _, c := range documented[function] {
@@ -135,7 +135,7 @@ func mishaps(function string, spots []spot, failures, venture int) []mishap {
 	return out
 }
 
-// everyMishap has each call that changes something fail with each code, before and after the driver has made the change, as do the
+// everyMishap lets each call that changes something fail with each code, before and after the driver has made the change, and so the
 // first, the middle and the last of those that only look; the other calls fail with one code.
 func everyMishap(spots []spot, codes []gpusim.Return, changes bool) []mishap {
 	var out []mishap
@@ -157,9 +157,9 @@ func everyMishap(spots []spot, codes []gpusim.Return, changes bool) []mishap {
 // looks is how many calls of a function that only looks fail in a venture, spread over all of them: there are hundreds, of the same passes.
 const looks = 4
 
-// coveringMishaps has each call that changes something fail before and after the driver has made the change, with a code that is another from
-// call to call, and so some of those that only look. The first call of each function fails with each code besides; that of one that only looks
-// with every fourth in each of the four ventures, beginning with another one.
+// coveringMishaps lets each call that changes something fail before and after the driver has made the change, each with another code,
+// and so some of those that only look. The first call of each function also fails with each code; if the function only looks, with every fourth
+// code in each of the four ventures, each of which begins with another code.
 func coveringMishaps(spots []spot, codes []gpusim.Return, changes bool, venture int) []mishap {
 	every := 1
 	if !changes {
@@ -182,9 +182,9 @@ func coveringMishaps(spots []spot, codes []gpusim.Return, changes bool, venture 
 	return out
 }
 
-// someMishaps has the first call of a change fail with each code that is documented for it, every other one after the driver has
-// made the change; its call in the middle and its last one, and one call of a function that only looks, fail with a code that is
-// another from venture to venture.
+// someMishaps lets the first call of a change fail with each code that is documented for it, every other time after the driver has
+// made the change; its call in the middle and its last one, and one call of a function that only looks, fail with another code in each
+// venture.
 func someMishaps(function string, spots []spot, codes []gpusim.Return, changes bool) []mishap {
 	code := func(n int) gpusim.Return { return codes[(7*n+len(spots))%len(codes)] }
 	if !changes {
@@ -200,8 +200,8 @@ func someMishaps(function string, spots []spot, codes []gpusim.Return, changes b
 	return out
 }
 
-// lasting are faults of a change that are there as long as the agent tries; and those of SetMigMode's second code, which
-// are as good as that.
+// lasting returns faults of a change that last as long as the agent tries; and those of SetMigMode's second code, which
+// count as lasting.
 func lasting(function string, at spot, codes []gpusim.Return, failures int, all bool) []mishap {
 	var out []mishap
 	for n, code := range codes {
@@ -217,7 +217,7 @@ func lasting(function string, at spot, codes []gpusim.Return, failures int, all 
 	return out
 }
 
-// Promises 8 and 10. The whole change is made again for each fault.
+// Promises 8 and 10. The test makes the whole change again for each fault.
 func TestEachCallOfTheLibraryFailsOnce(t *testing.T) {
 	for n, v := range ventures {
 		t.Run(v.name, func(t *testing.T) {
@@ -281,7 +281,7 @@ func (n tally) add(m mishap, e end, took time.Duration) {
 	n[e] = append(n[e], fmt.Sprintf("%9s %v", took.Round(time.Millisecond), m))
 }
 
-// String gives the counts, the slowest run, and what came out as before.
+// String returns the counts, the slowest run, and the runs that ended with the former config.
 func (n tally) String() string {
 	all := slices.Concat(n[wished], n[previous])
 	slices.Sort(all)
@@ -289,8 +289,8 @@ func (n tally) String() string {
 		len(n[wished]), len(n[previous]), strings.TrimSpace(slices.Max(append(all, ""))), strings.Join(n[previous], "\n"))
 }
 
-// A GPU instance whose compute instance cannot be made is of no use to anybody; if it cannot be removed at once, it is finished or
-// removed later.
+// No pod can use a GPU instance without its compute instance. If the driver cannot remove it at once, the agent completes or removes it
+// later.
 func TestAHalfMadeInstanceDoesNotStay(t *testing.T) {
 	if gpusimtest.Apart(t) {
 		return
@@ -330,8 +330,8 @@ func TestAHalfMadeInstanceDoesNotStay(t *testing.T) {
 	}
 }
 
-// Promise 14. This is the only test here in which time is real, since no clock of a test can run while a call is in the
-// library: the agent's own pauses are on a clock that is stepped, and each hang costs one deadline.
+// Promise 14. This is the only test here in real time, since synctest's clock stands still while a call is in the
+// library: the test steps the clock of the agent's own pauses, and each hang costs one deadline.
 func TestACallOfTheLibraryThatHangsIsLeftAloneUntilItIsBack(t *testing.T) {
 	if gpusimtest.Apart(t) {
 		return
@@ -391,7 +391,7 @@ func (v venture) waitReally(t *testing.T, s stage, at spot) {
 	v.check(w, s, w.outcome(v.wish))
 }
 
-// back lets the agent look until the driver answers again. Nothing tells when the library has let a call go.
+// back lets the agent look until the driver answers again. Nothing shows when a call in the library has returned.
 func (w *world) back() {
 	w.t.Helper()
 	tick := time.NewTicker(10 * time.Millisecond)

@@ -19,12 +19,12 @@ import (
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
-// venture is a change of a node's GPUs that something happens to.
+// venture is a change of a node's GPUs in which faults happen.
 type venture struct {
 	name   string
 	models string           // of the simulated node
 	stands [][]nvml.Placed  // on each GPU before the change; its MIG mode is on if the models say so
-	config config.MIGConfig // what is asked for; nil for the generated one that wish names
+	config config.MIGConfig // the desired config; nil for the generated one that wish names
 	wish   string
 }
 
@@ -35,7 +35,7 @@ func placedAt(profile string, start, size int, compute string) nvml.Placed {
 // ventures are changes of every kind: between them they make every call that the driver has for a change.
 var ventures = []venture{
 	{
-		// Of the first GPU one instance makes room for another and two more, and the other one is divided otherwise: it keeps a part,
+		// On the first GPU one instance makes room for another and two more, and the other one is divided otherwise: it keeps a part,
 		// loses one and gets one.
 		name:   "a H100 is re-cut beside another",
 		models: "gpus: [{model: H100-80GB, count: 2, mig: true}]",
@@ -56,7 +56,7 @@ var ventures = []venture{
 	},
 }
 
-// prepare makes the world of the venture, with the node's GPUs in dir, up to the moment before its wish is told.
+// prepare makes the world of the venture, with the node's GPUs in dir, up to the moment before the label is set.
 func (v venture) prepare(t *testing.T, dir string) *world {
 	t.Helper()
 	w := newWorld(t, v.models)
@@ -114,7 +114,8 @@ const (
 	previous end = "as before"
 )
 
-// outcome is the end that the node tells of, empty while there is none. What the node does not keep as a failure is tried again.
+// outcome returns the end of the change by the node's condition, empty while there is none. The agent tries again what the node does not keep as
+// a failure.
 func (w *world) outcome(wish string) end {
 	w.t.Helper()
 	if w.owed() {
@@ -144,7 +145,7 @@ func (w *world) outcome(wish string) end {
 // stage is what a node looked like before a change, and what it looks like when nothing comes in between.
 type stage struct {
 	before, after string
-	kept          map[string]string // UUIDs of the MIG devices that the change has no business with, by GPU and place
+	kept          map[string]string // UUIDs of the MIG devices that the change must not touch, by GPU and place
 }
 
 func (w *world) devicesByPlace() map[string]string {
@@ -159,7 +160,7 @@ func (w *world) devicesByPlace() map[string]string {
 	return out
 }
 
-// rehearse makes the change without anything in between.
+// rehearse makes the change without a fault.
 func (v venture) rehearse(t *testing.T, w *world) stage {
 	t.Helper()
 	s := stage{before: w.gpus.String(), kept: w.devicesByPlace()}
@@ -187,7 +188,7 @@ func (v venture) conclude(w *world, s stage) end {
 	return got
 }
 
-// check fails the test if the end is none: the GPUs are as wished or as before, whichever the node says, and nothing is
+// check fails the test unless the GPUs are as desired or as before, whichever the node reports, and nothing is
 // left of the change.
 func (v venture) check(w *world, s stage, got end) {
 	w.t.Helper()
@@ -215,7 +216,7 @@ func (v venture) check(w *world, s stage, got end) {
 	w.givenBack()
 }
 
-// around is a driver with something that happens before and after each of its calls.
+// around is a driver that calls a function before and after each of its calls.
 type around struct {
 	nvml.Driver
 	before, after func()
@@ -301,7 +302,7 @@ const never = 1 << 30
 func (w *world) listen() *[]spot {
 	w.t.Helper()
 	for _, f := range gpusim.Functions() {
-		w.strike(f, gpusim.Fault{After: never}) // counts the calls, whoever makes them
+		w.strike(f, gpusim.Fault{After: never}) // counts the calls, of the plugin, too
 	}
 	spots, call := &[]spot{}, 0
 	var before map[string][]gpusim.Fault
@@ -324,7 +325,7 @@ func (w *world) listen() *[]spot {
 	return spots
 }
 
-// strike sets a fault of a function of the GPUs' library; the zero one takes it away.
+// strike sets a fault of a function of the GPUs' library; the zero Fault removes it.
 func (w *world) strike(function string, f gpusim.Fault) {
 	w.t.Helper()
 	if err := w.gpus.Fail(function, f); err != nil {
@@ -332,9 +333,9 @@ func (w *world) strike(function string, f gpusim.Fault) {
 	}
 }
 
-// ambush lets the fault befall the call at the spot, and as many calls after it as the fault has times, of the agent that
-// starts next. It befalls the agent alone: between its calls the fault is taken away, so that the plugin does not see it.
-// The result is the fault as it is left, for the caller to see that it struck.
+// ambush lets the call at the spot fail, and as many calls after it as the fault has times, of the agent that
+// starts next. Only the agent's calls fail: between them ambush removes the fault, so that the plugin does not see it.
+// It returns what is left of the fault, by which the caller sees that it happened.
 func (w *world) ambush(at spot, f gpusim.Fault) *[]gpusim.Fault {
 	f.After = at.skip
 	left, call := &[]gpusim.Fault{f}, 0
@@ -362,7 +363,7 @@ func (w *world) ambush(at spot, f gpusim.Fault) *[]gpusim.Fault {
 	return left
 }
 
-// of are the spots of one function.
+// of returns the spots of one function.
 func of(function string, spots []spot) []spot {
 	var out []spot
 	for _, s := range spots {
@@ -381,7 +382,7 @@ func pick(spots []spot) []spot {
 	return []spot{spots[0], spots[len(spots)/2], spots[len(spots)-1]}
 }
 
-// hang lets the call at the spot hang, of the agent that starts next, until strike takes that away.
+// hang lets the call at the spot hang, of the agent that starts next, until strike removes the fault.
 func (w *world) hang(at spot) {
 	call := 0
 	inner := w.through
@@ -405,7 +406,7 @@ func (w *world) hangs(function string) bool {
 	return len(left) > 0 && left[0].After == 0
 }
 
-// silent checks that the agent reports the driver that does not answer, and leaves all else as it is. No plugin may look
+// silent checks that the agent reports that the driver does not answer, and leaves all else as it is. No plugin may look
 // at the GPUs meanwhile: it would hang as well.
 func (w *world) silent() {
 	w.t.Helper()
@@ -429,7 +430,7 @@ var changing = []string{
 	gpusim.CreateComputeInstance, gpusim.CreateComputeInstanceWithPlacement, gpusim.ComputeInstanceDestroy,
 }
 
-// Promise 14. Whether the call comes back, or nothing but a new process helps.
+// Promise 14, if the call returns later, and if only a new process helps.
 func TestACallThatHangsIsReportedAndTheChangeGoesOnAfterIt(t *testing.T) {
 	for _, v := range ventures {
 		t.Run(v.name, func(t *testing.T) {
@@ -445,7 +446,7 @@ func TestACallThatHangsIsReportedAndTheChangeGoesOnAfterIt(t *testing.T) {
 			for n, function := range gpusim.Functions() {
 				picked := pick(of(function, *spots))
 				if len(picked) > 1 && !slices.Contains(changing, function) {
-					picked = picked[n%2 : n%2+1] // one look is as the other
+					picked = picked[n%2 : n%2+1] // all looks are alike
 				}
 				for _, at := range picked {
 					n++
@@ -456,7 +457,7 @@ func TestACallThatHangsIsReportedAndTheChangeGoesOnAfterIt(t *testing.T) {
 	}
 }
 
-// wait makes the change with a call that hangs, which comes back, or is left behind by a process that is no more.
+// wait makes the change with a call that hangs, and either returns, or ends with its process.
 func (v venture) wait(t *testing.T, s stage, at spot, returns bool) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -502,7 +503,7 @@ func (w *world) replace(hung string) {
 	w.restart()
 }
 
-// astray is a driver that makes an instance elsewhere than it was told to, a number of times.
+// astray is a driver that creates an instance at another place than the agent asks for, a number of times.
 type astray struct {
 	nvml.Driver
 	from, to nvml.Placed
@@ -557,7 +558,7 @@ func TestAnInstanceThatIsMadeElsewhereIsTakenOrMovedBack(t *testing.T) {
 	}
 }
 
-// A GPU comes back as it was when it went: that of a reset is what reboots are tested with.
+// The GPU comes back as it was when it was lost. The tests of reboots have GPUs that come back after a reset.
 func TestAGPUThatIsLostInTheMiddleAndComesBackIsBroughtToAnEnd(t *testing.T) {
 	t.Parallel()
 	v := venture{models: "gpus: [{model: H100-80GB, count: 2}]", wish: "all-balanced"}

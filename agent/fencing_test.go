@@ -15,7 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// The label may be there for nothing, beside a plugin that no selector finds.
+// The label may have no effect, beside a plugin that no selector finds.
 func TestThereIsAFenceWhereTheLabelDeploysNoPlugin(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -36,7 +36,8 @@ func TestThereIsAFenceWhereTheLabelDeploysNoPlugin(t *testing.T) {
 	})
 }
 
-// Promise 5. A change that has only created so far has disturbed nobody, and what it turns into is asked for like any other.
+// Promise 5. A change that has only created instances so far has disturbed no pod. If a user turns it into one that does, the agent checks
+// first that it can come to its end, as before any other.
 func TestAHarmlessChangeThatTurnsIntoAnotherIsPreparedLikeOne(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -58,7 +59,7 @@ func TestAHarmlessChangeThatTurnsIntoAnotherIsPreparedLikeOne(t *testing.T) {
 	})
 }
 
-// Promises 10 and 12: a node that cannot be given back says so, and nothing else.
+// Promises 10 and 12: if the agent cannot give a node back, it reports that, and writes nothing else.
 func TestANodeThatCannotBeGivenBackIsQuiet(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
-// Promise 12: what has failed stays failed, also when nobody could say for a moment what was wished.
+// Promise 12: a failed wish stays failed, even if for a moment the agent could not read the file that says what the wish means.
 func TestAFileThatIsBrokenForAMomentDoesNotBringTheFailedWishBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -40,7 +40,7 @@ func TestAFileThatIsBrokenForAMomentDoesNotBringTheFailedWishBack(t *testing.T) 
 	})
 }
 
-// A file that nothing asks for is no reason not to look at the node.
+// The agent observes the node although it cannot read a file that no label needs.
 func TestAFileThatCannotBeReadEndsNoLookThatDoesNotNeedIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "gpus: [{model: H100-80GB}]")
@@ -60,7 +60,7 @@ func TestAFileThatCannotBeReadEndsNoLookThatDoesNotNeedIt(t *testing.T) {
 		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) })
 		w.settle(config.ReasonNotRequested)
 		w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelProfile, "research") })
-		w.settle(config.ReasonRetrying) // what it means is not known
+		w.settle(config.ReasonRetrying) // the agent does not know what the label means
 		w.spend(time.Minute)
 		lost = map[string]bool{}
 		w.settle(config.ReasonUnknownConfig)

@@ -5,7 +5,7 @@ import (
 	"testing/synctest"
 )
 
-// A part that forgets and is not asked to would go by times of the clock of before.
+// A part that is not among the forgetters would go by times from before the clock was set.
 func TestEachPartForgetsWhenTheClockIsSet(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

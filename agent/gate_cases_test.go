@@ -19,7 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// What was seen of the other nodes by a clock that is set since says nothing of how long ago it was.
+// After a step of the clock, the agent cannot know how long ago it has seen renewals of other nodes.
 func TestAStepOfTheClockTakesNoSlotFromAnybody(t *testing.T) {
 	t.Parallel()
 	for _, step := range []time.Duration{3 * time.Hour, -3 * time.Hour} {
@@ -89,7 +89,7 @@ func (w *world) took(whole, rest int) {
 	})
 }
 
-// No change is begun that would be put off at once.
+// The agent begins no change that it would postpone at once.
 func TestNoChangeIsBegunThatIsPutOffAtOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -112,7 +112,7 @@ func TestNoChangeIsBegunThatIsPutOffAtOnce(t *testing.T) {
 	})
 }
 
-// The time that others keep the node is none that the change takes.
+// The time for which other tools keep the node does not count as a part of the change.
 func TestWhatOthersKeepTheNodeForIsNoPartOfTheEstimate(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -156,7 +156,7 @@ func TestHalfAChangeIsNotMeasured(t *testing.T) {
 	})
 }
 
-// What an agent has left on the node is given back, whatever the change waits for.
+// The agent restores what another has left on the node, whatever the change waits for.
 func TestWhatWasLeftWaitsForNoWindow(t *testing.T) {
 	t.Parallel()
 	for name, annotation := range map[string]string{"a window": "", "a hold": config.AnnotationHold} {
@@ -168,7 +168,7 @@ func TestWhatWasLeftWaitsForNoWindow(t *testing.T) {
 				w.stubborn()
 				w.label("all-1g.10gb")
 				w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
-				w.edit(func(n *corev1.Node) { // somebody takes the journal away
+				w.edit(func(n *corev1.Node) { // a user removes the journal
 					delete(n.Annotations, config.AnnotationJournal)
 					if annotation != "" {
 						metav1.SetMetaDataAnnotation(&n.ObjectMeta, annotation, "")
@@ -187,7 +187,7 @@ func TestWhatWasLeftWaitsForNoWindow(t *testing.T) {
 	}
 }
 
-// A node that was given back until it is rebooted is one of which nobody is sent away outside of a window.
+// On a node that was given back until it is rebooted, the agent evicts no pod outside of a window.
 func TestAParkedNodeIsDisturbedInItsWindowOnly(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -198,7 +198,7 @@ func TestAParkedNodeIsDisturbedInItsWindowOnly(t *testing.T) {
 		w.parked()
 		w.maintain(until(time.Now()))
 		w.reboot()
-		// MIG mode is on; before the agent is there, somebody makes an instance, and a pod gets it
+		// MIG mode is on; before the agent is there, an administrator creates an instance, and a pod gets it
 		if err := w.gpus.Driver().Create(t.Context(), nvml.UUID(w.gpus.UUIDs()[0]), nvml.Placed{Profile: "7g.80gb", Span: nvml.Span{Start: 0, Size: 8}}); err != nil {
 			t.Fatal(err)
 		}
@@ -211,7 +211,7 @@ func TestAParkedNodeIsDisturbedInItsWindowOnly(t *testing.T) {
 	})
 }
 
-// A node that was registered is one that nobody is on; where somebody is, it is not.
+// A node that has just been registered needs no window, unless a pod is on it.
 func TestPodsOfANodeWithTheStartupTaintLeaveInTheWindowOnly(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -228,7 +228,7 @@ func TestPodsOfANodeWithTheStartupTaintLeaveInTheWindowOnly(t *testing.T) {
 	})
 }
 
-// Killed between the write that gives the node back and the one that tells of it.
+// The agent is killed between the write that gives the node back and the one that reports it.
 func TestWhatIsProvenIsKnownWhenTheNodeIsGivenBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -261,7 +261,7 @@ func TestWhatIsProvenIsKnownWhenTheNodeIsGivenBack(t *testing.T) {
 	})
 }
 
-// Who waits keeps his age while a file cannot be read.
+// A waiting node keeps its age while the agent cannot read a file.
 func TestAWishKeepsItsAgeWhileAFileCannotBeRead(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -323,7 +323,7 @@ func TestWhatPeopleSayBetweenTheLookAndTheFenceCounts(t *testing.T) {
 	}
 }
 
-// A Lease that comes back from a backup is no end of work.
+// If the Lease comes back from a backup, the agent returns the slot once more, and not for ever.
 func TestASlotThatIsThereAgainIsGivenBackAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -369,7 +369,7 @@ func byLabel(t *testing.T) *world {
 	return w
 }
 
-// The pool has to know of a node in the middle of a change, also if somebody deletes its Lease.
+// The pool has to count a node in the middle of a change, even if a user has deleted the Lease.
 func TestALostSlotIsTakenBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -390,7 +390,7 @@ func TestALostSlotIsTakenBack(t *testing.T) {
 	})
 }
 
-// Nor does a driver that is away for a while.
+// A node keeps its slot while the driver is away, too.
 func TestASlotIsRenewedWhileTheDriverIsAway(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -412,7 +412,7 @@ func TestASlotIsRenewedWhileTheDriverIsAway(t *testing.T) {
 	})
 }
 
-// A change that is edited beyond its window is another one.
+// If a user edits the config beyond the window, that is another change.
 func TestAnEditOfTheConfigBeyondTheWindowWaitsForTheNext(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -444,7 +444,7 @@ profiles:
 	})
 }
 
-// One that is edited in its window is gone on with, and finished beyond it.
+// If a user edits the config in the window, the agent goes on with the change, and finishes it beyond the window.
 func TestAnEditOfTheConfigInItsWindowIsFinishedBeyondIt(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -462,7 +462,7 @@ func TestAnEditOfTheConfigInItsWindowIsFinishedBeyondIt(t *testing.T) {
 	})
 }
 
-// A look that ends early takes back nothing of what was said of the window.
+// A look that ends early does not change the condition about the window.
 func TestALookThatEndsEarlyDoesNotSayThatNothingIsPlanned(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -481,7 +481,7 @@ func TestALookThatEndsEarlyDoesNotSayThatNothingIsPlanned(t *testing.T) {
 	})
 }
 
-// What was meant for a wish that is gone lets none begin that comes later.
+// An annotation that was meant for a wish which is gone lets no later change begin.
 func TestAForceGoesWithItsWish(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -26,7 +26,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Bubbles begin at midnight of Saturday, the first of January 2000.
+// Synctest's bubbles begin at midnight of Saturday, the first of January 2000.
 
 // A node with one GPU.
 const (
@@ -37,12 +37,12 @@ const (
 // nights is open from 22:00 to 04:00.
 const nights = "windows: [{days: [Mon, Tue, Wed, Thu, Fri, Sat, Sun], start: '22:00', duration: 6h}]\nestimate: 10m\njitter: 0s\n"
 
-// until is a file with one window, which was open all the year before.
+// until returns a file with one window, which was open all the year before.
 func until(end time.Time) string {
 	return fmt.Sprintf("windows: [{notBefore: '1999-01-01T00:00:00Z', notAfter: '%s'}]\nestimate: 10m\njitter: 0s\n", end.Format(time.RFC3339))
 }
 
-// maintain gives the cluster a maintenance file, in place of the former. The kind is added.
+// maintain gives the cluster a maintenance file, in place of the former. It adds apiVersion and kind.
 func (w *world) maintain(text string) {
 	w.t.Helper()
 	w.setFile("maintenance", "apiVersion: gpuslice.io/v1alpha1\nkind: Maintenance\n"+text)
@@ -67,7 +67,7 @@ func (w *world) setFile(name, text string) {
 	}
 }
 
-// stubborn lets no pod of the team go until it is told otherwise, as a budget does that is used up only after the cordon.
+// stubborn keeps all pods of the team until relent is called, as a budget does that is used up only after the cordon.
 func (w *world) stubborn() (relent func()) {
 	stays := true
 	w.client.PrependReactor("create", "pods", func(action k8stesting.Action) (bool, runtime.Object, error) {
@@ -82,7 +82,7 @@ func (w *world) stubborn() (relent func()) {
 	return func() { stays = false }
 }
 
-// counted is the driver, with the calls that change something counted, and done after something else.
+// counted is a driver that counts the calls which change something, and calls before ahead of each.
 type counted struct {
 	nvml.Driver
 	calls  int
@@ -136,7 +136,7 @@ func (w *world) count(before func(call int)) *counted {
 
 func (w *world) reason() config.Reason { w.t.Helper(); return config.Reason(w.condition().Reason) }
 
-// says lets turns pass until the agent's word is the reason.
+// says lets turns pass until the condition has the reason.
 func (w *world) says(reason config.Reason) corev1.NodeCondition {
 	w.t.Helper()
 	w.passes(string(reason), func() bool { return w.reason() == reason })
@@ -162,7 +162,7 @@ func (w *world) status() api.Status {
 	return s
 }
 
-// busy is a world of one GPU that a pod has.
+// busy returns a world of one GPU that a pod has.
 func busy(t *testing.T) *world {
 	t.Helper()
 	w := newWorld(t, oneH100)
@@ -229,7 +229,7 @@ func TestAWindowIsLongEnoughToTheSecond(t *testing.T) {
 	})
 }
 
-// Case 15: a window that is shorter than the time between two looks is not slept through.
+// Case 15: the agent does not miss a window that is shorter than the time between two looks.
 func TestAWindowOfAMinuteIsBegunIn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -260,7 +260,7 @@ func TestNoWindowThatIsLongEnoughIsSaid(t *testing.T) {
 	})
 }
 
-// Case 18 of what keeps nodes: the window closes in the middle. Before a GPU is touched the node is given back.
+// Case 18 of what keeps nodes: the window closes in the middle. If the agent has not touched a GPU yet, it gives the node back.
 func TestADrainThatOutlastsItsWindowIsPutOff(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -320,7 +320,7 @@ func TestAChangeThatHasTouchedAGPUIsFinishedBeyondItsWindow(t *testing.T) {
 	})
 }
 
-// The same where the agent dies at every step.
+// The same if the agent dies at every step.
 func TestAnAgentThatForgetsEverythingFinishesBeyondItsWindow(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -337,7 +337,7 @@ func TestAnAgentThatForgetsEverythingFinishesBeyondItsWindow(t *testing.T) {
 	})
 }
 
-// What is asked for when the window has closed already is nothing that is finished beyond it.
+// A change that a user asks for when the window has closed already is not finished beyond it.
 func TestAnotherWishBeyondTheWindowWaitsForTheNext(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -507,7 +507,7 @@ func TestAHoldKeepsTheNodeFromWhatIsNotBegun(t *testing.T) {
 		w.edit(func(n *corev1.Node) { delete(n.Annotations, config.AnnotationHold) })
 		w.reach("all-1g.10gb")
 	})
-	synctest.Test(t, func(t *testing.T) { // what is begun is finished
+	synctest.Test(t, func(t *testing.T) { // the agent finishes a change that it has begun
 		w := busy(t)
 		w.begin("all-1g.10gb")
 		w.annotate(config.AnnotationHold, "")
@@ -515,7 +515,7 @@ func TestAHoldKeepsTheNodeFromWhatIsNotBegun(t *testing.T) {
 		w.label("all-balanced")
 		w.says(config.ReasonHeld)
 	})
-	synctest.Test(t, func(t *testing.T) { // what is begun for something else is undone
+	synctest.Test(t, func(t *testing.T) { // it undoes a change that it has begun for another wish
 		w := busy(t)
 		w.begin("all-1g.10gb")
 		w.annotate(config.AnnotationHold, "")
@@ -526,7 +526,7 @@ func TestAHoldKeepsTheNodeFromWhatIsNotBegun(t *testing.T) {
 			t.Error("the GPU is not as it was")
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // also what would disturb nobody
+	synctest.Test(t, func(t *testing.T) { // even a change that would disturb no pod
 		w := busy(t)
 		w.annotate(config.AnnotationHold, "")
 		w.settings.MIGConfigMap = config.ConfigMapKey{}
@@ -556,12 +556,12 @@ func TestWhatIsLostIsRestoredAtOnce(t *testing.T) {
 		w.settle(config.ReasonConverged)
 		w.givenBack()
 	})
-	synctest.Test(t, func(t *testing.T) { // also for something else, which waited for its window
+	synctest.Test(t, func(t *testing.T) { // also after another wish, which waited for its window
 		w := lost(t)
 		w.label("all-balanced")
 		w.reach("all-balanced")
 	})
-	synctest.Test(t, func(t *testing.T) { // but not what nobody has taken
+	synctest.Test(t, func(t *testing.T) { // but not if no reboot has taken instances
 		w := newWorld(t, oneH100)
 		w.converge("all-1g.10gb")
 		w.maintain(until(time.Now()))
@@ -574,7 +574,7 @@ func TestWhatIsLostIsRestoredAtOnce(t *testing.T) {
 			t.Errorf("a reboot that has taken nothing lets the change begin: %s", w.condition().Message)
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // unless somebody has to leave
+	synctest.Test(t, func(t *testing.T) { // unless a pod has to leave
 		w := lost(t)
 		w.pod("holder", w.gpus.UUIDs()[0])
 		w.says(config.ReasonAwaitingWindow)
@@ -644,7 +644,7 @@ profiles:
 	})
 }
 
-// How long changes take is learnt from those before.
+// The agent learns from former changes how long they take.
 func TestTheEstimateIsWhatEarlierChangesTook(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -667,8 +667,8 @@ func TestTheEstimateIsWhatEarlierChangesTook(t *testing.T) {
 	})
 }
 
-// hostClock is the host's clock, which somebody sets. Times that it gives can be asked for how long they are ago whatever it is set to,
-// as those of Go.
+// hostClock is the host's clock, which a test sets. Since is right for times that it has returned, whatever it is set to, as for times
+// of Go, which have a monotonic reading.
 type hostClock struct {
 	clock.RealClock
 	ahead    time.Duration
@@ -691,7 +691,7 @@ func (c *hostClock) Since(then time.Time) time.Duration {
 	return time.Since(then) + c.ahead
 }
 
-// Case 13: somebody sets the clock in the middle. No deadline passes by that, and the change comes to its end.
+// Case 13: an administrator sets the clock in the middle. No deadline passes by that, and the change comes to its end.
 func TestAStepOfTheClockInAnyPhaseHurtsNobody(t *testing.T) {
 	t.Parallel()
 	for _, step := range []time.Duration{3 * time.Hour, -3 * time.Hour} {
@@ -705,7 +705,7 @@ func TestAStepOfTheClockInAnyPhaseHurtsNobody(t *testing.T) {
 	}
 }
 
-// stepsAt sets the clock when the step is next, of a change in which a pod takes 20 minutes to leave, and would be deleted after 30.
+// stepsAt sets the clock when the step is next, in a change in which a pod takes 20 minutes to leave, and would be deleted after 30.
 func stepsAt(t *testing.T, step time.Duration, kind plan.Kind) {
 	t.Helper()
 	w := newWorld(t, oneA100)

@@ -19,7 +19,7 @@ func (w *world) podEnds(name string) {
 	}
 }
 
-// leaves reports whether somebody has asked the pod to go.
+// leaves reports whether the agent has evicted the pod.
 func (w *world) leaves(name string) bool {
 	w.t.Helper()
 	p, err := w.client.CoreV1().Pods("team").Get(w.t.Context(), name, metav1.GetOptions{})
@@ -51,7 +51,7 @@ func TestAGradualChangeLetsPodsEnd(t *testing.T) {
 	})
 }
 
-// Where all have ended, nobody waits for the rest of the time.
+// When all pods have ended, the agent does not wait for the rest of the time.
 func TestAGradualChangeGoesOnWhenAllPodsHaveEnded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -86,7 +86,7 @@ func TestAGradualChangeEndsAtTheDeadlineThatFollows(t *testing.T) {
 	})
 }
 
-// gradual is a fenced node of two GPUs, which two pods have each and may end by themselves for so long.
+// gradual returns a fenced node of two GPUs. Two pods have one each, and may end by themselves for the time gradualFor.
 func gradual(t *testing.T, gradualFor time.Duration) *world {
 	t.Helper()
 	w := newWorld(t, h100)
@@ -101,7 +101,7 @@ func gradual(t *testing.T, gradualFor time.Duration) *world {
 	return w
 }
 
-// In hours there is time for a kubelet to be restarted more than once.
+// Within hours kubelet may be restarted more than once.
 func TestAGradualChangeSurvivesThatKubeletIsAwayNowAndThen(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -29,7 +29,7 @@ const cuttingProfiles = sharingProfiles + `
     sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 1}]}}
 `
 
-// sharesAndCuts is shares, with that profile too.
+// sharesAndCuts is shares with cuttingProfiles.
 func (w *world) sharesAndCuts() {
 	w.shares()
 	cm, err := w.client.CoreV1().ConfigMaps("gpuslice").Get(w.t.Context(), "gpuslice-profiles", metav1.GetOptions{})
@@ -42,7 +42,7 @@ func (w *world) sharesAndCuts() {
 	}
 }
 
-// within lets at most n passes go until stop is satisfied, and reports whether it was. Before each, the cluster has its turn.
+// within runs at most n passes until stop returns true, and reports whether it did. Before each, the cluster has its turn.
 func (w *world) within(n int, before func(), stop func() bool) bool {
 	w.t.Helper()
 	for range n {
@@ -153,7 +153,7 @@ func (w *world) managed() {
 	}
 }
 
-// pluginConfigs are the keys of the config manager.
+// pluginConfigs returns the keys of the config manager's ConfigMap.
 func (w *world) pluginConfigs() map[string]string {
 	cm, err := w.client.CoreV1().ConfigMaps("kube-system").Get(w.t.Context(), "plugin-configs", metav1.GetOptions{})
 	if err != nil {
@@ -162,7 +162,7 @@ func (w *world) pluginConfigs() map[string]string {
 	return cm.Data
 }
 
-// setPluginConfigs gives the ConfigMap these configs of the plugin, and no others.
+// setPluginConfigs replaces the ConfigMap's keys by these configs of the plugin.
 func (w *world) setPluginConfigs(namespace, name string, data map[string]string) {
 	w.t.Helper()
 	configMaps := w.client.CoreV1().ConfigMaps(namespace)
@@ -257,7 +257,7 @@ func TestAConfigThatAProfileHasLeftIsNobodysWish(t *testing.T) {
 	})
 }
 
-// The API server refuses the value of such a label, when pods have left for it.
+// The API server refuses such a value of a label, and the agent would find that out only after the drain.
 func TestAKeyThatNoLabelCanNameIsPassedOver(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -446,7 +446,7 @@ func TestANoteForWhichThereIsNoRoomNeitherUndoesNorKeeps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.shares()
-		// Whoever runs the tests may be root, for whom a folder that may not be written is none: what stands there is another folder.
+		// The tests may run as root, which can write to any folder: so another folder is in the place of the note.
 		if err := os.MkdirAll(filepath.Join(w.pluginFile+".told", "full"), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -488,7 +488,7 @@ func TestAFullFolderOfThePluginsConfigDisturbsNobodyAndIsNamed(t *testing.T) {
 	})
 }
 
-// There, it is neither undone nor kept, and on the way back neither.
+// The agent neither undoes the change nor keeps the node for that, nor in an undo.
 func TestAFolderThatFillsInTheMiddleOfAChangeNeitherUndoesNorKeepsIt(t *testing.T) {
 	t.Parallel()
 	for name, broken := range map[string]bool{"": false, " and back": true} {
@@ -523,8 +523,8 @@ func TestAFolderThatFillsInTheMiddleOfAChangeNeitherUndoesNorKeepsIt(t *testing.
 	}
 }
 
-// The settings' default counts on every node without a label of its own, also where the config manager of the GPU Operator has a default of
-// its own: the node gets it as a profile's sharing, by a key of ours.
+// The settings' default counts on every node without a label of its own, even if the config manager of the GPU Operator has a default of
+// its own: the node gets it as a profile's sharing, by a key of the agent's.
 func TestTheSettingsDefaultIsHandedToAConfigManager(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

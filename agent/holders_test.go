@@ -22,7 +22,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// minutes is longer than all pauses of a node at rest but the heartbeat.
+// minutes is longer than any pause of a node at rest except the heartbeat.
 const minutes = 4 * time.Minute
 
 // podCgroup is the cgroup of a pod's container, as containerd and kubelet's systemd driver make it.
@@ -66,7 +66,7 @@ func TestAPodThatIsKnownByItsProcessAloneIsEvicted(t *testing.T) {
 	})
 }
 
-// What cannot be looked at counts as busy.
+// GPUs count as busy while the agent cannot read the process table.
 func TestAProcessTableThatCannotBeReadStopsTheChangeBeforeTheFence(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -89,7 +89,7 @@ func TestAProcessTableThatCannotBeReadStopsTheChangeBeforeTheFence(t *testing.T)
 	})
 }
 
-// Promise 5, of processes that are no pod's: nobody can evict them.
+// Promise 5, for processes that belong to no pod: the agent cannot evict them.
 func TestAProcessOfTheHostIsWaitedForBeforeTheFence(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -106,7 +106,7 @@ func TestAProcessOfTheHostIsWaitedForBeforeTheFence(t *testing.T) {
 	})
 }
 
-// monitored is a world of one A100 that a unit of the host keeps open, so that it cannot be reset while that runs.
+// monitored returns a world of one A100 that a unit of the host keeps open, so that the driver cannot reset it while the unit runs.
 func monitored(t *testing.T) *world {
 	t.Helper()
 	w := newWorld(t, "gpus: [{model: A100-80GB}]")
@@ -183,7 +183,7 @@ func TestAUnitThatDoesNotStopEndsTheChange(t *testing.T) {
 	}
 }
 
-// A GPU works without the unit, and a node that is kept for it helps nobody.
+// A GPU works without the unit, so the agent does not keep the node for it.
 func TestAUnitThatDoesNotStartAgainKeepsNoNode(t *testing.T) {
 	t.Parallel()
 	for name, why := range map[string]error{
@@ -201,7 +201,7 @@ func TestAUnitThatDoesNotStartAgainKeepsNoNode(t *testing.T) {
 	}
 }
 
-// A process that is started again and again has another pid each time, which is no news to anybody.
+// A process that is restarted again and again has another pid each time, which the agent need not report.
 func TestAProcessThatIsStartedAgainAndAgainIsToldOnceAMinute(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -230,7 +230,7 @@ func TestAProcessThatIsStartedAgainAndAgainIsToldOnceAMinute(t *testing.T) {
 	})
 }
 
-// A job of systemd is done when the unit's process has begun. What becomes of it then is told, and keeps no node.
+// A job of systemd is done when the unit's process has begun. If the process ends then, the agent reports it, and does not keep the node.
 func TestAUnitThatIsStartedAndFailsIsTold(t *testing.T) {
 	t.Parallel()
 	const unit = "nvidia-dcgm.service"
@@ -328,7 +328,7 @@ func TestAClientOfTheLibraryThatHasAnInstanceIsEvicted(t *testing.T) {
 	})
 }
 
-// Promise 3: what cannot be looked at counts as busy, not before the fence alone.
+// Promise 3: GPUs count as busy while the agent cannot read the process table, even after the fence.
 func TestNoGPUIsTouchedWhileTheProcessTableCannotBeRead(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -346,7 +346,7 @@ func TestNoGPUIsTouchedWhileTheProcessTableCannotBeRead(t *testing.T) {
 	})
 }
 
-// slow is a driver that takes its time for each look, as one does after a long idle time.
+// slow is a driver that takes long for each look, as one does after a long idle time.
 type slow struct {
 	nvml.Driver
 	by time.Duration
@@ -362,7 +362,7 @@ func (s slow) Snapshot(ctx context.Context) ([]nvml.GPU, error) {
 	}
 }
 
-// Promise 3. The time that the driver takes is not the kubelet's.
+// Promise 3. Kubelet has its own deadline, whatever time the driver takes.
 func TestASlowDriverIsNoReasonToEvictFromOtherGPUs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

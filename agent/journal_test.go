@@ -12,8 +12,8 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// Journals as agents have written them that kept no record of their host, word by word. The agent that replaces one in the middle of a change
-// gives back what is on the node by its marks, and starts the units of the settings.
+// Journals of agents that kept no record of their host, word by word. An agent that replaces such a one in the middle of a change
+// restores what the marks on the node show, and starts the units of the settings.
 var journals = map[string]string{
 	"version 1": `{"version":1,"operation":"a0e0c3b4-6a3c-4b1e-9f53-0d5d0a5e8a11","target":"all-1g.10gb","bootID":"boot-1",` +
 		`"started":"2000-01-01T00:00:00Z","cordoned":true,"wasUnschedulable":false,"proven":true,` +
@@ -64,8 +64,8 @@ func TestAChangeGoesOnAfterTheUpgradeOfAnAgentWithoutARecord(t *testing.T) {
 	}
 }
 
-// The journal names the plugin's pods that have read the GPUs as they were. Each pod that comes while others are waited for is one
-// more, and a journal with too many of them is one that no agent reads: the node would stay cordoned.
+// The journal names the plugin's pods that have read the GPUs as they were. Each pod that comes while the agent waits for others is one
+// more, and no agent reads a journal with too many of them: the node would stay cordoned.
 func TestDevicePluginsThatComeAndGoMakeNoJournalTooLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)

@@ -13,7 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
-// The wish is not tried again for it.
+// The agent does not try the wish again for that.
 func TestWhatAnAgentHasLeftIsGivenBackUnderAWishThatCannotBe(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"no-such-config", "failed"} {
@@ -36,7 +36,7 @@ func TestWhatAnAgentHasLeftIsGivenBackUnderAWishThatCannotBe(t *testing.T) {
 	}
 }
 
-// The owner of a cordon is in managedFields, so that ours is known without a journal.
+// The owner of a cordon is in managedFields, so that the agent knows its own without a journal.
 func TestWhatAnAgentHasLeftIsGivenBack(t *testing.T) {
 	t.Parallel()
 	t.Run("a cordon", func(t *testing.T) {
@@ -127,7 +127,7 @@ func TestWhatAnAgentHasLeftIsGivenBack(t *testing.T) {
 	})
 }
 
-// From one pod of a rollout to the next there is no mig-manager for some seconds, and it still minds its labels itself.
+// During a rollout there is no mig-manager for some seconds, and the next one restores its labels itself.
 func TestWhatAMIGManagerHasPausedIsLeftToItForAMinute(t *testing.T) {
 	t.Parallel()
 	const paused = "paused-for-mig-change"

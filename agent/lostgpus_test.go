@@ -18,7 +18,7 @@ func TestALostGPUOutsideTheChangeDoesNotKeepTheNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.administer(firstOnly)
-		w.settle(config.ReasonNotRequested) // a driver knows the UUIDs of lost GPUs that it has seen before alone
+		w.settle(config.ReasonNotRequested) // a driver knows the UUID of a lost GPU only if it has seen that GPU before
 		w.lose(1, true)
 		before := w.gpus.String()
 		w.fail(gpusim.CreateGpuInstanceWithPlacement)
@@ -31,7 +31,7 @@ func TestALostGPUOutsideTheChangeDoesNotKeepTheNode(t *testing.T) {
 	})
 }
 
-// Promise 10. The other GPUs are as they were, and may be used.
+// Promise 10. The other GPUs are as they were, and pods may use them.
 func TestAGPULostInTheMiddleDoesNotKeepTheNode(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -48,7 +48,7 @@ func TestAGPULostInTheMiddleDoesNotKeepTheNode(t *testing.T) {
 	})
 }
 
-// Promise 2. What the journal says was there before is not what stood on a GPU that could not be seen then.
+// Promise 2. The journal does not hold the former instances of a GPU that the agent could not see then.
 func TestAGPUThatComesBackDuringAnUndoIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -33,7 +33,7 @@ var users = map[string]struct {
 	"third": {"7a0c6a4e-0000-4000-8000-000000000003", 5003},
 }
 
-// pressure is a world that looks at the memory of its GPUs.
+// pressure is a world for tests of GPU memory.
 type pressure struct {
 	*world
 	events chan string
@@ -47,7 +47,7 @@ func newPressure(t *testing.T, models string) *pressure {
 	return p
 }
 
-// again is the next agent process.
+// again starts the next agent process.
 func (p *pressure) again() {
 	p.t.Helper()
 	o := p.optionsFor(&p.host)
@@ -147,7 +147,7 @@ func TestASharedGPUThatFillsUpIsToldWithItsPods(t *testing.T) {
 		p.takes("small", gpu+"::0", 4000)
 		p.takes("large", gpu+"::1", 10000) // 91 %
 		p.look(0)
-		p.sufficient() // it may be over at once
+		p.sufficient() // the memory may be free again at once
 		p.look(30 * time.Second)
 		p.expect(corev1.ConditionTrue, config.ReasonGPUMemoryNearlyFull,
 			"GPU 1 ("+gpu+") has 14000 of 15360 MiB in use (91%), shared by team/large 10000 MiB, team/small 4000 MiB")
@@ -293,7 +293,7 @@ func TestMemoryIsNotKnownWhileTheDriverIsSilent(t *testing.T) {
 	})
 }
 
-// The kernel does not unload a driver that a process has open, and the loop has let go of it.
+// The kernel does not unload a driver that a process has open, and the loop has closed it.
 func TestADriverThatIsBeingUpgradedIsNotLookedAtInBetween(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -332,7 +332,7 @@ func (d counting) Snapshot(ctx context.Context) ([]nvml.GPU, error) {
 	return d.Driver.Snapshot(ctx)
 }
 
-// Its server has the memory of all clients' contexts, and is no client.
+// The server of MPS holds the memory of all clients' contexts, and is no client.
 func TestTheDaemonOfMPSSharesNoGPU(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -354,7 +354,7 @@ func TestTheDaemonOfMPSSharesNoGPU(t *testing.T) {
 	})
 }
 
-// Kubelet knows who has a GPU, if nobody knows whose its processes are.
+// Without the process table, the agent goes by kubelet's answer which pods have a GPU.
 func TestPodsAreToldOfWithoutTheProcessTable(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -362,7 +362,7 @@ func TestPodsAreToldOfWithoutTheProcessTable(t *testing.T) {
 		gpu := p.gpus.UUIDs()[0]
 		p.takes("small", gpu+"::0", 4000)
 		p.takes("large", gpu+"::1", 10000)
-		p.ends(agentPID) // the link to the agent itself leads nowhere: it may be a table of nothing
+		p.ends(agentPID) // without the agent's own process, the table may be an empty folder
 		p.ends(users["small"].pid)
 		p.ends(users["large"].pid)
 		p.look(time.Minute)
@@ -391,7 +391,7 @@ func TestNobodyWatchesMemoryWhoIsNotAskedTo(t *testing.T) {
 	})
 }
 
-// A look in between takes nothing of the API server.
+// A look between two passes sends the API server no request.
 func TestTheMemoryOfAQuietNodeIsLookedAtWithoutTheAPIServer(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -409,7 +409,7 @@ func TestTheMemoryOfAQuietNodeIsLookedAtWithoutTheAPIServer(t *testing.T) {
 		<-time.After(20 * time.Minute)
 		p.takes("large", gpu+"::1", 10000)
 		began := time.Now()
-		before += len(p.client.Actions()[before:]) // what the test itself has asked
+		before += len(p.client.Actions()[before:]) // the requests of the test itself
 		<-woke
 		if took := time.Since(began); took > time.Minute {
 			t.Errorf("it took %v to be told", took)
@@ -438,7 +438,7 @@ func TestTheMemoryOfAQuietNodeIsLookedAtWithoutTheAPIServer(t *testing.T) {
 	})
 }
 
-// That somebody sets the host's clock is no time that a device was nearly full for.
+// A step of the host's clock does not count as time for which a device was nearly full.
 func TestAStepOfTheClockIsNoTimeUnderPressure(t *testing.T) {
 	t.Parallel()
 	for name, by := range map[string]time.Duration{"forward": time.Hour, "back": -time.Hour} {

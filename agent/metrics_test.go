@@ -139,7 +139,7 @@ func TestStepsThatFailAreCounted(t *testing.T) {
 	})
 }
 
-// counters are those of the agent, by name and the values of their labels.
+// counters returns the counters of the agent, by name and the values of their labels.
 func counters(t *testing.T, m *metrics.Set) map[string]float64 {
 	t.Helper()
 	families, err := m.Gatherer().Gather()
@@ -247,7 +247,7 @@ func gauges(t *testing.T, m *metrics.Set) map[string]float64 {
 	return out
 }
 
-// value is that of a gauge without labels.
+// value returns the value of a gauge without labels.
 func value(t *testing.T, m *metrics.Set, name string) float64 {
 	t.Helper()
 	families, err := m.Gatherer().Gather()

@@ -13,7 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// "See the log" of a plugin that is not there helps nobody, and no change is undone where none has begun.
+// The log of a plugin that is not there does not help a user, and the agent undoes no change where none has begun.
 func TestANodeWithoutADevicePluginSaysSo(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {

@@ -17,12 +17,12 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// The API server refuses a guarded write of a node that somebody has written since the look, and some write 50 times a second.
+// The API server refuses a guarded write of a node that another program has written since the look, and some write 50 times a second.
 func TestAChangeComesToItsEndWhileOthersWriteTheNode(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.edit(func(n *corev1.Node) { // what another tool has left is compared too
+		w.edit(func(n *corev1.Node) { // the agent compares the marks of other tools, too
 			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelOperandPrefix+"client", "paused-for-mig-change")
 			n.Spec.Taints = []corev1.Taint{{Key: "DeletionCandidateOfClusterAutoscaler", Value: "946684800", Effect: corev1.TaintEffectPreferNoSchedule}}
 		})
@@ -61,7 +61,7 @@ func TestAChangeComesToItsEndWhileOthersWriteTheNode(t *testing.T) {
 
 var nodeResource = corev1.SchemeGroupVersion.WithResource("nodes")
 
-// crowd has somebody else write the node before each guarded patch, unless the node was read just before it.
+// crowd lets another program write the node before each guarded patch, unless the agent has read the node just before.
 func (w *world) crowd(write func(*corev1.Node)) {
 	fresh := false
 	w.client.PrependReactor("*", "*", func(action k8stesting.Action) (bool, runtime.Object, error) {
@@ -89,7 +89,7 @@ func (w *world) crowd(write func(*corev1.Node)) {
 	})
 }
 
-// What is decided by the node as it was is not written on it as it is.
+// The agent does not write by a former state of the node if it would decide otherwise by the present one.
 func TestAWriteThatSomethingNewSpeaksAgainstIsNotMade(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*corev1.Node){

@@ -13,10 +13,10 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Looking is not doing: a look writes nothing, tells nobody anything, and lets go of nothing. So a preview or a diagnosis may look too.
+// A look writes nothing, reports nothing and closes nothing. So a preview or a diagnosis may look, too.
 func TestLookingChangesNothing(t *testing.T) {
 	t.Parallel()
-	// looks has the agent of w look, and says what it has done besides.
+	// looks lets the agent of w look, and returns what it has done besides.
 	looks := func(w *world, d *leaving, events <-chan string) {
 		w.t.Helper()
 		released := d.released

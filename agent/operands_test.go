@@ -38,7 +38,7 @@ func (w *world) operator(values map[string]string) {
 	w.turn()
 }
 
-// values are what the labels of operands say now.
+// values returns the present labels of operands.
 func (w *world) values() map[string]string {
 	w.t.Helper()
 	out := map[string]string{}
@@ -100,8 +100,8 @@ func TestOperandsArePausedInOrderAndResumedInReverse(t *testing.T) {
 	})
 }
 
-// Once the plugin is back, kubelet gives out what it says, and a plugin that is told a wrong MIG strategy says what is not there: so the node
-// stays closed from before the plugin is paused until the capacity is proven, though nobody holds what goes.
+// Once the plugin is back, kubelet gives out what it offers, and a plugin with a wrong MIG strategy offers devices that do not exist. So the node
+// stays fenced from before the agent pauses the plugin until the capacity is proven, even if no pod holds what goes.
 func TestWhatNobodyHoldsIsChangedBehindTheFenceWhereALabelSendsThePluginAway(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -172,7 +172,7 @@ func TestOperandsComeBackAlsoWhenTheChangeFails(t *testing.T) {
 	})
 }
 
-// Kubelet ends no pod that has a claim without the driver of it. It is left alone also where people have put it among the operands.
+// Kubelet ends no pod that has a claim without the claim's driver. The agent does not pause that even if it is among the operands in the settings.
 func TestTheDriverOfClaimsIsNeverPaused(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -190,7 +190,7 @@ func TestTheDriverOfClaimsIsNeverPaused(t *testing.T) {
 	})
 }
 
-// Promise 15. Anybody's pod may have that driver's label, and select nodes by an operand's.
+// Promise 15. Any user's pod may have that driver's label, and select nodes by an operand's.
 func TestAPodThatSaysItIsTheDriverOfClaimsKeepsNoOperand(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -209,7 +209,7 @@ func TestAPodThatSaysItIsTheDriverOfClaimsKeepsNoOperand(t *testing.T) {
 	})
 }
 
-// Another tool may take a label over in the middle. It is its own then.
+// Another tool may change a label in the middle. The label is that tool's then.
 func TestAnOperandThatAnotherToolPausesInTheMiddleStaysPaused(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -225,7 +225,7 @@ func TestAnOperandThatAnotherToolPausesInTheMiddleStaysPaused(t *testing.T) {
 	})
 }
 
-// The journal of a change that owes no more than its predecessors did is one that they can read.
+// Older agents can read the journal of a change that owes no more than theirs did.
 func TestAJournalIsWrittenInTheLowestVersionThatHoldsIt(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -260,7 +260,7 @@ func (w *world) blocks(name string) {
 	})
 }
 
-// Promise 8. Without a fence there is no cordon by which a change that is parked could be told from one that is not yet.
+// Promise 8. Without a fence there is no cordon by which the agent could know a parked change from one that is not parked yet.
 func TestOperandsAreBackOnAParkedNodeThatWasNotFenced(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -292,7 +292,7 @@ func (w *world) turns(n int, stop func() bool) bool {
 	return false
 }
 
-// As a tool does that keeps the labels of nodes as a file says.
+// Some tools keep the labels of nodes as a file says.
 func TestALabelThatSomebodySetsBackEndsTheChange(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -313,7 +313,7 @@ func TestALabelThatSomebodySetsBackEndsTheChange(t *testing.T) {
 	})
 }
 
-// Promise 10. The change has begun, so that it is no time any more to wait without an end.
+// Promise 10. The change has begun, so the agent does not wait without a deadline any more.
 func TestAPodThatComesLateAndMayNotGoKeepsNoOperandsPaused(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -17,7 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// pretend makes a pod that has the labels of the device plugin, and is told another MIG strategy than that.
+// pretend makes a pod with the labels of the device plugin, and with another MIG strategy.
 func pretend(namespace string, owners []metav1.OwnerReference) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
 		p.Namespace, p.OwnerReferences = namespace, owners
@@ -41,7 +41,7 @@ func pretend(namespace string, owners []metav1.OwnerReference) func(*corev1.Pod)
 	}
 }
 
-// Promise 15: Believe only what this host's agent wrote. Whoever may create a pod may give it the labels of the device plugin.
+// Promise 15: Believe only what this host's agent wrote. A user who may create pods may give one the labels of the device plugin.
 func TestATenantsPodIsNoDevicePlugin(t *testing.T) {
 	old := ofDaemonSet("plugin")
 	old[0].APIVersion = "none.example/v1"
@@ -105,7 +105,7 @@ func TestNothingIsDoneWhileTheOwnerOfAPodIsNotKnown(t *testing.T) {
 	})
 }
 
-// A tenant may give a pod any label. A mig-manager is of a DaemonSet.
+// A tenant may give a pod any label. The agent takes a pod for a mig-manager only if it is of a DaemonSet.
 func TestAPodWithTheLabelOfAMIGManagerKeepsNoNodeFromItsChange(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

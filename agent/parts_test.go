@@ -14,7 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
-// dividedOtherwise keeps one part of three, and has two of them make room for a larger one.
+// dividedOtherwise keeps one part of three, and replaces the two others by a larger one.
 var dividedOtherwise = venture{
 	models: "gpus: [{model: H100-80GB, mig: true}]",
 	stands: [][]nvml.Placed{{placedAt("3g.40gb", 0, 4, "1c+1c+1c"), placedAt("3g.40gb", 4, 4, "")}},
@@ -22,7 +22,7 @@ var dividedOtherwise = venture{
 	wish:   "mine",
 }
 
-// changesOf are the calls of the library so far that change what stands.
+// changesOf returns the calls of the library so far that create or destroy something.
 func (w *world) changesOf() map[string]int {
 	calls := w.gpus.Calls()
 	maps.DeleteFunc(calls, func(function string, n int) bool {
@@ -31,8 +31,8 @@ func (w *world) changesOf() map[string]int {
 	return calls
 }
 
-// Promises 2, 3 and 8: within a GPU instance that stays, only what has to go goes, and only who has it leaves; wherever the agent is
-// killed on the way, the next one makes the rest of the same calls.
+// Promises 2, 3 and 8: within a GPU instance that stays, the agent destroys only the parts that have to go, and evicts only their pods.
+// Wherever it is killed, the next agent makes the rest of the same calls.
 func TestOnlyPartsThatGoAreTakenWhereverTheAgentIsKilled(t *testing.T) {
 	t.Parallel()
 	for _, after := range []bool{false, true} {
@@ -83,7 +83,7 @@ func TestOnlyPartsThatGoAreTakenWhereverTheAgentIsKilled(t *testing.T) {
 	}
 }
 
-// A part more takes nothing from anybody: no fence, and one call.
+// Another part takes nothing from any pod: the agent needs no fence, and one call.
 func TestAPartMoreDisturbsNobody(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

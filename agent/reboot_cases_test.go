@@ -23,7 +23,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
-// virtual is a virtual machine under the policy.
+// virtual returns a virtual machine under the policy.
 func virtual(t *testing.T, policy config.RebootPolicy) *world {
 	t.Helper()
 	w := newWorld(t, passthrough)
@@ -32,7 +32,7 @@ func virtual(t *testing.T, policy config.RebootPolicy) *world {
 	return w
 }
 
-// cutAfterReboot brings the passthrough GPUs to all-1g.10gb by a reboot of nobody's.
+// cutAfterReboot brings the passthrough GPUs to all-1g.10gb by a reboot that the agent has not asked for.
 func (w *world) cutAfterReboot() {
 	w.t.Helper()
 	policy := w.settings.Reboot.Policy
@@ -59,7 +59,7 @@ func TestTheRequestIsWithdrawnWhenTheRebootDoesNotCome(t *testing.T) {
 		if w.asked() {
 			t.Errorf("the change was undone (%s), and the sentinel still asks for a reboot", w.condition().Message)
 			before := w.gpus.String()
-			w.reboot() // kured does what it is asked for
+			w.reboot() // kured answers the sentinel file
 			w.spend(time.Hour)
 			if diff := cmp.Diff(before, w.gpus.String()); diff != "" {
 				t.Errorf("after that reboot the node is open with %v; GPUs (-before +after):\n%s", w.node().Status.Allocatable, diff)
@@ -68,7 +68,7 @@ func TestTheRequestIsWithdrawnWhenTheRebootDoesNotCome(t *testing.T) {
 	})
 }
 
-// The wish is withdrawn (or becomes nonsense) while MIG mode is left pending: mode and request must go too.
+// A user withdraws the wish (or makes it nonsense) while MIG mode is left pending: the agent must cancel mode and request.
 func TestAPendingModeIsCancelledWithItsWish(t *testing.T) {
 	t.Parallel()
 	for name, edit := range map[string]func(n *corev1.Node){
@@ -98,7 +98,7 @@ func TestAPendingModeIsCancelledWithItsWish(t *testing.T) {
 	}
 }
 
-// delegate, MIG off, sentinel cannot be written: the node must be given back.
+// delegate, MIG off, the agent cannot write the sentinel: it must give the node back.
 func TestASentinelThatCannotBeWrittenDoesNotKeepTheNode(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -116,7 +116,7 @@ func TestASentinelThatCannotBeWrittenDoesNotKeepTheNode(t *testing.T) {
 	})
 }
 
-// self, no logind: that is noticed before anybody is evicted for the reboot.
+// self, no logind: the agent notices that before it evicts a pod for the reboot.
 func TestNobodyIsEvictedForARebootThatCannotBe(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -131,7 +131,7 @@ func TestNobodyIsEvictedForARebootThatCannotBe(t *testing.T) {
 	})
 }
 
-// goingDown is a host whose Reboot says that somebody was faster.
+// goingDown is a host that is rebooting already when the agent calls Reboot.
 type goingDown struct {
 	*logind
 	err error
@@ -142,7 +142,7 @@ func (h goingDown) Reboot(ctx context.Context) error {
 	return h.err
 }
 
-// self: somebody else reboots at the same moment, or the bus went away in the middle of the answer.
+// self: another program reboots the host at the same moment, or the bus went away in the middle of the answer.
 func TestAHostThatGoesDownAnywayIsTheRebootThatWasAskedFor(t *testing.T) {
 	t.Parallel()
 	for _, err := range []error{host.ErrShuttingDown, host.ErrLogindSilent} {
@@ -194,7 +194,7 @@ func TestAnAgentKilledRightBeforeItRebootsDoesSoLater(t *testing.T) {
 	})
 }
 
-// self: after the reboot, before the release, the label changes to what takes another reboot.
+// self: after the reboot, before the release, a user changes the label to a config that needs another reboot.
 func TestAnotherWishMayTakeARebootOfItsOwn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -219,7 +219,7 @@ func TestAnotherWishMayTakeARebootOfItsOwn(t *testing.T) {
 	})
 }
 
-// never: where a reset was refused before, MIG off is refused before anything is destroyed.
+// never: if the driver has refused a reset before, the agent refuses MIG off before it destroys anything.
 func TestMIGOffIsRefusedBeforeAnythingIsDestroyed(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -242,7 +242,7 @@ func TestMIGOffIsRefusedBeforeAnythingIsDestroyed(t *testing.T) {
 	})
 }
 
-// never, with an H100 beside: its mode needs no reset, and must still be possible to turn off.
+// never, with an H100 beside: its mode needs no reset, so the agent must still turn it off.
 func TestAGPUThatNeedsNoResetIsTurnedOffBesideOneThatCannotBeReset(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -260,7 +260,7 @@ func TestAGPUThatNeedsNoResetIsTurnedOffBesideOneThatCannotBeReset(t *testing.T)
 	})
 }
 
-// Cancelling a pending mode takes nothing from anybody: no pod has to leave.
+// To cancel a pending mode takes nothing from any pod: no pod has to leave.
 func TestAPendingModeIsCancelledWithoutEvictions(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -278,7 +278,7 @@ func TestAPendingModeIsCancelledWithoutEvictions(t *testing.T) {
 	})
 }
 
-// A fresh node that only a reboot makes what is asked for.
+// A node that has just been registered, and needs a reboot for the desired config.
 func TestAFreshNodeThatWaitsForARebootKeepsItsTaint(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -293,7 +293,7 @@ func TestAFreshNodeThatWaitsForARebootKeepsItsTaint(t *testing.T) {
 	})
 }
 
-// A fresh node whose label is changed to nonsense in the middle.
+// A node that has just been registered. A user changes its label to nonsense in the middle.
 func TestAFreshNodeWhoseWishGoesBadInTheMiddleKeepsItsTaint(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(w *world){
@@ -316,7 +316,7 @@ func TestAFreshNodeWhoseWishGoesBadInTheMiddleKeepsItsTaint(t *testing.T) {
 	}
 }
 
-// No boot id: Reset is not tried without a pause for ever.
+// No boot id: the agent does not try Reset for ever without a pause.
 func TestWithoutABootIDTheHardwareIsNotAskedForEver(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -333,7 +333,7 @@ func TestWithoutABootIDTheHardwareIsNotAskedForEver(t *testing.T) {
 	})
 }
 
-// Promise 15. Only the host's own word ends the wait for its reboot, and no reboot is asked for where it could not be told that it was done.
+// Promise 15. Only the host's boot id ends the wait for its reboot, and the agent asks for no reboot if it could not notice that.
 func TestARebootIsAwaitedUntilTheHostsBootIsAnother(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -359,7 +359,7 @@ func TestARebootIsAwaitedUntilTheHostsBootIsAnother(t *testing.T) {
 		}
 		w.givenBack()
 	})
-	synctest.Test(t, func(t *testing.T) { // while the host was asked for it
+	synctest.Test(t, func(t *testing.T) { // the boot id becomes unreadable while the agent asks the host
 		w := virtual(t, config.RebootSelf)
 		w.label("all-balanced")
 		w.passes("the reboot", func() bool { return w.host.reboots > 0 })
@@ -375,7 +375,7 @@ func TestARebootIsAwaitedUntilTheHostsBootIsAnother(t *testing.T) {
 	})
 }
 
-// The policy is changed from delegate to self while the reboot is awaited.
+// An administrator changes the policy from delegate to self while the agent awaits the reboot.
 func TestAPolicyThatBecomesSelfRebootsTheNode(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -394,7 +394,7 @@ func TestAPolicyThatBecomesSelfRebootsTheNode(t *testing.T) {
 	})
 }
 
-// The policy is changed from delegate to never while the reboot is awaited: the request goes.
+// An administrator changes the policy from delegate to never while the agent awaits the reboot: it withdraws the request.
 func TestAPolicyThatBecomesNeverWithdrawsTheRequest(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -412,7 +412,7 @@ func TestAPolicyThatBecomesNeverWithdrawsTheRequest(t *testing.T) {
 	})
 }
 
-// self: GPUs that the config does not name have their geometry again after the reboot.
+// self: GPUs that the config does not name get their instances back after the reboot.
 func TestARebootByTheAgentTakesNothingFromOtherGPUs(t *testing.T) {
 	t.Parallel()
 	for _, policy := range []config.RebootPolicy{config.RebootSelf} {
@@ -443,7 +443,7 @@ func TestARebootByTheAgentTakesNothingFromOtherGPUs(t *testing.T) {
 	}
 }
 
-// The state label after the wish for which a reboot was asked is withdrawn.
+// The state label after a user has withdrawn the wish that needed a reboot.
 func TestTheStateLabelDoesNotSayRebootingForEver(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -461,7 +461,7 @@ func TestTheStateLabelDoesNotSayRebootingForEver(t *testing.T) {
 	})
 }
 
-// A driver upgrade while the capacity is awaited, seen at the moment it is over.
+// A driver upgrade while the agent awaits the capacity; the agent looks at the moment when it is over.
 func TestADriverUpgradeDoesNotUseUpTheTimeForCapacity(t *testing.T) {
 	t.Parallel()
 	const plugin = config.LabelOperandPrefix + "device-plugin"
@@ -470,7 +470,7 @@ func TestADriverUpgradeDoesNotUseUpTheTimeForCapacity(t *testing.T) {
 		w.label("all-balanced")
 		w.passes("the wait for capacity", func() bool {
 			if len(w.snapshot()[1].Instances) == 4 {
-				w.broken = true // the plugin takes its time
+				w.broken = true // the plugin takes long to start
 			}
 			return w.condition().Reason == string(config.ReasonAwaitingCapacity) && len(w.node().Spec.Taints) == 0 && w.broken
 		})
@@ -486,7 +486,7 @@ func TestADriverUpgradeDoesNotUseUpTheTimeForCapacity(t *testing.T) {
 	})
 }
 
-// The startup taint with another effect comes back as it was.
+// A startup taint with another effect comes back as it was.
 func TestTheStartupTaintOfANodeThatCannotBeMadeReadyIsAsItWas(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -502,7 +502,7 @@ func TestTheStartupTaintOfANodeThatCannotBeMadeReadyIsAsItWas(t *testing.T) {
 	})
 }
 
-// self: a pod that tolerates every taint comes back at once, as replicas of system services do; it must not be evicted for ever.
+// self: a pod that tolerates every taint comes back at once, as replicas of system services do; the agent must not evict it for ever.
 func TestAPodThatComesBackIsNotEvictedForAnHour(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -530,7 +530,7 @@ func TestAPodThatComesBackIsNotEvictedForAnHour(t *testing.T) {
 	})
 }
 
-// A GPU is lost in the middle of the wait for a reboot: the other GPUs, whose pending mode is undone, are given back.
+// A GPU is lost in the middle of the wait for a reboot: the agent cancels the pending mode of the other GPUs, and gives the node back.
 func TestAGPULostWhileARebootIsAwaited(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -546,7 +546,7 @@ func TestAGPULostWhileARebootIsAwaited(t *testing.T) {
 	})
 }
 
-// The agent's own request for a reboot is not on a journal that says "undo".
+// No request of the agent for a reboot is left when the journal says "undo".
 func TestTheRequestIsWithdrawnBeforeTheNodeIsGivenBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -564,7 +564,7 @@ func TestTheRequestIsWithdrawnBeforeTheNodeIsGivenBack(t *testing.T) {
 	})
 }
 
-// delegate, MIG on: a reboot that changes nothing is not asked for again and again, as it is not under self.
+// delegate, MIG on: after a reboot that changes nothing, the agent does not ask again and again, as it does not under self.
 func TestADelegatedRebootThatDoesNotHelpIsNotAskedForAgainAndAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -580,7 +580,7 @@ func TestADelegatedRebootThatDoesNotHelpIsNotAskedForAgainAndAgain(t *testing.T)
 			if err := os.Remove(w.settings.Reboot.Sentinel); err != nil { // /run is empty after a reboot
 				t.Fatal(err)
 			}
-			w.boot() // as kured does it; the mode is what it was
+			w.boot() // kured reboots the host; the mode is what it was
 			w.restart()
 		}
 		if asked > 2 {
@@ -589,7 +589,7 @@ func TestADelegatedRebootThatDoesNotHelpIsNotAskedForAgainAndAgain(t *testing.T)
 	})
 }
 
-// A fresh node whose device plugin takes long to come, as its image is pulled and its driver validated.
+// A node that has just been registered, and whose device plugin takes long to start, since kubelet pulls its image and the driver is validated.
 func TestAFreshNodeWaitsForItsFirstPlugin(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -607,7 +607,7 @@ func TestAFreshNodeWaitsForItsFirstPlugin(t *testing.T) {
 	})
 }
 
-// The budget of a step is the wish's own: "another wish is tried anew".
+// Each wish has its own budget of a step: the agent tries another wish anew.
 func TestAnotherWishHasABudgetOfItsOwn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -625,7 +625,7 @@ func TestAnotherWishHasABudgetOfItsOwn(t *testing.T) {
 	})
 }
 
-// Two of the node's A100s, of which one can be reset: under never, it is turned off although the other cannot be.
+// Two A100s, of which the driver can reset one: under never, the agent turns MIG off on that one although it cannot on the other.
 func TestAGPUThatCanBeResetIsTurnedOffBesideOneThatCannot(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

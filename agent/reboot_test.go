@@ -16,7 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
-// reboot is the node after a reboot: the GPUs have lost what they lose, the plugin's pod is the same and reads them anew,
+// reboot reboots the node: the GPUs lose what a reboot takes, the plugin's pod is the same and reads them anew,
 // and the agent is another process.
 func (w *world) reboot() {
 	w.t.Helper()
@@ -40,7 +40,7 @@ func (w *world) modes() string {
 	return strings.Join(out, " ")
 }
 
-// parked lets turns pass until the node waits for a reboot and is open, with a journal of what is owed.
+// parked lets turns pass until the node waits for a reboot and is open, with a journal.
 func (w *world) parked() {
 	w.t.Helper()
 	w.passes("an open node that waits for a reboot", func() bool {
@@ -67,8 +67,8 @@ func (w *world) asked() bool {
 	return err == nil
 }
 
-// Where the driver cannot reset the GPUs, they are asked once, the node is given back, and the next reboot, whoever does
-// it, finishes the change.
+// If the driver cannot reset the GPUs, the agent asks it once, gives the node back, and finishes the change after the next
+// reboot by a user or a tool.
 func TestAModeThatTakesARebootIsLeftPendingOnAllGPUsAndTheNodeIsGivenBack(t *testing.T) {
 	t.Parallel()
 	for _, policy := range []config.RebootPolicy{config.RebootNever, config.RebootDelegate} {
@@ -100,7 +100,7 @@ func TestAModeThatTakesARebootIsLeftPendingOnAllGPUsAndTheNodeIsGivenBack(t *tes
 	}
 }
 
-// A GPU has to lose its instances before MIG mode is turned off: nothing is begun that nobody may finish.
+// A GPU has to lose its instances before MIG mode is turned off: the agent does not begin that if it may not reboot.
 func TestMIGIsNotTurnedOffWhereNobodyMayReboot(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -113,7 +113,7 @@ func TestMIGIsNotTurnedOffWhereNobodyMayReboot(t *testing.T) {
 		w.label("all-disabled")
 		w.settle(config.ReasonNeedsReboot)
 		w.givenBack()
-		w.spend(time.Hour) // from now on it is known that GPUs are not reset here
+		w.spend(time.Hour) // from now on the agent knows that the driver does not reset GPUs here
 		if diff := cmp.Diff(before, w.gpus.String()); diff != "" {
 			t.Errorf("the GPUs are not as they were (-before +after):\n%s", diff)
 		}
@@ -218,7 +218,7 @@ func TestARebootThatTheHostRefusesIsGivenUp(t *testing.T) {
 	})
 }
 
-// A change is not begun, nor gone on with, while the host is shutting down.
+// The agent neither begins a change nor goes on with one while the host is shutting down.
 func TestNoGPUIsTouchedWhileTheHostShutsDown(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -262,7 +262,7 @@ func TestWhatARebootTakesAwayIsMadeAgain(t *testing.T) {
 	}
 }
 
-// Promise 8, where the reboot comes in the middle of a change.
+// Promise 8, if the reboot comes in the middle of a change.
 func TestAChangeGoesOnAfterAReboot(t *testing.T) {
 	t.Parallel()
 	for _, model := range []string{"H100-80GB", "A100-80GB"} {

@@ -25,7 +25,7 @@ import (
 
 const dcgm = "nvidia-dcgm.service"
 
-// owing is a world of one A100 in persistence mode with a unit that has to stop for its reset: a change takes something of everything.
+// owing returns a world of one A100 in persistence mode with a unit that has to stop for its reset: a change owes something of each sort.
 func owing(t *testing.T) *world {
 	t.Helper()
 	w := monitored(t)
@@ -54,7 +54,7 @@ func (w *world) middle() {
 	w.passes("stop of the unit", func() bool { return w.units.states[dcgm] == "inactive" })
 }
 
-// unannotate takes the journal away, as anybody may who can patch nodes.
+// unannotate removes the journal, as any user may who can patch nodes.
 func (w *world) unannotate() {
 	w.t.Helper()
 	w.edit(func(n *corev1.Node) { delete(n.Annotations, config.AnnotationJournal) })
@@ -76,7 +76,7 @@ func (w *world) registerAnew() {
 	}
 }
 
-// Promise 15. A journal that this host's agent did not write is worth what stands on the node, whoever wrote it and however it reads.
+// Promise 15. By a journal that this host's agent did not write, the agent restores only what the marks on the node show.
 func TestAForgedJournalGivesBackOurMarksAndNothingElse(t *testing.T) {
 	const head = `{"version":3,"operation":"op","target":"x","bootID":"00000000-0000-4000-8000-000000000001","started":"2000-01-01T00:00:00Z",`
 	for name, journal := range map[string]string{
@@ -131,7 +131,7 @@ func TestAForgedJournalAddsNoUnitToThoseThatStopForAReset(t *testing.T) {
 	})
 }
 
-// Promise 15: what the settings do not name any more is told, and left alone, also where the journal is ours.
+// Promise 15: the agent reports a unit that is not in the settings any more, and leaves it alone, even if the journal is its own.
 func TestAUnitThatLeavesTheSettingsInTheMiddleIsToldAndLeftAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := owing(t)
@@ -153,7 +153,7 @@ func TestAUnitThatLeavesTheSettingsInTheMiddleIsToldAndLeftAlone(t *testing.T) {
 	})
 }
 
-// Promise 15: no ConfigMap and no label but those of the plugin's own.
+// Promise 15: the agent writes no ConfigMap and no label other than the plugin's.
 func TestAForgedJournalWritesNoConfigMapAndNoLabel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := owing(t)
@@ -184,7 +184,7 @@ func TestAForgedJournalWritesNoConfigMapAndNoLabel(t *testing.T) {
 
 const frozen = "freezes: [{from: '1999-12-31T00:00:00Z', to: '2040-01-01T00:00:00Z', reason: the audit}]\n"
 
-// Promises 11 and 15: an undo needs no window, so it has to be our own.
+// Promises 11 and 15: an undo needs no window, so the agent must have written it.
 func TestAForgedUndoPassesNoFreeze(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
@@ -201,7 +201,7 @@ func TestAForgedUndoPassesNoFreeze(t *testing.T) {
 	})
 }
 
-// Promises 8 and 15: what was once our own journal, word by word.
+// Promises 8 and 15: a journal that the agent itself wrote once, word by word.
 func TestAnOldJournalOfOursIsNotBelievedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := owing(t)
@@ -211,7 +211,7 @@ func TestAnOldJournalOfOursIsNotBelievedAgain(t *testing.T) {
 		w.reach("all-balanced")
 		w.converge("all-1g.10gb")
 		w.maintain(frozen)
-		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) }) // of a change that nobody asks for, the journal is undone
+		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) }) // the agent undoes a journal's change that no label asks for
 		w.settle(config.ReasonNotRequested)
 		before := w.gpus.String()
 		w.units.did = nil
@@ -225,7 +225,7 @@ func TestAnOldJournalOfOursIsNotBelievedAgain(t *testing.T) {
 	})
 }
 
-// Promises 11 and 15: of the status nothing is believed.
+// Promises 11 and 15: the agent believes nothing of the status.
 func TestAForgedStatusDecidesNothing(t *testing.T) {
 	t.Run("reboots", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
@@ -267,7 +267,7 @@ func TestAForgedStatusDecidesNothing(t *testing.T) {
 	})
 }
 
-// Promises 13 and 15: for a kubelet, which may not change its own taints, this was a way to it.
+// Promises 13 and 15: by such a note a kubelet, which may not change its own node's taints, could have them changed.
 func TestAForgedNoteOfPublishedKeysTakesNothingAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
@@ -285,7 +285,7 @@ func TestAForgedNoteOfPublishedKeysTakesNothingAway(t *testing.T) {
 	})
 }
 
-// Promise 7. What is a fact of this host does not go with the node object.
+// Promise 7. Facts of this host are not lost with the node object.
 func TestTheHostIsGivenBackWithoutTheJournal(t *testing.T) {
 	for name, lose := range map[string]func(w *world){
 		"the node object is deleted": func(w *world) { w.registerAnew() },
@@ -320,7 +320,7 @@ func TestTheHostIsGivenBackWithoutTheJournal(t *testing.T) {
 	}
 }
 
-// Promise 8. A reboot starts units by itself, and those that it does not start are nobody's to start.
+// Promise 8. A reboot starts units by itself, and the agent does not start those that the reboot has not.
 func TestWhatARebootGivesBackIsOwedNoMore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := owing(t)
@@ -338,7 +338,7 @@ func TestWhatARebootGivesBackIsOwedNoMore(t *testing.T) {
 	})
 }
 
-// claimsBoot has the node's status name another boot, as anybody may do who can patch it.
+// claimsBoot writes another boot into the node's status, as any user may who can patch it.
 func (w *world) claimsBoot(id string) {
 	w.t.Helper()
 	n := w.node()
@@ -348,7 +348,7 @@ func (w *world) claimsBoot(id string) {
 	}
 }
 
-// Promise 15. Which boot it is says the host's kernel: by the node's status anybody could have what the host is owed forgotten.
+// Promise 15. The agent reads the boot id from the host's kernel: by the node's status any user could make it forget what it owes the host.
 func TestABootOfTheNodesStatusIsNoReboot(t *testing.T) {
 	for name, claim := range map[string]func(w *world){
 		"another":        func(w *world) { w.claimsBoot(bootID(2)) },
@@ -370,7 +370,7 @@ func TestABootOfTheNodesStatusIsNoReboot(t *testing.T) {
 	}
 }
 
-// Promise 15. A host that does not say which boot it is was not rebooted for that, and people are told.
+// Promise 15. If the agent cannot read the boot id, it takes that for no reboot, and reports it.
 func TestABootThatCannotBeReadIsNoReboot(t *testing.T) {
 	for name, spoil := range map[string]func(w *world){
 		"it is gone":      func(w *world) { w.hidesBoot(); w.restart() },
@@ -427,16 +427,16 @@ func TestWithoutARecordOurMarksAreGivenBack(t *testing.T) {
 				w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) })
 				w.settle(config.ReasonNotRequested)
 				w.givenBack()
-				w.hostGivenBack() // nothing of it was taken yet
+				w.hostGivenBack() // the change has taken nothing yet
 			})
 		})
 	}
 }
 
-// killed is how a process ends in the middle of a write.
+// killed is the panic by which a process ends in the middle of a write.
 type killed struct{}
 
-// until lets turns pass as passes does; an agent that is killed is followed by another, after what happens then.
+// until lets turns pass as passes does; when the agent is killed, it calls then, and starts another.
 func (w *world) until(what string, then func(), stop func() bool) {
 	w.t.Helper()
 	for began := time.Now(); !stop(); {
@@ -520,7 +520,7 @@ func TestAnAgentThatIsKilledAtAWriteOfItsRecordIsFollowedByOneThatEndsTheSame(t 
 
 var errFull = fmt.Errorf("writing: %w", syscall.ENOSPC)
 
-// Promises 7 and 10: without a record nothing is taken, and what was taken is given back.
+// Promises 7 and 10: if the agent cannot write the record, it takes nothing, and restores what it has taken.
 func TestADiskThatIsFullFromAWriteOnKeepsNothing(t *testing.T) {
 	for n, more := 1, true; more; n++ {
 		for _, lost := range []bool{false, true} {
@@ -556,7 +556,7 @@ func TestADiskThatIsFullFromAWriteOnKeepsNothing(t *testing.T) {
 	}
 }
 
-// Promise 7: the disk takes the record that the unit will be stopped, and nothing after that; then the agent is killed and the journal lost.
+// Promise 7: the disk takes the record before the unit is stopped, and nothing after that; then the agent is killed and the journal lost.
 func TestAUnitComesBackByTheOneWriteThatTheDiskHasTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := owing(t)
@@ -579,7 +579,7 @@ func TestAUnitComesBackByTheOneWriteThatTheDiskHasTaken(t *testing.T) {
 	})
 }
 
-// Promises 14 and 15: each says what people can do about it, and nothing is touched meanwhile.
+// Promises 14 and 15: each message says what a user can do, and the agent touches nothing meanwhile.
 func TestARecordThatCannotBeReadIsTold(t *testing.T) {
 	for name, row := range map[string]struct {
 		spoil func(d *disk)
@@ -670,7 +670,7 @@ func TestTheRecordOfANodeAtRestIsNotWritten(t *testing.T) {
 	})
 }
 
-// The disk may be slow to refuse as well as to take: what it has refused is not remembered as owed.
+// The agent owes nothing by a record that the disk has refused.
 func TestAChangeThatCouldNotBeRecordedOwesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := owing(t)
@@ -686,8 +686,8 @@ func TestAChangeThatCouldNotBeRecordedOwesNothing(t *testing.T) {
 	})
 }
 
-// Promises 8 and 12. The agent dies right after it has given the node back, before it could say anything else. Where it
-// knows of no plugin to restart, that is the first thing it does on the way back.
+// Promises 8 and 12. The agent dies right after it has given the node back, before it could write anything else. If it
+// knows of no plugin to restart, that is the first step of the undo.
 func TestAnAgentThatDiesAtTheEndOfAnUndoLeavesWordOfTheFailure(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
-// Whoever waits is another process than the agent's.
+// awaiting runs AwaitRecovered, as a process beside the agent's does.
 func (w *world) awaiting(ctx context.Context) (ended chan error, seen *int) {
 	ended, seen = make(chan error, 1), new(int)
 	go func() {
@@ -57,7 +57,7 @@ func TestWhoeverWaitsInVainLearnsWhatIsOwed(t *testing.T) {
 	})
 }
 
-// A change that is parked keeps nobody away. What somebody else keeps is not ours to wait for.
+// A parked change keeps no pod away. The command does not wait for cordons of users and other tools.
 func TestNobodyWaitsWhereNothingIsOwed(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
@@ -101,7 +101,7 @@ func TestAJournalThatCannotBeReadIsNotWaitedFor(t *testing.T) {
 	})
 }
 
-// Only where people say so, and only what mig-manager has paused.
+// Only if the user asks for it, and only labels that mig-manager has paused.
 func TestWhatMIGManagerHasLeftIsRestored(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {

@@ -24,7 +24,7 @@ var firstOnly = map[string]config.MIGConfig{
 	"first-3g": {{Indices: []int{0}, MIG: true, Devices: map[string]int{"3g.40gb": 2}}},
 }
 
-// Whoever removes the journal by hand may forget the taint.
+// A user who removes the journal by hand may forget the taint.
 func TestATaintThatNoJournalBelongsToIsTakenAway(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -78,7 +78,7 @@ func TestACordonThatSomebodyTakesOverInTheMiddleStays(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.edit(func(n *corev1.Node) { // from here on the client says who wrote what, as API servers do
+		w.edit(func(n *corev1.Node) { // from here on the client fills managedFields, as API servers do
 			n.ManagedFields = []metav1.ManagedFieldsEntry{{
 				Manager: "kubelet", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1", FieldsType: "FieldsV1",
 				FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:labels":{}}}`),
@@ -132,7 +132,7 @@ func TestAPluginThatIsReplacedInTheMiddleIsRestarted(t *testing.T) {
 	})
 }
 
-// The deadline is for pods that somebody works with. What is left then, a plugin's restart, is no reason to undo it all.
+// The deadline is for pods of users. If only a plugin's restart is left then, the agent does not undo the change.
 func TestAPluginMayEndAfterTheDeadlineForPods(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -190,7 +190,7 @@ func TestThePluginHasItsTimeInEachChange(t *testing.T) {
 	})
 }
 
-// Promise 10. What was not offered before the change cannot be proven after its undo.
+// Promise 10. The agent cannot prove after an undo what the plugin did not offer before the change.
 func TestANodeWhosePluginNeverWorkedIsGivenBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -244,7 +244,7 @@ func TestAWithdrawnWishIsNotPendingForEver(t *testing.T) {
 	})
 }
 
-// Promise 10. Nobody is deleted for the way back, so that it may take as long as a pod does: people are told since when and for whom.
+// Promise 10. The agent deletes no pod for an undo, so that may take as long as a pod does: the condition says since when, and names the pod.
 func TestTheWayBackSaysWhoKeepsIt(t *testing.T) {
 	t.Parallel()
 	for name, keep := range map[string]func(w *world){
@@ -289,7 +289,7 @@ func TestTheWayBackSaysWhoKeepsIt(t *testing.T) {
 	}
 }
 
-// An answer that nobody waits for any more is none: the node is as it was before it was asked.
+// The state label of a withdrawn wish goes: the node is as it was before the wish.
 func TestAFailureDoesNotStayOnANodeOfWhichNothingIsAsked(t *testing.T) {
 	t.Parallel()
 	state := func(w *world) config.State { return config.State(w.node().Labels[config.LabelMIGConfigState]) }
@@ -323,7 +323,7 @@ func TestAFailureDoesNotStayOnANodeOfWhichNothingIsAsked(t *testing.T) {
 					first = row.want
 				}
 				<-time.After(w.settings.NodeHeartbeat - time.Minute)
-				w.restart() // which begins no time of its own
+				w.restart() // a new process does not begin the time anew
 				w.agent.Pass(t.Context())
 				if got := state(w); got != first {
 					t.Errorf("state label is %q after the change, want %q", got, first)

@@ -9,7 +9,7 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// One file serves nodes of four GPUs and of eight. Who looks at the node sees that a part of it is about others.
+// One file serves nodes of four GPUs and of eight. The condition says that a part of it is about other nodes.
 func TestPositionsThatTheNodeDoesNotHaveAreToldAndPassedOver(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

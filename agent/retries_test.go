@@ -28,7 +28,7 @@ func (w *world) failsEverySecond(verb, resource, subresource string) (seen *int)
 	return seen
 }
 
-// One request in two fails, and ten pods are to be asked for before the fence: together they would never all be answered.
+// One request in two fails, and the agent asks for ten pods before the fence: without repetition it would never get all answers.
 func TestPodsAreAskedForAgainWhereTheAPIServerFails(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -51,7 +51,7 @@ func TestAKeyOfTheConfigManagerIsWrittenAgainWhereTheAPIServerFails(t *testing.T
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.managed()
-		w.settings.Retry.Failures = 1 // so that one that is not sent again undoes the change
+		w.settings.Retry.Failures = 1 // so that a request which is not repeated undoes the change
 		w.restart()
 		w.manage()
 		patches := w.failsEverySecond("patch", "configmaps", "")
@@ -65,7 +65,7 @@ func TestAKeyOfTheConfigManagerIsWrittenAgainWhereTheAPIServerFails(t *testing.T
 	})
 }
 
-// A slot is taken and left in one call each: what fails in it for a moment is asked for again there.
+// The agent takes and returns a slot by one call each, which repeats requests that fail.
 func TestTheLeaseOfAPoolIsAskedForAgainWhereTheAPIServerFails(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -90,7 +90,7 @@ func TestTheLeaseOfAPoolIsAskedForAgainWhereTheAPIServerFails(t *testing.T) {
 	})
 }
 
-// By its DaemonSet a pod is told from one that only says so: without an answer a look comes to nothing.
+// The agent asks for a pod's DaemonSet, since any pod may name one as its owner: without an answer the look ends.
 func TestDaemonSetsAreAskedForAgainWhereTheAPIServerFails(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -105,7 +105,7 @@ func TestDaemonSetsAreAskedForAgainWhereTheAPIServerFails(t *testing.T) {
 	})
 }
 
-// A disruption budget answers so. To ask again at once would be to press it.
+// The API server answers 429 for a disruption budget. The agent does not repeat the eviction at once.
 func TestABudgetThatSaysNoIsNotAskedAgainAtOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -128,8 +128,8 @@ func TestABudgetThatSaysNoIsNotAskedAgainAtOnce(t *testing.T) {
 	})
 }
 
-// TestPromise16AServerThatFailsEverySecondRequestStopsNoChange: one request of a look that failed used to end it, with a pause of up to two
-// minutes.
+// TestPromise16AServerThatFailsEverySecondRequestStopsNoChange: without repetition, one failed request would end a look, with a pause of up
+// to two minutes.
 func TestPromise16AServerThatFailsEverySecondRequestStopsNoChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "gpus: [{model: H100-80GB}]")

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/stalledfs"
 )
 
-// delegating is a virtual machine whose reboots are left to whoever answers the sentinel file.
+// delegating returns a virtual machine with the policy delegate: another tool reboots it by the sentinel file.
 func delegating(t *testing.T) *world {
 	t.Helper()
 	w := newWorld(t, passthrough)
@@ -24,7 +24,7 @@ func delegating(t *testing.T) *world {
 	return w
 }
 
-// many looks are more than any hour needs.
+// many is more looks than the agent takes in an hour.
 const many = 1000
 
 func endless() bool { return false }
@@ -40,7 +40,7 @@ func (w *world) looks(d time.Duration, stop func() bool) int {
 	return n
 }
 
-// A hostPath that does not exist is made a directory.
+// Kubelet makes a directory of a hostPath that does not exist.
 func TestWhatStandsInTheSentinelsPlaceAsksForNoRebootAndIsNamed(t *testing.T) {
 	t.Parallel()
 	for name, put := range map[string]func(path string) error{
@@ -71,7 +71,7 @@ func TestASentinelThatCannotBeReadIsOfOthersAndStays(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := delegating(t)
-		if err := os.Symlink("/proc/self/mem", w.settings.Reboot.Sentinel); err != nil { // a file whose beginning nobody can read
+		if err := os.Symlink("/proc/self/mem", w.settings.Reboot.Sentinel); err != nil { // a file of which the beginning cannot be read
 			t.Fatal(err)
 		}
 		w.label("all-balanced")
@@ -117,7 +117,7 @@ func TestTheSentinelIsThereAsAWholeOrNotAtAll(t *testing.T) {
 	})
 }
 
-// Promise 14. The sentinel is wherever the settings say: its file system may answer nobody any more.
+// Promise 14. The path of the sentinel is from the settings: its file system may not answer any more.
 func TestASentinelBehindAMountThatDoesNotAnswerEndsNoPassButItsOwnCall(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, passthrough)

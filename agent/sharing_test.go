@@ -50,7 +50,7 @@ profiles:
     sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}
 `
 
-// shares gives the node a device plugin that is run with a config file, and the cluster a catalog of profiles.
+// shares gives the node a device plugin with a config file, and the cluster a catalog of profiles.
 func (w *world) shares() {
 	w.t.Helper()
 	w.pluginFile = filepath.Join(w.t.TempDir(), "config.yaml")
@@ -65,7 +65,7 @@ func (w *world) shares() {
 	w.restart()
 }
 
-// presents tells the agent how the device plugin presents MIG devices.
+// presents sets the MIG strategy of the settings.
 func (w *world) presents(s config.MIGStrategy) {
 	w.settings.MIGStrategy = s
 	w.restart()
@@ -77,7 +77,7 @@ func (w *world) profile(name string) {
 	w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelProfile, name) })
 }
 
-// startConfigured is a new pod of a plugin that reads a config file: when it starts, and on SIGHUP.
+// startConfigured starts a new pod of a plugin that reads a config file when it starts, and on SIGHUP.
 func (w *world) startConfigured(name string) {
 	w.t.Helper()
 	pid := 500 + w.started
@@ -102,7 +102,7 @@ func (w *world) startConfigured(name string) {
 	w.read()
 }
 
-// read is what the plugin does with its file: it offers what that says, or ends.
+// read lets the plugin read its file: it offers what that says, or ends.
 func (w *world) read() {
 	w.t.Helper()
 	w.reads++
@@ -119,7 +119,7 @@ func (w *world) read() {
 	w.offer(c.Sharing)
 }
 
-// offer is what the plugin registers by the sharing.
+// offer registers what the plugin offers by the sharing.
 func (w *world) offer(s config.Sharing) {
 	w.t.Helper()
 	w.offered = map[string][]string{}
@@ -139,7 +139,7 @@ func (w *world) offer(s config.Sharing) {
 	}
 }
 
-// crash is a plugin that ends as often as it is started.
+// crash makes the plugin end as often as kubelet starts it.
 func (w *world) crash() {
 	w.t.Helper()
 	pods, err := w.client.CoreV1().Pods("kube-system").List(w.t.Context(), metav1.ListOptions{})
@@ -157,7 +157,7 @@ func (w *world) crash() {
 	}
 }
 
-// recovers is a plugin in a crash loop that kubelet starts again, now by a file that it likes.
+// recovers lets kubelet start a plugin in a crash loop again, now with a file that the plugin accepts.
 func (w *world) recovers() {
 	w.t.Helper()
 	pods, err := w.client.CoreV1().Pods("kube-system").List(w.t.Context(), metav1.ListOptions{})
@@ -177,7 +177,7 @@ func (w *world) recovers() {
 	}
 }
 
-// hangup is a signal to a process of the host's table.
+// hangup sends a signal to a process of the host's table.
 func (w *world) hangup(pid int, signal unix.Signal) error {
 	if signal != unix.SIGHUP || pid != 500+w.started {
 		w.t.Errorf("signal %s to pid %d", signal, pid)
@@ -186,7 +186,7 @@ func (w *world) hangup(pid int, signal unix.Signal) error {
 	return nil
 }
 
-// offers are the resources that kubelet gives out, with their counts.
+// offers lists the resources that kubelet gives out, with their counts.
 func (w *world) offers() string {
 	var out []string
 	for name, ids := range w.offered {
@@ -351,8 +351,8 @@ func TestLabelsAndTaintsComeAndGoWithTheProfile(t *testing.T) {
 	})
 }
 
-// Promise 12. The host's record keeps in mind which labels and taints are ours, of a profile and of the one before it. What does not fit
-// there must not be found out behind the fence, again and again.
+// Promise 12. The host's record holds which labels and taints the agent has set, for a profile and for the one before it. The agent must not
+// find out behind the fence, again and again, that they do not fit.
 func TestAsManyLabelsAndTaintsAsAProfileMayHaveComeAndGo(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -551,7 +551,7 @@ func TestAConfigThatALabelNamesStaysWhileTheGPUsAreCut(t *testing.T) {
 	})
 }
 
-// A request names one label, and is answered by what the node would ask for with it: the others stay.
+// A request names one label. The agent answers what the node would ask for with it: the other labels stay.
 func TestARequestIsAnsweredWithTheLabelsThatTheNodeHas(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -596,7 +596,7 @@ func TestASidecarOfThePluginThatEndsIsNoFailureOfThePlugin(t *testing.T) {
 		w.shares()
 		w.profile("two")
 		w.reach("two")
-		w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, "nvidia.com/gpu.replicas", "2") }) // which takes its time to change
+		w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, "nvidia.com/gpu.replicas", "2") }) // GPU feature discovery takes long to change it
 		pods, err := w.client.CoreV1().Pods("kube-system").List(t.Context(), metav1.ListOptions{})
 		if err != nil || len(pods.Items) != 1 {
 			t.Fatalf("%d pods, %v", len(pods.Items), err)
@@ -622,7 +622,7 @@ func TestASidecarOfThePluginThatEndsIsNoFailureOfThePlugin(t *testing.T) {
 	})
 }
 
-// A profile names no MIG config, so that what is wrong with their file is told to the nodes alone that go by it.
+// A profile names no MIG config, so that only nodes whose label names one report a mistake in the file of MIG configs.
 func TestABrokenFileOfMIGConfigsKeepsNoProfileFromItsNode(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -684,7 +684,7 @@ func TestWhatCannotBeHandedOverIsSaidWithTheLabelThatAsksForIt(t *testing.T) {
 	}
 }
 
-// Guides put their ConfigMap elsewhere than the settings name it.
+// Guides create their ConfigMap by another name than that in the settings.
 func TestAConfigMapThatIsNotThereIsNamedWithTheSettingThatNamesIt(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -701,7 +701,7 @@ func TestAConfigMapThatIsNotThereIsNamedWithTheSettingThatNamesIt(t *testing.T) 
 	})
 }
 
-// What the journal cannot hold could not be brought back.
+// The agent could not restore a config that the journal cannot hold.
 func TestAConfigThatIsTooLongToBringBackIsSaidWithTheLabelThatAsksForAnother(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {
@@ -737,7 +737,7 @@ func TestAConfigThatIsTooLongToBringBackIsSaidWithTheLabelThatAsksForAnother(t *
 	}
 }
 
-// The control daemon comes to a node by a label. Where that is not there, no selector of the settings is wrong.
+// The DaemonSet of the control daemon selects nodes by a label. If the node lacks it, no selector of the settings is wrong.
 func TestAnMPSDaemonThatHasNoLabelToComeByIsMissedByTheLabel(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -775,7 +775,7 @@ func TestTheLastStepIsOne(t *testing.T) {
 		w.profile("two")
 		one := false
 		w.passes("two", func() bool {
-			<-time.After(2 * time.Second) // so that each step is told
+			<-time.After(2 * time.Second) // so that the agent reports each step
 			c := w.condition()
 			if strings.Contains(c.Message, " 1 steps") {
 				t.Fatal(c.Message)

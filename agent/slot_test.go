@@ -16,11 +16,11 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// How nodes agree is tested in agent/fleet, on a real API server. Here it is what the agent does with it.
+// The tests of agent/fleet hold, on a real API server, that nodes agree. The tests here hold what the agent does with its slot.
 
 const onePool = "jitter: 0s\nestimate: 1m\npools: [{name: research, selector: pool=research, maxUnavailable: 1, pauseAfter: 2}]\n"
 
-// pool makes the node one of a pool of two, and gives the other one's view of the slots.
+// pool puts the node into a pool of two, and returns the other node's view of the slots.
 func (w *world) pool() (*fleet.Slots, fleet.Pool, fleet.Change) {
 	w.t.Helper()
 	w.maintain(onePool)
@@ -113,13 +113,13 @@ func TestTheSlotIsTheNodesUntilItIsGivenBack(t *testing.T) {
 	})
 }
 
-// Who waits for something else keeps no other node waiting.
+// A node that waits for something else keeps no other node waiting.
 func TestANodeThatHasToWaitAfterAllGivesItsSlotBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		slots, pool, other := w.pool()
-		w.blocks("holder") // also in a dry run
+		w.blocks("holder") // in a dry run, too
 		w.label("all-1g.10gb")
 		w.says(config.ReasonEvictionBlocked)
 		w.spend(time.Minute)
@@ -225,7 +225,7 @@ func TestAPoolThatPeopleHavePausedSaysHowToGoOn(t *testing.T) {
 	})
 }
 
-// What is put off, or called off by people, has not failed.
+// A change that is postponed, or that a user has cancelled, has not failed.
 func TestWhatPeopleCallOffIsNoFailureOfThePool(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

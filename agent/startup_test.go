@@ -29,7 +29,7 @@ func (w *world) keepsPodsAway() bool {
 // Promise 9: no pod comes to a fresh node before its capacity is proven, although the device plugin does.
 func TestAFreshNodeIsOpenedWhenItsCapacityIsProven(t *testing.T) {
 	t.Parallel()
-	for _, wish := range []string{"all-balanced", "all-disabled"} { // the second is what a fresh node is already
+	for _, wish := range []string{"all-balanced", "all-disabled"} { // a new node is as the second asks already
 		t.Run(wish, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, h100)
@@ -59,7 +59,7 @@ func TestAFreshNodeOfWhichNothingIsAskedIsOpened(t *testing.T) {
 	})
 }
 
-// A fresh node that cannot be made ready goes on keeping pods away: nobody wants them on what it is now.
+// A new node that the agent cannot make ready keeps its startup taint: its GPUs are not as the label asks.
 func TestAFreshNodeThatCannotBeMadeReadyStaysTainted(t *testing.T) {
 	t.Parallel()
 	t.Run("since the wish is bad", func(t *testing.T) {

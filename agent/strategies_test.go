@@ -13,7 +13,8 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// What the plugin runs under need be told nowhere on the node: then it shows by what it offers, and no log of it says that anything is wrong.
+// The plugin's strategy need not be set anywhere that the agent can read: then only what the plugin offers shows it, and the plugin's log reports
+// no error.
 func TestAPluginUnderAnotherMIGStrategyIsNamedAsTheCause(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {
@@ -76,7 +77,7 @@ func TestAPluginUnderAnotherMIGStrategyIsNamedAsTheCause(t *testing.T) {
 	}
 }
 
-// Kubelet goes on offering for a moment what the plugin offered before the change: a whole GPU, as under the strategy none.
+// For a moment kubelet still gives out what the plugin offered before the change: a whole GPU, as under the strategy none.
 func TestAPluginThatIsOnItsWayIsNotTakenForOneUnderAnotherStrategy(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -97,7 +98,7 @@ func TestAPluginThatIsOnItsWayIsNotTakenForOneUnderAnotherStrategy(t *testing.T)
 	})
 }
 
-// TestPromise1APluginThatIsToldNoStrategyIsNotGuessed: with a config manager, what its config does not say is nowhere.
+// TestPromise1APluginThatIsToldNoStrategyIsNotGuessed: with a config manager, the plugin has no other source of a strategy than its config.
 func TestPromise1APluginThatIsToldNoStrategyIsNotGuessed(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -127,7 +128,7 @@ func TestPromise1APluginThatIsToldNoStrategyIsNotGuessed(t *testing.T) {
 		if !strings.Contains(c.Message, "flags.migStrategy") {
 			t.Errorf("it does not say what to do: %s", c.Message)
 		}
-		// GPU feature discovery tells what the plugin has told it.
+		// GPU feature discovery publishes the plugin's strategy.
 		w.edit(func(n *corev1.Node) {
 			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelMIGStrategy, string(config.MIGStrategyMixed))
 		})
@@ -137,7 +138,7 @@ func TestPromise1APluginThatIsToldNoStrategyIsNotGuessed(t *testing.T) {
 	})
 }
 
-// A profile has a config of its own, which says what fits it where the one that is there says nothing.
+// The agent writes a config for a profile. If the present config has no strategy, it writes one that fits the profile.
 func TestAProfileTellsThePluginTheStrategyThatNothingElseDoes(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -156,7 +157,7 @@ func TestAProfileTellsThePluginTheStrategyThatNothingElseDoes(t *testing.T) {
 	})
 }
 
-// TestPromise1APluginOfAFileThatIsToldNoStrategyIsNotGuessed: what its file does not say, and its pod is not told, is nowhere.
+// TestPromise1APluginOfAFileThatIsToldNoStrategyIsNotGuessed: the plugin has no other source of a strategy than its file and its pod.
 func TestPromise1APluginOfAFileThatIsToldNoStrategyIsNotGuessed(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -32,7 +32,7 @@ func TestAUnitHasItsTimeInEachChange(t *testing.T) {
 	})
 }
 
-// Promise 10: it would be stopped a moment after nobody owes it anything.
+// Promise 10: else the unit would stop a moment after the agent has forgotten it.
 func TestAUnitThatIsStillStoppingWhenTheNodeIsGivenBackIsStarted(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -53,7 +53,7 @@ func TestAUnitThatIsStillStoppingWhenTheNodeIsGivenBackIsStarted(t *testing.T) {
 	})
 }
 
-// Such as one that is activated by its socket.
+// A socket may start a unit again, for one.
 func TestAUnitThatComesBackByItselfEndsTheChange(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

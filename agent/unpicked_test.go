@@ -13,7 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// withoutDefault has the config managers of the node know no default, as the GPU Operator deploys them where its ClusterPolicy names none.
+// withoutDefault deploys the node's config managers without a default, as the GPU Operator does if its ClusterPolicy names none.
 func (w *world) withoutDefault(fallbacks string) {
 	w.client.PrependReactor("create", "pods", func(action k8stesting.Action) (bool, runtime.Object, error) {
 		pod, ok := action.(k8stesting.CreateAction).GetObject().(*corev1.Pod)
@@ -31,7 +31,7 @@ func (w *world) withoutDefault(fallbacks string) {
 	})
 }
 
-// "Replicas not showing up": a config is there, and nothing names it. The condition and the diagnosis say what would.
+// "Replicas not showing up": there is a config, and no label or setting names it. The condition and the diagnosis say how to.
 func TestConfigsOfThePluginThatNothingAsksForAreNamed(t *testing.T) {
 	t.Parallel()
 	const four = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n"
@@ -101,7 +101,7 @@ func TestConfigsOfThePluginThatNothingAsksForAreNamed(t *testing.T) {
 	}
 }
 
-// A ConfigMap that is not there, or has no key, keeps the plugin's pod from starting: it has no log that would say so.
+// A ConfigMap that is not there, or has no key, keeps the plugin's pod from starting: such a pod has no log that would say so.
 func TestAPluginWhosePodDoesNotStartIsNamedWithWhatItNeeds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -30,7 +30,7 @@ func (w *world) schedulable() bool {
 	return !n.Spec.Unschedulable && len(n.Spec.Taints) == 0
 }
 
-// opens fails the test if pods may not come to the node in a minute.
+// opens fails the test if the node does not take pods within a minute.
 func (w *world) opens() {
 	w.t.Helper()
 	w.spend(time.Minute)
@@ -39,7 +39,7 @@ func (w *world) opens() {
 	}
 }
 
-// The upgrade may have no end, and anybody who may write labels can say that there is one.
+// The upgrade may have no end, and any user who may write labels can set the label of one.
 func TestTheNodeIsGivenBackWhileTheDriverIsUpgraded(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
@@ -73,7 +73,7 @@ func TestTheNodeIsGivenBackWhileTheDriverIsUpgraded(t *testing.T) {
 	}
 }
 
-// What is on the way back goes on with that.
+// The agent goes on with an undo after the upgrade.
 func TestAnUndoGoesOnAfterTheUpgradeOfTheDriver(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -123,7 +123,7 @@ func TestAnUpgradeOfTheDriverLeavesACordonThatIsNotOurs(t *testing.T) {
 	}
 }
 
-// What an agent has left is given back too, though nothing of it is known while the driver may not be asked.
+// The agent opens a node on which another has left a cordon, too, although it may not ask the driver.
 func TestWhatIsLeftWithoutAJournalIsOpenedWhileTheDriverIsUpgraded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -141,7 +141,7 @@ func TestWhatIsLeftWithoutAJournalIsOpenedWhileTheDriverIsUpgraded(t *testing.T)
 	})
 }
 
-// Who may write labels must not be able to stop an agent by one that no driver manager sets, and one that it has left is told.
+// A user who may write labels must not stop an agent by one that no driver manager sets. The agent reports a label that a driver manager has left.
 func TestAnUpgradeOfTheDriverIsWhatOperandsSayAndEndsOrIsTold(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

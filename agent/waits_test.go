@@ -14,7 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// asksAnew is what README has people write who wait: the wish, and that the former answer goes, in one write.
+// asksAnew writes what README tells users who wait for the answer: by one write it sets the wish and removes the former answer.
 func asksAnew(n *corev1.Node, name string) {
 	metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelMIGConfig, name)
 	delete(n.Labels, config.LabelMIGConfigState)
@@ -22,7 +22,7 @@ func asksAnew(n *corev1.Node, name string) {
 
 func stateOf(n *corev1.Node) config.State { return config.State(n.Labels[config.LabelMIGConfigState]) }
 
-// Who takes the former answer away with the wish and waits for a success sees no old one, and need not know how the node was.
+// A user who removes the former answer with the wish and waits for a success never sees an old one, and need not know how the node was.
 func TestASuccessIsOfTheWishThatIsAskedFor(t *testing.T) {
 	t.Parallel()
 	for name, wish := range map[string]string{"already as asked": "all-balanced", "not yet": "all-1g.10gb"} {
@@ -40,7 +40,7 @@ func TestASuccessIsOfTheWishThatIsAskedFor(t *testing.T) {
 	}
 }
 
-// The agent has looked, and is about to write its answer, when people ask for something else.
+// The agent has observed the node, and is about to write its answer, when a user asks for another config.
 func TestASuccessIsNotWrittenBesideALaterWish(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -19,7 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// mute is a driver that never comes back from the call by which events are asked for.
+// mute is a driver that never returns from Events.
 type mute struct{ nvml.Driver }
 
 // Events returns when the agent ends.
@@ -70,7 +70,7 @@ func TestADriverThatHangsWhenAskedForEventsDoesNotHoldUpTheLoop(t *testing.T) {
 	<-ended
 }
 
-// TestPromise16ANodeAtRestIsLookedAtOnceASecondAtMost: whoever writes to a node or to a pod makes the agent look.
+// TestPromise16ANodeAtRestIsLookedAtOnceASecondAtMost: each write to the node or to a pod wakes the agent.
 func TestPromise16ANodeAtRestIsLookedAtOnceASecondAtMost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "gpus: [{model: H100-80GB}]")

@@ -52,7 +52,7 @@ type world struct {
 	started       int                 // plugin pods so far
 	broken        bool                // the plugin registers nothing
 	unplugged     bool                // there is no plugin
-	under         config.MIGStrategy  // the plugin's; empty for mixed
+	under         config.MIGStrategy  // the plugin's MIG strategy; empty for mixed
 	deaf          bool                // kubelet does not answer
 	grace         time.Duration       // how long an evicted pod takes to end
 	boots         int                 // of the node, so far
@@ -69,11 +69,11 @@ type world struct {
 	slowness      time.Duration // how long kubelet takes to answer
 	clock         clock.WithTicker
 
-	// What the next agent process is started with.
+	// Options of the next agent process.
 
-	through func(nvml.Driver) nvml.Driver // what stands between it and the GPUs
+	through func(nvml.Driver) nvml.Driver // wraps the driver
 	disk    disk                          // with the host's record
-	file    map[string]config.MIGConfig   // what it reads in the administrator's ConfigMap
+	file    map[string]config.MIGConfig   // the configs in the administrator's ConfigMap
 
 	fileError error // why it cannot be read
 }
@@ -116,12 +116,12 @@ func newWorld(t *testing.T, models string) *world {
 	return w
 }
 
-// restart is the next agent process: it knows nothing of the one before.
+// restart starts the next agent process: it knows nothing of the one before.
 func (w *world) restart() {
 	w.agent = agent.New(w.optionsFor(&w.host))
 }
 
-// forget restarts the agent, but for the proof, which takes two looks of one process.
+// forget restarts the agent, unless it is proving the capacity, which takes two looks of one process.
 func (w *world) forget() {
 	w.t.Helper()
 	if w.condition().Reason != string(config.ReasonAwaitingCapacity) {
@@ -129,7 +129,7 @@ func (w *world) forget() {
 	}
 }
 
-// optionsFor is what the next agent process is started with, on the host.
+// optionsFor returns the options of the next agent process on the host.
 func (w *world) optionsFor(h reboot.Host) agent.Options {
 	return agent.Options{
 		Node: nodeName, Client: w.client, Driver: w.through(w.gpus.Driver()), Pods: podsOf{w.client}, Kubelet: w, Settings: w.settings,
@@ -156,8 +156,8 @@ func (p podsOf) List(ctx context.Context) ([]corev1.Pod, error) {
 type logind struct {
 	silent  bool  // it does not answer
 	down    bool  // it is shutting down
-	refuses error // to be rebooted
-	reboots int   // that were asked for
+	refuses error // the answer to Reboot
+	reboots int   // how often Reboot was called
 	held    int   // inhibitors
 	took    int   // inhibitors so far
 }
@@ -189,13 +189,13 @@ func (h *logind) Reboot(context.Context) error {
 	return nil
 }
 
-// disk is where the host's record is, in the format of the file. An agent and the one who waits for it read it side by side.
+// disk holds the host's record, in the format of the file. An agent and a process that awaits its recovery read it side by side.
 type disk struct {
 	access  sync.Mutex // to text
 	text    []byte
 	aside   []byte
-	refuses func(r hostrecord.Record) error // a write, from then on
-	after   func(r hostrecord.Record) error // it was written
+	refuses func(r hostrecord.Record) error // called before each write; its error refuses the write
+	after   func(r hostrecord.Record) error // called after each write
 	silent  bool
 	reads   error // why it cannot be read
 	writes  int
@@ -252,7 +252,7 @@ func (d *disk) SetAside(context.Context) (string, error) {
 	return "record.newer.json", nil
 }
 
-// record is what the disk has; nil for none.
+// record returns the record on the disk; nil for none.
 func (d *disk) record(t *testing.T) *hostrecord.Record {
 	t.Helper()
 	if d.text == nil {
@@ -268,7 +268,7 @@ func (d *disk) record(t *testing.T) *hostrecord.Record {
 // agentPID is the agent's own process in the host's table.
 const agentPID = 100
 
-// process adds one to the host's table, with the files that it has open.
+// process adds a process to the host's table, with the files that it has open.
 func (w *world) process(pid int, command, cgroup string, files ...string) {
 	w.t.Helper()
 	dir := filepath.Join(w.table, strconv.Itoa(pid))
@@ -287,7 +287,7 @@ func (w *world) process(pid int, command, cgroup string, files ...string) {
 	}
 }
 
-// ends takes a process out of the host's table.
+// ends removes a process from the host's table.
 func (w *world) ends(pid int) {
 	w.t.Helper()
 	if err := os.RemoveAll(filepath.Join(w.table, strconv.Itoa(pid))); err != nil {
@@ -295,13 +295,13 @@ func (w *world) ends(pid int) {
 	}
 }
 
-// units are those of the host's systemd.
+// units is the host's systemd.
 type units struct {
 	states  map[string]string // by name; nil is a host without systemd
 	refuses map[string]error  // to stop or to start
 	changed func(name string) // after a unit has stopped or started
 	did     []string
-	asked   map[string]bool // whose state was asked for
+	asked   map[string]bool // units of which the agent has asked for the state
 }
 
 // States implements units.Systemd.
@@ -395,7 +395,7 @@ func (w *world) boot() {
 // bootID is the identity of a boot of the node, counted from 1.
 func bootID(boots int) string { return fmt.Sprintf("00000000-0000-4000-8000-%012d", boots) }
 
-// kernelSays is what the host shows from now on where the id of its boot is.
+// kernelSays sets the text that the host's kernel shows as its boot id from now on.
 func (w *world) kernelSays(text string) {
 	w.t.Helper()
 	if err := errors.Join(os.MkdirAll(filepath.Dir(w.bootFile()), 0o755), os.WriteFile(w.bootFile(), []byte(text), 0o600)); err != nil {
@@ -467,7 +467,7 @@ func (w *world) evict(action k8stesting.Action) (bool, runtime.Object, error) {
 
 var podResource = corev1.SchemeGroupVersion.WithResource("pods")
 
-// terminate begins the end of a pod, which comes in the turn after its grace.
+// terminate begins the end of a pod, which ends in the turn after its grace period.
 func (w *world) terminate(namespace, name string) error {
 	object, err := w.client.Tracker().Get(podResource, namespace, name)
 	if err != nil {
@@ -483,7 +483,7 @@ func (w *world) terminate(namespace, name string) error {
 	return w.client.Tracker().Update(podResource, p, namespace)
 }
 
-// bury removes the pods whose grace is over.
+// bury removes the pods that are past their grace period.
 func (w *world) bury() {
 	w.t.Helper()
 	pods, err := w.client.CoreV1().Pods("").List(w.t.Context(), metav1.ListOptions{})
@@ -500,7 +500,7 @@ func (w *world) bury() {
 	}
 }
 
-// turn is what the cluster does between two passes: the DaemonSet controller starts a plugin where none is and no taint
+// turn does what the cluster does between two passes: the DaemonSet controller starts a plugin if none runs and no taint
 // forbids it, the plugin reads the GPUs, and kubelet updates the node.
 func (w *world) turn() {
 	w.t.Helper()
@@ -526,7 +526,7 @@ func (w *world) turn() {
 	for name, ids := range w.offered {
 		n.Status.Allocatable[corev1.ResourceName(name)] = *resource.NewQuantity(int64(len(ids)), resource.DecimalSI)
 	}
-	for name := range n.Status.Capacity { // kubelet never takes a name away
+	for name := range n.Status.Capacity { // kubelet never removes a name
 		if _, offered := w.offered[string(name)]; !offered {
 			n.Status.Allocatable[name] = resource.MustParse("0")
 		}
@@ -536,8 +536,8 @@ func (w *world) turn() {
 	}
 }
 
-// deploy is what the DaemonSet controller does about operands: it starts and ends their pods by the labels of the node. That of
-// the device plugin is started as any other plugin is.
+// deploy does what the DaemonSet controller does about operands: it starts and ends their pods by the labels of the node. It starts
+// the device plugin's as startPlugin does.
 func (w *world) deploy(n *corev1.Node) {
 	w.t.Helper()
 	pods, err := w.client.CoreV1().Pods("").List(w.t.Context(), metav1.ListOptions{})
@@ -588,7 +588,7 @@ func (w *world) operandPod(namespace, label string, labels map[string]string) {
 	}
 }
 
-// startPlugin is a new pod of the device plugin's DaemonSet, which reads the GPUs as they are.
+// startPlugin starts a new pod of the device plugin's DaemonSet, which reads the present GPUs.
 func (w *world) startPlugin(tolerations ...corev1.Toleration) {
 	w.t.Helper()
 	if slices.Contains(w.operands, config.LabelDevicePlugin) {
@@ -658,7 +658,7 @@ func (w *world) lose(index int, lost bool) {
 	w.offered = w.devices()
 }
 
-// devices is what the plugin finds under its strategy.
+// devices returns the devices that the plugin offers under its strategy.
 func (w *world) devices() map[string][]string {
 	out := map[string][]string{}
 	if w.broken {
@@ -666,7 +666,7 @@ func (w *world) devices() map[string][]string {
 	}
 	gpus, err := w.gpus.Driver().Snapshot(w.t.Context())
 	if err != nil {
-		return out // as the plugin without a driver
+		return out // like a plugin without a driver
 	}
 	for _, gpu := range gpus {
 		if (!gpu.Enabled || w.under == config.MIGStrategyNone) && !gpu.Lost {
@@ -706,10 +706,10 @@ func (w *world) node() *corev1.Node {
 	return n
 }
 
-// administrator is the field manager of whatever others than the agent write.
+// administrator is the field manager of everything that the agent does not write.
 const administrator = "kubectl-edit"
 
-// edit writes the node as others do.
+// edit writes the node as a user does.
 func (w *world) edit(change func(n *corev1.Node)) {
 	w.t.Helper()
 	n := w.node()
@@ -730,7 +730,7 @@ func (w *world) annotate(key, value string) {
 	w.edit(func(n *corev1.Node) { metav1.SetMetaDataAnnotation(&n.ObjectMeta, key, value) })
 }
 
-// cordon is what an administrator does with kubectl.
+// cordon cordons or uncordons the node, as an administrator does with kubectl.
 func (w *world) cordon(on bool) {
 	w.t.Helper()
 	w.edit(func(n *corev1.Node) { n.Spec.Unschedulable = on })
@@ -753,7 +753,7 @@ func (w *world) condition() corev1.NodeCondition {
 	return corev1.NodeCondition{}
 }
 
-// passes lets the agent and the cluster take turns until stop is satisfied, in the bubble's time. It fails after a day.
+// passes lets the agent and the cluster take turns until stop returns true, in the bubble's time. It fails after a day.
 func (w *world) passes(what string, stop func() bool) {
 	w.t.Helper()
 	began := time.Now()
@@ -783,7 +783,7 @@ func (w *world) begin(name string) {
 	w.passes("the first instance", func() bool { return len(w.snapshot()[0].Instances) == 1 })
 }
 
-// settle lets turns pass until the agent's word is one of the reasons, with nothing owed to the node.
+// settle lets turns pass until the condition has one of the reasons, and there is no journal.
 func (w *world) settle(reasons ...config.Reason) corev1.NodeCondition {
 	w.t.Helper()
 	w.passes(fmt.Sprint(reasons), func() bool {
@@ -792,14 +792,14 @@ func (w *world) settle(reasons ...config.Reason) corev1.NodeCondition {
 	return w.condition()
 }
 
-// converge asks for the config and lets turns pass until the node is as asked and given back.
+// converge asks for the config and lets turns pass until the node has it and is given back.
 func (w *world) converge(name string) {
 	w.t.Helper()
 	w.label(name)
 	w.reach(name)
 }
 
-// reach lets turns pass until the node is as the config asks and given back.
+// reach lets turns pass until the node has the config and is given back.
 func (w *world) reach(name string) {
 	w.t.Helper()
 	w.passes(name, func() bool {
