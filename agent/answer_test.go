@@ -72,7 +72,7 @@ func TestARequestIsAnsweredByThePlan(t *testing.T) {
 	})
 }
 
-func TestAnAgentTellsWhoHoldsWhichInstance(t *testing.T) {
+func TestAnAgentTellsWhichProcessHoldsWhichInstance(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)

@@ -94,7 +94,7 @@ func TestPersistenceModeThatCannotBeGivenBackUndoesNothingAndKeepsNoNode(t *test
 }
 
 // While the agent waits for a GPU, it reports which process holds it.
-func TestWhoHoldsTheGPUIsNamed(t *testing.T) {
+func TestTheProcessThatHoldsTheGPUIsNamed(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)

@@ -20,7 +20,7 @@ import (
 )
 
 // After a step of the clock, the agent cannot know how long ago it has seen renewals of other nodes.
-func TestAStepOfTheClockTakesNoSlotFromAnybody(t *testing.T) {
+func TestAStepOfTheClockTakesNoSlotFromANode(t *testing.T) {
 	t.Parallel()
 	for _, step := range []time.Duration{3 * time.Hour, -3 * time.Hour} {
 		synctest.Test(t, func(t *testing.T) {
@@ -293,7 +293,7 @@ profiles:
 `
 
 // A hold that comes between the look and the fence counts.
-func TestWhatPeopleSayBetweenTheLookAndTheFenceCounts(t *testing.T) {
+func TestAnAnnotationBetweenTheLookAndTheFenceCounts(t *testing.T) {
 	t.Parallel()
 	for _, key := range []string{config.AnnotationHold, config.AnnotationForce} {
 		synctest.Test(t, func(t *testing.T) {

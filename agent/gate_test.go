@@ -692,7 +692,7 @@ func (c *hostClock) Since(then time.Time) time.Duration {
 }
 
 // Case 13: an administrator sets the clock in the middle. No deadline passes by that, and the change comes to its end.
-func TestAStepOfTheClockInAnyPhaseHurtsNobody(t *testing.T) {
+func TestAStepOfTheClockInAnyPhaseHarmsNoChange(t *testing.T) {
 	t.Parallel()
 	for _, step := range []time.Duration{3 * time.Hour, -3 * time.Hour} {
 		for _, kind := range []plan.Kind{

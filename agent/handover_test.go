@@ -242,7 +242,7 @@ func TestAProfileThatIsWithdrawnInTheMiddleTakesItsConfigAlong(t *testing.T) {
 	})
 }
 
-func TestAConfigThatAProfileHasLeftIsNobodysWish(t *testing.T) {
+func TestAConfigThatAProfileHasLeftIsNoUsersWish(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
@@ -277,7 +277,7 @@ func TestAKeyThatNoLabelCanNameIsPassedOver(t *testing.T) {
 	})
 }
 
-func TestPeoplesConfigStaysWhileTheGPUsAreCut(t *testing.T) {
+func TestAUsersConfigStaysWhileTheGPUsAreCut(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
@@ -459,7 +459,7 @@ func TestANoteForWhichThereIsNoRoomNeitherUndoesNorKeeps(t *testing.T) {
 	})
 }
 
-func TestAFullFolderOfThePluginsConfigDisturbsNobodyAndIsNamed(t *testing.T) {
+func TestAFullFolderOfThePluginsConfigDisturbsNoPodAndIsNamed(t *testing.T) {
 	t.Parallel()
 	dir := fullfs.Folder(t)
 	synctest.Test(t, func(t *testing.T) {

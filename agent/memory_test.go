@@ -192,7 +192,7 @@ func TestAGPUIsUnderNoPressureOnceAPodHasLeft(t *testing.T) {
 	})
 }
 
-func TestMemoryThatIsGoneAtOnceIsNotToldOf(t *testing.T) {
+func TestMemoryThatIsGoneAtOnceIsNotReported(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := newPressure(t, t4)
@@ -355,7 +355,7 @@ func TestTheDaemonOfMPSSharesNoGPU(t *testing.T) {
 }
 
 // Without the process table, the agent goes by kubelet's answer which pods have a GPU.
-func TestPodsAreToldOfWithoutTheProcessTable(t *testing.T) {
+func TestPodsAreReportedWithoutTheProcessTable(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := newPressure(t, t4)
@@ -370,7 +370,7 @@ func TestPodsAreToldOfWithoutTheProcessTable(t *testing.T) {
 	})
 }
 
-func TestNobodyWatchesMemoryWhoIsNotAskedTo(t *testing.T) {
+func TestMemoryIsNotWatchedIfTheSettingsTurnThatOff(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := newPressure(t, t4)

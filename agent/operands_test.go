@@ -102,7 +102,7 @@ func TestOperandsArePausedInOrderAndResumedInReverse(t *testing.T) {
 
 // Once the plugin is back, kubelet gives out what it offers, and a plugin with a wrong MIG strategy offers devices that do not exist. So the node
 // stays fenced from before the agent pauses the plugin until the capacity is proven, even if no pod holds what goes.
-func TestWhatNobodyHoldsIsChangedBehindTheFenceWhereALabelSendsThePluginAway(t *testing.T) {
+func TestIdleGPUsAreChangedBehindTheFenceEvenIfALabelSendsThePluginAway(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
@@ -293,7 +293,7 @@ func (w *world) turns(n int, stop func() bool) bool {
 }
 
 // Some tools keep the labels of nodes as a file says.
-func TestALabelThatSomebodySetsBackEndsTheChange(t *testing.T) {
+func TestALabelThatAnotherToolSetsBackEndsTheChange(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)

@@ -84,7 +84,7 @@ func TestOnlyPartsThatGoAreTakenWhereverTheAgentIsKilled(t *testing.T) {
 }
 
 // Another part takes nothing from any pod: the agent needs no fence, and one call.
-func TestAPartMoreDisturbsNobody(t *testing.T) {
+func TestAnotherPartDisturbsNoPod(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		v := venture{

@@ -117,7 +117,7 @@ func TestASentinelThatCannotBeWrittenDoesNotKeepTheNode(t *testing.T) {
 }
 
 // self, no logind: the agent notices that before it evicts a pod for the reboot.
-func TestNobodyIsEvictedForARebootThatCannotBe(t *testing.T) {
+func TestNoPodIsEvictedForARebootThatCannotBe(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootSelf)

@@ -101,7 +101,7 @@ func TestAModeThatTakesARebootIsLeftPendingOnAllGPUsAndTheNodeIsGivenBack(t *tes
 }
 
 // A GPU has to lose its instances before MIG mode is turned off: the agent does not begin that if it may not reboot.
-func TestMIGIsNotTurnedOffWhereNobodyMayReboot(t *testing.T) {
+func TestMIGIsNotTurnedOffIfTheAgentMayNotReboot(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, passthrough)

@@ -26,7 +26,7 @@ func (w *world) awaiting(ctx context.Context) (ended chan error, seen *int) {
 	return ended, seen
 }
 
-func TestWhoeverWaitsForANodeLearnsThatItIsGivenBack(t *testing.T) {
+func TestAwaitRecoveredReturnsWhenTheNodeIsGivenBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
@@ -42,7 +42,7 @@ func TestWhoeverWaitsForANodeLearnsThatItIsGivenBack(t *testing.T) {
 	})
 }
 
-func TestWhoeverWaitsInVainLearnsWhatIsOwed(t *testing.T) {
+func TestAwaitRecoveredInVainReturnsWhatIsOwed(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
@@ -58,7 +58,7 @@ func TestWhoeverWaitsInVainLearnsWhatIsOwed(t *testing.T) {
 }
 
 // A parked change keeps no pod away. The command does not wait for cordons of users and other tools.
-func TestNobodyWaitsWhereNothingIsOwed(t *testing.T) {
+func TestAwaitRecoveredReturnsAtOnceIfNothingIsOwed(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
 		name    string

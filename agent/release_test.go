@@ -74,7 +74,7 @@ func TestACordonFromBeforeThatIsLiftedInTheMiddleIsNotPutBack(t *testing.T) {
 }
 
 // Promise 6.
-func TestACordonThatSomebodyTakesOverInTheMiddleStays(t *testing.T) {
+func TestACordonThatAUserTakesOverInTheMiddleStays(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
@@ -245,7 +245,7 @@ func TestAWithdrawnWishIsNotPendingForEver(t *testing.T) {
 }
 
 // Promise 10. The agent deletes no pod for an undo, so that may take as long as a pod does: the condition says since when, and names the pod.
-func TestTheWayBackSaysWhoKeepsIt(t *testing.T) {
+func TestAnUndoNamesThePodThatKeepsIt(t *testing.T) {
 	t.Parallel()
 	for name, keep := range map[string]func(w *world){
 		"a budget": func(w *world) { w.blocks("late") },

@@ -396,7 +396,7 @@ func TestAsManyLabelsAndTaintsAsAProfileMayHaveComeAndGo(t *testing.T) {
 	})
 }
 
-func TestALabelOfSomebodyElseIsNotChanged(t *testing.T) {
+func TestALabelOfAnotherProgramIsNotChanged(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)

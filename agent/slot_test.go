@@ -197,7 +197,7 @@ func TestAPoolPausesItselfAfterTooManyFailures(t *testing.T) {
 	})
 }
 
-func TestAPoolThatPeopleHavePausedSaysHowToGoOn(t *testing.T) {
+func TestAPoolThatAUserHasPausedSaysHowToGoOn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
@@ -226,7 +226,7 @@ func TestAPoolThatPeopleHavePausedSaysHowToGoOn(t *testing.T) {
 }
 
 // A change that is postponed, or that a user has cancelled, has not failed.
-func TestWhatPeopleCallOffIsNoFailureOfThePool(t *testing.T) {
+func TestAChangeThatAUserCancelsIsNoFailureOfThePool(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)

@@ -84,7 +84,7 @@ func told(t *testing.T, client *fake.Clientset, deletes bool) (events []string, 
 	return events, strings.Join(text, " ")
 }
 
-func TestPeopleAreToldWhatTheAccountMayDo(t *testing.T) {
+func TestUsersLearnWhatTheAccountMayDo(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		answer    func(clienttesting.Action) error

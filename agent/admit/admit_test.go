@@ -76,7 +76,7 @@ func ask(ctx context.Context, t *testing.T, h http.Handler, authorization string
 	return w.Code
 }
 
-func TestWhoHasTheRightIsLetInAndNobodyElse(t *testing.T) {
+func TestOnlyClientsWithTheRightAreLetIn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s, h := newServer(t)
@@ -120,7 +120,7 @@ func TestARightThatIsTakenAwayIsGoodForAMinute(t *testing.T) {
 	})
 }
 
-func TestNobodyIsLetInWhileTheAPIServerIsAway(t *testing.T) {
+func TestNoClientIsLetInWhileTheAPIServerIsAway(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s, h := newServer(t)
@@ -140,9 +140,9 @@ func TestNobodyIsLetInWhileTheAPIServerIsAway(t *testing.T) {
 	})
 }
 
-// TestPromise16TokensThatAreMadeUpKeepNobodyOut: as many clients as there may be connections ask again and again, each with another token. The
+// TestPromise16TokensThatAreMadeUpKeepNoPrometheusOut: as many clients as there may be connections ask again and again, each with another token. The
 // API server gets one review a second, and the agent answers Prometheus at once meanwhile.
-func TestPromise16TokensThatAreMadeUpKeepNobodyOut(t *testing.T) {
+func TestPromise16TokensThatAreMadeUpKeepNoPrometheusOut(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s, h := newServer(t)

@@ -314,7 +314,7 @@ func TestLimitsInPercent(t *testing.T) {
 	agents[2].mustTake()
 }
 
-func TestALimitOfNoneLetsNobodyBegin(t *testing.T) {
+func TestALimitOfNoneLetsNoNodeBegin(t *testing.T) {
 	w := newWorld(t, atMost(0))
 	a := w.node("a", 0)
 	a.wantRefused("pool research: no node may be unavailable, its maxUnavailable is 0")
@@ -325,7 +325,7 @@ func TestALimitOfNoneLetsNobodyBegin(t *testing.T) {
 	}
 }
 
-func TestWithoutALimitAllHaveSlotsAndNobodyReadsTheNodes(t *testing.T) {
+func TestWithoutALimitAllHaveSlotsAndNoAgentReadsTheNodes(t *testing.T) {
 	w := newWorld(t, nil)
 	for i := range 3 {
 		w.node(fmt.Sprint("n", i), 0).mustTake()
@@ -374,7 +374,7 @@ func TestASlotIsKeptForANodeOfWhichTheLabelsHaveChanged(t *testing.T) {
 	}
 }
 
-func TestWhoDoesNotRenewLosesTheSlotByWhatOthersSeeAndNotByTheClock(t *testing.T) {
+func TestANodeThatDoesNotRenewLosesTheSlotByWhatOthersSeeAndNotByTheClock(t *testing.T) {
 	for _, off := range []time.Duration{-3 * time.Hour, 0, 3 * time.Hour} {
 		t.Run(off.String(), func(t *testing.T) {
 			w := newWorld(t, atMost(1))
@@ -507,7 +507,7 @@ func TestTheOldestGoesFirst(t *testing.T) {
 	}
 }
 
-func TestWhoLetsASlotPassIsPassedOverAndComesBackWithItsAge(t *testing.T) {
+func TestANodeThatLetsASlotPassIsPassedOverAndComesBackWithItsAge(t *testing.T) {
 	w := newWorld(t, atMost(1))
 	a := w.node("a", 0)
 	a.mustTake()
@@ -537,7 +537,7 @@ func TestWhoLetsASlotPassIsPassedOverAndComesBackWithItsAge(t *testing.T) {
 	silent.mustTake()
 }
 
-func TestNobodyLosesPatienceWhileThereIsNoRoomOrThePoolIsPaused(t *testing.T) {
+func TestNoNodeLosesPatienceWhileThereIsNoRoomOrThePoolIsPaused(t *testing.T) {
 	w := newWorld(t, atMost(1))
 	front, b := w.node("front", time.Hour), w.node("b", 0)
 	w.create("other")
@@ -558,7 +558,7 @@ func TestNobodyLosesPatienceWhileThereIsNoRoomOrThePoolIsPaused(t *testing.T) {
 	front.mustTake()
 }
 
-func TestWhoLeavesIsNotWaitedFor(t *testing.T) {
+func TestANodeThatLeavesIsNotWaitedFor(t *testing.T) {
 	w := newWorld(t, atMost(1))
 	a, old, young := w.node("a", 0), w.node("old", time.Hour), w.node("young", 0)
 	a.mustTake()
@@ -577,7 +577,7 @@ func TestWhoLeavesIsNotWaitedFor(t *testing.T) {
 	}
 }
 
-func TestWaitersWhoseNodeIsGoneLeaveTheLine(t *testing.T) {
+func TestWaitersWhoseNodeIsGoneLeaveTheQueue(t *testing.T) {
 	w := newWorld(t, atMost(1))
 	a, gone, young := w.node("a", 0), w.node("gone", time.Hour), w.node("young", 0)
 	a.mustTake()
@@ -591,7 +591,7 @@ func TestWaitersWhoseNodeIsGoneLeaveTheLine(t *testing.T) {
 	}
 }
 
-func TestWhoComesGetsInLineBeforeItReadsTheNodes(t *testing.T) {
+func TestANodeJoinsTheQueueBeforeItReadsTheNodes(t *testing.T) {
 	w := newWorld(t, atMost(1))
 	a := w.node("a", 0)
 	early := int64(-1)
@@ -603,7 +603,7 @@ func TestWhoComesGetsInLineBeforeItReadsTheNodes(t *testing.T) {
 	}
 }
 
-func TestOnlyTheFrontOfTheLineReadsTheNodes(t *testing.T) {
+func TestOnlyTheFrontOfTheQueueReadsTheNodes(t *testing.T) {
 	const limit = 2
 	w := newWorld(t, atMost(limit))
 	var agents []*agent
@@ -634,7 +634,7 @@ func TestOnlyTheFrontOfTheLineReadsTheNodes(t *testing.T) {
 	}
 }
 
-func TestWhoIsFarBehindAsksRarelyAndIsToldTheSame(t *testing.T) {
+func TestANodeFarBehindAsksRarelyAndItsMessageStaysTheSame(t *testing.T) {
 	w := newWorld(t, atMost(1))
 	w.node("a", 2*time.Hour).mustTake()
 	var first, last *fleet.Full
@@ -802,7 +802,7 @@ func TestConflictsAreTriedAgain(t *testing.T) {
 	}
 }
 
-func TestNodesAreReadAgainWhenSomebodyHasLeftMeanwhile(t *testing.T) {
+func TestNodesAreReadAgainWhenANodeHasLeftMeanwhile(t *testing.T) {
 	w := newWorld(t, atMost(2))
 	x, y, z := w.node("x", 0), w.node("y", 0), w.node("z", 0)
 	x.mustTake()
@@ -819,7 +819,7 @@ func TestNodesAreReadAgainWhenSomebodyHasLeftMeanwhile(t *testing.T) {
 	z.wantRefused("pool research: 2 nodes may be unavailable at once; y: being changed by gpuslice, x: cordoned by somebody")
 }
 
-func TestNodesAreReadOnceWhileNobodyLeaves(t *testing.T) {
+func TestNodesAreReadOnceWhileNoNodeLeaves(t *testing.T) {
 	w := newWorld(t, atMost(2))
 	a, b := w.node("a", 0), w.node("b", 0)
 	a.mustTake()
@@ -855,7 +855,7 @@ func TestConflictsWithoutEndAreGivenUp(t *testing.T) {
 	}
 }
 
-func TestPeopleSeeWhoHasASlot(t *testing.T) {
+func TestUsersSeeWhichNodesHaveASlot(t *testing.T) {
 	w := newWorld(t, nil)
 	for i := range 7 {
 		w.node(fmt.Sprint("n", i), 0).mustTake()
@@ -870,7 +870,7 @@ func TestPeopleSeeWhoHasASlot(t *testing.T) {
 }
 
 // Nodes with the longest names that the API server accepts, as holders and in the queue: it refuses annotations of more than 256 KiB.
-func TestTheLineEndsWhereLongNamesFillTheLease(t *testing.T) {
+func TestTheQueueEndsWhereLongNamesFillTheLease(t *testing.T) {
 	w := newWorld(t, atMost(1))
 	long := func(name string) string {
 		return name + strings.Repeat(".x", 126)[:253-len(w.named(name))-1] + "x"
@@ -918,7 +918,7 @@ func TestTheLineEndsWhereLongNamesFillTheLease(t *testing.T) {
 	}
 }
 
-func TestTheLineHasAnEnd(t *testing.T) {
+func TestTheQueueHasAnEnd(t *testing.T) {
 	w := newWorld(t, atMost(1))
 	a, young, old := w.node("a", 0), w.node("young", -time.Minute), w.node("old", time.Hour)
 	a.mustTake()

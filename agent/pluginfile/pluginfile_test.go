@@ -44,7 +44,7 @@ func TestAFileThatIsNotThereIsNoError(t *testing.T) {
 	}
 }
 
-func TestWhatIsWrittenIsReadWithItsTimeAndWhoWasTold(t *testing.T) {
+func TestWhatIsWrittenIsReadWithItsTimeAndTheNotifiedPods(t *testing.T) {
 	f := pluginfile.New(filepath.Join(t.TempDir(), "below", "config.yaml"), shown)
 	at := time.Date(2026, 3, 1, 2, 0, 0, 0, time.UTC)
 	must(t, f.Write(t.Context(), "one", at))

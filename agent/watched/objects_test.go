@@ -110,7 +110,7 @@ func TestOneLookReadsAnew(t *testing.T) {
 }
 
 // A change wakes the loop only if the agent decides by it, and not if other programs write it again and again.
-func TestWhatNothingIsDecidedByWakesNobody(t *testing.T) {
+func TestAChangeThatDecidesNothingWakesNoLoop(t *testing.T) {
 	t.Parallel()
 	pod := func(change func(*corev1.Pod)) *corev1.Pod {
 		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "a", ResourceVersion: "1", Annotations: map[string]string{"kubernetes.io/config.hash": "h"}}}

@@ -25,7 +25,7 @@ var Tests = map[string]string{
 	"test/node: TestCauseTaintOutlivesTheCordon":                 "agent: TestATaintThatNoJournalBelongsToIsTakenAway",
 	"test/node: TestCauseRepartitionFailedForGood":               "agent: TestAHardwareFailureBringsBackWhatWas",
 	"test/node: TestCauseOperandsLeftPaused":                     "agent: TestLabelsOfOperandsAreGivenBackByTheNextAgent",
-	"test/node: TestCauseTheWayBackCordonsAgain":                 "agent: TestTheWayBackSaysWhoKeepsIt",
+	"test/node: TestCauseTheWayBackCordonsAgain":                 "agent: TestAnUndoNamesThePodThatKeepsIt",
 	"test/node: TestCauseWindowClosedInTheMiddle":                "agent: TestADrainThatOutlastsItsWindowIsPutOff",
 	"test/node: TestCauseALeaseIsLostOrItsHolderIsAGhost":        "agent/fleet: TestASlotWhoseNodeIsGoneIsFreeAtOnce",
 
@@ -79,7 +79,7 @@ var Tests = map[string]string{
 	"test/node: TestAGPUThatTheDriverHasNotFoundIsNamedByItsPlace":            "agent/health: TestGPUsThatNoDriverAnswersForAreFoundOnTheBus",
 
 	// Commands on a node.
-	"test/node: TestRecoverWatchesTheAgentThatRuns":       "agent: TestWhoeverWaitsForANodeLearnsThatItIsGivenBack",
+	"test/node: TestRecoverWatchesTheAgentThatRuns":       "agent: TestAwaitRecoveredReturnsWhenTheNodeIsGivenBack",
 	"test/node: TestRecoverBeginsNoChange":                "test/node: TestRecoverFinishesWhatADeadAgentHasBegun",
 	"test/node: TestRecoverNamesWhoHasCordoned":           "agent: TestACordonOfOthersIsReported",
 	"test/node: TestRecoverRestoresWhatMIGManagerHasLeft": "agent: TestWhatMIGManagerHasLeftIsRestored",
