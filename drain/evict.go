@@ -59,7 +59,7 @@ type Verdict struct {
 	State    State
 	PDB      string    // namespace/name of the PodDisruptionBudget that blocks; several are joined by ", "
 	By       string    // field of the settings that decided, "drain.rules[0]"; empty if none did
-	Message  string    // for people: "PDB web/api: needs 2 healthy pods and has 2; asked again until 04:02Z"
+	Message  string    // for users: "PDB web/api: needs 2 healthy pods and has 2; asked again until 04:02Z"
 	Since    time.Time // of the first such verdict in a row (Blocked, Refused or Failed); zero for the other states
 	RetryAt  time.Time // time of the next request to the API server; zero if there is none to come
 	Deadline time.Time // until when the pod may stay; zero if there is no deadline, or it is gone
@@ -404,7 +404,7 @@ func (r *round) request(ctx context.Context, pod holders.Pod, dryRun bool) error
 		eviction.DeleteOptions.DryRun = []string{metav1.DryRunAll}
 	}
 	// Left to itself, client-go repeats a request that was answered 429 with Retry-After up to ten times and sleeps in
-	// between, which for a PodDisruptionBudget that is being processed is 100 seconds. So it is told not to. A clientset
+	// between, which for a PodDisruptionBudget that is being processed is 100 seconds. WithMaxRetries turns that off. A clientset
 	// that is not backed by HTTP, as in tests, has no such client, and repeats nothing.
 	client, ok := r.client.CoreV1().RESTClient().(*rest.RESTClient)
 	if !ok || client == nil {

@@ -277,7 +277,7 @@ func TestClusterTakesPodsOfATerminatingNamespaceAlong(t *testing.T) {
 	}
 }
 
-// requests are what was asked of pods of the namespace, to evict or to delete them, in the order in which it was answered.
+// requests returns the evictions and deletions of pods of the namespace, in the order in which the API server answered them.
 func requests(t *testing.T, namespace string) []string {
 	t.Helper()
 	events, err := clustertest.Start(t).Requests(func(e cluster.AuditEvent) bool {

@@ -97,7 +97,7 @@ func newServer(objects ...runtime.Object) *server {
 	return s
 }
 
-// asked are the names of the pods whose eviction was asked for in earnest, in this order, since it was last called.
+// asked returns the pods of the evictions that were no dry runs, in order, since it was last called.
 func (s *server) asked() []string {
 	var out []string
 	for _, e := range s.evictions {

@@ -26,8 +26,8 @@ type Policy struct {
 	Delete      bool          // delete pods that are there after the deadline
 	DeleteGrace time.Duration // longest grace of such a deletion
 
-	// Fence is the taint of the fence. A DaemonSet that tolerates it brings its pod back at once, which is refused.
-	// Without a key it is not: for pods that are to be replaced, and not to leave.
+	// Fence is the taint of the fence. A DaemonSet that tolerates it brings its pod back at once, so Evict refuses to evict that pod.
+	// Without a key it does not refuse: for pods that shall be replaced, and not leave.
 	Fence corev1.Taint
 
 	// KubeletSilent is why kubelet cannot be expected to end a pod: "node gpu-1 is not Ready since 03:12Z". Empty while

@@ -63,7 +63,7 @@ func TestThePolicyRefusesBeforeAnybodyIsAsked(t *testing.T) {
 		pod     holders.Pod
 		policy  drain.Policy
 		by      string
-		message string // empty if it is asked to go
+		message string // empty if Evict evicts the pod
 	}{
 		"nothing is refused without a policy": {of("a", "ReplicaSet", isUnmanaged, hasEmptyDir), drain.Policy{}, "", ""},
 		"a pod that no controller brings back": {
@@ -138,7 +138,7 @@ func tolerating(key string, operator corev1.TolerationOperator, value string, ef
 type step struct {
 	after    time.Duration
 	want     []string // state and message of each pod
-	asked    []string // whose eviction is asked for
+	asked    []string // pods of the evictions
 	deadline time.Duration
 	overdue  bool
 }
@@ -172,7 +172,7 @@ func TestAPodMayFinishBeforeItIsEvicted(t *testing.T) {
 	rule := drain.Rule{Field: "drain.rules[0]", Selector: selecting(t, "app=api"), Action: drain.Wait, For: 8 * time.Hour}
 	policy := drain.Policy{Rules: []drain.Rule{rule}, Deadline: time.Hour, Unmanaged: choice("drain.unmanagedPods")}
 	s := newServer()
-	s.answer = refusal(needsTwo, 0) // a budget need not let go who ends by itself
+	s.answer = refusal(needsTwo, 0) // a budget need not let a pod go that ends by itself
 	pods := []holders.Pod{of("train", "", isUnmanaged)}
 
 	e, _ := s.evictor()
@@ -219,7 +219,7 @@ func TestPodsMayFinishBeforeTheyAreEvicted(t *testing.T) {
 			{after: 8*time.Hour - 1, want: []string{finishing, forOrdinary}, deadline: 9 * time.Hour},
 			{after: 8 * time.Hour, want: []string{"Requested", forOrdinary}, asked: []string{"b"}, deadline: 9 * time.Hour},
 		})
-		walk(t, s, []holders.Pod{dns}, policy, []step{ // when the others have ended, nobody waits for the rest of the time
+		walk(t, s, []holders.Pod{dns}, policy, []step{ // when the others have ended, Evict does not wait for the rest of the time
 			{after: time.Hour, want: []string{"Requested"}, asked: []string{"dns"}, deadline: 9 * time.Hour},
 		})
 		walk(t, s, []holders.Pod{monitor}, policy, []step{{after: time.Hour, want: []string{"Requested"}, asked: []string{"monitor"}, deadline: 9 * time.Hour}})
@@ -309,7 +309,7 @@ func newServerEvictor() *drain.Evictor {
 	return e
 }
 
-// A rule that waits holds back those of later tiers as well, who must not be late for it.
+// A rule that waits holds back pods of later tiers as well, and these still have their time after it.
 func TestTheTurnOfLaterTiersComesAfterTheLongestWait(t *testing.T) {
 	rule := drain.Rule{Field: "drain.rules[0]", Selector: selecting(t, "app=train"), Action: drain.Wait, For: 8 * time.Hour}
 	policy := drain.Policy{Rules: []drain.Rule{rule}, Deadline: time.Hour}

@@ -34,7 +34,7 @@ func (r *round) terminating(pod holders.Pod) string {
 	}
 }
 
-// whatKeeps says what keeps a pod whose grace is over, the first cause first: a finalizer can wait for a container. Claims come
+// whatKeeps says what keeps a pod that is past its grace period, the first cause first: a finalizer can wait for a container. Claims come
 // right after the containers: kubelet reports that a pod has ended only when the drivers of its claims have taken the devices back.
 func (r *round) whatKeeps(pod holders.Pod) string {
 	var causes []string
@@ -73,7 +73,7 @@ func runsUnlisted(pod holders.Pod) string {
 	return text + "processes of it still have a GPU: " + strings.Join(processes, ", ")
 }
 
-// shortTime writes a time for people who read the message today. Moments, not spans: a message that changes by itself would be
+// shortTime writes a time for users who read the message today. Moments, not spans: a message that changes by itself would be
 // written to the node again and again.
 func (r *round) shortTime(t time.Time, layout string) string {
 	t = t.UTC()

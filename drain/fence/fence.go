@@ -17,12 +17,12 @@ import (
 )
 
 // Fence keeps ordinary pods off a node while its GPUs change: a taint and a cordon, together with the journal of what
-// must be given back. Its methods change nothing. They return patches for the API server, of types.MergePatchType.
+// the agent must give back. Its methods change nothing. They return patches for the API server, of types.MergePatchType.
 //
 // Every patch is guarded by the node's UID and resourceVersion: the server refuses it with a conflict (409) if the
-// node is not the very one that was looked at. That is needed because a merge patch replaces the list of taints as a
-// whole, so an unguarded one would bring back a taint that somebody removed in between and lose one that somebody
-// added; and because a journal that says what was before is only true of the node it was read from.
+// node has changed since the agent read it. That is needed because a merge patch replaces the list of taints as a
+// whole, so an unguarded one would bring back a taint that another program removed in between and lose one that it
+// added; and because a journal of the former state is only true of the node it was read from.
 type Fence struct {
 	Taint           corev1.Taint // keeps pods off; no other tool uses its key
 	StartupKey      string       // key of the taint of nodes that have just been registered, which goes once they are ready
@@ -52,10 +52,10 @@ func (f Fence) Record(node *corev1.Node, journal string, spent ...string) ([]byt
 	return p.bytes()
 }
 
-// Open takes the taint away and leaves the cordon and the journal. Daemons such as the device plugin can come back then:
+// Open removes the taint and leaves the cordon and the journal. Daemons such as the device plugin can come back then:
 // the DaemonSet controller places no pod on a node with a NoSchedule taint that the pod does not tolerate, but it makes
-// its pods tolerate the taint of a cordon. Ordinary pods still stay away, also if somebody has lifted the cordon since
-// the fence was raised: it is put back in the same patch, for without the taint it is all that is left of the fence.
+// its pods tolerate the taint of a cordon. Ordinary pods still stay away: if a user or tool has lifted the cordon since
+// the fence was raised, the same patch puts it back, for without the taint it is all that is left of the fence.
 func (f Fence) Open(node *corev1.Node) ([]byte, error) {
 	p, err := f.guarded(node)
 	if err != nil {
@@ -76,9 +76,9 @@ func (f Fence) Uncover(node *corev1.Node) ([]byte, error) {
 	return p.bytes()
 }
 
-// Lift takes the taints and the journal away, and the cordon too if uncordon is set and nobody asked to keep it, all in
+// Lift removes the taints and the journal, and the cordon too if uncordon is set and no user has asked to keep it, all in
 // one patch: a journal that outlives its cordon, or the reverse, would be read as work that is still to be done. The caller
-// decides whether the cordon is ours to lift.
+// decides whether the cordon is the agent's to lift.
 func (f Fence) Lift(node *corev1.Node, uncordon bool) ([]byte, error) {
 	return f.lift(node, "", uncordon, f.taintsWithoutFence(node))
 }
@@ -235,10 +235,10 @@ func (p *patch) bytes() ([]byte, error) {
 
 // Cordoner tells who cordoned the node and since when it is cordoned; ok is false if it is not cordoned.
 //
-// Who is the manager that owns spec.unschedulable in the node's managedFields, by default the first part of its user
-// agent; somebody who cordons a cordoned node again does not take it over. Kubectl calls itself "kubectl" when it cordons,
+// The result who is the manager that owns spec.unschedulable in the node's managedFields, by default the first part of its user
+// agent; a program that cordons a cordoned node again does not take it over. Kubectl calls itself "kubectl" when it cordons,
 // uncordons and drains, "kubectl-patch" when it patches; so "kubectl" is a person or a script, and may be either command.
-// Who is empty where the node was read through a cache that drops managedFields. Since is the time of the taint that the
+// It is empty if the node was read through a cache that drops managedFields. Since is the time of the taint that the
 // control plane puts on a cordoned node, or, until it is there, the time at which the manager last changed anything; zero
 // if neither is known.
 func Cordoner(node *corev1.Node) (who string, since time.Time, ok bool) {
@@ -274,7 +274,7 @@ const atOnce = 2 * time.Second
 // taint is still there, if the node has no taint left, or if another manager has written its taints since: so callers
 // ask as soon as they see the node without its cordon.
 //
-// Who are the managers, other than ours, that wrote another field of the node at that very time, as controllers do that
+// The result who names the managers, other than ours, that wrote another field of the node at that very time, as controllers do that
 // note the end of their work. The uncordon itself leaves no trace: spec.unschedulable=false is the same as no such field,
 // so no manager owns it; kubectl, which writes nothing else, is gone from managedFields with it, and the entry of the manager
 // that had cordoned keeps its time. So an empty who is mostly kubectl, and a who that is not empty is a guess.

@@ -134,7 +134,7 @@ func TestClusterTellsWhoCordonedFirstAndSinceWhen(t *testing.T) {
 	}
 }
 
-// The tests that follow have a real kubectl cordon and uncordon: what it leaves in managedFields is what people are told.
+// In the tests that follow a real kubectl cordons and uncordons: the agent reports what it leaves in managedFields.
 
 // kubectl runs a kubectl of the control plane's version as the administrator.
 func kubectl(t *testing.T, args ...string) {
@@ -160,7 +160,7 @@ func TestClusterTellsThatKubectlCordoned(t *testing.T) {
 	}
 }
 
-// fencedNode is a node that nobody but the agent has written to: it has cordoned it, and the control plane has tainted
+// fencedNode returns a node that only the agent has written to: it has cordoned the node, and the control plane has tainted
 // it for that.
 func fencedNode(t *testing.T) string {
 	t.Helper()

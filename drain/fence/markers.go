@@ -25,17 +25,17 @@ type Marker struct {
 	// Planned says that the tool has announced its maintenance and not begun.
 	Planned bool
 
-	Done string // how the maintenance ends, as advice for people
+	Done string // how the maintenance ends, as advice for users
 }
 
-// Markers lists the other tools that maintain the node, one marker for each tool, sorted by tool. They decide
-// whose a cordon is if managedFields do not tell, and the agent's messages name them while it waits.
+// Markers lists the other tools that maintain the node, one marker for each tool, sorted by tool. By them the agent decides
+// whether a cordon is a tool's if managedFields do not tell, and its messages name them while it waits.
 //
-// Only signs are known here that the tools' own sources or manuals give, as of August 2026. A tool that writes nothing on
+// It knows only signs that the tools' own sources or manuals give, as of August 2026. A tool that writes nothing on
 // the node cannot be seen: kured without --annotate-nodes, Rancher's system-upgrade-controller, Mellanox's
 // maintenance-operator, Cluster API while it drains, locksmith, Bottlerocket's update operator, EKS; nor is
 // node-problem-detector, whose conditions name a problem and not a plan. Text that stays on the node after a tool is done is no
-// sign, and neither is our own.
+// sign, and neither is the agent's own.
 //
 // Operands are the labels by which NVIDIA's managers pause operands; others of their kind are no sign.
 func Markers(node *corev1.Node, operands []string) []Marker {
@@ -230,15 +230,15 @@ var knownMarkers = slices.Concat(
 // operandMarkers are the signs of NVIDIA's managers, which pause operands by these labels.
 func operandMarkers(operands []string) []knownMarker {
 	return []knownMarker{
-		// NVIDIA/k8s-driver-manager, cmd/driver-manager/main.go. It pauses operands, cordons and drains if it is told to,
+		// NVIDIA/k8s-driver-manager, cmd/driver-manager/main.go. It pauses operands, cordons and drains if its settings say so,
 		// unloads the driver, and puts everything back. If it dies in between, the labels stay.
 		{
 			ToolDriverManager, pausedOperands(operands, PausedForDriverUpgrade), markCordons,
 			"the k8s-driver-manager sets the labels back when the driver is loaded: see the pod of nvidia-driver-daemonset on {node}",
 		},
 
-		// NVIDIA/mig-parted, pkg/mig/reconfigure/reconfigure.go. It cordons nothing. Its state label is ours too, so the
-		// label counts only when the mig-manager has written it, which goes by its program's name.
+		// NVIDIA/mig-parted, pkg/mig/reconfigure/reconfigure.go. It cordons nothing. The agent writes the same state label,
+		// so the label counts only if the mig-manager has written it, by its field manager.
 		{
 			ToolMIGManager, pausedOperands(operands, PausedForMIGChange), markWorks,
 			"the mig-manager sets the labels back when its change is done. If it has failed or is gone, they stay so: set them to true",

@@ -13,7 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
-// What a marker is good for, beside its tool.
+// Flags of a marker in the tables.
 const (
 	holds   = "holds the node empty"
 	at      = "is at work"

@@ -24,7 +24,7 @@ const (
 	// PausedForMIGChange is the value that NVIDIA's mig-manager writes over any other but "false", of which it keeps no record.
 	PausedForMIGChange = "paused-for-mig-change"
 	// PausedForDriverUpgrade is the value that the k8s-driver-manager writes over "true". To another tool's pause it appends it behind an
-	// underscore; in the end it takes its part away, so that ours is there again.
+	// underscore; in the end it removes its part, so that the agent's is there again.
 	PausedForDriverUpgrade = "paused-for-driver-upgrade"
 )
 
@@ -33,9 +33,9 @@ type OperandState string
 
 // The states of an operand.
 const (
-	OperandRunning OperandState = "Running" // its label is "true": it is ours to pause
-	OperandPaused  OperandState = "Paused"  // its label is PausedValue: it is ours to resume
-	OperandForeign OperandState = "Foreign" // anything else, such as "false" or another tool's pause, also upon ours: hands off
+	OperandRunning OperandState = "Running" // its label is "true": the agent may pause it
+	OperandPaused  OperandState = "Paused"  // its label is PausedValue: the agent has to resume it
+	OperandForeign OperandState = "Foreign" // anything else, such as "false" or another tool's pause, even upon the agent's: it must not touch it
 )
 
 // Operand is a program that the GPU Operator, or a chart that follows its convention, runs on a node by a label of the node.
@@ -131,7 +131,7 @@ func SetLabels(node *corev1.Node, values map[string]string) ([]byte, error) {
 }
 
 // LeftPaused lists those of the operands' labels that have the value, sorted: operands that stay paused though no change is under
-// way. With PausedValue that happens after a change when the k8s-driver-manager, which found our pause at its start, puts it back.
+// way. With PausedValue that happens after a change when the k8s-driver-manager, which found the agent's pause at its start, puts it back.
 // It leaves out other labels: any tool may write the value there.
 func LeftPaused(node *corev1.Node, operands []string, value string) []string {
 	var out []string

@@ -131,7 +131,7 @@ func TestOperandsHaveThePodsThatGoWhenTheirLabelIsPaused(t *testing.T) {
 		{"by affinity to pods", operandPod("a", nil, func(p *corev1.Pod) { p.Spec.Affinity = &corev1.Affinity{} }), false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			// What pausing would do does not depend on what the label says now.
+			// The effect of a pause does not depend on the present value of the label.
 			for _, value := range []string{"true", "paused-for-gpuslice", "false"} {
 				o := fence.Operands(node(labelled(map[string]string{deployPlugin: value})), []corev1.Pod{c.pod}, []string{deployPlugin})[0]
 				if got := len(o.Pods) == 1 && o.Pods[0].UID == c.pod.UID; got != c.want || len(o.Pods) > 1 {

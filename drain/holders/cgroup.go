@@ -30,7 +30,7 @@ var (
 	// above it is repeated in its name, and a prefix where kubelet's cgroupRoot sets one, as kind does. The dashes of the
 	// UID are underscores there.
 	podSlice = regexp.MustCompile(`^(?:.+-)?kubepods(?:-burstable|-besteffort)?-pod([^-:]+)\.slice(?::|$)`)
-	// A pod's cgroup by kubelet's cgroupfs driver, where it can be told by itself: a UID, or a static pod's hash. This is
+	// A pod's cgroup by kubelet's cgroupfs driver, if its name alone shows that: a UID, or a static pod's hash. This is
 	// needed in a cgroup namespace, where nothing above it is seen. "podman" is no pod.
 	podFolder = regexp.MustCompile(`^pod([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32})$`)
 	// A container's cgroup, by whichever runtime: <id>, cri-containerd-<id>.scope, crio-<id>.scope, docker-<id>.scope,

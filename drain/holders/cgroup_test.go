@@ -185,7 +185,7 @@ var cgroups = []struct {
 	{"a unit whose cgroup was removed", "0::/system.slice/nvidia-smi.service (deleted)\n", holders.Owner{Unit: "nvidia-smi.service"}},
 	{"a container whose cgroup was removed", "0::/kubepods/pod" + podUID + "/" + id + " (deleted)\n", holders.Owner{PodUID: podUID, Container: id}},
 	{"a slice alone", "0::/user.slice\n", holders.Owner{}},
-	// What cannot be understood.
+	// Texts that ParseCgroup cannot read.
 	{"nothing", "", holders.Owner{}},
 	{"no end of line", "0::/system.slice/a.service", holders.Owner{Unit: "a.service"}},
 	{"no path", "0:\n1:cpu\nnonsense\n", holders.Owner{}},
@@ -220,7 +220,7 @@ func FuzzParseCgroup(f *testing.F) {
 		if more := holders.ParseCgroup("7:cpuset:/\n" + text); more != got {
 			t.Errorf("with a line that says nothing, got %+v, want %+v as without", more, got)
 		}
-		// Every name that is read fits a text for people.
+		// Every name that it reads is fit for a message.
 		_ = holders.NameClients([]holders.Client{{PID: 1, Owner: got}}, nil)
 	})
 }

@@ -37,7 +37,7 @@ const SourceNVML Source = "NVML"
 // API server gave the mirror pod another one.
 const configHash = "kubernetes.io/config.hash"
 
-// NameClients gives each client a name for people: that of its pod if it is one of the pods, which are those of the
+// NameClients gives each client a name for messages: that of its pod if it is one of the pods, which are those of the
 // node, and otherwise the systemd unit, the container or the UID.
 //
 //	pid 4711 python of pod team-a/trainer-0
@@ -79,8 +79,8 @@ func ownersOf(pods []corev1.Pod) owners {
 				out[key] = i
 			}
 		}
-		// Where kubelet makes no cgroups of pods (cgroupsPerQOS: false), and in the reader's own pod, only the
-		// containers tell.
+		// If kubelet makes no cgroups of pods (cgroupsPerQOS: false), and in the reader's own pod, only the
+		// container shows the pod.
 		for _, list := range [][]corev1.ContainerStatus{
 			pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses, pod.Status.EphemeralContainerStatuses,
 		} {

@@ -45,7 +45,7 @@ func ofDaemonSets(pods []corev1.Pod) string {
 	return strings.Join(out, " ")
 }
 
-// Promise 15: Believe only what this host's agent wrote. Whoever may create a pod may write any owner into it.
+// Promise 15: Believe only what this host's agent wrote. A user who may create pods may write any owner into one.
 func TestAPodIsOfADaemonSetThatExists(t *testing.T) {
 	client := fake.NewClientset(
 		&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "monitor", UID: "1"}},

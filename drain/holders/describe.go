@@ -34,8 +34,8 @@ func Describe(pod *corev1.Pod) Pod {
 	return p
 }
 
-// systemCritical is the priority from which on a pod counts as critical for the cluster or for its node. PriorityClasses that
-// people make lie below it.
+// systemCritical is the priority from which on a pod counts as critical for the cluster or for its node. PriorityClasses of
+// users lie below it.
 const systemCritical = 2_000_000_000
 
 func isCritical(spec *corev1.PodSpec) bool {

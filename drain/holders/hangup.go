@@ -16,12 +16,12 @@ import (
 	"github.com/gpuslice/gpuslice/nvml/aside"
 )
 
-// Hangup sends SIGHUP, by which daemons are told to read their config anew, to every process of the pods whose command, as the kernel
+// Hangup sends SIGHUP, on which daemons read their config anew, to every process of the pods whose command, as the kernel
 // names it, is one of commands. The kernel keeps the first 15 bytes of a command, and so many count here. It returns the processes that
-// were sent the signal. A command alone is not enough: many nodes run a program of the same name twice.
+// got the signal. A command alone is not enough: many nodes run a program of the same name twice.
 //
-// A process that ends meanwhile is none. The error is of the first process that could not be looked at or sent the signal; the others
-// are sent it all the same.
+// A process that ends meanwhile is none. The error is of the first process that Hangup could not read or signal; the others
+// get the signal all the same.
 func (p Processes) Hangup(ctx context.Context, pods []types.UID, commands []string) ([]Client, error) {
 	pids, err := openfiles.Numbers(p.root())
 	if err != nil {

@@ -39,7 +39,7 @@ func listProcess(t *testing.T, table string, pid int, command string, pod types.
 
 func TestHangupReachesTheProgramsOfThePodAndNobodyElse(t *testing.T) {
 	hungUp := make(chan os.Signal, 2)
-	signal.Notify(hungUp, unix.SIGHUP) // also where whoever has started the tests ignores it
+	signal.Notify(hungUp, unix.SIGHUP) // even if the program that has started the tests ignores it
 	defer signal.Stop(hungUp)
 	table, own, parent := t.TempDir(), os.Getpid(), os.Getppid()
 	listProcess(t, table, own, "nvidia-device-p", pluginPod)

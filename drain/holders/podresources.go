@@ -42,7 +42,7 @@ const maxAnswer = 16 << 20
 // Nil means that kubelet could not be asked, which is not the same as nothing being assigned. Every pod that kubelet lists is in
 // it, also those without devices.
 //
-// For each resource claim of a pod, "claim <its name>" has the drivers of the claim's devices, whosever they are. Kubelet
+// For each resource claim of a pod, "claim <its name>" has the drivers of all the claim's devices. Kubelet
 // tells them since Kubernetes 1.34, and earlier if its feature KubeletPodResourcesDynamicResources is on.
 //
 // Kubelet tells the names of pods, not their UIDs: for a moment after a pod was replaced by one of the same name,

@@ -19,7 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
-// lister is a kubelet that answers what it is told to.
+// lister is a kubelet that gives the answer of the test.
 type lister struct {
 	podresources.UnimplementedPodResourcesListerServer
 	pods        []*podresources.PodResources

@@ -52,7 +52,7 @@ const (
 	SourceKubelet Source = "kubelet"
 )
 
-// String is the pod's namespace and name, as people write them.
+// String returns the pod's namespace and name, with a slash between.
 func (p Pod) String() string {
 	if p.Name == "" {
 		return "pod with UID " + string(p.UID)
@@ -145,7 +145,7 @@ func Drainable(pods []corev1.Pod) []Pod {
 	return out
 }
 
-// assign notes the resources that the pod requests and the devices that it was given, and whether it was given all.
+// assign notes the resources that the pod requests and the devices that kubelet has given it, and whether these are all.
 func (p *Pod) assign(devices map[string][]string) {
 	if len(p.Requests) > 0 {
 		p.Sources = append(p.Sources, SourceSpec)

@@ -518,7 +518,7 @@ func mirror(p *corev1.Pod, hash string) {
 	p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "gpu-1", UID: "node-uid", Controller: ptr.To(true)}}
 }
 
-// The scheduler's rules, values and all: who tolerates another value of the fence's taint is kept away by it.
+// By the scheduler's rules, the fence's taint keeps a pod away that tolerates another value of it.
 func TestATolerationIsForTheTaintWithItsValue(t *testing.T) {
 	const key = "gpuslice.io/repartitioning"
 	for _, row := range []struct {

@@ -31,7 +31,7 @@ type Sought struct {
 
 // Values of Sought.Minor that are no minor number.
 const (
-	// AnyGPU is of a GPU whose minor number the driver does not say: an open device file of any GPU counts.
+	// AnyGPU is for a GPU whose minor number the driver does not say: an open device file of any GPU counts.
 	AnyGPU = -1
 	// NoFiles is of one instance of several: its clients have the same /dev/nvidiaN open as those of the others.
 	NoFiles = -2
@@ -103,7 +103,7 @@ type search struct {
 	unread unreadable
 }
 
-// mostSources bounds the names of device files by which messages tell of a process, which may have one device open under many names.
+// mostSources bounds the names of device files in a message about a process, which may have one device open under many names.
 const mostSources = 8
 
 // note adds a source by which a process was found, and the devices that it thus holds.

@@ -267,7 +267,7 @@ func TestTheAgentKnowsItself(t *testing.T) {
 	}
 }
 
-// Promise 16. Who has a device file may give it as many names as it likes, and open each.
+// Promise 16. A process that has a device file may give it as many names as it likes, and open each.
 func TestAProcessThatOpensADeviceByThousandsOfNamesIsToldByAFew(t *testing.T) {
 	var files []string
 	for i := range 5000 {
@@ -289,8 +289,8 @@ func TestANameThatAProcessGivesItselfIsFitForLogs(t *testing.T) {
 	}
 }
 
-// replace puts a file where a folder, or nothing, was, so that it cannot be read as what it should be: an error for root
-// as well, whom permissions do not stop.
+// replace puts a file in the place of a folder, or of nothing, so that reading it is an error even for root, which
+// permissions do not stop.
 func replace(t *testing.T, path string, by func(path string) error) {
 	t.Helper()
 	if err := os.RemoveAll(path); err != nil {
@@ -396,7 +396,7 @@ func TestProcessesThatEndMeanwhileAreNoError(t *testing.T) {
 	}
 }
 
-// It is found, says its name, and is gone before it can be asked whose it is: it must not be taken for nobody's.
+// The look finds the process and reads its name, and the process ends before the look reads its owner: the look must leave it out.
 func TestAProcessThatEndsBeforeItsOwnerIsReadIsNone(t *testing.T) {
 	table := processTable(t,
 		process{pid: 99, command: "python", files: []string{"/dev/nvidia0"}}, process{pid: 101, command: "python", files: []string{"/dev/nvidia0"}},
@@ -405,7 +405,7 @@ func TestAProcessThatEndsBeforeItsOwnerIsReadIsNone(t *testing.T) {
 	replace(t, filepath.Join(folder, "comm"), func(path string) error { return unix.Mkfifo(path, 0o600) })
 	ended := make(chan error, 1)
 	go func() {
-		name, err := os.OpenFile(filepath.Join(folder, "comm"), os.O_WRONLY, 0) // as soon as somebody reads
+		name, err := os.OpenFile(filepath.Join(folder, "comm"), os.O_WRONLY, 0) // returns as soon as the look reads
 		if err == nil {
 			_, err = name.WriteString("python\n")
 			err = errors.Join(err, os.RemoveAll(folder), name.Close())
@@ -485,7 +485,7 @@ func TestAPlainFileIsNoGPUWhateverItsName(t *testing.T) {
 func heldOnThisMachine(t *testing.T, minor int) []holders.Client {
 	t.Helper()
 	clients, err := holders.Processes{}.Holders(t.Context(), theGPU(minor))
-	// Without CAP_SYS_PTRACE, which root need not have either, the files of others are not to be seen. Ours are.
+	// Without CAP_SYS_PTRACE, which root need not have either, the test cannot see the files of other processes, but its own.
 	if err != nil && !errors.Is(err, fs.ErrPermission) {
 		t.Fatalf("Holders: %v", err)
 	}

@@ -23,8 +23,8 @@ var (
 	ErrNoLogind = errors.New("this host has no logind")
 	// ErrShuttingDown means that the host is going down already, so that nothing can delay it any more.
 	ErrShuttingDown = errors.New("the host is shutting down")
-	// ErrLogindSilent means that the bus or logind did not answer in time. Whether logind did what it was asked to is not
-	// known then; an inhibitor that it may still hand out is not held.
+	// ErrLogindSilent means that the bus or logind did not answer in time. Whether logind has done what the call asks for is not
+	// known then; an inhibitor that it may still hand out is closed.
 	ErrLogindSilent = errors.New("logind does not answer")
 	// ErrLogindRefuses means that the host's security policy does not let this process do what it asked for.
 	ErrLogindRefuses = errors.New("logind refuses")
@@ -65,8 +65,8 @@ type Logind struct {
 	connecting aside.Lane
 }
 
-// Inhibit keeps the host from going down until release is called, or this process ends; why is shown to people who ask
-// logind what keeps it. The error matches ErrNoLogind, ErrShuttingDown, ErrLogindSilent or ErrLogindRefuses.
+// Inhibit keeps the host from going down until release is called, or this process ends; logind shows why to users who ask
+// what keeps the host. The error matches ErrNoLogind, ErrShuttingDown, ErrLogindSilent or ErrLogindRefuses.
 //
 // It is a delay, bounded by InhibitDelayMaxSec of logind.conf (5 s unless the administrator, or kubelet for its own
 // graceful shutdown, sets more), and it holds for everyone, root's "systemctl reboot" too: logind does not ask who wants
@@ -86,8 +86,8 @@ func (l *Logind) Inhibit(ctx context.Context, why string) (release func(), err e
 	}), nil
 }
 
-// CanReboot tells whether Reboot would be let through, and changes nothing. Nil means yes, as far as can be told before;
-// an error matches those of Reboot.
+// CanReboot asks logind whether it would accept Reboot, and changes nothing. It returns nil if logind would, as far as that is known
+// before; an error matches those of Reboot.
 func (l *Logind) CanReboot(ctx context.Context) error {
 	if err := l.canReboot(ctx); err != nil {
 		return fmt.Errorf("asking whether the host may be rebooted: %w", err)
@@ -107,7 +107,7 @@ func (l *Logind) canReboot(ctx context.Context) error {
 	default: // "no"; "challenge", which means to ask a person for a password; "na"
 		return login1.explain(ErrLogindRefuses, errors.New("CanReboot: "+answer))
 	}
-	// Root is told "yes" even where a lock of mode "block" will stop it (method_can_shutdown_or_sleep), so look for one.
+	// Logind answers root "yes" even if a lock of mode "block" will stop it (method_can_shutdown_or_sleep), so look for one.
 	// Before systemd 257 it would not: that logind has no weak locks, and so no such property.
 	var blocked dbus.Variant
 	err := l.call(ctx, getProperty, []any{loginManager, "BlockWeakInhibited"}, &blocked)

@@ -342,7 +342,7 @@ func TestLogindThatNobodyAsksAnyMoreIsNotBlamed(t *testing.T) {
 	}
 }
 
-// An answer that comes too late has a lock in it, which nobody would ever give back.
+// An answer that comes too late has a lock in it, which no caller would ever release.
 func TestLogindThatAnswersTooLateLeavesNoLock(t *testing.T) {
 	h, logind := logindOf(t, systemd.Options{})
 	for range 100 { // the answer and the end of the context come at the same time, in either order
@@ -367,7 +367,7 @@ func TestLogindOnABusThatNeverSpeaksIsLeft(t *testing.T) {
 	defer listener.Close()
 	logind := host.Logind{Address: "unix:path=" + path, Patience: 10 * time.Millisecond}
 
-	// Nobody accepts: only the kernel has taken the connection.
+	// No process accepts: only the kernel has taken the connection.
 	_, err = logind.Inhibit(t.Context(), "in vain")
 	wantIs(t, err, host.ErrLogindSilent)
 

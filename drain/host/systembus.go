@@ -27,9 +27,9 @@ const (
 
 // peer is a service on the system bus, with the errors that it may answer with.
 type peer struct {
-	name, bus             string // its name for people, and on the bus
+	name, bus             string // its name in messages, and on the bus
 	none, silent, refuses error
-	means                 map[string]error // our errors by the names of its own
+	means                 map[string]error // this package's errors, by the names of its own
 	advice                map[error]string // an administrator's remedy for each
 }
 
@@ -119,7 +119,7 @@ func socketPath(address string) (string, error) {
 	return "", errors.New(`only addresses of the form "unix:path=…" are known`)
 }
 
-// failure gives our error for one of a call under ctx.
+// failure gives this package's error for one of a call under ctx.
 func (p *peer) failure(ctx context.Context, address string, err error) error {
 	said, isAnswer := errors.AsType[dbus.Error](err)
 	switch {
@@ -140,7 +140,7 @@ func (p *peer) failure(ctx context.Context, address string, err error) error {
 	}
 }
 
-// meaning gives our error for the name of one that the bus or a service on it answers with; nil for other names.
+// meaning gives this package's error for the name of one that the bus or a service on it answers with; nil for other names.
 func (p *peer) meaning(name string) error {
 	switch name {
 	case "org.freedesktop.DBus.Error.ServiceUnknown", "org.freedesktop.DBus.Error.NameHasNoOwner":
@@ -155,7 +155,7 @@ func (p *peer) meaning(name string) error {
 	}
 }
 
-// explain joins the answer, our error for it, and the advice.
+// explain joins the answer, this package's error for it, and the advice.
 func (p *peer) explain(meaning, answer error) error {
 	advice := p.advice[meaning]
 	if errors.Is(meaning, p.refuses) {

@@ -21,7 +21,7 @@ var (
 	// ErrNoSystemd means that there is no systemd to ask: no system bus, or no systemd on it. That is normal on Talos and
 	// on machines that do not boot by systemd, and no fault: such a host has no units.
 	ErrNoSystemd = errors.New("this host has no systemd")
-	// ErrSystemdSilent means that the bus or systemd did not answer in time. A job that was asked for may have begun.
+	// ErrSystemdSilent means that the bus or systemd did not answer in time. Systemd may have begun the job all the same.
 	ErrSystemdSilent = errors.New("systemd does not answer")
 	// ErrSystemdRefuses means that the host's security policy does not let this process do what it asked for.
 	ErrSystemdRefuses = errors.New("systemd refuses")
@@ -59,7 +59,7 @@ var systemd1 = peer{
 // Units are the units of the host's systemd, over the system bus. The zero value is ready for use, by several goroutines
 // at a time.
 //
-// Like Logind it keeps no connection: each call makes its own and closes it. They are go-systemd's, over lines of ours: its own
+// Like Logind it keeps no connection: each call makes its own and closes it. They are go-systemd's, over this package's lines: its own
 // dialers do not bound what the bus does with them.
 type Units struct {
 	// Address of the system bus, as Logind has it.
@@ -299,8 +299,8 @@ func (c *unitBus) endWith(ctx context.Context) {
 	c.signals.endWith(ctx)
 }
 
-// listeners are told of signals, as long as the line stands. Godbus's own (v5.2.2) leave who comes after its end waiting for ever, which
-// is a goroutine of go-systemd's for each bus that hangs up early; and they keep all that nobody takes.
+// listeners receive signals as long as the line stands. With godbus's own (v5.2.2), a caller that comes after the line's end waits for ever,
+// which is a goroutine of go-systemd's for each bus that hangs up early; and they keep all signals that no caller reads.
 type listeners struct {
 	mu   sync.Mutex
 	over bool

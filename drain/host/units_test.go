@@ -203,7 +203,7 @@ func TestUnitsSeeTheEndOfAJobThatNobodyTellsOf(t *testing.T) {
 	stopInVain(t, units, "slow.service")
 }
 
-// Whoever is on the bus can say that a job has ended.
+// Any program on the bus can send the signal that a job has ended.
 func TestUnitsBelieveTheEndOfAJobOnlyIfTheUnitShowsIt(t *testing.T) {
 	h, units := unitsOf(t, map[string]systemd.Unit{"nvsm.service": {OnStop: systemd.Never}})
 	stopInVain(t, units, "nvsm.service")
@@ -285,7 +285,7 @@ func wantUnit(t *testing.T, h *systemd.Host, name, state string) {
 	}
 }
 
-// stopInVain stops a unit whose job does not end, for as long as it takes until that has begun.
+// stopInVain stops a unit whose job does not end, and returns when the job has begun.
 func stopInVain(t *testing.T, units *host.Units, name string) {
 	t.Helper()
 	for patience := 10 * time.Millisecond; ; patience *= 2 {
@@ -604,7 +604,7 @@ func TestUnitsOnABusThatNeverSpeaksAreLeft(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer listener.Close() // nobody accepts: only the kernel has taken the connection
+	defer listener.Close() // no process accepts: only the kernel has taken the connection
 	units := &host.Units{Address: "unix:path=" + path}
 	for name, ask := range conversations() {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)

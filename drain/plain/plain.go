@@ -1,4 +1,4 @@
-// Package plain shows names that anybody may have chosen: of processes, open files, labels and annotations. It knows nothing of what
+// Package plain shows names that any user may have chosen: of processes, open files, labels and annotations. It knows nothing of what
 // they name.
 package plain
 
@@ -7,7 +7,7 @@ import (
 	"unicode"
 )
 
-// Name is the name with a "?" in place of each character that is not printable. It fits logs and the API server, which takes only
+// Name is the name with a "?" in place of each character that is not printable. It is fit for logs and for the API server, which accepts only
 // UTF-8.
 func Name(name string) string {
 	return strings.Map(func(r rune) rune {

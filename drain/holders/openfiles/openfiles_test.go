@@ -38,7 +38,7 @@ func look(t *testing.T, pid int) map[int]string {
 				held[file.GPU] = file.Path
 			}
 		},
-		// Without CAP_SYS_PTRACE, which root need not have either, the files of others are not to be seen. Ours are.
+		// Without CAP_SYS_PTRACE, which root need not have either, the test cannot see the files of other processes, but its own.
 		Failed: func(err error) {
 			if !errors.Is(err, fs.ErrPermission) {
 				t.Errorf("not looked at: %v", err)
@@ -242,8 +242,8 @@ func TestAFileWhoseServerIsSilentIsNotAskedFor(t *testing.T) {
 	}
 }
 
-// Promise 16. A file of memory without a name is on a mount that no process shows, and who has one open may have it open a million times
-// more, under a long name. So the look must not remember each.
+// Promise 16. A file of memory without a name is on a mount that no process shows, and a process may have it open a million times, under a
+// long name. So the look must not remember each.
 func TestFilesOnAMountThatNobodyShowsTakeNoMemory(t *testing.T) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
