@@ -17,7 +17,7 @@ import (
 type MIGConfig []MIGRule
 
 // MIGRule says how the GPUs that it selects shall be cut. It selects a GPU that is in each list that the rule has; an empty list selects
-// any GPU. The last three fields exist in our own catalog alone.
+// any GPU. The last three fields exist in profiles alone.
 type MIGRule struct {
 	DeviceFilter []string       // of the forms of ParseDeviceFilter; empty for any
 	All          bool           // every GPU of the filters; otherwise those that Indices, UUIDs and PCI name
@@ -117,7 +117,7 @@ func (c Catalog) Config(name string) (MIGConfig, bool) {
 	return cfg, ok
 }
 
-// Profile finds a profile of our own catalog by its name.
+// Profile finds a profile by its name.
 func (c Catalog) Profile(name string) (Profile, bool) {
 	p, ok := c.profiles[name]
 	return p, ok

@@ -362,7 +362,7 @@ func TestWishesAreRefused(t *testing.T) {
 	})
 }
 
-// No config is generated that would cut a vGPU, and that one has no such name would send people on a search.
+// Generate makes no config that would cut a vGPU. An error that such a name is unknown would send users on a search.
 func TestAConfigThatOtherNodesGenerateIsRefusedOnAVGPUForWhatItIs(t *testing.T) {
 	gpus := node(vGPU())
 	_, err := config.Merge(config.Generate(gpus), nil).Wishes("all-1g.5gb", gpus)

@@ -12,7 +12,7 @@ const maxSuggestions = 3
 // Closest lists the known names that are spelt like name, the nearest first. A third of the name may be wrong:
 // "all-1g.5gb", written for another model of GPU, is two edits away from "all-1g.10gb".
 func Closest(name string, known []string) []string {
-	// A label cannot hold "+", so names have "." for it; people type what they see in NVIDIA's tools.
+	// A label cannot hold "+", so names have "." for it; users type what they see in NVIDIA's tools.
 	name = strings.ToLower(strings.ReplaceAll(name, "+", "."))
 	limit := max(2, len(name)/3)
 	type candidate struct {

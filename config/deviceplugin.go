@@ -58,7 +58,7 @@ type MemoryPressure struct {
 // StaleResources says what happens to resources of former configs, which kubelet leaves on the node at 0 for ever.
 type StaleResources string
 
-// What may happen to them.
+// The actions on stale resources.
 const (
 	// StaleResourcesReport names them in the node's status.
 	StaleResourcesReport StaleResources = "report"
@@ -71,7 +71,7 @@ const (
 	// DefaultPluginConfigFile: a directory of its own, since a file that is replaced by renaming is not seen through a
 	// mount of the file alone.
 	DefaultPluginConfigFile = "/var/lib/gpuslice/device-plugin/config.yaml"
-	// DefaultPluginConfigMap is the name that people give the ConfigMap of the device plugin's configs, in the agent's namespace.
+	// DefaultPluginConfigMap is the usual name of the ConfigMap of the device plugin's configs, in the agent's namespace.
 	DefaultPluginConfigMap = "device-plugin-config"
 
 	// DefaultPressureThreshold: a framework that grows its pool asks for some per cent of the GPU at a time.

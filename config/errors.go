@@ -10,7 +10,7 @@ import (
 // InvalidError is one value that is not allowed, with its place and the allowed values.
 type InvalidError struct {
 	Config  string // name of the MIG config; empty outside of a catalog
-	Profile string // name of the profile of our own catalog, in place of Config
+	Profile string // name of the profile, in place of Config
 	Rule    int    // number of the rule in the config, or of the entry in the profile, from 1; 0 for all of it
 	Field   string // as it is written in the file: "devices", "timeouts.drain"
 	Value   string // as it is written in the file; empty if there is none

@@ -14,7 +14,7 @@ var balancedCounts = map[int]map[int]int{
 	4: {1: 2, 2: 1},
 }
 
-// GeneratedPrefix begins the name of each generated config: all-disabled, all-1g.10gb. A config of people may begin with it too.
+// GeneratedPrefix begins the name of each generated config: all-disabled, all-1g.10gb. A user's config may begin with it too.
 const GeneratedPrefix = "all-"
 
 // Generate makes the configs that NVIDIA's k8s-mig-manager makes for the node's GPUs, under its names: all-disabled, all-enabled,
@@ -22,7 +22,7 @@ const GeneratedPrefix = "all-"
 // label can have a "+".
 //
 // The rules are NVIDIA's too, except on nodes where some GPUs cannot do MIG. There, NVIDIA's rules ask for MIG on all
-// GPUs, and its own tool never finds them met; ours ask for MIG on the capable ones, and for MIG off on the others.
+// GPUs, and its own tool never finds them met; Generate asks for MIG on the capable ones, and for MIG off on the others.
 func Generate(gpus []nvml.GPU) map[string]MIGConfig {
 	kinds, incapable := kindsOf(gpus)
 

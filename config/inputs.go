@@ -13,7 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/config/document"
 )
 
-// inputs is a settings file laid over the defaults, not yet checked. Values are as people wrote them, so that a message
+// inputs is a settings file laid over the defaults, not yet checked. Values are as the user wrote them, so that a message
 // can quote them.
 type inputs struct {
 	APIVersion     scalar               `json:"apiVersion"`

@@ -65,7 +65,7 @@ func (l Limit) Of(nodes int) int {
 	return max(1, nodes*l.Percent/100)
 }
 
-// String is the limit as people write it.
+// String returns the limit as the file has it.
 func (l Limit) String() string {
 	switch {
 	case l.Percent > 0:
@@ -172,7 +172,7 @@ func (c *checks) pool(at string, raw json.RawMessage, others Pool) Pool {
 	}
 	p := others
 	p.Name = string(in.Name)
-	// It is a part of the name of a Lease, and people type it.
+	// It is a part of the name of a Lease, and users type it.
 	if p.Name == "" {
 		c.add(&InvalidError{Field: at + ".name", Want: "is missing: name the pool, like research"})
 	} else {

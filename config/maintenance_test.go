@@ -252,7 +252,7 @@ profile "b", windows: must be a list of at least one window: leave it out where 
 	}
 }
 
-// What people copy must work.
+// The examples of the pages, which users copy, must work.
 func TestTheMaintenanceThatWeShowIsRead(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("..", "deploy", "examples", "configmap-maintenance.yaml"))
 	if err != nil {

@@ -1,9 +1,9 @@
 package config
 
-// The comment of each metric says what it is, and its labels. go generate writes the table of agent/README.md of it, and config/metrics, by which
-// Prometheus is told the same.
+// The comment of each metric says what it is, and its labels. From it go generate writes the table of agent/README.md, and config/metrics, from
+// which the agent takes the help text for Prometheus.
 
-// Metrics of what is asked for, and how far it is.
+// Metrics of the desired config, and how far the node is with it.
 const (
 	// MetricPartitionReady is 1 if the condition ConditionGPUPartitionReady is True.
 	//

@@ -27,10 +27,10 @@ const (
 	ProfilesKind       = "Profiles"
 )
 
-// Profile is one named wish of our own catalog, checked as far as that can be done without a node.
+// Profile is one named wish of the file of profiles, checked as far as that can be done without a node.
 // It has at least one of MIG, Sharing, MIGStrategy, Labels and Taints.
 type Profile struct {
-	Description string            // for people; may be empty
+	Description string            // for users; may be empty
 	MIG         MIGConfig         // no two rules may select the same GPU of a node; none leaves all as they are
 	Sharing     *Sharing          // nil leaves it as it is; one with SharingNone wants none
 	MIGStrategy MIGStrategy       // of the device plugin's config; if empty, with Sharing one that fits, without it the strategy stays
@@ -40,7 +40,7 @@ type Profile struct {
 	Windows     []window.Window   // when a change to this profile may begin; if empty, those of the node's pool
 }
 
-// ParseProfiles reads a file of profiles, our own catalog, by name. Fields that do not exist are refused.
+// ParseProfiles reads a file of profiles, by name. It refuses fields that do not exist.
 //
 // The error joins one *InvalidError for each value that is not allowed, in the order of names and entries. A file with a mistake gives no
 // profiles: with half a catalog a label would mean something else than the file's author reads there.
@@ -333,7 +333,7 @@ func gpuUUID(text string) (nvml.UUID, error) {
 }
 
 // pciAddress brings an address to the form of nvml.GPU, which is the kernel's: NVIDIA's tools write the domain in eight
-// digits, and people often leave it out.
+// digits, and users often leave it out.
 func pciAddress(text string) (string, error) {
 	m := pciForm.FindStringSubmatch(strings.ToLower(text))
 	if m == nil {
@@ -422,7 +422,7 @@ func within(outer, field string) string {
 	}
 }
 
-// namesOfForms are people's names for the forms of values, by those of encoding/json.
+// namesOfForms are the names of the forms of values in messages, by those of encoding/json.
 var namesOfForms = map[string]string{"object": "a mapping", "array": "a list", "string": "text", "number": "a number", "bool": "true or false"}
 
 // fieldsOf lists the names of a mapping's fields.

@@ -87,7 +87,7 @@ func TestProfilesInEveryForm(t *testing.T) {
 	}
 }
 
-// What people copy must work.
+// The examples of the pages, which users copy, must work.
 func TestProfilesThatWeShowAreRead(t *testing.T) {
 	for _, show := range []struct{ file, from, to string }{
 		{"README.md", "metadata: {name: gpuslice-profiles,", "```"},

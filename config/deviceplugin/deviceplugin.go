@@ -1,4 +1,4 @@
-// Package deviceplugin reads and writes the config files of NVIDIA's k8s-device-plugin, version v1, in which people say
+// Package deviceplugin reads and writes the config files of NVIDIA's k8s-device-plugin, version v1, in which users say
 // how pods share GPUs. It is the only package that knows the format.
 //
 // It knows no hardware: the node may not have a resource that a file names correctly. Nor does it know the plugin's environment, which

@@ -435,8 +435,8 @@ func TestWhatIsRenderedIsReadBack(t *testing.T) {
 	}
 }
 
-// guides are the ConfigMaps of guides that people follow, and what those guides promise of them. All are word for word
-// but the last one, which a guide describes only.
+// guides are the ConfigMaps of guides that users follow, and the sharing that those guides promise. All are word for word
+// but the last one, which a guide only describes.
 var guides = map[string]map[string]config.Sharing{
 	"gpuaas-openshift-ai.yaml":  {"any": gpus(4)},      // "nvidia.com/gpu: 4 (indicating 4 virtual GPUs available)"
 	"working-with-gpus.yaml":    {"tesla-t4": gpus(4)}, // "seen as 4 different cards"

@@ -137,7 +137,7 @@ func sameToBoth(t *testing.T, files map[string]string) {
 	}
 }
 
-// What is refused here is either refused by the plugin, which ends it, or passed over, which leaves the node otherwise than
+// The parser refuses what the plugin refuses, on which it exits, and what the plugin ignores, so that the node is not as
 // its administrator reads in the file.
 func TestWhatNVIDIARefusesIsAmongWhatWeRefuse(t *testing.T) {
 	// These the plugin's own reader lets pass. The list is here so that a newer plugin that is stricter is noticed.

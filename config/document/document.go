@@ -1,4 +1,4 @@
-// Package document reads YAML of people and of other programs into JSON, and bounds the memory for that: a user who may edit a
+// Package document reads YAML of users and of other programs into JSON, and bounds the memory for that: a user who may edit a
 // ConfigMap must not be able to fill the memory of every agent that reads it.
 //
 // It decodes all YAML of the programs, and knows no format.
@@ -26,7 +26,7 @@ type limits struct {
 var (
 	// The API server takes ConfigMaps of at most 1 MiB. A thousand MIG configs have half of these parts.
 	ofFile = limits{bytes: 1 << 20, json: 3 << 19, parts: 25_000}
-	// Manifests have files in them, whose lines count as parts, and people check several at once, on machines with more
+	// Manifests have files in them, whose lines count as parts, and users check several at once, on machines with more
 	// memory than an agent has.
 	ofManifest = limits{bytes: 4 << 20, json: 8 << 20, parts: 100_000}
 )

@@ -24,7 +24,7 @@ import (
 // most is what reading one file may allocate in all, freed or not. An agent has 256 MiB.
 const most = 64 << 20
 
-// parsers are all that read files of people or of other programs.
+// parsers are all parsers of files of users or of other programs.
 var parsers = map[string]func([]byte) error{
 	"JSON":          func(text []byte) error { _, err := document.JSON(text); return err },
 	"Into":          func(text []byte) error { var into any; return document.Into(text, &into) },
@@ -244,7 +244,7 @@ func FuzzJSON(f *testing.F) {
 	})
 }
 
-// JSON has no such number. Whoever reads the field says where it is; that there is one somewhere helps nobody.
+// JSON has no such number. The parser of the field reports where it is: an error of Decode could not.
 func TestANumberThatIsNoneIsDecodedAsText(t *testing.T) {
 	for _, number := range []string{".nan", "-.inf", "18446744073709551616"} {
 		for name, decode := range map[string]func([]byte, any) error{"a file": document.Into, "a manifest": document.ManifestInto} {

@@ -1,4 +1,4 @@
-// Package metrics has a text for each metric of the agent: what it is, for Prometheus and for people.
+// Package metrics has a text for each metric of the agent: what it is, for Prometheus and for users.
 package metrics
 
 import (
@@ -11,7 +11,7 @@ import (
 type Text struct {
 	Name   string
 	Is     string   // "1 if all is as the labels ask"
-	Labels []string // in the order in which their values are given
+	Labels []string // in the order of their values
 }
 
 // Group is metrics of one kind.

@@ -201,7 +201,7 @@ func countOf(raw json.RawMessage) (n int, want string) {
 	return n, ""
 }
 
-// unquoted gives a value as people wrote it, without the quotes of a text.
+// unquoted gives a value as the user wrote it, without the quotes of a text.
 func unquoted(raw json.RawMessage) string {
 	var text string
 	if json.Unmarshal(raw, &text) != nil || string(raw) == "null" {

@@ -1,4 +1,4 @@
-// Package migparted reads and writes the file format of NVIDIA's mig-parted, version v1, in which people keep their MIG
+// Package migparted reads and writes the file format of NVIDIA's mig-parted, version v1, in which users keep their MIG
 // configs. It is the only package that knows the format, and it needs cgo, as NVIDIA's does.
 //
 // It knows no hardware: a profile that is well written may still be one that no GPU has.
@@ -97,8 +97,8 @@ func Render(configs map[string]config.MIGConfig) ([]byte, error) {
 	return text, nil
 }
 
-// decode leaves the decision to mig-parted. Mig-parted's message names one mistake without its place, so the error has ours instead,
-// if locate finds any.
+// decode leaves the decision to mig-parted. Mig-parted's message names one mistake without its place, so the error has those that locate
+// finds instead, if it finds any.
 func decode(doc []byte) (spec.Spec, error) {
 	upstream.Lock()
 	defer upstream.Unlock()
@@ -130,7 +130,7 @@ func checkName(name string) error {
 	return nil
 }
 
-// ruleOf turns a rule that mig-parted accepts into ours, and lists its mistakes.
+// ruleOf turns a rule that mig-parted accepts into a config.MIGRule, and lists its mistakes.
 func ruleOf(written spec.MigConfigSpec) (config.MIGRule, []*config.InvalidError) {
 	rule := config.MIGRule{MIG: written.MigEnabled, All: written.MatchesAllDevices()}
 	var wrong []*config.InvalidError

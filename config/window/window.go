@@ -28,7 +28,7 @@ type Window struct {
 // Freeze is a time in which nothing is open.
 type Freeze struct {
 	From, To time.Time
-	Reason   string // for people; may be empty
+	Reason   string // for users; may be empty
 }
 
 // Schedule says when changes of a node may begin. The zero Schedule is always open.
