@@ -412,7 +412,7 @@ func TestEvictTreatsANamesakeAsAnotherPod(t *testing.T) {
 	}
 }
 
-func TestEvictAsksNobodyAfterTheServerDidNotAnswer(t *testing.T) {
+func TestEvictSendsNothingAfterTheServerDidNotAnswer(t *testing.T) {
 	s := newServer()
 	s.answer = errors.New("connection refused")
 	e, _ := s.evictor()

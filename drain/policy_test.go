@@ -48,7 +48,7 @@ func isUnmanaged(p *holders.Pod)  { p.Controller = "" }
 func isLeaving(p *holders.Pod)    { p.Terminating = true }
 func toleratesAll(p *holders.Pod) { p.Tolerations = []corev1.Toleration{{Operator: "Exists"}} }
 
-func TestThePolicyRefusesBeforeAnybodyIsAsked(t *testing.T) {
+func TestThePolicyRefusesBeforeAnyRequest(t *testing.T) {
 	api, db := selecting(t, "app=api"), selecting(t, "app=db")
 	rule := func(action drain.Action, selector labels.Selector, namespaces ...string) drain.Rule {
 		return drain.Rule{Field: "drain.rules[0]", Action: action, Selector: selector, Namespaces: namespaces}

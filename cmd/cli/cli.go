@@ -36,7 +36,7 @@ func ExitCode(err error) int {
 	return 0
 }
 
-// End writes the error of a command for people, if there is one, and gives the exit code.
+// End writes the error of a command for users, if there is one, and gives the exit code.
 func End(w io.Writer, err error) int {
 	if err != nil {
 		_, _ = fmt.Fprintln(w, "error:", legible.Lines(err.Error())) // if this write fails too, the exit code still tells

@@ -27,7 +27,7 @@ func TestTheExitCodeIsThatOfTheError(t *testing.T) {
 	}
 }
 
-// full is a pipe whose reader has gone after so many writes.
+// full is a pipe whose reader is gone after so many writes.
 type full struct {
 	written strings.Builder
 	left    int

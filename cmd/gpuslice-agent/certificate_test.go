@@ -123,7 +123,7 @@ func TestBeyondLoopbackNothingIsServedInTheOpen(t *testing.T) {
 	}
 }
 
-// Whoever reaches the port may begin a handshake, and go on with it at leisure.
+// Any client that reaches the port may begin a handshake, and go on with it at leisure.
 func TestPromise16NoHandshakeKeepsAConnection(t *testing.T) {
 	t.Parallel()
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
@@ -151,7 +151,7 @@ func TestPromise16NoHandshakeKeepsAConnection(t *testing.T) {
 		}
 	}
 	client := &http.Client{Timeout: time.Minute, Transport: &http.Transport{
-		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // nobody signs for a port of a test
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // the agent has signed the certificate itself
 	}}
 	defer client.CloseIdleConnections()
 	for token, want := range map[string]int{"": http.StatusUnauthorized, "any": http.StatusServiceUnavailable} {

@@ -23,7 +23,7 @@ import (
 
 // piece is one text that the agent or the device plugin may read: a document of a file, or the value of a key of a ConfigMap in it.
 type piece struct {
-	at        string // its place, for people
+	at        string // its place, for messages
 	configMap string // name of the ConfigMap that has it; empty for a document
 	key       string // of the ConfigMap; of a document, the file's name without its ending
 	text      []byte
@@ -84,7 +84,7 @@ type section struct {
 	read  func() *document.Text // its places, read once
 }
 
-// split finds the documents of a stream, which lines that begin with "---" part.
+// split finds the documents of a stream, which are separated by lines that begin with "---".
 func split(text []byte) iter.Seq[section] {
 	return func(yield func(section) bool) {
 		begin, from, line := 0, 0, 0
@@ -188,7 +188,7 @@ func (r *reader) configMap(name string, d section, steps []string, top map[strin
 	}
 }
 
-// content adds a text, with the format that it has, or as foreign if it has none of ours.
+// content adds a text with its format, or as foreign if it has none that the agent reads.
 func (r *reader) content(p piece) {
 	p.foreign = "nothing that gpuslice reads"
 	for i, f := range formats {
@@ -229,7 +229,7 @@ func mappingOf(text []byte) (map[string]any, error) {
 	return top, nil
 }
 
-// formOf gives people's name for the form of a value.
+// formOf names the form of a value in messages.
 func formOf(value any) string {
 	switch value.(type) {
 	case nil:

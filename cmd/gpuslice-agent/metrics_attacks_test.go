@@ -50,8 +50,8 @@ func intrude(t *testing.T, ip, address string) net.Conn {
 	return c
 }
 
-// TestPromise16NoRequestKeepsAConnection: one who can reach the port sends what a server may wait for without an end. Each connection is
-// ended by the server, and Prometheus is answered meanwhile.
+// TestPromise16NoRequestKeepsAConnection: a client that can reach the port sends requests that never end. The server ends each connection, and
+// answers Prometheus meanwhile.
 func TestPromise16NoRequestKeepsAConnection(t *testing.T) {
 	t.Parallel()
 	endless := func(piece string) func(net.Conn) {
@@ -90,7 +90,7 @@ func TestPromise16NoRequestKeepsAConnection(t *testing.T) {
 			var work sync.WaitGroup
 			for range maxOfPeer {
 				c := intrude(t, "127.0.0.2", address)
-				work.Go(func() { // who is ended hears of it as an error
+				work.Go(func() { // a client whose connection is ended gets an error
 					if _, err := io.WriteString(c, attack.opening); err == nil {
 						attack.goOn(c)
 					}
@@ -158,8 +158,8 @@ func TestPromise16ManyRequestsAtOnceAreFewInFlight(t *testing.T) {
 	}
 }
 
-// TestPromise16ProbesAreAnsweredBesideThousandsWhoAsk: in the agent's own pod alone somebody reaches the address of the probes, as an agent's
-// container that was broken into does.
+// TestPromise16ProbesAreAnsweredBesideThousandsWhoAsk: only a program in the agent's own pod reaches the address of the probes, as one in a
+// container that was broken into.
 func TestPromise16ProbesAreAnsweredBesideThousandsWhoAsk(t *testing.T) {
 	t.Parallel()
 	o := options{lockFile: filepath.Join(t.TempDir(), "agent.lock")}

@@ -49,7 +49,7 @@ func TestMigrateSaysWhatBecomesOfAnInstallation(t *testing.T) {
 	}
 }
 
-// What the API server has is judged as the same objects in a file.
+// Migrate judges the objects of the API server as it does the same objects in a file.
 func TestMigrateReadsTheClusterAsItReadsFiles(t *testing.T) {
 	text, err := os.ReadFile("testdata/migrate/cluster.yaml")
 	if err != nil {

@@ -38,7 +38,7 @@ func from(ip string) *net.Dialer {
 	return &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}, Timeout: time.Minute}
 }
 
-// TestPromise16IdleConnectionsTakeNoMemory: whoever can reach the port opens as many connections as it likes, and says nothing more.
+// TestPromise16IdleConnectionsTakeNoMemory: a client that can reach the port opens as many connections as it likes, and sends nothing more.
 func TestPromise16IdleConnectionsTakeNoMemory(t *testing.T) {
 	idle := long.Size(12_000, 2_000)
 	address := served(t)
@@ -55,7 +55,7 @@ func TestPromise16IdleConnectionsTakeNoMemory(t *testing.T) {
 			t.Fatalf("connection %d: %v", len(open), err)
 		}
 		open = append(open, c)
-		_, _ = c.Write([]byte("GET /none HTTP/1.1\r\nHost: agent\r\n\r\n")) // whoever was ended already is not heard
+		_, _ = c.Write([]byte("GET /none HTTP/1.1\r\nHost: agent\r\n\r\n")) // fails if the server has ended the connection already
 	}
 	// Another peer is answered meanwhile, as Prometheus has to be.
 	client := &http.Client{Transport: &http.Transport{DialContext: from("127.0.0.3").DialContext}, Timeout: time.Minute}

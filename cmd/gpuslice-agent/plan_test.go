@@ -125,7 +125,7 @@ func TestAPlanFindsTheDriverOfAContainer(t *testing.T) {
 	}
 }
 
-// What is wrong is the driver, and no config.
+// The driver is at fault, and no config.
 func TestAPlanWithoutADriverBlamesNoConfig(t *testing.T) {
 	got := validated(t, "", "plan", "--offline", "--driver-root", t.TempDir(), "--mig-config", "all-balanced")
 	if !strings.HasPrefix(got, "error: the GPUs cannot be seen, so nothing is known of all-balanced: ") || strings.Contains(got, "cannot be:") {
@@ -155,7 +155,7 @@ func TestAPlanNamesProcessesOnWhatGoes(t *testing.T) {
 	}
 }
 
-// Where the agent reboots the node, all pods leave, not only those of the first eviction.
+// If the agent reboots the node, all pods leave, not only those of the first eviction.
 func TestAPlanCountsEachPodThatHasToLeaveOnce(t *testing.T) {
 	a, b, c := plan.Pod{Name: "a"}, plan.Pod{Name: "b"}, plan.Pod{Name: "c"}
 	for want, evictions := range map[string][][]plan.Pod{

@@ -57,7 +57,7 @@ func TestTheNextAgentIsKeptOutWhileACallIsInTheLibrary(t *testing.T) {
 	defer cancel()
 	ended := make(chan error, 1)
 	go func() {
-		c := command() //nolint:contextcheck // it is given by ExecuteContext
+		c := command() //nolint:contextcheck // ExecuteContext gives it
 		c.SetArgs([]string{"run", "--node", "n", "--kubeconfig", kubeconfig, "--driver-root", dir, "--lock", lockFile, "--state-dir", dir})
 		ended <- c.ExecuteContext(ctx)
 	}()
@@ -65,14 +65,14 @@ func TestTheNextAgentIsKeptOutWhileACallIsInTheLibrary(t *testing.T) {
 		select {
 		case err := <-ended:
 			t.Fatal("the agent has ended before a call hung:", err)
-		case <-time.After(10 * time.Millisecond): // the library does not say that somebody waits in it
+		case <-time.After(10 * time.Millisecond): // the library does not show that a call waits in it
 		}
 	}
 	cancel()
 	if err := <-ended; err != nil {
 		t.Fatal(err)
 	}
-	runtime.GC() // which closes files that nobody knows any more
+	runtime.GC() // closes files that the program does not refer to any more
 	runtime.GC()
 	if !inLibrary(t) {
 		t.Fatal("the call has come back")

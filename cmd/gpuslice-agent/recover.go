@@ -165,7 +165,7 @@ func (o *options) agentRuns(look bool) (running bool, err error) {
 	}
 }
 
-// progress prints what happens: as text for people, or as one JSON document after the other for programs.
+// progress prints what happens: as text for users, or as one JSON document after the other for programs.
 type progress struct {
 	out  cli.Printer
 	json bool

@@ -22,8 +22,8 @@ import (
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
-// The command on a node whose API server is away, through the real library path: what there is to see is still said.
-// With a cluster it is tested in test/node.
+// The command on a node whose API server is away, through the real library path: it reports what it can see.
+// The tests in test/node run it with a cluster.
 func TestRecoverWithoutAnAPIServer(t *testing.T) {
 	dir, kubeconfig := machine(t), nobodysKubeconfig(t)
 	for name, args := range map[string]string{"recover": "", "recover-json": "-o json"} {
@@ -60,7 +60,7 @@ func TestRecoverWithoutAnAPIServer(t *testing.T) {
 	}
 }
 
-// Whether an agent runs is told by its lock. To look is not to take it.
+// The command knows by the lock whether an agent runs. It only looks, and does not take the lock.
 func TestRecoverKnowsTheAgentByItsLock(t *testing.T) {
 	dir, kubeconfig := machine(t), nobodysKubeconfig(t)
 	lock := flock.New(filepath.Join(dir, "agent.lock"))

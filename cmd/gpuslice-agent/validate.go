@@ -154,7 +154,7 @@ func describeSharing(s config.Sharing) string {
 	return fmt.Sprintf("device plugin config: %s, %s", s.Strategy, joinFirst(parts))
 }
 
-// describeMaintenance says when each pool opens next, so that people can check what they wrote.
+// describeMaintenance says when each pool's window opens next, so that users can check what they wrote.
 func describeMaintenance(m config.Maintenance, now time.Time) string {
 	lines := []string{fmt.Sprintf("maintenance of %d pools", len(m.Pools))}
 	if len(m.Pools) == 1 {

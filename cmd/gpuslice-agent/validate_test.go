@@ -106,7 +106,7 @@ func TestValidateTakesForeignManifestsForNoErrorIfItIsTold(t *testing.T) {
 	}
 }
 
-// Each list in a list was written out and read again, which squares with their depth.
+// To write out and read again each list in a list would take quadratic time in their depth.
 func TestValidateReadsNestedListsInLinearTime(t *testing.T) {
 	nested := func(depth int) string {
 		const head = `{"apiVersion":"v1","kind":"List","items":[`

@@ -19,7 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// application is what apply is asked for.
+// application has the flags of apply.
 type application struct {
 	nodes        selection
 	profile      string
@@ -27,7 +27,7 @@ type application struct {
 	pluginConfig string
 	wait, dryRun bool
 	timeout      time.Duration
-	again        string // the command line, as people would give it again
+	again        string // the command line, for the user to repeat
 }
 
 func (o *options) apply() *cobra.Command {
@@ -67,7 +67,7 @@ Exit codes: 0 the nodes are labelled, and with --wait, as asked; 1 a node has fa
 	return c
 }
 
-// bind adds the flags that say what is asked of which nodes.
+// bind adds the flags that select the nodes and the config.
 func (a *application) bind(c *cobra.Command, o *options) {
 	a.nodes.bind(c)
 	flags := c.Flags()
@@ -78,7 +78,7 @@ func (a *application) bind(c *cobra.Command, o *options) {
 	for flag, label := range map[string]string{
 		"profile": config.LabelProfile, "mig-config": config.LabelMIGConfig, "device-plugin-config": config.LabelDevicePluginConfig,
 	} {
-		_ = c.RegisterFlagCompletionFunc(flag, o.completeNames(label)) // which fails only for a flag that is not there
+		_ = c.RegisterFlagCompletionFunc(flag, o.completeNames(label)) // fails only for a flag that does not exist
 	}
 }
 
@@ -132,7 +132,7 @@ func (a *application) run(cmd *cobra.Command, client kubernetes.Interface, w wis
 	return r.wait(ctx, client, a.timeout, a.again)
 }
 
-// checkLabelPrecedence says on which nodes another label would win over the one that is to be set.
+// checkLabelPrecedence names the nodes on which another label would win over the one that the command sets.
 func checkLabelPrecedence(nodes []corev1.Node, w wish) error {
 	if w.label == config.LabelProfile {
 		return nil
@@ -154,7 +154,7 @@ func checkLabelPrecedence(nodes []corev1.Node, w wish) error {
 		" (kubectl label node %[4]s %[2]s-)%[5]s", strings.Join(names, ", "), config.LabelProfile, w.label, names[0], instead)
 }
 
-// label asks each node. One that is deleted meanwhile is said.
+// label sets the label on each node. It reports nodes that were deleted meanwhile.
 func (a *application) label(ctx context.Context, client kubernetes.Interface, nodes []corev1.Node, w wish, out *cli.Printer) ([]*followed, error) {
 	var asked []*followed
 	for i := range nodes {
@@ -181,7 +181,7 @@ func (a *application) label(ctx context.Context, client kubernetes.Interface, no
 	return asked, nil
 }
 
-// warn names nodes that no agent may ever look at.
+// warn names nodes on which no agent has ever run.
 func warn(nodes []*followed, out *cli.Printer) {
 	var names []string
 	for _, f := range nodes {
@@ -195,10 +195,10 @@ func warn(nodes []*followed, out *cli.Printer) {
 	}
 }
 
-// plain are arguments that no shell reads otherwise.
+// plain matches arguments that a shell needs no quotes for.
 var plain = regexp.MustCompile(`^[-\w./=:,@%+]+$`)
 
-// commandLine is how people would call the command with the arguments.
+// commandLine returns the command with the arguments, for the user to paste.
 func commandLine(args []string) string {
 	words := []string{"kubectl", "gpuslice"}
 	for _, a := range args {

@@ -101,7 +101,7 @@ profile research: 1 of 1 node converged
 	}, n)
 }
 
-// What the agent has said before it saw the label counts for nothing, whatever the name.
+// A status that the agent wrote before it saw the label does not count, whatever its name.
 func TestAStatusFromBeforeTheLabelIsNotBelieved(t *testing.T) {
 	former := func(s api.Status, message string) func() *corev1.Node {
 		return func() *corev1.Node { return says(gpuNode("gpu-1"), s, message) }
@@ -177,7 +177,7 @@ func TestAMIGConfigMayBeJoinedWithOneOfTheDevicePlugin(t *testing.T) {
 	}, gpu("gpu-1"))
 }
 
-// The agent takes both for one wish, which bears the label of the MIG config.
+// The agent takes both for one wish, by the label of the MIG config.
 func TestAConfigOfTheDevicePluginIsAskedForAloneOrBesideAMIGConfig(t *testing.T) {
 	for desired, label := range map[string]string{
 		"slices":               config.LabelDevicePluginConfig,
@@ -363,7 +363,7 @@ error: profile research failed on 1 node
 	}, gpu("gpu-1"))
 }
 
-// Condition and status are two writes. What is between them is no news; a condition to which no status comes is told.
+// The agent writes condition and status one after the other. The command does not report a condition before its status, unless that never comes.
 func TestAConditionWaitsForItsStatus(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.start(apply("--wait")...)
@@ -413,7 +413,7 @@ func TestALostWatchIsTakenUpAgain(t *testing.T) {
 	}, gpu("gpu-1"))
 }
 
-func TestWhoMayNotWatchIsTold(t *testing.T) {
+func TestAUserWhoMayNotWatchIsTold(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.client.PrependWatchReactor("nodes", func(k8stesting.Action) (bool, watch.Interface, error) {
 			return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "", nil)

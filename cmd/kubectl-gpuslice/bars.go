@@ -17,13 +17,13 @@ import (
 )
 
 const (
-	// headroom is the lines of a terminal that are not for single nodes: what is rolled out, the rest, the total, and the cursor.
+	// headroom is the lines of a terminal that are not for single nodes: the wish, the other nodes, the total, and the cursor.
 	headroom = 5
-	// leastRows are shown on the smallest terminal.
+	// leastRows is the number of rows on the smallest terminal.
 	leastRows = 3
 	// refresh is how often the picture is drawn; what it shows comes from the watch.
 	refresh = 200 * time.Millisecond
-	// barLength is that of a bar with its ends.
+	// barLength is the length of a bar with its ends.
 	barLength = 22
 )
 
@@ -110,7 +110,7 @@ func (b *bars) show(nodes []*followed) {
 	b.writer.SetPinnedMessages(b.pinned(left)...)
 }
 
-// room gives each row its node. Rows that no node needs any more go.
+// room gives each row its node, and removes rows that no node needs any more.
 func (b *bars) room(left []*followed) {
 	width := 0
 	for _, f := range left[:min(len(left), len(b.rows))] {
@@ -130,7 +130,7 @@ func (b *bars) room(left []*followed) {
 	}
 }
 
-// pinned says what is rolled out, and how the nodes stand for which there is no row.
+// pinned names the wish, and counts the nodes for which there is no row by their states.
 func (b *bars) pinned(left []*followed) []string {
 	out := []string{b.header}
 	if len(left) > len(b.rows) {
@@ -140,7 +140,7 @@ func (b *bars) pinned(left []*followed) []string {
 	return out
 }
 
-// byInterest puts nodes first on which something happens.
+// byInterest sorts nodes first on which a change is under way.
 func byInterest(a, b *followed) int {
 	idle := func(f *followed) int {
 		if f.phase == "" || f.phase == api.PhaseWaiting {
@@ -151,7 +151,7 @@ func byInterest(a, b *followed) int {
 	return idle(a) - idle(b)
 }
 
-// brief is what the node waits for: who is in the way, or what the agent says.
+// brief returns what the node waits for: what is in the way, or the message of its condition.
 func brief(f *followed) string {
 	if len(f.blockers) == 0 {
 		return f.words()

@@ -27,10 +27,10 @@ const fieldManager = "kubectl-gpuslice"
 
 // options are what the subcommands share: kubectl's own flags for reaching a cluster.
 type options struct {
-	invoked   []string // the arguments of this process, to tell people how to come back
+	invoked   []string // the arguments of this process, to tell the user how to come back
 	loading   *clientcmd.ClientConfigLoadingRules
 	overrides clientcmd.ConfigOverrides
-	connect   func() (kubernetes.Interface, error) // of tests; otherwise the flags say where
+	connect   func() (kubernetes.Interface, error) // set by tests; otherwise the flags name the cluster
 }
 
 func (o *options) bind(flags *pflag.FlagSet) {
@@ -50,17 +50,17 @@ func (o *options) client() (kubernetes.Interface, error) {
 	return cli.Client(c, fieldManager, version)
 }
 
-// selection is which nodes are meant: those that are named, or those that a selector fits.
+// selection selects nodes: by their names, or by a selector.
 type selection struct{ selector string }
 
 var errBoth = errors.New("name nodes or select them with -l, not both")
 
-// bind adds the flag. What stands beside it in the command line are names.
+// bind adds the flag. The other arguments of the command line are names.
 func (s *selection) bind(c *cobra.Command) {
 	c.Flags().StringVarP(&s.selector, "selector", "l", "", "select nodes by their labels, as kubectl get does: pool=research,zone!=a")
 }
 
-// nodes reads the selected nodes, sorted by name. That there are none is an error.
+// nodes reads the selected nodes, sorted by name. It is an error if there are none.
 func (s *selection) nodes(ctx context.Context, client kubernetes.Interface, names []string) ([]corev1.Node, error) {
 	switch {
 	case s.selector != "" && len(names) > 0:
@@ -102,7 +102,7 @@ func fitting(ctx context.Context, client kubernetes.Interface, selector string) 
 	return list.Items, nil
 }
 
-// named reads nodes by their names, which may be as kubectl get -o name writes them. Several are read by one request, where people may list
+// named reads nodes by their names, which may be as kubectl get -o name writes them. It reads several by one request, if the user may list
 // nodes.
 func named(ctx context.Context, client kubernetes.Interface, names []string) ([]corev1.Node, error) {
 	var wanted []string
@@ -134,7 +134,7 @@ func named(ctx context.Context, client kubernetes.Interface, names []string) ([]
 	return pick(all, wanted)
 }
 
-// pick gives the nodes of these names, sorted. That one is missing is an error.
+// pick returns the nodes of these names, sorted. It is an error if one is missing.
 func pick(all []corev1.Node, wanted []string) ([]corev1.Node, error) {
 	found := map[string]corev1.Node{}
 	for _, n := range all {
@@ -158,10 +158,10 @@ func pick(all []corev1.Node, wanted []string) ([]corev1.Node, error) {
 
 func byName(a, b corev1.Node) int { return cmp.Compare(a.Name, b.Name) }
 
-// change is what is set on a node; nil takes a label or an annotation away.
+// change holds labels and annotations to set on a node; nil removes one.
 type change struct{ labels, annotations map[string]*string }
 
-// write changes a node, and gives it as it is then. It must still be the node that was looked at.
+// write changes a node, and returns it as it is then. It fails if the node was deleted and created anew meanwhile.
 func write(ctx context.Context, client kubernetes.Interface, node *corev1.Node, what change) (*corev1.Node, error) {
 	metadata := map[string]any{"uid": node.UID}
 	if len(what.labels) > 0 {

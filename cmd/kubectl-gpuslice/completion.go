@@ -14,16 +14,16 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// completionTime bounds the look at the cluster while somebody waits behind the tab key.
+// completionTime bounds the requests to the cluster while the user waits after the tab key.
 const completionTime = 2 * time.Second
 
-// complete offers fixed values of a flag. That there is such a flag is for the caller to see to.
+// complete offers fixed values of a flag. The caller has defined the flag.
 func complete(c *cobra.Command, flag string, values ...cobra.Completion) {
-	// It fails only where there is no such flag, or twice for one: without the offers the flag works all the same.
+	// It fails only if there is no such flag, or for a second call: without the offers the flag works all the same.
 	_ = c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 }
 
-// completeNodes offers nodes on which an agent has ever run, but for those that are named already.
+// completeNodes offers nodes on which an agent has ever run, without those that the command line names already.
 func (o *options) completeNodes(c *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	var out []cobra.Completion
 	for _, n := range o.known(c) {
@@ -34,11 +34,11 @@ func (o *options) completeNodes(c *cobra.Command, args []string, _ string) ([]co
 	return out, cobra.ShellCompDirectiveNoFileComp
 }
 
-// everywhere are the configs that are there on every node.
+// everywhere are the configs that every node has.
 var everywhere = []string{"all-balanced", "all-disabled", "all-enabled"}
 
-// completeNames offers the names that nodes are asked for by the label, and those that are there everywhere. ConfigMaps are not looked
-// into: people who may label nodes need not be let into them.
+// completeNames offers the configs that labels of nodes name, and those that every node has. It does not read ConfigMaps: a user who may
+// label nodes need not have the right to.
 func (o *options) completeNames(label string) cobra.CompletionFunc {
 	return func(c *cobra.Command, _ []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		names := map[string]bool{}
@@ -62,7 +62,7 @@ func (o *options) completeNames(label string) cobra.CompletionFunc {
 	}
 }
 
-// known are the cluster's nodes; none if it does not answer soon.
+// known returns the cluster's nodes; none if the API server does not answer soon.
 func (o *options) known(c *cobra.Command) []corev1.Node {
 	ctx := c.Context()
 	if ctx == nil {

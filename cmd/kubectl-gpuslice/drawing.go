@@ -10,15 +10,15 @@ import (
 )
 
 const (
-	// widestDrawing is the number of columns of a GPU on a terminal of whatever width.
+	// widestDrawing is the largest number of columns of a GPU, on a terminal of any width.
 	widestDrawing = 129
-	// indent is that of what belongs to a GPU.
+	// indent indents the lines below a GPU.
 	indent = "  "
-	// unwell marks, in the room of the indent, what is not healthy.
+	// unwell marks, in place of the indent, a GPU or an instance that is not healthy.
 	unwell = "! "
 )
 
-// draw is a node's GPUs: the memory slices of each, the numbers of its instances, and who uses them.
+// draw draws a node's GPUs: the memory slices of each, the numbers of its instances, and the pods that use them.
 func draw(v *nodeView, p paper) string {
 	var out []string
 	out = append(out, p.paint(v.Node, text.Bold))
@@ -45,7 +45,7 @@ func draw(v *nodeView, p paper) string {
 	return strings.Join(out, "\n")
 }
 
-// gpu draws one. Known says whether the agent tells how it is.
+// gpu draws a GPU. Known says whether the agent reports its health.
 func (k podsView) gpu(g *gpuView, known bool, p paper) []string {
 	cut := g.MIG && g.Slices > 0
 	lines := p.headline(g, cut, known)
@@ -60,7 +60,7 @@ func (k podsView) gpu(g *gpuView, known bool, p paper) []string {
 			lines = append(lines, p.paint(p.cut(indent+show.Slices(g.Slices, numbers, p.drawn())), text.FgHiBlack))
 		}
 	}
-	if len(g.Instances) == 0 && g.Geometry != "" { // of an older agent, or without room for more
+	if len(g.Instances) == 0 && g.Geometry != "" { // the status is an older agent's, or has no room for instances
 		return append(lines, p.block(indent, g.Geometry)...)
 	}
 	longest := 0
@@ -76,7 +76,7 @@ func (k podsView) gpu(g *gpuView, known bool, p paper) []string {
 	return lines
 }
 
-// headline names the GPU, and says how it is.
+// headline names the GPU, and reports its health.
 func (p paper) headline(g *gpuView, cut, known bool) []string {
 	form := "whole"
 	if cut {
@@ -103,7 +103,7 @@ func (p paper) drawn() int {
 	return min(widestDrawing, p.width-len(indent))
 }
 
-// instance is one, with those who use it. One that is not healthy is marked.
+// instance draws an instance, with the pods that use it. It marks one that is not healthy.
 func (k podsView) instance(i instanceView, longest int, health *gpuHealth, p paper) []string {
 	margin := indent
 	if i.Unhealthy != "" {
@@ -140,7 +140,7 @@ func (p paper) cut(line string) string {
 	return text.Snip(line, p.width, "…")
 }
 
-// cells are the GPU's instances as they are drawn, by name and by number.
+// cells returns the GPU's instances as cells of the drawing, by name and by number.
 func cells(g *gpuView) (names, numbers []show.Cell) {
 	for _, i := range g.Instances {
 		profile, _, _ := strings.Cut(i.Is, "@")

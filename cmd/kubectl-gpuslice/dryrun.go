@@ -14,10 +14,10 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/cli"
 )
 
-// planTime is how long agents have to answer: one in the middle of a step, as a reset, does it after that.
+// planTime is how long agents have to answer: an agent in the middle of a step, as a reset, answers after that.
 const planTime = 30 * time.Second
 
-// plans are what agents answer that are asked what a wish would do.
+// plans are the agents' answers to what a wish would do.
 type plans struct {
 	*inquiry
 	wish wish
@@ -35,7 +35,7 @@ func preview(ctx context.Context, client kubernetes.Interface, nodes []corev1.No
 	return p.conclude(out)
 }
 
-// leaving are the pods that have to leave, by their nodes.
+// leaving returns the pods that have to leave, by their nodes.
 func (q *plans) leaving() []leavingPods {
 	var out []leavingPods
 	for _, a := range q.nodes {
@@ -53,7 +53,7 @@ func interrupted(ctx context.Context, err error) error {
 	return &cli.ExitError{Code: exitInterrupted, Err: errors.New("interrupted; nothing was labelled")}
 }
 
-// print writes the answers, those of nodes together that would all do the same.
+// print writes the answers. It joins nodes with the same answer.
 func (q *plans) print(out *cli.Printer) {
 	var order []string
 	same := map[string][]string{}
@@ -93,7 +93,7 @@ func (q *plans) conclude(out *cli.Printer) error {
 	}
 }
 
-// describe is what one node would do.
+// describe says what one node would do.
 func (q *plans) describe(a *askedNode) string {
 	switch {
 	case a.lost != "":
@@ -107,7 +107,7 @@ func (q *plans) describe(a *askedNode) string {
 		return "nothing to do"
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s; %s", cli.Counted(len(a.answer.Steps)+a.answer.More, "step"), who(a.answer))
+	fmt.Fprintf(&b, "%s; %s", cli.Counted(len(a.answer.Steps)+a.answer.More, "step"), leavers(a.answer))
 	if a.answer.Reboot {
 		b.WriteString("; it takes a reboot of the node")
 	}
@@ -123,8 +123,8 @@ func (q *plans) describe(a *askedNode) string {
 	return b.String()
 }
 
-// who has to leave.
-func who(a *api.Answer) string {
+// leavers names the pods that have to leave.
+func leavers(a *api.Answer) string {
 	switch n := len(a.Pods) + a.MorePods; n {
 	case 0:
 		return "no pod has to leave"

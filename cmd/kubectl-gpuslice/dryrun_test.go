@@ -14,7 +14,7 @@ import (
 
 const request = config.LabelProfile + "=research"
 
-// answers is what an agent does that is asked.
+// answers lets the node's agent answer a request with a.
 func (w *world) answers(name string, a api.Answer) {
 	w.t.Helper()
 	w.edit(name, func(n *corev1.Node) {

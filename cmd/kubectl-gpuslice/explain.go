@@ -15,9 +15,9 @@ import (
 )
 
 const (
-	// longestName is the number of characters of a name that people have mistyped, in an error.
+	// longestName is the number of characters of a mistyped name in an error.
 	longestName = 64
-	// paperWidth is the number of columns of running text where no terminal says another.
+	// paperWidth is the number of columns of running text without a terminal.
 	paperWidth = 80
 )
 
@@ -69,16 +69,16 @@ func explain() *cobra.Command {
 	}
 }
 
-// word is one that people meet, with what it means.
+// word is a word in the agent's messages, with its meaning.
 type word struct{ name, means string }
 
-// words are those of one kind.
+// words are the words of one kind.
 type words struct {
 	title string
 	words []word
 }
 
-// vocabulary is all that explain knows.
+// vocabulary returns all words that explain knows.
 func vocabulary() []words {
 	var out []words
 	for _, g := range reasons.All() {

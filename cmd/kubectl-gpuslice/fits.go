@@ -27,10 +27,10 @@ import (
 type leavingPods struct {
 	node string
 	pods []string
-	more int // that the agent has not named
+	more int // pods that the agent has not named
 }
 
-// running is what runs in the cluster, to tell whether pods that leave a node have a place on another.
+// running is what runs in the cluster, to find out whether pods that leave a node have a place on another.
 type running struct {
 	nodes   []corev1.Node
 	pods    map[string]*corev1.Pod // by namespace and name
@@ -38,8 +38,8 @@ type running struct {
 	budgets []policyv1.PodDisruptionBudget
 }
 
-// fit says of the pods that leave each node whether they fit on others, and which budgets stand in the way. It is a help, and no error,
-// where people may not look.
+// fit says of the pods that leave each node whether they fit on others, and which budgets block them. If the user has no right to list
+// these, it says so, and returns no error.
 func fit(ctx context.Context, client kubernetes.Interface, leaving []leavingPods, out *cli.Printer) {
 	if len(leaving) == 0 || ctx.Err() != nil {
 		return
@@ -85,7 +85,7 @@ func lookAround(ctx context.Context, client kubernetes.Interface) (*running, err
 	return r, nil
 }
 
-// requests are what the pod asks of its node, with its place among the node's pods.
+// requests returns the resources that the pod requests, with its place among the node's pods.
 func requests(p *corev1.Pod) corev1.ResourceList {
 	out := requested.PodRequests(p, requested.PodResourcesOptions{})
 	out[corev1.ResourcePods] = *resource.NewQuantity(1, resource.DecimalSI)
@@ -120,7 +120,7 @@ func (r *running) judge(l leavingPods) []string {
 		case owner == nil:
 			alone = append(alone, name)
 			continue
-		case owner.Kind == "DaemonSet": // comes back to the node
+		case owner.Kind == "DaemonSet": // the pod comes back to the node
 			continue
 		}
 		if why := r.place(p, l.node, free); why != "" {
@@ -163,7 +163,7 @@ func controller(p *corev1.Pod) *metav1.OwnerReference {
 	return metav1.GetControllerOf(p)
 }
 
-// place finds a node for the pod, and takes what it needs there. Otherwise it counts why the nodes do not do.
+// place finds a node for the pod, and takes the resources that it needs there. Otherwise it counts why the nodes do not fit.
 func (r *running) place(p *corev1.Pod, from string, free map[string]corev1.ResourceList) string {
 	needs := requests(p)
 	against := map[string]int{}
@@ -189,7 +189,7 @@ func (r *running) place(p *corev1.Pod, from string, free map[string]corev1.Resou
 	return strings.Join(out, "; ")
 }
 
-// keeps is why a pod of these needs could not be scheduled to the node; empty if it could, as far as capacity, selectors and taints go.
+// keeps returns why the pod could not be scheduled to the node; empty if it could, as far as capacity, selectors and taints go.
 func keeps(n *corev1.Node, p *corev1.Pod, free, needs corev1.ResourceList) string {
 	if n.Spec.Unschedulable {
 		return "cordoned"
@@ -223,7 +223,7 @@ func keeps(n *corev1.Node, p *corev1.Pod, free, needs corev1.ResourceList) strin
 	return ""
 }
 
-// blockingBudgets are the budgets that do not let all the pods go at once.
+// blockingBudgets returns the budgets that do not let all the pods go at once.
 func (r *running) blockingBudgets(l leavingPods, homeless map[string]bool) []string {
 	var out []string
 	over := map[string][]string{} // budgets, by pod

@@ -115,7 +115,7 @@ func TestADryRunSaysWhichBudgetWillStandInTheWay(t *testing.T) {
 	}, gpu("gpu-1"))
 }
 
-func TestADryRunOfSomebodyWhoMayNotListPodsSaysSo(t *testing.T) {
+func TestADryRunOfAUserWhoMayNotListPodsSaysSo(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.client.PrependReactor("list", "pods", func(k8stesting.Action) (bool, runtime.Object, error) {
 			return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "", nil)

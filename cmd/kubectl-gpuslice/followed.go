@@ -17,16 +17,16 @@ import (
 )
 
 const (
-	// answerTime is how long an agent may take to notice a label, which it does by a watch. People are told of a longer silence.
+	// answerTime is how long an agent may take to notice a label, which it does by a watch. The command reports a longer silence.
 	answerTime = 2 * time.Minute
-	// longestWord is the number of characters of a phase or reason, of which the longest have some 20.
+	// longestWord bounds the characters of a phase or reason, of which the longest have some 20.
 	longestWord = 64
 )
 
-// wish is what the nodes are asked for.
+// wish is the label that the command sets, and the config that it names.
 type wish struct{ label, name string }
 
-// String writes it as people set it.
+// String returns the wish as kubectl label takes it.
 func (w wish) String() string { return w.label + "=" + w.name }
 
 // kind names the wish in messages.
@@ -41,7 +41,7 @@ func (w wish) kind() string {
 	}
 }
 
-// stage is whether a node is still to be waited for.
+// stage is whether the command still waits for a node.
 type stage int
 
 const (
@@ -51,7 +51,7 @@ const (
 	deleted
 )
 
-// agentReport is what the agent of a node has said.
+// agentReport is the status and the condition that the agent has written on its node.
 type agentReport struct {
 	text      string // of the status annotation
 	status    api.Status
@@ -60,7 +60,7 @@ type agentReport struct {
 
 func agentReportOf(n *corev1.Node) agentReport {
 	t := agentReport{text: n.Annotations[config.AnnotationStatus]}
-	if json.Unmarshal([]byte(t.text), &t.status) != nil { // of a version that this one cannot read
+	if json.Unmarshal([]byte(t.text), &t.status) != nil { // an agent of another version has written it
 		t.status = api.Status{}
 	}
 	for _, c := range n.Status.Conditions {
@@ -72,7 +72,7 @@ func agentReportOf(n *corev1.Node) agentReport {
 	return t
 }
 
-// makeLegible bounds what is shown of it: others can write to an annotation and a condition too.
+// makeLegible bounds the texts to show: any user who can write the node can write an annotation and a condition.
 func (t *agentReport) makeLegible() {
 	s, c := &t.status, &t.condition
 	s.Phase, s.Reason = api.Phase(legible.Cut(string(s.Phase), longestWord)), config.Reason(legible.Cut(string(s.Reason), longestWord))
@@ -83,7 +83,7 @@ func (t *agentReport) makeLegible() {
 	c.Reason, c.Message = legible.Cut(c.Reason, longestWord), legible.Message(c.Message, legible.Longest)
 }
 
-// none reports whether no agent has ever said anything.
+// none reports whether no agent has ever written anything.
 func (t agentReport) none() bool { return t.text == "" && t.condition.Type == "" }
 
 func (t agentReport) same(o agentReport) bool { return t.text == o.text && t.sameCondition(o) }
@@ -107,12 +107,12 @@ func (t agentReport) about(w wish) bool {
 	}
 }
 
-// isOfLabel reports whether the status is about what the label asks for. Older agents do not say which label that is.
+// isOfLabel reports whether the status is about the config of that label. Older agents do not write the label.
 func (t agentReport) isOfLabel(label string) bool {
 	return t.status.Label == "" || t.status.Label == label
 }
 
-// agrees reports whether condition and status, which are two writes, are about the same.
+// agrees reports whether condition and status are about the same: the agent writes them one after the other.
 func (t agentReport) agrees() bool {
 	return t.condition.Reason == string(t.status.Reason) && !t.condition.LastHeartbeatTime.Time.Before(t.status.Since.Truncate(time.Second))
 }
@@ -121,28 +121,28 @@ func (t agentReport) agrees() bool {
 type identity struct {
 	name string
 	uid  types.UID
-	from string // resource version: the node as it was before says nothing
+	from string // resource version: older states of the node do not count
 }
 
 func identify(n *corev1.Node) identity {
 	return identity{name: n.Name, uid: n.UID, from: n.ResourceVersion}
 }
 
-// outdated reports whether this is not that node, or is it as it was before: lists come from caches.
+// outdated reports whether n is another node, or an older state of this one: lists come from caches.
 func (i identity) outdated(n *corev1.Node) bool {
 	order, err := resourceversion.CompareResourceVersion(n.ResourceVersion, i.from)
 	return n.UID != i.uid || err == nil && order < 0
 }
 
-// followed is a node that is waited for.
+// followed is a node that the command waits for.
 type followed struct {
 	identity
 	wish  wish
-	asked bool        // the label was set by this command, and was not there before
-	first agentReport // what the agent had said by then
+	asked bool        // this command has set the label, which was not there before
+	first agentReport // what the agent had written by then
 	last  agentReport
-	heard time.Time // when the agent last said anything, or the wait began
-	most  int       // steps that were ever left
+	heard time.Time // when the agent last wrote anything, or the wait began
+	most  int       // the most steps that were ever left
 	ahead time.Time // since when the condition has been newer than the status; zero if it is not
 
 	stage    stage
@@ -153,7 +153,7 @@ type followed struct {
 	percent  int
 }
 
-// waitFor begins to wait for the node, which has the label by now.
+// waitFor begins to wait for the node. The label is set by now.
 func waitFor(n *corev1.Node, w wish, asked bool, now time.Time) *followed {
 	f := &followed{identity: identify(n), wish: w, asked: asked, first: agentReportOf(n), heard: now}
 	f.message = "waiting for its agent to see the label"
@@ -164,7 +164,7 @@ func waitFor(n *corev1.Node, w wish, asked bool, now time.Time) *followed {
 	return f
 }
 
-// see takes in how the node is now.
+// see takes a new state of the node.
 func (f *followed) see(n *corev1.Node, now time.Time) {
 	if f.stage != pending || f.outdated(n) {
 		return
@@ -179,7 +179,7 @@ func (f *followed) see(n *corev1.Node, now time.Time) {
 		f.end(failed, "", message)
 		return
 	}
-	// The label may have been taken away and set again so fast that the agent has not seen it: then it counts from its next word on.
+	// A user may have removed the label and set it again so fast that the agent has not seen it: then its next report counts.
 	fresh := !f.asked || !t.same(f.first)
 	switch {
 	case !fresh:
@@ -192,7 +192,7 @@ func (f *followed) see(n *corev1.Node, now time.Time) {
 	}
 }
 
-// withdrawn says who else has asked for something since.
+// withdrawn says which label asks for another config by now.
 func (f *followed) withdrawn(n *corev1.Node) string {
 	now, there := n.Labels[f.wish.label]
 	profile := n.Labels[config.LabelProfile]
@@ -208,7 +208,7 @@ func (f *followed) withdrawn(n *corev1.Node) string {
 	}
 }
 
-// judge takes in a status that is about the wish.
+// judge takes a status that is about the wish.
 func (f *followed) judge(t, before agentReport, now time.Time) {
 	s := t.status
 	if t.agrees() {
@@ -228,7 +228,7 @@ func (f *followed) judge(t, before agentReport, now time.Time) {
 	}
 }
 
-// heedCondition takes in a condition that is not about the same as the status.
+// heedCondition takes a condition that is not about the same as the status.
 func (f *followed) heedCondition(t, before agentReport, now time.Time) {
 	switch {
 	case t.sameCondition(before): // it is about to follow the status
@@ -239,16 +239,16 @@ func (f *followed) heedCondition(t, before agentReport, now time.Time) {
 	}
 }
 
-// followTime is how long a status takes to follow its condition: they are two writes, one right after the other.
+// followTime is how long a status takes to follow its condition: the agent writes one right after the other.
 const followTime = 2 * time.Second
 
-// tellCondition says what the condition does, where there is no status to it.
+// tellCondition reports the condition, if no status has followed it.
 func (f *followed) tellCondition() {
 	f.ahead = time.Time{}
 	f.tell(api.PhaseWaiting, config.Reason(f.last.condition.Reason), f.last.condition.Message, nil)
 }
 
-// progress is how much of the change is done: of the steps that were ever left, forwards or on the way back.
+// progress notes how much of the change is done: of the most steps that were ever left, forwards or in an undo.
 func (f *followed) progress(s api.Status) {
 	if s.Phase == api.PhaseRollingBack && f.phase != api.PhaseRollingBack {
 		f.most = 0
@@ -268,15 +268,15 @@ func (f *followed) end(s stage, reason config.Reason, message string) {
 	f.tell("", reason, message, nil)
 }
 
-// gone takes in that the node was deleted.
+// gone notes that the node was deleted.
 func (f *followed) gone() {
 	if f.stage == pending {
 		f.end(deleted, "", "the node was deleted, and is not waited for")
 	}
 }
 
-// passed looks whether the agent keeps silent: for longer than a heartbeat, once it has said anything of the wish. A node of which
-// none has ever said anything is given up.
+// passed checks whether the agent keeps silent: for longer than a heartbeat, once it has reported anything about the wish. It gives up a node
+// on which no agent has ever written anything.
 func (f *followed) passed(now time.Time) {
 	if f.stage == pending && !f.ahead.IsZero() && now.Sub(f.ahead) >= followTime {
 		f.tellCondition()
@@ -298,7 +298,7 @@ func (f *followed) passed(now time.Time) {
 	f.tell(f.phase, f.reason, message, nil)
 }
 
-// state is where the node stands, in a word.
+// state returns the state of the node, in a word.
 func (f *followed) state() string {
 	switch f.stage {
 	case converged:
@@ -312,7 +312,7 @@ func (f *followed) state() string {
 	return cmp.Or(string(f.phase), "Asked")
 }
 
-// words say why, with the reason where there is one that the state does not say.
+// words says why, with the reason if the state does not say that.
 func (f *followed) words() string {
 	if f.reason == "" || string(f.reason) == f.state() {
 		return f.message

@@ -14,10 +14,10 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// mostXids is how many errors of one GPU are shown, which is as many as an agent tells.
+// mostXids is how many errors of one GPU the command shows, which is as many as an agent reports.
 const mostXids = 4
 
-// severityCritical is that of a GPU which is not to be used.
+// severityCritical is the severity of a GPU that pods must not use.
 const severityCritical = "critical"
 
 // gpuHealth is what is wrong with a GPU, and what its driver has reported of it.
@@ -26,11 +26,11 @@ type gpuHealth struct {
 	Severity  string        `json:"severity,omitempty"`
 	Action    string        `json:"action,omitempty"`
 	Since     time.Time     `json:"since,omitzero"`
-	Instances []string      `json:"instances,omitempty"` // that have it; none is the whole GPU
+	Instances []string      `json:"instances,omitempty"` // instances that are unhealthy; none is the whole GPU
 	Xids      []api.XidSeen `json:"xids,omitempty"`
 }
 
-// healthOf bounds what a status says of a GPU: others can write to that too.
+// healthOf bounds what a status says of a GPU: any user who can write the node can write the status.
 func healthOf(h *api.GPUHealth) *gpuHealth {
 	if h == nil {
 		return nil
@@ -57,7 +57,7 @@ func (g *gpuView) setHealth(h *gpuHealth) {
 	}
 }
 
-// state is how the GPU is, in a word: why it is unhealthy, or that it is well, where that is known.
+// state returns the health of the GPU in a word: why it is unhealthy, or that it is well, if that is known.
 func (g *gpuView) state(known bool) string {
 	switch {
 	case g.Health != nil && g.Health.Reason != "":
@@ -69,7 +69,7 @@ func (g *gpuView) state(known bool) string {
 	}
 }
 
-// colour tells by how bad it is.
+// colour shows how bad it is.
 func (h *gpuHealth) colour() text.Color {
 	switch {
 	case h == nil || h.Reason == "":
@@ -86,7 +86,7 @@ func (v *nodeView) healthKnown() bool {
 	return v.Health != nil && v.Health.Unhealthy != corev1.ConditionUnknown
 }
 
-// healthLines say what is wrong with the GPU and what is to be done, and which errors it has had.
+// healthLines say what is wrong with the GPU and what the user has to do, and which errors it has had.
 func (g *gpuView) healthLines(p paper) []string {
 	h := g.Health
 	if h == nil {

@@ -18,19 +18,19 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// cleanTime bounds the end, when the requests are taken away.
+// cleanTime bounds the removal of the requests at the end.
 const cleanTime = time.Minute
 
-// writesAtOnce is to how many nodes is written at a time: fifty are asked in the time of a few answers of the API server.
+// writesAtOnce is to how many nodes the command writes at a time: it asks fifty in the time of a few answers of the API server.
 const writesAtOnce = 16
 
-// inquiry asks agents something.
+// inquiry is a request to agents, with their answers.
 type inquiry struct {
 	request string // value of config.AnnotationPreview
 	nodes   []*askedNode
 }
 
-// askedNode is a node whose agent is asked.
+// askedNode is a node whose agent the command asks.
 type askedNode struct {
 	identity
 	node   *corev1.Node
@@ -38,7 +38,7 @@ type askedNode struct {
 	lost   string // why there will be no answer
 }
 
-// inquire asks the agents of the nodes, and waits for so long until all have answered. Then it takes its requests away.
+// inquire asks the agents of the nodes, and waits until all have answered, at most for patience. Then it removes its requests.
 func inquire(ctx context.Context, client kubernetes.Interface, nodes []corev1.Node, request string, patience time.Duration, out *cli.Printer) (*inquiry, error) {
 	q := &inquiry{request: request}
 	defer q.withdraw(context.WithoutCancel(ctx), client, out)
@@ -63,14 +63,14 @@ func (q *inquiry) ask(ctx context.Context, client kubernetes.Interface, nodes []
 	workqueue.ParallelizeUntil(ctx, writesAtOnce, len(nodes), func(i int) { asked[i], failed[i] = ask(ctx, client, &nodes[i], q.request) })
 	q.nodes = slices.DeleteFunc(asked, func(a *askedNode) bool { return a == nil })
 	for _, err := range failed {
-		if err != nil { // one stands for all
+		if err != nil { // the first error is enough
 			return err
 		}
 	}
 	return ctx.Err()
 }
 
-// ask sets the request, and takes away an answer that an earlier one has left.
+// ask sets the request, and removes the answer to an earlier one.
 func ask(ctx context.Context, client kubernetes.Interface, n *corev1.Node, request string) (*askedNode, error) {
 	after, err := write(ctx, client, n, change{annotations: map[string]*string{config.AnnotationPreview: &request, config.AnnotationPlan: nil}})
 	switch {
@@ -83,7 +83,7 @@ func ask(ctx context.Context, client kubernetes.Interface, n *corev1.Node, reque
 	}
 }
 
-// withdraw takes requests and answers away.
+// withdraw removes requests and answers.
 func (q *inquiry) withdraw(ctx context.Context, client kubernetes.Interface, out *cli.Printer) {
 	ctx, cancel := context.WithTimeout(ctx, cleanTime)
 	defer cancel()
@@ -92,7 +92,7 @@ func (q *inquiry) withdraw(ctx context.Context, client kubernetes.Interface, out
 		_, failed[i] = write(ctx, client, q.nodes[i].node, change{annotations: map[string]*string{config.AnnotationPreview: nil, config.AnnotationPlan: nil}})
 	})
 	for i, err := range failed {
-		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) { // it is another node of the same name then
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) { // the node was deleted, or created anew
 			out.Printf("warning: %v; to take the request away: kubectl annotate node %s %s-\n", err, q.nodes[i].name, config.AnnotationPreview)
 		}
 	}
@@ -137,7 +137,7 @@ func (a *askedNode) see(n *corev1.Node, request string) {
 	}
 }
 
-// makeLegible bounds what is shown of an answer: others can write to the annotation too.
+// makeLegible bounds the texts of an answer: any user who can write the node can write the annotation.
 func makeLegible(a *api.Answer) {
 	if a.Diagnosis != nil {
 		a.Diagnosis.Outcome.Text = legible.Message(a.Diagnosis.Outcome.Text, legible.Longest)

@@ -8,10 +8,10 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/cli"
 )
 
-// lines shows a roll-out where there is no terminal: a line when a node has another reason, or comes to its end.
+// lines shows a roll-out without a terminal: a line when a node has another reason, or is done.
 type lines struct {
 	out   *cli.Printer
-	shown map[string]string // by node, what it had
+	shown map[string]string // the last news of each node
 }
 
 func newLines(out *cli.Printer) *lines { return &lines{out: out, shown: map[string]string{}} }
@@ -31,8 +31,8 @@ func (l *lines) say(line string) {
 
 func (l *lines) close() {}
 
-// news is what of a node is worth a line when it changes. Of a change that is under way the reason says more than the phase: a wait for
-// the same is no news where the agent counts it to another phase.
+// news returns what is worth a line when it changes. In a running change that is the reason, and not the phase: if the agent waits for the
+// same in another phase, that is no news.
 func news(f *followed) string {
 	switch {
 	case f.reason == "":
@@ -44,5 +44,5 @@ func news(f *followed) string {
 	}
 }
 
-// sentence says all of a node in one line.
+// sentence describes a node in one line.
 func sentence(f *followed) string { return fmt.Sprintf("%s  %s  %s", f.name, f.state(), f.words()) }

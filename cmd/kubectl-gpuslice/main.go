@@ -20,7 +20,7 @@ var version = "development"
 // Exit codes other than 0 and 1.
 const (
 	exitTimeout     = 3
-	exitInterrupted = 130 // as of a program that SIGINT ends
+	exitInterrupted = 130 // that of a program which SIGINT ends
 )
 
 func main() {
@@ -39,7 +39,7 @@ func (o *options) command() *cobra.Command {
 		Short:         "Rolls a config of GPUs out to many nodes, and says how far they are",
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		// Help shows the command as people call it.
+		// Help shows the command as users call it.
 		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl gpuslice"},
 	}
 	o.bind(root.PersistentFlags())

@@ -61,7 +61,7 @@ type sameWish struct {
 	nodes []corev1.Node
 }
 
-// byWish puts together nodes that ask for the same by their labels.
+// byWish groups nodes whose labels ask for the same.
 func byWish(nodes []corev1.Node) ([]sameWish, error) {
 	var out []sameWish
 	var none []string
@@ -86,7 +86,7 @@ next:
 	return out, nil
 }
 
-// wishOf is what the labels of the node ask for. Its agent adds the other of the two labels that stand together.
+// wishOf returns the first label of the node that asks for a config. Of two labels that count together its agent adds the other.
 func wishOf(n *corev1.Node) (wish, bool) {
 	for _, label := range []string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig} {
 		if name := n.Labels[label]; name != "" {

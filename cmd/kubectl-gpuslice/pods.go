@@ -18,13 +18,13 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// viewTime is how long the agents have to say who uses the GPUs: people who look do not want to wait for one in the middle of a step.
+// viewTime is how long the agents have to answer which pods use the GPUs: users do not want to wait for an agent in the middle of a step.
 const viewTime = 5 * time.Second
 
-// mostAsking bounds how many pods are listed of which only the node is known.
+// mostAsking bounds the list of pods of which only the node is known.
 const mostAsking = 32
 
-// seePods adds which pods use the GPUs: as the agents say, or else which pods of the node ask for any.
+// seePods adds which pods use the GPUs, by the agents' answers; without an answer, which pods of the node request GPUs.
 func (s *statusRequest) seePods(ctx context.Context, client kubernetes.Interface, nodes []corev1.Node, views []nodeView) error {
 	said, why, err := s.askAgents(ctx, client, nodes, views)
 	if err != nil {
@@ -49,7 +49,7 @@ func (s *statusRequest) seePods(ctx context.Context, client kubernetes.Interface
 	return nil
 }
 
-// askAgents asks those that have ever said anything, and says why others have not answered.
+// askAgents asks the agents that have ever written anything, and says why others have not answered.
 func (s *statusRequest) askAgents(ctx context.Context, client kubernetes.Interface, nodes []corev1.Node, views []nodeView) (said map[string]*askedNode, why string, err error) {
 	if !s.ask {
 		return nil, "--ask=false", nil
@@ -61,7 +61,7 @@ func (s *statusRequest) askAgents(ctx context.Context, client kubernetes.Interfa
 		}
 	}
 	said = map[string]*askedNode{}
-	q, err := inquire(ctx, client, asked, config.RequestDiagnosis, viewTime, &cli.Printer{W: io.Discard}) // a request that is left hurts nobody
+	q, err := inquire(ctx, client, asked, config.RequestDiagnosis, viewTime, &cli.Printer{W: io.Discard}) // a request that stays on a node does no harm
 	for _, a := range q.nodes {
 		said[a.name] = a
 	}
@@ -77,13 +77,13 @@ func (s *statusRequest) askAgents(ctx context.Context, client kubernetes.Interfa
 	}
 }
 
-// heed takes in what the agent has answered, and reports whether it has said who uses the GPUs.
+// heed takes the agent's answer, and reports whether that says which pods use the GPUs.
 func (v *nodeView) heed(a *askedNode) bool {
 	switch {
 	case a.answer != nil && a.answer.Diagnosis != nil:
 		v.addDiagnosis(a.answer.Diagnosis)
 		return true
-	case a.answer != nil && a.answer.Refused != "": // as an older agent does
+	case a.answer != nil && a.answer.Refused != "": // an older agent refuses the request
 		v.Pods.Why = "the agent does not say: " + a.answer.Refused
 	case a.lost != "":
 		v.Pods.Why = a.lost
@@ -91,8 +91,8 @@ func (v *nodeView) heed(a *askedNode) bool {
 	return false
 }
 
-// asking are the pods of each of the nodes that ask for GPUs, with what they ask for; none where people may not list pods. Of several nodes all
-// pods are read at once, from the API server's cache.
+// asking returns the pods of each node that request GPUs, with their requests; none if the user may not list pods. For several nodes it reads
+// all pods at once, from the API server's cache.
 func asking(ctx context.Context, client kubernetes.Interface, nodes []string) map[string][]string {
 	o := metav1.ListOptions{ResourceVersion: "0"}
 	switch len(nodes) {
@@ -129,7 +129,7 @@ func ended(p *corev1.Pod) bool {
 	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 }
 
-// gpuRequests are the resources of NVIDIA's that the pod asks for: "nvidia.com/mig-1g.10gb 1".
+// gpuRequests returns NVIDIA's resources that the pod requests: "nvidia.com/mig-1g.10gb 1".
 func gpuRequests(p *corev1.Pod) []string {
 	var out []string
 	for name, n := range requests(p) {

@@ -19,10 +19,10 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// exitNotOurs is the exit code where nothing is owed to the node any more, and somebody else keeps it closed.
+// exitNotOurs is the exit code if the agent owes the node nothing any more, and a user or another tool keeps it closed.
 const exitNotOurs = 3
 
-// recovery is what recover is asked for.
+// recovery has the flags of recover.
 type recovery struct {
 	dryRun  bool
 	format  string
@@ -115,7 +115,7 @@ func (r *recovery) run(ctx context.Context, client kubernetes.Interface, node co
 	}
 }
 
-// diagnose asks the agent.
+// diagnose asks the agent for its diagnosis.
 func (r *recovery) diagnose(ctx context.Context, client kubernetes.Interface, node corev1.Node, out *cli.Printer) (*api.Diagnosis, error) {
 	q, err := inquire(ctx, client, []corev1.Node{node}, config.RequestDiagnosis, planTime, out)
 	switch a := asked(q); {
@@ -135,7 +135,7 @@ func (r *recovery) diagnose(ctx context.Context, client kubernetes.Interface, no
 	}
 }
 
-// asked is the one node of an inquiry.
+// asked returns the one node of an inquiry.
 func asked(q *inquiry) *askedNode {
 	if len(q.nodes) == 0 {
 		return &askedNode{}
@@ -155,7 +155,7 @@ func (r *recovery) say(d *api.Diagnosis, out *cli.Printer) {
 	out.Printf("%s\n", legible.JSON(string(text)))
 }
 
-// givenBack waits until nothing is owed to the node.
+// givenBack waits until the agent owes the node nothing.
 type givenBack struct {
 	node          string
 	out           *cli.Printer

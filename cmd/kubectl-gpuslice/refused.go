@@ -15,7 +15,7 @@ import (
 // refusalTime is how long apply waits for agents that refuse at once, as a name that their node does not have.
 const refusalTime = 3 * time.Second
 
-// refusals are the first words of the agents about a wish.
+// refusals are the first reports of the agents about a wish.
 type refusals struct{ nodes []*followed }
 
 func (r *refusals) see(n *corev1.Node) {
@@ -38,7 +38,7 @@ func (r *refusals) passed(time.Time) {}
 
 func (r *refusals) trouble(error) {}
 
-// settled: each agent that has ever said anything has said something of the wish.
+// settled reports whether each agent that has ever written anything has reported about the wish.
 func (r *refusals) settled() (bool, error) {
 	for _, f := range r.nodes {
 		if f.stage == pending && f.reason == "" && !f.first.none() {
@@ -48,8 +48,8 @@ func (r *refusals) settled() (bool, error) {
 	return true, nil
 }
 
-// refusedAtOnce names the nodes that refuse the wish as soon as they see it. It is no error that agents keep silent: they may be in the middle
-// of a step.
+// refusedAtOnce names the nodes whose agents refuse the wish as soon as they see it. It is no error if agents keep silent: they may be in the
+// middle of a step.
 func refusedAtOnce(ctx context.Context, client kubernetes.Interface, w wish, asked []*followed, out *cli.Printer) error {
 	r := &refusals{nodes: asked}
 	waiting, cancel := context.WithTimeoutCause(ctx, refusalTime, errLate)

@@ -50,7 +50,7 @@ func TestFiftyNodesAreReadByOneRequest(t *testing.T) {
 	}
 }
 
-// Agents are asked by one write each, and that is taken away by another one.
+// The command asks each agent by one write, and removes the request by another one.
 func TestFiftyAgentsAreAskedByTwoWritesEach(t *testing.T) {
 	nodes, names := fifty()
 	inWorld(t, func(w *world) {
@@ -66,7 +66,7 @@ func TestFiftyAgentsAreAskedByTwoWritesEach(t *testing.T) {
 	}, nodes...)
 }
 
-// answersAtOnce is an agent that has its answer on the node as soon as it is asked for a diagnosis.
+// answersAtOnce is an agent that answers a request for a diagnosis at once.
 func (w *world) answersAtOnce(a k8stesting.Action) (bool, runtime.Object, error) {
 	patch, ok := a.(k8stesting.PatchAction)
 	var asks struct {

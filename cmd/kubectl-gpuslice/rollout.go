@@ -22,7 +22,7 @@ type rollout struct {
 	out    *cli.Printer
 }
 
-// screen shows people how far a roll-out is.
+// screen shows the user how far a roll-out is.
 type screen interface {
 	show(nodes []*followed) // at each change of any of them
 	say(line string)        // once
@@ -74,11 +74,11 @@ func (r *rollout) names() []string {
 	return out
 }
 
-// errLate is the end of a wait by its timeout.
+// errLate ends a wait at its timeout.
 var errLate = errors.New("the timeout has come first")
 
-// wait follows the nodes to the end, to the timeout if there is one, or until people have seen enough. The roll-out goes on
-// whatever becomes of the wait: agents do it.
+// wait follows the nodes to the end, to the timeout if there is one, or until the user interrupts it. The roll-out goes on
+// all the same: the agents do it.
 func (r *rollout) wait(ctx context.Context, client kubernetes.Interface, timeout time.Duration, again string) error {
 	waiting := ctx
 	if timeout > 0 {
@@ -111,7 +111,7 @@ func (r *rollout) wait(ctx context.Context, client kubernetes.Interface, timeout
 	}
 }
 
-// summarize says how each node stands that is not as asked, and how many are.
+// summarize names each node that does not have the config yet, with its state, and counts those that have it.
 func (r *rollout) summarize() {
 	for _, f := range r.nodes {
 		if f.stage == failed || f.stage == pending {

@@ -25,7 +25,7 @@ const (
 	formatYAML = "yaml"
 )
 
-// statusRequest is what status is asked for.
+// statusRequest has the flags of status.
 type statusRequest struct {
 	nodes  selection
 	format string
@@ -97,7 +97,7 @@ func (s *statusRequest) print(ctx context.Context, client kubernetes.Interface, 
 	return err
 }
 
-// text is the nodes in the format that is asked for.
+// text returns the nodes in the format of the flag.
 func (s *statusRequest) text(views []nodeView, drawn bool, p paper) (string, error) {
 	switch s.format {
 	case formatJSON:
@@ -116,7 +116,7 @@ func (s *statusRequest) text(views []nodeView, drawn bool, p paper) (string, err
 	return strings.Join(parts, "\n\n") + "\n", nil
 }
 
-// paperOf is what the writer is: a terminal has an end, and colour unless people want none.
+// paperOf returns the paper of the writer: a terminal has a width, and colour unless the user wants none.
 func paperOf(w io.Writer) paper {
 	width, _, is := terminal(w)
 	return paper{width: width, colour: is && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb", now: time.Now()}
@@ -125,11 +125,11 @@ func paperOf(w io.Writer) paper {
 // leastPause is the time between two pictures on a terminal.
 const leastPause = 100 * time.Millisecond
 
-// statusWatch shows nodes as they change: again and again on a terminal, otherwise what has changed.
+// statusWatch shows nodes as they change: all of them again and again on a terminal, otherwise those that have changed.
 type statusWatch struct {
 	request *statusRequest
 	w       io.Writer
-	named   bool // the nodes, whose GPUs are drawn then
+	named   bool // the user has named the nodes: then it draws their GPUs
 	views   map[string]nodeView
 	told    map[string]string
 	drawn   time.Time
@@ -137,7 +137,7 @@ type statusWatch struct {
 	out     cli.Printer
 }
 
-// follow shows the nodes until people have seen enough.
+// follow shows the nodes until the user interrupts it.
 func (s *statusRequest) follow(ctx context.Context, client kubernetes.Interface, nodes []corev1.Node, named bool, w io.Writer) error {
 	f := &statusWatch{request: s, w: w, named: named, views: map[string]nodeView{}, told: map[string]string{}, out: cli.Printer{W: w}}
 	var names []string
@@ -152,7 +152,7 @@ func (s *statusRequest) follow(ctx context.Context, client kubernetes.Interface,
 	return err
 }
 
-// watchOf passes over nodes that are not meant: the watch is of all nodes if it is of several.
+// watchOf ignores nodes that are not selected: the watch is of all nodes if several are selected.
 type watchOf struct {
 	*statusWatch
 	names []string
@@ -226,7 +226,7 @@ func (f *statusWatch) raw(text string, err error) {
 // clearScreen moves to the top of a terminal, and clears it.
 const clearScreen = "\x1b[H\x1b[2J"
 
-// picture draws all anew, unless it has just done so.
+// picture draws all nodes anew, unless it has just done so.
 func (f *statusWatch) picture(now time.Time) {
 	if now.Sub(f.drawn) < leastPause {
 		return
@@ -246,7 +246,7 @@ func (f *statusWatch) picture(now time.Time) {
 
 func (f *statusWatch) passed(now time.Time) {
 	if _, _, is := terminal(f.w); is && f.request.format != formatJSON && f.request.format != formatYAML {
-		f.picture(now) // the ages go on
+		f.picture(now) // the ages have changed
 	}
 }
 

@@ -17,17 +17,17 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/cli"
 )
 
-// mostListed blockers are named in a table; the condition has them all.
+// mostListed is how many blockers a table names; the condition has them all.
 const mostListed = 2
 
-// paper is what a view is written on.
+// paper is the width and the colours of the output.
 type paper struct {
-	width  int // columns; 0 if there is no end
+	width  int // columns; 0 without a bound
 	colour bool
 	now    time.Time
 }
 
-// paint colours a text, where there is colour.
+// paint colours a text, if the output has colours.
 func (p paper) paint(what string, with ...text.Color) string {
 	if !p.colour || what == "" {
 		return what
@@ -35,17 +35,17 @@ func (p paper) paint(what string, with ...text.Color) string {
 	return text.Colors(with).Sprint(what)
 }
 
-// column is one of a table.
+// column is a column of a table.
 type column[T any] struct {
 	name    string
 	wide    bool // only with -o wide
-	folds   bool // goes below the row where the table is wider than the terminal
-	shrinks int  // columns to which it is cut before others go below; 0: it is not
+	folds   bool // goes below the row if the table is wider than the terminal
+	shrinks int  // characters to which it is cut before other columns go below; 0 if it is not cut
 	of      func(v *T, p paper) string
 	colour  func(v *T) text.Color // may be nil
 }
 
-// cell is what the row has in the column, in its colour.
+// cell returns the text of the row in the column, in its colour.
 func (c column[T]) cell(v *T, p paper) string {
 	said := c.of(v, p)
 	if c.colour == nil {
@@ -54,7 +54,7 @@ func (c column[T]) cell(v *T, p paper) string {
 	return p.paint(said, c.colour(v))
 }
 
-// below is the cell in lines of its own.
+// below returns the cell in lines of its own.
 func (c column[T]) below(v *T, p paper) []string {
 	said := c.of(v, p)
 	if said == "" {
@@ -109,7 +109,7 @@ func age(since, now time.Time) string {
 	return duration.HumanDuration(max(0, now.Sub(since)))
 }
 
-// blockers are what is in the way, the gravest first.
+// blockers lists what is in the way, the gravest first.
 func blockers(v *nodeView, _ paper) string {
 	listed := v.Blockers
 	if more := len(listed) - mostListed; more > 0 {
@@ -127,8 +127,8 @@ func blockers(v *nodeView, _ paper) string {
 	return strings.Join(listed, "; ")
 }
 
-// tabulate writes a line for each row. Where that is wider than the paper, long names are cut, and where that is not enough, the last columns go below
-// each row, in lines of their own.
+// tabulate writes a line for each row. If that is wider than the paper, it cuts long names, and if that is not enough, it writes the last columns
+// below each row, in lines of their own.
 func tabulate[T any](all []T, columns []column[T], wide bool, p paper) string {
 	shown := slices.DeleteFunc(slices.Clone(columns), func(c column[T]) bool { return c.wide && !wide })
 	var folded []column[T]
@@ -156,7 +156,7 @@ func tabulate[T any](all []T, columns []column[T], wide bool, p paper) string {
 	return strings.Join(out, "\n")
 }
 
-// rows are the lines of a table, its header first. Excess is by how many columns it has to be narrower than it would be.
+// rows returns the lines of a table, its header first. Excess is by how many characters the table has to be narrower than it would be.
 func rows[T any](all []T, shown []column[T], p paper, excess int) []string {
 	w := table.NewWriter()
 	w.SetStyle(table.StyleLight)
@@ -185,7 +185,7 @@ func rows[T any](all []T, shown []column[T], p paper, excess int) []string {
 	return lines
 }
 
-// narrower cuts the columns that shrink, so that the table has so many columns less, if that can be.
+// narrower cuts the columns that shrink, so that the table is narrower by excess characters, if that is possible.
 func narrower[T any](all []T, shown []column[T], p paper, excess int) []table.ColumnConfig {
 	var out []table.ColumnConfig
 	for i, c := range shown {
@@ -211,7 +211,7 @@ func shortened(name string, most int) string {
 	return runewidth.Truncate(name, most-tail-1, "") + "…" + runewidth.TruncateLeft(name, width-tail, "")
 }
 
-// colour tells at a glance whether somebody has to look.
+// colour shows at a glance whether a user has to look.
 func (v *nodeView) colour() text.Color {
 	switch {
 	case v.Phase == api.PhaseStalled || v.Phase == api.PhaseRollingBack:
@@ -233,8 +233,8 @@ func widest(lines []string) int {
 	return n
 }
 
-// block is a text of several lines of the paper's width, the first after a heading, the others below its beginning. A word that is longer
-// than a line is cut.
+// block writes a text in lines of the paper's width, the first after a heading, the others below its beginning. It cuts a word that is longer
+// than a line.
 func (p paper) block(heading, what string) []string {
 	if p.width == 0 {
 		return []string{heading + what}

@@ -30,7 +30,7 @@ const (
 	byBusy   = "busy"
 )
 
-// topRequest is what top is asked for.
+// topRequest has the flags of top.
 type topRequest struct {
 	nodes  selection
 	format string
@@ -78,13 +78,13 @@ question mark says so, and the line below the table says why.`,
 	return c
 }
 
-// use is what one pod has of a node's GPUs.
+// use is how much one pod uses of a GPU of a node.
 type use struct {
 	Node string `json:"node"`
 	api.Use
 }
 
-// silent is a node of which nothing can be told.
+// silent is a node whose agent has not answered.
 type silent struct {
 	Node string `json:"node"`
 	Why  string `json:"why"`
@@ -93,13 +93,13 @@ type silent struct {
 // uses are what top prints.
 type uses struct {
 	Uses   []use    `json:"uses"`
-	More   int      `json:"more,omitempty"` // that the agents have left out
+	More   int      `json:"more,omitempty"` // uses that the agents have left out
 	Silent []silent `json:"silent,omitempty"`
 }
 
-// print asks the agents, and writes what they say. It is an error if none says anything.
+// print asks the agents, and writes their answers. It is an error if none answers.
 func (r *topRequest) print(ctx context.Context, client kubernetes.Interface, nodes []corev1.Node, w io.Writer) error {
-	q, err := inquire(ctx, client, nodes, config.RequestTop, viewTime, &cli.Printer{W: io.Discard}) // a request that is left hurts nobody
+	q, err := inquire(ctx, client, nodes, config.RequestTop, viewTime, &cli.Printer{W: io.Discard}) // a request that stays on a node does no harm
 	switch {
 	case ctx.Err() != nil:
 		return &cli.ExitError{Code: exitInterrupted, Err: errors.New("interrupted")}
@@ -123,7 +123,7 @@ func (r *topRequest) print(ctx context.Context, client kubernetes.Interface, nod
 	return nil
 }
 
-// usesOf are the answers, fit to be shown: others can write to the annotation too.
+// usesOf returns the answers, fit to be shown: any user who can write the node can write the annotation.
 func usesOf(q *inquiry) uses {
 	all := uses{Uses: []use{}}
 	for _, a := range q.nodes {
@@ -132,7 +132,7 @@ func usesOf(q *inquiry) uses {
 			all.Silent = append(all.Silent, silent{a.name, a.lost})
 		case a.answer == nil:
 			all.Silent = append(all.Silent, silent{a.name, fmt.Sprintf("the agent has not answered within %s", viewTime)})
-		case a.answer.Refused != "": // as an older agent does
+		case a.answer.Refused != "": // an older agent refuses the request
 			all.Silent = append(all.Silent, silent{a.name, "the agent does not say: " + a.answer.Refused})
 		default:
 			for _, u := range a.answer.Uses {
@@ -144,7 +144,7 @@ func usesOf(q *inquiry) uses {
 	return all
 }
 
-// longestPod is the number of characters of a pod's name and of its namespace, which the API server lets have as many.
+// longestPod bounds the characters of a pod's name and of its namespace. The API server accepts no longer ones.
 const longestPod = 253
 
 func legibleUse(u api.Use) api.Use {
@@ -159,7 +159,7 @@ func legibleUse(u api.Use) api.Use {
 	return u
 }
 
-// sort puts them in order; those of which it is not known how busy they are come last.
+// sort sorts the uses. Those of which it is not known how busy they are come last.
 func (all uses) sort(order string) {
 	slices.SortStableFunc(all.Uses, func(a, b use) int {
 		memory := cmp.Or(cmp.Compare(b.MemoryMiB, a.MemoryMiB), cmp.Compare(a.Node, b.Node), cmp.Compare(a.name(), b.name()), cmp.Compare(a.device(), b.device()))
@@ -176,7 +176,7 @@ func (all uses) sort(order string) {
 	})
 }
 
-// text is all in the format that is asked for.
+// text returns the uses in the format of the flag.
 func (r *topRequest) text(all uses, p paper) (string, error) {
 	switch r.format {
 	case formatJSON:
@@ -227,10 +227,10 @@ func (all uses) notes() []string {
 
 func (u *use) name() string { return u.Namespace + "/" + u.Pod }
 
-// device is the GPU, and the instance of it: "0", "0 1g.10gb@2".
+// device names the GPU, and its instance if there is one: "0", "0 1g.10gb@2".
 func (u *use) device() string { return strings.TrimSpace(fmt.Sprintf("%d %s", u.GPU, u.Instance)) }
 
-// share is how much of the device's memory that is.
+// share writes a size as a share of the device's memory.
 func (u *use) share(mib int) string {
 	if u.TotalMiB <= 0 {
 		return fmt.Sprintf("%d MiB", mib)
@@ -241,7 +241,7 @@ func (u *use) share(mib int) string {
 // leastBusy is the percentage below which a pod does not use what it has.
 const leastBusy = 1
 
-// colour tells which pods have something and do not use it.
+// colour marks pods that have a GPU or instance and do not use it.
 func (u *use) colour() text.Color {
 	switch {
 	case u.Busy == nil:

@@ -15,19 +15,20 @@ import (
 )
 
 const (
-	// longestHold is the number of characters of why a node is held, in a table.
+	// longestHold bounds the characters of the hold's text in a table.
 	longestHold = 256
-	// mostGPUs and mostInstances are what is drawn of a status, which others can write too: no machine has more.
+	// mostGPUs, mostInstances and mostSlices bound what the command draws of a status, which any user who can write the node can write. No
+	// machine has more.
 	mostGPUs      = 64
 	mostInstances = 64
 	mostSlices    = 64
 )
 
-// nodeView is what status says of a node, to people and to programs.
+// nodeView is what status prints of a node, for users and for programs.
 type nodeView struct {
 	Node     string                 `json:"node"`
 	AskedFor string                 `json:"askedFor,omitempty"` // by its labels
-	Agent    bool                   `json:"agent"`              // one has ever said anything
+	Agent    bool                   `json:"agent"`              // an agent has ever written anything
 	Ready    corev1.ConditionStatus `json:"ready,omitempty"`    // of GPUPartitionReady
 	Phase    api.Phase              `json:"phase,omitempty"`
 	Reason   config.Reason          `json:"reason,omitempty"`
@@ -38,7 +39,7 @@ type nodeView struct {
 	Held     *string                `json:"held,omitempty"`  // why
 	Begins   time.Time              `json:"begins,omitzero"` // of the change that waits for its window
 	Blockers []string               `json:"blockers,omitempty"`
-	Health   *healthView            `json:"health,omitempty"` // nil: the agent says nothing of it
+	Health   *healthView            `json:"health,omitempty"` // nil if the agent does not report it
 	GPUs     []gpuView              `json:"gpus,omitempty"`
 	Pods     podsView               `json:"pods"`
 }
@@ -50,7 +51,7 @@ type healthView struct {
 	Message   string                 `json:"message,omitempty"`
 }
 
-// gpuView is how a GPU is cut, and who uses it.
+// gpuView is a GPU with its instances, and the pods that use them.
 type gpuView struct {
 	Index     int            `json:"index"`
 	UUID      string         `json:"uuid"`
@@ -59,25 +60,25 @@ type gpuView struct {
 	Slices    int            `json:"slices,omitempty"`
 	Pods      []string       `json:"pods,omitempty"` // on the whole of it
 	Instances []instanceView `json:"instances,omitempty"`
-	Health    *gpuHealth     `json:"health,omitempty"` // nil of one that is well, or of which nothing is known
+	Health    *gpuHealth     `json:"health,omitempty"` // nil if the GPU is well, or its health is not known
 }
 
-// instanceView is a GPU instance, and who uses it.
+// instanceView is a GPU instance, and the pods that use it.
 type instanceView struct {
 	api.StatusInstance
 	Unhealthy config.Reason `json:"unhealthy,omitempty"` // why, if it is
 	Pods      []string      `json:"pods,omitempty"`
 }
 
-// podsView is how far it is known which pods use the GPUs.
+// podsView is whether the pods that use the GPUs are known.
 type podsView struct {
 	Known    bool     `json:"known"`
-	Why      string   `json:"why,omitempty"`      // they are not
-	Asking   []string `json:"asking,omitempty"`   // pods of the node that ask for GPUs, where their instances are not known
-	Anywhere []string `json:"anywhere,omitempty"` // pods of which nobody knows what they hold
+	Why      string   `json:"why,omitempty"`      // why they are not known
+	Asking   []string `json:"asking,omitempty"`   // pods of the node that request GPUs, if their instances are not known
+	Anywhere []string `json:"anywhere,omitempty"` // pods that may hold any device, since theirs are not known
 }
 
-// viewOf is the node without its pods.
+// viewOf returns the view of the node without its pods.
 func viewOf(n *corev1.Node) nodeView {
 	t := agentReportOf(n)
 	s := t.status
@@ -117,7 +118,7 @@ func viewOfGPU(g api.StatusGPU) gpuView {
 	return v
 }
 
-// asks is what the node's labels ask for.
+// asks returns what the node's labels ask for.
 func asks(n *corev1.Node) string {
 	if profile := n.Labels[config.LabelProfile]; profile != "" {
 		return profile
@@ -131,7 +132,7 @@ func asks(n *corev1.Node) string {
 	return strings.Join(names, api.DesiredSeparator)
 }
 
-// unhealthy says what is wrong with the GPUs; empty if nothing is, or nothing is said.
+// unhealthy says what is wrong with the GPUs; empty if nothing is, or the agent does not report it.
 func (v nodeView) unhealthy() string {
 	switch {
 	case v.Health == nil || v.Health.Unhealthy == corev1.ConditionFalse:
@@ -143,7 +144,7 @@ func (v nodeView) unhealthy() string {
 	}
 }
 
-// instances counts them.
+// instances counts the instances of all GPUs.
 func (v nodeView) instances() int {
 	n := 0
 	for _, g := range v.GPUs {
@@ -154,7 +155,7 @@ func (v nodeView) instances() int {
 	return n
 }
 
-// addDiagnosis takes in what the agent says of the GPUs and their pods just now.
+// addDiagnosis adds the agent's present answer about the GPUs and their pods.
 func (v *nodeView) addDiagnosis(d *api.Diagnosis) {
 	v.Pods = podsView{Known: true}
 	if len(d.GPUs.Now) > 0 {

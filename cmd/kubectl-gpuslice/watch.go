@@ -17,19 +17,19 @@ import (
 	watchtools "k8s.io/client-go/tools/watch"
 )
 
-// silenceCheck is how often the command looks which agents have not answered. Everything else comes by the watch.
+// silenceCheck is how often the command checks which agents have not answered. It learns everything else by the watch.
 const silenceCheck = followTime
 
-// watcher is told what becomes of nodes.
+// watcher receives the changes of nodes.
 type watcher interface {
 	see(node *corev1.Node)  // the node is new or has changed
-	gone(name string)       // it is no more
+	gone(name string)       // the node was deleted
 	passed(now time.Time)   // some time has passed
-	trouble(err error)      // the API server does not answer; it is asked again
-	settled() (bool, error) // nothing more is to be watched
+	trouble(err error)      // the API server does not answer; the watch begins again
+	settled() (bool, error) // reports whether the watch may end
 }
 
-// follow tells the watcher of the named nodes until all is settled or ctx ends. A watch that is lost is taken up again.
+// follow watches the named nodes for the watcher until that is settled or ctx ends. It begins a watch that is lost anew.
 func follow(ctx context.Context, client kubernetes.Interface, names []string, w watcher) error {
 	troubles := make(chan error, 1)
 	index, informer, events, ended := watchtools.NewIndexerInformerWatcherWithLogger(logr.Discard(), source(client, names, troubles), &corev1.Node{})
@@ -70,7 +70,7 @@ func tell(w watcher, event watch.Event) {
 	}
 }
 
-// missing tells of nodes that went before the watch began.
+// missing reports nodes that were deleted before the watch began.
 func missing(index cache.Indexer, names []string, w watcher) {
 	for _, name := range names {
 		if _, there, err := index.GetByKey(name); err == nil && !there {
@@ -80,14 +80,14 @@ func missing(index cache.Indexer, names []string, w watcher) {
 }
 
 // source watches the node, or all nodes if there are several: a selector would take a node for deleted when its labels change, and
-// one watch of all is less for the API server than one for each. Errors are handed on, unless one waits to be taken.
+// one watch of all is less for the API server than one for each. It sends errors to troubles, unless one is there already.
 func source(client kubernetes.Interface, names []string, troubles chan<- error) cache.ListerWatcher {
 	only := fields.Everything()
 	if len(names) == 1 {
 		only = fields.OneTermEqualSelector("metadata.name", names[0])
 	}
 	report := func(err error) {
-		if err == nil || apierrors.IsInvalid(err) { // an older API server cannot stream the list, and is asked for it the old way
+		if err == nil || apierrors.IsInvalid(err) { // an older API server cannot stream the list: the informer asks for the list then
 			return
 		}
 		select {

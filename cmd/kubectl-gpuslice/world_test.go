@@ -73,7 +73,7 @@ func inWorld(t *testing.T, test func(w *world), nodes ...func() *corev1.Node) {
 	})
 }
 
-// gpuNode is a node of the pool, on which an agent has said that nothing is asked for.
+// gpuNode is a node of the pool. Its agent has reported NotRequested.
 func gpuNode(name string) *corev1.Node {
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
 		Name: name, UID: types.UID(name), Labels: map[string]string{"pool": "research"}, Annotations: map[string]string{},

@@ -51,7 +51,8 @@ type page struct {
 // margin is the width of the column that names the sections.
 const margin = len("Processes") + 2
 
-// line adds one. A diagnosis may come from an annotation, which others can write too: a line feed in a name must not make a line of its own.
+// line adds a line. A diagnosis may come from an annotation, which any user who can write the node can write: a line feed in a name must not make
+// a line of its own.
 func (p *page) line(text string) {
 	said := strings.TrimLeft(text, " ")
 	p.lines = append(p.lines, text[:len(text)-len(said)]+legible.Message(said, legible.Longest))

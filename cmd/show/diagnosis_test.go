@@ -14,7 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// The page as people see it, whole.
+// The whole page as users see it.
 func TestADiagnosisAsText(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2026, 11, 21, 3, 4, 5, 0, time.UTC)

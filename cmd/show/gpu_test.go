@@ -15,7 +15,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden files")
 
-// migGPU is a GPU of so many memory slices whose MIG mode is on.
+// migGPU returns a GPU with MIG mode on, and with so many memory slices.
 func migGPU(slices int) nvml.GPU {
 	return nvml.GPU{Enabled: true, Profiles: []nvml.Profile{{Placements: []nvml.Span{{Start: 0, Size: slices}}}}}
 }

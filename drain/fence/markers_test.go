@@ -165,7 +165,7 @@ func TestMarkersNameTheToolThatIsAtWork(t *testing.T) {
 	}
 }
 
-func TestMarkersNameWhoeverDeletesTheNode(t *testing.T) {
+func TestMarkersNameTheToolThatDeletesTheNode(t *testing.T) {
 	deleted := func(finalizers ...string) func(*corev1.Node) {
 		return func(n *corev1.Node) { n.DeletionTimestamp, n.Finalizers = &cordonTime, finalizers }
 	}

@@ -37,7 +37,7 @@ func listProcess(t *testing.T, table string, pid int, command string, pod types.
 	}
 }
 
-func TestHangupReachesTheProgramsOfThePodAndNobodyElse(t *testing.T) {
+func TestHangupReachesTheProgramsOfThePodAndNoOthers(t *testing.T) {
 	hungUp := make(chan os.Signal, 2)
 	signal.Notify(hungUp, unix.SIGHUP) // even if the program that has started the tests ignores it
 	defer signal.Stop(hungUp)
@@ -65,7 +65,7 @@ func TestHangupReachesTheProgramsOfThePodAndNobodyElse(t *testing.T) {
 	}
 }
 
-func TestHangupSaysWhomItCouldNotTell(t *testing.T) {
+func TestHangupNamesTheProcessThatItCouldNotSignal(t *testing.T) {
 	table := t.TempDir()
 	listProcess(t, table, 4711, "nvidia-device-p", pluginPod)
 	listProcess(t, table, 4712, "gpu-feature-dis", pluginPod)

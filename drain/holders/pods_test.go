@@ -461,7 +461,7 @@ func TestTheUnionOfAllSources(t *testing.T) {
 	}
 }
 
-func TestPodHoldsWhatItWasGivenAndEverythingIfNobodyKnows(t *testing.T) {
+func TestPodHoldsWhatItWasGivenAndEverythingIfThatIsNotKnown(t *testing.T) {
 	known := holders.Pod{Devices: []string{"MIG-1", "MIG-2"}, DevicesKnown: true}
 	unknown := holders.Pod{}
 	for _, c := range []struct {

@@ -332,7 +332,7 @@ func TestLogindThatNeverAnswersIsLeft(t *testing.T) {
 	release()
 }
 
-func TestLogindThatNobodyAsksAnyMoreIsNotBlamed(t *testing.T) {
+func TestLogindIsNotBlamedForACancelledCall(t *testing.T) {
 	h, logind := logindOf(t, systemd.Options{})
 	h.Fail(systemd.Reboot, systemd.Fault{Silent: true})
 	err := logind.Reboot(givenUp(t, h, systemd.Reboot))

@@ -91,7 +91,7 @@ func TestUnitsTellTheirStates(t *testing.T) {
 	}
 }
 
-func TestUnitsThatNobodyNamesAreNotAskedFor(t *testing.T) {
+func TestUnitsThatTheCallerDoesNotNameAreNotAskedFor(t *testing.T) {
 	states, err := (&host.Units{Address: "unix:path=/nowhere"}).States(t.Context(), nil)
 	if err != nil || len(states) != 0 {
 		t.Errorf("states are %v, %v", states, err)
@@ -177,7 +177,7 @@ func TestUnitsSayHowAJobEnded(t *testing.T) {
 }
 
 // The signal of a job's end may be lost: the unit shows it all the same.
-func TestUnitsSeeTheEndOfAJobThatNobodyTellsOf(t *testing.T) {
+func TestUnitsSeeTheEndOfAJobWithoutASignal(t *testing.T) {
 	h := systemdtest.Start(t, systemd.Options{Mute: true, Units: map[string]systemd.Unit{
 		"nvsm.service": {}, "stays.service": {OnStop: systemd.Failed}, "fails.service": {ActiveState: "inactive", OnStart: systemd.Failed},
 		"slow.service": {OnStop: systemd.Never},

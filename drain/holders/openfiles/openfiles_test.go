@@ -190,7 +190,7 @@ func TestAFileIsNoDeviceByItsName(t *testing.T) {
 }
 
 // O_PATH needs no right to the device, and does not open it.
-func TestWhoHasOnlyTheNameOfADeviceOpenHoldsNothing(t *testing.T) {
+func TestAProcessWithOnlyTheNameOfADeviceOpenHoldsNothing(t *testing.T) {
 	if got := look(t, childWith(t, fullPath, unix.O_PATH)); got[fullGPU] != "" {
 		t.Errorf("%s counts, of which only the name is open", got[fullGPU])
 	}
@@ -244,7 +244,7 @@ func TestAFileWhoseServerIsSilentIsNotAskedFor(t *testing.T) {
 
 // Promise 16. A file of memory without a name is on a mount that no process shows, and a process may have it open a million times, under a
 // long name. So the look must not remember each.
-func TestFilesOnAMountThatNobodyShowsTakeNoMemory(t *testing.T) {
+func TestFilesOnAMountThatNoProcessShowsTakeNoMemory(t *testing.T) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		t.Fatal(err)

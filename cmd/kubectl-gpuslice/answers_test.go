@@ -56,7 +56,7 @@ GPU 0 GPU-5d1c7f00-1111-2222-3333-444455556666 MIG
 	}, gpu("gpu-1"))
 }
 
-func TestWhereNobodyMayAskTheAgentTheDrawingSaysSo(t *testing.T) {
+func TestWithoutTheRightToAskTheAgentTheDrawingSaysSo(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.edit("gpu-1", cut)
 		w.runsOn("gpu-1", "notebook")
@@ -130,7 +130,7 @@ func TestANodeIsRecoveredByItsAgent(t *testing.T) {
 	}, gpu("gpu-1"))
 }
 
-func TestRecoverSaysWhoHasToAct(t *testing.T) {
+func TestRecoverSaysWhetherTheUserHasToAct(t *testing.T) {
 	for verdict, want := range map[api.Verdict]int{api.VerdictFree: 0, api.VerdictNotOurs: 3, api.VerdictWaitsForYou: 1, api.VerdictUnknown: 1} {
 		inWorld(t, func(w *world) {
 			w.start("recover", "gpu-1")
