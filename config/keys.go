@@ -41,26 +41,27 @@ const (
 	StateFailed State = "failed"
 )
 
-// Annotations of the node that people set.
+// Annotations of the node that users set.
 const (
 	// AnnotationKeepCordoned, with any value, keeps the agent from lifting its cordon, whatever happens.
 	AnnotationKeepCordoned = "gpuslice.io/keep-cordoned"
-	// AnnotationHold, with any value, keeps the agent from beginning anything. What is begun is finished or undone.
+	// AnnotationHold, with any value, keeps the agent from beginning anything. It finishes or undoes a change that it has begun.
 	AnnotationHold = "gpuslice.io/hold"
-	// AnnotationForce lets one change begin outside of its window: ForceNow, or the id of a change. The agent takes it away.
+	// AnnotationForce lets one change begin outside of its window: ForceNow, or the id of a change. The agent removes it.
 	AnnotationForce = "gpuslice.io/force"
 	// AnnotationPreview asks what a label would do, as "gpuslice.io/profile=research", or for RequestDiagnosis or RequestTop. The agent
 	// answers by AnnotationPlan.
 	AnnotationPreview = "gpuslice.io/preview"
-	// AnnotationHealthAck is the time, as RFC 3339 has it, until which a person has looked at what GPUs have reported. What is held for an
-	// Xid of before that is dropped.
+	// AnnotationHealthAck is the time, as RFC 3339 has it, until which a user has looked at what GPUs have reported. The agent drops
+	// findings for Xids of before that.
 	AnnotationHealthAck = "gpuslice.io/health-ack"
 )
 
-// ForceNow is the value of AnnotationForce for whatever change is asked for.
+// ForceNow is the value of AnnotationForce for any change that the labels ask for.
 const ForceNow = "now"
 
-// RequestDiagnosis is the value of AnnotationPreview that asks for the agent's diagnosis: who holds which GPU, and why the node is as it is.
+// RequestDiagnosis is the value of AnnotationPreview that asks for the agent's diagnosis: which pods and processes hold which GPU, and why
+// the node is as it is.
 const RequestDiagnosis = "diagnosis"
 
 // RequestTop is the value of AnnotationPreview that asks which pod uses how much of which GPU or instance.
@@ -68,25 +69,25 @@ const RequestTop = "top"
 
 // Annotations of the node that the agent writes.
 const (
-	// AnnotationStatus is compact JSON for tools: what is asked for, the phase, and how each GPU is cut.
+	// AnnotationStatus is compact JSON for tools: the desired config, the phase, and the instances of each GPU.
 	AnnotationStatus = "gpuslice.io/status"
-	// AnnotationPublished is JSON of the labels and taints that a profile has put on the node.
+	// AnnotationPublished is JSON of the labels and taints that the agent has put on the node for a profile.
 	AnnotationPublished = "gpuslice.io/published"
-	// AnnotationJournal is what must be given back. It is there exactly while something is owed.
+	// AnnotationJournal is what the agent must give back to the node. It is there exactly while the agent owes something.
 	AnnotationJournal = "gpuslice.io/journal"
 	// AnnotationPlan is JSON of the plan or the diagnosis that AnnotationPreview asks for. It is there as long as that is.
 	AnnotationPlan = "gpuslice.io/plan"
 )
 
-// LeasePrefix begins the names of the Leases by which the nodes of a pool agree who may be disturbed; the pool's name follows.
+// LeasePrefix is the prefix of the Leases by which the agents of a pool's nodes agree which nodes may be unavailable; the pool's name follows.
 const LeasePrefix = "gpuslice-pool-"
 
 // Annotations of the Lease of a pool.
 const (
-	// AnnotationSlots is JSON of who has a slot and who waits. The agents write it.
+	// AnnotationSlots is JSON of the nodes that have a slot and those that wait for one. The agents write it.
 	AnnotationSlots = "gpuslice.io/slots"
 	// AnnotationPaused, with any value, keeps the pool's nodes from beginning anything. The agents set it after too many failures,
-	// and people take it away.
+	// and users remove it.
 	AnnotationPaused = "gpuslice.io/paused"
 )
 
@@ -94,8 +95,8 @@ const (
 const (
 	// TaintRepartitioning fences the node while its GPUs change.
 	TaintRepartitioning = "gpuslice.io/repartitioning"
-	// TaintNotReady is put on nodes by whoever registers them, to keep pods away until the GPUs are cut as the labels ask
-	// and their capacity is proven. The agent takes it away then.
+	// TaintNotReady is a taint with which kubelet registers a node, to keep pods away until the GPUs are as the labels ask
+	// and their capacity is proven. The agent removes it then.
 	TaintNotReady = "gpuslice.io/not-ready"
 )
 
@@ -103,9 +104,9 @@ const (
 const (
 	// ConditionMaintenancePlanned is True while a change waits for its window.
 	ConditionMaintenancePlanned = "MaintenancePlanned"
-	// ConditionDrainInProgress is True while pods are being made to leave.
+	// ConditionDrainInProgress is True while the agent makes pods leave.
 	ConditionDrainInProgress = "DrainInProgress"
-	// ConditionDrained is True while those that had to leave are gone and the node is not given back.
+	// ConditionDrained is True from when the pods that had to leave are gone until the node is given back.
 	ConditionDrained = "Drained"
 	// ConditionMaintenanceInProgress is True from the fence until the node is given back.
 	ConditionMaintenanceInProgress = "MaintenanceInProgress"
@@ -199,7 +200,7 @@ const (
 	//
 	// You can: wait for the nodes that the message names; if one of them is stuck, see to it first.
 	ReasonAwaitingSlot Reason = "AwaitingSlot"
-	// ReasonPoolPaused is given while the pool begins nothing, after too many failures in a row or because people say so.
+	// ReasonPoolPaused is given while the pool begins nothing, after too many failures in a row or because a user has paused it.
 	//
 	// You can: mend the nodes that failed, then remove the annotation gpuslice.io/paused from the pool's Lease.
 	ReasonPoolPaused Reason = "PoolPaused"
@@ -224,7 +225,7 @@ const (
 	//
 	// You can: wait for the pods to end, or delete those that need not end in order.
 	ReasonEvicting Reason = "Evicting"
-	// ReasonHoldersUnknown is given while the agent cannot see the host's processes, so that nobody knows who holds a GPU. It evicts no
+	// ReasonHoldersUnknown is given while the agent cannot see the host's processes, so that it does not know which of them hold a GPU. It evicts no
 	// pod before it can.
 	//
 	// You can: give the agent the host's process table, as deploy/base does.
@@ -483,11 +484,11 @@ const (
 	//
 	// You can: wait; if the cause in the message stays, see to it.
 	ReasonRetrying Reason = "Retrying"
-	// ReasonCancelled is given when somebody lifts our cordon in the middle of a change, which calls it off.
+	// ReasonCancelled is given when a user or another tool lifts the agent's cordon in the middle of a change, which cancels the change.
 	//
 	// You can: remove the label and set it again to have the change after all.
 	ReasonCancelled Reason = "Cancelled"
-	// ReasonRecovering is given while the agent gives back what is ours on the node without a journal.
+	// ReasonRecovering is given while the agent restores what it has left on the node without a journal.
 	//
 	// You can: wait; the node is given back in a moment.
 	ReasonRecovering Reason = "Recovering"

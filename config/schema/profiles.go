@@ -165,7 +165,7 @@ type DrainOverrides struct {
 	UnmanagedPods string `json:"unmanagedPods,omitempty" jsonschema:"enum=evict,enum=refuse"`
 	// Pods whose emptyDir has files on disk.
 	EmptyDir string `json:"emptyDir,omitempty" jsonschema:"enum=evict,enum=refuse"`
-	// What it means when somebody lifts the agent's cordon.
+	// What happens when a user or another tool lifts the agent's cordon.
 	OnUncordon string `json:"onUncordon,omitempty" jsonschema:"enum=cancel,enum=refence"`
 	// What is done with certain pods. They count before the rules of the settings.
 	Rules []DrainRule `json:"rules,omitempty"`
