@@ -464,7 +464,7 @@ func TestClusterSaysThatAFinalizerKeepsAPod(t *testing.T) {
 	}
 	ended := after.DeletionTimestamp.UTC()
 	got := evictorAt(client, ended.Add(time.Minute)).Evict(t.Context(), []holders.Pod{holders.Describe(after)}, drain.Policy{}, time.Time{})
-	if len(got) != 1 || got[0].State != drain.Terminating || !strings.HasSuffix(got[0].Message, "; finalizers example.io/wait keep it, until whoever has set them takes them away") {
+	if len(got) != 1 || got[0].State != drain.Terminating || !strings.HasSuffix(got[0].Message, "; finalizers example.io/wait keep it, until the programs that have set them remove them") {
 		t.Errorf("verdict is %v, want Terminating for its finalizer", outcome(got))
 	}
 }

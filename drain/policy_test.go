@@ -582,11 +582,11 @@ func TestATerminatingPodSaysWhatKeepsIt(t *testing.T) {
 		"containers run on, and a finalizer waits for them": {
 			end(-2*time.Minute, runs("main", "sidecar"), final), "",
 			"terminating, its grace ended at 11:58:00Z; containers main, sidecar still run: the container runtime or the kernel does not end them, see kubelet's log; " +
-				"finalizers example.io/wait, batch.kubernetes.io/job-tracking keep it, until whoever has set them takes them away",
+				"finalizers example.io/wait, batch.kubernetes.io/job-tracking keep it, until the programs that have set them remove them",
 		},
 		"only finalizers are left": {
 			end(-2*time.Minute, final, claims), "",
-			"terminating, its grace ended at 11:58:00Z; finalizers example.io/wait, batch.kubernetes.io/job-tracking keep it, until whoever has set them takes them away",
+			"terminating, its grace ended at 11:58:00Z; finalizers example.io/wait, batch.kubernetes.io/job-tracking keep it, until the programs that have set them remove them",
 		},
 		"its volumes are being unmounted": {
 			end(-2*time.Minute, claims), "",
@@ -603,7 +603,7 @@ func TestATerminatingPodSaysWhatKeepsIt(t *testing.T) {
 		},
 		"the driver of its claims is away, and a finalizer waits": {
 			end(-2*time.Minute, gpus, final), "", "terminating, its grace ended at 11:58:00Z" + driverAway +
-				"; finalizers example.io/wait, batch.kubernetes.io/job-tracking keep it, until whoever has set them takes them away",
+				"; finalizers example.io/wait, batch.kubernetes.io/job-tracking keep it, until the programs that have set them remove them",
 		},
 		"the driver of its claims is away, and a container runs on": {
 			end(-2*time.Minute, gpus, runs("main")), "",

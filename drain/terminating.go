@@ -55,7 +55,7 @@ func (r *round) whatKeeps(pod holders.Pod) string {
 		causes = append(causes, "its containers have ended, and kubelet is still cleaning up, see kubelet's log")
 	}
 	if len(pod.Finalizers) > 0 {
-		causes = append(causes, fmt.Sprintf("finalizers %s keep it, until whoever has set them takes them away", strings.Join(pod.Finalizers, ", ")))
+		causes = append(causes, fmt.Sprintf("finalizers %s keep it, until the programs that have set them remove them", strings.Join(pod.Finalizers, ", ")))
 	}
 	return strings.Join(causes, "; ")
 }

@@ -216,7 +216,7 @@ func (c *Checker) tell(found Findings) {
 	switch {
 	case len(missing) > 0:
 		c.warn(config.ReasonUnconfined, "no admission policy confines this agent's writes to its own node, for: "+strings.Join(missing, ", ")+
-			"; whoever takes its token can change other nodes: apply deploy/policies (deploy/SECURITY.md)")
+			"; a program that takes its token can change other nodes: apply deploy/policies (deploy/SECURITY.md)")
 	case found.Unbound: // the policies refuse the Event, too
 		c.warn(config.ReasonUnconfined, "the admission policies refuse all that this agent writes, since its token does not name node "+c.o.Node+
 			": run it as a pod of that node, on Kubernetes 1.32 or newer, or deploy it with components/without-policies")

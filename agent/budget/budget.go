@@ -103,7 +103,7 @@ func (b *Budget) CheckNoEffect(want state.Desired, step plan.Step) error {
 	if !step.Traits().Repeatable || n < b.settings.Retry.NoEffect {
 		return nil
 	}
-	text := fmt.Sprintf("%s succeeded %d times and had no effect, or somebody else undoes it", step, n)
+	text := fmt.Sprintf("%s succeeded %d times and had no effect, or another program undoes it", step, n)
 	if want.Undo {
 		delete(b.Successes, step.String())
 		return errors.New(text)

@@ -86,7 +86,7 @@ func (e Evidence) cordonedByOthers() []api.Finding {
 	case c.By == "":
 		f.Cause, f.Evidence = api.CauseCordonedByPerson, "cordoned"+since(c.Since, e.Now)+"; the API server does not tell by whom"
 	case slices.ContainsFunc(byHand, func(name string) bool { return strings.HasPrefix(c.By, name) }):
-		f.Cause, f.You = api.CauseCordonedByPerson, "ask who has done it; if nobody needs it any more, uncordon the node"
+		f.Cause, f.You = api.CauseCordonedByPerson, "ask who has done it; if the cordon is not needed any more, uncordon the node"
 	}
 	return append(out, f)
 }
@@ -103,7 +103,7 @@ func (e Evidence) kubeletAway() []api.Finding {
 	}
 	f := api.Finding{
 		Cause: api.CauseNodeNotReady, Evidence: fmt.Sprintf("condition Ready is %s%s: %s", k.Ready, since(k.Since, e.Now), k.Says),
-		Agent: "evicts nobody, believes no pod to be gone, and goes on when kubelet is back", Waits: e.ours(),
+		Agent: "evicts no pod, believes no pod to be gone, and goes on when kubelet is back", Waits: e.ours(),
 		You: "bring kubelet back", Command: "systemctl status kubelet # on " + e.Node.Name,
 	}
 	if k.Ready == corev1.ConditionTrue {
@@ -145,7 +145,7 @@ func (e Evidence) change() []api.Finding {
 	case e.parked():
 		return []api.Finding{{
 			Cause: api.CauseRebootAwaited, Evidence: begun + ": MIG mode is pending until the node's next reboot; the node takes pods until then",
-			Agent: "goes on after the reboot, whoever does it", You: "reboot the node when it suits you", Command: "kubectl drain " + e.Node.Name + " --ignore-daemonsets",
+			Agent: "goes on after the reboot, by you or by a tool", You: "reboot the node when it suits you", Command: "kubectl drain " + e.Node.Name + " --ignore-daemonsets",
 		}}
 	case e.cancellationCause() != "":
 		out = append(out, api.Finding{
@@ -268,7 +268,7 @@ func (e Evidence) overstaying(p holders.Pod, f api.Finding) api.Finding {
 		f.You = "start NVIDIA's DRA driver on this node again: without it kubelet cannot unprepare the pod's claims" + named(p.DeviceClaims)
 		f.Command = "kubectl get pods -A --field-selector spec.nodeName=" + e.Node.Name + " | grep dra"
 	case len(p.Finalizers) > 0:
-		f.You = "find out why nobody has removed the finalizers " + strings.Join(p.Finalizers, ", ") + ", and remove them only if what they guard is done"
+		f.You = "find out why the finalizers " + strings.Join(p.Finalizers, ", ") + " are still there, and remove them only if what they guard is done"
 		f.Command = fmt.Sprintf("kubectl get pod -n %s %s -o jsonpath='{.metadata.finalizers}'", p.Namespace, p.Name)
 	}
 	return f
@@ -287,7 +287,7 @@ func (e Evidence) processesInTheWay() []api.Finding {
 	for _, p := range e.Processes {
 		f := api.Finding{
 			Cause: api.CauseProcessHoldsGPU, Evidence: fmt.Sprintf("%s holds %s", p.Name, strings.Join(p.Holds, ", ")), Agent: e.patience(),
-			You: cmp.Or(p.Remedy, "end it, if nobody needs it"), Command: fmt.Sprintf("kill %d # on %s", p.PID, e.Node.Name),
+			You: cmp.Or(p.Remedy, "end it, if it is not needed"), Command: fmt.Sprintf("kill %d # on %s", p.PID, e.Node.Name),
 		}
 		if strings.HasSuffix(p.Unit, ".service") {
 			f.Command = fmt.Sprintf("systemctl stop %s # on %s", p.Unit, e.Node.Name)

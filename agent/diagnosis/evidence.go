@@ -129,7 +129,7 @@ func (e *Evidence) pausedOperands() []api.OperandSeen {
 		if !strings.HasPrefix(label, config.LabelOperandPrefix) || !strings.Contains(value, pausedPrefix) {
 			continue
 		}
-		o := api.OperandSeen{Label: label, Value: value, By: "somebody who writes " + value}
+		o := api.OperandSeen{Label: label, Value: value, By: "a tool that writes " + value}
 		switch {
 		case strings.Contains(value, fence.PausedForDriverUpgrade): // even if another tool had paused it before
 			o.By = fence.ToolDriverManager

@@ -176,10 +176,10 @@ func (d *Draining) RequireHoldersKnown(seen state.Observed, want state.Desired, 
 		until = until.Add(drainpolicy.From(d.Settings.With(want.Drain)).EndFor)
 	}
 	if d.Clock.Now().After(until) && !want.Undo {
-		return &api.Failure{Wish: want.Fingerprint, Reason: reason, Message: fmt.Sprintf("nobody was evicted %v, up to the deadline", busy)}
+		return &api.Failure{Wish: want.Fingerprint, Reason: reason, Message: fmt.Sprintf("no pod was evicted %v, up to the deadline", busy)}
 	}
 	wait := &outcome.Waiting{
-		Reason: reason, After: outcome.EvictionRetry, Message: fmt.Sprintf("nobody is evicted %v", busy),
+		Reason: reason, After: outcome.EvictionRetry, Message: fmt.Sprintf("no pod is evicted %v", busy),
 		Since: seen.Journal.Started, Advice: cancelAdvice(want),
 	}
 	wait.Until, wait.Then = seen.AtDeadline(until, want)

@@ -94,7 +94,7 @@ func (g *Gate) Runs(seen state.Observed, want state.Desired, steps []plan.Step) 
 	case seen.HoldText() != "":
 		return fmt.Sprintf("not before annotation %s is taken away, which says %q", config.AnnotationHold, seen.HoldText())
 	case !needsWindow(seen, want, steps):
-		return "at once, since nobody is disturbed"
+		return "at once, since no pod is disturbed"
 	case seen.Pool.Err != nil:
 		return fmt.Sprintf("not before the maintenance file can be read: %v", seen.Pool.Err)
 	case !ok:

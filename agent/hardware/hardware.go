@@ -56,7 +56,7 @@ func (g *GPUs) Change(ctx context.Context, seen state.Observed, want state.Desir
 		}
 		return &api.Failure{
 			Wish: want.Fingerprint, Reason: config.ReasonStepHadNoEffect,
-			Message: fmt.Sprintf("%s reported success %d times and had no effect, or somebody else undoes it", step, n),
+			Message: fmt.Sprintf("%s reported success %d times and had no effect, or another program undoes it", step, n),
 		}
 	}
 	if !want.Undo && step.Traits().HoldersKnown {

@@ -386,7 +386,7 @@ func (m *Monitor) Uses() []api.Use {
 		for _, p := range u.pods {
 			out = append(out, api.Use{
 				Namespace: p.pod.Namespace, Pod: p.pod.Name, GPU: u.index, UUID: u.gpu, Instance: u.instance, Pods: len(u.pods), MemoryMiB: p.mib,
-				UsedMiB: u.usedMiB, TotalMiB: u.totalMiB, Unknown: "nobody watches it",
+				UsedMiB: u.usedMiB, TotalMiB: u.totalMiB, Unknown: "the agent does not measure it",
 			})
 		}
 	}

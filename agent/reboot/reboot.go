@@ -185,7 +185,7 @@ func (r *Rebooter) note(ctx context.Context, seen state.Observed, want state.Des
 
 func (r *Rebooter) await(j journal.Journal) error {
 	until := j.RebootAsked.Add(r.Settings.Timeouts.Reboot)
-	who := "whoever answers " + r.Sentinel.Path
+	who := "the tool that answers " + r.Sentinel.Path
 	if r.Settings.Reboot.Policy == config.RebootSelf {
 		who = "logind"
 	}

@@ -24,7 +24,7 @@ func FenceTaint() corev1.Taint {
 
 // Cancelled ends a change because a user or another tool has lifted the agent's cordon. Kubectl leaves no name when a user does so.
 func (s Observed) Cancelled(want Desired) *api.Failure {
-	text := "somebody has uncordoned the node"
+	text := "a user or tool has uncordoned the node"
 	who, when := fence.Uncordoner(s.Node, nodewrite.FieldManager)
 	if !when.IsZero() {
 		text += " at " + outcome.Moment(when)

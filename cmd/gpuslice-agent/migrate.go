@@ -36,7 +36,7 @@ func (o *options) migrate() *cobra.Command {
 		Short: "Say what becomes of an installation of NVIDIA's mig-manager when gpuslice takes its place; changes nothing",
 		Long: "Say what becomes of an installation of NVIDIA's mig-manager when gpuslice takes its place: what is taken over, what is ignored and why,\n" +
 			"and what is to do, with commands. It reads mig-manager's ConfigMaps with MIG configs and clients, labels on nodes and the ClusterPolicy of\n" +
-			"the GPU Operator; from the cluster, with the rights of whoever runs it, or from files.",
+			"the GPU Operator; from the cluster, with the rights of the user, or from files.",
 		Example: "gpuslice-agent migrate --dry-run --kubeconfig ~/.kube/config\ngpuslice-agent migrate --dry-run -f config.yaml -f clients.yaml",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

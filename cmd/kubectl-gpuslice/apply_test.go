@@ -229,8 +229,8 @@ func TestALabelThatOthersChangeIsAFailure(t *testing.T) {
 		change func(labels map[string]string)
 		want   string
 	}{
-		"to another name": {func(l map[string]string) { l[config.LabelProfile] = "training" }, `label gpuslice.io/profile is "training" now: somebody else has changed it`},
-		"by removing it":  {func(l map[string]string) { delete(l, config.LabelProfile) }, "label gpuslice.io/profile was removed by somebody else"},
+		"to another name": {func(l map[string]string) { l[config.LabelProfile] = "training" }, `label gpuslice.io/profile is "training" now: another user or tool has changed it`},
+		"by removing it":  {func(l map[string]string) { delete(l, config.LabelProfile) }, "label gpuslice.io/profile was removed by another user or tool"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(w *world) {

@@ -73,11 +73,11 @@ func TestATerminalShowsABarForEachNodeAndForAll(t *testing.T) {
 		if diff := cmp.Diff(want, picture(o)); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
-		nodes[1].end(failed, config.ReasonCancelled, "somebody has uncordoned it")
+		nodes[1].end(failed, config.ReasonCancelled, "a user has uncordoned it")
 		nodes[2].percent = 100
 		nodes[2].end(converged, config.ReasonConverged, "research: as asked")
 		b.show(nodes)
-		want = `gpu-2  Failed  Cancelled: somebody has uncordoned it
+		want = `gpu-2  Failed  Cancelled: a user has uncordoned it
 gpu-10  Converged  research: as asked
 profile research on the nodes
   0% [....................]  gpu-1   Waiting      AwaitingWindow: research: the next windo
@@ -92,7 +92,7 @@ profile research on the nodes
 		}
 		b.show(nodes)
 		b.close()
-		want = `gpu-2  Failed  Cancelled: somebody has uncordoned it
+		want = `gpu-2  Failed  Cancelled: a user has uncordoned it
 gpu-10  Converged  research: as asked
 gpu-1  Converged  research: as asked
 gpu-11  Converged  research: as asked

@@ -91,7 +91,7 @@ func TestADryRunNamesNodesThatRefuseOrDoNotAnswer(t *testing.T) {
 gpu-1: cannot be: there is no research
 gpu-2: no answer within 30s; see whether an agent runs there: kubectl get pods -A -l app.kubernetes.io/name=gpuslice --field-selector spec.nodeName=NODE
 gpu-3: the node was deleted
-gpu-4: somebody else has asked its agent something at the same time; ask again
+gpu-4: another user has asked its agent something at the same time; ask again
 profile research: 0 of 4 nodes would change; nothing was labelled
 error: profile research refused by 1 node, not answered by 3 nodes
 `, 1)

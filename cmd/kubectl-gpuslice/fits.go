@@ -134,7 +134,7 @@ func (r *running) judge(l leavingPods) []string {
 		lines = append([]string{have(len(placed)) + " a place on other nodes: " + legible.Listed(placed)}, lines...)
 	}
 	if len(alone) > 0 {
-		lines = append(lines, fmt.Sprintf("nobody makes %s anew: %s", them(len(alone)), legible.Listed(alone)))
+		lines = append(lines, fmt.Sprintf("no controller makes %s anew: %s", them(len(alone)), legible.Listed(alone)))
 	}
 	if n := len(lost) + l.more; n > 0 {
 		lines = append(lines, fmt.Sprintf("whether %s more would fit elsewhere is not known", cli.Counted(n, "pod")))

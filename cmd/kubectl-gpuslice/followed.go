@@ -198,11 +198,11 @@ func (f *followed) withdrawn(n *corev1.Node) string {
 	profile := n.Labels[config.LabelProfile]
 	switch {
 	case !there:
-		return fmt.Sprintf("label %s was removed by somebody else", f.wish.label)
+		return fmt.Sprintf("label %s was removed by another user or tool", f.wish.label)
 	case now != f.wish.name:
-		return fmt.Sprintf("label %s is %q now: somebody else has changed it", f.wish.label, now)
+		return fmt.Sprintf("label %s is %q now: another user or tool has changed it", f.wish.label, now)
 	case f.wish.label != config.LabelProfile && profile != "":
-		return fmt.Sprintf("label %s=%s, which wins, was set by somebody else", config.LabelProfile, profile)
+		return fmt.Sprintf("label %s=%s, which wins, was set by another user or tool", config.LabelProfile, profile)
 	default:
 		return ""
 	}

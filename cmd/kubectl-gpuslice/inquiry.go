@@ -127,7 +127,7 @@ func (a *askedNode) see(n *corev1.Node, request string) {
 		return
 	}
 	if n.Annotations[config.AnnotationPreview] != request {
-		a.lost = "somebody else has asked its agent something at the same time; ask again"
+		a.lost = "another user has asked its agent something at the same time; ask again"
 		return
 	}
 	var given api.Answer

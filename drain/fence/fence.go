@@ -93,7 +93,7 @@ func (f Fence) LiftUnready(node *corev1.Node, uncordon bool, startup corev1.Tain
 // passed in is put back.
 func (f Fence) Park(node *corev1.Node, journal string, uncordon bool, startup ...corev1.Taint) ([]byte, error) {
 	if journal == "" {
-		return nil, fmt.Errorf("parking the change of node %s: the journal is empty, so nobody would know what to give back", node.Name)
+		return nil, fmt.Errorf("parking the change of node %s: the journal is empty, so no agent would know what to give back", node.Name)
 	}
 	return f.lift(node, journal, uncordon, append(f.taintsWithoutFence(node), startup...))
 }
@@ -153,7 +153,7 @@ func (f Fence) taintsWithoutFence(node *corev1.Node) []corev1.Taint {
 
 func (f Fence) recording(node *corev1.Node, journal string, spent []string) (*patch, error) {
 	if journal == "" {
-		return nil, errors.New("the journal is empty, so nobody would know what to give back")
+		return nil, errors.New("the journal is empty, so no agent would know what to give back")
 	}
 	p, err := f.guarded(node)
 	if err != nil {

@@ -110,7 +110,7 @@ var knownMarkers = slices.Concat(
 		// is a setting; this is the one that kured's help proposes.
 		{
 			"kured", annotationTime("weave.works/kured-reboot-in-progress", rfc3339), markCordons,
-			"kured takes the annotation away after the reboot. If the node was rebooted by somebody else, it stays: kubectl annotate node {node} weave.works/kured-reboot-in-progress-",
+			"kured takes the annotation away after the reboot. If a user or another tool has rebooted the node, it stays: kubectl annotate node {node} weave.works/kured-reboot-in-progress-",
 		},
 		{"kured", taint("weave.works/kured-node-reboot"), markPlanned, "kured reboots the node when its lock is free"},
 
@@ -130,7 +130,7 @@ var knownMarkers = slices.Concat(
 			"karpenter", taint("karpenter.sh/disrupted"), markCordons,
 			"Karpenter removes the node when it is drained, or takes the taint away if it changes its mind",
 		},
-		{"deletion of the node", deletion(false), markCordons, "the node goes when whoever put the finalizers on it has taken them away"},
+		{"deletion of the node", deletion(false), markCordons, "the node goes when the programs that put the finalizers on it have removed them"},
 
 		// kubernetes/autoscaler, cluster-autoscaler/utils/taints/taints.go. Values are Unix times.
 		{

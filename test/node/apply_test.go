@@ -206,7 +206,7 @@ func TestARollOutTellsOfAnotherWish(t *testing.T) {
 	r.await("the label", func(n *corev1.Node) bool { return n.Labels[config.LabelProfile] == "all-balanced" })
 	r.label(config.LabelProfile, "all-disabled")
 	_ = cmd.Wait() // the exit code says more
-	if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(said.String(), `is "all-disabled" now: somebody else has changed it`) {
+	if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(said.String(), `is "all-disabled" now: another user or tool has changed it`) {
 		t.Errorf("exit code %d: %s", code, said.String())
 	}
 	says(t, kubectl("hold", r.Name, "--reason", "audit"), 0, r.Name+"  held: audit")
