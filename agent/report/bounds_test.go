@@ -60,7 +60,7 @@ func TestADiagnosisSaysWhatItLeavesOut(t *testing.T) {
 	}
 }
 
-// What is left out of the uses is what takes least memory, and is counted.
+// The answer leaves out the uses with the least memory, and counts them.
 func TestTheUsesOfAFullNodeAreCutToTheRoom(t *testing.T) {
 	a := api.Answer{For: "top"}
 	for i := range 2000 {
