@@ -189,7 +189,7 @@ func (dp *Plugin) readFile(ctx context.Context, p *state.PluginConfig) {
 	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
 	defer cancel()
 	found, err := dp.File.Read(call)
-	if p.NotifiedPods = found.Told; p.NotifiedPods == nil {
+	if p.NotifiedPods = found.Notified; p.NotifiedPods == nil {
 		p.NotifiedPods = map[types.UID]string{}
 	}
 	maps.Copy(p.NotifiedPods, dp.notified)
@@ -223,8 +223,8 @@ func (dp *Plugin) noteNotified(ctx context.Context, p state.PluginConfig) {
 		}
 	}
 	dp.notified = kept
-	if err := dp.File.Tell(ctx, kept); err != nil {
-		dp.Log.Warn("noting who was told to read the device plugin's config: a restarted agent tells them again", zap.Error(err))
+	if err := dp.File.NoteNotified(ctx, kept); err != nil {
+		dp.Log.Warn("noting which pods were told to read the device plugin's config: a restarted agent tells them again", zap.Error(err))
 	}
 }
 

@@ -42,10 +42,10 @@ func New(path, name string) *File { return &File{path: filepath.Clean(path), nam
 
 // Content is the file at one look.
 type Content struct {
-	Text    string
-	Exists  bool
-	Written time.Time            // when it was last written
-	Told    map[types.UID]string // pods that got a SIGHUP for it, with a hash of the text then; it can be lost
+	Text     string
+	Exists   bool
+	Written  time.Time            // when it was last written
+	Notified map[types.UID]string // pods that got a SIGHUP for it, with a hash of the text then; it can be lost
 }
 
 // NoRoomError says that the agent can write nothing to the folder before an administrator makes room.
@@ -66,7 +66,7 @@ func (e *NoRoomError) Unwrap() error { return e.Err }
 func (f *File) Read(ctx context.Context) (Content, error) {
 	return aside.Do(ctx, &f.lane, "reading "+f.name, func(_ context.Context, at aside.At) (Content, error) {
 		at(f.name)
-		out := Content{Told: f.notifiedPods()}
+		out := Content{Notified: f.notifiedPods()}
 		text, err := aside.Bounded(f.path, longest)
 		if errors.Is(err, fs.ErrNotExist) {
 			return out, nil
@@ -91,13 +91,13 @@ func (f *File) notifiedPods() map[types.UID]string {
 	return told
 }
 
-// Tell notes which pods got a SIGHUP for the file.
-func (f *File) Tell(ctx context.Context, told map[types.UID]string) error {
-	text, err := json.Marshal(told)
+// NoteNotified notes which pods got a SIGHUP for the file.
+func (f *File) NoteNotified(ctx context.Context, notified map[types.UID]string) error {
+	text, err := json.Marshal(notified)
 	if err != nil {
-		return fmt.Errorf("encoding who was told to read %s: %w", f.name, err)
+		return fmt.Errorf("encoding which pods were told to read %s: %w", f.name, err)
 	}
-	return f.run(ctx, "noting who was told to read ", func() error { return renameio.WriteFile(f.path+toldSuffix, text, 0o644) })
+	return f.run(ctx, "noting which pods were told to read ", func() error { return renameio.WriteFile(f.path+toldSuffix, text, 0o644) })
 }
 
 // Prepare makes sure that Write can write the text later, and after that the present text again, however full the folder is by

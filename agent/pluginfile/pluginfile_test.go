@@ -39,7 +39,7 @@ func says(t *testing.T, f *pluginfile.File, want string) pluginfile.Content {
 
 func TestAFileThatIsNotThereIsNoError(t *testing.T) {
 	got, err := pluginfile.New(filepath.Join(t.TempDir(), "no", "config.yaml"), shown).Read(t.Context())
-	if err != nil || got.Exists || got.Text != "" || got.Told == nil {
+	if err != nil || got.Exists || got.Text != "" || got.Notified == nil {
 		t.Errorf("%+v, %v", got, err)
 	}
 }
@@ -48,9 +48,9 @@ func TestWhatIsWrittenIsReadWithItsTimeAndTheNotifiedPods(t *testing.T) {
 	f := pluginfile.New(filepath.Join(t.TempDir(), "below", "config.yaml"), shown)
 	at := time.Date(2026, 3, 1, 2, 0, 0, 0, time.UTC)
 	must(t, f.Write(t.Context(), "one", at))
-	must(t, f.Tell(t.Context(), map[types.UID]string{"pod": "hash"}))
-	if got := says(t, f, "one"); !got.Written.Equal(at) || !maps.Equal(got.Told, map[types.UID]string{"pod": "hash"}) {
-		t.Errorf("written %s, told %v", got.Written, got.Told)
+	must(t, f.NoteNotified(t.Context(), map[types.UID]string{"pod": "hash"}))
+	if got := says(t, f, "one"); !got.Written.Equal(at) || !maps.Equal(got.Notified, map[types.UID]string{"pod": "hash"}) {
+		t.Errorf("written %s, notified %v", got.Written, got.Notified)
 	}
 }
 
@@ -63,7 +63,7 @@ func TestAFullFolderIsNamed(t *testing.T) {
 	for what, call := range map[string]func() error{
 		"making room": func() error { return f.Prepare(t.Context(), "two") },
 		"writing":     func() error { return f.Write(t.Context(), "two", time.Now()) },
-		"telling":     func() error { return f.Tell(t.Context(), map[types.UID]string{"pod": "hash"}) },
+		"noting":      func() error { return f.NoteNotified(t.Context(), map[types.UID]string{"pod": "hash"}) },
 	} {
 		full, is := errors.AsType[*pluginfile.NoRoomError](call())
 		if !is || full.Folder != "/etc/plugin" || !strings.Contains(full.Error(), "/etc/plugin") || !errors.Is(full, unix.ENOSPC) {
@@ -133,7 +133,7 @@ func TestAFolderThatDoesNotAnswerEndsNoCallButTheirOwn(t *testing.T) {
 	for what, call := range map[string]func() error{
 		"making room": func() error { return f.Prepare(t.Context(), "two") },
 		"writing":     func() error { return f.Write(t.Context(), "two", time.Now()) },
-		"telling":     func() error { return f.Tell(t.Context(), nil) },
+		"noting":      func() error { return f.NoteNotified(t.Context(), nil) },
 		"tidying":     func() error { return f.Tidy(t.Context()) },
 	} {
 		if err := call(); !aside.Hangs(err) {

@@ -23,7 +23,7 @@ type Result struct {
 	AtReboot      []nvml.GPU         // GPUs that turn MIG mode on at the node's next reboot by a user or tool; the change goes on after it
 	Reboot        bool               // the steps wait for a reboot, or do it
 	Holders       []Holder           // processes that NVML shows on what the change takes away
-	MIGStrategy   config.MIGStrategy // of the device plugin after the change; offline it is mixed, unless the settings or a config say another
+	MIGStrategy   config.MIGStrategy // of the device plugin after the change; offline it is mixed, unless a config says another
 	Handover      config.Handover    // offline only: the method that the agent is assumed to give the device plugin its config by, if it gives one
 	Beyond        []int              // positions that the config names and the node does not have; the agent ignores them
 	Runs          string             // when the change would begin; empty offline, and if nothing is to do

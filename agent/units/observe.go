@@ -112,7 +112,7 @@ func (u *Units) TellDropped(seen state.Observed) string {
 	for _, unit := range slices.Sorted(maps.Keys(seen.Record.Dropped)) {
 		why := seen.Record.Dropped[unit]
 		text += fmt.Sprintf("; %s of this host was stopped for a change and is not started: %s", legible.Cut(unit, 256), why)
-		if u.toldDropped[unit] == why {
+		if u.reportedDropped[unit] == why {
 			continue
 		}
 		u.Log.Warn("a unit of the host was stopped for a change and is not started", zap.String("unit", unit), zap.String("why", why))
@@ -121,7 +121,7 @@ func (u *Units) TellDropped(seen state.Observed) string {
 			u.note(unit, start{at: u.Clock.Now(), failed: true}) // the agent reports the unit until it runs
 		}
 	}
-	u.toldDropped = seen.Record.Dropped
+	u.reportedDropped = seen.Record.Dropped
 	return text
 }
 

@@ -42,10 +42,10 @@ type Units struct {
 	Clock    *steady.Clock
 	Log      *zap.Logger
 
-	next        time.Time         // when the agent may ask a systemd again that has not answered
-	started     map[string]start  // units that the agent has started again
-	startedNext time.Time         // when it may ask for their states again
-	toldDropped map[string]string // units that it does not start, as it has reported
+	next            time.Time         // when the agent may ask a systemd again that has not answered
+	started         map[string]start  // units that the agent has started again
+	startedNext     time.Time         // when it may ask for their states again
+	reportedDropped map[string]string // units that it does not start, as it has reported
 }
 
 // Forget drops what was computed from earlier times of the clock.
