@@ -3,7 +3,7 @@
 package metrics
 
 var groups = []Group{
-	{"Metrics of what is asked for, and how far it is.", []Text{
+	{"Metrics of the desired config, and how far the node is with it.", []Text{
 		{"gpuslice_partition_ready", "1 if the condition GPUPartitionReady is True", []string{"reason"}},
 		{"gpuslice_converged", "1 if hardware and capacity are as the labels ask, and nothing is left to do", nil},
 		{"gpuslice_wish_info", "1 for what the labels ask for; the fingerprint is of what the name means on this node", []string{"label", "name", "fingerprint"}},
