@@ -38,6 +38,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/proving"
 	"github.com/gpuslice/gpuslice/agent/publish"
 	"github.com/gpuslice/gpuslice/agent/reboot"
+	"github.com/gpuslice/gpuslice/agent/remedy"
 	"github.com/gpuslice/gpuslice/agent/resolve"
 	"github.com/gpuslice/gpuslice/agent/slot"
 	"github.com/gpuslice/gpuslice/agent/state"
@@ -87,6 +88,7 @@ type Agent struct {
 	change       *measure.Change
 	fencing      *fencing.Fencing
 	upgrades     *upgrade.Watch
+	taint        *remedy.Taint
 	leftovers    *leftovers.Finder
 	files        *files.Files
 
@@ -109,7 +111,7 @@ type forgetter interface {
 // forgetters lists every part of the agent that remembers times.
 func (a *Agent) forgetters() []forgetter {
 	return []forgetter{
-		a.budget, a.processes, a.units, a.rebooter, a.devicePlugin, a.leftovers, a.upgrades, a.prover, a.turn, a.change, a.parts,
+		a.budget, a.processes, a.units, a.rebooter, a.devicePlugin, a.leftovers, a.upgrades, a.taint, a.prover, a.turn, a.change, a.parts,
 	}
 }
 
@@ -189,6 +191,7 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 	seen, err := a.observe(ctx)
 	a.changeUnderway = seen.Journal != nil
 	a.answer(ctx, seen, err)
+	a.taintUnhealthy(ctx, seen)
 	if failed := a.upgrades.Follow(ctx, seen); failed != nil {
 		err = failed
 	}
@@ -216,6 +219,15 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 		return 0
 	}
 	return a.conclude(ctx, seen, want, steps, err)
+}
+
+// taintUnhealthy has the node tainted while a GPU is not well, also while nothing else can be seen of it.
+func (a *Agent) taintUnhealthy(ctx context.Context, seen state.Observed) {
+	if seen.Node == nil {
+		return
+	}
+	critical, known := a.parts.Critical()
+	a.taint.Follow(ctx, seen.Node, critical, known)
 }
 
 // countRecovery counts, in the metrics, a change that was under way when this process began.

@@ -34,6 +34,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/proving"
 	"github.com/gpuslice/gpuslice/agent/publish"
 	"github.com/gpuslice/gpuslice/agent/reboot"
+	"github.com/gpuslice/gpuslice/agent/remedy"
 	"github.com/gpuslice/gpuslice/agent/resolve"
 	"github.com/gpuslice/gpuslice/agent/retried"
 	"github.com/gpuslice/gpuslice/agent/sentinel"
@@ -160,6 +161,7 @@ func (a *Agent) addSteps(o Options) {
 		Node: o.Node, Nodes: a.nodes, Driver: o.Driver, Fence: a.fence, Ledger: a.ledger, Turn: a.turn, Settings: o.Settings, Events: a.events,
 		Clock: a.clock, Log: o.Log,
 	}
+	a.taint = &remedy.Taint{Nodes: a.nodes, Effect: o.Settings.Health.Taint, Tell: a.events.Of(o.Node), Clock: a.clock, Log: o.Log}
 }
 
 // addDecisions makes the packages that find the desired state, and those that say whether a change may begin now.

@@ -40,9 +40,9 @@ func (a *Agent) Recover(ctx context.Context, seen func(*corev1.Node)) error {
 		}
 		switch {
 		case err == nil && left.none() && passed:
-			return a.reportFinal(ctx)
-		case err == nil && left.none():
-			return nil
+			return errors.Join(a.taint.Clear(ctx, node), a.reportFinal(ctx))
+		case err == nil && left.none(): // nobody judges the GPUs any more
+			return a.taint.Clear(ctx, node)
 		case err == nil && len(left.ours) > 0: // without own debts a pass might begin a change
 			pause, passed = a.pass(context.WithoutCancel(ctx)), true
 		}

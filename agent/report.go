@@ -16,6 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/metrics"
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/remedy"
 	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/units"
@@ -124,6 +125,9 @@ func (a *Agent) sleep(seen state.Observed, steps []plan.Step, d report.Decision,
 	}
 	if a.units.Awaits() {
 		due = min(due, units.Retry)
+	}
+	if a.taint.Pending() {
+		due = min(due, remedy.Retry)
 	}
 	if seen.Leftovers.AdoptsIn > 0 {
 		due = min(due, seen.Leftovers.AdoptsIn)

@@ -6,12 +6,15 @@ import (
 	"strconv"
 )
 
-// Health says by what ConditionGPUUnhealthy goes: the Xids, NVIDIA's error numbers, that it treats otherwise than the agent's own table
-// does, and what is read beside the driver's library.
+// Health says by what ConditionGPUUnhealthy goes, and what the agent does about a GPU besides telling of it: by default nothing.
 type Health struct {
+	// The Xids, NVIDIA's error numbers, that the condition treats otherwise than the agent's own table does.
+
 	CriticalXids    []int // the condition tells of the first one
 	ApplicationXids []int // errors of programs, which leave the GPU healthy; none is in CriticalXids
 	KernelLog       KernelLog
+
+	Taint HealthTaint
 }
 
 // KernelLog says whether the kernel's log is read for Xids.
@@ -24,6 +27,16 @@ const (
 	KernelLogNever KernelLog = "never"
 )
 
+// HealthTaint is the effect of TaintGPUUnhealthy, which the node has while one of its GPUs cannot be used or trusted.
+type HealthTaint string
+
+// The effects.
+const (
+	HealthTaintNone             HealthTaint = "none" // the node gets no taint
+	HealthTaintNoSchedule       HealthTaint = "NoSchedule"
+	HealthTaintPreferNoSchedule HealthTaint = "PreferNoSchedule"
+)
+
 // maxXid is NVIDIA's number for an error that it does not know, above all others.
 const maxXid = 999
 
@@ -31,6 +44,8 @@ func (c *checks) health(in healthInputs) Health {
 	h := Health{
 		CriticalXids: c.xids("health.criticalXids", in.CriticalXids), ApplicationXids: c.xids("health.applicationXids", in.ApplicationXids),
 		KernelLog: KernelLog(c.oneOf("health.kernelLog", in.KernelLog, string(KernelLogAuto), string(KernelLogNever))),
+		Taint: HealthTaint(c.oneOf("health.taint", in.Taint,
+			string(HealthTaintNone), string(HealthTaintNoSchedule), string(HealthTaintPreferNoSchedule))),
 	}
 	for i, n := range h.ApplicationXids {
 		if slices.Contains(h.CriticalXids, n) {

@@ -73,6 +73,8 @@ type healthInputs struct {
 	CriticalXids    list   `json:"criticalXids"`
 	ApplicationXids list   `json:"applicationXids"`
 	KernelLog       scalar `json:"kernelLog"`
+
+	Taint scalar `json:"taint"`
 }
 
 type rebootInputs struct {
@@ -201,7 +203,7 @@ func inputsOf(s Settings) inputs {
 			Threshold: scalar(strconv.Itoa(s.MemoryPressure.Threshold)), Clear: scalar(strconv.Itoa(s.MemoryPressure.Clear)),
 			For: scalar(s.MemoryPressure.For.String()),
 		},
-		Health:         healthInputs{KernelLog: scalar(s.Health.KernelLog)},
+		Health:         healthInputs{KernelLog: scalar(s.Health.KernelLog), Taint: scalar(s.Health.Taint)},
 		StaleResources: scalar(s.StaleResources),
 		Operands:       listOf(s.Operands),
 		Units:          listOf(s.Units),

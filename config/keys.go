@@ -91,13 +91,18 @@ const (
 	AnnotationPaused = "gpuslice.io/paused"
 )
 
-// Taints of the node, with the effect NoSchedule.
+// Taints of the node. Those that the agent puts there by itself have the effect NoSchedule, but for TaintGPUUnhealthy, whose effect is a
+// setting.
 const (
 	// TaintRepartitioning fences the node while its GPUs change.
 	TaintRepartitioning = "gpuslice.io/repartitioning"
 	// TaintNotReady is a taint with which kubelet registers a node, to keep pods away until the GPUs are as the labels ask
 	// and their capacity is proven. The agent removes it then.
 	TaintNotReady = "gpuslice.io/not-ready"
+	// TaintGPUUnhealthy keeps new pods from a node while one of its GPUs cannot be used or trusted, where the settings say so. With a
+	// value other than ValueGPUUnhealthy it is somebody else's.
+	TaintGPUUnhealthy = "gpuslice.io/gpu-unhealthy"
+	ValueGPUUnhealthy = "critical"
 )
 
 // Conditions of KEP-5683, by which any tool tells any other what it does to a node.

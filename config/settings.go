@@ -204,7 +204,7 @@ func Default() Settings {
 			Containers: []string{"mps-control-daemon-ctr"},
 		},
 		MemoryPressure: MemoryPressure{Threshold: DefaultPressureThreshold, Clear: DefaultPressureClear, For: DefaultPressureFor},
-		Health:         Health{KernelLog: KernelLogAuto},
+		Health:         Health{KernelLog: KernelLogAuto, Taint: HealthTaintNone},
 		StaleResources: StaleResourcesReport,
 		Reboot:         Reboot{Policy: RebootNever, Sentinel: DefaultSentinel},
 		Drain: Drain{

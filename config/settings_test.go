@@ -51,7 +51,7 @@ devicePlugin:
   defaultConfig: shared-4
 mps: {podSelector: [app=mps], containers: []}
 memoryPressure: {threshold: 95, clear: 0, for: 0s}
-health: {criticalXids: [167], applicationXids: [62], kernelLog: never}
+health: {criticalXids: [167], applicationXids: [62], kernelLog: never, taint: PreferNoSchedule}
 staleResources: remove
 profiles: {name: pools, key: pools.yaml}
 maintenance: {namespace: ops, name: nights, key: nights.yaml}
@@ -93,7 +93,9 @@ retry: {failures: 3, first: 1s, longest: 1m, noEffect: 5}
 			},
 			MPS:            config.MPS{PodSelector: []labels.Selector{parsed(t, "app=mps")}},
 			MemoryPressure: config.MemoryPressure{Threshold: 95},
-			Health:         config.Health{CriticalXids: []int{167}, ApplicationXids: []int{62}, KernelLog: config.KernelLogNever},
+			Health: config.Health{
+				CriticalXids: []int{167}, ApplicationXids: []int{62}, KernelLog: config.KernelLogNever, Taint: config.HealthTaintPreferNoSchedule,
+			},
 			StaleResources: config.StaleResourcesRemove,
 			Drain: config.Drain{
 				Mode: config.DrainGradual, GradualFor: 36 * time.Hour,
@@ -258,6 +260,10 @@ func TestSettingsAreRefused(t *testing.T) {
 		"for no MPS control daemon": {
 			file: head + "mps: {podSelector: []}\n",
 			want: []string{`mps.podSelector: [] must have at least one label selector`},
+		},
+		"for a taint that would end pods": {
+			file: head + "health: {taint: NoExecute}\n",
+			want: []string{`health.taint: "NoExecute" must be none or NoSchedule or PreferNoSchedule`},
 		},
 		"for pressure that cannot be": {
 			file: head + "memoryPressure: {threshold: 101, clear: 90%, for: 2h}\nstaleResources: bust\nhealth: {kernelLog: always}\n",

@@ -18,6 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/nodekeys"
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
+	"github.com/gpuslice/gpuslice/agent/remedy"
 	"github.com/gpuslice/gpuslice/config"
 )
 
@@ -176,6 +177,7 @@ func lookAt(node *corev1.Node, published nodekeys.Keys) found {
 		f.labels = append(f.labels, config.LabelMIGConfigState)
 	}
 	labels, taints, _ := nodekeys.Settled(node, published, nodekeys.Keys{})
+	taints = slices.DeleteFunc(slices.Clone(taints), remedy.IsOurs)
 	for key := range labels {
 		f.labels = append(f.labels, key)
 	}

@@ -271,6 +271,8 @@ func (e Evidence) taints() []api.TaintSeen {
 		switch {
 		case t.Key == config.TaintRepartitioning:
 			seen.Means = "ours: the node is fenced"
+		case t.Key == config.TaintGPUUnhealthy && t.Value == config.ValueGPUUnhealthy:
+			seen.Means = "ours: a GPU cannot be used or trusted"
 		case t.Key == config.TaintNotReady:
 			seen.Means = "the node is new, and its capacity is not proven"
 		case t.Key == corev1.TaintNodeUnschedulable && !e.Node.Spec.Unschedulable:

@@ -544,3 +544,51 @@ func TestARecordThatIsNoneIsForgotten(t *testing.T) {
 		})
 	}
 }
+
+// What the agent does beside telling is said in the message, and that it does nothing where NVSentinel minds the node.
+func TestTheMessageSaysWhatIsDoneBesides(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, test := range []struct {
+			taint config.HealthTaint
+			kind  corev1.NodeConditionType
+			want  string
+		}{
+			{config.HealthTaintNone, "", ""},
+			{config.HealthTaintNoSchedule, "", "New pods stay away by the taint gpuslice.io/gpu-unhealthy."},
+			{config.HealthTaintPreferNoSchedule, "GpuMemWatch", "NVSentinel minds this node (condition GpuMemWatch): the agent does no more than tell."},
+			{config.HealthTaintNone, "GpuMemWatch", ""},
+		} {
+			w := newWorld(t, twoH200)
+			w.settings = config.Health{Taint: test.taint}
+			w.foreign = []corev1.NodeCondition{{Type: test.kind}}
+			w.start()
+			w.within(5*time.Second, corev1.ConditionFalse)
+			critical, known := w.m.Critical()
+			if critical || !known {
+				t.Errorf("GPUs that are well: critical %v, known %v", critical, known)
+			}
+			must(t, w.gpus.SetHealth(0, gpusim.Health{RecoveryAction: 1}))
+			c := w.within(5*time.Second, corev1.ConditionTrue, config.ReasonResetRequired)
+			if critical, _ := w.m.Critical(); !critical {
+				t.Error("a GPU that needs a reset is not critical")
+			}
+			if said := c.Message[strings.LastIndex(c.Message, "Action: "):]; strings.TrimPrefix(said, "Action: ResetGPU.") != strings.TrimRight(" "+test.want, " ") {
+				t.Errorf("with %+v the message ends in %q", test, said)
+			}
+			w.kill()
+		}
+	})
+}
+
+func TestWhatIsDueIsNotCritical(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, twoH200)
+		w.start()
+		w.within(5*time.Second, corev1.ConditionFalse)
+		must(t, w.gpus.SetHealth(0, gpusim.Health{RemapPending: true}))
+		w.within(5*time.Second, corev1.ConditionTrue, config.ReasonRowRemapPending)
+		if critical, known := w.m.Critical(); critical || !known {
+			t.Errorf("critical %v, known %v", critical, known)
+		}
+	})
+}

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/gpuslice/gpuslice/agent/health/verdict"
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/config"
@@ -45,7 +47,23 @@ func (m *Monitor) message(v verdict.Verdict, now time.Time) string {
 	case v.Reason == config.ReasonGPUsHealthy:
 		text = m.healthy()
 	}
-	return text
+	return text + m.remedied(v)
+}
+
+// remedied says what the agent does about a verdict beside telling of it, or why it does not do what the settings ask for.
+func (m *Monitor) remedied(v verdict.Verdict) string {
+	taints := m.Settings.Taint == config.HealthTaintNoSchedule || m.Settings.Taint == config.HealthTaintPreferNoSchedule
+	critical, _ := v.Critical()
+	switch {
+	case v.Status != corev1.ConditionTrue:
+		return ""
+	case taints && m.nvsentinel != "":
+		return fmt.Sprintf(" NVSentinel minds this node (%s): the agent does no more than tell.", m.nvsentinel)
+	case taints && critical:
+		return " New pods stay away by the taint " + config.TaintGPUUnhealthy + "."
+	default:
+		return ""
+	}
 }
 
 // healthy says of how many GPUs nothing is known that is wrong, and what of them cannot be known.

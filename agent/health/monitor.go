@@ -21,6 +21,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/health/verdict"
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -79,6 +80,7 @@ type Monitor struct {
 
 	shown          *corev1.NodeCondition // the condition on the node, as last seen or written
 	nodeSeen       bool                  // at least once
+	nvsentinel     string                // the sign by which NVSentinel minds the node; empty if it does not
 	toldKey        string                // of the verdict that was last told
 	acknowledgedTo time.Time             // by a person
 
@@ -432,7 +434,7 @@ func (m *Monitor) Conditions(node *corev1.Node, _ bool, _ string, beat bool) []c
 	if !m.nodeSeen || shown == nil || m.shown == nil || !shown.LastHeartbeatTime.Before(&m.shown.LastHeartbeatTime) {
 		m.shown = shown.DeepCopy() // and not a look from before the last write
 	}
-	m.nodeSeen = true
+	m.nodeSeen, m.nvsentinel = true, fence.NVSentinel(node)
 	m.signal(m.changed)
 	if m.shown == nil || !beat {
 		return nil

@@ -21,6 +21,18 @@ func (m *Monitor) Recovered() map[nvml.UUID]time.Time {
 	return out
 }
 
+// Critical reports whether a GPU cannot be used or trusted, by the verdict that the condition tells of. It is not known while the driver does not
+// tell.
+func (m *Monitor) Critical() (critical, known bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	v, known := m.node.Judge(m.Clock.Now())
+	if !known || !m.recalled {
+		return false, false
+	}
+	return v.Critical()
+}
+
 // mostXidsInStatus bounds what the status has of one GPU.
 const mostXidsInStatus = 4
 

@@ -37,7 +37,8 @@ type world struct {
 	onBus   []nvml.BusGPU // none is that the bus cannot be read
 	holders []holders.Pod
 	pods    []corev1.Pod
-	log     *kernelLog // none is that it cannot be read
+	log     *kernelLog             // none is that it cannot be read
+	foreign []corev1.NodeCondition // of other tools
 	stop    context.CancelFunc
 	ended   chan struct{}
 
@@ -140,6 +141,7 @@ func (w *world) pass(beat bool) {
 	w.mu.Lock()
 	node := w.node.DeepCopy()
 	w.mu.Unlock()
+	node.Status.Conditions = append(node.Status.Conditions, w.foreign...)
 	ctx, cancel := context.WithTimeout(w.t.Context(), time.Second)
 	defer cancel()
 	gpus, err := w.gpus.Driver().Snapshot(ctx)

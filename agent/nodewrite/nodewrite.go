@@ -63,6 +63,22 @@ func (w Writer) LabelsWhile(ctx context.Context, node *corev1.Node, same func(a,
 	return err
 }
 
+// Taints gives the node the taints that of makes of those that it has, whatever else has been written there since the look. Where of leaves them as
+// they are, nothing is written.
+func (w Writer) Taints(ctx context.Context, node *corev1.Node, of func(*corev1.Node) []corev1.Taint) error {
+	if equality.Semantic.DeepEqual(of(node), node.Spec.Taints) {
+		return nil
+	}
+	same := func(a, b *corev1.Node) bool { return a.UID == b.UID }
+	_, err := w.patchedWhile(ctx, node, same, func(current *corev1.Node) ([]byte, error) {
+		return json.Marshal(map[string]any{
+			"metadata": map[string]any{"uid": current.UID, "resourceVersion": current.ResourceVersion},
+			"spec":     map[string]any{"taints": of(current)},
+		})
+	})
+	return err
+}
+
 func (w Writer) patchedWhile(ctx context.Context, node *corev1.Node, same func(a, b *corev1.Node) bool, write func(*corev1.Node) ([]byte, error)) (*corev1.Node, error) {
 	api, cancel := context.WithTimeout(ctx, w.Timeout)
 	defer cancel()

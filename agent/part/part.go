@@ -39,6 +39,8 @@ type DriverWatcher interface {
 	Through(driver nvml.Driver) nvml.Driver
 	// Recovered returns, for each GPU that is well again, when it was last unhealthy.
 	Recovered() map[nvml.UUID]time.Time
+	// Critical reports whether a GPU cannot be used or trusted. It is not known while the driver does not tell.
+	Critical() (critical, known bool)
 }
 
 // UseWatcher is the part that knows which pod uses how much of which GPU or instance.
@@ -85,6 +87,16 @@ func (all All) Recovered() map[nvml.UUID]time.Time {
 		}
 	}
 	return nil
+}
+
+// Critical is that of the part that watches the driver; not known without one.
+func (all All) Critical() (critical, known bool) {
+	for _, p := range all {
+		if w, watches := p.(DriverWatcher); watches {
+			return w.Critical()
+		}
+	}
+	return false, false
 }
 
 // Uses asks the part that knows which pod uses how much.

@@ -75,7 +75,7 @@ type Pods struct {
 	Containers []DNSLabel `json:"containers,omitempty" jsonschema:"uniqueItems=true"`
 }
 
-// Health is by what a GPU is found not to be well: which of NVIDIA's error numbers, Xids, and whether the kernel's log is read for them.
+// Health is by what a GPU is found not to be well, and what is done about it.
 type Health struct {
 	// Numbers after which a GPU is not to be trusted, beside those of the agent's own table.
 	CriticalXids []int `json:"criticalXids,omitempty" jsonschema:"uniqueItems=true,minimum=1,maximum=999"`
@@ -83,6 +83,8 @@ type Health struct {
 	ApplicationXids []int `json:"applicationXids,omitempty" jsonschema:"uniqueItems=true,minimum=1,maximum=999"`
 	// Whether the kernel's log, /dev/kmsg, is read for them: where that is possible, or never.
 	KernelLog string `json:"kernelLog,omitempty" jsonschema:"enum=auto,enum=never"`
+	// Effect of the taint gpuslice.io/gpu-unhealthy, which the node has while one of its GPUs cannot be used or trusted.
+	Taint string `json:"taint,omitempty" jsonschema:"enum=none,enum=NoSchedule,enum=PreferNoSchedule"`
 }
 
 // MemoryPressure is when a GPU that several pods share counts as full.

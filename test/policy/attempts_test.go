@@ -180,6 +180,8 @@ var attempts = []attempt{
 	{"own node: taint it node.kubernetes.io/not-ready:NoExecute", closed, taint("own", "node.kubernetes.io/not-ready", "NoExecute")},
 	{"own node: taint it out of service", closed, taint("own", "node.kubernetes.io/out-of-service", "NoExecute")},
 	{"own node: our own taint as NoExecute", closed, taint("own", "gpuslice.io/repartitioning", "NoExecute")},
+	{"own node: the taint of a GPU that is not well, as NoExecute", closed, taint("own", "gpuslice.io/gpu-unhealthy", "NoExecute")},
+	{"own node: the taint of a GPU that is not well, as somebody else's", closed, taint("own", "gpuslice.io/gpu-unhealthy", "NoSchedule")},
 	{"own node: give it an owner that is not there, so that it is deleted", closed, node("own", forgedOwner)},
 	{"own node: give it a finalizer", closed, node("own", `{"metadata":{"finalizers":["example.com/kept"]}}`)},
 	{"own node: say that it is not Ready", closed, condition("own", "Ready")},
@@ -299,6 +301,8 @@ var attempts = []attempt{
 var needed = []attempt{
 	{"fence", open, node("own", `{"metadata":{"annotations":{"gpuslice.io/journal":"{}","gpuslice.io/force":null}},"spec":{"unschedulable":true}}`)},
 	{"taint", open, taint("own", "gpuslice.io/repartitioning", "NoSchedule")},
+	{"taint of a GPU that is not well", open, patchNode("own", types.JSONPatchType,
+		`[{"op":"add","path":"/spec/taints/-","value":{"key":"gpuslice.io/gpu-unhealthy","value":"critical","effect":"NoSchedule"}}]`)},
 	{"startup taint", open, patchNode("own", types.JSONPatchType, `[{"op":"remove","path":"/spec/taints/2"}]`)},
 	{"status", open, node("own", `{"metadata":{"labels":{"nvidia.com/mig.config.state":"success"},"annotations":{"gpuslice.io/status":"{}","gpuslice.io/plan":"{}"}}}`)},
 	{"operands", open, node("own", `{"metadata":{"labels":{"nvidia.com/gpu.deploy.dcgm":"paused-for-gpuslice","nvidia.com/device-plugin.config":"gpuslice-1"}}}`)},

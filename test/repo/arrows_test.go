@@ -23,7 +23,7 @@ var arrows = map[string][]string{
 		"agent/fencing", "agent/files", "agent/fleet", "agent/gate", "agent/hardware", "agent/health", "agent/hostrecord", "agent/ledger",
 		"agent/leftovers", "agent/legible", "agent/measure", "agent/memory", "agent/metrics", "agent/nodekeys", "agent/nodewrite",
 		"agent/outcome", "agent/part", "agent/plan", "agent/pluginfile", "agent/preview", "agent/processes", "agent/proving", "agent/publish",
-		"agent/reboot", "agent/report", "agent/resolve", "agent/retried", "agent/sentinel", "agent/slot", "agent/state", "agent/steady",
+		"agent/reboot", "agent/remedy", "agent/report", "agent/resolve", "agent/retried", "agent/sentinel", "agent/slot", "agent/state", "agent/steady",
 		"agent/tell", "agent/units", "agent/upgrade", "agent/wake", "agent/watched", "config", "drain", "drain/fence", "drain/holders", "drain/host",
 		"nvml",
 	},
@@ -37,7 +37,7 @@ var arrows = map[string][]string{
 	"agent/capacity":  {"config", "drain/holders", "nvml"},
 	"agent/condition": {"agent/legible"},
 	"agent/described": {"config/metrics"},
-	"agent/cleanup":   {"agent/legible", "agent/nodekeys", "agent/nodewrite", "config"},
+	"agent/cleanup":   {"agent/legible", "agent/nodekeys", "agent/nodewrite", "agent/remedy", "config"},
 	"agent/deviceplugin": {
 		"agent/api", "agent/budget", "agent/capacity", "agent/draining", "agent/journal", "agent/legible", "agent/nodewrite", "agent/outcome",
 		"agent/plan", "agent/pluginfile", "agent/retried", "agent/state", "agent/steady", "agent/watched", "config", "drain/fence", "drain/holders", "nvml",
@@ -66,7 +66,8 @@ var arrows = map[string][]string{
 		"config", "nvml",
 	},
 	"agent/health": {
-		"agent/api", "agent/condition", "agent/described", "agent/health/kernellog", "agent/health/verdict", "agent/hostfile", "agent/legible", "config", "drain/holders", "nvml",
+		"agent/api", "agent/condition", "agent/described", "agent/health/kernellog", "agent/health/verdict", "agent/hostfile", "agent/legible", "config",
+		"drain/fence", "drain/holders", "nvml",
 	},
 	"agent/health/kernellog": {"nvml"},
 	"agent/health/verdict":   {"agent/legible", "config", "nvml"},
@@ -104,6 +105,7 @@ var arrows = map[string][]string{
 		"agent/api", "agent/events", "agent/journal", "agent/ledger", "agent/outcome", "agent/plan", "agent/sentinel", "agent/state",
 		"agent/steady", "config", "drain/holders", "drain/host", "nvml",
 	},
+	"agent/remedy": {"agent/nodewrite", "agent/steady", "config", "drain/fence"},
 	"agent/report": {
 		"agent/api", "agent/capacity", "agent/condition", "agent/legible", "agent/outcome", "agent/plan", "agent/state", "config",
 		"drain/fence", "nvml",

@@ -14,7 +14,7 @@ import (
 var observers = []string{
 	"(*agent.Agent).observe", "(*agent.Agent).observeTaken", "(*agent/resolve.Resolver).Desired", "(*agent/proving.Prover).Prove",
 	"(*agent/memory.Monitor).Look", "(*agent/memory.Monitor).LookAgain", "(*agent/health.Monitor).Look", "(*agent/health.Monitor).LookAgain",
-	"(*agent/health.Monitor).Recovered",
+	"(*agent/health.Monitor).Recovered", "(*agent/health.Monitor).Critical",
 }
 
 // readers are the methods by which the interfaces of this module and the clients of the API server are read. Any other method of an interface
@@ -25,7 +25,7 @@ var readers = map[string][]string{
 	"nvml.Bus":                   {"GPUs"},
 	"agent.Kubelet":              {"Assignments", "Allocatable"},
 	"agent/watched.Pods":         {"List"},
-	"agent/part.DriverWatcher":   {"Recovered"},
+	"agent/part.DriverWatcher":   {"Recovered", "Critical"},
 	"agent/memory.Processes":     {"Holders"},
 	"agent/hostrecord.Store":     {"Read"},
 	"agent/health.Store":         {"Read"},

@@ -355,6 +355,20 @@ func (v Verdict) orUnknown(reason config.Reason, why string) Verdict {
 	return v
 }
 
+// Critical reports whether a GPU cannot be used or trusted. Where the driver does not tell, that is known only of what was found before, and of a
+// driver that hangs for good.
+func (v Verdict) Critical() (critical, known bool) {
+	if v.Status == corev1.ConditionTrue && v.Reason == config.ReasonDriverUnresponsive {
+		return true, true
+	}
+	for _, g := range v.Unhealthy {
+		if g.findings[0].Severity() == Critical {
+			return true, true
+		}
+	}
+	return false, v.Unknown == ""
+}
+
 // Key is what a verdict says, without what changes by itself: a verdict with another key is worth a write.
 func (v Verdict) Key() string {
 	var parts []string

@@ -1,0 +1,74 @@
+package node_test
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/test/gpusim"
+)
+
+// hasUnhealthyTaint reports whether pods are kept from the node for its GPUs.
+func hasUnhealthyTaint(n *corev1.Node) bool {
+	return slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
+		return t.Key == config.TaintGPUUnhealthy && t.Value == config.ValueGPUUnhealthy && t.Effect == corev1.TaintEffectNoSchedule
+	})
+}
+
+// set has the next agent go by other settings.
+func (r *rig) set(settings string) {
+	r.t.Helper()
+	text := "apiVersion: gpuslice.io/v1alpha1\nkind: Settings\n" + settings
+	if err := os.WriteFile(r.agents.settings, []byte(text), 0o600); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// The taint comes with a fault, by the agent's own account under the admission policies, and goes with it; it stays when the agent is killed, and goes
+// when the setting is turned off. The device plugin, which has to be restarted meanwhile, tolerates it.
+func TestANodeWhoseGPUCannotBeUsedIsTaintedIfTheSettingsSaySo(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, twoH100, "health: {taint: NoSchedule}\n")
+	r.awaitOffered("nvidia.com/gpu", 2)
+	r.run()
+	r.awaitHealth(corev1.ConditionFalse, config.ReasonGPUsHealthy)
+	r.play(0, "contained-ecc")
+	c, _ := r.awaitHealth(corev1.ConditionTrue, config.ReasonXidCritical)
+	n := r.await("the taint", hasUnhealthyTaint)
+	if !strings.Contains(c.Message, config.TaintGPUUnhealthy) || n.Spec.Unschedulable {
+		t.Errorf("cordoned: %v; the message does not name the taint: %s", n.Spec.Unschedulable, c.Message)
+	}
+	r.kill()
+	r.run()
+	r.await("the condition of the next agent", func(n *corev1.Node) bool {
+		if !hasUnhealthyTaint(n) {
+			t.Fatal("the taint is gone, and the GPU is as before")
+		}
+		return unhealthy(n).LastHeartbeatTime.After(c.LastHeartbeatTime.Time)
+	})
+	if err := r.GPUs.Cure(t.Context(), 0, "contained-ecc"); err != nil {
+		t.Fatal(err)
+	}
+	r.awaitHealth(corev1.ConditionFalse, config.ReasonGPUsHealthy)
+	r.await("the end of the taint", func(n *corev1.Node) bool { return !hasUnhealthyTaint(n) })
+	r.awaitOffered("nvidia.com/gpu", 2)
+
+	r.play(1, "uncontained-ecc")
+	r.await("the taint", hasUnhealthyTaint)
+	r.kill()
+	r.set("")
+	r.run()
+	r.await("the end of the taint", func(n *corev1.Node) bool { return !hasUnhealthyTaint(n) })
+	r.awaitHealth(corev1.ConditionTrue, config.ReasonResetRequired)
+}
+
+func (r *rig) play(gpu int, fault string) {
+	r.t.Helper()
+	if err := r.GPUs.Play(r.t.Context(), gpu, gpusim.NoInstance, fault); err != nil {
+		r.t.Fatal(err)
+	}
+}
