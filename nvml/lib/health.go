@@ -16,66 +16,22 @@ import (
 )
 
 // health is what reading health takes beside the driver's own calls.
-type health struct {
-	lane    aside.Lane
-	session *session       // only for who is in the lane
-	known   map[int]facing // by index; only for who is in the lane
-}
-
-// facing is what a GPU was when it last answered.
-type facing struct {
-	uuid nvml.UUID
-	pci  string
-}
+type health struct{ lookout }
 
 var _ nvml.HealthReader = (*Driver)(nil)
 
 // Health implements nvml.HealthReader. It has a lane of its own, but for opening the library where that is not open.
 func (d *Driver) Health(ctx context.Context, thorough bool) ([]nvml.Health, error) {
-	const op = "reading the health of the GPUs"
-	out, err := aside.Do(ctx, &d.health.lane, op, func(ctx context.Context, at aside.At) ([]nvml.Health, error) {
-		if d.released.Load() {
-			return nil, &nvml.Error{Op: op, Err: errReleased}
-		}
-		lib, open := d.opened.join()
-		if !open {
-			at("the initialisation of NVIDIA's library")
-			if err := d.initialise(ctx); err != nil {
-				return nil, err
-			}
-			if lib, open = d.opened.join(); !open {
-				return nil, &nvml.Error{Op: op, Err: errReleased}
-			}
-		}
-		defer d.opened.leave()
-		if s := d.health.session; s == nil || s.lib != lib {
-			d.health.session = &session{lib: lib, opened: &d.opened}
-		}
-		found, err := d.health.read(ctx, thorough, at)
-		return found, d.judge(err)
+	return lookAround(ctx, d, &d.health.lookout, "reading the health of the GPUs", func(ctx context.Context, at aside.At) ([]nvml.Health, error) {
+		return d.health.read(ctx, thorough, at)
 	})
-	if aside.Hangs(err) {
-		return nil, &nvml.Error{Op: op, Code: err.Error(), Err: nvml.ErrUnresponsive}
-	}
-	return out, err
-}
-
-// initialise opens the library as any call of the driver does. A cold GPU takes seconds for it, so that it has more time than who waits for
-// the health.
-func (d *Driver) initialise(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), registerWait)
-	defer cancel()
-	return d.call(ctx, "opening NVIDIA's library", "", func(context.Context, *session) error { return nil })
 }
 
 // read looks at all GPUs.
 func (h *health) read(ctx context.Context, thorough bool, at aside.At) ([]nvml.Health, error) {
-	n, ret := h.session.lib.DeviceGetCount()
-	if err := check("counting GPUs", "", ret); err != nil {
+	n, err := h.count()
+	if err != nil {
 		return nil, err
-	}
-	if len(h.known) != n { // places have moved
-		h.known = map[int]facing{}
 	}
 	var out []nvml.Health
 	for i := range n {

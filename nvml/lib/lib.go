@@ -49,8 +49,9 @@ type Driver struct {
 	released atomic.Bool    // nothing may be opened before the next Snapshot
 	waits    sync.WaitGroup // waits for events, which have the library open beside the slot
 
-	opened opened // the library's users: the session, and those that read health beside it
+	opened opened // the library's users: the session, and those that read health or the use beside it
 	health health
+	usage  usage
 
 	session *session   // nil while the library is not open; only for the holder of slot
 	known   modelCache // outlives a session; only for the holder of slot
@@ -82,7 +83,7 @@ func (d *Driver) Release(ctx context.Context) error {
 			d.session.close()
 			d.session = nil
 		}
-		d.opened.wait() // until health is read, too
+		d.opened.wait() // until health and the use are read, too
 		return nil
 	})
 }

@@ -28,6 +28,7 @@ const (
 	LibRMVersionMismatch  Return = 18
 	InUse                 Return = 19
 	NoMemory              Return = 20
+	NoData                Return = 21
 	InsufficientResources Return = 23
 	VersionMismatch       Return = 25
 	Unknown               Return = 999
@@ -52,6 +53,7 @@ var returnTexts = map[Return][2]string{
 	LibRMVersionMismatch:  {"ERROR_LIB_RM_VERSION_MISMATCH", "RM has detected an NVML/RM version mismatch."},
 	InUse:                 {"ERROR_IN_USE", "In use by another client"},
 	NoMemory:              {"ERROR_MEMORY", "Insufficient Memory"},
+	NoData:                {"ERROR_NO_DATA", "No data"},
 	InsufficientResources: {"ERROR_INSUFFICIENT_RESOURCES", "Insufficient Resources"},
 	VersionMismatch:       {"ERROR_ARGUMENT_VERSION_MISMATCH", "Argument version mismatch"},
 	Unknown:               {"ERROR_UNKNOWN", "Unknown Error"},

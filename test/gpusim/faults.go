@@ -62,6 +62,12 @@ const (
 	ComputeInstanceGetInfo             = "ComputeInstanceGetInfo"
 	ComputeInstanceDestroy             = "ComputeInstanceDestroy"
 
+	GetProcessUtilization = "GetProcessUtilization"
+	GpmQueryDeviceSupport = "GpmQueryDeviceSupport"
+	GpmSampleGet          = "GpmSampleGet"
+	GpmMigSampleGet       = "GpmMigSampleGet"
+	GpmMetricsGet         = "GpmMetricsGet"
+
 	RegisterEvents = "RegisterEvents"
 	EventSetWait   = "EventSetWait"
 
@@ -78,6 +84,7 @@ var functions = []string{
 	GetComputeInstanceProfileInfo, GetComputeInstanceRemaining, GetComputeInstancePlacements, GetComputeInstances,
 	GetComputeInstanceById, CreateComputeInstance, CreateComputeInstanceWithPlacement, ComputeInstanceGetInfo,
 	ComputeInstanceDestroy, RegisterEvents, EventSetWait, Reset,
+	GetProcessUtilization, GpmQueryDeviceSupport, GpmSampleGet, GpmMigSampleGet, GpmMetricsGet,
 }
 
 // Functions are the names of all functions.

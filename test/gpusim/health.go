@@ -116,6 +116,7 @@ func (h Health) describe() string {
 // Generations of the driver, by the version that brought something.
 const (
 	withGIOfEvents   = 450
+	withGPM          = 520
 	withSRAMStatus   = 535
 	withMemoryEvents = 560
 	withResetStatus  = 550

@@ -431,6 +431,10 @@ func writeProcesses(b *strings.Builder, indent string, ps []*process) {
 		if p.MPS {
 			kind = "MPS client"
 		}
-		fmt.Fprintf(b, "%s%s %d %s %d MiB\n", indent, kind, p.PID, p.Name, p.UsedMiB)
+		busy := ""
+		if p.Busy > 0 {
+			busy = fmt.Sprintf(" %d%%", p.Busy)
+		}
+		fmt.Fprintf(b, "%s%s %d %s %d MiB%s\n", indent, kind, p.PID, p.Name, p.UsedMiB, busy)
 	}
 }

@@ -78,6 +78,7 @@ type process struct {
 	PID     int    `json:"pid"`
 	Name    string `json:"name"`
 	UsedMiB int    `json:"usedMiB,omitempty"`
+	Busy    int    `json:"busy,omitempty"`    // percentage of the time for which it computes
 	MIG     string `json:"mig,omitempty"`     // UUID of its MIG device; empty for the GPU as a whole
 	Hidden  bool   `json:"hidden,omitempty"`  // an NVML client without a CUDA context
 	MPS     bool   `json:"mps,omitempty"`     // its context is in the server of MPS

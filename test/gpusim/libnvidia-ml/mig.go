@@ -312,7 +312,12 @@ func nvmlGpuInstanceGetInfo(instance, to unsafe.Pointer) int32 {
 
 //export nvmlGpuInstanceDestroy
 func nvmlGpuInstanceDestroy(instance unsafe.Pointer) int32 {
-	return on(instance, func(gi gpusim.GPUInstance) gpusim.Return { return lib().DestroyGPUInstance(gi) })
+	return on(instance, func(gi gpusim.GPUInstance) gpusim.Return {
+		if sampling(gi) {
+			return gpusim.InUse
+		}
+		return lib().DestroyGPUInstance(gi)
+	})
 }
 
 // computeInfo is nvmlComputeInstanceProfileInfo_t.

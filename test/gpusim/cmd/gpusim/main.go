@@ -56,7 +56,7 @@ func command() *cobra.Command {
 	}
 	root.PersistentFlags().StringVar(&c.dir, "node", defaultDir(), "directory of the node; GPUSIM_NODE says it too")
 	root.AddCommand(
-		c.create(), c.show(), c.hold(), c.use(), c.release(), c.monitor(), c.compute(), c.fail(), c.delay(), c.reset(), c.reboot(), c.reload(), c.upgrade(),
+		c.create(), c.show(), c.hold(), c.use(), c.busy(), c.release(), c.monitor(), c.compute(), c.fail(), c.delay(), c.reset(), c.reboot(), c.reload(), c.upgrade(),
 		c.calls(), c.xid(), c.ecc(), c.health(), c.play(), c.render(),
 	)
 	return root
@@ -282,6 +282,22 @@ func (c *cli) use() *cobra.Command {
 				return fmt.Errorf("MIB is %q: use a number", args[1])
 			}
 			return c.on(func(n *gpusim.Node) error { return n.Use(pid, mib) })
+		},
+	}
+}
+
+func (c *cli) busy() *cobra.Command {
+	return &cobra.Command{
+		Use:   "busy PID PERCENT",
+		Short: "Let a process compute for so much of the time on each device that it holds",
+		Args:  cobra.ExactArgs(2),
+		RunE: func(_ *cobra.Command, args []string) error {
+			pid, err1 := strconv.Atoi(args[0])
+			percent, err2 := strconv.Atoi(args[1])
+			if err1 != nil || err2 != nil {
+				return fmt.Errorf("PID and PERCENT are %q and %q: use numbers", args[0], args[1])
+			}
+			return c.on(func(n *gpusim.Node) error { return n.Busy(pid, percent) })
 		},
 	}
 }
