@@ -27,6 +27,7 @@ type inputs struct {
 	MPS            mpsInputs            `json:"mps"`
 	MemoryPressure memoryPressureInputs `json:"memoryPressure"`
 	Health         healthInputs         `json:"health"`
+	Idle           idleInputs           `json:"idle"`
 	StaleResources scalar               `json:"staleResources"`
 	Reboot         rebootInputs         `json:"reboot"`
 	Drain          drainInputs          `json:"drain"`
@@ -75,6 +76,13 @@ type healthInputs struct {
 	KernelLog       scalar `json:"kernelLog"`
 
 	Taint scalar `json:"taint"`
+}
+
+type idleInputs struct {
+	Every     scalar `json:"every"`
+	After     scalar `json:"after"`
+	Below     scalar `json:"below"`
+	Instances scalar `json:"instances"`
 }
 
 type rebootInputs struct {
@@ -203,7 +211,11 @@ func inputsOf(s Settings) inputs {
 			Threshold: scalar(strconv.Itoa(s.MemoryPressure.Threshold)), Clear: scalar(strconv.Itoa(s.MemoryPressure.Clear)),
 			For: scalar(s.MemoryPressure.For.String()),
 		},
-		Health:         healthInputs{KernelLog: scalar(s.Health.KernelLog), Taint: scalar(s.Health.Taint)},
+		Health: healthInputs{KernelLog: scalar(s.Health.KernelLog), Taint: scalar(s.Health.Taint)},
+		Idle: idleInputs{
+			Every: scalar(s.Idle.Every.String()), After: scalar(s.Idle.After.String()), Below: scalar(strconv.Itoa(s.Idle.Below)),
+			Instances: scalar(s.Idle.Instances),
+		},
 		StaleResources: scalar(s.StaleResources),
 		Operands:       listOf(s.Operands),
 		Units:          listOf(s.Units),

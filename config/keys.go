@@ -320,6 +320,15 @@ const (
 	ReasonGPUMemoryUnknown Reason = "GPUMemoryUnknown"
 )
 
+// Reasons of Events about what pods make of their GPUs.
+const (
+	// ReasonGPUIdle is given, by a Warning on the pod, when it has had a GPU or an instance for idle.after of the settings and used it for
+	// less than idle.below per cent of that time. It is given again after as long, if that is still so.
+	//
+	// You can: end the pod, or give it a smaller instance or a shared one; kubectl gpuslice top --sort-by busy shows all such pods.
+	ReasonGPUIdle Reason = "GPUIdle"
+)
+
 // Reasons of ConditionGPUUnhealthy, the worst first. Each is of a GPU, but for the last five.
 const (
 	// ReasonGPULost is given when a GPU has fallen off the bus. It heals when the GPU answers again.

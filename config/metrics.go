@@ -124,6 +124,24 @@ const (
 	MetricPodGPUMemoryUsed = "gpuslice_pod_gpu_memory_used_bytes"
 )
 
+// Metrics of how busy GPUs are, over the last five minutes. What NVML does not tell has none.
+const (
+	// MetricGPUBusy is the part of the time for which processes kept a GPU or one of its instances busy, from 0 to 1; of an instance, the
+	// part of its multiprocessors if that is more.
+	//
+	// Labels: gpu, device
+	MetricGPUBusy = "gpuslice_gpu_busy_ratio"
+	// MetricPodGPUBusy is the part of the time for which the processes of a pod kept a GPU or one of its instances busy, from 0 to 1.
+	//
+	// Labels: namespace, pod, gpu, device
+	MetricPodGPUBusy = "gpuslice_pod_gpu_busy_ratio"
+	// MetricPodGPUIdle is 1 if a pod has had a GPU or an instance for `idle.after` of the settings, and used it for less than `idle.below`
+	// per cent of that time; 0 if it used it for more.
+	//
+	// Labels: namespace, pod, gpu, device
+	MetricPodGPUIdle = "gpuslice_pod_gpu_idle"
+)
+
 // Metrics of the health of GPUs; `gpu` is the UUID.
 const (
 	// MetricGPUHealthy is 1 if nothing is wrong with a GPU, 0 if the condition ConditionGPUUnhealthy tells of it.

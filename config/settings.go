@@ -38,6 +38,7 @@ type Settings struct {
 
 	MemoryPressure MemoryPressure
 	Health         Health
+	Idle           Idle
 	StaleResources StaleResources
 	Timeouts       Timeouts
 	Retry          Retry
@@ -205,6 +206,7 @@ func Default() Settings {
 		},
 		MemoryPressure: MemoryPressure{Threshold: DefaultPressureThreshold, Clear: DefaultPressureClear, For: DefaultPressureFor},
 		Health:         Health{KernelLog: KernelLogAuto, Taint: HealthTaintNone},
+		Idle:           Idle{Every: DefaultIdleEvery, After: DefaultIdleAfter, Below: DefaultIdleBelow, Instances: IdleInstancesSkip},
 		StaleResources: StaleResourcesReport,
 		Reboot:         Reboot{Policy: RebootNever, Sentinel: DefaultSentinel},
 		Drain: Drain{
@@ -270,6 +272,7 @@ func (in inputs) settings() (Settings, error) {
 		MPS:            c.mps(in.MPS),
 		MemoryPressure: c.memoryPressure(in.MemoryPressure),
 		Health:         c.health(in.Health),
+		Idle:           c.idle(in.Idle),
 		StaleResources: StaleResources(c.oneOf("staleResources", in.StaleResources, string(StaleResourcesReport), string(StaleResourcesRemove))),
 		Drain:          c.drain("drain", in.Drain),
 		Operands:       c.operands("operands", in.Operands),

@@ -52,6 +52,7 @@ devicePlugin:
 mps: {podSelector: [app=mps], containers: []}
 memoryPressure: {threshold: 95, clear: 0, for: 0s}
 health: {criticalXids: [167], applicationXids: [62], kernelLog: never, taint: PreferNoSchedule}
+idle: {every: 1m, after: 48h, below: 5, instances: sample}
 staleResources: remove
 profiles: {name: pools, key: pools.yaml}
 maintenance: {namespace: ops, name: nights, key: nights.yaml}
@@ -96,6 +97,7 @@ retry: {failures: 3, first: 1s, longest: 1m, noEffect: 5}
 			Health: config.Health{
 				CriticalXids: []int{167}, ApplicationXids: []int{62}, KernelLog: config.KernelLogNever, Taint: config.HealthTaintPreferNoSchedule,
 			},
+			Idle:           config.Idle{Every: time.Minute, After: 48 * time.Hour, Below: 5, Instances: config.IdleInstancesSample},
 			StaleResources: config.StaleResourcesRemove,
 			Drain: config.Drain{
 				Mode: config.DrainGradual, GradualFor: 36 * time.Hour,
@@ -158,7 +160,7 @@ retry: {failures: 3, first: 1s, longest: 1m, noEffect: 5}
 }
 
 func TestSettingsOfSharingMayTurnItsPartsOff(t *testing.T) {
-	got, err := config.Parse([]byte(head + "memoryPressure: {threshold: 0}\ndevicePlugin: {configMap: {namespace: a, name: ''}}"))
+	got, err := config.Parse([]byte(head + "idle: {every: 0s, below: 0}\nmemoryPressure: {threshold: 0}\ndevicePlugin: {configMap: {namespace: a, name: ''}}"))
 	if err != nil || got.MemoryPressure.Threshold != 0 || got.DevicePlugin.ConfigMap != (config.ConfigMapName{}) {
 		t.Errorf("error %v, memory pressure %+v, ConfigMap %+v; want neither", err, got.MemoryPressure, got.DevicePlugin.ConfigMap)
 	}
@@ -274,6 +276,23 @@ func TestSettingsAreRefused(t *testing.T) {
 				`health.kernelLog: "always" must be auto or never`,
 				`staleResources: "bust" must be report or remove`,
 			},
+		},
+		"for use that nobody can look at": {
+			file: head + "idle: {every: 6m, after: 1s, below: none, instances: all}\n",
+			want: []string{
+				`idle.every: "6m" must be from 0s to 5m`,
+				`idle.after: "1s" must be from 10s to 720h`,
+				`idle.below: "none" must be per cent, a whole number from 0 to 100`,
+				`idle.instances: "all" must be skip or sample`,
+			},
+		},
+		"for looks that are too many": {
+			file: head + "idle: {every: 10ms}\n",
+			want: []string{`idle.every: "10ms" must be 0s, or at least 1s`},
+		},
+		"for looks that are too few": {
+			file: head + "idle: {every: 1m, after: 90s}\n",
+			want: []string{`idle.every: "1m" must be at most half of idle.after, which is 1m30s`},
 		},
 		"for pressure that is over before it begins": {
 			file: head + "memoryPressure: {threshold: 80}\n",

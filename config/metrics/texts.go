@@ -40,6 +40,11 @@ var groups = []Group{
 		{"gpuslice_gpu_memory_pressure", "1 if a GPU or an instance that several pods share is nearly full", []string{"gpu", "device"}},
 		{"gpuslice_pod_gpu_memory_used_bytes", "the memory that the processes of a pod use on a GPU, or on one of its instances", []string{"namespace", "pod", "gpu", "device"}},
 	}},
+	{"Metrics of how busy GPUs are, over the last five minutes. What NVML does not tell has none.", []Text{
+		{"gpuslice_gpu_busy_ratio", "the part of the time for which processes kept a GPU or one of its instances busy, from 0 to 1; of an instance, the part of its multiprocessors if that is more", []string{"gpu", "device"}},
+		{"gpuslice_pod_gpu_busy_ratio", "the part of the time for which the processes of a pod kept a GPU or one of its instances busy, from 0 to 1", []string{"namespace", "pod", "gpu", "device"}},
+		{"gpuslice_pod_gpu_idle", "1 if a pod has had a GPU or an instance for idle.after of the settings, and used it for less than idle.below per cent of that time; 0 if it used it for more", []string{"namespace", "pod", "gpu", "device"}},
+	}},
 	{"Metrics of the health of GPUs; gpu is the UUID.", []Text{
 		{"gpuslice_gpu_healthy", "1 if nothing is wrong with a GPU, 0 if the condition GPUUnhealthy tells of it", []string{"gpu"}},
 		{"gpuslice_gpu_problem", "1 for each thing that is wrong with a GPU, while it is", []string{"gpu", "reason", "severity"}},

@@ -52,6 +52,9 @@ var groups = []Group{
 		{"GPUMemoryNearlyFull", "when one is: sharing keeps no pod's memory apart, and any may be the next to get none. The message has its pods with their MiB", "move or shrink the pods that the message names, before one of them fails"},
 		{"GPUMemoryUnknown", "while the driver does not answer, or memoryPressure.threshold of the settings is 0", "see whether the driver answers, or set memoryPressure.threshold of the settings"},
 	}},
+	{"Reasons of Events about what pods make of their GPUs.", []Text{
+		{"GPUIdle", "by a Warning on the pod, when it has had a GPU or an instance for idle.after of the settings and used it for less than idle.below per cent of that time. It is given again after as long, if that is still so", "end the pod, or give it a smaller instance or a shared one; kubectl gpuslice top --sort-by busy shows all such pods"},
+	}},
 	{"Reasons of GPUUnhealthy, the worst first. Each is of a GPU, but for the last five.", []Text{
 		{"GPULost", "when a GPU has fallen off the bus. It heals when the GPU answers again", "drain and reboot the node; have the machine looked at if it happens again"},
 		{"GPUMissing", "when the driver does not tell of a GPU that is on the PCI bus, or that it told of before. It heals when it does", "reboot the node, and have the machine looked at if the GPU stays away; one that was taken out is dropped by the annotation gpuslice.io/health-ack"},

@@ -19,6 +19,8 @@ type Settings struct {
 	MemoryPressure *MemoryPressure `json:"memoryPressure,omitempty"`
 	// By what the condition GPUUnhealthy goes.
 	Health *Health `json:"health,omitempty"`
+	// When a pod is told that it does not use the GPU or the instance that it has.
+	Idle *Idle `json:"idle,omitempty"`
 	// What happens to resources of former configs that kubelet leaves on the node at 0.
 	StaleResources string  `json:"staleResources,omitempty" jsonschema:"enum=report,enum=remove"`
 	Reboot         *Reboot `json:"reboot,omitempty"`
@@ -95,6 +97,18 @@ type MemoryPressure struct {
 	Clear *int `json:"clear,omitempty" jsonschema:"minimum=0,maximum=100"`
 	// How long either must last.
 	For Duration `json:"for,omitempty"`
+}
+
+// Idle is when a pod is told that it does not use what it has.
+type Idle struct {
+	// Time between two looks at how busy the GPUs are; 0s for none.
+	Every Duration `json:"every,omitempty"`
+	// How long a pod must have had the GPU and not used it.
+	After Duration `json:"after,omitempty"`
+	// Per cent of that time: a pod that used less is told; 0 for nobody.
+	Below *int `json:"below,omitempty" jsonschema:"minimum=0,maximum=100"`
+	// How busy an instance is on which there is a process: skip leaves it unknown, sample samples its counters (Hopper and later).
+	Instances string `json:"instances,omitempty" jsonschema:"enum=skip,enum=sample"`
 }
 
 // Reboot is what happens where a GPU changes its MIG mode only at a reboot.
