@@ -28,6 +28,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/memory"
 	"github.com/gpuslice/gpuslice/agent/metrics"
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
+	"github.com/gpuslice/gpuslice/agent/occupants"
 	"github.com/gpuslice/gpuslice/agent/part"
 	"github.com/gpuslice/gpuslice/agent/pluginfile"
 	"github.com/gpuslice/gpuslice/agent/processes"
@@ -174,11 +175,9 @@ func (a *Agent) addDecisions(o Options) {
 
 // addParts makes the parts, and the teller that reports on them. A new part is one line here.
 func (a *Agent) addParts(o Options) {
+	owners := occupants.Finder{Processes: o.Processes, ComputesForOthers: a.devicePlugin.ServesMPS, Log: o.Log.Named("occupants")}
 	a.parts = part.All{
-		memory.New(memory.Options{
-			Limits: o.Settings.MemoryPressure, Snapshot: a.hardware.Snapshot, Processes: o.Processes, ComputesForOthers: a.devicePlugin.ServesMPS,
-			Tell: a.events.Podf, Clock: a.clock, Log: o.Log.Named("memory"),
-		}),
+		memory.New(memory.Options{Limits: o.Settings.MemoryPressure, Snapshot: a.hardware.Snapshot, Owners: owners, Tell: a.events.Podf, Clock: a.clock}),
 	}
 	if o.Health.Driver != nil {
 		a.parts = append(a.parts, health.New(health.Options{

@@ -6,18 +6,17 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
 
-	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/condition"
+	"github.com/gpuslice/gpuslice/agent/occupants"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -25,9 +24,6 @@ import (
 
 // newsInterval is the least time between two reports that differ only in the pods on a GPU that stays full.
 const newsInterval = time.Minute
-
-// ownersTimeout bounds the search for the pods whose processes are on the GPUs.
-const ownersTimeout = 5 * time.Second
 
 // usage is the memory of one device that pods may share: a GPU without instances, or one instance. Instances keep their
 // memory apart from each other, pods on the same instance do not.
@@ -70,38 +66,20 @@ func (u usage) String() string {
 
 // usages lists the devices that pods may share, in the order of the GPUs. A pod has a device if kubelet has given it, or if a process of the
 // pod is on it: owners are the pods by pid.
-func usages(gpus []nvml.GPU, holders []holders.Pod, owners map[int]*corev1.Pod) []usage {
+func usages(devices []occupants.Device, holders []holders.Pod, owners map[int]*corev1.Pod) []usage {
 	var out []usage
-	for _, g := range gpus {
-		switch {
-		case g.Lost:
-		case !g.Enabled:
-			u := usage{device: string(g.UUID), gpu: g.UUID, index: g.Index, name: fmt.Sprintf("GPU %d (%s)", g.Index, g.UUID), totalMiB: g.MemoryMiB, usedMiB: g.UsedMiB}
-			out = append(out, u.withHolders([]string{u.device}, g.Processes, holders, owners))
-		default:
-			for _, i := range g.Instances {
-				if i.HalfMade() {
-					continue
-				}
-				p, _ := g.Profile(i.Profile)
-				u := usage{
-					device: i.Devices[0].UUID, gpu: g.UUID, index: g.Index, instance: i.Placed.String(), name: fmt.Sprintf("%s of GPU %d (%s)", i.Placed, g.Index, g.UUID),
-					totalMiB: p.MemoryMiB, usedMiB: i.UsedMiB,
-				}
-				var devices []string
-				for _, d := range i.Devices {
-					devices = append(devices, d.UUID)
-				}
-				out = append(out, u.withHolders(devices, i.Processes, holders, owners))
-			}
+	for _, d := range devices {
+		u := usage{
+			device: d.ID, gpu: d.GPU, index: d.Index, instance: d.Instance(), name: d.Name(), totalMiB: d.TotalMiB, usedMiB: d.UsedMiB,
 		}
+		out = append(out, u.withHolders(d, d.Holders(holders), owners))
 	}
 	return out
 }
 
 // withHolders adds the pods that have the device. If the driver does not say how much of the device is in use, the sum over its processes
 // does.
-func (u usage) withHolders(devices []string, processes []nvml.Process, holders []holders.Pod, owners map[int]*corev1.Pod) usage {
+func (u usage) withHolders(d occupants.Device, holders []holders.Pod, owners map[int]*corev1.Pod) usage {
 	found := map[types.UID]*podUsage{}
 	add := func(pod types.NamespacedName, uid types.UID, mib int) {
 		if found[uid] == nil {
@@ -110,12 +88,10 @@ func (u usage) withHolders(devices []string, processes []nvml.Process, holders [
 		found[uid].mib += mib
 	}
 	for _, h := range holders {
-		if h.UID != "" && slices.ContainsFunc(h.Devices, func(d string) bool { return slices.Contains(devices, d) }) {
-			add(types.NamespacedName{Namespace: h.Namespace, Name: h.Name}, h.UID, 0)
-		}
+		add(types.NamespacedName{Namespace: h.Namespace, Name: h.Name}, h.UID, 0)
 	}
 	sum := 0
-	for _, p := range processes {
+	for _, p := range d.Processes {
 		sum += p.UsedMiB
 		if pod := owners[p.PID]; pod != nil {
 			add(types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}, pod.UID, p.UsedMiB)
@@ -133,22 +109,13 @@ func (u usage) withHolders(devices []string, processes []nvml.Process, holders [
 	return u
 }
 
-// Processes reads the host's process table.
-type Processes interface {
-	// Holders finds the processes that have a device.
-	Holders(ctx context.Context, sought []holders.Sought) ([]holders.Client, error)
-}
-
 // Options is what a Monitor works with.
 type Options struct {
-	Limits    config.MemoryPressure
-	Snapshot  func(ctx context.Context) ([]nvml.GPU, error)
-	Processes Processes
-	// ComputesForOthers reports whether the pod's processes on a GPU are those of a server, whose clients are other pods.
-	ComputesForOthers func(pod *corev1.Pod) bool
-	Tell              func(pod types.NamespacedName, uid types.UID, kind string, reason config.Reason, format string, args ...any) // an Event
-	Clock             clock.PassiveClock
-	Log               *zap.Logger
+	Limits   config.MemoryPressure
+	Snapshot func(ctx context.Context) ([]nvml.GPU, error)
+	Owners   occupants.Finder
+	Tell     func(pod types.NamespacedName, uid types.UID, kind string, reason config.Reason, format string, args ...any) // an Event
+	Clock    clock.PassiveClock
 }
 
 // Monitor is what this process knows of the memory of shared devices. A restart loses all of it.
@@ -332,22 +299,12 @@ func (m *Monitor) LookAgain(ctx context.Context) bool {
 
 // usages finds out of which pods the processes on the GPUs are. If the process table does not tell, it goes by kubelet alone.
 func (m *Monitor) usages(ctx context.Context, gpus []nvml.GPU) []usage {
-	var sought []holders.Sought
-	for _, g := range gpus {
-		sought = append(sought, holders.Sought{Device: string(g.UUID), Minor: holders.NoFiles, Reported: nvml.PIDs(g.Processes)})
-		for _, i := range g.Instances {
-			sought = append(sought, holders.Sought{Device: string(g.UUID), Minor: holders.NoFiles, Reported: nvml.PIDs(i.Processes)})
-		}
+	devices, reported := occupants.Devices(gpus), map[string][]int{}
+	for _, d := range devices {
+		reported[d.ID] = nvml.PIDs(d.Processes)
 	}
-	call, cancel := context.WithTimeout(ctx, ownersTimeout)
-	defer cancel()
-	clients, err := m.Processes.Holders(call, sought)
-	if err != nil {
-		m.Log.Debug("whose memory it is that GPUs are full of is not known", zap.Error(err))
-	}
-	owners := holders.PodsOf(clients, m.podsOfLastPass.pods)
-	maps.DeleteFunc(owners, func(_ int, pod *corev1.Pod) bool { return m.ComputesForOthers(pod) })
-	return usages(gpus, m.podsOfLastPass.holders, owners)
+	owners := m.Owners.Owners(ctx, reported, m.podsOfLastPass.pods)
+	return usages(devices, m.podsOfLastPass.holders, owners)
 }
 
 func (m *Monitor) take(all []usage) {

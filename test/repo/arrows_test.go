@@ -20,9 +20,9 @@ import (
 var arrows = map[string][]string{
 	"agent": {
 		"agent/alive", "agent/api", "agent/budget", "agent/deviceplugin", "agent/diagnosis", "agent/draining", "agent/events",
-		"agent/fencing", "agent/files", "agent/fleet", "agent/gate", "agent/hardware", "agent/health", "agent/hostrecord", "agent/ledger",
-		"agent/leftovers", "agent/legible", "agent/measure", "agent/memory", "agent/metrics", "agent/nodekeys", "agent/nodewrite",
-		"agent/outcome", "agent/part", "agent/plan", "agent/pluginfile", "agent/preview", "agent/processes", "agent/proving", "agent/publish",
+		"agent/fencing", "agent/files", "agent/fleet", "agent/gate", "agent/hardware", "agent/health", "agent/hostrecord",
+		"agent/ledger", "agent/leftovers", "agent/legible", "agent/measure", "agent/memory", "agent/metrics", "agent/nodekeys", "agent/nodewrite",
+		"agent/occupants", "agent/outcome", "agent/part", "agent/plan", "agent/pluginfile", "agent/preview", "agent/processes", "agent/proving", "agent/publish",
 		"agent/reboot", "agent/remedy", "agent/report", "agent/resolve", "agent/retried", "agent/sentinel", "agent/slot", "agent/state", "agent/steady",
 		"agent/tell", "agent/units", "agent/upgrade", "agent/wake", "agent/watched", "config", "drain", "drain/fence", "drain/holders", "drain/host",
 		"nvml",
@@ -82,13 +82,14 @@ var arrows = map[string][]string{
 	"agent/leftovers": {"agent/hostrecord", "agent/nodewrite", "agent/state", "agent/steady", "config", "drain/fence"},
 	"agent/legible":   nil,
 	"agent/measure":   {"agent/api"},
-	"agent/memory":    {"agent/api", "agent/condition", "agent/described", "config", "drain/holders", "nvml"},
+	"agent/memory":    {"agent/api", "agent/condition", "agent/described", "agent/occupants", "config", "drain/holders", "nvml"},
 	"agent/metrics": {
 		"agent/api", "agent/capacity", "agent/described", "agent/legible", "agent/outcome", "agent/plan", "agent/state", "config", "drain",
 		"drain/holders", "nvml",
 	},
 	"agent/nodekeys":   {"config"},
 	"agent/nodewrite":  {"agent/retried", "config", "drain/fence"},
+	"agent/occupants":  {"drain/holders", "nvml"},
 	"agent/outcome":    {"agent/legible", "config"},
 	"agent/part":       {"agent/api", "drain/holders", "nvml"},
 	"agent/plan":       {"nvml"},

@@ -22,11 +22,12 @@ var observers = []string{
 var readers = map[string][]string{
 	"nvml.Driver":                {"Snapshot", "Events"},
 	"nvml.HealthReader":          {"Health", "Events"},
+	"nvml.UsageReader":           {"Usage"},
 	"nvml.Bus":                   {"GPUs"},
 	"agent.Kubelet":              {"Assignments", "Allocatable"},
 	"agent/watched.Pods":         {"List"},
 	"agent/part.DriverWatcher":   {"Recovered", "Critical"},
-	"agent/memory.Processes":     {"Holders"},
+	"agent/occupants.Processes":  {"Holders"},
 	"agent/hostrecord.Store":     {"Read"},
 	"agent/health.Store":         {"Read"},
 	"agent/hardware.Specs":       {"Stale"},
