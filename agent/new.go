@@ -22,6 +22,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/hardware"
 	"github.com/gpuslice/gpuslice/agent/health"
 	"github.com/gpuslice/gpuslice/agent/hostrecord"
+	"github.com/gpuslice/gpuslice/agent/idle"
 	"github.com/gpuslice/gpuslice/agent/ledger"
 	"github.com/gpuslice/gpuslice/agent/leftovers"
 	"github.com/gpuslice/gpuslice/agent/measure"
@@ -74,6 +75,8 @@ type Options struct {
 	Record  hostrecord.Store
 	// Health is what the agent learns the health of GPUs from. Without a driver in it the agent does not watch their health.
 	Health health.Sources
+	// Usage tells how much processes use of the GPUs. Without it the agent does not watch that.
+	Usage nvml.UsageReader
 
 	Processes holders.Processes
 	Parse     func(data []byte) (map[string]config.MIGConfig, error) // reads a file in mig-parted's format
@@ -178,6 +181,13 @@ func (a *Agent) addParts(o Options) {
 	owners := occupants.Finder{Processes: o.Processes, ComputesForOthers: a.devicePlugin.ServesMPS, Log: o.Log.Named("occupants")}
 	a.parts = part.All{
 		memory.New(memory.Options{Limits: o.Settings.MemoryPressure, Snapshot: a.hardware.Snapshot, Owners: owners, Tell: a.events.Podf, Clock: a.clock}),
+	}
+	if o.Usage != nil {
+		beside := owners
+		beside.Processes = holders.Processes{Root: o.Processes.Root, Lanes: &holders.Lanes{}} // a look that hangs there holds up no pass
+		a.parts = append(a.parts, idle.New(idle.Options{
+			Settings: o.Settings.Idle, Reader: o.Usage, Owners: beside, Tell: a.events.Podf, Clock: o.Clock, Log: o.Log.Named("idle"),
+		}))
 	}
 	if o.Health.Driver != nil {
 		a.parts = append(a.parts, health.New(health.Options{

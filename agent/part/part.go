@@ -48,6 +48,12 @@ type UseWatcher interface {
 	Uses() []api.Use
 }
 
+// BusyWatcher is a part that knows how busy pods keep what they have.
+type BusyWatcher interface {
+	// AddBusy adds that to the uses.
+	AddBusy(uses []api.Use)
+}
+
 // All are the parts of an agent.
 type All []Part
 
@@ -99,12 +105,18 @@ func (all All) Critical() (critical, known bool) {
 	return false, false
 }
 
-// Uses asks the part that knows which pod uses how much.
+// Uses asks the part that knows which pod uses how much, and the one that knows how busy pods are.
 func (all All) Uses() []api.Use {
+	var uses []api.Use
 	for _, p := range all {
 		if w, watches := p.(UseWatcher); watches {
-			return w.Uses()
+			uses = w.Uses()
 		}
 	}
-	return nil
+	for _, p := range all {
+		if w, watches := p.(BusyWatcher); watches {
+			w.AddBusy(uses)
+		}
+	}
+	return uses
 }

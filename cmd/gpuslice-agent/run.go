@@ -107,7 +107,7 @@ func (o *options) agent(log *zap.Logger, set *metrics.Set) (*agent.Agent, error)
 	driver := lib.Open(lib.Options{DriverRoot: o.driverRoot, Logger: log.Named("nvml")})
 	return agent.New(agent.Options{
 		Node: o.node, Client: client, Settings: settings, Log: log, Alive: o.alive, Metrics: set, Clock: clock.RealClock{},
-		Driver: driver,
+		Driver: driver, Usage: driver,
 		Health: health.Sources{
 			Driver: driver, Bus: lib.OpenBus(o.pciDevices, log), KernelLog: kernellog.New(o.kernelLog, clock.RealClock{}, log.Named("kernel")),
 			Processes: holders.Processes{Root: o.procRoot, Lanes: &holders.Lanes{}}, Store: health.In(o.stateDir),

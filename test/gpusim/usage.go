@@ -31,9 +31,9 @@ func (n *Node) Busy(pid, percent int) error {
 
 // Utilization is how busy a process has kept a GPU lately.
 type Utilization struct {
-	PID   int
-	Time  uint64 // of the sample, in microseconds
-	SM    int    // percentage of the time
+	PID  int
+	Time uint64 // of the sample, in microseconds
+	SM   int    // percentage of the time
 }
 
 // ProcessUtilization are the processes that have computed on a GPU since the time, in microseconds: NotFound if none has, and NotSupported of

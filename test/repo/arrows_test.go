@@ -20,7 +20,7 @@ import (
 var arrows = map[string][]string{
 	"agent": {
 		"agent/alive", "agent/api", "agent/budget", "agent/deviceplugin", "agent/diagnosis", "agent/draining", "agent/events",
-		"agent/fencing", "agent/files", "agent/fleet", "agent/gate", "agent/hardware", "agent/health", "agent/hostrecord",
+		"agent/fencing", "agent/files", "agent/fleet", "agent/gate", "agent/hardware", "agent/health", "agent/hostrecord", "agent/idle",
 		"agent/ledger", "agent/leftovers", "agent/legible", "agent/measure", "agent/memory", "agent/metrics", "agent/nodekeys", "agent/nodewrite",
 		"agent/occupants", "agent/outcome", "agent/part", "agent/plan", "agent/pluginfile", "agent/preview", "agent/processes", "agent/proving", "agent/publish",
 		"agent/reboot", "agent/remedy", "agent/report", "agent/resolve", "agent/retried", "agent/sentinel", "agent/slot", "agent/state", "agent/steady",
@@ -71,6 +71,7 @@ var arrows = map[string][]string{
 	},
 	"agent/health/kernellog": {"nvml"},
 	"agent/health/verdict":   {"agent/legible", "config", "nvml"},
+	"agent/idle":             {"agent/api", "agent/described", "agent/legible", "agent/occupants", "config", "drain/holders", "nvml"},
 
 	"agent/hostfile":   nil,
 	"agent/hostrecord": {"agent/api", "agent/hostfile", "agent/journal", "agent/legible", "agent/nodekeys", "config", "nvml"},

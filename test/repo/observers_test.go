@@ -14,7 +14,8 @@ import (
 var observers = []string{
 	"(*agent.Agent).observe", "(*agent.Agent).observeTaken", "(*agent/resolve.Resolver).Desired", "(*agent/proving.Prover).Prove",
 	"(*agent/memory.Monitor).Look", "(*agent/memory.Monitor).LookAgain", "(*agent/health.Monitor).Look", "(*agent/health.Monitor).LookAgain",
-	"(*agent/health.Monitor).Recovered", "(*agent/health.Monitor).Critical",
+	"(*agent/health.Monitor).Recovered", "(*agent/health.Monitor).Critical", "(*agent/idle.Monitor).Look", "(*agent/idle.Monitor).LookAgain",
+	"(*agent/idle.Monitor).Watch",
 }
 
 // readers are the methods by which the interfaces of this module and the clients of the API server are read. Any other method of an interface

@@ -13,14 +13,19 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpuslice/gpuslice/agent/health"
+	"github.com/gpuslice/gpuslice/agent/idle"
 	"github.com/gpuslice/gpuslice/agent/memory"
 )
 
-// parts are the packages below agent/ that watch something of the node and have conditions of their own, with what each is given.
+// parts are the packages below agent/ that watch something of the node, with what each is given.
 var parts = map[string]reflect.Type{
 	"health": reflect.TypeFor[health.Options](),
+	"idle":   reflect.TypeFor[idle.Options](),
 	"memory": reflect.TypeFor[memory.Options](),
 }
+
+// unconditional are the parts that tell by Events and metrics alone. The others have conditions of their own.
+var unconditional = []string{"idle"}
 
 // ownMemory are the fields by which a part writes what it remembers, and nothing of anybody else.
 var ownMemory = []string{"health.Store"}
@@ -40,8 +45,8 @@ func TestAPartIsOneDirectoryAndOneLine(t *testing.T) {
 			t.Errorf("agent/%s is a part: add what it is given to the table here", part)
 		}
 		own := conditionsOf(t, filepath.Join("agent", part))
-		if len(own) == 0 {
-			t.Errorf("agent/%s has no condition of config", part)
+		if (len(own) == 0) != slices.Contains(unconditional, part) {
+			t.Errorf("agent/%s has the conditions %v of config", part, own)
 		}
 		for _, name := range own {
 			conditions[name] = part

@@ -44,6 +44,11 @@ func (u Users) Grow(pod *corev1.Pod, id string, mib int) error {
 	return u.GPUs.Use(pidOf(pod, id), mib)
 }
 
+// Busy has the process of the pod on a device, by the device plugin's id, compute for so many percent of the time.
+func (u Users) Busy(pod *corev1.Pod, id string, percent int) error {
+	return u.GPUs.Busy(pidOf(pod, id), percent)
+}
+
 // Release takes the pod's processes off its devices.
 func (u Users) Release(pod *corev1.Pod, ids []string) {
 	for _, id := range ids {

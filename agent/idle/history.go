@@ -1,0 +1,106 @@
+package idle
+
+import (
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// slots is how many parts a window of time has. So much of it is forgotten at once when time goes on.
+const slots = 24
+
+// window remembers how busy something was over a time that goes on, to a slot more. It takes as much memory however long that is.
+type window struct {
+	width time.Duration // of a slot
+	slots [slots + 1]slot
+}
+
+// slot is a part of that time.
+type slot struct {
+	number      int64   // since the beginning; 0 for one without a value
+	known, busy float32 // seconds
+}
+
+func newWindow(over time.Duration) window { return window{width: max(over/slots, 1)} }
+
+// add notes that something was busy by so many percent for d, which ended at a time since the beginning.
+func (w *window) add(at, d time.Duration, percent float64) {
+	number := int64(at/w.width) + 1
+	s := &w.slots[number%int64(len(w.slots))]
+	if s.number != number {
+		*s = slot{number: number}
+	}
+	s.known += float32(d.Seconds())
+	s.busy += float32(d.Seconds() * percent / 100)
+}
+
+// sum is for how long it is known how busy something was, of the time before at, and for how much of that it was.
+func (w *window) sum(at time.Duration) (known, busy time.Duration) {
+	now := int64(at/w.width) + 1
+	var k, b float64
+	for _, s := range w.slots {
+		if s.number > 0 && s.number > now-int64(len(w.slots)) && s.number <= now {
+			k, b = k+float64(s.known), b+float64(s.busy)
+		}
+	}
+	return time.Duration(k * float64(time.Second)), time.Duration(b * float64(time.Second))
+}
+
+// key is a pod with a device.
+type key struct {
+	device string
+	pod    types.UID
+}
+
+// history is what a pod has made of a device.
+type history struct {
+	pod      types.NamespacedName
+	gpu      nvml.UUID
+	instance string // profile and place; empty for a GPU
+	name     string // of the device, as the Event has it: "GPU 3 1g.10gb"
+
+	since   time.Time // it was first seen to have it
+	exactly bool      // it had not before: the look before did not see it
+	seen    time.Time // the last look that saw it
+	told    time.Time // the last Event, unless it was busy since
+
+	long, recent window
+	unknown      string // why it is not known of the last look how busy it was; empty if it is
+	idle         verdict
+}
+
+// verdict is whether a pod uses what it has.
+type verdict int
+
+const (
+	unjudged verdict = iota
+	idle
+	inUse
+)
+
+// enoughKnown is the part of a time of which it must be known how busy a pod was, in percent: the driver may have been silent for a while.
+const enoughKnown = 90
+
+// judge says whether the pod has had the device for so long, and used it for less than below percent of that time.
+func (h *history) judge(now time.Time, at, after time.Duration, below int) (v verdict, percent float64) {
+	known, busy := h.long.sum(at)
+	if now.Sub(h.since) < after || known < after*enoughKnown/100 {
+		return unjudged, 0
+	}
+	percent = 100 * float64(busy) / float64(known)
+	if percent < float64(below) {
+		return idle, percent
+	}
+	return inUse, percent
+}
+
+// lately is the part of the last minutes for which something was busy, from 0 to 1. It is not known if for more than half of them nothing is.
+func lately(w *window, at time.Duration, over time.Duration) (ratio float64, known bool) {
+	told, busy := w.sum(at)
+	if told <= 0 || told < over/2 {
+		return 0, false
+	}
+	return min(float64(busy)/float64(told), 1), true
+}
