@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/test/binaries"
 	"github.com/gpuslice/gpuslice/test/cluster"
@@ -97,7 +98,8 @@ type Options struct {
 	GPUs   gpusim.Spec
 	Labels map[string]string
 	Parts  Parts
-	Log    *zap.Logger // of the stand-in kubelet; silent if nil
+	Clock  clock.WithTicker // of the stand-in kubelet; real time if nil
+	Log    *zap.Logger      // of the stand-in kubelet; silent if nil
 }
 
 // Node is a running simulated GPU node.
@@ -195,10 +197,12 @@ func (n *Node) kubeletOptions(o Options, credentials *rest.Config) kubelet.Optio
 			Env: append([]string{n.loaderPath(), "PATH=" + n.tools() + ":/usr/bin:/bin"}, n.env...),
 		}
 	}
+	// Probes find the agent by the name of its lock, in the network of its pod. Here all nodes have the same network.
+	lock := "--lock=/run/host/gpuslice/" + o.Name + ".lock"
 	return kubelet.Options{
 		Node: o.Name, Dir: filepath.Join(o.Dir, "kubelet"), Config: credentials, Labels: o.Labels, Log: o.Log,
-		SandboxBinary: o.Parts.Sandbox,
-		StatusPeriod:  10 * time.Second, ReportAtOnce: true, ListDelay: time.Second,
+		SandboxBinary: o.Parts.Sandbox, Clock: o.Clock,
+		StatusPeriod: 10 * time.Second, ReportAtOnce: true, ListDelay: time.Second,
 		HostPaths: map[string]string{"/": n.DriverRoot(), "/dev": "/dev", "/sys": filepath.Join(n.host(), "sys")},
 		Images: map[string]kubelet.Image{
 			DevicePluginImage: nvidia("nvidia-device-plugin"),
@@ -208,7 +212,10 @@ func (n *Node) kubeletOptions(o Options, credentials *rest.Config) kubelet.Optio
 			mountShm:          {Path: "/bin/true"}, // a folder of the node's own needs no tmpfs
 			shell:             {Path: "/bin/sh"},
 			DCGMImage:         {Path: o.Parts.GPUSim, Args: []string{"monitor"}, Env: n.env},
-			AgentImage:        {Path: o.Parts.Agent, Args: []string{"--proc=" + n.ProcRoot(), "--pci-devices=" + n.PCIDevices(), "--kernel-log=" + n.KernelLog(), "--metrics-address="}, Env: n.env, Mounts: drivers},
+			AgentImage: {
+				Path: o.Parts.Agent, Args: []string{"--proc=" + n.ProcRoot(), "--pci-devices=" + n.PCIDevices(), "--kernel-log=" + n.KernelLog(), "--metrics-address=", lock}, Env: n.env, Mounts: drivers,
+				Exec: map[string]kubelet.Program{"/usr/bin/gpuslice-agent": {Path: o.Parts.Agent, Args: []string{lock}}},
+			},
 		},
 		OnAllocate: n.Users.Hold, OnFree: n.Users.Release,
 		OnStart: n.started, OnEnd: n.Users.Close,

@@ -9,20 +9,22 @@ import (
 	"net"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// probe follows the container's httpGet probes until ctx ends. The channel tells of a liveness or startup probe that has
-// failed too often. A container without a readiness probe is ready at once; probes of other kinds count as passed.
+// probe follows the container's probes until ctx ends: those of httpGet, and those of exec whose program its image has. The channel tells
+// of a liveness or startup probe that has failed too often. A container without a readiness probe is ready at once; other probes count as
+// passed.
 func (w *worker) probe(ctx context.Context, c *container) <-chan error {
 	unhealthy := make(chan error, 2)
 	ready := func(is bool) {
 		w.set(c, func(s *corev1.ContainerStatus) { s.Ready = is && s.State.Running != nil })
 	}
-	startup, liveness, readiness := isHTTP(c.spec.StartupProbe), isHTTP(c.spec.LivenessProbe), isHTTP(c.spec.ReadinessProbe)
+	startup, liveness, readiness := c.canBeAsked(c.spec.StartupProbe), c.canBeAsked(c.spec.LivenessProbe), c.canBeAsked(c.spec.ReadinessProbe)
 	if !readiness && !startup {
 		ready(true)
 	}
@@ -53,7 +55,14 @@ func (w *worker) probe(ctx context.Context, c *container) <-chan error {
 	return unhealthy
 }
 
-func isHTTP(p *corev1.Probe) bool { return p != nil && p.HTTPGet != nil }
+func (c *container) canBeAsked(p *corev1.Probe) bool {
+	return p != nil && (p.HTTPGet != nil || p.Exec != nil && c.probed(p.Exec.Command))
+}
+
+// probed reports whether the image has the program that an exec probe names.
+func (c *container) probed(command []string) bool {
+	return len(command) > 0 && c.image != nil && c.image.Exec[command[0]].Path != ""
+}
 
 // untilPassed returns nil when the probe has passed, or ctx ended, and an error when it failed too often.
 func (w *worker) untilPassed(ctx context.Context, c *container, p *corev1.Probe) error {
@@ -100,10 +109,37 @@ func (w *worker) follow(ctx context.Context, c *container, p *corev1.Probe, chan
 	}
 }
 
-// ask sends the probe's request once.
+// ask asks the probe's question once.
 func (w *worker) ask(ctx context.Context, c *container, p *corev1.Probe) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(cmp.Or(p.TimeoutSeconds, 1))*time.Second)
 	defer cancel()
+	if p.Exec != nil {
+		return w.askProgram(ctx, c, p.Exec.Command)
+	}
+	return w.askPage(ctx, c, p)
+}
+
+// askProgram runs a program in the container: it passes if that ends with 0.
+func (w *worker) askProgram(ctx context.Context, c *container, command []string) error {
+	program := c.image.Exec[command[0]]
+	cmd, err := w.command(ctx, c, command[0], program.Path, func(environment) []string { return append(afterFirst(command), program.Args...) })
+	if err != nil {
+		return fmt.Errorf("probing by %v: %w", command, err)
+	}
+	var says strings.Builder
+	cmd.Stdout, cmd.Stderr = &says, &says
+	ended, err := launch(cmd)
+	if err == nil {
+		err = <-ended
+	}
+	if err != nil {
+		return fmt.Errorf("probing by %v: %w: %s", command, err, says.String())
+	}
+	return nil
+}
+
+// askPage sends the probe's request.
+func (w *worker) askPage(ctx context.Context, c *container, p *corev1.Probe) error {
 	port, err := portOf(c, p.HTTPGet.Port)
 	if err != nil {
 		return err

@@ -26,7 +26,7 @@ func (w *worker) runProcess(kill context.Context, stop <-chan struct{}, c *conta
 	// Its own context: a liveness probe may kill this run of the container and no other.
 	life, end := context.WithCancel(kill)
 	defer end()
-	cmd, err := w.command(life, c)
+	cmd, err := w.entrypoint(life, c)
 	if err == nil {
 		err = w.k.devices.startable(&c.spec)
 	}
@@ -95,8 +95,19 @@ func (w *worker) await(life context.Context, end func(), stop <-chan struct{}, c
 	}
 }
 
-// command is the container's process, not yet started. It is killed with its children when ctx ends, or this process does.
-func (w *worker) command(ctx context.Context, c *container) (*exec.Cmd, error) {
+// entrypoint is the container's process, not yet started.
+func (w *worker) entrypoint(ctx context.Context, c *container) (*exec.Cmd, error) {
+	argv0 := ""
+	if len(c.spec.Command) > 0 {
+		argv0 = c.spec.Command[0]
+	}
+	return w.command(ctx, c, argv0, c.image.Path, func(env environment) []string {
+		return append(expandAll(append(afterFirst(c.spec.Command), c.spec.Args...), env), c.image.Args...)
+	})
+}
+
+// command is a process in the container, not yet started. It is killed with its children when ctx ends, or this process does.
+func (w *worker) command(ctx context.Context, c *container, argv0, path string, args func(environment) []string) (*exec.Cmd, error) {
 	env, err := w.environment(ctx, c)
 	if err != nil {
 		return nil, err
@@ -105,12 +116,7 @@ func (w *worker) command(ctx context.Context, c *container) (*exec.Cmd, error) {
 	if err != nil {
 		return nil, err
 	}
-	args := append(expandAll(append(afterFirst(c.spec.Command), c.spec.Args...), env), c.image.Args...)
-	o := sandbox.Options{Mounts: mounts}
-	if len(c.spec.Command) > 0 {
-		o.Argv0 = c.spec.Command[0]
-	}
-	cmd := sandbox.Command(ctx, w.k.SandboxBinary, o, c.image.Path, args...)
+	cmd := sandbox.Command(ctx, w.k.SandboxBinary, sandbox.Options{Mounts: mounts, Argv0: argv0}, path, args(env)...)
 	cmd.Env = env.list() // nothing of the environment that the kubelet runs in
 	cmd.Dir = "/"
 	cmd.SysProcAttr.Setpgid = true

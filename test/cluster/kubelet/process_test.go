@@ -271,6 +271,29 @@ func TestReadinessFollowsTheProbe(t *testing.T) {
 	j.until(t, "probed", func(p *corev1.Pod) bool { return !isReady(p) && p.Status.ContainerStatuses[0].State.Running != nil })
 }
 
+// A program that does not come back counts as one that fails.
+func TestAContainerIsStartedAnewWhoseProbeFails(t *testing.T) {
+	t.Parallel()
+	j := joinWithProgram(t, kubelet.Options{})
+	sick := filepath.Join(t.TempDir(), "sick")
+	for _, row := range []struct{ name, script string }{{"fails", "! test -e " + sick}, {"hangs", "test -e " + sick + " && sleep 100 || true"}} {
+		if err := os.RemoveAll(sick); err != nil {
+			t.Fatal(err)
+		}
+		j.pod(t, row.name, func(pod *corev1.Pod) {
+			running(pod)
+			pod.Spec.Containers[0].LivenessProbe = &corev1.Probe{PeriodSeconds: 1, FailureThreshold: 2, TimeoutSeconds: 1, ProbeHandler: corev1.ProbeHandler{
+				Exec: &corev1.ExecAction{Command: []string{"/bin/sh", "-c", row.script}},
+			}}
+		})
+		j.until(t, row.name, isReady)
+		if err := os.WriteFile(sick, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		j.until(t, row.name, func(p *corev1.Pod) bool { return p.Status.ContainerStatuses[0].RestartCount > 0 })
+	}
+}
+
 func TestAnImageThatCannotStartIsReportedAndTriedAgain(t *testing.T) {
 	t.Parallel()
 	j := joinWithProgram(t, kubelet.Options{})

@@ -144,7 +144,7 @@ func joinWithProgram(t *testing.T, o kubelet.Options) *joined {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.Images = map[string]kubelet.Image{programImage: {Path: self, Env: []string{"FROM_IMAGE=yes", "PLAIN=image"}}}
+	o.Images = map[string]kubelet.Image{programImage: {Path: self, Env: []string{"FROM_IMAGE=yes", "PLAIN=image"}, Exec: map[string]kubelet.Program{"/bin/sh": {Path: "/bin/sh"}}}}
 	return join(t, o)
 }
 

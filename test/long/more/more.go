@@ -29,6 +29,9 @@ var Tests = map[string]string{
 	"test/node: TestCauseWindowClosedInTheMiddle":                "agent: TestADrainThatOutlastsItsWindowIsPutOff",
 	"test/node: TestCauseALeaseIsLostOrItsHolderIsAGhost":        "agent/fleet: TestASlotWhoseNodeIsGoneIsFreeAtOnce",
 
+	// Kubelet's probes.
+	"test/node: TestKubeletStartsAnAgentAnewThatStandsStill": "agent/alive: TestPromise14APassThatDoesNotEndIsNoticed",
+
 	// Cordons of others.
 	"test/node: TestACordonFromBeforeStaysAndIsNamed":                 "agent: TestACordonFromBeforeStays",
 	"test/node: TestACordonThatIsToBeKeptStaysUntilTheAnnotationGoes": "drain/fence: TestFenceGivesTheNodeBackAsItWas",
