@@ -97,7 +97,7 @@ demo: ## watch a node with eight simulated GPUs being repartitioned, on a real c
 	go run ./test/demo
 
 .PHONY: bench
-bench: ## a table of figures: gpuslice beside NVIDIA's mig-parted and mig-manager, on the same simulated GPUs (needs dbus-daemon)
+bench: ## tables of figures: gpuslice beside NVIDIA's mig-parted, mig-manager and device plugin, on the same simulated GPUs (needs dbus-daemon)
 	go run ./test/bench $(BENCHFLAGS)
 
 .PHONY: generate

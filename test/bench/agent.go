@@ -89,7 +89,7 @@ func (at *site) startAgent(ctx context.Context, settings string) (*process, erro
 	}
 	cmd := exec.CommandContext(ctx, at.parts.Agent, "run", "--node", at.Name, "--kubeconfig", kubeconfig, "--settings", file,
 		"--driver-root", at.DriverRoot(), "--pod-resources", at.Kubelet.PodResourcesSocket(), "--proc", at.ProcRoot(),
-		"--state-dir", filepath.Join(at.Dir, "state"))
+		"--state-dir", filepath.Join(at.Dir, "state"), "--lock", filepath.Join(at.Dir, "agent.lock"), "--pci-devices", at.PCIDevices(), "--kernel-log", at.KernelLog())
 	cmd.Env = append(os.Environ(), "GPUSIM_NODE="+at.GPUs.Dir(), "GPUSLICE_PLUGIN_CONFIG="+at.PluginConfig())
 	cmd.SysProcAttr = &syscall.SysProcAttr{}
 	p, err := launch(ctx, cmd, filepath.Join(at.Dir, "agent.log"), "")

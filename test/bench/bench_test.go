@@ -233,6 +233,33 @@ func TestTheTableShowsMediansAndEveryOutcome(t *testing.T) {
 	}
 }
 
+func TestTheTableOfFaultsSaysWhatNeverHappened(t *testing.T) {
+	known := map[string]bool{}
+	for _, s := range gpusim.Sequences() {
+		known[s.Name] = true
+	}
+	for _, f := range faults {
+		if !known[f.sequence] {
+			t.Errorf("%s: there is no sequence %s", f.name, f.sequence)
+		}
+	}
+	at := func(d time.Duration) moment { return moment{d, true} }
+	got := tabulateFaults([]faultRow{
+		{faults[0], "device plugin", false, []course{{fell: at(time.Second)}, {fell: at(3 * time.Second)}, {fell: at(2 * time.Second), whole: at(0)}}},
+		{faults[0], "gpuslice", true, []course{{at(1500 * time.Millisecond), at(time.Second), at(time.Minute), at(4 * time.Second)}}},
+		{faults[2], "gpuslice", true, []course{{}}},
+	}, true)
+	for _, line := range []string{
+		"| " + faults[0].name + " | device plugin |  | 2.0 s |  | never |",
+		"|  | gpuslice | 1.5 s | 1.0 s | 60.0 s | 4.0 s |",
+		"| " + faults[2].name + " | gpuslice | none | none |  |  |",
+	} {
+		if !strings.Contains(got, line) {
+			t.Errorf("the table has no line %q:\n%s", line, got)
+		}
+	}
+}
+
 // What the kernel says of a process by rusage is what /proc says of it.
 func TestTheCostOfAProcessIsFound(t *testing.T) {
 	block := make([]byte, 64<<20)

@@ -76,7 +76,7 @@ func (o options) bench(ctx context.Context) (err error) {
 	if _, err := os.Stat("test/bench"); err != nil {
 		return fmt.Errorf("run the bench from the root of the checkout: %w", err)
 	}
-	rows, err := o.rows()
+	rows, sick, err := o.rows()
 	if err != nil {
 		return err
 	}
@@ -88,9 +88,11 @@ func (o options) bench(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	nvidia, err := incumbent.Build(ctx, builder)
-	if err != nil {
-		return err
+	var nvidia incumbent.Programs
+	if len(rows) > 0 {
+		if nvidia, err = incumbent.Build(ctx, builder); err != nil {
+			return err
+		}
 	}
 	dir, err := os.MkdirTemp("", "bench-") // short: Unix sockets are in it
 	if err != nil {
@@ -112,7 +114,15 @@ func (o options) bench(ctx context.Context) (err error) {
 	if err := o.runAll(ctx, dir, rows, st, nvidia); err != nil {
 		return err
 	}
-	fmt.Println(tabulate(rows, o.markdown))
+	if err := o.runFaults(ctx, dir, sick, st); err != nil {
+		return err
+	}
+	if len(rows) > 0 {
+		fmt.Println(tabulate(rows, o.markdown))
+	}
+	if len(sick) > 0 {
+		fmt.Println(tabulateFaults(sick, o.markdown))
+	}
 	fmt.Printf("%s, %d CPUs, %d runs each, %d at the same time; all of it took %s.\n",
 		time.Now().Format(time.DateOnly), runtime.NumCPU(), o.repeat, o.parallel, time.Since(began).Round(time.Second))
 	return nil
@@ -149,16 +159,15 @@ func (p program) contender(st *stage, n incumbent.Programs, s scenario) contende
 }
 
 // rows are those that are asked for, still without results.
-func (o options) rows() ([]row, error) {
+func (o options) rows() (rows []row, sick []faultRow, err error) {
 	scenarioMatch, err := regexp.Compile(o.scenario)
 	if err != nil {
-		return nil, fmt.Errorf("reading --scenario: %w", err)
+		return nil, nil, fmt.Errorf("reading --scenario: %w", err)
 	}
 	programMatch, err := regexp.Compile(o.program)
 	if err != nil {
-		return nil, fmt.Errorf("reading --program: %w", err)
+		return nil, nil, fmt.Errorf("reading --program: %w", err)
 	}
-	var rows []row
 	for _, s := range scenarios {
 		for _, p := range programs {
 			if p.takesPart(s) && scenarioMatch.MatchString(s.name) && programMatch.MatchString(p.name) {
@@ -166,10 +175,41 @@ func (o options) rows() ([]row, error) {
 			}
 		}
 	}
-	if len(rows) == 0 || o.repeat < 1 {
-		return nil, errors.New("nothing to run: no scenario and program match, or --repeat is less than 1")
+	for _, f := range faults {
+		for _, w := range watchers {
+			if scenarioMatch.MatchString(f.name) && programMatch.MatchString(w.name) {
+				sick = append(sick, faultRow{fault: f, by: w.name, agent: w.agent, runs: make([]course, o.repeat)})
+			}
+		}
 	}
-	return rows, nil
+	if len(rows)+len(sick) == 0 || o.repeat < 1 {
+		return nil, nil, errors.New("nothing to run: no scenario and program match, or --repeat is less than 1")
+	}
+	return rows, sick, nil
+}
+
+// runFaults fills in the courses of the second table.
+func (o options) runFaults(ctx context.Context, dir string, sick []faultRow, st *stage) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(o.parallel)
+	for i := range o.repeat {
+		for j, r := range sick {
+			group.Go(func() error {
+				at := filepath.Join(dir, fmt.Sprintf("f%d-%d", j, i))
+				if err := os.MkdirAll(at, 0o755); err != nil {
+					return fmt.Errorf("making a directory for a run: %w", err)
+				}
+				one, err := st.runFault(ctx, at, r)
+				if err != nil {
+					return fmt.Errorf("%s, %s: %w (%s)", r.fault.name, r.by, err, at)
+				}
+				r.runs[i] = one
+				fmt.Fprintf(os.Stderr, "%s: %s: %v\n", r.fault.name, r.by, one)
+				return nil
+			})
+		}
+	}
+	return group.Wait()
 }
 
 // runAll fills in the results. The programs take turns, so that all of them see the machine as busy as it is.
