@@ -1,6 +1,7 @@
 package health_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"runtime"
@@ -36,6 +37,8 @@ var ends = map[string]struct {
 	"fallen-off-silently":            {[]config.Reason{config.ReasonGPULost}, config.ReasonGPULost},
 	"gsp-hang":                       {[]config.Reason{config.ReasonXidCritical, config.ReasonDriverUnresponsive}, config.ReasonDriverUnresponsive},
 	"gsp-hiccup":                     {[]config.Reason{config.ReasonXidCritical}, ""},
+	"init-failure":                   {[]config.Reason{config.ReasonGPUMissing}, config.ReasonGPUMissing},
+	"nvlink5":                        {[]config.Reason{config.ReasonDrainRequired}, config.ReasonDrainRequired},
 	"nvlink":                         {[]config.Reason{config.ReasonXidCritical, config.ReasonResetRequired}, config.ReasonResetRequired},
 	"pmu-halt":                       {[]config.Reason{config.ReasonXidCritical, config.ReasonResetRequired}, config.ReasonResetRequired},
 	"remap-failure":                  {[]config.Reason{config.ReasonXidCritical, config.ReasonRowRemapFailed}, config.ReasonRowRemapFailed},
@@ -44,20 +47,29 @@ var ends = map[string]struct {
 	"uncontained-ecc-settled":        {[]config.Reason{config.ReasonXidCritical}, ""},
 }
 
-// Each sequence is told within 5 s, said alike by an agent that is killed in the middle, and over within 10 s of its cure. The machine's
-// reboot ends the agent, too.
+// death is when an agent is killed in a sequence.
+type death string
+
+const (
+	lives           death = "the agent lives"
+	diesMeanwhile   death = "the agent is killed while it happens"
+	diesWhenItTells death = "the agent is killed when it has told"
+)
+
+// Each sequence is told within 5 s, by condition, Event, metric and status, said alike by an agent that is killed in the middle, and over
+// within 10 s of its cure. Of harmless ones nothing is told. The machine's reboot ends the agent, too.
 func TestEachSequenceIsToldAndHeals(t *testing.T) {
 	for _, s := range gpusim.Sequences() {
-		for _, killed := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s killed=%t", s.Name, killed), func(t *testing.T) {
+		for _, when := range []death{lives, diesMeanwhile, diesWhenItTells} {
+			t.Run(fmt.Sprintf("%s, %s", s.Name, when), func(t *testing.T) {
 				t.Parallel()
-				synctest.Test(t, func(t *testing.T) { sequence(t, s, killed) })
+				synctest.Test(t, func(t *testing.T) { sequence(t, s, when) })
 			})
 		}
 	}
 }
 
-func sequence(t *testing.T, s gpusim.Sequence, killed bool) {
+func sequence(t *testing.T, s gpusim.Sequence, when death) {
 	t.Helper()
 	end, known := ends[s.Name]
 	if !known {
@@ -69,28 +81,45 @@ func sequence(t *testing.T, s gpusim.Sequence, killed bool) {
 	w.within(5*time.Second, corev1.ConditionFalse, config.ReasonGPUsHealthy)
 	w.heard("")
 	boot := w.gpus.BootID()
-	must(t, w.gpus.Play(t.Context(), 1, gpusim.NoInstance, s.Name))
 	restart := func() {
 		w.kill()
 		w.start()
 	}
+	played := make(chan error, 1)
+	go func() { played <- w.gpus.Play(t.Context(), 1, gpusim.NoInstance, s.Name) }()
+	if when == diesMeanwhile {
+		w.passes(25 * time.Millisecond) // all have steps that are 50 ms apart at least
+		restart()
+	}
+	must(t, <-played)
 	if boot != w.gpus.BootID() {
 		restart()
 		boot = w.gpus.BootID()
 	}
-	if len(end.soon) == 0 {
+	switch {
+	case when == diesMeanwhile: // what was reported while no agent ran shows in the GPU's state alone
+	case len(end.soon) == 0:
 		w.stays(time.Minute, corev1.ConditionFalse)
-	} else {
+		w.tells(s.Name, 1, true)
+		if heard := w.heard("node Warning"); len(heard) > 0 {
+			t.Errorf("the node hears: %q", heard)
+		}
+	default:
+		began := time.Now()
 		c := w.within(5*time.Second, corev1.ConditionTrue, end.soon...)
 		if !strings.Contains(c.Message, "GPU 1") && !strings.Contains(c.Message, w.gpus.UUIDs()[1]) || !strings.Contains(c.Message, "Action: ") {
 			t.Errorf("the message names no GPU or action: %s", c.Message)
 		}
 		synctest.Wait() // the Event follows the write
-		if len(w.heard(string(config.ReasonGPUUnhealthy)+": ")) == 0 && !killed {
+		if len(w.heard(string(config.ReasonGPUUnhealthy)+": ")) == 0 {
 			t.Error("no Event tells that a GPU is unhealthy")
 		}
+		w.tells(s.Name, 1, false)
+		if took := time.Since(began); took > 5*time.Second {
+			t.Errorf("all of that took %s", took)
+		}
 	}
-	if killed {
+	if when == diesWhenItTells {
 		was := w.condition().Status
 		restart()
 		w.stays(5*time.Second, was)
@@ -110,6 +139,39 @@ func sequence(t *testing.T, s gpusim.Sequence, killed bool) {
 	}
 	w.within(10*time.Second, corev1.ConditionFalse, config.ReasonGPUsHealthy)
 	w.stays(time.Minute, corev1.ConditionFalse)
+	w.tells(s.Name, 1, true)
+}
+
+// tells checks that metric and status say of a GPU what the condition does.
+func (w *world) tells(sequence string, gpu int, healthy bool) {
+	w.t.Helper()
+	sum, found := w.metric("gpuslice_gpu_healthy")
+	all, problems := float64(len(w.gpus.UUIDs())), 0.0
+	if !healthy {
+		all, problems = all-1, 1
+	}
+	if !found || sum != all {
+		w.t.Errorf("%s: by the metric %v GPUs are healthy, want %v", sequence, sum, all)
+	}
+	if n, _ := w.metric("gpuslice_gpu_problem"); n < problems || healthy && n > 0 {
+		w.t.Errorf("%s: the metric has %v problems", sequence, n)
+	}
+	if !w.answers() { // then no status is written
+		return
+	}
+	for _, g := range w.status().GPUs {
+		if bad := g.Health != nil && g.Health.Reason != ""; g.Index == gpu && g.UUID != "" && bad == healthy { // a lost one may not say its UUID here
+			w.t.Errorf("%s: the status has %+v", sequence, g.Health)
+		}
+	}
+}
+
+// answers reports whether the driver tells of all GPUs.
+func (w *world) answers() bool {
+	ctx, cancel := context.WithTimeout(w.t.Context(), time.Second)
+	defer cancel()
+	gpus, err := w.gpus.Driver().Snapshot(ctx)
+	return err == nil && len(gpus) == len(w.gpus.UUIDs())
 }
 
 // The agent's watch may show the write to a pass of its loop before the write is answered.
@@ -476,7 +538,7 @@ func TestWhatCouldNotBeToldIsToldLater(t *testing.T) {
 	})
 }
 
-// 500 Xids a second from 8 GPUs, with an agent that ends in the middle.
+// 500 Xids a second from 8 GPUs, with an agent that is killed in the middle, and a reboot.
 func TestPromise16AStormOfXidsTakesNoMemoryAndFewWrites(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "gpus: [{model: H200, count: 8}]")
@@ -492,13 +554,16 @@ func TestPromise16AStormOfXidsTakesNoMemoryAndFewWrites(t *testing.T) {
 				must(t, w.gpus.Xid(n%8, uint64(1000+n))) // none that anyone knows
 			}
 			w.passes(2 * time.Millisecond)
-			if n == 250*seconds {
+			if n == 250*seconds || n == 375*seconds {
 				w.kill()
+				if n == 375*seconds {
+					must(t, w.gpus.Reboot())
+				}
 				w.start()
 			}
 		}
 		w.within(5*time.Second, corev1.ConditionTrue, config.ReasonXidCritical)
-		if n, _ := w.metric("gpuslice_gpu_xid_events_total"); n < 1000 {
+		if n, _ := w.metric("gpuslice_gpu_xid_events_total"); n < 500 {
 			t.Errorf("%v Xids were counted since the restart", n)
 		}
 		grown := int64(heap()) - int64(before)

@@ -204,6 +204,16 @@ var sequences = []Sequence{
 		cure:  []step{resetIt},
 	},
 	{
+		Name: "nvlink5", Means: "an error of NVLink 5, by which programs lose their channels; the driver asks for a drain and a reset",
+		fault: []step{{0, func(s *scene) { s.xid(149); s.killChannels(4) }}, {soon, func(s *scene) { s.recommend(recoverByDrainAndReset) }}},
+		cure:  []step{resetIt},
+	},
+	{
+		Name: "init-failure", Means: "the driver cannot initialise the GPU when it is loaded, and does not count it",
+		fault: []step{{0, func(s *scene) { rebootIt.do(s); s.xid(143); s.gpu.Health.Absent = true }}},
+		cure:  []step{rebootIt},
+	},
+	{
 		Name: "pmu-halt", Means: "the GPU's power management has stopped; the driver asks for a reset a little later",
 		fault: []step{{0, func(s *scene) { s.xid(62) }}, {later, func(s *scene) { s.recommend(recoverByReset) }}},
 		cure:  []step{resetIt},

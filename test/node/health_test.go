@@ -126,10 +126,33 @@ func TestEachFaultOfAGPUIsToldAndHeals(t *testing.T) {
 		{"gsp-hiccup", []config.Reason{config.ReasonXidCritical}, config.ReasonXidCritical},
 		{"pmu-halt", []config.Reason{config.ReasonXidCritical, config.ReasonResetRequired}, config.ReasonResetRequired},
 		{"context-switch-timeout", []config.Reason{config.ReasonXidCritical, config.ReasonResetRequired}, config.ReasonResetRequired},
+		{"application", nil, ""},
+		{"context-switch-timeout-settled", []config.Reason{config.ReasonXidCritical}, config.ReasonXidCritical},
+		{"nvlink5", []config.Reason{config.ReasonDrainRequired}, config.ReasonDrainRequired},
+		{"init-failure", []config.Reason{config.ReasonGPUMissing}, config.ReasonGPUMissing},
+		{"dead", []config.Reason{config.ReasonXidCritical, config.ReasonGPULost, config.ReasonGPUMissing}, config.ReasonGPUMissing},
 		{"contained-ecc-drain", []config.Reason{config.ReasonXidCritical, config.ReasonDrainRequired}, config.ReasonDrainRequired},
 	}
 	for i, f := range faults[:long.Size(len(faults), 3)] {
+		if len(f.soon) == 0 {
+			r.harmless(i%8, f.name, 31)
+			continue
+		}
 		r.fault(i%8, f.name, f.soon, f.later)
+	}
+}
+
+// harmless plays a sequence that begins with the Xid, and of which the node says nothing.
+func (r *rig) harmless(gpu int, name string, xid int) {
+	r.t.Helper()
+	r.awaitMetric("gpuslice_health_events_watched 1")
+	since := unhealthy(r.node()).LastTransitionTime
+	if err := r.GPUs.Play(r.t.Context(), gpu, gpusim.NoInstance, name); err != nil {
+		r.t.Fatal(err)
+	}
+	r.awaitMetric(fmt.Sprintf("gpuslice_gpu_xid_events_total{class=%q,gpu=%q,xid=\"%d\"} 1", "application", r.GPUs.UUIDs()[gpu], xid))
+	if c := unhealthy(r.node()); c.Status != corev1.ConditionFalse || !c.LastTransitionTime.Equal(&since) {
+		r.t.Errorf("%s: the node says %s %s: %s", name, c.Status, c.Reason, c.Message)
 	}
 }
 
