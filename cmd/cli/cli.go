@@ -82,8 +82,13 @@ const (
 
 // Client makes the client of a program, which sends its name and version as user agent.
 func Client(c *rest.Config, program, version string) (kubernetes.Interface, error) {
+	return kubernetes.NewForConfig(Config(c, program, version))
+}
+
+// Config is how the clients of a program reach the API server.
+func Config(c *rest.Config, program, version string) *rest.Config {
 	c = rest.CopyConfig(c)
 	c.QPS, c.Burst = requestsPerSecond, requestsAtOnce
 	c.UserAgent = program + "/" + version
-	return kubernetes.NewForConfig(c)
+	return c
 }

@@ -18,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/gpuslice/gpuslice/cmd/kinds"
 	"github.com/gpuslice/gpuslice/config/document"
 )
 
@@ -118,7 +119,7 @@ func (r *reader) manifest(name string, d section, steps []string, top map[string
 		r.list(name, d, steps, top["items"])
 	case kind == "ConfigMap":
 		r.configMap(name, d, steps, top)
-	case top["apiVersion"] != nil && kind != "" && !isOurs(top):
+	case top["apiVersion"] != nil && kind != "" && !isOurs(top) && !kinds.Known(top):
 		r.found(piece{at: name, foreign: kind, top: top})
 	case len(steps) == 0:
 		p := piece{at: name, key: strings.TrimSuffix(path.Base(name), path.Ext(name)), text: d.text, top: top}
@@ -190,7 +191,15 @@ func (r *reader) configMap(name string, d section, steps []string, top map[strin
 
 // content adds a text with its format, or as foreign if it has none that the agent reads.
 func (r *reader) content(p piece) {
+	if p.configMap == "" && kinds.Known(p.top) {
+		p.format = manifestFormat(p.top)
+		r.found(p)
+		return
+	}
 	p.foreign = "nothing that gpuslice reads"
+	if kind := kinds.Spec(p.top); kind != "" {
+		p.foreign = "what looks like the spec of a " + kind + " without apiVersion, kind and metadata"
+	}
 	for i, f := range formats {
 		if f.is(p.top) {
 			p.format, p.foreign = &formats[i], ""

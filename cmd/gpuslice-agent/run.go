@@ -149,6 +149,15 @@ func (o *options) load() (config.Settings, error) {
 }
 
 func (o *options) client() (kubernetes.Interface, error) {
+	c, err := o.config()
+	if err != nil {
+		return nil, err
+	}
+	return kubernetes.NewForConfig(c)
+}
+
+// config is how this program reaches the API server.
+func (o *options) config() (*rest.Config, error) {
 	load := rest.InClusterConfig
 	if o.kubeconfig != "" {
 		load = func() (*rest.Config, error) { return clientcmd.BuildConfigFromFlags("", o.kubeconfig) }
@@ -157,5 +166,5 @@ func (o *options) client() (kubernetes.Interface, error) {
 	if err != nil {
 		return nil, fmt.Errorf("finding the API server: %w", err)
 	}
-	return cli.Client(c, nodewrite.FieldManager, version)
+	return cli.Config(c, nodewrite.FieldManager, version), nil
 }

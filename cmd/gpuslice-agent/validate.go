@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/cli"
+	"github.com/gpuslice/gpuslice/cmd/kinds"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/config/document"
@@ -25,18 +26,25 @@ import (
 func (o *options) validate() *cobra.Command {
 	var files []string
 	var at string
-	var foreign bool
+	var foreign, cluster bool
 	c := &cobra.Command{
-		Use:   "validate -f FILE...",
-		Short: "Check files before they reach a cluster: profiles, settings, maintenance, MIG configs, configs of the device plugin",
+		Use:   "validate (-f FILE... | --against-cluster)",
+		Short: "Check files before they reach a cluster, or what a cluster promises of its GPUs",
 		Long: "Check files before they reach a cluster. Which kind a file is shows by what is in it: profiles, settings, maintenance, MIG configs in\n" +
 			"mig-parted's format, configs of NVIDIA's device plugin, or manifests with ConfigMaps of any of them. Everything wrong is said at once.\n" +
+			"Of Kueue's ResourceFlavor, ClusterQueue and LocalQueue, of HardwareProfile, ResourceQuota and PriorityClass it reads the manifests too.\n" +
+			"With --against-cluster it reads these objects from the cluster, and says where they promise GPUs that no node offers.\n" +
 			"Of maintenance it says when each pool opens next for as long as a change is estimated to take.",
 		Example: "gpuslice-agent validate -f deploy/examples/configmap-pools.yaml\nkubectl get configmap time-slicing-config -o yaml | gpuslice-agent validate -f -",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			files = append(files, args...) // a shell turns -f *.yaml into -f a.yaml b.yaml
-			if len(files) == 0 {
-				return errors.New("name files to check with -f")
+			switch {
+			case cluster && len(files) > 0:
+				return errors.New("--against-cluster reads the cluster: check files without it")
+			case cluster:
+				return o.againstCluster(cmd.Context(), &cli.Printer{W: cmd.OutOrStdout()})
+			case len(files) == 0:
+				return errors.New("name files to check with -f, or say --against-cluster")
 			}
 			now := time.Now()
 			if at != "" {
@@ -57,6 +65,7 @@ func (o *options) validate() *cobra.Command {
 		},
 	}
 	c.Flags().StringArrayVarP(&files, "file", "f", nil, "file to check, several by several flags; - for standard input")
+	c.Flags().BoolVar(&cluster, "against-cluster", false, "compare the cluster's quotas, queues and hardware profiles with what its nodes offer")
 	c.Flags().BoolVar(&foreign, "ignore-foreign", false, "take it for no error that nothing here is for gpuslice, as in a folder of all kinds of manifests")
 	c.Flags().StringVar(&at, "at", "", "time from which on the next openings of maintenance are told, like 2026-12-20T22:00:00Z; without it now")
 	return c
@@ -90,6 +99,13 @@ var formats = []format{
 		read, err := deviceplugin.Parse(text)
 		return describeSharing(read.Sharing), err
 	}},
+}
+
+// manifestFormat is that of an object by which a cluster hands out slices.
+func manifestFormat(top map[string]any) *format {
+	return &format{name: kinds.Name(top), check: func(text []byte, _ time.Time) (string, error) {
+		return kinds.Name(top), kinds.Check(top, text)
+	}}
 }
 
 // Names of the formats that a plan uses.
@@ -258,7 +274,8 @@ func (v *validation) say(result, format string, args ...any) bool {
 }
 
 var errNothingToCheck = errors.New("there is nothing here that gpuslice reads: profiles (kind: Profiles), settings (kind: Settings), maintenance (kind: Maintenance), MIG configs (mig-configs:)," +
-	" configs of NVIDIA's device plugin (sharing:, flags:), or a ConfigMap with any of them; --ignore-foreign takes that for no error")
+	" configs of NVIDIA's device plugin (sharing:, flags:), a ConfigMap with any of them, or manifests of Kueue's ResourceFlavor, ClusterQueue and LocalQueue," +
+	" of HardwareProfile, ResourceQuota and PriorityClass; --ignore-foreign takes that for no error")
 
 func (v *validation) piece(p piece) {
 	switch {

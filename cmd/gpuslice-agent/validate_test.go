@@ -134,7 +134,7 @@ func TestValidateWantsFiles(t *testing.T) {
 		args []string
 		want string
 	}{
-		"that are named":        {nil, "error: name files to check with -f\n"},
+		"that are named":        {nil, "error: name files to check with -f, or say --against-cluster\n"},
 		"that there are":        {[]string{"-f", "absent.yaml"}, "error: open absent.yaml: no such file or directory\n"},
 		"at a time that is one": {[]string{"--at", "noon", "-f", "a"}, `error: flag --at is "noon": write a date with its time and zone, like 2026-12-20T22:00:00Z` + "\n"},
 		"with what we read":     {[]string{"-f", filepath.Join("..", "..", "deploy", "base", "namespace.yaml")}, "error: " + errNothingToCheck.Error() + "\n"},

@@ -52,6 +52,20 @@ func (t *Text) Locate(steps []string, field string) Place {
 	return at
 }
 
+// Lines are the lines on which the document has the key at its top. More than one are often documents that nothing parts.
+func (t *Text) Lines(key string) []int {
+	var out []int
+	if t.root == nil || t.root.Kind != node.MappingNode {
+		return nil
+	}
+	for i := 0; i+1 < len(t.root.Content); i += 2 {
+		if t.root.Content[i].Value == key {
+			out = append(out, t.root.Content[i].Line)
+		}
+	}
+	return out
+}
+
 // Block finds the place of a value that the document has line by line, after a "|": so many lines of the document come before it, and so
 // many spaces before each of its lines. For a value in another form ok is false.
 func (t *Text) Block(steps ...string) (before, indent int, ok bool) {

@@ -1,6 +1,7 @@
 package document_test
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/gpuslice/gpuslice/config/document"
@@ -80,5 +81,17 @@ data:
 	}
 	if _, _, ok := document.Read([]byte("{")).Block("data", "a"); ok {
 		t.Error("a text that cannot be read has a block")
+	}
+}
+
+func TestAKeyIsFoundOnEachOfItsLines(t *testing.T) {
+	text := document.Read([]byte("kind: A\nspec: {kind: B}\n# a comment\nkind: C\n"))
+	if got, want := text.Lines("kind"), []int{1, 4}; !slices.Equal(got, want) {
+		t.Errorf("kind is on lines %v, want %v", got, want)
+	}
+	for _, other := range []string{"[kind]", "a: [", ""} {
+		if got := document.Read([]byte(other)).Lines("kind"); got != nil {
+			t.Errorf("%q has kind on lines %v", other, got)
+		}
 	}
 }

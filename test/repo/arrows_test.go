@@ -140,11 +140,14 @@ var arrows = map[string][]string{
 	"cmd/gpuslice-agent": {
 		"agent", "agent/access", "agent/admit", "agent/alive", "agent/api", "agent/cleanup", "agent/deviceplugin", "agent/health",
 		"agent/health/kernellog", "agent/hostrecord", "agent/legible", "agent/metrics", "agent/nodekeys", "agent/nodewrite", "agent/plan",
-		"agent/podlist", "agent/preview", "cmd/cli", "cmd/migrate", "cmd/show", "config",
+		"agent/podlist", "agent/preview", "cmd/cli", "cmd/drift", "cmd/kinds", "cmd/migrate", "cmd/render", "cmd/show", "config",
 		"config/deviceplugin", "config/document", "config/migparted", "drain/holders", "drain/host", "nvml", "nvml/cdi", "nvml/lib",
 	},
 	"cmd/kubectl-gpuslice": {"agent/api", "agent/legible", "cmd/cli", "cmd/show", "config", "config/metrics", "config/reasons", "nvml"},
+	"cmd/drift":            {"agent/legible", "cmd/kinds", "config"},
+	"cmd/kinds":            {"config", "config/document", "nvml"},
 	"cmd/migrate":          {"agent/legible", "config"},
+	"cmd/render":           {"agent/capacity", "agent/legible", "agent/state", "cmd/kinds", "config", "nvml"},
 	"cmd/show":             {"agent/api", "agent/legible", "nvml"},
 
 	"config":                   {"config/document", "config/window", "nvml"},

@@ -1,0 +1,335 @@
+// Package drift compares what a cluster promises of its GPUs, by quotas, queues and hardware profiles, with what its nodes offer. Nobody else
+// does: Kueue never compares a nominal quota with nodes, and a ResourceQuota may name what no node has.
+//
+// It only reads, and knows no profile.
+package drift
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/cmd/kinds"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// Bounds of what is read of one kind.
+const (
+	atATime = 500
+	most    = 50_000
+)
+
+// Finding is one difference between what is promised and what is offered.
+type Finding struct {
+	About string // kind and name of the object that promises
+	Text  string
+	// Idle says that less is promised than offered, which may be meant; otherwise it is more.
+	Idle bool
+}
+
+// Report is what a cluster promises and offers.
+type Report struct {
+	Findings []Finding
+	Read     map[string]int // objects, by kind; a kind that the cluster does not serve is missing
+	Changing []string       // nodes whose GPUs are being divided anew: they count as they are now
+}
+
+// Find reads the cluster. The error is that it cannot be read, or that there is more of a kind than is read.
+func Find(ctx context.Context, client kubernetes.Interface, objects dynamic.Interface) (Report, error) {
+	c := comparison{Report: Report{Read: map[string]int{}}, objects: objects}
+	if err := c.readNodes(ctx, client); err != nil {
+		return Report{}, err
+	}
+	if err := c.readObjects(ctx); err != nil {
+		return Report{}, err
+	}
+	c.compareFlavors()
+	c.compareQueues()
+	c.compareQuotas()
+	c.compareHardwareProfiles()
+	return c.Report, nil
+}
+
+// comparison has what is promised and what is offered.
+type comparison struct {
+	Report
+	objects dynamic.Interface
+
+	nodes    []node
+	flavors  []kinds.ResourceFlavor
+	queues   []kinds.ClusterQueue
+	quotas   []corev1.ResourceQuota
+	profiles []kinds.HardwareProfile
+	outdated []kinds.HardwareProfile // of the group that is replaced
+}
+
+// node is what one node offers of GPUs.
+type node struct {
+	labels map[string]string
+	offers corev1.ResourceList
+}
+
+func (c *comparison) readNodes(ctx context.Context, client kubernetes.Interface) error {
+	options := metav1.ListOptions{Limit: atATime}
+	for {
+		page, err := client.CoreV1().Nodes().List(ctx, options)
+		if err != nil {
+			return fmt.Errorf("reading the nodes: %w", err)
+		}
+		for _, n := range page.Items {
+			offers := corev1.ResourceList{}
+			for name, quantity := range n.Status.Allocatable {
+				if kinds.IsGPU(string(name)) && !quantity.IsZero() {
+					offers[name] = quantity
+				}
+			}
+			c.nodes = append(c.nodes, node{labels: n.Labels, offers: offers})
+			if slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == config.TaintRepartitioning }) {
+				c.Changing = append(c.Changing, n.Name)
+			}
+		}
+		if len(c.nodes) > most {
+			return fmt.Errorf("there are more than %d nodes", most)
+		}
+		if options.Continue = page.Continue; options.Continue == "" {
+			return nil
+		}
+	}
+}
+
+func (c *comparison) readObjects(ctx context.Context) error {
+	return errors.Join(
+		read(ctx, c, kinds.KindResourceFlavor, kinds.KueueVersion, "resourceflavors", &c.flavors),
+		read(ctx, c, kinds.KindClusterQueue, kinds.KueueVersion, "clusterqueues", &c.queues),
+		read(ctx, c, kinds.KindResourceQuota, kinds.QuotaVersion, "resourcequotas", &c.quotas),
+		read(ctx, c, kinds.KindHardwareProfile, kinds.HardwareProfileVersion, "hardwareprofiles", &c.profiles),
+		read(ctx, c, kinds.KindHardwareProfile, replacedProfiles, "hardwareprofiles", &c.outdated),
+	)
+}
+
+const replacedProfiles = "dashboard.opendatahub.io/v1alpha1"
+
+// read lists all objects of a kind, if the cluster serves it.
+func read[T any](ctx context.Context, c *comparison, kind, version, plural string, into *[]T) error {
+	group, err := schema.ParseGroupVersion(version)
+	if err != nil {
+		return err
+	}
+	options := metav1.ListOptions{Limit: atATime}
+	for {
+		page, err := c.objects.Resource(group.WithResource(plural)).List(ctx, options)
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("reading objects of kind %s, %s: %w", kind, version, err)
+		}
+		for _, item := range page.Items {
+			text, err := item.MarshalJSON()
+			if err != nil {
+				return err
+			}
+			var object T
+			if err := json.Unmarshal(text, &object); err != nil {
+				return fmt.Errorf("reading %s %s: %w", kind, item.GetName(), err)
+			}
+			*into = append(*into, object)
+		}
+		c.Read[kind] += len(page.Items)
+		if len(*into) > most {
+			return fmt.Errorf("there are more than %d objects of kind %s", most, kind)
+		}
+		if options.Continue = page.GetContinue(); options.Continue == "" {
+			return nil
+		}
+	}
+}
+
+func (c *comparison) promisesMore(about, format string, args ...any) {
+	c.Findings = append(c.Findings, Finding{About: about, Text: fmt.Sprintf(format, args...)})
+}
+
+// offered adds up what the nodes with the labels offer.
+func (c *comparison) offered(with map[string]string) (nodes int, total, ofNode corev1.ResourceList) {
+	total, ofNode = corev1.ResourceList{}, corev1.ResourceList{}
+	selector := labels.SelectorFromSet(with)
+	for _, n := range c.nodes {
+		if !selector.Matches(labels.Set(n.labels)) {
+			continue
+		}
+		nodes++
+		for name, quantity := range n.offers {
+			sum := total[name]
+			sum.Add(quantity)
+			total[name] = sum
+			if quantity.Cmp(ofNode[name]) > 0 {
+				ofNode[name] = quantity
+			}
+		}
+	}
+	return nodes, total, ofNode
+}
+
+func (c *comparison) compareFlavors() {
+	for _, f := range c.flavors {
+		if nodes, _, _ := c.offered(f.Spec.NodeLabels); nodes == 0 {
+			c.promisesMore("ResourceFlavor "+f.Name, "no node has its labels %s: what is admitted by it stays Pending", labels.FormatLabels(f.Spec.NodeLabels))
+		}
+	}
+}
+
+// promise is how much of a resource the queues may admit by one flavor.
+type promise struct {
+	sum    resource.Quantity
+	queues []string
+}
+
+func (c *comparison) compareQueues() {
+	byFlavor := map[string]map[corev1.ResourceName]promise{}
+	all := corev1.ResourceList{}
+	for _, q := range c.queues {
+		for _, group := range q.Spec.ResourceGroups {
+			for _, flavor := range group.Flavors {
+				if byFlavor[flavor.Name] == nil {
+					byFlavor[flavor.Name] = map[corev1.ResourceName]promise{}
+				}
+				for _, share := range flavor.Resources {
+					if !kinds.IsGPU(share.Name) {
+						continue
+					}
+					name := corev1.ResourceName(share.Name)
+					p, sum := byFlavor[flavor.Name][name], all[name]
+					p.sum.Add(share.NominalQuota)
+					sum.Add(share.NominalQuota)
+					p.queues = append(p.queues, q.Name)
+					byFlavor[flavor.Name][name], all[name] = p, sum
+				}
+			}
+		}
+	}
+	found := len(c.Findings)
+	for _, name := range slices.Sorted(maps.Keys(byFlavor)) {
+		c.compareFlavor(name, byFlavor[name])
+	}
+	if slices.ContainsFunc(c.Findings[found:], func(f Finding) bool { return !f.Idle }) {
+		return // it is said flavor by flavor
+	}
+	_, total, _ := c.offered(nil)
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		if promised, offers := all[name], total[name]; promised.Cmp(offers) > 0 {
+			c.promisesMore("ClusterQueues", "%s of %s may be admitted by all flavors together, and all nodes offer %s: some nodes have the labels of several flavors",
+				promised.String(), name, offers.String())
+		}
+	}
+}
+
+func (c *comparison) compareFlavor(name string, promised map[corev1.ResourceName]promise) {
+	at := slices.IndexFunc(c.flavors, func(f kinds.ResourceFlavor) bool { return f.Name == name })
+	resources := slices.Sorted(maps.Keys(promised))
+	if at < 0 {
+		if len(resources) > 0 {
+			c.promisesMore(queuesOf(promised[resources[0]].queues), "flavor %s is not there", name)
+		}
+		return
+	}
+	nodes, offers, _ := c.offered(c.flavors[at].Spec.NodeLabels)
+	if nodes == 0 {
+		return // it is said of the flavor
+	}
+	for _, of := range resources {
+		p, has := promised[of], offers[of]
+		left := p.sum.DeepCopy()
+		left.Sub(has)
+		switch left.Sign() {
+		case 1:
+			c.promisesMore(queuesOf(p.queues), "%s of %s may be admitted by flavor %s, and its %s %s %s: workloads are admitted whose pods stay Pending",
+				p.sum.String(), of, name, legible.Counted(nodes, "node"), offer(nodes), has.String())
+		case -1:
+			left.Neg()
+			c.Findings = append(c.Findings, Finding{About: queuesOf(p.queues), Idle: true, Text: fmt.Sprintf(
+				"%s of %s that the %s of flavor %s %s can be admitted by no queue", left.String(), of, legible.Counted(nodes, "node"), name, offer(nodes))})
+		}
+	}
+}
+
+func offer(nodes int) string {
+	if nodes == 1 {
+		return "offers"
+	}
+	return "offer"
+}
+
+func queuesOf(names []string) string {
+	slices.Sort(names)
+	names = slices.Compact(names)
+	if len(names) == 1 {
+		return "ClusterQueue " + names[0]
+	}
+	return "ClusterQueues " + legible.Listed(names)
+}
+
+func (c *comparison) compareQuotas() {
+	_, total, _ := c.offered(nil)
+	for _, q := range c.quotas {
+		for _, key := range slices.Sorted(maps.Keys(q.Spec.Hard)) {
+			name, isRequest := strings.CutPrefix(string(key), corev1.DefaultResourceRequestsPrefix)
+			if !isRequest || !kinds.IsGPU(name) {
+				continue
+			}
+			hard, offers := q.Spec.Hard[key], total[corev1.ResourceName(name)]
+			if hard.Cmp(offers) > 0 {
+				c.promisesMore("ResourceQuota "+q.Namespace+"/"+q.Name, "%s allows %s, and all nodes offer %s", key, hard.String(), offers.String())
+			}
+		}
+	}
+}
+
+func (c *comparison) compareHardwareProfiles() {
+	for _, p := range c.outdated {
+		c.promisesMore(profileName(p), "is of %s, a group that is replaced: make it anew as %s", replacedProfiles, kinds.HardwareProfileVersion)
+	}
+	for _, p := range c.profiles {
+		if p.Annotations[kinds.AnnotationDisabled] == "true" {
+			continue
+		}
+		var with map[string]string
+		where := "no node offers it"
+		if s := p.Spec.Scheduling; s != nil && s.Node != nil && len(s.Node.NodeSelector) > 0 {
+			with = s.Node.NodeSelector
+			where = "no node with its labels " + labels.FormatLabels(with) + " offers it"
+		}
+		_, _, ofNode := c.offered(with)
+		for _, id := range p.Spec.Identifiers {
+			if !kinds.IsGPU(id.Identifier) {
+				continue
+			}
+			least, err := resource.ParseQuantity(cmp.Or(id.MinCount.String(), "0"))
+			offers, there := ofNode[corev1.ResourceName(id.Identifier)]
+			switch {
+			case !there:
+				c.promisesMore(profileName(p), "identifier %s: %s", id.Identifier, where)
+			case err == nil && least.Cmp(offers) > 0:
+				c.promisesMore(profileName(p), "identifier %s: its workloads ask for at least %s, and no node offers more than %s", id.Identifier, least.String(), offers.String())
+			}
+		}
+	}
+}
+
+func profileName(p kinds.HardwareProfile) string {
+	return "HardwareProfile " + p.Namespace + "/" + p.Name
+}

@@ -1,0 +1,77 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/cmd/cli"
+	"github.com/gpuslice/gpuslice/cmd/drift"
+)
+
+// againstCluster says where the cluster promises GPUs that no node offers.
+func (o *options) againstCluster(ctx context.Context, out *cli.Printer) error {
+	c, err := o.config()
+	if err != nil {
+		return err
+	}
+	client, err := kubernetes.NewForConfig(c)
+	if err != nil {
+		return err
+	}
+	objects, err := dynamic.NewForConfig(c)
+	if err != nil {
+		return err
+	}
+	report, err := drift.Find(ctx, client, objects)
+	if err != nil {
+		return err
+	}
+	return printDrift(out, report)
+}
+
+// printDrift prints what differs. The error says how many promises cannot be kept.
+func printDrift(out *cli.Printer, r drift.Report) error {
+	var read []string
+	for _, kind := range slices.Sorted(maps.Keys(r.Read)) {
+		read = append(read, fmt.Sprintf("%s %d", kind, r.Read[kind]))
+	}
+	if len(read) == 0 {
+		read = []string{"nothing that promises GPUs"}
+	}
+	out.Printf("read: %s\n", strings.Join(read, ", "))
+	if len(r.Changing) > 0 {
+		out.Printf("being divided anew, and counted as they are now: %s\n", legible.Message(strings.Join(r.Changing, "\n"), longestLine))
+	}
+	broken, printed := 0, 0
+	for _, f := range r.Findings {
+		verdict := "idle"
+		if !f.Idle {
+			broken++
+			verdict = "drift"
+		}
+		if printed++; printed <= maxMistakes {
+			out.Printf("%-5s  %s: %s\n", verdict, legible.Cut(f.About, longestName), legible.Cut(f.Text, longestLine))
+		}
+	}
+	if more := printed - maxMistakes; more > 0 {
+		out.Printf("and %d more\n", more)
+	}
+	switch {
+	case out.Err != nil:
+		return out.Err
+	case broken == 1:
+		return errors.New("the cluster promises GPUs that its nodes do not offer, once: see above, and gpuslice-agent render")
+	case broken > 1:
+		return fmt.Errorf("the cluster promises GPUs that its nodes do not offer, %d times: see above, and gpuslice-agent render", broken)
+	}
+	out.Printf("no quota, queue or hardware profile promises more than the nodes offer\n")
+	return out.Err
+}

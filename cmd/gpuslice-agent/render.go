@@ -1,0 +1,243 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/cmd/render"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// rendering has the flags that all kinds of objects share.
+type rendering struct {
+	files, pools []string
+	nodes        string // selector
+	strategy     string
+}
+
+func (o *options) render() *cobra.Command {
+	var r rendering
+	c := &cobra.Command{
+		Use:   "render kueue|flavors|hardwareprofiles|quota -f FILE (--pool PROFILE=NODESxGPUS:MODEL... | --nodes SELECTOR)",
+		Short: "Write the queues, quotas and hardware profiles that go with profiles and pools; changes nothing",
+		Long: "Write, as YAML, the objects by which a cluster hands out what profiles make of the GPUs: a quota is what the profile gives out of a node,\n" +
+			"times the nodes of its pool. The nodes are told by --pool, or read from the cluster by --nodes: there each node counts by its labels.\n" +
+			"Whether GPUs have room for a profile's instances says plan, on a node.",
+		Example: "gpuslice-agent render kueue -f deploy/examples/configmap-pools.yaml --pool small-inference=4x8:NVIDIA-A100-SXM4-80GB --local-queue team/inference\n" +
+			"kubectl -n gpuslice get configmap gpuslice-profiles -o yaml | gpuslice-agent render quota -f - --nodes gpuslice.io/profile --to team",
+	}
+	flags := c.PersistentFlags()
+	flags.StringArrayVarP(&r.files, "file", "f", nil, "file of profiles or MIG configs, as it is or in manifests; several by several flags; - for standard input")
+	flags.StringArrayVar(&r.pools, "pool", nil, "nodes that ask for a profile, PROFILE=NODESxGPUS:MODEL; several by several flags")
+	flags.StringVar(&r.nodes, "nodes", "", "selector of the nodes to count in the cluster, each for the profile or MIG config that its label asks for")
+	flags.StringVar(&r.strategy, "mig-strategy", "", "MIG strategy of the device plugin, single or mixed, for profiles that name none; without it one that fits")
+	c.AddCommand(o.renderKueue(&r), o.renderFlavors(&r), o.renderHardwareProfiles(&r), o.renderQuota(&r))
+	return c
+}
+
+func (o *options) renderKueue(r *rendering) *cobra.Command {
+	var q render.Queues
+	c := o.renders(r, "kueue", "ResourceFlavors, a ClusterQueue with what they give, and LocalQueues", func(given []render.Given) ([]any, error) {
+		return render.Kueue(given, q)
+	})
+	c.Flags().StringVar(&q.ClusterQueue, "cluster-queue", "gpus", "name of the ClusterQueue")
+	c.Flags().StringVar(&q.Cohort, "cohort", "", "cohort of the ClusterQueue, with which it lends and borrows")
+	c.Flags().StringVar(&q.Topology, "topology", "", "Topology that Kueue places pods by: with one it counts what nodes can give out now")
+	c.Flags().StringArrayVar(&q.Local, "local-queue", nil, "LocalQueue to make, NAMESPACE/NAME; several by several flags")
+	return c
+}
+
+func (o *options) renderFlavors(r *rendering) *cobra.Command {
+	var topology string
+	c := o.renders(r, "flavors", "ResourceFlavors", func(given []render.Given) ([]any, error) { return render.Flavors(given, topology) })
+	c.Flags().StringVar(&topology, "topology", "", "Topology that Kueue places pods by")
+	return c
+}
+
+func (o *options) renderHardwareProfiles(r *rendering) *cobra.Command {
+	var to render.Profiles
+	c := o.renders(r, "hardwareprofiles", "HardwareProfiles of OpenShift AI", func(given []render.Given) ([]any, error) {
+		return render.HardwareProfiles(given, to)
+	})
+	c.Flags().StringVar(&to.Namespace, "to", "redhat-ods-applications", "namespace of the objects; the default is seen by all projects")
+	c.Flags().StringVar(&to.LocalQueue, "local-queue", "", "LocalQueue by which workloads are admitted; without it they go to nodes by labels")
+	return c
+}
+
+func (o *options) renderQuota(r *rendering) *cobra.Command {
+	var namespace, name string
+	var priorities []string
+	c := o.renders(r, "quota", "a ResourceQuota of all that the pools give, and PriorityClasses", func(given []render.Given) ([]any, error) {
+		if namespace == "" {
+			return nil, errors.New("name the namespace of the quota by --to")
+		}
+		var read []render.Priority
+		for _, text := range priorities {
+			p, err := render.ParsePriority(text)
+			if err != nil {
+				return nil, err
+			}
+			read = append(read, p)
+		}
+		return render.Quota(given, namespace, name, read)
+	})
+	c.Flags().StringVar(&namespace, "to", "", "namespace of the quota")
+	c.Flags().StringVar(&name, "name", "gpus", "name of the quota")
+	c.Flags().StringArrayVar(&priorities, "priority", nil, "priority of the pods of a profile, PROFILE=VALUE; several by several flags")
+	return c
+}
+
+// renders is the subcommand that writes the objects of one kind.
+func (o *options) renders(r *rendering, name, what string, objects func([]render.Given) ([]any, error)) *cobra.Command {
+	return &cobra.Command{
+		Use: name, Short: "Write " + what, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			given, left, err := o.given(cmd.Context(), *r, cmd.InOrStdin())
+			if err != nil {
+				return err
+			}
+			made, err := objects(given)
+			if err != nil {
+				return err
+			}
+			text, err := render.Text(given, made)
+			if err != nil {
+				return err
+			}
+			if _, err := cmd.OutOrStdout().Write(text); err != nil {
+				return err
+			}
+			for _, line := range left {
+				if _, err := fmt.Fprintln(cmd.ErrOrStderr(), legible.Lines(line)); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+}
+
+// given is what the pools give, and which nodes are left out.
+func (o *options) given(ctx context.Context, r rendering, stdin io.Reader) (given []render.Given, left []string, err error) {
+	switch {
+	case len(r.files) == 0:
+		return nil, nil, errors.New("name files of profiles or MIG configs with -f")
+	case (len(r.pools) == 0) == (r.nodes == ""):
+		return nil, nil, errors.New("tell the nodes by --pool, or have them read from the cluster by --nodes")
+	case r.strategy != "" && r.strategy != string(config.MIGStrategySingle) && r.strategy != string(config.MIGStrategyMixed):
+		return nil, nil, fmt.Errorf("flag --mig-strategy is %q: write single or mixed", r.strategy)
+	}
+	known, err := readConfigs(r.files, stdin)
+	if err != nil {
+		return nil, nil, err
+	}
+	var pools []render.Pool
+	for _, text := range r.pools {
+		p, err := render.ParsePool(text)
+		if err != nil {
+			return nil, nil, err
+		}
+		pools = append(pools, p)
+	}
+	if r.nodes != "" {
+		client, err := o.client()
+		if err != nil {
+			return nil, nil, err
+		}
+		if pools, left, err = poolsOf(ctx, client, r.nodes); err != nil {
+			return nil, nil, err
+		}
+	}
+	given, err = render.Resolve(render.Sources{MIG: known.mig, Profiles: known.profiles, Strategy: config.MIGStrategy(r.strategy)}, pools)
+	return given, left, err
+}
+
+// Labels of GPU feature discovery.
+const (
+	labelProduct = "nvidia.com/gpu.product"
+	labelCount   = "nvidia.com/gpu.count"
+)
+
+// nodesAtATime bounds a page of a list; all pages together may have mostListed.
+const (
+	nodesAtATime = 500
+	mostListed   = 50_000
+)
+
+// poolsOf counts the nodes of the cluster by what they ask for and by their GPUs. It names the nodes that it leaves out.
+func poolsOf(ctx context.Context, client kubernetes.Interface, selector string) (pools []render.Pool, left []string, err error) {
+	options := metav1.ListOptions{LabelSelector: selector, Limit: nodesAtATime}
+	for seen := 0; ; {
+		nodes, err := client.CoreV1().Nodes().List(ctx, options)
+		if err != nil {
+			return nil, nil, fmt.Errorf("reading the nodes: %w", err)
+		}
+		for i := range nodes.Items {
+			p, why := poolOf(&nodes.Items[i])
+			if why != "" {
+				left = append(left, fmt.Sprintf("node %s is left out: %s", nodes.Items[i].Name, why))
+				continue
+			}
+			if at := slices.IndexFunc(pools, func(o render.Pool) bool { return o.Name == p.Name && o.GPUs == p.GPUs && o.Model == p.Model }); at >= 0 {
+				pools[at].Nodes++
+				continue
+			}
+			pools = append(pools, p)
+		}
+		if seen += len(nodes.Items); seen > mostListed {
+			return nil, nil, fmt.Errorf("more than %d nodes are selected by %s", mostListed, selector)
+		}
+		if options.Continue = nodes.Continue; options.Continue == "" {
+			break
+		}
+	}
+	if len(pools) == 0 {
+		return nil, nil, fmt.Errorf("no node that is selected by %s asks for a profile or MIG config: %s", selector, legible.Message(strings.Join(left, "\n"), longestLine))
+	}
+	slices.SortFunc(pools, func(a, b render.Pool) int { return strings.Compare(a.Name+" "+a.Model, b.Name+" "+b.Model) })
+	return pools, left, nil
+}
+
+// poolOf is the pool of one node, or why it cannot be counted. The agent tells the number of GPUs; under the MIG strategy single the label of
+// GPU feature discovery has that of the MIG devices.
+func poolOf(n *corev1.Node) (p render.Pool, why string) {
+	if p.Name = n.Labels[config.LabelProfile]; p.Name == "" {
+		p.Name = n.Labels[config.LabelMIGConfig]
+	}
+	if p.Name == "" {
+		return p, fmt.Sprintf("it has neither the label %s nor %s", config.LabelProfile, config.LabelMIGConfig)
+	}
+	product := n.Labels[labelProduct]
+	p.Model = featureSuffix.ReplaceAllString(product, "")
+	var told api.Status
+	if json.Unmarshal([]byte(n.Annotations[config.AnnotationStatus]), &told) == nil && len(told.GPUs) > 0 {
+		p.GPUs = len(told.GPUs)
+	}
+	if count, err := strconv.Atoi(n.Labels[labelCount]); p.GPUs == 0 && err == nil && !strings.Contains(product, "-MIG-") {
+		p.GPUs = count
+	}
+	if p.GPUs < 1 || p.GPUs > mostGPUsOfNode {
+		return p, fmt.Sprintf("neither its agent nor the label %s says how many GPUs it has; count it by --pool", labelCount)
+	}
+	p.Nodes = 1
+	return p, ""
+}
+
+const mostGPUsOfNode = 64
+
+// featureSuffix is what GPU feature discovery adds to the name of a model that is cut under the strategy single, or shared.
+var featureSuffix = regexp.MustCompile(`(-MIG-[0-9][0-9a-z.+]*)?(-SHARED)?$`)

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/gpuslice/gpuslice/cmd/render"
+)
+
+// The output is what a person applies. The tests of test/rendered hand these files to an API server.
+func TestValidateTakesWhatRenderWrites(t *testing.T) {
+	pools := filepath.Join("..", "..", "deploy", "examples", "configmap-pools.yaml")
+	const a100, h100 = "NVIDIA-A100-SXM4-80GB", "NVIDIA-H100-80GB-HBM3"
+	for _, row := range []struct{ name, args string }{
+		{"kueue", "kueue --pool research=2x8:" + a100 + " --pool small-inference=4x8:" + a100 + " --pool small-inference=1x4:" + a100 +
+			" --pool balanced-inference=1x8:" + a100 + " --local-queue team/inference --cohort all --topology racks"},
+		{"flavors", "flavors --pool research=2x8:" + a100 + " --pool training-h100=2x8:" + h100},
+		{"hardwareprofiles", "hardwareprofiles --pool balanced-inference=1x8:" + a100 + " --pool research=2x8:" + a100 + " --pool small-inference=1x8:" + a100},
+		{"hardwareprofiles-queue", "hardwareprofiles --pool small-inference=1x8:" + a100 + " --to team --local-queue inference"},
+		{"quota", "quota --to production --pool balanced-inference=3x8:" + a100 + " --pool training-h100=2x8:" + h100 +
+			" --pool critical-agents=2x8:" + a100 + " --priority training-h100=500 --priority critical-agents=1000"},
+		{"configs", "kueue -f " + filepath.Join("testdata", "configs.yaml") + " --pool recommended=1x8"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			got := rendered(t, append([]string{"-f", pools}, strings.Fields(row.args)...)...)
+			golden := filepath.Join("testdata", "render", row.name+".yaml")
+			if *update {
+				if err := os.WriteFile(golden, []byte(got), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(golden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), got); diff != "" {
+				t.Errorf("rendered (-want +got):\n%s", diff)
+			}
+			if said := validated(t, got, "validate", "-f", "-"); strings.Contains(said, "error") {
+				t.Errorf("validate says of it:\n%s", said)
+			}
+		})
+	}
+}
+
+func rendered(t *testing.T, args ...string) string {
+	t.Helper()
+	var out bytes.Buffer
+	c := command()
+	c.SetOut(&out)
+	c.SetArgs(append([]string{"render"}, args...))
+	if err := c.ExecuteContext(t.Context()); err != nil {
+		out.WriteString("error: " + err.Error() + "\n")
+	}
+	return out.String()
+}
+
+func TestValidateIsNotNeededToSeeWhatRenderMisses(t *testing.T) {
+	pools := filepath.Join("..", "..", "deploy", "examples", "configmap-pools.yaml")
+	for args, want := range map[string]string{
+		"kueue --pool research=1x8":                                                                   "name files of profiles or MIG configs with -f",
+		"kueue -f " + pools:                                                                           "tell the nodes by --pool, or have them read from the cluster by --nodes",
+		"kueue -f " + pools + " --pool research=1x8 --nodes a":                                        "tell the nodes by --pool, or have them read from the cluster by --nodes",
+		"kueue -f " + pools + " --pool research=8":                                                    `pool "research=8": write PROFILE=NODESxGPUS:MODEL, like small-inference=4x8:NVIDIA-A100-SXM4-80GB`,
+		"kueue -f " + pools + " --pool research=1x999":                                                "pool research: 999 GPUs of a node: there can be 1 to 64",
+		"kueue -f " + pools + " --pool research=0x8":                                                  "pool research: 0 nodes: there can be 1 to 100000",
+		"kueue -f " + pools + " --pool research=1x8":                                                  "name the model of its GPUs, like research=1x8:NVIDIA-A100-SXM4-80GB",
+		"kueue -f " + pools + " --pool reserch=1x8":                                                   `no profile or MIG config is named "reserch": did you mean research?`,
+		"kueue -f " + pools + " --pool all-1g.10gb=1x8":                                               "all-1g.10gb is not in the files: the agent makes such configs from the GPUs that it sees",
+		"kueue -f " + pools + " --pool small-inference=1x8:NVIDIA-L4":                                 "profile \"small-inference\"",
+		"quota -f " + pools + " --pool research=1x8:NVIDIA-A100":                                      "name the namespace of the quota by --to",
+		"quota -f " + pools + " --pool research=1x8:NVIDIA-A100 --to a --priority other=1":            "priority other: none of the pools is of this name",
+		"kueue -f " + pools + " --pool research=1x8:NVIDIA-A100 --local-queue a":                      `local queue "a": write NAMESPACE/NAME`,
+		"kueue -f " + pools + " --pool balanced-inference=1x8:NVIDIA-A100-80GB --mig-strategy single": "MIG strategy is single",
+		"kueue -f " + pools + " --pool research=1x8 --mig-strategy none":                              `flag --mig-strategy is "none": write single or mixed`,
+	} {
+		if got := rendered(t, strings.Fields(args)...); !strings.HasPrefix(got, "error: ") || !strings.Contains(got, want) {
+			t.Errorf("render %s: says\n%s\nwant %s", args, got, want)
+		}
+	}
+}
+
+func TestNodesAreCountedByWhatTheyAskFor(t *testing.T) {
+	node := func(name string, labels map[string]string, status string) *corev1.Node {
+		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels, Annotations: map[string]string{"gpuslice.io/status": status}}}
+	}
+	client := fake.NewClientset(
+		node("a", map[string]string{"gpuslice.io/profile": "research", "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB-SHARED", "nvidia.com/gpu.count": "8"}, ""),
+		node("b", map[string]string{"gpuslice.io/profile": "research", "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB", "nvidia.com/gpu.count": "8"}, "what nobody can read"),
+		node("c", map[string]string{"nvidia.com/mig.config": "small", "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", "nvidia.com/gpu.count": "14"},
+			`{"gpus": [{"index": 0}, {"index": 1}]}`),
+		node("d", map[string]string{"nvidia.com/mig.config": "small", "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", "nvidia.com/gpu.count": "14"}, ""),
+		node("e", map[string]string{"nvidia.com/gpu.count": "8"}, ""),
+	)
+	pools, left, err := poolsOf(t.Context(), client, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []render.Pool{{Name: "research", Nodes: 2, GPUs: 8, Model: "NVIDIA-A100-SXM4-80GB"}, {Name: "small", Nodes: 1, GPUs: 2, Model: "NVIDIA-A100-SXM4-80GB"}}
+	if diff := cmp.Diff(want, pools); diff != "" {
+		t.Errorf("pools (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{
+		"node d is left out: neither its agent nor the label nvidia.com/gpu.count says how many GPUs it has; count it by --pool",
+		"node e is left out: it has neither the label gpuslice.io/profile nor nvidia.com/mig.config",
+	}, left); diff != "" {
+		t.Errorf("left out (-want +got):\n%s", diff)
+	}
+}

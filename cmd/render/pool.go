@@ -1,0 +1,254 @@
+// Package render makes the objects by which a cluster hands out the slices of its GPUs, from the profiles of its pools and from the pools'
+// nodes: a quota is what the profile gives out of a node, times the nodes.
+//
+// It asks neither a cluster nor a GPU. Whether the GPUs have room for a profile's instances is for a plan on the hardware to say.
+package render
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/gpuslice/gpuslice/agent/capacity"
+	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// Bounds of a pool. No machine has as many GPUs, and no cluster as many nodes.
+const (
+	mostGPUs  = 64
+	mostNodes = 100_000
+)
+
+// Pool is how many nodes of one kind ask for a profile.
+type Pool struct {
+	Name  string // of the profile, or of the MIG config
+	Nodes int
+	GPUs  int    // of each node
+	Model string // as nvidia-smi -L prints it, or as GPU feature discovery labels nodes, with dashes
+}
+
+var poolForm = regexp.MustCompile(`^([^=]+)=([0-9]{1,6})x([0-9]{1,3})(?::(.+))?$`)
+
+// ParsePool reads a pool as people write it: "small-inference=4x8:NVIDIA A100-SXM4-80GB" are 4 nodes of 8 GPUs. The model may be left out
+// where the profile selects GPUs by none.
+func ParsePool(text string) (Pool, error) {
+	m := poolForm.FindStringSubmatch(text)
+	if m == nil {
+		return Pool{}, fmt.Errorf("pool %q: write PROFILE=NODESxGPUS:MODEL, like small-inference=4x8:NVIDIA-A100-SXM4-80GB", legible.Cut(text, longestName))
+	}
+	nodes, err := strconv.Atoi(m[2])
+	gpus, err2 := strconv.Atoi(m[3])
+	switch {
+	case err != nil || nodes < 1 || nodes > mostNodes:
+		return Pool{}, fmt.Errorf("pool %s: %s nodes: there can be 1 to %d", m[1], m[2], mostNodes)
+	case err2 != nil || gpus < 1 || gpus > mostGPUs:
+		return Pool{}, fmt.Errorf("pool %s: %s GPUs of a node: there can be 1 to %d", m[1], m[3], mostGPUs)
+	}
+	return Pool{Name: m[1], Nodes: nodes, GPUs: gpus, Model: m[4]}, nil
+}
+
+// longestName bounds a name in a message, in characters.
+const longestName = 100
+
+// Sources are where profiles come from.
+type Sources struct {
+	MIG      map[string]config.MIGConfig
+	Profiles map[string]config.Profile
+	Strategy config.MIGStrategy // of the device plugin, for profiles that name none; empty for one that fits
+}
+
+// Offer is one resource that nodes of a pool give out.
+type Offer struct {
+	Resource string
+	Total    int // of all nodes
+	OfNode   int // of the node that has most
+	Device   string
+	Replicas int // how many pods share each device
+}
+
+// Slice reports whether it is a MIG device.
+func (o Offer) Slice() bool { return o.Device != "" }
+
+// Given is what the nodes of one name give out, and how pods get to them.
+type Given struct {
+	Name        string // as Kubernetes takes it
+	Profile     string // as the label has it
+	Description string
+	Pools       []Pool
+	Labels      map[string]string // that all nodes of the pool have, and no others
+	Taints      []corev1.Taint
+	Offers      []Offer // by resource
+}
+
+// Resolve finds out what pools give, in the order in which their names come first. Pools of one name are one.
+func Resolve(from Sources, pools []Pool) ([]Given, error) {
+	var out []Given
+	named := map[string]string{}
+	for _, p := range pools {
+		i := slices.IndexFunc(out, func(g Given) bool { return g.Profile == p.Name })
+		if i < 0 {
+			g, err := from.given(p.Name)
+			if err != nil {
+				return nil, err
+			}
+			if other, taken := named[g.Name]; taken {
+				return nil, fmt.Errorf("%s and %s would both be named %s, as Kubernetes takes names: rename one of the two", other, p.Name, g.Name)
+			}
+			named[g.Name] = p.Name
+			i, out = len(out), append(out, g)
+		}
+		offers, err := from.offers(p)
+		if err != nil {
+			return nil, fmt.Errorf("pool %s: %w", p.Name, err)
+		}
+		out[i].Pools = append(out[i].Pools, p)
+		out[i].Offers = added(out[i].Offers, offers)
+	}
+	return out, nil
+}
+
+func (from Sources) given(name string) (Given, error) {
+	g := Given{Name: objectName(name), Profile: name}
+	profile, isProfile := from.Profiles[name]
+	_, isConfig := from.MIG[name]
+	switch {
+	case !isProfile && !isConfig && strings.HasPrefix(name, config.GeneratedPrefix):
+		return g, fmt.Errorf("%s is not in the files: the agent makes such configs from the GPUs that it sees, and here are none; write it into a file of MIG configs", name)
+	case !isProfile && !isConfig:
+		known := slices.Sorted(maps.Keys(from.Profiles))
+		return g, &config.UnknownConfigError{Profile: true, Name: name, Close: config.Closest(name, known), Known: slices.AppendSeq(known, maps.Keys(from.MIG))}
+	case isProfile:
+		g.Description, g.Taints = profile.Description, profile.Taints
+		g.Labels = map[string]string{config.LabelProfile: name}
+	default:
+		g.Labels = map[string]string{config.LabelMIGConfig: name}
+	}
+	if len(profile.Labels) >= mostLabels { // those that it publishes tell its nodes well enough
+		g.Labels = map[string]string{}
+	}
+	maps.Copy(g.Labels, profile.Labels)
+	if problems := validation.IsDNS1123Subdomain(g.Name); len(problems) > 0 {
+		return g, fmt.Errorf("%s cannot be the name of an object: %s", name, problems[0])
+	}
+	return g, nil
+}
+
+// objectName turns the value of a label into a name that Kubernetes takes for objects.
+func objectName(value string) string {
+	name := strings.ReplaceAll(strings.ToLower(value), "_", "-")
+	return badDots.ReplaceAllString(name, "-")
+}
+
+// badDots are dots beside a sign that no part of a name begins or ends with.
+var badDots = regexp.MustCompile(`[.-]*\.[.-]+|-+\.`)
+
+// offers is what one pool gives out.
+func (from Sources) offers(p Pool) ([]Offer, error) {
+	gpus := make([]nvml.GPU, p.GPUs)
+	for i := range gpus {
+		gpus[i] = nvml.GPU{UUID: nvml.UUID(strconv.Itoa(i)), Index: i, Model: dashed(p.Model), Capable: true, ComputeCapability: newest}
+	}
+	profile := from.Profiles[p.Name]
+	profile.MIG = withDashes(profile.MIG)
+	catalog := config.Merge(from.MIG, nil).WithProfiles(map[string]config.Profile{p.Name: profile})
+	if _, isProfile := from.Profiles[p.Name]; !isProfile {
+		catalog = config.Merge(from.MIG, nil)
+	}
+	wishes, err := catalog.ProfileWishes(p.Name, gpus)
+	if none, ok := errors.AsType[*config.NoSelectedGPUError](err); ok && p.Model == "" {
+		return nil, fmt.Errorf("%w: name the model of its GPUs, like %s=%dx%d:NVIDIA-A100-SXM4-80GB", none, p.Name, p.Nodes, p.GPUs)
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, w := range wishes {
+		total := 0
+		for _, n := range w.Devices {
+			if total += n; total > nvml.MaxDevices {
+				return nil, fmt.Errorf("more than %d slices of a GPU are asked for, and none holds as many", nvml.MaxDevices)
+			}
+		}
+	}
+	after := state.WithTargets(gpus, state.Targets(wishes))
+	sharing := config.Sharing{Strategy: config.SharingNone}
+	if profile.Sharing != nil {
+		sharing = *profile.Sharing
+	}
+	strategy := cmp.Or(profile.MIGStrategy, from.Strategy)
+	if strategy == "" {
+		strategy = config.FittingStrategy(after, config.MIGStrategyMixed, sharing.Strategy == config.SharingMPS)
+	}
+	if err := config.CheckStrategy(after, strategy); err != nil {
+		return nil, err
+	}
+	expected := capacity.Expected(after, strategy)
+	if err := config.CheckSharing(after, strategy, sharing, slices.Collect(maps.Keys(expected))); err != nil {
+		return nil, err
+	}
+	return offered(p, after, expected, sharing), nil
+}
+
+// newest is a compute capability that refuses nothing that some GPU can.
+var newest = nvml.ComputeCapability{Major: 9}
+
+func offered(p Pool, after []nvml.GPU, expected capacity.Resources, sharing config.Sharing) []Offer {
+	slice := "" // under single, a MIG device is a GPU by name
+	for _, gpu := range after {
+		for _, i := range gpu.Instances {
+			slice = i.Devices[0].Profile
+		}
+	}
+	var out []Offer
+	for _, resource := range slices.Sorted(maps.Keys(expected)) {
+		name, replicas := sharing.Offered(resource)
+		n := len(expected[resource]) * replicas
+		o := Offer{Resource: name, Total: n * p.Nodes, OfNode: n, Replicas: replicas}
+		switch mig, isMIG := strings.CutPrefix(resource, nvml.ResourceMIGPrefix); {
+		case isMIG:
+			o.Device = mig
+		case !slices.ContainsFunc(after, func(g nvml.GPU) bool { return !g.Enabled }):
+			o.Device = slice
+		}
+		out = append(out, o)
+	}
+	return out
+}
+
+func added(have, more []Offer) []Offer {
+	for _, o := range more {
+		if i := slices.IndexFunc(have, func(h Offer) bool { return h.Resource == o.Resource }); i >= 0 {
+			have[i].Total += o.Total
+			have[i].OfNode = max(have[i].OfNode, o.OfNode)
+			continue
+		}
+		have = append(have, o)
+	}
+	slices.SortFunc(have, func(a, b Offer) int { return cmp.Compare(a.Resource, b.Resource) })
+	return have
+}
+
+// dashed is a model as GPU feature discovery writes it into labels, which have no spaces.
+func dashed(model string) string { return strings.ReplaceAll(model, " ", "-") }
+
+// withDashes has rules select models by their names in labels.
+func withDashes(rules config.MIGConfig) config.MIGConfig {
+	rules = slices.Clone(rules)
+	for i, rule := range rules {
+		rules[i].Models = nil
+		for _, pattern := range rule.Models {
+			rules[i].Models = append(rules[i].Models, dashed(pattern))
+		}
+	}
+	return rules
+}
