@@ -168,7 +168,7 @@ func (w *world) after(d time.Duration) []string {
 		if left <= 0 {
 			break
 		}
-		time.Sleep(min(left, 5*time.Minute))
+		<-time.After(min(left, 5*time.Minute))
 		synctest.Wait()
 	}
 	return w.told
@@ -403,7 +403,7 @@ func TestASilentDriverIsLeftAlone(t *testing.T) {
 		w.after(time.Minute)
 		w.monitor.Conditions(&w.node, false, "it is being upgraded", false)
 		w.must(w.gpus.Fail(gpusim.GetCount, gpusim.Fault{Return: gpusim.Unknown, Times: 1}))
-		time.Sleep(time.Hour)
+		<-time.After(time.Hour)
 		synctest.Wait()
 		if len(w.gpus.Faults()) == 0 {
 			t.Error("the driver was asked")
@@ -436,7 +436,7 @@ func TestNobodyIsAskedWhoWantsToKnowNothing(t *testing.T) {
 		w.must(w.gpus.Fail(gpusim.GetCount, gpusim.Fault{Return: gpusim.Unknown, After: 1000}))
 		before := w.gpus.Faults()[gpusim.GetCount][0].After
 		w.monitor.Look(t.Context(), &w.node, nil, nil, nil)
-		time.Sleep(time.Hour)
+		<-time.After(time.Hour)
 		if got := w.uses()["notebook"]; got != "idle.every of the settings is 0" || w.gpus.Faults()[gpusim.GetCount][0].After != before-1 {
 			t.Errorf("uses: %s", got)
 		}
