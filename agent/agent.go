@@ -89,6 +89,7 @@ type Agent struct {
 	fencing      *fencing.Fencing
 	upgrades     *upgrade.Watch
 	taint        *remedy.Taint
+	resets       *remedy.Resets
 	leftovers    *leftovers.Finder
 	files        *files.Files
 

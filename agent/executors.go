@@ -43,6 +43,7 @@ var executors = map[plan.Kind]executor{
 	plan.DropPersistence:    (*Agent).changeGPU,
 	plan.RestorePersistence: (*Agent).changeGPU,
 	plan.Reset:              (*Agent).changeGPU,
+	plan.Heal:               (*Agent).changeGPU,
 	plan.Destroy:            (*Agent).changeGPU,
 	plan.Create:             (*Agent).changeGPU,
 	plan.SetComputeMode:     (*Agent).setComputeMode,

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"reflect"
+	"sync"
 	"time"
 
 	"github.com/gpuslice/gpuslice/agent/api"
@@ -15,6 +16,15 @@ import (
 
 // Pass is one pass of the loop, for tests that are the loop themselves.
 func (a *Agent) Pass(ctx context.Context) time.Duration { return a.pass(ctx) }
+
+// WatchParts has the parts watch until ctx ends, as Run does, and returns when they do.
+func (a *Agent) WatchParts(ctx context.Context) {
+	var all sync.WaitGroup
+	a.parts.Watch(ctx, func(ctx context.Context, watch func(context.Context, func())) {
+		all.Go(func() { watch(ctx, func() {}) })
+	})
+	all.Wait()
+}
 
 // Begin does what Run does first.
 func (a *Agent) Begin() { a.leftovers.Forget(a.clock.Now()) }

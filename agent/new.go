@@ -195,6 +195,7 @@ func (a *Agent) addParts(o Options) {
 			TellPod: a.events.Podf, ComputesForOthers: a.devicePlugin.ServesMPS, Clock: o.Clock, Log: o.Log.Named("health"),
 		}))
 	}
+	a.resets = &remedy.Resets{Parts: a.parts, Clock: a.clock, Began: a.clock.Now()}
 	collectors := make([]prometheus.Collector, len(a.parts))
 	for i, p := range a.parts {
 		collectors[i] = p

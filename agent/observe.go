@@ -58,6 +58,9 @@ func (a *Agent) observe(ctx context.Context) (state.Observed, error) {
 	a.units.ObserveOwed(ctx, &seen)
 	seen.Pods = pods
 	seen.Recovered = a.parts.Recovered()
+	if seen.Sick, err = a.resets.Sick(seen.Node, seen.Journal != nil); err != nil {
+		return seen, err
+	}
 	a.observeKubelet(ctx, &seen, pods)
 	a.observeOthers(&seen)
 	a.rebooter.Observe(ctx, &seen, pods)
@@ -107,6 +110,9 @@ func (a *Agent) planned(s state.Observed, want state.Desired) plan.Observed {
 			(a.settings.With(want.Drain).Drain.OnUncordon == config.UncordonRefence || s.Other(want)),
 		Slot:  a.turn.Planned(s, want),
 		Units: s.Units, Keys: want.Keys != nil && !want.Undo && nodekeys.Unpublished(s.Node, s.Record.Published, *want.Keys),
+	}
+	if !want.Undo {
+		out.Sick = s.Sick
 	}
 	if want.Plugin != nil {
 		out.Plugin = a.devicePlugin.Planned(s, want)

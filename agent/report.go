@@ -50,6 +50,7 @@ func (a *Agent) conclude(ctx context.Context, seen state.Observed, want state.De
 	case d.NoReset && seen.Journal != nil:
 		return a.rebooter.NoteNoReset(ctx, seen, want, first.GPU, err)
 	case d.Failure != nil && seen.Journal != nil && !want.Undo:
+		a.resets.NoteFailed(steps, d.Failure)
 		return a.giveUp(ctx, seen, want, d.Failure)
 	case d.Failure != nil: // the roll-back fails, too
 		d = report.Decision{Reason: d.Failure.Reason, Message: d.Failure.Message, After: a.settings.Retry.Longest, Stalled: true}

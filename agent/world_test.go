@@ -30,6 +30,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent"
 	plugin "github.com/gpuslice/gpuslice/agent/deviceplugin"
+	"github.com/gpuslice/gpuslice/agent/health"
 	"github.com/gpuslice/gpuslice/agent/hostrecord"
 	"github.com/gpuslice/gpuslice/agent/reboot"
 	"github.com/gpuslice/gpuslice/config"
@@ -73,6 +74,8 @@ type world struct {
 
 	through func(nvml.Driver) nvml.Driver // wraps the driver
 	disk    disk                          // with the host's record
+	health  *healthDisk                   // what it remembers of the health of the GPUs; nil for an agent that does not watch it
+	watches func()                        // ends the watch of the one before
 	file    map[string]config.MIGConfig   // the configs in the administrator's ConfigMap
 
 	fileError error // why it cannot be read
@@ -119,6 +122,9 @@ func newWorld(t *testing.T, models string) *world {
 // restart starts the next agent process: it knows nothing of the one before.
 func (w *world) restart() {
 	w.agent = agent.New(w.optionsFor(&w.host))
+	if w.health != nil {
+		w.watch()
+	}
 }
 
 // forget restarts the agent, unless it is proving the capacity, which takes two looks of one process.
@@ -131,13 +137,17 @@ func (w *world) forget() {
 
 // optionsFor returns the options of the next agent process on the host.
 func (w *world) optionsFor(h reboot.Host) agent.Options {
-	return agent.Options{
+	o := agent.Options{
 		Node: nodeName, Client: w.client, Driver: w.through(w.gpus.Driver()), Pods: podsOf{w.client}, Kubelet: w, Settings: w.settings,
 		Host: h, Units: &w.units, Specs: &w.specs, Record: &w.disk, Processes: holders.Processes{Root: w.table, Signal: w.hangup},
 		Parse:  func([]byte) (map[string]config.MIGConfig, error) { return w.file, w.fileError },
 		Plugin: plugin.Configs{Parse: deviceplugin.Parse, Render: deviceplugin.Render}, PluginFile: w.pluginFile,
 		Clock: w.clock, Events: &record.FakeRecorder{}, Log: zaptest.NewLogger(w.t),
 	}
+	if w.health != nil {
+		o.Health = health.Sources{Driver: w.gpus.Health(), Store: w.health}
+	}
+	return o
 }
 
 // podsOf lists the pods of the test's node.

@@ -15,6 +15,7 @@ type Health struct {
 	KernelLog       KernelLog
 
 	Taint HealthTaint
+	Reset HealthReset
 }
 
 // KernelLog says whether the kernel's log is read for Xids.
@@ -25,6 +26,16 @@ const (
 	// KernelLogAuto reads it where that is possible.
 	KernelLogAuto  KernelLog = "auto"
 	KernelLogNever KernelLog = "never"
+)
+
+// HealthReset says which GPUs the agent resets that are not well.
+type HealthReset string
+
+// The values. A reset has to be what the GPU's driver recommends, or what its errors need.
+const (
+	HealthResetNever    HealthReset = "never"
+	HealthResetCritical HealthReset = "critical" // those that cannot be used or trusted
+	HealthResetDegraded HealthReset = "degraded" // and those that work, and repair themselves at a reset
 )
 
 // HealthTaint is the effect of TaintGPUUnhealthy, which the node has while one of its GPUs cannot be used or trusted.
@@ -46,6 +57,8 @@ func (c *checks) health(in healthInputs) Health {
 		KernelLog: KernelLog(c.oneOf("health.kernelLog", in.KernelLog, string(KernelLogAuto), string(KernelLogNever))),
 		Taint: HealthTaint(c.oneOf("health.taint", in.Taint,
 			string(HealthTaintNone), string(HealthTaintNoSchedule), string(HealthTaintPreferNoSchedule))),
+		Reset: HealthReset(c.oneOf("health.reset", in.Reset,
+			string(HealthResetNever), string(HealthResetCritical), string(HealthResetDegraded))),
 	}
 	for i, n := range h.ApplicationXids {
 		if slices.Contains(h.CriticalXids, n) {

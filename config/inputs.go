@@ -76,6 +76,7 @@ type healthInputs struct {
 	KernelLog       scalar `json:"kernelLog"`
 
 	Taint scalar `json:"taint"`
+	Reset scalar `json:"reset"`
 }
 
 type idleInputs struct {
@@ -211,7 +212,7 @@ func inputsOf(s Settings) inputs {
 			Threshold: scalar(strconv.Itoa(s.MemoryPressure.Threshold)), Clear: scalar(strconv.Itoa(s.MemoryPressure.Clear)),
 			For: scalar(s.MemoryPressure.For.String()),
 		},
-		Health: healthInputs{KernelLog: scalar(s.Health.KernelLog), Taint: scalar(s.Health.Taint)},
+		Health: healthInputs{KernelLog: scalar(s.Health.KernelLog), Taint: scalar(s.Health.Taint), Reset: scalar(s.Health.Reset)},
 		Idle: idleInputs{
 			Every: scalar(s.Idle.Every.String()), After: scalar(s.Idle.After.String()), Below: scalar(strconv.Itoa(s.Idle.Below)),
 			Instances: scalar(s.Idle.Instances),

@@ -205,7 +205,7 @@ func Default() Settings {
 			Containers: []string{"mps-control-daemon-ctr"},
 		},
 		MemoryPressure: MemoryPressure{Threshold: DefaultPressureThreshold, Clear: DefaultPressureClear, For: DefaultPressureFor},
-		Health:         Health{KernelLog: KernelLogAuto, Taint: HealthTaintNone},
+		Health:         Health{KernelLog: KernelLogAuto, Taint: HealthTaintNone, Reset: HealthResetNever},
 		Idle:           Idle{Every: DefaultIdleEvery, After: DefaultIdleAfter, Below: DefaultIdleBelow, Instances: IdleInstancesSkip},
 		StaleResources: StaleResourcesReport,
 		Reboot:         Reboot{Policy: RebootNever, Sentinel: DefaultSentinel},

@@ -51,7 +51,7 @@ devicePlugin:
   defaultConfig: shared-4
 mps: {podSelector: [app=mps], containers: []}
 memoryPressure: {threshold: 95, clear: 0, for: 0s}
-health: {criticalXids: [167], applicationXids: [62], kernelLog: never, taint: PreferNoSchedule}
+health: {criticalXids: [167], applicationXids: [62], kernelLog: never, taint: PreferNoSchedule, reset: degraded}
 idle: {every: 1m, after: 48h, below: 5, instances: sample}
 staleResources: remove
 profiles: {name: pools, key: pools.yaml}
@@ -96,6 +96,7 @@ retry: {failures: 3, first: 1s, longest: 1m, noEffect: 5}
 			MemoryPressure: config.MemoryPressure{Threshold: 95},
 			Health: config.Health{
 				CriticalXids: []int{167}, ApplicationXids: []int{62}, KernelLog: config.KernelLogNever, Taint: config.HealthTaintPreferNoSchedule,
+				Reset: config.HealthResetDegraded,
 			},
 			Idle:           config.Idle{Every: time.Minute, After: 48 * time.Hour, Below: 5, Instances: config.IdleInstancesSample},
 			StaleResources: config.StaleResourcesRemove,

@@ -363,7 +363,7 @@ type Driver interface {
 	// DestroyPart removes one compute instance, and leaves the GPU instance and its other parts as they are. An absent one is
 	// not an error; one with a running process is ErrInUse, and stays as before.
 	DestroyPart(ctx context.Context, gpu UUID, p Placed, part Part) error
-	// Reset makes a pending mode change current, and destroys every instance of the GPU. A GPU with a client is ErrInUse;
+	// Reset resets the GPU: it makes a pending mode change current, and destroys every instance. A GPU with a client is ErrInUse;
 	// if the GPU cannot be reset at all, as in many virtual machines, it is ErrNotSupported.
 	Reset(ctx context.Context, gpu UUID) error
 	// SetPersistence turns persistence mode on or off. It is no error if the mode is so already; a driver that does

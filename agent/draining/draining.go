@@ -121,7 +121,12 @@ func (d *Draining) await(seen state.Observed, want state.Desired, policy drain.P
 
 // cancelAdvice says how a user ends the change.
 func cancelAdvice(want state.Desired) string {
-	if want.Undo || want.Label == "" {
+	switch {
+	case want.Undo:
+		return "the change is being undone already"
+	case want.Name == state.ResetTarget:
+		return "to have no GPU reset, set health.reset to never in the settings"
+	case want.Label == "":
 		return "the change is being undone already"
 	}
 	return "to call the change off, remove the label " + want.Label

@@ -44,7 +44,11 @@ func (f *Fencing) journal(seen state.Observed, want state.Desired, steps []plan.
 	}
 	for _, gpu := range seen.GPUs {
 		if slices.ContainsFunc(steps, func(s plan.Step) bool { return s.GPU == gpu.UUID && s.Traits().ShapesPlugin }) {
+			known := len(j.Previous)
 			j.RecordLayout(gpu)
+			if _, asked := want.Targets[gpu.UUID]; !asked && len(j.Previous) > known {
+				j.Previous[known].Foreign = true // it is reset, since it is not well
+			}
 		}
 	}
 	owe(j, seen, steps)

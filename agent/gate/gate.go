@@ -58,7 +58,7 @@ func (g *Gate) Allow(seen state.Observed, want state.Desired, steps []plan.Step)
 func needsWindow(seen state.Observed, want state.Desired, steps []plan.Step) bool {
 	// As long as kubelet does not answer, any pod may hold a GPU, and preflight waits.
 	fresh := seen.Marks.Startup != nil && (seen.Kubelet.Err != nil || !plan.Has(steps, plan.Evict)) || seen.Journal != nil && seen.Journal.Startup != nil
-	if fresh || seen.Restores(want) && !plan.Has(steps, plan.Evict) {
+	if fresh || seen.Restores(want) && !plan.Has(steps, plan.Evict) && !plan.Has(steps, plan.Heal) {
 		return false
 	}
 	return plan.Disrupts(steps) || plan.Has(steps, plan.Fence)

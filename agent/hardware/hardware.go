@@ -98,6 +98,7 @@ var calls = map[plan.Kind]func(ctx context.Context, driver nvml.Driver, s plan.S
 		return driver.SetComputeMode(ctx, s.GPU, nvml.ComputeDefault)
 	},
 	plan.Reset: func(ctx context.Context, driver nvml.Driver, s plan.Step) error { return driver.Reset(ctx, s.GPU) },
+	plan.Heal:  func(ctx context.Context, driver nvml.Driver, s plan.Step) error { return driver.Reset(ctx, s.GPU) },
 	plan.Destroy: func(ctx context.Context, driver nvml.Driver, s plan.Step) error {
 		if s.OnPart() {
 			return driver.DestroyPart(ctx, s.GPU, s.Instance, s.Part)

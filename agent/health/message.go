@@ -57,7 +57,7 @@ func (m *Monitor) remedied(v verdict.Verdict) string {
 	switch {
 	case v.Status != corev1.ConditionTrue:
 		return ""
-	case taints && m.nvsentinel != "":
+	case (taints || m.Settings.Reset != "" && m.Settings.Reset != config.HealthResetNever) && m.nvsentinel != "":
 		return fmt.Sprintf(" NVSentinel minds this node (%s): the agent does no more than tell.", m.nvsentinel)
 	case taints && critical:
 		return " New pods stay away by the taint " + config.TaintGPUUnhealthy + "."
@@ -102,8 +102,22 @@ func (m *Monitor) describe(g *verdict.GPU, now time.Time) string {
 		fmt.Fprintf(&b, " This comes and goes: flapping, so that it is told until %s.", verdict.Moment(until))
 	}
 	b.WriteString(m.affected(g, f))
-	fmt.Fprintf(&b, " Next: %s. Action: %s.", f.Advice(), f.Action)
+	fmt.Fprintf(&b, " Next: %s. Action: %s.", m.next(g, f, now), f.Action)
 	return b.String()
+}
+
+// next says who does what about a GPU.
+func (m *Monitor) next(g *verdict.GPU, f verdict.Finding, now time.Time) string {
+	if m.nvsentinel != "" || !g.ResetHelps(m.Settings.Reset) {
+		return f.Advice()
+	}
+	if at, inVain := g.ResetInVain(); inVain {
+		return fmt.Sprintf("the agent has reset it, or given that up, at %s, and does so no more: end its pods, then reboot the node, or have it looked at", verdict.Moment(at))
+	}
+	if g.ResetTooOften(now) {
+		return "the agent has reset it as often as it does in a day: end its pods, then reboot the node, or have it looked at"
+	}
+	return "the agent resets it when it may, as condition GPUPartitionReady says, and its pods have left"
 }
 
 // afterXids names the last Xids of the GPU that matter.

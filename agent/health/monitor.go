@@ -8,6 +8,7 @@ package health
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"sync"
 	"time"
 
@@ -83,6 +84,7 @@ type Monitor struct {
 	nvsentinel     string                // the sign by which NVSentinel minds the node; empty if it does not
 	toldKey        string                // of the verdict that was last told
 	acknowledgedTo time.Time             // by a person
+	resets         map[nvml.UUID]bool    // which the agent was to reset when it was last asked
 
 	savedKey string    // of the record that the disk has
 	savedAt  time.Time // when
@@ -295,6 +297,9 @@ func (m *Monitor) tell(ctx context.Context, poke func()) {
 			return
 		case <-m.changed:
 		}
+		if m.resetsChanged() {
+			poke()
+		}
 		old, c, key, differs := m.conditionToTell()
 		saved := m.save(ctx, key)
 		if !differs {
@@ -311,6 +316,15 @@ func (m *Monitor) tell(ctx context.Context, poke func()) {
 		}
 		m.pause(ctx)
 	}
+}
+
+// resetsChanged reports whether other GPUs are to be reset than before.
+func (m *Monitor) resetsChanged() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := m.toReset()
+	defer func() { m.resets = now }()
+	return !maps.Equal(now, m.resets)
 }
 
 // pause keeps writes apart.
@@ -398,6 +412,7 @@ func (m *Monitor) save(ctx context.Context, verdictKey string) bool {
 func (m *Monitor) Look(_ context.Context, node *corev1.Node, gpus []nvml.GPU, pods []corev1.Pod, with []holders.Pod) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.nvsentinel = fence.NVSentinel(node)
 	m.lastPass = lastPass{gpus: gpus, holders: with, pods: pods}
 	for _, known := range gpus {
 		if g := m.node.GPU(known.UUID); g != nil {

@@ -5,6 +5,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/health/verdict"
+	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -31,6 +32,31 @@ func (m *Monitor) Critical() (critical, known bool) {
 		return false, false
 	}
 	return v.Critical()
+}
+
+// ToReset are the GPUs that the agent is to reset. Where NVSentinel minds the node there are none. It is not known before the driver has told.
+func (m *Monitor) ToReset() (gpus map[nvml.UUID]bool, known bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	off := m.Settings.Reset != config.HealthResetCritical && m.Settings.Reset != config.HealthResetDegraded
+	return m.toReset(), off || m.recalled && m.node.Looked()
+}
+
+func (m *Monitor) toReset() map[nvml.UUID]bool {
+	if !m.recalled || m.nvsentinel != "" {
+		return nil
+	}
+	return m.node.ToReset(m.Clock.Now(), m.Settings.Reset)
+}
+
+// NoteResetFailed notes that the agent was to reset a GPU, and has given that up.
+func (m *Monitor) NoteResetFailed(gpu nvml.UUID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if g := m.node.GPU(gpu); g != nil {
+		g.EndReset(m.Clock.Now())
+		m.signal(m.changed)
+	}
 }
 
 // mostXidsInStatus bounds what the status has of one GPU.

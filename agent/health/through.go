@@ -64,14 +64,44 @@ func (d driver) DestroyPart(ctx context.Context, gpu nvml.UUID, p nvml.Placed, p
 	return d.during(gpu, func() error { return d.Driver.DestroyPart(ctx, gpu, p, part) })
 }
 
-// Reset implements nvml.Driver. What an Xid has left is gone with it.
+// Reset implements nvml.Driver. What an Xid has left is gone with it. The record of a GPU that is not well says so before: an agent that dies of resets
+// is followed by one that counts them.
 func (d driver) Reset(ctx context.Context, gpu nvml.UUID) error {
-	err := d.during(gpu, func() error { return d.Driver.Reset(ctx, gpu) })
 	m := d.monitor
+	if m.beginReset(gpu) {
+		m.save(ctx, m.told())
+	}
+	err := d.during(gpu, func() error { return d.Driver.Reset(ctx, gpu) })
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if g := m.node.GPU(gpu); g != nil && err == nil {
+	g := m.node.GPU(gpu)
+	switch {
+	case g == nil:
+	case err != nil:
+		g.CancelReset() // it is tried again, or given up
+	default:
+		if len(g.Findings()) > 0 {
+			g.EndReset(m.Clock.Now())
+		}
 		g.NoteReset()
 	}
 	return err
+}
+
+// beginReset notes that the agent resets a GPU because it is not well, and reports whether that is so.
+func (m *Monitor) beginReset(gpu nvml.UUID) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.toReset()[gpu] {
+		return false
+	}
+	m.node.GPU(gpu).BeginReset(m.Clock.Now())
+	return true
+}
+
+// told is the key of the verdict that was last told.
+func (m *Monitor) told() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.toldKey
 }

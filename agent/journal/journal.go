@@ -69,7 +69,7 @@ type GPULayout struct {
 	GPU        nvml.UUID        `json:"gpu"`
 	MIG        bool             `json:"mig"`
 	Persistent bool             `json:"persistent,omitempty"` // it was in persistence mode
-	Foreign    bool             `json:"foreign,omitempty"`    // the label does not name it, but the agent's reboot takes its instances away
+	Foreign    bool             `json:"foreign,omitempty"`    // the label does not name it, but the agent's reboot or reset takes its instances away
 	Instances  []InstanceRecord `json:"instances,omitempty"`
 }
 

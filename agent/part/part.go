@@ -41,6 +41,10 @@ type DriverWatcher interface {
 	Recovered() map[nvml.UUID]time.Time
 	// Critical reports whether a GPU cannot be used or trusted. It is not known while the driver does not tell.
 	Critical() (critical, known bool)
+	// ToReset are the GPUs that the agent is to reset, since they are not well and the settings say so. It is not known before the driver has told.
+	ToReset() (gpus map[nvml.UUID]bool, known bool)
+	// NoteResetFailed notes that a GPU was to be reset, and that it was given up.
+	NoteResetFailed(gpu nvml.UUID)
 }
 
 // UseWatcher is the part that knows which pod uses how much of which GPU or instance.
@@ -103,6 +107,25 @@ func (all All) Critical() (critical, known bool) {
 		}
 	}
 	return false, false
+}
+
+// ToReset is that of the part that watches the driver.
+func (all All) ToReset() (gpus map[nvml.UUID]bool, known bool) {
+	for _, p := range all {
+		if w, watches := p.(DriverWatcher); watches {
+			return w.ToReset()
+		}
+	}
+	return nil, true
+}
+
+// NoteResetFailed tells it the part that watches the driver.
+func (all All) NoteResetFailed(gpu nvml.UUID) {
+	for _, p := range all {
+		if w, watches := p.(DriverWatcher); watches {
+			w.NoteResetFailed(gpu)
+		}
+	}
 }
 
 // Uses asks the part that knows which pod uses how much, and the one that knows how busy pods are.

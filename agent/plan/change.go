@@ -87,7 +87,7 @@ func (c change) endsPersistence() bool {
 
 // resets reports whether the GPU is reset.
 func (c change) resets() bool {
-	return Has(c.steps, Reset)
+	return Has(c.steps, Reset) || Has(c.steps, Heal)
 }
 
 // instances lists the steps that destroy or create instances.
@@ -140,6 +140,32 @@ func reset(gpu nvml.GPU) []Step {
 		steps = append(steps, Step{Kind: DropPersistence, GPU: gpu.UUID, Index: gpu.Index})
 	}
 	return append(steps, Step{Kind: Reset, GPU: gpu.UUID, Index: gpu.Index})
+}
+
+// healed resets a GPU that is not well, and brings it to its target from what the reset leaves. All of it goes, with whoever has any of it.
+func (seen Observed) healed(gpu nvml.GPU, target Target) (change, error) {
+	after := withPending(Step{}, gpu)
+	after.Persistent = false
+	rest, err := seen.changeOf(after, target)
+	if err != nil {
+		return change{}, err
+	}
+	rest.gpu, rest.changesMode, rest.takesAway, rest.taken = gpu.UUID, true, true, taken(gpu, nvml.Solution{}, true)
+	steps := reset(gpu)
+	steps[len(steps)-1].Kind = Heal
+	rest.steps = append(steps, rest.steps...)
+	return rest, nil
+}
+
+// asItIs has a GPU of which nothing is asked keep its cut.
+func asItIs(gpu nvml.GPU) Target {
+	target := Target{Wish: nvml.Wish{MIG: gpu.Pending}, Undo: true}
+	for _, i := range gpu.Instances {
+		if !i.HalfMade() {
+			target.Exact = append(target.Exact, i.Placed)
+		}
+	}
+	return target
 }
 
 // held returns the GPU with the instances marked that kubelet has given to pods: such a pod may have no process just now, and would have to

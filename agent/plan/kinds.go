@@ -37,6 +37,8 @@ const (
 	RestorePersistence Kind = "RestorePersistence"
 	// Reset makes a pending mode change current.
 	Reset Kind = "Reset"
+	// Heal resets a GPU that is not well, because its driver recommends that, and makes a pending mode current besides.
+	Heal Kind = "Heal"
 	// Destroy removes one instance, or one compute instance of an instance that stays.
 	Destroy Kind = "Destroy"
 	// Create makes one instance at its place, or one compute instance in an instance that stands.
@@ -158,6 +160,11 @@ var kinds = map[Kind]Traits{
 	},
 	Reset: {
 		Text: onGPU(fixedText("reset")), Apply: withPending,
+		TouchesGPU: true, Disrupts: true, Begins: true, ShapesPlugin: true, ReachesTarget: true, HoldersKnown: true, TakesFromHost: true, Bounded: true,
+		Wait: WaitDriver,
+	},
+	Heal: {
+		Text: onGPU(fixedText("reset, since it is not well")), Apply: withPending,
 		TouchesGPU: true, Disrupts: true, Begins: true, ShapesPlugin: true, ReachesTarget: true, HoldersKnown: true, TakesFromHost: true, Bounded: true,
 		Wait: WaitDriver,
 	},

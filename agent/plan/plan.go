@@ -31,9 +31,13 @@ type Observed struct {
 	Reboots  Reboots
 	CDI      []string // CDI specs that describe other GPU instances than there are
 	Keys     bool     // labels or taints of the node differ from those of the profile
+	Sick     Sick
 	Slot     Slot
 	Capacity Capacity
 }
+
+// Sick are the GPUs that are to be reset because they are not well, whatever is asked for.
+type Sick map[nvml.UUID]bool
 
 // Slot is the node's permission to be unavailable, of which its pool gives out only so many at once.
 type Slot struct {
@@ -239,10 +243,18 @@ func (seen Observed) changes(want Desired) ([]change, error) {
 	var out []change
 	for _, gpu := range seen.GPUs {
 		target, named := want.GPUs[gpu.UUID]
-		if !named {
+		sick := seen.Sick[gpu.UUID] && !gpu.Lost
+		if !named && !sick {
 			continue
 		}
-		c, err := seen.changeOf(gpu, target)
+		if !named {
+			target = asItIs(gpu)
+		}
+		compare := seen.changeOf
+		if sick {
+			compare = seen.healed
+		}
+		c, err := compare(gpu, target)
 		if err != nil {
 			return nil, &Refused{Index: gpu.Index, GPU: gpu.UUID, Err: err}
 		}
@@ -283,10 +295,10 @@ func prepare(seen Observed, changes []change, d disruption) []Step {
 
 // disruption is what the changes take from pods and from the host.
 type disruption struct {
-	takesAway, changesMode bool
-	sharing                sharingChange
-	holders                []Pod    // pods that have to leave
-	stops                  []string // units that have to stop
+	takesAway, changesMode, heals bool
+	sharing                       sharingChange
+	holders                       []Pod    // pods that have to leave
+	stops                         []string // units that have to stop
 }
 
 func disruptionOf(seen Observed, want Desired, changes []change, sharing sharingChange) disruption {
@@ -297,6 +309,7 @@ func disruptionOf(seen Observed, want Desired, changes []change, sharing sharing
 		d.takesAway = d.takesAway || c.takesAway
 		d.changesMode = d.changesMode || c.changesMode
 		resets = resets || c.resets()
+		d.heals = d.heals || Has(c.steps, Heal)
 		for _, device := range c.taken {
 			taken[device] = true
 		}
@@ -330,7 +343,7 @@ func (d disruption) fences(seen Observed) bool {
 // needsSlot reports whether the change makes the node unavailable, and needs a slot of the pool for that. A node that has just been
 // registered needs none: the pool did not have it before.
 func (d disruption) needsSlot(seen Observed) bool {
-	if !seen.Slot.Needed || (seen.Startup || seen.Slot.Spared) && len(d.holders) == 0 {
+	if !seen.Slot.Needed || (seen.Startup || seen.Slot.Spared) && len(d.holders) == 0 && !d.heals {
 		return false
 	}
 	return d.takesAway || d.sharing.shrinks || len(d.holders) > 0

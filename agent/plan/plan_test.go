@@ -72,6 +72,7 @@ func text(steps []plan.Step, err error) string {
 //
 //	gpu 0 on 1g.10gb@0 3g.40gb(1c@0,1c@2)@4
 //	gpu 1 off pending-on
+//	sick 0 1
 //	pod web/a on 0/1g.10gb@0
 //	pod web/b on anything
 //	pod web/d on 0/3g.40gb@4/1c@2
@@ -97,6 +98,11 @@ func parseSeen(t *testing.T, text string) plan.Observed {
 		switch words[0] {
 		case "gpu":
 			seen.GPUs = append(seen.GPUs, parseGPU(t, words[1:]))
+		case "sick":
+			seen.Sick = plan.Sick{}
+			for _, index := range words[1:] {
+				seen.Sick[seen.GPUs[number(t, index)].UUID] = true
+			}
 		case "pod":
 			seen.Pods = append(seen.Pods, parsePod(words[1:]))
 		case "plugin":

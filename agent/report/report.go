@@ -63,8 +63,16 @@ func (r Report) Silent() string {
 	return r.Message
 }
 
-// Of puts the pass into words.
+// Of puts the pass into words. A reset for which no label asks has no answer in the label of the state.
 func Of(seen state.Observed, want state.Desired, steps []plan.Step, err error, d Decision) Report {
+	r := reportOf(seen, want, steps, err, d)
+	if want.Name == state.ResetTarget {
+		r.State = ""
+	}
+	return r
+}
+
+func reportOf(seen state.Observed, want state.Desired, steps []plan.Step, err error, d Decision) Report {
 	switch {
 	case err == nil && len(steps) == 0:
 		return idleReport(seen, want)
@@ -154,6 +162,7 @@ var progresses = map[plan.Kind]struct {
 	plan.DropPersistence:    {config.ReasonRepartitioning, api.PhaseApplying},
 	plan.RestorePersistence: {config.ReasonRepartitioning, api.PhaseApplying},
 	plan.Reset:              {config.ReasonRepartitioning, api.PhaseApplying},
+	plan.Heal:               {config.ReasonRepartitioning, api.PhaseApplying},
 	plan.Destroy:            {config.ReasonRepartitioning, api.PhaseApplying},
 	plan.Create:             {config.ReasonRepartitioning, api.PhaseApplying},
 	plan.WriteSharing:       {config.ReasonConfiguringPlugin, api.PhaseApplying},

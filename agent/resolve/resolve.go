@@ -38,6 +38,11 @@ func (r *Resolver) Desired(ctx context.Context, seen *state.Observed) (state.Des
 	if seen.Journal != nil && seen.Journal.Plugin != nil {
 		r.DevicePlugin.Observe(ctx, seen)
 	}
+	if want.Name == "" {
+		if heals, is := seen.Heals(); is {
+			return heals, nil
+		}
+	}
 	if err := seen.Withdrawn(want, pluginKey != seen.Node.Labels[config.LabelDevicePluginConfig] && pluginKey != ""); err != nil {
 		return want, err
 	}

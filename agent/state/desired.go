@@ -30,6 +30,18 @@ type Desired struct {
 	UndoCause        error           // why, unless that is the failure in the journal
 }
 
+// ResetTarget is what a change is for that resets GPUs which are not well, on a node of which nothing is asked. No label can have it as its value.
+const ResetTarget = "reset of a GPU"
+
+// Heals is what is wanted of a node of which nothing is asked while GPUs are to be reset, or are being given back what they had; false if none are.
+func (s Observed) Heals() (Desired, bool) {
+	begun := s.Journal != nil && s.Journal.Target == ResetTarget
+	if !begun && (s.Journal != nil || len(s.Sick) == 0) {
+		return Desired{}, false
+	}
+	return Desired{Name: ResetTarget, Fingerprint: "reset", Targets: plan.Targets{}}, true
+}
+
 // Withdrawn returns an error if the label that requested the running change was removed. If byDefault is set, the settings have requested
 // it, without a label.
 func (s Observed) Withdrawn(want Desired, byDefault bool) error {

@@ -36,7 +36,8 @@ type Observed struct {
 	Pool         Pool
 	GPUs         []nvml.GPU
 	Recovered    map[nvml.UUID]time.Time // when a GPU that is well again was last unhealthy
-	Specs        []string                // CDI specs that describe other GPU instances than there are
+	Sick         plan.Sick
+	Specs        []string // CDI specs that describe other GPU instances than there are
 	Reboots      plan.Reboots
 	Pods         []corev1.Pod // all pods of the node
 	Kubelet      Kubelet

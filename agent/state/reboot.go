@@ -27,9 +27,9 @@ func (s Observed) Refusal() *api.NoReset {
 	return s.Record.Status.NoReset
 }
 
-// KeepForeign adds targets for the GPUs that the label does not name, so that they get back the instances that the agent's reboot has taken.
+// KeepForeign adds targets for the GPUs that the label does not name, so that they get back the instances that the agent's reboot or reset has taken.
 func (want *Desired) KeepForeign(j *journal.Journal) {
-	if j == nil || len(j.Reboots) == 0 {
+	if j == nil {
 		return
 	}
 	for _, c := range j.Previous {

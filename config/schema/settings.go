@@ -87,6 +87,8 @@ type Health struct {
 	KernelLog string `json:"kernelLog,omitempty" jsonschema:"enum=auto,enum=never"`
 	// Effect of the taint gpuslice.io/gpu-unhealthy, which the node has while one of its GPUs cannot be used or trusted.
 	Taint string `json:"taint,omitempty" jsonschema:"enum=none,enum=NoSchedule,enum=PreferNoSchedule"`
+	// Which GPUs the agent resets that are not well, in a window and when their pods have left.
+	Reset string `json:"reset,omitempty" jsonschema:"enum=never,enum=critical,enum=degraded"`
 }
 
 // MemoryPressure is when a GPU that several pods share counts as full.

@@ -25,6 +25,9 @@ type facing struct {
 func lookAround[T any](ctx context.Context, d *Driver, l *lookout, op string, f func(ctx context.Context, at aside.At) (T, error)) (T, error) {
 	var none T
 	out, err := aside.Do(ctx, &l.lane, op, func(ctx context.Context, at aside.At) (T, error) {
+		if d.resetting.Load() {
+			return none, &nvml.Error{Op: op, Code: beingReset, Err: nvml.ErrUnresponsive}
+		}
 		if d.released.Load() {
 			return none, &nvml.Error{Op: op, Err: errReleased}
 		}

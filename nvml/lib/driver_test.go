@@ -286,7 +286,7 @@ func TestResetMakesAPendingModeCurrentIfItCan(t *testing.T) {
 		},
 		{
 			"nothing pending", "gpus: [{model: A100-80GB}]",
-			func(*testing.T, *gpusim.Node, nvml.Driver, nvml.GPU) {}, nvml.ErrNotSupported, "no change is pending",
+			func(*testing.T, *gpusim.Node, nvml.Driver, nvml.GPU) {}, nvml.ErrNotSupported, "its program nvidia-smi is not beside it",
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {

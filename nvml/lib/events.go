@@ -81,10 +81,16 @@ func (d *Driver) Events(ctx context.Context) (<-chan nvml.Event, error) {
 
 var errReleased = fmt.Errorf("%w: it is being replaced, and the agent has let go of it", nvml.ErrNoDriver)
 
+// beingReset is why the driver is silent in the midst of a reset.
+const beingReset = "a GPU is being reset"
+
 // register makes a set of the events of all GPUs.
 func (d *Driver) register(ctx context.Context) (*eventSet, error) {
 	ctx, cancel := context.WithTimeout(ctx, registerWait)
 	defer cancel()
+	if d.resetting.Load() {
+		return nil, &nvml.Error{Op: "registering for events", Code: beingReset, Err: nvml.ErrUnresponsive}
+	}
 	if d.released.Load() {
 		return nil, &nvml.Error{Op: "registering for events", Err: errReleased}
 	}
@@ -171,7 +177,7 @@ func sendEvent(ctx context.Context, found chan<- nvml.Event, e nvml.Event) {
 
 // listen hands on the events of one set until the driver is let go, ctx ends, or the library fails.
 func (d *Driver) listen(ctx context.Context, set *eventSet, found chan<- nvml.Event) nv.Return {
-	for ctx.Err() == nil && !d.released.Load() {
+	for ctx.Err() == nil && !d.released.Load() && !d.resetting.Load() {
 		e, ret := set.Wait(uint32(eventWait / time.Millisecond))
 		switch ret {
 		case nv.ERROR_TIMEOUT: // it may come early

@@ -46,8 +46,9 @@ type Driver struct {
 	hung atomic.Bool   // that call was given up by its caller, and has not come back yet
 	at   atomic.Value  // path that it is about to open, which may be behind a server that does not answer; empty if there is none
 
-	released atomic.Bool    // nothing may be opened before the next Snapshot
-	waits    sync.WaitGroup // waits for events, which have the library open beside the slot
+	released  atomic.Bool    // nothing may be opened before the next Snapshot
+	resetting atomic.Bool    // a GPU is being reset, which a client of it would keep from being done
+	waits     sync.WaitGroup // waits for events, which have the library open beside the slot
 
 	opened opened // the library's users: the session, and those that read health or the use beside it
 	health health
@@ -78,14 +79,19 @@ func (d *Driver) call(ctx context.Context, op string, gpu nvml.UUID, f func(cont
 func (d *Driver) Release(ctx context.Context) error {
 	d.released.Store(true)
 	return d.runExclusively(ctx, "letting go of the driver", "", func() error {
-		d.waits.Wait() // at most as long as one wait lasts
-		if d.session != nil {
-			d.session.close()
-			d.session = nil
-		}
-		d.opened.wait() // until health and the use are read, too
+		d.letGo()
 		return nil
 	})
+}
+
+// letGo closes the library, for the holder of the slot. It returns when nobody has it open any more.
+func (d *Driver) letGo() {
+	d.waits.Wait() // at most as long as one wait lasts
+	if d.session != nil {
+		d.session.close()
+		d.session = nil
+	}
+	d.opened.wait() // until health and the use are read, too
 }
 
 // runExclusively runs one operation while no other runs, and returns when it is done or when ctx ends. An operation that is given

@@ -7,6 +7,7 @@ import (
 	nv "github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpuslice/gpuslice/nvml"
+	"github.com/gpuslice/gpuslice/nvml/smi"
 )
 
 // mode is a GPU's MIG mode.
@@ -60,11 +61,54 @@ func (d *Driver) SetMode(ctx context.Context, gpu nvml.UUID, on bool) error {
 	})
 }
 
-// Reset implements nvml.Driver. The library has no call that resets a GPU as such, but setting the mode that is pending
-// does it, if nothing holds the GPU (nvmlDeviceSetMigMode in nvml.h: "may unbind or reset the device to activate the
+// Reset implements nvml.Driver. The library has no call that resets a GPU as such. Where no mode is pending, NVIDIA's program does it.
+func (d *Driver) Reset(ctx context.Context, gpu nvml.UUID) error {
+	const op = "resetting"
+	pending := false
+	err := d.call(ctx, op, gpu, func(_ context.Context, s *session) error {
+		dev, err := s.device(op, gpu)
+		if err != nil {
+			return err
+		}
+		m, err := s.mode(dev)
+		pending = m.current != m.pending
+		return err
+	})
+	switch {
+	case err != nil:
+		return err
+	case pending:
+		return d.resetByMode(ctx, gpu)
+	default:
+		return d.resetByProgram(ctx, gpu)
+	}
+}
+
+// resetByProgram has NVIDIA's program reset a GPU. This process lets go of the driver meanwhile, since any client of the GPU keeps it from being reset:
+// who reads health or waits for events finds the driver silent.
+func (d *Driver) resetByProgram(ctx context.Context, gpu nvml.UUID) error {
+	return d.runExclusively(ctx, "resetting", gpu, func() error {
+		defer d.setPath("")
+		library, err := d.find()
+		if err != nil {
+			return &nvml.Error{Op: "looking for NVIDIA's library", Err: err}
+		}
+		d.setPath(smi.Name)
+		program, err := smi.Find(library)
+		if err != nil {
+			return &nvml.Error{Op: "resetting", GPU: gpu, Err: err}
+		}
+		d.resetting.Store(true)
+		defer d.resetting.Store(false)
+		d.letGo()
+		return smi.Reset(ctx, program, library, gpu)
+	})
+}
+
+// resetByMode makes a pending mode current: setting it does so, if nothing holds the GPU (nvmlDeviceSetMigMode in nvml.h: "may unbind or reset the device to activate the
 // requested mode"). Where resets are not exposed, as in virtual machines with a GPU passed through, it answers that one
 // is required, and only a reboot helps.
-func (d *Driver) Reset(ctx context.Context, gpu nvml.UUID) error {
+func (d *Driver) resetByMode(ctx context.Context, gpu nvml.UUID) error {
 	const op = "resetting"
 	return d.call(ctx, op, gpu, func(_ context.Context, s *session) error {
 		dev, before, err := s.capable(op, gpu)
@@ -72,7 +116,7 @@ func (d *Driver) Reset(ctx context.Context, gpu nvml.UUID) error {
 			return err
 		}
 		if before.current == before.pending {
-			return newError(op, gpu, nvml.ErrNotSupported, "NVIDIA's library resets a GPU only to change its MIG mode, and no change is pending")
+			return nil // it has become current meanwhile
 		}
 		activation, err := s.setMode(op, dev, before.pending)
 		if isUnsupported(err) { // the GPU has taken this mode before; as an ErrNotSupported it would lead to a reboot

@@ -107,7 +107,9 @@ var arrows = map[string][]string{
 		"agent/api", "agent/events", "agent/journal", "agent/ledger", "agent/outcome", "agent/plan", "agent/sentinel", "agent/state",
 		"agent/steady", "config", "drain/holders", "drain/host", "nvml",
 	},
-	"agent/remedy": {"agent/nodewrite", "agent/steady", "config", "drain/fence"},
+	"agent/remedy": {
+		"agent/api", "agent/nodewrite", "agent/outcome", "agent/part", "agent/plan", "agent/steady", "config", "drain/fence",
+	},
 	"agent/report": {
 		"agent/api", "agent/capacity", "agent/condition", "agent/legible", "agent/outcome", "agent/plan", "agent/state", "config",
 		"drain/fence", "nvml",
@@ -171,7 +173,8 @@ var arrows = map[string][]string{
 	"nvml/aside":      nil,
 	"nvml/cdi":        {"nvml", "nvml/aside", "nvml/driverroot"},
 	"nvml/driverroot": {"nvml/aside"},
-	"nvml/lib":        {"nvml", "nvml/aside", "nvml/driverroot"},
+	"nvml/lib":        {"nvml", "nvml/aside", "nvml/driverroot", "nvml/smi"},
+	"nvml/smi":        {"nvml"},
 }
 
 func TestPackagesImportNoMoreThanTheirArrows(t *testing.T) {

@@ -16,6 +16,7 @@ var observers = []string{
 	"(*agent/memory.Monitor).Look", "(*agent/memory.Monitor).LookAgain", "(*agent/health.Monitor).Look", "(*agent/health.Monitor).LookAgain",
 	"(*agent/health.Monitor).Recovered", "(*agent/health.Monitor).Critical", "(*agent/idle.Monitor).Look", "(*agent/idle.Monitor).LookAgain",
 	"(*agent/idle.Monitor).Watch",
+	"(*agent/health.Monitor).ToReset",
 }
 
 // readers are the methods by which the interfaces of this module and the clients of the API server are read. Any other method of an interface
@@ -27,7 +28,7 @@ var readers = map[string][]string{
 	"nvml.Bus":                   {"GPUs"},
 	"agent.Kubelet":              {"Assignments", "Allocatable"},
 	"agent/watched.Pods":         {"List"},
-	"agent/part.DriverWatcher":   {"Recovered", "Critical"},
+	"agent/part.DriverWatcher":   {"Recovered", "Critical", "ToReset"},
 	"agent/occupants.Processes":  {"Holders"},
 	"agent/hostrecord.Store":     {"Read"},
 	"agent/health.Store":         {"Read"},

@@ -66,6 +66,7 @@ type GPU struct {
 	flappingUntil  time.Time
 	lastXidAt      time.Time // other than 45
 	lastTroubleAt  time.Time // of a finding, an Xid or an error of memory, for whoever takes the GPU for unhealthy since then
+	resets         []reset   // by the agent, the last mostResets
 	agentsChanges  int       // calls of the agent that change the GPU and have not come back
 	agentChangedAt time.Time // when the last of them came back
 }

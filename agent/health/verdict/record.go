@@ -49,6 +49,12 @@ type gpuRecord struct {
 	Rises        []time.Time     `json:"rises,omitempty"`
 	FlapUntil    time.Time       `json:"flapUntil,omitzero"`
 	Trouble      time.Time       `json:"trouble,omitzero"`
+	Resets       []resetRecord   `json:"resets,omitempty"` // by the agent
+}
+
+type resetRecord struct {
+	At   time.Time `json:"at"`
+	Over bool      `json:"over,omitempty"`
 }
 
 type findingRecord struct {
@@ -87,6 +93,9 @@ func (n *Node) Record(boot, told string) Record {
 		}
 		for _, f := range g.findings {
 			out.Findings = append(out.Findings, findingRecord{string(f.Reason), string(f.Action), f.Detail, f.Instances, f.Since})
+		}
+		for _, x := range g.resets {
+			out.Resets = append(out.Resets, resetRecord{x.at, x.over})
 		}
 		for key, o := range g.xids {
 			out.Xids = append(out.Xids, xidRecord{key.xid, key.gi, key.ci, o.count, o.first, o.last, o.unsettled, o.eventAt})
@@ -151,7 +160,7 @@ func (g gpuRecord) check() error {
 	if !legal(g.UUID, 80) || !legal(g.PCI, 32) || g.Index < -1 || g.Index > 1<<10 {
 		return fmt.Errorf("a GPU is not one: index %d", g.Index)
 	}
-	if len(g.Findings) > len(reasons) || len(g.Xids) > 2*mostXids || len(g.Rises) > flapRises {
+	if len(g.Findings) > len(reasons) || len(g.Xids) > 2*mostXids || len(g.Rises) > flapRises || len(g.Resets) > mostResets {
 		return fmt.Errorf("GPU %d has %d findings, %d Xids and %d times", g.Index, len(g.Findings), len(g.Xids), len(g.Rises))
 	}
 	for _, f := range g.Findings {
@@ -170,6 +179,9 @@ func (n *Node) Recall(r Record, boot string) {
 		g.beforeAmpere, g.rowFailed, g.sramExceeded, g.memoryUnrepairable = was.Old, was.Failed, was.SRAM, was.Unrepairable
 		if was.Rows != nil {
 			g.lastRows = &Rows{was.Rows.Corrected, was.Rows.Uncorrected, was.Rows.Read}
+		}
+		for _, x := range was.Resets {
+			g.resets = append(g.resets, reset{x.At, x.Over})
 		}
 		if same {
 			g.recall(was)

@@ -1,0 +1,310 @@
+package agent_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent/condition"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
+	"github.com/gpuslice/gpuslice/test/gpusim"
+)
+
+// healthDisk is where the agent's processes remember the health of the GPUs.
+type healthDisk struct {
+	mu   sync.Mutex
+	text []byte
+}
+
+// Read implements health.Store.
+func (d *healthDisk) Read(context.Context) ([]byte, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Clone(d.text), nil
+}
+
+// Write implements health.Store.
+func (d *healthDisk) Write(_ context.Context, data []byte) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.text = slices.Clone(data)
+	return nil
+}
+
+// watch has the agent watch the health of the GPUs, in place of the one before.
+func (w *world) watch() {
+	if w.watches != nil {
+		w.watches()
+	}
+	ctx, cancel := context.WithCancel(w.t.Context())
+	a, ended := w.agent, make(chan struct{})
+	go func() {
+		defer close(ended)
+		a.WatchParts(ctx)
+	}()
+	w.watches = func() {
+		cancel()
+		<-ended
+		w.watches = nil
+	}
+}
+
+// newSickWorld is a world whose agent resets GPUs that are not well, by the settings. The caller ends its watch.
+func newSickWorld(t *testing.T, models string, reset config.HealthReset) *world {
+	t.Helper()
+	w := newWorld(t, models)
+	w.settings.Health.Reset = reset
+	w.health = &healthDisk{}
+	w.restart()
+	return w
+}
+
+// ail has the driver recommend an action for a GPU.
+func (w *world) ail(gpu, action int) {
+	w.t.Helper()
+	if err := w.gpus.SetHealth(gpu, gpusim.Health{RecoveryAction: action}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// unhealthy is what the node says of its GPUs.
+func (w *world) unhealthy() corev1.NodeCondition {
+	w.t.Helper()
+	if c := condition.Find(w.node(), config.ConditionGPUUnhealthy); c != nil {
+		return *c
+	}
+	return corev1.NodeCondition{}
+}
+
+func (w *world) healed() bool { return w.unhealthy().Status == corev1.ConditionFalse && !w.owed() }
+
+// resets counts those of the library so far.
+func (w *world) resets() int { return w.gpus.Calls()[gpusim.Reset] }
+
+const cutH100 = "gpus: [{model: H100-80GB, mig: true, count: 2}]"
+
+// A GPU whose driver recommends a reset is reset when its pods have left, and cut again as asked; the other GPU and its pods are not touched.
+func TestAGPUThatIsNotWellIsResetAndCutAgain(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct{ wish, want string }{
+		"as asked":                     {"all-3g.40gb", "3g.40gb@0 3g.40gb@4"},
+		"as before, of a former label": {"", "3g.40gb@0 3g.40gb@4"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newSickWorld(t, cutH100, config.HealthResetCritical)
+				defer func() { w.watches() }()
+				w.converge("all-3g.40gb")
+				if row.wish == "" {
+					w.label("")
+					w.settle(config.ReasonNotRequested)
+				}
+				stays := w.snapshot()[1].Instances
+				w.pod("leaves", w.gpus.MIGDevice(0, 4))
+				w.pod("stays", w.gpus.MIGDevice(1, 0))
+				w.ail(0, 1)
+				w.passes("the condition", func() bool { return w.unhealthy().Status == corev1.ConditionTrue })
+				if said := w.unhealthy().Message; !strings.Contains(said, "the agent resets it") {
+					t.Errorf("the message does not say who resets it: %s", said)
+				}
+				w.passes("the end", func() bool { return w.resets() > 0 && w.healed() })
+				w.spend(time.Hour)
+				if got := w.snapshot()[0].Geometry().String(); got != row.want || w.resets() != 1 || w.runs("leaves") || !w.runs("stays") {
+					t.Errorf("it is cut as %q, want %q, after %d resets; the pod on it runs: %v, the other one: %v", got, row.want, w.resets(), w.runs("leaves"), w.runs("stays"))
+				}
+				if now := w.snapshot()[1].Instances; fmt.Sprint(now) != fmt.Sprint(stays) {
+					t.Errorf("the other GPU has %v, and had %v", now, stays)
+				}
+				w.givenBack()
+				if state := w.node().Labels[config.LabelMIGConfigState]; row.wish == "" && state == string(config.StatePending) {
+					t.Errorf("the state label says %q, and nothing is asked for", state)
+				}
+			})
+		})
+	}
+}
+
+// Idle or not, a GPU is reset in a window.
+func TestAResetWaitsForItsWindow(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newSickWorld(t, cutH100, config.HealthResetCritical)
+		defer func() { w.watches() }()
+		w.maintain(nights)
+		w.converge("all-3g.40gb")
+		w.spend(5 * time.Hour)
+		w.ail(0, 1)
+		w.spend(10 * time.Hour)
+		if reason := w.condition().Reason; w.resets() != 0 || reason != string(config.ReasonAwaitingWindow) || w.node().Spec.Unschedulable {
+			t.Fatalf("%d resets outside of the window; the node says %s", w.resets(), reason)
+		}
+		w.passes("the end", func() bool { return w.resets() > 0 && w.healed() })
+		if hour := time.Now().UTC().Hour(); hour != 22 {
+			t.Errorf("it was reset at %d o'clock", hour)
+		}
+		w.reach("all-3g.40gb")
+	})
+}
+
+// By default nothing is reset, and of what is merely due nothing but by its own setting.
+func TestWhichGPUsAreResetIsASetting(t *testing.T) {
+	t.Parallel()
+	critical, degraded := gpusim.Health{RecoveryAction: 1}, gpusim.Health{RemapPending: true}
+	for name, row := range map[string]struct {
+		when   config.HealthReset
+		health gpusim.Health
+		want   int
+	}{
+		"never":                       {config.HealthResetNever, critical, 0},
+		"what is due, by critical":    {config.HealthResetCritical, degraded, 0},
+		"what is due, by degraded":    {config.HealthResetDegraded, degraded, 1},
+		"critical, by degraded":       {config.HealthResetDegraded, critical, 1},
+		"what a reboot is to recover": {config.HealthResetDegraded, gpusim.Health{RecoveryAction: 2}, 0},
+		"what is to be drained first": {config.HealthResetDegraded, gpusim.Health{RecoveryAction: 3}, 0},
+		"what a reset does not mend":  {config.HealthResetDegraded, gpusim.Health{RemapFailed: true}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newSickWorld(t, "gpus: [{model: H200, count: 2}]", row.when)
+				defer func() { w.watches() }()
+				w.settle(config.ReasonNotRequested)
+				if err := w.gpus.SetHealth(0, row.health); err != nil {
+					t.Fatal(err)
+				}
+				w.spend(time.Hour)
+				if w.resets() != row.want {
+					t.Errorf("%d resets, want %d; the node says %s", w.resets(), row.want, w.unhealthy().Message)
+				}
+				w.givenBack()
+			})
+		})
+	}
+}
+
+// A reset that does not help is not tried again and again, by this process or the next, and people are told.
+func TestAResetThatDoesNotHelpIsNotRepeated(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newSickWorld(t, cutH100, config.HealthResetCritical)
+		defer func() { w.watches() }()
+		w.converge("all-3g.40gb")
+		w.through = func(d nvml.Driver) nvml.Driver { return around{d, func() {}, func() { w.ail(0, 1) }} }
+		w.restart()
+		w.ail(0, 1)
+		w.passes("a reset", func() bool { return w.resets() > 0 && !w.owed() })
+		w.spend(2 * time.Hour)
+		w.restart()
+		w.spend(2 * time.Hour)
+		c := w.unhealthy()
+		if w.resets() != 1 || c.Status != corev1.ConditionTrue || !strings.Contains(c.Message, "does so no more") {
+			t.Errorf("%d resets, want 1; the node says %s: %s", w.resets(), c.Status, c.Message)
+		}
+		w.givenBack()
+	})
+}
+
+// A driver that resets no GPU, as in a virtual machine, has the pods leave once and not again, and fails no wish.
+func TestAGPUThatCannotBeResetIsGivenBack(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newSickWorld(t, "gpus: [{model: H100-80GB, mig: true, count: 2, passthrough: true}]", config.HealthResetCritical)
+		defer func() { w.watches() }()
+		w.converge("all-3g.40gb")
+		w.ail(0, 1)
+		w.passes("an attempt", func() bool { return w.resets() > 0 && !w.owed() })
+		w.spend(2 * time.Hour)
+		if w.resets() != 1 || w.condition().Reason != string(config.ReasonConverged) || !strings.Contains(w.unhealthy().Message, "does so no more") {
+			t.Errorf("%d attempts; the node says %s: %s, and %s", w.resets(), w.condition().Reason, w.condition().Message, w.unhealthy().Message)
+		}
+		w.givenBack()
+	})
+}
+
+// Promise 8: killed before and after each call into the driver, and once after each pass.
+func TestAResetComesToItsEndWhereverTheAgentIsKilled(t *testing.T) {
+	t.Parallel()
+	check := func(t *testing.T, w *world) {
+		t.Helper()
+		if got := w.snapshot()[0].Geometry().String(); got != "3g.40gb@0 3g.40gb@4" || w.resets() == 0 || w.resets() > 2 || !w.healed() {
+			t.Errorf("it is cut as %q after %d resets, and the node says %s", got, w.resets(), w.unhealthy().Message)
+		}
+		w.givenBack()
+	}
+	for _, after := range []bool{false, true} {
+		for n, more := 0, true; more && !t.Failed(); n++ {
+			t.Run(fmt.Sprintf("at call %d, after it %v", n, after), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					w := newSickWorld(t, cutH100, config.HealthResetCritical)
+					defer func() { w.watches() }()
+					w.converge("all-3g.40gb")
+					w.ail(0, 1)
+					calls := -1
+					more = false
+					armed := true
+					die := func(here bool) {
+						if here && armed && calls == n && !more {
+							more = true
+							panic(killed{})
+						}
+					}
+					w.through = func(d nvml.Driver) nvml.Driver {
+						return around{d, func() { calls++; die(!after) }, func() { die(after) }}
+					}
+					w.restart()
+					w.until("the end", func() {}, func() bool { return w.resets() > 0 && w.healed() })
+					armed = false
+					w.spend(time.Hour)
+					check(t, w)
+				})
+			})
+		}
+	}
+	for n, more := 0, true; more && !t.Failed(); n++ {
+		t.Run(fmt.Sprintf("after pass %d", n), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newSickWorld(t, cutH100, config.HealthResetCritical)
+				defer func() { w.watches() }()
+				w.converge("all-3g.40gb")
+				w.ail(0, 1)
+				w.passes("the beginning", w.owed)
+				passed := 0
+				w.passes("the end", func() bool {
+					if passed == n {
+						w.restart()
+					}
+					passed++
+					return w.resets() > 0 && w.healed()
+				})
+				more = passed > n
+				w.spend(time.Hour)
+				check(t, w)
+			})
+		})
+	}
+}
+
+// NVSentinel minds the node: the agent leaves it its GPUs.
+func TestWhereNVSentinelMindsTheNodeNothingIsReset(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newSickWorld(t, cutH100, config.HealthResetDegraded)
+		defer func() { w.watches() }()
+		w.edit(func(n *corev1.Node) {
+			n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: "SysLogsXIDError", Status: corev1.ConditionFalse})
+		})
+		w.converge("all-3g.40gb")
+		w.ail(0, 1)
+		w.spend(time.Hour)
+		if said := w.unhealthy().Message; w.resets() != 0 || !strings.Contains(said, "NVSentinel minds this node") {
+			t.Errorf("%d resets; the node says %s", w.resets(), said)
+		}
+	})
+}
