@@ -1,9 +1,8 @@
 // Package agent keeps the GPUs of one node as the node's labels ask.
 //
-// It observes the node, lets agent/plan decide, performs at most one step, reports, and observes again. It owns the loop and
-// everything that is written to the node object. Packages below it do what needs neither: the plan, the journal, the
-// comparison of capacity, the parts that watch something besides. It knows no NVIDIA library and no file format: cmd hands it
-// the driver and the parser.
+// It observes the node, lets agent/plan decide, performs at most one step, reports, and observes again. It owns the loop; each package
+// below it has one subject, and gets what it needs in new.go. It knows no NVIDIA library and no file format: cmd hands it the driver
+// and the parser.
 package agent
 
 import (
@@ -68,7 +67,7 @@ type Agent struct {
 	alive    *alive.Loop
 	log      *zap.Logger
 	sets     *holders.DaemonSets
-	fence    fence.Fence
+	marks    fence.Fence
 	wakes    *wake.Sources
 
 	// Each of these packages keeps its own memory. A restart loses all of it, and the next passes gather it anew.
@@ -193,7 +192,7 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 	a.changeUnderway = seen.Journal != nil
 	a.answer(ctx, seen, err)
 	a.taintUnhealthy(ctx, seen)
-	if failed := a.upgrades.Follow(ctx, seen); failed != nil {
+	if failed := a.upgrades.ReleaseDriver(ctx, seen); failed != nil {
 		err = failed
 	}
 	if err != nil {
@@ -203,9 +202,9 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 		}
 		return a.conclude(ctx, seen, state.Desired{}, nil, err)
 	}
-	delete(a.budget.Attempts, noStep)
+	a.budget.ForgetLooks()
 	a.countRecovery(seen)
-	a.rememberObserved(ctx, seen)
+	a.shareObserved(ctx, seen)
 	a.ledger.Tidy(ctx, seen)
 	a.setClock(seen)
 	a.turn.Renew(ctx, seen)
@@ -239,13 +238,13 @@ func (a *Agent) countRecovery(seen state.Observed) {
 	a.hasLooked = true
 }
 
-// rememberObserved hands the observation to the packages that keep some of it in memory.
-func (a *Agent) rememberObserved(ctx context.Context, seen state.Observed) {
+// shareObserved hands the observation to the parts, and to the packages that remember some of it. They may send Events.
+func (a *Agent) shareObserved(ctx context.Context, seen state.Observed) {
 	if seen.Leftovers.MIGManager {
 		a.leftovers.SawMIGManager()
 	}
 	a.parts.Look(ctx, seen.Node, seen.GPUs, seen.Pods, seen.Holders.Pods)
-	a.units.Follow(seen)
+	a.units.TellNotRunning(seen)
 }
 
 // cleanUpWhileWaiting restores now what an earlier agent has left without a journal, if the change that would restore it must wait,
@@ -289,7 +288,7 @@ func (a *Agent) plan(ctx context.Context, seen *state.Observed) (state.Desired, 
 	var steps []plan.Step
 	if err == nil {
 		want.KeepForeign(seen.Journal)
-		steps, err = a.steps(ctx, seen, want, want.Targets)
+		steps, err = a.observeTakenAndPlan(ctx, seen, want, want.Targets)
 	}
 	switch {
 	case outcome.IsUnseen(err):
@@ -309,7 +308,7 @@ func (a *Agent) plan(ctx context.Context, seen *state.Observed) (state.Desired, 
 	if a.hardware.SpecsAbandoned() { // CDI files that cannot be written must not block the way back
 		seen.Specs = nil
 	}
-	steps, err = a.steps(ctx, seen, want, seen.Journal.Targets(seen.GPUs))
+	steps, err = a.observeTakenAndPlan(ctx, seen, want, seen.Journal.Targets(seen.GPUs))
 	return want, steps, err
 }
 
@@ -319,7 +318,7 @@ func (a *Agent) planCleanUp(ctx context.Context, seen *state.Observed, want stat
 		return nil, err
 	}
 	want.Plugin, want.Keys = nil, nil
-	steps, planning := a.steps(ctx, seen, want, nil)
+	steps, planning := a.observeTakenAndPlan(ctx, seen, want, nil)
 	if planning != nil || len(steps) == 0 {
 		return nil, err
 	}

@@ -14,7 +14,8 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// decide is the one place where an error becomes a decision.
+// decide turns the error that ended a pass into a decision. Package budget decides on steps that fail or find a GPU in use, by how often and
+// how long they have.
 func (a *Agent) decide(seen state.Observed, want state.Desired, step plan.Step, err error) report.Decision {
 	var waiting *outcome.Waiting
 	var stalled *outcome.Stalled
@@ -47,6 +48,9 @@ func (a *Agent) decide(seen state.Observed, want state.Desired, step plan.Step, 
 		return a.budget.InUse(seen, want, step, err)
 	case step.Traits().TouchesGPU && errors.Is(err, nvml.ErrNotSupported):
 		return unsupported(seen, want, step, err)
+	}
+	if step.Kind == "" {
+		return a.budget.LookFailed(err)
 	}
 	return a.budget.Failed(step, want, err)
 }

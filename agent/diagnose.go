@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/diagnosis"
 	"github.com/gpuslice/gpuslice/agent/outcome"
@@ -128,15 +126,4 @@ func driverError(err error) bool {
 	var waiting *outcome.Waiting
 	return errors.Is(err, nvml.ErrNoDriver) || errors.Is(err, nvml.ErrUnresponsive) || errors.Is(err, nvml.ErrReplaced) ||
 		errors.As(err, &waiting) && waiting.For == outcome.ForDriver
-}
-
-// listPods lists all pods of the node. It drops owner references to DaemonSets that do not exist, since any user may write them.
-func (a *Agent) listPods(ctx context.Context) ([]corev1.Pod, error) {
-	api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
-	defer cancel()
-	pods, err := a.objects.Pods(api)
-	if err != nil {
-		return nil, fmt.Errorf("listing the pods of node %s: %w", a.node, err)
-	}
-	return a.sets.Believe(api, pods)
 }

@@ -132,6 +132,6 @@ func (a *Agent) adopt(ctx context.Context, w work) error {
 	if err := a.fencing.WriteJournal(ctx, w.seen, w.want, w.steps); err != nil {
 		return err
 	}
-	a.metrics.Adopted(w.seen.Record.Forged)
+	a.metrics.Adopted(w.seen.Record.StrangeJournal)
 	return nil
 }

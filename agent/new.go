@@ -102,7 +102,7 @@ func New(o Options) *Agent {
 		node: o.Node, client: o.Client, kubelet: o.Kubelet, settings: o.Settings, clock: c, metrics: o.Metrics, alive: o.Alive, log: o.Log,
 		events: events.Recorder{To: o.Events},
 		sets:   holders.NewDaemonSets(o.Client, c),
-		fence: fence.Fence{
+		marks: fence.Fence{
 			Taint: state.FenceTaint(), StartupKey: config.TaintNotReady, JournalKey: config.AnnotationJournal, KeepCordonedKey: config.AnnotationKeepCordoned,
 		},
 		objects:   objects,
@@ -113,7 +113,7 @@ func New(o Options) *Agent {
 		processes: &processes.Finder{Processes: o.Processes, Settings: o.Settings, Clock: c},
 		change:    &measure.Change{},
 	}
-	a.ledger = &ledger.Ledger{Record: a.record, Nodes: a.nodes, Fence: a.fence, Units: o.Settings.Units, Clock: c}
+	a.ledger = &ledger.Ledger{Record: a.record, Nodes: a.nodes, Fence: a.marks, Units: o.Settings.Units, Clock: c}
 	a.addSteps(o)
 	a.addDecisions(o)
 	a.teller = &tell.Teller{
@@ -158,11 +158,11 @@ func (a *Agent) addSteps(o Options) {
 		Namespace: o.Settings.Maintenance.Namespace, Clock: a.clock, Log: o.Log,
 	}
 	a.fencing = &fencing.Fencing{
-		Nodes: a.nodes, Fence: a.fence, Ledger: a.ledger, Record: a.record, Turn: a.turn, Draining: a.draining, Processes: a.processes,
+		Nodes: a.nodes, Fence: a.marks, Ledger: a.ledger, Record: a.record, Turn: a.turn, Draining: a.draining, Processes: a.processes,
 		DevicePlugin: a.devicePlugin, Change: a.change, Budget: a.budget, Events: a.events, Clock: a.clock,
 	}
 	a.upgrades = &upgrade.Watch{
-		Node: o.Node, Nodes: a.nodes, Driver: o.Driver, Fence: a.fence, Ledger: a.ledger, Turn: a.turn, Settings: o.Settings, Events: a.events,
+		Node: o.Node, Nodes: a.nodes, Driver: o.Driver, Fence: a.marks, Ledger: a.ledger, Turn: a.turn, Settings: o.Settings, Events: a.events,
 		Clock: a.clock, Log: o.Log,
 	}
 	a.taint = &remedy.Taint{Nodes: a.nodes, Effect: o.Settings.Health.Taint, Tell: a.events.Of(o.Node), Clock: a.clock, Log: o.Log}

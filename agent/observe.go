@@ -16,34 +16,30 @@ import (
 	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
-// observe reads the node, its pods, kubelet, the ConfigMap and the GPUs. It writes nothing, reports nothing and closes nothing: pass draws
-// the conclusions.
+// observe reads the node, its pods, kubelet, the ConfigMaps, the host's record and the GPUs. It changes nothing, and sends no Event: pass
+// draws the conclusions.
 // It reads what the watches have shown; but if the pass before has found something to do, it asks the API server.
 func (a *Agent) observe(ctx context.Context) (state.Observed, error) {
-	api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
+	call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
 	defer cancel()
 	var seen state.Observed
 	a.objects.BeginLook()
-	node, err := a.objects.Node(api)
+	node, err := a.objects.Node(call)
 	if err != nil {
 		return seen, err
 	}
 	seen.Node = node
 	seen.Marks.Tools = fence.Markers(node, a.settings.Operands)
-	seen.Marks.Fenced, seen.Marks.Startup = a.fence.IsRaised(node), a.fence.Startup(node)
+	seen.Marks.Fenced, seen.Marks.Startup = a.marks.IsRaised(node), a.marks.Startup(node)
 	a.rebooter.ObserveBoot(ctx, &seen)
 	if err := a.ledger.Observe(ctx, &seen); err != nil {
 		return seen, err
 	}
-	if err = a.files.Observe(api, &seen); err != nil {
+	if err = a.files.Observe(call, &seen); err != nil {
 		return seen, err
 	}
-	pods, err := a.objects.Pods(api)
+	pods, err := a.listPods(call)
 	if err != nil {
-		return seen, fmt.Errorf("listing the pods of node %s: %w", a.node, err)
-	}
-	// The agent knows pods of NVIDIA's programs by their labels, which any user may set. So such a pod counts only if its DaemonSet exists.
-	if pods, err = a.sets.Believe(api, pods); err != nil {
 		return seen, err
 	}
 	if err := a.upgrades.Observe(&seen); err != nil {
@@ -68,6 +64,18 @@ func (a *Agent) observe(ctx context.Context) (state.Observed, error) {
 	seen.Started = a.units.ObserveStarted(ctx, seen)
 	seen.Complete = true
 	return seen, nil
+}
+
+// listPods lists all pods of the node. It drops owner references to DaemonSets that do not exist: the agent knows pods of NVIDIA's programs by
+// their labels, which any user may set, and so such a pod counts only if its DaemonSet exists.
+func (a *Agent) listPods(ctx context.Context) ([]corev1.Pod, error) {
+	call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
+	defer cancel()
+	pods, err := a.objects.Pods(call)
+	if err != nil {
+		return nil, fmt.Errorf("listing the pods of node %s: %w", a.node, err)
+	}
+	return a.sets.Believe(call, pods)
 }
 
 // observeKubelet sorts the pods into holders and operands, and compares the capacity. If kubelet does not answer, that is
@@ -135,8 +143,8 @@ func (a *Agent) planned(s state.Observed, want state.Desired) plan.Observed {
 	return out
 }
 
-// steps plans the way to the targets. It first observes which processes and pods hold the devices that the plan takes.
-func (a *Agent) steps(ctx context.Context, seen *state.Observed, want state.Desired, targets plan.Targets) ([]plan.Step, error) {
+// observeTakenAndPlan plans the way to the targets, once it has seen which processes and pods hold the devices that the plan takes.
+func (a *Agent) observeTakenAndPlan(ctx context.Context, seen *state.Observed, want state.Desired, targets plan.Targets) ([]plan.Step, error) {
 	a.observeTaken(ctx, seen, want, targets)
 	return plan.Make(a.planned(*seen, want), want.Planned(targets))
 }

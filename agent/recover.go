@@ -189,7 +189,7 @@ func (a *Agent) owing(ctx context.Context, node *corev1.Node) (debts, error) {
 	if seen.Journal != nil && !seen.Journal.Parked {
 		left.ours = append(left.ours, seen.Journal.Describe())
 	}
-	if a.fence.IsRaised(node) {
+	if a.marks.IsRaised(node) {
 		left.ours = append(left.ours, "the taint "+config.TaintRepartitioning)
 	}
 	if o := a.leftovers.Orphan(&seen); o.Exists() {

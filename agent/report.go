@@ -24,8 +24,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// conclude reports what the pass has found and done, and returns how long the loop may sleep. It is the only writer of the
-// state label, the status annotation, the condition and their Events.
+// conclude reports what the pass has found and done, by package tell, and returns how long the loop may sleep.
 func (a *Agent) conclude(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step, err error) time.Duration {
 	a.alive.At(telling)
 	var first plan.Step // zero if observing the node has failed
@@ -55,8 +54,9 @@ func (a *Agent) conclude(ctx context.Context, seen state.Observed, want state.De
 	case d.Failure != nil: // the roll-back fails, too
 		d = report.Decision{Reason: d.Failure.Reason, Message: d.Failure.Message, After: a.settings.Retry.Longest, Stalled: true}
 	}
+	a.units.TellDropped(seen)
 	r := report.Of(seen, want, steps, err, d)
-	r.Message = legible.Message(r.Message+a.units.TellDropped(seen)+a.units.Down()+seen.UnnoticedReboots()+a.gates.Tell(seen, want, d.Planned), legible.Longest)
+	r.Message = legible.Message(r.Message+a.units.Dropped(seen)+a.units.Down()+seen.UnnoticedReboots()+a.gates.Tell(seen, want, d.Planned), legible.Longest)
 	r.Blockers, r.Drain, r.Planned, r.Left = d.Blockers, report.DrainOf(seen, first), d.Planned, stepsLeft(steps, err)
 	a.count(seen, want, r)
 	a.prover.RemoveStaleResources(ctx, seen, err == nil && len(steps) == 0)
@@ -108,9 +108,6 @@ const telling activity = "Tell"
 
 // String implements fmt.Stringer.
 func (d activity) String() string { return string(d) }
-
-// noStep is the key by which the agent counts failures of a pass that reached no step, since observing the node failed.
-var noStep = plan.Step{}.String()
 
 // sleep returns the time until the next pass: none after a step, else what the decision says, at the latest until the
 // heartbeat is due.

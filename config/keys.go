@@ -14,7 +14,7 @@ const (
 	LabelMIGStrategy = "nvidia.com/mig.strategy"
 )
 
-// Labels by which NVIDIA's GPU operator deploys its operands.
+// Labels by which NVIDIA's GPU operator deploys its operands. Others may follow the convention with nvidia.com/gpu.deploy.client.
 const (
 	LabelOperandPrefix = "nvidia.com/gpu.deploy."
 	LabelDevicePlugin  = LabelOperandPrefix + "device-plugin"

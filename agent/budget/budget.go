@@ -24,6 +24,8 @@ type Budget struct {
 	Attempts  map[string]Attempt   // of steps that fail
 	Successes map[string]int       // of steps on the hardware since a step of another kind, and of steps that other programs may undo
 	Waits     map[string]time.Time // when a wait with a deadline of its own began, by WaitOf
+
+	failedLooks int // looks at the node that failed, in a row
 }
 
 // New makes a Budget that knows of no step.
@@ -111,19 +113,39 @@ func (b *Budget) CheckNoEffect(want state.Desired, step plan.Step) error {
 	return &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonStepHadNoEffect, Message: text}
 }
 
+// LookFailed is for a look at the node that failed: the agent looks again after a pause that doubles each time.
+func (b *Budget) LookFailed(err error) report.Decision {
+	b.failedLooks++
+	pause := b.pauseAfter(b.failedLooks)
+	if _, is := errors.AsType[*retried.Unanswered](err); is {
+		pause = min(pause, outcome.APIRetry)
+	}
+	return tryAgain(pause, err)
+}
+
+// ForgetLooks is for a look at the node that has succeeded.
+func (b *Budget) ForgetLooks() { b.failedLooks = 0 }
+
+// pauseAfter is the pause after so many failures in a row. It doubles each time.
+func (b *Budget) pauseAfter(failures int) time.Duration {
+	pause := b.settings.Retry.First
+	for range failures - 1 {
+		pause = min(2*pause, b.settings.Retry.Longest)
+	}
+	return pause
+}
+
+func tryAgain(pause time.Duration, err error) report.Decision {
+	return report.Decision{Reason: config.ReasonRetrying, Message: err.Error() + "; trying again", After: pause}
+}
+
 // Failed decides to try a failed step again after a pause that doubles each time, until its budget is used up.
 func (b *Budget) Failed(step plan.Step, want state.Desired, err error) report.Decision {
 	tried := b.Attempts[step.String()]
 	tried.Failures++
-	pause := b.settings.Retry.First
-	for range tried.Failures - 1 {
-		pause = min(2*pause, b.settings.Retry.Longest)
-	}
-	if _, is := errors.AsType[*retried.Unanswered](err); is && step.Kind == "" {
-		pause = min(pause, outcome.APIRetry)
-	}
+	pause := b.pauseAfter(tried.Failures)
 	tried.Next = b.clock.Now().Add(pause)
-	tried.LastDecision = report.Decision{Reason: config.ReasonRetrying, Message: err.Error() + "; trying again", After: pause}
+	tried.LastDecision = tryAgain(pause, err)
 	if step.Traits().Bounded && tried.Failures >= b.settings.Retry.Failures {
 		failure := &api.Failure{
 			Wish: want.Fingerprint, Reason: config.ReasonHardwareFailure,

@@ -306,7 +306,7 @@ func (e Evidence) left() []api.Finding {
 		Cause: api.CauseOwnCordonLeft, Evidence: strings.Join(e.leftover, "; ") + ": ours, and no journal says what for",
 		Agent: "proves the capacity, and gives the node back",
 	}
-	if e.Record.Forged {
+	if e.Record.StrangeJournal {
 		f.Evidence += "; the journal on the node was not written for it by this host's agent, and nothing in it is believed"
 	}
 	if !e.Running {

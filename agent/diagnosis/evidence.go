@@ -158,7 +158,7 @@ func (e *Evidence) leftOnNode() []string {
 	if e.Marks.Fenced {
 		out = append(out, "the taint "+config.TaintRepartitioning)
 	}
-	if e.Record.Forged {
+	if e.Record.StrangeJournal {
 		out = append(out, "the annotation "+config.AnnotationJournal)
 	}
 	for _, unit := range e.Leftovers.Orphan.Host.Stopped {

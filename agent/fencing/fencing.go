@@ -62,7 +62,8 @@ func (f *Fencing) WriteJournal(ctx context.Context, seen state.Observed, want st
 	if err := f.DevicePlugin.Prepare(ctx, seen, want, steps); err != nil {
 		return err
 	}
-	j, err := f.journal(seen, want, steps)
+	f.forgetFormerTarget(seen, want)
+	j, err := f.journalWith(seen, want, steps)
 	if err != nil {
 		return err
 	}
@@ -86,7 +87,8 @@ func (f *Fencing) Raise(ctx context.Context, seen state.Observed, want state.Des
 			return err
 		}
 	}
-	j, err := f.journal(seen, want, steps)
+	f.forgetFormerTarget(seen, want)
+	j, err := f.journalWith(seen, want, steps)
 	if err != nil {
 		return err
 	}

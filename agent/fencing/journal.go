@@ -15,8 +15,20 @@ import (
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
-// journal returns the journal for the steps: what the present one holds, and what the steps add.
-func (f *Fencing) journal(seen state.Observed, want state.Desired, steps []plan.Step) (*journal.Journal, error) {
+// forgetFormerTarget drops what the agent counts and measures for the change to another target, if the next journal begins one to a new target.
+func (f *Fencing) forgetFormerTarget(seen state.Observed, want state.Desired) {
+	former := ""
+	if seen.Journal != nil {
+		former = seen.Journal.Target
+	}
+	if !want.Undo && former != want.Name {
+		clear(f.Budget.Attempts)
+		f.Change.Forget(f.Clock.Now())
+	}
+}
+
+// journalWith returns the journal with what the steps will owe to the node beside what it holds already. It writes nothing.
+func (f *Fencing) journalWith(seen state.Observed, want state.Desired, steps []plan.Step) (*journal.Journal, error) {
 	j := &journal.Journal{
 		Operation: cmp.Or(f.Turn.Claim(), uuid.NewString()), BootID: seen.Boot.ID,
 		Proven:  seen.Capacity.Proven || seen.Leftovers.Orphan.Exists(), // after leftovers the agent gives the node back only with a proven capacity
@@ -30,8 +42,6 @@ func (f *Fencing) journal(seen state.Observed, want state.Desired, steps []plan.
 	if !want.Undo && j.Target != want.Name { // the deadlines count for each target
 		j.Target, j.Started = want.Name, f.Clock.Stamp()
 		j.NoReset, j.Reboots, j.RebootAsked, j.Forced = nil, nil, time.Time{}, seen.Forces(want)
-		clear(f.Budget.Attempts)
-		f.Change.Forget(f.Clock.Now())
 		if known := seen.Refusal(); known != nil && known.Boot == seen.Boot.ID {
 			j.NoReset = known
 		}

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// Files reads the administrator's ConfigMaps.
+// Files reads the administrators' ConfigMaps for one node.
 type Files struct {
 	Objects  *watched.Objects
 	Resolver *resolve.Resolver

@@ -105,7 +105,7 @@ type State struct {
 	Paused    string // why the pool is paused; empty if it is not
 }
 
-// Look reads what the Lease says of the node. It changes nothing, but remembers which nodes have renewed their slots: the earlier and the
+// Look reads what the Lease says of the node. It writes no Lease. It remembers which nodes have renewed their slots: the earlier and the
 // more often a node looks, the sooner it finds out that the holder of a slot is gone.
 func (s *Slots) Look(ctx context.Context, pool Pool, c Change) (State, error) {
 	r, err := s.read(ctx, pool)

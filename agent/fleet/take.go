@@ -20,10 +20,10 @@ type view struct {
 	returned bool                    // this node has returned its slot and left the queue
 }
 
-// sighting is the turn of a renewal, and when this node first saw it.
+// sighting is the number of a renewal, and when this node first saw it.
 type sighting struct {
-	turn int64
-	at   time.Time
+	renewal int64
+	at      time.Time
 }
 
 func (s *Slots) view(pool Pool) *view {
@@ -47,8 +47,8 @@ func (v *view) noteRenewals(holders []holder, now time.Time) {
 	v.renewals = make(map[types.UID]sighting, len(holders))
 	for _, h := range holders {
 		seen, known := old[h.UID]
-		if !known || seen.turn != h.Renewed {
-			seen = sighting{turn: h.Renewed, at: now}
+		if !known || seen.renewal != h.Renewed {
+			seen = sighting{renewal: h.Renewed, at: now}
 		}
 		v.renewals[h.UID] = seen
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// Gate decides for one node.
+// Gate says whether a change of one node may begin or go on.
 type Gate struct {
 	Settings config.Settings
 	Events   events.Recorder
@@ -67,8 +67,8 @@ func needsWindow(seen state.Observed, want state.Desired, steps []plan.Step) boo
 // mayBegin waits for a window that is long enough.
 func (g *Gate) mayBegin(seen state.Observed, want state.Desired) error {
 	now, takes := g.Wall.Now(), seen.Estimate()
-	turn, ok := seen.Turn(want, now)
-	if ok && !turn.After(now) {
+	begins, ok := seen.BeginsAt(want, now)
+	if ok && !begins.After(now) {
 		return nil
 	}
 	wait := &outcome.Waiting{
@@ -80,15 +80,15 @@ func (g *Gate) mayBegin(seen state.Observed, want state.Desired) error {
 			seen.ScheduleOf(want), takes.AfterFirstTouch)
 		return wait
 	}
-	wait.Planned, wait.After = turn, turn.Sub(now)
-	wait.Message = fmt.Sprintf("by %s the change begins at %s; it takes %s", seen.ScheduleOf(want), outcome.Zoned(turn), takes.Total)
+	wait.Planned, wait.After = begins, begins.Sub(now)
+	wait.Message = fmt.Sprintf("by %s the change begins at %s; it takes %s", seen.ScheduleOf(want), outcome.Zoned(begins), takes.Total)
 	return wait
 }
 
 // Runs says when a change with these steps would begin.
 func (g *Gate) Runs(seen state.Observed, want state.Desired, steps []plan.Step) string {
 	now := g.Wall.Now()
-	turn, ok := seen.Turn(want, now)
+	begins, ok := seen.BeginsAt(want, now)
 	when := "at once, since no window has to be waited for"
 	switch {
 	case seen.HoldText() != "":
@@ -99,8 +99,8 @@ func (g *Gate) Runs(seen state.Observed, want state.Desired, steps []plan.Step) 
 		return fmt.Sprintf("not before the maintenance file can be read: %v", seen.Pool.Err)
 	case !ok:
 		return fmt.Sprintf("never: by %s no window comes that is as long as the change takes, %s", seen.ScheduleOf(want), seen.Estimate().AfterFirstTouch)
-	case turn.After(now):
-		when = fmt.Sprintf("at %s, by %s", outcome.Zoned(turn), seen.ScheduleOf(want))
+	case begins.After(now):
+		when = fmt.Sprintf("at %s, by %s", outcome.Zoned(begins), seen.ScheduleOf(want))
 	default:
 		if opening, open := seen.Schedule(want).At(now); open && !opening.End.IsZero() {
 			when = fmt.Sprintf("at once: a window is open until %s, by %s", outcome.Zoned(opening.End.In(state.Zone(opening))), seen.ScheduleOf(want))

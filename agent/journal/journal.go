@@ -34,7 +34,8 @@ const (
 )
 
 // Journal is what the agent must give back to the node: an annotation that it writes before it changes anything, and removes in the
-// same write as its last change. It holds no progress: the agent observes how far a change has come.
+// same write as its last change. Of the change's progress it holds only what the agent cannot observe: that the change was given up, that
+// the node was given back until a reboot, and the boots in which a reboot was asked for. The rest the agent observes.
 //
 // It consists of this project's types alone, so that no library's update can make an old journal unreadable.
 type Journal struct {

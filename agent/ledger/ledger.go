@@ -149,7 +149,7 @@ func (l *Ledger) MayTake(ctx context.Context, seen state.Observed, want state.De
 // Tidy removes a change from the record that owes nothing more, and repeats a write that has failed.
 func (l *Ledger) Tidy(ctx context.Context, seen state.Observed) {
 	r := l.Record.Now
-	if seen.Journal == nil && !seen.Record.Forged && len(seen.Record.Owed.Stopped)+len(seen.Record.Owed.Persistent) == 0 {
+	if seen.Journal == nil && !seen.Record.StrangeJournal && len(seen.Record.Owed.Stopped)+len(seen.Record.Owed.Persistent) == 0 {
 		r.DropChange()
 	}
 	if l.Record.Absent && r.Journal == "" && len(r.Next)+len(r.Host.Stopped) == 0 && hostrecord.Same(r, hostrecord.Record{Node: r.Node, UID: r.UID}) {

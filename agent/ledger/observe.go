@@ -43,7 +43,7 @@ func (l *Ledger) Observe(ctx context.Context, seen *state.Observed) error {
 			h.Now = h.AfterJournalWrite(seen.Boot.ID, *j, text)
 		}
 	default:
-		seen.Record.Forged = true
+		seen.Record.StrangeJournal = true
 		l.adoptOlder(seen, text)
 	}
 	seen.Record.Learnt = h.Now.Learnt

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
-// Finder finds such leftovers.
+// Finder finds what an earlier agent has left on one node.
 type Finder struct {
 	Record   *hostrecord.Keeper
 	Settings config.Settings
@@ -39,7 +39,7 @@ func (f *Finder) Orphan(seen *state.Observed) state.Orphan {
 	who, _, cordoned := fence.Cordoner(seen.Node)
 	_, kept := seen.Node.Annotations[config.AnnotationKeepCordoned]
 	o.Cordon = cordoned && who == nodewrite.FieldManager && !kept
-	o.Forged, o.Host = seen.Record.Forged, seen.Record.Owed
+	o.StrangeJournal, o.Host = seen.Record.StrangeJournal, seen.Record.Owed
 	o.Labels = map[string]string{}
 	for _, label := range fence.LeftPaused(seen.Node, f.Record.Operands(f.Settings.Operands), fence.PausedValue) {
 		o.Labels[label] = fence.DeployedValue // an operand with any other value would not be paused

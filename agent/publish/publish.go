@@ -15,7 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/steady"
 )
 
-// Publisher publishes on one node.
+// Publisher publishes the labels and taints of one node's profile.
 type Publisher struct {
 	Nodes  nodewrite.Writer
 	Record *hostrecord.Keeper

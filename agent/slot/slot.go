@@ -93,12 +93,12 @@ func (t *Turn) Planned(s state.Observed, want state.Desired) plan.Slot {
 
 // Take asks the pool for a slot, once nothing else is in the way: a node that cannot be drained keeps no other node waiting.
 func (t *Turn) Take(ctx context.Context, seen state.Observed, want state.Desired) error {
-	turn := t.change(seen)
-	turn.Operation, turn.Since = cmp.Or(turn.Operation, uuid.NewString()), seen.AskedSince(want, t.Clock.Stamp())
-	if err := t.ask(ctx, seen, turn); err != nil {
+	c := t.change(seen)
+	c.Operation, c.Since = cmp.Or(c.Operation, uuid.NewString()), seen.AskedSince(want, t.Clock.Stamp())
+	if err := t.ask(ctx, seen, c); err != nil {
 		return err
 	}
-	t.claim = turn.Operation
+	t.claim = c.Operation
 	return nil
 }
 
@@ -107,13 +107,13 @@ func (t *Turn) Confirm(ctx context.Context, seen state.Observed, want state.Desi
 	if !seen.InLimitedPool() || !t.holds(seen) {
 		return nil
 	}
-	turn := t.change(seen)
-	turn.Since = seen.AskedSince(want, t.Clock.Stamp())
-	return t.ask(ctx, seen, turn)
+	c := t.change(seen)
+	c.Since = seen.AskedSince(want, t.Clock.Stamp())
+	return t.ask(ctx, seen, c)
 }
 
-func (t *Turn) ask(ctx context.Context, seen state.Observed, turn fleet.Change) error {
-	err := t.Slots.Take(ctx, seen.PoolOf(), turn)
+func (t *Turn) ask(ctx context.Context, seen state.Observed, c fleet.Change) error {
+	err := t.Slots.Take(ctx, seen.PoolOf(), c)
 	var full *fleet.Full
 	var paused *fleet.Paused
 	switch {

@@ -90,15 +90,15 @@ func nameOf(m fence.Marker) string {
 // Orphan is what a change has left on a node without a journal, as when a user has removed that by hand. The agent restores it all the
 // same: its marks are the agent's, or those of a tool whose remains the agent adopts by its settings.
 type Orphan struct {
-	Cordon bool              // managedFields show that the agent has cordoned the node
-	Labels map[string]string // labels of paused operands, with the values that they had before
-	Forged bool              // the node has a journal that this host's agent did not write
-	Host   Owed              // what the agent owes the host by its record
+	Cordon         bool              // managedFields show that the agent has cordoned the node
+	Labels         map[string]string // labels of paused operands, with the values that they had before
+	StrangeJournal bool              // the node has a journal that this host's agent did not write
+	Host           Owed              // what the agent owes the host by its record
 }
 
 // Exists reports whether there is anything.
 func (o Orphan) Exists() bool {
-	return o.Cordon || o.Forged || len(o.Labels)+len(o.Host.Stopped)+len(o.Host.Persistent) > 0
+	return o.Cordon || o.StrangeJournal || len(o.Labels)+len(o.Host.Stopped)+len(o.Host.Persistent) > 0
 }
 
 // String names what there is.
@@ -107,7 +107,7 @@ func (o Orphan) String() string {
 	if o.Cordon {
 		parts = append([]string{"our cordon"}, parts...)
 	}
-	if o.Forged {
+	if o.StrangeJournal {
 		parts = append(parts, "a journal that this host's agent did not write for this node, of which nothing is believed")
 	}
 	if len(o.Host.Stopped) > 0 {

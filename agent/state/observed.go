@@ -70,12 +70,12 @@ type Boot struct {
 
 // Record is what the host's record says, beside the journal.
 type Record struct {
-	Forged    bool       // the node has a journal that this host's agent did not write for it
-	Status    api.Status // the last status that the agent wrote, with what the record holds of it
-	Learnt    hostrecord.Learnt
-	Published nodekeys.Keys     // labels and taints that the agent has put on the node for a profile
-	Owed      Owed              // what the agent owes the host by a journal that was lost
-	Dropped   map[string]string // units that the agent has stopped and does not start, and why
+	StrangeJournal bool       // the node has a journal that this host's agent did not write for it
+	Status         api.Status // the last status that the agent wrote, with what the record holds of it
+	Learnt         hostrecord.Learnt
+	Published      nodekeys.Keys     // labels and taints that the agent has put on the node for a profile
+	Owed           Owed              // what the agent owes the host by a journal that was lost
+	Dropped        map[string]string // units that the agent has stopped and does not start, and why
 }
 
 // Files are the administrator's files.

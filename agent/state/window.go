@@ -16,9 +16,9 @@ func (s Observed) Schedule(want Desired) window.Schedule {
 	return schedule
 }
 
-// Turn returns when the change may begin: now, or at the node's own moment of the next window that is long enough. The time is in the zone
+// BeginsAt returns when the change may begin: now, or at the node's own moment of the next window that is long enough. The time is in the zone
 // of the window. It returns false if there is no such window.
-func (s Observed) Turn(want Desired, now time.Time) (time.Time, bool) {
+func (s Observed) BeginsAt(want Desired, now time.Time) (time.Time, bool) {
 	schedule, takes := s.Schedule(want), s.Estimate()
 	if opening, open := schedule.At(now); open {
 		at := Latest(s.startFor(opening), now)

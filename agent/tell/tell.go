@@ -1,4 +1,5 @@
-// Package tell writes to the node what a pass has found and done: the conditions, the state label, the status annotation and their Events.
+// Package tell writes to the node what a pass has found and done: the conditions, the state label, the status annotation and their Events. A
+// source may write its own conditions between two passes, by Write.
 package tell
 
 import (
@@ -222,7 +223,7 @@ func (t *Teller) copyForNextChanges(status *api.Status, seen state.Observed, wan
 	}
 }
 
-// Write writes conditions, so that a source may write its own between two passes.
+// Write writes a source's own conditions between two passes. It may run beside Tell.
 func (t *Teller) Write(ctx context.Context, conditions []corev1.NodeCondition) error {
 	return t.Nodes.Conditions(ctx, t.Node, conditions)
 }

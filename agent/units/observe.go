@@ -68,7 +68,7 @@ func runs(state string) bool { return state != "" && state != "inactive" && stat
 // object. The agent does not start units that are not in the settings any more, and reports them.
 func (u *Units) ObserveOwed(ctx context.Context, seen *state.Observed) {
 	owed := u.Ledger.Record.Now.Host
-	if seen.Journal != nil || u.Ledger.Record.Now.Ends && !seen.Record.Forged {
+	if seen.Journal != nil || u.Ledger.Record.Now.Ends && !seen.Record.StrangeJournal {
 		return
 	}
 	for _, gpu := range seen.GPUs {
@@ -106,23 +106,34 @@ func (u *Units) named(seen *state.Observed, stopped []string) []string {
 	return out
 }
 
-// TellDropped says why the agent does not start units that it has stopped for a change: in the log once, and at the end of the message.
-func (u *Units) TellDropped(seen state.Observed) string {
+// Dropped is the end of the message: which units were stopped for a change and are not started, and why.
+func (u *Units) Dropped(seen state.Observed) string {
 	text := ""
 	for _, unit := range slices.Sorted(maps.Keys(seen.Record.Dropped)) {
+		text += "; " + notStarted(unit, seen.Record.Dropped[unit])
+	}
+	return text
+}
+
+func notStarted(unit, why string) string {
+	return fmt.Sprintf("%s of this host was stopped for a change and is not started: %s", legible.Cut(unit, 256), why)
+}
+
+// TellDropped logs, and tells by an Event, each unit that was stopped for a change and is not started. It tells each once, and remembers those that
+// the settings name: Down names them until they run.
+func (u *Units) TellDropped(seen state.Observed) {
+	for _, unit := range slices.Sorted(maps.Keys(seen.Record.Dropped)) {
 		why := seen.Record.Dropped[unit]
-		text += fmt.Sprintf("; %s of this host was stopped for a change and is not started: %s", legible.Cut(unit, 256), why)
 		if u.reportedDropped[unit] == why {
 			continue
 		}
 		u.Log.Warn("a unit of the host was stopped for a change and is not started", zap.String("unit", unit), zap.String("why", why))
-		u.Events.Nodef(seen.Node, corev1.EventTypeWarning, config.ReasonUnitFailed, "%s of this host was stopped for a change and is not started: %s", legible.Cut(unit, 256), why)
+		u.Events.Nodef(seen.Node, corev1.EventTypeWarning, config.ReasonUnitFailed, "%s", notStarted(unit, why))
 		if slices.Contains(u.Settings.Units, unit) {
 			u.note(unit, start{at: u.Clock.Now(), failed: true}) // the agent reports the unit until it runs
 		}
 	}
 	u.reportedDropped = seen.Record.Dropped
-	return text
 }
 
 // ObserveStarted asks for the state of units that the agent has started again. Systemd's job is done when the unit's process has begun,
@@ -137,8 +148,8 @@ func (u *Units) ObserveStarted(ctx context.Context, seen state.Observed) state.S
 	return state.Started{Asked: true, States: states, Err: err}
 }
 
-// Follow reports units that do not run since the agent has started them again, and forgets those that do.
-func (u *Units) Follow(seen state.Observed) {
+// TellNotRunning reports units that do not run since the agent has started them again, and forgets those that do.
+func (u *Units) TellNotRunning(seen state.Observed) {
 	if !seen.Started.Asked {
 		return
 	}

@@ -72,8 +72,8 @@ func (u *Watch) Observe(seen *state.Observed) error {
 	return wait
 }
 
-// Follow closes the driver while it is being upgraded: the kernel does not unload a driver that a process has open.
-func (u *Watch) Follow(ctx context.Context, seen state.Observed) error {
+// ReleaseDriver closes the driver while it is being upgraded: the kernel does not unload a driver that a process has open.
+func (u *Watch) ReleaseDriver(ctx context.Context, seen state.Observed) error {
 	switch {
 	case !seen.Marks.Complete:
 		return nil

@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
 // Sources are the parts of an installation of mig-manager and the GPU Operator.
@@ -247,9 +248,6 @@ func (j *judge) clients(c Clients) {
 	}
 }
 
-// pausedByMIGManager is the value by which mig-manager keeps an operand away during a change (mig-parted v0.14.4, pkg/mig/reconfigure).
-const pausedByMIGManager = "paused-for-mig-change"
-
 // nodes judges nodes together, since many have the same labels.
 func (j *judge) nodes(nodes []corev1.Node, files bool) {
 	type row struct {
@@ -269,8 +267,8 @@ func (j *judge) nodes(nodes []corev1.Node, files bool) {
 			note(Change, "%s=%s: mig-manager is in the middle of a change, or has failed: wait until it has ended, or set the label to what the GPUs are, before it is turned off", config.LabelMIGConfigState, state)
 		}
 		for _, key := range slices.Sorted(maps.Keys(n.Labels)) {
-			if strings.HasPrefix(key, config.LabelOperandPrefix) && n.Labels[key] == pausedByMIGManager && !slices.Contains(j.settings.Recover.Adopt, config.AdoptMIGManager) {
-				note(Change, "%s=%s: mig-manager has left an operand paused; write recover: {adopt: [mig-manager]} into the settings, and the agent restores it", key, pausedByMIGManager)
+			if strings.HasPrefix(key, config.LabelOperandPrefix) && n.Labels[key] == fence.PausedForMIGChange && !slices.Contains(j.settings.Recover.Adopt, config.AdoptMIGManager) {
+				note(Change, "%s=%s: mig-manager has left an operand paused; write recover: {adopt: [mig-manager]} into the settings, and the agent restores it", key, fence.PausedForMIGChange)
 			}
 		}
 	}

@@ -213,7 +213,7 @@ func (p *patch) cordon(node *corev1.Node) {
 
 func (p *patch) taints(node *corev1.Node, want []corev1.Taint) {
 	switch {
-	case slices.EqualFunc(node.Spec.Taints, want, sameTaint):
+	case slices.EqualFunc(node.Spec.Taints, want, identicalTaint):
 	case len(want) == 0:
 		p.spec()["taints"] = nil
 	default:
@@ -221,7 +221,7 @@ func (p *patch) taints(node *corev1.Node, want []corev1.Taint) {
 	}
 }
 
-func sameTaint(a, b corev1.Taint) bool {
+func identicalTaint(a, b corev1.Taint) bool {
 	return a.MatchTaint(&b) && a.Value == b.Value && a.TimeAdded.Equal(b.TimeAdded)
 }
 

@@ -3,25 +3,21 @@ package fence
 import (
 	"fmt"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
-// deployPrefix begins the labels by which NVIDIA's GPU Operator deploys its operands. The DaemonSet of each selects nodes
-// by a label of its own with the value "true", and others may follow the convention with nvidia.com/gpu.deploy.client.
-// Any other value sends the pod away. The operator leaves a value alone that it finds, unless it is empty.
-const deployPrefix = "nvidia.com/gpu.deploy."
-
-// The values of an operand's label.
+// The values of an operand's label. The DaemonSet of each operand selects nodes by a label of its own with DeployedValue; any other value
+// sends the pod away. The operator leaves a value alone that it finds, unless it is empty.
 const (
 	// DeployedValue is that of an operand that runs.
 	DeployedValue = "true"
 	// PausedValue is that of an operand that the agent keeps away.
 	PausedValue = "paused-for-gpuslice"
-	// PausedForMIGChange is the value that NVIDIA's mig-manager writes over any other but "false", of which it keeps no record.
+	// PausedForMIGChange is the value that NVIDIA's mig-manager writes over any other but "false", of which it keeps no record (mig-parted v0.14.4,
+	// pkg/mig/reconfigure).
 	PausedForMIGChange = "paused-for-mig-change"
 	// PausedForDriverUpgrade is the value that the k8s-driver-manager writes over "true". To another tool's pause it appends it behind an
 	// underscore; in the end it removes its part, so that the agent's is there again.
@@ -132,11 +128,11 @@ func SetLabels(node *corev1.Node, values map[string]string) ([]byte, error) {
 
 // LeftPaused lists those of the operands' labels that have the value, sorted: operands that stay paused though no change is under
 // way. With PausedValue that happens after a change when the k8s-driver-manager, which found the agent's pause at its start, puts it back.
-// It leaves out other labels: any tool may write the value there.
+// It leaves out labels that are no operand's: any tool may write the value there.
 func LeftPaused(node *corev1.Node, operands []string, value string) []string {
 	var out []string
 	for _, label := range operands {
-		if node.Labels[label] == value && strings.HasPrefix(label, deployPrefix) {
+		if node.Labels[label] == value {
 			out = append(out, label)
 		}
 	}

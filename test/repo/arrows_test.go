@@ -148,7 +148,7 @@ var arrows = map[string][]string{
 	"cmd/kubectl-gpuslice": {"agent/api", "agent/legible", "cmd/cli", "cmd/show", "config", "config/metrics", "config/reasons", "nvml"},
 	"cmd/drift":            {"agent/legible", "cmd/kinds", "config"},
 	"cmd/kinds":            {"config", "config/document", "nvml"},
-	"cmd/migrate":          {"agent/legible", "config"},
+	"cmd/migrate":          {"agent/legible", "config", "drain/fence"},
 	"cmd/render":           {"agent/capacity", "agent/legible", "agent/state", "cmd/kinds", "config", "nvml"},
 	"cmd/show":             {"agent/api", "agent/legible", "nvml"},
 
