@@ -66,6 +66,27 @@ func TestAPartIsOneDirectoryAndOneLine(t *testing.T) {
 	}
 }
 
+// Who installs the agent finds each condition of a part where it says what the agent writes, and at the right by which it writes it.
+func TestTheConditionsOfPartsAreAmongWhatTheAgentWrites(t *testing.T) {
+	t.Parallel()
+	values, _ := speaks(t, parsed(t, "config/keys.go"))
+	_, writes, found := strings.Cut(read(t, "deploy/README.md"), "\n## What it writes\n")
+	writes, _, ended := strings.Cut(writes, "\n## ")
+	if !found || !ended {
+		t.Fatal("deploy/README.md has no section What it writes")
+	}
+	for part := range parts {
+		for _, name := range conditionsOf(t, filepath.Join("agent", part)) {
+			if !strings.Contains(writes, "`"+values[name]+"`") {
+				t.Errorf("deploy/README.md does not say, in What it writes, when the agent writes the condition %s", values[name])
+			}
+			if !strings.Contains(read(t, "deploy/base/rbac.yaml"), values[name]) {
+				t.Errorf("deploy/base/rbac.yaml does not say, at nodes/status, that the agent writes the condition %s", values[name])
+			}
+		}
+	}
+}
+
 // checkWiring checks that of the functions in agent/new.go only the list of the parts names one, and that by its New and its Options alone.
 func checkWiring(t *testing.T) {
 	t.Helper()
