@@ -1,6 +1,7 @@
 package agent_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -56,7 +57,11 @@ func TestASuccessIsNotWrittenBesideALaterWish(t *testing.T) {
 			if err != nil {
 				return true, nil, err
 			}
-			n := object.(*corev1.Node).DeepCopy()
+			read, ok := object.(*corev1.Node)
+			if !ok {
+				return true, nil, fmt.Errorf("the node is a %T", object)
+			}
+			n := read.DeepCopy()
 			asksAnew(n, "all-1g.10gb")
 			if err := w.client.nodes.Update(nodeResource, n, ""); err != nil {
 				return true, nil, err

@@ -89,9 +89,9 @@ const (
 // Metrics of the agent itself.
 const (
 	// MetricLastPass is when the agent last ended a pass; an old time means that it hangs.
-	MetricLastPass = "gpuslice_last_pass_timestamp_seconds"
+	MetricLastPass = "gpuslice_last_pass_timestamp_seconds" //nolint:gosec // the name of a pass, no password
 	// MetricLastSuccessfulPass is when a pass last ended in which nothing has failed that the agent tried.
-	MetricLastSuccessfulPass = "gpuslice_last_successful_pass_timestamp_seconds"
+	MetricLastSuccessfulPass = "gpuslice_last_successful_pass_timestamp_seconds" //nolint:gosec // the same
 	// MetricAPIRequests is the number of requests to the API server by verb of HTTP and class of the answer: `2xx`, `4xx`, `none`.
 	//
 	// Labels: verb, code

@@ -1,8 +1,6 @@
 package cleanup
 
 import (
-	"bytes"
-
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 )
@@ -18,7 +16,7 @@ func writtenBy(node *corev1.Node, manager string) written {
 			continue
 		}
 		fields := &fieldpath.Set{}
-		if fields.FromJSON(bytes.NewReader(entry.FieldsV1.Raw)) == nil {
+		if fields.FromJSON(entry.FieldsV1.GetRawReader()) == nil {
 			w.fields = append(w.fields, fields)
 		}
 	}

@@ -18,4 +18,6 @@ type Store interface {
 }
 
 // In is the Store below a directory of the host, beside the host's record.
-func In(stateDir string) *hostfile.File { return hostfile.In(stateDir, recordName, verdict.LongestRecord) }
+func In(stateDir string) *hostfile.File {
+	return hostfile.In(stateDir, recordName, verdict.LongestRecord)
+}

@@ -72,8 +72,11 @@ func (w *world) answersAtOnce(a k8stesting.Action) (bool, runtime.Object, error)
 	var asks struct {
 		Metadata struct{ Annotations map[string]*string }
 	}
-	if !ok || json.Unmarshal(patch.GetPatch(), &asks) != nil {
+	if !ok {
 		return false, nil, nil
+	}
+	if err := json.Unmarshal(patch.GetPatch(), &asks); err != nil {
+		return true, nil, err
 	}
 	request := asks.Metadata.Annotations[config.AnnotationPreview]
 	if request == nil {
@@ -83,8 +86,12 @@ func (w *world) answersAtOnce(a k8stesting.Action) (bool, runtime.Object, error)
 	if err != nil {
 		return true, nil, err
 	}
+	node, ok := object.(*corev1.Node)
+	if !ok {
+		return true, nil, fmt.Errorf("the node is a %T", object)
+	}
 	answer, err := json.Marshal(api.Answer{For: *request, Diagnosis: &api.Diagnosis{Node: patch.GetName()}})
-	n := object.(*corev1.Node).DeepCopy()
+	n := node.DeepCopy()
 	n.Annotations[config.AnnotationPreview], n.Annotations[config.AnnotationPlan] = *request, string(answer)
 	if err == nil {
 		err = w.client.Tracker().Update(a.GetResource(), n, "")

@@ -119,7 +119,7 @@ func asCompared(t *testing.T, n *corev1.Node) map[string]any {
 	}
 	// The list of taints is one field, of the manager that was the last to write any of them.
 	n.ManagedFields = slices.DeleteFunc(n.ManagedFields, func(e metav1.ManagedFieldsEntry) bool {
-		return !strings.HasPrefix(e.Manager, "gpuslice") || string(e.FieldsV1.Raw) == `{"f:spec":{"f:taints":{}}}`
+		return !strings.HasPrefix(e.Manager, "gpuslice") || e.FieldsV1.GetRawString() == `{"f:spec":{"f:taints":{}}}`
 	})
 	for i := range n.Status.Conditions {
 		n.Status.Conditions[i].LastHeartbeatTime.Reset()

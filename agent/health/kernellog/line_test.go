@@ -109,19 +109,29 @@ func FuzzParseXid(f *testing.F) {
 		if !ok {
 			return
 		}
-		if x.PID < 0 || x.PID >= 1<<23 || x.Number > 1<<16 || x.GI < -1 || x.GI > 1<<10 || x.CI < -1 || x.CI > 1<<10 || len(x.PCI) > len("00000000:00:00.0") {
+		if !withinBounds(x) {
 			t.Fatalf("%q gives %+v", record, x)
 		}
-		again := fmt.Sprintf("NVRM: Xid (PCI:%s", strings.TrimSuffix(x.PCI, ".0"))
-		if x.GI >= 0 {
-			again += fmt.Sprintf(" GPU-I:%02d", x.GI)
-		}
-		if x.CI >= 0 {
-			again += fmt.Sprintf(" GPU-CI:%02d", x.CI)
-		}
-		again += fmt.Sprintf("): %d, pid=%d, name=x, y", x.Number, x.PID)
+		again := written(x)
 		if same, ok := kernellog.ParseXid(again); !ok || same != x {
 			t.Fatalf("%q gives %+v, and %q gives %+v", record, x, again, same)
 		}
 	})
+}
+
+func withinBounds(x kernellog.Xid) bool {
+	within := func(n, least, limit int) bool { return n >= least && n < limit }
+	return within(x.PID, 0, 1<<23) && x.Number <= 1<<16 && within(x.GI, -1, 1<<10+1) && within(x.CI, -1, 1<<10+1) && len(x.PCI) <= len("00000000:00:00.0")
+}
+
+// written is the Xid as the driver writes it.
+func written(x kernellog.Xid) string {
+	text := "NVRM: Xid (PCI:" + strings.TrimSuffix(x.PCI, ".0")
+	if x.GI >= 0 {
+		text += fmt.Sprintf(" GPU-I:%02d", x.GI)
+	}
+	if x.CI >= 0 {
+		text += fmt.Sprintf(" GPU-CI:%02d", x.CI)
+	}
+	return text + fmt.Sprintf("): %d, pid=%d, name=x, y", x.Number, x.PID)
 }
