@@ -33,11 +33,14 @@ var executors = map[plan.Kind]executor{
 
 	plan.Evict:           (*Agent).evictPods,
 	plan.RestartOperands: (*Agent).evictPods,
-	plan.RestartPlugin:   func(a *Agent, ctx context.Context, w work) error { return a.draining.Restart(ctx, w.seen, w.step) },
-	plan.PauseOperands:   (*Agent).pauseOperands,
-	plan.ResumeOperands:  (*Agent).resumeOperands,
-	plan.StopUnits:       func(a *Agent, ctx context.Context, w work) error { return a.units.Stop(ctx, w.seen, w.want, w.step) },
-	plan.StartUnits:      func(a *Agent, ctx context.Context, w work) error { return a.units.Start(ctx, w.seen, w.want, w.step) },
+	plan.RestartLatePlugin: func(a *Agent, ctx context.Context, w work) error {
+		return a.prover.Within(w.seen, w.want, a.draining.Evict(ctx, w.seen, w.want, w.steps))
+	},
+	plan.RestartPlugin:  func(a *Agent, ctx context.Context, w work) error { return a.draining.Restart(ctx, w.seen, w.step) },
+	plan.PauseOperands:  (*Agent).pauseOperands,
+	plan.ResumeOperands: (*Agent).resumeOperands,
+	plan.StopUnits:      func(a *Agent, ctx context.Context, w work) error { return a.units.Stop(ctx, w.seen, w.want, w.step) },
+	plan.StartUnits:     func(a *Agent, ctx context.Context, w work) error { return a.units.Start(ctx, w.seen, w.want, w.step) },
 
 	plan.SetMode:            (*Agent).changeGPU,
 	plan.DropPersistence:    (*Agent).changeGPU,
@@ -55,7 +58,7 @@ var executors = map[plan.Kind]executor{
 
 	plan.WriteSharing:    (*Agent).writeSharing,
 	plan.ReloadPlugin:    (*Agent).reloadPlugin,
-	plan.VerifyCapacity:  func(a *Agent, ctx context.Context, w work) error { return a.prover.Await(ctx, w.seen, w.want, w.step) },
+	plan.VerifyCapacity:  func(a *Agent, ctx context.Context, w work) error { return a.prover.Await(w.seen, w.want) },
 	plan.PublishNodeKeys: func(a *Agent, ctx context.Context, w work) error { return a.publisher.Publish(ctx, w.seen, w.want) },
 }
 

@@ -140,6 +140,9 @@ func (a *Agent) planned(s state.Observed, want state.Desired) plan.Observed {
 		out.Clients = append(out.Clients, state.PlannedPod(p))
 	}
 	out.Pauses, out.Operands = s.PlannedOperands()
+	for i := range out.Operands {
+		out.Operands[i].Late = a.prover.IsLate(s, want, out.Operands[i].UID)
+	}
 	return out
 }
 

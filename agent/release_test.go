@@ -190,6 +190,34 @@ func TestThePluginHasItsTimeInEachChange(t *testing.T) {
 	})
 }
 
+// Promise 9. Kubelet has been seen to forget a plugin that had registered. A full budget must not take the plugin its restart, nor what makes
+// room for it its notice.
+func TestAPluginThatABudgetKeepsIsRestartedWhenThereIsRoom(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.begin("all-1g.10gb")
+		w.broken = true
+		w.passes("a plugin with nothing to offer", func() bool {
+			return w.condition().Reason == string(config.ReasonAwaitingCapacity) && len(w.offered) == 0
+		})
+		full := true
+		w.client.PrependReactor("create", "pods", func(action k8stesting.Action) (bool, runtime.Object, error) {
+			return full && action.GetSubresource() == "eviction", nil, apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 10)
+		})
+		w.spend(w.settings.Timeouts.Capacity/2 + 10*time.Second)
+		if c := w.condition(); c.Reason != string(config.ReasonEvictionBlocked) || !strings.Contains(c.Message, "until") && !strings.Contains(c.Message, " at 2") {
+			t.Errorf("the node says %s: %s; want that the plugin cannot be evicted, and until when that is waited for", c.Reason, c.Message)
+		}
+		before := w.started
+		full, w.broken = false, false
+		w.reach("all-1g.10gb")
+		if w.started != before+1 {
+			t.Errorf("%d plugins were started since there is room, want 1", w.started-before)
+		}
+	})
+}
+
 // Promise 10. The agent cannot prove after an undo what the plugin did not offer before the change.
 func TestANodeWhosePluginNeverWorkedIsGivenBack(t *testing.T) {
 	t.Parallel()

@@ -86,7 +86,7 @@ func stepsLeft(steps []plan.Step, err error) int {
 
 // forget drops what the agent remembers of steps that are over.
 func (a *Agent) forget(first plan.Step, converged bool) {
-	if first.Kind != plan.VerifyCapacity {
+	if !first.Traits().PartOfProof {
 		a.prover.End()
 	}
 	if !first.Traits().TouchesGPU {

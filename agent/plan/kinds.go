@@ -63,6 +63,9 @@ const (
 	// RestartPlugin evicts a device plugin that does not offer a GPU again which has recovered: until it starts anew, it takes the GPU for
 	// unhealthy.
 	RestartPlugin Kind = "RestartPlugin"
+	// RestartLatePlugin evicts a device plugin whose devices kubelet has lacked for half of the time that the proof may take: one has been seen to
+	// register and to be forgotten by kubelet.
+	RestartLatePlugin Kind = "RestartLatePlugin"
 	// ReloadPlugin makes the pods of the device plugin that run by a former config read the present one.
 	ReloadPlugin Kind = "ReloadPlugin"
 	// SetComputeMode sets the default compute mode on a GPU whose MPS daemon has ended and left it in exclusive-process mode.
@@ -114,6 +117,8 @@ type Traits struct {
 	Bounded bool
 	// Repeatable: it succeeds at once, and a user or another tool may undo it at once. The agent gives up a change that repeats it in vain.
 	Repeatable bool
+	// PartOfProof: the wait for capacity goes on while it is the next step.
+	PartOfProof bool
 	// WaitsAsOne: all steps of the kind share one wait and one deadline.
 	WaitsAsOne bool
 	// Wait is what it waits for, beside pods.
@@ -196,13 +201,19 @@ var kinds = map[Kind]Traits{
 		},
 		Begins: true, AsksBudgets: true,
 	},
-	RestartOperands: {Text: func(s Step) string { return "restart device plugin " + names(s.Pods) }},
-	ReloadPlugin:    {Text: fixedText("have the device plugin read its config"), Bounded: true},
+	RestartLatePlugin: {
+		Text: func(s Step) string {
+			return "restart device plugin " + names(s.Pods) + ", whose devices kubelet has lacked for long"
+		},
+		AsksBudgets: true, PartOfProof: true,
+	},
+	RestartOperands: {Text: func(s Step) string { return "restart device plugin " + names(s.Pods) }, AsksBudgets: true},
+	ReloadPlugin:    {Text: fixedText("have the device plugin read its config"), AsksBudgets: true, Bounded: true},
 	SetComputeMode: {
 		Text: onGPU(fixedText("let any process compute on it")), Apply: withComputeDefault,
 		TouchesGPU: true, Begins: true, ReachesTarget: true, Bounded: true,
 	},
-	VerifyCapacity:  {Text: fixedText("verify capacity"), OnlyLooks: true, Wait: WaitCapacity},
+	VerifyCapacity:  {Text: fixedText("verify capacity"), OnlyLooks: true, PartOfProof: true, Wait: WaitCapacity},
 	PublishNodeKeys: {Text: fixedText("publish the profile's labels and taints"), Begins: true, Bounded: true, Repeatable: true},
 	Release:         {Text: fixedText("release: give the node back")},
 	ReleaseSlot:     {Text: fixedText("give the slot of the pool back")},

@@ -6,6 +6,7 @@ import (
 	"go/token"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/gpuslice/gpuslice/agent/plan"
@@ -70,6 +71,12 @@ func TestTraitsAgree(t *testing.T) {
 		}
 		if has.ShapesPlugin && !has.TouchesGPU {
 			t.Errorf("%s changes what the device plugin reads when it starts, and no GPU: %+v", kind, has)
+		}
+		if has.OnlyLooks && (has.Apply != nil || has.TouchesGPU || has.Disrupts || has.Begins || has.Drains || has.AsksBudgets || has.ReachesTarget || has.TakesFromHost) {
+			t.Errorf("%s only looks, and changes something: %+v", kind, has)
+		}
+		if names := (plan.Step{Kind: kind, Pods: []plan.Pod{{Namespace: "team", Name: "pod"}}}).String(); strings.Contains(names, "team/pod") && !has.AsksBudgets {
+			t.Errorf("%s sends pods away, and does not watch the budgets that may keep them: %+v", kind, has)
 		}
 	}
 }

@@ -75,6 +75,8 @@ type Operand struct {
 	ByLabel bool // it is one of Pauses
 	// Withholds: it has run since before a GPU recovered, and does not offer all devices of that GPU.
 	Withholds bool
+	// Late: it has run for half of the wait for capacity, and kubelet does not have its devices.
+	Late bool
 }
 
 // Pause is an operand that runs if a label of the node says so, and ends when the label says otherwise. Operands that
@@ -431,10 +433,13 @@ func giveBack(seen Observed, want Desired, parks bool) []Step {
 		steps = append(steps, Step{Kind: RegenerateCDI, Files: seen.CDI})
 	}
 	steps = append(steps, resume(seen)...)
-	var stale []Pod
+	var stale, late []Pod
 	for _, o := range seen.Operands {
 		if o.Stale {
 			stale = append(stale, o.Pod)
+		}
+		if o.Late {
+			late = append(late, o.Pod)
 		}
 	}
 	if seen.Journal.Owed && len(stale) > 0 {
@@ -442,6 +447,9 @@ func giveBack(seen Observed, want Desired, parks bool) []Step {
 	}
 	steps = append(steps, stepsAfterConfig(seen, want)...)
 	if seen.Capacity.Agreed < needed(seen) {
+		if seen.Journal.Owed && len(late) > 0 {
+			steps = append(steps, Step{Kind: RestartLatePlugin, Pods: late})
+		}
 		steps = append(steps, Step{Kind: VerifyCapacity})
 	}
 	if seen.Keys {

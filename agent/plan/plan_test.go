@@ -76,7 +76,7 @@ func text(steps []plan.Step, err error) string {
 //	pod web/a on 0/1g.10gb@0
 //	pod web/b on anything
 //	pod web/d on 0/3g.40gb@4/1c@2
-//	plugin kube-system/p stale returns by-label withholds
+//	plugin kube-system/p stale returns by-label withholds late
 //	operand dcgm paused pods=gpu-operator/dcgm-1
 //	client monitoring/exporter
 //	unit nvsm.service active holds
@@ -109,6 +109,7 @@ func parseSeen(t *testing.T, text string) plan.Observed {
 			seen.Operands = append(seen.Operands, plan.Operand{
 				Pod: pod(words[1]), Stale: slices.Contains(words, "stale"), Returns: slices.Contains(words, "returns"),
 				ByLabel: slices.Contains(words, "by-label"), Withholds: slices.Contains(words, "withholds"),
+				Late: slices.Contains(words, "late"),
 			})
 		case "operand":
 			seen.Pauses = append(seen.Pauses, parsePause(words[1:]))

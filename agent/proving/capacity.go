@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,10 +19,8 @@ import (
 	"github.com/gpuslice/gpuslice/agent/capacity"
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/outcome"
-	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
 // missing says what is missing of the capacity, with the cause and what a user can do, if that is known.
@@ -87,7 +87,7 @@ func (p *Prover) RemoveStaleResources(ctx context.Context, seen state.Observed, 
 }
 
 // Await returns what is missing, until a look finds that nothing is.
-func (p *Prover) Await(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
+func (p *Prover) Await(seen state.Observed, want state.Desired) error {
 	now := p.Clock.Now()
 	if p.began.IsZero() {
 		p.began = now
@@ -102,11 +102,16 @@ func (p *Prover) Await(ctx context.Context, seen state.Observed, want state.Desi
 	if seen.Journal == nil {
 		return &outcome.Waiting{Reason: reason, Message: missing, After: outcome.DriverRetry}
 	}
-	// A node that has just been registered has no former config, and its first plugin may wait for a driver that is still being installed.
-	fresh := seen.Journal.Startup != nil && !want.Undo
-	until := p.began.Add(p.Settings.Timeouts.Capacity)
-	if err := p.mendPlugin(ctx, seen, want, step, fresh); err != nil {
-		return err
+	fresh := isFresh(seen, want)
+	until := p.until()
+	if fails := p.failing(seen, want); fails != "" {
+		return &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonPluginFailed, Message: "the device plugin does not run by its new config: " + fails}
+	}
+	if !fresh && p.late == nil && now.After(p.half()) {
+		for i := range seen.DevicePlugin.Pods {
+			p.late = append(p.late, string(seen.DevicePlugin.Pods[i].UID))
+		}
+		p.Log.Info("no capacity for long", zap.Strings("missing", seen.Capacity.Missing))
 	}
 	if fresh || now.Before(until) {
 		if reason == config.ReasonCapacityMismatch || now.Sub(p.began) < causePatience {
@@ -132,21 +137,38 @@ func (p *Prover) Await(ctx context.Context, seen state.Observed, want state.Desi
 	}
 }
 
-// mendPlugin ends a change if the device plugin does not run by its new config. Otherwise, if capacity is missing, it evicts the plugin once:
-// kubelet sometimes forgets a plugin that has registered.
-func (p *Prover) mendPlugin(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step, fresh bool) error {
-	if fails := p.DevicePlugin.Fails(seen); fails != "" && seen.Journal.ChangesPlugin() && !want.Undo {
-		return &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonPluginFailed, Message: "the device plugin does not run by its new config: " + fails}
+// isFresh reports whether the node has just been registered. Such a node has no former config, and its first plugin may wait for a
+// driver that is still being installed.
+func isFresh(seen state.Observed, want state.Desired) bool {
+	return seen.Journal.Startup != nil && !want.Undo
+}
+
+// failing returns why the device plugin does not run by the config that the change has given it; empty if it does, or there is none.
+func (p *Prover) failing(seen state.Observed, want state.Desired) string {
+	if want.Undo || !seen.Journal.ChangesPlugin() {
+		return ""
 	}
-	half := p.began.Add(p.Settings.Timeouts.Capacity / 2)
-	if fresh || p.restarted || !p.Clock.Now().After(half) || len(seen.DevicePlugin.Pods) == 0 {
-		return nil
+	return p.DevicePlugin.Fails(seen)
+}
+
+func (p *Prover) until() time.Time { return p.began.Add(p.Settings.Timeouts.Capacity) }
+
+func (p *Prover) half() time.Time { return p.began.Add(p.Settings.Timeouts.Capacity / 2) }
+
+// IsLate reports whether the pod of the device plugin has run for half of the wait for capacity, and capacity is still missing. After the
+// wait's end it is not late any more, so that the end comes although a budget keeps the pod.
+func (p *Prover) IsLate(seen state.Observed, want state.Desired, pod string) bool {
+	if seen.Journal == nil || p.began.IsZero() || len(seen.Capacity.Missing) == 0 || isFresh(seen, want) || p.failing(seen, want) != "" {
+		return false
 	}
-	p.restarted = true
-	step.Kind, step.Pods = plan.RestartOperands, nil
-	for i := range seen.DevicePlugin.Pods {
-		step.Pods = append(step.Pods, state.PlannedPod(holders.Describe(&seen.DevicePlugin.Pods[i])))
+	now := p.Clock.Now()
+	return now.After(p.half()) && now.Before(p.until()) && slices.Contains(p.late, pod)
+}
+
+// Within adds to a wait for late plugins to leave when the wait for capacity ends.
+func (p *Prover) Within(seen state.Observed, want state.Desired, err error) error {
+	if wait, is := errors.AsType[*outcome.Waiting](err); is {
+		wait.Since, wait.Until, wait.Then = p.began, p.until(), seen.DeadlineText(want)
 	}
-	p.Log.Info("no capacity for long: starting the device plugin anew", zap.Strings("missing", seen.Capacity.Missing))
-	return p.Draining.Evict(ctx, seen, want, []plan.Step{step})
+	return err
 }

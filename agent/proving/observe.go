@@ -10,7 +10,6 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/capacity"
 	"github.com/gpuslice/gpuslice/agent/deviceplugin"
-	"github.com/gpuslice/gpuslice/agent/draining"
 	"github.com/gpuslice/gpuslice/agent/events"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/steady"
@@ -22,15 +21,14 @@ type Prover struct {
 	Node         string // name of the node
 	Client       kubernetes.Interface
 	DevicePlugin *deviceplugin.Plugin
-	Draining     *draining.Draining
 	Settings     config.Settings
 	Events       events.Recorder
 	Clock        *steady.Clock
 	Log          *zap.Logger
 
-	proof     capacity.Proof
-	began     time.Time // when the present wait for capacity began; zero if there is none
-	restarted bool      // the agent has restarted the device plugin, since capacity was missing
+	proof capacity.Proof
+	began time.Time // when the present wait for capacity began; zero if there is none
+	late  []string  // UIDs of the device plugin's pods that were there after half of the wait; each is restarted once
 }
 
 // Forget drops what was computed from earlier times of the clock.
@@ -49,7 +47,7 @@ func (p *Prover) ProveAnew() { p.proof.Agreed = 0 }
 func (p *Prover) Pause() { p.began = time.Time{} }
 
 // End ends the wait for capacity.
-func (p *Prover) End() { p.began, p.restarted = time.Time{}, false }
+func (p *Prover) End() { p.began, p.late = time.Time{}, nil }
 
 // featurePatience is how long the agent waits for the labels of GPU feature discovery: that looks each minute, and node feature discovery
 // copies what it finds to the node. Pods may select nodes by these labels, but they prove nothing.

@@ -176,6 +176,7 @@ var progresses = map[plan.Kind]struct {
 	plan.StartUnits:         {config.ReasonAwaitingCapacity, api.PhaseVerifying},
 	plan.ResumeOperands:     {config.ReasonAwaitingCapacity, api.PhaseVerifying},
 	plan.RestartPlugin:      {config.ReasonAwaitingCapacity, api.PhaseVerifying},
+	plan.RestartLatePlugin:  {config.ReasonAwaitingCapacity, api.PhaseVerifying},
 	plan.RestartOperands:    {config.ReasonAwaitingCapacity, api.PhaseVerifying},
 	plan.VerifyCapacity:     {config.ReasonAwaitingCapacity, api.PhaseVerifying},
 	plan.Release:            {config.ReasonAwaitingCapacity, api.PhaseVerifying},

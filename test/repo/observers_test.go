@@ -13,6 +13,7 @@ import (
 // observers are what looks at the node: all that a pass does before something is decided, with the parts and what completes the look.
 var observers = []string{
 	"(*agent.Agent).observe", "(*agent.Agent).observeTaken", "(*agent/resolve.Resolver).Desired", "(*agent/proving.Prover).Prove",
+	"(*agent/proving.Prover).Await", // the executor of the one kind of step that only looks
 	"(*agent/memory.Monitor).Look", "(*agent/memory.Monitor).LookAgain", "(*agent/health.Monitor).Look", "(*agent/health.Monitor).LookAgain",
 	"(*agent/health.Monitor).Recovered", "(*agent/health.Monitor).Critical", "(*agent/idle.Monitor).Look", "(*agent/idle.Monitor).LookAgain",
 	"(*agent/idle.Monitor).Watch",
