@@ -126,6 +126,8 @@ type Monitor struct {
 	since          map[string]time.Time         // since when a device has been over the threshold, or, if nearly full, below the lower limit
 	baseline       map[string]map[types.UID]int // MiB that each pod had when the device was last below both limits, by device
 	seeded         bool                         // the condition that a former process had written is taken over
+	written        string                       // the subject of the condition that this process wrote last
+	writtenAt      time.Time                    // its heartbeat
 	podsOfLastPass podsOnNode
 	metrics        metrics
 }
@@ -142,21 +144,23 @@ func New(o Options) *Monitor {
 }
 
 // Forget drops the times, since the host's clock was set.
-func (m *Monitor) Forget(time.Time) { clear(m.since) }
+func (m *Monitor) Forget(time.Time) {
+	clear(m.since)
+	m.writtenAt = time.Time{}
+}
 
 // isDisabled reports whether the settings turn the monitor off.
 func (m *Monitor) isDisabled() bool { return m.Limits.Threshold == 0 }
 
-// adoptShownCondition takes over the condition that a former process has written: a device that was full, and is not below the lower limit,
-// stays full.
+// adoptShownCondition takes over the condition that a former process has written: if any device was full, each that pods share and that is not
+// below the lower limit counts as full. The message does not tell which was: it is cut where many are.
 func (m *Monitor) adoptShownCondition(old *corev1.NodeCondition, all []usage) {
 	if m.seeded {
 		return
 	}
 	m.seeded = true
 	for _, u := range all {
-		m.nearlyFull[u.device] = old != nil && old.Status == corev1.ConditionTrue && u.shared() && u.percent() > m.Limits.Clear &&
-			strings.Contains(old.Message, u.name)
+		m.nearlyFull[u.device] = old != nil && old.Status == corev1.ConditionTrue && u.shared() && u.percent() > m.Limits.Clear
 	}
 }
 
@@ -255,23 +259,32 @@ func (m *Monitor) condition(old *corev1.NodeCondition, unknown string, now time.
 	case old.Status != status || old.Reason != string(reason) || beat:
 		return status, reason, message, true
 	default:
-		return status, reason, message, status == corev1.ConditionTrue && now.Sub(old.LastHeartbeatTime.Time) >= newsInterval && !m.names(old.Message)
+		return status, reason, message, status == corev1.ConditionTrue && now.Sub(old.LastHeartbeatTime.Time) >= newsInterval && !m.shows(old)
 	}
 }
 
-// names reports whether the message names all full devices and the pods that have them, and no others.
-func (m *Monitor) names(message string) bool {
+// subject is which devices are full and which pods have them, in the order of the names.
+func (m *Monitor) subject() string {
+	var out []string
 	for _, u := range m.last {
-		if m.nearlyFull[u.device] != strings.Contains(message, u.name) {
-			return false
+		if !m.nearlyFull[u.device] {
+			continue
 		}
+		var pods []string
 		for _, p := range u.pods {
-			if m.nearlyFull[u.device] && !strings.Contains(message, p.pod.String()+" ") {
-				return false
-			}
+			pods = append(pods, string(p.uid))
 		}
+		slices.Sort(pods)
+		out = append(out, u.device+" "+strings.Join(pods, " "))
 	}
-	return true
+	slices.Sort(out)
+	return strings.Join(out, "\n")
+}
+
+// shows reports whether the condition on the node is the one that this process wrote last, about the same devices and pods. Its message does
+// not tell: it is cut where many devices are full.
+func (m *Monitor) shows(old *corev1.NodeCondition) bool {
+	return old.LastHeartbeatTime.Unix() == m.writtenAt.Unix() && m.written == m.subject()
 }
 
 // Look takes over the GPUs that the pass has observed, and writes an Event on the pod that has filled one.
@@ -333,7 +346,8 @@ func (m *Monitor) Conditions(node *corev1.Node, complete bool, silent string, be
 	if !news {
 		return nil
 	}
-	return []corev1.NodeCondition{condition.After(old, config.ConditionGPUMemoryPressure, status, string(reason), message, m.Clock.Now())}
+	m.written, m.writtenAt = m.subject(), m.Clock.Now()
+	return []corev1.NodeCondition{condition.After(old, config.ConditionGPUMemoryPressure, status, string(reason), message, m.writtenAt)}
 }
 
 // Uses returns how much memory each pod has of each device, most memory first.
