@@ -140,6 +140,7 @@ func (at *site) when(ctx context.Context, from time.Time, within time.Duration, 
 
 // faultNotes say how the second table is to be read.
 const faultNotes = `Figures are medians, of one GPU of eight H100s. The stand-in kubelet tells what the device plugin says at once; a real one may take ten seconds.
+The cure is a reset, and for Xid 79 a GPU that is found again without a reboot of the node, which would start the plugin anew, too.
 
 condition    from the fault until condition GPUUnhealthy is True; the device plugin has none
 allocatable  from the fault until the node offers less than eight GPUs
