@@ -1,6 +1,6 @@
 // Package state is one look at a node, and what its labels ask for: the data by which the agent decides, and what follows from
-// that alone. It has no client, no clock and no driver. The observers of package
-// agent fill it, each section once in a pass.
+// that alone. It has no client, no clock and no driver. Package agent fills it by observe.go; what is only known once a plan is made, as who
+// holds the devices that go, it adds then.
 package state
 
 import (
@@ -25,7 +25,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Observed is one look at everything by which the agent decides, in sections. One function fills each section, and is named after it.
+// Observed is one look at everything by which the agent decides, in sections.
 type Observed struct {
 	Node         *corev1.Node
 	Marks        Marks
