@@ -21,6 +21,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/access"
 	"github.com/gpuslice/gpuslice/agent/health"
+	"github.com/gpuslice/gpuslice/agent/idle"
 	"github.com/gpuslice/gpuslice/agent/memory"
 	"github.com/gpuslice/gpuslice/agent/metrics"
 	"github.com/gpuslice/gpuslice/test/binaries"
@@ -236,7 +237,7 @@ func read(t *testing.T, expressions []string) map[string]asked {
 func descriptors() map[string][]string {
 	all := make(chan *prometheus.Desc, 1000)
 	own, _ := metrics.New(clock.RealClock{}).Gatherer().(prometheus.Collector) // a registry is one
-	for _, c := range []prometheus.Collector{own, new(health.Monitor), new(memory.Monitor), new(access.Checker)} {
+	for _, c := range []prometheus.Collector{own, new(health.Monitor), new(memory.Monitor), new(idle.Monitor), new(access.Checker)} {
 		c.Describe(all)
 	}
 	close(all)
