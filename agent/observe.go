@@ -139,10 +139,7 @@ func (a *Agent) planned(s state.Observed, want state.Desired) plan.Observed {
 	for _, p := range s.Holders.OfLibrary {
 		out.Clients = append(out.Clients, state.PlannedPod(p))
 	}
-	out.Pauses, out.Operands = s.PlannedOperands()
-	for i := range out.Operands {
-		out.Operands[i].Late = a.prover.IsLate(s, want, out.Operands[i].UID)
-	}
+	out.Pauses, out.Operands = a.prover.Operands(s, want)
 	return out
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/capacity"
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/outcome"
+	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
 )
@@ -155,9 +156,18 @@ func (p *Prover) until() time.Time { return p.began.Add(p.Settings.Timeouts.Capa
 
 func (p *Prover) half() time.Time { return p.began.Add(p.Settings.Timeouts.Capacity / 2) }
 
-// IsLate reports whether the pod of the device plugin has run for half of the wait for capacity, and capacity is still missing. After the
+// Operands returns the operands that a label of the node deploys, and the device plugin's pods, with those that are late.
+func (p *Prover) Operands(seen state.Observed, want state.Desired) (pauses []plan.Pause, plugins []plan.Operand) {
+	pauses, plugins = seen.PlannedOperands()
+	for i := range plugins {
+		plugins[i].Late = p.isLate(seen, want, plugins[i].UID)
+	}
+	return pauses, plugins
+}
+
+// isLate reports whether the pod of the device plugin has run for half of the wait for capacity, and capacity is still missing. After the
 // wait's end it is not late any more, so that the end comes although a budget keeps the pod.
-func (p *Prover) IsLate(seen state.Observed, want state.Desired, pod string) bool {
+func (p *Prover) isLate(seen state.Observed, want state.Desired, pod string) bool {
 	if seen.Journal == nil || p.began.IsZero() || len(seen.Capacity.Missing) == 0 || isFresh(seen, want) || p.failing(seen, want) != "" {
 		return false
 	}

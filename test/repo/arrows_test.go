@@ -99,7 +99,7 @@ var arrows = map[string][]string{
 	"agent/preview":    {"agent/api", "agent/capacity", "agent/plan", "agent/state", "config", "nvml"},
 	"agent/processes":  {"agent/outcome", "agent/plan", "agent/state", "agent/steady", "config", "drain/holders", "nvml"},
 	"agent/proving": {
-		"agent/api", "agent/capacity", "agent/deviceplugin", "agent/events", "agent/nodewrite", "agent/outcome", "agent/state",
+		"agent/api", "agent/capacity", "agent/deviceplugin", "agent/events", "agent/nodewrite", "agent/outcome", "agent/plan", "agent/state",
 		"agent/steady", "config",
 	},
 	"agent/publish": {"agent/hostrecord", "agent/ledger", "agent/nodekeys", "agent/nodewrite", "agent/plan", "agent/state", "agent/steady"},
