@@ -228,45 +228,56 @@ func TestAGPUThatCannotBeResetIsGivenBack(t *testing.T) {
 	})
 }
 
-// Promise 8: killed before and after each call into the driver, and once after each pass.
+// endsReset checks the end of a reset in the middle of which the agent was killed.
+func (w *world) endsReset() {
+	w.t.Helper()
+	w.spend(time.Hour)
+	if got := w.snapshot()[0].Geometry().String(); got != "3g.40gb@0 3g.40gb@4" || w.resets() == 0 || w.resets() > 2 || !w.healed() {
+		w.t.Errorf("it is cut as %q after %d resets, and the node says %s", got, w.resets(), w.unhealthy().Message)
+	}
+	w.givenBack()
+}
+
+// Promise 8: killed before or after each call into the driver.
 func TestAResetComesToItsEndWhereverTheAgentIsKilled(t *testing.T) {
 	t.Parallel()
-	check := func(t *testing.T, w *world) {
-		t.Helper()
-		if got := w.snapshot()[0].Geometry().String(); got != "3g.40gb@0 3g.40gb@4" || w.resets() == 0 || w.resets() > 2 || !w.healed() {
-			t.Errorf("it is cut as %q after %d resets, and the node says %s", got, w.resets(), w.unhealthy().Message)
-		}
-		w.givenBack()
-	}
 	for _, after := range []bool{false, true} {
 		for n, more := 0, true; more && !t.Failed(); n++ {
 			t.Run(fmt.Sprintf("at call %d, after it %v", n, after), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					w := newSickWorld(t, cutH100, config.HealthResetCritical)
-					defer func() { w.watches() }()
-					w.converge("all-3g.40gb")
-					w.ail(0, 1)
-					calls := -1
-					more = false
-					armed := true
-					die := func(here bool) {
-						if here && armed && calls == n && !more {
-							more = true
-							panic(killed{})
-						}
-					}
-					w.through = func(d nvml.Driver) nvml.Driver {
-						return around{d, func() { calls++; die(!after) }, func() { die(after) }}
-					}
-					w.restart()
-					w.until("the end", func() {}, func() bool { return w.resets() > 0 && w.healed() })
-					armed = false
-					w.spend(time.Hour)
-					check(t, w)
-				})
+				synctest.Test(t, func(t *testing.T) { more = resetKilledAtCall(t, n, after) })
 			})
 		}
 	}
+}
+
+// resetKilledAtCall reports whether there was such a call.
+func resetKilledAtCall(t *testing.T, n int, after bool) (died bool) {
+	t.Helper()
+	w := newSickWorld(t, cutH100, config.HealthResetCritical)
+	defer func() { w.watches() }()
+	w.converge("all-3g.40gb")
+	w.ail(0, 1)
+	calls := -1
+	armed := true
+	die := func(here bool) {
+		if here && armed && calls == n && !died {
+			died = true
+			panic(killed{})
+		}
+	}
+	w.through = func(d nvml.Driver) nvml.Driver {
+		return around{d, func() { calls++; die(!after) }, func() { die(after) }}
+	}
+	w.restart()
+	w.until("the end", func() {}, func() bool { return w.resets() > 0 && w.healed() })
+	armed = false
+	w.endsReset()
+	return died
+}
+
+// Promise 8: killed once after each pass.
+func TestAResetComesToItsEndAfterWhicheverPassTheAgentIsKilled(t *testing.T) {
+	t.Parallel()
 	for n, more := 0, true; more && !t.Failed(); n++ {
 		t.Run(fmt.Sprintf("after pass %d", n), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -284,8 +295,7 @@ func TestAResetComesToItsEndWhereverTheAgentIsKilled(t *testing.T) {
 					return w.resets() > 0 && w.healed()
 				})
 				more = passed > n
-				w.spend(time.Hour)
-				check(t, w)
+				w.endsReset()
 			})
 		})
 	}

@@ -52,20 +52,26 @@ func (f *Fencing) journalWith(seen state.Observed, want state.Desired, steps []p
 	if !want.Undo {
 		j.Wish = want.Fingerprint
 	}
-	for _, gpu := range seen.GPUs {
-		if slices.ContainsFunc(steps, func(s plan.Step) bool { return s.GPU == gpu.UUID && s.Traits().ShapesPlugin }) {
-			known := len(j.Previous)
-			j.RecordLayout(gpu)
-			if _, asked := want.Targets[gpu.UUID]; !asked && len(j.Previous) > known {
-				j.Previous[known].Foreign = true // it is reset, since it is not well
-			}
-		}
-	}
+	recordLayouts(j, seen, want, steps)
 	owe(j, seen, steps)
 	if seen.Journal == nil && steps[0].Kind == plan.Adopt {
 		j.Undo = cmp.Or(seen.Failed(want), want.Left) // a failed wish is not tried again
 	}
 	return j, f.notePlugin(j, seen, want, steps)
+}
+
+// recordLayouts records how the GPUs are cut that the steps change.
+func recordLayouts(j *journal.Journal, seen state.Observed, want state.Desired, steps []plan.Step) {
+	for _, gpu := range seen.GPUs {
+		if !slices.ContainsFunc(steps, func(s plan.Step) bool { return s.GPU == gpu.UUID && s.Traits().ShapesPlugin }) {
+			continue
+		}
+		known := len(j.Previous)
+		j.RecordLayout(gpu)
+		if _, asked := want.Targets[gpu.UUID]; !asked && len(j.Previous) > known {
+			j.Previous[known].Foreign = true // it is reset, since it is not well
+		}
+	}
 }
 
 // notePlugin adds what the steps change for the device plugin: its pods that have read the former GPUs, and its config.

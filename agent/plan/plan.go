@@ -322,13 +322,20 @@ func disruptionOf(seen Observed, want Desired, changes []change, sharing sharing
 			d.holders = append(d.holders, p)
 		}
 	}
-	for _, u := range seen.Units {
-		// The driver resets a GPU only if no process has it open. It destroys an instance if no process computes on it.
-		if u.Active && (resets || u.Holds && d.takesAway) {
-			d.stops = append(d.stops, u.Name)
+	d.stops = unitsInTheWay(seen.Units, resets, d.takesAway)
+	return d
+}
+
+// unitsInTheWay are the running units that have to stop: the driver resets a GPU only if no process has it open, and destroys an instance only if
+// no process computes on it.
+func unitsInTheWay(units []Unit, resets, takesAway bool) []string {
+	var out []string
+	for _, u := range units {
+		if u.Active && (resets || u.Holds && takesAway) {
+			out = append(out, u.Name)
 		}
 	}
-	return d
+	return out
 }
 
 // fences reports whether the change needs the fence. Kubelet may give an idle device to a pod at any moment, so the change needs the fence

@@ -99,10 +99,7 @@ func parseSeen(t *testing.T, text string) plan.Observed {
 		case "gpu":
 			seen.GPUs = append(seen.GPUs, parseGPU(t, words[1:]))
 		case "sick":
-			seen.Sick = plan.Sick{}
-			for _, index := range words[1:] {
-				seen.Sick[seen.GPUs[number(t, index)].UUID] = true
-			}
+			seen.Sick = parseSick(t, words[1:], seen.GPUs)
 		case "pod":
 			seen.Pods = append(seen.Pods, parsePod(words[1:]))
 		case "plugin":
@@ -134,6 +131,15 @@ func parseSeen(t *testing.T, text string) plan.Observed {
 		}
 	}
 	return seen
+}
+
+func parseSick(t *testing.T, indices []string, gpus []nvml.GPU) plan.Sick {
+	t.Helper()
+	sick := plan.Sick{}
+	for _, index := range indices {
+		sick[gpus[number(t, index)].UUID] = true
+	}
+	return sick
 }
 
 func parseReboots(words []string) plan.Reboots {

@@ -38,10 +38,8 @@ func (r *Resolver) Desired(ctx context.Context, seen *state.Observed) (state.Des
 	if seen.Journal != nil && seen.Journal.Plugin != nil {
 		r.DevicePlugin.Observe(ctx, seen)
 	}
-	if want.Name == "" {
-		if heals, is := seen.Heals(); is {
-			return heals, nil
-		}
+	if heals, is := seen.Heals(); is && want.Name == "" {
+		return heals, nil
 	}
 	if err := seen.Withdrawn(want, pluginKey != seen.Node.Labels[config.LabelDevicePluginConfig] && pluginKey != ""); err != nil {
 		return want, err
@@ -68,13 +66,18 @@ func (r *Resolver) Desired(ctx context.Context, seen *state.Observed) (state.Des
 	}
 	want.Targets = state.Targets(wishes)
 	want.Fingerprint = fingerprint(want, wishes)
-	if err := r.DevicePlugin.Fits(*seen, want); err != nil {
-		return want, err
+	return want, r.refuses(*seen, want)
+}
+
+// refuses says why what is wanted cannot be on this node, or has failed before.
+func (r *Resolver) refuses(seen state.Observed, want state.Desired) error {
+	if err := r.DevicePlugin.Fits(seen, want); err != nil {
+		return err
 	}
 	if failed := seen.Failed(want); failed != nil && seen.Journal == nil {
-		return want, &outcome.Stalled{Reason: failed.Reason, Message: failed.Message}
+		return &outcome.Stalled{Reason: failed.Reason, Message: failed.Message}
 	}
-	return want, nil
+	return nil
 }
 
 // AskPlugin adds the device plugin's config to the desired state. If the agent cannot give the plugin a config, the error names what asks for

@@ -62,7 +62,7 @@ func identifier(o Offer) kinds.Identifier {
 	if o.Slice() || o.Replicas > 1 {
 		most = 1
 	}
-	limit := intstr.FromInt32(int32(min(most, mostGPUs))) //nolint:gosec // it is small
+	limit := intstr.FromInt32(int32(min(most, mostGPUs)))
 	return kinds.Identifier{
 		DisplayName: describe(o), Identifier: o.Resource, MinCount: intstr.FromInt32(1), DefaultCount: intstr.FromInt32(1), MaxCount: &limit,
 		ResourceType: "Accelerator",

@@ -88,11 +88,9 @@ func (o options) bench(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	var nvidia incumbent.Programs
-	if len(rows) > 0 {
-		if nvidia, err = incumbent.Build(ctx, builder); err != nil {
-			return err
-		}
+	nvidia, err := buildNVIDIA(ctx, builder, len(rows) > 0)
+	if err != nil {
+		return err
 	}
 	dir, err := os.MkdirTemp("", "bench-") // short: Unix sockets are in it
 	if err != nil {
@@ -111,10 +109,7 @@ func (o options) bench(ctx context.Context) (err error) {
 	}
 	defer func() { err = errors.Join(err, st.cluster.Stop()) }()
 	began := time.Now()
-	if err := o.runAll(ctx, dir, rows, st, nvidia); err != nil {
-		return err
-	}
-	if err := o.runFaults(ctx, dir, sick, st); err != nil {
+	if err := errors.Join(o.runAll(ctx, dir, rows, st, nvidia), o.runFaults(ctx, dir, sick, st)); err != nil {
 		return err
 	}
 	if len(rows) > 0 {
@@ -126,6 +121,14 @@ func (o options) bench(ctx context.Context) (err error) {
 	fmt.Printf("%s, %d CPUs, %d runs each, %d at the same time; all of it took %s.\n",
 		time.Now().Format(time.DateOnly), runtime.NumCPU(), o.repeat, o.parallel, time.Since(began).Round(time.Second))
 	return nil
+}
+
+// buildNVIDIA builds NVIDIA's programs, if they are needed.
+func buildNVIDIA(ctx context.Context, builder binaries.Builder, needed bool) (incumbent.Programs, error) {
+	if !needed {
+		return incumbent.Programs{}, nil
+	}
+	return incumbent.Build(ctx, builder)
 }
 
 // program is something that can be measured, in the order of the table.

@@ -119,21 +119,7 @@ func reasonsOf(expr ast.Expr, within *ast.FuncDecl, files []*ast.File) (reasons 
 	case *ast.SelectorExpr:
 		return constantsIn(expr), len(constantsIn(expr)) == 1
 	case *ast.CallExpr:
-		called, ok := expr.Fun.(*ast.SelectorExpr)
-		if !ok {
-			return nil, false
-		}
-		if of, ok := called.X.(*ast.Ident); ok && of.Name == "config" && called.Sel.Name == "Reason" {
-			return nil, true
-		}
-		for _, file := range files {
-			for _, decl := range file.Decls {
-				if f, ok := decl.(*ast.FuncDecl); ok && f.Name.Name == called.Sel.Name {
-					reasons = append(reasons, constantsIn(f)...)
-				}
-			}
-		}
-		return reasons, len(reasons) > 0
+		return reasonsOfCall(expr, files)
 	case *ast.Ident:
 		ast.Inspect(within, func(n ast.Node) bool {
 			assign, ok := n.(*ast.AssignStmt)
@@ -152,6 +138,25 @@ func reasonsOf(expr ast.Expr, within *ast.FuncDecl, files []*ast.File) (reasons 
 		return reasons, len(reasons) > 0
 	}
 	return nil, false
+}
+
+// reasonsOfCall are those that a function of the files names, which may be what it returns.
+func reasonsOfCall(call *ast.CallExpr, files []*ast.File) (reasons []string, known bool) {
+	called, ok := call.Fun.(*ast.SelectorExpr)
+	if !ok {
+		return nil, false
+	}
+	if of, ok := called.X.(*ast.Ident); ok && of.Name == "config" && called.Sel.Name == "Reason" {
+		return nil, true
+	}
+	for _, file := range files {
+		for _, decl := range file.Decls {
+			if f, ok := decl.(*ast.FuncDecl); ok && f.Name.Name == called.Sel.Name {
+				reasons = append(reasons, constantsIn(f)...)
+			}
+		}
+	}
+	return reasons, len(reasons) > 0
 }
 
 // constantsIn are the reasons of config that the code below a node names.
