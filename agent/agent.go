@@ -111,7 +111,8 @@ type forgetter interface {
 // forgetters lists every part of the agent that remembers times.
 func (a *Agent) forgetters() []forgetter {
 	return []forgetter{
-		a.budget, a.processes, a.units, a.rebooter, a.devicePlugin, a.leftovers, a.upgrades, a.taint, a.prover, a.turn, a.change, a.parts,
+		a.record, a.sets, a.budget, a.processes, a.units, a.rebooter, a.devicePlugin, a.leftovers, a.upgrades, a.taint, a.resets, a.prover, a.turn, a.change,
+		a.parts,
 	}
 }
 

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"reflect"
+	"strings"
 	"sync"
 	"time"
 
@@ -69,7 +70,15 @@ func (a *Agent) HangSentinel(until <-chan struct{}) error {
 	})
 }
 
-// Unforgotten names the parts that remember times of the clock and are not among the forgetters.
+// keepsTimes are parts that remember times and have nothing to forget, each with the reason.
+var keepsTimes = map[string]string{
+	"clock":   "it finds out that the clock was set",
+	"metrics": "a metric tells when the last pass was, for people",
+	"alive":   "it goes by the monotonic clock of its reader",
+	"teller":  "what a change has taught is written with the next status, and decides nothing",
+}
+
+// Unforgotten names the parts of the agent that remember times, or have a Forget, and are not among the forgetters.
 func (a *Agent) Unforgotten() []string {
 	listed := map[reflect.Type]bool{}
 	for _, part := range a.forgetters() {
@@ -77,13 +86,59 @@ func (a *Agent) Unforgotten() []string {
 	}
 	var out []string
 	for field := range reflect.TypeFor[Agent]().Fields() {
-		remembers := field.Type.Implements(reflect.TypeFor[forgetter]()) || reflect.PointerTo(field.Type).Implements(reflect.TypeFor[forgetter]())
-		if remembers && !listed[field.Type] && !listed[reflect.PointerTo(field.Type)] {
-			out = append(out, field.Name)
+		forgets := field.Type.Implements(reflect.TypeFor[forgetter]()) || reflect.PointerTo(field.Type).Implements(reflect.TypeFor[forgetter]())
+		if listed[field.Type] || listed[reflect.PointerTo(field.Type)] || !ofThisModule(field.Type) && !forgets {
+			continue
+		}
+		if _, keeps := keepsTimes[field.Name]; keeps && !forgets {
+			continue
+		}
+		if times := timesIn(field.Type, map[reflect.Type]bool{}); forgets || times != "" {
+			out = append(out, field.Name+times)
 		}
 	}
 	return out
 }
+
+// ofThisModule reports whether the type, or what it points to, is declared in this module.
+func ofThisModule(of reflect.Type) bool {
+	if of.Kind() == reflect.Pointer {
+		of = of.Elem()
+	}
+	return strings.HasPrefix(of.PkgPath(), "github.com/gpuslice/gpuslice/")
+}
+
+// timesIn is how a value of the type comes to hold a time by fields that only its package sets; empty if it holds none. Exported fields of a
+// part are what it is given, or another part that is among the forgetters itself.
+func timesIn(of reflect.Type, seen map[reflect.Type]bool) string {
+	if of == reflect.TypeFor[time.Time]() {
+		return " holds a time"
+	}
+	if seen[of] {
+		return ""
+	}
+	seen[of] = true
+	switch of.Kind() {
+	case reflect.Pointer, reflect.Slice, reflect.Array, reflect.Map:
+		return timesIn(of.Elem(), seen)
+	case reflect.Struct:
+		if !ofThisModule(of) {
+			return ""
+		}
+		for field := range of.Fields() {
+			if field.IsExported() && field.Type != reflect.TypeFor[time.Time]() && !isData(field.Type) {
+				continue
+			}
+			if at := timesIn(field.Type, seen); at != "" {
+				return "." + field.Name + at
+			}
+		}
+	}
+	return ""
+}
+
+// isData reports whether the type is a map or a slice, in which a part remembers, rather than another part.
+func isData(of reflect.Type) bool { return of.Kind() == reflect.Map || of.Kind() == reflect.Slice }
 
 // Observe takes a look, as each pass begins with.
 func (a *Agent) Observe(ctx context.Context) error {

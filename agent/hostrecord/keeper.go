@@ -46,6 +46,9 @@ type Keeper struct {
 	retryAt time.Time
 }
 
+// Forget lets a write that has failed be repeated at once.
+func (h *Keeper) Forget(time.Time) { h.retryAt = time.Time{} }
+
 // Reread makes the next Load read the record again. It is for a process that watches while the agent's process writes it.
 func (h *Keeper) Reread() { h.read = false }
 

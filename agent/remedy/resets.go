@@ -24,6 +24,9 @@ type Resets struct {
 	Began time.Time // when this process began
 }
 
+// Forget takes the process for one that begins now.
+func (r *Resets) Forget(now time.Time) { r.Began = now }
+
 // Sick are the GPUs that are to be reset since they are not well. In the middle of a change a new process waits until that is known: a GPU whose
 // pods have left for its reset is not given back without.
 func (r *Resets) Sick(node *corev1.Node, underway bool) (plan.Sick, error) {

@@ -48,6 +48,9 @@ func NewDaemonSets(client kubernetes.Interface, clock clock.PassiveClock) *Daemo
 	return &DaemonSets{client: client, clock: clock, known: map[daemonSet]daemonSetAnswer{}}
 }
 
+// Forget drops all answers, which hold for a time by the clock as it was.
+func (d *DaemonSets) Forget(time.Time) { clear(d.known) }
+
 // Believe gives copies of the pods without the owners that they only claim to have: a DaemonSet stays as owner if it exists, with this
 // UID, in the pod's namespace. Nothing else of a pod changes, and the pods that are passed in are not changed. The pods are all of the
 // node: Believe forgets answers about other DaemonSets.
