@@ -118,7 +118,7 @@ func timesIn(of reflect.Type, seen map[reflect.Type]bool) string {
 		return ""
 	}
 	seen[of] = true
-	switch of.Kind() {
+	switch of.Kind() { //nolint:exhaustive // the others hold none
 	case reflect.Pointer, reflect.Slice, reflect.Array, reflect.Map:
 		return timesIn(of.Elem(), seen)
 	case reflect.Struct:
