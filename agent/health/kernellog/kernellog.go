@@ -58,7 +58,7 @@ func (l *Log) Xids(ctx context.Context) (<-chan Xid, error) {
 	}
 	if !l.begun { // what was written before is no news
 		if _, err := from.Seek(0, io.SeekEnd); err != nil && !errors.Is(err, unix.ESPIPE) {
-			_ = from.Close() // the other error says more
+			_ = from.Close() // the error returned says more
 			return nil, fmt.Errorf("skipping the old records of the kernel's log: %w", err)
 		}
 	}
@@ -69,7 +69,7 @@ func (l *Log) Xids(ctx context.Context) (<-chan Xid, error) {
 		stop := context.AfterFunc(ctx, func() { _ = from.Close() }) // which ends a read that waits
 		err := l.follow(ctx, from, out)
 		if stop() {
-			_ = from.Close() // nobody could react to its error
+			_ = from.Close() // it was only read, so the error loses nothing
 		}
 		if ctx.Err() == nil {
 			l.log.Debug("the kernel's log cannot be read any more", zap.Error(err))
