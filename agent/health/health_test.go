@@ -391,8 +391,17 @@ func TestGPUsThatNoDriverAnswersForAreFoundOnTheBus(t *testing.T) {
 		if !strings.Contains(c.Message, "3 are on the PCI bus, and 1 answer") || !strings.Contains(c.Message, w.onBus[1].PCI) || strings.Contains(c.Message, w.onBus[2].PCI) {
 			t.Errorf("the message is %q, want that it names %s alone", c.Message, w.onBus[1].PCI)
 		}
+		told := w.status().GPUs
+		if last := told[len(told)-1]; len(told) != 2 || !last.Missing || last.PCI != w.onBus[1].PCI || last.Index != -1 || last.Health == nil || last.Health.Reason != config.ReasonGPUMissing {
+			t.Errorf("the status has %+v, want one GPU and the missing one", told)
+		}
 		must(t, w.gpus.SetHealth(1, gpusim.Health{}))
 		w.within(10*time.Second, corev1.ConditionFalse)
+		for _, g := range w.status().GPUs {
+			if g.Missing {
+				t.Errorf("the status has %+v", g)
+			}
+		}
 	})
 }
 

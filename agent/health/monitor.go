@@ -9,6 +9,7 @@ import (
 	"context"
 	"encoding/json"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -476,6 +477,14 @@ func (m *Monitor) Report(s *api.Status) {
 	for i := range s.GPUs {
 		if g := m.node.GPU(s.GPUs[i].UUID); g != nil {
 			s.GPUs[i].Health = m.status(g)
+		}
+	}
+	if !m.node.Looked() {
+		return
+	}
+	for _, g := range m.node.GPUs() {
+		if index, missing := g.Missing(); missing && !slices.ContainsFunc(s.GPUs, func(told api.StatusGPU) bool { return g.UUID() != "" && told.UUID == g.UUID() }) {
+			s.GPUs = append(s.GPUs, api.StatusGPU{Index: index, UUID: g.UUID(), PCI: g.PCI(), Missing: true, Health: m.status(g)})
 		}
 	}
 }

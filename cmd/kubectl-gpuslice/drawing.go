@@ -50,6 +50,9 @@ func (k podsView) gpu(g *gpuView, known bool, p paper) []string {
 	cut := g.MIG && g.Slices > 0
 	lines := p.headline(g, cut, known)
 	lines = append(lines, g.healthLines(p)...)
+	if g.Missing {
+		return lines
+	}
 	if !cut {
 		return append(lines, p.block(indent+"used by: ", k.users(g.Pods))...)
 	}
@@ -78,11 +81,7 @@ func (k podsView) gpu(g *gpuView, known bool, p paper) []string {
 
 // headline names the GPU, and reports its health.
 func (p paper) headline(g *gpuView, cut, known bool) []string {
-	form := "whole"
-	if cut {
-		form = "MIG"
-	}
-	head, state := fmt.Sprintf("GPU %d %s %s", g.Index, g.UUID, form), g.state(known)
+	head, state := g.name(cut), g.state(known)
 	if state == "" {
 		return p.block("", head)
 	}
@@ -93,6 +92,20 @@ func (p paper) headline(g *gpuView, cut, known bool) []string {
 		}
 	}
 	return lines
+}
+
+// name names the GPU by what is known of it, and says how it is used.
+func (g *gpuView) name(cut bool) string {
+	switch {
+	case g.Missing && g.Index < 0:
+		return "GPU at " + g.PCI
+	case g.Missing:
+		return fmt.Sprintf("GPU %d %s at %s", g.Index, g.UUID, g.PCI)
+	case cut:
+		return fmt.Sprintf("GPU %d %s MIG", g.Index, g.UUID)
+	default:
+		return fmt.Sprintf("GPU %d %s whole", g.Index, g.UUID)
+	}
 }
 
 // drawn is the number of columns of a drawing.

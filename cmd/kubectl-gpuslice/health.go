@@ -62,6 +62,8 @@ func (g *gpuView) state(known bool) string {
 	switch {
 	case g.Health != nil && g.Health.Reason != "":
 		return string(g.Health.Reason)
+	case g.Missing:
+		return "missing"
 	case known:
 		return "well"
 	default:

@@ -83,7 +83,10 @@ func screenNodes() []corev1.Node {
 		Capacity: "nvidia.com/mig-1g.10gb 2", Blockers: []string{"team-a/trainer-0: PDB team-a/trainer: needs 2 healthy pods and has 2", "team-b/x: PDB team-b/x", "team-c/y: PDB team-c/y"},
 	}, 4*time.Minute, "research: waiting")
 	sick := onScreen("gpu-3", config.LabelMIGConfig, "all-1g.10gb", api.Status{
-		Phase: api.PhaseIdle, Reason: config.ReasonConverged, GPUs: []api.StatusGPU{seven(0)}, Capacity: "nvidia.com/mig-1g.10gb 7",
+		Phase: api.PhaseIdle, Reason: config.ReasonConverged, Capacity: "nvidia.com/mig-1g.10gb 7", GPUs: []api.StatusGPU{seven(0), {
+			Index: 1, UUID: "GPU-missing", Missing: true, PCI: "0000:4b:00.0",
+			Health: &api.GPUHealth{Reason: config.ReasonGPUMissing, Severity: "critical", Action: "RebootNode", Since: screenTime.Add(-time.Hour)},
+		}, {Index: -1, Missing: true, PCI: "0000:4c:00.0"}},
 	}, 25*time.Hour, "all-1g.10gb: as asked")
 	health(sick, 0, api.GPUHealth{
 		Reason: config.ReasonResetRequired, Severity: "critical", Action: "ResetGPU", Since: screenTime.Add(-10 * time.Minute),

@@ -89,14 +89,18 @@ var nodeColumns = []column[nodeView]{
 		return cmp.Or(v.unhealthy(), "well")
 	}},
 	{name: "gpus", wide: true, folds: true, of: func(v *nodeView, _ paper) string {
-		switch n := v.instances(); {
-		case len(v.GPUs) == 0:
+		if len(v.GPUs) == 0 {
 			return ""
-		case n == 0:
-			return cli.Counted(len(v.GPUs), "GPU")
-		default:
-			return fmt.Sprintf("%s, %s", cli.Counted(len(v.GPUs), "GPU"), cli.Counted(n, "instance"))
 		}
+		missing := v.missing()
+		out := cli.Counted(len(v.GPUs)-missing, "GPU")
+		if n := v.instances(); n > 0 {
+			out += ", " + cli.Counted(n, "instance")
+		}
+		if missing > 0 {
+			out += fmt.Sprintf(", %d missing", missing)
+		}
+		return out
 	}},
 	{name: "capacity", folds: true, of: func(v *nodeView, _ paper) string { return v.Capacity }},
 	{name: "blockers", folds: true, of: blockers},

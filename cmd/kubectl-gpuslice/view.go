@@ -60,7 +60,9 @@ type gpuView struct {
 	Slices    int            `json:"slices,omitempty"`
 	Pods      []string       `json:"pods,omitempty"` // on the whole of it
 	Instances []instanceView `json:"instances,omitempty"`
-	Health    *gpuHealth     `json:"health,omitempty"` // nil if the GPU is well, or its health is not known
+	Health    *gpuHealth     `json:"health,omitempty"`  // nil if the GPU is well, or its health is not known
+	Missing   bool           `json:"missing,omitempty"` // the driver does not tell of it
+	PCI       string         `json:"pci,omitempty"`     // address of one that is missing
 }
 
 // instanceView is a GPU instance, and the pods that use it.
@@ -108,7 +110,7 @@ func viewOf(n *corev1.Node) nodeView {
 func viewOfGPU(g api.StatusGPU) gpuView {
 	v := gpuView{
 		Index: g.Index, UUID: legible.Cut(string(g.UUID), longestWord), MIG: g.MIG, Geometry: legible.Message(g.Geometry, legible.Longest),
-		Slices: max(0, min(g.Slices, mostSlices)),
+		Slices: max(0, min(g.Slices, mostSlices)), Missing: g.Missing, PCI: legible.Cut(g.PCI, longestWord),
 	}
 	for _, i := range g.Instances[:min(len(g.Instances), mostInstances)] {
 		i.Is = legible.Cut(i.Is, longestWord)
@@ -155,6 +157,17 @@ func (v nodeView) instances() int {
 	return n
 }
 
+// missing counts the GPUs that the driver does not tell of.
+func (v nodeView) missing() int {
+	n := 0
+	for _, g := range v.GPUs {
+		if g.Missing {
+			n++
+		}
+	}
+	return n
+}
+
 // addDiagnosis adds the agent's present answer about the GPUs and their pods.
 func (v *nodeView) addDiagnosis(d *api.Diagnosis) {
 	v.Pods = podsView{Known: true}
@@ -169,6 +182,11 @@ func (v *nodeView) addDiagnosis(d *api.Diagnosis) {
 				}
 			}
 			v.GPUs = append(v.GPUs, now)
+		}
+		for _, before := range said {
+			if before.Missing && !slices.ContainsFunc(v.GPUs, func(now gpuView) bool { return now.UUID == before.UUID }) {
+				v.GPUs = append(v.GPUs, before)
+			}
 		}
 	}
 	for _, p := range d.Pods {
@@ -194,6 +212,9 @@ func (v *nodeView) addDiagnosis(d *api.Diagnosis) {
 func (v *nodeView) place(pod, device string) bool {
 	for g := range v.GPUs {
 		gpu := &v.GPUs[g]
+		if gpu.Missing { // another GPU may have its number now
+			continue
+		}
 		whole := "GPU " + strconv.Itoa(gpu.Index)
 		if device == whole {
 			gpu.Pods = append(gpu.Pods, pod)

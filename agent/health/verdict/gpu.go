@@ -457,6 +457,9 @@ func (g *GPU) FlappingUntil(now time.Time) (time.Time, bool) {
 // UUID is empty of a GPU that has never answered.
 func (g *GPU) UUID() nvml.UUID { return g.uuid }
 
+// Missing reports whether the driver does not tell of the GPU, and gives the index that it last had; -1 if it had none.
+func (g *GPU) Missing() (index int, is bool) { return g.index, g.missing }
+
 // PCI is the GPU's address on the PCI bus; empty if it is not known.
 func (g *GPU) PCI() string { return g.pci }
 
