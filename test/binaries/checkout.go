@@ -20,6 +20,9 @@ const hashLength = 16
 
 var rootModule = regexp.MustCompile(`(?m)^module github\.com/gpuslice/gpuslice\s*$`)
 
+// Checkout returns the root of the checkout.
+func (b Builder) Checkout() (dir string, err error) { return b.root() }
+
 func (b Builder) root() (string, error) {
 	if b.Root != "" {
 		return filepath.Abs(b.Root)

@@ -36,6 +36,13 @@ func (b Builder) LibNVML(ctx context.Context) (file string, err error) {
 		"-buildmode=c-shared", "-ldflags=-s -w -extldflags=-Wl,-soname,"+soname)
 }
 
+// LibCUDA returns the simulated part of the driver's library for programs as a file named libcuda.so.1, as LibNVML does.
+func (b Builder) LibCUDA(ctx context.Context) (file string, err error) {
+	const soname = "libcuda.so.1"
+	return b.own(ctx, "./test/gpusim/libcuda", soname,
+		"-buildmode=c-shared", "-ldflags=-s -w -extldflags=-Wl,-soname,"+soname)
+}
+
 // Tool returns the program of a main package of the root module, named from the root: "./cmd/gpuslice-agent". It is built
 // with further flags of "go build", if any are given.
 func (b Builder) Tool(ctx context.Context, pkg string, flags ...string) (file string, err error) {

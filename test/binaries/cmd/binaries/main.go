@@ -37,6 +37,7 @@ func main() {
 		{"helm", b.Helm},
 		{"alerts", b.Alerts},
 		{"libnvidia-ml", b.LibNVML},
+		{"libcuda", b.LibCUDA},
 		{"runtime", b.Runtime},
 	}
 	var names []string

@@ -100,6 +100,28 @@ func TestNvidiaSMIDoesWhatNVIDIAsProgramsRunItFor(t *testing.T) {
 	}
 }
 
+func TestNVIDIASMIAnswersTheQueriesOfTestHardware(t *testing.T) {
+	t.Setenv("GPUSIM_NODE", filepath.Join(t.TempDir(), "node"))
+	execute(command(), "gpus: [{model: H200}, {model: T4}]", "create", "-")
+	execute(command(), "", "hold", "1", "78", "--name", "trainer", "--used", "20")
+	const format = "--format=csv,noheader,nounits"
+	for _, step := range []struct{ query, want string }{
+		{
+			"--query-gpu=index,name,memory.total,mig.mode.current,mig.mode.pending,persistence_mode,compute_mode,compute_cap",
+			"0, NVIDIA H200, 143771, Disabled, Disabled, Disabled, Default, 9.0\n1, Tesla T4, 15360, [N/A], [N/A], Disabled, Default, 7.5\n",
+		},
+		{"--query-compute-apps=pid", "78\n"},
+		{"--query-gpu=fan.speed", "error: field \"fan.speed\" is not simulated\n"},
+	} {
+		if diff := cmp.Diff(step.want, execute(smi(), "", step.query, format)); diff != "" {
+			t.Errorf("nvidia-smi %s (-want +got):\n%s", step.query, diff)
+		}
+	}
+	if got := execute(smi(), "", "--query-gpu=uuid,pci.bus_id", format); !strings.HasPrefix(got, "GPU-") || strings.Count(got, ", 00000000:") != 2 {
+		t.Errorf("uuid and pci.bus_id: got %s", got)
+	}
+}
+
 // A monitoring agent stands in the way of a reset for as long as it runs.
 func TestAMonitorKeepsEveryGPUOpenUntilItIsToldToEnd(t *testing.T) {
 	t.Setenv("GPUSIM_NODE", filepath.Join(t.TempDir(), "node"))

@@ -23,16 +23,17 @@ func spell(args []string) []string {
 	return out
 }
 
-// smi is the part of nvidia-smi that mig-parted, mig-manager, the MPS control daemon and operators run: a list, a reset,
-// the compute mode and persistence mode.
+// smi is the part of nvidia-smi that mig-parted, mig-manager, the MPS control daemon, operators and test/hardware run: a list, a reset,
+// the compute mode and persistence mode, and queries of a few fields.
 func smi() *cobra.Command {
 	c := &cli{dir: defaultDir()}
 	var ids []string
 	var mode, persistence string
+	var q query
 	var doReset bool
 	cmd := &cobra.Command{
 		Use:          "nvidia-smi",
-		Short:        "List the simulated GPUs, reset them, or set their compute mode or persistence mode",
+		Short:        "List or query the simulated GPUs, reset them, or set their compute mode or persistence mode",
 		Args:         cobra.NoArgs,
 		SilenceUsage: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -41,6 +42,8 @@ func smi() *cobra.Command {
 				switch {
 				case err != nil:
 					return err
+				case len(q.gpus)+len(q.apps) > 0:
+					return each(n, devices, func(l *gpusim.Library, d gpusim.Device) error { return q.print(cmd.OutOrStdout(), l, d) })
 				case doReset:
 					return each(n, devices, func(l *gpusim.Library, d gpusim.Device) error { return resetOne(cmd, l, d) })
 				case persistence != "":
@@ -57,6 +60,9 @@ func smi() *cobra.Command {
 	cmd.Flags().BoolVarP(&doReset, "gpu-reset", "r", false, "reset the GPUs")
 	cmd.Flags().StringVarP(&mode, "compute-mode", "c", "", "0 or DEFAULT, 2 or PROHIBITED, 3 or EXCLUSIVE_PROCESS")
 	cmd.Flags().StringVar(&persistence, "persistence-mode", "", "0 or DISABLED, 1 or ENABLED; -pm says it too")
+	cmd.Flags().StringSliceVar(&q.gpus, "query-gpu", nil, "fields of each GPU to print")
+	cmd.Flags().StringSliceVar(&q.apps, "query-compute-apps", nil, "fields of each process on a GPU to print")
+	cmd.Flags().StringVar(&q.format, "format", "", "how: csv,noheader,nounits")
 	cmd.Flags().StringSliceVarP(&ids, "id", "i", nil, "GPUs by index, UUID or PCI address; all if none is given")
 	return cmd
 }
