@@ -35,14 +35,14 @@ SLOWEST  = || failed=$$?; go run ./test/slowest "$$events"; exit $${failed:-0}
 # The names of the tests that test/long/more lists as left out of make test.
 MORE     = $$(go run ./test/long/cmd/longtests left-out)
 # Packages whose tests start programs or read the sources: the race detector, which sees what runs in a test's own process, finds nothing there.
-UNRACED := test/node|test/geometry|test/shipped|test/incumbent|test/policy|test/repo
-LONGEST := ./test/node ./agent ./test/geometry ./test/shipped ./test/incumbent ./test/cluster/kubelet ./test/cluster ./agent/fleet ./cmd/gpuslice-agent ./test/policy
+UNRACED := test/node|test/hardware|test/geometry|test/shipped|test/incumbent|test/policy|test/repo
+LONGEST := ./test/node ./agent ./test/geometry ./test/shipped ./test/hardware ./test/incumbent ./test/cluster/kubelet ./test/cluster ./agent/fleet ./cmd/gpuslice-agent ./test/policy
 PACKAGES = $(LONGEST) ./...
 MODULES  = $(shell git ls-files go.mod '*/go.mod' | xargs -n1 dirname)
 
 .PHONY: help
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: ## the programs, into bin/ (needs a C compiler)
@@ -99,6 +99,15 @@ demo: ## watch a node with eight simulated GPUs being repartitioned, on a real c
 .PHONY: bench
 bench: ## tables of figures: gpuslice beside NVIDIA's mig-parted, mig-manager and device plugin, on the same simulated GPUs (needs dbus-daemon)
 	go run ./test/bench $(BENCHFLAGS)
+
+# On a machine without NVIDIA's driver the GPUs are simulated, and the table says so.
+.PHONY: hardware
+hardware: ## try it on this machine's GPUs, of which nothing is changed; on simulated ones where there are none
+	go run ./test/hardware $(if $(wildcard /dev/nvidiactl),,--simulated) $(HARDWAREFLAGS)
+
+.PHONY: hardware-bundle
+hardware-bundle: ## the same as one archive, for a machine with a GPU where nothing can be fetched (needs xz)
+	go run ./test/hardware bundle -o bin/gpuslice-hardware.tar.xz
 
 .PHONY: generate
 generate: ## generated code

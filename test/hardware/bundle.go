@@ -1,0 +1,167 @@
+package main
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpuslice/gpuslice/test/binaries"
+)
+
+const (
+	// archiveName is the directory in the archive.
+	archiveName = "gpuslice-hardware"
+	// mostBytes is how large the archive may be: it is carried by hand to where nothing can be fetched.
+	mostBytes = 60_000_000
+)
+
+// compressor turns programs into as few bytes as can be: the first filter makes addresses of jumps in x86 code alike, and the dictionary is so
+// large that what two programs have in common is there once. To unpack it takes a tenth of a gigabyte of memory.
+var compressor = []string{"xz", "--stdout", "--threads=1", "--x86", "--lzma2=preset=9e,dict=96MiB"}
+
+func bundle() *cobra.Command {
+	var to string
+	c := &cobra.Command{
+		Use:   "bundle",
+		Short: "Pack this program and all that it starts into one archive, for a machine where nothing can be fetched",
+		Args:  cobra.NoArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return pack(cmd.Context(), cmd.OutOrStdout(), to) },
+	}
+	c.Flags().StringVarP(&to, "output", "o", archiveName+".tar.xz", "the archive")
+	return c
+}
+
+// pack builds what is missing, and writes the archive.
+func pack(ctx context.Context, w io.Writer, to string) (err error) {
+	if _, err := exec.LookPath(compressor[0]); err != nil {
+		return fmt.Errorf("%w: on Debian, apt-get install xz-utils", err)
+	}
+	dir, err := os.MkdirTemp("", archiveName+"-")
+	if err != nil {
+		return fmt.Errorf("making a directory for the bundle: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	b := binaries.Builder{Log: os.Stderr}
+	t := tree(dir)
+	if err := t.fill(ctx, b, func(ctx context.Context) (string, error) { return b.Tool(ctx, "./test/hardware") }); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+		return fmt.Errorf("making the folder of the archive: %w", err)
+	}
+	began := time.Now()
+	fmt.Fprintln(os.Stderr, "compressing: some minutes")
+	unpacked, err := compress(ctx, t, to)
+	if err != nil {
+		return fmt.Errorf("writing %s: %w", to, err)
+	}
+	info, err := os.Stat(to)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(w, "%s: %.1f MB of %.1f MB, compressed in %s; unpack it by tar -xJf, and run %s/run.sh\n", to, megabytes(info.Size()), megabytes(unpacked),
+		time.Since(began).Round(time.Second), archiveName)
+	if info.Size() > mostBytes {
+		return fmt.Errorf("%s has %d bytes, and may have %d", to, info.Size(), mostBytes)
+	}
+	return nil
+}
+
+func megabytes(bytes int64) float64 { return float64(bytes) / 1e6 }
+
+// compress writes the tree's files as one compressed archive, and returns how long they are together.
+func compress(ctx context.Context, t tree, to string) (unpacked int64, err error) {
+	file, err := os.Create(to)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	c := exec.CommandContext(ctx, compressor[0], compressor[1:]...)
+	c.Stdout, c.Stderr = file, os.Stderr
+	in, err := c.StdinPipe()
+	if err != nil {
+		return 0, err
+	}
+	if err := c.Start(); err != nil {
+		return 0, err
+	}
+	unpacked, err = t.archive(in)
+	return unpacked, errors.Join(err, in.Close(), c.Wait())
+}
+
+// archive writes the tree's files as an archive. Names that lead to one file are links to the first of them. Nothing of this machine is in it,
+// neither users nor times.
+func (t tree) archive(to io.Writer) (unpacked int64, err error) {
+	var paths []string
+	err = filepath.WalkDir(string(t), func(path string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			paths = append(paths, path)
+		}
+		return err
+	})
+	if err != nil {
+		return 0, err
+	}
+	slices.Sort(paths)
+	w := tar.NewWriter(to)
+	first := map[string]string{} // the name in the archive of each file
+	for _, path := range paths {
+		name, err := filepath.Rel(string(t), path)
+		if err != nil {
+			return 0, err
+		}
+		real, err := filepath.EvalSymlinks(path)
+		if err != nil {
+			return 0, err
+		}
+		header := &tar.Header{Name: filepath.Join(archiveName, name), Mode: 0o755, Format: tar.FormatPAX}
+		if at, again := first[real]; again {
+			header.Typeflag = tar.TypeSymlink
+			if header.Linkname, err = filepath.Rel(filepath.Dir(name), at); err != nil {
+				return 0, err
+			}
+			if err := w.WriteHeader(header); err != nil {
+				return 0, err
+			}
+			continue
+		}
+		first[real] = name
+		n, err := put(w, header, real)
+		if err != nil {
+			return 0, fmt.Errorf("packing %s: %w", name, err)
+		}
+		unpacked += n
+	}
+	return unpacked, w.Close()
+}
+
+// put writes a file into the archive.
+func put(w *tar.Writer, header *tar.Header, path string) (int64, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return 0, err
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return 0, err
+	}
+	header.Size, header.Typeflag = info.Size(), tar.TypeReg
+	if info.Mode()&0o111 == 0 {
+		header.Mode = 0o644
+	}
+	if err := w.WriteHeader(header); err != nil {
+		return 0, err
+	}
+	return io.Copy(w, file)
+}

@@ -1,0 +1,106 @@
+// Command hardware tries gpuslice on the GPUs of this machine, and changes nothing of them: what it reads is compared with nvidia-smi,
+// every config is planned and none applied, an Xid is provoked by a program of its own, and a real control plane, NVIDIA's device plugin and
+// the agent share the GPUs by time-slicing. With --simulated it does the same on simulated GPUs.
+//
+// It packs itself, and all that it starts, into one archive for a machine where nothing can be fetched.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpuslice/gpuslice/test/binaries"
+)
+
+// patience bounds a run once everything is built. It takes half a minute on two cores.
+const patience = 15 * time.Minute
+
+// errFailed is the end of a run whose table says what was not as it should be.
+var errFailed = errors.New("not all is as it should be: see the table")
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := command().ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "error:", err)
+		os.Exit(1)
+	}
+}
+
+// options are the flags of a run.
+type options struct {
+	bundle    string
+	simulated bool
+	gpus      string
+	keep      bool
+}
+
+func command() *cobra.Command {
+	var o options
+	c := &cobra.Command{
+		Use:           "hardware",
+		Short:         "Try gpuslice on the GPUs of this machine, and change nothing of them",
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
+	}
+	c.Flags().StringVar(&o.bundle, "bundle", "", "directory with all programs; without it they are built from the checkout")
+	c.Flags().BoolVar(&o.simulated, "simulated", false, "try it on simulated GPUs")
+	c.Flags().StringVar(&o.gpus, "gpus", "gpus: [{model: H200, passthrough: true}]", "with --simulated: the GPUs, as test/gpusim describes them")
+	c.Flags().BoolVar(&o.keep, "keep", false, "keep the logs also where all is well")
+	c.AddCommand(bundle(), work())
+	return c
+}
+
+// run does everything, and prints the table.
+func (o options) run(ctx context.Context) (err error) {
+	// Unix sockets are in it, whose paths must be short.
+	dir, err := os.MkdirTemp("", "gpuslice-hw-")
+	if err != nil {
+		return fmt.Errorf("making a directory for the run: %w", err)
+	}
+	defer func() {
+		switch {
+		case err != nil || o.keep:
+			fmt.Fprintln(os.Stderr, "the logs are in", dir)
+		default:
+			err = os.RemoveAll(dir)
+		}
+	}()
+	programs, err := o.programs(ctx, dir)
+	if err != nil {
+		return err
+	}
+	m, err := o.machine(programs, dir)
+	if err != nil {
+		return err
+	}
+	defer m.close()
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	r := newReport(os.Stderr, m.simulated)
+	t := &trial{machine: m, report: r}
+	t.all(ctx)
+	fmt.Println(r.table())
+	if r.failed() {
+		return errFailed
+	}
+	return nil
+}
+
+// programs is the directory of all that the run starts.
+func (o options) programs(ctx context.Context, dir string) (string, error) {
+	if o.bundle != "" {
+		return o.bundle, nil
+	}
+	t := tree(dir + "/programs")
+	return string(t), t.fill(ctx, binaries.Builder{Log: os.Stderr}, func(context.Context) (string, error) { return os.Executable() })
+}
