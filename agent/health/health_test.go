@@ -378,6 +378,26 @@ func TestEachStateHasItsReason(t *testing.T) {
 	}
 }
 
+// Two modes that wait are one problem: Prometheus gets nothing at all of an agent that has a series twice.
+func TestModesThatWaitTogetherAreOneProblem(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "gpus: [{model: A100-80GB}]")
+		w.start()
+		w.within(5*time.Second, corev1.ConditionFalse)
+		gpu := nvml.UUID(w.gpus.UUIDs()[0])
+		must(t, w.gpus.Hold(string(gpu), 4711, "python", 1))
+		must(t, w.gpus.Driver().SetMode(t.Context(), gpu, true)) // by somebody else; pending, since the GPU is held
+		must(t, w.gpus.SetHealth(0, gpusim.Health{ECCModeChanging: true}))
+		c := w.within(5*time.Second, corev1.ConditionTrue, config.ReasonModePending)
+		if !strings.Contains(c.Message, "ECC, MIG") {
+			t.Errorf("the message is %q, want both modes in it", c.Message)
+		}
+		if n, _ := w.metric("gpuslice_gpu_problem"); n != 1 {
+			t.Errorf("the metric has %v problems, want 1", n)
+		}
+	})
+}
+
 func TestGPUsThatNoDriverAnswersForAreFoundOnTheBus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "gpus: [{model: H200, count: 3}]")

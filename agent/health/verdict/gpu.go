@@ -323,8 +323,14 @@ func (g *GPU) symptoms(now time.Time, t xids) []Finding {
 	add(nvml.IsSet(h.RepairPending), Finding{Reason: config.ReasonRepairPending})
 	add(nvml.IsSet(h.Pages.Pending), Finding{Reason: config.ReasonPageRetirementPending})
 	add(!g.eccErrorAt.IsZero(), Finding{Reason: config.ReasonUncorrectableECC})
-	add(modePending(h.ECCMode), Finding{Reason: config.ReasonModePending, Detail: ": ECC"})
-	add(modePending(h.MIGMode) && !g.awaitsMIGMode && !g.changedByAgent(now), Finding{Reason: config.ReasonModePending, Detail: ": MIG"})
+	var modes []string // in one finding: a reason is there once
+	if modePending(h.ECCMode) {
+		modes = append(modes, "ECC")
+	}
+	if modePending(h.MIGMode) && !g.awaitsMIGMode && !g.changedByAgent(now) {
+		modes = append(modes, "MIG")
+	}
+	add(len(modes) > 0, Finding{Reason: config.ReasonModePending, Detail: ": " + strings.Join(modes, ", ")})
 	add(h.Fabric.Known && fabricUnhealthy(h.Fabric.Value), Finding{Reason: config.ReasonFabricUnhealthy})
 	return out
 }
