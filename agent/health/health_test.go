@@ -674,6 +674,40 @@ func TestTheMessageSaysWhatIsDoneBesides(t *testing.T) {
 	})
 }
 
+// What to do, and how many GPUs there are more, is in the message however long the names of pods are, and however much is wrong.
+func TestTheMessageSaysWhatToDoHoweverLongTheNamesAre(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "gpus: [{model: H200, count: 8}]")
+		for g := range 8 {
+			for i := range 5 {
+				w.holds(fmt.Sprintf("%s-%d-%d", strings.Repeat("a", 245), g, i), w.gpus.UUIDs()[g])
+			}
+		}
+		w.settings = config.Health{Taint: config.HealthTaintNoSchedule}
+		w.start()
+		w.within(5*time.Second, corev1.ConditionFalse)
+		for _, h := range []gpusim.Health{
+			{RecoveryAction: 1},
+			{
+				RecoveryAction: 1, RemapPending: true, RemapFailed: true, RepairPending: true, Unrepairable: true, SRAMThreshold: true, ECCModeChanging: true,
+				Volatile: gpusim.Volatile{Uncorrectable: 3}, Fabric: gpusim.FabricHealth{State: 3, Status: gpusim.Unknown},
+			},
+		} {
+			for g := range 8 {
+				must(t, w.gpus.SetHealth(g, h))
+			}
+			w.passes(65 * time.Second)
+			w.pass(true)
+			c := w.within(5*time.Second, corev1.ConditionTrue, config.ReasonResetRequired)
+			for _, want := range []string{"Action: ResetGPU.", "And 7 more.", "New pods stay away by the taint"} {
+				if !strings.Contains(c.Message, want) {
+					t.Errorf("the message is %q, want %q in it", c.Message, want)
+				}
+			}
+		}
+	})
+}
+
 func TestWhatIsDueIsNotCritical(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, twoH200)

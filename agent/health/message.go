@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -14,22 +15,34 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-const (
-	// mostTold is how many GPUs a message tells of; a condition has 1,024 characters.
-	mostTold = 2
-	// mostPods is how many pods of a GPU it names.
-	mostPods = 4
-	// mostXidsTold is how many Xids of a GPU it names.
-	mostXidsTold = 3
-)
+// mostXidsTold is how many Xids of a GPU a message names.
+const mostXidsTold = 3
+
+// detail is how much a message tells.
+type detail struct {
+	gpus, pods, others int // GPUs; of each, pods by name, and findings beside the worst
+}
+
+// details are what is tried, the most first: a condition has 1,024 characters, of which four names of pods alone may take more. What to do, and how
+// many GPUs more there are, is never left out.
+var details = []detail{{2, 4, 16}, {2, 2, 2}, {1, 4, 16}, {1, 2, 2}, {1, 1, 2}, {1, 0, 0}}
 
 // message puts a verdict into words.
 func (m *Monitor) message(v verdict.Verdict, now time.Time) string {
-	var parts []string
-	for _, g := range v.Unhealthy[:min(len(v.Unhealthy), mostTold)] {
-		parts = append(parts, m.describe(g, now))
+	for _, d := range details[:len(details)-1] {
+		if text := m.tellVerdict(v, now, d); utf8.RuneCountInString(text) <= legible.Longest {
+			return text
+		}
 	}
-	if more := len(v.Unhealthy) - mostTold; more > 0 {
+	return m.tellVerdict(v, now, details[len(details)-1])
+}
+
+func (m *Monitor) tellVerdict(v verdict.Verdict, now time.Time, d detail) string {
+	var parts []string
+	for _, g := range v.Unhealthy[:min(len(v.Unhealthy), d.gpus)] {
+		parts = append(parts, m.describe(g, now, d))
+	}
+	if more := len(v.Unhealthy) - d.gpus; more > 0 {
 		parts = append(parts, fmt.Sprintf("And %d more.", more))
 	}
 	text := strings.Join(parts, " ")
@@ -85,7 +98,7 @@ func (m *Monitor) healthy() string {
 }
 
 // describe says what is wrong with a GPU, who has it, and what is to be done.
-func (m *Monitor) describe(g *verdict.GPU, now time.Time) string {
+func (m *Monitor) describe(g *verdict.GPU, now time.Time, d detail) string {
 	f := g.Findings()[0]
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s %s since %s", g.Name(), f.Phrase(), verdict.Moment(f.Since))
@@ -93,15 +106,17 @@ func (m *Monitor) describe(g *verdict.GPU, now time.Time) string {
 		b.WriteString(", after " + xids)
 	}
 	b.WriteString(".")
-	for _, other := range g.Findings() {
-		if other.Reason != f.Reason {
-			fmt.Fprintf(&b, " It %s.", other.Phrase())
-		}
+	others := g.Findings()[1:]
+	for _, other := range others[:min(len(others), d.others)] {
+		fmt.Fprintf(&b, " It %s.", other.Phrase())
+	}
+	if more := len(others) - d.others; more > 0 {
+		fmt.Fprintf(&b, " It has %s more.", legible.Counted(more, "problem"))
 	}
 	if until, flapping := g.FlappingUntil(now); flapping {
 		fmt.Fprintf(&b, " This comes and goes: flapping, so that it is told until %s.", verdict.Moment(until))
 	}
-	b.WriteString(m.affected(g, f))
+	b.WriteString(m.affected(g, f, d.pods))
 	fmt.Fprintf(&b, " Next: %s. Action: %s.", m.next(g, f, now), f.Action)
 	return b.String()
 }
@@ -151,8 +166,8 @@ func (m *Monitor) instanceName(g *verdict.GPU, gi int) string {
 	return fmt.Sprintf("GPU instance %d", gi)
 }
 
-// affected says which instances and pods have what is wrong.
-func (m *Monitor) affected(g *verdict.GPU, f verdict.Finding) string {
+// affected says which instances and pods have what is wrong, the first pods by name.
+func (m *Monitor) affected(g *verdict.GPU, f verdict.Finding, named int) string {
 	var on []string
 	for _, gi := range f.Instances {
 		on = append(on, m.instanceName(g, gi))
@@ -174,11 +189,13 @@ func (m *Monitor) affected(g *verdict.GPU, f verdict.Finding) string {
 	default:
 		return ""
 	}
-	switch more := len(pods) - mostPods; {
+	switch more := len(pods) - named; {
 	case len(pods) == 0:
 		return text + "."
+	case named == 0:
+		return fmt.Sprintf("%s: %s.", text, legible.Counted(len(pods), "pod"))
 	case more > 0:
-		return fmt.Sprintf("%s: %s and %d more.", text, strings.Join(pods[:mostPods], ", "), more)
+		return fmt.Sprintf("%s: %s and %d more.", text, strings.Join(pods[:named], ", "), more)
 	default:
 		return text + ": " + strings.Join(pods, ", ") + "."
 	}
