@@ -1,6 +1,7 @@
 package health_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -299,6 +300,25 @@ func TestAPersonAcknowledgesWhatNoStateShowsToBeOver(t *testing.T) {
 		w.within(10*time.Second, corev1.ConditionFalse)
 		must(t, w.gpus.Xid(0, 62))
 		w.within(5*time.Second, corev1.ConditionTrue)
+	})
+}
+
+// A clock that was ahead when a fault was told, and is right for the next process.
+func TestAFaultOfAClockThatWasAheadCanBeAcknowledged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, twoH200)
+		w.start()
+		w.within(5*time.Second, corev1.ConditionFalse)
+		must(t, w.gpus.Xid(0, 62))
+		w.within(5*time.Second, corev1.ConditionTrue, config.ReasonXidCritical)
+		w.kill()
+		now := time.Now().Format("2006-")
+		w.disk.text = bytes.ReplaceAll(w.disk.text, []byte(now), []byte("2036-"))
+		w.start()
+		w.passes(time.Minute)
+		w.node.Annotations = map[string]string{config.AnnotationHealthAck: time.Now().Format(time.RFC3339)}
+		w.pass(false)
+		w.within(10*time.Second, corev1.ConditionFalse)
 	})
 }
 

@@ -151,6 +151,7 @@ func (m *Monitor) recall(ctx context.Context) {
 	defer m.mu.Unlock()
 	m.boot, m.toldKey, m.recalled = boot, r.Told, true
 	m.node.Recall(r, boot)
+	m.node.LimitTimes(m.Clock.Now())
 }
 
 // poll looks at the GPUs every verdict.Interval, and at once when there is news.
@@ -463,8 +464,12 @@ func (m *Monitor) Conditions(node *corev1.Node, _ bool, _ string, beat bool) []c
 	return []corev1.NodeCondition{c}
 }
 
-// Forget is for what depends on the host's clock: nothing that is remembered here is worth losing for that.
-func (m *Monitor) Forget(time.Time) {}
+// Forget is for what depends on the host's clock: nothing that is remembered here is worth losing for that, but nothing lies in the future.
+func (m *Monitor) Forget(now time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.node.LimitTimes(now)
+}
 
 // Report adds the health of the GPUs to the status.
 func (m *Monitor) Report(s *api.Status) {

@@ -210,3 +210,39 @@ func (g *GPU) recall(was gpuRecord) {
 		g.xids[xidKey{x.Xid, x.GI, x.CI}] = &Occurrence{count: x.Count, first: x.First, last: x.Last, unsettled: x.Holds, eventAt: x.Told}
 	}
 }
+
+// LimitTimes takes what was noted after now, by a clock that was ahead then, for something of now. It would hold until that time comes otherwise:
+// nobody could acknowledge it, and it would never settle.
+func (n *Node) LimitTimes(now time.Time) {
+	limit := func(times ...*time.Time) {
+		for _, t := range times {
+			if t.Round(0).After(now.Round(0)) { // by the time of day, not by what has elapsed
+				*t = now
+			}
+		}
+	}
+	limit(&n.hangXidAt, &n.silentSince)
+	for _, g := range n.gpus {
+		limit(&g.eccErrorAt, &g.lastXidAt, &g.lastTroubleAt, &g.agentChangedAt)
+		if latest := now.Add(flapHold); g.flappingUntil.Round(0).After(latest.Round(0)) {
+			g.flappingUntil = latest
+		}
+		for i := range g.findings {
+			limit(&g.findings[i].Since, &g.findings[i].lastWithout)
+		}
+		for _, o := range g.xids {
+			limit(&o.first, &o.last, &o.eventAt)
+		}
+		g.rises, g.resets = slices.Clone(g.rises), slices.Clone(g.resets) // a record may have them
+		for i := range g.rises {
+			limit(&g.rises[i])
+		}
+		for i := range g.resets {
+			limit(&g.resets[i].at)
+		}
+		for pod, at := range g.podErrors {
+			limit(&at)
+			g.podErrors[pod] = at
+		}
+	}
+}

@@ -167,6 +167,48 @@ func TestARecordIsRecalled(t *testing.T) {
 	}
 }
 
+// The host's clock was years ahead, and is set: what was noted by it settles, ends and can be acknowledged all the same, in the same process and in
+// the next, which has it from the disk.
+func TestWhatAClockThatWasAheadHasNotedIsOver(t *testing.T) {
+	ahead := began.AddDate(10, 0, 0)
+	for _, next := range []bool{false, true} {
+		n := verdict.New(config.Health{})
+		n.ObserveGPUs(ahead, []nvml.Health{well(0)}, true)
+		for _, xid := range []uint64{62, 109} { // one that a person has to acknowledge, and one that settles
+			n.ObserveEvent(ahead, nvml.Event{Kind: nvml.EventXid, GPU: "GPU-0", Xid: xid, GI: nvml.WholeGPU, CI: nvml.WholeGPU})
+		}
+		n.ObserveEvent(ahead, nvml.Event{Kind: nvml.EventECC, GPU: "GPU-0"})
+		if v, _ := n.Judge(ahead); next {
+			data, err := json.Marshal(n.Record("boot-1", v.Key()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			r, err := verdict.ParseRecord(data)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n = verdict.New(config.Health{})
+			n.Recall(r, "boot-1")
+		}
+		n.LimitTimes(began)
+		now := began
+		look := func() {
+			for range 20 {
+				now = now.Add(verdict.Interval)
+				n.ObserveGPUs(now, []nvml.Health{well(0)}, true)
+			}
+		}
+		look()
+		checkVerdict(t, n, now, corev1.ConditionTrue, config.ReasonXidCritical)
+		n.Acknowledge(now)
+		look()
+		checkVerdict(t, n, now, corev1.ConditionFalse, config.ReasonGPUsHealthy)
+		if _, is := n.GPUs()[0].RecoveredFrom(now); !is {
+			t.Error("the GPU has not recovered")
+		}
+	}
+}
+
 // Who restarts a device plugin for it needs to know when something was last wrong, after a restart of the agent too.
 func TestAGPURecoversWhenNothingWasWrongForAWhile(t *testing.T) {
 	n := verdict.New(config.Health{})
