@@ -229,10 +229,17 @@ func TestAnOperandThatAnotherToolPausesInTheMiddleStaysPaused(t *testing.T) {
 func TestAJournalIsWrittenInTheLowestVersionThatHoldsIt(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		for operands, version := range map[string]string{"": `{"version":1,`, labelDCGM: `{"version":2,`} {
+		for operands, version := range map[string]string{"": `{"version":1,`, labelDCGM: `{"version":2,`, "and autoscalers": `{"version":6,`} {
 			w := newWorld(t, h100)
-			if operands != "" {
+			switch operands {
+			case "and autoscalers": // the annotations for those are the agent's
+			case labelDCGM:
 				w.operator(map[string]string{operands: "true"})
+				fallthrough
+			default:
+				for _, key := range config.AutoscalerAnnotations() { // which are a user's, and owed by nobody
+					w.annotate(key, "true")
+				}
 			}
 			w.begin("all-balanced")
 			journal := w.node().Annotations[config.AnnotationJournal]

@@ -79,6 +79,20 @@ const (
 	AnnotationPlan = "gpuslice.io/plan"
 )
 
+// Annotations of other tools that the agent sets for the time of a change, to "true", unless they are there. A drained node looks empty, and
+// autoscalers remove empty nodes.
+const (
+	// AnnotationScaleDownDisabled keeps cluster-autoscaler from removing the node.
+	AnnotationScaleDownDisabled = "cluster-autoscaler.kubernetes.io/scale-down-disabled"
+	// AnnotationDoNotDisrupt keeps Karpenter from removing the node.
+	AnnotationDoNotDisrupt = "karpenter.sh/do-not-disrupt"
+)
+
+// AutoscalerAnnotations lists the annotations that the agent sets for the time of a change.
+func AutoscalerAnnotations() []string {
+	return []string{AnnotationScaleDownDisabled, AnnotationDoNotDisrupt}
+}
+
 // LeasePrefix is the prefix of the Leases by which the agents of a pool's nodes agree which nodes may be unavailable; the pool's name follows.
 const LeasePrefix = "gpuslice-pool-"
 
@@ -443,8 +457,8 @@ const (
 	//
 	// You can: leave it; the GPU has mended itself.
 	ReasonRowRemapped Reason = "RowRemapped"
-	// ReasonPluginRestarted is given when the agent restarts the device plugin since it takes a GPU for unhealthy that is well: it does so with a GPU
-	// that has had an error until it starts anew.
+	// ReasonPluginRestarted is given when the agent restarts the device plugin after a GPU has recovered: the plugin takes a GPU that has had an
+	// error for unhealthy until it starts anew.
 	//
 	// You can: leave it; the GPU is offered again in a moment.
 	ReasonPluginRestarted Reason = "PluginRestarted"

@@ -161,6 +161,9 @@ func (e *Evidence) leftOnNode() []string {
 	if e.Record.StrangeJournal {
 		out = append(out, "the annotation "+config.AnnotationJournal)
 	}
+	for _, key := range e.Leftovers.Orphan.Kept {
+		out = append(out, "the annotation "+key)
+	}
 	for _, unit := range e.Leftovers.Orphan.Host.Stopped {
 		out = append(out, "the stop of "+unit)
 	}

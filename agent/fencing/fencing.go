@@ -99,8 +99,9 @@ func (f *Fencing) Raise(ctx context.Context, seen state.Observed, want state.Des
 	if seen.Marks.Startup != nil {
 		j.Startup = &journal.Startup{Value: seen.Marks.Startup.Value, Effect: string(seen.Marks.Startup.Effect)}
 	}
+	keep(j, seen.Node)
 	if _, err := f.Ledger.Write(ctx, seen, ledger.For(want, plan.Fence), *j, func(node *corev1.Node, text string) ([]byte, error) {
-		return f.Fence.Raise(node, text, seen.SpentAnnotations(*j)...)
+		return f.Fence.Keeps(j.Kept).Raise(node, text, seen.SpentAnnotations(*j)...)
 	}); err != nil {
 		return err
 	}
@@ -145,11 +146,12 @@ func (f *Fencing) Release(ctx context.Context, seen state.Observed, want state.D
 	}
 	learnt = f.learnForGood(ctx, seen, want)
 	f.Record.Release(ctx, f.Clock.Now())
+	fence := f.Fence.Keeps(seen.Journal.Kept)
 	err = f.Nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) {
 		if startup := seen.Journal.Startup; startup != nil && want.Undo && want.Name != "" {
-			return f.Fence.LiftUnready(node, uncordon, startup.Taint())
+			return fence.LiftUnready(node, uncordon, startup.Taint())
 		}
-		return f.Fence.Lift(node, uncordon)
+		return fence.Lift(node, uncordon)
 	})
 	if err != nil {
 		return learnt, err
@@ -201,13 +203,14 @@ func (f *Fencing) NoteForced(ctx context.Context, seen *state.Observed, want sta
 func (f *Fencing) Park(ctx context.Context, seen state.Observed, want state.Desired) error {
 	j := *seen.Journal
 	uncordon := j.Cordoned && !seen.ForeignCordon()
-	j.Cordoned, j.Paused, j.Stopped, j.Parked = false, nil, nil, true
+	fence := f.Fence.Keeps(j.Kept)
+	j.Cordoned, j.Kept, j.Paused, j.Stopped, j.Parked = false, nil, nil, nil, true
 	var startup []corev1.Taint // a node that has just been registered keeps its startup taint until the reboot
 	if j.Startup != nil {
 		startup = append(startup, j.Startup.Taint())
 	}
 	if _, err := f.Ledger.Write(ctx, seen, ledger.For(want, plan.Park), j, func(node *corev1.Node, text string) ([]byte, error) {
-		return f.Fence.Park(node, text, uncordon, startup...)
+		return fence.Park(node, text, uncordon, startup...)
 	}); err != nil {
 		return err
 	}

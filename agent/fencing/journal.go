@@ -12,6 +12,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/journal"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
@@ -54,6 +55,7 @@ func (f *Fencing) journalWith(seen state.Observed, want state.Desired, steps []p
 	}
 	recordLayouts(j, seen, want, steps)
 	owe(j, seen, steps)
+	oweKept(j, seen.Leftovers.Orphan.Kept)
 	if seen.Journal == nil && steps[0].Kind == plan.Adopt {
 		j.Undo = cmp.Or(seen.Failed(want), want.Left) // a failed wish is not tried again
 	}
@@ -142,5 +144,24 @@ func owe(j *journal.Journal, seen state.Observed, steps []plan.Step) {
 	}
 	if seen.Leftovers.Orphan.Cordon {
 		j.Cordoned, j.WasUnschedulable = true, false
+	}
+}
+
+// oweKept notes the annotations for autoscalers that an agent has left on the node without a journal.
+func oweKept(j *journal.Journal, left []string) {
+	j.Kept = slices.Clone(j.Kept)
+	for _, key := range left {
+		if !slices.Contains(j.Kept, key) {
+			j.Kept = append(j.Kept, key)
+		}
+	}
+}
+
+// keep notes the annotations that the fence sets for autoscalers: those that the node does not have. One that a user has set stays as it is.
+func keep(j *journal.Journal, node *corev1.Node) {
+	for _, key := range config.AutoscalerAnnotations() {
+		if _, there := node.Annotations[key]; !there && !slices.Contains(j.Kept, key) {
+			j.Kept = append(j.Kept, key)
+		}
 	}
 }

@@ -30,7 +30,8 @@ const (
 	ofPlugin   = 3 // and the device plugin's config
 	ofLost     = 4 // and what the agent owes the host by a journal that was lost
 	ofEnds     = 5 // and that a user has cancelled the change, or that the node was given back until its reboot
-	newest     = ofEnds
+	ofKept     = 6 // and the annotations by which autoscalers let the node be
+	newest     = ofKept
 )
 
 // Journal is what the agent must give back to the node: an annotation that it writes before it changes anything, and removes in the
@@ -52,6 +53,7 @@ type Journal struct {
 	Previous         []GPULayout        `json:"previous"`             // the former layout of the GPUs that it changes
 	Strategy         config.MIGStrategy `json:"strategy,omitempty"`   // MIG strategy in the device plugin's environment or arguments
 	Operands         []string           `json:"operands"`             // UIDs of the device plugin pods from before the change
+	Kept             []string           `json:"kept,omitempty"`       // annotations that it sets, by which autoscalers let the node be
 	Startup          *Startup           `json:"startup,omitempty"`    // the taint with which kubelet had registered the node
 	Paused           map[string]string  `json:"paused,omitempty"`     // labels of operands that it changes, with their former values
 	Stopped          []string           `json:"stopped,omitempty"`    // units of the host that it stops, in that order; they were running
@@ -195,6 +197,9 @@ func (j *Journal) Encode() (string, error) {
 	if j.Parked || j.Undo != nil && j.Undo.Cancelled {
 		out.Version = ofEnds
 	}
+	if len(j.Kept) > 0 {
+		out.Version = ofKept
+	}
 	b, err := json.Marshal(&out)
 	if err != nil {
 		return "", fmt.Errorf("encoding the journal: %w", err)
@@ -221,6 +226,9 @@ func (j *Journal) Describe() string {
 		owed = append(owed, "the taint "+config.TaintRepartitioning+" (it was cordoned before)")
 	case j.Cordoned:
 		owed = append(owed, "cordon and taint "+config.TaintRepartitioning)
+	}
+	if len(j.Kept) > 0 {
+		owed = append(owed, "removal of the annotations "+strings.Join(j.Kept, ", "))
 	}
 	for _, label := range slices.Sorted(maps.Keys(j.Paused)) {
 		owed = append(owed, fmt.Sprintf("label %s=%s", label, j.Paused[label]))
@@ -300,12 +308,17 @@ func Parse(annotation string) (*Journal, error) {
 
 // check refuses a journal that no agent writes like that.
 func (j *Journal) check() error {
-	if max(len(j.Previous), len(j.Operands), len(j.Paused), len(j.Stopped), len(j.Reboots), len(j.Persistent)) > maxEntries {
+	if max(len(j.Previous), len(j.Operands), len(j.Paused), len(j.Stopped), len(j.Reboots), len(j.Persistent), len(j.Kept)) > maxEntries {
 		return fmt.Errorf("it has more than %d entries of a kind", maxEntries)
 	}
 	for label := range j.Paused {
 		if !strings.HasPrefix(label, config.LabelOperandPrefix) {
 			return fmt.Errorf("label %q is of no operand: its name does not begin with %s", legible.Cut(label, 100), config.LabelOperandPrefix)
+		}
+	}
+	for _, key := range j.Kept {
+		if !slices.Contains(config.AutoscalerAnnotations(), key) {
+			return fmt.Errorf("annotation %q is none by which autoscalers let the node be", legible.Cut(key, 100))
 		}
 	}
 	if err := checkCuts(j.Previous); err != nil {
@@ -386,7 +399,8 @@ func (f *FormerPlugin) check() error {
 func (j *Journal) TakesMore(than *Journal) bool {
 	if than == nil || j.Target != than.Target || j.Cordoned && !than.Cordoned || j.ChangesPlugin() && !than.ChangesPlugin() ||
 		len(j.Reboots) > len(than.Reboots) || slices.ContainsFunc(j.Operands, func(uid string) bool { return !than.RanBefore(uid) }) ||
-		slices.ContainsFunc(j.Stopped, func(unit string) bool { return !slices.Contains(than.Stopped, unit) }) {
+		slices.ContainsFunc(j.Stopped, func(unit string) bool { return !slices.Contains(than.Stopped, unit) }) ||
+		slices.ContainsFunc(j.Kept, func(key string) bool { return !slices.Contains(than.Kept, key) }) {
 		return true
 	}
 	former := than.PausedLabels()

@@ -7,6 +7,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/journal"
+	"github.com/gpuslice/gpuslice/config"
 )
 
 func TestTheSummaryOfAJournalSaysWhatIsOwed(t *testing.T) {
@@ -31,6 +32,7 @@ func TestAJournalThatSaysHowItEndsIsOfAVersionOfItsOwn(t *testing.T) {
 		`{"version":2,`:  {Stopped: []string{"dcgm.service"}},
 		`{"version":5,`:  {Parked: true},
 		`{"version":5, `: {Undo: &api.Failure{Wish: "slices", Cancelled: true}},
+		`{"version":6,`:  {Kept: []string{config.AnnotationDoNotDisrupt}},
 	} {
 		text, err := j.Encode()
 		if err != nil || !strings.HasPrefix(text, strings.TrimSpace(want)) {

@@ -39,6 +39,7 @@ func (f *Finder) Orphan(seen *state.Observed) state.Orphan {
 	who, _, cordoned := fence.Cordoner(seen.Node)
 	_, kept := seen.Node.Annotations[config.AnnotationKeepCordoned]
 	o.Cordon = cordoned && who == nodewrite.FieldManager && !kept
+	o.Kept = fence.KeptBy(seen.Node, nodewrite.FieldManager, config.AutoscalerAnnotations())
 	o.StrangeJournal, o.Host = seen.Record.StrangeJournal, seen.Record.Owed
 	o.Labels = map[string]string{}
 	for _, label := range fence.LeftPaused(seen.Node, f.Record.Operands(f.Settings.Operands), fence.PausedValue) {

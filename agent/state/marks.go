@@ -91,6 +91,7 @@ func nameOf(m fence.Marker) string {
 // same: its marks are the agent's, or those of a tool whose remains the agent adopts by its settings.
 type Orphan struct {
 	Cordon         bool              // managedFields show that the agent has cordoned the node
+	Kept           []string          // annotations for autoscalers, which managedFields show that the agent has set
 	Labels         map[string]string // labels of paused operands, with the values that they had before
 	StrangeJournal bool              // the node has a journal that this host's agent did not write
 	Host           Owed              // what the agent owes the host by its record
@@ -98,12 +99,12 @@ type Orphan struct {
 
 // Exists reports whether there is anything.
 func (o Orphan) Exists() bool {
-	return o.Cordon || o.StrangeJournal || len(o.Labels)+len(o.Host.Stopped)+len(o.Host.Persistent) > 0
+	return o.Cordon || o.StrangeJournal || len(o.Kept)+len(o.Labels)+len(o.Host.Stopped)+len(o.Host.Persistent) > 0
 }
 
 // String names what there is.
 func (o Orphan) String() string {
-	parts := slices.Sorted(maps.Keys(o.Labels))
+	parts := append(slices.Clone(o.Kept), slices.Sorted(maps.Keys(o.Labels))...)
 	if o.Cordon {
 		parts = append([]string{"our cordon"}, parts...)
 	}

@@ -121,13 +121,14 @@ func (u *Watch) ReleaseNode(ctx context.Context, seen state.Observed) {
 func (u *Watch) unfence(ctx context.Context, seen state.Observed) error {
 	j := *seen.Journal
 	uncordon := !seen.ForeignCordon()
-	j.Cordoned = false
+	lifted := u.Fence.Keeps(j.Kept)
+	j.Cordoned, j.Kept = false, nil
 	var startup []corev1.Taint // a node that was not ready before the change gets its startup taint back
 	if j.Startup != nil {
 		startup = append(startup, j.Startup.Taint())
 	}
 	if _, err := u.Ledger.Write(ctx, seen, ledger.Purpose{GivesBack: true}, j, func(node *corev1.Node, text string) ([]byte, error) {
-		return u.Fence.Park(node, text, uncordon, startup...)
+		return lifted.Park(node, text, uncordon, startup...)
 	}); err != nil {
 		return err
 	}

@@ -14,6 +14,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 )
 
 // Fence keeps ordinary pods off a node while its GPUs change: a taint and a cordon, together with the journal of what
@@ -28,6 +29,26 @@ type Fence struct {
 	StartupKey      string       // key of the taint of nodes that have just been registered, which goes once they are ready
 	JournalKey      string       // annotation that holds the journal
 	KeepCordonedKey string       // annotation by which a user asks that the node stays cordoned; any value counts
+	Kept            []string     // annotations by which autoscalers let the node be, which are "true" while the fence is up
+}
+
+// kept is the value by which autoscalers let a node be.
+const kept = "true"
+
+// Keeps returns the fence with annotations by which autoscalers let the node be. Raise sets those that the node does not have, and Lift and
+// Park remove those that are still "true".
+func (f Fence) Keeps(annotations []string) Fence {
+	f.Kept = annotations
+	return f
+}
+
+// KeptBy returns those of some annotations that are "true", and that a manager has set.
+func KeptBy(node *corev1.Node, manager string, annotations []string) []string {
+	return slices.DeleteFunc(slices.Clone(annotations), func(key string) bool {
+		return node.Annotations[key] != kept || !slices.ContainsFunc(node.ManagedFields, func(m metav1.ManagedFieldsEntry) bool {
+			return m.Manager == manager && ownsField(m, "f:metadata", "f:annotations", "f:"+key)
+		})
+	})
 }
 
 // Raise writes the journal, the cordon and the taint in one patch, so that there is no moment at which a crash leaves
@@ -37,6 +58,11 @@ func (f Fence) Raise(node *corev1.Node, journal string, spent ...string) ([]byte
 	p, err := f.recording(node, journal, spent)
 	if err != nil {
 		return nil, fmt.Errorf("fencing node %s: %w", node.Name, err)
+	}
+	for _, key := range f.Kept {
+		if _, there := node.Annotations[key]; !there {
+			p.Metadata.Annotations[key] = ptr.To(kept)
+		}
 	}
 	p.cordon(node)
 	p.taints(node, f.tainted(node))
@@ -103,10 +129,16 @@ func (f Fence) lift(node *corev1.Node, journal string, uncordon bool, taints []c
 	if err != nil {
 		return nil, fmt.Errorf("lifting the fence of node %s: %w", node.Name, err)
 	}
+	p.Metadata.Annotations = map[string]*string{}
 	if journal != "" {
-		p.Metadata.Annotations = map[string]*string{f.JournalKey: &journal}
+		p.Metadata.Annotations[f.JournalKey] = &journal
 	} else if _, standing := node.Annotations[f.JournalKey]; standing {
-		p.Metadata.Annotations = map[string]*string{f.JournalKey: nil}
+		p.Metadata.Annotations[f.JournalKey] = nil
+	}
+	for _, key := range f.Kept {
+		if node.Annotations[key] == kept {
+			p.Metadata.Annotations[key] = nil
+		}
 	}
 	if _, keep := node.Annotations[f.KeepCordonedKey]; uncordon && !keep && node.Spec.Unschedulable {
 		p.spec()["unschedulable"] = false

@@ -329,3 +329,44 @@ func TestCordonTaintIsThatOfTheControlPlane(t *testing.T) {
 		t.Errorf("CordonTaint of a node that was cordoned a moment ago is %v, want none", got)
 	}
 }
+
+// Annotations by which autoscalers let the node be come with the fence and go with it. What others have set stays as it is.
+func TestFenceKeepsAutoscalersAwayWhileItIsUp(t *testing.T) {
+	const theirs, ours = "karpenter.example/theirs", "autoscaler.example/ours"
+	f := theFence
+	before := node(annotated(theirs, "false"))
+	client := fake.NewClientset(before)
+	now := before
+	for _, step := range []struct {
+		patch func(*corev1.Node) ([]byte, error)
+		want  map[string]string
+	}{
+		{func(n *corev1.Node) ([]byte, error) { return f.Keeps([]string{theirs, ours}).Raise(n, "J") }, map[string]string{theirs: "false", ours: "true", f.JournalKey: "J"}},
+		{func(n *corev1.Node) ([]byte, error) { return f.Keeps([]string{ours}).Open(n) }, map[string]string{theirs: "false", ours: "true", f.JournalKey: "J"}},
+		{func(n *corev1.Node) ([]byte, error) { return f.Keeps([]string{ours}).Park(n, "J2", true) }, map[string]string{theirs: "false", f.JournalKey: "J2"}},
+		{func(n *corev1.Node) ([]byte, error) { return f.Keeps([]string{ours}).Raise(n, "J3") }, map[string]string{theirs: "false", ours: "true", f.JournalKey: "J3"}},
+		{func(n *corev1.Node) ([]byte, error) { return f.Keeps([]string{theirs, ours}).Lift(n, true) }, map[string]string{theirs: "false"}},
+	} {
+		patch, err := step.patch(now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if now, err = client.CoreV1().Nodes().Patch(t.Context(), "n1", types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+			t.Fatalf("applying %s: %v", patch, err)
+		}
+		if diff := cmp.Diff(step.want, now.Annotations); diff != "" {
+			t.Errorf("annotations after %s (-want +got):\n%s", patch, diff)
+		}
+	}
+}
+
+func TestAnAnnotationIsOfTheManagerThatHasSetIt(t *testing.T) {
+	n := node(annotated("a", "true"), annotated("b", "true"), annotated("c", "false"))
+	n.ManagedFields = []metav1.ManagedFieldsEntry{
+		{Manager: "agent", FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:annotations":{"f:a":{},"f:c":{}}}}`)},
+		{Manager: "kubectl", FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:annotations":{"f:b":{}}}}`)},
+	}
+	if diff := cmp.Diff([]string{"a"}, fence.KeptBy(n, "agent", []string{"a", "b", "c", "d"})); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
