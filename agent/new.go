@@ -86,8 +86,9 @@ type Options struct {
 	Settings   config.Settings
 	Clock      clock.WithTicker
 	Events     record.EventRecorder
-	Metrics    *metrics.Set // may be nil
-	Alive      *alive.Loop  // may be nil
+	Sources    []tell.Source // of the status, beside the agent's own parts
+	Metrics    *metrics.Set  // may be nil
+	Alive      *alive.Loop   // may be nil
 	Log        *zap.Logger
 }
 
@@ -117,7 +118,7 @@ func New(o Options) *Agent {
 	a.addSteps(o)
 	a.addDecisions(o)
 	a.teller = &tell.Teller{
-		Node: o.Node, Nodes: a.nodes, Ledger: a.ledger, Record: a.record, Settings: o.Settings, Events: a.events, Clock: c, Log: o.Log,
+		Node: o.Node, Nodes: a.nodes, Ledger: a.ledger, Record: a.record, Settings: o.Settings, Events: a.events, Clock: c, Log: o.Log, Sources: o.Sources,
 	}
 	a.addParts(o)
 	return a
@@ -128,8 +129,7 @@ func (a *Agent) addSteps(o Options) {
 	evictor := drain.NewEvictor(o.Client, a.clock, o.Log.Named("drain"))
 	evictor.Again, a.sets.Again = retried.Do, retried.Do
 	a.draining = &draining.Draining{
-		Node: o.Node, Nodes: a.nodes, Evictor: evictor, Wakes: a.wakes, Budget: a.budget, Metrics: o.Metrics, Settings: o.Settings, Events: a.events,
-		Clock: a.clock,
+		Node: o.Node, Nodes: a.nodes, Evictor: evictor, Wakes: a.wakes, Budget: a.budget, Metrics: o.Metrics, Settings: o.Settings, Events: a.events, Clock: a.clock,
 	}
 	a.devicePlugin = &deviceplugin.Plugin{
 		Client: o.Client, Objects: a.objects, Nodes: a.nodes, Processes: o.Processes, Draining: a.draining, Budget: a.budget, Configs: o.Plugin,

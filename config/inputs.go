@@ -29,6 +29,7 @@ type inputs struct {
 	Health         healthInputs         `json:"health"`
 	Idle           idleInputs           `json:"idle"`
 	StaleResources scalar               `json:"staleResources"`
+	PodAccess      scalar               `json:"podAccess"`
 	Reboot         rebootInputs         `json:"reboot"`
 	Drain          drainInputs          `json:"drain"`
 	Operands       list                 `json:"operands"`
@@ -218,6 +219,7 @@ func inputsOf(s Settings) inputs {
 			Instances: scalar(s.Idle.Instances),
 		},
 		StaleResources: scalar(s.StaleResources),
+		PodAccess:      scalar(s.PodAccess),
 		Operands:       listOf(s.Operands),
 		Units:          listOf(s.Units),
 		Timeouts: timeoutInputs{

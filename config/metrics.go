@@ -101,6 +101,11 @@ const (
 	//
 	// Labels: policy
 	MetricAdmissionPolicy = "gpuslice_admission_policy"
+	// MetricPodAccess is 1 for what confines the agent to the pods of its node: `impersonation` of the node, the `policy` for evictions, or
+	// nothing beside `rbac`.
+	//
+	// Labels: level
+	MetricPodAccess = "gpuslice_pod_access"
 )
 
 // Metrics of the memory of GPUs.

@@ -40,6 +40,7 @@ type Settings struct {
 	Health         Health
 	Idle           Idle
 	StaleResources StaleResources
+	PodAccess      PodAccess
 	Timeouts       Timeouts
 	Retry          Retry
 }
@@ -208,6 +209,7 @@ func Default() Settings {
 		Health:         Health{KernelLog: KernelLogAuto, Taint: HealthTaintNone, Reset: HealthResetNever},
 		Idle:           Idle{Every: DefaultIdleEvery, After: DefaultIdleAfter, Below: DefaultIdleBelow, Instances: IdleInstancesSkip},
 		StaleResources: StaleResourcesReport,
+		PodAccess:      PodAccessAuto,
 		Reboot:         Reboot{Policy: RebootNever, Sentinel: DefaultSentinel},
 		Drain: Drain{
 			Mode: DrainAtOnce, GradualFor: DefaultGradualFor,
@@ -274,10 +276,12 @@ func (in inputs) settings() (Settings, error) {
 		Health:         c.health(in.Health),
 		Idle:           c.idle(in.Idle),
 		StaleResources: StaleResources(c.oneOf("staleResources", in.StaleResources, string(StaleResourcesReport), string(StaleResourcesRemove))),
-		Drain:          c.drain("drain", in.Drain),
-		Operands:       c.operands("operands", in.Operands),
-		Units:          c.units("units", in.Units),
-		Recover:        Recover{Adopt: c.adopt("recover.adopt", in.Recover.Adopt)},
+		PodAccess: PodAccess(c.oneOf("podAccess", in.PodAccess,
+			string(PodAccessAuto), string(PodAccessImpersonation), string(PodAccessPolicy), string(PodAccessRBAC))),
+		Drain:    c.drain("drain", in.Drain),
+		Operands: c.operands("operands", in.Operands),
+		Units:    c.units("units", in.Units),
+		Recover:  Recover{Adopt: c.adopt("recover.adopt", in.Recover.Adopt)},
 		Timeouts: Timeouts{
 			DriverCall: c.duration("timeouts.driverCall", in.Timeouts.DriverCall, time.Second, 10*time.Minute),
 			APICall:    c.duration("timeouts.apiCall", in.Timeouts.APICall, time.Second, 5*time.Minute),

@@ -54,6 +54,7 @@ memoryPressure: {threshold: 95, clear: 0, for: 0s}
 health: {criticalXids: [167], applicationXids: [62], kernelLog: never, taint: PreferNoSchedule, reset: degraded}
 idle: {every: 1m, after: 48h, below: 5, instances: sample}
 staleResources: remove
+podAccess: policy
 profiles: {name: pools, key: pools.yaml}
 maintenance: {namespace: ops, name: nights, key: nights.yaml}
 reboot: {policy: delegate, sentinel: /run/host/reboot-required}
@@ -100,6 +101,7 @@ retry: {failures: 3, first: 1s, longest: 1m, noEffect: 5}
 			},
 			Idle:           config.Idle{Every: time.Minute, After: 48 * time.Hour, Below: 5, Instances: config.IdleInstancesSample},
 			StaleResources: config.StaleResourcesRemove,
+			PodAccess:      config.PodAccessPolicy,
 			Drain: config.Drain{
 				Mode: config.DrainGradual, GradualFor: 36 * time.Hour,
 				AfterDeadline: config.AfterDeadlineDelete, DeleteGrace: 10 * time.Second,
@@ -269,13 +271,14 @@ func TestSettingsAreRefused(t *testing.T) {
 			want: []string{`health.taint: "NoExecute" must be none or NoSchedule or PreferNoSchedule`},
 		},
 		"for pressure that cannot be": {
-			file: head + "memoryPressure: {threshold: 101, clear: 90%, for: 2h}\nstaleResources: bust\nhealth: {kernelLog: always}\n",
+			file: head + "memoryPressure: {threshold: 101, clear: 90%, for: 2h}\nstaleResources: bust\npodAccess: admin\nhealth: {kernelLog: always}\n",
 			want: []string{
 				`memoryPressure.threshold: "101" must be per cent, a whole number from 0 to 100`,
 				`memoryPressure.clear: "90%" must be per cent, a whole number from 0 to 100`,
 				`memoryPressure.for: "2h" must be from 0s to 1h`,
 				`health.kernelLog: "always" must be auto or never`,
 				`staleResources: "bust" must be report or remove`,
+				`podAccess: "admin" must be auto or impersonation or policy or rbac`,
 			},
 		},
 		"for use that nobody can look at": {

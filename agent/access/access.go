@@ -1,6 +1,6 @@
 // Package access finds out, when an agent starts, what its account may do: whether the admission policies of deploy/policies
-// confine it to its own node, and whether it has the rights that the settings need. It reports that to users, and the agent decides
-// nothing by it.
+// confine it to its own node, what confines it to the pods of that node, and whether it has the rights that the settings need. It reports that
+// to users, and the agent decides nothing by it.
 //
 // It sends the API server requests that the policies have to refuse, and that would change nothing if they did not (dryRun=All).
 // It knows nothing of GPUs.
@@ -29,6 +29,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/described"
 	"github.com/gpuslice/gpuslice/config"
 )
@@ -53,16 +54,26 @@ var again = wait.Backoff{Duration: 10 * time.Second, Factor: 2, Jitter: 0.2, Ste
 // Options is what a Checker works with.
 type Options struct {
 	Client    kubernetes.Interface
-	Node      string        // name of the node that the agent runs on
-	Namespace string        // of the Leases of pools
-	Deletes   bool          // the settings ask for drain.afterDeadline: delete
+	Node      string // name of the node that the agent runs on
+	Namespace string // of the Leases of pools
+	Deletes   bool   // the settings ask for drain.afterDeadline: delete
+	Access    config.PodAccess
+	Pods      Pods          // by which Client makes its requests about pods
 	Timeout   time.Duration // of one request
 	Events    record.EventRecorder
 	Log       *zap.Logger
 }
 
+// Pods knows in whose name requests about pods are made.
+type Pods interface {
+	// Works reports whether the API server lets the agent make them in the name of its node. It is known once it has answered one.
+	Works() (works, known bool)
+}
+
 // Findings are what an account may do.
 type Findings struct {
+	// Level is what confines the agent to the pods of its node: impersonation, policy or rbac. It is empty if that is not known.
+	Level config.PodAccess
 	// InForce says of each policy that the agent could try whether it refuses what it has to.
 	InForce map[Policy]bool
 	// Unbound is set if the policies refuse everything, since the token of this process does not name the node.
@@ -77,6 +88,7 @@ type Checker struct {
 
 	mu    sync.Mutex
 	found Findings
+	told  bool
 }
 
 var _ prometheus.Collector = (*Checker)(nil)
@@ -84,9 +96,24 @@ var _ prometheus.Collector = (*Checker)(nil)
 // New makes a Checker. Nothing happens before Run.
 func New(o Options) *Checker { return &Checker{o: o} }
 
-// Run finds out what the account may do and reports it: in the log, by Events of the node, to Prometheus. It returns then, or
-// when ctx ends, or when the API server has not answered nine times.
+// Begin finds out what the account may do and reports it: in the log, by Events of the node, to Prometheus, in the status. If the API server
+// does not answer within the time of one request, Begin reports nothing.
+func (c *Checker) Begin(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, c.o.Timeout)
+	defer cancel()
+	if found, err := c.Find(ctx); err == nil {
+		c.tell(found)
+	}
+}
+
+// Run does what Begin has not done. It returns then, or when ctx ends, or when the API server has not answered nine times.
 func (c *Checker) Run(ctx context.Context) {
+	c.mu.Lock()
+	told := c.told
+	c.mu.Unlock()
+	if told {
+		return
+	}
 	var found Findings
 	err := wait.ExponentialBackoffWithContext(ctx, again, func(ctx context.Context) (bool, error) {
 		var err error
@@ -101,9 +128,6 @@ func (c *Checker) Run(ctx context.Context) {
 	if err != nil {
 		c.o.Log.Warn("what the agent's account may do is not known, since the API server does not say; restart the agent to ask again")
 	}
-	c.mu.Lock()
-	c.found = found
-	c.mu.Unlock()
 	c.tell(found)
 }
 
@@ -126,6 +150,10 @@ func (c *Checker) Find(ctx context.Context) (Findings, error) {
 			errs = append(errs, fmt.Errorf("trying the policy for %s: %w", p.policy, err))
 		}
 	}
+	found.Level = c.level(found)
+	if found.Level == config.PodAccessImpersonation {
+		delete(found.InForce, Evictions) // before the policy, the API server looks for the pod, and there is none
+	}
 	if found.InForce[Nodes] {
 		err := c.bounded(ctx, func(ctx context.Context) error { return c.patch(ctx, `{}`) })
 		if found.Unbound = refused(err); err != nil && !found.Unbound {
@@ -143,6 +171,23 @@ func (c *Checker) Find(ctx context.Context) (Findings, error) {
 		}
 	}
 	return found, errors.Join(errs...)
+}
+
+// level is what confines the agent to the pods of its node. The request by which the policy for evictions was tried has shown who makes such
+// requests.
+func (c *Checker) level(found Findings) config.PodAccess {
+	if works, known := c.o.Pods.Works(); known && works {
+		return config.PodAccessImpersonation
+	}
+	acts, tried := found.InForce[Evictions]
+	switch {
+	case !tried:
+		return ""
+	case acts:
+		return config.PodAccessPolicy
+	default:
+		return config.PodAccessRBAC
+	}
 }
 
 func (c *Checker) bounded(ctx context.Context, ask func(context.Context) error) error {
@@ -207,9 +252,20 @@ func (c *Checker) reference() *corev1.ObjectReference {
 
 // tell reports what users have to know, and what they can do.
 func (c *Checker) tell(found Findings) {
+	c.mu.Lock()
+	c.found, c.told = found, true
+	c.mu.Unlock()
+	if found.Level != "" {
+		c.o.Log.Info("what confines this agent to the pods of its node is found", zap.String("level", string(found.Level)))
+	}
+	if works, known := c.o.Pods.Works(); c.o.Access == config.PodAccessImpersonation && known && !works {
+		c.warn(config.ReasonMissingRight, "the settings say podAccess: impersonation, and the API server lets this agent not ask in the name of node "+
+			c.o.Node+", so that it sees no pod: deploy it with components/impersonation, on Kubernetes 1.36 or newer, or set podAccess to auto")
+	}
 	var missing []string
 	for _, policy := range slices.Sorted(maps.Keys(found.InForce)) {
-		if !found.InForce[policy] {
+		left := policy == Evictions && c.o.Access == config.PodAccessRBAC // as the settings want it
+		if !found.InForce[policy] && !left {
 			missing = append(missing, string(policy))
 		}
 	}
@@ -234,16 +290,35 @@ func (c *Checker) warn(reason config.Reason, message string) {
 	c.o.Events.Event(c.reference(), corev1.EventTypeWarning, string(reason), message)
 }
 
-// descPolicy has a value for each policy that the agent could try.
-var descPolicy = described.Desc(config.MetricAdmissionPolicy)
+// Conditions implements tell.Source. What an account may do is no condition of the node.
+func (c *Checker) Conditions(*corev1.Node, bool, string, bool) []corev1.NodeCondition { return nil }
+
+// Report implements tell.Reporter.
+func (c *Checker) Report(status *api.Status) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	status.PodAccess = c.found.Level
+}
+
+var (
+	// descPolicy has a value for each policy that the agent could try.
+	descPolicy = described.Desc(config.MetricAdmissionPolicy)
+	descLevel  = described.Desc(config.MetricPodAccess)
+)
 
 // Describe implements prometheus.Collector.
-func (c *Checker) Describe(out chan<- *prometheus.Desc) { out <- descPolicy }
+func (c *Checker) Describe(out chan<- *prometheus.Desc) {
+	out <- descPolicy
+	out <- descLevel
+}
 
 // Collect implements prometheus.Collector.
 func (c *Checker) Collect(out chan<- prometheus.Metric) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.found.Level != "" {
+		out <- prometheus.MustNewConstMetric(descLevel, prometheus.GaugeValue, 1, string(c.found.Level))
+	}
 	for policy, acts := range c.found.InForce {
 		value := 0.0
 		if acts {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -24,6 +25,8 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"github.com/gpuslice/gpuslice/agent/access"
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/config"
 )
 
 // errByRBAC and errByPolicy are the API server's refusals. A test in test/policy asks a real one.
@@ -57,13 +60,35 @@ func policiesAct(action clienttesting.Action) error {
 	return errByPolicy
 }
 
+// evictionsOfNobody refuses all but evictions, and finds no pod for those.
+func evictionsOfNobody(action clienttesting.Action) error {
+	if action.GetSubresource() == "eviction" {
+		return apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, "gpuslice-policies")
+	}
+	return policiesAct(action)
+}
+
+// pods is an API server that lets the agent ask in the name of its node, or not.
+type pods struct{ works, known bool }
+
+func (p pods) Works() (works, known bool) { return p.works, p.known }
+
+// want is what the settings say.
+type want struct {
+	deletes bool
+	access  config.PodAccess
+	pods    pods
+}
+
 // told runs a checker to its end, and returns the Events and the metrics.
-func told(t *testing.T, client *fake.Clientset, deletes bool) (events []string, metrics string) {
+func told(t *testing.T, client *fake.Clientset, w want) (events []string, metrics string) {
 	t.Helper()
 	recorder := record.NewFakeRecorder(10)
 	checker := access.New(access.Options{
-		Client: client, Node: "gpu-1", Namespace: "gpuslice", Deletes: deletes, Timeout: time.Second, Events: recorder, Log: zap.NewNop(),
+		Client: client, Node: "gpu-1", Namespace: "gpuslice", Deletes: w.deletes, Access: w.access, Pods: w.pods, Timeout: time.Second,
+		Events: recorder, Log: zap.NewNop(),
 	})
+	checker.Begin(t.Context())
 	checker.Run(t.Context())
 	close(recorder.Events)
 	for e := range recorder.Events {
@@ -81,6 +106,11 @@ func told(t *testing.T, client *fake.Clientset, deletes bool) (events []string, 
 			text = append(text, m.GetLabel()[0].GetValue()+map[float64]string{0: "=0", 1: "=1"}[m.GetGauge().GetValue()])
 		}
 	}
+	var status api.Status
+	checker.Report(&status)
+	if status.PodAccess != "" && !slices.Contains(text, string(status.PodAccess)+"=1") {
+		t.Errorf("the status says %q, and the metrics %q", status.PodAccess, text)
+	}
 	return events, strings.Join(text, " ")
 }
 
@@ -88,37 +118,44 @@ func TestUsersLearnWhatTheAccountMayDo(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		answer    func(clienttesting.Action) error
-		deletes   bool
+		want      want
 		mayDelete bool
 		events    []string // parts of each
 		metrics   string
 	}{
 		"policies act": {
-			answer: policiesAct, deletes: true, mayDelete: true, metrics: "events=1 evictions=1 leases=1 nodes=1",
+			answer: policiesAct, want: want{deletes: true}, mayDelete: true, metrics: "events=1 evictions=1 leases=1 nodes=1 policy=1",
 		},
 		"none is there": {
-			answer: func(clienttesting.Action) error { return nil }, events: []string{"Unconfined"}, metrics: "events=0 evictions=0 leases=0 nodes=0",
+			answer: func(clienttesting.Action) error { return nil }, events: []string{"Unconfined"}, metrics: "events=0 evictions=0 leases=0 nodes=0 rbac=1",
 		},
 		"that for evictions is missing": {
-			answer: func(action clienttesting.Action) error {
-				if action.GetSubresource() == "eviction" {
-					return apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, "gpuslice-policies")
-				}
-				return policiesAct(action)
-			},
-			events: []string{"for: evictions;"}, metrics: "events=1 evictions=0 leases=1 nodes=1",
+			answer: evictionsOfNobody,
+			events: []string{"for: evictions;"}, metrics: "events=1 evictions=0 leases=1 nodes=1 rbac=1",
 		},
 		"the token names no node": {
 			answer: func(clienttesting.Action) error { return errByPolicy }, events: []string{"does not name node gpu-1"},
-			metrics: "events=1 evictions=1 leases=1 nodes=1",
+			metrics: "events=1 evictions=1 leases=1 nodes=1 policy=1",
 		},
 		"the settings ask for a right that is missing": {
-			answer: policiesAct, deletes: true, events: []string{"delete-after-deadline"}, metrics: "events=1 evictions=1 leases=1 nodes=1",
+			answer: policiesAct, want: want{deletes: true}, events: []string{"delete-after-deadline"},
+			metrics: "events=1 evictions=1 leases=1 nodes=1 policy=1",
+		},
+		"the API server lets it ask in the name of its node": {
+			answer: evictionsOfNobody, want: want{access: config.PodAccessAuto, pods: pods{works: true, known: true}},
+			metrics: "events=1 leases=1 nodes=1 impersonation=1",
+		},
+		"the API server does not, and the settings want nothing else": {
+			answer: policiesAct, want: want{access: config.PodAccessImpersonation, pods: pods{known: true}},
+			events: []string{"components/impersonation"}, metrics: "events=1 evictions=1 leases=1 nodes=1 policy=1",
+		},
+		"the settings leave evictions to RBAC": {
+			answer: evictionsOfNobody, want: want{access: config.PodAccessRBAC}, metrics: "events=1 evictions=0 leases=1 nodes=1 rbac=1",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			events, metrics := told(t, server(c.answer, c.mayDelete), c.deletes)
+			events, metrics := told(t, server(c.answer, c.mayDelete), c.want)
 			if len(events) != len(c.events) {
 				t.Fatalf("events: %q, want %d", events, len(c.events))
 			}
@@ -143,7 +180,7 @@ func TestWhatIsNotKnownIsNotTold(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				client := server(func(clienttesting.Action) error { return answer }, false)
-				events, metrics := told(t, client, false)
+				events, metrics := told(t, client, want{})
 				if len(events) > 0 || metrics != "" {
 					t.Errorf("told %q %q", events, metrics)
 				}
@@ -173,7 +210,7 @@ func TestASilentAPIServerHoldsNothingUp(t *testing.T) {
 		}
 		recorder := record.NewFakeRecorder(1)
 		checker := access.New(access.Options{
-			Client: client, Node: "gpu-1", Namespace: "gpuslice", Timeout: 15 * time.Second, Events: recorder, Log: zap.NewNop(),
+			Client: client, Node: "gpu-1", Namespace: "gpuslice", Pods: pods{}, Timeout: 15 * time.Second, Events: recorder, Log: zap.NewNop(),
 		})
 		began := time.Now()
 		if _, err := checker.Find(t.Context()); err == nil {
@@ -182,10 +219,14 @@ func TestASilentAPIServerHoldsNothingUp(t *testing.T) {
 		if took := time.Since(began); took > 4*15*time.Second {
 			t.Errorf("it took %s", took)
 		}
+		checker.Begin(t.Context())
+		if took := time.Since(began); took > 5*15*time.Second {
+			t.Errorf("with the start of an agent it took %s", took)
+		}
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
 		checker.Run(ctx)
-		if took := time.Since(began); took > 5*15*time.Second+5*time.Second {
+		if took := time.Since(began); took > 6*15*time.Second+5*time.Second {
 			t.Errorf("it did not end with the agent, but after %s", took)
 		}
 	})

@@ -46,6 +46,9 @@ type Status struct {
 
 	Boot    string `json:"boot,omitempty"`    // of the host
 	Watched bool   `json:"watched,omitempty"` // the agent gets the driver's events
+	// From the question what the agent's account may do.
+
+	PodAccess config.PodAccess `json:"podAccess,omitempty"` // what confines the agent to the pods of its node; empty if not known
 }
 
 // AskedFor is since when a label asks for a wish. In a pool, the node with the older wish goes first.

@@ -14,11 +14,13 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/record"
+	"k8s.io/client-go/transport"
 	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/agent/access"
 	"github.com/gpuslice/gpuslice/agent/alive"
+	"github.com/gpuslice/gpuslice/agent/asnode"
 	plugin "github.com/gpuslice/gpuslice/agent/deviceplugin"
 	"github.com/gpuslice/gpuslice/agent/health"
 	"github.com/gpuslice/gpuslice/agent/health/kernellog"
@@ -26,6 +28,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/metrics"
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/podlist"
+	"github.com/gpuslice/gpuslice/agent/tell"
 	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
@@ -62,6 +65,7 @@ func (o *options) run() *cobra.Command {
 				return err
 			}
 			set.Register(o.access)
+			o.access.Begin(cmd.Context()) // so that the first status has it
 			go o.access.Run(cmd.Context())
 			o.serve(cmd.Context(), set.Handler(), log)
 			o.serveProfiles(cmd.Context(), log)
@@ -91,7 +95,8 @@ func (o *options) agent(log *zap.Logger, set *metrics.Set) (*agent.Agent, error)
 	if err != nil {
 		return nil, err
 	}
-	client, err := o.client()
+	pods := asnode.New(asnode.Options{Node: o.node, Access: settings.PodAccess, Timeout: settings.Timeouts.APICall, Log: log.Named("pods")})
+	client, err := o.client(pods.Wrap)
 	if err != nil {
 		return nil, err
 	}
@@ -101,7 +106,7 @@ func (o *options) agent(log *zap.Logger, set *metrics.Set) (*agent.Agent, error)
 	recorder := events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: nodewrite.FieldManager, Host: o.node})
 	o.access = access.New(access.Options{
 		Client: client, Node: o.node, Namespace: settings.Maintenance.Namespace, Deletes: settings.Drain.AfterDeadline == config.AfterDeadlineDelete,
-		Timeout: settings.Timeouts.APICall, Events: recorder, Log: log.Named("access"),
+		Access: settings.PodAccess, Pods: pods, Timeout: settings.Timeouts.APICall, Events: recorder, Log: log.Named("access"),
 	})
 	o.alive = alive.New(alive.Patience(settings), log)
 	driver := lib.Open(lib.Options{DriverRoot: o.driverRoot, Logger: log.Named("nvml")})
@@ -119,7 +124,7 @@ func (o *options) agent(log *zap.Logger, set *metrics.Set) (*agent.Agent, error)
 		Specs:     cdi.New(cdi.Options{Dirs: o.specs, DriverRoot: o.driverRoot, DevRoot: o.devRoot, Logger: log}),
 		Parse:     migparted.Parse,
 		Plugin:    plugin.Configs{Parse: deviceplugin.Parse, Render: deviceplugin.Render}, PluginFile: o.pluginConfig,
-		Events: recorder,
+		Events: recorder, Sources: []tell.Source{o.access},
 	}), nil
 }
 
@@ -148,10 +153,14 @@ func (o *options) load() (config.Settings, error) {
 	return settings, nil
 }
 
-func (o *options) client() (kubernetes.Interface, error) {
+// client sends its requests through the wrappers.
+func (o *options) client(through ...transport.WrapperFunc) (kubernetes.Interface, error) {
 	c, err := o.config()
 	if err != nil {
 		return nil, err
+	}
+	for _, wrap := range through {
+		c.Wrap(wrap)
 	}
 	return kubernetes.NewForConfig(c)
 }

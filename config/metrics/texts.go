@@ -33,6 +33,7 @@ var groups = []Group{
 		{"gpuslice_last_successful_pass_timestamp_seconds", "when a pass last ended in which nothing has failed that the agent tried", nil},
 		{"gpuslice_api_requests_total", "the number of requests to the API server by verb of HTTP and class of the answer: 2xx, 4xx, none", []string{"verb", "code"}},
 		{"gpuslice_admission_policy", "1 if the API server refused at the agent's start what the policy for nodes, evictions, leases or events has to refuse", []string{"policy"}},
+		{"gpuslice_pod_access", "1 for what confines the agent to the pods of its node: impersonation of the node, the policy for evictions, or nothing beside rbac", []string{"level"}},
 	}},
 	{"Metrics of the memory of GPUs.", []Text{
 		{"gpuslice_gpu_memory_total_bytes", "the memory of a GPU, or of one of its instances; device is the UUID of the GPU, or of the instance's first MIG device", []string{"gpu", "device"}},

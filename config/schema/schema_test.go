@@ -204,7 +204,7 @@ func TestFilesThatAreWrongDoNotPass(t *testing.T) {
 			settingsHead + "devicePlugin: {podSelector: a=b}", settingsHead + "devicePlugin: {handover: sighup}", settingsHead + "devicePlugin: {configFile: a}",
 			settingsHead + "devicePlugin: {configMap: {key: a}}", settingsHead + "devicePlugin: {containers: [A_]}", settingsHead + "devicePlugin: {defaultConfig: a/b}",
 			settingsHead + "mps: {handover: auto}", settingsHead + "mps: {podSelector: []}", settingsHead + "memoryPressure: {threshold: 101}", settingsHead + "memoryPressure: {clear: -1}",
-			settingsHead + "memoryPressure: {for: 1}", settingsHead + "staleResources: bust", settingsHead + "idle: {below: 101}", settingsHead + "idle: {instances: all}", settingsHead + "reboot: {policy: always}", settingsHead + "reboot: {sentinel: a}",
+			settingsHead + "memoryPressure: {for: 1}", settingsHead + "staleResources: bust", settingsHead + "podAccess: any", settingsHead + "idle: {below: 101}", settingsHead + "idle: {instances: all}", settingsHead + "reboot: {policy: always}", settingsHead + "reboot: {sentinel: a}",
 			settingsHead + "drain: {afterDeadline: force}", settingsHead + "drain: {deadline: 1h}", settingsHead + "drain: {rules: [{action: refuse}]}",
 			settingsHead + "operands: [nvidia.com/gpu.deploy.driver]", settingsHead + "operands: [a]", settingsHead + "units: [a.slice]", settingsHead + "recover: {adopt: [a]}",
 			settingsHead + "timeouts: {drain: 1}", settingsHead + "timeouts: 1h", settingsHead + "retry: {failures: 0}", settingsHead + "retry: {noEffect: many}",

@@ -22,9 +22,11 @@ type Settings struct {
 	// When a pod is told that it does not use the GPU or the instance that it has.
 	Idle *Idle `json:"idle,omitempty"`
 	// What happens to resources of former configs that kubelet leaves on the node at 0.
-	StaleResources string  `json:"staleResources,omitempty" jsonschema:"enum=report,enum=remove"`
-	Reboot         *Reboot `json:"reboot,omitempty"`
-	Drain          *Drain  `json:"drain,omitempty"`
+	StaleResources string `json:"staleResources,omitempty" jsonschema:"enum=report,enum=remove"`
+	// In whose name the agent asks about pods: that of its node (impersonation), or of its account, which a policy confines or RBAC alone.
+	PodAccess string  `json:"podAccess,omitempty" jsonschema:"enum=auto,enum=impersonation,enum=policy,enum=rbac"`
+	Reboot    *Reboot `json:"reboot,omitempty"`
+	Drain     *Drain  `json:"drain,omitempty"`
 	// Labels by which NVIDIA's GPU operator runs its operands, in the order in which they are paused.
 	Operands []Operand `json:"operands,omitempty" jsonschema:"uniqueItems=true"`
 	// systemd units of the host that keep a GPU open, in the order in which they are stopped.

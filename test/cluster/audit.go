@@ -42,8 +42,11 @@ rules:
 type AuditEvent struct {
 	Time      time.Time // when it came in
 	User      string    // "system:serviceaccount:gpuslice:agent"
+	As        string    // in whose name the user has made it; empty for the user's own
+	Node      string    // that the user's token names; empty if it names none
 	UserAgent string
 	Verb      string // "get", "patch", …
+	Group     string // of the API, "" for the core one
 	Resource  string // "nodes", or with its subresource "nodes/status"; "" for other paths
 	Namespace string
 	Name      string
@@ -119,13 +122,17 @@ func (c *Cluster) mark(marker string) error {
 // rawEvent is what is read of an event of audit.k8s.io/v1.
 type rawEvent struct {
 	RequestReceivedTimestamp time.Time
-	User                     struct{ Username string }
-	UserAgent                string
-	Verb                     string
-	RequestURI               string
-	ObjectRef                struct{ Resource, Subresource, Namespace, Name string }
-	ResponseStatus           struct{ Code int }
-	RequestObject            json.RawMessage
+	User                     struct {
+		Username string
+		Extra    map[string][]string
+	}
+	ImpersonatedUser struct{ Username string }
+	UserAgent        string
+	Verb             string
+	RequestURI       string
+	ObjectRef        struct{ APIGroup, Resource, Subresource, Namespace, Name string }
+	ResponseStatus   struct{ Code int }
+	RequestObject    json.RawMessage
 }
 
 // readAudit returns the matching events before the marker, or io.ErrUnexpectedEOF when the marker is not there yet.
@@ -161,6 +168,9 @@ func (r rawEvent) event() AuditEvent {
 	e := AuditEvent{
 		Time:      r.RequestReceivedTimestamp,
 		User:      r.User.Username,
+		As:        r.ImpersonatedUser.Username,
+		Node:      strings.Join(r.User.Extra["authentication.kubernetes.io/node-name"], ","),
+		Group:     r.ObjectRef.APIGroup,
 		UserAgent: r.UserAgent,
 		Verb:      r.Verb,
 		Resource:  r.ObjectRef.Resource,

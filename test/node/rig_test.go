@@ -122,6 +122,7 @@ func deploy(c *cluster.Cluster) error {
 	for _, file := range []string{
 		"manifests/device-plugin.yaml", "manifests/operands.yaml", "manifests/config-manager.yaml",
 		"../../deploy/base/namespace.yaml", "../../deploy/base/serviceaccount.yaml", "../../deploy/base/rbac.yaml",
+		"../../deploy/components/impersonation/rbac.yaml", // in place of rights to the pods of all nodes
 		"../../deploy/policies", "../../deploy/components/delete-after-deadline/rbac.yaml",
 		"../../deploy/overlays/device-plugin/device-plugin.yaml", "../../deploy/overlays/device-plugin/gpu-feature-discovery.yaml",
 		"../../deploy/overlays/device-plugin/mps-control-daemon.yaml",

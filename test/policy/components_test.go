@@ -21,7 +21,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
-var components = []string{"delete-after-deadline", "reboot-sentinel", "without-policies"}
+var components = []string{"delete-after-deadline", "impersonation", "reboot-sentinel", "without-policies"}
 
 // render is what kubectl makes of an overlay with components. A field that a type does not have fails the test.
 func (s *scene) render(overlay string, components ...string) []runtime.Object {
@@ -54,7 +54,7 @@ func (s *scene) build(folder string) (objects []runtime.Object) {
 func TestComponentsGoWithEveryOverlay(t *testing.T) {
 	s := newScene(t)
 	for _, overlay := range []string{"base", "device-plugin", "gpu-operator", "openshift"} {
-		for _, set := range [][]string{nil, components[:1], components[1:2], components[2:], components} {
+		for _, set := range [][]string{nil, components[:1], components[1:2], components[2:3], components[3:], components} {
 			policies, mounts := 0, map[string]string{}
 			for _, object := range s.render(overlay, set...) {
 				if strings.HasPrefix(object.GetObjectKind().GroupVersionKind().Kind, "ValidatingAdmissionPolicy") {

@@ -39,7 +39,8 @@ type scene struct {
 	t       *testing.T
 	cluster *cluster.Cluster
 	admin   kubernetes.Interface
-	plugin  string // name of the pod of the DaemonSet in kube-system
+	token   *rest.Config // of the agent's pod
+	plugin  string       // name of the pod of the DaemonSet in kube-system
 	uids    map[string]string
 }
 
@@ -170,6 +171,13 @@ func (s *scene) unbound() *rest.Config {
 	if err != nil {
 		s.t.Fatal(err)
 	}
+	return c
+}
+
+// inTheNameOf is the same in the name of another user.
+func inTheNameOf(c *rest.Config, user string, groups ...string) *rest.Config {
+	c = rest.CopyConfig(c)
+	c.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: groups}
 	return c
 }
 

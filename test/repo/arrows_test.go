@@ -27,10 +27,11 @@ var arrows = map[string][]string{
 		"agent/tell", "agent/units", "agent/upgrade", "agent/wake", "agent/watched", "config", "drain", "drain/fence", "drain/holders", "drain/host",
 		"nvml",
 	},
-	"agent/access": {"agent/described", "config"},
+	"agent/access": {"agent/api", "agent/described", "config"},
 	"agent/admit":  nil,
 	"agent/alive":  {"config"},
 	"agent/api":    {"config", "nvml"},
+	"agent/asnode": {"config"},
 	"agent/budget": {
 		"agent/api", "agent/legible", "agent/outcome", "agent/plan", "agent/report", "agent/retried", "agent/state", "agent/steady", "config",
 	},
@@ -100,7 +101,7 @@ var arrows = map[string][]string{
 	"agent/processes":  {"agent/outcome", "agent/plan", "agent/state", "agent/steady", "config", "drain/holders", "nvml"},
 	"agent/proving": {
 		"agent/api", "agent/capacity", "agent/deviceplugin", "agent/events", "agent/nodewrite", "agent/outcome", "agent/plan", "agent/state",
-		"agent/steady", "config", "nvml",
+		"agent/steady", "config",
 	},
 	"agent/publish": {"agent/hostrecord", "agent/ledger", "agent/nodekeys", "agent/nodewrite", "agent/plan", "agent/state", "agent/steady"},
 	"agent/reboot": {
@@ -140,9 +141,9 @@ var arrows = map[string][]string{
 
 	"cmd/cli": {"agent/legible"},
 	"cmd/gpuslice-agent": {
-		"agent", "agent/access", "agent/admit", "agent/alive", "agent/api", "agent/cleanup", "agent/deviceplugin", "agent/health",
+		"agent", "agent/access", "agent/admit", "agent/alive", "agent/api", "agent/asnode", "agent/cleanup", "agent/deviceplugin", "agent/health",
 		"agent/health/kernellog", "agent/hostrecord", "agent/legible", "agent/metrics", "agent/nodekeys", "agent/nodewrite", "agent/plan",
-		"agent/podlist", "agent/preview", "cmd/cli", "cmd/drift", "cmd/kinds", "cmd/migrate", "cmd/render", "cmd/show", "config",
+		"agent/podlist", "agent/preview", "agent/tell", "cmd/cli", "cmd/drift", "cmd/kinds", "cmd/migrate", "cmd/render", "cmd/show", "config",
 		"config/deviceplugin", "config/document", "config/migparted", "drain/holders", "drain/host", "nvml", "nvml/cdi", "nvml/lib",
 	},
 	"cmd/kubectl-gpuslice": {"agent/api", "agent/legible", "cmd/cli", "cmd/show", "config", "config/metrics", "config/reasons", "nvml"},

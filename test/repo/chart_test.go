@@ -120,7 +120,9 @@ var chartSources = []chartSource{
 			new: "    {{- include \"gpuslice.labels\" . | nindent 4 }}\n  {{- with .Values.serviceAccount.annotations }}\n  annotations:\n    {{- toYaml . | nindent 4 }}\n  {{- end }}\n",
 		},
 	}},
-	{from: "base/rbac.yaml", to: "rbac.yaml"},
+	{from: "base/rbac.yaml", to: "rbac.yaml", edits: []edit{{
+		old: podRules, new: "{{- if eq (include \"gpuslice.podAccess\" .) \"impersonation\" }}\n" + nodeRules + "{{- else }}\n" + podRules + "{{- end }}\n",
+	}}},
 	{from: "components/delete-after-deadline/rbac.yaml", to: "rbac.yaml", when: `eq .Values.settings.drain.afterDeadline "delete"`},
 	{from: "components/gpu-operator/rbac.yaml", to: "gpu-operator.yaml", when: ".Values.gpuOperator.enabled", edits: []edit{
 		{old: "namespace: gpu-operator\n", new: "namespace: {{ .Values.gpuOperator.namespace }}\n", often: true},
@@ -193,10 +195,17 @@ var chartSources = []chartSource{
 	{from: "base/configmap-settings.yaml", to: "configmap-settings.yaml", first: []edit{{old: settingsText, new: "{{- include \"gpuslice.settings\" . | nindent 4 }}\n"}}},
 	{from: "policies/configmaps.yaml", to: "policies.yaml", when: ".Values.policies.enabled"},
 	{from: "policies/events.yaml", to: "policies.yaml", when: ".Values.policies.enabled"},
-	{from: "policies/evictions.yaml", to: "policies.yaml", when: ".Values.policies.enabled"},
+	{from: "policies/evictions.yaml", to: "policies.yaml", when: `and .Values.policies.enabled (ne (include "gpuslice.podAccess" .) "rbac")`, edits: []edit{
+		{old: "{{ .Values.serviceAccount.name }}'\n", new: "{{ .Values.serviceAccount.name }}'{{ if eq (include \"gpuslice.podAccess\" .) \"impersonation\" }} || request.userInfo.username.startsWith('system:node:') && " +
+			"request.userInfo.?extra.orValue({}).size() == 0{{ end }}\n"},
+		{old: "expression: request.userInfo.?extra[", new: "expression: {{ if eq (include \"gpuslice.podAccess\" .) \"impersonation\" }}\"request.userInfo.username.startsWith('system:node:') ? " +
+			"request.userInfo.username.substring(12) : request.userInfo.?extra['authentication.kubernetes.io/node-name'][0].orValue('')\"{{ else }}request.userInfo.?extra["},
+		{old: "node-name'][0].orValue('')\n", new: "node-name'][0].orValue(''){{ end }}\n"},
+	}},
 	{from: "policies/leases.yaml", to: "policies.yaml", when: ".Values.policies.enabled"},
 	{from: "policies/nodes.yaml", to: "policies.yaml", when: ".Values.policies.enabled"},
 	{from: "policies/pods.yaml", to: "policies.yaml", when: ".Values.policies.enabled"},
+	{from: "components/assign-by-right/policy.yaml", to: "assign-by-right.yaml", when: ".Values.assignByRight.enabled"},
 	{from: "overlays/device-plugin/device-plugin.yaml", to: "device-plugin.yaml", when: ".Values.devicePlugin.enabled", edits: pluginEdits},
 	{from: "overlays/device-plugin/gpu-feature-discovery.yaml", to: "device-plugin.yaml", when: ".Values.devicePlugin.enabled", edits: pluginEdits},
 	{from: "overlays/device-plugin/mps-control-daemon.yaml", to: "device-plugin.yaml", when: ".Values.devicePlugin.enabled", edits: pluginEdits},
@@ -214,6 +223,9 @@ var pluginEdits = []edit{
 var (
 	settingsText = textOf("configmap-settings.yaml", "  settings.yaml: |\n")
 	migConfigs   = textOf("configmap-mig-configs.yaml", "  config.yaml: |\n")
+	// podRules are what an account may do with pods, nodeRules what it may do in the name of its node.
+	podRules, _, _ = strings.Cut(textOf("rbac.yaml", "  name: gpuslice-agent-pods\n  labels:\n    app.kubernetes.io/name: gpuslice\nrules:\n"), "---\n")
+	nodeRules      = textOf("../components/impersonation/rbac.yaml", "\nrules:\n")
 )
 
 func textOf(file, after string) string {
@@ -238,6 +250,7 @@ func valuesOfTheBase(t *testing.T) string {
 		{old: "The agent may read ConfigMaps of this namespace only (rbac.yaml).", new: "The agent may read ConfigMaps of the release's namespace only."},
 		{old: "The namespaces in which", new: "The namespaces, beside that of the release, in which"},
 		{old: "(with components/reboot-sentinel)", new: "(the chart mounts its folder)"},
+		{old: "(components/impersonation)", new: "(Kubernetes 1.36 and newer, where the chart gives that right in place of the others)"},
 		{old: "with components/delete-after-deadline, which gives the right to.", new: "the chart then gives the right to."},
 	} {
 		settings = e.apply(t, "base/configmap-settings.yaml", settings)

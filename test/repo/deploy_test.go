@@ -148,6 +148,17 @@ type kustomization struct {
 	Replacements []any `json:"replacements"`
 }
 
+// patchFiles are the files of patches; "" for one that stands in the kustomization.
+func (k kustomization) patchFiles() []string {
+	var out []string
+	for _, p := range k.Patches {
+		patch, _ := p.(map[string]any)
+		file, _ := patch["path"].(string)
+		out = append(out, file)
+	}
+	return out
+}
+
 func readKustomization(t *testing.T, path string) (k kustomization) {
 	t.Helper()
 	text, err := os.ReadFile(path)
@@ -172,7 +183,8 @@ func TestKustomizationsNameEveryFileOfTheirFolder(t *testing.T) {
 			t.Errorf("%s is a %s", path, k.Kind)
 		}
 		var named []string
-		for _, r := range slices.Concat(k.Resources, k.Components) {
+		patches := slices.DeleteFunc(k.patchFiles(), func(file string) bool { return file == "" })
+		for _, r := range slices.Concat(k.Resources, k.Components, patches) {
 			at := filepath.Join(filepath.Dir(path), r)
 			if info, err := os.Stat(at); err != nil {
 				t.Errorf("%s: %v", path, err)

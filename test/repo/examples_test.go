@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	sigsyaml "sigs.k8s.io/yaml"
 
@@ -276,6 +277,8 @@ func TestTheFilesThatThePagesShowAreRead(t *testing.T) {
 				t.Errorf("%s: %v\n%s", page, err, found[1])
 			}
 			switch file.Kind {
+			case "ClusterRole":
+				err = sigsyaml.UnmarshalStrict(found[1], &rbacv1.ClusterRole{})
 			case "Kustomization":
 				_, err = sigsyaml.YAMLToJSONStrict(found[1])
 			case "ConfigMap":

@@ -15,6 +15,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 	"golang.org/x/tools/go/packages"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 )
 
 // grant is one verb on one resource, "patch nodes/status", with its API group unless that is the core one.
@@ -65,25 +66,59 @@ func TestTheAgentMayDoWhatItsCodeCallsAndNothingElse(t *testing.T) {
 	})
 	given := map[grant]bool{}
 	for _, m := range manifests(t) {
-		var rules []rbacv1.PolicyRule
-		switch object := m.object.(type) {
-		case *rbacv1.ClusterRole:
-			rules = object.Rules
-		case *rbacv1.Role:
-			rules = object.Rules
-		}
-		for _, rule := range rules {
-			for _, group := range rule.APIGroups {
-				for _, resource := range rule.Resources {
-					for _, verb := range rule.Verbs {
-						given[grantOf(verb, resource, group)] = true
-					}
-				}
-			}
+		if m.file != asNodeRole { // whose rules are the same in the name of the node
+			maps.Copy(given, grantsOf(rulesOf(m.object)))
 		}
 	}
 	if diff := gocmp.Diff(slices.Sorted(maps.Keys(used)), slices.Sorted(maps.Keys(given))); diff != "" {
 		t.Errorf("deploy/base/rbac.yaml beside the calls of agent, drain and cmd (-called +granted):\n%s", diff)
+	}
+}
+
+// asNodeRole is what the agent may do in the name of its node.
+const asNodeRole = root + "/deploy/components/impersonation/rbac.yaml"
+
+func rulesOf(object runtime.Object) []rbacv1.PolicyRule {
+	switch object := object.(type) {
+	case *rbacv1.ClusterRole:
+		return object.Rules
+	case *rbacv1.Role:
+		return object.Rules
+	default:
+		return nil
+	}
+}
+
+func grantsOf(rules []rbacv1.PolicyRule) map[grant]bool {
+	out := map[grant]bool{}
+	for _, rule := range rules {
+		for _, group := range rule.APIGroups {
+			for _, resource := range rule.Resources {
+				for _, verb := range rule.Verbs {
+					out[grantOf(verb, resource, group)] = true
+				}
+			}
+		}
+	}
+	return out
+}
+
+// In the name of its node the agent may do what it may do in its own with pods, deletions aside, and nothing else.
+func TestInTheNameOfItsNodeTheAgentMayDoTheSameWithPods(t *testing.T) {
+	want, got := map[grant]bool{"impersonate:associated-node nodes.authentication.k8s.io": true}, map[grant]bool{}
+	for _, m := range manifests(t) {
+		switch {
+		case m.name != "gpuslice-agent-pods" || m.kind != "ClusterRole":
+		case m.file == asNodeRole:
+			got = grantsOf(rulesOf(m.object))
+		default:
+			for g := range grantsOf(rulesOf(m.object)) {
+				want["impersonate-on:associated-node:"+g] = true
+			}
+		}
+	}
+	if diff := gocmp.Diff(want, got); diff != "" || len(want) < 5 {
+		t.Errorf("components/impersonation beside the role in base/rbac.yaml (-want +got):\n%s", diff)
 	}
 }
 
@@ -193,14 +228,7 @@ func typedCall(info *types.Info, call *ast.CallExpr) (grant, bool) {
 
 func TestRolesGrantNoWildcardAndNothingThatLeadsToMore(t *testing.T) {
 	for _, m := range manifests(t) {
-		var rules []rbacv1.PolicyRule
-		switch object := m.object.(type) {
-		case *rbacv1.ClusterRole:
-			rules = object.Rules
-		case *rbacv1.Role:
-			rules = object.Rules
-		}
-		for i, rule := range rules {
+		for i, rule := range rulesOf(m.object) {
 			at := fmt.Sprintf("%s, rule %d", m.file, i+1)
 			for _, word := range slices.Concat(rule.APIGroups, rule.Resources, rule.Verbs, rule.NonResourceURLs) {
 				if strings.Contains(word, "*") {
@@ -208,7 +236,8 @@ func TestRolesGrantNoWildcardAndNothingThatLeadsToMore(t *testing.T) {
 				}
 			}
 			for _, verb := range rule.Verbs {
-				if slices.Contains([]string{"bind", "escalate", "impersonate"}, verb) {
+				impersonates := strings.HasPrefix(verb, "impersonate") && verb != "impersonate:associated-node" && !strings.HasPrefix(verb, "impersonate-on:associated-node:")
+				if slices.Contains([]string{"bind", "escalate"}, verb) || impersonates {
 					t.Errorf("%s: %q gives away more than it says", at, verb)
 				}
 			}

@@ -223,6 +223,7 @@ func sortByName(object map[string]any, path ...string) {
 var ways = map[string]struct {
 	values     string
 	apis       string
+	kube       string // version of the cluster; empty for one that lets no account ask in the name of its node
 	overlay    string
 	components []string
 	settings   bool // the values change the settings, which people of kustomize write into the ConfigMap themselves
@@ -233,6 +234,9 @@ var ways = map[string]struct {
 	"NVIDIA's device plugin":   {values: "devicePlugin: {enabled: true}", overlay: "overlays/device-plugin"},
 	"a runtime class":          {values: "devicePlugin: {enabled: true, runtimeClassName: nvidia}", overlay: "overlays/device-plugin", components: []string{"runtime-class"}},
 	"without policies":         {values: "policies: {enabled: false}", overlay: "base", components: []string{"without-policies"}},
+	"impersonation":            {kube: "v1.36.0", overlay: "base", components: []string{"impersonation"}},
+	"no policy, impersonation": {values: "policies: {enabled: false}", kube: "v1.37.1", overlay: "base", components: []string{"impersonation", "without-policies"}},
+	"assigning by right":       {values: "assignByRight: {enabled: true}", overlay: "base", components: []string{"assign-by-right"}},
 	"a Prometheus operator":    {values: "podMonitor: {enabled: true}\nprometheusRule: {enabled: true}\ndashboards: {enabled: true}", overlay: "base", components: []string{"prometheus"}},
 	"pods deleted in the end":  {values: "settings: {drain: {afterDeadline: delete}}", overlay: "base", components: []string{"delete-after-deadline"}, settings: true},
 	"a reboot by the sentinel": {values: "settings: {reboot: {policy: delegate}}", overlay: "base", components: []string{"reboot-sentinel"}, settings: true},
@@ -242,8 +246,14 @@ func TestTheChartIsTheBaseObjectByObject(t *testing.T) {
 	for name, way := range ways {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			want := comparable(t, objects(t, kustomize(t, way.overlay, way.components...)))
-			got := comparable(t, objects(t, template(t, "namespace: {create: true}\n"+way.values, "-apis", way.apis)))
+			made := objects(t, template(t, "namespace: {create: true}\n"+way.values, "-apis", way.apis, "-kube", cmp.Or(way.kube, "v1.35.4")))
+			of := objects(t, kustomize(t, way.overlay, way.components...))
+			for by, all := range map[string]map[string]map[string]any{"the chart": made, "kustomize": of} {
+				if !slices.Contains(way.components, "without-policies") {
+					confined(t, by, all)
+				}
+			}
+			got, want := comparable(t, made), comparable(t, of)
 			if len(want) < 10 {
 				t.Fatalf("%s has %d objects", way.overlay, len(want))
 			}
@@ -278,11 +288,42 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		{"gpuOperator: {enabled: true}\ndevicePlugin: {enabled: true}", "", "two on one node offer the same GPUs twice"},
 		{"profiles: {whole: {}}\nsettings: {profiles: {name: other}}", "", "would never be read"},
 		{"", "v1.29.14", "set it to false, and read deploy/SECURITY.md"},
+		{"settings: {podAccess: impersonation}", "v1.35.4", "which came with 1.36: set it to auto"},
+		{"settings: {podAccess: policy}\npolicies: {enabled: false}", "", "policy takes policies.enabled"},
+		{"settings: {podAccess: any}", "", "/settings/podAccess"},
+		{"assignByRight: {enabled: true}\npolicies: {enabled: false}", "v1.29.14", "assignByRight.enabled"},
 		{"", "v1.27.16", "the chart is for Kubernetes >=1.28.0-0"},
 	} {
 		flags := []string{"-kube", cmp.Or(test.kube, "v1.37.1")}
 		if out, err := helm(t, "template", test.values, flags...); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%q on %q: error %v, want %q\n%.200s", test.values, test.kube, err, test.want, out)
+		}
+	}
+}
+
+// What confines an agent to the pods of its node is chosen by the version of the cluster, or by people.
+func TestTheChartChoosesWhatConfinesAnAgentToItsPods(t *testing.T) {
+	for _, test := range []struct {
+		values, kube   string
+		asNode, policy bool
+	}{
+		{"", "v1.35.4", false, true},
+		{"", "v1.36.0-gke.1", true, true},
+		{"", "v1.37.1", true, true},
+		{"policies: {enabled: false}", "v1.28.0", false, false},
+		{"policies: {enabled: false}", "v1.37.1", true, false},
+		{"settings: {podAccess: policy}", "v1.37.1", false, true},
+		{"settings: {podAccess: rbac}", "v1.37.1", false, false},
+		{"settings: {podAccess: impersonation}", "v1.37.1", true, true},
+	} {
+		all := objects(t, template(t, test.values, "-kube", test.kube))
+		role := fmt.Sprint(all["ClusterRole /gpuslice-agent-pods"]["rules"])
+		if asNode := strings.Contains(role, "impersonate:associated-node"); asNode != test.asNode || asNode == strings.Contains(role, "[get list watch]") {
+			t.Errorf("%q on %s: the rules are %s", test.values, test.kube, role)
+		}
+		policy := all["ValidatingAdmissionPolicy /gpuslice-agent-evictions"]
+		if (policy != nil) != test.policy || policy != nil && strings.Contains(fmt.Sprint(policy), "system:node:") != test.asNode {
+			t.Errorf("%q on %s: the policy for evictions is %v", test.values, test.kube, policy)
 		}
 	}
 }
@@ -341,25 +382,37 @@ maintenance: {windows: [{days: [Tue], start: "22:00", duration: 6h, timeZone: Eu
 			}
 		}
 	}
-	confined(t, all, "system:serviceaccount:slices:slicer")
+	confined(t, "the chart", all)
+	if conditions := text("ValidatingAdmissionPolicy /gpuslice-agent-nodes"); !strings.Contains(conditions, "'system:serviceaccount:slices:slicer'") {
+		t.Errorf("the policies are for another account: %s", conditions)
+	}
 	readByTheAgent(t, all)
 }
 
-// confined fails the test unless there are policies, and for this account.
-func confined(t *testing.T, all map[string]map[string]any, account string) {
+// confined fails the test unless there are policies, and each names the account that the agent's pods have. Of a policy for another account
+// nobody would notice that it never acts.
+func confined(t *testing.T, by string, all map[string]map[string]any) {
 	t.Helper()
-	policies := 0
+	account, policies := "", 0
 	for key, object := range all {
-		if !strings.HasPrefix(key, "ValidatingAdmissionPolicy ") {
-			continue
-		}
-		policies++
-		if !strings.Contains(fmt.Sprint(object), "'"+account+"'") {
-			t.Errorf("%s confines another account than that of the agent's pods", key)
+		if of := (unstructured.Unstructured{Object: object}); of.GetKind() == "DaemonSet" && of.GetName() == "gpuslice-agent" {
+			name, _, err := unstructured.NestedString(object, "spec", "template", "spec", "serviceAccountName")
+			if err != nil || name == "" {
+				t.Fatalf("%s: %s has the account %q: %v", by, key, name, err)
+			}
+			account = "system:serviceaccount:" + of.GetNamespace() + ":" + name
 		}
 	}
-	if policies < 6 {
-		t.Errorf("there are %d policies", policies)
+	for key, object := range all {
+		if strings.HasPrefix(key, "ValidatingAdmissionPolicy ") {
+			policies++
+			if conditions := fmt.Sprint(object["spec"].(map[string]any)["matchConditions"]); !strings.Contains(conditions, "'"+account+"'") { //nolint:errcheck // the type has an object there
+				t.Errorf("%s: %s goes by another account than %s, that of the agent's pods: %s", by, key, account, conditions)
+			}
+		}
+	}
+	if account == "" || policies < 6 {
+		t.Errorf("%s: there are %d policies for %q", by, policies, account)
 	}
 }
 

@@ -450,9 +450,10 @@ func (g *GPU) updateFindings(now time.Time, t xids, byReading bool) {
 // calmTime is how long nothing has to be wrong with a GPU until it has recovered: a driver may report several errors one after the other.
 const calmTime = 5 * time.Second
 
-// RecoveredFrom is when something was last wrong with a GPU that is well, zero if nothing was in this boot; false if it is not well.
+// RecoveredFrom is when something was last wrong with a GPU with which nothing is any more; false if something is, or never was in this boot.
 func (g *GPU) RecoveredFrom(now time.Time) (time.Time, bool) {
-	return g.lastTroubleAt, g.hasReading && !g.lost && !g.missing && len(g.findings) == 0 && now.Sub(g.lastTroubleAt) >= calmTime
+	calm := g.hasReading && !g.lost && !g.missing && len(g.findings) == 0 && now.Sub(g.lastTroubleAt) >= calmTime
+	return g.lastTroubleAt, calm && !g.lastTroubleAt.IsZero()
 }
 
 // FlappingUntil is until when findings stay because they have come and gone too often; false if they do not.

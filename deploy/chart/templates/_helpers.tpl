@@ -41,3 +41,16 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 true
 {{- end -}}
 {{- end }}
+
+{{/* What confines the agents to the pods of their own nodes: impersonation, policy or rbac. */}}
+{{- define "gpuslice.podAccess" -}}
+{{- if ne .Values.settings.podAccess "auto" -}}
+{{ .Values.settings.podAccess }}
+{{- else if semverCompare ">=1.36.0-0" .Capabilities.KubeVersion.Version -}}
+impersonation
+{{- else if .Values.policies.enabled -}}
+policy
+{{- else -}}
+rbac
+{{- end -}}
+{{- end }}

@@ -1,0 +1,187 @@
+package node_test
+
+import (
+	"context"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/test/cluster"
+	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
+	"github.com/gpuslice/gpuslice/test/node"
+)
+
+// usedElsewhere are rights that the agent of this test does not use, with the test that shows what for.
+var usedElsewhere = map[string]string{
+	"in the name of the node: get pods": "drain: TestClusterLeavesARecreatedPodOfTheSameNameAlone",
+}
+
+// What the API server's log says of one agent is what its roles give it, right by right: a change with everything in it, once with a budget
+// that lets only one of two pods go, so that the other is deleted at its deadline.
+func TestTheAgentUsesEachOfItsRightsAndNeedsNoOther(t *testing.T) {
+	t.Parallel()
+	name := "rights-" + strconv.FormatUint(rand.Uint64(), 36)
+	const twoA100 = "gpus:\n- model: A100-80GB\n  count: 2\n"
+	settings := "profiles: {name: " + name + "}\nmaintenance: {name: " + name + "}\ndrain: {afterDeadline: delete}\n" + impatient
+	r := newRig(t, twoA100, settings, configManager, func(o *node.Options) {
+		o.Labels[labelPool], o.Labels[config.LabelDevicePluginConfig] = name, "mixed-4"
+	})
+	r.configMapOf(name, map[string]string{
+		maintenanceKey: maintenanceHeader + "pools:\n- {name: " + name + ", selector: " + labelPool + "=" + name + ", maxUnavailable: 1}\n",
+		"profiles.yaml": `apiVersion: gpuslice.io/v1alpha1
+kind: Profiles
+profiles:
+  small:
+    mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}]
+    sharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.10gb, replicas: 3}]}}
+  whole:
+    mig: [{gpus: {all: true}, enabled: false}]
+    sharing: none
+`,
+	})
+	r.awaitOffered("nvidia.com/gpu", 2)
+	namespace := clustertest.Namespace(t)
+	for _, pod := range []string{"a", "b"} {
+		if _, err := r.client.CoreV1().Pods(namespace).Create(t.Context(), &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: pod, Labels: map[string]string{"app": "both"}}, Spec: r.podSpec(map[string]string{"nvidia.com/gpu": "1"}),
+		}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		r.awaitPod(namespace, metav1.ListOptions{FieldSelector: "metadata.name=" + pod}, running)
+	}
+	r.budget(namespace, "both", 1)
+	r.awaitBudget(namespace, "both", 1)
+	r.run()
+	// Twice there and back: what is told again in the same words is a patch of the Event.
+	for _, profile := range []string{"small", "whole", "small", "whole"} {
+		r.label(config.LabelProfile, profile)
+		r.givenBack(r.awaitConverged(profile))
+	}
+	r.kill() // which ends its watches, and the log has a request when it is over
+	r.agents.env = append(r.agents.env, lists)
+	r.run()
+	r.label(config.LabelProfile, "small")
+	r.awaitConverged("small")
+	r.kill()
+
+	granted := map[string]bool{}
+	for _, file := range []string{"base/rbac.yaml", "components/impersonation/rbac.yaml", "components/delete-after-deadline/rbac.yaml", "components/gpu-operator/rbac.yaml"} {
+		for role, rights := range rightsIn(t, "../../deploy/"+file) {
+			if role == "gpuslice-agent-pods" && file == "base/rbac.yaml" {
+				continue // the component's take their place
+			}
+			maps.Copy(granted, rights)
+		}
+	}
+	for right := range usedElsewhere {
+		if !granted[right] {
+			t.Errorf("%s: the agent has no such right", right)
+		}
+		delete(granted, right)
+	}
+	var used map[string]bool
+	for ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second); ; {
+		used = r.used()
+		if cmp.Equal(granted, used) || ctx.Err() != nil {
+			cancel()
+			break
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Second): // the log has no watch
+		}
+	}
+	if diff := cmp.Diff(slices.Sorted(maps.Keys(granted)), slices.Sorted(maps.Keys(used))); diff != "" {
+		t.Errorf("rights (-given +used):\n%s", diff)
+	}
+	t.Logf("%d rights: %s", len(used), strings.Join(slices.Sorted(maps.Keys(used)), "; "))
+}
+
+// rightsIn are the rights of a file's roles, as used has them.
+func rightsIn(t *testing.T, file string) map[string]map[string]bool {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]map[string]bool{}
+	for _, doc := range strings.Split(string(text), "\n---\n") {
+		var role rbacv1.ClusterRole // a Role has the same fields
+		if err := yaml.Unmarshal([]byte(doc), &role); err != nil {
+			t.Fatal(err)
+		}
+		for _, rule := range role.Rules {
+			for _, verb := range rule.Verbs {
+				right := rightOf(verb, rule.APIGroups[0], rule.Resources[0])
+				if right == "" {
+					continue
+				}
+				if out[role.Name] == nil {
+					out[role.Name] = map[string]bool{}
+				}
+				out[role.Name][right] = true
+			}
+			if len(rule.APIGroups) != 1 || len(rule.Resources) != 1 {
+				t.Fatalf("%s: a rule has more than one group or resource: %v", file, rule)
+			}
+		}
+	}
+	return out
+}
+
+// rightOf is a right in words. The right to ask in the name of the node at all is in each that is used so.
+func rightOf(verb, group, resource string) string {
+	if group != "" {
+		resource += "." + group
+	}
+	if verb == "impersonate:associated-node" {
+		return ""
+	}
+	if as, ok := strings.CutPrefix(verb, "impersonate-on:associated-node:"); ok {
+		return "in the name of the node: " + as + " " + resource
+	}
+	return verb + " " + resource
+}
+
+// used are the rights that the node's agent has used so far. What was refused fails the test, but for the questions by which it finds out what
+// confines it.
+func (r *rig) used() map[string]bool {
+	r.t.Helper()
+	all, err := r.cluster.Requests(func(e cluster.AuditEvent) bool {
+		return e.User == "system:serviceaccount:gpuslice:gpuslice-agent" && e.Node == r.Name && e.Resource != ""
+	})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	used := map[string]bool{}
+	for _, e := range all {
+		verb := e.Verb
+		if e.As != "" {
+			verb = "impersonate-on:associated-node:" + verb
+			if e.As != "system:node:"+r.Name {
+				r.t.Errorf("%s in the name of %s", e, e.As)
+			}
+		}
+		if e.Code == http.StatusForbidden {
+			if !strings.Contains(e.URI, "dryRun=") && !tried(e) && !strings.HasSuffix(e.URI, "/pods?limit=1") {
+				r.t.Errorf("refused: %s %s", e, e.URI)
+			}
+			continue
+		}
+		used[rightOf(verb, e.Group, e.Resource)] = true
+	}
+	return used
+}
