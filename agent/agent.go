@@ -211,7 +211,7 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 	a.turn.Renew(ctx, seen)
 	a.rebooter.Withdraw(ctx, seen)
 	want, steps, err := a.plan(ctx, &seen)
-	a.prover.Follow(seen.Capacity.Proof)
+	a.prover.Follow(seen)
 	if err == nil && len(steps) > 0 {
 		err = a.execute(ctx, seen, want, steps)
 		want, steps, err = a.cleanUpWhileWaiting(ctx, seen, want, steps, err)

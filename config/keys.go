@@ -457,8 +457,8 @@ const (
 	//
 	// You can: leave it; the GPU has mended itself.
 	ReasonRowRemapped Reason = "RowRemapped"
-	// ReasonPluginRestarted is given when the agent restarts the device plugin after a GPU has recovered: the plugin takes a GPU that has had an
-	// error for unhealthy until it starts anew.
+	// ReasonPluginRestarted is given when the agent restarts the device plugin since it takes a GPU for unhealthy that is well: it does so with a GPU
+	// that has had an error until it starts anew.
 	//
 	// You can: leave it; the GPU is offered again in a moment.
 	ReasonPluginRestarted Reason = "PluginRestarted"

@@ -9,7 +9,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Recovered says, of each GPU with which nothing is wrong any more, when something last was.
+// Recovered says, of each GPU that is well, when something was last wrong with it; zero if nothing was in this boot.
 func (m *Monitor) Recovered() map[nvml.UUID]time.Time {
 	m.mu.Lock()
 	defer m.mu.Unlock()

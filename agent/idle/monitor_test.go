@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"go.uber.org/zap/zaptest"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -195,6 +196,11 @@ func (w *world) series() map[string]float64 {
 	w.t.Helper()
 	r := prometheus.NewPedanticRegistry()
 	w.must(r.Register(w.monitor))
+	problems, err := testutil.GatherAndLint(r)
+	w.must(err)
+	for _, p := range problems {
+		w.t.Errorf("promlint: %s: %s", p.Metric, p.Text)
+	}
 	found, err := r.Gather()
 	w.must(err)
 	out := map[string]float64{}

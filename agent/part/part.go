@@ -37,7 +37,7 @@ type Watcher interface {
 // it finds, in place of each event of the driver.
 type DriverWatcher interface {
 	Through(driver nvml.Driver) nvml.Driver
-	// Recovered returns, for each GPU that is well again, when it was last unhealthy.
+	// Recovered returns, for each GPU that is well, when it was last unhealthy; zero if it was not in this boot.
 	Recovered() map[nvml.UUID]time.Time
 	// Critical reports whether a GPU cannot be used or trusted. It is not known while the driver does not tell.
 	Critical() (critical, known bool)

@@ -26,19 +26,24 @@ type Prover struct {
 	Clock        *steady.Clock
 	Log          *zap.Logger
 
-	proof capacity.Proof
-	began time.Time // when the present wait for capacity began; zero if there is none
-	late  []string  // UIDs of the device plugin's pods that were there after half of the wait; each is restarted once
+	proof    capacity.Proof
+	withheld withheld
+	began    time.Time // when the present wait for capacity began; zero if there is none
+	late     []string  // UIDs of the device plugin's pods that were there after half of the wait; each is restarted once
 }
 
 // Forget drops what was computed from earlier times of the clock.
 func (p *Prover) Forget(now time.Time) {
 	p.proof.Forget(now)
+	p.withheld.forget()
 	p.began = time.Time{}
 }
 
-// Follow takes over the looks that Prove has counted.
-func (p *Prover) Follow(proof capacity.Proof) { p.proof = proof }
+// Follow takes over what the pass has seen: the looks that Prove has counted, and whether the device plugin withholds GPUs that are well.
+func (p *Prover) Follow(seen state.Observed) {
+	p.proof = seen.Capacity.Proof
+	p.withheld.follow(seen, p.Clock.Now())
+}
 
 // ProveAnew makes the agent prove the capacity again.
 func (p *Prover) ProveAnew() { p.proof.Agreed = 0 }
@@ -89,5 +94,6 @@ func (p *Prover) Prove(seen *state.Observed, want *state.DesiredPlugin) {
 	}
 	seen.Capacity.Proof = p.proof
 	p.awaitFeatures(seen, want)
+	p.withheld.addTo(seen)
 	seen.Capacity.Proof.Count(len(seen.Capacity.Missing) == 0, p.Clock.Now())
 }

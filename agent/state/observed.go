@@ -35,7 +35,7 @@ type Observed struct {
 	Files        Files
 	Pool         Pool
 	GPUs         []nvml.GPU
-	Recovered    map[nvml.UUID]time.Time // when a GPU that is well again was last unhealthy
+	Recovered    map[nvml.UUID]time.Time // of each GPU that is well: a device plugin that began before, and withholds it, is to be restarted
 	Sick         plan.Sick
 	Specs        []string // CDI specs that describe other GPU instances than there are
 	Reboots      plan.Reboots

@@ -83,7 +83,7 @@ var groups = []Group{
 		{"ApplicationXid", "on the pods alone that have the GPU or the instance, when a program of one has made an error, or was stopped by an error of memory that was contained", "look at the pod's own log: its program has made the error, or another one on the GPU that it shares"},
 		{"RecoveryActionChanged", "when the driver recommends another action for a GPU", "see the condition GPUUnhealthy"},
 		{"RowRemapped", "when a bad row of memory was replaced", "leave it; the GPU has mended itself"},
-		{"PluginRestarted", "when the agent restarts the device plugin after a GPU has recovered: the plugin takes a GPU that has had an error for unhealthy until it starts anew", "leave it; the GPU is offered again in a moment"},
+		{"PluginRestarted", "when the agent restarts the device plugin since it takes a GPU for unhealthy that is well: it does so with a GPU that has had an error until it starts anew", "leave it; the GPU is offered again in a moment"},
 		{"HealthNotWatched", "when the driver does not hand out its events: errors are seen only as far as the GPUs' state shows them", "see whether the driver is well; an older one may not have events"},
 	}},
 	{"Reasons of Events about what the agent's account may do. The agent tells them when it starts, and works all the same.", []Text{

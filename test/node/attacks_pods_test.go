@@ -110,9 +110,8 @@ func (r *rig) staysSmall(p *process) {
 }
 
 // Promise 16. A tenant fills pods with as much text as the API server takes, and sends them to the node: kubelet refuses those that are
-// too many, and they stay in the list all the same. The agent's pod has 256 MiB.
+// too many, and they stay in the list all the same. The agent's pod has 256 MiB. Nothing runs beside it: such lists slow the API server down for all.
 func TestPromise16PodsFullOfTextTakeNoMemory(t *testing.T) {
-	t.Parallel()
 	for name, env := range beginnings {
 		if name == streamed && !long.Full() { // as the budgets' are in short runs
 			continue
@@ -122,6 +121,12 @@ func TestPromise16PodsFullOfTextTakeNoMemory(t *testing.T) {
 			r.agents.env = env
 			r.awaitOffered("nvidia.com/gpu", 2)
 			namespace := clustertest.Namespace(t)
+			t.Cleanup(func() {
+				now := metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}
+				if err := r.client.CoreV1().Pods(namespace).DeleteCollection(context.WithoutCancel(t.Context()), now, metav1.ListOptions{}); err != nil {
+					t.Error(err)
+				}
+			})
 			text := strings.Repeat("x", 1<<20)
 			for i := range long.Size(150, 40) {
 				spec := r.podSpec(nil)
@@ -142,8 +147,8 @@ func TestPromise16PodsFullOfTextTakeNoMemory(t *testing.T) {
 }
 
 // Promise 16. A tenant whose pod a disruption budget keeps has as many others beside it as the API server takes, each as large as it takes.
+// Nothing runs beside it.
 func TestPromise16BudgetsFullOfTextTakeNoMemory(t *testing.T) {
-	t.Parallel()
 	for name, env := range beginnings {
 		if name == listed && !long.Full() { // as the pods' are in short runs
 			continue
@@ -156,6 +161,12 @@ func TestPromise16BudgetsFullOfTextTakeNoMemory(t *testing.T) {
 			r.user(namespace, "train", nil)
 			r.budget(namespace, "train", 1)
 			r.awaitBudget(namespace, "train", 0)
+			t.Cleanup(func() {
+				budgets := r.client.PolicyV1().PodDisruptionBudgets(namespace)
+				if err := budgets.DeleteCollection(context.WithoutCancel(t.Context()), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+					t.Error(err)
+				}
+			})
 			var values []string
 			for i := range 16 << 10 {
 				values = append(values, fmt.Sprintf("%063d", i))

@@ -101,7 +101,7 @@ var arrows = map[string][]string{
 	"agent/processes":  {"agent/outcome", "agent/plan", "agent/state", "agent/steady", "config", "drain/holders", "nvml"},
 	"agent/proving": {
 		"agent/api", "agent/capacity", "agent/deviceplugin", "agent/events", "agent/nodewrite", "agent/outcome", "agent/plan", "agent/state",
-		"agent/steady", "config",
+		"agent/steady", "config", "nvml",
 	},
 	"agent/publish": {"agent/hostrecord", "agent/ledger", "agent/nodekeys", "agent/nodewrite", "agent/plan", "agent/state", "agent/steady"},
 	"agent/reboot": {

@@ -450,10 +450,9 @@ func (g *GPU) updateFindings(now time.Time, t xids, byReading bool) {
 // calmTime is how long nothing has to be wrong with a GPU until it has recovered: a driver may report several errors one after the other.
 const calmTime = 5 * time.Second
 
-// RecoveredFrom is when something was last wrong with a GPU with which nothing is any more; false if something is, or never was in this boot.
+// RecoveredFrom is when something was last wrong with a GPU that is well, zero if nothing was in this boot; false if it is not well.
 func (g *GPU) RecoveredFrom(now time.Time) (time.Time, bool) {
-	calm := g.hasReading && !g.lost && !g.missing && len(g.findings) == 0 && now.Sub(g.lastTroubleAt) >= calmTime
-	return g.lastTroubleAt, calm && !g.lastTroubleAt.IsZero()
+	return g.lastTroubleAt, g.hasReading && !g.lost && !g.missing && len(g.findings) == 0 && now.Sub(g.lastTroubleAt) >= calmTime
 }
 
 // FlappingUntil is until when findings stay because they have come and gone too often; false if they do not.

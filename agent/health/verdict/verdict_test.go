@@ -219,8 +219,8 @@ func TestAGPURecoversWhenNothingWasWrongForAWhile(t *testing.T) {
 	}
 	recovered := func() (time.Time, bool) { return n.GPUs()[0].RecoveredFrom(now) }
 	look(well(0))
-	if at, is := recovered(); is {
-		t.Errorf("a GPU that was always well has recovered at %s", at)
+	if at, is := recovered(); !is || !at.IsZero() {
+		t.Errorf("a GPU that was always well is so: %t, from trouble at %s; want true, and no time", is, at)
 	}
 	lost := well(0)
 	lost.Lost = true
