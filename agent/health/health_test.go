@@ -303,6 +303,23 @@ func TestAPersonAcknowledgesWhatNoStateShowsToBeOver(t *testing.T) {
 	})
 }
 
+// A person acknowledges while no agent runs, and a pass of the next one sees that before its record is read.
+func TestAnAcknowledgementThatIsSeenBeforeTheRecordCounts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, twoH200)
+		w.start()
+		w.within(5*time.Second, corev1.ConditionFalse)
+		must(t, w.gpus.Xid(0, 62))
+		w.within(5*time.Second, corev1.ConditionTrue, config.ReasonXidCritical)
+		w.passes(time.Minute)
+		w.kill()
+		w.node.Annotations = map[string]string{config.AnnotationHealthAck: time.Now().Format(time.RFC3339)}
+		w.disk.slow = time.Second
+		w.start()
+		w.within(15*time.Second, corev1.ConditionFalse)
+	})
+}
+
 // A clock that was ahead when a fault was told, and is right for the next process.
 func TestAFaultOfAClockThatWasAheadCanBeAcknowledged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -84,7 +84,8 @@ type Monitor struct {
 	nodeSeen       bool                  // at least once
 	nvsentinel     string                // the sign by which NVSentinel minds the node; empty if it does not
 	toldKey        string                // of the verdict that was last told
-	acknowledgedTo time.Time             // by a person
+	acknowledged   string                // what a person has written to have looked at, as last seen
+	acknowledgedTo time.Time             // as last followed
 	resets         map[nvml.UUID]bool    // which the agent was to reset when it was last asked
 
 	savedKey string    // of the record that the disk has
@@ -152,6 +153,7 @@ func (m *Monitor) recall(ctx context.Context) {
 	m.boot, m.toldKey, m.recalled = boot, r.Told, true
 	m.node.Recall(r, boot)
 	m.node.LimitTimes(m.Clock.Now())
+	m.readAcknowledgement() // a pass may have seen it before
 }
 
 // poll looks at the GPUs every verdict.Interval, and at once when there is news.
@@ -421,16 +423,16 @@ func (m *Monitor) Look(_ context.Context, node *corev1.Node, gpus []nvml.GPU, po
 			g.NoteArchitecture(known.ComputeCapability)
 		}
 	}
-	m.readAcknowledgement(node)
+	m.acknowledged = legible.Cut(node.Annotations[config.AnnotationHealthAck], 64)
+	m.readAcknowledgement()
 }
 
 // readAcknowledgement drops what a person says, by an annotation, to have looked at.
-func (m *Monitor) readAcknowledgement(node *corev1.Node) {
-	text, asked := node.Annotations[config.AnnotationHealthAck]
-	if !asked {
+func (m *Monitor) readAcknowledgement() {
+	if m.acknowledged == "" || !m.recalled {
 		return
 	}
-	until, err := time.Parse(time.RFC3339, legible.Cut(text, 64))
+	until, err := time.Parse(time.RFC3339, m.acknowledged)
 	// A time to come would acknowledge what is still to happen.
 	if err != nil || until.Equal(m.acknowledgedTo) || until.After(m.Clock.Now().Add(skew)) {
 		return

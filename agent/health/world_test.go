@@ -57,10 +57,12 @@ type disk struct {
 	mu     sync.Mutex
 	text   []byte
 	writes int
+	slow   time.Duration // how long a reading takes
 }
 
 // Read implements health.Store.
 func (d *disk) Read(context.Context) ([]byte, error) {
+	<-time.After(d.slow)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.text, nil
