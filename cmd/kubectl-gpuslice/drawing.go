@@ -21,7 +21,7 @@ const (
 // draw draws a node's GPUs: the memory slices of each, the numbers of its instances, and the pods that use them.
 func draw(v *nodeView, p paper) string {
 	var out []string
-	out = append(out, p.paint(v.Node, text.Bold))
+	out = append(out, p.paint(p.cut(v.Node), text.Bold))
 	if v.Health != nil && v.unhealthy() != "" {
 		for _, l := range p.block("health: ", v.unhealthy()+": "+v.Health.Message) {
 			out = append(out, p.paint(l, text.FgRed))

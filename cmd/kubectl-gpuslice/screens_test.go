@@ -148,6 +148,17 @@ func TestScreens(t *testing.T) {
 	golden(t, "testdata/status-pipe.txt", tabulate(views, nodeColumns, false, paper{now: screenTime})+"\n\n"+draw(&known, paper{now: screenTime})+"\n")
 }
 
+func TestALongNameOfANodeIsCut(t *testing.T) {
+	n := screenNodes()[1]
+	n.Name = strings.Repeat("gpu-", 40)
+	v := viewOf(&n)
+	for line := range strings.SplitSeq(draw(&v, paper{width: 80, now: screenTime}), "\n") {
+		if n := text.StringWidthWithoutEscSequences(line); n > 80 {
+			t.Errorf("%d columns: %s", n, line)
+		}
+	}
+}
+
 // used is what the agents of the pool say of the use of their GPUs.
 func used() uses {
 	busy := func(percent float64) *float64 { return &percent }
