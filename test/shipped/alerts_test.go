@@ -166,6 +166,63 @@ func TestEachQueryAsksForWhatTheAgentTells(t *testing.T) {
 	}
 }
 
+// A counter of the agent's begins with the first thing that it counts, as the one Xid of a GPU that has fallen off the bus: the increase of such a
+// series is 0, and a panel that asks for it alone does not show what has happened.
+func TestPanelsShowTheFirstThingThatIsCounted(t *testing.T) {
+	queries := map[string]string{}
+	dashboards(t, queries)
+	counted := regexp.MustCompile(`^sum by \(([\w, ]+)\) \(.*increase\((\w+)`)
+	type sample struct {
+		Labels string `json:"labels"`
+		Value  int    `json:"value"`
+	}
+	type check struct {
+		Expr     string   `json:"expr"`
+		At       string   `json:"eval_time"`
+		Expected []sample `json:"exp_samples"`
+	}
+	type series struct {
+		Series string `json:"series"`
+		Values string `json:"values"`
+	}
+	var input []series
+	var checks []check
+	metrics := descriptors()
+	for expression := range queries {
+		found := counted.FindStringSubmatch(expression)
+		if found == nil {
+			continue
+		}
+		labels := func(names []string) string {
+			var out []string
+			for _, name := range names {
+				out = append(out, fmt.Sprintf("%s=%q", strings.TrimSpace(name), "x"))
+			}
+			return "{" + strings.Join(out, ",") + "}"
+		}
+		input = append(input, series{found[2] + labels(append([]string{"node"}, metrics[found[2]]...)), "_x10 1x20 3x10"})
+		expression = strings.NewReplacer("$__rate_interval", "4m", "$node", "x").Replace(expression)
+		for at, want := range map[string]int{"11m": 1, "25m": 0} {
+			checks = append(checks, check{expression, at, []sample{{labels(strings.Split(found[1], ",")), want}}})
+		}
+	}
+	if len(checks) < 8 {
+		t.Fatalf("%d checks", len(checks))
+	}
+	slices.SortFunc(input, func(a, b series) int { return strings.Compare(a.Series, b.Series) })
+	file, err := sigsyaml.Marshal(map[string]any{"tests": []any{map[string]any{
+		"interval": "1m", "input_series": slices.Compact(input), "promql_expr_test": checks,
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "panels.yaml"), file, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	prometheusTool(t, dir, "promtool", "", "test", "rules", "panels.yaml")
+}
+
 // target are the labels that Prometheus gives each series of a pod. A label of the agent's that has such a name is told with "exported_" before
 // it.
 var target = []string{"job", "instance", "namespace", "pod", "container", "endpoint", "node"}
