@@ -53,8 +53,12 @@ func (t *trial) compare(ctx context.Context) (string, error) {
 		return "", err
 	}
 	var told [][]string
-	for _, g := range gpus {
-		told = append(told, fields(g))
+	for i, g := range gpus {
+		f := fields(g)
+		if at := slices.Index(queried, "compute_mode"); g.ComputeMode == "" && i < len(said) && len(said[i]) == len(f) {
+			f[at] = said[i][at] // with MIG mode on a GPU has none of its own, which nvidia-smi may put otherwise
+		}
+		told = append(told, f)
 	}
 	if diff := cmp.Diff(said, told); diff != "" {
 		return "", fmt.Errorf("nvidia-smi and the driver (-nvidia-smi +driver):\n%s", diff)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -52,6 +53,10 @@ func TestEachCallThatWouldChangeAGPUIsRefusedAndFailsTheRun(t *testing.T) {
 	want := []string{"Create", "CreatePart", "Destroy", "DestroyPart", "Reset", "SetComputeMode", "SetMode", "SetPersistence"}
 	if diff := cmp.Diff(want, changing); diff != "" {
 		t.Errorf("methods that change a GPU (-want +got):\n%s", diff)
+	}
+	trial := &trial{machine: &machine{driver: g}, before: []nvml.GPU{}}
+	if _, err := trial.unchanged(t.Context()); err == nil || !strings.Contains(err.Error(), "refused: creating @0 on ; ") {
+		t.Errorf("the run has not failed by them: %v", err)
 	}
 	if len(g.calls()) != len(changing) || len(ended) != len(changing) {
 		t.Errorf("%d calls were refused, %d are remembered, %d have ended the run", len(changing), len(g.calls()), len(ended))

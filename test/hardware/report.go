@@ -41,7 +41,7 @@ type report struct {
 	progress  io.Writer // a line for each check when it has ended
 	simulated bool
 	rows      []row
-	broken    bool // a check has failed that the later ones rest on
+	broken    bool // a check has not passed that the later ones rest on
 }
 
 func newReport(progress io.Writer, simulated bool) *report {
@@ -51,7 +51,7 @@ func newReport(progress io.Writer, simulated bool) *report {
 // check makes a check that later ones rest on, unless one before it has failed.
 func (r *report) check(name string, f func() (saw string, err error)) {
 	if r.broken {
-		r.add(row{check: name, result: notRun, saw: "what it rests on has failed"})
+		r.add(row{check: name, result: notRun, saw: "a check that it rests on has not passed"})
 		return
 	}
 	r.broken = r.alone(name, f) == failed

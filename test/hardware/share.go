@@ -55,7 +55,7 @@ func (t *trial) share(ctx context.Context) {
 			return "", err
 		}
 		if t.report.broken {
-			return "", notHere("what it rests on has failed")
+			return "", notHere("a check that it rests on has not passed")
 		}
 		var err error
 		if p, err = t.start(ctx); err != nil {

@@ -72,9 +72,11 @@ func (e *Error) Error() string { return fmt.Sprintf("%s: CUDA error %d", e.Funct
 
 // Open makes a context on the GPU with that UUID. The process can have one alone.
 func Open(gpu string) (*Context, error) {
-	// The driver reads it when it is initialised, and counts no other GPU then.
-	if err := os.Setenv("CUDA_VISIBLE_DEVICES", gpu); err != nil {
-		return nil, fmt.Errorf("choosing GPU %s: %w", gpu, err)
+	// The driver reads these when it is initialised: it counts no other GPU then, and keeps no compiled kernel in the user's home.
+	for name, value := range map[string]string{"CUDA_VISIBLE_DEVICES": gpu, "CUDA_CACHE_DISABLE": "1"} {
+		if err := os.Setenv(name, value); err != nil {
+			return nil, fmt.Errorf("choosing GPU %s: %w", gpu, err)
+		}
 	}
 	runtime.LockOSThread()
 	name := C.CString(Library)
