@@ -1,23 +1,43 @@
 package repo_test
 
 import (
-	"go/ast"
 	"go/types"
 	"slices"
 	"strings"
 	"testing"
 
-	"golang.org/x/tools/go/packages"
+	"github.com/google/go-cmp/cmp"
 )
 
-// observers are what looks at the node: all that a pass does before something is decided, with the parts and what completes the look.
+// observers are what looks at the node: all that a pass does before something is decided, and what completes the look. The looks of the parts
+// follow from the interfaces of agent/part.
 var observers = []string{
 	"(*agent.Agent).observe", "(*agent.Agent).observeTaken", "(*agent/resolve.Resolver).Desired", "(*agent/proving.Prover).Prove",
 	"(*agent/proving.Prover).Await", // the executor of the one kind of step that only looks
-	"(*agent/memory.Monitor).Look", "(*agent/memory.Monitor).LookAgain", "(*agent/health.Monitor).Look", "(*agent/health.Monitor).LookAgain",
-	"(*agent/health.Monitor).Recovered", "(*agent/health.Monitor).Critical", "(*agent/idle.Monitor).Look", "(*agent/idle.Monitor).LookAgain",
-	"(*agent/idle.Monitor).Watch",
-	"(*agent/health.Monitor).ToReset",
+}
+
+// partsThatAct are the methods of parts that are no looks, with what they do.
+var partsThatAct = map[string]string{
+	"(*agent/health.Monitor).Watch":   "it tells its condition, and keeps its own record, between two passes",
+	"(*agent/health.Monitor).Through": "the agent's changes to a GPU go through it",
+}
+
+// tells are the fields by which parts record Events. A look of a part may do that, and change nothing.
+var tells = []string{
+	asField + "agent/health.TellNode", asField + "agent/health.TellPod", asField + "agent/idle.Tell", asField + "agent/memory.Tell",
+}
+
+// askOnly are the functions that only ask, by a call by which others write.
+var askOnly = []string{
+	"(*drain.Evictor).DryRun",                     // the API server evicts no pod in a dry run
+	"(*drain/holders/openfiles.Look).sharesFiles", // the system call compares two processes
+}
+
+// givenByCommands are the fields whose functions the commands give, with what these do.
+var givenByCommands = map[string]string{
+	asField + "agent.Parse":               "it reads the text of a file in mig-parted's format",
+	asField + "agent/deviceplugin.Parse":  "it reads the text of a config of the device plugin",
+	asField + "agent/deviceplugin.Render": "it makes the text of a config of the device plugin",
 }
 
 // readers are the methods by which the interfaces of this module and the clients of the API server are read. Any other method of an interface
@@ -42,60 +62,138 @@ var readers = map[string][]string{
 // ourInterface begins the names of interfaces of this module.
 const ourInterface = "interface "
 
-// writesOfStdlib change the machine.
-var writesOfStdlib = []string{
-	"os.Chmod", "os.Create", "os.CreateTemp", "os.Link", "os.Mkdir", "os.MkdirAll", "os.Remove", "os.RemoveAll", "os.Rename", "os.Symlink", "os.Truncate",
-	"os.WriteFile", "(*os.Root).Create", "(*os.Root).Remove", "(*os.Root).Rename", "(*os.Root).WriteFile", "(*os.Process).Kill", "(*os.Process).Signal",
-	"syscall.Kill", "golang.org/x/sys/unix.Kill", "golang.org/x/sys/unix.PidfdSendSignal",
+// systemPackages are those by which a program changes the machine. Each of their functions counts as one that writes, unless it is among the
+// readsOfSystem, or opens a file only for reading.
+var systemPackages = []string{"os", "syscall", "golang.org/x/sys/unix", "github.com/google/renameio/v2"}
+
+// openers open a file by flags, with the place of these among the arguments.
+var openers = map[string]int{"os.OpenFile": 1, "(*os.Root).OpenFile": 1, "golang.org/x/sys/unix.Open": 1, "golang.org/x/sys/unix.Openat": 2}
+
+// readsOfSystem change nothing on the machine.
+var readsOfSystem = []string{
+	"os.Open", "os.Stat", "os.Lstat", "os.ReadFile", "os.ReadDir", "os.Readlink", "os.Getpid", "os.Hostname", "os.OpenRoot", "os.NewFile",
+	"(*os.File).Close", "(*os.File).Read", "(*os.File).ReadDir", "(*os.File).Readdirnames", "(*os.File).Stat", "(*os.File).Fd", "(*os.File).Name",
+	"(*os.Root).Open", "(*os.Root).Close", "(*os.Root).Stat", "(*os.Root).Lstat", "(*os.Root).ReadFile", "(*os.Root).Readlink",
+	"golang.org/x/sys/unix.Statfs", "golang.org/x/sys/unix.Statx", "golang.org/x/sys/unix.Stat", "golang.org/x/sys/unix.Fstat",
+	"golang.org/x/sys/unix.Close", "golang.org/x/sys/unix.Read", "golang.org/x/sys/unix.Readlinkat", "golang.org/x/sys/unix.ReadDirent",
+	"golang.org/x/sys/unix.Major", "golang.org/x/sys/unix.Minor", "golang.org/x/sys/unix.Getrlimit",
 }
 
 // A look changes nothing: of all that the observers reach by calls, nothing writes to the API server, to a GPU, to a process or to the host.
 func TestWhatLooksAtTheNodeReachesNothingThatWrites(t *testing.T) {
 	t.Parallel()
-	reached := namedBy(t)
+	c := callsOf(t)
 	for _, observer := range observers {
-		if reached[observer] == nil {
-			t.Errorf("there is no %s: the table here is out of date", observer)
-		}
-		if path := pathToWrite(reached, observer); path != nil {
-			t.Errorf("%s writes: %s", observer, strings.Join(path, " -> "))
-		}
+		c.checkWritesNothing(t, observer, askOnly...)
 	}
-	if pathToWrite(reached, "(*agent.Agent).conclude") == nil {
-		t.Error("no write is found below (*agent.Agent).conclude, which tells the node: this test sees nothing")
+	for _, path := range []string{"(*agent.Agent).conclude", "(*agent/health.Monitor).Watch", "(*agent/hostrecord.File).Write", "(*agent/pluginfile.File).Prepare"} {
+		if c.pathToWrite(path) == nil {
+			t.Errorf("no write is found below %s: this test sees nothing", path)
+		}
 	}
 }
 
-// pathToWrite is how a function comes to write; nil if it does not.
-func pathToWrite(reached map[string][]string, from string) []string {
-	parent := map[string]string{from: ""}
-	for queue := []string{from}; len(queue) > 0; queue = queue[1:] {
-		at := queue[0]
-		if writes(at) {
-			var path []string
-			for ; at != ""; at = parent[at] {
-				path = append(path, at)
+// Each method by which the loop asks a part is a look, unless the table says what else it is: a new part is held to that without being added to any
+// table.
+func TestThePartsLookAndChangeNothing(t *testing.T) {
+	t.Parallel()
+	c := callsOf(t)
+	asked, looks := asksOfParts(t), 0
+	for _, part := range madeParts(t) {
+		for _, function := range c.methodsOfParts("agent/"+part, asked) {
+			if partsThatAct[function] != "" {
+				continue
 			}
-			slices.Reverse(path)
-			return path
-		}
-		for _, next := range reached[at] {
-			if _, seen := parent[next]; !seen {
-				parent[next] = at
-				queue = append(queue, next)
-			}
+			looks++
+			c.checkWritesNothing(t, function, slices.Concat(tells, askOnly)...)
 		}
 	}
-	return nil
+	if looks < 20 {
+		t.Errorf("the parts have %d looks: this test sees too few", looks)
+	}
+	for function := range partsThatAct {
+		if c[function] == nil {
+			t.Errorf("there is no %s: the table here is out of date", function)
+		}
+	}
+	for _, tell := range tells {
+		if diff := cmp.Diff([]string{"(k8s.io/client-go/tools/record.EventRecorder).Event"}, c.writesBelow(tell)); diff != "" {
+			t.Errorf("%s records Events alone (-want +reached):\n%s", tell, diff)
+		}
+	}
 }
 
-// writes reports whether a function is one of an interface or of the standard library that changes something.
-func writes(function string) bool {
-	if slices.Contains(writesOfStdlib, function) {
-		return true
+// asksOfParts are the methods of the interfaces by which the loop asks its parts.
+func asksOfParts(t *testing.T) []string {
+	t.Helper()
+	var out []string
+	for _, pkg := range productPackages(t) {
+		if pkg.PkgPath != module+"agent/part" {
+			continue
+		}
+		for _, name := range pkg.Types.Scope().Names() {
+			if is, ok := pkg.Types.Scope().Lookup(name).Type().Underlying().(*types.Interface); ok {
+				for i := range is.NumMethods() {
+					out = append(out, is.Method(i).Name())
+				}
+			}
+		}
 	}
-	of, method, ok := strings.Cut(strings.TrimPrefix(function, "("), ").")
-	if !ok {
+	if len(out) == 0 {
+		t.Fatal("agent/part has no interface")
+	}
+	return out
+}
+
+// methodsOfParts are the methods with those names of the type of a package that looks again between two passes.
+func (c calls) methodsOfParts(folder string, names []string) []string {
+	var out []string
+	for function := range c {
+		receiver, method, ok := strings.Cut(function, ").")
+		if ok && strings.HasPrefix(receiver, "(*"+folder+".") && method == "LookAgain" {
+			for _, name := range names {
+				if own := receiver + ")." + name; c[own] != nil && !slices.Contains(out, own) {
+					out = append(out, own)
+				}
+			}
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// checkWritesNothing checks one function.
+func (c calls) checkWritesNothing(t *testing.T, function string, besides ...string) {
+	t.Helper()
+	if c[function] == nil {
+		t.Errorf("there is no %s: the table here is out of date", function)
+	}
+	if path := c.pathToWrite(function, besides...); path != nil {
+		t.Errorf("%s writes: %s", function, strings.Join(path, " -> "))
+	}
+}
+
+// writesBelow are all that a function reaches and that write.
+func (c calls) writesBelow(from string) []string {
+	var out []string
+	for path := c.pathToWrite(from, out...); path != nil; path = c.pathToWrite(from, out...) {
+		out = append(out, path[len(path)-1])
+	}
+	slices.Sort(out)
+	return out
+}
+
+// writes reports whether a function is one of an interface or of the system that changes something, or one that nobody knows: what a field holds
+// that nothing of the product gives to it.
+func (c calls) writes(function string) bool {
+	if strings.HasPrefix(function, asField) || strings.HasPrefix(function, asParameter) {
+		return c[function] == nil && givenByCommands[function] == ""
+	}
+	of, method, isMethod := strings.Cut(strings.TrimPrefix(function, "("), ").")
+	if slices.Contains(systemPackages, packageOf(function)) {
+		return !slices.Contains(readsOfSystem, function)
+	}
+	if !isMethod {
 		return false
 	}
 	if path, typed := strings.CutPrefix(of, "k8s.io/client-go/kubernetes/typed/"); typed {
@@ -109,72 +207,10 @@ func writes(function string) bool {
 	return ours && !slices.Contains(readers[of], method)
 }
 
-// namedBy are the functions that each function of the product names, and those that the variables name that it does.
-func namedBy(t *testing.T) map[string][]string {
-	t.Helper()
-	loaded, err := packages.Load(&packages.Config{
-		Mode:    packages.NeedName | packages.NeedSyntax | packages.NeedTypes | packages.NeedTypesInfo | packages.NeedImports | packages.NeedExportFile,
-		Dir:     root,
-		Context: t.Context(),
-	}, "./agent/...", "./drain/...", "./config/...", "./nvml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	out := map[string][]string{}
-	for _, pkg := range loaded {
-		for _, err := range pkg.Errors {
-			t.Fatalf("loading %s: %v", pkg.PkgPath, err)
-		}
-		add := func(from string, below ast.Node) {
-			if out[from] == nil {
-				out[from] = []string{} // it exists
-			}
-			ast.Inspect(below, func(n ast.Node) bool {
-				if id, ok := n.(*ast.Ident); ok {
-					if name := nameOf(pkg.TypesInfo.Uses[id]); name != "" {
-						out[from] = append(out[from], name)
-					}
-				}
-				return true
-			})
-		}
-		for _, file := range pkg.Syntax {
-			for _, decl := range file.Decls {
-				switch decl := decl.(type) {
-				case *ast.FuncDecl:
-					add(nameOf(pkg.TypesInfo.Defs[decl.Name]), decl)
-				case *ast.GenDecl:
-					for _, spec := range decl.Specs {
-						value, ok := spec.(*ast.ValueSpec)
-						if !ok {
-							continue
-						}
-						for _, name := range value.Names {
-							if from := nameOf(pkg.TypesInfo.Defs[name]); from != "" {
-								add(from, value)
-							}
-						}
-					}
-				}
-			}
-		}
-	}
-	return out
-}
-
-// nameOf is the full name of a function or of a variable of a package, below this module without its path; "" for anything else.
-func nameOf(object types.Object) string {
-	switch object := object.(type) {
-	case *types.Func:
-		receiver := object.Signature().Recv()
-		if receiver != nil && types.IsInterface(receiver.Type()) && object.Pkg() != nil && strings.HasPrefix(object.Pkg().Path(), module) {
-			return strings.Replace(object.FullName(), "("+module, "("+ourInterface, 1)
-		}
-		return strings.ReplaceAll(object.Origin().FullName(), module, "")
-	case *types.Var:
-		if object.Pkg() != nil && object.Parent() == object.Pkg().Scope() {
-			return strings.ReplaceAll(object.Pkg().Path()+"."+object.Name(), module, "")
-		}
-	}
-	return ""
+// packageOf is the path of the package of a function, or of the type of a method.
+func packageOf(function string) string {
+	of := strings.TrimLeft(function, "(*")
+	slash := strings.LastIndex(of, "/") + 1
+	name, _, _ := strings.Cut(of[slash:], ".")
+	return of[:slash] + name
 }

@@ -1,0 +1,289 @@
+package repo_test
+
+import (
+	"go/ast"
+	"go/constant"
+	"go/types"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/tools/go/packages"
+)
+
+// calls are, for each function of agent/, drain/, config/ and nvml, for each of their variables, for each field that holds functions, and for
+// each parameter that is put into such a field: what it names, and so may call.
+type calls map[string][]string
+
+// Fields and parameters that hold functions have names that begin so.
+const (
+	asField     = "field "
+	asParameter = "parameter "
+)
+
+// loadProduct loads those packages with their types, once for all tests.
+var loadProduct = sync.OnceValues(func() ([]*packages.Package, error) {
+	return packages.Load(&packages.Config{
+		Mode: packages.NeedName | packages.NeedSyntax | packages.NeedTypes | packages.NeedTypesInfo | packages.NeedImports | packages.NeedExportFile,
+		Dir:  root,
+	}, "./agent/...", "./drain/...", "./config/...", "./nvml")
+})
+
+// productPackages are the loaded packages.
+func productPackages(t *testing.T) []*packages.Package {
+	t.Helper()
+	loaded, err := loadProduct()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pkg := range loaded {
+		for _, err := range pkg.Errors {
+			t.Fatalf("loading %s: %v", pkg.PkgPath, err)
+		}
+	}
+	return loaded
+}
+
+// callsOf finds the calls of the product.
+func callsOf(t *testing.T) calls {
+	t.Helper()
+	out := calls{}
+	for _, pkg := range productPackages(t) {
+		r := reader{calls: out, info: pkg.TypesInfo}
+		for _, file := range pkg.Syntax {
+			for _, decl := range file.Decls {
+				r.read(decl)
+			}
+		}
+	}
+	return out
+}
+
+// reader reads the declarations of one package.
+type reader struct {
+	calls      calls
+	info       *types.Info
+	parameters map[types.Object]string // of the function that is read
+}
+
+func (r reader) read(decl ast.Decl) {
+	switch decl := decl.(type) {
+	case *ast.FuncDecl:
+		name := nameOf(r.info.Defs[decl.Name])
+		r.parameters = map[types.Object]string{}
+		at := 0
+		for _, field := range decl.Type.Params.List {
+			for _, parameter := range field.Names {
+				r.parameters[r.info.Defs[parameter]] = parameterOf(name, at)
+				at++
+			}
+			if len(field.Names) == 0 {
+				at++
+			}
+		}
+		r.add(name, name, decl)
+	case *ast.GenDecl:
+		for _, spec := range decl.Specs {
+			value, ok := spec.(*ast.ValueSpec)
+			if !ok {
+				continue
+			}
+			for _, variable := range value.Names {
+				if name := nameOf(r.info.Defs[variable]); name != "" {
+					r.add(name, name, value)
+				}
+			}
+		}
+	}
+}
+
+func parameterOf(function string, at int) string {
+	return asParameter + strconv.Itoa(at) + " of " + function
+}
+
+// add adds what the code below a node names, in the function or variable within.
+func (r reader) add(from, within string, below ast.Node) {
+	if r.calls[from] == nil {
+		r.calls[from] = []string{} // it exists
+	}
+	harmless := map[*ast.Ident]bool{}
+	ast.Inspect(below, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.Ident:
+			if name := nameOf(r.info.Uses[n]); name != "" && !harmless[n] {
+				r.calls[from] = append(r.calls[from], name)
+			}
+		case *ast.CallExpr:
+			r.readCall(within, n, harmless)
+		case *ast.CompositeLit:
+			r.readLiteral(within, n)
+		case *ast.AssignStmt:
+			for i, left := range n.Lhs {
+				if element, ok := left.(*ast.IndexExpr); ok {
+					left = element.X
+				}
+				if selector, ok := left.(*ast.SelectorExpr); ok {
+					r.give(nameOf(r.info.Uses[selector.Sel]), within, n.Rhs[min(i, len(n.Rhs)-1)])
+				}
+			}
+		}
+		return true
+	})
+}
+
+// readCall follows functions that a call hands over, and finds out whether a call that opens a file only reads it.
+func (r reader) readCall(within string, call *ast.CallExpr, harmless map[*ast.Ident]bool) {
+	var id *ast.Ident
+	switch f := ast.Unparen(call.Fun).(type) {
+	case *ast.Ident:
+		id = f
+	case *ast.SelectorExpr:
+		id = f.Sel
+	default:
+		return
+	}
+	called, ok := r.info.Uses[id].(*types.Func)
+	if !ok {
+		return
+	}
+	name := nameOf(called)
+	if at, opens := openers[name]; opens && at < len(call.Args) {
+		flags := r.info.Types[call.Args[at]].Value
+		if flags != nil && flags.Kind() == constant.Int {
+			n, exact := constant.Int64Val(flags)
+			harmless[id] = exact && int(n)&(os.O_WRONLY|os.O_RDWR|os.O_CREATE|os.O_TRUNC|os.O_APPEND) == 0
+		}
+	}
+	signature := called.Signature()
+	for i, arg := range call.Args {
+		at := min(i, signature.Params().Len()-1)
+		if at >= 0 && holdsFunctions(signature.Params().At(at).Type()) {
+			r.give(parameterOf(name, at), within, arg)
+		}
+	}
+}
+
+// readLiteral follows functions that are put into the fields of a struct.
+func (r reader) readLiteral(within string, literal *ast.CompositeLit) {
+	of, isStruct := types.Unalias(r.info.Types[literal].Type).Underlying().(*types.Struct)
+	if !isStruct {
+		return
+	}
+	for i, element := range literal.Elts {
+		if pair, keyed := element.(*ast.KeyValueExpr); keyed {
+			if key, ok := pair.Key.(*ast.Ident); ok {
+				r.give(nameOf(r.info.Uses[key]), within, pair.Value)
+			}
+			continue
+		}
+		r.give(nameOf(of.Field(i)), within, element)
+	}
+}
+
+// give notes that a field or a parameter holds what the value names. Of a variable of the function within, that may be all that the function
+// names.
+func (r reader) give(to, within string, value ast.Expr) {
+	if !strings.HasPrefix(to, asField) && !strings.HasPrefix(to, asParameter) {
+		return
+	}
+	if r.calls[to] == nil {
+		r.calls[to] = []string{} // it is given something
+	}
+	ast.Inspect(value, func(n ast.Node) bool {
+		id, ok := n.(*ast.Ident)
+		if !ok {
+			return true
+		}
+		object := r.info.Uses[id]
+		name := nameOf(object)
+		if variable, is := object.(*types.Var); is && name == "" && holdsFunctions(variable.Type()) {
+			name = within
+			if parameter := r.parameters[object]; parameter != "" {
+				name = parameter
+			}
+		}
+		if name != "" {
+			r.calls[to] = append(r.calls[to], name)
+		}
+		return true
+	})
+}
+
+// holdsFunctions reports whether a value of the type is a function, or has some as its elements.
+func holdsFunctions(of types.Type) bool {
+	switch of := types.Unalias(of).Underlying().(type) {
+	case *types.Signature:
+		return true
+	case *types.Slice:
+		return holdsFunctions(of.Elem())
+	case *types.Map:
+		return holdsFunctions(of.Elem())
+	case *types.Array:
+		return holdsFunctions(of.Elem())
+	case *types.Chan:
+		return holdsFunctions(of.Elem())
+	}
+	return false
+}
+
+// nameOf is the full name of a function, of a variable of a package, or of a field that holds functions, below this module without its path; ""
+// for anything else.
+func nameOf(object types.Object) string {
+	switch object := object.(type) {
+	case *types.Func:
+		receiver := object.Signature().Recv()
+		if receiver != nil && types.IsInterface(receiver.Type()) && object.Pkg() != nil && strings.HasPrefix(object.Pkg().Path(), module) {
+			return strings.Replace(object.FullName(), "("+module, "("+ourInterface, 1)
+		}
+		return strings.ReplaceAll(object.Origin().FullName(), module, "")
+	case *types.Var:
+		switch {
+		case object.Pkg() == nil:
+		case object.IsField():
+			if holdsFunctions(object.Type()) && strings.HasPrefix(object.Pkg().Path(), module) {
+				return asField + strings.ReplaceAll(object.Pkg().Path()+"."+object.Name(), module, "")
+			}
+		case object.Parent() == object.Pkg().Scope():
+			return strings.ReplaceAll(object.Pkg().Path()+"."+object.Name(), module, "")
+		}
+	}
+	return ""
+}
+
+// pathToWrite is how a function comes to write; nil if it does not. It does not follow what the caller names besides.
+func (c calls) pathToWrite(from string, besides ...string) []string {
+	parent := map[string]string{from: ""}
+	for queue := []string{from}; len(queue) > 0; queue = queue[1:] {
+		at := queue[0]
+		if c.writes(at) {
+			var path []string
+			for ; at != ""; at = parent[at] {
+				path = append(path, at)
+			}
+			slices.Reverse(path)
+			return path
+		}
+		for _, next := range c[at] {
+			if _, seen := parent[next]; !seen && !slices.Contains(besides, next) {
+				parent[next] = at
+				queue = append(queue, next)
+			}
+		}
+	}
+	return nil
+}
+
+// callers are the functions that name one.
+func (c calls) callers(of string) []string {
+	var out []string
+	for _, from := range slices.Sorted(maps.Keys(c)) {
+		if slices.Contains(c[from], of) && !strings.HasPrefix(from, asField) && !strings.HasPrefix(from, asParameter) {
+			out = append(out, from)
+		}
+	}
+	return out
+}
