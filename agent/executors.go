@@ -34,7 +34,7 @@ var executors = map[plan.Kind]executor{
 	plan.Evict:           (*Agent).evictPods,
 	plan.RestartOperands: (*Agent).evictPods,
 	plan.RestartLatePlugin: func(a *Agent, ctx context.Context, w work) error {
-		return a.prover.Within(w.seen, w.want, a.draining.Evict(ctx, w.seen, w.want, w.steps))
+		return a.prover.Within(w.seen, w.want, a.draining.Evict(ctx, w.seen, w.want, w.step))
 	},
 	plan.RestartPlugin:  func(a *Agent, ctx context.Context, w work) error { return a.draining.Restart(ctx, w.seen, w.step) },
 	plan.PauseOperands:  (*Agent).pauseOperands,
@@ -115,7 +115,7 @@ func (a *Agent) evictPods(ctx context.Context, w work) error {
 			return err
 		}
 	}
-	return a.draining.Evict(ctx, w.seen, w.want, w.steps)
+	return a.draining.Evict(ctx, w.seen, w.want, w.step)
 }
 
 // writeSharing gives the device plugin another config. The agent then has to prove the same devices anew.

@@ -242,16 +242,15 @@ func (dp *Plugin) Reload(ctx context.Context, seen state.Observed, want state.De
 		}
 		untold = dp.unnotifiedReaders(seen.Plugin)
 	}
-	restart := step
-	restart.Kind, restart.Pods = plan.RestartOperands, nil
+	var restarted []plan.Pod
 	for _, pod := range seen.Plugin.Readers {
 		for _, uid := range untold {
 			if pod.UID == uid {
-				restart.Pods = append(restart.Pods, state.PlannedPod(holders.Describe(&pod)))
+				restarted = append(restarted, state.PlannedPod(holders.Describe(&pod)))
 			}
 		}
 	}
-	return dp.Draining.Evict(ctx, seen, want, []plan.Step{restart})
+	return dp.Draining.EvictPods(ctx, seen, want, step, restarted)
 }
 
 // longestLastWords bounds the termination message of a container in the agent's message.

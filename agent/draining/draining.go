@@ -59,20 +59,24 @@ func (d *Draining) Evictable(ctx context.Context, seen state.Observed, want stat
 // disruption budget.
 const evictionsTimeout = time.Minute
 
-// Evict evicts pods and returns which are still there. It never returns nil: only the next look can tell that they
-// are gone.
-func (d *Draining) Evict(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {
-	step := steps[0]
+// Evict evicts the pods of a step, as EvictPods does.
+func (d *Draining) Evict(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
 	if step.Kind == plan.Evict {
 		if err := d.RequireHoldersKnown(seen, want, step); err != nil {
 			return err
 		}
 	}
+	return d.EvictPods(ctx, seen, want, step, step.Pods)
+}
+
+// EvictPods evicts pods for a step and returns which are still there. It never returns nil: only the next look can tell that they
+// are gone.
+func (d *Draining) EvictPods(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step, pods []plan.Pod) error {
 	// Each request has a deadline of its own; this one keeps a slow API server from holding up the loop for all pods.
 	all, cancel := context.WithTimeout(ctx, evictionsTimeout)
 	defer cancel()
 	policy, since := d.policy(seen, step, want)
-	verdicts := d.Evictor.Evict(all, seen.Drained(step.Pods), policy, since)
+	verdicts := d.Evictor.Evict(all, seen.Drained(pods), policy, since)
 	d.Wakes.BlockedBy(verdicts)
 	d.Metrics.Evicted(verdicts)
 	for _, v := range verdicts {
