@@ -81,8 +81,20 @@ func (b *Budget) Began(step plan.Step) time.Time {
 func (b *Budget) Done(step plan.Step) {
 	delete(b.Attempts, step.String())
 	delete(b.Waits, WaitOf(step))
-	if step.Traits().Repeatable {
+	if traits := step.Traits(); traits.Repeatable || traits.TouchesGPU {
 		b.Successes[step.String()]++
+	}
+}
+
+// InVain returns the failure of a step that has succeeded retry.noEffect times and is still needed; nil if it has not.
+func (b *Budget) InVain(want state.Desired, step plan.Step) *api.Failure {
+	n := b.Successes[step.String()]
+	if n < b.settings.Retry.NoEffect {
+		return nil
+	}
+	return &api.Failure{
+		Wish: want.Fingerprint, Reason: config.ReasonStepHadNoEffect,
+		Message: fmt.Sprintf("%s reported success %d times and had no effect, or another program undoes it", step, n),
 	}
 }
 
@@ -99,18 +111,20 @@ func (b *Budget) Deadline(seen state.Observed, want state.Desired, step plan.Ste
 }
 
 // CheckNoEffect ends a change of which a user or another tool undoes a step each time. In an undo the agent tries the step again, but ever less
-// often.
+// often. Of a step on a GPU, package hardware asks InVain right before the call into the driver.
 func (b *Budget) CheckNoEffect(want state.Desired, step plan.Step) error {
-	n := b.Successes[step.String()]
-	if !step.Traits().Repeatable || n < b.settings.Retry.NoEffect {
+	if !step.Traits().Repeatable {
 		return nil
 	}
-	text := fmt.Sprintf("%s succeeded %d times and had no effect, or another program undoes it", step, n)
-	if want.Undo {
+	failure := b.InVain(want, step)
+	switch {
+	case failure == nil:
+		return nil
+	case want.Undo:
 		delete(b.Successes, step.String())
-		return errors.New(text)
+		return errors.New(failure.Message)
 	}
-	return &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonStepHadNoEffect, Message: text}
+	return failure
 }
 
 // LookFailed is for a look at the node that failed: the agent looks again after a pause that doubles each time.

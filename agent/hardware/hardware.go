@@ -4,12 +4,10 @@ package hardware
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 
 	"go.uber.org/zap"
 
-	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/budget"
 	"github.com/gpuslice/gpuslice/agent/draining"
 	"github.com/gpuslice/gpuslice/agent/ledger"
@@ -50,14 +48,11 @@ func (g *GPUs) SpecsAbandoned() bool { return g.failures >= g.Settings.Retry.Fai
 
 // Change performs a step on a GPU. It fails with StepHadNoEffect after retry.noEffect successes that left the plan as it was.
 func (g *GPUs) Change(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
-	if n := g.Budget.Successes[step.String()]; n >= g.Settings.Retry.NoEffect {
+	if failure := g.Budget.InVain(want, step); failure != nil {
 		if step.Kind == plan.RestorePersistence { // the agent neither undoes a finished change nor keeps the node for that
-			return g.abandonPersistence(ctx, seen, want, step, fmt.Errorf("%s reported success %d times and had no effect", step, n))
+			return g.abandonPersistence(ctx, seen, want, step, failure)
 		}
-		return &api.Failure{
-			Wish: want.Fingerprint, Reason: config.ReasonStepHadNoEffect,
-			Message: fmt.Sprintf("%s reported success %d times and had no effect, or another program undoes it", step, n),
-		}
+		return failure
 	}
 	if !want.Undo && step.Traits().HoldersKnown {
 		if err := g.Draining.RequireHoldersKnown(seen, want, step); err != nil {
@@ -72,7 +67,6 @@ func (g *GPUs) Change(ctx context.Context, seen state.Observed, want state.Desir
 	release()
 	switch {
 	case err == nil:
-		g.Budget.Successes[step.String()]++
 		return nil
 	case step.Kind == plan.RestorePersistence:
 		return g.persistenceRefused(ctx, seen, want, step, err)

@@ -63,7 +63,7 @@ var arrows = map[string][]string{
 	"agent/fleet": {"agent/legible", "agent/retried", "config", "drain/fence"},
 	"agent/gate":  {"agent/events", "agent/metrics", "agent/outcome", "agent/plan", "agent/state", "agent/steady", "config"},
 	"agent/hardware": {
-		"agent/api", "agent/budget", "agent/draining", "agent/ledger", "agent/plan", "agent/processes", "agent/reboot", "agent/state",
+		"agent/budget", "agent/draining", "agent/ledger", "agent/plan", "agent/processes", "agent/reboot", "agent/state",
 		"config", "nvml",
 	},
 	"agent/health": {
