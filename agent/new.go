@@ -162,8 +162,8 @@ func (a *Agent) addSteps(o Options) {
 		DevicePlugin: a.devicePlugin, Change: a.change, Budget: a.budget, Events: a.events, Clock: a.clock,
 	}
 	a.upgrades = &upgrade.Watch{
-		Node: o.Node, Nodes: a.nodes, Driver: o.Driver, Fence: a.marks, Ledger: a.ledger, Turn: a.turn, Settings: o.Settings, Events: a.events,
-		Clock: a.clock, Log: o.Log,
+		Node: o.Node, Nodes: a.nodes, Driver: o.Driver, Fence: a.marks, Fencing: a.fencing, Settings: o.Settings, Events: a.events, Clock: a.clock,
+		Log: o.Log,
 	}
 	a.taint = &remedy.Taint{Nodes: a.nodes, Effect: o.Settings.Health.Taint, Tell: a.events.Of(o.Node), Clock: a.clock, Log: o.Log}
 }

@@ -202,19 +202,28 @@ func (f *Fencing) NoteForced(ctx context.Context, seen *state.Observed, want sta
 // Operands and units run again by now; if a user stops one before the reboot, the agent leaves it stopped.
 func (f *Fencing) Park(ctx context.Context, seen state.Observed, want state.Desired) error {
 	j := *seen.Journal
+	j.Paused, j.Stopped, j.Parked = nil, nil, true
+	if err := f.LeaveJournal(ctx, seen, ledger.For(want, plan.Park), j); err != nil {
+		return err
+	}
+	f.Events.Nodef(seen.Node, corev1.EventTypeNormal, config.ReasonNeedsReboot, "node given back until it is rebooted for %s", want.Name)
+	return nil
+}
+
+// LeaveJournal gives the node back, and leaves the journal with what the agent owes still.
+func (f *Fencing) LeaveJournal(ctx context.Context, seen state.Observed, p ledger.Purpose, j journal.Journal) error {
 	uncordon := j.Cordoned && !seen.ForeignCordon()
-	fence := f.Fence.Keeps(j.Kept)
-	j.Cordoned, j.Kept, j.Paused, j.Stopped, j.Parked = false, nil, nil, nil, true
-	var startup []corev1.Taint // a node that has just been registered keeps its startup taint until the reboot
+	lifted := f.Fence.Keeps(j.Kept)
+	j.Cordoned, j.Kept = false, nil
+	var startup []corev1.Taint // a node that has just been registered keeps its startup taint meanwhile
 	if j.Startup != nil {
 		startup = append(startup, j.Startup.Taint())
 	}
-	if _, err := f.Ledger.Write(ctx, seen, ledger.For(want, plan.Park), j, func(node *corev1.Node, text string) ([]byte, error) {
-		return fence.Park(node, text, uncordon, startup...)
+	if _, err := f.Ledger.Write(ctx, seen, p, j, func(node *corev1.Node, text string) ([]byte, error) {
+		return lifted.Park(node, text, uncordon, startup...)
 	}); err != nil {
 		return err
 	}
-	f.Turn.Leave(ctx, seen) // neither a success nor a failure: that shows after the reboot
-	f.Events.Nodef(seen.Node, corev1.EventTypeNormal, config.ReasonNeedsReboot, "node given back until it is rebooted for %s", want.Name)
+	f.Turn.Leave(ctx, seen) // neither a success nor a failure: that shows later
 	return nil
 }

@@ -12,10 +12,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/events"
+	"github.com/gpuslice/gpuslice/agent/fencing"
 	"github.com/gpuslice/gpuslice/agent/ledger"
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/outcome"
-	"github.com/gpuslice/gpuslice/agent/slot"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/steady"
 	"github.com/gpuslice/gpuslice/config"
@@ -29,8 +29,7 @@ type Watch struct {
 	Nodes    nodewrite.Writer
 	Driver   nvml.Driver
 	Fence    fence.Fence
-	Ledger   *ledger.Ledger
-	Turn     *slot.Turn
+	Fencing  *fencing.Fencing
 	Settings config.Settings
 	Events   events.Recorder
 	Clock    *steady.Clock
@@ -102,7 +101,7 @@ func (u *Watch) ReleaseNode(ctx context.Context, seen state.Observed) {
 	var err error
 	switch who, _, cordoned := fence.Cordoner(seen.Node); {
 	case seen.Journal != nil && seen.Journal.Cordoned:
-		err = u.unfence(ctx, seen)
+		err = u.Fencing.LeaveJournal(ctx, seen, ledger.Purpose{GivesBack: true}, *seen.Journal)
 	case seen.Journal == nil && (seen.Marks.Fenced || cordoned && who == nodewrite.FieldManager):
 		uncordon := cordoned && !seen.ForeignCordon()
 		err = u.Nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) { return u.Fence.Lift(node, uncordon) })
@@ -115,23 +114,4 @@ func (u *Watch) ReleaseNode(ctx context.Context, seen state.Observed) {
 	}
 	u.Events.Nodef(seen.Node, corev1.EventTypeNormal, config.ReasonDriverNotLoaded,
 		"node given back while the driver is being upgraded, as %s says; what was begun goes on after that", seen.Marks.Upgrade)
-}
-
-// unfence gives the node back and leaves the journal, which holds what the agent owes.
-func (u *Watch) unfence(ctx context.Context, seen state.Observed) error {
-	j := *seen.Journal
-	uncordon := !seen.ForeignCordon()
-	lifted := u.Fence.Keeps(j.Kept)
-	j.Cordoned, j.Kept = false, nil
-	var startup []corev1.Taint // a node that was not ready before the change gets its startup taint back
-	if j.Startup != nil {
-		startup = append(startup, j.Startup.Taint())
-	}
-	if _, err := u.Ledger.Write(ctx, seen, ledger.Purpose{GivesBack: true}, j, func(node *corev1.Node, text string) ([]byte, error) {
-		return lifted.Park(node, text, uncordon, startup...)
-	}); err != nil {
-		return err
-	}
-	u.Turn.Leave(ctx, seen)
-	return nil
 }

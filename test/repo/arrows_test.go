@@ -133,7 +133,7 @@ var arrows = map[string][]string{
 		"agent/steady", "config", "drain/host",
 	},
 	"agent/upgrade": {
-		"agent/events", "agent/ledger", "agent/nodewrite", "agent/outcome", "agent/slot", "agent/state", "agent/steady", "config",
+		"agent/events", "agent/fencing", "agent/ledger", "agent/nodewrite", "agent/outcome", "agent/state", "agent/steady", "config",
 		"drain/fence", "nvml",
 	},
 	"agent/wake":    {"drain", "nvml"},
