@@ -317,6 +317,34 @@ const (
 	ReasonReleased Reason = "Released"
 )
 
+// Reasons of the conditions of KEP-5683, by which other tools see what the agent does to the node.
+const (
+	// ReasonMaintenanceWindow is given while MaintenancePlanned is True: a change waits for its window.
+	//
+	// You can: wait; the message says when the change begins.
+	ReasonMaintenanceWindow Reason = "MaintenanceWindow"
+	// ReasonNotPlanned is given when MaintenancePlanned is False again: no change waits for a window.
+	//
+	// You can: leave it; nothing is to be done.
+	ReasonNotPlanned Reason = "NotPlanned"
+	// ReasonDrainStarted is given while DrainInProgress is True: the agent makes pods leave.
+	//
+	// You can: wait; the condition GPUPartitionReady names the pods.
+	ReasonDrainStarted Reason = "DrainStarted"
+	// ReasonDrainCompleted is given while Drained is True: the pods that had to leave are gone, and the node is not given back yet.
+	//
+	// You can: wait; the condition GPUPartitionReady says what is being done.
+	ReasonDrainCompleted Reason = "DrainCompleted"
+	// ReasonMaintenanceStarted is given while MaintenanceInProgress is True: from the fence until the node is given back.
+	//
+	// You can: wait; the condition GPUPartitionReady says what is being done.
+	ReasonMaintenanceStarted Reason = "MaintenanceStarted"
+	// ReasonNotInMaintenance is given when DrainInProgress, Drained or MaintenanceInProgress is False again.
+	//
+	// You can: leave it; nothing is to be done.
+	ReasonNotInMaintenance Reason = "NotInMaintenance"
+)
+
 // Reasons of ConditionGPUMemoryPressure, and of the Event about the pod that has filled a GPU.
 const (
 	// ReasonGPUMemorySufficient is given when no GPU or MIG instance that pods share is nearly full.

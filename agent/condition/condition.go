@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/config"
 )
 
 // Find returns the node's condition of the type, or nil.
@@ -22,11 +23,11 @@ func Find(node *corev1.Node, kind corev1.NodeConditionType) *corev1.NodeConditio
 
 // After returns the condition as of now. Old is the one before, or nil. It makes the message printable, and cuts it to what a condition may have.
 func After(
-	old *corev1.NodeCondition, kind corev1.NodeConditionType, status corev1.ConditionStatus, reason, message string, now time.Time,
+	old *corev1.NodeCondition, kind corev1.NodeConditionType, status corev1.ConditionStatus, reason config.Reason, message string, now time.Time,
 ) corev1.NodeCondition {
 	at := metav1.NewTime(now)
 	c := corev1.NodeCondition{
-		Type: kind, Status: status, Reason: reason, Message: legible.Message(message, legible.Longest), LastHeartbeatTime: at, LastTransitionTime: at,
+		Type: kind, Status: status, Reason: string(reason), Message: legible.Message(message, legible.Longest), LastHeartbeatTime: at, LastTransitionTime: at,
 	}
 	if old != nil && old.Status == status {
 		c.LastTransitionTime = old.LastTransitionTime

@@ -359,7 +359,7 @@ func (m *Monitor) condition() (corev1.NodeCondition, string, bool) {
 	if !known || !m.recalled {
 		return corev1.NodeCondition{}, "", false
 	}
-	return condition.After(m.shown, config.ConditionGPUUnhealthy, v.Status, string(v.Reason), m.message(v, now), now), v.Key(), true
+	return condition.After(m.shown, config.ConditionGPUUnhealthy, v.Status, v.Reason, m.message(v, now), now), v.Key(), true
 }
 
 // noteWritten takes over that the node has the condition instead of old, and tells of a change by an Event. A pass of the loop may have seen

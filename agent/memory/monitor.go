@@ -347,7 +347,7 @@ func (m *Monitor) Conditions(node *corev1.Node, complete bool, silent string, be
 		return nil
 	}
 	m.written, m.writtenAt = m.subject(), m.Clock.Now()
-	return []corev1.NodeCondition{condition.After(old, config.ConditionGPUMemoryPressure, status, string(reason), message, m.writtenAt)}
+	return []corev1.NodeCondition{condition.After(old, config.ConditionGPUMemoryPressure, status, reason, message, m.writtenAt)}
 }
 
 // Uses returns how much memory each pod has of each device, most memory first.

@@ -99,7 +99,7 @@ func (t *Teller) condition(ctx context.Context, seen state.Observed, want state.
 	if same && len(conditions) == 0 && !beat {
 		return nil
 	}
-	conditions = append(conditions, condition.After(old, config.ConditionGPUPartitionReady, r.Ready, string(r.Reason), r.Message, t.Clock.Now()))
+	conditions = append(conditions, condition.After(old, config.ConditionGPUPartitionReady, r.Ready, r.Reason, r.Message, t.Clock.Now()))
 	if err := t.Write(ctx, conditions); err != nil {
 		return err
 	}
@@ -234,14 +234,14 @@ func (t *Teller) drainConditions(node *corev1.Node, r report.Report) []corev1.No
 	for _, c := range []struct {
 		kind   corev1.NodeConditionType
 		is     bool
-		reason string // of KEP-5683
+		reason config.Reason
 	}{
-		{config.ConditionDrainInProgress, r.Drain.Draining, "DrainStarted"},
-		{config.ConditionDrained, r.Drain.Drained, "DrainCompleted"},
-		{config.ConditionMaintenanceInProgress, r.Drain.Maintained, "Repartitioning"},
+		{config.ConditionDrainInProgress, r.Drain.Draining, config.ReasonDrainStarted},
+		{config.ConditionDrained, r.Drain.Drained, config.ReasonDrainCompleted},
+		{config.ConditionMaintenanceInProgress, r.Drain.Maintained, config.ReasonMaintenanceStarted},
 	} {
 		old := condition.Find(node, c.kind)
-		status, reason := corev1.ConditionFalse, "NotInMaintenance"
+		status, reason := corev1.ConditionFalse, config.ReasonNotInMaintenance
 		if c.is {
 			status, reason = corev1.ConditionTrue, c.reason
 		}
@@ -259,9 +259,9 @@ func (t *Teller) plannedCondition(seen state.Observed, want state.Desired, r rep
 		return nil
 	}
 	old := condition.Find(seen.Node, config.ConditionMaintenancePlanned)
-	status, reason, message := corev1.ConditionFalse, "NotPlanned", "by "+nodewrite.FieldManager+": nothing waits for a window"
+	status, reason, message := corev1.ConditionFalse, config.ReasonNotPlanned, "by "+nodewrite.FieldManager+": nothing waits for a window"
 	if !r.Planned.IsZero() {
-		status, reason = corev1.ConditionTrue, "MaintenanceWindow" // of KEP-5683
+		status, reason = corev1.ConditionTrue, config.ReasonMaintenanceWindow
 		message = fmt.Sprintf("by %s: the change to %s begins at %s", nodewrite.FieldManager, want.Name, outcome.Zoned(r.Planned))
 	}
 	if old == nil && status == corev1.ConditionFalse || old != nil && old.Status == status && old.Message == message {

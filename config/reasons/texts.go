@@ -47,6 +47,14 @@ var groups = []Group{
 		{"CapacityMismatch", "when allocatable is still not what stands on the hardware at the deadline", "see the log of the device plugin's pod; then remove the label, and set it again"},
 		{"Released", "by an Event alone, when the node is uncordoned and the agent owes it nothing more", "use the node; nothing is left to do"},
 	}},
+	{"Reasons of the conditions of KEP-5683, by which other tools see what the agent does to the node.", []Text{
+		{"MaintenanceWindow", "while MaintenancePlanned is True: a change waits for its window", "wait; the message says when the change begins"},
+		{"NotPlanned", "when MaintenancePlanned is False again: no change waits for a window", "leave it; nothing is to be done"},
+		{"DrainStarted", "while DrainInProgress is True: the agent makes pods leave", "wait; the condition GPUPartitionReady names the pods"},
+		{"DrainCompleted", "while Drained is True: the pods that had to leave are gone, and the node is not given back yet", "wait; the condition GPUPartitionReady says what is being done"},
+		{"MaintenanceStarted", "while MaintenanceInProgress is True: from the fence until the node is given back", "wait; the condition GPUPartitionReady says what is being done"},
+		{"NotInMaintenance", "when DrainInProgress, Drained or MaintenanceInProgress is False again", "leave it; nothing is to be done"},
+	}},
 	{"Reasons of GPUMemoryPressure, and of the Event about the pod that has filled a GPU.", []Text{
 		{"GPUMemorySufficient", "when no GPU or MIG instance that pods share is nearly full", "use the node; nothing is left to do"},
 		{"GPUMemoryNearlyFull", "when one is: sharing keeps no pod's memory apart, and any may be the next to get none. The message has its pods with their MiB", "move or shrink the pods that the message names, before one of them fails"},

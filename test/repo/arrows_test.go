@@ -36,7 +36,7 @@ var arrows = map[string][]string{
 		"agent/api", "agent/legible", "agent/outcome", "agent/plan", "agent/report", "agent/retried", "agent/state", "agent/steady", "config",
 	},
 	"agent/capacity":  {"config", "drain/holders", "nvml"},
-	"agent/condition": {"agent/legible"},
+	"agent/condition": {"agent/legible", "config"},
 	"agent/described": {"config/metrics"},
 	"agent/cleanup":   {"agent/legible", "agent/nodekeys", "agent/nodewrite", "agent/remedy", "config"},
 	"agent/deviceplugin": {
