@@ -149,7 +149,7 @@ func (a *Agent) addSteps(o Options) {
 	}
 	a.publisher = &publish.Publisher{Nodes: a.nodes, Record: a.record, Ledger: a.ledger, Clock: a.clock}
 	a.prover = &proving.Prover{
-		Node: o.Node, Client: o.Client, DevicePlugin: a.devicePlugin, Settings: o.Settings, Events: a.events, Clock: a.clock, Log: o.Log,
+		Nodes: a.nodes, DevicePlugin: a.devicePlugin, Settings: o.Settings, Events: a.events, Clock: a.clock, Log: o.Log,
 	}
 	a.turn = &slot.Turn{
 		Slots: &fleet.Slots{

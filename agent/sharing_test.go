@@ -17,7 +17,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/record"
 
+	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -511,12 +513,24 @@ func TestStaleResourcesAreRemovedWhereTheSettingsSaySo(t *testing.T) {
 				if _, err := w.client.CoreV1().Nodes().UpdateStatus(t.Context(), n, metav1.UpdateOptions{}); err != nil {
 					t.Fatal(err)
 				}
+				o, recorder := w.optionsFor(&w.host), record.NewFakeRecorder(1000)
+				o.Events = recorder
+				w.agent = agent.New(o)
 				w.profile("four")
 				w.reach("four")
 				w.spend(2 * time.Minute)
 				_, there := w.node().Status.Capacity["nvidia.com/gpu.shared"]
 				if there != (setting == config.StaleResourcesReport) {
 					t.Errorf("the resource of a former config is there: %t", there)
+				}
+				told := 0
+				for len(recorder.Events) > 0 {
+					if event := <-recorder.Events; strings.Contains(event, string(config.ReasonStaleResourcesRemoved)) {
+						told++
+					}
+				}
+				if told != map[bool]int{true: 0, false: 1}[there] {
+					t.Errorf("it is there: %t, and the Events tell %d times that it was removed", there, told)
 				}
 				if told := strings.Contains(w.condition().Message, "nvidia.com/gpu.shared at 0"); told != there {
 					t.Errorf("it is told of: %t: %s", told, w.condition().Message)

@@ -315,6 +315,11 @@ const (
 	//
 	// You can: use the node; nothing is left to do.
 	ReasonReleased Reason = "Released"
+	// ReasonStaleResourcesRemoved is given, by an Event alone, when the agent has removed resources of former configs from the node object,
+	// where the settings say so.
+	//
+	// You can: leave it; kubelet had them at 0.
+	ReasonStaleResourcesRemoved Reason = "StaleResourcesRemoved"
 )
 
 // Reasons of the conditions of KEP-5683, by which other tools see what the agent does to the node.

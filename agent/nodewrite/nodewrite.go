@@ -165,18 +165,44 @@ func (w Writer) Conditions(ctx context.Context, name string, conditions []corev1
 	if err != nil {
 		return fmt.Errorf("encoding the conditions: %w", err)
 	}
+	if err := w.status(ctx, name, types.StrategicMergePatchType, body); err != nil {
+		return fmt.Errorf("writing the conditions of node %s: %w", name, err)
+	}
+	return nil
+}
+
+// RemoveEmptyResources removes resources from the capacity and the allocatable of the node that has the name, if all of them are 0 in both.
+func (w Writer) RemoveEmptyResources(ctx context.Context, name string, resources []string) error {
+	var patch []map[string]any
+	for _, resource := range resources {
+		for _, list := range []string{"capacity", "allocatable"} {
+			at := "/status/" + list + "/" + strings.ReplaceAll(resource, "/", "~1")
+			patch = append(patch, map[string]any{"op": "test", "path": at, "value": "0"}, map[string]any{"op": "remove", "path": at})
+		}
+	}
+	body, err := json.Marshal(patch)
+	if err != nil {
+		return fmt.Errorf("encoding the resources: %w", err)
+	}
+	if err := w.status(ctx, name, types.JSONPatchType, body); err != nil {
+		return fmt.Errorf("removing resources from node %s: %w", name, err)
+	}
+	return nil
+}
+
+// status patches the node's status.
+func (w Writer) status(ctx context.Context, name string, kind types.PatchType, body []byte) error {
 	api, cancel := context.WithTimeout(ctx, w.Timeout)
 	defer cancel()
 	var after *corev1.Node
-	err = retried.Do(api, func() (err error) {
-		after, err = w.Client.CoreV1().Nodes().Patch(api, name, types.StrategicMergePatchType, body, metav1.PatchOptions{FieldManager: FieldManager}, "status")
+	err := retried.Do(api, func() (err error) {
+		after, err = w.Client.CoreV1().Nodes().Patch(api, name, kind, body, metav1.PatchOptions{FieldManager: FieldManager}, "status")
 		return err
 	})
-	if err != nil {
-		return fmt.Errorf("writing the conditions of node %s: %w", name, err)
+	if err == nil {
+		w.saw(after)
 	}
-	w.saw(after)
-	return nil
+	return err
 }
 
 // Annotations returns a merge patch that sets annotations, removes those that are nil, and leaves all others alone.

@@ -3,7 +3,6 @@ package proving
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -12,12 +11,9 @@ import (
 
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/capacity"
-	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
@@ -59,32 +55,20 @@ func (p *Prover) RemoveStaleResources(ctx context.Context, seen state.Observed, 
 	if p.Settings.StaleResources != config.StaleResourcesRemove || !converged {
 		return
 	}
-	var patch []map[string]any
 	var names []string
 	for _, name := range capacity.StaleResources(seen.Kubelet.Offered, seen.Node.Status.Allocatable) {
-		if capacity.Count(seen.Node.Status.Capacity, name) > 0 {
-			continue
-		}
-		names = append(names, name)
-		for _, list := range []string{"capacity", "allocatable"} {
-			at := "/status/" + list + "/" + strings.ReplaceAll(name, "/", "~1")
-			patch = append(patch, map[string]any{"op": "test", "path": at, "value": "0"}, map[string]any{"op": "remove", "path": at})
+		if capacity.Count(seen.Node.Status.Capacity, name) == 0 {
+			names = append(names, name)
 		}
 	}
-	if len(patch) == 0 {
+	if len(names) == 0 {
 		return
 	}
-	body, err := json.Marshal(patch)
-	if err == nil {
-		api, cancel := context.WithTimeout(ctx, p.Settings.Timeouts.APICall)
-		defer cancel()
-		_, err = p.Client.CoreV1().Nodes().Patch(api, p.Node, types.JSONPatchType, body, metav1.PatchOptions{FieldManager: nodewrite.FieldManager}, "status")
-	}
-	if err != nil {
+	if err := p.Nodes.RemoveEmptyResources(ctx, seen.Node.Name, names); err != nil {
 		p.Log.Warn("removing resources of former configs from the node", zap.Strings("resources", names), zap.Error(err))
 		return
 	}
-	p.Events.Nodef(seen.Node, corev1.EventTypeNormal, config.ReasonReleased, "removed resources of former configs from the node, as staleResources: remove says: %s", strings.Join(names, ", "))
+	p.Events.Nodef(seen.Node, corev1.EventTypeNormal, config.ReasonStaleResourcesRemoved, "removed resources of former configs from the node, as staleResources: remove says: %s", strings.Join(names, ", "))
 }
 
 // Await returns what is missing, until a look finds that nothing is.

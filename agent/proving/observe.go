@@ -6,11 +6,11 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpuslice/gpuslice/agent/capacity"
 	"github.com/gpuslice/gpuslice/agent/deviceplugin"
 	"github.com/gpuslice/gpuslice/agent/events"
+	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/steady"
 	"github.com/gpuslice/gpuslice/config"
@@ -18,8 +18,7 @@ import (
 
 // Prover proves the capacity of one node.
 type Prover struct {
-	Node         string // name of the node
-	Client       kubernetes.Interface
+	Nodes        nodewrite.Writer
 	DevicePlugin *deviceplugin.Plugin
 	Settings     config.Settings
 	Events       events.Recorder

@@ -35,7 +35,7 @@ func newWorld(strategy config.MIGStrategy) *world {
 	s := steady.New(clock)
 	return &world{
 		clock: clock, began: clock.Now(),
-		prover: &proving.Prover{Node: "gpu-1", DevicePlugin: &deviceplugin.Plugin{Settings: settings}, Settings: settings, Clock: s, Log: zap.NewNop()},
+		prover: &proving.Prover{DevicePlugin: &deviceplugin.Plugin{Settings: settings}, Settings: settings, Clock: s, Log: zap.NewNop()},
 	}
 }
 

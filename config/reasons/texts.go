@@ -46,6 +46,7 @@ var groups = []Group{
 		{"AwaitingCapacity", "while kubelet does not yet show the new devices", "wait; if it lasts for minutes, see the log of the device plugin's pod"},
 		{"CapacityMismatch", "when allocatable is still not what stands on the hardware at the deadline", "see the log of the device plugin's pod; then remove the label, and set it again"},
 		{"Released", "by an Event alone, when the node is uncordoned and the agent owes it nothing more", "use the node; nothing is left to do"},
+		{"StaleResourcesRemoved", "by an Event alone, when the agent has removed resources of former configs from the node object, where the settings say so", "leave it; kubelet had them at 0"},
 	}},
 	{"Reasons of the conditions of KEP-5683, by which other tools see what the agent does to the node.", []Text{
 		{"MaintenanceWindow", "while MaintenancePlanned is True: a change waits for its window", "wait; the message says when the change begins"},

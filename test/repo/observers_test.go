@@ -214,3 +214,26 @@ func packageOf(function string) string {
 	name, _, _ := strings.Cut(of[slash:], ".")
 	return of[:slash] + name
 }
+
+// writers are what writes a fact, with the one function that calls it.
+var writers = map[string][]string{
+	// The node's metadata and spec, and its status.
+	"(k8s.io/client-go/kubernetes/typed/core/v1.NodeInterface).Patch": {
+		"(*agent/access.Checker).patch", // a dry run
+		"(*agent/cleanup.Cleaner).removeConditions",
+		"(agent/nodewrite.Writer).once", "(agent/nodewrite.Writer).status",
+	},
+	// The node is given back with the journal left on it.
+	"(drain/fence.Fence).Park": {"(*agent/fencing.Fencing).LeaveJournal"},
+}
+
+// One function writes a fact: a second one would lack its retries and what it remembers.
+func TestOneFunctionWritesAFact(t *testing.T) {
+	t.Parallel()
+	c := callsOf(t)
+	for write, want := range writers {
+		if diff := cmp.Diff(want, c.callers(write)); diff != "" {
+			t.Errorf("callers of %s (-want +got):\n%s", write, diff)
+		}
+	}
+}
