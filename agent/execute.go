@@ -25,17 +25,11 @@ func (a *Agent) execute(ctx context.Context, seen state.Observed, want state.Des
 	}
 	early := err != nil
 	if !early {
-		if err = a.fencing.NoteForced(ctx, &seen, want); err == nil {
-			err = a.gates.Allow(seen, want, steps)
-		}
-		if err == nil && !step.Traits().OnlyLooks {
-			fresh := a.objects.AreFresh()
-			if a.objects.ReadAnew(); !fresh {
-				return errNotFresh
-			}
+		if err = a.mayPerform(ctx, seen, want, steps); errors.Is(err, errNotFresh) {
+			return err
 		}
 		if err == nil {
-			err = a.ledger.MayTake(ctx, seen, want, step)
+			err = a.fencing.Prepare(ctx, &seen, want, steps)
 		}
 		if err == nil {
 			err = a.perform(ctx, seen, want, steps)
@@ -55,6 +49,18 @@ func (a *Agent) execute(ctx context.Context, seen state.Observed, want state.Des
 // errNotFresh means that the agent planned the step by what the watches have shown, which may be out of date. The next pass reads the
 // API server, and plans anew.
 var errNotFresh = errors.New("the look has to be taken anew")
+
+// mayPerform asks the gates: it returns why the first step may not be performed now, and writes nothing.
+func (a *Agent) mayPerform(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {
+	if err := a.gates.Allow(seen, want, steps); err != nil || steps[0].Traits().OnlyLooks {
+		return err
+	}
+	fresh := a.objects.AreFresh()
+	if a.objects.ReadAnew(); !fresh {
+		return errNotFresh
+	}
+	return a.fencing.Preflight(ctx, seen, want, steps)
+}
 
 // perform calls the executor of the first step.
 func (a *Agent) perform(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {

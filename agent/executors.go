@@ -24,7 +24,7 @@ var executors = map[plan.Kind]executor{
 		return a.fencing.WriteJournal(ctx, w.seen, w.want, w.steps)
 	},
 	plan.Adopt:       (*Agent).adopt,
-	plan.AcquireSlot: (*Agent).acquireSlot,
+	plan.AcquireSlot: func(a *Agent, ctx context.Context, w work) error { return a.turn.Take(ctx, w.seen, w.want) },
 	plan.ReleaseSlot: func(a *Agent, ctx context.Context, w work) error { return a.turn.Return(ctx, w.seen) },
 	plan.Fence: func(a *Agent, ctx context.Context, w work) error {
 		return a.fencing.Raise(ctx, w.seen, w.want, w.steps)
@@ -82,14 +82,6 @@ func (a *Agent) setComputeMode(ctx context.Context, w work) error {
 		return err
 	}
 	return a.changeGPU(ctx, w)
-}
-
-// acquireSlot asks the pool for a slot, once nothing else is in the way: a node that cannot be drained keeps no other node waiting.
-func (a *Agent) acquireSlot(ctx context.Context, w work) error {
-	if err := a.fencing.Preflight(ctx, w.seen, w.want, w.steps); err != nil {
-		return err
-	}
-	return a.turn.Take(ctx, w.seen, w.want)
 }
 
 // pauseOperands sends operands away: one by its label, or, if the step names no label, all that the fence keeps away.

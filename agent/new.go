@@ -118,7 +118,8 @@ func New(o Options) *Agent {
 	a.addSteps(o)
 	a.addDecisions(o)
 	a.teller = &tell.Teller{
-		Node: o.Node, Nodes: a.nodes, Ledger: a.ledger, Record: a.record, Settings: o.Settings, Events: a.events, Clock: c, Log: o.Log, Sources: o.Sources,
+		Node: o.Node, Nodes: a.nodes, Ledger: a.ledger, Record: a.record, Settings: o.Settings, Events: a.events, Metrics: o.Metrics, Wall: o.Clock,
+		Clock: c, Log: o.Log, Sources: o.Sources,
 	}
 	a.addParts(o)
 	return a
@@ -173,7 +174,7 @@ func (a *Agent) addDecisions(o Options) {
 	a.leftovers = &leftovers.Finder{Record: a.record, Settings: o.Settings, Clock: a.clock}
 	a.resolver = &resolve.Resolver{Parse: o.Parse, DevicePlugin: a.devicePlugin, Settings: o.Settings}
 	a.files = &files.Files{Objects: a.objects, Resolver: a.resolver, Turn: a.turn, Settings: o.Settings}
-	a.gates = &gate.Gate{Settings: o.Settings, Events: a.events, Metrics: o.Metrics, Wall: o.Clock, Clock: a.clock, Log: o.Log}
+	a.gates = &gate.Gate{Settings: o.Settings, Wall: o.Clock, Clock: a.clock}
 }
 
 // addParts makes the parts, and the teller that reports on them. A new part is one line here.

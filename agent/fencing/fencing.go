@@ -1,10 +1,9 @@
-// Package fencing takes the node out of service for a change and gives it back: journal, cordon, taint, and the checks before the first of
-// them.
+// Package fencing takes the node out of service for a change and gives it back: journal, cordon, taint, and what is checked and prepared before
+// the first of them.
 package fencing
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"time"
 
@@ -51,16 +50,10 @@ type Fencing struct {
 // WriteJournal writes the journal without a fence: for a change that disrupts no pod, to add to a present journal, or for what
 // an agent has left without one.
 func (f *Fencing) WriteJournal(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {
-	if !want.Undo && !seen.DisruptionStarted() && plan.Disrupts(steps) {
-		if err := f.Preflight(ctx, seen, want, steps); err != nil {
-			return err
-		}
+	if startsDisruption(seen, want, steps) {
 		if err := f.Turn.Confirm(ctx, seen, want); err != nil {
 			return err
 		}
-	}
-	if err := f.DevicePlugin.Prepare(ctx, seen, want, steps); err != nil {
-		return err
 	}
 	f.forgetFormerTarget(seen, want)
 	j, err := f.journalWith(seen, want, steps)
@@ -79,10 +72,7 @@ func (f *Fencing) WriteJournal(ctx context.Context, seen state.Observed, want st
 // Raise fences the node, once the agent knows that the pods which must leave may do so. A node that cannot be drained stays
 // schedulable.
 func (f *Fencing) Raise(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {
-	if !want.Undo && !seen.DisruptionStarted() {
-		if err := f.Preflight(ctx, seen, want, steps); err != nil {
-			return err
-		}
+	if startsDisruption(seen, want, steps) {
 		if err := f.Turn.Confirm(ctx, seen, want); err != nil {
 			return err
 		}
@@ -178,24 +168,6 @@ func (f *Fencing) learnForGood(ctx context.Context, seen state.Observed, want st
 	}
 	f.Ledger.Learn(ctx, hostrecord.LearntOf(status, seen.Record.Published))
 	return &status
-}
-
-// NoteForced notes in the journal that the running change needs no window, if a user has said so by the annotation since it began. The
-// annotation is good for one change: the same write removes it.
-func (f *Fencing) NoteForced(ctx context.Context, seen *state.Observed, want state.Desired) error {
-	if seen.Journal == nil || seen.Other(want) || want.Undo || !seen.Forces(want) || seen.Journal.Forced && !seen.Edited(want) {
-		return nil
-	}
-	j := *seen.Journal
-	j.Forced = true
-	node, err := f.Ledger.Write(ctx, *seen, ledger.For(want, plan.Record), j, func(node *corev1.Node, text string) ([]byte, error) {
-		return f.Fence.Record(node, text, config.AnnotationForce)
-	})
-	if err != nil {
-		return fmt.Errorf("noting that the change needs no window, as annotation %s says: %w", config.AnnotationForce, err)
-	}
-	seen.Node, seen.Journal = node, &j
-	return nil
 }
 
 // Park gives the node back until it is rebooted. The journal stays: if a user withdraws the wish, the agent takes the pending modes back.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"strings"
 
-	"github.com/gpuslice/gpuslice/agent/ledger"
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
@@ -12,16 +11,14 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// Preflight checks before the cordon whether the change can come to its end: no other tool works on the node, the pods may
-// be evicted, no process would stay that the agent cannot send away, and a device plugin is there to prove the capacity.
+// Preflight checks, before a step that leads to the first disturbance, whether the change can come to its end: no other tool works on the node,
+// the pods may be evicted, no process would stay that the agent cannot send away, and a device plugin is there to prove the capacity. It writes
+// nothing.
 func (f *Fencing) Preflight(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {
+	if !startsDisruption(seen, want, steps) {
+		return nil
+	}
 	const before = "nothing is disturbed before "
-	if err := f.Ledger.Recordable(ctx, seen, ledger.For(want, steps[0].Kind)); err != nil {
-		return err
-	}
-	if err := f.DevicePlugin.Prepare(ctx, seen, want, steps); err != nil {
-		return err
-	}
 	wait := &outcome.Waiting{After: outcome.EvictionRetry}
 	busy, foreign, unowned := seen.HoldersUnknown(), seen.ToolsAtWork(), f.Processes.Unowned(seen)
 	switch {

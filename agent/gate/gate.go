@@ -1,14 +1,11 @@
-// Package gate says whether a change may begin, or go on, now: by holds, by the windows of the node, and by the maintenance file.
+// Package gate says whether a change may begin, or go on, now: by holds, by the windows of the node, and by the maintenance file. It writes nothing.
 package gate
 
 import (
 	"fmt"
 
-	"go.uber.org/zap"
 	"k8s.io/utils/clock"
 
-	"github.com/gpuslice/gpuslice/agent/events"
-	"github.com/gpuslice/gpuslice/agent/metrics"
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
@@ -19,17 +16,12 @@ import (
 // Gate says whether a change of one node may begin or go on.
 type Gate struct {
 	Settings config.Settings
-	Events   events.Recorder
-	Metrics  *metrics.Set
 	Wall     clock.PassiveClock // the host's, by which windows open
 	Clock    *steady.Clock
-	Log      *zap.Logger
-
-	overran string // operation of which the agent has reported that it goes on beyond its window
 }
 
 // Allow returns why the agent may not perform the first step now: a *Waiting before it has disturbed anything, and a *Failure that postpones
-// the change after that. It writes nothing. It always allows steps that disturb no pod, roll-backs, and changes past the point of no return.
+// the change after that. It always allows steps that disturb no pod, roll-backs, and changes past the point of no return.
 func (g *Gate) Allow(seen state.Observed, want state.Desired, steps []plan.Step) error {
 	switch {
 	case want.Undo:

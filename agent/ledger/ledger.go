@@ -125,17 +125,17 @@ func (l *Ledger) Unrecorded(seen state.Observed, p Purpose, err error) error {
 	}
 }
 
-// Recordable returns why the agent cannot write the record, before it disturbs anything. It tries by writing the present record.
-func (l *Ledger) Recordable(ctx context.Context, seen state.Observed, p Purpose) error {
+// TryRecord writes the present record, before the agent disturbs anything, and returns why it has to wait if it cannot.
+func (l *Ledger) TryRecord(ctx context.Context, seen state.Observed, p Purpose) error {
 	if err := l.Record.Write(ctx, l.Record.Now, l.Clock.Now()); err != nil {
 		return l.Unrecorded(seen, p, err)
 	}
 	return nil
 }
 
-// MayTake keeps a step from taking something from the host while the disk knows less than the node: after a crash, and without the
-// annotation, the agent would not give it back.
-func (l *Ledger) MayTake(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
+// RecordDebts repeats the last write of the record, if that has failed, before a step takes something from the host: while the disk knows less
+// than the node, the agent would not give it back after a crash and without the annotation. The error is why the step has to wait.
+func (l *Ledger) RecordDebts(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
 	p := For(want, step.Kind)
 	if !step.Traits().TakesFromHost || p.GivesBack || l.Record.DiskCoversDebts() {
 		return nil

@@ -97,6 +97,8 @@ type Traits struct {
 	Disrupts bool
 	// Begins: it begins a change, which a hold on the node forbids.
 	Begins bool
+	// Opens: it comes before anything is disturbed, so the agent checks before it whether the change can come to its end.
+	Opens bool
 	// Drains: the agent has to do it before it touches a GPU.
 	Drains bool
 	// BeforePodsLeft: while it is the next step, pods that hold what goes may still be there.
@@ -139,11 +141,11 @@ const (
 
 // kinds has a row for each kind.
 var kinds = map[Kind]Traits{
-	AcquireSlot: {Text: fixedText("take a slot of the pool")},
-	Record:      {Text: fixedText("record: journal"), Begins: true, BeforePodsLeft: true, AsksBudgets: true},
-	Adopt:       {Text: fixedText("adopt what was left: journal")},
+	AcquireSlot: {Text: fixedText("take a slot of the pool"), Opens: true, AsksBudgets: true},
+	Record:      {Text: fixedText("record: journal"), Begins: true, Opens: true, BeforePodsLeft: true, AsksBudgets: true},
+	Adopt:       {Text: fixedText("adopt what was left: journal"), Opens: true, AsksBudgets: true},
 	Fence: {
-		Text: fixedText("fence: journal, cordon, taint"), Begins: true, Drains: true, BeforePodsLeft: true, AsksBudgets: true, Repeatable: true,
+		Text: fixedText("fence: journal, cordon, taint"), Begins: true, Opens: true, Drains: true, BeforePodsLeft: true, AsksBudgets: true, Repeatable: true,
 	},
 	Evict: {
 		Text:     func(s Step) string { return "evict " + names(s.Pods) },

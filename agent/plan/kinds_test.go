@@ -78,6 +78,15 @@ func TestTraitsAgree(t *testing.T) {
 	}
 }
 
+func TestAKindThatOpensAChangeDisturbsNothing(t *testing.T) {
+	for _, kind := range plan.Kinds() {
+		has := plan.Step{Kind: kind}.Traits()
+		if has.Opens && (has.Disrupts || has.TouchesGPU || !has.AsksBudgets) {
+			t.Errorf("%s comes before anything is disturbed, and is checked by asking whether the pods may be evicted: %+v", kind, has)
+		}
+	}
+}
+
 func TestAKindThatOnlyLooksHasNoTraitOfAChange(t *testing.T) {
 	for _, kind := range plan.Kinds() {
 		has := plan.Step{Kind: kind}.Traits()

@@ -11,6 +11,7 @@ import (
 
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/capacity"
@@ -19,6 +20,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/hostrecord"
 	"github.com/gpuslice/gpuslice/agent/ledger"
 	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/agent/metrics"
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/report"
@@ -48,10 +50,13 @@ type Teller struct {
 	Sources  []Source
 	Settings config.Settings
 	Events   events.Recorder
+	Metrics  *metrics.Set
+	Wall     clock.PassiveClock // the host's, by which windows open
 	Clock    *steady.Clock
 	Log      *zap.Logger
 
-	learnt *api.Status // what the agent has learnt at the end of a change, after the look; the next status has it
+	learnt  *api.Status // what the agent has learnt at the end of a change, after the look; the next status has it
+	overran string      // operation of which the agent has reported that it goes on beyond its window
 }
 
 // Learn takes over what the end of a change has put into the host's record, after the look of the pass.

@@ -61,7 +61,7 @@ var arrows = map[string][]string{
 	},
 	"agent/files": {"agent/resolve", "agent/slot", "agent/state", "agent/watched", "config"},
 	"agent/fleet": {"agent/legible", "agent/retried", "config", "drain/fence"},
-	"agent/gate":  {"agent/events", "agent/metrics", "agent/outcome", "agent/plan", "agent/state", "agent/steady", "config"},
+	"agent/gate":  {"agent/outcome", "agent/plan", "agent/state", "agent/steady", "config"},
 	"agent/hardware": {
 		"agent/budget", "agent/draining", "agent/ledger", "agent/plan", "agent/processes", "agent/reboot", "agent/state",
 		"config", "nvml",
@@ -126,7 +126,7 @@ var arrows = map[string][]string{
 	"agent/steady": nil,
 	"agent/tell": {
 		"agent/api", "agent/capacity", "agent/condition", "agent/events", "agent/hostrecord", "agent/ledger", "agent/legible",
-		"agent/nodewrite", "agent/outcome", "agent/report", "agent/state", "agent/steady", "config",
+		"agent/metrics", "agent/nodewrite", "agent/outcome", "agent/report", "agent/state", "agent/steady", "config",
 	},
 	"agent/units": {
 		"agent/api", "agent/budget", "agent/events", "agent/ledger", "agent/legible", "agent/outcome", "agent/plan", "agent/state",

@@ -16,6 +16,13 @@ var observers = []string{
 	"(*agent/proving.Prover).Await", // the executor of the one kind of step that only looks
 }
 
+// gates say whether a step may be performed now.
+var gates = []string{
+	"(*agent.Agent).mayPerform", "(*agent/gate.Gate).Allow", "(*agent/gate.Gate).Runs", "(*agent/fencing.Fencing).Preflight",
+	"(*agent/draining.Draining).Drainable", "(*agent/draining.Draining).RequireHoldersKnown", "(*agent/budget.Budget).TooEarly",
+	"(*agent/budget.Budget).CheckNoEffect", "(*agent/reboot.Rebooter).Allowed",
+}
+
 // partsThatAct are the methods of parts that are no looks, with what they do.
 var partsThatAct = map[string]string{
 	"(*agent/health.Monitor).Watch":   "it tells its condition, and keeps its own record, between two passes",
@@ -90,6 +97,18 @@ func TestWhatLooksAtTheNodeReachesNothingThatWrites(t *testing.T) {
 		if c.pathToWrite(path) == nil {
 			t.Errorf("no write is found below %s: this test sees nothing", path)
 		}
+	}
+}
+
+// A gate says whether something may be done, and does nothing: what has to be written before a step is written when all gates are open.
+func TestNoGateReachesAnythingThatWrites(t *testing.T) {
+	t.Parallel()
+	c := callsOf(t)
+	for _, gate := range gates {
+		c.checkWritesNothing(t, gate, askOnly...)
+	}
+	if c.pathToWrite("(*agent/fencing.Fencing).Prepare") == nil {
+		t.Error("no write is found below (*agent/fencing.Fencing).Prepare, which writes for the gates: this test sees nothing")
 	}
 }
 

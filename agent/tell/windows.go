@@ -1,4 +1,4 @@
-package gate
+package tell
 
 import (
 	"time"
@@ -12,12 +12,12 @@ import (
 )
 
 // overrun returns how long a change that has touched its GPUs has gone on beyond its window.
-func (g *Gate) overrun(seen state.Observed, want state.Desired) time.Duration {
+func (t *Teller) overrun(seen state.Observed, want state.Desired) time.Duration {
 	j := seen.Journal
 	if j == nil || !j.Cordoned || j.Forced || j.Startup != nil || want.Undo || seen.Pool.Err != nil || seen.Restores(want) || !seen.HardwareOrPluginTouched() {
 		return 0
 	}
-	now := g.Wall.Now()
+	now := t.Wall.Now()
 	schedule := seen.Schedule(want)
 	if schedule.Contains(now) {
 		return 0
@@ -29,31 +29,31 @@ func (g *Gate) overrun(seen state.Observed, want state.Desired) time.Duration {
 	return now.Sub(since)
 }
 
-// Tell sets the metrics of the node's windows, and returns what the condition has to say of them.
-func (g *Gate) Tell(seen state.Observed, want state.Desired, planned time.Time) string {
+// TellWindows sets the metrics of the node's windows, and returns what the condition has to say of them.
+func (t *Teller) TellWindows(seen state.Observed, want state.Desired, planned time.Time) string {
 	if !seen.Complete {
 		return ""
 	}
-	now, schedule := g.Wall.Now(), seen.Schedule(want)
-	over := g.overrun(seen, want)
+	now, schedule := t.Wall.Now(), seen.Schedule(want)
+	over := t.overrun(seen, want)
 	w := metrics.Window{Known: true, Open: seen.Pool.Err == nil && schedule.Contains(now), Next: planned, Overrun: over}
 	if next, ok := schedule.Next(now, 0); ok && planned.IsZero() && seen.Pool.Err == nil {
 		w.Next = next.Start
 	}
-	g.Metrics.Windowed(w)
-	return g.tellOverrun(seen, want, over)
+	t.Metrics.Windowed(w)
+	return t.tellOverrun(seen, want, over)
 }
 
 // tellOverrun reports, once for each change, that it goes on beyond its window.
-func (g *Gate) tellOverrun(seen state.Observed, want state.Desired, over time.Duration) string {
+func (t *Teller) tellOverrun(seen state.Observed, want state.Desired, over time.Duration) string {
 	if over <= 0 {
 		return ""
 	}
 	const text = "the window has closed, and the change goes on, since a GPU was touched"
-	if g.overran != seen.Operation() {
-		g.overran = seen.Operation()
-		g.Log.Warn("window overrun", zap.Duration("by", over), zap.String("operation", g.overran))
-		g.Events.Nodef(seen.Node, corev1.EventTypeWarning, config.ReasonWindowOverrun, "%s: %s", want.Name, text)
+	if t.overran != seen.Operation() {
+		t.overran = seen.Operation()
+		t.Log.Warn("window overrun", zap.Duration("by", over), zap.String("operation", t.overran))
+		t.Events.Nodef(seen.Node, corev1.EventTypeWarning, config.ReasonWindowOverrun, "%s: %s", want.Name, text)
 	}
 	return "; " + string(config.ReasonWindowOverrun) + ": " + text
 }
