@@ -43,7 +43,7 @@ func (a *Agent) decide(seen state.Observed, want state.Desired, step plan.Step, 
 			Message: err.Error() + "; nothing is done until it answers (a reboot may be needed)", After: outcome.DriverRetry, Waits: outcome.ForDriver,
 		}
 	case apierrors.IsConflict(err):
-		return report.Decision{Reason: config.ReasonRepartitioning, Message: "the node object changed meanwhile; looking again", After: outcome.ConflictRetry}
+		return report.Decision{Reason: config.ReasonRepartitioning, Message: "the node object changed meanwhile; looking again", After: outcome.ConflictRetry, Waits: outcome.ForStep}
 	case step.Traits().TouchesGPU && errors.Is(err, nvml.ErrInUse):
 		return a.budget.InUse(seen, want, step, err)
 	case step.Traits().TouchesGPU && errors.Is(err, nvml.ErrNotSupported):

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/diagnosis"
@@ -79,8 +78,8 @@ func (a *Agent) whyNotBegun(e diagnosis.Evidence) *outcome.Waiting {
 func (a *Agent) lookFurther(ctx context.Context, e *diagnosis.Evidence, ended error) {
 	var stalled *outcome.Stalled
 	switch {
-	case errors.As(ended, &stalled) && stalled.Journal:
-		e.Unreadable, _, _ = strings.Cut(ended.Error(), "; ")
+	case errors.As(ended, &stalled) && stalled.Journal != "":
+		e.Unreadable = stalled.Journal
 	case e.GPUs == nil && driverError(ended):
 		e.Driver = ended.Error()
 	default:

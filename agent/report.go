@@ -20,7 +20,6 @@ import (
 	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/units"
-	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -71,8 +70,8 @@ func (a *Agent) conclude(ctx context.Context, seen state.Observed, want state.De
 func (a *Agent) count(seen state.Observed, want state.Desired, r report.Report) {
 	a.metrics.Looked(seen, want)
 	a.metrics.Reported(metrics.Report{
-		Phase: r.Phase, Ready: r.Ready == corev1.ConditionTrue, Reason: r.Reason, Converged: r.Converged, Blocked: r.Phase != api.PhaseIdle && !report.IsProgress(r.Reason),
-		Failed: r.Reason == config.ReasonRetrying,
+		Phase: r.Phase, Ready: r.Ready == corev1.ConditionTrue, Reason: r.Reason, Converged: r.Converged, Blocked: r.Phase != api.PhaseIdle && !r.GoesOn,
+		Failed: r.Retries,
 	})
 }
 

@@ -55,7 +55,7 @@ func (b *Budget) TooEarly(step plan.Step) error {
 	case tried.LastDecision.Stalled:
 		return &outcome.Stalled{Reason: tried.LastDecision.Reason, Message: tried.LastDecision.Message}
 	default:
-		return &outcome.Waiting{Reason: tried.LastDecision.Reason, Message: tried.LastDecision.Message, After: wait}
+		return &outcome.Waiting{Reason: tried.LastDecision.Reason, Message: tried.LastDecision.Message, After: wait, For: tried.LastDecision.Waits}
 	}
 }
 
@@ -150,7 +150,7 @@ func (b *Budget) pauseAfter(failures int) time.Duration {
 }
 
 func tryAgain(pause time.Duration, err error) report.Decision {
-	return report.Decision{Reason: config.ReasonRetrying, Message: err.Error() + "; trying again", After: pause}
+	return report.Decision{Reason: config.ReasonRetrying, Message: err.Error() + "; trying again", After: pause, Waits: outcome.ForRetry}
 }
 
 // Failed decides to try a failed step again after a pause that doubles each time, until its budget is used up.

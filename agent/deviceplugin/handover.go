@@ -160,7 +160,7 @@ func (dp *Plugin) awaitKey(ctx context.Context, seen state.Observed, want state.
 		return nil
 	}
 	wait := &outcome.Waiting{
-		Reason: config.ReasonConfiguringPlugin, After: handoverRetry, Since: began,
+		Reason: config.ReasonConfiguringPlugin, For: outcome.ForStep, After: handoverRetry, Since: began,
 		Message: fmt.Sprintf("waiting for kubelet to show %s to pod %s/%s", m.KeyName(key), m.Pod.Namespace, m.Pod.Name),
 		Until:   began.Add(propagation), Then: "the label " + m.Label + " is set to it",
 	}
@@ -295,8 +295,8 @@ func (dp *Plugin) DaemonsGone(seen state.Observed, want state.Desired, step plan
 		return &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonPluginFailed, Message: message + ", up to the deadline"}
 	}
 	wait := &outcome.Waiting{
-		Reason: config.ReasonConfiguringPlugin, After: outcome.EvictionRetry, Message: message, Since: seen.Journal.Started, Blockers: pods,
-		Advice: "it goes when the node's label " + state.LabelMPSCapable + " does: " + state.SetsMPSCapable,
+		Reason: config.ReasonConfiguringPlugin, For: outcome.ForStep, After: outcome.EvictionRetry, Message: message, Since: seen.Journal.Started,
+		Blockers: pods, Advice: "it goes when the node's label " + state.LabelMPSCapable + " does: " + state.SetsMPSCapable,
 	}
 	wait.Until, wait.Then = seen.AtDeadline(until, want)
 	return wait

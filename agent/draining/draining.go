@@ -95,7 +95,7 @@ func (d *Draining) EvictPods(ctx context.Context, seen state.Observed, want stat
 // await returns which pods are still there, and why.
 func (d *Draining) await(seen state.Observed, want state.Desired, policy drain.Policy, verdicts []drain.Verdict) *outcome.Waiting {
 	wait := &outcome.Waiting{
-		Reason: config.ReasonEvicting, After: outcome.EvictionRetry, Blockers: describe(verdicts),
+		Reason: config.ReasonEvicting, For: outcome.ForStep, After: outcome.EvictionRetry, Blockers: describe(verdicts),
 		Message: "waiting for pods to leave: " + legible.Listed(describe(verdicts)),
 	}
 	if seen.Journal != nil {
@@ -212,8 +212,8 @@ func (d *Draining) PauseOperand(ctx context.Context, seen state.Observed, want s
 		return &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonPausingOperands, Message: message + ", up to the deadline"}
 	}
 	wait := &outcome.Waiting{
-		Reason: config.ReasonPausingOperands, After: outcome.EvictionRetry, Message: message, Since: seen.Journal.Started, Blockers: pods,
-		Advice: "see kubectl describe pod; " + cancelAdvice(want),
+		Reason: config.ReasonPausingOperands, For: outcome.ForStep, After: outcome.EvictionRetry, Message: message, Since: seen.Journal.Started,
+		Blockers: pods, Advice: "see kubectl describe pod; " + cancelAdvice(want),
 	}
 	wait.Until, wait.Then = seen.AtDeadline(until, want)
 	return wait

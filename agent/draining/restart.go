@@ -45,7 +45,7 @@ func (d *Draining) Restart(ctx context.Context, seen state.Observed, step plan.S
 		}
 	}
 	return &outcome.Waiting{
-		Reason: config.ReasonAwaitingCapacity, After: outcome.EvictionRetry, Blockers: describe(verdicts),
+		Reason: config.ReasonAwaitingCapacity, For: outcome.ForStep, After: outcome.EvictionRetry, Blockers: describe(verdicts),
 		Message: "restarting the device plugin, which withholds a GPU that is well: " + legible.Listed(describe(verdicts)),
 	}
 }

@@ -51,13 +51,13 @@ func (m *Monitor) tellVerdict(v verdict.Verdict, now time.Time, d detail) string
 		unknown = strings.ToUpper(unknown[:1]) + legible.Cut(unknown[1:], 300) + "."
 	}
 	switch {
-	case v.Reason == config.ReasonDriverUnresponsive && v.Action == verdict.ActionRebootNode:
+	case v.Hangs:
 		text = strings.TrimSpace(unknown + " Next: nothing brings it back by itself; reboot the node. Action: RebootNode. " + text)
 	case unknown != "":
 		text = strings.TrimSpace(text + " " + unknown)
-	case v.Reason == config.ReasonNoGPU:
+	case v.NoGPU:
 		text = "neither NVIDIA's driver nor the PCI bus has a GPU"
-	case v.Reason == config.ReasonGPUsHealthy:
+	case v.Status == corev1.ConditionFalse:
 		text = m.healthy()
 	}
 	return text + m.remedied(v)

@@ -34,7 +34,7 @@ func (l *Ledger) Observe(ctx context.Context, seen *state.Observed) error {
 	case text == h.Now.Journal || sent:
 		j, err := journal.Parse(text)
 		if err != nil {
-			return &outcome.Stalled{Reason: config.ReasonJournalUnreadable, Journal: true, Message: err.Error() +
+			return &outcome.Stalled{Reason: config.ReasonJournalUnreadable, Journal: err.Error(), Message: err.Error() +
 				"; nothing is changed. Run the agent that wrote it; or remove the annotation " + config.AnnotationJournal +
 				": what is ours on the node is given back then, and its GPUs stay as they are"}
 		}

@@ -35,8 +35,10 @@ const (
 	ForDriver           // without the driver the agent does not know how the GPUs are
 	ForDevicePlugin     // no device plugin runs here
 	ForReboot
-	ForRoom // users have to let pods go
-	ForTurn // for a slot of the pool: the node keeps its place in the queue
+	ForRoom  // users have to let pods go
+	ForTurn  // for a slot of the pool: the node keeps its place in the queue
+	ForStep  // for what a step has begun, which comes to its end by itself or at the deadline
+	ForRetry // a step or a look has failed, and is tried again
 )
 
 // Error says all of it, with moments and not with durations: the agent would write a message that changes by itself to the node again and
@@ -70,7 +72,7 @@ func Zoned(t time.Time) string {
 type Stalled struct {
 	Reason  config.Reason
 	Message string
-	Journal bool // the node has a journal that this agent cannot read
+	Journal string // why this agent cannot read the node's journal; empty if it stalls for another cause
 	// NoHandover: the agent cannot give the device plugin a config.
 	NoHandover bool
 }

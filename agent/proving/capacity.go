@@ -20,15 +20,15 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// missing says what is missing of the capacity, with the cause and what a user can do, if that is known.
-func (p *Prover) missing(seen state.Observed) (reason config.Reason, text string) {
+// missing says what is missing of the capacity, with what a user can do, and whether the cause is known.
+func (p *Prover) missing(seen state.Observed) (reason config.Reason, text string, known bool) {
 	if seen.LacksDevicePlugin() {
-		return config.ReasonNoDevicePlugin, fmt.Sprintf("%s; %s (%s)", state.NoPluginOffers, p.DevicePlugin.Advice(seen), seen.Blockers())
+		return config.ReasonNoDevicePlugin, fmt.Sprintf("%s; %s (%s)", state.NoPluginOffers, p.DevicePlugin.Advice(seen), seen.Blockers()), true
 	}
 	if under := seen.RunsUnder(); under != "" {
-		return config.ReasonWrongMIGStrategy, fmt.Sprintf("%s (%s)", p.OtherStrategy(seen, under), seen.Blockers())
+		return config.ReasonWrongMIGStrategy, fmt.Sprintf("%s (%s)", p.OtherStrategy(seen, under), seen.Blockers()), true
 	}
-	return config.ReasonCapacityMismatch, seen.Blockers() + "; " + cmp.Or(p.DevicePlugin.Unstarted(seen), "see the device plugin's log on this node")
+	return config.ReasonCapacityMismatch, seen.Blockers() + "; " + cmp.Or(p.DevicePlugin.Unstarted(seen), "see the device plugin's log on this node"), false
 }
 
 // causePatience is how long capacity is missing before the agent reports a cause in the middle of a change: by then kubelet has forgotten what
@@ -79,11 +79,11 @@ func (p *Prover) Await(seen state.Observed, want state.Desired) error {
 	}
 	if len(seen.Capacity.Missing) == 0 {
 		return &outcome.Waiting{
-			Reason: config.ReasonAwaitingCapacity, After: capacity.ProofInterval,
+			Reason: config.ReasonAwaitingCapacity, For: outcome.ForStep, After: capacity.ProofInterval,
 			Message: "capacity is right; looking once more: " + capacity.Offered(seen.Kubelet.Offered).Summary(want.Plugin.SharingKnown()),
 		}
 	}
-	reason, missing := p.missing(seen)
+	reason, missing, causeKnown := p.missing(seen)
 	if seen.Journal == nil {
 		return &outcome.Waiting{Reason: reason, Message: missing, After: outcome.DriverRetry}
 	}
@@ -99,12 +99,12 @@ func (p *Prover) Await(seen state.Observed, want state.Desired) error {
 		p.Log.Info("no capacity for long", zap.Strings("missing", seen.Capacity.Missing))
 	}
 	if fresh || now.Before(until) {
-		if reason == config.ReasonCapacityMismatch || now.Sub(p.began) < causePatience {
+		if !causeKnown || now.Sub(p.began) < causePatience {
 			missing = seen.Blockers()
 		}
 		wait := &outcome.Waiting{
-			Reason: config.ReasonAwaitingCapacity, Message: "waiting for kubelet and the device plugin: " + missing, After: capacity.ProofInterval,
-			Blockers: seen.Capacity.Missing,
+			Reason: config.ReasonAwaitingCapacity, For: outcome.ForStep, Message: "waiting for kubelet and the device plugin: " + missing,
+			After: capacity.ProofInterval, Blockers: seen.Capacity.Missing,
 		}
 		if !fresh {
 			wait.Since, wait.Until, wait.Then = p.began, until, seen.DeadlineText(want)

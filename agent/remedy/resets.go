@@ -36,7 +36,8 @@ func (r *Resets) Sick(node *corev1.Node, underway bool) (plan.Sick, error) {
 	sick, known := r.Parts.ToReset()
 	if !known && underway && r.Clock.Since(r.Began) < patience {
 		return nil, &outcome.Waiting{
-			Reason: config.ReasonRepartitioning, After: outcome.ConflictRetry, Message: "the change goes on when the driver has told how the GPUs are",
+			Reason: config.ReasonRepartitioning, For: outcome.ForStep, After: outcome.ConflictRetry,
+			Message: "the change goes on when the driver has told how the GPUs are",
 		}
 	}
 	return sick, nil

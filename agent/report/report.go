@@ -49,6 +49,8 @@ type Report struct {
 	// Converged: the node is as desired, and that is proven.
 	Converged bool
 	Blocked   bool     // users have to let pods go
+	GoesOn    bool     // by itself: a step is under way, or what has failed is tried again
+	Retries   bool     // a step or a look has failed, and is tried again
 	Blockers  []string // what is in the way, one by one
 	Left      int      // steps
 	Drain     DrainReport
@@ -66,6 +68,7 @@ func (r Report) Silent() string {
 // Of puts the pass into words. A reset for which no label asks has no answer in the label of the state.
 func Of(seen state.Observed, want state.Desired, steps []plan.Step, err error, d Decision) Report {
 	r := reportOf(seen, want, steps, err, d)
+	r.GoesOn, r.Retries = goesOn(want, steps, err, d), err != nil && d.Waits == outcome.ForRetry
 	if want.Name == state.ResetTarget {
 		r.State = ""
 	}
@@ -148,7 +151,7 @@ func targetName(seen state.Observed, want state.Desired) string {
 // progresses has, for each kind of step, the reason and the phase of a plan that begins with it.
 var progresses = map[plan.Kind]struct {
 	reason config.Reason
-	phase  api.Phase
+	phase  api.Phase // PhaseWaiting if other nodes, or a user, have to do something
 }{
 	plan.AcquireSlot:        {config.ReasonAwaitingSlot, api.PhaseWaiting},
 	plan.ReleaseSlot:        {config.ReasonAwaitingSlot, api.PhaseWaiting},
@@ -191,21 +194,16 @@ func Progress(kind plan.Kind, want state.Desired) (config.Reason, api.Phase) {
 	return p.reason, p.phase
 }
 
-// IsProgress reports whether a change goes on by itself if the condition has the reason: a step has it, or the agent tries again or undoes the
-// change.
-func IsProgress(reason config.Reason) bool {
-	switch reason { //nolint:exhaustive // of the other reasons, those of steps
-	case config.ReasonRetrying, config.ReasonRollingBack:
-		return true
-	case config.ReasonAwaitingSlot, config.ReasonNeedsReboot: // other nodes, or a user, have to do something
+// goesOn reports whether a change goes on by itself, and waits for no user, tool or other node.
+func goesOn(want state.Desired, steps []plan.Step, err error, d Decision) bool {
+	switch {
+	case err != nil:
+		return !d.Stalled && (d.Waits == outcome.ForStep || d.Waits == outcome.ForRetry)
+	case len(steps) == 0:
 		return false
+	default:
+		return want.Undo || progresses[steps[0].Kind].phase != api.PhaseWaiting
 	}
-	for _, p := range progresses {
-		if p.reason == reason {
-			return true
-		}
-	}
-	return false
 }
 
 func converged(seen state.Observed, want state.Desired) string {

@@ -134,7 +134,7 @@ func (t *Turn) Paused(s state.Observed, why string) *outcome.Waiting {
 		Reason: config.ReasonPoolPaused, For: outcome.ForTurn, Message: fmt.Sprintf("pool %s begins nothing: %s", s.Pool.Name, why),
 		Blockers: []string{"pool " + s.Pool.Name + " is paused: " + why},
 	}
-	if !strings.Contains(why, config.AnnotationPaused) { // a user's text may say it as well
+	if !strings.Contains(why, config.AnnotationPaused) { // the text is the Lease's: agents of any version, and users, write it, and may say it as well
 		wait.Advice = fmt.Sprintf("to go on: kubectl -n %s annotate lease %s%s %s-",
 			t.Namespace, config.LeasePrefix, s.Pool.Name, config.AnnotationPaused)
 	}
@@ -143,12 +143,12 @@ func (t *Turn) Paused(s state.Observed, why string) *outcome.Waiting {
 
 // await returns which nodes are in the way. These change often, so the agent reports them anew only now and then.
 func (t *Turn) await(seen state.Observed, full *fleet.Full) *outcome.Waiting {
-	now := t.Clock.Now()
-	if t.full == nil || now.Sub(t.fullAt) >= slotNews || seen.Record.Status.Reason != config.ReasonAwaitingSlot {
+	now, since := t.Clock.Now(), seen.Since(config.ReasonAwaitingSlot, t.Clock.Stamp())
+	if t.full == nil || now.Sub(t.fullAt) >= slotNews || t.fullAt.Before(since) { // of this wait, and not of one before
 		t.full, t.fullAt = full, now
 	}
 	return &outcome.Waiting{
-		Reason: config.ReasonAwaitingSlot, For: outcome.ForTurn, After: full.Retry, Since: seen.Since(config.ReasonAwaitingSlot, t.Clock.Stamp()),
+		Reason: config.ReasonAwaitingSlot, For: outcome.ForTurn, After: full.Retry, Since: since,
 		Message: t.full.Error(), Blockers: t.full.Unavailable,
 		Advice: "the node is as it was meanwhile, and has its turn by the age of its wish",
 	}

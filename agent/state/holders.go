@@ -3,7 +3,6 @@ package state
 import (
 	"fmt"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -105,7 +104,7 @@ func (s Observed) ClaimDriver() bool {
 }
 
 func byFilesAlone(p holders.Pod) bool {
-	return !slices.ContainsFunc(p.Sources, func(s holders.Source) bool { return !strings.HasPrefix(string(s), "device file ") })
+	return !slices.ContainsFunc(p.Sources, func(s holders.Source) bool { return !s.IsOpenFile() })
 }
 
 // HoldersUnknown returns why the agent cannot know which pods and processes hold a device; nil if it can.

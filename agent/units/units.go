@@ -88,7 +88,7 @@ func (u *Units) Stop(ctx context.Context, seen state.Observed, want state.Desire
 		}
 	}
 	return &outcome.Waiting{
-		Reason: config.ReasonStoppingUnits, After: Retry,
+		Reason: config.ReasonStoppingUnits, For: outcome.ForStep, After: Retry,
 		Message: fmt.Sprintf("waiting for %s of this host to stop, which keeps GPUs open", step.Unit),
 		Since:   seen.Journal.Started, Until: until, Then: seen.DeadlineText(want),
 	}
@@ -118,8 +118,8 @@ func (u *Units) Start(ctx context.Context, seen state.Observed, want state.Desir
 		return nil
 	case errors.Is(err, host.ErrJobRunning) && u.Clock.Now().Before(until):
 		return &outcome.Waiting{
-			Reason: config.ReasonAwaitingCapacity, After: Retry, Message: fmt.Sprintf("waiting for %s of this host to start", step.Unit),
-			Until: until, Then: "the node is given back without it",
+			Reason: config.ReasonAwaitingCapacity, For: outcome.ForStep, After: Retry,
+			Message: fmt.Sprintf("waiting for %s of this host to start", step.Unit), Until: until, Then: "the node is given back without it",
 		}
 	case errors.Is(err, host.ErrJobRunning), u.Budget.Attempts[step.String()].Failures+1 >= u.Settings.Retry.Failures:
 		return u.abandon(ctx, seen, want, step, err)

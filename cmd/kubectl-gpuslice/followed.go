@@ -183,7 +183,7 @@ func (f *followed) see(n *corev1.Node, now time.Time) {
 	fresh := !f.asked || !t.same(f.first)
 	switch {
 	case !fresh:
-	case t.condition.Reason == string(config.ReasonJournalUnreadable): // it touches nothing, nor the status
+	case t.condition.Reason == string(config.ReasonJournalUnreadable): // it touches nothing, nor the status: the condition is all that it writes
 		f.end(failed, config.ReasonJournalUnreadable, t.condition.Message)
 	case t.about(f.wish):
 		f.judge(t, before, now)
@@ -215,7 +215,7 @@ func (f *followed) judge(t, before agentReport, now time.Time) {
 		f.ahead = time.Time{}
 	}
 	switch {
-	case t.agrees() && s.Reason == config.ReasonConverged && t.condition.Status == corev1.ConditionTrue:
+	case t.agrees() && s.Phase == api.PhaseIdle && t.condition.Status == corev1.ConditionTrue: // it is about the wish, which is reached
 		f.percent = 100
 		f.end(converged, s.Reason, t.condition.Message)
 	case t.agrees() && s.Phase == api.PhaseStalled:

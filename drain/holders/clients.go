@@ -33,6 +33,14 @@ type Source string
 // SourceNVML is the source of processes that NVML reports.
 const SourceNVML Source = "NVML"
 
+// openFilePrefix begins the sources of processes that have a device file open.
+const openFilePrefix = "device file "
+
+func openFile(path string) Source { return Source(openFilePrefix + path) }
+
+// IsOpenFile reports whether the sign is an open device file.
+func (s Source) IsOpenFile() bool { return strings.HasPrefix(string(s), openFilePrefix) }
+
 // configHash is the annotation of a mirror pod by which kubelet tells the UID that the static pod has on the node. The
 // API server gave the mirror pod another one.
 const configHash = "kubernetes.io/config.hash"

@@ -179,7 +179,7 @@ func (p Processes) self() (int, error) {
 func (s *search) open(pid int, file openfiles.File) {
 	for _, devices := range [][]string{s.files[file.GPU], s.files[AnyGPU]} {
 		if len(devices) > 0 {
-			s.note(pid, Source("device file "+file.Path), devices...)
+			s.note(pid, openFile(file.Path), devices...)
 		}
 	}
 }

@@ -2,6 +2,10 @@ package repo_test
 
 import (
 	"go/ast"
+	"go/parser"
+	"go/token"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -56,4 +60,127 @@ func checkConditionsReason(t *testing.T, pkg *packages.Package, literal *ast.Com
 		}
 	}
 	return 1
+}
+
+// decidedByReason are the functions that compare a reason with a certain one, and why they may.
+var decidedByReason = map[string]string{
+	"agent/health/verdict Advice":      "a finding has no other kind than its reason",
+	"agent/health/verdict Acknowledge": "a finding has no other kind than its reason",
+	"agent/health/verdict recall":      "a finding has no other kind than its reason, also in the record",
+	"cmd/kubectl-gpuslice see":         "an agent that cannot read the journal writes nothing but the condition",
+}
+
+// decidedByText are the functions that look into the text of an error or a message, and why they may.
+var decidedByText = map[string]string{
+	"cmd/gpuslice-agent report": "it prints each of several errors on a line",
+}
+
+// intoText are the functions of strings that find something in a text.
+var intoText = []string{"Contains", "Cut", "CutPrefix", "CutSuffix", "HasPrefix", "HasSuffix", "Index", "EqualFold", "Split", "SplitN", "SplitSeq", "Fields"}
+
+// Reasons and messages are for people: what the agent decides, it decides by fields that have the type of what they say. A text of another
+// program is another matter, as the kernel's log.
+func TestNothingIsDecidedByWhatIsMeantForPeople(t *testing.T) {
+	t.Parallel()
+	found := map[string]bool{}
+	for _, path := range files(t) {
+		within, err := filepath.Rel(root, path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		folder := filepath.ToSlash(filepath.Dir(within))
+		top, _, _ := strings.Cut(folder, "/")
+		if filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") || !slices.Contains([]string{"agent", "cmd", "drain"}, top) {
+			continue
+		}
+		set := token.NewFileSet()
+		file, err := parser.ParseFile(set, path, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		checkDecisions(t, set, folder, file, found)
+	}
+	for _, table := range []map[string]string{decidedByReason, decidedByText} {
+		for function := range table {
+			if !found[function] {
+				t.Errorf("%s does not do that any more: the table here is out of date", function)
+			}
+		}
+	}
+}
+
+// checkDecisions checks the functions of a file, and notes which of them decide by a reason or a text.
+func checkDecisions(t *testing.T, set *token.FileSet, folder string, file *ast.File, found map[string]bool) {
+	t.Helper()
+	for _, decl := range file.Decls {
+		f, ok := decl.(*ast.FuncDecl)
+		if !ok {
+			continue
+		}
+		function := folder + " " + f.Name.Name
+		ast.Inspect(f, func(n ast.Node) bool {
+			switch {
+			case comparesReason(n):
+				found[function] = true
+				if decidedByReason[function] == "" {
+					t.Errorf("%s decides by a reason: give what it compares a field of its own", set.Position(n.Pos()))
+				}
+			case looksIntoText(n):
+				found[function] = true
+				if decidedByText[function] == "" {
+					t.Errorf("%s looks into a text that is meant for people: give what it seeks a field of its own", set.Position(n.Pos()))
+				}
+			}
+			return true
+		})
+	}
+}
+
+// comparesReason reports whether the node compares something with a reason of config.
+func comparesReason(n ast.Node) bool {
+	switch n := n.(type) {
+	case *ast.BinaryExpr:
+		return (n.Op == token.EQL || n.Op == token.NEQ) && (isReason(n.X) || isReason(n.Y))
+	case *ast.CaseClause:
+		return slices.ContainsFunc(n.List, isReason)
+	}
+	return false
+}
+
+// isReason reports whether an expression is a reason of config, or that as a string.
+func isReason(expr ast.Expr) bool {
+	if call, ok := expr.(*ast.CallExpr); ok && len(call.Args) == 1 {
+		if to, ok := call.Fun.(*ast.Ident); ok && to.Name == "string" {
+			return isReason(call.Args[0])
+		}
+	}
+	selector, ok := expr.(*ast.SelectorExpr)
+	if !ok {
+		return false
+	}
+	of, ok := selector.X.(*ast.Ident)
+	return ok && of.Name == "config" && strings.HasPrefix(selector.Sel.Name, "Reason")
+}
+
+// looksIntoText reports whether the node seeks something in the text of an error, or in a message.
+func looksIntoText(n ast.Node) bool {
+	call, ok := n.(*ast.CallExpr)
+	if !ok || len(call.Args) == 0 {
+		return false
+	}
+	f, ok := call.Fun.(*ast.SelectorExpr)
+	if !ok || !slices.Contains(intoText, f.Sel.Name) {
+		return false
+	}
+	if of, ok := f.X.(*ast.Ident); !ok || of.Name != "strings" {
+		return false
+	}
+	switch text := call.Args[0].(type) {
+	case *ast.SelectorExpr:
+		return text.Sel.Name == "Message"
+	case *ast.CallExpr:
+		asked, ok := text.Fun.(*ast.SelectorExpr)
+		return ok && asked.Sel.Name == "Error"
+	}
+	return false
 }

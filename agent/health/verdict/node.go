@@ -276,6 +276,8 @@ type Verdict struct {
 	Unhealthy []*GPU // the worst first
 	// Unknown is why nothing is known now, besides what was found before; empty if all is known.
 	Unknown string
+	NoGPU   bool // neither the driver nor the bus has one
+	Hangs   bool // the driver does not answer, and nothing brings it back but a reboot
 }
 
 // changedByAgent reports whether a change by the agent explains a silence.
@@ -300,7 +302,7 @@ func (n *Node) Judge(now time.Time) (Verdict, bool) {
 	}
 	if n.silentSince.IsZero() {
 		if len(v.Unhealthy) == 0 && n.looked && len(n.gpus) == 0 {
-			v.Reason = config.ReasonNoGPU
+			v.Reason, v.NoGPU = config.ReasonNoGPU, true
 		}
 		return v, n.looked
 	}
@@ -313,7 +315,7 @@ func (n *Node) judgeSilence(now time.Time, v Verdict) (Verdict, bool) {
 	switch {
 	case errors.Is(n.silenceErr, nvml.ErrNoDriver) || errors.Is(n.silenceErr, nvml.ErrReplaced):
 		if n.busKnown && len(n.onBus) == 0 && len(v.Unhealthy) == 0 {
-			v.Reason = config.ReasonNoGPU
+			v.Reason, v.NoGPU = config.ReasonNoGPU, true
 			return v, true
 		}
 		why := fmt.Sprintf("NVIDIA's driver is not loaded: %v", n.silenceErr)
@@ -341,7 +343,7 @@ func (n *Node) judgeHang(now time.Time, lasted time.Duration, v Verdict) (Verdic
 	}
 	v.Unknown = why
 	if len(v.Unhealthy) == 0 || rank(v.Reason) >= rank(config.ReasonXidCritical) {
-		v.Status, v.Reason, v.Action = corev1.ConditionTrue, config.ReasonDriverUnresponsive, ActionRebootNode
+		v.Status, v.Reason, v.Action, v.Hangs = corev1.ConditionTrue, config.ReasonDriverUnresponsive, ActionRebootNode, true
 	}
 	return v, lasted >= patience/2
 }
@@ -358,7 +360,7 @@ func (v Verdict) orUnknown(reason config.Reason, why string) Verdict {
 // Critical reports whether a GPU cannot be used or trusted. Where the driver does not tell, that is known only of what was found before, and of a
 // driver that hangs for good.
 func (v Verdict) Critical() (critical, known bool) {
-	if v.Status == corev1.ConditionTrue && v.Reason == config.ReasonDriverUnresponsive {
+	if v.Hangs {
 		return true, true
 	}
 	for _, g := range v.Unhealthy {
