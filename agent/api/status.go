@@ -22,7 +22,7 @@ const (
 )
 
 // Status is the annotation in which tools find what the condition says to users. Other programs can write it too, so the agent decides
-// nothing by it: what it has learnt in earlier changes is in the host's record. It reads back Since alone, to keep that.
+// nothing by it: what it has learnt in earlier changes is in the host's record. It reads back Since and FullMemory alone, to keep these.
 type Status struct {
 	Desired  string        `json:"desired,omitempty"` // name of the desired config
 	Label    string        `json:"label,omitempty"`   // the label that asks for it
@@ -49,6 +49,9 @@ type Status struct {
 	// From the question what the agent's account may do.
 
 	PodAccess config.PodAccess `json:"podAccess,omitempty"` // what confines the agent to the pods of its node; empty if not known
+
+	// FullMemory are the UUIDs of the GPUs, or of the first MIG devices of instances, that pods share and whose memory is nearly full.
+	FullMemory []string `json:"fullMemory,omitempty"`
 }
 
 // AskedFor is since when a label asks for a wish. In a pool, the node with the older wish goes first.

@@ -2,7 +2,9 @@ package memory_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -11,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/memory"
 	"github.com/gpuslice/gpuslice/agent/occupants"
 	"github.com/gpuslice/gpuslice/config"
@@ -33,6 +36,7 @@ type host struct {
 	clock   *clocktesting.FakePassiveClock
 	node    corev1.Node
 	used    int // percent of each GPU
+	others  int // percent of those of an odd number, if it is not that
 	told    int // Events
 }
 
@@ -53,18 +57,34 @@ func (h *host) pass(t *testing.T) bool {
 	var with []holders.Pod
 	for i := range gpus {
 		uuid := nvml.UUID(fmt.Sprintf("GPU-00000000-0000-4000-8000-%012d", i))
-		all = append(all, nvml.GPU{Index: i, UUID: uuid, MemoryMiB: 10000, UsedMiB: 100 * h.used})
+		used := h.used
+		if h.others > 0 && i%2 == 1 {
+			used = h.others
+		}
+		all = append(all, nvml.GPU{Index: i, UUID: uuid, MemoryMiB: 10000, UsedMiB: 100 * used})
 		for _, name := range []string{"a", "b"} {
 			name = fmt.Sprintf("%s-%d", name, i)
 			with = append(with, holders.Pod{Namespace: "team", Name: name, UID: types.UID(name), Devices: []string{string(uuid)}})
 		}
 	}
 	h.monitor.Look(t.Context(), &h.node, all, nil, with)
+	text, err := json.Marshal(api.Status{FullMemory: h.full()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.node.Annotations = map[string]string{config.AnnotationStatus: string(text)}
 	written := h.monitor.Conditions(&h.node, true, "", false)
 	if len(written) > 0 {
 		h.node.Status.Conditions = written
 	}
 	return len(written) > 0
+}
+
+// full are the GPUs that count as full.
+func (h *host) full() []string {
+	var s api.Status
+	h.monitor.Report(&s)
+	return s.FullMemory
 }
 
 func TestACutMessageIsNoNews(t *testing.T) {
@@ -101,5 +121,27 @@ func TestTheNextAgentKnowsWhatACutMessageDoesNotName(t *testing.T) {
 	}
 	if h.told > 0 {
 		t.Errorf("%d GPUs that were full all the time are told anew", h.told)
+	}
+}
+
+// A device that was never full does not become so by a restart of the agent, though it is above the lower limit, and others were full.
+func TestTheNextAgentKnowsWhichDevicesWereFull(t *testing.T) {
+	t.Parallel()
+	limits := config.Default().MemoryPressure
+	between := (limits.Clear + limits.Threshold) / 2
+	h := host{clock: clocktesting.NewFakePassiveClock(time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)), used: 99, others: between}
+	h.start()
+	for range 5 {
+		h.pass(t)
+	}
+	before := h.full()
+	if len(before) != gpus/2 {
+		t.Fatalf("%d of %d GPUs are nearly full, and those count as full: %v", gpus/2, gpus, before)
+	}
+	h.used = between
+	h.start()
+	h.pass(t)
+	if after := h.full(); !slices.Equal(before, after) {
+		t.Errorf("full before the restart: %v\nafter it: %v", before, after)
 	}
 }

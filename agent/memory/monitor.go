@@ -5,6 +5,7 @@ package memory
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -125,7 +126,7 @@ type Monitor struct {
 	nearlyFull     map[string]bool              // by device
 	since          map[string]time.Time         // since when a device has been over the threshold, or, if nearly full, below the lower limit
 	baseline       map[string]map[types.UID]int // MiB that each pod had when the device was last below both limits, by device
-	seeded         bool                         // the condition that a former process had written is taken over
+	seeded         bool                         // what a former process had written is taken over
 	written        string                       // the subject of the condition that this process wrote last
 	writtenAt      time.Time                    // its heartbeat
 	podsOfLastPass podsOnNode
@@ -152,15 +153,39 @@ func (m *Monitor) Forget(time.Time) {
 // isDisabled reports whether the settings turn the monitor off.
 func (m *Monitor) isDisabled() bool { return m.Limits.Threshold == 0 }
 
-// adoptShownCondition takes over the condition that a former process has written: if any device was full, each that pods share and that is not
-// below the lower limit counts as full. The message does not tell which was: it is cut where many are.
-func (m *Monitor) adoptShownCondition(old *corev1.NodeCondition, all []usage) {
+// adoptShown takes over what a former process has written: if the condition was True, the devices that the status names count as full, if pods
+// share them and they are not below the lower limit. If the status names none, each such device does. The message of the condition does not tell:
+// it is cut where many are full.
+func (m *Monitor) adoptShown(node *corev1.Node, all []usage) {
 	if m.seeded {
 		return
 	}
 	m.seeded = true
+	old := condition.Find(node, config.ConditionGPUMemoryPressure)
+	if old == nil || old.Status != corev1.ConditionTrue {
+		return
+	}
+	named := shownFull(node)
 	for _, u := range all {
-		m.nearlyFull[u.device] = old != nil && old.Status == corev1.ConditionTrue && u.shared() && u.percent() > m.Limits.Clear
+		m.nearlyFull[u.device] = u.shared() && u.percent() > m.Limits.Clear && (len(named) == 0 || slices.Contains(named, u.device))
+	}
+}
+
+// shownFull are the devices that the status on the node names as full. Any program may have written it.
+func shownFull(node *corev1.Node) []string {
+	var s api.Status
+	if err := json.Unmarshal([]byte(node.Annotations[config.AnnotationStatus]), &s); err != nil {
+		return nil
+	}
+	return s.FullMemory
+}
+
+// Report adds to the status which devices are full.
+func (m *Monitor) Report(s *api.Status) {
+	for _, u := range m.last {
+		if m.nearlyFull[u.device] {
+			s.FullMemory = append(s.FullMemory, u.device)
+		}
 	}
 }
 
@@ -291,7 +316,7 @@ func (m *Monitor) shows(old *corev1.NodeCondition) bool {
 func (m *Monitor) Look(ctx context.Context, node *corev1.Node, gpus []nvml.GPU, pods []corev1.Pod, with []holders.Pod) {
 	m.podsOfLastPass = podsOnNode{pods: pods, holders: with}
 	all := m.usages(ctx, gpus)
-	m.adoptShownCondition(condition.Find(node, config.ConditionGPUMemoryPressure), all)
+	m.adoptShown(node, all)
 	m.take(all)
 }
 

@@ -48,7 +48,7 @@ func boundedFailure(f *api.Failure) *api.Failure {
 }
 
 // EncodeStatus encodes the status in so many bytes. If it is too long, it loses first the blockers, then the numbers of instances, the geometry
-// and the capacity, which users find elsewhere. It keeps what the agent reads back even if there is no room for that.
+// and the capacity, which users find elsewhere, and at last which devices are full. It keeps what the agent reads back even if there is no room for that.
 func EncodeStatus(s api.Status, room int) (text string, fits bool, err error) {
 	s.Desired = legible.Cut(s.Desired, longestBlocker)
 	s.Capacity, s.Failed = legible.Message(s.Capacity, legible.Longest), boundedFailure(s.Failed)
@@ -70,6 +70,8 @@ func EncodeStatus(s api.Status, room int) (text string, fits bool, err error) {
 			s.GPUs = nil
 		case s.Capacity != "":
 			s.Capacity = ""
+		case len(s.FullMemory) > 0:
+			s.FullMemory = nil
 		default:
 			return text, false, nil
 		}
