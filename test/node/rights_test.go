@@ -47,51 +47,27 @@ profiles:
   small:
     mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}]
     sharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.10gb, replicas: 3}]}}
-  whole:
-    mig: [{gpus: {all: true}, enabled: false}]
-    sharing: none
 `,
 	})
 	r.awaitOffered("nvidia.com/gpu", 2)
-	namespace := clustertest.Namespace(t)
-	for _, pod := range []string{"a", "b"} {
-		if _, err := r.client.CoreV1().Pods(namespace).Create(t.Context(), &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Name: pod, Labels: map[string]string{"app": "both"}}, Spec: r.podSpec(map[string]string{"nvidia.com/gpu": "1"}),
-		}, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		r.awaitPod(namespace, metav1.ListOptions{FieldSelector: "metadata.name=" + pod}, running)
-	}
-	r.budget(namespace, "both", 1)
-	r.awaitBudget(namespace, "both", 1)
+	r.pairOfHolders()
 	r.run()
-	// Twice there and back: what is told again in the same words is a patch of the Event.
-	for _, profile := range []string{"small", "whole", "small", "whole"} {
-		r.label(config.LabelProfile, profile)
-		r.givenBack(r.awaitConverged(profile))
+	r.label(config.LabelProfile, "small")
+	r.givenBack(r.awaitConverged("small"))
+	for range 2 { // what is told again in the same words is a patch of the Event
+		r.label(config.LabelProfile, "nowhere")
+		r.awaitReason(config.ReasonUnknownConfig)
+		r.label(config.LabelProfile, "small")
+		r.awaitConverged("small")
 	}
 	r.kill() // which ends its watches, and the log has a request when it is over
 	r.agents.env = append(r.agents.env, lists)
 	r.run()
-	r.label(config.LabelProfile, "small")
-	r.awaitConverged("small")
+	r.label(config.LabelProfile, "nowhere")
+	r.awaitReason(config.ReasonUnknownConfig)
 	r.kill()
 
-	granted := map[string]bool{}
-	for _, file := range []string{"base/rbac.yaml", "components/impersonation/rbac.yaml", "components/delete-after-deadline/rbac.yaml", "components/gpu-operator/rbac.yaml"} {
-		for role, rights := range rightsIn(t, "../../deploy/"+file) {
-			if role == "gpuslice-agent-pods" && file == "base/rbac.yaml" {
-				continue // the component's take their place
-			}
-			maps.Copy(granted, rights)
-		}
-	}
-	for right := range usedElsewhere {
-		if !granted[right] {
-			t.Errorf("%s: the agent has no such right", right)
-		}
-		delete(granted, right)
-	}
+	granted := grantedToAgents(t)
 	var used map[string]bool
 	for ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second); ; {
 		used = r.used()
@@ -108,6 +84,43 @@ profiles:
 		t.Errorf("rights (-given +used):\n%s", diff)
 	}
 	t.Logf("%d rights: %s", len(used), strings.Join(slices.Sorted(maps.Keys(used)), "; "))
+}
+
+// pairOfHolders are two pods with a GPU each, of which a budget lets one go.
+func (r *rig) pairOfHolders() {
+	r.t.Helper()
+	namespace := clustertest.Namespace(r.t)
+	for _, pod := range []string{"a", "b"} {
+		if _, err := r.client.CoreV1().Pods(namespace).Create(r.t.Context(), &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: pod, Labels: map[string]string{"app": "both"}}, Spec: r.podSpec(map[string]string{"nvidia.com/gpu": "1"}),
+		}, metav1.CreateOptions{}); err != nil {
+			r.t.Fatal(err)
+		}
+		r.awaitPod(namespace, metav1.ListOptions{FieldSelector: "metadata.name=" + pod}, running)
+	}
+	r.budget(namespace, "both", 1)
+	r.awaitBudget(namespace, "both", 1)
+}
+
+// grantedToAgents are the rights of the roles, but for those that another test uses.
+func grantedToAgents(t *testing.T) map[string]bool {
+	t.Helper()
+	granted := map[string]bool{}
+	for _, file := range []string{"base/rbac.yaml", "components/impersonation/rbac.yaml", "components/delete-after-deadline/rbac.yaml", "components/gpu-operator/rbac.yaml"} {
+		for role, rights := range rightsIn(t, "../../deploy/"+file) {
+			if role == "gpuslice-agent-pods" && file == "base/rbac.yaml" {
+				continue // the component's take their place
+			}
+			maps.Copy(granted, rights)
+		}
+	}
+	for right := range usedElsewhere {
+		if !granted[right] {
+			t.Errorf("%s: the agent has no such right", right)
+		}
+		delete(granted, right)
+	}
+	return granted
 }
 
 // rightsIn are the rights of a file's roles, as used has them.
