@@ -745,6 +745,45 @@ func TestTheMessageSaysWhatToDoHoweverLongTheNamesAre(t *testing.T) {
 	})
 }
 
+// What settles by itself is no reason for a reset: either the driver recommends one meanwhile, or nothing is left of it half a minute later.
+func TestWhatSettlesHasNoGPUReset(t *testing.T) {
+	type errs func(w *world, n int) error
+	xid := func(w *world, _ int) error { return w.gpus.Xid(0, 109) }
+	memory := func(w *world, n int) error {
+		return w.gpus.SetHealth(0, gpusim.Health{Volatile: gpusim.Volatile{Uncorrectable: uint64(n)}})
+	}
+	for name, row := range map[string]struct {
+		errs  errs
+		times int
+	}{"an Xid": {xid, 1}, "Xids that are 20 s apart": {xid, 2}, "an error of memory": {memory, 1}, "errors of memory that are 20 s apart": {memory, 2}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, twoH200)
+				w.settings = config.Health{Reset: config.HealthResetDegraded}
+				w.start()
+				w.within(5*time.Second, corev1.ConditionFalse)
+				for n := range row.times {
+					must(t, row.errs(w, n+1))
+					w.passes(20 * time.Second)
+				}
+				for range 600 {
+					if gpus, known := w.m.ToReset(); len(gpus) > 0 || !known {
+						c := w.condition()
+						t.Fatalf("to reset are %v (known: %v), while the condition is %s %s", gpus, known, c.Status, c.Reason)
+					}
+					w.passes(100 * time.Millisecond)
+				}
+				w.within(5*time.Second, corev1.ConditionFalse)
+				must(t, w.gpus.Xid(0, 62)) // nothing but a reset ends it
+				w.passes(35 * time.Second)
+				if gpus, _ := w.m.ToReset(); len(gpus) != 1 {
+					t.Errorf("to reset are %v, want the GPU whose error stays", gpus)
+				}
+			})
+		})
+	}
+}
+
 func TestWhatIsDueIsNotCritical(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, twoH200)

@@ -129,6 +129,7 @@ type Finding struct {
 	Instances []int
 	Since     time.Time
 
+	settles      bool      // it is over by itself: the driver recommends an action within settleTime, or nothing is left of it
 	looksWithout int       // readings in a row that did not show it any more
 	lastWithout  time.Time // the last of these
 }

@@ -322,7 +322,7 @@ func (g *GPU) symptoms(now time.Time, t xids) []Finding {
 	add(g.rowPending, Finding{Reason: config.ReasonRowRemapPending})
 	add(nvml.IsSet(h.RepairPending), Finding{Reason: config.ReasonRepairPending})
 	add(nvml.IsSet(h.Pages.Pending), Finding{Reason: config.ReasonPageRetirementPending})
-	add(!g.eccErrorAt.IsZero(), Finding{Reason: config.ReasonUncorrectableECC})
+	add(!g.eccErrorAt.IsZero(), Finding{Reason: config.ReasonUncorrectableECC, settles: h.Action.Known})
 	var modes []string // in one finding: a reason is there once
 	if modePending(h.ECCMode) {
 		modes = append(modes, "ECC")
@@ -367,12 +367,13 @@ func (g *GPU) recommended() (Finding, bool) {
 
 // unsettledXids is what Xids say of which nothing has shown that it is over.
 func (g *GPU) unsettledXids(t xids) (Finding, bool) {
-	f := Finding{Reason: config.ReasonXidCritical}
+	f := Finding{Reason: config.ReasonXidCritical, settles: true}
 	whole, order := false, []Action{ActionResetGPU, ActionRunDiagnostics, ActionCheckMechanicals, ActionRebootNode, ActionContactSupport}
 	for key, o := range g.xids {
 		if !o.unsettled {
 			continue
 		}
+		f.settles = f.settles && table[key.xid].Settled && g.reading.Action.Known
 		x := t.of(key.xid, g.beforeAmpere)
 		action := x.Action
 		if action == ActionNone {

@@ -40,7 +40,8 @@ func (n *Node) ToReset(now time.Time, when config.HealthReset) map[nvml.UUID]boo
 
 // toReset reports whether a reset is what the GPU needs, it has had its time to need none, and no reset was in vain.
 func (g *GPU) toReset(now time.Time, when config.HealthReset) bool {
-	return g.ResetHelps(when) && now.Sub(g.findings[0].Since) >= settleTime && !g.resetInVain() && g.resetsWithin(now) < mostResets
+	return g.ResetHelps(when) && g.findings[0].looksWithout == 0 && now.Sub(g.findings[0].Since) >= settleTime && !g.resetInVain() &&
+		g.resetsWithin(now) < mostResets
 }
 
 // ResetHelps reports whether a reset is what the GPU needs, and the settings let the agent do it.
@@ -49,7 +50,7 @@ func (g *GPU) ResetHelps(when config.HealthReset) bool {
 		return false
 	}
 	f := g.findings[0]
-	if f.Severity() != Critical && when != config.HealthResetDegraded {
+	if f.settles || f.Severity() != Critical && when != config.HealthResetDegraded {
 		return false
 	}
 	drained := g.reading.Action.Known && g.reading.Action.Value == nvml.RecoverByDrainingP2P // to be let alone until the driver says more
