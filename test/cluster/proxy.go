@@ -80,6 +80,21 @@ func (c *Cluster) Proxy(ctx context.Context) (*Proxy, error) {
 	return p, nil
 }
 
+// ServiceAddress is where pods find the API server, as on each cluster: the address of service default/kubernetes.
+const ServiceAddress = serviceIP
+
+// Service starts a Proxy at ServiceAddress, as kube-proxy does for pods. The address must be the machine's.
+func (c *Cluster) Service(ctx context.Context) (*Proxy, error) {
+	p := &Proxy{
+		server: fmt.Sprintf("127.0.0.1:%d", c.port), address: net.JoinHostPort(ServiceAddress, "443"),
+		changed: make(chan struct{}), links: map[*link]bool{},
+	}
+	if err := p.Cut(ctx, Mended); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
 // Config is the same client, by way of the proxy.
 func (p *Proxy) Config(direct *rest.Config) *rest.Config {
 	config := rest.CopyConfig(direct)

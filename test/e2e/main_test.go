@@ -5,6 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
 	"testing"
 
 	"github.com/gpuslice/gpuslice/test/binaries"
@@ -27,6 +30,7 @@ var programs struct {
 	node.Parts
 	Runtime string // directory of containerd and what it needs
 	Pause   string
+	Image   string // the agent's, as make image makes it: an archive
 }
 
 func TestMain(m *testing.M) {
@@ -68,9 +72,35 @@ func prepare() error {
 	if programs.Pause, err = b.Tool(ctx, "./test/cluster/realkubelet/cmd/pause"); err != nil {
 		return err
 	}
+	if programs.Image, err = makeImage(ctx, b); err != nil {
+		return err
+	}
 	text, err := json.Marshal(programs)
 	if err != nil {
 		return err
 	}
 	return os.Setenv(built, string(text))
+}
+
+// imageVersion is the tag that deploy/base names.
+const imageVersion = "v0.1.0"
+
+// makeImage makes the agent's image for this machine.
+func makeImage(ctx context.Context, b binaries.Builder) (string, error) {
+	tool, err := b.Image(ctx)
+	if err != nil {
+		return "", err
+	}
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		return "", err
+	}
+	out := filepath.Join(root, "bin", "e2e")
+	cmd := exec.CommandContext(ctx, filepath.Join(tool, "image"),
+		"-checkout", root, "-out", out, "-platforms", runtime.GOARCH, "-version", imageVersion, "-revision", "e2e", "-created", "1700000000")
+	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("making the agent's image: %w", err)
+	}
+	return filepath.Join(out, "gpuslice-agent-"+imageVersion+".tar"), nil
 }

@@ -83,7 +83,7 @@ func newRig(t *testing.T, spec string) *rig {
 	}
 	r.Kubelet, err = realkubelet.Start(t.Context(), realkubelet.Options{
 		Node: nodeName, Dir: r.file("node"), Cluster: c,
-		Kube: programs.Kube, Runtime: programs.Runtime, Pause: programs.Pause, Images: r.images(),
+		Kube: programs.Kube, Runtime: programs.Runtime, Pause: programs.Pause, Images: r.images(), Archives: []string{programs.Image},
 		DriverMounts: map[string]string{
 			driverInside: filepath.Dir(programs.LibNVML), gpusInside: r.file("gpus"), hostInside: r.file("host"), procInside: "/proc",
 		},
@@ -101,14 +101,25 @@ func newRig(t *testing.T, spec string) *rig {
 
 // asNVIDIA starts NVIDIA's plugin where it sees the driver's part of /proc at its own place, which no runtime can mount.
 const asNVIDIA = `#!/bin/sh
-exec /sandbox --bind=` + hostInside + `/proc/driver=/proc/driver -- /nvidia-device-plugin "$@"
+exec /sandbox --bind=` + hostInside + `/proc/driver=/proc/driver -- "/nvidia/${0##*/}" "$@"
+`
+
+// mpsAsNVIDIA starts NVIDIA's MPS control daemon in the same way. What its subcommand mount-shm does, which the program that is built here lacks, the
+// shell does.
+const mpsAsNVIDIA = `#!/bin/sh
+if test "$1" = mount-shm; then
+	mkdir -p /mps/shm && exec mount -t tmpfs -o rw,nosuid,nodev,noexec,size=65536k shm /mps/shm
+fi
+` + "exec /sandbox --bind=" + hostInside + `/proc/driver=/proc/driver -- /nvidia/mps-control-daemon "$@"
 `
 
 // images are those of the pods.
 func (r *rig) images() []realkubelet.Image {
 	r.t.Helper()
-	if err := os.WriteFile(r.file("as-nvidia"), []byte(asNVIDIA), 0o600); err != nil {
-		r.t.Fatal(err)
+	for name, script := range map[string]string{"as-nvidia": asNVIDIA, "mps-as-nvidia": mpsAsNVIDIA} {
+		if err := os.WriteFile(r.file(name), []byte(script), 0o600); err != nil {
+			r.t.Fatal(err)
+		}
 	}
 	return []realkubelet.Image{
 		{
@@ -117,8 +128,12 @@ func (r *rig) images() []realkubelet.Image {
 		{
 			Name: node.DevicePluginImage, Entrypoint: []string{"nvidia-device-plugin"},
 			Files: map[string]string{
-				"/usr/bin/nvidia-device-plugin": r.file("as-nvidia"), "/bin/sh": "/bin/sh", "/sandbox": programs.Sandbox,
-				"/nvidia-device-plugin": filepath.Join(programs.DevicePlugin, "nvidia-device-plugin"),
+				"/usr/bin/nvidia-device-plugin": r.file("as-nvidia"), "/usr/bin/gpu-feature-discovery": r.file("as-nvidia"),
+				"/usr/bin/mps-control-daemon": r.file("mps-as-nvidia"), "/usr/bin/nvidia-cuda-mps-control": programs.GPUSim, "/usr/bin/nvidia-smi": programs.GPUSim,
+				"/bin/sh": "/bin/sh", "/bin/sleep": "/bin/sleep", "/bin/mkdir": "/bin/mkdir", "/bin/mount": "/bin/mount", "/sandbox": programs.Sandbox,
+				"/nvidia/mps-control-daemon":    filepath.Join(programs.DevicePlugin, "mps-control-daemon"),
+				"/nvidia/nvidia-device-plugin":  filepath.Join(programs.DevicePlugin, "nvidia-device-plugin"),
+				"/nvidia/gpu-feature-discovery": filepath.Join(programs.DevicePlugin, "gpu-feature-discovery"),
 			},
 		},
 	}

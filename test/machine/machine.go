@@ -1,5 +1,5 @@
 // Package machine lets a program have a machine to itself: namespaces of its own for mounts, network, processes and IPC, with
-// one address on loopback and an empty /run, /var/lib and /var/log. When the program ends, however it ends, the kernel ends
+// one address on loopback, an empty /run, /var/lib and /var/log, and an /etc that nobody else sees written. When the program ends, however it ends, the kernel ends
 // everything that it has started, and with the namespaces go its mounts, links and addresses.
 //
 // It knows neither containers nor Kubernetes. What it cannot isolate are cgroups: the program gets one of its own, which is
@@ -9,6 +9,7 @@ package machine
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -175,6 +176,20 @@ func mounts() error {
 			return fmt.Errorf("mounting an empty %s: %w", dir, err)
 		}
 	}
+	return ownEtc()
+}
+
+// ownEtc lets programs of the machine write to /etc, and leaves the one of this machine as it is.
+func ownEtc() error {
+	const written, work = "/var/lib/.etc/written", "/var/lib/.etc/work"
+	for _, dir := range []string{written, work} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return fmt.Errorf("making the machine's /etc: %w", err)
+		}
+	}
+	if err := unix.Mount("overlay", "/etc", "overlay", 0, "lowerdir=/etc,upperdir="+written+",workdir="+work); err != nil {
+		return fmt.Errorf("mounting the machine's /etc: %w", err)
+	}
 	return nil
 }
 
@@ -193,15 +208,25 @@ func loopback() error {
 	if err := unix.IoctlIfreq(socket, unix.SIOCSIFFLAGS, up); err != nil {
 		return fmt.Errorf("bringing loopback up: %w", err)
 	}
-	alias, err := unix.NewIfreq("lo:1") // beside 127.0.0.1, which comes with "up"
+	return AddAddress("lo:1", netip.MustParseAddr(Address)) // beside 127.0.0.1, which comes with "up"
+}
+
+// AddAddress gives loopback another IPv4 address, under a name like "lo:2".
+func AddAddress(name string, address netip.Addr) error {
+	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return fmt.Errorf("setting up loopback: %w", err)
+		return fmt.Errorf("giving loopback the address %s: %w", address, err)
 	}
-	if err := alias.SetInet4Addr([]byte{10, 99, 0, 1}); err != nil {
-		return fmt.Errorf("setting up loopback: %w", err)
+	defer func() { _ = unix.Close(socket) }() // nothing is written to it
+	alias, err := unix.NewIfreq(name)
+	if err != nil {
+		return fmt.Errorf("giving loopback the address %s: %w", address, err)
+	}
+	if err := alias.SetInet4Addr(address.AsSlice()); err != nil {
+		return fmt.Errorf("giving loopback the address %s: %w", address, err)
 	}
 	if err := unix.IoctlIfreq(socket, unix.SIOCSIFADDR, alias); err != nil {
-		return fmt.Errorf("giving loopback the address %s: %w", Address, err)
+		return fmt.Errorf("giving loopback the address %s: %w", address, err)
 	}
 	return nil
 }

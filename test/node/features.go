@@ -23,16 +23,17 @@ import (
 // featurePeriod is between two looks at the files. Node feature discovery takes 60 s.
 const featurePeriod = 500 * time.Millisecond
 
-// features stand for node feature discovery: what GPU feature discovery writes into files becomes labels of the node. A label
+// Features stand for node feature discovery: what GPU feature discovery writes into files becomes labels of the node. A label
 // whose line is gone is taken away.
-type features struct {
+type Features struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 }
 
-func followFeatures(ctx context.Context, client kubernetes.Interface, node, dir string, log *zap.Logger) *features {
+// FollowFeatures publishes the files of the directory until Stop.
+func FollowFeatures(ctx context.Context, client kubernetes.Interface, node, dir string, log *zap.Logger) *Features {
 	ctx, cancel := context.WithCancel(ctx)
-	f := &features{cancel: cancel, done: make(chan struct{})}
+	f := &Features{cancel: cancel, done: make(chan struct{})}
 	go func() {
 		defer close(f.done)
 		period := time.NewTicker(featurePeriod)
@@ -52,7 +53,8 @@ func followFeatures(ctx context.Context, client kubernetes.Interface, node, dir 
 	return f
 }
 
-func (f *features) stop() {
+// Stop returns when nothing is published any more. What is on the node stays.
+func (f *Features) Stop() {
 	f.cancel()
 	<-f.done
 }

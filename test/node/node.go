@@ -115,7 +115,7 @@ type Node struct {
 	client   kubernetes.Interface
 	env      []string
 	kubelet  kubelet.Options
-	features *features
+	features *Features
 
 	kernelLog *kernelLog
 }
@@ -161,7 +161,7 @@ func Start(ctx context.Context, c *cluster.Cluster, o Options) (*Node, error) {
 	if err := n.startKubelet(ctx); err != nil {
 		return nil, err
 	}
-	n.features = followFeatures(ctx, n.client, n.Name, n.FeatureDir(), o.Log.Named("features"))
+	n.features = FollowFeatures(ctx, n.client, n.Name, n.FeatureDir(), o.Log.Named("features"))
 	return n, nil
 }
 
@@ -248,7 +248,7 @@ func (n *Node) started(pod *corev1.Pod, c *corev1.Container, pid int) {
 
 // Stop ends the node and its processes, and takes it out of the cluster.
 func (n *Node) Stop(ctx context.Context) error {
-	n.features.stop()
+	n.features.Stop()
 	n.Kubelet.Stop()
 	_ = n.kernelLog.pipe.Close() // nobody could react to it
 	if err := n.client.CoreV1().Nodes().Delete(ctx, n.Name, metav1.DeleteOptions{}); err != nil {

@@ -45,7 +45,7 @@ const (
 	pollEvery = 20 * time.Millisecond
 )
 
-// Options say which node it is. All but Labels, Images and the driver's are required.
+// Options say which node it is. All but Labels, Images, Archives and the driver's are required.
 type Options struct {
 	Node    string // name of the Node object
 	Dir     string // of logs and configuration
@@ -55,6 +55,8 @@ type Options struct {
 	Pause   string // cmd/pause, built without cgo
 	Labels  map[string]string
 	Images  []Image
+	// Archives are images in files, in OCI's layout or as docker save writes them.
+	Archives []string
 
 	// DriverMounts and DriverEnv are seen by every container: what a container runtime such as NVIDIA's adds.
 	DriverMounts map[string]string // directory or file of the machine by its path in the container
@@ -89,6 +91,11 @@ func Start(ctx context.Context, o Options) (*Kubelet, error) {
 	for _, image := range append(o.Images, Image{Name: pauseImage, Entrypoint: []string{"/pause"}, Files: map[string]string{"/pause": o.Pause}}) {
 		if err := k.importImage(ctx, image); err != nil {
 			return nil, errors.Join(fmt.Errorf("importing image %s: %w", image.Name, err), k.shutDown(ctx))
+		}
+	}
+	for _, archive := range o.Archives {
+		if _, err := k.ctr(ctx, "images", "import", archive); err != nil {
+			return nil, errors.Join(fmt.Errorf("importing the images of %s: %w", archive, err), k.shutDown(ctx))
 		}
 	}
 	if err := k.awaitReady(ctx); err != nil {
