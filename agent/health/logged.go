@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/agent/health/kernellog"
 	"github.com/gpuslice/gpuslice/drain/holders"
@@ -40,10 +41,11 @@ const (
 
 // culprit is whose process has made an error.
 type culprit struct {
-	known bool
-	ofPod bool
-	pod   holder // if ofPod
-	pid   int
+	known  bool
+	ofPod  bool
+	pod    holder    // if ofPod
+	unseen types.UID // of a pod that no pass had seen when the error was made
+	pid    int
 }
 
 // readKernelLog takes the Xids of the kernel's log until ctx ends.
@@ -108,8 +110,10 @@ func (m *Monitor) culprit(ctx context.Context, pid int, budget *lookupBudget) cu
 		return culprit{}
 	case pod != nil:
 		return culprit{known: true, ofPod: true, pod: holderOf(pod), pid: pid}
-	default: // a pod that no pass has seen yet is not known
-		return culprit{known: c.PodUID == "" && c.Container == "", pid: pid}
+	case c.PodUID != "": // it is none of those that a pass has seen on the GPU
+		return culprit{known: true, unseen: types.UID(c.PodUID), pid: pid}
+	default: // whose container it is is not known
+		return culprit{known: c.Container == "", pid: pid}
 	}
 }
 
@@ -203,9 +207,10 @@ type heldXid struct {
 	until time.Time
 }
 
-// hold keeps a program's error from being told until the kernel's log may have named its process. It is false if that would say no more.
+// hold keeps a program's error from being told until the kernel's log may have named its process. It is false if that cannot be. Where a pass has seen one
+// pod on the GPU, another may have begun since.
 func (m *Monitor) hold(now time.Time, r report) bool {
-	if !m.readsLog || !r.own() || r.o == nil || len(m.held) >= mostHeld || len(m.podsOf(r)) == 1 {
+	if !m.readsLog || !r.own() || r.o == nil || len(m.held) >= mostHeld {
 		return false
 	}
 	m.held = append(m.held, heldXid{r, now.Add(logLag)})

@@ -224,3 +224,30 @@ func TestTheKernelsLogIsReadAgainAndOnlyIfItMay(t *testing.T) {
 		}
 	})
 }
+
+// A pod on a shared GPU that makes an error before a pass has seen it: the one that was seen there has not made it.
+func TestAnErrorOfAPodThatNoPassHasSeenIsNotItsNeighbours(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, twoH200)
+		w.log = &kernelLog{lines: make(chan kernellog.Xid), of: map[int]holders.Owner{400: {PodUID: "new"}}}
+		w.holds("one", w.gpus.UUIDs()[0])
+		w.start()
+		w.within(5*time.Second, corev1.ConditionFalse, config.ReasonGPUsHealthy)
+		w.heard("")
+		for _, order := range [][]func(){
+			{func() { w.reports(31) }, func() { w.logs(31, 400) }},
+			{func() { w.logs(31, 400) }, func() { w.reports(31) }},
+		} {
+			for _, source := range order {
+				source()
+			}
+			w.passes(10 * time.Minute)
+			if heard := w.heard(string(config.ReasonApplicationXid)); len(heard) > 0 {
+				t.Errorf("heard: %q", heard)
+			}
+		}
+		if n := w.counted(31); n != 2 {
+			t.Errorf("counted %v Xids, want 2", n)
+		}
+	})
+}

@@ -103,6 +103,13 @@ func (m *Monitor) podsOf(r report) []holder {
 		return m.podsOn(r.g.UUID(), r.on())
 	case r.by.ofPod:
 		return []holder{r.by.pod}
+	case r.by.unseen != "": // a pass may have seen it meanwhile
+		for i := range m.lastPass.pods {
+			if pod := &m.lastPass.pods[i]; pod.UID == r.by.unseen {
+				return []holder{holderOf(pod)}
+			}
+		}
+		return nil
 	default:
 		return nil
 	}
