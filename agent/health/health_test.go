@@ -409,7 +409,7 @@ func TestEachStateHasItsReason(t *testing.T) {
 					w.stays(5*time.Minute, corev1.ConditionTrue) // which no reading undoes
 					return
 				}
-				w.within(70*time.Second, corev1.ConditionFalse)
+				w.within(15*time.Second, corev1.ConditionFalse)
 			})
 		})
 	}

@@ -31,8 +31,9 @@ import (
 const (
 	// deadline is what one look may take. All that changes often is one call a GPU, of less than a millisecond.
 	deadline = 3 * time.Second
-	// thoroughEvery and busEvery are how often what takes longer, or changes rarely, is looked at.
-	thoroughEvery, busEvery = time.Minute, 10 * time.Second
+	// thoroughEvery and busEvery are how often what takes longer, or changes rarely, is looked at; unwellEvery is how often the former while a GPU is
+	// not well, so that what mends is seen to be well in seconds.
+	thoroughEvery, busEvery, unwellEvery = time.Minute, 10 * time.Second, 4 * time.Second
 	// tellAgain is the least time between two writes, of the node or of the record.
 	tellAgain = time.Second
 	// recordEvery is how often the record is written for numbers that have changed and nothing else.
@@ -167,7 +168,7 @@ func (m *Monitor) poll(ctx context.Context) {
 			m.lookAtBus(ctx)
 			bus = now
 		}
-		deep := thorough.IsZero() || now.Sub(thorough) >= thoroughEvery
+		deep := thorough.IsZero() || now.Sub(thorough) >= m.thoroughAfter(now)
 		if m.lookAtGPUs(ctx, deep) && deep {
 			thorough = now
 		}
@@ -177,6 +178,15 @@ func (m *Monitor) poll(ctx context.Context) {
 		case <-m.lookNow:
 		}
 	}
+}
+
+func (m *Monitor) thoroughAfter(now time.Time) time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if v, known := m.node.Judge(now); known && v.Status == corev1.ConditionTrue {
+		return unwellEvery
+	}
+	return thoroughEvery
 }
 
 func (m *Monitor) lookAtBus(ctx context.Context) {

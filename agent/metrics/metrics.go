@@ -103,7 +103,8 @@ func New(c clock.PassiveClock) *Set {
 // Handler answers Prometheus. It makes few answers at a time, and lets other requests wait: if it refused them, a client that asks without
 // end would keep Prometheus out. It sends the answer when the next may begin, since a slow client may take long to read it.
 func (m *Set) Handler() http.Handler {
-	answer := promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
+	// A collector that fails does not take the metrics of the others with it.
+	answer := promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
 	turns := make(chan struct{}, mostScrapes)
 	inTurn := func(w http.ResponseWriter, r *http.Request) {
 		select {

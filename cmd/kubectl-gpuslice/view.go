@@ -168,26 +168,31 @@ func (v nodeView) missing() int {
 	return n
 }
 
+// cutAsNow are the GPUs as a diagnosis has them now, with what the status says: of their health, and of those that are missing.
+func cutAsNow(now []api.StatusGPU, said []gpuView) []gpuView {
+	var out []gpuView
+	for _, g := range now {
+		one := viewOfGPU(g)
+		for _, before := range said {
+			if before.UUID == one.UUID && one.Health == nil {
+				one.setHealth(before.Health)
+			}
+		}
+		out = append(out, one)
+	}
+	for _, before := range said {
+		if before.Missing && !slices.ContainsFunc(out, func(g gpuView) bool { return g.UUID == before.UUID }) {
+			out = append(out, before)
+		}
+	}
+	return out
+}
+
 // addDiagnosis adds the agent's present answer about the GPUs and their pods.
 func (v *nodeView) addDiagnosis(d *api.Diagnosis) {
 	v.Pods = podsView{Known: true}
 	if len(d.GPUs.Now) > 0 {
-		said := v.GPUs
-		v.GPUs = nil
-		for _, g := range d.GPUs.Now[:min(len(d.GPUs.Now), mostGPUs)] {
-			now := viewOfGPU(g)
-			for _, before := range said { // the status has the health of the GPUs, a diagnosis has not
-				if before.UUID == now.UUID && now.Health == nil {
-					now.setHealth(before.Health)
-				}
-			}
-			v.GPUs = append(v.GPUs, now)
-		}
-		for _, before := range said {
-			if before.Missing && !slices.ContainsFunc(v.GPUs, func(now gpuView) bool { return now.UUID == before.UUID }) {
-				v.GPUs = append(v.GPUs, before)
-			}
-		}
+		v.GPUs = cutAsNow(d.GPUs.Now[:min(len(d.GPUs.Now), mostGPUs)], v.GPUs)
 	}
 	for _, p := range d.Pods {
 		name := legible.Text(p.Namespace + "/" + p.Name)
