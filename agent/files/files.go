@@ -33,7 +33,7 @@ func (f *Files) maintenance(ctx context.Context, seen *state.Observed) error {
 		return err
 	})
 	seen.Pool.Pool = seen.Pool.File.For(seen.Node)
-	f.Turn.Observe(ctx, seen)
+	f.Turn.Observe(ctx, seen, f.Objects.AreFresh())
 	return nil
 }
 

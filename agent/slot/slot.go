@@ -12,6 +12,7 @@ import (
 	"github.com/google/uuid"
 	"go.uber.org/zap"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/fleet"
@@ -32,6 +33,19 @@ type Turn struct {
 	claim  string      // operation for which this process has taken a slot
 	full   *fleet.Full // the last reported reason why the node waits for a slot
 	fullAt time.Time   // when the agent has reported it
+	apart  resting     // the pool has nothing of this node, as this process has seen it last; zero if that is not known
+}
+
+// resting is a node in a pool that neither has a slot nor waits for one.
+type resting struct {
+	pool string
+	node types.UID
+}
+
+// slots are for whatever may change what the pool has of this node.
+func (t *Turn) slots() *fleet.Slots {
+	t.apart = resting{}
+	return t.Slots
 }
 
 // Claim returns the operation for which this process has taken a slot; empty if it has taken none.
@@ -40,7 +54,7 @@ func (t *Turn) Claim() string { return t.claim }
 // Forget drops what was computed from earlier times of the clock.
 func (t *Turn) Forget(time.Time) {
 	t.full = nil
-	t.Slots.Forget()
+	t.slots().Forget()
 }
 
 // slotNews is the least time between two reports of the nodes that are in the way: with hundreds of nodes that wait, each report of each
@@ -54,13 +68,24 @@ func (t *Turn) change(s state.Observed) fleet.Change {
 
 // Observe reads whether the node has a slot of its pool. If it cannot, it returns no error: a change needs a slot to begin, and Take will
 // return the error.
-func (t *Turn) Observe(ctx context.Context, seen *state.Observed) {
+//
+// Only the node's own agent gives it a slot or a place in the queue. So where it has had neither, the Lease is read again only for a look
+// that is to be fresh: a large pool at rest would cost the API server a request for whatever happens on any of its nodes.
+func (t *Turn) Observe(ctx context.Context, seen *state.Observed, fresh bool) {
 	if !seen.InLimitedPool() {
 		return
 	}
+	apart := resting{pool: seen.Pool.Name, node: seen.Node.UID}
+	if !fresh && t.apart == apart {
+		return
+	}
 	var err error
-	if seen.Pool.Slot, err = t.Slots.Look(ctx, seen.PoolOf(), t.change(*seen)); err != nil {
+	if seen.Pool.Slot, err = t.slots().Look(ctx, seen.PoolOf(), t.change(*seen)); err != nil {
 		t.Log.Warn("looking at the slots of the pool", zap.String("pool", seen.Pool.Name), zap.Error(err))
+		return
+	}
+	if seen.Pool.Slot == (fleet.State{}) && t.claim == "" {
+		t.apart = apart
 	}
 }
 
@@ -71,7 +96,7 @@ func (t *Turn) Renew(ctx context.Context, seen state.Observed) {
 	if !lost && !t.holds(seen) {
 		return
 	}
-	if err := t.Slots.Renew(ctx, seen.PoolOf(), t.change(seen)); err != nil {
+	if err := t.slots().Renew(ctx, seen.PoolOf(), t.change(seen)); err != nil {
 		t.Log.Warn("renewing the slot of the pool", zap.String("pool", seen.Pool.Name), zap.Error(err))
 	}
 }
@@ -113,7 +138,7 @@ func (t *Turn) Confirm(ctx context.Context, seen state.Observed, want state.Desi
 }
 
 func (t *Turn) ask(ctx context.Context, seen state.Observed, c fleet.Change) error {
-	err := t.Slots.Take(ctx, seen.PoolOf(), c)
+	err := t.slots().Take(ctx, seen.PoolOf(), c)
 	var full *fleet.Full
 	var paused *fleet.Paused
 	switch {
@@ -181,7 +206,7 @@ func (t *Turn) Return(ctx context.Context, seen state.Observed) error {
 	if !seen.InLimitedPool() || !seen.Pool.Slot.Held && !seen.Pool.Slot.Waiting {
 		return nil
 	}
-	if err := t.Slots.Leave(ctx, seen.PoolOf(), t.change(seen)); err != nil {
+	if err := t.slots().Leave(ctx, seen.PoolOf(), t.change(seen)); err != nil {
 		return err
 	}
 	t.claim = ""
@@ -196,7 +221,7 @@ func (t *Turn) End(ctx context.Context, seen state.Observed, want state.Desired)
 		t.Leave(ctx, seen)
 		return
 	}
-	if err := t.Slots.Release(ctx, seen.PoolOf(), t.change(seen)); err != nil {
+	if err := t.slots().Release(ctx, seen.PoolOf(), t.change(seen)); err != nil {
 		t.Log.Warn("giving the slot of the pool back", zap.String("pool", seen.Pool.Name), zap.Error(err))
 	}
 }
@@ -207,7 +232,7 @@ func (t *Turn) CountFailure(ctx context.Context, seen state.Observed, failure *a
 	if failure == nil || failure.Later || failure.Cancelled || !seen.InLimitedPool() {
 		return
 	}
-	if err := t.Slots.Fail(ctx, seen.PoolOf(), t.change(seen), string(failure.Reason)+": "+failure.Message); err != nil {
+	if err := t.slots().Fail(ctx, seen.PoolOf(), t.change(seen), string(failure.Reason)+": "+failure.Message); err != nil {
 		t.Log.Warn("telling the pool of a failure", zap.String("pool", seen.Pool.Name), zap.Error(err))
 	}
 }

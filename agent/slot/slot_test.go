@@ -1,0 +1,70 @@
+package slot_test
+
+import (
+	"testing"
+
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	testclock "k8s.io/utils/clock/testing"
+
+	"github.com/gpuslice/gpuslice/agent/fleet"
+	"github.com/gpuslice/gpuslice/agent/slot"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/steady"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// A pass that leads to nothing costs the API server no request, also in a pool with a limit.
+func TestTheLeaseOfThePoolIsReadAgainOnlyForWhatWantsASlot(t *testing.T) {
+	client := fake.NewClientset()
+	c := steady.New(testclock.NewFakeClock(metav1.Now().Time))
+	turn := &slot.Turn{Slots: &fleet.Slots{Client: client, Namespace: "gpuslice", Clock: c, Log: zap.NewNop()}, Namespace: "gpuslice", Clock: c, Log: zap.NewNop()}
+	file, err := config.ParseMaintenance([]byte("apiVersion: gpuslice.io/v1alpha1\nkind: Maintenance\nestimate: 1m\n" +
+		"pools: [{name: a, selector: pool=a, maxUnavailable: 1}, {name: b, selector: pool=b, maxUnavailable: 1}]\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	observed := func(pool string) state.Observed {
+		seen := state.Observed{Node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gpu-1", UID: "uid", Labels: map[string]string{"pool": pool}}}}
+		seen.Pool.File = file
+		seen.Pool.Pool = file.For(seen.Node)
+		return seen
+	}
+	look := func(pool string, fresh bool) (state.Observed, int) {
+		client.ClearActions()
+		seen := observed(pool)
+		turn.Observe(t.Context(), &seen, fresh)
+		return seen, len(client.Actions())
+	}
+	for i, step := range []struct {
+		pool  string
+		fresh bool
+		reads int
+	}{{"a", false, 1}, {"a", false, 0}, {"a", true, 1}, {"a", false, 0}, {"b", false, 1}, {"a", false, 1}, {"a", false, 0}} {
+		if _, reads := look(step.pool, step.fresh); reads != step.reads {
+			t.Errorf("look %d, %+v, sends %d requests", i, step, reads)
+		}
+	}
+	if _, err := client.CoreV1().Nodes().Create(t.Context(), observed("a").Node, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := turn.Take(t.Context(), observed("a"), state.Desired{}); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if seen, reads := look("a", false); reads != 1 || !seen.Pool.Slot.Held {
+			t.Errorf("with a slot, a look sends %d requests and finds %+v", reads, seen.Pool.Slot)
+		}
+	}
+	seen, _ := look("a", false)
+	if err := turn.Return(t.Context(), seen); err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []int{1, 0} {
+		if seen, reads := look("a", false); reads != want || seen.Pool.Slot.Held {
+			t.Errorf("look %d after the slot was returned sends %d requests and finds %+v", i, reads, seen.Pool.Slot)
+		}
+	}
+}
