@@ -100,6 +100,10 @@ demo: ## watch a node with eight simulated GPUs being repartitioned, on a real c
 bench: ## tables of figures: gpuslice beside NVIDIA's mig-parted, mig-manager and device plugin, on the same simulated GPUs (needs dbus-daemon)
 	go run ./test/bench $(BENCHFLAGS)
 
+.PHONY: bench-fleet
+bench-fleet: ## a table of figures: what fleets of agents ask of the API server (BENCHFLAGS='--nodes 100,300,1000' on a large machine)
+	go run ./test/bench/fleet $(BENCHFLAGS)
+
 # On a machine without NVIDIA's driver the GPUs are simulated, and the table says so.
 .PHONY: hardware
 hardware: ## try it on this machine's GPUs, of which nothing is changed; on simulated ones where there are none

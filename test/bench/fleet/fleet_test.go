@@ -1,0 +1,150 @@
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/test/cluster"
+)
+
+// The tally of this program is that of the API server's audit log, and nothing that does not concern a node makes its agent ask.
+func TestRequestsAreCountedAsTheAPIServerDoesAndIdleAgentsSendNone(t *testing.T) {
+	t.Parallel()
+	f, err := start(t.Context(), options{idle: 2 * time.Second, updates: 20, limit: "1", patience: time.Minute, log: t.Output()}, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stopped := false
+	t.Cleanup(func() {
+		if !stopped {
+			_ = f.stop() // the test has failed already
+		}
+	})
+	if err := f.begin(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.settle(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	before := f.tally.now()
+	for _, disturb := range []func() error{
+		func() error { return f.updatePods(t.Context()) },
+		func() error { return f.edit(unrelated, "key", "other")(t.Context()) },
+		func() error { return f.editUnused(t.Context()) },
+		func() error { return f.rest(t.Context()) }, // a pass would come by now
+	} {
+		if err := disturb(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if sent := f.tally.now().since(before); sent.sum(func(r request) bool { return !isWatch(r) }) > 0 {
+		t.Errorf("60 updates of pods, two edits and two seconds made the agents send %v", sent)
+	}
+	if err := f.await(t.Context(), "the former state", func(n *corev1.Node) bool { return reason(n) == config.ReasonNotRequested }); err != nil {
+		t.Error(err)
+	}
+	audited := counts{}
+	all, err := f.cluster.Requests(func(e cluster.AuditEvent) bool { return e.User == "system:serviceaccount:"+namespace+":"+account })
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range all {
+		audited[request{verb: e.Verb, resource: e.Resource, code: e.Code}]++
+	}
+	got := f.tally.now()
+	for _, c := range []counts{audited, got} {
+		for r := range c {
+			if isWatch(r) { // which is logged when it ends
+				delete(c, r)
+			}
+		}
+	}
+	if diff := cmp.Diff(audited, got, cmp.AllowUnexported(request{})); diff != "" || len(got) < 3 {
+		t.Errorf("requests (-audited +counted):\n%s", diff)
+	}
+	stopped = true
+	if err := f.stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestARequestIsToldByItsMethodAndPath(t *testing.T) {
+	for text, want := range map[string]request{
+		"GET /api/v1/nodes":   {verb: "list", resource: "nodes"},
+		"GET /api/v1/nodes/a": {verb: "get", resource: "nodes"},
+		"GET /api/v1/pods?fieldSelector=spec.nodeName%3Da&watch=1":    {verb: "watch", resource: "pods"},
+		"PATCH /api/v1/nodes/a/status":                                {verb: "patch", resource: "nodes/status"},
+		"POST /api/v1/namespaces/b/pods/c/eviction":                   {verb: "create", resource: "pods/eviction"},
+		"PUT /apis/coordination.k8s.io/v1/namespaces/b/leases/c":      {verb: "update", resource: "leases"},
+		"DELETE /api/v1/namespaces/b/pods/c":                          {verb: "delete", resource: "pods"},
+		"GET /api/v1/namespaces/b":                                    {verb: "get", resource: "namespaces"},
+		"POST /apis/authorization.k8s.io/v1/selfsubjectaccessreviews": {verb: "create", resource: "selfsubjectaccessreviews"},
+	} {
+		var method, path string
+		if _, err := fmt.Sscan(text, &method, &path); err != nil {
+			t.Fatal(err)
+		}
+		r, err := http.NewRequestWithContext(t.Context(), method, "https://api"+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := kindOf(r); got != want {
+			t.Errorf("%s is %v, want %v", text, got, want)
+		}
+	}
+}
+
+func TestLatencyIsReadFromTheAPIServersHistograms(t *testing.T) {
+	before, err := parseServed([]byte(`apiserver_request_total{code="200",verb="GET"} 10
+apiserver_request_duration_seconds_bucket{resource="nodes",verb="GET",le="0.1"} 10
+apiserver_request_duration_seconds_bucket{resource="nodes",verb="GET",le="0.2"} 10
+apiserver_request_duration_seconds_bucket{resource="nodes",verb="GET",le="+Inf"} 10
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	after, err := parseServed([]byte(`apiserver_request_total{code="200",verb="GET"} 60
+apiserver_request_total{code="200",verb="LIST"} 50
+apiserver_request_total{code="200",verb="WATCH"} 1000
+apiserver_request_duration_seconds_bucket{resource="nodes",verb="GET",le="0.1"} 60
+apiserver_request_duration_seconds_bucket{resource="nodes",verb="GET",le="0.2"} 60
+apiserver_request_duration_seconds_bucket{resource="nodes",verb="GET",le="+Inf"} 60
+apiserver_request_duration_seconds_bucket{resource="nodes",verb="LIST",le="0.1"} 0
+apiserver_request_duration_seconds_bucket{resource="nodes",verb="LIST",le="0.2"} 50
+apiserver_request_duration_seconds_bucket{resource="nodes",verb="LIST",le="+Inf"} 50
+apiserver_request_duration_seconds_bucket{resource="nodes",verb="WATCH",le="+Inf"} 1000
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := after.since(before)
+	if s.requests != 100 || s.quantile(0.75) != 150*time.Millisecond || s.quantile(0.25) != 50*time.Millisecond {
+		t.Errorf("%v requests, half of them up to 0.1 s and half up to 0.2 s; quarters at %s and %s", s.requests, s.quantile(0.25), s.quantile(0.75))
+	}
+}
+
+func TestTheTableTellsWhatAnAgentAsksFor(t *testing.T) {
+	of := func(nodes, gets, conflicts int) result {
+		return result{nodes: nodes, phases: []phase{{name: "a change", took: time.Second, agents: counts{
+			{verb: "get", resource: "nodes", code: 200}: gets, {verb: "update", resource: "leases", code: 409}: conflicts,
+		}}}}
+	}
+	const want = `| phase | nodes | reads | writes | watches | of Leases | Lease conflicts | all of the fleet | took | p99 |
+| --- | ---:| ---:| ---:| ---:| ---:| ---:| ---:| ---:| ---:|
+| a change | 10 | 2.00 | 0 | 0 | 0 | 0 | 20 | 1s | 0s |
+|  | 100 | 3.00 | 1.00 | 0 | 1.00 | 100 | 400 | 1s | 0s |
+
+| phase | requests of an agent, at 100 nodes to those at 10 | of 5000 agents, if it stays so |
+| --- | ---:| ---:|
+| a change | 2.00 times | 20000 |
+`
+	if diff := cmp.Diff(want, table([]result{of(10, 20, 0), of(100, 300, 100)})); diff != "" {
+		t.Errorf("table (-want +got):\n%s", diff)
+	}
+}

@@ -1,0 +1,75 @@
+// Command fleet measures what a fleet of agents costs the API server: real agents' loops in this process, each with its own token, on simulated
+// GPUs, against a real control plane. Kubelets and device plugins are stand-ins of this process.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := command().ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "error:", err)
+		os.Exit(1)
+	}
+}
+
+// options say how much is measured.
+type options struct {
+	nodes    []int
+	idle     time.Duration
+	updates  int // of a pod on each node
+	limit    string
+	patience time.Duration // of each wait
+	log      io.Writer
+}
+
+func command() *cobra.Command {
+	o := options{log: os.Stderr}
+	c := &cobra.Command{
+		Use:           "fleet",
+		Short:         "Measure what fleets of agents cost the API server",
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var results []result
+			for _, n := range o.nodes {
+				r, err := o.run(cmd.Context(), n)
+				if err != nil {
+					return fmt.Errorf("measuring %d nodes: %w", n, err)
+				}
+				results = append(results, r)
+			}
+			_, err := fmt.Fprint(os.Stdout, table(results))
+			return err
+		},
+	}
+	c.Flags().IntSliceVar(&o.nodes, "nodes", []int{30, 100}, "sizes of the fleets, one after the other")
+	c.Flags().DurationVar(&o.idle, "idle", time.Minute, "how long nothing happens")
+	c.Flags().IntVar(&o.updates, "updates", 100, "updates of a pod on each node")
+	c.Flags().StringVar(&o.limit, "max-unavailable", "10%", "limit of the pool, a number or a percentage")
+	c.Flags().DurationVar(&o.patience, "patience", 15*time.Minute, "how long each wait may take")
+	return c
+}
+
+// run measures a fleet of n nodes on a control plane of its own.
+func (o options) run(ctx context.Context, n int) (r result, err error) {
+	fmt.Fprintf(o.log, "%d nodes\n", n)
+	f, err := start(ctx, o, n)
+	if err != nil {
+		return result{}, err
+	}
+	defer func() { err = errors.Join(err, f.stop()) }()
+	return f.measure(ctx)
+}
