@@ -206,6 +206,9 @@ var chartSources = []chartSource{
 	{from: "policies/nodes.yaml", to: "policies.yaml", when: ".Values.policies.enabled"},
 	{from: "policies/pods.yaml", to: "policies.yaml", when: ".Values.policies.enabled"},
 	{from: "components/assign-by-right/policy.yaml", to: "assign-by-right.yaml", when: ".Values.assignByRight.enabled"},
+	{from: "components/flow-control/flow-control.yaml", to: "flow-control.yaml", when: ".Values.flowControl.enabled", edits: []edit{
+		{old: "            name: gpuslice-agent\n", new: "            name: {{ .Values.serviceAccount.name }}\n"},
+	}},
 	{from: "overlays/device-plugin/device-plugin.yaml", to: "device-plugin.yaml", when: ".Values.devicePlugin.enabled", edits: pluginEdits},
 	{from: "overlays/device-plugin/gpu-feature-discovery.yaml", to: "device-plugin.yaml", when: ".Values.devicePlugin.enabled", edits: pluginEdits},
 	{from: "overlays/device-plugin/mps-control-daemon.yaml", to: "device-plugin.yaml", when: ".Values.devicePlugin.enabled", edits: pluginEdits},

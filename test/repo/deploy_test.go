@@ -119,7 +119,7 @@ func the[T runtime.Object](t *testing.T, name string) T {
 }
 
 func TestManifestsDecodeStrictlyAndLieInOurNamespace(t *testing.T) {
-	clusterWide := []string{"Namespace", "ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+	clusterWide := []string{"Namespace", "ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "PriorityLevelConfiguration", "FlowSchema"}
 	for _, m := range manifests(t) {
 		want := namespace
 		switch {

@@ -228,18 +228,19 @@ var ways = map[string]struct {
 	components []string
 	settings   bool // the values change the settings, which people of kustomize write into the ConfigMap themselves
 }{
-	"the chart's own values":   {overlay: "base"},
-	"the GPU Operator":         {values: "gpuOperator: {enabled: true}", overlay: "overlays/gpu-operator"},
-	"OpenShift":                {values: "gpuOperator: {enabled: true, namespace: nvidia-gpu-operator}", apis: openShift, overlay: "overlays/openshift"},
-	"NVIDIA's device plugin":   {values: "devicePlugin: {enabled: true}", overlay: "overlays/device-plugin"},
-	"a runtime class":          {values: "devicePlugin: {enabled: true, runtimeClassName: nvidia}", overlay: "overlays/device-plugin", components: []string{"runtime-class"}},
-	"without policies":         {values: "policies: {enabled: false}", overlay: "base", components: []string{"without-policies"}},
-	"impersonation":            {kube: "v1.36.0", overlay: "base", components: []string{"impersonation"}},
-	"no policy, impersonation": {values: "policies: {enabled: false}", kube: "v1.37.1", overlay: "base", components: []string{"impersonation", "without-policies"}},
-	"assigning by right":       {values: "assignByRight: {enabled: true}", overlay: "base", components: []string{"assign-by-right"}},
-	"a Prometheus operator":    {values: "podMonitor: {enabled: true}\nprometheusRule: {enabled: true}\ndashboards: {enabled: true}", overlay: "base", components: []string{"prometheus"}},
-	"pods deleted in the end":  {values: "settings: {drain: {afterDeadline: delete}}", overlay: "base", components: []string{"delete-after-deadline"}, settings: true},
-	"a reboot by the sentinel": {values: "settings: {reboot: {policy: delegate}}", overlay: "base", components: []string{"reboot-sentinel"}, settings: true},
+	"the chart's own values":    {overlay: "base"},
+	"the GPU Operator":          {values: "gpuOperator: {enabled: true}", overlay: "overlays/gpu-operator"},
+	"OpenShift":                 {values: "gpuOperator: {enabled: true, namespace: nvidia-gpu-operator}", apis: openShift, overlay: "overlays/openshift"},
+	"NVIDIA's device plugin":    {values: "devicePlugin: {enabled: true}", overlay: "overlays/device-plugin"},
+	"a runtime class":           {values: "devicePlugin: {enabled: true, runtimeClassName: nvidia}", overlay: "overlays/device-plugin", components: []string{"runtime-class"}},
+	"without policies":          {values: "policies: {enabled: false}", overlay: "base", components: []string{"without-policies"}},
+	"impersonation":             {kube: "v1.36.0", overlay: "base", components: []string{"impersonation"}},
+	"no policy, impersonation":  {values: "policies: {enabled: false}", kube: "v1.37.1", overlay: "base", components: []string{"impersonation", "without-policies"}},
+	"assigning by right":        {values: "assignByRight: {enabled: true}", overlay: "base", components: []string{"assign-by-right"}},
+	"a share of the API server": {values: "flowControl: {enabled: true}", overlay: "base", components: []string{"flow-control"}},
+	"a Prometheus operator":     {values: "podMonitor: {enabled: true}\nprometheusRule: {enabled: true}\ndashboards: {enabled: true}", overlay: "base", components: []string{"prometheus"}},
+	"pods deleted in the end":   {values: "settings: {drain: {afterDeadline: delete}}", overlay: "base", components: []string{"delete-after-deadline"}, settings: true},
+	"a reboot by the sentinel":  {values: "settings: {reboot: {policy: delegate}}", overlay: "base", components: []string{"reboot-sentinel"}, settings: true},
 }
 
 func TestTheChartIsTheBaseObjectByObject(t *testing.T) {
@@ -292,6 +293,7 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		{"settings: {podAccess: policy}\npolicies: {enabled: false}", "", "policy takes policies.enabled"},
 		{"settings: {podAccess: any}", "", "/settings/podAccess"},
 		{"assignByRight: {enabled: true}\npolicies: {enabled: false}", "v1.29.14", "assignByRight.enabled"},
+		{"flowControl: {enabled: true}\npolicies: {enabled: false}", "v1.28.15", "flowControl.enabled"},
 		{"", "v1.27.16", "the chart is for Kubernetes >=1.28.0-0"},
 	} {
 		flags := []string{"-kube", cmp.Or(test.kube, "v1.37.1")}
