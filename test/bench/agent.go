@@ -17,9 +17,12 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
+// agentLog is the file with the agent's log in the directory of a run.
+const agentLog = "agent.log"
+
 // gpuslice is our agent, with its ordinary settings.
 func gpuslice(st *stage) contender {
-	return service{stage: st, plugin: operators, start: func(ctx context.Context, at *site) (*process, error) {
+	return service{stage: st, plugin: operators, log: agentLog, start: func(ctx context.Context, at *site) (*process, error) {
 		if err := at.configMap(ctx, "config.yaml", string(at.scenario.file())); err != nil {
 			return nil, err
 		}
@@ -33,7 +36,7 @@ func gpusliceSharing(st *stage) contender {
 		labels:    map[string]string{"nvidia.com/gpu.present": "true"},
 		namespace: agentNamespace, selector: "app.kubernetes.io/name=nvidia-device-plugin",
 	}
-	return service{stage: st, plugin: files, asks: byProfile, start: func(ctx context.Context, at *site) (*process, error) {
+	return service{stage: st, plugin: files, asks: byProfile, log: agentLog, start: func(ctx context.Context, at *site) (*process, error) {
 		profiles := fmt.Sprintf("apiVersion: %s\nkind: %s\nprofiles:\n  %s:\n    sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: %d}]}}\n",
 			config.ProfilesAPIVersion, config.ProfilesKind, wish, at.scenario.replicas)
 		if err := at.configMap(ctx, "profiles.yaml", profiles); err != nil {
@@ -92,7 +95,7 @@ func (at *site) startAgent(ctx context.Context, settings string) (*process, erro
 		"--state-dir", filepath.Join(at.Dir, "state"), "--lock", filepath.Join(at.Dir, "agent.lock"), "--pci-devices", at.PCIDevices(), "--kernel-log", at.KernelLog())
 	cmd.Env = append(os.Environ(), "GPUSIM_NODE="+at.GPUs.Dir(), "GPUSLICE_PLUGIN_CONFIG="+at.PluginConfig())
 	cmd.SysProcAttr = &syscall.SysProcAttr{}
-	p, err := launch(ctx, cmd, filepath.Join(at.Dir, "agent.log"), "")
+	p, err := launch(ctx, cmd, filepath.Join(at.Dir, agentLog), "")
 	if err != nil {
 		return nil, err
 	}

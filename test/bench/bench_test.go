@@ -1,8 +1,10 @@
 package main
 
 import (
+	"errors"
 	"maps"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -212,9 +214,9 @@ func TestTheTableShowsMediansAndEveryOutcome(t *testing.T) {
 	reset := func(n int) map[string]int { return map[string]int{gpusim.Reset: n, gpusim.SetMigMode: 10 * n} }
 	rows := []row{
 		{scenario{name: "first"}, program{name: "tool"}, []result{
-			{calls: reset(3), said: 9 * time.Second, noNode: true, outcome: "as asked"},
-			{calls: reset(1), said: 1 * time.Second, noNode: true, outcome: "as asked"},
-			{calls: reset(2), said: 2 * time.Second, noNode: true, outcome: "failed"},
+			{calls: reset(3), bound: 3 * time.Second, said: 9 * time.Second, noNode: true, outcome: "as asked"},
+			{calls: reset(1), bound: 200 * time.Millisecond, said: 1 * time.Second, noNode: true, outcome: "as asked"},
+			{calls: reset(2), bound: 700 * time.Millisecond, said: 2 * time.Second, noNode: true, outcome: "failed"},
 		}},
 		{scenario{name: "first"}, program{name: "agent"}, []result{
 			{ready: 500 * time.Millisecond, evicted: 4, outcome: "as asked", cost: cost{memory: 2049, cpu: 10 * time.Millisecond}},
@@ -223,13 +225,92 @@ func TestTheTableShowsMediansAndEveryOutcome(t *testing.T) {
 	}
 	got := tabulate(rows, true)
 	for _, line := range []string{
-		"| first | tool | 20 | 2 | 2.0 s |  |  |  |  | 2 times: as asked<br/>1 times: failed |",
-		"|  | agent | 0 | 0 |  | 0.5 s | 4 | 0 | 0 | as asked |", // it has said nothing,
+		"| first | tool | 20 | 2 | 0.7 s | 2.0 s | 1.3 s |  |  |  |  | 2 times: as asked<br/>1 times: failed |",
+		"|  | agent | 0 | 0 | 0.0 s |  |  | 0.5 s | 4 | 0 | 0 | as asked |", // it has said nothing,
 		"\nagent has taken at most 3 MiB of memory and 1.23 s of processor time.\n",
 	} {
 		if !strings.Contains(got, line) {
 			t.Errorf("the table has no line %q:\n%s", line, got)
 		}
+	}
+}
+
+// The bound is of the calls that a run has made: what the GPUs recorded, and what a call takes on them.
+func TestTheBoundIsWhatTheRecordedCallsTake(t *testing.T) {
+	node, err := gpusim.Create(t.TempDir(), gpusim.Spec{GPUs: []gpusim.GPUSpec{{Model: "H100-80GB", MIG: true}}, Delays: map[string]string{
+		gpusim.GpuInstanceDestroy: "30ms", gpusim.CreateGpuInstanceWithPlacement: "2ms", gpusim.CreateComputeInstanceWithPlacement: "3ms",
+		gpusim.CreateComputeInstance: "3ms", gpusim.ComputeInstanceDestroy: "5ms", gpusim.GetMigMode: "1ms",
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := node.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	whole, uuid := nvml.Placed{Profile: "7g.80gb", Span: nvml.Span{Size: 8}}, look(t, node)[0].UUID
+	if err := node.ForgetCalls(); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	for range 2 {
+		if err := errors.Join(node.Driver().Create(t.Context(), uuid, whole), node.Driver().Destroy(t.Context(), uuid, whole)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := result{said: time.Since(began)}
+	r.count(node)
+	if want := 80 * time.Millisecond; r.bound != want { // twice 2 + 3 + 5 + 30
+		t.Errorf("the bound of %v is %s, want %s", r.calls, r.bound, want)
+	}
+	if r.above() != r.said-r.bound || r.above() < 0 {
+		t.Errorf("%s is said to be above the bound, of %s", r.above(), r.said)
+	}
+	if silent := (result{bound: time.Second}).above(); silent != 0 {
+		t.Errorf("a program that says nothing is %s above its bound", silent)
+	}
+}
+
+// What the agent writes to its log is divided so that nothing is left over.
+func TestTheTimeOfAChangeIsDividedWithoutRest(t *testing.T) {
+	const log = `{"level":"info","ts":"2026-11-24T13:10:54.900Z","msg":"watching"}
+{"level":"info","ts":"2026-11-24T13:10:55.100Z","msg":"step done","step":"fence: journal, cordon, taint","took":"23.9ms"}
+{"level":"info","ts":"2026-11-24T13:10:56.500Z","msg":"step done","step":"GPU 0: destroy 1g.10gb@4","took":"1.1s"}
+{"level":"info","ts":"2026-11-24T13:10:56.600Z","msg":"telling","reason":"Repartitioning"}
+{"level":"info","ts":"2026-11-24T13:10:57.800Z","msg":"step done","step":"GPU 0: create 3g.40gb@4","took":"200ms"}
+{"level":"info","ts":"2026-11-24T13:10:58.000Z","msg":"step done","step":"resume device plugin","took":"9ms"}
+{"level":"info","ts":"2026-11-24T13:11:02.000Z","msg":"step done","step":"release: give the node back","took":"10ms"}
+`
+	file := filepath.Join(t.TempDir(), "agent.log")
+	if err := os.WriteFile(file, []byte(log), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	steps, err := stepsIn(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Date(2026, 11, 24, 13, 10, 55, 0, time.UTC)
+	r := result{bound: 1300 * time.Millisecond, ready: 4500 * time.Millisecond, said: 7 * time.Second}
+	got := divide(r, began, steps)
+	want := spent{drain: 400 * time.Millisecond, passes: 1100 * time.Millisecond, plugin: 1700 * time.Millisecond, proof: 2500 * time.Millisecond}
+	if got != want {
+		t.Errorf("divided into %+v, want %+v", got, want)
+	}
+	if sum := got.drain + r.bound + got.passes + got.plugin + got.proof; sum != r.said {
+		t.Errorf("the parts add up to %s, want %s", sum, r.said)
+	}
+	if got := divide(r, began, steps[:1]); got != (spent{}) {
+		t.Errorf("a change of nothing is divided into %+v", got)
+	}
+	shared := []step{{text: "set the device plugin's config: time-slicing of nvidia.com/gpu x 4", began: began.Add(time.Second), end: began.Add(2 * time.Second)}}
+	if got := divide(result{ready: 3 * time.Second, said: 5 * time.Second}, began, shared); got != (spent{drain: time.Second, plugin: 2 * time.Second, proof: 2 * time.Second}) {
+		t.Errorf("a change of the sharing is divided into %+v", got)
+	}
+	r.spent = got
+	table := tabulateSpent([]row{{scenario{name: "first"}, program{name: "gpuslice"}, []result{r}}, {scenario{name: "none"}, program{name: "other"}, []result{{}}}}, true)
+	if line := "| first | 0.40 s | 1.30 s | 1.10 s | 1.70 s | 2.50 s | 7.00 s |"; !strings.Contains(table, line) || strings.Contains(table, "none") {
+		t.Errorf("the table has no line %q, or others:\n%s", line, table)
 	}
 }
 

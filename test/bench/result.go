@@ -15,6 +15,7 @@ import (
 // result is what one run of one program in one scenario came to. Every figure in it was measured.
 type result struct {
 	calls  map[string]int // of functions of NVML that change something, those among them that failed
+	bound  time.Duration  // what these calls take, one after the other
 	said   time.Duration  // from the request until the program says that it is done, or has failed; 0 for one that says nothing
 	ready  time.Duration  // from the request until the node offers what the GPUs have, for good
 	noNode bool           // there is no cluster: ready and what follows have no meaning
@@ -24,6 +25,8 @@ type result struct {
 	plugins int // restarts of the device plugin
 
 	cost cost // of a program that watches the label; nothing is known of others
+
+	spent spent // of gpuslice alone
 
 	outcome string
 }
@@ -36,6 +39,29 @@ func (r result) mutations() int {
 		}
 	}
 	return n
+}
+
+// count takes over the calls that the GPUs have seen since they forgot those before, and what these take.
+func (r *result) count(gpus *gpusim.Node) {
+	r.calls = gpus.Calls()
+	r.bound = bound(r.calls, gpus.Delays())
+}
+
+// bound is the time of all calls. No program can be faster that makes these calls: the driver's kernel module has one lock for them, so those
+// about several GPUs are taken to be serial too.
+func bound(calls map[string]int, takes map[string]time.Duration) (sum time.Duration) {
+	for function, n := range calls {
+		sum += time.Duration(n) * takes[function]
+	}
+	return sum
+}
+
+// above is what the program took beyond its calls; 0 if it says nothing.
+func (r result) above() time.Duration {
+	if r.said == 0 {
+		return 0
+	}
+	return r.said - r.bound
 }
 
 // judge says in words what became of the GPUs. The word is what the program says itself: success, failed.

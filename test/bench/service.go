@@ -29,6 +29,8 @@ type service struct {
 	plugin deployment
 	// asks is how the change is asked for; by the label nvidia.com/mig.config if nil.
 	asks func(context.Context, *site) (ending, error)
+	// log is the name of gpuslice's log, by which its time is divided; empty for other programs.
+	log string
 	// start runs the program on the node. It returns when the program waits for the label. It is nil if the program comes with
 	// the device plugin; then nothing is known of its cost.
 	start func(context.Context, *site) (*process, error)
@@ -69,11 +71,17 @@ func (sv service) run(ctx context.Context, dir string, s scenario) (r result, er
 	if err != nil {
 		return r, err
 	}
+	began := time.Now()
 	if r, err = at.measure(ctx, asks); err != nil {
 		return r, err
 	}
 	after, err := costOf(p.pid)
 	r.cost = after.since(before)
+	if err != nil || sv.log == "" {
+		return r, err
+	}
+	steps, err := stepsIn(filepath.Join(at.Dir, sv.log))
+	r.spent = divide(r, began, steps)
 	return r, err
 }
 
@@ -116,7 +124,7 @@ func (at *site) measure(ctx context.Context, request func(context.Context) (endi
 	if err != nil {
 		return r, err
 	}
-	r.calls = at.GPUs.Calls()
+	r.count(at.GPUs)
 	after, err := at.count(ctx)
 	if err != nil {
 		return r, err

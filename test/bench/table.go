@@ -40,7 +40,10 @@ gpuslice     asks kubelet who holds what, cordons the node, evicts who holds wha
 
 calls     of NVML functions that change something, those among them that failed; without resets, which are nvidia-smi's
 resets    of GPUs, those among them that were refused; what the driver does by itself within a mode change is none
+bound     what these calls and resets take, one after the other: no program that makes them is faster, since the driver's kernel
+          module has one lock for them, and so those about several GPUs are taken to be serial (not measured on hardware)
 done      from the label, or the start of the command, until the program says that it is done or has failed
+above     done without bound
 capacity  from the label until the node offers what its GPUs have, for good; looked at from outside
 evicted   pods that held instances and left by the Eviction API
 ended     pods that held instances and ended in any other way
@@ -53,7 +56,7 @@ func tabulate(rows []row, markdown bool) string {
 	w := table.NewWriter()
 	w.SetStyle(table.StyleLight)
 	w.Style().Format.Header = text.FormatDefault
-	w.AppendHeader(table.Row{"scenario", "by", "calls", "resets", "done", "capacity", "evicted", "ended", "restarts", "outcome"})
+	w.AppendHeader(table.Row{"scenario", "by", "calls", "resets", "bound", "done", "above", "capacity", "evicted", "ended", "restarts", "outcome"})
 	last := ""
 	for _, r := range rows {
 		name := r.scenario.name
@@ -73,6 +76,45 @@ func tabulate(rows []row, markdown bool) string {
 		{Name: "outcome", WidthMax: 44, WidthMaxEnforcer: text.WrapSoft},
 	})
 	return w.Render() + "\n" + taken(rows) + notes
+}
+
+// spentNotes say how the second table is to be read.
+const spentNotes = `Where gpuslice's time went, by its log and by what the node offers:
+
+fence and drain    from the label until its first step that changes a GPU or the device plugin's config
+hardware           the calls: the bound
+passes             until the end of the last step that changes a GPU, without the calls: looks at the node between the steps
+plugin and kubelet until the node offers what its GPUs have
+proof              until gpuslice says that it is done: two looks that agree, two seconds apart, and the node is given back`
+
+// tabulateSpent renders where the time of gpuslice's changes went; it is empty if there were none.
+func tabulateSpent(rows []row, markdown bool) string {
+	w := table.NewWriter()
+	w.SetStyle(table.StyleLight)
+	w.Style().Format.Header = text.FormatDefault
+	w.AppendHeader(table.Row{"scenario", "fence and drain", "hardware", "passes", "plugin and kubelet", "proof", "done"})
+	for _, r := range rows {
+		if r.runs[0].spent == (spent{}) {
+			continue
+		}
+		of := func(part func(result) time.Duration) string {
+			return fmt.Sprintf("%.2f s", median(r.runs, part).Seconds())
+		}
+		w.AppendRow(table.Row{
+			r.scenario.name,
+			of(func(one result) time.Duration { return one.spent.drain }), of(func(one result) time.Duration { return one.bound }),
+			of(func(one result) time.Duration { return one.spent.passes }), of(func(one result) time.Duration { return one.spent.plugin }),
+			of(func(one result) time.Duration { return one.spent.proof }), of(func(one result) time.Duration { return one.said }),
+		})
+	}
+	switch {
+	case w.Length() == 0:
+		return ""
+	case markdown:
+		return w.RenderMarkdown() + "\n\n```text\n" + spentNotes + "\n```"
+	}
+	w.SetColumnConfigs([]table.ColumnConfig{{Name: "scenario", WidthMax: 34, WidthMaxEnforcer: text.WrapSoft}})
+	return w.Render() + "\n" + spentNotes
 }
 
 // taken says what each program that watches the label took at most in any of the runs.
@@ -104,7 +146,9 @@ func (r row) figures() table.Row {
 	out := table.Row{
 		median(r.runs, result.mutations),
 		median(r.runs, func(one result) int { return one.calls[gpusim.Reset] }),
+		seconds(median(r.runs, func(one result) time.Duration { return one.bound })),
 		secondsIfAny(median(r.runs, func(one result) time.Duration { return one.said })),
+		secondsIfAny(median(r.runs, result.above)),
 	}
 	if r.runs[0].noNode {
 		return append(out, "", "", "", "", outcomes(r.runs))

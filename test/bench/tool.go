@@ -45,7 +45,7 @@ func (t tool) run(ctx context.Context, dir string, s scenario) (r result, err er
 	if ctx.Err() != nil {
 		return r, ctx.Err()
 	}
-	r.calls = host.GPUs.Calls()
+	r.count(host.GPUs)
 	after, err := host.GPUs.Driver().Snapshot(ctx)
 	if err != nil {
 		return r, fmt.Errorf("looking at the GPUs after: %w", err)

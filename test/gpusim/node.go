@@ -299,6 +299,15 @@ func (n *Node) Calls() map[string]int {
 	return maps.Clone(st.Calls)
 }
 
+// Delays are how long each call of a function takes before it does anything, of functions that take a while.
+func (n *Node) Delays() map[string]time.Duration {
+	st, err := n.library.store.load()
+	if err != nil {
+		return nil
+	}
+	return maps.Clone(st.Delays)
+}
+
 // ForgetCalls sets all counts to 0.
 func (n *Node) ForgetCalls() error {
 	return n.update("forgetting calls", func(s *state) error {
