@@ -98,6 +98,7 @@ type Agent struct {
 	parts    part.All
 
 	hasLooked      bool // this process has observed the node once
+	hurries        bool // the pause after the last pass was cut short, since a user has asked for something else
 	changeUnderway bool // the last pass observed a change under way
 	driverReplaced bool // the driver is another one than this process has loaded
 }
@@ -126,6 +127,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		// Cancelling a step in its middle gains nothing: each step has a deadline, and the agent resumes after a restart anyway.
 		a.alive.Begin()
+		a.objects.ForgetWishes() // the pass sees those until now
 		next := a.pass(context.WithoutCancel(ctx))
 		a.alive.End(next)
 		a.metrics.Passed()
@@ -144,7 +146,7 @@ func (a *Agent) Run(ctx context.Context) error {
 const settleTime = time.Second
 
 // pauseAfterPass waits for settleTime, even if something wakes the loop meanwhile, and returns what is left of the rest. It delays neither
-// a change under way nor a retry that is due sooner.
+// a change under way nor a retry that is due sooner, and a user who asks for something else only the second time in a row.
 func (a *Agent) pauseAfterPass(ctx context.Context, rest time.Duration) time.Duration {
 	if a.changeUnderway || rest <= 0 {
 		return rest
@@ -152,9 +154,17 @@ func (a *Agent) pauseAfterPass(ctx context.Context, rest time.Duration) time.Dur
 	pause := min(rest, settleTime+rand.N(settleTime/4)) // the agents of many nodes must not ask the API server at once
 	timer := a.clock.NewTimer(pause)
 	defer timer.Stop()
+	asked := a.objects.Wishes()
+	if a.hurries {
+		asked = nil
+	}
+	a.hurries = false
 	select {
 	case <-ctx.Done():
 	case <-timer.C():
+	case <-asked:
+		a.hurries = true
+		return 0
 	}
 	return rest - pause
 }

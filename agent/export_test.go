@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/report"
@@ -48,6 +50,9 @@ func (a *Agent) NextStep(ctx context.Context) plan.Kind {
 	}
 	return steps[0].Kind
 }
+
+// Sees takes over another state of the node, as its watch does between two passes.
+func (a *Agent) Sees(before, after *corev1.Node) { a.objects.NoteWish(before, after) }
 
 // Settle waits as the loop does after a pass, before anything can wake it.
 func (a *Agent) Settle(ctx context.Context, rest time.Duration) time.Duration {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"go.uber.org/zap/zaptest"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/record"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/agent/podlist"
+	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -68,6 +70,37 @@ func TestADriverThatHangsWhenAskedForEventsDoesNotHoldUpTheLoop(t *testing.T) {
 	}
 	cancel()
 	<-ended
+}
+
+// A user who asks for something else waits for no pause of the agent, and nobody who does so again and again keeps the agent busy.
+func TestAnotherWishEndsThePauseAfterAPass(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "gpus: [{model: H100-80GB}]")
+		w.converge("all-1g.10gb")
+		pause := w.agent.Pass(t.Context())
+		before := w.node()
+		settles := func(change func(*corev1.Node)) time.Duration {
+			after := before.DeepCopy()
+			change(after)
+			w.agent.Sees(before, after)
+			began := time.Now()
+			w.agent.Settle(t.Context(), pause)
+			return time.Since(began)
+		}
+		relabelled := func(n *corev1.Node) { n.Labels[config.LabelMIGConfig] = "all-3g.40gb" }
+		if took := settles(func(n *corev1.Node) { n.Labels["team"] = "a" }); took < time.Second {
+			t.Errorf("a label of others ends the pause after %s", took)
+		}
+		if took := settles(relabelled); took > 0 {
+			t.Errorf("another wish waits for %s", took)
+		}
+		if took := settles(relabelled); took < time.Second {
+			t.Errorf("the second wish in a row waits for %s only", took)
+		}
+		if took := settles(relabelled); took > 0 {
+			t.Errorf("a wish after a pause waits for %s", took)
+		}
+	})
 }
 
 // TestPromise16ANodeAtRestIsLookedAtOnceASecondAtMost: each write to the node or to a pod wakes the agent.

@@ -8,6 +8,7 @@ package watched
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -43,13 +44,15 @@ type Objects struct {
 	pods       *kept
 	configMaps map[config.ConfigMapKey]*kept
 
+	wishes chan struct{} // has an element if a label of the node asks for something else than before
+
 	lock   sync.Mutex
 	newest *corev1.Node // the newest state that the agent has read or written
 }
 
 // New makes Objects without a watch: before Watch each look reads from the API server.
 func New(o Options) *Objects {
-	return &Objects{o: o, configMaps: map[config.ConfigMapKey]*kept{}}
+	return &Objects{o: o, configMaps: map[config.ConfigMapKey]*kept{}, wishes: make(chan struct{}, 1)}
 }
 
 // BeginLook begins a look: by what the watches have shown, or, after ReadAnew, by reading from the API server.
@@ -60,6 +63,34 @@ func (o *Objects) ReadAnew() { o.again = true }
 
 // AreFresh reports whether this look reads from the API server.
 func (o *Objects) AreFresh() bool { return o.anew }
+
+// Wishes gives an element when a label of the node asks for something else than before.
+func (o *Objects) Wishes() <-chan struct{} { return o.wishes }
+
+// ForgetWishes drops what Wishes would give.
+func (o *Objects) ForgetWishes() {
+	select {
+	case <-o.wishes:
+	default:
+	}
+}
+
+// NoteWish has Wishes give an element if the labels of both states of the node ask for different things. Objects that are no nodes ask for
+// nothing.
+func (o *Objects) NoteWish(before, after any) {
+	was, isNode := before.(*corev1.Node)
+	is, too := after.(*corev1.Node)
+	if !isNode || !too || !slices.ContainsFunc(wishLabels, func(label string) bool { return was.Labels[label] != is.Labels[label] }) {
+		return
+	}
+	select {
+	case o.wishes <- struct{}{}:
+	default: // nobody has seen the last one yet
+	}
+}
+
+// wishLabels are the labels by which users ask for something.
+var wishLabels = []string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig}
 
 // Node is the agent's node. It is at least as new as what the agent has read or written before.
 func (o *Objects) Node(ctx context.Context) (*corev1.Node, error) {

@@ -109,6 +109,49 @@ func TestOneLookReadsAnew(t *testing.T) {
 	}
 }
 
+func TestWishesAreWhatTheLabelsOfTheNodeAskFor(t *testing.T) {
+	t.Parallel()
+	o := watched.New(watched.Options{Node: "gpu-1", Client: fake.NewClientset(), Pods: &listed{}})
+	given := func() bool {
+		select {
+		case <-o.Wishes():
+			return true
+		default:
+			return false
+		}
+	}
+	a, b := node("1", map[string]string{"nvidia.com/mig.config": "all-1g.10gb"}), node("2", map[string]string{"nvidia.com/mig.config": "all-3g.40gb"})
+	for _, c := range []struct {
+		what          string
+		before, after any
+		wish          bool
+	}{
+		{"nothing", a, a, false},
+		{"another config", a, b, true},
+		{"no config", a, node("2", nil), true},
+		{"a profile", node("1", nil), node("2", map[string]string{"gpuslice.io/profile": "a"}), true},
+		{"a config of the device plugin", node("1", nil), node("2", map[string]string{"nvidia.com/device-plugin.config": "a"}), true},
+		{"a label of others", node("1", nil), node("2", map[string]string{"team": "a"}), false},
+		{"the agent's answer", node("1", nil), node("2", map[string]string{"nvidia.com/mig.config.state": "success"}), false},
+		{"a pod", &corev1.Pod{}, &corev1.Pod{}, false},
+	} {
+		o.NoteWish(c.before, c.after)
+		if got := given(); got != c.wish {
+			t.Errorf("%s: a wish is noted: %t, want %t", c.what, got, c.wish)
+		}
+	}
+	o.NoteWish(a, b)
+	o.NoteWish(b, a) // nobody has seen the first
+	if !given() || given() {
+		t.Error("two wishes before a look are not one")
+	}
+	o.NoteWish(a, b)
+	o.ForgetWishes()
+	if given() {
+		t.Error("a wish is not forgotten")
+	}
+}
+
 // A change wakes the loop only if the agent decides by it, and not if other programs write it again and again.
 func TestAChangeThatDecidesNothingWakesNoLoop(t *testing.T) {
 	t.Parallel()
