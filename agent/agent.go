@@ -127,7 +127,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		// Cancelling a step in its middle gains nothing: each step has a deadline, and the agent resumes after a restart anyway.
 		a.alive.Begin()
-		a.objects.ForgetWishes() // the pass sees those until now
+		if a.objects.TakeWish() { // there is something to do, for which the pass reads the API server anyway
+			a.objects.ReadAnew()
+		}
 		next := a.pass(context.WithoutCancel(ctx))
 		a.alive.End(next)
 		a.metrics.Passed()

@@ -48,12 +48,13 @@ type Plugin struct {
 	Clock     *steady.Clock
 	Log       *zap.Logger
 
-	notified map[types.UID]string // pods that got a SIGHUP, and a hash of the file at that time
-	unpicked unpicked             // configs that no label or setting names
+	toldFirst time.Time            // when other readers of the config than the plugin last got a SIGHUP before it
+	notified  map[types.UID]string // pods that got a SIGHUP, and a hash of the file at that time
+	unpicked  unpicked             // configs that no label or setting names
 }
 
 // Forget drops what depends on times that the clock gave.
-func (dp *Plugin) Forget(time.Time) { dp.unpicked = unpicked{} }
+func (dp *Plugin) Forget(time.Time) { dp.unpicked, dp.toldFirst = unpicked{}, time.Time{} }
 
 // Configs reads and writes config files of NVIDIA's device plugin.
 type Configs struct {

@@ -225,9 +225,12 @@ func (dp *Plugin) collectKey(ctx context.Context, seen state.Observed) {
 }
 
 // Reload makes the readers of the plugin's config file read it: by SIGHUP, or, if the method is another or a reader got no signal, by
-// restarting its pod.
+// restarting its pod. It is over when all have read it.
 func (dp *Plugin) Reload(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
-	untold := dp.unnotifiedReaders(seen.Plugin)
+	untold, wait := dp.tellFirst(ctx, seen, want, step, dp.unnotifiedReaders(seen.Plugin))
+	if len(untold) == 0 {
+		return wait
+	}
 	if seen.Plugin.Method == config.HandoverFile {
 		call, cancel := context.WithTimeout(ctx, dp.Settings.Timeouts.DriverCall)
 		defer cancel()
@@ -237,10 +240,13 @@ func (dp *Plugin) Reload(ctx context.Context, seen state.Observed, want state.De
 			dp.Log.Info("told to read the device plugin's config", zap.String("command", c.Command), zap.Int("pid", c.PID))
 		}
 		dp.noteNotified(call, seen.Plugin)
-		if err != nil || len(dp.unnotifiedReaders(seen.Plugin)) == 0 {
+		if err != nil {
 			return err
 		}
-		untold = dp.unnotifiedReaders(seen.Plugin)
+		still := dp.unnotifiedReaders(seen.Plugin)
+		if untold = slices.DeleteFunc(slices.Clone(untold), func(pod types.UID) bool { return !slices.Contains(still, pod) }); len(untold) == 0 {
+			return wait
+		}
 	}
 	var restarted []plan.Pod
 	for _, pod := range seen.Plugin.Readers {

@@ -67,11 +67,13 @@ func (o *Objects) AreFresh() bool { return o.anew }
 // Wishes gives an element when a label of the node asks for something else than before.
 func (o *Objects) Wishes() <-chan struct{} { return o.wishes }
 
-// ForgetWishes drops what Wishes would give.
-func (o *Objects) ForgetWishes() {
+// TakeWish takes what Wishes would give, and reports whether that is something.
+func (o *Objects) TakeWish() bool {
 	select {
 	case <-o.wishes:
+		return true
 	default:
+		return false
 	}
 }
 
