@@ -98,7 +98,6 @@ type Agent struct {
 	parts    part.All
 
 	hasLooked      bool // this process has observed the node once
-	hurries        bool // the pause after the last pass was cut short, since a user has asked for something else
 	changeUnderway bool // the last pass observed a change under way
 	driverReplaced bool // the driver is another one than this process has loaded
 }
@@ -127,9 +126,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		// Cancelling a step in its middle gains nothing: each step has a deadline, and the agent resumes after a restart anyway.
 		a.alive.Begin()
-		if a.objects.TakeWish() { // there is something to do, for which the pass reads the API server anyway
-			a.objects.ReadAnew()
-		}
+		a.objects.TakeWish()
 		next := a.pass(context.WithoutCancel(ctx))
 		a.alive.End(next)
 		a.metrics.Passed()
@@ -156,16 +153,7 @@ func (a *Agent) pauseAfterPass(ctx context.Context, rest time.Duration) time.Dur
 	pause := min(rest, settleTime+rand.N(settleTime/4)) // the agents of many nodes must not ask the API server at once
 	timer := a.clock.NewTimer(pause)
 	defer timer.Stop()
-	asked := a.objects.Wishes()
-	if a.hurries {
-		asked = nil
-	}
-	a.hurries = false
-	select {
-	case <-ctx.Done():
-	case <-timer.C():
-	case <-asked:
-		a.hurries = true
+	if a.objects.WishedBefore(ctx, timer.C()) {
 		return 0
 	}
 	return rest - pause

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -44,7 +45,8 @@ type Objects struct {
 	pods       *kept
 	configMaps map[config.ConfigMapKey]*kept
 
-	wishes chan struct{} // has an element if a label of the node asks for something else than before
+	wishes  chan struct{} // has an element if a label of the node asks for something else than before
+	hurried bool          // WishedBefore has reported a wish the last time
 
 	lock   sync.Mutex
 	newest *corev1.Node // the newest state that the agent has read or written
@@ -64,20 +66,34 @@ func (o *Objects) ReadAnew() { o.again = true }
 // AreFresh reports whether this look reads from the API server.
 func (o *Objects) AreFresh() bool { return o.anew }
 
-// Wishes gives an element when a label of the node asks for something else than before.
-func (o *Objects) Wishes() <-chan struct{} { return o.wishes }
+// WishedBefore waits until the labels of the node ask for something else, and reports whether they did before the end of the pause or ctx.
+// If it has reported that the last time, it waits for the end, so that nobody keeps the loop busy by labels.
+func (o *Objects) WishedBefore(ctx context.Context, end <-chan time.Time) bool {
+	wishes := o.wishes
+	if o.hurried {
+		wishes = nil
+	}
+	o.hurried = false
+	select {
+	case <-ctx.Done():
+	case <-end:
+	case <-wishes:
+		o.hurried, o.again = true, true
+	}
+	return o.hurried
+}
 
-// TakeWish takes what Wishes would give, and reports whether that is something.
-func (o *Objects) TakeWish() bool {
+// TakeWish begins a pass, which sees what the labels ask for until now. If that is something else than before, there is most likely something
+// to do, for which the pass has to read the API server.
+func (o *Objects) TakeWish() {
 	select {
 	case <-o.wishes:
-		return true
+		o.again = true
 	default:
-		return false
 	}
 }
 
-// NoteWish has Wishes give an element if the labels of both states of the node ask for different things. Objects that are no nodes ask for
+// NoteWish notes a wish if the labels of both states of the node ask for different things. Objects that are no nodes ask for
 // nothing.
 func (o *Objects) NoteWish(before, after any) {
 	was, isNode := before.(*corev1.Node)
