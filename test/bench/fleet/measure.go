@@ -74,7 +74,7 @@ func (f *fleet) measure(ctx context.Context) (result, error) {
 		}
 		measured.server = after.since(server)
 		r.phases = append(r.phases, measured)
-		fmt.Fprintf(f.log, "%s: %s\n", p.name, measured.took.Round(100*time.Millisecond))
+		fmt.Fprintf(f.log, "%s: %s\n%s", p.name, measured.took.Round(100*time.Millisecond), measured.agents)
 		if err := f.settle(ctx); err != nil { // what is left of it belongs to no phase
 			return result{}, err
 		}

@@ -1,8 +1,11 @@
 package main
 
 import (
+	"cmp"
+	"fmt"
 	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 )
@@ -31,6 +34,18 @@ func (c counts) sum(match func(request) bool) int {
 		}
 	}
 	return n
+}
+
+// String has a line for each kind, the most frequent first.
+func (c counts) String() string {
+	kinds := slices.SortedFunc(maps.Keys(c), func(a, b request) int {
+		return cmp.Or(c[b]-c[a], strings.Compare(a.resource, b.resource), strings.Compare(a.verb, b.verb), a.code-b.code)
+	})
+	var out strings.Builder
+	for _, r := range kinds {
+		fmt.Fprintf(&out, "%8d  %s %s: %d\n", c[r], r.verb, r.resource, r.code)
+	}
+	return out.String()
 }
 
 // since are the requests that were not there before.
