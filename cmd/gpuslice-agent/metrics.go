@@ -41,6 +41,10 @@ func (o *options) serve(ctx context.Context, metrics http.Handler, log *zap.Logg
 	log.Info("serving metrics", zap.Stringer("address", listener.Addr()), zap.Bool("secure", o.metricsSecure))
 	mux := http.NewServeMux()
 	mux.Handle("GET "+admit.Path, metrics)
+	if o.alive != nil {
+		mux.HandleFunc("GET /healthz", answer(func() bool { return o.alive.State().Alive }))
+		mux.HandleFunc("GET /readyz", answer(func() bool { return o.alive.State().Ready }))
+	}
 	server := &http.Server{
 		Handler: mux, ReadHeaderTimeout: readTime, ReadTimeout: readTime, WriteTimeout: writeTime, IdleTimeout: readTime, MaxHeaderBytes: longestHeader,
 	}
@@ -54,6 +58,17 @@ func (o *options) serve(ctx context.Context, metrics http.Handler, log *zap.Logg
 			log.Error("metrics are served no more", zap.Error(err))
 		}
 	}()
+}
+
+// answer serves whether the agent is well to monitors, in one word: anyone who reaches the port may ask. Kubelet asks by the command health.
+func answer(well func() bool) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		if !well() {
+			http.Error(w, "not ok", http.StatusServiceUnavailable)
+			return
+		}
+		_, _ = w.Write([]byte("ok\n")) // who does not wait for it asks again
+	}
 }
 
 // listen opens the port: in plain text on loopback, or with TLS, for clients that the API server lets read metrics.

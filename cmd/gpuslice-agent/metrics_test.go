@@ -1,16 +1,19 @@
 package main
 
 import (
+	"fmt"
 	"net"
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 	"k8s.io/utils/clock"
 
+	"github.com/gpuslice/gpuslice/agent/alive"
 	"github.com/gpuslice/gpuslice/agent/metrics"
 )
 
@@ -44,4 +47,36 @@ func TestAnAddressThatIsTakenStopsNoAgent(t *testing.T) {
 	if all := logged.All(); len(all) != 1 {
 		t.Errorf("without an address, logged: %v", all[1:])
 	}
+}
+
+// A monitor is told in one word whether the loop goes on, and whether a pass has ended.
+func TestMonitorsAreToldWhetherTheLoopGoesOn(t *testing.T) {
+	core, logged := observer.New(zapcore.InfoLevel)
+	o := options{metricsAddress: "127.0.0.1:0", alive: alive.New(time.Nanosecond, zap.NewNop())}
+	o.serve(t.Context(), http.NotFoundHandler(), zap.New(core))
+	ask := func(page string) int {
+		t.Helper()
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, fmt.Sprint("http://", logged.All()[0].ContextMap()["address"], page), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response, err := http.DefaultClient.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer response.Body.Close()
+		return response.StatusCode
+	}
+	is := func(when string, healthy, ready int) {
+		t.Helper()
+		if h, r := ask("/healthz"), ask("/readyz"); h != healthy || r != ready {
+			t.Errorf("%s /healthz is %d and /readyz %d, want %d and %d", when, h, r, healthy, ready)
+		}
+	}
+	is("before the first pass", http.StatusOK, http.StatusServiceUnavailable)
+	o.alive.Begin()
+	o.alive.End(time.Hour)
+	is("after a pass", http.StatusOK, http.StatusOK)
+	o.alive.Begin() // which has a nanosecond
+	is("in a pass that hangs", http.StatusServiceUnavailable, http.StatusServiceUnavailable)
 }
