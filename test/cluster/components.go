@@ -56,6 +56,9 @@ func (c *Cluster) etcd(port int) component {
 		"--listen-peer-urls="+peer,
 		"--initial-advertise-peer-urls="+peer,
 		"--initial-cluster=etcd="+peer,
+		// It gives a request up after 5 s and two of these times, in which another member might be elected; there is none, and the machine may be busy.
+		"--heartbeat-interval=500",
+		"--election-timeout=5000",
 		"--socket-reuse-port",
 		"--log-level=warn",
 	)

@@ -128,7 +128,7 @@ func TestPromise16PodsFullOfTextTakeNoMemory(t *testing.T) {
 				}
 			})
 			text := strings.Repeat("x", 1<<20)
-			for i := range long.Size(150, 40) {
+			for i := range long.Size(100, 40) {
 				spec := r.podSpec(nil)
 				spec.NodeName, spec.NodeSelector = r.Name, nil
 				spec.Containers[0].Env = []corev1.EnvVar{{Name: "TEXT", Value: text}}
