@@ -49,6 +49,16 @@ func TestRequestsAreCountedAsTheAPIServerDoesAndIdleAgentsSendNone(t *testing.T)
 	if err := f.await(t.Context(), "the former state", func(n *corev1.Node) bool { return reason(n) == config.ReasonNotRequested }); err != nil {
 		t.Error(err)
 	}
+	asAudited(t, f)
+	stopped = true
+	if err := f.stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+// asAudited compares the tally with the API server's audit log, watches aside.
+func asAudited(t *testing.T, f *fleet) {
+	t.Helper()
 	audited := counts{}
 	all, err := f.cluster.Requests(func(e cluster.AuditEvent) bool { return e.User == "system:serviceaccount:"+namespace+":"+account })
 	if err != nil {
@@ -67,10 +77,6 @@ func TestRequestsAreCountedAsTheAPIServerDoesAndIdleAgentsSendNone(t *testing.T)
 	}
 	if diff := cmp.Diff(audited, got, cmp.AllowUnexported(request{})); diff != "" || len(got) < 3 {
 		t.Errorf("requests (-audited +counted):\n%s", diff)
-	}
-	stopped = true
-	if err := f.stop(); err != nil {
-		t.Error(err)
 	}
 }
 
