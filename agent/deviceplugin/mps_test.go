@@ -48,6 +48,7 @@ type host struct {
 
 // newHost has a plugin and GPU feature discovery that began a minute before the file was written.
 func newHost(t *testing.T) *host {
+	t.Helper()
 	h := &host{t: t, table: t.TempDir(), clock: clocktesting.NewFakeClock(time.Date(2026, 5, 4, 12, 0, 0, 0, time.UTC))}
 	settings, clock := config.Default(), steady.New(h.clock)
 	file := filepath.Join(t.TempDir(), "config.yaml")

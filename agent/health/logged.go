@@ -111,7 +111,7 @@ func (m *Monitor) culprit(ctx context.Context, pid int, budget *lookupBudget) cu
 	case pod != nil:
 		return culprit{known: true, ofPod: true, pod: holderOf(pod), pid: pid}
 	case c.PodUID != "": // it is none of those that a pass has seen on the GPU
-		return culprit{known: true, unseen: types.UID(c.PodUID), pid: pid}
+		return culprit{known: true, unseen: c.PodUID, pid: pid}
 	default: // whose container it is is not known
 		return culprit{known: c.Container == "", pid: pid}
 	}

@@ -36,7 +36,7 @@ func stepsIn(log string) (steps []step, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the agent's log: %w", err)
 	}
-	defer file.Close() //nolint:errcheck // it was only read
+	defer file.Close()
 	lines := bufio.NewScanner(file)
 	for lines.Scan() {
 		var line struct {

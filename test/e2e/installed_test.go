@@ -72,7 +72,7 @@ func (i *installed) installDriver() {
 		err = os.MkdirAll(driverDir+"/usr/lib64", 0o755)
 	}
 	if err == nil {
-		err = os.WriteFile(driverDir+"/usr/lib64/libnvidia-ml.so.1", library, 0o755) //nolint:gosec // a library is for all
+		err = os.WriteFile(driverDir+"/usr/lib64/libnvidia-ml.so.1", library, 0o755)
 	}
 	if err != nil {
 		i.t.Fatal(err)

@@ -59,15 +59,7 @@ func TestRequestsAreCountedAsTheAPIServerDoesAndIdleAgentsSendNone(t *testing.T)
 // asAudited compares the tally with the API server's audit log, watches aside.
 func asAudited(t *testing.T, f *fleet) {
 	t.Helper()
-	audited := counts{}
-	all, err := f.cluster.Requests(func(e cluster.AuditEvent) bool { return e.User == "system:serviceaccount:"+namespace+":"+account })
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, e := range all {
-		audited[request{verb: e.Verb, resource: e.Resource, code: e.Code}]++
-	}
-	got := f.tally.now()
+	audited, got := f.audited(t), f.tally.now()
 	for _, c := range []counts{audited, got} {
 		for r := range c {
 			if isWatch(r) { // which is logged when it ends
@@ -78,6 +70,20 @@ func asAudited(t *testing.T, f *fleet) {
 	if diff := cmp.Diff(audited, got, cmp.AllowUnexported(request{})); diff != "" || len(got) < 3 {
 		t.Errorf("requests (-audited +counted):\n%s", diff)
 	}
+}
+
+// audited are the agents' requests by the API server's audit log.
+func (f *fleet) audited(t *testing.T) counts {
+	t.Helper()
+	all, err := f.cluster.Requests(func(e cluster.AuditEvent) bool { return e.User == "system:serviceaccount:"+namespace+":"+account })
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := counts{}
+	for _, e := range all {
+		out[request{verb: e.Verb, resource: e.Resource, code: e.Code}]++
+	}
+	return out
 }
 
 func TestARequestIsToldByItsMethodAndPath(t *testing.T) {
