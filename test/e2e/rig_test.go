@@ -161,6 +161,14 @@ func (r *rig) end() {
 			r.t.Error(err)
 		}
 	}
+	for _, left := range []string{"/var/lib/gpuslice", "/run/gpuslice", "/run/nvidia"} { // by pods with folders of the host
+		if err := unmountBelow(left); err != nil {
+			r.t.Error(err)
+		}
+		if err := os.RemoveAll(left); err != nil {
+			r.t.Error(err)
+		}
+	}
 	if r.t.Failed() {
 		r.t.Logf("the logs of the node are in %s", r.dir)
 		return
@@ -168,6 +176,22 @@ func (r *rig) end() {
 	if err := os.RemoveAll(r.dir); err != nil {
 		r.t.Error(err)
 	}
+}
+
+// unmountBelow unmounts what is mounted in the directory, as the MPS control daemon's pod does.
+func unmountBelow(dir string) error {
+	text, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(text)) {
+		if fields := strings.Fields(line); len(fields) > 1 && strings.HasPrefix(fields[1], dir+"/") {
+			if err := syscall.Unmount(fields[1], syscall.MNT_DETACH); err != nil {
+				return fmt.Errorf("unmounting %s: %w", fields[1], err)
+			}
+		}
+	}
+	return nil
 }
 
 // await looks until the goal is reached, and the node and its kubelet say the same.
