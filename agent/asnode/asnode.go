@@ -38,7 +38,7 @@ type Options struct {
 type Sender struct {
 	o Options
 
-	turn  chan struct{} // holds one value while nobody has the fields below
+	turn  chan struct{} // holds one value while no goroutine has the fields below
 	known bool          // the API server has answered
 	open  bool          // and lets the agent ask in the name of its node
 	since time.Time     // of that answer

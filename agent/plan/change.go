@@ -142,7 +142,7 @@ func reset(gpu nvml.GPU) []Step {
 	return append(steps, Step{Kind: Reset, GPU: gpu.UUID, Index: gpu.Index})
 }
 
-// healed resets a GPU that is not well, and brings it to its target from what the reset leaves. All of it goes, with whoever has any of it.
+// healed resets a GPU that is not well, and brings it to its target from what the reset leaves. All of it goes, and so does each pod that has any of it.
 func (seen Observed) healed(gpu nvml.GPU, target Target) (change, error) {
 	after := withPending(Step{}, gpu)
 	after.Persistent = false

@@ -15,33 +15,33 @@ import (
 // time after that. A plugin that was starting while the driver was loaded anew has been seen never to offer a GPU again.
 var withheldFor = [...]time.Duration{time.Minute, 10 * time.Minute, time.Hour}
 
-// calmDown is how long no GPU has to be withheld until the next time counts as the first.
-const calmDown = time.Hour
+// forgetAfter is how long no GPU has to be withheld until the next time counts as the first.
+const forgetAfter = time.Hour
 
 // withheld is since when, and how often, the device plugin has taken a GPU for unhealthy that is well.
 type withheld struct {
-	since  time.Time // zero while it takes none for unhealthy
-	was    time.Time // when it was last so for too long; a plugin that began before is to be restarted
-	times  int       // how often it was so for too long
-	lastly time.Time // when a GPU was last withheld
+	since         time.Time // zero while it takes none for unhealthy
+	restartBefore time.Time // when a GPU was last withheld for too long: a plugin that began before is to be restarted
+	times         int       // how often a GPU was withheld for too long
+	lastSeen      time.Time // when a GPU was last withheld
 }
 
 // follow takes over whether the device plugin withholds a GPU that is well. In the middle of a change it offers what it can see, and is restarted
 // anyway.
 func (w *withheld) follow(seen state.Observed, now time.Time) {
-	if now.Sub(w.lastly) >= calmDown {
+	if now.Sub(w.lastSeen) >= forgetAfter {
 		w.times = 0
 	}
 	if seen.Journal != nil || seen.Kubelet.Err != nil || !takesDevicesForUnhealthy(seen.Node) || !withholdsWell(seen) {
 		w.since = time.Time{}
 		return
 	}
-	w.lastly = now
+	w.lastSeen = now
 	if w.since.IsZero() {
 		w.since = now
 	}
 	if now.Sub(w.since) >= withheldFor[min(w.times, len(withheldFor)-1)] {
-		w.was, w.since = now, now
+		w.restartBefore, w.since = now, now
 		w.times++
 	}
 }
@@ -49,8 +49,8 @@ func (w *withheld) follow(seen state.Observed, now time.Time) {
 // addTo adds to the look at the node that a plugin is to be restarted which began before it was last found to withhold GPUs.
 func (w *withheld) addTo(seen *state.Observed) {
 	for gpu, trouble := range seen.Recovered {
-		if w.was.After(trouble) {
-			seen.Recovered[gpu] = w.was
+		if w.restartBefore.After(trouble) {
+			seen.Recovered[gpu] = w.restartBefore
 		}
 	}
 }

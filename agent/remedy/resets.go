@@ -43,7 +43,7 @@ func (r *Resets) Sick(node *corev1.Node, underway bool) (plan.Sick, error) {
 	return sick, nil
 }
 
-// NoteFailed notes which GPUs are not reset because the change is given up, so that nobody has to leave for them again and again. What a label asks for
+// NoteFailed notes which GPUs are not reset because the change is given up, so that pods do not have to leave for them again and again. What a label asks for
 // has not failed by that.
 func (r *Resets) NoteFailed(steps []plan.Step, failure *api.Failure) {
 	if failure.Later {

@@ -67,7 +67,7 @@ func (o *Objects) ReadAnew() { o.again = true }
 func (o *Objects) AreFresh() bool { return o.anew }
 
 // WishedBefore waits until the labels of the node ask for something else, and reports whether they did before the end of the pause or ctx.
-// If it has reported that the last time, it waits for the end, so that nobody keeps the loop busy by labels.
+// If it has reported that the last time, it waits for the end, so that a user does not keep the loop busy by labels.
 func (o *Objects) WishedBefore(ctx context.Context, end <-chan time.Time) bool {
 	wishes := o.wishes
 	if o.hurried {
@@ -103,7 +103,7 @@ func (o *Objects) NoteWish(before, after any) {
 	}
 	select {
 	case o.wishes <- struct{}{}:
-	default: // nobody has seen the last one yet
+	default: // the loop has not seen the last one yet
 	}
 }
 

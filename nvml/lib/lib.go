@@ -84,7 +84,7 @@ func (d *Driver) Release(ctx context.Context) error {
 	})
 }
 
-// letGo closes the library, for the holder of the slot. It returns when nobody has it open any more.
+// letGo closes the library, for the holder of the slot. It returns when no call has it open any more.
 func (d *Driver) letGo() {
 	d.waits.Wait() // at most as long as one wait lasts
 	if d.session != nil {

@@ -212,7 +212,7 @@ func (g *GPU) recall(was gpuRecord) {
 }
 
 // LimitTimes takes what was noted after now, by a clock that was ahead then, for something of now. It would hold until that time comes otherwise:
-// nobody could acknowledge it, and it would never settle.
+// a person could not acknowledge it, and it would never settle.
 func (n *Node) LimitTimes(now time.Time) {
 	limit := func(times ...*time.Time) {
 		for _, t := range times {
