@@ -50,11 +50,14 @@ type Plugin struct {
 
 	toldFirst time.Time            // when other readers of the config than the plugin last got a SIGHUP before it
 	notified  map[types.UID]string // pods that got a SIGHUP, and a hash of the file at that time
+	early     early                // a plugin that has read of MPS too early
 	unpicked  unpicked             // configs that no label or setting names
 }
 
 // Forget drops what depends on times that the clock gave.
-func (dp *Plugin) Forget(time.Time) { dp.unpicked, dp.toldFirst = unpicked{}, time.Time{} }
+func (dp *Plugin) Forget(time.Time) {
+	dp.unpicked, dp.early, dp.toldFirst = unpicked{}, early{}, time.Time{}
+}
 
 // Configs reads and writes config files of NVIDIA's device plugin.
 type Configs struct {
@@ -78,6 +81,7 @@ func (dp *Plugin) Observe(ctx context.Context, seen *state.Observed) {
 	case "", config.HandoverAuto: // method never returns HandoverAuto
 		p.ParseErr = errors.New(p.NoMethod)
 	}
+	dp.observeEarly(ctx, seen)
 }
 
 // method returns how the plugin gets its config: as the settings say, or by the volumes and containers of its pod. While the agent keeps the

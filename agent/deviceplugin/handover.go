@@ -38,7 +38,7 @@ const (
 )
 
 // readers are the programs that read the plugin's config file, and read it anew on SIGHUP.
-var readers = []string{"nvidia-device-plugin", "gpu-feature-discovery", "mps-control-daemon"}
+var readers = []string{pluginCommand, "gpu-feature-discovery", "mps-control-daemon"}
 
 // formerManager returns what the journal holds of the plugin's config manager, for while its pod is away.
 func formerManager(f *journal.FormerPlugin) *state.ConfigManager {
@@ -229,6 +229,9 @@ func (dp *Plugin) collectKey(ctx context.Context, seen state.Observed) {
 func (dp *Plugin) Reload(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
 	untold, wait := dp.tellFirst(ctx, seen, want, step, dp.unnotifiedReaders(seen.Plugin))
 	if len(untold) == 0 {
+		if wait == nil && seen.Plugin.Early {
+			dp.tellEarly(ctx, seen)
+		}
 		return wait
 	}
 	if seen.Plugin.Method == config.HandoverFile {
@@ -240,6 +243,9 @@ func (dp *Plugin) Reload(ctx context.Context, seen state.Observed, want state.De
 			dp.Log.Info("told to read the device plugin's config", zap.String("command", c.Command), zap.Int("pid", c.PID))
 		}
 		dp.noteNotified(call, seen.Plugin)
+		if plugins, _ := dp.readersByRole(seen); slices.ContainsFunc(told, func(c holders.Client) bool { return slices.Contains(plugins, c.PodUID) }) {
+			dp.noteTold()
+		}
 		if err != nil {
 			return err
 		}

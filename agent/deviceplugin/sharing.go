@@ -293,7 +293,7 @@ func (dp *Plugin) unnotifiedReaders(p state.PluginConfig) []types.UID {
 func (dp *Plugin) Planned(seen state.Observed, want state.Desired) plan.Plugin {
 	p := seen.Plugin
 	out := plan.Plugin{
-		Set: seen.PluginSet(want.Plugin), Reloaded: dp.allReadersNotified(seen), NeedsReload: p.Manager == nil, Journaled: seen.Journal != nil && seen.Journal.ChangesPlugin(),
+		Set: seen.PluginSet(want.Plugin), Reloaded: dp.allReadersNotified(seen), NeedsReload: p.Manager == nil, Early: p.Early, Journaled: seen.Journal != nil && seen.Journal.ChangesPlugin(),
 	}
 	if p.Current != nil {
 		out.Now = state.PlannedSharing(p.Current.Sharing, p.Current.MIGStrategy)

@@ -271,12 +271,12 @@ func parseSharing(t *testing.T, words []string) *plan.Sharing {
 	return s
 }
 
-// parsePlugin reads the observed config of the plugin: "unknown", or a sharing; and "set", "told", "tells", "noted".
+// parsePlugin reads the observed config of the plugin: "unknown", or a sharing; and "set", "told", "tells", "noted", "early".
 func parsePlugin(t *testing.T, words []string) plan.Plugin {
 	t.Helper()
 	p := plan.Plugin{
 		Set: slices.Contains(words, "set"), Reloaded: slices.Contains(words, "told"), NeedsReload: slices.Contains(words, "tells"),
-		Journaled: slices.Contains(words, "noted"),
+		Journaled: slices.Contains(words, "noted"), Early: slices.Contains(words, "early"),
 	}
 	if !slices.Contains(words, "unknown") {
 		p.Now = parseSharing(t, words)

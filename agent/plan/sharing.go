@@ -23,6 +23,8 @@ type Plugin struct {
 	Reloaded    bool     // every pod that reads the config has read it as it is now
 	NeedsReload bool     // pods read another config only after a signal of the agent
 	Journaled   bool     // the journal holds the former config
+	// Early: it has read of MPS before MPS's control daemon was ready, and offers nothing until it reads its config again.
+	Early bool
 }
 
 // Replica is one device as kubelet has given it to a pod.
@@ -163,7 +165,7 @@ func endMPS(seen *Observed, want Desired, c sharingChange) []Step {
 	}
 	steps := append(write(seen, want), stepsAfterConfig(*seen, want)...)
 	seen.GPUs = Result(seen.GPUs, steps)
-	seen.Plugin.Reloaded = true
+	seen.Plugin.Reloaded, seen.Plugin.Early = true, false
 	return steps
 }
 
@@ -174,17 +176,21 @@ func write(seen *Observed, want Desired) []Step {
 	}
 	seen.Journal.MPS = seen.Journal.MPS || usesMPS(seen.Plugin.Now)
 	seen.Plugin.Set, seen.Plugin.Now, seen.Plugin.Reloaded = true, want.Sharing, !seen.Plugin.NeedsReload
+	seen.Plugin.Early = false
 	return []Step{{Kind: WriteSharing, Config: want.Config}}
 }
 
 // stepsAfterConfig lists the steps that follow when the config is written.
 func stepsAfterConfig(seen Observed, want Desired) []Step {
-	if want.Sharing == nil || !seen.Journal.Owed {
+	if want.Sharing == nil {
 		return nil
 	}
 	var steps []Step
-	if !seen.Plugin.Reloaded {
+	if seen.Journal.Owed && !seen.Plugin.Reloaded || seen.Plugin.Early && want.Sharing.MPS {
 		steps = append(steps, Step{Kind: ReloadPlugin})
+	}
+	if !seen.Journal.Owed {
+		return steps
 	}
 	for _, gpu := range seen.leftExclusive(want) {
 		steps = append(steps, Step{Kind: SetComputeMode, GPU: gpu.UUID, Index: gpu.Index})

@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/capacity"
+	"github.com/gpuslice/gpuslice/agent/deviceplugin"
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
@@ -85,7 +86,7 @@ func (p *Prover) Await(seen state.Observed, want state.Desired) error {
 	}
 	reason, missing, causeKnown := p.missing(seen)
 	if seen.Journal == nil {
-		return &outcome.Waiting{Reason: reason, Message: missing, After: outcome.DriverRetry}
+		return &outcome.Waiting{Reason: reason, Message: missing, After: deviceplugin.AwaitsMPS(seen, outcome.DriverRetry)}
 	}
 	fresh := isFresh(seen, want)
 	until := p.until()
@@ -104,7 +105,7 @@ func (p *Prover) Await(seen state.Observed, want state.Desired) error {
 		}
 		wait := &outcome.Waiting{
 			Reason: config.ReasonAwaitingCapacity, For: outcome.ForStep, Message: "waiting for kubelet and the device plugin: " + missing,
-			After: capacity.ProofInterval, Blockers: seen.Capacity.Missing,
+			After: deviceplugin.AwaitsMPS(seen, capacity.ProofInterval), Blockers: seen.Capacity.Missing,
 		}
 		if !fresh {
 			wait.Since, wait.Until, wait.Then = p.began, until, seen.DeadlineText(want)

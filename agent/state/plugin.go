@@ -34,6 +34,8 @@ type PluginConfig struct {
 	NotifiedPods map[types.UID]string // readers that got a SIGHUP since they started, and a hash of the file then
 	Readers      []corev1.Pod         // pods that read the file
 	Manager      *ConfigManager       // of a plugin that gets its config by label
+	Early        bool                 // the plugin has read of MPS before the control daemon was ready, which it is now
+	AwaitsMPS    bool                 // the plugin offers nothing yet of what it shares by MPS, and may be early
 }
 
 // ConfigManager is NVIDIA's sidecar of the device plugin, which gives the plugin the config that a label of the node names.
