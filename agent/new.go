@@ -152,6 +152,7 @@ func (a *Agent) addSteps(o Options) {
 	a.prover = &proving.Prover{
 		Nodes: a.nodes, DevicePlugin: a.devicePlugin, Settings: o.Settings, Events: a.events, Clock: a.clock, Log: o.Log,
 	}
+	a.objects.Due = a.prover.LastLookDue
 	a.turn = &slot.Turn{
 		Slots: &fleet.Slots{
 			Client: o.Client, Namespace: o.Settings.Maintenance.Namespace, Clock: a.clock, Timeout: o.Settings.Timeouts.APICall, Log: o.Log.Named("fleet"),

@@ -135,7 +135,7 @@ func (a *Agent) sleep(seen state.Observed, steps []plan.Step, d report.Decision,
 	if err == nil {
 		return due
 	}
-	return min(d.After, due)
+	return a.prover.Rest(min(d.After, due))
 }
 
 // giveUp writes the failure into the journal: from now on the agent rolls the change back.

@@ -301,12 +301,23 @@ type Proof struct {
 // Forget drops all looks, since the clock was set.
 func (p *Proof) Forget(time.Time) { *p = Proof{} }
 
+// Left returns how long it is until a look counts beside the last one that did; 0 or less if one would now.
+func (p *Proof) Left(now time.Time) time.Duration { return ProofInterval - now.Sub(p.at) }
+
+// CountFirst counts a look that agrees, but in which something else was not there yet: it can be the first of a proof, and not the last.
+func (p *Proof) CountFirst(now time.Time) {
+	if p.Agreed == 0 {
+		p.at = now
+	}
+	p.Agreed = 1
+}
+
 // Count adds a look, if it comes long enough after the last.
 func (p *Proof) Count(agrees bool, now time.Time) {
 	switch {
 	case !agrees:
 		p.Agreed = 0
-	case p.Agreed == 0 || now.Sub(p.at) >= ProofInterval:
+	case p.Agreed == 0 || p.Left(now) <= 0:
 		p.Agreed++
 		p.at = now
 	}

@@ -115,6 +115,8 @@ type Traits struct {
 	TakesFromHost bool
 	// OnlyLooks: it changes nothing, so it may rest on what the watches have shown.
 	OnlyLooks bool
+	// Restores: it takes nothing away, and names the version of what it changes, so it may rest on what the watches have shown.
+	Restores bool
 	// Bounded: the agent gives up a change in which this step goes on failing.
 	Bounded bool
 	// Repeatable: it succeeds at once, and a user or another tool may undo it at once. The agent gives up a change that repeats it in vain.
@@ -194,9 +196,9 @@ var kinds = map[Kind]Traits{
 		Text:   func(s Step) string { return "set the device plugin's config: " + s.Config },
 		Begins: true, ReachesTarget: true, Bounded: true,
 	},
-	RegenerateCDI:  {Text: func(s Step) string { return "regenerate CDI spec " + strings.Join(s.Files, ", ") }, Bounded: true},
-	StartUnits:     {Text: func(s Step) string { return "start unit " + s.Unit }, Wait: WaitUnit},
-	ResumeOperands: {Text: Step.resume},
+	RegenerateCDI:  {Text: func(s Step) string { return "regenerate CDI spec " + strings.Join(s.Files, ", ") }, Bounded: true, Restores: true},
+	StartUnits:     {Text: func(s Step) string { return "start unit " + s.Unit }, Restores: true, Wait: WaitUnit},
+	ResumeOperands: {Text: Step.resume, Restores: true},
 	RestartPlugin: {
 		Text: func(s Step) string {
 			return "restart device plugin " + names(s.Pods) + ", which withholds a GPU that has recovered"
@@ -210,7 +212,7 @@ var kinds = map[Kind]Traits{
 		AsksBudgets: true, PartOfProof: true,
 	},
 	RestartOperands: {Text: func(s Step) string { return "restart device plugin " + names(s.Pods) }, AsksBudgets: true},
-	ReloadPlugin:    {Text: fixedText("have the device plugin read its config"), AsksBudgets: true, Bounded: true},
+	ReloadPlugin:    {Text: fixedText("have the device plugin read its config"), AsksBudgets: true, Bounded: true, Restores: true},
 	SetComputeMode: {
 		Text: onGPU(fixedText("let any process compute on it")), Apply: withComputeDefault,
 		TouchesGPU: true, Begins: true, ReachesTarget: true, Bounded: true,

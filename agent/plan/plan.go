@@ -172,6 +172,11 @@ func Make(seen Observed, want Desired) ([]Step, error) {
 	}
 }
 
+// NeedFreshLook reports whether the first of the steps may not rest on what the watches have shown, which may be out of date.
+func NeedFreshLook(steps []Step) bool {
+	return len(steps) > 0 && !steps[0].Traits().OnlyLooks && !steps[0].Traits().Restores
+}
+
 // restartWithholding lists the restart of device plugins that do not offer a GPU again which has recovered. In the middle of a change the
 // agent restarts each plugin anyway, by the journal.
 func restartWithholding(seen *Observed) []Step {

@@ -11,6 +11,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/deviceplugin"
 	"github.com/gpuslice/gpuslice/agent/events"
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
+	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/steady"
 	"github.com/gpuslice/gpuslice/config"
@@ -57,10 +58,10 @@ func (p *Prover) End() { p.began, p.late = time.Time{}, nil }
 // copies what it finds to the node. Pods may select nodes by these labels, but they prove nothing.
 const featurePatience = 90 * time.Second
 
-// awaitFeatures treats stale labels of GPU feature discovery as missing capacity for up to featurePatience, in the middle of a change.
-func (p *Prover) awaitFeatures(seen *state.Observed, want *state.DesiredPlugin) {
+// awaitedFeatures returns the stale labels of GPU feature discovery for which a change waits once the capacity is right, for up to featurePatience.
+func (p *Prover) awaitedFeatures(seen *state.Observed, want *state.DesiredPlugin) []string {
 	if want == nil {
-		return
+		return nil
 	}
 	stale := seen.StaleFeatures(want)
 	switch {
@@ -69,10 +70,11 @@ func (p *Prover) awaitFeatures(seen *state.Observed, want *state.DesiredPlugin) 
 	case len(seen.Capacity.Missing) > 0:
 	case seen.Capacity.Proof.StaleSince.IsZero():
 		seen.Capacity.Proof.StaleSince = p.Clock.Now()
-		seen.Capacity.Missing = stale
+		return stale
 	case p.Clock.Since(seen.Capacity.Proof.StaleSince) < min(featurePatience, p.Settings.Timeouts.Capacity/2):
-		seen.Capacity.Missing = stale
+		return stale
 	}
+	return nil
 }
 
 // Prove compares the capacity with the hardware, and with the desired sharing, if that is known.
@@ -92,7 +94,26 @@ func (p *Prover) Prove(seen *state.Observed, want *state.DesiredPlugin) {
 		seen.Capacity.Missing = capacity.Disagreements(capacity.Expected(seen.GPUs, seen.Capacity.Strategy), seen.Kubelet.Offered, seen.Node.Status.Allocatable)
 	}
 	seen.Capacity.Proof = p.proof
-	p.awaitFeatures(seen, want)
 	p.withheld.addTo(seen)
+	if stale := p.awaitedFeatures(seen, want); len(stale) > 0 { // they prove nothing, so the first look counts without them
+		seen.Capacity.Missing = stale
+		seen.Capacity.Proof.CountFirst(p.Clock.Now())
+		return
+	}
 	seen.Capacity.Proof.Count(len(seen.Capacity.Missing) == 0, p.Clock.Now())
+}
+
+// LastLookDue reports whether the look that begins now may be the last of a proof. The agent gives the node back by what it sees then, so that look
+// has to read the API server.
+func (p *Prover) LastLookDue() bool {
+	return !p.began.IsZero() && p.proof.Agreed == plan.Proof-1 && p.proof.StaleSince.IsZero() && p.proof.Left(p.Clock.Now()) <= 0
+}
+
+// Rest returns how much of the pause after a pass is left: it ends when the next look at a capacity that was right counts.
+func (p *Prover) Rest(pause time.Duration) time.Duration {
+	left := p.proof.Left(p.Clock.Now())
+	if p.began.IsZero() || p.proof.Agreed != plan.Proof-1 || left <= 0 {
+		return pause
+	}
+	return min(pause, left)
 }

@@ -38,6 +38,9 @@ type Options struct {
 type Objects struct {
 	o Options
 
+	// Due reports whether the look that begins has to read from the API server, whatever was before; nil if none has to.
+	Due func() bool
+
 	anew  bool // this look reads from the API server
 	again bool // the next look does
 
@@ -58,13 +61,23 @@ func New(o Options) *Objects {
 }
 
 // BeginLook begins a look: by what the watches have shown, or, after ReadAnew, by reading from the API server.
-func (o *Objects) BeginLook() { o.anew, o.again = o.again || o.node == nil, false }
+func (o *Objects) BeginLook() {
+	o.anew, o.again = o.again || o.node == nil || o.Due != nil && o.Due(), false
+}
 
 // ReadAnew makes the next look read everything from the API server.
 func (o *Objects) ReadAnew() { o.again = true }
 
 // AreFresh reports whether this look reads from the API server.
 func (o *Objects) AreFresh() bool { return o.anew }
+
+// FreshFor reports whether a step may rest on this look, which has to have read the API server if the step needs that. If it may not, or the step
+// after it needs that, the next look reads the API server.
+func (o *Objects) FreshFor(step, next bool) bool {
+	fresh := o.anew || !step
+	o.again = o.again || !fresh || next
+	return fresh
+}
 
 // WishedBefore waits until the labels of the node ask for something else, and reports whether they did before the end of the pause or ctx.
 // If it has reported that the last time, it waits for the end, so that a user does not keep the loop busy by labels.

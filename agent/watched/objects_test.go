@@ -193,3 +193,40 @@ func TestAChangeThatDecidesNothingWakesNoLoop(t *testing.T) {
 		}
 	}
 }
+
+func TestAStepThatTakesNothingRestsOnTheWatches(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ step, next, may, reads bool }{
+		"a step that takes something":           {step: true, reads: true},
+		"before another one that does":          {step: true, next: true, reads: true},
+		"a step that restores":                  {may: true},
+		"a step that restores before one takes": {next: true, may: true, reads: true},
+	} {
+		o := watched.New(watched.Options{Node: "gpu-1", Client: fake.NewClientset(node("20", nil)), Pods: &listed{}})
+		o.Show(node("20", nil))
+		o.BeginLook()
+		if may := o.FreshFor(c.step, c.next); may != c.may {
+			t.Errorf("%s: it may rest on a look by the watches: %t", name, may)
+		}
+		o.BeginLook()
+		if o.AreFresh() != c.reads {
+			t.Errorf("%s: the next look reads the API server: %t", name, o.AreFresh())
+		}
+		if o.AreFresh() && !o.FreshFor(true, false) {
+			t.Errorf("%s: a look that has read the API server is not enough", name)
+		}
+	}
+}
+
+func TestALookThatIsDueReadsTheAPIServer(t *testing.T) {
+	t.Parallel()
+	o := watched.New(watched.Options{Node: "gpu-1", Client: fake.NewClientset(node("20", nil)), Pods: &listed{}})
+	o.Show(node("20", nil))
+	due := false
+	o.Due = func() bool { return due }
+	for _, due = range []bool{false, true, false} {
+		if o.BeginLook(); o.AreFresh() != due {
+			t.Errorf("a look that is due is %t reads the API server: %t", due, o.AreFresh())
+		}
+	}
+}
