@@ -53,6 +53,7 @@ type Report struct {
 	Retries   bool     // a step or a look has failed, and is tried again
 	Blockers  []string // what is in the way, one by one
 	Left      int      // steps
+	Lasts     bool     // the next step may take seconds
 	Drain     DrainReport
 	Planned   time.Time // when the change begins that waits for its window
 }
@@ -84,6 +85,7 @@ func reportOf(seen state.Observed, want state.Desired, steps []plan.Step, err er
 		return Report{
 			Phase: phase, Ready: corev1.ConditionFalse, Reason: reason, State: config.StatePending,
 			Message: fmt.Sprintf("%s: %s left; done: %s", targetName(seen, want), legible.Counted(len(steps)-1, "step"), steps[0]),
+			Lasts:   len(steps) > 1 && steps[1].Traits().TouchesGPU,
 		}
 	case d.Stalled:
 		return Report{Phase: api.PhaseStalled, Ready: corev1.ConditionFalse, Reason: d.Reason, State: config.StateFailed, Message: stalled(seen, want, d)}

@@ -55,6 +55,8 @@ type Teller struct {
 	Clock    *steady.Clock
 	Log      *zap.Logger
 
+	told    time.Time   // when the agent last reported of a change under way; zero if there is none
+	untold  time.Time   // since when a change goes on about which the node says nothing new; zero if it says all
 	learnt  *api.Status // what the agent has learnt at the end of a change, after the look; the next status has it
 	overran string      // operation of which the agent has reported that it goes on beyond its window
 }
@@ -62,19 +64,18 @@ type Teller struct {
 // Learn takes over what the end of a change has put into the host's record, after the look of the pass.
 func (t *Teller) Learn(learnt *api.Status) { t.learnt = learnt }
 
-// progressInterval is the least time between two reports that differ only in how far a change has come.
+// progressInterval is how long a report may lag behind a change whose steps follow each other: each report is three writes, for which the next step
+// would wait.
 const progressInterval = time.Second
 
-// Tell writes whatever differs from what the node shows already.
+// Tell writes whatever differs from what the node shows already. While a change is underway, its next step follows at once.
 func (t *Teller) Tell(ctx context.Context, seen state.Observed, want state.Desired, r report.Report, underway bool) error {
-	old := report.PartitionReady(seen.Node)
-	if old == nil {
-		old = &corev1.NodeCondition{}
-	}
-	age := t.Clock.Since(old.LastHeartbeatTime.Time)
-	news := old.Reason != string(r.Reason)
-	if underway && !news && age < progressInterval {
+	if underway && t.mayWait(seen, r) {
 		return nil
+	}
+	t.told, t.untold = time.Time{}, time.Time{}
+	if seen.Journal != nil {
+		t.told = t.Clock.Now()
 	}
 	status, full, err := t.status(ctx, seen, want, r)
 	if err != nil {
@@ -85,6 +86,25 @@ func (t *Teller) Tell(ctx context.Context, seen state.Observed, want state.Desir
 	}
 	// Each by its own write, and the annotation last: if other programs have filled the annotations, the agent writes the condition all the same.
 	return errors.Join(t.stateLabel(ctx, seen, r), t.condition(ctx, seen, want, r, underway), t.annotations(ctx, seen, r, status))
+}
+
+// mayWait reports whether a report of a change that goes on may wait. Before a step that takes long, users read that the change has begun.
+func (t *Teller) mayWait(seen state.Observed, r report.Report) bool {
+	old := report.PartitionReady(seen.Node)
+	if old == nil {
+		return false
+	}
+	now, last := t.Clock.Now(), t.told
+	if t.untold.IsZero() {
+		t.untold = now
+	}
+	switch {
+	case r.Left == 0 || last.IsZero(): // the end, or the beginning
+		last = t.untold
+	case old.Reason == string(r.Reason):
+		last = old.LastHeartbeatTime.Time
+	}
+	return now.Sub(last) < progressInterval && !(r.Lasts && old.Reason != string(r.Reason))
 }
 
 // condition writes the conditions that differ from what the node shows already.
