@@ -97,6 +97,8 @@ type Monitor struct {
 	held     []heldXid // whose Events wait for the kernel's log to name the process
 	toldPods map[toldPod]podTold
 
+	blind bool // the last look at the GPUs has failed
+
 	counts  counts
 	changed chan struct{} // there may be something to tell
 	lookNow chan struct{} // the GPUs are worth a look at once
@@ -214,6 +216,7 @@ func (m *Monitor) lookAtGPUs(ctx context.Context, thorough bool) bool {
 	defer m.mu.Unlock()
 	now := m.Clock.Now()
 	m.counts.addLook(now, now.Sub(began), err)
+	m.logLook(err)
 	if err != nil {
 		m.node.ObserveError(now, err)
 	} else {
@@ -223,6 +226,18 @@ func (m *Monitor) lookAtGPUs(ctx context.Context, thorough bool) bool {
 	}
 	m.signal(m.changed)
 	return err == nil
+}
+
+// logLook logs the first of several looks that fail, and the first that succeeds again. What has been found stands meanwhile, and its reason with it, so
+// that the log alone has the moment.
+func (m *Monitor) logLook(err error) {
+	switch {
+	case err != nil && !m.blind:
+		m.Log.Info("the GPUs cannot be looked at: what was found of them stands until they can", zap.Error(err))
+	case err == nil && m.blind:
+		m.Log.Info("the GPUs can be looked at again")
+	}
+	m.blind = err != nil
 }
 
 // signal wakes who waits, or leaves a note that it should not wait.

@@ -424,7 +424,7 @@ func (g *GPU) updateFindings(now time.Time, t xids, byReading bool) {
 			f.looksWithout++
 			f.lastWithout = now
 		}
-		if f.looksWithout < goodReadings || now.Before(g.flappingUntil) {
+		if f.looksWithout < goodReadings || now.Before(g.flappingUntil) && !replaced(f, found) {
 			next = append(next, f)
 		}
 	}
@@ -446,6 +446,12 @@ func (g *GPU) updateFindings(now time.Time, t xids, byReading bool) {
 	if len(found) > 0 && len(g.rises) >= flapRises && now.Sub(g.rises[0]) < flapWindow {
 		g.flappingUntil = now.Add(flapHold)
 	}
+}
+
+// replaced reports whether something as bad is found instead: a GPU that has fallen off the bus, and that the driver does not find again, is missing,
+// and not lost any more, however often it has come and gone.
+func replaced(f Finding, found []Finding) bool {
+	return slices.ContainsFunc(found, func(now Finding) bool { return now.Severity() == f.Severity() || now.Severity() == Critical })
 }
 
 // calmTime is how long nothing has to be wrong with a GPU until it has recovered: a driver may report several errors one after the other.

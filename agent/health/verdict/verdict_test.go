@@ -72,6 +72,41 @@ func TestAFindingIsOverAfterTwoReadingsWithoutIt(t *testing.T) {
 	}
 }
 
+// Of a GPU that comes and goes, what it was before does not hide what it is now: one that has fallen off the bus, and that the driver does not find
+// again, is missing.
+func TestWhatFlapsGivesWayToWhatIsAsBad(t *testing.T) {
+	n := verdict.New(config.Health{})
+	lost, other := well(0), well(1)
+	lost.Lost = true
+	now := began
+	look := func(gpus ...nvml.Health) {
+		n.ObserveGPUs(now, gpus, true)
+		now = now.Add(verdict.Interval)
+	}
+	for range 2 {
+		look(lost, other)
+		for range 3 {
+			look(well(0), other)
+		}
+	}
+	look(lost, other)
+	checkVerdict(t, n, now, corev1.ConditionTrue, config.ReasonGPULost)
+	for range 3 {
+		look(other)
+	}
+	checkVerdict(t, n, now, corev1.ConditionTrue, config.ReasonGPUMissing)
+	for range 3 {
+		look(well(0), other)
+	}
+	checkVerdict(t, n, now, corev1.ConditionTrue, config.ReasonGPUMissing) // it flaps
+	pending := well(0)
+	pending.Rows.Pending = nvml.Told(true)
+	for range 3 {
+		look(pending, other)
+	}
+	checkVerdict(t, n, now, corev1.ConditionTrue, config.ReasonGPUMissing) // what is less bad hides nothing
+}
+
 func TestADriverThatIsSilent(t *testing.T) {
 	for _, row := range []struct {
 		err    error
