@@ -163,7 +163,7 @@ var sequences = []Sequence{
 			{soon, func(s *scene) { s.xid(64); s.news(EventRetireFailed); s.gpu.Health.RemapFailed = true }},
 		},
 		cure: []step{{0, func(s *scene) {
-			s.gpu.UUID = "GPU-" + identity(s.Seed, "gpu", s.next())
+			s.gpu.UUID = "GPU-" + identity(s.Seed, "another gpu", s.next()) // which none of those has that the node began with
 			s.gpu.Health = Health{}
 		}}, rebootIt},
 	},

@@ -42,10 +42,16 @@ func unhealthy(n *corev1.Node) corev1.NodeCondition {
 func (r *rig) awaitHealth(status corev1.ConditionStatus, reasons ...config.Reason) (corev1.NodeCondition, time.Duration) {
 	r.t.Helper()
 	began := time.Now()
-	n := r.await(fmt.Sprintf("%s %s %v", config.ConditionGPUUnhealthy, status, reasons), func(n *corev1.Node) bool {
+	ctx, cancel := context.WithTimeout(r.t.Context(), patience)
+	defer cancel()
+	n, satisfied := r.seek(ctx, func(n *corev1.Node) bool {
 		c := unhealthy(n)
 		return c.Status == status && (len(reasons) == 0 || slices.Contains(reasons, config.Reason(c.Reason)))
 	})
+	if !satisfied {
+		c := unhealthy(n)
+		r.t.Fatalf("waiting for %s %s %v: the node says %s %s: %s", config.ConditionGPUUnhealthy, status, reasons, c.Status, c.Reason, c.Message)
+	}
 	return unhealthy(n), time.Since(began)
 }
 
@@ -104,16 +110,7 @@ func (r *rig) serveMetrics() {
 // plugin, which gives out no GPU again that it took for unhealthy, is restarted by the agent.
 func TestEachFaultOfAGPUIsToldAndHeals(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, "gpus: [{model: H200, count: 8}]", "")
-	r.awaitOffered("nvidia.com/gpu", 8)
-	r.serveMetrics()
-	r.run()
-	r.awaitHealth(corev1.ConditionFalse, config.ReasonGPUsHealthy)
-	faults := []struct {
-		name  string
-		soon  []config.Reason
-		later config.Reason // after the agent was killed; empty if it may be over by then
-	}{
+	faults := []fault{
 		{"uncontained-ecc", []config.Reason{config.ReasonXidCritical, config.ReasonResetRequired}, config.ReasonResetRequired},
 		{"contained-ecc", []config.Reason{config.ReasonXidCritical}, config.ReasonXidCritical},
 		{"fallen-off", []config.Reason{config.ReasonXidCritical, config.ReasonGPULost}, config.ReasonGPULost},
@@ -133,13 +130,30 @@ func TestEachFaultOfAGPUIsToldAndHeals(t *testing.T) {
 		{"dead", []config.Reason{config.ReasonXidCritical, config.ReasonGPULost, config.ReasonGPUMissing}, config.ReasonGPUMissing},
 		{"contained-ecc-drain", []config.Reason{config.ReasonXidCritical, config.ReasonDrainRequired}, config.ReasonDrainRequired},
 	}
-	for i, f := range faults[:long.Size(len(faults), 3)] {
-		if len(f.soon) == 0 {
-			r.harmless(i%8, f.name, 31)
-			continue
-		}
-		r.fault(i%8, f.name, f.soon, f.later)
+	for some := range slices.Chunk(faults[:long.Size(len(faults), 3)], 6) { // each node's take minutes
+		t.Run(some[0].name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, "gpus: [{model: H200, count: 8}]", "")
+			r.awaitOffered("nvidia.com/gpu", 8)
+			r.serveMetrics()
+			r.run()
+			r.awaitHealth(corev1.ConditionFalse, config.ReasonGPUsHealthy)
+			for gpu, f := range some {
+				if len(f.soon) == 0 {
+					r.harmless(gpu, f.name, 31)
+				} else {
+					r.fault(gpu, f)
+				}
+			}
+		})
 	}
+}
+
+// fault is a sequence of the simulator, and what the node says of it.
+type fault struct {
+	name  string
+	soon  []config.Reason // one of them at first; none if it is harmless
+	later config.Reason   // then, also after the agent was killed; empty if it may be over by then
 }
 
 // harmless plays a sequence that begins with the Xid, and of which the node says nothing.
@@ -156,20 +170,21 @@ func (r *rig) harmless(gpu int, name string, xid int) {
 	}
 }
 
-func (r *rig) fault(gpu int, name string, soon []config.Reason, later config.Reason) {
+func (r *rig) fault(gpu int, f fault) {
 	r.t.Helper()
+	name := f.name
 	r.awaitMetric("gpuslice_health_events_watched 1")
 	if err := r.GPUs.Play(r.t.Context(), gpu, gpusim.NoInstance, name); err != nil {
 		r.t.Fatal(err)
 	}
 	uuid := r.GPUs.UUIDs()[gpu]
-	c, told := r.awaitHealth(corev1.ConditionTrue, soon...)
+	c, told := r.awaitHealth(corev1.ConditionTrue, f.soon...)
 	if !strings.Contains(c.Message, uuid) {
 		r.t.Errorf("%s: the message does not name %s: %s", name, uuid, c.Message)
 	}
 	r.awaitEvent(metav1.NamespaceDefault, r.Name, config.ReasonGPUUnhealthy, uuid)
-	if later != "" {
-		r.awaitHealth(corev1.ConditionTrue, later)
+	if f.later != "" {
+		r.awaitHealth(corev1.ConditionTrue, f.later)
 	}
 	if name != "gsp-hang" { // no status is written of GPUs that cannot be looked at
 		r.await("the status of "+name, func(n *corev1.Node) bool { return statusHas(n, uuid) })

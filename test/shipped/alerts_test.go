@@ -1,13 +1,11 @@
 package shipped_test
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"io/fs"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -15,7 +13,6 @@ import (
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/clock"
 	sigsyaml "sigs.k8s.io/yaml"
 
@@ -24,60 +21,26 @@ import (
 	"github.com/gpuslice/gpuslice/agent/idle"
 	"github.com/gpuslice/gpuslice/agent/memory"
 	"github.com/gpuslice/gpuslice/agent/metrics"
-	"github.com/gpuslice/gpuslice/test/binaries"
+	"github.com/gpuslice/gpuslice/test/monitoring"
 )
 
-const prometheusComponent = root + "/deploy/components/prometheus/"
+var prometheusComponent = monitoring.Of(root)
 
 // prometheusTool runs promtool, or the project's reader of expressions.
-func prometheusTool(t *testing.T, dir, name, stdin string, args ...string) string {
+func prometheusTool(t *testing.T, dir, name, stdin string, args ...string) {
 	t.Helper()
-	tools, err := binaries.Builder{Log: os.Stderr}.Alerts(t.Context())
+	if _, err := monitoring.Run(t.Context(), dir, name, stdin, args...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func shippedRules(t *testing.T) monitoring.Rules {
+	t.Helper()
+	rules, err := prometheusComponent.Rules()
 	if err != nil {
 		t.Fatal(err)
 	}
-	run := exec.CommandContext(t.Context(), filepath.Join(tools, name), args...)
-	run.Dir, run.Stdin = dir, strings.NewReader(stdin)
-	var said bytes.Buffer
-	run.Stderr = &said
-	out, err := run.Output()
-	if err != nil {
-		t.Fatalf("%s %s: %v\n%s%s", name, strings.Join(args, " "), err, out, said.String())
-	}
-	return string(out)
-}
-
-// component reads an object of the component prometheus.
-func component(t *testing.T, file string, into any) {
-	t.Helper()
-	text, err := os.ReadFile(prometheusComponent + file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := sigsyaml.Unmarshal(text, into); err != nil {
-		t.Fatalf("%s: %v", file, err)
-	}
-}
-
-// rules are the groups of the rules, as Prometheus itself reads them.
-type rules struct {
-	Groups []struct {
-		Name  string `json:"name"`
-		Rules []struct {
-			Alert       string            `json:"alert"`
-			Expr        string            `json:"expr"`
-			For         string            `json:"for"`
-			Labels      map[string]string `json:"labels"`
-			Annotations map[string]string `json:"annotations"`
-		} `json:"rules"`
-	} `json:"groups"`
-}
-
-func shippedRules(t *testing.T) (r rules) {
-	t.Helper()
-	var object struct{ Spec rules }
-	component(t, "prometheusrule.yaml", &object)
-	return object.Spec
+	return rules
 }
 
 // Each alert has a case in which it fires, and one in which it does not; promtool says that they come true.
@@ -159,8 +122,12 @@ func TestEachQueryAsksForWhatTheAgentTells(t *testing.T) {
 		"reason": constants(t, "config/keys.go", `Reason = "(\w+)"`), "phase": constants(t, "agent/api/status.go", `Phase = "(\w+)"`),
 		"severity": constants(t, "agent/health", `Severity = "(\w+)"`), "result": constants(t, "agent/metrics", `result\w+ += "(\w+)"`),
 	}
-	for expression, asked := range read(t, slices.Sorted(maps.Keys(queries))) {
-		for _, wrong := range asked.wrong(metrics, values) {
+	all, err := monitoring.Read(t.Context(), slices.Sorted(maps.Keys(queries)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for expression, asked := range all {
+		for _, wrong := range wrong(asked, metrics, values) {
 			t.Errorf("%s %s:\n%s", queries[expression], wrong, expression)
 		}
 	}
@@ -228,7 +195,7 @@ func TestPanelsShowTheFirstThingThatIsCounted(t *testing.T) {
 var target = []string{"job", "instance", "namespace", "pod", "container", "endpoint", "node"}
 
 // wrong says what an expression asks for that is not told.
-func (a asked) wrong(metrics map[string][]string, values map[string]*regexp.Regexp) (out []string) {
+func wrong(a monitoring.Asked, metrics map[string][]string, values map[string]*regexp.Regexp) (out []string) {
 	known := slices.Clone(target)
 	for _, s := range a.Series {
 		labels, is := metrics[s.Metric]
@@ -256,36 +223,6 @@ func (a asked) wrong(metrics map[string][]string, values map[string]*regexp.Rege
 		if !slices.Contains(known, label) {
 			out = append(out, fmt.Sprintf("groups by %s, which nothing has that it asks for", label))
 		}
-	}
-	return out
-}
-
-// asked is what test/alerts says of an expression.
-type asked struct {
-	Series []struct {
-		Metric string            `json:"metric"`
-		Labels map[string]string `json:"labels"`
-	} `json:"series"`
-	Labels []string `json:"labels"`
-}
-
-func read(t *testing.T, expressions []string) map[string]asked {
-	t.Helper()
-	var plain []string
-	for _, e := range expressions {
-		plain = append(plain, strings.ReplaceAll(e, "$__rate_interval", "5m"))
-	}
-	in, err := json.Marshal(plain)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var all []asked
-	if err := json.Unmarshal([]byte(prometheusTool(t, "", "alerts", string(in), "expressions")), &all); err != nil {
-		t.Fatal(err)
-	}
-	out := map[string]asked{}
-	for i, one := range all {
-		out[expressions[i]] = one
 	}
 	return out
 }
@@ -328,33 +265,14 @@ func constants(t *testing.T, folder, pattern string) *regexp.Regexp {
 	return regexp.MustCompile("^(" + strings.Join(values, "|") + ")$")
 }
 
-// dashboard is what is read of one.
-type dashboard struct {
-	UID, Title string
-	Panels     []panel
-	Templating struct {
-		List []struct{ Name, Type, Definition string }
-	}
-}
-
-type panel struct {
-	ID          int
-	Type, Title string
-	Datasource  struct{ UID string }
-	GridPos     struct{ X, Y, W, H int }
-	Targets     []struct{ Expr, LegendFormat string }
-}
-
 // dashboards adds the queries of the dashboards, and looks at what Grafana needs of a dashboard.
 func dashboards(t *testing.T, queries map[string]string) {
 	t.Helper()
-	var object corev1.ConfigMap
-	component(t, "dashboards.yaml", &object)
-	for file, text := range object.Data {
-		var board dashboard
-		if err := json.Unmarshal([]byte(text), &board); err != nil {
-			t.Fatalf("%s: %v", file, err)
-		}
+	boards, err := prometheusComponent.Dashboards()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for file, board := range boards {
 		variables := map[string]bool{"__rate_interval": true}
 		for _, v := range board.Templating.List {
 			variables[v.Name] = true
@@ -369,10 +287,10 @@ func dashboards(t *testing.T, queries map[string]string) {
 				t.Errorf("%s: its number is another's, or it lacks a title, the data source or a query", where)
 			}
 			ids[p.ID] = true
-			if !p.fits(taken) {
+			if !fits(p, taken) {
 				t.Errorf("%s lies over another, or beyond the edge", where)
 			}
-			p.ask(t, where, variables, queries)
+			ask(t, p, where, variables, queries)
 		}
 		if board.UID == "" || board.Title == "" || len(board.Panels) < 10 {
 			t.Errorf("%s has %d panels, title %q", file, len(board.Panels), board.Title)
@@ -381,7 +299,7 @@ func dashboards(t *testing.T, queries map[string]string) {
 }
 
 // fits takes the panel's place, and reports whether it was free.
-func (p panel) fits(taken map[[2]int]bool) bool {
+func fits(p monitoring.Panel, taken map[[2]int]bool) bool {
 	free := p.GridPos.X+p.GridPos.W <= 24
 	for x := p.GridPos.X; x < p.GridPos.X+p.GridPos.W; x++ {
 		for y := p.GridPos.Y; y < p.GridPos.Y+p.GridPos.H; y++ {
@@ -393,7 +311,7 @@ func (p panel) fits(taken map[[2]int]bool) bool {
 }
 
 // ask adds the panel's queries, whose variables and labels have to be there.
-func (p panel) ask(t *testing.T, where string, variables map[string]bool, queries map[string]string) {
+func ask(t *testing.T, p monitoring.Panel, where string, variables map[string]bool, queries map[string]string) {
 	t.Helper()
 	for _, target := range p.Targets {
 		queries[target.Expr] = where
@@ -415,7 +333,9 @@ func TestObjectsOfThePrometheusOperatorHaveTheFieldsOfTheirTypes(t *testing.T) {
 	var all []map[string]any
 	for _, file := range []string{"podmonitor.yaml", "prometheusrule.yaml"} {
 		var object map[string]any
-		component(t, file, &object)
+		if err := prometheusComponent.Object(file, &object); err != nil {
+			t.Fatal(err)
+		}
 		all = append(all, object)
 	}
 	in, err := json.Marshal(all)

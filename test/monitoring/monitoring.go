@@ -1,0 +1,145 @@
+// Package monitoring reads the alerts and dashboards of deploy/components/prometheus for the tests, and has Prometheus' own programs judge them.
+package monitoring
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpuslice/gpuslice/test/binaries"
+)
+
+// Component is the folder of a checkout's manifests for Prometheus.
+type Component string
+
+// Of is the component of the checkout at root.
+func Of(root string) Component {
+	return Component(filepath.Join(root, "deploy", "components", "prometheus"))
+}
+
+// Object reads a file that has one object.
+func (c Component) Object(file string, into any) error {
+	text, err := os.ReadFile(filepath.Join(string(c), filepath.Clean(file)))
+	if err != nil {
+		return err
+	}
+	if err := yaml.Unmarshal(text, into); err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	return nil
+}
+
+// Rules are the groups of the rules, as Prometheus itself reads them.
+type Rules struct {
+	Groups []struct {
+		Name  string `json:"name"`
+		Rules []struct {
+			Alert       string            `json:"alert"`
+			Expr        string            `json:"expr"`
+			For         string            `json:"for"`
+			Labels      map[string]string `json:"labels"`
+			Annotations map[string]string `json:"annotations"`
+		} `json:"rules"`
+	} `json:"groups"`
+}
+
+// Rules reads the alerts.
+func (c Component) Rules() (Rules, error) {
+	var object struct{ Spec Rules }
+	err := c.Object("prometheusrule.yaml", &object)
+	return object.Spec, err
+}
+
+// Dashboard is what is read of one.
+type Dashboard struct {
+	UID, Title string
+	Panels     []Panel
+	Templating struct {
+		List []struct{ Name, Type, Definition string }
+	}
+}
+
+// Panel is a part of a dashboard.
+type Panel struct {
+	ID          int
+	Type, Title string
+	Datasource  struct{ UID string }
+	GridPos     struct{ X, Y, W, H int }
+	Targets     []struct{ Expr, LegendFormat string }
+}
+
+// Dashboards reads the dashboards, by file.
+func (c Component) Dashboards() (map[string]Dashboard, error) {
+	var object corev1.ConfigMap
+	if err := c.Object("dashboards.yaml", &object); err != nil {
+		return nil, err
+	}
+	out := map[string]Dashboard{}
+	for file, text := range object.Data {
+		var board Dashboard
+		if err := json.Unmarshal([]byte(text), &board); err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
+		out[file] = board
+	}
+	return out, nil
+}
+
+// Run runs promtool, or alerts, the project's reader of expressions, in a folder, and returns what it prints.
+func Run(ctx context.Context, dir, name, stdin string, args ...string) (string, error) {
+	tools, err := binaries.Builder{Log: os.Stderr}.Alerts(ctx)
+	if err != nil {
+		return "", err
+	}
+	run := exec.CommandContext(ctx, filepath.Join(tools, name), args...)
+	run.Dir, run.Stdin = dir, strings.NewReader(stdin)
+	var said bytes.Buffer
+	run.Stderr = &said
+	out, err := run.Output()
+	if err != nil {
+		return "", fmt.Errorf("%s %s: %w\n%s%s", name, strings.Join(args, " "), err, out, said.String())
+	}
+	return string(out), nil
+}
+
+// Asked is what an expression asks for.
+type Asked struct {
+	Series []struct {
+		Metric string            `json:"metric"`
+		Labels map[string]string `json:"labels"` // values, or patterns of them
+	} `json:"series"`
+	Labels []string `json:"labels"` // that it groups and joins by
+}
+
+// Read finds what each of the expressions asks for, by Prometheus' own parser.
+func Read(ctx context.Context, expressions []string) (map[string]Asked, error) {
+	var plain []string
+	for _, e := range expressions {
+		plain = append(plain, strings.ReplaceAll(e, "$__rate_interval", "5m"))
+	}
+	in, err := json.Marshal(plain)
+	if err != nil {
+		return nil, err
+	}
+	printed, err := Run(ctx, "", "alerts", string(in), "expressions")
+	if err != nil {
+		return nil, err
+	}
+	var all []Asked
+	if err := json.Unmarshal([]byte(printed), &all); err != nil {
+		return nil, err
+	}
+	out := map[string]Asked{}
+	for i, one := range all {
+		out[expressions[i]] = one
+	}
+	return out, nil
+}

@@ -1,0 +1,183 @@
+package node_test
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+	corev1 "k8s.io/api/core/v1"
+	sigsyaml "sigs.k8s.io/yaml"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
+	"github.com/gpuslice/gpuslice/test/gpusim"
+	"github.com/gpuslice/gpuslice/test/monitoring"
+)
+
+// What a running agent tells in the course of a change that is blocked, of sharing, idleness and a fault, is put before Prometheus as it would have
+// scraped it, a minute apart. Each panel must have shown something by the end, and each alert must ask for series that are there.
+func TestEachPanelShowsWhatARunningAgentTells(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "gpus: [{model: H100-80GB, count: 2}]", `memoryPressure: {for: 1s}
+idle: {every: 1s, after: 10s, instances: sample}
+`)
+	r.awaitOffered("nvidia.com/gpu", 2)
+	namespace := clustertest.Namespace(t)
+	r.user(namespace, "gpu", func(*corev1.Pod) {})
+	r.budget(namespace, "gpu", 1)
+	r.awaitBudget(namespace, "gpu", 0)
+	r.serveMetrics()
+	r.run()
+	r.awaitReason(config.ReasonNotRequested)
+	var seen scrapes
+	seen.add(r.metrics())
+
+	r.label(config.LabelMIGConfig, "all-1g.10gb")
+	r.awaitReason(config.ReasonEvictionBlocked)
+	seen.add(r.metrics())
+	r.awaitMetric(`gpuslice_blocked_seconds_total{reason="EvictionBlocked"}`)
+	seen.add(r.metrics())
+	r.relax(namespace, "gpu")
+	r.awaitConverged("all-1g.10gb")
+	r.awaitMetric("gpuslice_converged 1")
+	seen.add(r.metrics())
+
+	slice := map[string]string{"nvidia.com/mig-1g.10gb": "1"}
+	r.pod(namespace, "notebook-0", slice)
+	r.awaitIdle(namespace, regexp.MustCompile(".*"))
+	r.awaitMetric("gpuslice_pod_gpu_memory_used_bytes{")
+	seen.add(r.metrics())
+	if err := r.GPUs.Play(t.Context(), 1, gpusim.NoInstance, "uncontained-ecc"); err != nil {
+		t.Fatal(err)
+	}
+	r.awaitMetric(`gpuslice_gpu_healthy{gpu="` + r.GPUs.UUIDs()[1] + `"} 0`)
+	seen.add(r.metrics())
+	seen.add(r.metrics())
+	seen.judged(t)
+}
+
+// scrapes are what an agent has told, a minute after another.
+type scrapes []string
+
+func (s *scrapes) add(text string) { *s = append(*s, text) }
+
+// series are the scrapes as the input of promtool, with the labels that the PodMonitor adds.
+func (s scrapes) series(t *testing.T) map[string][]string {
+	t.Helper()
+	out := map[string][]string{}
+	for minute, text := range s {
+		parser := expfmt.NewTextParser(model.LegacyValidation)
+		families, err := parser.TextToMetricFamilies(strings.NewReader(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		samples, err := expfmt.ExtractSamples(&expfmt.DecodeOptions{}, slices.Collect(maps.Values(families))...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		samples = append(samples, &model.Sample{Metric: model.Metric{"__name__": "up"}, Value: 1})
+		for _, sample := range samples {
+			if math.IsNaN(float64(sample.Value)) || math.IsInf(float64(sample.Value), 0) || !strings.HasPrefix(string(sample.Metric["__name__"]), "gpuslice_") && sample.Metric["__name__"] != "up" {
+				continue
+			}
+			m := model.Metric{"job": "gpuslice/gpuslice-agent", "node": "node-1", "pod": "gpuslice-agent-x", "namespace": "gpuslice"}
+			for name, value := range sample.Metric {
+				if _, taken := m[name]; taken {
+					name = "exported_" + name
+				}
+				m[name] = value
+			}
+			key := m.String()
+			for len(out[key]) < minute {
+				out[key] = append(out[key], "_")
+			}
+			out[key] = append(out[key], fmt.Sprint(float64(sample.Value)))
+		}
+	}
+	return out
+}
+
+// judged has Prometheus evaluate each query of the dashboards, and look for what each alert asks for.
+func (s scrapes) judged(t *testing.T) {
+	t.Helper()
+	type sample struct {
+		Labels string `json:"labels"`
+		Value  int    `json:"value"`
+	}
+	type check struct {
+		Expr     string   `json:"expr"`
+		At       string   `json:"eval_time"`
+		Expected []sample `json:"exp_samples"`
+	}
+	type series struct {
+		Series string `json:"series"`
+		Values string `json:"values"`
+	}
+	var input []series
+	told := s.series(t)
+	for _, name := range slices.Sorted(maps.Keys(told)) {
+		input = append(input, series{name, strings.Join(told[name], " ")})
+	}
+	var checks []check
+	found := func(expression string) {
+		expression = strings.NewReplacer("$__rate_interval", "3m", "$node", "node-1").Replace(expression)
+		checks = append(checks, check{fmt.Sprintf("clamp(count(last_over_time((%s)[30m:1m])), 1, 1)", expression), fmt.Sprintf("%dm", len(s)), []sample{{"{}", 1}}})
+	}
+	component := monitoring.Of("../..")
+	boards, err := component.Dashboards()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, board := range boards {
+		for _, panel := range board.Panels {
+			for _, target := range panel.Targets {
+				found(target.Expr)
+			}
+		}
+	}
+	if len(checks) < 30 {
+		t.Fatalf("the dashboards have %d queries", len(checks))
+	}
+	rules, err := component.Rules()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var alerts []string
+	for _, group := range rules.Groups {
+		for _, rule := range group.Rules {
+			alerts = append(alerts, rule.Expr)
+		}
+	}
+	all, err := monitoring.Read(t.Context(), alerts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, asked := range all {
+		for _, one := range asked.Series {
+			labels := []string{}
+			for label := range one.Labels {
+				labels = append(labels, label+`!=""`)
+			}
+			found(one.Metric + "{" + strings.Join(labels, ",") + "}")
+		}
+	}
+	file, err := sigsyaml.Marshal(map[string]any{"tests": []any{map[string]any{"interval": "1m", "input_series": input, "promql_expr_test": checks}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "panels.yaml"), file, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := monitoring.Run(t.Context(), dir, "promtool", "", "test", "rules", "panels.yaml"); err != nil {
+		t.Error(err)
+	}
+}
