@@ -38,14 +38,14 @@ func (a *Agent) observe(ctx context.Context) (state.Observed, error) {
 	if err = a.files.Observe(call, &seen); err != nil {
 		return seen, err
 	}
-	pods, err := a.listPods(call)
-	if err != nil {
-		return seen, err
-	}
 	if err := a.upgrades.Observe(&seen); err != nil {
 		return seen, err
 	}
 	if seen.GPUs, err = a.hardware.Snapshot(ctx); err != nil {
+		return seen, err
+	}
+	pods, err := a.listPods(ctx)
+	if err != nil {
 		return seen, err
 	}
 	if seen.Record.Published = hostrecord.PublishedBy(seen.Record.Learnt); a.record.Absent {

@@ -44,6 +44,8 @@ type Objects struct {
 	anew  bool // this look reads from the API server
 	again bool // the next look does
 
+	ahead chan podsAnswer // the pods, for which this look has asked already; nil if it has not
+
 	node       *kept
 	pods       *kept
 	configMaps map[config.ConfigMapKey]*kept
@@ -63,6 +65,24 @@ func New(o Options) *Objects {
 // BeginLook begins a look: by what the watches have shown, or, after ReadAnew, by reading from the API server.
 func (o *Objects) BeginLook() {
 	o.anew, o.again = o.again || o.node == nil || o.Due != nil && o.Due(), false
+	o.ahead = nil
+}
+
+// podsAnswer is an answer of the API server.
+type podsAnswer struct {
+	pods []corev1.Pod
+	err  error
+}
+
+// askForPods asks for the pods while the look goes on. The API server may wait for a tenth of a second, until its cache has seen all that was written
+// before the request.
+func (o *Objects) askForPods(ctx context.Context) {
+	ahead := make(chan podsAnswer, 1)
+	o.ahead = ahead
+	go func() {
+		pods, err := o.o.Pods.List(ctx)
+		ahead <- podsAnswer{pods, err}
+	}()
 }
 
 // ReadAnew makes the next look read everything from the API server.
@@ -123,12 +143,16 @@ func (o *Objects) NoteWish(before, after any) {
 // wishLabels are the labels by which users ask for something.
 var wishLabels = []string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig}
 
-// Node is the agent's node. It is at least as new as what the agent has read or written before.
+// Node is the agent's node. It is at least as new as what the agent has read or written before. A look that reads the API server asks for the pods at
+// the same time; that request ends with ctx.
 func (o *Objects) Node(ctx context.Context) (*corev1.Node, error) {
 	if !o.anew && o.node.synced() {
 		if node := o.watchedNode(); node != nil {
 			return node, nil
 		}
+	}
+	if o.anew {
+		o.askForPods(ctx)
 	}
 	var node *corev1.Node
 	err := retried.Do(ctx, func() (err error) {
@@ -177,6 +201,11 @@ func older(a, b *corev1.Node) bool {
 
 // Pods returns the pods of the node.
 func (o *Objects) Pods(ctx context.Context) ([]corev1.Pod, error) {
+	if ahead := o.ahead; ahead != nil {
+		o.ahead = nil
+		answer := <-ahead
+		return answer.pods, answer.err
+	}
 	if o.anew || !o.pods.synced() {
 		return o.o.Pods.List(ctx)
 	}

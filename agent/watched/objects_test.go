@@ -230,3 +230,29 @@ func TestALookThatIsDueReadsTheAPIServer(t *testing.T) {
 		}
 	}
 }
+
+// slow answers once it may.
+type slow struct {
+	asked chan struct{}
+	may   chan struct{}
+}
+
+func (s *slow) List(context.Context) ([]corev1.Pod, error) {
+	close(s.asked)
+	<-s.may
+	return []corev1.Pod{{}}, nil
+}
+
+func TestThePodsAreAskedForWhileTheRestIsRead(t *testing.T) {
+	t.Parallel()
+	server := &slow{asked: make(chan struct{}), may: make(chan struct{})}
+	o := watched.New(watched.Options{Node: "gpu-1", Client: fake.NewClientset(node("20", nil)), Pods: server})
+	if got := version(t, o); got != "20" {
+		t.Errorf("version %s was seen", got)
+	}
+	<-server.asked
+	close(server.may)
+	if pods, err := o.Pods(t.Context()); err != nil || len(pods) != 1 {
+		t.Errorf("the pods are %v: %v", pods, err)
+	}
+}
