@@ -105,16 +105,20 @@ func (at *site) startAgent(ctx context.Context, settings string) (*process, erro
 	return p, nil
 }
 
-// idle reports whether the agent has said that there is nothing to do.
+// idle reports whether the agent has said that there is nothing to do, and how the GPUs are: then its first looks are over.
 func idle(_ context.Context, o *corev1.Node) (bool, error) {
 	c := ready(o)
-	return c != nil && c.Reason == string(config.ReasonNotRequested), nil
+	return c != nil && c.Reason == string(config.ReasonNotRequested) && conditionOf(o, config.ConditionGPUUnhealthy) != nil, nil
 }
 
 // ready is what the agent says of the node; nil if it has said nothing yet.
 func ready(o *corev1.Node) *corev1.NodeCondition {
+	return conditionOf(o, config.ConditionGPUPartitionReady)
+}
+
+func conditionOf(o *corev1.Node, kind corev1.NodeConditionType) *corev1.NodeCondition {
 	for i := range o.Status.Conditions {
-		if o.Status.Conditions[i].Type == config.ConditionGPUPartitionReady {
+		if o.Status.Conditions[i].Type == kind {
 			return &o.Status.Conditions[i]
 		}
 	}
