@@ -24,7 +24,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/clock"
 
@@ -49,9 +48,20 @@ const (
 	maxStateBytes = 232 << 10
 )
 
-// conflictBackoff is how often an agent repeats a write that conflicts with those of other nodes' agents. The pauses add up to some four
-// seconds.
-var conflictBackoff = wait.Backoff{Duration: 10 * time.Millisecond, Factor: 1.4, Jitter: 1, Steps: 14}
+// A write that conflicts with those of other nodes' agents is repeated. Each that gets through costs all others that are under way
+// another try, so with a fixed pause the conflicts grow with the square of the agents that write at once. The pause is random, and at
+// most as long as all nodes that the Lease names need, one after the other. With each conflict it may be four times as long, as a new Lease names
+// none yet.
+const (
+	// tries is how often an agent sends the write at most. The pauses add up to some five seconds.
+	tries = 12
+	// triesToJoin is the same for a node that only joins the queue, since it has no room now. There may be any number of those, of which the
+	// Lease names none yet. It joins when it asks again: it has to ask anyway, and its place is that of its age.
+	triesToJoin = 2
+	// pausePerNode is about how long it takes to read and write the Lease.
+	pausePerNode = 20 * time.Millisecond
+	longestPause = time.Second
+)
 
 // ErrContended means that agents of other nodes have written the Lease each time. Nothing is wrong: the caller tries again soon.
 var ErrContended = errors.New("agents of other nodes write it all the time; this one tries again")
@@ -227,33 +237,36 @@ func (s *Slots) Fail(ctx context.Context, pool Pool, c Change, why string) error
 // settle reads the Lease, lets decide change its state, and writes it if decide says so. It repeats that while agents of other nodes
 // write in between. It returns the error that decide gave for the state that was written or left.
 func (s *Slots) settle(ctx context.Context, pool Pool, decide func(context.Context, *record) (bool, error)) error {
-	var verdict error
-	lost := false
-	err := wait.ExponentialBackoffWithContext(ctx, conflictBackoff, func(ctx context.Context) (bool, error) {
-		lost = false
+	longest := pausePerNode
+	for try := 1; ; try++ {
 		r, err := s.read(ctx, pool)
 		if err != nil {
-			return false, err
+			return err
 		}
-		var write bool
-		if write, verdict = decide(ctx, r); !write {
-			return true, nil
+		write, verdict := decide(ctx, r)
+		if !write {
+			return verdict
 		}
-		lost, err = s.write(ctx, pool, r)
-		return !lost, err
-	})
-	var full *Full
-	switch {
-	case err == nil:
-		return verdict
-	case ctx.Err() != nil:
-		return fmt.Errorf("asking Lease %s/%s of pool %s: %w", s.Namespace, leaseName(pool), pool.Name, err)
-	case !lost:
-		return err
-	case errors.As(verdict, &full):
-		return verdict // the node has not joined the queue yet: it will next time
+		lost, err := s.write(ctx, pool, r)
+		var full *Full
+		switch {
+		case err != nil:
+			return err
+		case !lost:
+			return verdict
+		case try >= triesToJoin && errors.As(verdict, &full):
+			full.Retry = spread(longestToJoin)
+			return full
+		case try == tries:
+			return fmt.Errorf("writing Lease %s/%s of pool %s: %w", s.Namespace, leaseName(pool), pool.Name, ErrContended)
+		}
+		longest = min(longestPause, max(4*longest, pausePerNode*time.Duration(r.state.named())))
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("asking Lease %s/%s of pool %s: %w", s.Namespace, leaseName(pool), pool.Name, ctx.Err())
+		case <-time.After(spread(longest)):
+		}
 	}
-	return fmt.Errorf("writing Lease %s/%s of pool %s: %w", s.Namespace, leaseName(pool), pool.Name, ErrContended)
 }
 
 // bounded returns a context for one request.

@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"strings"
 	"time"
 
@@ -11,11 +12,17 @@ import (
 )
 
 // Pauses until the next Take. The node at the front of the queue asks soon. Nodes that may get the next free slots ask before Patience
-// has passed, and nodes far behind ask rarely.
+// has passed, and nodes far behind ask rarely: the more rarely, the more changes have to end before theirs. So an agent does not ask more often
+// the larger the pool is, and yet in time: a change takes some times longer than soonest.
 const (
 	soonest = 2 * time.Second
 	timely  = 8 * time.Second
 	longest = 30 * time.Second
+	// distant is the longest pause of a node in the queue, and that of one for which it has no room.
+	distant = 2 * time.Minute
+	// longestToJoin is for a node that has not joined the queue, since others have done so at that moment. Agents of all nodes may be in
+	// that case: the longer the time over which they spread, the fewer of them conflict again.
+	longestToJoin = 30 * time.Second
 )
 
 // retryAfter returns when a node asks again that has so many nodes ahead of it, in a pool with that limit.
@@ -26,12 +33,15 @@ func retryAfter(ahead, limit int) time.Duration {
 	case ahead < limit:
 		return min(after, timely)
 	default:
-		return min(after, longest)
+		return min(after, max(longest, min(distant, soonest*time.Duration(ahead/limit))))
 	}
 }
 
 // pause returns a random moment in the last third of d, so that nodes that wait for the same do not ask at once.
 func pause(d time.Duration) time.Duration { return wait.Jitter(d*2/3, 0.5) }
+
+// spread returns a random moment in all of d, so that few of many agents ask at once.
+func spread(d time.Duration) time.Duration { return rand.N(d) }
 
 // Full says that there is no slot for the node now.
 type Full struct {

@@ -4,11 +4,13 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/pager"
@@ -26,6 +28,7 @@ const changing = "being changed by gpuslice"
 // census is the nodes of a pool at one moment.
 type census struct {
 	left    int64                // state.Left of the Lease that the agent read before the nodes
+	holders []holder             // of slots, by the last Lease that the agent has compared with the census
 	all     map[string]types.UID // all nodes that were read, even those of other pools
 	members []member             // nodes of the pool, in the order of their names
 }
@@ -64,6 +67,47 @@ func (s *Slots) census(ctx context.Context, pool Pool) (*census, error) {
 		return nil, fmt.Errorf("listing the nodes of pool %s: %w", pool.Name, err)
 	}
 	return c, nil
+}
+
+// reviewed is how many nodes review reads at most, one by one: about as many requests as a census of a large pool has.
+const reviewed = 20
+
+// review reads the nodes anew that had a slot and have none by the Lease that was read now: in a large pool nodes leave all the time, and a census
+// takes so long that after each of them it would begin anew, for ever. It leaves the census as old as it is if more nodes have left than it can
+// tell: a node that got a slot and returned it since the last look is not seen among the holders, but counted by the Lease.
+func (s *Slots) review(ctx context.Context, pool Pool, c *census, r *record) error {
+	var left []holder
+	for _, h := range c.holders {
+		if r.state.Left != c.left && !slices.ContainsFunc(r.before, func(b holder) bool { return b.UID == h.UID }) {
+			left = append(left, h)
+		}
+	}
+	if int64(len(left)) != r.state.Left-c.left || len(left) > reviewed {
+		return nil
+	}
+	for _, h := range left {
+		node, err := s.node(ctx, h.Node)
+		if err != nil {
+			return fmt.Errorf("reading node %s, which had a slot of pool %s: %w", h.Node, pool.Name, err)
+		}
+		c.replace(h.Node, node, pool)
+	}
+	c.left = r.state.Left
+	return nil
+}
+
+// replace puts what was read of the node of this name in place of what the census has. Node is nil if there is none.
+func (c *census) replace(name string, node *corev1.Node, pool Pool) {
+	delete(c.all, name)
+	c.members = slices.DeleteFunc(c.members, func(m member) bool { return m.name == name })
+	if node == nil || pool.Selector != nil && !pool.Selector.Matches(labels.Set(node.Labels)) {
+		return
+	}
+	c.all[name] = node.UID
+	if pool.Selects == nil || pool.Selects(node) {
+		i, _ := slices.BinarySearchFunc(c.members, name, func(m member, name string) int { return strings.Compare(m.name, name) })
+		c.members = slices.Insert(c.members, i, member{name: name, uid: node.UID, away: Unavailable(node)})
+	}
 }
 
 // has reports whether the node with this name and UID is of the pool.
@@ -119,16 +163,25 @@ func (s *Slots) deletedNodes(ctx context.Context, pool Pool, known map[string]ty
 
 // uid returns the UID of the node of this name, or "" if there is no such node.
 func (s *Slots) uid(ctx context.Context, name string) (types.UID, error) {
+	node, err := s.node(ctx, name)
+	if node == nil {
+		return "", err
+	}
+	return node.UID, nil
+}
+
+// node returns the node of this name, or nil if there is no such node.
+func (s *Slots) node(ctx context.Context, name string) (*corev1.Node, error) {
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
 	node, err := s.Client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return "", nil
+		return nil, nil
 	}
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	return node.UID, nil
+	return node, nil
 }
 
 // Unavailable returns why a node takes no pods, or "" if it does.

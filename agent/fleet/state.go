@@ -31,7 +31,7 @@ const stateVersion = 1
 type state struct {
 	Version  int       `json:"version"`
 	Turn     int64     `json:"turn"`               // grows by one with each write
-	Left     int64     `json:"left"`               // grows by one with each write by which a node loses or returns a slot
+	Left     int64     `json:"left"`               // grows by one with each node that loses or returns a slot
 	Nodes    int       `json:"nodes,omitempty"`    // size of the pool when an agent last counted it, for a limit in percent
 	Holders  []holder  `json:"holders,omitempty"`  // nodes that have a slot, in the order in which they got it
 	Queue    []waiter  `json:"queue,omitempty"`    // nodes that wait, in the order in which they get slots
@@ -121,6 +121,9 @@ func (st *state) dropHolders(which func(holder) bool) bool {
 	st.Holders = slices.DeleteFunc(st.Holders, which)
 	return len(st.Holders) < before
 }
+
+// named returns how many nodes the state names.
+func (st *state) named() int { return len(st.Holders) + len(st.Queue) }
 
 func (st *state) waits(uid types.UID) bool {
 	return slices.ContainsFunc(st.Queue, func(w waiter) bool { return w.UID == uid })
@@ -290,9 +293,7 @@ func (s *Slots) write(ctx context.Context, pool Pool, r *record) (lost bool, err
 	defer cancel()
 	left, come := r.slotsMoved()
 	r.state.Turn++
-	if len(left) > 0 {
-		r.state.Left++
-	}
+	r.state.Left += int64(len(left))
 	text, err := json.Marshal(r.state)
 	if err != nil {
 		return false, fmt.Errorf("encoding the state of pool %s: %w", pool.Name, err)

@@ -18,6 +18,7 @@ type view struct {
 	passed   map[types.UID]time.Time // since when a waiting node has not taken a slot that is free
 	renewed  time.Time               // when this node has last renewed its own slot; zero if that is not known
 	returned bool                    // this node has returned its slot and left the queue
+	counted  time.Time               // when this node has last counted the nodes
 }
 
 // sighting is the number of a renewal, and when this node first saw it.
@@ -170,7 +171,8 @@ func (t *taking) hold(st *state, now time.Time) (bool, error) {
 }
 
 // expected returns the limit, and how many more nodes may have a slot by the Lease alone, which does not show the nodes that are
-// unavailable without a slot. A percentage is one of the nodes that an agent counted last; the first in the queue always counts them anew.
+// unavailable without a slot. A percentage is one of the nodes that an agent counted last; the first in the queue counts them anew: always in
+// a small pool, and now and then in a large one.
 func (t *taking) expected(st *state) (limit, room int) {
 	switch l := t.pool.Limit; {
 	case l == nil:
@@ -180,22 +182,32 @@ func (t *taking) expected(st *state) (limit, room int) {
 		return limit, limit - len(st.Holders)
 	default:
 		limit = min(l.Of(st.Nodes), MaxNodes)
-		return limit, max(1, limit-len(st.Holders))
+		room = limit - len(st.Holders)
+		if st.Nodes <= page || t.slots.Clock.Since(t.view.counted) >= longest {
+			room = max(1, room)
+		}
+		return limit, room
 	}
 }
 
-// count decides by the nodes of the pool. After another agent's write, a census from before it is still good unless a node has lost or
-// returned its slot: each node that an agent can have made unavailable since the census is among the holders.
+// count decides by the nodes of the pool. After another agent's write, a census from before it is still good, once the nodes that have lost or
+// returned their slots are read anew: each other node that an agent can have made unavailable since the census is among the holders.
 func (t *taking) count(ctx context.Context, r *record, changed bool) (bool, error) {
 	st := &r.state
+	if t.nodes != nil {
+		if err := t.slots.review(ctx, t.pool, t.nodes, r); err != nil {
+			return false, err
+		}
+	}
 	if t.nodes == nil || t.nodes.left != st.Left {
 		nodes, err := t.slots.census(ctx, t.pool)
 		if err != nil {
 			return false, err
 		}
 		nodes.left = st.Left
-		t.nodes = nodes
+		t.nodes, t.view.counted = nodes, t.slots.Clock.Now()
 	}
+	t.nodes.holders = r.before
 	if err := t.nodes.mustHave(t.change, t.pool); err != nil {
 		return false, err
 	}
@@ -232,5 +244,12 @@ func (t *taking) full(limit, rank int, st *state, away []string) *Full {
 			away = append(away, w.Node+": waits longer")
 		}
 	}
-	return &Full{Pool: t.pool.Name, Limit: limit, Unavailable: away, Ahead: rank, Retry: pause(retryAfter(rank, limit))}
+	after := retryAfter(rank, limit)
+	switch {
+	case !st.waits(t.change.UID):
+		after = distant
+	case t.pool.Limit != nil && t.pool.Limit.Percent > 0 && st.Nodes == 0: // nobody has counted them yet: there may be room for many
+		after = timely
+	}
+	return &Full{Pool: t.pool.Name, Limit: limit, Unavailable: away, Ahead: rank, Retry: pause(after)}
 }

@@ -40,10 +40,11 @@ rules:
 
 // AuditEvent is a request that the API server has answered.
 type AuditEvent struct {
-	Time      time.Time // when it came in
-	User      string    // "system:serviceaccount:gpuslice:agent"
-	As        string    // in whose name the user has made it; empty for the user's own
-	Node      string    // that the user's token names; empty if it names none
+	Time      time.Time     // when it came in
+	Took      time.Duration // from then to the end of the answer
+	User      string        // "system:serviceaccount:gpuslice:agent"
+	As        string        // in whose name the user has made it; empty for the user's own
+	Node      string        // that the user's token names; empty if it names none
 	UserAgent string
 	Verb      string // "get", "patch", …
 	Group     string // of the API, "" for the core one
@@ -122,6 +123,7 @@ func (c *Cluster) mark(marker string) error {
 // rawEvent is what is read of an event of audit.k8s.io/v1.
 type rawEvent struct {
 	RequestReceivedTimestamp time.Time
+	StageTimestamp           time.Time
 	User                     struct {
 		Username string
 		Extra    map[string][]string
@@ -167,6 +169,7 @@ func readAudit(path, marker string, match func(AuditEvent) bool) ([]AuditEvent, 
 func (r rawEvent) event() AuditEvent {
 	e := AuditEvent{
 		Time:      r.RequestReceivedTimestamp,
+		Took:      r.StageTimestamp.Sub(r.RequestReceivedTimestamp),
 		User:      r.User.Username,
 		As:        r.ImpersonatedUser.Username,
 		Node:      strings.Join(r.User.Extra["authentication.kubernetes.io/node-name"], ","),

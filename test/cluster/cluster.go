@@ -32,6 +32,8 @@ type Options struct {
 	Dir      string    // logs, certificates and etcd's data; "" is a temporary directory that Stop removes
 	Binaries string    // directory of the programs; "" builds them when they are not built yet, which takes minutes
 	Log      io.Writer // progress, a line each; nil for none
+
+	APIServerFlags []string // after those that it is started with
 }
 
 // Cluster is a control plane that runs.
@@ -46,6 +48,8 @@ type Cluster struct {
 	log        io.Writer
 	began      time.Time
 
+	apiServerFlags []string
+
 	stop    sync.Once
 	stopped error
 }
@@ -53,7 +57,7 @@ type Cluster struct {
 // Start runs a control plane and returns when it serves: pods can be created in the default namespace. The context
 // bounds the start alone.
 func Start(ctx context.Context, o Options) (*Cluster, error) {
-	c := &Cluster{dir: o.Dir, binaries: o.Binaries, log: o.Log, began: time.Now()}
+	c := &Cluster{dir: o.Dir, binaries: o.Binaries, log: o.Log, began: time.Now(), apiServerFlags: o.APIServerFlags}
 	if c.log == nil {
 		c.log = io.Discard
 	}

@@ -88,29 +88,29 @@ func etcdReady(port int) func(context.Context) error {
 }
 
 func (c *Cluster) apiServer(etcdPort int) component {
-	return c.component("kube-apiserver",
+	return c.component("kube-apiserver", append([]string{
 		fmt.Sprintf("--etcd-servers=http://127.0.0.1:%d", etcdPort),
 		"--bind-address=127.0.0.1",
 		"--advertise-address=127.0.0.1",
 		fmt.Sprintf("--secure-port=%d", c.port),
 		"--permit-port-sharing",
 		"--endpoint-reconciler-type=none", // loopback is no legal endpoint of the kubernetes service
-		"--service-cluster-ip-range="+serviceRange,
+		"--service-cluster-ip-range=" + serviceRange,
 		"--authorization-mode=Node,RBAC",
 		"--enable-admission-plugins=NodeRestriction",
 		"--allow-privileged=true",
-		"--client-ca-file="+c.file(caCert),
-		"--tls-cert-file="+c.file(serverCert),
-		"--tls-private-key-file="+c.file(serverKey),
+		"--client-ca-file=" + c.file(caCert),
+		"--tls-cert-file=" + c.file(serverCert),
+		"--tls-private-key-file=" + c.file(serverKey),
 		"--service-account-issuer=https://kubernetes.default.svc",
-		"--service-account-key-file="+c.file(accountKey),
-		"--service-account-signing-key-file="+c.file(accountKey),
-		"--audit-policy-file="+c.file(auditPolicy),
-		"--audit-log-path="+c.file(auditLog),
+		"--service-account-key-file=" + c.file(accountKey),
+		"--service-account-signing-key-file=" + c.file(accountKey),
+		"--audit-policy-file=" + c.file(auditPolicy),
+		"--audit-log-path=" + c.file(auditLog),
 		"--audit-log-maxsize=0",     // one file
 		"--audit-log-mode=blocking", // an event is written before the next request of the same client
 		"--profiling=false",
-	)
+	}, c.apiServerFlags...)...)
 }
 
 // controllerManager has no port: that it works shows in the objects it makes.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -72,7 +73,7 @@ func start(ctx context.Context, o options, n int) (f *fleet, err error) {
 	if f.logs, err = logs.Build(); err != nil {
 		return nil, err
 	}
-	if f.cluster, err = cluster.Start(ctx, cluster.Options{Dir: filepath.Join(f.dir, "cluster"), Log: o.log}); err != nil {
+	if f.cluster, err = cluster.Start(ctx, cluster.Options{Dir: filepath.Join(f.dir, "cluster"), Log: o.log, APIServerFlags: o.flags}); err != nil {
 		return nil, err
 	}
 	if f.client, err = kubernetes.NewForConfig(f.cluster.Config()); err != nil {
@@ -90,7 +91,11 @@ func (f *fleet) apply(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, file := range manifests {
+	files := manifests
+	if f.share {
+		files = append(slices.Clone(files), "deploy/components/flow-control/flow-control.yaml")
+	}
+	for _, file := range files {
 		how := "-f"
 		if filepath.Ext(file) == "" {
 			how = "-k"
@@ -298,12 +303,17 @@ func (f *fleet) await(ctx context.Context, what string, wanted func(*corev1.Node
 	}
 }
 
+// stopAgents ends the agents alone.
+func (f *fleet) stopAgents() {
+	f.end()
+	f.running.Wait()
+}
+
 // stop ends everything. The directory stays if an agent or a kubelet had something to complain about.
 func (f *fleet) stop() error {
 	var err error
 	if f.end != nil {
-		f.end()
-		f.running.Wait()
+		f.stopAgents()
 	}
 	if f.endPlane != nil {
 		f.endPlane()

@@ -31,11 +31,14 @@ type options struct {
 	updates  int // of a pod on each node
 	limit    string
 	patience time.Duration // of each wait
+	flags    []string      // of the API server
+	share    bool          // the agents have a share of the API server
 	log      io.Writer
 }
 
 func command() *cobra.Command {
 	o := options{log: os.Stderr}
+	var storm time.Duration
 	c := &cobra.Command{
 		Use:           "fleet",
 		Short:         "Measure what fleets of agents cost the API server",
@@ -43,6 +46,9 @@ func command() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if storm > 0 {
+				return o.storms(cmd.Context(), storm)
+			}
 			var results []result
 			for _, n := range o.nodes {
 				r, err := o.run(cmd.Context(), n)
@@ -60,7 +66,27 @@ func command() *cobra.Command {
 	c.Flags().IntVar(&o.updates, "updates", 100, "updates of a pod on each node")
 	c.Flags().StringVar(&o.limit, "max-unavailable", "10%", "limit of the pool, a number or a percentage")
 	c.Flags().DurationVar(&o.patience, "patience", 15*time.Minute, "how long each wait may take")
+	c.Flags().StringSliceVar(&o.flags, "api-server", nil, "flags of the API server")
+	c.Flags().DurationVar(&storm, "storm", 0, "instead, measure how long others wait for the API server for so long after all agents have restarted and all nodes are changed")
 	return c
+}
+
+// storms measures what others notice of a fleet, without and with a share of its own.
+func (o options) storms(ctx context.Context, lasts time.Duration) error {
+	for _, n := range o.nodes {
+		var all []weather
+		for _, o.share = range []bool{false, true} {
+			w, err := o.storm(ctx, n, lasts)
+			if err != nil {
+				return fmt.Errorf("measuring the storm of %d nodes: %w", n, err)
+			}
+			all = append(all, w)
+		}
+		if _, err := fmt.Fprintf(os.Stdout, "%d nodes\n\n%s", n, forecast(all)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // run measures a fleet of n nodes on a control plane of its own.

@@ -94,14 +94,18 @@ func (f *fleet) begin(ctx context.Context) error {
 	return f.addPods(ctx)
 }
 
-// change asks for instances on all nodes at once: each waits for its turn, evicts a pod, and cuts its GPU.
-func (f *fleet) change(ctx context.Context) error {
-	err := f.each(ctx, func(ctx context.Context, _ int, n *node) error {
+// wish labels all nodes.
+func (f *fleet) wish(ctx context.Context) error {
+	return f.each(ctx, func(ctx context.Context, _ int, n *node) error {
 		body := fmt.Appendf(nil, `{"metadata":{"labels":{%q:%q}}}`, config.LabelMIGConfig, wish)
 		_, err := f.client.CoreV1().Nodes().Patch(ctx, n.name, types.MergePatchType, body, metav1.PatchOptions{})
 		return err
 	})
-	if err != nil {
+}
+
+// change asks for instances on all nodes at once: each waits for its turn, evicts a pod, and cuts its GPU.
+func (f *fleet) change(ctx context.Context) error {
+	if err := f.wish(ctx); err != nil {
 		return err
 	}
 	return f.await(ctx, "the instances of each node", func(n *corev1.Node) bool {
