@@ -49,18 +49,18 @@ const (
 )
 
 // A write that conflicts with those of other nodes' agents is repeated. Each that gets through costs all others that are under way
-// another try, so with a fixed pause the conflicts grow with the square of the agents that write at once. The pause is random, and at
-// most as long as all nodes that the Lease names need, one after the other. With each conflict it may be four times as long, as a new Lease names
-// none yet.
+// another try, so with a fixed pause the conflicts grow with the square of the agents that write at once, and the more so the slower the API
+// server is: conflicts would slow it down further. The pause is random, and at most as long as all nodes that the Lease names need one after the
+// other, by the time that this try has taken. As a new Lease names none yet, it grows with each conflict, too.
 const (
-	// tries is how often an agent sends the write at most. The pauses add up to some five seconds.
+	// tries is how often an agent sends the write at most. At an API server that answers at once, the pauses add up to some four seconds.
 	tries = 12
 	// triesToJoin is the same for a node that only joins the queue, since it has no room now. There may be any number of those, of which the
 	// Lease names none yet. It joins when it asks again: it has to ask anyway, and its place is that of its age.
-	triesToJoin = 2
-	// pausePerNode is about how long it takes to read and write the Lease.
-	pausePerNode = 20 * time.Millisecond
-	longestPause = time.Second
+	triesToJoin  = 2
+	firstPause   = 80 * time.Millisecond
+	grownPause   = time.Second // to which conflicts alone let it grow, by four times each
+	longestPause = 5 * time.Second
 )
 
 // ErrContended means that agents of other nodes have written the Lease each time. Nothing is wrong: the caller tries again soon.
@@ -237,8 +237,9 @@ func (s *Slots) Fail(ctx context.Context, pool Pool, c Change, why string) error
 // settle reads the Lease, lets decide change its state, and writes it if decide says so. It repeats that while agents of other nodes
 // write in between. It returns the error that decide gave for the state that was written or left.
 func (s *Slots) settle(ctx context.Context, pool Pool, decide func(context.Context, *record) (bool, error)) error {
-	longest := pausePerNode
+	grown := firstPause
 	for try := 1; ; try++ {
+		began := time.Now()
 		r, err := s.read(ctx, pool)
 		if err != nil {
 			return err
@@ -253,14 +254,16 @@ func (s *Slots) settle(ctx context.Context, pool Pool, decide func(context.Conte
 		case err != nil:
 			return err
 		case !lost:
+			s.view(pool).misses = 0
 			return verdict
 		case try >= triesToJoin && errors.As(verdict, &full):
-			full.Retry = spread(longestToJoin)
+			full.Retry = s.view(pool).missed()
 			return full
 		case try == tries:
 			return fmt.Errorf("writing Lease %s/%s of pool %s: %w", s.Namespace, leaseName(pool), pool.Name, ErrContended)
 		}
-		longest = min(longestPause, max(4*longest, pausePerNode*time.Duration(r.state.named())))
+		longest := max(grown, min(longestPause, time.Since(began)*time.Duration(r.state.named())))
+		grown = min(grownPause, 4*grown)
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("asking Lease %s/%s of pool %s: %w", s.Namespace, leaseName(pool), pool.Name, ctx.Err())

@@ -20,9 +20,6 @@ const (
 	longest = 30 * time.Second
 	// distant is the longest pause of a node in the queue, and that of one for which it has no room.
 	distant = 2 * time.Minute
-	// longestToJoin is for a node that has not joined the queue, since others have done so at that moment. Agents of all nodes may be in
-	// that case: the longer the time over which they spread, the fewer of them conflict again.
-	longestToJoin = 30 * time.Second
 )
 
 // retryAfter returns when a node asks again that has so many nodes ahead of it, in a pool with that limit.

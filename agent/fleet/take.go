@@ -19,6 +19,7 @@ type view struct {
 	renewed  time.Time               // when this node has last renewed its own slot; zero if that is not known
 	returned bool                    // this node has returned its slot and left the queue
 	counted  time.Time               // when this node has last counted the nodes
+	misses   int                     // calls of Take in a row by which this node has not joined the queue, since others wrote at that moment
 }
 
 // sighting is the number of a renewal, and when this node first saw it.
@@ -40,6 +41,13 @@ func (s *Slots) view(pool Pool) *view {
 // renewalDue reports whether the node's own slot has to be renewed.
 func (s *Slots) renewalDue(v *view) bool {
 	return v.renewed.IsZero() || s.Clock.Since(v.renewed) >= RenewAfter
+}
+
+// missed returns when a node asks again that has not joined the queue, since others wrote at that moment. Agents of all nodes may be in that
+// case: the more often it is, the longer is the time over which they spread.
+func (v *view) missed() time.Duration {
+	v.misses++
+	return spread(min(distant, longest<<min(v.misses-1, 2)))
 }
 
 // noteRenewals remembers which holders have renewed their slots since the last look.
