@@ -50,8 +50,9 @@ const (
 
 // A write that conflicts with those of other nodes' agents is repeated. Each that gets through costs all others that are under way
 // another try, so with a fixed pause the conflicts grow with the square of the agents that write at once, and the more so the slower the API
-// server is: conflicts would slow it down further. The pause is random, and at most as long as all nodes that the Lease names need one after the
-// other, by the time that this try has taken. As a new Lease names none yet, it grows with each conflict, too.
+// server is: conflicts would slow it down further. The pause is random, and at most as long as all nodes that have a slot, or for a node that has to wait
+// for one all that the Lease names, need one after the other, by the time that the request has taken. As a new Lease names none yet, it grows
+// with each conflict, too.
 const (
 	// tries is how often an agent sends the write at most. At an API server that answers at once, the pauses add up to some four seconds.
 	tries = 12
@@ -61,6 +62,8 @@ const (
 	firstPause   = 80 * time.Millisecond
 	grownPause   = time.Second // to which conflicts alone let it grow, by four times each
 	longestPause = 5 * time.Second
+	// patience is how long an agent tries, whatever the tries: a change that is under way has other things to do.
+	patience = 30 * time.Second
 )
 
 // ErrContended means that agents of other nodes have written the Lease each time. Nothing is wrong: the caller tries again soon.
@@ -146,6 +149,9 @@ func (s *Slots) Take(ctx context.Context, pool Pool, c Change) error {
 		err := s.settle(ctx, pool, t.decide)
 		if errors.Is(err, errQueued) {
 			t.queued = true // so that decide goes on next time
+			continue
+		}
+		if errors.Is(err, errCounted) {
 			continue
 		}
 		if err == nil && t.renews {
@@ -237,9 +243,8 @@ func (s *Slots) Fail(ctx context.Context, pool Pool, c Change, why string) error
 // settle reads the Lease, lets decide change its state, and writes it if decide says so. It repeats that while agents of other nodes
 // write in between. It returns the error that decide gave for the state that was written or left.
 func (s *Slots) settle(ctx context.Context, pool Pool, decide func(context.Context, *record) (bool, error)) error {
-	grown := firstPause
+	grown, began := firstPause, time.Now()
 	for try := 1; ; try++ {
-		began := time.Now()
 		r, err := s.read(ctx, pool)
 		if err != nil {
 			return err
@@ -248,21 +253,27 @@ func (s *Slots) settle(ctx context.Context, pool Pool, decide func(context.Conte
 		if !write {
 			return verdict
 		}
+		sent := time.Now()
 		lost, err := s.write(ctx, pool, r)
+		took := 2 * time.Since(sent) // the Lease is read, too
+		others := len(r.before)
 		var full *Full
+		if errors.As(verdict, &full) {
+			others += len(r.state.Queue)
+		}
 		switch {
 		case err != nil:
 			return err
 		case !lost:
 			s.view(pool).misses = 0
 			return verdict
-		case try >= triesToJoin && errors.As(verdict, &full):
+		case try >= triesToJoin && full != nil:
 			full.Retry = s.view(pool).missed()
 			return full
-		case try == tries:
+		case try == tries, time.Since(began) > patience:
 			return fmt.Errorf("writing Lease %s/%s of pool %s: %w", s.Namespace, leaseName(pool), pool.Name, ErrContended)
 		}
-		longest := max(grown, min(longestPause, time.Since(began)*time.Duration(r.state.named())))
+		longest := max(grown, min(longestPause, took*time.Duration(others)))
 		grown = min(grownPause, 4*grown)
 		select {
 		case <-ctx.Done():

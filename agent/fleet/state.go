@@ -122,9 +122,6 @@ func (st *state) dropHolders(which func(holder) bool) bool {
 	return len(st.Holders) < before
 }
 
-// named returns how many nodes the state names.
-func (st *state) named() int { return len(st.Holders) + len(st.Queue) }
-
 func (st *state) waits(uid types.UID) bool {
 	return slices.ContainsFunc(st.Queue, func(w waiter) bool { return w.UID == uid })
 }

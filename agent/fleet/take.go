@@ -12,6 +12,9 @@ import (
 // errQueued means that the node has joined the queue at its front, and may now count the nodes.
 var errQueued = errors.New("the node is in line")
 
+// errCounted means that the node has counted a large pool. That takes so long that the Lease which it has read before is an old one.
+var errCounted = errors.New("the nodes are counted")
+
 // view is what this node has seen of a pool, by its own clock.
 type view struct {
 	renewals map[types.UID]sighting  // the last renewal of each holder of a slot
@@ -104,9 +107,10 @@ type taking struct {
 	change Change
 	view   *view
 
-	nodes  *census // read for an earlier decision of this call, or nil
-	queued bool    // this call has put the node into the queue
-	renews bool    // the decision renews the node's slot
+	nodes   *census // read for an earlier decision of this call, or nil
+	queued  bool    // this call has put the node into the queue
+	counted bool    // it has counted a large pool
+	renews  bool    // the decision renews the node's slot
 }
 
 // decide returns whether the agent has to write the Lease, and what Take returns then.
@@ -214,6 +218,11 @@ func (t *taking) count(ctx context.Context, r *record, changed bool) (bool, erro
 		}
 		nodes.left = st.Left
 		t.nodes, t.view.counted = nodes, t.slots.Clock.Now()
+		t.nodes.holders = r.before
+		if len(nodes.all) > page && !t.counted {
+			t.counted = true
+			return false, errCounted
+		}
 	}
 	t.nodes.holders = r.before
 	if err := t.nodes.mustHave(t.change, t.pool); err != nil {
