@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpuslice/gpuslice/agent/alive"
 	"github.com/gpuslice/gpuslice/agent/api"
@@ -50,13 +49,14 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/drain/kube"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // Agent keeps one node as its labels ask.
 type Agent struct {
 	node     string
-	client   kubernetes.Interface
+	client   kube.Interface
 	nodes    nodewrite.Writer
 	objects  *watched.Objects
 	kubelet  Kubelet

@@ -20,6 +20,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/nvml/lib"
+	"github.com/gpuslice/gpuslice/test/clientset"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 	"github.com/gpuslice/gpuslice/test/gpusim/gpusimtest"
 	"github.com/gpuslice/gpuslice/test/long"
@@ -366,7 +367,7 @@ func (v venture) waitReally(t *testing.T, s stage, at spot) {
 	w.hang(at)
 	c := testclock.NewFakeClock(time.Now())
 	w.agent = agent.New(agent.Options{
-		Node: nodeName, Client: w.client, Driver: w.through(w.gpus.Driver()), Pods: podsOf{w.client}, Kubelet: w, Settings: w.settings,
+		Node: nodeName, Client: clientset.Of(w.client), Driver: w.through(w.gpus.Driver()), Pods: podsOf{w.client}, Kubelet: w, Settings: w.settings,
 		Host: &w.host, Units: &w.units, Processes: holders.Processes{Root: w.table}, Specs: &w.specs, Record: &w.disk,
 		Parse: func([]byte) (map[string]config.MIGConfig, error) { return w.file, nil },
 		Clock: c, Events: &record.FakeRecorder{}, Log: zaptest.NewLogger(t),

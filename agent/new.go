@@ -6,7 +6,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/clock"
 
@@ -53,6 +52,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/drain/host"
+	"github.com/gpuslice/gpuslice/drain/kube"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -65,7 +65,7 @@ type Kubelet interface {
 // Options is what an Agent works with.
 type Options struct {
 	Node    string // name of the node it runs on; it never touches another
-	Client  kubernetes.Interface
+	Client  kube.Interface
 	Driver  nvml.Driver
 	Pods    watched.Pods
 	Kubelet Kubelet

@@ -81,7 +81,7 @@ func errStillOwed(ctx context.Context, left debts) error {
 func (a *Agent) readNode(ctx context.Context) (*corev1.Node, error) {
 	api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
 	defer cancel()
-	node, err := a.client.CoreV1().Nodes().Get(api, a.node, metav1.GetOptions{})
+	node, err := a.client.Nodes().Get(api, a.node, metav1.GetOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("reading node %s: %w", a.node, err)
 	}
@@ -108,11 +108,11 @@ func (a *Agent) AwaitRecovered(ctx context.Context, seen func(*corev1.Node)) err
 	nodes := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			o.FieldSelector = only
-			return a.client.CoreV1().Nodes().List(ctx, o)
+			return a.client.Nodes().List(ctx, o)
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			o.FieldSelector = only
-			return a.client.CoreV1().Nodes().Watch(ctx, o)
+			return a.client.Nodes().Watch(ctx, o)
 		},
 	}
 	left := debts{ours: []string{unknown}}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/fleet"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/test/clientset"
 )
 
 // The tests of agent/fleet hold, on a real API server, that nodes agree. The tests here hold what the agent does with its slot.
@@ -35,7 +36,7 @@ func (w *world) pool() (*fleet.Slots, fleet.Pool, fleet.Change) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	slots := &fleet.Slots{Client: w.client, Namespace: "gpuslice", Clock: clock.RealClock{}, Log: zap.NewNop()}
+	slots := &fleet.Slots{Client: clientset.Of(w.client), Namespace: "gpuslice", Clock: clock.RealClock{}, Log: zap.NewNop()}
 	return slots, fleet.PoolOf(m, m.Pools[0]), fleet.Change{Node: "gpu-2", UID: types.UID("other-uid"), Operation: "other", Since: time.Now()}
 }
 

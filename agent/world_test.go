@@ -38,6 +38,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/drain/host"
 	"github.com/gpuslice/gpuslice/nvml"
+	"github.com/gpuslice/gpuslice/test/clientset"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
@@ -138,7 +139,7 @@ func (w *world) forget() {
 // optionsFor returns the options of the next agent process on the host.
 func (w *world) optionsFor(h reboot.Host) agent.Options {
 	o := agent.Options{
-		Node: nodeName, Client: w.client, Driver: w.through(w.gpus.Driver()), Pods: podsOf{w.client}, Kubelet: w, Settings: w.settings,
+		Node: nodeName, Client: clientset.Of(w.client), Driver: w.through(w.gpus.Driver()), Pods: podsOf{w.client}, Kubelet: w, Settings: w.settings,
 		Host: h, Units: &w.units, Specs: &w.specs, Record: &w.disk, Processes: holders.Processes{Root: w.table, Signal: w.hangup},
 		Parse:  func([]byte) (map[string]config.MIGConfig, error) { return w.file, w.fileError },
 		Plugin: plugin.Configs{Parse: deviceplugin.Parse, Render: deviceplugin.Render}, PluginFile: w.pluginFile,

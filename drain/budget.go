@@ -113,7 +113,7 @@ const (
 func (r *round) readBudgets(ctx context.Context, namespace string) ([]policyv1.PodDisruptionBudget, error) {
 	var out []policyv1.PodDisruptionBudget
 	for page := (metav1.ListOptions{Limit: budgetsAtOnce}); ; {
-		list, err := r.client.PolicyV1().PodDisruptionBudgets(namespace).List(ctx, page)
+		list, err := r.client.PodDisruptionBudgets(namespace).List(ctx, page)
 		if err != nil {
 			return nil, err
 		}

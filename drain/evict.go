@@ -15,11 +15,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 // requestTimeout bounds one request for an eviction. The API server itself retries for up to ten seconds while others
@@ -68,7 +67,7 @@ type Verdict struct {
 
 // Evictor evicts pods through the API server, and remembers its requests and their times. It is for one goroutine.
 type Evictor struct {
-	client kubernetes.Interface
+	client kube.Interface
 	clock  clock.PassiveClock
 	log    *zap.Logger
 
@@ -88,7 +87,7 @@ type attempt struct {
 }
 
 // NewEvictor returns an Evictor that acts through client.
-func NewEvictor(client kubernetes.Interface, clock clock.PassiveClock, log *zap.Logger) *Evictor {
+func NewEvictor(client kube.Interface, clock clock.PassiveClock, log *zap.Logger) *Evictor {
 	return &Evictor{client: client, clock: clock, log: log}
 }
 
@@ -347,7 +346,7 @@ func (r *round) deletePod(ctx context.Context, pod holders.Pod, t terms, last Ve
 	defer cancel()
 	grace := max(time.Second, min(pod.Grace, r.policy.DeleteGrace).Truncate(time.Second))
 	seconds := int64(grace / time.Second)
-	err := r.client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
+	err := r.client.Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
 		GracePeriodSeconds: &seconds, Preconditions: &metav1.Preconditions{UID: &pod.UID},
 	})
 	switch {
@@ -403,15 +402,7 @@ func (r *round) request(ctx context.Context, pod holders.Pod, dryRun bool) error
 	if dryRun {
 		eviction.DeleteOptions.DryRun = []string{metav1.DryRunAll}
 	}
-	// Left to itself, client-go repeats a request that was answered 429 with Retry-After up to ten times and sleeps in
-	// between, which for a PodDisruptionBudget that is being processed is 100 seconds. WithMaxRetries turns that off. A clientset
-	// that is not backed by HTTP, as in tests, has no such client, and repeats nothing.
-	client, ok := r.client.CoreV1().RESTClient().(*rest.RESTClient)
-	if !ok || client == nil {
-		return r.client.CoreV1().Pods(pod.Namespace).EvictV1(ctx, eviction)
-	}
-	return client.Post().Namespace(pod.Namespace).Resource("pods").Name(pod.Name).SubResource("eviction").
-		MaxRetries(0).Body(eviction).Do(ctx).Error()
+	return r.client.Pods(pod.Namespace).EvictV1(ctx, eviction)
 }
 
 // interpret turns the API server's answer into a verdict.
@@ -446,7 +437,7 @@ func (r *round) interpret(ctx context.Context, pod holders.Pod, err error) Verdi
 func (r *round) explainConflict(ctx context.Context, pod holders.Pod, conflict error) Verdict {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	found, err := r.client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+	found, err := r.client.Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 		return Verdict{State: Gone}

@@ -25,6 +25,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/drain/kube"
 	"github.com/gpuslice/gpuslice/test/cluster"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
 )
@@ -121,8 +122,19 @@ func (w workload) counted(t *testing.T, name string, healthy int32) {
 	})
 }
 
-func evictor(client kubernetes.Interface) *drain.Evictor {
-	return drain.NewEvictor(client, clock.RealClock{}, zap.NewNop())
+func evictor(t *testing.T) *drain.Evictor {
+	t.Helper()
+	return drain.NewEvictor(programs(t), clock.RealClock{}, zap.NewNop())
+}
+
+// programs is the client of the programs.
+func programs(t *testing.T) kube.Interface {
+	t.Helper()
+	client, err := kube.New(clustertest.Start(t).Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
 }
 
 // outcome is what a person reads of verdicts.
@@ -144,16 +156,16 @@ func TestClusterEvictsOnlyWhatTheBudgetLetsGo(t *testing.T) {
 	pods = w.pods(t.Context(), t)
 
 	blocked := fmt.Sprintf("Blocked PDB %s/api: needs 2 healthy pods and has 2", w.namespace)
-	if diff := cmp.Diff([]string{blocked}, outcome(evictor(client).DryRun(t.Context(), pods[:1], drain.Policy{}))); diff != "" {
+	if diff := cmp.Diff([]string{blocked}, outcome(evictor(t).DryRun(t.Context(), pods[:1], drain.Policy{}))); diff != "" {
 		t.Errorf("dry run with no room (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]string{blocked}, outcome(evictor(client).Evict(t.Context(), pods[:1], drain.Policy{}, time.Time{}))); diff != "" {
+	if diff := cmp.Diff([]string{blocked}, outcome(evictor(t).Evict(t.Context(), pods[:1], drain.Policy{}, time.Time{}))); diff != "" {
 		t.Errorf("eviction with no room (-want +got):\n%s", diff)
 	}
 
 	ready(t, client, pods[2])
 	w.counted(t, "api", 3)
-	if diff := cmp.Diff([]string{"Requested", "Requested", "Requested"}, outcome(evictor(client).DryRun(t.Context(), pods, drain.Policy{}))); diff != "" {
+	if diff := cmp.Diff([]string{"Requested", "Requested", "Requested"}, outcome(evictor(t).DryRun(t.Context(), pods, drain.Policy{}))); diff != "" {
 		t.Errorf("dry run with room for one (-want +got):\n%s", diff)
 	}
 	for _, p := range w.pods(t.Context(), t) {
@@ -162,7 +174,7 @@ func TestClusterEvictsOnlyWhatTheBudgetLetsGo(t *testing.T) {
 		}
 	}
 
-	verdicts := evictor(client).Evict(t.Context(), pods, drain.Policy{}, time.Time{})
+	verdicts := evictor(t).Evict(t.Context(), pods, drain.Policy{}, time.Time{})
 	if got := verdicts[0].State; got != drain.Requested {
 		t.Errorf("eviction with room for one is %v, want Requested", outcome(verdicts[:1]))
 	}
@@ -190,7 +202,7 @@ func TestClusterBlocksAPodOfTwoBudgetsAndNamesBoth(t *testing.T) {
 	ready(t, client, pods[0])
 	w.guard(t, "one", 0, 1)
 	w.guard(t, "two", 0, 1)
-	got := evictor(client).Evict(t.Context(), pods, drain.Policy{}, time.Time{})[0]
+	got := evictor(t).Evict(t.Context(), pods, drain.Policy{}, time.Time{})[0]
 	if want := w.namespace + "/one, " + w.namespace + "/two"; got.State != drain.Blocked || got.PDB != want {
 		t.Errorf("verdict is %v by %q, want Blocked by %q", outcome([]drain.Verdict{got}), got.PDB, want)
 	}
@@ -204,7 +216,7 @@ func TestClusterSaysWhichBudgetNeverLetsGo(t *testing.T) {
 	w.guard(t, "strict", 1, 1)
 	pods = w.pods(t.Context(), t)
 	want := fmt.Sprintf("Blocked PDB %s/strict: needs 1 healthy pod and has 1 of 1: it never lets one go, until it is changed or there are more pods", w.namespace)
-	if diff := cmp.Diff([]string{want}, outcome(evictor(client).Evict(t.Context(), pods, drain.Policy{}, time.Time{}))); diff != "" {
+	if diff := cmp.Diff([]string{want}, outcome(evictor(t).Evict(t.Context(), pods, drain.Policy{}, time.Time{}))); diff != "" {
 		t.Errorf("eviction (-want +got):\n%s", diff)
 	}
 }
@@ -224,15 +236,15 @@ func TestClusterLeavesARecreatedPodOfTheSameNameAlone(t *testing.T) {
 	if err := pods.Delete(t.Context(), "db-0", metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]string{"Gone"}, outcome(evictor(client).Evict(t.Context(), former, drain.Policy{}, time.Time{}))); diff != "" {
+	if diff := cmp.Diff([]string{"Gone"}, outcome(evictor(t).Evict(t.Context(), former, drain.Policy{}, time.Time{}))); diff != "" {
 		t.Errorf("eviction of a deleted pod (-want +got):\n%s", diff)
 	}
 
 	successor := create()
 	ready(t, client, holders.Pod{Namespace: successor.Namespace, Name: successor.Name})
 	for name, verdicts := range map[string][]drain.Verdict{
-		"eviction": evictor(client).Evict(t.Context(), former, drain.Policy{}, time.Time{}),
-		"dry run":  evictor(client).DryRun(t.Context(), former, drain.Policy{}),
+		"eviction": evictor(t).Evict(t.Context(), former, drain.Policy{}, time.Time{}),
+		"dry run":  evictor(t).DryRun(t.Context(), former, drain.Policy{}),
 	} {
 		if diff := cmp.Diff([]string{"Gone another pod has its name now"}, outcome(verdicts)); diff != "" {
 			t.Errorf("%s of a pod that was replaced (-want +got):\n%s", name, diff)
@@ -272,7 +284,7 @@ func TestClusterTakesPodsOfATerminatingNamespaceAlong(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []string{"Terminating namespace " + ns.Name + " is terminating and takes its pods along"}
-	if diff := cmp.Diff(want, outcome(evictor(client).Evict(t.Context(), holders.GPUPods([]corev1.Pod{*created}, nil, nil), drain.Policy{}, time.Time{}))); diff != "" {
+	if diff := cmp.Diff(want, outcome(evictor(t).Evict(t.Context(), holders.GPUPods([]corev1.Pod{*created}, nil, nil), drain.Policy{}, time.Time{}))); diff != "" {
 		t.Errorf("eviction (-want +got):\n%s", diff)
 	}
 }
@@ -295,8 +307,9 @@ func requests(t *testing.T, namespace string) []string {
 }
 
 // evictorAt is an evictor for which the time is another one.
-func evictorAt(client kubernetes.Interface, now time.Time) *drain.Evictor {
-	return drain.NewEvictor(client, clocktesting.NewFakePassiveClock(now), zap.NewNop())
+func evictorAt(t *testing.T, now time.Time) *drain.Evictor {
+	t.Helper()
+	return drain.NewEvictor(programs(t), clocktesting.NewFakePassiveClock(now), zap.NewNop())
 }
 
 // end says what kubelet says when a pod's containers have ended and its volumes are gone.
@@ -327,12 +340,12 @@ func TestClusterDeletesAPodAfterItsDeadline(t *testing.T) {
 			pods := w.pods(t.Context(), t)
 			policy := drain.Policy{Deadline: time.Hour, Delete: true, DeleteGrace: c.deleteGrace}
 
-			early := evictorAt(client, noon.Add(time.Hour-1)).Evict(t.Context(), pods, policy, noon)[0]
+			early := evictorAt(t, noon.Add(time.Hour-1)).Evict(t.Context(), pods, policy, noon)[0]
 			if early.State != drain.Blocked || early.Overdue {
 				t.Errorf("before the deadline it is %v, want Blocked", outcome([]drain.Verdict{early}))
 			}
 			before := requests(t, w.namespace)
-			late := evictorAt(client, noon.Add(time.Hour)).Evict(t.Context(), pods, policy, noon)[0]
+			late := evictorAt(t, noon.Add(time.Hour)).Evict(t.Context(), pods, policy, noon)[0]
 			if late.State != drain.Deleted || late.Overdue {
 				t.Errorf("at the deadline it is %v, want Deleted", outcome([]drain.Verdict{late}))
 			}
@@ -347,7 +360,7 @@ func TestClusterDeletesAPodAfterItsDeadline(t *testing.T) {
 			if after.DeletionTimestamp == nil || *after.DeletionGracePeriodSeconds != c.want {
 				t.Errorf("the pod is deleted at %v with grace %v, want %d", after.DeletionTimestamp, after.DeletionGracePeriodSeconds, c.want)
 			}
-			again := evictorAt(client, noon.Add(time.Hour+time.Second)).Evict(t.Context(), []holders.Pod{holders.Describe(after)}, policy, noon)[0]
+			again := evictorAt(t, noon.Add(time.Hour+time.Second)).Evict(t.Context(), []holders.Pod{holders.Describe(after)}, policy, noon)[0]
 			if again.State != drain.Terminating || again.Overdue || len(requests(t, w.namespace)) != len(before)+strings.Count(c.late, ":") {
 				t.Errorf("a second later it is %v after requests %v, want Terminating after none", outcome([]drain.Verdict{again}), requests(t, w.namespace))
 			}
@@ -370,7 +383,7 @@ func TestClusterDeletesNoNamesake(t *testing.T) {
 	end(t.Context(), t, client, former)
 	successor := create()
 	policy := drain.Policy{Deadline: time.Hour, Delete: true, DeleteGrace: time.Second} // less than its grace, so that it is not evicted
-	got := evictorAt(client, noon.Add(time.Hour)).Evict(t.Context(), []holders.Pod{former}, policy, noon)
+	got := evictorAt(t, noon.Add(time.Hour)).Evict(t.Context(), []holders.Pod{former}, policy, noon)
 	if diff := cmp.Diff([]string{"Gone another pod has its name now"}, outcome(got)); diff != "" {
 		t.Errorf("deletion of a pod that was replaced (-want +got):\n%s", diff)
 	}
@@ -393,10 +406,10 @@ func TestClusterIsNotAskedForPodsThatThePolicyKeeps(t *testing.T) {
 		Deadline: time.Hour,
 	}
 	got := outcome([]drain.Verdict{
-		evictor(client).DryRun(t.Context(), pods, refuse)[0],
-		evictor(client).Evict(t.Context(), pods, refuse, noon)[0],
-		evictor(client).DryRun(t.Context(), pods, wait)[0],
-		evictorAt(client, noon.Add(time.Hour-1)).Evict(t.Context(), pods, wait, noon)[0],
+		evictor(t).DryRun(t.Context(), pods, refuse)[0],
+		evictor(t).Evict(t.Context(), pods, refuse, noon)[0],
+		evictor(t).DryRun(t.Context(), pods, wait)[0],
+		evictorAt(t, noon.Add(time.Hour-1)).Evict(t.Context(), pods, wait, noon)[0],
 	})
 	want := []string{
 		"Refused drain.rules[0] says that it is not sent away: delete it yourself, or change the rule",
@@ -410,7 +423,7 @@ func TestClusterIsNotAskedForPodsThatThePolicyKeeps(t *testing.T) {
 	if asked := requests(t, w.namespace); len(asked) > 0 {
 		t.Errorf("the API server was asked %v, want nothing", asked)
 	}
-	if got := evictorAt(client, noon.Add(time.Hour)).Evict(t.Context(), pods, wait, noon)[0]; got.State != drain.Requested {
+	if got := evictorAt(t, noon.Add(time.Hour)).Evict(t.Context(), pods, wait, noon)[0]; got.State != drain.Requested {
 		t.Errorf("when its time is over it is %v, want Requested", outcome([]drain.Verdict{got}))
 	}
 }
@@ -426,7 +439,7 @@ func TestClusterLosesCriticalPodsLast(t *testing.T) {
 		}
 	}
 	w := workload{client: client, namespace: namespace}
-	e := evictor(client)
+	e := evictor(t)
 	dnsAndWeb := w.pods(t.Context(), t)
 	want := []string{"Queued a critical pod, which goes when the ordinary ones have left", "Requested"}
 	if diff := cmp.Diff(want, outcome(e.Evict(t.Context(), dnsAndWeb, drain.Policy{}, noon))); diff != "" {
@@ -463,7 +476,7 @@ func TestClusterSaysThatAFinalizerKeepsAPod(t *testing.T) {
 		t.Fatal(err)
 	}
 	ended := after.DeletionTimestamp.UTC()
-	got := evictorAt(client, ended.Add(time.Minute)).Evict(t.Context(), []holders.Pod{holders.Describe(after)}, drain.Policy{}, time.Time{})
+	got := evictorAt(t, ended.Add(time.Minute)).Evict(t.Context(), []holders.Pod{holders.Describe(after)}, drain.Policy{}, time.Time{})
 	if len(got) != 1 || got[0].State != drain.Terminating || !strings.HasSuffix(got[0].Message, "; finalizers example.io/wait keep it, until the programs that have set them remove them") {
 		t.Errorf("verdict is %v, want Terminating for its finalizer", outcome(got))
 	}
@@ -479,15 +492,16 @@ func TestClusterLetsAnUnreadyPodGoIfTheBudgetSaysAlwaysAllow(t *testing.T) {
 	pods = w.pods(t.Context(), t)[1:]
 	want := fmt.Sprintf("Blocked PDB %s/api: needs 2 healthy pods and has 1 of 2: it never lets one go, until it is changed or there are more pods; "+
 		"this pod is not ready, and would go if the PDB had unhealthyPodEvictionPolicy: AlwaysAllow", w.namespace)
-	if diff := cmp.Diff([]string{want}, outcome(evictor(client).DryRun(t.Context(), pods, drain.Policy{}))); diff != "" {
+	if diff := cmp.Diff([]string{want}, outcome(evictor(t).DryRun(t.Context(), pods, drain.Policy{}))); diff != "" {
 		t.Errorf("dry run (-want +got):\n%s", diff)
 	}
 	patch := []byte(`{"spec":{"unhealthyPodEvictionPolicy":"AlwaysAllow"}}`)
 	if _, err := client.PolicyV1().PodDisruptionBudgets(w.namespace).Patch(t.Context(), "api", types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	asks := programs(t)
 	clustertest.Eventually(t, "the API server goes by it", func(ctx context.Context) (bool, error) {
-		return evictor(client).DryRun(ctx, pods, drain.Policy{})[0].State == drain.Requested, nil
+		return drain.NewEvictor(asks, clock.RealClock{}, zap.NewNop()).DryRun(ctx, pods, drain.Policy{})[0].State == drain.Requested, nil
 	})
 }
 
@@ -538,7 +552,7 @@ func TestClusterBringsThePodOfADaemonSetBackIfItToleratesTheFence(t *testing.T) 
 
 			policy := drain.Policy{Fence: fenceTaint}
 			if tolerations == nil {
-				got := evictor(client).Evict(t.Context(), pods, policy, noon)
+				got := evictor(t).Evict(t.Context(), pods, policy, noon)
 				if diff := cmp.Diff([]string{"Requested"}, outcome(got)); diff != "" {
 					t.Errorf("eviction (-want +got):\n%s", diff)
 				}
@@ -551,7 +565,7 @@ func TestClusterBringsThePodOfADaemonSetBackIfItToleratesTheFence(t *testing.T) 
 				})
 				return
 			}
-			if got := evictor(client).Evict(t.Context(), pods, policy, noon)[0]; got.State != drain.Refused || len(requests(t, w.namespace)) > 0 {
+			if got := evictor(t).Evict(t.Context(), pods, policy, noon)[0]; got.State != drain.Refused || len(requests(t, w.namespace)) > 0 {
 				t.Errorf("verdict is %v after requests %v, want Refused after none", outcome([]drain.Verdict{got}), requests(t, w.namespace))
 			}
 			end(t.Context(), t, client, pods[0])

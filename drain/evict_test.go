@@ -21,7 +21,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
 	kubetesting "k8s.io/client-go/testing"
@@ -29,6 +28,8 @@ import (
 
 	"github.com/gpuslice/gpuslice/drain"
 	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/drain/kube"
+	"github.com/gpuslice/gpuslice/test/clientset"
 )
 
 var noon = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -111,7 +112,7 @@ func (s *server) asked() []string {
 
 func (s *server) evictor() (*drain.Evictor, *clocktesting.FakePassiveClock) {
 	clock := clocktesting.NewFakePassiveClock(noon)
-	return drain.NewEvictor(s, clock, zap.NewNop()), clock
+	return drain.NewEvictor(clientset.Of(s), clock, zap.NewNop()), clock
 }
 
 func budget(name string, desired, healthy, expected int32) *policyv1.PodDisruptionBudget {
@@ -479,7 +480,7 @@ func TestEvictLogsEachDecisionOnce(t *testing.T) {
 	s.answer = refusal(needsTwo, 0)
 	core, logs := observer.New(zap.InfoLevel)
 	clock := clocktesting.NewFakePassiveClock(noon)
-	e := drain.NewEvictor(s, clock, zap.New(core))
+	e := drain.NewEvictor(clientset.Of(s), clock, zap.New(core))
 	for range 3 {
 		clock.SetTime(e.Evict(t.Context(), []holders.Pod{holder("a")}, drain.Policy{}, time.Time{})[0].RetryAt)
 	}
@@ -515,7 +516,7 @@ func TestEvictReturnsAtOnceWhenTheServerSaysRetryAfter(t *testing.T) {
 		}
 	}))
 	defer api.Close()
-	client, err := kubernetes.NewForConfig(&rest.Config{Host: api.URL})
+	client, err := kube.New(&rest.Config{Host: api.URL})
 	if err != nil {
 		t.Fatal(err)
 	}

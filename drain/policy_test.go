@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/drain"
 	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/test/clientset"
 )
 
 var fenceTaint = corev1.Taint{Key: "gpuslice.io/repartitioning", Effect: corev1.TaintEffectNoSchedule}
@@ -637,7 +638,7 @@ func TestDeletionsAndWaitsAreLoggedOnce(t *testing.T) {
 	s.answer = refusal(needsTwo, 0)
 	core, logs := observer.New(zap.InfoLevel)
 	clock := clocktesting.NewFakePassiveClock(noon)
-	e := drain.NewEvictor(s, clock, zap.New(core))
+	e := drain.NewEvictor(clientset.Of(s), clock, zap.New(core))
 	for _, after := range []time.Duration{0, time.Minute, time.Hour, 90 * time.Minute, 2 * time.Hour, 2*time.Hour + time.Millisecond} {
 		clock.SetTime(noon.Add(after))
 		e.Evict(t.Context(), []holders.Pod{of("a", "ReplicaSet")}, policy, noon)

@@ -26,12 +26,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/described"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 // Policy is a part of what deploy/policies confines.
@@ -53,7 +53,7 @@ var again = wait.Backoff{Duration: 10 * time.Second, Factor: 2, Jitter: 0.2, Ste
 
 // Options is what a Checker works with.
 type Options struct {
-	Client    kubernetes.Interface
+	Client    kube.Interface
 	Node      string // name of the node that the agent runs on
 	Namespace string // of the Leases of pools
 	Deletes   bool   // the settings ask for drain.afterDeadline: delete
@@ -207,26 +207,26 @@ func (c *Checker) node(ctx context.Context) error {
 }
 
 func (c *Checker) patch(ctx context.Context, body string) error {
-	_, err := c.o.Client.CoreV1().Nodes().Patch(ctx, c.o.Node, types.MergePatchType, []byte(body), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+	_, err := c.o.Client.Nodes().Patch(ctx, c.o.Node, types.MergePatchType, []byte(body), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
 	return err
 }
 
 // eviction evicts a pod that does not exist, without a UID: the policy refuses any eviction without one.
 func (c *Checker) eviction(ctx context.Context) error {
-	return c.o.Client.CoreV1().Pods(c.o.Namespace).EvictV1(ctx, &policyv1.Eviction{
+	return c.o.Client.Pods(c.o.Namespace).EvictV1(ctx, &policyv1.Eviction{
 		ObjectMeta:    metav1.ObjectMeta{Namespace: c.o.Namespace, Name: probe},
 		DeleteOptions: &metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}},
 	})
 }
 
 func (c *Checker) lease(ctx context.Context) error {
-	_, err := c.o.Client.CoordinationV1().Leases(c.o.Namespace).Create(ctx,
+	_, err := c.o.Client.Leases(c.o.Namespace).Create(ctx,
 		&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: probe}}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	return err
 }
 
 func (c *Checker) event(ctx context.Context) error {
-	_, err := c.o.Client.CoreV1().Events(metav1.NamespaceDefault).Create(ctx, &corev1.Event{
+	_, err := c.o.Client.Events(metav1.NamespaceDefault).Create(ctx, &corev1.Event{
 		ObjectMeta:     metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: probe},
 		InvolvedObject: *c.reference(), Source: corev1.EventSource{Component: probe, Host: c.o.Node},
 	}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
@@ -234,7 +234,7 @@ func (c *Checker) event(ctx context.Context) error {
 }
 
 func (c *Checker) mayDelete(ctx context.Context) (bool, error) {
-	review, err := c.o.Client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
+	review, err := c.o.Client.SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
 		Spec: authorizationv1.SelfSubjectAccessReviewSpec{
 			ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: "delete", Resource: "pods"},
 		},

@@ -18,7 +18,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
@@ -27,6 +26,8 @@ import (
 	"github.com/gpuslice/gpuslice/agent/access"
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/kube"
+	"github.com/gpuslice/gpuslice/test/clientset"
 )
 
 // errByRBAC and errByPolicy are the API server's refusals. A test in test/policy asks a real one.
@@ -85,7 +86,7 @@ func told(t *testing.T, client *fake.Clientset, w want) (events []string, metric
 	t.Helper()
 	recorder := record.NewFakeRecorder(10)
 	checker := access.New(access.Options{
-		Client: client, Node: "gpu-1", Namespace: "gpuslice", Deletes: w.deletes, Access: w.access, Pods: w.pods, Timeout: time.Second,
+		Client: clientset.Of(client), Node: "gpu-1", Namespace: "gpuslice", Deletes: w.deletes, Access: w.access, Pods: w.pods, Timeout: time.Second,
 		Events: recorder, Log: zap.NewNop(),
 	})
 	checker.Begin(t.Context())
@@ -204,7 +205,7 @@ func (silent) RoundTrip(request *http.Request) (*http.Response, error) {
 func TestASilentAPIServerHoldsNothingUp(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		client, err := kubernetes.NewForConfigAndClient(&rest.Config{Host: "https://silent.example"}, &http.Client{Transport: silent{}})
+		client, err := kube.NewThrough(&rest.Config{Host: "https://silent.example"}, &http.Client{Transport: silent{}})
 		if err != nil {
 			t.Fatal(err)
 		}

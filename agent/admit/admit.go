@@ -19,7 +19,8 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
+
+	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 const (
@@ -52,7 +53,7 @@ var (
 type Options struct {
 	// Client has the right to create tokenreviews and subjectaccessreviews. It has its own rate limit, so that reviews do not delay the
 	// agent's other requests.
-	Client kubernetes.Interface
+	Client kube.Interface
 	Log    *zap.Logger
 }
 
@@ -179,7 +180,7 @@ func (d *Door) remember(key [sha256.Size]byte, at time.Time) {
 
 // review asks the API server which user the token is of, and whether that user has the right.
 func (d *Door) review(ctx context.Context, token string) error {
-	who, err := d.o.Client.AuthenticationV1().TokenReviews().Create(ctx, &authenticationv1.TokenReview{
+	who, err := d.o.Client.TokenReviews().Create(ctx, &authenticationv1.TokenReview{
 		Spec: authenticationv1.TokenReviewSpec{Token: token},
 	}, metav1.CreateOptions{})
 	if err != nil {
@@ -193,7 +194,7 @@ func (d *Door) review(ctx context.Context, token string) error {
 	for key, values := range user.Extra {
 		extra[key] = authorizationv1.ExtraValue(values)
 	}
-	may, err := d.o.Client.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
+	may, err := d.o.Client.SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
 		Spec: authorizationv1.SubjectAccessReviewSpec{
 			User: user.Username, Groups: user.Groups, UID: user.UID, Extra: extra,
 			NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: Path, Verb: "get"},

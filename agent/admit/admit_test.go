@@ -20,6 +20,7 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/gpuslice/gpuslice/agent/admit"
+	"github.com/gpuslice/gpuslice/test/clientset"
 )
 
 // server is an API server that knows some tokens. A test in test/shipped asks a real one.
@@ -54,7 +55,7 @@ func newServer(t *testing.T) (*server, http.Handler) {
 		review.Status.Allowed = s.rights[review.Spec.User]
 		return true, review, nil
 	})
-	door, err := admit.New(admit.Options{Client: s, Log: zap.NewNop()})
+	door, err := admit.New(admit.Options{Client: clientset.Of(s), Log: zap.NewNop()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,13 +13,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/nodekeys"
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/remedy"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 // errOwed refuses to remove the journal, by which the node and the host get back what a change took.
@@ -35,7 +35,7 @@ type File interface {
 
 // Cleaner cleans one node.
 type Cleaner struct {
-	Client  kubernetes.Interface
+	Client  kube.Interface
 	Node    string
 	Timeout time.Duration // of one call of the API server
 	// Published reads the labels and taints that a profile has put on the node. What it says is believed, so it must be from a source that
@@ -101,7 +101,7 @@ func (c *Cleaner) paths() []string {
 func (c *Cleaner) read(ctx context.Context) (*corev1.Node, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	node, err := c.Client.CoreV1().Nodes().Get(ctx, c.Node, metav1.GetOptions{})
+	node, err := c.Client.Nodes().Get(ctx, c.Node, metav1.GetOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("reading node %s: %w", c.Node, err)
 	}
@@ -124,7 +124,7 @@ func (c *Cleaner) removeConditions(ctx context.Context, node *corev1.Node, found
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
 	options := metav1.PatchOptions{FieldManager: nodewrite.FieldManager}
-	if _, err := c.Client.CoreV1().Nodes().Patch(ctx, node.Name, types.StrategicMergePatchType, body, options, "status"); err != nil {
+	if _, err := c.Client.Nodes().Patch(ctx, node.Name, types.StrategicMergePatchType, body, options, "status"); err != nil {
 		return fmt.Errorf("removing conditions from node %s: %w", c.Node, err)
 	}
 	return nil

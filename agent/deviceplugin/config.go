@@ -18,7 +18,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpuslice/gpuslice/agent/budget"
 	"github.com/gpuslice/gpuslice/agent/draining"
@@ -31,12 +30,13 @@ import (
 	"github.com/gpuslice/gpuslice/agent/watched"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/drain/kube"
 	"github.com/gpuslice/gpuslice/nvml/aside"
 )
 
 // Plugin is the device plugin of one node.
 type Plugin struct {
-	Client    kubernetes.Interface
+	Client    kube.Interface
 	Objects   *watched.Objects
 	Nodes     nodewrite.Writer
 	Processes holders.Processes

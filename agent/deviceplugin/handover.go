@@ -182,7 +182,7 @@ func (dp *Plugin) patchConfigMap(ctx context.Context, m *state.ConfigManager, ke
 	api, cancel := context.WithTimeout(ctx, dp.Settings.Timeouts.APICall)
 	defer cancel()
 	err = retried.Do(api, func() error {
-		_, err := dp.Client.CoreV1().ConfigMaps(m.Namespace).Patch(api, m.ConfigMap, types.MergePatchType, body, metav1.PatchOptions{FieldManager: nodewrite.FieldManager})
+		_, err := dp.Client.ConfigMaps(m.Namespace).Patch(api, m.ConfigMap, types.MergePatchType, body, metav1.PatchOptions{FieldManager: nodewrite.FieldManager})
 		return err
 	})
 	if err != nil {
@@ -215,7 +215,7 @@ func (dp *Plugin) collectKey(ctx context.Context, seen state.Observed) {
 	}
 	api, cancel := context.WithTimeout(ctx, dp.Settings.Timeouts.APICall)
 	defer cancel()
-	users, err := dp.Client.CoreV1().Nodes().List(api, metav1.ListOptions{LabelSelector: former.Label + "=" + former.Text, Limit: 1})
+	users, err := dp.Client.Nodes().List(api, metav1.ListOptions{LabelSelector: former.Label + "=" + former.Text, Limit: 1})
 	if err == nil && len(users.Items) == 0 {
 		err = dp.patchConfigMap(ctx, formerManager(former), former.Text, nil)
 	}

@@ -29,6 +29,7 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
 	"github.com/gpuslice/gpuslice/drain/fence"
+	"github.com/gpuslice/gpuslice/test/clientset"
 )
 
 // restart restarts a device plugin. The API server answers the eviction with refusal. It returns how many evictions were no dry run, and the
@@ -47,7 +48,7 @@ func restart(t *testing.T, refusal error, marks []fence.Marker, objects ...runti
 	clock := clocktesting.NewFakeClock(time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC))
 	steadied, recorder := steady.New(clock), record.NewFakeRecorder(10)
 	d := draining.Draining{
-		Node: "gpu-1", Evictor: drain.NewEvictor(client, clock, zap.NewNop()), Wakes: &wake.Sources{}, Metrics: metrics.New(clock),
+		Node: "gpu-1", Evictor: drain.NewEvictor(clientset.Of(client), clock, zap.NewNop()), Wakes: &wake.Sources{}, Metrics: metrics.New(clock),
 		Events: events.Recorder{To: recorder}, Clock: steadied,
 	}
 	plugin := corev1.Pod{ObjectMeta: metav1.ObjectMeta{

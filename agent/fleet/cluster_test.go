@@ -26,6 +26,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/fleet"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/test/clientset"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
 )
 
@@ -256,7 +257,7 @@ func (w *world) holders() string {
 // restart starts the agent anew: it remembers nothing, and begins a new change.
 func (a *agent) restart() {
 	a.change.Operation = uuid.NewString()
-	a.Slots = &fleet.Slots{Client: a.client, Namespace: a.namespace, Clock: a.clock, Timeout: 30 * time.Second, Log: zaptest.NewLogger(a.TB)}
+	a.Slots = &fleet.Slots{Client: clientset.Of(a.client), Namespace: a.namespace, Clock: a.clock, Timeout: 30 * time.Second, Log: zaptest.NewLogger(a.TB)}
 }
 
 func (a *agent) pass(d time.Duration) { a.clock.SetTime(a.clock.Now().Add(d)) }

@@ -25,12 +25,12 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent/fleet"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 // crowd is a pool of many nodes, with the part of an API server that their agents ask for slots. It compares resourceVersions, and takes
@@ -142,7 +142,7 @@ func (c *crowd) rollOut(nodes int, change time.Duration) {
 	for i := range c.nodes {
 		node := &c.nodes[i]
 		agents.Go(func() {
-			client, err := kubernetes.NewForConfig(&rest.Config{
+			client, err := kube.New(&rest.Config{
 				Host: "http://api", Transport: c, QPS: -1, ContentConfig: rest.ContentConfig{ContentType: "application/json"},
 			})
 			if err != nil {

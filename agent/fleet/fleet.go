@@ -24,10 +24,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 const (
@@ -97,7 +97,7 @@ type Change struct {
 // Slots is one node's view of the slots. Its methods are for one goroutine at a time. Each may be repeated: if the answer of the API
 // server got lost, the repetition finds the write done.
 type Slots struct {
-	Client    kubernetes.Interface
+	Client    kube.Interface
 	Namespace string             // of the Leases
 	Clock     clock.PassiveClock // measures how long other nodes have not renewed; also gives the times that users read
 	Timeout   time.Duration      // of each request; 0 for that of the context alone

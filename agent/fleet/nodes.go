@@ -49,7 +49,7 @@ func (s *Slots) census(ctx context.Context, pool Pool) (*census, error) {
 	pages := pager.New(func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 		ctx, cancel := s.bounded(ctx)
 		defer cancel()
-		return s.Client.CoreV1().Nodes().List(ctx, o)
+		return s.Client.Nodes().List(ctx, o)
 	})
 	pages.PageSize, pages.PageBufferSize = page, 1
 	err := pages.EachListItem(ctx, options, func(object runtime.Object) error {
@@ -174,7 +174,7 @@ func (s *Slots) uid(ctx context.Context, name string) (types.UID, error) {
 func (s *Slots) node(ctx context.Context, name string) (*corev1.Node, error) {
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
-	node, err := s.Client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	node, err := s.Client.Nodes().Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil, nil
 	}

@@ -254,7 +254,7 @@ func (s *Slots) read(ctx context.Context, pool Pool) (*record, error) {
 	r := &record{}
 	var lease *coordinationv1.Lease
 	err := retried.Do(ctx, func() (err error) {
-		lease, err = s.Client.CoordinationV1().Leases(s.Namespace).Get(ctx, name, metav1.GetOptions{})
+		lease, err = s.Client.Leases(s.Namespace).Get(ctx, name, metav1.GetOptions{})
 		return err
 	})
 	switch {
@@ -297,7 +297,7 @@ func (s *Slots) write(ctx context.Context, pool Pool, r *record) (lost bool, err
 	}
 	r.lease.Annotations[config.AnnotationSlots] = string(text)
 	s.fillSpec(r, len(left)+len(come) > 0)
-	leases := s.Client.CoordinationV1().Leases(s.Namespace)
+	leases := s.Client.Leases(s.Namespace)
 	// A write may succeed though its answer got lost. Its repetition is then a conflict: settle reads the Lease anew, and finds the write.
 	err = retried.Do(ctx, func() (err error) {
 		if r.absent {

@@ -8,9 +8,10 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
+
+	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 func TestRequestsToTheAPIServerAreCounted(t *testing.T) {
@@ -18,17 +19,17 @@ func TestRequestsToTheAPIServerAreCounted(t *testing.T) {
 	m := New(clock.RealClock{})
 	m.CountRequests()
 	server := httptest.NewServer(http.NotFoundHandler())
-	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
+	client, err := kube.New(&rest.Config{Host: server.URL})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for range 3 {
-		if _, err := client.CoreV1().Nodes().Get(t.Context(), "node", metav1.GetOptions{}); err == nil {
+		if _, err := client.Nodes().Get(t.Context(), "node", metav1.GetOptions{}); err == nil {
 			t.Fatal("a server that has nothing has a node")
 		}
 	}
 	server.Close()
-	if err := client.CoreV1().Nodes().Delete(t.Context(), "node", metav1.DeleteOptions{}); err == nil {
+	if err := client.Pods("default").Delete(t.Context(), "pod", metav1.DeleteOptions{}); err == nil {
 		t.Fatal("a server that is closed has answered")
 	}
 	want := strings.NewReader(`

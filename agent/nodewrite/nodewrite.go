@@ -17,11 +17,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpuslice/gpuslice/agent/retried"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
+	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 // FieldManager names the agent in the managedFields of what it writes.
@@ -29,7 +29,7 @@ const FieldManager = "gpuslice-agent"
 
 // Writer writes one node.
 type Writer struct {
-	Client  kubernetes.Interface
+	Client  kube.Interface
 	Timeout time.Duration      // of a write with all its tries
 	Saw     func(*corev1.Node) // called with the node as each write has left it; may be nil
 }
@@ -88,7 +88,7 @@ func (w Writer) patchedWhile(ctx context.Context, node *corev1.Node, same func(a
 		if !apierrors.IsConflict(err) {
 			return after, err
 		}
-		fresh, failed := w.Client.CoreV1().Nodes().Get(api, node.Name, metav1.GetOptions{})
+		fresh, failed := w.Client.Nodes().Get(api, node.Name, metav1.GetOptions{})
 		if failed != nil || !same(node, fresh) {
 			return nil, err
 		}
@@ -143,7 +143,7 @@ func (w Writer) once(ctx context.Context, node *corev1.Node, write func(*corev1.
 	}
 	var after *corev1.Node
 	err = retried.Do(ctx, func() (err error) {
-		after, err = w.Client.CoreV1().Nodes().Patch(ctx, node.Name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: FieldManager})
+		after, err = w.Client.Nodes().Patch(ctx, node.Name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: FieldManager})
 		return err
 	})
 	if err != nil {
@@ -196,7 +196,7 @@ func (w Writer) status(ctx context.Context, name string, kind types.PatchType, b
 	defer cancel()
 	var after *corev1.Node
 	err := retried.Do(api, func() (err error) {
-		after, err = w.Client.CoreV1().Nodes().Patch(api, name, kind, body, metav1.PatchOptions{FieldManager: FieldManager}, "status")
+		after, err = w.Client.Nodes().Patch(api, name, kind, body, metav1.PatchOptions{FieldManager: FieldManager}, "status")
 		return err
 	})
 	if err == nil {

@@ -14,6 +14,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
+	"github.com/gpuslice/gpuslice/test/clientset"
 )
 
 // Resources of former configs go by a write like any other: it is repeated if the API server is busy, and its answer is what the agent has seen
@@ -37,7 +38,7 @@ func TestResourcesAreRemovedByAWriteThatIsRepeated(t *testing.T) {
 			return false, nil, nil
 		})
 		var seen *corev1.Node
-		w := nodewrite.Writer{Client: client, Timeout: 10 * time.Second, Saw: func(n *corev1.Node) { seen = n }}
+		w := nodewrite.Writer{Client: clientset.Of(client), Timeout: 10 * time.Second, Saw: func(n *corev1.Node) { seen = n }}
 		if err := w.RemoveEmptyResources(t.Context(), "gpu-1", []string{"nvidia.com/gpu.shared"}); err != nil {
 			t.Fatal(err)
 		}

@@ -14,11 +14,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/gpuslice/gpuslice/agent/retried"
+	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 // A user who may create pods may send any number of them to the node, each with as much text as the API server accepts. Kubelet refuses
@@ -31,7 +30,7 @@ const (
 
 // Lister lists the pods of a node.
 type Lister struct {
-	Client kubernetes.Interface
+	Client kube.Interface
 	Node   string
 }
 
@@ -46,7 +45,7 @@ func (l Lister) List(ctx context.Context) (pods []corev1.Pod, err error) {
 }
 
 func (l Lister) list(ctx context.Context) ([]corev1.Pod, error) {
-	list, err := Read(ctx, l.Client.CoreV1().RESTClient(), metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", l.Node).String()})
+	list, err := Read(ctx, l.Client.RawCore(), metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", l.Node).String()})
 	if err != nil {
 		return nil, err
 	}
@@ -55,7 +54,7 @@ func (l Lister) list(ctx context.Context) ([]corev1.Pod, error) {
 
 // Read asks for a list of pods once, and reads the answer pod by pod.
 func Read(ctx context.Context, client cache.Getter, options metav1.ListOptions) (*corev1.PodList, error) {
-	body, err := client.Get().Resource("pods").VersionedParams(&options, scheme.ParameterCodec).SetHeader("Accept", "application/json").Stream(ctx)
+	body, err := client.Get().Resource("pods").VersionedParams(&options, metav1.ParameterCodec).SetHeader("Accept", "application/json").Stream(ctx)
 	if err != nil {
 		return nil, err
 	}

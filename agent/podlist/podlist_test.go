@@ -12,10 +12,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/gpuslice/gpuslice/agent/podlist"
+	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 // answer is the API server's answer to a list of pods.
@@ -50,7 +50,7 @@ func listFrom(t *testing.T, answers ...string) ([]corev1.Pod, error) {
 		_, _ = io.WriteString(w, text)
 	}))
 	defer server.Close()
-	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
+	client, err := kube.New(&rest.Config{Host: server.URL})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/remedy"
 	"github.com/gpuslice/gpuslice/agent/steady"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/test/clientset"
 )
 
 // scene is a node on an API server, and what writes its taint.
@@ -54,7 +55,7 @@ func newScene(t *testing.T, effect config.HealthTaint, node *corev1.Node) *scene
 // process is the next process of the agent.
 func (s *scene) process(effect config.HealthTaint) {
 	s.taint = &remedy.Taint{
-		Nodes: nodewrite.Writer{Client: s.client, Timeout: time.Minute}, Effect: effect, Clock: steady.New(s.clock), Log: zaptest.NewLogger(s.t),
+		Nodes: nodewrite.Writer{Client: clientset.Of(s.client), Timeout: time.Minute}, Effect: effect, Clock: steady.New(s.clock), Log: zaptest.NewLogger(s.t),
 		Tell: func(kind string, reason config.Reason, format string, args ...any) {
 			s.told = append(s.told, fmt.Sprintf("%s %s: ", kind, reason)+fmt.Sprintf(format, args...))
 		},

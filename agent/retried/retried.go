@@ -11,7 +11,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
+
+	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 const (
@@ -73,9 +74,9 @@ func transient(err error) bool {
 }
 
 // ConfigMap reads a ConfigMap, and repeats the request as Do does.
-func ConfigMap(ctx context.Context, client kubernetes.Interface, namespace, name string) (object *corev1.ConfigMap, err error) {
+func ConfigMap(ctx context.Context, client kube.Interface, namespace, name string) (object *corev1.ConfigMap, err error) {
 	err = Do(ctx, func() (err error) {
-		object, err = client.CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
+		object, err = client.ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
 		return err
 	})
 	return object, err

@@ -14,13 +14,14 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/steady"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/test/clientset"
 )
 
 // A pass that leads to nothing costs the API server no request, also in a pool with a limit.
 func TestTheLeaseOfThePoolIsReadAgainOnlyForWhatWantsASlot(t *testing.T) {
 	client := fake.NewClientset()
 	c := steady.New(testclock.NewFakeClock(metav1.Now().Time))
-	turn := &slot.Turn{Slots: &fleet.Slots{Client: client, Namespace: "gpuslice", Clock: c, Log: zap.NewNop()}, Namespace: "gpuslice", Clock: c, Log: zap.NewNop()}
+	turn := &slot.Turn{Slots: &fleet.Slots{Client: clientset.Of(client), Namespace: "gpuslice", Clock: c, Log: zap.NewNop()}, Namespace: "gpuslice", Clock: c, Log: zap.NewNop()}
 	file, err := config.ParseMaintenance([]byte("apiVersion: gpuslice.io/v1alpha1\nkind: Maintenance\nestimate: 1m\n" +
 		"pools: [{name: a, selector: pool=a, maxUnavailable: 1}, {name: b, selector: pool=b, maxUnavailable: 1}]\n"))
 	if err != nil {

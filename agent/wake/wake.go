@@ -11,11 +11,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/kube"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -26,7 +26,7 @@ type Objects interface {
 
 // Sources are what wakes the loop.
 type Sources struct {
-	Client  kubernetes.Interface
+	Client  kube.Interface
 	Objects Objects
 	Driver  nvml.Driver // its events wake the loop; nil if they shall not
 	Clock   clock.Clock
@@ -108,7 +108,7 @@ func (s *Sources) BlockedBy(verdicts []drain.Verdict) {
 
 // watchBudgetsOf pokes at every change of the disruption budgets of a namespace. It lists and watches again for as long as ctx lasts.
 func (s *Sources) watchBudgetsOf(ctx context.Context, namespace string, poke func()) {
-	client := s.Client.PolicyV1().RESTClient()
+	client := s.Client.RawPolicy()
 	source := cache.NewListWatchFromClient(client, "poddisruptionbudgets", namespace, fields.Everything())
 	source.ListWithContextFunc = func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 		return names(ctx, client, "poddisruptionbudgets", namespace, o)

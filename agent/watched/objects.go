@@ -15,10 +15,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpuslice/gpuslice/agent/retried"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 // Pods lists the pods of the node, as the API server has them now.
@@ -29,7 +29,7 @@ type Pods interface {
 // Options is what Objects works with.
 type Options struct {
 	Node       string
-	Client     kubernetes.Interface
+	Client     kube.Interface
 	Pods       Pods
 	ConfigMaps []config.ConfigMapKey // those of the settings; others are not watched
 }
@@ -156,7 +156,7 @@ func (o *Objects) Node(ctx context.Context) (*corev1.Node, error) {
 	}
 	var node *corev1.Node
 	err := retried.Do(ctx, func() (err error) {
-		node, err = o.o.Client.CoreV1().Nodes().Get(ctx, o.o.Node, metav1.GetOptions{})
+		node, err = o.o.Client.Nodes().Get(ctx, o.o.Node, metav1.GetOptions{})
 		return err
 	})
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/gpuslice/gpuslice/agent/watched"
+	"github.com/gpuslice/gpuslice/test/clientset"
 )
 
 func node(version string, labels map[string]string) *corev1.Node {
@@ -42,7 +43,7 @@ func version(t *testing.T, o *watched.Objects) string {
 
 func TestTheNodeIsAtLeastAsNewAsWhatTheAgentHasWritten(t *testing.T) {
 	t.Parallel()
-	o := watched.New(watched.Options{Node: "gpu-1", Client: fake.NewClientset(node("20", nil)), Pods: &listed{}})
+	o := watched.New(watched.Options{Node: "gpu-1", Client: clientset.Of(fake.NewClientset(node("20", nil))), Pods: &listed{}})
 	if got := version(t, o); got != "20" || !o.AreFresh() {
 		t.Errorf("before anything is watched, version %s was seen, fresh %t; want 20, read from the API server", got, o.AreFresh())
 	}
@@ -73,7 +74,7 @@ func TestTheNodeIsAtLeastAsNewAsWhatTheAgentHasWritten(t *testing.T) {
 
 func TestANodeThatIsGoneIsAskedFor(t *testing.T) {
 	t.Parallel()
-	o := watched.New(watched.Options{Node: "gpu-1", Client: fake.NewClientset(), Pods: &listed{}})
+	o := watched.New(watched.Options{Node: "gpu-1", Client: clientset.Of(fake.NewClientset()), Pods: &listed{}})
 	o.Show(nil)
 	o.BeginLook()
 	if n, err := o.Node(t.Context()); !apierrors.IsNotFound(err) {
@@ -84,7 +85,7 @@ func TestANodeThatIsGoneIsAskedFor(t *testing.T) {
 func TestOneLookReadsAnew(t *testing.T) {
 	t.Parallel()
 	server := &listed{pods: []corev1.Pod{{ObjectMeta: metav1.ObjectMeta{Name: "new"}}}}
-	o := watched.New(watched.Options{Node: "gpu-1", Client: fake.NewClientset(node("2", nil)), Pods: server})
+	o := watched.New(watched.Options{Node: "gpu-1", Client: clientset.Of(fake.NewClientset(node("2", nil))), Pods: server})
 	o.Show(node("1", nil), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "b"}}, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "a"}})
 	look := func() (names []string) {
 		o.BeginLook()
@@ -111,7 +112,7 @@ func TestOneLookReadsAnew(t *testing.T) {
 
 func TestWishesAreWhatTheLabelsOfTheNodeAskFor(t *testing.T) {
 	t.Parallel()
-	o := watched.New(watched.Options{Node: "gpu-1", Client: fake.NewClientset(), Pods: &listed{}})
+	o := watched.New(watched.Options{Node: "gpu-1", Client: clientset.Of(fake.NewClientset()), Pods: &listed{}})
 	wished := func() bool {
 		o.BeginLook()
 		o.TakeWish()
@@ -202,7 +203,7 @@ func TestAStepThatTakesNothingRestsOnTheWatches(t *testing.T) {
 		"a step that restores":                  {may: true},
 		"a step that restores before one takes": {next: true, may: true, reads: true},
 	} {
-		o := watched.New(watched.Options{Node: "gpu-1", Client: fake.NewClientset(node("20", nil)), Pods: &listed{}})
+		o := watched.New(watched.Options{Node: "gpu-1", Client: clientset.Of(fake.NewClientset(node("20", nil))), Pods: &listed{}})
 		o.Show(node("20", nil))
 		o.BeginLook()
 		if may := o.FreshFor(c.step, c.next); may != c.may {
@@ -220,7 +221,7 @@ func TestAStepThatTakesNothingRestsOnTheWatches(t *testing.T) {
 
 func TestALookThatIsDueReadsTheAPIServer(t *testing.T) {
 	t.Parallel()
-	o := watched.New(watched.Options{Node: "gpu-1", Client: fake.NewClientset(node("20", nil)), Pods: &listed{}})
+	o := watched.New(watched.Options{Node: "gpu-1", Client: clientset.Of(fake.NewClientset(node("20", nil))), Pods: &listed{}})
 	o.Show(node("20", nil))
 	due := false
 	o.Due = func() bool { return due }
@@ -246,7 +247,7 @@ func (s *slow) List(context.Context) ([]corev1.Pod, error) {
 func TestThePodsAreAskedForWhileTheRestIsRead(t *testing.T) {
 	t.Parallel()
 	server := &slow{asked: make(chan struct{}), may: make(chan struct{})}
-	o := watched.New(watched.Options{Node: "gpu-1", Client: fake.NewClientset(node("20", nil)), Pods: server})
+	o := watched.New(watched.Options{Node: "gpu-1", Client: clientset.Of(fake.NewClientset(node("20", nil))), Pods: server})
 	if got := version(t, o); got != "20" {
 		t.Errorf("version %s was seen", got)
 	}

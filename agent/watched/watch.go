@@ -67,7 +67,7 @@ func (o *Objects) Watch(ctx context.Context, changed func()) {
 }
 
 func (o *Objects) watch(ctx context.Context, resource, namespace string, selector fields.Selector, kind runtime.Object, changed func()) *kept {
-	client := o.o.Client.CoreV1().RESTClient()
+	client := o.o.Client.RawCore()
 	source := cache.NewListWatchFromClient(client, resource, namespace, selector)
 	if resource == "pods" { // an API server that does not begin a watch with the present objects sends a list of any length
 		source.ListWithContextFunc = func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {

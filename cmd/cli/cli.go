@@ -7,10 +7,10 @@ import (
 	"io"
 
 	"github.com/spf13/cobra"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 // ExitError is an error that a command ends with by an exit code other than 1.
@@ -81,8 +81,8 @@ const (
 )
 
 // Client makes the client of a program, which sends its name and version as user agent.
-func Client(c *rest.Config, program, version string) (kubernetes.Interface, error) {
-	return kubernetes.NewForConfig(Config(c, program, version))
+func Client(c *rest.Config, program, version string) (kube.Interface, error) {
+	return kube.New(Config(c, program, version))
 }
 
 // Config is how the clients of a program reach the API server.

@@ -21,11 +21,11 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/kinds"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 // Bounds of what is read of one kind.
@@ -50,7 +50,7 @@ type Report struct {
 }
 
 // Find reads the cluster. The error is that it cannot be read, or that there is more of a kind than is read.
-func Find(ctx context.Context, client kubernetes.Interface, objects dynamic.Interface) (Report, error) {
+func Find(ctx context.Context, client kube.Interface, objects dynamic.Interface) (Report, error) {
 	c := comparison{Report: Report{Read: map[string]int{}}, objects: objects}
 	if err := c.readNodes(ctx, client); err != nil {
 		return Report{}, err
@@ -84,10 +84,10 @@ type node struct {
 	offers corev1.ResourceList
 }
 
-func (c *comparison) readNodes(ctx context.Context, client kubernetes.Interface) error {
+func (c *comparison) readNodes(ctx context.Context, client kube.Interface) error {
 	options := metav1.ListOptions{Limit: atATime}
 	for {
-		page, err := client.CoreV1().Nodes().List(ctx, options)
+		page, err := client.Nodes().List(ctx, options)
 		if err != nil {
 			return fmt.Errorf("reading the nodes: %w", err)
 		}

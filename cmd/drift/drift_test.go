@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/cmd/drift"
+	"github.com/gpuslice/gpuslice/test/clientset"
 )
 
 // served are the kinds of a cluster with Kueue and OpenShift AI.
@@ -90,7 +91,7 @@ func TestWhatIsPromisedIsComparedWithWhatNodesOffer(t *testing.T) {
 			for _, text := range row.objects {
 				objects = append(objects, object(t, text))
 			}
-			report, err := drift.Find(t.Context(), fake.NewClientset(nodes...), dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), served, objects...))
+			report, err := drift.Find(t.Context(), clientset.Of(fake.NewClientset(nodes...)), dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), served, objects...))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -109,7 +110,7 @@ func TestAClusterWithoutKueueHasNoQueues(t *testing.T) {
 		}
 		return true, nil, apierrors.NewNotFound(a.GetResource().GroupResource(), "")
 	})
-	report, err := drift.Find(t.Context(), fake.NewClientset(), objects)
+	report, err := drift.Find(t.Context(), clientset.Of(fake.NewClientset()), objects)
 	if diff := cmp.Diff(drift.Report{Read: map[string]int{"ResourceQuota": 0}}, report); diff != "" || err != nil {
 		t.Errorf("error %v, report (-want +got):\n%s", err, diff)
 	}
@@ -119,7 +120,7 @@ func TestWhatMayNotBeReadIsSaid(t *testing.T) {
 	objects := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), served)
 	refusal := errors.New("this account may not list them")
 	objects.PrependReactor("list", "clusterqueues", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, refusal })
-	if _, err := drift.Find(t.Context(), fake.NewClientset(), objects); !errors.Is(err, refusal) {
+	if _, err := drift.Find(t.Context(), clientset.Of(fake.NewClientset()), objects); !errors.Is(err, refusal) {
 		t.Errorf("got %v, want that error", err)
 	}
 }

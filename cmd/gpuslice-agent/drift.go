@@ -9,11 +9,11 @@ import (
 	"strings"
 
 	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/cmd/drift"
+	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 // againstCluster says where the cluster promises GPUs that no node offers.
@@ -22,7 +22,7 @@ func (o *options) againstCluster(ctx context.Context, out *cli.Printer) error {
 	if err != nil {
 		return err
 	}
-	client, err := kubernetes.NewForConfig(c)
+	client, err := kube.New(c)
 	if err != nil {
 		return err
 	}

@@ -12,12 +12,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/cmd/migrate"
 	"github.com/gpuslice/gpuslice/config/migparted"
+	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 // operatorsNamespaces are those in which migrate looks for mig-manager's ConfigMaps: NVIDIA's documentation, OpenShift's catalog and
@@ -150,7 +150,7 @@ func (m *migration) cluster(ctx context.Context, o *options, namespaces []string
 	}
 	for _, namespace := range namespaces {
 		for _, name := range names {
-			configMap, err := client.CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
+			configMap, err := client.ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
 			if apierrors.IsNotFound(err) {
 				continue
 			}
@@ -164,7 +164,7 @@ func (m *migration) cluster(ctx context.Context, o *options, namespaces []string
 			}
 		}
 	}
-	nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	nodes, err := client.Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return fmt.Errorf("reading the nodes: %w", err)
 	}
@@ -181,8 +181,8 @@ func (m *migration) node(n corev1.Node) {
 }
 
 // policies reads those of the GPU Operator. A cluster without the operator has none, and does not know the kind.
-func (m *migration) policies(ctx context.Context, client kubernetes.Interface) error {
-	text, err := client.Discovery().RESTClient().Get().AbsPath("/apis/nvidia.com/v1/clusterpolicies").DoRaw(ctx)
+func (m *migration) policies(ctx context.Context, client kube.Interface) error {
+	text, err := client.RawCore().Get().AbsPath("/apis/nvidia.com/v1/clusterpolicies").DoRaw(ctx)
 	if apierrors.IsNotFound(err) {
 		return nil
 	}

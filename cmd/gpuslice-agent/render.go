@@ -14,12 +14,12 @@ import (
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/render"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 // rendering has the flags that all kinds of objects share.
@@ -179,10 +179,10 @@ const (
 )
 
 // poolsOf counts the nodes of the cluster by what they ask for and by their GPUs. It names the nodes that it leaves out.
-func poolsOf(ctx context.Context, client kubernetes.Interface, selector string) (pools []render.Pool, left []string, err error) {
+func poolsOf(ctx context.Context, client kube.Interface, selector string) (pools []render.Pool, left []string, err error) {
 	options := metav1.ListOptions{LabelSelector: selector, Limit: nodesAtATime}
 	for seen := 0; ; {
-		nodes, err := client.CoreV1().Nodes().List(ctx, options)
+		nodes, err := client.Nodes().List(ctx, options)
 		if err != nil {
 			return nil, nil, fmt.Errorf("reading the nodes: %w", err)
 		}

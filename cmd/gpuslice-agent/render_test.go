@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/gpuslice/gpuslice/cmd/render"
+	"github.com/gpuslice/gpuslice/test/clientset"
 )
 
 // The output is what a person applies. The tests of test/rendered hand these files to an API server.
@@ -100,7 +101,7 @@ func TestNodesAreCountedByWhatTheyAskFor(t *testing.T) {
 		node("d", map[string]string{"nvidia.com/mig.config": "small", "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", "nvidia.com/gpu.count": "14"}, ""),
 		node("e", map[string]string{"nvidia.com/gpu.count": "8"}, ""),
 	)
-	pools, left, err := poolsOf(t.Context(), client, "")
+	pools, left, err := poolsOf(t.Context(), clientset.Of(client), "")
 	if err != nil {
 		t.Fatal(err)
 	}

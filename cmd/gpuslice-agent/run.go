@@ -8,9 +8,6 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/scheme"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/record"
@@ -35,6 +32,7 @@ import (
 	"github.com/gpuslice/gpuslice/config/migparted"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/drain/host"
+	"github.com/gpuslice/gpuslice/drain/kube"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/nvml/cdi"
 	"github.com/gpuslice/gpuslice/nvml/lib"
@@ -102,8 +100,12 @@ func (o *options) agent(log *zap.Logger, set *metrics.Set) (*agent.Agent, error)
 	}
 	// A goroutine sends the Events as long as the process lives; those that it has not sent by then are lost.
 	events := newEvents()
-	events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")})
-	recorder := events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: nodewrite.FieldManager, Host: o.node})
+	events.StartRecordingToSink(kube.EventSink{Client: client})
+	kinds, err := kube.Kinds()
+	if err != nil {
+		return nil, err
+	}
+	recorder := events.NewRecorder(kinds, corev1.EventSource{Component: nodewrite.FieldManager, Host: o.node})
 	o.access = access.New(access.Options{
 		Client: client, Node: o.node, Namespace: settings.Maintenance.Namespace, Deletes: settings.Drain.AfterDeadline == config.AfterDeadlineDelete,
 		Access: settings.PodAccess, Pods: pods, Timeout: settings.Timeouts.APICall, Events: recorder, Log: log.Named("access"),
@@ -154,7 +156,7 @@ func (o *options) load() (config.Settings, error) {
 }
 
 // client sends its requests through the wrappers.
-func (o *options) client(through ...transport.WrapperFunc) (kubernetes.Interface, error) {
+func (o *options) client(through ...transport.WrapperFunc) (kube.Interface, error) {
 	c, err := o.config()
 	if err != nil {
 		return nil, err
@@ -162,7 +164,7 @@ func (o *options) client(through ...transport.WrapperFunc) (kubernetes.Interface
 	for _, wrap := range through {
 		c.Wrap(wrap)
 	}
-	return kubernetes.NewForConfig(c)
+	return kube.New(c)
 }
 
 // config is how this program reaches the API server.

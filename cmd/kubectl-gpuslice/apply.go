@@ -13,10 +13,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 // application has the flags of apply.
@@ -100,7 +100,7 @@ func (a *application) wish() (wish, error) {
 	return w, nil
 }
 
-func (a *application) run(cmd *cobra.Command, client kubernetes.Interface, w wish, names []string) error {
+func (a *application) run(cmd *cobra.Command, client kube.Interface, w wish, names []string) error {
 	ctx := cmd.Context()
 	nodes, err := a.nodes.nodes(ctx, client, names)
 	if err != nil {
@@ -155,7 +155,7 @@ func checkLabelPrecedence(nodes []corev1.Node, w wish) error {
 }
 
 // label sets the label on each node. It reports nodes that were deleted meanwhile.
-func (a *application) label(ctx context.Context, client kubernetes.Interface, nodes []corev1.Node, w wish, out *cli.Printer) ([]*followed, error) {
+func (a *application) label(ctx context.Context, client kube.Interface, nodes []corev1.Node, w wish, out *cli.Printer) ([]*followed, error) {
 	var asked []*followed
 	for i := range nodes {
 		n := &nodes[i]

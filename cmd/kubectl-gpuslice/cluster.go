@@ -16,10 +16,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/gpuslice/gpuslice/cmd/cli"
+	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 // fieldManager names the command in the managedFields of what it writes.
@@ -30,7 +30,7 @@ type options struct {
 	invoked   []string // the arguments of this process, to tell the user how to come back
 	loading   *clientcmd.ClientConfigLoadingRules
 	overrides clientcmd.ConfigOverrides
-	connect   func() (kubernetes.Interface, error) // set by tests; otherwise the flags name the cluster
+	connect   func() (kube.Interface, error) // set by tests; otherwise the flags name the cluster
 }
 
 func (o *options) bind(flags *pflag.FlagSet) {
@@ -39,7 +39,7 @@ func (o *options) bind(flags *pflag.FlagSet) {
 	clientcmd.BindOverrideFlags(&o.overrides, flags, clientcmd.RecommendedConfigOverrideFlags(""))
 }
 
-func (o *options) client() (kubernetes.Interface, error) {
+func (o *options) client() (kube.Interface, error) {
 	if o.connect != nil {
 		return o.connect()
 	}
@@ -61,7 +61,7 @@ func (s *selection) bind(c *cobra.Command) {
 }
 
 // nodes reads the selected nodes, sorted by name. It is an error if there are none.
-func (s *selection) nodes(ctx context.Context, client kubernetes.Interface, names []string) ([]corev1.Node, error) {
+func (s *selection) nodes(ctx context.Context, client kube.Interface, names []string) ([]corev1.Node, error) {
 	switch {
 	case s.selector != "" && len(names) > 0:
 		return nil, errBoth
@@ -78,7 +78,7 @@ func (s *selection) nodes(ctx context.Context, client kubernetes.Interface, name
 }
 
 // orAll is nodes, or without a selection all on which an agent has ever said anything.
-func (s *selection) orAll(ctx context.Context, client kubernetes.Interface, names []string) ([]corev1.Node, error) {
+func (s *selection) orAll(ctx context.Context, client kube.Interface, names []string) ([]corev1.Node, error) {
 	if s.selector != "" || len(names) > 0 {
 		return s.nodes(ctx, client, names)
 	}
@@ -90,11 +90,11 @@ func (s *selection) orAll(ctx context.Context, client kubernetes.Interface, name
 	return found, err
 }
 
-func fitting(ctx context.Context, client kubernetes.Interface, selector string) ([]corev1.Node, error) {
+func fitting(ctx context.Context, client kube.Interface, selector string) ([]corev1.Node, error) {
 	if _, err := labels.Parse(selector); err != nil {
 		return nil, fmt.Errorf("reading the selector %q: %w", selector, err)
 	}
-	list, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: selector})
+	list, err := client.Nodes().List(ctx, metav1.ListOptions{LabelSelector: selector})
 	if err != nil {
 		return nil, fmt.Errorf("listing nodes: %w", err)
 	}
@@ -104,7 +104,7 @@ func fitting(ctx context.Context, client kubernetes.Interface, selector string) 
 
 // named reads nodes by their names, which may be as kubectl get -o name writes them. It reads several by one request, if the user may list
 // nodes.
-func named(ctx context.Context, client kubernetes.Interface, names []string) ([]corev1.Node, error) {
+func named(ctx context.Context, client kube.Interface, names []string) ([]corev1.Node, error) {
 	var wanted []string
 	for _, name := range names {
 		if name = strings.TrimPrefix(name, "node/"); !slices.Contains(wanted, name) {
@@ -122,7 +122,7 @@ func named(ctx context.Context, client kubernetes.Interface, names []string) ([]
 	}
 	var all []corev1.Node
 	for _, name := range wanted {
-		n, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+		n, err := client.Nodes().Get(ctx, name, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err):
 		case err != nil:
@@ -162,7 +162,7 @@ func byName(a, b corev1.Node) int { return cmp.Compare(a.Name, b.Name) }
 type change struct{ labels, annotations map[string]*string }
 
 // write changes a node, and returns it as it is then. It fails if the node was deleted and created anew meanwhile.
-func write(ctx context.Context, client kubernetes.Interface, node *corev1.Node, what change) (*corev1.Node, error) {
+func write(ctx context.Context, client kube.Interface, node *corev1.Node, what change) (*corev1.Node, error) {
 	metadata := map[string]any{"uid": node.UID}
 	if len(what.labels) > 0 {
 		metadata["labels"] = what.labels
@@ -174,7 +174,7 @@ func write(ctx context.Context, client kubernetes.Interface, node *corev1.Node, 
 	if err != nil {
 		return nil, fmt.Errorf("encoding the change of node %s: %w", node.Name, err)
 	}
-	after, err := client.CoreV1().Nodes().Patch(ctx, node.Name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: fieldManager})
+	after, err := client.Nodes().Patch(ctx, node.Name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: fieldManager})
 	if err != nil {
 		return nil, fmt.Errorf("writing to node %s: %w", node.Name, err)
 	}

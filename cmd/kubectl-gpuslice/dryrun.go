@@ -8,10 +8,10 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/cmd/cli"
+	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 // planTime is how long agents have to answer: an agent in the middle of a step, as a reset, answers after that.
@@ -24,7 +24,7 @@ type plans struct {
 }
 
 // preview prints what the wish would do to each node.
-func preview(ctx context.Context, client kubernetes.Interface, nodes []corev1.Node, w wish, out *cli.Printer) error {
+func preview(ctx context.Context, client kube.Interface, nodes []corev1.Node, w wish, out *cli.Printer) error {
 	q, err := inquire(ctx, client, nodes, w.String(), planTime, out)
 	if err != nil {
 		return interrupted(ctx, err)

@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/client-go/kubernetes"
 	requested "k8s.io/component-helpers/resource"
 	scheduling "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
@@ -21,6 +20,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/cli"
+	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 // leavingPods are the pods that have to leave a node, each by namespace and name.
@@ -40,7 +40,7 @@ type running struct {
 
 // fit says of the pods that leave each node whether they fit on others, and which budgets block them. If the user has no right to list
 // these, it says so, and returns no error.
-func fit(ctx context.Context, client kubernetes.Interface, leaving []leavingPods, out *cli.Printer) {
+func fit(ctx context.Context, client kube.Interface, leaving []leavingPods, out *cli.Printer) {
 	if len(leaving) == 0 || ctx.Err() != nil {
 		return
 	}
@@ -57,17 +57,17 @@ func fit(ctx context.Context, client kubernetes.Interface, leaving []leavingPods
 }
 
 // lookAround lists nodes, pods and budgets. The lists come from the API server's cache, since they may be long.
-func lookAround(ctx context.Context, client kubernetes.Interface) (*running, error) {
+func lookAround(ctx context.Context, client kube.Interface) (*running, error) {
 	cached := metav1.ListOptions{ResourceVersion: "0"}
-	nodes, err := client.CoreV1().Nodes().List(ctx, cached)
+	nodes, err := client.Nodes().List(ctx, cached)
 	if err != nil {
 		return nil, fmt.Errorf("listing nodes: %w", err)
 	}
-	pods, err := client.CoreV1().Pods("").List(ctx, cached)
+	pods, err := client.Pods("").List(ctx, cached)
 	if err != nil {
 		return nil, fmt.Errorf("listing pods: %w", err)
 	}
-	budgets, err := client.PolicyV1().PodDisruptionBudgets("").List(ctx, cached)
+	budgets, err := client.PodDisruptionBudgets("").List(ctx, cached)
 	if err != nil {
 		return nil, fmt.Errorf("listing budgets: %w", err)
 	}

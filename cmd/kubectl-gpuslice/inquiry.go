@@ -9,13 +9,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 // cleanTime bounds the removal of the requests at the end.
@@ -39,7 +39,7 @@ type askedNode struct {
 }
 
 // inquire asks the agents of the nodes, and waits until all have answered, at most for patience. Then it removes its requests.
-func inquire(ctx context.Context, client kubernetes.Interface, nodes []corev1.Node, request string, patience time.Duration, out *cli.Printer) (*inquiry, error) {
+func inquire(ctx context.Context, client kube.Interface, nodes []corev1.Node, request string, patience time.Duration, out *cli.Printer) (*inquiry, error) {
 	q := &inquiry{request: request}
 	defer q.withdraw(context.WithoutCancel(ctx), client, out)
 	if err := q.ask(ctx, client, nodes); err != nil {
@@ -58,7 +58,7 @@ func inquire(ctx context.Context, client kubernetes.Interface, nodes []corev1.No
 }
 
 // ask asks the agents of all the nodes.
-func (q *inquiry) ask(ctx context.Context, client kubernetes.Interface, nodes []corev1.Node) error {
+func (q *inquiry) ask(ctx context.Context, client kube.Interface, nodes []corev1.Node) error {
 	asked, failed := make([]*askedNode, len(nodes)), make([]error, len(nodes))
 	workqueue.ParallelizeUntil(ctx, writesAtOnce, len(nodes), func(i int) { asked[i], failed[i] = ask(ctx, client, &nodes[i], q.request) })
 	q.nodes = slices.DeleteFunc(asked, func(a *askedNode) bool { return a == nil })
@@ -71,7 +71,7 @@ func (q *inquiry) ask(ctx context.Context, client kubernetes.Interface, nodes []
 }
 
 // ask sets the request, and removes the answer to an earlier one.
-func ask(ctx context.Context, client kubernetes.Interface, n *corev1.Node, request string) (*askedNode, error) {
+func ask(ctx context.Context, client kube.Interface, n *corev1.Node, request string) (*askedNode, error) {
 	after, err := write(ctx, client, n, change{annotations: map[string]*string{config.AnnotationPreview: &request, config.AnnotationPlan: nil}})
 	switch {
 	case apierrors.IsNotFound(err):
@@ -84,7 +84,7 @@ func ask(ctx context.Context, client kubernetes.Interface, n *corev1.Node, reque
 }
 
 // withdraw removes requests and answers.
-func (q *inquiry) withdraw(ctx context.Context, client kubernetes.Interface, out *cli.Printer) {
+func (q *inquiry) withdraw(ctx context.Context, client kube.Interface, out *cli.Printer) {
 	ctx, cancel := context.WithTimeout(ctx, cleanTime)
 	defer cancel()
 	failed := make([]error, len(q.nodes))

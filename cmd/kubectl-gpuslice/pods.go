@@ -12,10 +12,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 // viewTime is how long the agents have to answer which pods use the GPUs: users do not want to wait for an agent in the middle of a step.
@@ -25,7 +25,7 @@ const viewTime = 5 * time.Second
 const mostAsking = 32
 
 // seePods adds which pods use the GPUs, by the agents' answers; without an answer, which pods of the node request GPUs.
-func (s *statusRequest) seePods(ctx context.Context, client kubernetes.Interface, nodes []corev1.Node, views []nodeView) error {
+func (s *statusRequest) seePods(ctx context.Context, client kube.Interface, nodes []corev1.Node, views []nodeView) error {
 	said, why, err := s.askAgents(ctx, client, nodes, views)
 	if err != nil {
 		return err
@@ -50,7 +50,7 @@ func (s *statusRequest) seePods(ctx context.Context, client kubernetes.Interface
 }
 
 // askAgents asks the agents that have ever written anything, and says why others have not answered.
-func (s *statusRequest) askAgents(ctx context.Context, client kubernetes.Interface, nodes []corev1.Node, views []nodeView) (said map[string]*askedNode, why string, err error) {
+func (s *statusRequest) askAgents(ctx context.Context, client kube.Interface, nodes []corev1.Node, views []nodeView) (said map[string]*askedNode, why string, err error) {
 	if !s.ask {
 		return nil, "--ask=false", nil
 	}
@@ -93,7 +93,7 @@ func (v *nodeView) heed(a *askedNode) bool {
 
 // asking returns the pods of each node that request GPUs, with their requests; none if the user may not list pods. For several nodes it reads
 // all pods at once, from the API server's cache.
-func asking(ctx context.Context, client kubernetes.Interface, nodes []string) map[string][]string {
+func asking(ctx context.Context, client kube.Interface, nodes []string) map[string][]string {
 	o := metav1.ListOptions{ResourceVersion: "0"}
 	switch len(nodes) {
 	case 0:
@@ -101,7 +101,7 @@ func asking(ctx context.Context, client kubernetes.Interface, nodes []string) ma
 	case 1:
 		o = metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", nodes[0]).String()}
 	}
-	list, err := client.CoreV1().Pods("").List(ctx, o)
+	list, err := client.Pods("").List(ctx, o)
 	if err != nil {
 		return nil
 	}

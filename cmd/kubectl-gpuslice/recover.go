@@ -10,13 +10,13 @@ import (
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/cmd/show"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 // exitNotOurs is the exit code if the agent owes the node nothing any more, and a user or another tool keeps it closed.
@@ -65,7 +65,7 @@ or the timeout has come first; 1 somebody has to act, and anything else.`,
 	return c
 }
 
-func (r *recovery) run(ctx context.Context, client kubernetes.Interface, node corev1.Node, w io.Writer) error {
+func (r *recovery) run(ctx context.Context, client kube.Interface, node corev1.Node, w io.Writer) error {
 	out := &cli.Printer{W: w}
 	d, err := r.diagnose(ctx, client, node, out)
 	if err != nil {
@@ -116,7 +116,7 @@ func (r *recovery) run(ctx context.Context, client kubernetes.Interface, node co
 }
 
 // diagnose asks the agent for its diagnosis.
-func (r *recovery) diagnose(ctx context.Context, client kubernetes.Interface, node corev1.Node, out *cli.Printer) (*api.Diagnosis, error) {
+func (r *recovery) diagnose(ctx context.Context, client kube.Interface, node corev1.Node, out *cli.Printer) (*api.Diagnosis, error) {
 	q, err := inquire(ctx, client, []corev1.Node{node}, config.RequestDiagnosis, planTime, out)
 	switch a := asked(q); {
 	case err != nil && ctx.Err() != nil:

@@ -7,9 +7,9 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpuslice/gpuslice/cmd/cli"
+	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 // refusalTime is how long apply waits for agents that refuse at once, as a name that their node does not have.
@@ -50,7 +50,7 @@ func (r *refusals) settled() (bool, error) {
 
 // refusedAtOnce names the nodes whose agents refuse the wish as soon as they see it. It is no error if agents keep silent: they may be in the
 // middle of a step.
-func refusedAtOnce(ctx context.Context, client kubernetes.Interface, w wish, asked []*followed, out *cli.Printer) error {
+func refusedAtOnce(ctx context.Context, client kube.Interface, w wish, asked []*followed, out *cli.Printer) error {
 	r := &refusals{nodes: asked}
 	waiting, cancel := context.WithTimeoutCause(ctx, refusalTime, errLate)
 	defer cancel()

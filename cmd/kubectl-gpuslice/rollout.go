@@ -9,9 +9,9 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpuslice/gpuslice/cmd/cli"
+	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 // rollout is a wish on its way to many nodes.
@@ -79,7 +79,7 @@ var errLate = errors.New("the timeout has come first")
 
 // wait follows the nodes to the end, to the timeout if there is one, or until the user interrupts it. The roll-out goes on
 // all the same: the agents do it.
-func (r *rollout) wait(ctx context.Context, client kubernetes.Interface, timeout time.Duration, again string) error {
+func (r *rollout) wait(ctx context.Context, client kube.Interface, timeout time.Duration, again string) error {
 	waiting := ctx
 	if timeout > 0 {
 		var cancel context.CancelFunc

@@ -12,10 +12,10 @@ import (
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/cmd/cli"
+	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 // Formats of what status prints.
@@ -75,7 +75,7 @@ drawing is as of the agent's last word.`,
 }
 
 // print writes the nodes once.
-func (s *statusRequest) print(ctx context.Context, client kubernetes.Interface, nodes []corev1.Node, named bool, w io.Writer) error {
+func (s *statusRequest) print(ctx context.Context, client kube.Interface, nodes []corev1.Node, named bool, w io.Writer) error {
 	var views []nodeView
 	for i := range nodes {
 		views = append(views, viewOf(&nodes[i]))
@@ -138,7 +138,7 @@ type statusWatch struct {
 }
 
 // follow shows the nodes until the user interrupts it.
-func (s *statusRequest) follow(ctx context.Context, client kubernetes.Interface, nodes []corev1.Node, named bool, w io.Writer) error {
+func (s *statusRequest) follow(ctx context.Context, client kube.Interface, nodes []corev1.Node, named bool, w io.Writer) error {
 	f := &statusWatch{request: s, w: w, named: named, views: map[string]nodeView{}, told: map[string]string{}, out: cli.Printer{W: w}}
 	var names []string
 	for i := range nodes {

@@ -14,13 +14,13 @@ import (
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/kube"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -98,7 +98,7 @@ type uses struct {
 }
 
 // print asks the agents, and writes their answers. It is an error if none answers.
-func (r *topRequest) print(ctx context.Context, client kubernetes.Interface, nodes []corev1.Node, w io.Writer) error {
+func (r *topRequest) print(ctx context.Context, client kube.Interface, nodes []corev1.Node, w io.Writer) error {
 	q, err := inquire(ctx, client, nodes, config.RequestTop, viewTime, &cli.Printer{W: io.Discard}) // a request that stays on a node does no harm
 	switch {
 	case ctx.Err() != nil:

@@ -12,9 +12,10 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	watchtools "k8s.io/client-go/tools/watch"
+
+	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 // silenceCheck is how often the command checks which agents have not answered. It learns everything else by the watch.
@@ -30,7 +31,7 @@ type watcher interface {
 }
 
 // follow watches the named nodes for the watcher until that is settled or ctx ends. It begins a watch that is lost anew.
-func follow(ctx context.Context, client kubernetes.Interface, names []string, w watcher) error {
+func follow(ctx context.Context, client kube.Interface, names []string, w watcher) error {
 	troubles := make(chan error, 1)
 	index, informer, events, ended := watchtools.NewIndexerInformerWatcherWithLogger(logr.Discard(), source(client, names, troubles), &corev1.Node{})
 	defer func() { events.Stop(); <-ended }()
@@ -81,7 +82,7 @@ func missing(index cache.Indexer, names []string, w watcher) {
 
 // source watches the node, or all nodes if there are several: a selector would take a node for deleted when its labels change, and
 // one watch of all is less for the API server than one for each. It sends errors to troubles, unless one is there already.
-func source(client kubernetes.Interface, names []string, troubles chan<- error) cache.ListerWatcher {
+func source(client kube.Interface, names []string, troubles chan<- error) cache.ListerWatcher {
 	only := fields.Everything()
 	if len(names) == 1 {
 		only = fields.OneTermEqualSelector("metadata.name", names[0])
@@ -98,13 +99,13 @@ func source(client kubernetes.Interface, names []string, troubles chan<- error) 
 	return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			o.FieldSelector = only.String()
-			list, err := client.CoreV1().Nodes().List(ctx, o)
+			list, err := client.Nodes().List(ctx, o)
 			report(err)
 			return list, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			o.FieldSelector = only.String()
-			w, err := client.CoreV1().Nodes().Watch(ctx, o)
+			w, err := client.Nodes().Watch(ctx, o)
 			report(err)
 			return w, err
 		},

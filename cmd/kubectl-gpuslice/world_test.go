@@ -17,12 +17,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/kube"
+	"github.com/gpuslice/gpuslice/test/clientset"
 )
 
 // Client-go pauses before an error that comes too soon after the last one, by a time of the whole process: for ever, where each
@@ -178,7 +179,7 @@ func (w *world) remove(name string) {
 // start begins a command, and returns when it waits for something.
 func (w *world) start(args ...string) {
 	w.t.Helper()
-	o := options{invoked: args, connect: func() (kubernetes.Interface, error) { return w.client, nil }}
+	o := options{invoked: args, connect: func() (kube.Interface, error) { return clientset.Of(w.client), nil }}
 	c := o.command()
 	w.said, w.end = &output{}, make(chan error, 1)
 	c.SetOut(w.said)

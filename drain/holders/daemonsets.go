@@ -12,8 +12,9 @@ import (
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/clock"
+
+	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 // DaemonSets tells pods of DaemonSets from pods that only claim to be: a user who may create a pod may write any owner into it.
@@ -23,7 +24,7 @@ type DaemonSets struct {
 	// Again repeats a request that failed for a passing cause; nil sends each once.
 	Again func(ctx context.Context, request func() error) error
 
-	client kubernetes.Interface
+	client kube.Interface
 	clock  clock.PassiveClock
 	known  map[daemonSet]daemonSetAnswer
 }
@@ -44,7 +45,7 @@ type daemonSetAnswer struct {
 const daemonSetFor = time.Hour
 
 // NewDaemonSets makes one that remembers nothing.
-func NewDaemonSets(client kubernetes.Interface, clock clock.PassiveClock) *DaemonSets {
+func NewDaemonSets(client kube.Interface, clock clock.PassiveClock) *DaemonSets {
 	return &DaemonSets{client: client, clock: clock, known: map[daemonSet]daemonSetAnswer{}}
 }
 
@@ -90,7 +91,7 @@ func (d *DaemonSets) ask(ctx context.Context, named daemonSet) (daemonSetAnswer,
 	// From the API server itself: its cache may not have one yet that was just made.
 	var found *appsv1.DaemonSet
 	err := d.again(ctx, func() (err error) {
-		found, err = d.client.AppsV1().DaemonSets(named.namespace).Get(ctx, named.name, metav1.GetOptions{})
+		found, err = d.client.DaemonSets(named.namespace).Get(ctx, named.name, metav1.GetOptions{})
 		return err
 	})
 	switch {

@@ -24,6 +24,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/test/clientset"
 )
 
 // daemonPod is a pod of the namespace team that says it is of a DaemonSet.
@@ -61,7 +62,7 @@ func TestAPodIsOfADaemonSetThatExists(t *testing.T) {
 		daemonPod("of-an-old-group", "extensions/v1beta1", "monitor", "1"),
 	}
 	before := slices.Clone(pods)
-	got, err := holders.NewDaemonSets(client, clocktesting.NewFakePassiveClock(time.Now())).Believe(t.Context(), pods)
+	got, err := holders.NewDaemonSets(clientset.Of(client), clocktesting.NewFakePassiveClock(time.Now())).Believe(t.Context(), pods)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,7 +88,7 @@ func TestAnOwnerWhoseNameNoDaemonSetCanHaveIsNone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sets := holders.NewDaemonSets(client, clocktesting.NewFakePassiveClock(time.Now()))
+	sets := holders.NewDaemonSets(clientset.Of(client), clocktesting.NewFakePassiveClock(time.Now()))
 	for _, name := range []string{"../pods", ".", "..", "a%2fb", "Monitor", "a\nb", strings.Repeat("x", 1<<20)} {
 		got, err := sets.Believe(t.Context(), []corev1.Pod{daemonPod("a", "apps/v1", name, "1")})
 		if err != nil || ofDaemonSets(got) != "" {
@@ -104,7 +105,7 @@ func TestADaemonSetIsAskedForOnceInAWhile(t *testing.T) {
 		return false, nil, nil
 	})
 	clock := clocktesting.NewFakePassiveClock(time.Now())
-	sets := holders.NewDaemonSets(client, clock)
+	sets := holders.NewDaemonSets(clientset.Of(client), clock)
 	pods := []corev1.Pod{daemonPod("a", "apps/v1", "monitor", "1"), daemonPod("b", "apps/v1", "monitor", "1"), daemonPod("c", "apps/v1", "monitor", "forged")}
 	look := func(pods []corev1.Pod, want int) {
 		t.Helper()
@@ -132,7 +133,7 @@ func TestAnOwnerThatCannotBeLookedForIsNotGuessed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			client := fake.NewClientset()
 			client.PrependReactor("get", "daemonsets", func(k8stesting.Action) (bool, runtime.Object, error) { return true, nil, cause })
-			sets := holders.NewDaemonSets(client, clocktesting.NewFakePassiveClock(time.Now()))
+			sets := holders.NewDaemonSets(clientset.Of(client), clocktesting.NewFakePassiveClock(time.Now()))
 			pods, err := sets.Believe(t.Context(), []corev1.Pod{daemonPod("a", "apps/v1", "monitor", "1")})
 			if pods != nil || !errors.Is(err, cause) || !strings.Contains(err.Error(), "team/monitor") {
 				t.Errorf("got %d pods and %v", len(pods), err)

@@ -11,9 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/clock"
 
@@ -30,6 +28,7 @@ import (
 	"github.com/gpuslice/gpuslice/config/migparted"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/drain/host"
+	"github.com/gpuslice/gpuslice/drain/kube"
 	"github.com/gpuslice/gpuslice/nvml/cdi"
 	"github.com/gpuslice/gpuslice/nvml/lib"
 )
@@ -63,13 +62,13 @@ func (p *plane) startAgent(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	client, err := kubernetes.NewForConfig(account)
+	client, err := kube.New(account)
 	if err != nil {
 		return err
 	}
 	const burst, later = 150, 1.0 / 30 // as cmd/gpuslice-agent has them
 	events := record.NewBroadcaster(record.WithCorrelatorOptions(record.CorrelatorOptions{BurstSize: burst, QPS: later}))
-	events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")})
+	events.StartRecordingToSink(kube.EventSink{Client: client})
 	state := filepath.Join(p.dir, "state")
 	none := "unix:path=" + filepath.Join(p.dir, "no-bus")
 	set := metrics.New(clock.RealClock{})

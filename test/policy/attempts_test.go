@@ -24,6 +24,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/access"
 	"github.com/gpuslice/gpuslice/agent/asnode"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 var update = flag.Bool("update", false, "write the table of attempts into deploy/SECURITY.md")
@@ -475,7 +476,7 @@ func (s *scene) finds(when string, credentials *rest.Config, want access.Finding
 		pods := asnode.New(asnode.Options{Node: "own", Access: config.PodAccessAuto, Timeout: patience, Log: zap.NewNop()})
 		through := rest.CopyConfig(credentials)
 		through.Wrap(pods.Wrap)
-		client, err := kubernetes.NewForConfig(through)
+		client, err := kube.New(through)
 		if err != nil {
 			return false, err
 		}

@@ -47,23 +47,34 @@ var givenByCommands = map[string]string{
 	asField + "agent/deviceplugin.Render": "it makes the text of a config of the device plugin",
 }
 
-// readers are the methods by which the interfaces of this module and the clients of the API server are read. Any other method of an interface
+// readers are the methods by which the interfaces of this module are read. Any other method of an interface
 // counts as one that writes.
 var readers = map[string][]string{
-	"nvml.Driver":                {"Snapshot", "Events"},
-	"nvml.HealthReader":          {"Health", "Events"},
-	"nvml.UsageReader":           {"Usage"},
-	"nvml.Bus":                   {"GPUs"},
-	"agent.Kubelet":              {"Assignments", "Allocatable"},
-	"agent/watched.Pods":         {"List"},
-	"agent/part.DriverWatcher":   {"Recovered", "Critical", "ToReset"},
-	"agent/occupants.Processes":  {"Holders"},
-	"agent/hostrecord.Store":     {"Read"},
-	"agent/health.Store":         {"Read"},
-	"agent/hardware.Specs":       {"Stale"},
-	"agent/units.Systemd":        {"States"},
-	"agent/reboot.Host":          {"CanReboot"},
-	"client-go/typed/Interfaces": {"Get", "List", "Watch"},
+	"nvml.Driver":               {"Snapshot", "Events"},
+	"nvml.HealthReader":         {"Health", "Events"},
+	"nvml.UsageReader":          {"Usage"},
+	"nvml.Bus":                  {"GPUs"},
+	"agent.Kubelet":             {"Assignments", "Allocatable"},
+	"agent/watched.Pods":        {"List"},
+	"agent/part.DriverWatcher":  {"Recovered", "Critical", "ToReset"},
+	"agent/occupants.Processes": {"Holders"},
+	"agent/hostrecord.Store":    {"Read"},
+	"agent/health.Store":        {"Read"},
+	"agent/hardware.Specs":      {"Stale"},
+	"agent/units.Systemd":       {"States"},
+	"agent/reboot.Host":         {"CanReboot"},
+
+	// A getter of the client, as Nodes, reads nothing and writes nothing.
+	"drain/kube.Interface": {
+		"ConfigMaps", "DaemonSets", "Events", "Leases", "Nodes", "PodDisruptionBudgets", "Pods", "SelfSubjectAccessReviews", "SubjectAccessReviews",
+		"TokenReviews", "RawCore", "RawPolicy",
+	},
+	"drain/kube.ConfigMaps":           {"Get"},
+	"drain/kube.DaemonSets":           {"Get"},
+	"drain/kube.Leases":               {"Get"},
+	"drain/kube.Nodes":                {"Get", "List", "Watch"},
+	"drain/kube.PodDisruptionBudgets": {"List"},
+	"drain/kube.Pods":                 {"Get", "List"},
 }
 
 // ourInterface begins the names of interfaces of this module.
@@ -215,10 +226,6 @@ func (c calls) writes(function string) bool {
 	if !isMethod {
 		return false
 	}
-	if path, typed := strings.CutPrefix(of, "k8s.io/client-go/kubernetes/typed/"); typed {
-		// A getter of a client, as Nodes of CoreV1, reads nothing and writes nothing.
-		return !strings.HasSuffix(path, "Getter") && !strings.HasSuffix(path, "V1Interface") && !slices.Contains(readers["client-go/typed/Interfaces"], method)
-	}
 	if strings.HasPrefix(of, "k8s.io/client-go/tools/record.EventRecorder") {
 		return true
 	}
@@ -237,7 +244,7 @@ func packageOf(function string) string {
 // writers are what writes a fact, with the one function that calls it.
 var writers = map[string][]string{
 	// The node's metadata and spec, and its status.
-	"(k8s.io/client-go/kubernetes/typed/core/v1.NodeInterface).Patch": {
+	"(interface drain/kube.Nodes).Patch": {
 		"(*agent/access.Checker).patch", // a dry run
 		"(*agent/cleanup.Cleaner).removeConditions",
 		"(agent/nodewrite.Writer).once", "(agent/nodewrite.Writer).status",

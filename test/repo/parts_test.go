@@ -144,7 +144,7 @@ func TestAPartIsGivenNothingThatWrites(t *testing.T) {
 	t.Parallel()
 	writes := []string{
 		"Create", "CreatePart", "Destroy", "DestroyPart", "SetMode", "SetPersistence", "SetComputeMode", "Reset", "Release", "Patch", "Patched", "Update",
-		"UpdateStatus", "Delete", "Evict", "Hangup", "Write", "Tell", "Start", "Stop", "Reboot", "Inhibit", "CoreV1",
+		"UpdateStatus", "Delete", "Evict", "Hangup", "Write", "Tell", "Start", "Stop", "Reboot", "Inhibit", "RawCore",
 	}
 	for part, given := range parts {
 		for _, field := range givenFields(given) {

@@ -9,9 +9,7 @@ import (
 
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/clock"
@@ -31,6 +29,7 @@ import (
 	"github.com/gpuslice/gpuslice/config/migparted"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/drain/host"
+	"github.com/gpuslice/gpuslice/drain/kube"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 	"github.com/gpuslice/gpuslice/test/gpusim/pods"
@@ -120,12 +119,12 @@ func (n *node) agent(ctx context.Context, account *rest.Config, t *tally, log *z
 	c := cli.Config(account, nodewrite.FieldManager, "bench")
 	c.Wrap(t.wrap)
 	c.Wrap(asNode.Wrap)
-	client, err := kubernetes.NewForConfig(c)
+	client, err := kube.New(c)
 	if err != nil {
 		return nil, err
 	}
 	events := record.NewBroadcaster(record.WithCorrelatorOptions(record.CorrelatorOptions{BurstSize: 150, QPS: 1.0 / 30}), record.WithContext(ctx))
-	events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")})
+	events.StartRecordingToSink(kube.EventSink{Client: client})
 	recorder := events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: nodewrite.FieldManager, Host: n.name})
 	checker := access.New(access.Options{
 		Client: client, Node: n.name, Namespace: namespace, Access: settings.PodAccess, Pods: asNode, Timeout: settings.Timeouts.APICall,

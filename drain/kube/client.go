@@ -1,0 +1,167 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+
+	appsv1 "k8s.io/api/apps/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/client-go/gentype"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/flowcontrol"
+)
+
+// New makes a client. The error is that the config cannot be meant.
+func New(c *rest.Config) (Interface, error) {
+	shared := rest.CopyConfig(c)
+	if shared.UserAgent == "" {
+		shared.UserAgent = rest.DefaultKubernetesUserAgent()
+	}
+	sender, err := rest.HTTPClientFor(shared)
+	if err != nil {
+		return nil, err
+	}
+	return NewThrough(shared, sender)
+}
+
+// NewThrough makes a client that sends its requests through the sender. The groups share the limit of requests that the config names.
+func NewThrough(c *rest.Config, sender *http.Client) (Interface, error) {
+	kinds, err := Kinds()
+	if err != nil {
+		return nil, err
+	}
+	shared := rest.CopyConfig(c)
+	if shared.RateLimiter == nil && shared.QPS > 0 {
+		if shared.Burst <= 0 { // no request would ever be sent
+			return nil, fmt.Errorf("making a client of %g requests in a second: its burst is %d", shared.QPS, shared.Burst)
+		}
+		shared.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(shared.QPS, shared.Burst)
+	}
+	shared.NegotiatedSerializer = serializer.NewCodecFactory(kinds).WithoutConversion()
+	out := &client{}
+	for version, of := range map[schema.GroupVersion]**rest.RESTClient{
+		appsv1.SchemeGroupVersion: &out.apps, authenticationv1.SchemeGroupVersion: &out.authentication,
+		authorizationv1.SchemeGroupVersion: &out.authorization, coordinationv1.SchemeGroupVersion: &out.coordination,
+		corev1.SchemeGroupVersion: &out.core, policyv1.SchemeGroupVersion: &out.policy,
+	} {
+		shared.GroupVersion, shared.APIPath = &version, "/apis"
+		if version.Group == "" {
+			shared.APIPath = "/api"
+		}
+		if *of, err = rest.RESTClientForConfigAndClient(shared, sender); err != nil {
+			return nil, fmt.Errorf("making the client of %s: %w", version, err)
+		}
+	}
+	return out, nil
+}
+
+// Kinds knows the kinds of the API groups that the client speaks.
+func Kinds() (*runtime.Scheme, error) {
+	kinds := runtime.NewScheme()
+	groups := runtime.NewSchemeBuilder(appsv1.AddToScheme, authenticationv1.AddToScheme, authorizationv1.AddToScheme, coordinationv1.AddToScheme,
+		corev1.AddToScheme, policyv1.AddToScheme)
+	if err := groups.AddToScheme(kinds); err != nil {
+		return nil, fmt.Errorf("registering kinds: %w", err)
+	}
+	return kinds, nil
+}
+
+type client struct {
+	apps, authentication, authorization, coordination, core, policy *rest.RESTClient
+}
+
+type object[T any] interface {
+	*T
+	runtime.Object
+	metav1.Object
+}
+
+type list[L any] interface {
+	*L
+	runtime.Object
+}
+
+// listed makes the client of a kind with lists.
+func listed[T, L any, O object[T], OL list[L]](of *rest.RESTClient, resource, namespace string) *gentype.ClientWithList[O, OL] {
+	newObject, newList := func() O { return new(T) }, func() OL { return new(L) }
+	return gentype.NewClientWithList(resource, of, metav1.ParameterCodec, namespace, newObject, newList, gentype.PrefersProtobuf[O]())
+}
+
+// single makes the client of a kind of which nobody lists the objects.
+func single[T any, O object[T]](of *rest.RESTClient, resource, namespace string) *gentype.Client[O] {
+	return gentype.NewClient(resource, of, metav1.ParameterCodec, namespace, func() O { return new(T) }, gentype.PrefersProtobuf[O]())
+}
+
+// ConfigMaps implements Interface.
+func (c *client) ConfigMaps(namespace string) ConfigMaps {
+	return single[corev1.ConfigMap](c.core, "configmaps", namespace)
+}
+
+// DaemonSets implements Interface.
+func (c *client) DaemonSets(namespace string) DaemonSets {
+	return single[appsv1.DaemonSet](c.apps, "daemonsets", namespace)
+}
+
+// Events implements Interface.
+func (c *client) Events(namespace string) Events {
+	return single[corev1.Event](c.core, "events", namespace)
+}
+
+// Leases implements Interface.
+func (c *client) Leases(namespace string) Leases {
+	return single[coordinationv1.Lease](c.coordination, "leases", namespace)
+}
+
+// Nodes implements Interface.
+func (c *client) Nodes() Nodes { return listed[corev1.Node, corev1.NodeList](c.core, "nodes", "") }
+
+// PodDisruptionBudgets implements Interface.
+func (c *client) PodDisruptionBudgets(namespace string) PodDisruptionBudgets {
+	return listed[policyv1.PodDisruptionBudget, policyv1.PodDisruptionBudgetList](c.policy, "poddisruptionbudgets", namespace)
+}
+
+// Pods implements Interface.
+func (c *client) Pods(namespace string) Pods {
+	return pods{listed[corev1.Pod, corev1.PodList](c.core, "pods", namespace)}
+}
+
+// SelfSubjectAccessReviews implements Interface.
+func (c *client) SelfSubjectAccessReviews() SelfSubjectAccessReviews {
+	return single[authorizationv1.SelfSubjectAccessReview](c.authorization, "selfsubjectaccessreviews", "")
+}
+
+// SubjectAccessReviews implements Interface.
+func (c *client) SubjectAccessReviews() SubjectAccessReviews {
+	return single[authorizationv1.SubjectAccessReview](c.authorization, "subjectaccessreviews", "")
+}
+
+// TokenReviews implements Interface.
+func (c *client) TokenReviews() TokenReviews {
+	return single[authenticationv1.TokenReview](c.authentication, "tokenreviews", "")
+}
+
+// RawCore implements Interface.
+func (c *client) RawCore() cache.Getter { return c.core }
+
+// RawPolicy implements Interface.
+func (c *client) RawPolicy() cache.Getter { return c.policy }
+
+type pods struct {
+	*gentype.ClientWithList[*corev1.Pod, *corev1.PodList]
+}
+
+// EvictV1 implements Pods.
+func (p pods) EvictV1(ctx context.Context, eviction *policyv1.Eviction) error {
+	return p.GetClient().Post().Namespace(p.GetNamespace()).Resource("pods").Name(eviction.Name).SubResource("eviction").
+		MaxRetries(0).Body(eviction).Do(ctx).Error()
+}

@@ -1,0 +1,102 @@
+// Package kube is the client of the API server, with the kinds and the verbs that the programs use.
+//
+// client-go's own client of all kinds brings the types of every API group into a program, a quarter of its size, of which the programs use
+// six. This one is made of the same parts, and sends the same requests.
+package kube
+
+import (
+	"context"
+
+	appsv1 "k8s.io/api/apps/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+)
+
+// Interface reads and writes the objects of a cluster. Its methods send nothing; those of what they return do. Errors of these are the API
+// server's own.
+type Interface interface {
+	ConfigMaps(namespace string) ConfigMaps
+	DaemonSets(namespace string) DaemonSets
+	Events(namespace string) Events
+	Leases(namespace string) Leases
+	Nodes() Nodes
+	PodDisruptionBudgets(namespace string) PodDisruptionBudgets
+	Pods(namespace string) Pods
+	SelfSubjectAccessReviews() SelfSubjectAccessReviews
+	SubjectAccessReviews() SubjectAccessReviews
+	TokenReviews() TokenReviews
+
+	// RawCore makes requests of the group of pods and nodes that only read.
+	RawCore() cache.Getter
+	// RawPolicy makes requests of the group of disruption budgets that only read.
+	RawPolicy() cache.Getter
+}
+
+// ConfigMaps are those of a namespace.
+type ConfigMaps interface {
+	Get(ctx context.Context, name string, o metav1.GetOptions) (*corev1.ConfigMap, error)
+	Patch(ctx context.Context, name string, as types.PatchType, body []byte, o metav1.PatchOptions, sub ...string) (*corev1.ConfigMap, error)
+}
+
+// DaemonSets are those of a namespace.
+type DaemonSets interface {
+	Get(ctx context.Context, name string, o metav1.GetOptions) (*appsv1.DaemonSet, error)
+}
+
+// Events are those of a namespace.
+type Events interface {
+	Create(ctx context.Context, event *corev1.Event, o metav1.CreateOptions) (*corev1.Event, error)
+	Patch(ctx context.Context, name string, as types.PatchType, body []byte, o metav1.PatchOptions, sub ...string) (*corev1.Event, error)
+}
+
+// Leases are those of a namespace.
+type Leases interface {
+	Get(ctx context.Context, name string, o metav1.GetOptions) (*coordinationv1.Lease, error)
+	Create(ctx context.Context, lease *coordinationv1.Lease, o metav1.CreateOptions) (*coordinationv1.Lease, error)
+	Update(ctx context.Context, lease *coordinationv1.Lease, o metav1.UpdateOptions) (*coordinationv1.Lease, error)
+}
+
+// Nodes are those of the cluster.
+type Nodes interface {
+	Get(ctx context.Context, name string, o metav1.GetOptions) (*corev1.Node, error)
+	List(ctx context.Context, o metav1.ListOptions) (*corev1.NodeList, error)
+	Watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error)
+	Patch(ctx context.Context, name string, as types.PatchType, body []byte, o metav1.PatchOptions, sub ...string) (*corev1.Node, error)
+}
+
+// PodDisruptionBudgets are those of a namespace, or, where it is "", of all.
+type PodDisruptionBudgets interface {
+	List(ctx context.Context, o metav1.ListOptions) (*policyv1.PodDisruptionBudgetList, error)
+}
+
+// Pods are those of a namespace, or, where it is "", of all.
+type Pods interface {
+	Get(ctx context.Context, name string, o metav1.GetOptions) (*corev1.Pod, error)
+	List(ctx context.Context, o metav1.ListOptions) (*corev1.PodList, error)
+	Delete(ctx context.Context, name string, o metav1.DeleteOptions) error
+	// EvictV1 asks once. Left to itself, client-go repeats a request that was answered 429 with Retry-After up to ten times, and sleeps in
+	// between, which for a PodDisruptionBudget that is being processed is 100 seconds.
+	EvictV1(ctx context.Context, eviction *policyv1.Eviction) error
+}
+
+// SelfSubjectAccessReviews say what the client itself may do.
+type SelfSubjectAccessReviews interface {
+	Create(ctx context.Context, review *authorizationv1.SelfSubjectAccessReview, o metav1.CreateOptions) (*authorizationv1.SelfSubjectAccessReview, error)
+}
+
+// SubjectAccessReviews say what a user may do.
+type SubjectAccessReviews interface {
+	Create(ctx context.Context, review *authorizationv1.SubjectAccessReview, o metav1.CreateOptions) (*authorizationv1.SubjectAccessReview, error)
+}
+
+// TokenReviews say whose a token is.
+type TokenReviews interface {
+	Create(ctx context.Context, review *authenticationv1.TokenReview, o metav1.CreateOptions) (*authenticationv1.TokenReview, error)
+}

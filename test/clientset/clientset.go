@@ -1,0 +1,66 @@
+// Package clientset makes the programs' client of one of client-go's, as of its fake, whose trackers and reactors answer then.
+package clientset
+
+import (
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/gpuslice/gpuslice/drain/kube"
+)
+
+// Of sends the requests of the programs through a client of client-go.
+func Of(client kubernetes.Interface) kube.Interface { return of{client} }
+
+type of struct{ client kubernetes.Interface }
+
+// ConfigMaps implements kube.Interface.
+func (o of) ConfigMaps(namespace string) kube.ConfigMaps {
+	return o.client.CoreV1().ConfigMaps(namespace)
+}
+
+// DaemonSets implements kube.Interface.
+func (o of) DaemonSets(namespace string) kube.DaemonSets {
+	return o.client.AppsV1().DaemonSets(namespace)
+}
+
+// Events implements kube.Interface.
+func (o of) Events(namespace string) kube.Events { return o.client.CoreV1().Events(namespace) }
+
+// Leases implements kube.Interface.
+func (o of) Leases(namespace string) kube.Leases { return o.client.CoordinationV1().Leases(namespace) }
+
+// Nodes implements kube.Interface.
+func (o of) Nodes() kube.Nodes { return o.client.CoreV1().Nodes() }
+
+// PodDisruptionBudgets implements kube.Interface.
+func (o of) PodDisruptionBudgets(namespace string) kube.PodDisruptionBudgets {
+	return o.client.PolicyV1().PodDisruptionBudgets(namespace)
+}
+
+// Pods implements kube.Interface.
+func (o of) Pods(namespace string) kube.Pods { return o.client.CoreV1().Pods(namespace) }
+
+// SelfSubjectAccessReviews implements kube.Interface.
+func (o of) SelfSubjectAccessReviews() kube.SelfSubjectAccessReviews {
+	return o.client.AuthorizationV1().SelfSubjectAccessReviews()
+}
+
+// SubjectAccessReviews implements kube.Interface.
+func (o of) SubjectAccessReviews() kube.SubjectAccessReviews {
+	return o.client.AuthorizationV1().SubjectAccessReviews()
+}
+
+// TokenReviews implements kube.Interface.
+func (o of) TokenReviews() kube.TokenReviews { return o.client.AuthenticationV1().TokenReviews() }
+
+// RawCore implements kube.Interface.
+func (o of) RawCore() cache.Getter { return o.client.CoreV1().RESTClient() }
+
+// RawPolicy implements kube.Interface.
+func (o of) RawPolicy() cache.Getter { return o.client.PolicyV1().RESTClient() }
+
+// IsWatchListSemanticsUnSupported tells client-go's informers whether they may ask for a list as a watch, which its fake cannot do.
+func (o of) IsWatchListSemanticsUnSupported() bool {
+	says, has := o.client.(interface{ IsWatchListSemanticsUnSupported() bool })
+	return has && says.IsWatchListSemanticsUnSupported()
+}
