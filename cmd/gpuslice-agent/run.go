@@ -116,7 +116,7 @@ func (o *options) agent(log *zap.Logger, set *metrics.Set) (*agent.Agent, error)
 		Node: o.node, Client: client, Settings: settings, Log: log, Alive: o.alive, Metrics: set, Clock: clock.RealClock{},
 		Driver: driver, Usage: driver,
 		Health: health.Sources{
-			Driver: driver, Bus: lib.OpenBus(o.pciDevices, log), KernelLog: kernellog.New(o.kernelLog, clock.RealClock{}, log.Named("kernel")),
+			Driver: driver, Bus: lib.OpenBus(o.pciDevices), KernelLog: kernellog.New(o.kernelLog, clock.RealClock{}, log.Named("kernel")),
 			Processes: holders.Processes{Root: o.procRoot, Lanes: &holders.Lanes{}}, Store: health.In(o.stateDir),
 		},
 		Pods:    podlist.Lister{Client: client, Node: o.node},

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"go.uber.org/zap/zaptest"
 
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/nvml/lib"
@@ -242,7 +241,7 @@ func TestTheBusHasGPUsThatNoDriverAnswersFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	must(t, os.Remove(filepath.Join(devices, entries[2].Name(), "driver")))
-	onBus, err := lib.OpenBus(devices, zaptest.NewLogger(t)).GPUs(t.Context())
+	onBus, err := lib.OpenBus(devices).GPUs(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -254,7 +253,7 @@ func TestTheBusHasGPUsThatNoDriverAnswersFor(t *testing.T) {
 	if len(told) != 2 || told[1].Index != 1 {
 		t.Errorf("the driver tells of %+v, want of the first and the third", told)
 	}
-	if _, err := lib.OpenBus(filepath.Join(root, "nothing"), zaptest.NewLogger(t)).GPUs(t.Context()); err == nil {
+	if _, err := lib.OpenBus(filepath.Join(root, "nothing")).GPUs(t.Context()); err == nil {
 		t.Error("a bus that is not there is no error")
 	}
 }

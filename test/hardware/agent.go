@@ -77,7 +77,7 @@ func (p *plane) startAgent(ctx context.Context) error {
 		Node: nodeName, Client: client, Settings: s, Log: p.log, Metrics: set, Clock: clock.RealClock{},
 		Driver: p.driver, Usage: p.driver,
 		Health: health.Sources{
-			Driver: p.driver, Bus: lib.OpenBus(p.pciDevices, p.log), KernelLog: kernellog.New(p.kernelLog, clock.RealClock{}, p.log.Named("kernel")),
+			Driver: p.driver, Bus: lib.OpenBus(p.pciDevices), KernelLog: kernellog.New(p.kernelLog, clock.RealClock{}, p.log.Named("kernel")),
 			Processes: holders.Processes{Root: p.table.Dir(), Lanes: &holders.Lanes{}}, Store: health.In(state),
 		},
 		Pods:    podlist.Lister{Client: client, Node: nodeName},
