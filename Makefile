@@ -77,6 +77,11 @@ test-long: PACKAGES = $$(go run ./test/long/cmd/longtests packages $(LONGEST))
 test-long: test-binaries ## what make test shortens or leaves out, at full length: fault matrices, walks, every crash, every config
 	@$(GOTEST) -run "$$(go run ./test/long/cmd/longtests tests)" $(SLOWEST)
 
+# The race detector, the cache of results and the list of slow tests are for the versions that people change the code with.
+.PHONY: test-skew
+test-skew: ## the core scenarios with earlier versions of Kubernetes and NVIDIA's plugin; builds 25 minutes the first time (SKEWFLAGS='--only "plugin v0.17.4"')
+	go run ./test/skew $(SKEWFLAGS)
+
 .PHONY: test-nocgo
 test-nocgo: ## that all but the leaves and the agent builds without cgo, and the plugin for every system that people work on
 	CGO_ENABLED=0 go build ./agent/... ./drain/... ./config ./nvml

@@ -60,8 +60,10 @@ type Options struct {
 	Access    config.PodAccess
 	Pods      Pods          // by which Client makes its requests about pods
 	Timeout   time.Duration // of one request
-	Events    record.EventRecorder
-	Log       *zap.Logger
+	// Version asks the API server for its version, as v1.37.1; nil if nobody does.
+	Version func(context.Context) (string, error)
+	Events  record.EventRecorder
+	Log     *zap.Logger
 }
 
 // Pods knows in whose name requests about pods are made.
@@ -78,6 +80,8 @@ type Findings struct {
 	InForce map[Policy]bool
 	// Unbound is set if the policies refuse everything, since the token of this process does not name the node.
 	Unbound bool
+	// MayNotEvict is set if the account has no right to evict the pods of the node, and may not do it in the node's name either.
+	MayNotEvict bool
 	// MayNotDelete is set if the agent shall delete pods by its settings, and its account has no right to.
 	MayNotDelete bool
 }
@@ -102,7 +106,7 @@ func (c *Checker) Begin(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, c.o.Timeout)
 	defer cancel()
 	if found, err := c.Find(ctx); err == nil {
-		c.tell(found)
+		c.tell(ctx, found)
 	}
 }
 
@@ -128,7 +132,7 @@ func (c *Checker) Run(ctx context.Context) {
 	if err != nil {
 		c.o.Log.Warn("what the agent's account may do is not known, since the API server does not say; restart the agent to ask again")
 	}
-	c.tell(found)
+	c.tell(ctx, found)
 }
 
 // Find asks the API server, with at most one request for each policy and two more. The error names what it could not try;
@@ -146,6 +150,8 @@ func (c *Checker) Find(ctx context.Context) (Findings, error) {
 			found.InForce[p.policy] = true
 		case err == nil || apierrors.IsNotFound(err): // the pod of the eviction does not exist
 			found.InForce[p.policy] = false
+		case p.policy == Evictions && apierrors.IsForbidden(err) && c.asksForItself():
+			found.MayNotEvict = true
 		default:
 			errs = append(errs, fmt.Errorf("trying the policy for %s: %w", p.policy, err))
 		}
@@ -190,16 +196,28 @@ func (c *Checker) level(found Findings) config.PodAccess {
 	}
 }
 
+// asksForItself reports whether it is settled that requests about pods are made in the name of the account.
+func (c *Checker) asksForItself() bool {
+	works, known := c.o.Pods.Works()
+	return known && !works && c.o.Access != config.PodAccessImpersonation || c.o.Access == config.PodAccessPolicy || c.o.Access == config.PodAccessRBAC
+}
+
 func (c *Checker) bounded(ctx context.Context, ask func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, c.o.Timeout)
 	defer cancel()
 	return ask(ctx)
 }
 
-// refused reports whether an admission policy has refused a request. A refusal by RBAC has no causes.
+// refused reports whether an admission policy has refused a request. A refusal by RBAC has no causes. Where a policy has no parameters, as that for
+// evictions in a namespace without pods, it refuses all, and the API server calls the request invalid, without naming a field of it.
 func refused(err error) bool {
 	var status apierrors.APIStatus
-	return apierrors.IsForbidden(err) && errors.As(err, &status) && status.Status().Details != nil && len(status.Status().Details.Causes) > 0
+	if !errors.As(err, &status) || status.Status().Details == nil {
+		return false
+	}
+	causes := status.Status().Details.Causes
+	return apierrors.IsForbidden(err) && len(causes) > 0 ||
+		apierrors.IsInvalid(err) && slices.ContainsFunc(causes, func(c metav1.StatusCause) bool { return c.Type == "" && c.Field == "" })
 }
 
 func (c *Checker) node(ctx context.Context) error {
@@ -251,12 +269,13 @@ func (c *Checker) reference() *corev1.ObjectReference {
 }
 
 // tell reports what users have to know, and what they can do.
-func (c *Checker) tell(found Findings) {
+func (c *Checker) tell(ctx context.Context, found Findings) {
 	c.mu.Lock()
 	c.found, c.told = found, true
 	c.mu.Unlock()
+	c.tellLacks(ctx)
 	if found.Level != "" {
-		c.o.Log.Info("what confines this agent to the pods of its node is found", zap.String("level", string(found.Level)))
+		c.o.Log.Info("what confines this agent to the pods of its node is found", zap.String("podAccess", string(found.Level)))
 	}
 	if works, known := c.o.Pods.Works(); c.o.Access == config.PodAccessImpersonation && known && !works {
 		c.warn(config.ReasonMissingRight, "the settings say podAccess: impersonation, and the API server lets this agent not ask in the name of node "+
@@ -278,6 +297,10 @@ func (c *Checker) tell(found Findings) {
 			": run it as a pod of that node, on Kubernetes 1.32 or newer, or deploy it with components/without-policies")
 	case len(found.InForce) > 0:
 		c.o.Log.Info("admission policies confine this agent to its own node")
+	}
+	if found.MayNotEvict {
+		c.warn(config.ReasonMissingRight, "this agent has no right to read and evict pods, and the API server does not let it ask in the name of node "+
+			c.o.Node+", which takes Kubernetes 1.36 or newer: deploy it without components/impersonation there, and with podAccess auto")
 	}
 	if found.MayNotDelete {
 		c.warn(config.ReasonMissingRight, "the settings say drain.afterDeadline: delete, and this agent has no right to delete pods: "+

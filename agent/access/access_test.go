@@ -38,6 +38,13 @@ var (
 		err.ErrStatus.Details.Causes = []metav1.StatusCause{{Message: "denied"}}
 		return err
 	}()
+	// errWithoutParameters is that of a policy whose parameters are pods, in a namespace without any.
+	errWithoutParameters = &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusUnprocessableEntity, Reason: metav1.StatusReasonInvalid, Details: &metav1.StatusDetails{
+			Causes: []metav1.StatusCause{{Message: "ValidatingAdmissionPolicy 'gpuslice-agent-evictions' with binding 'gpuslice-agent-evictions' " +
+				"denied request: failed to configure binding: no params found for policy binding with `Deny` parameterNotFoundAction"}},
+		},
+	}}
 	errNoAnswer = errors.New("connection refused")
 )
 
@@ -65,6 +72,22 @@ func policiesAct(action clienttesting.Action) error {
 func evictionsOfNobody(action clienttesting.Action) error {
 	if action.GetSubresource() == "eviction" {
 		return apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, "gpuslice-policies")
+	}
+	return policiesAct(action)
+}
+
+// evictionsWithoutParameters has no pod in the namespace that the agent tries to evict from.
+func evictionsWithoutParameters(action clienttesting.Action) error {
+	if action.GetSubresource() == "eviction" {
+		return errWithoutParameters
+	}
+	return policiesAct(action)
+}
+
+// evictionsByNobody gives no right to them.
+func evictionsByNobody(action clienttesting.Action) error {
+	if action.GetSubresource() == "eviction" {
+		return errByRBAC
 	}
 	return policiesAct(action)
 }
@@ -130,6 +153,7 @@ func TestUsersLearnWhatTheAccountMayDo(t *testing.T) {
 		"none is there": {
 			answer: func(clienttesting.Action) error { return nil }, events: []string{"Unconfined"}, metrics: "events=0 evictions=0 leases=0 nodes=0 rbac=1",
 		},
+		"that for evictions has no parameter": {answer: evictionsWithoutParameters, metrics: "events=1 evictions=1 leases=1 nodes=1 policy=1"},
 		"that for evictions is missing": {
 			answer: evictionsOfNobody,
 			events: []string{"for: evictions;"}, metrics: "events=1 evictions=0 leases=1 nodes=1 rbac=1",
@@ -149,6 +173,14 @@ func TestUsersLearnWhatTheAccountMayDo(t *testing.T) {
 		"the API server does not, and the settings want nothing else": {
 			answer: policiesAct, want: want{access: config.PodAccessImpersonation, pods: pods{known: true}},
 			events: []string{"components/impersonation"}, metrics: "events=1 evictions=1 leases=1 nodes=1 policy=1",
+		},
+		"the API server does not, and the account has no right of its own": {
+			answer: evictionsByNobody, want: want{access: config.PodAccessAuto, pods: pods{known: true}},
+			events: []string{"deploy it without components/impersonation"}, metrics: "events=1 leases=1 nodes=1",
+		},
+		"the settings leave evictions to a policy, and the account has no right": {
+			answer: evictionsByNobody, want: want{access: config.PodAccessPolicy},
+			events: []string{"deploy it without components/impersonation"}, metrics: "events=1 leases=1 nodes=1",
 		},
 		"the settings leave evictions to RBAC": {
 			answer: evictionsOfNobody, want: want{access: config.PodAccessRBAC}, metrics: "events=1 evictions=0 leases=1 nodes=1 rbac=1",

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 
@@ -109,6 +110,7 @@ func (o *options) agent(log *zap.Logger, set *metrics.Set) (*agent.Agent, error)
 	o.access = access.New(access.Options{
 		Client: client, Node: o.node, Namespace: settings.Maintenance.Namespace, Deletes: settings.Drain.AfterDeadline == config.AfterDeadlineDelete,
 		Access: settings.PodAccess, Pods: pods, Timeout: settings.Timeouts.APICall, Events: recorder, Log: log.Named("access"),
+		Version: func(ctx context.Context) (string, error) { return kube.ServerVersion(ctx, client) },
 	})
 	o.alive = alive.New(alive.Patience(settings), log)
 	driver := lib.Open(lib.Options{DriverRoot: o.driverRoot, Logger: log.Named("nvml")})

@@ -15,6 +15,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -75,9 +76,17 @@ var runtimePrograms = recipe{
 }
 
 // DevicePlugin returns the directory of NVIDIA's nvidia-device-plugin, gpu-feature-discovery, config-manager and
-// mps-control-daemon.
+// mps-control-daemon, in the version that GPUSLICE_DEVICE_PLUGIN_VERSION names, or else that of test/nvidia/deviceplugin.
 func (b Builder) DevicePlugin(ctx context.Context) (dir string, err error) {
-	return b.cached(ctx, devicePlugin, nil)
+	root, err := b.root()
+	if err != nil {
+		return "", err
+	}
+	r, _, err := devicePluginChoice.made(root)
+	if err != nil {
+		return "", err
+	}
+	return b.cached(ctx, r, nil)
 }
 
 const pluginCommands = "github.com/NVIDIA/k8s-device-plugin/cmd/"
@@ -178,6 +187,7 @@ type recipe struct {
 	name   string
 	what   string        // for people; {{module}} stands for the version of that module
 	module string        // directory of the module, from the root of the checkout
+	mod    string        // file in it that says the versions in place of go.mod; "" for go.mod
 	work   time.Duration // of one core, when nothing is compiled yet, to tell people how long it takes
 	steps  []step
 	links  map[string][]string // file that was built -> further names for it
@@ -231,7 +241,7 @@ func (b Builder) cached(ctx context.Context, r recipe, before func() string) (st
 		return "", fmt.Errorf("building %s: %w", r.name, err)
 	}
 	defer os.RemoveAll(partial)
-	what, err := versions(module, r.what)
+	what, err := versions(r.modFile(module), r.what)
 	if err != nil {
 		return "", fmt.Errorf("building %s: %w", r.name, err)
 	}
@@ -254,6 +264,22 @@ func (r recipe) dir(ctx context.Context, cache, module string) (string, error) {
 	return filepath.Join(cache, r.name+"-"+key), nil
 }
 
+// modFile is the file that says the versions, of the module in dir.
+func (r recipe) modFile(dir string) string {
+	if r.mod == "" {
+		return filepath.Join(dir, "go.mod")
+	}
+	return filepath.Join(dir, r.mod)
+}
+
+// flags are those by which the Go command reads that file.
+func (r recipe) flags() []string {
+	if r.mod == "" {
+		return nil
+	}
+	return []string{"-modfile=" + r.mod}
+}
+
 func exists(dir string) bool {
 	_, err := os.Stat(dir)
 	return err == nil
@@ -266,7 +292,7 @@ func (r recipe) key(ctx context.Context, module string) (string, error) {
 		if err != nil || entry.IsDir() {
 			return err
 		}
-		if name := entry.Name(); name != "go.mod" && name != "go.sum" && filepath.Ext(name) != ".go" {
+		if !r.counts(entry.Name()) {
 			return nil
 		}
 		source, err := os.ReadFile(path)
@@ -293,21 +319,33 @@ func (r recipe) key(ctx context.Context, module string) (string, error) {
 	return hex.EncodeToString(hash.Sum(nil))[:hashLength], nil
 }
 
+// counts reports whether the file of that name decides the result.
+func (r recipe) counts(name string) bool {
+	switch {
+	case name == "go.mod" || name == "go.sum" || filepath.Ext(name) == ".go":
+		return true
+	case r.mod == "":
+		return false
+	default:
+		return name == r.mod || name == strings.TrimSuffix(r.mod, ".mod")+".sum"
+	}
+}
+
 func (r recipe) build(ctx context.Context, module, dir string, s *status) error {
 	// All that is needed is found, and downloaded, before anything is compiled: so it is known how much that is.
 	for _, step := range r.steps {
-		if err := step.expect(ctx, module, s); err != nil {
+		if err := step.expect(ctx, module, r.flags(), s); err != nil {
 			return err
 		}
 	}
 	for _, step := range r.steps {
-		ldflags, err := versions(module, strings.Join(append([]string{"-s", "-w"}, step.ldflags...), " "))
+		ldflags, err := versions(r.modFile(module), strings.Join(append([]string{"-s", "-w"}, step.ldflags...), " "))
 		if err != nil {
 			return err
 		}
-		args := append([]string{
+		args := slices.Concat([]string{
 			"build", "-v", "-trimpath", "-buildvcs=false", "-tags=" + step.tags, "-ldflags=" + ldflags, "-o", dir + "/" + step.out,
-		}, step.packages...)
+		}, r.flags(), step.packages)
 		s.begins("compiling and linking " + step.names())
 		if _, err := run(ctx, module, step.environ(), s.saw, args...); err != nil {
 			return err
@@ -327,8 +365,8 @@ func (r recipe) build(ctx context.Context, module, dir string, s *status) error 
 const downloads = 3
 
 // expect tells s which packages a step may have to compile, and downloads their modules.
-func (s step) expect(ctx context.Context, module string, into *status) error {
-	args := append([]string{"list", "-deps", "-f={{.ImportPath}} {{.Name}}", "-tags=" + s.tags}, s.packages...)
+func (s step) expect(ctx context.Context, module string, flags []string, into *status) error {
+	args := slices.Concat([]string{"list", "-deps", "-f={{.ImportPath}} {{.Name}}", "-tags=" + s.tags}, flags, s.packages)
 	for try := 1; ; try++ {
 		list, err := run(ctx, module, s.environ(), into.saw, args...)
 		if err == nil {
@@ -365,8 +403,8 @@ func (s step) environ() []string {
 	return []string{"CGO_ENABLED=0"}
 }
 
-// versions replaces {{module}} by the version that the go.mod in dir requires of it.
-func versions(dir, text string) (string, error) {
+// versions replaces {{module}} by the version that a go.mod requires of it.
+func versions(file, text string) (string, error) {
 	var wanted map[string]string
 	for {
 		before, rest, found := strings.Cut(text, "{{")
@@ -375,22 +413,21 @@ func versions(dir, text string) (string, error) {
 		}
 		if wanted == nil {
 			var err error
-			if wanted, err = required(dir); err != nil {
+			if wanted, err = required(file); err != nil {
 				return "", err
 			}
 		}
 		name, after, _ := strings.Cut(rest, "}}")
 		if wanted[name] == "" {
-			return "", fmt.Errorf("%s/go.mod does not require %s", dir, name)
+			return "", fmt.Errorf("%s does not require %s", file, name)
 		}
 		text = before + wanted[name] + after
 	}
 }
 
-// required are the versions in the go.mod in dir, by module. Reading it needs no network, as asking the Go command does where
+// required are the versions in a go.mod, by module. Reading it needs no network, as asking the Go command does where
 // modules are not downloaded yet.
-func required(dir string) (map[string]string, error) {
-	file := filepath.Join(dir, "go.mod")
+func required(file string) (map[string]string, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return nil, fmt.Errorf("looking for versions: %w", err)

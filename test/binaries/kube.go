@@ -3,11 +3,7 @@ package binaries
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -60,10 +56,21 @@ var kubePrograms = []program{
 
 // Kube returns the directory of kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kubectl and etcd: that of
 // GPUSLICE_KUBE_BIN if it is set, else those on PATH if they are all there in the minor versions of test/kube, else those that
-// it builds, which takes several minutes the first time. Programs of different origin are never mixed.
+// it builds, which takes several minutes the first time. Programs of different origin are never mixed. GPUSLICE_KUBE_VERSION has an
+// earlier version built, which has no kubelet and the same etcd.
 func (b Builder) Kube(ctx context.Context) (dir string, err error) {
 	if b.Cache == "" {
 		KeepOutOfTestCache()
+	}
+	root, err := b.root()
+	if err != nil {
+		return "", err
+	}
+	if r, older, err := kubeChoice.made(root); older || err != nil {
+		if err != nil {
+			return "", err
+		}
+		return b.olderKube(ctx, r)
 	}
 	dir, unfit, err := b.presentKube(ctx)
 	if err != nil || dir != "" {
@@ -79,7 +86,7 @@ func (b Builder) presentKube(ctx context.Context) (dir string, unfit func() stri
 	if err != nil {
 		return "", nil, err
 	}
-	wanted, err := required(filepath.Join(root, kube.module))
+	wanted, err := required(kube.modFile(filepath.Join(root, kube.module)))
 	if err != nil {
 		return "", nil, err
 	}
@@ -102,7 +109,7 @@ func (b Builder) presentKube(ctx context.Context) (dir string, unfit func() stri
 		on = look(ctx, wanted, exec.LookPath)
 	}
 	if on.fits() {
-		dir, err := b.link(on.paths)
+		dir, err := b.link("kube-on-path", on.paths)
 		if err != nil {
 			return "", nil, fmt.Errorf("linking the Kubernetes on PATH: %w", err)
 		}
@@ -250,35 +257,4 @@ const headLength = 64 << 10
 func (h *head) Write(p []byte) (int, error) {
 	h.Buffer.Write(p[:min(len(p), headLength-h.Len())])
 	return len(p), nil
-}
-
-// link makes a directory with these programs under their names, or finds it.
-func (b Builder) link(paths []string) (string, error) {
-	cache, err := b.cache()
-	if err != nil {
-		return "", err
-	}
-	hash := sha256.Sum256([]byte(strings.Join(paths, "\n")))
-	dir := filepath.Join(cache, "kube-on-path-"+hex.EncodeToString(hash[:])[:hashLength])
-	if _, err := os.Stat(dir); err == nil {
-		return dir, nil
-	}
-	partial, err := os.MkdirTemp(cache, ".linking-kube-")
-	if err != nil {
-		return "", err
-	}
-	defer os.RemoveAll(partial)
-	for i, p := range kubePrograms {
-		if err := os.Symlink(paths[i], filepath.Join(partial, p.name)); err != nil {
-			return "", err
-		}
-	}
-	if err := os.Chmod(partial, 0o755); err != nil {
-		return "", err
-	}
-	// Another process may have made the same in the meantime.
-	if err := os.Rename(partial, dir); err != nil && !errors.Is(err, fs.ErrExist) {
-		return "", err
-	}
-	return dir, nil
 }

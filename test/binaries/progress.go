@@ -41,6 +41,15 @@ func (b Builder) Announce(ctx context.Context, names ...string) error {
 		if !known {
 			continue // a program of the root module, which takes seconds
 		}
+		older := false
+		for _, c := range []choice{kubeChoice, devicePluginChoice} {
+			if r.name == c.current.name {
+				if r, older, err = c.made(root); err != nil {
+					return err
+				}
+				break
+			}
+		}
 		module := filepath.Join(root, r.module)
 		dir, err := r.dir(ctx, cache, module)
 		if err != nil {
@@ -49,12 +58,12 @@ func (b Builder) Announce(ctx context.Context, names ...string) error {
 		if exists(dir) {
 			continue
 		}
-		if name == "kube" {
+		if name == "kube" && !older {
 			if given, _, err := (Builder{Root: b.Root, Cache: b.Cache}).presentKube(ctx); err != nil || given != "" {
 				continue // an error is Kube's to return
 			}
 		}
-		what, err := versions(module, r.what)
+		what, err := versions(r.modFile(module), r.what)
 		if err != nil {
 			return err
 		}

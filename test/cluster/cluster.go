@@ -192,6 +192,27 @@ func (c *Cluster) Stop() error {
 	return c.stopped
 }
 
+// Minor is the minor version of the API server: 37 for v1.37.1.
+func (c *Cluster) Minor() (int, error) {
+	client, err := kubernetes.NewForConfig(c.admin)
+	if err != nil {
+		return 0, fmt.Errorf("making a client for the API server: %w", err)
+	}
+	version, err := client.Discovery().ServerVersion()
+	if err != nil {
+		return 0, fmt.Errorf("asking the API server for its version: %w", err)
+	}
+	var major, minor int
+	if _, err := fmt.Sscanf(version.GitVersion, "v%d.%d.", &major, &minor); err != nil {
+		return 0, fmt.Errorf("the API server says that its version is %q: %w", version.GitVersion, err)
+	}
+	return minor, nil
+}
+
+// ImpersonatesNodes is the first minor version of Kubernetes whose API server lets an account ask in the name of its node and of no other
+// (constrained impersonation).
+const ImpersonatesNodes = 36
+
 // Dir is where the logs, the certificates and the audit log are.
 func (c *Cluster) Dir() string { return c.dir }
 

@@ -5,9 +5,13 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"path/filepath"
 
+	"golang.org/x/mod/semver"
 	"k8s.io/client-go/rest"
+
+	"github.com/gpuslice/gpuslice/test/binaries"
 )
 
 // Files of a control plane, in its directory.
@@ -110,7 +114,16 @@ func (c *Cluster) apiServer(etcdPort int) component {
 		"--audit-log-maxsize=0",     // one file
 		"--audit-log-mode=blocking", // an event is written before the next request of the same client
 		"--profiling=false",
-	}, c.apiServerFlags...)...)
+	}, append(gates(), c.apiServerFlags...)...)...)
+}
+
+// gates are features that an earlier API server has and does not turn on. NodeConfig gives out tokens of nodes, which 1.31 is the first to
+// do by itself; tokens of pods name their node since 1.30.
+func gates() []string {
+	if version := os.Getenv(binaries.KubeVersion); version != "" && semver.Compare(version, "v1.31.0") < 0 {
+		return []string{"--feature-gates=ServiceAccountTokenNodeBinding=true"}
+	}
+	return nil
 }
 
 // controllerManager has no port: that it works shows in the objects it makes.

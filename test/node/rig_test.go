@@ -119,10 +119,17 @@ func deploy(c *cluster.Cluster) error {
 	if common.parts, err = node.Build(ctx, binaries.Builder{Log: os.Stderr}); err != nil {
 		return err
 	}
+	minor, err := c.Minor()
+	if err != nil {
+		return err
+	}
+	pods := "../../deploy/components/impersonation/rbac.yaml" // in place of rights to the pods of all nodes, as the chart does
+	if minor < cluster.ImpersonatesNodes {
+		pods = "../../deploy/base/rbac.yaml"
+	}
 	for _, file := range []string{
 		"manifests/device-plugin.yaml", "manifests/operands.yaml", "manifests/config-manager.yaml",
-		"../../deploy/base/namespace.yaml", "../../deploy/base/serviceaccount.yaml", "../../deploy/base/rbac.yaml",
-		"../../deploy/components/impersonation/rbac.yaml", // in place of rights to the pods of all nodes
+		"../../deploy/base/namespace.yaml", "../../deploy/base/serviceaccount.yaml", "../../deploy/base/rbac.yaml", pods,
 		"../../deploy/policies", "../../deploy/components/delete-after-deadline/rbac.yaml",
 		"../../deploy/overlays/device-plugin/device-plugin.yaml", "../../deploy/overlays/device-plugin/gpu-feature-discovery.yaml",
 		"../../deploy/overlays/device-plugin/mps-control-daemon.yaml",

@@ -25,6 +25,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/asnode"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/kube"
+	"github.com/gpuslice/gpuslice/test/cluster"
 )
 
 var update = flag.Bool("update", false, "write the table of attempts into deploy/SECURITY.md")
@@ -358,6 +359,9 @@ var attempts = []attempt{
 	{"Event on a pod of another node", open, event("team", "Pod", "app-other", "gpuslice-agent", "own")},
 }
 
+// since has the minor version of Kubernetes in which the field of an attempt is there; before, the API server passes it over.
+var since = map[string]int{"own node: features": 31}
+
 // needed are what the agent does; its token must be good for it under the policies.
 var needed = []attempt{
 	{"fence", open, node("own", `{"metadata":{"annotations":{"gpuslice.io/journal":"{}","gpuslice.io/force":null,"karpenter.sh/do-not-disrupt":"true"}},"spec":{"unschedulable":true}}`)},
@@ -386,6 +390,11 @@ var needed = []attempt{
 
 func TestOneAgentsTokenIsGoodForItsOwnNodeOnly(t *testing.T) {
 	s := newScene(t)
+	minor, err := s.cluster.Minor()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.attempts = slices.DeleteFunc(slices.Clone(attempts), func(a attempt) bool { return minor < since[a.what] })
 	s.apply("without-policies")
 	s.fill()
 	bound, loose := s.agent(), s.unbound()
@@ -396,22 +405,33 @@ func TestOneAgentsTokenIsGoodForItsOwnNodeOnly(t *testing.T) {
 
 	agent, unbound := []kubernetes.Interface{s.tries(bound)}, []kubernetes.Interface{s.tries(loose)}
 	got := map[string]verdict{}
-	s.try(agent, attempts, func(a attempt, done bool) { got[a.what] = verdict{rbac: done} })
+	s.try(agent, s.attempts, func(a attempt, done bool) { got[a.what] = verdict{rbac: done} })
 	s.apply("delete-after-deadline")
 	s.inForce(agent, func(want verdict) bool { return want.policies })
 	s.finds("with the policies", bound, access.Findings{InForce: all(true), Level: config.PodAccessPolicy})
 	s.finds("with a token that is bound to no pod", loose, access.Findings{InForce: all(true), Level: config.PodAccessPolicy, Unbound: true})
-	s.try(agent, attempts, func(a attempt, done bool) { got[a.what] = verdict{got[a.what].rbac, done, false} })
+	s.try(agent, s.attempts, func(a attempt, done bool) { got[a.what] = verdict{got[a.what].rbac, done, false} })
 	s.isGoodForTheAgent(agent, unbound)
 
 	s.apply("delete-after-deadline", "impersonation")
+	if minor < cluster.ImpersonatesNodes {
+		found := access.Findings{InForce: all(true), MayNotEvict: true}
+		delete(found.InForce, access.Evictions)
+		s.finds("with impersonation, which this version lacks", bound, found)
+		for _, a := range s.attempts {
+			if want := (verdict{a.want.rbac, a.want.policies, false}); got[a.what] != want {
+				t.Errorf("%s: with RBAC alone, the policies: goes through %v, want %v", a.what, got[a.what], want)
+			}
+		}
+		return
+	}
 	agent = append(agent, s.tries(inTheNameOf(bound, "system:node:own"))) // what one of them may do, the thief of the token may
 	unbound = append(unbound, s.tries(inTheNameOf(loose, "system:node:own")))
 	s.inForce(agent, func(want verdict) bool { return want.asNode })
 	found := access.Findings{InForce: all(true), Level: config.PodAccessImpersonation}
 	delete(found.InForce, access.Evictions)
 	s.finds("with impersonation", bound, found)
-	s.try(agent, attempts, func(a attempt, done bool) { got[a.what] = verdict{got[a.what].rbac, got[a.what].policies, done} })
+	s.try(agent, s.attempts, func(a attempt, done bool) { got[a.what] = verdict{got[a.what].rbac, got[a.what].policies, done} })
 	s.isGoodForTheAgent(agent, unbound)
 
 	for _, a := range attempts {
@@ -456,7 +476,7 @@ func (s *scene) isGoodForTheAgent(agent, unbound []kubernetes.Interface) {
 			s.t.Errorf("with a token that is bound to no pod: %s went through", a.what)
 		}
 	})
-	rights := slices.DeleteFunc(slices.Concat(needed, attempts), func(a attempt) bool { return a.want == never })
+	rights := slices.DeleteFunc(slices.Concat(needed, s.attempts), func(a attempt) bool { return a.want == never })
 	s.try([]kubernetes.Interface{s.tries(s.cluster.Config())}, rights, func(a attempt, done bool) {
 		if !done {
 			s.t.Errorf("the policies touch an administrator: %s", a.what)
@@ -490,7 +510,7 @@ func (s *scene) finds(when string, credentials *rest.Config, want access.Finding
 // inForce waits until all is denied that should be: the API server takes rights and policies up a second after they were written.
 func (s *scene) inForce(agent []kubernetes.Interface, goesThrough func(verdict) bool) {
 	s.t.Helper()
-	for _, a := range attempts {
+	for _, a := range s.attempts {
 		if !goesThrough(a.want) && a.want != never {
 			s.until("the refusal of: "+a.what, func(ctx context.Context) (bool, error) {
 				for _, client := range agent {

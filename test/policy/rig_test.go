@@ -36,12 +36,13 @@ const deployFolder = "../../deploy"
 
 // scene is the cluster of testdata/scene.yaml.
 type scene struct {
-	t       *testing.T
-	cluster *cluster.Cluster
-	admin   kubernetes.Interface
-	token   *rest.Config // of the agent's pod
-	plugin  string       // name of the pod of the DaemonSet in kube-system
-	uids    map[string]string
+	t        *testing.T
+	cluster  *cluster.Cluster
+	admin    kubernetes.Interface
+	attempts []attempt    // those that this version of Kubernetes has the fields for
+	token    *rest.Config // of the agent's pod
+	plugin   string       // name of the pod of the DaemonSet in kube-system
+	uids     map[string]string
 }
 
 func newScene(t *testing.T) *scene {

@@ -127,7 +127,10 @@ func TestRawCallsToTheAPIServerAreKnown(t *testing.T) {
 	got := map[string]bool{}
 	forEachCall(t, func(where string, info *types.Info, call *ast.CallExpr) {
 		method, receiver := methodOf(info, call)
-		if strings.HasPrefix(method, "Raw") && receiver.Pkg().Path() == clientPackage && where != "main.policies" { // which migrate runs with a user's rights
+		if where == "main.policies" || where == "kube.ServerVersion" { // migrate runs the one with a user's rights; every account may ask for the version
+			return
+		}
+		if strings.HasPrefix(method, "Raw") && receiver.Pkg().Path() == clientPackage {
 			got[where] = true
 		}
 	})

@@ -75,7 +75,7 @@ func start(c *cli.Context) (daemons []*mps.Daemon, retry bool, err error) {
 		return nil, false, fmt.Errorf("reading the config: %w", err)
 	}
 	config.Flags.GFD = nil
-	spec.DisableResourceNamingInConfig(config)
+	disableNaming(config)
 	lib := nvml.New()
 	devices := device.New(lib)
 	if err := addResources(config, lib, devices); err != nil {

@@ -1,0 +1,66 @@
+package access
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"go.uber.org/zap"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Lack is what Kubernetes has by itself from a minor version on, and what becomes of it before.
+type Lack struct {
+	From    int    // the minor version
+	Kubelet bool   // it is the node's kubelet that has it, and not the API server
+	What    string // that it lacks
+	Instead string // what the agent does
+}
+
+// Lacks are all that an agent goes by. A test holds deploy/README.md to them.
+var Lacks = []Lack{
+	{30, false, "admission policies", "nothing confines what the agent writes to its own node"},
+	{32, false, "tokens that name the node of their pod whatever the cluster's features are", "the agent tries whether its own does, and says it if not"},
+	{34, false, "watches that begin with the objects that are there", "the agent reads a list first, object by object, and then watches"},
+	{34, true, "an answer that names the resource claims of pods", "the agent finds pods with claims by their processes on the GPUs alone"},
+	{36, false, "requests in the name of the own node alone", "the agent asks about pods in its account's name, which can read all pods; a policy confines its evictions"},
+}
+
+// tellLacks writes into the log what the API server and the node's kubelet are and lack. What they do not say is no reason to wait: the agent
+// goes by what it tries, and not by versions.
+func (c *Checker) tellLacks(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, c.o.Timeout)
+	defer cancel()
+	var server, kubelet string
+	if c.o.Version != nil {
+		if version, err := c.o.Version(ctx); err == nil {
+			server = version
+		}
+	}
+	if node, err := c.o.Client.Nodes().Get(ctx, c.o.Node, metav1.GetOptions{}); err == nil {
+		kubelet = node.Status.NodeInfo.KubeletVersion
+	}
+	c.o.Log.Info("versions of Kubernetes", zap.String("apiServer", short(server)), zap.String("kubelet", short(kubelet)))
+	for _, lack := range slices.Backward(Lacks) { // what the newest clusters have comes first
+		of, version := "the API server", server
+		if lack.Kubelet {
+			of, version = "kubelet", kubelet
+		}
+		if minor, ok := minorOf(version); ok && minor < lack.From {
+			c.o.Log.Info("this version of Kubernetes lacks something", zap.String("of", of+" "+short(version)), zap.String("lacks", lack.What),
+				zap.String("thereFrom", fmt.Sprintf("1.%d", lack.From)), zap.String("instead", lack.Instead))
+		}
+	}
+}
+
+// longest is how many bytes of a version are written: v1.30.14-gke.1627000 has 20.
+const longest = 64
+
+func short(version string) string { return version[:min(len(version), longest)] }
+
+// minorOf is the minor version of v1.30.14, also with what vendors add.
+func minorOf(version string) (int, bool) {
+	var major, minor int
+	_, err := fmt.Sscanf(short(version), "v%d.%d.", &major, &minor)
+	return minor, err == nil && major == 1
+}
