@@ -5,6 +5,9 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
+// Shortened is shortened.
+var Shortened = shortened
+
 // DecidesAlike is decidesAlike.
 var DecidesAlike = decidesAlike
 

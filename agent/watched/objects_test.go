@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -255,5 +256,22 @@ func TestThePodsAreAskedForWhileTheRestIsRead(t *testing.T) {
 	close(server.may)
 	if pods, err := o.Pods(t.Context()); err != nil || len(pods) != 1 {
 		t.Errorf("the pods are %v: %v", pods, err)
+	}
+}
+
+// Kubelet tells of up to fifty images, and of any number of volumes.
+func TestWhatTheAgentDoesNotReadOfItsNodeIsNotKept(t *testing.T) {
+	t.Parallel()
+	n := node("7", map[string]string{"a": "b"})
+	n.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubectl-cordon"}}
+	want := n.DeepCopy()
+	n.Status.Images = []corev1.ContainerImage{{Names: []string{"registry.example/team/web:1"}}}
+	n.Status.VolumesInUse, n.Status.VolumesAttached = []corev1.UniqueVolumeName{"a"}, []corev1.AttachedVolume{{Name: "a"}}
+	got, err := watched.Shortened(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("kept of the node (-want +got):\n%s", diff)
 	}
 }

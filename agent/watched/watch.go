@@ -97,6 +97,8 @@ func (o *Objects) watch(ctx context.Context, resource, namespace string, selecto
 // shortened returns what the store keeps of a watched object, which may be large.
 func shortened(object any) (any, error) {
 	switch object := object.(type) {
+	case *corev1.Node: // its managed fields tell whose cordon it is
+		object.Status.Images, object.Status.VolumesInUse, object.Status.VolumesAttached = nil, nil, nil
 	case *corev1.Pod:
 		podlist.Shorten(object)
 	case *corev1.ConfigMap:
