@@ -76,7 +76,7 @@ func (o options) bench(ctx context.Context) (err error) {
 	if _, err := os.Stat("test/bench"); err != nil {
 		return fmt.Errorf("run the bench from the root of the checkout: %w", err)
 	}
-	rows, sick, err := o.rows()
+	rows, sick, still, err := o.rows()
 	if err != nil {
 		return err
 	}
@@ -88,7 +88,7 @@ func (o options) bench(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	nvidia, err := buildNVIDIA(ctx, builder, len(rows) > 0)
+	nvidia, err := buildNVIDIA(ctx, builder, len(rows)+len(still) > 0)
 	if err != nil {
 		return err
 	}
@@ -109,7 +109,7 @@ func (o options) bench(ctx context.Context) (err error) {
 	}
 	defer func() { err = errors.Join(err, st.cluster.Stop()) }()
 	began := time.Now()
-	if err := errors.Join(o.runAll(ctx, dir, rows, st, nvidia), o.runFaults(ctx, dir, sick, st)); err != nil {
+	if err := errors.Join(o.runAll(ctx, dir, rows, st, nvidia), o.runFaults(ctx, dir, sick, st), o.runIdle(ctx, dir, still, st, nvidia)); err != nil {
 		return err
 	}
 	if len(rows) > 0 {
@@ -118,6 +118,9 @@ func (o options) bench(ctx context.Context) (err error) {
 	}
 	if len(sick) > 0 {
 		fmt.Println(tabulateFaults(sick, o.markdown))
+	}
+	if len(still) > 0 {
+		fmt.Println(tabulateIdle(still, o.markdown))
 	}
 	fmt.Printf("%s, %d CPUs, %d runs each, %d at the same time; all of it took %s.\n",
 		time.Now().Format(time.DateOnly), runtime.NumCPU(), o.repeat, o.parallel, time.Since(began).Round(time.Second))
@@ -137,14 +140,15 @@ type program struct {
 	name    string
 	on      func(*stage, incumbent.Programs) contender // in scenarios about MIG; nil if it has no part in them
 	sharing func(*stage) contender                     // in those about sharing, likewise
+	watches bool                                       // it runs as long as its node, and so takes memory
 }
 
 var programs = []program{
 	{name: "mig-parted", on: func(_ *stage, p incumbent.Programs) contender { return tool{p} }},
-	{name: "mig-manager", on: migManager},
+	{name: "mig-manager", on: migManager, watches: true},
 	{name: "full drain", on: fullDrain},
 	{name: "config-manager", sharing: configManager},
-	{name: "gpuslice", on: func(st *stage, _ incumbent.Programs) contender { return gpuslice(st) }, sharing: gpusliceSharing},
+	{name: "gpuslice", on: func(st *stage, _ incumbent.Programs) contender { return gpuslice(st) }, sharing: gpusliceSharing, watches: true},
 }
 
 // takesPart reports whether there is anything to measure of the program.
@@ -163,14 +167,14 @@ func (p program) contender(st *stage, n incumbent.Programs, s scenario) contende
 }
 
 // rows are those that are asked for, still without results.
-func (o options) rows() (rows []row, sick []faultRow, err error) {
+func (o options) rows() (rows []row, sick []faultRow, still []idleRow, err error) {
 	scenarioMatch, err := regexp.Compile(o.scenario)
 	if err != nil {
-		return nil, nil, fmt.Errorf("reading --scenario: %w", err)
+		return nil, nil, nil, fmt.Errorf("reading --scenario: %w", err)
 	}
 	programMatch, err := regexp.Compile(o.program)
 	if err != nil {
-		return nil, nil, fmt.Errorf("reading --program: %w", err)
+		return nil, nil, nil, fmt.Errorf("reading --program: %w", err)
 	}
 	for _, s := range scenarios {
 		for _, p := range programs {
@@ -179,17 +183,31 @@ func (o options) rows() (rows []row, sick []faultRow, err error) {
 			}
 		}
 	}
+	sick, still = o.faultRows(scenarioMatch, programMatch), o.idleRows(scenarioMatch, programMatch)
+	if len(rows)+len(sick)+len(still) == 0 || o.repeat < 1 {
+		return nil, nil, nil, errors.New("nothing to run: no scenario and program match, or --repeat is less than 1")
+	}
+	return rows, sick, still, nil
+}
+
+func (o options) faultRows(scenario, program *regexp.Regexp) (out []faultRow) {
 	for _, f := range faults {
 		for _, w := range watchers {
-			if scenarioMatch.MatchString(f.name) && programMatch.MatchString(w.name) {
-				sick = append(sick, faultRow{fault: f, by: w.name, agent: w.agent, runs: make([]course, o.repeat)})
+			if scenario.MatchString(f.name) && program.MatchString(w.name) {
+				out = append(out, faultRow{fault: f, by: w.name, agent: w.agent, runs: make([]course, o.repeat)})
 			}
 		}
 	}
-	if len(rows)+len(sick) == 0 || o.repeat < 1 {
-		return nil, nil, errors.New("nothing to run: no scenario and program match, or --repeat is less than 1")
+	return out
+}
+
+func (o options) idleRows(scenario, program *regexp.Regexp) (out []idleRow) {
+	for _, p := range programs {
+		if p.watches && scenario.MatchString(idleScenario.name) && program.MatchString(p.name) {
+			out = append(out, idleRow{program: p, runs: make([]kept, o.repeat)})
+		}
 	}
-	return rows, sick, nil
+	return out
 }
 
 // runFaults fills in the courses of the second table.
@@ -214,6 +232,25 @@ func (o options) runFaults(ctx context.Context, dir string, sick []faultRow, st 
 		}
 	}
 	return group.Wait()
+}
+
+// runIdle fills in the third table, one run after the other: a program that gets no processor collects its garbage late.
+func (o options) runIdle(ctx context.Context, dir string, still []idleRow, st *stage, p incumbent.Programs) error {
+	for i := range o.repeat {
+		for j, r := range still {
+			at := filepath.Join(dir, fmt.Sprintf("i%d-%d", j, i))
+			if err := os.MkdirAll(at, 0o755); err != nil {
+				return fmt.Errorf("making a directory for a run: %w", err)
+			}
+			one, err := st.runIdle(ctx, at, r, p)
+			if err != nil {
+				return fmt.Errorf("%s, %s: %w (%s)", idleScenario.name, r.program.name, err, at)
+			}
+			r.runs[i] = one
+			fmt.Fprintf(os.Stderr, "%s: %s: %d KiB, %d KiB, %d KiB\n", idleScenario.name, r.program.name, one.idle, one.churn, one.after)
+		}
+	}
+	return nil
 }
 
 // runAll fills in the results. The programs take turns, so that all of them see the machine as busy as it is.
