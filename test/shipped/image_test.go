@@ -283,6 +283,10 @@ func TestTheImageIsWhatTheDockerfileMakes(t *testing.T) {
 			t.Fatalf("RUN %s: %v\n%s", command, err, said)
 		}
 	}
+	const most = 36_000_000 // bytes
+	if program, err := os.Stat(filepath.Join(rootfs, "usr/bin/gpuslice-agent")); err != nil || program.Size() > most {
+		t.Errorf("the agent (%v) is larger than %d bytes, or missing: see what it links anew by go tool nm -size -sort size", program, most)
+	}
 	there := map[string]bool{}
 	if err := filepath.WalkDir(rootfs, func(path string, entry os.DirEntry, err error) error {
 		if err != nil || path == rootfs {
