@@ -40,7 +40,7 @@ type options struct {
 	kernelLog                             string
 	pluginConfig                          string
 	metricsAddress, metricsCertDir        string
-	pprofAddress                          string
+	pprofAddress, memoryLimit             string
 	metricsSecure                         bool
 	specs                                 []string
 	adopt                                 []string // of recover

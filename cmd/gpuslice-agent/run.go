@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
@@ -48,6 +49,12 @@ func (o *options) run() *cobra.Command {
 		Args:        cobra.NoArgs,
 		Annotations: map[string]string{annotationGrace: gracePeriod.String()},
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := boundMemory(o.memoryLimit); err != nil {
+				return err
+			}
+			if o.pprofAddress == "" {
+				runtime.MemProfileRate = 0 // nobody can ask what has allocated what, which takes memory to note
+			}
 			log, err := o.logger()
 			if err != nil {
 				return err
@@ -82,6 +89,8 @@ func (o *options) run() *cobra.Command {
 		"directory of tls.crt and tls.key for that, read again when they change; without it the agent signs its own (env GPUSLICE_METRICS_CERT_DIR)")
 	cmd.Flags().StringVar(&o.pprofAddress, "pprof-address", env("PPROF_ADDRESS", ""),
 		"loopback address to serve Go's profiles of the agent at, as 127.0.0.1:6060; without it none are served (env GPUSLICE_PPROF_ADDRESS)")
+	cmd.Flags().StringVar(&o.memoryLimit, "memory-limit", env("MEMORY_LIMIT", ""),
+		"bytes of memory that the container may take, of which Go's heap gets three quarters (env GPUSLICE_MEMORY_LIMIT)")
 	return cmd
 }
 

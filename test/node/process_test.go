@@ -29,7 +29,7 @@ func (r *rig) run() *process {
 		cmd = sandbox.Command(context.Background(), r.Parts.Sandbox, r.Sandbox(), r.Parts.Agent, args...)
 	}
 	// The agent collects its garbage as its DaemonSet says, and not as these tests do.
-	cmd.Env = append(os.Environ(), "GPUSIM_NODE="+r.GPUs.Dir(), "GOGC=100", "GOMEMLIMIT=200MiB")
+	cmd.Env = append(os.Environ(), "GPUSIM_NODE="+r.GPUs.Dir(), "GOGC=", "GPUSLICE_MEMORY_LIMIT=268435456")
 	cmd.Env = append(cmd.Env, r.agents.env...)
 	pipe, err := cmd.StderrPipe()
 	if err != nil {

@@ -173,7 +173,7 @@ var chartSources = []chartSource{
 		{old: "      priorityClassName: system-node-critical\n", new: "      {{- with .Values.priorityClassName }}\n      priorityClassName: {{ . }}\n      {{- end }}\n"},
 		{old: "          image: gpuslice/gpuslice-agent:v0.1.0\n          imagePullPolicy: IfNotPresent\n", new: "          image: {{ include \"gpuslice.image\" . }}\n          imagePullPolicy: {{ .Values.image.pullPolicy }}\n"},
 		{
-			old: "              value: 200MiB\n", new: "              value: 200MiB\n            {{- with .Values.extraEnv }}\n            {{- toYaml . | nindent 12 }}\n            {{- end }}\n",
+			old: "                  resource: limits.memory\n", new: "                  resource: limits.memory\n            {{- with .Values.extraEnv }}\n            {{- toYaml . | nindent 12 }}\n            {{- end }}\n",
 		},
 		{
 			old: "  updateStrategy:\n    type: RollingUpdate\n    rollingUpdate:\n      maxUnavailable: 1 # a bad release is noticed on one node\n",

@@ -345,6 +345,22 @@ func TestTheAgentsPathsLieUnderItsMounts(t *testing.T) {
 	}
 }
 
+// The agent learns its limit of memory from the pod, so that whoever changes one changes both.
+func TestTheAgentIsToldItsLimitOfMemory(t *testing.T) {
+	container := the[*appsv1.DaemonSet](t, "gpuslice-agent").Spec.Template.Spec.Containers[0]
+	if container.Resources.Limits.Memory().IsZero() {
+		t.Error("the agent's container has no limit of memory")
+	}
+	told := slices.ContainsFunc(container.Env, func(env corev1.EnvVar) bool {
+		from := env.ValueFrom
+		return env.Name == "GPUSLICE_MEMORY_LIMIT" && from != nil && from.ResourceFieldRef != nil &&
+			from.ResourceFieldRef.Resource == "limits.memory" && from.ResourceFieldRef.ContainerName == container.Name
+	})
+	if !told {
+		t.Errorf("the agent is not told its limit of memory: %v", container.Env)
+	}
+}
+
 func TestTheAgentTakesTheArgumentsOfItsPod(t *testing.T) {
 	agent, err := binaries.Builder{}.Tool(t.Context(), "./cmd/gpuslice-agent")
 	if err != nil {

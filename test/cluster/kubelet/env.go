@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -96,6 +97,9 @@ func (w *worker) envValue(ctx context.Context, pod *corev1.Pod, v corev1.EnvVar,
 	case from.FieldRef != nil:
 		value, err := w.field(pod, from.FieldRef.FieldPath)
 		return &value, err
+	case from.ResourceFieldRef != nil:
+		value, err := limit(pod, from.ResourceFieldRef)
+		return &value, err
 	case from.ConfigMapKeyRef != nil:
 		ref := from.ConfigMapKeyRef
 		values, err := w.k.configMap(ctx, pod.Namespace, ref.Name, ref.Optional)
@@ -105,7 +109,20 @@ func (w *worker) envValue(ctx context.Context, pod *corev1.Pod, v corev1.EnvVar,
 		values, err := w.k.secret(ctx, pod.Namespace, ref.Name, ref.Optional)
 		return keyOf(values, "Secret", ref.Name, ref.Key, ref.Optional, err)
 	}
-	return nil, fmt.Errorf("this kubelet knows fieldRef, configMapKeyRef and secretKeyRef, and the pod has another source")
+	return nil, fmt.Errorf("this kubelet knows fieldRef, resourceFieldRef, configMapKeyRef and secretKeyRef, and the pod has another source")
+}
+
+// limit is what a container may take of memory, in bytes, as a variable has it whose divisor is not set.
+func limit(pod *corev1.Pod, of *corev1.ResourceFieldSelector) (string, error) {
+	if of.Resource != "limits.memory" || !of.Divisor.IsZero() && of.Divisor.Value() != 1 {
+		return "", fmt.Errorf("this kubelet knows limits.memory in bytes, and the pod asks for %s by %s", of.Resource, of.Divisor.String())
+	}
+	for _, c := range pod.Spec.Containers {
+		if memory, has := c.Resources.Limits[corev1.ResourceMemory]; has && c.Name == of.ContainerName {
+			return strconv.FormatInt(memory.Value(), 10), nil
+		}
+	}
+	return "", fmt.Errorf("this kubelet finds no limit of memory at container %q", of.ContainerName)
 }
 
 func keyOf(values map[string]string, kind, name, key string, optional *bool, err error) (*string, error) {
