@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"github.com/gpuslice/gpuslice/cmd/drift"
+	"github.com/gpuslice/gpuslice/drain/kube"
 	"github.com/gpuslice/gpuslice/test/cluster"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
 )
@@ -137,8 +138,12 @@ func TestAClusterThatPromisesTooMuchIsFoundOut(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	programs, err := kube.New(c.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
 	report := func() drift.Report {
-		found, err := drift.Find(t.Context(), client, objects)
+		found, err := drift.Find(t.Context(), programs, objects)
 		if err != nil {
 			t.Fatal(err)
 		}
