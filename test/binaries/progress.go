@@ -23,6 +23,16 @@ const (
 	drawEvery = 250 * time.Millisecond
 )
 
+// chosen is the recipe of the version that is asked for, in place of the current one's. Older reports whether it is an earlier one.
+func chosen(current recipe, root string) (r recipe, older bool, err error) {
+	for _, c := range []choice{kubeChoice, devicePluginChoice} {
+		if current.name == c.current.name {
+			return c.made(root)
+		}
+	}
+	return current, false, nil
+}
+
 // Announce says, before anything is begun, what of the named has to be built and about how long that takes in all: kube,
 // runtime, deviceplugin, pluginconfig, migparted, image, helm. It says nothing when all is there.
 func (b Builder) Announce(ctx context.Context, names ...string) error {
@@ -41,14 +51,9 @@ func (b Builder) Announce(ctx context.Context, names ...string) error {
 		if !known {
 			continue // a program of the root module, which takes seconds
 		}
-		older := false
-		for _, c := range []choice{kubeChoice, devicePluginChoice} {
-			if r.name == c.current.name {
-				if r, older, err = c.made(root); err != nil {
-					return err
-				}
-				break
-			}
+		r, older, err := chosen(r, root)
+		if err != nil {
+			return err
 		}
 		module := filepath.Join(root, r.module)
 		dir, err := r.dir(ctx, cache, module)

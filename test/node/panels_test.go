@@ -146,6 +146,25 @@ func (s scrapes) judged(t *testing.T) {
 	if len(checks) < 30 {
 		t.Fatalf("the dashboards have %d queries", len(checks))
 	}
+	for _, selector := range alerted(t, component) {
+		found(selector)
+	}
+	file, err := sigsyaml.Marshal(map[string]any{"tests": []any{map[string]any{"interval": "1m", "input_series": input, "promql_expr_test": checks}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "panels.yaml"), file, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := monitoring.Run(t.Context(), dir, "promtool", "", "test", "rules", "panels.yaml"); err != nil {
+		t.Error(err)
+	}
+}
+
+// alerted are the series that the alerts ask for, with each of the labels that they ask for.
+func alerted(t *testing.T, component monitoring.Component) []string {
+	t.Helper()
 	rules, err := component.Rules()
 	if err != nil {
 		t.Fatal(err)
@@ -160,24 +179,15 @@ func (s scrapes) judged(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	var out []string
 	for _, asked := range all {
 		for _, one := range asked.Series {
 			labels := []string{}
 			for label := range one.Labels {
 				labels = append(labels, label+`!=""`)
 			}
-			found(one.Metric + "{" + strings.Join(labels, ",") + "}")
+			out = append(out, one.Metric+"{"+strings.Join(labels, ",")+"}")
 		}
 	}
-	file, err := sigsyaml.Marshal(map[string]any{"tests": []any{map[string]any{"interval": "1m", "input_series": input, "promql_expr_test": checks}}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "panels.yaml"), file, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := monitoring.Run(t.Context(), dir, "promtool", "", "test", "rules", "panels.yaml"); err != nil {
-		t.Error(err)
-	}
+	return out
 }

@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpuslice/gpuslice/cmd/drift"
 	"github.com/gpuslice/gpuslice/drain/kube"
@@ -118,9 +119,9 @@ func TestTheAPIServerIsStrict(t *testing.T) {
 	}
 }
 
-func TestAClusterThatPromisesTooMuchIsFoundOut(t *testing.T) {
-	c := start(t)
-	client := clustertest.Client(t)
+// offering makes two nodes that offer 56 slices each, one of which is kept from pods.
+func offering(t *testing.T, client kubernetes.Interface) {
+	t.Helper()
 	for name, offers := range map[string]string{"slices-1": "56", "slices-2": "56"} {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"gpuslice.io/profile": "small-inference"}}}
 		if name == "slices-2" {
@@ -134,6 +135,12 @@ func TestAClusterThatPromisesTooMuchIsFoundOut(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+}
+
+func TestAClusterThatPromisesTooMuchIsFoundOut(t *testing.T) {
+	c := start(t)
+	client := clustertest.Client(t)
+	offering(t, client)
 	objects, err := dynamic.NewForConfig(c.Config())
 	if err != nil {
 		t.Fatal(err)

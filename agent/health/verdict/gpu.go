@@ -436,14 +436,19 @@ func (g *GPU) updateFindings(now time.Time, t xids, byReading bool) {
 	}
 	sortFindings(next)
 	g.findings = next
-	if len(next) > 0 {
+	g.noteRise(now, was == 0 && len(next) > 0, len(found) > 0)
+}
+
+// noteRise notes when something was wrong with the GPU, and whether it comes and goes too often.
+func (g *GPU) noteRise(now time.Time, began, found bool) {
+	if len(g.findings) > 0 {
 		g.lastTroubleAt = now
 	}
-	if was == 0 && len(next) > 0 {
+	if began {
 		g.rises = slices.DeleteFunc(append(g.rises, now), func(at time.Time) bool { return now.Sub(at) >= flapWindow })
 		g.rises = g.rises[max(0, len(g.rises)-flapRises):]
 	}
-	if len(found) > 0 && len(g.rises) >= flapRises && now.Sub(g.rises[0]) < flapWindow {
+	if found && len(g.rises) >= flapRises && now.Sub(g.rises[0]) < flapWindow {
 		g.flappingUntil = now.Add(flapHold)
 	}
 }

@@ -79,7 +79,7 @@ func (o options) storm(ctx context.Context, n int, lasts time.Duration) (w weath
 	if err := ask(ctx, clients, o.idle); err != nil {
 		return weather{}, err
 	}
-	if w.rest, err = f.answered(began, time.Now()); err != nil {
+	if w.rest, err = f.answered(began, time.Now()); err != nil { //nolint:contextcheck // it reads a file, and bounds the one request that it makes
 		return weather{}, err
 	}
 	f.stopAgents()
@@ -97,7 +97,7 @@ func (o options) storm(ctx context.Context, n int, lasts time.Duration) (w weath
 	sent := f.tally.now().since(before)
 	w.agents = sent.sum(func(request) bool { return true })
 	fmt.Fprint(o.log, sent)
-	w.storm, err = f.answered(began, time.Now())
+	w.storm, err = f.answered(began, time.Now()) //nolint:contextcheck // as above
 	return w, err
 }
 
