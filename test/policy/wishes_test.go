@@ -65,6 +65,8 @@ func TestWhoMayAskForWhatIsSaidByRBAC(t *testing.T) {
 		{wish(profile, "null"), "admin", wish(profile, "production"), "", ""},
 		{wish(profile, "null"), "agent", wish(plugin, "gpuslice-1"), "", ""},
 		// What a node has is taken away by those alone who could give it.
+		{`{"metadata":{"labels":{"nvidia.com/mig.config":"all-disabled","gpuslice.io/profile":null}}}`, assigns, wish(profile, "research"), "", "all-disabled"},
+		{wish(mig, "null"), assigns, wish(profile, "research"), "", ""},
 		{wish(profile, "production"), assigns, wish(profile, "research"), "", "production, research"},
 		{wish(profile, "production"), assigns, wish(profile, "null"), "", "production"},
 		{wish(profile, "production"), assigns, `{"metadata":{"labels":{"team":"finance"}}}`, "", ""},
