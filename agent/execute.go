@@ -55,8 +55,7 @@ func (a *Agent) mayPerform(ctx context.Context, seen state.Observed, want state.
 	if err := a.gates.Allow(seen, want, steps); err != nil || steps[0].Traits().OnlyLooks {
 		return err
 	}
-	last := len(steps) == 1 // the look behind it says that all is done, and an answer of the API server may have been wrong
-	if !a.objects.FreshFor(plan.NeedFreshLook(steps), last || plan.NeedFreshLook(steps[1:])) {
+	if !a.objects.FreshFor(plan.NeedFreshLook(steps), plan.NeedFreshLook(steps[1:])) {
 		return errNotFresh
 	}
 	return a.fencing.Preflight(ctx, seen, want, steps)

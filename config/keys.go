@@ -309,7 +309,7 @@ const (
 	ReasonAwaitingCapacity Reason = "AwaitingCapacity"
 	// ReasonCapacityMismatch is given when allocatable is still not what stands on the hardware at the deadline.
 	//
-	// You can: see the log of the device plugin's pod; then remove the label, and set it again.
+	// You can: see the log of the device plugin's pod; where it says that the plugin is already connected, restart kubelet; then remove the label, and set it again.
 	ReasonCapacityMismatch Reason = "CapacityMismatch"
 	// ReasonReleased is given, by an Event alone, when the node is uncordoned and the agent owes it nothing more.
 	//
@@ -507,7 +507,7 @@ const (
 	//
 	// You can: install the admission policies: kubectl apply -k deploy/policies.
 	ReasonUnconfined Reason = "Unconfined"
-	// ReasonMissingRight is given when the settings ask for what the account has no right to.
+	// ReasonMissingRight is given when the account lacks a right that the settings, or the work of the agent, need.
 	//
 	// You can: give the account the right that the message names, or turn the setting off.
 	ReasonMissingRight Reason = "MissingRight"

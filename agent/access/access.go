@@ -60,7 +60,7 @@ type Options struct {
 	Access    config.PodAccess
 	Pods      Pods          // by which Client makes its requests about pods
 	Timeout   time.Duration // of one request
-	// Version asks the API server for its version, as v1.37.1; nil if nobody does.
+	// Version asks the API server for its version, as v1.37.1; nil if the agent does not ask.
 	Version func(context.Context) (string, error)
 	Events  record.EventRecorder
 	Log     *zap.Logger

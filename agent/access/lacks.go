@@ -11,7 +11,7 @@ import (
 
 // Lack is what Kubernetes has by itself from a minor version on, and what becomes of it before.
 type Lack struct {
-	From    int    // the minor version
+	From    uint   // the minor version
 	Kubelet bool   // it is the node's kubelet that has it, and not the API server
 	What    string // that it lacks
 	Instead string // what the agent does
@@ -33,8 +33,8 @@ func (c *Checker) tellLacks(ctx context.Context) {
 	defer cancel()
 	var server, kubelet string
 	if c.o.Version != nil {
-		if version, err := c.o.Version(ctx); err == nil {
-			server = version
+		if said, err := c.o.Version(ctx); err == nil {
+			server = said
 		}
 	}
 	if node, err := c.o.Client.Nodes().Get(ctx, c.o.Node, metav1.GetOptions{}); err == nil {
@@ -42,12 +42,12 @@ func (c *Checker) tellLacks(ctx context.Context) {
 	}
 	c.o.Log.Info("versions of Kubernetes", zap.String("apiServer", short(server)), zap.String("kubelet", short(kubelet)))
 	for _, lack := range slices.Backward(Lacks) { // what the newest clusters have comes first
-		of, version := "the API server", server
+		of, its := "the API server", server
 		if lack.Kubelet {
-			of, version = "kubelet", kubelet
+			of, its = "kubelet", kubelet
 		}
-		if minor, ok := minorOf(version); ok && minor < lack.From {
-			c.o.Log.Info("this version of Kubernetes lacks something", zap.String("of", of+" "+short(version)), zap.String("lacks", lack.What),
+		if minor, ok := minorOf(its); ok && minor < lack.From {
+			c.o.Log.Info("this version of Kubernetes lacks something", zap.String("of", of+" "+short(its)), zap.String("lacks", lack.What),
 				zap.String("thereFrom", fmt.Sprintf("1.%d", lack.From)), zap.String("instead", lack.Instead))
 		}
 	}
@@ -56,11 +56,11 @@ func (c *Checker) tellLacks(ctx context.Context) {
 // longest is how many bytes of a version are written: v1.30.14-gke.1627000 has 20.
 const longest = 64
 
-func short(version string) string { return version[:min(len(version), longest)] }
+func short(text string) string { return text[:min(len(text), longest)] }
 
 // minorOf is the minor version of v1.30.14, also with what vendors add.
-func minorOf(version string) (int, bool) {
-	var major, minor int
-	_, err := fmt.Sscanf(short(version), "v%d.%d.", &major, &minor)
+func minorOf(text string) (uint, bool) {
+	var major, minor uint
+	_, err := fmt.Sscanf(short(text), "v%d.%d.", &major, &minor)
 	return minor, err == nil && major == 1
 }

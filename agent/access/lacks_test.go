@@ -36,7 +36,7 @@ func lacking(t *testing.T, server, kubelet string) (said []string) {
 		of, _ := fields["of"].(string)
 		what, _ := fields["lacks"].(string)
 		if fields["instead"] == "" {
-			t.Errorf("nobody learns what the agent does instead: %v", fields)
+			t.Errorf("the line does not say what the agent does instead: %v", fields)
 		}
 		said = append(said, of+": "+what)
 	}
@@ -80,7 +80,7 @@ func TestWhatAnOlderKubernetesLacksIsSaidAtTheStart(t *testing.T) {
 
 func TestLacksAreInTheOrderOfTheirVersions(t *testing.T) {
 	t.Parallel()
-	from := make([]int, len(access.Lacks))
+	from := make([]uint, len(access.Lacks))
 	for i, l := range access.Lacks {
 		from[i] = l.From
 	}

@@ -265,7 +265,7 @@ func (t *taking) full(limit, rank int, st *state, away []string) *Full {
 	switch {
 	case !st.waits(t.change.UID):
 		after = distant
-	case t.pool.Limit != nil && t.pool.Limit.Percent > 0 && st.Nodes == 0: // nobody has counted them yet: there may be room for many
+	case t.pool.Limit != nil && t.pool.Limit.Percent > 0 && st.Nodes == 0: // no agent has counted them yet: there may be room for many
 		after = timely
 	}
 	return &Full{Pool: t.pool.Name, Limit: limit, Unavailable: away, Ahead: rank, Retry: pause(after)}

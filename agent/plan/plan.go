@@ -172,9 +172,10 @@ func Make(seen Observed, want Desired) ([]Step, error) {
 	}
 }
 
-// NeedFreshLook reports whether the first of the steps may not rest on what the watches have shown, which may be out of date.
+// NeedFreshLook reports whether the first of the steps may not rest on what the watches have shown, which may be out of date. Where no step is left, the
+// look says that the change is done: it has to read the API server, whose answer to the last write may have been wrong.
 func NeedFreshLook(steps []Step) bool {
-	return len(steps) > 0 && !steps[0].Traits().OnlyLooks && !steps[0].Traits().Restores
+	return len(steps) == 0 || !steps[0].Traits().OnlyLooks && !steps[0].Traits().Restores
 }
 
 // restartWithholding lists the restart of device plugins that do not offer a GPU again which has recovered. In the middle of a change the

@@ -143,7 +143,7 @@ func TestWishesAreWhatTheLabelsOfTheNodeAskFor(t *testing.T) {
 		}
 	}
 	o.NoteWish(a, b)
-	o.NoteWish(b, a) // nobody has seen the first
+	o.NoteWish(b, a) // the loop has not seen the first
 	if !wished() || wished() {
 		t.Error("two wishes before a look are not one")
 	}

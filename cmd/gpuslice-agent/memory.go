@@ -12,8 +12,9 @@ import (
 // garbage that to collect it sooner takes no processor time that could be measured.
 const collectAt = 50
 
-// boundMemory sees to it that the process takes little memory, and tells Go what the container may take, in bytes, as the downward API writes it; nothing if limit is empty. The variables of Go, GOGC and
-// GOMEMLIMIT, win where a user has set them. A quarter is left to NVIDIA's library, of whose memory Go knows nothing.
+// boundMemory has Go collect garbage early, and gives its heap three quarters of the limit: the bytes that the container may take, as the downward API
+// writes them; empty for no limit. The rest is for NVIDIA's library, whose memory Go does not count. GOGC and GOMEMLIMIT win where a user has set
+// them.
 func boundMemory(limit string) error {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(collectAt)

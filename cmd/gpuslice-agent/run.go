@@ -53,7 +53,7 @@ func (o *options) run() *cobra.Command {
 				return err
 			}
 			if o.pprofAddress == "" {
-				runtime.MemProfileRate = 0 // nobody can ask what has allocated what, which takes memory to note
+				runtime.MemProfileRate = 0 // without pprof the record of what has allocated what is not served, and takes memory
 			}
 			log, err := o.logger()
 			if err != nil {

@@ -44,7 +44,7 @@ var groups = []Group{
 		{"ConfiguringPlugin", "while the agent gives the device plugin another config", "wait for the device plugin to start with its new config"},
 		{"PluginFailed", "when the device plugin ends again and again by its new config, or MPS does not end. The agent brings the former config back", "read the log of the device plugin's pod, and mend the config"},
 		{"AwaitingCapacity", "while kubelet does not yet show the new devices", "wait; if it lasts for minutes, see the log of the device plugin's pod"},
-		{"CapacityMismatch", "when allocatable is still not what stands on the hardware at the deadline", "see the log of the device plugin's pod; then remove the label, and set it again"},
+		{"CapacityMismatch", "when allocatable is still not what stands on the hardware at the deadline", "see the log of the device plugin's pod; where it says that the plugin is already connected, restart kubelet; then remove the label, and set it again"},
 		{"Released", "by an Event alone, when the node is uncordoned and the agent owes it nothing more", "use the node; nothing is left to do"},
 		{"StaleResourcesRemoved", "by an Event alone, when the agent has removed resources of former configs from the node object, where the settings say so", "leave it; kubelet had them at 0"},
 	}},
@@ -97,7 +97,7 @@ var groups = []Group{
 	}},
 	{"Reasons of Events about what the agent's account may do. The agent tells them when it starts, and works all the same.", []Text{
 		{"Unconfined", "when no admission policy confines the agent to its own node, or when they refuse all it writes", "install the admission policies: kubectl apply -k deploy/policies"},
-		{"MissingRight", "when the settings ask for what the account has no right to", "give the account the right that the message names, or turn the setting off"},
+		{"MissingRight", "when the account lacks a right that the settings, or the work of the agent, need", "give the account the right that the message names, or turn the setting off"},
 	}},
 	{"Reasons when something went wrong.", []Text{
 		{"JournalUnreadable", "when this agent cannot read the journal, as when a newer one wrote it: it touches nothing until a person has looked", "install the newer agent again; gpuslice-agent recover on the node says what is owed"},

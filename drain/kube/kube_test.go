@@ -26,7 +26,7 @@ import (
 // requests notes each request, and answers none.
 type requests []string
 
-var errSilent = errors.New("nobody answers")
+var errSilent = errors.New("there is no API server")
 
 // RoundTrip implements http.RoundTripper.
 func (r *requests) RoundTrip(request *http.Request) (*http.Response, error) {
@@ -103,7 +103,7 @@ func ask(ctx context.Context, c kube.Interface) {
 		},
 		func() error { return c.RawPolicy().Get().Resource("poddisruptionbudgets").Do(ctx).Error() },
 	} {
-		_ = request() // that nobody answers
+		_ = request() // its answer is errSilent
 	}
 }
 

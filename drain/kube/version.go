@@ -6,7 +6,7 @@ import (
 	"fmt"
 )
 
-// ServerVersion is what the API server says that its version is: v1.37.1. Whoever has a token may ask.
+// ServerVersion is what the API server says that its version is: v1.37.1. Every account has the right to ask.
 func ServerVersion(ctx context.Context, client Interface) (string, error) {
 	body, err := client.RawCore().Get().AbsPath("/version").DoRaw(ctx)
 	if err != nil {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -88,13 +87,8 @@ func (b *Bus) gpu(address string) (nvml.BusGPU, bool, error) {
 
 // number reads a number from a file of sysfs.
 func number(file string) (uint64, error) {
-	f, err := os.Open(file)
-	if err != nil {
-		return 0, err
-	}
-	defer f.Close()
 	const longest = 32 // bytes; a number is shorter
-	text, err := io.ReadAll(io.LimitReader(f, longest))
+	text, err := aside.Bounded(file, longest)
 	if err != nil {
 		return 0, err
 	}

@@ -17,6 +17,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -193,20 +194,20 @@ func (c *Cluster) Stop() error {
 }
 
 // Minor is the minor version of the API server: 37 for v1.37.1.
-func (c *Cluster) Minor() (int, error) {
+func (c *Cluster) Minor() (uint, error) {
 	client, err := kubernetes.NewForConfig(c.admin)
 	if err != nil {
 		return 0, fmt.Errorf("making a client for the API server: %w", err)
 	}
-	version, err := client.Discovery().ServerVersion()
+	said, err := client.Discovery().ServerVersion()
 	if err != nil {
 		return 0, fmt.Errorf("asking the API server for its version: %w", err)
 	}
-	var major, minor int
-	if _, err := fmt.Sscanf(version.GitVersion, "v%d.%d.", &major, &minor); err != nil {
-		return 0, fmt.Errorf("the API server says that its version is %q: %w", version.GitVersion, err)
+	v, err := version.ParseGeneric(said.GitVersion)
+	if err != nil {
+		return 0, fmt.Errorf("the API server says that its version is %q: %w", said.GitVersion, err)
 	}
-	return minor, nil
+	return v.Minor(), nil
 }
 
 // ImpersonatesNodes is the first minor version of Kubernetes whose API server lets an account ask in the name of its node and of no other

@@ -143,3 +143,35 @@ func Read(ctx context.Context, expressions []string) (map[string]Asked, error) {
 	}
 	return out, nil
 }
+
+// Series is a series of samples.
+type Series struct {
+	Series string `json:"series"` // its name and labels
+	Values string `json:"values"` // a minute apart, in the notation of promtool's tests: "_" is none
+}
+
+// Check is what an expression has to give.
+type Check struct {
+	Expr     string   `json:"expr"`
+	At       string   `json:"eval_time"` // as 7m
+	Expected []Sample `json:"exp_samples"`
+}
+
+// Sample is one value that an expression gives.
+type Sample struct {
+	Labels string `json:"labels"`
+	Value  int    `json:"value"`
+}
+
+// Evaluate has Prometheus evaluate expressions over the series. It needs an empty folder. The error names each expression that gives something else.
+func Evaluate(ctx context.Context, dir string, input []Series, checks []Check) error {
+	file, err := yaml.Marshal(map[string]any{"tests": []any{map[string]any{"interval": "1m", "input_series": input, "promql_expr_test": checks}}})
+	if err != nil {
+		return fmt.Errorf("writing a test for promtool: %w", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "expressions.yaml"), file, 0o600); err != nil {
+		return err
+	}
+	_, err = Run(ctx, dir, "promtool", "", "test", "rules", "expressions.yaml")
+	return err
+}

@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -14,7 +12,6 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 	corev1 "k8s.io/api/core/v1"
-	sigsyaml "sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
@@ -83,9 +80,10 @@ func (s scrapes) series(t *testing.T) map[string][]string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		samples = append(samples, &model.Sample{Metric: model.Metric{"__name__": "up"}, Value: 1})
+		samples = append(samples, &model.Sample{Metric: model.Metric{model.MetricNameLabel: "up"}, Value: 1})
 		for _, sample := range samples {
-			if math.IsNaN(float64(sample.Value)) || math.IsInf(float64(sample.Value), 0) || !strings.HasPrefix(string(sample.Metric["__name__"]), "gpuslice_") && sample.Metric["__name__"] != "up" {
+			name := string(sample.Metric[model.MetricNameLabel])
+			if value := float64(sample.Value); math.IsNaN(value) || math.IsInf(value, 0) || name != "up" && !strings.HasPrefix(name, "gpuslice_") {
 				continue
 			}
 			m := model.Metric{"job": "gpuslice/gpuslice-agent", "node": "node-1", "pod": "gpuslice-agent-x", "namespace": "gpuslice"}
@@ -108,28 +106,18 @@ func (s scrapes) series(t *testing.T) map[string][]string {
 // judged has Prometheus evaluate each query of the dashboards, and look for what each alert asks for.
 func (s scrapes) judged(t *testing.T) {
 	t.Helper()
-	type sample struct {
-		Labels string `json:"labels"`
-		Value  int    `json:"value"`
-	}
-	type check struct {
-		Expr     string   `json:"expr"`
-		At       string   `json:"eval_time"`
-		Expected []sample `json:"exp_samples"`
-	}
-	type series struct {
-		Series string `json:"series"`
-		Values string `json:"values"`
-	}
-	var input []series
+	var input []monitoring.Series
 	told := s.series(t)
 	for _, name := range slices.Sorted(maps.Keys(told)) {
-		input = append(input, series{name, strings.Join(told[name], " ")})
+		input = append(input, monitoring.Series{Series: name, Values: strings.Join(told[name], " ")})
 	}
-	var checks []check
+	var checks []monitoring.Check
 	found := func(expression string) {
 		expression = strings.NewReplacer("$__rate_interval", "3m", "$node", "node-1").Replace(expression)
-		checks = append(checks, check{fmt.Sprintf("clamp(count(last_over_time((%s)[30m:1m])), 1, 1)", expression), fmt.Sprintf("%dm", len(s)), []sample{{"{}", 1}}})
+		checks = append(checks, monitoring.Check{
+			Expr: fmt.Sprintf("clamp(count(last_over_time((%s)[30m:1m])), 1, 1)", expression), At: fmt.Sprintf("%dm", len(s)),
+			Expected: []monitoring.Sample{{Labels: "{}", Value: 1}},
+		})
 	}
 	component := monitoring.Of("../..")
 	boards, err := component.Dashboards()
@@ -149,15 +137,7 @@ func (s scrapes) judged(t *testing.T) {
 	for _, selector := range alerted(t, component) {
 		found(selector)
 	}
-	file, err := sigsyaml.Marshal(map[string]any{"tests": []any{map[string]any{"interval": "1m", "input_series": input, "promql_expr_test": checks}}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "panels.yaml"), file, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := monitoring.Run(t.Context(), dir, "promtool", "", "test", "rules", "panels.yaml"); err != nil {
+	if err := monitoring.Evaluate(t.Context(), t.TempDir(), input, checks); err != nil {
 		t.Error(err)
 	}
 }

@@ -23,7 +23,7 @@ import (
 // What each version of Kubernetes gets stands in deploy/README.md, and an agent says it at its start. test/skew runs this with earlier versions.
 func TestAnAgentSaysAtItsStartWhatItsKubernetesLacks(t *testing.T) {
 	t.Parallel()
-	minor, err := clusterMinor(t)
+	minor, err := clustertest.Start(t).Minor()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,11 +68,6 @@ func TestAnAgentSaysAtItsStartWhatItsKubernetesLacks(t *testing.T) {
 	if lines != len(lacks) {
 		t.Errorf("%d lines of what is missing, want %d", lines, len(lacks))
 	}
-}
-
-func clusterMinor(t *testing.T) (int, error) {
-	t.Helper()
-	return clustertest.Start(t).Minor()
 }
 
 // saidAtTheStart are the lines of the agent's log that say by what rights it works.

@@ -360,7 +360,7 @@ var attempts = []attempt{
 }
 
 // since has the minor version of Kubernetes in which the field of an attempt is there; before, the API server passes it over.
-var since = map[string]int{"own node: features": 31}
+var since = map[string]uint{"own node: features": 31}
 
 // needed are what the agent does; its token must be good for it under the policies.
 var needed = []attempt{

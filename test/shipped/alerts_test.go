@@ -139,21 +139,8 @@ func TestPanelsShowTheFirstThingThatIsCounted(t *testing.T) {
 	queries := map[string]string{}
 	dashboards(t, queries)
 	counted := regexp.MustCompile(`^sum by \(([\w, ]+)\) \(.*increase\((\w+)`)
-	type sample struct {
-		Labels string `json:"labels"`
-		Value  int    `json:"value"`
-	}
-	type check struct {
-		Expr     string   `json:"expr"`
-		At       string   `json:"eval_time"`
-		Expected []sample `json:"exp_samples"`
-	}
-	type series struct {
-		Series string `json:"series"`
-		Values string `json:"values"`
-	}
-	var input []series
-	var checks []check
+	var input []monitoring.Series
+	var checks []monitoring.Check
 	metrics := descriptors()
 	for expression := range queries {
 		found := counted.FindStringSubmatch(expression)
@@ -167,27 +154,19 @@ func TestPanelsShowTheFirstThingThatIsCounted(t *testing.T) {
 			}
 			return "{" + strings.Join(out, ",") + "}"
 		}
-		input = append(input, series{found[2] + labels(append([]string{"node"}, metrics[found[2]]...)), "_x10 1x20 3x10"})
+		input = append(input, monitoring.Series{Series: found[2] + labels(append([]string{"node"}, metrics[found[2]]...)), Values: "_x10 1x20 3x10"})
 		expression = strings.NewReplacer("$__rate_interval", "4m", "$node", "x").Replace(expression)
 		for at, want := range map[string]int{"11m": 1, "25m": 0} {
-			checks = append(checks, check{expression, at, []sample{{labels(strings.Split(found[1], ",")), want}}})
+			checks = append(checks, monitoring.Check{Expr: expression, At: at, Expected: []monitoring.Sample{{Labels: labels(strings.Split(found[1], ",")), Value: want}}})
 		}
 	}
 	if len(checks) < 8 {
 		t.Fatalf("%d checks", len(checks))
 	}
-	slices.SortFunc(input, func(a, b series) int { return strings.Compare(a.Series, b.Series) })
-	file, err := sigsyaml.Marshal(map[string]any{"tests": []any{map[string]any{
-		"interval": "1m", "input_series": slices.Compact(input), "promql_expr_test": checks,
-	}}})
-	if err != nil {
-		t.Fatal(err)
+	slices.SortFunc(input, func(a, b monitoring.Series) int { return strings.Compare(a.Series, b.Series) })
+	if err := monitoring.Evaluate(t.Context(), t.TempDir(), slices.Compact(input), checks); err != nil {
+		t.Error(err)
 	}
-	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "panels.yaml"), file, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	prometheusTool(t, dir, "promtool", "", "test", "rules", "panels.yaml")
 }
 
 // target are the labels that Prometheus gives each series of a pod. A label of the agent's that has such a name is told with "exported_" before

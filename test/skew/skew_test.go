@@ -18,7 +18,7 @@ import (
 
 const root = "../.."
 
-// A name that no test has is run by nobody, and go test says nothing about it.
+// go test passes over a name that no test has, and says nothing about it.
 func TestEachScenarioIsOfTestsThatThereAre(t *testing.T) {
 	t.Parallel()
 	for _, s := range scenarios {
@@ -106,7 +106,7 @@ no event
 	}
 	for _, want := range []string{"no event", "the reason", "fail test/node: TestB (5 s)"} {
 		if !strings.Contains(log.String(), want) {
-			t.Errorf("nobody sees %q:\n%s", want, log.String())
+			t.Errorf("it does not print %q:\n%s", want, log.String())
 		}
 	}
 	var out strings.Builder
