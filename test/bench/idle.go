@@ -101,6 +101,11 @@ func (at *site) fill(ctx context.Context) error {
 			return err
 		}
 	}
+	return at.untilFull(ctx)
+}
+
+// untilFull waits until as many pods run on the node as kubelet takes.
+func (at *site) untilFull(ctx context.Context) error {
 	return at.until(ctx, fmt.Sprintf("%d pods to run on node %s", podsOfNode, at.Name), func(ctx context.Context) (bool, error) {
 		running, err := at.running(ctx, metav1.NamespaceAll, "")
 		return len(running) == podsOfNode, err
@@ -116,20 +121,12 @@ func (at *site) replace(ctx context.Context) error {
 			return fmt.Errorf("removing a pod: %w", err)
 		}
 	}
-	return at.fillAgain(ctx)
-}
-
-// fillAgain makes the pods that replace has removed.
-func (at *site) fillAgain(ctx context.Context) error {
 	for i := range replacing {
 		if err := at.startOther(ctx, i); err != nil {
 			return err
 		}
 	}
-	return at.until(ctx, "the replaced pods to run", func(ctx context.Context) (bool, error) {
-		running, err := at.running(ctx, usersNamespace, "app=web")
-		return len(running) >= replacing, err
-	})
+	return at.untilFull(ctx) // before that the agent has not seen them all
 }
 
 func (at *site) otherName(i int) string { return fmt.Sprintf("%s-web-%d", at.Name, i) }
