@@ -184,6 +184,9 @@ func (w *world) hangup(pid int, signal unix.Signal) error {
 	if signal != unix.SIGHUP || pid != 500+w.started {
 		w.t.Errorf("signal %s to pid %d", signal, pid)
 	}
+	if c := w.condition(); c.Status == corev1.ConditionTrue {
+		w.t.Errorf("the plugin reads its config while the node still says %s: %s", c.Reason, c.Message)
+	}
 	w.read()
 	return nil
 }

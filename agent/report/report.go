@@ -53,9 +53,10 @@ type Report struct {
 	Retries   bool     // a step or a look has failed, and is tried again
 	Blockers  []string // what is in the way, one by one
 	Left      int      // steps
-	Lasts     bool     // the next step may take seconds
-	Drain     DrainReport
-	Planned   time.Time // when the change begins that waits for its window
+	// BeforeTarget: the next step does a part of what the label asks for, so users read before it that the node is no longer as it was.
+	BeforeTarget bool
+	Drain        DrainReport
+	Planned      time.Time // when the change begins that waits for its window
 }
 
 // Silent returns why the agent can say nothing about the GPUs; empty if it can.
@@ -84,8 +85,8 @@ func reportOf(seen state.Observed, want state.Desired, steps []plan.Step, err er
 		reason, phase := Progress(steps[0].Kind, want)
 		return Report{
 			Phase: phase, Ready: corev1.ConditionFalse, Reason: reason, State: config.StatePending,
-			Message: fmt.Sprintf("%s: %s left; done: %s", targetName(seen, want), legible.Counted(len(steps)-1, "step"), steps[0]),
-			Lasts:   len(steps) > 1 && steps[1].Traits().TouchesGPU,
+			Message:      fmt.Sprintf("%s: %s left; done: %s", targetName(seen, want), legible.Counted(len(steps)-1, "step"), steps[0]),
+			BeforeTarget: len(steps) > 1 && steps[1].Traits().ReachesTarget,
 		}
 	case d.Stalled:
 		return Report{Phase: api.PhaseStalled, Ready: corev1.ConditionFalse, Reason: d.Reason, State: config.StateFailed, Message: stalled(seen, want, d)}

@@ -88,7 +88,8 @@ func (t *Teller) Tell(ctx context.Context, seen state.Observed, want state.Desir
 	return errors.Join(t.stateLabel(ctx, seen, r), t.condition(ctx, seen, want, r, underway), t.annotations(ctx, seen, r, status))
 }
 
-// mayWait reports whether a report of a change that goes on may wait. Before a step that takes long, users read that the change has begun.
+// mayWait reports whether a report of a change that goes on may wait. It may not before a step that does a part of what the label asks for: kubelet may
+// show the new capacity at once, and a condition that is still True would be taken for the end of the change.
 func (t *Teller) mayWait(seen state.Observed, r report.Report) bool {
 	old := report.PartitionReady(seen.Node)
 	if old == nil {
@@ -104,7 +105,7 @@ func (t *Teller) mayWait(seen state.Observed, r report.Report) bool {
 	case old.Reason == string(r.Reason):
 		last = old.LastHeartbeatTime.Time
 	}
-	return now.Sub(last) < progressInterval && !(r.Lasts && old.Reason != string(r.Reason))
+	return now.Sub(last) < progressInterval && !(r.BeforeTarget && old.Reason != string(r.Reason))
 }
 
 // condition writes the conditions that differ from what the node shows already.
