@@ -3,10 +3,6 @@ package podlist
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
-	"fmt"
-	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -14,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/gpuslice/gpuslice/agent/retried"
@@ -54,74 +51,13 @@ func (l Lister) list(ctx context.Context) ([]corev1.Pod, error) {
 
 // Read asks for a list of pods once, and reads the answer pod by pod.
 func Read(ctx context.Context, client cache.Getter, options metav1.ListOptions) (*corev1.PodList, error) {
-	body, err := client.Get().Resource("pods").VersionedParams(&options, metav1.ParameterCodec).SetHeader("Accept", "application/json").Stream(ctx)
+	body, err := client.Get().Resource("pods").VersionedParams(&options, metav1.ParameterCodec).
+		SetHeader("Accept", runtime.ContentTypeProtobuf).Stream(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = body.Close() }() // read has read it to its end, or has failed
 	return read(body)
-}
-
-var errNoList = errors.New("it is no list")
-
-// read takes one item after the other from a list.
-func read(body io.Reader) (*corev1.PodList, error) {
-	d := json.NewDecoder(body)
-	switch token, err := d.Token(); {
-	case err != nil:
-		return nil, fmt.Errorf("reading the list: %w", err)
-	case token != json.Delim('{'):
-		return nil, fmt.Errorf("reading the list: %w", errNoList)
-	}
-	out := &corev1.PodList{}
-	for d.More() {
-		key, err := d.Token()
-		if err != nil {
-			return nil, fmt.Errorf("reading the list: %w", err)
-		}
-		switch key {
-		case "items":
-			if out.Items, err = readItems(d); err != nil {
-				return nil, err
-			}
-			continue
-		case "metadata":
-			err = d.Decode(&out.ListMeta)
-		default:
-			err = d.Decode(new(json.RawMessage))
-		}
-		if err != nil {
-			return nil, fmt.Errorf("reading %v of the list: %w", key, err)
-		}
-	}
-	if _, err := d.Token(); err != nil { // the end may be missing
-		return nil, fmt.Errorf("reading the end of the list: %w", err)
-	}
-	return out, nil
-}
-
-func readItems(d *json.Decoder) ([]corev1.Pod, error) {
-	switch token, err := d.Token(); {
-	case err != nil:
-		return nil, fmt.Errorf("reading the pods: %w", err)
-	case token == nil: // null, as an empty list may be written
-		return nil, nil
-	case token != json.Delim('['):
-		return nil, fmt.Errorf("reading the pods: %w", errNoList)
-	}
-	var out []corev1.Pod
-	for d.More() {
-		var pod corev1.Pod
-		if err := d.Decode(&pod); err != nil {
-			return nil, fmt.Errorf("reading the pod after %d others: %w", len(out), err)
-		}
-		Shorten(&pod)
-		out = append(out, pod)
-	}
-	if _, err := d.Token(); err != nil {
-		return nil, fmt.Errorf("reading the end of the pods: %w", err)
-	}
-	return out, nil
 }
 
 // Shorten removes from a pod what the agent does not decide by, and cuts the texts of a large one.

@@ -1,7 +1,7 @@
 package podlist_test
 
 import (
-	"encoding/json"
+	"bytes"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -12,6 +12,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 
 	"github.com/gpuslice/gpuslice/agent/podlist"
@@ -25,11 +28,11 @@ func answer(t *testing.T, pods ...*corev1.Pod) string {
 	for _, p := range pods {
 		list.Items = append(list.Items, *p)
 	}
-	b, err := json.Marshal(list)
-	if err != nil {
+	var b bytes.Buffer
+	if err := protobuf.NewSerializer(scheme.Scheme, scheme.Scheme).Encode(&list, &b); err != nil {
 		t.Fatal(err)
 	}
-	return string(b)
+	return b.String()
 }
 
 // listFrom lists the pods of a server that gives these answers, one after the other.
@@ -41,7 +44,10 @@ func listFrom(t *testing.T, answers ...string) ([]corev1.Pod, error) {
 		if r.URL.Path != "/api/v1/pods" || q.Get("fieldSelector") != "spec.nodeName=gpu-1" || q.Has("limit") || q.Has("resourceVersion") {
 			t.Errorf("asked for %s, which is not answered from the cache of the API server with what is there now", r.URL)
 		}
-		w.Header().Set("Content-Type", "application/json")
+		if got := r.Header.Get("Accept"); got != runtime.ContentTypeProtobuf {
+			t.Errorf("the agent accepts %s", got)
+		}
+		w.Header().Set("Content-Type", runtime.ContentTypeProtobuf)
 		text := answers[min(asked, len(answers)-1)]
 		if text == "" {
 			w.WriteHeader(http.StatusInternalServerError)
@@ -106,12 +112,16 @@ func TestOfALargePodWhatCountsIsKept(t *testing.T) {
 // A list whose end is missing may lack pods that hold GPUs.
 func TestAListWithoutItsEndIsNone(t *testing.T) {
 	whole := answer(t, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "b"}})
-	for cut := range len(whole) {
+	const afterTheList = len("\x1a\x00\x22\x00") // that it is not compressed, and no JSON
+	for cut := range len(whole) - afterTheList {
 		if pods, err := podlist.ReadStream(strings.NewReader(whole[:cut])); err == nil {
 			t.Fatalf("of %q: %d pods and no error", whole[:cut], len(pods.Items))
 		}
 	}
-	for _, other := range []string{"[]", `"items"`, `{"items":{}}`, `{"items":[7]}`} {
+	for _, other := range []string{
+		`{"items":[]}`, "k8s\x00", "k8s\x00\x12\x02\x12\x01", "k8s\x00\x12\x03\x12\x01\xff", "k8s\x00\x10\x01", "k8s\x00\x0a\xff\xff\xff\xff\x7f",
+		"k8s\x00\x12\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x12\xff\xff\xff\xff\x7f",
+	} {
 		if pods, err := podlist.ReadStream(strings.NewReader(other)); err == nil {
 			t.Errorf("of %q: %d pods and no error", other, len(pods.Items))
 		}

@@ -48,6 +48,10 @@ func NewThrough(c *rest.Config, sender *http.Client) (Interface, error) {
 		shared.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(shared.QPS, shared.Burst)
 	}
 	shared.NegotiatedSerializer = serializer.NewCodecFactory(kinds).WithoutConversion()
+	if shared.ContentType == "" { // JSON takes more memory to read; watches and lists through RawCore ask for what the config says
+		shared.ContentType = runtime.ContentTypeProtobuf
+		shared.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	}
 	out := &client{}
 	for version, of := range map[schema.GroupVersion]**rest.RESTClient{
 		appsv1.SchemeGroupVersion: &out.apps, authenticationv1.SchemeGroupVersion: &out.authentication,
