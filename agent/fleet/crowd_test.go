@@ -203,14 +203,15 @@ func pass(ctx context.Context, s *fleet.Slots, pool fleet.Pool, c fleet.Change, 
 	}
 }
 
-func TestConflictsGrowNoFasterThanThePool(t *testing.T) {
+func TestConflictsAndCensusesGrowNoFasterThanThePool(t *testing.T) {
 	for name, row := range map[string]struct {
 		nodes    int
 		onTheWay time.Duration
 		most     int // conflicts of an agent in a change
+		censuses int // of all agents
 	}{
-		"30 nodes": {30, 10 * time.Millisecond, 6}, "100 nodes": {100, 10 * time.Millisecond, 6}, "300 nodes": {300, 10 * time.Millisecond, 6},
-		"200 nodes at a slow API server": {200, 100 * time.Millisecond, 12},
+		"30 nodes": {30, 10 * time.Millisecond, 6, 60}, "100 nodes": {100, 10 * time.Millisecond, 6, 90}, "300 nodes": {300, 10 * time.Millisecond, 6, 180},
+		"200 nodes at a slow API server": {200, 100 * time.Millisecond, 12, 180},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -221,6 +222,9 @@ func TestConflictsGrowNoFasterThanThePool(t *testing.T) {
 				t.Logf("%.2f conflicts, %.1f requests, %.2f censuses of an agent, in %s", each(c.conflicts), each(c.requests), each(c.censuses), time.Since(began))
 				if c.conflicts > row.most*row.nodes {
 					t.Errorf("%d conflicts, more than %d of an agent", c.conflicts, row.most)
+				}
+				if c.censuses > row.censuses {
+					t.Errorf("agents have read all nodes %d times, more than %d: that grows with the square of the pool", c.censuses, row.censuses)
 				}
 			})
 		})

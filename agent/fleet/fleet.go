@@ -10,7 +10,7 @@
 // since the nodes were read.
 //
 // A node that wants a slot joins the queue first, which is ordered by the time since when it wants one. Only agents at the front
-// read the nodes: of 400 that wait, few do. Times that other nodes have written decide nothing but that order. An agent takes another
+// read the nodes: of 400 that wait, few do, and in a large pool the one that has read them gives the next in the queue their slots, too. Times that other nodes have written decide nothing but that order. An agent takes another
 // one for dead by its own clock, if it has not seen that one's renewals change for Duration.
 package fleet
 

@@ -243,9 +243,22 @@ func (t *taking) count(ctx context.Context, r *record, changed bool) (bool, erro
 	room := limit - len(away)
 	rank := t.view.rank(st.ahead(t.change), room, now)
 	if rank < room {
-		return t.hold(st, now)
+		took, err := t.hold(st, now)
+		if len(t.nodes.all) > page {
+			t.grant(st, room-1)
+		}
+		return took, err
 	}
 	return changed, t.full(limit, rank, st, away)
+}
+
+// grant gives so many nodes that wait the slots that are free by this count, so that they need not count a large pool themselves: if each did, the
+// nodes that are read for a roll-out would grow with the square of the pool. Such a node finds its slot when it looks again. If it wants none
+// any more it returns it, and if its agent is dead it loses it after Duration, like any other.
+func (t *taking) grant(st *state, room int) {
+	for _, w := range slices.Clone(st.Queue[:min(len(st.Queue), max(0, room))]) {
+		st.hold(Change{Node: w.Node, UID: w.UID}, t.slots.Clock.Now())
+	}
 }
 
 // full returns what is in the way. Away is nil if the agent has not counted the nodes.
