@@ -2,7 +2,9 @@ package e2e_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net/netip"
 	"os"
@@ -33,8 +35,9 @@ const driverDir = "/run/nvidia/driver"
 // installed is a node on which everything runs in pods, from the manifests and from the agent's image.
 type installed struct {
 	*rig
-	before   *corev1.Node // before anything was installed
-	scenario time.Time
+	before      *corev1.Node // before anything was installed
+	filesBefore []string
+	scenario    time.Time
 }
 
 // install applies the overlay for clusters without NVIDIA's operator, as the README says, and what a test adds to it.
@@ -50,12 +53,13 @@ func install(t *testing.T, spec string) *installed {
 	}
 	t.Cleanup(service.Close)
 	i.installDriver()
-	features := node.FollowFeatures(t.Context(), i.Client, i.View.Node, "/etc/kubernetes/node-feature-discovery/features.d", zap.NewNop())
+	features := node.FollowFeatures(t.Context(), i.Client, i.View.Node, featureFiles, zap.NewNop())
 	t.Cleanup(features.Stop)
 	i.label("feature.node.kubernetes.io/pci-10de.present", "true") // as node feature discovery does
 	if i.before, err = i.Client.CoreV1().Nodes().Get(t.Context(), i.View.Node, metav1.GetOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	i.filesBefore = hostFiles(t)
 	i.apply("default", "")
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
@@ -377,25 +381,91 @@ func (i *installed) uninstall() {
 	if err != nil {
 		i.t.Fatal(err)
 	}
-	if diff := cmp.Diff(others(i.before), others(n)); diff != "" {
+	found, err := discovered()
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	if diff := cmp.Diff(withoutKubelets(i.before, found), withoutKubelets(n, found)); diff != "" {
 		i.t.Errorf("the node is not as before (-before +after):\n%s", diff)
 	}
-	for _, c := range n.Status.Conditions {
-		if strings.HasPrefix(string(c.Type), "GPU") {
-			i.t.Errorf("the node keeps condition %s: %s", c.Type, c.Message)
+	if diff := cmp.Diff(conditionTypes(i.before), conditionTypes(n)); diff != "" {
+		i.t.Errorf("the node has other conditions than before (-before +after):\n%s", diff)
+	}
+	for _, entry := range n.ManagedFields {
+		if strings.Contains(entry.Manager, "gpuslice") {
+			i.t.Errorf("%s still manages fields of the node: %s", entry.Manager, entry.FieldsV1)
 		}
 	}
-	left, err := filepath.Glob("/var/lib/gpuslice/agent/*")
-	if err != nil || len(left) > 0 {
-		i.t.Errorf("the host keeps %q: %v", left, err)
+	for resource, amount := range n.Status.Capacity {
+		if strings.HasPrefix(string(resource), "nvidia.com/") && !amount.IsZero() {
+			i.t.Errorf("the node still has %s %s, without a device plugin", &amount, resource)
+		}
+	}
+	leases, err := i.Client.CoordinationV1().Leases(metav1.NamespaceAll).List(i.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	for _, lease := range leases.Items {
+		if strings.HasPrefix(lease.Name, "gpuslice") && lease.DeletionTimestamp == nil {
+			i.t.Errorf("Lease %s/%s is still there", lease.Namespace, lease.Name)
+		}
+	}
+	if diff := cmp.Diff(i.filesBefore, hostFiles(i.t)); diff != "" {
+		i.t.Errorf("the host has other files than before (-before +after):\n%s", diff)
 	}
 	i.did("the agent is removed, and leaves nothing on the node")
 }
 
-// others is the node without what kubelet reports, and what GPU feature discovery has found, which is not the agent's to take away.
-func others(n *corev1.Node) *corev1.Node {
+// featureFiles is where GPU feature discovery leaves labels for node feature discovery.
+const featureFiles = "/etc/kubernetes/node-feature-discovery/features.d"
+
+// discovered returns the keys of the labels that GPU feature discovery has left to node feature discovery, which keeps them.
+func discovered() (map[string]bool, error) {
+	files, err := filepath.Glob(featureFiles + "/*")
+	out := map[string]bool{}
+	for _, file := range files {
+		text, failed := os.ReadFile(file)
+		err = errors.Join(err, failed)
+		for line := range strings.Lines(string(text)) {
+			key, _, _ := strings.Cut(line, "=")
+			out[key] = true
+		}
+	}
+	return out, err
+}
+
+// withoutKubelets is the node without what kubelet reports, and without the labels that were discovered, which are not the agent's to take away.
+func withoutKubelets(n *corev1.Node, discovered map[string]bool) *corev1.Node {
 	out := n.DeepCopy()
 	out.ResourceVersion, out.Generation, out.ManagedFields, out.Status = "", 0, nil, corev1.NodeStatus{}
-	maps.DeleteFunc(out.Labels, func(key, _ string) bool { return strings.HasPrefix(key, "nvidia.com/") })
+	maps.DeleteFunc(out.Labels, func(key, _ string) bool { return discovered[key] })
+	return out
+}
+
+func conditionTypes(n *corev1.Node) []corev1.NodeConditionType {
+	var out []corev1.NodeConditionType
+	for _, c := range n.Status.Conditions {
+		out = append(out, c.Type)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// hostFiles lists the files in each directory of the host that the agent's pod can write to. Directories do not count: kubelet makes them for
+// the volumes.
+func hostFiles(t *testing.T) []string {
+	t.Helper()
+	var out []string
+	for _, dir := range []string{"/var/lib/gpuslice", "/run/gpuslice", "/var/run/cdi", "/etc/cdi"} {
+		err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+			if err == nil && !entry.IsDir() {
+				out = append(out, path)
+			}
+			return err
+		})
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.Fatal(err)
+		}
+	}
 	return out
 }
