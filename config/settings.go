@@ -186,7 +186,6 @@ func Default() Settings {
 				labels.SelectorFromSet(labels.Set{"name": "nvidia-device-plugin-ds"}),                // the plugin's static manifest
 			},
 			Namespaces: []string{
-				"gpuslice",
 				"gpu-operator",
 				"nvidia-device-plugin", // where NVIDIA's documents put the Helm chart
 				"kube-system",          // the plugin's static manifest

@@ -85,7 +85,7 @@ func (h *host) pod(pid int, command string, since time.Time) corev1.Pod {
 		}
 	}
 	return corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "gpuslice", Name: command, UID: types.UID(uid)},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "gpu-operator", Name: command, UID: types.UID(uid)},
 		Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{
 			Name: command, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.NewTime(since)}},
 		}}},

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
@@ -163,6 +164,9 @@ func (o *options) load() (config.Settings, error) {
 	settings.DevicePlugin.ConfigMap.Namespace = cmp.Or(settings.DevicePlugin.ConfigMap.Namespace, o.namespace)
 	settings.Profiles.Namespace = cmp.Or(settings.Profiles.Namespace, o.namespace)
 	settings.Maintenance.Namespace = cmp.Or(settings.Maintenance.Namespace, o.namespace)
+	if plugin := &settings.DevicePlugin; !slices.Contains(plugin.Namespaces, o.namespace) { // overlays/device-plugin puts it beside the agent
+		plugin.Namespaces = append(slices.Clone(plugin.Namespaces), o.namespace)
+	}
 	return settings, nil
 }
 

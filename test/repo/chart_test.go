@@ -91,7 +91,7 @@ var common = []edit{
 		often: true, optional: true,
 	},
 	{
-		old: "system:serviceaccount:gpuslice:gpuslice-agent", new: "system:serviceaccount:{{ .Release.Namespace }}:{{ .Values.serviceAccount.name }}",
+		old: "request.userInfo.username" + byItsName, new: "request.userInfo.username == 'system:serviceaccount:{{ .Release.Namespace }}:{{ .Values.serviceAccount.name }}'",
 		often: true, optional: true,
 	},
 	{
@@ -206,6 +206,7 @@ var chartSources = []chartSource{
 	{from: "policies/nodes.yaml", to: "policies.yaml", when: ".Values.policies.enabled"},
 	{from: "policies/pods.yaml", to: "policies.yaml", when: ".Values.policies.enabled"},
 	{from: "components/assign-by-right/policy.yaml", to: "assign-by-right.yaml", when: ".Values.assignByRight.enabled"},
+	{from: "components/assign-by-right/rbac.yaml", to: "assign-by-right.yaml", when: ".Values.assignByRight.enabled"},
 	{from: "components/flow-control/flow-control.yaml", to: "flow-control.yaml", when: ".Values.flowControl.enabled", edits: []edit{
 		{old: "            name: gpuslice-agent\n", new: "            name: {{ .Values.serviceAccount.name }}\n"},
 	}},
@@ -245,13 +246,12 @@ func outdent(text string, spaces int) string {
 	return regexp.MustCompile(fmt.Sprintf("(?m)^ {0,%d}", spaces)).ReplaceAllString(text, "")
 }
 
-// valuesOfTheBase are the settings and MIG configs as values. The namespace of the release is the chart's to put in.
+// valuesOfTheBase are the settings and MIG configs as values.
 func valuesOfTheBase(t *testing.T) string {
 	t.Helper()
-	settings := regexp.MustCompile(`(?m)^ *(namespace:|-) gpuslice\n`).ReplaceAllString(settingsText, "")
+	settings := settingsText
 	for _, e := range []edit{
-		{old: "The agent may read ConfigMaps of this namespace only (rbac.yaml).", new: "The agent may read ConfigMaps of the release's namespace only."},
-		{old: "The namespaces in which", new: "The namespaces, beside that of the release, in which"},
+		{old: "The agent may read ConfigMaps of its own namespace only (rbac.yaml).", new: "The agent may read ConfigMaps of the release's namespace only."},
 		{old: "(with components/reboot-sentinel)", new: "(the chart mounts its folder)"},
 		{old: "(components/impersonation)", new: "(Kubernetes 1.36 and newer, where the chart gives that right in place of the others)"},
 		{old: "with components/delete-after-deadline, which gives the right to.", new: "the chart then gives the right to."},

@@ -59,7 +59,7 @@ func manifests(t *testing.T) []manifest {
 		if path == root+"/deploy/chart" { // test/shipped has what Helm makes of it
 			return fs.SkipDir
 		}
-		if err != nil || filepath.Ext(path) != ".yaml" || filepath.Base(path) == "kustomization.yaml" {
+		if err != nil || filepath.Ext(path) != ".yaml" || slices.Contains([]string{"kustomization.yaml", "references.yaml"}, filepath.Base(path)) {
 			return err
 		}
 		text, err := os.ReadFile(path)
@@ -145,7 +145,8 @@ type kustomization struct {
 	Components []string `json:"components"`
 	Patches    []any    `json:"patches"`
 
-	Replacements []any `json:"replacements"`
+	Replacements   []any    `json:"replacements"`
+	Configurations []string `json:"configurations"`
 }
 
 // patchFiles are the files of patches; "" for one that stands in the kustomization.
@@ -184,7 +185,7 @@ func TestKustomizationsNameEveryFileOfTheirFolder(t *testing.T) {
 		}
 		var named []string
 		patches := slices.DeleteFunc(k.patchFiles(), func(file string) bool { return file == "" })
-		for _, r := range slices.Concat(k.Resources, k.Components, patches) {
+		for _, r := range slices.Concat(k.Resources, k.Components, k.Configurations, patches) {
 			at := filepath.Join(filepath.Dir(path), r)
 			if info, err := os.Stat(at); err != nil {
 				t.Errorf("%s: %v", path, err)
@@ -260,10 +261,7 @@ func TestSettingsAreTheDefaultsButForWhatTheyName(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := config.Default()
-	want.MIGConfigMap = config.ConfigMapKey{Namespace: namespace, Name: "gpuslice-mig-configs", Key: "config.yaml"}
-	want.Profiles.Namespace = namespace
-	want.Maintenance.Namespace = namespace
-	want.DevicePlugin.ConfigMap.Namespace = namespace
+	want.MIGConfigMap = config.ConfigMapKey{Name: "gpuslice-mig-configs", Key: "config.yaml"}
 	want.Reboot.Sentinel = "/run/host/reboot-required"
 	bySelectorText := cmp.Comparer(func(a, b labels.Selector) bool { return a.String() == b.String() })
 	if diff := cmp.Diff(want, got, bySelectorText); diff != "" {

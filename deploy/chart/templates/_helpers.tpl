@@ -15,23 +15,12 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end -}}
 {{- end }}
 
-{{/* The settings with the namespace of the release where they name none, as YAML. */}}
+{{/* The settings, with the GPU Operator's namespace among those of the device plugin, as YAML. */}}
 {{- define "gpuslice.settings" -}}
 {{- $settings := deepCopy .Values.settings -}}
-{{- range list "migConfigMap" "profiles" "maintenance" -}}
-{{- $of := index $settings . -}}
-{{- if and $of (not $of.namespace) -}}
-{{- $_ := set $of "namespace" $.Release.Namespace -}}
-{{- end -}}
-{{- end -}}
-{{- if not $settings.devicePlugin.configMap.namespace -}}
-{{- $_ := set $settings.devicePlugin.configMap "namespace" .Release.Namespace -}}
-{{- end -}}
-{{- $namespaces := prepend $settings.devicePlugin.namespaces .Release.Namespace -}}
 {{- if .Values.gpuOperator.enabled -}}
-{{- $namespaces = append $namespaces .Values.gpuOperator.namespace -}}
+{{- $_ := set $settings.devicePlugin "namespaces" (uniq (append $settings.devicePlugin.namespaces .Values.gpuOperator.namespace)) -}}
 {{- end -}}
-{{- $_ := set $settings.devicePlugin "namespaces" (uniq $namespaces) -}}
 {{- toYaml $settings -}}
 {{- end }}
 

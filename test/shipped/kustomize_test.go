@@ -1,0 +1,229 @@
+package shipped_test
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/test/binaries"
+)
+
+// kustomize builds an overlay of deploy/ with components.
+func kustomize(t *testing.T, overlay string, components ...string) string {
+	t.Helper()
+	out, err := build(t, overlaid(overlay, components...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// overlaid is a kustomization of an overlay with components.
+func overlaid(overlay string, components ...string) map[string]string {
+	text := "resources: [DEPLOY/" + overlay + "]\ncomponents:\n"
+	for _, c := range components {
+		text += "  - DEPLOY/components/" + c + "\n"
+	}
+	return map[string]string{"kustomization.yaml": text}
+}
+
+// build has kubectl build a kustomization of these files, by their paths. In them DEPLOY is the folder deploy/: kustomize takes relative paths
+// alone.
+func build(t *testing.T, files map[string]string) (string, error) {
+	t.Helper()
+	kube, err := binaries.Builder{Log: os.Stderr}.Kube(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	deploy, err := filepath.Abs(filepath.Join(root, "deploy"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range files {
+		file := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		there, err := filepath.Rel(filepath.Dir(file), deploy)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if filepath.Base(name) == "kustomization.yaml" {
+			text = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n" + strings.ReplaceAll(text, "DEPLOY", there)
+		}
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run := exec.CommandContext(t.Context(), filepath.Join(kube, "kubectl"), "kustomize", dir)
+	var said bytes.Buffer
+	run.Stderr = &said
+	out, err := run.Output()
+	if err != nil {
+		return "", fmt.Errorf("building %v: %w: %s", files, err, said.String())
+	}
+	return string(out), nil
+}
+
+// operator is the file by which the component gpu-operator knows where the operator is.
+func operator(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(root, "deploy/overlays/gpu-operator/operator.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// components are those of deploy/, the defaults of sharing aside but for one: they take each other's place.
+func components(t *testing.T) (all []string) {
+	t.Helper()
+	folders, err := os.ReadDir(filepath.Join(root, "deploy/components"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range folders {
+		if _, isMode := modes[f.Name()]; (!isMode || f.Name() == "mps-2") && f.Name() != "default-config" {
+			all = append(all, f.Name())
+		}
+	}
+	if len(all) < 10 {
+		t.Fatalf("deploy/components has %v", all)
+	}
+	return all
+}
+
+// Whoever takes a component more does not look for the place in the list where it does no harm.
+func TestComponentsGoTogetherInEveryOrder(t *testing.T) {
+	all := components(t)
+	for i, first := range all {
+		t.Run(first, func(t *testing.T) {
+			t.Parallel()
+			for _, second := range all[i+1:] {
+				var made []map[string]map[string]any
+				for _, order := range [][]string{{first, second}, {second, first}} {
+					files := overlaid("overlays/device-plugin", order...)
+					if slices.Contains(order, "gpu-operator") {
+						files["operator.yaml"] = operator(t)
+						files["kustomization.yaml"] = strings.Replace(files["kustomization.yaml"], "device-plugin]", "device-plugin, operator.yaml]", 1)
+					}
+					text, err := build(t, files)
+					if err != nil {
+						t.Fatal(err)
+					}
+					made = append(made, comparable(t, objects(t, text)))
+				}
+				if diff := gocmp.Diff(made[0], made[1]); diff != "" {
+					t.Errorf("%s and %s (-in this order +in the other):\n%s", first, second, diff)
+				}
+			}
+		})
+	}
+}
+
+// Of two defaults for the cluster neither is the right one.
+func TestTwoDefaultsOfSharingAreRefused(t *testing.T) {
+	for _, order := range [][]string{{"mig-mixed", "time-sliced-4"}, {"time-sliced-4", "mig-mixed"}} {
+		if _, err := build(t, overlaid("base", order...)); err == nil || !strings.Contains(err.Error(), "device-plugin-config") {
+			t.Errorf("%v: error %v, want one that names the ConfigMap", order, err)
+		}
+	}
+}
+
+// The policies for agents may be left out; who may ask for which profile is another matter.
+func TestAssigningByRightStaysWithoutTheAgentsPolicies(t *testing.T) {
+	for _, order := range [][]string{{"assign-by-right", "without-policies"}, {"without-policies", "assign-by-right"}} {
+		var left []string
+		for key := range objects(t, kustomize(t, "base", order...)) {
+			if strings.HasPrefix(key, "ValidatingAdmissionPolicy") {
+				left = append(left, key)
+			}
+		}
+		slices.Sort(left)
+		if diff := gocmp.Diff([]string{"ValidatingAdmissionPolicy /gpuslice-assign", "ValidatingAdmissionPolicyBinding /gpuslice-assign"}, left); diff != "" {
+			t.Errorf("%v: policies (-want +got):\n%s", order, diff)
+		}
+	}
+}
+
+// An overlay may say "namespace:". What stayed behind would confine nobody, or look where nothing is.
+func TestAnotherNamespaceTakesEverythingAlong(t *testing.T) {
+	inside := "namespace: elsewhere\nresources: [DEPLOY/overlays/device-plugin]\ncomponents:\n"
+	for _, c := range components(t) {
+		if c != "gpu-operator" && c != "without-policies" {
+			inside += "  - DEPLOY/components/" + c + "\n"
+		}
+	}
+	for name, files := range map[string]map[string]string{
+		"components": {"kustomization.yaml": inside},
+		"the GPU Operator": {
+			"agent/kustomization.yaml": "namespace: elsewhere\nresources: [DEPLOY/base]\n",
+			"operator.yaml":            operator(t),
+			"kustomization.yaml":       "resources: [agent, operator.yaml]\ncomponents: [DEPLOY/components/gpu-operator]\n",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			text, err := build(t, files)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all := objects(t, text)
+			confined(t, "kustomize", all)
+			for key, object := range all {
+				switch namespace := (&unstructured.Unstructured{Object: object}).GetNamespace(); {
+				case slices.Contains([]string{"", "elsewhere"}, namespace):
+				case name == "the GPU Operator" && namespace == "gpu-operator" && strings.HasPrefix(key, "Role"):
+				default:
+					t.Errorf("%s stays behind in %q", key, namespace)
+				}
+				out, err := json.Marshal(object)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, left := range []string{`"namespace":"gpuslice"`, "serviceaccount:gpuslice", `namespace: gpuslice`, `- gpuslice\n`} {
+					if strings.Contains(string(out), left) {
+						t.Errorf("%s says %s: %s", key, left, out)
+					}
+				}
+			}
+			if all["Namespace /elsewhere"] == nil || all["ServiceAccount elsewhere/gpuslice-agent"] == nil {
+				t.Errorf("there are %v", slices.Sorted(maps.Keys(all)))
+			}
+			data, _, err := unstructured.NestedStringMap(all["ConfigMap elsewhere/gpuslice-settings"], "data")
+			if err != nil {
+				t.Fatal(err)
+			}
+			settings, err := config.Parse([]byte(data["settings.yaml"]))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if at := cmp.Or(settings.Profiles.Namespace, settings.MIGConfigMap.Namespace, settings.Maintenance.Namespace, settings.DevicePlugin.ConfigMap.Namespace); at != "" {
+				t.Errorf("the agent looks for its ConfigMaps in %s", at)
+			}
+		})
+	}
+}
+
+// The operator's role belongs into the operator's namespace. What takes it away from there is refused, and not found out at the first node.
+func TestAnotherNamespaceOverTheOperatorsRoleIsRefused(t *testing.T) {
+	_, err := build(t, map[string]string{"kustomization.yaml": "namespace: elsewhere\nresources: [DEPLOY/overlays/gpu-operator]\n"})
+	if err == nil || !strings.Contains(err.Error(), "ID conflict") {
+		t.Errorf("error %v, want one about two roles of one name", err)
+	}
+}
