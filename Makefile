@@ -4,6 +4,8 @@
 SHELL := /bin/bash -euo pipefail
 .DEFAULT_GOAL := help
 
+# Of the image, unless VERSION is said: the tag that the manifests name, so that they run what "make image" has made.
+IMAGE_VERSION := $(or $(VERSION),$(shell sed -n 's|^ *image: gpuslice/gpuslice-agent:||p' deploy/base/daemonset.yaml))
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 IMAGE   ?= gpuslice/gpuslice-agent
 
@@ -147,7 +149,7 @@ verify: ## generate, tidy, fmt and lint; fails if that changes a file
 # What is made, of which sources, by which compilers: the same archive from the same, whoever makes it.
 .PHONY: image
 image: ## the container image, as an OCI archive in bin/image (needs gcc; for the other architecture Debian's cross compiler)
-	@go run -C test/image . -checkout '$(CURDIR)' -out '$(CURDIR)/bin/image' -name '$(IMAGE)' -version '$(VERSION)' \
+	@go run -C test/image . -checkout '$(CURDIR)' -out '$(CURDIR)/bin/image' -name '$(IMAGE)' -version '$(IMAGE_VERSION)' \
 		-revision "$$(git rev-parse HEAD)" -created "$$(git log -1 --format=%ct)"
 
 .PHONY: release

@@ -3,12 +3,15 @@ package repo_test
 import (
 	"encoding/json"
 	"os"
+	"os/exec"
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
 
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	appsv1 "k8s.io/api/apps/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	sigsyaml "sigs.k8s.io/yaml"
 )
 
@@ -47,5 +50,61 @@ func TestThePatchOfThePageOnRemovingHasTheAgentsCleanUp(t *testing.T) {
 	}
 	if at := set.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable.String(); at != "100%" || set.Spec.MinReadySeconds != 0 {
 		t.Errorf("it is rolled out by %s, each ready for %d s", at, set.Spec.MinReadySeconds)
+	}
+}
+
+// A component that is left out of an overlay is not removed with it. What does not lie in the agents' namespace, people remove by its label.
+func TestThePageOnRemovingFindsWhatIsNotInTheAgentsNamespace(t *testing.T) {
+	kinds := map[string]bool{}
+	for _, line := range regexp.MustCompile(`(?m)^kubectl delete ([a-z,]+)(?: -A| \\\n *)? *-l app\.kubernetes\.io/name=gpuslice$`).FindAllStringSubmatch(read(t, "deploy/README.md"), -1) {
+		for kind := range strings.SplitSeq(line[1], ",") {
+			kinds[kind] = true
+		}
+	}
+	found := 0
+	for _, m := range manifests(t) {
+		if m.namespace == namespace || m.kind == "Namespace" || strings.Contains(m.file, "/examples/") || m.file == asNodeRole { // which is a patch
+			continue
+		}
+		found++
+		object, err := meta.Accessor(m.object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if object.GetLabels()["app.kubernetes.io/name"] != "gpuslice" {
+			t.Errorf("%s: %s %s has no label by which it is found", m.file, m.kind, m.name)
+		}
+		plural := strings.TrimSuffix(strings.ToLower(m.kind), "y") + map[bool]string{true: "ies", false: "s"}[strings.HasSuffix(m.kind, "y")]
+		if !kinds[plural] {
+			t.Errorf("%s: the page on removing does not delete %s by their label, but %v", m.file, plural, kinds)
+		}
+	}
+	if found < 15 {
+		t.Errorf("found %d objects that are not in the agents' namespace", found)
+	}
+}
+
+// An image of another tag is one that nobody runs.
+func TestThePageOnInstallingRunsWhatMakeImageMakes(t *testing.T) {
+	page := read(t, "deploy/README.md")
+	want := regexp.MustCompile(`image: (gpuslice/gpuslice-agent):(\S+)`).FindStringSubmatch(read(t, "deploy/base/daemonset.yaml"))
+	if want == nil {
+		t.Fatal("the base names no image")
+	}
+	for values, version := range map[string]string{"": want[2], "VERSION=v9.9.9": "v9.9.9"} {
+		run := exec.CommandContext(t.Context(), "make", append([]string{"-n", "image"}, strings.Fields(values)...)...)
+		run.Dir = root
+		run.Env = slices.DeleteFunc(os.Environ(), func(e string) bool { return strings.HasPrefix(e, "VERSION=") || strings.HasPrefix(e, "MAKE") })
+		said, err := run.Output()
+		if err != nil || !strings.Contains(string(said), "-name '"+want[1]+"' -version '"+version+"'") {
+			t.Errorf("make image %s makes another image than %s:%s: %v\n%s", values, want[1], version, err, said)
+		}
+	}
+	for _, says := range []string{
+		"\nmake image\n", "oci-archive:bin/image/gpuslice-agent-" + want[2] + ".tar ", "/gpuslice-agent:" + want[2] + "\n", "- name: " + want[1] + "\n", "newTag: " + want[2] + "\n",
+	} {
+		if !strings.Contains(page, says) {
+			t.Errorf("deploy/README.md does not say %q", says)
+		}
 	}
 }
