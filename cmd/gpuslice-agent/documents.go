@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -18,7 +19,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/kinds"
+	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/document"
 )
 
@@ -73,6 +76,10 @@ func (r *reader) read(name string, text []byte) {
 		case err != nil:
 			r.found(piece{at: name, err: withLinesOfFile(err, d.lines)})
 		case len(top) > 0:
+			if err := joined(d); err != nil {
+				r.found(piece{at: name, err: err})
+				continue
+			}
 			r.manifest(name, d, nil, top)
 		}
 	}
@@ -109,6 +116,33 @@ func split(text []byte) iter.Seq[section] {
 		}
 		hand(len(text))
 	}
+}
+
+// kindLine is a line that gives a document its kind.
+var kindLine = regexp.MustCompile(`(?m)^["']?kind["']?[ \t]*:`)
+
+// joined refuses manifests that nothing parts, if any of them is of a kind that is read here: of each field they are left with the last one's.
+func joined(d section) error {
+	if len(kindLine.FindAllIndex(d.text, 2)) < 2 {
+		return nil
+	}
+	begin := d.read().Values("kind")
+	if len(begin) < 2 || !slices.ContainsFunc(begin, func(v document.Value) bool { return isRead(v.Text) }) {
+		return nil
+	}
+	var all []string
+	for _, v := range begin {
+		all = append(all, fmt.Sprintf("%s (line %d)", legible.Cut(cmp.Or(v.Text, "one without a kind"), longestName), d.lines+v.Line))
+	}
+	return fmt.Errorf("line %d: %d manifests are in one document, and all but the last are lost: %s; write a line with --- between them",
+		d.lines+begin[0].Line, len(all), legible.Listed(all))
+}
+
+// isRead reports whether some command here reads manifests of the kind.
+func isRead(kind string) bool {
+	return kinds.Named(kind) || slices.Contains([]string{
+		"List", "ConfigMapList", "ConfigMap", "ClusterPolicy", "Node", config.ProfilesKind, config.SettingsKind, config.MaintenanceKind,
+	}, kind)
 }
 
 // manifest adds a document, or the item of a list that the steps lead to in it.

@@ -1,12 +1,15 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"path"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
@@ -14,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/cmd/migrate"
 	"github.com/gpuslice/gpuslice/config/migparted"
@@ -89,11 +93,11 @@ func (m *migration) files(cmd *cobra.Command, names []string) error {
 }
 
 func (m *migration) piece(p piece) error {
-	if p.err != nil {
+	if p.err != nil && p.key == "" {
 		return fmt.Errorf("%s: %w", p.at, p.err)
 	}
-	switch p.foreign {
-	case "ClusterPolicy", "Node":
+	switch {
+	case isClusterPolicy(p), p.foreign == "Node" && p.top["apiVersion"] == "v1":
 		text, err := json.Marshal(p.top)
 		if err != nil {
 			return fmt.Errorf("%s: %w", p.at, err)
@@ -108,7 +112,14 @@ func (m *migration) piece(p piece) error {
 		m.node(n)
 		return nil
 	}
-	return m.text(p.at, p.text)
+	m.text(p.at, p.configMap, p.text)
+	return nil
+}
+
+// isClusterPolicy reports whether a piece is one of the GPU Operator. Kyverno has a kind of the same name.
+func isClusterPolicy(p piece) bool {
+	version, _ := p.top["apiVersion"].(string)
+	return p.foreign == "ClusterPolicy" && strings.HasPrefix(version, "nvidia.com/")
 }
 
 func (m *migration) policy(text []byte) error {
@@ -118,21 +129,22 @@ func (m *migration) policy(text []byte) error {
 }
 
 // text takes a file of MIG configs or of clients, and leaves any other.
-func (m *migration) text(where string, text []byte) error {
+func (m *migration) text(where, configMap string, text []byte) {
 	top, err := mappingOf(text)
-	if err != nil {
-		return nil //nolint:nilerr // other keys of a ConfigMap may have any text, as a script
-	}
-	if has(top, "mig-configs") {
+	switch {
+	case err != nil && bytes.Contains(text, []byte("mig-configs:")):
+		m.Catalogs = append(m.Catalogs, migrate.Catalog{Where: where, ConfigMap: configMap, Err: err})
+	case err != nil && bytes.Contains(text, []byte("systemd-services:")):
+		m.Clients = append(m.Clients, migrate.Clients{Where: where, Err: err})
+	case err != nil: // other keys of a ConfigMap may have any text, as a script
+	case has(top, "mig-configs"):
 		configs, err := migparted.Parse(text)
-		m.Catalogs = append(m.Catalogs, migrate.Catalog{Where: where, Configs: configs, Err: err})
-		return nil
+		m.Catalogs = append(m.Catalogs, migrate.Catalog{Where: where, ConfigMap: configMap, Configs: configs, Err: err})
+	default:
+		if clients, ok := migrate.ReadClients(where, text); ok {
+			m.Clients = append(m.Clients, clients)
+		}
 	}
-	clients, ok, err := migrate.ReadClients(where, text)
-	if ok && err == nil {
-		m.Clients = append(m.Clients, clients)
-	}
-	return err
 }
 
 // cluster reads the installation from the API server.
@@ -148,35 +160,64 @@ func (m *migration) cluster(ctx context.Context, o *options, namespaces []string
 	for _, p := range m.Policies {
 		names = append(names, p.ConfigMaps()...)
 	}
+	slices.Sort(names)
+	names = slices.Compact(names)
 	for _, namespace := range namespaces {
 		for _, name := range names {
-			configMap, err := client.ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
-			if apierrors.IsNotFound(err) {
-				continue
-			}
-			if err != nil {
-				return fmt.Errorf("reading ConfigMap %s of namespace %s: %w", name, namespace, err)
-			}
-			for key, text := range configMap.Data {
-				if err := m.text(fmt.Sprintf("ConfigMap %s, %s", path.Join(namespace, name), key), []byte(text)); err != nil {
-					return err
-				}
+			if err := m.configMap(ctx, client, namespace, name); err != nil {
+				return err
 			}
 		}
 	}
-	nodes, err := client.Nodes().List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return fmt.Errorf("reading the nodes: %w", err)
+	return m.nodes(ctx, client)
+}
+
+func (m *migration) configMap(ctx context.Context, client kube.Interface, namespace, name string) error {
+	found, err := client.ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
 	}
-	for _, n := range nodes.Items {
-		m.node(n)
+	if err != nil {
+		return m.unread(fmt.Errorf("reading ConfigMap %s of namespace %s: %w", name, namespace, err))
+	}
+	for _, key := range slices.Sorted(maps.Keys(found.Data)) {
+		m.text(fmt.Sprintf("ConfigMap %s, %s", path.Join(namespace, name), key), name, []byte(found.Data[key]))
 	}
 	return nil
 }
 
+// unread keeps an error that the user's rights do not allow to read something. The rest is told all the same.
+func (m *migration) unread(err error) error {
+	if !apierrors.IsForbidden(err) {
+		return err
+	}
+	m.Unread = append(m.Unread, err)
+	return nil
+}
+
+func (m *migration) nodes(ctx context.Context, client kube.Interface) error {
+	options := metav1.ListOptions{Limit: nodesAtATime}
+	for seen := 0; ; {
+		page, err := client.Nodes().List(ctx, options)
+		if err != nil {
+			return m.unread(fmt.Errorf("reading the nodes: %w", err))
+		}
+		for _, n := range page.Items {
+			m.node(n)
+		}
+		if seen += len(page.Items); seen > mostListed {
+			return fmt.Errorf("there are more than %d nodes", mostListed)
+		}
+		if options.Continue = page.Continue; options.Continue == "" {
+			return nil
+		}
+	}
+}
+
+// node keeps of a node what counts here.
 func (m *migration) node(n corev1.Node) {
 	if migrate.Concerns(n) {
-		m.Nodes = append(m.Nodes, n)
+		m.Nodes = append(m.Nodes, corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: n.Labels}})
 	}
 }
 
@@ -187,7 +228,11 @@ func (m *migration) policies(ctx context.Context, client kube.Interface) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("reading the ClusterPolicies: %w", err)
+		var told metav1.Status // a raw request leaves it in the body
+		if json.Unmarshal(text, &told) == nil && told.Message != "" {
+			err = &apierrors.StatusError{ErrStatus: told}
+		}
+		return m.unread(fmt.Errorf("reading the ClusterPolicies: %w", err))
 	}
 	var list struct {
 		Items []json.RawMessage `json:"items"`
@@ -209,7 +254,7 @@ func (m *migration) print(out *cli.Printer, all []migrate.Finding) error {
 		out.Printf("Nothing of mig-manager's was found: no ClusterPolicy, no file of MIG configs or clients, no node with a GPU.\n")
 		return out.Err
 	}
-	about, changes := "", 0
+	about, changes, unread := "", 0, 0
 	for _, f := range all {
 		if f.About != about {
 			about = f.About
@@ -219,17 +264,25 @@ func (m *migration) print(out *cli.Printer, all []migrate.Finding) error {
 		if f.Command != "" {
 			out.Printf("  %-10s    $ %s\n", "", f.Command)
 		}
-		if f.Verdict == migrate.Change {
+		switch f.Verdict {
+		case migrate.Change:
 			changes++
+		case migrate.Unread:
+			unread++
+		case migrate.Taken, migrate.Ignored:
 		}
 	}
-	switch changes {
-	case 0:
+	switch {
+	case unread > 0: // it may have more to change
+	case changes == 0:
 		out.Printf("No change is needed: install gpuslice.\n")
-	case 1:
+	case changes == 1:
 		out.Printf("1 change is needed before gpuslice is installed.\n")
 	default:
 		out.Printf("%d changes are needed before gpuslice is installed.\n", changes)
+	}
+	if unread > 0 && out.Err == nil {
+		return fmt.Errorf("%s of the installation you may not read, and more changes may be needed than these %d: run it with the rights to read what is named above", legible.Counted(unread, "part"), changes)
 	}
 	return out.Err
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"flag"
 	"net/http"
 	"net/http/httptest"
@@ -68,30 +69,16 @@ func TestMigrateReadsTheClusterAsItReadsFiles(t *testing.T) {
 			configMaps["/api/v1/namespaces/"+meta["namespace"].(string)+"/configmaps/"+meta["name"].(string)] = item //nolint:errcheck // of testdata
 		}
 	}
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		answer, found := configMaps[r.URL.Path]
-		switch r.URL.Path {
+	kubeconfig := kubeconfigOf(t, func(path string) any {
+		switch path {
 		case "/apis/nvidia.com/v1/clusterpolicies":
-			answer, found = map[string]any{"items": of["ClusterPolicy"]}, true
+			return map[string]any{"items": of["ClusterPolicy"]}
 		case "/api/v1/nodes":
-			answer, found = map[string]any{"kind": "NodeList", "apiVersion": "v1", "items": of["Node"]}, true
+			return map[string]any{"kind": "NodeList", "apiVersion": "v1", "items": of["Node"]}
+		default:
+			return configMaps[path]
 		}
-		if !found {
-			w.WriteHeader(http.StatusNotFound)
-			answer = map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}
-		}
-		if err := json.NewEncoder(w).Encode(answer); err != nil {
-			t.Error(err)
-		}
-	}))
-	defer server.Close()
-	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	config := `{"apiVersion":"v1","kind":"Config","clusters":[{"name":"c","cluster":{"server":"` + server.URL + `"}}],` +
-		`"contexts":[{"name":"c","context":{"cluster":"c","user":"u"}}],"users":[{"name":"u","user":{}}],"current-context":"c"}`
-	if err := os.WriteFile(kubeconfig, []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	})
 	got, err := migrates(t, "--dry-run", "--kubeconfig", kubeconfig)
 	if err != nil {
 		t.Fatal(err)
@@ -102,6 +89,120 @@ func TestMigrateReadsTheClusterAsItReadsFiles(t *testing.T) {
 	}
 	if diff := cmp.Diff(strings.ReplaceAll(string(want), "testdata/migrate/cluster.yaml, ", ""), got); diff != "" {
 		t.Errorf("(-from the file +from the cluster):\n%s", diff)
+	}
+}
+
+// kubeconfigOf is the kubeconfig of an API server that answers so; with NotFound where the answer is nil, and Forbidden where it is an error.
+func kubeconfigOf(t *testing.T, answer func(path string) any) (kubeconfig string) {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		body := answer(r.URL.Path)
+		switch body.(type) {
+		case nil:
+			w.WriteHeader(http.StatusNotFound)
+			body = map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}
+		case error:
+			w.WriteHeader(http.StatusForbidden)
+			body = map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Forbidden", "code": 403, "message": r.URL.Path + " is forbidden"}
+		}
+		if err := json.NewEncoder(w).Encode(body); err != nil {
+			t.Error(err)
+		}
+	}))
+	t.Cleanup(server.Close)
+	kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
+	config := `{"apiVersion":"v1","kind":"Config","clusters":[{"name":"c","cluster":{"server":"` + server.URL + `"}}],` +
+		`"contexts":[{"name":"c","context":{"cluster":"c","user":"u"}}],"users":[{"name":"u","user":{}}],"current-context":"c"}`
+	if err := os.WriteFile(kubeconfig, []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return kubeconfig
+}
+
+// Who may not read a part is told what the rest says, and that it is not all.
+func TestMigrateTellsWhatItMayNotRead(t *testing.T) {
+	kubeconfig := kubeconfigOf(t, func(path string) any {
+		switch path {
+		case "/apis/nvidia.com/v1/clusterpolicies", "/api/v1/namespaces/default/configmaps/mig-parted-config":
+			return errors.New("forbidden")
+		case "/api/v1/nodes":
+			return map[string]any{"kind": "NodeList", "apiVersion": "v1", "items": []any{map[string]any{
+				"metadata": map[string]any{"name": "gpu-1", "labels": map[string]any{"nvidia.com/mig.config": "all-disabled"}},
+			}}}
+		}
+		return nil
+	})
+	got, err := migrates(t, "--dry-run", "--kubeconfig", kubeconfig)
+	for _, want := range []string{
+		"taken over  nvidia.com/mig.config=all-disabled: gpu-1\n",
+		"not read    reading the ClusterPolicies: /apis/nvidia.com/v1/clusterpolicies is forbidden\n",
+		"not read    reading ConfigMap mig-parted-config of namespace default: ",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("it does not say %q:\n%s", want, got)
+		}
+	}
+	if err == nil || !strings.Contains(err.Error(), "2 parts of the installation you may not read") || strings.Contains(got, "No change is needed") {
+		t.Errorf("error %v\n%s", err, got)
+	}
+}
+
+// A file that nobody can read is told of, whichever key of mig-manager's ConfigMap has it.
+func TestMigrateTellsOfAConfigMapThatNobodyCanRead(t *testing.T) {
+	configMap := func(data map[string]string) any {
+		return map[string]any{"kind": "ConfigMap", "apiVersion": "v1", "metadata": map[string]any{"name": "mig-parted-config", "namespace": "default"}, "data": data}
+	}
+	broken := configMap(map[string]string{
+		"config.yaml": "version: v1\nmig-configs:\n  a: [\n", "clients.yaml": "systemd-services: dcgm", "broken.yaml": "systemd-services: [", "values.yaml": "a: {{ b }}: c",
+	})
+	text, err := yaml.Marshal(broken)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "configmap.yaml")
+	if err := os.WriteFile(file, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	kubeconfig := kubeconfigOf(t, func(path string) any {
+		switch path {
+		case "/api/v1/namespaces/default/configmaps/mig-parted-config":
+			return broken
+		case "/api/v1/nodes":
+			return map[string]any{"kind": "NodeList", "apiVersion": "v1"}
+		}
+		return nil
+	})
+	for from, args := range map[string][]string{"the file": {"-f", file}, "the cluster": {"--kubeconfig", kubeconfig}} {
+		got, err := migrates(t, append([]string{"--dry-run"}, args...)...)
+		if err != nil || !strings.Contains(got, "the agent would refuse the file: reading YAML") || !strings.Contains(got, "systemd-services: must be a list of names of units") ||
+			!strings.HasSuffix(got, "3 changes are needed before gpuslice is installed.\n") {
+			t.Errorf("from %s: error %v\n%s", from, err, got)
+		}
+	}
+}
+
+// Kyverno has ClusterPolicies, and Rancher has Nodes, which have nothing to do with GPUs.
+func TestMigratePassesOverKindsOfOthersWithTheSameName(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "others.yaml")
+	text := "apiVersion: kyverno.io/v1\nkind: ClusterPolicy\nmetadata: {name: no-latest}\n---\n" +
+		"apiVersion: management.cattle.io/v3\nkind: Node\nmetadata: {name: n, labels: {nvidia.com/mig.config: all-disabled}}\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := migrates(t, "--dry-run", "-f", file); err != nil || !strings.HasPrefix(got, "Nothing of mig-manager's was found") {
+		t.Errorf("error %v\n%s", err, got)
+	}
+}
+
+// A command to paste has no text of a file in it that a shell could run.
+func TestMigrateWritesNoTextOfAFileIntoACommand(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "policy.yaml")
+	if err := os.WriteFile(file, []byte("apiVersion: nvidia.com/v1\nkind: ClusterPolicy\nmetadata: {name: 'x; touch /tmp/x'}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := migrates(t, "--dry-run", "-f", file); err != nil || !strings.Contains(got, "$ kubectl patch clusterpolicies.nvidia.com/NAME --type merge") {
+		t.Errorf("error %v\n%s", err, got)
 	}
 }
 
@@ -122,7 +223,6 @@ func TestMigrateSaysWhatIsWrongWithItsInput(t *testing.T) {
 		args       []string
 	}{
 		"without --dry-run":                {want: "say --dry-run"},
-		"units that are no list":           {text: "version: v1\nsystemd-services: dcgm\n", args: []string{"--dry-run"}, want: "systemd-services: must be a list of names of units"},
 		"a policy whose strategy is a map": {text: "apiVersion: nvidia.com/v1\nkind: ClusterPolicy\nspec: {mig: {strategy: {a: b}}}\n", args: []string{"--dry-run"}, want: "reading a ClusterPolicy"},
 	} {
 		t.Run(name, func(t *testing.T) {

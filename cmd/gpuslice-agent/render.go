@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,9 +13,12 @@ import (
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	forms "k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/cmd/features"
 	"github.com/gpuslice/gpuslice/cmd/render"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/kube"
@@ -51,9 +53,21 @@ func (o *options) render() *cobra.Command {
 
 func (o *options) renderKueue(r *rendering) *cobra.Command {
 	var q render.Queues
-	c := o.renders(r, "kueue", "ResourceFlavors, a ClusterQueue with what they give, and LocalQueues", func(given []render.Given) ([]any, error) {
-		return render.Kueue(given, q)
-	})
+	c := o.renders(r, "kueue", "ResourceFlavors, a ClusterQueue with what they give, and LocalQueues", func() error {
+		wrong := []error{checkName("cluster-queue", q.ClusterQueue, objectName), orNone("cohort", q.Cohort, objectName), orNone("topology", q.Topology, objectName)}
+		for i, local := range q.Local {
+			namespace, name, ok := strings.Cut(local, "/")
+			switch {
+			case !ok || namespace == "" || name == "":
+				wrong = append(wrong, fmt.Errorf("flag --local-queue is %q: write NAMESPACE/NAME", legible.Cut(local, longestName)))
+			case slices.Contains(q.Local[:i], local):
+				wrong = append(wrong, fmt.Errorf("flag --local-queue is %q twice", legible.Cut(local, longestName)))
+			default:
+				wrong = append(wrong, checkName("local-queue", namespace, namespaceName), checkName("local-queue", name, queueName))
+			}
+		}
+		return errors.Join(wrong...)
+	}, func(given []render.Given) ([]any, error) { return render.Kueue(given, q) })
 	c.Flags().StringVar(&q.ClusterQueue, "cluster-queue", "gpus", "name of the ClusterQueue")
 	c.Flags().StringVar(&q.Cohort, "cohort", "", "cohort of the ClusterQueue, with which it lends and borrows")
 	c.Flags().StringVar(&q.Topology, "topology", "", "Topology that Kueue places pods by: with one it counts what nodes can give out now")
@@ -63,16 +77,17 @@ func (o *options) renderKueue(r *rendering) *cobra.Command {
 
 func (o *options) renderFlavors(r *rendering) *cobra.Command {
 	var topology string
-	c := o.renders(r, "flavors", "ResourceFlavors", func(given []render.Given) ([]any, error) { return render.Flavors(given, topology) })
+	c := o.renders(r, "flavors", "ResourceFlavors", func() error { return orNone("topology", topology, objectName) },
+		func(given []render.Given) ([]any, error) { return render.Flavors(given, topology) })
 	c.Flags().StringVar(&topology, "topology", "", "Topology that Kueue places pods by")
 	return c
 }
 
 func (o *options) renderHardwareProfiles(r *rendering) *cobra.Command {
 	var to render.Profiles
-	c := o.renders(r, "hardwareprofiles", "HardwareProfiles of OpenShift AI", func(given []render.Given) ([]any, error) {
-		return render.HardwareProfiles(given, to)
-	})
+	c := o.renders(r, "hardwareprofiles", "HardwareProfiles of OpenShift AI", func() error {
+		return errors.Join(checkName("to", to.Namespace, namespaceName), orNone("local-queue", to.LocalQueue, queueName))
+	}, func(given []render.Given) ([]any, error) { return render.HardwareProfiles(given, to) })
 	c.Flags().StringVar(&to.Namespace, "to", "redhat-ods-applications", "namespace of the objects; the default is seen by all projects")
 	c.Flags().StringVar(&to.LocalQueue, "local-queue", "", "LocalQueue by which workloads are admitted; without it they go to nodes by labels")
 	return c
@@ -81,31 +96,72 @@ func (o *options) renderHardwareProfiles(r *rendering) *cobra.Command {
 func (o *options) renderQuota(r *rendering) *cobra.Command {
 	var namespace, name string
 	var priorities []string
-	c := o.renders(r, "quota", "a ResourceQuota of all that the pools give, and PriorityClasses", func(given []render.Given) ([]any, error) {
+	var read []render.Priority
+	c := o.renders(r, "quota", "a ResourceQuota of all that the pools give, and PriorityClasses", func() error {
 		if namespace == "" {
-			return nil, errors.New("name the namespace of the quota by --to")
+			return errors.New("name the namespace of the quota by --to")
 		}
-		var read []render.Priority
+		wrong := []error{checkName("to", namespace, namespaceName), checkName("name", name, objectName)}
 		for _, text := range priorities {
 			p, err := render.ParsePriority(text)
-			if err != nil {
-				return nil, err
-			}
-			read = append(read, p)
+			wrong, read = append(wrong, err), append(read, p)
 		}
-		return render.Quota(given, namespace, name, read)
-	})
+		return errors.Join(wrong...)
+	}, func(given []render.Given) ([]any, error) { return render.Quota(given, namespace, name, read) })
 	c.Flags().StringVar(&namespace, "to", "", "namespace of the quota")
 	c.Flags().StringVar(&name, "name", "gpus", "name of the quota")
 	c.Flags().StringArrayVar(&priorities, "priority", nil, "priority of the pods of a profile, PROFILE=VALUE; several by several flags")
 	return c
 }
 
-// renders is the subcommand that writes the objects of one kind.
-func (o *options) renders(r *rendering, name, what string, objects func([]render.Given) ([]any, error)) *cobra.Command {
+// nameForm is what the API server takes as a name: it refuses others, of which the output would tell nobody before.
+type nameForm struct {
+	takes func(string) bool
+	write string
+}
+
+var (
+	objectName = nameForm{
+		func(name string) bool { return len(forms.IsDNS1123Subdomain(name)) == 0 },
+		"write a name that Kubernetes takes: lower-case letters, digits, '-' and '.', at most 253, beginning and ending with a letter or digit",
+	}
+	namespaceName = nameForm{
+		func(name string) bool { return len(forms.IsDNS1123Label(name)) == 0 },
+		"write the name of a namespace: lower-case letters, digits and '-', at most 63, beginning and ending with a letter or digit",
+	}
+	// queueName is also the value of the label by which workloads name their queue.
+	queueName = nameForm{
+		func(name string) bool {
+			return len(forms.IsDNS1123Subdomain(name)) == 0 && len(forms.IsValidLabelValue(name)) == 0
+		},
+		"write the name of a queue, which is the value of a label too: lower-case letters, digits, '-' and '.', at most 63, beginning and ending with a letter or digit",
+	}
+)
+
+// checkName refuses a flag whose value cannot be the name that it is for.
+func checkName(flag, value string, form nameForm) error {
+	if form.takes(value) {
+		return nil
+	}
+	return fmt.Errorf("flag --%s is %s: %s", flag, legible.Cut(strconv.Quote(value), longestName), form.write)
+}
+
+// orNone takes a flag that is left out too.
+func orNone(flag, value string, form nameForm) error {
+	if value == "" {
+		return nil
+	}
+	return checkName(flag, value, form)
+}
+
+// renders is the subcommand that writes the objects of one kind. Check reads its flags, before anything else is done.
+func (o *options) renders(r *rendering, name, what string, check func() error, objects func([]render.Given) ([]any, error)) *cobra.Command {
 	return &cobra.Command{
 		Use: name, Short: "Write " + what, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := check(); err != nil {
+				return err
+			}
 			given, left, err := o.given(cmd.Context(), *r, cmd.InOrStdin())
 			if err != nil {
 				return err
@@ -139,7 +195,10 @@ func (o *options) given(ctx context.Context, r rendering, stdin io.Reader) (give
 	case (len(r.pools) == 0) == (r.nodes == ""):
 		return nil, nil, errors.New("tell the nodes by --pool, or have them read from the cluster by --nodes")
 	case r.strategy != "" && r.strategy != string(config.MIGStrategySingle) && r.strategy != string(config.MIGStrategyMixed):
-		return nil, nil, fmt.Errorf("flag --mig-strategy is %q: write single or mixed", r.strategy)
+		return nil, nil, fmt.Errorf("flag --mig-strategy is %q: write single or mixed", legible.Cut(r.strategy, longestName))
+	}
+	if _, err := labels.Parse(r.nodes); err != nil {
+		return nil, nil, fmt.Errorf("flag --nodes is %q: %s", legible.Cut(r.nodes, longestName), legible.Cut(err.Error(), longestLine))
 	}
 	known, err := readConfigs(r.files, stdin)
 	if err != nil {
@@ -165,12 +224,6 @@ func (o *options) given(ctx context.Context, r rendering, stdin io.Reader) (give
 	given, err = render.Resolve(render.Sources{MIG: known.mig, Profiles: known.profiles, Strategy: config.MIGStrategy(r.strategy)}, pools)
 	return given, left, err
 }
-
-// Labels of GPU feature discovery.
-const (
-	labelProduct = "nvidia.com/gpu.product"
-	labelCount   = "nvidia.com/gpu.count"
-)
 
 // nodesAtATime bounds a page of a list; all pages together may have mostListed.
 const (
@@ -221,23 +274,15 @@ func poolOf(n *corev1.Node) (p render.Pool, why string) {
 	if p.Name == "" {
 		return p, fmt.Sprintf("it has neither the label %s nor %s", config.LabelProfile, config.LabelMIGConfig)
 	}
-	product := n.Labels[labelProduct]
-	p.Model = featureSuffix.ReplaceAllString(product, "")
+	gpus := features.Of(n.Labels)
+	p.Model, p.GPUs = gpus.Model, gpus.Count
 	var told api.Status
 	if json.Unmarshal([]byte(n.Annotations[config.AnnotationStatus]), &told) == nil && len(told.GPUs) > 0 {
 		p.GPUs = len(told.GPUs)
 	}
-	if count, err := strconv.Atoi(n.Labels[labelCount]); p.GPUs == 0 && err == nil && !strings.Contains(product, "-MIG-") {
-		p.GPUs = count
-	}
-	if p.GPUs < 1 || p.GPUs > mostGPUsOfNode {
-		return p, fmt.Sprintf("neither its agent nor the label %s says how many GPUs it has; count it by --pool", labelCount)
+	if p.GPUs < 1 || p.GPUs > features.MostGPUs {
+		return p, fmt.Sprintf("neither its agent nor the label %s says how many GPUs it has; count it by --pool", features.LabelCount)
 	}
 	p.Nodes = 1
 	return p, ""
 }
-
-const mostGPUsOfNode = 64
-
-// featureSuffix is what GPU feature discovery adds to the name of a model that is cut under the strategy single, or shared.
-var featureSuffix = regexp.MustCompile(`(-MIG-[0-9][0-9a-z.+]*)?(-SHARED)?$`)

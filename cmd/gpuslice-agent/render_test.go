@@ -79,12 +79,52 @@ func TestValidateIsNotNeededToSeeWhatRenderMisses(t *testing.T) {
 		"kueue -f " + pools + " --pool small-inference=1x8:NVIDIA-L4":                                 "profile \"small-inference\"",
 		"quota -f " + pools + " --pool research=1x8:NVIDIA-A100":                                      "name the namespace of the quota by --to",
 		"quota -f " + pools + " --pool research=1x8:NVIDIA-A100 --to a --priority other=1":            "priority other: none of the pools is of this name",
-		"kueue -f " + pools + " --pool research=1x8:NVIDIA-A100 --local-queue a":                      `local queue "a": write NAMESPACE/NAME`,
+		"kueue -f " + pools + " --pool research=1x8:NVIDIA-A100 --local-queue a":                      `flag --local-queue is "a": write NAMESPACE/NAME`,
 		"kueue -f " + pools + " --pool balanced-inference=1x8:NVIDIA-A100-80GB --mig-strategy single": "MIG strategy is single",
+		"kueue -f " + pools + " --nodes a=(":                                                          `flag --nodes is "a=(": `,
 		"kueue -f " + pools + " --pool research=1x8 --mig-strategy none":                              `flag --mig-strategy is "none": write single or mixed`,
 	} {
 		if got := rendered(t, strings.Fields(args)...); !strings.HasPrefix(got, "error: ") || !strings.Contains(got, want) {
 			t.Errorf("render %s: says\n%s\nwant %s", args, got, want)
+		}
+	}
+}
+
+// A flag that becomes a name in an object is checked as the API server checks the name, before anything is written.
+func TestRenderRefusesNamesThatTheAPIServerRefuses(t *testing.T) {
+	from := []string{"-f", filepath.Join("..", "..", "deploy", "examples", "configmap-pools.yaml"), "--pool", "research=1x8:NVIDIA-A100"}
+	long := strings.Repeat("x", 64)
+	for _, row := range []struct{ kind, flag, wrong, right string }{
+		{"kueue", "cluster-queue", "GPUs", "gpus.of-all"},
+		{"kueue", "cluster-queue", "", long},
+		{"kueue", "cohort", "all_teams", "all"},
+		{"kueue", "topology", "racks/1", "racks"},
+		{"kueue", "local-queue", "Team/inference", "team/inference"},
+		{"kueue", "local-queue", "a.b/inference", "team/in.ference"},
+		{"kueue", "local-queue", "team/a b", "team/a"},
+		{"kueue", "local-queue", "team/" + long, "team/" + long[1:]},
+		{"kueue", "local-queue", "team/a/b", "team/a"},
+		{"flavors", "topology", "racks: x", "racks"},
+		{"hardwareprofiles", "to", "a.b", "a"},
+		{"hardwareprofiles", "to", "", "a"},
+		{"hardwareprofiles", "local-queue", "a\nb", "a.b"},
+		{"quota", "to", "Team A", "team"},
+		{"quota", "to", long, long[1:]},
+		{"quota", "name", "../gpus", "gpus"},
+	} {
+		args := func(value string) []string {
+			out := append([]string{row.kind, "--" + row.flag, value}, from...)
+			if row.flag == "name" {
+				out = append(out, "--to", "team")
+			}
+			return out
+		}
+		got := rendered(t, args(row.wrong)...)
+		if !strings.HasPrefix(got, "error: flag --"+row.flag+" is \"") || strings.Count(got, "\n") != 1 {
+			t.Errorf("%s --%s %q: it says\n%s", row.kind, row.flag, row.wrong, got)
+		}
+		if got := rendered(t, args(row.right)...); !strings.HasPrefix(got, "# research") {
+			t.Errorf("%s --%s %q: it says\n%s", row.kind, row.flag, row.right, got)
 		}
 	}
 }

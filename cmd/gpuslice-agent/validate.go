@@ -354,7 +354,7 @@ func (c *clusterPolicies) note(p piece) {
 			c.keys = map[string][]string{}
 		}
 		c.keys[p.configMap] = append(c.keys[p.configMap], p.key)
-	case p.foreign == "ClusterPolicy":
+	case isClusterPolicy(p):
 		spec, _ := p.top["spec"].(map[string]any)
 		plugin, _ := spec["devicePlugin"].(map[string]any)
 		named, _ := plugin["config"].(map[string]any)

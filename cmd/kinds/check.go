@@ -93,6 +93,9 @@ func Known(top map[string]any) bool {
 	return k.version != "" && (version == k.version || replaced)
 }
 
+// Named reports whether a kind has the name of one of them, in whatever group.
+func Named(name string) bool { return known[name].version != "" }
+
 // Versions are the versions of a kind that were replaced, sorted. A cluster may serve them still.
 func Versions(name string) []string { return slices.Sorted(maps.Keys(known[name].replaced)) }
 
@@ -128,10 +131,6 @@ func Spec(top map[string]any) string {
 // *config.InvalidError for each mistake, at most a hundred.
 func Check(top map[string]any, text []byte) error {
 	k, version := kindOf(top)
-	if begins := document.Read(text).Lines("kind"); len(begins) > 1 {
-		return &config.InvalidError{Field: "kind", Value: strconv.Quote(fmt.Sprint(top["kind"])), Want: fmt.Sprintf(
-			"is there %d times: these are %d documents in one, of which all but the last are lost; write a line with --- before each", len(begins), len(begins))}
-	}
 	doc, err := document.JSON(text)
 	if err != nil {
 		return fmt.Errorf("reading YAML: %w", err)

@@ -5,7 +5,6 @@
 package migrate
 
 import (
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,6 +13,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/agent/legible"
@@ -27,6 +27,7 @@ type Sources struct {
 	Catalogs []Catalog
 	Clients  []Clients
 	Nodes    []corev1.Node
+	Unread   []error // what the reader has no right to read; Judge may miss what is there
 }
 
 // Policy has the fields of a ClusterPolicy of the GPU Operator (v26.7) that matter here.
@@ -69,33 +70,35 @@ func ReadPolicy(text []byte) (p Policy, err error) {
 
 // Catalog is a file of MIG configs.
 type Catalog struct {
-	Where   string
-	Configs map[string]config.MIGConfig
-	Err     error // by which the agent would refuse the file
+	Where     string
+	ConfigMap string // name of the ConfigMap that has it; empty for a bare file
+	Configs   map[string]config.MIGConfig
+	Err       error // by which the agent would refuse the file
 }
 
 // Clients is a file of the units of the host that mig-manager stops.
 type Clients struct {
 	Where string
 	Units []string
+	Err   error // by which it cannot be read
 }
 
 // ReadClients reads a clients file of mig-manager (clients.yaml). ok is false for a text that is none.
-func ReadClients(where string, text []byte) (c Clients, ok bool, err error) {
+func ReadClients(where string, text []byte) (c Clients, ok bool) {
 	var file struct {
 		Version string    `json:"version"`
 		Units   *[]string `json:"systemd-services"`
 	}
 	if err := yaml.Unmarshal(text, &file); err != nil {
 		if _, bad := errors.AsType[*json.UnmarshalTypeError](err); bad && strings.Contains(string(text), "systemd-services") {
-			return c, true, fmt.Errorf("%s: systemd-services: must be a list of names of units", where)
+			return Clients{Where: where, Err: errors.New("systemd-services: must be a list of names of units")}, true
 		}
-		return c, false, nil // another's text
+		return c, false // another's text
 	}
 	if file.Units == nil {
-		return c, false, nil
+		return c, false
 	}
-	return Clients{Where: where, Units: *file.Units}, true, nil
+	return Clients{Where: where, Units: *file.Units}, true
 }
 
 // Verdict says how gpuslice treats a part of the installation.
@@ -106,6 +109,7 @@ const (
 	Taken   Verdict = "taken over" // gpuslice uses it as it is
 	Change  Verdict = "change"     // an administrator has to change it before gpuslice is installed
 	Ignored Verdict = "ignored"    // it has no effect any more
+	Unread  Verdict = "not read"
 )
 
 // Finding is a verdict on a part of the installation.
@@ -118,34 +122,93 @@ type Finding struct {
 
 // Judge gives the findings, those of one file or object together. No text in them is longer than a condition's message.
 func Judge(s Sources, settings config.Settings) []Finding {
-	j := judge{settings: settings, configs: map[string]bool{}}
+	j := judge{settings: settings, configs: map[string]config.MIGConfig{}, asking: map[string][]corev1.Node{}}
+	for _, n := range s.Nodes {
+		if name := n.Labels[config.LabelMIGConfig]; name != "" && n.Labels[config.LabelProfile] == "" {
+			j.asking[name] = append(j.asking[name], n)
+		}
+	}
+	named := map[string]bool{}
 	for _, p := range s.Policies {
 		j.policy(p)
+		if of := p.Spec.MIGManager.Config; of != nil && of.Name != "" {
+			named[of.Name] = true
+			if !slices.ContainsFunc(s.Catalogs, func(c Catalog) bool { return c.ConfigMap == of.Name }) {
+				j.say(p.about(), Change, "", "migManager.config.name is %s, and no ConfigMap of that name with MIG configs was found: name its namespace by --operator-namespace, or its file by -f", of.Name)
+			}
+		}
 	}
 	for _, c := range s.Catalogs {
+		if len(named) > 0 && c.ConfigMap != "" && !named[c.ConfigMap] {
+			j.say(c.Where, Ignored, "", "mig-manager does not read it: the ClusterPolicy names ConfigMap %s", legible.Listed(slices.Sorted(maps.Keys(named))))
+			continue
+		}
 		j.catalog(c)
 	}
 	for _, c := range s.Clients {
 		j.clients(c)
 	}
 	j.nodes(s.Nodes, len(s.Catalogs) > 0)
+	for _, err := range s.Unread {
+		j.say("Rights", Unread, "", "%v", err)
+	}
 	return j.found
 }
 
 type judge struct {
 	settings config.Settings
-	configs  map[string]bool // names that the files have
+	configs  map[string]config.MIGConfig // that mig-manager has
+	asking   map[string][]corev1.Node    // nodes for which a config counts, by its name
 	found    []Finding
+}
+
+// rows are findings on nodes, which many nodes have in common.
+type rows map[row][]string
+
+type row struct {
+	verdict Verdict
+	text    string
+}
+
+func (r rows) note(v Verdict, node, format string, args ...any) {
+	at := row{v, fmt.Sprintf(format, args...)}
+	r[at] = append(r[at], node)
+}
+
+// mostRows bounds the findings of one verdict on nodes.
+const mostRows = 100
+
+func (j *judge) sayRows(about string, r rows) {
+	for _, v := range []Verdict{Taken, Change, Ignored} {
+		said := 0
+		for _, at := range slices.SortedFunc(maps.Keys(r), func(a, b row) int { return strings.Compare(a.text, b.text) }) {
+			if at.verdict != v {
+				continue
+			}
+			if said++; said <= mostRows {
+				j.say(about, v, "", "%s: %s", at.text, legible.Listed(r[at]))
+			}
+		}
+		if more := said - mostRows; more > 0 {
+			j.say(about, v, "", "and %d more of the kind, for other nodes", more)
+		}
+	}
 }
 
 func (j *judge) say(about string, v Verdict, command, format string, args ...any) {
 	j.found = append(j.found, Finding{About: legible.Cut(about, legible.Longest), Verdict: v, Text: legible.Cut(fmt.Sprintf(format, args...), legible.Longest), Command: legible.Text(command)})
 }
 
+func (p Policy) about() string { return "ClusterPolicy " + p.Metadata.Name }
+
 func (j *judge) policy(p Policy) {
-	about := "ClusterPolicy " + p.Metadata.Name
+	about := p.about()
 	patch := func(spec string) string {
-		return fmt.Sprintf("kubectl patch clusterpolicies.nvidia.com/%s --type merge -p '{\"spec\": %s}'", cmp.Or(p.Metadata.Name, "NAME"), spec)
+		name := p.Metadata.Name
+		if len(validation.IsDNS1123Subdomain(name)) > 0 { // of a file: the command is to be pasted
+			name = "NAME"
+		}
+		return fmt.Sprintf("kubectl patch clusterpolicies.nvidia.com/%s --type merge -p '{\"spec\": %s}'", name, spec)
 	}
 	m := p.Spec.MIGManager
 	if m.Enabled == nil || *m.Enabled {
@@ -206,11 +269,11 @@ func (j *judge) catalog(c Catalog) {
 	if c.Err != nil {
 		j.say(c.Where, Change, "", "the agent would refuse the file: %s", legible.Message(c.Err.Error(), legible.Longest/2))
 	}
-	var there, own []string
+	var made, own []string
 	for _, name := range slices.Sorted(maps.Keys(c.Configs)) {
-		j.configs[name] = true
+		j.configs[name] = c.Configs[name]
 		if strings.HasPrefix(name, config.GeneratedPrefix) {
-			there = append(there, name)
+			made = append(made, name)
 		} else {
 			own = append(own, name)
 		}
@@ -219,13 +282,13 @@ func (j *judge) catalog(c Catalog) {
 		j.say(c.Where, Change, "", "%s to copy into the ConfigMap that migConfigMap of the settings names (gpuslice-mig-configs in deploy/base); the format is the same: %s",
 			legible.Counted(len(own), "MIG config"), legible.Listed(own))
 	}
-	if len(there) > 0 {
-		j.say(c.Where, Ignored, "", "%s of a name that each node has for what its GPUs can be; if yours says something else, copy it, and it wins: %s",
-			legible.Counted(len(there), "MIG config"), legible.Listed(there))
-	}
+	j.sameNames(c, made)
 }
 
 func (j *judge) clients(c Clients) {
+	if c.Err != nil {
+		j.say(c.Where, Change, "", "%s: add those that hold GPUs on your nodes to units of the settings", legible.Message(c.Err.Error(), legible.Longest/2))
+	}
 	var has, lacks, never []string
 	for _, unit := range c.Units {
 		switch {
@@ -250,16 +313,9 @@ func (j *judge) clients(c Clients) {
 
 // nodes judges nodes together, since many have the same labels.
 func (j *judge) nodes(nodes []corev1.Node, files bool) {
-	type row struct {
-		verdict Verdict
-		text    string
-	}
-	at := map[row][]string{}
+	at := rows{}
 	for _, n := range nodes {
-		note := func(v Verdict, format string, args ...any) {
-			r := row{v, fmt.Sprintf(format, args...)}
-			at[r] = append(at[r], n.Name)
-		}
+		note := func(v Verdict, format string, args ...any) { at.note(v, n.Name, format, args...) }
 		j.wish(n, files, note)
 		switch state := n.Labels[config.LabelMIGConfigState]; state {
 		case "", string(config.StateSuccess):
@@ -272,29 +328,50 @@ func (j *judge) nodes(nodes []corev1.Node, files bool) {
 			}
 		}
 	}
-	for _, v := range []Verdict{Taken, Change, Ignored} {
-		for _, r := range slices.SortedFunc(maps.Keys(at), func(a, b row) int { return strings.Compare(a.text, b.text) }) {
-			if r.verdict == v {
-				j.say("Nodes", v, "", "%s: %s", r.text, legible.Listed(at[r]))
-			}
-		}
-	}
+	j.sayRows("Nodes", at)
 }
 
 // wish judges the config that a node's labels name for mig-manager.
 func (j *judge) wish(n corev1.Node, files bool, note func(Verdict, string, ...any)) {
 	name := n.Labels[config.LabelMIGConfig]
+	rules, there := j.configs[name]
 	switch {
 	case n.Labels[config.LabelProfile] != "":
 		note(Taken, "%s=%s wins over %s", config.LabelProfile, n.Labels[config.LabelProfile], config.LabelMIGConfig)
 	case name == "":
 		note(Ignored, "no label %s: gpuslice leaves the GPUs as they are", config.LabelMIGConfig)
-	case j.configs[name] || strings.HasPrefix(name, config.GeneratedPrefix):
+	case there:
+		j.positions(n, name, rules, note)
+	case strings.HasPrefix(name, config.GeneratedPrefix):
 		note(Taken, "%s=%s", config.LabelMIGConfig, name)
 	case files:
 		note(Change, "%s=%s is in none of the files: the agent would say UnknownConfig; add it, or change the label", config.LabelMIGConfig, name)
 	default:
 		note(Change, "%s=%s: no file of MIG configs was read, by which to tell whether it is there", config.LabelMIGConfig, name)
+	}
+}
+
+// positions judges a config that is there by the GPUs that it names: mig-parted passes over those that a node does not have, and so does the agent.
+func (j *judge) positions(n corev1.Node, name string, rules config.MIGConfig, note func(Verdict, string, ...any)) {
+	m := machineOf(n.Labels, nil)
+	here := m.rules(rules)
+	rules = withoutFilters(here)
+	missing := config.Merge(nil, map[string]config.MIGConfig{name: rules}).MissingPositions(name, m.gpus)
+	switch {
+	case len(here) == 0:
+		note(Change, "%s=%s has no rule for GPUs of the node's model: mig-parted does nothing and says success, where the agent refuses the config; add a rule, or change the label",
+			config.LabelMIGConfig, name)
+	case !m.counted && hasPositions(rules):
+		note(Taken, "%s=%s names GPUs by their positions, and the labels do not tell how many there are: the agent passes over those that the node does not have, as mig-parted does, and says so in its condition",
+			config.LabelMIGConfig, name)
+	case len(missing) == 0:
+		note(Taken, "%s=%s", config.LabelMIGConfig, name)
+	case m.namesNone(rules):
+		note(Change, "%s=%s names %s, and the node has %s: mig-parted does nothing and says success, where the agent refuses the config; add a rule for such nodes, or change the label",
+			config.LabelMIGConfig, name, positions(missing), legible.Counted(len(m.gpus), "GPU"))
+	default:
+		note(Taken, "%s=%s names %s, which the node with its %s does not have: the agent passes over them, as mig-parted does, and says so in its condition",
+			config.LabelMIGConfig, name, positions(missing), legible.Counted(len(m.gpus), "GPU"))
 	}
 }
 

@@ -45,7 +45,7 @@ func tolerationsOf(taints []corev1.Taint) []corev1.Toleration {
 	return out
 }
 
-// Queues names Kueue's objects.
+// Queues names Kueue's objects. Its texts are names that the API server takes.
 type Queues struct {
 	ClusterQueue string
 	Cohort       string   // empty for none
@@ -76,10 +76,7 @@ func Kueue(given []Given, q Queues) ([]any, error) {
 	}
 	out = append(out, queue)
 	for _, local := range q.Local {
-		namespace, name, ok := strings.Cut(local, "/")
-		if !ok || namespace == "" || name == "" {
-			return nil, fmt.Errorf("local queue %q: write NAMESPACE/NAME", local)
-		}
+		namespace, name, _ := strings.Cut(local, "/")
 		out = append(out, &kinds.LocalQueue{
 			TypeMeta:   metav1.TypeMeta{APIVersion: kinds.KueueVersion, Kind: kinds.KindLocalQueue},
 			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace},

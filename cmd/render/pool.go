@@ -51,9 +51,9 @@ func ParsePool(text string) (Pool, error) {
 	gpus, err2 := strconv.Atoi(m[3])
 	switch {
 	case err != nil || nodes < 1 || nodes > mostNodes:
-		return Pool{}, fmt.Errorf("pool %s: %s nodes: there can be 1 to %d", m[1], m[2], mostNodes)
+		return Pool{}, fmt.Errorf("pool %s: %s nodes: there can be 1 to %d", legible.Cut(m[1], longestName), m[2], mostNodes)
 	case err2 != nil || gpus < 1 || gpus > mostGPUs:
-		return Pool{}, fmt.Errorf("pool %s: %s GPUs of a node: there can be 1 to %d", m[1], m[3], mostGPUs)
+		return Pool{}, fmt.Errorf("pool %s: %s GPUs of a node: there can be 1 to %d", legible.Cut(m[1], longestName), m[3], mostGPUs)
 	}
 	return Pool{Name: m[1], Nodes: nodes, GPUs: gpus, Model: m[4]}, nil
 }

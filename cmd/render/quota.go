@@ -127,9 +127,9 @@ func Quota(given []Given, namespace, name string, priorities []Priority) ([]any,
 		at := slices.IndexFunc(given, func(g Given) bool { return g.Profile == p.Profile })
 		switch {
 		case at < 0:
-			return nil, fmt.Errorf("priority %s: none of the pools is of this name", p.Profile)
+			return nil, fmt.Errorf("priority %s: none of the pools is of this name", legible.Cut(p.Profile, longestName))
 		case slices.ContainsFunc(priorities[:i], func(other Priority) bool { return other.Profile == p.Profile }):
-			return nil, fmt.Errorf("priority %s: there are two", p.Profile)
+			return nil, fmt.Errorf("priority %s: there are two", legible.Cut(p.Profile, longestName))
 		case strings.HasPrefix(given[at].Name, "system-"):
 			return nil, fmt.Errorf("priority %s: a name that begins with system- is Kubernetes' own", p.Profile)
 		}

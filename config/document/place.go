@@ -52,15 +52,21 @@ func (t *Text) Locate(steps []string, field string) Place {
 	return at
 }
 
-// Lines are the lines on which the document has the key at its top. More than one are often documents that nothing parts.
-func (t *Text) Lines(key string) []int {
-	var out []int
+// Value is what a key has, and the line of the key.
+type Value struct {
+	Text string // empty for one that is no scalar
+	Line int
+}
+
+// Values are those of a key at the top of the document, in their order. More than one are often documents that nothing parts.
+func (t *Text) Values(key string) []Value {
+	var out []Value
 	if t.root == nil || t.root.Kind != node.MappingNode {
 		return nil
 	}
 	for i := 0; i+1 < len(t.root.Content); i += 2 {
 		if t.root.Content[i].Value == key {
-			out = append(out, t.root.Content[i].Line)
+			out = append(out, Value{Text: t.root.Content[i+1].Value, Line: t.root.Content[i].Line})
 		}
 	}
 	return out

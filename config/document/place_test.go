@@ -84,14 +84,14 @@ data:
 	}
 }
 
-func TestAKeyIsFoundOnEachOfItsLines(t *testing.T) {
+func TestAKeyIsFoundWithEachOfItsValues(t *testing.T) {
 	text := document.Read([]byte("kind: A\nspec: {kind: B}\n# a comment\nkind: C\n"))
-	if got, want := text.Lines("kind"), []int{1, 4}; !slices.Equal(got, want) {
-		t.Errorf("kind is on lines %v, want %v", got, want)
+	if got, want := text.Values("kind"), []document.Value{{Text: "A", Line: 1}, {Text: "C", Line: 4}}; !slices.Equal(got, want) {
+		t.Errorf("kind is %v, want %v", got, want)
 	}
 	for _, other := range []string{"[kind]", "a: [", ""} {
-		if got := document.Read([]byte(other)).Lines("kind"); got != nil {
-			t.Errorf("%q has kind on lines %v", other, got)
+		if got := document.Read([]byte(other)).Values("kind"); got != nil {
+			t.Errorf("%q has kind %v", other, got)
 		}
 	}
 }

@@ -143,13 +143,14 @@ var arrows = map[string][]string{
 	"cmd/gpuslice-agent": {
 		"agent", "agent/access", "agent/admit", "agent/alive", "agent/api", "agent/asnode", "agent/cleanup", "agent/deviceplugin", "agent/health",
 		"agent/health/kernellog", "agent/hostrecord", "agent/legible", "agent/metrics", "agent/nodekeys", "agent/nodewrite", "agent/plan",
-		"agent/podlist", "agent/preview", "agent/tell", "cmd/cli", "cmd/drift", "cmd/kinds", "cmd/migrate", "cmd/render", "cmd/show", "config",
-		"config/deviceplugin", "config/document", "config/migparted", "drain/holders", "drain/host", "drain/kube", "nvml", "nvml/cdi", "nvml/lib",
+		"agent/podlist", "agent/preview", "agent/tell", "cmd/cli", "cmd/drift", "cmd/features", "cmd/kinds", "cmd/migrate", "cmd/render", "cmd/show",
+		"config", "config/deviceplugin", "config/document", "config/migparted", "drain/holders", "drain/host", "drain/kube", "nvml", "nvml/cdi", "nvml/lib",
 	},
 	"cmd/kubectl-gpuslice": {"agent/api", "agent/legible", "cmd/cli", "cmd/show", "config", "config/metrics", "config/reasons", "drain/kube", "nvml"},
 	"cmd/drift":            {"agent/legible", "cmd/kinds", "config", "drain/kube"},
+	"cmd/features":         nil,
 	"cmd/kinds":            {"config", "config/document", "nvml"},
-	"cmd/migrate":          {"agent/legible", "config", "drain/fence"},
+	"cmd/migrate":          {"agent/legible", "cmd/features", "config", "drain/fence", "nvml"},
 	"cmd/render":           {"agent/capacity", "agent/legible", "agent/state", "cmd/kinds", "config", "nvml"},
 	"cmd/show":             {"agent/api", "agent/legible", "nvml"},
 

@@ -1,0 +1,167 @@
+package migrate
+
+import (
+	"fmt"
+	"math"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpuslice/gpuslice/cmd/features"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// machine is a node as its labels tell of it.
+type machine struct {
+	gpus    []nvml.GPU // of one model, with the profiles that files name and the model has; one GPU if the labels do not tell how many
+	counted bool       // the labels tell how many GPUs
+	shape   shape
+	cut     bool // the labels tell what the GPUs can be cut into
+}
+
+// machineOf has the profiles among the names of MIG devices that its GPUs have.
+func machineOf(labels map[string]string, devices []string) machine {
+	f := features.Of(labels)
+	m := machine{counted: f.Count > 0, shape: shapeOf(f)}
+	m.cut = f.Incapable || m.shape.compute > 0
+	for i := range max(1, f.Count) {
+		m.gpus = append(m.gpus, nvml.GPU{
+			Index: i, UUID: nvml.UUID(strconv.Itoa(i)), Model: f.Model, Capable: !f.Incapable, Profiles: m.shape.profiles(devices),
+		})
+	}
+	return m
+}
+
+// made is the config of that name that the agent makes for the machine.
+func (m machine) made(name string) (config.MIGConfig, bool) {
+	rules, ok := config.Generate(m.gpus)[name]
+	return rules, ok
+}
+
+// rules are those of a config that may be about the machine. It leaves out those with a device filter that name a MIG device which the
+// machine's model does not have: the filter is about other models. What a filter is about goes by PCI device ids, which no label has.
+func (m machine) rules(of config.MIGConfig) config.MIGConfig {
+	return slices.DeleteFunc(slices.Clone(of), func(r config.MIGRule) bool {
+		return len(r.DeviceFilter) > 0 && m.shape.compute > 0 && !m.has(r.Devices)
+	})
+}
+
+func withoutFilters(rules config.MIGConfig) config.MIGConfig {
+	rules = slices.Clone(rules)
+	for i := range rules {
+		rules[i].DeviceFilter = nil
+	}
+	return rules
+}
+
+func (m machine) has(devices map[string]int) bool {
+	for name := range devices {
+		if _, _, ok := m.shape.profile(name); !ok {
+			return false
+		}
+	}
+	return true
+}
+
+// asks is what rules ask of each GPU. The error is the one with which the agent refuses them.
+func (m machine) asks(name string, rules config.MIGConfig) (map[nvml.UUID]nvml.Wish, error) {
+	return config.Merge(nil, map[string]config.MIGConfig{name: rules}).Wishes(name, m.gpus)
+}
+
+// namesNone reports whether all rules name GPUs, and none that the machine has.
+func (m machine) namesNone(rules config.MIGConfig) bool {
+	return !slices.ContainsFunc(rules, func(r config.MIGRule) bool {
+		return r.All || slices.ContainsFunc(r.Indices, func(i int) bool { return i < len(m.gpus) })
+	})
+}
+
+// shape is how a model can be cut: into so many slices for computing and of memory, the latter of so many GiB. The zero value is not known.
+type shape struct {
+	compute, memory int
+	slice           float64
+}
+
+// Models whose GPUs have seven compute slices and eight of memory, and models that have four of each (NVIDIA's MIG User Guide).
+var (
+	ofSeven = regexp.MustCompile(`^(NVIDIA-)?(A100|A800|H100|H800|H200|GH200|B200|GB200)(-|$)`)
+	ofFour  = regexp.MustCompile(`^(NVIDIA-)?(A30|RTX-PRO-6000)(-|$)`)
+
+	// memoryInName finds the memory of a GPU in GiB in the names of models that have it there.
+	memoryInName = regexp.MustCompile(`^(?:NVIDIA-)?[AH][18]00-(?:[A-Z0-9]+-)?([0-9]{2})GB(?:-|$)`)
+)
+
+func shapeOf(f features.GPUs) shape {
+	memory := float64(f.MemoryMiB) / 1024
+	if found := memoryInName.FindStringSubmatch(f.Model); memory == 0 && found != nil {
+		memory = number(found[1])
+	}
+	switch {
+	case memory == 0 || f.Virtual || f.Incapable:
+		return shape{}
+	case ofSeven.MatchString(f.Model):
+		return shape{compute: 7, memory: 8, slice: memory / 8}
+	case ofFour.MatchString(f.Model):
+		return shape{compute: 4, memory: 4, slice: memory / 4}
+	default:
+		return shape{}
+	}
+}
+
+// instances has, by how many compute slices an instance has, how many of memory it may have.
+func (s shape) instances() map[int][]int {
+	if s.compute == 4 {
+		return map[int][]int{1: {1}, 2: {2}, 4: {4}}
+	}
+	return map[int][]int{1: {1, 2}, 2: {2}, 3: {4}, 4: {4}, 7: {8}}
+}
+
+var deviceName = regexp.MustCompile(`^(?:[1-9]c\.)?([1-9])g\.([0-9]{1,4})gb([+-][a-z.]+)?$`)
+
+// profile is that of a MIG device on an empty GPU, with how many slices of memory it has. NVIDIA rounds the memory in the name, by less than
+// a twentieth.
+func (s shape) profile(device string) (p nvml.Profile, memory int, ok bool) {
+	m := deviceName.FindStringSubmatch(device)
+	if m == nil || s.compute == 0 {
+		return p, 0, false
+	}
+	compute, named := int(number(m[1])), number(m[2])
+	memory = int(math.Round(named / s.slice))
+	if !slices.Contains(s.instances()[compute], memory) || math.Abs(named-float64(memory)*s.slice) > named/20 {
+		return p, 0, false
+	}
+	p = nvml.Profile{Name: device, Slices: compute, Max: min(s.compute/compute, s.memory/memory)}
+	if strings.HasPrefix(m[3], "+me") { // a GPU has one of these engines
+		p.Max = 1
+	}
+	return p, memory, true
+}
+
+// profiles are those of the devices that a GPU has, and for each size that none of them has one with a name of its own: a config that the agent
+// makes of several sizes needs them all.
+func (s shape) profiles(devices []string) []nvml.Profile {
+	var out []nvml.Profile
+	if s.compute == 0 {
+		return nil
+	}
+	named := map[[2]int]bool{}
+	for _, device := range devices {
+		if p, memory, ok := s.profile(device); ok && !strings.Contains(device, "c.") {
+			named[[2]int{p.Slices, memory}] = named[[2]int{p.Slices, memory}] || !strings.ContainsAny(device, "+-")
+			out = append(out, p)
+		}
+	}
+	for compute, memories := range s.instances() {
+		if memory := memories[0]; !named[[2]int{compute, memory}] {
+			out = append(out, nvml.Profile{Name: fmt.Sprintf("%dg", compute), Slices: compute, Max: s.compute / compute})
+		}
+	}
+	return out
+}
+
+// number reads a text of few digits.
+func number(digits string) float64 {
+	n, _ := strconv.Atoi(digits) //nolint:errcheck // its callers have matched digits
+	return float64(n)
+}
