@@ -1,5 +1,5 @@
 // Command helm does with a chart what Helm does, by Helm's own packages and without a cluster, for tests and for a release: it renders
-// the chart, checks it, or packs it.
+// the chart, checks it, tries it without each of its values, or packs it.
 //
 // It is a module of its own so that what Helm requires never decides the versions that this project is built with.
 package main
@@ -16,11 +16,13 @@ import (
 
 	"helm.sh/helm/v4/pkg/chart/common"
 	"helm.sh/helm/v4/pkg/chart/common/util"
+	v2 "helm.sh/helm/v4/pkg/chart/v2"
 	"helm.sh/helm/v4/pkg/chart/v2/lint"
 	"helm.sh/helm/v4/pkg/chart/v2/lint/support"
 	"helm.sh/helm/v4/pkg/chart/v2/loader"
 	chartutil "helm.sh/helm/v4/pkg/chart/v2/util"
 	"helm.sh/helm/v4/pkg/engine"
+	"sigs.k8s.io/yaml"
 )
 
 // request is what is to be done with a chart.
@@ -52,14 +54,14 @@ func run(args []string) error {
 	flags.StringVar(&r.version, "version", "", "of package: version of the chart and of the agent")
 	flags.StringVar(&r.out, "out", ".", "of package: folder of the result")
 	if len(args) == 0 {
-		return errors.New("say what to do: template, lint or package")
+		return errors.New("say what to do: template, lint, nulls or package")
 	}
 	if err := flags.Parse(args[1:]); err != nil {
 		return err //nolint:wrapcheck // it says which flag
 	}
-	do := map[string]func() error{"template": r.template, "lint": r.lint, "package": r.pack}[args[0]]
+	do := map[string]func() error{"template": r.template, "lint": r.lint, "nulls": r.nulls, "package": r.pack}[args[0]]
 	if do == nil {
-		return fmt.Errorf("%q is none of template, lint, package", args[0])
+		return fmt.Errorf("%q is none of template, lint, nulls, package", args[0])
 	}
 	return do()
 }
@@ -86,12 +88,29 @@ func (r request) template() error {
 	if err != nil {
 		return err
 	}
+	rendered, err := r.render(chart, over)
+	if err != nil {
+		return err
+	}
+	for _, crd := range chart.CRDObjects() {
+		fmt.Printf("---\n%s\n", crd.File.Data)
+	}
+	for _, name := range slices.Sorted(maps.Keys(rendered)) {
+		if text := rendered[name]; filepath.Ext(name) == ".yaml" && strings.TrimSpace(text) != "" {
+			fmt.Printf("---\n# %s\n%s\n", name, strings.Trim(text, "\n"))
+		}
+	}
+	return nil
+}
+
+// render gives the files that the chart makes of values over its own.
+func (r request) render(chart *v2.Chart, over map[string]any) (map[string]string, error) {
 	kube, err := common.ParseKubeVersion(r.kube)
 	if err != nil {
-		return fmt.Errorf("-kube %q: %w", r.kube, err)
+		return nil, fmt.Errorf("-kube %q: %w", r.kube, err)
 	}
 	if wants := chart.Metadata.KubeVersion; wants != "" && !chartutil.IsCompatibleRange(wants, kube.Version) {
-		return fmt.Errorf("the chart is for Kubernetes %s, and the cluster has %s", wants, kube)
+		return nil, fmt.Errorf("the chart is for Kubernetes %s, and the cluster has %s", wants, kube)
 	}
 	// Beside what a program is compiled with: under "go test" that would be Kubernetes 1.20.
 	capabilities := &common.Capabilities{KubeVersion: *kube, APIVersions: common.VersionSet{"v1", "apps/v1", "rbac.authorization.k8s.io/v1"}}
@@ -101,18 +120,77 @@ func (r request) template() error {
 	release := common.ReleaseOptions{Name: "gpuslice", Namespace: r.namespace, Revision: 1, IsInstall: true}
 	values, err := util.ToRenderValues(chart, over, release, capabilities)
 	if err != nil {
-		return fmt.Errorf("checking the values: %w", err)
+		return nil, fmt.Errorf("checking the values: %w", err)
 	}
 	rendered, err := engine.Render(chart, values)
 	if err != nil {
-		return fmt.Errorf("rendering: %w", err)
+		return nil, fmt.Errorf("rendering: %w", err)
 	}
-	for _, crd := range chart.CRDObjects() {
-		fmt.Printf("---\n%s\n", crd.File.Data)
+	return rendered, nil
+}
+
+// nulls prints for each of the chart's own values, by its path, what Helm makes of null in its place: "works", or the error in one line.
+func (r request) nulls() error {
+	chart, err := loader.Load(r.chart)
+	if err != nil {
+		return fmt.Errorf("loading the chart: %w", err)
 	}
-	for _, name := range slices.Sorted(maps.Keys(rendered)) {
-		if text := rendered[name]; filepath.Ext(name) == ".yaml" && strings.TrimSpace(text) != "" {
-			fmt.Printf("---\n# %s\n%s\n", name, strings.Trim(text, "\n"))
+	for _, path := range paths(nil, chart.Values) {
+		// Helm takes values away from the chart that it has loaded, and from those over them.
+		chart, err := loader.Load(r.chart)
+		if err != nil {
+			return fmt.Errorf("loading the chart: %w", err)
+		}
+		over, err := r.over()
+		if err != nil {
+			return err
+		}
+		setNull(over, path)
+		said := "works"
+		rendered, err := r.render(chart, over)
+		for name, text := range rendered {
+			if filepath.Ext(name) == ".yaml" {
+				err = errors.Join(err, strict(text))
+			}
+		}
+		if err != nil {
+			said = strings.Join(strings.Fields(err.Error()), " ")
+		}
+		fmt.Printf("%s: %s\n", strings.Join(path, "."), said)
+	}
+	return nil
+}
+
+// paths are those of all values, of mappings and of what is in them.
+func paths(within []string, values map[string]any) (all [][]string) {
+	for _, key := range slices.Sorted(maps.Keys(values)) {
+		at := append(slices.Clone(within), key)
+		all = append(all, at)
+		if inner, ok := values[key].(map[string]any); ok {
+			all = append(all, paths(at, inner)...)
+		}
+	}
+	return all
+}
+
+func setNull(values map[string]any, path []string) {
+	for _, key := range path[:len(path)-1] {
+		inner, ok := values[key].(map[string]any)
+		if !ok {
+			inner = map[string]any{}
+			values[key] = inner
+		}
+		values = inner
+	}
+	values[path[len(path)-1]] = nil
+}
+
+// strict finds a key that is there twice.
+func strict(text string) error {
+	for document := range strings.SplitSeq(text, "\n---\n") {
+		var object any
+		if err := yaml.UnmarshalStrict([]byte(document), &object); err != nil {
+			return fmt.Errorf("reading what was rendered: %w", err)
 		}
 	}
 	return nil

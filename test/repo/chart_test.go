@@ -191,7 +191,7 @@ var chartSources = []chartSource{
 			old: "      volumes:\n", new: "      volumes:\n        {{- if eq .Values.settings.reboot.policy \"delegate\" }}\n        - name: run\n          hostPath:\n            path: /run\n            type: Directory\n        {{- end }}\n",
 		},
 	}},
-	{from: "base/configmap-mig-configs.yaml", to: "configmap-mig-configs.yaml", first: []edit{{old: migConfigs, new: "{{- .Values.migConfigs | nindent 4 }}\n"}}},
+	{from: "base/configmap-mig-configs.yaml", to: "configmap-mig-configs.yaml", when: ".Values.migConfigs", first: []edit{{old: migConfigs, new: "{{- .Values.migConfigs | nindent 4 }}\n"}}},
 	{from: "base/configmap-settings.yaml", to: "configmap-settings.yaml", first: []edit{{old: settingsText, new: "{{- include \"gpuslice.settings\" . | nindent 4 }}\n"}}},
 	{from: "policies/configmaps.yaml", to: "policies.yaml", when: ".Values.policies.enabled"},
 	{from: "policies/events.yaml", to: "policies.yaml", when: ".Values.policies.enabled"},
@@ -260,28 +260,54 @@ func valuesOfTheBase(t *testing.T) string {
 	}
 	return "\n# The agents' settings. After an edit the agents are started anew, one by one.\nsettings:\n" + outdent(settings, 2) +
 		"\n# MIG configs by name, in the format of NVIDIA's mig-parted. Most nodes need none: all-disabled, all-<profile> and all-balanced are there\n" +
-		"# on each.\nmigConfigs: |\n" + outdent(migConfigs, 2)
+		"# on each. With \"\" the chart makes no ConfigMap of them, and settings.migConfigMap may name one of yours.\nmigConfigs: |\n" + outdent(migConfigs, 2)
 }
 
-// schemaOfValues is the schema of the chart's values: that of the settings within deploy/schema/values.json.
+// schemaOfValues is the schema of the chart's values: those of settings, profiles and maintenance within deploy/schema/values.json.
 func schemaOfValues(t *testing.T) string {
 	t.Helper()
-	var values, settings map[string]any
-	for file, into := range map[string]*map[string]any{"deploy/schema/values.json": &values, "deploy/schema/settings.schema.json": &settings} {
-		if err := json.Unmarshal([]byte(read(t, file)), into); err != nil {
-			t.Fatalf("%s: %v", file, err)
+	var values map[string]any
+	if err := json.Unmarshal([]byte(read(t, "deploy/schema/values.json")), &values); err != nil {
+		t.Fatalf("deploy/schema/values.json: %v", err)
+	}
+	defs := map[string]any{}
+	for _, of := range []string{"settings", "profiles", "maintenance"} {
+		var schema struct {
+			Defs map[string]any `json:"$defs"`
+		}
+		if err := json.Unmarshal([]byte(read(t, "deploy/schema/"+of+".schema.json")), &schema); err != nil || schema.Defs["DNSLabel"] == nil {
+			t.Fatalf("deploy/schema/%s.schema.json: %v, with %d definitions", of, err, len(schema.Defs))
+		}
+		for name, def := range schema.Defs {
+			if other := defs[name]; other != nil && !cmp.Equal(other, def) {
+				t.Fatalf("deploy/schema/%s.schema.json has another %s than the schema of settings or profiles", of, name)
+			}
+			defs[name] = def
 		}
 	}
-	defs, ok := settings["$defs"].(map[string]any)
-	if !ok {
-		t.Fatal("deploy/schema/settings.schema.json has no $defs")
-	}
+	defs["MaintenanceOfValues"] = withoutHead(t, defs["Maintenance"])
 	values["$defs"] = defs
 	text, err := json.MarshalIndent(values, "", "  ")
 	if err != nil {
 		t.Fatal(err)
 	}
 	return string(text) + "\n"
+}
+
+// withoutHead is the schema of a file without the lines that say what the file is, which the chart writes.
+func withoutHead(t *testing.T, file any) map[string]any {
+	t.Helper()
+	def, _ := file.(map[string]any)
+	fields, _ := def["properties"].(map[string]any)
+	if fields["apiVersion"] == nil || fields["kind"] == nil || len(fields) < 3 {
+		t.Fatalf("the file has the fields %v", fields)
+	}
+	def, fields = maps.Clone(def), maps.Clone(fields)
+	delete(fields, "apiVersion")
+	delete(fields, "kind")
+	delete(def, "required")
+	def["properties"] = fields
+	return def
 }
 
 // A key that the schema does not have would be refused, and one that values.yaml does not have would be found by nobody.

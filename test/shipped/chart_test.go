@@ -270,7 +270,31 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		{"openshift: yes", "", "/openshift"},
 		{"gpuOperator: {enabled: true, configMaps: []}", "", "/gpuOperator/configMaps"},
 		{"gpuOperator: {enabled: true}\ndevicePlugin: {enabled: true}", "", "two on one node offer the same GPUs twice"},
-		{"profiles: {whole: {}}\nsettings: {profiles: {name: other}}", "", "would never be read"},
+		{"profiles: {whole: {sharing: none}}\nsettings: {profiles: {name: other}}", "", "would never be read"},
+		{"profiles: {whole: {mig: [{gpus: {all: true}, enabled: maybe}]}}", "", "/profiles/whole/mig/0/enabled"},
+		{"profiles: {apiVersion: gpuslice.io/v1alpha1, kind: Profiles, profiles: {}}", "", "/profiles/apiVersion"},
+		{"maintenance: {windows: [{days: [Tue], start: '22:00', duration: long}]}", "", "/maintenance/windows/0"},
+		{"maintenance: {apiVersion: gpuslice.io/v1alpha1, kind: Maintenance}", "", "at '/maintenance': additional properties"},
+		{"migConfigs: [a]", "", "/migConfigs"},
+		{"migConfigs: 'version: [v1'", "", "migConfigs: it is no YAML"},
+		{"migConfigs: '{version: v2, mig-configs: {}}'", "", "it must have version: v1"},
+		{"migConfigs: '{version: v1, mig-configs: {small: {devices: all, mig-enabled: true}}}'", "", "migConfigs: small must be a list"},
+		{"migConfigs: '{version: v1, mig-configs: {small: [{devices: all, mig-enabled: true, mig-device: {}}]}}'", "", "small has a rule with mig-device, and"},
+		{"migConfigs: '{version: v1, mig-configs: {small: [{mig-enabled: yes please}]}}'", "", "each rule of small must say devices"},
+		{"settings: {migConfigMap: {name: mine}}", "", "migConfigs: settings.migConfigMap names another ConfigMap or key"},
+		{"settings: {migConfigMap: {key: mine}}", "", "migConfigs: settings.migConfigMap names another ConfigMap or key"},
+		{"profiles: {whole: {sharing: none}}\nsettings: {profiles: {namespace: other}}", "", "settings.profiles.namespace: the agents may read ConfigMaps of the release's namespace gpuslice only"},
+		{"settings: {maintenance: {namespace: other}}", "", "settings.maintenance.namespace"},
+		{"migConfigs: ''\nsettings: {migConfigMap: {namespace: other}}", "", "settings.migConfigMap.namespace"},
+		{"settings: {devicePlugin: {configMap: {namespace: other}}}", "", "settings.devicePlugin.configMap.namespace"},
+		{"settings: {devicePlugin: {configFile: /etc/nvidia/config.yaml}}", "", "/etc/nvidia/config.yaml is not below /var/lib/gpuslice/device-plugin"},
+		{"settings: {devicePlugin: {configFile: /var/lib/gpuslice/device-plugin/../x}}", "", "is not below /var/lib/gpuslice/device-plugin"},
+		{"devicePlugin: {enabled: true}\nsettings: {devicePlugin: {configFile: /var/lib/gpuslice/device-plugin/x}}", "", "the pods of devicePlugin.enabled read"},
+		{"settings: {reboot: {policy: delegate, sentinel: /run/reboot-required}}", "", "/run/reboot-required is not below /run/host"},
+		{"podLabels: {app.kubernetes.io/name: other}", "", "podLabels: the chart sets app.kubernetes.io/name itself"},
+		{"podAnnotations: {checksum/settings: none}", "", "podAnnotations: the chart sets"},
+		{"podMonitor: {labels: {helm.sh/chart: mine}}", "", "podMonitor.labels: the chart sets helm.sh/chart itself"},
+		{"settings: null", "", "missing property 'settings'"},
 		{"", "v1.29.14", "set it to false, and read deploy/SECURITY.md"},
 		{"settings: {podAccess: impersonation}", "v1.35.4", "which came with 1.36: set it to auto"},
 		{"settings: {podAccess: policy}\npolicies: {enabled: false}", "", "policy takes policies.enabled"},
@@ -283,6 +307,38 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		if out, err := helm(t, "template", test.values, flags...); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%q on %q: error %v, want %q\n%.200s", test.values, test.kube, err, test.want, out)
 		}
+	}
+}
+
+// A null takes a value of the chart away. It is refused by the schema, or works: an error of the template's language helps nobody.
+func TestANullIsRefusedOrWorks(t *testing.T) {
+	said, err := helm(t, "nulls", "devicePlugin: {enabled: true}\npodMonitor: {enabled: true}\nprometheusRule: {enabled: true}\ndashboards: {enabled: true}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	works, refused := 0, 0
+	for line := range strings.Lines(said) {
+		switch path, result, found := strings.Cut(strings.TrimSpace(line), ": "); {
+		case !found:
+			t.Fatalf("helm nulls says %q", line)
+		case result == "works":
+			works++
+		case strings.Contains(result, "specifications of the schema"):
+			refused++
+		default:
+			t.Errorf("%s: null gives %s", path, result)
+		}
+	}
+	if works < 50 || refused < 30 {
+		t.Errorf("%d nulls work and %d are refused", works, refused)
+	}
+}
+
+// People who keep MIG configs in a ConfigMap of their own have the chart make none.
+func TestAConfigMapOfOnesOwnHasMIGConfigs(t *testing.T) {
+	all := objects(t, template(t, "migConfigs: ''\nsettings: {migConfigMap: {name: mine, key: mig.yaml}}"))
+	if all["ConfigMap gpuslice/gpuslice-mig-configs"] != nil {
+		t.Error("the chart makes a ConfigMap that is never read")
 	}
 }
 
