@@ -185,8 +185,30 @@ func (c *comparison) offered(with map[string]string) (nodes int, total, ofNode c
 	return nodes, total, ofNode
 }
 
+// forOthers reports whether queues give by a flavor, and give no GPU.
+func (c *comparison) forOthers(flavor string) bool {
+	given := false
+	for _, q := range c.queues {
+		for _, group := range q.Spec.ResourceGroups {
+			for _, f := range group.Flavors {
+				if f.Name != flavor {
+					continue
+				}
+				if slices.ContainsFunc(f.Resources, func(r kinds.ResourceShare) bool { return kinds.IsGPU(r.Name) }) {
+					return false
+				}
+				given = true
+			}
+		}
+	}
+	return given
+}
+
 func (c *comparison) compareFlavors() {
 	for _, f := range c.flavors {
+		if c.forOthers(f.Name) { // its nodes have nothing to do with GPUs, and may be made when they are needed
+			continue
+		}
 		if nodes, _, _ := c.offered(f.Spec.NodeLabels); nodes == 0 {
 			c.promisesMore("ResourceFlavor "+f.Name, "no node has its labels %s: what is admitted by it stays Pending", labels.FormatLabels(f.Spec.NodeLabels))
 		}

@@ -77,6 +77,15 @@ func TestWhatIsPromisedIsComparedWithWhatNodesOffer(t *testing.T) {
 			[]string{flavor("x", "pool: x"), flavor("z", "size: large"), queue("p", "x", "12"), queue("q", "z", "8")},
 			[]drift.Finding{{About: "ClusterQueues", Text: "20 of nvidia.com/gpu may be admitted by all flavors together, and all nodes offer 12: some nodes have the labels of several flavors"}},
 		},
+		"a flavor that gives no GPUs": {
+			[]string{flavor("x", "pool: none"), "{apiVersion: kueue.x-k8s.io/v1beta2, kind: ClusterQueue, metadata: {name: q}, spec: {resourceGroups: [{coveredResources: [cpu], " +
+				"flavors: [{name: x, resources: [{name: cpu, nominalQuota: 8}]}]}]}}"},
+			nil,
+		},
+		"a flavor without nodes": {
+			[]string{flavor("x", "pool: none"), queue("q", "x", "1")},
+			[]drift.Finding{{About: "ResourceFlavor x", Text: "no node has its labels pool=none: what is admitted by it stays Pending"}},
+		},
 		"more than a number holds": {
 			[]string{flavor("x", "pool: x"), queue("p", "x", "9e18"), queue("q", "x", "9e18")},
 			[]drift.Finding{{About: "ClusterQueues p; q", Text: "18E of nvidia.com/gpu may be admitted by flavor x, and its 2 nodes offer 12: workloads are admitted whose pods stay Pending"}},

@@ -44,6 +44,9 @@ const longestFile = 64 << 20
 // readFile reads a file, or standard input for "-".
 func readFile(file string, stdin io.Reader) ([]byte, error) {
 	from := stdin
+	if file == "" {
+		return nil, errors.New("the name of a file is empty")
+	}
 	if file != "-" {
 		opened, err := os.Open(path.Clean(file))
 		if err != nil {
@@ -149,8 +152,10 @@ func isRead(kind string) bool {
 func (r *reader) manifest(name string, d section, steps []string, top map[string]any) {
 	kind, _ := top["kind"].(string)
 	switch {
-	case kind == "List" || kind == "ConfigMapList":
-		r.list(name, d, steps, top["items"])
+	case kind == "List":
+		r.list(name, d, steps, top["items"], "", nil)
+	case isTypedList(kind, top):
+		r.list(name, d, steps, top["items"], strings.TrimSuffix(kind, "List"), top["apiVersion"])
 	case kind == "ConfigMap":
 		r.configMap(name, d, steps, top)
 	case top["apiVersion"] != nil && kind != "" && !isOurs(top) && !kinds.Known(top):
@@ -169,13 +174,24 @@ func (r *reader) manifest(name string, d section, steps []string, top map[string
 	}
 }
 
-func (r *reader) list(name string, d section, steps []string, items any) {
+// isTypedList recognises a list as the API server gives it, whose items do not say their kind again.
+func isTypedList(kind string, top map[string]any) bool {
+	of, ok := strings.CutSuffix(kind, "List")
+	_, items := top["items"].([]any)
+	return ok && (items || kind == "ConfigMapList") && isRead(of)
+}
+
+// list hands on the items of a list. Those that do not say their kind have that of the list.
+func (r *reader) list(name string, d section, steps []string, items any, kind string, version any) {
 	list, ok := items.([]any)
 	if !ok {
 		r.found(piece{at: name, err: errors.New("items: must be a list")})
 	}
 	for i, item := range list {
 		if top, ok := item.(map[string]any); ok {
+			if kind != "" && top["kind"] == nil {
+				top["kind"], top["apiVersion"] = kind, version
+			}
 			// The next item may overwrite these steps: by then the pieces of this one have been handed on.
 			r.manifest(name, d, append(steps, "items", strconv.Itoa(i)), top)
 			continue

@@ -195,6 +195,20 @@ func TestMigratePassesOverKindsOfOthersWithTheSameName(t *testing.T) {
 	}
 }
 
+// What kubectl get --raw gives are lists whose items do not say their kind.
+func TestMigrateReadsListsOfTheAPIServer(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "lists.yaml")
+	text := `{"apiVersion":"nvidia.com/v1","kind":"ClusterPolicyList","items":[{"metadata":{"name":"p"},"spec":{"migManager":{"enabled":false}}}]}` + "\n---\n" +
+		`{"apiVersion":"v1","kind":"NodeList","items":[{"metadata":{"name":"gpu-1","labels":{"nvidia.com/mig.config":"all-disabled"}}}]}` + "\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	want := "ClusterPolicy p\n  taken over  migManager is off\nNodes\n  taken over  nvidia.com/mig.config=all-disabled: gpu-1\nNo change is needed: install gpuslice.\n"
+	if got, err := migrates(t, "--dry-run", "-f", file); err != nil || got != want {
+		t.Errorf("error %v\n%s", err, got)
+	}
+}
+
 // A command to paste has no text of a file in it that a shell could run.
 func TestMigrateWritesNoTextOfAFileIntoACommand(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "policy.yaml")

@@ -41,6 +41,14 @@ func (o *options) render() *cobra.Command {
 			"Whether GPUs have room for a profile's instances says plan, on a node.",
 		Example: "gpuslice-agent render kueue -f deploy/examples/configmap-pools.yaml --pool small-inference=4x8:NVIDIA-A100-SXM4-80GB --local-queue team/inference\n" +
 			"kubectl -n gpuslice get configmap gpuslice-profiles -o yaml | gpuslice-agent render quota -f - --nodes gpuslice.io/profile --to team",
+		Args: cobra.ArbitraryArgs,
+		// Without this the help would go where a pipe reads manifests, with exit code 0.
+		RunE: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return fmt.Errorf("%s is nothing that it renders: say kueue, flavors, hardwareprofiles or quota", legible.Cut(strconv.Quote(args[0]), longestName))
+			}
+			return errors.New("say what to render: kueue, flavors, hardwareprofiles or quota")
+		},
 	}
 	flags := c.PersistentFlags()
 	flags.StringArrayVarP(&r.files, "file", "f", nil, "file of profiles or MIG configs, as it is or in manifests; several by several flags; - for standard input")

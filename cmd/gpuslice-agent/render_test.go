@@ -73,7 +73,7 @@ func TestValidateIsNotNeededToSeeWhatRenderMisses(t *testing.T) {
 		"kueue -f " + pools + " --pool research=8":                                                    `pool "research=8": write PROFILE=NODESxGPUS:MODEL, like small-inference=4x8:NVIDIA-A100-SXM4-80GB`,
 		"kueue -f " + pools + " --pool research=1x999":                                                "pool research: 999 GPUs of a node: there can be 1 to 64",
 		"kueue -f " + pools + " --pool research=0x8":                                                  "pool research: 0 nodes: there can be 1 to 100000",
-		"kueue -f " + pools + " --pool research=1x8":                                                  "name the model of its GPUs, like research=1x8:NVIDIA-A100-SXM4-80GB",
+		"kueue -f " + pools + " --pool research=1x8":                                                  "pool research: the profile is about model NVIDIA-A100*: name the model of its GPUs, like research=1x8:NVIDIA-A100-SXM4-80GB",
 		"kueue -f " + pools + " --pool reserch=1x8":                                                   `no profile or MIG config is named "reserch": did you mean research?`,
 		"kueue -f " + pools + " --pool all-1g.10gb=1x8":                                               "all-1g.10gb is not in the files: the agent makes such configs from the GPUs that it sees",
 		"kueue -f " + pools + " --pool small-inference=1x8:NVIDIA-L4":                                 "profile \"small-inference\"",
@@ -81,8 +81,10 @@ func TestValidateIsNotNeededToSeeWhatRenderMisses(t *testing.T) {
 		"quota -f " + pools + " --pool research=1x8:NVIDIA-A100 --to a --priority other=1":            "priority other: none of the pools is of this name",
 		"kueue -f " + pools + " --pool research=1x8:NVIDIA-A100 --local-queue a":                      `flag --local-queue is "a": write NAMESPACE/NAME`,
 		"kueue -f " + pools + " --pool balanced-inference=1x8:NVIDIA-A100-80GB --mig-strategy single": "MIG strategy is single",
-		"kueue -f " + pools + " --nodes a=(":                                                          `flag --nodes is "a=(": `,
-		"kueue -f " + pools + " --pool research=1x8 --mig-strategy none":                              `flag --mig-strategy is "none": write single or mixed`,
+		"":                                   "say what to render: kueue, flavors, hardwareprofiles or quota",
+		"hardwareprofile -f " + pools:        `"hardwareprofile" is nothing that it renders: say kueue`,
+		"kueue -f " + pools + " --nodes a=(": `flag --nodes is "a=(": `,
+		"kueue -f " + pools + " --pool research=1x8 --mig-strategy none": `flag --mig-strategy is "none": write single or mixed`,
 	} {
 		if got := rendered(t, strings.Fields(args)...); !strings.HasPrefix(got, "error: ") || !strings.Contains(got, want) {
 			t.Errorf("render %s: says\n%s\nwant %s", args, got, want)

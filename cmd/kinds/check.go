@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/validation"
 	strict "sigs.k8s.io/json"
 
 	"github.com/gpuslice/gpuslice/config"
@@ -147,8 +148,12 @@ func Check(top map[string]any, text []byte) error {
 	for _, u := range unknown {
 		wrong = config.AddMistake(wrong, k.unknownField(u))
 	}
-	if name, _, _ := metaOf(top); name == "" {
+	name, namespace, _ := metaOf(top)
+	if name == "" {
 		wrong = config.AddMistake(wrong, &config.InvalidError{Field: "metadata", Want: "has no name"})
+	}
+	for _, err := range append(checkName("metadata.name", name), checkNamespace(namespace)...) {
+		wrong = config.AddMistake(wrong, err)
 	}
 	for _, err := range k.check(object) {
 		wrong = config.AddMistake(wrong, err)
@@ -244,8 +249,25 @@ func invalid(field, value, want string, args ...any) error {
 	return &config.InvalidError{Field: field, Value: value, Want: fmt.Sprintf(want, args...)}
 }
 
+// checkName refuses what the API server refuses as the name of an object. That it is missing is for others to say.
+func checkName(field, name string) []error {
+	if name == "" || len(validation.IsDNS1123Subdomain(name)) == 0 {
+		return nil
+	}
+	return []error{invalid(field, strconv.Quote(name),
+		"is no name that Kubernetes takes: write lower-case letters, digits, '-' and '.', at most 253, beginning and ending with a letter or digit")}
+}
+
+func checkNamespace(name string) []error {
+	if name == "" || len(validation.IsDNS1123Label(name)) == 0 {
+		return nil
+	}
+	return []error{invalid("metadata.namespace", strconv.Quote(name),
+		"is no name of a namespace: write lower-case letters, digits and '-', at most 63, beginning and ending with a letter or digit")}
+}
+
 func checkFlavor(f *ResourceFlavor) []error {
-	var wrong []error
+	wrong := checkName("spec.topologyName", f.Spec.TopologyName)
 	for _, of := range []struct {
 		field string
 		n     int
@@ -264,11 +286,11 @@ func checkLocalQueue(q *LocalQueue) []error {
 	if q.Spec.ClusterQueue == "" {
 		return []error{invalid("spec.clusterQueue", "", "is missing")}
 	}
-	return nil
+	return checkName("spec.clusterQueue", q.Spec.ClusterQueue)
 }
 
 func checkClusterQueue(q *ClusterQueue) []error {
-	var wrong []error
+	wrong := checkName("spec.cohortName", q.Spec.CohortName)
 	if q.Spec.NamespaceSelector == nil {
 		wrong = append(wrong, invalid("spec.namespaceSelector", "", "is missing, so that no namespace may use the queue: for all write {}"))
 	}
@@ -278,6 +300,9 @@ func checkClusterQueue(q *ClusterQueue) []error {
 	resources, flavors := map[string]int{}, map[string]int{} // and the group that has them, from 1
 	for g, group := range q.Spec.ResourceGroups {
 		at := fmt.Sprintf("spec.resourceGroups[%d]", g)
+		if len(group.CoveredResources) == 0 || len(group.Flavors) == 0 {
+			wrong = append(wrong, invalid(at, "", "needs at least one of coveredResources, and one of flavors"))
+		}
 		for _, name := range group.CoveredResources {
 			if other := resources[name]; other > 0 {
 				wrong = append(wrong, invalid(at+".coveredResources", name, "is covered by resourceGroups[%d] too: a resource is in one group", other-1))
@@ -287,6 +312,7 @@ func checkClusterQueue(q *ClusterQueue) []error {
 		}
 		for f, flavor := range group.Flavors {
 			of := fmt.Sprintf("%s.flavors[%d]", at, f)
+			wrong = append(wrong, checkName(of+".name", flavor.Name)...)
 			if other := flavors[flavor.Name]; other > 0 {
 				wrong = append(wrong, invalid(of+".name", flavor.Name, "is in resourceGroups[%d] too: a flavor is in one group, once", other-1))
 			}
@@ -365,6 +391,8 @@ func checkScheduling(s *Scheduling) []error {
 		return []error{invalid(at+".type", s.Type, "needs node, and no kueue")}
 	case s.Type != SchedulingQueue && s.Type != SchedulingNode:
 		return []error{invalid(at+".type", strconv.Quote(s.Type), "must be Queue or Node")}
+	case s.Kueue != nil:
+		return checkName(at+".kueue.localQueueName", s.Kueue.LocalQueueName)
 	}
 	return nil
 }
@@ -396,6 +424,9 @@ func checkQuota(q *resourceQuota) []error {
 		field := "spec.hard." + string(name)
 		asked, isRequest := strings.CutPrefix(string(name), requestsPrefix)
 		limited, isLimit := strings.CutPrefix(string(name), limitsPrefix)
+		if hard := q.Spec.Hard[name]; hard.Sign() < 0 {
+			wrong = append(wrong, invalid(field, hard.String(), "cannot be below 0"))
+		}
 		switch {
 		case isLimit && IsGPU(limited):
 			wrong = append(wrong, invalid(field, "", "is counted by nobody: of such resources Kubernetes counts requests, which are their limits too; leave it out, and have %s%s", requestsPrefix, limited))

@@ -167,7 +167,8 @@ func (from Sources) offers(p Pool) ([]Offer, error) {
 	}
 	wishes, err := catalog.ProfileWishes(p.Name, gpus)
 	if none, ok := errors.AsType[*config.NoSelectedGPUError](err); ok && p.Model == "" {
-		return nil, fmt.Errorf("%w: name the model of its GPUs, like %s=%dx%d:NVIDIA-A100-SXM4-80GB", none, p.Name, p.Nodes, p.GPUs)
+		return nil, fmt.Errorf("the profile is about %s: name the model of its GPUs, like %s=%dx%d:NVIDIA-A100-SXM4-80GB",
+			legible.Listed(none.Selectors), p.Name, p.Nodes, p.GPUs)
 	}
 	if err != nil {
 		return nil, err
