@@ -104,10 +104,10 @@ func New(o Options) *Agent {
 		events: events.Recorder{To: o.Events},
 		sets:   holders.NewDaemonSets(o.Client, c),
 		marks: fence.Fence{
-			Taint: state.FenceTaint(), StartupKey: config.TaintNotReady, JournalKey: config.AnnotationJournal, KeepCordonedKey: config.AnnotationKeepCordoned,
+			Taint: state.FenceTaint(), StartupKeys: o.Settings.StartupTaints().Keys(), JournalKey: config.AnnotationJournal, KeepCordonedKey: config.AnnotationKeepCordoned,
 		},
 		objects:   objects,
-		nodes:     nodewrite.Writer{Client: o.Client, Timeout: o.Settings.Timeouts.APICall, Saw: objects.SawNode},
+		nodes:     nodewrite.Writer{Client: o.Client, Timeout: o.Settings.Timeouts.APICall, Saw: objects.SawNode, Startup: o.Settings.StartupTaints()},
 		wakes:     &wake.Sources{Client: o.Client, Objects: objects, Driver: o.Driver, Clock: c, Log: o.Log},
 		record:    &hostrecord.Keeper{Store: o.Record, Log: o.Log.Named("record")},
 		budget:    budget.New(c, o.Settings),
@@ -156,6 +156,7 @@ func (a *Agent) addSteps(o Options) {
 	a.turn = &slot.Turn{
 		Slots: &fleet.Slots{
 			Client: o.Client, Namespace: o.Settings.Maintenance.Namespace, Clock: a.clock, Timeout: o.Settings.Timeouts.APICall, Log: o.Log.Named("fleet"),
+			Startup: o.Settings.StartupTaints(),
 		},
 		Namespace: o.Settings.Maintenance.Namespace, Clock: a.clock, Log: o.Log,
 	}

@@ -30,9 +30,11 @@ func (a *Agent) observe(ctx context.Context) (state.Observed, error) {
 	}
 	seen.Node = node
 	seen.Marks.Tools = fence.Markers(node, a.settings.Operands)
-	seen.Marks.Fenced, seen.Marks.Startup = a.marks.IsRaised(node), a.marks.Startup(node)
+	seen.Marks.Fenced = a.marks.IsRaised(node)
 	a.rebooter.ObserveBoot(ctx, &seen)
-	if err := a.ledger.Observe(ctx, &seen); err != nil {
+	err = a.ledger.Observe(ctx, &seen)
+	seen.Marks.Startup = a.fencing.Startup(node, seen.Journal)
+	if err != nil {
 		return seen, err
 	}
 	if err = a.files.Observe(call, &seen); err != nil {
@@ -113,7 +115,7 @@ func (a *Agent) observeOthers(seen *state.Observed) {
 // planned returns what the planner needs of the observation.
 func (a *Agent) planned(s state.Observed, want state.Desired) plan.Observed {
 	out := plan.Observed{
-		GPUs: s.GPUs, Fenced: s.Marks.Fenced, Startup: s.Marks.Startup != nil, Undo: want.Undo, Reboots: s.Reboots, CDI: s.Specs,
+		GPUs: s.GPUs, Fenced: s.Marks.Fenced, Startup: len(s.Marks.Startup) > 0, Undo: want.Undo, Reboots: s.Reboots, CDI: s.Specs,
 		Capacity: plan.Capacity{Agreed: s.Capacity.Proof.Agreed}, Orphaned: s.Leftovers.Orphan.Exists(), Breached: s.Uncordoned() && !want.Undo &&
 			(a.settings.With(want.Drain).Drain.OnUncordon == config.UncordonRefence || s.Other(want)),
 		Slot:  a.turn.Planned(s, want),

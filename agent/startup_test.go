@@ -1,14 +1,19 @@
 package agent_test
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpuslice/gpuslice/agent/hostrecord"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
@@ -87,5 +92,169 @@ func TestAFreshNodeThatCannotBeMadeReadyStaysTainted(t *testing.T) {
 				t.Errorf("unschedulable is %t, taints are %v; want the startup taint alone", n.Spec.Unschedulable, n.Spec.Taints)
 			}
 		})
+	})
+}
+
+// secondStartup is a startup taint that the settings may name.
+const secondStartup = "startup-taint.cluster-autoscaler.kubernetes.io/gpuslice"
+
+// registered are the startup taints of a node that was registered with every kind of them.
+var registered = []corev1.Taint{
+	{Key: config.TaintNotReady, Effect: corev1.TaintEffectNoSchedule},
+	{Key: secondStartup, Value: "pool-a", Effect: corev1.TaintEffectNoExecute},
+	{Key: secondStartup, Effect: corev1.TaintEffectPreferNoSchedule},
+}
+
+// registerWith registers the node with these taints, and the agent with the second key, or without.
+func registerWith(t *testing.T, known bool, taints ...corev1.Taint) *world {
+	t.Helper()
+	w := newWorld(t, h100)
+	w.edit(func(n *corev1.Node) { n.Spec.Taints = append(n.Spec.Taints, taints...) })
+	w.knows(known)
+	return w
+}
+
+// knows restarts the agent with settings that name the second key, or no more.
+func (w *world) knows(second bool) {
+	w.settings.StartupTaint = ""
+	if second {
+		w.settings.StartupTaint = secondStartup
+	}
+	w.restart()
+}
+
+// has fails the test if the node has other taints than these, or a cordon.
+func (w *world) has(taints ...corev1.Taint) {
+	w.t.Helper()
+	n := w.node()
+	less := func(a, b corev1.Taint) bool { return a.ToString() < b.ToString() }
+	if diff := cmp.Diff(taints, n.Spec.Taints, cmpopts.SortSlices(less), cmpopts.EquateEmpty()); diff != "" || n.Spec.Unschedulable {
+		w.t.Errorf("unschedulable is %t, taints (-want +has):\n%s", n.Spec.Unschedulable, diff)
+	}
+}
+
+// Promises 8 and 9: all startup taints go together, once the capacity is proven, and exactly those come back if it is not. Wherever the agent is
+// killed, the next one ends the same.
+func TestAFreshNodeWithStartupTaintsOfTwoKeysIsOpenedOrIsAsItWas(t *testing.T) {
+	t.Parallel()
+	ended := map[string]int{}
+	for _, taints := range [][]corev1.Taint{registered, registered[:1], registered[1:2], registered[1:]} {
+		for _, fails := range []bool{false, true} {
+			for _, after := range []bool{false, true} {
+				for n, more := 0, true; more; n++ {
+					synctest.Test(t, func(t *testing.T) {
+						w := registerWith(t, true, taints...)
+						if fails {
+							w.fail(gpusim.CreateGpuInstanceWithPlacement)
+						}
+						more = false
+						die := func(hostrecord.Record) error {
+							if w.disk.writes == n && !more {
+								more = true
+								panic(killed{})
+							}
+							return nil
+						}
+						if after {
+							w.disk.after = die
+						} else {
+							w.disk.refuses = die
+						}
+						w.label("all-balanced")
+						w.until("the end", func() {}, func() bool {
+							reason := config.Reason(w.condition().Reason)
+							return !w.owed() && (reason == config.ReasonConverged || reason == config.ReasonHardwareFailure)
+						})
+						if w.condition().Reason == string(config.ReasonHardwareFailure) {
+							w.has(taints...)
+						} else { // also after a failure that the agent was killed before it could note
+							w.has()
+						}
+						ended[w.condition().Reason]++
+					})
+				}
+			}
+		}
+	}
+	if ended[string(config.ReasonConverged)] < 20 || ended[string(config.ReasonHardwareFailure)] < 20 {
+		t.Errorf("changes have ended by %v: this does not show what it should", ended)
+	}
+}
+
+// The settings come to name the second key in the middle of a change, or name it no more: behind the fence, and after it was opened.
+func TestNoStartupTaintIsLostWhenTheSettingsChangeInTheMiddleOfAChange(t *testing.T) {
+	t.Parallel()
+	for _, opened := range []bool{false, true} {
+		for _, known := range []bool{false, true} {
+			for _, undone := range []bool{false, true} {
+				t.Run(fmt.Sprintf("opened %t, known at first %t, undone %t", opened, known, undone), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						w := registerWith(t, known, registered...)
+						w.label("all-balanced")
+						w.passes("the fence", func() bool {
+							return w.owed() && slices.ContainsFunc(w.node().Spec.Taints, func(t corev1.Taint) bool { return t.Key == config.TaintNotReady }) != opened
+						})
+						w.knows(!known)
+						if undone {
+							w.label("all-9g.999gb") // which no node can have: back to what was
+							w.settle(config.ReasonUnknownConfig)
+							w.has(registered...)
+							return
+						}
+						w.settle(config.ReasonConverged)
+						w.has()
+					})
+				})
+			}
+		}
+	}
+}
+
+// A node that nobody makes ready says by which taints it is kept.
+func TestTheTaintsOfANodeThatCannotBeMadeReadyAreNamed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := registerWith(t, true, registered...)
+		w.label("all-9g.999gb")
+		c := w.settle(config.ReasonUnknownConfig)
+		if want := "; the node keeps the taints " + config.TaintNotReady + ", " + secondStartup + " until this is mended"; !strings.HasSuffix(c.Message, want) {
+			t.Errorf("the message is %q, want one that ends with %q", c.Message, want)
+		}
+		w.has(registered...)
+	})
+}
+
+// A pod of another node, and a person, learn by the diagnosis which taints are startup taints.
+func TestTheDiagnosisKnowsTheStartupTaintsOfTheSettings(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := registerWith(t, true, append(registered[:2:2], corev1.Taint{Key: "team", Effect: corev1.TaintEffectNoSchedule})...)
+		w.label("all-9g.999gb")
+		w.settle(config.ReasonUnknownConfig)
+		got := map[string]bool{}
+		for _, seen := range w.diagnose(true).Taints {
+			got[seen.Key] = seen.Startup
+		}
+		if diff := cmp.Diff(map[string]bool{config.TaintNotReady: true, secondStartup: true}, got); diff != "" {
+			t.Errorf("startup taints of the diagnosis (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// The agent would put the taint there and take it away, for ever.
+func TestAProfileWithTheStartupTaintOfTheSettingsIsRefused(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.settings.StartupTaint = "example.com/fresh"
+		w.setFile("profiles", onePart+"    taints: [{key: example.com/fresh, effect: NoSchedule}]\n")
+		w.settings.Profiles = config.ConfigMapKey{Namespace: "gpuslice", Name: "profiles", Key: "config.yaml"}
+		w.restart()
+		w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelProfile, "seven") })
+		c := w.settle(config.ReasonInvalidCatalog)
+		if want := `profile seven: taints[0].key: "example.com/fresh" is startupTaint of the settings`; !strings.Contains(c.Message, want) {
+			t.Errorf("the message is %q, want %q in it", c.Message, want)
+		}
+		w.has()
 	})
 }

@@ -519,7 +519,7 @@ func (w *world) turn() {
 	w.bury()
 	n := w.node()
 	fenced := slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
-		return t.Key == config.TaintRepartitioning || t.Key == config.TaintNotReady
+		return t.Key == config.TaintRepartitioning || t.Key == config.TaintNotReady || t.Key == secondStartup
 	})
 	w.deploy(n)
 	plugins, err := w.client.CoreV1().Pods("kube-system").List(ctx, metav1.ListOptions{})

@@ -37,6 +37,7 @@ type inputs struct {
 	Recover        recoverInputs        `json:"recover"`
 	Timeouts       timeoutInputs        `json:"timeouts"`
 	Retry          retryInputs          `json:"retry"`
+	StartupTaint   scalar               `json:"startupTaint"`
 }
 
 type configMapInputs struct {
@@ -232,6 +233,7 @@ func inputsOf(s Settings) inputs {
 			Failures: scalar(strconv.Itoa(s.Retry.Failures)), First: scalar(s.Retry.First.String()),
 			Longest: scalar(s.Retry.Longest.String()), NoEffect: scalar(strconv.Itoa(s.Retry.NoEffect)),
 		},
+		StartupTaint: scalar(s.StartupTaint),
 	}
 	return in
 }

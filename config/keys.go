@@ -111,7 +111,7 @@ const (
 	// TaintRepartitioning fences the node while its GPUs change.
 	TaintRepartitioning = "gpuslice.io/repartitioning"
 	// TaintNotReady is a taint with which kubelet registers a node, to keep pods away until the GPUs are as the labels ask
-	// and their capacity is proven. The agent removes it then.
+	// and their capacity is proven. The agent removes it then. The settings may name a second one: Settings.StartupTaints are both.
 	TaintNotReady = "gpuslice.io/not-ready"
 	// TaintGPUUnhealthy keeps new pods from a node while one of its GPUs cannot be used or trusted, where the settings say so. With a
 	// value other than ValueGPUUnhealthy it is somebody else's.

@@ -83,12 +83,20 @@ func (c *checks) nodeTaints(raw json.RawMessage) []corev1.Taint {
 func (c *checks) nodeKey(field, key string) {
 	problems := validation.IsQualifiedName(key)
 	c.refuseEach(field, key, problems)
-	domain, _, _ := strings.Cut(key, "/")
+	if foreign := foreignDomain(key); len(problems) == 0 && foreign != "" {
+		c.refuse(field, key, fmt.Sprintf("is under %s, whose keys are not a profile's to set: take one of your own", foreign))
+	}
+}
+
+// foreignDomain returns the one of foreignDomains that the key is under, or "".
+func foreignDomain(key string) string {
+	domain, _, has := strings.Cut(key, "/")
 	for _, foreign := range foreignDomains {
-		if len(problems) == 0 && domain != key && (domain == foreign || strings.HasSuffix(domain, "."+foreign)) {
-			c.refuse(field, key, fmt.Sprintf("is under %s, whose keys are not a profile's to set: take one of your own", foreign))
+		if has && (domain == foreign || strings.HasSuffix(domain, "."+foreign)) {
+			return foreign
 		}
 	}
+	return ""
 }
 
 // nodeValue checks the value of a label or taint, which may be empty.

@@ -43,6 +43,7 @@ type Settings struct {
 	PodAccess      PodAccess
 	Timeouts       Timeouts
 	Retry          Retry
+	StartupTaint   string // key of a startup taint beside TaintNotReady; empty for none
 }
 
 // ConfigMapKey is a file in a ConfigMap.
@@ -297,6 +298,7 @@ func (in inputs) settings() (Settings, error) {
 			Longest:  c.duration("retry.longest", in.Retry.Longest, 100*time.Millisecond, time.Hour),
 			NoEffect: c.count("retry.noEffect", in.Retry.NoEffect),
 		},
+		StartupTaint: c.startupTaint("startupTaint", in.StartupTaint),
 	}
 	if len(c) == 0 && s.Retry.Longest < s.Retry.First {
 		c.refuse("retry.longest", string(in.Retry.Longest), "is less than retry.first, "+s.Retry.First.String())

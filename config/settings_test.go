@@ -76,6 +76,7 @@ units: [nvidia-dcgm.service, 'monitor@gpu\x2d0.socket']
 recover: {adopt: [mig-manager]}
 timeouts: {driverCall: 1m, apiCall: 5s, capacity: 10m, drain: 1h30m, unit: 30s, reboot: 24h, driverUpgrade: 45m}
 retry: {failures: 3, first: 1s, longest: 1m, noEffect: 5}
+startupTaint: startup-taint.cluster-autoscaler.kubernetes.io/gpuslice
 `))
 		if err != nil {
 			t.Fatal(err)
@@ -121,6 +122,8 @@ retry: {failures: 3, first: 1s, longest: 1m, noEffect: 5}
 				Unit: 30 * time.Second, Reboot: 24 * time.Hour, DriverUpgrade: 45 * time.Minute,
 			},
 			Retry: config.Retry{Failures: 3, First: time.Second, Longest: time.Minute, NoEffect: 5},
+
+			StartupTaint: "startup-taint.cluster-autoscaler.kubernetes.io/gpuslice",
 		}
 		if diff := cmp.Diff(want, got, selectorsAsText); diff != "" {
 			t.Errorf("settings (-want +got):\n%s", diff)
@@ -269,6 +272,31 @@ func TestSettingsAreRefused(t *testing.T) {
 		"for a taint that would end pods": {
 			file: head + "health: {taint: NoExecute}\n",
 			want: []string{`health.taint: "NoExecute" must be none or NoSchedule or PreferNoSchedule`},
+		},
+		"for a startup taint that is no key": {
+			file: head + "startupTaint: a/b/c\n",
+			want: []string{"startupTaint: \"a/b/c\" a valid label key must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character " +
+				"(e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]') with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"},
+		},
+		"for a startup taint that there is already": {
+			file: head + "startupTaint: gpuslice.io/not-ready\n",
+			want: []string{`startupTaint: "gpuslice.io/not-ready" is a startup taint without being named: leave it out, or name a second one`},
+		},
+		"for the agent's own fence as a startup taint": {
+			file: head + "startupTaint: gpuslice.io/repartitioning\n",
+			want: []string{`startupTaint: "gpuslice.io/repartitioning" is under gpuslice.io, whose taints other programs set and lift: take a key of your own, or startup-taint.cluster-autoscaler.kubernetes.io/gpuslice`},
+		},
+		"for the taint of a node that is not Ready as a startup taint": {
+			file: head + "startupTaint: node.kubernetes.io/not-ready\n",
+			want: []string{`startupTaint: "node.kubernetes.io/not-ready" is under kubernetes.io, whose taints other programs set and lift: take a key of your own, or startup-taint.cluster-autoscaler.kubernetes.io/gpuslice`},
+		},
+		"for a status taint of cluster-autoscaler as a startup taint": {
+			file: head + "startupTaint: status-taint.cluster-autoscaler.kubernetes.io/gpuslice\n",
+			want: []string{`startupTaint: "status-taint.cluster-autoscaler.kubernetes.io/gpuslice" is under kubernetes.io, whose taints other programs set and lift: take a key of your own, or startup-taint.cluster-autoscaler.kubernetes.io/gpuslice`},
+		},
+		"for NVIDIA's taint as a startup taint": {
+			file: head + "startupTaint: nvidia.com/gpu\n",
+			want: []string{`startupTaint: "nvidia.com/gpu" is under nvidia.com, whose taints other programs set and lift: take a key of your own, or startup-taint.cluster-autoscaler.kubernetes.io/gpuslice`},
 		},
 		"for pressure that cannot be": {
 			file: head + "memoryPressure: {threshold: 101, clear: 90%, for: 2h}\nstaleResources: bust\npodAccess: admin\nhealth: {kernelLog: always}\n",

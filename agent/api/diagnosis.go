@@ -90,6 +90,8 @@ type TaintSeen struct {
 	Effect corev1.TaintEffect `json:"effect"`
 	Since  time.Time          `json:"since,omitzero"`
 	Means  string             `json:"means"`
+	// Startup: the node was registered with it, and the agent takes it away when the capacity is proven.
+	Startup bool `json:"startup,omitempty"`
 }
 
 // PodSeen is a pod that holds a GPU, or has to leave.

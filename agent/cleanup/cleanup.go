@@ -42,6 +42,7 @@ type Cleaner struct {
 	// only an agent of this host can write.
 	Published func(ctx context.Context) (nodekeys.Keys, error)
 	Files     []File
+	Startup   config.StartupTaints
 }
 
 // Report says what was removed, or would be, and what stays there.
@@ -65,7 +66,7 @@ func (c *Cleaner) Clean(ctx context.Context, dryRun bool) (Report, error) {
 	if err != nil {
 		return r, fmt.Errorf("reading which labels and taints a profile has put on the node: %w", err)
 	}
-	found := lookAt(node, published)
+	found := c.lookAt(node, published)
 	r.Left = found.left
 	if dryRun {
 		r.Removed = append(found.names(), c.paths()...)
@@ -132,7 +133,7 @@ func (c *Cleaner) removeConditions(ctx context.Context, node *corev1.Node, found
 
 // removeKeys removes labels, annotations and taints in one write, of the node as it is then.
 func (c *Cleaner) removeKeys(ctx context.Context, node *corev1.Node, published nodekeys.Keys) error {
-	writer := nodewrite.Writer{Client: c.Client, Timeout: c.Timeout}
+	writer := nodewrite.Writer{Client: c.Client, Timeout: c.Timeout, Startup: c.Startup}
 	fresh, err := c.read(ctx) // the write above has changed its version
 	if err != nil {
 		return err
@@ -144,7 +145,7 @@ func (c *Cleaner) removeKeys(ctx context.Context, node *corev1.Node, published n
 		if _, owed := node.Annotations[config.AnnotationJournal]; owed {
 			return nil, errOwed
 		}
-		return lookAt(node, published).patch(node)
+		return c.lookAt(node, published).patch(node)
 	})
 	if err != nil {
 		return fmt.Errorf("removing labels, annotations and taints from node %s: %w", c.Node, err)
@@ -165,7 +166,7 @@ var kubeletsConditions = []corev1.NodeConditionType{
 }
 
 // lookAt finds what agents have left on the node.
-func lookAt(node *corev1.Node, published nodekeys.Keys) found {
+func (c *Cleaner) lookAt(node *corev1.Node, published nodekeys.Keys) found {
 	var f found
 	wrote := writtenBy(node, nodewrite.FieldManager)
 	for _, key := range []string{config.AnnotationStatus, config.AnnotationPublished, config.AnnotationPlan} {
@@ -192,12 +193,12 @@ func lookAt(node *corev1.Node, published nodekeys.Keys) found {
 			f.conditions = append(f.conditions, string(c.Type))
 		}
 	}
-	f.left = leftOn(node, wrote, published)
+	f.left = c.leftOn(node, wrote, published)
 	return f
 }
 
 // leftOn lists what an agent may have written and does not remove: that would change what the node's pods get.
-func leftOn(node *corev1.Node, wrote written, published nodekeys.Keys) []string {
+func (c *Cleaner) leftOn(node *corev1.Node, wrote written, published nodekeys.Keys) []string {
 	var out []string
 	if _, there := node.Annotations[config.AnnotationPublished]; there && published.Empty() {
 		out = append(out, "annotation "+config.AnnotationPublished+", which names labels and taints of a profile: the host has no record of which "+
@@ -212,9 +213,9 @@ func leftOn(node *corev1.Node, wrote written, published nodekeys.Keys) []string 
 		out = append(out, "conditions, of which the node does not say any more that the agent wrote them: its managedFields were removed")
 	}
 	for _, t := range node.Spec.Taints {
-		if t.Key == config.TaintNotReady {
-			out = append(out, fmt.Sprintf("taint %s, with which the node was registered; to remove it: kubectl taint node %s %s-",
-				config.TaintNotReady, node.Name, config.TaintNotReady))
+		if c.Startup.Has(t) {
+			out = append(out, fmt.Sprintf("taint %s, with which the node was registered; to remove it: kubectl taint node %s %s:%s-",
+				t.Key, node.Name, t.Key, t.Effect))
 		}
 	}
 	return out

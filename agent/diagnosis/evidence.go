@@ -276,8 +276,8 @@ func (e Evidence) taints() []api.TaintSeen {
 			seen.Means = "ours: the node is fenced"
 		case t.Key == config.TaintGPUUnhealthy && t.Value == config.ValueGPUUnhealthy:
 			seen.Means = "ours: a GPU cannot be used or trusted"
-		case t.Key == config.TaintNotReady:
-			seen.Means = "the node is new, and its capacity is not proven"
+		case slices.ContainsFunc(e.Marks.Startup, func(s corev1.Taint) bool { return s.MatchTaint(&t) }):
+			seen.Startup, seen.Means = true, "the node is new, and its capacity is not proven"
 		case t.Key == corev1.TaintNodeUnschedulable && !e.Node.Spec.Unschedulable:
 			seen.Means = "left behind by a cordon that is lifted"
 		default:
@@ -371,7 +371,7 @@ func (e Evidence) parked() bool {
 
 // ours reports whether a mark of the agent keeps pods or operands away.
 func (e Evidence) ours() bool {
-	return e.Unreadable != "" || e.Journal != nil && !e.parked() || len(e.leftover) > 0 || e.Marks.Startup != nil
+	return e.Unreadable != "" || e.Journal != nil && !e.parked() || len(e.leftover) > 0 || len(e.Marks.Startup) > 0
 }
 
 // stalled reports whether the agent has reported that it can do no more.

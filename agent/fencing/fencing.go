@@ -86,9 +86,7 @@ func (f *Fencing) Raise(ctx context.Context, seen state.Observed, want state.Des
 		j.Started = f.Clock.Stamp()
 	}
 	j.Cordoned, j.WasUnschedulable = true, seen.ForeignCordon()
-	if seen.Marks.Startup != nil {
-		j.Startup = &journal.Startup{Value: seen.Marks.Startup.Value, Effect: string(seen.Marks.Startup.Effect)}
-	}
+	j.RecordStartup(seen.Marks.Startup)
 	keep(j, seen.Node)
 	if _, err := f.Ledger.Write(ctx, seen, ledger.For(want, plan.Fence), *j, func(node *corev1.Node, text string) ([]byte, error) {
 		return f.Fence.Keeps(j.Kept).Raise(node, text, seen.SpentAnnotations(*j)...)
@@ -100,26 +98,37 @@ func (f *Fencing) Raise(ctx context.Context, seen state.Observed, want state.Des
 }
 
 // Resume removes the taint and leaves the cordon. If a user had cordoned the node before the change and has uncordoned it
-// since, Resume notes that in the journal, so that the end of the change leaves no cordon. Without a journal the taint is all
-// that the agent has set.
+// since, Resume notes that in the journal, so that the end of the change leaves no cordon; and so it does with a startup taint that has come
+// since, before it takes that away. Without a journal the taint is all that the agent has set.
 func (f *Fencing) Resume(ctx context.Context, seen state.Observed, want state.Desired) error {
 	if seen.Journal == nil {
 		return f.Nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) { return f.Fence.Lift(node, false) })
 	}
-	if seen.Journal.WasUnschedulable && !seen.Node.Spec.Unschedulable {
-		j := *seen.Journal
-		j.WasUnschedulable = false
+	j := *seen.Journal
+	uncordoned := j.WasUnschedulable && !seen.Node.Spec.Unschedulable
+	j.WasUnschedulable = j.WasUnschedulable && !uncordoned
+	if j.RecordStartup(seen.Marks.Startup) || uncordoned {
 		return f.Ledger.Amend(ctx, seen, ledger.For(want, plan.ResumeOperands), j)
 	}
 	// A user who has cancelled the change by an uncordon wants no cordon in its place, unless pods would meet GPUs that are
 	// not there yet.
 	if undo := seen.Journal.Undo; undo != nil && undo.Cancelled && len(seen.Capacity.Missing) == 0 {
-		return f.Nodes.Patch(ctx, seen.Node, f.Fence.Uncover)
+		return f.Nodes.Patch(ctx, seen.Node, f.by(seen.Journal).Uncover)
 	}
-	return f.Nodes.Patch(ctx, seen.Node, f.Fence.Open)
+	return f.Nodes.Patch(ctx, seen.Node, f.by(seen.Journal).Open)
 }
 
-// Release gives the node back. A node that has just been registered gets its startup taint back if the change was undone. Learnt is what the
+// Startup returns the startup taints of the node: by the settings, and by the journal of a change that began with others.
+func (f *Fencing) Startup(node *corev1.Node, j *journal.Journal) []corev1.Taint {
+	return f.Fence.Registered(j.StartupKeys()).Startup(node)
+}
+
+// by returns the fence with what the journal says that it has set and may take away.
+func (f *Fencing) by(j *journal.Journal) fence.Fence {
+	return f.Fence.Keeps(j.Kept).Registered(j.StartupKeys())
+}
+
+// Release gives the node back. A node that has just been registered gets its startup taints back if the change was undone. Learnt is what the
 // end of the change has put into the host's record, and the status does not have yet; nil if Release has failed before that.
 func (f *Fencing) Release(ctx context.Context, seen state.Observed, want state.Desired) (learnt *api.Status, err error) {
 	f.Change.IsProven(f.Clock.Now())
@@ -136,10 +145,10 @@ func (f *Fencing) Release(ctx context.Context, seen state.Observed, want state.D
 	}
 	learnt = f.learnForGood(ctx, seen, want)
 	f.Record.Release(ctx, f.Clock.Now())
-	fence := f.Fence.Keeps(seen.Journal.Kept)
+	fence := f.by(seen.Journal)
 	err = f.Nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) {
-		if startup := seen.Journal.Startup; startup != nil && want.Undo && want.Name != "" {
-			return fence.LiftUnready(node, uncordon, startup.Taint())
+		if startup := seen.Journal.Startup(); len(startup) > 0 && want.Undo && want.Name != "" {
+			return fence.LiftUnready(node, uncordon, startup...)
 		}
 		return fence.Lift(node, uncordon)
 	})
@@ -185,14 +194,10 @@ func (f *Fencing) Park(ctx context.Context, seen state.Observed, want state.Desi
 // LeaveJournal gives the node back, and leaves the journal with what the agent owes still.
 func (f *Fencing) LeaveJournal(ctx context.Context, seen state.Observed, p ledger.Purpose, j journal.Journal) error {
 	uncordon := j.Cordoned && !seen.ForeignCordon()
-	lifted := f.Fence.Keeps(j.Kept)
+	lifted := f.by(&j)
 	j.Cordoned, j.Kept = false, nil
-	var startup []corev1.Taint // a node that has just been registered keeps its startup taint meanwhile
-	if j.Startup != nil {
-		startup = append(startup, j.Startup.Taint())
-	}
 	if _, err := f.Ledger.Write(ctx, seen, p, j, func(node *corev1.Node, text string) ([]byte, error) {
-		return lifted.Park(node, text, uncordon, startup...)
+		return lifted.Park(node, text, uncordon, j.Startup()...) // a node that has just been registered keeps its startup taints meanwhile
 	}); err != nil {
 		return err
 	}

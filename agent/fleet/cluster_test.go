@@ -257,7 +257,10 @@ func (w *world) holders() string {
 // restart starts the agent anew: it remembers nothing, and begins a new change.
 func (a *agent) restart() {
 	a.change.Operation = uuid.NewString()
-	a.Slots = &fleet.Slots{Client: clientset.Of(a.client), Namespace: a.namespace, Clock: a.clock, Timeout: 30 * time.Second, Log: zaptest.NewLogger(a.TB)}
+	a.Slots = &fleet.Slots{
+		Client: clientset.Of(a.client), Namespace: a.namespace, Clock: a.clock, Timeout: 30 * time.Second, Log: zaptest.NewLogger(a.TB),
+		Startup: config.Settings{StartupTaint: "example.com/fresh"}.StartupTaints(),
+	}
 }
 
 func (a *agent) pass(d time.Duration) { a.clock.SetTime(a.clock.Now().Add(d)) }

@@ -102,6 +102,7 @@ type Slots struct {
 	Clock     clock.PassiveClock // measures how long other nodes have not renewed; also gives the times that users read
 	Timeout   time.Duration      // of each request; 0 for that of the context alone
 	Log       *zap.Logger
+	Startup   config.StartupTaints // by which a node is not yet available
 
 	views map[string]*view // of the pools, by name
 }

@@ -99,7 +99,7 @@ func (h *history) replay(w *world, at func(holders, away []string)) {
 	for _, e := range h.events {
 		switch object := e.Object.(type) {
 		case *corev1.Node:
-			unavailable[object.Name] = fleet.Unavailable(object) != "" && e.Type != watch.Deleted
+			unavailable[object.Name] = fleet.Unavailable(object, config.StartupTaints{}) != "" && e.Type != watch.Deleted
 		case *coordinationv1.Lease:
 			if object.Name == "end" {
 				continue
@@ -232,6 +232,9 @@ func TestNodesThatAreUnavailableForOtherReasonsCount(t *testing.T) {
 		"unknown":        {func(w *world) { w.ready("other", corev1.ConditionUnknown) }, "not Ready since 2026-12-01T11:30:00Z"},
 		"fenced":         {func(w *world) { w.patch("other", fmt.Sprintf(paused, config.TaintRepartitioning)) }, "being changed by gpuslice"},
 		"not made ready": {func(w *world) { w.patch("other", fmt.Sprintf(paused, config.TaintNotReady)) }, "not yet made ready, it has the taint gpuslice.io/not-ready"},
+		"not made ready, by a taint of the settings": {
+			func(w *world) { w.patch("other", fmt.Sprintf(paused, "example.com/fresh")) }, "not yet made ready, it has the taint example.com/fresh",
+		},
 		"being deleted": {func(w *world) {
 			w.patch("other", `{"metadata":{"finalizers":["example.com/kept"]}}`)
 			w.deleteNode("other")

@@ -59,7 +59,7 @@ func (s *Slots) census(ctx context.Context, pool Pool) (*census, error) {
 		}
 		c.all[node.Name] = node.UID
 		if pool.Selects == nil || pool.Selects(node) {
-			c.members = append(c.members, member{name: node.Name, uid: node.UID, away: Unavailable(node)})
+			c.members = append(c.members, member{name: node.Name, uid: node.UID, away: Unavailable(node, s.Startup)})
 		}
 		return nil
 	})
@@ -90,14 +90,14 @@ func (s *Slots) review(ctx context.Context, pool Pool, c *census, r *record) err
 		if err != nil {
 			return fmt.Errorf("reading node %s, which had a slot of pool %s: %w", h.Node, pool.Name, err)
 		}
-		c.replace(h.Node, node, pool)
+		c.replace(h.Node, node, pool, s.Startup)
 	}
 	c.left = r.state.Left
 	return nil
 }
 
 // replace puts what was read of the node of this name in place of what the census has. Node is nil if there is none.
-func (c *census) replace(name string, node *corev1.Node, pool Pool) {
+func (c *census) replace(name string, node *corev1.Node, pool Pool, startup config.StartupTaints) {
 	delete(c.all, name)
 	c.members = slices.DeleteFunc(c.members, func(m member) bool { return m.name == name })
 	if node == nil || pool.Selector != nil && !pool.Selector.Matches(labels.Set(node.Labels)) {
@@ -106,7 +106,7 @@ func (c *census) replace(name string, node *corev1.Node, pool Pool) {
 	c.all[name] = node.UID
 	if pool.Selects == nil || pool.Selects(node) {
 		i, _ := slices.BinarySearchFunc(c.members, name, func(m member, name string) int { return strings.Compare(m.name, name) })
-		c.members = slices.Insert(c.members, i, member{name: name, uid: node.UID, away: Unavailable(node)})
+		c.members = slices.Insert(c.members, i, member{name: name, uid: node.UID, away: Unavailable(node, startup)})
 	}
 }
 
@@ -185,17 +185,15 @@ func (s *Slots) node(ctx context.Context, name string) (*corev1.Node, error) {
 }
 
 // Unavailable returns why a node takes no pods, or "" if it does.
-func Unavailable(node *corev1.Node) string {
-	tainted := func(key string) bool {
-		return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == key })
-	}
+func Unavailable(node *corev1.Node, startup config.StartupTaints) string {
 	switch {
 	case node.DeletionTimestamp != nil:
 		return "being deleted"
-	case tainted(config.TaintRepartitioning):
+	case slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == config.TaintRepartitioning }):
 		return changing
-	case tainted(config.TaintNotReady):
-		return "not yet made ready, it has the taint " + config.TaintNotReady
+	}
+	if i := slices.IndexFunc(node.Spec.Taints, startup.Has); i >= 0 {
+		return "not yet made ready, it has the taint " + node.Spec.Taints[i].Key
 	}
 	if who, _, cordoned := fence.Cordoner(node); cordoned {
 		if who == "" {

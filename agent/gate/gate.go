@@ -49,7 +49,7 @@ func (g *Gate) Allow(seen state.Observed, want state.Desired, steps []plan.Step)
 // runs no workload, and a GPU that has lost its instances by a reboot serves none.
 func needsWindow(seen state.Observed, want state.Desired, steps []plan.Step) bool {
 	// As long as kubelet does not answer, any pod may hold a GPU, and preflight waits.
-	fresh := seen.Marks.Startup != nil && (seen.Kubelet.Err != nil || !plan.Has(steps, plan.Evict)) || seen.Journal != nil && seen.Journal.Startup != nil
+	fresh := len(seen.Marks.Startup) > 0 && (seen.Kubelet.Err != nil || !plan.Has(steps, plan.Evict)) || len(seen.Journal.Startup()) > 0
 	if fresh || seen.Restores(want) && !plan.Has(steps, plan.Evict) && !plan.Has(steps, plan.Heal) {
 		return false
 	}

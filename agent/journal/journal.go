@@ -13,6 +13,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 	strictjson "sigs.k8s.io/json"
 
 	"github.com/gpuslice/gpuslice/agent/api"
@@ -31,7 +32,8 @@ const (
 	ofLost     = 4 // and what the agent owes the host by a journal that was lost
 	ofEnds     = 5 // and that a user has cancelled the change, or that the node was given back until its reboot
 	ofKept     = 6 // and the annotations by which autoscalers let the node be
-	newest     = ofKept
+	ofStartup  = 7 // and startup taints with other keys than config.TaintNotReady, or several
+	newest     = ofStartup
 )
 
 // Journal is what the agent must give back to the node: an annotation that it writes before it changes anything, and removes in the
@@ -54,7 +56,8 @@ type Journal struct {
 	Strategy         config.MIGStrategy `json:"strategy,omitempty"`   // MIG strategy in the device plugin's environment or arguments
 	Operands         []string           `json:"operands"`             // UIDs of the device plugin pods from before the change
 	Kept             []string           `json:"kept,omitempty"`       // annotations that it sets, by which autoscalers let the node be
-	Startup          *Startup           `json:"startup,omitempty"`    // the taint with which kubelet had registered the node
+	NotReady         *StartupTaint      `json:"startup,omitempty"`    // the one taint with which kubelet had registered the node; its key is config.TaintNotReady
+	Startups         []StartupTaint     `json:"startups,omitempty"`   // all of them, in its place, where there are several or one has another key
 	Paused           map[string]string  `json:"paused,omitempty"`     // labels of operands that it changes, with their former values
 	Stopped          []string           `json:"stopped,omitempty"`    // units of the host that it stops, in that order; they were running
 	Persistent       []nvml.UUID        `json:"persistent,omitempty"` // GPUs that were in persistence mode, by a journal that was lost
@@ -76,15 +79,60 @@ type GPULayout struct {
 	Instances  []InstanceRecord `json:"instances,omitempty"`
 }
 
-// Startup is the taint of a node that has just been registered, without its key.
-type Startup struct {
+// StartupTaint is a taint of a node that has just been registered.
+type StartupTaint struct {
+	Key    string `json:"key,omitempty"` // empty for config.TaintNotReady
 	Value  string `json:"value,omitempty"`
 	Effect string `json:"effect"`
 }
 
-// Taint returns the taint with its key.
-func (s Startup) Taint() corev1.Taint {
-	return corev1.Taint{Key: config.TaintNotReady, Value: s.Value, Effect: corev1.TaintEffect(s.Effect)}
+func (s StartupTaint) taint() corev1.Taint {
+	return corev1.Taint{Key: cmp.Or(s.Key, config.TaintNotReady), Value: s.Value, Effect: corev1.TaintEffect(s.Effect)}
+}
+
+// Startup returns the taints with which kubelet had registered the node, and which it gets back if the change fails. The journal may be nil.
+func (j *Journal) Startup() []corev1.Taint {
+	if j == nil {
+		return nil
+	}
+	var out []corev1.Taint
+	if j.NotReady != nil {
+		out = append(out, j.NotReady.taint())
+	}
+	for _, s := range j.Startups {
+		out = append(out, s.taint())
+	}
+	return out
+}
+
+// StartupKeys returns their keys: those that the settings named when the change began, which need not be those of now.
+func (j *Journal) StartupKeys() []string {
+	var out []string
+	for _, t := range j.Startup() {
+		out = append(out, t.Key)
+	}
+	return out
+}
+
+// RecordStartup adds startup taints that are on the node, with the values that they have now, to those that the journal has already: the agent
+// may have taken these away. It reports whether the journal is another one now.
+func (j *Journal) RecordStartup(seen []corev1.Taint) bool {
+	before := j.Startup()
+	all := slices.DeleteFunc(slices.Clone(before), func(t corev1.Taint) bool {
+		return slices.ContainsFunc(seen, func(s corev1.Taint) bool { return s.MatchTaint(&t) })
+	})
+	all = append(all, seen...)
+	j.NotReady, j.Startups = nil, nil
+	if len(all) == 1 && all[0].Key == config.TaintNotReady { // which agents of all versions know
+		j.NotReady = &StartupTaint{Value: all[0].Value, Effect: string(all[0].Effect)}
+	} else {
+		for _, t := range all {
+			j.Startups = append(j.Startups, StartupTaint{Key: t.Key, Value: t.Value, Effect: string(t.Effect)})
+		}
+	}
+	return len(all) != len(before) || slices.ContainsFunc(before, func(b corev1.Taint) bool {
+		return !slices.ContainsFunc(all, func(t corev1.Taint) bool { return t.MatchTaint(&b) && t.Value == b.Value })
+	})
 }
 
 // InstanceRecord is one instance of a GPULayout.
@@ -200,6 +248,9 @@ func (j *Journal) Encode() (string, error) {
 	if len(j.Kept) > 0 {
 		out.Version = ofKept
 	}
+	if len(j.Startups) > 0 {
+		out.Version = ofStartup
+	}
 	b, err := json.Marshal(&out)
 	if err != nil {
 		return "", fmt.Errorf("encoding the journal: %w", err)
@@ -308,7 +359,7 @@ func Parse(annotation string) (*Journal, error) {
 
 // check refuses a journal that no agent writes like that.
 func (j *Journal) check() error {
-	if max(len(j.Previous), len(j.Operands), len(j.Paused), len(j.Stopped), len(j.Reboots), len(j.Persistent), len(j.Kept)) > maxEntries {
+	if max(len(j.Previous), len(j.Operands), len(j.Paused), len(j.Stopped), len(j.Reboots), len(j.Persistent), len(j.Kept), len(j.Startups)) > maxEntries {
 		return fmt.Errorf("it has more than %d entries of a kind", maxEntries)
 	}
 	for label := range j.Paused {
@@ -324,11 +375,26 @@ func (j *Journal) check() error {
 	if err := checkCuts(j.Previous); err != nil {
 		return err
 	}
-	if s := j.Startup; s != nil && s.Effect != string(corev1.TaintEffectNoSchedule) && s.Effect != string(corev1.TaintEffectPreferNoSchedule) &&
-		s.Effect != string(corev1.TaintEffectNoExecute) {
-		return fmt.Errorf("a taint has no effect %q", legible.Cut(s.Effect, 100))
+	for _, t := range j.Startup() {
+		if err := checkStartup(t); err != nil {
+			return err
+		}
 	}
 	return j.Plugin.check()
+}
+
+// checkStartup refuses a taint with which no node is registered: the agent would take it away from a node, or put it there.
+func checkStartup(t corev1.Taint) error {
+	if t.Key != config.TaintNotReady && len(config.MayBeStartupTaint(t.Key)) > 0 {
+		return fmt.Errorf("taint %q is no startup taint", legible.Cut(t.Key, 100))
+	}
+	if len(validation.IsValidLabelValue(t.Value)) > 0 {
+		return fmt.Errorf("a taint has no value %q", legible.Cut(t.Value, 100))
+	}
+	if !slices.Contains([]corev1.TaintEffect{corev1.TaintEffectNoSchedule, corev1.TaintEffectPreferNoSchedule, corev1.TaintEffectNoExecute}, t.Effect) {
+		return fmt.Errorf("a taint has no effect %q", legible.Cut(string(t.Effect), 100))
+	}
+	return nil
 }
 
 func checkCuts(cuts []GPULayout) error {
@@ -405,6 +471,12 @@ func (j *Journal) TakesMore(than *Journal) bool {
 	}
 	former := than.PausedLabels()
 	if slices.ContainsFunc(slices.Collect(maps.Keys(j.Paused)), func(label string) bool { return !former[label] }) {
+		return true
+	}
+	startup := than.Startup()
+	if slices.ContainsFunc(j.Startup(), func(t corev1.Taint) bool {
+		return !slices.ContainsFunc(startup, func(s corev1.Taint) bool { return s.MatchTaint(&t) })
+	}) {
 		return true
 	}
 	cuts, persistent := than.Cut(), than.PersistentGPUs()

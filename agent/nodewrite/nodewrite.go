@@ -32,6 +32,7 @@ type Writer struct {
 	Client  kube.Interface
 	Timeout time.Duration      // of a write with all its tries
 	Saw     func(*corev1.Node) // called with the node as each write has left it; may be nil
+	Startup config.StartupTaints
 }
 
 // Patch sends one write of the node's metadata and spec.
@@ -43,7 +44,7 @@ func (w Writer) Patch(ctx context.Context, node *corev1.Node, write func(*corev1
 // Patched is Patch, and returns the node as it is then. Other programs write to the node, some many times in a second: if nothing has changed
 // that the agent decides by, it repeats the write for the new version of the node.
 func (w Writer) Patched(ctx context.Context, node *corev1.Node, write func(*corev1.Node) ([]byte, error)) (*corev1.Node, error) {
-	return w.patchedWhile(ctx, node, alike, write)
+	return w.patchedWhile(ctx, node, w.alike, write)
 }
 
 // LabelsWhile sets labels of the node, and removes those that are nil, as long as same says that nothing has changed that the labels rest on. If
@@ -102,7 +103,7 @@ const conflicts = 10
 
 // alike reports whether the agent decides the same by both states of a node: they differ only in the status, and in taints, labels and
 // annotations that the agent does not read.
-func alike(a, b *corev1.Node) bool {
+func (w Writer) alike(a, b *corev1.Node) bool {
 	whoseA, _, _ := fence.Cordoner(a)
 	whoseB, _, _ := fence.Cordoner(b)
 	for _, key := range []string{
@@ -115,15 +116,15 @@ func alike(a, b *corev1.Node) bool {
 	}
 	// Labels of operands are among NVIDIA's labels, which are compared below, so Markers need not look for them.
 	return a.UID == b.UID && whoseA == whoseB &&
-		a.Spec.Unschedulable == b.Spec.Unschedulable && equality.Semantic.DeepEqual(ourTaints(a), ourTaints(b)) &&
+		a.Spec.Unschedulable == b.Spec.Unschedulable && equality.Semantic.DeepEqual(w.ourTaints(a), w.ourTaints(b)) &&
 		slices.EqualFunc(fence.Markers(a, nil), fence.Markers(b, nil), sameMarker) && maps.Equal(nvidia(a.Labels), nvidia(b.Labels))
 }
 
 func sameMarker(a, b fence.Marker) bool { return a.Tool == b.Tool && a.Sign == b.Sign }
 
-func ourTaints(node *corev1.Node) []corev1.Taint {
+func (w Writer) ourTaints(node *corev1.Node) []corev1.Taint {
 	return slices.DeleteFunc(slices.Clone(node.Spec.Taints), func(t corev1.Taint) bool {
-		return t.Key != config.TaintRepartitioning && t.Key != config.TaintNotReady
+		return t.Key != config.TaintRepartitioning && !w.Startup.Has(t)
 	})
 }
 

@@ -126,7 +126,7 @@ func (p *Prover) Await(seen state.Observed, want state.Desired) error {
 // isFresh reports whether the node has just been registered. Such a node has no former config, and its first plugin may wait for a
 // driver that is still being installed.
 func isFresh(seen state.Observed, want state.Desired) bool {
-	return seen.Journal.Startup != nil && !want.Undo
+	return len(seen.Journal.Startup()) > 0 && !want.Undo
 }
 
 // failing returns why the device plugin does not run by the config that the change has given it; empty if it does, or there is none.

@@ -5,6 +5,7 @@ package report
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -254,13 +255,27 @@ func stalled(seen state.Observed, want state.Desired, d Decision) string {
 	switch {
 	case seen.Journal != nil && seen.Journal.Cordoned:
 		return d.Message + "; the node stays cordoned until this is mended"
-	case seen.Marks.Startup != nil:
-		return d.Message + "; the node keeps the taint " + config.TaintNotReady + " until this is mended"
+	case len(seen.Marks.Startup) > 0:
+		return d.Message + "; the node keeps " + startupTaints(seen) + " until this is mended"
 	case seen.Failed(want) != nil:
 		return d.Message + fmt.Sprintf("; the GPUs are as they were before. To try again, remove the label %s and set it again", want.Label)
 	default:
 		return d.Message
 	}
+}
+
+// startupTaints names the startup taints of the node. There are as many as users have keys and effects.
+func startupTaints(seen state.Observed) string {
+	var keys []string
+	for _, t := range seen.Marks.Startup {
+		if !slices.Contains(keys, t.Key) {
+			keys = append(keys, t.Key)
+		}
+	}
+	if len(keys) == 1 {
+		return "the taint " + keys[0]
+	}
+	return "the taints " + strings.Join(keys, ", ")
 }
 
 // DrainReport holds KEP-5683's conditions of a node.

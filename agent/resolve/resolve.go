@@ -133,6 +133,13 @@ func (r *Resolver) Apply(ctx context.Context, seen *state.Observed, want *state.
 	}
 	want.Drain, want.Windows = profile.Drain, profile.Windows
 	want.Keys = &nodekeys.Keys{Labels: profile.Labels, Taints: profile.Taints}
+	if i := slices.IndexFunc(profile.Taints, r.Settings.StartupTaints().Has); i >= 0 {
+		return &outcome.Stalled{
+			Reason: config.ReasonInvalidCatalog,
+			Message: fmt.Sprintf("profile %s: taints[%d].key: %q is startupTaint of the settings, which the agent takes away from a node that is ready: take another key",
+				want.Name, i, profile.Taints[i].Key),
+		}
+	}
 	if foreign := nodekeys.Foreign(seen.Node, seen.Record.Published, *want.Keys); foreign != "" {
 		return &outcome.Stalled{
 			Reason:  config.ReasonNodeKeyConflict,

@@ -64,7 +64,7 @@ func (s Observed) Withdrawn(want Desired, byDefault bool) error {
 func (s Observed) KeepsPluginAway(err error) bool {
 	var waiting *outcome.Waiting
 	return errors.As(err, &waiting) && waiting.For == outcome.ForDevicePlugin &&
-		(s.Marks.Startup != nil || s.Journal != nil && s.Journal.Startup != nil)
+		(len(s.Marks.Startup) > 0 || len(s.Journal.Startup()) > 0)
 }
 
 // CatalogOfProfiles are the profiles of the administrator's file.

@@ -56,8 +56,8 @@ type Observed struct {
 type Marks struct {
 	Tools   []fence.Marker
 	Fenced  bool
-	Startup *corev1.Taint // taint of a node that has just been registered: it keeps pods away
-	Upgrade string        // label that says that the driver is being upgraded
+	Startup []corev1.Taint // taints of a node that has just been registered: they keep pods away
+	Upgrade string         // label that says that the driver is being upgraded
 	// Complete: the look did not end before this section.
 	Complete bool
 }

@@ -245,7 +245,7 @@ func (s Observed) StaleFeatures(want *DesiredPlugin) []string {
 // LacksDevicePlugin reports whether the node has no device plugin, although the agent keeps none away.
 func (s Observed) LacksDevicePlugin() bool {
 	noneOffers := s.Kubelet.Err == nil && len(s.DevicePlugin.Pods) == 0 && len(capacity.Offered(s.Kubelet.Offered)) == 0
-	return noneOffers && !s.Marks.Fenced && s.Marks.Startup == nil && !s.paused()
+	return noneOffers && !s.Marks.Fenced && len(s.Marks.Startup) == 0 && !s.paused()
 }
 
 // RunsUnder returns the MIG strategy under which the device plugin runs by what kubelet offers, if that differs from the one that the agent

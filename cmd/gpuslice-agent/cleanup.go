@@ -136,7 +136,7 @@ func (o *options) cleaner() (*cleanup.Cleaner, error) {
 	}
 	record := hostrecord.In(o.stateDir)
 	return &cleanup.Cleaner{
-		Client: client, Node: o.node, Timeout: settings.Timeouts.APICall, Files: []cleanup.File{health.In(o.stateDir), record},
+		Client: client, Node: o.node, Timeout: settings.Timeouts.APICall, Startup: settings.StartupTaints(), Files: []cleanup.File{health.In(o.stateDir), record},
 		Published: func(ctx context.Context) (nodekeys.Keys, error) {
 			r, err := record.Read(ctx)
 			if err != nil || r == nil {

@@ -130,6 +130,29 @@ func TestANodeIsRecoveredByItsAgent(t *testing.T) {
 	}, gpu("gpu-1"))
 }
 
+// The plugin does not know the agent's settings: the agent's diagnosis says which taints are startup taints.
+func TestANodeIsNotGivenBackWhileItHasAStartupTaintOfTheSettings(t *testing.T) {
+	inWorld(t, func(w *world) {
+		const key = "startup-taint.cluster-autoscaler.kubernetes.io/gpuslice"
+		w.edit("gpu-1", func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "team"}, {Key: key}} })
+		w.start("recover", "gpu-1")
+		w.diagnoses("gpu-1", api.Diagnosis{
+			Taints: []api.TaintSeen{{Key: key, Startup: true}}, Outcome: api.Outcome{Verdict: api.VerdictGivesBack, Text: "the agent gives the node back"},
+		})
+		w.edit("gpu-1", func(n *corev1.Node) {
+			metav1.SetMetaDataAnnotation(&n.ObjectMeta, "example.com/note", "it has changed")
+		})
+		if !w.runs() {
+			t.Fatalf("it has ended: %s", w.said)
+		}
+		w.edit("gpu-1", func(n *corev1.Node) { n.Spec.Taints = n.Spec.Taints[:1] })
+		w.diagnoses("gpu-1", api.Diagnosis{Outcome: api.Outcome{Verdict: api.VerdictFree, Text: "free now"}})
+		if said, code := w.ended(); code != 0 || !strings.HasSuffix(said, "\nfree now\n") {
+			t.Errorf("exit code %d: %s", code, said)
+		}
+	}, gpu("gpu-1"))
+}
+
 func TestRecoverSaysWhetherTheUserHasToAct(t *testing.T) {
 	for verdict, want := range map[api.Verdict]int{api.VerdictFree: 0, api.VerdictNotOurs: 3, api.VerdictWaitsForYou: 1, api.VerdictUnknown: 1} {
 		inWorld(t, func(w *world) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -76,7 +77,12 @@ func (r *recovery) run(ctx context.Context, client kube.Interface, node corev1.N
 		return out.Err
 	}
 	if d.Outcome.Verdict == api.VerdictGivesBack {
-		g := &givenBack{node: node.Name, out: out, quiet: r.format == formatJSON}
+		g := &givenBack{node: node.Name, out: out, quiet: r.format == formatJSON, closedBy: []string{config.TaintRepartitioning, config.TaintNotReady}}
+		for _, t := range d.Taints {
+			if t.Startup { // the settings, which the agent alone knows, may name one
+				g.closedBy = append(g.closedBy, t.Key)
+			}
+		}
 		waiting, cancel := context.WithTimeoutCause(ctx, r.timeout, errLate)
 		defer cancel()
 		err := follow(waiting, client, []string{node.Name}, g)
@@ -160,6 +166,7 @@ type givenBack struct {
 	node          string
 	out           *cli.Printer
 	quiet         bool
+	closedBy      []string // keys of taints that the agent takes away: the fence's, and the startup taints that it knows
 	last          string
 	done, deleted bool
 }
@@ -176,7 +183,7 @@ func (g *givenBack) see(n *corev1.Node) {
 	_, owed := n.Annotations[config.AnnotationJournal]
 	fenced := false
 	for _, taint := range n.Spec.Taints {
-		fenced = fenced || taint.Key == config.TaintRepartitioning || taint.Key == config.TaintNotReady
+		fenced = fenced || slices.Contains(g.closedBy, taint.Key)
 	}
 	g.done = !owed && !fenced
 }

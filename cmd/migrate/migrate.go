@@ -256,7 +256,7 @@ func (j *judge) tolerations(about string, all []corev1.Toleration) {
 	if len(all) == 0 {
 		return
 	}
-	for _, key := range []string{"nvidia.com/gpu", config.TaintNotReady} {
+	for _, key := range append([]string{"nvidia.com/gpu"}, j.settings.StartupTaints().Keys()...) {
 		if !slices.ContainsFunc(all, func(t corev1.Toleration) bool {
 			return t.Key == key || t.Key == "" && t.Operator == corev1.TolerationOpExists
 		}) {

@@ -124,6 +124,8 @@ func TestFilesThatAreRightPass(t *testing.T) {
 			"those that are deployed": data(t, "settings.yaml", "base", "configmap-settings.yaml"),
 			"none":                    settingsHead,
 			"what is turned off":      settingsHead + "memoryPressure: {threshold: 0, clear: 0, for: 0s}\nidle: {every: 0s, below: 0}\nprofiles: {name: ''}\noperands: []\nunits: []\ndevicePlugin: {containers: []}",
+			"a startup taint":         settingsHead + "startupTaint: startup-taint.cluster-autoscaler.kubernetes.io/gpuslice",
+			"another startup taint":   settingsHead + "startupTaint: example.com/not-ready",
 			"rules":                   settingsHead + "drain: {rules: [{namespaces: [a], action: evict}], clients: [a=b]}\nrecover: {adopt: [mig-manager]}",
 		},
 	} {
@@ -208,6 +210,8 @@ func TestFilesThatAreWrongDoNotPass(t *testing.T) {
 			settingsHead + "drain: {afterDeadline: force}", settingsHead + "drain: {deadline: 1h}", settingsHead + "drain: {rules: [{action: refuse}]}",
 			settingsHead + "operands: [nvidia.com/gpu.deploy.driver]", settingsHead + "operands: [a]", settingsHead + "units: [a.slice]", settingsHead + "recover: {adopt: [a]}",
 			settingsHead + "timeouts: {drain: 1}", settingsHead + "timeouts: 1h", settingsHead + "retry: {failures: 0}", settingsHead + "retry: {noEffect: many}",
+			settingsHead + "startupTaint: gpuslice.io/not-ready", settingsHead + "startupTaint: node.kubernetes.io/not-ready", settingsHead + "startupTaint: nvidia.com/gpu",
+			settingsHead + "startupTaint: a b", settingsHead + "startupTaint: status-taint.cluster-autoscaler.kubernetes.io/a", settingsHead + "startupTaint: startup-taint.cluster-autoscaler.kubernetes.io/",
 		},
 	} {
 		s := compiled(t, name)

@@ -34,6 +34,8 @@ type Settings struct {
 	Recover  *Recover  `json:"recover,omitempty"`
 	Timeouts *Timeouts `json:"timeouts,omitempty"`
 	Retry    *Retry    `json:"retry,omitempty"`
+	// Key of a taint that nodes may be registered with beside gpuslice.io/not-ready, and that goes when their GPUs are as asked.
+	StartupTaint StartupTaint `json:"startupTaint,omitempty"`
 }
 
 // ConfigMapKey is a file in a ConfigMap.

@@ -16,6 +16,8 @@ type (
 	LabelValue string
 	// NodeKey is the key of a label or taint, outside of the domains of NVIDIA, Kubernetes and gpuslice.
 	NodeKey string
+	// StartupTaint is the key of a taint with which nodes are registered.
+	StartupTaint string
 	// NodeLabels are labels by their keys.
 	NodeLabels map[string]string
 	// Instances are counts by the name of the MIG device.
@@ -80,6 +82,12 @@ func (NodeKey) JSONSchema() *jsonschema.Schema {
 	s := pattern("(" + domain + "/)?" + labelName)
 	s.Not = &jsonschema.Schema{Pattern: foreignKeys}
 	return s
+}
+
+// JSONSchema is the form of the key of a startup taint, which may be one of cluster-autoscaler's; empty for none.
+func (StartupTaint) JSONSchema() *jsonschema.Schema {
+	autoscalers := pattern(`startup-taint\.cluster-autoscaler\.kubernetes\.io/` + labelName)
+	return &jsonschema.Schema{Type: "string", AnyOf: []*jsonschema.Schema{NodeKey("").JSONSchema(), autoscalers, {Const: ""}}}
 }
 
 // JSONSchema is the form of labels.

@@ -26,7 +26,7 @@ import (
 // added; and because a journal of the former state is only true of the node it was read from.
 type Fence struct {
 	Taint           corev1.Taint // keeps pods off; no other tool uses its key
-	StartupKey      string       // key of the taint of nodes that have just been registered, which goes once they are ready
+	StartupKeys     []string     // keys of the taints of nodes that have just been registered, which go once they are ready
 	JournalKey      string       // annotation that holds the journal
 	KeepCordonedKey string       // annotation by which a user asks that the node stays cordoned; any value counts
 	Kept            []string     // annotations by which autoscalers let the node be, which are "true" while the fence is up
@@ -39,6 +39,12 @@ const kept = "true"
 // Park remove those that are still "true".
 func (f Fence) Keeps(annotations []string) Fence {
 	f.Kept = annotations
+	return f
+}
+
+// Registered returns the fence with further keys of startup taints.
+func (f Fence) Registered(keys []string) Fence {
+	f.StartupKeys = append(slices.Clone(f.StartupKeys), keys...)
 	return f
 }
 
@@ -102,26 +108,25 @@ func (f Fence) Uncover(node *corev1.Node) ([]byte, error) {
 	return p.bytes()
 }
 
-// Lift removes the taints and the journal, and the cordon too if uncordon is set and no user has asked to keep it, all in
+// Lift removes the taints, also all startup taints, and the journal, and the cordon too if uncordon is set and no user has asked to keep it, all in
 // one patch: a journal that outlives its cordon, or the reverse, would be read as work that is still to be done. The caller
 // decides whether the cordon is the agent's to lift.
 func (f Fence) Lift(node *corev1.Node, uncordon bool) ([]byte, error) {
 	return f.lift(node, "", uncordon, f.taintsWithoutFence(node))
 }
 
-// LiftUnready is Lift for a node that has just been registered and could not be made ready: its startup taint, which Open has
-// taken away, keeps pods away from it as before.
-func (f Fence) LiftUnready(node *corev1.Node, uncordon bool, startup corev1.Taint) ([]byte, error) {
-	return f.lift(node, "", uncordon, append(f.taintsWithoutFence(node), startup))
+// LiftUnready is Lift for a node that has just been registered and could not be made ready: its startup taints, which Open has
+// taken away, keep pods away from it as before.
+func (f Fence) LiftUnready(node *corev1.Node, uncordon bool, startup ...corev1.Taint) ([]byte, error) {
+	return f.lift(node, "", uncordon, f.registeredWith(node, startup))
 }
 
-// Park is Lift that leaves a journal: the node takes pods again, and the agent still owes it something. A startup taint that is
-// passed in is put back.
+// Park is LiftUnready that leaves a journal: the node takes pods again, as far as its startup taints let it, and the agent still owes it something.
 func (f Fence) Park(node *corev1.Node, journal string, uncordon bool, startup ...corev1.Taint) ([]byte, error) {
 	if journal == "" {
 		return nil, fmt.Errorf("parking the change of node %s: the journal is empty, so no agent would know what to give back", node.Name)
 	}
-	return f.lift(node, journal, uncordon, append(f.taintsWithoutFence(node), startup...))
+	return f.lift(node, journal, uncordon, f.registeredWith(node, startup))
 }
 
 func (f Fence) lift(node *corev1.Node, journal string, uncordon bool, taints []corev1.Taint) ([]byte, error) {
@@ -152,15 +157,12 @@ func (f Fence) IsRaised(node *corev1.Node) bool {
 	return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.MatchTaint(&f.Taint) })
 }
 
-// Startup gives the taint of a node that has just been registered, whatever its effect, or nil.
-func (f Fence) Startup(node *corev1.Node) *corev1.Taint {
-	for i, t := range node.Spec.Taints {
-		if t.Key == f.StartupKey {
-			return &node.Spec.Taints[i]
-		}
-	}
-	return nil
+// Startup gives the taints of a node that has just been registered, whatever their values and effects; none of any other node.
+func (f Fence) Startup(node *corev1.Node) []corev1.Taint {
+	return slices.DeleteFunc(slices.Clone(node.Spec.Taints), func(t corev1.Taint) bool { return !f.isStartup(t) })
 }
+
+func (f Fence) isStartup(t corev1.Taint) bool { return slices.Contains(f.StartupKeys, t.Key) }
 
 // tainted gives the node's taints with the fence's own. A fence's taint that is there already stays as it is, with its time; one with
 // our key and another value or effect, as another version may have left it, is replaced.
@@ -178,9 +180,18 @@ func (f Fence) untainted(node *corev1.Node) []corev1.Taint {
 	return slices.DeleteFunc(slices.Clone(node.Spec.Taints), func(t corev1.Taint) bool { return t.Key == f.Taint.Key })
 }
 
-// taintsWithoutFence gives the node's taints without the fence's and without that of a node that has just been registered.
+// taintsWithoutFence gives the node's taints without the fence's and without those of a node that has just been registered.
 func (f Fence) taintsWithoutFence(node *corev1.Node) []corev1.Taint {
-	return slices.DeleteFunc(f.untainted(node), func(t corev1.Taint) bool { return t.Key == f.StartupKey })
+	return slices.DeleteFunc(f.untainted(node), f.isStartup)
+}
+
+// registeredWith gives the node's taints without the fence's and with these startup taints. One that is there and not among them stays too: it
+// was put there since they were noted.
+func (f Fence) registeredWith(node *corev1.Node, startup []corev1.Taint) []corev1.Taint {
+	others := slices.DeleteFunc(f.untainted(node), func(t corev1.Taint) bool {
+		return slices.ContainsFunc(startup, func(s corev1.Taint) bool { return s.MatchTaint(&t) })
+	})
+	return append(others, startup...)
 }
 
 func (f Fence) recording(node *corev1.Node, journal string, spent []string) (*patch, error) {

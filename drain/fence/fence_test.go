@@ -16,7 +16,7 @@ import (
 
 var theFence = fence.Fence{
 	Taint:           corev1.Taint{Key: "example.io/repartitioning", Effect: corev1.TaintEffectNoSchedule},
-	StartupKey:      "example.io/not-ready",
+	StartupKeys:     []string{"example.io/not-ready", "autoscaler.example.io/not-ready"},
 	JournalKey:      "example.io/journal",
 	KeepCordonedKey: "example.io/keep-cordoned",
 }
@@ -25,7 +25,8 @@ var (
 	foreignTaint  = corev1.Taint{Key: "team", Value: "ml", Effect: corev1.TaintEffectNoSchedule}
 	cordonTime    = metav1.NewTime(time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC))
 	cordonTaint   = corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule, TimeAdded: &cordonTime}
-	startupTaint  = corev1.Taint{Key: theFence.StartupKey, Value: "registered", Effect: corev1.TaintEffectNoExecute}
+	startupTaint  = corev1.Taint{Key: theFence.StartupKeys[0], Value: "registered", Effect: corev1.TaintEffectNoExecute}
+	secondTaint   = corev1.Taint{Key: theFence.StartupKeys[1], Effect: corev1.TaintEffectNoSchedule}
 	outdatedTaint = corev1.Taint{Key: theFence.Taint.Key, Value: "old", Effect: corev1.TaintEffectNoExecute}
 )
 
@@ -51,8 +52,17 @@ func raise(n *corev1.Node) ([]byte, error)       { return theFence.Raise(n, "J")
 func record(n *corev1.Node) ([]byte, error)      { return theFence.Record(n, "J") }
 func lift(n *corev1.Node) ([]byte, error)        { return theFence.Lift(n, true) }
 func liftUnready(n *corev1.Node) ([]byte, error) { return theFence.LiftUnready(n, true, startupTaint) }
-func park(n *corev1.Node) ([]byte, error)        { return theFence.Park(n, "J2", true) }
-func keepCordon(n *corev1.Node) ([]byte, error)  { return theFence.Lift(n, false) }
+func liftUnreadyOfBoth(n *corev1.Node) ([]byte, error) {
+	return theFence.LiftUnready(n, true, secondTaint, startupTaint)
+}
+func park(n *corev1.Node) ([]byte, error) { return theFence.Park(n, "J2", true) }
+func parkUnready(n *corev1.Node) ([]byte, error) {
+	return theFence.Park(n, "J2", true, startupTaint)
+}
+func openFormer(n *corev1.Node) ([]byte, error) {
+	return theFence.Registered([]string{"former.example.io/not-ready"}).Open(n)
+}
+func keepCordon(n *corev1.Node) ([]byte, error) { return theFence.Lift(n, false) }
 
 func TestFencePatchesAreGuardedAndTouchOnlyWhatIsOurs(t *testing.T) {
 	const guard = `"uid":"u1","resourceVersion":"7"`
@@ -139,6 +149,26 @@ func TestFencePatchesAreGuardedAndTouchOnlyWhatIsOurs(t *testing.T) {
 			"puts the startup taint back on a node that is not ready", node(annotated(theFence.JournalKey, "J"), cordoned, tainted(foreignTaint)), liftUnready,
 			`{"metadata":{` + guard + `,"annotations":{"example.io/journal":null}},"spec":{"taints":[` +
 				`{"key":"team","value":"ml","effect":"NoSchedule"},{"key":"example.io/not-ready","value":"registered","effect":"NoExecute"}],"unschedulable":false}}`,
+		},
+		{
+			"takes all startup taints away, also two of one key, when it opens",
+			node(fenced, tainted(startupTaint, foreignTaint, secondTaint, corev1.Taint{Key: startupTaint.Key, Effect: corev1.TaintEffectNoSchedule})), theFence.Open,
+			`{"metadata":{` + guard + `},"spec":{"taints":[{"key":"team","value":"ml","effect":"NoSchedule"}]}}`,
+		},
+		{
+			"takes a startup taint away that the settings name no more", node(fenced, tainted(corev1.Taint{Key: "former.example.io/not-ready", Effect: "NoSchedule"})), openFormer,
+			`{"metadata":{` + guard + `},"spec":{"taints":null}}`,
+		},
+		{
+			"puts all startup taints back", node(annotated(theFence.JournalKey, "J"), cordoned), liftUnreadyOfBoth,
+			`{"metadata":{` + guard + `,"annotations":{"example.io/journal":null}},"spec":{"taints":[` +
+				`{"key":"autoscaler.example.io/not-ready","effect":"NoSchedule"},{"key":"example.io/not-ready","value":"registered","effect":"NoExecute"}],"unschedulable":false}}`,
+		},
+		{
+			"keeps a startup taint that has come since, beside those that it puts back",
+			node(annotated(theFence.JournalKey, "J"), cordoned, tainted(secondTaint, corev1.Taint{Key: startupTaint.Key, Value: "later", Effect: startupTaint.Effect})), parkUnready,
+			`{"metadata":{` + guard + `,"annotations":{"example.io/journal":"J2"}},"spec":{"taints":[` +
+				`{"key":"autoscaler.example.io/not-ready","effect":"NoSchedule"},{"key":"example.io/not-ready","value":"registered","effect":"NoExecute"}],"unschedulable":false}}`,
 		},
 		{
 			"parks a change with a journal of what is still owed", node(fenced), park,

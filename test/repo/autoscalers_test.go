@@ -72,7 +72,12 @@ func poolOf(t *testing.T, file string) (p pool) {
 // An autoscaler that is told something else than what the agent makes of a node adds none, or adds nodes for ever.
 func TestTheExamplesForAutoscalersSayWhatTheAgentMakes(t *testing.T) {
 	profiles := exampleProfiles(t, "configmap-pools.yaml")
-	for _, file := range []string{"machineset.yaml", "karpenter.yaml"} {
+	second := configMap(t, "deploy", "components", "startup-taint", "key.yaml").Data["key"]
+	if problems := config.MayBeStartupTaint(second); len(problems) > 0 || !strings.HasPrefix(second, "startup-taint.cluster-autoscaler.kubernetes.io/") {
+		t.Errorf("the key of the component startup-taint is %q: %v", second, problems)
+	}
+	// OpenShift has no flag, and no field before 5.1: its autoscaler knows a startup taint by the prefix.
+	for file, startup := range map[string]string{"machineset.yaml": second, "karpenter.yaml": config.TaintNotReady} {
 		p := poolOf(t, file)
 		name := p.labels[config.LabelProfile]
 		profile, ok := profiles[name]
@@ -86,7 +91,7 @@ func TestTheExamplesForAutoscalersSayWhatTheAgentMakes(t *testing.T) {
 		if got := fmt.Sprint(instances); got != p.offers {
 			t.Errorf("%s: a node offers %s, and the autoscaler is told %q", file, got, p.offers)
 		}
-		want := map[string]bool{config.TaintNotReady + ":NoSchedule": true}
+		want := map[string]bool{startup + ":NoSchedule": true}
 		for _, taint := range profile.Taints {
 			want[taint.Key+":"+string(taint.Effect)] = true
 		}

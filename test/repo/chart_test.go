@@ -203,7 +203,9 @@ var chartSources = []chartSource{
 		{old: "node-name'][0].orValue('')\n", new: "node-name'][0].orValue(''){{ end }}\n"},
 	}},
 	{from: "policies/leases.yaml", to: "policies.yaml", when: ".Values.policies.enabled"},
-	{from: "policies/nodes.yaml", to: "policies.yaml", when: ".Values.policies.enabled"},
+	{from: "policies/nodes.yaml", to: "policies.yaml", when: ".Values.policies.enabled", edits: []edit{
+		{old: "    - name: startupTaint\n      expression: \"''\"\n", new: "    - name: startupTaint\n      expression: \"'{{ .Values.settings.startupTaint }}'\"\n"},
+	}},
 	{from: "policies/pods.yaml", to: "policies.yaml", when: ".Values.policies.enabled"},
 	{from: "components/assign-by-right/policy.yaml", to: "assign-by-right.yaml", when: ".Values.assignByRight.enabled"},
 	{from: "components/assign-by-right/rbac.yaml", to: "assign-by-right.yaml", when: ".Values.assignByRight.enabled"},
@@ -219,7 +221,8 @@ var pluginEdits = []edit{
 	{old: "image: " + nvidiasRegistry + "k8s-device-plugin:v0.19.3\n", new: "image: {{ .Values.devicePlugin.image }}\n", often: true},
 	{
 		old: "      priorityClassName: system-node-critical\n",
-		new: "      priorityClassName: system-node-critical\n      {{- with .Values.devicePlugin.runtimeClassName }}\n      runtimeClassName: {{ . }}\n      {{- end }}\n",
+		new: "        {{- with .Values.settings.startupTaint }}\n        - key: {{ . }}\n          operator: Exists\n        {{- end }}\n" +
+			"      priorityClassName: system-node-critical\n      {{- with .Values.devicePlugin.runtimeClassName }}\n      runtimeClassName: {{ . }}\n      {{- end }}\n",
 	},
 }
 
@@ -254,6 +257,7 @@ func valuesOfTheBase(t *testing.T) string {
 		{old: "The agent may read ConfigMaps of its own namespace only (rbac.yaml).", new: "The agent may read ConfigMaps of the release's namespace only."},
 		{old: "(with components/reboot-sentinel)", new: "(the chart mounts its folder)"},
 		{old: "(components/impersonation)", new: "(Kubernetes 1.36 and newer, where the chart gives that right in place of the others)"},
+		{old: "components/startup-taint sets one that cluster-autoscaler knows without being told.", new: "cluster-autoscaler knows startup-taint.cluster-autoscaler.kubernetes.io/gpuslice without being told."},
 		{old: "with components/delete-after-deadline, which gives the right to.", new: "the chart then gives the right to."},
 	} {
 		settings = e.apply(t, "base/configmap-settings.yaml", settings)

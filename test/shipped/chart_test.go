@@ -223,6 +223,7 @@ var ways = map[string]struct {
 	"a share of the API server": {values: "flowControl: {enabled: true}", overlay: "base", components: []string{"flow-control"}},
 	"a Prometheus operator":     {values: "podMonitor: {enabled: true}\nprometheusRule: {enabled: true}\ndashboards: {enabled: true}", overlay: "base", components: []string{"prometheus"}},
 	"pods deleted in the end":   {values: "settings: {drain: {afterDeadline: delete}}", overlay: "base", components: []string{"delete-after-deadline"}, settings: true},
+	"a second startup taint":    {values: "devicePlugin: {enabled: true}\nsettings: {startupTaint: startup-taint.cluster-autoscaler.kubernetes.io/gpuslice}", overlay: "overlays/device-plugin", components: []string{"startup-taint"}},
 	"a reboot by the sentinel":  {values: "settings: {reboot: {policy: delegate}}", overlay: "base", components: []string{"reboot-sentinel"}, settings: true},
 }
 
@@ -299,6 +300,7 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		{"settings: {podAccess: impersonation}", "v1.35.4", "which came with 1.36: set it to auto"},
 		{"settings: {podAccess: policy}\npolicies: {enabled: false}", "", "policy takes policies.enabled"},
 		{"settings: {podAccess: any}", "", "/settings/podAccess"},
+		{"settings: {startupTaint: nvidia.com/gpu}", "", "/settings/startupTaint"},
 		{"assignByRight: {enabled: true}\npolicies: {enabled: false}", "v1.29.14", "assignByRight.enabled"},
 		{"flowControl: {enabled: true}\npolicies: {enabled: false}", "v1.28.15", "flowControl.enabled"},
 		{"", "v1.27.16", "the chart is for Kubernetes >=1.28.0-0"},

@@ -1,0 +1,56 @@
+package config
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// autoscalerStartupDomain is that of the keys which cluster-autoscaler takes for startup taints without being told.
+const autoscalerStartupDomain = "startup-taint.cluster-autoscaler.kubernetes.io"
+
+// StartupTaints tells which taints are startup taints: those with which a node may be registered, to keep pods away until its GPUs are as the
+// labels ask and their capacity is proven. The agent takes all of them away then. The zero value knows TaintNotReady alone.
+type StartupTaints struct{ second string }
+
+// StartupTaints are TaintNotReady and the one of the settings.
+func (s Settings) StartupTaints() StartupTaints { return StartupTaints{second: s.StartupTaint} }
+
+// Keys lists the keys of startup taints.
+func (s StartupTaints) Keys() []string {
+	if s.second == "" {
+		return []string{TaintNotReady}
+	}
+	return []string{TaintNotReady, s.second}
+}
+
+// Has reports whether the taint is a startup taint, whatever its value and effect.
+func (s StartupTaints) Has(t corev1.Taint) bool { return slices.Contains(s.Keys(), t.Key) }
+
+// MayBeStartupTaint returns why the key cannot be that of a startup taint beside TaintNotReady; nothing if it can. Taking away a taint that is
+// another program's would open a node that this program keeps closed.
+func MayBeStartupTaint(key string) (problems []string) {
+	if problems := validation.IsQualifiedName(key); len(problems) > 0 {
+		return problems
+	}
+	domain, _, _ := strings.Cut(key, "/")
+	if foreign := foreignDomain(key); foreign != "" && domain != autoscalerStartupDomain {
+		return []string{fmt.Sprintf("is under %s, whose taints other programs set and lift: take a key of your own, or %s/gpuslice", foreign, autoscalerStartupDomain)}
+	}
+	return nil
+}
+
+// startupTaint checks the key; it may be empty.
+func (c *checks) startupTaint(field string, value scalar) string {
+	switch key := string(value); key {
+	case "":
+	case TaintNotReady:
+		c.refuse(field, key, "is a startup taint without being named: leave it out, or name a second one")
+	default:
+		c.refuseEach(field, key, MayBeStartupTaint(key))
+	}
+	return string(value)
+}
