@@ -227,3 +227,27 @@ func TestAnotherNamespaceOverTheOperatorsRoleIsRefused(t *testing.T) {
 		t.Errorf("error %v, want one about two roles of one name", err)
 	}
 }
+
+// The overlay of one's own that deploy/README.md has people write, over each that it names there.
+func TestTheOverlayOfThePageRunsTheImageOfTheRegistry(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join(root, "deploy/README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, _ := strings.Cut(string(page), "`deploy/mine/kustomization.yaml`:\n\n```yaml\napiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n")
+	overlay, _, found := strings.Cut(after, "```\n")
+	said, says, _ := strings.Cut(overlay, "  - ../base # or ")
+	says, end, more := strings.Cut(says, "\n")
+	if !found || !more {
+		t.Fatalf("deploy/README.md has no overlay to write: %s", after)
+	}
+	for _, over := range append(strings.Split(says, ", "), "../base") {
+		text, err := build(t, map[string]string{"kustomization.yaml": said + "  - DEPLOY/" + strings.TrimPrefix(over, "../") + "\n" + end})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(text, "image: registry.example.com/gpuslice/gpuslice-agent:v0.1.0\n") || strings.Contains(text, "image: gpuslice/") {
+			t.Errorf("over %s the agents run another image than the registry has", over)
+		}
+	}
+}
