@@ -209,6 +209,18 @@ func TestMigrateReadsListsOfTheAPIServer(t *testing.T) {
 	}
 }
 
+// Without nodes nobody can tell whether the agents make the same.
+func TestMigrateComparesNothingWithoutNodes(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(file, []byte("version: v1\nmig-configs: {all-1g.10gb: [{devices: all, mig-enabled: true, mig-devices: {1g.10gb: 4}}]}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got, err := migrates(t, "--dry-run", "-f", file)
+	if err != nil || !strings.Contains(got, "no node was read by which to compare their counts") || !strings.HasSuffix(got, "1 change is needed before gpuslice is installed.\n") {
+		t.Errorf("error %v\n%s", err, got)
+	}
+}
+
 // A command to paste has no text of a file in it that a shell could run.
 func TestMigrateWritesNoTextOfAFileIntoACommand(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "policy.yaml")

@@ -2,6 +2,7 @@ package migrate
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"regexp"
 	"slices"
@@ -56,13 +57,27 @@ func withoutFilters(rules config.MIGConfig) config.MIGConfig {
 	return rules
 }
 
-func (m machine) has(devices map[string]int) bool {
-	for name := range devices {
-		if _, _, ok := m.shape.profile(name); !ok {
-			return false
+func (m machine) has(devices map[string]int) bool { return len(m.lacks(devices)) == 0 }
+
+// lacks are the devices that the machine's model does not have, sorted; none if its labels do not tell.
+func (m machine) lacks(devices map[string]int) []string {
+	var out []string
+	for _, name := range slices.Sorted(maps.Keys(devices)) {
+		if _, _, ok := m.shape.profile(name); !ok && m.shape.compute > 0 {
+			out = append(out, name)
 		}
 	}
-	return true
+	return out
+}
+
+// lacksOf are the devices that rules ask for and the machine's model does not have.
+func (m machine) lacksOf(rules config.MIGConfig) []string {
+	var out []string
+	for _, r := range rules {
+		out = append(out, m.lacks(r.Devices)...)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
 }
 
 // asks is what rules ask of each GPU. The error is the one with which the agent refuses them.
@@ -128,7 +143,7 @@ func (s shape) profile(device string) (p nvml.Profile, memory int, ok bool) {
 	}
 	compute, named := int(number(m[1])), number(m[2])
 	memory = int(math.Round(named / s.slice))
-	if !slices.Contains(s.instances()[compute], memory) || math.Abs(named-float64(memory)*s.slice) > named/20 {
+	if !slices.Contains(s.instances()[compute], memory) || s.off(device) > named/20 {
 		return p, 0, false
 	}
 	p = nvml.Profile{Name: device, Slices: compute, Max: min(s.compute/compute, s.memory/memory)}
@@ -138,6 +153,12 @@ func (s shape) profile(device string) (p nvml.Profile, memory int, ok bool) {
 	return p, memory, true
 }
 
+// off is by how many GiB the memory in a device's name is beside so many whole slices.
+func (s shape) off(device string) float64 {
+	named := number(deviceName.FindStringSubmatch(device)[2])
+	return math.Abs(named - math.Round(named/s.slice)*s.slice)
+}
+
 // profiles are those of the devices that a GPU has, and for each size that none of them has one with a name of its own: a config that the agent
 // makes of several sizes needs them all.
 func (s shape) profiles(devices []string) []nvml.Profile {
@@ -145,15 +166,27 @@ func (s shape) profiles(devices []string) []nvml.Profile {
 	if s.compute == 0 {
 		return nil
 	}
-	named := map[[2]int]bool{}
+	type size struct {
+		compute, memory int
+		attribute       string
+	}
+	nearest := map[size]string{} // of names that other models have too
 	for _, device := range devices {
-		if p, memory, ok := s.profile(device); ok && !strings.Contains(device, "c.") {
-			named[[2]int{p.Slices, memory}] = named[[2]int{p.Slices, memory}] || !strings.ContainsAny(device, "+-")
-			out = append(out, p)
+		p, memory, ok := s.profile(device)
+		if !ok || strings.Contains(device, "c.") {
+			continue
+		}
+		at := size{p.Slices, memory, deviceName.FindStringSubmatch(device)[3]}
+		if other, there := nearest[at]; !there || s.off(device) < s.off(other) {
+			nearest[at] = device
 		}
 	}
+	for _, device := range nearest {
+		p, _, _ := s.profile(device)
+		out = append(out, p)
+	}
 	for compute, memories := range s.instances() {
-		if memory := memories[0]; !named[[2]int{compute, memory}] {
+		if _, named := nearest[size{compute, memories[0], ""}]; !named {
 			out = append(out, nvml.Profile{Name: fmt.Sprintf("%dg", compute), Slices: compute, Max: s.compute / compute})
 		}
 	}

@@ -122,7 +122,7 @@ type Finding struct {
 
 // Judge gives the findings, those of one file or object together. No text in them is longer than a condition's message.
 func Judge(s Sources, settings config.Settings) []Finding {
-	j := judge{settings: settings, configs: map[string]config.MIGConfig{}, asking: map[string][]corev1.Node{}}
+	j := judge{settings: settings, configs: map[string]config.MIGConfig{}, asking: map[string][]corev1.Node{}, nodesRead: len(s.Nodes) > 0}
 	for _, n := range s.Nodes {
 		if name := n.Labels[config.LabelMIGConfig]; name != "" && n.Labels[config.LabelProfile] == "" {
 			j.asking[name] = append(j.asking[name], n)
@@ -160,6 +160,8 @@ type judge struct {
 	configs  map[string]config.MIGConfig // that mig-manager has
 	asking   map[string][]corev1.Node    // nodes for which a config counts, by its name
 	found    []Finding
+
+	nodesRead bool
 }
 
 // rows are findings on nodes, which many nodes have in common.
@@ -356,14 +358,20 @@ func (j *judge) positions(n corev1.Node, name string, rules config.MIGConfig, no
 	m := machineOf(n.Labels, nil)
 	here := m.rules(rules)
 	rules = withoutFilters(here)
+	generated := strings.HasPrefix(name, config.GeneratedPrefix) // what else there is to say of it, sameNames says
 	missing := config.Merge(nil, map[string]config.MIGConfig{name: rules}).MissingPositions(name, m.gpus)
+	lacks := m.lacksOf(here)
 	switch {
+	case generated && (!hasPositions(rules) || m.counted && (len(missing) == 0 || m.namesNone(rules))):
 	case len(here) == 0:
 		note(Change, "%s=%s has no rule for GPUs of the node's model: mig-parted does nothing and says success, where the agent refuses the config; add a rule, or change the label",
 			config.LabelMIGConfig, name)
 	case !m.counted && hasPositions(rules):
 		note(Taken, "%s=%s names GPUs by their positions, and the labels do not tell how many there are: the agent passes over those that the node does not have, as mig-parted does, and says so in its condition",
 			config.LabelMIGConfig, name)
+	case len(lacks) > 0:
+		note(Change, "%s=%s names %s, which by its labels the node's model does not have: the agent refuses that, where mig-manager empties the GPUs and says success; change the config or the label",
+			config.LabelMIGConfig, name, legible.Listed(lacks))
 	case len(missing) == 0:
 		note(Taken, "%s=%s", config.LabelMIGConfig, name)
 	case m.namesNone(rules):

@@ -37,7 +37,10 @@ func (j *judge) sameNames(c Catalog, names []string) {
 		j.say(c.Where, Change, "", "%s of a name that agents make too, for something else: copy what is to count as it is here, else the agent's own counts: %s",
 			legible.Counted(len(unlike), "MIG config"), legible.Listed(unlike))
 	}
-	if len(alike) > 0 {
+	if len(alike) > 0 && !j.nodesRead {
+		j.say(c.Where, Change, "", "%s of a name and form that each agent makes by what its GPUs can be; no node was read by which to compare their counts: give the nodes too, or copy them, and they win: %s",
+			legible.Counted(len(alike), "MIG config"), legible.Listed(alike))
+	} else if len(alike) > 0 {
 		j.say(c.Where, Ignored, "", "%s that no node asks for, of a name and form that each agent makes by what its GPUs can be; if yours has other counts, copy it, and it wins: %s",
 			legible.Counted(len(alike), "MIG config"), legible.Listed(alike))
 	}
@@ -55,6 +58,10 @@ func compared(name string, yours config.MIGConfig, labels map[string]string) (Ve
 		return Change, fmt.Sprintf("%s may be other than the agent's own of that name: to compare them the labels %s are needed; %s", name, neededLabels, copyIt)
 	case len(here) == 0:
 		return Change, fmt.Sprintf("%s has no rule for GPUs of this model, so that mig-manager leaves them; the agent would make its own of them: change the label", name)
+	}
+	if lacks := m.lacksOf(here); len(lacks) > 0 {
+		return Change, fmt.Sprintf("%s names %s, which by its labels this model does not have: the agent refuses that, where mig-manager empties the GPUs and says success; change the label",
+			name, legible.Listed(lacks))
 	}
 	asked, err := m.asks(name, withoutFilters(here))
 	if err != nil {
