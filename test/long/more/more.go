@@ -29,6 +29,9 @@ var Tests = map[string]string{
 	"test/node: TestCauseWindowClosedInTheMiddle":                "agent: TestADrainThatOutlastsItsWindowIsPutOff",
 	"test/node: TestCauseALeaseIsLostOrItsHolderIsAGhost":        "agent/fleet: TestASlotWhoseNodeIsGoneIsFreeAtOnce",
 
+	// Installing.
+	"test/shipped: TestComponentsGoTogetherInEveryOrder": "test/shipped: TestAssigningByRightStaysWithoutTheAgentsPolicies",
+
 	// Kubelet's probes.
 	"test/node: TestKubeletStartsAnAgentAnewThatStandsStill": "agent/alive: TestPromise14APassThatDoesNotEndIsNoticed",
 
