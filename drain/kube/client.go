@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/gentype"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -27,11 +28,32 @@ func New(c *rest.Config) (Interface, error) {
 	if shared.UserAgent == "" {
 		shared.UserAgent = rest.DefaultKubernetesUserAgent()
 	}
+	shared.Wrap(smallFrames)
 	sender, err := rest.HTTPClientFor(shared)
 	if err != nil {
 		return nil, err
 	}
 	return NewThrough(shared, sender)
+}
+
+// frame is how long a frame of HTTP/2 may be, in bytes. By Go's default the API server sends up to 1 MiB at once, and each connection keeps a
+// buffer as long as the longest that has come.
+const frame = 32 << 10
+
+// smallFrames has the transport that the others wrap take frames of that length.
+func smallFrames(transport http.RoundTripper) http.RoundTripper {
+	innermost := transport
+	for {
+		wrapper, is := innermost.(net.RoundTripperWrapper)
+		if !is {
+			break
+		}
+		innermost = wrapper.WrappedRoundTripper()
+	}
+	if t, is := innermost.(*http.Transport); is && t.HTTP2 == nil && t != http.DefaultTransport {
+		t.HTTP2 = &http.HTTP2Config{MaxReadFrameSize: frame}
+	}
+	return transport
 }
 
 // NewThrough makes a client that sends its requests through the sender. The groups share the limit of requests that the config names.

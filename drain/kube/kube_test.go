@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -107,12 +108,14 @@ func ask(ctx context.Context, c kube.Interface) {
 	}
 }
 
-// The API server sees no difference between this client and client-go's own.
+// The API server sees no difference between this client and client-go's own that is told to speak protobuf.
 func TestTheRequestsAreThoseOfClientGosOwnClient(t *testing.T) {
 	t.Parallel()
 	config := &rest.Config{Host: "https://server.example", UserAgent: "test/1"}
 	var want, got requests
-	theirs, err := kubernetes.NewForConfigAndClient(config, &http.Client{Transport: &want})
+	speaks := rest.CopyConfig(config)
+	speaks.ContentType, speaks.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
+	theirs, err := kubernetes.NewForConfigAndClient(speaks, &http.Client{Transport: &want})
 	if err != nil {
 		t.Fatal(err)
 	}
