@@ -77,12 +77,7 @@ func (r *recovery) run(ctx context.Context, client kube.Interface, node corev1.N
 		return out.Err
 	}
 	if d.Outcome.Verdict == api.VerdictGivesBack {
-		g := &givenBack{node: node.Name, out: out, quiet: r.format == formatJSON, closedBy: []string{config.TaintRepartitioning, config.TaintNotReady}}
-		for _, t := range d.Taints {
-			if t.Startup { // the settings, which the agent alone knows, may name one
-				g.closedBy = append(g.closedBy, t.Key)
-			}
-		}
+		g := &givenBack{node: node.Name, out: out, quiet: r.format == formatJSON, closedBy: closing(d)}
 		waiting, cancel := context.WithTimeoutCause(ctx, r.timeout, errLate)
 		defer cancel()
 		err := follow(waiting, client, []string{node.Name}, g)
@@ -159,6 +154,17 @@ func (r *recovery) say(d *api.Diagnosis, out *cli.Printer) {
 		out.Err = err
 	}
 	out.Printf("%s\n", legible.JSON(string(text)))
+}
+
+// closing lists the keys of taints by which the agent keeps the node closed. The settings, which the agent alone knows, may name one.
+func closing(d *api.Diagnosis) []string {
+	keys := []string{config.TaintRepartitioning, config.TaintNotReady}
+	for _, t := range d.Taints {
+		if t.Startup {
+			keys = append(keys, t.Key)
+		}
+	}
+	return keys
 }
 
 // givenBack waits until the agent owes the node nothing.
