@@ -195,6 +195,6 @@ func (s shape) profiles(devices []string) []nvml.Profile {
 
 // number reads a text of few digits.
 func number(digits string) float64 {
-	n, _ := strconv.Atoi(digits) //nolint:errcheck // its callers have matched digits
+	n, _ := strconv.Atoi(digits) // its callers have matched digits
 	return float64(n)
 }
