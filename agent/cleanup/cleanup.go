@@ -17,6 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/nodekeys"
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
+	"github.com/gpuslice/gpuslice/agent/pluginfile"
 	"github.com/gpuslice/gpuslice/agent/remedy"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/kube"
@@ -42,6 +43,7 @@ type Cleaner struct {
 	// only an agent of this host can write.
 	Published func(ctx context.Context) (nodekeys.Keys, error)
 	Files     []File
+	Plugin    *pluginfile.File // the device plugin's config on the host; nil if the settings name none
 	Startup   config.StartupTaints
 }
 
@@ -67,7 +69,11 @@ func (c *Cleaner) Clean(ctx context.Context, dryRun bool) (Report, error) {
 		return r, fmt.Errorf("reading which labels and taints a profile has put on the node: %w", err)
 	}
 	found := c.lookAt(node, published)
-	r.Left = found.left
+	stays, err := c.pluginConfig(ctx)
+	if err != nil {
+		return r, err
+	}
+	r.Left = append(found.left, stays...)
 	if dryRun {
 		r.Removed = append(found.names(), c.paths()...)
 		return r, nil
@@ -88,13 +94,39 @@ func (c *Cleaner) Clean(ctx context.Context, dryRun bool) (Report, error) {
 			r.Removed = append(r.Removed, "file "+f.Path())
 		}
 	}
-	return r, nil
+	if c.Plugin == nil {
+		return r, nil
+	}
+	removed, err := c.Plugin.RemoveNotes(ctx)
+	if removed {
+		r.Removed = append(r.Removed, notesBeside(c.Plugin))
+	}
+	return r, err
+}
+
+// pluginConfig names the device plugin's config file, if it is there. It stays: without it a plugin that stays may not start.
+func (c *Cleaner) pluginConfig(ctx context.Context) ([]string, error) {
+	if c.Plugin == nil {
+		return nil, nil
+	}
+	content, err := c.Plugin.Read(ctx)
+	if err != nil || !content.Exists {
+		return nil, err
+	}
+	return []string{"file " + c.Plugin.Path() + " of the host, by which the device plugin shares the GPUs; remove it when no device plugin reads it any more"}, nil
+}
+
+func notesBeside(f *pluginfile.File) string {
+	return "the agent's notes beside file " + f.Path()
 }
 
 func (c *Cleaner) paths() []string {
 	var out []string
 	for _, f := range c.Files {
 		out = append(out, "file "+f.Path()+", if it is there")
+	}
+	if c.Plugin != nil {
+		out = append(out, notesBeside(c.Plugin)+", if there are any")
 	}
 	return out
 }

@@ -153,6 +153,26 @@ func (f *File) Tidy(ctx context.Context) error {
 	})
 }
 
+// Path returns the path on the host.
+func (f *File) Path() string { return f.name }
+
+// RemoveNotes removes what the agent keeps beside the file, which itself stays: a device plugin may read it. It reports whether anything was there.
+func (f *File) RemoveNotes(ctx context.Context) (removed bool, err error) {
+	err = f.run(ctx, "removing what is kept beside ", func() (err error) {
+		for _, suffix := range []string{toldSuffix, nextSuffix, formerSuffix} {
+			failed := os.Remove(f.path + suffix)
+			switch {
+			case failed == nil:
+				removed = true
+			case !errors.Is(failed, fs.ErrNotExist):
+				err = errors.Join(err, failed)
+			}
+		}
+		return err
+	})
+	return removed, err
+}
+
 func (f *File) run(ctx context.Context, what string, call func() error) error {
 	return aside.Run(ctx, &f.lane, what+f.name, func(_ context.Context, at aside.At) error {
 		at(f.name)

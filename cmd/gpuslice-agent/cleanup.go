@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -18,6 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/health"
 	"github.com/gpuslice/gpuslice/agent/hostrecord"
 	"github.com/gpuslice/gpuslice/agent/nodekeys"
+	"github.com/gpuslice/gpuslice/agent/pluginfile"
 	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -135,8 +137,12 @@ func (o *options) cleaner() (*cleanup.Cleaner, error) {
 		return nil, err
 	}
 	record := hostrecord.In(o.stateDir)
+	var plugin *pluginfile.File
+	if name := settings.DevicePlugin.ConfigFile; name != "" {
+		plugin = pluginfile.New(cmp.Or(o.pluginConfig, name), name)
+	}
 	return &cleanup.Cleaner{
-		Client: client, Node: o.node, Timeout: settings.Timeouts.APICall, Startup: settings.StartupTaints(), Files: []cleanup.File{health.In(o.stateDir), record},
+		Client: client, Node: o.node, Timeout: settings.Timeouts.APICall, Startup: settings.StartupTaints(), Files: []cleanup.File{health.In(o.stateDir), record}, Plugin: plugin,
 		Published: func(ctx context.Context) (nodekeys.Keys, error) {
 			r, err := record.Read(ctx)
 			if err != nil || r == nil {

@@ -57,6 +57,9 @@ func TestCleanupLeavesTheNodeAsItWas(t *testing.T) {
 	}
 	r.kubectl("label", "node", r.Name, config.LabelProfile+"-")
 	r.awaitReason(config.ReasonNotRequested)
+	r.await("a word about the GPUs' health", func(n *corev1.Node) bool {
+		return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == config.ConditionGPUUnhealthy })
+	})
 	r.kill()
 
 	would := r.onNode(0, "cleanup", "--dry-run")

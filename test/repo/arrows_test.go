@@ -38,7 +38,7 @@ var arrows = map[string][]string{
 	"agent/capacity":  {"config", "drain/holders", "nvml"},
 	"agent/condition": {"agent/legible", "config"},
 	"agent/described": {"config/metrics"},
-	"agent/cleanup":   {"agent/legible", "agent/nodekeys", "agent/nodewrite", "agent/remedy", "config", "drain/kube"},
+	"agent/cleanup":   {"agent/legible", "agent/nodekeys", "agent/nodewrite", "agent/pluginfile", "agent/remedy", "config", "drain/kube"},
 	"agent/deviceplugin": {
 		"agent/api", "agent/budget", "agent/capacity", "agent/draining", "agent/journal", "agent/legible", "agent/nodewrite", "agent/outcome",
 		"agent/plan", "agent/pluginfile", "agent/retried", "agent/state", "agent/steady", "agent/watched", "config", "drain/fence", "drain/holders", "drain/kube", "nvml",
@@ -142,7 +142,7 @@ var arrows = map[string][]string{
 	"cmd/cli": {"agent/legible", "drain/kube"},
 	"cmd/gpuslice-agent": {
 		"agent", "agent/access", "agent/admit", "agent/alive", "agent/api", "agent/asnode", "agent/cleanup", "agent/deviceplugin", "agent/health",
-		"agent/health/kernellog", "agent/hostrecord", "agent/legible", "agent/metrics", "agent/nodekeys", "agent/nodewrite", "agent/plan",
+		"agent/health/kernellog", "agent/hostrecord", "agent/legible", "agent/metrics", "agent/nodekeys", "agent/nodewrite", "agent/plan", "agent/pluginfile",
 		"agent/podlist", "agent/preview", "agent/tell", "cmd/cli", "cmd/drift", "cmd/features", "cmd/kinds", "cmd/migrate", "cmd/render", "cmd/show",
 		"config", "config/deviceplugin", "config/document", "config/migparted", "drain/holders", "drain/host", "drain/kube", "nvml", "nvml/cdi", "nvml/lib",
 	},
