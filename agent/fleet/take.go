@@ -244,9 +244,7 @@ func (t *taking) count(ctx context.Context, r *record, changed bool) (bool, erro
 	rank := t.view.rank(st.ahead(t.change), room, now)
 	if rank < room {
 		took, err := t.hold(st, now)
-		if len(t.nodes.all) > page {
-			t.grant(st, room-1)
-		}
+		t.grant(st, room-1)
 		return took, err
 	}
 	return changed, t.full(limit, rank, st, away)
@@ -256,6 +254,9 @@ func (t *taking) count(ctx context.Context, r *record, changed bool) (bool, erro
 // nodes that are read for a roll-out would grow with the square of the pool. Such a node finds its slot when it looks again. If it wants none
 // any more it returns it, and if its agent is dead it loses it after Duration, like any other.
 func (t *taking) grant(st *state, room int) {
+	if len(t.nodes.all) <= page {
+		return
+	}
 	for _, w := range slices.Clone(st.Queue[:min(len(st.Queue), max(0, room))]) {
 		st.hold(Change{Node: w.Node, UID: w.UID}, t.slots.Clock.Now())
 	}
