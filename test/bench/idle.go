@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 	"github.com/gpuslice/gpuslice/test/incumbent"
 )
@@ -45,8 +46,12 @@ type idleRow struct {
 	runs    []kept
 }
 
-// kept is the anonymous memory of a program in KiB, the most of each time.
-type kept struct{ idle, churn, after int }
+// kept is the anonymous memory of a program in KiB, the most of each time, and how long after its start it told of the node; 0 if it tells of none
+// on which nothing is asked for.
+type kept struct {
+	idle, churn, after int
+	told               time.Duration
+}
 
 // runIdle looks at a program on a fresh node.
 func (st *stage) runIdle(ctx context.Context, dir string, r idleRow, nvidia incumbent.Programs) (k kept, err error) {
@@ -62,6 +67,12 @@ func (st *stage) runIdle(ctx context.Context, dir string, r idleRow, nvidia incu
 	if err := at.fill(ctx); err != nil {
 		return k, err
 	}
+	seen, err := watchNode(ctx, at.client, at.Name)
+	if err != nil {
+		return k, err
+	}
+	defer seen.stop()
+	began := time.Now()
 	p, err := sv.start(ctx, at)
 	if err != nil {
 		return k, err
@@ -70,6 +81,7 @@ func (st *stage) runIdle(ctx context.Context, dir string, r idleRow, nvidia incu
 	if _, err := mostAnonymous(ctx, p.pid, settling); err != nil {
 		return k, err
 	}
+	k.told = seen.told(began)
 	if k.idle, err = mostAnonymous(ctx, p.pid, watching); err != nil {
 		return k, err
 	}
@@ -88,6 +100,18 @@ func (st *stage) runIdle(ctx context.Context, dir string, r idleRow, nvidia incu
 	}
 	k.after, err = mostAnonymous(ctx, p.pid, watching)
 	return k, err
+}
+
+// told is how long after the moment the node had the condition that a first pass ends with.
+func (w *watch) told(began time.Time) time.Duration {
+	for _, s := range w.since(began) {
+		for _, c := range s.node.Status.Conditions {
+			if c.Type == config.ConditionGPUPartitionReady {
+				return s.at.Sub(began)
+			}
+		}
+	}
+	return 0
 }
 
 // fill makes pods without a GPU until the node has as many as kubelet takes.
@@ -210,17 +234,20 @@ const idleNotes = `Figures are medians of the anonymous memory that a program ha
 
 idle   75 seconds after its start, on a node of eight H100s in 56 slices with 110 pods, of which 56 have a slice
 churn  while 25 of the other pods are replaced, 20 times
-after  75 seconds after that`
+after  75 seconds after that
+
+first pass  from the start of the process until the node has its condition; nothing is asked for, of which mig-manager says nothing`
 
 // tabulateIdle renders the third table, for a terminal or as Markdown.
 func tabulateIdle(rows []idleRow, markdown bool) string {
 	w := table.NewWriter()
 	w.SetStyle(table.StyleLight)
 	w.Style().Format.Header = text.FormatDefault
-	w.AppendHeader(table.Row{"by", "idle", "churn", "after"})
+	w.AppendHeader(table.Row{"by", "idle", "churn", "after", "first pass"})
 	for _, r := range rows {
 		w.AppendRow(table.Row{
-			r.program.name, r.median(func(k kept) int { return k.idle }), r.median(func(k kept) int { return k.churn }), r.median(func(k kept) int { return k.after }),
+			r.program.name, mebibytes(r.median(func(k kept) int { return k.idle })), mebibytes(r.median(func(k kept) int { return k.churn })),
+			mebibytes(r.median(func(k kept) int { return k.after })), r.firstPass(),
 		})
 	}
 	if markdown {
@@ -229,11 +256,21 @@ func tabulateIdle(rows []idleRow, markdown bool) string {
 	return w.Render() + "\n" + idleNotes
 }
 
-func (r idleRow) median(of func(kept) int) string {
+func (r idleRow) median(of func(kept) int) int {
 	var all []int
 	for _, k := range r.runs {
 		all = append(all, of(k))
 	}
 	slices.Sort(all)
-	return fmt.Sprintf("%.1f MiB", float64(all[len(all)/2])/1024)
+	return all[len(all)/2]
+}
+
+func mebibytes(kibibytes int) string { return fmt.Sprintf("%.1f MiB", float64(kibibytes)/1024) }
+
+func (r idleRow) firstPass() string {
+	told := r.median(func(k kept) int { return int(k.told.Milliseconds()) })
+	if told == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%.1f s", float64(told)/1000)
 }
