@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -100,9 +101,77 @@ func TestValidateTakesForeignManifestsForNoErrorIfItIsTold(t *testing.T) {
 	if want := namespace + ": Namespace, passed over\n"; got != want {
 		t.Errorf("it says %q, want %q", got, want)
 	}
-	got = validated(t, "version: v2", "validate", "--ignore-foreign", "-f", namespace, "-")
+	got = validated(t, "version: v1\nflags: {a: b}", "validate", "--ignore-foreign", "-f", namespace, "-")
 	if !strings.HasSuffix(got, "error: 1 of 1 files and keys cannot be used\n") {
 		t.Errorf("it says %q, and no error", got)
+	}
+}
+
+// A folder has ConfigMaps of all kinds of programs, whose texts have fields of the same names.
+func TestValidateTakesTextsOfOthersForNoneOfOurs(t *testing.T) {
+	for name, row := range map[string]struct{ text, wrong string }{ // wrong is what is said of it; empty for passed over
+		"a dashboard":                     {`{"title": "a", "version": 1, "panels": []}`, ""},
+		"a file of containers":            {`{version: "3", services: {a: {image: b}}}`, ""},
+		"another of them":                 {`{version: v1, services: {a: {image: b}}}`, ""},
+		"a list of packages":              {`{"name": "a", "version": "1.0.0"}`, ""},
+		"flags of a program":              {`flags: [a, b]`, ""},
+		"flags of a program, version one": {`{version: v1, flags: [a, b]}`, ""},
+		"features":                        {`flags: {a: true}`, ""},
+		"settings of a program":           {`{kind: Settings, theme: dark}`, ""},
+		"settings of another version":     {`{apiVersion: a/v1, kind: Settings, theme: dark}`, ""},
+		"profiles of a scheduler":         {`{apiVersion: kubescheduler.config.k8s.io/v1, kind: KubeSchedulerConfiguration, profiles: []}`, ""},
+		"profiles of a build":             {`profiles: [{name: dev}]`, ""},
+		"pools of addresses":              {`pools: [a]`, ""},
+		"a template":                      {`a: {{ b }}: c`, ""},
+		"rules in a list":                 {`- a`, ""},
+
+		"a plugin's config":            {`{version: v1, flags: {a: b}}`, "flags.a: is no field here"},
+		"with a field too many":        {`{version: v1, sharing: {}, flag: {}}`, "flag: is no field here"},
+		"without its version":          {`sharing: {timeSlicing: {resources: []}}`, "sharing.timeSlicing.resources"},
+		"our settings":                 {`{apiVersion: gpuslice.io/v1alpha1, kind: Settings, theme: dark}`, "theme"},
+		"profiles without apiVersion":  {`{kind: Profiles, profiles: {}}`, "apiVersion"},
+		"our settings, which are none": {"apiVersion: gpuslice.io/v1alpha1\nkind: [", "reading YAML"},
+	} {
+		data, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"name": "a"}, "data": map[string]any{"a.yaml": row.text}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		texts := map[string]string{"in a ConfigMap": string(data), "in a file": row.text}
+		if strings.HasPrefix(name, "a template") || strings.Contains(row.text, "kind: [") {
+			delete(texts, "in a file") // what is no YAML is no manifest
+		}
+		for where, text := range texts {
+			got := validated(t, text, "validate", "--ignore-foreign", "-f", "-")
+			switch {
+			case row.wrong == "" && strings.Contains(got, "error"):
+				t.Errorf("%s, %s: it says\n%s", name, where, got)
+			case row.wrong != "" && !strings.Contains(got, row.wrong):
+				t.Errorf("%s, %s: it says\n%s\nand not %s", name, where, got, row.wrong)
+			}
+		}
+	}
+	// Who names one file, and does not say that there are others', has it judged by any field.
+	if got := validated(t, "flags: [a, b]", "validate", "-f", "-"); !strings.Contains(got, "flags: ") {
+		t.Errorf("of flags alone it says\n%s", got)
+	}
+}
+
+// What is shipped is a folder of all kinds of manifests.
+func TestValidateFindsNothingWrongInWhatIsShipped(t *testing.T) {
+	args := []string{"validate", "--ignore-foreign"}
+	for _, dir := range []string{"base", "components", "overlays"} {
+		err := filepath.WalkDir(filepath.Join("..", "..", "deploy", dir), func(path string, _ os.DirEntry, err error) error {
+			if strings.HasSuffix(path, ".yaml") {
+				args = append(args, "-f", path)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := validated(t, "", args...); strings.Contains(got, "wrong") || !strings.Contains(got, ": settings\n") {
+		t.Errorf("it says\n%s", got)
 	}
 }
 
