@@ -48,9 +48,9 @@ func annotated(key, value string) func(*corev1.Node) {
 	return func(n *corev1.Node) { metav1.SetMetaDataAnnotation(&n.ObjectMeta, key, value) }
 }
 
-func raise(n *corev1.Node) ([]byte, error)  { return theFence.Raise(n, "J") }
-func record(n *corev1.Node) ([]byte, error) { return theFence.Record(n, "J") }
-func lift(n *corev1.Node) ([]byte, error)   { return theFence.Lift(n, true) }
+func raise(n *corev1.Node) ([]byte, error)       { return theFence.Raise(n, "J") }
+func record(n *corev1.Node) ([]byte, error)      { return theFence.Record(n, "J") }
+func lift(n *corev1.Node) ([]byte, error)        { return theFence.Lift(n, true) }
 func liftUnready(n *corev1.Node) ([]byte, error) { return theFence.LiftUnready(n, true, startupTaint) }
 
 func liftUnreadyOfBoth(n *corev1.Node) ([]byte, error) {
