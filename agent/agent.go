@@ -186,11 +186,11 @@ func (a *Agent) waitForNextPass(ctx context.Context, wake <-chan struct{}, d tim
 	}
 }
 
-// pass observes, decides, and performs at most one step. It returns how long the loop may sleep.
-// The agent may be killed anywhere inside it.
+// pass observes, decides, and performs at most one step. It returns how long the loop may sleep. The agent may be killed anywhere inside it.
 func (a *Agent) pass(ctx context.Context) time.Duration {
 	seen, err := a.observe(ctx)
 	a.changeUnderway = seen.Journal != nil
+	a.alive.Saw(seen.Node)
 	a.answer(ctx, seen, err)
 	a.taintUnhealthy(ctx, seen)
 	if failed := a.upgrades.ReleaseDriver(ctx, seen); failed != nil {

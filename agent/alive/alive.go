@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/config"
 )
@@ -32,6 +33,7 @@ type Loop struct {
 
 	mu     sync.Mutex
 	ended  time.Time   // when a pass last ended; zero before the first
+	seen   bool        // a pass has seen the node
 	due    time.Time   // when the pass that goes on, or the next one, must have ended; zero before the first
 	at     string      // what the pass does now; empty between passes
 	since  time.Time   // since when it does that
@@ -71,6 +73,16 @@ func (l *Loop) At(what fmt.Stringer) {
 	l.at, l.since = text, time.Now()
 }
 
+// Saw says which node the pass has read; nil for none.
+func (l *Loop) Saw(node *corev1.Node) {
+	if l == nil || node == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.seen = true
+}
+
 // End says that the pass has ended, and that the next one begins after the rest.
 func (l *Loop) End(rest time.Duration) {
 	if l == nil {
@@ -86,7 +98,7 @@ func (l *Loop) End(rest time.Duration) {
 // State is the answer to kubelet about the loop.
 type State struct {
 	Alive bool   `json:"alive"` // it goes on, or has not begun
-	Ready bool   `json:"ready"` // a pass has ended, and it is alive
+	Ready bool   `json:"ready"` // it is alive, and a pass has seen the node and ended
 	Says  string `json:"says"`
 }
 
@@ -96,12 +108,14 @@ func (l *Loop) State() State {
 	defer l.mu.Unlock()
 	now := time.Now()
 	s := State{Alive: l.due.IsZero() || now.Before(l.due)}
-	s.Ready = s.Alive && !l.ended.IsZero()
+	s.Ready = s.Alive && !l.ended.IsZero() && l.seen
 	switch {
 	case l.due.IsZero():
 		s.Says = "no pass has begun: another agent of this machine may still be ending"
 	case l.at != "":
 		s.Says = fmt.Sprintf("a pass stands at %q for %s", l.at, now.Sub(l.since).Round(time.Second))
+	case !l.seen:
+		s.Says = "no pass has seen the node yet; the agent's log says why"
 	default:
 		s.Says = fmt.Sprintf("the last pass ended %s ago", now.Sub(l.ended).Round(time.Second))
 	}

@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/alive"
 	"github.com/gpuslice/gpuslice/config"
@@ -30,6 +31,13 @@ func TestPromise14APassThatDoesNotEndIsNoticed(t *testing.T) {
 		if s := l.State(); !s.Alive || s.Ready {
 			t.Errorf("in the first pass: %+v", s)
 		}
+		l.Saw(nil)
+		l.End(time.Second)
+		if s := l.State(); !s.Alive || s.Ready || !strings.Contains(s.Says, "no pass has seen the node") {
+			t.Errorf("after a pass that has not seen the node, as without access to the API server: %+v", s)
+		}
+		l.Begin()
+		l.Saw(&corev1.Node{})
 		l.End(24 * time.Hour)
 		<-time.After(24*time.Hour + 9*time.Minute)
 		if s := l.State(); !s.Alive || !s.Ready {
