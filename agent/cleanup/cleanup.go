@@ -23,8 +23,8 @@ import (
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
-// errOwed refuses to remove the journal, by which the node and the host get back what a change took.
-var errOwed = errors.New("the node has the annotation " + config.AnnotationJournal +
+// ErrOwed refuses to remove the journal, by which the node and the host get back what a change took.
+var ErrOwed = errors.New("the node has the annotation " + config.AnnotationJournal +
 	": a change is under way, or waits for a reboot; let the agent finish it, or remove the label that asks for it")
 
 // File is a file of the host that agents write.
@@ -62,7 +62,7 @@ func (c *Cleaner) Clean(ctx context.Context, dryRun bool) (Report, error) {
 		return r, err
 	}
 	if _, owed := node.Annotations[config.AnnotationJournal]; owed {
-		return r, errOwed
+		return r, ErrOwed
 	}
 	published, err := c.Published(ctx)
 	if err != nil {
@@ -175,7 +175,7 @@ func (c *Cleaner) removeKeys(ctx context.Context, node *corev1.Node, published n
 	}
 	err = writer.Patch(ctx, fresh, func(node *corev1.Node) ([]byte, error) {
 		if _, owed := node.Annotations[config.AnnotationJournal]; owed {
-			return nil, errOwed
+			return nil, ErrOwed
 		}
 		return c.lookAt(node, published).patch(node)
 	})
@@ -235,6 +235,17 @@ func (c *Cleaner) leftOn(node *corev1.Node, wrote written, published nodekeys.Ke
 	if _, there := node.Annotations[config.AnnotationPublished]; there && published.Empty() {
 		out = append(out, "annotation "+config.AnnotationPublished+", which names labels and taints of a profile: the host has no record of which "+
 			"are the agent's; remove those that you know to be, then the annotation")
+	}
+	for _, label := range []string{config.LabelProfile, config.LabelMIGConfig} {
+		if value, there := node.Labels[label]; there {
+			out = append(out, fmt.Sprintf("label %s=%s, by which an agent that is installed again would go; to remove it: kubectl label node %s %s-",
+				label, legible.Cut(value, 63), node.Name, label))
+		}
+	}
+	for _, key := range []string{config.AnnotationHold, config.AnnotationForce, config.AnnotationPreview, config.AnnotationKeepCordoned} {
+		if _, there := node.Annotations[key]; there {
+			out = append(out, fmt.Sprintf("annotation %s, which is a user's; to remove it: kubectl annotate node %s %s-", key, node.Name, key))
+		}
 	}
 	if key, there := node.Labels[config.LabelDevicePluginConfig]; there && wrote.label(config.LabelDevicePluginConfig) {
 		out = append(out, fmt.Sprintf("label %s=%s, by which the device plugin shares the GPUs; to remove it: kubectl label node %s %s-",

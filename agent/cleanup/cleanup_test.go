@@ -47,3 +47,24 @@ func TestStartupTaintsAreLeftAndNamed(t *testing.T) {
 		t.Errorf("taints (-before +after):\n%s", diff)
 	}
 }
+
+func TestWhatUsersAskForIsLeftAndNamed(t *testing.T) {
+	t.Parallel()
+	client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{
+		Name: "gpu-1", UID: "u", ResourceVersion: "1", Labels: map[string]string{config.LabelProfile: "small"}, Annotations: map[string]string{config.AnnotationHold: ""},
+	}})
+	c := &cleanup.Cleaner{
+		Client: clientset.Of(client), Node: "gpu-1", Timeout: time.Minute,
+		Published: func(context.Context) (nodekeys.Keys, error) { return nodekeys.Keys{}, nil },
+	}
+	report, err := c.Clean(t.Context(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(cleanup.Report{Left: []string{
+		"label gpuslice.io/profile=small, by which an agent that is installed again would go; to remove it: kubectl label node gpu-1 gpuslice.io/profile-",
+		"annotation gpuslice.io/hold, which is a user's; to remove it: kubectl annotate node gpu-1 gpuslice.io/hold-",
+	}}, report); diff != "" {
+		t.Errorf("report (-want +got):\n%s", diff)
+	}
+}

@@ -92,6 +92,10 @@ func (o *options) clean(ctx context.Context, w io.Writer, c cleaning) error {
 		return err
 	}
 	report, failed := cleaner.Clean(ctx, c.dryRun)
+	if errors.Is(failed, cleanup.ErrOwed) && c.dryRun {
+		return fmt.Errorf("%w; without --dry-run the command gives the node back first, as recover does, and then removes what the agent has left: "+
+			"what that is can be said when the node is given back", failed)
+	}
 	if err := errors.Join(failed, tellCleaning(w, report, c)); err != nil {
 		return err
 	}

@@ -90,10 +90,12 @@ func TestCleanupGivesTheNodeBackFirst(t *testing.T) {
 	r.awaitOffered("nvidia.com/gpu", 2)
 	r.runToTheMiddle("all-balanced")
 	r.kill()
-	if out := r.onNode(1, "cleanup", "--dry-run"); !strings.Contains(out, "gpuslice.io/journal") {
+	if out := r.onNode(1, "cleanup", "--dry-run"); !strings.Contains(out, "gpuslice.io/journal") || strings.Contains(out, "nothing of gpuslice") {
 		t.Errorf("a dry run says:\n%s", out)
 	}
-	r.onNode(0, "cleanup")
+	if out := r.onNode(0, "cleanup"); !strings.Contains(out, "left: label nvidia.com/mig.config=all-balanced") {
+		t.Errorf("the label that stays is not named:\n%s", out)
+	}
 	n := r.node()
 	if n.Spec.Unschedulable || len(n.Spec.Taints) > 0 {
 		t.Errorf("the node is still fenced: %+v", n.Spec)
