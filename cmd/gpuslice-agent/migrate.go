@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -15,11 +16,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/cmd/migrate"
+	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/migparted"
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
@@ -55,7 +58,7 @@ func (o *options) migrate() *cobra.Command {
 			if len(files) > 0 {
 				err = m.files(cmd, files)
 			} else {
-				err = m.cluster(cmd.Context(), o, namespaces)
+				err = m.cluster(cmd.Context(), o, settings, namespaces)
 			}
 			if err != nil {
 				return err
@@ -112,8 +115,34 @@ func (m *migration) piece(p piece) error {
 		m.node(n)
 		return nil
 	}
+	if p.configMap != "" {
+		m.keys(p.configMap, p.key)
+	}
+	if p.format != nil && p.format.name == profilesFormat {
+		m.profiles(p.text)
+	}
 	m.text(p.at, p.configMap, p.text)
 	return nil
+}
+
+// keys notes a ConfigMap, and one of its keys if it has any.
+func (m *migration) keys(configMap string, keys ...string) {
+	if m.ConfigMaps == nil {
+		m.ConfigMaps = map[string][]string{}
+	}
+	m.ConfigMaps[configMap] = append(m.ConfigMaps[configMap], slices.DeleteFunc(keys, func(key string) bool { return key == "" })...)
+}
+
+// profiles takes gpuslice's own, of which only right ones count here: what is wrong with others says validate.
+func (m *migration) profiles(text []byte) {
+	read, err := config.ParseProfiles(text)
+	if err != nil {
+		return
+	}
+	if m.Profiles == nil {
+		m.Profiles = map[string]config.Profile{}
+	}
+	maps.Copy(m.Profiles, read)
 }
 
 // isClusterPolicy reports whether a piece is one of the GPU Operator. Kyverno has a kind of the same name.
@@ -148,7 +177,7 @@ func (m *migration) text(where, configMap string, text []byte) {
 }
 
 // cluster reads the installation from the API server.
-func (m *migration) cluster(ctx context.Context, o *options, namespaces []string) error {
+func (m *migration) cluster(ctx context.Context, o *options, settings config.Settings, namespaces []string) error {
 	client, err := o.client()
 	if err != nil {
 		return err
@@ -162,28 +191,55 @@ func (m *migration) cluster(ctx context.Context, o *options, namespaces []string
 	}
 	slices.Sort(names)
 	names = slices.Compact(names)
+	var plugins []string
+	for _, p := range m.Policies {
+		plugins = append(plugins, p.PluginConfigMap())
+	}
 	for _, namespace := range namespaces {
 		for _, name := range names {
-			if err := m.configMap(ctx, client, namespace, name); err != nil {
+			if err := m.configMap(ctx, client, namespace, name, m.texts); err != nil {
 				return err
 			}
+		}
+		for _, name := range plugins {
+			if name == "" || slices.Contains(names, name) {
+				continue
+			}
+			if err := m.configMap(ctx, client, namespace, name, func(*corev1.ConfigMap) {}); err != nil {
+				return err
+			}
+		}
+	}
+	if p := settings.Profiles; p.Name != "" {
+		err := m.configMap(ctx, client, cmp.Or(p.Namespace, o.namespace), p.Name, func(c *corev1.ConfigMap) { m.profiles([]byte(c.Data[p.Key])) })
+		if err != nil {
+			return err
 		}
 	}
 	return m.nodes(ctx, client)
 }
 
-func (m *migration) configMap(ctx context.Context, client kube.Interface, namespace, name string) error {
+func (m *migration) configMap(ctx context.Context, client kube.Interface, namespace, name string, use func(*corev1.ConfigMap)) error {
 	found, err := client.ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
 	if err != nil {
+		if apierrors.IsForbidden(err) {
+			m.Closed = append(m.Closed, name)
+		}
 		return m.unread(fmt.Errorf("reading ConfigMap %s of namespace %s: %w", name, namespace, err))
 	}
-	for _, key := range slices.Sorted(maps.Keys(found.Data)) {
-		m.text(fmt.Sprintf("ConfigMap %s, %s", path.Join(namespace, name), key), name, []byte(found.Data[key]))
-	}
+	m.keys(name, slices.Sorted(maps.Keys(found.Data))...)
+	use(found)
 	return nil
+}
+
+// texts takes the files of a ConfigMap of mig-manager's.
+func (m *migration) texts(c *corev1.ConfigMap) {
+	for _, key := range slices.Sorted(maps.Keys(c.Data)) {
+		m.text(fmt.Sprintf("ConfigMap %s, %s", path.Join(c.Namespace, c.Name), key), c.Name, []byte(c.Data[key]))
+	}
 }
 
 // unread keeps an error that the user's rights do not allow to read something. The rest is told all the same.
@@ -217,13 +273,13 @@ func (m *migration) nodes(ctx context.Context, client kube.Interface) error {
 // node keeps of a node what counts here.
 func (m *migration) node(n corev1.Node) {
 	if migrate.Concerns(n) {
-		m.Nodes = append(m.Nodes, corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: n.Labels}})
+		m.Nodes = append(m.Nodes, corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: n.Labels}, Spec: corev1.NodeSpec{Taints: n.Spec.Taints}})
 	}
 }
 
 // policies reads those of the GPU Operator. A cluster without the operator has none, and does not know the kind.
 func (m *migration) policies(ctx context.Context, client kube.Interface) error {
-	text, err := client.RawCore().Get().AbsPath("/apis/nvidia.com/v1/clusterpolicies").DoRaw(ctx)
+	text, err := client.RawCore().Get().AbsPath("/apis/nvidia.com/v1/clusterpolicies").SetHeader("Accept", runtime.ContentTypeJSON).DoRaw(ctx)
 	if apierrors.IsNotFound(err) {
 		return nil
 	}

@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"sigs.k8s.io/yaml"
 )
 
@@ -103,6 +105,19 @@ func kubeconfigOf(t *testing.T, answer func(path string) any) (kubeconfig string
 			w.WriteHeader(http.StatusNotFound)
 			body = map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}
 		case error:
+			// An API server writes a refusal in the first form that the request takes.
+			if protobufs := "application/vnd.kubernetes.protobuf"; strings.HasPrefix(r.Header.Get("Accept"), protobufs) {
+				w.Header().Set("Content-Type", protobufs)
+				w.WriteHeader(http.StatusForbidden)
+				status := metav1.Status{
+					TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonForbidden, Code: http.StatusForbidden,
+					Message: r.URL.Path + " is forbidden",
+				}
+				if err := protobuf.NewSerializer(nil, nil).Encode(&status, w); err != nil {
+					t.Error(err)
+				}
+				return
+			}
 			w.WriteHeader(http.StatusForbidden)
 			body = map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Forbidden", "code": 403, "message": r.URL.Path + " is forbidden"}
 		}
@@ -178,6 +193,132 @@ func TestMigrateTellsOfAConfigMapThatNobodyCanRead(t *testing.T) {
 		if err != nil || !strings.Contains(got, "the agent would refuse the file: reading YAML") || !strings.Contains(got, "systemd-services: must be a list of names of units") ||
 			!strings.HasSuffix(got, "3 changes are needed before gpuslice is installed.\n") {
 			t.Errorf("from %s: error %v\n%s", from, err, got)
+		}
+	}
+}
+
+// The device plugin's pods do not start without the ConfigMap that the ClusterPolicy names, and the key in it.
+func TestMigrateLooksWhetherTheDevicePluginsConfigIsThere(t *testing.T) {
+	policy := map[string]any{
+		"apiVersion": "nvidia.com/v1", "kind": "ClusterPolicy", "metadata": map[string]any{"name": "p"},
+		"spec": map[string]any{"migManager": map[string]any{"enabled": false}, "devicePlugin": map[string]any{"config": map[string]any{"name": "plugin", "default": "any"}}},
+	}
+	configMap := func(keys ...string) any {
+		data := map[string]any{}
+		for _, key := range keys {
+			data[key] = "version: v1"
+		}
+		return map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"name": "plugin", "namespace": "gpu-operator"}, "data": data}
+	}
+	const named, missing = "  taken over  devicePlugin.config.name is plugin", "  change      devicePlugin.config.name is plugin, and no ConfigMap of that name was found, without which NVIDIA's config manager does not start the plugin"
+	const right = "  taken over  devicePlugin.config.default is any"
+	const wrong = "  change      devicePlugin.config.default is any, and ConfigMap plugin has no such key, but "
+	for name, row := range map[string]struct {
+		has  any
+		want []string
+	}{
+		"both":         {configMap("any"), []string{named, right}},
+		"no ConfigMap": {nil, []string{missing}},
+		"another key":  {configMap("none", "two"), []string{named, wrong + "none; two: NVIDIA's config manager does not start the plugin"}},
+		"no key":       {configMap(), []string{named, wrong + "none: "}},
+		"no rights": {errors.New("forbidden"), []string{
+			"  not read    devicePlugin.config.name is plugin, and you may not read whether there is such a ConfigMap", "reading ConfigMap plugin of namespace gpu-operator: ",
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			kubeconfig := kubeconfigOf(t, func(path string) any {
+				switch path {
+				case "/apis/nvidia.com/v1/clusterpolicies":
+					return map[string]any{"items": []any{policy}}
+				case "/api/v1/namespaces/gpu-operator/configmaps/plugin":
+					return row.has
+				case "/api/v1/nodes":
+					return map[string]any{"kind": "NodeList", "apiVersion": "v1"}
+				}
+				return nil
+			})
+			runs := [][]string{{"--kubeconfig", kubeconfig}}
+			if _, refused := row.has.(error); !refused {
+				items := []any{policy}
+				if row.has != nil {
+					items = append(items, row.has)
+				}
+				text, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "List", "items": items})
+				if err != nil {
+					t.Fatal(err)
+				}
+				file := filepath.Join(t.TempDir(), "list.json")
+				if err := os.WriteFile(file, text, 0o600); err != nil {
+					t.Fatal(err)
+				}
+				runs = append(runs, []string{"-f", file})
+			}
+			for _, args := range runs {
+				got, _ := migrates(t, append([]string{"--dry-run"}, args...)...)
+				for _, want := range row.want {
+					if !strings.Contains(got, want) {
+						t.Errorf("%s: it does not say %q:\n%s", args[0], want, got)
+					}
+				}
+			}
+		})
+	}
+}
+
+// The operator's pods come to no node with a taint that they do not tolerate, whoever has set it.
+func TestMigrateTellsOfTaintsThatTheOperatorDoesNotTolerate(t *testing.T) {
+	const rest = "where that taint is, no pod of the driver or the device plugin is started; add "
+	for name, row := range map[string]struct {
+		tolerations, taint string
+		want               string // empty for nothing
+	}{
+		"a team's":                        {"", "{key: team, value: a, effect: NoSchedule}", "lacks team=a:NoSchedule: " + rest + "{key: team, operator: Exists, effect: NoSchedule}: gpu-1\n"},
+		"a team's, which evicts":          {"{key: team, operator: Exists, effect: NoSchedule}", "{key: team, effect: NoExecute}", "lacks team:NoExecute: " + rest + "{key: team, operator: Exists, effect: NoExecute}: gpu-1\n"},
+		"another value":                   {"{key: team, value: b}", "{key: team, value: a, effect: NoSchedule}", "lacks team=a:NoSchedule: "},
+		"the value":                       {"{key: team, value: a}", "{key: team, value: a, effect: NoSchedule}", ""},
+		"all of them":                     {"{operator: Exists}", "{key: team, value: a, effect: NoExecute}", ""},
+		"the usual one":                   {"", "{key: nvidia.com/gpu, value: present, effect: NoSchedule}", ""},
+		"the usual one, which is no more": {"{key: other, operator: Exists}", "{key: nvidia.com/gpu, effect: NoSchedule}", "lacks nvidia.com/gpu: on a node"},
+		"a wish":                          {"", "{key: team, effect: PreferNoSchedule}", ""},
+		"one of Kubernetes":               {"", "{key: node.kubernetes.io/unreachable, effect: NoExecute}", ""},
+	} {
+		file := filepath.Join(t.TempDir(), "list.yaml")
+		text := "apiVersion: nvidia.com/v1\nkind: ClusterPolicy\nmetadata: {name: p}\nspec: {migManager: {enabled: false}, daemonsets: {tolerations: [" + row.tolerations + "]}}\n---\n" +
+			"apiVersion: v1\nkind: Node\nmetadata: {name: gpu-1, labels: {nvidia.com/gpu.present: 'true'}}\nspec: {taints: [" + row.taint + "]}\n---\n" +
+			"apiVersion: v1\nkind: Node\nmetadata: {name: cpu-1}\nspec: {taints: [{key: cpu, effect: NoSchedule}]}\n"
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		got, err := migrates(t, "--dry-run", "-f", file)
+		said := strings.Contains(got, "where that taint is")
+		if err != nil || row.want != "" && !strings.Contains(got, row.want) || said && row.want == "" || strings.Contains(got, "cpu-1") {
+			t.Errorf("%s: error %v, want %q\n%s", name, err, row.want, got)
+		}
+		if strings.Contains(row.want, "on a node") && said {
+			t.Errorf("%s: it says it twice\n%s", name, got)
+		}
+	}
+	file := filepath.Join(t.TempDir(), "profiles.yaml")
+	const profiles = "apiVersion: gpuslice.io/v1alpha1\nkind: Profiles\nprofiles: {serving: {taints: [{key: serving, value: a, effect: NoSchedule}]}}\n"
+	text := "apiVersion: nvidia.com/v1\nkind: ClusterPolicy\nmetadata: {name: p}\nspec: {migManager: {enabled: false}}\n---\n" + profiles
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	kubeconfig := kubeconfigOf(t, func(path string) any {
+		switch path {
+		case "/apis/nvidia.com/v1/clusterpolicies":
+			return map[string]any{"items": []any{map[string]any{"metadata": map[string]any{"name": "p"}, "spec": map[string]any{"migManager": map[string]any{"enabled": false}}}}}
+		case "/api/v1/namespaces/gpuslice/configmaps/gpuslice-profiles":
+			return map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"name": "gpuslice-profiles", "namespace": "gpuslice"}, "data": map[string]any{"profiles.yaml": profiles}}
+		case "/api/v1/nodes":
+			return map[string]any{"kind": "NodeList", "apiVersion": "v1"}
+		}
+		return nil
+	})
+	for _, args := range [][]string{{"-f", file}, {"--kubeconfig", kubeconfig}} {
+		got, err := migrates(t, append([]string{"--dry-run"}, args...)...)
+		if err != nil || !strings.Contains(got, "lacks serving=a:NoSchedule: "+rest+"{key: serving, operator: Exists, effect: NoSchedule}: profile serving\n") {
+			t.Errorf("of a profile, %s: error %v\n%s", args[0], err, got)
 		}
 	}
 }

@@ -27,7 +27,11 @@ type Sources struct {
 	Catalogs []Catalog
 	Clients  []Clients
 	Nodes    []corev1.Node
-	Unread   []error // what the reader has no right to read; Judge may miss what is there
+	Profiles map[string]config.Profile // gpuslice's own, as far as there are any yet
+
+	ConfigMaps map[string][]string // keys of those that were found, by name
+	Closed     []string            // names of ConfigMaps that the reader may not read, somewhere
+	Unread     []error             // what the reader has no right to read; Judge may miss what is there
 }
 
 // Policy has the fields of a ClusterPolicy of the GPU Operator (v26.7) that matter here.
@@ -130,7 +134,7 @@ func Judge(s Sources, settings config.Settings) []Finding {
 	}
 	named := map[string]bool{}
 	for _, p := range s.Policies {
-		j.policy(p)
+		j.policy(p, s)
 		if of := p.Spec.MIGManager.Config; of != nil && of.Name != "" {
 			named[of.Name] = true
 			if !slices.ContainsFunc(s.Catalogs, func(c Catalog) bool { return c.ConfigMap == of.Name }) {
@@ -203,7 +207,7 @@ func (j *judge) say(about string, v Verdict, command, format string, args ...any
 
 func (p Policy) about() string { return "ClusterPolicy " + p.Metadata.Name }
 
-func (j *judge) policy(p Policy) {
+func (j *judge) policy(p Policy, from Sources) {
 	about := p.about()
 	patch := func(spec string) string {
 		name := p.Metadata.Name
@@ -228,14 +232,8 @@ func (j *judge) policy(p Policy) {
 		j.say(about, Change, patch(`{"mig": {"strategy": null}}`),
 			"mig.strategy is %s, which wins over what a config of the device plugin says: unset it where profiles or configs are to decide node by node; otherwise all of them have to go with %s", s, s)
 	}
-	if c := p.Spec.DevicePlugin.Config; c != nil && c.Name != "" {
-		j.say(about, Taken, "", "devicePlugin.config.name is %s: overlays/gpu-operator lets the agent use that ConfigMap, by data.configMap of its operator.yaml", c.Name)
-		if c.Default != "" {
-			j.say(about, Taken, "", "devicePlugin.config.default is %s: NVIDIA's config manager gives it to nodes without the label %s, without a drain; gpuslice changes nothing there",
-				c.Default, config.LabelDevicePluginConfig)
-		}
-	}
-	j.tolerations(about, p.Spec.Daemonsets.Tolerations)
+	j.pluginConfig(p, from)
+	j.tolerations(p, from)
 }
 
 // env judges a variable of mig-manager. Only those by which it reboots the host or stops its units matter to gpuslice.
@@ -250,20 +248,6 @@ func (j *judge) env(about string, e corev1.EnvVar) {
 		j.say(about, Taken, "", "migManager.env: WITH_SHUTDOWN_HOST_GPU_CLIENTS=%s: the agent stops the units of its settings where they run, and only for a reset", e.Value)
 	default:
 		j.say(about, Ignored, "", "migManager.env: %s is mig-manager's own", e.Name)
-	}
-}
-
-// tolerations judges the list of the operator's DaemonSets, which replaces NVIDIA's default.
-func (j *judge) tolerations(about string, all []corev1.Toleration) {
-	if len(all) == 0 {
-		return
-	}
-	for _, key := range append([]string{"nvidia.com/gpu"}, j.settings.StartupTaints().Keys()...) {
-		if !slices.ContainsFunc(all, func(t corev1.Toleration) bool {
-			return t.Key == key || t.Key == "" && t.Operator == corev1.TolerationOpExists
-		}) {
-			j.say(about, Change, "", "daemonsets.tolerations lacks %s: on a node with that taint there would be no driver and no device plugin; add {key: %s, operator: Exists, effect: NoSchedule}", key, key)
-		}
 	}
 }
 
@@ -381,6 +365,14 @@ func (j *judge) positions(n corev1.Node, name string, rules config.MIGConfig, no
 		note(Taken, "%s=%s names %s, which the node with its %s does not have: the agent passes over them, as mig-parted does, and says so in its condition",
 			config.LabelMIGConfig, name, positions(missing), legible.Counted(len(m.gpus), "GPU"))
 	}
+}
+
+// PluginConfigMap is the one that the policy names for the device plugin; empty for none.
+func (p Policy) PluginConfigMap() string {
+	if c := p.Spec.DevicePlugin.Config; c != nil {
+		return c.Name
+	}
+	return ""
 }
 
 // ConfigMaps lists those that the policy names for mig-manager.

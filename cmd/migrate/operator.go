@@ -1,0 +1,112 @@
+package migrate
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// pluginConfig judges the ConfigMap of the device plugin's configs that the policy names. The plugin's pods mount it, and begin with NVIDIA's
+// config manager, which ends with an error if the key is not there: then they do not start.
+func (j *judge) pluginConfig(p Policy, s Sources) {
+	about, c := p.about(), p.Spec.DevicePlugin.Config
+	if c == nil || c.Name == "" {
+		return
+	}
+	keys, there := s.ConfigMaps[c.Name]
+	switch {
+	case !there && slices.Contains(s.Closed, c.Name):
+		j.say(about, Unread, "", "devicePlugin.config.name is %s, and you may not read whether there is such a ConfigMap: without it NVIDIA's config manager does not start the plugin", c.Name)
+	case !there:
+		j.say(about, Change, "", "devicePlugin.config.name is %s, and no ConfigMap of that name was found, without which NVIDIA's config manager does not start the plugin: make it, "+
+			"or name its namespace by --operator-namespace, or its file by -f", c.Name)
+	default:
+		j.say(about, Taken, "", "devicePlugin.config.name is %s: overlays/gpu-operator lets the agent use that ConfigMap, by data.configMap of its operator.yaml", c.Name)
+	}
+	switch {
+	case c.Default == "":
+	case there && !slices.Contains(keys, c.Default):
+		j.say(about, Change, "", "devicePlugin.config.default is %s, and ConfigMap %s has no such key, but %s: NVIDIA's config manager does not start the plugin on nodes without the label %s; "+
+			"add the key, or name another", c.Default, c.Name, legible.Listed(orNone(keys)), config.LabelDevicePluginConfig)
+	default:
+		j.say(about, Taken, "", "devicePlugin.config.default is %s: NVIDIA's config manager gives it to nodes without the label %s, without a drain; gpuslice changes nothing there",
+			c.Default, config.LabelDevicePluginConfig)
+	}
+}
+
+func orNone(keys []string) []string {
+	if len(keys) == 0 {
+		return []string{"none"}
+	}
+	return keys
+}
+
+// usual is what the operator's DaemonSets tolerate where a ClusterPolicy names nothing.
+var usual = []corev1.Toleration{{Key: keyGPU, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}}
+
+// keyGPU is the key of the taint that the operator's DaemonSets tolerate by default.
+const keyGPU = "nvidia.com/gpu"
+
+// tolerations judges the list of the operator's DaemonSets, which replaces the usual one.
+func (j *judge) tolerations(p Policy, s Sources) {
+	about, all := p.about(), p.Spec.Daemonsets.Tolerations
+	said := map[string]bool{}
+	if len(all) > 0 {
+		for _, key := range append([]string{keyGPU}, j.settings.StartupTaints().Keys()...) {
+			if !slices.ContainsFunc(all, func(t corev1.Toleration) bool {
+				return t.Key == key || t.Key == "" && t.Operator == corev1.TolerationOpExists
+			}) {
+				said[key] = true
+				j.say(about, Change, "", "daemonsets.tolerations lacks %s: on a node with that taint there would be no driver and no device plugin; add {key: %s, operator: Exists, effect: NoSchedule}", key, key)
+			}
+		}
+	} else {
+		all = usual
+	}
+	at := rows{}
+	look := func(on string, taints []corev1.Taint) {
+		for _, t := range taints {
+			if t.Effect == corev1.TaintEffectPreferNoSchedule || isTransient(t.Key) || said[t.Key] && t.Effect == corev1.TaintEffectNoSchedule || tolerated(t, all) {
+				continue
+			}
+			at.note(Change, on, "daemonsets.tolerations lacks %s: where that taint is, no pod of the driver or the device plugin is started; add {key: %s, operator: Exists, effect: %s}",
+				legible.Cut(taintText(t), longestTaint), legible.Cut(t.Key, longestTaint), t.Effect)
+		}
+	}
+	for _, n := range s.Nodes {
+		look(n.Name, n.Spec.Taints)
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Profiles)) {
+		look("profile "+name, s.Profiles[name].Taints)
+	}
+	j.sayRows(about, at)
+}
+
+// longestTaint bounds a taint in a message, in characters.
+const longestTaint = 150
+
+func tolerated(taint corev1.Taint, by []corev1.Toleration) bool {
+	return slices.ContainsFunc(by, func(t corev1.Toleration) bool { return t.ToleratesTaint(klog.Logger{}, &taint, false) })
+}
+
+func taintText(t corev1.Taint) string {
+	if t.Value == "" {
+		return fmt.Sprintf("%s:%s", t.Key, t.Effect)
+	}
+	return fmt.Sprintf("%s=%s:%s", t.Key, t.Value, t.Effect)
+}
+
+// isTransient reports whether a taint goes by itself: Kubernetes' own, most of which each DaemonSet tolerates, an autoscaler's, and those that
+// agents lift.
+func isTransient(key string) bool {
+	return strings.HasPrefix(key, "node.kubernetes.io/") || strings.HasPrefix(key, "node.cloudprovider.kubernetes.io/") ||
+		slices.Contains([]string{"ToBeDeletedByClusterAutoscaler", "DeletionCandidateOfClusterAutoscaler", "karpenter.sh/disrupted",
+			config.TaintRepartitioning, config.TaintGPUUnhealthy}, key)
+}
