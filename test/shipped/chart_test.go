@@ -334,6 +334,18 @@ func TestANullIsRefusedOrWorks(t *testing.T) {
 	}
 }
 
+// A release may be in the operator's own namespace: of two roles of one name there the API server would have one, and Helm refuses both.
+func TestAReleaseInTheOperatorsNamespaceHasEachObjectOnce(t *testing.T) {
+	all := objects(t, template(t, "gpuOperator: {enabled: true}", "-namespace", "gpu-operator")) // which fails for what is there twice
+	for _, kind := range []string{"Role", "RoleBinding"} {
+		for _, name := range []string{"gpuslice-agent", "gpuslice-agent-gpu-operator"} {
+			if all[kind+" gpu-operator/"+name] == nil {
+				t.Errorf("there is no %s %s, but %v", kind, name, slices.Sorted(maps.Keys(all)))
+			}
+		}
+	}
+}
+
 // People who keep MIG configs in a ConfigMap of their own have the chart make none.
 func TestAConfigMapOfOnesOwnHasMIGConfigs(t *testing.T) {
 	all := objects(t, template(t, "migConfigs: ''\nsettings: {migConfigMap: {name: mine, key: mig.yaml}}"))
@@ -405,17 +417,17 @@ maintenance: {windows: [{days: [Tue], start: "22:00", duration: 6h, timeZone: Eu
 			`"image":"registry.example.com/agent@sha256:0123456789abcdef`, `"imagePullPolicy":"Always"`, `"imagePullSecrets":[{"name":"pull"}]`,
 			`"serviceAccountName":"slicer"`, `"x":"1"`, `"team":"gpus"`, `"nodeSelector":{"pool":"a"}`, `{"name":"GOGC","value":"50"}`,
 		},
-		"ServiceAccount slices/slicer":          {`"a":"b"`},
-		"ClusterRoleBinding /gpuslice-agent":    {`"name":"slicer","namespace":"slices"`},
-		"Role gpus/gpuslice-agent":              {`"resourceNames":["shares"]`},
-		"RoleBinding gpus/gpuslice-agent":       {`"name":"slicer","namespace":"slices"`},
-		"NetworkPolicy slices/gpuslice-agent":   {`"values":["metrics"]`},
-		"PodMonitor slices/gpuslice-agent":      {`"release":"prom"`},
-		"PrometheusRule slices/gpuslice":        {`"release":"prom"`, `{{ $labels.node }}`},
-		"ConfigMap slices/gpuslice-dashboards":  {`"board":"yes"`, `{{reason}}`},
-		"ConfigMap slices/gpuslice-profiles":    {`whole:`},
-		"ConfigMap slices/gpuslice-maintenance": {`windows:`},
-		"ConfigMap slices/gpuslice-settings":    {`defaultConfig: shared`},
+		"ServiceAccount slices/slicer":                 {`"a":"b"`},
+		"ClusterRoleBinding /gpuslice-agent":           {`"name":"slicer","namespace":"slices"`},
+		"Role gpus/gpuslice-agent-gpu-operator":        {`"resourceNames":["shares"]`},
+		"RoleBinding gpus/gpuslice-agent-gpu-operator": {`"name":"slicer","namespace":"slices"`},
+		"NetworkPolicy slices/gpuslice-agent":          {`"values":["metrics"]`},
+		"PodMonitor slices/gpuslice-agent":             {`"release":"prom"`},
+		"PrometheusRule slices/gpuslice":               {`"release":"prom"`, `{{ $labels.node }}`},
+		"ConfigMap slices/gpuslice-dashboards":         {`"board":"yes"`, `{{reason}}`},
+		"ConfigMap slices/gpuslice-profiles":           {`whole:`},
+		"ConfigMap slices/gpuslice-maintenance":        {`windows:`},
+		"ConfigMap slices/gpuslice-settings":           {`defaultConfig: shared`},
 	} {
 		for _, want := range wants {
 			if got := text(key); !strings.Contains(got, want) {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -164,37 +165,45 @@ func TestAssigningByRightStaysWithoutTheAgentsPolicies(t *testing.T) {
 
 // An overlay may say "namespace:". What stayed behind would confine nobody, or look where nothing is.
 func TestAnotherNamespaceTakesEverythingAlong(t *testing.T) {
-	inside := "namespace: elsewhere\nresources: [DEPLOY/overlays/device-plugin]\ncomponents:\n"
+	text := "namespace: elsewhere\nresources: [DEPLOY/overlays/device-plugin]\ncomponents:\n"
 	for _, c := range components(t) {
 		if c != "gpu-operator" && c != "without-policies" {
-			inside += "  - DEPLOY/components/" + c + "\n"
+			text += "  - DEPLOY/components/" + c + "\n"
 		}
 	}
-	for name, files := range map[string]map[string]string{
-		"components": {"kustomization.yaml": inside},
-		"the GPU Operator": {
-			"agent/kustomization.yaml": "namespace: elsewhere\nresources: [DEPLOY/base]\n",
-			"operator.yaml":            operator(t),
-			"kustomization.yaml":       "resources: [agent, operator.yaml]\ncomponents: [DEPLOY/components/gpu-operator]\n",
-		},
+	for name, test := range map[string]struct {
+		files     map[string]string
+		namespace string
+		operator  string // its namespace
+	}{
+		"components":                    {files: map[string]string{"kustomization.yaml": text}, namespace: "elsewhere"},
+		"the GPU Operator":              {files: pairOfThePage(t, "gpu-operator", "elsewhere"), namespace: "elsewhere", operator: "gpu-operator"},
+		"the GPU Operator of OpenShift": {files: pairOfThePage(t, "openshift", "elsewhere"), namespace: "elsewhere", operator: "nvidia-gpu-operator"},
+		"the GPU Operator's own":        {files: pairOfThePage(t, "gpu-operator", "gpu-operator"), namespace: "gpu-operator", operator: "gpu-operator"},
+		"the GPU Operator's, OpenShift": {files: pairOfThePage(t, "openshift", "nvidia-gpu-operator"), namespace: "nvidia-gpu-operator", operator: "nvidia-gpu-operator"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			text, err := build(t, files)
+			text, err := build(t, test.files)
 			if err != nil {
 				t.Fatal(err)
 			}
 			all := objects(t, text)
 			confined(t, "kustomize", all)
+			theirs := 0
 			for key, object := range all {
-				if strings.HasPrefix(key, "Role gpu-operator/") || strings.HasPrefix(key, "RoleBinding gpu-operator/") { // where the operator is
+				if strings.HasSuffix(key, " "+test.operator+"/gpuslice-agent-gpu-operator") { // where the operator is
+					theirs++
 					unstructured.RemoveNestedField(object, "metadata", "namespace")
 				}
-				isElsewhere(t, key, object)
+				isElsewhere(t, test.namespace, key, object)
 			}
-			if all["Namespace /elsewhere"] == nil || all["ServiceAccount elsewhere/gpuslice-agent"] == nil {
+			if test.operator != "" && theirs != 2 {
+				t.Errorf("%d objects are where the operator is, want a role and its binding; there are %v", theirs, slices.Sorted(maps.Keys(all)))
+			}
+			if all["Namespace /"+test.namespace] == nil || all["ServiceAccount "+test.namespace+"/gpuslice-agent"] == nil {
 				t.Errorf("there are %v", slices.Sorted(maps.Keys(all)))
 			}
-			data, _, err := unstructured.NestedStringMap(all["ConfigMap elsewhere/gpuslice-settings"], "data")
+			data, _, err := unstructured.NestedStringMap(all["ConfigMap "+test.namespace+"/gpuslice-settings"], "data")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -209,11 +218,54 @@ func TestAnotherNamespaceTakesEverythingAlong(t *testing.T) {
 	}
 }
 
-// isElsewhere fails the test if something of the object is in the namespace of deploy/base.
-func isElsewhere(t *testing.T, key string, object map[string]any) {
+// pairOfThePage are the two overlays that deploy/README.md has people write for another namespace beside the GPU Operator, with the operator.yaml
+// of an overlay, and with each component where the page says that it belongs.
+func pairOfThePage(t *testing.T, overlay, namespace string) map[string]string {
+	t.Helper()
+	inner := ofThePage(t, "`deploy/mine/agent/kustomization.yaml`")
+	const one = "  - DEPLOY/components/prometheus "
+	if !strings.Contains(inner, "\nnamespace: gpus\n") || !strings.Contains(inner, one) {
+		t.Fatalf("deploy/README.md has another inner overlay: %s", inner)
+	}
+	var all string
+	for _, c := range components(t) {
+		if c != "gpu-operator" && c != "without-policies" && c != "runtime-class" { // which patches overlays/device-plugin
+			all += "  - DEPLOY/components/" + c + "\n"
+		}
+	}
+	head, _, _ := strings.Cut(inner, one)
+	text, err := os.ReadFile(filepath.Join(root, "deploy/overlays", overlay, "operator.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return map[string]string{
+		"agent/kustomization.yaml": strings.Replace(head, "\nnamespace: gpus\n", "\nnamespace: "+namespace+"\n", 1) + all,
+		"operator.yaml":            string(text),
+		"kustomization.yaml":       ofThePage(t, "`deploy/mine/kustomization.yaml`, has a copy of"),
+	}
+}
+
+// ofThePage is the kustomization of deploy/README.md that follows these words, as build takes it.
+func ofThePage(t *testing.T, words string) string {
+	t.Helper()
+	page, err := os.ReadFile(filepath.Join(root, "deploy/README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, found := strings.Cut(string(page), words)
+	_, after, opened := strings.Cut(after, "```yaml\napiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization")
+	text, _, closed := strings.Cut(after, "```\n")
+	if !found || !opened || !closed {
+		t.Fatalf("deploy/README.md has no kustomization after %q", words)
+	}
+	return regexp.MustCompile(`(\.\./)+(base|components)`).ReplaceAllString(text, "DEPLOY/$2")
+}
+
+// isElsewhere fails the test if something of the object is in another namespace than this one.
+func isElsewhere(t *testing.T, want, key string, object map[string]any) {
 	t.Helper()
 	of := unstructured.Unstructured{Object: object}
-	if namespace := of.GetNamespace(); namespace != "" && namespace != "elsewhere" {
+	if namespace := of.GetNamespace(); namespace != "" && namespace != want {
 		t.Errorf("%s stays behind in %q", key, namespace)
 	}
 	out, err := json.Marshal(object)
@@ -230,8 +282,8 @@ func isElsewhere(t *testing.T, key string, object map[string]any) {
 // The operator's role belongs into the operator's namespace. What takes it away from there is refused, and not found out at the first node.
 func TestAnotherNamespaceOverTheOperatorsRoleIsRefused(t *testing.T) {
 	_, err := build(t, map[string]string{"kustomization.yaml": "namespace: elsewhere\nresources: [DEPLOY/overlays/gpu-operator]\n"})
-	if err == nil || !strings.Contains(err.Error(), "ID conflict") {
-		t.Errorf("error %v, want one about two roles of one name", err)
+	if err == nil || !strings.Contains(err.Error(), "ID conflict") || !strings.Contains(err.Error(), "another-namespace-takes-two-overlays") {
+		t.Errorf("error %v, want one that says how it goes", err)
 	}
 }
 
