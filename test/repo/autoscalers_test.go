@@ -84,6 +84,11 @@ func TestTheExamplesForAutoscalersSayWhatTheAgentMakes(t *testing.T) {
 		if !ok {
 			t.Fatalf("%s asks for the profile %q, which examples/configmap-pools.yaml does not have", file, name)
 		}
+		for key, value := range profile.Labels { // by which pods select nodes: of a new one the autoscaler knows what it is told
+			if p.labels[key] != value {
+				t.Errorf("%s: the autoscaler is told the label %s=%s, and the profile gives %q", file, key, p.labels[key], value)
+			}
+		}
 		instances := 0
 		for _, gpu := range apply(t, name, profiles, "gpus: [{model: A100-80GB, count: 8}]") {
 			instances += len(gpu.Instances)
