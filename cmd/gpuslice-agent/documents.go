@@ -69,13 +69,19 @@ type origin struct {
 }
 
 // reader hands on the pieces of files one by one, and keeps none: a file may have tens of thousands.
-type reader struct{ found func(p piece) }
+type reader struct {
+	found func(p piece)
+	// foreign says that texts of others are among the files: then a text is of a format only if little else can look like it.
+	foreign bool
+}
 
 // read hands on the pieces of a file: the documents of a YAML stream, the items of lists, and the values of ConfigMaps.
 func (r *reader) read(name string, text []byte) {
 	for d := range split(text) {
 		top, err := mappingOf(d.text)
 		switch {
+		case err != nil && r.foreign && errors.As(err, new(noMappingError)): // as a list of patches, which Kustomize reads
+			r.found(piece{at: name, foreign: err.Error()})
 		case err != nil:
 			r.found(piece{at: name, err: withLinesOfFile(err, d.lines)})
 		case len(top) > 0:
@@ -229,6 +235,10 @@ func (r *reader) configMap(name string, d section, steps []string, top map[strin
 			continue
 		}
 		p.foreign = "text"
+		if r.foreign && (errors.As(err, new(noMappingError)) || !ourWords.Match(p.text)) { // as a template, or a list of rules
+			r.found(p)
+			continue
+		}
 		if strings.HasSuffix(key, ".yaml") || strings.HasSuffix(key, ".yml") {
 			p.err = err
 			if o := p.origin(); o.known {
@@ -251,7 +261,7 @@ func (r *reader) content(p piece) {
 		p.foreign = "what looks like the spec of a " + kind + " without apiVersion, kind and metadata"
 	}
 	for i, f := range formats {
-		if f.is(p.top) {
+		if f.is(p.top) && (!r.foreign || f.only(p.top)) {
 			p.format, p.foreign = &formats[i], ""
 			break
 		}
@@ -275,6 +285,16 @@ func withLinesOfFile(err error, lines int) error {
 	return errors.New(text)
 }
 
+// ourWords are in a text that its author has meant for gpuslice or the device plugin, also where nothing else of it can be read.
+var ourWords = regexp.MustCompile(`gpuslice\.io/|(?m)^["']?(mig-configs|sharing)["']?[ \t]*:`)
+
+// noMappingError has the form of a text that is YAML, and no mapping.
+type noMappingError string
+
+func (e noMappingError) Error() string {
+	return "this is " + string(e) + ", not a mapping of fields to values"
+}
+
 // mappingOf reads the fields of a document. One that is empty has none.
 func mappingOf(text []byte) (map[string]any, error) {
 	var value any
@@ -283,7 +303,7 @@ func mappingOf(text []byte) (map[string]any, error) {
 	}
 	top, ok := value.(map[string]any)
 	if !ok && value != nil {
-		return nil, fmt.Errorf("this is %s, not a mapping of fields to values", formOf(value))
+		return nil, noMappingError(formOf(value))
 	}
 	return top, nil
 }

@@ -66,7 +66,7 @@ func (o *options) validate() *cobra.Command {
 	}
 	c.Flags().StringArrayVarP(&files, "file", "f", nil, "file to check, several by several flags; - for standard input")
 	c.Flags().BoolVar(&cluster, "against-cluster", false, "compare the cluster's quotas, queues and hardware profiles with what its nodes offer")
-	c.Flags().BoolVar(&foreign, "ignore-foreign", false, "take it for no error that nothing here is for gpuslice, as in a folder of all kinds of manifests")
+	c.Flags().BoolVar(&foreign, "ignore-foreign", false, "pass over what others may read, and take it for no error that nothing here is for gpuslice, as in a folder of all kinds of manifests")
 	c.Flags().StringVar(&at, "at", "", "time from which on the next openings of maintenance are told, like 2026-12-20T22:00:00Z; without it now")
 	return c
 }
@@ -75,6 +75,7 @@ func (o *options) validate() *cobra.Command {
 type format struct {
 	name  string
 	is    func(top map[string]any) bool
+	only  func(top map[string]any) bool // reports, of one that is, whether it is hardly anything else
 	check func(text []byte, now time.Time) (found string, err error)
 }
 
@@ -83,19 +84,24 @@ type format struct {
 var formats = []format{
 	{profilesFormat, func(top map[string]any) bool {
 		return top["kind"] == config.ProfilesKind || top["kind"] != config.SettingsKind && has(top, "profiles")
-	}, counted(config.ParseProfiles, "profile")},
+	}, func(top map[string]any) bool {
+		return isOurs(top) || top["apiVersion"] == nil && top["kind"] == config.ProfilesKind && isMapping(top, "profiles")
+	},
+		counted(config.ParseProfiles, "profile")},
 	{"maintenance", func(top map[string]any) bool {
 		return top["kind"] == config.MaintenanceKind || top["kind"] != config.SettingsKind && has(top, "windows", "freezes", "pools")
+	}, func(top map[string]any) bool {
+		return isOurs(top) || top["apiVersion"] == nil && top["kind"] == config.MaintenanceKind && has(top, "windows", "freezes", "pools")
 	}, func(text []byte, now time.Time) (string, error) {
 		m, err := config.ParseMaintenance(text)
 		return describeMaintenance(m, now), err
 	}},
-	{"settings", func(top map[string]any) bool { return top["kind"] == config.SettingsKind || isOurs(top) }, func(text []byte, _ time.Time) (string, error) {
+	{"settings", func(top map[string]any) bool { return top["kind"] == config.SettingsKind || isOurs(top) }, isOurs, func(text []byte, _ time.Time) (string, error) {
 		_, err := config.Parse(text)
 		return "settings", err
 	}},
-	{migFormat, func(top map[string]any) bool { return has(top, "mig-configs") }, counted(migparted.Parse, "MIG config")},
-	{pluginFormat, isPluginConfig, func(text []byte, _ time.Time) (string, error) {
+	{migFormat, func(top map[string]any) bool { return has(top, "mig-configs") }, func(map[string]any) bool { return true }, counted(migparted.Parse, "MIG config")},
+	{pluginFormat, isPluginConfig, isOnlyPluginConfig, func(text []byte, _ time.Time) (string, error) {
 		read, err := deviceplugin.Parse(text)
 		return describeSharing(read.Sharing), err
 	}},
@@ -126,6 +132,31 @@ func isPluginConfig(top map[string]any) bool {
 		resources, _ := top["resources"].(map[string]any)
 		return has(top, "version") && !has(resources, "limits", "requests")
 	}
+}
+
+// isOnlyPluginConfig reports whether most fields of a config are the plugin's and have its forms. Dashboards, lists of packages and files of
+// containers have a version too, but another, or much beside it; and sharing that names a strategy is nobody else's.
+func isOnlyPluginConfig(top map[string]any) bool {
+	if sharing, _ := top["sharing"].(map[string]any); isMapping(sharing, "timeSlicing") || isMapping(sharing, "mps") {
+		return true
+	}
+	theirs := 0
+	for name, value := range top {
+		_, mapping := value.(map[string]any)
+		switch plugins := has(map[string]any{name: nil}, "flags", "resources", "sharing", "imex"); {
+		case plugins && value != nil && !mapping:
+			return false
+		case plugins || strings.EqualFold(name, "version"):
+			theirs++
+		}
+	}
+	return top["version"] == "v1" && 2*theirs > len(top)
+}
+
+// isMapping reports whether a field is there, and is a mapping.
+func isMapping(top map[string]any, field string) bool {
+	_, ok := top[field].(map[string]any)
+	return ok
 }
 
 // isOurs reports whether a document says that it is in a format of gpuslice.
@@ -246,7 +277,7 @@ func (v *validation) file(name string, text []byte) {
 	v.printed, v.mistakes = map[string]int{}, 0
 	anything := false
 	var policies clusterPolicies
-	r := reader{found: func(p piece) {
+	r := reader{foreign: v.foreign, found: func(p piece) {
 		anything = anything || p.err != nil || p.format != nil || p.configMap == "" || p.key == ""
 		v.piece(p)
 		policies.note(p)
