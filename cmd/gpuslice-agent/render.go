@@ -212,6 +212,14 @@ func (o *options) given(ctx context.Context, r rendering, stdin io.Reader) (give
 	if err != nil {
 		return nil, nil, err
 	}
+	from := render.Sources{MIG: known.mig, Profiles: known.profiles, Strategy: config.MIGStrategy(r.strategy)}
+	if r.nodes != "" {
+		client, err := o.client()
+		if err != nil {
+			return nil, nil, err
+		}
+		return givenByNodes(ctx, client, r.nodes, from)
+	}
 	var pools []render.Pool
 	for _, text := range r.pools {
 		p, err := render.ParsePool(text)
@@ -220,17 +228,35 @@ func (o *options) given(ctx context.Context, r rendering, stdin io.Reader) (give
 		}
 		pools = append(pools, p)
 	}
-	if r.nodes != "" {
-		client, err := o.client()
-		if err != nil {
-			return nil, nil, err
-		}
-		if pools, left, err = poolsOf(ctx, client, r.nodes); err != nil {
-			return nil, nil, err
-		}
+	given, unknown := render.Resolve(from, pools)
+	if len(unknown) > 0 {
+		return nil, nil, unknown[0].Err
 	}
-	given, err = render.Resolve(render.Sources{MIG: known.mig, Profiles: known.profiles, Strategy: config.MIGStrategy(r.strategy)}, pools)
-	return given, left, err
+	return given, nil, nil
+}
+
+// givenByNodes is what the nodes of the cluster give. Those of which nobody can tell it are left out: what one node asks for is no reason to
+// tell nothing of the others.
+func givenByNodes(ctx context.Context, client kube.Interface, selector string, from render.Sources) (given []render.Given, left []string, err error) {
+	pools, names, left, err := poolsOf(ctx, client, selector)
+	if err != nil {
+		return nil, nil, err
+	}
+	given, unknown := render.Resolve(from, pools)
+	if len(given) == 0 {
+		return nil, nil, unknown[0].Err
+	}
+	for _, of := range unknown {
+		left = append(left, fmt.Sprintf("left out: %s (%s), of which nobody can tell what they give: %v",
+			legible.Counted(of.Pool.Nodes, "node"), legible.Listed(names[kindOf(of.Pool)]), of.Err))
+	}
+	return given, left, nil
+}
+
+// kindOf is a pool without its size.
+func kindOf(p render.Pool) render.Pool {
+	p.Nodes = 0
+	return p
 }
 
 // nodesAtATime bounds a page of a list; all pages together may have mostListed.
@@ -239,13 +265,15 @@ const (
 	mostListed   = 50_000
 )
 
-// poolsOf counts the nodes of the cluster by what they ask for and by their GPUs. It names the nodes that it leaves out.
-func poolsOf(ctx context.Context, client kube.Interface, selector string) (pools []render.Pool, left []string, err error) {
+// poolsOf counts the nodes of the cluster by what they ask for and by their GPUs, with their names by the kind of pool. It names the nodes that
+// it leaves out.
+func poolsOf(ctx context.Context, client kube.Interface, selector string) (pools []render.Pool, names map[render.Pool][]string, left []string, err error) {
+	names = map[render.Pool][]string{}
 	options := metav1.ListOptions{LabelSelector: selector, Limit: nodesAtATime}
 	for seen := 0; ; {
 		nodes, err := client.Nodes().List(ctx, options)
 		if err != nil {
-			return nil, nil, fmt.Errorf("reading the nodes: %w", err)
+			return nil, nil, nil, fmt.Errorf("reading the nodes: %w", err)
 		}
 		for i := range nodes.Items {
 			p, why := poolOf(&nodes.Items[i])
@@ -253,6 +281,7 @@ func poolsOf(ctx context.Context, client kube.Interface, selector string) (pools
 				left = append(left, fmt.Sprintf("node %s is left out: %s", nodes.Items[i].Name, why))
 				continue
 			}
+			names[kindOf(p)] = append(names[kindOf(p)], nodes.Items[i].Name)
 			if at := slices.IndexFunc(pools, func(o render.Pool) bool { return o.Name == p.Name && o.GPUs == p.GPUs && o.Model == p.Model }); at >= 0 {
 				pools[at].Nodes++
 				continue
@@ -260,17 +289,17 @@ func poolsOf(ctx context.Context, client kube.Interface, selector string) (pools
 			pools = append(pools, p)
 		}
 		if seen += len(nodes.Items); seen > mostListed {
-			return nil, nil, fmt.Errorf("more than %d nodes are selected by %s", mostListed, selector)
+			return nil, nil, nil, fmt.Errorf("more than %d nodes are selected by %s", mostListed, selector)
 		}
 		if options.Continue = nodes.Continue; options.Continue == "" {
 			break
 		}
 	}
 	if len(pools) == 0 {
-		return nil, nil, fmt.Errorf("no node that is selected by %s asks for a profile or MIG config: %s", selector, legible.Message(strings.Join(left, "\n"), longestLine))
+		return nil, nil, nil, fmt.Errorf("no node that is selected by %s asks for a profile or MIG config: %s", selector, legible.Message(strings.Join(left, "\n"), longestLine))
 	}
 	slices.SortFunc(pools, func(a, b render.Pool) int { return strings.Compare(a.Name+" "+a.Model, b.Name+" "+b.Model) })
-	return pools, left, nil
+	return pools, names, left, nil
 }
 
 // poolOf is the pool of one node, or why it cannot be counted. The agent tells the number of GPUs; under the MIG strategy single the label of
@@ -287,6 +316,13 @@ func poolOf(n *corev1.Node) (p render.Pool, why string) {
 	var told api.Status
 	if json.Unmarshal([]byte(n.Annotations[config.AnnotationStatus]), &told) == nil && len(told.GPUs) > 0 {
 		p.GPUs = len(told.GPUs)
+	}
+	if count := n.Labels[features.LabelCount]; p.GPUs == 0 && count != "" {
+		what := fmt.Sprintf("cannot be, of which a machine has 1 to %d", features.MostGPUs)
+		if strings.Contains(n.Labels[features.LabelProduct], "-MIG-") {
+			what = "is that of the MIG devices, by the device plugin's MIG strategy single"
+		}
+		return p, fmt.Sprintf("no agent says how many GPUs it has, and the number of its label %s=%s %s; count it by --pool", features.LabelCount, count, what)
 	}
 	if p.GPUs < 1 || p.GPUs > features.MostGPUs {
 		return p, fmt.Sprintf("neither its agent nor the label %s says how many GPUs it has; count it by --pool", features.LabelCount)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -142,8 +143,10 @@ func TestNodesAreCountedByWhatTheyAskFor(t *testing.T) {
 			`{"gpus": [{"index": 0}, {"index": 1}]}`),
 		node("d", map[string]string{"nvidia.com/mig.config": "small", "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", "nvidia.com/gpu.count": "14"}, ""),
 		node("e", map[string]string{"nvidia.com/gpu.count": "8"}, ""),
+		node("f", map[string]string{"nvidia.com/mig.config": "small", "nvidia.com/gpu.count": "560"}, ""),
+		node("g", map[string]string{"nvidia.com/mig.config": "small"}, ""),
 	)
-	pools, left, err := poolsOf(t.Context(), clientset.Of(client), "")
+	pools, _, left, err := poolsOf(t.Context(), clientset.Of(client), "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -152,9 +155,53 @@ func TestNodesAreCountedByWhatTheyAskFor(t *testing.T) {
 		t.Errorf("pools (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff([]string{
-		"node d is left out: neither its agent nor the label nvidia.com/gpu.count says how many GPUs it has; count it by --pool",
+		"node d is left out: no agent says how many GPUs it has, and the number of its label nvidia.com/gpu.count=14 is that of the MIG devices, " +
+			"by the device plugin's MIG strategy single; count it by --pool",
 		"node e is left out: it has neither the label gpuslice.io/profile nor nvidia.com/mig.config",
+		"node f is left out: no agent says how many GPUs it has, and the number of its label nvidia.com/gpu.count=560 cannot be, of which a machine has 1 to 64; count it by --pool",
+		"node g is left out: neither its agent nor the label nvidia.com/gpu.count says how many GPUs it has; count it by --pool",
 	}, left); diff != "" {
 		t.Errorf("left out (-want +got):\n%s", diff)
+	}
+}
+
+// What one node asks for is no reason to tell nothing of the others.
+func TestRenderLeavesOutNodesOfWhichNobodyCanTellWhatTheyGive(t *testing.T) {
+	nodes := []any{}
+	for name, profile := range map[string]string{"a": "small-inference", "b": "small-inference", "c": "", "d": "reserch", "e": "training-h100"} {
+		labels := map[string]string{"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB", "nvidia.com/gpu.count": "8", "nvidia.com/mig.config": "all-1g.5gb"}
+		if profile != "" {
+			labels["gpuslice.io/profile"] = profile
+		}
+		nodes = append(nodes, map[string]any{"metadata": map[string]any{"name": name, "labels": labels}})
+	}
+	kubeconfig := kubeconfigOf(t, func(string) any { return map[string]any{"kind": "NodeList", "apiVersion": "v1", "items": nodes} })
+	run := func(selected ...any) (said, left string, err error) {
+		nodes = selected
+		var out, aside bytes.Buffer
+		c := command()
+		c.SetOut(&out)
+		c.SetErr(&aside)
+		c.SetArgs([]string{"render", "quota", "--to", "team", "-f", filepath.Join("..", "..", "deploy", "examples", "configmap-pools.yaml"), "--nodes", "a", "--kubeconfig", kubeconfig})
+		err = c.ExecuteContext(t.Context())
+		return out.String(), aside.String(), err
+	}
+	all := nodes
+	said, left, err := run(all...)
+	if err != nil || !strings.HasPrefix(said, "# small-inference: 2 nodes x 8 GPUs, nvidia.com/gpu 112\napiVersion") {
+		t.Errorf("error %v, it says\n%s", err, said)
+	}
+	for _, want := range []string{
+		"left out: 1 node (c), of which nobody can tell what they give: all-1g.5gb is not in the files: the agent makes such configs",
+		"left out: 1 node (d), of which nobody can tell what they give: no profile or MIG config is named \"reserch\"",
+		"left out: 1 node (e), of which nobody can tell what they give: pool training-h100: ",
+	} {
+		if !strings.Contains(left, want) {
+			t.Errorf("beside it it does not say %q:\n%s", want, left)
+		}
+	}
+	only := slices.DeleteFunc(all, func(n any) bool { return n.(map[string]any)["metadata"].(map[string]any)["name"] != "c" }) //nolint:errcheck // made above
+	if said, _, err := run(only...); err == nil || !strings.Contains(err.Error(), "all-1g.5gb is not in the files") {
+		t.Errorf("of that node alone: error %v, it says\n%s", err, said)
 	}
 }

@@ -156,6 +156,15 @@ func TestValidateTakesTextsOfOthersForNoneOfOurs(t *testing.T) {
 	}
 }
 
+func TestValidateListsNoResourcesWhereThereAreNone(t *testing.T) {
+	const queue = "{apiVersion: kueue.x-k8s.io/v1beta2, kind: ClusterQueue, metadata: {name: a}, spec: {namespaceSelector: {}, resourceGroups: [" +
+		"{flavors: [{name: a, resources: [{name: nvidia.com/gpu, nominalQuota: 1}]}]}]}}"
+	got := validated(t, queue, "validate", "-f", "-")
+	if strings.Contains(got, "in their order") || !strings.Contains(got, "spec.resourceGroups[0]: needs at least one of coveredResources") {
+		t.Errorf("it says\n%s", got)
+	}
+}
+
 // What is shipped is a folder of all kinds of manifests.
 func TestValidateFindsNothingWrongInWhatIsShipped(t *testing.T) {
 	args := []string{"validate", "--ignore-foreign"}

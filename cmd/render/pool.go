@@ -91,31 +91,36 @@ type Given struct {
 	Offers      []Offer // by resource
 }
 
-// Resolve finds out what pools give, in the order in which their names come first. Pools of one name are one.
-func Resolve(from Sources, pools []Pool) ([]Given, error) {
-	var out []Given
-	named := map[string]string{}
+// Left is a pool of which nobody can tell what it gives, and why.
+type Left struct {
+	Pool Pool
+	Err  error
+}
+
+// Resolve finds out what pools give, in the order in which their names come first. Pools of one name are one. The others are left.
+func Resolve(from Sources, pools []Pool) (out []Given, left []Left) {
 	for _, p := range pools {
-		i := slices.IndexFunc(out, func(g Given) bool { return g.Profile == p.Name })
-		if i < 0 {
-			g, err := from.given(p.Name)
-			if err != nil {
-				return nil, err
-			}
-			if other, taken := named[g.Name]; taken {
-				return nil, fmt.Errorf("%s and %s would both be named %s, as Kubernetes takes names: rename one of the two", other, p.Name, g.Name)
-			}
-			named[g.Name] = p.Name
-			i, out = len(out), append(out, g)
+		g, err := from.given(p.Name)
+		i := slices.IndexFunc(out, func(other Given) bool { return other.Name == g.Name })
+		if err == nil && i >= 0 && out[i].Profile != p.Name {
+			err = fmt.Errorf("%s and %s would both be named %s, as Kubernetes takes names: rename one of the two", out[i].Profile, p.Name, g.Name)
+		}
+		if err != nil {
+			left = append(left, Left{p, err})
+			continue
 		}
 		offers, err := from.offers(p)
 		if err != nil {
-			return nil, fmt.Errorf("pool %s: %w", p.Name, err)
+			left = append(left, Left{p, fmt.Errorf("pool %s: %w", p.Name, err)})
+			continue
+		}
+		if i < 0 {
+			i, out = len(out), append(out, g)
 		}
 		out[i].Pools = append(out[i].Pools, p)
 		out[i].Offers = added(out[i].Offers, offers)
 	}
-	return out, nil
+	return out, left
 }
 
 func (from Sources) given(name string) (Given, error) {
