@@ -251,9 +251,9 @@ func TestTheOperatorsPodsTolerateWhatOurPluginDoes(t *testing.T) {
 // NVIDIA's config manager ends where its ConfigMap has no key ("no configuration files available"), and no device plugin starts.
 func TestTheConfigMapThatTheClusterPolicyNamesHasAKeyThatSharesNothing(t *testing.T) {
 	command := regexp.MustCompile(`(?m)^ *# +kubectl -n \S+ create configmap device-plugin-config --from-literal=([-._a-zA-Z0-9]+)='([^']+)'$`)
-	said := command.FindStringSubmatch(read(t, "deploy/examples/clusterpolicy.yaml"))
+	said := command.FindStringSubmatch(read(t, "deploy/examples/clusterpolicy-configs.yaml"))
 	if said == nil {
-		t.Fatalf("examples/clusterpolicy.yaml does not say how to make the ConfigMap, by %s", command)
+		t.Fatalf("examples/clusterpolicy-configs.yaml does not say how to make the ConfigMap, by %s", command)
 	}
 	if c, err := deviceplugin.Parse([]byte(said[2])); err != nil || c.Sharing.Strategy != config.SharingNone {
 		t.Errorf("key %s: %+v, %v", said[1], c, err)
