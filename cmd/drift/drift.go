@@ -24,6 +24,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/kinds"
+	"github.com/gpuslice/gpuslice/cmd/taints"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
@@ -61,6 +62,7 @@ func Find(ctx context.Context, client kube.Interface, objects dynamic.Interface)
 	c.compareFlavors()
 	c.compareQueues()
 	c.compareQuotas()
+	c.compareLocalQueues()
 	c.compareHardwareProfiles()
 	return c.Report, nil
 }
@@ -73,6 +75,7 @@ type comparison struct {
 	nodes    []node
 	flavors  []kinds.ResourceFlavor
 	queues   []kinds.ClusterQueue
+	locals   []kinds.LocalQueue
 	quotas   []corev1.ResourceQuota
 	profiles []kinds.HardwareProfile
 	outdated []kinds.HardwareProfile // of the group that is replaced
@@ -81,6 +84,7 @@ type comparison struct {
 // node is what one node offers of GPUs.
 type node struct {
 	labels map[string]string
+	taints []corev1.Taint
 	offers corev1.ResourceList
 }
 
@@ -98,7 +102,7 @@ func (c *comparison) readNodes(ctx context.Context, client kube.Interface) error
 					offers[name] = quantity
 				}
 			}
-			c.nodes = append(c.nodes, node{labels: n.Labels, offers: offers})
+			c.nodes = append(c.nodes, node{labels: n.Labels, taints: n.Spec.Taints, offers: offers})
 			if slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == config.TaintRepartitioning }) {
 				c.Changing = append(c.Changing, n.Name)
 			}
@@ -116,6 +120,7 @@ func (c *comparison) readObjects(ctx context.Context) error {
 	return errors.Join(
 		read(ctx, c, kinds.KindResourceFlavor, kinds.KueueVersion, "resourceflavors", &c.flavors),
 		read(ctx, c, kinds.KindClusterQueue, kinds.KueueVersion, "clusterqueues", &c.queues),
+		read(ctx, c, kinds.KindLocalQueue, kinds.KueueVersion, "localqueues", &c.locals),
 		read(ctx, c, kinds.KindResourceQuota, kinds.QuotaVersion, "resourcequotas", &c.quotas),
 		read(ctx, c, kinds.KindHardwareProfile, kinds.HardwareProfileVersion, "hardwareprofiles", &c.profiles),
 		read(ctx, c, kinds.KindHardwareProfile, replacedProfiles, "hardwareprofiles", &c.outdated),
@@ -211,8 +216,38 @@ func (c *comparison) compareFlavors() {
 		}
 		if nodes, _, _ := c.offered(f.Spec.NodeLabels); nodes == 0 {
 			c.promisesMore("ResourceFlavor "+f.Name, "no node has its labels %s: what is admitted by it stays Pending", labels.FormatLabels(f.Spec.NodeLabels))
+			continue
+		}
+		if nodes, closing := c.closing(f.Spec); len(closing) > 0 {
+			c.promisesMore("ResourceFlavor "+f.Name, "of its %s none is without a taint that neither its tolerations nor its nodeTaints have: what is admitted by it stays Pending; "+
+				"add to its tolerations, by which Kueue has pods tolerate it: %s", legible.Counted(nodes, "node"), legible.Listed(closing))
 		}
 	}
+}
+
+// closing has the tolerations that pods of a flavor lack for all of its nodes; none if they come to any. A pod that Kueue admits by the flavor
+// tolerates its nodeTaints.
+func (c *comparison) closing(f kinds.FlavorSpec) (nodes int, lacking []string) {
+	tolerations := slices.Clone(f.Tolerations)
+	for _, t := range f.NodeTaints {
+		tolerations = append(tolerations, corev1.Toleration{Key: t.Key, Operator: corev1.TolerationOpEqual, Value: t.Value, Effect: t.Effect})
+	}
+	selector := labels.SelectorFromSet(f.NodeLabels)
+	lacks := map[string]bool{}
+	for _, n := range c.nodes {
+		if !selector.Matches(labels.Set(n.labels)) {
+			continue
+		}
+		nodes++
+		closing := taints.Closing(n.taints, tolerations)
+		if len(closing) == 0 {
+			return 0, nil
+		}
+		for _, t := range closing {
+			lacks[taints.Toleration(t)] = true
+		}
+	}
+	return nodes, slices.Sorted(maps.Keys(lacks))
 }
 
 // promise is how much of a resource the queues may admit by one flavor.
@@ -235,11 +270,10 @@ func (c *comparison) compareQueues() {
 						continue
 					}
 					name := corev1.ResourceName(share.Name)
-					p, sum := byFlavor[flavor.Name][name], all[name]
+					p := byFlavor[flavor.Name][name]
 					p.sum.Add(share.NominalQuota)
-					sum.Add(share.NominalQuota)
 					p.queues = append(p.queues, q.Name)
-					byFlavor[flavor.Name][name], all[name] = p, sum
+					byFlavor[flavor.Name][name] = p
 				}
 			}
 		}
@@ -247,6 +281,13 @@ func (c *comparison) compareQueues() {
 	found := len(c.Findings)
 	for _, name := range slices.Sorted(maps.Keys(byFlavor)) {
 		c.compareFlavor(name, byFlavor[name])
+		if c.hasNodes(name) { // of one without nodes it is said already
+			for resource, p := range byFlavor[name] {
+				sum := all[resource]
+				sum.Add(p.sum)
+				all[resource] = sum
+			}
+		}
 	}
 	if slices.ContainsFunc(c.Findings[found:], func(f Finding) bool { return !f.Idle }) {
 		return // it is said flavor by flavor
@@ -258,6 +299,15 @@ func (c *comparison) compareQueues() {
 				promised.String(), name, offers.String())
 		}
 	}
+}
+
+func (c *comparison) hasNodes(flavor string) bool {
+	at := slices.IndexFunc(c.flavors, func(f kinds.ResourceFlavor) bool { return f.Name == flavor })
+	if at < 0 {
+		return false
+	}
+	nodes, _, _ := c.offered(c.flavors[at].Spec.NodeLabels)
+	return nodes > 0
 }
 
 func (c *comparison) compareFlavor(name string, promised map[corev1.ResourceName]promise) {
@@ -321,6 +371,14 @@ func (c *comparison) compareQuotas() {
 	}
 }
 
+func (c *comparison) compareLocalQueues() {
+	for _, q := range c.locals {
+		if !slices.ContainsFunc(c.queues, func(of kinds.ClusterQueue) bool { return of.Name == q.Spec.ClusterQueue }) {
+			c.promisesMore("LocalQueue "+q.Namespace+"/"+q.Name, "ClusterQueue %s is not there: no workload of the queue is ever admitted", q.Spec.ClusterQueue)
+		}
+	}
+}
+
 func (c *comparison) compareHardwareProfiles() {
 	for _, p := range c.outdated {
 		c.promisesMore(profileName(p), "is of %s, a group that is replaced: make it anew as %s", replacedProfiles, kinds.HardwareProfileVersion)
@@ -335,21 +393,35 @@ func (c *comparison) compareHardwareProfiles() {
 			with = s.Node.NodeSelector
 			where = "no node with its labels " + labels.FormatLabels(with) + " offers it"
 		}
+		if s := p.Spec.Scheduling; s != nil && s.Kueue != nil && !slices.ContainsFunc(c.locals, func(q kinds.LocalQueue) bool { return q.Name == s.Kueue.LocalQueueName }) {
+			c.promisesMore(profileName(p), "scheduling.kueue.localQueueName is %s, and no namespace has a LocalQueue of that name: its workloads are never admitted", s.Kueue.LocalQueueName)
+		}
 		_, _, ofNode := c.offered(with)
 		for _, id := range p.Spec.Identifiers {
 			if !kinds.IsGPU(id.Identifier) {
 				continue
 			}
 			least, err := resource.ParseQuantity(cmp.Or(id.MinCount.String(), "0"))
+			most, err2 := resource.ParseQuantity(mostOf(id))
 			offers, there := ofNode[corev1.ResourceName(id.Identifier)]
 			switch {
 			case !there:
 				c.promisesMore(profileName(p), "identifier %s: %s", id.Identifier, where)
 			case err == nil && least.Cmp(offers) > 0:
 				c.promisesMore(profileName(p), "identifier %s: its workloads ask for at least %s, and no node offers more than %s", id.Identifier, least.String(), offers.String())
+			case err2 == nil && most.Cmp(offers) > 0:
+				c.promisesMore(profileName(p), "identifier %s: its workloads may ask for %s, and no node offers more than %s: lower maxCount", id.Identifier, most.String(), offers.String())
 			}
 		}
 	}
+}
+
+// mostOf is the most that a workload may ask for; without a maxCount at least what it asks for by itself.
+func mostOf(id kinds.Identifier) string {
+	if id.MaxCount != nil {
+		return id.MaxCount.String()
+	}
+	return id.DefaultCount.String()
 }
 
 func profileName(p kinds.HardwareProfile) string {

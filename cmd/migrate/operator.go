@@ -1,15 +1,13 @@
 package migrate
 
 import (
-	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/klog/v2"
 
 	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/cmd/taints"
 	"github.com/gpuslice/gpuslice/config"
 )
 
@@ -71,13 +69,11 @@ func (j *judge) tolerations(p Policy, s Sources) {
 		all = usual
 	}
 	at := rows{}
-	look := func(on string, taints []corev1.Taint) {
-		for _, t := range taints {
-			if t.Effect == corev1.TaintEffectPreferNoSchedule || isTransient(t.Key) || said[t.Key] && t.Effect == corev1.TaintEffectNoSchedule || tolerated(t, all) {
-				continue
+	look := func(on string, of []corev1.Taint) {
+		for _, t := range taints.Closing(of, all) {
+			if !said[t.Key] || t.Effect != corev1.TaintEffectNoSchedule {
+				at.note(Change, on, "daemonsets.tolerations lacks %s: where that taint is, no pod of the driver or the device plugin is started; add %s", taints.Text(t), taints.Toleration(t))
 			}
-			at.note(Change, on, "daemonsets.tolerations lacks %s: where that taint is, no pod of the driver or the device plugin is started; add {key: %s, operator: Exists, effect: %s}",
-				legible.Cut(taintText(t), longestTaint), legible.Cut(t.Key, longestTaint), t.Effect)
 		}
 	}
 	for _, n := range s.Nodes {
@@ -87,26 +83,4 @@ func (j *judge) tolerations(p Policy, s Sources) {
 		look("profile "+name, s.Profiles[name].Taints)
 	}
 	j.sayRows(about, at)
-}
-
-// longestTaint bounds a taint in a message, in characters.
-const longestTaint = 150
-
-func tolerated(taint corev1.Taint, by []corev1.Toleration) bool {
-	return slices.ContainsFunc(by, func(t corev1.Toleration) bool { return t.ToleratesTaint(klog.Logger{}, &taint, false) })
-}
-
-func taintText(t corev1.Taint) string {
-	if t.Value == "" {
-		return fmt.Sprintf("%s:%s", t.Key, t.Effect)
-	}
-	return fmt.Sprintf("%s=%s:%s", t.Key, t.Value, t.Effect)
-}
-
-// isTransient reports whether a taint goes by itself: Kubernetes' own, most of which each DaemonSet tolerates, an autoscaler's, and those that
-// agents lift.
-func isTransient(key string) bool {
-	return strings.HasPrefix(key, "node.kubernetes.io/") || strings.HasPrefix(key, "node.cloudprovider.kubernetes.io/") ||
-		slices.Contains([]string{"ToBeDeletedByClusterAutoscaler", "DeletionCandidateOfClusterAutoscaler", "karpenter.sh/disrupted",
-			config.TaintRepartitioning, config.TaintGPUUnhealthy}, key)
 }

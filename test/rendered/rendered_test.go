@@ -190,7 +190,7 @@ func TestAClusterThatPromisesTooMuchIsFoundOut(t *testing.T) {
 	if diff := cmp.Diff(want, said); diff != "" {
 		t.Errorf("findings (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(map[string]int{"ClusterQueue": 1, "HardwareProfile": 5, "ResourceFlavor": 2, "ResourceQuota": 1}, got.Read); diff != "" {
+	if diff := cmp.Diff(map[string]int{"ClusterQueue": 1, "HardwareProfile": 5, "LocalQueue": 1, "ResourceFlavor": 2, "ResourceQuota": 1}, got.Read); diff != "" {
 		t.Errorf("read (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff([]string{"slices-2"}, got.Changing); diff != "" {
