@@ -2,6 +2,7 @@ package policy_test
 
 import (
 	"context"
+	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
@@ -9,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap"
@@ -23,6 +25,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/access"
 	"github.com/gpuslice/gpuslice/agent/asnode"
+	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/kube"
 	"github.com/gpuslice/gpuslice/test/cluster"
@@ -90,6 +93,23 @@ func condition(name, kind string) func(context.Context, *scene, kubernetes.Inter
 
 const forgedOwner = `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"ConfigMap","name":"none","uid":"none"}]}}`
 
+// evictWith asks for an eviction of a pod by its UID, with more options.
+func evictWith(namespace, name, version string, o metav1.DeleteOptions) func(context.Context, *scene, kubernetes.Interface) error {
+	return func(ctx context.Context, s *scene, c kubernetes.Interface) error {
+		uid := types.UID(s.uids[name])
+		o.Preconditions = &metav1.Preconditions{UID: &uid}
+		body, err := json.Marshal(policyv1.Eviction{
+			TypeMeta:   metav1.TypeMeta{APIVersion: version, Kind: "Eviction"},
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, DeleteOptions: &o,
+		})
+		if err != nil {
+			return err
+		}
+		return c.CoreV1().RESTClient().Post().Namespace(namespace).Resource("pods").Name(name).SubResource("eviction").
+			SetHeader("Content-Type", "application/json").Body(body).Do(ctx).Error()
+	}
+}
+
 // evict asks for an eviction with the UID of a pod, or with none.
 func evict(namespace, name, uidOf string) func(context.Context, *scene, kubernetes.Interface) error {
 	return func(ctx context.Context, s *scene, c kubernetes.Interface) error {
@@ -121,6 +141,61 @@ func remove(namespace, name string, uid bool, grace int64) func(context.Context,
 func configMap(namespace, name, body string) func(context.Context, *scene, kubernetes.Interface) error {
 	return func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
 		_, err := c.CoreV1().ConfigMaps(namespace).Patch(ctx, name, types.MergePatchType, []byte(body), metav1.PatchOptions{})
+		return err
+	}
+}
+
+// managed patches who is said to have written the device plugin's ConfigMap.
+func managed(change func([]metav1.ManagedFieldsEntry) []metav1.ManagedFieldsEntry) func(context.Context, *scene, kubernetes.Interface) error {
+	return func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
+		m, err := c.CoreV1().ConfigMaps("gpu-operator").Get(ctx, "device-plugin-config", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		body, err := json.Marshal(map[string]any{"metadata": map[string]any{"managedFields": change(m.ManagedFields)}})
+		if err != nil {
+			return err
+		}
+		return configMap(m.Namespace, m.Name, string(body))(ctx, nil, c)
+	}
+}
+
+func entry(manager string, operation metav1.ManagedFieldsOperationType, version, fields string) metav1.ManagedFieldsEntry {
+	return metav1.ManagedFieldsEntry{
+		Manager: manager, Operation: operation, APIVersion: version, FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(fields),
+		Time: &metav1.Time{Time: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)},
+	}
+}
+
+// addEntry says that a manager has fields of the ConfigMap.
+func addEntry(manager string, operation metav1.ManagedFieldsOperationType, fields string) func(context.Context, *scene, kubernetes.Interface) error {
+	return managed(func(all []metav1.ManagedFieldsEntry) []metav1.ManagedFieldsEntry {
+		return append(all, entry(manager, operation, "v1", fields))
+	})
+}
+
+// argocdHas says that who applied the ConfigMap has these fields, and changes nothing else of that entry.
+func argocdHas(fields string) func(context.Context, *scene, kubernetes.Interface) error {
+	return managed(func(all []metav1.ManagedFieldsEntry) []metav1.ManagedFieldsEntry {
+		for i := range all {
+			if all[i].Manager == "argocd" {
+				all[i].FieldsV1 = metav1.NewFieldsV1(fields)
+			}
+		}
+		return all
+	})
+}
+
+func forgetEntry(manager string) func(context.Context, *scene, kubernetes.Interface) error {
+	return managed(func(all []metav1.ManagedFieldsEntry) []metav1.ManagedFieldsEntry {
+		return slices.DeleteFunc(all, func(e metav1.ManagedFieldsEntry) bool { return e.Manager == manager })
+	})
+}
+
+func applyConfigMap(manager, data string) func(context.Context, *scene, kubernetes.Interface) error {
+	return func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
+		_, err := c.CoreV1().ConfigMaps("gpu-operator").Patch(ctx, "device-plugin-config", types.ApplyPatchType,
+			[]byte(`{"apiVersion":"v1","kind":"ConfigMap","data":`+data+`}`), metav1.PatchOptions{FieldManager: manager})
 		return err
 	}
 }
@@ -240,6 +315,11 @@ var attempts = []attempt{
 	{"pod of its own node: evict it without its UID", closed, evict("team", "app-own", "")},
 	{"pod of its own node: delete it without its UID", closed, remove("team", "app-own", false, 30)},
 	{"pod of its own node: delete it at once", closed, remove("team", "app-own", true, 0)},
+	{"pod of its own node: evict it at once", closed, evictWith("team", "app-own", "policy/v1", metav1.DeleteOptions{GracePeriodSeconds: new(int64)})},
+	{"pod of its own node: evict it at once, by policy/v1beta1", closed, evictWith("team", "app-own", "policy/v1beta1", metav1.DeleteOptions{GracePeriodSeconds: new(int64)})},
+	{"pod of its own node: evict it with a grace of a second", closed, evictWith("team", "app-own", "policy/v1", metav1.DeleteOptions{GracePeriodSeconds: new(int64(1))})},
+	{"pod of its own node: evict it, and leave what it owns for good", closed, evictWith("team", "app-own", "policy/v1",
+		metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationOrphan)})},
 	{"pod of kube-system: evict it", closed, evict("kube-system", "dns", "its")},
 	{"pod of kube-system: delete it", closed, remove("kube-system", "dns", true, 30)},
 	{"pod: create a privileged one", never, func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
@@ -274,6 +354,16 @@ var attempts = []attempt{
 		l.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: "none", UID: "none"}}
 	})},
 	{"Lease of a pool: let it go on that is paused", closed, lease("gpuslice-pool-paused", func(l *coordinationv1.Lease) { l.Annotations = nil })},
+	{"Lease of a pool: say that others have applied the pause, which their next apply ends", closed, lease("gpuslice-pool-paused", func(l *coordinationv1.Lease) {
+		l.ManagedFields = append(l.ManagedFields, entry("flux", "Apply", "coordination.k8s.io/v1", `{"f:metadata":{"f:annotations":{"f:gpuslice.io/paused":{}}}}`))
+	})},
+	{"Lease of a pool: say that who has applied it has applied all annotations", closed, lease("gpuslice-pool-paused", func(l *coordinationv1.Lease) {
+		for i := range l.ManagedFields {
+			if l.ManagedFields[i].Manager == "argocd" {
+				l.ManagedFields[i].FieldsV1 = metav1.NewFieldsV1(`{"f:metadata":{"f:annotations":{}}}`)
+			}
+		}
+	})},
 	{"Lease of a pool: delete it", never, func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
 		return c.CoordinationV1().Leases("gpuslice").Delete(ctx, "gpuslice-pool-research", metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})
 	}},
@@ -287,6 +377,21 @@ var attempts = []attempt{
 	{"ConfigMap of the device plugin: a binary key", closed, configMap("gpu-operator", "device-plugin-config", `{"binaryData":{"any2":"AAAA"}}`)},
 	{"ConfigMap of the device plugin: make it immutable", closed, configMap("gpu-operator", "device-plugin-config", `{"immutable":true}`)},
 	{"ConfigMap of the device plugin: give it an owner that is not there, so that it is deleted", closed, configMap("gpu-operator", "device-plugin-config", forgedOwner)},
+	{
+		"ConfigMap of the device plugin: say that others have applied a key of people, which their next apply takes away", closed,
+		addEntry("flux", "Apply", `{"f:data":{"f:any":{}}}`),
+	},
+	{"ConfigMap of the device plugin: say that another has written a key of people", closed, addEntry("another", "Update", `{"f:data":{"f:any":{}}}`)},
+	{
+		"ConfigMap of the device plugin: say that who has applied it has applied a key of people", closed,
+		argocdHas(`{"f:data":{"f:any":{},"f:shared":{},"f:gpuslice-7a8b9c":{}}}`),
+	},
+	{"ConfigMap of the device plugin: say that who has applied it has applied all data", closed, argocdHas(`{"f:data":{}}`)},
+	{"ConfigMap of the device plugin: say that who has applied it has no key of theirs", closed, argocdHas(`{"f:data":{"f:gpuslice-7a8b9c":{}}}`)},
+	{"ConfigMap of the device plugin: say that people have written nothing", closed, forgetEntry("kubectl-client-side-apply")},
+	{"ConfigMap of the device plugin: say that nobody has written anything", closed, configMap("gpu-operator", "device-plugin-config", `{"metadata":{"managedFields":[{}]}}`)},
+	{"ConfigMap of the device plugin: a key of people as its own, so that theirs is a conflict", closed, addEntry(nodewrite.FieldManager, "Update", `{"f:data":{"f:any":{}}}`)},
+	{"ConfigMap of the device plugin: apply a key of people as it is", closed, applyConfigMap("flux", `{"any":"version: v1"}`)},
 	{"ConfigMap: a script that the operator's privileged pods run", never, configMap("gpu-operator", "nvidia-device-plugin-entrypoint", `{"data":{"entrypoint.sh":"id"}}`)},
 	{"ConfigMap: the agents' own settings", never, configMap("gpuslice", "gpuslice-settings", `{"data":{"settings.yaml":"forged"}}`)},
 
@@ -383,6 +488,8 @@ var needed = []attempt{
 	{"slot", open, lease("gpuslice-pool-research", func(l *coordinationv1.Lease) { l.Annotations = map[string]string{"gpuslice.io/slots": "{}"} })},
 	{"slot of a paused pool", open, lease("gpuslice-pool-paused", func(l *coordinationv1.Lease) { l.Annotations["gpuslice.io/slots"] = "{}" })},
 	{"sharing", open, configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-4d5e6f":"version: v1"}}`)},
+	{"sharing, by a key that others have applied", open, configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-7a8b9c":"version: v2"}}`)},
+	{"sharing, by a key that is all that somebody has written", open, configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-0d1e2f":null}}`)},
 	{"event", open, event("default", "Node", "own", "gpuslice-agent", "own")},
 	{"event on a pod", open, event("team", "Pod", "app-own", "gpuslice-agent", "own")},
 	{"event again", open, patchEvent("by-the-agent", `{"count":2}`)},

@@ -18,10 +18,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/test/cluster"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
 )
@@ -67,6 +69,7 @@ func (s *scene) fill() {
 		})
 	}
 	s.kubectl("apply", "-f", "testdata/scene.yaml")
+	s.applied()
 	s.until("the DaemonSet's pod", func(ctx context.Context) (bool, error) {
 		pods, err := s.admin.CoreV1().Pods("kube-system").List(ctx, metav1.ListOptions{LabelSelector: "app=plugin", FieldSelector: "spec.nodeName!="})
 		if err != nil || len(pods.Items) == 0 {
@@ -81,6 +84,27 @@ func (s *scene) fill() {
 	}
 	for _, p := range pods.Items {
 		s.uids[p.Name] = string(p.UID)
+	}
+}
+
+// applied has a tool of people apply, on the API server's side, keys of its own beside those that the agents write; and somebody write one of
+// the agents' keys and nothing else. kubectl would first make its own what it has applied on its side.
+func (s *scene) applied() {
+	s.t.Helper()
+	_, err := s.admin.CoreV1().ConfigMaps("gpu-operator").Patch(s.t.Context(), "device-plugin-config", types.ApplyPatchType,
+		[]byte(`{"apiVersion":"v1","kind":"ConfigMap","data":{"shared":"version: v1","gpuslice-7a8b9c":"version: v1"}}`), metav1.PatchOptions{FieldManager: "argocd"})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	_, err = s.admin.CoreV1().ConfigMaps("gpu-operator").Patch(s.t.Context(), "device-plugin-config", types.MergePatchType,
+		[]byte(`{"data":{"gpuslice-0d1e2f":"version: v1"}}`), metav1.PatchOptions{FieldManager: "kubectl-edit"})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	_, err = s.admin.CoordinationV1().Leases("gpuslice").Patch(s.t.Context(), "gpuslice-pool-paused", types.ApplyPatchType,
+		[]byte(`{"apiVersion":"coordination.k8s.io/v1","kind":"Lease","metadata":{"annotations":{"gpuslice.io/slots":""}}}`), metav1.PatchOptions{FieldManager: "argocd"})
+	if err != nil {
+		s.t.Fatal(err)
 	}
 }
 
@@ -186,6 +210,7 @@ func inTheNameOf(c *rest.Config, user string, groups ...string) *rest.Config {
 func (s *scene) tries(c *rest.Config) kubernetes.Interface {
 	s.t.Helper()
 	c = rest.CopyConfig(c)
+	c.UserAgent = nodewrite.FieldManager // the API server takes the name of a writer's fields from it
 	c.Wrap(func(next http.RoundTripper) http.RoundTripper { return dryRun{next} })
 	client, err := kubernetes.NewForConfig(c)
 	if err != nil {
