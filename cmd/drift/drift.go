@@ -398,21 +398,25 @@ func (c *comparison) compareHardwareProfiles() {
 		}
 		_, _, ofNode := c.offered(with)
 		for _, id := range p.Spec.Identifiers {
-			if !kinds.IsGPU(id.Identifier) {
-				continue
-			}
-			least, err := resource.ParseQuantity(cmp.Or(id.MinCount.String(), "0"))
-			most, err2 := resource.ParseQuantity(mostOf(id))
-			offers, there := ofNode[corev1.ResourceName(id.Identifier)]
-			switch {
-			case !there:
-				c.promisesMore(profileName(p), "identifier %s: %s", id.Identifier, where)
-			case err == nil && least.Cmp(offers) > 0:
-				c.promisesMore(profileName(p), "identifier %s: its workloads ask for at least %s, and no node offers more than %s", id.Identifier, least.String(), offers.String())
-			case err2 == nil && most.Cmp(offers) > 0:
-				c.promisesMore(profileName(p), "identifier %s: its workloads may ask for %s, and no node offers more than %s: lower maxCount", id.Identifier, most.String(), offers.String())
+			if kinds.IsGPU(id.Identifier) {
+				c.compareIdentifier(p, id, ofNode, where)
 			}
 		}
+	}
+}
+
+// compareIdentifier compares what one pod may ask for with what the node offers that has most of it.
+func (c *comparison) compareIdentifier(p kinds.HardwareProfile, id kinds.Identifier, ofNode corev1.ResourceList, where string) {
+	least, err := resource.ParseQuantity(cmp.Or(id.MinCount.String(), "0"))
+	most, err2 := resource.ParseQuantity(mostOf(id))
+	offers, there := ofNode[corev1.ResourceName(id.Identifier)]
+	switch {
+	case !there:
+		c.promisesMore(profileName(p), "identifier %s: %s", id.Identifier, where)
+	case err == nil && least.Cmp(offers) > 0:
+		c.promisesMore(profileName(p), "identifier %s: its workloads ask for at least %s, and no node offers more than %s", id.Identifier, least.String(), offers.String())
+	case err2 == nil && most.Cmp(offers) > 0:
+		c.promisesMore(profileName(p), "identifier %s: its workloads may ask for %s, and no node offers more than %s: lower maxCount", id.Identifier, most.String(), offers.String())
 	}
 }
 

@@ -265,15 +265,16 @@ func TestMigrateLooksWhetherTheDevicePluginsConfigIsThere(t *testing.T) {
 	}
 }
 
+const whereTaint = "where that taint is, no pod of the driver or the device plugin is started; add "
+
 // The operator's pods come to no node with a taint that they do not tolerate, whoever has set it.
 func TestMigrateTellsOfTaintsThatTheOperatorDoesNotTolerate(t *testing.T) {
-	const rest = "where that taint is, no pod of the driver or the device plugin is started; add "
 	for name, row := range map[string]struct {
 		tolerations, taint string
 		want               string // empty for nothing
 	}{
-		"a team's":                        {"", "{key: team, value: a, effect: NoSchedule}", "lacks team=a:NoSchedule: " + rest + "{key: team, operator: Exists, effect: NoSchedule}: gpu-1\n"},
-		"a team's, which evicts":          {"{key: team, operator: Exists, effect: NoSchedule}", "{key: team, effect: NoExecute}", "lacks team:NoExecute: " + rest + "{key: team, operator: Exists, effect: NoExecute}: gpu-1\n"},
+		"a team's":                        {"", "{key: team, value: a, effect: NoSchedule}", "lacks team=a:NoSchedule: " + whereTaint + "{key: team, operator: Exists, effect: NoSchedule}: gpu-1\n"},
+		"a team's, which evicts":          {"{key: team, operator: Exists, effect: NoSchedule}", "{key: team, effect: NoExecute}", "lacks team:NoExecute: " + whereTaint + "{key: team, operator: Exists, effect: NoExecute}: gpu-1\n"},
 		"another value":                   {"{key: team, value: b}", "{key: team, value: a, effect: NoSchedule}", "lacks team=a:NoSchedule: "},
 		"the value":                       {"{key: team, value: a}", "{key: team, value: a, effect: NoSchedule}", ""},
 		"all of them":                     {"{operator: Exists}", "{key: team, value: a, effect: NoExecute}", ""},
@@ -298,6 +299,9 @@ func TestMigrateTellsOfTaintsThatTheOperatorDoesNotTolerate(t *testing.T) {
 			t.Errorf("%s: it says it twice\n%s", name, got)
 		}
 	}
+}
+
+func TestMigrateTellsOfTaintsOfProfiles(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "profiles.yaml")
 	const profiles = "apiVersion: gpuslice.io/v1alpha1\nkind: Profiles\nprofiles: {serving: {taints: [{key: serving, value: a, effect: NoSchedule}]}}\n"
 	text := "apiVersion: nvidia.com/v1\nkind: ClusterPolicy\nmetadata: {name: p}\nspec: {migManager: {enabled: false}}\n---\n" + profiles
@@ -317,7 +321,7 @@ func TestMigrateTellsOfTaintsThatTheOperatorDoesNotTolerate(t *testing.T) {
 	})
 	for _, args := range [][]string{{"-f", file}, {"--kubeconfig", kubeconfig}} {
 		got, err := migrates(t, append([]string{"--dry-run"}, args...)...)
-		if err != nil || !strings.Contains(got, "lacks serving=a:NoSchedule: "+rest+"{key: serving, operator: Exists, effect: NoSchedule}: profile serving\n") {
+		if err != nil || !strings.Contains(got, "lacks serving=a:NoSchedule: "+whereTaint+"{key: serving, operator: Exists, effect: NoSchedule}: profile serving\n") {
 			t.Errorf("of a profile, %s: error %v\n%s", args[0], err, got)
 		}
 	}

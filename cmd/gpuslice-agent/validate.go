@@ -82,12 +82,14 @@ type format struct {
 // formats are tried in this order. A file is of a format if it has any field that only that format has, so that one with mistakes
 // is recognised too.
 var formats = []format{
-	{profilesFormat, func(top map[string]any) bool {
-		return top["kind"] == config.ProfilesKind || top["kind"] != config.SettingsKind && has(top, "profiles")
-	}, func(top map[string]any) bool {
-		return isOurs(top) || top["apiVersion"] == nil && top["kind"] == config.ProfilesKind && isMapping(top, "profiles")
+	{
+		profilesFormat, func(top map[string]any) bool {
+			return top["kind"] == config.ProfilesKind || top["kind"] != config.SettingsKind && has(top, "profiles")
+		}, func(top map[string]any) bool {
+			return isOurs(top) || top["apiVersion"] == nil && top["kind"] == config.ProfilesKind && isMapping(top, "profiles")
+		},
+		counted(config.ParseProfiles, "profile"),
 	},
-		counted(config.ParseProfiles, "profile")},
 	{"maintenance", func(top map[string]any) bool {
 		return top["kind"] == config.MaintenanceKind || top["kind"] != config.SettingsKind && has(top, "windows", "freezes", "pools")
 	}, func(top map[string]any) bool {
