@@ -31,12 +31,6 @@ func TestPromise14APassThatDoesNotEndIsNoticed(t *testing.T) {
 		if s := l.State(); !s.Alive || s.Ready {
 			t.Errorf("in the first pass: %+v", s)
 		}
-		l.Saw(nil)
-		l.End(time.Second)
-		if s := l.State(); !s.Alive || s.Ready || !strings.Contains(s.Says, "no pass has seen the node") {
-			t.Errorf("after a pass that has not seen the node, as without access to the API server: %+v", s)
-		}
-		l.Begin()
 		l.Saw(&corev1.Node{})
 		l.End(24 * time.Hour)
 		<-time.After(24*time.Hour + 9*time.Minute)
@@ -67,6 +61,26 @@ func TestPromise14APassThatDoesNotEndIsNoticed(t *testing.T) {
 			t.Errorf("in a rest that does not end: %+v", s)
 		}
 	})
+}
+
+// A release that breaks the access to the API server must not come to the next node.
+func TestAnAgentThatHasNeverSeenItsNodeIsNotReady(t *testing.T) {
+	l := alive.New(10*time.Minute, zap.NewNop())
+	l.Begin()
+	l.Saw(nil)
+	l.End(time.Second)
+	if s := l.State(); !s.Alive || s.Ready || !strings.Contains(s.Says, "no pass has seen the node") {
+		t.Errorf("without: %+v", s)
+	}
+	l.Begin()
+	l.Saw(&corev1.Node{})
+	l.End(time.Second)
+	l.Begin()
+	l.Saw(nil)
+	l.End(time.Second)
+	if s := l.State(); !s.Ready {
+		t.Errorf("once it has: %+v", s)
+	}
 }
 
 func TestPatienceIsThatOfTheLongestLegalPass(t *testing.T) {
