@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -402,6 +403,19 @@ func (c *checks) selector(field string, text scalar, whose string) labels.Select
 		c.refuse(field, string(text), "matches every pod: name the labels of "+whose)
 	}
 	return selector
+}
+
+// Beside returns the settings of an agent of that namespace: files of which no namespace is said are there, and a device plugin may be, as
+// overlays/device-plugin puts it.
+func (s Settings) Beside(namespace string) Settings {
+	s.MIGConfigMap.Namespace = cmp.Or(s.MIGConfigMap.Namespace, namespace)
+	s.DevicePlugin.ConfigMap.Namespace = cmp.Or(s.DevicePlugin.ConfigMap.Namespace, namespace)
+	s.Profiles.Namespace = cmp.Or(s.Profiles.Namespace, namespace)
+	s.Maintenance.Namespace = cmp.Or(s.Maintenance.Namespace, namespace)
+	if !slices.Contains(s.DevicePlugin.Namespaces, namespace) {
+		s.DevicePlugin.Namespaces = append(slices.Clone(s.DevicePlugin.Namespaces), namespace)
+	}
+	return s
 }
 
 // ConfigMaps lists those that the settings name.

@@ -1,12 +1,10 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"runtime"
-	"slices"
 
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
@@ -160,14 +158,7 @@ func (o *options) load() (config.Settings, error) {
 	if len(o.adopt) > 0 {
 		settings.Recover.Adopt = o.adopt
 	}
-	settings.MIGConfigMap.Namespace = cmp.Or(settings.MIGConfigMap.Namespace, o.namespace)
-	settings.DevicePlugin.ConfigMap.Namespace = cmp.Or(settings.DevicePlugin.ConfigMap.Namespace, o.namespace)
-	settings.Profiles.Namespace = cmp.Or(settings.Profiles.Namespace, o.namespace)
-	settings.Maintenance.Namespace = cmp.Or(settings.Maintenance.Namespace, o.namespace)
-	if plugin := &settings.DevicePlugin; !slices.Contains(plugin.Namespaces, o.namespace) { // overlays/device-plugin puts it beside the agent
-		plugin.Namespaces = append(slices.Clone(plugin.Namespaces), o.namespace)
-	}
-	return settings, nil
+	return settings.Beside(o.namespace), nil
 }
 
 // client sends its requests through the wrappers.

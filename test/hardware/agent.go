@@ -57,7 +57,7 @@ func (p *plane) startAgent(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.MIGConfigMap.Namespace, s.DevicePlugin.ConfigMap.Namespace, s.Profiles.Namespace, s.Maintenance.Namespace = own, own, own, own
+	s = s.Beside(own)
 	account, err := p.cluster.NodeConfig(ctx, own, "gpuslice-agent", nodeName)
 	if err != nil {
 		return err

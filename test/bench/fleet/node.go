@@ -108,10 +108,7 @@ func (n *node) devices(ctx context.Context) map[string][]string {
 
 // agent makes the node's agent as cmd/gpuslice-agent does, over what is simulated here.
 func (n *node) agent(ctx context.Context, account *rest.Config, t *tally, log *zap.Logger) (*agent.Agent, error) {
-	settings := config.Default()
-	for _, ref := range []*string{&settings.MIGConfigMap.Namespace, &settings.Profiles.Namespace, &settings.Maintenance.Namespace, &settings.DevicePlugin.ConfigMap.Namespace} {
-		*ref = namespace
-	}
+	settings := config.Default().Beside(namespace)
 	settings.MIGConfigMap.Name = configs
 	settings.Reboot.Sentinel = filepath.Join(n.dir, "reboot-required")
 	log = log.With(zap.String("node", n.name))
