@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent/alive"
@@ -75,6 +76,7 @@ func TestMonitorsAreToldWhetherTheLoopGoesOn(t *testing.T) {
 	}
 	is("before the first pass", http.StatusOK, http.StatusServiceUnavailable)
 	o.alive.Begin()
+	o.alive.Saw(&corev1.Node{})
 	o.alive.End(time.Hour)
 	is("after a pass", http.StatusOK, http.StatusOK)
 	o.alive.Begin() // which has a nanosecond
