@@ -467,6 +467,22 @@ func (w *world) dies() (dead bool) {
 	return false
 }
 
+// diesAtWrite has the agent killed at the n-th write of its record, before or after it, and then sets done; until takes that back once the agent is dead.
+func (w *world) diesAtWrite(n int, after bool, done *bool) {
+	die := func(hostrecord.Record) error {
+		if w.disk.writes == n-1 && !after || w.disk.writes == n && after {
+			*done = true
+			panic(killed{})
+		}
+		return nil
+	}
+	if after {
+		w.disk.after = die
+	} else {
+		w.disk.refuses = die
+	}
+}
+
 // Promise 8: before the record, between the record and the node, after the node; with the journal, without it, and without the node object.
 func TestAnAgentThatIsKilledAtAWriteOfItsRecordIsFollowedByOneThatEndsTheSame(t *testing.T) {
 	nothing := func(*world) {}
@@ -489,18 +505,7 @@ func TestAnAgentThatIsKilledAtAWriteOfItsRecordIsFollowedByOneThatEndsTheSame(t 
 						w := owing(t)
 						w.turn()
 						more = false
-						die := func(hostrecord.Record) error {
-							if w.disk.writes == n-1 && !after || w.disk.writes == n && after {
-								more = true
-								panic(killed{})
-							}
-							return nil
-						}
-						if after {
-							w.disk.after = die
-						} else {
-							w.disk.refuses = die
-						}
+						w.diesAtWrite(n, after, &more)
 						w.label("all-balanced")
 						w.until("the end", func() { row.then(w) }, func() bool {
 							reason := config.Reason(w.condition().Reason)

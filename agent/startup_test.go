@@ -13,7 +13,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/gpuslice/gpuslice/agent/hostrecord"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
@@ -141,25 +140,14 @@ func TestAFreshNodeWithStartupTaintsOfTwoKeysIsOpenedOrIsAsItWas(t *testing.T) {
 	for _, taints := range [][]corev1.Taint{registered, registered[:1], registered[1:2], registered[1:]} {
 		for _, fails := range []bool{false, true} {
 			for _, after := range []bool{false, true} {
-				for n, more := 0, true; more; n++ {
+				for n, more := 1, true; more; n++ {
 					synctest.Test(t, func(t *testing.T) {
 						w := registerWith(t, true, taints...)
 						if fails {
 							w.fail(gpusim.CreateGpuInstanceWithPlacement)
 						}
 						more = false
-						die := func(hostrecord.Record) error {
-							if w.disk.writes == n && !more {
-								more = true
-								panic(killed{})
-							}
-							return nil
-						}
-						if after {
-							w.disk.after = die
-						} else {
-							w.disk.refuses = die
-						}
+						w.diesAtWrite(n, after, &more)
 						w.label("all-balanced")
 						w.until("the end", func() {}, func() bool {
 							reason := config.Reason(w.condition().Reason)

@@ -94,14 +94,7 @@ func (c *Cleaner) Clean(ctx context.Context, dryRun bool) (Report, error) {
 			r.Removed = append(r.Removed, "file "+f.Path())
 		}
 	}
-	if c.Plugin == nil {
-		return r, nil
-	}
-	removed, err := c.Plugin.RemoveNotes(ctx)
-	if removed {
-		r.Removed = append(r.Removed, notesBeside(c.Plugin))
-	}
-	return r, err
+	return r, nil
 }
 
 // pluginConfig names the device plugin's config file, if it is there. It stays: without it a plugin that stays may not start.
@@ -113,20 +106,13 @@ func (c *Cleaner) pluginConfig(ctx context.Context) ([]string, error) {
 	if err != nil || !content.Exists {
 		return nil, err
 	}
-	return []string{"file " + c.Plugin.Path() + " of the host, by which the device plugin shares the GPUs; remove it when no device plugin reads it any more"}, nil
-}
-
-func notesBeside(f *pluginfile.File) string {
-	return "the agent's notes beside file " + f.Path()
+	return []string{"file " + c.Plugin.Name() + " of the host, by which the device plugin shares the GPUs; remove it when no device plugin reads it any more"}, nil
 }
 
 func (c *Cleaner) paths() []string {
 	var out []string
 	for _, f := range c.Files {
 		out = append(out, "file "+f.Path()+", if it is there")
-	}
-	if c.Plugin != nil {
-		out = append(out, notesBeside(c.Plugin)+", if there are any")
 	}
 	return out
 }

@@ -153,11 +153,23 @@ func (f *File) Tidy(ctx context.Context) error {
 	})
 }
 
-// Path returns the path on the host.
-func (f *File) Path() string { return f.name }
+// Name returns the file's path on the host.
+func (f *File) Name() string { return f.name }
 
-// RemoveNotes removes what the agent keeps beside the file, which itself stays: a device plugin may read it. It reports whether anything was there.
-func (f *File) RemoveNotes(ctx context.Context) (removed bool, err error) {
+// Notes are the files that the agent keeps beside the config file.
+type Notes struct{ f *File }
+
+// Notes returns those of the file.
+func (f *File) Notes() Notes { return Notes{f} }
+
+// Path returns their paths on the host, as a shell writes them.
+func (n Notes) Path() string {
+	return n.f.name + "{" + toldSuffix + "," + nextSuffix + "," + formerSuffix + "}"
+}
+
+// Remove removes them, and reports whether any was there. The config file stays.
+func (n Notes) Remove(ctx context.Context) (removed bool, err error) {
+	f := n.f
 	err = f.run(ctx, "removing what is kept beside ", func() (err error) {
 		for _, suffix := range []string{toldSuffix, nextSuffix, formerSuffix} {
 			failed := os.Remove(f.path + suffix)

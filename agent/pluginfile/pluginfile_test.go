@@ -154,13 +154,13 @@ func TestTheNotesBesideTheFileAreRemovedAndTheFileStays(t *testing.T) {
 	dir := t.TempDir()
 	f := pluginfile.New(filepath.Join(dir, "config.yaml"), shown)
 	ctx := t.Context()
-	if removed, err := f.RemoveNotes(ctx); removed || err != nil {
+	if removed, err := f.Notes().Remove(ctx); removed || err != nil {
 		t.Errorf("of an empty folder: removed is %t, %v", removed, err)
 	}
 	if err := errors.Join(f.Write(ctx, "a: 1\n", time.Now()), f.Prepare(ctx, "a: 2\n"), f.NoteNotified(ctx, map[types.UID]string{"uid": "hash"})); err != nil {
 		t.Fatal(err)
 	}
-	if removed, err := f.RemoveNotes(ctx); !removed || err != nil {
+	if removed, err := f.Notes().Remove(ctx); !removed || err != nil {
 		t.Errorf("removed is %t, %v", removed, err)
 	}
 	left, err := os.ReadDir(dir)

@@ -69,7 +69,7 @@ func (t *Turn) change(s state.Observed) fleet.Change {
 // Observe reads whether the node has a slot of its pool. If it cannot, it returns no error: a change needs a slot to begin, and Take will
 // return the error.
 //
-// Only the node's own agent gives it a slot or a place in the queue. So where it has had neither, the Lease is read again only for a look
+// Only the node's own agent gives it a place in the queue, and other agents give slots to nodes in the queue alone. So where it has had neither, the Lease is read again only for a look
 // that is to be fresh: a large pool at rest would cost the API server a request for whatever happens on any of its nodes.
 func (t *Turn) Observe(ctx context.Context, seen *state.Observed, fresh bool) {
 	if !seen.InLimitedPool() {

@@ -190,8 +190,8 @@ func (c *comparison) offered(with map[string]string) (nodes int, total, ofNode c
 	return nodes, total, ofNode
 }
 
-// forOthers reports whether queues give by a flavor, and give no GPU.
-func (c *comparison) forOthers(flavor string) bool {
+// givesNoGPU reports whether queues use a flavor, and none of them for GPUs.
+func (c *comparison) givesNoGPU(flavor string) bool {
 	given := false
 	for _, q := range c.queues {
 		for _, group := range q.Spec.ResourceGroups {
@@ -211,7 +211,7 @@ func (c *comparison) forOthers(flavor string) bool {
 
 func (c *comparison) compareFlavors() {
 	for _, f := range c.flavors {
-		if c.forOthers(f.Name) { // its nodes have nothing to do with GPUs, and may be made when they are needed
+		if c.givesNoGPU(f.Name) { // its nodes have nothing to do with GPUs, and may be made when they are needed
 			continue
 		}
 		if nodes, _, _ := c.offered(f.Spec.NodeLabels); nodes == 0 {
@@ -407,15 +407,15 @@ func (c *comparison) compareHardwareProfiles() {
 
 // compareIdentifier compares what one pod may ask for with what the node offers that has most of it.
 func (c *comparison) compareIdentifier(p kinds.HardwareProfile, id kinds.Identifier, ofNode corev1.ResourceList, where string) {
-	least, err := resource.ParseQuantity(cmp.Or(id.MinCount.String(), "0"))
-	most, err2 := resource.ParseQuantity(mostOf(id))
+	least, leastErr := resource.ParseQuantity(cmp.Or(id.MinCount.String(), "0"))
+	most, mostErr := resource.ParseQuantity(mostOf(id))
 	offers, there := ofNode[corev1.ResourceName(id.Identifier)]
 	switch {
 	case !there:
 		c.promisesMore(profileName(p), "identifier %s: %s", id.Identifier, where)
-	case err == nil && least.Cmp(offers) > 0:
+	case leastErr == nil && least.Cmp(offers) > 0:
 		c.promisesMore(profileName(p), "identifier %s: its workloads ask for at least %s, and no node offers more than %s", id.Identifier, least.String(), offers.String())
-	case err2 == nil && most.Cmp(offers) > 0:
+	case mostErr == nil && most.Cmp(offers) > 0:
 		c.promisesMore(profileName(p), "identifier %s: its workloads may ask for %s, and no node offers more than %s: lower maxCount", id.Identifier, most.String(), offers.String())
 	}
 }

@@ -1,6 +1,6 @@
 // Package features reads what GPU feature discovery says of a node's GPUs by the node's labels.
 //
-// Whoever may label nodes writes what he likes into them: a value that cannot be is as if it were not there.
+// Any account that may label nodes can write any value: one that is impossible counts as absent.
 package features
 
 import (

@@ -141,12 +141,14 @@ func (o *options) cleaner() (*cleanup.Cleaner, error) {
 		return nil, err
 	}
 	record := hostrecord.In(o.stateDir)
+	files := []cleanup.File{health.In(o.stateDir), record}
 	var plugin *pluginfile.File
 	if name := settings.DevicePlugin.ConfigFile; name != "" {
 		plugin = pluginfile.New(cmp.Or(o.pluginConfig, name), name)
+		files = append(files, plugin.Notes())
 	}
 	return &cleanup.Cleaner{
-		Client: client, Node: o.node, Timeout: settings.Timeouts.APICall, Startup: settings.StartupTaints(), Files: []cleanup.File{health.In(o.stateDir), record}, Plugin: plugin,
+		Client: client, Node: o.node, Timeout: settings.Timeouts.APICall, Startup: settings.StartupTaints(), Files: files, Plugin: plugin,
 		Published: func(ctx context.Context) (nodekeys.Keys, error) {
 			r, err := record.Read(ctx)
 			if err != nil || r == nil {

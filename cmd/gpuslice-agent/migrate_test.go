@@ -163,8 +163,8 @@ func TestMigrateTellsWhatItMayNotRead(t *testing.T) {
 	}
 }
 
-// A file that nobody can read is told of, whichever key of mig-manager's ConfigMap has it.
-func TestMigrateTellsOfAConfigMapThatNobodyCanRead(t *testing.T) {
+// A file that cannot be read is reported, whichever key of mig-manager's ConfigMap has it.
+func TestMigrateReportsAConfigMapThatCannotBeRead(t *testing.T) {
 	configMap := func(data map[string]string) any {
 		return map[string]any{"kind": "ConfigMap", "apiVersion": "v1", "metadata": map[string]any{"name": "mig-parted-config", "namespace": "default"}, "data": data}
 	}
@@ -354,7 +354,7 @@ func TestMigrateReadsListsOfTheAPIServer(t *testing.T) {
 	}
 }
 
-// Without nodes nobody can tell whether the agents make the same.
+// Without nodes the command cannot compare with what agents make.
 func TestMigrateComparesNothingWithoutNodes(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	if err := os.WriteFile(file, []byte("version: v1\nmig-configs: {all-1g.10gb: [{devices: all, mig-enabled: true, mig-devices: {1g.10gb: 4}}]}\n"), 0o600); err != nil {

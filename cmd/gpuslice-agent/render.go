@@ -122,7 +122,7 @@ func (o *options) renderQuota(r *rendering) *cobra.Command {
 	return c
 }
 
-// nameForm is what the API server takes as a name: it refuses others, of which the output would tell nobody before.
+// nameForm is what the API server takes as a name: without this check the user would learn of another when he applies the output.
 type nameForm struct {
 	takes func(string) bool
 	write string
@@ -235,7 +235,7 @@ func (o *options) given(ctx context.Context, r rendering, stdin io.Reader) (give
 	return given, nil, nil
 }
 
-// givenByNodes is what the nodes of the cluster give. Those of which nobody can tell it are left out: what one node asks for is no reason to
+// givenByNodes is what the nodes of the cluster give. Those whose config or profile cannot be computed are left out: what one node asks for is no reason to
 // tell nothing of the others.
 func givenByNodes(ctx context.Context, client kube.Interface, selector string, from render.Sources) (given []render.Given, left []string, err error) {
 	pools, names, left, err := poolsOf(ctx, client, selector)
@@ -247,7 +247,7 @@ func givenByNodes(ctx context.Context, client kube.Interface, selector string, f
 		return nil, nil, unknown[0].Err
 	}
 	for _, of := range unknown {
-		left = append(left, fmt.Sprintf("left out: %s (%s), of which nobody can tell what they give: %v",
+		left = append(left, fmt.Sprintf("left out: %s (%s), whose devices cannot be computed: %v",
 			legible.Counted(of.Pool.Nodes, "node"), legible.Listed(names[kindOf(of.Pool)]), of.Err))
 	}
 	return given, left, nil

@@ -166,7 +166,7 @@ func TestNodesAreCountedByWhatTheyAskFor(t *testing.T) {
 }
 
 // What one node asks for is no reason to tell nothing of the others.
-func TestRenderLeavesOutNodesOfWhichNobodyCanTellWhatTheyGive(t *testing.T) {
+func TestRenderLeavesOutNodesThatCannotBeComputed(t *testing.T) {
 	nodes := []any{}
 	for name, profile := range map[string]string{"a": "small-inference", "b": "small-inference", "c": "", "d": "reserch", "e": "training-h100"} {
 		labels := map[string]string{"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB", "nvidia.com/gpu.count": "8", "nvidia.com/mig.config": "all-1g.5gb"}
@@ -192,9 +192,9 @@ func TestRenderLeavesOutNodesOfWhichNobodyCanTellWhatTheyGive(t *testing.T) {
 		t.Errorf("error %v, it says\n%s", err, said)
 	}
 	for _, want := range []string{
-		"left out: 1 node (c), of which nobody can tell what they give: all-1g.5gb is not in the files: the agent makes such configs",
-		"left out: 1 node (d), of which nobody can tell what they give: no profile or MIG config is named \"reserch\"",
-		"left out: 1 node (e), of which nobody can tell what they give: pool training-h100: ",
+		"left out: 1 node (c), whose devices cannot be computed: all-1g.5gb is not in the files: the agent makes such configs",
+		"left out: 1 node (d), whose devices cannot be computed: no profile or MIG config is named \"reserch\"",
+		"left out: 1 node (e), whose devices cannot be computed: pool training-h100: ",
 	} {
 		if !strings.Contains(left, want) {
 			t.Errorf("beside it it does not say %q:\n%s", want, left)

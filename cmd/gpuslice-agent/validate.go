@@ -75,7 +75,7 @@ func (o *options) validate() *cobra.Command {
 type format struct {
 	name  string
 	is    func(top map[string]any) bool
-	only  func(top map[string]any) bool // reports, of one that is, whether it is hardly anything else
+	only  func(top map[string]any) bool // reports of a text that may be of the format whether it is, where texts of other programs are among them
 	check func(text []byte, now time.Time) (found string, err error)
 }
 
@@ -137,7 +137,7 @@ func isPluginConfig(top map[string]any) bool {
 }
 
 // isOnlyPluginConfig reports whether most fields of a config are the plugin's and have its forms. Dashboards, lists of packages and files of
-// containers have a version too, but another, or much beside it; and sharing that names a strategy is nobody else's.
+// containers have a version too, but another, or much beside it; and sharing that names a strategy is in no other program's files.
 func isOnlyPluginConfig(top map[string]any) bool {
 	if sharing, _ := top["sharing"].(map[string]any); isMapping(sharing, "timeSlicing") || isMapping(sharing, "mps") {
 		return true

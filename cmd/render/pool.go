@@ -91,7 +91,7 @@ type Given struct {
 	Offers      []Offer // by resource
 }
 
-// Left is a pool of which nobody can tell what it gives, and why.
+// Left is a pool whose config or profile cannot be computed, and why.
 type Left struct {
 	Pool Pool
 	Err  error
