@@ -654,11 +654,41 @@ func TestANodeFarBehindAsksRarelyAndItsMessageStaysTheSame(t *testing.T) {
 	if first.Ahead != 0 || first.Retry > 2*time.Second || first.Retry < time.Second {
 		t.Errorf("the first has %d ahead and asks again after %v", first.Ahead, first.Retry)
 	}
-	if last.Ahead != 15 || last.Retry > 30*time.Second || last.Retry < 20*time.Second {
+	if last.Ahead != 15 || last.Retry > 75*time.Second || last.Retry < 50*time.Second {
 		t.Errorf("the last has %d ahead and asks again after %v", last.Ahead, last.Retry)
 	}
 	if got, want := last.Error(), "pool research: 1 node may be unavailable at once; more than 10 nodes wait longer"; got != want {
 		t.Errorf("the last is told %q, want %q", got, want)
+	}
+}
+
+// In a pool whose limit is a number, nodes wait the longer the larger it is. If they asked as often all the time, their requests would grow with the square.
+func TestANodeAsksTheMoreRarelyTheLongerTheQueueIs(t *testing.T) {
+	for _, row := range []struct {
+		ahead, limit   int
+		sooner, latest time.Duration
+	}{
+		{40, 1, 2 * time.Minute, 4 * time.Minute}, {300, 1, 6 * time.Minute, 10 * time.Minute}, {300, 10, time.Minute, 3 * time.Minute},
+		{fleet.MaxNodes, 10, 2 * time.Minute, 5 * time.Minute}, {fleet.MaxNodes, 100, time.Minute, 2 * time.Minute}, // no room for it in the queue
+	} {
+		t.Run(fmt.Sprintf("%d ahead of it, %d at a time", row.ahead, row.limit), func(t *testing.T) {
+			w := newWorld(t, atMost(row.limit))
+			w.node("a", 2*time.Hour).mustTake()
+			last := w.node("b", 0)
+			var changed, wait []string
+			for i := range row.limit {
+				changed = append(changed, fmt.Sprintf(`{"node":"c%d","uid":"c%d","operation":"o","since":"2026-01-01T00:00:00Z","renewed":1}`, i, i))
+			}
+			for i := range row.ahead {
+				wait = append(wait, fmt.Sprintf(`{"node":"w%d","uid":"w%d","since":"2026-01-01T00:00:00Z"}`, i, i))
+			}
+			w.annotate(config.AnnotationSlots, fmt.Sprintf(`{"version":1,"turn":1,"left":0,"holders":[%s],"queue":[%s]}`,
+				strings.Join(changed, ","), strings.Join(wait, ",")))
+			var full *fleet.Full
+			if err := last.take(); !errors.As(err, &full) || full.Ahead != row.ahead || full.Retry < row.sooner || full.Retry > row.latest {
+				t.Errorf("%d nodes are ahead, and it asks again after %v (%v)", full.Ahead, full.Retry, err)
+			}
+		})
 	}
 }
 

@@ -12,25 +12,29 @@ import (
 )
 
 // Pauses until the next Take. The node at the front of the queue asks soon. Nodes that may get the next free slots ask before Patience
-// has passed, and nodes far behind ask rarely: the more rarely, the more changes have to end before theirs. So an agent does not ask more often
-// the larger the pool is, and yet in time: a change takes some times longer than soonest.
+// has passed, and nodes far behind ask rarely: the more rarely, the more changes have to end before theirs. So an agent hardly asks more often
+// in a larger pool, and yet in time: no change takes less than quickest.
 const (
-	soonest = 2 * time.Second
-	timely  = 8 * time.Second
-	longest = 30 * time.Second
-	// distant is the longest pause of a node in the queue, and that of one for which it has no room.
-	distant = 2 * time.Minute
+	soonest  = 2 * time.Second
+	timely   = 8 * time.Second
+	quickest = 5 * time.Second
+	longest  = 30 * time.Second
+	// crowded is the shortest pause of a node for which the queue has no room.
+	crowded = 2 * time.Minute
+	// distant is the longest pause of any node: nodes ahead of it may all withdraw, and then it is the next.
+	distant = 10 * time.Minute
 )
 
 // retryAfter returns when a node asks again that has so many nodes ahead of it, in a pool with that limit.
 func retryAfter(ahead, limit int) time.Duration {
-	switch after := soonest * time.Duration(1+ahead); {
+	after := soonest * time.Duration(1+ahead)
+	switch {
 	case limit <= 0:
 		return longest
 	case ahead < limit:
 		return min(after, timely)
 	default:
-		return min(after, max(longest, min(distant, soonest*time.Duration(ahead/limit))))
+		return max(min(after, longest), min(distant, quickest*time.Duration(ahead/limit)))
 	}
 }
 

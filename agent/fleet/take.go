@@ -50,7 +50,7 @@ func (s *Slots) renewalDue(v *view) bool {
 // case: the more often it is, the longer is the time over which they spread.
 func (v *view) missed() time.Duration {
 	v.misses++
-	return spread(min(distant, longest<<min(v.misses-1, 2)))
+	return spread(longest << min(v.misses-1, 2))
 }
 
 // noteRenewals remembers which holders have renewed their slots since the last look.
@@ -278,7 +278,7 @@ func (t *taking) full(limit, rank int, st *state, away []string) *Full {
 	after := retryAfter(rank, limit)
 	switch {
 	case !st.waits(t.change.UID):
-		after = distant
+		after = max(after, crowded)
 	case t.pool.Limit != nil && t.pool.Limit.Percent > 0 && st.Nodes == 0: // no agent has counted them yet: there may be room for many
 		after = timely
 	}
