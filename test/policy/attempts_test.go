@@ -71,6 +71,28 @@ func taint(name, key, effect string) func(context.Context, *scene, kubernetes.In
 	return patchNode(name, types.JSONPatchType, fmt.Sprintf(`[{"op":"add","path":"/spec/taints/-","value":{"key":%q,"effect":%q}}]`, key, effect))
 }
 
+// retaint changes the taints that a node has. Without a kubelet it gets some of the node lifecycle controller's after a while, which no agent may take away.
+func retaint(name string, change func([]corev1.Taint) []corev1.Taint) func(context.Context, *scene, kubernetes.Interface) error {
+	return func(ctx context.Context, s *scene, c kubernetes.Interface) error {
+		n, err := s.admin.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		patch, err := json.Marshal(map[string]any{"spec": map[string]any{"taints": change(n.Spec.Taints)}})
+		if err != nil {
+			return err
+		}
+		return node(name, string(patch))(ctx, s, c)
+	}
+}
+
+// without takes the taints of a key away.
+func without(key string) func([]corev1.Taint) []corev1.Taint {
+	return func(taints []corev1.Taint) []corev1.Taint {
+		return slices.DeleteFunc(taints, func(t corev1.Taint) bool { return t.Key == key })
+	}
+}
+
 // apply is a server-side apply, by which the API server makes what is not there.
 func apply(name, body string, sub ...string) func(context.Context, *scene, kubernetes.Interface) error {
 	return func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
@@ -284,8 +306,8 @@ var attempts = []attempt{
 	{"own node: an annotation of another tool", closed, node("own", `{"metadata":{"annotations":{"csi.volume.kubernetes.io/nodeid":"{}"}}}`)},
 	{"own node: an annotation for autoscalers with another value", closed, node("own", `{"metadata":{"annotations":{"karpenter.sh/do-not-disrupt":"false"}}}`)},
 	{"own node: force a change outside of its window", closed, node("own", `{"metadata":{"annotations":{"gpuslice.io/force":"other"}}}`)},
-	{"own node: take the taint of the control plane away", closed, node("own", `{"spec":{"taints":[{"key":"dedicated","value":"team","effect":"NoSchedule"}]}}`)},
-	{"own node: take a taint of people away", closed, node("own", `{"spec":{"taints":[{"key":"node-role.kubernetes.io/control-plane","effect":"NoSchedule"}]}}`)},
+	{"own node: take the taint of the control plane away", closed, retaint("own", without("node-role.kubernetes.io/control-plane"))},
+	{"own node: take a taint of people away", closed, retaint("own", without("dedicated"))},
 	{"own node: taint it node.kubernetes.io/not-ready:NoExecute", closed, taint("own", "node.kubernetes.io/not-ready", "NoExecute")},
 	{"own node: taint it out of service", closed, taint("own", "node.kubernetes.io/out-of-service", "NoExecute")},
 	{"own node: our own taint as NoExecute", closed, taint("own", "gpuslice.io/repartitioning", "NoExecute")},
@@ -453,9 +475,9 @@ var attempts = []attempt{
 	{"own node: a label or taint outside of the protected domains, noted as published", open, node("own",
 		`{"metadata":{"labels":{"team":"finance"},"annotations":{"gpuslice.io/published":"{\"labels\":{\"team\":\"finance\"}}"}}}`)},
 	{"own node: keep autoscalers from removing it", open, node("own", `{"metadata":{"annotations":{"cluster-autoscaler.kubernetes.io/scale-down-disabled":"true"}}}`)},
-	{"own node: gpuslice.io/not-ready:NoExecute, which ends its pods", open, node("own",
-		`{"spec":{"taints":[{"key":"node-role.kubernetes.io/control-plane","effect":"NoSchedule"},{"key":"dedicated","value":"team","effect":"NoSchedule"},`+
-			`{"key":"gpuslice.io/not-ready","value":"forged","effect":"NoExecute"}]}}`)},
+	{"own node: gpuslice.io/not-ready:NoExecute, which ends its pods", open, retaint("own", func(taints []corev1.Taint) []corev1.Taint {
+		return append(without("gpuslice.io/not-ready")(taints), corev1.Taint{Key: "gpuslice.io/not-ready", Value: "forged", Effect: corev1.TaintEffectNoExecute})
+	})},
 	{"Lease of a pool that its node is not of: slots of other nodes, or pause it", open, lease("gpuslice-pool-research", func(l *coordinationv1.Lease) {
 		l.Annotations = map[string]string{"gpuslice.io/slots": "{}", "gpuslice.io/paused": "forged"}
 	})},
@@ -473,7 +495,7 @@ var needed = []attempt{
 	{"taint", open, taint("own", "gpuslice.io/repartitioning", "NoSchedule")},
 	{"taint of a GPU that is not well", open, patchNode("own", types.JSONPatchType,
 		`[{"op":"add","path":"/spec/taints/-","value":{"key":"gpuslice.io/gpu-unhealthy","value":"critical","effect":"NoSchedule"}}]`)},
-	{"startup taint", open, patchNode("own", types.JSONPatchType, `[{"op":"remove","path":"/spec/taints/2"}]`)},
+	{"startup taint", open, retaint("own", without("gpuslice.io/not-ready"))},
 	{"status", open, node("own", `{"metadata":{"labels":{"nvidia.com/mig.config.state":"success"},"annotations":{"gpuslice.io/status":"{}","gpuslice.io/plan":"{}"}}}`)},
 	{"operands", open, node("own", `{"metadata":{"labels":{"nvidia.com/gpu.deploy.dcgm":"paused-for-gpuslice","nvidia.com/device-plugin.config":"gpuslice-1"}}}`)},
 	{"profile", open, node("own", `{"metadata":{"labels":{"pool":"large"},"annotations":{"gpuslice.io/published":"{\"labels\":{\"pool\":\"large\"}}"}}}`)},
