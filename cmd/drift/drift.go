@@ -7,19 +7,15 @@ package drift
 import (
 	"cmp"
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 
 	"github.com/gpuslice/gpuslice/agent/legible"
@@ -48,15 +44,29 @@ type Report struct {
 	Findings []Finding
 	Read     map[string]int // objects, by kind; a kind that the cluster does not serve is missing
 	Changing []string       // nodes whose GPUs are being divided anew: they count as they are now
+	Older    []string       // versions that were read since the cluster does not serve the newer one, of which render writes objects
 }
 
-// Find reads the cluster. The error is that it cannot be read, or that there is more of a kind than is read.
-func Find(ctx context.Context, client kube.Interface, objects dynamic.Interface) (Report, error) {
-	c := comparison{Report: Report{Read: map[string]int{}}, objects: objects}
+// Known is what is known of the cluster beforehand.
+type Known struct {
+	Groups  Groups
+	Startup config.StartupTaints
+	// Autoscaled are names of ResourceFlavors and HardwareProfiles whose nodes are made when they are needed: fewer of them than are promised
+	// for, or none, is no mistake.
+	Autoscaled []string
+}
+
+// Find reads the cluster. The error is that it cannot be read, that there is more of a kind than is read, or that nothing of a name in
+// Known.Autoscaled is there.
+func Find(ctx context.Context, client kube.Interface, objects dynamic.Interface, known Known) (Report, error) {
+	c := comparison{Report: Report{Read: map[string]int{}}, objects: objects, known: known, coming: corev1.ResourceList{}}
 	if err := c.readNodes(ctx, client); err != nil {
 		return Report{}, err
 	}
 	if err := c.readObjects(ctx); err != nil {
+		return Report{}, err
+	}
+	if err := c.checkAutoscaled(); err != nil {
 		return Report{}, err
 	}
 	c.compareFlavors()
@@ -71,6 +81,7 @@ func Find(ctx context.Context, client kube.Interface, objects dynamic.Interface)
 type comparison struct {
 	Report
 	objects dynamic.Interface
+	known   Known
 
 	nodes    []node
 	flavors  []kinds.ResourceFlavor
@@ -78,7 +89,9 @@ type comparison struct {
 	locals   []kinds.LocalQueue
 	quotas   []corev1.ResourceQuota
 	profiles []kinds.HardwareProfile
-	outdated []kinds.HardwareProfile // of the group that is replaced
+	outdated []kinds.HardwareProfile // of the group that is replaced, beside those of the group that replaces it
+
+	coming corev1.ResourceList // what queues promise of flavors that are autoscaled, and nodes do not offer yet
 }
 
 // node is what one node offers of GPUs.
@@ -116,53 +129,8 @@ func (c *comparison) readNodes(ctx context.Context, client kube.Interface) error
 	}
 }
 
-func (c *comparison) readObjects(ctx context.Context) error {
-	return errors.Join(
-		read(ctx, c, kinds.KindResourceFlavor, kinds.KueueVersion, "resourceflavors", &c.flavors),
-		read(ctx, c, kinds.KindClusterQueue, kinds.KueueVersion, "clusterqueues", &c.queues),
-		read(ctx, c, kinds.KindLocalQueue, kinds.KueueVersion, "localqueues", &c.locals),
-		read(ctx, c, kinds.KindResourceQuota, kinds.QuotaVersion, "resourcequotas", &c.quotas),
-		read(ctx, c, kinds.KindHardwareProfile, kinds.HardwareProfileVersion, "hardwareprofiles", &c.profiles),
-		read(ctx, c, kinds.KindHardwareProfile, replacedProfiles, "hardwareprofiles", &c.outdated),
-	)
-}
-
-const replacedProfiles = "dashboard.opendatahub.io/v1alpha1"
-
-// read lists all objects of a kind, if the cluster serves it.
-func read[T any](ctx context.Context, c *comparison, kind, version, plural string, into *[]T) error {
-	group, err := schema.ParseGroupVersion(version)
-	if err != nil {
-		return err
-	}
-	options := metav1.ListOptions{Limit: atATime}
-	for {
-		page, err := c.objects.Resource(group.WithResource(plural)).List(ctx, options)
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("reading objects of kind %s, %s: %w", kind, version, err)
-		}
-		for _, item := range page.Items {
-			text, err := item.MarshalJSON()
-			if err != nil {
-				return err
-			}
-			var object T
-			if err := json.Unmarshal(text, &object); err != nil {
-				return fmt.Errorf("reading %s %s: %w", kind, item.GetName(), err)
-			}
-			*into = append(*into, object)
-		}
-		c.Read[kind] += len(page.Items)
-		if len(*into) > most {
-			return fmt.Errorf("there are more than %d objects of kind %s", most, kind)
-		}
-		if options.Continue = page.GetContinue(); options.Continue == "" {
-			return nil
-		}
-	}
+func (c *comparison) idle(about, format string, args ...any) {
+	c.Findings = append(c.Findings, Finding{About: about, Idle: true, Text: fmt.Sprintf(format, args...)})
 }
 
 func (c *comparison) promisesMore(about, format string, args ...any) {
@@ -215,7 +183,12 @@ func (c *comparison) compareFlavors() {
 			continue
 		}
 		if nodes, _, _ := c.offered(f.Spec.NodeLabels); nodes == 0 {
-			c.promisesMore("ResourceFlavor "+f.Name, "no node has its labels %s: what is admitted by it stays Pending", labels.FormatLabels(f.Spec.NodeLabels))
+			if c.isAutoscaled(f.Name) {
+				c.idle("ResourceFlavor "+f.Name, "no node has its labels %s at the moment: what is admitted by it waits for nodes that an autoscaler makes", labels.FormatLabels(f.Spec.NodeLabels))
+				continue
+			}
+			c.promisesMore("ResourceFlavor "+f.Name, "no node has its labels %s: what is admitted by it stays Pending; if an autoscaler makes its nodes when they are needed, say --autoscaled %s",
+				labels.FormatLabels(f.Spec.NodeLabels), f.Name)
 			continue
 		}
 		if nodes, closing := c.closing(f.Spec); len(closing) > 0 {
@@ -239,7 +212,7 @@ func (c *comparison) closing(f kinds.FlavorSpec) (nodes int, lacking []string) {
 			continue
 		}
 		nodes++
-		closing := taints.Closing(n.taints, tolerations)
+		closing := taints.KeepingOut(n.taints, tolerations, c.known.Startup)
 		if len(closing) == 0 {
 			return 0, nil
 		}
@@ -281,11 +254,17 @@ func (c *comparison) compareQueues() {
 	found := len(c.Findings)
 	for _, name := range slices.Sorted(maps.Keys(byFlavor)) {
 		c.compareFlavor(name, byFlavor[name])
-		if c.hasNodes(name) { // of one without nodes it is said already
-			for resource, p := range byFlavor[name] {
-				sum := all[resource]
-				sum.Add(p.sum)
-				all[resource] = sum
+		nodes, offers := c.offeredBy(name)
+		for resource, p := range byFlavor[name] {
+			promised := p.sum
+			if has := offers[resource]; c.isAutoscaled(name) && promised.Cmp(has) > 0 {
+				rest := promised.DeepCopy()
+				rest.Sub(has)
+				add(c.coming, resource, rest)
+				promised = has
+			}
+			if nodes > 0 { // of one without nodes it is said already
+				add(all, resource, promised)
 			}
 		}
 	}
@@ -301,13 +280,19 @@ func (c *comparison) compareQueues() {
 	}
 }
 
-func (c *comparison) hasNodes(flavor string) bool {
+func add(to corev1.ResourceList, name corev1.ResourceName, more resource.Quantity) {
+	sum := to[name]
+	sum.Add(more)
+	to[name] = sum
+}
+
+func (c *comparison) offeredBy(flavor string) (nodes int, total corev1.ResourceList) {
 	at := slices.IndexFunc(c.flavors, func(f kinds.ResourceFlavor) bool { return f.Name == flavor })
 	if at < 0 {
-		return false
+		return 0, nil
 	}
-	nodes, _, _ := c.offered(c.flavors[at].Spec.NodeLabels)
-	return nodes > 0
+	nodes, total, _ = c.offered(c.flavors[at].Spec.NodeLabels)
+	return nodes, total
 }
 
 func (c *comparison) compareFlavor(name string, promised map[corev1.ResourceName]promise) {
@@ -327,14 +312,16 @@ func (c *comparison) compareFlavor(name string, promised map[corev1.ResourceName
 		p, has := promised[of], offers[of]
 		left := p.sum.DeepCopy()
 		left.Sub(has)
-		switch left.Sign() {
-		case 1:
+		switch {
+		case left.Sign() > 0 && c.isAutoscaled(name) && !has.IsZero(): // nodes that offer none of it are of another kind than the queue takes them for
+			c.idle(queuesOf(p.queues), "%s of %s may be admitted by flavor %s, and its %s %s %s at the moment: the rest waits for nodes that an autoscaler makes",
+				p.sum.String(), of, name, legible.Counted(nodes, "node"), offer(nodes), has.String())
+		case left.Sign() > 0:
 			c.promisesMore(queuesOf(p.queues), "%s of %s may be admitted by flavor %s, and its %s %s %s: workloads are admitted whose pods stay Pending",
 				p.sum.String(), of, name, legible.Counted(nodes, "node"), offer(nodes), has.String())
-		case -1:
+		case left.Sign() < 0:
 			left.Neg()
-			c.Findings = append(c.Findings, Finding{About: queuesOf(p.queues), Idle: true, Text: fmt.Sprintf(
-				"%s of %s that the %s of flavor %s %s can be admitted by no queue", left.String(), of, legible.Counted(nodes, "node"), name, offer(nodes))})
+			c.idle(queuesOf(p.queues), "%s of %s that the %s of flavor %s %s can be admitted by no queue", left.String(), of, legible.Counted(nodes, "node"), name, offer(nodes))
 		}
 	}
 }
@@ -364,7 +351,14 @@ func (c *comparison) compareQuotas() {
 				continue
 			}
 			hard, offers := q.Spec.Hard[key], total[corev1.ResourceName(name)]
-			if hard.Cmp(offers) > 0 {
+			coming := c.coming[corev1.ResourceName(name)]
+			later := offers.DeepCopy()
+			later.Add(coming)
+			switch {
+			case hard.Cmp(later) <= 0 && hard.Cmp(offers) > 0:
+				c.idle("ResourceQuota "+q.Namespace+"/"+q.Name, "%s allows %s, and all nodes offer %s at the moment: queues promise %s more of nodes that an autoscaler makes",
+					key, hard.String(), offers.String(), coming.String())
+			case hard.Cmp(offers) > 0:
 				c.promisesMore("ResourceQuota "+q.Namespace+"/"+q.Name, "%s allows %s, and all nodes offer %s", key, hard.String(), offers.String())
 			}
 		}
@@ -381,7 +375,7 @@ func (c *comparison) compareLocalQueues() {
 
 func (c *comparison) compareHardwareProfiles() {
 	for _, p := range c.outdated {
-		c.promisesMore(profileName(p), "is of %s, a group that is replaced: make it anew as %s", replacedProfiles, kinds.HardwareProfileVersion)
+		c.promisesMore(profileName(p), "is of %s, a group that is replaced: make it anew as %s", formerProfiles, kinds.HardwareProfileVersion)
 	}
 	for _, p := range c.profiles {
 		if p.Annotations[kinds.AnnotationDisabled] == "true" {
@@ -398,7 +392,11 @@ func (c *comparison) compareHardwareProfiles() {
 		}
 		_, _, ofNode := c.offered(with)
 		for _, id := range p.Spec.Identifiers {
-			if kinds.IsGPU(id.Identifier) {
+			switch _, there := ofNode[corev1.ResourceName(id.Identifier)]; {
+			case !kinds.IsGPU(id.Identifier):
+			case !there && c.comes(p.Name, with, id.Identifier):
+				c.idle(profileName(p), "identifier %s: %s at the moment: its workloads wait for nodes that an autoscaler makes", id.Identifier, where)
+			default:
 				c.compareIdentifier(p, id, ofNode, where)
 			}
 		}

@@ -1,7 +1,11 @@
 package drift_test
 
 import (
+	"context"
 	"errors"
+	"maps"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -29,6 +33,19 @@ var served = map[schema.GroupVersionResource]string{
 	{Version: "v1", Resource: "resourcequotas"}:                                            "ResourceQuotaList",
 	{Group: "infrastructure.opendatahub.io", Version: "v1", Resource: "hardwareprofiles"}:  "HardwareProfileList",
 	{Group: "dashboard.opendatahub.io", Version: "v1alpha1", Resource: "hardwareprofiles"}: "HardwareProfileList",
+}
+
+// groups tells of the groups that the kinds are of.
+func groups(of map[schema.GroupVersionResource]string) drift.Groups {
+	return func(_ context.Context, group string) ([]string, error) {
+		var versions []string
+		for kind := range of {
+			if kind.Group == group && !slices.Contains(versions, kind.Version) {
+				versions = append(versions, kind.Version)
+			}
+		}
+		return versions, nil
+	}
 }
 
 func object(t *testing.T, text string) runtime.Object {
@@ -84,6 +101,7 @@ func TestAFlavorWhoseNodesAreAllClosedIsFoundOut(t *testing.T) {
 		"one is open":        {"", team, nil, ""},
 		"a wish":             {"", corev1.Taint{Key: "team", Effect: corev1.TaintEffectPreferNoSchedule}, &team, ""},
 		"for a while":        {"", corev1.Taint{Key: "node.kubernetes.io/not-ready", Effect: corev1.TaintEffectNoExecute}, &team, ""},
+		"not ready yet":      {"", corev1.Taint{Key: "gpuslice.io/not-ready", Effect: corev1.TaintEffectNoSchedule}, &team, ""},
 		"being divided anew": {"", corev1.Taint{Key: "gpuslice.io/repartitioning", Effect: corev1.TaintEffectNoSchedule}, &team, ""},
 	} {
 		a, b := node("a", map[string]string{"pool": "x"}, "4"), node("b", map[string]string{"pool": "x"}, "4")
@@ -93,7 +111,7 @@ func TestAFlavorWhoseNodesAreAllClosedIsFoundOut(t *testing.T) {
 		}
 		f := object(t, "{apiVersion: kueue.x-k8s.io/v1beta2, kind: ResourceFlavor, metadata: {name: x}, spec: {nodeLabels: {pool: x}"+row.flavor+"}}")
 		report, err := drift.Find(t.Context(), clientset.Of(fake.NewClientset(a, b)),
-			dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), served, f, object(t, queue("q", "x", "8"))))
+			dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), served, f, object(t, queue("q", "x", "8"))), drift.Known{Groups: groups(served)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -131,7 +149,7 @@ func TestWhatIsPromisedIsComparedWithWhatNodesOffer(t *testing.T) {
 		},
 		"a flavor that no node has, beside others": {
 			[]string{flavor("x", "pool: x"), flavor("z", "pool: none"), queue("p", "x", "12"), queue("q", "z", "8")},
-			[]drift.Finding{{About: "ResourceFlavor z", Text: "no node has its labels pool=none: what is admitted by it stays Pending"}},
+			[]drift.Finding{{About: "ResourceFlavor z", Text: "no node has its labels pool=none: what is admitted by it stays Pending; if an autoscaler makes its nodes when they are needed, say --autoscaled z"}},
 		},
 		"a queue of a namespace": {[]string{flavor("x", "pool: x"), queue("q", "x", "12"), local("l", "q")}, nil},
 		"a queue of a namespace for none": {
@@ -158,7 +176,7 @@ func TestWhatIsPromisedIsComparedWithWhatNodesOffer(t *testing.T) {
 		},
 		"a flavor without nodes": {
 			[]string{flavor("x", "pool: none"), queue("q", "x", "1")},
-			[]drift.Finding{{About: "ResourceFlavor x", Text: "no node has its labels pool=none: what is admitted by it stays Pending"}},
+			[]drift.Finding{{About: "ResourceFlavor x", Text: "no node has its labels pool=none: what is admitted by it stays Pending; if an autoscaler makes its nodes when they are needed, say --autoscaled x"}},
 		},
 		"more than a number holds": {
 			[]string{flavor("x", "pool: x"), queue("p", "x", "9e18"), queue("q", "x", "9e18")},
@@ -174,7 +192,7 @@ func TestWhatIsPromisedIsComparedWithWhatNodesOffer(t *testing.T) {
 			for _, text := range row.objects {
 				objects = append(objects, object(t, text))
 			}
-			report, err := drift.Find(t.Context(), clientset.Of(fake.NewClientset(nodes...)), dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), served, objects...))
+			report, err := drift.Find(t.Context(), clientset.Of(fake.NewClientset(nodes...)), dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), served, objects...), drift.Known{Groups: groups(served)})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -193,7 +211,7 @@ func TestAClusterWithoutKueueHasNoQueues(t *testing.T) {
 		}
 		return true, nil, apierrors.NewNotFound(a.GetResource().GroupResource(), "")
 	})
-	report, err := drift.Find(t.Context(), clientset.Of(fake.NewClientset()), objects)
+	report, err := drift.Find(t.Context(), clientset.Of(fake.NewClientset()), objects, drift.Known{Groups: groups(served)})
 	if diff := cmp.Diff(drift.Report{Read: map[string]int{"ResourceQuota": 0}}, report); diff != "" || err != nil {
 		t.Errorf("error %v, report (-want +got):\n%s", err, diff)
 	}
@@ -203,7 +221,177 @@ func TestWhatMayNotBeReadIsSaid(t *testing.T) {
 	objects := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), served)
 	refusal := errors.New("this account may not list them")
 	objects.PrependReactor("list", "clusterqueues", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, refusal })
-	if _, err := drift.Find(t.Context(), clientset.Of(fake.NewClientset()), objects); !errors.Is(err, refusal) {
+	if _, err := drift.Find(t.Context(), clientset.Of(fake.NewClientset()), objects, drift.Known{Groups: groups(served)}); !errors.Is(err, refusal) {
 		t.Errorf("got %v, want that error", err)
+	}
+}
+
+// An autoscaler makes nodes when they are needed: what has fewer than are promised for, or none, is right.
+func TestPoolsThatAreAutoscaledMayBeEmpty(t *testing.T) {
+	quota := "{apiVersion: v1, kind: ResourceQuota, metadata: {name: q, namespace: team}, spec: {hard: {requests.nvidia.com/gpu: 20}}}"
+	wants := func(selector string) string {
+		return profile("minCount: 1, defaultCount: 1", ", scheduling: {type: Node, node: {nodeSelector: {"+selector+"}}}")
+	}
+	for name, row := range map[string]struct {
+		objects    []string
+		autoscaled []string
+		want       []string // with drift or idle before it
+		err        string
+	}{
+		"no node": {
+			objects: []string{flavor("z", "pool: none"), queue("q", "z", "8")}, autoscaled: []string{"z"},
+			want: []string{"idle ResourceFlavor z: no node has its labels pool=none at the moment: what is admitted by it waits for nodes that an autoscaler makes"},
+		},
+		"some nodes": {
+			objects: []string{flavor("x", "pool: x"), queue("q", "x", "40")}, autoscaled: []string{"x"},
+			want: []string{"idle ClusterQueue q: 40 of nvidia.com/gpu may be admitted by flavor x, and its 2 nodes offer 12 at the moment: the rest waits for nodes that an autoscaler makes"},
+		},
+		"nodes that offer something else": {
+			objects: []string{flavor("x", "pool: x"), strings.ReplaceAll(queue("q", "x", "40"), "nvidia.com/gpu", "nvidia.com/mig-1g.10gb")}, autoscaled: []string{"x"},
+			want: []string{"drift ClusterQueue q: 40 of nvidia.com/mig-1g.10gb may be admitted by flavor x, and its 2 nodes offer 0: workloads are admitted whose pods stay Pending"},
+		},
+		"another": {
+			objects: []string{flavor("x", "pool: x"), flavor("z", "pool: none"), queue("q", "x", "12"), queue("r", "z", "8")}, autoscaled: []string{"x"},
+			want: []string{"drift ResourceFlavor z: no node has its labels pool=none: what is admitted by it stays Pending; if an autoscaler makes its nodes when they are needed, say --autoscaled z"},
+		},
+		"a quota of what comes": {
+			objects: []string{flavor("x", "pool: x"), flavor("z", "pool: none"), queue("q", "x", "12"), queue("r", "z", "8"), quota}, autoscaled: []string{"z"},
+			want: []string{
+				"idle ResourceFlavor z: no node has its labels pool=none at the moment: what is admitted by it waits for nodes that an autoscaler makes",
+				"idle ResourceQuota team/q: requests.nvidia.com/gpu allows 20, and all nodes offer 12 at the moment: queues promise 8 more of nodes that an autoscaler makes",
+			},
+		},
+		"a quota of more": {
+			objects: []string{flavor("x", "pool: x"), queue("q", "x", "12"), quota}, autoscaled: []string{"x"},
+			want: []string{"drift ResourceQuota team/q: requests.nvidia.com/gpu allows 20, and all nodes offer 12"},
+		},
+		"a hardware profile": {
+			objects: []string{wants("pool: none")}, autoscaled: []string{"p"},
+			want: []string{"idle HardwareProfile b/p: identifier nvidia.com/gpu: no node with its labels pool=none offers it at the moment: its workloads wait for nodes that an autoscaler makes"},
+		},
+		"a hardware profile of the flavor's nodes": {
+			objects: []string{flavor("z", "pool: none, size: s"), queue("q", "z", "8"), wants("pool: none")}, autoscaled: []string{"z"},
+			want: []string{
+				"idle ResourceFlavor z: no node has its labels pool=none,size=s at the moment: what is admitted by it waits for nodes that an autoscaler makes",
+				"idle HardwareProfile b/p: identifier nvidia.com/gpu: no node with its labels pool=none offers it at the moment: its workloads wait for nodes that an autoscaler makes",
+			},
+		},
+		"a hardware profile of other nodes": {
+			objects: []string{flavor("z", "pool: none"), queue("q", "z", "8"), wants("pool: other")}, autoscaled: []string{"z"},
+			want: []string{
+				"idle ResourceFlavor z: no node has its labels pool=none at the moment: what is admitted by it waits for nodes that an autoscaler makes",
+				"drift HardwareProfile b/p: identifier nvidia.com/gpu: no node with its labels pool=other offers it",
+			},
+		},
+		"a name that nothing has": {
+			objects: []string{flavor("x", "pool: x")}, autoscaled: []string{"z"}, err: `flag --autoscaled is "z": the cluster has no ResourceFlavor or HardwareProfile of that name`,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var objects []runtime.Object
+			for _, text := range row.objects {
+				objects = append(objects, object(t, text))
+			}
+			nodes := fake.NewClientset(node("a", map[string]string{"pool": "x"}, "8"), node("b", map[string]string{"pool": "x"}, "4"))
+			report, err := drift.Find(t.Context(), clientset.Of(nodes), dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), served, objects...),
+				drift.Known{Groups: groups(served), Autoscaled: row.autoscaled})
+			if row.err != "" && (err == nil || err.Error() != row.err) || row.err == "" && err != nil {
+				t.Fatalf("error %v, want %q", err, row.err)
+			}
+			if diff := cmp.Diff(row.want, said(report)); diff != "" {
+				t.Errorf("findings (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func said(r drift.Report) (out []string) {
+	for _, f := range r.Findings {
+		verdict := "drift "
+		if f.Idle {
+			verdict = "idle "
+		}
+		out = append(out, verdict+f.About+": "+f.Text)
+	}
+	return out
+}
+
+// A cluster with an older Kueue or OpenShift AI promises as much as one with a new one.
+func TestOlderVersionsAreReadOrAnError(t *testing.T) {
+	in := func(version, text string) string {
+		return strings.ReplaceAll(strings.ReplaceAll(text, "kueue.x-k8s.io/v1beta2", version), "infrastructure.opendatahub.io/v1,", version+",")
+	}
+	serving := func(from, to string) map[schema.GroupVersionResource]string {
+		out := maps.Clone(served)
+		for kind, list := range served {
+			if kind.GroupVersion().String() != from {
+				continue
+			}
+			delete(out, kind)
+			if group, version, there := strings.Cut(to, "/"); there {
+				out[schema.GroupVersionResource{Group: group, Version: version, Resource: kind.Resource}] = list
+			}
+		}
+		return out
+	}
+	const kueue, infra = "kueue.x-k8s.io/v1beta2", "infrastructure.opendatahub.io/v1"
+	const board, olderKueue, olderInfra = "dashboard.opendatahub.io/v1alpha1", "kueue.x-k8s.io/v1beta1", "infrastructure.opendatahub.io/v1alpha1"
+	const many = "drift HardwareProfile b/p: identifier nvidia.com/gpu: its workloads may ask for 9, and no node offers more than 8: lower maxCount"
+	const none = "drift HardwareProfile b/p: identifier nvidia.com/gpu: no node with its labels pool=none offers it"
+	for name, row := range map[string]struct {
+		served  map[schema.GroupVersionResource]string
+		objects []string
+		older   []string
+		want    []string
+		err     string
+	}{
+		"Kueue before 0.15": {
+			served: serving(kueue, olderKueue), objects: []string{in(olderKueue, flavor("x", "pool: x")), in(olderKueue, queue("q", "x", "9")), in(olderKueue, local("l", "none"))},
+			older: []string{"kueue.x-k8s.io/v1beta1 (kueue.x-k8s.io/v1beta2 needs Kueue 0.15 or newer)"},
+			want: []string{
+				"drift ClusterQueue q: 9 of nvidia.com/gpu may be admitted by flavor x, and its 1 node offers 8: workloads are admitted whose pods stay Pending",
+				"drift LocalQueue team/l: ClusterQueue none is not there: no workload of the queue is ever admitted",
+			},
+		},
+		"a Kueue that is older still": {
+			served: serving(kueue, "kueue.x-k8s.io/v1alpha2"),
+			err: "the cluster serves the API group kueue.x-k8s.io in v1alpha2 alone, and gpuslice-agent reads it in v1beta2; v1beta1: what its objects promise cannot be compared; " +
+				"kueue.x-k8s.io/v1beta2 needs Kueue 0.15 or newer; what is newer still, a newer gpuslice-agent may read",
+		},
+		"a hardware profile of before v1": {
+			served: serving(infra, olderInfra), objects: []string{in(olderInfra, profile("minCount: 1, defaultCount: 9", ""))},
+			older: []string{"infrastructure.opendatahub.io/v1alpha1 (infrastructure.opendatahub.io/v1 needs OpenShift AI 3.0 or newer)"}, want: []string{many},
+		},
+		"a hardware profile of the dashboard, without others": {
+			served: serving(infra, ""), objects: []string{in(board, profile("minCount: 1, defaultCount: 1", ", enabled: true, nodeSelector: {pool: none}"))}, want: []string{none},
+		},
+		"one that is off": {
+			served: serving(infra, ""), objects: []string{in(board, profile("minCount: 1, defaultCount: 9", ", enabled: false"))},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var objects []runtime.Object
+			for _, text := range row.objects {
+				objects = append(objects, object(t, text))
+			}
+			client := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), row.served, objects...)
+			client.PrependReactor("list", "*", func(a clienttesting.Action) (bool, runtime.Object, error) {
+				if _, there := row.served[a.GetResource()]; there {
+					return false, nil, nil
+				}
+				return true, nil, apierrors.NewNotFound(a.GetResource().GroupResource(), "")
+			})
+			nodes := clientset.Of(fake.NewClientset(node("a", map[string]string{"pool": "x"}, "8")))
+			report, err := drift.Find(t.Context(), nodes, client, drift.Known{Groups: groups(row.served)})
+			if row.err != "" && (err == nil || err.Error() != row.err) || row.err == "" && err != nil {
+				t.Fatalf("error %v, want %q", err, row.err)
+			}
+			if diff := cmp.Diff(row.want, said(report)); diff != "" {
+				t.Errorf("findings (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(row.older, report.Older); diff != "" {
+				t.Errorf("older (-want +got):\n%s", diff)
+			}
+		})
 	}
 }

@@ -17,7 +17,11 @@ import (
 )
 
 // againstCluster says where the cluster promises GPUs that no node offers.
-func (o *options) againstCluster(ctx context.Context, out *cli.Printer) error {
+func (o *options) againstCluster(ctx context.Context, autoscaled []string, out *cli.Printer) error {
+	settings, err := o.load()
+	if err != nil {
+		return err
+	}
 	c, err := o.config()
 	if err != nil {
 		return err
@@ -30,7 +34,7 @@ func (o *options) againstCluster(ctx context.Context, out *cli.Printer) error {
 	if err != nil {
 		return err
 	}
-	report, err := drift.Find(ctx, client, objects)
+	report, err := drift.Find(ctx, client, objects, drift.Known{Groups: drift.GroupsOf(client), Startup: settings.StartupTaints(), Autoscaled: autoscaled})
 	if err != nil {
 		return err
 	}
@@ -47,6 +51,9 @@ func printDrift(out *cli.Printer, r drift.Report) error {
 		read = []string{"nothing that promises GPUs"}
 	}
 	out.Printf("read: %s\n", strings.Join(read, ", "))
+	for _, version := range r.Older {
+		out.Printf("read in an older version than render writes: %s\n", legible.Cut(version, longestLine))
+	}
 	if len(r.Changing) > 0 {
 		out.Printf("being divided anew, and counted as they are now: %s\n", legible.Message(strings.Join(r.Changing, "\n"), longestLine))
 	}

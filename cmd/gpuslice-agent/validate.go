@@ -24,7 +24,7 @@ import (
 )
 
 func (o *options) validate() *cobra.Command {
-	var files []string
+	var files, autoscaled []string
 	var at string
 	var foreign, cluster bool
 	c := &cobra.Command{
@@ -42,9 +42,11 @@ func (o *options) validate() *cobra.Command {
 			case cluster && len(files) > 0:
 				return errors.New("--against-cluster reads the cluster: check files without it")
 			case cluster:
-				return o.againstCluster(cmd.Context(), &cli.Printer{W: cmd.OutOrStdout()})
+				return o.againstCluster(cmd.Context(), autoscaled, &cli.Printer{W: cmd.OutOrStdout()})
 			case len(files) == 0:
 				return errors.New("name files to check with -f, or say --against-cluster")
+			case len(autoscaled) > 0:
+				return errors.New("--autoscaled is about the cluster's nodes: say it with --against-cluster")
 			}
 			now := time.Now()
 			if at != "" {
@@ -66,6 +68,7 @@ func (o *options) validate() *cobra.Command {
 	}
 	c.Flags().StringArrayVarP(&files, "file", "f", nil, "file to check, several by several flags; - for standard input")
 	c.Flags().BoolVar(&cluster, "against-cluster", false, "compare the cluster's quotas, queues and hardware profiles with what its nodes offer")
+	c.Flags().StringArrayVar(&autoscaled, "autoscaled", nil, "with --against-cluster: ResourceFlavor or HardwareProfile whose nodes an autoscaler makes when they are needed, so that fewer than are promised for, or none, are no drift; several by several flags")
 	c.Flags().BoolVar(&foreign, "ignore-foreign", false, "pass over what others may read, and take it for no error that nothing here is for gpuslice, as in a folder of all kinds of manifests")
 	c.Flags().StringVar(&at, "at", "", "time from which on the next openings of maintenance are told, like 2026-12-20T22:00:00Z; without it now")
 	return c

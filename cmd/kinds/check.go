@@ -81,7 +81,7 @@ var known = map[string]kind{
 }
 
 var oldKueue = map[string]string{
-	"kueue.x-k8s.io/v1beta1":  "is deprecated: Kueue stores v1beta2 from 0.16 on; write " + KueueVersion,
+	"kueue.x-k8s.io/v1beta1":  "is right for Kueue up to 0.14 alone: from 0.15 on Kueue has v1beta2, and from 0.20 on no other; write " + KueueVersion,
 	"kueue.x-k8s.io/v1alpha2": "is removed: write " + KueueVersion,
 	"kueue.x-k8s.io/v1alpha1": "is removed: write " + KueueVersion,
 }

@@ -13,13 +13,19 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// The versions that are read and written: Kueue's from 0.16 on, and OpenShift AI's from 3.0 on.
+// The versions that are read and written.
 const (
 	KueueVersion           = "kueue.x-k8s.io/v1beta2"
 	HardwareProfileVersion = "infrastructure.opendatahub.io/v1"
 	QuotaVersion           = "v1"
 	PriorityVersion        = "scheduling.k8s.io/v1"
 )
+
+// Needs has what a cluster needs to serve a version, where not each Kubernetes does.
+var Needs = map[string]string{
+	KueueVersion:           "Kueue 0.15 or newer",
+	HardwareProfileVersion: "OpenShift AI 3.0 or newer",
+}
 
 // The kinds.
 const (

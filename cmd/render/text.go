@@ -3,11 +3,14 @@ package render
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/cmd/kinds"
 )
 
 // Text writes objects as a stream of YAML, the same for the same, below a comment that says where the numbers come from.
@@ -26,6 +29,11 @@ func Text(given []Given, objects []any) ([]byte, error) {
 		}
 		fmt.Fprintf(&b, "# %s: %s, %s\n", g.Profile, legible.Listed(nodes), strings.Join(gives, ", "))
 	}
+	for _, version := range []string{kinds.KueueVersion, kinds.HardwareProfileVersion} {
+		if slices.ContainsFunc(objects, func(o any) bool { return versionOf(o) == version }) {
+			fmt.Fprintf(&b, "# %s needs %s.\n", version, kinds.Needs[version])
+		}
+	}
 	for i, object := range objects {
 		if i > 0 {
 			b.WriteString("---\n")
@@ -37,6 +45,14 @@ func Text(given []Given, objects []any) ([]byte, error) {
 		b.Write(text)
 	}
 	return []byte(b.String()), nil
+}
+
+func versionOf(object any) string {
+	typed, ok := object.(interface{ GetObjectKind() schema.ObjectKind })
+	if !ok {
+		return ""
+	}
+	return typed.GetObjectKind().GroupVersionKind().GroupVersion().String()
 }
 
 // manifest leaves out what only a cluster fills in.

@@ -5,6 +5,7 @@
 package taints
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -40,6 +41,47 @@ func Closing(all []corev1.Taint, tolerations []corev1.Toleration) []corev1.Taint
 			return by.ToleratesTaint(klog.Logger{}, &t, false)
 		})
 	})
+}
+
+// KeepingOut are those of Closing that keep workloads away for good. Agents lift startup taints once a node's GPUs are as asked; until then the
+// driver's own pods have to tolerate them.
+func KeepingOut(all []corev1.Taint, tolerations []corev1.Toleration, startup config.StartupTaints) []corev1.Taint {
+	return slices.DeleteFunc(Closing(all, tolerations), func(t corev1.Taint) bool {
+		return startup.Has(t) || strings.HasPrefix(t.Key, "startup-taint.cluster-autoscaler.kubernetes.io/")
+	})
+}
+
+// Shared are the taints that each of the nodes has, sorted; without a value where the nodes have different ones.
+func Shared(ofNodes [][]corev1.Taint) []corev1.Taint {
+	type taint struct {
+		key    string
+		effect corev1.TaintEffect
+	}
+	nodes, value := map[taint]int{}, map[taint]string{}
+	for _, of := range ofNodes {
+		counted := map[taint]bool{}
+		for _, t := range of {
+			at := taint{t.Key, t.Effect}
+			if nodes[at] > 0 && value[at] != t.Value {
+				value[at] = ""
+			} else {
+				value[at] = t.Value
+			}
+			if !counted[at] {
+				counted[at], nodes[at] = true, nodes[at]+1
+			}
+		}
+	}
+	var out []corev1.Taint
+	for at, n := range nodes {
+		if n == len(ofNodes) {
+			out = append(out, corev1.Taint{Key: at.key, Value: value[at], Effect: at.effect})
+		}
+	}
+	slices.SortFunc(out, func(a, b corev1.Taint) int {
+		return cmp.Or(strings.Compare(a.Key, b.Key), strings.Compare(string(a.Effect), string(b.Effect)))
+	})
+	return out
 }
 
 func isTransient(key string) bool {

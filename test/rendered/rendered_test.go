@@ -150,7 +150,7 @@ func TestAClusterThatPromisesTooMuchIsFoundOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	report := func() drift.Report {
-		found, err := drift.Find(t.Context(), programs, objects)
+		found, err := drift.Find(t.Context(), programs, objects, drift.Known{Groups: drift.GroupsOf(programs)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -179,7 +179,7 @@ func TestAClusterThatPromisesTooMuchIsFoundOut(t *testing.T) {
 		said = append(said, verdict+f.About+": "+f.Text)
 	}
 	want := []string{
-		"drift ResourceFlavor gone: no node has its labels gpuslice.io/profile=gone: what is admitted by it stays Pending",
+		"drift ResourceFlavor gone: no node has its labels gpuslice.io/profile=gone: what is admitted by it stays Pending; if an autoscaler makes its nodes when they are needed, say --autoscaled gone",
 		"drift ClusterQueue gpus: flavor missing is not there",
 		"drift ClusterQueue gpus: 120 of nvidia.com/mig-1g.10gb may be admitted by flavor small-inference, and its 2 nodes offer 112: workloads are admitted whose pods stay Pending",
 		"drift ResourceQuota team/gpus: requests.nvidia.com/gpu allows 8, and all nodes offer 0",
