@@ -13,6 +13,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/google/renameio/v2"
 	"github.com/spf13/cobra"
 
 	"github.com/gpuslice/gpuslice/test/binaries"
@@ -61,33 +62,48 @@ func pack(ctx context.Context, w io.Writer, to string) (err error) {
 	}
 	began := time.Now()
 	fmt.Fprintln(os.Stderr, "compressing: some minutes")
-	unpacked, err := compress(ctx, t, to)
+	packed, unpacked, err := archiver{compressor, mostBytes}.write(ctx, t, to)
 	if err != nil {
 		return fmt.Errorf("writing %s: %w", to, err)
 	}
-	info, err := os.Stat(to)
-	if err != nil {
-		return err
-	}
-	fmt.Fprintf(w, "%s: %.1f MB of %.1f MB, compressed in %s; unpack it by tar -xJf, and run %s/run.sh\n", to, megabytes(info.Size()), megabytes(unpacked),
+	fmt.Fprintf(w, "%s: %.1f MB of %.1f MB, compressed in %s; unpack it by tar -xJf, and run %s/run.sh\n", to, megabytes(packed), megabytes(unpacked),
 		time.Since(began).Round(time.Second), archiveName)
-	if info.Size() > mostBytes {
-		return fmt.Errorf("%s has %d bytes, and may have %d", to, info.Size(), mostBytes)
-	}
 	return nil
 }
 
 func megabytes(bytes int64) float64 { return float64(bytes) / 1e6 }
 
-// compress writes the tree's files as one compressed archive, and returns how long they are together.
-func compress(ctx context.Context, t tree, to string) (unpacked int64, err error) {
-	file, err := os.Create(to)
+// archiver writes archives.
+type archiver struct {
+	compressor []string
+	most       int64 // bytes of an archive
+}
+
+// write writes the tree's files as one compressed archive, and returns how long it is, and how long the files are together. The archive gets its name
+// when all of it is there: a run that fails, or is ended, leaves what had the name before, and nothing of its own.
+func (a archiver) write(ctx context.Context, t tree, to string) (packed, unpacked int64, err error) {
+	file, err := renameio.NewPendingFile(to, renameio.WithTempDir(filepath.Dir(to)), renameio.WithPermissions(0o644))
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
-	defer func() { err = errors.Join(err, file.Close()) }()
-	c := exec.CommandContext(ctx, compressor[0], compressor[1:]...)
-	c.Stdout, c.Stderr = file, os.Stderr
+	defer func() { err = errors.Join(err, file.Cleanup()) }()
+	if unpacked, err = a.compress(ctx, t, file.File); err != nil {
+		return 0, 0, err
+	}
+	info, err := file.Stat()
+	if err != nil {
+		return 0, 0, err
+	}
+	if info.Size() > a.most {
+		return 0, 0, fmt.Errorf("the archive has %d bytes, and may have %d", info.Size(), a.most)
+	}
+	return info.Size(), unpacked, file.CloseAtomicallyReplace()
+}
+
+// compress writes the tree's files into the file, through the compressor.
+func (a archiver) compress(ctx context.Context, t tree, to *os.File) (unpacked int64, err error) {
+	c := exec.CommandContext(ctx, a.compressor[0], a.compressor[1:]...)
+	c.Stdout, c.Stderr = to, os.Stderr
 	in, err := c.StdinPipe()
 	if err != nil {
 		return 0, err
@@ -96,7 +112,11 @@ func compress(ctx context.Context, t tree, to string) (unpacked int64, err error
 		return 0, err
 	}
 	unpacked, err = t.archive(in)
-	return unpacked, errors.Join(err, in.Close(), c.Wait())
+	err = errors.Join(err, in.Close(), c.Wait())
+	if ctx.Err() != nil {
+		return 0, context.Cause(ctx) // the compressor was ended, and what it left undone is no news
+	}
+	return unpacked, err
 }
 
 // archive writes the tree's files as an archive. Names that lead to one file are links to the first of them. Nothing of this machine is in it,
