@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"encoding/csv"
 	"errors"
@@ -11,11 +13,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent/health/kernellog"
 	"github.com/gpuslice/gpuslice/agent/health/verdict"
+	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/preview"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -60,7 +63,7 @@ func (t *trial) compare(ctx context.Context) (string, error) {
 		}
 		told = append(told, f)
 	}
-	if diff := cmp.Diff(said, told); diff != "" {
+	if diff := gocmp.Diff(said, told); diff != "" {
 		return "", fmt.Errorf("nvidia-smi and the driver (-nvidia-smi +driver):\n%s", diff)
 	}
 	return fmt.Sprintf("%s, %s, %d MiB; %d fields of each; read in %s, then in %s", counted(len(gpus), "GPU"), gpus[0].Model, gpus[0].MemoryMiB,
@@ -70,17 +73,24 @@ func (t *trial) compare(ctx context.Context) (string, error) {
 // query has nvidia-smi print a table, and reads it.
 func (t *trial) query(ctx context.Context, what string) ([][]string, error) {
 	c := t.program(ctx, t.smi, what, "--format=csv,noheader,nounits")
-	out, err := c.Output()
-	if err != nil {
-		return nil, fmt.Errorf("running nvidia-smi %s: %w\n%s", what, err, out)
+	var out, complained bytes.Buffer
+	c.Stdout, c.Stderr = &out, &complained
+	if err := c.Run(); err != nil {
+		// It may complain in either place.
+		return nil, fmt.Errorf("running nvidia-smi %s: %w; it wrote: %s", what, err, written(complained.String()+"\n"+out.String()))
 	}
-	r := csv.NewReader(strings.NewReader(string(out)))
+	r := csv.NewReader(strings.NewReader(out.String()))
 	r.TrimLeadingSpace = true
 	rows, err := r.ReadAll()
 	if err != nil {
-		return nil, fmt.Errorf("reading what nvidia-smi %s prints: %w\n%s", what, err, out)
+		return nil, fmt.Errorf("reading what nvidia-smi %s prints: %w; it wrote: %s", what, err, written(out.String()))
 	}
 	return rows, nil
+}
+
+// written is what a program wrote, for a row of the table.
+func written(text string) string {
+	return cmp.Or(legible.Message(text, legible.Longest), "nothing")
 }
 
 // fields are those that were queried, as nvidia-smi writes them.
@@ -353,6 +363,9 @@ func (t *trial) healthOf(ctx context.Context, gpu nvml.UUID) (nvml.Health, error
 
 // free is a GPU that programs can use as a whole, on a machine where nobody else uses one.
 func (t *trial) free() (nvml.GPU, error) {
+	if len(t.before) == 0 {
+		return nvml.GPU{}, notHere(unmet)
+	}
 	for _, g := range t.before {
 		switch {
 		case g.Lost:

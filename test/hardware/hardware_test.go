@@ -12,11 +12,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/binaries"
 	"github.com/gpuslice/gpuslice/test/sandbox"
 )
 
-// The whole run, as on a machine with a real GPU: from the archive, without the checkout, Go, or a variable of the user's.
+// The whole run, as on a machine with a real GPU: from the archive, without the checkout, Go, or any variable at all.
 func TestTheBundleRunsOnSimulatedGPUs(t *testing.T) {
 	if err := sandbox.Possible(); err != nil {
 		t.Skip(err)
@@ -34,7 +36,7 @@ func TestTheBundleRunsOnSimulatedGPUs(t *testing.T) {
 	dir := t.TempDir()
 	unpack(t, archive, dir)
 	c := exec.CommandContext(t.Context(), filepath.Join(dir, archiveName, "run.sh"), "--simulated")
-	c.Env = []string{"PATH=/usr/bin:/bin"}
+	c.Env = []string{} // not nil, which would be this process's
 	c.Dir = dir
 	var said, told bytes.Buffer
 	c.Stdout, c.Stderr = &said, &told
@@ -87,6 +89,49 @@ func unpack(t *testing.T, from io.Reader, dir string) {
 		}
 		if err := file.Close(); err != nil {
 			t.Fatal(err)
+		}
+	}
+}
+
+// silent is a driver that has no library.
+type silent struct{ none }
+
+var errNoLibrary = errors.New("no library")
+
+func (silent) Snapshot(context.Context) ([]nvml.GPU, error) { return nil, errNoLibrary }
+
+func TestWithoutTheFirstSnapshotNothingThatRestsOnItIsRunAndTheTableComes(t *testing.T) {
+	r := newReport(io.Discard, false)
+	all := trial{machine: &machine{driver: &guard{reader: silent{}}}, report: r}
+	all.all(t.Context())
+	if !r.failed() {
+		t.Error("the run has not failed")
+	}
+	if len(r.rows) < 10 || r.rows[0].result != failed || !strings.Contains(r.rows[0].saw, errNoLibrary.Error()) {
+		t.Fatalf("%d checks are in the table, and the first has not failed by the snapshot:\n%s", len(r.rows), r.table())
+	}
+	for _, done := range r.rows[1:] {
+		if done.result != notRun || !strings.Contains(done.saw, unmet) {
+			t.Errorf("%s: %s, %s", done.check, done.result, done.saw)
+		}
+	}
+}
+
+func TestWhatNvidiaSMIComplainsOfIsShownLegiblyAndBounded(t *testing.T) {
+	smi := filepath.Join(t.TempDir(), "nvidia-smi")
+	for _, c := range []struct{ script, want string }{
+		{`printf 'cannot reach\033[2J the driver\n' >&2; exit 9`, `exit status 9; it wrote: cannot reach\x1b[2J the driver`},
+		{`echo 'no devices'; exit 6`, "exit status 6; it wrote: no devices"},
+		{`exit 1`, "exit status 1; it wrote: nothing"},
+		{`yes complaint | head -n 100000; exit 1`, "it wrote: complaint; complaint"},
+		{`printf '"half\033\n'`, `it wrote: "half\x1b`},
+	} {
+		if err := os.WriteFile(smi, []byte("#!/bin/sh\n"+c.script+"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		_, err := (&trial{machine: &machine{smi: smi}}).query(t.Context(), "--query-gpu=index")
+		if err == nil || !strings.Contains(err.Error(), c.want) || len(err.Error()) > 2*legible.Longest {
+			t.Errorf("%s: %v, want %q", c.script, err, c.want)
 		}
 	}
 }

@@ -28,6 +28,9 @@ func (e *notHereError) Error() string { return e.why }
 
 func notHere(format string, args ...any) error { return &notHereError{fmt.Sprintf(format, args...)} }
 
+// unmet is why a check is not made whose ground is missing.
+const unmet = "a check that it rests on has not passed"
+
 // row is one check, and what it saw.
 type row struct {
 	check  string
@@ -51,7 +54,7 @@ func newReport(progress io.Writer, simulated bool) *report {
 // check makes a check that later ones rest on, unless one before it has failed.
 func (r *report) check(name string, f func() (saw string, err error)) {
 	if r.broken {
-		r.add(row{check: name, result: notRun, saw: "a check that it rests on has not passed"})
+		r.add(row{check: name, result: notRun, saw: unmet})
 		return
 	}
 	r.broken = r.alone(name, f) == failed

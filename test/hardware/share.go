@@ -55,7 +55,7 @@ func (t *trial) share(ctx context.Context) {
 			return "", err
 		}
 		if t.report.broken {
-			return "", notHere("a check that it rests on has not passed")
+			return "", notHere(unmet)
 		}
 		var err error
 		if p, err = t.start(ctx); err != nil {

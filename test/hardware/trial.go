@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"reflect"
 	"strings"
@@ -49,7 +48,7 @@ func (t *trial) unchanged(ctx context.Context) (string, error) {
 		}
 	}
 	if t.before == nil {
-		return "", errors.New("it is not known how they were")
+		return "", notHere("it is not known how they were: " + unmet)
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
