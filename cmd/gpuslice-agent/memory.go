@@ -12,6 +12,10 @@ import (
 // garbage, some 100 KiB a second, that to collect it sooner takes a thousandth of a processor.
 const collectAt = 25
 
+// leastMemory is the smallest limit in which an agent runs: an idle one of a full node has some 16 MiB, and reads more in a change. A heap that
+// is bounded to less than it holds has Go collect garbage without end.
+const leastMemory = 32 << 20
+
 // boundMemory has Go collect garbage early, and gives its heap three quarters of the limit: the bytes that the container may take, as the downward API
 // writes them; empty for no limit. The rest is for NVIDIA's library, whose memory Go does not count. GOGC and GOMEMLIMIT win where a user has set
 // them.
@@ -23,8 +27,9 @@ func boundMemory(limit string) error {
 		return nil
 	}
 	bytes, err := strconv.ParseInt(limit, 10, 64)
-	if err != nil || bytes <= 0 {
-		return fmt.Errorf("reading --memory-limit %.40q: it must be a number of bytes above 0, up to %d", limit, int64(math.MaxInt64))
+	if err != nil || bytes < leastMemory {
+		return fmt.Errorf("reading --memory-limit (GPUSLICE_MEMORY_LIMIT) %.40q: it must be a number of bytes, at least %d (32 MiB), in which an agent can run, and at most %d",
+			limit, leastMemory, int64(math.MaxInt64))
 	}
 	debug.SetMemoryLimit(bytes / 4 * 3)
 	return nil

@@ -18,13 +18,16 @@ func TestTheMemoryLimitOfTheContainerBoundsTheHeap(t *testing.T) {
 	}
 	t.Setenv("GOGC", "")
 	t.Setenv("GOMEMLIMIT", "")
-	for _, wrong := range []string{"256Mi", "0", "-1", "99999999999999999999"} {
+	for _, wrong := range []string{"256Mi", "0", "-1", "1", "33554431", "99999999999999999999"} {
 		if boundMemory(wrong) == nil {
 			t.Errorf("a limit of %q is accepted", wrong)
 		}
 	}
 	if got, _ := told(); got != limit {
 		t.Errorf("limits that cannot be read bound the heap to %d bytes", got)
+	}
+	if err := boundMemory("33554432"); err != nil {
+		t.Errorf("32 MiB are refused: %v", err)
 	}
 	if err := boundMemory("268435456"); err != nil {
 		t.Fatal(err)
