@@ -1,8 +1,10 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -53,6 +55,34 @@ func TestRequestsAreCountedAsTheAPIServerDoesAndIdleAgentsSendNone(t *testing.T)
 	stopped = true
 	if err := f.stop(); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestWhatCannotBeMeasuredIsRefusedBeforeAnythingStarts(t *testing.T) {
+	ended, end := context.WithCancel(t.Context())
+	end() // what is not refused ends at the start of the control plane
+	run := func(args ...string) error {
+		c := command()
+		c.SetArgs(args)
+		return c.ExecuteContext(ended)
+	}
+	for _, wrong := range []string{
+		"--nodes 0", "--nodes -3", "--max-unavailable foo", "--max-unavailable 0", "--max-unavailable -1", "--max-unavailable 0%",
+		"--max-unavailable null", "--max-unavailable 1}]", "--updates -1", "--idle -5s", "--patience 0s", "--patience -1s", "--storm -1s",
+	} {
+		flag, value, _ := strings.Cut(wrong, " ")
+		err := run(flag, value)
+		if err == nil || !strings.HasPrefix(err.Error(), wrong+": it must be ") {
+			t.Errorf("%s: error %v", wrong, err)
+		}
+		if err := run("--nodes", "3", "--nodes", "30", flag, value); err == nil || !strings.HasPrefix(err.Error(), wrong+": it must be ") {
+			t.Errorf("%s beside other sizes: error %v", wrong, err)
+		}
+	}
+	for _, limit := range []string{"1", "30", "1%", "100%"} {
+		if err := (options{nodes: []int{1}, limit: limit, patience: time.Second}).check(); err != nil {
+			t.Errorf("a limit of %s: %v", limit, err)
+		}
 	}
 }
 
@@ -145,16 +175,20 @@ func TestTheTableTellsWhatAnAgentAsksFor(t *testing.T) {
 	of := func(nodes, gets, conflicts int) result {
 		return result{nodes: nodes, phases: []phase{{name: "a change", took: time.Second, agents: counts{
 			{verb: "get", resource: "nodes", code: 200}: gets, {verb: "update", resource: "leases", code: 409}: conflicts,
+			{verb: "watch", resource: "pods", code: 200}: 6 * nodes,
 		}}}}
 	}
 	const want = `| phase | nodes | reads | writes | watches | of Leases | Lease conflicts | all of the fleet | took | p99 |
 | --- | ---:| ---:| ---:| ---:| ---:| ---:| ---:| ---:| ---:|
-| a change | 10 | 2.00 | 0 | 0 | 0 | 0 | 20 | 1s | 0s |
-|  | 100 | 3.00 | 1.00 | 0 | 1.00 | 100 | 400 | 1s | 0s |
+| a change | 10 | 2.00 | 0 | 6.00 | 0 | 0 | 80 | 1s | 0s |
+|  | 100 | 3.00 | 1.00 | 6.00 | 1.00 | 100 | 1000 | 1s | 0s |
 
 | phase | requests of an agent, at 100 nodes to those at 10 | of 5000 agents, if it stays so |
 | --- | ---:| ---:|
-| a change | 2.00 times | 20000 |
+| a change | 1.25 times | 50000 |
+
+At rest 5000 agents send by the clock 16.7 heartbeats a second, one each in 5m0s, and begin anew 66.7 watches a second, each of their 6.00 after 5m0s to 10m0s.
+If all have started at the same moment, that is none for 5m0s, and then 100.0 watches a second for as long. An idle phase of less sees neither.
 `
 	if diff := cmp.Diff(want, table([]result{of(10, 20, 0), of(100, 300, 100)})); diff != "" {
 		t.Errorf("table (-want +got):\n%s", diff)

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/gpuslice/gpuslice/config"
 )
 
 func main() {
@@ -32,13 +34,13 @@ type options struct {
 	limit    string
 	patience time.Duration // of each wait
 	flags    []string      // of the API server
+	lasts    time.Duration // the storm; 0 for none
 	share    bool          // the agents have a share of the API server
 	log      io.Writer
 }
 
 func command() *cobra.Command {
 	o := options{log: os.Stderr}
-	var storm time.Duration
 	c := &cobra.Command{
 		Use:           "fleet",
 		Short:         "Measure what fleets of agents cost the API server",
@@ -46,8 +48,11 @@ func command() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if storm > 0 {
-				return o.storms(cmd.Context(), storm)
+			if err := o.check(); err != nil {
+				return err
+			}
+			if o.lasts > 0 {
+				return o.storms(cmd.Context())
 			}
 			var results []result
 			for _, n := range o.nodes {
@@ -67,16 +72,44 @@ func command() *cobra.Command {
 	c.Flags().StringVar(&o.limit, "max-unavailable", "10%", "limit of the pool, a number or a percentage")
 	c.Flags().DurationVar(&o.patience, "patience", 15*time.Minute, "how long each wait may take")
 	c.Flags().StringSliceVar(&o.flags, "api-server", nil, "flags of the API server")
-	c.Flags().DurationVar(&storm, "storm", 0, "instead, measure how long others wait for the API server for so long after all agents have restarted and all nodes are changed")
+	c.Flags().DurationVar(&o.lasts, "storm", 0, "instead, measure how long others wait for the API server for so long after all agents have restarted and all nodes are changed")
 	return c
 }
 
+// check refuses what cannot be measured, before anything starts.
+func (o options) check() error {
+	refuse := func(flag string, value any, must string) error {
+		return fmt.Errorf("--%s %v: it must be %s", flag, value, must)
+	}
+	for _, n := range o.nodes {
+		if n < 1 {
+			return refuse("nodes", n, "1 or more")
+		}
+	}
+	switch {
+	case o.idle < 0:
+		return refuse("idle", o.idle, "0s or longer")
+	case o.updates < 0:
+		return refuse("updates", o.updates, "0 or more")
+	case o.patience <= 0:
+		return refuse("patience", o.patience, "longer than 0s")
+	case o.lasts < 0:
+		return refuse("storm", o.lasts, "longer than 0s, or 0s for none")
+	}
+	// It is judged as the agents judge it: a limit that they refuse lets no node begin, and the change would be waited for in vain.
+	file, err := config.ParseMaintenance([]byte((*fleet)(nil).maintenance(o.limit)))
+	if err != nil || len(file.Pools) != 1 || file.Pools[0].MaxUnavailable == nil || file.Pools[0].MaxUnavailable.Of(1) < 1 {
+		return refuse("max-unavailable", o.limit, `a number of nodes from 1, or a percentage from "1%" to "100%"`)
+	}
+	return nil
+}
+
 // storms measures what others notice of a fleet, without and with a share of its own.
-func (o options) storms(ctx context.Context, lasts time.Duration) error {
+func (o options) storms(ctx context.Context) error {
 	for _, n := range o.nodes {
 		var all []weather
 		for _, o.share = range []bool{false, true} {
-			w, err := o.storm(ctx, n, lasts)
+			w, err := o.storm(ctx, n, o.lasts)
 			if err != nil {
 				return fmt.Errorf("measuring the storm of %d nodes: %w", n, err)
 			}

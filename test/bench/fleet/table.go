@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/gpuslice/gpuslice/config"
 )
 
 // many is the size of the fleet that the smaller ones are extended to.
@@ -32,6 +34,7 @@ func table(results []result) string {
 		}
 	}
 	out.WriteString(extended(results))
+	out.WriteString(atRest(results[len(results)-1]))
 	return out.String()
 }
 
@@ -51,6 +54,18 @@ func extended(results []result) string {
 		fmt.Fprintf(&out, "| %s | %s | %.0f |\n", p.name, growth, all(large)*many)
 	}
 	return out.String()
+}
+
+// shortestWatch is how long a watch lasts at least, by client-go, which takes up to twice as long by chance.
+const shortestWatch = 5 * time.Minute
+
+// atRest tells what agents send by the clock, which a phase of minutes sees little or nothing of.
+func atRest(r result) string {
+	watches := float64(r.phases[0].agents.sum(isWatch)) / float64(r.nodes) // that the start has begun
+	writes, again := many/config.DefaultNodeHeartbeat.Seconds(), watches*many/shortestWatch.Seconds()
+	return fmt.Sprintf("\nAt rest %d agents send by the clock %s heartbeats a second, one each in %s, and begin anew %s watches a second, each of their %s after %s to %s.\n"+
+		"If all have started at the same moment, that is none for %[6]s, and then %[8]s watches a second for as long. An idle phase of less sees neither.\n",
+		many, figure(writes), config.DefaultNodeHeartbeat, figure(again/1.5), figure(watches), shortestWatch, 2*shortestWatch, figure(again))
 }
 
 // figure is a number with as many places as matter.
