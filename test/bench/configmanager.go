@@ -15,7 +15,7 @@ func configManager(st *stage) contender {
 		},
 		namespace: "nvidia-device-plugin", selector: labelApp + "=" + pluginApp,
 	}
-	return service{stage: st, plugin: chart, asks: byPluginConfig}
+	return service{stage: st, plugin: chart, asks: byPluginConfig, account: userOf("nvidia-device-plugin", "nvidia-device-plugin")}
 }
 
 // byPluginConfig asks for a config of the ConfigMap by its key, as people do where there is config-manager and no agent.

@@ -115,6 +115,7 @@ func (o options) bench(ctx context.Context) (err error) {
 	if len(rows) > 0 {
 		fmt.Println(tabulate(rows, o.markdown))
 		fmt.Println(tabulateSpent(rows, o.markdown))
+		fmt.Println(tabulateRequests(rows, o.markdown))
 	}
 	if len(sick) > 0 {
 		fmt.Println(tabulateFaults(sick, o.markdown))

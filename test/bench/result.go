@@ -28,6 +28,8 @@ type result struct {
 
 	spent spent // of gpuslice alone
 
+	requests requests // to the API server; nothing is known of those of programs without an account
+
 	outcome string
 }
 

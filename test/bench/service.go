@@ -29,6 +29,8 @@ type service struct {
 	plugin deployment
 	// asks is how the change is asked for; by the label nvidia.com/mig.config if nil.
 	asks func(context.Context, *site) (ending, error)
+	// account is the user as whom the program asks the API server, if the device plugin's pod brings it; at.kubeconfig says it of others.
+	account string
 	// log is the name of gpuslice's log, by which its time is divided; empty for other programs.
 	log string
 	// start runs the program on the node. It returns when the program waits for the label. It is nil if the program comes with
@@ -57,6 +59,7 @@ func (sv service) run(ctx context.Context, dir string, s scenario) (r result, er
 	if sv.asks == nil {
 		asks = at.byLabel
 	}
+	at.account = sv.account
 	if sv.start == nil {
 		return at.measure(ctx, asks)
 	}
@@ -124,7 +127,12 @@ func (at *site) measure(ctx context.Context, request func(context.Context) (endi
 	if err != nil {
 		return r, err
 	}
+	asked, err := at.requests(began, time.Now()) //nolint:contextcheck // the audit log's reader has a deadline of its own
+	if err != nil {
+		return r, err
+	}
 	r.count(at.GPUs)
+	r.requests = asked
 	after, err := at.count(ctx)
 	if err != nil {
 		return r, err
@@ -300,12 +308,13 @@ func copyLines(to io.WriteCloser, from io.Reader, text string, found chan struct
 	}
 }
 
-// kubeconfig writes one for a service account into the node's directory.
+// kubeconfig writes one for a service account into the node's directory, with a token that names the node. The program's requests are told by both.
 func (at *site) kubeconfig(ctx context.Context, namespace, account string) (file string, err error) {
-	credentials, err := at.cluster.ServiceAccountConfig(ctx, namespace, account)
+	credentials, err := at.cluster.NodeConfig(ctx, namespace, account, at.Name)
 	if err != nil {
 		return "", err
 	}
+	at.account = userOf(namespace, account)
 	file = filepath.Join(at.Dir, account+".kubeconfig")
 	return file, cluster.WriteKubeconfig(file, credentials)
 }

@@ -104,6 +104,7 @@ type site struct {
 	scenario scenario
 	plugin   deployment
 	watch    *watch
+	account  string // the user as whom the program asks the API server; empty for none of its own
 }
 
 // open joins a node with the scenario's GPUs to the cluster, with the device plugin and pods on it.
