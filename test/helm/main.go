@@ -5,6 +5,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"slices"
 	"strings"
 
+	charts "helm.sh/helm/v4/pkg/chart"
 	"helm.sh/helm/v4/pkg/chart/common"
 	"helm.sh/helm/v4/pkg/chart/common/util"
 	v2 "helm.sh/helm/v4/pkg/chart/v2"
@@ -22,6 +24,11 @@ import (
 	"helm.sh/helm/v4/pkg/chart/v2/loader"
 	chartutil "helm.sh/helm/v4/pkg/chart/v2/util"
 	"helm.sh/helm/v4/pkg/engine"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
 	"sigs.k8s.io/yaml"
 )
 
@@ -31,6 +38,7 @@ type request struct {
 	namespace string
 	values    string // file of values over the chart's own; empty for none
 	kube      string // version of the cluster
+	there     string // namespaces that the cluster has, separated by commas; empty for helm template, which asks no cluster
 	apis      string // that the cluster has beside Kubernetes' own, as "group/version/Kind", separated by commas
 	version   string // of a packed chart and of what it installs
 	out       string // folder of a packed chart
@@ -50,6 +58,7 @@ func run(args []string) error {
 	flags.StringVar(&r.namespace, "namespace", "gpuslice", "namespace of the release")
 	flags.StringVar(&r.values, "values", "", "file of values over the chart's own")
 	flags.StringVar(&r.kube, "kube", "v1.37.1", "version of the cluster")
+	flags.StringVar(&r.there, "there", "", "namespaces of the cluster, which the chart may look up, separated by commas; without any it asks no cluster")
 	flags.StringVar(&r.apis, "apis", "", "what the cluster has beside Kubernetes' own, such as security.openshift.io/v1, separated by commas")
 	flags.StringVar(&r.version, "version", "", "of package: version of the chart and of the agent")
 	flags.StringVar(&r.out, "out", ".", "of package: folder of the result")
@@ -122,11 +131,47 @@ func (r request) render(chart *v2.Chart, over map[string]any) (map[string]string
 	if err != nil {
 		return nil, fmt.Errorf("checking the values: %w", err)
 	}
-	rendered, err := engine.Render(chart, values)
+	render := engine.Render
+	if r.there != "" {
+		render = func(of charts.Charter, values common.Values) (map[string]string, error) {
+			return engine.RenderWithClientProvider(of, values, namespaces(strings.Split(r.there, ",")))
+		}
+	}
+	rendered, err := render(chart, values)
 	if err != nil {
 		return nil, fmt.Errorf("rendering: %w", err)
 	}
 	return rendered, nil
+}
+
+// namespaces are those of a cluster that has nothing else.
+type namespaces []string
+
+// GetClientFor implements engine.ClientProvider.
+func (n namespaces) GetClientFor(_, kind string) (dynamic.NamespaceableResourceInterface, bool, error) {
+	if kind != "Namespace" {
+		return nil, false, fmt.Errorf("the chart asks for a %s, and the stand-in has namespaces alone", kind)
+	}
+	return lookup{there: n}, false, nil
+}
+
+// lookup answers what the chart asks.
+type lookup struct {
+	dynamic.NamespaceableResourceInterface // nil: the chart asks for one namespace at a time
+
+	there []string
+}
+
+// Get implements dynamic.ResourceInterface.
+func (l lookup) Get(_ context.Context, name string, _ metav1.GetOptions, _ ...string) (*unstructured.Unstructured, error) {
+	if !slices.Contains(l.there, name) {
+		return nil, apierrors.NewNotFound(schema.GroupResource{Resource: "namespaces"}, name) //nolint:wrapcheck // Helm looks at its kind
+	}
+	object := &unstructured.Unstructured{}
+	object.SetAPIVersion("v1")
+	object.SetKind("Namespace")
+	object.SetName(name)
+	return object, nil
 }
 
 // nulls prints for each of the chart's own values, by its path, what Helm makes of null in its place: "works", or the error in one line.

@@ -20,7 +20,8 @@ import (
 type pool struct {
 	labels map[string]string
 	taints []corev1.Taint
-	offers string // of all GPUs together
+	offers string            // of all GPUs together
+	told   map[string]string // the labels that an autoscaler is told beside the nodes' own
 }
 
 // poolOf reads a MachineSet, or a NodePool with its NodeOverlay.
@@ -39,7 +40,8 @@ func poolOf(t *testing.T, file string) (p pool) {
 			Kind     string
 			Metadata struct{ Annotations map[string]string }
 			Spec     struct {
-				Template struct {
+				KubeletConfig struct{ RegisterWithTaints []corev1.Taint }
+				Template      struct {
 					Metadata struct{ Labels map[string]string }
 					Spec     struct {
 						Metadata              struct{ Labels map[string]string }
@@ -55,12 +57,24 @@ func poolOf(t *testing.T, file string) (p pool) {
 		spec := o.Spec.Template.Spec
 		switch o.Kind {
 		case "MachineSet":
-			p = pool{labels: spec.Metadata.Labels, taints: spec.Taints, offers: o.Metadata.Annotations["machine.openshift.io/GPU"]}
+			p.labels, p.offers, p.told = spec.Metadata.Labels, o.Metadata.Annotations["machine.openshift.io/GPU"], map[string]string{}
 			for _, label := range strings.Split(o.Metadata.Annotations["capacity.cluster-autoscaler.kubernetes.io/labels"], ",") {
-				if key, value, _ := strings.Cut(label, "="); p.labels[key] != value {
-					t.Errorf("%s: the autoscaler is told %s, and the nodes have %q", file, label, p.labels[key])
-				}
+				key, value, _ := strings.Cut(label, "=")
+				p.told[key] = value
 			}
+			// OpenShift puts them back for ever, and so takes the node from its pods.
+			if len(spec.Taints) > 0 {
+				t.Errorf("%s: the machine template has the taints %v, which OpenShift's nodelink-controller sets again each time that the agent takes one away", file, spec.Taints)
+			}
+			var told []string
+			for _, taint := range p.taints {
+				told = append(told, taint.Key+"="+taint.Value+":"+string(taint.Effect))
+			}
+			if got := o.Metadata.Annotations["capacity.cluster-autoscaler.kubernetes.io/taints"]; got != strings.Join(told, ",") || got == "" {
+				t.Errorf("%s: the autoscaler is told the taints %q, and kubelet registers nodes with %q", file, got, told)
+			}
+		case "KubeletConfig":
+			p.taints = o.Spec.KubeletConfig.RegisterWithTaints
 		case "NodePool":
 			p.labels, p.taints = o.Spec.Template.Metadata.Labels, append(spec.Taints, spec.StartupTaints...)
 		case "NodeOverlay":
@@ -85,8 +99,21 @@ func TestTheExamplesForAutoscalersSayWhatTheAgentMakes(t *testing.T) {
 			t.Fatalf("%s asks for the profile %q, which examples/configmap-pools.yaml does not have", file, name)
 		}
 		for key, value := range profile.Labels { // by which pods select nodes: of a new one the autoscaler knows what it is told
+			switch said, is := p.told[key]; {
+			case p.told == nil:
+				if p.labels[key] != value {
+					t.Errorf("%s: the autoscaler is told the label %s=%s, and the profile gives %q", file, key, p.labels[key], value)
+				}
+			case !is || said != value:
+				t.Errorf("%s: the autoscaler is told the label %s=%s, and the profile gives %q", file, key, said, value)
+			case p.labels[key] != "":
+				t.Errorf("%s: OpenShift sets the label %s of the profile again, whatever another profile says", file, key)
+			}
+			delete(p.told, key)
+		}
+		for key, value := range p.told {
 			if p.labels[key] != value {
-				t.Errorf("%s: the autoscaler is told the label %s=%s, and the profile gives %q", file, key, p.labels[key], value)
+				t.Errorf("%s: the autoscaler is told %s=%s, and the nodes have %q", file, key, value, p.labels[key])
 			}
 		}
 		instances := 0

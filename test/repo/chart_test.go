@@ -125,7 +125,7 @@ var chartSources = []chartSource{
 	}}},
 	{from: "components/delete-after-deadline/rbac.yaml", to: "rbac.yaml", when: `eq .Values.settings.drain.afterDeadline "delete"`},
 	{from: "components/gpu-operator/rbac.yaml", to: "gpu-operator.yaml", when: ".Values.gpuOperator.enabled", edits: []edit{
-		{old: "namespace: gpu-operator\n", new: "namespace: {{ .Values.gpuOperator.namespace }}\n", often: true},
+		{old: "namespace: gpu-operator\n", new: "namespace: {{ include \"gpuslice.operatorNamespace\" . }}\n", often: true},
 		{old: "resourceNames: [device-plugin-config, time-slicing-config]", new: "resourceNames: {{ toJson .Values.gpuOperator.configMaps }}"},
 		{old: "The first is\n  # replaced by what operator.yaml of the overlay says.", new: "They\n  # are the value gpuOperator.configMaps."},
 	}},

@@ -346,6 +346,43 @@ func TestAReleaseInTheOperatorsNamespaceHasEachObjectOnce(t *testing.T) {
 	}
 }
 
+// The role is of no use elsewhere than where the operator is, and Helm gives up at a namespace that is not there.
+func TestTheChartFindsTheNamespaceOfTheGPUOperator(t *testing.T) {
+	for _, test := range []struct{ values, apis, there, want string }{
+		{"", "", "", "gpu-operator"},
+		{"", openShift, "", "nvidia-gpu-operator"},
+		{"", "", "kube-system,nvidia-gpu-operator", "nvidia-gpu-operator"},
+		{"", "", "kube-system,gpu-operator,nvidia-gpu-operator", "gpu-operator"},
+		{"", openShift, "kube-system,gpu-operator,nvidia-gpu-operator", "nvidia-gpu-operator"},
+		{"", openShift, "kube-system,gpu-operator", "gpu-operator"},
+		{", namespace: gpus", openShift, "kube-system,gpu-operator", "gpus"},
+	} {
+		all := objects(t, template(t, "gpuOperator: {enabled: true"+test.values+"}", "-apis", test.apis, "-there", test.there))
+		if all["Role "+test.want+"/gpuslice-agent-gpu-operator"] == nil {
+			t.Errorf("%+v: there is no role in %s, but %v", test, test.want, slices.Sorted(maps.Keys(all)))
+		}
+		settings, err := json.Marshal(all["ConfigMap gpuslice/gpuslice-settings"])
+		if err != nil || !strings.Contains(string(settings), "- "+test.want+`\n`) {
+			t.Errorf("%+v: the agents do not look for the plugin in %s: %s (%v)", test, test.want, settings, err)
+		}
+	}
+	said, err := helm(t, "template", "gpuOperator: {enabled: true}", "-there", "kube-system")
+	if err == nil || !strings.Contains(err.Error(), "gpuOperator.namespace: there is no namespace gpu-operator and no nvidia-gpu-operator") {
+		t.Errorf("without an operator: %v\n%s", err, said)
+	}
+}
+
+// Helm stores its release in the namespace first: the chart can make it only where none is stored.
+func TestHelmInstallIsToldThatItCannotMakeTheNamespace(t *testing.T) {
+	said, err := helm(t, "template", "namespace: {create: true}", "-there", "kube-system")
+	if err == nil || !strings.Contains(err.Error(), "namespace.create: Helm stores its release in the namespace gpuslice") {
+		t.Errorf("%v\n%s", err, said)
+	}
+	if all := objects(t, template(t, "namespace: {create: true}")); all["Namespace /gpuslice"] == nil {
+		t.Errorf("helm template makes no namespace, but %v", slices.Sorted(maps.Keys(all)))
+	}
+}
+
 // People who keep MIG configs in a ConfigMap of their own have the chart make none.
 func TestAConfigMapOfOnesOwnHasMIGConfigs(t *testing.T) {
 	all := objects(t, template(t, "migConfigs: ''\nsettings: {migConfigMap: {name: mine, key: mig.yaml}}"))

@@ -15,11 +15,37 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end -}}
 {{- end }}
 
+{{/*
+The namespace of NVIDIA's GPU Operator: by the value, else which of the usual two is there. Helm asks the cluster for all but helm template; where it
+asks none, lookup finds nothing, not even kube-system.
+*/}}
+{{- define "gpuslice.operatorNamespace" -}}
+{{- $usual := list "gpu-operator" "nvidia-gpu-operator" -}}
+{{- if eq (include "gpuslice.openshift" .) "true" -}}
+{{- $usual = reverse $usual -}}
+{{- end -}}
+{{- $there := list -}}
+{{- range $usual -}}
+{{- if lookup "v1" "Namespace" "" . -}}
+{{- $there = append $there . -}}
+{{- end -}}
+{{- end -}}
+{{- if .Values.gpuOperator.namespace -}}
+{{ .Values.gpuOperator.namespace }}
+{{- else if $there -}}
+{{ first $there }}
+{{- else if lookup "v1" "Namespace" "" "kube-system" -}}
+{{- fail (printf "gpuOperator.namespace: there is no namespace %s: install the GPU Operator first, or say where it is" (join " and no " $usual)) -}}
+{{- else -}}
+{{ first $usual }}
+{{- end -}}
+{{- end }}
+
 {{/* The settings, with the GPU Operator's namespace among those of the device plugin, as YAML. */}}
 {{- define "gpuslice.settings" -}}
 {{- $settings := deepCopy .Values.settings -}}
 {{- if .Values.gpuOperator.enabled -}}
-{{- $_ := set $settings.devicePlugin "namespaces" (uniq (append $settings.devicePlugin.namespaces .Values.gpuOperator.namespace)) -}}
+{{- $_ := set $settings.devicePlugin "namespaces" (uniq (append $settings.devicePlugin.namespaces (include "gpuslice.operatorNamespace" .))) -}}
 {{- end -}}
 {{- toYaml $settings -}}
 {{- end }}
