@@ -112,7 +112,7 @@ type forgetter interface {
 func (a *Agent) forgetters() []forgetter {
 	return []forgetter{
 		a.record, a.sets, a.budget, a.processes, a.units, a.rebooter, a.devicePlugin, a.leftovers, a.upgrades, a.taint, a.resets, a.prover, a.turn, a.change,
-		a.parts,
+		a.fencing, a.parts,
 	}
 }
 

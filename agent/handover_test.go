@@ -559,3 +559,49 @@ func TestTheSettingsDefaultIsHandedToAConfigManager(t *testing.T) {
 		}
 	})
 }
+
+// Something that sets the label of the plugin's config manager back at each event of the node, as OpenShift's machine controller does with the
+// labels of a MachineSet, ends the change once, and users read what it is.
+func TestALabelThatIsSetBackEndsTheHandOver(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.managed()
+		w.attribute()
+		w.edit(func(n *corev1.Node) {
+			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelDevicePluginConfig, "default")
+		})
+		fences, set, told := 0, 0, []string{}
+		owed := false
+		w.profile("two")
+		began := time.Now()
+		for time.Since(began) < time.Hour {
+			if w.owed() && !owed {
+				fences++
+			}
+			owed = w.owed()
+			if v := w.node().Labels[config.LabelDevicePluginConfig]; v != "default" {
+				set++
+				w.edit(func(n *corev1.Node) { n.Labels[config.LabelDevicePluginConfig] = "default" })
+			}
+			w.manage()
+			w.turn()
+			if pause := w.agent.Pass(t.Context()); pause > 0 {
+				<-time.After(pause)
+			}
+			if m := w.condition().Reason + ": " + w.condition().Message; !slices.Contains(told, m) {
+				told = append(told, m)
+			}
+		}
+		t.Logf("fences %d, set %d\n%s", fences, set, strings.Join(told, "\n"))
+		c := w.condition()
+		if fences != 1 || set > 3 || w.owed() || c.Reason != string(config.ReasonStepHadNoEffect) {
+			t.Errorf("%d fences, the label was set %d times, owed %t: %s: %s", fences, set, w.owed(), c.Reason, c.Message)
+		}
+		for _, want := range []string{"label " + config.LabelDevicePluginConfig, `set back to "default"`, "by managedFields", "MachineSet"} {
+			if !strings.Contains(c.Message, want) {
+				t.Errorf("the message is %q, want %q in it", c.Message, want)
+			}
+		}
+	})
+}

@@ -115,7 +115,7 @@ func (a *Agent) observeOthers(seen *state.Observed) {
 // planned returns what the planner needs of the observation.
 func (a *Agent) planned(s state.Observed, want state.Desired) plan.Observed {
 	out := plan.Observed{
-		GPUs: s.GPUs, Fenced: s.Marks.Fenced, Startup: len(s.Marks.Startup) > 0, Undo: want.Undo, Reboots: s.Reboots, CDI: s.Specs,
+		GPUs: s.GPUs, Fenced: s.Marks.Fenced, Startup: len(s.Marks.Startup) > 0, Returned: !a.fencing.ReturnedUntil(s.Node, s.Journal).IsZero(), Undo: want.Undo, Reboots: s.Reboots, CDI: s.Specs,
 		Capacity: plan.Capacity{Agreed: s.Capacity.Proof.Agreed}, Orphaned: s.Leftovers.Orphan.Exists(), Breached: s.Uncordoned() && !want.Undo &&
 			(a.settings.With(want.Drain).Drain.OnUncordon == config.UncordonRefence || s.Other(want)),
 		Slot:  a.turn.Planned(s, want),

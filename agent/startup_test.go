@@ -246,3 +246,63 @@ func TestAProfileWithTheStartupTaintOfTheSettingsIsRefused(t *testing.T) {
 		w.has()
 	})
 }
+
+// Something that sets the startup taint again at each event of the node, as OpenShift's machine controller does with those of a MachineSet, fences no
+// node that is as asked, and gets no answer to each of its writes. Users read that it does, and who.
+func TestAStartupTaintThatIsPutBackIsTakenAwayEverMoreRarely(t *testing.T) {
+	t.Parallel()
+	for _, from := range []string{"a node that is as asked", "the middle of its first change"} {
+		t.Run(from, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				w.attribute()
+				switch from {
+				case "the middle of its first change":
+					w.register()
+					w.label("all-balanced")
+				default:
+					w.label("all-balanced")
+					w.settle(config.ReasonConverged)
+				}
+				put, fenced, told := 0, 0, ""
+				began := time.Now()
+				for time.Since(began) < 20*time.Minute {
+					if !slices.ContainsFunc(w.node().Spec.Taints, isStartup) {
+						put++
+						w.register()
+					}
+					owed := w.owed()
+					w.turn()
+					if pause := w.agent.Pass(t.Context()); pause > 0 {
+						<-time.After(pause)
+					}
+					if !owed && w.owed() {
+						fenced++
+					}
+					if c := w.condition(); strings.Contains(c.Message, "is back") {
+						told = c.Message
+					}
+				}
+				t.Logf("put %d, fenced %d, %s", put, fenced, told)
+				if put < 6 || put > 14 {
+					t.Errorf("the taint was put there %d times within 20 minutes", put)
+				}
+				if fenced > 1 {
+					t.Errorf("%d fences", fenced)
+				}
+				for _, want := range []string{"the startup taint " + config.TaintNotReady, "puts it back", "spec.taints", "taken away again at"} {
+					if !strings.Contains(told, want) {
+						t.Errorf("the message is %q, want %q in it", told, want)
+					}
+				}
+				c := w.settle(config.ReasonConverged) // nobody puts it back any more
+				w.has()
+				if strings.Contains(c.Message, "is back") {
+					t.Errorf("the message is %q", c.Message)
+				}
+			})
+		})
+	}
+}
+
+func isStartup(t corev1.Taint) bool { return t.Key == config.TaintNotReady }

@@ -126,6 +126,9 @@ func fullFolder(full *pluginfile.NoRoomError, asked, before string) *outcome.Wai
 // kubelet must have shown a key that the agent has written to its pod before.
 func (dp *Plugin) setLabel(ctx context.Context, seen state.Observed, want state.Desired) error {
 	m, key := seen.Plugin.Manager, want.Plugin.Text
+	if err := dp.setBack(seen, want); err != nil {
+		return err
+	}
 	if want.Plugin.KeyContent != "" && m.Files[key] != want.Plugin.KeyContent {
 		if err := dp.patchConfigMap(ctx, m, key, &want.Plugin.KeyContent); err != nil {
 			return err
@@ -141,11 +144,15 @@ func (dp *Plugin) setLabel(ctx context.Context, seen state.Observed, want state.
 	if key == "" {
 		value = nil
 	}
-	return dp.Nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) {
+	err := dp.Nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) {
 		return json.Marshal(map[string]any{"metadata": map[string]any{
 			"uid": node.UID, "resourceVersion": node.ResourceVersion, "labels": map[string]*string{m.Label: value},
 		}})
 	})
+	if err == nil {
+		dp.label.set(seen.Operation(), key)
+	}
+	return err
 }
 
 // awaitKey waits until the config manager sees the key. If the agent cannot look, it waits until kubelet must have shown it.
@@ -163,6 +170,9 @@ func (dp *Plugin) awaitKey(ctx context.Context, seen state.Observed, want state.
 		Reason: config.ReasonConfiguringPlugin, For: outcome.ForStep, After: handoverRetry, Since: began,
 		Message: fmt.Sprintf("waiting for kubelet to show %s to pod %s/%s", m.KeyName(key), m.Pod.Namespace, m.Pod.Name),
 		Until:   began.Add(propagation), Then: "the label " + m.Label + " is set to it",
+	}
+	if dp.isSetBack(seen, want) && dp.label.times > 0 {
+		wait.Message += fmt.Sprintf("; the label had that key already: %s has set it back to %q", labeler(seen.Node, m.Label), legible.Message(seen.Node.Labels[m.Label], longestWriter))
 	}
 	if err != nil {
 		dp.Log.Debug("whether the config manager sees its new config is not known", zap.Error(err))

@@ -45,6 +45,8 @@ type Fencing struct {
 	Budget       *budget.Budget
 	Events       events.Recorder
 	Clock        *steady.Clock
+
+	returns returns
 }
 
 // WriteJournal writes the journal without a fence: for a change that disrupts no pod, to add to a present journal, or for what
@@ -102,7 +104,10 @@ func (f *Fencing) Raise(ctx context.Context, seen state.Observed, want state.Des
 // since, before it takes that away. Without a journal the taint is all that the agent has set.
 func (f *Fencing) Resume(ctx context.Context, seen state.Observed, want state.Desired) error {
 	if seen.Journal == nil {
-		return f.Nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) { return f.Fence.Lift(node, false) })
+		if err := f.tooSoon(seen); err != nil {
+			return err
+		}
+		return f.patch(ctx, seen, func(node *corev1.Node) ([]byte, error) { return f.Fence.Lift(node, false) })
 	}
 	j := *seen.Journal
 	uncordoned := j.WasUnschedulable && !seen.Node.Spec.Unschedulable
@@ -113,9 +118,18 @@ func (f *Fencing) Resume(ctx context.Context, seen state.Observed, want state.De
 	// A user who has cancelled the change by an uncordon wants no cordon in its place, unless pods would meet GPUs that are
 	// not there yet.
 	if undo := seen.Journal.Undo; undo != nil && undo.Cancelled && len(seen.Capacity.Missing) == 0 {
-		return f.Nodes.Patch(ctx, seen.Node, f.by(seen.Journal).Uncover)
+		return f.patch(ctx, seen, f.by(seen.Journal).Uncover)
 	}
-	return f.Nodes.Patch(ctx, seen.Node, f.by(seen.Journal).Open)
+	return f.patch(ctx, seen, f.by(seen.Journal).Open)
+}
+
+// patch writes the node without its startup taints.
+func (f *Fencing) patch(ctx context.Context, seen state.Observed, write func(*corev1.Node) ([]byte, error)) error {
+	err := f.Nodes.Patch(ctx, seen.Node, write)
+	if err == nil {
+		f.tookStartup(seen)
+	}
+	return err
 }
 
 // Startup returns the startup taints of the node: by the settings, and by the journal of a change that began with others.
@@ -146,14 +160,20 @@ func (f *Fencing) Release(ctx context.Context, seen state.Observed, want state.D
 	learnt = f.learnForGood(ctx, seen, want)
 	f.Record.Release(ctx, f.Clock.Now())
 	fence := f.by(seen.Journal)
+	unready := len(seen.Journal.Startup()) > 0 && want.Undo && want.Name != ""
 	err = f.Nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) {
-		if startup := seen.Journal.Startup(); len(startup) > 0 && want.Undo && want.Name != "" {
-			return fence.LiftUnready(node, uncordon, startup...)
+		if unready {
+			return fence.LiftUnready(node, uncordon, seen.Journal.Startup()...)
 		}
 		return fence.Lift(node, uncordon)
 	})
-	if err != nil {
+	switch {
+	case err != nil:
 		return learnt, err
+	case unready: // the agent itself has put them back
+		f.returns = returns{}
+	default:
+		f.tookStartup(seen)
 	}
 	f.Record.NoteJournalGone(ctx, f.Clock.Now())
 	f.Turn.End(ctx, seen, want)

@@ -27,6 +27,7 @@ type Observed struct {
 	Fenced   bool // the agent's taint keeps new pods away
 	Breached bool // another user or tool has lifted the agent's cordon, and by the settings the agent puts it back
 	Startup  bool // the taint of a node that has just been registered keeps pods away until the capacity is proven
+	Returned bool // something has put that taint back, so that the agent leaves it for some time
 	Undo     bool // the plan is the way back
 	Reboots  Reboots
 	CDI      []string // CDI specs that describe other GPU instances than there are
@@ -162,6 +163,9 @@ func Make(seen Observed, want Desired) ([]Step, error) {
 	case parks && seen.parked():
 		return append(askForReboot(seen), seen.Slot.release()...), nil
 	case seen.Startup && (len(want.GPUs) > 0 || want.Sharing != nil || want.Later) && !seen.Journal.Owed:
+		if steps := open(seen, want, parks); steps != nil {
+			return steps, nil
+		}
 		seen.Journal.Owed, seen.Fenced = true, true
 		return append([]Step{{Kind: Fence}}, giveBack(seen, want, parks)...), nil
 	case seen.Orphaned && !seen.Journal.Owed:
@@ -170,6 +174,30 @@ func Make(seen Observed, want Desired) ([]Step, error) {
 	default:
 		return append(restartWithholding(&seen), giveBack(seen, want, parks)...), nil
 	}
+}
+
+// open lists the steps that open a node with a startup taint of which nothing is to be changed, and whose capacity is there behind that taint: it
+// needs no fence in the taint's place. It returns nil if the node needs one.
+func open(seen Observed, want Desired, parks bool) []Step {
+	withholds := slices.ContainsFunc(seen.Operands, func(o Operand) bool { return o.Withholds })
+	if seen.Capacity.Agreed == 0 || seen.Fenced || seen.Orphaned || want.Later || parks || withholds {
+		return nil
+	}
+	var before, after []Step
+	if seen.Capacity.Agreed < Proof {
+		before = append(before, Step{Kind: VerifyCapacity})
+	}
+	for _, s := range giveBack(seen, want, parks) {
+		switch {
+		case s.Kind == PublishNodeKeys:
+			before = append(before, s)
+		case s.Kind == ResumeOperands && s.Label == "" || s.Kind == ReleaseSlot:
+			after = append(after, s)
+		default:
+			return nil
+		}
+	}
+	return append(before, after...)
 }
 
 // NeedFreshLook reports whether the first of the steps may not rest on what the watches have shown, which may be out of date. Where no step is left, the
@@ -492,7 +520,8 @@ func resume(seen Observed) []Step {
 			steps = append(steps, Step{Kind: StartUnits, Unit: u.Name})
 		}
 	}
-	if seen.Fenced || seen.Startup {
+	// In the middle of a change the agent goes on although the taint is back: the device plugin may be there by now.
+	if seen.Fenced || seen.Startup && !(seen.Returned && seen.Journal.Owed) {
 		steps = append(steps, Step{Kind: ResumeOperands})
 	}
 	for _, p := range slices.Backward(seen.Pauses) {

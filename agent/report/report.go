@@ -5,7 +5,6 @@ package report
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -266,12 +265,7 @@ func stalled(seen state.Observed, want state.Desired, d Decision) string {
 
 // startupTaints names the startup taints of the node. There are as many as users have keys and effects.
 func startupTaints(seen state.Observed) string {
-	var keys []string
-	for _, t := range seen.Marks.Startup {
-		if !slices.Contains(keys, t.Key) {
-			keys = append(keys, t.Key)
-		}
-	}
+	keys := state.TaintKeys(seen.Marks.Startup)
 	if len(keys) == 1 {
 		return "the taint " + keys[0]
 	}

@@ -155,3 +155,13 @@ func RunsMIGManager(believed []corev1.Pod) bool {
 		return of && p.Labels["app"] == MIGManagerLabel && !Ended(&p)
 	})
 }
+
+// TaintKeys returns the keys of taints, each once.
+func TaintKeys(taints []corev1.Taint) (keys []string) {
+	for _, t := range taints {
+		if !slices.Contains(keys, t.Key) {
+			keys = append(keys, t.Key)
+		}
+	}
+	return keys
+}

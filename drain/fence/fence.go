@@ -304,6 +304,25 @@ func Cordoner(node *corev1.Node) (who string, since time.Time, ok bool) {
 	return strings.Join(managers, ", "), since, true
 }
 
+// Tainters returns the managers that own the node's taints in managedFields: the one that wrote them last, or several that wrote the same.
+func Tainters(node *corev1.Node) []string {
+	return owners(node, "f:spec", "f:taints")
+}
+
+// Labelers returns the managers that own a label of the node in managedFields.
+func Labelers(node *corev1.Node, label string) []string {
+	return owners(node, "f:metadata", "f:labels", "f:"+label)
+}
+
+func owners(node *corev1.Node, path ...string) (managers []string) {
+	for _, m := range node.ManagedFields {
+		if ownsField(m, path...) && !slices.Contains(managers, m.Manager) {
+			managers = append(managers, m.Manager)
+		}
+	}
+	return managers
+}
+
 // controllerManager is the manager that puts the taint of a cordon on the node and takes it away.
 const controllerManager = "kube-controller-manager"
 
