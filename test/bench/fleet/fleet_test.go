@@ -62,7 +62,7 @@ func TestWhatCannotBeMeasuredIsRefusedBeforeAnythingStarts(t *testing.T) {
 	ended, end := context.WithCancel(t.Context())
 	end() // what is not refused ends at the start of the control plane
 	run := func(args ...string) error {
-		c := command()
+		c := command() //nolint:contextcheck // which its commands get from ExecuteContext
 		c.SetArgs(args)
 		return c.ExecuteContext(ended)
 	}
