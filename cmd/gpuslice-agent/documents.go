@@ -29,6 +29,7 @@ import (
 type piece struct {
 	at        string // its place, for messages
 	configMap string // name of the ConfigMap that has it; empty for a document
+	namespace string // of that ConfigMap
 	key       string // of the ConfigMap; of a document, the file's name without its ending
 	text      []byte
 	origin    func() origin // called for mistakes alone: it reads the whole document again
@@ -221,10 +222,10 @@ func (r *reader) configMap(name string, d section, steps []string, top map[strin
 		return
 	}
 	if len(m.Data) == 0 {
-		r.found(piece{at: name, configMap: m.Name, foreign: "a ConfigMap without data"})
+		r.found(piece{at: name, configMap: m.Name, namespace: m.Namespace, foreign: "a ConfigMap without data"})
 	}
 	for _, key := range slices.Sorted(maps.Keys(m.Data)) {
-		p := piece{at: fmt.Sprintf("%s, ConfigMap %s, %s", name, path.Join(m.Namespace, m.Name), key), configMap: m.Name, key: key, text: []byte(m.Data[key])}
+		p := piece{at: fmt.Sprintf("%s, ConfigMap %s, %s", name, path.Join(m.Namespace, m.Name), key), configMap: m.Name, namespace: m.Namespace, key: key, text: []byte(m.Data[key])}
 		p.origin = func() origin {
 			before, indent, ok := d.read().Block(append(slices.Clone(steps), "data", key)...)
 			return origin{lines: d.lines + before, indent: indent, known: ok}

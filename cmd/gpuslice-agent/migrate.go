@@ -117,6 +117,7 @@ func (m *migration) piece(p piece) error {
 	}
 	if p.configMap != "" {
 		m.keys(p.configMap, p.key)
+		m.Namespaces = append(m.Namespaces, p.namespace)
 	}
 	if p.format != nil && p.format.name == profilesFormat {
 		m.profiles(p.text)
@@ -231,6 +232,7 @@ func (m *migration) configMap(ctx context.Context, client kube.Interface, namesp
 		return m.unread(fmt.Errorf("reading ConfigMap %s of namespace %s: %w", name, namespace, err))
 	}
 	m.keys(name, slices.Sorted(maps.Keys(found.Data))...)
+	m.Namespaces = append(m.Namespaces, namespace)
 	use(found)
 	return nil
 }

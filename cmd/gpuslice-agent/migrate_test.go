@@ -190,7 +190,7 @@ func TestMigrateReportsAConfigMapThatCannotBeRead(t *testing.T) {
 	})
 	for from, args := range map[string][]string{"the file": {"-f", file}, "the cluster": {"--kubeconfig", kubeconfig}} {
 		got, err := migrates(t, append([]string{"--dry-run"}, args...)...)
-		if err != nil || !strings.Contains(got, "the agent would refuse the file: reading YAML") || !strings.Contains(got, "systemd-services: must be a list of names of units") ||
+		if err != nil || !strings.Contains(got, "the agent would refuse the file, and none of its configs could be read here: reading YAML") || !strings.Contains(got, "systemd-services: must be a list of names of units") ||
 			!strings.HasSuffix(got, "3 changes are needed before gpuslice is installed.\n") {
 			t.Errorf("from %s: error %v\n%s", from, err, got)
 		}
@@ -418,5 +418,63 @@ func TestMigrateTellsOfAFileThatTheAgentWouldRefuse(t *testing.T) {
 	got, err := migrates(t, "--dry-run", "-f", file)
 	if err != nil || !strings.Contains(got, "the agent would refuse the file") {
 		t.Errorf("error %v\n%s", err, got)
+	}
+}
+
+// What one wrong name keeps from being read is not said to be missing.
+func TestMigrateDoesNotSayThatAConfigOfABrokenFileIsMissing(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "list.yaml")
+	text := "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: mig-parted-config, namespace: default}\ndata:\n  config.yaml: |\n    version: v1\n    mig-configs:\n" +
+		"      custom: [{devices: all, mig-enabled: false}]\n      a/b: [{devices: all, mig-enabled: false}]\n---\n" +
+		"apiVersion: v1\nkind: Node\nmetadata: {name: gpu-1, labels: {nvidia.com/mig.config: custom}}\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got, err := migrates(t, "--dry-run", "-f", file)
+	if err != nil || strings.Contains(got, "none of the files") || !strings.Contains(got, "nvidia.com/mig.config=custom is in no file that could be read, and not all could") ||
+		!strings.Contains(got, "none of its configs could be read here: ") {
+		t.Errorf("error %v\n%s", err, got)
+	}
+}
+
+// Unset alone, the strategy would be none where no config of the device plugin says another.
+func TestMigrateUnsetsTheStrategyOnlyWhereAConfigSaysOne(t *testing.T) {
+	for name, row := range map[string]struct {
+		spec, want string
+		patches    bool
+	}{
+		"no config":             {"mig: {strategy: mixed}", "unset alone, it leaves the device plugin with the strategy none", false},
+		"a config without name": {"mig: {strategy: single}, devicePlugin: {config: {name: '', default: ''}}", "first make a ConfigMap with a default config that says flags: {migStrategy: single}", false},
+		"a config":              {"mig: {strategy: mixed}, devicePlugin: {config: {name: c}}", "unset it where profiles", true},
+		"none":                  {"mig: {strategy: none}", "unset it where profiles", true},
+	} {
+		file := filepath.Join(t.TempDir(), "policy.yaml")
+		if err := os.WriteFile(file, []byte("apiVersion: nvidia.com/v1\nkind: ClusterPolicy\nmetadata: {name: p}\nspec: {"+row.spec+"}\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		got, err := migrates(t, "--dry-run", "-f", file)
+		if err != nil || !strings.Contains(got, row.want) || strings.Contains(got, `{"strategy": null}`) != row.patches {
+			t.Errorf("%s: error %v\n%s", name, err, got)
+		}
+	}
+}
+
+func TestMigrateNamesTheOverlayOfTheCluster(t *testing.T) {
+	for name, row := range map[string]struct{ policy, namespace, labels, want string }{
+		"another cluster":     {"cluster-policy", "gpu-operator", "", "overlays/gpu-operator lets"},
+		"OpenShift's policy":  {"gpu-cluster-policy", "gpu-operator", "", "overlays/openshift lets"},
+		"OpenShift's catalog": {"p", "nvidia-gpu-operator", "", "overlays/openshift lets"},
+		"OpenShift's node":    {"p", "gpu-operator", "node.openshift.io/os_id: rhel", "overlays/openshift lets"},
+	} {
+		file := filepath.Join(t.TempDir(), "list.yaml")
+		text := "apiVersion: nvidia.com/v1\nkind: ClusterPolicy\nmetadata: {name: " + row.policy + "}\nspec: {devicePlugin: {config: {name: c}}}\n---\n" +
+			"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c, namespace: " + row.namespace + "}\ndata: {a: 'version: v1'}\n---\n" +
+			"apiVersion: v1\nkind: Node\nmetadata: {name: gpu-1, labels: {nvidia.com/gpu.present: 'true', " + row.labels + "}}\n"
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := migrates(t, "--dry-run", "-f", file); err != nil || !strings.Contains(got, row.want) {
+			t.Errorf("%s: error %v\n%s", name, err, got)
+		}
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/features"
 	"github.com/gpuslice/gpuslice/cmd/render"
+	"github.com/gpuslice/gpuslice/cmd/taints"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
@@ -218,7 +219,11 @@ func (o *options) given(ctx context.Context, r rendering, stdin io.Reader) (give
 		if err != nil {
 			return nil, nil, err
 		}
-		return givenByNodes(ctx, client, r.nodes, from)
+		settings, err := o.load()
+		if err != nil {
+			return nil, nil, err
+		}
+		return givenByNodes(ctx, client, r.nodes, from, settings.StartupTaints())
 	}
 	var pools []render.Pool
 	for _, text := range r.pools {
@@ -237,8 +242,8 @@ func (o *options) given(ctx context.Context, r rendering, stdin io.Reader) (give
 
 // givenByNodes is what the nodes of the cluster give. Those whose config or profile cannot be computed are left out: what one node asks for is no reason to
 // tell nothing of the others.
-func givenByNodes(ctx context.Context, client kube.Interface, selector string, from render.Sources) (given []render.Given, left []string, err error) {
-	pools, names, left, err := poolsOf(ctx, client, selector)
+func givenByNodes(ctx context.Context, client kube.Interface, selector string, from render.Sources, startup config.StartupTaints) (given []render.Given, left []string, err error) {
+	pools, nodes, left, err := poolsOf(ctx, client, selector)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -248,9 +253,39 @@ func givenByNodes(ctx context.Context, client kube.Interface, selector string, f
 	}
 	for _, of := range unknown {
 		left = append(left, fmt.Sprintf("left out: %s (%s), whose devices cannot be computed: %v",
-			legible.Counted(of.Pool.Nodes, "node"), legible.Listed(names[kindOf(of.Pool)]), of.Err))
+			legible.Counted(of.Pool.Nodes, "node"), legible.Listed(namesOf(nodes[kindOf(of.Pool)])), of.Err))
+	}
+	for i := range given {
+		var all [][]corev1.Taint
+		for _, p := range given[i].Pools {
+			for _, n := range nodes[kindOf(p)] {
+				all = append(all, n.taints)
+			}
+		}
+		if closed := given[i].Tolerate(all, startup); len(closed) > 0 {
+			var lacks []string
+			for _, t := range closed {
+				lacks = append(lacks, taints.Text(t))
+			}
+			slices.Sort(lacks)
+			left = append(left, fmt.Sprintf("%s: each of its %s has a taint that not all of them have, and which pods are not made to tolerate: %s; they come to none of the nodes, until you take such taints away or add tolerations",
+				given[i].Profile, legible.Counted(len(all), "node"), legible.Listed(slices.Compact(lacks))))
+		}
 	}
 	return given, left, nil
+}
+
+// pooled is what counts of a node of a pool.
+type pooled struct {
+	name   string
+	taints []corev1.Taint
+}
+
+func namesOf(nodes []pooled) (names []string) {
+	for _, n := range nodes {
+		names = append(names, n.name)
+	}
+	return names
 }
 
 // kindOf is a pool without its size.
@@ -265,10 +300,9 @@ const (
 	mostListed   = 50_000
 )
 
-// poolsOf counts the nodes of the cluster by what they ask for and by their GPUs, with their names by the kind of pool. It names the nodes that
-// it leaves out.
-func poolsOf(ctx context.Context, client kube.Interface, selector string) (pools []render.Pool, names map[render.Pool][]string, left []string, err error) {
-	names = map[render.Pool][]string{}
+// poolsOf counts the nodes of the cluster by what they ask for and by their GPUs, and lists them by the kind of pool. It names the nodes that it leaves out.
+func poolsOf(ctx context.Context, client kube.Interface, selector string) (pools []render.Pool, of map[render.Pool][]pooled, left []string, err error) {
+	of = map[render.Pool][]pooled{}
 	options := metav1.ListOptions{LabelSelector: selector, Limit: nodesAtATime}
 	for seen := 0; ; {
 		nodes, err := client.Nodes().List(ctx, options)
@@ -281,7 +315,7 @@ func poolsOf(ctx context.Context, client kube.Interface, selector string) (pools
 				left = append(left, fmt.Sprintf("node %s is left out: %s", nodes.Items[i].Name, why))
 				continue
 			}
-			names[kindOf(p)] = append(names[kindOf(p)], nodes.Items[i].Name)
+			of[kindOf(p)] = append(of[kindOf(p)], pooled{nodes.Items[i].Name, nodes.Items[i].Spec.Taints})
 			if at := slices.IndexFunc(pools, func(o render.Pool) bool { return o.Name == p.Name && o.GPUs == p.GPUs && o.Model == p.Model }); at >= 0 {
 				pools[at].Nodes++
 				continue
@@ -299,7 +333,7 @@ func poolsOf(ctx context.Context, client kube.Interface, selector string) (pools
 		return nil, nil, nil, fmt.Errorf("no node that is selected by %s asks for a profile or MIG config: %s", selector, legible.Message(strings.Join(left, "\n"), longestLine))
 	}
 	slices.SortFunc(pools, func(a, b render.Pool) int { return strings.Compare(a.Name+" "+a.Model, b.Name+" "+b.Model) })
-	return pools, names, left, nil
+	return pools, of, left, nil
 }
 
 // poolOf is the pool of one node, or why it cannot be counted. The agent tells the number of GPUs; under the MIG strategy single the label of

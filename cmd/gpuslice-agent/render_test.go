@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
+	"sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/cmd/render"
 	"github.com/gpuslice/gpuslice/test/clientset"
@@ -162,6 +163,91 @@ func TestNodesAreCountedByWhatTheyAskFor(t *testing.T) {
 		"node g is left out: neither its agent nor the label nvidia.com/gpu.count says how many GPUs it has; count it by --pool",
 	}, left); diff != "" {
 		t.Errorf("left out (-want +got):\n%s", diff)
+	}
+}
+
+// Kueue's pods come to nodes with taints only where the flavor has them tolerate these.
+func TestWhatRenderWritesFromNodesIsNoDrift(t *testing.T) {
+	taint := func(key, value, effect string) any {
+		return map[string]any{"key": key, "value": value, "effect": effect}
+	}
+	all := []any{
+		taint("nvidia.com/gpu", "present", "NoSchedule"), taint("gpuslice.io/not-ready", "", "NoSchedule"), taint("gpuslice.io/repartitioning", "", "NoSchedule"),
+		taint("node.kubernetes.io/unschedulable", "", "NoSchedule"), taint("startup-taint.cluster-autoscaler.kubernetes.io/gpuslice", "", "NoSchedule"),
+	}
+	var nodes []any
+	for _, name := range []string{"a", "b"} {
+		nodes = append(nodes, map[string]any{
+			"metadata": map[string]any{"name": name, "labels": map[string]any{
+				"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB", "nvidia.com/gpu.count": "8", "gpuslice.io/profile": "small-inference",
+				"workload-type": "production-inference", "mig-profile": "1g.10gb",
+			}},
+			"spec":   map[string]any{"taints": append(slices.Clone(all), taint("restrictedaccess", name, "NoExecute"))},
+			"status": map[string]any{"allocatable": map[string]any{"nvidia.com/gpu": "56"}},
+		})
+	}
+	objects := map[string][]any{}
+	kubeconfig := kubeconfigOf(t, func(path string) any {
+		switch of := path[strings.LastIndex(path, "/")+1:]; {
+		case path == "/api/v1/nodes":
+			return map[string]any{"kind": "NodeList", "apiVersion": "v1", "items": nodes}
+		case path == "/apis/kueue.x-k8s.io":
+			return map[string]any{"kind": "APIGroup", "apiVersion": "v1", "name": "kueue.x-k8s.io", "versions": []any{map[string]any{"groupVersion": "kueue.x-k8s.io/v1beta2", "version": "v1beta2"}}}
+		case strings.HasPrefix(path, "/apis/kueue.x-k8s.io/v1beta2/") || of == "resourcequotas":
+			return map[string]any{"kind": "List", "apiVersion": "v1", "items": append([]any{}, objects[of]...)}
+		}
+		return nil
+	})
+	written := rendered(t, "kueue", "-f", filepath.Join("..", "..", "deploy", "examples", "configmap-pools.yaml"), "--nodes", "gpuslice.io/profile", "--kubeconfig", kubeconfig)
+	for text := range strings.SplitSeq(written, "---\n") {
+		var object map[string]any
+		if err := yaml.Unmarshal([]byte(text), &object); err != nil {
+			t.Fatal(err)
+		}
+		kind, _ := object["kind"].(string)
+		objects[strings.ToLower(kind)+"s"] = append(objects[strings.ToLower(kind)+"s"], object)
+	}
+	const want = "  tolerations:\n  - effect: NoSchedule\n    key: gpu\n    operator: Equal\n    value: mig\n  - effect: NoSchedule\n    key: nvidia.com/gpu\n    operator: Equal\n    value: present\n" +
+		"  - effect: NoExecute\n    key: restrictedaccess\n    operator: Exists\n---\n"
+	if !strings.Contains(written, want) {
+		t.Errorf("rendered\n%s\nwant\n%s", written, want)
+	}
+	got := validated(t, "", "validate", "--against-cluster", "--kubeconfig", kubeconfig)
+	if !strings.HasPrefix(got, "read: ClusterQueue 1, LocalQueue 0, ResourceFlavor 1, ResourceQuota 0\n") || strings.Contains(got, "drift") || !strings.Contains(got, "no quota, queue or hardware profile promises more") {
+		t.Errorf("validate says of it\n%s", got)
+	}
+}
+
+// Taints that only some of the nodes have close these nodes on purpose.
+func TestRenderSaysWhereEachNodeIsClosedByATaintOfItsOwn(t *testing.T) {
+	var nodes []any
+	for _, name := range []string{"a", "b"} {
+		nodes = append(nodes, map[string]any{
+			"metadata": map[string]any{"name": name, "labels": map[string]any{
+				"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB", "nvidia.com/gpu.count": "8", "gpuslice.io/profile": "small-inference",
+			}},
+			"spec": map[string]any{"taints": []any{map[string]any{"key": "team-" + name, "effect": "NoSchedule"}}},
+		})
+	}
+	kubeconfig := kubeconfigOf(t, func(string) any { return map[string]any{"kind": "NodeList", "apiVersion": "v1", "items": nodes} })
+	const want = "small-inference: each of its 2 nodes has a taint that not all of them have, and which pods are not made to tolerate: team-a:NoSchedule; team-b:NoSchedule; "
+	run := func() string {
+		var aside bytes.Buffer
+		c := command()
+		c.SetOut(&bytes.Buffer{})
+		c.SetErr(&aside)
+		c.SetArgs([]string{"render", "flavors", "-f", filepath.Join("..", "..", "deploy", "examples", "configmap-pools.yaml"), "--nodes", "a", "--kubeconfig", kubeconfig})
+		if err := c.ExecuteContext(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return aside.String()
+	}
+	if got := run(); !strings.Contains(got, want) {
+		t.Errorf("it says %q, want %q", got, want)
+	}
+	delete(nodes[1].(map[string]any), "spec") //nolint:errcheck // made above
+	if got := run(); got != "" {
+		t.Errorf("with one that is open it says %q", got)
 	}
 }
 

@@ -30,6 +30,7 @@ type Sources struct {
 	Profiles map[string]config.Profile // gpuslice's own, as far as there are any yet
 
 	ConfigMaps map[string][]string // keys of those that were found, by name
+	Namespaces []string            // in which ConfigMaps were found
 	Closed     []string            // names of ConfigMaps that the reader may not read, somewhere
 	Unread     []error             // what the reader has no right to read; Judge may miss what is there
 }
@@ -126,10 +127,13 @@ type Finding struct {
 
 // Judge gives the findings, those of one file or object together. No text in them is longer than a condition's message.
 func Judge(s Sources, settings config.Settings) []Finding {
-	j := judge{settings: settings, configs: map[string]config.MIGConfig{}, asking: map[string][]corev1.Node{}, nodesRead: len(s.Nodes) > 0}
+	j := judge{settings: settings, configs: map[string]config.MIGConfig{}, asking: map[string][]corev1.Node{}, nodesRead: len(s.Nodes) > 0, asks: map[string][]corev1.Node{}, overlay: overlayOf(s)}
 	for _, n := range s.Nodes {
 		if name := n.Labels[config.LabelMIGConfig]; name != "" && n.Labels[config.LabelProfile] == "" {
 			j.asking[name] = append(j.asking[name], n)
+		}
+		if key := n.Labels[config.LabelDevicePluginConfig]; key != "" {
+			j.asks[key] = append(j.asks[key], n)
 		}
 	}
 	named := map[string]bool{}
@@ -153,6 +157,7 @@ func Judge(s Sources, settings config.Settings) []Finding {
 		j.clients(c)
 	}
 	j.nodes(s.Nodes, len(s.Catalogs) > 0)
+	j.pluginLabels()
 	for _, err := range s.Unread {
 		j.say("Rights", Unread, "", "%v", err)
 	}
@@ -166,6 +171,11 @@ type judge struct {
 	found    []Finding
 
 	nodesRead bool
+	unread    []string                 // files of MIG configs that the agent would refuse
+	asks      map[string][]corev1.Node // nodes by the key of the device plugin's configs that their label names
+	keys      []string                 // of the ConfigMap that the policy names for the device plugin
+	keysRead  bool                     // there is such a ConfigMap, and it could be read
+	overlay   string                   // of deploy, for this cluster
 }
 
 // rows are findings on nodes, which many nodes have in common.
@@ -228,7 +238,14 @@ func (j *judge) policy(p Policy, from Sources) {
 	for _, e := range m.Env {
 		j.env(about, e)
 	}
-	if s := p.Spec.MIG.Strategy; s != "" {
+	switch s := p.Spec.MIG.Strategy; {
+	case s == "":
+	case s != string(config.MIGStrategyNone) && (p.Spec.DevicePlugin.Config == nil || p.Spec.DevicePlugin.Config.Name == ""):
+		j.say(about, Change, "",
+			"mig.strategy is %s, and devicePlugin.config names no ConfigMap: unset alone, it leaves the device plugin with the strategy none, which offers no MIG device at all. "+
+				"Leave it where all configs and profiles go with %s; otherwise first make a ConfigMap with a default config that says flags: {migStrategy: %s}, and name it, "+
+				"as deploy/README.md says of the ClusterPolicy, and only then unset mig.strategy", s, s, s)
+	default:
 		j.say(about, Change, patch(`{"mig": {"strategy": null}}`),
 			"mig.strategy is %s, which wins over what a config of the device plugin says: unset it where profiles or configs are to decide node by node; otherwise all of them have to go with %s", s, s)
 	}
@@ -253,7 +270,8 @@ func (j *judge) env(about string, e corev1.EnvVar) {
 
 func (j *judge) catalog(c Catalog) {
 	if c.Err != nil {
-		j.say(c.Where, Change, "", "the agent would refuse the file: %s", legible.Message(c.Err.Error(), legible.Longest/2))
+		j.say(c.Where, Change, "", "the agent would refuse the file, and none of its configs could be read here: %s", legible.Message(c.Err.Error(), legible.Longest/2))
+		j.unread = append(j.unread, c.Where)
 	}
 	var made, own []string
 	for _, name := range slices.Sorted(maps.Keys(c.Configs)) {
@@ -330,6 +348,8 @@ func (j *judge) wish(n corev1.Node, files bool, note func(Verdict, string, ...an
 		j.positions(n, name, rules, note)
 	case strings.HasPrefix(name, config.GeneratedPrefix):
 		note(Taken, "%s=%s", config.LabelMIGConfig, name)
+	case len(j.unread) > 0:
+		note(Change, "%s=%s is in no file that could be read, and not all could, for what is wrong in any of their configs: mend them first (%s), and run this again", config.LabelMIGConfig, name, legible.Listed(j.unread))
 	case files:
 		note(Change, "%s=%s is in none of the files: the agent would say UnknownConfig; add it, or change the label", config.LabelMIGConfig, name)
 	default:
@@ -392,7 +412,7 @@ func Concerns(n corev1.Node) bool {
 			"nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present", "feature.node.kubernetes.io/pci-0302_10de.present",
 			"feature.node.kubernetes.io/pci-0300_10de.present",
 		}, key) && value == "true"
-		if gpu || key == config.LabelMIGConfig || key == config.LabelMIGConfigState {
+		if gpu || key == config.LabelMIGConfig || key == config.LabelDevicePluginConfig || key == config.LabelMIGConfigState {
 			return true
 		}
 	}

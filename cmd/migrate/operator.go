@@ -19,6 +19,9 @@ func (j *judge) pluginConfig(p Policy, s Sources) {
 		return
 	}
 	keys, there := s.ConfigMaps[c.Name]
+	if there {
+		j.keys, j.keysRead = keys, true
+	}
 	switch {
 	case !there && slices.Contains(s.Closed, c.Name):
 		j.say(about, Unread, "", "devicePlugin.config.name is %s, and you may not read whether there is such a ConfigMap: without it NVIDIA's config manager does not start the plugin", c.Name)
@@ -26,7 +29,7 @@ func (j *judge) pluginConfig(p Policy, s Sources) {
 		j.say(about, Change, "", "devicePlugin.config.name is %s, and no ConfigMap of that name was found, without which NVIDIA's config manager does not start the plugin: make it, "+
 			"or name its namespace by --operator-namespace, or its file by -f", c.Name)
 	default:
-		j.say(about, Taken, "", "devicePlugin.config.name is %s: overlays/gpu-operator lets the agent use that ConfigMap, by data.configMap of its operator.yaml", c.Name)
+		j.say(about, Taken, "", "devicePlugin.config.name is %s: %s lets the agent use that ConfigMap, by data.configMap of its operator.yaml", c.Name, j.overlay)
 	}
 	switch {
 	case c.Default == "":
@@ -37,6 +40,47 @@ func (j *judge) pluginConfig(p Policy, s Sources) {
 		j.say(about, Taken, "", "devicePlugin.config.default is %s: NVIDIA's config manager gives it to nodes without the label %s, without a drain; gpuslice changes nothing there",
 			c.Default, config.LabelDevicePluginConfig)
 	}
+}
+
+// pluginLabels judges the keys that nodes' labels name.
+func (j *judge) pluginLabels() {
+	keys, known, at := j.keys, j.keysRead, rows{}
+	for _, key := range slices.Sorted(maps.Keys(j.asks)) {
+		for _, n := range j.asks[key] {
+			switch {
+			case known && !slices.Contains(keys, key):
+				at.note(Change, n.Name, "%s=%s, and the ConfigMap of the device plugin's configs has no such key, but %s: NVIDIA's config manager does not start the plugin there; "+
+					"add the key, or change the label", config.LabelDevicePluginConfig, key, legible.Listed(orNone(keys)))
+			case known:
+				at.note(Taken, n.Name, "%s=%s: NVIDIA's config manager obeys it as before, and the agent leaves it; for a profile that asks for another sharing or MIG strategy the agent drains, "+
+					"and sets the label to a key that says so", config.LabelDevicePluginConfig, key)
+			default:
+				at.note(Taken, n.Name, "%s=%s names a key of the ConfigMap of the device plugin's configs, and none was read by which to tell whether it is there: where it is not, "+
+					"NVIDIA's config manager does not start the plugin", config.LabelDevicePluginConfig, key)
+			}
+		}
+	}
+	j.sayRows("Nodes", at)
+}
+
+// The overlays beside the GPU Operator, and by what OpenShift shows: NVIDIA's names for its catalog, and a label of its nodes.
+const (
+	overlayOperator  = "overlays/gpu-operator"
+	overlayOpenShift = "overlays/openshift"
+
+	openShiftPolicy    = "gpu-cluster-policy"
+	openShiftNamespace = "nvidia-gpu-operator"
+	openShiftLabel     = "node.openshift.io/os_id"
+)
+
+func overlayOf(s Sources) string {
+	openShift := slices.ContainsFunc(s.Policies, func(p Policy) bool { return p.Metadata.Name == openShiftPolicy }) ||
+		slices.Contains(s.Namespaces, openShiftNamespace) ||
+		slices.ContainsFunc(s.Nodes, func(n corev1.Node) bool { return n.Labels[openShiftLabel] != "" })
+	if openShift {
+		return overlayOpenShift
+	}
+	return overlayOperator
 }
 
 func orNone(keys []string) []string {

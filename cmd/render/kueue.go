@@ -10,6 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/cmd/kinds"
+	"github.com/gpuslice/gpuslice/cmd/taints"
+	"github.com/gpuslice/gpuslice/config"
 )
 
 const mostLabels = kinds.MostNodeLabels
@@ -23,7 +25,7 @@ func Flavors(given []Given, topology string) ([]any, error) {
 		case len(g.Labels) > mostLabels:
 			return nil, fmt.Errorf("profile %s has %d labels, and a ResourceFlavor takes %d", g.Profile, len(g.Labels), mostLabels)
 		case len(tolerations) > mostLabels:
-			return nil, fmt.Errorf("profile %s has %d taints, and a ResourceFlavor takes %d tolerations", g.Profile, len(tolerations), mostLabels)
+			return nil, fmt.Errorf("profile %s and its nodes have %d taints, and a ResourceFlavor takes %d tolerations", g.Profile, len(tolerations), mostLabels)
 		}
 		out = append(out, &kinds.ResourceFlavor{
 			TypeMeta: metav1.TypeMeta{APIVersion: kinds.KueueVersion, Kind: kinds.KindResourceFlavor}, ObjectMeta: metav1.ObjectMeta{Name: g.Name},
@@ -33,9 +35,27 @@ func Flavors(given []Given, topology string) ([]any, error) {
 	return out, nil
 }
 
-func tolerationsOf(taints []corev1.Taint) []corev1.Toleration {
+// Tolerate has pods tolerate what all nodes of the pool have of taints, beside those of the profile: else pods come to none of them. It returns
+// the taints by which all of the nodes are closed all the same, each by others; none if pods come to any.
+func (g *Given) Tolerate(ofNodes [][]corev1.Taint, startup config.StartupTaints) (closed []corev1.Taint) {
+	var left [][]corev1.Taint
+	for _, all := range ofNodes {
+		left = append(left, taints.KeepingOut(all, tolerationsOf(g.Taints), startup))
+	}
+	g.Taints = append(slices.Clone(g.Taints), taints.Shared(left)...)
+	for _, all := range left {
+		rest := taints.KeepingOut(all, tolerationsOf(g.Taints), startup)
+		if len(rest) == 0 {
+			return nil
+		}
+		closed = append(closed, rest...)
+	}
+	return closed
+}
+
+func tolerationsOf(all []corev1.Taint) []corev1.Toleration {
 	var out []corev1.Toleration
-	for _, t := range taints {
+	for _, t := range all {
 		toleration := corev1.Toleration{Key: t.Key, Operator: corev1.TolerationOpEqual, Value: t.Value, Effect: t.Effect}
 		if t.Value == "" {
 			toleration.Operator = corev1.TolerationOpExists

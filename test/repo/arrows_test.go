@@ -143,7 +143,7 @@ var arrows = map[string][]string{
 	"cmd/gpuslice-agent": {
 		"agent", "agent/access", "agent/admit", "agent/alive", "agent/api", "agent/asnode", "agent/cleanup", "agent/deviceplugin", "agent/health",
 		"agent/health/kernellog", "agent/hostrecord", "agent/legible", "agent/metrics", "agent/nodekeys", "agent/nodewrite", "agent/plan", "agent/pluginfile",
-		"agent/podlist", "agent/preview", "agent/tell", "cmd/cli", "cmd/drift", "cmd/features", "cmd/kinds", "cmd/migrate", "cmd/render", "cmd/show",
+		"agent/podlist", "agent/preview", "agent/tell", "cmd/cli", "cmd/drift", "cmd/features", "cmd/kinds", "cmd/migrate", "cmd/render", "cmd/show", "cmd/taints",
 		"config", "config/deviceplugin", "config/document", "config/migparted", "drain/holders", "drain/host", "drain/kube", "nvml", "nvml/cdi", "nvml/lib",
 	},
 	"cmd/kubectl-gpuslice": {"agent/api", "agent/legible", "cmd/cli", "cmd/show", "config", "config/metrics", "config/reasons", "drain/kube", "nvml"},
@@ -151,7 +151,7 @@ var arrows = map[string][]string{
 	"cmd/features":         nil,
 	"cmd/kinds":            {"config", "config/document", "nvml"},
 	"cmd/migrate":          {"agent/legible", "cmd/features", "cmd/taints", "config", "drain/fence", "nvml"},
-	"cmd/render":           {"agent/capacity", "agent/legible", "agent/state", "cmd/kinds", "config", "nvml"},
+	"cmd/render":           {"agent/capacity", "agent/legible", "agent/state", "cmd/kinds", "cmd/taints", "config", "nvml"},
 	"cmd/show":             {"agent/api", "agent/legible", "nvml"},
 	"cmd/taints":           {"agent/legible", "config"},
 
