@@ -46,7 +46,7 @@ func (a *Agent) previewOf(ctx context.Context, seen state.Observed, label, name 
 		}
 	}
 	want.Targets = state.Targets(wishes)
-	if err := a.devicePlugin.Fits(seen, want); err != nil {
+	if err := a.devicePlugin.Fits(ctx, seen, want); err != nil {
 		return preview.Result{}, err
 	}
 	a.prover.Prove(&seen, want.Plugin)

@@ -369,7 +369,7 @@ func TestAsManyLabelsAndTaintsAsAProfileMayHaveComeAndGo(t *testing.T) {
 			name string
 			keys int
 		}{{"first", 100}, {"second", 100}, {"much", 300}} {
-			fmt.Fprintf(&file, "  %s:\n    mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}]\n    labels:\n", p.name)
+			fmt.Fprintf(&file, "  %s:\n    migStrategy: mixed\n    mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}]\n    labels:\n", p.name)
 			for i := range p.keys {
 				fmt.Fprintf(&file, "      %s-%d: %s\n", p.name, i, strings.Repeat("x", 63))
 			}

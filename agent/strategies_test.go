@@ -138,6 +138,40 @@ func TestPromise1APluginThatIsToldNoStrategyIsNotGuessed(t *testing.T) {
 	})
 }
 
+// What the plugin reads is its present config where no label names another, and where none is mounted the plugin has the strategy none.
+func TestPromise1APluginThatIsToldNoStrategyIsNotGuessedForALabelOfMIGAlone(t *testing.T) {
+	t.Parallel()
+	for name, manages := range map[string]bool{"by a config manager": true, "by no config": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				manage := func() {}
+				if manages {
+					w.managed()
+					w.setPluginConfigs("kube-system", "plugin-configs", map[string]string{"default": "version: v1\n"})
+					manage = w.manage
+				} else {
+					w.withoutConfig = true
+					if err := w.client.CoreV1().Pods("kube-system").DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+						t.Fatal(err)
+					}
+					w.startPlugin()
+				}
+				manage()
+				w.pod("train", w.devices()["nvidia.com/gpu"][0])
+				w.label("all-1g.10gb")
+				if !w.within(300, manage, func() bool { return w.condition().Reason == string(config.ReasonWrongMIGStrategy) || w.owed() }) {
+					t.Fatal("nothing is said:", w.condition())
+				}
+				c := w.condition()
+				if w.owed() || w.node().Spec.Unschedulable || !w.runs("train") || !strings.Contains(c.Message, "flags.migStrategy: mixed") {
+					t.Errorf("something was begun, or it does not say what to do; %s: %s", c.Reason, c.Message)
+				}
+			})
+		})
+	}
+}
+
 // The agent writes a config for a profile. If the present config has no strategy, it writes one that fits the profile.
 func TestAProfileTellsThePluginTheStrategyThatNothingElseDoes(t *testing.T) {
 	t.Parallel()

@@ -80,6 +80,8 @@ type world struct {
 	file    map[string]config.MIGConfig   // the configs in the administrator's ConfigMap
 
 	fileError error // why it cannot be read
+
+	withoutConfig bool // the device plugin reads no config
 }
 
 const (
@@ -591,12 +593,21 @@ func (w *world) operandPod(namespace, label string, labels map[string]string) {
 			Name: name, UID: types.UID(name), Labels: labels,
 			OwnerReferences: ofDaemonSet("operand"),
 		},
-		Spec:   corev1.PodSpec{NodeName: nodeName, NodeSelector: map[string]string{label: "true"}, Containers: []corev1.Container{{Name: pluginContainer}}},
+		Spec:   corev1.PodSpec{NodeName: nodeName, NodeSelector: map[string]string{label: "true"}, Containers: w.pluginContainers()},
 		Status: corev1.PodStatus{Phase: corev1.PodRunning},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		w.t.Fatal(err)
 	}
+}
+
+// pluginContainers are those of a device plugin that reads a config where the agent cannot read it.
+func (w *world) pluginContainers() []corev1.Container {
+	c := corev1.Container{Name: pluginContainer}
+	if !w.withoutConfig {
+		c.Env = []corev1.EnvVar{{Name: "CONFIG_FILE", Value: "/config/config.yaml"}}
+	}
+	return []corev1.Container{c}
 }
 
 // startPlugin starts a new pod of the device plugin's DaemonSet, which reads the present GPUs.
@@ -615,7 +626,7 @@ func (w *world) startPlugin(tolerations ...corev1.Toleration) {
 	}
 	_, err := w.client.CoreV1().Pods("kube-system").Create(w.t.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), Labels: map[string]string{"name": "nvidia-device-plugin-ds"}, OwnerReferences: ofDaemonSet("plugin")},
-		Spec:       corev1.PodSpec{NodeName: nodeName, Tolerations: tolerations, Containers: []corev1.Container{{Name: pluginContainer}}},
+		Spec:       corev1.PodSpec{NodeName: nodeName, Tolerations: tolerations, Containers: w.pluginContainers()},
 		Status:     corev1.PodStatus{Phase: corev1.PodRunning},
 	}, metav1.CreateOptions{})
 	if err != nil {

@@ -302,18 +302,24 @@ func (dp *Plugin) Planned(seen state.Observed, want state.Desired) plan.Plugin {
 }
 
 // Fits refuses, before the agent disturbs anything, a desired state that the device plugin of this node would not offer.
-func (dp *Plugin) Fits(seen state.Observed, want state.Desired) error {
+func (dp *Plugin) Fits(ctx context.Context, seen state.Observed, want state.Desired) error {
 	if len(want.Targets) == 0 && want.Plugin == nil {
 		return nil
 	}
 	after := state.WithTargets(seen.GPUs, want.Targets)
 	strategy, err := dp.strategyFor(seen, want)
-	if err == nil && dp.knowsStrategy(seen, want) {
+	switch cut := slices.ContainsFunc(after, func(g nvml.GPU) bool { return g.Enabled }); {
+	case err != nil:
+	case dp.knowsStrategy(seen, want):
 		err = config.CheckStrategy(after, strategy)
-	}
-	if err == nil && !dp.knowsStrategy(seen, want) && seen.RunsWithoutStrategy(want.Plugin) && slices.ContainsFunc(after, func(g nvml.GPU) bool { return g.Enabled }) {
-		err = &config.StrategyError{Strategy: config.MIGStrategyNone, Problem: "it offers no MIG device: its config has no flags.migStrategy, " +
-			"and neither its environment nor label " + config.LabelMIGStrategy + " says any; set flags.migStrategy: mixed in its config"}
+	case cut:
+		if want.Plugin == nil {
+			dp.Observe(ctx, &seen)
+		}
+		if seen.RunsWithoutStrategy(want.Plugin) {
+			err = &config.StrategyError{Strategy: config.MIGStrategyNone, Problem: "it offers no MIG device, since neither its config nor its " +
+				"environment nor label " + config.LabelMIGStrategy + " says another: set flags.migStrategy: mixed in its config"}
+		}
 	}
 	if err == nil && want.Plugin != nil {
 		err = config.CheckSharing(after, strategy, want.Plugin.Sharing, slices.Collect(maps.Keys(capacity.Expected(after, strategy))))

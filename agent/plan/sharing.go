@@ -33,8 +33,8 @@ type Replica struct {
 	ID       string // "GPU-…", "MIG-…::2"
 }
 
-// migID is the prefix of the ids of MIG devices.
-const migID = "MIG-"
+// MIGDeviceID is the prefix of the ids of MIG devices.
+const MIGDeviceID = "MIG-"
 
 // MIG strategies by which the device plugin offers MIG devices: as if they were GPUs, or by their profiles.
 const (
@@ -58,7 +58,7 @@ func (s Sharing) offers(r Replica) bool {
 // presents reports whether the plugin offers the device by this resource name under the MIG strategy.
 func (s Sharing) presents(resource, id string) bool {
 	switch {
-	case s.MIG == "" || !strings.HasPrefix(id, migID):
+	case s.MIG == "" || !strings.HasPrefix(id, MIGDeviceID):
 		return true
 	case resource == nvml.ResourceGPU:
 		return s.MIG == migSingle

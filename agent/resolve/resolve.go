@@ -66,12 +66,12 @@ func (r *Resolver) Desired(ctx context.Context, seen *state.Observed) (state.Des
 	}
 	want.Targets = state.Targets(wishes)
 	want.Fingerprint = fingerprint(want, wishes)
-	return want, r.refuses(*seen, want)
+	return want, r.refuses(ctx, *seen, want)
 }
 
 // refuses says why what is wanted cannot be on this node, or has failed before.
-func (r *Resolver) refuses(seen state.Observed, want state.Desired) error {
-	if err := r.DevicePlugin.Fits(seen, want); err != nil {
+func (r *Resolver) refuses(ctx context.Context, seen state.Observed, want state.Desired) error {
+	if err := r.DevicePlugin.Fits(ctx, seen, want); err != nil {
 		return err
 	}
 	if failed := seen.Failed(want); failed != nil && seen.Journal == nil {

@@ -156,31 +156,32 @@ func (s Observed) ExplicitStrategy() config.MIGStrategy {
 
 // StrategyOf is the MIG strategy of the plugin's arguments or environment, which win over its config file in this order.
 func StrategyOf(pod corev1.Pod) config.MIGStrategy {
-	var env config.MIGStrategy
+	return config.MIGStrategy(toldOf(pod, "--mig-strategy", "MIG_STRATEGY"))
+}
+
+// readsConfig reports whether the plugin of a pod is told to read a config file, wherever that is.
+func readsConfig(pod corev1.Pod) bool { return toldOf(pod, "--config-file", "CONFIG_FILE") != "" }
+
+// toldOf is the value of a flag of the plugin, or of the variable that stands for it.
+func toldOf(pod corev1.Pod, flag, variable string) (value string) {
 	for _, c := range pod.Spec.Containers {
-		for i, arg := range slices.Concat(c.Command, c.Args) {
-			all := slices.Concat(c.Command, c.Args)
-			if value, ok := strings.CutPrefix(arg, migStrategyFlag+"="); ok {
-				return config.MIGStrategy(value)
+		all := slices.Concat(c.Command, c.Args)
+		for i, arg := range all {
+			if value, ok := strings.CutPrefix(arg, flag+"="); ok {
+				return value
 			}
-			if arg == migStrategyFlag && i+1 < len(all) {
-				return config.MIGStrategy(all[i+1])
+			if arg == flag && i+1 < len(all) {
+				return all[i+1]
 			}
 		}
 		for _, e := range c.Env {
-			if e.Name == envMIGStrategy && e.Value != "" {
-				env = config.MIGStrategy(e.Value)
+			if e.Name == variable && e.Value != "" {
+				value = e.Value
 			}
 		}
 	}
-	return env
+	return value
 }
-
-// The flag and the variable that give the plugin its MIG strategy.
-const (
-	migStrategyFlag = "--mig-strategy"
-	envMIGStrategy  = "MIG_STRATEGY"
-)
 
 // OperandLabels returns the labels by which the agent pauses operands: those of the settings first, then those that an agent has left on the
 // node or that the journal holds.

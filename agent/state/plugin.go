@@ -219,10 +219,29 @@ func (s Observed) MissingMPS() []string {
 	return out
 }
 
-// RunsWithoutStrategy reports whether the device plugin gets its MIG strategy from its config alone, and that says none, so that it runs
-// with the strategy none.
+// RunsWithoutStrategy reports whether the device plugin runs, or will run, with the MIG strategy none, since nothing tells it another: neither its
+// environment and arguments, for which see ExplicitStrategy, nor its config, which is the desired one if there is any.
 func (s Observed) RunsWithoutStrategy(want *DesiredPlugin) bool {
-	return s.Plugin.Method != "" && len(s.DevicePlugin.Pods) > 0 && want != nil && want.Known && want.Strategy == ""
+	switch {
+	case len(s.DevicePlugin.Pods) == 0:
+		return false
+	case want != nil:
+		return s.Plugin.Method != "" && want.Known && want.Strategy == ""
+	case s.Plugin.Method != "":
+		return s.Plugin.Current != nil && s.Plugin.Current.MIGStrategy == ""
+	default:
+		return !slices.ContainsFunc(s.DevicePlugin.Pods, readsConfig) && !s.offersMIGDevices()
+	}
+}
+
+// offersMIGDevices reports whether kubelet has MIG devices to give out, which a plugin with the strategy none never offers.
+func (s Observed) offersMIGDevices() bool {
+	for _, devices := range s.Kubelet.Offered {
+		if slices.ContainsFunc(devices, func(id string) bool { return strings.HasPrefix(id, plan.MIGDeviceID) }) {
+			return true
+		}
+	}
+	return false
 }
 
 // PicksKeyWithoutLabel reports whether the config manager takes one of the ConfigMap's keys for a node without the label.

@@ -147,22 +147,24 @@ func TestAConfigWhoseMIGStrategyHasNoEffectIsRefused(t *testing.T) {
 	}
 }
 
-// A plugin that is told no MIG strategy has none, and nothing on the node says so but what it offers.
-func TestAPluginThatIsToldNoMIGStrategyIsNamedAsTheCause(t *testing.T) {
+// A plugin that is told no MIG strategy has none: it would offer GPUs on which nothing can run.
+func TestAPluginThatIsToldNoMIGStrategyKeepsALabelFromBeginning(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, twoH100, "timeouts: {capacity: 45s}\n", configFile)
+	r := newRig(t, twoH100, "", configFile)
 	r.awaitOffered("nvidia.com/gpu", 2)
 	r.awaitLabels(map[string]string{labelCount: "2"}) // by GPU feature discovery, which reads the config too
 	r.writeConfig("version: v1\n")
 	r.run()
-	const cause = "the device plugin runs under the MIG strategy none, by what it offers, and mixed is needed"
 	r.label(config.LabelMIGConfig, "all-3g.40gb")
-	r.await("the cause", func(n *corev1.Node) bool {
-		c := condition(n)
-		return c != nil && c.Reason == string(config.ReasonAwaitingCapacity) && strings.Contains(c.Message, cause)
-	})
-	r.givenBack(r.awaitGivenUp(config.ReasonWrongMIGStrategy, cause, "flags.migStrategy: mixed"))
+	n := r.awaitReason(config.ReasonWrongMIGStrategy)
+	if c := condition(n); !strings.Contains(c.Message, "flags.migStrategy: mixed") {
+		t.Errorf("it does not say what to do: %s", c.Message)
+	}
+	r.givenBack(n)
 	r.awaitOffered("nvidia.com/gpu", 2)
+	r.writeConfig("version: v1\nflags: {migStrategy: mixed}\n")
+	r.awaitReason(config.ReasonConverged)
+	r.awaitOffered("nvidia.com/mig-3g.40gb", 4)
 }
 
 // undisturbed is a node as it was, with a pod on one of its GPUs.
