@@ -163,11 +163,7 @@ func Make(seen Observed, want Desired) ([]Step, error) {
 	case parks && seen.parked():
 		return append(askForReboot(seen), seen.Slot.release()...), nil
 	case seen.Startup && (len(want.GPUs) > 0 || want.Sharing != nil || want.Later) && !seen.Journal.Owed:
-		if steps := open(seen, want, parks); steps != nil {
-			return steps, nil
-		}
-		seen.Journal.Owed, seen.Fenced = true, true
-		return append([]Step{{Kind: Fence}}, giveBack(seen, want, parks)...), nil
+		return open(seen, want, parks), nil
 	case seen.Orphaned && !seen.Journal.Owed:
 		seen.Journal.Owed = true
 		return append([]Step{{Kind: Adopt}}, giveBack(seen, want, parks)...), nil
@@ -176,9 +172,18 @@ func Make(seen Observed, want Desired) ([]Step, error) {
 	}
 }
 
-// open lists the steps that open a node with a startup taint of which nothing is to be changed, and whose capacity is there behind that taint: it
-// needs no fence in the taint's place. It returns nil if the node needs one.
+// open lists the steps that open a node with a startup taint of which nothing is to be changed. Where its capacity is there behind that taint, it needs
+// no fence in the taint's place.
 func open(seen Observed, want Desired, parks bool) []Step {
+	if steps := openUnfenced(seen, want, parks); steps != nil {
+		return steps
+	}
+	seen.Journal.Owed, seen.Fenced = true, true
+	return append([]Step{{Kind: Fence}}, giveBack(seen, want, parks)...)
+}
+
+// openUnfenced returns nil if the node needs a fence.
+func openUnfenced(seen Observed, want Desired, parks bool) []Step {
 	withholds := slices.ContainsFunc(seen.Operands, func(o Operand) bool { return o.Withholds })
 	if seen.Capacity.Agreed == 0 || seen.Fenced || seen.Orphaned || want.Later || parks || withholds {
 		return nil

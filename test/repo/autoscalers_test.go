@@ -83,6 +83,29 @@ func poolOf(t *testing.T, file string) (p pool) {
 	}
 }
 
+// saysLabelsOf checks that a new node has the profile's labels for the autoscaler, by which pods select nodes, and that nothing else sets them at the node.
+func (p pool) saysLabelsOf(t *testing.T, file string, profile config.Profile) {
+	t.Helper()
+	for key, value := range profile.Labels {
+		switch said, is := p.told[key]; {
+		case p.told == nil:
+			if p.labels[key] != value {
+				t.Errorf("%s: the autoscaler is told the label %s=%s, and the profile gives %q", file, key, p.labels[key], value)
+			}
+		case !is || said != value:
+			t.Errorf("%s: the autoscaler is told the label %s=%s, and the profile gives %q", file, key, said, value)
+		case p.labels[key] != "":
+			t.Errorf("%s: OpenShift sets the label %s of the profile again, whatever another profile says", file, key)
+		}
+		delete(p.told, key)
+	}
+	for key, value := range p.told {
+		if p.labels[key] != value {
+			t.Errorf("%s: the autoscaler is told %s=%s, and the nodes have %q", file, key, value, p.labels[key])
+		}
+	}
+}
+
 // An autoscaler that is told something else than what the agent makes of a node adds none, or adds nodes for ever.
 func TestTheExamplesForAutoscalersSayWhatTheAgentMakes(t *testing.T) {
 	profiles := exampleProfiles(t, "configmap-pools.yaml")
@@ -98,24 +121,7 @@ func TestTheExamplesForAutoscalersSayWhatTheAgentMakes(t *testing.T) {
 		if !ok {
 			t.Fatalf("%s asks for the profile %q, which examples/configmap-pools.yaml does not have", file, name)
 		}
-		for key, value := range profile.Labels { // by which pods select nodes: of a new one the autoscaler knows what it is told
-			switch said, is := p.told[key]; {
-			case p.told == nil:
-				if p.labels[key] != value {
-					t.Errorf("%s: the autoscaler is told the label %s=%s, and the profile gives %q", file, key, p.labels[key], value)
-				}
-			case !is || said != value:
-				t.Errorf("%s: the autoscaler is told the label %s=%s, and the profile gives %q", file, key, said, value)
-			case p.labels[key] != "":
-				t.Errorf("%s: OpenShift sets the label %s of the profile again, whatever another profile says", file, key)
-			}
-			delete(p.told, key)
-		}
-		for key, value := range p.told {
-			if p.labels[key] != value {
-				t.Errorf("%s: the autoscaler is told %s=%s, and the nodes have %q", file, key, value, p.labels[key])
-			}
-		}
+		p.saysLabelsOf(t, file, profile)
 		instances := 0
 		for _, gpu := range apply(t, name, profiles, "gpus: [{model: A100-80GB, count: 8}]") {
 			instances += len(gpu.Instances)
