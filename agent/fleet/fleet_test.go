@@ -668,8 +668,11 @@ func TestANodeAsksTheMoreRarelyTheLongerTheQueueIs(t *testing.T) {
 		ahead, limit   int
 		sooner, latest time.Duration
 	}{
-		{40, 1, 2 * time.Minute, 4 * time.Minute}, {300, 1, 6 * time.Minute, 10 * time.Minute}, {300, 10, time.Minute, 3 * time.Minute},
-		{fleet.MaxNodes, 10, 2 * time.Minute, 5 * time.Minute}, {fleet.MaxNodes, 100, time.Minute, 2 * time.Minute}, // no room for it in the queue
+		{40, 1, 2 * time.Minute, 4 * time.Minute},
+		{300, 1, 6 * time.Minute, 10 * time.Minute},
+		{300, 10, time.Minute, 3 * time.Minute},
+		{fleet.MaxNodes, 10, 2 * time.Minute, 5 * time.Minute},
+		{fleet.MaxNodes, 100, time.Minute, 2 * time.Minute}, // no room for it in the queue
 	} {
 		t.Run(fmt.Sprintf("%d ahead of it, %d at a time", row.ahead, row.limit), func(t *testing.T) {
 			w := newWorld(t, atMost(row.limit))
