@@ -85,7 +85,19 @@ func (t *Teller) Tell(ctx context.Context, seen state.Observed, want state.Desir
 		r.Message = legible.Message(r.Message, legible.Longest-len(noRoom)) + noRoom
 	}
 	// Each by its own write, and the annotation last: if other programs have filled the annotations, the agent writes the condition all the same.
-	return errors.Join(t.stateLabel(ctx, seen, r), t.condition(ctx, seen, want, r, underway), t.annotations(ctx, seen, r, status))
+	return errors.Join(t.answer(ctx, seen, want, r, underway), t.annotations(ctx, seen, r, status))
+}
+
+// answer writes the state label and the condition. Who waits for the label's success and looks at the condition then finds it True; any other answer
+// is in the label first.
+func (t *Teller) answer(ctx context.Context, seen state.Observed, want state.Desired, r report.Report, underway bool) error {
+	if r.State != config.StateSuccess {
+		return errors.Join(t.stateLabel(ctx, seen, r), t.condition(ctx, seen, want, r, underway))
+	}
+	if err := t.condition(ctx, seen, want, r, underway); err != nil {
+		return err
+	}
+	return t.stateLabel(ctx, seen, r)
 }
 
 // mayWait reports whether a report of a change that goes on may wait. It may not before a step that does a part of what the label asks for: kubelet may
